@@ -20,6 +20,9 @@ LDLIBS  := $(if $(STATIC),$(B)/static/jansson.o,-ljansson) $(call libs,-lpcre2-8
 CLI_LIBS := $(if $(STATIC),$(B)/static/edit.o $(call libs,-ltinfo -lbsd -lmd),-ledit)
 SRV_LIBS := $(call libs,-levent_openssl -levent -lssl -lcrypto) $(if $(STATIC),-ldl)
 
+# Source files below folders: $(call find_in,FOLDERS,PATTERN).
+find_in = $(sort $(shell find $1 -name '$(strip $2)'))
+
 # CUDA, wherever its compiler is found (CUDA=0 leaves it out). The runtime is linked statically, so the
 # binary also starts where there is no driver. By default Hopper's own code and PTX for the rest;
 # CUDA_ARCHS=all builds every target.
@@ -36,7 +39,7 @@ CUDA_DIRS := $(subst ",,$(shell $(NVCC) --dryrun -x cu -c /dev/null 2>&1 | sed -
 ifeq ($(wildcard $(addsuffix /libcudart_static.a,$(patsubst -L%,%,$(CUDA_DIRS)))),)
 $(info steel: $(NVCC) has no libcudart_static.a beside it: building without CUDA)
 else
-CUDA_SRC  := $(sort $(wildcard src/backend/cuda/*.cu))
+CUDA_SRC  := $(call find_in,src/backend/cuda,*.cu)
 CUDA_OBJ  := $(CUDA_SRC:%.cu=$(B)/%.o)
 CUDA_LIBS := $(CUDA_DIRS) -lcudart_static -ldl -lrt
 CUDA_ARCHS ?= 90a ptx80
@@ -54,9 +57,9 @@ endif
 
 # Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
 # the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
-LIB_SRC := $(filter-out src/cli/% src/server/% src/base/ranks_mpi.c,$(sort $(wildcard src/*/*.c src/backend/*/*.c src/model/families/*.c)))
-SRV_SRC := $(sort $(wildcard src/server/*.c))
-CLI_SRC := $(sort $(wildcard src/cli/*.c))
+LIB_SRC := $(filter-out src/cli/% src/server/% src/route/% src/base/ranks_mpi.c,$(call find_in,src,*.c))
+SRV_SRC := $(call find_in,src/server src/route,*.c)
+CLI_SRC := $(call find_in,src/cli,*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 SRV_OBJ := $(SRV_SRC:%.c=$(B)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
@@ -156,10 +159,10 @@ WEB_LIBS := $(wildcard /usr/share/javascript/marked/*.js /usr/share/nodejs/dompu
 ifneq ($(shell cat $(B)/web-libs 2>/dev/null || echo new),$(strip $(WEB_LIBS)))
 $(shell mkdir -p $(B) && echo '$(strip $(WEB_LIBS))' > $(B)/web-libs)
 endif
-$(B)/web/assets.inc: $(wildcard src/server/web/*) tools/web.sh $(B)/web-libs | deps-check
+$(B)/web/assets.inc: $(filter-out %.c,$(wildcard src/server/web/*)) tools/web.sh $(B)/web-libs | deps-check
 	$(Q)sh tools/web.sh $(B)/web
-$(B)/src/server/web.o: CPPFLAGS += -iquote . -DWEB_ASSETS='"$(B)/web/assets.inc"'
-$(B)/src/server/web.o: $(B)/web/assets.inc
+$(B)/src/server/web/web.o: CPPFLAGS += -iquote . -DWEB_ASSETS='"$(B)/web/assets.inc"'
+$(B)/src/server/web/web.o: $(B)/web/assets.inc
 
 # Archives with names that are ours too (map_init, utf8_encode): only their interface stays visible.
 $(B)/static/%.o:
@@ -180,7 +183,7 @@ $(SRV_TESTS): $(B)/tests/%: $(B)/tests/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS) -lcmocka
 
 # What the terminal draws, without a terminal.
-$(B)/tests/test_markdown: $(B)/tests/test_markdown.o $(addprefix $(B)/src/cli/,markdown.o table.o flow.o) $(B)/libsteel.a
+$(B)/tests/test_markdown: $(B)/tests/test_markdown.o $(addprefix $(B)/src/cli/term/,markdown.o table.o flow.o) $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
 # Lets the server's allocations fail.
@@ -259,7 +262,7 @@ fuzz-run: fuzz-build
 $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS)
 
-$(B)/fuzz/fuzz_markdown: $(B)/fuzz/fuzz_markdown.o $(addprefix $(B)/src/cli/,markdown.o table.o flow.o) $(B)/libsteel.a
+$(B)/fuzz/fuzz_markdown: $(B)/fuzz/fuzz_markdown.o $(addprefix $(B)/src/cli/term/,markdown.o table.o flow.o) $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/fuzz/fuzz_embeddings $(B)/fuzz/fuzz_forwarded $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_marks $(B)/fuzz/fuzz_request $(B)/fuzz/fuzz_upstream: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
@@ -276,7 +279,7 @@ test-gpu: gpu-tools
 	$(B)/tests/ops/test_ops --backend cuda --jobs 8
 bench-gpu: gpu-tools
 	$(B)/tests/gpu/bench_gpu
-SIM_SRC := $(wildcard src/backend/cuda/*.cu) tests/gpu/cudasim.cpp
+SIM_SRC := $(call find_in,src/backend/cuda,*.cu) tests/gpu/cudasim.cpp
 SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/parts.c tests/ops/lora.c tests/ops/heads.c tests/ops/mixers.c tests/ops/encoders.c tests/ops/picks.c tests/ops/duo.c tests/ops/random_weight.c \
 	src/backend/ref.c src/backend/ref_mixer.c src/backend/ref_mlp.c src/backend/lora.c src/backend/layer.c src/backend/no_gpu.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
 	src/base/pool.c src/base/cpu.c src/base/ranks.c src/base/ranks_sum.c src/base/ranks_line.c src/sample/sampler.c src/model/parts.c)
@@ -308,7 +311,7 @@ test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(if $(MPICC),$
 bench: $(B)/steel $(patsubst bench/%.c,$(B)/bench/%,$(wildcard bench/*.c))
 	@sh bench/run.sh $(B)
 
-FORMATTED := $(wildcard src/*/*.[ch] src/backend/*/*.[ch] src/model/families/*.[ch] include/*.h tests/*.[ch] fuzz/*.c bench/*.c examples/*.c src/backend/cuda/*.cu src/backend/cuda/*.cuh tests/ops/*.[ch] tests/gpu/*.[ch] tests/gpu/*.cpp)
+FORMATTED = $(call find_in,src include tests fuzz bench examples,*.[ch]) $(call find_in,src tests,*.cu) $(call find_in,src,*.cuh) $(call find_in,tests,*.cpp)
 format:
 	clang-format -i $(FORMATTED)
 format-check:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tables from what a bench_gpu built with TRACE=1 writes (trace_ROWS_DEPTH.txt): for every kernel of a step, how
-long its blocks took from one mark to the next (see struct marks in src/backend/cuda/gpu.cuh).
+long its blocks took from one mark to the next (see struct marks in src/backend/cuda/core/gpu.cuh).
 
     trace_gpu.py FILE [GHZ]
 

@@ -1,6 +1,6 @@
 /*
  * libFuzzer entry for whole answers: the words of a constraint with thinking, tools and a response
- * (text/chat_grammar.h), walked like the others' sources.
+ * (text/chat/chat_grammar.h), walked like the others' sources.
  */
 #include "fuzz_grammar.h"
 

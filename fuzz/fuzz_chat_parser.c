@@ -3,7 +3,7 @@
  * the rest is the model's text. Cut anywhere, it must give the message it gives whole.
  */
 #include "base/error.h"
-#include "text/chat_parse.h"
+#include "text/chat/chat_parse.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,8 +1,8 @@
 /* libFuzzer entry: bodies of /v1/embeddings, /api/embed, /api/embeddings and /v1/rerank, read up to where the
  * model would run: texts within the context and the vocabulary, or a status and a message. */
 #include "base/mem.h"
-#include "server/embeddings.h"
-#include "server/prepare_int.h"
+#include "server/api/embeddings.h"
+#include "server/api/prepare_int.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* libFuzzer entry: who asks through a proxy. The first line of an input is networks that are trusted, the second the
  * peer, each other one a header (# before it: of another name). Held against a plain reading of the whole list. */
-#include "server/forwarded.h"
+#include "server/http/forwarded.h"
 #include "base/buf.h"
 
 #include <arpa/inet.h>

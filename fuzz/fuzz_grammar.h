@@ -5,7 +5,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "text/grammar_int.h"
+#include "text/grammar/grammar_int.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* libFuzzer entry: a connection's bytes, cut in two at any place, through head and body parsers. */
-#include "server/http_parse.h"
+#include "server/http/http_parse.h"
 #include "base/error.h"
 
 #include <string.h>

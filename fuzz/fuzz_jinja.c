@@ -2,7 +2,7 @@
  * libFuzzer entry for the Jinja engine: the input is a template, rendered with a small conversation.
  * Bounds are kept low so that each input is quick; what matters is that nothing crashes or hangs.
  */
-#include "text/jinja.h"
+#include "text/jinja/jinja.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* Markdown for a terminal: any text, in any pieces, at any width. */
 #include "base/buf.h"
 #include "base/error.h"
-#include "cli/markdown.h"
+#include "cli/term/markdown.h"
 
 #include <stdint.h>
 #include <string.h>

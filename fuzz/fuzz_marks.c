@@ -1,6 +1,6 @@
 /* libFuzzer entry: a request's body through what the router reads of it. Fields lie within the body,
  * marks are in order, and what follows a list's last member does not change those before it. */
-#include "server/route_marks.h"
+#include "route/route_marks.h"
 #include "base/error.h"
 
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 /* libFuzzer entry: a request body, as each endpoint reads it. Whatever comes: accepted and within the
  * documented ranges, or refused with a status and a message. */
 #include "base/mem.h"
-#include "server/ollama.h"
-#include "server/prepare_int.h"
-#include "server/responses.h"
-#include "server/store.h"
+#include "server/api/ollama.h"
+#include "server/api/prepare_int.h"
+#include "server/api/responses.h"
+#include "server/api/store.h"
 
 #include <string.h>
 

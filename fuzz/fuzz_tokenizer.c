@@ -3,8 +3,8 @@
  * What loads is used: encoded with all flags, decoded whole and streamed. A text may follow a
  * tokenizer.json after a NUL byte.
  */
-#include "text/tokenizer.h"
-#include "text/unicode.h"
+#include "text/tokenizer/tokenizer.h"
+#include "text/tokenizer/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>

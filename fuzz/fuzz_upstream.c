@@ -1,6 +1,6 @@
 /* libFuzzer entry: a server's bytes, whole and cut in three at any places, through the reader of
  * answers: the same must come out, and never more than was sent. */
-#include "server/answer.h"
+#include "route/answer.h"
 #include "base/error.h"
 
 #include <string.h>

@@ -78,7 +78,7 @@ def unescape(literal):
 
 def chat_seeds():
     to = folder("fuzz_chat_parser")
-    text = open(ROOT + "/src/text/chat_parse.h").read()
+    text = open(ROOT + "/src/text/chat/chat_parse.h").read()
     formats = re.findall(r"^    CHAT_(\w+),", text[text.index("enum chat_format {"):text.index("CHAT_N_FORMATS")], re.M)
     string = r'(NULL|(?:"(?:[^"\\]|\\.)*"\s*)+)'
     case = re.compile(r"check\(\s*CHAT_(\w+),\s*(true|false),\s*" + r",\s*".join([string] * 4) + r"\)")

@@ -1,13 +1,13 @@
 /*
- * Whole answers under constraint (text/chat_grammar.h): what each form of tool calls takes and refuses,
+ * Whole answers under constraint (text/chat/chat_grammar.h): what each form of tool calls takes and refuses,
  * free thinking before it, text beside calls, tags as special tokens or spelled out; and that whatever
  * comes through is read back by the chat parser as calls with valid arguments. All of it twice: with the
  * built-in model's vocabulary, and with one that has every family's tags as special tokens.
  */
 #include "base/mem.h"
 #include "schema_check.h"
-#include "text/chat_grammar.h"
-#include "text/tokenizer_impl.h"
+#include "text/chat/chat_grammar.h"
+#include "text/tokenizer/tokenizer_impl.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * and that ordinary requests are passed on unchanged (the golden cases, byte for byte).
  */
 #include "base/mem.h"
-#include "text/chat.h"
+#include "text/chat/chat.h"
 
 #include <dirent.h>
 #include <stdarg.h>

@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "text/chat/chat.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define GOLDEN "../shared/golden/"
 

@@ -3,7 +3,7 @@
  * invariant that any split of the stream gives the same message, over 100,000 seeded texts.
  */
 #include "base/mem.h"
-#include "text/chat_parse.h"
+#include "text/chat/chat_parse.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #include "base/budget.h"
 #include "base/json_guard.h"
 #include "sample/sampler.h"
-#include "text/chat.h"
+#include "text/chat/chat.h"
 #include "tokenizer_parts.h"
 
 #include <malloc.h>

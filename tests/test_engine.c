@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
-#include "text/grammar.h"
+#include "text/grammar/grammar.h"
 #include "toy_model.h"
 
 static char path[64];

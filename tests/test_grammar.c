@@ -4,7 +4,7 @@
  * vocabularies, going back, forced tokens, the caches of grammars and of masks, threads.
  */
 #include "base/mem.h"
-#include "text/grammar_int.h"
+#include "text/grammar/grammar_int.h"
 
 #include <pthread.h>
 #include <stdarg.h>

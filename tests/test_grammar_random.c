@@ -3,7 +3,7 @@
  * Under every schema the result is whole and valid by a validator of its own (schema_check.h). And hostile sources: each ends in an error that names its limit.
  */
 #include "base/mem.h"
-#include "text/grammar_int.h"
+#include "text/grammar/grammar_int.h"
 #include "schema_check.h"
 
 #include <stdarg.h>

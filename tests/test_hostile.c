@@ -9,7 +9,7 @@
 #include "backend/backend.h"
 #include "base/mem.h"
 #include "model/model.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 #include "tiny_model.h"
 
 #include <fcntl.h>

@@ -9,10 +9,10 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "server/forwarded.h"
-#include "server/http_parse.h"
-#include "server/jsonout.h"
-#include "server/params.h"
+#include "server/http/forwarded.h"
+#include "server/http/http_parse.h"
+#include "server/http/jsonout.h"
+#include "server/api/params.h"
 
 static int parse(const char *text, struct http_head *h)
 {

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The tree is the pipeline: a folder of src/ includes only itself and folders before it, examples include only
+"""The tree is the pipeline: a folder of src/ includes only itself and folders before it, a shelf of text/ or server/ only itself and
+shelves before it, examples include only
 steel.h, and steel run generates through steel.h alone. Also: no file of src/ is without its opening comment."""
 import glob
 import os
 import re
 import sys
 
-ORDER = "base quant file text sample backend model engine server convert cli".split()
+ORDER = "base quant file text sample backend model engine server route convert cli".split()
+SHELVES = {"text": "tokenizer jinja grammar chat".split(), "server": "http api web".split()}  # in their order
 NOT_IN_RUN = {"engine", "sample", "model", "backend"}  # cmd_run.c, terminal.c, generate.c
-RUN = {"src/cli/cmd_run.c", "src/cli/terminal.c", "src/cli/generate.c"}
+RUN = {"src/cli/cmd_run.c", "src/cli/term/terminal.c", "src/cli/generate.c"}
 SOURCE = (".c", ".h", ".cu", ".cuh", ".inc")
 
 
@@ -24,8 +26,12 @@ def faults(path, text):
         out.append(f"{path}: does not say at its top what it is")
     for name in includes(text):
         folder = name.split("/")[0] if "/" in name else None
+        shelves = SHELVES.get(folder)
+        if shelves and where[:2] == ["src", folder] and len(where) > 3 and name.count("/") == 2:
+            if shelves.index(name.split("/")[1]) > shelves.index(where[2]):
+                out.append(f"{path}: includes {name}, of a shelf that comes after {where[2]}")
         if where[0] == "src" and folder in ORDER and ORDER.index(folder) > ORDER.index(where[1]):
-            out.append(f"{path}: includes {name}, of a folder behind {where[1]}")
+            out.append(f"{path}: includes {name}, of a folder that comes after {where[1]}")
         if where[0] == "src" and folder in ORDER and not os.path.exists("src/" + name):
             out.append(f"{path}: includes {name}, which is not there")
         if path in RUN and folder in NOT_IN_RUN:
@@ -42,9 +48,10 @@ def faults(path, text):
 def main():
     # the check itself: each of these must be found
     bad = [("src/base/x.c", '/* x */\n#include "engine/engine.h"\n'), ("src/model/x.c", "int x;\n"),
-           ("src/cli/terminal.c", '/* x */\n#  include "engine/engine.h"\n'),
+           ("src/cli/term/terminal.c", '/* x */\n#  include "engine/engine.h"\n'),
            ("examples/x.c", '#include "base/mem.h"\n'), ("include/steel.h", "#include <jansson.h>\n"),
            ("src/text/x.c", '/* x */\n#include "text/nowhere.h"\n'),
+           ("src/text/jinja/x.c", '/* x */\n#include "text/chat/chat.h"\n'),
            ("src/engine/x.c", "/* x */\n#include <cuda_runtime.h>\n")]
     for path, text in bad:
         assert len(faults(path, text)) == 1, (path, faults(path, text))

@@ -5,7 +5,7 @@
  */
 #include "base/buf.h"
 #include "base/mem.h"
-#include "text/jinja.h"
+#include "text/jinja/jinja.h"
 
 #include <jansson.h>
 #include <pthread.h>

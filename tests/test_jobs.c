@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "server/jobs.h"
+#include "server/http/jobs.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -10,8 +10,8 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
-#include "cli/flow.h"
-#include "cli/markdown.h"
+#include "cli/term/flow.h"
+#include "cli/term/markdown.h"
 
 static void to_buf(void *arg, const char *p, size_t n)
 {

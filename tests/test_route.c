@@ -10,9 +10,9 @@
 
 #include "base/error.h"
 #include "base/mem.h"
-#include "server/answer.h"
-#include "server/route.h"
-#include "server/upstream.h"
+#include "route/answer.h"
+#include "route/route.h"
+#include "route/upstream.h"
 
 static void marks_of(const char *body, uint64_t seed, struct route_marks *m)
 {

@@ -22,7 +22,7 @@
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "mtp_toy.h"
-#include "text/grammar.h"
+#include "text/grammar/grammar.h"
 
 enum { ANSWER = 60, MAX_ANSWERS = 16, MOST = 400 };
 

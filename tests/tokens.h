@@ -3,8 +3,8 @@
 #define STEEL_TESTS_TOKENS_H
 
 #include "base/mem.h"
-#include "text/tokenizer_impl.h"
-#include "text/unicode.h"
+#include "text/tokenizer/tokenizer_impl.h"
+#include "text/tokenizer/unicode.h"
 
 #include <jansson.h>
 #include <stdint.h>

@@ -4,7 +4,7 @@ refactoring can be shown to cost nothing.
 
   cubin_gate.py OLD_TREE NEW_TREE [old1.cu,old2.cu [new1.cu,new2.cu]] [--rename=OLD=NEW ...]
 
-Files are names under src/backend/cuda; without them, all. For every kernel: identical bytes, or how
+Files are names in or below src/backend/cuda; without them, all. For every kernel: identical bytes, or how
 registers, spills and instructions changed; kernels that are gone or new. Kernels whose name changed
 and whose code did not are found by themselves; where both changed, --rename says how (a regular
 expression of the mangled name). Exit 1 on a new spill.
@@ -26,7 +26,7 @@ def kernels(cubin):
 
 def build(tree, source, headers):
     """Kernel name -> registers, bytes spilled, instructions, hash of the code."""
-    path = f"{tree}/src/backend/cuda/{source}"
+    path, = glob.glob(f"{tree}/src/backend/cuda/**/{source}", recursive=True)
     key = hashlib.sha256(headers + open(path, "rb").read() + source.encode()).hexdigest()
     kept = os.path.join(tempfile.gettempdir(), f"cubin_gate.{key}.json")
     if os.path.exists(kept):
@@ -54,9 +54,9 @@ def build(tree, source, headers):
 
 def build_all(tree, names):
     folder = f"{tree}/src/backend/cuda"
-    headers = b"".join(open(f, "rb").read() for f in sorted(
-        glob.glob(f"{folder}/*.h") + glob.glob(f"{folder}/*.cuh") + glob.glob(f"{tree}/src/backend/*.h")))
-    names = names.split(",") if names else sorted(os.path.basename(f) for f in glob.glob(f"{folder}/*.cu"))
+    find = lambda pattern: sorted(glob.glob(f"{folder}/**/{pattern}", recursive=True))
+    headers = b"".join(open(f, "rb").read() for f in find("*.h") + find("*.cuh") + sorted(glob.glob(f"{tree}/src/backend/*.h")))
+    names = names.split(",") if names else sorted(os.path.basename(f) for f in find("*.cu"))
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(lambda f: build(tree, f, headers), names))
     return {k: v for part in parts for k, v in part.items()}

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Packs the web page for the binary: web.sh OUT. Takes src/server/web/ and, where this machine has them, the
 # libraries the page renders with (marked, DOMPurify, KaTeX, highlight.js: Debian's packages, `make deps` installs
-# them), compresses each file and writes OUT/assets.inc, one line a file, for src/server/web.c. A page without the
+# them), compresses each file and writes OUT/assets.inc, one line a file, for src/server/web/web.c. A page without the
 # libraries shows plain text. Of KaTeX's fonts and highlight.js' 185 languages only what chats use is kept.
 set -eu
 out=$1 src=src/server/web
@@ -23,7 +23,7 @@ lib() { # NAME PACKAGE FILES...: copies the library, notes its licence
     fi
 }
 
-cp "$src"/* "$out"
+cp "$src"/* "$out" && rm -f "$out"/*.c
 js=${WEB_ROOT:-}/usr/share/javascript node=${WEB_ROOT:-}/usr/share/nodejs # tests have roots of their own
 lib marked.js libjs-marked $js/marked/marked.umd.min.js $js/marked/marked.min.js
 lib purify.js node-dompurify $node/dompurify/dist/purify.min.js

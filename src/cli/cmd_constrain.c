@@ -5,9 +5,9 @@
  */
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/hub.h"
-#include "text/grammar.h"
-#include "text/schema_json.h"
+#include "cli/hub/hub.h"
+#include "text/grammar/grammar.h"
+#include "text/grammar/schema_json.h"
 
 #include <errno.h>
 #include <stdio.h>

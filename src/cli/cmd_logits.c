@@ -3,7 +3,7 @@
  * i32 T, i32 V, i32 ids[T], f32 logits[T][V]); what other software computed is compared with this.
  */
 #include "cli/cli.h"
-#include "cli/hub.h"
+#include "cli/hub/hub.h"
 #include "base/mem.h"
 
 #include <errno.h>

@@ -7,7 +7,7 @@
  * window: the format of `steel logits`.
  */
 #include "cli/cli.h"
-#include "cli/hub.h"
+#include "cli/hub/hub.h"
 #include "base/mem.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
 #include "base/ranks.h"
 #include "base/sysmem.h"
 #include "cli/cli.h"
-#include "cli/hub.h"
+#include "cli/hub/hub.h"
 #include "cli/listen.h"
 #include "engine/plan.h"
 

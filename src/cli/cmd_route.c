@@ -1,7 +1,7 @@
 /* steel route: flags for the router. */
 #include "cli/listen.h"
-#include "server/route.h"
-#include "server/router.h"
+#include "route/route.h"
+#include "route/router.h"
 
 #include <stdio.h>
 #include <string.h>

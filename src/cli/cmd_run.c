@@ -2,12 +2,12 @@
  * steel run: a prompt in, a streamed answer out, timings on stderr; without a prompt a chat
  * (terminal.c). Flags become options of the library (steel.h), which does the rest.
  */
-#include "cli/terminal.h"
-#include "cli/hub.h"
+#include "cli/term/terminal.h"
+#include "cli/hub/hub.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "text/chat_parse.h"
-#include "text/grammar.h"
+#include "text/chat/chat_parse.h"
+#include "text/grammar/grammar.h"
 
 #include <limits.h>
 #include <math.h>

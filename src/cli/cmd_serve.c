@@ -1,12 +1,12 @@
 /* steel serve: flags for the server. Keeps the names llama-server's and vLLM's users know. */
 #include "cli/cli.h"
-#include "cli/hub.h"
+#include "cli/hub/hub.h"
 #include "cli/listen.h"
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
-#include "server/server.h"
-#include "text/chat.h"
+#include "server/api/server.h"
+#include "text/chat/chat.h"
 
 #include <stdio.h>
 #include <stdlib.h>

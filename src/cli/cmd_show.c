@@ -1,6 +1,6 @@
 /* steel show: what is in a model file, without loading it. */
 #include "cli/cli.h"
-#include "cli/hub.h"
+#include "cli/hub/hub.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

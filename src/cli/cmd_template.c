@@ -3,10 +3,10 @@
  * a stream of {"template", "context"} lines answered by {"output"} or {"error"} lines.
  */
 #include "cli/cli.h"
-#include "cli/hub.h"
+#include "cli/hub/hub.h"
 #include "base/mem.h"
-#include "text/chat_source.h"
-#include "text/jinja.h"
+#include "text/chat/chat_source.h"
+#include "text/jinja/jinja.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* steel tokenize, steel detokenize: text to token ids and back, one text or a line of JSON each. */
 #include "base/mem.h"
 #include "cli/cli.h"
-#include "cli/hub.h"
-#include "text/tokenizer.h"
+#include "cli/hub/hub.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Flags of whatever listens. */
 #include "cli/listen.h"
-#include "server/log.h"
+#include "server/http/log.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
 #define STEEL_CLI_LISTEN_H
 
 #include "cli/cli.h"
-#include "server/access.h"
-#include "server/forwarded.h"
+#include "server/http/access.h"
+#include "server/http/forwarded.h"
 
 enum { LISTEN_PROXIES = 64 };
 

@@ -1,15 +1,15 @@
 /*
- * Chats of include/steel.h: messages kept as JSON, rendered by a template (text/chat.h), answered by a
+ * Chats of include/steel.h: messages kept as JSON, rendered by a template (text/chat/chat.h), answered by a
  * request of the public API itself, whose text goes through the parser of the model's format
- * (text/chat_parse.h) and comes out as events. Owns the conversation and what was parsed but not
+ * (text/chat/chat_parse.h) and comes out as events. Owns the conversation and what was parsed but not
  * read yet. Knows nothing of steps and pages.
  */
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/api_int.h"
-#include "text/chat.h"
-#include "text/chat_check.h"
-#include "text/chat_grammar.h"
+#include "text/chat/chat.h"
+#include "text/chat/chat_check.h"
+#include "text/chat/chat_grammar.h"
 
 #include <stdlib.h>
 #include <string.h>

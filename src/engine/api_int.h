@@ -3,7 +3,7 @@
 #define STEEL_ENGINE_API_INT_H
 
 #include "engine/engine.h"
-#include "text/grammar.h"
+#include "text/grammar/grammar.h"
 
 #include <steel.h>
 

@@ -5,7 +5,7 @@
 #include "engine/engine_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "text/grammar.h"
+#include "text/grammar/grammar.h"
 
 #include <math.h>
 #include <string.h>

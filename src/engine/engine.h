@@ -57,7 +57,7 @@ struct request_spec {
      * begin the answer. NULL = there is none. */
     const char *think_open, *think_close;
     bool in_thinking;        /* the prompt has opened it */
-    struct grammar *grammar; /* what the answer must fit (text/grammar.h); NULL = anything */
+    struct grammar *grammar; /* what the answer must fit (text/grammar/grammar.h); NULL = anything */
     uint64_t client;         /* whose it is: clients take turns; 0 is one like the others */
     const char *salt;        /* keeps cached pages among requests of the same salt; NULL = common */
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, as adapters.h knows them */

@@ -6,7 +6,7 @@
 #ifndef STEEL_ENGINE_OUTPUT_H
 #define STEEL_ENGINE_OUTPUT_H
 
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 /* Where the text is: at its start, where thinking may be opened; inside it; in the answer. */
 enum output_zone { OUTPUT_ANSWER, OUTPUT_START, OUTPUT_THINKING };

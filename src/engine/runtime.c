@@ -7,7 +7,7 @@
 #include "engine/device.h"
 #include "engine/follow.h"
 #include "quant/kvblock.h"
-#include "text/grammar.h"
+#include "text/grammar/grammar.h"
 
 #include <pthread.h>
 #include <stdio.h>

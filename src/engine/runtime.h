@@ -8,7 +8,7 @@
 #include "backend/profile.h"
 #include "engine/adapters.h"
 #include "engine/step.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 /* DRAFT_SEQS: where more sequences run, guesses would cost more than they save. */
 enum { DRAFT_AUTO = -1, DRAFT_MOST = 8, DRAFT_SEQS = 4 };

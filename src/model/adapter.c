@@ -11,7 +11,7 @@
 #include "model/build.h"
 #include "model/families/family.h"
 #include "model/split.h"
-#include "text/regex.h"
+#include "text/tokenizer/regex.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -68,7 +68,7 @@ void sampler_keep_bias(struct sampler *s, int n_bias);
 /* Bit f: what the field says has an effect on this sampler's choices or on what is told of them. */
 uint32_t sampler_uses(const struct sampler *s);
 
-/* What the text must fit (text/grammar.h has such): a mask of what may come next, one bit a token, and
+/* What the text must fit (text/grammar/grammar.h has such): a mask of what may come next, one bit a token, and
  * the taking of a token. False: it cannot go on; err may say why. */
 struct sample_constraint {
     bool (*mask)(void *state, uint32_t *bits, struct error *err);

@@ -1,0 +1,254 @@
+/*
+ * attn_decode_split.cu and attn_decode_batch.cu over a cache of codes (attn_coded.cuh): a few decodes by
+ * a wave of blocks that wait for each other, eight warps each; or many, a block for (sequence, up to 8
+ * heads of one kv head) with nothing to join, four warps each, or eight. What a decode costs beside
+ * reading is what this file is about: heads are normed, rotated and turned in registers with what that
+ * takes on its way before the kernel in front has ended, blocks join through records. Results are turned
+ * back before that, where a warp has whole heads.
+ *
+ * Where keys and values have one type, the kernel is made for it: code that runs once or twice a layer
+ * costs by its bytes. Other pairs ask for the type once a tile. The walk over a warp's tiles stands here
+ * and in attn_decode_coded.cu: as one function of both, four of these kernels spill more.
+ */
+#include "backend/cuda/attn/attn_coded.cuh"
+
+/* Bytes of a block's rings: what attn_decode_split.cu takes; of four warps, so that four blocks share an
+ * SM. */
+enum { SPLIT_CODED_RINGS = 136 * 1024, SPLIT_CODED_SMALL = 48 * 1024 };
+
+/* What lies behind the rings. */
+template <int D, int WARPS> struct attn_split_coded_shared {
+    uint16_t q[8 * (D + 32)];
+    struct attn_coded_fresh<D> fresh;
+    float head[WARPS * D]; /* (warps, D): heads on their way */
+    float ml[WARPS * 16];  /* (warps, 8, 2): maximum, sum */
+    int part_at[WARPS];
+    int is_last;
+};
+
+/* Most stages of a ring. Of a block that has an SM for itself more: what is there before the kernel in
+ * front has ended costs no time. */
+static __host__ __device__ constexpr int attn_split_coded_stages(int warps)
+{
+    return warps == SPLIT_WARPS ? CODED_STAGES_DEEP : CODED_STAGES;
+}
+
+/* As many as the rings' bytes allow; of two the smallest hold a warp's part too. */
+template <int D, int WARPS>
+static __host__ __device__ constexpr struct attn_coded attn_split_coded_of(int k_type, int v_type)
+{
+    struct attn_coded c = {};
+    for (int stages = attn_split_coded_stages(WARPS); stages >= 2; stages--) {
+        c = attn_coded_of(k_type, v_type, D, stages);
+        c.ring = WARPS * stages * c.slot;
+        if (c.ring <= (WARPS == SPLIT_WARPS ? SPLIT_CODED_RINGS : SPLIT_CODED_SMALL))
+            break;
+    }
+    return c;
+}
+
+/* A query, turned as keys are, as halves in powers of two. */
+template <int D>
+DEVICE void attn_split_coded_query(const float *head, float scale, bool turned, uint16_t *q)
+{
+    const float to_log2 = 1.4426950408889634f * scale;
+    float x[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 64; i++) {
+        float2 e = *(const float2 *)(head + 2 * lane_id() + 64 * i);
+        x[2 * i] = e.x * to_log2, x[2 * i + 1] = e.y * to_log2;
+    }
+    if (turned)
+        kv_lanes_turn<D / 32, 32>(x);
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+        *(uint32_t *)(q + 2 * lane_id() + 64 * i) = pack_half2(x[2 * i], x[2 * i + 1]);
+}
+
+/* This step's key or value as codes: to `fresh`, and by the first of the groups of heads that read it to
+ * the cache. */
+template <int D>
+DEVICE void attn_split_coded_put(const struct attn_args &p, const struct attn_coded &c,
+                                 const struct decode_unit &u, int which, const float *head,
+                                 struct attn_coded_fresh<D> &fresh)
+{
+    int type = which ? c.v_type : c.k_type;
+    float x[D / 32];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        x[i] = head[lane_id() + 32 * i];
+    if (kv_is_turned(type))
+        kv_lanes_turn<D / 32, 32>(x);
+    const struct kv_place to[2] = {
+        {fresh.codes[which], fresh.scales[which]},
+        kv_place_of(which ? p.kv.v : p.kv.k, type, u.slot, p.kv.page_len, p.kv.n_kv, u.kv_head, D)};
+    int n = u.h0 == u.kv_head * (p.n_heads / p.kv.n_kv) ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < D / 32; i++)
+        kv_block_put(type, x[i], i, to, n);
+}
+
+/* Grid: (stretches, kv heads x groups of 8 heads, sequences). TYPE: of keys and values, or NONE: as
+ * `given` says. */
+template <int D, int WARPS, int TYPE>
+static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32,
+                                         WARPS == SPLIT_WARPS ? 1 : 4)
+    attn_decode_split_coded_kernel(const __grid_constant__ struct attn_args p,
+                                   const __grid_constant__ struct attn_coded given)
+{
+    enum { MOST = attn_split_coded_stages(WARPS) };
+    SHARED_BYTES(shared);
+    const struct attn_coded c = TYPE ? attn_split_coded_of<D, WARPS>(TYPE, TYPE) : given;
+    struct attn_split_coded_shared<D, WARPS> &sh =
+        *(struct attn_split_coded_shared<D, WARPS> *)(shared + c.ring);
+    int w = warp_id(), mine = w * c.stages * c.slot;
+    struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
+    struct attn_decode_split_stretch s = attn_decode_split_stretch_of(p, u);
+    if (attn_decode_split_idle<D, true>(p, u, s))
+        return;
+    if (WARPS != SPLIT_WARPS)
+        dependency_trigger();
+    uint8_t *ring = shared + mine;
+    int n_tiles = w < s.count ? (s.count - 1 - w) / WARPS + 1 : 0;
+    struct attn_coded_walk<D> k = {
+        p, c, u, s.first + w, WARPS, n_tiles, 0, 0
+    };
+#pragma unroll 1
+    for (int i = 0; i < c.stages; i++)
+        k.bring(ring + i * c.slot);
+    struct attn_decode_split_shares<D> shares(p, u, s);
+    shares.ask();
+
+    bool owns_fresh = s.fresh_tile >= 0;
+    struct decode_heads<D, WARPS> heads;
+    decode_heads_begin(p, u.t, true, heads);
+    dependency_wait();
+    decode_heads_load(p, u, true, owns_fresh, heads);
+    panels_scale(p, u);
+    decode_heads_each(
+        p, heads,
+        [&](int) {
+            __syncwarp(); /* one place for all of a warp's heads */
+            return sh.head + w * D;
+        },
+        [&](int j, const float *head) {
+            attn_split_coded_query<D>(head, p.scale, kv_is_turned(c.k_type),
+                                      sh.q + (w + j * WARPS) * (D + 32));
+        },
+        [&](int which, const float *head) {
+            attn_split_coded_put<D>(p, c, u, which, head, sh.fresh);
+        });
+    __syncthreads();
+
+    uint4 qf[D / 32];
+    attn_coded_queries<D>(sh.q, qf);
+    struct decode_columns<D> r;
+    decode_columns_clear(r);
+#pragma unroll 1
+    for (int i = 0, at = 0; i < k.n; i++, at = at + 1 == c.stages ? 0 : at + 1) {
+        uint8_t *tile = ring + at * c.slot;
+        attn_coded_wait<MOST>(c.stages);
+        attn_coded_tile<D, false>(p, c, u, tile, (s.first + w + i * WARPS) * CODED_KEYS,
+                                  owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
+        __syncwarp(); /* every lane is done with the tile that is fetched over */
+        k.bring(tile);
+    }
+    decode_columns_part<D>(r, (float *)ring, sh.ml + w * 16);
+    sh.part_at[w] = mine;
+    __syncthreads();
+
+#pragma unroll
+    for (int group = (int)threadIdx.x; group < 2 * D; group += WARPS * 32) {
+        float m, l;
+        float4 v = attn_decode_split_join<D, WARPS>(shared, sh.part_at, sh.ml, group, &m, &l);
+        if (kv_is_turned(c.v_type)) {
+            float x[4] = {v.x, v.y, v.z, v.w};
+            kv_lanes_turn<4, D / 4>(x);
+            v = make_float4(x[0], x[1], x[2], x[3]);
+        }
+        if (group < shares.groups) {
+            v = attn_decode_split_leave<D, true>(shares, group, v, m, l);
+            if (p.panels) { /* no larger than the largest value, which is a half too */
+                panel_put(p, u.t, u.h0 * D + 4 * group, v.x, v.y);
+                panel_put(p, u.t, u.h0 * D + 4 * group + 2, v.z, v.w);
+            }
+        }
+    }
+    if (WARPS == SPLIT_WARPS)
+        dependency_trigger(); /* not before: the next kernel's start takes issue slots */
+    if (s.used > 1)
+        attn_decode_split_end<D, true>(shares, &sh.is_last);
+}
+
+/* Host */
+
+/* Bytes of shared memory of a block with so many warps. */
+template <int D, int WARPS> static size_t attn_split_coded_bytes(const struct cuda_backend *cu)
+{
+    return (size_t)attn_split_coded_of<D, WARPS>(cu->shape.k_type, cu->shape.v_type).ring +
+           sizeof(struct attn_split_coded_shared<D, WARPS>);
+}
+
+bool attn_decode_batch_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+    return attn_coded_suits(cu, l) && attn_heads_plain(l) && l->softcap == 0 &&
+           (l->k_dim == 64    ? attn_split_coded_bytes<64, SPLIT_WARPS>(cu) <= cu->shared_limit
+            : l->k_dim == 128 ? attn_split_coded_bytes<128, SPLIT_WARPS>(cu) <= cu->shared_limit
+                              : false);
+}
+
+bool attn_decode_split_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+{
+#ifndef STEEL_CUDA_SIM
+    if (!cu->clusters) /* its blocks do not wait where there are none */
+        return false;
+#endif
+    return cu->may_wait && attn_decode_batch_coded_fits(cu, l);
+}
+
+template <int D, int WARPS>
+static void attn_split_coded_launch(struct cuda_backend *cu, const struct attn_args &p)
+{
+    int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
+    enum dtype k = cu->shape.k_type, v = cu->shape.v_type;
+    struct attn_coded c = attn_split_coded_of<D, WARPS>(k, v);
+    auto kernel = k != v            ? attn_decode_split_coded_kernel<D, WARPS, DT_NONE>
+                  : k == DT_Q8_0    ? attn_decode_split_coded_kernel<D, WARPS, DT_Q8_0>
+                  : k == DT_F8_E4M3 ? attn_decode_split_coded_kernel<D, WARPS, DT_F8_E4M3>
+                                    : attn_decode_split_coded_kernel<D, WARPS, DT_Q4_0>;
+    dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
+    size_t bytes = attn_split_coded_bytes<D, WARPS>(cu);
+    if (WARPS == SPLIT_WARPS)
+        bytes = attn_decode_split_alone(cu, bytes);
+    cuda_launch(cu, kernel, grid, WARPS * 32, bytes, LAUNCH_EARLY, p, c);
+}
+
+static int attn_split_coded_units(const struct attn_args &p)
+{
+    return p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8) * p.step.n_decode;
+}
+
+void attn_decode_split_coded(struct cuda_backend *cu, struct attn_args p)
+{
+    int units = attn_split_coded_units(p);
+    p.n_split = 1;
+    while (2 * p.n_split * units <= cu->n_sm && p.n_split < SPLIT_PARTS)
+        p.n_split *= 2;
+    p.records = cu->split_records;
+    if (p.kv.head_dim == 64)
+        attn_split_coded_launch<64, SPLIT_WARPS>(cu, p);
+    else
+        attn_split_coded_launch<128, SPLIT_WARPS>(cu, p);
+}
+
+void attn_decode_batch_coded(struct cuda_backend *cu, struct attn_args p)
+{
+    bool few = attn_split_coded_units(p) <= cu->n_sm;
+    p.n_split = 1;
+    if (p.kv.head_dim == 64)
+        few ? attn_split_coded_launch<64, SPLIT_WARPS>(cu, p)
+            : attn_split_coded_launch<64, SPLIT_WARPS / 2>(cu, p);
+    else
+        few ? attn_split_coded_launch<128, SPLIT_WARPS>(cu, p)
+            : attn_split_coded_launch<128, SPLIT_WARPS / 2>(cu, p);
+}

@@ -1,0 +1,219 @@
+/*
+ * Attention of encoders with mma.sync: rows of a text see each other both ways, all or within a window.
+ * The texts of a step are whole, so queries, keys and values are rows of one projection (halves times
+ * HIDDEN_SCALE), and no cache is read. A block takes 64 rows of a text and one head; keys and values
+ * come through shared memory, 64 at a time. Texts are short: warps without rows and groups of sixteen
+ * keys behind the last are left out.
+ */
+#include "backend/cuda/attn/attn.cuh"
+#include "backend/cuda/attn/attn_softmax.cuh"
+#include "backend/cuda/heads/encoder.h"
+#include "backend/cuda/gemm/gemm.cuh"
+
+enum { ENCODE_ROWS = 64, ENCODE_KEYS = 64, ENCODE_THREADS = 128 };
+
+struct encode_args {
+    const uint16_t *qkv; /* (n_tokens, stride): H heads of q, K of k, K of v */
+    const int2 *tiles;   /* sequence, first row */
+    const int32_t *q_start, *slot;
+    float *a;          /* (n_tokens, H, D), or NULL: */
+    uint16_t *halves;  /* (n_tokens, padded) in the order of half_slot */
+    float *half_scale; /* (n_tokens) */
+    float to_log2;     /* scores to exponents of two */
+    int stride, padded, n_heads, n_kv, window;
+};
+
+/* Grid: (heads, tiles of 64 rows). Four warps of 16 rows. Rows of shared memory are padded by 16 bytes,
+ * so that eight of them meet no bank twice. */
+template <int D>
+static __global__ void __launch_bounds__(ENCODE_THREADS)
+    attn_encode_kernel(const __grid_constant__ struct encode_args p)
+{
+    enum { ROW = 2 * D + 16, PIECES = D / 8, TILE = ENCODE_KEYS * ROW };
+    SHARED_BYTES(shared); /* [2][K, V] */
+    dependency_wait();
+    dependency_trigger();
+    int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
+    int h = (int)blockIdx.x, H = p.n_heads, kv_head = h * p.n_kv / H;
+    int2 tile = p.tiles[blockIdx.y];
+    int start = p.q_start[tile.x], end = p.q_start[tile.x + 1], row0 = tile.y;
+    int rows = min((int)ENCODE_ROWS, end - row0), first = row0 - start, last = end - start - 1;
+    int from = 0;
+    if (p.window) {
+        from = max(0, first - p.window + 1) & ~15;
+        last = min(last, first + rows - 1 + p.window - 1);
+    }
+    const uint16_t *keys = p.qkv + (size_t)start * (size_t)p.stride + (size_t)((H + kv_head) * D);
+    auto fetch = [&](int base, int buffer) {
+        uint8_t *to = shared + buffer * 2 * TILE;
+        int n = min((int)ENCODE_KEYS, (last - base + 16) & ~15);
+        for (int i = (int)threadIdx.x; i < n * PIECES; i += ENCODE_THREADS) {
+            int key = i / PIECES, piece = i - key * PIECES, real = min(base + key, last);
+            const uint16_t *at = keys + (size_t)real * (size_t)p.stride + (size_t)(piece * 8);
+            copy_async16(to + key * ROW + piece * 16, at);
+            copy_async16(to + TILE + key * ROW + piece * 16, at + p.n_kv * D);
+        }
+        copy_async_commit();
+    };
+    fetch(from, 0);
+
+    uint32_t qf[D / 16][4]; /* queries of rows g and g+8 of this warp */
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
+            qf[i][j] = *(const uint32_t *)(p.qkv + (size_t)(row0 + r) * (size_t)p.stride +
+                                           (size_t)(h * D + d));
+        }
+    float out[D / 8][4] = {};
+    struct softmax_rows st;
+    softmax_clear(st);
+    int pos[2] = {first + w * 16 + g, first + w * 16 + g + 8};
+    bool busy = w * 16 < rows;
+    for (int base = from, n = 0; base <= last; base += ENCODE_KEYS, n++) {
+        if (base + ENCODE_KEYS <= last)
+            fetch(base + ENCODE_KEYS, (n + 1) & 1);
+        else
+            copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        const uint8_t *ks = shared + (n & 1) * 2 * TILE, *vs = ks + TILE;
+        int groups = busy ? min((int)ENCODE_KEYS, last - base + 16) >> 4 : 0; /* of 16 keys */
+        float s[ENCODE_KEYS / 8][4] = {};
+#pragma unroll
+        for (int j = 0; j < ENCODE_KEYS / 16; j++)
+            if (j < groups)
+#pragma unroll
+                for (int i = 0; i < D / 16; i++) {
+                    /* keys 0-7 k 0-7, keys 0-7 k 8-15, keys 8-15 k 0-7, keys 8-15 k 8-15 */
+                    int key = j * 16 + (lane >> 4) * 8 + (lane & 7);
+                    uint32_t b[4];
+                    ldmatrix4(b, ks + key * ROW + i * 32 + (lane >> 3 & 1) * 16);
+                    mma_f16(s[2 * j], qf[i], b[0], b[1]);
+                    mma_f16(s[2 * j + 1], qf[i], b[2], b[3]);
+                }
+        bool edge = base + ENCODE_KEYS - 1 > last || p.window;
+#pragma unroll
+        for (int j = 0; j < ENCODE_KEYS / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key = base + j * 8 + 2 * c + (i & 1), apart = key - pos[i >> 1];
+                s[j][i] *= p.to_log2;
+                if (edge && (key > last || (p.window && (apart >= p.window || apart <= -p.window))))
+                    s[j][i] = -INFINITY;
+            }
+        softmax_tile<ENCODE_KEYS / 2>([&](int i) -> float & { return s[i >> 2][i & 3]; }, st);
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                out[j][i] *= st.shrink[i >> 1];
+#pragma unroll
+        for (int i = 0; i < ENCODE_KEYS / 16; i++)
+            if (i < groups) {
+                uint32_t pf[4] = {pack_half2(s[2 * i][0], s[2 * i][1]),
+                                  pack_half2(s[2 * i][2], s[2 * i][3]),
+                                  pack_half2(s[2 * i + 1][0], s[2 * i + 1][1]),
+                                  pack_half2(s[2 * i + 1][2], s[2 * i + 1][3])};
+#pragma unroll
+                for (int j = 0; j < D / 16; j++) {
+                    /* transposed: keys 0-7 d 0-7, 8-15 d 0-7, 0-7 d 8-15, 8-15 d 8-15 */
+                    uint32_t b[4];
+                    ldmatrix4_trans(b,
+                                    vs + (i * 16 + (lane & 15)) * ROW + j * 32 + (lane >> 4) * 16);
+                    mma_f16(out[2 * j], pf, b[0], b[1]);
+                    mma_f16(out[2 * j + 1], pf, b[2], b[3]);
+                }
+            }
+        __syncthreads(); /* the buffer is fetched over in the next round */
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = softmax_total(st, r);
+        int row = w * 16 + g + 8 * r;
+        bool mine = row < rows, hidden = !mine || p.slot[row0 + row] < 0;
+        float inv = hidden ? 0.0f : 1.0f / total;
+        float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * D;
+        uint16_t *to_half = p.halves + (size_t)(row0 + row) * (size_t)p.padded;
+#pragma unroll
+        for (int j = 0; j < D / 8; j += 2) {
+            float v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = hidden ? 0.0f : out[j + i / 2][2 * r + i % 2] * inv;
+            if (!p.halves) {
+                if (mine) {
+                    *(float2 *)(to + j * 8 + 2 * c) =
+                        make_float2(v[0] / HIDDEN_SCALE, v[1] / HIDDEN_SCALE);
+                    *(float2 *)(to + j * 8 + 2 * c + 8) =
+                        make_float2(v[2] / HIDDEN_SCALE, v[3] / HIDDEN_SCALE);
+                }
+                continue;
+            }
+            softmax_halves_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
+                               to_half + h * D + j * 8, mine);
+        }
+        if (p.halves && mine && h == 0 && c == 0)
+            p.half_scale[row0 + row] = 1.0f / HIDDEN_SCALE;
+        if (p.halves && mine && h == H - 1)
+            for (int k = H * D + 8 * c; k < p.padded; k += 32)
+                *(uint4 *)(to_half + k) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* Host */
+
+template <int D>
+static void attn_encode_launch(struct cuda_backend *cu, const struct encode_args &p, int tiles)
+{
+    cuda_launch(cu, attn_encode_kernel<D>, dim3((unsigned)p.n_heads, (unsigned)tiles),
+                ENCODE_THREADS, (size_t)(4 * ENCODE_KEYS * (2 * D + 16)), LAUNCH_EARLY, p);
+}
+
+bool attn_encode_fits(const struct attn_layer *l)
+{
+    int D = l->k_dim;
+    return l->bidirectional && (D == 16 || D == 32 || D == 64 || D == 96 || D == 128) &&
+           l->v_dim == D && l->n_heads % l->n_kv == 0 && attn_heads_plain(l) &&
+           !l->norm[ATTN_Q].on && !l->norm[ATTN_K].on && !l->sinks && l->softcap == 0;
+}
+
+void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                 struct rows *a)
+{
+    struct encode_args p = {};
+    a->halves = pick_halves_only(s->n_tokens);
+    a->n_floats = a->halves ? 0 : a->n;
+    p.qkv = cu->encoder->qkv;
+    p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
+    p.q_start = s->q_start;
+    p.slot = s->slot;
+    p.a = a->floats;
+    p.halves = a->halves ? cu->half_in : NULL;
+    p.half_scale = cu->half_scale;
+    p.to_log2 = 1.4426950408889634f * l->scale / (HIDDEN_SCALE * HIDDEN_SCALE);
+    p.stride = l->wqkv->n_out;
+    p.padded = ceil_div(a->width, TILE_K) * TILE_K;
+    p.n_heads = l->n_heads;
+    p.n_kv = l->n_kv;
+    p.window = l->window;
+    int tiles = cu->layout.n_q_tiles;
+    switch (l->k_dim) {
+    case 16:
+        attn_encode_launch<16>(cu, p, tiles);
+        break;
+    case 32:
+        attn_encode_launch<32>(cu, p, tiles);
+        break;
+    case 64:
+        attn_encode_launch<64>(cu, p, tiles);
+        break;
+    case 96:
+        attn_encode_launch<96>(cu, p, tiles);
+        break;
+    default:
+        attn_encode_launch<128>(cu, p, tiles);
+        break;
+    }
+}

@@ -1,0 +1,383 @@
+/*
+ * The ops of the CUDA backend: what embed, mixer, head and sample are made of, and the op table (mlp:
+ * mlp.cu).
+ * The residual stream is in cu->resid in whatever form the last op left it (struct resid); all else an
+ * op makes is local to it. Which kernels run is pick.cu's; device.cu, prepare.cu and step.cu have what
+ * surrounds the ops.
+ */
+#include "backend/cuda/attn/attn_layer.h"
+#include "backend/cuda/heads/embed.cuh"
+#include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/heads/mtp.h"
+
+extern "C" {
+#include "base/mem.h"
+#include "sample/sampler.h"
+}
+
+struct resid *cuda_start_stream(struct cuda_backend *cu, int rows)
+{
+    struct resid r = {};
+    r.x = cu->all;
+    r.other = cu->shadow;
+    r.rows = rows;
+    cu->resid = r;
+    return &cu->resid;
+}
+
+struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x)
+{
+    struct pick_case c = {};
+    c.rows = cu->resid.rows;
+    c.x = x;
+    c.stream = &cu->resid;
+    c.gain = cuda_gain(cu, norm);
+    return c;
+}
+
+/* The values of every row that layers add later. */
+static void embed_values(struct cuda_backend *cu, const struct embed_layers *e)
+{
+    struct step s = cuda_step(cu);
+    struct rows x = resid_plain(cu, &cu->resid);
+    struct pick_case c = {};
+    c.rows = s.n_tokens;
+    c.w = cuda_matrix(e->project);
+    c.x = &x;
+    c.y = cu->layer_embeds;
+    pick_run(cu, PICK_LINEAR, &c, N_STAGES);
+    struct embed_layers_args p = {};
+    p.table = *cuda_matrix(e->table);
+    p.tokens = s.tokens;
+    p.e = cu->layer_embeds;
+    p.norm = cuda_gain(cu, &e->norm);
+    p.width = e->width;
+    p.table_scale = e->table_scale;
+    p.project_scale = e->project_scale;
+    p.scale = e->scale;
+    embed_layers(cu, p, cu->shape.n_layers, s.n_tokens);
+}
+
+void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x)
+{
+    struct step s = cuda_step(cu);
+    float scale = e->scale == 0 ? 1.0f : e->scale;
+    if (!e->partial) {
+        embed_tokens(cu, cuda_matrix(e->tokens), &s, scale, x);
+        return;
+    }
+    embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, x);
+    step_mark_end(cu, STAGE_EMBED);
+    lanes_sum(cu, x, s.n_tokens);
+    step_mark(cu);
+}
+
+static void op_embed(struct backend *be, const struct embed *e)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct step s = cuda_step(cu);
+    struct resid *r = cuda_start_stream(cu, s.n_tokens);
+    step_mark(cu);
+    cuda_embed(cu, e, r->x);
+    if (e->positions)
+        embed_add(cu, cuda_matrix(e->positions), s.pos, e->pos_offset, r->x, s.n_tokens);
+    if (e->types)
+        embed_add(cu, cuda_matrix(e->types), s.types, 0, r->x, s.n_tokens);
+    if (e->norm.kind && s.n_tokens)
+        rows_norm(cu, r->x, cuda_gain(cu, &e->norm), r->x, s.n_tokens, cu->shape.n_embd);
+    if (e->layers.width && s.n_tokens)
+        embed_values(cu, &e->layers);
+    step_mark_end(cu, STAGE_EMBED);
+}
+
+/* [q k v] = n W^T; norms, RoPE; q to cu->q, k and v to the cache. True: a step of decodes, whose
+ * attention turns and stores; the raw projections are in cu->qkv. */
+static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct norm *norm)
+{
+    struct step s = cuda_step(cu);
+    struct rows n = {};
+    struct pick_case c = cuda_case(cu, norm, &n);
+    c.w = l->wqkv;
+    c.y = cu->q;
+    c.raw = s.n_decode == s.n_tokens && attn_raw(cu, l);
+    c.layer = l;
+    c.step = &s;
+    const struct pick *p = pick_find(cu, PICK_QKV, &c);
+    if (p->run && !lora_changes(cu, c.w)) {
+        pick_input(cu, p, &c);
+        step_mark(cu);
+        pick_go(cu, p, &c);
+        step_mark_end(cu, STAGE_QKV);
+        return false;
+    }
+    if (!p->run)
+        pick_go(cu, p, &c);
+    c.y = cu->qkv;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+    if (c.raw)
+        return true;
+    step_mark(cu);
+    attn_heads(cu, l, &s, cu->qkv, cu->q);
+    step_mark_end(cu, STAGE_QKV);
+    return false;
+}
+
+void mixer_products(struct cuda_backend *cu, const struct norm *norm,
+                    const struct mixer_product *list, int n)
+{
+    struct rows x = {}; /* made by the first product that does not make the norm itself */
+    for (int i = 0; i < n; i++) {
+        struct pick_case c = cuda_case(cu, norm, &x);
+        c.w = list[i].w;
+        c.y = list[i].y;
+        if (x.floats) {
+            c.stream = NULL;
+            c.gain = gain{};
+        }
+        pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
+    }
+}
+
+/* Rows that need no logits end here: the stream, and the rows that will be added to it. */
+static void narrow(struct cuda_backend *cu, struct rows *a)
+{
+    struct step s = cuda_step(cu);
+    struct resid *r = &cu->resid;
+    if (r->narrow)
+        return;
+    r->narrow = true;
+    if (cu->layout.out_is_all)
+        return;
+    struct rows x = resid_plain(cu, r);
+    step_gather(cu, &s, x.floats, cu->out, x.width);
+    r->x = cu->out;
+    r->other = cu->shadow;
+    r->rows = s.n_out;
+    if (!a)
+        return;
+    rows_to_floats(cu, a);
+    step_gather(cu, &s, a->floats, cu->a_out, a->width);
+    *a = rows_of(cu->a_out, s.n_out, a->width);
+}
+
+static struct attn_norm norm_of(const struct norm *n)
+{
+    struct attn_norm r = {n->kind != NORM_NONE, n->kind != NORM_NONE ? n->gain : NULL, n->eps};
+    return r;
+}
+
+static struct attn_layer layer_of(const struct cuda_backend *cu, const struct attention *a,
+                                  int layer)
+{
+    const struct kv_layer *kv = &cu->kv[a->shares_kv ? a->kv_layer : layer];
+    struct attn_layer l = {};
+    l.wqkv = cuda_matrix(a->wqkv);
+    l.k = kv->k;
+    l.v = kv->v;
+    l.n_heads = a->n_heads;
+    l.n_kv = a->n_kv_heads;
+    l.k_dim = a->k_dim;
+    l.v_dim = a->v_dim;
+    l.norm[ATTN_Q] = norm_of(&a->q_norm);
+    l.norm[ATTN_K] = norm_of(&a->k_norm);
+    l.norm[ATTN_V] = norm_of(&a->v_norm);
+    l.norm_whole = a->norm_whole;
+    l.rope = step_rope(cu, a->rope);
+    l.n_rot = a->rope ? a->rope->n_rot : 0;
+    l.scale = a->scale;
+    l.softcap = a->softcap;
+    l.window = a->window;
+    l.bidirectional = a->bidirectional;
+    l.sinks = a->sinks;
+    l.gated = a->gated;
+    l.k_is_v = a->k_is_v;
+    l.shares_kv = a->shares_kv;
+    l.temp_beta = a->temp_beta;
+    l.temp_len = a->temp_len;
+    return l;
+}
+
+static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m, int layer)
+{
+    const struct attention *l = &m->attention;
+    struct attn_layer al = layer_of(cu, l, layer);
+    if (l->bidirectional)
+        return encoder_mix(cu, &m->block.in, &al);
+    bool raw = project(cu, &al, &m->block.in);
+    step_mark(cu);
+    struct step s = mtp_rows(cu);
+    struct rows a = attn_attend(cu, &al, &s, raw);
+    step_mark_end(cu, STAGE_ATTENTION);
+    return a;
+}
+
+static void op_mixer(struct backend *be, const struct mixer *m, int layer)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct rows a = m->kind == MIXER_DELTA_NET ? delta_net_mix(cu, m, layer)
+                    : m->kind == MIXER_LATENT  ? latent_mix(cu, m, layer)
+                                               : mix_attention(cu, m, layer);
+    const struct weight *wo = m->kind == MIXER_DELTA_NET ? m->delta_net.wo
+                              : m->kind == MIXER_LATENT  ? m->latent.wo
+                                                         : m->attention.wo;
+    if (layer == mtp_of(cu)->narrows)
+        narrow(cu, &a);
+    struct resid *r = &cu->resid;
+    struct pick_case c = {};
+    c.rows = r->rows;
+    c.w = cuda_matrix(wo);
+    c.x = &a;
+    c.y = cu->d;
+    c.stream = r;
+    struct closing close = cuda_closing(cu, &m->block);
+    const struct mlp *next = &cu->net->layers[layer].mlp;
+    struct experts experts = {};
+    if (!lanes_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&
+        !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
+        experts = cuda_experts(next);
+        c.experts = &experts;
+    }
+    if (!c.rows)
+        return;
+    const struct pick *p = pick_find(cu, PICK_OUTPUT, &c);
+    pick_go(cu, p, &c);
+    if (p->run)
+        return;
+    c.stream = NULL; /* the rows are a's */
+    pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
+    r->add = ADD_ROWS;
+    r->d = cu->d;
+    r->close = close;
+    lanes_sum_stream(cu, m->partial);
+}
+
+static void op_head(struct backend *be, const struct head *h)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    narrow(cu, NULL);
+    struct rows n = {};
+    struct pick_case c = cuda_case(cu, &h->norm, &n);
+    if (!h->w) {
+        if (c.rows)
+            encoder_head(cu, &h->norm);
+        return;
+    }
+    c.w = cuda_matrix(h->w);
+    c.y = lanes_head_to(cu, h);
+    if (!c.rows)
+        return;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
+    float scale = h->scale == 0 ? 1.0f : h->scale;
+    if (scale != 1.0f || h->softcap != 0)
+        embed_logits(cu, c.y, (size_t)c.rows * (size_t)c.w->n_out, scale, h->softcap);
+    lanes_collect(cu, h, c.rows);
+}
+
+static void op_sample(struct backend *be, struct sampler *const *samplers)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    cuda_launch_step(be); /* what is recorded ends with the head */
+    step_mark(cu);
+    for (int i = 0; i < f->n_out; i++)
+        f->chosen[i] = samplers[i] != NULL;
+    sample_tokens(cu, samplers, f->n_out);
+    step_mark_end(cu, STAGE_SAMPLING);
+    CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
+}
+
+static void op_probs(struct backend *be, int row, struct sample_probs *out)
+{
+    const struct cuda_backend *cu = cuda_self(be);
+    *out = sample_probs_of(cu, (int)((cu->n_ended + 1) % 2))[row];
+}
+
+static void op_logits(struct backend *be, int row, float *host)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    size_t n = (size_t)cu->shape.n_vocab;
+    if (!cu->net->head.w)
+        encoder_row(cu, row, host);
+    else
+        cuda_copy_out(be, host, cu->logits_all + (size_t)row * n, n * sizeof(float));
+}
+
+static void op_stream_put(struct backend *be, const float *host, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct resid *r = cuda_start_stream(cu, rows);
+    cuda_copy_in(be, r->x, host, (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float));
+}
+
+static void op_stream_get(struct backend *be, float *host, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct rows x = resid_plain(cu, &cu->resid);
+    cuda_copy_out(be, host, x.floats, (size_t)rows * (size_t)x.width * sizeof(float));
+}
+
+static void op_logits_put(struct backend *be, const float *host, int rows)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    size_t bytes = (size_t)rows * (size_t)cu->shape.n_vocab * 4;
+    cuda_copy_in(be, cu->logits_all, host, bytes);
+    if (!cu->net->head.w)
+        encoder_rows_put(cu, host, bytes);
+}
+
+static struct backend_ops make_ops(void)
+{
+    struct backend_ops o = {};
+    o.name = "cuda";
+    o.close = cuda_close;
+    o.alloc = cuda_alloc;
+    o.free = cuda_free;
+    o.copy_in = cuda_copy_in;
+    o.copy_out = cuda_copy_out;
+    o.supports = cuda_supports;
+    o.upload = cuda_upload;
+    o.release = cuda_release;
+    o.adapt = lora_adapt;
+    o.unadapt = lora_unadapt;
+    o.prepare = cuda_prepare;
+    o.begin = cuda_begin;
+    o.replay = cuda_replay;
+    o.record = cuda_record;
+    o.launch = cuda_launch_step;
+    o.end = cuda_end;
+    o.begin_halves = cuda_begin_halves;
+    o.half = cuda_half;
+    o.sum_seconds = lanes_sum_seconds;
+    o.embed = op_embed;
+    o.mixer = op_mixer;
+    o.mlp = cuda_mlp;
+    o.head = op_head;
+    o.keep = mtp_keep;
+    o.join = mtp_join;
+    o.sample = op_sample;
+    o.probs = op_probs;
+    o.logits = op_logits;
+    o.stream_put = op_stream_put;
+    o.stream_get = op_stream_get;
+    o.logits_put = op_logits_put;
+    o.pick = pick_info;
+    o.pick_force = pick_force;
+    return o;
+}
+
+extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err)
+{
+    static struct backend_ops ops;
+    ops = make_ops();
+    struct cuda_whole *whole = (struct cuda_whole *)mem_zalloc(1, sizeof *whole);
+    struct cuda_backend *cu = &whole->cu;
+    whole->be.ops = &ops;
+    whole->be.ahead = true;
+    whole->halves.now = -1;
+    cu->be = &whole->be;
+    if (!cuda_open_device(cu, cuda_device_number(opt->device), err)) {
+        cuda_close(cu->be);
+        return NULL;
+    }
+    return cu->be;
+}

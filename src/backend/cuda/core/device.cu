@@ -1,0 +1,292 @@
+/*
+ * The device behind the CUDA backend: opening and closing it, its memory, copies, its first error.
+ * Owns the stream and every block that cuda_own hands out. Knows nothing of networks or steps.
+ */
+#include "backend/cuda/attn/attn_layer.h"
+#include "backend/cuda/mixers/mixers.h"
+
+extern "C" {
+#include "base/mem.h"
+#include "base/ranks.h"
+const uint16_t *quant_grids(void);
+}
+
+#include <stdlib.h>
+#include <string.h>
+
+void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
+{
+    if (cu->failed)
+        return;
+    cu->failed = true;
+    error_set(&cu->error, "CUDA: %s (%s) in %.100s", cudaGetErrorString(e), cudaGetErrorName(e),
+              what);
+}
+
+void cuda_enter(const struct cuda_backend *cu)
+{
+    if (cu->device)
+        cudaSetDevice(cu->device); /* a thread begins with the first one */
+}
+
+/* Memory */
+
+static double gib(size_t bytes)
+{
+    return (double)bytes / (double)(1 << 30);
+}
+
+void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    void *p = NULL;
+    cuda_enter(cu);
+    size_t rounded = align_up(bytes ? bytes : 1, 256);
+    cudaError_t e = cudaMalloc(&p, rounded);
+    if (e != cudaSuccess) {
+        size_t free_bytes = 0, total = 0;
+        cudaGetLastError();
+        cudaMemGetInfo(&free_bytes, &total);
+        error_set(err,
+                  "out of GPU memory: %.2f GiB for %s, but %.2f of %.2f GiB are free and this "
+                  "process holds %.2f",
+                  gib(rounded), what, gib(free_bytes), gib(total), gib(cu->allocated));
+        return NULL;
+    }
+    cu->allocated += rounded;
+    CUDA_TRY(cu, cudaMemsetAsync(p, 0, rounded, cu->stream));
+    return p;
+}
+
+void cuda_free(struct backend *be, void *p, size_t bytes)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (!p)
+        return;
+    cuda_enter(cu);
+    cudaStreamSynchronize(cu->stream);
+    cudaFree(p);
+    cu->allocated -= align_up(bytes ? bytes : 1, 256);
+}
+
+void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    cuda_enter(cu);
+    CUDA_TRY(cu, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+}
+
+void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    cuda_enter(cu);
+    CUDA_TRY(cu, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+}
+
+bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err)
+{
+    for (int i = 0; i < n; i++) {
+        CHECK(cu->n_owned < (int)(sizeof cu->owned / sizeof *cu->owned), "too many blocks");
+        *list[i].p = cuda_alloc(cu->be, list[i].bytes, "working memory", err);
+        if (!*list[i].p)
+            return false;
+        cu->owned[cu->n_owned].p = *list[i].p;
+        cu->owned[cu->n_owned++].bytes = list[i].bytes;
+    }
+    return true;
+}
+
+bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err)
+{
+    if (cudaHostAlloc(host, bytes, cudaHostAllocMapped) != cudaSuccess)
+        return error_set(err, "no pinned host memory (%zu bytes)", bytes);
+    if (mapped && cudaHostGetDevicePointer(mapped, *host, 0) != cudaSuccess)
+        return error_set(err, "pinned host memory cannot be mapped");
+    return true;
+}
+
+/* Blocks that wait for each other must all be on the GPU at once, which two such kernels side by
+ * side might keep each other from: of the backends that share a device, the first may launch
+ * them. */
+enum { MAX_DEVICES = 64 };
+static bool waits_taken[MAX_DEVICES];
+
+static bool take_waits(int device)
+{
+    return device < MAX_DEVICES &&
+           !__atomic_exchange_n(&waits_taken[device], true, __ATOMIC_ACQ_REL);
+}
+
+static void give_waits(struct cuda_backend *cu)
+{
+    if (cu->may_wait)
+        __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
+    cu->may_wait = false;
+}
+
+void cuda_share_device(struct cuda_backend *cu)
+{
+    give_waits(cu);
+}
+
+void cuda_close(struct backend *be)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (cu->failed)
+        lanes_close(cu); /* what is under way may wait for others in vain */
+    if (cu->stream)
+        cudaStreamSynchronize(cu->stream);
+    cuda_ring_free(cu);
+    for (int i = 0; i < cu->n_graphs; i++)
+        cudaGraphExecDestroy(cu->graphs[i].exec);
+    lanes_close(cu); /* NCCL waits for the end of what is recorded of it */
+    for (int i = 0; i < cu->n_marks_made; i++) {
+        cudaEventDestroy(cu->marks[i].a);
+        cudaEventDestroy(cu->marks[i].b);
+    }
+    for (int i = 0; i < cu->n_owned; i++)
+        cuda_free(be, cu->owned[i].p, cu->owned[i].bytes);
+    sample_close(cu);
+    delta_net_close(cu);
+    latent_close(cu);
+    encoder_close(cu);
+    lora_close(cu);
+    void *host[] = {cu->step_hosts[0], cu->step_hosts[1]};
+    for (int i = 0; i < 2; i++)
+        if (host[i])
+            cudaFreeHost(host[i]);
+    for (int i = 0; i < 2; i++) {
+        if (cu->flights[i].done)
+            cudaEventDestroy(cu->flights[i].done);
+        mem_free(cu->flights[i].chosen);
+    }
+    if (cu->stream)
+        cudaStreamDestroy(cu->stream);
+    give_waits(cu);
+    cuda_log_close(cu);
+    mem_free(cu->forced);
+    mem_free(be);
+}
+
+/* Every one of "a,-b" is a row of the table. */
+static bool picks_exist(struct cuda_backend *cu, const char *names, struct error *err)
+{
+    for (const char *at = names; *at;) {
+        at += *at == '-';
+        int n = (int)strcspn(at, ",");
+        struct pick_info p;
+        bool found = !n;
+        for (int i = 0; !found && pick_info(cu->be, i, &p); i++)
+            found = (int)strlen(p.name) == n && !strncmp(p.name, at, (size_t)n);
+        if (!found)
+            return error_set(err, "STEEL_PICK: no kernel is called %.*s (steel bench --kernels)", n,
+                             at);
+        at += n + (at[n] == ',');
+    }
+    return true;
+}
+
+bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
+{
+    cudaDeviceProp prop;
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0) {
+        int driver = 0;
+        cudaGetLastError();
+        cudaDriverGetVersion(&driver);
+        return backend_no_gpu(driver, CUDART_VERSION,
+                              e != cudaSuccess ? cudaGetErrorString(e) : "none found", err);
+    }
+    if (device >= n)
+        return error_set(err, "no CUDA device %d: this machine has %d", device, n);
+    if ((e = cudaSetDevice(device)) != cudaSuccess ||
+        (e = cudaGetDeviceProperties(&prop, device)) != cudaSuccess)
+        return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
+    cuda_log_open(cu);
+    const char *names = getenv("STEEL_PICK");
+    if (names && !picks_exist(cu, names, err))
+        return false;
+    pick_force(cu->be, names);
+    cu->device = device;
+    cu->sm = prop.major * 10 + prop.minor;
+    cu->n_sm = prop.multiProcessorCount;
+    const char *sms = getenv("STEEL_SMS"); /* a smaller GPU is played: for tests */
+    if (sms && atoi(sms) > 0 && atoi(sms) < cu->n_sm)
+        cu->n_sm = atoi(sms);
+    cu->shared_limit = prop.sharedMemPerBlockOptin;
+    cu->shared_per_sm = prop.sharedMemPerMultiprocessor;
+    if (cu->sm < 80)
+        return error_set(err, "CUDA device %d (%s): compute capability %d.%d, 8.0 is needed",
+                         device, prop.name, prop.major, prop.minor);
+    if ((e = cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking)) != cudaSuccess)
+        return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
+#ifdef STEEL_CUDA_TRACE
+    cudaMalloc(&cu->trace, sizeof(struct trace));
+    cudaMemset(cu->trace, 0, sizeof(struct trace));
+#endif
+    struct want grid = {(void **)&cu->grids, QUANT_GRID_POINTS * sizeof(uint16_t)};
+    if (!cuda_own(cu, &grid, 1, err))
+        return false;
+    cu->wgmma = gemm_wgmma_there(cu, (int *)cu->grids);
+    cu->clusters = attn_clusters(cu);
+    gemm_cluster_prepare(cu);
+    cu->may_wait = cuda_blocks_meet() && take_waits(device);
+    cuda_copy_in(cu->be, cu->grids, quant_grids(), QUANT_GRID_POINTS * sizeof(uint16_t));
+    if (cu->failed && err)
+        *err = cu->error;
+    return !cu->failed;
+}
+
+/* "cuda:N"; "cuda" or NULL: the ranks of a machine take its GPUs in turn. */
+int cuda_device_number(const char *device)
+{
+    const struct ranks *r = ranks_world();
+    int n = device && !strncmp(device, "cuda:", 5) ? atoi(device + 5) : 0, count = 0;
+    if (r && !(device && device[4] == ':') && cudaGetDeviceCount(&count) == cudaSuccess && count)
+        return r->local % count;
+    return n < 0 ? 0 : n;
+}
+
+extern "C" bool cuda_found(void)
+{
+    int n = 0;
+    bool found = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+    cudaGetLastError();
+    return found;
+}
+
+/* Which GPU it is, of all that there are anywhere. */
+extern "C" void cuda_device_id(struct backend *be, unsigned char id[16])
+{
+    struct cuda_backend *cu = cuda_self(be);
+    cudaDeviceProp prop;
+    memset(&prop, 0, sizeof prop);
+    CUDA_TRY(cu, cudaGetDeviceProperties(&prop, cu->device));
+    memcpy(id, &prop.uuid, 16);
+}
+
+extern "C" int cuda_count(void)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    cudaGetLastError();
+    return e == cudaSuccess ? n : 0;
+}
+
+extern "C" size_t cuda_room(const char *device, double fraction)
+{
+    int n = 0, at = cuda_device_number(device);
+    size_t free_bytes = 0, total = 0;
+    cudaDeviceProp prop;
+    if (cudaGetDeviceCount(&n) != cudaSuccess || at >= n || cudaSetDevice(at) != cudaSuccess ||
+        cudaGetDeviceProperties(&prop, at) != cudaSuccess || prop.major < 8 ||
+        cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    size_t used = total - free_bytes, allowed = (size_t)((double)total * fraction);
+    return allowed > used ? allowed - used : 0;
+}

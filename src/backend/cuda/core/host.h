@@ -1,0 +1,148 @@
+/*
+ * The host's side of the CUDA backend: what backend.cu, device.cu, mlp.cu, prepare.cu, step.cu, pick.cu
+ * and weights.cu know beside cuda.h: networks, batches, the op table and its functions.
+ */
+#ifndef STEEL_BACKEND_CUDA_HOST_H
+#define STEEL_BACKEND_CUDA_HOST_H
+
+#include "backend/cuda/core/lanes.h"
+#include "backend/cuda/lora/lora.h"
+
+extern "C" {
+#include "backend/backend.h"
+}
+
+/* mtp.cu: multi-token prediction. */
+struct cuda_mtp {
+    float *
+        kept; /* (max_tokens, n_embd) what the last step kept of its rows; NULL: there is no block */
+    float *joined; /* (max_tokens, 2, n_embd) what a step of the block begins with */
+    int from; /* where the step has the kept rows it goes on from, in ints; of the block's steps */
+    /* A step that reads guesses has its rows as decodes, too (mtp_rows): where their numbers, the keys each sees,
+     * and their pages begin, `stride` to a row, a power of two if it can be. stride 0: it has not. */
+    int rows_at, rows_len, rows_pages, stride;
+    int narrows; /* the layer of the step where rows that need no logits end; -1: in the head */
+};
+
+/* halves.cu: steps in two halves (begin_halves of the op table). What of the backend belongs to one of them while
+ * the ops of the other run; everything else an op uses is its own until it returns. */
+struct cuda_half {
+    int row, out; /* where its rows, and its out rows, begin in the step's */
+    struct step_layout layout;
+    struct resid resid;
+    struct lora_step loras;
+    struct cuda_mtp mtp;
+};
+struct cuda_halves {
+    bool room;     /* there is memory for two: without it steps are whole */
+    int now;       /* whose ops are issued; -1: the step is whole, or not begun */
+    bool may_wait; /* of whole steps: beside kernels of NCCL no blocks may count on each other */
+    struct cuda_half of[2];
+};
+
+/* What a struct backend of ours is. */
+struct cuda_whole {
+    struct backend be;
+    struct cuda_backend cu;
+    struct cuda_loras loras;
+    struct lanes lanes;
+    struct cuda_mtp mtp;
+    struct cuda_halves halves;
+};
+static inline struct cuda_backend *cuda_self(struct backend *be)
+{
+    return &((struct cuda_whole *)be)->cu;
+}
+
+/* Of a cuda_backend that is part of one; const as that is. */
+static inline struct lanes *cuda_lanes(const struct cuda_backend *cu)
+{
+    return &((struct cuda_whole *)cu->be)->lanes;
+}
+
+static inline struct cuda_halves *cuda_halves_of(const struct cuda_backend *cu)
+{
+    return &((struct cuda_whole *)cu->be)->halves;
+}
+
+static inline const struct matrix *cuda_matrix(const struct weight *w)
+{
+    return &((const struct cuda_weight *)w->impl)->m;
+}
+
+/* device.cu */
+bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
+/* The calling thread's device is this one. */
+void cuda_enter(const struct cuda_backend *cu);
+int cuda_device_number(const char *device); /* of "cuda:N", "cuda" or NULL */
+void cuda_close(struct backend *be);
+void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
+void cuda_free(struct backend *be, void *p, size_t bytes);
+void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
+void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
+struct want {
+    void **p;
+    size_t bytes;
+};
+/* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
+bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err);
+bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
+
+/* Other processes use the device too: no kernel may count on all of it. */
+void cuda_share_device(struct cuda_backend *cu);
+
+/* weights.cu */
+bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                 struct weight *w, struct error *err);
+void cuda_release(struct backend *be, struct weight *w);
+
+/* backend.cu: a stream of so many rows, in cu->all, begins */
+struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
+/* A case of rows that are norm(stream), not yet made; x: what they become. */
+struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
+
+/* The tokens' rows of the table (n_tokens, n_embd), of all ranks; timed as part of STAGE_EMBED. */
+void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x);
+
+/* mlp.cu: the op, and what kernels take in place of parts of layer.h */
+void cuda_mlp(struct backend *be, const struct mlp *m, int layer);
+struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n);
+struct closing cuda_closing(const struct cuda_backend *cu, const struct block *b);
+struct gating cuda_gating(const struct ffn *f);
+struct experts cuda_experts(const struct mlp *m); /* of one that has a router */
+bool cuda_is_plain(const struct mlp *m);          /* one table's pick does it */
+
+/* join.cu: a shared expert becomes one of the experts, where their shapes allow it. */
+bool join_experts(struct cuda_backend *cu, const struct mlp *m, struct error *err);
+bool join_is_done(const struct mlp *m);
+
+/* prepare.cu */
+bool cuda_supports(struct backend *be, const struct network *net, struct error *err);
+bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                  struct error *err);
+
+/* step.cu */
+void cuda_begin(struct backend *be, const struct batch *b);
+bool cuda_replay(struct backend *be, uint64_t key);
+void cuda_record(struct backend *be, uint64_t key);
+void cuda_launch_step(struct backend *be);
+bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);
+/* A step of so many rows and out rows is under way; then what each batch of it has is laid out and brought over. */
+void step_take_turn(struct cuda_backend *cu, int rows, int seqs, int n_out, bool decodes);
+void step_take_batch(struct cuda_backend *cu, const struct batch *b);
+
+/* Ints, or what is larger, to which what lies behind the first half's of it is aligned: as device memory is. */
+enum { STEP_ALIGN = 64 };
+/* halves.cu. halves_want: whether room for them is asked for. halves_leave: what is pointed to is the whole step's
+ * again. */
+bool halves_want(const struct cuda_backend *cu);
+size_t halves_turns(const struct cuda_backend *cu); /* of positions (cu->rope), of one half */
+void cuda_begin_halves(struct backend *be, const struct batch halves[2]);
+void cuda_half(struct backend *be, int i);
+void halves_leave(struct cuda_backend *cu);
+
+/* pick.cu */
+bool pick_info(struct backend *be, int i, struct pick_info *out);
+void pick_force(struct backend *be, const char *names);
+
+#endif

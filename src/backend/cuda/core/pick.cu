@@ -1,0 +1,926 @@
+/*
+ * Which kernel runs: one ordered table per op, and every threshold of the backend in it. The first
+ * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the
+ * last row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a
+ * kernel can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its
+ * kernel fits, whatever was measured, so that tests and benchmarks can run every row; -name leaves a
+ * row out, so that a benchmark can say what it gains over the next. How a kernel that was chosen cuts
+ * its work (tiles, warps, stages, parts of k) is its own file's.
+ *
+ * Here: the choice itself, and the rows of products (linear, ffn, moe, router); those of mixers are in
+ * pick_mixers.cu.
+ */
+#include "backend/cuda/heads/encoder.h"
+#include "backend/cuda/gemm/gemm_few.h"
+#include "backend/cuda/core/pick.cuh"
+#include "backend/cuda/core/rows.cuh"
+#include "backend/cuda/core/host.h"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+#include <string.h>
+
+/* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a
+ * batch. */
+static bool is_long(const struct matrix *w)
+{
+    return w->n_tiles >= 2048;
+}
+
+/* Weights that stay in the L2 while several rows read them, one after another. */
+static bool stays_in_l2(const struct matrix *w)
+{
+    return (size_t)w->n_tiles * (size_t)w->n_kt * (size_t)w->max_tile_bytes <= 24 << 20;
+}
+
+bool pick_deep(int keys)
+{
+    return keys > 512;
+}
+
+/* None of those kernels reads panels or records. */
+bool pick_halves_only(int rows)
+{
+    return rows > PANEL_ROWS;
+}
+
+/* Rows of the step a block of mma.sync takes when `rows` come its way. */
+static int tile_width(const struct matrix *w, int rows, bool mma)
+{
+    if (mma)
+        return w->set != SET_K || rows <= 64 ? 64 : 128;
+    return w->set != SET_K ? 16 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32;
+}
+
+struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = {};
+    p.w = *w;
+    p.x = cu->half_in;
+    p.x_scale = cu->half_scale;
+    p.ldx = w->n_kt * TILE_K;
+    p.rows = rows;
+    p.unscale = 1.0f;
+    return p;
+}
+
+static struct gemm_args args_hidden(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    struct gemm_args p = pick_args(cu, w, rows);
+    p.x = cu->half_hidden;
+    p.x_scale = NULL;
+    p.unscale = 1.0f / HIDDEN_SCALE;
+    return p;
+}
+
+/*
+ * linear: y = x W^T + bias
+ */
+static bool linear_quad_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_quad_fits(cu, c->w, c->rows);
+}
+static void linear_quad(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_quad(cu, c->w, &c->in, c->y, c->rows);
+}
+
+static bool linear_few_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_fits(cu, c->w, c->rows);
+}
+static bool linear_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->gain.gain || is_long(c->w);
+}
+static void linear_few(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_few(cu, c->w, &c->in, c->y, c->rows);
+}
+
+static bool linear_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->w->n_in % 8 == 0;
+}
+static bool linear_gemv_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows == 1 ||
+           (stays_in_l2(c->w) && (c->rows < 3 || !gemm_few_fits(cu, c->w, c->rows)));
+}
+static void linear_gemv(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemv_linear(cu, c->w, &c->in, c->y, c->rows);
+}
+
+static bool linear_cluster_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_cluster_suits(cu, c->w, c->rows);
+}
+static bool linear_cluster_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !is_long(c->w);
+}
+static bool linear_panels_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return !is_long(c->w) && c->x->panels && !c->x->halves;
+}
+static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (!c->x->panels)
+        rows_to_halves(cu, c->x);
+    gemm_cluster(cu, c->w, c->y, c->rows);
+}
+
+static bool linear_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_records_fit(cu, c->w, c->rows);
+}
+static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (!c->x->records)
+        rows_to_halves(cu, c->x);
+    gemm_few_records(cu, c->w, c->y, c->rows);
+}
+static bool linear_pairs_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_pairs_fit(cu, c->w, c->rows);
+}
+static void linear_pairs(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (!c->x->records)
+        rows_to_halves(cu, c->x);
+    gemm_few_pairs(cu, c->w, c->y, c->rows);
+}
+static bool linear_short_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_short_fits(cu, c->w, c->rows);
+}
+static bool linear_short_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return linear_cluster_pays(cu, c) && c->w->set == SET_CODES;
+}
+static void linear_short(struct cuda_backend *cu, const struct pick_case *c)
+{
+    if (!c->x->records)
+        rows_to_halves(cu, c->x);
+    gemm_few_short(cu, c->w, c->y, c->rows);
+}
+
+static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    p.y = c->y;
+    p.ldy = c->w->n_out;
+    return p;
+}
+static bool linear_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_persistent_suits(cu, c->w, false);
+}
+static bool linear_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    p.ldy = c->w->n_out;
+    return gemm_persistent_tiles(cu, p) > cu->n_sm; /* else nothing comes after */
+}
+static void linear_persistent(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_persistent(cu, linear_args(cu, c));
+}
+
+static bool linear_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_wgmma_suits(cu, c->w, false);
+}
+static bool linear_wgmma_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows >= 33 || is_long(c->w);
+}
+static void linear_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_wgmma(cu, linear_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
+}
+
+static bool linear_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_suits(cu, c->w);
+}
+static bool linear_halves_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_tiles(c->w, c->rows) > cu->n_sm; /* else nothing comes after */
+}
+static void linear_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_halves(cu, linear_args(cu, c));
+}
+
+static bool linear_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_mma_fits(cu, c->w);
+}
+static void linear_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = tile_width(c->w, c->rows, true);
+    gemm_mma(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
+}
+
+/* Two tiles of 16 rows rather than one of 32: more blocks. */
+static int linear_width(const struct pick_case *c)
+{
+    return tile_width(c->w, c->rows > 16 && c->rows <= 48 ? 16 : c->rows, false);
+}
+static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    return gemm_stream_fits(cu, p, false, linear_width(c));
+}
+/* Enough blocks for the GPU. */
+static bool stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
+                         int width)
+{
+    return gemm_stream_blocks(cu, p, pair, width) >= cu->n_sm * 3 / 4;
+}
+static bool linear_stream_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    return stream_fills(cu, p, false, linear_width(c));
+}
+static void linear_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = linear_width(c);
+    gemm_stream(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
+}
+static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = linear_width(c);
+    gemm_splitk(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
+}
+
+/*
+ * ffn: y = act(x Wg^T, x Wu^T) Wd^T. Each of the two products may take another way than the
+ * row's where that is not worth it; forced, it does not.
+ */
+static bool ffn_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows <= HIDDEN_ROWS && c->w->n_in % 8 == 0 && c->down->n_in % 8 == 0;
+}
+static bool ffn_gemv_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows == 1 || (stays_in_l2(c->w) && stays_in_l2(c->down));
+}
+static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemv_ffn(cu, c->w, c->down, c->act, &c->in, c->y, c->rows);
+}
+
+/* Gate and up (i = 0), then down. */
+static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    struct gemm_args p = i ? args_hidden(cu, c->down, c->rows) : pick_args(cu, c->w, c->rows);
+    if (i) {
+        p.y = c->y;
+        p.ldy = c->down->n_out;
+    } else {
+        p.y_half = cu->half_hidden;
+        p.act = c->act;
+        p.ldy = c->down->n_kt * TILE_K;
+    }
+    return p;
+}
+
+static bool ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_wgmma_suits(cu, c->w, true) && gemm_wgmma_suits(cu, c->down, false);
+}
+static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++)
+        gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
+}
+
+static bool pair_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->down);
+}
+static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++) {
+        int width = tile_width(i ? c->down : c->w, c->rows, true);
+        gemm_mma(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+    }
+}
+
+static bool ffn_one_stream(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    struct gemm_args p = ffn_args(cu, c, i);
+    int width = tile_width(&p.w, c->rows, false);
+    return gemm_stream_fits(cu, p, !i, width) && (c->forced || stream_fills(cu, p, !i, width));
+}
+static bool ffn_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return ffn_one_stream(cu, c, 0) || ffn_one_stream(cu, c, 1);
+}
+static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++) {
+        int width = tile_width(i ? c->down : c->w, c->rows, false);
+        if (ffn_one_stream(cu, c, i))
+            gemm_stream(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+        else
+            gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+    }
+}
+static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++) {
+        int width = tile_width(i ? c->down : c->w, c->rows, false);
+        gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
+    }
+}
+
+/*
+ * lone: y = act(x Wu^T) Wd^T
+ */
+/* Hidden units stay halves: adapters would come too late. */
+static bool lone_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->w->n_seg == 1 && !lora_changes(cu, c->w) && !lora_changes(cu, c->down);
+}
+static bool lone_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return lone_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
+           gemm_wgmma_suits(cu, c->down, false);
+}
+static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++)
+        gemm_wgmma(cu, ffn_args(cu, c, i), false, ceil_div(c->rows, WGMMA_ROWS));
+}
+static bool lone_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return lone_fits(cu, c) && gemm_halves_suits(cu, c->w) && gemm_halves_suits(cu, c->down);
+}
+static bool lone_halves_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_tiles(c->down, c->rows) > cu->n_sm;
+}
+static void lone_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    for (int i = 0; i < 2; i++)
+        gemm_halves(cu, ffn_args(cu, c, i));
+}
+static void lone_linear(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct rows h = rows_of(cu->encoder->hidden, c->rows, c->w->n_out);
+    struct pick_case up = {}, down = {};
+    up.rows = down.rows = c->rows;
+    up.w = c->w;
+    up.x = c->x;
+    up.y = h.floats;
+    pick_run(cu, PICK_LINEAR, &up, N_STAGES);
+    encoder_act(cu, c->act, h.floats, h.n, h.width);
+    down.w = c->down;
+    down.x = &h;
+    down.y = c->y;
+    pick_run(cu, PICK_LINEAR, &down, N_STAGES);
+}
+
+/*
+ * moe: y = the weighted sum of a row's experts
+ */
+static bool moe_product_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->stream->add == ADD_PRODUCT; /* as output_experts left it */
+}
+static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
+{
+    const struct resid *r = c->stream;
+    moe_gemv_routed(cu, r->w, r->a.floats, c->experts, &c->in, r->x, c->y);
+}
+
+static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return !c->route_x && c->rows <= NORM_ROWS &&
+           router_records_shared(c->router) <= cu->shared_limit &&
+           moe_quad_fits(cu, c->w, c->down, c->rows);
+}
+static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_records(cu, c->router, &c->in, c->rows);
+    router_give(cu, c->experts, 1, c->rows);
+    moe_quad(cu, c->experts, c->y, c->rows);
+}
+
+static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return !c->route_x && router_records_shared(c->router) <= cu->shared_limit &&
+           moe_few_fits(cu, c->w, c->down, c->rows);
+}
+static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_records(cu, c->router, &c->in, c->rows);
+    router_give(cu, c->experts, 1, c->rows);
+    moe_few(cu, c->experts, c->y, c->rows);
+}
+
+/* Logits to cu->router; with a norm in front, n gets the normed rows. */
+static void router_logits(struct cuda_backend *cu, const struct experts *e,
+                          const struct norm_in *in, float *n, int rows)
+{
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = e->router;
+    c.in = *in;
+    c.y = n;
+    pick_run(cu, PICK_LOGITS, &c, N_STAGES);
+    router_give(cu, e, 1, rows);
+}
+/* The same of rows as they are. */
+static void router_logits_of(struct cuda_backend *cu, const struct experts *e, const struct rows *x)
+{
+    struct norm_in plain = {};
+    plain.x = x->floats;
+    router_logits(cu, e, &plain, NULL, x->n);
+}
+
+static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows <= HIDDEN_ROWS && c->down->n_in % 8 == 0 && moe_gemv_fits(cu, c->w, c->down);
+}
+static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    float *n = c->in.gain ? cu->n : NULL;
+    if (c->route_x)
+        router_logits_of(cu, c->experts, c->route_x);
+    else
+        router_logits(cu, c->experts, &c->in, n, c->rows);
+    moe_gemv(cu, c->experts, n ? n : c->in.x, c->y, c->rows);
+}
+
+static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_quad_fits(cu, c->w, c->down, c->rows);
+}
+static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_logits_of(cu, c->experts, c->route_x ? c->route_x : c->x);
+    rows_to_halves(cu, c->x);
+    moe_quad(cu, c->experts, c->y, c->rows);
+}
+
+/* Routes, with tiles of `width` rows in the work list. */
+static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_case *c, int width,
+                                     bool listed, bool even)
+{
+    const struct shape *s = &cu->shape;
+    struct moe_route_args r = {};
+    r.logits = router_given(cu, c->experts);
+    r.rows = c->rows;
+    r.parts = 1;
+    r.rule = c->experts->rule;
+    r.width = width;
+    r.even = even;
+    r.t = moe_route_tables(cu);
+    r.weight = cu->route_weight;
+    if (even && c->rows > 64) { /* pairs lie by expert from the start: nobody sorts them */
+        int pairs_most = s->max_tokens * s->n_expert_used;
+        r.t.lists = r.t.places + c->router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
+        r.t.done = r.t.lists + c->router->n_out * r.t.room;
+    }
+    struct pick_case route = {};
+    route.rows = c->rows;
+    route.w = c->router;
+    route.x = c->route_x ? c->route_x : c->x;
+    route.experts = c->experts;
+    route.route = &r;
+    route.listed = listed;
+    pick_run(cu, PICK_ROUTER, &route, N_STAGES);
+    rows_to_halves(cu, c->x);
+    return r.t;
+}
+
+/* Narrow sums are left to the norm that reads the stream, but for those of which a row may lack some:
+ * other ranks' are to be added to them. */
+static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
+{
+    int used = c->experts->rule.used;
+    struct expert_sum sum = {
+        (const uint16_t *)cu->expert_out, cu->route_weight, c->y, c->rows, used, c->down->n_out};
+    if (narrow && c->experts->rule.spread) {
+        resid_sum_some(cu, sum);
+    } else if (narrow) {
+        c->stream->add = ADD_EXPERTS;
+        c->stream->experts = sum;
+    } else {
+        resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out, c->experts->rule.spread);
+    }
+}
+
+static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, int width)
+{
+    (void)cu;
+    return moe_route_tiles(c->rows, c->experts->rule.used, c->router->n_out, width);
+}
+/* Rows of an entry: sixteen where there is shared memory for them, else eight; 0: neither. */
+static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    int pairs = c->rows * c->experts->rule.used;
+    for (int width = 16; width >= 8 && c->rows <= LIST_ROWS; width /= 2)
+        if (moe_grouped_fits(cu, c->w, c->down, pairs, moe_tiles(cu, c, width), width))
+            return width;
+    return 0;
+}
+static bool moe_grouped_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_grouped_width(cu, c) > 0;
+}
+static void moe_grouped_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = moe_grouped_width(cu, c);
+    bool narrow = c->down->n_out % 4 == 0;
+    struct route_tables t = moe_lists(cu, c, width, true, false);
+    moe_grouped(cu, c->experts, &t, c->rows * c->experts->rule.used, moe_tiles(cu, c, width), width,
+                narrow);
+    moe_sum(cu, c, narrow);
+}
+
+/* Gate and up (i = 0), then down, over a work list. */
+static struct gemm_args moe_args(const struct cuda_backend *cu, const struct pick_case *c,
+                                 const struct route_tables &t, int i, bool narrow)
+{
+    struct gemm_args p = ffn_args(cu, c, i);
+    p.route = t;
+    p.moe = true;
+    p.used = c->experts->rule.used;
+    if (i) {
+        p.y = cu->expert_out;
+        p.sorted_in = true;
+        p.narrow = narrow;
+    }
+    return p;
+}
+
+static bool moe_is_narrow(const struct pick_case *c)
+{
+    return c->down->n_out % 4 == 0 && c->down->n_seg == 1;
+}
+static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_is_narrow(c) && gemm_persistent_suits(cu, c->w, true) &&
+           gemm_persistent_suits(cu, c->down, false) && c->rows > 64;
+}
+static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int pairs = c->rows * c->experts->rule.used;
+    int width = gemm_persistent_expert_rows(pairs, c->router->n_out);
+    struct route_tables t = moe_lists(cu, c, width, false, true);
+    gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
+    moe_sum(cu, c, true);
+}
+static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    bool narrow = moe_is_narrow(c);
+    struct route_tables t = moe_lists(cu, c, WGMMA_ROWS, false, true);
+    for (int i = 0; i < 2; i++)
+        gemm_wgmma(cu, moe_args(cu, c, t, i, narrow), !i, moe_tiles(cu, c, WGMMA_ROWS));
+    moe_sum(cu, c, narrow);
+}
+
+/* How many rows an expert gets on average, doubled, says how wide a block should be; both products
+ * walk one work list. */
+static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
+{
+    (void)cu;
+    int spread = 2 * ceil_div(c->rows * c->experts->rule.used, c->router->n_out);
+    spread = c->rows <= 8 || spread > c->rows ? c->rows : spread;
+    if (c->w->set != SET_K || c->down->set != SET_K)
+        return mma ? 64 : 16;
+    int a = tile_width(c->w, spread, mma), b = tile_width(c->down, spread, mma);
+    return a < b ? a : b;
+}
+static void moe_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    int width = moe_width(cu, c, true);
+    struct route_tables t = moe_lists(cu, c, width, false, false);
+    for (int i = 0; i < 2; i++)
+        gemm_mma(cu, moe_args(cu, c, t, i, false), !i, width, moe_tiles(cu, c, width));
+    moe_sum(cu, c, false);
+}
+static bool moe_one_stream(const struct cuda_backend *cu, const struct pick_case *c, int i)
+{
+    struct gemm_args p = ffn_args(cu, c, i);
+    p.moe = true;
+    return gemm_stream_fits(cu, p, !i, moe_width(cu, c, false));
+}
+static bool moe_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return moe_one_stream(cu, c, 0) || moe_one_stream(cu, c, 1);
+}
+static void moe_mixed(struct cuda_backend *cu, const struct pick_case *c, bool stream)
+{
+    int width = moe_width(cu, c, false), tiles = moe_tiles(cu, c, width);
+    struct route_tables t = moe_lists(cu, c, width, false, false);
+    for (int i = 0; i < 2; i++) {
+        struct gemm_args p = moe_args(cu, c, t, i, false);
+        if (stream && moe_one_stream(cu, c, i))
+            gemm_stream(cu, p, !i, width, tiles);
+        else
+            gemm_splitk(cu, p, !i, width, tiles);
+    }
+    moe_sum(cu, c, false);
+}
+static void moe_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_mixed(cu, c, true);
+}
+static void moe_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    moe_mixed(cu, c, false);
+}
+
+/*
+ * router: logits, the choice, and a work list of it
+ */
+static bool router_choose_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->listed && !c->experts->give && router_choose_fits(cu, c->w);
+}
+static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_choose(cu, c->w, c->route->rule, &c->route->t, c->x->floats, c->rows);
+    moe_grouped_route(cu, &c->route->t, c->route->rule, c->rows, c->route->width);
+}
+static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_row(cu, c->w, &c->in, c->y, c->rows);
+}
+static void logits_block(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_block(cu, c->w, &c->in, c->y, c->rows);
+}
+static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
+{
+    c->route->parts = c->w->n_kt;
+    router_rows(cu, c->w, c->x->floats, c->rows);
+    router_give(cu, c->experts, c->w->n_kt, c->rows);
+    if (c->experts->give)
+        c->route->parts = 1;
+    moe_route(cu, *c->route);
+}
+static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->route->t.lists;
+}
+static void router_sort(struct cuda_backend *cu, const struct pick_case *c)
+{
+    c->route->route_here = true;
+    router_logits_of(cu, c->experts, c->x);
+    moe_route(cu, *c->route);
+}
+static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
+{
+    router_logits_of(cu, c->experts, c->x);
+    moe_route(cu, *c->route);
+}
+
+/* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
+static const struct pick products[] = {
+    {"gemm_quad", PICK_LINEAR, CODES, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
+     linear_quad},
+    {"gemm_few", PICK_LINEAR, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays,
+     linear_few_fits, linear_few},
+    {"gemv", PICK_LINEAR, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, linear_gemv_pays, linear_gemv_fits,
+     linear_gemv},
+    {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_panels_pay,
+     linear_cluster_fits, linear_cluster}, /* attention has left its rows as panels */
+    {"gemm_few_records", PICK_LINEAR, CODES, 1, 8, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+     linear_records_fit, linear_records},
+    {"gemm_few_pairs", PICK_LINEAR, CODES, 9, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+     linear_pairs_fit, linear_pairs},
+    {"gemm_few_short", PICK_LINEAR, CODES, 9, 16, NEEDS_NOTHING, TAKES_ROWS, linear_short_pays,
+     linear_short_fits, linear_short},
+    {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_cluster_pays,
+     linear_cluster_fits, linear_cluster},
+    {"gemm_few_pairs", PICK_LINEAR, CODES, 17, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
+     linear_pairs_fit, linear_pairs},
+    {"gemm_few_short", PICK_LINEAR, CODES, 17, 32, NEEDS_NOTHING, TAKES_ROWS, linear_short_pays,
+     linear_short_fits, linear_short},
+    {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
+     linear_persistent_fits, linear_persistent},
+    {"gemm_halves", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_halves_pays,
+     linear_halves_fits, linear_halves},
+    {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
+     linear_wgmma_fits, linear_wgmma},
+    {"gemm_mma", PICK_LINEAR, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
+     linear_mma},
+    {"gemm_stream", PICK_LINEAR, FAST, 1, 0, NEEDS_NOTHING, TAKES_ROWS, linear_stream_pays,
+     linear_stream_fits, linear_stream},
+    {"gemm_splitk", PICK_LINEAR, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, linear_splitk},
+
+    {"ffn_gemv", PICK_FFN, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, ffn_gemv_pays, ffn_gemv_fits,
+     ffn_gemv},
+    {"ffn_wgmma", PICK_FFN, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
+    {"ffn_mma", PICK_FFN, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
+    {"ffn_stream", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, ffn_stream_fits,
+     ffn_stream},
+    {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
+
+    {"lone_halves", PICK_LONE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, lone_halves_pays,
+     lone_halves_fits, lone_halves},
+    {"lone_wgmma", PICK_LONE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, lone_wgmma_fits,
+     lone_wgmma},
+    {"lone_linear", PICK_LONE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     lone_linear}, /* linear, twice */
+
+    {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
+     moe_product},
+    {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, NULL,
+     moe_quad_records_fit, moe_quad_records},
+    {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
+    {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
+     moe_gemv_run},
+    {"moe_quad", PICK_MOE, CODES, 1, 24, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_quad_suits,
+     moe_quad_run},
+    {"moe_grouped", PICK_MOE, CODES, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
+     moe_grouped_run},
+    {"moe_persistent", PICK_MOE, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, moe_persistent_fits,
+     moe_persistent},
+    {"moe_wgmma", PICK_MOE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma},
+    {"moe_mma", PICK_MOE, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, moe_mma},
+    {"moe_stream", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_stream_fits,
+     moe_stream},
+    {"moe_splitk", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, moe_splitk},
+
+    {"router_choose", PICK_ROUTER, ANY, 33, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     router_choose_suits, router_choose_run},
+    {"router_tensor", PICK_ROUTER, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     router_tensor},
+    {"router_sort", PICK_ROUTER, ANY, 1, 64, NEEDS_NOTHING, TAKES_ROWS, NULL, router_sort_fits,
+     router_sort},
+    {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
+
+    {"router_row", PICK_LOGITS, ANY, 1, 4, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_row},
+    {"router_block", PICK_LOGITS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_block},
+};
+enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
+
+/* Row i of the whole table; NULL behind the last. */
+static const struct pick *row_at(int i)
+{
+    int mixer = i - N_PRODUCTS;
+    return mixer < 0 ? &products[i] : mixer < pick_mixers.n ? &pick_mixers.rows[mixer] : NULL;
+}
+
+/* Whether `name` is one of "a,b,c"; out: one of those with a minus in front. */
+static bool is_listed(const char *list, const char *name, bool out)
+{
+    size_t n = strlen(name);
+    for (const char *p = list; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL) {
+        const char *at = p + (out && *p == '-');
+        if (out == (at > p) && !strncmp(at, name, n) && (at[n] == ',' || !at[n]))
+            return true;
+    }
+    return false;
+}
+
+static bool has_needs(const struct cuda_backend *cu, const struct pick *p)
+{
+    return p->needs == NEEDS_WGMMA ? cu->wgmma : p->needs == NEEDS_WAITS ? cu->may_wait : true;
+}
+
+/* The kernel can do it. */
+static bool can_run(const struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
+{
+    bool router = p->op == PICK_ROUTER || p->op == PICK_LOGITS;
+    const struct matrix *all[] = {router ? NULL : c->w, c->down};
+    for (int i = 0; i < 2; i++)
+        if (all[i] && !(p->formats >> all[i]->set & 1))
+            return false;
+    return has_needs(cu, p) && (!p->fits || p->fits(cu, c));
+}
+
+const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
+{
+    const struct pick *p;
+    c->forced = true;
+    for (int i = 0; cu->forced && (p = row_at(i)) != NULL; i++)
+        if (p->op == op && is_listed(cu->forced, p->name, false) && can_run(cu, p, c))
+            return p;
+    c->forced = false;
+    const struct pick *left_out = NULL; /* runs where nothing else does */
+    for (int i = 0; (p = row_at(i)) != NULL; i++) {
+        if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||
+            (p->pays && !p->pays(cu, c)) || !can_run(cu, p, c))
+            continue;
+        if (!is_listed(cu->forced, p->name, true))
+            return p;
+        left_out = p;
+    }
+    CHECK(left_out, "no kernel for %d rows", c->rows);
+    return left_out;
+}
+
+void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
+{
+    const struct pick *mixers = pick_mixers.rows;
+    bool mixer = p >= mixers && p < mixers + pick_mixers.n;
+    cu->picked[mixer ? N_PRODUCTS + (p - mixers) : p - products]++;
+    if (p->run)
+        p->run(cu, c);
+}
+
+void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case *c)
+{
+    struct resid *r = c->made ? NULL : c->stream;
+    bool norm = r && c->gain.gain;
+    if (norm && p->takes == TAKES_PRODUCT) {
+        c->in.gain = c->gain.gain;
+        c->in.eps = c->gain.eps;
+        return;
+    }
+    if (norm && p->takes == TAKES_NORM && c->rows <= NORM_ROWS && resid_adds(r) && !c->gain.layer) {
+        c->in = resid_norm_in(cu, r, c->gain);
+        return;
+    }
+    if (norm)
+        *c->x = resid_norm(cu, r, c->gain,
+                           p->op == PICK_MOE || p->takes == TAKES_NORM); /* a router reads floats */
+    else if (r)
+        *c->x = resid_plain(cu, r);
+    if (p->takes == TAKES_NORM) {
+        rows_to_floats(cu, c->x);
+        c->in.x = c->x->floats;
+    }
+}
+
+void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage)
+{
+    bool changed = op == PICK_LINEAR && lora_changes(cu, c->w);
+    if (changed) {
+        lora_input(cu, c);
+        c->stream = NULL;
+    }
+    const struct pick *p = pick_find(cu, op, c);
+    pick_input(cu, p, c);
+    if (stage != N_STAGES)
+        step_mark(cu);
+    if (changed)
+        lora_before(cu, c->w, c->x);
+    pick_go(cu, p, c);
+    if (changed)
+        lora_add(cu, c->w, c->y, c->w->n_out);
+    if (stage != N_STAGES)
+        step_mark_end(cu, stage);
+}
+
+bool pick_info(struct backend *be, int i, struct pick_info *out)
+{
+    static const char *const ops[] = {"linear",        "qkv",           "output",       "ffn",
+                                      "moe",           "router",        "logits",       "decode",
+                                      "prompt",        "delta_decode",  "delta_prompt", "heads",
+                                      "latent_decode", "latent_prompt", "encode",       "lone"};
+    const struct cuda_backend *cu = cuda_self(be);
+    const struct pick *p = row_at(i);
+    if (!p)
+        return false;
+    struct pick_info info = {};
+    info.name = p->name;
+    info.op = ops[p->op];
+    info.formats = p->op == PICK_ROUTER || p->op == PICK_LOGITS ? "F32"
+                   : !p->formats                                ? ""
+                   : p->formats == ANY                          ? "any"
+                   : p->formats == FAST                         ? "codes F16 F8"
+                   : p->formats == CODES                        ? "codes"
+                                                                : "Q4_K Q6_K";
+    info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_WAITS ? "alone" : "";
+    info.rows_from = p->from;
+    info.rows_to = p->to;
+    info.here = has_needs(cu, p);
+    info.runs = cu->picked[i];
+    *out = info;
+    return true;
+}
+
+void pick_force(struct backend *be, const char *names)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    mem_free(cu->forced);
+    cu->forced = names && *names ? mem_strdup(names) : NULL;
+}

@@ -1,0 +1,620 @@
+/*
+ * The rows of mixers in the table that picks kernels (pick.cu): attention with its projections, delta
+ * nets, latent attention and its heads' matrices. As there, every threshold stands in `pays` or in the
+ * rows a line is for, and what a kernel can do at all in `fits`.
+ */
+#include "backend/cuda/attn/attn.cuh"
+#include "backend/cuda/mixers/delta_net.cuh"
+#include "backend/cuda/heads/encoder.h"
+#include "backend/cuda/mixers/latent.cuh"
+#include "backend/cuda/core/pick.cuh"
+#include "backend/cuda/core/rows.cuh"
+#include "backend/cuda/core/host.h"
+
+/*
+ * qkv: a projection to q, k, v, of which q is kept and k, v go to the cache
+ */
+static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    /* A block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
+    const struct matrix *w = c->w;
+    const struct attn_layer *l = c->layer;
+    bool fits = gemm_wgmma_suits(cu, w, false) && l->k_dim == 128 && l->v_dim == 128 &&
+                l->n_rot == 128 && attn_heads_plain(l) &&
+                (cu->shape.kv_type == DT_F16 || cu->shape.kv_type == DT_BF16);
+    for (int i = 0; i < w->n_seg; i++)
+        fits = fits && w->seg[i].tile0 % 8 == 0 && w->seg[i].rows % 128 == 0;
+    return fits;
+}
+static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->raw; /* decodes are turned by their attention */
+}
+static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
+{
+    const struct shape *s = &cu->shape;
+    const struct attn_layer *l = c->layer;
+    rows_to_halves(cu, c->x);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    p.ldy = c->w->n_out;
+    p.heads.set = true;
+    p.heads.bf16 = s->kv_type == DT_BF16;
+    p.heads.q = c->y;
+    p.heads.k = (uint16_t *)l->k;
+    p.heads.v = (uint16_t *)l->v;
+    p.heads.q_norm = l->norm[ATTN_Q].gain;
+    p.heads.k_norm = l->norm[ATTN_K].gain;
+    p.heads.rope = l->rope;
+    p.heads.slot = c->step->slot;
+    p.heads.n_heads = l->n_heads;
+    p.heads.n_kv = l->n_kv;
+    p.heads.page_len = s->page_len;
+    p.heads.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
+    gemm_wgmma(cu, p, false, ceil_div(c->rows, WGMMA_ROWS));
+}
+
+/*
+ * output: x += a Wo^T. One row in front of experts is left to them: their kernel adds up the router's
+ * logits on the way.
+ */
+static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    const struct experts *e = c->experts;
+    return e && c->rows == 1 && c->w->n_in % 8 == 0 && e->down->n_in % 8 == 0 &&
+           moe_gemv_routed_fits(cu, c->w, e);
+}
+static bool output_experts_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)c;
+    /* Behind attn_decode_split.cu, which lets the next kernel start late, a router of its own was
+     * faster. And a profile is to tell the two apart. */
+    return !cu->layout.deep && !cu->be->profile;
+}
+static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    c->stream->add = ADD_PRODUCT;
+    c->stream->w = c->w;
+    c->stream->a = *c->x;
+}
+
+/*
+ * decode, prompt: attention of rows that are their sequence's last, and of the others
+ */
+static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_tensor(cu, c->layer) && (!c->raw || attn_heads_plain(c->layer));
+}
+static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && tensor_fits(cu, c) && attn_decode_batch_fits(cu);
+}
+static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->layer, c->rows);
+}
+static bool decode_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+}
+static int decode_units(const struct pick_case *c)
+{
+    const struct attn_layer *l = c->layer;
+    return c->rows * l->n_kv * ceil_div(l->n_heads / l->n_kv, 8);
+}
+/* A decode sees many keys. */
+static bool decode_deep(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return cu->layout.deep && (!c->layer->window || pick_deep(c->layer->window));
+}
+static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    /* Of short contexts a block reads one in less time than several need to join. */
+    return decode_units(c) >= (decode_deep(cu, c) ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
+}
+/* One block to an SM: eight warps; of more, three share it, or five where three would not do in one
+ * go. */
+static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    int units = decode_units(c);
+    return units <= cu->n_sm ? 8 : units <= 3 * cu->n_sm ? 4 : 2;
+}
+static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch(cu, *c->attn, decode_batch_warps(cu, c));
+}
+static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct attn_args p = *c->attn;
+    p.row_records = cu->records;
+    p.scale_of = cu->half_scale;
+    c->out->records = true;
+    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
+}
+/* The results go to panels too. */
+static struct attn_args panels_args(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct attn_args p = *c->attn;
+    p.panels = cu->panels;
+    p.panel_rows = gemm_cluster_width(c->rows);
+    p.scale_of = cu->half_scale;
+    return p;
+}
+static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch(cu, panels_args(cu, c), decode_batch_warps(cu, c));
+    c->out->panels = true;
+}
+static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && tensor_fits(cu, c) && decode_units(c) <= cu->n_sm &&
+           attn_decode_split_fits(cu, c->layer);
+}
+static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_deep(cu, c);
+}
+static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_split(cu, *c->attn);
+}
+static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode(cu, *c->attn, c->raw);
+}
+static bool decode_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_decode_wide_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
+}
+static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_wide(cu, *c->attn);
+}
+static bool decode_split_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_coded_fits(cu, c->layer);
+}
+static void decode_split_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_split_coded(cu, *c->attn);
+}
+static bool decode_batch_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && attn_decode_batch_coded_fits(cu, c->layer);
+}
+static void decode_batch_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch_coded(cu, *c->attn);
+}
+static bool decode_batch_coded_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return decode_batch_coded_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+}
+static void decode_batch_coded_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_batch_coded(cu, panels_args(cu, c));
+    c->out->panels = true;
+}
+static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_decode_coded_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
+}
+static void decode_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_coded(cu, *c->attn);
+}
+static bool decode_coded_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->raw && decode_coded_fits(cu, c) &&
+           attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+}
+static void decode_coded_panels(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_decode_coded(cu, panels_args(cu, c));
+    c->out->panels = true;
+}
+static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return !c->raw; /* which only cases have that the rows before take */
+}
+static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_any(cu, *c->attn, 0, c->rows);
+}
+static bool prompt_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_tensor(cu, c->layer) && !c->layer->sinks;
+}
+static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->layer);
+}
+static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill(cu, *c->attn, false);
+}
+static bool prompt_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return pick_halves_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
+           prompt_wgmma_fits(cu, c);
+}
+static void prompt_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill(cu, *c->attn, true);
+    c->out->halves = true;
+    c->out->n_floats = c->step->n_decode;
+}
+static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
+                     cu->layout.n_q_tiles);
+}
+static bool prompt_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_prefill_coded_suits(cu, c->layer);
+}
+/* A value that no half holds is lost, as it is in a cache of halves. */
+static bool prompt_coded_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return pick_halves_only(c->step->n_tokens) && prompt_coded_fits(cu, c);
+}
+static void prompt_coded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill_coded(cu, *c->attn, false);
+}
+static void prompt_coded_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill_coded(cu, *c->attn, true);
+    c->out->halves = true;
+    c->out->n_floats = c->step->n_decode;
+}
+static bool prompt_wide_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_prefill_wide_coded_fits(cu, c->layer);
+}
+static bool prompt_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return attn_prefill_wide_fits(cu, c->layer);
+}
+static void prompt_wide(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_prefill_wide(cu, *c->attn);
+}
+static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    attn_any(cu, *c->attn, c->step->n_decode, c->rows);
+}
+
+/*
+ * delta: the recurrence of a gated delta net
+ */
+static bool delta_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return delta_step_fits(*c->delta);
+}
+static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_step(cu, *c->delta, c->rows);
+}
+/* Decodes would pay for it in launches, and of many rows products are bound by arithmetic. */
+bool pick_delta_split(int rows, int decodes)
+{
+    return decodes < rows && rows > 4 && rows <= DELTA_SPLIT_ROWS;
+}
+static int delta_prompts(const struct pick_case *c)
+{
+    return c->step->n_seqs - c->step->n_decode;
+}
+static bool delta_step_rows_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu; /* what reads guesses: in place of three kernels */
+    return c->rows <= 4 * delta_prompts(c);
+}
+static void delta_prompt_step(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_step_rows(cu, *c->delta, delta_prompts(c));
+}
+static bool delta_chunked_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows >= 24 * delta_prompts(c);
+}
+static bool delta_chunked_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return delta_chunked_fits(cu, *c->delta, c->rows, delta_prompts(c));
+}
+static void delta_prompt_chunked(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_chunked(cu, *c->delta, c->rows, delta_prompts(c));
+}
+static void delta_prompt(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_scan(cu, *c->delta, c->rows, delta_prompts(c));
+}
+static void delta_decode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_any(cu, *c->delta, c->rows, c->rows);
+}
+static void delta_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    delta_any(cu, *c->delta, c->rows, delta_prompts(c));
+}
+
+/*
+ * heads: y (rows, H, n_out) = x_h W_h^T, every head's rows with its own matrix. A head's rows are an
+ * expert's to the kernels.
+ */
+static struct gemm_args heads_args(struct cuda_backend *cu, const struct pick_case *c, int width)
+{
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    struct latent_heads *h = c->heads;
+    latent_heads_list(cu, h, c->rows, width);
+    p.x = h->x;
+    p.x_scale = NULL;
+    p.y = c->y;
+    p.ldy = c->w->n_out;
+    p.moe = p.sorted_in = true;
+    p.used = h->n_heads;
+    p.route = h->list;
+    return p;
+}
+static int heads_tiles(const struct pick_case *c, int width)
+{
+    return c->heads->n_heads * ceil_div(c->rows, width);
+}
+static bool heads_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_wgmma_suits(cu, c->w, false);
+}
+static void heads_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_wgmma(cu, heads_args(cu, c, WGMMA_ROWS), false, heads_tiles(c, WGMMA_ROWS));
+}
+static bool heads_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_mma_fits(cu, c->w);
+}
+static void heads_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_mma(cu, heads_args(cu, c, 64), false, 64, heads_tiles(c, 64));
+}
+static bool heads_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    p.moe = true;
+    return gemm_stream_fits(cu, p, false, 16);
+}
+static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_stream(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
+}
+static bool heads_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return latent_heads_gemv_fits(cu, c->w, c->heads, c->step);
+}
+static void heads_gemv(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_heads_gemv(cu, c->w, c->heads, c->y, c->rows);
+}
+static void heads_splitk(struct cuda_backend *cu, const struct pick_case *c)
+{
+    gemm_splitk(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
+}
+
+/*
+ * latent: attention over latents
+ */
+static bool latent_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return latent_attn_fits(cu, *c->latent);
+}
+static void latent_decode(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_decode(cu, *c->latent, c->rows);
+}
+static void latent_prompt(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_prompt(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
+                       cu->layout.n_q_tiles);
+}
+static bool latent_expanded_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return latent_expanded_fits(cu, *c->latent);
+}
+/* Keys and values of a step's contexts are made for the rows that read them. */
+static bool latent_expanded_pays(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return c->rows >= 128 * (cu->layout.n_seqs - cu->layout.n_decode);
+}
+static void latent_prompt_expanded(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_expanded(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
+                    cu->layout.n_q_tiles);
+}
+static void latent_decode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_any(cu, *c->latent, 0, c->rows);
+}
+static void latent_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    latent_attn_any(cu, *c->latent, c->step->n_decode, c->rows);
+}
+
+/*
+ * encode: q, k and v of rows that see each other both ways, and their attention
+ */
+static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return attn_encode_fits(c->layer);
+}
+static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    bool fits = encode_mma_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
+                !lora_changes(cu, c->w);  /* which add to floats */
+    for (int i = 0; i < c->w->n_seg; i++) /* results lie as they do without tiles */
+        fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
+    return fits;
+}
+static bool encode_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return encode_wgmma_fits(cu, c) && gemm_halves_suits(cu, c->w);
+}
+static bool encode_halves_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_halves_tiles(c->w, c->rows) > cu->n_sm;
+}
+static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
+{
+    struct pick_case qkv = {};
+    qkv.rows = c->rows;
+    qkv.w = c->w;
+    qkv.x = c->x;
+    qkv.y = cu->qkv;
+    pick_run(cu, PICK_LINEAR, &qkv, STAGE_QKV);
+}
+static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, const float *qkv)
+{
+    step_mark(cu);
+    encoder_heads(cu, c->layer, c->step, qkv);
+    attn_encode(cu, c->layer, c->step, c->out);
+    step_mark_end(cu, STAGE_ATTENTION);
+}
+/* The projection as halves. */
+static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_case *c)
+{
+    rows_to_halves(cu, c->x);
+    struct gemm_args p = pick_args(cu, c->w, c->rows);
+    p.y = (float *)cu->encoder->qkv;
+    p.ldy = c->w->n_out;
+    p.narrow = true;
+    return p;
+}
+static void encode_halves(struct cuda_backend *cu, const struct pick_case *c)
+{
+    step_mark(cu);
+    gemm_halves(cu, encode_args(cu, c));
+    step_mark_end(cu, STAGE_QKV);
+    encode_attend(cu, c, NULL);
+}
+static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    step_mark(cu);
+    gemm_wgmma(cu, encode_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
+    step_mark_end(cu, STAGE_QKV);
+    encode_attend(cu, c, NULL);
+}
+static void encode_mma(struct cuda_backend *cu, const struct pick_case *c)
+{
+    encode_linear(cu, c);
+    encode_attend(cu, c, cu->qkv);
+}
+static void encode_any(struct cuda_backend *cu, const struct pick_case *c)
+{
+    encode_linear(cu, c);
+    step_mark(cu);
+    *c->out = attn_both_ways(cu, c->layer, c->step);
+    step_mark_end(cu, STAGE_ATTENTION);
+}
+
+/* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
+static const struct pick rows[] = {
+    {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
+     qkv_heads},
+    {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     NULL}, /* linear, then attn_heads */
+
+    {"output_experts", PICK_OUTPUT, ANY, 1, 1, NEEDS_NOTHING, TAKES_ROWS, output_experts_pays,
+     output_experts_fits, output_experts},
+    {"output_linear", PICK_OUTPUT, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     NULL}, /* linear */
+
+    {"attn_decode_batch_records", PICK_DECODE, 0, 9, 16, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_pairs */
+    {"attn_decode_batch_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_panels_fit, decode_panels}, /* for gemm_cluster */
+    {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
+     decode_batch_fits, decode_batch},
+    {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, decode_split_pays,
+     decode_split_fits, decode_split},
+    {"attn_decode", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
+     decode_plain},
+    {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
+     decode_wide},
+    {"attn_decode_batch_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_batch_coded_panels_fit,
+     decode_batch_coded_panels}, /* for gemm_cluster */
+    {"attn_decode_batch_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
+     decode_batch_coded_fits, decode_batch_coded},
+    {"attn_decode_split_coded", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, NULL,
+     decode_split_coded_fits, decode_split_coded},
+    {"attn_decode_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     decode_coded_panels_fit, decode_coded_panels}, /* for gemm_cluster */
+    {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
+     decode_coded},
+    {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
+     decode_any},
+
+    {"attn_prefill_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_halves_fit,
+     prompt_halves},
+    {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
+     prompt_wgmma},
+    {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_mma_fits,
+     prompt_mma},
+    {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
+     prompt_wide},
+    {"attn_prefill_coded_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
+     prompt_coded_halves_fit, prompt_coded_halves},
+    {"attn_prefill_coded", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_coded_fits,
+     prompt_coded},
+    {"attn_prefill_wide_coded", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     prompt_wide_coded_fits, prompt_wide},
+    {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
+
+    {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
+     delta_decode},
+    {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     delta_decode_any},
+    {"delta_step_rows", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_step_rows_pays,
+     delta_fits, delta_prompt_step},
+    {"delta_chunked", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_chunked_pays,
+     delta_chunked_suits, delta_prompt_chunked},
+    {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
+     delta_prompt},
+    {"delta_any", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     delta_prompt_any},
+
+    {"heads_gemv", PICK_HEADS, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, heads_gemv_fits,
+     heads_gemv}, /* and what stands around the product: latent_heads.cu */
+    {"heads_wgmma", PICK_HEADS, FAST, 65, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, heads_wgmma_fits,
+     heads_wgmma},
+    {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_mma_fits,
+     heads_mma},
+    {"heads_stream", PICK_HEADS, FAST, 9, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_stream_fits,
+     heads_stream},
+    {"heads_splitk", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_splitk},
+
+    {"latent_decode", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, latent_mma_fits,
+     latent_decode},
+    {"latent_any", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     latent_decode_any},
+    {"latent_expanded", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_NORM, latent_expanded_pays,
+     latent_expanded_suits, latent_prompt_expanded}, /* and what stands around it */
+    {"latent_prefill", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     latent_mma_fits, latent_prompt},
+    {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     latent_prompt_any},
+
+    {"encode_halves", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, encode_halves_pay,
+     encode_halves_fits, encode_halves},
+    {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
+     encode_wgmma},
+    {"encode_mma", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, encode_mma_fits,
+     encode_mma},
+    {"encode_any", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, encode_any},
+};
+
+const struct pick_table pick_mixers = {rows, (int)(sizeof rows / sizeof *rows)};

@@ -1,0 +1,391 @@
+/*
+ * What happens to a network before its first step: whether the kernels can run it, the one shape they
+ * are given, and the memory that steps need. Everything an op writes to is allocated here, once.
+ */
+#include "backend/cuda/attn/attn_layer.h"
+#include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/heads/mtp.h"
+
+extern "C" {
+#include "base/mem.h"
+#include "base/ranks.h"
+#include "sample/sampler.h"
+}
+
+#include <string.h>
+
+/* What attention of decodes leaves for its blocks to join: the most that any layer and any number of
+ * sequences needs. */
+struct split_room {
+    size_t floats, units, counts; /* counts: of a sequence */
+};
+
+static void widen(size_t *to, size_t n)
+{
+    *to = n > *to ? n : *to;
+}
+
+static struct split_room split_room_of(const struct cuda_backend *cu, const struct network *net)
+{
+    struct split_room r = {1, 1, 1};
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct attention *a = &net->layers[i].mixer.attention;
+        if (net->layers[i].mixer.kind != MIXER_ATTENTION)
+            continue;
+        size_t groups = (size_t)a->n_kv_heads * (size_t)ceil_div(a->n_heads / a->n_kv_heads, 8);
+        widen(&r.counts, groups * 8);
+        for (int n = 1; n <= cu->shape.max_seqs; n++) {
+            size_t u = (size_t)n * groups * (size_t)attn_splits(cu, n, a->n_heads, a->n_kv_heads);
+            widen(&r.units, u);
+            widen(&r.floats, u * 8 * (size_t)a->k_dim);
+        }
+    }
+    return r;
+}
+
+/* What the kernels have beyond a plain decoder. */
+enum {
+    PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
+            PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
+            PART_LAYER_HEADS | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS |
+            PART_DELTA_NET | PART_LATENT | PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL |
+            PART_MTP
+};
+
+/* Rows whose sum is more than an addition pass through a block's shared memory twice, four columns at
+ * a time. */
+static bool block_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                            const struct block *b, bool closes, struct error *err)
+{
+    size_t shared = (2 * align_up((size_t)net->n_embd, TILE_K) + 64) * sizeof(float);
+    if (b->sum.kind && (closes || b->out.kind))
+        return network_refuse(err, i, "a norm of a block's sum beside others is", "cuda");
+    if (b->sum.kind)
+        return true;
+    if (!closes && !b->out.kind && (b->scale == 0 || b->scale == 1))
+        return true;
+    if (net->n_embd % 4 || shared > cu->shared_limit)
+        return error_set(err,
+                         "layer %d: norms and scales of blocks over rows of %d are not "
+                         "supported on cuda",
+                         i, net->n_embd);
+    return true;
+}
+
+static bool experts_supported(const struct network *net, int i, struct error *err)
+{
+    const struct mlp *m = &net->layers[i].mlp;
+    const struct router *r = &m->router;
+    if (r->w->n_out > MAX_EXPERTS || r->n_used > MAX_USED)
+        return error_set(err,
+                         "layer %d: %d of %d experts are not supported on cuda (%d of %d at most)",
+                         i, r->n_used, r->w->n_out, MAX_USED, MAX_EXPERTS);
+    if (net->n_embd % 8 || m->experts.gate_up->n_in % 8)
+        return network_refuse(err, i, "experts of a width that is no multiple of 8 are", "cuda");
+    if (r->n_groups > MAX_GROUPS || (r->n_groups > 1 && r->kind == ROUTER_SOFTMAX_TOP))
+        return network_refuse(err, i, "such a choice of expert groups is", "cuda");
+    return true;
+}
+
+static bool mlp_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                          struct error *err)
+{
+    const struct mlp *m = &net->layers[i].mlp;
+    bool closes = (m->dense.gate_up && m->router.w) || m->dense_out.kind || m->experts_out.kind ||
+                  m->embed.gate || (m->stream_scale != 0 && m->stream_scale != 1);
+    return block_supported(cu, net, i, &m->block, closes, err) &&
+           (!m->router.w || experts_supported(net, i, err));
+}
+
+static bool attention_supported(const struct attention *a, int i, struct error *err)
+{
+    int dim = a->k_dim > a->v_dim ? a->k_dim : a->v_dim;
+    if (dim > MAX_HEAD_DIM)
+        return error_set(err, "layer %d: heads of %d are not supported on cuda (%d at most)", i,
+                         dim, MAX_HEAD_DIM);
+    if (a->q_norm.kind == NORM_LAYER || a->k_norm.kind == NORM_LAYER ||
+        a->v_norm.kind == NORM_LAYER)
+        return network_refuse(err, i, "LayerNorm of queries, keys or values is", "cuda");
+    return true;
+}
+
+static bool mixer_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                            struct error *err)
+{
+    const struct mixer *m = &net->layers[i].mixer;
+    if (!block_supported(cu, net, i, &m->block, false, err))
+        return false;
+    if (m->kind == MIXER_DELTA_NET)
+        return delta_net_supported(cu, &m->delta_net, i, err);
+    if (m->kind == MIXER_LATENT)
+        return latent_supported(cu, &m->latent, i, err);
+    return attention_supported(&m->attention, i, err);
+}
+
+bool cuda_supports(struct backend *be, const struct network *net, struct error *err)
+{
+    const struct cuda_backend *cu = cuda_self(be);
+    struct network_max max;
+    network_measure(net, &max);
+    /* A row passes through a block's shared memory on its way to halves. */
+    int in = net->mtp.fc ? 2 * net->n_embd : net->n_embd;
+    int widest = max.heads > in ? max.heads : in;
+    if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cu->shared_limit)
+        return error_set(err, "rows of %d are not supported on cuda", widest);
+    if (!network_check(net, PARTS, "cuda", err))
+        return false;
+    if (net->n_ropes > MAX_ROPES)
+        return error_set(err, "%d RoPE tables are not supported on cuda (%d at most)", net->n_ropes,
+                         MAX_ROPES);
+    for (int i = 0; i < net->n_layers; i++)
+        if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
+            return false;
+    return mtp_supported(net, err) && encoder_supported(net, err);
+}
+
+/* What cuda_supports has made sure of, in one place. */
+static struct shape shape_of(const struct network *net, const struct bounds *b)
+{
+    struct network_max max;
+    network_measure(net, &max);
+    struct shape s = {};
+    s.n_layers = net->n_layers;
+    s.n_embd = net->n_embd;
+    s.n_vocab = net->head.w ? net->n_vocab : net->n_embd;
+    s.heads = max.heads ? max.heads : 1; /* a network of no layers: tests */
+    s.n_ff = max.n_ff;
+    s.n_expert = max.n_expert;
+    s.n_expert_used = max.n_expert_used;
+    s.n_ff_exp = max.n_ff_exp;
+    for (int i = 0; i < net->n_layers; i++)
+        if (join_is_done(&net->layers[i].mlp)) { /* one more than layer.h knows */
+            s.n_expert = max.n_expert + 1;
+            s.n_expert_used = max.n_expert_used + 1;
+        }
+    s.page_len = b->page_len;
+    s.n_pages = b->n_pages;
+    s.k_type = b->k_type;
+    s.v_type = b->v_type;
+    bool plain = b->k_type == DT_F32 || b->k_type == DT_F16 || b->k_type == DT_BF16;
+    s.kv_type = plain && b->k_type == b->v_type ? b->k_type : DT_NONE;
+    s.max_tokens = b->max_tokens;
+    s.max_seqs = b->max_seqs;
+    s.max_out = b->max_out;
+    s.max_pages = b->max_pages;
+    return s;
+}
+
+static struct rope_tables ropes_of(const struct network *net)
+{
+    struct rope_tables t = {};
+    for (; t.n < net->n_ropes; t.n++) {
+        const struct rope *r = &net->ropes[t.n];
+        t.of[t.n].half = r->n_rot / 2;
+        t.of[t.n].at = t.pairs;
+        t.of[t.n].mscale = r->mscale;
+        t.pairs += r->n_rot / 2;
+    }
+    return t;
+}
+
+/* Of what halves of a step have each for itself. */
+static size_t twice(const struct cuda_backend *cu)
+{
+    return cuda_halves_of(cu)->room ? 2 : 1;
+}
+
+/* What begin and end need of every step under way. */
+static bool own_steps(struct cuda_backend *cu, struct error *err)
+{
+    const struct shape *s = &cu->shape;
+    size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
+    cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
+                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu) +
+                   mtp_step_ints(cu);
+    cu->step_cap = align_up(cu->step_cap, STEP_ALIGN); /* behind it the second half's begins */
+    for (int i = 0; i < 2; i++) {
+        struct flight *f = &cu->flights[i];
+        f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
+        cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
+        if (e != cudaSuccess)
+            return error_set(err, "CUDA: %s", cudaGetErrorString(e));
+        if (!cuda_pin((void **)&cu->step_hosts[i], (void **)&cu->step_mappeds[i],
+                      twice(cu) * cu->step_cap * 4, err))
+            return false;
+    }
+    return sample_prepare(cu, err);
+}
+
+/* What only some networks need: a dense part beside experts, a router's own norm, weights of experts
+ * that are spread over ranks, embeddings per layer, gains of norms that have none. */
+static bool own_parts(struct cuda_backend *cu, const struct network *net, struct error *err)
+{
+    size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;
+    bool beside = false, routes = false, own = false;
+    size_t spread = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        beside = beside || (m->dense.gate_up && m->router.w && !join_is_done(m));
+        routes = routes || m->router.norm.kind;
+        own = own || m->experts_in.kind;
+        if (m->router.w && m->experts.gate_up->n_expert < m->router.w->n_out)
+            widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
+    }
+    size_t values = (size_t)net->embed.layers.width;
+    struct want list[] = {
+        {(void **)&cu->beside, beside ? tokens * embd * 4 : 0},
+        {(void **)&cu->beside_gate, beside ? tokens * 4 : 0},
+        {(void **)&cu->route_in, routes ? tokens * embd * 4 : 0},
+        {(void **)&cu->router_own, tokens * spread * 4},
+        {(void **)&cu->experts_in, own ? NORM_ROWS * embd * 4 : 0},
+        {(void **)&cu->layer_embeds, tokens * values * (size_t)net->n_layers * 4},
+        {(void **)&cu->layer_gate, tokens * values * 4},
+        {(void **)&cu->ones, embd * 4},
+    };
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
+        return false;
+    float *ones = (float *)mem_zalloc(embd, sizeof *ones);
+    for (size_t i = 0; i < embd; i++)
+        ones[i] = 1.0f;
+    cuda_copy_in(cu->be, cu->ones, ones, embd * sizeof *ones);
+    mem_free(ones);
+    return true;
+}
+
+/* Hidden units that are rows of a product like others: of mlps without a gate. */
+static size_t lone_width(const struct network *net)
+{
+    size_t most = 0;
+    for (int i = 0; i < net->n_layers; i++)
+        if (net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU)
+            widen(&most, (size_t)net->layers[i].mlp.dense.down->n_in);
+    return most;
+}
+
+/* What ops write to. */
+static bool own_scratch(struct cuda_backend *cu, struct error *err)
+{
+    const struct shape *s = &cu->shape;
+    size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
+    size_t embd = (size_t)s->n_embd, heads = (size_t)s->heads, used = (size_t)s->n_expert_used;
+    size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);
+    struct network_max max;
+    network_measure(cu->net, &max);
+    size_t latent = (size_t)max.latent;
+    size_t values = (size_t)cu->net->embed.layers.width;
+    size_t in = cu->net->mtp.fc ? 2 * embd : embd, widest = in > heads ? in : heads;
+    widest = widest > latent ? widest : latent;
+    widest = widest > values ? widest : values;
+    widest = lone_width(cu->net) > widest ? lone_width(cu->net) : widest;
+    widest = widest > lora_widest(cu) ? widest : lora_widest(cu);
+    size_t hidden = used * ffe > ff ? used * ffe : ff;
+    size_t pairs = (size_t)cu->ropes.pairs;
+    struct split_room split = split_room_of(cu, cu->net);
+    cu->n_records = moe_grouped_records(s);
+    struct want list[] = {
+        {(void **)&cu->all, tokens * embd * 4},
+        {(void **)&cu->out, (out + 1) * embd * 4},
+        {(void **)&cu->n, tokens * embd * 4},
+        {(void **)&cu->d, tokens * embd * 4},
+        {(void **)&cu->q, tokens * heads * 4},
+        {(void **)&cu->a, tokens * heads * 4},
+        {(void **)&cu->a_out, (out + 1) * heads * 4},
+        {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
+        {(void **)&cu->rope_freq, (pairs + 1) * 4},
+        {(void **)&cu->rope, twice(cu) * halves_turns(cu) * sizeof(float2)},
+        {(void **)&cu->step_dev, twice(cu) * cu->step_cap * 4},
+        {(void **)&cu->shadow, twice(cu) * NORM_ROWS * embd * 4},
+        {(void **)&cu->qkv, tokens * (size_t)(max.qkv + 1) * 4},
+        {(void **)&cu->split_acc, split.floats * 4},
+        {(void **)&cu->split_ml, split.units * 16 * 4},
+        {(void **)&cu->split_count, seqs * split.counts * 4},
+        {(void **)&cu->split_records, attn_decode_split_record_bytes(cu)},
+        {(void **)&cu->expanded, attn_prefill_coded_bytes(cu) + 16},
+        {(void **)&cu->expanded_pages, (attn_prefill_coded_page_ints(cu) + 1) * 4},
+        {(void **)&cu->router,
+         tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
+        {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
+        {(void **)&cu->route_squares, SUM_BLOCKS * 4},
+        {(void **)&cu->hidden, HIDDEN_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->records, (size_t)moe_grouped_records(s) * RECORD},
+        {(void **)&cu->hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
+        {(void **)&cu->panels, gemm_cluster_bytes(cu)},
+        {(void **)&cu->moe_quad_meeting, moe_quad_meeting_bytes()},
+        {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
+        {(void **)&cu->half_scale, tokens * 4},
+        {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
+        {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
+        {(void **)&cu->wide_part, gemm_wgmma_part_bytes(cu)},
+        {(void **)&cu->route, moe_route_ints(s) * 4},
+        {(void **)&cu->route_weight, tokens * (used + 1) * 4},
+        {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->argmax_count, (out + 1) * 4},
+        {(void **)&cu->chosen, (out + 1) * 4},
+    };
+    return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
+}
+
+/* Kernels take gate and up in tiles of 16 rows: one tensor of both must be cut between two. */
+static bool pairs_fit(const struct network *net, struct error *err)
+{
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        bool lone = m->dense.act == ACT_PLAIN_GELU;
+        const struct weight *w[] = {lone ? NULL : m->dense.gate_up,
+                                    m->router.w ? m->experts.gate_up : NULL};
+        for (int j = 0; j < 2; j++)
+            if (w[j] && cuda_matrix(w[j])->n_seg == 1 && w[j]->n_out % (2 * TILE_ROWS))
+                return network_refuse(
+                    err, i, "gate and up in one tensor, of a width that is no multiple of 16, are",
+                    "cuda");
+    }
+    return true;
+}
+
+/* Everything but what several ranks do together. */
+static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
+                          const struct bounds *bounds, struct error *err)
+{
+    const struct bounds own = mtp_bounds(net, bounds);
+    if (bounds->max_tokens > MAX_GRID)
+        return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
+                         bounds->max_tokens, MAX_GRID);
+    if (!pairs_fit(net, err))
+        return false;
+    for (int i = 0; i < net->n_layers; i++)
+        if (!join_experts(cu, &net->layers[i].mlp, err))
+            return false;
+    cuda_ring_free(cu);
+    cu->net = net;
+    cu->shape = shape_of(net, &own);
+    cu->ropes = ropes_of(net);
+    cuda_halves_of(cu)->room = halves_want(cu);
+    return lora_prepare(cu, &own, err) && own_steps(cu, err) && own_scratch(cu, err) &&
+           own_parts(cu, net, err) && delta_net_prepare(cu, &own, err) &&
+           latent_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
+           mtp_prepare(cu, net, &own, err);
+}
+
+bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                  struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    CHECK(!cu->prepared, "prepare is called once");
+    if (be->ranks && be->ranks->sharers > 1)
+        cuda_share_device(cu);
+    if (!lanes_prepare(cu, prepare_alone(cu, net, bounds, err), err))
+        return false;
+    CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
+                                 cu->stream));
+    for (int i = 0; i < net->n_ropes; i++)
+        if (cu->ropes.of[i].half)
+            cuda_copy_in(be, cu->rope_freq + cu->ropes.of[i].at, net->ropes[i].freq,
+                         (size_t)cu->ropes.of[i].half * 4);
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    cu->prepared = true;
+    be->halves = cuda_halves_of(cu)->room && ranks_halve(be->ranks);
+    if (cu->failed && err)
+        *err = cu->error;
+    return !cu->failed;
+}

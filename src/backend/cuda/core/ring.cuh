@@ -1,0 +1,170 @@
+/*
+ * What kernels of one row share: which columns of the row a lane has, a warp's ring of weight tiles
+ * in shared memory, as far as taking from it goes, and which outputs a block has. How the ring is
+ * filled is the kernel's own business: see moe_ring.cuh (experts) and gemv.cu (products).
+ */
+#ifndef STEEL_BACKEND_CUDA_RING_CUH
+#define STEEL_BACKEND_CUDA_RING_CUH
+
+#include "backend/cuda/core/dot_one.cuh"
+
+/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from
+ * there on. */
+DEVICE int lane_column(int slice)
+{
+    return slice * TILE_K + (lane_id() >> 2) * 32 + (lane_id() & 3) * 4;
+}
+DEVICE void load_lane(const float *p, int slice, int n, float (&v)[8])
+{
+    float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    int k = lane_column(slice);
+    float4 a = k < n ? *(const float4 *)(p + k) : zero;
+    float4 b = k + 16 < n ? *(const float4 *)(p + k + 16) : zero;
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+DEVICE void store_lane(float *p, int slice, int n, const float (&v)[8])
+{
+    int k = lane_column(slice);
+    if (k < n)
+        *(float4 *)(p + k) = make_float4(v[0], v[1], v[2], v[3]);
+    if (k + 16 < n)
+        *(float4 *)(p + k + 16) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+/* A warp's tiles, on their way or there, in the order they were asked for. */
+struct ring {
+    uint8_t *base;
+    uint64_t *bar;               /* (stages) */
+    int slot, stages, put, take; /* slot: bytes from one entry to the next */
+    uint32_t parity;
+};
+
+/* The oldest tile, once it is there. */
+DEVICE const uint8_t *ring_get(struct ring &r)
+{
+#if BULK_COPIES
+    bulk_wait(r.bar + r.take, r.parity);
+#else
+    /* As many groups are under way as there are stages, and the oldest is wanted. */
+    if (r.stages >= 4)
+        copy_async_wait<3>();
+    else if (r.stages == 3)
+        copy_async_wait<2>();
+    else if (r.stages == 2)
+        copy_async_wait<1>();
+    else
+        copy_async_wait<0>();
+    __syncwarp();
+#endif
+    return r.base + r.take * r.slot;
+}
+
+/* Every lane is done with it. */
+DEVICE void ring_drop(struct ring &r)
+{
+    __syncwarp();
+    if (++r.take == r.stages) {
+        r.take = 0;
+        r.parity ^= 1;
+    }
+}
+
+/* Row `row` of what goes in. */
+DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
+{
+    size_t at = (size_t)row * (size_t)n;
+    in.x += at;
+    in.d += in.d ? at : 0;
+    in.x_out += in.x_out ? at : 0;
+    return in;
+}
+
+/* How a block is laid out. */
+struct gemv_shape {
+    int warps, stages, slot; /* slot: bytes of a ring entry */
+    int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
+};
+
+/* Bytes of a block's rings that leave room for the next kernel. Halves: what two tiles take in each of
+ * eight warps, since with one a warp has nothing under way while it works (12 layers of the 30B-A3B in
+ * BF16: 1,421 tok/s, and 1,614 with two). */
+static inline int ring_room(const struct matrix *w)
+{
+    return (w->max_tile_bytes == format<TILE_F16>::BYTES ? 128 : 116) << 10;
+}
+
+/* A block's tiles first .. end - 1, which it takes in batches of at most `most`. PAIR: gate and up of
+ * the same rows by turns, and there are n_units of each. */
+struct gemv_span {
+    int first, end, most, n_units;
+};
+template <bool PAIR>
+DEVICE struct gemv_span gemv_span_of(int n_units, int units_per_block, int most)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    struct gemv_span s;
+    s.first = (int)blockIdx.x * units_per_block * TILES;
+    s.end = min(s.first + units_per_block * TILES, n_units * TILES);
+    s.most = most; /* a thread for every row of a batch */
+    s.n_units = n_units;
+    return s;
+}
+template <bool PAIR> DEVICE int gemv_tile(const struct gemv_span &s, int n)
+{
+    return PAIR ? (n >> 1) + (n & 1) * s.n_units : n;
+}
+
+/* Where a thread's row of a batch goes, and its biases (BIAS: there may be some); known a batch
+ * ahead. */
+template <bool PAIR> struct gemv_output {
+    float *to, bias[PAIR ? 2 : 1];
+    /* SET_K: a bit for each tile of the batch, set if it is Q6_K; SET_CODES: lane n has tile n's
+     * kind. */
+    uint32_t kinds;
+};
+template <int SET, bool BIAS = true, bool PAIR>
+DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
+                        const struct gemv_span &s, int tile, float *y, int expert = 0)
+{
+    enum { TILES = PAIR ? 2 : 1 };
+    int batch = min(s.most, s.end - tile);
+    if (SET == SET_K)
+        o.kinds = __ballot_sync(
+            FULL_WARP, lane_id() < batch &&
+                           seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind == TILE_Q6_K);
+    if (SET == SET_CODES && lane_id() < batch)
+        o.kinds = (uint32_t)seg_of(w, gemv_tile<PAIR>(s, tile + lane_id()))->kind;
+    int unit = (int)(threadIdx.x >> 4) * TILES;
+    o.to = NULL;
+    if (unit >= batch)
+        return;
+    int t = gemv_tile<PAIR>(s, tile + unit);
+    const struct seg *g = seg_of(w, t);
+    int row = (t - g->tile0) * TILE_ROWS + (int)(threadIdx.x & 15);
+    if (row >= g->rows)
+        return;
+    o.to = y + g->row0 + row;
+    if (BIAS && w.bias)
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            o.bias[i] = w.bias[expert * w.n_out + g->row0 + row + i * (w.n_out / 2)];
+}
+
+/* sum += tile b of the batch that begins with `tile`, times the slice. STEPS: of sets that are not SET_K. */
+template <int SET, int STEPS, bool PAIR, class SLICE>
+DEVICE void gemv_dot(const struct gemv_output<PAIR> &o, const struct matrix &w,
+                     const struct gemv_span &s, int tile, int b, const uint8_t *there,
+                     const SLICE &x, float (&sum)[2])
+{
+    if constexpr (SET == SET_K)
+        tile_dot(o.kinds >> b & 1, there, x, 1.0f, sum);
+    else if constexpr (SET >= SET_ONE)
+        tile_dot_one<set_kind(SET), STEPS>(there, x, 1.0f, sum);
+    else if constexpr (SET == SET_CODES)
+        tile_dot_codes<STEPS>((int)__shfl_sync(FULL_WARP, o.kinds, b), there, x, 1.0f, sum);
+    else
+        tile_dot<SET>(seg_of(w, gemv_tile<PAIR>(s, tile + b)), there, x, 1.0f, sum);
+}
+
+#endif

@@ -1,0 +1,372 @@
+/*
+ * The life of a step around its ops: begin lays its tables out in one block and brings them to the
+ * device, replay and record keep decode steps as graphs, end waits and hands out tokens. Owns the step
+ * block, the recorded graphs and the marks of a profile. Also the kernels of it: taking over the block
+ * with the turns of its positions, and gathering the rows whose logits are wanted.
+ */
+#include "backend/cuda/mixers/mixers.h"
+#include "backend/cuda/heads/mtp.h"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+#include <math.h>
+#include <string.h>
+
+/* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
+ * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
+static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n_ints,
+                                        int tokens_at, const int32_t *chosen, int pos_at,
+                                        int n_tokens,
+                                        const __grid_constant__ struct rope_tables ropes,
+                                        int max_tokens, const float *freq, float2 *rope,
+                                        uint64_t *sums)
+{
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), stride = (int)(gridDim.x * blockDim.x);
+    for (int j = i; j < n_ints; j += stride) {
+        int32_t v = host[j];
+        if (v < 0 && j >= tokens_at && j < tokens_at + n_tokens)
+            v = chosen[-1 - v]; /* not known to the host when the step was begun */
+        dev[j] = v;
+    }
+    for (int r = 0; r < ropes.n; r++) {
+        int half = ropes.of[r].half, at = ropes.of[r].at;
+        float mscale = ropes.of[r].mscale;
+        float2 *to = rope + (size_t)max_tokens * (size_t)at;
+        for (int j = i; j < n_tokens * half; j += stride) {
+            float angle = (float)host[pos_at + j / half] * freq[at + j % half], s, c;
+            sincosf(angle, &s, &c);
+            to[j] = make_float2(c * mscale, s * mscale);
+        }
+    }
+    for (int j = i; j < SUM_WORDS; j += stride)
+        sums[j] = 0;
+}
+
+static void step_load(struct cuda_backend *cu, int n_ints)
+{
+    const struct step_layout *l = &cu->layout;
+    int work = l->n_tokens * cu->ropes.pairs;
+    work = work > n_ints ? work : n_ints;
+    int blocks = ceil_div(work, 256);
+    cuda_log_step(cu);
+    cuda_launch(cu, step_load_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
+                LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
+                l->n_tokens, cu->ropes, cu->shape.max_tokens, cu->rope_freq, cu->rope,
+                cu->route_sums);
+}
+
+static __global__ void step_gather_kernel(const float *src, const int32_t *rows, float *dst,
+                                          int width)
+{
+    dependency_wait();
+    dependency_trigger();
+    int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (k < width)
+        dst[(size_t)blockIdx.y * (size_t)width + (size_t)k] =
+            src[(size_t)rows[blockIdx.y] * (size_t)width + (size_t)k];
+}
+
+void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
+                 int width)
+{
+    if (s->n_out)
+        cuda_launch(cu, step_gather_kernel,
+                    dim3((unsigned)ceil_div(width, 256), (unsigned)s->n_out), 256, 0, LAUNCH_EARLY,
+                    src, s->out_rows, dst, width);
+}
+
+struct step cuda_step(const struct cuda_backend *cu)
+{
+    const struct step_layout *l = &cu->layout;
+    const int32_t *d = cu->step_dev;
+    struct step s = {d,
+                     d + l->tokens,
+                     d + l->pos,
+                     d + l->slot,
+                     d + l->q_start,
+                     d + l->kv_len,
+                     d + l->seq_of,
+                     d + l->out_rows,
+                     d + l->pages,
+                     NULL,
+                     l->n_tokens,
+                     l->n_seqs,
+                     l->n_decode,
+                     l->n_out,
+                     d + l->states,
+                     d + l->types};
+    return s;
+}
+
+const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope)
+{
+    if (!rope)
+        return NULL;
+    int at = cu->ropes.of[rope - cu->net->ropes].at;
+    return cu->rope + (size_t)cu->shape.max_tokens * (size_t)at;
+}
+
+static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
+{
+    int at = *used;
+    CHECK((size_t)(at + n) <= cu->step_cap, "the step block is full");
+    memcpy(cu->step_host + at, src, (size_t)n * 4);
+    *used = (at + n + 3) & ~3;
+    return at;
+}
+
+/* Tables of rows: the sequence of each, and tiles of 64 of a prompt's, or of any text's. */
+static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct step_layout *l = &cu->layout;
+    l->seq_of = used;
+    for (int i = 0; i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
+            cu->step_host[l->seq_of + t] = i;
+    l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
+    for (int i = encoder_both_ways(cu->net) ? 0 : b->n_decode; i < b->n_seqs; i++)
+        for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
+            cu->step_host[used++] = i;
+            cu->step_host[used++] = t;
+            l->n_q_tiles++;
+        }
+    return (used + 3) & ~3;
+}
+
+/* The page table, as wide as the longest sequence. */
+static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    struct step_layout *l = &cu->layout;
+    int stride = 1;
+    l->pages = used;
+    for (int i = 0; i < b->n_seqs; i++) {
+        l->deep |= (i < b->n_decode || mtp_of(cu)->stride) && pick_deep(b->kv_len[i]);
+        int n = ceil_div(b->kv_len[i], cu->shape.page_len);
+        stride = n > stride ? n : stride;
+    }
+    stride = mtp_stride(cu, stride, b->max_pages);
+    for (int i = 0; i < b->n_seqs; i++)
+        memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
+               b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
+    cu->step_host[STEP_PAGE_STRIDE] = stride;
+    return used + b->n_seqs * stride;
+}
+
+/* Slots of recurrent states, where a layer has one. */
+static int put_states(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    const int32_t *list[] = {b->state_in, b->state_out, b->save_rows, b->save_state};
+    cu->layout.states = used;
+    for (int i = 0; i < 4 && b->state_in; i++, used += b->n_seqs)
+        memcpy(cu->step_host + used, list[i], (size_t)b->n_seqs * 4);
+    return (used + 3) & ~3;
+}
+
+/* Token types, where they are embedded: of all rows 0 where the batch has none. */
+static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    cu->layout.types = used;
+    if (!cu->net->embed.types)
+        return used;
+    if (b->types)
+        memcpy(cu->step_host + used, b->types, (size_t)b->n_tokens * 4);
+    else
+        memset(cu->step_host + used, 0, (size_t)b->n_tokens * 4);
+    return (used + b->n_tokens + 3) & ~3;
+}
+
+/* Lays the batch out in the step block; returns how many ints are in use. */
+static int put_batch(struct cuda_backend *cu, const struct batch *b)
+{
+    struct step_layout *l = &cu->layout;
+    int used = STEP_HEAD;
+    memset(l, 0, sizeof *l);
+    l->n_tokens = b->n_tokens;
+    l->n_seqs = b->n_seqs;
+    l->n_decode = b->n_decode;
+    l->n_out = b->n_out;
+    l->out_is_all = b->n_out == b->n_tokens; /* ascending, so they are all of them */
+    l->tokens = put_ints(cu, &used, b->tokens, b->n_tokens);
+    l->pos = put_ints(cu, &used, b->pos, b->n_tokens);
+    l->slot = put_ints(cu, &used, b->slot, b->n_tokens);
+    l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
+    l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
+    l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
+    used = mtp_put(cu, b, put_types(cu, b, put_states(cu, b, used)));
+    used = lora_put(cu, b, used);
+    used = mtp_put_pages(cu, b, put_pages(cu, b, put_rows(cu, b, used)));
+    CHECK((size_t)used <= cu->step_cap, "the step block is full");
+    cu->step_host[STEP_INTS] = used;
+    return used;
+}
+
+void step_take_turn(struct cuda_backend *cu, int rows, int seqs, int n_out, bool decodes)
+{
+    struct profile *profile = cu->be->profile;
+    CHECK(rows <= cu->shape.max_tokens && seqs <= cu->shape.max_seqs && n_out <= cu->shape.max_out,
+          "a step of %d rows, %d sequences, %d outputs", rows, seqs, n_out);
+    cuda_enter(cu);
+    CHECK(cu->n_begun - cu->n_ended < 2, "two steps are under way");
+    int turn = (int)(cu->n_begun++ % 2);
+    struct flight *f = &cu->flights[turn];
+    f->n_out = n_out;
+    memset(f->chosen, 0, (size_t)n_out * sizeof *f->chosen);
+    f->launched = false;
+    cu->step_host = cu->step_hosts[turn];
+    cu->step_mapped = cu->step_mappeds[turn];
+    cu->n_routed = 0;
+    cu->n_marks = 0;
+    if (profile) {
+        profile->phase = decodes;
+        profile->steps[profile->phase]++;
+        profile->tokens[profile->phase] += rows;
+    }
+}
+
+void step_take_batch(struct cuda_backend *cu, const struct batch *b)
+{
+    cu->kv = b->kv;
+    memset(&cu->resid, 0, sizeof cu->resid);
+    step_load(cu, put_batch(cu, b));
+}
+
+void cuda_begin(struct backend *be, const struct batch *b)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    step_take_turn(cu, b->n_tokens, b->n_seqs, b->n_out, b->n_decode == b->n_seqs);
+    step_take_batch(cu, b);
+}
+
+static bool same_layout(const struct step_layout *a, const struct step_layout *b)
+{
+    return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
+           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep;
+}
+
+bool cuda_replay(struct backend *be, uint64_t key)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (be->profile) /* stages are timed op by op */
+        return false;
+    key = mtp_key(cu, lora_key(cu, key));
+    for (int i = 0; i < cu->n_graphs; i++) {
+        struct graph *g = &cu->graphs[i];
+        if (g->key != key || !same_layout(&g->layout, &cu->layout))
+            continue;
+        cu->resid = g->resid;
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+        return true;
+    }
+    return false;
+}
+
+/* Whether what is launched depends on nothing but the step's counts: of prompts it depends on how long they are. */
+static bool repeats(const struct cuda_backend *cu)
+{
+    return cu->layout.n_decode == cu->layout.n_seqs || mtp_of(cu)->stride;
+}
+
+void cuda_record(struct backend *be, uint64_t key)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    if (be->profile || cu->n_graphs == MAX_GRAPHS || !repeats(cu) || !lanes_record(cu))
+        return;
+    cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess)
+        cuda_fail(cu, e, "the start of a recording");
+    else
+        cu->recording = mtp_key(cu, lora_key(cu, key));
+}
+
+static void finish_recording(struct cuda_backend *cu)
+{
+    cudaGraph_t graph = NULL;
+    struct graph *g = &cu->graphs[cu->n_graphs];
+    g->key = cu->recording;
+    g->layout = cu->layout;
+    g->resid = cu->resid;
+    cu->recording = 0;
+    cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
+    if (e == cudaSuccess)
+        e = cudaGraphInstantiate(&g->exec, graph, 0);
+    if (e != cudaSuccess) {
+        cuda_fail(cu, e, "the end of a recording");
+    } else {
+        cu->n_graphs++;
+        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+    }
+    if (graph)
+        cudaGraphDestroy(graph);
+}
+
+/* Profile: a pair of events around each op, read at the end of the step. */
+
+void step_mark(struct cuda_backend *cu)
+{
+    if (!cu->be->profile || cu->n_marks == MAX_MARKS)
+        return;
+    if (cu->n_marks == cu->n_marks_made) {
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].a, cudaEventDefault));
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].b, cudaEventDefault));
+        cu->n_marks_made++;
+    }
+    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].a, cu->stream));
+}
+
+void step_mark_end(struct cuda_backend *cu, enum stage stage)
+{
+    if (!cu->be->profile || cu->n_marks == MAX_MARKS)
+        return;
+    cu->marks[cu->n_marks].stage = stage;
+    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].b, cu->stream));
+    cu->n_marks++;
+}
+
+static void read_marks(struct cuda_backend *cu)
+{
+    struct profile *p = cu->be->profile;
+    for (int i = 0; p && i < cu->n_marks; i++) {
+        float ms = 0;
+        CUDA_TRY(cu, cudaEventElapsedTime(&ms, cu->marks[i].a, cu->marks[i].b));
+        p->ns[p->phase][cu->marks[i].stage] += (double)ms * 1e6;
+    }
+    cu->n_marks = 0;
+}
+
+void cuda_launch_step(struct backend *be)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    if (f->launched)
+        return;
+    halves_leave(cu);
+    if (cu->recording)
+        finish_recording(cu);
+    if (!cu->net->head.w)
+        encoder_send(cu, (int)(f - cu->flights), f->n_out);
+    CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
+    f->launched = true;
+}
+
+bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    int turn = (int)(cu->n_ended % 2);
+    struct flight *f = &cu->flights[turn];
+    if (cu->n_ended + 1 == cu->n_begun)
+        cuda_launch_step(be);
+    cu->n_ended++;
+    lanes_wait(cu, f->done);
+    CUDA_TRY(cu, cudaGetLastError());
+    read_marks(cu);
+    const int32_t *chosen = sample_tokens_of(cu, turn);
+    for (int i = 0; i < f->n_out && tokens; i++)
+        tokens[i] = f->chosen[i] && !cu->failed ? chosen[i] : -1;
+    if (!cu->failed)
+        return true;
+    if (err)
+        *err = cu->error;
+    return false;
+}

@@ -1,0 +1,311 @@
+/*
+ * Dense products of up to 32 rows of codes. The tensor core has eight columns, so eight rows
+ * cost what one does: every weight is read once for all rows. As in gemv.cu the warps of a block
+ * cut k between them, a slice of 256 columns each; a warp turns its slice of all rows into
+ * fragments (rows.cuh), keeps them in registers, and streams its weight tiles through a ring of its
+ * own. What does not hang on the step is on its way before the kernel in front has finished. Other
+ * kinds go through gemm_splitk.cu.
+ */
+#include "backend/cuda/gemm/gemm_few.h"
+#include "backend/cuda/core/dot_one.cuh"
+#include "backend/cuda/core/rows.cuh"
+
+#include <math.h>
+
+/* Stages of a ring: four, or two (gemm_few_short). */
+enum { FEW_WARPS = 16, FEW_STAGES = 4, FEW_SHORT = 2 };
+
+DEVICE void load4f(const float *p, float (&v)[4])
+{
+    float4 a = *(const float4 *)p;
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+}
+
+/* This lane's part of a slice of the activations of row g (g >= rows: of some row), in floats;
+ * with a gain, of x + d times the gain. Returns the largest, over the slice; squares: their sum.
+ * FULL: all 256 columns are there. */
+template <bool FULL>
+DEVICE float slice_load(float (&v)[16][4], const struct norm_in &in, int rows, int slice, int n,
+                        float &squares)
+{
+    int g = lane_id() >> 2, k0 = slice * TILE_K + (lane_id() & 3) * 4;
+    size_t at = (size_t)(g < rows ? g : 0) * (size_t)n + (size_t)k0;
+    const float *x = in.x + at;
+    float top = 0.0f;
+    squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        v[j][0] = v[j][1] = v[j][2] = v[j][3] = 0.0f;
+        if (FULL || k0 + j * 16 < n)
+            load4f(x + j * 16, v[j]);
+    }
+    if (in.gain) {
+        const float *d = in.d + at, *gain = in.gain + k0;
+        if (in.d)
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                float t[4] = {};
+                if (FULL || k0 + j * 16 < n)
+                    load4f(d + j * 16, t);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    v[j][i] += t[i];
+            }
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            float t[4] = {};
+            if (FULL || k0 + j * 16 < n)
+                load4f(gain + j * 16, t);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                squares += v[j][i] * v[j][i];
+                v[j][i] *= t[i];
+            }
+        }
+        squares += __shfl_xor_sync(FULL_WARP, squares, 1);
+        squares += __shfl_xor_sync(FULL_WARP, squares, 2);
+    }
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            top = fmaxf(top, fabsf(v[j][i]));
+    top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
+    return fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
+}
+DEVICE float slice_load_any(float (&v)[16][4], const struct norm_in &in, int rows, int slice, int n,
+                            float &squares)
+{
+    return (slice + 1) * TILE_K <= n ? slice_load<true>(v, in, rows, slice, n, squares)
+                                     : slice_load<false>(v, in, rows, slice, n, squares);
+}
+
+/* Those as halves, times a power of two that takes `top`, the largest of the row, to about 1024;
+ * rows that are not there are zeros. Returns what undoes the scale. */
+DEVICE float frag_pack(struct row_frag &f, const float (&v)[16][4], float top, int rows)
+{
+    uint32_t e = bits_of(top) >> 23;
+    e = e < 16 ? 16 : e;
+    float scale = lane_id() >> 2 < rows ? float_of((264 - e) << 23) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            f.b[j][i] = pack_half2(v[j][2 * i] * scale, v[j][2 * i + 1] * scale);
+    frag_sums(f);
+    return float_of((e - 10) << 23);
+}
+
+/* y = x W^T (+ bias), for 8 NT rows, which come as floats or as records. Grid: (groups of tiles,
+ * groups of rows). FLOATS: one group of eight, and a norm may stand in front. Where k is short,
+ * two teams of warps take every other tile. */
+struct gemm_few_args {
+    struct matrix w;
+    struct norm_in in;                      /* (rows, n_in) */
+    const uint8_t *x;                       /* (rows, n_kt) records */
+    const float *x_scale;                   /* (rows) what undoes their scale */
+    float *y;                               /* (rows, n_out) */
+    int rows, tiles_per_block, batch, slot; /* batch: tiles between two meetings */
+};
+
+template <int KIND, int NT, bool FLOATS, int STAGES>
+static __global__ void __launch_bounds__(FEW_WARPS * 32)
+    gemm_few_kernel(const __grid_constant__ struct gemm_few_args p)
+{
+    SHARED_BYTES(shared);
+    int slices = p.w.n_kt, warps = (int)blockDim.x >> 5, teams = warps / slices;
+    int team = warp_id() / slices, w = warp_id() - team * slices, lane = lane_id(), g = lane >> 2;
+    int one_ring = ring_bytes(STAGES, p.slot), stride = p.batch * NT * SUM_TILE;
+    float *sums = (float *)(shared + warps * one_ring); /* (2, slices, batch, NT) tiles */
+    float *squares = sums + 2 * slices * stride;        /* (slices, 8) */
+    int first = (int)blockIdx.x * p.tiles_per_block, row0 = (int)blockIdx.y * 8 * NT;
+    int end = min(first + p.tiles_per_block, p.w.n_tiles), f_tile = first + team;
+    int rows = min(8 * NT, p.rows - row0);
+    struct tile_ring<STAGES> ring;
+    ring_init(ring, shared + warp_id() * one_ring, p.slot);
+    auto fetch = [&]() {
+        const struct seg *s = seg_of(p.w, f_tile);
+        ring_fetch(ring, tile_address(p.w, s, 0, f_tile, w), s->tile_bytes, f_tile < end);
+        f_tile += teams;
+    };
+#pragma unroll 1
+    for (int i = 0; i < STAGES; i++)
+        fetch();
+    dependency_trigger();
+    dependency_wait();
+    struct row_frag x[NT];
+    float undo[NT][2];
+    if constexpr (FLOATS) {
+        float v[16][4], square, top = slice_load_any(v, p.in, rows, w, p.w.n_in, square);
+        to_columns(frag_pack(x[0], v, top, rows), undo[0]);
+        if (p.in.gain && team == 0 && !(lane & 3))
+            squares[w * 8 + g] = square;
+    } else {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            int row = row0 + min(i * 8 + g, rows - 1);
+            frag_load(x[i], p.x + (size_t)(row * p.w.n_kt + w) * (size_t)RECORD);
+            to_columns(p.x_scale[row], undo[i]);
+        }
+    }
+    int odd = 0;
+#pragma unroll 1
+    for (int tile = first; tile < end; tile += p.batch, odd ^= 1) {
+        int n = min(p.batch, end - tile);
+        float *to = sums + odd * slices * stride;
+#pragma unroll 1
+        for (int b = team; b < n; b += teams) {
+            float acc[NT][4] = {};
+            int kind = seg_of(p.w, tile + b)->kind;
+            frag_tile<KIND>(kind, ring_take(ring), x, acc);
+            ring_give(ring);
+            fetch();
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+                put_tile(to + w * stride + (b * NT + i) * SUM_TILE, acc[i], undo[i]);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < n * rows * TILE_ROWS; i += (int)blockDim.x) {
+            int r = i & 15, b = (i >> 4) / rows, col = (i >> 4) - b * rows;
+            const struct seg *s = seg_of(p.w, tile + b);
+            int row = (tile + b - s->tile0) * TILE_ROWS + r;
+            if (row >= s->rows)
+                continue;
+            float v = take_tile(to + b * NT * SUM_TILE, slices, stride, col, r);
+            if (FLOATS && p.in.gain) {
+                float sum = 0.0f;
+#pragma unroll 4
+                for (int j = 0; j < slices; j++)
+                    sum += squares[j * 8 + col];
+                v *= rsqrtf(sum / (float)p.w.n_in + p.in.eps);
+            }
+            row += s->row0;
+            p.y[(size_t)(row0 + col) * (size_t)p.w.n_out + (size_t)row] =
+                v + (p.w.bias ? p.w.bias[row] : 0.0f);
+        }
+    }
+    if (FLOATS && blockIdx.x == gridDim.x - 1 && p.in.x_out) /* that block has least to do */
+#pragma unroll 4
+        for (int i = (int)threadIdx.x * 4; i < p.rows * p.w.n_in; i += (int)blockDim.x * 4) {
+            float v[4], d[4];
+            load4f(p.in.x + i, v);
+            load4f(p.in.d + i, d);
+            *(float4 *)(p.in.x_out + i) =
+                make_float4(v[0] + d[0], v[1] + d[1], v[2] + d[2], v[3] + d[3]);
+        }
+    copy_async_wait<0>();
+}
+
+static size_t gemm_few_shared(int slices, int teams, int nt, int batch, int slot, int stages)
+{
+    return (size_t)slices *
+           (size_t)(teams * ring_bytes(stages, slot) + 2 * batch * nt * SUM_TILE * 4 + 32);
+}
+
+/* Whether nt groups of rows fit, with rings of so many stages. */
+static bool gemm_few_suits(const struct cuda_backend *cu, const struct matrix *w, int nt,
+                           int stages)
+{
+    return w->set <= SET_CODES && w->n_in % 8 == 0 && w->n_kt <= FEW_WARPS &&
+           gemm_few_shared(w->n_kt, 1, nt, 1, w->max_tile_bytes, stages) <= cu->shared_limit;
+}
+
+/* More than eight rows have kernels of one kind: no switch, fewer spills. With short rings: of Q8_0, which
+ * dense parts beside experts of few bits are, and which is too large for others. */
+template <int NT, bool FLOATS, int STAGES> static auto gemm_few_kernel_of(const struct matrix &w)
+{
+    auto kernel = gemm_few_kernel<ANY_CODES, NT, FLOATS, STAGES>;
+    if constexpr (STAGES == FEW_STAGES)
+        if (w.set == SET_K)
+            kernel = gemm_few_kernel<ANY_K, NT, FLOATS, STAGES>;
+    if constexpr (NT > 1)
+        if (w.set == SET_CODES)
+            codes_set(&w, [&](auto k) {
+                if constexpr (STAGES == FEW_STAGES || k.VALUE == TILE_Q8_0)
+                    kernel = gemm_few_kernel<k.VALUE, NT, FLOATS, STAGES>;
+            });
+    return kernel;
+}
+
+template <int NT, bool FLOATS, int STAGES>
+static void gemm_few_launch(struct cuda_backend *cu, struct gemm_few_args p)
+{
+    int slices = p.w.n_kt, groups = ceil_div(p.rows, 8 * NT);
+    int per = ceil_div(p.w.n_tiles * groups, cu->n_sm); /* a block to an SM: rows are made once */
+    int teams = NT > 1 && STAGES == FEW_STAGES && per > 1 && 2 * slices <= FEW_WARPS ? 2 : 1;
+    p.slot = p.w.max_tile_bytes;
+    p.tiles_per_block = per;
+    auto shared = [&]() { return gemm_few_shared(slices, teams, NT, p.batch, p.slot, STAGES); };
+    /* One team leaves room for another block, unless its rings are short for want of room. */
+    bool all = teams > 1 || STAGES != FEW_STAGES;
+    size_t most = all ? cu->shared_limit : cu->shared_per_sm / 2 - 1024;
+    p.batch = per < 4 ? per : 4;
+    while (p.batch > teams && shared() > most)
+        p.batch--;
+    if (p.batch < per) /* every team has as many of each but the last */
+        p.batch -= p.batch % teams;
+    if (shared() > cu->shared_limit)
+        teams = p.batch = 1;
+    dim3 grid((unsigned)ceil_div(p.w.n_tiles, per), (unsigned)groups);
+    cuda_launch(cu, gemm_few_kernel_of<NT, FLOATS, STAGES>(p.w), grid, teams * slices * 32,
+                shared(), LAUNCH_EARLY, p);
+}
+
+bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows <= FEW_ROWS && gemm_few_suits(cu, w, 1, FEW_STAGES);
+}
+
+void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
+              int rows)
+{
+    struct gemm_few_args p = {};
+    p.w = *w;
+    p.in = *in;
+    p.y = y;
+    p.rows = rows;
+    gemm_few_launch<1, true, FEW_STAGES>(cu, p);
+}
+
+static struct gemm_few_args gemm_few_args_of(const struct cuda_backend *cu, const struct matrix *w,
+                                             float *y, int rows)
+{
+    struct gemm_few_args p = {};
+    p.w = *w;
+    p.x = cu->records;
+    p.x_scale = cu->half_scale;
+    p.y = y;
+    p.rows = rows;
+    return p;
+}
+
+bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 1, FEW_STAGES);
+}
+
+void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    gemm_few_launch<1, false, FEW_STAGES>(cu, gemm_few_args_of(cu, w, y, rows));
+}
+
+bool gemm_few_pairs_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2, FEW_STAGES);
+}
+
+void gemm_few_pairs(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    gemm_few_launch<2, false, FEW_STAGES>(cu, gemm_few_args_of(cu, w, y, rows));
+}
+
+bool gemm_few_short_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2, FEW_SHORT);
+}
+
+void gemm_few_short(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
+{
+    gemm_few_launch<2, false, FEW_SHORT>(cu, gemm_few_args_of(cu, w, y, rows));
+}

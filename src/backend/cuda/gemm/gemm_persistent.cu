@@ -1,0 +1,537 @@
+/*
+ * Products of many rows on Hopper (sm_90a) by blocks that stay, one to an SM, and take one tile
+ * of the result after another: 256 output rows (of a pair, gate and up of 128 hidden units) x up
+ * to MOST rows of the step. As in gemm_wgmma.cu four warpgroups turn codes into fragments of halves
+ * and multiply, and a fifth brings codes and activations through rings; but it is with the next
+ * tile while they still work on one, and each of the four leaves its results straight from
+ * registers when it is done, while others multiply. Experts: gate and up of all tiles, then down,
+ * in one launch; who wants hidden units waits until their tile has been counted in: tiles are
+ * handed out in that order, so whoever is waited for is running. gemm_wgmma.cu has the rest: k cut,
+ * heads, other kinds, biases.
+ */
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/gemm_out.cuh"
+#include "backend/cuda/core/wgmma.cuh"
+
+enum { PERSISTENT_ALIGN = 1024 };
+enum {
+    PERSISTENT_USERS = 512,
+    PERSISTENT_BRINGERS = 128,
+    PERSISTENT_THREADS = PERSISTENT_USERS + PERSISTENT_BRINGERS
+};
+/* Registers of those who multiply and of those who bring. */
+enum { PERSISTENT_REGS = 112, PERSISTENT_BRING_REGS = 32 };
+/* Most chunks of activations, and k tiles of codes in the rings; row tiles of a block. */
+enum { PERSISTENT_SLOTS = 6, PERSISTENT_STAGES = 2, PERSISTENT_TILES = 16 };
+/* Sums that warps of a warpgroup exchange: see gemm_persistent_swap. */
+enum { PERSISTENT_SWAP = 4 * 2 * 128 * 16 };
+
+struct gemm_persistent_args {
+    struct gemm_args part[2];
+    int n_parts, blocks[2]; /* blocks of 256 output rows, or 128 hidden units */
+    int width;              /* rows of a tile, where they are not an expert's */
+    int n_slots;            /* chunks of activations there is room for */
+    int stage;              /* bytes of a stage of codes */
+};
+
+/* A tile of the result, as those who multiply see it. */
+struct gemm_persistent_item {
+    int part, block, tile, count, kind, chunks; /* count < 0: there are no more */
+    int out[PERSISTENT_ROWS];                   /* -1: none */
+    float scale[PERSISTENT_ROWS];
+};
+
+/* Who waits for whom: a chunk of activations, a k tile of codes, a tile of the result; there, and
+ * done with. */
+struct gemm_persistent_bars {
+    uint64_t full[PERSISTENT_SLOTS], empty[PERSISTENT_SLOTS], codes_full[PERSISTENT_STAGES],
+        codes_empty[PERSISTENT_STAGES];
+    uint64_t item_full[2], rows_full[2], item_empty[2];
+};
+
+struct gemm_persistent_block {
+    uint8_t *slots;                     /* (PERSISTENT_SLOTS, MOST, 128 bytes) */
+    uint8_t *ring;                      /* (PERSISTENT_STAGES, PERSISTENT_TILES, a tile) */
+    struct gemm_persistent_item *items; /* (2) */
+    struct gemm_persistent_bars *bars;
+    uint8_t *swap; /* (4 warpgroups, 2, 128 lanes, 16 bytes) */
+    int *next;     /* (2) */
+};
+
+/* Widths of the products of a kernel for at most MOST rows a tile. */
+template <int MOST> struct gemm_persistent_widths {
+    enum { A = 128, B = 112, C = 80, D = 64, E = 32 };
+};
+template <> struct gemm_persistent_widths<64> {
+    enum { A = 64, B = 48, C = 40, D = 32, E = 16 };
+};
+
+/* Places in the rings; they go on from tile to tile. */
+struct gemm_persistent_place {
+    int slot, turn, kt;
+};
+
+/* Row tile i of a block, warp i's. A warpgroup has two of gate, then up of the same hidden units.
+ */
+DEVICE int gemm_persistent_tile_of(const struct gemm_args &p, int block, int i)
+{
+    if (!p.y_half)
+        return min(block * PERSISTENT_TILES + i, p.w.n_tiles - 1);
+    int half = p.w.n_tiles / 2;
+    return min(block * 8 + (i >> 2) * 2 + (i & 1), half - 1) + (i >> 1 & 1) * half;
+}
+
+/* Until so many have been counted, by other blocks too. */
+DEVICE void gemm_persistent_await(const int32_t *count, int all)
+{
+    while (*(const volatile int32_t *)count < all) {
+#ifdef STEEL_CUDA_SIM
+        sim_pause();
+#endif
+    }
+    __threadfence();
+}
+
+template <int MOST>
+DEVICE void gemm_persistent_bring(const struct gemm_persistent_args &a,
+                                  const struct gemm_persistent_block &k)
+{
+    typedef gemm_persistent_widths<MOST> W;
+    const int STEP = PERSISTENT_BRINGERS / 8, PER = MOST / STEP;
+    int id = (int)threadIdx.x - PERSISTENT_USERS, piece = id & 7, row0 = id >> 3;
+    const struct route_tables &r = a.part[0].route;
+    bool moe = a.part[0].moe;
+    int rows = a.part[0].rows, n_tiles = moe ? *r.n_tiles : (rows + a.width - 1) / a.width;
+    int first_part = n_tiles * a.blocks[0];
+    int total = first_part + (a.n_parts > 1 ? n_tiles * a.blocks[1] : 0);
+    uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
+    int slot = 0, turn = 1, kt = 0, item = (int)blockIdx.x, after = 0;
+    if (moe && id == 0)
+        after = atomicAdd(&r.n_tiles[2], 1);
+#pragma unroll 1
+    for (int it = 0;; it++) {
+        struct gemm_persistent_item *to = &k.items[it & 1];
+        if (moe) {
+            if (id == 0)
+                k.next[it & 1] = after;
+            part_sync(5, PERSISTENT_BRINGERS);
+            item = k.next[it & 1];
+        }
+        bar_wait(&k.bars->item_empty[it & 1], (it >> 1) + 1);
+        if (item >= total) {
+            if (id == 0)
+                to->count = -1;
+            bar_arrive(&k.bars->item_full[it & 1]);
+            break;
+        }
+        if (moe && id == 0) /* comes while this one is worked on */
+            after = atomicAdd(&r.n_tiles[2], 1);
+        int part = item >= first_part, i = part ? item - first_part : item;
+        const struct gemm_args &p = a.part[part];
+        int tile = i / a.blocks[part], block = i - tile * a.blocks[part];
+        int first = tile * a.width, count = min(a.width, rows - first), expert = 0, place = 0;
+        if (moe) {
+            expert = r.tiles[3 * tile];
+            first = r.tiles[3 * tile + 1];
+            count = r.tiles[3 * tile + 2];
+            place = r.places[tile];
+        }
+        int mine = gemm_persistent_tile_of(p, block, min(id, PERSISTENT_TILES - 1));
+        const struct seg *s = seg_of(p.w, mine);
+        const uint8_t *from = tile_address(p.w, s, expert, mine, 0);
+        int bytes = s->tile_bytes, chunks = p.w.n_kt * 4;
+        int n = count > W::C ? W::A : count > W::E ? W::C : W::E;
+        if (id == 0) {
+            to->part = part;
+            to->block = block;
+            to->tile = tile;
+            to->count = count;
+            to->kind = s->kind;
+            to->chunks = chunks;
+        }
+        bar_arrive(&k.bars->item_full[it & 1]);
+        uint32_t at[PER];
+#pragma unroll
+        for (int j = 0; j < PER; j++) {
+            int from = min(row0 + j * STEP, count - 1); /* past it: nobody reads */
+            int in = moe && !p.sorted_in ? r.lists[place + from] / p.used : first + from;
+            at[j] = (uint32_t)in * (uint32_t)p.ldx + (uint32_t)piece * 8;
+        }
+        if (part)
+            gemm_persistent_await(&r.done[tile], 4 * a.blocks[0]);
+        const uint16_t *x = p.x;
+#pragma unroll 1
+        for (int c = 0; c < chunks; c++) {
+            if (c == 3 && id < MOST) { /* not wanted before the end */
+                int row = min(id, count - 1), in = first + row, out = in;
+                if (moe) {
+                    int pair = r.lists[place + row];
+                    in = p.sorted_in ? in : pair / p.used;
+                    out = p.sorted_in ? pair : out;
+                }
+                to->out[id] = id < count ? out : -1;
+                to->scale[id] = (p.x_scale ? p.x_scale[in] : 1.0f) * p.unscale;
+                bar_arrive(&k.bars->rows_full[it & 1]);
+            }
+            if (!(c & 3)) {
+                int stage = kt & 1;
+                bar_wait(&k.bars->codes_empty[stage], (kt >> 1) + 1);
+                if (id < PERSISTENT_TILES) {
+                    bar_expect(&k.bars->codes_full[stage], bytes);
+                    bar_copy(&k.bars->codes_full[stage], k.ring + stage * a.stage + id * bytes,
+                             from, bytes);
+                    from += bytes;
+                }
+                kt++;
+            }
+            bar_wait(&k.bars->empty[slot], turn);
+            int to_slot = slot * (MOST * 128);
+#pragma unroll
+            for (int j = 0; j < PER; j++)
+                if (STEP * j < n)
+                    copy_async16(dst + to_slot + j * (STEP * 128), x + at[j]);
+            bar_arrive_copies(&k.bars->full[slot]);
+            x += 64;
+            if (++slot == a.n_slots) {
+                slot = 0;
+                turn ^= 1;
+            }
+        }
+        item += (int)gridDim.x;
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+/* All in one place, so that products of several widths may take turns. */
+template <int N, int CAP>
+DEVICE void gemm_persistent_multiply(float (&acc)[CAP], const uint32_t (&f)[4], uint64_t rows)
+{
+    wgmma_fence();
+    wgmma<N>(acc, f, rows);
+    wgmma_commit();
+}
+
+/* acc = a warp's tile x the rows of the step. A chunk is 64 columns, a k tile four of them. */
+template <int KIND, int MOST>
+DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
+                                 const struct gemm_persistent_block &k,
+                                 struct gemm_persistent_place &at, int chunks, int count,
+                                 float (&acc)[MOST / 2])
+{
+    typedef gemm_persistent_widths<MOST> W;
+    int lane = lane_id();
+    const uint8_t *mine = k.ring + warp_id() * format<KIND>::BYTES;
+    uint64_t *last = NULL;
+    format<KIND> u;
+    bar_wait(&k.bars->codes_full[at.kt & 1], at.kt >> 1);
+    u.fetch(mine + (at.kt & 1) * a.stage, 0, lane);
+    uint32_t f[2][4];
+#pragma unroll 1
+    for (int c = 0; c < chunks; c++) {
+        u.ready();
+        bar_wait(&k.bars->full[at.slot], at.turn);
+        wgmma_publish();
+        uint64_t rows = wgmma_rows(k.slots + at.slot * (MOST * 128));
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            wgmma_wait<1>(); /* f[j & 1] has been read */
+            if (j == 1 && c && lane == 0)
+                bar_arrive(last); /* and all of the chunk before */
+            u.template frag<op_wgmma>(j, f[j & 1]);
+            uint64_t b = rows + 2 * (uint64_t)j;
+            /* not a loop for each: their sums would get registers of their own */
+            if (count > W::C) {
+                if (count > W::B)
+                    gemm_persistent_multiply<W::A>(acc, f[j & 1], b);
+                else
+                    gemm_persistent_multiply<W::B>(acc, f[j & 1], b);
+            } else if (count > W::E) {
+                if (count > W::D)
+                    gemm_persistent_multiply<W::C>(acc, f[j & 1], b);
+                else
+                    gemm_persistent_multiply<W::D>(acc, f[j & 1], b);
+            } else
+                gemm_persistent_multiply<W::E>(acc, f[j & 1], b);
+        }
+        int next = c + 1;
+        if (next < chunks) {
+            if (!(next & 3)) {
+                bar_arrive(&k.bars->codes_empty[at.kt & 1]); /* every lane: it has read its own */
+                at.kt++;
+                bar_wait(&k.bars->codes_full[at.kt & 1], at.kt >> 1);
+            }
+            u.fetch(mine + (at.kt & 1) * a.stage, next & 3, lane);
+        }
+        last = &k.bars->empty[at.slot];
+        if (++at.slot == a.n_slots) {
+            at.slot = 0;
+            at.turn ^= 1;
+        }
+    }
+    wgmma_wait<0>();
+    if (lane == 0)
+        bar_arrive(last);
+    bar_arrive(&k.bars->codes_empty[at.kt & 1]);
+    at.kt++;
+}
+
+/* Results leave from registers (gemm_out.cuh). */
+
+/* Warps w and w ^ 2 of a warpgroup have sums that belong together. Of 16 columns (n) the first
+ * two keep the first 8 and get the others' sums of those, the others the other way round. */
+template <int MOST>
+DEVICE void gemm_persistent_swap(const struct gemm_persistent_block &k, int n,
+                                 const float (&acc)[MOST / 2], float (&low)[4], float (&high)[4])
+{
+    int w = warp_id(), up = w >> 1 & 1;
+    float4 *swap = (float4 *)k.swap + (w >> 2) * 256 + (n & 1) * 128 + lane_id();
+    float give[4], keep[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        give[i] = up ? acc[8 * n + i] : acc[8 * n + 4 + i];
+        keep[i] = up ? acc[8 * n + 4 + i] : acc[8 * n + i];
+    }
+    swap[(w & 3) * 32] = make_float4(give[0], give[1], give[2], give[3]);
+    part_sync(1 + (w >> 2), 128);
+    float4 o = swap[((w & 3) ^ 2) * 32];
+    float got[4] = {o.x, o.y, o.z, o.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        low[i] = up ? got[i] : keep[i];
+        high[i] = up ? keep[i] : got[i];
+    }
+}
+
+/* Hidden units, in the order of half_slot; zeros from the last one up to whole k tiles. */
+template <int MOST>
+DEVICE void gemm_persistent_pair(const struct gemm_args &p, const struct gemm_persistent_block &k,
+                                 const struct gemm_persistent_item &t, const float (&acc)[MOST / 2])
+{
+    int g = lane_id() >> 2, c = lane_id() & 3, w = warp_id();
+    int row = (t.block * 8 + (w >> 2) * 2 + (w & 1)) * TILE_ROWS;
+    int left = p.w.n_out / 2 - row - g;
+    uint16_t *y = p.y_half + row + gemm_out_row();
+#pragma unroll
+    for (int n = 0; n < MOST / 16; n++) {
+        if (n * 16 >= t.count)
+            break;
+        float gate[4], up[4], v[4];
+        gemm_persistent_swap<MOST>(k, n, acc, gate, up);
+        int col = n * 16 + (w >> 1 & 1) * 8;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float scale = t.scale[col + 2 * c + (i & 1)];
+            v[i] = (i >> 1) * 8 < left
+                       ? clamp_half(gated(p.act, gate[i] * scale, up[i] * scale) * HIDDEN_SCALE)
+                       : 0.0f;
+        }
+        uint2 h = gemm_out_turn<2>(v);
+        int out = t.out[col + g];
+        if (out >= 0 && row < p.ldy)
+            *(uint2 *)(y + (size_t)out * (size_t)p.ldy) = h;
+    }
+}
+
+/* Halves times HIDDEN_SCALE. There are a multiple of four. */
+template <int MOST>
+DEVICE void gemm_persistent_narrow(const struct gemm_args &p, const struct gemm_persistent_item &t,
+                                   int tile, const float (&acc)[MOST / 2])
+{
+    int g = lane_id() >> 2, c = lane_id() & 3, row = tile * TILE_ROWS + gemm_out_row();
+    uint16_t *y = (uint16_t *)p.y + row;
+#pragma unroll
+    for (int n = 0; n < MOST / 8; n++) {
+        if (n * 8 >= t.count)
+            break;
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = clamp_half(acc[4 * n + i] * t.scale[8 * n + 2 * c + (i & 1)] * HIDDEN_SCALE);
+        uint2 h = gemm_out_turn<1>(v);
+        int out = t.out[8 * n + g];
+        if (out >= 0 && row < p.w.n_out)
+            *(uint2 *)(y + (size_t)out * (size_t)p.ldy) = h;
+    }
+}
+
+template <int MOST>
+DEVICE void gemm_persistent_floats(const struct gemm_args &p, const struct gemm_persistent_item &t,
+                                   int tile, const float (&acc)[MOST / 2])
+{
+    int g = lane_id() >> 2, c = lane_id() & 3;
+    if (tile >= p.w.n_tiles)
+        return;
+    const struct seg *s = seg_of(p.w, tile);
+    int row = (tile - s->tile0) * TILE_ROWS + g, left = s->rows - row;
+    float *y = p.y + s->row0 + row;
+#pragma unroll
+    for (int n = 0; n < MOST / 8; n++) {
+        if (n * 8 >= t.count)
+            break;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int col = 8 * n + 2 * c + i, out = t.out[col];
+            float scale = t.scale[col], *to = y + (size_t)out * (size_t)p.ldy;
+            if (out >= 0 && left > 0)
+                to[0] = acc[4 * n + i] * scale;
+            if (out >= 0 && left > 8)
+                to[8] = acc[4 * n + 2 + i] * scale;
+        }
+    }
+}
+
+template <int MOST>
+static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
+    gemm_persistent_kernel(const __grid_constant__ struct gemm_persistent_args a)
+{
+    SHARED_BYTES(raw);
+    uint8_t *shared = shared_align(raw, PERSISTENT_ALIGN);
+    struct gemm_persistent_block k;
+    k.slots = shared;
+    k.ring = shared + a.n_slots * MOST * 128;
+    k.swap = k.ring + PERSISTENT_STAGES * a.stage;
+    k.items = (struct gemm_persistent_item *)(k.swap + PERSISTENT_SWAP);
+    k.bars = (struct gemm_persistent_bars *)(k.items + 2);
+    k.next = (int *)(k.bars + 1);
+    int w = warp_id(), lane = lane_id();
+    if (w == 0 && lane < PERSISTENT_SLOTS) {
+        bar_init(&k.bars->full[lane], PERSISTENT_BRINGERS);
+        bar_init(&k.bars->empty[lane], PERSISTENT_USERS / 32);
+        if (lane < 2) {
+            bar_init(&k.bars->codes_full[lane], PERSISTENT_TILES);
+            bar_init(&k.bars->codes_empty[lane], PERSISTENT_USERS);
+            bar_init(&k.bars->item_full[lane], PERSISTENT_BRINGERS);
+            bar_init(&k.bars->rows_full[lane], MOST);
+            bar_init(&k.bars->item_empty[lane], PERSISTENT_USERS);
+        }
+        bar_ready();
+    }
+    __syncthreads();
+    dependency_wait();
+    dependency_trigger();
+    if (w >= PERSISTENT_USERS / 32) {
+        registers_fewer<PERSISTENT_BRING_REGS>();
+        gemm_persistent_bring<MOST>(a, k);
+        return;
+    }
+    registers_more<PERSISTENT_REGS>();
+    struct gemm_persistent_place at = {0, 0, 0};
+#pragma unroll 1
+    for (int it = 0;; it++) {
+        bar_wait(&k.bars->item_full[it & 1], it >> 1);
+        const struct gemm_persistent_item &t = k.items[it & 1];
+        if (t.count < 0)
+            break;
+        float acc[MOST / 2] = {};
+        wgmma_use(acc);
+        if (t.kind == TILE_Q4_K)
+            gemm_persistent_loop<TILE_Q4_K, MOST>(a, k, at, t.chunks, t.count, acc);
+        else
+            gemm_persistent_loop<TILE_Q6_K, MOST>(a, k, at, t.chunks, t.count, acc);
+        wgmma_use(acc);
+        bar_wait(&k.bars->rows_full[it & 1], it >> 1);
+        const struct gemm_args &p = a.part[t.part];
+        if (p.y_half)
+            gemm_persistent_pair<MOST>(p, k, t, acc);
+        else if (p.narrow)
+            gemm_persistent_narrow<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
+        else
+            gemm_persistent_floats<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
+        if (p.y_half && a.n_parts > 1) {
+            __threadfence();
+            part_sync(1 + (w >> 2), 128);
+            if ((threadIdx.x & 127) == 0)
+                atomicAdd(&p.route.done[t.tile], 1);
+        }
+        bar_arrive(&k.bars->item_empty[it & 1]);
+    }
+}
+
+static size_t gemm_persistent_shared(int tile_bytes, int most, int n_slots)
+{
+    return PERSISTENT_ALIGN + (size_t)(n_slots * most * 128) +
+           (size_t)(PERSISTENT_STAGES * PERSISTENT_TILES * tile_bytes) + PERSISTENT_SWAP +
+           2 * sizeof(struct gemm_persistent_item) + sizeof(struct gemm_persistent_bars) +
+           2 * sizeof(int);
+}
+
+bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
+{
+    return w->set == SET_K && !w->bias && gemm_wgmma_suits(cu, w, pair) &&
+           gemm_persistent_shared(w->max_tile_bytes, PERSISTENT_ROWS, 4) <= cu->shared_limit;
+}
+
+template <int MOST>
+static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persistent_args *a,
+                                   int blocks)
+{
+    int bytes = a->part[0].w.max_tile_bytes;
+    int other = a->n_parts > 1 ? a->part[1].w.max_tile_bytes : 0;
+    bytes = other > bytes ? other : bytes;
+    a->stage = PERSISTENT_TILES * bytes;
+    a->n_slots = PERSISTENT_SLOTS;
+    while (gemm_persistent_shared(bytes, MOST, a->n_slots) > cu->shared_limit)
+        a->n_slots--;
+    cuda_launch(cu, gemm_persistent_kernel<MOST>, dim3((unsigned)blocks), PERSISTENT_THREADS,
+                gemm_persistent_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY, *a);
+}
+
+static int gemm_persistent_blocks(const struct gemm_args &p)
+{
+    return p.y_half ? ceil_div(p.ldy, 128) : ceil_div(p.w.n_tiles, PERSISTENT_TILES);
+}
+
+int gemm_persistent_expert_rows(int pairs, int n_expert)
+{
+    return ceil_div(pairs, n_expert) > 44 ? PERSISTENT_ROWS : 64;
+}
+
+void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,
+                             const struct gemm_args &out, int width)
+{
+    struct gemm_persistent_args a = {};
+    a.part[0] = in;
+    a.part[1] = out;
+    a.n_parts = 2;
+    a.blocks[0] = gemm_persistent_blocks(in);
+    a.blocks[1] = gemm_persistent_blocks(out);
+    if (width == PERSISTENT_ROWS)
+        gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
+    else
+        gemm_persistent_launch<64>(cu, &a, cu->n_sm);
+}
+
+/* As many rows to a tile as make the last round of blocks a full one; returns the tiles. */
+static int gemm_persistent_even(const struct cuda_backend *cu, const struct gemm_args &p,
+                                int *width)
+{
+    const int widths[] = {128, 112};
+    int best = 0, tiles = 0;
+    for (int i = 0; i < 2; i++) {
+        int n = gemm_persistent_blocks(p) * ceil_div(p.rows, widths[i]);
+        int cost = ceil_div(n, cu->n_sm) * (widths[i] + 8);
+        if (!i || cost < best) {
+            best = cost;
+            tiles = n;
+            *width = widths[i];
+        }
+    }
+    return tiles;
+}
+
+int gemm_persistent_tiles(const struct cuda_backend *cu, const struct gemm_args &p)
+{
+    int width;
+    return gemm_persistent_even(cu, p, &width);
+}
+
+void gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p)
+{
+    struct gemm_persistent_args a = {};
+    a.part[0] = p;
+    a.n_parts = 1;
+    a.blocks[0] = gemm_persistent_blocks(p);
+    gemm_persistent_even(cu, p, &a.width);
+    gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
+}

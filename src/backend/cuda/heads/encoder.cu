@@ -1,0 +1,294 @@
+/*
+ * Parts of encoders: LayerNorm of rows, also of a block's sum; activations without a gate; queries and
+ * keys rotated as halves; what a network without a head ends in; and their scratch. A step of an
+ * encoder has whole texts, so their attention (attn_encode.cu) reads keys and values from the rows of
+ * the projection, not from the cache.
+ */
+#include "backend/cuda/heads/encoder.h"
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/mixers/mixers.h"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+#include <string.h>
+
+struct norm_args {
+    struct encoder_norm n;
+    uint16_t *out; /* (n, padded) halves in the order of half_slot, or NULL */
+    float *out_scale;
+    int padded;
+};
+
+/* V columns, loaded and stored at once. */
+template <int V> struct alignas(4 * V) columns {
+    float v[V];
+};
+template <int V> DEVICE struct columns<V> &columns_at(const float *p, int k) {
+    return *(struct columns<V> *)(p + k);
+}
+
+/* A warp per row, which passes through shared memory. V: columns a lane takes at a time. */
+template <int V>
+static __global__ void __launch_bounds__(128)
+    encoder_norm_kernel(const __grid_constant__ struct norm_args p)
+{
+    SHARED_BYTES(shared);
+    typedef struct columns<V> piece;
+    const struct encoder_norm &a = p.n;
+    int warps = (int)blockDim.x >> 5, lane = lane_id(), width = a.width;
+    int t = (int)blockIdx.x * warps + warp_id();
+    float *row = (float *)shared + warp_id() * p.padded;
+    dependency_wait();
+    dependency_trigger();
+    if (t >= a.n)
+        return;
+    size_t at = (size_t)t * (size_t)width;
+    float sum = 0.0f, squares = 0.0f, top = 0.0f, mean = 0.0f;
+#pragma unroll 4
+    for (int k = lane * V; k < width; k += 32 * V) {
+        piece x = columns_at<V>(a.x + at, k);
+        if (a.d) {
+            piece d = columns_at<V>(a.d + at, k);
+#pragma unroll
+            for (int i = 0; i < V; i++)
+                x.v[i] += a.scale * d.v[i];
+        }
+        if (a.x_to)
+            columns_at<V>(a.x_to + at, k) = x;
+        columns_at<V>(row, k) = x;
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            sum += x.v[i];
+    }
+    if (a.gain.layer)
+        mean = warp_sum(sum) / (float)width;
+    for (int k = lane * V; k < width; k += 32 * V) { /* a lane's own columns */
+        piece x = columns_at<V>(row, k);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            squares += (x.v[i] - mean) * (x.v[i] - mean);
+    }
+    float by = rsqrtf(warp_sum(squares) / (float)width + a.gain.eps);
+    for (int k = lane * V; k < width; k += 32 * V) {
+        piece x = columns_at<V>(row, k), g = columns_at<V>(a.gain.gain, k), b = {};
+        if (a.gain.bias)
+            b = columns_at<V>(a.gain.bias, k);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            x.v[i] = (x.v[i] - mean) * by * g.v[i] + b.v[i];
+            top = fmaxf(top, fabsf(x.v[i]));
+        }
+        columns_at<V>(row, k) = x;
+        if (a.y)
+            columns_at<V>(a.y + at, k) = x;
+    }
+    if (!p.out)
+        return;
+    /* As residual.cu: the largest becomes about 1024. */
+    uint32_t e = warp_max_u32(bits_of(top)) >> 23;
+    e = e < 16 ? 16 : e;
+    float f = float_of((264 - e) << 23);
+    uint16_t *out = p.out + (size_t)t * (size_t)p.padded;
+    __syncwarp();
+    for (int k = lane * 4; k < p.padded; k += 128) {
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            v[i] = k + i < width ? row[k + i] * f : 0.0f;
+        *(uint32_t *)(out + half_slot(k)) = pack_half2(v[0], v[1]);
+        *(uint32_t *)(out + half_slot(k + 2)) = pack_half2(v[2], v[3]);
+    }
+    if (lane == 0)
+        p.out_scale[t] = float_of((e - 10) << 23);
+}
+
+void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &n)
+{
+    struct norm_args p = {};
+    p.n = n;
+    p.out = n.halves ? cu->half_in : NULL;
+    p.out_scale = cu->half_scale;
+    p.padded = ceil_div(n.width, TILE_K) * TILE_K;
+    int warps = 4; /* rows of a block: as many as its shared memory holds */
+    while (warps > 1 && (size_t)(warps * p.padded) * 4 > cu->shared_limit)
+        warps /= 2;
+    auto kernel = n.width % 4 ? encoder_norm_kernel<1> : encoder_norm_kernel<4>;
+    cuda_launch(cu, kernel, dim3((unsigned)ceil_div(n.n, warps)), warps * 32,
+                (size_t)(warps * p.padded) * 4, LAUNCH_EARLY, p);
+}
+
+static __global__ void __launch_bounds__(256)
+    encoder_act_kernel(const struct gating act, float *h, size_t n)
+{
+    size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
+    dependency_wait();
+    dependency_trigger();
+    if (i < n)
+        h[i] = gated(act, h[i], 1.0f);
+}
+
+void encoder_act(struct cuda_backend *cu, const struct gating &act, float *h, int rows, int width)
+{
+    size_t n = (size_t)rows * (size_t)width;
+    cuda_launch(cu, encoder_act_kernel, dim3((unsigned)((n + 255) / 256)), 256, 0, LAUNCH_EARLY,
+                act, h, n);
+}
+
+struct heads_args {
+    const float *from;            /* (rows, width) or NULL: `to` itself */
+    uint16_t *to;                 /* (rows, width) */
+    const float2 *rope;           /* (rows, half) */
+    int width, dim, half, turned; /* turned: columns of heads that are rotated */
+};
+
+/* A block per row. A pair of columns turns together; others are taken over, where they are floats. */
+static __global__ void __launch_bounds__(256)
+    encoder_heads_kernel(const __grid_constant__ struct heads_args p)
+{
+    size_t at = (size_t)blockIdx.x * (size_t)p.width;
+    uint16_t *to = p.to + at;
+    dependency_wait();
+    dependency_trigger();
+    auto get = [&](int k) {
+        return p.from ? clamp_half(p.from[at + (size_t)k] * HIDDEN_SCALE) : half_to_float(to[k]);
+    };
+    const float2 *turns = p.rope + (size_t)blockIdx.x * (size_t)p.half;
+    int heads = p.half ? p.turned / p.dim : 0;
+    for (int i = (int)threadIdx.x; i < heads * p.half; i += 256) {
+        int h = i / p.half, e = i - h * p.half, k = h * p.dim + e;
+        float a = get(k), b = get(k + p.half);
+        float2 cs = turns[e];
+        to[k] = float_to_half(clamp_half(a * cs.x - b * cs.y));
+        to[k + p.half] = float_to_half(clamp_half(b * cs.x + a * cs.y));
+    }
+    for (int k = (int)threadIdx.x; k < p.width && p.from; k += 256)
+        if (k >= heads * p.dim || k % p.dim >= 2 * p.half)
+            to[k] = float_to_half(get(k));
+}
+
+void encoder_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                   const float *qkv)
+{
+    struct heads_args p = {};
+    p.from = qkv;
+    p.to = cu->encoder->qkv;
+    p.rope = l->rope;
+    p.width = l->wqkv->n_out;
+    p.dim = l->k_dim;
+    p.half = l->rope ? l->n_rot / 2 : 0;
+    p.turned = (l->n_heads + l->n_kv) * l->k_dim;
+    if (qkv || p.half)
+        cuda_launch(cu, encoder_heads_kernel, dim3((unsigned)s->n_tokens), 256, 0, LAUNCH_EARLY, p);
+}
+
+/* The network's parts */
+
+bool encoder_both_ways(const struct network *net)
+{
+    return net->n_layers && net->layers[0].mixer.kind == MIXER_ATTENTION &&
+           net->layers[0].mixer.attention.bidirectional;
+}
+
+bool encoder_supported(const struct network *net, struct error *err)
+{
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
+        const struct mlp *p = &net->layers[i].mlp;
+        bool both = m->kind == MIXER_ATTENTION && m->attention.bidirectional;
+        if (both != encoder_both_ways(net))
+            return network_refuse(err, i, "attention both ways in some layers and not in others is",
+                                  "cuda");
+        if (p->router.w && p->experts.act == ACT_PLAIN_GELU)
+            return network_refuse(err, i, "an expert without a gate is", "cuda");
+        if (p->router.w && (p->block.in.kind == NORM_LAYER || p->experts_in.kind == NORM_LAYER ||
+                            p->router.norm.kind == NORM_LAYER || p->dense.act == ACT_PLAIN_GELU))
+            return network_refuse(err, i, "such a norm or mlp beside experts is", "cuda");
+        if (p->dense_out.kind == NORM_LAYER || p->experts_out.kind == NORM_LAYER ||
+            p->embed.norm.kind == NORM_LAYER || m->block.out.kind == NORM_LAYER ||
+            p->block.out.kind == NORM_LAYER)
+            return network_refuse(err, i, "LayerNorm of what a block adds is", "cuda");
+    }
+    return net->embed.layers.norm.kind != NORM_LAYER ||
+           network_refuse(err, -1, "LayerNorm of embeddings per layer is", "cuda");
+}
+
+bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
+{
+    const struct network *net = cu->net;
+    struct network_max max;
+    bool lone = false;
+    network_measure(net, &max);
+    for (int i = 0; i < net->n_layers; i++)
+        lone |= net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU;
+    struct encoder_scratch *s = (struct encoder_scratch *)mem_zalloc(1, sizeof *s);
+    cu->encoder = s;
+    size_t tokens = (size_t)b->max_tokens;
+    struct want list[] = {
+        {(void **)&s->qkv, encoder_both_ways(net) ? tokens * (size_t)max.qkv * 2 : 0},
+        {(void **)&s->hidden, lone ? tokens * (size_t)max.n_ff * 4 : 0},
+    };
+    size_t out = (size_t)(b->max_out + 1) * (size_t)net->n_embd * sizeof(float);
+    return cuda_own(cu, list, 2, err) &&
+           (net->head.w || (cuda_pin((void **)&s->rows[0], NULL, out, err) &&
+                            cuda_pin((void **)&s->rows[1], NULL, out, err)));
+}
+
+void encoder_close(struct cuda_backend *cu)
+{
+    for (int i = 0; cu->encoder && i < 2; i++)
+        if (cu->encoder->rows[i])
+            cudaFreeHost(cu->encoder->rows[i]);
+    mem_free(cu->encoder);
+}
+
+struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
+                        const struct attn_layer *l)
+{
+    struct step s = cuda_step(cu);
+    struct rows n = {}, a = rows_of(cu->a, s.n_tokens, l->n_heads * l->v_dim);
+    struct pick_case c = cuda_case(cu, norm, &n);
+    c.w = l->wqkv;
+    c.layer = l;
+    c.step = &s;
+    c.out = &a;
+    pick_run(cu, PICK_ENCODE, &c, N_STAGES); /* which marks its stages */
+    return a;
+}
+
+void encoder_head(struct cuda_backend *cu, const struct norm *norm)
+{
+    struct gain gain = cuda_gain(cu, norm);
+    struct rows x = resid_plain(cu, &cu->resid);
+    step_mark(cu);
+    if (gain.gain) {
+        rows_norm(cu, x.floats, gain, cu->logits_all, x.n, x.width);
+    } else {
+        size_t bytes = (size_t)x.n * (size_t)x.width * sizeof(float);
+        CUDA_TRY(cu, cudaMemcpyAsync(cu->logits_all, x.floats, bytes, cudaMemcpyDeviceToDevice,
+                                     cu->stream));
+    }
+    step_mark_end(cu, STAGE_HEAD);
+}
+
+void encoder_send(struct cuda_backend *cu, int turn, int rows)
+{
+    size_t bytes = (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float);
+    if (rows)
+        CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows[turn], cu->logits_all, bytes,
+                                     cudaMemcpyDeviceToHost, cu->stream));
+}
+
+void encoder_row(const struct cuda_backend *cu, int row, float *host)
+{
+    size_t n = (size_t)cu->shape.n_embd;
+    const float *rows = cu->encoder->rows[(cu->n_ended + 1) % 2];
+    memcpy(host, rows + (size_t)row * n, n * sizeof(float));
+}
+
+void encoder_rows_put(struct cuda_backend *cu, const float *host, size_t bytes)
+{
+    for (int i = 0; i < 2; i++)
+        memcpy(cu->encoder->rows[i], host, bytes);
+}

@@ -1,0 +1,508 @@
+/*
+ * Latent attention of prompts on Hopper, expanded: with many rows it takes fewer operations to make keys
+ * and values of all heads from the latents (Dn + Dr and Dv wide) than to attend over the latents
+ * themselves (512 + 64, and 512). The latents of the prompts' sequences are gathered from the cache as
+ * halves, whatever its type; two products of gemm_wgmma.cu with the matrices of heads make keys and values
+ * (the first from a copy of the matrix that is turned around, in halves, made for the step); then the
+ * usual attention. A block has 128 rows of one head, a warpgroup each half; 64 keys and values at a time
+ * come through rings of two. A round multiplies q with its keys while the probabilities of the round
+ * before multiply their values, as in attn_prefill.cu.
+ */
+#include "backend/cuda/attn/attn_softmax.cuh"
+#include "backend/cuda/core/host.h"
+#include "backend/cuda/mixers/latent_row.cuh"
+#include "backend/cuda/core/wgmma.cuh"
+
+enum {
+    EXPANDED_ROWS = 64, /* of a warpgroup */
+    EXPANDED_KEYS = 64,
+    EXPANDED_STAGES = 2,
+    EXPANDED_PANEL = EXPANDED_KEYS * 128, /* 64 elements of every key, or row */
+    EXPANDED_USERS = 2 * 128,
+    EXPANDED_THREADS = EXPANDED_USERS + 128,
+    EXPANDED_BYTES = 384 << 20, /* of scratch */
+    EXPANDED_REGS = 232,
+    EXPANDED_BRING_REGS = 40
+};
+
+/* Keys, values: there, and done with. */
+struct expanded_bars {
+    uint64_t keys[EXPANDED_STAGES], values[EXPANDED_STAGES];
+    uint64_t keys_empty[EXPANDED_STAGES], values_empty[EXPANDED_STAGES];
+};
+
+/* PK, PV: panels of a key and of a value. Queries of both warpgroups, keys, values, barriers. */
+template <int PK, int PV> struct expanded_shared {
+    enum {
+        QUERIES = PK * EXPANDED_PANEL,
+        KEYS = PK * EXPANDED_PANEL,
+        VALUES = PV * EXPANDED_PANEL,
+        KEYS_AT = 2 * QUERIES,
+        VALUES_AT = KEYS_AT + EXPANDED_STAGES * KEYS,
+        BARS_AT = VALUES_AT + EXPANDED_STAGES * VALUES,
+        BYTES = 1024 + BARS_AT + 256
+    };
+};
+
+struct expanded_args {
+    struct step step;
+    const float *q; /* (n_tokens, H, Dn + 64) the last 64 rotated */
+    /* (H, n_keys, Dn), (n_keys, 64), (H, n_keys, Dv) halves; the first and the last times HIDDEN_SCALE */
+    const uint16_t *k, *kr, *v;
+    float *a;          /* (n_tokens, H, Dv) */
+    uint16_t *halves;  /* the same for the product that follows, in place of a; or NULL */
+    float *half_scale; /* (n_tokens) */
+    const int2 *tiles;
+    int n_tiles, n_heads, n_keys;
+    float scale;
+};
+
+/* Where the keys of prompts begin: those of sequences before, decodes not counted. A warp. */
+DEVICE int expanded_first_key(const struct step &s, int seq)
+{
+    int n = 0;
+    for (int i = s.n_decode + lane_id(); i < seq; i += 32)
+        n += s.kv_len[i];
+#pragma unroll
+    for (int i = 1; i < 32; i <<= 1)
+        n += __shfl_xor_sync(FULL_WARP, n, i);
+    return n;
+}
+
+/* Grid: (n_keys / 8). A warp: the latent of a key as halves for products, and its rotated part. */
+template <bool CODED>
+static __global__ void __launch_bounds__(256)
+    expanded_gather_kernel(const __grid_constant__ struct latent_args p, int n_keys, uint16_t *x,
+                           uint16_t *kr)
+{
+    dependency_wait();
+    dependency_trigger();
+    int key = (int)blockIdx.x * 8 + warp_id(), seq = p.step.n_decode, pos = key;
+    if (key >= n_keys)
+        return;
+    while (seq + 1 < p.step.n_seqs && pos >= p.step.kv_len[seq])
+        pos -= p.step.kv_len[seq++];
+    const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
+    size_t slot = (size_t)pages[pos / p.page_len] * (size_t)p.page_len + (size_t)(pos % p.page_len);
+    size_t at = slot * LATENT_WIDTH;
+#pragma unroll
+    for (int j = 0; j < LATENT_WIDTH / 64; j++) {
+        int i = 64 * j + 2 * lane_id();
+        float a = latent_get<CODED>(p.cache, p.type, at + (size_t)i);
+        float b = latent_get<CODED>(p.cache, p.type, at + (size_t)(i + 1));
+        uint16_t *to = i < LATENT_RANK ? x + (size_t)key * LATENT_RANK + (size_t)half_slot(i)
+                                       : kr + (size_t)key * LATENT_ROPE + (size_t)(i - LATENT_RANK);
+        *(uint32_t *)to = pack_half2(clamp_half(a), clamp_half(b));
+    }
+}
+
+/* Grid: (tiles of the turned matrix, heads). w: H x (C, Dn); to: H x (Dn, C) as tiles of halves. */
+static __global__ void __launch_bounds__(256)
+    expanded_turn_kernel(const struct matrix w, uint8_t *to)
+{
+    const int n_kt = LATENT_RANK / TILE_K;
+    int tile = (int)blockIdx.x / n_kt, kt = (int)blockIdx.x % n_kt, h = (int)blockIdx.y;
+    dependency_trigger();
+    dependency_wait();
+    to += ((size_t)h * gridDim.x + blockIdx.x) * F16_BYTES;
+    for (int u = (int)threadIdx.x; u < F16_BYTES / 16; u += 256) {
+        int g = (u & 31) >> 2, c = u & 3, in = kt * TILE_K + (u >> 5) * 16 + 4 * c;
+        const struct seg *s = seg_of(w, in / TILE_ROWS);
+        uint32_t v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* row g + 8 (j / 2), columns in + 2 (j % 2) and the next */
+            int n = tile * TILE_ROWS + g + 8 * (j >> 1), i = in + 2 * (j & 1);
+            const uint8_t *from = tile_address(w, s, h, i / TILE_ROWS, n / TILE_K);
+            v[j] = pack_half2(tile_value_call(s, from, i % TILE_ROWS, n % TILE_K),
+                              tile_value_call(s, from, (i + 1) % TILE_ROWS, n % TILE_K));
+        }
+        *(uint4 *)(to + u * 16) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+/* The warpgroup that brings. first: the sequence's first key; last: what its rows see at most. */
+template <int PK, int PV>
+DEVICE void expanded_bring(const struct expanded_args &p, int h, int first, int last,
+                           uint8_t *shared, struct expanded_bars *bars)
+{
+    typedef expanded_shared<PK, PV> S;
+    const int PER = EXPANDED_KEYS / 16;
+    int id = (int)threadIdx.x & 127, piece = id & 7, key0 = id >> 3;
+    const uint8_t *k = (const uint8_t *)p.k + (size_t)h * (size_t)p.n_keys * ((PK - 1) * 128);
+    const uint8_t *v = (const uint8_t *)p.v + (size_t)h * (size_t)p.n_keys * (PV * 128);
+    uint8_t *to = shared + key0 * 128 + ((piece ^ (key0 & 7)) << 4);
+    k += piece * 16;
+    v += piece * 16;
+    const uint8_t *kr = (const uint8_t *)p.kr + piece * 16;
+#pragma unroll 1
+    for (int round = 0; round <= last / EXPANDED_KEYS; round++) {
+        int stage = round % EXPANDED_STAGES, turn = (round / EXPANDED_STAGES & 1) ^ 1;
+        size_t row[PER];
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            row[i] = (size_t)(first + min(round * EXPANDED_KEYS + i * 16 + key0, last));
+        bar_wait(&bars->keys_empty[stage], turn);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            uint8_t *at = to + S::KEYS_AT + stage * S::KEYS + i * 2048;
+#pragma unroll
+            for (int j = 0; j < PK - 1; j++)
+                copy_async16(at + j * EXPANDED_PANEL, k + row[i] * ((PK - 1) * 128) + j * 128);
+            copy_async16(at + (PK - 1) * EXPANDED_PANEL, kr + row[i] * 128);
+        }
+        bar_arrive_copies(&bars->keys[stage]);
+        bar_wait(&bars->values_empty[stage], turn);
+#pragma unroll
+        for (int i = 0; i < PER; i++) {
+            uint8_t *at = to + S::VALUES_AT + stage * S::VALUES + i * 2048;
+#pragma unroll
+            for (int j = 0; j < PV; j++)
+                copy_async16(at + j * EXPANDED_PANEL, v + row[i] * (PV * 128) + j * 128);
+        }
+        bar_arrive_copies(&bars->values[stage]);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+}
+
+/* A warpgroup's queries to shared memory, in units of log2; rows past the last are copies of it. */
+template <int PK>
+DEVICE void expanded_queries(const struct expanded_args &p, int h, int row0, int rows, uint8_t *to)
+{
+    float scale = p.scale * (1.4426950408889634f / HIDDEN_SCALE);
+    float rope = p.scale * 1.4426950408889634f;
+    for (int i = (int)threadIdx.x & 127; i < EXPANDED_ROWS * PK * 8; i += 128) {
+        int r = i / (PK * 8), piece = i % (PK * 8);
+        const float4 *from =
+            (const float4 *)(p.q +
+                             ((size_t)(row0 + min(r, rows - 1)) * (size_t)p.n_heads + (size_t)h) *
+                                 (PK * 64) +
+                             (size_t)(piece * 8));
+        float4 a = from[0], b = from[1];
+        float f = piece < (PK - 1) * 8 ? scale : rope;
+        *(uint4 *)(to + (piece >> 3) * EXPANDED_PANEL + r * 128 + (((piece & 7) ^ (r & 7)) << 4)) =
+            make_uint4(pack_half2(clamp_half(a.x * f), clamp_half(a.y * f)),
+                       pack_half2(clamp_half(a.z * f), clamp_half(a.w * f)),
+                       pack_half2(clamp_half(b.x * f), clamp_half(b.y * f)),
+                       pack_half2(clamp_half(b.z * f), clamp_half(b.w * f)));
+    }
+    wgmma_publish();
+}
+
+/* Logits of keys from `base` on to probabilities. edge: some may be hidden from some rows. */
+DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct softmax_rows &st,
+                             const int (&pos)[2], int base, bool edge)
+{
+    auto sum = [&](int i) -> float & { return s[i]; };
+    if (edge)
+        softmax_hide<EXPANDED_KEYS / 2>(sum, pos, base, 0);
+    softmax_tile<EXPANDED_KEYS / 2>(sum, st);
+}
+
+/* The result of a warpgroup's rows, of which `rows` are real: as floats, or as halves. */
+template <int PV>
+DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_rows &st,
+                           const float (&out)[PV / 2][64], int h, int row0, int rows)
+{
+    int w = warp_id() & 3, g = lane_id() >> 2, c = lane_id() & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float total = softmax_total(st, r);
+        int row = w * 16 + g + 8 * r;
+        bool mine = row < rows, hidden = !mine || p.step.slot[row0 + row] < 0;
+        float f = hidden ? 0.0f : 1.0f / (HIDDEN_SCALE * total);
+        size_t at = ((size_t)(row0 + row) * (size_t)p.n_heads + (size_t)h) * (PV * 64);
+#pragma unroll
+        for (int j = 0; j < PV * 8; j += 2) {
+            float v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                v[i] = hidden ? 0.0f : out[j >> 4][4 * ((j & 15) + i / 2) + 2 * r + i % 2] * f;
+            if (!p.halves) {
+                if (mine) {
+                    *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
+                    *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
+                }
+                continue;
+            }
+            softmax_halves_put(pack_half2(clamp_half(v[0]), clamp_half(v[1])),
+                               pack_half2(clamp_half(v[2]), clamp_half(v[3])),
+                               p.halves + at + j * 8, mine);
+        }
+        if (p.halves && mine && h == 0 && c == 0)
+            p.half_scale[row0 + row] = 1.0f;
+    }
+}
+
+/* Grid: (heads, tiles of 64 rows, the last first: they have the most keys). Every other tile of a
+ * sequence has a block, for itself and the next. */
+template <int PK, int PV>
+static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
+    latent_expanded_kernel(const __grid_constant__ struct expanded_args p)
+{
+    typedef expanded_shared<PK, PV> S;
+    SHARED_BYTES(raw);
+    uint8_t *shared = shared_align(raw, 1024);
+    struct expanded_bars *bars = (struct expanded_bars *)(shared + S::BARS_AT);
+    int2 tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
+    int h = (int)blockIdx.x, seq = tile.x, row0 = tile.y;
+    if ((row0 - p.step.q_start[seq]) / EXPANDED_ROWS & 1)
+        return;
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i < EXPANDED_STAGES; i++) {
+            bar_init(&bars->keys[i], 128);
+            bar_init(&bars->values[i], 128);
+            bar_init(&bars->keys_empty[i], EXPANDED_USERS / 32);
+            bar_init(&bars->values_empty[i], EXPANDED_USERS / 32);
+        }
+        bar_ready();
+    }
+    int rows = min(2 * EXPANDED_ROWS, p.step.q_start[seq + 1] - row0);
+    int first_pos = p.step.pos[row0], last = first_pos + rows - 1;
+    int lane = lane_id(), w = warp_id() & 3, g = lane >> 2, wg = warp_id() >> 2;
+    dependency_wait();
+    dependency_trigger();
+    __syncthreads();
+    if (wg == 2) {
+        registers_fewer<EXPANDED_BRING_REGS>();
+        expanded_bring<PK, PV>(p, h, expanded_first_key(p.step, seq), last, shared, bars);
+        return;
+    }
+    registers_more<EXPANDED_REGS>();
+    int rounds = last / EXPANDED_KEYS + 1;
+    uint8_t *queries = shared + wg * S::QUERIES;
+    expanded_queries<PK>(p, h, row0 + wg * EXPANDED_ROWS, rows - wg * EXPANDED_ROWS, queries);
+    part_sync(3 + wg, 128);
+    struct softmax_rows st;
+    softmax_clear(st);
+    int row_pos = first_pos + wg * EXPANDED_ROWS + w * 16 + g;
+    const int pos[2] = {row_pos, row_pos + 8};
+    float out[PV / 2][64] = {}, s[EXPANDED_KEYS / 2] = {};
+    uint32_t pf[EXPANDED_KEYS / 16][4];
+#pragma unroll
+    for (int j = 0; j < PV / 2; j++)
+        wgmma_use(out[j]);
+    wgmma_use(s);
+    uint64_t q_desc = wgmma_rows(queries);
+    auto keys = [&](int round) {
+        bar_wait(&bars->keys[round % EXPANDED_STAGES], round / EXPANDED_STAGES);
+        wgmma_publish();
+        wgmma_fence();
+        uint64_t desc = wgmma_rows(shared + S::KEYS_AT + round % EXPANDED_STAGES * S::KEYS);
+#pragma unroll
+        for (int i = 0; i < PK * 4; i++) {
+            uint64_t at = (uint64_t)((i >> 2) * (EXPANDED_PANEL >> 4) + (i & 3) * 2);
+            if (i == 0)
+                wgmma_shared<true>(s, q_desc + at, desc + at);
+            else
+                wgmma_shared<false>(s, q_desc + at, desc + at);
+        }
+        wgmma_commit();
+    };
+    auto values = [&](int round) {
+        bar_wait(&bars->values[round % EXPANDED_STAGES], round / EXPANDED_STAGES);
+        wgmma_publish();
+        wgmma_fence();
+        const uint8_t *vs = shared + S::VALUES_AT + round % EXPANDED_STAGES * S::VALUES;
+        uint64_t desc = wgmma_turned(vs, EXPANDED_PANEL);
+#pragma unroll
+        for (int i = 0; i < EXPANDED_KEYS / 16; i++)
+#pragma unroll
+            for (int j = 0; j < PV / 2; j++)
+                wgmma<128, false, false, true>(
+                    out[j], pf[i],
+                    desc + (uint64_t)(i * (2048 >> 4) + j * (2 * EXPANDED_PANEL >> 4)));
+        wgmma_commit();
+    };
+    auto edge = [&](int round) {
+        return (round + 1) * EXPANDED_KEYS - 1 > first_pos + wg * EXPANDED_ROWS + w * 16;
+    };
+    auto pack = [&]() {
+#pragma unroll
+        for (int i = 0; i < EXPANDED_KEYS / 16; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                pf[i][j] = pack_half2(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+    };
+    keys(0);
+    wgmma_wait<0>();
+    wgmma_use(s);
+    if (lane == 0)
+        bar_arrive(&bars->keys_empty[0]);
+    expanded_softmax(s, st, pos, 0, edge(0));
+    pack();
+    if (wg == 1 && rounds > 1)
+        part_arrive(1, 256);
+#pragma unroll 1
+    for (int round = 1; round < rounds; round++) {
+        part_sync(1 + wg, 256);
+        keys(round);
+        values(round - 1);
+        if (wg == 0 || round + 1 < rounds)
+            part_arrive(2 - wg, 256);
+        wgmma_wait<1>();
+        wgmma_use(s);
+        if (lane == 0)
+            bar_arrive(&bars->keys_empty[round % EXPANDED_STAGES]);
+        expanded_softmax(s, st, pos, round * EXPANDED_KEYS, edge(round));
+        wgmma_wait<0>();
+        if (lane == 0)
+            bar_arrive(&bars->values_empty[(round - 1) % EXPANDED_STAGES]);
+#pragma unroll
+        for (int j = 0; j < PV / 2; j++)
+            wgmma_use(out[j]);
+        wgmma_use(s); /* fragments still in use are not overwritten before this */
+        pack();
+#pragma unroll
+        for (int j = 0; j < PV / 2; j++)
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                out[j][i] *= st.shrink[i >> 1 & 1];
+    }
+    values(rounds - 1);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int j = 0; j < PV / 2; j++)
+        wgmma_use(out[j]);
+    expanded_write<PV>(p, st, out, h, row0 + wg * EXPANDED_ROWS, rows - wg * EXPANDED_ROWS);
+}
+
+/* Host */
+
+/* Keys of the step's prompts. */
+static int expanded_keys(const struct cuda_backend *cu)
+{
+    const int32_t *len = cu->step_host + cu->layout.kv_len;
+    int64_t n = 0;
+    for (int i = cu->layout.n_decode; i < cu->layout.n_seqs; i++)
+        n += len[i];
+    return n > INT32_MAX ? INT32_MAX : (int)n;
+}
+
+/* The kernels that exist: 192 + 64 and 256 (GLM-4.7-Flash), 128 + 64 and 128 (DeepSeek V3). */
+static bool expanded_sizes(int nope, int v)
+{
+    return (nope == 192 && v == 256) || (nope == 128 && v == 128);
+}
+
+/* Room for as many keys as there are pages for, and as EXPANDED_BYTES hold: a step whose prompts have
+ * more is absorbed. */
+bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, const struct bounds *b,
+                           struct error *err)
+{
+    const struct network *net = cu->net;
+    size_t k = 0, v = 0, heads = 0, turned = 0, keys = (size_t)b->n_pages * (size_t)b->page_len;
+    for (int i = 0; i < net->n_layers && cu->wgmma; i++) {
+        const struct latent *l = &net->layers[i].mixer.latent;
+        if (net->layers[i].mixer.kind != MIXER_LATENT || !expanded_sizes(l->nope_dim, l->v_dim))
+            continue;
+        size_t H = (size_t)l->n_heads, n = H * (size_t)l->nope_dim;
+        k = n > k ? n : k;
+        v = H * (size_t)l->v_dim > v ? H * (size_t)l->v_dim : v;
+        heads = H > heads ? H : heads;
+        turned = n * (size_t)l->kv_rank > turned ? n * (size_t)l->kv_rank : turned;
+    }
+    if (!heads)
+        return true;
+    size_t most = EXPANDED_BYTES / (2 * (LATENT_WIDTH + k + v) + 4 * heads);
+    keys = keys < most ? keys : most;
+    size_t tiles = heads * (keys / WGMMA_ROWS + 1);
+    struct route_tables *t = &e->list->list;
+    const struct want list[] = {
+        {(void **)&e->x, keys * LATENT_RANK * 2}, {(void **)&e->kr, keys * LATENT_ROPE * 2},
+        {(void **)&e->k, keys * k * 2},           {(void **)&e->v, keys * v * 2},
+        {(void **)&e->turned, turned * 2},        {(void **)&t->n_tiles, 64},
+        {(void **)&t->tiles, 3 * tiles * 4},      {(void **)&t->pairs, heads * keys * 4}};
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
+        return false;
+    e->max_keys = (int)keys;
+    return true;
+}
+
+bool latent_expanded_fits(const struct cuda_backend *cu, const struct latent_args &p)
+{
+    const struct latent_expand *e = p.expand;
+    return e && cu->wgmma && p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE &&
+           expanded_sizes(p.nope_dim, e->v_dim) && gemm_wgmma_suits(cu, e->wvb, false) &&
+           expanded_keys(cu) <= e->max_keys &&
+           (size_t)expanded_shared<4, 4>::BYTES <= cu->shared_limit;
+}
+
+/* H x (Dn, C) of halves, turned around from H x (C, Dn). */
+static struct matrix expanded_turn(struct cuda_backend *cu, const struct matrix *w, uint8_t *to)
+{
+    struct matrix m = {};
+    m.n_in = w->n_out;
+    m.n_out = w->n_in;
+    m.n_expert = w->n_expert;
+    m.n_kt = m.n_in / TILE_K;
+    m.n_tiles = m.n_out / TILE_ROWS;
+    m.n_seg = 1;
+    m.set = SET_FAST;
+    m.max_tile_bytes = F16_BYTES;
+    struct seg *s = &m.seg[0];
+    s->base = to;
+    s->kind = TILE_F16;
+    s->dtype = DT_F16;
+    s->tile_bytes = F16_BYTES;
+    s->rows = m.n_out;
+    s->n_tiles = m.n_tiles;
+    s->expert_bytes = (size_t)m.n_tiles * (size_t)m.n_kt * F16_BYTES;
+    cuda_launch(cu, expanded_turn_kernel,
+                dim3((unsigned)(m.n_tiles * m.n_kt), (unsigned)m.n_expert), 256, 0, LAUNCH_EARLY,
+                *w, to);
+    return m;
+}
+
+/* y (H, n_keys, n_out) = latents times every head's matrix, halves times HIDDEN_SCALE. */
+static void expanded_product(struct cuda_backend *cu, const struct matrix *w,
+                             const struct latent_expand *e, int n_keys, uint16_t *y)
+{
+    struct gemm_args g = {};
+    g.w = *w;
+    g.x = e->x;
+    g.ldx = LATENT_RANK;
+    g.rows = n_keys;
+    g.unscale = 1.0f;
+    g.y = (float *)y;
+    g.ldy = w->n_out;
+    g.narrow = true;
+    g.moe = true;
+    g.used = w->n_expert;
+    g.route = e->list->list;
+    gemm_wgmma(cu, g, false, w->n_expert * ceil_div(n_keys, WGMMA_ROWS));
+}
+
+void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const int2 *tiles,
+                     int n_tiles)
+{
+    const struct latent_expand *e = p.expand;
+    int n_keys = expanded_keys(cu), H = p.n_heads;
+    bool coded = p.type == DT_Q8_0 || p.type == DT_Q4_0 || p.type == DT_F8_E4M3;
+    cuda_launch(cu, coded ? expanded_gather_kernel<true> : expanded_gather_kernel<false>,
+                dim3((unsigned)ceil_div(n_keys, 8)), 256, 0, LAUNCH_EARLY, p, n_keys, e->x, e->kr);
+    latent_heads_list(cu, e->list, n_keys, WGMMA_ROWS);
+    struct matrix turned = expanded_turn(cu, e->wkb, e->turned);
+    expanded_product(cu, &turned, e, n_keys, e->k);
+    expanded_product(cu, e->wvb, e, n_keys, e->v);
+    struct expanded_args a = {};
+    a.step = p.step;
+    a.q = p.qr;
+    a.k = e->k;
+    a.kr = e->kr;
+    a.v = e->v;
+    a.a = e->a;
+    a.halves = e->halves ? cu->half_in : NULL;
+    a.half_scale = cu->half_scale;
+    a.tiles = tiles;
+    a.n_tiles = n_tiles;
+    a.n_heads = H;
+    a.n_keys = n_keys;
+    a.scale = p.scale;
+    bool wide = p.nope_dim == 192;
+    cuda_launch(cu, wide ? latent_expanded_kernel<4, 4> : latent_expanded_kernel<3, 2>,
+                dim3((unsigned)H, (unsigned)n_tiles), EXPANDED_THREADS,
+                wide ? (size_t)expanded_shared<4, 4>::BYTES : (size_t)expanded_shared<3, 2>::BYTES,
+                LAUNCH_EARLY, a);
+}

@@ -1,0 +1,268 @@
+/*
+ * The mlp op: a layer's dense part, its experts or both, and what is done to their sum (struct mlp of
+ * layer.h). A plain mlp is one pick of a table, with the norm in front left to the kernel; where dense
+ * and experts stand side by side the norm is made once, and struct closing says how the two are added
+ * to the stream (unless the dense part is one of the experts: join.cu). Also here: what kernels take in
+ * place of layer.h's norms, activations and routers.
+ */
+#include "backend/cuda/heads/embed.cuh"
+#include "backend/cuda/core/host.h"
+
+#include <math.h>
+
+static float or_one(float scale)
+{
+    return scale == 0 ? 1.0f : scale;
+}
+
+struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n)
+{
+    struct gain g = {};
+    if (n->kind == NORM_NONE)
+        return g;
+    g.gain = n->gain ? n->gain : cu->ones;
+    g.eps = n->eps;
+    g.layer = n->kind == NORM_LAYER;
+    g.bias = g.layer ? n->bias : NULL;
+    return g;
+}
+
+struct closing cuda_closing(const struct cuda_backend *cu, const struct block *b)
+{
+    struct closing c = {};
+    c.out = cuda_gain(cu, &b->out);
+    c.sum = cuda_gain(cu, &b->sum);
+    c.scale = or_one(b->scale);
+    c.stream_scale = 1.0f;
+    c.set = c.out.gain || c.sum.gain || c.scale != 1.0f;
+    return c;
+}
+
+struct gating cuda_gating(const struct ffn *f)
+{
+    struct gating g = {};
+    g.plain = f->act == ACT_SILU;
+    g.lone = f->act == ACT_PLAIN_GELU;
+    g.erf = f->act == ACT_GELU || g.lone;
+    g.linear = 1.0f;
+    g.limit = INFINITY;
+    if (f->act == ACT_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
+        g.linear = 1.5957691216f;
+        g.cubic = g.linear * 0.044715f;
+    } else if (f->act == ACT_SWIGLU_CLAMP) {
+        g.linear = f->alpha;
+        g.limit = f->limit;
+        g.offset = 1.0f;
+    }
+    return g;
+}
+
+static struct route_rule rule_of(const struct mlp *m)
+{
+    const struct router *r = &m->router;
+    struct route_rule rule = {};
+    rule.shared = join_is_done(m);
+    rule.gated = m->dense_gate != NULL;
+    rule.n_expert = r->w->n_out + rule.shared;
+    rule.used = r->n_used + rule.shared;
+    /* A softmax over the chosen is what renormalising a softmax over all comes to. */
+    rule.renormalise = r->renorm || r->kind == ROUTER_SOFTMAX_TOP;
+    rule.sigmoid = r->kind == ROUTER_SIGMOID;
+    rule.scale = or_one(r->scale);
+    rule.choice_bias = r->choice_bias;
+    rule.expert_scale = r->expert_scale;
+    rule.n_groups = r->n_groups > 1 ? r->n_groups : 0;
+    rule.n_groups_used = r->n_groups_used;
+    return rule;
+}
+
+struct experts cuda_experts(const struct mlp *m)
+{
+    struct experts e = {};
+    e.gate_up = cuda_matrix(m->experts.gate_up);
+    e.down = cuda_matrix(m->experts.down);
+    e.router = cuda_matrix(m->router.w);
+    e.act = cuda_gating(&m->experts);
+    e.rule = e.full = rule_of(m);
+    bool all = m->experts.gate_up->n_expert >= m->router.w->n_out;
+    e.give = !all || e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
+    if (e.give) {
+        e.rule = route_rule{};
+        e.rule.n_expert = all ? e.full.n_expert : e.gate_up->n_expert;
+        e.rule.used = e.full.used < e.rule.n_expert ? e.full.used : e.rule.n_expert;
+        e.rule.given = true;
+        e.rule.spread = !all;
+        e.first = m->expert_first;
+    }
+    return e;
+}
+
+bool cuda_is_plain(const struct mlp *m)
+{
+    return join_is_done(m) ||
+           (!(m->router.w && m->dense.gate_up) && !m->router.norm.kind && !m->experts_in.kind);
+}
+
+/* The rows of the case go through its kernel, to c->y or what the stream is to add. */
+static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)
+{
+    bool changed = op == PICK_MOE ? lora_changes_experts(cu, m)
+                                  : lora_changes(cu, c->w) || lora_changes(cu, c->down);
+    if (changed && op != PICK_LONE) { /* whose products add them by themselves */
+        lora_mlp(cu, op, c, m);
+        return;
+    }
+    const struct pick *p = pick_find(cu, op, c);
+    pick_input(cu, p, c);
+    if (!c->made || op == PICK_MOE) {
+        c->stream->add = ADD_ROWS; /* unless the row leaves something else */
+        c->stream->d = c->y;
+    }
+    step_mark(cu);
+    pick_go(cu, p, c);
+    step_mark_end(cu, op == PICK_MOE ? STAGE_EXPERTS : STAGE_FFN);
+}
+
+static void set_dense(struct pick_case *c, const struct mlp *m)
+{
+    c->w = cuda_matrix(m->dense.gate_up);
+    c->down = cuda_matrix(m->dense.down);
+    c->act = cuda_gating(&m->dense);
+}
+
+static void set_experts(struct pick_case *c, const struct experts *e)
+{
+    c->w = e->gate_up;
+    c->down = e->down;
+    c->router = e->router;
+    c->act = e->act;
+    c->experts = e;
+}
+
+/* Dense beside experts, or experts whose rows or router have a norm of their own. All norms are of
+ * one row: they are made at once, but for that of experts which want more than floats. */
+static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closing *close)
+{
+    struct resid *r = &cu->resid;
+    struct rows n = {}, route = {}, own = {};
+    struct gain in = cuda_gain(cu, &m->block.in);
+    struct experts e = cuda_experts(m);
+    struct pick_case c = {}, d = {};
+    struct norm_more more[MORE_NORMS];
+    int n_more = 0, width = cu->shape.n_embd;
+    c.rows = r->rows;
+    c.x = &n;
+    c.stream = r;
+    c.made = true;
+    d = c;
+    set_experts(&c, &e);
+    c.y = cu->d;
+    if (m->router.norm.kind) {
+        more[n_more++] = norm_more{cuda_gain(cu, &m->router.norm), cu->route_in};
+        route = rows_of(cu->route_in, r->rows, width);
+        c.route_x = &route;
+    }
+    bool floats = m->experts_in.kind && r->rows <= NORM_ROWS &&
+                  pick_find(cu, PICK_MOE, &c)->takes == TAKES_NORM;
+    if (floats) {
+        more[n_more++] = norm_more{cuda_gain(cu, &m->experts_in), cu->experts_in};
+        own = rows_of(cu->experts_in, r->rows, width);
+        c.x = &own;
+    }
+    struct gain any = {cu->ones, 1.0f}; /* nobody reads it */
+    n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
+    if (!in.gain)
+        n = resid_plain(cu, r);
+    if (m->dense.gate_up) {
+        set_dense(&d, m);
+        close->beside = d.y = cu->beside;
+        run(cu, PICK_FFN, &d, m);
+        if (m->dense_gate) {
+            d.w = cuda_matrix(m->dense_gate);
+            close->beside_gate = d.y = cu->beside_gate;
+            pick_run(cu, PICK_LINEAR, &d, STAGE_FFN);
+        }
+        close->beside_norm = cuda_gain(cu, &m->dense_out);
+    }
+    if (m->experts_in.kind && !floats) /* nothing is left to be added: the norm alone */
+        n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
+    run(cu, PICK_MOE, &c, m);
+    close->norm = cuda_gain(cu, &m->experts_out);
+}
+
+static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct closing *close)
+{
+    struct rows n = {};
+    struct experts e = {};
+    struct pick_case c = cuda_case(cu, &m->block.in, &n);
+    if (m->router.w) {
+        e = cuda_experts(m);
+        set_experts(&c, &e);
+        close->norm = cuda_gain(cu, &m->experts_out);
+    } else {
+        set_dense(&c, m);
+        close->norm = cuda_gain(cu, &m->dense_out);
+    }
+    c.y = cu->d;
+    run(cu, m->router.w ? PICK_MOE : c.act.lone ? PICK_LONE : PICK_FFN, &c, m);
+}
+
+/* x += norm((act(x Wg^T) * e) Wp^T) */
+static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l, int layer,
+                            struct closing *close)
+{
+    struct resid *r = &cu->resid;
+    struct step s = cuda_step(cu);
+    struct rows x = resid_plain(cu, r);
+    struct pick_case c = {};
+    c.rows = r->rows;
+    c.w = cuda_matrix(l->gate);
+    c.x = &x;
+    c.y = cu->layer_gate;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
+    struct ffn f = {};
+    f.act = l->act;
+    struct embed_gate_args p = {};
+    p.h = cu->layer_gate;
+    p.e = cu->layer_embeds;
+    p.row_of = r->narrow && !cu->layout.out_is_all ? s.out_rows : NULL;
+    p.act = cuda_gating(&f);
+    p.width = c.w->n_out;
+    p.layer = layer;
+    p.n_layers = cu->shape.n_layers;
+    embed_gate(cu, p, r->rows);
+    x = rows_of(cu->layer_gate, r->rows, p.width);
+    c.w = cuda_matrix(l->project);
+    c.y = cu->d;
+    pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
+    *close = closing{};
+    close->set = true;
+    close->norm = cuda_gain(cu, &l->norm);
+    close->scale = close->stream_scale = 1.0f;
+    r->add = ADD_ROWS;
+    r->d = cu->d;
+}
+
+void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    struct resid *r = &cu->resid;
+    struct closing close = cuda_closing(cu, &m->block);
+    if (!r->rows)
+        return;
+    if (cuda_is_plain(m))
+        run_plain(cu, m, &close);
+    else
+        run_both(cu, m, &close);
+    lanes_sum_beside(cu, &close, m->dense_partial, m->experts_partial);
+    lanes_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
+    close.set = close.set || close.beside || close.norm.gain;
+    if (m->embed.gate) {
+        lanes_take(cu); /* it reads the stream */
+        r->close = close;
+        run_layer_embed(cu, &m->embed, layer, &close);
+    }
+    close.stream_scale = or_one(m->stream_scale);
+    close.set = close.set || close.stream_scale != 1.0f;
+    r->close = close;
+}

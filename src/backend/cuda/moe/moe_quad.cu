@@ -1,0 +1,593 @@
+/*
+ * Experts of a batched decode, up to QUAD_ROWS rows of codes: so few rows rarely choose the
+ * same expert (of 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up
+ * to four of the rows that chose it), which every block makes for itself from the router's
+ * logits.
+ *
+ * Gate, up and down are one kernel, a block to an SM. Gate and up: the warps of a block cut k, a
+ * slice of 256 columns each, whose rows stay in registers while the block works through its share
+ * of the list times an expert's tiles; it meets once every few tiles to add up. Then all blocks
+ * wait for each other, with the first tiles of down on their way meanwhile. Down: a block owns 16
+ * outputs, all of the list, and the weighted sum of every row.
+ *
+ * Where blocks cannot wait for each other (in the simulator; where backends share a GPU; where
+ * there are more outputs than SMs for them), the same kernel is launched once for each of these
+ * steps.
+ */
+#include "backend/cuda/core/quad.cuh"
+
+#include <math.h>
+
+enum { UP_BATCH = 4 };
+enum { QUAD_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
+
+struct moe_quad_meeting;
+
+/* What a launch does; several: blocks wait for each other. */
+enum { QUAD_UP = 1, QUAD_DOWN = 2 };
+
+struct moe_quad_args {
+    struct matrix up, down;
+    const float *logits;  /* (rows, n_expert) */
+    const uint8_t *x;     /* (rows, n_kt) records */
+    const float *x_scale; /* (rows) what undoes their scale */
+    uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
+    float *y;             /* (rows, n_out) */
+    struct moe_quad_meeting *meeting;
+    int rows, slot, phases;
+    struct gating act;
+    struct route_rule rule;
+};
+
+/* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
+struct moe_quad_meeting {
+    uint32_t turn, arrived[2];
+};
+
+size_t moe_quad_meeting_bytes(void)
+{
+    return sizeof(struct moe_quad_meeting);
+}
+
+/* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows
+ * that chose it. */
+struct __align__(16) moe_quad_list
+{
+    float weight[MAX_ENTRIES][4];         /* of an entry's rows */
+    uint32_t rows[MAX_ENTRIES];           /* of an entry, a byte each; 255: none */
+    uint32_t chose[QUAD_EXPERTS];         /* bits: rows that chose an expert */
+    uint16_t expert[MAX_ENTRIES];         /* of an entry; ascending */
+    uint16_t first[QUAD_EXPERTS];         /* entry of an expert */
+    uint16_t chosen[QUAD_ROWS][MAX_USED]; /* QUAD_SPREAD: or NOBODY */
+};
+
+/* What is known of the experts: nothing, experts_are_plain, route_rule.spread. */
+enum { QUAD_ANY, QUAD_PLAIN, QUAD_SPREAD };
+
+/* One warp chooses for a row. */
+template <int WHAT>
+DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row)
+{
+    enum { PER = QUAD_EXPERTS / 32 };
+    const float *logits = p.logits + row * p.rule.n_expert;
+    int lane = lane_id();
+    float v[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        v[i] = i * 32 + lane < p.rule.n_expert ? load_float_l2(logits + i * 32 + lane) : 0.0f;
+    if constexpr (WHAT == QUAD_SPREAD) {
+        int here, e = route_present(v, p.rule, &here);
+        if (lane < here)
+            atomicOr(&l->chose[e], 1u << row);
+        if (lane < p.rule.used)
+            l->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NOBODY);
+        return;
+    }
+    int e = route_choose(v, rule_as<WHAT == QUAD_PLAIN>(p.rule));
+    if (lane < p.rule.used) {
+        atomicOr(&l->chose[e], 1u << row);
+        l->chosen[row][lane] = (uint16_t)e;
+    }
+}
+
+/* Before the wait. */
+DEVICE void moe_quad_clear(struct moe_quad_list *l)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < QUAD_EXPERTS; i += (int)blockDim.x)
+        l->chose[i] = 0;
+    __syncthreads();
+}
+
+/* Where this warp's copy of the list has its entries. */
+struct moe_quad_find {
+    uint32_t chose[QUAD_EXPERTS / 32]; /* rows that chose expert 32 i + lane */
+    int first[QUAD_EXPERTS / 32];      /* its first entry */
+    int n;                             /* entries in all */
+};
+
+/* The block; every warp counts for itself. What runs once waits for its instructions: few of them.
+ */
+template <int WHAT>
+DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args &p,
+                            struct moe_quad_find &f)
+{
+    int warps = (int)blockDim.x >> 5, lane = lane_id();
+#pragma unroll 1
+    for (int row = warp_id(); row < p.rows; row += warps)
+        moe_quad_choose_row<WHAT>(l, p, row);
+    __syncthreads();
+    f.n = 0;
+#pragma unroll
+    for (int i = 0; i < QUAD_EXPERTS / 32; i++) {
+        f.chose[i] = l->chose[i * 32 + lane];
+        f.first[i] = f.n;
+        uint32_t some = __ballot_sync(FULL_WARP, f.chose[i]);
+#pragma unroll 1
+        for (int k = 0; some; some = __ballot_sync(FULL_WARP, __popc(f.chose[i]) > 4 * ++k)) {
+            f.first[i] += __popc(some & ((1u << lane) - 1));
+            f.n += __popc(some);
+        }
+    }
+}
+
+/* The expert of an entry. */
+DEVICE int moe_quad_expert(const struct moe_quad_find &f, int entry)
+{
+    int e = 0;
+#pragma unroll
+    for (int i = 0; i < QUAD_EXPERTS / 32; i++) {
+        uint32_t here = __ballot_sync(FULL_WARP, f.first[i] <= entry && f.chose[i]);
+        e = here ? i * 32 + 31 - __clz((int)here) : e;
+    }
+    return e;
+}
+
+/* The list itself: a warp has 32 experts. The block meets before it is read. */
+DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &f)
+{
+    int lane = lane_id(), warps = (int)blockDim.x >> 5;
+#pragma unroll 1
+    for (int i = warp_id(); i < QUAD_EXPERTS / 32; i += warps) {
+        uint32_t m = l->chose[i * 32 + lane];
+        int at = i < 2 ? (i ? f.first[1] : f.first[0]) : (i > 2 ? f.first[3] : f.first[2]);
+        l->first[i * 32 + lane] = (uint16_t)at;
+#pragma unroll 1
+        for (; m; at++) {
+            uint32_t rows = ~0u;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (!m)
+                    continue;
+                rows &= ~((uint32_t)(256 - __ffs((int)m)) << 8 * j);
+                m &= m - 1;
+            }
+            l->rows[at] = rows;
+            l->expert[at] = (uint16_t)(i * 32 + lane);
+        }
+    }
+}
+
+/* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
+ */
+template <int WHAT>
+DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &p)
+{
+    int warps = (int)blockDim.x >> 5, lane = lane_id();
+#pragma unroll 1
+    for (int row = warp_id(); row < p.rows; row += warps) {
+        const float *logits = p.logits + row * p.rule.n_expert;
+        int e = lane < p.rule.used ? l->chosen[row][lane] : 0;
+        if constexpr (WHAT == QUAD_SPREAD) {
+            if (lane < p.rule.used && e != NOBODY) {
+                int rank = __popc(l->chose[e] & ((1u << row) - 1));
+                l->weight[l->first[e] + rank / 4][rank % 4] =
+                    load_float_l2(logits + e) * (1.0f / HIDDEN_SCALE);
+            }
+            continue;
+        }
+        float w = route_weigh(rule_as<WHAT == QUAD_PLAIN>(p.rule), e,
+                              [&](int i) { return load_float_l2(logits + i); });
+        int rank = __popc(l->chose[e] & ((1u << row) - 1));
+        if (lane < p.rule.used)
+            l->weight[l->first[e] + rank / 4][rank % 4] = w * (1.0f / HIDDEN_SCALE);
+    }
+}
+
+/* The biases of a row's experts, weighted, of output `at`. */
+template <int WHAT>
+DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_args &p, int row,
+                           int at)
+{
+    float v = 0.0f;
+#pragma unroll 1
+    for (int k = 0; k < p.rule.used; k++) {
+        int e = l->chosen[row][k];
+        if (WHAT == QUAD_SPREAD && e == NOBODY)
+            break;
+        int rank = __popc(l->chose[e] & ((1u << row) - 1));
+        v += l->weight[l->first[e] + rank / 4][rank % 4] * p.down.bias[e * p.down.n_out + at];
+    }
+    return v * HIDDEN_SCALE;
+}
+
+/* All blocks of the launch: what each wrote before is there for all after. */
+DEVICE void meeting_arrive(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
+{
+    add_released(&m->arrived[turn & 1], 1);
+    if (blockIdx.x == 0)
+        m->arrived[~turn & 1] = 0; /* of the launch before, and the next */
+}
+DEVICE void meeting_wait(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
+{
+    while (load_acquired(&m->arrived[turn & 1]) < gridDim.x)
+        ;
+    if (blockIdx.x == 0)
+        m->turn = turn + 1;
+}
+
+/* Adds up the warps' sums of a batch of items and writes their hidden units. Half a warp to a row of
+ * an item. */
+template <bool PLAIN>
+DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad_list *list,
+                            const float *to, const float *scales, int item, int batch)
+{
+    int slices = p.up.n_kt, half = p.up.n_tiles / 2, n_kt = p.down.n_kt;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < batch * 64; i += (int)blockDim.x) {
+        int it = item + (i >> 6), e = it / half, u = it - e * half, s = i >> 4 & 3;
+        int r = i & 15, row = (int)(list->rows[e] >> 8 * s & 255), k = u * TILE_ROWS + r;
+        float v = 0.0f;
+        if (row < p.rows && k < p.up.seg[0].rows) {
+            const float *from = to + (i >> 6) * slices * 128 + r * 4 + s;
+            float gate = 0.0f, h = 0.0f;
+#pragma unroll 8
+            for (int j = 0; j < slices; j++) {
+                gate += from[j * 128];
+                h += from[j * 128 + 64];
+            }
+            gate *= scales[row];
+            h *= scales[row];
+            if (!PLAIN && p.up.bias) {
+                const float *bias = p.up.bias + list->expert[e] * p.up.n_out + k;
+                gate += bias[0];
+                h += bias[p.up.n_out / 2];
+            }
+            v = clamp_half(gated_as<PLAIN>(p.act, gate, h) * HIDDEN_SCALE);
+        }
+        put_hidden(p.hidden + (size_t)((e * 4 + s) * n_kt) * (size_t)RECORD, k, v, row < p.rows,
+                   u == half - 1, n_kt);
+    }
+}
+
+/* What a warp asks its ring for: its tiles of gate and up (PARTS 1: by turns), then those of down:
+ * (entry, slice) pairs, shared out between the warps. */
+template <int PARTS, int STAGES> struct moe_quad_walk {
+    struct tile_ring<STAGES> ring;
+    struct tile_plane plane[2], below;
+    const struct moe_quad_list *list;
+    const uint8_t *at[2];
+    int left, entry, unit, half; /* of gate and up; half: tiles of each */
+    bool is_up;
+    int pairs, n_kt, step_entry, step_kt, down_entry, down_kt;
+    __device__ __forceinline__ void find(int expert)
+    {
+        at[0] = plane_tile(plane[0], expert, unit);
+        if (PARTS == 1)
+            at[1] = plane_tile(plane[1], expert, unit);
+    }
+    __device__ __forceinline__ void advance(int &e, int &kt) const
+    {
+        e += step_entry;
+        kt += step_kt;
+        if (kt >= n_kt) {
+            kt -= n_kt;
+            e++;
+        }
+    }
+    __device__ __forceinline__ void fetch_down()
+    {
+        bool real = down_entry < pairs;
+        ring_fetch<STAGES, true>(
+            ring, plane_tile(below, list->expert[real ? down_entry : 0], 0) + down_kt * below.bytes,
+            below.bytes, real);
+        advance(down_entry, down_kt);
+    }
+    __device__ __forceinline__ void fetch()
+    {
+        if (left <= 0) {
+            fetch_down();
+            return;
+        }
+        int i = PARTS == 1 && is_up;
+        ring_fetch<STAGES, true>(ring, at[i], plane[i].bytes, true);
+        at[i] += plane[i].row;
+        is_up = PARTS == 1 && !is_up;
+        if (is_up)
+            return;
+        left--;
+        if (++unit == half) {
+            unit = 0;
+            entry++;
+            if (left > 0)
+                find(list->expert[entry]);
+        }
+    }
+};
+
+/* Slice w of an entry's rows, of which this lane has one; none: of some row. */
+DEVICE void moe_quad_load(const struct moe_quad_args &p, struct row_frag &x, uint32_t rows, int w)
+{
+    int row = (int)(rows >> 8 * (lane_id() >> 3) & 255);
+    row = row < p.rows ? row : 0;
+    frag_load(x, p.x + (size_t)(row * p.up.n_kt + w) * (size_t)RECORD);
+}
+/* The same of their hidden rows; of one that is not there: of some other. */
+DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag &x, uint32_t rows,
+                                 int entry, int kt)
+{
+    int at = lane_id() >> 3;
+    at = (rows >> 8 * at & 255) < 255 ? at : (__ffs((int)(~rows)) - 1) >> 3;
+    frag_load(x, p.hidden + (size_t)((entry * 4 + at) * p.down.n_kt + kt) * (size_t)RECORD);
+}
+
+/* y of this block's 16 outputs: the warps' sums together. */
+template <int WHAT>
+DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_list *list,
+                         const float *sums, int tile)
+{
+    const struct seg *s = seg_of(p.down, tile);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
+        int row = (tile - s->tile0) * TILE_ROWS + (i & 15);
+        if (row < s->rows)
+            p.y[(size_t)(i >> 4) * (size_t)p.down.n_out + (size_t)(s->row0 + row)] =
+                take_tile(sums, (int)blockDim.x >> 5, p.rows * SUM_ROW, i >> 4, i & 15) +
+                (WHAT != QUAD_PLAIN && p.down.bias
+                     ? moe_quad_bias<WHAT>(list, p, i >> 4, s->row0 + row)
+                     : 0.0f);
+    }
+}
+
+/*
+ * hidden = act(x Wg^T, x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
+ * and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the
+ * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
+ * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
+ * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
+ * kinds of tiles. WHAT is known of the experts.
+ */
+template <int UP, int DOWN, int PARTS, int STAGES, int WHAT>
+static __global__ void __launch_bounds__(512)
+    moe_quad_kernel(const __grid_constant__ struct moe_quad_args p)
+{
+    SHARED_BYTES(shared);
+    struct moe_quad_list *list = (struct moe_quad_list *)shared;
+    struct marks mk;
+    marks_begin(mk);
+    int slices = p.up.n_kt, lane = lane_id(), half = p.up.n_tiles / 2, n_kt = p.down.n_kt;
+    int warps = (int)blockDim.x >> 5, g = lane >> 2, c = lane & 3, tile = (int)blockIdx.x;
+    int part0 = PARTS == 2 ? warp_id() / slices : 0, w = warp_id() - part0 * slices;
+    int one_ring = ring_bytes(STAGES, p.slot);
+    uint8_t *rings = shared + sizeof *list;
+    float *scales = (float *)(rings + warps * one_ring); /* (QUAD_ROWS) */
+    float *sums =
+        scales + QUAD_ROWS; /* up: (2, batch, slices, gate up, 64); down: (warps, rows, 20) */
+    bool ups = p.phases & QUAD_UP, downs = p.phases & QUAD_DOWN && tile < p.down.n_tiles;
+    bool together = ups && p.phases & QUAD_DOWN;
+    struct moe_quad_walk<PARTS, STAGES> f;
+    f.plane[0] = plane_of(p.up, part0 * half, w);
+    f.plane[1] = plane_of(p.up, half, w);
+    f.below = plane_of(p.down, downs ? tile : 0, 0);
+    f.list = list;
+    f.half = half;
+    f.n_kt = n_kt;
+    f.is_up = false;
+    struct row_frag x;
+    ring_init(f.ring, rings + warp_id() * one_ring, p.slot);
+    moe_quad_clear(list);
+    mark(mk, 2);
+    dependency_wait();
+    dependency_trigger();
+    for (int i = (int)threadIdx.x; i < p.rows; i += (int)blockDim.x)
+        scales[i] = p.x_scale[i];
+    mark(mk, 3);
+    uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
+    struct moe_quad_find found;
+    moe_quad_choose<WHAT>(list, p, found);
+    int entries = found.n;
+    mark(mk, 4);
+    uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
+    int first = (int)(n * blockIdx.x / gridDim.x), end = (int)(n * (blockIdx.x + 1) / gridDim.x);
+    int entry = first / half, unit = first - entry * half, odd = 0;
+    f.left = end - first;
+    f.entry = entry;
+    f.unit = unit;
+    /* Down: this warp's (entry, slice) pairs. */
+    int pairs = downs ? entries : 0, d_entry = warp_id() / n_kt, d_kt = warp_id() - d_entry * n_kt;
+    f.pairs = pairs;
+    f.step_entry = warps / n_kt;
+    f.step_kt = warps - f.step_entry * n_kt;
+    f.down_entry = d_entry;
+    f.down_kt = d_kt;
+    /* The first tiles before the list is there, but for those of the next expert. */
+    int asked = max(min(min(STAGES - 1, f.left - 1), half - unit - 1), 0);
+    if (f.left > 0)
+        f.find(moe_quad_expert(found, entry));
+#pragma unroll 1
+    for (int i = 0; i < STAGES; i++) {
+        if (i == asked) {
+            moe_quad_write(list, found);
+            __syncthreads();
+        }
+        f.fetch();
+    }
+    mark(mk, 1);
+    moe_quad_weigh<WHAT>(list, p);
+    if (first < end)
+        moe_quad_load(p, x, list->rows[entry], w);
+#pragma unroll 1
+    for (int item = first; item < end; item += UP_BATCH, odd ^= 1) {
+        int batch = min((int)UP_BATCH, end - item);
+        float *to = sums + odd * UP_BATCH * slices * 128;
+#pragma unroll 1
+        for (int b = 0; b < batch; b++) {
+            float *mine = to + (b * slices + w) * 128 + part0 * 64 + lane;
+#pragma unroll
+            for (int i = 0; i < 3 - PARTS; i++) {
+                float acc[2] = {};
+                const uint8_t *there = ring_take(f.ring);
+                if (item + b == first && i == 0)
+                    mark(mk, 5);
+                quad_tile<UP>(f.plane[i].kind, there, x, acc);
+                ring_give(f.ring);
+                f.fetch();
+                mine[i * 64] = acc[0];
+                mine[i * 64 + 32] = acc[1];
+            }
+            if (++unit == half) { /* another expert, other rows */
+                unit = 0;
+                entry++;
+                if (item + b + 1 < end)
+                    moe_quad_load(p, x, list->rows[entry], w);
+            }
+        }
+        __syncthreads();
+        moe_quad_hidden<WHAT == QUAD_PLAIN>(p, list, to, scales, item, batch);
+    }
+    mark(mk, 6);
+    __syncthreads();
+    if (together && threadIdx.x == 0)
+        meeting_arrive(p.meeting, turn);
+    float *mine = sums + warp_id() * p.rows * SUM_ROW;
+#pragma unroll 1
+    for (int i = lane; i < p.rows * SUM_ROW && downs; i += 32)
+        mine[i] = 0.0f;
+    if (together && threadIdx.x == 0)
+        meeting_wait(p.meeting, turn);
+    __syncthreads();
+    mark(mk, 7);
+    struct row_frag ahead;
+    int l_entry = d_entry, l_kt = d_kt;
+    auto load_hidden = [&]() {
+        if (l_entry < pairs)
+            moe_quad_load_hidden(p, ahead, list->rows[l_entry], l_entry, l_kt);
+        f.advance(l_entry, l_kt);
+    };
+    load_hidden();
+#pragma unroll 1
+    for (; d_entry < pairs; f.advance(d_entry, d_kt)) {
+        float acc[2] = {};
+        x = ahead;
+        load_hidden();
+        quad_tile<DOWN>(f.below.kind, ring_take(f.ring), x, acc);
+        ring_give(f.ring);
+        f.fetch_down();
+        int row = (int)(list->rows[d_entry] >> 8 * c & 255);
+        if (row < p.rows) {
+            float weight = list->weight[d_entry][c];
+            mine[row * SUM_ROW + g] += weight * acc[0];
+            mine[row * SUM_ROW + g + 8] += weight * acc[1];
+        }
+    }
+    copy_async_wait<0>();
+    mark(mk, 8);
+    __syncthreads();
+    if (downs)
+        moe_quad_put<WHAT>(p, list, sums, tile);
+    marks_end(mk, 9);
+}
+
+/* How a layer's experts are launched. */
+struct moe_quad_plan {
+    int parts, stages, slot;
+    size_t shared; /* 0: they do not fit */
+};
+static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
+                                             const struct matrix *gate_up,
+                                             const struct matrix *down, int rows)
+{
+    struct moe_quad_plan plan = {gate_up->n_kt <= 8 ? 2 : 1, 3, gate_up->max_tile_bytes, 0};
+    if (down->max_tile_bytes > plan.slot)
+        plan.slot = down->max_tile_bytes;
+    for (; plan.parts; plan.parts--) {
+        int warps = plan.parts * gate_up->n_kt;
+        int sums = 2 * UP_BATCH * 128 * gate_up->n_kt, below = warps * rows * SUM_ROW;
+        plan.stages = plan.slot <= format<TILE_Q4_K>::BYTES && plan.parts == 2 ? 4 : 3;
+        plan.shared = sizeof(struct moe_quad_list) +
+                      (size_t)(QUAD_ROWS + (sums > below ? sums : below)) * sizeof(float) +
+                      (size_t)(warps * ring_bytes(plan.stages, plan.slot));
+        if (plan.shared <= cu->shared_limit)
+            return plan;
+    }
+    plan.shared = 0;
+    return plan;
+}
+
+bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
+                   const struct matrix *down, int rows)
+{
+    return gate_up->n_expert <= QUAD_EXPERTS && rows >= 1 && rows <= QUAD_ROWS &&
+           gate_up->set <= SET_CODES && down->set <= SET_CODES && gate_up->n_seg <= 2 &&
+           gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+           moe_quad_plan_of(cu, gate_up, down, rows).shared;
+}
+
+template <int UP, int DOWN, int PARTS, int STAGES, bool PLAIN>
+static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int threads,
+                            size_t shared)
+{
+    auto kernel = moe_quad_kernel < UP, DOWN, PARTS, STAGES, PLAIN ? QUAD_PLAIN : QUAD_ANY > ;
+    if constexpr (!PLAIN)
+        if (p.rule.spread)
+            kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, QUAD_SPREAD>;
+    dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
+    if (cu->may_wait && p.down.n_tiles <= cu->n_sm) {
+        p.phases = QUAD_UP | QUAD_DOWN;
+        cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
+        return;
+    }
+    p.phases = QUAD_UP;
+    cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
+    p.phases = QUAD_DOWN;
+    cuda_launch(cu, kernel, outputs, threads, shared, LAUNCH_EARLY, p);
+}
+
+void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows)
+{
+    struct moe_quad_args p = {};
+    bool plain = experts_are_plain(e);
+    p.up = *e->gate_up;
+    p.down = *e->down;
+    p.y = y;
+    p.act = e->act;
+    p.rule = e->rule;
+    struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
+    CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
+          "%d of %d experts", p.rule.used, p.rule.n_expert);
+    p.logits = router_given(cu, e);
+    p.x = cu->records;
+    p.x_scale = cu->half_scale;
+    p.hidden = cu->hidden_records;
+    p.rows = rows;
+    p.slot = plan.slot;
+    p.meeting = (struct moe_quad_meeting *)cu->moe_quad_meeting;
+    bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
+    int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
+    if (q4 && kind == TILE_Q4_K && plan.parts == 2 && plain)
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, true>(cu, p, threads, plan.shared);
+    else if (q4 && kind == TILE_Q6_K && plan.parts == 2 && plain)
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, true>(cu, p, threads, plan.shared);
+    else if (q4 && kind == TILE_Q4_K && plan.parts == 2)
+        moe_quad_launch<TILE_Q4_K, TILE_Q4_K, 2, 4, false>(cu, p, threads, plan.shared);
+    else if (q4 && kind == TILE_Q6_K && plan.parts == 2)
+        moe_quad_launch<TILE_Q4_K, TILE_Q6_K, 2, 3, false>(cu, p, threads, plan.shared);
+    else if (p.up.set == SET_K && p.down.set == SET_K && plan.parts == 2)
+        moe_quad_launch<ANY_K, ANY_K, 2, 3, false>(cu, p, threads, plan.shared);
+    else if (p.up.set == SET_K && p.down.set == SET_K)
+        moe_quad_launch<ANY_K, ANY_K, 1, 3, false>(cu, p, threads, plan.shared);
+    else if (plan.parts == 2)
+        moe_quad_launch<ANY_CODES, ANY_CODES, 2, 3, false>(cu, p, threads, plan.shared);
+    else
+        moe_quad_launch<ANY_CODES, ANY_CODES, 1, 3, false>(cu, p, threads, plan.shared);
+}

@@ -1,0 +1,826 @@
+/*
+ * The router: logits of every expert in plain floats, since a choice between two close experts is
+ * made of them. router_row, router_block: few rows, maybe with the norm in front; a block has two
+ * experts, or eight. router_records: the same, and leaves the normed rows as records. router_rows: many rows, on the tensor cores, each number
+ * cut into two of 11 bits and three of the four products taken, which leaves about 22 bits; k is
+ * cut into k tiles, whose sums are added up in order where the logits are read. router_choose: a
+ * batch's logits the same way, and the choice. router_give: choices that need all logits of a row.
+ */
+#include "backend/cuda/core/rows.cuh"
+
+#include <math.h>
+
+/* Router logits (rows, n_expert) in plain floats: a warp per expert, its row in registers before
+ * the wait. n = norm(x + d) is made by every block for itself; block 0 also stores it. */
+struct router_args {
+    struct matrix w;
+    struct norm_in in;
+    float *n;      /* (rows, n_embd) or NULL */
+    float *logits; /* (rows, n_expert) */
+    int rows, rows_per_block;
+    float inv_n; /* 1 / n_embd */
+};
+
+DEVICE void load8f(const float *p, float (&v)[8])
+{
+    float4 a = *(const float4 *)p, b = *(const float4 *)(p + 4);
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+DEVICE void store8f(float *p, const float (&v)[8])
+{
+    *(float4 *)p = make_float4(v[0], v[1], v[2], v[3]);
+    *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+/* An expert's row of the router, a warp's: the first k tiles in registers. */
+struct router_expert {
+    enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 };
+    const float *row;
+    float w[KEPT][8];
+};
+DEVICE void router_expert_load(struct router_expert &r, const struct matrix &w, int e)
+{
+    r.row = (const float *)(w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)w.n_kt * F32_BYTES) +
+            (e % TILE_ROWS) * TILE_K + lane_id() * 8;
+#pragma unroll
+    for (int i = 0; i < r.KEPT; i++)
+        if (e < w.n_out && i < w.n_kt)
+            load8f(r.row + i * r.TILE_FLOATS, r.w[i]);
+}
+/* A lane's share of its product with n, in shared memory. */
+DEVICE float router_expert_dot(const struct router_expert &r, const float *n, int n_kt)
+{
+    float dot = 0.0f;
+    n += lane_id() * 8;
+#pragma unroll
+    for (int i = 0; i < r.KEPT; i++)
+        if (i < n_kt) {
+            float v[8];
+            load8f(n + i * TILE_K, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                dot += r.w[i][j] * v[j];
+        }
+#pragma unroll 1
+    for (int i = r.KEPT; i < n_kt; i++)
+#pragma unroll 1
+        for (int j = 0; j < 8; j++)
+            dot += r.row[i * r.TILE_FLOATS + j] * n[i * TILE_K + j];
+    return dot;
+}
+
+/* Grid: (groups of 8 experts, groups of rows); 8 warps. */
+static __global__ void __launch_bounds__(256)
+    router_kernel(const __grid_constant__ struct router_args p)
+{
+    SHARED_BYTES(shared);
+    struct marks mk;
+    marks_begin(mk);
+    float *n = (float *)shared;          /* (padded n_embd) one row at a time */
+    float *part = n + p.w.n_kt * TILE_K; /* (8) */
+    int warp = warp_id(), lane = lane_id(), n_embd = p.w.n_in, n_kt = p.w.n_kt;
+    int e = (int)blockIdx.x * 8 + warp;
+    bool mine = e < p.w.n_out;
+    struct router_expert w;
+    router_expert_load(w, p.w, e);
+    dependency_trigger();
+    mark(mk, 2);
+    (dependency_wait)();
+    mark(mk, 3);
+    int t0 = (int)blockIdx.y * p.rows_per_block, t1 = min(t0 + p.rows_per_block, p.rows);
+#pragma unroll 1
+    for (int t = t0; t < t1; t++) {
+        float squares = 0.0f;
+        size_t base = (size_t)t * (size_t)n_embd;
+        __syncthreads(); /* the last row's n has been read */
+#pragma unroll 1
+        for (int k = (int)threadIdx.x * 8; k < n_kt * TILE_K; k += 2048) {
+            float v[8] = {}, d[8];
+            if (k < n_embd) {
+                load8f(p.in.x + base + (size_t)k, v);
+                if (p.in.gain) {
+                    if (p.in.d) {
+                        load8f(p.in.d + base + (size_t)k, d);
+#pragma unroll
+                        for (int j = 0; j < 8; j++)
+                            v[j] += d[j];
+                    }
+                    if (blockIdx.x == 0 && p.in.x_out)
+                        store8f(p.in.x_out + base + (size_t)k, v);
+                    load8f(p.in.gain + k, d);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) {
+                        squares += v[j] * v[j];
+                        v[j] *= d[j];
+                    }
+                }
+            }
+            store8f(n + k, v);
+        }
+        if (p.in.gain) {
+            squares = warp_sum(squares);
+            if (lane == 0)
+                part[warp] = squares;
+        }
+        __syncthreads();
+        float rms = 1.0f;
+        if (p.in.gain)
+            rms = rsqrtf(
+                (part[0] + part[1] + part[2] + part[3] + part[4] + part[5] + part[6] + part[7]) *
+                    p.inv_n +
+                p.in.eps);
+        mark(mk, 4);
+        float dot = mine ? router_expert_dot(w, n, n_kt) : 0.0f;
+        mark(mk, 6);
+        dot = warp_sum(dot);
+        if (mine && lane == 0)
+            p.logits[(size_t)t * (size_t)p.w.n_out + (size_t)e] =
+                dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
+        if (blockIdx.x == 0 && p.n)
+#pragma unroll 1
+            for (int k = (int)threadIdx.x; k < n_embd; k += 256)
+                p.n[base + (size_t)k] = n[k] * rms;
+    }
+    marks_end(mk, 4);
+}
+
+/* The same for few rows, in less time: a block has two experts, four warps each, which read the row
+ * straight into registers (KEPT times 512 columns; more in further trips) and meet once. Gains are
+ * in the weights before the wait. Blocks: x over pairs of experts, y over rows. */
+template <int KEPT>
+static __global__ void __launch_bounds__(256)
+    router_row_kernel(const __grid_constant__ struct router_args p)
+{
+    SHARED_BYTES(shared);
+    struct marks mk;
+    marks_begin(mk);
+    float *part = (float *)shared; /* (8 warps, 2): dot, squares */
+    enum { STEP = 512 };
+    int u = (int)(threadIdx.x & 127), half = (int)(threadIdx.x >> 7), n_embd = p.w.n_in;
+    int e = (int)blockIdx.x * 2 + half, lane = lane_id();
+    bool mine = e < p.w.n_out, store = blockIdx.x == 0 && half == 0;
+    const uint8_t *row = p.w.seg[0].base + (size_t)(e / TILE_ROWS) * (size_t)p.w.n_kt * F32_BYTES +
+                         (size_t)(e % TILE_ROWS) * TILE_K * 4;
+    size_t base = (size_t)blockIdx.y * (size_t)n_embd;
+    const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    auto weight = [&](int k) { /* columns k..k+3 */
+                               float4 w = zero;
+                               if (mine && k < n_embd)
+                                   w = *(const float4 *)(row + (size_t)(k / TILE_K) * F32_BYTES +
+                                                         (k % TILE_K) * 4);
+                               if (p.in.gain && k < n_embd) {
+                                   float4 g = *(const float4 *)(p.in.gain + k);
+                                   w.x *= g.x, w.y *= g.y, w.z *= g.z, w.w *= g.w;
+                               }
+                               return w;
+    };
+    /* Without branches, so that all trips go out at once. */
+    bool has_d = p.in.gain && p.in.d;
+    const float *xs = p.in.x + base, *ds = has_d ? p.in.d + base : xs;
+    auto sum = [&](int k, float4 x, float4 d) {
+        float f = has_d ? 1.0f : 0.0f;
+        if (k >= n_embd)
+            x = d = zero;
+        return make_float4(x.x + f * d.x, x.y + f * d.y, x.z + f * d.z, x.w + f * d.w);
+    };
+    auto input = [&](int k) {
+        return sum(k, *(const float4 *)(xs + k), *(const float4 *)(ds + k));
+    };
+    float4 w[KEPT], x[KEPT], d[KEPT];
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        w[i] = weight(4 * u + STEP * i);
+    float bias = mine && p.w.bias ? p.w.bias[e] : 0.0f;
+    dependency_trigger();
+    mark(mk, 2);
+    (dependency_wait)();
+    mark(mk, 3);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++) {
+        int k = min(4 * u + STEP * i, n_embd - 4);
+        x[i] = *(const float4 *)(xs + k);
+        d[i] = *(const float4 *)(ds + k);
+    }
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        x[i] = sum(4 * u + STEP * i, x[i], d[i]);
+    float dot = 0.0f, squares = 0.0f;
+    auto add = [&](const float4 &a, const float4 &b) {
+        dot += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+        squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w;
+    };
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        add(x[i], w[i]);
+#pragma unroll 1
+    for (int k = 4 * u + STEP * KEPT; k < n_embd; k += STEP)
+        add(input(k), weight(k));
+    mark(mk, 4);
+#pragma unroll
+    for (int i = 16; i; i >>= 1) {
+        dot += __shfl_xor_sync(FULL_WARP, dot, i);
+        squares += __shfl_xor_sync(FULL_WARP, squares, i);
+    }
+    if (lane == 0) {
+        part[2 * warp_id()] = dot;
+        part[2 * warp_id() + 1] = squares;
+    }
+    __syncthreads();
+    mark(mk, 6);
+    dot = squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        dot += part[2 * (4 * half + i)];
+        squares += part[2 * (4 * half + i) + 1];
+    }
+    float rms = p.in.gain ? rsqrtf(squares * p.inv_n + p.in.eps) : 1.0f;
+    if (mine && u == 0)
+        p.logits[(size_t)blockIdx.y * (size_t)p.w.n_out + (size_t)e] = dot * rms + bias;
+    if (store) {
+        auto put = [&](int k, float4 v) {
+            if (k >= n_embd)
+                return;
+            if (p.in.x_out)
+                *(float4 *)(p.in.x_out + base + k) = v;
+            if (p.n) {
+                float4 g = *(const float4 *)(p.in.gain + k);
+                *(float4 *)(p.n + base + k) =
+                    make_float4(v.x * g.x * rms, v.y * g.y * rms, v.z * g.z * rms, v.w * g.w * rms);
+            }
+        };
+#pragma unroll
+        for (int i = 0; i < KEPT; i++)
+            put(4 * u + STEP * i, x[i]);
+#pragma unroll 1
+        for (int k = 4 * u + STEP * KEPT; k < n_embd; k += STEP)
+            put(k, input(k));
+    }
+    marks_end(mk, 4);
+}
+
+void router_row(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *n,
+                int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_args p = {*w, *in, n, cu->router, rows, 1, 1.0f / (float)w->n_in};
+    cuda_launch(cu, w->n_in <= 2048 ? router_row_kernel<4> : router_row_kernel<6>,
+                dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows), 256, 64, LAUNCH_EARLY, p);
+}
+
+void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                  float *n, int rows)
+{
+    int per = ceil_div(rows, 16); /* a block for every row while there are few */
+    per = per < 4 ? per : 4;
+    struct router_args p = {*w, *in, n, cu->router, rows, per, 1.0f / (float)w->n_in};
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    cuda_launch(cu, router_kernel,
+                dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)ceil_div(rows, per)), 256,
+                (size_t)w->n_kt * TILE_K * 4 + 64, LAUNCH_EARLY, p);
+}
+
+/* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of
+ * eight experts, rows). A warp takes an expert, whose row is in registers before the wait; every
+ * block makes the norm of its row for itself, and stores its share of x + d and of the record of
+ * its norm. */
+struct router_records_args {
+    struct matrix w;
+    struct norm_in in;
+    float *logits;   /* (rows, n_expert) */
+    uint8_t *record; /* (rows, n_kt) */
+    float *x_scale;  /* (rows) what undoes a record's scale */
+};
+
+/* Eight columns of x + d (sum) and of that times the gain (v). */
+DEVICE void router_columns(const struct norm_in &in, size_t at, int k, float (&v)[8],
+                           float (&sum)[8])
+{
+    load8f(in.x + at + (size_t)k, sum);
+    if (in.gain && in.d) {
+        load8f(in.d + at + (size_t)k, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] += v[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = 1.0f;
+    if (in.gain)
+        load8f(in.gain + k, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] *= sum[i];
+}
+
+static __global__ void __launch_bounds__(256)
+    router_records_kernel(const __grid_constant__ struct router_records_args p)
+{
+    SHARED_BYTES(shared);
+    float *part = (float *)shared, *n = part + 16; /* (2, 8) of the warps; (n_kt * 256) */
+    int warp = warp_id(), lane = lane_id(), row = (int)blockIdx.y, e = (int)blockIdx.x * 8 + warp;
+    int n_embd = p.w.n_in, n_kt = p.w.n_kt, tid = (int)threadIdx.x;
+    bool mine = e < p.w.n_out;
+    struct router_expert w;
+    router_expert_load(w, p.w, e);
+    dependency_trigger();
+    dependency_wait();
+    size_t at = (size_t)row * (size_t)n_embd;
+    float squares = 0.0f, top = 0.0f, dot = 0.0f;
+#pragma unroll 1
+    for (int k = tid * 8; k < n_kt * TILE_K; k += 2048) {
+        float v[8] = {}, sum[8] = {};
+        if (k < n_embd)
+            router_columns(p.in, at, k, v, sum);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            squares += sum[i] * sum[i];
+            top = fmaxf(top, fabsf(v[i]));
+        }
+        store8f(n + k, v);
+        /* The sixteen columns of two threads are this block's, of all that share the row. */
+        if (p.in.x_out && k < n_embd && (k >> 4) % (int)gridDim.x == (int)blockIdx.x)
+            store8f(p.in.x_out + at + (size_t)k, sum);
+    }
+    squares = warp_sum(squares);
+    top = warp_max(top);
+    if (lane == 0) {
+        part[warp] = squares;
+        part[8 + warp] = top;
+    }
+    __syncthreads();
+    if (mine)
+        dot = router_expert_dot(w, n, n_kt);
+    dot = warp_sum(dot);
+    squares = warp_sum(lane < 8 ? part[lane] : 0.0f);
+    float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;
+    if (mine && lane == 0)
+        p.logits[row * p.w.n_out + e] = dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
+    /* The record: four lanes make sixteen columns, and their sum. */
+    top = warp_max(lane < 8 ? part[8 + lane] : 0.0f);
+    uint32_t ex = bits_of(top * rms) >> 23;
+    ex = ex < 16 ? 16 : ex;
+    float f = float_of((264 - ex) << 23) * rms;
+    int groups = n_kt * (TILE_K / 16), blocks = (int)gridDim.x, b = (int)blockIdx.x;
+#pragma unroll 1
+    for (int i = warp * 8; b + i * blocks < groups; i += 64) {
+        int group = b + (i + (lane >> 2)) * blocks, k = group * 16 + (lane & 3) * 4;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (group < groups)
+            v = *(const float4 *)(n + k);
+        uint32_t h0 = pack_half2(v.x * f, v.y * f), h1 = pack_half2(v.z * f, v.w * f);
+        float sum = half_to_float(h0 & 0xffff) + half_to_float(h0 >> 16) +
+                    half_to_float(h1 & 0xffff) + half_to_float(h1 >> 16);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        if (group >= groups)
+            continue;
+        uint8_t *to = p.record + (size_t)(row * n_kt + k / TILE_K) * (size_t)RECORD;
+        *(uint2 *)(to + record_at(k)) = make_uint2(h0, h1);
+        if (!(lane & 3)) {
+            uint32_t s = split_half(sum);
+            *(uint16_t *)(to + record_sum_at(k)) = (uint16_t)s;
+            *(uint16_t *)(to + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
+        }
+    }
+    if (blockIdx.x == 0 && tid == 0)
+        p.x_scale[row] = float_of((ex - 10) << 23);
+}
+
+size_t router_records_shared(const struct matrix *w)
+{
+    return (size_t)(16 + w->n_kt * TILE_K) * 4;
+}
+
+void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
+                    int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_records_args p = {*w, *in, cu->router, cu->records, cu->half_scale};
+    cuda_launch(cu, router_records_kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows),
+                256, router_records_shared(w), LAUNCH_EARLY, p);
+}
+
+/*
+ * Choices by groups of experts, or by probabilities plus a bias. A warp has a row; logits become what
+ * route.cuh calls given.
+ */
+struct router_give_args {
+    float *logits; /* (parts, rows, n_expert) */
+    int parts, rows;
+    struct route_rule rule;
+    float *own;       /* OWN: (rows, n_own) where weights go */
+    int n_own, first; /* experts from `first` on; the last is the shared one, where there is one */
+};
+enum { GIVE_PER = MAX_EXPERTS / 32, GIVE_ROWS = 4 };
+
+/* The value of expert e, of which lane e % 32 has number e / 32; e may differ between lanes. */
+DEVICE float give_value(const float (&v)[GIVE_PER], int e)
+{
+    float mine = 0.0f;
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        float u = __shfl_sync(FULL_WARP, v[i], e & 31);
+        mine = e >> 5 == i ? u : mine;
+    }
+    return mine;
+}
+
+/* Keys of experts outside the best groups become -infinity. A group counts by its two largest. */
+DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
+{
+    int n = route_choices(rule), each = n / rule.n_groups, lane = lane_id();
+    float score = 0.0f;
+#pragma unroll 1
+    for (int g = 0; g < rule.n_groups; g++) {
+        struct route_keys<GIVE_PER> r;
+#pragma unroll
+        for (int i = 0; i < GIVE_PER; i++) {
+            int e = i * 32 + lane;
+            bool here = e >= g * each && e < (g + 1) * each;
+            route_set(r, i, e, keys[i], here ? n : 0);
+        }
+        float sum = give_value(keys, min(route_next(r), n - 1));
+        if (each > 1)
+            sum += give_value(keys, min(route_next(r), n - 1));
+        score = g == lane ? sum : score;
+    }
+    struct route_keys<1> groups;
+    route_set(groups, 0, lane, score, rule.n_groups);
+    uint32_t kept = 0;
+#pragma unroll 1
+    for (int k = 0; k < rule.n_groups_used; k++)
+        kept |= 1u << min(route_next(groups), rule.n_groups - 1);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++)
+        keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
+}
+
+/* OWN: other ranks have other experts (route_rule.spread). */
+template <bool OWN>
+static __global__ void __launch_bounds__(32 * GIVE_ROWS)
+    router_give_kernel(const __grid_constant__ struct router_give_args p)
+{
+    int t = (int)blockIdx.x * GIVE_ROWS + warp_id(), lane = lane_id(), n = p.rule.n_expert;
+    int choices = route_choices(p.rule);
+    float *row = p.logits + (size_t)t * (size_t)n;
+    float v[GIVE_PER], keys[GIVE_PER], top = -INFINITY, total = 0.0f, common = 0.0f;
+    dependency_wait();
+    dependency_trigger();
+    if (t >= p.rows)
+        return;
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        int e = i * 32 + lane;
+        v[i] = e < n ? row[e] : -INFINITY;
+        for (int j = 1; j < p.parts && e < n; j++)
+            v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
+        if (p.rule.shared && e == n - 1) { /* no choice */
+            common = v[i];
+            v[i] = -INFINITY;
+        }
+        top = fmaxf(top, v[i]);
+    }
+    top = warp_max(top);
+    common = __shfl_sync(FULL_WARP, common, (n - 1) & 31);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        v[i] = p.rule.sigmoid ? route_sigmoid(v[i]) : fast_exp(v[i] - top);
+        total += v[i];
+    }
+    total = p.rule.sigmoid ? 1.0f : warp_sum(total);
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++) {
+        int e = i * 32 + lane;
+        v[i] /= total;
+        keys[i] = v[i] + (p.rule.choice_bias && e < choices ? p.rule.choice_bias[e] : 0.0f);
+    }
+    if (p.rule.n_groups > 1)
+        give_groups(p.rule, keys);
+    struct route_rule plain = {};
+    plain.n_expert = choices;
+    plain.used = route_chosen(p.rule);
+    int mine = route_choose(keys, plain);
+    bool on = lane < plain.used;
+    float w = give_value(v, mine);
+    total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
+    w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
+    if (OWN) {
+        row = p.own + (size_t)t * (size_t)p.n_own;
+        n = p.n_own;
+        mine -= p.first;
+        on = on && mine >= 0 && mine < n - (p.rule.shared ? 1 : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < GIVE_PER; i++)
+        if (i * 32 + lane < n)
+            row[i * 32 + lane] = -INFINITY;
+    __syncwarp();
+    if (on)
+        row[mine] = w;
+    if (p.rule.shared && lane == 0)
+        row[n - 1] = p.rule.gated ? route_sigmoid(common) : 1.0f;
+}
+
+void router_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
+{
+    if (!e->give)
+        return;
+    const struct route_rule &rule = e->full;
+    CHECK(rule.n_groups <= MAX_GROUPS, "%d groups of experts", rule.n_groups);
+    struct router_give_args p = {cu->router,       parts,   rows, rule, cu->router_own,
+                                 e->rule.n_expert, e->first};
+    cuda_launch(cu, e->rule.spread ? router_give_kernel<true> : router_give_kernel<false>,
+                dim3((unsigned)ceil_div(rows, GIVE_ROWS)), 32 * GIVE_ROWS, 0, LAUNCH_EARLY, p);
+}
+
+enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
+
+struct router_rows_args {
+    struct matrix w;
+    const float *x; /* (rows, n_embd) */
+    float *logits;  /* (k tiles, rows, n_expert) */
+    int rows;
+};
+
+/* v = its upper 11 bits and what is left, whose lower bits the tensor cores ignore. */
+DEVICE void split_tf32(float v, uint32_t *hi, uint32_t *lo)
+{
+    *hi = bits_of(v) & 0xffffe000u;
+    *lo = bits_of(v - float_of(*hi));
+}
+/* Four columns of rows g and g+8, as two fragments of eight: [step][register]. */
+DEVICE void split_rows(const float4 &r0, const float4 &r1, uint32_t (&hi)[2][4],
+                       uint32_t (&lo)[2][4])
+{
+    split_tf32(r0.x, &hi[0][0], &lo[0][0]);
+    split_tf32(r1.x, &hi[0][1], &lo[0][1]);
+    split_tf32(r0.y, &hi[0][2], &lo[0][2]);
+    split_tf32(r1.y, &hi[0][3], &lo[0][3]);
+    split_tf32(r0.z, &hi[1][0], &lo[1][0]);
+    split_tf32(r1.z, &hi[1][1], &lo[1][1]);
+    split_tf32(r0.w, &hi[1][2], &lo[1][2]);
+    split_tf32(r1.w, &hi[1][3], &lo[1][3]);
+}
+
+/* Grid: (tiles of 64 rows, k tiles, groups of 128 experts); a warp has 16 experts. */
+static __global__ void __launch_bounds__(256)
+    router_rows_kernel(const __grid_constant__ struct router_rows_args p)
+{
+    SHARED_BYTES(shared); /* (64, ROUTER_STRIDE) floats */
+    float *xs = (float *)shared;
+    int lane = lane_id(), g = lane >> 2, c = lane & 3, n_embd = p.w.n_in, kt = (int)blockIdx.y;
+    int t0 = (int)blockIdx.x * ROUTER_ROWS, e0 = (int)blockIdx.z * ROUTER_EXPERTS + warp_id() * 16;
+    dependency_trigger();
+    dependency_wait();
+    for (int i = (int)threadIdx.x; i < ROUTER_ROWS * (TILE_K / 4); i += 256) {
+        int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
+        bool there = kt * TILE_K + k < n_embd; /* rows are of whole 32 bytes */
+        copy_async16_or_zero(xs + row * ROUTER_STRIDE + k,
+                             p.x + (size_t)t * (size_t)n_embd + (there ? kt * TILE_K + k : 0),
+                             there);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    if (e0 >= p.w.n_out)
+        return;
+    const float *tile = (const float *)tile_address(p.w, &p.w.seg[0], 0, e0 / TILE_ROWS, kt);
+    const float *w0 = tile + g * TILE_K + 4 * c, *w1 = w0 + 8 * TILE_K;
+    const float *x0 = xs + g * ROUTER_STRIDE + 4 * c;
+    float acc[ROUTER_ROWS / 8][4] = {};
+    float4 n0 = *(const float4 *)w0, n1 = *(const float4 *)w1;
+#pragma unroll 2
+    for (int k = 0; k < TILE_K; k += 16) {
+        float4 r0 = n0, r1 = n1;
+        int next = (k + 16) % TILE_K;
+        n0 = *(const float4 *)(w0 + next), n1 = *(const float4 *)(w1 + next);
+        uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
+        split_rows(r0, r1, hi, lo);
+#pragma unroll
+        for (int half = 0; half < 2;
+             half++) { /* products that follow each other are of other sums */
+            const int NT = ROUTER_ROWS / 16;
+            uint32_t bh[NT][4], bl[NT][4];
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                float4 x = *(const float4 *)(x0 + (half * NT + n) * 8 * ROUTER_STRIDE + k);
+                split_tf32(x.x, &bh[n][0], &bl[n][0]);
+                split_tf32(x.y, &bh[n][1], &bl[n][1]);
+                split_tf32(x.z, &bh[n][2], &bl[n][2]);
+                split_tf32(x.w, &bh[n][3], &bl[n][3]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], lo[i], bh[n][2 * i], bh[n][2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], hi[i], bl[n][2 * i], bl[n][2 * i + 1]);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    mma_tf32(acc[half * NT + n], hi[i], bh[n][2 * i], bh[n][2 * i + 1]);
+            }
+        }
+    }
+    float *out = p.logits + (size_t)kt * (size_t)p.rows * (size_t)p.w.n_out;
+#pragma unroll
+    for (int n = 0; n < ROUTER_ROWS / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int t = t0 + n * 8 + 2 * c + (i & 1), e = e0 + g + 8 * (i >> 1);
+            if (t < p.rows && e < p.w.n_out)
+                out[(size_t)t * (size_t)p.w.n_out + (size_t)e] =
+                    acc[n][i] + (p.w.bias && !kt ? p.w.bias[e] : 0.0f);
+        }
+}
+
+void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_rows_args p = {*w, x, cu->router, rows};
+    dim3 grid((unsigned)ceil_div(rows, ROUTER_ROWS), (unsigned)w->n_kt,
+              (unsigned)ceil_div(w->n_out, ROUTER_EXPERTS));
+    cuda_launch(cu, router_rows_kernel, grid, 256, (size_t)(ROUTER_ROWS * ROUTER_STRIDE * 4),
+                LAUNCH_EARLY, p);
+}
+
+/*
+ * A batch: logits and choice in one kernel. Clusters of blocks share sixteen rows, a piece of k
+ * each, and add up through each other's shared memory; then every block chooses the experts of
+ * its rows.
+ */
+enum { CHOOSE_ROWS = 16, CHOOSE_PIECES = 8, CHOOSE_STRIDE = TILE_K + 16, CHOOSE_EXPERTS = 512 };
+
+struct router_choose_args {
+    struct matrix w;
+    const float *x; /* (rows, n_embd) */
+    int32_t *chosen;
+    float *weight; /* (rows * used) */
+    int rows, pieces;
+    struct route_rule rule;
+};
+
+template <int PER, class RULE>
+DEVICE void router_choose_row(const struct router_choose_args &p, const RULE &rule, float *logits,
+                              int row)
+{
+    int lane = lane_id();
+    float v[PER], part[CHOOSE_PIECES][PER];
+#pragma unroll
+    for (int j = 0; j < CHOOSE_PIECES; j++) { /* all on their way at once */
+        const float *from = cluster_at(logits, j < p.pieces ? j : 0);
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            part[j][i] = j < p.pieces && i * 32 + lane < rule.n_expert ? from[i * 32 + lane] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < PER; i++) {
+        int expert = i * 32 + lane;
+        v[i] = -INFINITY;
+        if (expert < rule.n_expert)
+            v[i] = p.w.bias ? p.w.bias[expert] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < CHOOSE_PIECES; j++)
+            v[i] += part[j][i];
+    }
+    int e = route_choose(v, rule);
+    float w = route_weigh(rule, e, v);
+    if (lane < rule.used) {
+        p.chosen[row * rule.used + lane] = e;
+        p.weight[row * rule.used + lane] = w;
+    }
+}
+
+/* Grid: (tiles of CHOOSE_ROWS rows, times pieces of k). PLAIN: a plain_rule. */
+template <bool PLAIN>
+static __global__ void __launch_bounds__(256)
+    router_choose_kernel(const __grid_constant__ struct router_choose_args p)
+{
+    SHARED_BYTES(shared);
+    enum { STEPS = TILE_K / 16, NT = CHOOSE_ROWS / 8 };
+    float *xs = (float *)shared, *logits = xs + CHOOSE_ROWS * CHOOSE_STRIDE; /* (rows, n_expert) */
+    int lane = lane_id(), g = lane >> 2, c = lane & 3, n_embd = p.w.n_in, tid = (int)threadIdx.x;
+    int tile = (int)blockIdx.x / p.pieces, piece = (int)blockIdx.x - tile * p.pieces;
+    int t0 = tile * CHOOSE_ROWS, n_expert = p.rule.n_expert, warp = warp_id();
+    /* This warp's 16 experts of a group of 128, one k tile: in registers a round ahead. */
+    float4 kept[STEPS][2];
+    auto load = [&](int e0, int kt) {
+        const float *from = (const float *)tile_address(p.w, &p.w.seg[0], 0, e0 / TILE_ROWS, kt) +
+                            g * TILE_K + 4 * c;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            kept[i][0] = *(const float4 *)(from + i * 16);
+            kept[i][1] = *(const float4 *)(from + i * 16 + 8 * TILE_K);
+        }
+    };
+    int e0 = warp * 16, kt = piece;
+    if (e0 < n_expert)
+        load(e0, kt);
+    dependency_trigger();
+    dependency_wait();
+    float acc[NT][3][4] = {}; /* three chains each */
+#pragma unroll 1
+    for (;;) {
+        __syncthreads(); /* nobody reads the columns before */
+#pragma unroll
+        for (int i = tid; i < CHOOSE_ROWS * (TILE_K / 4); i += 256) {
+            int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
+            bool there = kt * TILE_K + k < n_embd; /* rows are of whole 32 bytes */
+            copy_async16_or_zero(xs + row * CHOOSE_STRIDE + k,
+                                 p.x + (size_t)t * (size_t)n_embd + (there ? kt * TILE_K + k : 0),
+                                 there);
+        }
+        copy_async_commit();
+        copy_async_wait<0>();
+        __syncthreads();
+        if (e0 < n_expert) {
+            const float *x0 = xs + g * CHOOSE_STRIDE + 4 * c;
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                const float4 &r0 = kept[step][0], &r1 = kept[step][1];
+                uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
+                split_rows(r0, r1, hi, lo);
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    float4 x = *(const float4 *)(x0 + n * 8 * CHOOSE_STRIDE + step * 16);
+                    uint32_t bh[4], bl[4];
+                    split_tf32(x.x, &bh[0], &bl[0]);
+                    split_tf32(x.y, &bh[1], &bl[1]);
+                    split_tf32(x.z, &bh[2], &bl[2]);
+                    split_tf32(x.w, &bh[3], &bl[3]);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        mma_tf32(acc[n][0], lo[i], bh[2 * i], bh[2 * i + 1]);
+                        mma_tf32(acc[n][1], hi[i], bl[2 * i], bl[2 * i + 1]);
+                        mma_tf32(acc[n][2], hi[i], bh[2 * i], bh[2 * i + 1]);
+                    }
+                }
+            }
+        }
+        int done = e0;
+        kt += p.pieces;
+        if (kt >= p.w.n_kt) { /* the next experts */
+            kt = piece;
+            e0 += 128;
+        }
+        if (e0 < n_expert)
+            load(e0, kt);
+        if (e0 == done)
+            continue;
+#pragma unroll
+        for (int i = 0; i < 4 * NT; i++) {
+            int e = done + g + 8 * (i >> 1 & 1);
+            float(&a)[3][4] = acc[i >> 2];
+            if (e < n_expert)
+                logits[((i >> 2) * 8 + 2 * c + (i & 1)) * n_expert + e] =
+                    (a[0][i & 3] + a[1][i & 3]) + a[2][i & 3];
+            a[0][i & 3] = a[1][i & 3] = a[2][i & 3] = 0.0f;
+        }
+        if (e0 - warp * 16 >= n_expert)
+            break;
+    }
+    cluster_arrive();
+    cluster_wait();
+#pragma unroll 1
+    for (int row = piece + warp * p.pieces; row < CHOOSE_ROWS; row += 8 * p.pieces) {
+        if (t0 + row >= p.rows)
+            break;
+        const auto &rule = rule_as<PLAIN>(p.rule);
+        if (PLAIN || n_expert <= 128)
+            router_choose_row<4>(p, rule, logits + row * n_expert, t0 + row);
+        else
+            router_choose_row<CHOOSE_EXPERTS / 32>(p, rule, logits + row * n_expert, t0 + row);
+    }
+    cluster_arrive(); /* nobody leaves while his sums are being read */
+    cluster_wait();
+}
+
+static int router_pieces(const struct cuda_backend *cu, const struct matrix *w)
+{
+    return !cu->clusters ? 1 : w->n_kt < CHOOSE_PIECES ? w->n_kt : CHOOSE_PIECES;
+}
+
+bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w)
+{
+    return w->n_out <= CHOOSE_EXPERTS && w->n_kt <= 2 * router_pieces(cu, w);
+}
+
+void router_choose(struct cuda_backend *cu, const struct matrix *w, const struct route_rule &rule,
+                   const struct route_tables *route, const float *x, int rows)
+{
+    CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
+    struct router_choose_args p = {};
+    p.pieces = router_pieces(cu, w);
+    p.w = *w;
+    p.x = x;
+    p.chosen = route->chosen;
+    p.weight = cu->route_weight;
+    p.rows = rows;
+    p.rule = rule;
+    cuda_launch(cu, route_is_plain(rule) ? router_choose_kernel<true> : router_choose_kernel<false>,
+                dim3((unsigned)(ceil_div(rows, CHOOSE_ROWS) * p.pieces)), 256,
+                (size_t)(CHOOSE_ROWS * (CHOOSE_STRIDE + w->n_out)) * 4,
+                LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
+}

@@ -1,0 +1,573 @@
+/*
+ * steel bench: prompt reading (pp) and generation (tg) speed in tokens per second, mean and
+ * deviation over repetitions, the GB/s of weights that implies, and a hash of the logits, so that a
+ * speed-up that changes results shows. Where --deterministic changes what a backend computes, each
+ * test is measured both ways, repetition by repetition; where it cannot, that is said. With adapters the
+ * two ways are with and without them. With --ceiling memory is read between the repetitions.
+ */
+#include "cli/cli.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cli/bench/bench_draft.h"
+#include "cli/bench/bench_embed.h"
+#include "cli/bench/bench_memory.h"
+#include "cli/bench/bench_stages.h"
+#include "cli/hub/hub.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_LIST = 32, MAX_REPS = 1000 };
+
+struct bench_flags {
+    struct model_flags model;
+    const char *prompt, *gen, *batch, *depth, *both;
+    int reps, ubatch, texts;
+    bool json, kernels, no_warmup, skip_cost, ceiling;
+};
+
+struct test {
+    int n_prompt, n_gen; /* one of them 0, or both: prompts are read, then answers generated */
+    int n_seqs, depth;
+};
+
+struct result {
+    char name[48];
+    double mean, dev, gb_s;
+    double rates[MAX_REPS]; /* (n_rates) one by one */
+    int n_rates;
+    double read_gb_s;  /* --ceiling: of memory, the median of readings between them */
+    double bytes, ops; /* of weights, a token: what the limits of the machine are set against */
+    double kv_bytes;   /* of the KV cache, read by a token of a generation */
+    uint64_t hash;
+    bool deterministic;
+    struct profile before, after; /* --profile: around the first repetition */
+    double
+        cost; /* of determinism, or adapters: the share of speed lost; 0 where both are the same */
+    int n_loras;
+};
+
+/* The same pseudo-random ids for every engine and every run. */
+static int32_t random_id(uint32_t *state, int n_vocab)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (int32_t)((*state >> 8) % (uint32_t)n_vocab);
+}
+
+/* The adapters of a test; sequence s uses the s-th, in turns. n 0: none. */
+struct bench_loras {
+    struct lora_pick picks[LORA_MAX_ADAPTERS];
+    int n;
+};
+
+static void use_adapter(const struct bench_loras *l, int s, struct step_item *it)
+{
+    if (!l->n)
+        return;
+    it->loras = &l->picks[s % l->n];
+    it->n_loras = 1;
+}
+
+/* Feeds n random tokens to each sequence; a step has as many rows of as many sequences as it may. */
+static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
+                 int n_seqs, int n, struct error *err)
+{
+    const struct step_limits *lim = stepper_limits(rt->step);
+    int V = rt->model->config.n_vocab;
+    size_t total = (size_t)n_seqs * (size_t)n;
+    int32_t *ids = mem_zalloc(total + 1, sizeof *ids);
+    struct step_item *items = mem_zalloc((size_t)n_seqs, sizeof *items);
+    for (int s = 0; s < n_seqs; s++) {
+        uint32_t rnd = 7u + (uint32_t)s;
+        for (int i = 0; i < n; i++)
+            ids[(size_t)s * (size_t)n + (size_t)i] = random_id(&rnd, V);
+    }
+    bool ok = true;
+    for (size_t at = 0; ok && at < total;) {
+        int n_items = 0;
+        for (int room = lim->max_tokens; room > 0 && at < total;) {
+            int s = (int)(at / (size_t)n), left = n - (int)(at % (size_t)n);
+            int take = left < room ? left : room;
+            items[n_items++] = (struct step_item){.seq = &seqs[s],
+                                                  .tokens = ids + at,
+                                                  .n_tokens = take,
+                                                  .want = take == left ? LOGITS_LAST : LOGITS_NONE};
+            use_adapter(loras, s, &items[n_items - 1]);
+            at += (size_t)take;
+            room -= take;
+        }
+        ok = step_run(rt->step, items, n_items, err);
+        if (ok && cli_interrupted())
+            ok = error_set(err, "interrupted");
+    }
+    mem_free(ids);
+    mem_free(items);
+    return ok;
+}
+
+/* As generation does, where a backend can: the next step is started while one runs. The tokens are
+ * random, so that sequences do not fall into the same answer and share experts; over stages they wait for the
+ * logits that they would be chosen from. */
+static bool decode(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
+                   int n_seqs, int n, struct error *err)
+{
+    bool ahead = rt->be->ahead && !rt->be->profile;
+    struct step_item *items[2];
+    int32_t *ids = mem_zalloc((size_t)n_seqs, sizeof *ids);
+    uint32_t rnd = 99;
+    bool ok = true;
+    int started = 0, finished = 0;
+    for (int i = 0; i < 2; i++)
+        items[i] = mem_zalloc((size_t)n_seqs, sizeof *items[i]);
+    while (finished < n && ok) {
+        struct step_item *now = items[started % 2];
+        for (int s = 0; s < n_seqs && started < n; s++) {
+            ids[s] = random_id(&rnd, rt->model->config.n_vocab);
+            now[s] = (struct step_item){
+                .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
+            now[s].after = started ? items[(started + 1) % 2][s].first_row + 1 : 0;
+            use_adapter(loras, s, &now[s]);
+        }
+        if (started < n) {
+            ok = step_start(rt->step, now, n_seqs, err);
+            if (ok)
+                step_sample(rt->step);
+            started += ok;
+        }
+        if (ok && cli_interrupted())
+            ok = error_set(err, "interrupted");
+        if (started > finished + (ahead && started < n)) {
+            struct error *first = ok ? err : &(struct error){0};
+            ok = step_finish(rt->step, first) && ok;
+            finished++;
+        }
+    }
+    while (finished < started) { /* what was under way when something failed */
+        step_finish(rt->step, &(struct error){0});
+        finished++;
+    }
+    mem_free(items[0]);
+    mem_free(items[1]);
+    mem_free(ids);
+    return ok;
+}
+
+static uint64_t logits_hash(struct runtime *rt)
+{
+    int V = rt->model->config.n_vocab;
+    float *row = mem_zalloc((size_t)V, sizeof *row);
+    step_logits(rt->step, 0, row);
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int i = 0; i < V; i++) {
+        uint32_t bits;
+        memcpy(&bits, &row[i], 4);
+        h = (h ^ bits) * 0x100000001b3u;
+    }
+    mem_free(row);
+    return h;
+}
+
+/* Bytes of weights a step of m tokens reads, experts drawn uniformly. */
+static double step_bytes(const struct model *m, int tokens)
+{
+    const struct config *c = &m->config;
+    if (!c->n_expert)
+        return (double)m->active_bytes;
+    double share = (double)c->n_expert_used / c->n_expert;
+    double experts = 0;
+    for (int i = 0; i < network_depth(&m->net); i++) {
+        const struct mlp *mlp = &m->net.layers[i].mlp;
+        if (mlp->router.w)
+            experts += (double)mlp->experts.gate_up->bytes + (double)mlp->experts.down->bytes;
+    }
+    double dense = (double)m->active_bytes - experts * share;
+    return dense + experts * (1 - pow(1 - share, tokens));
+}
+
+/* Multiplications and additions of the weights a token needs; the head only where logits are wanted. */
+static double token_ops(const struct model *m, const struct test *t)
+{
+    double head = (double)m->config.n_vocab * m->config.n_embd;
+    double heads = t->n_gen ? 1 : 1.0 / t->n_prompt;
+    return 2 * ((double)m->n_active - head + head * heads);
+}
+
+static void mean_dev(const double *v, int n, double *mean, double *dev)
+{
+    double sum = 0, square = 0;
+    for (int i = 0; i < n; i++)
+        sum += v[i];
+    *mean = sum / n;
+    for (int i = 0; i < n; i++)
+        square += (v[i] - *mean) * (v[i] - *mean);
+    *dev = n > 1 ? sqrt(square / (n - 1)) : 0;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts v. */
+static double median_of(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, compare_doubles);
+    return n ? (v[n / 2] + v[(n - 1) / 2]) / 2 : 0;
+}
+
+static void test_name(const struct test *t, char *name, size_t size)
+{
+    int n = 0;
+    if (t->n_prompt)
+        n = snprintf(name, size, "pp%d", t->n_prompt);
+    if (t->n_gen)
+        n += snprintf(name + n, size - (size_t)n, "%stg%d", n ? "+" : "", t->n_gen);
+    if (t->n_seqs > 1)
+        n += snprintf(name + n, size - (size_t)n, " x%d", t->n_seqs);
+    if (t->depth)
+        snprintf(name + n, size - (size_t)n, " @%d", t->depth);
+}
+
+static int all_adapters(struct runtime *rt, struct lora_pick *picks)
+{
+    static struct adapter_info all[LORA_MAX_ADAPTERS];
+    int n = adapters_list(rt->adapters, all, LORA_MAX_ADAPTERS);
+    for (int i = 0; i < n; i++)
+        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial};
+    return n;
+}
+
+/* Fills r[n_modes]: the mode asked for and, where there are two, the other one: with adapters, the one
+ * without them; else determinism. */
+static bool run_test(struct runtime *rt, const struct test *t, const struct bench_flags *f,
+                     struct bench_memory *memory, struct result *r, int n_modes, struct error *err)
+{
+    int reps = f->reps;
+    struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
+    static double readings[2 * MAX_REPS];
+    int n_readings = 0;
+    bool ok = true, asked = rt->be->deterministic;
+    static struct bench_loras loras[2]; /* the second has none */
+    if (rt->adapters)
+        loras[0].n = all_adapters(rt, loras[0].picks);
+    for (int i = f->no_warmup ? 0 : -n_modes; ok && i < reps * n_modes;
+         i++) { /* one warm-up each */
+        /* The one asked for comes last: what a backend then says of its kernels is true of it. */
+        int mode = n_modes - 1 - (i + n_modes) % n_modes;
+        const struct bench_loras *l = &loras[mode];
+        r[mode].n_loras = l->n;
+        r[mode].deterministic = mode && !rt->adapters ? !asked : asked;
+        rt->be->deterministic = r[mode].deterministic;
+        ok = fill(rt, l, seqs, t->n_seqs, t->depth, err);
+        if (memory && i >= 0)
+            readings[n_readings++] = bench_memory_read(memory);
+        if (i >= 0 && i < n_modes)
+            r[mode].before = rt->profile;
+        int64_t t0 = clock_ns();
+        ok = ok && (!t->n_prompt || fill(rt, l, seqs, t->n_seqs, t->n_prompt, err)) &&
+             (!t->n_gen || decode(rt, l, seqs, t->n_seqs, t->n_gen, err));
+        double s = (double)(clock_ns() - t0) * 1e-9;
+        if (ok && i >= 0)
+            r[mode].rates[r[mode].n_rates++] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
+        if (ok && i >= 0 && i < n_modes) {
+            r[mode].after = rt->profile;
+            r[mode].hash = logits_hash(rt);
+        }
+        for (int k = 0; k < t->n_seqs; k++)
+            kvcache_release(rt->kv, &seqs[k]);
+    }
+    rt->be->deterministic = asked;
+    mem_free(seqs);
+    if (!ok)
+        return false;
+    int max = stepper_limits(rt->step)->max_tokens;
+    int rows = t->n_gen ? t->n_seqs : t->n_prompt < max ? t->n_prompt : max;
+    double seen = t->n_gen ? t->depth + t->n_prompt + t->n_gen / 2.0 : 0;
+    for (int m = 0; m < n_modes; m++) {
+        test_name(t, r[m].name, sizeof r[m].name);
+        mean_dev(r[m].rates, reps, &r[m].mean, &r[m].dev);
+        r[m].read_gb_s = median_of(readings, n_readings) * 1e-9;
+        r[m].bytes = step_bytes(rt->model, rows) / rows;
+        r[m].ops = token_ops(rt->model, t);
+        r[m].kv_bytes =
+            seen * (double)kvcache_token_bytes(&rt->model->net, rt->kv->k_type, rt->kv->v_type);
+        r[m].gb_s = r[m].bytes * r[m].mean * 1e-9;
+    }
+    if (rt->adapters && n_modes > 1)
+        r[0].cost = r[1].cost = 1 - r[0].mean / r[1].mean;
+    else if (n_modes > 1)
+        r[0].cost = r[1].cost = asked ? 1 - r[0].mean / r[1].mean : 1 - r[1].mean / r[0].mean;
+    return true;
+}
+
+static const char *invariance_name(enum invariance i)
+{
+    return i == INVARIANCE_ALWAYS ? "always" : i == INVARIANCE_CHOSEN ? "chosen" : "none";
+}
+
+/* The GPU's part of a JSON line: what ran, and how near to its memory's speed. The limit of a prompt
+ * is arithmetic; it is not given here. */
+static void print_gpu(const struct gpu_facts *g, const struct test *t, const struct result *r)
+{
+    printf("\"gpu\": \"%s\", \"gpu_driver\": \"%s\", \"gpu_sms\": %d, \"gpu_sm_mhz\": %d, "
+           "\"gpu_max_sm_mhz\": %d, \"gpu_memory_mhz\": %d, \"gpu_memory_bytes\": %zu, "
+           "\"gpu_read_gb_s\": %.1f, ",
+           g->name, g->driver, g->n_sm, g->sm_mhz, g->max_sm_mhz, g->memory_mhz, g->memory_bytes,
+           g->read_bytes_s * 1e-9);
+    double limit = t->n_gen && !t->n_prompt ? g->read_bytes_s / (r->bytes + r->kv_bytes) : 0;
+    if (limit > 0)
+        printf("\"limit_tok_s\": %.1f, \"percent_of_limit\": %.2f, ", limit, 100 * r->mean / limit);
+}
+
+/* Weights and keys that the median of the repetitions reads, of what memory gives. */
+static double read_percent(const struct result *r)
+{
+    static double sorted[MAX_REPS];
+    memcpy(sorted, r->rates, (size_t)r->n_rates * sizeof *sorted);
+    double gb_s = (r->bytes + r->kv_bytes) * median_of(sorted, r->n_rates) * 1e-9;
+    return 100 * gb_s / r->read_gb_s;
+}
+
+/* Where the time of this test went: a step of its last phase. */
+static void print_stages(const struct runtime *rt, const struct test *t, const struct result *r)
+{
+    int max = stepper_limits(rt->step)->max_tokens;
+    int rows = t->n_gen ? t->n_seqs : t->n_prompt < max ? t->n_prompt : max;
+    double depth = t->depth + (t->n_gen ? t->n_prompt + t->n_gen / 2.0 : 0);
+    struct bench_step s = {.rows = rows, .outs = t->n_gen ? rows : 1, .seen = depth};
+    if (!t->n_gen)
+        s.seen += t->n_prompt / 2.0;
+    s.kv_rows = t->n_gen ? depth * t->n_seqs : depth + t->n_prompt / 2.0;
+    printf("\"stages\": ");
+    bench_stages_json(rt->model,
+                      kvcache_token_bytes(&rt->model->net, rt->kv->k_type, rt->kv->v_type), &s,
+                      &r->before, &r->after, t->n_gen != 0, stdout);
+    printf(", ");
+}
+
+/* A JSON line's single figures, and with --ceiling what share of the memory's speed their median is. */
+static void print_rates(const struct result *r)
+{
+    printf("\"rates\": [");
+    for (int i = 0; i < r->n_rates; i++)
+        printf("%s%.3f", i ? ", " : "", r->rates[i]);
+    printf("], ");
+    if (r->read_gb_s > 0)
+        printf("\"read_gb_s\": %.2f, \"percent_of_read\": %.2f, ", r->read_gb_s, read_percent(r));
+}
+
+static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
+                         bool json, int threads, const struct gpu_facts *gpu)
+{
+    if (json) {
+        printf("{");
+        if (gpu)
+            print_gpu(gpu, t, r);
+        if (rt->be->profile)
+            print_stages(rt, t, r);
+        print_rates(r);
+        printf("\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
+               "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
+               "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
+               "\"bytes_per_token\": %.0f, \"kv_bytes_per_token\": %.0f, \"ops_per_token\": %.0f, "
+               "\"invariance\": \"%s\", \"deterministic\": %s, \"deterministic_cost\": %.4f, "
+               "\"adapters\": %d, \"logits_hash\": \"%016llx\"}\n",
+               r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
+               rt->model->bytes, (long long)rt->model->n_params, (double)rt->load_ns * 1e-9,
+               r->bytes, r->kv_bytes, r->ops, invariance_name(rt->be->invariance),
+               r->deterministic || rt->be->invariance == INVARIANCE_ALWAYS ? "true" : "false",
+               r->cost, r->n_loras, (unsigned long long)r->hash);
+    } else {
+        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s%s\n", r->name, r->mean, r->dev,
+               r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "",
+               r->n_loras ? " adapters" : "");
+        if (r->read_gb_s > 0)
+            printf("| %-20s | %8.2f GB/s, %.0f %% of it | | |\n", "  memory is read at",
+                   r->read_gb_s, read_percent(r));
+    }
+    fflush(stdout);
+}
+
+/* After the table: what --deterministic costs, or why there is nothing to measure. */
+static void print_cost(enum invariance i, double least, double most)
+{
+    if (i == INVARIANCE_CHOSEN)
+        printf("\n--deterministic costs %.1f %% to %.1f %% of the speed\n", least * 100,
+               most * 100);
+    else if (i == INVARIANCE_ALWAYS)
+        printf("\n--deterministic costs nothing: these kernels give the same bytes in any batch\n");
+    else
+        printf("\n--deterministic is not offered by this backend\n");
+}
+
+static bool bench(const char *path, const struct bench_flags *f, struct runtime_options *opt,
+                  const struct test *tests, int n_tests, struct error *err)
+{
+    int need = 1, seqs = 1, tokens = 1;
+    for (int i = 0; i < n_tests; i++) {
+        int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
+        if (opt->draft) /* in their place: what guesses cost */
+            len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
+        need = len > need ? len : need;
+        seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
+        int total = len * tests[i].n_seqs;
+        tokens = total > tokens ? total : tokens;
+    }
+    if (!opt->context)
+        opt->context = need;
+    opt->max_seqs = seqs;
+    opt->max_out = seqs * (1 + opt->draft);
+    opt->max_tokens = f->ubatch && f->ubatch < seqs ? seqs : f->ubatch;
+    opt->kv_tokens = tokens + seqs * 64;
+    struct runtime *rt = cli_open(path, opt, err);
+    if (!rt)
+        return false;
+    char size[16];
+    struct gpu_facts facts;
+    const struct gpu_facts *gpu = backend_gpu_facts(rt->be, &facts) ? &facts : NULL;
+    int threads = f->model.threads ? f->model.threads : -1;
+    if (!f->json) {
+        printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n",
+               rt->file->path, (double)rt->model->n_params * 1e-9,
+               (double)rt->model->n_active * 1e-9, cli_bytes((double)rt->model->bytes, size),
+               rt->be->ops->name, (double)rt->load_ns * 1e-9);
+        if (gpu)
+            printf("%s, %d SMs at up to %d MHz, driver %s; reads %.2f TB/s, measured\n\n",
+                   gpu->name, gpu->n_sm, gpu->max_sm_mhz, gpu->driver[0] ? gpu->driver : "unknown",
+                   gpu->read_bytes_s * 1e-12);
+        printf("| test                 |                tok/s |     GB/s | logits           |\n");
+        printf("|----------------------|---------------------:|---------:|------------------|\n");
+    }
+    bool ok = true;
+    int n_modes =
+        (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters) && !f->skip_cost ? 2 : 1;
+    double least = 0, most = 0;
+    struct bench_memory *memory = NULL;
+    if (f->ceiling && gpu)
+        ok = error_set(err, "--ceiling measures the CPU's memory; a GPU's is always measured");
+    else if (f->ceiling)
+        ok = (memory = bench_memory_new(f->model.threads, err)) != NULL;
+    for (int i = 0; ok && i < n_tests; i++) {
+        static struct result r[2];
+        memset(r, 0, sizeof r);
+        ok = run_test(rt, &tests[i], f, memory, r, n_modes, err);
+        for (int m = 0; ok && m < n_modes; m++)
+            print_result(rt, &tests[i], &r[m], f->json, threads, gpu);
+        least = !i || r[0].cost < least ? r[0].cost : least;
+        most = !i || r[0].cost > most ? r[0].cost : most;
+    }
+    bench_memory_free(memory);
+    if (ok && n_tests && !f->json && !f->skip_cost && rt->adapters)
+        printf("\n%d adapters, in turns, cost %.1f %% to %.1f %% of the speed\n", opt->n_loras,
+               least * 100, most * 100);
+    else if (ok && n_tests && !f->json && !f->skip_cost)
+        print_cost(rt->be->invariance, least, most);
+    for (int i = 0; ok && opt->draft && i < n_tests; i++)
+        if (tests[i].n_gen && !tests[i].n_prompt)
+            ok = bench_draft(rt, tests[i].n_seqs, tests[i].depth, f->json, err);
+    if (ok && f->model.profile)
+        profile_print(&rt->profile, f->json ? stderr : stdout);
+    if (ok && f->kernels && !backend_print_picks(rt->be, f->json ? stderr : stdout))
+        fprintf(stderr, "steel: --kernels: this device has no tables of kernels\n");
+    runtime_close(rt);
+    return ok;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "serve"))
+        return cmd_bench_serve(argc - 1, argv + 1);
+    struct bench_flags f = {.prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3};
+    const char *model = NULL;
+    const struct opt opts[] = {
+        MODEL_ROW(model),
+        {OPT_STRING, 'p', "prompt", "n-prompt", &f.prompt, 0, 0, "N,..",
+         "prompt lengths to read (default 512; 0 = none)"},
+        {OPT_STRING, 'n', "gen", "n-gen", &f.gen, 0, 0, "N,..",
+         "tokens to generate (default 128; 0 = none)"},
+        {OPT_STRING, 'b', "batch", 0, &f.batch, 0, 0, "N,..",
+         "sequences decoded side by side (default 1)"},
+        {OPT_STRING, 'd', "depth", "n-depth", &f.depth, 0, 0, "N,..",
+         "tokens already in the context (default 0)"},
+        {OPT_STRING, 0, "pg", 0, &f.both, 0, 0, "P,G",
+         "read prompts of P tokens, then generate G; the rate is that of the answers"},
+        {OPT_INT, 'r', "reps", "repetitions", &f.reps, 1, MAX_REPS, "N", "repetitions (default 3)"},
+        {OPT_INT, 0, "ubatch", "ubatch-size", &f.ubatch, 1, 1 << 20, "N",
+         "most rows of one step (default 512, on a GPU 2048)"},
+        {OPT_INT, 0, "texts", 0, &f.texts, 1, 1 << 20, "N",
+         "embed N texts of 20 to 200 tokens instead (an encoder: 512)"},
+        {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
+        {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
+         "do not measure what --deterministic, or adapters, cost"},
+        {OPT_FLAG, 0, "ceiling", 0, &f.ceiling, 0, 0, 0,
+         "measure how fast memory is read, too, between the repetitions (CPU)"},
+        {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
+         "print which kernels there are, for which rows, and how often each ran"},
+        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
+        {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
+         "measure what guessing N tokens ahead costs a generation, too"},
+        LORA_ROW(f.model),
+        MODEL_FLAG_ROWS(f.model),
+    };
+    const struct usage u = {
+        .command = "bench",
+        .synopsis = "[MODEL] [options]",
+        .about = "Measures speed: ppN reads a prompt of N tokens, tgN generates N tokens,\n"
+                 "tgN xS does so for S sequences at once, @D with D tokens in the context.",
+        .examples = "  steel bench model.gguf -p 512 -n 128 --batch 1,4,16\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 0,
+        .max_args = 1,
+    };
+    const char *pos[1];
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    if (!cli_take_model(&u, &model, pos, &n, 0))
+        return EXIT_USAGE;
+    int pp[MAX_LIST], tg[MAX_LIST], batch[MAX_LIST], depth[MAX_LIST], n_pp, n_tg, n_batch, n_depth;
+    if (!args_int_list(f.prompt, pp, MAX_LIST, &n_pp) ||
+        !args_int_list(f.gen, tg, MAX_LIST, &n_tg) ||
+        !args_int_list(f.batch, batch, MAX_LIST, &n_batch) ||
+        !args_int_list(f.depth, depth, MAX_LIST, &n_depth))
+        return cli_args_exit(args_usage_error(&u, "-p, -n, -b and -d take lists like 128,512"));
+    int both[2], n_both = 0;
+    if (f.both &&
+        (!args_int_list(f.both, both, 2, &n_both) || n_both != 2 || both[0] < 1 || both[1] < 1))
+        return cli_args_exit(args_usage_error(&u, "--pg takes two numbers, as 256,128"));
+    struct test tests[MAX_LIST * 8];
+    int n_tests = 0, room = MAX_LIST * 8;
+    for (int d = 0; d < n_depth; d++) {
+        for (int i = 0; i < n_pp && n_tests < room; i++)
+            if (pp[i])
+                tests[n_tests++] = (struct test){pp[i], 0, 1, depth[d]};
+        for (int i = 0; i < n_tg; i++)
+            for (int k = 0; k < n_batch && n_tests < room; k++)
+                if (tg[i] && batch[k] >= 1)
+                    tests[n_tests++] = (struct test){0, tg[i], batch[k], depth[d]};
+        for (int k = 0; n_both && k < n_batch && n_tests < room; k++)
+            if (batch[k] >= 1)
+                tests[n_tests++] = (struct test){both[0], both[1], batch[k], depth[d]};
+    }
+    struct runtime_options opt;
+    if (!cli_runtime_options(&u, &f.model, &opt))
+        return EXIT_USAGE;
+    struct error err = {0};
+    cli_catch_interrupt();
+    bool ok = hub_resolve(&model, &err);
+    if (ok && !f.texts && bench_embed_only(model))
+        f.texts = 512;
+    opt.max_tokens = f.ubatch; /* of texts; bench has its own */
+    if (ok && f.texts)
+        ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
+    else
+        ok = ok && bench(model, &f, &opt, tests, n_tests, &err);
+    cli_runtime_options_clear(&opt);
+    if (ok)
+        return EXIT_OK;
+    return cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
+}

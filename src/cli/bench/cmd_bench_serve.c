@@ -1,0 +1,616 @@
+/*
+ * steel bench serve: a load generator for any OpenAI-compatible server. Keeps a number of streams
+ * going, or starts them at a rate, and tells when tokens came: time to first token, between tokens,
+ * end to end. One thread, one libevent loop; knows nothing of our own server.
+ */
+#include "cli/cli.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/http/jsonout.h"
+
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/bufferevent_ssl.h>
+#include <event2/event.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <openssl/ssl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+
+enum { CALIBRATION_WORDS = 50 };
+
+struct target {
+    bool tls;
+    char host[256], port[8], path[256];
+    struct addrinfo *addr;
+    SSL_CTX *ctx;
+};
+
+struct bench_flags {
+    const char *url, *levels, *model, *key, *endpoint, *extra;
+    char *fields; /* of extra, without the braces; NULL = none */
+    int n_prompts, n_in, n_out, shared;
+    float rate, words_per_token, temp;
+    uint64_t seed;
+    bool json, keep_eos;
+};
+
+struct samples {
+    double *v; /* (n) seconds */
+    size_t n, cap;
+};
+
+/* One run at one concurrency. */
+struct run {
+    const struct bench_flags *f;
+    struct target *to;
+    struct event_base *base;
+    struct event *clock; /* --rate: the next start */
+    double words_per_token;
+    uint64_t random;
+    int n_started, n_done, n_failed, n_active, concurrency, total;
+    int64_t tokens_in, tokens_out, tokens_cached, start_ns, end_ns;
+    struct samples first, gap, whole;
+    char error[256]; /* the first one */
+};
+
+struct stream {
+    struct run *run;
+    struct bufferevent *bev;
+    struct buf line;
+    int64_t start_ns, last_ns;
+    int status, n_tokens;
+    bool in_body, chunked, done;
+    bool said_done;     /* [DONE] came */
+    int64_t chunk_left; /* -1: a size line comes next; -2: the line end after a chunk */
+    int n_usage_in, n_usage_out, n_usage_cached;
+    struct buf error_body;
+};
+
+static void sample(struct samples *s, double v)
+{
+    if (s->n == s->cap) {
+        s->cap = s->cap * 2 + 64;
+        s->v = mem_realloc(s->v, s->cap, sizeof *s->v);
+    }
+    s->v[s->n++] = v;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Of sorted samples; milliseconds. */
+static double percentile(const struct samples *s, double p)
+{
+    if (!s->n || !s->v)
+        return 0;
+    double at = p * (double)(s->n - 1);
+    size_t i = (size_t)at;
+    double next = s->v[i + 1 < s->n ? i + 1 : i];
+    return (s->v[i] + (next - s->v[i]) * (at - (double)i)) * 1e3;
+}
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Words everybody's vocabulary has, so that a word is about a token. */
+static void add_words(struct buf *b, int n, uint64_t *random)
+{
+    static const char *const words[] = {
+        "time", "year",  "people", "way",  "day",   "man",   "thing", "world", "life",  "hand",
+        "part", "child", "eye",    "work", "week",  "case",  "point", "home",  "water", "room",
+        "area", "money", "story",  "fact", "month", "right", "study", "book",  "word",  "side",
+        "kind", "head",  "house",  "line", "power", "hour",  "game",  "end",   "city",  "name"};
+    for (int i = 0; i < n; i++)
+        buf_addf(b, "%s%s", i ? " " : "",
+                 words[next_random(random) % (sizeof words / sizeof *words)]);
+}
+
+static void add_body(struct run *r, int n_in, int n_out, struct buf *b)
+{
+    const struct bench_flags *f = r->f;
+    bool chat = !strcmp(f->endpoint, "chat");
+    struct buf prompt = {0};
+    uint64_t same = f->seed + 99;
+    int shared = f->shared < n_in ? f->shared : n_in;
+    add_words(&prompt, (int)(shared * r->words_per_token), &same);
+    buf_addc(&prompt, ' ');
+    int own = (int)((n_in - shared) * r->words_per_token);
+    add_words(&prompt, own > 0 ? own : 1, &r->random);
+    buf_adds(b, "{\"model\":");
+    jsonout_text(b, f->model);
+    buf_adds(b, chat ? ",\"messages\":[{\"role\":\"user\",\"content\":" : ",\"prompt\":");
+    jsonout_string(b, prompt.p, prompt.len);
+    buf_addf(b, "%s,\"max_tokens\":%d,\"temperature\":%g,\"stream\":true,", chat ? "}]" : "", n_out,
+             (double)f->temp);
+    if (!f->keep_eos)
+        buf_addf(b, "\"ignore_eos\":true,\"min_tokens\":%d,", n_out);
+    if (f->fields)
+        buf_addf(b, "%s,", f->fields);
+    buf_adds(b, "\"stream_options\":{\"include_usage\":true}}");
+    buf_clear(&prompt);
+}
+
+static void start_stream(struct run *r, int n_in, int n_out);
+
+/* Starts what may start now. */
+static void go_on(struct run *r)
+{
+    while (r->f->rate <= 0 && r->n_active < r->concurrency && r->n_started < r->total &&
+           !cli_interrupted())
+        start_stream(r, r->f->n_in, r->f->n_out);
+    if (r->n_done + r->n_failed >= r->total || (cli_interrupted() && r->n_active == 0))
+        event_base_loopbreak(r->base);
+}
+
+static void on_clock(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct run *r = arg;
+    if (r->n_started >= r->total || cli_interrupted()) {
+        go_on(r);
+        return;
+    }
+    if (r->n_active < r->concurrency)
+        start_stream(r, r->f->n_in, r->f->n_out);
+    double u = (double)(next_random(&r->random) >> 11) * 0x1p-53;
+    double wait = -log(1 - u) / (double)r->f->rate; /* arrivals of a Poisson process */
+    event_add(r->clock, &(struct timeval){(time_t)wait, (suseconds_t)(fmod(wait, 1) * 1e6)});
+}
+
+static void end_stream(struct stream *s, const char *why)
+{
+    struct run *r = s->run;
+    int64_t now = clock_ns();
+    if (!why && s->status != 200)
+        why = s->error_body.len ? s->error_body.p : "no answer";
+    if (!why && !s->n_tokens && !s->n_usage_out && !s->said_done)
+        why = "an answer without tokens";
+    if (why) {
+        r->n_failed++;
+        if (!r->error[0] && s->status)
+            snprintf(r->error, sizeof r->error, "status %d: %.200s", s->status, why);
+        else if (!r->error[0])
+            snprintf(r->error, sizeof r->error, "%s", why);
+    } else {
+        r->n_done++;
+        r->tokens_out += s->n_usage_out ? s->n_usage_out : s->n_tokens;
+        r->tokens_in += s->n_usage_in;
+        r->tokens_cached += s->n_usage_cached;
+        sample(&r->whole, (double)(now - s->start_ns) * 1e-9);
+    }
+    r->end_ns = now;
+    r->n_active--;
+    bufferevent_free(s->bev);
+    buf_clear(&s->line);
+    buf_clear(&s->error_body);
+    mem_free(s);
+    go_on(r);
+}
+
+/* Whether a chunk of the stream brings text: "content":"x", "text":"x", "reasoning_content":"x". */
+static bool brings_text(const char *line)
+{
+    static const char *const keys[] = {"content\":", "text\":", "reasoning\":", "arguments\":"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        for (const char *at = line; (at = strstr(at, keys[i]));) {
+            at += strlen(keys[i]);
+            at += strspn(at, " ");
+            if (at[0] == '"' && at[1] != '"')
+                return true;
+        }
+    return false;
+}
+
+static void read_usage(struct stream *s, const char *json)
+{
+    json_t *v = json_loads(json, 0, NULL), *u = json_object_get(v, "usage");
+    if (json_is_object(u)) {
+        s->n_usage_in = (int)json_integer_value(json_object_get(u, "prompt_tokens"));
+        s->n_usage_out = (int)json_integer_value(json_object_get(u, "completion_tokens"));
+        s->n_usage_cached = (int)json_integer_value(
+            json_object_get(json_object_get(u, "prompt_tokens_details"), "cached_tokens"));
+    }
+    json_decref(v);
+}
+
+static void on_event_line(struct stream *s, const char *line)
+{
+    if (strncmp(line, "data:", 5))
+        return;
+    line += 5 + strspn(line + 5, " ");
+    if (!strcmp(line, "[DONE]")) {
+        s->done = s->said_done = true;
+        return;
+    }
+    if (strstr(line, "\"usage\":{") || strstr(line, "\"usage\": {"))
+        read_usage(s, line);
+    if (!brings_text(line))
+        return;
+    int64_t now = clock_ns();
+    if (s->n_tokens++ == 0)
+        sample(&s->run->first, (double)(now - s->start_ns) * 1e-9);
+    else
+        sample(&s->run->gap, (double)(now - s->last_ns) * 1e-9);
+    s->last_ns = now;
+}
+
+static void on_body(struct stream *s, const char *p, size_t n)
+{
+    if (s->status != 200) {
+        buf_add(&s->error_body, p, n < 512 ? n : 512);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (p[i] == '\n') {
+            while (s->line.len && s->line.p[s->line.len - 1] == '\r')
+                s->line.p[--s->line.len] = 0;
+            if (s->line.len)
+                on_event_line(s, s->line.p);
+            buf_reset(&s->line);
+            continue;
+        }
+        const char *end = memchr(p + i, '\n', n - i);
+        size_t take = end ? (size_t)(end - p) - i : n - i;
+        buf_add(&s->line, p + i, take);
+        i += take - 1;
+    }
+}
+
+/* Takes a line off the input; NULL: none is complete. */
+static char *take_line(struct evbuffer *in)
+{
+    return evbuffer_readln(in, NULL, EVBUFFER_EOL_CRLF);
+}
+
+static bool read_head(struct stream *s, struct evbuffer *in)
+{
+    char *line;
+    while (!s->in_body && (line = take_line(in))) {
+        if (!strncmp(line, "HTTP/1.", 7) && strlen(line) > 9)
+            s->status = atoi(line + 9);
+        if (!strncasecmp(line, "Transfer-Encoding:", 18) && strcasestr(line, "chunked"))
+            s->chunked = true;
+        if (!*line && s->status != 100)
+            s->in_body = true;
+        free(line);
+    }
+    return s->in_body;
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    struct stream *s = arg;
+    struct evbuffer *in = bufferevent_get_input(bev);
+    if (!read_head(s, in))
+        return;
+    while (evbuffer_get_length(in)) {
+        if (s->chunked && s->chunk_left <= 0) {
+            char *line = take_line(in);
+            if (!line)
+                return;
+            if (*line) {
+                s->chunk_left = strtol(line, NULL, 16);
+                if (s->chunk_left == 0)
+                    s->done = true;
+            }
+            free(line);
+            if (s->done)
+                break;
+            continue;
+        }
+        struct evbuffer_iovec v;
+        if (evbuffer_peek(in, -1, NULL, &v, 1) < 1)
+            break;
+        size_t n = v.iov_len;
+        if (s->chunked && (int64_t)n > s->chunk_left)
+            n = (size_t)s->chunk_left;
+        on_body(s, v.iov_base, n);
+        evbuffer_drain(in, n);
+        s->chunk_left -= s->chunked ? (int64_t)n : 0;
+    }
+    if (s->done)
+        end_stream(s, NULL);
+}
+
+static void on_close(struct bufferevent *bev, short what, void *arg)
+{
+    (void)bev;
+    struct stream *s = arg;
+    if (what & BEV_EVENT_CONNECTED)
+        return;
+    if (what & BEV_EVENT_EOF)
+        end_stream(s, s->status == 200 && !s->done && s->chunked ? "cut off" : NULL);
+    else
+        end_stream(s, "the connection failed");
+}
+
+static void start_stream(struct run *r, int n_in, int n_out)
+{
+    struct target *t = r->to;
+    struct stream *s = mem_zalloc(1, sizeof *s);
+    s->run = r;
+    s->chunk_left = -1;
+    s->bev =
+        t->tls
+            ? bufferevent_openssl_socket_new(r->base, -1, SSL_new(t->ctx),
+                                             BUFFEREVENT_SSL_CONNECTING,
+                                             BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS)
+            : bufferevent_socket_new(r->base, -1, BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS);
+    if (t->tls)
+        bufferevent_openssl_set_allow_dirty_shutdown(s->bev, 1);
+    struct buf body = {0}, head = {0};
+    add_body(r, n_in, n_out, &body);
+    buf_addf(&head,
+             "POST %s%s HTTP/1.1\r\nHost: %s:%s\r\nContent-Type: application/json\r\n"
+             "Content-Length: %zu\r\nConnection: close\r\n",
+             t->path, strcmp(r->f->endpoint, "chat") ? "/completions" : "/chat/completions",
+             t->host, t->port, body.len);
+    if (r->f->key)
+        buf_addf(&head, "Authorization: Bearer %s\r\n", r->f->key);
+    buf_adds(&head, "\r\n");
+    s->start_ns = clock_ns();
+    r->n_started++;
+    r->n_active++;
+    bufferevent_setcb(s->bev, on_read, NULL, on_close, s);
+    bufferevent_enable(s->bev, EV_READ | EV_WRITE);
+    bufferevent_write(s->bev, head.p, head.len);
+    bufferevent_write(s->bev, body.p, body.len);
+    buf_clear(&head);
+    buf_clear(&body);
+    /* With deferred callbacks a failure comes through on_close, never from inside here. */
+    if (bufferevent_socket_connect(s->bev, t->addr->ai_addr, (int)t->addr->ai_addrlen) < 0)
+        end_stream(s, "cannot connect");
+}
+
+static bool parse_url(const char *url, struct target *t, struct error *err)
+{
+    const char *p = url;
+    t->tls = !strncmp(p, "https://", 8);
+    if (!t->tls && strncmp(p, "http://", 7))
+        return error_set(err, "--url %s: must begin with http:// or https://", url);
+    p += t->tls ? 8 : 7;
+    size_t n = strcspn(p, ":/");
+    if (n == 0 || n >= sizeof t->host)
+        return error_set(err, "--url %s: no host", url);
+    snprintf(t->host, sizeof t->host, "%.*s", (int)n, p);
+    p += n;
+    snprintf(t->port, sizeof t->port, "%s", t->tls ? "443" : "80");
+    if (*p == ':') {
+        n = strcspn(++p, "/");
+        snprintf(t->port, sizeof t->port, "%.*s", n < 6 ? (int)n : 6, p);
+        p += n;
+    }
+    n = strlen(p);
+    while (n && p[n - 1] == '/')
+        n--;
+    snprintf(t->path, sizeof t->path, "%.*s", (int)n, p);
+    if (!*t->path)
+        snprintf(t->path, sizeof t->path, "/v1");
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    int rc = getaddrinfo(t->host, t->port, &hints, &t->addr);
+    if (rc)
+        return error_set(err, "%s: %s", t->host, gai_strerror(rc));
+    if (t->tls)
+        t->ctx = SSL_CTX_new(TLS_client_method());
+    return true;
+}
+
+static void run_clear(struct run *r)
+{
+    if (r->clock)
+        event_free(r->clock);
+    event_base_free(r->base);
+    mem_free(r->first.v);
+    mem_free(r->gap.v);
+    mem_free(r->whole.v);
+}
+
+static void run_init(struct run *r, const struct bench_flags *f, struct target *t)
+{
+    *r = (struct run){.f = f, .to = t, .base = event_base_new(), .random = f->seed};
+    r->words_per_token = 1;
+}
+
+/* One request tells how many tokens a word is, and that the server answers at all. */
+static bool calibrate(const struct bench_flags *f, struct target *t, double *words_per_token,
+                      struct error *err)
+{
+    struct run r;
+    run_init(&r, f, t);
+    r.concurrency = r.total = 1;
+    r.random ^= 0x5bd1e995;
+    start_stream(&r, CALIBRATION_WORDS, 1);
+    if (r.n_failed == 0)
+        event_base_dispatch(r.base);
+    bool ok = r.n_done == 1;
+    if (!ok)
+        error_set(err, "%s: %s", f->url, r.error[0] ? r.error : "no answer");
+    if (f->words_per_token > 0)
+        *words_per_token = (double)f->words_per_token;
+    else
+        *words_per_token =
+            ok && r.tokens_in > 10 ? (double)CALIBRATION_WORDS / (double)r.tokens_in : 0.9;
+    run_clear(&r);
+    return ok;
+}
+
+static void print_row(const struct run *r)
+{
+    double s = (double)(r->end_ns - r->start_ns) * 1e-9;
+    s = s > 0 ? s : 1e-9;
+    printf(
+        "%5d %6d %5d %8.2f %9.1f %9.1f |%8.1f %8.1f %8.1f |%7.2f %7.2f %7.2f |%8.0f %8.0f %8.0f\n",
+        r->concurrency, r->n_done, r->n_failed, r->n_done / s, (double)r->tokens_in / s,
+        (double)r->tokens_out / s, percentile(&r->first, 0.5), percentile(&r->first, 0.9),
+        percentile(&r->first, 0.99), percentile(&r->gap, 0.5), percentile(&r->gap, 0.9),
+        percentile(&r->gap, 0.99), percentile(&r->whole, 0.5), percentile(&r->whole, 0.9),
+        percentile(&r->whole, 0.99));
+    fflush(stdout);
+}
+
+static void json_times(const char *name, const struct samples *s)
+{
+    double sum = 0;
+    for (size_t i = 0; s->v && i < s->n; i++)
+        sum += s->v[i];
+    printf(",\"%s\":{\"n\":%zu,\"mean\":%.4f,\"p50\":%.4f,\"p90\":%.4f,\"p99\":%.4f,\"max\":%.4f}",
+           name, s->n, s->n ? sum / (double)s->n * 1e3 : 0.0, percentile(s, 0.5),
+           percentile(s, 0.9), percentile(s, 0.99), percentile(s, 1));
+}
+
+static void print_json(const struct run *r)
+{
+    double s = (double)(r->end_ns - r->start_ns) * 1e-9;
+    printf("{\"concurrency\":%d,\"ok\":%d,\"errors\":%d,\"seconds\":%.4f,\"input_tokens\":%lld,"
+           "\"cached_tokens\":%lld,\"output_tokens\":%lld,\"output_tokens_per_second\":%.2f",
+           r->concurrency, r->n_done, r->n_failed, s, (long long)r->tokens_in,
+           (long long)r->tokens_cached, (long long)r->tokens_out,
+           s > 0 ? (double)r->tokens_out / s : 0.0);
+    json_times("ttft_ms", &r->first);
+    json_times("itl_ms", &r->gap);
+    json_times("e2e_ms", &r->whole);
+    printf("}\n");
+    fflush(stdout);
+}
+
+/* --extra: an object's members, as they go into a body. */
+static bool read_extra(struct bench_flags *f)
+{
+    json_t *v = f->extra ? json_loads(f->extra, 0, NULL) : NULL;
+    bool ok = !f->extra || json_is_object(v);
+    if (json_object_size(v)) {
+        char *text = json_dumps(v, JSON_COMPACT);
+        f->fields = mem_strndup(text + 1, strlen(text) - 2);
+        free(text);
+    }
+    json_decref(v);
+    return ok;
+}
+
+static int measure(const struct bench_flags *f, struct target *t, int concurrency,
+                   double words_per_token)
+{
+    struct run r;
+    run_init(&r, f, t);
+    r.concurrency = concurrency;
+    r.total = f->n_prompts > 0 ? f->n_prompts : 4 * concurrency < 16 ? 16 : 4 * concurrency;
+    r.words_per_token = words_per_token;
+    r.random += (uint64_t)concurrency * 1000003; /* other prompts at every level */
+    r.start_ns = r.end_ns = clock_ns();
+    if (f->rate > 0) {
+        r.clock = evtimer_new(r.base, on_clock, &r);
+        on_clock(-1, 0, &r);
+    } else {
+        go_on(&r);
+    }
+    if (r.n_done + r.n_failed < r.total)
+        event_base_dispatch(r.base);
+    struct samples *all[] = {&r.first, &r.gap, &r.whole};
+    for (int i = 0; i < 3; i++)
+        if (all[i]->v)
+            qsort(all[i]->v, all[i]->n, sizeof(double), ascending);
+    if (f->json)
+        print_json(&r);
+    else
+        print_row(&r);
+    if (r.n_failed)
+        fprintf(stderr, "%d failed; the first: %s\n", r.n_failed, r.error);
+    int failed = r.n_failed;
+    run_clear(&r);
+    return failed;
+}
+
+int cmd_bench_serve(int argc, char **argv)
+{
+    struct bench_flags f = {.url = "http://127.0.0.1:8080",
+                            .levels = "1,4,16,64",
+                            .model = "default",
+                            .endpoint = "completions",
+                            .n_in = 128,
+                            .n_out = 64,
+                            .seed = 1};
+    const struct opt opts[] = {
+        {OPT_STRING, 0, "url", "base-url", &f.url, 0, 0, "URL",
+         "the server (default http://127.0.0.1:8080; /v1 is added)"},
+        {OPT_STRING, 0, "concurrency", "max-concurrency", &f.levels, 0, 0, "N,N",
+         "streams at once, one row each (default 1,4,16,64)"},
+        {OPT_INT, 0, "num-prompts", 0, &f.n_prompts, 1, 1 << 24, "N",
+         "requests a row (default: 4 per stream, at least 16)"},
+        {OPT_INT, 0, "input-len", "random-input-len", &f.n_in, 1, 1 << 24, "N",
+         "prompt tokens, about (default 128)"},
+        {OPT_INT, 0, "output-len", "random-output-len", &f.n_out, 1, 1 << 24, "N",
+         "tokens to generate (default 64)"},
+        {OPT_INT, 0, "shared-prefix", 0, &f.shared, 0, 1 << 24, "N",
+         "prompt tokens all requests begin with (default 0)"},
+        {OPT_FLOAT, 0, "words-per-token", 0, &f.words_per_token, 0, 100, "X",
+         "of the prompts: the same for servers compared (default: as this one counts)"},
+        {OPT_FLOAT, 0, "rate", "request-rate", &f.rate, 0, 1e6, "R",
+         "start R requests a second at random (default: as streams end)"},
+        {OPT_FLOAT, 0, "temperature", "temp", &f.temp, 0, 100, "T", "of the answers (default 0)"},
+        {OPT_STRING, 0, "extra", 0, &f.extra, 0, 0, "JSON",
+         "an object whose members go into every request ('{\"n\": 4}')"},
+        {OPT_STRING, 0, "endpoint", 0, &f.endpoint, 0, 0, "NAME",
+         "completions or chat (default completions)"},
+        {OPT_STRING, 0, "model", 0, &f.model, 0, 0, "NAME", "the model's name there"},
+        {OPT_STRING, 0, "api-key", 0, &f.key, 0, 0, "KEY", "as a bearer token"},
+        {OPT_U64, 0, "seed", 0, &f.seed, 0, 0, "N", "of the prompts (default 1)"},
+        {OPT_FLAG, 0, "keep-eos", 0, &f.keep_eos, 0, 0, 0, "let answers end before --output-len"},
+        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a row"},
+    };
+    const struct usage u = {
+        .command = "bench serve",
+        .synopsis = "[--url URL] [options]",
+        .about = "Measures a running OpenAI-compatible server: tokens a second, time to the first\n"
+                 "token (TTFT), between tokens (ITL) and end to end (E2E), in milliseconds.",
+        .examples = "  steel bench serve --concurrency 1,16 --input-len 512 --output-len 128\n"
+                    "  steel bench serve --url http://host:8000 --model name --rate 5\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 0,
+        .max_args = 0,
+    };
+    int levels[32], n_levels, n = args_parse(&u, argc, argv, NULL);
+    if (n < 0)
+        return cli_args_exit(n);
+    if (!args_int_list(f.levels, levels, 32, &n_levels) || !n_levels || levels[0] < 1)
+        return cli_args_exit(args_usage_error(&u, "--concurrency %s: use a list as 1,4", f.levels));
+    if (strcmp(f.endpoint, "chat") && strcmp(f.endpoint, "completions"))
+        return cli_args_exit(
+            args_usage_error(&u, "--endpoint %s: completions or chat", f.endpoint));
+    if (!read_extra(&f))
+        return cli_args_exit(args_usage_error(&u, "--extra %s: not a JSON object", f.extra));
+    struct error err = {0};
+    struct target t = {0};
+    double words_per_token;
+    cli_catch_interrupt();
+    if (!parse_url(f.url, &t, &err) || !calibrate(&f, &t, &words_per_token, &err))
+        return cli_fail(&err);
+    if (!f.json)
+        printf(
+            "%5s %6s %5s %8s %9s %9s |%26s |%23s |%26s\n%5s %6s %5s %8s %9s %9s |%8s %8s %8s |%7s "
+            "%7s %7s |%8s %8s %8s\n",
+            "", "", "", "", "input", "output", "TTFT ms", "ITL ms", "E2E ms", "conc", "ok", "err",
+            "req/s", "tok/s", "tok/s", "p50", "p90", "p99", "p50", "p90", "p99", "p50", "p90",
+            "p99");
+    int failed = 0;
+    for (int i = 0; i < n_levels && !cli_interrupted(); i++)
+        failed += measure(&f, &t, levels[i] > 0 ? levels[i] : 1, words_per_token);
+    freeaddrinfo(t.addr);
+    SSL_CTX_free(t.ctx);
+    mem_free(f.fields);
+    return cli_interrupted() ? EXIT_INTERRUPTED : failed ? EXIT_FAIL : EXIT_OK;
+}

@@ -1,0 +1,322 @@
+/* steel pull: a model from the Hub, or from any address, checked as it comes in. */
+#include "base/mem.h"
+#include "cli/cli.h"
+#include "cli/hub/fetch.h"
+#include "cli/hub/hub.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+enum { LIST_MAX = 64 << 20, SPARE_BYTES = 64 << 20, AT_ONCE = 4 };
+
+/* Makes the folders on the way to a file. */
+static bool make_way(const char *path, struct error *err)
+{
+    char *p = mem_strdup(path);
+    bool ok = true;
+    for (char *c = p + 1; ok && (c = strchr(c, '/')); c++) {
+        *c = 0;
+        ok = mkdir(p, 0755) == 0 || errno == EEXIST || error_set(err, "%s: %s", p, strerror(errno));
+        *c = '/';
+    }
+    mem_free(p);
+    return ok;
+}
+
+/* One download of a file at a time on this machine, by whatever tool: the Hub's own lock. */
+static int lock_file(const char *folder, const char *id, const char *name, struct error *err)
+{
+    struct buf path = {0};
+    const char *slash = strrchr(folder, '/');
+    buf_addf(&path, "%.*s/.locks/%s/%s.lock", (int)(slash - folder), folder, slash + 1, id);
+    int fd = make_way(path.p, err) ? open(path.p, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
+    if (fd < 0 && !err->msg[0])
+        error_set(err, "%s: %s", path.p, strerror(errno));
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
+        fprintf(stderr, "steel: another program downloads %s; waiting for it\n", name);
+        if (flock(fd, LOCK_EX)) {
+            error_set(err, "%s: %s", path.p, strerror(errno));
+            close(fd);
+            fd = -1;
+        }
+    }
+    buf_clear(&path);
+    return fd;
+}
+
+static int64_t size_on_disk(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) ? -1 : st.st_size;
+}
+
+static bool has_space(const char *folder, int64_t need, struct error *err)
+{
+    struct statvfs fs;
+    char a[16], b[16];
+    if (need <= 0 || statvfs(folder, &fs))
+        return true; /* nothing to say */
+    double left = (double)fs.f_bavail * (double)fs.f_frsize;
+    return left >= (double)need + SPARE_BYTES ||
+           error_set(err,
+                     "%s has %s free, and %s are to come: make room, or set HF_HOME to another "
+                     "disk",
+                     folder, cli_bytes(left, a), cli_bytes((double)need, b));
+}
+
+/* What is wanted and not there yet. */
+struct haul {
+    struct fetch_file *files; /* (n) with owned strings */
+    int *locks;               /* (n) */
+    int n;
+    int64_t bytes; /* still to come */
+};
+
+static void haul_clear(struct haul *h)
+{
+    for (int i = 0; i < h->n; i++) {
+        mem_free((char *)h->files[i].url);
+        mem_free((char *)h->files[i].path);
+        close(h->locks[i]);
+    }
+    mem_free(h->files);
+    mem_free(h->locks);
+}
+
+static void add_escaped(struct buf *b, const char *path)
+{
+    for (; *path; path++)
+        if ((*path | 32) >= 'a' && (*path | 32) <= 'z')
+            buf_addc(b, *path);
+        else if ((*path >= '0' && *path <= '9') || strchr("-_./~", *path))
+            buf_addc(b, *path);
+        else
+            buf_addf(b, "%%%02X", (unsigned char)*path);
+}
+
+static bool add_to_haul(struct haul *h, const struct hub_name *name, const struct hub_repo *r,
+                        const struct hub_file *f, const char *folder, struct error *err)
+{
+    struct buf blob = {0}, url = {0}, partial = {0};
+    for (int i = 0; i < h->n; i++)
+        if (!strcmp(h->files[i].hex, f->id))
+            return true; /* two files of the same content are one blob */
+    buf_addf(&blob, "%s/blobs/%s", folder, f->id);
+    if (size_on_disk(blob.p) == f->size) {
+        buf_clear(&blob);
+        return true;
+    }
+    int lock = make_way(blob.p, err) ? lock_file(folder, f->id, f->path, err) : -1;
+    if (lock < 0 || size_on_disk(blob.p) == f->size) { /* it came while we waited */
+        if (lock >= 0)
+            close(lock);
+        buf_clear(&blob);
+        return lock >= 0;
+    }
+    buf_addf(&url, "%s/%s/resolve/%s/", hub_endpoint(), name->repo, r->sha);
+    add_escaped(&url, f->path);
+    buf_addf(&partial, "%s.incomplete", blob.p);
+    int64_t have = size_on_disk(partial.p);
+    h->bytes += f->size - (have > 0 && have <= f->size ? have : 0);
+    h->locks[h->n] = lock;
+    h->files[h->n++] = (struct fetch_file){.url = buf_take(&url),
+                                           .path = buf_take(&blob),
+                                           .name = f->path,
+                                           .size = f->size,
+                                           .digest = f->large ? FETCH_SHA256 : FETCH_GIT_BLOB,
+                                           .hex = f->id};
+    buf_clear(&partial);
+    return true;
+}
+
+/* snapshots/SHA/PATH -> ../../blobs/ID */
+static bool link_file(const struct hub_repo *r, const struct hub_file *f, const char *folder,
+                      struct error *err)
+{
+    struct buf link = {0}, to = {0}, fresh = {0};
+    buf_addf(&link, "%s/snapshots/%s/%s", folder, r->sha, f->path);
+    for (const char *c = f->path; (c = strchr(c, '/')); c++)
+        buf_adds(&to, "../");
+    buf_addf(&to, "../../blobs/%s", f->id);
+    buf_addf(&fresh, "%s.%ld", link.p, (long)getpid()); /* others may do the same just now */
+    bool ok = make_way(link.p, err);
+    if (ok && (symlink(to.p, fresh.p) || rename(fresh.p, link.p))) {
+        error_set(err, "%s: %s", link.p, strerror(errno));
+        unlink(fresh.p);
+        ok = false;
+    }
+    buf_clear(&fresh);
+    buf_clear(&link);
+    buf_clear(&to);
+    return ok;
+}
+
+static bool write_ref(const struct hub_name *name, const struct hub_repo *r, const char *folder,
+                      struct error *err)
+{
+    struct buf path = {0};
+    if (!strcmp(name->revision, r->sha))
+        return true;
+    buf_addf(&path, "%s/refs/%s", folder, name->revision);
+    bool ok = make_way(path.p, err);
+    FILE *f = ok ? fopen(path.p, "w") : NULL;
+    bool written = f && fputs(r->sha, f) >= 0;
+    if (f)
+        written = fclose(f) == 0 && written;
+    if (ok && !written)
+        ok = error_set(err, "%s: %s", path.p, strerror(errno));
+    buf_clear(&path);
+    return ok;
+}
+
+static bool fetch_wanted(const struct hub_name *name, const struct hub_repo *r, const bool *wanted,
+                         const char *folder, const struct fetch_options *opt, struct error *err)
+{
+    struct haul h = {.files = mem_zalloc((size_t)r->n, sizeof *h.files),
+                     .locks = mem_zalloc((size_t)r->n, sizeof *h.locks)};
+    bool ok = true;
+    char a[16];
+    for (int i = 0; ok && i < r->n; i++)
+        if (wanted[i])
+            ok = add_to_haul(&h, name, r, &r->files[i], folder, err);
+    ok = ok && has_space(folder, h.bytes, err);
+    if (ok && h.n) {
+        fprintf(stderr, "pulling %s%s%s: %d file%s, %s\n", name->repo, name->quant[0] ? ":" : "",
+                name->quant, h.n, h.n == 1 ? "" : "s", cli_bytes((double)h.bytes, a));
+        ok = fetch_files(h.files, h.n, opt, err);
+    }
+    haul_clear(&h);
+    for (int i = 0; ok && i < r->n; i++)
+        if (wanted[i])
+            ok = link_file(r, &r->files[i], folder, err);
+    return ok && write_ref(name, r, folder, err);
+}
+
+/* The Hub's list of the files of a repository. */
+static bool read_list(const struct hub_name *name, const struct fetch_options *opt,
+                      struct hub_repo *out, struct error *err)
+{
+    struct buf url = {0}, text = {0};
+    long status;
+    buf_addf(&url, "%s/api/models/%s/revision/", hub_endpoint(), name->repo);
+    for (const char *c = name->revision; *c; c++)
+        *c == '/' ? buf_adds(&url, "%2F") : buf_addc(&url, *c);
+    buf_adds(&url, "?blobs=true");
+    bool ok = fetch_text(url.p, opt, LIST_MAX, &text, &status, err);
+    if (ok && status != 200)
+        ok = error_set(err, "%s: HTTP %ld: %s", name->repo, status, fetch_explain(status));
+    ok = ok && hub_repo_read(text.p ? text.p : "", text.len, out, err);
+    buf_clear(&url);
+    buf_clear(&text);
+    return ok;
+}
+
+bool hub_pull(const struct hub_name *asked, bool quiet, struct buf *out, struct error *err)
+{
+    struct hub_name name = *asked;
+    struct hub_repo r = {0};
+    struct buf folder = {0}, token = {0};
+    struct error why = {0};
+    struct fetch_options opt = {.at_once = AT_ONCE, .quiet = quiet};
+    int first = -1;
+    cli_catch_interrupt();
+    if (hub_token(&token))
+        opt.token = token.p;
+    bool ok = hub_repo_folder(name.repo, &folder, err) && read_list(&name, &opt, &r, err);
+    bool *wanted = mem_zalloc((size_t)r.n + 1, sizeof *wanted);
+    if (ok && !hub_choose(r.files, r.n, name.quant, wanted, &first, &why))
+        ok = error_set(err, "%s: %s", name.repo, why.msg);
+    ok = ok && fetch_wanted(&name, &r, wanted, folder.p, &opt, err);
+    if (ok) {
+        buf_addf(out, "%s/snapshots/%s", folder.p, r.sha);
+        if (first >= 0)
+            buf_addf(out, "/%s", r.files[first].path);
+    }
+    mem_free(wanted);
+    hub_repo_clear(&r);
+    buf_clear(&folder);
+    buf_clear(&token);
+    return ok;
+}
+
+/* A file of any other server: into the folder we are in. */
+static bool pull_url(const char *url, bool quiet, struct buf *out, struct error *err)
+{
+    const char *from = strrchr(url, '/') + 1;
+    size_t n = strcspn(from, "?#");
+    if (!n || *from == '.' || n > 200)
+        return error_set(err, "%s names no file", url);
+    buf_addf(out, "%.*s", (int)n, from);
+    if (size_on_disk(out->p) >= 0)
+        return error_set(err, "%s is here already", out->p);
+    struct fetch_file file = {.url = url, .path = out->p, .name = out->p, .size = -1};
+    struct fetch_options opt = {.at_once = 1, .quiet = quiet};
+    cli_catch_interrupt();
+    return fetch_files(&file, 1, &opt, err);
+}
+
+static void print_shorts(void)
+{
+    const char *name, *full;
+    for (int i = 0; (full = hub_short(i, &name)); i++)
+        printf("%-14s %s\n", name, full);
+}
+
+int cmd_pull(int argc, char **argv)
+{
+    bool quiet = false, names = false;
+    const struct opt opts[] = {
+        {OPT_FLAG, 'q', "quiet", 0, &quiet, 0, 0, 0, "no progress"},
+        {OPT_FLAG, 0, "names", 0, &names, 0, 0, 0, "list the short names"},
+    };
+    const struct usage u = {
+        .command = "pull",
+        .synopsis = "NAME | URL",
+        .about =
+            "Downloads a model and prints its path. NAME is owner/name[@revision][:quant] on the\n"
+            "Hub, a short name (--names), or hf://NAME; without a quant the best of Q4_K_M and "
+            "its\n"
+            "like is taken, or the folder of safetensors. Files go to the cache that other tools\n"
+            "share (HF_HOME, HF_HUB_CACHE), go on where they were cut, and are checked. HF_TOKEN "
+            "is\n"
+            "for models that need one, HF_ENDPOINT for another Hub. A file at any other URL goes "
+            "to\n"
+            "the folder you are in.",
+        .examples = "  steel pull Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M\n"
+                    "  steel run Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M\n",
+        .opts = opts,
+        .n_opts = sizeof opts / sizeof *opts,
+        .min_args = 0,
+        .max_args = 1,
+    };
+    const char *pos[1];
+    int n = args_parse(&u, argc, argv, pos);
+    if (n < 0)
+        return cli_args_exit(n);
+    if (names) {
+        print_shorts();
+        return EXIT_OK;
+    }
+    if (n == 0)
+        return cli_args_exit(args_usage_error(&u, "which model?"));
+    struct error err = {0};
+    struct buf path = {0};
+    struct hub_name name;
+    bool url = !strncmp(pos[0], "http://", 7) || !strncmp(pos[0], "https://", 8);
+    bool ok = url && !hub_is_name(pos[0])
+                  ? pull_url(pos[0], quiet, &path, &err)
+                  : hub_parse(pos[0], &name, &err) && hub_pull(&name, quiet, &path, &err);
+    if (ok)
+        puts(path.p);
+    else
+        cli_fail(&err);
+    buf_clear(&path);
+    return ok ? EXIT_OK : cli_interrupted() ? EXIT_INTERRUPTED : EXIT_FAIL;
+}

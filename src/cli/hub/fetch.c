@@ -1,0 +1,530 @@
+/*
+ * Transfers with libcurl's multi interface: one thread, a slot for each file. A slot that was cut
+ * waits and goes on from the bytes it has; one whose bytes are wrong starts anew, once.
+ */
+#include "cli/hub/fetch.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+
+#include <curl/curl.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    MOST_TRIES = 6,       /* without a byte of progress */
+    LONGEST_WAIT_S = 120, /* that a server may ask for */
+    STALL_S = 30,         /* without a byte: the connection is given up */
+    SHOWN_EVERY_MS = 200,
+    TEXT_OF_ERROR = 300,
+};
+
+/* libcurl */
+
+static struct {
+    bool loaded;
+    CURLcode (*global_init)(long);
+    CURL *(*easy_init)(void);
+    void (*easy_cleanup)(CURL *);
+    CURLcode (*easy_setopt)(CURL *, CURLoption, ...);
+    CURLcode (*easy_getinfo)(CURL *, CURLINFO, ...);
+    CURLcode (*easy_perform)(CURL *);
+    const char *(*easy_strerror)(CURLcode);
+    struct curl_slist *(*slist_append)(struct curl_slist *, const char *);
+    void (*slist_free_all)(struct curl_slist *);
+    CURLM *(*multi_init)(void);
+    CURLMcode (*multi_cleanup)(CURLM *);
+    CURLMcode (*multi_add_handle)(CURLM *, CURL *);
+    CURLMcode (*multi_remove_handle)(CURLM *, CURL *);
+    CURLMcode (*multi_perform)(CURLM *, int *);
+    CURLMcode (*multi_poll)(CURLM *, struct curl_waitfd *, unsigned, int, int *);
+    CURLMsg *(*multi_info_read)(CURLM *, int *);
+} curl;
+
+static bool load_curl(struct error *err)
+{
+    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
+    const struct {
+        const char *name;
+        void *to;
+    } symbols[] = {{"curl_global_init", &curl.global_init},
+                   {"curl_easy_init", &curl.easy_init},
+                   {"curl_easy_cleanup", &curl.easy_cleanup},
+                   {"curl_easy_setopt", &curl.easy_setopt},
+                   {"curl_easy_getinfo", &curl.easy_getinfo},
+                   {"curl_easy_perform", &curl.easy_perform},
+                   {"curl_easy_strerror", &curl.easy_strerror},
+                   {"curl_slist_append", &curl.slist_append},
+                   {"curl_slist_free_all", &curl.slist_free_all},
+                   {"curl_multi_init", &curl.multi_init},
+                   {"curl_multi_cleanup", &curl.multi_cleanup},
+                   {"curl_multi_add_handle", &curl.multi_add_handle},
+                   {"curl_multi_remove_handle", &curl.multi_remove_handle},
+                   {"curl_multi_perform", &curl.multi_perform},
+                   {"curl_multi_poll", &curl.multi_poll},
+                   {"curl_multi_info_read", &curl.multi_info_read}};
+    if (curl.loaded)
+        return true;
+    void *lib = NULL;
+    for (size_t i = 0; !lib && i < sizeof names / sizeof *names; i++)
+        lib = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        return error_set(err, "downloads need libcurl, which is not installed here (Debian: apt "
+                              "install libcurl4)");
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        void *at = dlsym(lib, symbols[i].name);
+        if (!at)
+            return error_set(err, "the libcurl here is too old: it has no %s", symbols[i].name);
+        memcpy(symbols[i].to, &at, sizeof at);
+    }
+    if (curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+        return error_set(err, "libcurl does not start");
+    curl.loaded = true;
+    return true;
+}
+
+const char *fetch_explain(long status)
+{
+    switch (status) {
+    case 200:
+    case 206:
+        return "";
+    case 401:
+        return "it needs a token, or does not exist: set HF_TOKEN to one from "
+               "https://huggingface.co/settings/tokens";
+    case 403:
+        return "access is refused: a gated model must be asked for on its page, and HF_TOKEN be of "
+               "the account that has it";
+    case 404:
+        return "it is not there";
+    case 416:
+        return "the server has fewer bytes than were read before";
+    case 429:
+        return "too many requests; try again later";
+    default:
+        return status >= 500 ? "the server failed" : "the server refused it";
+    }
+}
+
+/* What every transfer has. */
+static CURL *new_handle(const char *url, const struct fetch_options *opt,
+                        struct curl_slist **headers, char *text_of_error, struct error *err)
+{
+    CURL *h = curl.easy_init();
+    bool https = !strncmp(url, "https://", 8);
+    bool ok = h && curl.easy_setopt(h, CURLOPT_URL, url) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
+              /* once encrypted, always so */
+              curl.easy_setopt(h, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https") ==
+                  CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_FOLLOWLOCATION, 1L) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_MAXREDIRS, 10L) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 30L) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, 1L) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_LOW_SPEED_TIME, (long)STALL_S) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_USERAGENT, "steel") == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_ERRORBUFFER, text_of_error) == CURLE_OK;
+    if (ok && opt->token) { /* a header of ours goes to no other host, redirected or not */
+        struct buf line = {0};
+        buf_addf(&line, "Authorization: Bearer %s", opt->token);
+        *headers = curl.slist_append(NULL, line.p);
+        ok = *headers && curl.easy_setopt(h, CURLOPT_HTTPHEADER, *headers) == CURLE_OK;
+        buf_clear(&line);
+    }
+    if (ok)
+        return h;
+    error_set(err, "the libcurl here is too old (7.85 would do)");
+    if (h)
+        curl.easy_cleanup(h);
+    return NULL;
+}
+
+/* A small document */
+
+struct text {
+    struct buf *out;
+    size_t max;
+};
+
+static size_t take_text(char *p, size_t size, size_t n, void *arg)
+{
+    struct text *t = arg;
+    if (size * n > t->max - t->out->len)
+        return 0;
+    buf_add(t->out, p, size * n);
+    return size * n;
+}
+
+static int on_tick(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
+{
+    (void)arg, (void)a, (void)b, (void)c, (void)d;
+    return cli_interrupted();
+}
+
+/* Seconds to wait before try number `tries`: what the server says, or longer each time. */
+static double wait_of(CURL *h, int tries)
+{
+    curl_off_t asked = 0;
+    curl.easy_getinfo(h, CURLINFO_RETRY_AFTER, &asked);
+    if (asked > 0)
+        return asked < LONGEST_WAIT_S ? (double)asked : LONGEST_WAIT_S;
+    return 0.25 * (1 << (tries < 6 ? tries : 6));
+}
+
+static bool may_pass(long status)
+{
+    return status == 408 || status == 425 || status == 429 || status >= 500;
+}
+
+bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, struct buf *out,
+                long *status, struct error *err)
+{
+    char why[CURL_ERROR_SIZE] = "";
+    struct curl_slist *headers = NULL;
+    struct text text = {out, max};
+    *status = 0;
+    CURL *h = load_curl(err) ? new_handle(url, opt, &headers, why, err) : NULL;
+    if (!h)
+        return false;
+    curl.easy_setopt(h, CURLOPT_WRITEFUNCTION, take_text);
+    curl.easy_setopt(h, CURLOPT_WRITEDATA, &text);
+    curl.easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
+    curl.easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_tick);
+    CURLcode rc = CURLE_OK;
+    for (int tries = 0; tries < MOST_TRIES && !cli_interrupted(); tries++) {
+        buf_reset(out);
+        rc = curl.easy_perform(h);
+        curl.easy_getinfo(h, CURLINFO_RESPONSE_CODE, status);
+        bool again = rc == CURLE_OK ? may_pass(*status)
+                                    : rc == CURLE_PARTIAL_FILE || rc == CURLE_RECV_ERROR ||
+                                          rc == CURLE_GOT_NOTHING || rc == CURLE_OPERATION_TIMEDOUT;
+        if (!again)
+            break;
+        if (tries + 1 < MOST_TRIES)
+            usleep((useconds_t)(1e6 * wait_of(h, tries)));
+    }
+    curl.easy_cleanup(h);
+    curl.slist_free_all(headers);
+    if (cli_interrupted())
+        return error_set(err, "interrupted");
+    if (rc == CURLE_WRITE_ERROR)
+        return error_set(err, "%s: the reply is larger than %zu MB", url, max >> 20);
+    if (rc != CURLE_OK)
+        return error_set(err, "%s: %s", url, why[0] ? why : curl.easy_strerror(rc));
+    return true;
+}
+
+/* Files */
+
+struct slot {
+    const struct fetch_file *file;
+    char *partial; /* owned: its path */
+    CURL *handle;  /* NULL = none yet */
+    struct curl_slist *headers;
+    char why[CURL_ERROR_SIZE];
+    int fd; /* -1 = closed */
+    int64_t at;
+    EVP_MD_CTX *sum;
+    bool begun; /* the present reply has brought bytes */
+    bool running, done;
+    int tries, wrong;
+    int64_t at_then; /* when the present try began */
+    int64_t wait_until_ns;
+    int write_errno;
+    char refusal[TEXT_OF_ERROR];
+};
+
+static bool start_sum(struct slot *s)
+{
+    if (s->file->digest == FETCH_UNCHECKED)
+        return true;
+    EVP_MD_CTX_free(s->sum);
+    s->sum = EVP_MD_CTX_new();
+    bool git = s->file->digest == FETCH_GIT_BLOB;
+    bool ok = s->sum && EVP_DigestInit_ex(s->sum, git ? EVP_sha1() : EVP_sha256(), NULL) == 1;
+    if (ok && git) { /* "blob SIZE\0", then the bytes */
+        char head[40];
+        int n = snprintf(head, sizeof head, "blob %lld", (long long)s->file->size);
+        ok = EVP_DigestUpdate(s->sum, head, (size_t)n + 1) == 1;
+    }
+    return ok;
+}
+
+/* From the first byte. */
+static bool start_anew(struct slot *s)
+{
+    s->at = 0;
+    return ftruncate(s->fd, 0) == 0 && lseek(s->fd, 0, SEEK_SET) == 0 && start_sum(s);
+}
+
+/* Opens the partial file and reads what is there already. */
+static bool open_partial(struct slot *s, struct error *err)
+{
+    static char chunk[1 << 20];
+    struct stat st;
+    s->fd = open(s->partial, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (s->fd < 0 || fstat(s->fd, &st) || !start_sum(s))
+        return error_set(err, "%s: %s", s->partial, strerror(errno));
+    if (s->file->size >= 0 && st.st_size > s->file->size)
+        return start_anew(s) || error_set(err, "%s: %s", s->partial, strerror(errno));
+    for (ssize_t n; s->at < st.st_size; s->at += n) {
+        n = read(s->fd, chunk, sizeof chunk);
+        if (n <= 0)
+            return error_set(err, "%s: %s", s->partial, n < 0 ? strerror(errno) : "it shrinks");
+        if (s->sum && EVP_DigestUpdate(s->sum, chunk, (size_t)n) != 1)
+            return error_set(err, "%s: no memory for its checksum", s->partial);
+        if (cli_interrupted())
+            return error_set(err, "interrupted");
+    }
+    return true;
+}
+
+static size_t take_bytes(char *p, size_t size, size_t count, void *arg)
+{
+    struct slot *s = arg;
+    size_t n = size * count;
+    long status = 0;
+    curl.easy_getinfo(s->handle, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200 && status != 206) { /* the words of a refusal */
+        size_t have = strlen(s->refusal);
+        snprintf(s->refusal + have, sizeof s->refusal - have, "%.*s", (int)n, p);
+        return n;
+    }
+    if (!s->begun && status == 200 && s->at && !start_anew(s)) { /* not from where we were */
+        s->write_errno = errno;
+        return 0;
+    }
+    s->begun = true;
+    if (s->file->size >= 0 && s->at + (int64_t)n > s->file->size)
+        return 0; /* more than there should be: wrong */
+    for (size_t done = 0; done < n;) {
+        ssize_t k = write(s->fd, p + done, n - done);
+        if (k < 0 && errno == EINTR)
+            continue;
+        if (k <= 0) {
+            s->write_errno = k < 0 ? errno : ENOSPC;
+            return 0;
+        }
+        done += (size_t)k;
+    }
+    if (s->sum && EVP_DigestUpdate(s->sum, p, n) != 1)
+        return 0;
+    s->at += (int64_t)n;
+    return n;
+}
+
+static bool start_slot(struct slot *s, CURLM *multi, const struct fetch_options *opt,
+                       struct error *err)
+{
+    char range[32];
+    if (!s->handle && !(s->handle = new_handle(s->file->url, opt, &s->headers, s->why, err)))
+        return false;
+    if (s->fd < 0 && !open_partial(s, err))
+        return false;
+    s->begun = false;
+    s->at_then = s->at;
+    s->why[0] = s->refusal[0] = 0;
+    s->write_errno = 0;
+    snprintf(range, sizeof range, "%lld-", (long long)s->at);
+    curl.easy_setopt(s->handle, CURLOPT_RANGE, s->at ? range : NULL);
+    curl.easy_setopt(s->handle, CURLOPT_WRITEFUNCTION, take_bytes);
+    curl.easy_setopt(s->handle, CURLOPT_WRITEDATA, s);
+    if (s->at == s->file->size) { /* all was there */
+        s->done = true;
+        return true;
+    }
+    s->running = curl.multi_add_handle(multi, s->handle) == CURLM_OK;
+    return s->running || error_set(err, "%s: no memory for the transfer", s->file->name);
+}
+
+static bool sum_is_right(struct slot *s, char hex[80])
+{
+    unsigned char md[EVP_MAX_MD_SIZE];
+    unsigned n = 0;
+    hex[0] = 0;
+    if (!s->sum)
+        return true;
+    if (EVP_DigestFinal_ex(s->sum, md, &n) != 1)
+        return false;
+    for (unsigned i = 0; i < n && i < 32; i++)
+        snprintf(hex + 2 * i, 3, "%02x", md[i]);
+    return !strcmp(hex, s->file->hex);
+}
+
+/* All bytes came. Wrong ones are thrown away, and asked for once more. */
+static bool finish_slot(struct slot *s, struct error *err)
+{
+    char hex[80];
+    s->done = true;
+    if (sum_is_right(s, hex)) {
+        bool ok = fsync(s->fd) == 0;
+        ok = close(s->fd) == 0 && ok;
+        s->fd = -1;
+        ok = ok && rename(s->partial, s->file->path) == 0;
+        return ok || error_set(err, "%s: %s", s->file->path, strerror(errno));
+    }
+    if (s->wrong++ == 0 && start_anew(s)) {
+        s->done = false;
+        s->tries = 0;
+        return true;
+    }
+    unlink(s->partial);
+    return error_set(
+        err,
+        "%s: wrong bytes came, twice: their checksum is %s, and should be %s; they were "
+        "deleted",
+        s->file->name, hex, s->file->hex);
+}
+
+/* A transfer ended: well, or to be tried again later, or for good. */
+static bool end_slot(struct slot *s, CURLM *multi, CURLcode rc, struct error *err)
+{
+    long status = 0;
+    curl.easy_getinfo(s->handle, CURLINFO_RESPONSE_CODE, &status);
+    curl.multi_remove_handle(multi, s->handle);
+    s->running = false;
+    bool good = status == 200 || status == 206;
+    if (s->write_errno)
+        return error_set(err, "%s: %s; what came so far is kept, and the next pull goes on from it",
+                         s->partial, strerror(s->write_errno));
+    if (rc == CURLE_OK && good && (s->file->size < 0 || s->at == s->file->size))
+        return finish_slot(s, err);
+    if (rc == CURLE_WRITE_ERROR && good) /* longer than it may be */
+        return finish_slot(s, err);
+    if (status == 416 && start_anew(s)) {
+        status = 0;
+    } else if (rc == CURLE_OK && !good && !may_pass(status)) {
+        s->refusal[strcspn(s->refusal, "\r\n")] = 0;
+        return error_set(err, "%s: HTTP %ld: %s%s%.200s%s", s->file->name, status,
+                         fetch_explain(status), s->refusal[0] ? " (" : "", s->refusal,
+                         s->refusal[0] ? ")" : "");
+    }
+    if (s->at > s->at_then)
+        s->tries = 0;
+    if (++s->tries >= MOST_TRIES)
+        return error_set(err,
+                         "%s: %s, %d times; what came so far is kept, and the next pull goes on "
+                         "from it",
+                         s->file->name,
+                         rc != CURLE_OK ? (s->why[0] ? s->why : curl.easy_strerror(rc))
+                         : good         ? "the connection was cut"
+                                        : fetch_explain(status),
+                         s->tries);
+    s->wait_until_ns = clock_ns() + (int64_t)(1e9 * wait_of(s->handle, s->tries - 1));
+    return true;
+}
+
+/* Progress on a terminal. */
+struct meter {
+    bool on;
+    int64_t start_ns, shown_ns, from;
+};
+
+static void show(struct meter *m, const struct slot *slots, int n, bool last)
+{
+    int64_t now = clock_ns(), have = 0, total = 0;
+    if (!m->on || (!last && now - m->shown_ns < (int64_t)SHOWN_EVERY_MS * 1000000))
+        return;
+    for (int i = 0; i < n; i++) {
+        have += slots[i].done && slots[i].file->size >= 0 ? slots[i].file->size : slots[i].at;
+        total += slots[i].file->size > 0 ? slots[i].file->size : 0;
+    }
+    if (!m->start_ns) {
+        m->start_ns = now;
+        m->from = have;
+    }
+    m->shown_ns = now;
+    double s = (double)(now - m->start_ns) * 1e-9, rate = s > 0 ? (double)(have - m->from) / s : 0;
+    char a[16], b[16], c[16], line[128];
+    int n_line = snprintf(line, sizeof line, "%s of %s, %s/s", cli_bytes((double)have, a),
+                          cli_bytes((double)total, b), cli_bytes(rate, c));
+    if (rate > 0 && total > have) {
+        long left = (long)((double)(total - have) / rate);
+        snprintf(line + n_line, sizeof line - (size_t)n_line, ", %ld:%02ld left", left / 60,
+                 left % 60);
+    }
+    fprintf(stderr, "\r\033[K%.*s", cli_columns() - 1, line);
+    if (last)
+        fputc('\n', stderr);
+}
+
+static void close_slot(struct slot *s, CURLM *multi)
+{
+    if (s->running)
+        curl.multi_remove_handle(multi, s->handle);
+    if (s->handle)
+        curl.easy_cleanup(s->handle);
+    curl.slist_free_all(s->headers);
+    EVP_MD_CTX_free(s->sum);
+    if (s->fd >= 0)
+        close(s->fd);
+    mem_free(s->partial);
+}
+
+/* Starts what may start; false on an error. *n_open: slots that are not done. */
+static bool start_slots(struct slot *slots, int n, CURLM *multi, const struct fetch_options *opt,
+                        int *n_open, struct error *err)
+{
+    int running = 0;
+    *n_open = 0;
+    for (int i = 0; i < n; i++)
+        running += slots[i].running;
+    for (int i = 0; i < n; i++) {
+        struct slot *s = &slots[i];
+        if (!s->done && !s->running && running < opt->at_once && clock_ns() >= s->wait_until_ns) {
+            if (!start_slot(s, multi, opt, err) || (s->done && !finish_slot(s, err)))
+                return false;
+            running += s->running;
+        }
+        *n_open += !s->done;
+    }
+    return true;
+}
+
+bool fetch_files(const struct fetch_file *files, int n, const struct fetch_options *opt,
+                 struct error *err)
+{
+    if (!load_curl(err))
+        return false;
+    CURLM *multi = curl.multi_init();
+    struct slot *slots = mem_zalloc((size_t)n, sizeof *slots);
+    struct meter meter = {.on = !opt->quiet && isatty(STDERR_FILENO)};
+    bool ok = multi || error_set(err, "libcurl does not start");
+    int open = n;
+    for (int i = 0; i < n; i++) {
+        struct buf path = {0};
+        buf_addf(&path, "%s.incomplete", files[i].path);
+        slots[i] = (struct slot){.file = &files[i], .partial = buf_take(&path), .fd = -1};
+    }
+    while (ok && open) {
+        int left;
+        ok = start_slots(slots, n, multi, opt, &open, err);
+        if (ok && open) {
+            curl.multi_perform(multi, &left);
+            curl.multi_poll(multi, NULL, 0, 50, NULL);
+        }
+        for (CURLMsg *m; ok && multi && (m = curl.multi_info_read(multi, &left));)
+            for (int i = 0; i < n; i++)
+                if (m->msg == CURLMSG_DONE && slots[i].handle == m->easy_handle) {
+                    ok = end_slot(&slots[i], multi, m->data.result, err);
+                    break;
+                }
+        show(&meter, slots, n, !ok || !open);
+        if (ok && cli_interrupted())
+            ok = error_set(err, "interrupted; what came so far is kept, and the next pull goes on");
+    }
+    for (int i = 0; i < n; i++)
+        close_slot(&slots[i], multi);
+    mem_free(slots);
+    if (multi)
+        curl.multi_cleanup(multi);
+    return ok;
+}

@@ -1,0 +1,379 @@
+/*
+ * The chat terminal: a conversation of the library (steel.h) on a screen. Shows thinking, text and tool
+ * calls as they come, runs the /commands (terminal_commands.c), and has the conversation settled while
+ * the person reads and types, so that a turn reads only what is new in it.
+ */
+#include "cli/term/terminal_int.h"
+#include "base/mem.h"
+
+#include <langinfo.h>
+#include <locale.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char DIM[] = "\033[2m", PLAIN[] = "\033[0m";
+
+static bool use_color(void)
+{
+    const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
+    return isatty(STDOUT_FILENO) && !(none && *none) && term && strcmp(term, "dumb") != 0;
+}
+
+/* Whether box characters can be shown; where the locale says nothing, terminals of today can. */
+static bool is_utf8(void)
+{
+    const char *vars[] = {getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")};
+    setlocale(LC_CTYPE, "");
+    bool utf8 = strcmp(nl_langinfo(CODESET), "UTF-8") == 0, said = false;
+    for (int i = 0; i < 3; i++)
+        said = said || (vars[i] && *vars[i]);
+    if (!utf8)
+        setlocale(LC_CTYPE, "C.UTF-8"); /* models write UTF-8, whatever the locale */
+    return utf8 || !said;
+}
+
+static void to_file(void *arg, const char *p, size_t n)
+{
+    fwrite(p, 1, n, arg);
+}
+
+struct markdown_options terminal_look(const struct terminal *t)
+{
+    return (struct markdown_options){.columns = t->screen ? cli_columns() : 1 << 20,
+                                     .styles = t->color,
+                                     .unicode = t->unicode,
+                                     .write = to_file,
+                                     .arg = stdout};
+}
+
+static void say(const struct terminal *t, bool dim, const char *fmt, va_list ap)
+{
+    struct markdown_options look = terminal_look(t);
+    va_list again;
+    va_copy(again, ap);
+    int n = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
+    char *p = mem_alloc((size_t)n + 1);
+    vsnprintf(p, (size_t)n + 1, fmt, ap);
+    look.dim = dim;
+    for (char *line = p, *next; line; line = next) {
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = 0;
+        markdown_wrap(&look, "", (int)strspn(line, " "), line + strspn(line, " "));
+    }
+    mem_free(p);
+    fflush(stdout);
+}
+
+void terminal_say(const struct terminal *t, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(t, false, fmt, ap);
+    va_end(ap);
+}
+
+void terminal_aside(const struct terminal *t, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    say(t, true, fmt, ap);
+    va_end(ap);
+}
+
+struct steel_request_options terminal_sampling(const struct terminal *t)
+{
+    struct steel_request_options o = t->opt.request;
+    generate_advise(&o, t->engine);
+    generate_limit(&o, t->opt.n_predict);
+    return o;
+}
+
+/* The answer on its way to the screen. */
+
+struct answer {
+    struct terminal *t;
+    FILE *thoughts;                  /* where thinking goes */
+    struct markdown *text, *thought; /* NULL: as the model writes it */
+    bool thinking, folded;
+};
+
+static void write_text(struct markdown *m, FILE *out, const char *p, size_t n)
+{
+    if (m) {
+        markdown_columns(m, cli_columns());
+        markdown_feed(m, p, n);
+    } else
+        fwrite(p, 1, n, out);
+    fflush(out);
+}
+
+static void end_text(struct markdown *m, FILE *out)
+{
+    if (m)
+        markdown_end(m);
+    fflush(out);
+}
+
+static void end_thinking(struct answer *a)
+{
+    if (!a->thinking)
+        return;
+    a->thinking = false;
+    if (a->folded) {
+        if (a->t->color)
+            fputs("\r\033[K", a->thoughts);
+    } else if (a->thought) {
+        end_text(a->thought, a->thoughts);
+        fputs("\n\n", a->thoughts);
+    } else {
+        fputs(a->t->color ? "\033[0m\n\n" : "\n</think>\n\n", a->thoughts);
+    }
+    a->folded = false;
+    fflush(a->thoughts);
+}
+
+static void show_thought(struct answer *a, const char *text, size_t len)
+{
+    if (a->t->opt.think == THINK_HIDE) {
+        if (!a->thinking && a->t->color) {
+            fprintf(a->thoughts, "%sthinking...%s", DIM, PLAIN);
+            fflush(a->thoughts);
+        }
+        a->thinking = a->folded = true;
+        return;
+    }
+    if (!a->thinking && !a->thought)
+        fputs(a->t->color ? DIM : "<think>\n", a->thoughts);
+    a->thinking = true;
+    write_text(a->thought, a->thoughts, text, len);
+}
+
+static void show(struct answer *a, const struct steel_chat_event *e)
+{
+    if (e->kind == STEEL_CHAT_THINKING) {
+        show_thought(a, e->text, e->n_text);
+        return;
+    }
+    if (e->kind != STEEL_CHAT_STARTED)
+        end_thinking(a);
+    if (e->kind == STEEL_CHAT_CALL) {
+        end_text(a->text, stdout);
+        printf("[tool call] %.*s(", (int)e->n_text, e->text);
+    } else if (e->kind == STEEL_CHAT_CALL_END)
+        printf(")\n");
+    else if (e->kind == STEEL_CHAT_CALL_BROKEN)
+        printf("... no call, as the model wrote it:\n");
+    else if (e->kind == STEEL_CHAT_TEXT)
+        write_text(a->text, stdout, e->text, e->n_text);
+    else if (e->n_text)
+        fwrite(e->text, 1, e->n_text, stdout);
+    if (e->kind == STEEL_CHAT_DONE)
+        end_text(a->text, stdout);
+    fflush(stdout);
+}
+
+/* Markdown for the text, plain words for thinking; each where a person reads it. */
+static void open_renderers(struct answer *a)
+{
+    struct terminal *t = a->t;
+    struct markdown_options look = terminal_look(t);
+    bool aside = a->thoughts == stdout ? t->screen : isatty(STDERR_FILENO) && t->screen;
+    if (t->opt.plain || !t->screen)
+        return;
+    a->text = markdown_new(&look);
+    look.plain = look.dim = true;
+    look.arg = a->thoughts;
+    if (aside && t->color)
+        a->thought = markdown_new(&look);
+}
+
+/* Generates the answer to the conversation as it stands, which it joins. */
+static bool answer(struct terminal *t, FILE *thoughts, struct steel_error *err)
+{
+    struct steel_request_options o = terminal_sampling(t);
+    struct steel_answer *stream = steel_chat_answer(t->chat, &o, err);
+    if (!stream)
+        return false;
+    struct answer a = {.t = t, .thoughts = thoughts};
+    struct steel_chat_event e = {0};
+    bool cancelled = false;
+    open_renderers(&a);
+    while (e.kind != STEEL_CHAT_DONE) {
+        /* Nobody reads on when the output fails; the end of the program says so. */
+        if ((cli_interrupted() || ferror(stdout)) && !cancelled) {
+            steel_answer_cancel(stream);
+            cancelled = true;
+        }
+        if (steel_answer_next(stream, &e, INTERRUPT_MS))
+            show(&a, &e);
+    }
+    bool ok = generate_ended(t->engine, &o, &e.end, err);
+    t->last = e.end;
+    t->last.error = NULL; /* it dies with the answer */
+    steel_answer_free(stream);
+    markdown_free(a.text);
+    markdown_free(a.thought);
+    return ok;
+}
+
+bool terminal_set_system(struct terminal *t, const char *text, struct steel_error *err)
+{
+    if (!steel_chat_set_system(t->chat, text, err))
+        return false;
+    char *copy = text ? mem_strdup(text) : NULL;
+    mem_free(t->system);
+    t->system = copy;
+    return true;
+}
+
+/* How fast it was, and what is left: one quiet line, also on a narrow screen. */
+static void show_status(const struct terminal *t)
+{
+    const struct steel_event *e = &t->last;
+    int left = steel_engine_context(t->engine) - e->n_prompt - e->n_generated;
+    double s = e->total_s - e->first_token_s;
+    if (t->opt.verbose) {
+        struct buf b = {0};
+        generation_describe(e, &b);
+        terminal_aside(t, "%s", b.p);
+        buf_clear(&b);
+    } else if (t->screen && !t->opt.quiet && e->n_generated > 1 && s > 0)
+        terminal_aside(t, "%.*f tok/s, %d tokens left",
+                       (e->n_generated - 1) / s<10, (e->n_generated - 1) / s, left> 0 ? left : 0);
+}
+
+void terminal_reply(struct terminal *t)
+{
+    struct steel_error err = {0};
+    int n = steel_chat_n_messages(t->chat);
+    steel_chat_set_thinking(t->chat, t->opt.think == THINK_OFF ? STEEL_THINK_OFF : STEEL_THINK_ON);
+    cli_clear_interrupt();
+    t->last = (struct steel_event){0};
+    bool ok = terminal_make_room(t, &err);
+    if (ok)
+        ok = answer(t, t->screen ? stdout : stderr, &err);
+    if (!ok && !t->last.n_prompt && n) { /* it never began: the message is not kept */
+        steel_chat_cut(t->chat, steel_chat_n_messages(t->chat) - 1);
+        terminal_say(t, "steel: %s", err.message);
+        printf("\n");
+        fflush(stdout);
+        return;
+    }
+    printf("%s\n", t->color ? PLAIN : "");
+    if (cli_interrupted())
+        terminal_aside(t, "(stopped)");
+    cli_clear_interrupt();
+    if (!ok)
+        terminal_say(t, "steel: %s", err.message);
+    else
+        show_status(t);
+    printf("\n");
+    fflush(stdout);
+    steel_chat_settle(t->chat);
+}
+
+static char *history_path(void)
+{
+    const char *home = getenv("HOME");
+    if (!home || !*home)
+        return NULL;
+    struct buf b = {0};
+    buf_addf(&b, "%s/.steel_history", home);
+    return buf_take(&b);
+}
+
+static bool terminal_init(struct terminal *t, struct steel_engine *engine,
+                          const struct terminal_options *opt, struct steel_error *err)
+{
+    *t = (struct terminal){.engine = engine,
+                           .opt = *opt,
+                           .color = use_color(),
+                           .screen = isatty(STDOUT_FILENO),
+                           .unicode = is_utf8(),
+                           .dropped = json_array()};
+    t->chat = steel_chat_new(engine, NULL, err);
+    return t->chat && steel_chat_set_format(t->chat, opt->format, err) &&
+           terminal_set_system(t, opt->system, err);
+}
+
+static void terminal_clear(struct terminal *t)
+{
+    steel_chat_free(t->chat);
+    json_decref(t->dropped);
+    mem_free(t->system);
+}
+
+/* Messages and commands until one of them, or the input, ends it. */
+static void talk(struct terminal *t)
+{
+    struct buf line = {0};
+    while (!t->quit) {
+        enum line_result r = lineedit_read(t->input, ">>> ", "... ", &line);
+        if (r == LINE_END)
+            break;
+        if (r == LINE_INTERRUPTED || !line.len)
+            continue;
+        lineedit_remember(t->input, line.p);
+        if (line.p[0] == '/' && !strchr(line.p, '\n')) {
+            terminal_command(t, line.p);
+            continue;
+        }
+        struct steel_error e = {0};
+        struct steel_message m = {.role = "user", .content = line.p};
+        if (steel_chat_add(t->chat, &m, &e))
+            terminal_reply(t);
+        else
+            terminal_say(t, "%s", e.message);
+    }
+    buf_clear(&line);
+}
+
+bool terminal_chat(struct steel_engine **engine, const struct terminal_options *opt,
+                   struct steel_error *err)
+{
+    struct terminal t;
+    if (!terminal_init(&t, *engine, opt, err)) {
+        terminal_clear(&t);
+        return false;
+    }
+    char *history = history_path();
+    t.input = lineedit_open(history);
+    lineedit_complete(t.input, terminal_offer, &t);
+    struct steel_info info;
+    steel_engine_info(*engine, &info);
+    if (isatty(STDIN_FILENO)) {
+        terminal_say(&t, "%s. /help lists commands, Ctrl-D leaves.", info.path);
+        printf("\n");
+    }
+    talk(&t);
+    if (isatty(STDIN_FILENO) && !t.quit)
+        printf("\n");
+    lineedit_close(t.input);
+    mem_free(history);
+    terminal_clear(&t);
+    *engine = t.engine;
+    return true;
+}
+
+bool terminal_ask(struct steel_engine *engine, const struct terminal_options *opt,
+                  const char *prompt, struct steel_event *end, struct steel_error *err)
+{
+    struct terminal t;
+    struct steel_message m = {.role = "user", .content = prompt};
+    bool ok = terminal_init(&t, engine, opt, err) && steel_chat_add(t.chat, &m, err);
+    if (ok) {
+        steel_chat_set_thinking(t.chat, opt->think == THINK_OFF ? STEEL_THINK_OFF : STEEL_THINK_ON);
+        ok = answer(&t, stderr, err);
+        if (ok || t.last.n_generated)
+            fputc('\n', stdout);
+        fflush(stdout);
+        *end = t.last;
+    }
+    terminal_clear(&t);
+    return ok;
+}

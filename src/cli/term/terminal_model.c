@@ -1,0 +1,75 @@
+/* /model: another model in place of the one that answers; the conversation goes on with it. */
+#include "cli/hub/hub.h"
+#include "cli/term/terminal_int.h"
+#include "base/mem.h"
+#include "file/tensorfile.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void list_one(void *arg, const struct hub_found *f)
+{
+    if (f->whole)
+        terminal_say(arg, "  %s%s%s", f->repo, f->quant[0] ? ":" : "", f->quant);
+}
+
+/* Opens it and takes the conversation over; false: nothing is open. */
+static bool take_over(struct terminal *t, const char *path, const char *messages,
+                      struct steel_error *err)
+{
+    t->engine = generate_open(path, &t->opt.engine, err);
+    t->chat = t->engine ? steel_chat_new(t->engine, NULL, err) : NULL;
+    if (t->chat && steel_chat_set_format(t->chat, t->opt.format, err) &&
+        steel_chat_set_system(t->chat, t->system, err) &&
+        steel_chat_add_json(t->chat, messages, err))
+        return true;
+    steel_chat_free(t->chat);
+    t->chat = NULL;
+    steel_engine_close(t->engine);
+    t->engine = NULL;
+    return false;
+}
+
+void terminal_model(struct terminal *t, const char *name)
+{
+    struct steel_info info;
+    struct error e = {0};
+    steel_engine_info(t->engine, &info);
+    if (!*name) {
+        terminal_say(t, "%s answers. /model NAME or /model FILE changes that; there are",
+                     info.path);
+        terminal_say(t, "  builtin");
+        if (!hub_each(list_one, t, &e))
+            terminal_say(t, "%s", e.msg);
+        return;
+    }
+    struct buf path = {0};
+    bool ok = hub_open(name, &path, &e);
+    const char *file = path.len ? path.p : name;
+    struct tensorfile *f = ok ? tensorfile_open(file, &e) : NULL;
+    if (!f) {
+        terminal_say(t, "%s", e.msg);
+        buf_clear(&path);
+        return;
+    }
+    tensorfile_close(f); /* what is no model at all is known before the other goes */
+    struct steel_error err = {0};
+    char *last = mem_strdup(info.path), *messages = terminal_messages(t, 0);
+    steel_chat_free(t->chat);
+    steel_engine_close(t->engine);
+    t->last = (struct steel_event){0};
+    if (take_over(t, file, messages, &err)) {
+        steel_engine_info(t->engine, &info);
+        terminal_say(t, "%s answers from here on", info.path);
+    } else {
+        terminal_say(t, "%s", err.message);
+        if (!take_over(t, last, messages, &err)) {
+            terminal_say(t, "steel: %s", err.message);
+            t->quit = true;
+        }
+    }
+    mem_free(last);
+    mem_free(messages);
+    buf_clear(&path);
+}

@@ -1,0 +1,202 @@
+/* What a request says. See route_marks.h. */
+#include "route/route_marks.h"
+
+#include <string.h>
+
+/* JSON's text, without building it */
+
+static const char *skip_blank(const char *p, const char *end)
+{
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t'))
+        p++;
+    return p;
+}
+
+/* p is at the opening quote. Behind the closing one, or NULL. */
+static const char *skip_string(const char *p, const char *end)
+{
+    for (p++; p < end && (p = memchr(p, '"', (size_t)(end - p))); p++) {
+        const char *back = p;
+        while (back[-1] == '\\')
+            back--;
+        if ((p - back) % 2 == 0)
+            return p + 1;
+    }
+    return NULL;
+}
+
+/* Behind any value; brackets are counted, not matched. NULL: the text ends inside. */
+static const char *skip_value(const char *p, const char *end)
+{
+    if (p < end && *p == '"')
+        return skip_string(p, end);
+    if (p < end && *p != '{' && *p != '[') {
+        while (p < end && !strchr(",]} \n\r\t", *p))
+            p++;
+        return p;
+    }
+    for (long depth = 0; p < end;) {
+        if (*p == '"') {
+            if (!(p = skip_string(p, end)))
+                return NULL;
+            continue;
+        }
+        if (*p == '{' || *p == '[')
+            depth++;
+        else if ((*p == '}' || *p == ']') && --depth == 0)
+            return p + 1;
+        p++;
+    }
+    return NULL;
+}
+
+void body_fields_find(const char *body, size_t n, struct body_fields *out)
+{
+    memset(out, 0, sizeof *out);
+    const struct {
+        const char *name;
+        struct body_span *to;
+    } known[] = {
+        {"model", &out->model},
+        {"tools", &out->tools},
+        {"functions", &out->functions},
+        {"system", &out->system},
+        {"instructions", &out->instructions},
+        {"prompt", &out->prompt},
+        {"messages", &out->messages},
+        {"input", &out->input},
+        {"previous_response_id", &out->previous},
+        {"background", &out->background},
+    };
+    const char *end = body + n, *p = skip_blank(body, end);
+    if (p >= end || *p != '{')
+        return;
+    for (p = skip_blank(p + 1, end); p < end && *p == '"';) {
+        const char *name = p + 1, *after = skip_string(p, end);
+        if (!after)
+            return;
+        size_t n_name = (size_t)(after - 1 - name);
+        p = skip_blank(after, end);
+        if (p >= end || *p != ':')
+            return;
+        const char *value = skip_blank(p + 1, end);
+        if (value >= end || !(p = skip_value(value, end)))
+            return;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            if (n_name == strlen(known[i].name) && !memcmp(name, known[i].name, n_name))
+                *known[i].to = (struct body_span){value, (size_t)(p - value)};
+        p = skip_blank(p, end);
+        if (p >= end || *p != ',')
+            return;
+        p = skip_blank(p + 1, end);
+    }
+}
+
+bool body_span_text(const struct body_span *s, char *out, size_t size)
+{
+    if (!s->p || s->n < 2 || s->p[0] != '"' || s->n - 2 >= size || memchr(s->p, '\\', s->n))
+        return false;
+    memcpy(out, s->p + 1, s->n - 2);
+    out[s->n - 2] = 0;
+    return true;
+}
+
+/* Hashes */
+
+static uint64_t mix(uint64_t h)
+{
+    h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
+    h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
+    return h ^ h >> 32;
+}
+
+uint64_t route_hash(uint64_t seed, const void *p, size_t n)
+{
+    const unsigned char *c = p;
+    uint64_t h = seed ^ 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ c[i]) * 0x100000001b3u;
+    return mix(h ^ n);
+}
+
+struct marker {
+    struct route_marks *out;
+    uint64_t h;
+    uint32_t at, last; /* bytes so far; where the last mark is */
+};
+
+static void mark(struct marker *m)
+{
+    struct route_marks *o = m->out;
+    if (o->n == MARKS_MOST)
+        return;
+    o->hash[o->n] = mix(m->h);
+    o->at[o->n++] = m->at;
+    m->last = m->at;
+}
+
+/* To the next mark from here: fine at first, then by sixteenths. */
+static uint32_t step(uint32_t at)
+{
+    uint32_t s = MARK_STEP;
+    while (s < at / 32)
+        s *= 2;
+    return s;
+}
+
+static void add_byte(struct marker *m, char c)
+{
+    m->h = (m->h ^ (unsigned char)c) * 0x100000001b3u;
+    m->at++;
+    if (m->at - m->last >= step(m->last))
+        mark(m);
+}
+
+/* A value's text without blanks between tokens. Ends of a list's members are places for marks. */
+static void add_value(struct marker *m, const struct body_span *s)
+{
+    const char *p = s->p, *end = p + s->n;
+    bool quoted = false;
+    int depth = 0;
+    for (; p < end && m->at < MARKS_READ; p++) {
+        if (quoted) {
+            add_byte(m, *p);
+            if (*p == '\\' && p + 1 < end)
+                add_byte(m, *++p);
+            else if (*p == '"')
+                quoted = false;
+            continue;
+        }
+        if (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')
+            continue;
+        depth += (*p == '{' || *p == '[') - (*p == '}' || *p == ']');
+        if (depth == 0 && *p == ']')
+            break; /* the list may be longer the next time */
+        quoted = *p == '"';
+        add_byte(m, *p);
+        if (depth == 1 && *p == '}' && m->at - m->last >= MARK_STEP / 4)
+            mark(m);
+    }
+}
+
+void route_marks_make(const struct body_fields *f, uint64_t seed, struct route_marks *out)
+{
+    out->n = 0;
+    out->length = 0;
+    const struct body_span *said = f->messages.p ? &f->messages
+                                   : f->prompt.p ? &f->prompt
+                                                 : &f->input;
+    if (!said->p)
+        return;
+    struct marker m = {.out = out, .h = seed};
+    /* The order in which templates put them before the conversation. */
+    const struct body_span *before[] = {&f->tools, &f->functions, &f->system, &f->instructions};
+    m.h = route_hash(m.h, f->model.p ? f->model.p : "", f->model.n);
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
+        if (before[i]->p)
+            add_value(&m, before[i]);
+        m.h = mix(m.h + i + 1); /* where one ends and another begins */
+    }
+    add_value(&m, said);
+    out->length = m.at;
+}

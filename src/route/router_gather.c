@@ -1,0 +1,402 @@
+/*
+ * What all replicas are asked for at once: the models, as one list, and the metrics, each sample with
+ * the replica it comes from. A replica that does not answer in time is left out.
+ */
+#include "route/router_int.h"
+#include "base/json_guard.h"
+#include "base/map.h"
+#include "base/mem.h"
+#include "server/http/jsonout.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { PART_MOST = 4 << 20, FAMILIES_MOST = 4096, AT_ONCE = 64 };
+
+struct gathering;
+struct part {
+    struct gathering *g;
+    struct replica *from;
+    struct upstream_call *call; /* NULL: it has ended */
+    int status;                 /* 0: it did not answer */
+    struct buf text;
+};
+
+/* One of them for each thing that is gathered. */
+struct gathered {
+    const char *path, *ask; /* ask NULL: the same */
+    const char *list;       /* the member that is a list; NULL: metrics */
+    const char *id;         /* of its members */
+};
+static const struct gathered kinds[] = {
+    {"/v1/models", NULL, "data", "id"},
+    {"/models", "/v1/models", "data", "id"},
+    {"/api/tags", NULL, "models", "name"},
+    {"/metrics", NULL, NULL, NULL},
+};
+
+struct gathering {
+    struct gathering *prev, *next;
+    struct router *router;
+    struct http_exchange *x;
+    const struct gathered *kind;
+    int n_left;
+    int n;
+    struct part parts[]; /* (n) */
+};
+
+static void gathering_free(struct gathering *g)
+{
+    *(g->prev ? &g->prev->next : &g->router->gatherings) = g->next;
+    if (g->next)
+        g->next->prev = g->prev;
+    for (int i = 0; i < g->n; i++) {
+        upstream_cancel(g->parts[i].call);
+        buf_clear(&g->parts[i].text);
+    }
+    g->router->n_gatherings--;
+    mem_free(g);
+}
+
+/* Lists of models */
+
+/* The members of all lists, each id once; the rest of the reply is the first replica's. */
+static void merge_lists(struct gathering *g)
+{
+    struct router *r = g->router;
+    struct http_exchange *x = g->x;
+    json_t *whole = NULL, *all = NULL, *seen = json_object();
+    const struct part *said = NULL;
+    for (int i = 0; i < g->n; i++) {
+        const struct part *p = &g->parts[i];
+        struct error err;
+        if (p->status && (!said || said->status != 200))
+            said = p;
+        if (p->status != 200 || !p->text.len ||
+            !json_guard(p->text.p, p->text.len, &json_limits_request, NULL, &err))
+            continue;
+        json_t *v = json_loadb(p->text.p, p->text.len, 0, NULL);
+        json_t *list = json_object_get(v, g->kind->list), *member;
+        size_t j;
+        if (json_is_array(list) && !strcmp(g->kind->list, "data"))
+            replica_learn_models(p->from, p->text.p, p->text.len);
+        if (json_is_array(list) && !whole) {
+            whole = json_incref(v);
+            all = json_array();
+        }
+        json_array_foreach(list, j, member)
+        {
+            const char *id = json_string_value(json_object_get(member, g->kind->id));
+            if (!id || json_object_get(seen, id))
+                continue;
+            json_object_set_new(seen, id, json_true());
+            json_array_append(all, member);
+        }
+        json_decref(v);
+    }
+    if (whole) {
+        size_t n = json_array_size(all);
+        if (n && json_object_get(whole, "last_id")) /* Anthropic's */
+            json_object_set(whole, "last_id", json_object_get(json_array_get(all, n - 1), "id"));
+        json_object_set(whole, g->kind->list, all);
+        struct buf b = {0};
+        jsonout_value(&b, whole);
+        gathering_free(g);
+        router_reply(r, x, 200, "application/json", &b);
+        buf_clear(&b);
+    } else if (said && said->status >= 400) { /* as the replica put it: a wrong key, most likely */
+        struct buf b = said->text;
+        int status = said->status;
+        ((struct part *)said)->text = (struct buf){0};
+        gathering_free(g);
+        router_reply(r, x, status, "application/json", &b);
+        buf_clear(&b);
+    } else {
+        gathering_free(g);
+        router_fail(r, x, said ? 502 : 503, "unavailable_error",
+                    said ? "no replica gave a list of models" : "no replica is available");
+    }
+    json_decref(all);
+    json_decref(whole);
+    json_decref(seen);
+}
+
+/* Metrics */
+
+/* All samples of a name stand together in Prometheus' format, below one HELP and one TYPE. */
+struct family {
+    struct buf head, samples;
+    const struct part *described; /* whose head it is */
+};
+struct families {
+    struct family *list; /* (n) */
+    struct map by_name;  /* names are views into the parts' texts */
+    int n;
+};
+
+static struct family *family_of(struct families *f, const char *name, size_t n)
+{
+    int64_t at;
+    if (map_get(&f->by_name, name, n, &at))
+        return &f->list[at];
+    if (f->n == FAMILIES_MOST)
+        return NULL;
+    map_add(&f->by_name, name, n, f->n);
+    f->list = mem_realloc(f->list, (size_t)f->n + 1, sizeof *f->list);
+    f->list[f->n] = (struct family){0};
+    return &f->list[f->n++];
+}
+
+/* NAME{labels} value, with one label more. */
+static void add_sample(struct buf *b, const char *line, size_t n, const char *upstream)
+{
+    size_t name = 0;
+    while (name < n && !strchr("{ \t", line[name]))
+        name++;
+    buf_add(b, line, name);
+    buf_addf(b, "{upstream=\"%s\"", upstream);
+    const char *rest = line + name;
+    size_t left = n - name;
+    if (left && *rest == '{') {
+        rest++;
+        left--;
+        buf_adds(b, left && *rest == '}' ? "" : ",");
+    } else {
+        buf_addc(b, '}');
+    }
+    buf_add(b, rest, left);
+    buf_addc(b, '\n');
+}
+
+static void add_metrics(struct families *f, const struct part *p)
+{
+    struct family *now = NULL;
+    const char *name = "", *end = p->text.p + p->text.len;
+    size_t n_name = 0;
+    for (const char *line = p->text.p, *next; line < end; line = next) {
+        const char *eol = memchr(line, '\n', (size_t)(end - line));
+        next = eol ? eol + 1 : end;
+        size_t n = (size_t)((eol ? eol : end) - line);
+        if (n && line[n - 1] == '\r')
+            n--;
+        if (!n || memchr(line, 0, n))
+            continue;
+        if (n > 7 && (!memcmp(line, "# HELP ", 7) || !memcmp(line, "# TYPE ", 7))) {
+            name = line + 7;
+            n_name = 0;
+            while (n_name < n - 7 && name[n_name] != ' ')
+                n_name++;
+            now = family_of(f, name, n_name);
+            if (now && !now->described)
+                now->described = p; /* this replica's words will do for all */
+            if (now && now->described == p) {
+                buf_add(&now->head, line, n);
+                buf_addc(&now->head, '\n');
+            }
+            continue;
+        }
+        if (*line == '#')
+            continue;
+        /* A histogram's samples have its name and more. */
+        if (!now || n < n_name || memcmp(line, name, n_name)) {
+            n_name = 0;
+            name = line;
+            while (n_name < n && !strchr("{ \t", name[n_name]))
+                n_name++;
+            now = family_of(f, name, n_name);
+        }
+        if (now)
+            add_sample(&now->samples, line, n, p->from->url.name);
+    }
+}
+
+static void own_metrics(const struct router *r, struct buf *b)
+{
+    const struct {
+        const char *name, *help, *label;
+        double value;
+    } all[] = {
+        {"choices_total", "Requests by how their replica was chosen.", "by=\"prefix\"",
+         (double)r->n_by_prefix},
+        {"choices_total", "", "by=\"load\"", (double)r->n_by_load},
+        {"choices_total", "", "by=\"pin\"", (double)r->n_by_pin},
+        {"retries_total", "Requests sent to another replica after one failed or declined.", NULL,
+         (double)r->n_retries},
+        {"cut_total", "Answers that broke off after they had begun.", NULL, (double)r->n_cut},
+        {"left_total", "Clients that left before their answer's end.", NULL, (double)r->n_left},
+        {"replies_total", "Replies to clients, by status class.", "status=\"2xx\"",
+         (double)r->n_http[2]},
+        {"replies_total", "", "status=\"3xx\"", (double)r->n_http[3]},
+        {"replies_total", "", "status=\"4xx\"", (double)r->n_http[4]},
+        {"replies_total", "", "status=\"5xx\"", (double)r->n_http[5]},
+        {"client_connections", "Connections of clients.", NULL, http_n_conns(r->http)},
+        {"body_bytes", "Bodies of requests that have not begun.", NULL,
+         (double)http_buffered(r->http)},
+    };
+    const char *before = "";
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (strcmp(before, all[i].name))
+            buf_addf(b, "# HELP steel_route_%s %s\n# TYPE steel_route_%s %s\n", all[i].name,
+                     all[i].help, all[i].name, strstr(all[i].name, "_total") ? "counter" : "gauge");
+        before = all[i].name;
+        buf_addf(b, "steel_route_%s", all[i].name);
+        if (all[i].label)
+            buf_addf(b, "{%s}", all[i].label);
+        buf_addf(b, " %.17g\n", all[i].value);
+    }
+    static const struct {
+        const char *name, *kind, *help;
+    } each[] = {
+        {"up", "gauge", "Whether the replica gets requests."},
+        {"in_flight", "gauge", "Requests it has now."},
+        {"connections", "gauge", "Connections to it."},
+        {"requests_total", "counter", "Requests sent to it."},
+        {"failures_total", "counter", "Of them those it failed."},
+        {"outs_total", "counter", "Times it was taken out."},
+    };
+    for (int k = 0; k < (int)(sizeof each / sizeof *each); k++) {
+        buf_addf(b, "# HELP steel_route_%s %s\n# TYPE steel_route_%s %s\n", each[k].name,
+                 each[k].help, each[k].name, each[k].kind);
+        for (int i = 0; i < r->n; i++) {
+            const struct replica *p = &r->replicas[i];
+            const struct route_replica *s = route_replica(r->route, i);
+            double v[] = {s->in,
+                          s->load,
+                          upstream_n_conns(p->up),
+                          (double)p->n_requests,
+                          (double)p->n_failures,
+                          (double)p->n_outs};
+            buf_addf(b, "steel_route_%s{upstream=\"%s\"} %.17g\n", each[k].name, p->url.name, v[k]);
+        }
+    }
+}
+
+static void merge_metrics(struct gathering *g)
+{
+    struct router *r = g->router;
+    struct http_exchange *x = g->x;
+    struct families f = {0};
+    struct buf b = {0};
+    map_init(&f.by_name, 256);
+    own_metrics(r, &b);
+    for (int i = 0; i < g->n; i++)
+        if (g->parts[i].status == 200 && g->parts[i].text.len)
+            add_metrics(&f, &g->parts[i]);
+    for (int i = 0; i < f.n; i++) {
+        buf_add(&b, f.list[i].head.p, f.list[i].head.len);
+        buf_add(&b, f.list[i].samples.p, f.list[i].samples.len);
+        buf_clear(&f.list[i].head);
+        buf_clear(&f.list[i].samples);
+    }
+    mem_free(f.list);
+    map_clear(&f.by_name);
+    gathering_free(g);
+    router_reply(r, x, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+    buf_clear(&b);
+}
+
+/* Gathering */
+
+static void end_part(struct part *p)
+{
+    struct gathering *g = p->g;
+    p->call = NULL;
+    if (--g->n_left)
+        return;
+    if (g->kind->list)
+        merge_lists(g);
+    else
+        merge_metrics(g);
+}
+
+static void on_head(void *user, const struct http_head *h)
+{
+    ((struct part *)user)->status = h->status;
+}
+
+static void on_data(void *user, const char *data, size_t n)
+{
+    struct part *p = user;
+    if (p->text.len + n <= PART_MOST) {
+        buf_add(&p->text, data, n);
+        return;
+    }
+    upstream_cancel(p->call);
+    p->status = 0;
+    end_part(p);
+}
+
+static void on_end(void *user)
+{
+    end_part(user);
+}
+
+static void on_failed(void *user, enum upstream_failure kind, const char *why)
+{
+    struct part *p = user;
+    if (kind != UPSTREAM_STALE)
+        replica_probe_now(p->from);
+    log_line(LOG_DEBUG, "not gathered", LOG_TEXT("upstream", p->from->url.name),
+             LOG_TEXT("why", why));
+    p->status = 0;
+    end_part(p);
+}
+
+static const struct upstream_handler handler = {on_head, on_data, on_end, on_failed};
+
+static void on_left(void *user)
+{
+    gathering_free(user);
+}
+
+bool gather_start(struct router *r, struct http_exchange *x)
+{
+    const struct gathered *kind = NULL;
+    const struct http_head *h = http_request(x);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!strcmp(h->path, kinds[i].path))
+            kind = &kinds[i];
+    if (!kind || (strcmp(h->method, "GET") && strcmp(h->method, "HEAD")))
+        return false;
+    if (r->n_gatherings == AT_ONCE) { /* each is a connection to every replica */
+        router_fail(r, x, 503, "unavailable_error", "too many ask this at once; try again later");
+        return true;
+    }
+    struct gathering *g = mem_zalloc(1, sizeof *g + (size_t)r->n * sizeof *g->parts);
+    g->router = r;
+    g->x = x;
+    g->kind = kind;
+    g->next = r->gatherings;
+    if (g->next)
+        g->next->prev = g;
+    r->gatherings = g;
+    r->n_gatherings++;
+    http_watch(x, g, on_left, NULL);
+    g->n_left = 1; /* until all are asked */
+    for (int i = 0; i < r->n; i++) {
+        struct buf head = {0};
+        if (!route_replica(r->route, i)->in)
+            continue;
+        struct part *p = &g->parts[g->n++];
+        p->g = g;
+        p->from = &r->replicas[i];
+        router_own_head(r, p->from, kind->ask ? kind->ask : kind->path, x, &head);
+        const struct upstream_request q = {
+            .head = head.p, .n_head = head.len, .fresh = true, .answer_s = r->opt.health_timeout_s};
+        p->call = upstream_start(p->from->up, &q, &handler, p);
+        g->n_left += p->call != NULL;
+        buf_clear(&head);
+    }
+    end_part(&(struct part){.g = g});
+    return true;
+}
+
+void gatherings_stop(struct router *r)
+{
+    while (r->gatherings) {
+        struct gathering *g = r->gatherings;
+        struct http_exchange *x = g->x;
+        gathering_free(g);
+        router_fail(r, x, 503, "unavailable_error", "the router is shutting down");
+    }
+}

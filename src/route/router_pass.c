@@ -1,0 +1,561 @@
+/*
+ * A request on its way through: chosen a replica, sent, tried elsewhere where that is allowed, its
+ * answer handed on as fast as the client takes it. See the invariants in router_int.h.
+ */
+#include "route/router_int.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "server/http/jsonout.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+enum {
+    HELD = 64 << 10,       /* a reply up to this length is sent once it is whole */
+    ID_WITHIN = 4 << 10,   /* of an answer, for the id of a kept response */
+    UNSENT_MOST = 64 << 10 /* for the client; then the replica waits */
+};
+
+enum pass_kind {
+    PASS_OTHER,    /* may change something there: never twice */
+    PASS_LOOK,     /* GET and its like */
+    PASS_COMPUTE,  /* an answer that depends on nothing but the request */
+    PASS_GENERATE, /* the same, and it begins with a prompt */
+};
+
+struct pass {
+    struct pass *prev, *next;
+    struct router *router;
+    struct http_exchange *x;
+    char id[132];
+    struct upstream_call *up; /* NULL: no replica has it now */
+    int replica;              /* of up */
+    enum pass_kind kind;
+    struct upstream_body *body;
+    struct route_marks *marks; /* owned; NULL = it says nothing */
+    uint64_t seed;             /* of everything that belongs to this API key */
+    char model[128];           /* "" = not said */
+    uint64_t tried;
+    int n_tries;
+    int pinned;   /* replica that alone can answer; -1 = any */
+    bool hunting; /* who can answer is not known: "not here" asks the next */
+    bool of_responses;
+    bool keeps; /* the answer may still name a kept response */
+    bool begun;
+    const char *by; /* how its replica was chosen, for the log */
+    int64_t start_ns, first_ns;
+    /* the answer, until it has begun */
+    int status;
+    int64_t length;     /* -1 = not known */
+    char *type;         /* owned; NULL = none */
+    struct buf headers; /* name NUL value NUL ... */
+    bool held;          /* sent when it is whole */
+    struct buf text;    /* what is held, or has been looked through for an id */
+    /* and then */
+    bool events;  /* it is a stream of events */
+    char last[2]; /* bytes sent */
+    uint64_t n_sent;
+};
+
+static const struct upstream_handler handler;
+
+static void forget_answer(struct pass *p)
+{
+    mem_free(p->type);
+    p->type = NULL;
+    buf_clear(&p->headers);
+    buf_clear(&p->text);
+    p->status = 0;
+    p->held = false;
+}
+
+/* The replica is rid of it. */
+static void leave(struct pass *p)
+{
+    if (p->replica >= 0)
+        route_end(p->router->route, p->replica);
+    p->replica = -1;
+    p->up = NULL;
+}
+
+static void pass_free(struct pass *p)
+{
+    struct router *r = p->router;
+    *(p->prev ? &p->prev->next : &r->passes) = p->next;
+    if (p->next)
+        p->next->prev = p->prev;
+    r->n_passes--;
+    forget_answer(p);
+    upstream_body_release(p->body);
+    mem_free(p->marks);
+    mem_free(p);
+}
+
+static void log_pass(const struct pass *p, int status, const char *how)
+{
+    const struct router *r = p->router;
+    double ms = (double)(clock_ns() - p->start_ns) * 1e-6;
+    log_line(LOG_INFO, "passed", LOG_TEXT("id", p->id),
+             LOG_TEXT("upstream", p->replica >= 0 ? r->replicas[p->replica].url.name : "-"),
+             LOG_TEXT("by", p->by ? p->by : "-"), LOG_NUM("tries", p->n_tries),
+             LOG_NUM("status", status),
+             LOG_NUM("first_ms", p->first_ns ? (double)(p->first_ns - p->start_ns) * 1e-6 : ms),
+             LOG_NUM("ms", ms), LOG_NUM("bytes", p->n_sent), LOG_TEXT("end", how));
+}
+
+/* Ends a pass of which nothing was sent. */
+static void refuse(struct pass *p, int status, const char *type, const char *why)
+{
+    struct http_exchange *x = p->x;
+    struct router *r = p->router;
+    log_pass(p, status, why);
+    leave(p);
+    pass_free(p);
+    router_fail(r, x, status, type, "%s", why);
+}
+
+/* The answer breaks off after it has begun: the client is told in the stream where there is a place
+ * for it, else by a reset. */
+static void cut(struct pass *p, const char *why)
+{
+    struct http_exchange *x = p->x;
+    struct api_error err;
+    enum dialect dialect = api_dialect(http_request(x));
+    p->router->n_cut++;
+    log_pass(p, p->status, why);
+    bool place = p->events && p->last[0] == '\n' && p->last[1] == '\n';
+    if (place) {
+        struct buf b = {0};
+        api_fail(&err, 502, "upstream_error", "the answer broke off: %s", why);
+        bool named = dialect == DIALECT_ANTHROPIC || p->of_responses;
+        buf_adds(&b, named ? "event: error\ndata: " : "data: ");
+        if (p->of_responses) { /* that API's own form */
+            buf_adds(&b,
+                     "{\"type\":\"error\",\"code\":\"upstream_error\",\"param\":null,\"message\":");
+            jsonout_text(&b, err.msg);
+            buf_addc(&b, '}');
+        } else {
+            api_error_json(&b, &err, dialect);
+        }
+        buf_adds(&b, "\n\n");
+        http_stream(x, b.p, b.len);
+        buf_clear(&b);
+    }
+    leave(p);
+    pass_free(p);
+    if (place)
+        http_stream_end(x);
+    else
+        http_abort(x);
+}
+
+/* Choosing and sending */
+
+static uint64_t candidates(const struct pass *p)
+{
+    return replicas_with(p->router, p->model) & ~p->tried;
+}
+
+/* Whether another replica could have it. */
+static bool may_go_on(const struct pass *p)
+{
+    const struct router *r = p->router;
+    enum route_reason why;
+    uint64_t among = candidates(p);
+    if (p->pinned >= 0 || p->n_tries > (p->hunting ? r->n : r->opt.retries))
+        return false;
+    if (p->replica >= 0)
+        among &= ~((uint64_t)1 << p->replica);
+    return route_choose(r->route, NULL, among, clock_ns(), &why) >= 0;
+}
+
+static int choose(struct pass *p, enum route_reason *why)
+{
+    struct router *r = p->router;
+    int i;
+    if (p->pinned >= 0) {
+        i = route_choose(r->route, NULL, (uint64_t)1 << p->pinned, clock_ns(), why);
+        r->n_by_pin += i >= 0;
+        p->by = "pin";
+        return i;
+    }
+    i = route_choose(r->route, p->marks, candidates(p), clock_ns(), why);
+    if (i >= 0 && *why == ROUTE_BY_PREFIX)
+        r->n_by_prefix++;
+    else if (i >= 0)
+        r->n_by_load++;
+    p->by = *why == ROUTE_BY_PREFIX ? "prefix" : "load";
+    return i;
+}
+
+static void no_replica(struct pass *p, enum route_reason why)
+{
+    if (why == ROUTE_ALL_FULL)
+        refuse(p, 503, "unavailable_error", "all replicas are full; try again later");
+    else if (p->pinned >= 0)
+        refuse(p, 503, "unavailable_error",
+               "the replica that keeps this response is not available");
+    else
+        refuse(p, 503, "unavailable_error", "no replica is available");
+}
+
+/* Sends it to replica i. */
+static void send_to(struct pass *p, int i, bool fresh)
+{
+    struct router *r = p->router;
+    struct replica *to = &r->replicas[i];
+    struct buf head = {0};
+    const char *method = http_request(p->x)->method;
+    router_request_head(r, to, p->x, p->body ? p->body->n : 0, &head);
+    const struct upstream_request q = {
+        .head = head.p,
+        .n_head = head.len,
+        .body = p->body,
+        .to_head = !strcmp(method, "HEAD"),
+        /* A kept connection may end as the request is sent, and nobody knows whether it was read. */
+        .fresh = fresh || p->kind == PASS_OTHER,
+        .answer_s = r->opt.answer_s,
+    };
+    p->replica = i;
+    route_begin(r->route, i, p->marks);
+    to->n_requests++;
+    p->up = upstream_start(to->up, &q, &handler, p);
+    buf_clear(&head);
+    if (!p->up)
+        refuse(p, 503, "unavailable_error", "there is no connection left to a replica");
+}
+
+static void try_one(struct pass *p)
+{
+    enum route_reason why;
+    int i = choose(p, &why);
+    if (i < 0) {
+        no_replica(p, why);
+        return;
+    }
+    p->n_tries++;
+    send_to(p, i, false);
+}
+
+/* Its replica cannot, or will not: the next one. */
+static void try_next(struct pass *p)
+{
+    p->router->n_retries++;
+    p->tried |= (uint64_t)1 << p->replica;
+    forget_answer(p);
+    leave(p);
+    try_one(p);
+}
+
+/* Answers */
+
+static void save_headers(struct pass *p, const struct http_head *h)
+{
+    const char *type = http_header(h, "Content-Type");
+    p->status = h->status;
+    p->length = h->length;
+    p->type = type && strlen(type) < 200 ? mem_strdup(type) : NULL;
+    p->events = type && !strncasecmp(type, "text/event-stream", 17);
+    for (int i = 0; i < h->n_headers; i++) {
+        if (!router_answer_header_passes(h, h->headers[i].name))
+            continue;
+        buf_add(&p->headers, h->headers[i].name, strlen(h->headers[i].name) + 1);
+        buf_add(&p->headers, h->headers[i].value, strlen(h->headers[i].value) + 1);
+    }
+}
+
+static void add_headers(struct pass *p)
+{
+    const char *s = p->headers.p, *end = s + p->headers.len;
+    while (s < end) {
+        const char *value = s + strlen(s) + 1;
+        http_add_header(p->x, s, value);
+        s = value + strlen(value) + 1;
+    }
+    p->router->n_http[p->status / 100]++;
+}
+
+/* The first byte goes out: from here on it is this replica's answer or none. */
+static void begin(struct pass *p)
+{
+    p->begun = true;
+    upstream_body_release(p->body);
+    p->body = NULL;
+    mem_free(p->marks);
+    p->marks = NULL;
+    http_body_done(p->x);
+    add_headers(p);
+    buf_clear(&p->headers);
+    if (p->length >= 0)
+        http_stream_start_sized(p->x, p->status, p->type, p->length);
+    else
+        http_stream_start(p->x, p->status, p->type);
+}
+
+/* The id of a response that is kept: who has it is remembered. */
+static void look_for_id(struct pass *p, const char *text, size_t n)
+{
+    static const char mark[] = "\"id\":";
+    const char *end = text + n;
+    for (const char *at = text; (at = memmem(at, (size_t)(end - at), mark, sizeof mark - 1));) {
+        at += sizeof mark - 1;
+        while (at < end && *at == ' ')
+            at++;
+        if (end - at < 6 || memcmp(at, "\"resp_", 6))
+            continue;
+        at++;
+        const char *quote = memchr(at, '"', (size_t)(end - at));
+        if (quote && quote - at < 128) {
+            route_pin(p->router->route, route_hash(p->seed, at, (size_t)(quote - at)), p->replica);
+            p->keeps = false; /* there is one to an answer */
+        }
+        return;
+    }
+}
+
+/* "Not now" and "not here": nothing was done there. */
+static bool is_declined(const struct pass *p, int status)
+{
+    if (status == 429 || status == 503)
+        return true;
+    return p->hunting &&
+           (status == 404 || (status == 400 && !strcmp(http_request(p->x)->method, "POST")));
+}
+
+static void on_head(void *user, const struct http_head *h)
+{
+    struct pass *p = user;
+    struct replica *from = &p->router->replicas[p->replica];
+    if (h->status == 503)
+        replica_probe_now(from);
+    if (is_declined(p, h->status) && may_go_on(p)) {
+        upstream_cancel(p->up);
+        try_next(p);
+        return;
+    }
+    save_headers(p, h);
+    p->held = h->length >= 0 && h->length <= HELD;
+}
+
+static void on_data(void *user, const char *data, size_t n)
+{
+    struct pass *p = user;
+    p->first_ns = p->first_ns ? p->first_ns : clock_ns();
+    if (p->keeps && !p->held && p->text.len < ID_WITHIN) {
+        buf_add(&p->text, data, n < ID_WITHIN ? n : ID_WITHIN);
+        look_for_id(p, p->text.p, p->text.len);
+    }
+    if (p->held) {
+        buf_add(&p->text, data, n);
+        return;
+    }
+    if (!p->begun)
+        begin(p);
+    http_stream(p->x, data, n);
+    p->n_sent += n;
+    if (n > 1)
+        memcpy(p->last, data + n - 2, 2);
+    else {
+        p->last[0] = p->last[1];
+        p->last[1] = data[0];
+    }
+    if (http_unsent(p->x) > UNSENT_MOST)
+        upstream_pause(p->up);
+}
+
+static void on_end(void *user)
+{
+    struct pass *p = user;
+    struct http_exchange *x = p->x;
+    replica_answered(&p->router->replicas[p->replica], p->status);
+    bool head = !strcmp(http_request(x)->method, "HEAD"), begun = p->begun;
+    bool bare = p->status == 204 || p->status == 304;
+    if (p->keeps && p->held && p->text.len)
+        look_for_id(p, p->text.p, p->text.len < ID_WITHIN ? p->text.len : ID_WITHIN);
+    bool whole = !begun && (bare || (p->held && !head));
+    p->n_sent += p->held ? p->text.len : 0;
+    if (whole)
+        add_headers(p);
+    else if (!begun)
+        begin(p);
+    log_pass(p, p->status, "done");
+    int status = p->status;
+    char *type = p->type;
+    struct buf text = p->text;
+    p->type = NULL;
+    p->text = (struct buf){0};
+    leave(p);
+    pass_free(p);
+    if (whole)
+        http_reply(x, status, type, text.p ? text.p : "", text.len);
+    else
+        http_stream_end(x);
+    mem_free(type);
+    buf_clear(&text);
+}
+
+static void on_failed(void *user, enum upstream_failure kind, const char *why)
+{
+    struct pass *p = user;
+    struct replica *from = &p->router->replicas[p->replica];
+    p->up = NULL;
+    if (kind == UPSTREAM_STALE) { /* the same again over a new connection */
+        int i = p->replica;
+        leave(p);
+        send_to(p, i, true);
+        return;
+    }
+    replica_failed(from, kind, why);
+    if (kind == UPSTREAM_NO_SOCKET) {
+        refuse(p, 503, "unavailable_error", "there is no connection left to a replica");
+        return;
+    }
+    bool never = kind == UPSTREAM_REFUSED || kind == UPSTREAM_UNREACHABLE;
+    char text[400];
+    snprintf(text, sizeof text, "the replica %s",
+             kind == UPSTREAM_SLOW ? "is too slow: " : "failed: ");
+    snprintf(text + strlen(text), sizeof text - strlen(text), "%.300s", why);
+    if (p->begun)
+        cut(p, text);
+    else if ((never || (p->kind != PASS_OTHER && kind != UPSTREAM_SLOW)) && may_go_on(p))
+        try_next(p);
+    else if (never && route_n_in(p->router->route) == 0)
+        refuse(p, 503, "unavailable_error", "no replica is available");
+    else
+        refuse(p, kind == UPSTREAM_SLOW ? 504 : 502, "upstream_error", text);
+}
+
+static const struct upstream_handler handler = {on_head, on_data, on_end, on_failed};
+
+/* The client */
+
+static void on_left(void *user)
+{
+    struct pass *p = user;
+    p->x = NULL;
+    p->router->n_left++;
+    log_pass(p, 499, "client left");
+    upstream_cancel(p->up);
+    leave(p);
+    pass_free(p);
+}
+
+static void on_drained(void *user)
+{
+    struct pass *p = user;
+    if (p->up)
+        upstream_resume(p->up);
+}
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && !strcmp(s + n - m, end);
+}
+
+static enum pass_kind kind_of(const struct http_head *h)
+{
+    /* Ends of paths, so that Azure's and those behind a prefix are known too. */
+    static const char *const generate[] = {"/completions", "/messages",     "/responses",
+                                           "/api/chat",    "/api/generate", "/completion",
+                                           "/infill"};
+    static const char *const compute[] = {"/embeddings", "/embedding",      "/rerank",
+                                          "/tokenize",   "/detokenize",     "/api/embed",
+                                          "/api/show",   "/apply-template", "/count_tokens",
+                                          "/score",      "/classify",       "/input_items"};
+    if (!strcmp(h->method, "GET") || !strcmp(h->method, "HEAD"))
+        return PASS_LOOK;
+    if (strcmp(h->method, "POST"))
+        return PASS_OTHER;
+    for (size_t i = 0; i < sizeof generate / sizeof *generate; i++)
+        if (ends_with(h->path, generate[i]))
+            return PASS_GENERATE;
+    for (size_t i = 0; i < sizeof compute / sizeof *compute; i++)
+        if (ends_with(h->path, compute[i]))
+            return PASS_COMPUTE;
+    return PASS_OTHER;
+}
+
+static void pin(struct pass *p, const char *id, size_t n)
+{
+    p->pinned = route_pinned(p->router->route, route_hash(p->seed, id, n));
+    p->hunting = p->pinned < 0;
+}
+
+/* What the request says about where it belongs. */
+static void read_request(struct pass *p)
+{
+    const struct http_head *h = http_request(p->x);
+    static const char kept[] = "/responses/";
+    const char *id = strstr(h->path, kept);
+    if (id && strcmp(h->method, "POST")) {
+        id += sizeof kept - 1;
+        pin(p, id, strcspn(id, "/"));
+    }
+    if (!p->body || (p->kind != PASS_GENERATE && p->kind != PASS_COMPUTE))
+        return;
+    struct body_fields f;
+    char previous[160];
+    body_fields_find(p->body->p, p->body->n, &f);
+    body_span_text(&f.model, p->model, sizeof p->model);
+    p->keeps = p->of_responses = ends_with(h->path, "/responses");
+    if (p->keeps && body_span_text(&f.previous, previous, sizeof previous))
+        pin(p, previous, strlen(previous));
+    if (f.background.n == 4 && !memcmp(f.background.p, "true", 4))
+        p->kind = PASS_OTHER; /* goes on there after its answer */
+    if (p->kind == PASS_GENERATE) {
+        p->marks = mem_alloc(sizeof *p->marks);
+        route_marks_make(&f, p->seed, p->marks);
+    }
+}
+
+void pass_start(struct router *r, struct http_exchange *x)
+{
+    struct pass *p = mem_zalloc(1, sizeof *p);
+    const char *key = access_bearer(x);
+    size_t n;
+    char *body = http_take_body(x, &n);
+    p->router = r;
+    p->x = x;
+    snprintf(p->id, sizeof p->id, "%s", http_id(x));
+    p->replica = p->pinned = -1;
+    p->start_ns = clock_ns();
+    p->kind = kind_of(http_request(x));
+    /* Replicas keep caches apart by the key that they are given. */
+    const char *seen = r->opt.upstream_key ? r->opt.upstream_key : key ? key : "";
+    p->seed = route_hash(r->secret, seen, strlen(seen));
+    p->body = upstream_body_new(body, n);
+    p->next = r->passes;
+    if (p->next)
+        p->next->prev = p;
+    r->passes = p;
+    r->n_passes++;
+    http_watch(x, p, on_left, on_drained);
+    read_request(p);
+    try_one(p);
+}
+
+void passes_leave(struct router *r, int replica)
+{
+    for (struct pass *p = r->passes, *next; p; p = next) {
+        next = p->next;
+        if (p->replica != replica || !p->up || p->begun || p->kind == PASS_OTHER || !may_go_on(p))
+            continue;
+        upstream_cancel(p->up);
+        try_next(p);
+    }
+}
+
+void passes_cut(struct router *r)
+{
+    while (r->passes) {
+        struct pass *p = r->passes;
+        upstream_cancel(p->up);
+        p->up = NULL;
+        if (p->begun)
+            cut(p, "the router is shutting down");
+        else
+            refuse(p, 503, "unavailable_error", "the router is shutting down");
+    }
+}

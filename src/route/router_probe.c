@@ -1,0 +1,240 @@
+/*
+ * How replicas are: a GET of the health path every now and then, and what passes found out. Says in
+ * the log when one goes out or comes back. Learns which models each has.
+ */
+#include "route/router_int.h"
+#include "base/clock.h"
+#include "base/json_guard.h"
+#include "base/mem.h"
+
+#include <event2/event.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { PROBE_TEXT = 1 << 20, MODELS_S = 30, MODELS_MOST = 256 };
+
+static const struct upstream_handler handler;
+
+static void set_timer(struct replica *p, int ms)
+{
+    event_add(p->timer, &(struct timeval){ms / 1000, ms % 1000 * 1000});
+}
+
+/* hung: it neither answers nor ends its connections, so what waits there would wait for ever. One
+ * that shuts down takes no new connections, but still ends what it has. */
+static void say_out(struct replica *p, const char *why, bool hung)
+{
+    p->n_outs++;
+    log_line(LOG_WARN, "replica is out", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why),
+             LOG_NUM("left", route_n_in(p->router->route)));
+    p->hung = hung;
+    if (hung)
+        passes_leave(p->router, p->index);
+}
+
+/* Nothing listens there any more: what it had in its cache is gone, or soon will be. */
+static void lost(struct replica *p)
+{
+    upstream_drop_kept(p->up);
+    route_forget(p->router->route, p->index);
+}
+
+static void probe_bad(struct replica *p, bool hung, const char *why)
+{
+    if (route_probe_bad(p->router->route, p->index, !hung))
+        say_out(p, why, hung);
+    else if (!p->seen)
+        log_line(LOG_WARN, "replica is not there yet", LOG_TEXT("upstream", p->url.name),
+                 LOG_TEXT("why", why));
+    p->seen = true;
+}
+
+static void probe_good(struct replica *p)
+{
+    struct router *r = p->router;
+    if (!route_probe_good(r->route, p->index, clock_ns()))
+        return;
+    log_line(LOG_INFO, "replica is in", LOG_TEXT("upstream", p->url.name),
+             LOG_NUM("replicas", route_n_in(r->route)), LOG_NUM("of", r->n));
+    p->seen = true;
+    p->models_ns = 0; /* it may have others now */
+    p->hung = false;
+    for (int i = 0; i < r->n; i++)
+        if (r->replicas[i].hung)
+            passes_leave(r, i);
+}
+
+static void ask(struct replica *p)
+{
+    const struct router_options *o = &p->router->opt;
+    struct buf head = {0};
+    router_own_head(p->router, p, p->of_models ? "/v1/models" : o->health_path, NULL, &head);
+    const struct upstream_request q = {
+        .head = head.p,
+        .n_head = head.len,
+        /* What holds on a kept connection may not for new ones. */
+        .fresh = !p->of_models,
+        .answer_s = o->health_timeout_s,
+    };
+    p->probe_status = 0;
+    buf_reset(&p->text);
+    p->probe = upstream_start(p->up, &q, &handler, p);
+    buf_clear(&head);
+    if (!p->probe)
+        set_timer(p, o->health_ms);
+}
+
+/* After a probe: its models, if that is due, else the next probe after a while. */
+static void go_on(struct replica *p)
+{
+    int64_t now = clock_ns();
+    bool due = !p->models_ns || now - p->models_ns > MODELS_S * (int64_t)1000000000;
+    p->probe = NULL;
+    p->of_models = due && !p->of_models && route_replica(p->router->route, p->index)->in;
+    if (p->of_models) {
+        p->models_ns = now;
+        ask(p);
+    } else {
+        set_timer(p, p->router->opt.health_ms);
+    }
+}
+
+static void on_head(void *user, const struct http_head *h)
+{
+    ((struct replica *)user)->probe_status = h->status;
+}
+
+static void on_data(void *user, const char *data, size_t n)
+{
+    struct replica *p = user;
+    if (p->text.len + n <= PROBE_TEXT) {
+        buf_add(&p->text, data, n);
+        return;
+    }
+    upstream_cancel(p->probe);
+    if (!p->of_models)
+        probe_bad(p, false, "its health is over 1 MB");
+    go_on(p);
+}
+
+static void on_end(void *user)
+{
+    struct replica *p = user;
+    bool good = p->probe_status >= 200 && p->probe_status < 300;
+    char why[64];
+    snprintf(why, sizeof why, "its health is status %d", p->probe_status);
+    if (p->of_models && good)
+        replica_learn_models(p, p->text.p ? p->text.p : "", p->text.len);
+    else if (!p->of_models && good)
+        probe_good(p);
+    else if (!p->of_models)
+        probe_bad(p, false, why);
+    go_on(p);
+}
+
+static void on_failed(void *user, enum upstream_failure kind, const char *why)
+{
+    struct replica *p = user;
+    if (kind == UPSTREAM_REFUSED)
+        lost(p);
+    if (!p->of_models && kind != UPSTREAM_NO_SOCKET)
+        probe_bad(p, kind != UPSTREAM_REFUSED, why);
+    go_on(p);
+}
+
+static const struct upstream_handler handler = {on_head, on_data, on_end, on_failed};
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct replica *p = arg;
+    if (!p->probe)
+        ask(p);
+}
+
+void replica_start(struct replica *p)
+{
+    p->timer = evtimer_new(p->router->base, on_timer, p);
+    if (!p->timer)
+        mem_die(event_get_struct_event_size());
+    ask(p);
+}
+
+void replica_probe_now(struct replica *p)
+{
+    if (!p->probe && !p->router->draining)
+        set_timer(p, 0);
+}
+
+static void forget_models(struct replica *p)
+{
+    for (int i = 0; i < p->n_models; i++)
+        mem_free(p->models[i]);
+    mem_free(p->models);
+    p->models = NULL;
+    p->n_models = 0;
+}
+
+void replica_stop(struct replica *p)
+{
+    upstream_cancel(p->probe);
+    p->probe = NULL;
+    if (p->timer)
+        event_free(p->timer);
+    p->timer = NULL;
+    forget_models(p);
+    buf_clear(&p->text);
+}
+
+void replica_answered(struct replica *p, int status)
+{
+    if (status < 500)
+        route_answer_good(p->router->route, p->index);
+}
+
+void replica_failed(struct replica *p, enum upstream_failure kind, const char *why)
+{
+    struct route *route = p->router->route;
+    if (kind == UPSTREAM_NO_SOCKET)
+        return;
+    p->n_failures++;
+    log_line(LOG_WARN, "replica failed", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why));
+    if (kind == UPSTREAM_REFUSED) {
+        lost(p);
+        probe_bad(p, false, why);
+    } else if (kind != UPSTREAM_SLOW && route_answer_bad(route, p->index, clock_ns())) {
+        say_out(p, why, false);
+    }
+    replica_probe_now(p); /* tells whether one that is slow is sick */
+}
+
+uint64_t replicas_with(const struct router *r, const char *model)
+{
+    uint64_t all = r->n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << r->n) - 1, with = 0;
+    for (int i = 0; *model && i < r->n; i++)
+        for (int j = 0; j < r->replicas[i].n_models; j++)
+            if (!strcmp(r->replicas[i].models[j], model))
+                with |= (uint64_t)1 << i;
+    return with ? with : all;
+}
+
+void replica_learn_models(struct replica *p, const char *json, size_t n)
+{
+    struct error err;
+    if (!json_guard(json, n, &json_limits_request, NULL, &err))
+        return;
+    json_t *v = json_loadb(json, n, 0, NULL), *list = json_object_get(v, "data");
+    if (json_is_array(list)) {
+        forget_models(p);
+        size_t most = json_array_size(list);
+        most = most < MODELS_MOST ? most : MODELS_MOST;
+        p->models = mem_zalloc(most ? most : 1, sizeof *p->models);
+        for (size_t i = 0; i < most; i++) {
+            const char *id = json_string_value(json_object_get(json_array_get(list, i), "id"));
+            if (id)
+                p->models[p->n_models++] = mem_strdup(id);
+        }
+    }
+    json_decref(v);
+}

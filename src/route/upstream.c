@@ -1,0 +1,505 @@
+/* Connections to a server. See the invariants in upstream.h. */
+#include "route/upstream.h"
+#include "base/mem.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/bufferevent_ssl.h>
+#include <event2/dns.h>
+#include <event2/event.h>
+#include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+
+enum call_state { CALL_CONNECTING, CALL_ASKED, CALL_READING, CALL_KEPT };
+
+/* A connection, and the call it serves unless it is kept. */
+struct upstream_call {
+    struct upstream_call *prev, *next; /* within up->busy or up->kept */
+    struct upstream *up;
+    struct bufferevent *bev;
+    struct event *timer;
+    enum call_state state;
+    bool reused;  /* it has served calls before */
+    bool once;    /* it serves this one only */
+    bool no_sock; /* connecting failed at once; the timer, which is active, says so */
+    bool paused, eof;
+    bool entered; /* in a callback of head or data */
+    bool over;    /* to be freed when that returns */
+    struct answer answer;
+    int answer_s;
+    const struct upstream_handler *handler;
+    void *user;
+};
+
+struct upstream {
+    struct upstream_url url;
+    struct upstream_options opt;
+    struct upstream_call *busy, *kept;
+    int n_busy, n_kept;
+    struct buf piece; /* of a body, on its way */
+};
+
+struct upstream_body *upstream_body_new(char *p, size_t n)
+{
+    struct upstream_body *b = mem_alloc(sizeof *b);
+    *b = (struct upstream_body){.p = p, .n = n, .refs = 1};
+    return b;
+}
+
+void upstream_body_release(struct upstream_body *b)
+{
+    if (!b || --b->refs)
+        return;
+    mem_free(b->p);
+    mem_free(b);
+}
+
+static void release_reference(const void *data, size_t n, void *arg)
+{
+    (void)data, (void)n;
+    upstream_body_release(arg);
+}
+
+static bool parse_port(const char *p, int *port)
+{
+    int v = 0;
+    size_t n = strlen(p);
+    if (n < 1 || n > 5 || strspn(p, "0123456789") != n)
+        return false;
+    for (; *p; p++)
+        v = v * 10 + (*p - '0');
+    *port = v;
+    return v > 0 && v < 65536;
+}
+
+bool upstream_url_parse(const char *text, struct upstream_url *out, struct error *err)
+{
+    memset(out, 0, sizeof *out);
+    out->tls = !strncasecmp(text, "https://", 8);
+    if (!out->tls && strncasecmp(text, "http://", 7))
+        return error_set(err, "%s: must begin with http:// or https://", text);
+    const char *p = text + (out->tls ? 8 : 7);
+    const char *slash = p + strcspn(p, "/");
+    for (const char *c = text; *c; c++)
+        if ((unsigned char)*c <= 32 || *c == 127 || strchr("?#@\"\\", *c))
+            return error_set(err, "%s: '%c' has no place in it", text, *c > 32 ? *c : ' ');
+    char where[280];
+    if ((size_t)(slash - p) >= sizeof where)
+        return error_set(err, "%s: the name is too long", text);
+    snprintf(where, sizeof where, "%.*s", (int)(slash - p), p);
+    char *host = where, *port = strrchr(where, ':');
+    if (*host == '[') { /* an IPv6 address */
+        char *end = strchr(++host, ']');
+        if (!end || (end[1] && end[1] != ':'))
+            return error_set(err, "%s: malformed address", text);
+        port = end[1] ? end + 1 : NULL;
+        *end = 0;
+    }
+    if (port)
+        *port++ = 0;
+    out->port = out->tls ? 443 : 80;
+    if (port && !parse_port(port, &out->port))
+        return error_set(err, "%s: '%s' is no port", text, port);
+    if (!*host || strlen(host) >= sizeof out->host)
+        return error_set(err, "%s: no host", text);
+    memcpy(out->host, host, strlen(host) + 1);
+    size_t n = strlen(slash);
+    while (n && slash[n - 1] == '/')
+        n--;
+    if (n >= sizeof out->path)
+        return error_set(err, "%s: the path is too long", text);
+    snprintf(out->path, sizeof out->path, "%.*s", (int)n, slash);
+    snprintf(out->name, sizeof out->name, strchr(host, ':') ? "[%s]:%d" : "%s:%d", out->host,
+             out->port);
+    return true;
+}
+
+/* Connections */
+
+static void set_timer(struct upstream_call *c, int seconds)
+{
+    if (seconds <= 0)
+        event_del(c->timer);
+    else if (event_add(c->timer, &(struct timeval){seconds, 0}))
+        event_active(c->timer, EV_TIMEOUT, 0); /* no memory: as good as too late */
+}
+
+static void unlink_call(struct upstream_call *c)
+{
+    struct upstream *u = c->up;
+    bool kept = c->state == CALL_KEPT;
+    *(c->prev ? &c->prev->next : kept ? &u->kept : &u->busy) = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    c->prev = c->next = NULL;
+    --*(kept ? &u->n_kept : &u->n_busy);
+}
+
+static void link_call(struct upstream_call *c)
+{
+    struct upstream *u = c->up;
+    bool kept = c->state == CALL_KEPT;
+    struct upstream_call **list = kept ? &u->kept : &u->busy;
+    c->next = *list;
+    if (c->next)
+        c->next->prev = c;
+    *list = c;
+    ++*(kept ? &u->n_kept : &u->n_busy);
+}
+
+static void call_free(struct upstream_call *c)
+{
+    unlink_call(c);
+    bufferevent_free(c->bev);
+    event_free(c->timer);
+    answer_clear(&c->answer);
+    mem_free(c);
+}
+
+/* Ends the connection; where one of its callbacks is running, once that returns. */
+static void drop(struct upstream_call *c)
+{
+    if (!c->entered) {
+        call_free(c);
+        return;
+    }
+    c->over = true;
+    event_del(c->timer);
+    bufferevent_disable(c->bev, EV_READ | EV_WRITE);
+}
+
+static void fail(struct upstream_call *c, enum upstream_failure kind, const char *why)
+{
+    const struct upstream_handler *h = c->handler;
+    void *user = c->user;
+    char text[256]; /* why may belong to the call */
+    snprintf(text, sizeof text, "%s", why);
+    drop(c);
+    h->failed(user, kind, text);
+}
+
+/* The answer is whole. */
+static void finish(struct upstream_call *c)
+{
+    const struct upstream_handler *h = c->handler;
+    void *user = c->user;
+    struct upstream *u = c->up;
+    bool keep = !c->once && answer_can_go_on(&c->answer) && !c->eof &&
+                u->n_kept < u->opt.max_kept &&
+                evbuffer_get_length(bufferevent_get_output(c->bev)) == 0 &&
+                evbuffer_get_length(bufferevent_get_input(c->bev)) == 0;
+    if (keep) {
+        unlink_call(c);
+        c->state = CALL_KEPT;
+        link_call(c);
+        answer_clear(&c->answer);
+        c->reused = true;
+        set_timer(c, u->opt.keep_s);
+    } else {
+        call_free(c);
+    }
+    h->end(user);
+}
+
+static void on_closed(struct upstream_call *c, bool reset, const char *reason)
+{
+    const char *why = "";
+    char text[200];
+    bool silent = c->state == CALL_ASKED && !c->answer.text.len && !c->answer.n_interim;
+    if (!reset && answer_close(&c->answer, &why) == ANSWER_END) {
+        finish(c);
+        return;
+    }
+    if (reset) {
+        snprintf(text, sizeof text, "the connection failed: %s", reason);
+        why = text;
+    }
+    fail(c, !silent ? UPSTREAM_BAD : c->reused ? UPSTREAM_STALE : UPSTREAM_CLOSED, why);
+}
+
+/* False: the call is gone, or wants no more. */
+static bool take_piece(struct upstream_call *c, struct evbuffer *in, bool *more)
+{
+    size_t n = evbuffer_get_contiguous_space(in), used = 0;
+    const char *why = "", *p = n ? (const char *)evbuffer_pullup(in, (ssize_t)n) : "";
+    struct buf *piece = &c->up->piece;
+    buf_reset(piece);
+    enum answer_result res = answer_feed(&c->answer, p, n, piece, &used, &why);
+    *more = res != ANSWER_MORE || evbuffer_get_length(in) > used;
+    if (res == ANSWER_BAD) {
+        fail(c, UPSTREAM_BAD, why);
+        return false;
+    }
+    evbuffer_drain(in, used);
+    if (res == ANSWER_END) {
+        finish(c);
+        return false;
+    }
+    if (res == ANSWER_MORE)
+        return true;
+    c->entered = true;
+    if (res == ANSWER_HEAD) {
+        c->state = CALL_READING;
+        c->handler->head(c->user, &c->answer.head);
+    } else {
+        c->handler->data(c->user, piece->p, piece->len);
+    }
+    c->entered = false;
+    if (c->over)
+        call_free(c);
+    else
+        return !c->paused;
+    return false;
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    struct upstream_call *c = arg;
+    struct evbuffer *in = bufferevent_get_input(bev);
+    if (c->state == CALL_KEPT) { /* nobody asked */
+        call_free(c);
+        return;
+    }
+    if (c->paused || c->state == CALL_CONNECTING)
+        return;
+    bool more = true;
+    while (more)
+        if (!take_piece(c, in, &more))
+            return;
+    if (c->eof)
+        on_closed(c, false, "");
+    else if (c->state == CALL_READING)
+        set_timer(c, c->up->opt.idle_s);
+}
+
+static void describe(struct upstream_call *c, char *text, size_t size)
+{
+    int e = EVUTIL_SOCKET_ERROR(), dns = bufferevent_socket_get_dns_error(c->bev);
+    unsigned long tls = c->up->url.tls ? bufferevent_get_openssl_error(c->bev) : 0;
+    const char *reason = tls ? ERR_reason_error_string(tls) : NULL;
+    if (dns)
+        snprintf(text, size, "%s", evutil_gai_strerror(dns));
+    else if (reason)
+        snprintf(text, size, "%s", reason);
+    else
+        snprintf(text, size, "%s", e ? strerror(e) : "closed");
+}
+
+static void on_event(struct bufferevent *bev, short what, void *arg)
+{
+    struct upstream_call *c = arg;
+    const struct upstream_options *o = &c->up->opt;
+    char reason[128] = "", why[200];
+    int e = EVUTIL_SOCKET_ERROR();
+    if (what & BEV_EVENT_CONNECTED) {
+        int one = 1;
+        setsockopt(bufferevent_getfd(bev), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        c->state = CALL_ASKED;
+        set_timer(c, c->answer_s);
+        bufferevent_set_timeouts(bev, NULL, &(struct timeval){o->write_s, 0});
+        return;
+    }
+    if (c->state == CALL_KEPT) {
+        call_free(c);
+        return;
+    }
+    describe(c, reason, sizeof reason);
+    if (c->state == CALL_CONNECTING) {
+        snprintf(why, sizeof why, "no connection: %s", reason);
+        bool ours = e == EMFILE || e == ENFILE || e == ENOMEM || e == ENOBUFS;
+        fail(c,
+             ours                ? UPSTREAM_NO_SOCKET
+             : e == ECONNREFUSED ? UPSTREAM_REFUSED
+                                 : UPSTREAM_UNREACHABLE,
+             why);
+    } else if (what & BEV_EVENT_TIMEOUT) {
+        fail(c, UPSTREAM_SLOW, "it does not take the request");
+    } else if ((what & BEV_EVENT_EOF) && c->paused) {
+        c->eof = true; /* after what is still to be taken */
+    } else {
+        on_closed(c, !(what & BEV_EVENT_EOF), reason);
+    }
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct upstream_call *c = arg;
+    char why[96];
+    switch (c->state) {
+    case CALL_KEPT:
+        call_free(c);
+        break;
+    case CALL_CONNECTING:
+        snprintf(why, sizeof why, "no connection within %d s", c->up->opt.connect_s);
+        fail(c, UPSTREAM_UNREACHABLE, c->no_sock ? "no connection" : why);
+        break;
+    case CALL_ASKED:
+        snprintf(why, sizeof why, "no answer within %d s", c->answer_s);
+        fail(c, UPSTREAM_SLOW, why);
+        break;
+    case CALL_READING:
+        snprintf(why, sizeof why, "its answer does not go on for %d s", c->up->opt.idle_s);
+        fail(c, UPSTREAM_SLOW, why);
+        break;
+    }
+}
+
+static SSL *tls_new(struct upstream *u)
+{
+    SSL *ssl = SSL_new(u->opt.tls);
+    unsigned char address[16];
+    if (!ssl)
+        return NULL;
+    bool numeric = inet_pton(AF_INET, u->url.host, address) == 1 ||
+                   inet_pton(AF_INET6, u->url.host, address) == 1;
+    bool ok = numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), u->url.host) == 1
+                      : SSL_set1_host(ssl, u->url.host) == 1 &&
+                            SSL_set_tlsext_host_name(ssl, u->url.host) == 1;
+    if (ok)
+        return ssl;
+    SSL_free(ssl);
+    return NULL;
+}
+
+/* Callbacks are deferred, so that none comes from inside upstream_start. */
+static struct bufferevent *socket_new(struct upstream *u)
+{
+    const int flags = BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS;
+    if (!u->url.tls)
+        return bufferevent_socket_new(u->opt.base, -1, flags);
+    SSL *ssl = tls_new(u);
+    return ssl ? bufferevent_openssl_socket_new(u->opt.base, -1, ssl, BUFFEREVENT_SSL_CONNECTING,
+                                                flags)
+               : NULL;
+}
+
+static struct upstream_call *call_new(struct upstream *u)
+{
+    struct upstream_call *c = mem_ask(sizeof *c);
+    if (!c)
+        return NULL;
+    memset(c, 0, sizeof *c);
+    c->up = u;
+    c->timer = evtimer_new(u->opt.base, on_timer, c);
+    c->bev = c->timer ? socket_new(u) : NULL;
+    if (!c->bev) {
+        if (c->timer)
+            event_free(c->timer);
+        mem_free(c);
+        return NULL;
+    }
+    c->state = CALL_CONNECTING;
+    bufferevent_setcb(c->bev, on_read, NULL, on_event, c);
+    bufferevent_setwatermark(c->bev, EV_READ, 0, UPSTREAM_AHEAD);
+    link_call(c);
+    return c;
+}
+
+static bool put_request(struct upstream_call *c, const struct upstream_request *r)
+{
+    struct evbuffer *out = bufferevent_get_output(c->bev);
+    if (evbuffer_add(out, r->head, r->n_head))
+        return false;
+    if (!r->body || !r->body->n)
+        return true;
+    r->body->refs++;
+    if (evbuffer_add_reference(out, r->body->p, r->body->n, release_reference, r->body) == 0)
+        return true;
+    r->body->refs--;
+    return false;
+}
+
+struct upstream_call *upstream_start(struct upstream *u, const struct upstream_request *r,
+                                     const struct upstream_handler *h, void *user)
+{
+    struct upstream_call *c = r->fresh ? NULL : u->kept;
+    if (c) {
+        unlink_call(c);
+        c->state = CALL_ASKED;
+        link_call(c);
+        set_timer(c, r->answer_s);
+    } else {
+        c = call_new(u);
+        if (!c)
+            return NULL;
+        set_timer(c, u->opt.connect_s);
+    }
+    c->handler = h;
+    c->user = user;
+    c->answer_s = r->answer_s;
+    c->once = r->fresh;
+    c->answer.to_head = r->to_head;
+    if (!put_request(c, r) || bufferevent_enable(c->bev, EV_READ | EV_WRITE)) {
+        call_free(c);
+        return NULL;
+    }
+    if (c->state == CALL_CONNECTING &&
+        bufferevent_socket_connect_hostname(c->bev, u->opt.dns, AF_UNSPEC, u->url.host,
+                                            u->url.port)) {
+        c->no_sock = true;
+        event_active(c->timer, EV_TIMEOUT, 0);
+    }
+    return c;
+}
+
+void upstream_cancel(struct upstream_call *c)
+{
+    if (c)
+        drop(c);
+}
+
+void upstream_pause(struct upstream_call *c)
+{
+    c->paused = true;
+    bufferevent_disable(c->bev, EV_READ);
+    event_del(c->timer);
+}
+
+void upstream_resume(struct upstream_call *c)
+{
+    if (!c->paused)
+        return;
+    c->paused = false;
+    set_timer(c, c->up->opt.idle_s);
+    bufferevent_enable(c->bev, EV_READ);
+    if (!c->entered)
+        bufferevent_trigger(c->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS);
+}
+
+struct upstream *upstream_new(const struct upstream_url *url, const struct upstream_options *opt)
+{
+    struct upstream *u = mem_zalloc(1, sizeof *u);
+    u->url = *url;
+    u->opt = *opt;
+    return u;
+}
+
+void upstream_drop_kept(struct upstream *u)
+{
+    while (u->kept)
+        call_free(u->kept);
+}
+
+void upstream_free(struct upstream *u)
+{
+    if (!u)
+        return;
+    CHECK(!u->busy, "a call to %s goes on", u->url.name);
+    upstream_drop_kept(u);
+    buf_clear(&u->piece);
+    mem_free(u);
+}
+
+int upstream_n_conns(const struct upstream *u)
+{
+    return u->n_busy + u->n_kept;
+}

@@ -1,0 +1,473 @@
+/*
+ * Vectors and scores: /v1/embeddings, /v1/rerank and Ollama's /api/embed. A call goes to a worker, which
+ * reads its texts; to the embedder, which computes; and to a worker again, which writes the reply. The
+ * loop only passes it on.
+ */
+#include "server/api/prepare_int.h"
+#include "server/api/adapters.h"
+#include "server/api/embeddings.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_TEXTS = 4096, VALUE_BYTES = 16 };
+
+struct embed_call {
+    struct embed_job job;
+    struct embedder *e;
+    float *out; /* (n, width) */
+    int width;  /* of a vector as it is sent */
+    int64_t n_tokens;
+    bool base64;
+    bool done;
+    /* reranking */
+    int top_n;
+    bool with_documents, raw;
+    char **documents;        /* (n) where they are sent back */
+    struct embed_call *next; /* done, not yet seen by the loop */
+    struct call *call;
+};
+
+void embed_call_free(struct embed_call *x)
+{
+    if (!x)
+        return;
+    for (int i = 0; i < x->job.n; i++) {
+        embed_text_clear(&x->job.texts[i]);
+        if (x->documents)
+            mem_free(x->documents[i]);
+    }
+    mem_free(x->documents);
+    mem_free(x->job.texts);
+    mem_free(x->out);
+    mem_free(x);
+}
+
+bool embed_call_done(const struct embed_call *x)
+{
+    return x->done;
+}
+
+/* Reading */
+
+/* One text of the call, not read yet. */
+static struct embed_text *add_text(struct embed_call *x)
+{
+    if ((x->job.n & (x->job.n - 1)) == 0)
+        x->job.texts =
+            mem_realloc(x->job.texts, x->job.n ? 2 * (size_t)x->job.n : 1, sizeof *x->job.texts);
+    struct embed_text *t = &x->job.texts[x->job.n++];
+    *t = (struct embed_text){0};
+    return t;
+}
+
+/* One element of `input`: a text, or token ids. */
+static bool read_input(struct call *c, struct embed_call *x, const json_t *v, int i, bool truncate)
+{
+    char param[32];
+    struct error why = {0};
+    struct embed_text *t = add_text(x);
+    snprintf(param, sizeof param, "input[%d]", i);
+    if (json_is_array(v)) {
+        const struct config *g = &embedder_runtime(x->e)->model->config;
+        struct token_list ids = {0};
+        int most = embedder_context(x->e);
+        bool ok = api_tokens(v, param, g->n_vocab, &ids, &c->err);
+        t->ids = ids.ids;
+        if (ok && ids.n == 0)
+            ok = api_invalid(&c->err, param, "no tokens");
+        if (ok && ids.n > (size_t)most && !truncate)
+            ok = api_invalid(&c->err, param, "%zu tokens, and the model takes %d", ids.n, most);
+        t->n = ok ? (int)(ids.n > (size_t)most ? (size_t)most : ids.n) : 0;
+        return ok;
+    }
+    if (!json_is_string(v))
+        return api_invalid(&c->err, param, "neither a text nor an array of token ids");
+    return embed_encode(x->e, json_string_value(v), json_string_length(v), truncate, &c->budget, t,
+                        &why) ||
+           call_refuse(c, param, &why);
+}
+
+static bool read_inputs(struct call *c, struct embed_call *x, const json_t *input, bool truncate)
+{
+    bool many = json_is_array(input) && json_array_size(input) &&
+                !json_is_integer(json_array_get(input, 0));
+    size_t n = many ? json_array_size(input) : 1;
+    if (!json_is_string(input) && !json_is_array(input))
+        return api_invalid(&c->err, "input",
+                           "input must be a text, an array of texts, or token ids");
+    if (json_is_array(input) && !json_array_size(input))
+        return api_invalid(&c->err, "input", "input is empty");
+    if (n > MAX_TEXTS)
+        return api_invalid(&c->err, "input", "%zu texts, and %d is the limit", n, MAX_TEXTS);
+    for (size_t i = 0; i < n; i++)
+        if (!read_input(c, x, many ? json_array_get(input, i) : input, (int)i, truncate))
+            return false;
+    return true;
+}
+
+/* Where the results go, once all texts are there. */
+static bool make_room(struct call *c, struct embed_call *x, size_t width)
+{
+    size_t reply = (size_t)x->job.n * width * (x->base64 ? 6 : VALUE_BYTES);
+    if (reply > c->server->opt.max_unsent)
+        return api_invalid(
+            &c->err, "input",
+            "a reply of some %zu bytes, and %zu is the limit (--max-unsent): ask for "
+            "fewer texts at once",
+            reply, c->server->opt.max_unsent);
+    x->out = mem_zalloc((size_t)x->job.n * width, sizeof *x->out);
+    x->width = (int)width;
+    for (int i = 0; i < x->job.n; i++) {
+        x->job.texts[i].out = x->out + (size_t)i * width;
+        x->n_tokens += x->job.texts[i].n;
+    }
+    return true;
+}
+
+static bool read_bool(struct call *c, const json_t *body, const char *key, bool *out)
+{
+    const json_t *v = api_member(body, key);
+    if (v && !json_is_boolean(v))
+        return api_invalid(&c->err, key, "%s must be true or false", key);
+    if (v)
+        *out = json_is_true(v);
+    return true;
+}
+
+static bool read_count(struct call *c, const json_t *body, const char *key, int most, int *out)
+{
+    const json_t *v = api_member(body, key);
+    if (!v)
+        return true;
+    if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > most)
+        return api_invalid(&c->err, key, "%s must be a number from 1 to %d", key, most);
+    *out = (int)json_integer_value(v);
+    return true;
+}
+
+/* Ollama's clients say NAME:latest. */
+static bool is_named(const char *asked, const char *name)
+{
+    size_t n = strlen(name);
+    return n && !strncmp(asked, name, n) && (!asked[n] || !strcmp(asked + n, ":latest"));
+}
+
+bool embed_names_helper(const struct server *s, const char *model, const char **endpoint)
+{
+    bool embeds = s->embedder && is_named(model, s->embed_name);
+    bool ranks = s->reranker && is_named(model, s->rerank_name);
+    *endpoint = embeds ? "/v1/embeddings" : "/v1/rerank";
+    return embeds || ranks;
+}
+
+/* What the call names is the model that this endpoint has. */
+static bool check_model(struct call *c, const json_t *body, const char *name)
+{
+    const struct server *s = c->server;
+    const char *model = NULL, *endpoint;
+    struct adapter_info adapter;
+    if (!api_string(body, "model", &model, &c->err))
+        return false;
+    if (!model || is_named(model, name))
+        return true;
+    if (embed_names_helper(s, model, &endpoint))
+        return api_invalid(&c->err, "model", "the model '%.100s' is for %s", model, endpoint);
+    if (is_named(model, s->name) || adapters_name(s, model, &adapter))
+        return api_invalid(&c->err, "model", "the model '%.100s' answers; here it is '%s'", model,
+                           name);
+    return adapters_unknown_model(c, model);
+}
+
+static bool begin(struct call *c, const json_t *body, struct embedder *e, const char *name,
+                  const char *flag)
+{
+    if (!e)
+        return api_fail(&c->err, 501, "not_supported_error",
+                        "this server has no model for that: start it with %s MODEL", flag);
+    if (!check_model(c, body, name))
+        return false;
+    c->embed = mem_zalloc(1, sizeof *c->embed);
+    c->embed->e = e;
+    c->embed->call = c;
+    return true;
+}
+
+bool prepare_embeddings(struct call *c, const json_t *body)
+{
+    bool ollama = c->kind != CALL_EMBEDDINGS, truncate = ollama;
+    const char *format = json_string_value(api_member(body, "encoding_format"));
+    const char *key = c->kind == CALL_OLLAMA_EMBEDDINGS ? "prompt" : "input";
+    if (!begin(c, body, c->server->embedder, c->server->embed_name, "--embedding"))
+        return false;
+    struct embed_call *x = c->embed;
+    if (!read_bool(c, body, "truncate", &truncate) ||
+        !read_count(c, body, "dimensions", embedder_width(x->e), &x->job.dims))
+        return false;
+    if (api_member(body, "encoding_format") &&
+        (!format || (strcmp(format, "float") && strcmp(format, "base64"))))
+        return api_invalid(&c->err, "encoding_format", "encoding_format is float or base64");
+    x->base64 = format && !strcmp(format, "base64");
+    const json_t *input = api_member(body, key);
+    if (!input)
+        return api_invalid(&c->err, key, "%s is missing", key);
+    return read_inputs(c, x, input, truncate) &&
+           make_room(c, x, (size_t)(x->job.dims ? x->job.dims : embedder_width(x->e)));
+}
+
+bool prepare_rerank(struct call *c, const json_t *body)
+{
+    const json_t *query = api_member(body, "query"), *docs = api_member(body, "documents");
+    const json_t *task = api_member(body, "instruction");
+    const char *instruct = json_string_value(task);
+    bool truncate = true;
+    if (!begin(c, body, c->server->reranker, c->server->rerank_name, "--rerank"))
+        return false;
+    struct embed_call *x = c->embed;
+    if (!json_is_string(query))
+        return api_invalid(&c->err, "query", "query must be a text");
+    if (task && !instruct)
+        return api_invalid(&c->err, "instruction", "instruction must be a text");
+    if (!json_is_array(docs) || !json_array_size(docs))
+        return api_invalid(&c->err, "documents", "documents must be an array of texts");
+    size_t n = json_array_size(docs);
+    if (n > MAX_TEXTS)
+        return api_invalid(&c->err, "documents", "%zu documents, and %d is the limit", n,
+                           MAX_TEXTS);
+    x->top_n = (int)n;
+    if (!read_bool(c, body, "return_documents", &x->with_documents) ||
+        !read_bool(c, body, "raw_scores", &x->raw) || !read_bool(c, body, "truncate", &truncate) ||
+        !read_count(c, body, "top_n", 1 << 20, &x->top_n))
+        return false;
+    x->documents = mem_zalloc(n, sizeof *x->documents);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *d = json_array_get(docs, i);
+        const json_t *text = json_is_object(d) ? json_object_get(d, "text") : d;
+        struct embed_text *t = add_text(x);
+        struct error why = {0};
+        char param[32];
+        snprintf(param, sizeof param, "documents[%zu]", i);
+        if (!json_is_string(text))
+            return api_invalid(&c->err, param, "neither a text nor an object with \"text\"");
+        if (!embed_encode_pair(x->e, json_string_value(query), json_string_length(query),
+                               json_string_value(text), json_string_length(text), instruct,
+                               truncate, &c->budget, t, &why))
+            return call_refuse(c, param, &why);
+        if (x->with_documents)
+            x->documents[i] = mem_strndup(json_string_value(text), json_string_length(text));
+    }
+    return make_room(c, x, (size_t)embedder_width(x->e));
+}
+
+/* Writing */
+
+static void add_base64(struct buf *b, const float *v, int n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint8_t *p = (const uint8_t *)v;
+    size_t len = (size_t)n * sizeof *v;
+    buf_reserve(b, len / 3 * 4 + 8);
+    buf_addc(b, '"');
+    for (size_t i = 0; i < len; i += 3) {
+        size_t left = len - i;
+        unsigned bits = (unsigned)p[i] << 16 | (left > 1 ? (unsigned)p[i + 1] << 8 : 0) |
+                        (left > 2 ? p[i + 2] : 0u);
+        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63],
+                        left > 1 ? digits[bits >> 6 & 63] : '=',
+                        left > 2 ? digits[bits & 63] : '='};
+        buf_add(b, four, 4);
+    }
+    buf_addc(b, '"');
+}
+
+static void add_floats(struct buf *b, const float *v, int n)
+{
+    for (int i = 0; i < n; i++)
+        buf_addf(b, "%c%.9g", i ? ',' : '[', (double)v[i]);
+    buf_addc(b, ']');
+}
+
+static void write_openai(const struct embed_call *x, const char *name, struct buf *b)
+{
+    buf_adds(b, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < x->job.n; i++) {
+        buf_addf(b, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
+        (x->base64 ? add_base64 : add_floats)(b, x->job.texts[i].out, x->width);
+        buf_addc(b, '}');
+    }
+    buf_adds(b, "],\"model\":");
+    jsonout_text(b, name);
+    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld}}",
+             (long long)x->n_tokens, (long long)x->n_tokens);
+}
+
+static void write_ollama(const struct call *c, const char *name, struct buf *b)
+{
+    const struct embed_call *x = c->embed;
+    if (c->kind == CALL_OLLAMA_EMBEDDINGS) { /* the older form: one text, one vector */
+        buf_adds(b, "{\"embedding\":");
+        add_floats(b, x->job.texts[0].out, x->width);
+        buf_addc(b, '}');
+        return;
+    }
+    buf_adds(b, "{\"model\":");
+    jsonout_text(b, name);
+    buf_adds(b, ",\"embeddings\":[");
+    for (int i = 0; i < x->job.n; i++) {
+        if (i)
+            buf_addc(b, ',');
+        add_floats(b, x->job.texts[i].out, x->width);
+    }
+    buf_addf(b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%lld}",
+             (long long)(clock_ns() - c->start_ns), (long long)x->n_tokens);
+}
+
+struct ranked {
+    int index;
+    float score;
+};
+
+static int by_score(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    return x->score != y->score ? (x->score < y->score) - (x->score > y->score)
+                                : x->index - y->index;
+}
+
+static void write_ranked(const struct call *c, const char *name, struct buf *b)
+{
+    const struct embed_call *x = c->embed;
+    struct ranked *all = mem_zalloc((size_t)x->job.n, sizeof *all);
+    for (int i = 0; i < x->job.n; i++) {
+        float s = x->job.texts[i].out[0];
+        all[i] = (struct ranked){i, x->raw ? s : 1.0f / (1.0f + expf(-s))};
+    }
+    qsort(all, (size_t)x->job.n, sizeof *all, by_score);
+    buf_adds(b, "{\"id\":");
+    jsonout_text(b, c->id);
+    buf_adds(b, ",\"model\":");
+    jsonout_text(b, name);
+    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},\"results\":[",
+             (long long)x->n_tokens, (long long)x->n_tokens);
+    for (int i = 0; i < x->job.n && i < x->top_n; i++) {
+        buf_addf(b, "%s{\"index\":%d,\"relevance_score\":%.9g", i ? "," : "", all[i].index,
+                 (double)all[i].score);
+        if (x->with_documents) {
+            buf_adds(b, ",\"document\":{\"text\":");
+            jsonout_text(b, x->documents[all[i].index]);
+            buf_addc(b, '}');
+        }
+        buf_addc(b, '}');
+    }
+    buf_adds(b, "]}");
+    mem_free(all);
+}
+
+void embed_write(struct call *c)
+{
+    const struct server *s = c->server;
+    if (c->kind == CALL_RERANK)
+        write_ranked(c, s->rerank_name, &c->reply);
+    else if (c->kind == CALL_EMBEDDINGS)
+        write_openai(c->embed, s->embed_name, &c->reply);
+    else
+        write_ollama(c, s->embed_name, &c->reply);
+}
+
+/* Between the threads */
+
+/* On the embedder's thread. */
+static void on_done(struct embed_job *job)
+{
+    struct embed_call *x = (struct embed_call *)job;
+    struct server *s = x->call->server;
+    uint64_t one = 1;
+    pthread_mutex_lock(&s->embed_lock);
+    x->next = s->embedded;
+    s->embedded = x;
+    pthread_mutex_unlock(&s->embed_lock);
+    if (write(s->jobs_fd, &one, sizeof one) != (ssize_t)sizeof one)
+        return; /* it is full, and so will be read */
+}
+
+bool embed_submit(struct call *c)
+{
+    struct embed_call *x = c->embed;
+    struct error why = {0};
+    x->job.client = c->job.client;
+    x->job.done = on_done;
+    c->n_open = 1;
+    if (embedder_submit(x->e, &x->job, &why))
+        return true;
+    c->n_open = 0;
+    api_fail(&c->err, 429, "rate_limit_error", "%s", why.msg);
+    c->err.code = "queue_full";
+    return false;
+}
+
+void embed_cancel(struct embed_call *x)
+{
+    atomic_store(&x->job.cancel, true);
+}
+
+struct call *embed_next_done(struct server *s)
+{
+    pthread_mutex_lock(&s->embed_lock);
+    struct embed_call *x = s->embedded;
+    if (x)
+        s->embedded = x->next;
+    pthread_mutex_unlock(&s->embed_lock);
+    if (!x)
+        return NULL;
+    struct call *c = x->call;
+    c->n_open = 0;
+    x->done = true;
+    if (!x->job.ok)
+        api_fail(&c->err, 500, "server_error", "%s", x->job.err.msg);
+    return c;
+}
+
+/* Life */
+
+bool embeddings_open(struct server *s, struct error *err)
+{
+    struct {
+        const char *path, *called;
+        struct embedder **to;
+        char *name;
+        bool rank;
+    } models[] = {{s->opt.embedding, s->opt.embedding_name, &s->embedder, s->embed_name, false},
+                  {s->opt.rerank, s->opt.rerank_name, &s->reranker, s->rerank_name, true}};
+    pthread_mutex_init(&s->embed_lock, NULL);
+    for (int i = 0; i < 2; i++) {
+        if (!models[i].path)
+            continue;
+        struct embed_options o = {.pooling = -1, .normalize = -1, .rank = models[i].rank};
+        o.runtime.backend = s->opt.engine.runtime.backend;
+        if (models[i].called)
+            snprintf(models[i].name, sizeof s->embed_name, "%s", models[i].called);
+        else
+            server_name_of(models[i].path, models[i].name, sizeof s->embed_name);
+        *models[i].to = embedder_open(models[i].path, &o, err);
+        if (!*models[i].to)
+            return false;
+        const struct runtime *rt = embedder_runtime(*models[i].to);
+        log_line(LOG_INFO, models[i].rank ? "rerank model" : "embedding model",
+                 LOG_TEXT("model", models[i].name), LOG_TEXT("device", rt->be->ops->name),
+                 LOG_NUM("width", embedder_width(*models[i].to)),
+                 LOG_NUM("context", embedder_context(*models[i].to)));
+    }
+    return true;
+}
+
+void embeddings_close(struct server *s)
+{
+    embedder_close(s->embedder);
+    embedder_close(s->reranker);
+    s->embedder = s->reranker = NULL;
+}

@@ -1,0 +1,228 @@
+/*
+ * What is looked up rather than generated: kept responses, and the model as Ollama's API tells of it.
+ * Runs on the loop (ollama_show: on a worker); nothing here waits.
+ */
+#include "server/api/server_int.h"
+#include "server/api/store.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* Kept responses */
+
+static const char RESPONSES[] = "/v1/responses/";
+
+/* The id in a path: all of it, or up to the next slash. */
+static void path_id(struct http_exchange *x, char id[64])
+{
+    const char *from = http_request(x)->path + strlen(RESPONSES);
+    snprintf(id, 64, "%.*s", (int)strcspn(from, "/"), from);
+}
+
+static void reply_missing(struct server *s, struct http_exchange *x, const char *id)
+{
+    struct api_error err;
+    api_fail(&err, 404, "invalid_request_error", "Response with id '%s' not found.", id);
+    snprintf(err.param, sizeof err.param, "response_id");
+    reply_error(x, s, &err, DIALECT_OPENAI);
+}
+
+/* Whoever sends no key owns what was made without one. */
+static bool look_up(struct server *s, struct http_exchange *x, const char *id, enum store_part part,
+                    struct buf *out)
+{
+    const char *owner = access_bearer(x);
+    return store_get(s->store, id, owner ? owner : "", part, out);
+}
+
+void get_response(struct server *s, struct http_exchange *x)
+{
+    char id[64];
+    struct buf b = {0};
+    path_id(x, id);
+    if (look_up(s, x, id, STORE_REPLY, &b))
+        reply_json(x, s, 200, &b);
+    else
+        reply_missing(s, x, id);
+    buf_clear(&b);
+}
+
+void get_response_items(struct server *s, struct http_exchange *x)
+{
+    char id[64];
+    struct buf items = {0}, b = {0}, first = {0}, last = {0};
+    path_id(x, id);
+    if (look_up(s, x, id, STORE_INPUT, &items) && look_up(s, x, id, STORE_FIRST_ID, &first) &&
+        look_up(s, x, id, STORE_LAST_ID, &last)) {
+        buf_addf(&b, "{\"object\":\"list\",\"data\":[%s]", items.p ? items.p : "");
+        buf_adds(&b, ",\"first_id\":");
+        jsonout_text(&b, first.len ? first.p : NULL);
+        buf_adds(&b, ",\"last_id\":");
+        jsonout_text(&b, last.len ? last.p : NULL);
+        buf_adds(&b, ",\"has_more\":false}");
+        reply_json(x, s, 200, &b);
+    } else {
+        reply_missing(s, x, id);
+    }
+    buf_clear(&items);
+    buf_clear(&first);
+    buf_clear(&last);
+    buf_clear(&b);
+}
+
+void delete_response(struct server *s, struct http_exchange *x)
+{
+    const char *owner = access_bearer(x);
+    char id[64];
+    struct buf b = {0};
+    path_id(x, id);
+    if (store_delete(s->store, id, owner ? owner : "")) {
+        buf_adds(&b, "{\"id\":");
+        jsonout_text(&b, id);
+        buf_adds(&b, ",\"object\":\"response\",\"deleted\":true}");
+        reply_json(x, s, 200, &b);
+    } else {
+        reply_missing(s, x, id);
+    }
+    buf_clear(&b);
+}
+
+/* Ollama */
+
+/* The version whose API this is: its clients refuse older ones. */
+static const char OLLAMA_VERSION[] = "0.12.6";
+
+static void add_date(struct buf *b, const char *name, int64_t when)
+{
+    struct tm tm;
+    char date[32];
+    time_t t = (time_t)when;
+    gmtime_r(&t, &tm);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &tm);
+    buf_addf(b, ",\"%s\":\"%s\"", name, date);
+}
+
+/* "6.7M", "30.5B" */
+static void add_count(struct buf *b, double n)
+{
+    static const char units[] = "KMBT";
+    int u = -1;
+    for (; n >= 1000 && u < 3; u++)
+        n /= 1000;
+    if (u < 0)
+        buf_addf(b, "\"%.0f\"", n);
+    else
+        buf_addf(b, "\"%.1f%c\"", n, units[u]);
+}
+
+static void add_details(const struct server *s, struct buf *b)
+{
+    const struct runtime *rt = server_runtime(s);
+    const char *arch = rt->model->config.arch_name;
+    bool gguf = rt->file->is_gguf;
+    buf_addf(b, "\"details\":{\"parent_model\":\"\",\"format\":\"%s\",\"family\":",
+             gguf ? "gguf" : "safetensors");
+    jsonout_text(b, arch);
+    buf_adds(b, ",\"families\":[");
+    jsonout_text(b, arch);
+    buf_adds(b, "],\"parameter_size\":");
+    add_count(b, (double)rt->model->n_params);
+    /* The bits of a weight, since files mix types. */
+    buf_addf(b, ",\"quantization_level\":\"%.2f bpw\"}",
+             8.0 * (double)rt->model->bytes / (double)rt->model->n_params);
+}
+
+static void add_model(const struct server *s, struct buf *b)
+{
+    buf_adds(b, "{\"name\":");
+    jsonout_text(b, s->name);
+    buf_adds(b, ",\"model\":");
+    jsonout_text(b, s->name);
+    add_date(b, "modified_at", s->started);
+    buf_addf(b, ",\"size\":%zu,\"digest\":\"%016llx\",", server_runtime(s)->model->bytes,
+             (unsigned long long)s->id_secret);
+    add_details(s, b);
+}
+
+static bool reply_if_loading(struct server *s, struct http_exchange *x)
+{
+    struct api_error err;
+    if (s->ready)
+        return false;
+    api_fail(&err, 503, "unavailable_error", "the model is loading");
+    reply_error(x, s, &err, DIALECT_OLLAMA);
+    return true;
+}
+
+void get_ollama_tags(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    if (reply_if_loading(s, x))
+        return;
+    buf_adds(&b, "{\"models\":[");
+    add_model(s, &b);
+    buf_adds(&b, "}]}");
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+void get_ollama_ps(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    if (reply_if_loading(s, x))
+        return;
+    bool gpu = server_runtime(s)->be->ahead;
+    buf_adds(&b, "{\"models\":[");
+    add_model(s, &b);
+    add_date(&b, "expires_at", 4102444800); /* never: 2100 */
+    buf_addf(&b, ",\"size_vram\":%zu,\"context_length\":%d}]}",
+             gpu ? server_runtime(s)->model->bytes : 0, engine_context(s->engine));
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+void get_ollama_version(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    buf_addf(&b, "{\"version\":\"%s\"}", OLLAMA_VERSION);
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+void add_capabilities(const struct server *s, struct buf *b)
+{
+    buf_adds(b, "[\"completion\"");
+    if (s->chat && chat_caps(s->chat)->tools)
+        buf_adds(b, ",\"tools\"");
+    if (s->chat && chat_caps(s->chat)->reasoning_key)
+        buf_adds(b, ",\"thinking\"");
+    buf_adds(b, "]");
+}
+
+void ollama_show(struct call *c)
+{
+    struct server *s = c->server;
+    const struct runtime *rt = server_runtime(s);
+    const struct config *g = &rt->model->config;
+    struct buf *b = &c->reply;
+    buf_adds(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
+    add_details(s, b);
+    buf_adds(b, ",\"model_info\":{\"general.architecture\":");
+    jsonout_text(b, g->arch_name);
+    buf_addf(b, ",\"general.parameter_count\":%lld", (long long)rt->model->n_params);
+    const struct {
+        const char *name;
+        int value;
+    } facts[] = {{"context_length", g->context},
+                 {"embedding_length", g->n_embd},
+                 {"block_count", g->n_layers},
+                 {"vocab_size", g->n_vocab}};
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
+        buf_addf(b, ",\"%s.%s\":%d", g->arch_name, facts[i].name, facts[i].value);
+    buf_adds(b, "},\"capabilities\":");
+    add_capabilities(s, b);
+    add_date(b, "modified_at", s->started);
+    buf_addc(b, '}');
+}

@@ -1,0 +1,210 @@
+/* /metrics in Prometheus' text format: our own names, vLLM's or llama.cpp's, from one table. */
+#include "server/api/server_int.h"
+
+#include <stdio.h>
+
+enum metric_kind { GAUGE, COUNTER, HISTOGRAM };
+
+struct metric {
+    enum metric_kind kind;
+    const char *own, *vllm, *llamacpp; /* NULL = not shown in that style */
+    const char *help;
+    double value;
+    const struct histogram *histogram;
+    const char *label; /* already as name="value"; NULL = none */
+};
+
+static void write_histogram(struct buf *b, const char *name, const char *label,
+                            const struct histogram *h)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i <= HISTOGRAM_BUCKETS; i++) {
+        char le[24] = "+Inf";
+        if (i < HISTOGRAM_BUCKETS)
+            snprintf(le, sizeof le, "%g", histogram_bounds[i]);
+        sum += h->count[i];
+        buf_addf(b, "%s_bucket{%s,le=\"%s\"} %llu\n", name, label, le, (unsigned long long)sum);
+    }
+    buf_addf(b, "%s_sum{%s} %.9g\n%s_count{%s} %llu\n", name, label, h->sum, name, label,
+             (unsigned long long)sum);
+}
+
+static void write_metric(struct buf *b, const struct metric *m, enum metrics_style style,
+                         const char *model, const char *previous)
+{
+    static const char *const kinds[] = {"gauge", "counter", "histogram"};
+    const char *name = style == METRICS_VLLM       ? m->vllm
+                       : style == METRICS_LLAMACPP ? m->llamacpp
+                                                   : m->own;
+    if (!name)
+        return;
+    if (name != previous)
+        buf_addf(b, "# HELP %s %s\n# TYPE %s %s\n", name, m->help, name, kinds[m->kind]);
+    struct buf label = {0};
+    buf_adds(&label, "model_name=");
+    jsonout_text(&label, model); /* JSON's escapes are a superset of Prometheus' */
+    if (m->label)
+        buf_addf(&label, ",%s", m->label);
+    if (m->kind == HISTOGRAM)
+        write_histogram(b, name, label.p, m->histogram);
+    else
+        buf_addf(b, "%s{%s} %.17g\n", name, label.p, m->value);
+    buf_clear(&label);
+}
+
+/* Models beside the one that answers: each figure of all of them, then the next. */
+static void write_embedders(struct server *s, struct buf *out)
+{
+    static const struct {
+        enum metric_kind kind;
+        const char *name, *help;
+    } rows[] = {
+        {GAUGE, "steel_embed_texts_waiting", "Texts waiting to enter a step."},
+        {COUNTER, "steel_embed_texts_total",
+         "Texts that were embedded, or pairs that were scored."},
+        {COUNTER, "steel_embed_tokens_total", "Their tokens."},
+        {COUNTER, "steel_embed_steps_total", "Steps they took."},
+        {COUNTER, "steel_embed_rejections_total", "Requests refused because the queue was full."},
+    };
+    struct embedder *const of[] = {s->embedder, s->reranker};
+    const char *const names[] = {s->embed_name, s->rerank_name};
+    const char *const labels[] = {"task=\"embed\"", "task=\"rerank\""};
+    struct embed_stats stats[2] = {0};
+    for (int k = 0; k < 2; k++)
+        if (of[k])
+            embedder_stats(of[k], &stats[k]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *previous = NULL;
+        for (int k = 0; k < 2; k++) {
+            const struct embed_stats *e = &stats[k];
+            const double values[] = {e->n_waiting, (double)e->n_texts, (double)e->n_tokens,
+                                     (double)e->n_steps, (double)e->n_rejected};
+            struct metric m = {rows[i].kind, rows[i].name, 0, 0,
+                               rows[i].help, values[i],    0, labels[k]};
+            if (of[k])
+                write_metric(out, &m, s->opt.metrics, names[k], previous);
+            previous = of[k] ? rows[i].name : previous;
+        }
+    }
+}
+
+void metrics_write(struct server *s, struct buf *out)
+{
+    struct engine_stats e;
+    engine_stats(s->engine, &e);
+    struct jobs_count jobs = jobs_count(s->jobs);
+    double pages = e.pages_total ? e.pages_total : 1;
+    static const char done[] = "steel_requests_finished_total",
+                      vdone[] = "vllm:request_success_total", http[] = "steel_http_replies_total";
+    const char *const done_help = "Answers ended, by reason.";
+    const char *const http_help = "HTTP replies, by status class.";
+#define N(x) ((double)(x))
+    const struct metric list[] = {
+        {GAUGE, "steel_requests_running", "vllm:num_requests_running",
+         "llamacpp:requests_processing", "Sequences in the batch.", N(e.n_running), 0, 0},
+        {GAUGE, "steel_requests_waiting", "vllm:num_requests_waiting", "llamacpp:requests_deferred",
+         "Sequences waiting to enter the batch.", N(e.n_waiting), 0, 0},
+        {GAUGE, "steel_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc",
+         "llamacpp:kv_cache_usage_ratio", "KV pages held by running sequences, of all.",
+         e.pages_held / pages, 0, 0},
+        {GAUGE, "steel_kv_pages", 0, 0, "KV pages by state.", N(e.pages_held), 0, "state=\"held\""},
+        {GAUGE, "steel_kv_pages", 0, 0, "", N(e.pages_idle), 0, "state=\"cached\""},
+        {GAUGE, "steel_kv_pages", 0, 0, "", pages - e.pages_held - e.pages_idle, 0,
+         "state=\"free\""},
+        {COUNTER, "steel_prompt_tokens_total", "vllm:prompt_tokens_total",
+         "llamacpp:prompt_tokens_total", "Tokens of the prompts that were started.",
+         N(e.prompt_tokens), 0, 0},
+        {COUNTER, "steel_prompt_tokens_computed_total", 0, 0,
+         "Prompt tokens that went through the model (not cached; again after preemption).",
+         N(e.read_tokens), 0, 0},
+        {COUNTER, "steel_generation_tokens_total", "vllm:generation_tokens_total",
+         "llamacpp:tokens_predicted_total", "Tokens generated.", N(e.generated_tokens), 0, 0},
+        {COUNTER, "steel_forced_tokens_total", 0, 0,
+         "Of them those that a constraint left no choice about.", N(e.n_forced), 0, 0},
+        {COUNTER, "steel_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total", 0,
+         "Tokens guessed ahead and read.", N(e.n_drafted), 0, 0},
+        {COUNTER, "steel_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
+         0, "Of them those that were right.", N(e.n_accepted), 0, 0},
+        {COUNTER, "steel_prefix_cache_queries_total", "vllm:prefix_cache_queries_total", 0,
+         "Prompt tokens looked up in the prefix cache.", N(e.cache_queries), 0, 0},
+        {COUNTER, "steel_prefix_cache_hits_total", "vllm:prefix_cache_hits_total", 0,
+         "Prompt tokens found there.", N(e.cache_hits), 0, 0},
+        {COUNTER, "steel_prefix_cache_evictions_total", 0, 0, "Cached pages given up.",
+         N(e.n_evicted), 0, 0},
+        {COUNTER, "steel_preemptions_total", "vllm:num_preemptions_total", 0,
+         "Sequences put back for want of KV pages.", N(e.n_preempted), 0, 0},
+        {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_STOP]), 0,
+         "finished_reason=\"stop\""},
+        {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_LENGTH]), 0,
+         "finished_reason=\"length\""},
+        {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_CANCEL]), 0,
+         "finished_reason=\"abort\""},
+        {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_ERROR]), 0,
+         "finished_reason=\"error\""},
+        {COUNTER, "steel_cancellations_total", 0, 0, "Answers cancelled before their end.",
+         N(e.finished[FINISH_CANCEL]), 0, 0},
+        {COUNTER, "steel_rejections_total", 0, 0, "Requests refused because the queue was full.",
+         N(e.n_rejected), 0, 0},
+        {COUNTER, "steel_steps_total", 0, "llamacpp:n_decode_total", "Steps of the engine.",
+         N(e.n_steps), 0, 0},
+        {COUNTER, "steel_steps_ahead_total", 0, 0,
+         "Of them those that began before the one before had ended.", N(e.n_ahead), 0, 0},
+        {COUNTER, "steel_steps_halved_total", 0, 0,
+         "Of them those whose halves were computed while ranks added up the other.", N(e.n_halved),
+         0, 0},
+        {COUNTER, "steel_steps_read_total", 0, 0,
+         "Of them those that read several tokens of a sequence: prompts, forced tokens.",
+         N(e.n_read_steps), 0, 0},
+        {COUNTER, "steel_step_seconds_total", 0, 0, "Time in steps that read prompts.", e.read_s, 0,
+         "kind=\"read\""},
+        {COUNTER, "steel_step_seconds_total", 0, 0, "", e.decode_s, 0, "kind=\"decode\""},
+        {COUNTER, 0, 0, "llamacpp:prompt_seconds_total", "Time in steps that read prompts.",
+         e.read_s, 0, 0},
+        {COUNTER, 0, 0, "llamacpp:tokens_predicted_seconds_total", "Time in other steps.",
+         e.decode_s, 0, 0},
+        {GAUGE, 0, 0, "llamacpp:prompt_tokens_seconds", "Average prompt speed, tokens a second.",
+         e.read_s > 0 ? N(e.read_tokens) / e.read_s : 0, 0, 0},
+        {GAUGE, 0, 0, "llamacpp:predicted_tokens_seconds",
+         "Average generation speed, tokens a second.",
+         e.busy_s > 0 ? N(e.generated_tokens) / e.busy_s : 0, 0, 0},
+        {GAUGE, "steel_decode_step_seconds", 0, 0, "What a step of the present decodes takes.",
+         e.decode_ms * 1e-3, 0, 0},
+        {GAUGE, "steel_step_budget_seconds", 0, 0, "What a step may take while answers run.",
+         e.budget_ms * 1e-3, 0, 0},
+        {GAUGE, "steel_prompt_token_seconds", 0, 0, "What a prompt token adds to a step.",
+         e.read_us * 1e-6, 0, 0},
+        {HISTOGRAM, "steel_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", 0,
+         "From the request to its first token.", 0, &e.first_token, 0},
+        {HISTOGRAM, "steel_inter_token_latency_seconds", "vllm:inter_token_latency_seconds", 0,
+         "Between two tokens of an answer.", 0, &e.inter_token, 0},
+        {HISTOGRAM, "steel_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds", 0,
+         "From the request to the end of its answer.", 0, &e.total, 0},
+        {HISTOGRAM, "steel_request_queue_time_seconds", "vllm:request_queue_time_seconds", 0,
+         "From the request to its first step.", 0, &e.queued, 0},
+        {GAUGE, "steel_connections", 0, 0, "Open connections.", N(http_n_conns(s->http)), 0, 0},
+        {GAUGE, "steel_body_bytes", 0, 0, "Bodies of requests being received or prepared.",
+         N(http_buffered(s->http)), 0, 0},
+        {GAUGE, "steel_unsent_bytes", 0, 0, "Answers that their clients have not taken yet.",
+         N(s->kept), 0, 0},
+        {GAUGE, "steel_jobs", 0, 0, "Requests with the workers, by what they are doing.",
+         N(jobs.waiting), 0, "state=\"waiting\""},
+        {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_short), 0, "state=\"short\""},
+        {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_long), 0, "state=\"long\""},
+        {COUNTER, "steel_log_lines_dropped_total", 0, 0, "Log lines nobody took from stderr.",
+         N(log_dropped()), 0, 0},
+        {COUNTER, http, 0, 0, http_help, N(s->n_http[2]), 0, "status=\"2xx\""},
+        {COUNTER, http, 0, 0, http_help, N(s->n_http[3]), 0, "status=\"3xx\""},
+        {COUNTER, http, 0, 0, http_help, N(s->n_http[4]), 0, "status=\"4xx\""},
+        {COUNTER, http, 0, 0, http_help, N(s->n_http[5]), 0, "status=\"5xx\""},
+    };
+#undef N
+    const char *previous = NULL;
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        enum metrics_style style = s->opt.metrics;
+        write_metric(out, &list[i], style, s->name, previous);
+        previous = style == METRICS_VLLM       ? list[i].vllm
+                   : style == METRICS_LLAMACPP ? list[i].llamacpp
+                                               : list[i].own;
+    }
+    write_embedders(s, out);
+}

@@ -1,0 +1,201 @@
+/*
+ * Bodies of Ollama's /api/chat and /api/generate in the shape of OpenAI's: options to sampling
+ * fields, format to response_format, think to the template's switches, tool calls with ids. Pure
+ * JSON to JSON. What this server has no part for (images, suffixes, templates) is refused by name.
+ */
+#include "server/api/ollama.h"
+#include "base/buf.h"
+#include "text/chat/chat.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool refuse(const json_t *body, const char *name, struct api_error *err)
+{
+    const json_t *v = api_member(body, name);
+    bool empty = !v || (json_is_string(v) && !json_string_length(v)) ||
+                 (json_is_array(v) && !json_array_size(v));
+    return empty || api_invalid(err, name, "%s is not supported", name);
+}
+
+static bool add_options(const json_t *body, json_t *out, struct api_error *err)
+{
+    static const char *const same[] = {"temperature",
+                                       "top_k",
+                                       "top_p",
+                                       "min_p",
+                                       "seed",
+                                       "stop",
+                                       "repeat_penalty",
+                                       "repeat_last_n",
+                                       "presence_penalty",
+                                       "frequency_penalty"};
+    const json_t *o = api_member(body, "options");
+    int most = 0;
+    if (!o)
+        return true;
+    if (!json_is_object(o))
+        return api_invalid(err, "options", "options must be an object");
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (api_member(o, same[i]))
+            json_object_set(out, same[i], (json_t *)api_member(o, same[i]));
+    /* -1 and -2 are "without end" and "until the context is full". */
+    if (!api_int(o, "num_predict", -2, INT32_MAX, &most, err))
+        return false;
+    if (most > 0)
+        json_object_set_new(out, "max_completion_tokens", json_integer(most));
+    return true;
+}
+
+/* "json", or a schema. */
+static bool add_format(const json_t *body, json_t *out, struct api_error *err)
+{
+    json_t *f = (json_t *)api_member(body, "format");
+    const char *word = json_string_value(f);
+    if (!f || (word && !*word))
+        return true;
+    if (word && !strcmp(word, "json"))
+        json_object_set_new(out, "response_format", json_pack("{s:s}", "type", "json_object"));
+    else if (json_is_object(f))
+        json_object_set_new(out, "response_format",
+                            json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema",
+                                      "name", "format", "schema", f));
+    else
+        return api_invalid(err, "format", "format must be \"json\" or a JSON schema");
+    return true;
+}
+
+static bool add_think(const json_t *body, json_t *out, struct api_error *err)
+{
+    json_t *v = (json_t *)api_member(body, "think");
+    const char *word = json_string_value(v);
+    if (json_is_boolean(v))
+        json_object_set(out, "enable_thinking", v);
+    else if (word && chat_effort_known(word))
+        json_object_set(out, "reasoning_effort", v);
+    else if (v)
+        return api_invalid(err, "think", "think must be a boolean, %s", chat_efforts);
+    return true;
+}
+
+/* Calls have no ids here: they are numbered, and results answer them in order. */
+struct numbering {
+    int called, answered;
+};
+
+static bool add_calls(json_t *msg, const json_t *calls, struct numbering *n, const char *where,
+                      struct api_error *err)
+{
+    size_t i;
+    const json_t *call;
+    if (!json_is_array(calls))
+        return api_invalid(err, where, "%s must be an array", where);
+    json_t *list = json_array();
+    json_object_set_new(msg, "tool_calls", list);
+    json_array_foreach((json_t *)calls, i, call)
+    {
+        json_t *f = json_object_get(call, "function");
+        json_t *name = json_object_get(f, "name"), *args = json_object_get(f, "arguments");
+        char id[32];
+        if (!json_is_string(name) || (args && !json_is_object(args)))
+            return api_invalid(err, where,
+                               "%s[%zu].function needs a name and arguments (an object)", where, i);
+        snprintf(id, sizeof id, "call_%d", n->called++);
+        char *text = args ? json_dumps(args, JSON_COMPACT) : NULL;
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s,s:{s:O,s:s}}", "id", id, "type", "function",
+                                        "function", "name", name, "arguments", text ? text : "{}"));
+        free(text);
+    }
+    n->answered = n->called - (int)json_array_size(list);
+    return true;
+}
+
+static bool add_message(json_t *messages, const json_t *m, size_t index, struct numbering *n,
+                        struct api_error *err)
+{
+    char where[64];
+    const json_t *calls = api_member(m, "tool_calls"), *thinking = api_member(m, "thinking");
+    const char *role = json_string_value(json_object_get(m, "role"));
+    const json_t *content = api_member(m, "content");
+    snprintf(where, sizeof where, "messages[%zu].images", index);
+    if (json_array_size(json_object_get(m, "images")))
+        return api_invalid(err, where, "%s is not supported: this model reads text", where);
+    snprintf(where, sizeof where, "messages[%zu].content", index);
+    if (content && !json_is_string(content))
+        return api_invalid(err, where, "%s must be a string", where);
+    json_t *msg = json_pack("{s:O*,s:O*}", "role", json_object_get(m, "role"), "content", content);
+    if (!content)
+        json_object_set_new(msg, "content", json_string(""));
+    json_array_append_new(messages, msg);
+    if (json_is_string(thinking))
+        json_object_set(msg, "reasoning_content", (json_t *)thinking);
+    if (role && !strcmp(role, "tool")) {
+        char id[32];
+        snprintf(id, sizeof id, "call_%d", n->answered++);
+        json_object_set_new(msg, "tool_call_id", json_string(id));
+        if (json_is_string(json_object_get(m, "tool_name")))
+            json_object_set(msg, "name", json_object_get(m, "tool_name"));
+    }
+    snprintf(where, sizeof where, "messages[%zu].tool_calls", index);
+    return !calls || add_calls(msg, calls, n, where, err);
+}
+
+static bool add_messages(const json_t *body, json_t *messages, struct api_error *err)
+{
+    const json_t *list = api_member(body, "messages"), *m;
+    struct numbering n = {0};
+    size_t i;
+    if (!json_is_array(list))
+        return api_invalid(err, "messages", "messages must be an array");
+    json_array_foreach((json_t *)list, i, m)
+    {
+        if (!add_message(messages, m, i, &n, err))
+            return false;
+    }
+    return true;
+}
+
+static bool add_prompt(const json_t *body, json_t *out, json_t *messages, bool *raw,
+                       struct api_error *err)
+{
+    json_t *prompt = (json_t *)api_member(body, "prompt"),
+           *system = (json_t *)api_member(body, "system");
+    if (!api_bool(body, "raw", raw, err) || !refuse(body, "suffix", err) ||
+        !refuse(body, "images", err) || !refuse(body, "template", err))
+        return false;
+    if (!json_is_string(prompt) || (system && !json_is_string(system)))
+        return api_invalid(err, json_is_string(prompt) ? "system" : "prompt",
+                           "prompt and system must be strings");
+    if (*raw) {
+        json_object_set(out, "prompt", prompt);
+        if (!api_member(out, "max_completion_tokens"))
+            json_object_set_new(out, "max_completion_tokens", json_integer(-1));
+        return true;
+    }
+    if (json_string_length(system))
+        json_array_append_new(messages,
+                              json_pack("{s:s,s:O}", "role", "system", "content", system));
+    json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", prompt));
+    return true;
+}
+
+json_t *ollama_translate(const json_t *body, bool generate, bool *raw, struct api_error *err)
+{
+    json_t *out = json_object(), *messages = json_array();
+    bool stream = true;
+    *raw = false;
+    json_object_set_new(out, "messages", messages);
+    bool ok =
+        api_bool(body, "stream", &stream, err) && add_options(body, out, err) &&
+        add_format(body, out, err) && add_think(body, out, err) &&
+        (generate ? add_prompt(body, out, messages, raw, err) : add_messages(body, messages, err));
+    json_object_set_new(out, "stream", json_boolean(stream));
+    if (api_member(body, "tools"))
+        json_object_set(out, "tools", (json_t *)api_member(body, "tools"));
+    if (ok)
+        return out;
+    json_decref(out);
+    return NULL;
+}

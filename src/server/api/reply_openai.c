@@ -1,0 +1,342 @@
+/* Replies of the chat and completions endpoints, whole and streamed, as OpenAI's clients expect them. */
+#include "server/api/server_int.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool is_chat(const struct call *c)
+{
+    return c->kind == CALL_CHAT;
+}
+
+/* {"id":...,"choices":[ */
+static void open_object(const struct call *c, bool chunk, struct buf *b)
+{
+    buf_addf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id,
+             !is_chat(c) ? "text_completion"
+             : chunk     ? "chat.completion.chunk"
+                         : "chat.completion",
+             (long long)c->created);
+    jsonout_text(b, call_model(c));
+    buf_addf(b, ",\"system_fingerprint\":\"%s\",\"choices\":[", c->server->fingerprint);
+}
+
+static void add_usage(const struct call *c, struct buf *b)
+{
+    int thinking;
+    struct usage_count u = call_usage(c, &thinking);
+    buf_addf(b,
+             "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
+             "\"prompt_tokens_details\":{\"cached_tokens\":%d},"
+             "\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
+             u.n_prompt, u.n_generated, u.n_prompt + u.n_generated, u.n_cached, thinking);
+}
+
+static void add_timings(const struct call *c, struct buf *b)
+{
+    struct usage_count u = call_usage(c, NULL);
+    double queue = (double)u.queue_ns * 1e-6, first = (double)u.first_ns * 1e-6, total = 0;
+    for (int i = 0; i < c->n_choices; i++)
+        if ((double)c->choices[i].usage.total_ns * 1e-6 > total)
+            total = (double)c->choices[i].usage.total_ns * 1e-6;
+    double read = first > queue ? first - queue : 0, write = first ? total - first : 0;
+    buf_addf(b,
+             ",\"timings\":{\"queue_ms\":%.3f,\"prompt_n\":%d,\"cache_n\":%d,\"prompt_ms\":%.3f,"
+             "\"predicted_n\":%d,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}",
+             queue, u.n_prompt - u.n_cached, u.n_cached, read, u.n_generated, write,
+             write > 0 ? (u.n_generated - c->n_choices) / write * 1e3 : 0.0);
+}
+
+static void begin_event(const struct call *c, struct buf *b)
+{
+    buf_adds(b, "data: ");
+    open_object(c, true, b);
+}
+
+static void end_event(const struct call *c, struct buf *b)
+{
+    buf_addf(b, "]%s}\n\n", c->p.include_usage ? ",\"usage\":null" : "");
+}
+
+enum { LOGPROBS_A_PIECE = 16 }; /* entries in one event: some 40 kB with 20 alternatives each */
+
+static const struct tokenizer *tokenizer_of(const struct call *c)
+{
+    return server_runtime(c->server)->tokenizer;
+}
+
+/* "logprobs":..., takes some of what was not sent yet. */
+static void add_logprobs(struct call *c, struct choice_out *o, struct buf *b)
+{
+    struct logprobs *l = &o->logprobs;
+    int n = l->n - l->sent < LOGPROBS_A_PIECE ? l->n - l->sent : LOGPROBS_A_PIECE;
+    buf_adds(b, ",\"logprobs\":");
+    if (!n) {
+        buf_adds(b, "null");
+        return;
+    }
+    logprobs_write(l, is_chat(c), l->sent + n, tokenizer_of(c), b, SIZE_MAX);
+}
+
+static void begin_choice(const struct call *c, int i, struct buf *b)
+{
+    begin_event(c, b);
+    buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{" : "");
+}
+
+static void end_choice(struct call *c, struct choice_out *o, struct buf *b)
+{
+    if (is_chat(c))
+        buf_addc(b, '}');
+    add_logprobs(c, o, b);
+    buf_adds(b, ",\"finish_reason\":null}");
+    end_event(c, b);
+}
+
+static void stream_open(struct call *c, struct buf *b)
+{
+    for (int i = 0; is_chat(c) && i < c->n_choices; i++) {
+        begin_choice(c, i, b);
+        buf_adds(b, "\"role\":\"assistant\",\"content\":\"\"");
+        end_choice(c, &c->choices[i], b);
+    }
+}
+
+static bool is_legacy(const struct call *c)
+{
+    return c->chat && c->chat->legacy;
+}
+
+static const char *finish_reason(const struct call *c, const struct choice_out *o)
+{
+    const char *r = choice_finish_reason(c, o);
+    return is_legacy(c) && !strcmp(r, "tool_calls") ? "function_call" : r;
+}
+
+/* "function_call":{...}: what a call was before there were tools. */
+static void add_function_delta(struct segment *g, size_t n, struct buf *b)
+{
+    buf_adds(b, "\"function_call\":{");
+    if (!g->opened) {
+        buf_adds(b, "\"name\":");
+        jsonout_text(b, g->name);
+        buf_addc(b, ',');
+    }
+    buf_adds(b, "\"arguments\":");
+    jsonout_string(b, n ? g->text.p + g->sent : "", n);
+    buf_addc(b, '}');
+}
+
+static void add_tool_delta(struct segment *g, size_t n, struct buf *b)
+{
+    buf_addf(b, "\"tool_calls\":[{\"index\":%d,", g->tool);
+    if (!g->opened) {
+        buf_addf(b, "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", g->id);
+        jsonout_text(b, g->name);
+        buf_adds(b, ",\"arguments\":");
+    } else {
+        buf_adds(b, "\"function\":{\"arguments\":");
+    }
+    jsonout_string(b, n ? g->text.p + g->sent : "", n);
+    buf_adds(b, "}}]");
+}
+
+static void add_piece(struct call *c, int i, struct segment *g, size_t n, struct buf *b)
+{
+    const char *text = g->text.p ? g->text.p + g->sent : "";
+    begin_choice(c, i, b);
+    if (!is_chat(c)) {
+        buf_adds(b, "\"text\":");
+        jsonout_string(b, text, n);
+    } else if (g->kind == SEGMENT_TOOL) {
+        is_legacy(c) ? add_function_delta(g, n, b) : add_tool_delta(g, n, b);
+    } else if (g->kind == SEGMENT_REASONING) {
+        buf_adds(b, "\"reasoning_content\":");
+        jsonout_string(b, text, n);
+        buf_adds(b, ",\"reasoning\":");
+        jsonout_string(b, text, n);
+    } else {
+        buf_adds(b, "\"content\":");
+        jsonout_string(b, text, n);
+    }
+    end_choice(c, &c->choices[i], b);
+    g->opened = true;
+    choice_sent(&c->choices[i], g, n);
+}
+
+static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
+{
+    struct choice_out *o = &c->choices[i];
+    while (o->flushed < o->n_segments) {
+        struct segment *g = &o->segments[o->flushed];
+        size_t n = segment_next(g);
+        if (n || (g->kind == SEGMENT_TOOL && !g->opened)) {
+            if (b->len >= room)
+                return false;
+            add_piece(c, i, g, n, b);
+        } else if (o->flushed == o->n_segments - 1) {
+            break; /* it may grow */
+        } else {
+            o->flushed++;
+        }
+    }
+    /* Text in large pieces leaves log-probabilities behind. */
+    while (o->logprobs.n - o->logprobs.sent > LOGPROBS_A_PIECE) {
+        if (b->len >= room)
+            return false;
+        begin_choice(c, i, b);
+        buf_adds(b, is_chat(c) ? "" : "\"text\":\"\"");
+        end_choice(c, o, b);
+    }
+    return true;
+}
+
+static void stream_finish(struct call *c, int i, struct buf *b)
+{
+    struct choice_out *o = &c->choices[i];
+    begin_event(c, b);
+    buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{}" : "\"text\":\"\"");
+    add_logprobs(c, o, b);
+    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(c, o));
+    if (o->stop >= 0 && o->stop < c->p.n_stop) {
+        buf_adds(b, ",\"stop_reason\":");
+        jsonout_text(b, c->p.stop[o->stop]);
+    }
+    buf_addc(b, '}');
+    end_event(c, b);
+}
+
+static void stream_close(struct call *c, struct buf *b)
+{
+    if (c->p.include_usage) {
+        begin_event(c, b);
+        buf_adds(b, "],\"usage\":");
+        add_usage(c, b);
+        add_timings(c, b);
+        buf_adds(b, "}\n\n");
+    }
+    buf_adds(b, "data: [DONE]\n\n");
+}
+
+static void stream_error(struct call *c, const struct api_error *err, struct buf *b)
+{
+    (void)c;
+    buf_adds(b, "data: ");
+    api_error_json(b, err, DIALECT_OPENAI);
+    buf_adds(b, "\n\ndata: [DONE]\n\n");
+}
+
+/* All segments of a kind, as one string; false if there is none. */
+static bool add_text(const struct choice_out *o, enum segment_kind kind, struct buf *b)
+{
+    struct buf all = {0};
+    bool any = false;
+    for (int i = 0; i < o->n_segments; i++)
+        if (o->segments[i].kind == kind) {
+            buf_add(&all, o->segments[i].text.p, o->segments[i].text.len);
+            any = true;
+        }
+    jsonout_string(b, all.p ? all.p : "", all.len);
+    buf_clear(&all);
+    return any;
+}
+
+static void add_calls(const struct choice_out *o, bool legacy, struct buf *b)
+{
+    for (int i = 0, n = 0; i < o->n_segments; i++) {
+        const struct segment *g = &o->segments[i];
+        if (g->kind != SEGMENT_TOOL)
+            continue;
+        if (legacy)
+            buf_adds(b, ",\"function_call\":{\"name\":");
+        else
+            buf_addf(b, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+                     n++ ? "," : ",\"tool_calls\":[", g->id);
+        jsonout_text(b, g->name);
+        buf_adds(b, ",\"arguments\":");
+        jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
+        buf_adds(b, legacy ? "}" : "}}");
+        if (legacy)
+            return; /* there is no room for another */
+    }
+    if (o->n_tools)
+        buf_addc(b, ']');
+}
+
+static void add_message(const struct choice_out *o, bool legacy, struct buf *b)
+{
+    buf_adds(b, "\"message\":{\"role\":\"assistant\",\"content\":");
+    bool has_text = false, thinks = false;
+    for (int i = 0; i < o->n_segments; i++) {
+        has_text |= o->segments[i].kind == SEGMENT_TEXT;
+        thinks |= o->segments[i].kind == SEGMENT_REASONING;
+    }
+    if (o->n_tools && !has_text)
+        buf_adds(b, "null");
+    else
+        add_text(o, SEGMENT_TEXT, b);
+    buf_adds(b, ",\"refusal\":null");
+    if (thinks) {
+        buf_adds(b, ",\"reasoning_content\":");
+        add_text(o, SEGMENT_REASONING, b);
+        buf_adds(b, ",\"reasoning\":");
+        add_text(o, SEGMENT_REASONING, b);
+    }
+    add_calls(o, legacy, b);
+    buf_addc(b, '}');
+}
+
+static void open_choice(struct call *c, int i, struct buf *b)
+{
+    const struct choice_out *o = &c->choices[i];
+    buf_addf(b, "%s{\"index\":%d,", i ? "," : "", i);
+    if (is_chat(c)) {
+        add_message(o, is_legacy(c), b);
+    } else {
+        buf_adds(b, "\"text\":");
+        add_text(o, SEGMENT_TEXT, b);
+    }
+    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(c, o));
+    if (o->stop >= 0 && o->stop < c->p.n_stop) {
+        buf_adds(b, ",\"stop_reason\":");
+        jsonout_text(b, c->p.stop[o->stop]);
+    }
+    buf_adds(b, ",\"logprobs\":");
+}
+
+static bool whole(struct call *c, struct buf *b, size_t room)
+{
+    if (!c->whole.opened)
+        open_object(c, false, b);
+    c->whole.opened = true;
+    for (; c->whole.choice < c->n_choices; c->whole.choice++) {
+        struct choice_out *o = &c->choices[c->whole.choice];
+        if (!o->done || b->len >= room)
+            return false;
+        if (!c->whole.in_choice)
+            open_choice(c, c->whole.choice, b);
+        c->whole.in_choice = true;
+        if (!o->logprobs.n)
+            buf_adds(b, "null");
+        else if (!logprobs_write(&o->logprobs, is_chat(c), o->logprobs.n, tokenizer_of(c), b, room))
+            return false;
+        buf_addc(b, '}');
+        c->whole.in_choice = false;
+        choice_forget(o);
+    }
+    buf_adds(b, "],\"usage\":");
+    add_usage(c, b);
+    add_timings(c, b);
+    buf_addc(b, '}');
+    return true;
+}
+
+const struct reply_style reply_openai = {
+    .stream_open = stream_open,
+    .stream_flush = stream_flush,
+    .stream_finish = stream_finish,
+    .stream_close = stream_close,
+    .stream_error = stream_error,
+    .whole = whole,
+    .ping = ":\n\n",
+};

@@ -1,0 +1,628 @@
+/*
+ * Bodies of OpenAI's /v1/responses in the shape of chat completions: items to messages, flat tools
+ * to nested ones, text.format to response_format, and the items of earlier responses put in front.
+ * JSON to JSON; the only state it reads is the store. What cannot be done is refused by name.
+ */
+#include "server/api/responses.h"
+#include "base/json_guard.h"
+#include "base/mem.h"
+#include "server/http/jsonout.h"
+#include "server/api/store.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HISTORY_MAX = 32 << 20, MAX_REFERENCES = 1000 };
+
+void responses_call_free(struct responses_call *r)
+{
+    if (!r)
+        return;
+    buf_clear(&r->echo);
+    buf_clear(&r->input);
+    buf_clear(&r->first);
+    buf_clear(&r->last);
+    mem_free(r->previous);
+    mem_free(r);
+}
+
+/* What the translation carries along. */
+struct reader {
+    json_t *messages;
+    json_t *last; /* the assistant message that calls and thinking are added to; NULL = none */
+    struct buf thinking; /* read, and not yet part of a message */
+    struct store *store;
+    const char *owner;
+    int n_references;
+    size_t n_read;             /* bytes of kept items that were parsed */
+    struct json_counts counts; /* values in them */
+    json_t *beside;            /* items of the response `beside_id`; owned */
+    char beside_id[64];
+    struct api_error *err;
+};
+
+static json_t *string_of(const struct buf *b)
+{
+    return json_stringn(b->p ? b->p : "", b->len);
+}
+
+static void add_string(struct buf *out, const json_t *v)
+{
+    buf_add(out, json_string_value(v), json_string_length(v));
+}
+
+/* Text of content: a string, or parts that hold text. */
+static bool content_text(const json_t *v, const char *where, struct buf *out, struct api_error *err)
+{
+    size_t i;
+    const json_t *part;
+    if (json_is_string(v)) {
+        add_string(out, v);
+        return true;
+    }
+    if (!json_is_array(v))
+        return api_invalid(err, where, "%s must be a string or an array of parts", where);
+    json_array_foreach((json_t *)v, i, part)
+    {
+        const char *type = json_string_value(json_object_get(part, "type"));
+        const json_t *text = json_object_get(part, "text");
+        if (type && !strcmp(type, "refusal"))
+            text = json_object_get(part, "refusal");
+        else if (!type || (strcmp(type, "input_text") && strcmp(type, "output_text") &&
+                           strcmp(type, "text") && strcmp(type, "summary_text") &&
+                           strcmp(type, "reasoning_text")))
+            return api_invalid(err, where,
+                               "%s[%zu]: a part of type '%.40s' is not supported: this "
+                               "model reads text",
+                               where, i, type ? type : "?");
+        if (!json_is_string(text))
+            return api_invalid(err, where, "%s[%zu].text must be a string", where, i);
+        add_string(out, text);
+    }
+    return true;
+}
+
+/* The assistant's message in the making: what it said, thought and called belongs together. */
+static json_t *assistant(struct reader *r)
+{
+    if (!r->last) {
+        r->last = json_pack("{s:s,s:s}", "role", "assistant", "content", "");
+        json_array_append_new(r->messages, r->last);
+    }
+    if (r->thinking.len)
+        json_object_set_new(r->last, "reasoning_content", string_of(&r->thinking));
+    buf_reset(&r->thinking);
+    return r->last;
+}
+
+static bool add_message(struct reader *r, const json_t *item, const char *where)
+{
+    static const char *const roles[] = {"user", "assistant", "system", "developer"};
+    const char *role = json_string_value(json_object_get(item, "role"));
+    bool known = false;
+    for (size_t i = 0; role && i < 4; i++)
+        known |= !strcmp(role, roles[i]);
+    if (!known)
+        return api_invalid(r->err, where, "%s.role must be user, assistant, system or developer",
+                           where);
+    char at[80];
+    snprintf(at, sizeof at, "%s.content", where);
+    struct buf text = {0};
+    bool ok = content_text(json_object_get(item, "content"), at, &text, r->err);
+    if (ok && !strcmp(role, "assistant")) {
+        const json_t *had = json_object_get(r->last, "content");
+        /* Said after a call: another message. */
+        if (r->last && (json_object_get(r->last, "tool_calls") || json_string_length(had)))
+            r->last = NULL;
+        json_object_set_new(assistant(r), "content", string_of(&text));
+    } else if (ok) {
+        r->last = NULL;
+        json_array_append_new(r->messages,
+                              json_pack("{s:s,s:o}", "role", role, "content", string_of(&text)));
+    }
+    buf_clear(&text);
+    return ok;
+}
+
+static bool add_call(struct reader *r, const json_t *item, const char *where)
+{
+    json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name");
+    json_t *args = json_object_get(item, "arguments");
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
+        return api_invalid(r->err, where, "%s needs call_id, name and arguments (strings)", where);
+    json_t *msg = assistant(r), *calls = json_object_get(msg, "tool_calls");
+    if (!calls) {
+        calls = json_array();
+        json_object_set_new(msg, "tool_calls", calls);
+    }
+    json_array_append_new(calls, json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function",
+                                           "function", "name", name, "arguments", args));
+    return true;
+}
+
+static bool add_result(struct reader *r, const json_t *item, const char *where)
+{
+    json_t *id = json_object_get(item, "call_id");
+    char at[80];
+    struct buf text = {0};
+    snprintf(at, sizeof at, "%s.output", where);
+    if (!json_is_string(id))
+        return api_invalid(r->err, where, "%s.call_id must be a string", where);
+    bool ok = content_text(json_object_get(item, "output"), at, &text, r->err);
+    if (ok)
+        json_array_append_new(r->messages,
+                              json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id,
+                                        "content", string_of(&text)));
+    r->last = NULL;
+    buf_clear(&text);
+    return ok;
+}
+
+/* Thinking comes before what it led to. What is encrypted is another server's: left out. */
+static bool add_reasoning(struct reader *r, const json_t *item, const char *where)
+{
+    const json_t *content = api_member(item, "content"), *summary = api_member(item, "summary");
+    r->last = NULL;
+    buf_reset(&r->thinking);
+    if (json_array_size(content))
+        return content_text(content, where, &r->thinking, r->err);
+    return !json_array_size(summary) || content_text(summary, where, &r->thinking, r->err);
+}
+
+/* Items that were kept, as JSON again: within the limits of a body, all that a request brings back
+ * together. NULL with an error. */
+static json_t *parse_kept(struct reader *r, const struct buf *items, const char *where)
+{
+    struct buf list = {0};
+    struct error why = {0};
+    json_t *v = NULL;
+    r->n_read += items->len;
+    buf_addf(&list, "[%s]", items->p ? items->p : "");
+    if (r->n_read > HISTORY_MAX)
+        api_invalid(r->err, where, "%s: over %d MB of earlier items", where, HISTORY_MAX >> 20);
+    else if (!json_guard(list.p, list.len, &json_limits_request, &r->counts, &why))
+        api_fail(r->err, 413, "invalid_request_error", "%s: the items before have %s", where,
+                 why.msg);
+    else if (!(v = json_loadb(list.p, list.len, JSON_ALLOW_NUL, NULL)))
+        api_fail(r->err, 500, "server_error", "%s: what was kept cannot be read", where);
+    if (!v)
+        snprintf(r->err->param, sizeof r->err->param, "%s", where);
+    buf_clear(&list);
+    return v;
+}
+
+/* The item that a reference means: a new reference. Several of one response cost one parse. */
+static bool find_item(struct reader *r, const char *id, const char *where, json_t **out)
+{
+    struct buf text = {0};
+    size_t i;
+    json_t *v;
+    *out = NULL;
+    bool found = store_items_beside(r->store, id, r->owner, HISTORY_MAX, &text, r->beside_id);
+    if (!found || text.len) {
+        json_decref(r->beside);
+        r->beside = found ? parse_kept(r, &text, where) : NULL;
+    }
+    bool ok = !found || r->beside;
+    if (!r->beside)
+        r->beside_id[0] = 0;
+    buf_clear(&text);
+    json_array_foreach(r->beside, i, v)
+    {
+        const char *name = json_string_value(json_object_get(v, "id"));
+        if (name && !strcmp(name, id) && !*out)
+            *out = json_incref(v);
+    }
+    if (ok && !*out) {
+        api_fail(r->err, 404, "invalid_request_error", "item '%.64s' was not found", id);
+        snprintf(r->err->param, sizeof r->err->param, "%s", where);
+    }
+    return *out != NULL;
+}
+
+static bool add_item(struct reader *r, const json_t *item, const char *where, bool referred)
+{
+    const char *type = json_string_value(json_object_get(item, "type"));
+    if (!json_is_object(item))
+        return api_invalid(r->err, where, "%s must be an object", where);
+    if (!type || !strcmp(type, "message"))
+        return add_message(r, item, where);
+    if (!strcmp(type, "function_call"))
+        return add_call(r, item, where);
+    if (!strcmp(type, "function_call_output"))
+        return add_result(r, item, where);
+    if (!strcmp(type, "reasoning"))
+        return add_reasoning(r, item, where);
+    if (!strcmp(type, "item_reference") && !referred) {
+        const char *id = json_string_value(json_object_get(item, "id"));
+        if (++r->n_references > MAX_REFERENCES)
+            return api_invalid(r->err, where, "more than %d item references", MAX_REFERENCES);
+        json_t *v = NULL;
+        if (!find_item(r, id ? id : "", where, &v))
+            return false;
+        bool ok = add_item(r, v, where, true);
+        json_decref(v);
+        return ok;
+    }
+    return api_invalid(r->err, where, "%s: an item of type '%.40s' is not supported", where, type);
+}
+
+static bool add_items(struct reader *r, const json_t *items, const char *name)
+{
+    size_t i;
+    const json_t *item;
+    json_array_foreach((json_t *)items, i, item)
+    {
+        char where[64];
+        snprintf(where, sizeof where, "%s[%zu]", name, i);
+        if (!add_item(r, item, where, false))
+            return false;
+    }
+    return true;
+}
+
+/* The items of the responses this one goes on from. */
+static bool add_history(struct reader *r, const char *id, size_t *bytes)
+{
+    struct buf text = {0};
+    char missing[64];
+    bool ok = store_history(r->store, id, r->owner, HISTORY_MAX, &text, missing);
+    if (!ok && missing[0]) {
+        api_fail(r->err, 404, "invalid_request_error", "Previous response with id '%s' not found.",
+                 missing);
+        r->err->code = "previous_response_not_found";
+        snprintf(r->err->param, sizeof r->err->param, "previous_response_id");
+    } else if (!ok) {
+        api_invalid(r->err, "previous_response_id",
+                    "the conversation before this response is over %d MB", HISTORY_MAX >> 20);
+    } else {
+        *bytes = text.len;
+        json_t *items = parse_kept(r, &text, "previous_response_id");
+        ok = items && add_items(r, items, "previous_response_id");
+        json_decref(items);
+    }
+    buf_clear(&text);
+    return ok;
+}
+
+/* Items as GET .../input_items lists them, each with an id. */
+static void keep_input(struct responses_call *r, const json_t *input, const char *hex)
+{
+    size_t i;
+    const json_t *item;
+    json_t *list = json_is_array(input)
+                       ? json_incref((json_t *)input)
+                       : json_pack("[{s:s,s:s,s:[{s:s,s:O}]}]", "type", "message", "role", "user",
+                                   "content", "type", "input_text", "text", input);
+    json_array_foreach(list, i, item)
+    {
+        const char *type = json_string_value(json_object_get(item, "type"));
+        json_t *copy = json_copy((json_t *)item);
+        if (!json_is_string(json_object_get(copy, "id"))) {
+            char id[64];
+            snprintf(id, sizeof id, "%s_%s_i%zu",
+                     !type || !strcmp(type, "message") ? "msg"
+                     : !strcmp(type, "function_call")  ? "fc"
+                     : !strcmp(type, "reasoning")      ? "rs"
+                                                       : "fco",
+                     hex, i);
+            json_object_set_new(copy, "id", json_string(id));
+        }
+        if (!type)
+            json_object_set_new(copy, "type", json_string("message"));
+        const char *id = json_string_value(json_object_get(copy, "id"));
+        if (i == 0)
+            buf_adds(&r->first, id);
+        buf_reset(&r->last);
+        buf_adds(&r->last, id);
+        if (i)
+            buf_addc(&r->input, ',');
+        jsonout_value(&r->input, copy);
+        json_decref(copy);
+    }
+    json_decref(list);
+}
+
+static bool add_tools(json_t *out, const json_t *tools, const json_t *allowed,
+                      struct api_error *err)
+{
+    size_t i, k;
+    const json_t *t, *a;
+    if (!json_is_array(tools))
+        return api_invalid(err, "tools", "tools must be an array");
+    json_t *list = json_array();
+    json_object_set_new(out, "tools", list);
+    json_array_foreach((json_t *)tools, i, t)
+    {
+        char where[64];
+        const char *type = json_string_value(json_object_get(t, "type"));
+        json_t *name = json_object_get(t, "name");
+        bool wanted = !allowed;
+        snprintf(where, sizeof where, "tools[%zu]", i);
+        if (!type || strcmp(type, "function"))
+            return api_invalid(err, where,
+                               "%s.type '%.40s' is not supported: only function tools, "
+                               "which the client runs",
+                               where, type ? type : "?");
+        if (!json_is_string(name))
+            return api_invalid(err, where, "%s.name must be a string", where);
+        json_array_foreach((json_t *)allowed, k, a)
+        {
+            const char *n = json_string_value(json_object_get(a, "name"));
+            wanted |= n && !strcmp(n, json_string_value(name));
+        }
+        if (!wanted)
+            continue;
+        json_t *f = json_object();
+        static const char *const keys[] = {"name", "description", "parameters", "strict"};
+        for (size_t j = 0; j < 4; j++)
+            if (api_member(t, keys[j]))
+                json_object_set(f, keys[j], (json_t *)api_member(t, keys[j]));
+        json_array_append_new(list, json_pack("{s:s,s:o}", "type", "function", "function", f));
+    }
+    return true;
+}
+
+static bool add_tool_choice(json_t *out, const json_t *v, const json_t **allowed,
+                            struct api_error *err)
+{
+    const char *type = json_string_value(json_object_get(v, "type"));
+    json_t *name = json_object_get(v, "name");
+    const char *mode = json_string_value(json_object_get(v, "mode"));
+    const json_t *list = json_object_get(v, "tools");
+    if (json_is_string(v)) {
+        json_object_set(out, "tool_choice", (json_t *)v);
+    } else if (type && !strcmp(type, "function") && json_is_string(name)) {
+        json_object_set_new(
+            out, "tool_choice",
+            json_pack("{s:s,s:{s:O}}", "type", "function", "function", "name", name));
+    } else if (type && !strcmp(type, "allowed_tools") && json_is_array(list)) {
+        if (!mode || (strcmp(mode, "auto") && strcmp(mode, "required")))
+            return api_invalid(err, "tool_choice.mode",
+                               "tool_choice.mode must be auto or required");
+        json_object_set_new(out, "tool_choice", json_string(mode));
+        *allowed = list;
+    } else {
+        return api_invalid(err, "tool_choice",
+                           "tool_choice must be auto, none, required, a "
+                           "function or allowed_tools");
+    }
+    return true;
+}
+
+/* text.format has what response_format has, one level up. */
+static bool add_format(json_t *out, const json_t *text, struct api_error *err)
+{
+    const json_t *f = api_member(text, "format");
+    if (!json_is_object(text))
+        return api_invalid(err, "text", "text must be an object");
+    if (!f)
+        return true;
+    const char *type = json_string_value(json_object_get(f, "type"));
+    if (!type)
+        return api_invalid(err, "text.format", "text.format must be an object with a type");
+    if (!strcmp(type, "json_schema")) {
+        json_t *inner = json_copy((json_t *)f);
+        json_object_del(inner, "type");
+        json_object_set_new(out, "response_format",
+                            json_pack("{s:s,s:o}", "type", type, "json_schema", inner));
+    } else {
+        json_object_set(out, "response_format", (json_t *)f);
+    }
+    return true;
+}
+
+static bool add_reasoning_wish(json_t *out, const json_t *v, struct responses_call *r,
+                               struct api_error *err)
+{
+    const char *effort = NULL, *summary = NULL;
+    if (!json_is_object(v))
+        return api_invalid(err, "reasoning", "reasoning must be an object");
+    if (!api_effort(v, "effort", "reasoning.effort", &effort, err) ||
+        !api_string(v, "summary", &summary, err))
+        return false;
+    if (effort)
+        json_object_set_new(out, "reasoning_effort", json_string(effort));
+    r->summary = summary != NULL;
+    return true;
+}
+
+/* What the reply repeats of the request, defaults where it says nothing. */
+static void make_echo(const json_t *body, struct buf *b)
+{
+    static const struct {
+        const char *name, *absent;
+    } fields[] = {
+        {"background", "false"},
+        {"instructions", "null"},
+        {"max_output_tokens", "null"},
+        {"max_tool_calls", "null"},
+        {"metadata", "{}"},
+        {"parallel_tool_calls", "true"},
+        {"previous_response_id", "null"},
+        {"prompt_cache_key", "null"},
+        {"reasoning", "{\"effort\":null,\"summary\":null}"},
+        {"safety_identifier", "null"},
+        {"service_tier", "\"default\""},
+        {"store", "true"},
+        {"text", "{\"format\":{\"type\":\"text\"},\"verbosity\":\"medium\"}"},
+        {"tool_choice", "\"auto\""},
+        {"tools", "[]"},
+        {"top_logprobs", "0"},
+        {"truncation", "\"disabled\""},
+        {"user", "null"},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const json_t *v = api_member(body, fields[i].name);
+        buf_addf(b, ",\"%s\":", fields[i].name);
+        if (v)
+            jsonout_value(b, v);
+        else
+            buf_adds(b, fields[i].absent);
+    }
+}
+
+static bool refuse_unsupported(const json_t *body, struct api_error *err)
+{
+    bool background = false;
+    if (!api_bool(body, "background", &background, err))
+        return false;
+    if (background)
+        return api_invalid(err, "background", "background responses are not supported");
+    static const char *const names[] = {"conversation", "prompt"};
+    for (size_t i = 0; i < 2; i++)
+        if (api_member(body, names[i]))
+            return api_invalid(err, names[i], "%s is not supported", names[i]);
+    return true;
+}
+
+bool responses_truncation(const json_t *body, bool *on, struct api_error *err)
+{
+    const char *word = "disabled";
+    if (!api_string(body, "truncation", &word, err))
+        return false;
+    *on = !strcmp(word, "auto");
+    return *on || !strcmp(word, "disabled") ||
+           api_invalid(err, "truncation", "truncation must be auto or disabled");
+}
+
+/* Log-probabilities are asked for by name, among what else is to be included. */
+static bool read_include(const json_t *body, json_t *out, struct api_error *err)
+{
+    size_t i;
+    const json_t *list = api_member(body, "include"), *v;
+    if (list && !json_is_array(list))
+        return api_invalid(err, "include", "include must be an array of strings");
+    json_array_foreach((json_t *)list, i, v)
+    {
+        const char *name = json_string_value(v);
+        if (name && !strcmp(name, "message.output_text.logprobs"))
+            json_object_set_new(out, "logprobs", json_true());
+    }
+    if (!json_object_get(out, "logprobs"))
+        json_object_del(out, "top_logprobs");
+    return true;
+}
+
+static bool translate(const json_t *body, json_t *out, struct reader *rd, const char *hex,
+                      struct responses_call *r)
+{
+    struct api_error *err = rd->err;
+    const json_t *input = api_member(body, "input"),
+                 *instructions = api_member(body, "instructions");
+    const json_t *tools = api_member(body, "tools"), *choice = api_member(body, "tool_choice");
+    const json_t *text = api_member(body, "text"), *thinking = api_member(body, "reasoning");
+    const json_t *allowed = NULL;
+    const char *previous = NULL;
+    r->keep = true;
+    if (!refuse_unsupported(body, err) ||
+        !api_string(body, "previous_response_id", &previous, err) ||
+        !api_bool(body, "store", &r->keep, err) || !responses_truncation(body, &r->truncate, err) ||
+        !read_include(body, out, err))
+        return false;
+    if (instructions && !json_is_string(instructions))
+        return api_invalid(err, "instructions", "instructions must be a string");
+    if (instructions)
+        json_array_append_new(rd->messages, json_pack("{s:s,s:O}", "role", "system", "content",
+                                                      (json_t *)instructions));
+    if (previous && !add_history(rd, previous, &r->n_history))
+        return false;
+    r->previous = previous ? mem_strdup(previous) : NULL;
+    if (json_is_string(input)) {
+        rd->last = NULL;
+        json_array_append_new(rd->messages,
+                              json_pack("{s:s,s:O}", "role", "user", "content", (json_t *)input));
+    } else if (!json_is_array(input)) {
+        return api_invalid(err, "input", "input must be a string or an array of items");
+    } else if (!add_items(rd, input, "input")) {
+        return false;
+    }
+    if (!json_array_size(rd->messages))
+        return api_invalid(err, "input", "input is empty");
+    keep_input(r, input, hex);
+    int most = 0;
+    if (!api_int(body, "max_output_tokens", -1, INT_MAX, &most, err))
+        return false;
+    if (most || api_member(body, "max_output_tokens")) {
+        if (!most)
+            return api_invalid(err, "max_output_tokens", "max_output_tokens must be at least 1");
+        json_object_set_new(out, "max_completion_tokens", json_integer(most));
+    }
+    if (choice && !add_tool_choice(out, choice, &allowed, err))
+        return false;
+    if ((tools && !add_tools(out, tools, allowed, err)) || (text && !add_format(out, text, err)))
+        return false;
+    return !thinking || add_reasoning_wish(out, thinking, r, err);
+}
+
+json_t *responses_translate(const json_t *body, struct store *store, const char *owner,
+                            const char *hex, struct responses_call *r, struct api_error *err)
+{
+    static const char *const taken[] = {"input",
+                                        "instructions",
+                                        "tools",
+                                        "tool_choice",
+                                        "text",
+                                        "reasoning",
+                                        "previous_response_id",
+                                        "store",
+                                        "n",
+                                        "max_output_tokens",
+                                        "include",
+                                        "truncation"};
+    json_t *out = json_copy((json_t *)body);
+    struct reader rd = {.messages = json_array(), .store = store, .owner = owner, .err = err};
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        json_object_del(out, taken[i]);
+    json_object_set_new(out, "messages", rd.messages);
+    bool ok = translate(body, out, &rd, hex, r);
+    buf_clear(&rd.thinking);
+    json_decref(rd.beside);
+    if (ok) {
+        make_echo(body, &r->echo);
+        return out;
+    }
+    json_decref(out);
+    return NULL;
+}
+
+/* A turn begins with a user's message after something else. */
+
+static bool begins_turn(const json_t *messages, size_t i)
+{
+    const char *role = json_string_value(json_object_get(json_array_get(messages, i), "role"));
+    const char *before =
+        i ? json_string_value(json_object_get(json_array_get(messages, i - 1), "role")) : "";
+    return role && !strcmp(role, "user") && (!before || strcmp(before, "user"));
+}
+
+static bool is_system(const json_t *messages, size_t i)
+{
+    const char *role = json_string_value(json_object_get(json_array_get(messages, i), "role"));
+    return role && (!strcmp(role, "system") || !strcmp(role, "developer"));
+}
+
+int responses_n_turns(const json_t *messages)
+{
+    int n = 0;
+    for (size_t i = 0; i < json_array_size(messages); i++)
+        n += begins_turn(messages, i);
+    return n;
+}
+
+json_t *responses_drop_turns(const json_t *messages, int k)
+{
+    json_t *out = json_array();
+    size_t n = json_array_size(messages), i = 0;
+    int turns = 0;
+    for (; i < n && is_system(messages, i); i++)
+        json_array_append(out, json_array_get(messages, i));
+    for (; i < n; i++) {
+        turns += begins_turn(messages, i);
+        if (turns > k || is_system(messages, i))
+            json_array_append(out, json_array_get(messages, i));
+    }
+    return out;
+}

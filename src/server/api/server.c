@@ -1,0 +1,705 @@
+/* The server: routes, keys, CORS, loading, signals, shutdown. Runs the loop. */
+#include "server/api/server_int.h"
+#include "server/api/adapters.h"
+#include "server/api/embeddings.h"
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/ranks.h"
+#include "sample/sample_advice.h"
+#include "server/api/store.h"
+#include "text/grammar/grammar.h"
+
+#include <event2/event.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { GRAMMARS_KEPT = 64 };
+enum { SCORED_ROWS = 64 };       /* of prompts whose log-probabilities are wanted, in a step */
+enum { STORE_AGE_S = 6 * 3600 }; /* a response nobody used for so long is forgotten */
+
+const struct runtime *server_runtime(const struct server *s)
+{
+    return engine_runtime(s->engine);
+}
+
+/* Small replies */
+
+static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
+                 const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
+                 const char *fmt, ...)
+{
+    struct api_error err;
+    char msg[300];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof msg, fmt, ap);
+    va_end(ap);
+    api_fail(&err, status, type, "%s", msg);
+    if (status == 401)
+        err.code = "invalid_api_key";
+    reply_error(x, s, &err, api_dialect(http_request(x)));
+}
+
+/* http.c's own refusals: a broken request, or one over a limit. */
+static void on_refuse(void *arg, struct http_exchange *x, int status, const char *why)
+{
+    fail(arg, x, status, status == 503 ? "unavailable_error" : "invalid_request_error", "%s", why);
+}
+
+static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    int percent;
+    struct error e = {0};
+    enum engine_state state = engine_state(s->engine, &percent, &e);
+    if (s->ready && state != ENGINE_FAILED)
+        return false;
+    struct api_error err;
+    if (state == ENGINE_FAILED)
+        api_fail(&err, 503, "unavailable_error", "%s", e.msg);
+    else
+        api_fail(&err, 503, "unavailable_error", "the model is loading: %d %%", percent);
+    api_error_json(&b, &err, DIALECT_OPENAI);
+    b.len--; /* our own fields beside "error" */
+    buf_addf(&b, ",\"status\":\"%s\",\"percent\":%d}", state == ENGINE_FAILED ? "error" : "loading",
+             percent);
+    http_add_header(x, "Retry-After", "2");
+    reply_json(x, s, err.status, &b);
+    buf_clear(&b);
+    return true;
+}
+
+static void get_health(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    if (s->draining) {
+        fail(s, x, 503, "unavailable_error", "the server is shutting down");
+        return;
+    }
+    if (reply_if_not_ready(s, x))
+        return;
+    buf_adds(&b, "{\"status\":\"ok\"}");
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+static void get_metrics(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    metrics_write(s, &b);
+    s->n_http[2]++;
+    http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", b.p, b.len);
+    buf_clear(&b);
+}
+
+static void add_model(struct server *s, struct buf *b)
+{
+    const struct runtime *rt = server_runtime(s);
+    char date[32];
+    struct tm tm;
+    time_t t = (time_t)s->started;
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &tm));
+    buf_adds(b, "{\"id\":");
+    jsonout_text(b, s->name);
+    /* Anthropic's clients read these. */
+    buf_adds(b, ",\"type\":\"model\",\"display_name\":");
+    jsonout_text(b, s->name);
+    buf_addf(b, ",\"created_at\":\"%s\"", date);
+    buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
+             (long long)s->started);
+    jsonout_text(b, s->opt.model);
+    buf_addf(b,
+             ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_ctx\":%d,"
+             "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}",
+             engine_context(s->engine), rt->model->config.n_vocab, engine_context(s->engine),
+             rt->model->config.context, rt->model->config.n_embd, (long long)rt->model->n_params,
+             rt->model->bytes);
+    /* What a request that says nothing is sampled with. */
+    const struct sample_params *p = &s->opt.sample;
+    buf_addf(b,
+             ",\"default_sampling\":{\"temperature\":%.6g,\"top_p\":%.6g,\"top_k\":%d,"
+             "\"min_p\":%.6g,\"repetition_penalty\":%.6g,\"presence_penalty\":%.6g,"
+             "\"frequency_penalty\":%.6g},\"capabilities\":",
+             (double)p->temp, (double)p->top_p, p->top_k, (double)p->min_p,
+             (double)p->repeat_penalty, (double)p->presence_penalty, (double)p->frequency_penalty);
+    add_capabilities(s, b);
+    buf_addc(b, '}');
+}
+
+/* A model beside the one that answers. */
+static void add_helper(const struct server *s, const struct embedder *e, const char *name,
+                       const char *path, const char *can, struct buf *b)
+{
+    if (!e)
+        return;
+    const struct model *m = embedder_runtime(e)->model;
+    buf_adds(b, b->len ? ",{\"id\":" : "{\"id\":");
+    jsonout_text(b, name);
+    buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
+             (long long)s->started);
+    jsonout_text(b, path);
+    buf_addf(b,
+             ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_embd\":%d,"
+             "\"n_params\":%lld,\"size\":%zu},\"capabilities\":[\"%s\"]}",
+             embedder_context(e), m->config.n_vocab, m->config.n_embd, (long long)m->n_params,
+             m->bytes, can);
+}
+
+static void get_models(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    if (reply_if_not_ready(s, x))
+        return;
+    buf_adds(&b, "{\"object\":\"list\",\"data\":[");
+    add_model(s, &b);
+    adapters_add_models(s, &b);
+    add_helper(s, s->embedder, s->embed_name, s->opt.embedding, "embedding", &b);
+    add_helper(s, s->reranker, s->rerank_name, s->opt.rerank, "rerank", &b);
+    buf_adds(&b, "],\"has_more\":false,\"first_id\":");
+    jsonout_text(&b, s->name);
+    buf_adds(&b, ",\"last_id\":");
+    jsonout_text(&b, s->name);
+    buf_addc(&b, '}');
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+static bool add_helper_named(const struct server *s, const char *name, struct buf *b)
+{
+    if (s->embedder && !strcmp(name, s->embed_name))
+        add_helper(s, s->embedder, name, s->opt.embedding, "embedding", b);
+    else if (s->reranker && !strcmp(name, s->rerank_name))
+        add_helper(s, s->reranker, name, s->opt.rerank, "rerank", b);
+    return b->len > 0;
+}
+
+static void get_model(struct server *s, struct http_exchange *x)
+{
+    const char *id = strrchr(http_request(x)->path, '/') + 1;
+    const char *full = http_request(x)->path + strlen("/v1/models/");
+    struct buf b = {0};
+    if (reply_if_not_ready(s, x))
+        return;
+    if (strcmp(full, s->name) && add_helper_named(s, full, &b)) {
+        reply_json(x, s, 200, &b);
+        buf_clear(&b);
+        return;
+    }
+    if (strcmp(full, s->name) &&
+        (adapters_add_model(s, full, &b) || adapters_add_model(s, id, &b))) {
+        reply_json(x, s, 200, &b);
+        buf_clear(&b);
+        return;
+    }
+    if (strcmp(full, s->name) && strcmp(id, s->name)) {
+        struct api_error err;
+        api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
+        err.code = "model_not_found";
+        snprintf(err.param, sizeof err.param, "model");
+        reply_error(x, s, &err, api_dialect(http_request(x)));
+        return;
+    }
+    add_model(s, &b);
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+/* Routes */
+
+struct route {
+    const char *method, *path; /* a * stands for any part that is not empty */
+    void (*get)(struct server *s, struct http_exchange *x);
+    enum call_kind kind; /* where get is NULL */
+    bool open;           /* needs no key */
+};
+
+static const struct route routes[] = {
+    {"GET", "/", get_page, 0, true},
+    {"GET", "/index.html", get_page, 0, true},
+    {"GET", "/web/*", get_page_file, 0, true},
+    {"GET", "/health", get_health, 0, true},
+    {"GET", "/v1/health", get_health, 0, true},
+    {"GET", "/metrics", get_metrics, 0, false},
+    {"GET", "/v1/models", get_models, 0, false},
+    {"GET", "/models", get_models, 0, false},
+    {"GET", "/v1/models/*", get_model, 0, false},
+    {"POST", "/v1/chat/completions", NULL, CALL_CHAT, false},
+    {"POST", "/chat/completions", NULL, CALL_CHAT, false},
+    {"POST", "/openai/deployments/*/chat/completions", NULL, CALL_CHAT, false}, /* Azure's */
+    {"POST", "/v1/completions", NULL, CALL_COMPLETIONS, false},
+    {"POST", "/completions", NULL, CALL_COMPLETIONS, false},
+    {"POST", "/v1/messages", NULL, CALL_MESSAGES, false},
+    {"POST", "/v1/messages/count_tokens", NULL, CALL_COUNT_TOKENS, false},
+    {"POST", "/v1/responses", NULL, CALL_RESPONSES, false},
+    {"POST", "/responses", NULL, CALL_RESPONSES, false},
+    {"GET", "/v1/responses/*/input_items", get_response_items, 0, false},
+    {"GET", "/v1/responses/*", get_response, 0, false},
+    {"DELETE", "/v1/responses/*", delete_response, 0, false},
+    {"POST", "/api/chat", NULL, CALL_OLLAMA_CHAT, false},
+    {"POST", "/api/generate", NULL, CALL_OLLAMA_GENERATE, false},
+    {"POST", "/api/show", NULL, CALL_OLLAMA_SHOW, false},
+    {"POST", "/api/embed", NULL, CALL_OLLAMA_EMBED, false},
+    {"POST", "/api/embeddings", NULL, CALL_OLLAMA_EMBEDDINGS, false},
+    {"POST", "/v1/embeddings", NULL, CALL_EMBEDDINGS, false},
+    {"POST", "/embeddings", NULL, CALL_EMBEDDINGS, false},
+    {"POST", "/openai/deployments/*/embeddings", NULL, CALL_EMBEDDINGS, false},
+    {"POST", "/v1/rerank", NULL, CALL_RERANK, false},
+    {"POST", "/v2/rerank", NULL, CALL_RERANK, false},
+    {"POST", "/rerank", NULL, CALL_RERANK, false},
+    {"GET", "/api/tags", get_ollama_tags, 0, false},
+    {"GET", "/api/ps", get_ollama_ps, 0, false},
+    {"GET", "/api/version", get_ollama_version, 0, true},
+    {"POST", "/tokenize", NULL, CALL_TOKENIZE, false},
+    {"POST", "/detokenize", NULL, CALL_DETOKENIZE, false},
+    {"POST", "/apply-template", NULL, CALL_TEMPLATE, false},
+    {"POST", "/v1/load_lora_adapter", NULL, CALL_LOAD_LORA, false},
+    {"POST", "/v1/unload_lora_adapter", NULL, CALL_UNLOAD_LORA, false},
+    {"GET", "/lora-adapters", get_lora_adapters, 0, false},
+};
+
+static bool path_fits(const char *pattern, const char *path)
+{
+    const char *star = strchr(pattern, '*');
+    if (!star)
+        return !strcmp(pattern, path);
+    size_t before = (size_t)(star - pattern), after = strlen(star + 1), n = strlen(path);
+    return n > before + after && !strncmp(pattern, path, before) &&
+           !strcmp(star + 1, path + n - after);
+}
+
+/* The first that fits; NULL: `allow` says which methods would do, "" = the path is not known. */
+static const struct route *find_route(const struct http_head *h, char allow[64])
+{
+    const char *method = !strcmp(h->method, "HEAD") ? "GET" : h->method;
+    size_t n = 0;
+    allow[0] = 0;
+    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
+        const struct route *r = &routes[i];
+        if (!path_fits(r->path, h->path))
+            continue;
+        if (!strcmp(r->method, method))
+            return r;
+        if (!strstr(allow, r->method))
+            n += (size_t)snprintf(allow + n, 64 - n, "%s%s", n ? ", " : "",
+                                  strcmp(r->method, "GET") ? r->method : "GET, HEAD");
+    }
+    return NULL;
+}
+
+/* Whether the sender of this head may send its body, and who gets an answer without one. */
+static bool on_head(void *arg, struct http_exchange *x)
+{
+    struct server *s = arg;
+    const struct http_head *h = http_request(x);
+    char allow[64];
+    const struct route *route = find_route(h, allow);
+    bool known = route || allow[0];
+    log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
+             LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)),
+             LOG_TEXT("client", http_client(x)));
+    if (!access_host(&s->opt.access, x)) {
+        fail(
+            s, x, 403, "permission_error",
+            "the Host header '%.100s' is not a name of this server; if it should be, start it with "
+            "--allowed-hosts",
+            http_header(h, "Host"));
+        return false;
+    }
+    access_add_cors(&s->opt.access, x);
+    if (!strcmp(h->method, "OPTIONS") && (known || !strcmp(h->path, "*"))) {
+        s->n_http[2]++;
+        access_preflight(x);
+    } else if (!known)
+        fail(s, x, 404, "not_found_error", "there is nothing at %.8s %.200s", h->method, h->path);
+    else if (!route) {
+        snprintf(allow + strlen(allow), sizeof allow - strlen(allow), ", OPTIONS");
+        http_add_header(x, "Allow", allow);
+        fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
+    } else if (!route->open && !access_key(&s->opt.access, x))
+        fail(s, x, 401, "authentication_error", "missing or wrong API key");
+    else if (route->get)
+        route->get(s, x);
+    else if (!access_origin(&s->opt.access, x))
+        fail(s, x, 403, "permission_error",
+             "a page of another site may not post here; to allow it, start the server with "
+             "--cors-origin %.100s",
+             http_header(h, "Origin") ? http_header(h, "Origin") : "ORIGIN");
+    else if (!access_type(x))
+        fail(s, x, 415, "invalid_request_error", "send the body as application/json, not as %.60s",
+             http_header(h, "Content-Type"));
+    else if (!access_encoding(x)) {
+        http_add_header(x, "Accept-Encoding", "identity");
+        fail(s, x, 415, "invalid_request_error",
+             "a body with Content-Encoding %.40s is not read: send it as it is",
+             http_header(h, "Content-Encoding"));
+    } else if (s->draining)
+        fail(s, x, 503, "unavailable_error", "the server is shutting down");
+    else
+        return !reply_if_not_ready(s, x);
+    return false;
+}
+
+static void on_request(void *arg, struct http_exchange *x)
+{
+    struct server *s = arg;
+    char allow[64];
+    if (s->draining) /* since its head came */
+        fail(s, x, 503, "unavailable_error", "the server is shutting down");
+    else
+        call_dispatch(s, x, find_route(http_request(x), allow)->kind);
+}
+
+/* The loop's other events */
+
+/* A turn of the loop gives the engine's events this much, then the sockets are looked at. */
+enum { EVENTS_A_TURN = 512, TURN_NS = 4000000 };
+
+static void on_events(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    struct engine_event ev;
+    int64_t start = clock_ns();
+    for (int n = 1; events_next(s->events, &ev, 0); n++) {
+        calls_event(s, &ev);
+        if (n == EVENTS_A_TURN || clock_ns() - start > TURN_NS) {
+            /* The rest at the next pass: a timer, because what is made active is run in this one. */
+            event_add(s->more_events, &(struct timeval){0, 0});
+            return;
+        }
+    }
+}
+
+static void on_jobs(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    calls_prepared(arg);
+}
+
+static void on_job_tick(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    if (jobs_check(s->jobs, clock_ns()))
+        event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
+}
+
+static void become_ready(struct server *s)
+{
+    const struct runtime *rt = server_runtime(s);
+    server_load_chat(s);
+    sample_params_advise(&s->opt.sample, rt->file);
+    s->ready = true;
+    log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", rt->be->ops->name),
+             LOG_NUM("load_s", rt->load_ns * 1e-9), LOG_NUM("context", engine_context(s->engine)),
+             LOG_NUM("sequences", stepper_limits(rt->step)->max_seqs),
+             LOG_NUM("kv_pages", rt->kv->n_pages), LOG_NUM("kv_mb", rt->kv->pool_bytes / 1e6),
+             LOG_NUM("weights_mb", rt->model->bytes / 1e6));
+    if (rt->notice.msg[0])
+        log_line(LOG_WARN, "device", LOG_TEXT("why", rt->notice.msg));
+    if (!s->chat)
+        log_line(LOG_WARN, "no chat template", LOG_TEXT("why", s->chat_error.msg));
+}
+
+/* After the grace time: for clients to hear of it; then for workers and the engine to come back. */
+enum { LAST_MS = 700, CLOSE_MS = 1000 };
+
+/* Everybody is told why, and has a moment to hear it. Launchers give less than grace_s. */
+static void end_ranks(struct server *s, const char *why)
+{
+    s->draining = true;
+    http_drain(s->http);
+    calls_cut(s, why);
+    event_add(s->last, &(struct timeval){0, LAST_MS / 2 * 1000});
+}
+
+/* Without the other ranks there is nothing to wait for. */
+static void on_alarm_of_ranks(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    struct ranks *r = ranks_world();
+    if (!atomic_load(&r->stop)) /* it is set before the alarm; who has seen it may read `lost` */
+        return;
+    atomic_store(&r->said, true);
+    log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", r->lost.msg));
+    event_del(s->tick); /* the engine fails by this too: no need to say that */
+    s->exit_code = 1;
+    end_ranks(s, r->lost.msg);
+}
+
+static void on_tick(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    if (!s->ready && !s->failed) {
+        struct error e = {0};
+        enum engine_state state = engine_state(s->engine, NULL, &e);
+        if (state == ENGINE_READY) {
+            become_ready(s);
+            struct timeval second = {1, 0};
+            event_add(s->tick, &second);
+        } else if (state == ENGINE_FAILED) {
+            s->failed = true;
+            log_line(LOG_ERROR, "the model cannot be loaded", LOG_TEXT("why", e.msg));
+            s->exit_code = 1;
+            event_base_loopbreak(s->base);
+        }
+    }
+    struct error why = {0};
+    if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
+        s->engine_failed = true; /* the server stays, and says so to whoever asks */
+        if (ranks_world())
+            ranks_lose(ranks_world(), "%s", why.msg); /* which is the end, and said there */
+        else
+            log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
+    }
+    calls_tick(s);
+    if (s->draining && s->n_calls == 0 && http_n_conns(s->http) == 0)
+        event_base_loopbreak(s->base);
+}
+
+static void on_last(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    event_base_loopbreak(((struct server *)arg)->base);
+}
+
+/* Everybody is told, and has a moment to hear it. */
+static void on_grace(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct server *s = arg;
+    log_line(LOG_WARN, "grace time is over", LOG_NUM("calls", s->n_calls));
+    calls_cut(s, "the server is shutting down");
+    event_add(s->last, &(struct timeval){LAST_MS / 1000, LAST_MS % 1000 * 1000});
+}
+
+/* Whatever still runs when the loop has ended (a worker, a step) is not waited for any longer. */
+static volatile sig_atomic_t exit_code_now;
+static void on_alarm(int sig)
+{
+    (void)sig;
+    syscall(SYS_exit_group,
+            (int)exit_code_now); /* not _exit: threads left behind are no leak here */
+}
+
+static void limit_ending(int code)
+{
+    exit_code_now = code;
+    struct sigaction act = {.sa_handler = on_alarm};
+    sigaction(SIGALRM, &act, NULL);
+    struct timeval left = {CLOSE_MS / 1000, CLOSE_MS % 1000 * 1000};
+    setitimer(ITIMER_REAL, &(struct itimerval){.it_value = left}, NULL);
+}
+
+static void on_signal(evutil_socket_t sig, short what, void *arg)
+{
+    (void)what;
+    struct server *s = arg;
+    s->exit_code = sig == SIGINT ? 130 : 0;
+    if (++s->n_signals > 1) {
+        event_base_loopbreak(s->base);
+        return;
+    }
+    if (ranks_world()) {
+        log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_calls));
+        end_ranks(s, "the server is shutting down");
+        return;
+    }
+    s->draining = true;
+    http_drain(s->http);
+    log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_calls),
+             LOG_NUM("grace_s", s->opt.grace_s));
+    event_add(s->grace, &(struct timeval){s->opt.grace_s, 0});
+    event_del(s->tick);
+    event_add(s->tick, &(struct timeval){0, 20000});
+    if (s->n_calls == 0 && http_n_conns(s->http) == 0)
+        event_base_loopbreak(s->base);
+}
+
+void server_name_of(const char *path, char *name, size_t size)
+{
+    const char *base;
+    size_t n = strlen(path);
+    while (n && path[n - 1] == '/')
+        n--;
+    for (base = path + n; base > path && base[-1] != '/'; base--)
+        ;
+    snprintf(name, size, "%.*s", (int)(path + n - base), base);
+    char *dot = strrchr(name, '.');
+    if (dot && !strcasecmp(dot, ".gguf"))
+        *dot = 0;
+}
+
+static void name_model(struct server *s)
+{
+    if (s->opt.alias)
+        snprintf(s->name, sizeof s->name, "%s", s->opt.alias);
+    else
+        server_name_of(s->opt.model ? s->opt.model : "steel-demo", s->name, sizeof s->name);
+}
+
+static bool start_workers(struct server *s, struct error *err)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int n_long = cpus >= 16 ? 3 : cpus >= 8 ? 2 : 1;
+    s->jobs_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, call_run, s->jobs_fd) : NULL;
+    return s->jobs || error_set(err, "no threads to work with");
+}
+
+/* Large blocks go back to the system when they are freed, and few arenas keep the small ones. */
+static void bound_heap(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_ARENA_MAX, 4);
+    mallopt(M_MMAP_THRESHOLD, 256 << 10);
+    mallopt(M_TRIM_THRESHOLD, 1 << 20);
+#endif
+}
+
+static struct event *watch(struct server *s, int fd, short what,
+                           void (*fn)(evutil_socket_t, short, void *))
+{
+    struct event *e = event_new(s->base, fd, what, fn, s);
+    if (!e || event_add(e, NULL))
+        mem_die(event_get_struct_event_size());
+    return e;
+}
+
+static struct event *timer(struct server *s, short what, void (*fn)(evutil_socket_t, short, void *))
+{
+    struct event *e = event_new(s->base, -1, what, fn, s);
+    if (!e)
+        mem_die(event_get_struct_event_size());
+    return e;
+}
+
+static void loop(struct server *s)
+{
+    struct event *term = watch(s, SIGTERM, EV_SIGNAL | EV_PERSIST, on_signal);
+    struct event *intr = watch(s, SIGINT, EV_SIGNAL | EV_PERSIST, on_signal);
+    struct event *ranks =
+        ranks_world() ? watch(s, ranks_world()->alarm, EV_READ, on_alarm_of_ranks) : NULL;
+    s->on_events = watch(s, events_fd(s->events), EV_READ | EV_PERSIST, on_events);
+    s->on_jobs = watch(s, s->jobs_fd, EV_READ | EV_PERSIST, on_jobs);
+    s->more_events = timer(s, 0, on_events);
+    s->job_tick = timer(s, 0, on_job_tick);
+    s->tick = timer(s, EV_PERSIST, on_tick);
+    s->grace = timer(s, 0, on_grace);
+    s->last = timer(s, 0, on_last);
+    event_add(s->tick, &(struct timeval){0, 20000}); /* until the model is there */
+    const struct http_options *h = &s->opt.http;
+    char url[128];
+    snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
+             http_port(s->http));
+    log_line(LOG_INFO, "listening", LOG_TEXT("url", url));
+    if (http_max_conns(s->http) < h->max_conns)
+        log_line(LOG_WARN, "fewer connections than --max-connections",
+                 LOG_NUM("most", http_max_conns(s->http)),
+                 LOG_TEXT("why", "the limit of open files (ulimit -n)"));
+    if (!s->opt.access.n_keys && !access_is_loopback(h->host))
+        log_line(LOG_WARN, "anybody who reaches this address may use the model",
+                 LOG_TEXT("why", "--host is not loopback and there is no --api-key"));
+    event_base_dispatch(s->base);
+    /* Whoever is still there is cut off; the engine answers for what it has. */
+    limit_ending(s->exit_code);
+    http_close(s->http);
+    jobs_stop(s->jobs);
+    calls_prepared(s);
+    embeddings_close(s);
+    calls_prepared(s);
+    engine_close(s->engine);
+    struct engine_event ev;
+    while (events_next(s->events, &ev, 0))
+        calls_event(s, &ev);
+    CHECK(s->n_calls == 0, "%d calls are left", s->n_calls);
+    struct event *events[] = {term,        intr,    s->on_events, s->more_events, s->on_jobs,
+                              s->job_tick, s->tick, s->grace,     s->last};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        event_free(events[i]);
+    if (ranks)
+        event_free(ranks);
+}
+
+int server_run(const struct server_options *opt, struct error *err)
+{
+    struct server *s = mem_zalloc(1, sizeof *s);
+    s->opt = *opt;
+    s->opt.http.admit = on_head;
+    s->opt.http.handler = on_request;
+    s->opt.http.refuse = on_refuse;
+    s->opt.http.arg = s;
+    s->opt.access.host = opt->http.host;
+    s->opt.engine.runtime.min_out = SCORED_ROWS;
+    s->jobs_fd = -1;
+    s->started = time(NULL);
+    if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
+        s->id_secret = (uint64_t)clock_ns();
+    name_model(s);
+    if (opt->chat_format && !chat_format_from_name(opt->chat_format, &s->format)) {
+        mem_free(s);
+        struct buf names = {0};
+        for (int i = 0; i < CHAT_N_FORMATS; i++)
+            buf_addf(&names, "%s%s", i ? ", " : "", chat_format_name((enum chat_format)i));
+        error_set(err, "--chat-format %s: unknown; one of %s", opt->chat_format, names.p);
+        buf_clear(&names);
+        return 1;
+    }
+    snprintf(s->fingerprint, sizeof s->fingerprint, "steel-%s",
+             opt->engine.runtime.backend.deterministic ? "deterministic" : "default");
+    signal(SIGPIPE, SIG_IGN);
+    bound_heap();
+    s->grammars = grammar_cache_new(GRAMMARS_KEPT);
+    s->store = store_new(opt->store_bytes, STORE_AGE_S);
+    log_start();
+    event_set_mem_functions(mem_ask, mem_ask_again, mem_free);
+    int rc = 1;
+    s->base = event_base_new();
+    s->http = s->base ? http_open(s->base, &s->opt.http, err) : NULL;
+    if (!s->base)
+        error_set(err, "no memory for an event loop");
+    bool ok = s->http && start_workers(s, err);
+    if (ok && !(s->events = events_new()))
+        ok = error_set(err, "no file descriptor is left");
+    if (ok && !embeddings_open(s, err)) {
+        embeddings_close(s);
+        events_free(s->events);
+        ok = false;
+    }
+    if (ok) {
+        s->engine = engine_open(opt->model, &s->opt.engine);
+        loop(s);
+        rc = s->exit_code;
+        if (s->failed)
+            error_set(err, "the model cannot be loaded"); /* the log has said why */
+        server_unload_chat(s);
+        events_free(s->events);
+    } else {
+        http_close(s->http);
+        jobs_stop(s->jobs);
+    }
+    jobs_free(s->jobs);
+    if (s->jobs_fd >= 0)
+        close(s->jobs_fd);
+    if (s->base)
+        event_base_free(s->base);
+    store_free(s->store);
+    grammar_cache_free(s->grammars);
+    mem_free(s);
+    log_stop();
+    setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+    return rc;
+}

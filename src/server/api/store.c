@@ -1,0 +1,256 @@
+/* Kept responses: a list in order of use under one lock. See store.h. */
+#include "server/api/store.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/mem.h"
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { STORE_BUCKETS = 4096 };
+
+struct entry {
+    struct entry *newer, *older; /* by use */
+    struct entry *chain;         /* of the bucket */
+    size_t bytes;
+    int64_t used_ns;
+    char *id, *owner, *previous, *reply, *input, *output, *first, *last; /* into text */
+    char text[];
+};
+
+struct store {
+    pthread_mutex_t lock;
+    size_t max_bytes, bytes;
+    int64_t max_age_ns;
+    struct entry *newest, *oldest;
+    struct entry *buckets[STORE_BUCKETS];
+};
+
+struct store *store_new(size_t max_bytes, int max_age_s)
+{
+    struct store *s = mem_zalloc(1, sizeof *s);
+    pthread_mutex_init(&s->lock, NULL);
+    s->max_bytes = max_bytes;
+    s->max_age_ns = (int64_t)max_age_s * 1000000000;
+    return s;
+}
+
+static struct entry **bucket_of(struct store *s, const char *id)
+{
+    uint32_t h = 2166136261u;
+    for (const char *p = id; *p; p++)
+        h = (h ^ (unsigned char)*p) * 16777619u;
+    return &s->buckets[h % STORE_BUCKETS];
+}
+
+static void unlink_entry(struct store *s, struct entry *e)
+{
+    *(e->newer ? &e->newer->older : &s->newest) = e->older;
+    *(e->older ? &e->older->newer : &s->oldest) = e->newer;
+}
+
+static void link_newest(struct store *s, struct entry *e)
+{
+    e->newer = NULL;
+    e->older = s->newest;
+    *(s->newest ? &s->newest->newer : &s->oldest) = e;
+    s->newest = e;
+    e->used_ns = clock_ns();
+}
+
+static void remove_entry(struct store *s, struct entry *e)
+{
+    struct entry **at = bucket_of(s, e->id);
+    while (*at != e)
+        at = &(*at)->chain;
+    *at = e->chain;
+    unlink_entry(s, e);
+    s->bytes -= e->bytes;
+    mem_free(e);
+}
+
+static void forget_old(struct store *s)
+{
+    int64_t now = clock_ns();
+    while (s->oldest && (s->bytes > s->max_bytes || now - s->oldest->used_ns > s->max_age_ns))
+        remove_entry(s, s->oldest);
+}
+
+void store_free(struct store *s)
+{
+    if (!s)
+        return;
+    while (s->oldest)
+        remove_entry(s, s->oldest);
+    pthread_mutex_destroy(&s->lock);
+    mem_free(s);
+}
+
+/* The entry, if it is the owner's; now the most recently used. */
+static struct entry *find(struct store *s, const char *id, const char *owner)
+{
+    struct entry *e = *bucket_of(s, id);
+    while (e && strcmp(e->id, id))
+        e = e->chain;
+    if (!e || strcmp(e->owner, owner))
+        return NULL;
+    unlink_entry(s, e);
+    link_newest(s, e);
+    return e;
+}
+
+bool store_put(struct store *s, const struct stored *r)
+{
+    const char *parts[] = {r->id,    r->owner, r->previous ? r->previous : "",
+                           r->reply, r->input, r->output,
+                           r->first, r->last};
+    enum { N = sizeof parts / sizeof *parts };
+    size_t sizes[N], total = sizeof(struct entry);
+    for (int i = 0; i < N; i++)
+        total += sizes[i] = strlen(parts[i]) + 1;
+    if (total > s->max_bytes)
+        return false;
+    struct entry *e = mem_alloc(total);
+    *e = (struct entry){.bytes = total};
+    char **to[] = {&e->id,    &e->owner,  &e->previous, &e->reply,
+                   &e->input, &e->output, &e->first,    &e->last};
+    char *at = e->text;
+    for (int i = 0; i < N; at += sizes[i++])
+        *to[i] = memcpy(at, parts[i], sizes[i]);
+    pthread_mutex_lock(&s->lock);
+    struct entry **bucket = bucket_of(s, e->id);
+    e->chain = *bucket;
+    *bucket = e;
+    link_newest(s, e);
+    s->bytes += e->bytes;
+    forget_old(s);
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+bool store_delete(struct store *s, const char *id, const char *owner)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct entry *e = find(s, id, owner);
+    if (e)
+        remove_entry(s, e);
+    pthread_mutex_unlock(&s->lock);
+    return e != NULL;
+}
+
+bool store_get(struct store *s, const char *id, const char *owner, enum store_part part,
+               struct buf *out)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct entry *e = find(s, id, owner);
+    if (e)
+        buf_adds(out, part == STORE_REPLY      ? e->reply
+                      : part == STORE_INPUT    ? e->input
+                      : part == STORE_FIRST_ID ? e->first
+                                               : e->last);
+    pthread_mutex_unlock(&s->lock);
+    return e != NULL;
+}
+
+/*
+ * What follows runs in jobs that are given up where memory ends (mem.h), which must not happen under
+ * the lock: room for a copy is made without it, and then looked at again.
+ */
+
+/* Puts items before those that stand from `at` on; returns where they begin then. */
+static size_t put_before(struct buf *out, size_t at, size_t end, const char *items)
+{
+    size_t n = strlen(items);
+    if (!n)
+        return at;
+    if (at < end)
+        out->p[--at] = ',';
+    memcpy(out->p + at - n, items, n);
+    return at - n;
+}
+
+bool store_history(struct store *s, const char *id, const char *owner, size_t max, struct buf *out,
+                   char missing[64])
+{
+    size_t bytes = 0, from = out->len;
+    const char *at = id;
+    bool ok = true;
+    missing[0] = 0;
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    while (ok && *at) {
+        const struct entry *e = find(s, at, owner);
+        if (!e) {
+            snprintf(missing, 64, "%s", at);
+            ok = false;
+            break;
+        }
+        size_t input = strlen(e->input), output = strlen(e->output);
+        bytes += input + output + (input > 0) + (output > 0);
+        ok = bytes <= max;
+        at = e->previous;
+    }
+    bytes -= bytes > 0; /* commas are between */
+    if (ok && out->cap < from + bytes + 2) {
+        pthread_mutex_unlock(&s->lock);
+        buf_reserve(out, bytes + 2);
+        return store_history(s, id, owner, max, out, missing);
+    }
+    size_t end = from + bytes, place = end;
+    for (at = id; ok && *at;) { /* the newest last */
+        const struct entry *e = find(s, at, owner);
+        place = put_before(out, place, end, e->output);
+        place = put_before(out, place, end, e->input);
+        at = e->previous;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (ok) {
+        CHECK(place == from, "items of %zu bytes were counted as %zu", end - place, bytes);
+        out->len = end;
+        out->p[end] = 0;
+    }
+    return ok;
+}
+
+bool store_items_beside(struct store *s, const char *item, const char *owner, size_t max,
+                        struct buf *out, char id[64])
+{
+    const char *from = strchr(item, '_'), *to = from ? strchr(from + 1, '_') : NULL;
+    char own[64];
+    if (!to || snprintf(own, 64, "resp_%.*s", (int)(to - from - 1), from + 1) >= 64)
+        return false;
+    if (!strcmp(own, id))
+        return true;
+    memcpy(id, own, 64);
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    const struct entry *e = find(s, id, owner);
+    size_t bytes = e ? strlen(e->input) + strlen(e->output) + 1 : 0;
+    bool fits = e && bytes <= max;
+    if (fits && out->cap < out->len + bytes + 2) {
+        pthread_mutex_unlock(&s->lock);
+        buf_reserve(out, bytes + 2);
+        id[0] = 0;
+        return store_items_beside(s, item, owner, max, out, id);
+    }
+    if (fits) {
+        buf_adds(out, e->input);
+        if (*e->input && *e->output)
+            buf_addc(out, ',');
+        buf_adds(out, e->output);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return fits;
+}
+
+size_t store_bytes(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    size_t n = s->bytes;
+    pthread_mutex_unlock(&s->lock);
+    return n;
+}

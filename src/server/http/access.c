@@ -1,0 +1,191 @@
+/* Who may ask. See access.h. */
+#include "server/http/access.h"
+
+#include <arpa/inet.h>
+#include <openssl/crypto.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+const char *access_bearer(struct http_exchange *x)
+{
+    const char *v = http_header(http_request(x), "Authorization");
+    if (v && !strncasecmp(v, "Bearer ", 7))
+        return v + 7 + strspn(v + 7, " ");
+    v = http_header(http_request(x), "X-Api-Key");          /* Anthropic's clients */
+    return v ? v : http_header(http_request(x), "Api-Key"); /* Azure's */
+}
+
+/* Takes the same time whatever the key's content. */
+bool access_key(const struct access_rules *a, struct http_exchange *x)
+{
+    const char *key = access_bearer(x);
+    bool found = a->n_keys == 0;
+    for (int i = 0; key && i < a->n_keys; i++) {
+        size_t n = strlen(a->keys[i]);
+        if (strlen(key) == n && !CRYPTO_memcmp(key, a->keys[i], n))
+            found = true;
+    }
+    return found;
+}
+
+uint64_t access_client(const struct access_rules *a, uint64_t secret, struct http_exchange *x)
+{
+    const char *key =
+        a->n_keys ? access_bearer(x) : NULL; /* without keys, anybody could make up many */
+    const char *address = http_client(x), *name = key ? key : address;
+    size_t n = strlen(name);
+    struct in6_addr v6;
+    if (!key && inet_pton(AF_INET6, address, &v6) == 1) {
+        name = (const char *)&v6;
+        n = 8; /* who has one address of a network has them all */
+    }
+    uint64_t h = secret ^ 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ (unsigned char)name[i]) * 0x100000001b3u;
+    return h;
+}
+
+/* The name in "name:port" or "[address]:port", without a final dot; false if it is no such thing. */
+static bool host_name(const char *v, char *out, size_t size)
+{
+    const char *end;
+    if (*v == '[') {
+        end = strchr(++v, ']');
+        if (!end || (end[1] && end[1] != ':'))
+            return false;
+    } else {
+        end = v + strcspn(v, ":");
+    }
+    size_t n = (size_t)(end - v);
+    if (n && v[n - 1] == '.')
+        n--;
+    if (!n || n >= size)
+        return false;
+    memcpy(out, v, n);
+    out[n] = 0;
+    return true;
+}
+
+static bool is_localhost(const char *name)
+{
+    size_t n = strlen(name);
+    return !strcasecmp(name, "localhost") || (n > 10 && !strcasecmp(name + n - 10, ".localhost"));
+}
+
+bool access_is_loopback(const char *host)
+{
+    char name[256];
+    unsigned char four[4];
+    struct in6_addr six;
+    if (!host_name(host, name, sizeof name))
+        snprintf(name, sizeof name, "%s", host);
+    if (inet_pton(AF_INET, name, four) == 1)
+        return four[0] == 127;
+    if (inet_pton(AF_INET6, name, &six) == 1 || inet_pton(AF_INET6, host, &six) == 1)
+        return IN6_IS_ADDR_LOOPBACK(&six);
+    return is_localhost(name);
+}
+
+/* An address cannot be made to mean another machine; a name can, by whoever owns it. */
+bool access_host(const struct access_rules *a, struct http_exchange *x)
+{
+    const char *v = http_header(http_request(x), "Host");
+    char name[256], own[256] = "";
+    unsigned char address[16];
+    for (int i = 0; i < a->n_hosts; i++)
+        if (!strcmp(a->hosts[i], "*"))
+            return true;
+    if (!v) /* HTTP/1.0: no browser */
+        return true;
+    if (!host_name(v, name, sizeof name))
+        return false;
+    if (inet_pton(AF_INET, name, address) == 1 || inet_pton(AF_INET6, name, address) == 1)
+        return true;
+    for (int i = 0; i < a->n_hosts; i++)
+        if (!strcasecmp(a->hosts[i], name))
+            return true;
+    if (gethostname(own, sizeof own - 1))
+        own[0] = 0;
+    return is_localhost(name) || !strcasecmp(name, a->host) || !strcasecmp(name, own);
+}
+
+/* A page that this machine serves: http or https, one of the names it has for itself, any port. */
+static bool is_local_origin(const char *origin)
+{
+    char name[256];
+    const char *at = !strncasecmp(origin, "http://", 7)    ? origin + 7
+                     : !strncasecmp(origin, "https://", 8) ? origin + 8
+                                                           : NULL;
+    return at && host_name(at, name, sizeof name) &&
+           (is_localhost(name) || !strcmp(name, "127.0.0.1") || !strcmp(name, "::1"));
+}
+
+/* In --cors-origin, or this machine's where there is none; *any: by "*". */
+static bool origin_listed(const struct access_rules *a, const char *origin, bool *any)
+{
+    *any = false;
+    if (!a->n_origins)
+        return is_local_origin(origin);
+    for (int i = 0; i < a->n_origins; i++) {
+        *any = !strcmp(a->origins[i], "*");
+        if (*any || !strcmp(a->origins[i], origin))
+            return true;
+    }
+    return false;
+}
+
+/* Browsers say on whose behalf they post, and a page cannot make them say otherwise. */
+bool access_origin(const struct access_rules *a, struct http_exchange *x)
+{
+    const struct http_head *h = http_request(x);
+    const char *origin = http_header(h, "Origin"), *host = http_header(h, "Host");
+    const char *site = http_header(h, "Sec-Fetch-Site");
+    bool any;
+    if (site && (!strcmp(site, "same-origin") || !strcmp(site, "none")))
+        return true;
+    if (!origin)
+        return !site || strcmp(site, "cross-site") != 0;
+    const char *name = strstr(origin, "://");
+    return origin_listed(a, origin, &any) || (name && host && !strcasecmp(name + 3, host));
+}
+
+/* Bodies come as they are: what they would be once unpacked is not known before it is paid for. */
+bool access_encoding(struct http_exchange *x)
+{
+    const char *v = http_header(http_request(x), "Content-Encoding");
+    return !v || !*v || !strcasecmp(v, "identity");
+}
+
+/* What a form or a page may send anywhere without the browser asking first. Forms' own type is not
+ * here: curl says it by default, and from browsers it comes with an Origin. */
+bool access_type(struct http_exchange *x)
+{
+    const char *v = http_header(http_request(x), "Content-Type");
+    size_t n = v ? strcspn(v, "; \t") : 0;
+    return !(n == 10 && !strncasecmp(v, "text/plain", n)) &&
+           !(n == 19 && !strncasecmp(v, "multipart/form-data", n));
+}
+
+void access_add_cors(const struct access_rules *a, struct http_exchange *x)
+{
+    const char *origin = http_header(http_request(x), "Origin");
+    bool any;
+    if (!origin || !origin_listed(a, origin, &any))
+        return;
+    http_add_header(x, "Access-Control-Allow-Origin", any ? "*" : origin);
+    http_add_header(x, "Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After");
+    if (!any)
+        http_add_header(x, "Vary", "Origin");
+}
+
+void access_preflight(struct http_exchange *x)
+{
+    const char *want = http_header(http_request(x), "Access-Control-Request-Headers");
+    http_add_header(x, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+    http_add_header(x, "Access-Control-Allow-Headers",
+                    want ? want : "Authorization, Content-Type, X-Api-Key");
+    http_add_header(x, "Access-Control-Max-Age", "86400");
+    http_reply(x, 204, NULL, "", 0);
+}

@@ -1,0 +1,908 @@
+/*
+ * Answers as grammars: see the header. The frame around a call (tags, names, where the arguments stand)
+ * is a small graph per form; arguments and responses are compiled by their own compilers and imported.
+ */
+#include "text/chat/chat_grammar.h"
+#include "base/mem.h"
+#include "text/chat/chat.h"
+#include "text/grammar/grammar_int.h"
+#include "text/grammar/schema_json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------ into words and back */
+
+static const char *const thinking_names[] = {"no", "maybe", "first"};
+
+char *chat_constraint_text(const struct chat_constraint *c)
+{
+    json_t *out =
+               json_pack("{s:s,s:s,s:b,s:b}", "format", chat_format_name(c->format), "thinking",
+                         thinking_names[c->thinking], "required", c->required, "one", c->one_call),
+           *tool, *list = json_array();
+    size_t i;
+    json_array_foreach((json_t *)c->tools, i, tool)
+    {
+        json_t *f = json_object_get(tool, "function");
+        const char *name = json_string_value(json_object_get(f, "name"));
+        if (!name || (c->only && strcmp(name, c->only) != 0))
+            continue;
+        json_t *entry = json_object();
+        json_object_set(entry, "name", json_object_get(f, "name"));
+        bool strict = json_is_true(json_object_get(f, "strict"));
+        json_object_set_new(entry, "strict", json_boolean(strict));
+        json_t *p = json_object_get(f, "parameters");
+        if (p && !json_is_null(p))
+            json_object_set(entry, "parameters", p);
+        json_array_append_new(list, entry);
+    }
+    json_object_set_new(out, "tools", list);
+    if (c->response) {
+        json_t *r = json_pack("{s:i}", "kind", (int)c->response->kind);
+        json_t *text = json_stringn(c->response->text ? c->response->text : "", c->response->len);
+        json_object_set_new(r, "text", text ? text : json_string(""));
+        json_object_set_new(out, "response", r);
+    }
+    char *s = json_dumps(out, JSON_COMPACT), *copy = mem_strdup(s ? s : "");
+    free(s);
+    json_decref(out);
+    return copy;
+}
+
+enum chat_thinking chat_thinking_of(const char *prompt, size_t len)
+{
+    static const char *const closed[] = {"</think>", "[/THINK]", "<channel|>"};
+    if (chat_opens_reasoning(prompt, len))
+        return CHAT_THINKS_FIRST;
+    while (len && prompt[len - 1] && strchr(" \n\t\r", prompt[len - 1]))
+        len--;
+    for (size_t i = 0; i < sizeof closed / sizeof *closed; i++) {
+        size_t n = strlen(closed[i]);
+        if (len >= n && !memcmp(prompt + len - n, closed[i], n))
+            return CHAT_THINKS_NOT; /* the template has done it in the model's place */
+    }
+    return CHAT_THINKS_MAYBE;
+}
+
+/* ------------------------------------------------------------------ graphs */
+
+struct tool {
+    const struct jvalue *name, *parameters;
+    bool strict;
+    uint32_t args; /* node */
+};
+
+struct answer {
+    struct grammar *g;
+    struct re_pool *pool;
+    struct error *err;
+    bool failed;
+    int flags;
+    enum chat_format format;
+    enum chat_thinking thinking;
+    bool required, one;
+    struct tool *tools; /* (n_tools) */
+    uint32_t n_tools;
+    uint32_t any_args; /* node of any object as arguments; 0 = not made */
+    size_t work;       /* of the schemas so far */
+    int n_loose;       /* schemas that could not be enforced */
+    /* terminals made so far, by term */
+    uint32_t *terms; /* (2 * n_terms) term, terminal */
+    uint32_t n_terms, cap_terms;
+};
+
+struct graph {
+    struct graph_edge {
+        uint32_t from, to, target;
+        bool call;
+    } * edges;
+    uint32_t n_edges, cap, n_states;
+    uint32_t final, also; /* final states; also: 0 = none. State 0 is the first */
+};
+
+static bool answer_fail(struct answer *a, const char *what)
+{
+    if (!a->failed)
+        error_set(a->err, "%s", what);
+    a->failed = true;
+    return false;
+}
+
+static uint32_t add_state(struct graph *gr)
+{
+    return gr->n_states++;
+}
+
+static void add_edge(struct graph *gr, uint32_t from, bool call, uint32_t target, uint32_t to)
+{
+    if (gr->n_edges == gr->cap) {
+        gr->cap = gr->cap ? 2 * gr->cap : 32;
+        gr->edges = mem_realloc(gr->edges, gr->cap, sizeof *gr->edges);
+    }
+    gr->edges[gr->n_edges++] = (struct graph_edge){from, to, target, call};
+}
+
+static int edge_cmp(const void *a, const void *b)
+{
+    const struct graph_edge *x = a, *y = b;
+    return x->from < y->from ? -1 : x->from > y->from;
+}
+
+/* Puts the graph into the grammar as this node, and clears it. */
+static void graph_emit(struct answer *a, struct graph *gr, uint32_t node)
+{
+    uint32_t first = a->g->n_states, e = 0;
+    if (gr->edges)
+        qsort(gr->edges, gr->n_edges, sizeof *gr->edges, edge_cmp);
+    for (uint32_t s = 0; s < gr->n_states; s++) {
+        grammar_add_state(a->g, s == gr->final || (s && s == gr->also));
+        for (; gr->edges && e < gr->n_edges && gr->edges[e].from == s; e++)
+            grammar_add_edge(a->g, gr->edges[e].call, gr->edges[e].target, first + gr->edges[e].to);
+    }
+    a->g->nodes[node].start = first;
+    mem_free(gr->edges);
+    *gr = (struct graph){0};
+}
+
+/* The terminal of a term. */
+static uint32_t terminal(struct answer *a, uint32_t term)
+{
+    struct error why = {0};
+    for (uint32_t i = 0; i < a->n_terms; i++)
+        if (a->terms[2 * i] == term)
+            return a->terms[2 * i + 1];
+    struct dfa *d = dfa_new(a->pool, &term, 1, &why);
+    if (!d) {
+        answer_fail(a, why.msg);
+        return 0;
+    }
+    if (a->n_terms == a->cap_terms) {
+        a->cap_terms = a->cap_terms ? 2 * a->cap_terms : 16;
+        a->terms = mem_realloc(a->terms, a->cap_terms, 2 * sizeof *a->terms);
+    }
+    uint32_t id = grammar_add_term(a->g, TERM_RAW, d);
+    a->terms[2 * a->n_terms] = term;
+    a->terms[2 * a->n_terms++ + 1] = id;
+    return id;
+}
+
+static uint32_t pattern_term(struct answer *a, const char *re)
+{
+    return re_parse(a->pool, re, strlen(re), false, NULL);
+}
+
+/* Edges: a regular expression, a tag, a tool's name between two expressions. */
+static void add_pattern(struct answer *a, struct graph *gr, uint32_t from, const char *re,
+                        uint32_t to)
+{
+    add_edge(gr, from, false, terminal(a, pattern_term(a, re)), to);
+}
+
+static void add_tag(struct answer *a, struct graph *gr, uint32_t from, const char *text,
+                    bool token_only, uint32_t to)
+{
+    uint32_t id = a->g->n_terms;
+    for (uint32_t i = 0; i < a->g->n_terms && id == a->g->n_terms; i++)
+        if (a->g->terms[i].tag && !strcmp(a->g->terms[i].tag, text) &&
+            a->g->terms[i].token_only == token_only)
+            id = i;
+    if (id == a->g->n_terms) {
+        struct error why = {0};
+        uint32_t t = re_literal(a->pool, text, strlen(text));
+        struct dfa *d = dfa_new(a->pool, &t, 1, &why);
+        if (!d) {
+            answer_fail(a, why.msg);
+            return;
+        }
+        grammar_add_tag(a->g, d, text, token_only);
+    }
+    add_edge(gr, from, false, id, to);
+}
+
+static void add_name(struct answer *a, struct graph *gr, uint32_t from, const char *before,
+                     const struct tool *t, const char *after, uint32_t to)
+{
+    struct buf name = {0};
+    bool quoted = strchr(before, '"') != NULL;
+    for (uint32_t i = 0; i < t->name->len; i++) {
+        unsigned char c = (unsigned char)t->name->text[i];
+        if (quoted && (c == '"' || c == '\\'))
+            buf_addc(&name, '\\');
+        if (quoted && c < ' ')
+            buf_addf(&name, "\\u%04x", c);
+        else
+            buf_addc(&name, (char)c);
+    }
+    /* What follows is a terminal of all names: theirs are short. */
+    uint32_t term = re_cat(a->pool, pattern_term(a, before),
+                           re_literal(a->pool, name.p ? name.p : "", name.len));
+    uint32_t end = *after ? add_state(gr) : to;
+    add_edge(gr, from, false, terminal(a, term), end);
+    if (*after)
+        add_pattern(a, gr, end, after, to);
+    buf_clear(&name);
+}
+
+/* ------------------------------------------------------------------ free text */
+
+/* A stop is a text anywhere, or an expression at the beginning; `again` is how it is read again. */
+struct stop {
+    const char *text, *at_start, *again;
+};
+
+static uint32_t bytes_term(struct answer *a, const char *text)
+{
+    uint32_t t = RE_EPS;
+    for (const unsigned char *p = (const unsigned char *)text; *p; p++)
+        t = re_cat(a->pool, t, re_char(a->pool, *p));
+    return t;
+}
+
+static void add_free(struct answer *a, struct graph *gr, uint32_t from, const struct stop *stops,
+                     uint32_t n, bool may_end, uint32_t to)
+{
+    uint32_t terms[32];
+    struct error why = {0};
+    CHECK(n <= 32, "stops of a free text");
+    for (uint32_t i = 0; i < n; i++)
+        terms[i] = stops[i].at_start ? pattern_term(a, stops[i].at_start)
+                                     : re_cat(a->pool, RE_ALL, bytes_term(a, stops[i].text));
+    struct dfa *d = dfa_new(a->pool, terms, (int)n, &why);
+    if (!d) {
+        answer_fail(a, why.msg);
+        return;
+    }
+    memset(d->safe, 0, d->n_states * sizeof *d->safe); /* a stop is never jumped over */
+    uint32_t id = grammar_add_term(a->g, TERM_FREE, d);
+    struct free_text *f = mem_zalloc(1, sizeof *f);
+    f->n = n;
+    f->may_end = may_end;
+    f->idle = dfa_step(d, dfa_step(d, 1, 1), 1);
+    f->again = mem_zalloc(n + 1, sizeof *f->again);
+    for (uint32_t i = 0; i < n; i++)
+        f->again[i] = mem_strdup(stops[i].again ? stops[i].again : stops[i].text);
+    a->g->terms[id].free = f;
+    add_edge(gr, from, false, id, to);
+}
+
+/* ------------------------------------------------------------------ the forms of calls */
+
+#define WS    "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
+#define COLON WS ":" WS
+#define COMMA WS "," WS
+/* DeepSeek's tags. */
+#define D_CALLS_BEGIN "<｜tool▁calls▁begin｜>"
+#define D_CALLS_END   "<｜tool▁calls▁end｜>"
+#define D_CALL_BEGIN  "<｜tool▁call▁begin｜>"
+#define D_CALL_END    "<｜tool▁call▁end｜>"
+#define D_SEP         "<｜tool▁sep｜>"
+
+/* From state `from`: a name between two expressions, then the arguments; at `to` afterwards. */
+static void add_calls(struct answer *a, struct graph *gr, uint32_t from, const char *before,
+                      const char *after, uint32_t to)
+{
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, from, before, &a->tools[i], after, args);
+        add_edge(gr, args, true, a->tools[i].args, to);
+    }
+}
+
+/* <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
+static void form_hermes(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
+    add_tag(a, gr, begin, "<tool_call>", false, open);
+    add_pattern(a, gr, open, WS "\\{" WS "\"name\"" COLON, name);
+    add_calls(a, gr, name, "\"", "\"" COMMA "\"arguments\"" WS ":", close = add_state(gr));
+    uint32_t end = add_state(gr);
+    add_pattern(a, gr, close, WS "\\}" WS, end);
+    add_tag(a, gr, end, "</tool_call>", false, gr->final = add_state(gr));
+}
+
+/* <tool_call><function=NAME><parameter=...>...</function></tool_call> */
+static void form_xml(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
+    add_tag(a, gr, begin, "<tool_call>", false, open);
+    add_pattern(a, gr, open, "\\n?<function=", name);
+    close = add_state(gr);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, name, "", &a->tools[i], "", args);
+        add_edge(gr, args, true, a->tools[i].args, close);
+    }
+    uint32_t end = add_state(gr);
+    add_pattern(a, gr, close, "\\n", end);
+    gr->final = add_state(gr);
+    add_tag(a, gr, end, "</tool_call>", false, gr->final);
+    add_tag(a, gr, close, "</tool_call>", false, gr->final);
+}
+
+/* {"name": ..., "parameters": {...}}; several are divided by semicolons. */
+#define LLAMA_OPEN "\\{" WS "(\"type\"" COLON "\"function\"" COMMA ")?\"name\"" COLON
+static void form_llama(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
+    add_tag(a, gr, begin, "<|python_tag|>", false, open);
+    add_pattern(a, gr, begin, LLAMA_OPEN, name);
+    add_pattern(a, gr, open, LLAMA_OPEN, name);
+    add_calls(a, gr, name, "\"", "\"" COMMA "\"parameters\"" WS ":", close = add_state(gr));
+    add_pattern(a, gr, close, WS "\\}", gr->final = add_state(gr));
+    if (!a->one)
+        add_pattern(a, gr, gr->final, "; ?", open);
+}
+
+/* [f(a=1), g()] */
+static void form_python(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
+    add_tag(a, gr, begin, "<|python_start|>", false, open);
+    add_pattern(a, gr, begin, "\\[", name);
+    add_pattern(a, gr, open, "\\[", name);
+    close = add_state(gr);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, name, "", &a->tools[i], "", args);
+        add_edge(gr, args, true, a->tools[i].args, close);
+    }
+    if (!a->one)
+        add_pattern(a, gr, close, ",[ \\n]?", name);
+    add_pattern(a, gr, close, "\\]", gr->final = add_state(gr));
+}
+
+/* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]NAME[ARGS]{...} */
+static void form_mistral(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
+    uint32_t with_id = add_state(gr), next = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "[TOOL_CALLS]", false, open);
+    add_pattern(a, gr, open, " ?\\[" WS "\\{" WS "\"name\"" COLON, name);
+    add_calls(a, gr, name, "\"", "\"" COMMA "\"arguments\"" WS ":", close = add_state(gr));
+    add_pattern(a, gr, close, COMMA "\"id\"" COLON "\"[A-Za-z0-9]{9}\"", with_id);
+    add_pattern(a, gr, close, WS "\\}", next);
+    add_pattern(a, gr, with_id, WS "\\}", next);
+    if (!a->one)
+        add_pattern(a, gr, next, COMMA "\\{" WS "\"name\"" COLON, name);
+    add_pattern(a, gr, next, WS "\\]", gr->final);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t after = add_state(gr), id = add_state(gr), mark = add_state(gr);
+        uint32_t args = add_state(gr);
+        add_name(a, gr, open, "", &a->tools[i], "", after);
+        add_tag(a, gr, after, "[CALL_ID]", true, id);
+        add_pattern(a, gr, id, "[A-Za-z0-9]{9}", mark);
+        add_tag(a, gr, mark, "[ARGS]", false, args);
+        add_tag(a, gr, after, "[ARGS]", false, args);
+        add_edge(gr, args, true, a->tools[i].args, gr->final);
+    }
+}
+
+/* function SEP NAME, arguments in a fenced block (R1 and what was distilled from it), or NAME SEP
+ * arguments. */
+static void form_deepseek(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), first = add_state(gr), open = add_state(gr);
+    uint32_t word = add_state(gr), name = add_state(gr), close = add_state(gr);
+    uint32_t end = add_state(gr), next = add_state(gr), line = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, D_CALLS_BEGIN, false, first);
+    add_tag(a, gr, first, D_CALL_BEGIN, false, open);
+    add_pattern(a, gr, open, "function", word);
+    add_tag(a, gr, word, D_SEP, false, name);
+    add_calls(a, gr, name, "", "\\n```json\\n", close);
+    add_pattern(a, gr, close, "\\n```", end);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t sep = add_state(gr), args = add_state(gr);
+        add_name(a, gr, open, "", &a->tools[i], "", sep);
+        add_tag(a, gr, sep, D_SEP, false, args);
+        add_edge(gr, args, true, a->tools[i].args, end);
+    }
+    add_tag(a, gr, end, D_CALL_END, false, next);
+    if (!a->one) {
+        add_pattern(a, gr, next, "\\n", line);
+        add_tag(a, gr, next, D_CALL_BEGIN, false, open);
+        add_tag(a, gr, line, D_CALL_BEGIN, false, open);
+    }
+    add_tag(a, gr, next, D_CALLS_END, false, gr->final);
+}
+
+/* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>, all calls in one
+ * section. */
+static void form_kimi(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
+    uint32_t end = add_state(gr), next = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<|tool_calls_section_begin|>", false, first);
+    add_tag(a, gr, first, "<|tool_call_begin|>", false, name);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t mark = add_state(gr), args = add_state(gr);
+        add_name(a, gr, name, "functions\\.", &a->tools[i], ":[0-9]{1,3}", mark);
+        add_tag(a, gr, mark, "<|tool_call_argument_begin|>", false, args);
+        add_edge(gr, args, true, a->tools[i].args, end);
+    }
+    add_tag(a, gr, end, "<|tool_call_end|>", false, next);
+    if (!a->one)
+        add_tag(a, gr, next, "<|tool_call_begin|>", false, name);
+    add_tag(a, gr, next, "<|tool_calls_section_end|>", false, gr->final);
+}
+
+/* From the channel to the end: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
+ * and <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}. */
+static void form_gpt_oss(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), channel = add_state(gr), name = add_state(gr);
+    uint32_t start = add_state(gr), early = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<|channel|>", false, channel);
+    add_pattern(a, gr, channel, "(commentary|analysis) to=functions\\.", name);
+    add_tag(a, gr, begin, "<|start|>", false, start);
+    add_pattern(a, gr, start, "assistant to=functions\\.", early);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t to = add_state(gr), late = add_state(gr), word = add_state(gr);
+        uint32_t mark = add_state(gr), json = add_state(gr), args = add_state(gr);
+        add_name(a, gr, early, "", &a->tools[i], "", late);
+        add_tag(a, gr, late, "<|channel|>", false, word);
+        add_pattern(a, gr, word, "commentary", to);
+        add_name(a, gr, name, "", &a->tools[i], "", to);
+        add_pattern(a, gr, to, " ", mark);
+        add_tag(a, gr, to, "<|constrain|>", false, json);
+        add_tag(a, gr, mark, "<|constrain|>", false, json);
+        uint32_t head = add_state(gr);
+        add_pattern(a, gr, json, "json", head);
+        add_pattern(a, gr, mark, "json", head);
+        add_tag(a, gr, to, "<|message|>", false, args);
+        add_tag(a, gr, head, "<|message|>", false, args);
+        add_edge(gr, args, true, a->tools[i].args, gr->final);
+    }
+}
+
+/* <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>, lines where the model likes. */
+static void form_glm(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<tool_call>", false, open);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t named = add_state(gr), line = add_state(gr);
+        add_name(a, gr, open, "", &a->tools[i], "", named);
+        add_pattern(a, gr, named, "\\n", line);
+        add_edge(gr, named, true, a->tools[i].args, gr->final);
+        add_edge(gr, line, true, a->tools[i].args, gr->final);
+    }
+}
+
+/* <invoke name="NAME"><parameter name="K">V</parameter></invoke>, all calls in one frame. */
+static void form_minimax(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
+    uint32_t next = add_state(gr), line = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<minimax:tool_call>", false, first);
+    add_pattern(a, gr, first, "\\n?<invoke name=\"", name);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, name, "", &a->tools[i], "", args);
+        add_edge(gr, args, true, a->tools[i].args, next);
+    }
+    if (!a->one)
+        add_pattern(a, gr, next, "\\n?<invoke name=\"", name);
+    add_pattern(a, gr, next, "\\n", line);
+    add_tag(a, gr, next, "</minimax:tool_call>", false, gr->final);
+    add_tag(a, gr, line, "</minimax:tool_call>", false, gr->final);
+}
+
+/* <|tool_call>call:NAME{k:<|"|>v<|"|>,n:3}<tool_call|> */
+static void form_gemma(struct answer *a, struct graph *gr)
+{
+    uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr);
+    uint32_t end = add_state(gr);
+    gr->final = add_state(gr);
+    add_tag(a, gr, begin, "<|tool_call>", false, open);
+    add_pattern(a, gr, open, "call:", name);
+    for (uint32_t i = 0; i < a->n_tools; i++) {
+        uint32_t args = add_state(gr);
+        add_name(a, gr, name, "", &a->tools[i], "", args);
+        add_edge(gr, args, true, a->tools[i].args, end);
+    }
+    add_tag(a, gr, end, "<tool_call|>", false, gr->final);
+}
+
+#define LEAD "[ \\t\\r\\n]*"
+static const struct form {
+    enum chat_format format;
+    int args; /* flags of the arguments' schema */
+    void (*calls)(struct answer *a, struct graph *gr);
+    struct stop stops[3]; /* what begins a call in free text */
+    bool repeats;         /* a further call begins like the first */
+    bool last;            /* nothing but calls follows a call */
+} forms[] = {
+    {CHAT_HERMES, 0, form_hermes, {{.text = "<tool_call>"}}, .repeats = true},
+    {CHAT_QWEN_XML, SCHEMA_XML, form_xml, {{.text = "<tool_call>"}}, .repeats = true},
+    {CHAT_LLAMA_JSON,
+     0,
+     form_llama,
+     {{.text = "<|python_tag|>"}, {.at_start = LEAD LLAMA_OPEN "\"", .again = "{\"name\": \""}},
+     .last = true},
+    {CHAT_PYTHONIC, SCHEMA_PYTHON, form_python, {{.text = "<|python_start|>"}}, .last = true},
+    {CHAT_MISTRAL, 0, form_mistral, {{.text = "[TOOL_CALLS]"}}, .repeats = true},
+    {CHAT_DEEPSEEK_R1, 0, form_deepseek, {{.text = D_CALLS_BEGIN}}, .repeats = false},
+    {CHAT_KIMI, 0, form_kimi, {{.text = "<|tool_calls_section_begin|>"}}, .repeats = false},
+    {CHAT_GLM, SCHEMA_GLM, form_glm, {{.text = "<tool_call>"}}, .repeats = true},
+    {CHAT_MINIMAX,
+     SCHEMA_MINIMAX,
+     form_minimax,
+     {{.text = "<minimax:tool_call>"}},
+     .repeats = false},
+    {CHAT_GEMMA, SCHEMA_GEMMA, form_gemma, {{.text = "<|tool_call>"}}, .repeats = true},
+    {CHAT_GPT_OSS,
+     0,
+     form_gpt_oss,
+     {{.text = "<|channel|>commentary to="},
+      {.text = "<|channel|>analysis to="},
+      {.text = "<|start|>assistant to="}},
+     .last = true},
+};
+
+static const struct form *form_of(enum chat_format f)
+{
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        if (forms[i].format == f)
+            return &forms[i];
+    return NULL;
+}
+
+bool chat_format_calls(enum chat_format f)
+{
+    return form_of(f) != NULL;
+}
+
+/* ------------------------------------------------------------------ arguments */
+
+/* The names of a schema that cannot be enforced, with their simple types, and which are required. */
+static void loosen(const struct jvalue *p, struct buf *out)
+{
+    static const char *const types[] = {"string", "integer", "number", "boolean",
+                                        "array",  "object",  "null"};
+    const struct jvalue *props = jvalue_get(p, "properties"), *req = jvalue_get(p, "required");
+    buf_adds(out, "{\"properties\":{");
+    for (const struct jvalue *c = props ? props->first : NULL; c; c = c->next) {
+        const struct jvalue *type = jvalue_get(c, "type");
+        json_t *key = json_stringn(c->key, c->key_len);
+        char *text = key ? json_dumps(key, JSON_ENCODE_ANY) : NULL;
+        const char *known = NULL;
+        for (size_t i = 0; type && i < sizeof types / sizeof *types; i++)
+            if (jvalue_is(type, types[i]))
+                known = types[i];
+        if (out->p[out->len - 1] != '{')
+            buf_addc(out, ',');
+        buf_addf(out, known ? "%s:{\"type\":\"%s\"}" : "%s:{}", text ? text : "\"\"", known);
+        free(text);
+        json_decref(key);
+    }
+    buf_adds(out, "}");
+    if (req && req->kind == J_ARRAY) {
+        buf_adds(out, ",\"required\":");
+        buf_add(out, req->raw, req->raw_len);
+    }
+    buf_adds(out, "}");
+}
+
+enum { ARGS_WORK = 1500000, LOOSE_TRIED = 3 };
+
+static bool compile_args(struct answer *a, struct tool *t, int flags)
+{
+    const struct jvalue *p = t->parameters;
+    struct error why = {0};
+    static const char any[] = "{}";
+    bool whole = p && (t->strict || a->required);
+    flags |= SCHEMA_OBJECT;
+    if (!whole && a->any_args) {
+        t->args = a->any_args;
+        return true;
+    }
+    /* Trying costs: of many that cannot be enforced, a few are tried. */
+    struct grammar *g = NULL;
+    if (t->strict || a->n_loose < LOOSE_TRIED)
+        g = schema_compile(whole ? p->raw : any, whole ? p->raw_len : 2, flags, &why);
+    if (!g && !t->strict) {
+        a->n_loose++;
+        struct buf text = {0};
+        loosen(p, &text);
+        why = (struct error){0};
+        g = schema_compile(text.p, text.len, flags, &why);
+        buf_clear(&text);
+    }
+    if (!g) {
+        struct error named = {0};
+        error_set(&named, "the parameters of the tool '%.*s': %.600s", (int)t->name->len,
+                  t->name->text, why.msg);
+        return answer_fail(a, named.msg);
+    }
+    a->work += g->work + g->n_nodes;
+    if (a->work > ARGS_WORK) {
+        grammar_free(g);
+        return answer_fail(a, "the tools' schemas take over 1500000 steps");
+    }
+    t->args = grammar_import(a->g, g);
+    if (!whole)
+        a->any_args = t->args;
+    return true;
+}
+
+/* ------------------------------------------------------------------ the whole answer */
+
+/* What opens thinking: a tag, and a word after it where the tag alone opens other things, too. */
+static const char *think_tag(const struct answer *a)
+{
+    return a->format == CHAT_MISTRAL ? "[THINK]"
+           : a->format == CHAT_GEMMA ? "<|channel>"
+                                     : "<think>";
+}
+
+static const char *think_word(const struct answer *a)
+{
+    return a->format == CHAT_GEMMA ? "thought" : "";
+}
+
+static const char *think_close(const struct answer *a)
+{
+    return a->format == CHAT_MISTRAL ? "[/THINK]"
+           : a->format == CHAT_GEMMA ? "<channel|>"
+                                     : "</think>";
+}
+
+static void add_think_open(struct answer *a, struct graph *gr, uint32_t from, bool token_only,
+                           uint32_t to)
+{
+    bool word = think_word(a)[0];
+    uint32_t tagged = word ? add_state(gr) : to;
+    add_tag(a, gr, from, think_tag(a), token_only, tagged);
+    if (word)
+        add_pattern(a, gr, tagged, think_word(a), to);
+}
+
+/* Thinking that is open at `from`: to its closing tag. */
+static void add_thoughts(struct answer *a, struct graph *gr, uint32_t from, bool may_end,
+                         uint32_t to)
+{
+    uint32_t end = add_state(gr);
+    struct stop close = {.text = think_close(a)};
+    add_free(a, gr, from, &close, 1, may_end, end);
+    add_tag(a, gr, end, close.text, false, to);
+}
+
+/* Free text that may turn into calls, from `from` on; at `to` after a call. The first one of an answer
+ * may also turn into thinking, which leads to `think`. */
+static void add_text(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls,
+                     uint32_t think, uint32_t to)
+{
+    const struct form *f = form_of(a->format);
+    struct stop stops[32];
+    struct buf names[24] = {0};
+    uint32_t n = 0, begun = add_state(gr);
+    for (; n < 3 && (f->stops[n].text || f->stops[n].at_start); n++)
+        stops[n] = f->stops[n];
+    /* A Python call has no tag: it begins with one of the names. */
+    for (uint32_t i = 0; a->format == CHAT_PYTHONIC && i < a->n_tools && i < 24; i++) {
+        const struct jvalue *name = a->tools[i].name;
+        buf_adds(&names[i], LEAD "\\[");
+        for (uint32_t k = 0; k < name->len; k++)
+            buf_addf(&names[i], "\\x%02x", (unsigned char)name->text[k]);
+        buf_adds(&names[i], "\\(");
+        size_t expression = names[i].len + 1;
+        buf_addc(&names[i], 0);
+        buf_addf(&names[i], "[%.*s(", (int)name->len, name->text);
+        stops[n++] = (struct stop){.at_start = names[i].p, .again = names[i].p + expression};
+    }
+    struct buf lead = {0}, open = {0};
+    if (think) {
+        buf_addf(&open, "%s%s", think_tag(a), think_word(a));
+        buf_adds(&lead, LEAD);
+        for (const char *p = open.p; *p; p++)
+            buf_addf(&lead, "\\x%02x", (unsigned char)*p);
+        stops[n++] = (struct stop){.at_start = lead.p, .again = open.p};
+        add_think_open(a, gr, begun, false, think);
+    }
+    add_free(a, gr, from, stops, n, true, begun);
+    add_edge(gr, begun, true, calls, to);
+    buf_clear(&lead);
+    buf_clear(&open);
+    for (int i = 0; i < 24; i++)
+        buf_clear(&names[i]);
+}
+
+/* Auto: text, calls in it. */
+static void answer_auto(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls)
+{
+    const struct form *f = form_of(a->format);
+    uint32_t text = add_state(gr), think = 0;
+    uint32_t after = f->last || a->one ? gr->final : text;
+    if (a->thinking == CHAT_THINKS_FIRST && a->format != CHAT_GPT_OSS) {
+        add_thoughts(a, gr, from, true, text);
+    } else {
+        bool may = a->thinking == CHAT_THINKS_MAYBE && a->format != CHAT_GPT_OSS;
+        if (may) {
+            think = add_state(gr);
+            add_thoughts(a, gr, think, true, text);
+        }
+        add_text(a, gr, from, calls, think, after);
+    }
+    add_text(a, gr, text, calls, 0, after);
+}
+
+/* Calls and nothing else, or a text that fits. */
+static void answer_fixed(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls,
+                         uint32_t response)
+{
+    const struct form *f = form_of(a->format);
+    if (response)
+        add_edge(gr, from, true, response, gr->final);
+    if (!calls)
+        return;
+    bool more = f->repeats && !a->one;
+    uint32_t after = more ? add_state(gr) : gr->final;
+    add_edge(gr, from, true, calls, after);
+    if (more) { /* a state of its own: a response is not followed by calls */
+        uint32_t space = add_state(gr);
+        gr->also = after;
+        add_pattern(a, gr, after, "[ \\n]{1,2}", space);
+        add_edge(gr, after, true, calls, after);
+        add_edge(gr, space, true, calls, after);
+    }
+}
+
+/* gpt-oss: every message has a header; thinking is one of its channels. */
+static void answer_gpt_oss(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls,
+                           uint32_t response)
+{
+    uint32_t channel = add_state(gr), analysis = add_state(gr), thoughts = add_state(gr);
+    uint32_t end = add_state(gr), start = add_state(gr), role = add_state(gr);
+    struct stop close = {.text = "<|end|>"};
+    add_tag(a, gr, from, "<|channel|>", false, channel);
+    add_pattern(a, gr, channel, "analysis", analysis);
+    add_tag(a, gr, analysis, "<|message|>", false, thoughts);
+    add_free(a, gr, thoughts, &close, 1, false, end);
+    add_tag(a, gr, end, "<|end|>", false, start);
+    add_tag(a, gr, start, "<|start|>", false, role);
+    add_pattern(a, gr, role, "assistant", from);
+    if (calls) {
+        add_edge(gr, from, true, calls, gr->final);
+        add_edge(gr, start, true, calls, gr->final);
+    }
+    if (response) {
+        uint32_t header = add_state(gr), body = add_state(gr);
+        add_pattern(a, gr, channel, "final", header);
+        add_tag(a, gr, header, "<|message|>", false, body);
+        add_edge(gr, body, true, response, gr->final);
+    }
+}
+
+static void answer_build(struct answer *a, uint32_t response)
+{
+    const struct form *f = form_of(a->format);
+    struct graph gr = {0};
+    uint32_t calls = 0, from, think;
+    for (uint32_t i = 0; i < a->n_tools && !a->failed; i++)
+        compile_args(a, &a->tools[i], f->args);
+    if (a->failed)
+        return;
+    if (a->n_tools) {
+        calls = grammar_add_node(a->g, NODE_GRAPH);
+        f->calls(a, &gr);
+        graph_emit(a, &gr, calls);
+    }
+    from = add_state(&gr);
+    gr.final = add_state(&gr);
+    if (calls && !a->required && !response) {
+        answer_auto(a, &gr, from, calls);
+    } else if (a->format == CHAT_GPT_OSS) {
+        answer_gpt_oss(a, &gr, from, calls, a->required ? 0 : response);
+    } else {
+        uint32_t body = grammar_add_node(a->g, NODE_GRAPH);
+        struct graph inner = {0};
+        uint32_t first = add_state(&inner);
+        inner.final = add_state(&inner);
+        answer_fixed(a, &inner, first, calls, a->required ? 0 : response);
+        graph_emit(a, &inner, body);
+        think = from;
+        if (a->thinking != CHAT_THINKS_FIRST)
+            add_edge(&gr, from, true, body, gr.final);
+        if (a->thinking == CHAT_THINKS_MAYBE)
+            add_think_open(a, &gr, from, true, think = add_state(&gr));
+        if (a->thinking != CHAT_THINKS_NOT) {
+            uint32_t done = add_state(&gr), space = add_state(&gr);
+            add_thoughts(a, &gr, think, false, done);
+            add_pattern(a, &gr, done, "[ \\n]{1,2}", space);
+            add_edge(&gr, done, true, body, gr.final);
+            add_edge(&gr, space, true, body, gr.final);
+        }
+    }
+    graph_emit(a, &gr, 0);
+}
+
+static bool read_tools(struct answer *a, const struct jvalue *list)
+{
+    if (!list || list->kind != J_ARRAY)
+        return true;
+    if (list->n > CHAT_TOOLS_MAX)
+        return answer_fail(a, "over 512 tools");
+    if (list->n && !form_of(a->format))
+        return answer_fail(a, "this model's template knows no tool calls");
+    a->tools = mem_zalloc(list->n + 1, sizeof *a->tools);
+    for (const struct jvalue *t = list->first; t; t = t->next) {
+        const struct jvalue *name = jvalue_get(t, "name"), *strict = jvalue_get(t, "strict");
+        if (!name || name->kind != J_STRING || !name->len || name->len > 256)
+            return answer_fail(a, "a tool without a name");
+        a->tools[a->n_tools++] = (struct tool){.name = name,
+                                               .parameters = jvalue_get(t, "parameters"),
+                                               .strict = strict && strict->kind == J_TRUE};
+    }
+    return true;
+}
+
+static bool read_response(struct answer *a, const struct jvalue *r, uint32_t *node)
+{
+    const struct jvalue *kind = jvalue_get(r, "kind"), *text = jvalue_get(r, "text");
+    if (!kind || kind->kind != J_NUMBER || kind->len != 1 || kind->text[0] < '0' ||
+        kind->text[0] > '4' || !text || text->kind != J_STRING)
+        return answer_fail(a, "a response without a kind and a text");
+    struct grammar_source src = {.kind = (enum grammar_kind)(kind->text[0] - '0'),
+                                 .flags = a->flags,
+                                 .text = text->text,
+                                 .len = text->len};
+    struct grammar *g = grammar_compile(&src, a->err);
+    if (!g)
+        return !(a->failed = true);
+    *node = grammar_import(a->g, g);
+    return true;
+}
+
+struct grammar *answer_compile(const char *text, size_t len, int flags, struct error *err)
+{
+    struct answer a = {.err = err, .flags = flags};
+    struct error ignored;
+    if (!err)
+        a.err = &ignored;
+    struct jdoc *doc = jdoc_parse(text, len, err);
+    if (!doc)
+        return NULL;
+    const struct jvalue *root = jdoc_root(doc), *v = jvalue_get(root, "format");
+    char name[32] = "";
+    if (v && v->kind == J_STRING && v->len < sizeof name)
+        memcpy(name, v->text, v->len);
+    v = jvalue_get(root, "thinking");
+    for (int i = 0; v && i < 3; i++)
+        if (jvalue_is(v, thinking_names[i]))
+            a.thinking = (enum chat_thinking)i;
+    v = jvalue_get(root, "required");
+    a.required = v && v->kind == J_TRUE;
+    v = jvalue_get(root, "one");
+    a.one = v && v->kind == J_TRUE;
+    uint32_t response = 0;
+    a.g = grammar_new();
+    a.pool = re_pool_new();
+    schema_add_json(a.g, flags);
+    grammar_add_node(a.g, NODE_GRAPH);
+    v = jvalue_get(root, "response");
+    bool ok = chat_format_from_name(name, &a.format) || answer_fail(&a, "an unknown format");
+    ok = ok && read_tools(&a, jvalue_get(root, "tools")) &&
+         (!v || read_response(&a, v, &response)) &&
+         (a.n_tools || (v && !a.required) || answer_fail(&a, "there is nothing to constrain"));
+    if (ok)
+        answer_build(&a, response);
+    if (!a.failed && re_pool_error(a.pool))
+        answer_fail(&a, re_pool_error(a.pool));
+    grammar_finish(a.g);
+    if (a.failed) {
+        grammar_free(a.g);
+        a.g = NULL;
+    }
+    re_pool_free(a.pool);
+    mem_free(a.tools);
+    mem_free(a.terms);
+    jdoc_free(doc);
+    return a.g;
+}

@@ -1,0 +1,975 @@
+/*
+ * The streaming chat parser: tags, white space, reasoning, and the frames around calls. The bytes of a
+ * call go through the scanners of chat_calls.c. Each step decides on as few bytes as make the answer
+ * certain whatever follows, and waits otherwise; that is the whole of the invariance under splitting.
+ */
+#include "text/chat/chat_parse_int.h"
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Variants inside S_CALL. */
+enum {
+    C_JSON = CHAT_MODE_JSON,
+    X_OPEN,
+    X_FUNCTION,
+    X_BODY,
+    X_PARAM,
+    X_FIRST,
+    X_VALUE,
+    M_START,
+    M_LIST,
+    M_NAME,
+    M_ID,
+    M_OPEN,
+    M_ARGS,
+    D_NEXT,
+    D_NAME,
+    D_AFTER,
+    D_TITLE,
+    D_OPEN,
+    D_ARGS,
+    D_END
+};
+
+#define MAX_NAME 256 /* longer than this it is no name */
+
+/* DeepSeek's tags are single tokens, spelt with full-width bars. */
+#define D_CALLS_BEGIN "<｜tool▁calls▁begin｜>"
+#define D_CALLS_END   "<｜tool▁calls▁end｜>"
+#define D_CALL_BEGIN  "<｜tool▁call▁begin｜>"
+#define D_CALL_END    "<｜tool▁call▁end｜>"
+#define D_SEP         "<｜tool▁sep｜>"
+
+/* ------------------------------------------------------------------ output */
+
+static void flush(struct chat_parser *p)
+{
+    if (!p->out.len)
+        return;
+    struct chat_event e = {.type = p->out_kind,
+                           .index = p->n_calls ? p->n_calls - 1 : 0,
+                           .text = p->out.p,
+                           .len = p->out.len};
+    p->opt.event(p->opt.arg, &e);
+    buf_reset(&p->out);
+}
+
+static void put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n)
+{
+    if (!n)
+        return;
+    if (p->out_kind != kind)
+        flush(p);
+    p->out_kind = kind;
+    buf_add(&p->out, s, n);
+    if (kind == CHAT_TOOL_ARGS)
+        buf_add(&p->args, s, n);
+}
+
+/* Text whose white space is only shown once something follows it. */
+void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (s[i] == ' ' || s[i] == '\n' || s[i] == '\t' || s[i] == '\r') {
+            if (!p->trim)
+                buf_addc(&p->space, s[i]);
+            continue;
+        }
+        put(p, kind, p->space.p, p->space.len);
+        buf_reset(&p->space);
+        p->trim = false;
+        p->wrote |= kind == CHAT_CONTENT;
+        put(p, kind, s + i, 1);
+    }
+}
+
+/* Forgets held white space, and drops what follows up to the next text. */
+static void trim(struct chat_parser *p)
+{
+    buf_reset(&p->space);
+    p->trim = true;
+}
+
+static void content(struct chat_parser *p)
+{
+    p->state = S_CONTENT;
+}
+
+void chat_call_begin(struct chat_parser *p, const char *name, size_t len)
+{
+    char id[32] = "call_";
+    uint64_t x = p->opt.id_seed + (uint64_t)(p->n_calls + 1) * 0x9e3779b97f4a7c15u;
+    for (int i = 0; i < 24; i++) {
+        if (i % 8 == 0) {
+            x ^= x >> 30;
+            x *= 0xbf58476d1ce4e5b9u;
+            x ^= x >> 27;
+            x *= 0x94d049bb133111ebu;
+            x ^= x >> 31;
+        }
+        id[5 + i] = "0123456789abcdefghijklmnopqrstuv"[x >> (i % 8 * 5) & 31];
+    }
+    flush(p);
+    struct buf space = p->lead;
+    p->lead = p->space;
+    p->space = space;
+    buf_reset(&p->space);
+    buf_reset(&p->raw);
+    buf_reset(&p->args);
+    p->n_calls++;
+    p->call_open = true;
+    struct chat_event e = {
+        .type = CHAT_TOOL_BEGIN, .index = p->n_calls - 1, .text = name, .len = len, .id = id};
+    p->opt.event(p->opt.arg, &e);
+}
+
+void chat_call_args(struct chat_parser *p, const char *s, size_t n)
+{
+    put(p, CHAT_TOOL_ARGS, s, n);
+}
+
+void chat_value_char(struct chat_parser *p, char c)
+{
+    if (p->xml_string) {
+        struct buf b = {0};
+        json_escape(&b, &c, 1);
+        chat_call_args(p, b.p, b.len);
+        buf_clear(&b);
+    } else {
+        buf_addc(&p->js.args, c);
+    }
+}
+
+static void end_call(struct chat_parser *p, enum chat_event_type type)
+{
+    flush(p);
+    p->call_open = false;
+    struct chat_event e = {.type = type, .index = p->n_calls - 1, .text = ""};
+    p->opt.event(p->opt.arg, &e);
+}
+
+/* Whether the arguments are JSON. Line breaks inside strings, which are none, and bytes that are no
+ * characters are let through: clients cope with them. */
+static bool args_are_json(const struct chat_parser *p)
+{
+    struct buf text = {0};
+    for (size_t i = 0; i < p->args.len; i++) {
+        unsigned char c = (unsigned char)p->args.p[i];
+        buf_addc(&text, c < 0x20 ? ' ' : c >= 0x80 ? '?' : (char)c);
+    }
+    json_t *j = json_loadb(text.p ? text.p : "", text.len,
+                           JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+    bool ok = j != NULL;
+    json_decref(j);
+    buf_clear(&text);
+    return ok;
+}
+
+bool chat_call_end(struct chat_parser *p)
+{
+    if (!args_are_json(p)) {
+        chat_call_break(p);
+        return false;
+    }
+    end_call(p, CHAT_TOOL_END);
+    p->ended = true;
+    trim(p);
+    return true;
+}
+
+void chat_call_break(struct chat_parser *p)
+{
+    end_call(p, CHAT_TOOL_BROKEN);
+    p->n_broken++;
+    buf_reset(&p->space); /* the arguments' */
+    buf_add(&p->whole, p->in.p + p->step_at, p->pos - p->step_at);
+    p->step_at = p->pos;
+    chat_put(p, CHAT_CONTENT, p->lead.p, p->lead.len);
+    chat_put(p, CHAT_CONTENT, p->whole.p, p->whole.len);
+    buf_reset(&p->whole);
+    content(p);
+}
+
+/* ------------------------------------------------------------------ input */
+
+/* The call turned out to be none: its text is content, read on from here. */
+void chat_not_a_call(struct chat_parser *p)
+{
+    chat_put(p, CHAT_CONTENT, p->raw.p, p->raw.len);
+    buf_reset(&p->raw);
+    content(p);
+}
+
+/* The next call, after text that is still undecided (raw) or after another call. */
+void chat_next_call(struct chat_parser *p, int mode)
+{
+    p->state = S_CALL;
+    p->mode = mode;
+    buf_reset(&p->tag);
+    json_scan_reset(&p->js);
+    py_scan_reset(&p->py);
+}
+
+void chat_start_call(struct chat_parser *p, int mode, const char *raw)
+{
+    buf_reset(&p->raw);
+    buf_adds(&p->raw, raw);
+    chat_next_call(p, mode);
+}
+
+/* ------------------------------------------------------------------ start, content, reasoning */
+
+static const char *think_open(const struct chat_parser *p)
+{
+    return p->format == CHAT_MISTRAL ? "[THINK]"
+           : p->format == CHAT_GEMMA ? "<|channel>thought"
+                                     : "<think>";
+}
+
+static const char *think_close(const struct chat_parser *p)
+{
+    return p->format == CHAT_MISTRAL ? "[/THINK]"
+           : p->format == CHAT_GEMMA ? "<channel|>"
+                                     : "</think>";
+}
+
+/* What may only stand before any content. False: wait. */
+static bool step_start(struct chat_parser *p)
+{
+    int m;
+    if (chat_space_here(p)) {
+        if (!p->trim)
+            buf_addc(&p->space, chat_here(p));
+        p->pos++;
+        return true;
+    }
+    if (p->format == CHAT_GPT_OSS) {
+        int c = chat_match(p, "<|channel|>"), s = chat_match(p, "<|start|>"),
+            t = chat_match(p, "to=");
+        if (c < 0 || s < 0 || t < 0)
+            return false;
+        if (c || s || t)
+            trim(p);
+        p->state = c || s || t ? S_HEADER : S_CONTENT;
+        return true;
+    }
+    if (p->opt.reasoning) {
+        m = chat_accept(p, think_open(p));
+        if (m < 0)
+            return false;
+        if (m) {
+            trim(p);
+            p->state = S_REASONING;
+            return true;
+        }
+    }
+    if (p->opt.tools && (p->format == CHAT_LLAMA_JSON || p->format == CHAT_PYTHONIC)) {
+        const char *tag = p->format == CHAT_LLAMA_JSON ? "<|python_tag|>" : "<|python_start|>";
+        m = chat_accept(p, tag);
+        if (m < 0)
+            return false;
+        if (m)
+            return true;
+        if (p->format == CHAT_LLAMA_JSON && chat_here(p) == '{') {
+            chat_start_call(p, C_JSON, "");
+            return true;
+        }
+        if (p->format == CHAT_PYTHONIC && chat_here(p) == '[') {
+            p->pos++;
+            chat_start_call(p, C_JSON, "[");
+            return true;
+        }
+    }
+    content(p);
+    return true;
+}
+
+static bool step_content(struct chat_parser *p)
+{
+    static const char *const gpt[] = {"<|channel|>", "<|start|>", "<|end|>",
+                                      "<|return|>",  "<|call|>",  NULL};
+    char c = chat_here(p);
+    int m = 0;
+    if (p->format == CHAT_GPT_OSS && c == '<') {
+        for (int i = 0; gpt[i]; i++) {
+            m = chat_match(p, gpt[i]);
+            if (m < 0)
+                return false;
+            if (!m)
+                continue;
+            if (i < 2)
+                p->state = S_HEADER;
+            else
+                p->pos += strlen(gpt[i]);
+            trim(p);
+            return true;
+        }
+    }
+    if (p->opt.tools && (c == '<' || c == '[')) {
+        switch (p->format) {
+        case CHAT_HERMES:
+            if ((m = chat_accept(p, "<tool_call>")) > 0)
+                chat_start_call(p, C_JSON, "<tool_call>");
+            break;
+        case CHAT_QWEN_XML:
+            if ((m = chat_accept(p, "<tool_call>")) > 0)
+                chat_start_call(p, X_OPEN, "<tool_call>");
+            else if (m == 0 && (m = chat_match(p, "<function=")) > 0)
+                chat_start_call(p, X_OPEN, "");
+            break;
+        case CHAT_MISTRAL:
+            if ((m = chat_accept(p, "[TOOL_CALLS]")) > 0)
+                chat_start_call(p, M_START, "[TOOL_CALLS]");
+            break;
+        case CHAT_DEEPSEEK_R1:
+            if ((m = chat_accept(p, D_CALLS_BEGIN)) > 0)
+                chat_start_call(p, D_NEXT, D_CALLS_BEGIN);
+            else if (m == 0 && (m = chat_match(p, D_CALL_BEGIN)) > 0)
+                chat_start_call(p, D_NEXT, "");
+            break;
+        case CHAT_LLAMA_JSON:
+            if ((m = chat_accept(p, "<|python_tag|>")) > 0) {
+                trim(p);
+                p->opt.reasoning = false;
+                p->state = S_START;
+            }
+            break;
+        case CHAT_GLM:
+        case CHAT_MINIMAX:
+        case CHAT_KIMI:
+        case CHAT_GEMMA:
+            if ((m = chat_accept(p, chat_tags_frame(p->format))) > 0)
+                chat_tags_start(p);
+            break;
+        default:
+            break;
+        }
+        if (m)
+            return m > 0;
+    }
+    chat_put(p, CHAT_CONTENT, &c, 1);
+    p->pos++;
+    return true;
+}
+
+static bool step_reasoning(struct chat_parser *p)
+{
+    int m = 0;
+    char c = chat_here(p);
+    if (c == think_close(p)[0]) {
+        m = chat_accept(p, think_close(p));
+        if (m > 0) {
+            trim(p);
+            p->opt.reasoning = false; /* one block of thoughts, at the beginning */
+            p->state = S_START;
+        }
+    }
+    if (m == 0 && p->trim && c == think_open(p)[0]) {
+        m = chat_accept(p, think_open(p)); /* said again although the prompt opened it */
+    }
+    if (m)
+        return m > 0;
+    chat_put(p, CHAT_REASONING, &c, 1);
+    p->pos++;
+    return true;
+}
+
+/* ------------------------------------------------------------------ calls */
+
+static const char *call_close(const struct chat_parser *p)
+{
+    bool tag = p->format == CHAT_HERMES || p->format == CHAT_QWEN_XML || p->format == CHAT_GLM;
+    return tag ? "</tool_call>" : "";
+}
+
+/* After a scanner's answer for the byte here. */
+static bool scanned(struct chat_parser *p, enum scan_result r, enum state done)
+{
+    if (r != SCAN_BAD) {
+        if (r == SCAN_DONE)
+            p->state = done;
+        else if (!p->call_open)
+            buf_addc(&p->raw, chat_here(p));
+        p->pos++;
+        return true;
+    }
+    if (p->call_open)
+        chat_call_break(p);
+    else
+        chat_not_a_call(p);
+    return true;
+}
+
+static void xml_end(struct chat_parser *p)
+{
+    if (p->xml_any)
+        chat_call_args(p, "}", 1);
+    else
+        chat_call_args(p, "{}", 2);
+    if (chat_call_end(p))
+        p->state = S_CLOSE;
+}
+
+static void xml_param_end(struct chat_parser *p)
+{
+    if (p->xml_string)
+        chat_call_args(p, "\"", 1);
+    else
+        xml_value(p, p->js.args.p ? p->js.args.p : "", p->js.args.len);
+    p->mode = X_BODY;
+}
+
+/* Reads a name up to '>' into tag. 1: complete, 0: more, -1: it is none. */
+static int xml_name(struct chat_parser *p, struct buf *name)
+{
+    char c = chat_here(p);
+    if (c == '<' || c == '\n' || name->len > MAX_NAME || (c == '>' && !name->len))
+        return -1;
+    p->pos++;
+    buf_addc(&p->raw, c);
+    if (c == '>')
+        return 1;
+    buf_addc(name, c);
+    return 0;
+}
+
+static bool step_xml(struct chat_parser *p)
+{
+    int m;
+    char c = chat_here(p);
+    switch (p->mode) {
+    case X_OPEN:
+        if ((m = chat_accept(p, "<function=")) < 0)
+            return false;
+        if (m) {
+            buf_adds(&p->raw, "<function=");
+            p->mode = X_FUNCTION;
+        } else if (chat_space_here(p)) {
+            buf_addc(&p->raw, c);
+            p->pos++;
+        } else if (c == '{') {
+            p->mode = C_JSON; /* the other way to write it, which such models also use */
+        } else {
+            chat_not_a_call(p);
+        }
+        return true;
+    case X_FUNCTION:
+        m = xml_name(p, &p->tag);
+        if (m < 0)
+            chat_not_a_call(p);
+        if (m > 0) {
+            chat_call_begin(p, p->tag.p, p->tag.len);
+            p->xml_any = false;
+            p->mode = X_BODY;
+        }
+        return true;
+    case X_BODY:
+        if (c == '<') {
+            int a = chat_match(p, "<parameter="), b = chat_match(p, "</function>"),
+                d = chat_match(p, "</tool_call>"), e = chat_match(p, "</parameter>");
+            if (a < 0 || b < 0 || d < 0 || e < 0)
+                return false;
+            if (e) { /* once more than needed */
+                p->pos += strlen("</parameter>");
+                return true;
+            }
+            if (a) {
+                p->pos += strlen("<parameter=");
+                buf_reset(&p->js.name);
+                p->mode = X_PARAM;
+                return true;
+            }
+            if (b || d) {
+                if (b)
+                    p->pos += strlen("</function>");
+                xml_end(p);
+                return true;
+            }
+        }
+        if (chat_space_here(p))
+            p->pos++;
+        else
+            chat_call_break(p);
+        return true;
+    case X_PARAM:
+        m = xml_name(p, &p->js.name);
+        if (m < 0)
+            chat_call_break(p);
+        if (m > 0) {
+            struct buf key = {0};
+            buf_adds(&key, p->xml_any ? ", \"" : "{\"");
+            json_escape(&key, p->js.name.p, p->js.name.len);
+            buf_adds(&key, "\": ");
+            p->xml_string = xml_is_string(p, p->tag.p, p->js.name.p);
+            p->xml_any = true;
+            if (p->xml_string)
+                buf_addc(&key, '"');
+            chat_call_args(p, key.p, key.len);
+            buf_clear(&key);
+            buf_reset(&p->js.args);
+            p->mode = X_FIRST;
+        }
+        return true;
+    case X_FIRST: /* the line break after the tag is not part of the value */
+        p->pos += c == '\n';
+        p->mode = X_VALUE;
+        return true;
+    default:
+        break;
+    }
+    /* X_VALUE. A closing tag that was forgotten is noticed where the next one starts a line. */
+    if (c == '<' || c == '\n') {
+        int a = chat_match(p, "</parameter>"), b = chat_match(p, "\n</parameter>"),
+            f = chat_match(p, "\n</function>"), d = chat_match(p, "\n<parameter=");
+        if (a < 0 || b < 0 || f < 0 || d < 0)
+            return false;
+        if (a || b || f || d) {
+            p->pos += a ? strlen("</parameter>") : b ? strlen("\n</parameter>") : 0;
+            xml_param_end(p);
+            return true;
+        }
+    }
+    p->pos++;
+    chat_value_char(p, c);
+    return true;
+}
+
+static bool mistral_name_char(char c)
+{
+    return ((c | 32) >= 'a' && (c | 32) <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           c == '.';
+}
+
+/* Arguments as a bare JSON object: out as they come, up to the closing bracket. */
+bool chat_step_args(struct chat_parser *p)
+{
+    struct json_scan *s = &p->js;
+    char c = chat_here(p);
+    p->pos++;
+    chat_call_args(p, &c, 1);
+    if (s->in_string) {
+        if (s->escape)
+            s->escape = false;
+        else if (c == '\\')
+            s->escape = true;
+        else if (c == '"')
+            s->in_string = false;
+    } else if (c == '"') {
+        s->in_string = true;
+    } else if (c == '{' || c == '[') {
+        s->depth++;
+    } else if ((c == '}' || c == ']') && --s->depth <= 0) {
+        content(p);
+        return chat_call_end(p);
+    }
+    return false;
+}
+
+static bool step_mistral(struct chat_parser *p)
+{
+    char c = chat_here(p);
+    switch (p->mode) {
+    case M_START:
+        if (chat_space_here(p)) {
+            buf_addc(&p->raw, c);
+            p->pos++;
+        } else if (c == '[') {
+            buf_addc(&p->raw, c);
+            p->pos++;
+            p->mode = M_LIST;
+            p->state = S_BETWEEN;
+        } else if (mistral_name_char(c)) {
+            p->mode = M_NAME;
+        } else {
+            chat_not_a_call(p);
+        }
+        return true;
+    case M_NAME:
+    case M_ID: {
+        int a = chat_match(p, "[ARGS]"), i = p->mode == M_NAME ? chat_match(p, "[CALL_ID]") : 0;
+        if (a < 0 || i < 0)
+            return false;
+        if (a || i) {
+            buf_adds(&p->raw, a ? "[ARGS]" : "[CALL_ID]");
+            p->pos += strlen(a ? "[ARGS]" : "[CALL_ID]");
+            p->mode = a ? M_OPEN : M_ID;
+        } else if (c == '{') {
+            p->mode = M_OPEN;
+        } else if (mistral_name_char(c) && p->raw.len < MAX_NAME) {
+            buf_addc(&p->raw, c);
+            if (p->mode == M_NAME)
+                buf_addc(&p->tag, c);
+            p->pos++;
+        } else {
+            chat_not_a_call(p);
+        }
+        return true;
+    }
+    case M_OPEN:
+        if (c == '{') {
+            chat_call_begin(p, p->tag.p, p->tag.len);
+            p->mode = M_ARGS;
+        } else if (chat_space_here(p)) {
+            buf_addc(&p->raw, c);
+            p->pos++;
+        } else {
+            chat_not_a_call(p);
+        }
+        return true;
+    case M_ARGS:
+        chat_step_args(p);
+        return true;
+    default: /* C_JSON, an object of the list */
+        return scanned(p, json_scan_feed(p, c, true), S_BETWEEN);
+    }
+}
+
+/* Inside DeepSeek's frame of calls: `function SEP name, arguments in a fenced block` as R1 and its
+ * distillations write it, or `name SEP arguments`. */
+static bool step_deepseek(struct chat_parser *p)
+{
+    char c = chat_here(p);
+    int m;
+    if (p->mode == D_ARGS) {
+        if (chat_step_args(p))
+            chat_next_call(p, D_END);
+        return true;
+    }
+    if (p->mode == D_NAME) {
+        if ((m = chat_accept(p, D_SEP)) < 0)
+            return false;
+        if (m) {
+            buf_adds(&p->raw, D_SEP);
+            p->mode = D_AFTER;
+            return true;
+        }
+    }
+    if (p->mode == D_NAME || p->mode == D_TITLE) {
+        if (p->mode == D_TITLE && (c == '\n' || c == '{')) {
+            p->mode = D_OPEN;
+        } else if (c == '\n' || c == '<' || p->tag.len > MAX_NAME) {
+            chat_not_a_call(p);
+        } else {
+            buf_addc(&p->tag, c);
+            buf_addc(&p->raw, c);
+            p->pos++;
+        }
+        return true;
+    }
+    if (chat_space_here(p)) {
+        if (p->raw.len)
+            buf_addc(&p->raw, c);
+        p->pos++;
+        return true;
+    }
+    if (p->mode == D_AFTER || p->mode == D_OPEN) {
+        if ((m = p->mode == D_OPEN ? chat_match(p, "```json") : 0) < 0)
+            return false;
+        const char *fence = m > 0 ? "```json" : "```";
+        if (c == '{' && p->tag.len) {
+            chat_call_begin(p, p->tag.p, p->tag.len);
+            p->mode = D_ARGS;
+        } else if (p->mode == D_AFTER) {
+            buf_reset(&p->tag);
+            p->mode = D_TITLE;
+        } else if ((m = chat_accept(p, fence)) > 0) {
+            buf_adds(&p->raw, fence);
+        } else if (m < 0) {
+            return false;
+        } else {
+            chat_not_a_call(p);
+        }
+        return true;
+    }
+    /* D_NEXT, D_END */
+    int begin = chat_match(p, D_CALL_BEGIN), all = chat_match(p, D_CALLS_END),
+        end = p->mode == D_END ? chat_match(p, D_CALL_END) : 0,
+        fence = p->mode == D_END ? chat_match(p, "```") : 0;
+    if (begin < 0 || all < 0 || end < 0 || fence < 0)
+        return false;
+    if (begin) {
+        chat_next_call(p, D_NAME);
+        buf_adds(&p->raw, D_CALL_BEGIN);
+        p->pos += strlen(D_CALL_BEGIN);
+    } else if (end || fence) {
+        p->pos += strlen(end ? D_CALL_END : "```");
+        p->mode = end ? D_NEXT : D_END;
+    } else if (p->raw.len) {
+        chat_not_a_call(p);
+    } else {
+        if (all)
+            p->pos += strlen(D_CALLS_END);
+        content(p);
+    }
+    return true;
+}
+
+static bool step_call(struct chat_parser *p)
+{
+    switch (p->format) {
+    case CHAT_DEEPSEEK_R1:
+        return step_deepseek(p);
+    case CHAT_GLM:
+        if (p->mode == C_JSON)
+            return scanned(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
+        /* fall through */
+    case CHAT_MINIMAX:
+    case CHAT_KIMI:
+    case CHAT_GEMMA:
+        return chat_tags_step(p);
+    case CHAT_QWEN_XML:
+        if (p->mode != C_JSON)
+            return step_xml(p);
+        /* fall through */
+    case CHAT_HERMES:
+        return scanned(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
+    case CHAT_MISTRAL:
+        return step_mistral(p);
+    case CHAT_PYTHONIC:
+        return scanned(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
+    default:
+        return scanned(p, json_scan_feed(p, chat_here(p), false), S_BETWEEN);
+    }
+}
+
+/* Between the calls of a list. */
+static bool step_between(struct chat_parser *p)
+{
+    char c = chat_here(p);
+    bool list = p->format == CHAT_MISTRAL || p->format == CHAT_PYTHONIC;
+    if (chat_space_here(p) || c == ',' || (c == ';' && !list)) {
+        if (p->raw.len)
+            buf_addc(&p->raw, c);
+        p->pos++;
+    } else if (p->format == CHAT_PYTHONIC ? ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_'
+                                          : c == '{') {
+        chat_next_call(p, C_JSON);
+    } else if (p->raw.len) {
+        chat_not_a_call(p);
+    } else {
+        if (list && c == ']')
+            p->pos++;
+        content(p);
+    }
+    return true;
+}
+
+/* After a whole call: its closing tag, or another call in the same frame. */
+static bool step_close(struct chat_parser *p)
+{
+    if (chat_space_here(p)) {
+        p->pos++;
+        return true;
+    }
+    int m = chat_accept(p, call_close(p));
+    if (m < 0)
+        return false;
+    if (m)
+        content(p);
+    else if (chat_here(p) == '{')
+        chat_next_call(p, C_JSON);
+    else
+        content(p);
+    return true;
+}
+
+/* ------------------------------------------------------------------ gpt-oss */
+
+enum { G_REASONING, G_CONTENT, G_TOOL };
+
+static bool has_word(const struct buf *b, const char *word)
+{
+    return b->len && memmem(b->p, b->len, word, strlen(word));
+}
+
+/* The header is complete: who it is for and what kind of text follows. */
+static void open_message(struct chat_parser *p)
+{
+    struct buf *h = &p->tag;
+    const char *to = h->len ? memmem(h->p, h->len, "to=", 3) : NULL, *end = h->p + h->len;
+    trim(p);
+    p->state = S_BODY;
+    if (to && p->opt.tools && !has_word(h, "to=user") && !has_word(h, "to=assistant")) {
+        const char *name = to + 3, *q = name;
+        while (q < end && *q != ' ' && *q != '<' && *q != '\n')
+            q++;
+        if (q - name > 10 && !memcmp(name, "functions.", 10))
+            name += 10;
+        if (q > name) {
+            p->mode = G_TOOL;
+            chat_call_begin(p, name, (size_t)(q - name));
+            trim(p);
+            return;
+        }
+    }
+    p->mode = has_word(h, "analysis") && p->opt.reasoning ? G_REASONING : G_CONTENT;
+    if (p->mode == G_REASONING ? p->reasoned : p->wrote)
+        buf_addc(&p->space, '\n'); /* a second message of a kind starts on a new line */
+    p->reasoned |= p->mode == G_REASONING;
+}
+
+static bool step_header(struct chat_parser *p)
+{
+    int m = chat_accept(p, "<|message|>");
+    if (m < 0)
+        return false;
+    if (m) {
+        open_message(p);
+        buf_reset(&p->tag);
+        return true;
+    }
+    if (p->tag.len < 1024) /* longer headers lose their tail */
+        buf_addc(&p->tag, chat_here(p));
+    p->pos++;
+    return true;
+}
+
+static bool step_body(struct chat_parser *p)
+{
+    static const char *const ends[] = {"<|end|>",   "<|return|>",  "<|call|>",
+                                       "<|start|>", "<|channel|>", NULL};
+    char c = chat_here(p);
+    for (int i = 0; c == '<' && ends[i]; i++) {
+        int m = chat_match(p, ends[i]);
+        if (m < 0)
+            return false;
+        if (!m)
+            continue;
+        if (i < 3)
+            p->pos += strlen(ends[i]);
+        if (p->mode == G_TOOL) {
+            if (!p->wrote_args)
+                chat_call_args(p, "{}", 2);
+            p->wrote_args = false;
+            if (!chat_call_end(p))
+                return true;
+        }
+        trim(p);
+        p->state = i < 3 ? S_CONTENT : S_HEADER;
+        return true;
+    }
+    if (p->mode == G_TOOL && !chat_space_here(p))
+        p->wrote_args = true;
+    chat_put(p,
+             p->mode == G_TOOL        ? CHAT_TOOL_ARGS
+             : p->mode == G_REASONING ? CHAT_REASONING
+                                      : CHAT_CONTENT,
+             &c, 1);
+    p->pos++;
+    return true;
+}
+
+/* ------------------------------------------------------------------ the parser */
+
+/* After a step: what it took belongs to the text of a call, or of what may be one. */
+static void keep_whole(struct chat_parser *p)
+{
+    bool in_call =
+        p->call_open || p->state == S_CALL || p->state == S_BETWEEN || p->state == S_HEADER;
+    if (p->ended || !in_call)
+        buf_reset(&p->whole);
+    else
+        buf_add(&p->whole, p->in.p + p->step_at, p->pos - p->step_at);
+    p->ended = false;
+}
+
+static void run(struct chat_parser *p)
+{
+    bool more = true;
+    while (more && p->pos < p->in.len) {
+        p->step_at = p->pos;
+        switch (p->state) {
+        case S_START:
+            more = step_start(p);
+            break;
+        case S_CONTENT:
+            more = step_content(p);
+            break;
+        case S_REASONING:
+            more = step_reasoning(p);
+            break;
+        case S_CALL:
+            more = step_call(p);
+            break;
+        case S_CLOSE:
+            more = step_close(p);
+            break;
+        case S_BETWEEN:
+            more = step_between(p);
+            break;
+        case S_HEADER:
+            more = step_header(p);
+            break;
+        case S_BODY:
+            more = step_body(p);
+            break;
+        }
+        keep_whole(p);
+    }
+    if (p->pos) {
+        p->in.len -= p->pos;
+        memmove(p->in.p, p->in.p + p->pos, p->in.len);
+        p->pos = 0;
+    }
+    p->step_at = 0;
+}
+
+struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_options *opt)
+{
+    struct chat_parser *p = mem_zalloc(1, sizeof *p);
+    p->format = f;
+    p->opt = *opt;
+    p->state = S_START;
+    if (opt->in_reasoning && opt->reasoning && f != CHAT_GPT_OSS) {
+        p->state = S_REASONING;
+        p->trim = true;
+    }
+    return p;
+}
+
+void chat_parser_push(struct chat_parser *p, const char *text, size_t len)
+{
+    if (!len)
+        return;
+    buf_add(&p->in, text, len);
+    run(p);
+    flush(p);
+}
+
+void chat_parser_finish(struct chat_parser *p)
+{
+    p->final = true;
+    run(p);
+    if (p->call_open && p->state == S_BODY && p->wrote_args) {
+        chat_call_end(p); /* the token that ends it ended the generation */
+    } else if (p->call_open) {
+        chat_call_break(p);
+    } else if ((p->state == S_CALL || p->state == S_BETWEEN) && p->raw.len) {
+        chat_not_a_call(p);
+    } else if (p->state == S_HEADER && p->opt.tools && has_word(&p->tag, "to=")) {
+        chat_put(p, CHAT_CONTENT, p->whole.p, p->whole.len);
+        content(p);
+    }
+    if (p->state == S_CONTENT || p->state == S_START)
+        put(p, CHAT_CONTENT, p->space.p, p->space.len);
+    flush(p);
+}
+
+int chat_parser_calls(const struct chat_parser *p)
+{
+    return p->n_calls - p->n_broken;
+}
+
+void chat_parser_free(struct chat_parser *p)
+{
+    if (!p)
+        return;
+    struct buf *bufs[] = {&p->in,      &p->out,      &p->space, &p->raw,     &p->tag,
+                          &p->js.text, &p->js.name,  &p->js.id, &p->js.args, &p->py.name,
+                          &p->py.key,  &p->py.value, &p->whole, &p->lead,    &p->args};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
+        buf_clear(bufs[i]);
+    mem_free(p);
+}

@@ -1,0 +1,621 @@
+/*
+ * The syntax of regular expressions (ECMA-262, as JSON Schema has it) to terms. Parsed into a small
+ * tree first: anchors and look-ahead are no terms by themselves, they say something about what stands
+ * before or after them. The tree is then turned into a term from its end to its beginning, each part
+ * knowing the term of all that follows it: "$" leaves only "" of it, look-ahead intersects it.
+ *
+ * Must not know what the expression is for. Refuses by name what it cannot express exactly.
+ */
+#include "text/grammar/grammar_re_int.h"
+
+#include "base/mem.h"
+#include "text/tokenizer/unicode.h"
+
+#include <string.h>
+
+enum { DEPTH_MAX = 200, TREE_MAX = 200000, COUNT_MAX = 1 << 24 };
+
+enum tree_kind { TK_TERM, TK_CAT, TK_ALT, TK_REP, TK_BOL, TK_EOL, TK_AHEAD, TK_NOT_AHEAD };
+
+struct tree {
+    enum tree_kind kind;
+    bool asserts;    /* an anchor or look-ahead stands somewhere inside */
+    bool bol;        /* a "^" does */
+    uint32_t term;   /* TK_TERM */
+    uint32_t lo, hi; /* TK_REP */
+    uint32_t first;  /* children: a list linked by `next`; 0 = none */
+    uint32_t next;
+};
+
+struct parser {
+    struct re_pool *pool;
+    const char *s, *end, *at;
+    struct tree *trees; /* (n) index 0 is unused */
+    uint32_t n, cap;
+    int depth;
+    struct error *err;
+};
+
+static uint32_t fail(struct parser *p, const char *what)
+{
+    int len = (int)(p->end - p->s);
+    if (p->err && !p->err->msg[0])
+        error_set(p->err, "regular expression \"%.*s%s\": %s at character %d", len > 80 ? 80 : len,
+                  p->s, len > 80 ? "..." : "", what, (int)(p->at - p->s));
+    return 0;
+}
+
+static uint32_t tree_new(struct parser *p, enum tree_kind kind)
+{
+    if (p->n >= TREE_MAX)
+        return fail(p, "over 200000 parts");
+    if (p->n == p->cap) {
+        p->cap = p->cap ? 2 * p->cap : 64;
+        p->trees = mem_realloc(p->trees, p->cap, sizeof *p->trees);
+    }
+    p->trees[p->n] = (struct tree){.kind = kind, .asserts = kind >= TK_BOL, .bol = kind == TK_BOL};
+    return p->n++;
+}
+
+static uint32_t tree_term(struct parser *p, uint32_t term)
+{
+    uint32_t t = tree_new(p, TK_TERM);
+    if (t)
+        p->trees[t].term = term;
+    return t;
+}
+
+static bool more(const struct parser *p)
+{
+    return p->at < p->end;
+}
+
+static bool eat(struct parser *p, const char *s)
+{
+    size_t n = strlen(s);
+    if ((size_t)(p->end - p->at) < n || memcmp(p->at, s, n))
+        return false;
+    p->at += n;
+    return true;
+}
+
+/* ---- sets of characters ---- */
+
+struct set {
+    struct re_range *r;
+    size_t n, cap;
+};
+
+static void set_add(struct set *s, uint32_t lo, uint32_t hi)
+{
+    if (s->n == s->cap) {
+        s->cap = s->cap ? 2 * s->cap : 16;
+        s->r = mem_realloc(s->r, s->cap, sizeof *s->r);
+    }
+    s->r[s->n++] = (struct re_range){lo, hi};
+}
+
+static const struct re_range digits[] = {{'0', '9'}};
+static const struct re_range words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+static const struct re_range spaces[] = {
+    {9, 13},          {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+    {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+static const struct re_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+
+static void set_add_ranges(struct set *s, const struct re_range *r, size_t n, bool negated)
+{
+    uint32_t from = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!negated)
+            set_add(s, r[i].lo, r[i].hi);
+        else if (r[i].lo > from)
+            set_add(s, from, r[i].lo - 1);
+        from = r[i].hi + 1;
+    }
+    if (negated)
+        set_add(s, from, CP_MAX);
+}
+
+/* \p{L}, \p{Lu}, \p{Letter}...: general categories. */
+static bool set_add_property(struct parser *p, struct set *s, bool negated)
+{
+    static const struct {
+        const char *name;
+        uint32_t set;
+    } names[] = {
+        {"L", UC_LETTER},         {"Letter", UC_LETTER},     {"M", UC_MARK},
+        {"Mark", UC_MARK},        {"N", UC_NUMBER},          {"Number", UC_NUMBER},
+        {"P", UC_PUNCT},          {"Punctuation", UC_PUNCT}, {"S", UC_SYMBOL},
+        {"Symbol", UC_SYMBOL},    {"Lu", UC_SET(UC_LU)},     {"Uppercase_Letter", UC_SET(UC_LU)},
+        {"Ll", UC_SET(UC_LL)},    {"Lt", UC_SET(UC_LT)},     {"Lm", UC_SET(UC_LM)},
+        {"Lo", UC_SET(UC_LO)},    {"Mn", UC_SET(UC_MN)},     {"Mc", UC_SET(UC_MC)},
+        {"Nd", UC_SET(UC_ND)},    {"digit", UC_SET(UC_ND)},  {"Nl", UC_SET(UC_NL)},
+        {"No", UC_SET(UC_NO)},    {"Pc", UC_SET(UC_PC)},     {"Pd", UC_SET(UC_PD)},
+        {"Ps", UC_SET(UC_PS)},    {"Pe", UC_SET(UC_PE)},     {"Po", UC_SET(UC_PO)},
+        {"Sm", UC_SET(UC_SM)},    {"Sc", UC_SET(UC_SC)},     {"Sk", UC_SET(UC_SK)},
+        {"So", UC_SET(UC_SO)},    {"Zs", UC_SET(UC_ZS)},     {"Lowercase_Letter", UC_SET(UC_LL)},
+        {"Alphabetic", UC_LETTER}};
+    const char *close = more(p) && *p->at == '{' ? memchr(p->at, '}', (size_t)(p->end - p->at)) : 0;
+    if (!close)
+        return fail(p, "\\p without a name in braces");
+    const char *name = p->at + 1;
+    size_t len = (size_t)(close - name);
+    if (len > 3 && !memcmp(name, "gc=", 3)) {
+        name += 3;
+        len -= 3;
+    }
+    uint32_t mask = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strlen(names[i].name) == len && !memcmp(names[i].name, name, len))
+            mask = names[i].set;
+    if (!mask)
+        return fail(p, "a Unicode property that is not supported");
+    p->at = close + 1;
+    uint32_t from = 0;
+    bool in = false;
+    for (uint32_t cp = 0; cp <= CP_MAX + 1; cp++) {
+        /* Nothing with these properties lies beyond plane 3 but variation selectors (marks). */
+        bool beyond = cp >= 0x32400 && (cp < 0xe0100 || cp > 0xe01ef);
+        bool has = cp <= CP_MAX && (!beyond && unicode_is(cp, mask)) != negated;
+        if (has && !in)
+            from = cp;
+        if (!has && in)
+            set_add(s, from, cp - 1);
+        in = has;
+    }
+    return true;
+}
+
+static bool hex(struct parser *p, int n, uint32_t *value)
+{
+    *value = 0;
+    for (int i = 0; i < n; i++) {
+        char c = more(p) ? *p->at : 0;
+        int d = c >= '0' && c <= '9'   ? c - '0'
+                : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                       : -1;
+        if (d < 0)
+            return fail(p, "a hexadecimal digit is missing");
+        *value = *value << 4 | (uint32_t)d;
+        p->at++;
+    }
+    return true;
+}
+
+static bool escape_unicode(struct parser *p, uint32_t *cp)
+{
+    if (eat(p, "{")) {
+        *cp = 0;
+        while (more(p) && *p->at != '}') {
+            uint32_t d;
+            if (!hex(p, 1, &d))
+                return false;
+            *cp = *cp << 4 | d;
+            if (*cp > CP_MAX)
+                return fail(p, "no such code point");
+        }
+        return eat(p, "}") || fail(p, "\\u{ without }");
+    }
+    if (!hex(p, 4, cp))
+        return false;
+    if (*cp >= 0xd800 && *cp < 0xdc00 && eat(p, "\\u")) {
+        uint32_t low;
+        if (!hex(p, 4, &low))
+            return false;
+        if (low < 0xdc00 || low > 0xdfff)
+            return fail(p, "half a surrogate pair");
+        *cp = 0x10000 + ((*cp - 0xd800) << 10) + (low - 0xdc00);
+    }
+    if (*cp >= 0xd800 && *cp < 0xe000)
+        return fail(p, "half a surrogate pair");
+    return true;
+}
+
+/* After a backslash: adds a class to s, or gives one character. 0 on failure, 1 class, 2 character */
+static int escape(struct parser *p, struct set *s, uint32_t *cp)
+{
+    if (!more(p))
+        return (int)fail(p, "a backslash at the end");
+    char c = *p->at++;
+    switch (c) {
+    case 'd':
+    case 'D':
+        set_add_ranges(s, digits, 1, c == 'D');
+        return 1;
+    case 'w':
+    case 'W':
+        set_add_ranges(s, words, 4, c == 'W');
+        return 1;
+    case 's':
+    case 'S':
+        set_add_ranges(s, spaces, sizeof spaces / sizeof *spaces, c == 'S');
+        return 1;
+    case 'p':
+    case 'P':
+        return set_add_property(p, s, c == 'P') ? 1 : 0;
+    case 't':
+        *cp = '\t';
+        return 2;
+    case 'n':
+        *cp = '\n';
+        return 2;
+    case 'r':
+        *cp = '\r';
+        return 2;
+    case 'f':
+        *cp = '\f';
+        return 2;
+    case 'v':
+        *cp = '\v';
+        return 2;
+    case '0':
+        *cp = 0;
+        return more(p) && *p->at >= '0' && *p->at <= '9' ? (int)fail(p, "an octal escape") : 2;
+    case 'x':
+        return hex(p, 2, cp) ? 2 : 0;
+    case 'u':
+        return escape_unicode(p, cp) ? 2 : 0;
+    case 'c':
+        if (!more(p) || !((*p->at | 32) >= 'a' && (*p->at | 32) <= 'z'))
+            return (int)fail(p, "\\c without a letter");
+        *cp = (uint32_t)*p->at++ & 31;
+        return 2;
+    default:
+        break;
+    }
+    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '1' && c <= '9')) {
+        p->at--;
+        if (c >= '1' && c <= '9')
+            return (int)fail(p, "a back reference, which no automaton can follow,");
+        return (int)fail(p, "an escape that is not supported");
+    }
+    p->at--;
+    int n = utf8_decode(p->at, (size_t)(p->end - p->at), cp);
+    if (!n)
+        return (int)fail(p, "invalid UTF-8");
+    p->at += n;
+    return 2;
+}
+
+/* One member of a class: 0 failure, 1 a class like \d (added to s), 2 a character. */
+static int class_member(struct parser *p, struct set *s, uint32_t *cp)
+{
+    if (eat(p, "\\")) {
+        if (eat(p, "b")) {
+            *cp = 8;
+            return 2;
+        }
+        return escape(p, s, cp);
+    }
+    int n = utf8_decode(p->at, (size_t)(p->end - p->at), cp);
+    if (!n)
+        return (int)fail(p, "invalid UTF-8");
+    p->at += n;
+    return 2;
+}
+
+/* After "[". */
+static uint32_t parse_class(struct parser *p)
+{
+    struct set s = {0};
+    bool negated = eat(p, "^"), ok = true;
+    while (ok && more(p) && *p->at != ']') {
+        uint32_t lo, hi;
+        int k = class_member(p, &s, &lo);
+        ok = k != 0;
+        if (k != 2)
+            continue;
+        hi = lo;
+        if (p->end - p->at >= 2 && p->at[0] == '-' && p->at[1] != ']') {
+            p->at++;
+            k = class_member(p, &s, &hi);
+            ok = k != 0;
+            if (k == 1) { /* [a-\d]: the dash is a character */
+                set_add(&s, '-', '-');
+                hi = lo;
+            } else if (ok && hi < lo) {
+                ok = fail(p, "a range that runs backwards");
+            }
+        }
+        if (ok)
+            set_add(&s, lo, hi);
+    }
+    if (ok && !eat(p, "]"))
+        ok = fail(p, "[ without ]");
+    uint32_t t = ok ? tree_term(p, re_set(p->pool, s.r, s.n, negated)) : 0;
+    mem_free(s.r);
+    return t;
+}
+
+/* ---- the tree ---- */
+
+static uint32_t parse_alt(struct parser *p);
+
+/* After "(". */
+static uint32_t parse_group(struct parser *p)
+{
+    enum tree_kind look = TK_TERM;
+    if (eat(p, "?")) {
+        if (eat(p, "=")) {
+            look = TK_AHEAD;
+        } else if (eat(p, "!")) {
+            look = TK_NOT_AHEAD;
+        } else if (eat(p, "<=") || eat(p, "<!")) {
+            return fail(p, "look-behind, which is not supported,");
+        } else if (eat(p, "P<") || eat(p, "<")) {
+            while (more(p) && *p->at != '>')
+                p->at++;
+            if (!eat(p, ">"))
+                return fail(p, "a group's name without >");
+        } else if (!eat(p, ":")) {
+            return fail(p, "inline flags, which are not supported,");
+        }
+    }
+    if (++p->depth > DEPTH_MAX)
+        return fail(p, "groups nested over 200 deep");
+    uint32_t inner = parse_alt(p);
+    p->depth--;
+    if (!inner)
+        return 0;
+    if (!eat(p, ")"))
+        return fail(p, "( without )");
+    if (look == TK_TERM)
+        return inner;
+    uint32_t t = tree_new(p, look);
+    if (t) {
+        p->trees[t].first = inner;
+        p->trees[t].bol = p->trees[inner].bol;
+    }
+    return t;
+}
+
+static uint32_t parse_atom(struct parser *p)
+{
+    struct set s = {0};
+    uint32_t cp = 0, t = 0;
+    if (eat(p, "("))
+        return parse_group(p);
+    if (eat(p, "["))
+        return parse_class(p);
+    if (eat(p, "."))
+        return tree_term(p, re_set(p->pool, line_ends, 3, true));
+    if (eat(p, "^"))
+        return tree_new(p, TK_BOL);
+    if (eat(p, "$"))
+        return tree_new(p, TK_EOL);
+    if (*p->at == '*' || *p->at == '+' || *p->at == '?')
+        return fail(p, "nothing to repeat");
+    if (eat(p, "\\")) {
+        if (more(p) && (*p->at == 'b' || *p->at == 'B'))
+            return fail(p, "a word boundary, which is not supported,");
+        int k = escape(p, &s, &cp);
+        if (k == 1)
+            t = tree_term(p, re_set(p->pool, s.r, s.n, false));
+        else if (k == 2)
+            t = tree_term(p, re_char(p->pool, cp));
+        mem_free(s.r);
+        return t;
+    }
+    int n = utf8_decode(p->at, (size_t)(p->end - p->at), &cp);
+    if (!n)
+        return fail(p, "invalid UTF-8");
+    p->at += n;
+    return tree_term(p, re_char(p->pool, cp));
+}
+
+static bool parse_count(struct parser *p, uint32_t *n)
+{
+    const char *from = p->at;
+    uint64_t v = 0;
+    while (more(p) && *p->at >= '0' && *p->at <= '9') {
+        v = v * 10 + (uint64_t)(*p->at++ - '0');
+        if (v > COUNT_MAX)
+            v = COUNT_MAX + 1;
+    }
+    *n = (uint32_t)v;
+    return p->at > from;
+}
+
+/* A quantifier after an atom, if there is one. False only on failure. */
+static bool parse_quantifier(struct parser *p, uint32_t *lo, uint32_t *hi, bool *found)
+{
+    *found = true;
+    if (eat(p, "*")) {
+        *lo = 0;
+        *hi = RE_INF;
+    } else if (eat(p, "+")) {
+        *lo = 1;
+        *hi = RE_INF;
+    } else if (eat(p, "?")) {
+        *lo = 0;
+        *hi = 1;
+    } else if (more(p) && *p->at == '{') {
+        const char *from = p->at++;
+        bool ok = parse_count(p, lo);
+        *hi = *lo;
+        if (ok && eat(p, ",") && !parse_count(p, hi))
+            *hi = RE_INF;
+        if (!ok || !eat(p, "}")) { /* a brace that is only a brace */
+            p->at = from;
+            *found = false;
+            return true;
+        }
+        if (*lo > COUNT_MAX || (*hi != RE_INF && *hi > COUNT_MAX))
+            return fail(p, "a repeat count over 16777216");
+        if (*hi < *lo)
+            return fail(p, "a repeat count that runs backwards");
+    } else {
+        *found = false;
+        return true;
+    }
+    if (!eat(p, "?") && more(p) && *p->at == '+')
+        return fail(p, "a possessive quantifier, which is not supported,");
+    return true;
+}
+
+/* Alternatives down to ")" or the end. */
+static uint32_t parse_alt(struct parser *p)
+{
+    uint32_t alt = tree_new(p, TK_ALT), last_branch = 0;
+    if (!alt)
+        return 0;
+    do {
+        uint32_t cat = tree_new(p, TK_CAT), last = 0;
+        if (!cat)
+            return 0;
+        while (more(p) && *p->at != '|' && *p->at != ')') {
+            uint32_t atom = parse_atom(p), lo, hi;
+            bool found;
+            if (!atom || !parse_quantifier(p, &lo, &hi, &found))
+                return 0;
+            if (found) {
+                uint32_t rep = tree_new(p, TK_REP);
+                if (!rep)
+                    return 0;
+                p->trees[rep].first = atom;
+                p->trees[rep].lo = lo;
+                p->trees[rep].hi = hi;
+                p->trees[rep].asserts = p->trees[atom].asserts;
+                p->trees[rep].bol = p->trees[atom].bol;
+                atom = rep;
+            }
+            if (last)
+                p->trees[last].next = atom;
+            else
+                p->trees[cat].first = atom;
+            last = atom;
+            p->trees[cat].asserts |= p->trees[atom].asserts;
+            p->trees[cat].bol |= p->trees[atom].bol;
+        }
+        if (last_branch)
+            p->trees[last_branch].next = cat;
+        else
+            p->trees[alt].first = cat;
+        last_branch = cat;
+        p->trees[alt].asserts |= p->trees[cat].asserts;
+        p->trees[alt].bol |= p->trees[cat].bol;
+    } while (eat(p, "|"));
+    return alt;
+}
+
+/* ---- the tree to a term ---- */
+
+/* A part without anchors and look-ahead. */
+static uint32_t plain(struct parser *p, uint32_t t)
+{
+    struct tree x = p->trees[t];
+    if (x.kind == TK_TERM)
+        return x.term;
+    if (x.kind == TK_REP)
+        return re_rep(p->pool, plain(p, x.first), x.lo, x.hi);
+    size_t n = 0, k = 0;
+    for (uint32_t c = x.first; c; c = p->trees[c].next)
+        n++;
+    uint32_t *terms = mem_alloc((n + 1) * sizeof *terms), r;
+    for (uint32_t c = x.first; c; c = p->trees[c].next)
+        terms[k++] = plain(p, c);
+    if (x.kind == TK_ALT) {
+        r = re_or_n(p->pool, terms, n);
+    } else {
+        r = RE_EPS;
+        while (n--)
+            r = re_cat(p->pool, terms[n], r);
+    }
+    mem_free(terms);
+    return r;
+}
+
+static uint32_t convert(struct parser *p, uint32_t t, uint32_t then, bool start);
+
+/* The children of a CAT, from the last to the first. `start`: nothing stands before the first. */
+static uint32_t convert_cat(struct parser *p, uint32_t t, uint32_t then, bool start)
+{
+    size_t n = 0, k = 0;
+    for (uint32_t c = p->trees[t].first; c; c = p->trees[c].next)
+        n++;
+    uint32_t *child = mem_alloc((n + 1) * sizeof *child);
+    bool *at_start = mem_alloc(n + 1);
+    bool maybe = false; /* what stands before may be empty */
+    for (uint32_t c = p->trees[t].first; c; c = p->trees[c].next) {
+        const struct tree *x = &p->trees[c];
+        if (maybe && x->bol) {
+            fail(p, "\"^\" after something that may be empty, which is not supported,");
+            then = RE_NONE;
+        }
+        child[k] = c;
+        at_start[k++] = start && !maybe;
+        if (x->kind < TK_BOL && start) {
+            bool empty = x->asserts || re_nullable(p->pool, plain(p, c));
+            maybe = empty;
+            start = empty;
+        }
+    }
+    while (k--)
+        then = convert(p, child[k], then, at_start[k]);
+    mem_free(child);
+    mem_free(at_start);
+    return then;
+}
+
+/* Part t followed by `then`. */
+static uint32_t convert(struct parser *p, uint32_t t, uint32_t then, bool start)
+{
+    struct tree x = p->trees[t];
+    if (!x.asserts)
+        return re_cat(p->pool, plain(p, t), then);
+    switch (x.kind) {
+    case TK_BOL:
+        return start ? then : RE_NONE;
+    case TK_EOL:
+        return re_nullable(p->pool, then) ? RE_EPS : RE_NONE;
+    case TK_AHEAD:
+        return re_and(p->pool, then, convert(p, x.first, RE_ALL, start));
+    case TK_NOT_AHEAD:
+        return re_and(p->pool, then, re_not(p->pool, convert(p, x.first, RE_ALL, start)));
+    case TK_CAT:
+        return convert_cat(p, t, then, start);
+    case TK_ALT: {
+        uint32_t r = RE_NONE;
+        for (uint32_t c = x.first; c; c = p->trees[c].next)
+            r = re_or(p->pool, r, convert(p, c, then, start));
+        return r;
+    }
+    default: /* TK_REP */
+        if (x.hi == 1)
+            return re_or(p->pool, x.lo ? RE_NONE : then, convert(p, x.first, then, start));
+        fail(p, "an anchor or look-ahead inside a repeat, which is not supported,");
+        return RE_NONE;
+    }
+}
+
+uint32_t re_parse(struct re_pool *pool, const char *s, size_t n, bool search, struct error *err)
+{
+    struct error local = {0};
+    struct parser p = {.pool = pool, .s = s, .at = s, .end = s + n, .err = &local};
+    uint32_t r = RE_NONE, root;
+    tree_new(&p, TK_TERM); /* index 0 means none */
+    root = parse_alt(&p);
+    if (root && more(&p))
+        root = fail(&p, ") without (");
+    if (root) {
+        p.depth = 0;
+        uint32_t tail = search ? RE_ALL : RE_EPS;
+        r = convert(&p, root, tail, true);
+        if (search) {
+            p.depth = 0;
+            uint32_t later = convert(&p, root, tail, false);
+            r = re_or(pool, r, re_cat(pool, RE_ANY, re_cat(pool, RE_ALL, later)));
+            if (!p.trees[root].asserts) /* the same, in fewer terms */
+                r = re_cat(pool, RE_ALL, later);
+        }
+        if (re_pool_error(pool))
+            fail(&p, re_pool_error(pool));
+    }
+    mem_free(p.trees);
+    if (local.msg[0]) {
+        error_set(err, "%s", local.msg);
+        return RE_NONE;
+    }
+    return r;
+}

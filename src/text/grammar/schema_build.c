@@ -1,0 +1,937 @@
+/*
+ * From a schema to a grammar: nodes are made of sets of literals, from the root on; those that nothing
+ * fits are found and cut out; what is left gets its terminals and names. See schema_int.h.
+ */
+#include "text/grammar/schema_int.h"
+
+#include "base/mem.h"
+#include "text/tokenizer/unicode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NODES_MAX = 20000, LABELS_MAX = 64, PROPS_MAX = 4000 };
+
+/* An object under construction: its grammar node, and what decides about it. */
+struct builder {
+    struct schema *s;
+    struct grammar *g;
+    struct lits *sets; /* (n_sets) set of literals by node index */
+    uint32_t *node_of; /* (n_sets) the grammar's node */
+    uint32_t n_sets, cap_sets;
+    uint32_t *slots, n_slots;
+    uint32_t words[3];              /* terminals of null, true and false, or NO_LIMIT */
+    const struct call_style *style; /* how a call's arguments are written; NULL: as JSON */
+    uint32_t no_tag;                /* term of the texts that have none of the style's tags */
+    struct {
+        struct lits lits;
+        uint32_t node;
+        bool text;
+    } * params; /* (n_params) values between tags: to be built */
+    uint32_t n_params, cap_params;
+    struct {
+        uint32_t term, id;
+        bool str;
+    } * terms; /* made so far, by term */
+    uint32_t n_terms, cap_terms;
+    struct names_of **objects; /* (n_objects) */
+    uint32_t n_objects, cap_objects;
+};
+
+/* What an object node needs until its key's terminal is made. */
+struct names_of {
+    uint32_t node;
+    bool call;         /* the arguments of a call that are not JSON */
+    const char **name; /* (n) sorted */
+    uint32_t *len;
+    uint32_t n;
+    struct dfa *dfa;             /* of the other names; NULL: none */
+    uint32_t labels[LABELS_MAX]; /* the automaton's labels that occur */
+    uint32_t n_labels;
+};
+
+static uint32_t set_hash(struct lits l)
+{
+    uint64_t h = 0x9e3779b97f4a7c15u + l.n;
+    for (uint32_t i = 0; i < l.n; i++)
+        h = (h ^ l.v[i]) * 0xff51afd7ed558ccdu, h ^= h >> 29;
+    return (uint32_t)(h ^ h >> 32);
+}
+
+/* The node of a set of literals; a new one is put in line to be built. */
+static uint32_t node_of(struct builder *b, struct lits l)
+{
+    if (2 * (b->n_sets + 1) > b->n_slots) {
+        b->n_slots = b->n_slots ? 2 * b->n_slots : 64;
+        mem_free(b->slots);
+        b->slots = mem_zalloc(b->n_slots, sizeof *b->slots);
+        for (uint32_t i = 0; i < b->n_sets; i++) {
+            uint32_t h = set_hash(b->sets[i]) & (b->n_slots - 1);
+            while (b->slots[h])
+                h = (h + 1) & (b->n_slots - 1);
+            b->slots[h] = i + 1;
+        }
+    }
+    uint32_t h = set_hash(l) & (b->n_slots - 1);
+    for (; b->sets && b->slots[h]; h = (h + 1) & (b->n_slots - 1)) {
+        const struct lits *x = &b->sets[b->slots[h] - 1];
+        if (x->n == l.n && (!l.n || !memcmp(x->v, l.v, l.n * sizeof *l.v)))
+            return b->node_of[b->slots[h] - 1];
+    }
+    if (b->n_sets >= NODES_MAX) {
+        schema_fail(b->s, NULL, "over %d different values to describe", NODES_MAX);
+        return 0;
+    }
+    if (b->n_sets == b->cap_sets) {
+        b->cap_sets = b->cap_sets ? 2 * b->cap_sets : 32;
+        b->sets = mem_realloc(b->sets, b->cap_sets, sizeof *b->sets);
+        b->node_of = mem_realloc(b->node_of, b->cap_sets, sizeof *b->node_of);
+    }
+    b->sets[b->n_sets] = l;
+    b->node_of[b->n_sets] = grammar_add_node(b->g, NODE_GRAPH);
+    b->slots[h] = ++b->n_sets;
+    return b->node_of[b->n_sets - 1];
+}
+
+/* Few texts, such as those of an enum: then characters are escaped only where they must be, which
+ * leaves the next token without a choice more often. */
+static bool is_plain(const struct dfa *d)
+{
+    for (uint32_t q = 1; q < d->n_states && d->finite; q++)
+        if (dfa_step(d, q, 0xe000) ||
+            (dfa_step(d, q, 'q') && dfa_step(d, q, 'J') && dfa_step(d, q, '7')))
+            return false;
+    return d->finite;
+}
+
+/* The terminal of a term; NO_LIMIT if it is empty or failed. */
+static uint32_t term_of(struct builder *b, uint32_t term, bool str)
+{
+    struct error err = {0};
+    for (uint32_t i = 0; i < b->n_terms; i++)
+        if (b->terms[i].term == term && b->terms[i].str == str)
+            return b->terms[i].id;
+    struct dfa *d = dfa_new(b->s->pool, &term, 1, &err);
+    uint32_t id = NO_LIMIT;
+    if (!d) {
+        schema_fail(b->s, NULL, "%s", err.msg);
+    } else if (dfa_empty(d)) {
+        dfa_free(d);
+    } else {
+        id = grammar_add_term(b->g, str ? TERM_STR : TERM_RAW, d);
+        b->g->terms[id].plain = str && is_plain(d);
+    }
+    if (b->n_terms == b->cap_terms) {
+        b->cap_terms = b->cap_terms ? 2 * b->cap_terms : 32;
+        b->terms = mem_realloc(b->terms, b->cap_terms, sizeof *b->terms);
+    }
+    b->terms[b->n_terms].term = term;
+    b->terms[b->n_terms].str = str;
+    b->terms[b->n_terms++].id = id;
+    return id;
+}
+
+static bool term_regex(struct builder *b, const char *pattern, uint32_t *id)
+{
+    uint32_t t = re_parse(b->s->pool, pattern, strlen(pattern), false, NULL);
+    *id = term_of(b, t, false);
+    return *id != NO_LIMIT;
+}
+
+/* The punctuation of JSON, in the order of the T_ names. White space is bounded: one blank, and one
+ * line end with the indentation of the next. */
+void schema_add_json(struct grammar *g, int flags)
+{
+#define WS "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
+    static const char *const loose[T_JSON_COUNT] = {"\\{" WS, "\\}",    WS "\\}",  "\\[" WS,
+                                                    "\\]",    WS "\\]", WS "," WS, WS ":" WS};
+    static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}",     "(?:\\})", "\\[",
+                                                    "\\]", "(?:\\])", ",",       ":"};
+    const char *const *list = flags & GRAMMAR_COMPACT ? tight : loose;
+    struct re_pool *pool = re_pool_new();
+    for (uint32_t i = 0; i < T_JSON_COUNT; i++) {
+        uint32_t t = re_parse(pool, list[i], strlen(list[i]), false, NULL);
+        struct dfa *d = dfa_new(pool, &t, 1, NULL);
+        CHECK(d && g->n_terms == i, "the terminals of JSON");
+        grammar_add_term(g, TERM_RAW, d);
+    }
+    g->json = true;
+    re_pool_free(pool);
+#undef WS
+}
+
+/* ---- arrays ---- */
+
+static bool build_array(struct builder *b, const struct shape *x, uint32_t *out)
+{
+    struct schema *s = b->s;
+    uint32_t prefix = 0;
+    for (const struct acomp *c = x->acomps; c; c = c->next)
+        if (c->n_prefix > prefix)
+            prefix = c->n_prefix;
+    if (prefix > x->max_items)
+        prefix = x->max_items;
+    uint32_t node = grammar_add_node(b->g, NODE_ARRAY);
+    struct array_node *a = mem_zalloc(1, sizeof *a);
+    b->g->nodes[node].array = a;
+    a->prefix = mem_zalloc(prefix + 1, sizeof *a->prefix);
+    a->n_prefix = prefix;
+    a->min = x->min_items;
+    a->max = x->max_items;
+    const struct contains *c = x->contains;
+    if (c && c->next)
+        return schema_fail(s, NULL, "two of \"contains\" for one array cannot be enforced");
+    if (c) {
+        a->n_contains = c->min;
+        a->both = mem_alloc((prefix + 1) * sizeof *a->both);
+    }
+    for (uint32_t i = 0; i <= prefix && !s->failed; i++) {
+        struct lits l = shape_item(s, x, i < prefix ? i : NO_LIMIT - 1);
+        uint32_t n = node_of(b, l);
+        if (i < prefix)
+            a->prefix[i] = n;
+        else
+            a->items = n;
+        if (c)
+            a->both[i] = node_of(b, lits_join(s, l, c->lits));
+    }
+    *out = node;
+    return !s->failed;
+}
+
+/* ---- objects ---- */
+
+struct name {
+    const char *p;
+    uint32_t len, order;
+};
+
+static int name_cmp_text(const char *a, uint32_t n, const char *b, uint32_t m)
+{
+    int c = memcmp(a, b, n < m ? n : m);
+    return c ? c : n < m ? -1 : n > m;
+}
+
+static int name_cmp(const void *a, const void *b)
+{
+    const struct name *x = a, *y = b;
+    int c = name_cmp_text(x->p, x->len, y->p, y->len);
+    return c ? c : x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* Every name that the shape mentions, sorted, with its place in the schema. */
+static uint32_t collect_names(struct schema *s, const struct shape *x, struct name **out)
+{
+    uint32_t n = 0, k = 0;
+    for (const struct comp *c = x->comps; c; c = c->next)
+        n += c->n_props;
+    for (const struct name_list *r = x->required; r; r = r->next)
+        n++;
+    for (const struct name_list *r = x->needs; r; r = r->next)
+        n += 2;
+    struct name *v = schema_alloc(s, (n + 1) * sizeof *v);
+    for (const struct comp *c = x->comps; c; c = c->next)
+        for (uint32_t i = 0; i < c->n_props; i++, k++)
+            v[k] = (struct name){c->props[i].name, c->props[i].len, k};
+    for (const struct name_list *r = x->required; r; r = r->next, k++)
+        v[k] = (struct name){r->name, r->len, k};
+    for (const struct name_list *r = x->needs; r; r = r->next) {
+        v[k] = (struct name){r->name, r->len, k};
+        k++;
+        v[k] = (struct name){r->needs, r->needs_len, k};
+        k++;
+    }
+    qsort(v, n, sizeof *v, name_cmp);
+    k = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!k || name_cmp_text(v[i].p, v[i].len, v[k - 1].p, v[k - 1].len))
+            v[k++] = v[i];
+    *out = v;
+    return k;
+}
+
+static uint32_t find_name(const struct name *v, uint32_t n, const char *p, uint32_t len)
+{
+    uint32_t lo = 0, hi = n;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        int c = name_cmp_text(v[mid].p, v[mid].len, p, len);
+        if (!c)
+            return mid;
+        if (c < 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return NO_LIMIT;
+}
+
+/* ---- the arguments of calls that are not JSON ---- */
+
+/* How the arguments of calls that are not JSON are written. */
+static const struct call_style {
+    int flag;
+    const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing stands there */
+    const char *open;               /* before a name */
+    char shut;                      /* after it */
+    const char *end;     /* expression after a value that is not only JSON; NULL: it is */
+    const char *tags[8]; /* that no text may hold, NULL at the end */
+    bool spelled;        /* ... which may be special tokens */
+    bool deep;           /* objects inside them are written so, too */
+} styles[] = {
+    {SCHEMA_PYTHON, {"\\(", "\\)", "\\)", ", ?", NULL}, "", '=', NULL, {NULL}, false, false},
+    {SCHEMA_XML,
+     {">\\n", "</function>", "</function>", NULL, "\\n"},
+     "<parameter=",
+     '>',
+     "\\n</parameter>\\n",
+     {"</parameter>", "\n</function>", "\n<parameter=", NULL},
+     false,
+     false},
+    {SCHEMA_MINIMAX,
+     {"\">\\n?", "</invoke>", "</invoke>", NULL, ">"},
+     "<parameter name=\"",
+     '"',
+     "</parameter>\\n?",
+     {"</parameter>", NULL},
+     false,
+     false},
+    {SCHEMA_GLM,
+     {NULL, "</tool_call>", "</tool_call>", NULL, "/arg_key>\\n?<arg_value>"},
+     "<arg_key>",
+     '<',
+     "</arg_value>\\n?",
+     {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>",
+      NULL},
+     true,
+     false},
+    {SCHEMA_GEMMA, {"\\{", "\\}", "\\}", ",", NULL}, "", ':', NULL, {"<|\"|>", NULL}, true, true},
+};
+
+static const struct call_style *style_of(int flags)
+{
+    for (size_t i = 0; i < sizeof styles / sizeof *styles; i++)
+        if (flags & styles[i].flag)
+            return &styles[i];
+    return NULL;
+}
+
+/* A term that matches the texts without this one. */
+static uint32_t without(struct re_pool *p, const char *text)
+{
+    uint32_t t = re_cat(p, RE_ALL, re_cat(p, re_literal(p, text, strlen(text)), RE_ALL));
+    return re_not(p, t);
+}
+
+/* Names that can be written without quotes: those of others, and whether a declared one can. Only
+ * Python's are words; between tags all is one that has no characters of theirs. */
+#define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
+static bool is_word(const struct builder *b, const char *p, uint32_t n)
+{
+    if (b->style->flag != SCHEMA_PYTHON) {
+        for (uint32_t i = 0; i < n; i++)
+            if ((unsigned char)p[i] < ' ' || strchr("<>\"{}[],:|", p[i]))
+                return false;
+        return n > 0 && n <= 200 && p[0] != ' ' && p[n - 1] != ' ';
+    }
+    for (uint32_t i = 0; i < n; i++)
+        if (!((p[i] | 32) >= 'a' && (p[i] | 32) <= 'z') && p[i] != '_' &&
+            !(i && ((p[i] >= '0' && p[i] <= '9') || p[i] == '.' || p[i] == '-')))
+            return false;
+    return n > 0;
+}
+
+/* Does the name hold a tag that would end what it stands in? */
+static bool has_tag(const struct builder *b, const char *p, uint32_t n)
+{
+    for (int i = 0; b->style && b->style->tags[i]; i++)
+        if (memmem(p, n, b->style->tags[i], strlen(b->style->tags[i])))
+            return true;
+    return false;
+}
+
+/* The node of an argument. Between tags it is not only JSON: it is built when the object is done. */
+static uint32_t param_of(struct builder *b, struct lits l, const char *name, uint32_t len)
+{
+    if (!b->style->end)
+        return node_of(b, l);
+    const struct jvalue *root = jdoc_root(b->s->doc), *type = NULL;
+    if (name)
+        type = jvalue_get(jvalue_get_n(jvalue_get(root, "properties"), name, len), "type");
+    if (b->n_params == b->cap_params) {
+        b->cap_params = b->cap_params ? 2 * b->cap_params : 16;
+        b->params = mem_realloc(b->params, b->cap_params, sizeof *b->params);
+    }
+    b->params[b->n_params].lits = l;
+    b->params[b->n_params].text = type && jvalue_is(type, "string");
+    uint32_t node = grammar_add_node(b->g, NODE_GRAPH);
+    b->params[b->n_params++].node = node;
+    return node;
+}
+
+/* What stands around the arguments. */
+static bool call_marks(struct builder *b, struct object_node *o)
+{
+    for (int i = 0; i < OBJECT_MARKS; i++) {
+        const char *mark = b->style->mark[i];
+        o->mark[i] = NO_LIMIT;
+        if (mark && !term_regex(b, mark, &o->mark[i]))
+            return false;
+    }
+    return true;
+}
+
+/* The names that are not declared: which patterns they match decides what their values must fit. */
+static bool build_others(struct builder *b, const struct shape *x, struct object_node *o,
+                         struct names_of *info)
+{
+    struct schema *s = b->s;
+    uint32_t terms[32];
+    int n = 0;
+    for (const struct comp *c = x->comps; c; c = c->next) {
+        if (c->n_pats + (uint32_t)n > 30)
+            return schema_fail(s, NULL, "over 30 patterns for the properties of one object");
+        for (uint32_t i = 0; i < c->n_pats; i++)
+            terms[n++] = c->pats[i].re;
+    }
+    terms[n] = b->no_tag ? re_and(s->pool, x->names, b->no_tag) : x->names;
+    if (info->call)
+        terms[n] =
+            re_and(s->pool, terms[n], re_parse(s->pool, CALL_WORD, strlen(CALL_WORD), false, NULL));
+    bool closed = false;
+    for (const struct comp *c = x->comps; c; c = c->next)
+        closed |= !c->n_pats && lits_false(c->extra);
+    if (closed)
+        return true;
+    struct error err = {0};
+    info->dfa = dfa_new(s->pool, terms, n + 1, &err);
+    if (!info->dfa)
+        return schema_fail(s, NULL, "the names of an object's properties: %s", err.msg);
+    const struct dfa *d = info->dfa;
+    for (uint32_t q = 1; q < d->n_states; q++) {
+        bool known = !(d->label[q] >> n & 1); /* a name that propertyNames does not allow */
+        for (uint32_t i = 0; i < info->n_labels && !known; i++)
+            known = info->labels[i] == d->label[q];
+        if (known)
+            continue;
+        if (info->n_labels == LABELS_MAX)
+            return schema_fail(s, NULL, "over %d kinds of property names in one object",
+                               LABELS_MAX);
+        info->labels[info->n_labels++] = d->label[q];
+    }
+    o->others = mem_alloc((info->n_labels + 1) * sizeof *o->others);
+    for (uint32_t k = 0; k < info->n_labels; k++) {
+        struct lits l = {0};
+        int bit = 0;
+        for (const struct comp *c = x->comps; c; c = c->next) {
+            bool hit = false;
+            for (uint32_t i = 0; i < c->n_pats; i++, bit++)
+                if (info->labels[k] >> bit & 1) {
+                    l = lits_join(s, l, c->pats[i].lits);
+                    hit = true;
+                }
+            if (!hit)
+                l = lits_join(s, l, c->extra);
+        }
+        o->others[k] = lits_false(l) ? NO_LIMIT
+                       : info->call  ? param_of(b, l, NULL, 0)
+                                     : node_of(b, l);
+    }
+    o->n_others = info->n_labels;
+    return !s->failed;
+}
+
+/* The lists of dependentRequired, closed under each other. */
+static void build_needs(const struct shape *x, const struct name *names, uint32_t n,
+                        struct object_node *o)
+{
+    if (!x->needs)
+        return;
+    uint8_t *m = mem_zalloc((size_t)n * n, 1); /* i asks for j */
+    for (const struct name_list *r = x->needs; r; r = r->next)
+        m[(size_t)find_name(names, n, r->name, r->len) * n +
+          find_name(names, n, r->needs, r->needs_len)] = 1;
+    for (uint32_t k = 0; k < n; k++)
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; m[(size_t)i * n + k] && j < n; j++)
+                m[(size_t)i * n + j] |= m[(size_t)k * n + j];
+    uint32_t total = 0;
+    for (size_t i = 0; i < (size_t)n * n; i++)
+        total += m[i];
+    o->needs = mem_alloc((total + 1) * sizeof *o->needs);
+    total = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        o->prop[i].needs = total;
+        for (uint32_t j = 0; j < n; j++)
+            if (m[(size_t)i * n + j] && i != j)
+                o->needs[total++] = j;
+        o->prop[i].n_needs = total - o->prop[i].needs;
+    }
+    mem_free(m);
+}
+
+static bool build_object(struct builder *b, const struct shape *x, bool root, uint32_t *out)
+{
+    struct schema *s = b->s;
+    struct name *names;
+    uint32_t n = collect_names(s, x, &names);
+    if (n > PROPS_MAX)
+        return schema_fail(s, NULL, "an object of over %d properties", PROPS_MAX);
+    if (x->needs && n > 500)
+        return schema_fail(s, NULL, "dependentRequired in an object of over 500 properties");
+    uint32_t node = grammar_add_node(b->g, NODE_OBJECT);
+    struct object_node *o = mem_zalloc(1, sizeof *o);
+    b->g->nodes[node].object = o;
+    o->prop = mem_zalloc(n + 1, sizeof *o->prop);
+    o->n_props = n;
+    o->min = x->min_props;
+    o->max = x->max_props;
+    o->in_order = s->flags & GRAMMAR_SCHEMA_ORDER;
+    static const uint32_t json[OBJECT_MARKS] = {T_LBRACE, T_RBRACE0, T_RBRACE, T_COMMA, T_COLON};
+    memcpy(o->mark, json, sizeof json);
+    bool call = b->style && (root || b->style->deep);
+    struct names_of *info = schema_alloc(s, sizeof *info);
+    info->node = node;
+    info->call = call;
+    info->n = n;
+    info->name = schema_alloc(s, (n + 1) * sizeof *info->name);
+    info->len = schema_alloc(s, (n + 1) * sizeof *info->len);
+    if (b->n_objects == b->cap_objects) {
+        b->cap_objects = b->cap_objects ? 2 * b->cap_objects : 32;
+        b->objects = mem_realloc(b->objects, b->cap_objects, sizeof *b->objects);
+    }
+    b->objects[b->n_objects++] = info;
+    if (!build_others(b, x, o, info))
+        return false;
+    for (uint32_t i = 0; i < n && !s->failed; i++) {
+        info->name[i] = names[i].p;
+        info->len[i] = names[i].len;
+        struct lits l = shape_prop(s, x, names[i].p, names[i].len);
+        bool allowed = !lits_false(l);
+        if (allowed && x->names != RE_ALL)
+            allowed = !term_empty(
+                s, re_and(s->pool, x->names, re_literal(s->pool, names[i].p, names[i].len)));
+        o->prop[i].order = names[i].order;
+        allowed = allowed && (!call || is_word(b, names[i].p, names[i].len)) &&
+                  !has_tag(b, names[i].p, names[i].len);
+        o->prop[i].node = !allowed ? NO_LIMIT
+                          : call   ? param_of(b, l, names[i].p, names[i].len)
+                                   : node_of(b, l);
+    }
+    for (const struct name_list *r = x->required; r; r = r->next)
+        o->prop[find_name(names, n, r->name, r->len)].required = true;
+    build_needs(x, names, n, o);
+    if (call && !call_marks(b, o))
+        return false;
+    *out = node;
+    return !s->failed;
+}
+
+/* ---- a node: all its shapes ---- */
+
+static bool word_term(struct builder *b, int k, uint32_t *id)
+{
+    static const char *const words[3][3] = {
+        {"null", "true", "false"}, {"None", "True", "False"}, {"null|None", "true", "false"}};
+    int way = b->s->flags & SCHEMA_PYTHON ? 1 : b->s->flags & SCHEMA_GEMMA ? 2 : 0;
+    const char *word = words[way][k];
+    if (b->words[k] == NO_LIMIT && !term_regex(b, word, &b->words[k]))
+        return false;
+    *id = b->words[k];
+    return true;
+}
+
+static uint32_t pattern_term(struct builder *b, const char *re)
+{
+    return re_parse(b->s->pool, re, strlen(re), false, NULL);
+}
+
+/* The value of a parameter is followed by the style's end; a text is written as it is. What looks like
+ * JSON is taken for it, so a text begins with a letter where it may be something else. */
+static uint32_t xml_text(struct builder *b, uint32_t str, bool always)
+{
+    struct re_pool *p = b->s->pool;
+    static const char letters[] =
+        "(?!(true|false|null|True|False|None|NaN|Infinity)$)[A-Za-z_](.|\\n)*";
+    if (str != RE_NONE && !always)
+        str = re_and(p, str, pattern_term(b, letters));
+    if (str == RE_NONE)
+        return NO_LIMIT;
+    return term_of(b, re_cat(p, str, pattern_term(b, b->style->end)), false);
+}
+
+/* A text as a value by itself: a JSON string, or between the marks of the style. */
+static uint32_t string_term(struct builder *b, uint32_t str)
+{
+    struct re_pool *p = b->s->pool;
+    if (!b->style || !b->style->deep)
+        return term_of(b, str, true);
+    uint32_t mark = re_literal(p, b->style->tags[0], strlen(b->style->tags[0]));
+    return term_of(b, re_cat(p, mark, re_cat(p, str, mark)), false);
+}
+
+enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT };
+
+/* All that a node may be, from the shapes of its set of literals. */
+static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool root,
+                        enum value_kind kind)
+{
+    struct schema *s = b->s;
+    struct shapes all = {0};
+    uint32_t types = 0, num = RE_NONE, str = RE_NONE;
+    if (!schema_expand_all(s, lits, &all))
+        return false;
+    uint32_t *calls = schema_alloc(s, (2 * all.n + 1) * sizeof *calls), n_calls = 0;
+    for (uint32_t k = 0; k < all.n; k++) {
+        struct shape x = all.v[k];
+        if (root && s->flags & SCHEMA_OBJECT)
+            x.types &= TY_OBJ;
+        types |= x.types;
+        if (x.types & TY_NUM)
+            num = re_or(s->pool, num, x.num == RE_ALL ? num_any(s) : x.num);
+        if (x.types & TY_STR)
+            str = re_or(s->pool, str, x.str);
+        if (x.types & TY_ARR && !build_array(b, &x, &calls[n_calls++]))
+            return false;
+        if (x.types & TY_OBJ && !build_object(b, &x, root, &calls[n_calls++]))
+            return false;
+    }
+    uint32_t terms[5], n_terms = 0, text = NO_LIMIT, end = NO_LIMIT;
+    if (b->no_tag && str != RE_NONE)
+        str = re_and(s->pool, str, b->no_tag);
+    if (kind != VALUE_JSON) {
+        text = xml_text(b, str, kind == VALUE_XML_TEXT);
+        end = term_of(b, pattern_term(b, b->style->end), false);
+        str = RE_NONE;
+    }
+    for (int k = 0; k < 3; k++)
+        if (types & (k == 0 ? TY_NULL : k == 1 ? TY_TRUE : TY_FALSE)) {
+            if (!word_term(b, k, &terms[n_terms]))
+                return false;
+            n_terms++;
+        }
+    if (num != RE_NONE && (terms[n_terms] = term_of(b, num, false)) != NO_LIMIT)
+        n_terms++;
+    if (str != RE_NONE && (terms[n_terms] = string_term(b, str)) != NO_LIMIT)
+        n_terms++;
+    if (s->failed || re_pool_error(s->pool))
+        return schema_fail(s, NULL, "%s", re_pool_error(s->pool));
+    uint32_t first = grammar_add_state(b->g, false);
+    b->g->nodes[node].start = first;
+    for (uint32_t k = 0; k < n_terms; k++)
+        grammar_add_edge(b->g, false, terms[k], first + 1);
+    for (uint32_t k = 0; k < n_calls; k++)
+        grammar_add_edge(b->g, true, calls[k], first + 1);
+    if (text != NO_LIMIT)
+        grammar_add_edge(b->g, false, text, first + 2);
+    grammar_add_state(b->g, kind == VALUE_JSON);
+    if (kind != VALUE_JSON) {
+        grammar_add_edge(b->g, false, end, first + 2);
+        grammar_add_state(b->g, true);
+    }
+    return true;
+}
+
+static bool build_params(struct builder *b)
+{
+    bool ok = true;
+    for (; ok && b->n_params; b->n_params--) {
+        uint32_t i = b->n_params - 1;
+        ok = build_value(b, b->params[i].lits, b->params[i].node, false,
+                         b->params[i].text ? VALUE_XML_TEXT : VALUE_XML);
+    }
+    return ok;
+}
+
+/* ---- what nothing fits ---- */
+
+static bool array_productive(struct array_node *a, const uint8_t *ok)
+{
+    uint32_t fit = 0, places = a->min;
+    if (a->min > a->max)
+        return false;
+    for (uint32_t i = 0; i < a->n_prefix && i < places; i++)
+        if (!ok[a->prefix[i]])
+            return false;
+    if (places > a->n_prefix && !ok[a->items])
+        return false;
+    if (!a->n_contains)
+        return true;
+    for (uint32_t i = 0; i < a->n_prefix && i < a->max; i++)
+        fit += ok[a->both[i]];
+    return fit >= a->n_contains || (ok[a->both[a->n_prefix]] && ok[a->items]);
+}
+
+static bool object_productive(const struct object_node *o, const uint8_t *ok)
+{
+    uint32_t names = 0, required = 0;
+    bool others = false;
+    for (uint32_t i = 0; i < o->n_props; i++) {
+        const struct object_prop *p = &o->prop[i];
+        bool can = p->node != NO_LIMIT && ok[p->node];
+        names += can;
+        required += p->required;
+        if (p->required && !can)
+            return false;
+        for (uint32_t k = 0; p->required && k < p->n_needs; k++) {
+            const struct object_prop *q = &o->prop[o->needs[p->needs + k]];
+            required += !q->required; /* counted twice at worst: stricter */
+            if (q->node == NO_LIMIT || !ok[q->node])
+                return false;
+        }
+    }
+    for (uint32_t k = 0; k < o->n_others; k++)
+        others |= o->others[k] != NO_LIMIT && ok[o->others[k]];
+    return required <= o->max && o->min <= o->max && (others || names >= o->min);
+}
+
+static bool node_productive(const struct grammar *g, uint32_t n, const uint8_t *ok)
+{
+    const struct gnode *x = &g->nodes[n];
+    if (x->kind == NODE_ARRAY)
+        return array_productive(x->array, ok);
+    if (x->kind == NODE_OBJECT)
+        return object_productive(x->object, ok);
+    for (uint32_t e = g->state_at[x->start]; e < g->state_at[x->start + 1]; e++)
+        if (!g->edges[e].call || ok[g->edges[e].target])
+            return true;
+    return false;
+}
+
+static void find_productive(const struct grammar *g, uint8_t *ok)
+{
+    /* Callers are mostly made before what they call: backwards, a few rounds are enough. */
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint32_t n = g->n_nodes; n-- > 0;)
+            if (!ok[n] && node_productive(g, n, ok))
+                ok[n] = changed = true;
+    }
+}
+
+static bool is_dead(const uint8_t *ok, uint32_t node)
+{
+    return node == NO_LIMIT || !ok[node];
+}
+
+/* Cuts what cannot be out of arrays and objects. */
+static void cut_dead(struct grammar *g, const uint8_t *ok)
+{
+    for (uint32_t n = 0; n < g->n_nodes; n++) {
+        struct array_node *a = g->nodes[n].array;
+        struct object_node *o = g->nodes[n].object;
+        if (a) {
+            for (uint32_t i = 0; i < a->n_prefix; i++)
+                if (!ok[a->prefix[i]] && a->max > i)
+                    a->max = i;
+            if (!ok[a->items] && a->max > a->n_prefix)
+                a->max = a->n_prefix;
+            for (uint32_t i = 0; a->n_contains && i <= a->n_prefix; i++)
+                if (!ok[a->both[i]])
+                    a->both[i] = NO_LIMIT;
+        }
+        for (uint32_t i = 0; o && i < o->n_props; i++)
+            if (is_dead(ok, o->prop[i].node))
+                o->prop[i].node = NO_LIMIT;
+        for (uint32_t i = 0; o && i < o->n_props; i++)
+            for (uint32_t k = 0; k < o->prop[i].n_needs; k++)
+                if (o->prop[o->needs[o->prop[i].needs + k]].node == NO_LIMIT)
+                    o->prop[i].node = NO_LIMIT;
+    }
+}
+
+/* Calls of nodes that nothing fits, out of the graphs. */
+static void cut_edges(struct grammar *g, const uint8_t *ok)
+{
+    uint32_t k = 0;
+    for (uint32_t st = 0; st < g->n_states; st++) {
+        uint32_t from = g->state_at[st], to = g->state_at[st + 1];
+        g->state_at[st] = k;
+        for (uint32_t e = from; e < to; e++)
+            if (!g->edges[e].call || ok[g->edges[e].target])
+                g->edges[k++] = g->edges[e];
+    }
+    g->state_at[g->n_states] = k;
+    g->n_edges = k;
+}
+
+/* ---- keys ---- */
+
+static void add_name(struct names *t, const char *p, uint32_t len, uint32_t pos)
+{
+    uint32_t node = 0;
+    for (uint32_t i = 0; i < len;) {
+        uint32_t cp;
+        int k = utf8_decode(p + i, len - i, &cp);
+        i += (uint32_t)(k ? k : 1);
+        t->escapes |= cp < 0x20 || cp == '"' || cp == '\\';
+        /* Names come sorted, so a child that is there is the last one. */
+        uint32_t c = t->nodes[node].child, last = 0;
+        while (c && t->nodes[c].cp < cp) {
+            last = c;
+            c = t->nodes[c].sibling;
+        }
+        if (!c || t->nodes[c].cp != cp) {
+            uint32_t fresh = t->n_nodes++;
+            t->nodes[fresh] = (struct name_node){.cp = cp, .sibling = c, .lo = pos, .hi = pos};
+            if (last)
+                t->nodes[last].sibling = fresh;
+            else
+                t->nodes[node].child = fresh;
+            c = fresh;
+        }
+        node = c;
+        t->nodes[node].hi = pos + 1;
+    }
+    t->nodes[node].name = pos + 1;
+}
+
+static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok)
+{
+    struct object_node *o = b->g->nodes[info->node].object;
+    uint32_t from[LABELS_MAX], to[LABELS_MAX], n = 0, n_others = 0, chars = 1;
+    for (uint32_t k = 0; k < info->n_labels; k++) {
+        if (is_dead(ok, o->others[k]))
+            continue;
+        from[n] = info->labels[k];
+        o->others[n_others++] = o->others[k];
+        to[n++] = n_others;
+    }
+    o->n_others = n_others;
+    if (info->dfa && n) {
+        dfa_relabel(info->dfa, from, to, n);
+        if (dfa_empty(info->dfa))
+            o->n_others = 0;
+    }
+    if (!o->n_others) { /* names alone: an automaton that is dead from the start is never asked */
+        dfa_free(info->dfa);
+        uint32_t none = RE_NONE;
+        info->dfa = dfa_new(b->s->pool, &none, 1, NULL);
+        if (!info->dfa)
+            return schema_fail(b->s, NULL, "%s", re_pool_error(b->s->pool));
+    }
+    CHECK(info->dfa, "names without an automaton");
+    o->key = grammar_add_term(b->g, TERM_KEY, info->dfa);
+    struct term *t = &b->g->terms[o->key];
+    t->plain = !o->n_others || info->dfa->finite;
+    t->repeats = o->n_others && info->dfa->finite;
+    if (info->call) {
+        t->bare = true;
+        t->open = b->style->open;
+        t->shut = b->style->shut;
+    }
+    uint32_t n_required = 0;
+    for (uint32_t i = 0; i < o->n_props; i++)
+        n_required += o->prop[i].required;
+    if (t->repeats && o->min > 1 && o->min > n_required) {
+        info->dfa = NULL;
+        return schema_fail(b->s, NULL, "minProperties with finitely many names cannot be enforced");
+    }
+    info->dfa = NULL;
+    t->names = mem_zalloc(1, sizeof *t->names);
+    for (uint32_t i = 0; i < info->n; i++)
+        chars += info->len[i];
+    t->names->nodes = mem_zalloc(chars, sizeof *t->names->nodes);
+    t->names->n_nodes = 1;
+    t->names->n = info->n;
+    t->names->nodes[0].hi = info->n;
+    for (uint32_t i = 0; i < info->n; i++)
+        add_name(t->names, info->name[i], info->len[i], i);
+    return true;
+}
+
+static void builder_clear(struct builder *b)
+{
+    for (uint32_t i = 0; i < b->n_objects; i++)
+        dfa_free(b->objects[i]->dfa);
+    mem_free(b->sets);
+    mem_free(b->node_of);
+    mem_free(b->slots);
+    mem_free(b->terms);
+    mem_free(b->objects);
+    mem_free(b->params);
+}
+
+/* Node 0: white space before the value, then the value. */
+static bool build_root(struct builder *b, const struct jvalue *root, uint32_t *value)
+{
+    uint32_t top = grammar_add_node(b->g, NODE_GRAPH), ws;
+    b->g->nodes[top].start = grammar_add_state(b->g, false);
+    if (!term_regex(b, "[ \\t]{1,4}|[ \\t]{0,2}(\\r?\\n){1,2}", &ws))
+        return false;
+    /* An object's node is apart: what is inside it may be the same set without being one. */
+    struct lits lits = schema_lits(b->s, root, false);
+    bool apart = b->s->flags & SCHEMA_OBJECT;
+    *value = apart ? grammar_add_node(b->g, NODE_GRAPH) : node_of(b, lits);
+    if (!(b->s->flags & GRAMMAR_COMPACT) && !b->style)
+        grammar_add_edge(b->g, false, ws, 1);
+    grammar_add_edge(b->g, true, *value, 2);
+    grammar_add_state(b->g, false);
+    grammar_add_edge(b->g, true, *value, 2);
+    grammar_add_state(b->g, true);
+    return !apart || (build_value(b, lits, *value, true, VALUE_JSON) && build_params(b));
+}
+
+static bool build(struct builder *b)
+{
+    struct schema *s = b->s;
+    const struct jvalue *root = jdoc_root(s->doc);
+    uint32_t value;
+    if (!schema_is(root))
+        return schema_fail(s, root, "a schema is an object, true or false");
+    schema_add_json(b->g, s->flags);
+    b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
+    b->style = style_of(s->flags);
+    for (int i = 0; b->style && b->style->tags[i]; i++) {
+        uint32_t t = without(s->pool, b->style->tags[i]);
+        b->no_tag = b->no_tag ? re_and(s->pool, b->no_tag, t) : t;
+    }
+    if (!build_root(b, root, &value))
+        return false;
+    for (uint32_t i = 0; i < b->n_sets && !s->failed; i++)
+        if (!build_value(b, b->sets[i], b->node_of[i], false, VALUE_JSON))
+            return false;
+    if (s->failed)
+        return false;
+    grammar_finish(b->g);
+    uint8_t *ok = mem_zalloc(b->g->n_nodes, 1);
+    find_productive(b->g, ok);
+    bool fits = ok[value];
+    cut_dead(b->g, ok);
+    cut_edges(b->g, ok);
+    for (uint32_t i = 0; i < b->n_objects && fits; i++)
+        fits = make_key(b, b->objects[i], ok);
+    if (!fits && !s->failed)
+        schema_fail(s, root, "no value fits this schema");
+    mem_free(ok);
+    if (b->style && b->style->spelled) {
+        b->g->spelled = b->style->tags;
+        for (uint32_t i = T_JSON_COUNT; i < b->g->n_terms; i++)
+            b->g->terms[i].spells = true;
+    }
+    grammar_finish(b->g);
+    return fits && !s->failed;
+}
+
+struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err)
+{
+    struct schema s = {.flags = flags, .err = err};
+    s.doc = jdoc_parse(text, len, err);
+    if (!s.doc)
+        return NULL;
+    s.pool = re_pool_new();
+    s.memo = mem_zalloc((size_t)jdoc_count(s.doc) * 4, sizeof *s.memo);
+    s.active = mem_zalloc((size_t)jdoc_count(s.doc) * 4, 1);
+    const struct jvalue *draft = jvalue_get(jdoc_root(s.doc), "$schema");
+    if (draft && draft->kind == J_STRING)
+        s.old_ref = memmem(draft->text, draft->len, "draft-0", 7) != NULL;
+    struct builder b = {.s = &s, .g = grammar_new()};
+    bool ok = build(&b);
+    b.g->work = re_pool_work(s.pool) + s.n_shapes;
+    builder_clear(&b);
+    schema_clear(&s);
+    if (ok)
+        return b.g;
+    grammar_free(b.g);
+    return NULL;
+}
