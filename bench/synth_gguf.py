@@ -83,7 +83,7 @@ class Model:
 
 
 def add_mtp(m, embd):
-    """A block that guesses tokens ahead, whose layer is like the last one with attention."""
+    """A block that drafts tokens ahead, whose layer is like the last one with attention."""
     n = m.layers
     like = max(i for i in range(n) if any(name.startswith(f"blk.{i}.attn_output") for name, _, _ in m.tensors))
     for name, dims, kind in [t for t in m.tensors if t[0].startswith(f"blk.{like}.")]:
@@ -428,7 +428,7 @@ def main():
     ap.add_argument("--layers", type=int, help="fewer than the real model has")
     ap.add_argument("--vocab", type=int, help="a smaller vocabulary")
     ap.add_argument("--quant", choices=QUANTS, default="q4_k_m")
-    ap.add_argument("--mtp", action="store_true", help="with a block that guesses tokens ahead (qwen3.5, glm-4.7-flash)")
+    ap.add_argument("--mtp", action="store_true", help="with a block that drafts tokens ahead (qwen3.5, glm-4.7-flash)")
     ap.add_argument("--positions", type=int, help="of an encoder, other than the real model has")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--empty", action="store_true", help="names and shapes, with a hole in the place of the weights")

@@ -13,12 +13,12 @@
 /* All bytes, some longer tokens, and an end; tags of calls as special tokens where they are wanted. */
 static struct tokenizer *fuzz_tokenizer(bool tagged)
 {
-    static const char *const tags[] = {"<tool_call>",  "</tool_call>", "<arg_key>",    "</arg_key>",
-                                       "<arg_value>",  "</arg_value>", "<|tool_call>", "<tool_call|>",
-                                       "<|\\\"|>",     "<|channel>",   "<channel|>",   "[TOOL_CALLS]",
-                                       "<|channel|>",  "<|message|>",  "<think>",      "</think>"};
-    static const char *const more[] = {"\\\":",  "{\\\"", "\\\",", "\\\"}", "\\\\n", "ab",   "true",
-                                       "null", "12",   "abc",  "},",   "]]",   "\\\\u0"};
+    static const char *const tags[] = {
+        "<tool_call>",  "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+        "<|tool_call>", "<tool_call|>", "<|\\\"|>",  "<|channel>", "<channel|>",  "[TOOL_CALLS]",
+        "<|channel|>",  "<|message|>",  "<think>",   "</think>"};
+    static const char *const more[] = {"\\\":", "{\\\"", "\\\",", "\\\"}", "\\\\n", "ab",    "true",
+                                       "null",  "12",    "abc",   "},",    "]]",    "\\\\u0"};
     struct buf b = {0};
     buf_adds(&b, "{\"added_tokens\":[{\"id\":0,\"content\":\"<end>\",\"special\":true}");
     for (size_t i = 0; tagged && i < sizeof tags / sizeof *tags; i++)
@@ -64,7 +64,7 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
         return 0;
     }
     struct grammar_matcher *m = grammar_matcher_new(g, vocab);
-    grammar_set_budget(m, n > 1 ? data[1] / 2 : 0); /* some are in a hurry */
+    grammar_set_budget(m, n > 1 ? data[1] / 2 : 0);                /* some are in a hurry */
     struct grammar_matcher *fresh = grammar_matcher_new(g, vocab); /* without masks made before */
     fresh->fresh = true;
     grammar_set_budget(fresh, n > 1 ? data[1] / 2 : 0);

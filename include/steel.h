@@ -75,7 +75,7 @@ struct steel_engine_options {
     const char *const *loras;
     int n_loras;
     int max_lora_rank; /* more may be loaded later, up to this rank; 0 = none */
-    int draft; /* tokens that the model's MTP block guesses ahead; 0 = one where it has such, -1 = none */
+    int draft; /* tokens that the model's MTP block drafts ahead; 0 = one where it has such, -1 = none */
 };
 
 /* Loads a GGUF file or a Hugging Face folder; NULL options and zero fields are defaults; NULL path:
@@ -211,7 +211,7 @@ struct steel_event {
     const char *error; /* with STEEL_FAILED */
     int n_prompt, n_cached, n_generated;
     double queue_s, first_token_s, total_s; /* since submission */
-    int n_drafted, n_accepted;              /* tokens guessed ahead, and of those the right ones */
+    int n_drafted, n_accepted;              /* tokens drafted ahead, and of those the right ones */
 };
 
 /* The next event of a request with a queue of its own; its pointers hold until the next call. Waits

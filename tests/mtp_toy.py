@@ -2,7 +2,7 @@
 """Gives a golden model an MTP block: the folder SRC with such tensors beside its own becomes OUT.
 
 The block's layer has the values of the model's last one in another order, so that it is as large and as
-tame as that; its projection is random. What it guesses is nonsense, always the same for a seed.
+tame as that; its projection is random. What it drafts is nonsense, always the same for a seed.
 usage: mtp_toy.py SRC OUT [seed]
 """
 import json

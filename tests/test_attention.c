@@ -282,9 +282,9 @@ static void oracle_head(const struct world *w, const float *from, const float *g
 static double stored(enum dtype type, double x)
 {
     float f = (float)x;
-    return type == DT_F32 || kv_coded(type) ? f
-           : type == DT_F16                 ? f16_to_f32(f32_to_f16(f))
-                                            : bf16_to_f32(f32_to_bf16(f));
+    return type == DT_F32 || kv_quantised(type) ? f
+           : type == DT_F16                     ? f16_to_f32(f32_to_f16(f))
+                                                : bf16_to_f32(f32_to_bf16(f));
 }
 
 /* A head of keys or values as the pool has it, turned back. */
@@ -356,9 +356,9 @@ static void oracle(const struct world *w, float *out)
                     key[d] = stored(s->k_type, key[d]);
                     value[d] = stored(s->v_type, row[(H + K + h) * D + d]);
                 }
-                if (kv_coded(s->k_type))
+                if (kv_quantised(s->k_type))
                     from_pool(w, i, t, h, true, key);
-                if (kv_coded(s->v_type))
+                if (kv_quantised(s->v_type))
                     from_pool(w, i, t, h, false, value);
             }
         }
@@ -406,7 +406,7 @@ static double max_diff(const float *a, const float *b, size_t n)
 
 /* AMX takes steps of many rows, at 16 bits of mantissa, and AVX-512 the rest: close, not equal. */
 #define AMX_ALLOWED   1e-4
-#define CODED_ALLOWED 5e-4 /* the rest then has queries of 16 bits */
+#define QUANT_ALLOWED 5e-4 /* the rest then has queries of 16 bits */
 
 struct config {
     int heads, kv_heads, dim, n_rot, page_len, window, n_seqs, len[MAX_SEQS];
@@ -559,7 +559,7 @@ static void check_invariance(const struct config *c, enum dtype k_type, enum dty
         run_cut(&w, cuts[i], got);
         world_close(&w);
         double diff = max_diff(got, want, bytes / sizeof(float));
-        if (!(diff <= (kv_coded(k_type) ? CODED_ALLOWED : AMX_ALLOWED)))
+        if (!(diff <= (kv_quantised(k_type) ? QUANT_ALLOWED : AMX_ALLOWED)))
             fail_msg("%s, cut %d, %d threads: off by %g", what, cuts[i], threads[i], diff);
         for (size_t j = 0; j < bytes / sizeof(float) && isa < ISA_AMX; j++)
             if (memcmp(&got[j], &want[j], sizeof(float)))
@@ -584,13 +584,13 @@ static const struct {
     enum dtype k, v;
 } coded[] = {{DT_Q8_0, DT_Q8_0}, {DT_Q4_0, DT_Q4_0}, {DT_F8_E4M3, DT_F8_E4M3}, {DT_Q8_0, DT_Q4_0},
              {DT_F16, DT_Q8_0},  {DT_Q4_0, DT_F32},  {DT_F8_E4M3, DT_BF16}};
-enum { N_CODED = sizeof coded / sizeof *coded };
+enum { N_QUANT = sizeof coded / sizeof *coded };
 
-static void test_coded(void **state)
+static void test_quant(void **state)
 {
     (void)state;
     for (int c = 0; c < N_CONFIGS; c++)
-        for (int k = 0; k < N_CODED && configs[c].dim % 32 == 0; k++)
+        for (int k = 0; k < N_QUANT && configs[c].dim % 32 == 0; k++)
             FOR_EACH_ISA(isa)
             {
                 struct world w;
@@ -616,19 +616,19 @@ static void test_coded(void **state)
             }
 }
 
-static void test_coded_invariance(void **state)
+static void test_quant_invariance(void **state)
 {
     (void)state;
     static const int few[] = {0, 1, 4, 6};
     for (int i = 0; i < 4; i++)
-        for (int k = 0; k < N_CODED; k++)
+        for (int k = 0; k < N_QUANT; k++)
             if (k < 3 || k % 4 == i)
                 FOR_EACH_ISA(isa)
     check_invariance(&configs[few[i]], coded[k].k, coded[k].v, isa);
 }
 
 /* The largest values a type can hold, zeros, and what is too large for it. */
-static void test_coded_edges(void **state)
+static void test_quant_edges(void **state)
 {
     (void)state;
     float x[64], y[64];
@@ -966,8 +966,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oracle),        cmocka_unit_test(test_reference),
         cmocka_unit_test(test_exact_storage), cmocka_unit_test(test_invariance),
-        cmocka_unit_test(test_coded),         cmocka_unit_test(test_coded_invariance),
-        cmocka_unit_test(test_coded_edges),   cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_quant),         cmocka_unit_test(test_quant_invariance),
+        cmocka_unit_test(test_quant_edges),   cmocka_unit_test(test_mixed),
         cmocka_unit_test(test_padding),       cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_add_norm),      cmocka_unit_test(test_gather),
     };

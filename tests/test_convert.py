@@ -135,7 +135,7 @@ def layers_without_a_place():
 
 
 def guessing_models():
-    """The block that guesses tokens ahead comes along, under the names readers of GGUF know, and changes nothing
+    """The block that drafts tokens ahead comes along, under the names readers of GGUF know, and changes nothing
     else: the logits are the golden ones, from the folder and from its GGUF, and every other tensor is the same."""
     for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3", "glm4_moe_lite"):
         folder, out, golden = path(m + "-mtp"), path(m + "-mtp.gguf"), f"{MICRO}/{m}/golden.bin"

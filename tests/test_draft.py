@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Guessing tokens ahead through the binary: the server's answers with --draft are those without, alone and many at once,
-streamed and not, also in a conversation's second turn; /metrics and `steel run` count guesses; `steel bench --draft`
+"""Drafting tokens ahead through the binary: the server's answers with --draft are those without, alone and many at once,
+streamed and not, also in a conversation's second turn; /metrics and `steel run` count drafts; `steel bench --draft`
 measures them; what cannot be is said in one line."""
 import json
 import os
@@ -95,19 +95,19 @@ def from_the_command_line():
     model = toy("qwen3_5_moe")
     run = ("run", model, "-p", "hello there", "--raw", "-n", 40, "-s", 3, "--temp", 1, "--ignore-eos", "--deterministic")
     want = steel(*run, "--draft", 0)
-    assert want.returncode == 0 and "guessed" not in want.stderr, want.stderr
+    assert want.returncode == 0 and "drafted" not in want.stderr, want.stderr
     for draft in (1, 2, 8):
         got = steel(*run, "--draft", draft)
         assert got.returncode == 0 and got.stdout == want.stdout, (draft, got.stderr)
-        assert int(re.search(r"guessed (\d+) ahead, \d+ right", got.stderr).group(1)) > 0, got.stderr
+        assert int(re.search(r"drafted (\d+) ahead, \d+ right", got.stderr).group(1)) > 0, got.stderr
     got = steel("bench", model, "-p", 0, "-n", 4, "-b", "1,3", "--draft", 2, "--skip-cost", "-r", 1)
-    assert got.returncode == 0 and len(re.findall(r"guessing 2, \d sequences?: a step takes", got.stdout)) == 2, got
+    assert got.returncode == 0 and len(re.findall(r"drafting 2, \d sequences?: a step takes", got.stdout)) == 2, got
     got = steel("bench", model, "-p", 0, "-n", 4, "--draft", 1, "--skip-cost", "-r", 1, "--json")
     assert "pays_above" in json.loads(got.stdout.splitlines()[-1]), got
 
 
 def refusals():
-    for args, what in ((("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", 1), "has no block that guesses"),
+    for args, what in ((("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", 1), "has no block that drafts"),
                        (("run", toy("glm4_moe"), "-p", "a", "--raw", "--draft", 9), "--draft")):
         r = steel(*args)
         assert r.returncode != 0 and what in r.stderr and len(r.stderr.splitlines()) <= 3, r

@@ -213,7 +213,7 @@ static void test_company(void **state)
     company(DT_F16, DT_F16);
 }
 
-static void test_company_coded(void **state)
+static void test_company_quant(void **state)
 {
     (void)state;
     char toy[sizeof path];
@@ -1159,7 +1159,7 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open),
-        cmocka_unit_test(test_company_coded),
+        cmocka_unit_test(test_company_quant),
         cmocka_unit_test(test_company),
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_second_turn),

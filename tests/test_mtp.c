@@ -1,5 +1,5 @@
 /*
- * The block that guesses tokens ahead, of every family that has one: what steps of it compute is what its
+ * The block that drafts tokens ahead, of every family that has one: what steps of it compute is what its
  * equation says (layer.h), whole, in chunks and token by token, from a folder and from its GGUF, on the
  * reference and on the CPU's kernels. Its input is computed here from the file's own tensors; the layer behind it is
  * like the others, which the golden tests hold.
@@ -115,7 +115,7 @@ static float *hidden_rows(const char *path, const int32_t *ids)
     return rows;
 }
 
-/* The logits of all guesses, (LEN - 1, V): the layer and the head over the inputs computed here. */
+/* The logits of all drafts, (LEN - 1, V): the layer and the head over the inputs computed here. */
 static float *expected(const char *path, const int32_t *ids)
 {
     float *hidden = hidden_rows(path, ids);
@@ -178,7 +178,7 @@ static double difference(const float *a, const float *b, int n)
     return diff / scale;
 }
 
-/* Reads the ids in chunks, the block behind each; returns the largest difference of the guesses at the ends
+/* Reads the ids in chunks, the block behind each; returns the largest difference of the drafts at the ends
  * of chunks. beside: another sequence in the same steps. */
 static double guesses_differ(struct runtime *rt, const int32_t *ids, const float *want, int chunk,
                              bool beside)
@@ -191,19 +191,19 @@ static double guesses_differ(struct runtime *rt, const int32_t *ids, const float
     for (int at = 0, n; at < LEN - 1; at += n) {
         n = LEN - 1 - at < chunk ? LEN - 1 - at : chunk;
         struct step_item items[2];
-        struct guess_item g[2];
+        struct draft_item g[2];
         for (int i = 0; i <= beside; i++)
             items[i] = (struct step_item){
                 .seq = &seqs[i], .tokens = ids + at, .n_tokens = n, .want = LOGITS_LAST};
         CHECK(step_run(rt->step, items, 1 + beside, &err), "%s", err.msg);
         for (int i = 0; i <= beside; i++)
-            g[i] = (struct guess_item){.seq = &seqs[i],
+            g[i] = (struct draft_item){.seq = &seqs[i],
                                        .tokens = ids + at + 1,
                                        .first = at,
                                        .n = n,
                                        .from = items[i].row,
                                        .want = true};
-        CHECK(step_guess(rt->step, g, 1 + beside, &err), "%s", err.msg);
+        CHECK(step_draft(rt->step, g, 1 + beside, &err), "%s", err.msg);
         for (int i = 0; i <= beside; i++) {
             step_logits(rt->step, g[i].row, row);
             const float *right = want + (size_t)(at + n - 1) * (size_t)V;

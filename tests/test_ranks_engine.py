@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an engine does, done by several processes (mpirun): adapters are cut like the weights they change, guesses (--draft),
+"""What an engine does, done by several processes (mpirun): adapters are cut like the weights they change, drafts (--draft),
 constrained answers, shared prefixes and preemption give what one process gives, also while parts of two steps are under way
 between stages."""
 import json
@@ -112,8 +112,8 @@ def test_halves():
                 assert m["steel_steps_total"] < sum(b["max_tokens"] for b in asked), m
 
 
-def test_guesses():
-    """--draft: the answers of the same ranks without. The block guesses over ranks as it does in one process."""
+def test_drafts():
+    """--draft: the answers of the same ranks without. The block drafts over ranks as it does in one process."""
     right = "steel_draft_tokens_accepted_total"
     for name, arrangements in (("qwen3_5_moe", (TP, PP)), ("glm4_moe", ((2, ["--ep"]), BOTH))):
         model, asked = toy(name, mtp=True), list(bodies(10, 4))[:5]

@@ -1,10 +1,10 @@
 /*
- * Speculation: answers are the same with guesses and without, token by token, log-probabilities included, however
- * right or wrong the guesses are, for attention, latents and recurrent states; under stop strings, constraints,
- * penalties, max_tokens, preemption and from the cache. Guesses that are right save steps, and nothing is left held.
+ * Speculation: answers are the same with drafts and without, token by token, log-probabilities included, however
+ * right or wrong the drafts are, for attention, latents and recurrent states; under stop strings, constraints,
+ * penalties, max_tokens, preemption and from the cache. Drafts that are right save steps, and nothing is left held.
  *
  * STEEL_TEST_DEVICE=cuda: the same on a GPU, which rounds a row otherwise beside others. So answers part there, and what
- * is compared is one path: the tokens that came with guesses are read as a prompt by an engine that guesses nothing,
+ * is compared is one path: the tokens that came with drafts are read as a prompt by an engine that drafts nothing,
  * whose log-probabilities must be those the answer was told. Where answers part, the same random number must have met
  * two tokens that are about as likely. With cpu a CPU is judged like that, too.
  */
@@ -32,7 +32,7 @@ enum { ANSWER = 60, MAX_ANSWERS = 16, MOST = 400 };
  * by 0.010 at worst. A mixture of experts is not continuous: where the last expert that is chosen and the first that is
  * not are about equal, rounding swaps them. Of deepseek_v3's chosen tokens 1 of 27 moves by more than FAR so, up to 0.6,
  * with 0.012 on average; on a CPU, halves for floats in the cache do it to 1 of 157, up to 1.5. A state that does not go
- * back after wrong guesses moves every second token by more than FAR, and all by 1.0 on average.
+ * back after wrong drafts moves every second token by more than FAR, and all by 1.0 on average.
  */
 #define FAR         0.05f
 #define MEAN        0.01
@@ -58,13 +58,13 @@ struct answer {
     struct usage_count usage;
 };
 
-/* What was answered to whom without guesses: prompt and answer. */
+/* What was answered to whom without drafts: prompt and answer. */
 static struct known {
     int32_t tokens[MOST];
     int n;
 } known[MAX_ANSWERS];
 static int n_known;
-static int n_offered;      /* known guesses that all before them let count */
+static int n_offered;      /* known drafts that all before them let count */
 static const char *device; /* STEEL_TEST_DEVICE, or NULL */
 static int judge_from;     /* tokens of an answer that were judged with another one */
 
@@ -81,7 +81,7 @@ static struct partings {
     int n_judged, n_apart; /* of those chosen by the logits told of: all, and those too far apart */
 } partings;
 
-enum guessing { OWN, RIGHT, WRONG, MIXED };
+enum drafting { OWN, RIGHT, WRONG, MIXED };
 
 static bool is_cpu(void)
 {
@@ -89,23 +89,23 @@ static bool is_cpu(void)
 }
 
 /* The true tokens, where somebody known began like this; wrong ones in their place as `arg` says. */
-static void guess(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses, int n)
+static void write_drafts(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n)
 {
-    enum guessing how = *(enum guessing *)arg;
+    enum drafting how = *(enum drafting *)arg;
     int n_right = 0;
     for (int k = 0; k < n; k++)
-        guesses[k] = 0;
+        drafts[k] = 0;
     for (int i = 0; i < n_known; i++) {
         const struct known *a = &known[i];
         if (a->n < n_tokens || memcmp(a->tokens, tokens, (size_t)n_tokens * sizeof *tokens) != 0)
             continue;
         for (int k = 0; k < n && n_tokens + k < a->n; k++)
-            guesses[n_right++] = a->tokens[n_tokens + k];
+            drafts[n_right++] = a->tokens[n_tokens + k];
         break;
     }
     for (int k = 0; k < n; k++) {
         bool wrong = how == WRONG || (how == MIXED && (n_tokens + k) % 3 == 0);
-        guesses[k] = wrong ? (guesses[k] + 1) % 90 : guesses[k];
+        drafts[k] = wrong ? (drafts[k] + 1) % 90 : drafts[k];
         n_right = wrong && k < n_right ? k : n_right;
     }
     n_offered += n_right;
@@ -131,7 +131,7 @@ static struct engine *open_plainly(const char *model, int draft, int kv_tokens)
     return e;
 }
 
-static struct engine *open_engine(const char *model, int draft, int kv_tokens, enum guessing *how)
+static struct engine *open_engine(const char *model, int draft, int kv_tokens, enum drafting *how)
 {
     if (device && judge_model != model) {
         if (judge)
@@ -141,7 +141,7 @@ static struct engine *open_engine(const char *model, int draft, int kv_tokens, e
     }
     struct engine *e = open_plainly(model, draft, kv_tokens);
     if (*how != OWN)
-        engine_on_guess(e, guess, how);
+        engine_on_draft(e, write_drafts, how);
     return e;
 }
 
@@ -348,7 +348,7 @@ static void crowd(struct request_spec *specs, int32_t prompts[][64])
     specs[7].ignore_eos = false;
 }
 
-/* The crowd at once, or one after the other, whatever is guessed: always the same. */
+/* The crowd at once, or one after the other, whatever is drafted: always the same. */
 static void answers_are_the_same(void **state)
 {
     (void)state;
@@ -362,7 +362,7 @@ static void answers_are_the_same(void **state)
         &(struct grammar_source){.kind = GRAMMAR_REGEX, .text = regex, .len = strlen(regex)}, &err);
     CHECK(grammar, "%s", err.msg);
     for (int m = 0; m < n_models; m++) {
-        enum guessing own = OWN;
+        enum drafting own = OWN;
         crowd(specs, prompts);
         struct engine *e = open_engine(models[m], 0, 0, &own);
         run(e, specs, want, CROWD);
@@ -372,7 +372,7 @@ static void answers_are_the_same(void **state)
         for (int i = 0; i < CROWD; i++)
             remember(&specs[i], &want[i < 6 ? i : i + 1]);
         for (int draft = 1; draft <= 3; draft += 2)
-            for (enum guessing how = OWN; how <= MIXED; how++) {
+            for (enum drafting how = OWN; how <= MIXED; how++) {
                 n_offered = 0;
                 e = open_engine(models[m], draft, 0, &how);
                 for (int i = 0, at = 0; i < CROWD; at += specs[i++].n == 2 ? 2 : 1) {
@@ -390,7 +390,7 @@ static void answers_are_the_same(void **state)
                 assert_judged(models[m]);
                 assert_true(st.n_drafted > 0);
                 /* Nobody knows what comes behind an answer that has left the path. One that leaves it, or has another's
-                 * beginning (n = 2), wastes the right guesses of one step. */
+                 * beginning (n = 2), wastes the right drafts of one step. */
                 if (how == RIGHT || how == MIXED) {
                     assert_true(n_offered > 2 * CROWD);
                     assert_true((int)st.n_accepted >= n_offered / 2);
@@ -404,7 +404,7 @@ static void answers_are_the_same(void **state)
     grammar_free(grammar);
 }
 
-/* One sequence: right guesses save steps, wrong ones save none and cost none. */
+/* One sequence: right drafts save steps, wrong ones save none and cost none. */
 static void right_guesses_save_steps(void **state)
 {
     (void)state;
@@ -412,7 +412,7 @@ static void right_guesses_save_steps(void **state)
     int32_t prompt[40];
     prompt_of(3, prompt, 40);
     for (int m = 0; m < n_models; m++) {
-        enum guessing own = OWN;
+        enum drafting own = OWN;
         struct request_spec s = spec_of(prompt, 40, ANSWER, 9);
         struct engine *e = open_engine(models[m], 0, 0, &own);
         run(e, &s, &want, 1);
@@ -420,13 +420,13 @@ static void right_guesses_save_steps(void **state)
         n_known = 0;
         remember(&s, &want);
         for (int draft = 1; draft <= 4; draft++)
-            for (enum guessing how = RIGHT; how <= WRONG; how++) {
+            for (enum drafting how = RIGHT; how <= WRONG; how++) {
                 e = open_engine(models[m], draft, 0, &how);
                 run(e, &s, &got, 1);
                 struct engine_stats st = close_engine(e);
                 int left = partings.n_left;
                 assert_same(&s, &want, &got);
-                if (device) { /* which may begin steps ahead for nothing, without guesses */
+                if (device) { /* which may begin steps ahead for nothing, without drafts */
                     assert_true(how == WRONG
                                     ? st.n_accepted < st.n_drafted / 4
                                     : 4 * st.n_steps < 3 * steps || partings.n_left > left);
@@ -436,7 +436,7 @@ static void right_guesses_save_steps(void **state)
                 } else {
                     assert_int_equal(st.n_accepted, st.n_drafted);
                     assert_int_equal(st.n_accepted + st.n_steps, steps);
-                    /* pages end here and there: a guess less */
+                    /* pages end here and there: a draft less */
                     assert_true(st.n_steps <= 4 + (uint64_t)(ANSWER / (1 + draft)) + ANSWER / 16);
                 }
             }
@@ -444,8 +444,8 @@ static void right_guesses_save_steps(void **state)
     }
 }
 
-/* An answer ends where it must in the middle of right guesses, and goes on from the cache as if nothing
- * had been guessed. */
+/* An answer ends where it must in the middle of right drafts, and goes on from the cache as if nothing
+ * had been drafted. */
 static void ends_and_next_turns(void **state)
 {
     (void)state;
@@ -453,7 +453,7 @@ static void ends_and_next_turns(void **state)
     int32_t prompt[MOST];
     prompt_of(5, prompt, 40);
     for (int m = 0; m < n_models; m++) {
-        enum guessing own = OWN, how = RIGHT;
+        enum drafting own = OWN, how = RIGHT;
         struct request_spec s = spec_of(prompt, 40, ANSWER, 2);
         struct engine *plain = open_engine(models[m], 0, 0, &own);
         run(plain, &s, &want, 1);
@@ -511,7 +511,7 @@ static void preempted(void **state)
     struct request_spec specs[N];
     int32_t prompts[N][64];
     for (int m = 0; m < n_models; m++) {
-        enum guessing own = OWN;
+        enum drafting own = OWN;
         for (int i = 0; i < N; i++) {
             prompt_of(20 + i, prompts[i], 30);
             specs[i] = spec_of(prompts[i], 30, 120, (uint64_t)i);
@@ -522,7 +522,7 @@ static void preempted(void **state)
         n_known = 0;
         for (int i = 0; i < N; i++)
             remember(&specs[i], &want[i]);
-        for (enum guessing how = OWN; how <= MIXED; how++) {
+        for (enum drafting how = OWN; how <= MIXED; how++) {
             e = open_engine(models[m], 3, 256, &how);
             run(e, specs, got, N);
             for (int i = 0; i < N; i++)
@@ -538,8 +538,8 @@ enum { MANY = 8 };
 struct cancels {
     struct engine *e;
     struct request *r[MANY];
-    int step, n, crowded;   /* crowded: steps of more than guesses are for */
-    uint64_t before, after; /* guesses read until the third of those, and until the last */
+    int step, n, crowded;   /* crowded: steps of more than drafts are for */
+    uint64_t before, after; /* drafts read until the third of those, and until the last */
 };
 
 /* The n-th is cancelled before step 20 + 10 n. */
@@ -556,14 +556,14 @@ static void cancel_some(void *arg, int n_items)
         request_cancel(c->r[c->n++]);
 }
 
-/* Requests that are cancelled in the middle leave nothing behind; while many run, nothing is guessed. */
+/* Requests that are cancelled in the middle leave nothing behind; while many run, nothing is drafted. */
 static void cancelled_and_many(void **state)
 {
     (void)state;
     static struct answer got[MANY];
     int32_t prompts[MANY][64];
     for (int m = 0; m < n_models; m++) {
-        enum guessing how = OWN;
+        enum drafting how = OWN;
         struct cancels c = {.e = open_engine(models[m], 2, 0, &how)};
         struct events *q = events_new();
         struct engine_event ev;
@@ -589,11 +589,11 @@ static void cancelled_and_many(void **state)
             done += take(&ev);
         }
         struct engine_stats st = close_engine(c.e);
-        print_message("%s: %d cancelled, %d guesses\n", models[m], (int)st.finished[FINISH_CANCEL],
+        print_message("%s: %d cancelled, %d drafts\n", models[m], (int)st.finished[FINISH_CANCEL],
                       (int)st.n_drafted);
         assert_true(st.finished[FINISH_CANCEL] > 0 && c.crowded > 3);
         assert_int_equal(c.before, c.after);
-        if (!device) /* there those of the crowd guess no more */
+        if (!device) /* there those of the crowd draft no more */
             assert_true(st.n_drafted > c.after);
         for (int i = 0; i < MANY; i++)
             request_free(c.r[i]);
@@ -601,7 +601,7 @@ static void cancelled_and_many(void **state)
     }
 }
 
-/* A crowd runs ahead of the host, without the block; those who come later guess again. */
+/* A crowd runs ahead of the host, without the block; those who come later draft again. */
 static void crowds_run_ahead(void **state)
 {
     (void)state;
@@ -614,7 +614,7 @@ static void crowds_run_ahead(void **state)
         skip();
     }
     for (int m = 0; m < n_models; m++) {
-        enum guessing own = OWN;
+        enum drafting own = OWN;
         for (int i = 0; i < N; i++) {
             prompt_of(80 + i, prompts[i], 20);
             specs[i] = spec_of(prompts[i], 20, ANSWER, (uint64_t)i);
@@ -634,7 +634,7 @@ static void crowds_run_ahead(void **state)
         for (int i = 0; i < DRAFT_SEQS; i++)
             assert_same(&specs[i], &want[i], &got[i]);
         after = close_engine(e);
-        print_message("%s: %d steps begun ahead, then %d guesses\n", models[m], (int)st.n_ahead,
+        print_message("%s: %d steps begun ahead, then %d drafts\n", models[m], (int)st.n_ahead,
                       (int)(after.n_drafted - st.n_drafted));
         assert_true(after.n_drafted > st.n_drafted + ANSWER);
         assert_judged(models[m]);
@@ -656,33 +656,33 @@ static void partings_are_near(void **state)
     assert_true(p.n_apart <= p.n_judged / APART_ONE_OF + 1);
 }
 
-/* Steps of made-up times: guesses are made while they pay, tried again from time to time, and by one who asked
+/* Steps of made-up times: drafts are made while they pay, tried again from time to time, and by one who asked
  * for them always. */
 static void guesses_that_pay(void **state)
 {
     (void)state;
     static const struct {
-        double guess_ns, right;
+        double draft_ns, right;
         bool pays, adapts;
     } cases[] = {{150, 0.8, true, true}, {150, 0.3, false, true}, {150, 0.3, true, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct spec sp = {.most = 1, .max_seqs = DRAFT_SEQS, .adapts = cases[i].adapts};
+        struct drafter sp = {.most = 1, .max_seqs = DRAFT_SEQS, .adapts = cases[i].adapts};
         struct step_item items[2] = {{.n_tokens = 1}, {.n_tokens = 1}};
         int made = 0, n = 4 * SPEC_PERIOD;
         double right = 0;
         for (int step = 0; step < n; step++) {
-            bool guesses = spec_pays(&sp, 2);
+            bool drafts = draft_pays(&sp, 2);
             int whole = 0;
-            made += guesses;
-            items[0].n_guess = items[1].n_guess = guesses;
-            if (guesses) { /* of two guesses, as many on average */
+            made += drafts;
+            items[0].n_draft = items[1].n_draft = drafts;
+            if (drafts) { /* of two drafts, as many on average */
                 right += 2 * cases[i].right;
                 whole = (int)right;
                 right -= whole;
             }
-            spec_learn(&sp, items, 2, whole, (int64_t)(guesses ? cases[i].guess_ns : 100));
+            draft_learn(&sp, items, 2, whole, (int64_t)(drafts ? cases[i].draft_ns : 100));
         }
-        assert_false(spec_pays(&sp, DRAFT_SEQS + 1));
+        assert_false(draft_pays(&sp, DRAFT_SEQS + 1));
         int tries = n / SPEC_PERIOD * SPEC_TRY, rests = n / SPEC_PERIOD * SPEC_REST;
         if (!cases[i].adapts)
             assert_int_equal(made, n);
@@ -691,37 +691,38 @@ static void guesses_that_pay(void **state)
     }
 }
 
-/* Where steps run ahead: the block follows them while guesses are tried, or pay; else it is left out, for good of the
- * sequences there are, until a new one comes a period later. Nothing is left out of a step with guesses. */
+/* Where steps run ahead: the block follows them while drafts are tried, or pay; else it is left out, for good of the
+ * sequences there are, until a new one comes a period later. Nothing is left out of a step with drafts. */
 static void blocks_left_out(void **state)
 {
     (void)state;
     for (int pays = 0; pays < 2; pays++) {
         struct scheduler sched = {.running.n = 1};
-        struct spec sp = {.sched = &sched, .most = 1, .max_seqs = 4, .ahead = true, .adapts = true};
+        struct drafter sp = {
+            .sched = &sched, .most = 1, .max_seqs = 4, .ahead = true, .adapts = true};
         struct seq first = {0}, second = {0}, *seqs[] = {&first};
         struct step_item item = {.n_tokens = 1};
         int followed = 0;
         for (int step = 0; step < 3 * SPEC_PERIOD; step++) {
-            item.n_guess = 0;
-            bool follows = spec_follows(&sp, &item, seqs, 1);
+            item.n_draft = 0;
+            bool follows = draft_follows(&sp, &item, seqs, 1);
             followed += follows;
             assert_int_equal(first.unfollowed, !follows);
             if (follows)
-                item.n_guess = spec_pays(&sp, 1);
-            spec_learn(&sp, &item, 1, pays && item.n_guess, item.n_guess ? 150 : 100);
+                item.n_draft = draft_pays(&sp, 1);
+            draft_learn(&sp, &item, 1, pays && item.n_draft, item.n_draft ? 150 : 100);
         }
         assert_int_equal(followed, pays ? 3 * SPEC_PERIOD : SPEC_TRY + SPEC_REST);
         seqs[0] = &second; /* the time has come */
-        item.n_guess = 0;
-        assert_true(spec_follows(&sp, &item, seqs, 1) && !second.unfollowed);
+        item.n_draft = 0;
+        assert_true(draft_follows(&sp, &item, seqs, 1) && !second.unfollowed);
         sched.running.n = sp.max_seqs + 1;
-        item.n_guess = 1;
-        assert_true(spec_follows(&sp, &item, seqs, 1) && !second.unfollowed);
-        item.n_guess = 0;
-        assert_true(!spec_follows(&sp, &item, seqs, 1) && second.unfollowed);
+        item.n_draft = 1;
+        assert_true(draft_follows(&sp, &item, seqs, 1) && !second.unfollowed);
+        item.n_draft = 0;
+        assert_true(!draft_follows(&sp, &item, seqs, 1) && second.unfollowed);
         sched.running.n = 1;
-        assert_false(spec_follows(&sp, &item, seqs, 1));
+        assert_false(draft_follows(&sp, &item, seqs, 1));
     }
 }
 
@@ -735,7 +736,7 @@ static void refused(void **state)
     assert_false(engine_wait(e, &err));
     assert_non_null(strstr(err.msg, "--draft"));
     engine_close(e);
-    opt.runtime.draft = DRAFT_AUTO; /* nobody asked: none are guessed */
+    opt.runtime.draft = DRAFT_AUTO; /* nobody asked: none are drafted */
     e = engine_open("tests/golden/qwen3", &opt);
     assert_true(engine_wait(e, &err));
     assert_int_equal(engine_runtime(e)->draft, 0);

@@ -95,7 +95,7 @@ const char *kv_type_name(enum dtype t)
 /* Codes come in blocks along a head. */
 static bool dim_fits(int layer, const char *what, int dim, enum dtype t, struct error *err)
 {
-    if (!kv_coded(t) || dim % KV_BLOCK == 0)
+    if (!kv_quantised(t) || dim % KV_BLOCK == 0)
         return true;
     return error_set(err,
                      "layer %d: %s of %d values, no multiple of %d: a cache of %s cannot hold "

@@ -56,7 +56,7 @@ struct batch {
 /* Whether the stream narrows to the out rows in this layer: in the last of the step. */
 static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
 {
-    if (net->goes_on)
+    if (net->has_next_stage)
         return false; /* another rank has the last layer */
     return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
 }

@@ -278,11 +278,11 @@ struct head {
 };
 
 /*
- * Multi-token prediction: a block that guesses the token after the next. Its layer is the network's last,
+ * Multi-token prediction: a block that drafts the token after the next. Its layer is the network's last,
  * with a cache like any other, and runs in steps of its own (batch.from). With h, what backend.h's keep
  * kept of the row at position p, and t, the token at p + 1:
  *   x = [embed_norm(T[t]), hidden_norm(h)] Wfc^T; the layer, at position p; the head
- * What is kept of that (its head's norm of x) is the h of the next guess.
+ * What is kept of that (its head's norm of x) is the h of the next draft.
  */
 struct mtp {
     const struct weight *fc;             /* (E, 2*E); NULL = there is no such block */
@@ -300,7 +300,7 @@ struct network {
     int n_ropes;
     /* A stage of a pipeline: other ranks have the layers in front, and those behind with the head. Then
      * the stream comes by stream_put, goes by stream_get, and keeps all its rows. */
-    bool comes_in, goes_on;
+    bool has_prev_stage, has_next_stage;
 };
 
 /* Layers of a step that reads tokens: all but the one of the MTP block. */
@@ -359,7 +359,7 @@ enum part {
     PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
     PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
     PART_EXPERT_BIAS = 1 << 20,
-    PART_MTP = 1 << 21, /* a block that guesses tokens ahead */
+    PART_MTP = 1 << 21, /* a block that drafts tokens ahead */
 };
 
 bool network_check(const struct network *net, unsigned parts, const char *backend,

@@ -33,7 +33,7 @@ struct ref {
     double *mean;        /* as wide: what attention gathers */
     float *hidden;       /* one row of gate and up */
     float *latent;       /* (4, widest latent) */
-    float *kept;         /* (max_tokens, E) for guesses; NULL = there is no MTP block */
+    float *kept;         /* (max_tokens, E) for drafts; NULL = there is no MTP block */
     float *joined;       /* (2, E) one row of it beside an embedding */
     float *scores;       /* (longest context) */
     float *probs, *keys; /* (n_expert) */

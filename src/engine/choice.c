@@ -97,14 +97,14 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
             c->at[i] = 0;
         }
     if (e->now->follows && c->seq.running) { /* no other step is under way */
-        spec_settle(&e->spec, &c->seq);
+        draft_settle(&e->spec, &c->seq);
         scheduler_index(&e->sched, &c->seq);
     }
-    if (c->guessed) { /* the token never came */
+    if (c->drafted) { /* the token never came */
         if (c->seq.kv.n_tokens == c->seq.n_tokens)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.n_tokens - 1);
         c->seq.n_tokens--;
-        c->guessed = false;
+        c->drafted = false;
     }
     /* A step under way has read the last token, which those who go on may not have: its state is the
      * one before, unless that token filled a page. */
@@ -170,8 +170,8 @@ bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct
         choice_end(e, c, FINISH_ERROR, -1, why.msg);
         return false;
     }
-    if (c->guessed)
-        c->guessed = false; /* it stands there already */
+    if (c->drafted)
+        c->drafted = false; /* it stands there already */
     else
         seq_append(&c->seq, token);
     int n = c->seq.n_tokens - c->seq.n_prompt;

@@ -183,8 +183,8 @@ static bool gather(struct embedder *e, struct flight *f, bool wait)
     pthread_mutex_lock(&e->lock);
     while (wait && !e->ring && !e->closing)
         pthread_cond_wait(&e->work, &e->lock);
-    bool goes_on = !e->closing;
-    while (goes_on && e->ring && f->n < lim->max_seqs) {
+    bool more = !e->closing;
+    while (more && e->ring && f->n < lim->max_seqs) {
         struct embed_job *job;
         /* A text longer than a step has one to itself, and more. */
         struct embed_text *t = take_text(e, f->n ? room : INT32_MAX, &job);
@@ -197,7 +197,7 @@ static bool gather(struct embedder *e, struct flight *f, bool wait)
             break;
     }
     pthread_mutex_unlock(&e->lock);
-    return goes_on;
+    return more;
 }
 
 /* Nobody waits for these any more. */
@@ -371,10 +371,10 @@ static void *run_thread(void *arg)
     struct embedder *e = arg;
     struct flight *under_way = NULL;
     struct error err = {0};
-    bool ok = true, goes_on = true;
-    while (ok && (goes_on || under_way)) {
+    bool ok = true, more = true;
+    while (ok && (more || under_way)) {
         struct flight *f = &e->flights[under_way == &e->flights[0]];
-        goes_on = gather(e, f, !under_way);
+        more = gather(e, f, !under_way);
         drop_cancelled(f);
         ok = run_flight(e, f, &under_way, &err);
     }

@@ -68,9 +68,9 @@ static enum started start_step(struct engine *e, struct flight *f)
         if (!c->entered_ns)
             choice_start(e, c);
         struct step_item *it = &f->items[i];
-        if (it->want != LOGITS_NONE && it->n_tokens - it->n_guess == seq_unread(&c->seq))
+        if (it->want != LOGITS_NONE && it->n_tokens - it->n_draft == seq_unread(&c->seq))
             it->sampler = c->sampler;
-        it->chained = it->sampler && e->rt->be->ahead && picks_chained(c, it->n_guess);
+        it->chained = it->sampler && e->rt->be->ahead && picks_chained(c, it->n_draft);
         f->seqs[i] = &c->seq;
         c->at[f->slot] = i + 1;
     }
@@ -78,7 +78,7 @@ static enum started start_step(struct engine *e, struct flight *f)
         choices_deliver(e);
     if (e->on_step)
         e->on_step(e->on_step_arg, n);
-    f->follows = spec_follows(&e->spec, f->items, f->seqs, n);
+    f->follows = draft_follows(&e->spec, f->items, f->seqs, n);
     f->n = n;
     f->n_decode = s->n_decode;
     f->n_read = s->n_read;
@@ -88,7 +88,7 @@ static enum started start_step(struct engine *e, struct flight *f)
     struct error err = {0};
     if (step_start(e->rt->step, f->items, n, &err)) {
         for (int i = 0; i < n; i++)
-            f->seqs[i]->n_open = f->items[i].n_guess;
+            f->seqs[i]->n_open = f->items[i].n_draft;
         return STARTED;
     }
     for (int i = 0; i < n; i++)
@@ -141,7 +141,7 @@ static void start_ahead(struct engine *e)
             continue; /* ends with `now` */
         seq_append(&c->seq, -1 - f->items[i].first_row);
         sampler_expect(c->sampler);
-        c->guessed = true;
+        c->drafted = true;
     }
     if (start_step(e, e->next) != STARTED)
         return;
@@ -168,7 +168,7 @@ static void fail_engine(struct engine *e, const struct error *why)
     choices_drop(e, true);
 }
 
-/* Hands on what a step chose for c, and behind it the guesses it has read for as long as they are what the
+/* Hands on what a step chose for c, and behind it the drafts it has read for as long as they are what the
  * sampler chooses from the row before. False: c has ended, and may be gone. */
 static bool take_chosen(struct engine *e, struct choice *c, const struct step_item *it)
 {
@@ -178,8 +178,8 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
     bool told = c->req->spec.logprobs, right = true;
     if (told)
         step_probs(e->rt->step, row, &probs);
-    e->stats.n_drafted += (uint64_t)it->n_guess;
-    c->n_drafted += it->n_guess;
+    e->stats.n_drafted += (uint64_t)it->n_draft;
+    c->n_drafted += it->n_draft;
     for (int i = 0; right; i++) {
         struct engine_event ev = {.stop = -1};
         if (told) {
@@ -187,11 +187,11 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             ev.top = probs.top;
             ev.n_top = probs.n_top;
         }
-        right = i < it->n_guess && token == c->seq.tokens[c->seq.n_tokens];
+        right = i < it->n_draft && token == c->seq.tokens[c->seq.n_tokens];
         c->n_accepted += right;
         e->stats.n_accepted += right;
         c->seq.n_open =
-            it->n_guess - i; /* where it ends with this token, that is not in the cache */
+            it->n_draft - i; /* where it ends with this token, that is not in the cache */
         if (!choice_take_token(e, c, token, &ev))
             return false;
         if (right) {
@@ -208,22 +208,22 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
     return true;
 }
 
-/* After a step: the guesses for the next one, and an end to those of this one. */
-static void guess_tokens(struct engine *e, const struct flight *f, int64_t ns, int n_right)
+/* After a step: the drafts for the next one, and an end to those of this one. */
+static void draft_tokens(struct engine *e, const struct flight *f, int64_t ns, int n_right)
 {
     struct error err = {0};
     int64_t start = clock_ns();
     for (int i = 0; i < f->n; i++) {
         const struct choice *c = (const struct choice *)f->seqs[i];
-        if (c) /* the last token is chosen, never guessed */
+        if (c) /* the last token is chosen, never drafted */
             e->wants[i] = c->req->spec.max_tokens - (c->seq.n_tokens - c->seq.n_prompt) - 1;
     }
-    bool ok = spec_guess(&e->spec, f->items, f->seqs, e->wants, f->n, &err);
+    bool ok = draft_make(&e->spec, f->items, f->seqs, e->wants, f->n, &err);
     if (!f->n_read && !f->n_forced)
-        spec_learn(&e->spec, f->items, f->n, n_right, ns + clock_ns() - start);
+        draft_learn(&e->spec, f->items, f->n, n_right, ns + clock_ns() - start);
     for (int i = 0; i < f->n; i++)
         if (f->seqs[i])
-            spec_settle(&e->spec, f->seqs[i]);
+            draft_settle(&e->spec, f->seqs[i]);
     scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                           f->n_forced ? 0 : f->n_read, ns);
     if (!ok)
@@ -254,11 +254,11 @@ static void finish_step(struct engine *e)
         c->at[f->slot] = 0;
         if (!ok) /* step_finish took its rows back */
             c->seq.n_open = 0;
-        if (ok && c->guessed)
+        if (ok && c->drafted)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
     }
     if (ok && !f->follows && e->spec.most && !reads)
-        spec_learn(&e->spec, f->items, f->n, 0, ns);
+        draft_learn(&e->spec, f->items, f->n, 0, ns);
     if (ok && !f->follows)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                               f->n_forced ? 0 : f->n_read, ns);
@@ -287,7 +287,7 @@ static void finish_step(struct engine *e)
     else
         fail_engine(e, &err);
     if (ok && f->follows)
-        guess_tokens(e, f, ns, (int)(e->stats.n_accepted - n_right));
+        draft_tokens(e, f, ns, (int)(e->stats.n_accepted - n_right));
     f->n = 0;
     e->now = e->next;
     e->next = f;
@@ -404,8 +404,8 @@ static bool start(struct engine *e)
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
     e->sched.records = e->rt->be->ahead && !e->rt->be->ranks;
-    spec_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->ahead,
-              e->opt.runtime.draft == DRAFT_AUTO);
+    draft_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->ahead,
+               e->opt.runtime.draft == DRAFT_AUTO);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {
         struct flight *f = &e->flights[i];
@@ -434,7 +434,7 @@ static void *engine_main(void *arg)
     if (ok) {
         loop(e);
         scheduler_clear(&e->sched);
-        spec_clear(&e->spec);
+        draft_clear(&e->spec);
     }
     return NULL;
 }
@@ -561,11 +561,11 @@ void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *
     e->on_step = fn;
 }
 
-void engine_on_guess(struct engine *e,
-                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses,
+void engine_on_draft(struct engine *e,
+                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
                                 int n),
                      void *arg)
 {
-    e->spec.guess_arg = arg;
-    e->spec.guess = fn;
+    e->spec.draft_arg = arg;
+    e->spec.draft = fn;
 }

@@ -19,7 +19,7 @@
 
 #include "engine/events.h"
 #include "engine/runtime.h"
-#include "engine/speculate.h"
+#include "engine/draft.h"
 
 enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
 
@@ -56,10 +56,11 @@ struct request_spec {
     /* Stop strings do not count inside thinking: between these marks, of which the first may only
      * begin the answer. NULL = there is none. */
     const char *think_open, *think_close;
-    bool in_thinking;        /* the prompt has opened it */
-    struct grammar *grammar; /* what the answer must fit (text/grammar/grammar.h); NULL = anything */
-    uint64_t client;         /* whose it is: clients take turns; 0 is one like the others */
-    const char *salt;        /* keeps cached pages among requests of the same salt; NULL = common */
+    bool in_thinking; /* the prompt has opened it */
+    struct grammar
+        *grammar;     /* what the answer must fit (text/grammar/grammar.h); NULL = anything */
+    uint64_t client;  /* whose it is: clients take turns; 0 is one like the others */
+    const char *salt; /* keeps cached pages among requests of the same salt; NULL = common */
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, as adapters.h knows them */
     int n_loras;
     struct events *queue;
@@ -88,7 +89,7 @@ struct engine_stats {
     uint64_t n_ahead;       /* steps started before the one before them ended */
     uint64_t n_halved;      /* that ran in halves (step.h) */
     uint64_t n_read_steps;  /* that read several tokens of a sequence: prompts, forced ones */
-    uint64_t n_drafted;     /* tokens guessed and read (speculate.h) */
+    uint64_t n_drafted;     /* tokens drafted and read (draft.h) */
     uint64_t n_accepted;    /* of those, right */
     uint64_t n_forced;      /* tokens that a constraint left no choice about: fed unchosen */
     uint64_t prompt_tokens; /* of requests that started */
@@ -136,9 +137,9 @@ void request_free(struct request *r);   /* the handle only: the request goes on 
 void engine_stats(struct engine *e, struct engine_stats *out);
 /* For tests: called by the engine thread before every step with the number of sequences in it. */
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg);
-/* For tests: says what is guessed in the place of the model's block. Before the first request. */
-void engine_on_guess(struct engine *e,
-                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *guesses,
+/* For tests: says what is drafted in the place of the model's block. Before the first request. */
+void engine_on_draft(struct engine *e,
+                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
                                 int n),
                      void *arg);
 

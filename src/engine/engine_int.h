@@ -21,7 +21,7 @@ struct choice {
     int64_t entered_ns, first_ns, last_ns;
     int at[2];    /* where it is in the steps under way, plus 1; 0 = not in that one */
     bool refused; /* it asks for what cannot be: its constraint and its biases say so */
-    bool guessed; /* its last token stands for one that a step under way will choose */
+    bool drafted; /* its last token stands for one that a step under way will choose */
     int n_drafted, n_accepted; /* its part of engine_stats' */
     int n_told;                /* tokens of the prompt whose log-probabilities were told */
 };
@@ -42,7 +42,7 @@ struct flight {
     struct step_item *items;           /* (max_seqs) */
     struct seq **seqs;                 /* (max_seqs) as planned; NULL: left since */
     int slot;                          /* its place in struct choice.at */
-    bool follows;                      /* the MTP block reads its rows, too (speculate.h) */
+    bool follows;                      /* the MTP block reads its rows, too (draft.h) */
     bool sampled;                      /* its tokens are being chosen; false: their samplers wait */
     int n, n_decode, n_read, n_forced; /* n 0 = none */
     int64_t start_ns;
@@ -72,8 +72,8 @@ struct engine {
     struct runtime *rt; /* set before READY, then constant */
     int context;
     struct scheduler sched;
-    struct spec spec; /* most 0: nothing is guessed */
-    int *wants;       /* (max_seqs) scratch: guesses that sequences of a step have a use for */
+    struct drafter spec; /* most 0: nothing is drafted */
+    int *wants;          /* (max_seqs) scratch: drafts that sequences of a step have a use for */
     struct flight flights[2], *now, *next; /* next is started before now ends, where that goes */
     int64_t end_ns;                        /* of the last step */
     struct events **touched;               /* (max_seqs) queues with staged events */

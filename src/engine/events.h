@@ -24,7 +24,7 @@ enum finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCEL, FINISH_ERROR, N_FINISHE
 
 struct usage_count {
     int n_prompt, n_cached, n_generated, n_preempted;
-    int n_drafted, n_accepted;            /* tokens guessed ahead, and of those the right ones */
+    int n_drafted, n_accepted;            /* tokens drafted ahead, and of those the right ones */
     int64_t queue_ns, first_ns, total_ns; /* since submission; first_ns 0 = no token came */
 };
 

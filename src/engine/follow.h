@@ -19,7 +19,7 @@ struct follow_plan {
     int timeout_s; /* of ranks: lines say it too, where there are some */
     int64_t kv_tokens;
     int n_states, context;
-    int draft; /* tokens that are guessed (runtime.h) */
+    int draft; /* tokens that are drafted (runtime.h) */
     int n_loras;
     struct step_limits limits;
 };

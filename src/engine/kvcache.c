@@ -227,7 +227,7 @@ void kvcache_fork(struct kvcache *kv, struct kv_seq *s)
     s->state = slot + 1;
 }
 
-bool kvcache_guess(struct kvcache *kv, struct kv_seq *s, int n_tokens)
+bool kvcache_draft(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 {
     int32_t slot;
     if (s->back || !s->state || s->from != s->state || (slot = states_take(kv->states)) < 0)

@@ -100,9 +100,9 @@ void kvcache_resume(struct kvcache *kv, struct kv_seq *s);
  * cutting its tokens goes back to the state before it. settle: it counts. */
 void kvcache_fork(struct kvcache *kv, struct kv_seq *s);
 void kvcache_settle(struct kvcache *kv, struct kv_seq *s);
-/* A step will save the state in `back` after n_tokens of its tokens: what follows are guesses. False: no
+/* A step will save the state in `back` after n_tokens of its tokens: what follows are drafts. False: no
  * slot is left. Cutting to there goes back to it, settle keeps what the step left. */
-bool kvcache_guess(struct kvcache *kv, struct kv_seq *s, int n_tokens);
+bool kvcache_draft(struct kvcache *kv, struct kv_seq *s, int n_tokens);
 /* Gives the memory of free pages back to the system if they are many; returns how much. */
 size_t kvcache_trim(struct kvcache *kv);
 void kvcache_verify(const struct kvcache *kv); /* CHECKs the invariants; for tests */

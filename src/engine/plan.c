@@ -364,10 +364,10 @@ static void count_layers(const struct network *net, struct plan_rank *to)
 {
     int depth = network_depth(net);
     struct predict_talk *t = &to->talk;
-    t->sums = net->embed.partial && !net->comes_in;
+    t->sums = net->embed.partial && !net->has_prev_stage;
     for (int i = 0; i < depth; i++) {
         const struct layer *l = &net->layers[i];
-        bool narrow = i == depth - 1 && !net->goes_on;
+        bool narrow = i == depth - 1 && !net->has_next_stage;
         count_mixer(&l->mixer, to);
         if (l->mlp.dense.gate_up)
             widen(&to->ff, l->mlp.dense.down->n_in);
@@ -399,15 +399,15 @@ static void count_ends(const struct outline *o, bool shared, struct plan_rank *t
 {
     const struct network *net = &o->net;
     const struct head *h = &net->head;
-    bool has_head = h->w && (!net->goes_on || (shared && !net->comes_in));
+    bool has_head = h->w && (!net->has_next_stage || (shared && !net->has_prev_stage));
     shared = shared && has_head;
     to->talk.embd = net->n_embd;
     to->talk.vocab = h->w ? net->n_vocab : net->n_embd;
     if (has_head)
         to->vocab = rows_of(o, h->w);
-    else if (!net->comes_in)
+    else if (!net->has_prev_stage)
         to->vocab = rows_of(o, net->embed.tokens);
-    to->talk.collects = h->w && h->w->n_out < net->n_vocab && !net->goes_on && !shared;
+    to->talk.collects = h->w && h->w->n_out < net->n_vocab && !net->has_next_stage && !shared;
     to->talk.head_rows = shared ? h->w->n_out : 0;
 }
 

@@ -200,7 +200,7 @@ static size_t halves_bytes(const struct runtime_options *opt, const struct netwo
         mixer_cache_dims(&net->layers[i].mixer, &k, &v);
         most = k + v > most ? k + v : most;
     }
-    bool coded = kv_coded(or_f16(opt->k_type)) || kv_coded(or_f16(opt->v_type));
+    bool coded = kv_quantised(or_f16(opt->k_type)) || kv_quantised(or_f16(opt->v_type));
     return coded ? 2 * (size_t)most : 0;
 }
 
@@ -236,7 +236,7 @@ static int fit_sequences(const struct runtime_options *opt, const struct network
                             or_default(opt->context, context), opt->max_seqs_gpu);
 }
 
-/* Slots for recurrent states: one for each sequence that may run, another where it may guess, and checkpoints as
+/* Slots for recurrent states: one for each sequence that may run, another where it may draft, and checkpoints as
  * memory allows.
  * They come out of the room that the keys and values would have. */
 static int size_states(const struct runtime_options *opt, const struct network *net,
@@ -245,8 +245,8 @@ static int size_states(const struct runtime_options *opt, const struct network *
     size_t slot = kvcache_state_bytes(net);
     if (!slot)
         return 0;
-    int guess = lim->max_seqs < DRAFT_SEQS ? lim->max_seqs : DRAFT_SEQS;
-    int own = lim->max_seqs + (net->mtp.fc ? guess : 0);
+    int draft = lim->max_seqs < DRAFT_SEQS ? lim->max_seqs : DRAFT_SEQS;
+    int own = lim->max_seqs + (net->mtp.fc ? draft : 0);
     r->beside += slot * (size_t)own;
     size_t n = CHECKPOINTS * (size_t)lim->max_seqs, most = SIZE_MAX;
     n = n < LEAST_CHECKPOINTS ? LEAST_CHECKPOINTS : n;
@@ -388,17 +388,17 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
 
 static enum model_parts parts_of(const struct runtime_options *opt, const struct runtime *rt)
 {
-    return opt->embed ? MODEL_HEADLESS : rt->draft ? MODEL_GUESSING : MODEL_PLAIN;
+    return opt->embed ? MODEL_HEADLESS : rt->draft ? MODEL_DRAFTING : MODEL_PLAIN;
 }
 
-/* How many tokens are guessed, of what the file has and what is asked for. */
+/* How many tokens are drafted, of what the file has and what is asked for. */
 static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
                          const struct config *c, struct error *err)
 {
     if (opt->draft > DRAFT_MOST)
-        return error_set(err, "guessing %d tokens ahead; at most %d", opt->draft, DRAFT_MOST);
+        return error_set(err, "drafting %d tokens ahead; at most %d", opt->draft, DRAFT_MOST);
     if (opt->draft > 0 && !c->n_mtp)
-        return error_set(err, "%s: the model has no block that guesses tokens ahead (--draft)",
+        return error_set(err, "%s: the model has no block that drafts tokens ahead (--draft)",
                          rt->file->path);
     rt->draft = !c->n_mtp ? 0 : opt->draft == DRAFT_AUTO ? 1 : opt->draft;
     return true;

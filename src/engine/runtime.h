@@ -10,7 +10,7 @@
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
 
-/* DRAFT_SEQS: where more sequences run, guesses would cost more than they save. */
+/* DRAFT_SEQS: where more sequences run, drafts would cost more than they save. */
 enum { DRAFT_AUTO = -1, DRAFT_MOST = 8, DRAFT_SEQS = 4 };
 
 struct runtime_options {
@@ -30,7 +30,7 @@ struct runtime_options {
     int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
     int max_out;   /* logits rows of one step; 0 = max_seqs; embed: all rows may be wanted */
     int min_out;   /* ... but at least so many */
-    /* Tokens that an MTP block guesses for a sequence each step; 0 = none, DRAFT_AUTO = one, where the
+    /* Tokens that an MTP block drafts for a sequence each step; 0 = none, DRAFT_AUTO = one, where the
      * model has a block and the device runs it. */
     int draft;
     bool embed; /* vectors are wanted, not text: the head stays on disk; encoders need it */
@@ -53,7 +53,7 @@ struct runtime {
     struct adapters *adapters; /* NULL: there are none, and none can come */
     struct profile profile;
     int context;
-    int draft; /* as options have it, 0 where nothing guesses */
+    int draft; /* as options have it, 0 where nothing drafts */
     int64_t load_ns;
     struct grammar_vocab *grammar_vocab; /* made when first needed */
 };

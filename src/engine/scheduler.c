@@ -137,10 +137,10 @@ void seq_append(struct seq *q, int32_t token)
         q->tokens = mem_realloc(q->tokens, (size_t)q->cap, sizeof *q->tokens);
     }
     q->tokens[q->n_tokens++] = token;
-    q->n_guess = 0;
+    q->n_draft = 0;
 }
 
-void seq_guess(struct seq *q, const int32_t *tokens, int n)
+void seq_draft(struct seq *q, const int32_t *tokens, int n)
 {
     while (q->n_tokens + n > q->cap) {
         q->cap += q->cap / 2 + 64;
@@ -148,7 +148,7 @@ void seq_guess(struct seq *q, const int32_t *tokens, int n)
     }
     if (n)
         memcpy(q->tokens + q->n_tokens, tokens, (size_t)n * sizeof *tokens);
-    q->n_guess = n;
+    q->n_draft = n;
 }
 
 void seq_clear(struct seq *q)
@@ -186,7 +186,7 @@ static void drop_pages(struct scheduler *s, struct seq *q)
     kvcache_cut(s->kv, &q->kv, 0);
     q->chain = q->root;
     q->n_indexed = 0;
-    q->n_guess = 0;
+    q->n_draft = 0;
     s->freed++;
 }
 
@@ -439,14 +439,14 @@ static bool forced_singly(const struct scheduler *s)
     return s->records && more < s->running.n / FORCED_SHARE;
 }
 
-/* How many of its guesses go into the step behind n tokens of q: they take what is left over, rows, logits
+/* How many of its drafts go into the step behind n tokens of q: they take what is left over, rows, logits
      * and pages, of which one stays for each that runs. */
-static int guess_room(const struct scheduler *s, const struct seq *q, int n, int taken)
+static int draft_room(const struct scheduler *s, const struct seq *q, int n, int taken)
 {
     int end = q->kv.n_tokens + n, pages = pages_for(s, end);
     int spare = kvcache_available(s->kv) - taken - s->running.n;
-    int most[] = {q->n_guess, s->context - end, s->n_spare,
-                  s->limits.max_tokens - s->running.n - s->n_forced - s->n_guessed - (n - 1),
+    int most[] = {q->n_draft, s->context - end, s->n_spare,
+                  s->limits.max_tokens - s->running.n - s->n_forced - s->n_drafted - (n - 1),
                   (pages + (spare > 0 ? spare : 0)) * s->kv->page_len - end};
     int room = n == seq_unread(q) && !q->all_rows ? most[0] : 0;
     for (size_t i = 1; i < sizeof most / sizeof *most; i++)
@@ -454,23 +454,23 @@ static int guess_room(const struct scheduler *s, const struct seq *q, int n, int
     return room > 0 ? room : 0;
 }
 
-/* Plans the next n tokens of q, which fit, and guesses behind them; *taken: pages spoken for. */
+/* Plans the next n tokens of q, which fit, and drafts behind them; *taken: pages spoken for. */
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n,
                       int *taken)
 {
     *taken += pages_for(s, q->kv.n_tokens + n) - q->kv.n_pages;
-    int guess = guess_room(s, q, n, *taken);
-    *taken += pages_for(s, q->kv.n_tokens + n + guess) - pages_for(s, q->kv.n_tokens + n);
-    s->n_guessed += guess;
+    int draft = draft_room(s, q, n, *taken);
+    *taken += pages_for(s, q->kv.n_tokens + n + draft) - pages_for(s, q->kv.n_tokens + n);
+    s->n_drafted += draft;
     /* a forced token that others follow has logits nobody asks for: its step is like all of decodes */
     bool last = n == seq_unread(q) || is_forced(s, q),
          all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
-    s->n_spare -= (all ? n - 1 : 0) + guess;
+    s->n_spare -= (all ? n - 1 : 0) + draft;
     s->planned[s->n_planned] = q;
     items[s->n_planned++] = (struct step_item){.seq = &q->kv,
                                                .tokens = q->tokens + q->kv.n_tokens,
-                                               .n_tokens = n + guess,
-                                               .n_guess = guess,
+                                               .n_tokens = n + draft,
+                                               .n_draft = draft,
                                                .want = all    ? LOGITS_ALL
                                                        : last ? LOGITS_LAST
                                                               : LOGITS_NONE,
@@ -640,7 +640,7 @@ static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq
 {
     int n = seq_unread(q);
     if (q->kv.n_tokens < q->n_prompt || n > FORCED_MOST || n > room_for(s, q, *taken) ||
-        n > s->limits.max_tokens - s->running.n - s->n_forced - s->n_guessed)
+        n > s->limits.max_tokens - s->running.n - s->n_forced - s->n_drafted)
         return false;
     plan_item(s, items, q, n, taken);
     s->n_forced += n;
@@ -656,7 +656,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
             s->readers[n++] = q;
     if (n == 0)
         return;
-    int rows = s->limits.max_tokens - s->n_decode - s->n_forced - s->n_guessed;
+    int rows = s->limits.max_tokens - s->n_decode - s->n_forced - s->n_drafted;
     int budget = scheduler_read_tokens(s, s->n_decode);
     share_among_clients(s, n, budget < rows ? budget : rows);
     for (int i = 0; i < n; i++) {
@@ -686,7 +686,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 
 int scheduler_plan(struct scheduler *s, struct step_item *items)
 {
-    s->n_planned = s->n_decode = s->n_forced = s->n_read = s->n_guessed = 0;
+    s->n_planned = s->n_decode = s->n_forced = s->n_read = s->n_drafted = 0;
     let_in(s);
     for (struct seq *q = s->running.first; q; q = q->next) {
         int before = q->kv.n_tokens;

@@ -45,13 +45,13 @@ struct seq {
     int n_loras;
     bool no_cache;   /* takes no page from the index (it still shares its own) */
     uint64_t client; /* whose it is: clients share the machine evenly; 0 is one like the others */
-    /* Guessed tokens that stand behind the last one, for the next step to find right or wrong; gone once a
+    /* Drafted tokens that stand behind the last one, for the next step to find right or wrong; gone once a
      * token is appended. */
-    int n_guess;
+    int n_draft;
     bool all_rows; /* logits after every token of the prompt are wanted; no_cache is set too */
     bool
-        unfollowed; /* the MTP block has not seen all its rows: nothing is guessed for it (speculate.h) */
-    int n_open; /* the last so many of kv's tokens are guesses that no token has confirmed (speculate.h) */
+        unfollowed; /* the MTP block has not seen all its rows: nothing is drafted for it (draft.h) */
+    int n_open; /* the last so many of kv's tokens are drafts that no token has confirmed (draft.h) */
     /* kept by the scheduler */
     struct seq *prev, *next;
     struct seq *ahead, *behind; /* the client's neighbours in the waiting list */
@@ -119,7 +119,7 @@ struct scheduler {
     int n_forced;   /* tokens of answers that are read together; steps with some teach no costs */
     bool singly;    /* forced tokens are read one a step: see forced_singly() */
     int n_spare;    /* logits rows of the step beyond one for each that runs */
-    int n_guessed;  /* guesses of the step */
+    int n_drafted;  /* drafts of the step */
     uint64_t freed; /* counts what gives pages back */
     uint64_t round; /* counts plans */
     struct seq *passed; /* the first that lacked pages, and waits while others go in; NULL = none */
@@ -139,8 +139,8 @@ void scheduler_add(struct scheduler *s, struct seq *q);
 void scheduler_remove(struct scheduler *s, struct seq *q);
 /* A token was chosen. */
 void seq_append(struct seq *q, int32_t token);
-/* What may come behind its tokens; replaces what was guessed before. */
-void seq_guess(struct seq *q, const int32_t *tokens, int n);
+/* What may come behind its tokens; replaces what was drafted before. */
+void seq_draft(struct seq *q, const int32_t *tokens, int n);
 void seq_clear(struct seq *q); /* frees its memory; not in the scheduler any more */
 static inline int seq_unread(const struct seq *q)
 {

@@ -45,7 +45,7 @@ struct stepper {
     int32_t *states;             /* (4, max_seqs) read, written, rows before a save, saved to */
     struct sampler **samplers;   /* (max_out) */
     int32_t *from;               /* (max_tokens) of the MTP block's steps, or NULL */
-    struct sampler *greedy;      /* of guesses */
+    struct sampler *greedy;      /* of drafts */
     struct lora_use *loras;      /* (max_seqs * LORA_MAX_USES), or NULL */
     struct flown {
         struct step_item *items;
@@ -112,7 +112,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->sampled = mem_zalloc((size_t)limits->max_out, sizeof(int32_t));
     st->samplers = mem_zalloc((size_t)limits->max_out, sizeof *st->samplers);
     if (limits->keep) {
-        CHECK(m->net.mtp.fc || m->net.goes_on, "nothing guesses");
+        CHECK(m->net.mtp.fc || m->net.has_next_stage, "nothing drafts");
         struct sample_params greedy = sample_params_default();
         greedy.temp = 0;
         greedy.repeat_penalty = 1;
@@ -197,9 +197,9 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
         if (total > st->context)
             return error_set(err, "%d tokens do not fit the context of %d", total, st->context);
         tokens += it->n_tokens;
-        CHECK(it->n_guess < it->n_tokens && (!it->n_guess || it->want >= LOGITS_LAST),
-              "%d guesses of %d tokens", it->n_guess, it->n_tokens);
-        outs += it->want == LOGITS_ALL ? it->n_tokens : (it->want == LOGITS_LAST) + it->n_guess;
+        CHECK(it->n_draft < it->n_tokens && (!it->n_draft || it->want >= LOGITS_LAST),
+              "%d drafts of %d tokens", it->n_draft, it->n_tokens);
+        outs += it->want == LOGITS_ALL ? it->n_tokens : (it->want == LOGITS_LAST) + it->n_draft;
         pages += (total + st->kv->page_len - 1) / st->kv->page_len - it->seq->n_pages;
         states += st->kv->states && !it->seq->state;
     }
@@ -223,10 +223,10 @@ static void add_states(struct stepper *st, struct step_item *it, int i)
     struct kv_seq *seq = it->seq;
     if (!st->kv->states)
         return;
-    if (it->n_guess) { /* save_at is of prompts */
+    if (it->n_draft) { /* save_at is of prompts */
         to[i] = seq->from - 1;
         to[n + i] = seq->state - 1;
-        to[2 * n + i] = it->n_tokens - it->n_guess;
+        to[2 * n + i] = it->n_tokens - it->n_draft;
         to[3 * n + i] = seq->back - 1;
         return;
     }
@@ -301,7 +301,7 @@ static void add_item(struct stepper *st, struct step_item *it)
     it->row = b->n_tokens;
     it->token = -1;
     for (int i = 0; i < it->n_tokens; i++) {
-        bool last = i >= it->n_tokens - 1 - it->n_guess;
+        bool last = i >= it->n_tokens - 1 - it->n_draft;
         CHECK(it->tokens[i] < st->m->config.n_vocab && (it->tokens[i] >= 0 || st->n_flying),
               "token %d", it->tokens[i]);
         int row = add_row(st, seq, it->tokens[i], first + i);
@@ -345,18 +345,18 @@ static void add_loras(struct stepper *st, const struct step_item *items, int n_i
     }
 }
 
-/* Before rows are laid out: guesses that a state could not go back from are left out. */
+/* Before rows are laid out: drafts that a state could not go back from are left out. */
 static void reserve_states(struct stepper *st, struct step_item *items, int n_items)
 {
     for (int i = 0; st->kv->states && i < n_items; i++) {
         struct step_item *it = &items[i];
-        if (!it->n_guess)
+        if (!it->n_draft)
             continue;
-        int known = it->n_tokens - it->n_guess;
-        if (states_available(st->kv->states) > st->owed && kvcache_guess(st->kv, it->seq, known))
+        int known = it->n_tokens - it->n_draft;
+        if (states_available(st->kv->states) > st->owed && kvcache_draft(st->kv, it->seq, known))
             continue;
         it->n_tokens = known;
-        it->n_guess = 0;
+        it->n_draft = 0;
     }
 }
 
@@ -451,7 +451,7 @@ bool step_follow(struct stepper *st, const struct batch *b, struct step_way how,
 {
     mem_guard_enter();
     if (st->pipeline && b->from) {
-        pipeline_guess(st->pipeline, b);
+        pipeline_draft(st->pipeline, b);
     } else if (st->pipeline) {
         int n = pipeline_begin(st->pipeline, b);
         for (int i = 0; i < n; i++)
@@ -460,7 +460,7 @@ bool step_follow(struct stepper *st, const struct batch *b, struct step_way how,
             continue;
         pipeline_end(st->pipeline);
     } else if (b->from) {
-        forward_guess(st->m, b, how.key);
+        forward_draft(st->m, b, how.key);
     } else {
         run_whole(st, b, how);
     }
@@ -484,11 +484,11 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
                 add_item(st, &items[i]);
     if (st->loras)
         add_loras(st, items, n_items);
-    /* Steps that only decode, or read guesses, repeat the same ops: a backend may record them. */
-    int n_guess = 0;
+    /* Steps that only decode, or read drafts, repeat the same ops: a backend may record them. */
+    int n_draft = 0;
     for (int i = 0; i < n_items; i++)
-        n_guess += items[i].n_guess;
-    bool repeats = st->b.n_tokens == st->b.n_seqs + n_guess && st->b.n_out == st->b.n_tokens;
+        n_draft += items[i].n_draft;
+    bool repeats = st->b.n_tokens == st->b.n_seqs + n_draft && st->b.n_out == st->b.n_tokens;
     struct step_way how = {.key = repeats ? (uint64_t)st->b.n_seqs : 0,
                            .deterministic = st->m->be->deterministic};
     how.halved = is_halved(st, &st->b, how.key);
@@ -559,7 +559,7 @@ void step_sample(struct stepper *st)
     memset(st->samplers, 0, (size_t)st->b.n_out * sizeof(struct sampler *));
     for (int i = 0; i < n_items; i++) {
         const struct step_item *it = &items[i];
-        for (int k = 0; it->seq && it->want != LOGITS_NONE && k <= (it->chained ? it->n_guess : 0);
+        for (int k = 0; it->seq && it->want != LOGITS_NONE && k <= (it->chained ? it->n_draft : 0);
              k++)
             st->samplers[step_chosen_row(it) + k] = it->sampler;
     }
@@ -643,7 +643,7 @@ void step_logits(struct stepper *st, int row, float *out)
         st->m->be->ops->logits(st->m->be, row, out);
 }
 
-static void add_guess(struct stepper *st, struct guess_item *it)
+static void add_draft(struct stepper *st, struct draft_item *it)
 {
     struct batch *b = &st->b;
     int len = st->kv->page_len, seq = b->n_seqs;
@@ -661,15 +661,15 @@ static void add_guess(struct stepper *st, struct guess_item *it)
     end_seq(st, it->seq, it->n, it->first + it->n);
 }
 
-bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struct error *err)
+bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struct error *err)
 {
-    CHECK(st->n_flying == 0 && st->from, "no step to guess from");
+    CHECK(st->n_flying == 0 && st->from, "no step to draft from");
     begin_batch(st, true);
     st->b.from = st->from;
     for (int pass = 0; pass < 2; pass++) /* single rows first */
         for (int i = 0; i < n_items; i++)
             if ((items[i].n == 1) == (pass == 0))
-                add_guess(st, &items[i]);
+                add_draft(st, &items[i]);
     for (int i = 0; i < st->b.n_out; i++)
         st->samplers[i] = st->greedy;
     uint64_t key = BLOCK_KEY | (uint64_t)st->b.n_seqs;
@@ -681,12 +681,12 @@ bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struc
     mem_guard_enter();
     bool ok = true;
     if (st->pipeline) {
-        pipeline_guess(st->pipeline, &st->b);
+        pipeline_draft(st->pipeline, &st->b);
         for (int i = 0; i < st->b.n_out; i++)
             st->sampled[i] =
                 sampler_pick(st->greedy, pipeline_logits(st->pipeline, i), &st->probs[i]);
     } else {
-        forward_guess(st->m, &st->b, key);
+        forward_draft(st->m, &st->b, key);
         st->m->be->ops->sample(st->m->be, st->samplers);
         ok = st->m->be->ops->end(st->m->be, st->sampled, err);
     }

@@ -27,13 +27,13 @@ struct step_item {
     enum logits_want want;
     const struct lora_pick *loras; /* (n_loras) LORA_MAX_USES at most, none twice */
     int n_loras;
-    /* The last so many tokens are guesses: LOGITS_LAST wants the rows from the last token before them
+    /* The last so many tokens are drafts: LOGITS_LAST wants the rows from the last token before them
      * on, from whose logits the sampler picks. Recurrent states can go back to before them
      * (kvcache_cut), where a slot is free; else they are left out. */
-    int n_guess;
+    int n_draft;
     int save_at;             /* recurrent states are saved after so many of the tokens; 0 = not */
     struct sampler *sampler; /* picks a token from the last logits (step_sample); NULL = none */
-    /* It also picks one from the row of each guess, as if the guesses before were right (step_token). Only on
+    /* It also picks one from the row of each draft, as if the drafts before were right (step_token). Only on
      * backends that run ahead, and of samplers that do not look at the tokens before. */
     bool chained;
     /* Over stages: it waits for row after - 1 of the step before, as if its tokens came from there, for benchmarks
@@ -41,33 +41,33 @@ struct step_item {
     int after;
     /* results */
     int first_row; /* its first logits row: see step_logits; -1 if none */
-    int row;       /* its first row of the step: see guess_item */
+    int row;       /* its first row of the step: see draft_item */
     int32_t token; /* sampled; -1 without sampler */
 };
 
 /* Rows of the MTP block (layer.h): what it makes of rows of the step before. */
-struct guess_item {
+struct draft_item {
     struct kv_seq *seq;    /* does not grow: its pages hold the rows */
     const int32_t *tokens; /* (n) behind the rows: tokens[i] is the one at first + i + 1 */
     int first, n;          /* positions of the rows */
     int from;              /* the first of them in the step before: its `row` */
-    bool want;             /* the token behind the last of them is guessed */
+    bool want;             /* the token behind the last of them is drafted */
     /* results */
-    int row;       /* of the last row, for a guess behind this one; -1 if nothing was wanted */
-    int32_t token; /* guessed */
+    int row;       /* of the last row, for a draft behind this one; -1 if nothing was wanted */
+    int32_t token; /* drafted */
 };
 
 struct step_limits {
     int max_tokens, max_seqs, max_out;
     int read_chunk; /* fewer tokens of a prompt are not worth a place in a step; 0 = any */
     int lora_rank;  /* bounds.lora_rank */
-    bool keep;      /* steps keep their rows for step_guess */
+    bool keep;      /* steps keep their rows for step_draft */
 };
 
 /* The logits row that the sampler of an item reads. */
 static inline int step_chosen_row(const struct step_item *it)
 {
-    return it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 - it->n_guess : 0);
+    return it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 - it->n_draft : 0);
 }
 
 /* How a step runs, as rank 0 decides for all. */
@@ -107,8 +107,8 @@ void step_sample(struct stepper *st);
 /* sampler_prepare for many at once, on several threads. Samplers with a mask are done already. */
 void step_prepare(struct stepper *st, struct sampler **samplers, int n);
 bool step_finish(struct stepper *st, struct error *err);
-/* A step of the MTP block, after step_finish, or after another one for a guess behind its guesses. */
-bool step_guess(struct stepper *st, struct guess_item *items, int n_items, struct error *err);
+/* A step of the MTP block, after step_finish, or after another one for a draft behind its drafts. */
+bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struct error *err);
 /* What the sampler of the step finished last picked from row `row`; -1: nothing. */
 int32_t step_token(const struct stepper *st, int row);
 /* Log-probabilities that the sampler of the step finished last wanted, of row `row`. */

@@ -41,7 +41,7 @@ struct config {
     /* What names of a folder's tensors begin with where others have "model." and "lm_head": a text
      * model may be part of a larger one. */
     const char *hf_model, *hf_head;
-    /* Blocks that guess tokens ahead (layer.h's mtp): 0, or the one that is used. Its layer is number
+    /* Blocks that draft tokens ahead (layer.h's mtp): 0, or the one that is used. Its layer is number
      * n_layers; hf_mtp: what its tensors' names begin with in a folder where others have "model." */
     int n_mtp;
     const char *hf_mtp;
@@ -87,7 +87,7 @@ bool config_load(const struct tensorfile *f, struct config *c, struct error *err
 
 /* Whether a tensor of a folder belongs to the text model: others are left alone. */
 bool config_is_text(const struct config *c, const char *tensor);
-/* Whether a tensor is of a block that guesses tokens ahead. */
+/* Whether a tensor is of a block that drafts tokens ahead. */
 bool config_is_mtp(const struct config *c, const char *tensor);
 
 /* c->rope and its factors, from either kind of file; c->context and c->head_dim are known. From a

@@ -26,11 +26,11 @@ static void run_ops(struct model *m, bool keep)
     be->ops->embed(be, &net->embed);
     forward_layers(m);
     if (keep)
-        be->ops->keep(be, &net->head.norm); /* for guesses */
+        be->ops->keep(be, &net->head.norm); /* for drafts */
     be->ops->head(be, &net->head);
 }
 
-static void run_guess_ops(struct model *m, bool keep)
+static void run_draft_ops(struct model *m, bool keep)
 {
     const struct backend_ops *op = m->be->ops;
     const struct network *net = &m->net;
@@ -92,7 +92,7 @@ void forward_halves(struct model *m, const struct batch halves[2])
     op->launch(be);
 }
 
-void forward_guess(struct model *m, const struct batch *b, uint64_t key)
+void forward_draft(struct model *m, const struct batch *b, uint64_t key)
 {
-    run(m, b, key, run_guess_ops);
+    run(m, b, key, run_draft_ops);
 }

@@ -29,8 +29,8 @@ struct progress {
 };
 
 /* What of a model is loaded: all that an answer needs; without its head, for embeddings (encoders have
- * none anyway); with the block that guesses tokens ahead, where there is one. */
-enum model_parts { MODEL_PLAIN, MODEL_HEADLESS, MODEL_GUESSING };
+ * none anyway); with the block that drafts tokens ahead, where there is one. */
+enum model_parts { MODEL_PLAIN, MODEL_HEADLESS, MODEL_DRAFTING };
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
                          const struct progress *progress, struct error *err);
 void model_choose(struct config *c, enum model_parts parts); /* the same of a config alone */
@@ -68,6 +68,6 @@ void forward_halves(struct model *m, const struct batch halves[2]);
 /* Its middle: the layers, over the stream as it is. For a stage of a pipeline (pipeline.h). */
 void forward_layers(struct model *m);
 /* The same for a step of the MTP block (batch.from). */
-void forward_guess(struct model *m, const struct batch *b, uint64_t key);
+void forward_draft(struct model *m, const struct batch *b, uint64_t key);
 
 #endif

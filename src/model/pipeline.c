@@ -57,11 +57,11 @@ static void flight_init(const struct pipeline *p, struct flight *f, size_t token
         batch_part_init(&f->parts[i].part, p->max_seqs);
     f->tokens = mem_zalloc(tokens, sizeof(int32_t));
     f->out_rows = mem_zalloc(outs, sizeof(int32_t));
-    if (net->goes_on)
+    if (net->has_next_stage)
         f->rows = mem_zalloc(tokens * embd, sizeof(float));
     else
         f->given = mem_zalloc(outs * (size_t)model_row_width(p->m), sizeof(float));
-    if (!net->goes_on && p->shares_head)
+    if (!net->has_next_stage && p->shares_head)
         f->outs = mem_zalloc(outs * embd, sizeof(float));
 }
 
@@ -98,7 +98,7 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
         p->logits = mem_zalloc(outs * width, sizeof(float));
     if (p->r->rank == 0 && p->shares_head)
         head_init(p, outs);
-    if (m->net.comes_in)
+    if (m->net.has_prev_stage)
         p->in = mem_zalloc((size_t)max_tokens * (size_t)m->net.n_embd, sizeof(float));
     return p;
 }
@@ -274,43 +274,43 @@ void pipeline_part(struct pipeline *p, int i)
     struct micro *t = &f->parts[i];
     size_t bytes = (size_t)t->part.b.n_tokens * (size_t)net->n_embd * sizeof(float);
     int32_t *tokens = f->tokens + t->part.row;
-    float *rows = net->goes_on ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
+    float *rows = net->has_next_stage ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
     memcpy(tokens, t->told, (size_t)t->part.b.n_tokens * sizeof *tokens);
     /* Only rank 0 reads tokens where one rank is the first stage. */
     if (f->late && (p->r->tp > 1 || p->all_embed))
         ranks_tell(p->r, tokens, (size_t)t->part.b.n_tokens * sizeof *tokens, false);
     op->begin(be, &t->part.b);
-    if (!net->comes_in || net->embed.layers.width)
+    if (!net->has_prev_stage || net->embed.layers.width)
         op->embed(be, &net->embed);
-    if (net->comes_in) {
+    if (net->has_prev_stage) {
         ranks_recv(p->r, p->in, bytes, p->r->rank - p->r->tp);
         op->stream_put(be, p->in, t->part.b.n_tokens);
     }
     forward_layers(p->m);
-    if (t->part.b.keep && !net->goes_on)
+    if (t->part.b.keep && !net->has_next_stage)
         op->keep(be, &net->head.norm);
-    if (!net->goes_on && p->shares_head && t->part.b.n_out)
+    if (!net->has_next_stage && p->shares_head && t->part.b.n_out)
         share_outs(p, f, t);
-    if (!net->goes_on)
+    if (!net->has_next_stage)
         op->head(be, &net->head);
     op->launch(be);
-    if (net->goes_on) {
+    if (net->has_next_stage) {
         op->stream_get(be, rows, t->part.b.n_tokens);
         t->sent = ranks_send_begin(p->r, rows, bytes, p->r->rank + p->r->tp);
     }
     end_ops(p);
-    if (!net->goes_on)
+    if (!net->has_next_stage)
         give_logits(p, f, t);
 }
 
-void pipeline_guess(struct pipeline *p, const struct batch *b)
+void pipeline_draft(struct pipeline *p, const struct batch *b)
 {
     struct backend *be = p->m->be;
     size_t width = (size_t)model_row_width(p->m), bytes = (size_t)b->n_out * width * sizeof(float);
     CHECK(p->begun == p->ended, "a step is under way");
     float *given = p->flights[0].given;
-    if (!p->m->net.goes_on) {
-        forward_guess(p->m, b, 0);
+    if (!p->m->net.has_next_stage) {
+        forward_draft(p->m, b, 0);
         end_ops(p);
         for (int i = 0; p->r->lane == 0 && i < b->n_out; i++)
             be->ops->logits(be, i, given + (size_t)i * width);

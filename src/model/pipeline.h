@@ -37,9 +37,9 @@ struct run pipeline_rows(const struct pipeline *p, int i);
 /* Runs this stage's layers over part i, in order. On rank 0 b's tokens of these rows are known now; the
  * others hear them. */
 void pipeline_part(struct pipeline *p, int i);
-/* In the place of forward_guess(), on every rank, while no step is under way: the last stage has the
+/* In the place of forward_draft(), on every rank, while no step is under way: the last stage has the
  * block, and rank 0 the logits when this returns. */
-void pipeline_guess(struct pipeline *p, const struct batch *b);
+void pipeline_draft(struct pipeline *p, const struct batch *b);
 
 /* On rank 0: waits for the next part of the oldest step under way. Which out rows of it are there now;
  * n = 0: all were there before. */

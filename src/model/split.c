@@ -426,7 +426,7 @@ static bool cut_layers(struct splitter *s, struct error *err)
     if (!stages_layers(s->f, s->c, net, s->wants, s->n_wants, r, &mine, err))
         return false;
     if (r->stage == r->pp - 1)
-        mine.n += net->n_layers - depth; /* the block that guesses is beside the head */
+        mine.n += net->n_layers - depth; /* the block that drafts is beside the head */
     else
         net->mtp = (struct mtp){0};
     for (int i = mine.first; i < mine.first + mine.n; i++) {
@@ -440,16 +440,16 @@ static bool cut_layers(struct splitter *s, struct error *err)
             (layer < mine.first || layer >= mine.first + mine.n))
             cut_of(&s->wants[i])->none = true;
     }
-    net->comes_in = r->stage > 0;
-    net->goes_on = r->stage < r->pp - 1;
+    net->has_prev_stage = r->stage > 0;
+    net->has_next_stage = r->stage < r->pp - 1;
     bool tied = net->head.w == net->embed.tokens;
-    /* Embeddings of layers are made of the token's own; the block that guesses reads tokens, too. */
-    if (net->comes_in && !e->width && !net->mtp.fc && (!tied || net->goes_on))
+    /* Embeddings of layers are made of the token's own; the block that drafts reads tokens, too. */
+    if (net->has_prev_stage && !e->width && !net->mtp.fc && (!tied || net->has_next_stage))
         leave(s, net->embed.tokens);
     struct run head = stages_head(r, net->n_vocab);
     if (shared && head.n)
         keep_rows(s, net->head.w, 1, &head);
-    else if (net->goes_on && !tied)
+    else if (net->has_next_stage && !tied)
         leave(s, net->head.w);
     if (e->width) {
         struct run part = times(mine, e->width);

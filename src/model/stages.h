@@ -13,7 +13,7 @@
 
 enum { STAGES_ROWS = 8 };
 
-/* The layers of stage r->stage, of a network that is not cut yet; without the block that guesses, which is
+/* The layers of stage r->stage, of a network that is not cut yet; without the block that drafts, which is
  * beside the head. False: there are too few, or layers that must stay together are too many. */
 bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
                    const struct want *wants, int n_wants, const struct ranks *r, struct run *out,

@@ -542,7 +542,7 @@ int model_row_width(const struct model *m)
 void model_choose(struct config *c, enum model_parts parts)
 {
     c->headless |= parts == MODEL_HEADLESS;
-    if (parts != MODEL_GUESSING || c->headless)
+    if (parts != MODEL_DRAFTING || c->headless)
         c->n_mtp = 0;
 }
 
@@ -603,8 +603,8 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
     double active = 0, active_bytes = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
         const struct tensor *t = &f->tensors[i];
-        bool guesses = config_is_mtp(c, t->name);
-        if (!config_is_text(c, t->name) || (guesses && !c->n_mtp))
+        bool drafts = config_is_mtp(c, t->name);
+        if (!config_is_text(c, t->name) || (drafts && !c->n_mtp))
             continue;
         int64_t n = strncmp(t->name, "rope_f", 6) ? layout_params(t, &c->layout) : 0;
         bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
@@ -613,7 +613,7 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
                                         !strcmp(t->name, "model.embed_tokens.weight"));
         out->n_params += n;
         out->bytes += t->bytes;
-        if (lookup_only || guesses)
+        if (lookup_only || drafts)
             continue;
         active += (double)n * (expert ? share : 1);
         active_bytes += (double)t->bytes * (expert ? share : 1);

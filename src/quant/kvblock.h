@@ -15,7 +15,7 @@
 enum { KV_BLOCK = 32 };
 
 /* Codes instead of numbers: heads are whole blocks. */
-static inline bool kv_coded(enum dtype t)
+static inline bool kv_quantised(enum dtype t)
 {
     return t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
 }
@@ -154,7 +154,7 @@ static inline void kv_row_put(enum dtype t, const float *from, int n, void *to)
 
 static inline void kv_row_get(enum dtype t, const void *from, int n, float *to)
 {
-    if (!kv_coded(t)) {
+    if (!kv_quantised(t)) {
         quant_dequantize(t, from, to, (size_t)n);
         return;
     }

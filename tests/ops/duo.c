@@ -565,7 +565,7 @@ static void gpu_block(enum dtype t, uint8_t *tile, size_t len, size_t D, size_t 
 }
 
 /* Coded types have orders of their own on the CPU and on a GPU: a head at a time, from or to floats. */
-static void coded_heads(const struct dims *s, bool is_k, uint8_t *plane, float *values, bool put)
+static void quant_heads(const struct dims *s, bool is_k, uint8_t *plane, float *values, bool put)
 {
     enum dtype type = kv_type(s, is_k);
     bool cpu = !strcmp(backend_name, "cpu");
@@ -605,8 +605,8 @@ void kv_new(struct duo *d, int layer)
         enum dtype type = kv_type(&d->s, is_k);
         kv_row_put(type, values, (int)n, plane[REF]);
         memcpy(host, plane[REF], bytes);
-        if (kv_coded(type))
-            coded_heads(&d->s, is_k, host, values, true);
+        if (kv_quantised(type))
+            quant_heads(&d->s, is_k, host, values, true);
         else if (turned(is_k))
             turn_keys(d, layer, plane[REF], host, true);
         d->be[DEV]->ops->copy_in(d->be[DEV], plane[DEV], host, bytes);
@@ -632,7 +632,7 @@ static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
     uint8_t *got = mem_alloc(bytes);
     d->be[DEV]->ops->copy_out(d->be[DEV], got, is_k ? kv->k : kv->v, bytes);
     memcpy(out, got, bytes);
-    if (turned(is_k) && !kv_coded(d->s.b.k_type))
+    if (turned(is_k) && !kv_quantised(d->s.b.k_type))
         turn_keys(d, layer, got, out, false);
     mem_free(got);
 }
@@ -649,13 +649,13 @@ void kv_check(struct duo *d, int layer, const char *what)
         snprintf(text, sizeof text, "%s of %s", is_k ? "k" : "v", what);
         read_plane(d, layer, is_k, got);
         enum dtype type = kv_type(&d->s, is_k);
-        if (kv_coded(type))
-            coded_heads(&d->s, is_k, got, a, false);
+        if (kv_quantised(type))
+            quant_heads(&d->s, is_k, got, a, false);
         else
             kv_row_get(type, got, (int)n, a);
         kv_row_get(type, is_k ? kv->k : kv->v, (int)n, b);
         /* some values fall on the other side of a step */
-        double rounding = kv_coded(type) ? 4e-3 : type == DT_BF16 ? 2e-3 : 1e-3;
+        double rounding = kv_quantised(type) ? 4e-3 : type == DT_BF16 ? 2e-3 : 1e-3;
         check_close(text, a, b, n, rounding > product_tol ? rounding : product_tol);
     }
     mem_free(got);

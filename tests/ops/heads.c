@@ -40,7 +40,7 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
                               .bias = !norms};
     /* Rows rounded to eight bits carry keys and values over the borders of a cache's steps, and with so
      * many on the other side one row tells little of attention: there products are of floats. */
-    if (product_tol > 1e-3 && (kv_coded(s->b.k_type) || kv_coded(s->b.v_type)))
+    if (product_tol > 1e-3 && (kv_quantised(s->b.k_type) || kv_quantised(s->b.v_type)))
         qkv.type[0] = qkv.type[1] = qkv.type[2] = DT_F16;
     struct random_spec out = {.n_in = H * D,
                               .n_expert = 1,
@@ -229,7 +229,7 @@ void test_cache_types(int part, int parts)
         /* One type for both: the three share all cases out, where that is slow half of them. Others:
          * two of each pair, or one, that differ from pair to pair. */
         int every = k == v ? (light ? 6 : 3) : light ? 50 : 25;
-        if ((k == v && !kv_coded(k)) || (at + 11 * pair) % every || n++ % parts != part)
+        if ((k == v && !kv_quantised(k)) || (at + 11 * pair) % every || n++ % parts != part)
             continue;
         struct dims s = base_dims();
         char what[150];

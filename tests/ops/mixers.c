@@ -219,13 +219,13 @@ static void latents_new(struct duo *d, int width)
     size_t bytes = dtype_bytes(type, n);
     float *host = random_floats(n, 1.0f);
     uint16_t *halves = (uint16_t *)host; /* each is written behind where it is read */
-    if (kv_coded(type)) {                /* rows of whole blocks, on the CPU too */
+    if (kv_quantised(type)) {            /* rows of whole blocks, on the CPU too */
         float *values = host;
         host = mem_alloc(bytes);
         kv_row_put(type, values, (int)n, host);
         mem_free(values);
     }
-    for (size_t i = 0; i < n && type != DT_F32 && !kv_coded(type); i++)
+    for (size_t i = 0; i < n && type != DT_F32 && !kv_quantised(type); i++)
         halves[i] = type == DT_F16 ? f32_to_f16(host[i]) : f32_to_bf16(host[i]);
     EACH(side)
     {

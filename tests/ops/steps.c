@@ -1,7 +1,7 @@
 /*
  * Whole steps of small models for test_ops.c, as the forward pass runs them, so that what is fused gets
  * fused: against the reference, recorded against op by op, and begun while the step before runs. Steps that
- * keep their rows, and those of a block that guesses from them. Steps in halves. And layers of one row, where a backend
+ * keep their rows, and those of a block that drafts from them. Steps in halves. And layers of one row, where a backend
  * may join the output projection to the experts behind it.
  */
 #include "base/mem.h"
@@ -21,7 +21,7 @@ struct mini {
     struct duo_weight emb, head, wqkv[MAX_LAYERS], wo[MAX_LAYERS];
     struct duo_mlp mlp[MAX_LAYERS];
     struct array an[MAX_LAYERS], fn[MAX_LAYERS], qn, kn, norm;
-    bool guesses; /* set before mini_open: the last layer is an MTP block's */
+    bool drafts; /* set before mini_open: the last layer is an MTP block's */
     struct duo_weight fc;
     struct array en, hn, gn; /* its norms */
 };
@@ -64,7 +64,7 @@ static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool d
                 types[2], DT_F32);
         kv_new(d, i);
     }
-    if (m->guesses) {
+    if (m->drafts) {
         struct random_spec fc = {
             .n_in = 2 * E, .n_expert = 1, .n_seg = 1, .rows = {E}, .type = {types[0]}};
         weight_new(d, &m->fc, WEIGHT_LINEAR, &fc);
@@ -74,7 +74,7 @@ static void mini_open(struct mini *m, const struct dims *s, int n_layers, bool d
     }
     EACH(side)
     {
-        if (m->guesses)
+        if (m->drafts)
             d->net[side].mtp = (struct mtp){&m->fc.on[side],
                                             rms(&m->en, side),
                                             rms(&m->hn, side),
@@ -99,7 +99,7 @@ static void mini_close(struct mini *m)
     struct duo *d = &m->d;
     weight_free(d, &m->emb);
     weight_free(d, &m->head);
-    if (m->guesses) {
+    if (m->drafts) {
         weight_free(d, &m->fc);
         array_free(d, &m->en);
         array_free(d, &m->hn);
@@ -506,7 +506,7 @@ void test_halves(void)
 
 /* A step that keeps its rows, or one of the block, on one of them. key != 0: replayed, or recorded. Returns
  * whether it was replayed. */
-static bool guess_step(struct mini *m, struct batch *b, int side, uint64_t key)
+static bool draft_step(struct mini *m, struct batch *b, int side, uint64_t key)
 {
     struct backend *be = m->d.be[side];
     const struct network *net = &m->d.net[side];
@@ -532,21 +532,21 @@ static bool guess_step(struct mini *m, struct batch *b, int side, uint64_t key)
     return false;
 }
 
-static void guess_end(struct mini *m, int side)
+static void draft_end(struct mini *m, int side)
 {
     struct error err = {0};
     fail_if(!m->d.be[side]->ops->end(m->d.be[side], NULL, &err), err.msg);
 }
 
 /* Tokens for a step of the block whose experts rounding does not choose: see decide. */
-static void decide_guess(struct mini *m, struct batch *b, int32_t *tokens)
+static void decide_draft(struct mini *m, struct batch *b, int32_t *tokens)
 {
     struct batch look = *b;
     look.keep = false; /* it is run again */
     for (int tries = 0, close = 1; close; tries++) {
-        fail_if(tries == 100, "every guess is close to a tie between experts");
-        guess_step(m, &look, REF, 0);
-        guess_end(m, REF);
+        fail_if(tries == 100, "every draft is close to a tie between experts");
+        draft_step(m, &look, REF, 0);
+        draft_end(m, REF);
         close = 0;
         for (int i = 0; i < b->n_out; i++) {
             if (backend_ref_gap(m->d.be[REF], b->out_rows[i]) > 4 * product_tol)
@@ -559,8 +559,8 @@ static void decide_guess(struct mini *m, struct batch *b, int32_t *tokens)
 
 /* Steps on both, then on the one under test again, recorded and replayed: the same bytes. All of them each
  * time, since each reads what the one before kept. */
-static void check_guesses(struct mini *m, struct batch *steps, int32_t *const *tokens, int n,
-                          const char *name, uint64_t key)
+static void check_drafts(struct mini *m, struct batch *steps, int32_t *const *tokens, int n,
+                         const char *name, uint64_t key)
 {
     size_t most = (size_t)(m->d.s.b.max_out * m->d.s.n_vocab);
     float *first = mem_alloc((size_t)n * most * sizeof *first),
@@ -573,14 +573,14 @@ static void check_guesses(struct mini *m, struct batch *steps, int32_t *const *t
             snprintf(what, sizeof what, "%s, step %d", name, i);
             float *got = round ? again : first + (size_t)i * most;
             if (!round && b->from)
-                decide_guess(m, b, tokens[i]);
+                decide_draft(m, b, tokens[i]);
             logits_poison(&m->d, b->n_out);
             if (!round) {
-                guess_step(m, b, REF, 0);
-                guess_end(m, REF);
+                draft_step(m, b, REF, 0);
+                draft_end(m, REF);
             }
-            bool replayed = guess_step(m, b, DEV, round ? key + (uint64_t)i : 0);
-            guess_end(m, DEV);
+            bool replayed = draft_step(m, b, DEV, round ? key + (uint64_t)i : 0);
+            draft_end(m, DEV);
             logits_get(&m->d, DEV, b->n_out, got);
             if (!round) {
                 logits_check(&m->d, what, b->n_out, 4 * product_tol);
@@ -639,10 +639,10 @@ static void check_join(struct mini *m, struct batch *b, const char *name)
     end(&m->d, NULL, NULL);
 }
 
-void test_guesses(void)
+void test_drafts(void)
 {
     int before = n_checks;
-    if (!wanted("guesses"))
+    if (!wanted("drafts"))
         return;
     struct dims s = base_dims();
     s.n_embd = 512;
@@ -659,20 +659,20 @@ void test_guesses(void)
         const char *name;
         const int (*seqs)[2];
         int n;
-        bool all; /* all rows need logits, as where guesses are read */
+        bool all; /* all rows need logits, as where drafts are read */
     } runs[] = {{"1 row", one, 1, true},        {"2 rows", two, 1, true},
                 {"4 rows", four, 1, true},      {"2, 1, 2, 3 and 2 rows", some, 5, true},
                 {"mixed, 45", mixed, 3, false}, {"mixed, 262", wide, 3, false}};
     static const enum dtype types[][3] = {{DT_Q4_K, DT_Q4_K, DT_Q6_K}, {DT_F16, DT_Q8_0, DT_Q8_0}};
     for (int t = 0; t < 2; t++) {
         struct mini *m = mem_zalloc(1, sizeof *m);
-        m->guesses = true;
+        m->drafts = true;
         mini_open(m, &s, 2, true, types[t]); /* the block has experts, the other layer has none */
         for (int r = 0; r < (light ? 5 : 6); r++) {
             struct plan p, q, next;
             int32_t from[2][512];
             char name[80];
-            snprintf(name, sizeof name, "guesses from %s, %s", runs[r].name,
+            snprintf(name, sizeof name, "drafts from %s, %s", runs[r].name,
                      dtype_name(types[t][0]));
             plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
             q = p;
@@ -698,7 +698,7 @@ void test_guesses(void)
             next.b.from = from[1];
             struct batch steps[] = {p.b, q.b, next.b};
             int32_t *tokens[] = {p.tokens, q.tokens, next.tokens};
-            check_guesses(m, steps, tokens, 3, name, 10 + 3 * (uint64_t)r);
+            check_drafts(m, steps, tokens, 3, name, 10 + 3 * (uint64_t)r);
             check_join(m, &q.b, name);
             for (int i = 0; i < 2; i++) /* rounds the reference did not take part in */
                 kv_copy_back(&m->d, i);
@@ -707,7 +707,7 @@ void test_guesses(void)
         mini_close(m);
         mem_free(m);
     }
-    report("guesses", before);
+    report("drafts", before);
 }
 
 /* Whether rounding does not choose the experts of row x in the first layers: see decide. Of experts

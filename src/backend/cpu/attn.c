@@ -415,7 +415,7 @@ static void find_block(const struct job *j, const struct unit *u, int first, int
     size_t k_step = kv_key_step(s->k_type), v_step = kv_value_step(s->v_type, dim);
     b->first = first;
     b->k_stride = b->scale_stride = len;
-    b->v_stride = kv_coded(s->v_type) ? v_step : dim;
+    b->v_stride = kv_quantised(s->v_type) ? v_step : dim;
     b->v_panel = (size_t)u->kernels->panel;
     b->ahead = b;
     b->k_step = (kv_tile_bytes(s->k_type, w, dim) + dim - 1) / dim;

@@ -124,7 +124,7 @@ INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_bloc
                 UNROLL
                 for (int e = 0; e < 4; e += 2, hi += 32) {
                     VEC even = key_code(k_type, b, i, d, e), odd = key_code(k_type, b, i, d, e + 1);
-                    if (kv_coded(k_type)) {
+                    if (kv_quantised(k_type)) {
                         even = vec_mul(even, scale);
                         odd = vec_mul(odd, scale);
                     }
@@ -157,9 +157,10 @@ INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_bloc
                 for (int j = 0; j < 2; j++) {
                     x[j] = vec_set(0.0f);
                     if (row[j])
-                        x[j] = kv_coded(v_type) ? vec_mul(value_code(v_type, row[j], block, e),
-                                                          vec_set(scale[j]))
-                                                : vec_load_as(v_type, row[j], (size_t)(block + e));
+                        x[j] =
+                            kv_quantised(v_type)
+                                ? vec_mul(value_code(v_type, row[j], block, e), vec_set(scale[j]))
+                                : vec_load_as(v_type, row[j], (size_t)(block + e));
                 }
                 pair(v_type, x[0], x[1], hi, hi + TILE);
             }

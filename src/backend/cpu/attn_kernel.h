@@ -53,13 +53,13 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
     const float *q = t->q;
     size_t fetch = 0;
     /* codes: four components, which share a load, of a block of 32, which share a scale */
-    int unit = kv_coded(type) ? 4 : 1;
+    int unit = kv_quantised(type) ? 4 : 1;
     VEC scale[NV];
     UNROLL
     for (int j = 0; j < nv; j++)
         scale[j] = vec_set(1.0f);
     for (int d = 0; d < dim; d += unit) {
-        if (kv_coded(type) && d % KV_BLOCK == 0) {
+        if (kv_quantised(type) && d % KV_BLOCK == 0) {
             UNROLL
             for (int j = 0; j < nv; j++)
                 scale[j] = key_scale(type, b, i + j, d / KV_BLOCK);
@@ -70,7 +70,7 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
             UNROLL
             for (int j = 0; j < nv; j++) {
                 k[j] = key_code(type, b, i + j, d, e);
-                if (kv_coded(type))
+                if (kv_quantised(type))
                     k[j] = vec_mul(k[j], scale[j]);
                 ahead(b->ahead->v_tile[i + j], fetch, b->v_step);
             }
@@ -134,14 +134,14 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
     int k0, k1;
     span(t, b, &k0, &k1);
     float weights[ROWS * ATTN_BLOCK];
-    if (kv_coded(type)) {
+    if (kv_quantised(type)) {
         weigh(type, rows, t, b, k0, k1, c / KV_BLOCK, weights);
         p = weights;
     }
     size_t step = (size_t)nv * b->ahead->k_step;
     for (int key = k0; key < k1;) {
         int end = key / VW * VW + VW;
-        size_t at = (kv_coded(type) ? 0 : column) + (size_t)(key % VW) * b->v_stride;
+        size_t at = (kv_quantised(type) ? 0 : column) + (size_t)(key % VW) * b->v_stride;
         const void *v = b->v[key / VW];
         const char *next = (const char *)b->ahead->k_tile[key / VW] + (size_t)c * b->ahead->k_step;
         size_t fetch = (size_t)(key % VW) * step;
@@ -149,8 +149,9 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
             VEC x[NV];
             UNROLL
             for (int j = 0; j < nv; j++)
-                x[j] = kv_coded(type) ? value_code_at(type, (const char *)v + at, c, j * VW, high)
-                                      : vec_load_as(type, v, at + (size_t)(j * VW));
+                x[j] = kv_quantised(type)
+                           ? value_code_at(type, (const char *)v + at, c, j * VW, high)
+                           : vec_load_as(type, v, at + (size_t)(j * VW));
             ahead(next, fetch, step);
             UNROLL
             for (int r = 0; r < rows; r++) {
@@ -457,7 +458,7 @@ static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b,
                  int dim, float *k_out, float *v_out, struct attn_block *to)
 {
     int first = k0 / VW, last = k1 / VW;
-    CHECK(type == v_type && !kv_coded(type), "nothing is gained by packing other types");
+    CHECK(type == v_type && !kv_quantised(type), "nothing is gained by packing other types");
     if (type == DT_F32)
         pack_as(DT_F32, b, first, last, dim, k_out, v_out);
     else if (type == DT_F16)

@@ -65,7 +65,7 @@ static inline void row_load(enum dtype type, const void *from, int n, float *to)
 {
     if (!from)
         memset(to, 0, (size_t)n * sizeof(float));
-    else if (kv_coded(type))
+    else if (kv_quantised(type))
         kv_row_get(type, from, n, to);
     else if (type == DT_F32)
         row_as(DT_F32, from, n, to);

@@ -223,8 +223,8 @@ static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T
 {
     int E = net->n_embd;
     cb->kept = cb->joined = NULL;
-    return !net->mtp.fc || ((cb->kept = rows_of(cb, T, E, "rows for guesses", err)) &&
-                            (cb->joined = rows_of(cb, T, 2 * E, "inputs of guesses", err)));
+    return !net->mtp.fc || ((cb->kept = rows_of(cb, T, E, "rows for drafts", err)) &&
+                            (cb->joined = rows_of(cb, T, 2 * E, "inputs of drafts", err)));
 }
 
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,

@@ -69,7 +69,7 @@ struct cpu_backend {
     float *q, *a;        /* (max_tokens, widest H*D) queries, and what heads give */
     float *a_out;        /* (max_out, widest H*D) out rows of a */
     float *logits;       /* (max_out, n_vocab) */
-    float *kept;         /* (max_tokens, E) for guesses; NULL = there is no MTP block */
+    float *kept;         /* (max_tokens, E) for drafts; NULL = there is no MTP block */
     float *joined;       /* (max_tokens, 2*E) it beside embeddings */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
     float *z, *ba;       /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */

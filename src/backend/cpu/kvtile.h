@@ -27,7 +27,7 @@ static inline size_t kv_key_step(enum dtype t)
 /* Bytes of D values in a tile of values, without scales. */
 static inline size_t kv_value_step(enum dtype t, size_t dim)
 {
-    return t == DT_F32 ? 4 * dim : t == DT_Q4_0 ? dim / 2 : kv_coded(t) ? dim : 2 * dim;
+    return t == DT_F32 ? 4 * dim : t == DT_Q4_0 ? dim / 2 : kv_quantised(t) ? dim : 2 * dim;
 }
 
 static inline size_t kv_tile_bytes(enum dtype t, size_t page_len, size_t dim)
@@ -68,7 +68,7 @@ static inline float kv_tile_get(enum dtype t, const void *tile, bool keys, size_
     const uint8_t *p = (const uint8_t *)tile + (keys ? kv_key_at(t, page_len, off, d, &high)
                                                      : kv_value_at(t, dim, off, d, &high));
     float x;
-    if (!kv_coded(t)) {
+    if (!kv_quantised(t)) {
         quant_dequantize(t, p, &x, 1);
         return x;
     }

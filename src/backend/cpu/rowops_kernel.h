@@ -135,7 +135,7 @@ static void store_one(enum dtype type, float x, void *dst, size_t at)
 static void store(enum dtype type, const float *from, int dim, void *dst, size_t at, size_t stride)
 {
     int i = 0;
-    if (kv_coded(type)) {
+    if (kv_quantised(type)) {
         kv_row_put(type, from, dim, (char *)dst + dtype_bytes(type, at));
         return;
     }
@@ -157,7 +157,7 @@ static void store_head(enum dtype type, const float *from, int dim, void *tile, 
                        int page_len, int off)
 {
     size_t at = (size_t)off, len = (size_t)page_len;
-    if (kv_coded(type))
+    if (kv_quantised(type))
         kv_tile_put(type, from, tile, keys, len, (size_t)dim, at);
     else
         store(type, from, dim, tile, keys ? at : at * (size_t)dim, keys ? len : 1);

@@ -1,5 +1,5 @@
 /*
- * What guessing costs. Ids are random, so how often guesses are right cannot be measured here: what is, is the
+ * What drafting costs. Ids are random, so how often drafts are right cannot be measured here: what is, is the
  * time of a step that reads them and of the block that makes them, beside that of a step without. The two are
  * measured in turns.
  */
@@ -13,7 +13,7 @@ struct draft_run {
     struct runtime *rt;
     struct kv_seq *seqs;      /* (n_seqs) */
     struct step_item *items;  /* (n_seqs) */
-    struct guess_item *guess; /* (n_seqs) */
+    struct draft_item *draft; /* (n_seqs) */
     int32_t *ids;             /* (n_seqs, DRAFT_MOST + 2) */
     struct sampler *greedy;
     int n_seqs;
@@ -30,40 +30,40 @@ static int32_t *random_ids(struct draft_run *d, int s, int n)
     return ids;
 }
 
-/* The block over the rows of the step, then over each guess but the last. */
+/* The block over the rows of the step, then over each draft but the last. */
 static bool run_block(struct draft_run *d, int draft, struct error *err)
 {
     for (int j = 0; j < draft; j++) {
         for (int s = 0; s < d->n_seqs; s++) {
-            struct guess_item *g = &d->guess[s];
+            struct draft_item *g = &d->draft[s];
             const int32_t *ids = d->ids + (size_t)s * (DRAFT_MOST + 2);
             int end = d->seqs[s].n_tokens;
-            *g = j ? (struct guess_item){&d->seqs[s], ids, end - 1, 1, g->row, true, 0, 0}
-                   : (struct guess_item){
+            *g = j ? (struct draft_item){&d->seqs[s], ids, end - 1, 1, g->row, true, 0, 0}
+                   : (struct draft_item){
                          &d->seqs[s], ids + 1, end - 1 - draft, 1 + draft, d->items[s].row, true,
                          0,           0};
         }
-        if (!step_guess(d->rt->step, d->guess, d->n_seqs, err))
+        if (!step_draft(d->rt->step, d->draft, d->n_seqs, err))
             return false;
     }
     return true;
 }
 
-/* One token more for all, with so many guesses, all of which are wrong. */
+/* One token more for all, with so many drafts, all of which are wrong. */
 static bool run_step(struct draft_run *d, int draft, struct error *err)
 {
     for (int s = 0; s < d->n_seqs; s++)
         d->items[s] = (struct step_item){.seq = &d->seqs[s],
                                          .tokens = random_ids(d, s, draft + 2),
                                          .n_tokens = 1 + draft,
-                                         .n_guess = draft,
+                                         .n_draft = draft,
                                          .want = LOGITS_LAST,
                                          .sampler = d->greedy,
                                          .chained = d->rt->be->ahead};
     if (!step_run(d->rt->step, d->items, d->n_seqs, err) || !run_block(d, draft, err))
         return false;
     for (int s = 0; s < d->n_seqs; s++)
-        if (d->items[s].n_guess)
+        if (d->items[s].n_draft)
             kvcache_cut(d->rt->kv, &d->seqs[s], d->seqs[s].n_tokens - draft);
     return true;
 }
@@ -102,7 +102,7 @@ bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct er
     struct draft_run d = {.rt = rt, .n_seqs = n_seqs, .random = 5};
     d.seqs = mem_zalloc(n, sizeof *d.seqs);
     d.items = mem_zalloc(n, sizeof *d.items);
-    d.guess = mem_zalloc(n, sizeof *d.guess);
+    d.draft = mem_zalloc(n, sizeof *d.draft);
     d.ids = mem_zalloc(n * (DRAFT_MOST + 2), sizeof *d.ids);
     struct sample_params greedy = sample_params_default();
     greedy.temp = 0;
@@ -117,16 +117,15 @@ bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct er
                "\"pays_above\": %.4f, \"best\": %.4f}\n",
                rt->draft, n_seqs, ms[0], ms[1], share, best);
     else if (ok)
-        printf(
-            "guessing %d, %d sequence%s: a step takes %.2f ms, with guesses %.2f: they pay where "
-            "more than %.0f %% are right, and where all are it is %.2f times as fast\n",
-            rt->draft, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
+        printf("drafting %d, %d sequence%s: a step takes %.2f ms, with drafts %.2f: they pay where "
+               "more than %.0f %% are right, and where all are it is %.2f times as fast\n",
+               rt->draft, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
     for (size_t i = 0; i < n; i++)
         kvcache_release(rt->kv, &d.seqs[i]);
     sampler_free(d.greedy);
     mem_free(d.seqs);
     mem_free(d.items);
-    mem_free(d.guess);
+    mem_free(d.draft);
     mem_free(d.ids);
     return ok;
 }

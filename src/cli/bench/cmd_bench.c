@@ -409,7 +409,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     int need = 1, seqs = 1, tokens = 1;
     for (int i = 0; i < n_tests; i++) {
         int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
-        if (opt->draft) /* in their place: what guesses cost */
+        if (opt->draft) /* in their place: what drafts cost */
             len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
         need = len > need ? len : need;
         seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
@@ -508,7 +508,7 @@ int cmd_bench(int argc, char **argv)
          "print which kernels there are, for which rows, and how often each ran"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
         {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
-         "measure what guessing N tokens ahead costs a generation, too"},
+         "measure what drafting N tokens ahead costs a generation, too"},
         LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };

@@ -2,7 +2,7 @@
  * DeepSeek V3, V3.1, R1 and Kimi K2, and GLM-4.7-Flash, which is built like them: latent attention,
  * experts chosen by sigmoid and a bias out of the best groups, shared experts, dense first layers.
  * GGUF knows all as deepseek2, in two forms: kv_b split by heads and turned, or, in older files, as
- * folders have it. The layer behind the last guesses further tokens.
+ * folders have it. The layer behind the last drafts further tokens.
  */
 #include "model/families/family.h"
 

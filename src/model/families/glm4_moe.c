@@ -1,6 +1,6 @@
 /*
  * GLM-4.5, 4.6 and 4.7: RoPE of half a head, QK-norm in some, the first layers dense, then experts chosen
- * by sigmoid and a bias beside a shared one. The layer behind the last guesses further tokens.
+ * by sigmoid and a bias beside a shared one. The layer behind the last drafts further tokens.
  */
 #include "model/families/family.h"
 
@@ -25,7 +25,7 @@ static const struct decoder decoder = {.names = &names, .router = ROUTER_SIGMOID
 static bool read_hf(const struct reader *in)
 {
     struct config *c = in->c;
-    int shared = 0, first = 0, guess = 0;
+    int shared = 0, first = 0, draft = 0;
     double scale = 1;
     c->norm_topk = true;
     if (!reader_int(in, "n_routed_experts", "num_local_experts", 1, 4096, true, &c->n_expert) ||
@@ -36,7 +36,7 @@ static bool read_hf(const struct reader *in)
         !reader_int(in, "first_k_dense_replace", NULL, 0, 1 << 20, false, &first) ||
         !reader_int(in, "n_group", NULL, 0, 256, false, &c->n_groups) ||
         !reader_int(in, "topk_group", NULL, 0, 256, false, &c->n_groups_used) ||
-        !reader_int(in, "num_nextn_predict_layers", NULL, 0, CONFIG_MAX_LAYERS, false, &guess) ||
+        !reader_int(in, "num_nextn_predict_layers", NULL, 0, CONFIG_MAX_LAYERS, false, &draft) ||
         !reader_number(in, in->hf, "routed_scaling_factor", 1e-3, 1e3, false, &scale) ||
         !reader_bool(in, "norm_topk_prob", &c->norm_topk))
         return false;
@@ -44,22 +44,22 @@ static bool read_hf(const struct reader *in)
     c->expert_scale = (float)scale;
     for (int i = 0; i < c->n_layers; i++)
         c->is_moe[i] = i >= first;
-    mtp_read(in, &mtp_names, guess);
+    mtp_read(in, &mtp_names, draft);
     return true;
 }
 
 static bool read(const struct reader *in)
 {
     struct config *c = in->c;
-    int guess = 0;
+    int draft = 0;
     if (!decoder_read(in, &decoder))
         return false;
     if (!in->f->is_gguf)
         return read_hf(in);
-    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &guess))
+    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &draft))
         return false;
-    c->n_layers -= guess;
-    mtp_read(in, &mtp_names, guess);
+    c->n_layers -= draft;
+    mtp_read(in, &mtp_names, draft);
     return true;
 }
 

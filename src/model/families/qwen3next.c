@@ -1,6 +1,6 @@
 /*
  * Qwen3-Next and Qwen3.5 (3.6, 3.8), dense and with experts: a gated delta net in most layers, gated
- * attention with RoPE of a part of the head in the others, and a block that guesses tokens ahead. Their
+ * attention with RoPE of a part of the head in the others, and a block that drafts tokens ahead. Their
  * text models alone: what sees images is left out. Qwen3-Next keeps the rows of the net's projections by
  * key head; Qwen3.5's GGUF files have the value heads in another order than its folders (tiled).
  */
@@ -34,7 +34,7 @@ static const struct name qkvz = {"blk.%d.ssm_in", "model.layers.%d.linear_attn.i
                          o_norm = {"blk.%d.ssm_norm", "model.layers.%d.linear_attn.norm"},
                          out = {"blk.%d.ssm_out", "model.layers.%d.linear_attn.out_proj"};
 
-static const struct mtp_names guess = {
+static const struct mtp_names draft = {
     .fc = {"blk.%d.nextn.eh_proj", "mtp.fc"},
     .embed_norm = {"blk.%d.nextn.enorm", "mtp.pre_fc_norm_embedding"},
     .hidden_norm = {"blk.%d.nextn.hnorm", "mtp.pre_fc_norm_hidden"},
@@ -63,7 +63,7 @@ static bool read_gguf(const struct reader *in)
     c->n_layers -= extra;
     for (int i = 0; i < c->n_layers; i++)
         c->is_linear[i] = (i + 1) % interval != 0;
-    mtp_read(in, &guess, extra);
+    mtp_read(in, &draft, extra);
     if (!c->n_ff_shared)
         c->n_ff_shared = c->n_ff;
     return true;
@@ -112,7 +112,7 @@ static bool read(const struct reader *in, const struct decoder *d)
     if (!decoder_read(in, d) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in, d)))
         return false;
     if (!in->f->is_gguf) /* config.json does not always say */
-        mtp_read(in, &guess, 1);
+        mtp_read(in, &draft, 1);
     if (c->linear_v_heads % c->linear_k_heads)
         return error_set(in->err, "%s: %d value heads do not divide by %d key heads", in->f->path,
                          c->linear_v_heads, c->linear_k_heads);
@@ -247,7 +247,7 @@ static void build(struct builder *b, const struct decoder *d, bool next)
         decoder_mlp(b, d, i, &l->mlp);
     }
     if (c->n_mtp)
-        mtp_build(b, &guess, 1);
+        mtp_build(b, &draft, 1);
 }
 
 static void write(const struct config *c, struct gguf_writer *w)

@@ -4,7 +4,7 @@
  * per (row, head), plain floats, every part a layer may have.
  */
 #include "backend/cuda/attn/attn.cuh"
-#include "backend/cuda/attn/kv_coded.cuh"
+#include "backend/cuda/attn/kv_quant.cuh"
 
 #include <math.h>
 
@@ -268,7 +268,7 @@ static bool is_halves(enum dtype t)
     return t == DT_F16 || t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
 }
 
-bool attn_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     const struct shape *s = &cu->shape;
     return !s->kv_type && is_halves(s->k_type) && is_halves(s->v_type) && pages_suit(cu) &&
@@ -298,7 +298,7 @@ bool attn_heads_plain(const struct attn_layer *l)
 bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     return (attn_tensor(cu, l) && attn_heads_plain(l)) ||
-           ((attn_decode_wide_fits(cu, l) || attn_decode_coded_fits(cu, l)) && !l->norm_whole);
+           ((attn_decode_wide_fits(cu, l) || attn_decode_quant_fits(cu, l)) && !l->norm_whole);
 }
 
 void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,

@@ -10,7 +10,7 @@
 struct kv_view {
     const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
     int n_kv, page_len, page_shift, head_dim;
-    int type; /* of both; or, of codes, keys + 256 * values: kv_coded.cuh */
+    int type; /* of both; or, of codes, keys + 256 * values: kv_quant.cuh */
 };
 
 /* How q, k and v come of raw projections: see struct attn_layer. */
@@ -251,29 +251,29 @@ void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halve
 void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool halves, int first,
                        int n);
 
-/* attn_prefill_coded.cu: the same over a cache of codes, which become halves in cu->expanded */
-bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_prefill_coded(struct cuda_backend *cu, const struct attn_args &p, bool halves);
+/* attn_prefill_quant.cu: the same over a cache of codes, which become halves in cu->expanded */
+bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &p, bool halves);
 
 /* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have. Decodes take raw projections
  * too, unless norms are of all heads. */
 bool attn_decode_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_wide(struct cuda_backend *cu, const struct attn_args &p);
 bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
-bool attn_prefill_wide_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+bool attn_prefill_wide_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p);
 
-/* attn_decode_split_coded.cu: attn_decode_split and attn_decode_batch over a cache of codes, sinks of any
+/* attn_decode_split_quant.cu: attn_decode_split and attn_decode_batch over a cache of codes, sinks of any
  * heads; args.panels: of the latter */
-bool attn_decode_split_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_decode_split_coded(struct cuda_backend *cu, struct attn_args p);
-bool attn_decode_batch_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_decode_batch_coded(struct cuda_backend *cu, struct attn_args p);
+bool attn_decode_split_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_decode_split_quant(struct cuda_backend *cu, struct attn_args p);
+bool attn_decode_batch_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_decode_batch_quant(struct cuda_backend *cu, struct attn_args p);
 
-/* attn_decode_coded.cu: every part, over a cache of codes. Raw projections too, unless norms are of all
+/* attn_decode_quant.cu: every part, over a cache of codes. Raw projections too, unless norms are of all
  * heads. */
-bool attn_decode_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_decode_coded(struct cuda_backend *cu, const struct attn_args &p);
+bool attn_decode_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
+void attn_decode_quant(struct cuda_backend *cu, const struct attn_args &p);
 
 /* attn.cu: rows from `first` on */
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows);

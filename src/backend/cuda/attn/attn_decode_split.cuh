@@ -1,7 +1,7 @@
 /*
  * Decodes cut into stretches of keys whose blocks wait for each other, for attn_decode_split.cu (halves)
- * and attn_decode_split_coded.cu (codes): which tiles a block has, what a warp has of the result where
- * the heads are columns of the products, and how warps and blocks join. attn_decode_coded.cu has the
+ * and attn_decode_split_quant.cu (codes): which tiles a block has, what a warp has of the result where
+ * the heads are columns of the products, and how warps and blocks join. attn_decode_quant.cu has the
  * columns too.
  *
  * Blocks of one kv head join through the L2: everyone leaves its part there, in records that say by

@@ -41,7 +41,7 @@ bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l);
 bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l);
 /* Those for a cache of codes suit it: heads as for attn_wide; keys and values of F16 Q8_0 Q4_0 FP8, not
  * both of F16. */
-bool attn_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l);
+bool attn_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 /* q, k and v come of raw projections by norms per head with gains and one eps, RoPE, and nothing
  * else. */
 bool attn_heads_plain(const struct attn_layer *l);
@@ -63,9 +63,9 @@ struct rows attn_both_ways(struct cuda_backend *cu, const struct attn_layer *l,
 bool attn_clusters(const struct cuda_backend *cu);
 int attn_splits(const struct cuda_backend *cu, int n_seqs, int n_heads, int n_kv);
 
-/* attn_prefill_coded.cu: room for keys and values of prompts as halves, and for where they lie */
-size_t attn_prefill_coded_bytes(const struct cuda_backend *cu);
-size_t attn_prefill_coded_page_ints(const struct cuda_backend *cu);
+/* attn_prefill_quant.cu: room for keys and values of prompts as halves, and for where they lie */
+size_t attn_prefill_quant_bytes(const struct cuda_backend *cu);
+size_t attn_prefill_quant_page_ints(const struct cuda_backend *cu);
 
 /* attn_decode_split.cu: a few decodes */
 size_t attn_decode_split_record_bytes(const struct cuda_backend *cu);

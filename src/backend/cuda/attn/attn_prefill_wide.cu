@@ -9,7 +9,7 @@
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/attn_softmax.cuh"
-#include "backend/cuda/attn/kv_coded.cuh"
+#include "backend/cuda/attn/kv_quant.cuh"
 
 enum { BROAD_ROWS = 64, BROAD_KEYS = 64, BROAD_THREADS = 256, BROAD_S_ROW = BROAD_KEYS + 8 };
 
@@ -334,9 +334,9 @@ bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_lay
     return attn_wide(cu, l) && attn_prefill_wide_has_room(cu, l->k_dim);
 }
 
-bool attn_prefill_wide_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_prefill_wide_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    return attn_coded_suits(cu, l) && attn_prefill_wide_has_room(cu, l->k_dim);
+    return attn_quant_suits(cu, l) && attn_prefill_wide_has_room(cu, l->k_dim);
 }
 
 static void attn_prefill_wide_dim(struct cuda_backend *cu, const struct attn_args &p)

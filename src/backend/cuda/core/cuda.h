@@ -289,7 +289,7 @@ struct shape {
     int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
     int page_len, n_pages;
     enum dtype k_type, v_type; /* of the cache: see struct bounds */
-    enum dtype kv_type;        /* of both, if that is F32 F16 or BF16; else NONE: kv_coded.cuh */
+    enum dtype kv_type;        /* of both, if that is F32 F16 or BF16; else NONE: kv_quant.cuh */
     int max_tokens, max_seqs, max_out, max_pages;
 };
 
@@ -424,7 +424,7 @@ struct cuda_backend {
     uint64_t picked[MAX_PICKS]; /* how often each has been chosen */
     bool may_wait;              /* kernels whose blocks wait for each other may be launched */
     float *wide_part;           /* its sums where k is cut */
-    uint8_t *expanded;          /* attn_prefill_coded.cu: keys and values of prompts as halves */
+    uint8_t *expanded;          /* attn_prefill_quant.cu: keys and values of prompts as halves */
     int32_t *expanded_pages;    /* (max_seqs, max_pages) where they lie */
     float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
     struct delta_scratch *delta; /* mixers.h: of networks that have such mixers, else NULL */

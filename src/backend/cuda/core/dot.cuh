@@ -311,7 +311,7 @@ template <int STEPS, class SLICE>
 DEVICE void tile_dot_codes(int kind, const uint8_t *tile, const SLICE &x, float factor,
                            float (&sum)[2])
 {
-    coded_kind(kind, [&](auto k) { tile_dot_kind<k.VALUE, STEPS>(tile, x, factor, sum); });
+    quant_kind(kind, [&](auto k) { tile_dot_kind<k.VALUE, STEPS>(tile, x, factor, sum); });
 }
 template <class SLICE>
 DEVICE void tile_dot(bool q6_k, const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
@@ -328,7 +328,7 @@ DEVICE void tile_dot_two(int kind, const uint8_t *const (&tile)[2], const struct
     if constexpr (SET == SET_K) {
         code_dot<TILE_Q4_K, 4>(tile, x, sum);
     } else {
-        coded_kind(kind, [&](auto k) {
+        quant_kind(kind, [&](auto k) {
             if constexpr (format<k.VALUE>::GROUP == 32) {
                 code_dot<k.VALUE, 2>(tile, x, sum);
             } else { /* twice the sums: there are no registers for two */

@@ -1,7 +1,7 @@
 /*
  * Formats of weights: how the bytes of a tile (16 rows x 256 columns) are laid out, and how they
  * become what products take. One struct per kind (format<KIND>): kernels are templates over it. A
- * new kind of codes is one struct here, made of parts of coded.cuh, a line in coded_kind, and what
+ * new kind of codes is one struct here, made of parts of codes.cuh, a line in quant_kind, and what
  * packs it (pack.cuh).
  *
  * Fragments of halves for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g
@@ -9,7 +9,7 @@
  * both operands use it), in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g,
  * 4c+2 4c+3; a3: row g+8.
  *
- *   codes  as coded.cuh says: first all codes, then all scales
+ *   codes  as codes.cuh says: first all codes, then all scales
  *   F16    8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
  *   F8     4224: see there
  *   F32    16384: row-major
@@ -17,7 +17,7 @@
 #ifndef STEEL_BACKEND_CUDA_FORMAT_CUH
 #define STEEL_BACKEND_CUDA_FORMAT_CUH
 
-#include "backend/cuda/core/coded.cuh"
+#include "backend/cuda/core/codes.cuh"
 
 enum { F16_BYTES = 8192, F32_BYTES = 16384, F8_BYTES = 4096 + 128 };
 
@@ -65,7 +65,7 @@ template <> struct format<TILE_GPTQ4> : coded<codes_nibble<0>, scales_half<MINS_
 template <int KIND> struct kind_is {
     static constexpr int VALUE = KIND;
 };
-template <class F> DEVICE void coded_kind(int kind, F f)
+template <class F> DEVICE void quant_kind(int kind, F f)
 {
     switch (kind) {
     case TILE_Q4_K:
@@ -210,7 +210,7 @@ DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
         struct tile_place p = tile_place_of(r, k);
         return raw_half(tile + (k >> 4) * 512 + p.lane * 16 + p.h * 8 + p.e * 2);
     }
-    coded_kind(s->kind, [&](auto kind) { v = format<kind.VALUE>::value(tile, r, k); });
+    quant_kind(s->kind, [&](auto kind) { v = format<kind.VALUE>::value(tile, r, k); });
     return v;
 }
 
@@ -260,7 +260,7 @@ DEVICE void chunk_decode(const struct seg *s, const uint8_t *tile, int q, uint32
     else if (s->kind == TILE_F8)
         chunk_frags<TILE_F8>(tile, q, a);
     else
-        coded_kind(s->kind, [&](auto kind) { chunk_frags<kind.VALUE>(tile, q, a); });
+        quant_kind(s->kind, [&](auto kind) { chunk_frags<kind.VALUE>(tile, q, a); });
 }
 
 /* The segment a row tile belongs to. */

@@ -18,7 +18,7 @@ struct cuda_mtp {
         kept; /* (max_tokens, n_embd) what the last step kept of its rows; NULL: there is no block */
     float *joined; /* (max_tokens, 2, n_embd) what a step of the block begins with */
     int from; /* where the step has the kept rows it goes on from, in ints; of the block's steps */
-    /* A step that reads guesses has its rows as decodes, too (mtp_rows): where their numbers, the keys each sees,
+    /* A step that reads drafts has its rows as decodes, too (mtp_rows): where their numbers, the keys each sees,
      * and their pages begin, `stride` to a row, a power of two if it can be. stride 0: it has not. */
     int rows_at, rows_len, rows_pages, stride;
     int narrows; /* the layer of the step where rows that need no logits end; -1: in the head */

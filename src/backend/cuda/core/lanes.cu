@@ -370,7 +370,8 @@ static bool own_memory(struct cuda_backend *cu, struct error *err)
     const struct shape *s = &cu->shape;
     const struct head *h = &cu->net->head;
     size_t rows = (size_t)s->max_tokens, out = (size_t)s->max_out;
-    bool nccl = l->nccl != NULL, cut = nccl && h->w && !cu->net->goes_on && head_is_cut(cu, h);
+    bool nccl = l->nccl != NULL,
+         cut = nccl && h->w && !cu->net->has_next_stage && head_is_cut(cu, h);
     struct want list[] = {
         {(void **)&l->sum, nccl ? rows * (size_t)s->n_embd * 4 : 0},
         {(void **)&l->part, cut ? out * (size_t)h->w->n_out * 4 : 0},

@@ -1,7 +1,7 @@
 /*
  * Packing: from the file's blocks to the words of a tile, for weights.cu, one word at a time. What a
  * format is in the file (codes_of, the *_of of its scales) is kept apart from where it lies in a tile
- * (*_word), which coded.cuh says.
+ * (*_word), which codes.cuh says.
  */
 #ifndef STEEL_BACKEND_CUDA_PACK_CUH
 #define STEEL_BACKEND_CUDA_PACK_CUH
@@ -41,7 +41,7 @@ DEVICE bool even_sign(uint32_t bits, int i)
     return bits >> i & 1;
 }
 
-/* What names value k of a block of a grid format among its levels: see coded.cuh, and quant.h. */
+/* What names value k of a block of a grid format among its levels: see codes.cuh, and quant.h. */
 DEVICE uint32_t grid_code(int dtype, const uint8_t *b, int k, const uint16_t *grid)
 {
     int blk = k >> 5, i = k & 7, g = k >> 3, in = g & 3; /* g: of 32 groups of eight */
@@ -651,7 +651,7 @@ DEVICE uint32_t repack_word(const struct repack &p, int tile, int kt, int w)
         return bits_of(p.scale ? ((const float *)p.scale)[g] : 1.0f);
     }
     int codes = 0;
-    coded_kind(p.kind, [&](auto kind) { codes = format<kind.VALUE>::SCALES_AT / 4; });
+    quant_kind(p.kind, [&](auto kind) { codes = format<kind.VALUE>::SCALES_AT / 4; });
     return w < codes ? codes_word(p, row0, kt, w) : scales_word(p, row0, kt, w - codes);
 }
 

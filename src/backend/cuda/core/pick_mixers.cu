@@ -171,47 +171,47 @@ static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_wide(cu, *c->attn);
 }
-static bool decode_split_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool decode_split_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_coded_fits(cu, c->layer);
+    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_quant_fits(cu, c->layer);
 }
-static void decode_split_coded(struct cuda_backend *cu, const struct pick_case *c)
+static void decode_split_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_split_coded(cu, *c->attn);
+    attn_decode_split_quant(cu, *c->attn);
 }
-static bool decode_batch_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool decode_batch_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && attn_decode_batch_coded_fits(cu, c->layer);
+    return c->raw && attn_decode_batch_quant_fits(cu, c->layer);
 }
-static void decode_batch_coded(struct cuda_backend *cu, const struct pick_case *c)
+static void decode_batch_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch_coded(cu, *c->attn);
+    attn_decode_batch_quant(cu, *c->attn);
 }
-static bool decode_batch_coded_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static bool decode_batch_quant_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return decode_batch_coded_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+    return decode_batch_quant_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
 }
-static void decode_batch_coded_panels(struct cuda_backend *cu, const struct pick_case *c)
+static void decode_batch_quant_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch_coded(cu, panels_args(cu, c));
+    attn_decode_batch_quant(cu, panels_args(cu, c));
     c->out->panels = true;
 }
-static bool decode_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool decode_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_decode_coded_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
+    return attn_decode_quant_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
 }
-static void decode_coded(struct cuda_backend *cu, const struct pick_case *c)
+static void decode_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_coded(cu, *c->attn);
+    attn_decode_quant(cu, *c->attn);
 }
-static bool decode_coded_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static bool decode_quant_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && decode_coded_fits(cu, c) &&
+    return c->raw && decode_quant_fits(cu, c) &&
            attn_decode_batch_panels_fit(cu, c->layer, c->rows);
 }
-static void decode_coded_panels(struct cuda_backend *cu, const struct pick_case *c)
+static void decode_quant_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_coded(cu, panels_args(cu, c));
+    attn_decode_quant(cu, panels_args(cu, c));
     c->out->panels = true;
 }
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -251,28 +251,28 @@ static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
     attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
                      cu->layout.n_q_tiles);
 }
-static bool prompt_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_prefill_coded_suits(cu, c->layer);
+    return attn_prefill_quant_suits(cu, c->layer);
 }
 /* A value that no half holds is lost, as it is in a cache of halves. */
-static bool prompt_coded_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static bool prompt_quant_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return pick_halves_only(c->step->n_tokens) && prompt_coded_fits(cu, c);
+    return pick_halves_only(c->step->n_tokens) && prompt_quant_fits(cu, c);
 }
-static void prompt_coded(struct cuda_backend *cu, const struct pick_case *c)
+static void prompt_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_coded(cu, *c->attn, false);
+    attn_prefill_quant(cu, *c->attn, false);
 }
-static void prompt_coded_halves(struct cuda_backend *cu, const struct pick_case *c)
+static void prompt_quant_halves(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_coded(cu, *c->attn, true);
+    attn_prefill_quant(cu, *c->attn, true);
     c->out->halves = true;
     c->out->n_floats = c->step->n_decode;
 }
-static bool prompt_wide_coded_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool prompt_wide_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_prefill_wide_coded_fits(cu, c->layer);
+    return attn_prefill_wide_quant_fits(cu, c->layer);
 }
 static bool prompt_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -310,7 +310,7 @@ static int delta_prompts(const struct pick_case *c)
 }
 static bool delta_step_rows_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)cu; /* what reads guesses: in place of three kernels */
+    (void)cu; /* what reads drafts: in place of three kernels */
     return c->rows <= 4 * delta_prompts(c);
 }
 static void delta_prompt_step(struct cuda_backend *cu, const struct pick_case *c)
@@ -544,17 +544,17 @@ static const struct pick rows[] = {
      decode_plain},
     {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
      decode_wide},
-    {"attn_decode_batch_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_batch_coded_panels_fit,
-     decode_batch_coded_panels}, /* for gemm_cluster */
-    {"attn_decode_batch_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
-     decode_batch_coded_fits, decode_batch_coded},
-    {"attn_decode_split_coded", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, NULL,
-     decode_split_coded_fits, decode_split_coded},
-    {"attn_decode_coded_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     decode_coded_panels_fit, decode_coded_panels}, /* for gemm_cluster */
-    {"attn_decode_coded", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_coded_fits,
-     decode_coded},
+    {"attn_decode_batch_quant_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
+     decode_batch_pays, decode_batch_quant_panels_fit,
+     decode_batch_quant_panels}, /* for gemm_cluster */
+    {"attn_decode_batch_quant", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
+     decode_batch_quant_fits, decode_batch_quant},
+    {"attn_decode_split_quant", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, NULL,
+     decode_split_quant_fits, decode_split_quant},
+    {"attn_decode_quant_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     decode_quant_panels_fit, decode_quant_panels}, /* for gemm_cluster */
+    {"attn_decode_quant", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_quant_fits,
+     decode_quant},
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
      decode_any},
 
@@ -566,12 +566,12 @@ static const struct pick rows[] = {
      prompt_mma},
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
      prompt_wide},
-    {"attn_prefill_coded_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
-     prompt_coded_halves_fit, prompt_coded_halves},
-    {"attn_prefill_coded", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_coded_fits,
-     prompt_coded},
-    {"attn_prefill_wide_coded", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     prompt_wide_coded_fits, prompt_wide},
+    {"attn_prefill_quant_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
+     prompt_quant_halves_fit, prompt_quant_halves},
+    {"attn_prefill_quant", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_quant_fits,
+     prompt_quant},
+    {"attn_prefill_wide_quant", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
+     prompt_wide_quant_fits, prompt_wide},
     {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
 
     {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,

@@ -95,7 +95,7 @@ template <int KIND>
 DEVICE void quad_tile(int kind, const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
 {
     if constexpr (KIND == ANY_CODES)
-        coded_kind(kind, [&](auto k) { quad_codes<k.VALUE>(tile, x, acc); });
+        quant_kind(kind, [&](auto k) { quad_codes<k.VALUE>(tile, x, acc); });
     else if ((KIND < 0 ? kind : KIND) == TILE_Q4_K)
         quad_codes<TILE_Q4_K>(tile, x, acc);
     else

@@ -257,7 +257,7 @@ template <int KIND, int NT, class X>
 DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
     if constexpr (KIND == ANY_CODES)
-        coded_kind(kind, [&](auto k) {
+        quant_kind(kind, [&](auto k) {
             constexpr int steps = k.VALUE <= TILE_Q6_K ? 4 : frag_steps<X>::OF_MANY;
             frag_codes<k.VALUE, steps>(tile, x, acc);
         });

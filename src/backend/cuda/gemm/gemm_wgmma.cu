@@ -421,7 +421,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
         else if (s->kind == TILE_F8)
             gemm_wgmma_width<TILE_F8, FEW>(k, w, rows.count, acc);
         else
-            coded_kind(s->kind, [&](auto kind) {
+            quant_kind(s->kind, [&](auto kind) {
                 gemm_wgmma_width<kind.VALUE, FEW>(k, w, rows.count, acc);
             });
     }

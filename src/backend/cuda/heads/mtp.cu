@@ -8,7 +8,7 @@
 #include "backend/cuda/heads/mtp.h"
 
 enum { JOIN_THREADS = 256 };
-enum { GUESS_ROWS = 64, GUESS_SEQ_ROWS = 16 }; /* of a step, of a sequence: more are a prompt's */
+enum { DRAFT_ROWS = 64, DRAFT_SEQ_ROWS = 16 }; /* of a step, of a sequence: more are a prompt's */
 
 struct join_args {
     const float *e, *kept; /* (rows, width), (., width) */
@@ -46,12 +46,12 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
 }
 
 /* Whether the rows of a step count as decodes for attention: few of each sequence, few in all. */
-static bool reads_guesses(const struct cuda_backend *cu, const struct batch *b)
+static bool reads_drafts(const struct cuda_backend *cu, const struct batch *b)
 {
-    if (!cu->net->mtp.fc || b->n_decode == b->n_seqs || b->n_tokens > GUESS_ROWS)
+    if (!cu->net->mtp.fc || b->n_decode == b->n_seqs || b->n_tokens > DRAFT_ROWS)
         return false;
     for (int i = b->n_decode; i < b->n_seqs; i++)
-        if (b->q_start[i + 1] - b->q_start[i] > GUESS_SEQ_ROWS)
+        if (b->q_start[i + 1] - b->q_start[i] > DRAFT_SEQ_ROWS)
             return false;
     return true;
 }
@@ -67,7 +67,7 @@ int mtp_put(struct cuda_backend *cu, const struct batch *b, int used)
     m->from = used;
     for (int i = 0; b->from && i < b->n_tokens; i++)
         to[used++] = b->from[i];
-    m->stride = reads_guesses(cu, b);
+    m->stride = reads_drafts(cu, b);
     m->rows_at = used;
     for (int i = 0; m->stride && i <= b->n_tokens; i++)
         to[used++] = i;
@@ -102,15 +102,15 @@ int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used)
 size_t mtp_step_ints(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
-    return cu->net->mtp.fc ? (size_t)s->max_tokens + GUESS_ROWS * ((size_t)s->max_pages + 2) + 16
+    return cu->net->mtp.fc ? (size_t)s->max_tokens + DRAFT_ROWS * ((size_t)s->max_pages + 2) + 16
                            : 0;
 }
 
 struct bounds mtp_bounds(const struct network *net, const struct bounds *b)
 {
     struct bounds own = *b;
-    if (net->mtp.fc && own.max_seqs < GUESS_ROWS)
-        own.max_seqs = GUESS_ROWS;
+    if (net->mtp.fc && own.max_seqs < DRAFT_ROWS)
+        own.max_seqs = DRAFT_ROWS;
     return own;
 }
 

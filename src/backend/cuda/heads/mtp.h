@@ -22,11 +22,11 @@ int mtp_put(struct cuda_backend *cu, const struct batch *b, int used);
 int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used);
 int mtp_stride(struct cuda_backend *cu, int n, int most);
 size_t mtp_step_ints(const struct cuda_backend *cu); /* the most of them */
-/* The bounds of a network that may read guesses: as many sequences as rows of such a step. */
+/* The bounds of a network that may read drafts: as many sequences as rows of such a step. */
 struct bounds mtp_bounds(const struct network *net, const struct bounds *b);
 /* Steps that differ in this are recorded apart. */
 uint64_t mtp_key(const struct cuda_backend *cu, uint64_t key);
-/* The step for attention, once its keys are stored: a sequence that reads guesses has a few rows, each of which
+/* The step for attention, once its keys are stored: a sequence that reads drafts has a few rows, each of which
  * is like a decode that sees the rows in front of it. Kernels for decodes share out the keys of a long context,
  * those for prompts share out rows. */
 struct step mtp_rows(const struct cuda_backend *cu);

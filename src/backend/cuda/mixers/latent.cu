@@ -135,7 +135,7 @@ static __global__ void __launch_bounds__(128)
 
 /* Host */
 
-static bool latent_coded(const struct cuda_backend *cu)
+static bool latent_quant(const struct cuda_backend *cu)
 {
     enum dtype t = cu->shape.k_type;
     return t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
@@ -253,7 +253,7 @@ void latent_heads_list(struct cuda_backend *cu, struct latent_heads *h, int rows
 void latent_attn_any(struct cuda_backend *cu, const struct latent_args &p, int first, int rows)
 {
     size_t shared = 4 * (size_t)(2 * p.rank + p.rope_dim + 32) * 4;
-    auto kernel = latent_coded(cu) ? latent_any_kernel<true> : latent_any_kernel<false>;
+    auto kernel = latent_quant(cu) ? latent_any_kernel<true> : latent_any_kernel<false>;
     cuda_launch(cu, kernel, dim3((unsigned)ceil_div(p.n_heads, 4), (unsigned)rows), 128, shared,
                 LAUNCH_EARLY, p, first);
 }
@@ -384,7 +384,7 @@ static bool latent_project(struct cuda_backend *cu, const struct mixer *m, int l
     p->cache = (uint8_t *)cu->kv[layer].k;
     p->type = cu->shape.k_type;
     latent_low(cu, m, p);
-    return l->wqa && !latent_wide(cu, l, s->n_tokens, p, latent_coded(cu));
+    return l->wqa && !latent_wide(cu, l, s->n_tokens, p, latent_quant(cu));
 }
 
 /* Queries from row `first` on: rotated, and as halves for the product of heads. */
@@ -408,7 +408,7 @@ static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, str
 {
     struct latent_scratch *b = cu->latent;
     struct latent_heads *in = &b->heads[0], *out = &b->heads[1];
-    bool coded = latent_coded(cu);
+    bool coded = latent_quant(cu);
     int T = s->n_tokens;
     in->x = b->x;
     in->q = b->q;
@@ -491,7 +491,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
         return rows_of(b->a, T, H * l->v_dim);
     }
     if (!stored)
-        latent_rows(cu, row, T, latent_coded(cu));
+        latent_rows(cu, row, T, latent_quant(cu));
     struct step decodes = s;
     decodes.n_tokens = decodes.n_seqs = s.n_decode;
     if (s.n_decode)

@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_LATENT_ROW_CUH
 #define STEEL_BACKEND_CUDA_LATENT_ROW_CUH
 
-#include "backend/cuda/attn/kv_coded.cuh"
+#include "backend/cuda/attn/kv_quant.cuh"
 #include "backend/cuda/mixers/latent.cuh"
 
 #include <math.h>

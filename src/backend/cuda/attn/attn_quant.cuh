@@ -1,6 +1,6 @@
 /*
- * Decodes over a cache of codes (kv_coded.cuh), keys and values in types of their own: what
- * attn_decode_coded.cu and attn_decode_split_coded.cu share. A warp takes 16 keys at a time ("a tile"),
+ * Decodes over a cache of codes (kv_quant.cuh), keys and values in types of their own: what
+ * attn_decode_quant.cu and attn_decode_split_quant.cu share. A warp takes 16 keys at a time ("a tile"),
  * which come as codes through a ring of its own and become halves in its registers, so memory
  * and shared memory see nothing but codes. The type is asked once a tile, which costs a branch and
  * saves a kernel for every pair of types.
@@ -8,18 +8,18 @@
  * Products have the keys, then the values' elements as rows and the 8 heads as columns. Queries and
  * probabilities are halves: codes are coarser than those. Rows lie in shared memory as in the cache,
  * their pieces of 16 bytes in an order of the key's; with which key is which row of a fragment
- * (coded_key) neither reads of keys nor of values meet a bank twice.
+ * (quant_key) neither reads of keys nor of values meet a bank twice.
  */
 #ifndef STEEL_BACKEND_CUDA_ATTN_CODED_CUH
 #define STEEL_BACKEND_CUDA_ATTN_CODED_CUH
 
 #include "backend/cuda/attn/attn_decode_split.cuh"
-#include "backend/cuda/attn/kv_coded.cuh"
+#include "backend/cuda/attn/kv_quant.cuh"
 
-enum { CODED_KEYS = 16, CODED_STAGES = 4, CODED_STAGES_DEEP = 7 };
+enum { QUANT_KEYS = 16, QUANT_STAGES = 4, QUANT_STAGES_DEEP = 7 };
 
 /* Beside struct attn_args. A slot of a ring: keys, their scales, values, their scales. */
-struct attn_coded {
+struct attn_quant {
     int k_type, v_type, stages;
     int k_scales, v_codes, v_scales, slot; /* where in a slot; its bytes */
     int ring; /* bytes of all rings, or of what follows in their place */
@@ -27,25 +27,25 @@ struct attn_coded {
 
 /* From a row to the next in shared memory. Rows of 2^n pieces have no gap; others (heads of 96) are an
  * odd number of 32 bytes apart. */
-static __host__ __device__ constexpr int coded_pitch(int row)
+static __host__ __device__ constexpr int quant_pitch(int row)
 {
     return row & (row - 1) ? ((row + 31) / 32 | 1) * 32 : row;
 }
 
 /* Of row r of a fragment. Of rows 0-3, 4-7, of the even and of the odd ones, no two are the same key
  * modulo 4. */
-DEVICE int coded_key(int r)
+DEVICE int quant_key(int r)
 {
     int odd = r & 1;
     return (((r >> 1) + 2 * odd) & 3) + 4 * odd + (r & 8);
 }
 
 /* Rows of a type. */
-template <int D, class T> struct attn_coded_rows {
+template <int D, class T> struct attn_quant_rows {
     enum {
         ROW = D / 32 * T::BLOCK,
         PIECES = ROW / 16,
-        PITCH = coded_pitch(ROW),
+        PITCH = quant_pitch(ROW),
         EIGHT = T::BLOCK / 4 /* bytes of eight values */
     };
     /* What a key's offsets are turned by: the same for key + 8. */
@@ -60,21 +60,21 @@ template <int D, class T> struct attn_coded_rows {
 };
 
 /* This step's key and value as codes. */
-template <int D> struct attn_coded_fresh {
+template <int D> struct attn_quant_fresh {
     alignas(16) uint8_t codes[2][2 * D];
     uint16_t scales[2][D / 32 < 8 ? 8 : D / 32];
 };
 
 /* A warp asks for 16 keys, or values, from `off` on of a (page, kv head) tile. */
 template <int D, class T>
-DEVICE void attn_coded_bring(const uint8_t *pool, size_t tile, int page_len, int off, uint8_t *to,
+DEVICE void attn_quant_bring(const uint8_t *pool, size_t tile, int page_len, int off, uint8_t *to,
                              uint8_t *scales)
 {
-    typedef attn_coded_rows<D, T> rows;
+    typedef attn_quant_rows<D, T> rows;
     enum { SCALES = T::SCALED ? D / 16 : 0 };
     const uint8_t *codes = pool + tile * (size_t)(page_len * (rows::ROW + SCALES));
 #pragma unroll 4
-    for (int i = lane_id(); i < CODED_KEYS * rows::PIECES; i += 32) {
+    for (int i = lane_id(); i < QUANT_KEYS * rows::PIECES; i += 32) {
         int r = i / rows::PIECES;
         copy_async16(to + r * rows::PITCH + (((i - r * rows::PIECES) * 16) ^ rows::turn(r)),
                      codes + off * rows::ROW + i * 16);
@@ -85,9 +85,9 @@ DEVICE void attn_coded_bring(const uint8_t *pool, size_t tile, int page_len, int
 }
 
 /* A warp's tiles: `first` and every step-th from there, n of them. */
-template <int D> struct attn_coded_walk {
+template <int D> struct attn_quant_walk {
     const struct attn_args &p;
-    const struct attn_coded &c;
+    const struct attn_quant &c;
     const struct decode_unit &u;
     int first, step, n, asked;
     int32_t page_of; /* of 32 tiles: lane i has that of tile i */
@@ -96,19 +96,19 @@ template <int D> struct attn_coded_walk {
     __device__ __forceinline__ void bring(uint8_t *to)
     {
         if (asked < n) {
-            int key = (first + asked * step) * CODED_KEYS;
+            int key = (first + asked * step) * QUANT_KEYS;
             if (!(asked & 31))
                 page_of =
-                    u.pages[min(key + lane_id() * step * CODED_KEYS, u.last) >> p.kv.page_shift];
+                    u.pages[min(key + lane_id() * step * QUANT_KEYS, u.last) >> p.kv.page_shift];
             size_t tile = (size_t)__shfl_sync(FULL_WARP, page_of, asked & 31) * (size_t)p.kv.n_kv +
                           (size_t)u.kv_head;
             int off = key & (p.kv.page_len - 1);
             kv_with(c.k_type, [&](auto t) {
-                attn_coded_bring<D, decltype(t)>(p.kv.k, tile, p.kv.page_len, off, to,
+                attn_quant_bring<D, decltype(t)>(p.kv.k, tile, p.kv.page_len, off, to,
                                                  to + c.k_scales);
             });
             kv_with(c.v_type, [&](auto t) {
-                attn_coded_bring<D, decltype(t)>(p.kv.v, tile, p.kv.page_len, off, to + c.v_codes,
+                attn_quant_bring<D, decltype(t)>(p.kv.v, tile, p.kv.page_len, off, to + c.v_codes,
                                                  to + c.v_scales);
             });
             asked++;
@@ -119,11 +119,11 @@ template <int D> struct attn_coded_walk {
 
 /* Until the oldest of a ring's tiles has come: as many groups are under way as it has stages, which are
  * at most MOST. */
-template <int MOST> DEVICE void attn_coded_wait(int stages)
+template <int MOST> DEVICE void attn_quant_wait(int stages)
 {
     if constexpr (MOST > 2) {
         if (stages < MOST)
-            return attn_coded_wait<MOST - 1>(stages);
+            return attn_quant_wait<MOST - 1>(stages);
     }
     copy_async_wait<MOST - 1>();
     __syncwarp();
@@ -131,13 +131,13 @@ template <int MOST> DEVICE void attn_coded_wait(int stages)
 
 /* This step's key, or value, in its place (fresh: or NULL, it is there); of values, zeros behind it. */
 template <int D, class T>
-DEVICE void attn_coded_patch(uint8_t *rows, uint8_t *scales, int at, const uint8_t *fresh,
+DEVICE void attn_quant_patch(uint8_t *rows, uint8_t *scales, int at, const uint8_t *fresh,
                              const uint16_t *fresh_scales, bool values)
 {
-    typedef attn_coded_rows<D, T> type;
+    typedef attn_quant_rows<D, T> type;
     int lane = lane_id();
 #pragma unroll 1
-    for (int key = at; key < (values ? (int)CODED_KEYS : at + 1); key++) {
+    for (int key = at; key < (values ? (int)QUANT_KEYS : at + 1); key++) {
         bool mine = key == at;
         if (mine && !fresh)
             continue;
@@ -151,7 +151,7 @@ DEVICE void attn_coded_patch(uint8_t *rows, uint8_t *scales, int at, const uint8
 }
 
 /* The scales of a key's blocks, of heads of 64 and 128 read at once. */
-template <int D> struct attn_coded_scales {
+template <int D> struct attn_quant_scales {
     static constexpr int WORDS = D == 64 ? 1 : D == 128 ? 2 : 0;
     const uint16_t *at;
     uint32_t w[2];
@@ -177,13 +177,13 @@ template <int D> struct attn_coded_scales {
 /* Keys times queries, in two chains: rows are keys, columns heads. q: (8, D + 32) halves, of which qf
  * has this lane's where heads are no wider than 128. */
 template <int D, class T>
-DEVICE void attn_coded_scores(const uint8_t *keys, const uint8_t *scales, const uint16_t *q,
+DEVICE void attn_quant_scores(const uint8_t *keys, const uint8_t *scales, const uint16_t *q,
                               const uint4 (&qf)[D > 128 ? 1 : D / 32], float (&s)[2][4])
 {
-    typedef attn_coded_rows<D, T> rows;
-    int g = lane_id() >> 2, c = lane_id() & 3, key = coded_key(g), turn = rows::turn(key);
+    typedef attn_quant_rows<D, T> rows;
+    int g = lane_id() >> 2, c = lane_id() & 3, key = quant_key(g), turn = rows::turn(key);
     const uint8_t *row = keys + key * rows::PITCH;
-    struct attn_coded_scales<D> s0, s1;
+    struct attn_quant_scales<D> s0, s1;
     if (T::SCALED) {
         s0.load(scales, key);
         s1.load(scales, key + 8);
@@ -209,12 +209,12 @@ DEVICE void attn_coded_scores(const uint8_t *keys, const uint8_t *scales, const 
 
 /* Values times probabilities. Of heads of 96 the second half of the last run is read and dropped. */
 template <int D, class T>
-DEVICE void attn_coded_values(const uint8_t *values, const uint8_t *scales, const uint32_t (&pf)[2],
+DEVICE void attn_quant_values(const uint8_t *values, const uint8_t *scales, const uint32_t (&pf)[2],
                               struct decode_columns<D> &r)
 {
-    typedef attn_coded_rows<D, T> rows;
-    int g = lane_id() >> 2, c = lane_id() & 3, key[2] = {coded_key(2 * c), coded_key(2 * c + 1)};
-    struct attn_coded_scales<D> s[4];
+    typedef attn_quant_rows<D, T> rows;
+    int g = lane_id() >> 2, c = lane_id() & 3, key[2] = {quant_key(2 * c), quant_key(2 * c + 1)};
+    struct attn_quant_scales<D> s[4];
     if (T::SCALED)
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -241,19 +241,19 @@ DEVICE void attn_coded_values(const uint8_t *values, const uint8_t *scales, cons
 /* A tile whose first key is key0. fresh: this step's key and value, where they are not in the cache;
  * or NULL. CAP: a softcap may come between. */
 template <int D, bool CAP>
-DEVICE void attn_coded_tile(const struct attn_args &p, const struct attn_coded &c,
+DEVICE void attn_quant_tile(const struct attn_args &p, const struct attn_quant &c,
                             const struct decode_unit &u, uint8_t *tile, int key0,
-                            const struct attn_coded_fresh<D> *fresh, const uint16_t *q,
+                            const struct attn_quant_fresh<D> *fresh, const uint16_t *q,
                             const uint4 (&qf)[D > 128 ? 1 : D / 32], struct decode_columns<D> &r)
 {
-    int last = u.last - key0, key = key0 + coded_key(lane_id() >> 2);
+    int last = u.last - key0, key = key0 + quant_key(lane_id() >> 2);
     float s[2][4] = {};
     kv_with(c.k_type, [&](auto t) {
         typedef decltype(t) T;
-        if (last < CODED_KEYS && fresh)
-            attn_coded_patch<D, T>(tile, tile + c.k_scales, last, fresh->codes[0], fresh->scales[0],
+        if (last < QUANT_KEYS && fresh)
+            attn_quant_patch<D, T>(tile, tile + c.k_scales, last, fresh->codes[0], fresh->scales[0],
                                    false);
-        attn_coded_scores<D, T>(tile, tile + c.k_scales, q, qf, s);
+        attn_quant_scores<D, T>(tile, tile + c.k_scales, q, qf, s);
     });
 #pragma unroll
     for (int e = 0; e < 4; e++) {
@@ -267,17 +267,17 @@ DEVICE void attn_coded_tile(const struct attn_args &p, const struct attn_coded &
                       transpose8(pack_half2(s[0][2], s[0][3]))};
     kv_with(c.v_type, [&](auto t) {
         typedef decltype(t) T;
-        if (last < CODED_KEYS)
-            attn_coded_patch<D, T>(tile + c.v_codes, tile + c.v_scales, last,
+        if (last < QUANT_KEYS)
+            attn_quant_patch<D, T>(tile + c.v_codes, tile + c.v_scales, last,
                                    fresh ? fresh->codes[1] : NULL, fresh ? fresh->scales[1] : NULL,
                                    true);
-        attn_coded_values<D, T>(tile + c.v_codes, tile + c.v_scales, pf, r);
+        attn_quant_values<D, T>(tile + c.v_codes, tile + c.v_scales, pf, r);
     });
 }
 
 /* A lane's queries of (8, D + 32). */
 template <int D>
-DEVICE void attn_coded_queries(const uint16_t *q, uint4 (&qf)[D > 128 ? 1 : D / 32])
+DEVICE void attn_quant_queries(const uint16_t *q, uint4 (&qf)[D > 128 ? 1 : D / 32])
 {
 #pragma unroll
     for (int b = 0; b < (D > 128 ? 0 : D / 32); b++)
@@ -286,26 +286,26 @@ DEVICE void attn_coded_queries(const uint16_t *q, uint4 (&qf)[D > 128 ? 1 : D / 
 }
 
 /* Bytes of 16 rows of a type, and of their scales. */
-static __host__ __device__ constexpr int coded_rows(int type, int dim)
+static __host__ __device__ constexpr int quant_rows(int type, int dim)
 {
-    return CODED_KEYS * coded_pitch(type == DT_Q4_0 ? dim / 2 : type == DT_F16 ? 2 * dim : dim);
+    return QUANT_KEYS * quant_pitch(type == DT_Q4_0 ? dim / 2 : type == DT_F16 ? 2 * dim : dim);
 }
-static __host__ __device__ constexpr int coded_scales(int type, int dim)
+static __host__ __device__ constexpr int quant_scales(int type, int dim)
 {
-    return type == DT_Q8_0 || type == DT_Q4_0 ? CODED_KEYS * dim / 16 : 0;
+    return type == DT_Q8_0 || type == DT_Q4_0 ? QUANT_KEYS * dim / 16 : 0;
 }
 
-static __host__ __device__ constexpr struct attn_coded attn_coded_of(int k_type, int v_type,
+static __host__ __device__ constexpr struct attn_quant attn_quant_of(int k_type, int v_type,
                                                                      int dim, int stages)
 {
-    struct attn_coded c = {};
+    struct attn_quant c = {};
     c.k_type = k_type;
     c.v_type = v_type;
     c.stages = stages;
-    c.k_scales = coded_rows(k_type, dim);
-    c.v_codes = c.k_scales + coded_scales(k_type, dim);
-    c.v_scales = c.v_codes + coded_rows(v_type, dim);
-    c.slot = c.v_scales + coded_scales(v_type, dim);
+    c.k_scales = quant_rows(k_type, dim);
+    c.v_codes = c.k_scales + quant_scales(k_type, dim);
+    c.v_scales = c.v_codes + quant_rows(v_type, dim);
+    c.slot = c.v_scales + quant_scales(v_type, dim);
     return c;
 }
 

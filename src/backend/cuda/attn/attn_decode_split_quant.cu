@@ -1,5 +1,5 @@
 /*
- * attn_decode_split.cu and attn_decode_batch.cu over a cache of codes (attn_coded.cuh): a few decodes by
+ * attn_decode_split.cu and attn_decode_batch.cu over a cache of codes (attn_quant.cuh): a few decodes by
  * a wave of blocks that wait for each other, eight warps each; or many, a block for (sequence, up to 8
  * heads of one kv head) with nothing to join, four warps each, or eight. What a decode costs beside
  * reading is what this file is about: heads are normed, rotated and turned in registers with what that
@@ -8,18 +8,18 @@
  *
  * Where keys and values have one type, the kernel is made for it: code that runs once or twice a layer
  * costs by its bytes. Other pairs ask for the type once a tile. The walk over a warp's tiles stands here
- * and in attn_decode_coded.cu: as one function of both, four of these kernels spill more.
+ * and in attn_decode_quant.cu: as one function of both, four of these kernels spill more.
  */
-#include "backend/cuda/attn/attn_coded.cuh"
+#include "backend/cuda/attn/attn_quant.cuh"
 
 /* Bytes of a block's rings: what attn_decode_split.cu takes; of four warps, so that four blocks share an
  * SM. */
 enum { SPLIT_CODED_RINGS = 136 * 1024, SPLIT_CODED_SMALL = 48 * 1024 };
 
 /* What lies behind the rings. */
-template <int D, int WARPS> struct attn_split_coded_shared {
+template <int D, int WARPS> struct attn_split_quant_shared {
     uint16_t q[8 * (D + 32)];
-    struct attn_coded_fresh<D> fresh;
+    struct attn_quant_fresh<D> fresh;
     float head[WARPS * D]; /* (warps, D): heads on their way */
     float ml[WARPS * 16];  /* (warps, 8, 2): maximum, sum */
     int part_at[WARPS];
@@ -28,18 +28,18 @@ template <int D, int WARPS> struct attn_split_coded_shared {
 
 /* Most stages of a ring. Of a block that has an SM for itself more: what is there before the kernel in
  * front has ended costs no time. */
-static __host__ __device__ constexpr int attn_split_coded_stages(int warps)
+static __host__ __device__ constexpr int attn_split_quant_stages(int warps)
 {
-    return warps == SPLIT_WARPS ? CODED_STAGES_DEEP : CODED_STAGES;
+    return warps == SPLIT_WARPS ? QUANT_STAGES_DEEP : QUANT_STAGES;
 }
 
 /* As many as the rings' bytes allow; of two the smallest hold a warp's part too. */
 template <int D, int WARPS>
-static __host__ __device__ constexpr struct attn_coded attn_split_coded_of(int k_type, int v_type)
+static __host__ __device__ constexpr struct attn_quant attn_split_quant_of(int k_type, int v_type)
 {
-    struct attn_coded c = {};
-    for (int stages = attn_split_coded_stages(WARPS); stages >= 2; stages--) {
-        c = attn_coded_of(k_type, v_type, D, stages);
+    struct attn_quant c = {};
+    for (int stages = attn_split_quant_stages(WARPS); stages >= 2; stages--) {
+        c = attn_quant_of(k_type, v_type, D, stages);
         c.ring = WARPS * stages * c.slot;
         if (c.ring <= (WARPS == SPLIT_WARPS ? SPLIT_CODED_RINGS : SPLIT_CODED_SMALL))
             break;
@@ -49,7 +49,7 @@ static __host__ __device__ constexpr struct attn_coded attn_split_coded_of(int k
 
 /* A query, turned as keys are, as halves in powers of two. */
 template <int D>
-DEVICE void attn_split_coded_query(const float *head, float scale, bool turned, uint16_t *q)
+DEVICE void attn_split_quant_query(const float *head, float scale, bool turned, uint16_t *q)
 {
     const float to_log2 = 1.4426950408889634f * scale;
     float x[D / 32];
@@ -68,9 +68,9 @@ DEVICE void attn_split_coded_query(const float *head, float scale, bool turned, 
 /* This step's key or value as codes: to `fresh`, and by the first of the groups of heads that read it to
  * the cache. */
 template <int D>
-DEVICE void attn_split_coded_put(const struct attn_args &p, const struct attn_coded &c,
+DEVICE void attn_split_quant_put(const struct attn_args &p, const struct attn_quant &c,
                                  const struct decode_unit &u, int which, const float *head,
-                                 struct attn_coded_fresh<D> &fresh)
+                                 struct attn_quant_fresh<D> &fresh)
 {
     int type = which ? c.v_type : c.k_type;
     float x[D / 32];
@@ -93,14 +93,14 @@ DEVICE void attn_split_coded_put(const struct attn_args &p, const struct attn_co
 template <int D, int WARPS, int TYPE>
 static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32,
                                          WARPS == SPLIT_WARPS ? 1 : 4)
-    attn_decode_split_coded_kernel(const __grid_constant__ struct attn_args p,
-                                   const __grid_constant__ struct attn_coded given)
+    attn_decode_split_quant_kernel(const __grid_constant__ struct attn_args p,
+                                   const __grid_constant__ struct attn_quant given)
 {
-    enum { MOST = attn_split_coded_stages(WARPS) };
+    enum { MOST = attn_split_quant_stages(WARPS) };
     SHARED_BYTES(shared);
-    const struct attn_coded c = TYPE ? attn_split_coded_of<D, WARPS>(TYPE, TYPE) : given;
-    struct attn_split_coded_shared<D, WARPS> &sh =
-        *(struct attn_split_coded_shared<D, WARPS> *)(shared + c.ring);
+    const struct attn_quant c = TYPE ? attn_split_quant_of<D, WARPS>(TYPE, TYPE) : given;
+    struct attn_split_quant_shared<D, WARPS> &sh =
+        *(struct attn_split_quant_shared<D, WARPS> *)(shared + c.ring);
     int w = warp_id(), mine = w * c.stages * c.slot;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
     struct attn_decode_split_stretch s = attn_decode_split_stretch_of(p, u);
@@ -110,7 +110,7 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
         dependency_trigger();
     uint8_t *ring = shared + mine;
     int n_tiles = w < s.count ? (s.count - 1 - w) / WARPS + 1 : 0;
-    struct attn_coded_walk<D> k = {
+    struct attn_quant_walk<D> k = {
         p, c, u, s.first + w, WARPS, n_tiles, 0, 0
     };
 #pragma unroll 1
@@ -132,23 +132,23 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
             return sh.head + w * D;
         },
         [&](int j, const float *head) {
-            attn_split_coded_query<D>(head, p.scale, kv_is_turned(c.k_type),
+            attn_split_quant_query<D>(head, p.scale, kv_is_turned(c.k_type),
                                       sh.q + (w + j * WARPS) * (D + 32));
         },
         [&](int which, const float *head) {
-            attn_split_coded_put<D>(p, c, u, which, head, sh.fresh);
+            attn_split_quant_put<D>(p, c, u, which, head, sh.fresh);
         });
     __syncthreads();
 
     uint4 qf[D / 32];
-    attn_coded_queries<D>(sh.q, qf);
+    attn_quant_queries<D>(sh.q, qf);
     struct decode_columns<D> r;
     decode_columns_clear(r);
 #pragma unroll 1
     for (int i = 0, at = 0; i < k.n; i++, at = at + 1 == c.stages ? 0 : at + 1) {
         uint8_t *tile = ring + at * c.slot;
-        attn_coded_wait<MOST>(c.stages);
-        attn_coded_tile<D, false>(p, c, u, tile, (s.first + w + i * WARPS) * CODED_KEYS,
+        attn_quant_wait<MOST>(c.stages);
+        attn_quant_tile<D, false>(p, c, u, tile, (s.first + w + i * WARPS) * QUANT_KEYS,
                                   owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
         __syncwarp(); /* every lane is done with the tile that is fetched over */
         k.bring(tile);
@@ -183,72 +183,72 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
 /* Host */
 
 /* Bytes of shared memory of a block with so many warps. */
-template <int D, int WARPS> static size_t attn_split_coded_bytes(const struct cuda_backend *cu)
+template <int D, int WARPS> static size_t attn_split_quant_bytes(const struct cuda_backend *cu)
 {
-    return (size_t)attn_split_coded_of<D, WARPS>(cu->shape.k_type, cu->shape.v_type).ring +
-           sizeof(struct attn_split_coded_shared<D, WARPS>);
+    return (size_t)attn_split_quant_of<D, WARPS>(cu->shape.k_type, cu->shape.v_type).ring +
+           sizeof(struct attn_split_quant_shared<D, WARPS>);
 }
 
-bool attn_decode_batch_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_decode_batch_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    return attn_coded_suits(cu, l) && attn_heads_plain(l) && l->softcap == 0 &&
-           (l->k_dim == 64    ? attn_split_coded_bytes<64, SPLIT_WARPS>(cu) <= cu->shared_limit
-            : l->k_dim == 128 ? attn_split_coded_bytes<128, SPLIT_WARPS>(cu) <= cu->shared_limit
+    return attn_quant_suits(cu, l) && attn_heads_plain(l) && l->softcap == 0 &&
+           (l->k_dim == 64    ? attn_split_quant_bytes<64, SPLIT_WARPS>(cu) <= cu->shared_limit
+            : l->k_dim == 128 ? attn_split_quant_bytes<128, SPLIT_WARPS>(cu) <= cu->shared_limit
                               : false);
 }
 
-bool attn_decode_split_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_decode_split_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
 #ifndef STEEL_CUDA_SIM
     if (!cu->clusters) /* its blocks do not wait where there are none */
         return false;
 #endif
-    return cu->may_wait && attn_decode_batch_coded_fits(cu, l);
+    return cu->may_wait && attn_decode_batch_quant_fits(cu, l);
 }
 
 template <int D, int WARPS>
-static void attn_split_coded_launch(struct cuda_backend *cu, const struct attn_args &p)
+static void attn_split_quant_launch(struct cuda_backend *cu, const struct attn_args &p)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
     enum dtype k = cu->shape.k_type, v = cu->shape.v_type;
-    struct attn_coded c = attn_split_coded_of<D, WARPS>(k, v);
-    auto kernel = k != v            ? attn_decode_split_coded_kernel<D, WARPS, DT_NONE>
-                  : k == DT_Q8_0    ? attn_decode_split_coded_kernel<D, WARPS, DT_Q8_0>
-                  : k == DT_F8_E4M3 ? attn_decode_split_coded_kernel<D, WARPS, DT_F8_E4M3>
-                                    : attn_decode_split_coded_kernel<D, WARPS, DT_Q4_0>;
+    struct attn_quant c = attn_split_quant_of<D, WARPS>(k, v);
+    auto kernel = k != v            ? attn_decode_split_quant_kernel<D, WARPS, DT_NONE>
+                  : k == DT_Q8_0    ? attn_decode_split_quant_kernel<D, WARPS, DT_Q8_0>
+                  : k == DT_F8_E4M3 ? attn_decode_split_quant_kernel<D, WARPS, DT_F8_E4M3>
+                                    : attn_decode_split_quant_kernel<D, WARPS, DT_Q4_0>;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-    size_t bytes = attn_split_coded_bytes<D, WARPS>(cu);
+    size_t bytes = attn_split_quant_bytes<D, WARPS>(cu);
     if (WARPS == SPLIT_WARPS)
         bytes = attn_decode_split_alone(cu, bytes);
     cuda_launch(cu, kernel, grid, WARPS * 32, bytes, LAUNCH_EARLY, p, c);
 }
 
-static int attn_split_coded_units(const struct attn_args &p)
+static int attn_split_quant_units(const struct attn_args &p)
 {
     return p.kv.n_kv * ceil_div(p.n_heads / p.kv.n_kv, 8) * p.step.n_decode;
 }
 
-void attn_decode_split_coded(struct cuda_backend *cu, struct attn_args p)
+void attn_decode_split_quant(struct cuda_backend *cu, struct attn_args p)
 {
-    int units = attn_split_coded_units(p);
+    int units = attn_split_quant_units(p);
     p.n_split = 1;
     while (2 * p.n_split * units <= cu->n_sm && p.n_split < SPLIT_PARTS)
         p.n_split *= 2;
     p.records = cu->split_records;
     if (p.kv.head_dim == 64)
-        attn_split_coded_launch<64, SPLIT_WARPS>(cu, p);
+        attn_split_quant_launch<64, SPLIT_WARPS>(cu, p);
     else
-        attn_split_coded_launch<128, SPLIT_WARPS>(cu, p);
+        attn_split_quant_launch<128, SPLIT_WARPS>(cu, p);
 }
 
-void attn_decode_batch_coded(struct cuda_backend *cu, struct attn_args p)
+void attn_decode_batch_quant(struct cuda_backend *cu, struct attn_args p)
 {
-    bool few = attn_split_coded_units(p) <= cu->n_sm;
+    bool few = attn_split_quant_units(p) <= cu->n_sm;
     p.n_split = 1;
     if (p.kv.head_dim == 64)
-        few ? attn_split_coded_launch<64, SPLIT_WARPS>(cu, p)
-            : attn_split_coded_launch<64, SPLIT_WARPS / 2>(cu, p);
+        few ? attn_split_quant_launch<64, SPLIT_WARPS>(cu, p)
+            : attn_split_quant_launch<64, SPLIT_WARPS / 2>(cu, p);
     else
-        few ? attn_split_coded_launch<128, SPLIT_WARPS>(cu, p)
-            : attn_split_coded_launch<128, SPLIT_WARPS / 2>(cu, p);
+        few ? attn_split_quant_launch<128, SPLIT_WARPS>(cu, p)
+            : attn_split_quant_launch<128, SPLIT_WARPS / 2>(cu, p);
 }

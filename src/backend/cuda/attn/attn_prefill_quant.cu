@@ -2,23 +2,23 @@
  * Prompts over a cache of codes, heads of 128: keys and values of the sequences become halves in pages
  * of their own, once a layer, and attn_prefill.cu reads those. A key is read by every 64 rows of every
  * pair of heads, so making halves of it once is cheap: 3 bytes of memory a value against 2,048 products
- * of a tile. Values that were turned (kv_coded.cuh) are turned back on the way.
+ * of a tile. Values that were turned (kv_quant.cuh) are turned back on the way.
  *
  * There is room for the longest sequence: sequences go in groups that fit, each expanded and attended
  * to in turn.
  */
 #include "backend/cuda/attn/attn.cuh"
-#include "backend/cuda/attn/kv_coded.cuh"
+#include "backend/cuda/attn/kv_quant.cuh"
 #include "backend/cuda/core/host.h"
 
 enum {
-    CODED_D = 128,
-    CODED_THREADS = 128,
-    CODED_LANES = 16, /* of a row, eight values each */
-    CODED_ROUND = 128 /* attn_prefill.cu begins windows at multiples of this */
+    QUANT_D = 128,
+    QUANT_THREADS = 128,
+    QUANT_LANES = 16, /* of a row, eight values each */
+    QUANT_ROUND = 128 /* attn_prefill.cu begins windows at multiples of this */
 };
 
-struct attn_prefill_coded_args {
+struct attn_prefill_quant_args {
     struct kv_view kv;
     struct step step;
     uint16_t *k, *v; /* (pages, K, page_len, D) */
@@ -28,34 +28,34 @@ struct attn_prefill_coded_args {
 
 /* A block: rows of codes, (n, D), to halves, 16 lanes a row. */
 template <class T>
-DEVICE void attn_prefill_coded_rows(const uint8_t *tile, int page_len, int n, bool turned,
+DEVICE void attn_prefill_quant_rows(const uint8_t *tile, int page_len, int n, bool turned,
                                     uint16_t *to)
 {
-    enum { ROW = CODED_D / 32 * T::BLOCK, EIGHT = T::BLOCK / 4 };
+    enum { ROW = QUANT_D / 32 * T::BLOCK, EIGHT = T::BLOCK / 4 };
     const uint16_t *scales = (const uint16_t *)(tile + page_len * ROW);
-    int l = (int)threadIdx.x % CODED_LANES, at_once = CODED_THREADS / CODED_LANES;
+    int l = (int)threadIdx.x % QUANT_LANES, at_once = QUANT_THREADS / QUANT_LANES;
 #pragma unroll 2
     for (int r0 = 0; r0 < n; r0 += at_once) {
-        int r = r0 + (int)threadIdx.x / CODED_LANES, real = min(r, n - 1);
-        uint32_t scale = T::SCALED ? kv_scale_pair(scales + real * (CODED_D / 32) + l / 4) : 0;
+        int r = r0 + (int)threadIdx.x / QUANT_LANES, real = min(r, n - 1);
+        uint32_t scale = T::SCALED ? kv_scale_pair(scales + real * (QUANT_D / 32) + l / 4) : 0;
         uint4 v = T::eight(tile + real * ROW + l * EIGHT, scale);
         if (turned) {
             float x[8];
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 x[i] = half_to_float(word_of(v, i >> 1) >> 16 * (i & 1) & 0xffff);
-            kv_lanes_turn<8, CODED_LANES>(x);
+            kv_lanes_turn<8, QUANT_LANES>(x);
             v = make_uint4(pack_half2(x[0], x[1]), pack_half2(x[2], x[3]), pack_half2(x[4], x[5]),
                            pack_half2(x[6], x[7]));
         }
         if (r < n)
-            *(uint4 *)(to + r * CODED_D + l * 8) = v;
+            *(uint4 *)(to + r * QUANT_D + l * 8) = v;
     }
 }
 
 /* Grid: (pages of the longest, kv heads, sequences from first_seq on). */
-static __global__ void __launch_bounds__(CODED_THREADS)
-    attn_prefill_coded_kernel(const __grid_constant__ struct attn_prefill_coded_args p)
+static __global__ void __launch_bounds__(QUANT_THREADS)
+    attn_prefill_quant_kernel(const __grid_constant__ struct attn_prefill_quant_args p)
 {
     dependency_wait();
     dependency_trigger();
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(CODED_THREADS)
     int n = min(page_len, len - at * page_len);
     int first_pos = p.step.pos[p.step.q_start[seq]];
     int from = p.window && first_pos - p.window + 1 > 0 ? first_pos - p.window + 1 : 0;
-    if (n <= 0 || (at + 1) * page_len <= (from & ~(CODED_ROUND - 1)))
+    if (n <= 0 || (at + 1) * page_len <= (from & ~(QUANT_ROUND - 1)))
         return;
     int base = 0; /* pages of those in front */
     for (int i = p.first_seq + lane_id(); i < seq; i += 32)
@@ -74,19 +74,19 @@ static __global__ void __launch_bounds__(CODED_THREADS)
         base += __shfl_xor_sync(FULL_WARP, base, i);
     int entry = seq * p.step.head[STEP_PAGE_STRIDE] + at;
     size_t tile = (size_t)p.step.pages[entry] * (size_t)p.kv.n_kv + (size_t)head;
-    size_t to = (((size_t)(base + at) * (size_t)p.kv.n_kv + (size_t)head) << shift) * CODED_D;
+    size_t to = (((size_t)(base + at) * (size_t)p.kv.n_kv + (size_t)head) << shift) * QUANT_D;
     if (head == 0 && threadIdx.x == 0)
         p.pages[entry] = base + at;
     kv_with(kv_keys(p.kv.type), [&](auto t) {
         typedef decltype(t) T;
-        size_t bytes = (size_t)page_len * (CODED_D / 32) * (T::BLOCK + (T::SCALED ? 2 : 0));
-        attn_prefill_coded_rows<T>(p.kv.k + tile * bytes, page_len, n, false, p.k + to);
+        size_t bytes = (size_t)page_len * (QUANT_D / 32) * (T::BLOCK + (T::SCALED ? 2 : 0));
+        attn_prefill_quant_rows<T>(p.kv.k + tile * bytes, page_len, n, false, p.k + to);
     });
     int v_type = kv_values(p.kv.type);
     kv_with(v_type, [&](auto t) {
         typedef decltype(t) T;
-        size_t bytes = (size_t)page_len * (CODED_D / 32) * (T::BLOCK + (T::SCALED ? 2 : 0));
-        attn_prefill_coded_rows<T>(p.kv.v + tile * bytes, page_len, n, kv_is_turned(v_type),
+        size_t bytes = (size_t)page_len * (QUANT_D / 32) * (T::BLOCK + (T::SCALED ? 2 : 0));
+        attn_prefill_quant_rows<T>(p.kv.v + tile * bytes, page_len, n, kv_is_turned(v_type),
                                    p.v + to);
     });
 }
@@ -94,18 +94,18 @@ static __global__ void __launch_bounds__(CODED_THREADS)
 /* Host */
 
 /* Bytes of a page's keys and values as halves. */
-static size_t attn_prefill_coded_page(const struct cuda_backend *cu, int n_kv)
+static size_t attn_prefill_quant_page(const struct cuda_backend *cu, int n_kv)
 {
-    return (size_t)n_kv * (size_t)cu->shape.page_len * CODED_D * 2 * 2;
+    return (size_t)n_kv * (size_t)cu->shape.page_len * QUANT_D * 2 * 2;
 }
 
-size_t attn_prefill_coded_bytes(const struct cuda_backend *cu)
+size_t attn_prefill_quant_bytes(const struct cuda_backend *cu)
 {
     const struct shape *s = &cu->shape;
     int n_kv = 0;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct attention *a = &cu->net->layers[i].mixer.attention;
-        if (cu->net->layers[i].mixer.kind == MIXER_ATTENTION && a->k_dim == CODED_D)
+        if (cu->net->layers[i].mixer.kind == MIXER_ATTENTION && a->k_dim == QUANT_D)
             n_kv = a->n_kv_heads > n_kv ? a->n_kv_heads : n_kv;
     }
     if (s->kv_type || !cu->wgmma)
@@ -113,37 +113,37 @@ size_t attn_prefill_coded_bytes(const struct cuda_backend *cu)
     int fresh = ceil_div(s->max_tokens, s->page_len) + s->max_seqs;
     int pages = fresh > s->max_pages ? fresh : s->max_pages;
     pages = pages < s->n_pages ? pages : s->n_pages;
-    return (size_t)pages * attn_prefill_coded_page(cu, n_kv);
+    return (size_t)pages * attn_prefill_quant_page(cu, n_kv);
 }
 
-size_t attn_prefill_coded_page_ints(const struct cuda_backend *cu)
+size_t attn_prefill_quant_page_ints(const struct cuda_backend *cu)
 {
-    return attn_prefill_coded_bytes(cu) ? (size_t)cu->shape.max_seqs * (size_t)cu->shape.max_pages
+    return attn_prefill_quant_bytes(cu) ? (size_t)cu->shape.max_seqs * (size_t)cu->shape.max_pages
                                         : 0;
 }
 
 /* Pages of a sequence of this step. */
-static int attn_prefill_coded_pages(const struct cuda_backend *cu, int seq)
+static int attn_prefill_quant_pages(const struct cuda_backend *cu, int seq)
 {
     return ceil_div(cu->step_host[cu->layout.kv_len + seq], cu->shape.page_len);
 }
 
-bool attn_prefill_coded_suits(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    return attn_prefill_suits(cu, l) && attn_coded_suits(cu, l) && !l->sinks && l->softcap == 0 &&
+    return attn_prefill_suits(cu, l) && attn_quant_suits(cu, l) && !l->sinks && l->softcap == 0 &&
            !l->gated;
 }
 
-void attn_prefill_coded(struct cuda_backend *cu, const struct attn_args &from, bool halves)
+void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &from, bool halves)
 {
     const struct step_layout *l = &cu->layout;
     const int32_t *q_start = cu->step_host + l->q_start;
-    size_t room = attn_prefill_coded_bytes(cu) / attn_prefill_coded_page(cu, from.kv.n_kv);
-    struct attn_prefill_coded_args e = {};
+    size_t room = attn_prefill_quant_bytes(cu) / attn_prefill_quant_page(cu, from.kv.n_kv);
+    struct attn_prefill_quant_args e = {};
     e.kv = from.kv;
     e.step = from.step;
     e.k = (uint16_t *)cu->expanded;
-    e.v = (uint16_t *)(cu->expanded + attn_prefill_coded_bytes(cu) / 2);
+    e.v = (uint16_t *)(cu->expanded + attn_prefill_quant_bytes(cu) / 2);
     e.pages = cu->expanded_pages;
     e.window = from.window;
     struct attn_args p = from;
@@ -156,7 +156,7 @@ void attn_prefill_coded(struct cuda_backend *cu, const struct attn_args &from, b
         int most = 1;
         tiles = 0;
         for (end = seq; end < l->n_seqs; end++) {
-            int n = attn_prefill_coded_pages(cu, end);
+            int n = attn_prefill_quant_pages(cu, end);
             if (used + (size_t)n > room)
                 break;
             used += (size_t)n;
@@ -165,8 +165,8 @@ void attn_prefill_coded(struct cuda_backend *cu, const struct attn_args &from, b
         }
         CHECK(end > seq, "a sequence of more pages than there are");
         e.first_seq = seq;
-        cuda_launch(cu, attn_prefill_coded_kernel,
-                    dim3((unsigned)most, (unsigned)e.kv.n_kv, (unsigned)(end - seq)), CODED_THREADS,
+        cuda_launch(cu, attn_prefill_quant_kernel,
+                    dim3((unsigned)most, (unsigned)e.kv.n_kv, (unsigned)(end - seq)), QUANT_THREADS,
                     0, LAUNCH_EARLY, e);
         attn_prefill_part(cu, p, halves, tile, tiles);
     }

@@ -1,48 +1,48 @@
-/* Speculation. See speculate.h. */
-#include "engine/speculate.h"
+/* Speculation. See draft.h. */
+#include "engine/draft.h"
 #include "base/mem.h"
 
-void spec_init(struct spec *sp, struct scheduler *sched, struct stepper *step, int most,
-               int max_seqs, bool ahead, bool adapts)
+void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step, int most,
+                int max_seqs, bool ahead, bool adapts)
 {
     size_t n = (size_t)sched->limits.max_seqs;
-    CHECK(max_seqs <= SPEC_MOST_SEQS, "%d sequences", max_seqs);
-    *sp = (struct spec){.sched = sched,
-                        .kv = sched->kv,
-                        .step = step,
-                        .most = most,
-                        .max_seqs = max_seqs,
-                        .ahead = ahead,
-                        .adapts = adapts};
+    CHECK(max_seqs <= DRAFT_MAX_SEQS, "%d sequences", max_seqs);
+    *sp = (struct drafter){.sched = sched,
+                           .kv = sched->kv,
+                           .step = step,
+                           .most = most,
+                           .max_seqs = max_seqs,
+                           .ahead = ahead,
+                           .adapts = adapts};
     if (!most)
         return;
     sp->items = mem_zalloc(n, sizeof *sp->items);
     sp->seqs = mem_zalloc(n, sizeof *sp->seqs);
     sp->wants = mem_zalloc(n, sizeof *sp->wants);
-    sp->guesses = mem_zalloc(n * (size_t)most, sizeof *sp->guesses);
+    sp->drafts = mem_zalloc(n * (size_t)most, sizeof *sp->drafts);
 }
 
-void spec_clear(struct spec *sp)
+void draft_clear(struct drafter *sp)
 {
     mem_free(sp->items);
     mem_free(sp->seqs);
     mem_free(sp->wants);
-    mem_free(sp->guesses);
-    *sp = (struct spec){0};
+    mem_free(sp->drafts);
+    *sp = (struct drafter){0};
 }
 
-static bool rate_pays(const struct spec_rate *r)
+static bool rate_pays(const struct draft_rate *r)
 {
-    return r->plain_ns * r->tokens > r->guess_ns;
+    return r->plain_ns * r->tokens > r->draft_ns;
 }
 
-/* Whether the block should follow steps of n sequences: as long as guesses pay or are being tried. Those who do not
- * guess count the steps until they are tried again, by a sequence whose rows the block has all seen. */
-static bool follows_pay(struct spec *sp, int n)
+/* Whether the block should follow steps of n sequences: as long as drafts pay or are being tried. Those who do not
+ * draft count the steps until they are tried again, by a sequence whose rows the block has all seen. */
+static bool follows_pay(struct drafter *sp, int n)
 {
     if (n > sp->max_seqs)
         return false;
-    struct spec_rate *r = &sp->rates[n];
+    struct draft_rate *r = &sp->rates[n];
     uint64_t at = r->turn % SPEC_PERIOD;
     if (!sp->adapts || at < SPEC_TRY + SPEC_REST || at == SPEC_PERIOD - 1 || rate_pays(r))
         return true;
@@ -50,14 +50,15 @@ static bool follows_pay(struct spec *sp, int n)
     return false;
 }
 
-bool spec_follows(struct spec *sp, const struct step_item *items, struct seq *const *seqs, int n)
+bool draft_follows(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
+                   int n)
 {
-    bool guesses = false, any = false;
+    bool drafts = false, any = false;
     for (int i = 0; i < n; i++) {
-        guesses |= items[i].n_guess > 0;
+        drafts |= items[i].n_draft > 0;
         any |= !seqs[i]->unfollowed;
     }
-    if (!sp->most || !sp->ahead || guesses)
+    if (!sp->most || !sp->ahead || drafts)
         return sp->most > 0;
     if (follows_pay(sp, sp->sched->running.n) && any)
         return true;
@@ -66,11 +67,11 @@ bool spec_follows(struct spec *sp, const struct step_item *items, struct seq *co
     return false;
 }
 
-bool spec_pays(struct spec *sp, int n)
+bool draft_pays(struct drafter *sp, int n)
 {
     if (n > sp->max_seqs)
         return false;
-    struct spec_rate *r = &sp->rates[n];
+    struct draft_rate *r = &sp->rates[n];
     uint64_t at = r->turn++ % SPEC_PERIOD;
     if (!sp->adapts || at < SPEC_TRY)
         return true;
@@ -84,27 +85,27 @@ static void learn(double *mean, int *n, double seen)
     *mean += (seen - *mean) / *n;
 }
 
-void spec_learn(struct spec *sp, const struct step_item *items, int n, int n_right, int64_t ns)
+void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_right, int64_t ns)
 {
-    int guessing = 0;
+    int drafting = 0;
     for (int i = 0; i < n; i++)
-        guessing += items[i].n_guess > 0;
-    if (n > sp->max_seqs || (guessing && guessing < n)) /* some of both say little */
+        drafting += items[i].n_draft > 0;
+    if (n > sp->max_seqs || (drafting && drafting < n)) /* some of both say little */
         return;
-    struct spec_rate *r = &sp->rates[n];
-    if (!guessing) {
+    struct draft_rate *r = &sp->rates[n];
+    if (!drafting) {
         learn(&r->plain_ns, &r->n_plain, (double)ns);
         return;
     }
-    learn(&r->guess_ns, &r->n_guess, (double)ns);
+    learn(&r->draft_ns, &r->n_draft, (double)ns);
     learn(&r->tokens, &r->n_tokens, 1 + (double)n_right / n);
 }
 
 /* The rows of a step, but for open ones, with the tokens behind them. Returns how many items. */
-static int add_rows(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
+static int add_rows(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                     const int *wants, int n)
 {
-    bool pays = spec_pays(sp, sp->sched->running.n);
+    bool pays = draft_pays(sp, sp->sched->running.n);
     int k = 0;
     for (int i = 0; i < n; i++) {
         struct seq *q = seqs[i];
@@ -113,12 +114,12 @@ static int add_rows(struct spec *sp, const struct step_item *items, struct seq *
         int first = q->kv.n_tokens - items[i].n_tokens, end = q->kv.n_tokens - q->n_open;
         CHECK(end > first && end < q->n_tokens, "rows %d to %d of %d tokens", first, end - 1,
               q->n_tokens);
-        /* nothing is guessed behind tokens that no step has read */
+        /* nothing is drafted behind tokens that no step has read */
         int want = pays && end == q->n_tokens - 1 ? wants[i] : 0;
         want = want < sp->most ? want : sp->most;
         sp->seqs[k] = q;
         sp->wants[k] = want;
-        sp->items[k++] = (struct guess_item){.seq = &q->kv,
+        sp->items[k++] = (struct draft_item){.seq = &q->kv,
                                              .tokens = q->tokens + first + 1,
                                              .first = first,
                                              .n = end - first,
@@ -128,28 +129,28 @@ static int add_rows(struct spec *sp, const struct step_item *items, struct seq *
     return k;
 }
 
-/* The guess after the j-th: of those that want one, and have a page for the row it takes. Returns how
+/* The draft after the j-th: of those that want one, and have a page for the row it takes. Returns how
  * many; they move to the front. */
-static int add_next(struct spec *sp, int n, int j)
+static int add_next(struct drafter *sp, int n, int j)
 {
     int k = 0;
     for (int i = 0; i < n; i++) {
-        struct guess_item it = sp->items[i];
+        struct draft_item it = sp->items[i];
         struct seq *q = sp->seqs[i];
-        int32_t *own = sp->guesses + (size_t)k * (size_t)sp->most;
+        int32_t *own = sp->drafts + (size_t)k * (size_t)sp->most;
         if (!it.want)
             continue;
         if (k != i)
             for (int g = 0; g < j - 1; g++)
-                own[g] = sp->guesses[(size_t)i * (size_t)sp->most + (size_t)g];
+                own[g] = sp->drafts[(size_t)i * (size_t)sp->most + (size_t)g];
         own[j - 1] = it.token;
-        seq_guess(q, own, j);
+        seq_draft(q, own, j);
         int at = it.first + it.n;
         if (j == sp->wants[i] || at >= it.seq->n_pages * sp->kv->page_len)
             continue;
         sp->seqs[k] = q;
         sp->wants[k] = sp->wants[i];
-        sp->items[k++] = (struct guess_item){.seq = it.seq,
+        sp->items[k++] = (struct draft_item){.seq = it.seq,
                                              .tokens = &own[j - 1],
                                              .first = at,
                                              .n = 1,
@@ -159,24 +160,24 @@ static int add_next(struct spec *sp, int n, int j)
     return k;
 }
 
-bool spec_guess(struct spec *sp, const struct step_item *items, struct seq *const *seqs,
+bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                 const int *wants, int n, struct error *err)
 {
     int k = add_rows(sp, items, seqs, wants, n);
     for (int j = 1; k; j++) {
-        if (!step_guess(sp->step, sp->items, k, err))
+        if (!step_draft(sp->step, sp->items, k, err))
             return false;
         k = add_next(sp, k, j);
     }
-    for (int i = 0; sp->guess && i < n; i++) {
+    for (int i = 0; sp->draft && i < n; i++) {
         struct seq *q = seqs[i];
-        if (q && q->n_guess)
-            sp->guess(sp->guess_arg, q->tokens, q->n_tokens, q->tokens + q->n_tokens, q->n_guess);
+        if (q && q->n_draft)
+            sp->draft(sp->draft_arg, q->tokens, q->n_tokens, q->tokens + q->n_tokens, q->n_draft);
     }
     return true;
 }
 
-void spec_settle(struct spec *sp, struct seq *q)
+void draft_settle(struct drafter *sp, struct seq *q)
 {
     struct kv_seq *kv = &q->kv;
     if (q->n_open)

@@ -1,34 +1,34 @@
 /*
- * Attention of decodes over a cache of codes (attn_coded.cuh): every part a layer may have, heads of 64 to
+ * Attention of decodes over a cache of codes (attn_quant.cuh): every part a layer may have, heads of 64 to
  * 512, one sequence or many. A block takes (sequence, up to 8 heads of one kv head, a stretch of keys).
  *
  * Stretches leave their parts in cu->split_acc; the last block of a unit to finish joins them.
  */
-#include "backend/cuda/attn/attn_coded.cuh"
+#include "backend/cuda/attn/attn_quant.cuh"
 
-enum { CODED_WARPS = 8, CODED_PARTS = 64 };
+enum { QUANT_WARPS = 8, QUANT_PARTS = 64 };
 
 /* What lies behind the rings. */
-template <int D> struct attn_coded_shared {
+template <int D> struct attn_quant_shared {
     enum { Q_ROW = D + 32, PART_ROW = D + 4 };
     uint16_t q[8 * Q_ROW];            /* (8, Q_ROW) */
-    struct attn_coded_fresh<D> fresh; /* this step's key and value ... */
-    float head[CODED_WARPS * D];      /* (warps, D) */
-    float ml[CODED_WARPS * 16];       /* (warps, 8, 2): maximum, sum */
+    struct attn_quant_fresh<D> fresh; /* this step's key and value ... */
+    float head[QUANT_WARPS * D];      /* (warps, D) */
+    float ml[QUANT_WARPS * 16];       /* (warps, 8, 2): maximum, sum */
     int is_last;
 };
 
 /* The tiles a block has: `count` of them, from `first` on, of `used` stretches. */
-struct attn_coded_stretch {
+struct attn_quant_stretch {
     int used, first, count;
     bool has_last; /* this step's key is in the last of them */
 };
 
-DEVICE struct attn_coded_stretch attn_coded_stretch_of(const struct attn_args &p,
+DEVICE struct attn_quant_stretch attn_quant_stretch_of(const struct attn_args &p,
                                                        const struct decode_unit &u, int warps)
 {
-    struct attn_coded_stretch s;
-    int start = u.from / CODED_KEYS, n = u.last / CODED_KEYS + 1 - start;
+    struct attn_quant_stretch s;
+    int start = u.from / QUANT_KEYS, n = u.last / QUANT_KEYS + 1 - start;
     int each = max((n + p.n_split - 1) / p.n_split, warps);
     s.used = (n + each - 1) / each;
     s.first = start + (int)blockIdx.x * each;
@@ -40,15 +40,15 @@ DEVICE struct attn_coded_stretch attn_coded_stretch_of(const struct attn_args &p
 /* The unit's queries as halves, in powers of two unless a softcap comes between; and, of raw
  * projections, this step's key and value as codes. */
 template <int D>
-DEVICE void attn_coded_heads(const struct attn_args &p, const struct attn_coded &c,
+DEVICE void attn_quant_heads(const struct attn_args &p, const struct attn_quant &c,
                              const struct decode_unit &u, bool owns_fresh,
-                             struct attn_coded_shared<D> &sh)
+                             struct attn_quant_shared<D> &sh)
 {
     int lane = lane_id(), warps = (int)blockDim.x >> 5;
     float by = p.softcap != 0.0f ? p.scale : 1.4426950408889634f * p.scale;
     float *head = sh.head + warp_id() * D;
     for (int i = u.heads * D / 2 + (int)threadIdx.x; i < 8 * D / 2; i += (int)blockDim.x)
-        *(uint32_t *)(sh.q + i / (D / 2) * attn_coded_shared<D>::Q_ROW + i % (D / 2) * 2) = 0;
+        *(uint32_t *)(sh.q + i / (D / 2) * attn_quant_shared<D>::Q_ROW + i % (D / 2) * 2) = 0;
     for (int j = warp_id(); j < u.heads + (owns_fresh ? 2 : 0); j += warps) {
         int part = j < u.heads ? (int)ATTN_Q : (int)ATTN_K + j - u.heads;
         const float *from = p.q + ((size_t)u.t * (size_t)p.n_heads + (size_t)(u.h0 + j)) * D;
@@ -62,7 +62,7 @@ DEVICE void attn_coded_heads(const struct attn_args &p, const struct attn_coded 
         }
         if (part == ATTN_Q) {
             for (int i = 2 * lane; i < D; i += 64)
-                *(uint32_t *)(sh.q + j * attn_coded_shared<D>::Q_ROW + i) =
+                *(uint32_t *)(sh.q + j * attn_quant_shared<D>::Q_ROW + i) =
                     pack_half2(from[i] * warm * by, from[i + 1] * warm * by);
         } else {
             int is_v = part == ATTN_V, type = is_v ? c.v_type : c.k_type;
@@ -80,7 +80,7 @@ DEVICE void attn_coded_heads(const struct attn_args &p, const struct attn_coded 
 /* A warp: the result of head h of the unit, in `head` in shared memory and not yet divided by its sum
  * l, of a largest score m: turned back, gated, written. */
 template <int D>
-DEVICE void attn_coded_write(const struct attn_args &p, const struct attn_coded &c,
+DEVICE void attn_quant_write(const struct attn_args &p, const struct attn_quant &c,
                              const struct decode_unit &u, int h, float m, float l, float *head)
 {
     float by = fast_divide(1.0f, l + attn_sink(p, u.h0 + h, m));
@@ -102,7 +102,7 @@ DEVICE void attn_coded_write(const struct attn_args &p, const struct attn_coded 
 
 /* A warp joins the stretches' parts of head h: lane i knows maximum and sum of parts i and i + 32. */
 template <int D>
-DEVICE void attn_coded_join(const float *acc, const float *ml, int used, int h, float *m, float *l,
+DEVICE void attn_quant_join(const float *acc, const float *ml, int used, int h, float *m, float *l,
                             float *head)
 {
     enum { TRIP = 16 }; /* parts at once: one trip to the L2 */
@@ -148,11 +148,11 @@ DEVICE void attn_coded_join(const float *acc, const float *ml, int used, int h, 
 
 /* Joins the warps' parts, then, of several stretches, those of the blocks. */
 template <int D>
-DEVICE void attn_coded_finish(const struct attn_args &p, const struct attn_coded &c,
-                              const struct decode_unit &u, const struct attn_coded_stretch &s,
-                              const float *part, struct attn_coded_shared<D> &sh)
+DEVICE void attn_quant_finish(const struct attn_args &p, const struct attn_quant &c,
+                              const struct decode_unit &u, const struct attn_quant_stretch &s,
+                              const float *part, struct attn_quant_shared<D> &sh)
 {
-    enum { PART_ROW = attn_coded_shared<D>::PART_ROW };
+    enum { PART_ROW = attn_quant_shared<D>::PART_ROW };
     int lane = lane_id(), w = warp_id(), warps = (int)blockDim.x >> 5;
     size_t unit = (size_t)u.t * gridDim.y + blockIdx.y, first = unit * (size_t)p.n_split * 8;
     float *head = sh.head + w * D, *acc = p.split_acc + first * D, *ml = p.split_ml + first * 2;
@@ -169,7 +169,7 @@ DEVICE void attn_coded_finish(const struct attn_args &p, const struct attn_coded
         for (int j = 0; j < warps; j++)
             l += fast_exp2(sh.ml[(j * 8 + h) * 2] - m) * sh.ml[(j * 8 + h) * 2 + 1];
         if (s.used == 1) {
-            attn_coded_write<D>(p, c, u, h, m, l, head);
+            attn_quant_write<D>(p, c, u, h, m, l, head);
             continue;
         }
         int at = (int)blockIdx.x * 8 + h;
@@ -195,8 +195,8 @@ DEVICE void attn_coded_finish(const struct attn_args &p, const struct attn_coded
     __threadfence();
     for (int h = w; h < u.heads; h += warps) {
         float m, l;
-        attn_coded_join<D>(acc, ml, s.used, h, &m, &l, head);
-        attn_coded_write<D>(p, c, u, h, m, l, head);
+        attn_quant_join<D>(acc, ml, s.used, h, &m, &l, head);
+        attn_quant_write<D>(p, c, u, h, m, l, head);
     }
 }
 
@@ -204,14 +204,14 @@ DEVICE void attn_coded_finish(const struct attn_args &p, const struct attn_coded
  * step's key and value are in the cache. */
 template <int D>
 static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
-    attn_decode_coded_kernel(const __grid_constant__ struct attn_args p,
-                             const __grid_constant__ struct attn_coded c)
+    attn_decode_quant_kernel(const __grid_constant__ struct attn_args p,
+                             const __grid_constant__ struct attn_quant c)
 {
     SHARED_BYTES(shared);
-    struct attn_coded_shared<D> &sh = *(struct attn_coded_shared<D> *)(shared + c.ring);
+    struct attn_quant_shared<D> &sh = *(struct attn_quant_shared<D> *)(shared + c.ring);
     int w = warp_id(), warps = (int)blockDim.x >> 5;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
-    struct attn_coded_stretch s = attn_coded_stretch_of(p, u, warps);
+    struct attn_quant_stretch s = attn_quant_stretch_of(p, u, warps);
     dependency_trigger();
     if (u.slot < 0 ||
         (int)blockIdx.x >= s.used) { /* a padding row, or fewer stretches than blocks */
@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
     bool owns_fresh = p.raw && !p.heads.shares_kv && s.has_last;
     bool early = owns_fresh || !s.has_last;
     uint8_t *ring = shared + w * c.stages * c.slot;
-    struct attn_coded_walk<D> k = {
+    struct attn_quant_walk<D> k = {
         p, c, u, s.first + w, warps, w < s.count ? (s.count - 1 - w) / warps + 1 : 0, 0, 0
     };
     if (!early)
@@ -236,37 +236,37 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
     if (early)
         dependency_wait();
     panels_scale(p, u);
-    attn_coded_heads<D>(p, c, u, owns_fresh, sh);
+    attn_quant_heads<D>(p, c, u, owns_fresh, sh);
     __syncthreads();
     uint4 qf[D > 128 ? 1 : D / 32] = {};
-    attn_coded_queries<D>(sh.q, qf);
+    attn_quant_queries<D>(sh.q, qf);
     struct decode_columns<D> r;
     decode_columns_clear(r);
 #pragma unroll 1
     for (int i = 0, at = 0; i < k.n; i++, at = at + 1 == c.stages ? 0 : at + 1) {
         uint8_t *tile = ring + at * c.slot;
-        attn_coded_wait<CODED_STAGES>(c.stages);
-        attn_coded_tile<D, true>(p, c, u, tile, (s.first + w + i * warps) * CODED_KEYS,
+        attn_quant_wait<QUANT_STAGES>(c.stages);
+        attn_quant_tile<D, true>(p, c, u, tile, (s.first + w + i * warps) * QUANT_KEYS,
                                  owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
         __syncwarp(); /* every lane is done with the tile that is fetched over */
         k.bring(tile);
     }
     copy_async_wait<0>();
     __syncthreads(); /* nobody reads keys any more */
-    decode_columns_part<D>(r, (float *)shared + w * 8 * attn_coded_shared<D>::PART_ROW,
+    decode_columns_part<D>(r, (float *)shared + w * 8 * attn_quant_shared<D>::PART_ROW,
                            sh.ml + w * 16);
     __syncthreads();
-    attn_coded_finish<D>(p, c, u, s, (const float *)shared, sh);
+    attn_quant_finish<D>(p, c, u, s, (const float *)shared, sh);
 }
 
 /* Host */
 
 /* The rings of a block, which then hold the warps' parts. */
 template <int D>
-static struct attn_coded attn_coded_rings(int k_type, int v_type, int warps, int stages)
+static struct attn_quant attn_quant_rings(int k_type, int v_type, int warps, int stages)
 {
-    struct attn_coded c = attn_coded_of(k_type, v_type, D, stages);
-    int parts = warps * 8 * attn_coded_shared<D>::PART_ROW * 4, rings = warps * stages * c.slot;
+    struct attn_quant c = attn_quant_of(k_type, v_type, D, stages);
+    int parts = warps * 8 * attn_quant_shared<D>::PART_ROW * 4, rings = warps * stages * c.slot;
     c.ring = rings > parts ? rings : parts;
     return c;
 }
@@ -275,72 +275,72 @@ static struct attn_coded attn_coded_rings(int k_type, int v_type, int warps, int
  * an SM's shared memory at most: the kernel in front has the rest, and of many units several share an
  * SM. False: there is no room for two and two. */
 template <int D>
-static bool attn_coded_plan(const struct cuda_backend *cu, int k_type, int v_type, int units,
-                            int *warps, struct attn_coded *c)
+static bool attn_quant_plan(const struct cuda_backend *cu, int k_type, int v_type, int units,
+                            int *warps, struct attn_quant *c)
 {
     int per_sm = D > 128 ? 1 : units <= 2 * cu->n_sm ? 2 : units <= 3 * cu->n_sm ? 3 : 4;
-    *warps = units > cu->n_sm || D > 256 ? 4 : CODED_WARPS;
+    *warps = units > cu->n_sm || D > 256 ? 4 : QUANT_WARPS;
     size_t room = (cu->shared_limit + 1024) / (size_t)per_sm - 1024;
     for (; *warps >= 2; *warps /= 2) {
-        for (int stages = CODED_STAGES; stages >= 2; stages--) {
-            *c = attn_coded_rings<D>(k_type, v_type, *warps, stages);
-            if ((size_t)c->ring + sizeof(struct attn_coded_shared<D>) <= room)
+        for (int stages = QUANT_STAGES; stages >= 2; stages--) {
+            *c = attn_quant_rings<D>(k_type, v_type, *warps, stages);
+            if ((size_t)c->ring + sizeof(struct attn_quant_shared<D>) <= room)
                 return true;
         }
     }
     *warps = 2;
-    return (size_t)c->ring + sizeof(struct attn_coded_shared<D>) <= cu->shared_limit;
+    return (size_t)c->ring + sizeof(struct attn_quant_shared<D>) <= cu->shared_limit;
 }
 
-template <int D> static void attn_decode_coded_launch(struct cuda_backend *cu, struct attn_args p)
+template <int D> static void attn_decode_quant_launch(struct cuda_backend *cu, struct attn_args p)
 {
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8), units = p.kv.n_kv * groups * p.step.n_decode;
     int splits = attn_splits(cu, p.step.n_decode, p.n_heads, p.kv.n_kv), warps = 0;
-    struct attn_coded c = {};
-    CHECK(attn_coded_plan<D>(cu, p.kv.type & 255, p.kv.type >> 8, units, &warps, &c),
-          "attn_decode_coded_fits was asked");
+    struct attn_quant c = {};
+    CHECK(attn_quant_plan<D>(cu, p.kv.type & 255, p.kv.type >> 8, units, &warps, &c),
+          "attn_decode_quant_fits was asked");
     p.n_split = cu->n_sm / units; /* no more than there is room for */
     p.n_split = p.n_split < 1 ? 1 : p.n_split > splits ? splits : p.n_split;
-    p.n_split = p.n_split > CODED_PARTS ? CODED_PARTS : p.n_split;
+    p.n_split = p.n_split > QUANT_PARTS ? QUANT_PARTS : p.n_split;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-    cuda_launch(cu, attn_decode_coded_kernel<D>, grid, warps * 32,
-                (size_t)c.ring + sizeof(struct attn_coded_shared<D>), LAUNCH_EARLY, p, c);
+    cuda_launch(cu, attn_decode_quant_kernel<D>, grid, warps * 32,
+                (size_t)c.ring + sizeof(struct attn_quant_shared<D>), LAUNCH_EARLY, p, c);
 }
 
-template <int D> static bool attn_coded_has_room(const struct cuda_backend *cu)
+template <int D> static bool attn_quant_has_room(const struct cuda_backend *cu)
 {
-    struct attn_coded c;
+    struct attn_quant c;
     int warps;
-    return attn_coded_plan<D>(cu, cu->shape.k_type, cu->shape.v_type, 1, &warps, &c);
+    return attn_quant_plan<D>(cu, cu->shape.k_type, cu->shape.v_type, 1, &warps, &c);
 }
 
-bool attn_decode_coded_fits(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_decode_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     int D = l->k_dim;
-    return attn_coded_suits(cu, l) && (D == 64    ? attn_coded_has_room<64>(cu)
-                                       : D == 96  ? attn_coded_has_room<96>(cu)
-                                       : D == 128 ? attn_coded_has_room<128>(cu)
-                                       : D == 256 ? attn_coded_has_room<256>(cu)
-                                                  : attn_coded_has_room<512>(cu));
+    return attn_quant_suits(cu, l) && (D == 64    ? attn_quant_has_room<64>(cu)
+                                       : D == 96  ? attn_quant_has_room<96>(cu)
+                                       : D == 128 ? attn_quant_has_room<128>(cu)
+                                       : D == 256 ? attn_quant_has_room<256>(cu)
+                                                  : attn_quant_has_room<512>(cu));
 }
 
-void attn_decode_coded(struct cuda_backend *cu, const struct attn_args &p)
+void attn_decode_quant(struct cuda_backend *cu, const struct attn_args &p)
 {
     switch (p.kv.head_dim) {
     case 64:
-        attn_decode_coded_launch<64>(cu, p);
+        attn_decode_quant_launch<64>(cu, p);
         break;
     case 96:
-        attn_decode_coded_launch<96>(cu, p);
+        attn_decode_quant_launch<96>(cu, p);
         break;
     case 128:
-        attn_decode_coded_launch<128>(cu, p);
+        attn_decode_quant_launch<128>(cu, p);
         break;
     case 256:
-        attn_decode_coded_launch<256>(cu, p);
+        attn_decode_quant_launch<256>(cu, p);
         break;
     default:
-        attn_decode_coded_launch<512>(cu, p);
+        attn_decode_quant_launch<512>(cu, p);
         break;
     }
 }
