@@ -1,15 +1,15 @@
 /*
- * Byte-pair encoding. Owns the pair table and its search; knows nothing of pre-tokenizers, added
- * tokens or files.
+ * Byte-pair encoding. Owns the pair table and the merge loops. Knows nothing of pre-tokenizers,
+ * added tokens or files.
  *
  * How a word is encoded:
- *   1. It is cut wherever two neighbours never stand next to each other inside any token: no merge
- *      can reach across, so the parts are independent. This is what makes text without a
- *      pre-tokenizer (SentencePiece) fall into small parts.
- *   2. A part that is itself a token which its own merges would build is that token (one look-up;
- *      the verdict per token is computed on first use and kept).
- *   3. Otherwise merges run: a scan for the lowest rank while the part is short, a heap when it is
- *      long. The heap makes a megabyte of one letter O(n log n).
+ *   1. The word is split between any two neighbours that are adjacent in no token. No merge can
+ *      cross such a gap, so the parts are independent. This keeps parts short in text without a
+ *      pre-tokenizer (SentencePiece).
+ *   2. If the part is itself a token, and its own merges build that token, the result is that
+ *      token. This takes one look-up. The verdict is computed on first use and cached per token.
+ *   3. Otherwise merges run: a linear scan for the lowest rank in a short part, a heap in a long
+ *      one. The heap keeps a megabyte of one repeated letter at O(n log n).
  */
 #include "text/tokenizer/bpe.h"
 #include "base/mem.h"
@@ -19,10 +19,10 @@
 #include <string.h>
 
 enum {
-    SHORT_PART = 48,         /* symbols up to which scanning beats the heap */
-    ADJACENT_BITS = 1 << 20, /* by characters; byte-level needs 1 << 16 */
-    MAX_DERIVED_KEY = 1024,  /* longest token, in bytes, that merges are derived for */
-    TURNS_A_LOOK = 1 << 14,  /* merges of a long part between two looks at the budget */
+    SHORT_PART = 48,            /* longest part, in symbols, that is merged by scanning */
+    ADJACENT_BITS = 1 << 20,    /* for character symbols; byte-level needs 1 << 16 */
+    MAX_DERIVED_KEY = 1024,     /* longest token, in bytes, for which merges are derived */
+    MERGES_PER_CHECK = 1 << 14, /* merges in a long part between two budget checks */
 };
 #define NONE UINT32_MAX /* no rank, no symbol, no neighbour */
 
@@ -40,12 +40,12 @@ static inline size_t pair_slot(const struct bpe *b, uint64_t key)
     return (size_t)(key * 0x9e3779b97f4a7c15u >> 24) & (b->cap - 1);
 }
 
-/* Rank of the merge of two symbols, or NONE; *id is what they become. */
+/* Returns the rank of merging the two symbols, or NONE. *id is the merged symbol. */
 static inline uint32_t pair_find(const struct bpe *b, uint32_t left, uint32_t right, uint32_t *id)
 {
     uint64_t key = pair_key(left, right);
     for (size_t i = pair_slot(b, key);; i = (i + 1) & (b->cap - 1)) {
-        if (!b->pairs[i].key) /* asked first: two unknown symbols make a key of 0 */
+        if (!b->pairs[i].key) /* checked before the key: two unknown symbols make a key of 0 */
             return NONE;
         if (b->pairs[i].key == key) {
             *id = b->pairs[i].id;
@@ -74,7 +74,7 @@ static void pair_put(struct bpe *b, uint64_t key, uint32_t rank, uint32_t id)
     size_t k = pair_slot(b, key);
     while (b->pairs[k].key && b->pairs[k].key != key)
         k = (k + 1) & (b->cap - 1);
-    if (b->pairs[k].key) /* listed twice: the first counts */
+    if (b->pairs[k].key) /* a merge listed twice keeps its first rank */
         return;
     b->pairs[k] = (struct bpe_pair){key, rank, id};
     b->n_pairs++;
@@ -142,7 +142,7 @@ void bpe_init(struct bpe *b, const struct vocab *v)
 {
     b->vocab = v;
     b->cap = 1024;
-    while (b->cap < (size_t)v->n * 2) /* about one merge a token */
+    while (b->cap < (size_t)v->n * 2) /* about one merge per token */
         b->cap *= 2;
     b->pairs = mem_zalloc(b->cap, sizeof *b->pairs);
     b->n_symbols = (uint32_t)v->n;
@@ -197,14 +197,15 @@ bool bpe_add_merge(struct bpe *b, const char *left, size_t n_left, const char *r
     return id >= 0;
 }
 
-/* Text may become these; the other kinds are reserved names that only a special token may give. */
+/* True for tokens that text can become. The other kinds are reserved for special tokens. */
 static inline bool is_text(const struct bpe *b, int32_t id)
 {
     uint8_t k = b->vocab->kind[id];
     return k == TOKEN_NORMAL || k == TOKEN_USER || k == TOKEN_UNUSED;
 }
 
-/* The symbol for a part of a token: a token, or a character that is none but occurs in one. */
+/* Returns the symbol of a part of a token: a token id, or the symbol of a character that occurs in
+ * tokens without being one. */
 static uint32_t part_symbol(struct bpe *b, const char *p, size_t n)
 {
     int32_t id = vocab_find(b->vocab, p, n);
@@ -303,7 +304,7 @@ static void scratch_reserve(struct bpe_scratch *s, size_t n)
     s->merged = mem_realloc(s->merged, s->cap, 4);
 }
 
-/* Merges s->id and s->start (n) in place by repeated scans; returns how many symbols are left. */
+/* Merges s->id and s->start (n) in place by repeated scans. Returns the number of symbols left. */
 static size_t merge_short(const struct bpe *b, struct bpe_scratch *s, size_t n)
 {
     uint32_t *id = s->id, *start = s->start, *rank = s->rank, *merged = s->merged;
@@ -332,7 +333,7 @@ static size_t merge_short(const struct bpe *b, struct bpe_scratch *s, size_t n)
     return n;
 }
 
-/* A heap of four children per node: fewer cache misses than two on a long word. */
+/* A 4-ary heap: fewer cache misses than a binary one on a long word. */
 static void heap_down(uint64_t *h, size_t n, size_t i)
 {
     uint64_t v = h[i];
@@ -385,14 +386,15 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
     for (uint32_t i = 0; i < n; i++)
         pair_update(b, s, i);
     for (uint32_t turn = 1; s->n_heap; turn++) {
-        if (turn % TURNS_A_LOOK == 0 && !budget_spend(s->budget, 2 * TURNS_A_LOOK))
+        if (turn % MERGES_PER_CHECK == 0 && !budget_spend(s->budget, 2 * MERGES_PER_CHECK))
             break;
         uint64_t top = s->heap[0];
         s->heap[0] = s->heap[--s->n_heap];
         if (s->n_heap)
             heap_down(s->heap, s->n_heap, 0);
         uint32_t i = (uint32_t)top;
-        if (s->rank[i] != (uint32_t)(top >> 32)) /* merged away or changed since it was pushed */
+        if (s->rank[i] != (uint32_t)(top >> 32)) /* stale entry: the pair was merged or changed
+                                                  * since */
             continue;
         uint32_t j = s->next[i];
         s->id[i] = s->merged[i];
@@ -414,13 +416,13 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
 
 /* ----------------------------------------------------------------------------------- encoding */
 
-struct word {
+struct bpe_word {
     const char *p;
     size_t n;
     bool last_unk; /* the last token out of this word was <unk> */
 };
 
-static void emit_unknown(const struct bpe *b, struct word *w, size_t from, size_t to,
+static void emit_unknown(const struct bpe *b, struct bpe_word *w, size_t from, size_t to,
                          struct token_list *out)
 {
     bool have = b->byte_fallback || b->byte_level;
@@ -437,8 +439,8 @@ static void emit_unknown(const struct bpe *b, struct word *w, size_t from, size_
     }
 }
 
-/* Merges the n symbols in s, which cover w->p up to `end`, and appends what is left. */
-static void merge_emit(const struct bpe *b, struct bpe_scratch *s, struct word *w, size_t n,
+/* Merges the n symbols in s, which cover w->p up to `end`, and appends the resulting tokens. */
+static void merge_emit(const struct bpe *b, struct bpe_scratch *s, struct bpe_word *w, size_t n,
                        size_t end, struct token_list *out)
 {
     n = n <= SHORT_PART ? merge_short(b, s, n) : merge_long(b, s, n);
@@ -453,7 +455,7 @@ static void merge_emit(const struct bpe *b, struct bpe_scratch *s, struct word *
 }
 
 /* Encodes w->p[from, to), whose n symbols are in s->id and s->start. */
-static void encode_part(const struct bpe *b, struct bpe_scratch *s, struct word *w, size_t from,
+static void encode_part(const struct bpe *b, struct bpe_scratch *s, struct bpe_word *w, size_t from,
                         size_t to, size_t n, struct token_list *out)
 {
     int32_t id = n > 1 ? vocab_find(b->vocab, w->p + from, to - from) : -1;
@@ -475,7 +477,7 @@ static void encode_part(const struct bpe *b, struct bpe_scratch *s, struct word 
     }
 }
 
-static void encode_bytes(const struct bpe *b, struct bpe_scratch *s, struct word *w,
+static void encode_bytes(const struct bpe *b, struct bpe_scratch *s, struct bpe_word *w,
                          struct token_list *out)
 {
     size_t from = 0;
@@ -487,7 +489,7 @@ static void encode_bytes(const struct bpe *b, struct bpe_scratch *s, struct word
                 to++;
         }
         size_t n = to - from;
-        /* the common case needs no symbols at all */
+        /* Fast path: a known whole token needs no symbols. */
         int32_t id = n > 1 ? vocab_find(b->vocab, w->p + from, n) : -1;
         if (id >= 0 && atomic_load_explicit(&b->whole[id], memory_order_relaxed) == WHOLE_YES) {
             token_list_add(out, id);
@@ -504,7 +506,7 @@ static void encode_bytes(const struct bpe *b, struct bpe_scratch *s, struct word
     }
 }
 
-static void encode_chars(const struct bpe *b, struct bpe_scratch *s, struct word *w,
+static void encode_chars(const struct bpe *b, struct bpe_scratch *s, struct bpe_word *w,
                          struct token_list *out)
 {
     size_t from = 0, n = 0;
@@ -528,8 +530,9 @@ static void encode_chars(const struct bpe *b, struct bpe_scratch *s, struct word
         encode_part(b, s, w, from, w->n, n, out);
 }
 
-/* With a continuing_subword_prefix or end_of_word_suffix each character is spelled by its place. */
-static void encode_affixed(const struct bpe *b, struct bpe_scratch *s, struct word *w,
+/* With a continuing_subword_prefix or end_of_word_suffix, a character's spelling depends on its
+ * position. */
+static void encode_affixed(const struct bpe *b, struct bpe_scratch *s, struct bpe_word *w,
                            struct token_list *out)
 {
     size_t n = 0;
@@ -559,7 +562,7 @@ bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, si
     if (!n)
         return true;
     CHECK(n < NONE, "a word of %zu bytes", n);
-    struct word w = {word, n, false};
+    struct bpe_word w = {word, n, false};
     if (b->ignore_merges) {
         int32_t id = vocab_find(b->vocab, word, n);
         if (id >= 0 && is_text(b, id)) {

@@ -1,8 +1,8 @@
 /*
- * Byte-pair encoding of one word: byte-level (GPT-2 and most models since) and by characters with
- * byte fallback (SentencePiece models, where the order of merges follows from the scores).
- * Immutable after bpe_finish but for a cache of single bytes updated atomically: any number of
- * threads may encode, each with its own scratch.
+ * Byte-pair encoding of one word. Two variants: byte-level (GPT-2 and most models since), and by
+ * characters with byte fallback (SentencePiece models, whose merge order follows from the scores).
+ * Immutable after bpe_finish, except for a cache of single bytes that is updated atomically. Any
+ * number of threads may encode, each with its own scratch.
  */
 #ifndef STEEL_TEXT_BPE_H
 #define STEEL_TEXT_BPE_H
@@ -15,13 +15,13 @@
 struct bpe_pair {
     uint64_t key; /* left << 32 | right, plus 1 (0 = empty slot) */
     uint32_t rank;
-    uint32_t id; /* what the two become */
+    uint32_t id; /* the merged symbol */
 };
 
 struct bpe {
     const struct vocab *vocab;
     bool byte_level;    /* symbols are bytes, else characters */
-    bool ignore_merges; /* a word that is a token is that token */
+    bool ignore_merges; /* a word that is a token skips the merges */
     bool byte_fallback; /* characters outside the vocabulary become <0xXX> tokens */
     bool fuse_unk;
     int32_t unk;            /* or -1 */
@@ -30,16 +30,17 @@ struct bpe {
     int32_t byte_id[256];   /* byte-level: symbol of a byte; else the token <0xXX>; or -1 */
     struct bpe_pair *pairs; /* (cap) open addressing */
     size_t cap, n_pairs;
-    uint32_t ascii[128];       /* by characters: symbol of an ASCII character */
-    struct bpe_char *chars;    /* (chars_cap) open addressing: the other characters */
-    size_t chars_cap, n_chars; /* symbols >= vocab->n are characters that are no token */
-    uint32_t n_symbols;        /* vocab->n + characters that occur in tokens but are none */
-    uint64_t *adjacent;        /* (ADJACENT_BITS / 64) neighbours that occur inside a token */
-    _Atomic(uint8_t) *whole;   /* (vocab->n) does encoding the token's key give the token? */
+    uint32_t ascii[128];       /* character symbols: symbol of an ASCII character */
+    struct bpe_char *chars;    /* (chars_cap) open addressing: the non-ASCII characters */
+    size_t chars_cap, n_chars; /* symbols >= vocab->n are characters without a token */
+    uint32_t n_symbols;        /* vocab->n + characters that occur in tokens but have none */
+    uint64_t *adjacent;        /* (ADJACENT_BITS / 64) pairs of neighbours inside tokens */
+    _Atomic(uint8_t) *whole;   /* (vocab->n) WHOLE_*: does encoding a token's key give that
+                                * token? */
 };
 
 struct bpe_char {
-    uint32_t cp; /* + 1; 0 = empty */
+    uint32_t cp; /* code point + 1; 0 = empty slot */
     uint32_t symbol;
 };
 
@@ -54,22 +55,22 @@ struct bpe_scratch {
 };
 void bpe_scratch_clear(struct bpe_scratch *s);
 
-/* After the fields above n_pairs' are set: the symbols. Then merges, then bpe_finish. */
+/* Builds the symbols. The fields before byte_id must be set. Merges follow, then bpe_finish. */
 void bpe_init(struct bpe *b, const struct vocab *v);
-/* One merge of two keys; the error says which of the three tokens is not in the vocabulary. */
+/* Adds one merge of two keys. The error names the token that is not in the vocabulary. */
 bool bpe_add_merge(struct bpe *b, const char *left, size_t n_left, const char *right,
                    size_t n_right, uint32_t rank, struct error *err);
 /*
- * The merges that a vocabulary implies: any two symbols whose concatenation is a token become it,
- * in the order of rank (vocab->n), lowest first. This is SentencePiece's BPE (ranks from scores) and
- * tiktoken's (rank = id).
+ * Derives the merges a vocabulary implies: any two symbols whose concatenation is a token merge
+ * into it, in the order of rank (vocab->n), lowest first. SentencePiece's BPE takes the ranks from
+ * scores; tiktoken takes rank = id.
  */
 bool bpe_derive_merges(struct bpe *b, const uint32_t *rank, struct error *err);
 void bpe_finish(struct bpe *b);
 void bpe_clear(struct bpe *b);
 
-/* Appends the tokens of one word (any bytes). False where the scratch's budget ends first: what was
- * appended is no result then. */
+/* Appends the tokens of one word (any bytes). Returns false if the scratch's budget runs out; the
+ * tokens appended so far are then no valid encoding. */
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, const char *word, size_t n,
                 struct token_list *out);
 

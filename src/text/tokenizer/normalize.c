@@ -1,6 +1,6 @@
 /*
  * The normalizer's steps. Owns their parameters; knows nothing of tokens. Each step either leaves
- * the text where it is or writes it anew into the other of two buffers.
+ * the text in place or writes its output to the other of two buffers.
  */
 #include "text/tokenizer/normalize.h"
 #include "base/mem.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { WORK_BYTES = 8 }; /* of text through a step, for a unit of work */
+enum { WORK_BYTES = 8 }; /* bytes normalised per unit of work */
 
 void norm_scratch_clear(struct norm_scratch *s)
 {
@@ -36,8 +36,9 @@ void normalizer_clear(struct normalizer *nz)
     *nz = (struct normalizer){0};
 }
 
-/* Appends within the limit. */
-static bool put(struct buf *out, size_t limit, const char *p, size_t n, struct error *err)
+/* Appends to out, or fails if the result would exceed the limit. */
+static bool append_limited(struct buf *out, size_t limit, const char *p, size_t n,
+                           struct error *err)
 {
     if (out->len > limit || n > limit - out->len)
         return error_set(err, "it makes the text longer than %zu bytes", limit);
@@ -52,27 +53,27 @@ static bool replace(const struct norm_step *s, struct regex_scratch *re, const c
         const char *hit;
         while (s->text.len && (hit = s->text.len == 1 ? memchr(p, s->text.p[0], n)
                                                       : memmem(p, n, s->text.p, s->text.len))) {
-            if (!put(out, limit, p, (size_t)(hit - p), err) ||
-                !put(out, limit, s->with.p, s->with.len, err))
+            if (!append_limited(out, limit, p, (size_t)(hit - p), err) ||
+                !append_limited(out, limit, s->with.p, s->with.len, err))
                 return false;
             n -= (size_t)(hit - p) + s->text.len;
             p = hit + s->text.len;
         }
-        return put(out, limit, p, n, err);
+        return append_limited(out, limit, p, n, err);
     }
     struct regex_iter it = regex_iter_start();
     size_t at = 0, start, end;
     enum regex_result r;
     while ((r = regex_next(s->re, re, &it, p, n, &start, &end, err)) == REGEX_FOUND) {
-        if (!put(out, limit, p + at, start - at, err) ||
-            !put(out, limit, s->with.p, s->with.len, err))
+        if (!append_limited(out, limit, p + at, start - at, err) ||
+            !append_limited(out, limit, s->with.p, s->with.len, err))
             return false;
         at = end;
     }
-    return put(out, limit, p + at, n - at, err) && r != REGEX_ERROR;
+    return append_limited(out, limit, p + at, n - at, err) && r != REGEX_ERROR;
 }
 
-/* The ideograph blocks that BERT puts spaces around (0x2b920 is the published tokenizer's). */
+/* The ideograph blocks BERT surrounds with spaces. 0x2b920 is as in the published tokenizer. */
 static bool is_chinese(uint32_t c)
 {
     return (c >= 0x4e00 && c <= 0x9fff) || (c >= 0x3400 && c <= 0x4dbf) ||
@@ -90,8 +91,8 @@ static void lower(const char *p, size_t n, struct buf *out)
     }
 }
 
-/* Drops the characters of `set`. */
-static void drop(const char *p, size_t n, uint32_t set, struct buf *out)
+/* Copies the text without the characters in `set`. */
+static void remove_set(const char *p, size_t n, uint32_t set, struct buf *out)
 {
     for (size_t i = 0; i < n;) {
         uint32_t cp;
@@ -110,7 +111,7 @@ static void bert(const struct norm_step *s, const char *p, size_t n, struct buf 
         size_t len = (size_t)utf8_next(p + i, &cp);
         unsigned cat = unicode_category(cp);
         if (s->clean && UC_SPACE >> cat & 1 && cp != 0x0b && cp != 0x0c && cp != 0x85)
-            buf_addc(&a, ' '); /* those three count as controls, and go */
+            buf_addc(&a, ' '); /* BERT counts 0x0b, 0x0c and 0x85 as controls and drops them */
         else if (s->clean && (cp == 0 || cp == 0xfffd || UC_OTHER >> cat & 1))
             ;
         else if (s->chinese && is_chinese(cp)) {
@@ -124,7 +125,7 @@ static void bert(const struct norm_step *s, const char *p, size_t n, struct buf 
     if (s->accents) {
         unicode_normalize(NORMAL_NFD, a.p, a.len, &b);
         buf_reset(&a);
-        drop(b.p, b.len, UC_SET(UC_MN), &a);
+        remove_set(b.p, b.len, UC_SET(UC_MN), &a);
     }
     if (s->lower)
         lower(a.p, a.len, out);
@@ -153,8 +154,8 @@ static void squeeze(const char *p, size_t n, struct buf *out)
 /* ----------------------------------------------------------------------------------- charsmap */
 
 /*
- * A Darts double array. A unit holds, from its low bit: label (8), has-leaf (1), extension (1),
- * offset (22); a leaf instead holds its value, with the top bit set.
+ * A Darts double array. Bits of a unit, from the lowest: label (8), has-leaf (1), extension (1),
+ * offset (22). A leaf holds its value instead, with the top bit set.
  */
 static inline uint32_t unit_offset(uint32_t u)
 {
@@ -180,7 +181,7 @@ bool charsmap_load(struct norm_step *step, const uint8_t *data, size_t n, struct
     return true;
 }
 
-/* The replacement for the longest prefix of p in the table, or NULL. */
+/* Returns the replacement for the longest prefix of p in the table, or NULL. */
 static const char *charsmap_find(const struct norm_step *s, const char *p, size_t n, size_t *used)
 {
     const char *found = NULL;
@@ -208,14 +209,16 @@ static const char *charsmap_find(const struct norm_step *s, const char *p, size_
     return found;
 }
 
-/* SentencePiece's rule: at each place the longest entry of the table, else the character itself. */
+/* SentencePiece's rule: replace the longest table entry at each position, else copy the
+ * character. */
 static bool charsmap(const struct norm_step *s, const char *p, size_t n, struct buf *out,
                      size_t limit, struct error *err)
 {
     for (size_t i = 0; i < n;) {
         size_t used = (size_t)utf8_len(p[i]);
         const char *with = charsmap_find(s, p + i, n - i, &used);
-        if (with ? !put(out, limit, with, strlen(with), err) : !put(out, limit, p + i, used, err))
+        if (with ? !append_limited(out, limit, with, strlen(with), err)
+                 : !append_limited(out, limit, p + i, used, err))
             return false;
         i += used;
     }
@@ -224,7 +227,7 @@ static bool charsmap(const struct norm_step *s, const char *p, size_t n, struct 
 
 /* ---------------------------------------------------------------------------------- the chain */
 
-/* Whether the step leaves this text as it is, so that the copy can be spared. */
+/* Whether the step leaves this text unchanged, so that no copy is needed. */
 static bool unchanged(const struct norm_step *s, const char *p, size_t n)
 {
     switch (s->kind) {
@@ -250,13 +253,14 @@ static bool step_run(const struct norm_step *s, struct regex_scratch *re, const 
         lower(p, n, out);
         break;
     case NORM_STRIP_ACCENTS:
-        drop(p, n, UC_MARK, out);
+        remove_set(p, n, UC_MARK, out);
         break;
     case NORM_REPLACE:
         return replace(s, re, p, n, out, limit, err);
     case NORM_PREPEND:
         if (n)
-            return put(out, limit, s->text.p, s->text.len, err) && put(out, limit, p, n, err);
+            return append_limited(out, limit, s->text.p, s->text.len, err) &&
+                   append_limited(out, limit, p, n, err);
         break;
     case NORM_STRIP:
         while (s->left && n && (utf8_next(p, &cp), unicode_is(cp, UC_SPACE))) {
@@ -296,11 +300,11 @@ bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct 
         struct buf *b = &s->bufs[which];
         which = !which;
         buf_reset(b);
-        /* NFKC makes up to eleven bytes of one: not of a text that has grown already */
-        if (nz->steps[i].kind == NORM_FORM && n > limit / 4 && n > NORM_MOST / 12)
+        /* NFKC can grow a byte to eleven, so a text that has already grown is refused */
+        if (nz->steps[i].kind == NORM_FORM && n > limit / 4 && n > NORM_MAX_BYTES / 12)
             return error_set(err, "normalizer: it makes the text longer than %zu bytes", limit);
         bool ok = step_run(&nz->steps[i], re, text, n, b, limit, err);
-        if (ok && b->len > limit) /* the other steps multiply by a little only */
+        if (ok && b->len > limit) /* the remaining steps grow text only by a small factor */
             ok = error_set(err, "it makes the text longer than %zu bytes", limit);
         if (!ok)
             return error_prefix(err, "normalizer");

@@ -1,6 +1,6 @@
 /*
- * The pre-tokenizer's steps. Owns their parameters and the rules of what becomes of delimiters;
- * knows nothing of tokens.
+ * The pre-tokenizer's steps. Owns their parameters and the handling of delimiters; knows nothing of
+ * tokens.
  */
 #include "text/tokenizer/pretokenize.h"
 #include "base/mem.h"
@@ -61,21 +61,21 @@ static void word_add(struct pre_words *w, size_t at, size_t len, bool first, boo
     w->next[w->n_next++] = (struct pre_word){at, len, first, joined};
 }
 
-/* Collects the segments of one word, delimiters and what lies between, in order. */
-struct cutter {
+/* Collects the segments of one word in order: delimiters and the text between them. */
+struct word_cutter {
     struct pre_words *w;
     enum cut_behavior behavior;
     bool invert;
-    bool first, joined;    /* the word's own, for its first part */
-    size_t base;           /* where the word starts in the text */
+    bool first, joined;    /* flags of the word, passed on to its first segment */
+    size_t base;           /* offset of the word in the text */
     size_t from, to;       /* the segment being extended (to == from: none) */
-    bool open, open_match; /* there is one; it is a delimiter */
-    const char *spelled;   /* offsets count in this spelling of the word, not in the word itself */
+    bool open, open_match; /* a segment is open; it is a delimiter */
+    const char *spelled;   /* if set, offsets refer to this spelling of the word, not to the word */
     size_t spelled_at, raw_at;
 };
 
-/* Offset in the raw word for one in its spelling: each byte is spelled as one character. */
-static size_t cutter_raw(struct cutter *c, size_t at)
+/* Maps an offset in the spelling to one in the raw word. Each byte is spelled as one character. */
+static size_t cutter_raw(struct word_cutter *c, size_t at)
 {
     if (!c->spelled)
         return at;
@@ -86,7 +86,7 @@ static size_t cutter_raw(struct cutter *c, size_t at)
     return c->raw_at;
 }
 
-static void cutter_flush(struct cutter *c)
+static void cutter_flush(struct word_cutter *c)
 {
     if (c->open)
         word_add(c->w, c->base + c->from, c->to - c->from, c->first && c->from == 0,
@@ -94,7 +94,7 @@ static void cutter_flush(struct cutter *c)
     c->open = false;
 }
 
-static void cutter_put(struct cutter *c, size_t from, size_t to, bool match)
+static void cutter_put(struct word_cutter *c, size_t from, size_t to, bool match)
 {
     match ^= c->invert;
     from = cutter_raw(c, from);
@@ -106,7 +106,8 @@ static void cutter_put(struct cutter *c, size_t from, size_t to, bool match)
         break;
     case CUT_ISOLATED:
         break;
-    case CUT_MERGED_WITH_PREVIOUS: /* a delimiter joins the text before it, not another one */
+    case CUT_MERGED_WITH_PREVIOUS: /* a delimiter joins the text before it, but not another
+                                    * delimiter */
         extend = c->open && match && !c->open_match;
         break;
     case CUT_MERGED_WITH_NEXT:
@@ -130,10 +131,10 @@ static void cutter_put(struct cutter *c, size_t from, size_t to, bool match)
     c->open = true;
 }
 
-static bool cut_regex(const struct pre_step *s, struct cutter *c, struct regex_scratch *re,
+static bool cut_regex(const struct pre_step *s, struct word_cutter *c, struct regex_scratch *re,
                       const char *p, size_t n, struct error *err)
 {
-    if (s->split) { /* these match everything, word after word */
+    if (s->split) { /* hand-written splitters match all of the text, word after word */
         for (size_t at = 0; at < n;) {
             size_t len = split_next(s->split, p + at, n - at);
             cutter_put(c, at, at + len, true);
@@ -160,7 +161,7 @@ static inline bool is_ascii_punct(uint32_t cp)
     return cp < 128 && (UC_PUNCT | UC_SYMBOL) >> unicode_ascii[cp] & 1;
 }
 
-static void cut_chars(const struct pre_step *s, struct cutter *c, const char *p, size_t n)
+static void cut_chars(const struct pre_step *s, struct word_cutter *c, const char *p, size_t n)
 {
     size_t plain = 0;
     for (size_t i = 0; i < n;) {
@@ -184,12 +185,12 @@ static bool step_cut(const struct pre_step *s, struct pre_words *w, struct regex
     for (size_t i = 0; i < w->n; i++) {
         const char *p = w->text + w->list[i].at;
         size_t n = w->list[i].len;
-        struct cutter c = {.w = w,
-                           .behavior = s->behavior,
-                           .invert = s->invert,
-                           .first = w->list[i].first,
-                           .joined = w->list[i].joined,
-                           .base = w->list[i].at};
+        struct word_cutter c = {.w = w,
+                                .behavior = s->behavior,
+                                .invert = s->invert,
+                                .first = w->list[i].first,
+                                .joined = w->list[i].joined,
+                                .base = w->list[i].at};
         if (spelled) {
             buf_reset(&w->spelled);
             bytelevel_encode(p, n, &w->spelled);
@@ -214,7 +215,7 @@ static bool step_rewrite(const struct pre_step *s, struct pre_words *w, size_t l
     for (size_t i = 0; i < w->n; i++) {
         const char *p = w->text + w->list[i].at;
         size_t n = w->list[i].len, at = out->len, most;
-        /* at the worst every byte is a space that becomes `text` */
+        /* worst case: every byte is a space and becomes `text` */
         if (!mul_size(n + 1, s->text.len + 2, &most) || at > limit || most > limit - at) {
             size_t spaces = 1;
             for (size_t k = 0; k < n; k++)

@@ -1,13 +1,13 @@
 /*
- * PCRE2 behind the regex interface. Owns the translation from Oniguruma's Ruby syntax and the limits
- * on matching. Knows nothing of tokenizers.
+ * PCRE2 behind the regex interface. Owns the translation from Oniguruma's Ruby syntax and the
+ * limits on matching. Knows nothing of tokenizers.
  *
- * What differs between the dialects and is translated here:
+ * Differences between the dialects that are translated here:
  *   \s \w \d \h     Unicode White_Space (PCRE2 adds U+180E), words with marks, hex digits
  *   [a&&[^b]]       class intersection and nested classes, as lookaheads and alternations
  *   \uHHHH          \x{HHHH}
- *   (?m:...)        "dot matches newline" there, PCRE2's (?s:...)
- *   x{1,3}+         a repeat of a repeat there, possessive in PCRE2
+ *   (?m:...)        "dot matches newline" in Ruby, (?s:...) in PCRE2
+ *   x{1,3}+         a repeat of a repeat in Ruby, possessive in PCRE2
  *   x{,3}           from zero
  *   ^ $             always match at line ends (PCRE2_MULTILINE)
  */
@@ -28,11 +28,11 @@ enum {
     JIT_STACK_MAX = 64 << 20,
     HEAP_LIMIT_KB = 256 << 10,
 };
-/* Backtracking steps allowed for one match, beyond what a linear scan of the text needs. */
+/* Backtracking steps allowed per match, in addition to a linear scan of the text. */
 #define MATCH_STEPS 5000000u
-/* One call of PCRE2 tries no more places than this, each of which may look at all the text: between
- * calls the budget is looked at. */
-enum { LONG_TEXT = 1 << 16, PLACES = 2048, PLACES_LONG = 64, CALLS_A_LOOK = 16 };
+/* One PCRE2 call tries at most this many start positions, each of which may scan all of the text.
+ * The budget is checked between calls. */
+enum { LONG_TEXT = 1 << 16, MAX_STARTS = 2048, MAX_STARTS_LONG = 64, CALLS_PER_CHECK = 16 };
 
 struct regex {
     pcre2_code *code;
@@ -48,7 +48,7 @@ struct translator {
     bool has_white_space; /* PCRE2 >= 10.40 knows \p{White_Space} */
 };
 
-/* PCRE2's memory is ours: running out has one handler. */
+/* PCRE2 allocates through mem_alloc, so that running out of memory has one handler. */
 static pcre2_general_context *heap;
 
 static void *heap_alloc(size_t n, void *arg)
@@ -112,8 +112,9 @@ static bool hex_value(const char *p, const char *end, int n, uint32_t *v)
 }
 
 /*
- * One escape at t->p (on the backslash). Within a class, what fits a class body goes to `out`, and
- * what does not (a negated set) goes to `other` as an expression of one character.
+ * Translates one escape at t->p (on the backslash). Inside a class, class members go to `out`. An
+ * escape that cannot be a class member (a negated set) goes to `other` as a one-character
+ * expression.
  */
 static bool escape_parse(struct translator *t, bool in_class, struct buf *out, struct buf *other)
 {
@@ -179,7 +180,7 @@ static bool escape_parse(struct translator *t, bool in_class, struct buf *out, s
     }
 }
 
-/* Items up to "]" or "&&": `body` gets class members, `other` whole one-character expressions. */
+/* Class items up to "]" or "&&". `body` gets class members, `other` one-character expressions. */
 static bool class_items(struct translator *t, struct buf *body, struct buf *other)
 {
     bool first = true;
@@ -214,7 +215,7 @@ static bool class_items(struct translator *t, struct buf *body, struct buf *othe
     }
 }
 
-/* One operand of &&: a plain class where it can be, else an alternation. */
+/* Appends one operand of &&: a plain class if possible, else an alternation. */
 static void class_operand(struct buf *out, const struct buf *body, const struct buf *other)
 {
     if (!other->len && body->len) {
@@ -235,7 +236,8 @@ static void class_operand(struct buf *out, const struct buf *body, const struct 
     }
 }
 
-/* A class with t->p on its "[": appends an expression that matches exactly one character. */
+/* Translates a class with t->p on its "[". Appends an expression that matches exactly one
+ * character. */
 static bool class_parse(struct translator *t, struct buf *out)
 {
     if (++t->depth > MAX_DEPTH)
@@ -249,13 +251,13 @@ static bool class_parse(struct translator *t, struct buf *out)
     while ((ok = class_items(t, &body, &other))) {
         bool more = *t->p == '&';
         t->p += more ? 2 : 1;
-        if (!more && !n_terms && !other.len && body.len) { /* the common, plain class */
+        if (!more && !n_terms && !other.len && body.len) { /* the common case: a plain class */
             buf_adds(out, negated ? "[^" : "[");
             buf_add(out, body.p, body.len);
             buf_addc(out, ']');
             goto done;
         }
-        /* all operands but the last are lookaheads on the same character */
+        /* all operands but the last become lookaheads at the same character */
         if (more)
             buf_adds(&terms, "(?=");
         class_operand(&terms, &body, &other);
@@ -280,7 +282,7 @@ done:
     return ok;
 }
 
-/* The header of a group after "(": copies (?flags: with Ruby's m made into s. */
+/* Copies the group header after "(": (?flags: with Ruby's m turned into s. */
 static void group_header(struct translator *t, struct buf *out)
 {
     if (t->p >= t->end || *t->p != '?')
@@ -294,7 +296,7 @@ static void group_header(struct translator *t, struct buf *out)
     }
 }
 
-/* "{n}", "{n,}", "{,m}" or "{n,m}" at p: its length, 0 if it is none. */
+/* Length of "{n}", "{n,}", "{,m}" or "{n,m}" at p, or 0. */
 static size_t interval_length(const char *p, const char *end)
 {
     const char *q = p + 1;
@@ -379,14 +381,14 @@ bool regex_translate(const char *pattern, size_t len, struct buf *out, struct er
 
 /* -------------------------------------------------------------------------------- compilation */
 
-/* The pattern as a message shows it: one line, not too long. */
+/* Quotes the pattern for a message: one line, shortened. */
 static void pattern_quote(const char *p, size_t n, char out[80])
 {
     size_t k = 0;
     for (size_t i = 0; i < n && k < 70; i++)
         out[k++] = (unsigned char)p[i] < 32 ? '?' : p[i];
     while (n > k && k && ((unsigned char)out[k - 1] & 0xc0) == 0x80)
-        k--; /* do not cut a character */
+        k--; /* do not cut a character in two */
     strcpy(out + k, n > k ? "..." : "");
 }
 
@@ -426,7 +428,8 @@ struct regex *regex_new(const char *pattern, size_t len, bool literal, struct er
     }
     struct regex *re = mem_zalloc(1, sizeof *re);
     re->code = c;
-    pcre2_jit_compile(c, PCRE2_JIT_COMPLETE); /* where it fails: slower, same answers */
+    pcre2_jit_compile(c, PCRE2_JIT_COMPLETE); /* on failure matching is slower, with the same
+                                               * results */
     re->pattern = mem_strdup(quoted);
     return re;
 }
@@ -451,19 +454,19 @@ void regex_scratch_clear(struct regex_scratch *s)
     *s = (struct regex_scratch){0};
 }
 
-/* Charges the time since the last look, now and then. */
-static bool look(struct regex_scratch *s, bool now, struct error *err)
+/* Charges the time since the last check to the budget, every CALLS_PER_CHECK calls or if `now`. */
+static bool check_budget(struct regex_scratch *s, bool now, struct error *err)
 {
-    if (!s->budget || (++s->n_calls < CALLS_A_LOOK && !now))
+    if (!s->budget || (++s->n_calls < CALLS_PER_CHECK && !now))
         return true;
     uint64_t clock = budget_clock();
-    uint64_t took = s->seen && clock > s->seen ? clock - s->seen : 0;
+    uint64_t took = s->last_check && clock > s->last_check ? clock - s->last_check : 0;
     s->n_calls = 0;
-    s->seen = clock;
+    s->last_check = clock;
     return budget_spend(s->budget, took) || budget_error(s->budget, err);
 }
 
-/* The first match that starts in [from, last]. */
+/* Finds the first match that starts in [from, last]. */
 static enum regex_result find_within(const struct regex *re, struct regex_scratch *s,
                                      const char *text, size_t n, size_t from, size_t last,
                                      size_t *start, size_t *end, struct error *err)
@@ -478,7 +481,8 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
     pcre2_set_offset_limit(s->context, last);
     int rc = pcre2_match(re->code, (PCRE2_SPTR)text, n, from, PCRE2_NO_UTF_CHECK, s->match_data,
                          s->context);
-    /* 32 KB of machine stack is enough for nearly all; then a larger one; then the interpreter. */
+    /* 32 KB of machine stack suffices for most texts. Then a larger JIT stack, then the
+     * interpreter. */
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT && !s->jit_stack &&
         (s->jit_stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, regex_heap()))) {
         pcre2_jit_stack_assign(s->context, NULL, s->jit_stack);
@@ -499,7 +503,8 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
     const PCRE2_SIZE *o = pcre2_get_ovector_pointer(s->match_data);
     *start = o[0];
     *end = o[1];
-    if (o[0] > o[1] || o[0] < from) { /* \K inside a lookaround can turn a match around */
+    if (o[0] > o[1] || o[0] < from) { /* \K inside a lookaround can make a match end before it
+                                       * starts */
         error_set(err, "pattern \"%s\" matches backwards", re->pattern);
         return REGEX_ERROR;
     }
@@ -509,12 +514,12 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
 enum regex_result regex_find(const struct regex *re, struct regex_scratch *s, const char *text,
                              size_t n, size_t from, size_t *start, size_t *end, struct error *err)
 {
-    size_t places = n - from < LONG_TEXT ? PLACES : PLACES_LONG;
+    size_t max_starts = n - from < LONG_TEXT ? MAX_STARTS : MAX_STARTS_LONG;
     if (!text)
         text = "";
     for (bool again = false;; again = true) {
-        size_t last = n - from > places ? from + places : n;
-        if (!look(s, again, err))
+        size_t last = n - from > max_starts ? from + max_starts : n;
+        if (!check_budget(s, again, err))
             return REGEX_ERROR;
         enum regex_result r = find_within(re, s, text, n, from, last, start, end, err);
         if (r != REGEX_NONE || last == n)

@@ -1,6 +1,6 @@
 /*
- * The hand-written splitters. Each follows its regex alternative by alternative; a comment names the
- * alternative it stands for. Input is valid UTF-8; knows nothing of tokens.
+ * The hand-written splitters. Each follows its regex alternative by alternative; comments quote the
+ * alternative. Input is valid UTF-8; knows nothing of tokens.
  */
 #include "text/tokenizer/split.h"
 #include "text/tokenizer/unicode.h"
@@ -33,7 +33,7 @@ enum split_kind split_find(const char *regex, size_t len)
     return SPLIT_NONE;
 }
 
-/* End of the run of characters of `set` that starts at p. */
+/* End of the run of characters in `set` that starts at p. */
 static inline const char *run(const char *p, const char *end, uint32_t set)
 {
     while (p < end) {
@@ -57,7 +57,7 @@ static inline bool is_newline(char c)
     return c == '\n' || c == '\r';
 }
 
-/* Bytes of 's 't 're 've 'm 'll 'd at p (on the apostrophe), 0 if none. */
+/* Length in bytes of 's 't 're 've 'm 'll 'd at p (on the apostrophe), or 0. */
 static size_t contraction(const char *p, const char *end, bool any_case)
 {
     size_t n = (size_t)(end - p);
@@ -71,14 +71,14 @@ static size_t contraction(const char *p, const char *end, bool any_case)
         char b = p[2] | fold;
         if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l'))
             return 3;
-        /* U+017F, the long s, is an s to a caseless match */
+        /* U+017F (long s) matches s caselessly */
         if (any_case && p[1] == '\xc5' && p[2] == '\xbf')
             return 3;
     }
     return 0;
 }
 
-/* \s+(?!\S)|\s+ on the run of white space [p, q): all at the end of text, else all but the last. */
+/* \s+(?!\S)|\s+ on the white space [p, q): all of it at the end of text, else all but the last. */
 static size_t spaces(const char *p, const char *q, const char *end)
 {
     if (q == end)
@@ -149,7 +149,7 @@ static size_t cl100k(const char *p, const char *end, int max_digits, uint32_t wo
             q++;
         return (size_t)(q - p);
     }
-    /* \s*[\r\n]+ ends after the last line end of the run */
+    /* \s*[\r\n]+ ends after the last newline of the run */
     q = run(p, end, UC_SPACE);
     for (const char *r = q; r > p; r--)
         if (is_newline(r[-1]))

@@ -1,6 +1,6 @@
 /*
- * The tokenizer: runs the pipeline that a loader built, text to ids and back. Owns the added tokens
- * and the streaming decoder; knows no file format.
+ * The tokenizer: runs the pipeline that a loader built, from text to ids and back. Owns the added
+ * tokens and the streaming decoder; knows no file format.
  */
 #include "text/tokenizer/tokenizer.h"
 #include "base/mem.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { MAX_ADDED_BYTES = 4096 };
-enum { TRIE_STEPS = 16 }; /* for a unit of work */
+enum { TRIE_STEPS = 16 }; /* trie steps per unit of work */
 
 void token_list_add(struct token_list *l, int32_t id)
 {
@@ -84,7 +84,7 @@ static void replace_all(struct buf *b, const char *find, const char *with)
     *b = out;
 }
 
-/* The tidying of English that the WordPiece decoder does within each token. */
+/* The English clean-up that the WordPiece decoder does within each token. */
 static void wordpiece_cleanup(struct buf *b)
 {
     static const char *const pairs[][2] = {{" .", "."},     {" ?", "?"},           {" !", "!"},
@@ -103,7 +103,7 @@ static int hex_digit(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The byte that "<0xXX>" names, or -1. */
+/* Value of a byte token's name "<0xXX>", or -1. */
 static int byte_name(const char *p, size_t n)
 {
     if (n != 6 || memcmp(p, "<0x", 3) || p[5] != '>')
@@ -112,7 +112,7 @@ static int byte_name(const char *p, size_t n)
     return a < 0 || b < 0 ? -1 : a * 16 + b;
 }
 
-/* One decode step on one token's spelling in b (tmp is work space). False: longer than `limit`. */
+/* Applies one decode step to the spelling in b (tmp is work space). False if it exceeds `limit`. */
 static bool decode_apply(const struct decode_step *s, struct buf *b, struct buf *tmp, size_t limit)
 {
     buf_reset(tmp);
@@ -210,12 +210,12 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
         if (!(r->flag & VOCAB_ADDED)) {
             if (!t->bpe.byte_level)
                 buf_add(&v->keys, r->text, r->len);
-            else /* a name outside the alphabet cannot come out of merges: no key */
+            else /* a name outside the alphabet cannot result from merges: no key */
                 bytelevel_decode(r->text, r->len, &v->keys);
         }
         bool name = is_name(r->kind) || r->flag & VOCAB_ADDED;
         if (t->n_decode == 1 && t->decode[0].kind == DECODE_BYTELEVEL && t->bpe.byte_level &&
-            !name && v->keys.len > v->key_at[i]) { /* the key is what decoding gives */
+            !name && v->keys.len > v->key_at[i]) { /* decoding gives back the key */
             buf_add(&v->pieces, v->keys.p + v->key_at[i], v->keys.len - v->key_at[i]);
             continue;
         }
@@ -240,7 +240,7 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
     return true;
 }
 
-bool tokenizer_add_token(struct tokenizer *t, struct added a, const char *text, size_t len,
+bool tokenizer_add_token(struct tokenizer *t, struct added_token a, const char *text, size_t len,
                          struct error *err)
 {
     if (!len)
@@ -248,7 +248,7 @@ bool tokenizer_add_token(struct tokenizer *t, struct added a, const char *text, 
     if (len > MAX_ADDED_BYTES)
         return error_set(err, "added token %d has %zu bytes, at most %d are supported", a.id, len,
                          MAX_ADDED_BYTES);
-    if ((t->n_added & (t->n_added - 1)) == 0) /* full at each power of two */
+    if ((t->n_added & (t->n_added - 1)) == 0) /* grows at each power of two */
         t->added = mem_realloc(t->added, t->n_added ? t->n_added * 2 : 1, sizeof *t->added);
     a.text = mem_strndup(text, len);
     a.len = len;
@@ -263,8 +263,8 @@ void tokenizer_mark_end(struct tokenizer *t, int64_t id)
 }
 
 /*
- * Ends of generation that files often fail to declare. The first group are names nothing else is
- * called; the second are also ordinary strings, and count only when the file calls them special.
+ * Marks end-of-generation tokens that files often fail to declare. Names in `sure` have no other
+ * use. Names in `maybe` are also ordinary strings and count only if the file declares them special.
  */
 static void mark_known_ends(struct tokenizer *t)
 {
@@ -290,7 +290,7 @@ static void mark_known_ends(struct tokenizer *t)
         if (id >= 0 && is_name(t->vocab.kind[id]))
             tokenizer_mark_end(t, id);
     }
-    /* Where a message and the turn end differently, <|end|> only ends the message. */
+    /* In vocabularies with separate message and turn ends, <|end|> ends only the message. */
     int32_t end = tokenizer_find(t, "<|end|>", 7);
     bool call = tokenizer_find(t, "<|call|>", 8) >= 0 || tokenizer_find(t, "<|calls|>", 9) >= 0;
     bool turn = tokenizer_find(t, "<|return|>", 10) >= 0 || tokenizer_find(t, "<|flush|>", 9) >= 0;
@@ -307,7 +307,7 @@ bool tokenizer_finish(struct tokenizer *t, struct error *err)
     for (size_t i = 0; i < t->n_added; i++)
         bytes += t->added[i].len;
     for (size_t i = 0; ok && i < t->n_added; i++) {
-        const struct added *a = &t->added[i];
+        const struct added_token *a = &t->added[i];
         const char *text = a->text;
         size_t len = a->len;
         if (a->normalized && utf8_valid(text, len) == len) {
@@ -383,7 +383,7 @@ const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *len)
 
 /* ------------------------------------------------------------------------------------- encoding */
 
-/* One call of tokenizer_encode: its arguments and all work space. */
+/* State of one tokenizer_encode call: its arguments and work space. */
 struct encoder {
     const struct tokenizer *t;
     struct token_list *out;
@@ -419,7 +419,7 @@ static bool encode_word(struct encoder *e, const char *p, size_t n)
     return true;
 }
 
-/* Normalised text without added tokens. */
+/* Encodes normalised text without added tokens. */
 static bool encode_words(struct encoder *e, const char *p, size_t n, bool first, bool joined)
 {
     const struct pretokenizer *pt = &e->t->pretokenizer;
@@ -440,7 +440,7 @@ static bool encode_words(struct encoder *e, const char *p, size_t n, bool first,
     return true;
 }
 
-static bool word_before(const char *text, const char *p)
+static bool word_char_before(const char *text, const char *p)
 {
     if (p == text)
         return false;
@@ -451,30 +451,32 @@ static bool word_before(const char *text, const char *p)
     return utf8_decode(q, (size_t)(p - q), &cp) == p - q && unicode_is(cp, UC_WORD);
 }
 
-static bool word_after(const char *p, const char *end)
+static bool word_char_after(const char *p, const char *end)
 {
     uint32_t cp;
     return utf8_decode(p, (size_t)(end - p), &cp) && unicode_is(cp, UC_WORD);
 }
 
-/* The first added token in text[from, n), leftmost and then longest; its place grows by the white
- * space it strips. NULL also where the budget ends: the caller's next spending says so. */
-static const struct added *added_find(struct encoder *e, const struct trie *trie, const char *text,
-                                      size_t n, size_t from, size_t *start, size_t *end)
+/* Finds the first added token in text[from, n): leftmost, then longest. Its range grows by the
+ * white space it strips. Also NULL when the budget is exhausted, which the caller's next spend
+ * reports. */
+static const struct added_token *added_find(struct encoder *e, const struct trie *trie,
+                                            const char *text, size_t n, size_t from, size_t *start,
+                                            size_t *end)
 {
     const struct tokenizer *t = e->t;
     if (!trie->n_nodes)
         return NULL;
     for (size_t i = from; i < n; i++) {
         uint32_t node = trie->root[(unsigned char)text[i]];
-        const struct added *best = NULL;
+        const struct added_token *best = NULL;
         size_t k = i + 1;
         for (; node; k++) {
             int32_t v = trie->value[node];
-            const struct added *a = v < 0 ? NULL : &t->added[v];
+            const struct added_token *a = v < 0 ? NULL : &t->added[v];
             if (a && (e->special || !a->special) &&
                 !(a->single_word &&
-                  (word_before(text, text + i) || word_after(text + k, text + n)))) {
+                  (word_char_before(text, text + i) || word_char_after(text + k, text + n)))) {
                 best = a;
                 *end = k;
             }
@@ -482,7 +484,7 @@ static const struct added *added_find(struct encoder *e, const struct trie *trie
                 break;
             node = trie_step(trie, node, (unsigned char)text[k]);
         }
-        /* a common start of many added tokens, again and again */
+        /* many added tokens with a long common prefix make this quadratic */
         if (k - i > TRIE_STEPS && !budget_spend(e->budget, (k - i) / TRIE_STEPS))
             return NULL;
         if (!best)
@@ -507,7 +509,8 @@ static const struct added *added_find(struct encoder *e, const struct trie *trie
     return NULL;
 }
 
-/* Valid UTF-8 between added tokens of the first kind: normalise, cut out those of the second. */
+/* Encodes valid UTF-8 between raw added tokens: normalises it, then splits at normalised added
+ * tokens. */
 static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, bool joined)
 {
     const char *q;
@@ -517,7 +520,7 @@ static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, 
     if (!normalizer_run(&e->t->normalizer, &e->norm, &e->regex, p, n, joined, &q, &m, e->err))
         return false;
     size_t at = 0, start, end;
-    const struct added *a;
+    const struct added_token *a;
     while ((a = added_find(e, &e->t->trie_normalized, q, m, at, &start, &end))) {
         if (start > at && !encode_words(e, q + at, start - at, first && !at, joined && !at))
             return false;
@@ -531,12 +534,12 @@ static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, 
     return at >= m || encode_words(e, q + at, m - at, first && !at, joined && !at);
 }
 
-/* Bytes that are no UTF-8 go to the model as they are: byte tokens where it has them. */
+/* Encodes bytes that are not valid UTF-8, as byte tokens if the model has them. */
 static bool encode_invalid(struct encoder *e, const char *p, size_t n)
 {
     const struct tokenizer *t = e->t;
     if (t->model == MODEL_WORDPIECE)
-        return true; /* its normalizer drops U+FFFD, which is what such bytes stand for */
+        return true; /* BERT's normalizer drops U+FFFD, which stands for such bytes */
     bool spelled = false;
     for (int i = 0; i < t->normalizer.n; i++)
         spelled |= t->normalizer.steps[i].kind == NORM_BYTELEVEL;
@@ -604,7 +607,7 @@ bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t
     size_t body = out->n;
 
     size_t at = 0, start, end;
-    const struct added *a;
+    const struct added_token *a;
     bool ok = true;
     while (ok && (a = added_find(&e, &t->trie_raw, text, len, at, &start, &end))) {
         if (start > at)
@@ -618,7 +621,7 @@ bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t
         ok = encode_part(&e, text + at, len - at, at == 0);
 
     if (ok && flags & TOKENIZE_BOS) {
-        /* a text that brings its own BOS or EOS gets no second one */
+        /* a text that already contains its BOS or EOS gets no second one */
         size_t n = out->n - body;
         if (body > begin && starts_with(out->ids + body, n, &t->before)) {
             memmove(out->ids + begin, out->ids + body, n * sizeof *out->ids);
@@ -643,9 +646,9 @@ bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t
 
 /* ------------------------------------------------------------------------------------- decoding */
 
-/* What decoding emits for one token, or nothing. */
-static const char *shown_piece(const struct tokenizer *t, int32_t id, bool special, bool *started,
-                               size_t *len)
+/* The text that decoding emits for one token, which may be empty. */
+static const char *emitted_piece(const struct tokenizer *t, int32_t id, bool special, bool *started,
+                                 size_t *len)
 {
     *len = 0;
     if (!in_range(t, id))
@@ -670,15 +673,15 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
     bool started = false;
     for (size_t i = 0; i < n; i++) {
         size_t len;
-        const char *p = shown_piece(t, ids[i], special, &started, &len);
+        const char *p = emitted_piece(t, ids[i], special, &started, &len);
         buf_add(out, p, len);
     }
 }
 
 /*
- * How much of p (n) can be said for certain: the length of the next valid character; 0 if the bytes
- * may become one with more to come; or minus the length of what can never be one (the longest start
- * of a character that is cut short, as Unicode recommends to replace, or one byte).
+ * How the bytes p (n) begin: the length of the next valid character; 0 if more bytes may complete a
+ * character; or minus the length of an invalid sequence. That is the longest truncated prefix of a
+ * character, as Unicode recommends to replace, or one byte.
  */
 static int utf8_certain(const unsigned char *p, size_t n)
 {
@@ -713,12 +716,12 @@ void detok_push(struct detok *d, const struct tokenizer *t, int32_t id, bool spe
                 struct buf *out)
 {
     size_t n;
-    const unsigned char *p = (const unsigned char *)shown_piece(t, id, special, &d->started, &n);
+    const unsigned char *p = (const unsigned char *)emitted_piece(t, id, special, &d->started, &n);
     unsigned char both[sizeof d->pending + 4];
     while (n) {
         const unsigned char *q = p;
         size_t m = n, carried = 0;
-        if (d->n_pending) { /* finish the character that is under way first */
+        if (d->n_pending) { /* complete the pending character first */
             carried = (size_t)d->n_pending;
             memcpy(both, d->pending, carried);
             m = n < 4 ? n : 4;

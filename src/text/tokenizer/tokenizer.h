@@ -31,33 +31,33 @@ struct token_list {
 void token_list_add(struct token_list *l, int32_t id);
 void token_list_clear(struct token_list *l);
 
-/* From a model on disk: a .gguf, a Hugging Face folder (weights not needed) or a tokenizer.json. */
+/* Opens the tokenizer of a .gguf file, a Hugging Face folder (weights not needed) or a
+ * tokenizer.json. */
 struct tokenizer *tokenizer_open(const char *path, struct error *err);
-/* A file without a vocabulary ("no_vocab") gives an error that says so. */
+/* A file without a vocabulary ("no_vocab") is an error that says so. */
 struct tokenizer *tokenizer_load(const struct tensorfile *f, struct error *err);
 struct tokenizer *tokenizer_load_json(const char *tokenizer_json, size_t bytes, const char *name,
                                       const json_t *tokenizer_config, struct error *err);
 void tokenizer_free(struct tokenizer *t);
 
 int tokenizer_n_vocab(const struct tokenizer *t);
-/* Special ids; -1 where the file names none. */
+/* Ids of special tokens; -1 if the file declares none. */
 int32_t tokenizer_bos(const struct tokenizer *t);
 int32_t tokenizer_eos(const struct tokenizer *t);
-/* Ends a generation: EOS, end-of-turn, and the other ends the file declares. */
+/* True for tokens that end a generation: EOS, end-of-turn, and other ends the file declares. */
 bool tokenizer_is_end(const struct tokenizer *t, int32_t id);
 enum token_kind tokenizer_kind(const struct tokenizer *t, int32_t id);
-/* Id of the token spelled exactly so (special or not), or -1. */
+/* Id of the token with exactly this spelling (special or not), or -1. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len);
-/* The token's spelling as bytes (not NUL-terminated); special tokens spell their own name. */
+/* The token's spelling as bytes (not NUL-terminated). A special token's spelling is its name. */
 const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *len);
 
 enum {
     TOKENIZE_SPECIAL = 1, /* parse special tokens found in the text */
-    TOKENIZE_BOS = 2,     /* add BOS/EOS the way the file says (never doubled) */
+    TOKENIZE_BOS = 2,     /* add BOS/EOS as the file says, never twice */
 };
-/* Appends to out. Any bytes are accepted: invalid UTF-8 is encoded byte by byte where possible. What
- * the file makes of the text (normalizers that multiply it) is bounded; so is the work where there is
- * a budget. */
+/* Appends ids to out. Any bytes are accepted; invalid UTF-8 is encoded byte by byte where possible.
+ * Growth of the text by normalizers is bounded, and so is the work if there is a budget. */
 bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, int flags,
                              struct budget *budget, struct token_list *out, struct error *err);
 bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
@@ -66,12 +66,12 @@ bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, i
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool special,
                       struct buf *out);
 
-/* Streaming decoder: never emits half a UTF-8 character. Zero-initialise, no cleanup needed. */
+/* Streaming decoder: never emits part of a UTF-8 character. Zero-initialise; needs no cleanup. */
 struct detok {
-    char pending[8]; /* bytes of an unfinished character */
+    char pending[8]; /* bytes of an incomplete character */
     int n_pending;
-    bool started; /* SentencePiece drops the leading space of a text's first token; set it to
-                        keep that space where the tokens continue a text */
+    bool started; /* SentencePiece drops the leading space of the first token. Set this to keep the
+                   * space where the tokens continue a text. */
 };
 void detok_push(struct detok *d, const struct tokenizer *t, int32_t id, bool special,
                 struct buf *out);

@@ -1,6 +1,6 @@
 /*
- * Loads the vocabulary of a GGUF file ("tokenizer.ggml.*") into the pipeline. Owns the keys; every
- * error names the one at fault.
+ * Loads the vocabulary of a GGUF file ("tokenizer.ggml.*") into the pipeline. Owns the key names;
+ * every error names the key at fault.
  */
 #include "base/mem.h"
 #include "text/tokenizer/tokenizer_impl.h"
@@ -10,19 +10,20 @@
 #include <string.h>
 
 #define KEY(NAME) "tokenizer.ggml." NAME
-#define SPACE     "\xe2\x96\x81" /* SentencePiece's sign for a space, U+2581 */
+#define SPACE     "\xe2\x96\x81" /* SentencePiece's symbol for a space, U+2581 */
 
-struct loader {
+struct gguf_loader {
     const struct tensorfile *f;
     struct tokenizer *t;
     struct error *err;
     struct raw_token *raw; /* (n) */
     size_t n;
-    struct buf text; /* spellings that differ from the file's */
+    struct buf text; /* spellings that differ from the file */
 };
 
-/* The array at key, of strings or of numbers; NULL with *ok true where it is absent. */
-static const struct meta_array *get_array(struct loader *l, const char *key, bool strings, bool *ok)
+/* Returns the array at key, of strings or of numbers. NULL with *ok true if it is absent. */
+static const struct meta_array *get_array(struct gguf_loader *l, const char *key, bool strings,
+                                          bool *ok)
 {
     const struct meta *m = tensorfile_meta(l->f, key);
     *ok = true;
@@ -35,8 +36,8 @@ static const struct meta_array *get_array(struct loader *l, const char *key, boo
     return &m->v.a;
 }
 
-/* A token id at key, -1 where absent. */
-static bool get_id(struct loader *l, const char *key, int32_t *id)
+/* Reads a token id; *id is unchanged if the key is absent. */
+static bool get_id(struct gguf_loader *l, const char *key, int32_t *id)
 {
     int64_t v;
     if (!tensorfile_meta(l->f, key))
@@ -55,7 +56,7 @@ static bool get_id(struct loader *l, const char *key, int32_t *id)
     return true;
 }
 
-static bool load_tokens(struct loader *l)
+static bool load_tokens(struct gguf_loader *l)
 {
     bool ok;
     const struct meta_array *tokens = get_array(l, KEY("tokens"), true, &ok);
@@ -103,14 +104,14 @@ static bool load_tokens(struct loader *l)
 
 /* --------------------------------------------------------------------------------------- models */
 
-static bool load_merges(struct loader *l)
+static bool load_merges(struct gguf_loader *l)
 {
     struct tokenizer *t = l->t;
     bool ok;
     const struct meta_array *merges = get_array(l, KEY("merges"), true, &ok);
     if (!ok)
         return false;
-    if (!merges) { /* as tiktoken does it: the vocabulary is in the order of merges */
+    if (!merges) { /* like tiktoken: the vocabulary is in merge order */
         uint32_t *rank = mem_alloc(l->n * sizeof *rank);
         for (size_t i = 0; i < l->n; i++)
             rank[i] = (uint32_t)i;
@@ -147,7 +148,7 @@ static bool load_merges(struct loader *l)
     return ok;
 }
 
-static bool load_bpe(struct loader *l)
+static bool load_bpe(struct gguf_loader *l)
 {
     struct tokenizer *t = l->t;
     char *pre = meta_get_string(l->f, KEY("pre"));
@@ -167,8 +168,8 @@ static bool load_bpe(struct loader *l)
     return true;
 }
 
-/* Spaces become U+2581 and one goes in front; decoding undoes both. */
-static void add_spaces(struct loader *l, bool prefix)
+/* Spaces become U+2581 and one is prepended; decoding undoes both. */
+static void add_spaces(struct gguf_loader *l, bool prefix)
 {
     struct tokenizer *t = l->t;
     if (prefix)
@@ -183,18 +184,18 @@ static void add_spaces(struct loader *l, bool prefix)
     t->strip_start = prefix;
 }
 
-struct scored {
+struct scored_token {
     float score;
     int32_t id;
 };
 
-static int scored_compare(const void *a, const void *b)
+static int compare_scores(const void *a, const void *b)
 {
-    const struct scored *x = a, *y = b;
+    const struct scored_token *x = a, *y = b;
     return x->score > y->score ? -1 : x->score < y->score;
 }
 
-static bool load_spm(struct loader *l)
+static bool load_spm(struct gguf_loader *l)
 {
     struct tokenizer *t = l->t;
     bool prefix = true;
@@ -206,12 +207,12 @@ static bool load_spm(struct loader *l)
     t->bpe.byte_fallback = true;
     t->bpe.unk = t->unk;
     bpe_init(&t->bpe, &t->vocab);
-    /* the higher the score, the earlier the merge; equal scores are equal, and the left one wins */
-    struct scored *order = mem_alloc(l->n * sizeof *order);
+    /* A higher score merges earlier. Tokens of equal score share a rank, and the leftmost wins. */
+    struct scored_token *order = mem_alloc(l->n * sizeof *order);
     uint32_t *rank = mem_alloc(l->n * sizeof *rank), r = 0;
     for (size_t i = 0; i < l->n; i++)
-        order[i] = (struct scored){l->raw[i].score, (int32_t)i};
-    qsort(order, l->n, sizeof *order, scored_compare);
+        order[i] = (struct scored_token){l->raw[i].score, (int32_t)i};
+    qsort(order, l->n, sizeof *order, compare_scores);
     for (size_t i = 0; i < l->n; i++) {
         r += i && order[i].score != order[i - 1].score;
         rank[order[i].id] = r;
@@ -224,8 +225,8 @@ static bool load_spm(struct loader *l)
     return ok;
 }
 
-/* Gemma 4: merges over whole texts, in which spaces are U+2581, with bytes to fall back on. */
-static bool load_gemma(struct loader *l)
+/* Gemma 4: merges over whole texts with U+2581 for spaces, and byte fallback. */
+static bool load_gemma(struct gguf_loader *l)
 {
     struct tokenizer *t = l->t;
     bool prefix = false;
@@ -245,7 +246,7 @@ static bool load_gemma(struct loader *l)
     return true;
 }
 
-static bool load_unigram(struct loader *l)
+static bool load_unigram(struct gguf_loader *l)
 {
     struct tokenizer *t = l->t;
     bool prefix = true, squeeze = true, ok;
@@ -272,8 +273,9 @@ static bool load_unigram(struct loader *l)
     return true;
 }
 
-/* GGUF marks the tokens that start a word with U+2581; here, as in BERT, the others have "##". */
-static void respell_wordpiece(struct loader *l)
+/* GGUF marks tokens that start a word with U+2581. BERT marks the continuations with "##"
+ * instead. */
+static void respell_wordpiece(struct gguf_loader *l)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < l->n; i++)
@@ -296,7 +298,7 @@ static void respell_wordpiece(struct loader *l)
     }
 }
 
-static bool load_wordpiece(struct loader *l)
+static bool load_wordpiece(struct gguf_loader *l)
 {
     struct tokenizer *t = l->t;
     bool lower = true;
@@ -328,7 +330,7 @@ static bool load_wordpiece(struct loader *l)
 
 /* ------------------------------------------------------------------------------- special tokens */
 
-static bool load_ids(struct loader *l, int32_t *sep, int32_t *cls)
+static bool load_ids(struct gguf_loader *l, int32_t *sep, int32_t *cls)
 {
     struct tokenizer *t = l->t;
     return get_id(l, KEY("bos_token_id"), &t->bos) && get_id(l, KEY("eos_token_id"), &t->eos) &&
@@ -337,7 +339,7 @@ static bool load_ids(struct loader *l, int32_t *sep, int32_t *cls)
            get_id(l, KEY("cls_token_id"), cls);
 }
 
-static bool load_ends(struct loader *l)
+static bool load_ends(struct gguf_loader *l)
 {
     static const char *const keys[] = {KEY("eot_token_id"), KEY("eom_token_id")};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -360,20 +362,20 @@ static bool load_ends(struct loader *l)
     return true;
 }
 
-static bool load_added(struct loader *l)
+static bool load_added(struct gguf_loader *l)
 {
     for (size_t i = 0; i < l->n; i++) {
         const struct raw_token *r = &l->raw[i];
         if (r->kind != TOKEN_CONTROL && r->kind != TOKEN_USER && r->kind != TOKEN_UNKNOWN)
             continue;
-        struct added a = {.id = (int32_t)i, .special = r->kind != TOKEN_USER};
+        struct added_token a = {.id = (int32_t)i, .special = r->kind != TOKEN_USER};
         if (!tokenizer_add_token(l->t, a, r->text, r->len, l->err))
             return error_prefix(l->err, "%s[%zu]", KEY("tokens"), i);
     }
     return true;
 }
 
-static void set_template(struct loader *l, int32_t sep)
+static void set_template(struct gguf_loader *l, int32_t sep)
 {
     struct tokenizer *t = l->t;
     meta_get_bool(l->f, KEY("add_bos_token"), &t->add_bos);
@@ -387,40 +389,40 @@ static void set_template(struct loader *l, int32_t sep)
         token_list_add(&t->after, t->eos);
 }
 
-/* What a model's files leave out: ids that were always the same. */
-static int32_t usual(const struct loader *l, int32_t id)
+/* Well-known default ids, which some files omit. */
+static int32_t default_id(const struct gguf_loader *l, int32_t id)
 {
     return (size_t)id < l->n ? id : -1;
 }
 
-static bool load_all(struct loader *l, const char *model)
+static bool load_all(struct gguf_loader *l, const char *model)
 {
     struct tokenizer *t = l->t;
     int32_t sep = -1, cls = -1;
-    bool (*load)(struct loader *);
+    bool (*load)(struct gguf_loader *);
     if (!load_tokens(l))
         return false;
     if (!strcmp(model, "gpt2")) {
         load = load_bpe;
     } else if (!strcmp(model, "llama")) {
         load = load_spm;
-        t->bos = usual(l, 1);
-        t->eos = usual(l, 2);
-        t->unk = usual(l, 0);
+        t->bos = default_id(l, 1);
+        t->eos = default_id(l, 2);
+        t->unk = default_id(l, 0);
         t->add_bos = true;
     } else if (!strcmp(model, "gemma4")) {
         load = load_gemma;
         t->add_bos = true;
     } else if (!strcmp(model, "t5")) {
         load = load_unigram;
-        t->eos = usual(l, 1);
-        t->unk = usual(l, 2);
+        t->eos = default_id(l, 1);
+        t->unk = default_id(l, 2);
         t->add_eos = true;
     } else if (!strcmp(model, "bert")) {
         load = load_wordpiece;
-        t->unk = usual(l, 100);
-        cls = usual(l, 101);
-        sep = usual(l, 102);
+        t->unk = default_id(l, 100);
+        cls = default_id(l, 101);
+        sep = default_id(l, 102);
         t->add_bos = t->add_sep = true;
     } else {
         return error_set(l->err, "%s: \"%.60s\" is not supported", KEY("model"), model);
@@ -437,7 +439,7 @@ static bool load_all(struct loader *l, const char *model)
 
 struct tokenizer *tokenizer_from_gguf(const struct tensorfile *f, struct error *err)
 {
-    struct loader l = {.f = f, .t = tokenizer_new(), .err = err};
+    struct gguf_loader l = {.f = f, .t = tokenizer_new(), .err = err};
     char *model = meta_get_string(f, KEY("model"));
     bool ok;
     if (!model)

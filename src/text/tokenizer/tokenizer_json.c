@@ -1,7 +1,7 @@
 /*
- * Loads a Hugging Face tokenizer.json (and what tokenizer_config.json, generation_config.json and
- * config.json say about BOS and EOS) into the pipeline. Owns the names of the fields; every error
- * names the one at fault. What is not understood is refused, never guessed.
+ * Loads a Hugging Face tokenizer.json into the pipeline, together with the BOS and EOS settings of
+ * tokenizer_config.json, generation_config.json and config.json. Owns the field names; every error
+ * names the field at fault. Unknown components are refused, never guessed.
  */
 #include "base/base64.h"
 #include "base/json_guard.h"
@@ -14,11 +14,11 @@
 
 enum { MAX_DEPTH = 16, MAX_STEPS = 256 };
 
-struct loader {
+struct json_loader {
     struct tokenizer *t;
     struct error *err;
-    bool fused;            /* the decoder's later steps see the whole text */
-    bool spell;            /* words go to the model in GPT-2's alphabet, not as bytes */
+    bool fused;            /* a Fuse was read: later decoder steps see the whole text */
+    bool spell;            /* the model gets words spelled in GPT-2's alphabet, not bytes */
     struct raw_token *raw; /* (n_raw) */
     size_t n_raw;
 };
@@ -37,7 +37,7 @@ static bool get_bool(const json_t *o, const char *key, bool absent)
 }
 
 /* The "type" of a component, or NULL with an error. */
-static const char *type_of(struct loader *l, const json_t *o, const char *where)
+static const char *type_of(struct json_loader *l, const json_t *o, const char *where)
 {
     const char *type = get_string(o, "type");
     if (!type)
@@ -45,7 +45,7 @@ static const char *type_of(struct loader *l, const json_t *o, const char *where)
     return type;
 }
 
-/* A pattern {"String": s} or {"Regex": s} at o[key]. */
+/* Reads a pattern {"String": s} or {"Regex": s} at o[key]. */
 static const char *get_pattern(const json_t *o, const char *key, size_t *len, bool *literal)
 {
     const json_t *p = json_object_get(o, key);
@@ -57,8 +57,8 @@ static const char *get_pattern(const json_t *o, const char *key, size_t *len, bo
 }
 
 /* Calls f on each element of the list o[key]. */
-static bool each(struct loader *l, const json_t *o, const char *key, const char *where, int depth,
-                 bool (*f)(struct loader *, const json_t *, const char *, int))
+static bool for_each(struct json_loader *l, const json_t *o, const char *key, const char *where,
+                     int depth, bool (*f)(struct json_loader *, const json_t *, const char *, int))
 {
     const json_t *list = json_object_get(o, key);
     if (!json_is_array(list))
@@ -76,7 +76,7 @@ static bool each(struct loader *l, const json_t *o, const char *key, const char 
 
 /* ----------------------------------------------------------------------------------- normalizer */
 
-static bool add_replace(struct loader *l, const char *pattern, size_t n, bool literal,
+static bool add_replace(struct json_loader *l, const char *pattern, size_t n, bool literal,
                         const char *with, size_t n_with, const char *where)
 {
     struct norm_step *s = normalizer_add(&l->t->normalizer, NORM_REPLACE);
@@ -87,7 +87,7 @@ static bool add_replace(struct loader *l, const char *pattern, size_t n, bool li
     return true;
 }
 
-static bool load_charsmap(struct loader *l, const json_t *o, const char *where)
+static bool load_charsmap(struct json_loader *l, const json_t *o, const char *where)
 {
     const json_t *v = json_object_get(o, "precompiled_charsmap");
     if (!json_is_string(v))
@@ -96,14 +96,14 @@ static bool load_charsmap(struct loader *l, const json_t *o, const char *where)
     bool ok = base64_decode(json_string_value(v), json_string_length(v), &data);
     if (!ok)
         error_set(l->err, "precompiled_charsmap: not base64");
-    else if (data.len) /* an empty one changes nothing */
+    else if (data.len) /* an empty charsmap changes nothing */
         ok = charsmap_load(normalizer_add(&l->t->normalizer, NORM_CHARSMAP), (uint8_t *)data.p,
                            data.len, l->err);
     buf_clear(&data);
     return ok || error_prefix(l->err, "%s", where);
 }
 
-static bool load_normalizer(struct loader *l, const json_t *o, const char *where, int depth)
+static bool load_normalizer(struct json_loader *l, const json_t *o, const char *where, int depth)
 {
     struct normalizer *nz = &l->t->normalizer;
     const char *type = type_of(l, o, where);
@@ -122,7 +122,7 @@ static bool load_normalizer(struct loader *l, const json_t *o, const char *where
             return true;
         }
     if (!strcmp(type, "Sequence"))
-        return each(l, o, "normalizers", where, depth, load_normalizer);
+        return for_each(l, o, "normalizers", where, depth, load_normalizer);
     if (!strcmp(type, "Lowercase")) {
         normalizer_add(nz, NORM_LOWER);
     } else if (!strcmp(type, "StripAccents")) {
@@ -159,7 +159,7 @@ static bool load_normalizer(struct loader *l, const json_t *o, const char *where
         s->clean = get_bool(o, "clean_text", true);
         s->chinese = get_bool(o, "handle_chinese_chars", true);
         s->lower = get_bool(o, "lowercase", true);
-        s->accents = get_bool(o, "strip_accents", s->lower); /* null: as lowercase */
+        s->accents = get_bool(o, "strip_accents", s->lower); /* null: same as lowercase */
     } else if (!strcmp(type, "Precompiled")) {
         return load_charsmap(l, o, where);
     } else {
@@ -189,7 +189,7 @@ static bool get_behavior(const json_t *o, enum cut_behavior absent, enum cut_beh
     return !s;
 }
 
-static struct pre_step *add_chars(struct loader *l, uint32_t set, enum cut_behavior behavior)
+static struct pre_step *add_chars(struct json_loader *l, uint32_t set, enum cut_behavior behavior)
 {
     struct pre_step *s = pretokenizer_add(&l->t->pretokenizer, PRE_CHARS);
     s->set = set;
@@ -197,8 +197,8 @@ static struct pre_step *add_chars(struct loader *l, uint32_t set, enum cut_behav
     return s;
 }
 
-static struct pre_step *add_regex(struct loader *l, const char *pattern, size_t n, bool literal,
-                                  const char *where)
+static struct pre_step *add_regex(struct json_loader *l, const char *pattern, size_t n,
+                                  bool literal, const char *where)
 {
     struct pre_step *s = pretokenizer_add(&l->t->pretokenizer, PRE_REGEX);
     if (!literal)
@@ -210,7 +210,7 @@ static struct pre_step *add_regex(struct loader *l, const char *pattern, size_t 
     return s;
 }
 
-static bool load_metaspace(struct loader *l, const json_t *o, const char *where)
+static bool load_metaspace(struct json_loader *l, const json_t *o, const char *where)
 {
     const char *with = get_string(o, "replacement"), *scheme = get_string(o, "prepend_scheme");
     struct pre_step *s = pretokenizer_add(&l->t->pretokenizer, PRE_METASPACE);
@@ -233,7 +233,7 @@ static bool load_metaspace(struct loader *l, const json_t *o, const char *where)
     return true;
 }
 
-static bool load_pretokenizer(struct loader *l, const json_t *o, const char *where, int depth)
+static bool load_pretokenizer(struct json_loader *l, const json_t *o, const char *where, int depth)
 {
     struct pretokenizer *pt = &l->t->pretokenizer;
     const char *type = type_of(l, o, where);
@@ -246,7 +246,7 @@ static bool load_pretokenizer(struct loader *l, const json_t *o, const char *whe
         return error_set(l->err, "%s.behavior: \"%.60s\" is not known", where,
                          get_string(o, "behavior"));
     if (!strcmp(type, "Sequence"))
-        return each(l, o, "pretokenizers", where, depth, load_pretokenizer);
+        return for_each(l, o, "pretokenizers", where, depth, load_pretokenizer);
     if (!strcmp(type, "ByteLevel")) {
         if (get_bool(o, "add_prefix_space", true))
             pretokenizer_add(pt, PRE_PREFIX);
@@ -295,7 +295,7 @@ static bool load_pretokenizer(struct loader *l, const json_t *o, const char *whe
     return true;
 }
 
-/* Whether a component of this type is in o, however deep; and what follows it changes the text. */
+/* Whether o contains a component of this type at any depth. */
 static bool find_type(const json_t *o, const char *list, const char *type, int depth)
 {
     const char *is = get_string(o, "type");
@@ -310,7 +310,7 @@ static bool find_type(const json_t *o, const char *list, const char *type, int d
 
 /* -------------------------------------------------------------------------------------- decoder */
 
-static bool load_decoder(struct loader *l, const json_t *o, const char *where, int depth)
+static bool load_decoder(struct json_loader *l, const json_t *o, const char *where, int depth)
 {
     struct tokenizer *t = l->t;
     const char *type = type_of(l, o, where);
@@ -319,7 +319,7 @@ static bool load_decoder(struct loader *l, const json_t *o, const char *where, i
     if (t->n_decode >= MAX_STEPS)
         return error_set(l->err, "%s: more than %d steps", where, MAX_STEPS);
     if (!strcmp(type, "Sequence"))
-        return each(l, o, "decoders", where, depth, load_decoder);
+        return for_each(l, o, "decoders", where, depth, load_decoder);
     if (!strcmp(type, "Fuse")) {
         l->fused = true;
         return true;
@@ -379,8 +379,8 @@ static bool load_decoder(struct loader *l, const json_t *o, const char *where, i
     return true;
 }
 
-/* Without a decoder in the file: the inverse of what encoding does. */
-static void default_decoder(struct loader *l)
+/* The decoder of a file without one: the inverse of encoding. */
+static void default_decoder(struct json_loader *l)
 {
     struct tokenizer *t = l->t;
     const struct pretokenizer *pt = &t->pretokenizer;
@@ -406,8 +406,8 @@ static void default_decoder(struct loader *l)
 
 /* ----------------------------------------------------------------------------------- vocabulary */
 
-/* Grows raw so that id has a place. */
-static bool raw_reserve(struct loader *l, json_int_t id, size_t limit, const char *where)
+/* Grows raw so that it has an entry for id. */
+static bool raw_reserve(struct json_loader *l, json_int_t id, size_t limit, const char *where)
 {
     if (id < 0 || (size_t)id >= limit)
         return error_set(l->err, "%s: id %lld is out of range for this file", where, (long long)id);
@@ -420,7 +420,7 @@ static bool raw_reserve(struct loader *l, json_int_t id, size_t limit, const cha
     return true;
 }
 
-static bool load_vocab_object(struct loader *l, const json_t *vocab, size_t limit)
+static bool load_vocab_object(struct json_loader *l, const json_t *vocab, size_t limit)
 {
     const char *key;
     json_t *value;
@@ -448,7 +448,7 @@ static bool load_vocab_object(struct loader *l, const json_t *vocab, size_t limi
     return true;
 }
 
-static bool load_vocab_list(struct loader *l, const json_t *vocab, size_t limit)
+static bool load_vocab_list(struct json_loader *l, const json_t *vocab, size_t limit)
 {
     size_t n = json_array_size(vocab);
     if (n && !raw_reserve(l, (json_int_t)n - 1, limit, "model.vocab"))
@@ -469,8 +469,8 @@ static bool load_vocab_list(struct loader *l, const json_t *vocab, size_t limit)
     return true;
 }
 
-/* One entry of added_tokens into raw; the flags come later, once ids are known to be good. */
-static bool place_added(struct loader *l, json_int_t id, const json_t *e, size_t limit,
+/* Places one entry of added_tokens in raw. Its flags are set later, once all ids are checked. */
+static bool place_added(struct json_loader *l, json_int_t id, const json_t *e, size_t limit,
                         const char *where)
 {
     const json_t *content = json_object_get(e, "content");
@@ -492,10 +492,10 @@ static bool place_added(struct loader *l, json_int_t id, const json_t *e, size_t
     return true;
 }
 
-static bool added_flags(struct loader *l, json_int_t id, const json_t *e)
+static bool added_flags(struct json_loader *l, json_int_t id, const json_t *e)
 {
     const json_t *content = json_object_get(e, "content");
-    struct added a = {
+    struct added_token a = {
         .id = (int32_t)id,
         .special = get_bool(e, "special", false),
         .lstrip = get_bool(e, "lstrip", false),
@@ -507,9 +507,9 @@ static bool added_flags(struct loader *l, json_int_t id, const json_t *e)
                                l->err);
 }
 
-/* added_tokens of tokenizer.json, then those that only tokenizer_config.json has. */
-static bool walk_added(struct loader *l, const json_t *root, const json_t *config, size_t limit,
-                       bool place)
+/* Visits added_tokens of tokenizer.json, then the entries that only tokenizer_config.json has. */
+static bool walk_added(struct json_loader *l, const json_t *root, const json_t *config,
+                       size_t limit, bool place)
 {
     const json_t *list = json_object_get(root, "added_tokens");
     if (list && !json_is_array(list) && !json_is_null(list))
@@ -539,7 +539,7 @@ static bool walk_added(struct loader *l, const json_t *root, const json_t *confi
         bool same = known && json_is_string(content) &&
                     json_string_length(content) == l->raw[id].len &&
                     !memcmp(json_string_value(content), l->raw[id].text, l->raw[id].len);
-        /* what tokenizer.json says of an id counts; of one spelling the first entry does */
+        /* tokenizer.json wins for an id; for a spelling, the first entry wins */
         if (place && (!known || (same && l->raw[id].kind == TOKEN_NORMAL)) &&
             !place_added(l, id, e, limit, where))
             return false;
@@ -551,7 +551,7 @@ static bool walk_added(struct loader *l, const json_t *root, const json_t *confi
 
 /* ---------------------------------------------------------------------------------------- models */
 
-static int32_t find_token(struct loader *l, const json_t *name)
+static int32_t find_token(struct json_loader *l, const json_t *name)
 {
     if (json_is_object(name)) /* an AddedToken */
         name = json_object_get(name, "content");
@@ -560,9 +560,9 @@ static int32_t find_token(struct loader *l, const json_t *name)
                : -1;
 }
 
-/* A merge's half as the vocabulary keys it. */
-static bool merge_key(struct loader *l, const char *p, size_t n, struct buf *b, const char **key,
-                      size_t *len)
+/* The vocabulary key of one side of a merge. */
+static bool merge_key(struct json_loader *l, const char *p, size_t n, struct buf *b,
+                      const char **key, size_t *len)
 {
     *key = p;
     *len = n;
@@ -576,7 +576,7 @@ static bool merge_key(struct loader *l, const char *p, size_t n, struct buf *b, 
     return true;
 }
 
-static bool load_merges(struct loader *l, const json_t *model)
+static bool load_merges(struct json_loader *l, const json_t *model)
 {
     const json_t *merges = json_object_get(model, "merges");
     if (!json_is_array(merges))
@@ -624,7 +624,7 @@ static enum model_kind guess_model(const json_t *model)
     return json_is_array(json_object_get(model, "vocab")) ? MODEL_UNIGRAM : MODEL_WORDPIECE;
 }
 
-static bool model_type(struct loader *l, const json_t *model)
+static bool model_type(struct json_loader *l, const json_t *model)
 {
     const char *type = get_string(model, "type");
     struct tokenizer *t = l->t;
@@ -662,8 +662,8 @@ static bool model_type(struct loader *l, const json_t *model)
     return true;
 }
 
-/* After the vocabulary is there: the algorithm's own tables. */
-static bool load_model(struct loader *l, const json_t *model)
+/* Builds the algorithm's tables. The vocabulary must be complete. */
+static bool load_model(struct json_loader *l, const json_t *model)
 {
     struct tokenizer *t = l->t;
     const json_t *unk = json_object_get(model, "unk_token");
@@ -706,7 +706,8 @@ static bool load_model(struct loader *l, const json_t *model)
 
 /* ------------------------------------------------------------------------------ post-processor */
 
-static bool post_id(struct loader *l, const json_t *id, const char *where, struct token_list *to)
+static bool post_id(struct json_loader *l, const json_t *id, const char *where,
+                    struct token_list *to)
 {
     if (!json_is_integer(id) || json_integer_value(id) < 0 ||
         json_integer_value(id) >= l->t->vocab.n)
@@ -715,18 +716,18 @@ static bool post_id(struct loader *l, const json_t *id, const char *where, struc
     return true;
 }
 
-static bool load_template(struct loader *l, const json_t *o, const char *where)
+static bool load_template(struct json_loader *l, const json_t *o, const char *where)
 {
     const json_t *single = json_object_get(o, "single");
     const json_t *specials = json_object_get(o, "special_tokens");
     if (!json_is_array(single))
         return error_set(l->err, "%s.single: not a list", where);
-    bool behind = false;
+    bool after_text = false;
     for (size_t i = 0; i < json_array_size(single); i++) {
         const json_t *e = json_array_get(single, i);
         const json_t *special = json_object_get(e, "SpecialToken");
         if (!special) {
-            behind |= json_object_get(e, "Sequence") != NULL;
+            after_text |= json_object_get(e, "Sequence") != NULL;
             continue;
         }
         const char *name = get_string(special, "id");
@@ -736,13 +737,13 @@ static bool load_template(struct loader *l, const json_t *o, const char *where)
         if (!json_is_array(ids))
             return error_set(l->err, "%s: not a list", at);
         for (size_t k = 0; k < json_array_size(ids); k++)
-            if (!post_id(l, json_array_get(ids, k), at, behind ? &l->t->after : &l->t->before))
+            if (!post_id(l, json_array_get(ids, k), at, after_text ? &l->t->after : &l->t->before))
                 return false;
     }
     return true;
 }
 
-static bool load_post(struct loader *l, const json_t *o, const char *where, int depth)
+static bool load_post(struct json_loader *l, const json_t *o, const char *where, int depth)
 {
     const char *type = type_of(l, o, where);
     if (!type)
@@ -750,8 +751,8 @@ static bool load_post(struct loader *l, const json_t *o, const char *where, int 
     if (l->t->before.n + l->t->after.n > MAX_STEPS)
         return error_set(l->err, "%s: more than %d tokens", where, MAX_STEPS);
     if (!strcmp(type, "Sequence"))
-        return each(l, o, "processors", where, depth, load_post);
-    if (!strcmp(type, "ByteLevel")) /* only about offsets */
+        return for_each(l, o, "processors", where, depth, load_post);
+    if (!strcmp(type, "ByteLevel")) /* affects offsets only */
         return true;
     if (!strcmp(type, "TemplateProcessing"))
         return load_template(l, o, where);
@@ -776,7 +777,7 @@ static bool list_has(const struct token_list *l, int32_t id)
     return false;
 }
 
-/* add_bos_token and add_eos_token overrule the post-processor where they are spelled out. */
+/* Explicit add_bos_token and add_eos_token override the post-processor. */
 static void apply_add(const json_t *config, const char *key, int32_t id, struct token_list *l)
 {
     const json_t *add = json_object_get(config, key);
@@ -788,7 +789,7 @@ static void apply_add(const json_t *config, const char *key, int32_t id, struct 
         l->n = 0;
 }
 
-/* eos_token_id of a config: a number or a list. */
+/* eos_token_id of a config: a number or a list of numbers. */
 static void mark_ends(struct tokenizer *t, const json_t *config)
 {
     const json_t *v = json_object_get(config, "eos_token_id");
@@ -808,7 +809,7 @@ static int32_t config_id(const struct tokenizer *t, const json_t *config, const 
     return id >= 0 && id < t->vocab.n ? (int32_t)id : -1;
 }
 
-static void load_ends(struct loader *l, const json_t *config, const json_t *generation,
+static void load_ends(struct json_loader *l, const json_t *config, const json_t *generation,
                       const json_t *model)
 {
     struct tokenizer *t = l->t;
@@ -834,7 +835,7 @@ static void load_ends(struct loader *l, const json_t *config, const json_t *gene
 
 /* ------------------------------------------------------------------------------------ the whole */
 
-static bool load_all(struct loader *l, const json_t *root, const json_t *config)
+static bool load_all(struct json_loader *l, const json_t *root, const json_t *config)
 {
     struct tokenizer *t = l->t;
     const json_t *model = json_object_get(root, "model"), *o;
@@ -860,7 +861,7 @@ static bool load_all(struct loader *l, const json_t *root, const json_t *config)
         return false;
 
     const json_t *vocab = json_object_get(model, "vocab");
-    /* ids may have gaps, but a small file must not ask for a large table */
+    /* Ids may have gaps, but a small file must not cause a large allocation. */
     size_t limit = (json_object_size(vocab) + json_array_size(vocab) +
                     json_array_size(json_object_get(root, "added_tokens")) +
                     json_object_size(json_object_get(config, "added_tokens_decoder"))) *
@@ -890,7 +891,7 @@ struct tokenizer *tokenizer_from_json(const json_t *root, const char *name, cons
                                       const json_t *generation, const json_t *model,
                                       struct error *err)
 {
-    struct loader l = {.t = tokenizer_new(), .err = err};
+    struct json_loader l = {.t = tokenizer_new(), .err = err};
     bool ok = json_is_object(root) || error_set(err, "not a JSON object");
     ok = ok && load_all(&l, root, config);
     if (ok)

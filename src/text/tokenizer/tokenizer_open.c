@@ -1,4 +1,4 @@
-/* Finds the tokenizer of a model on disk: inside a GGUF, or beside a Hugging Face config.json. */
+/* Finds the tokenizer of a model on disk: inside a GGUF, or next to a Hugging Face config.json. */
 #include "base/mem.h"
 #include "file/builtin.h"
 #include "text/tokenizer/tokenizer_impl.h"
@@ -11,7 +11,7 @@
 enum { CONFIG_MAX = 64 << 20 };
 #define TOKENIZER_MAX ((size_t)512 << 20)
 
-/* dir/name as JSON, NULL where there is no such file; another failure clears *ok. */
+/* Parses dir/name as JSON. NULL if the file does not exist; any other failure clears *ok. */
 static json_t *load_optional(const char *dir, const char *name, bool *ok, struct error *err)
 {
     struct buf path = {0};
@@ -45,7 +45,7 @@ struct tokenizer *tokenizer_load(const struct tensorfile *f, struct error *err)
     const char *slash = strrchr(f->path, '/');
     if (stat(f->path, &st) == 0 && S_ISDIR(st.st_mode))
         buf_adds(&path, f->path);
-    else if (slash) /* the folder's config.json was named */
+    else if (slash) /* path of the folder's config.json */
         buf_add(&path, f->path, (size_t)(slash - f->path));
     else
         buf_addc(&path, '.');
@@ -75,7 +75,7 @@ struct tokenizer *tokenizer_open(const char *path, struct error *err)
         tensorfile_close(f);
         return t;
     }
-    /* Only the small files are needed: weights may be missing or still be on their way. */
+    /* Only the small files are read: weights may be missing or still downloading. */
     struct buf dir = {0}, file = {0};
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
     if (folder)

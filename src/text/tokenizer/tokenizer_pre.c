@@ -1,7 +1,7 @@
 /*
- * The pre-tokenizers that GGUF files name ("tokenizer.ggml.pre"), each as the regexes its model's
- * tokenizer.json has, with what else goes by the name: merges ignored for whole words, BOS by
- * default, NFC. A name that is not here is refused: a wrong split would silently spoil the model.
+ * The pre-tokenizers that GGUF files name ("tokenizer.ggml.pre"): the regexes of the model's
+ * tokenizer.json, plus settings implied by the name (ignore_merges, BOS by default, NFC). An
+ * unknown name is refused: a wrong split would silently degrade the model.
  */
 #include "base/mem.h"
 #include "text/tokenizer/tokenizer_impl.h"
@@ -13,20 +13,20 @@ enum {
     IGNORE_MERGES = 1,
     ADD_BOS = 2,
     NFC = 4,
-    ADD_SEP = 8, /* a separator behind the text, as BERT has it */
+    ADD_SEP = 8, /* a separator after the text, as in BERT */
 };
 
-/* The published pattern of GPT-2, then those that came after it. */
-#define GPT2        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define SUFFIX      "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define SPACES      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define OTHERS      " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-#define CL100K(NUM) SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" NUM "|" OTHERS SPACES
+/* The published pattern of GPT-2 and its successors. */
+#define GPT2         "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define SPACES       "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define OTHERS       " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+#define CL100K(NUM)  CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" NUM "|" OTHERS SPACES
 #define QWEN35                                                                                     \
-    SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                       \
-           "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" SPACES
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                 \
+                 "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" SPACES
 
-/* Words by case: capitals then small letters, or small letters alone. */
+/* Words by case: capitals followed by small letters, or small letters alone. */
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define CASED(UP, LOW, TAIL)                                                                       \
@@ -41,7 +41,7 @@ enum {
 #define ASIAN "[\\x{4E00}-\\x{9FA5}\\x{0800}-\\x{4E00}\\x{AC00}-\\x{D7FF}]+"
 #define BLOOM " ?[^(\\s|.,!?\\x{2026}\\x{3002}\\x{FF0C}\\x{3001}\\x{0964}\\x{06D4}\\x{060C})]+"
 
-/* The letters that DeepSeek's first models list one by one. */
+/* The letters that DeepSeek's first models list individually. */
 #define DEEPSEEK_LETTERS                                                                           \
     "A-Za-z\\x{B5}\\x{C0}-\\x{D6}\\x{D8}-\\x{F6}\\x{F8}-\\x{1BA}\\x{1BC}-\\x{1BF}"                 \
     "\\x{1C4}-\\x{293}\\x{295}-\\x{2AF}\\x{370}-\\x{373}\\x{376}\\x{377}\\x{37B}-\\x{37D}"         \
@@ -62,10 +62,10 @@ enum {
     "\\x{10400}-\\x{1044F}\\x{104B0}-\\x{104D3}\\x{104D8}-\\x{104FB}\\x{10C80}-\\x{10CB2}"         \
     "\\x{10CC0}-\\x{10CF2}\\x{118A0}-\\x{118DF}\\x{1E900}-\\x{1E943}"
 
-static const struct named {
+static const struct pre_preset {
     const char *names; /* separated by spaces */
     int flags;
-    const char *regexes[MAX_REGEXES]; /* applied one after the other */
+    const char *regexes[MAX_REGEXES]; /* applied in order */
 } table[] = {
     {"gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum exaone4 jais "
      "trillion granite-docling",
@@ -84,35 +84,38 @@ static const struct named {
     {"laguna", 0, {"[^\\n]+|[\\n]+", CL100K("\\p{N}")}},
     {"jais-2",
      0,
-     {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" OTHERS
-             "\\s*[\\r\\n]+|\\s{512}(?!\\S)|\\s{256}(?!\\S)|\\s{128}(?!\\S)|\\s{64}(?!\\S)|"
-             "\\s{32}(?!\\S)|\\s{16}(?!\\S)|\\s{8}(?!\\S)|\\s{4}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}"}},
+     {CONTRACTIONS
+      "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" OTHERS
+      "\\s*[\\r\\n]+|\\s{512}(?!\\S)|\\s{256}(?!\\S)|\\s{128}(?!\\S)|\\s{64}(?!\\S)|"
+      "\\s{32}(?!\\S)|\\s{16}(?!\\S)|\\s{8}(?!\\S)|\\s{4}(?!\\S)|\\s{1,2}(?!\\S)|\\s{1}"}},
     {"seed-coder",
      0,
-     {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|" SPACES}},
+     {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\\r\\n]+|" SPACES}},
     {"bailingmoe bailingmoe2 llada-moe",
      0,
      {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
       "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"}},
     {"exaone-moe",
      0,
-     {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+|\\p{N}|"
-             " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]?|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"}},
-    {"gpt-4o llama4 kanana2 talkie minimax-m2", 0, {O200K("\\p{N}{1,3}", SUFFIX "?")}},
-    {"granite-embed-multi-97m", IGNORE_MERGES, {O200K("\\p{N}{1,3}", SUFFIX "?")}},
-    {"tiny_aya cohere2moe", 0, {"\\d{1,3}(?=(?:\\d{3})*\\b)", O200K("\\p{N}{1,3}", SUFFIX "?")}},
+     {CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?(?:\\p{L}\\p{M}*(?: \\p{L}\\p{M}*)*)+|\\p{N}|"
+                   " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]?|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"}},
+    {"gpt-4o llama4 kanana2 talkie minimax-m2", 0, {O200K("\\p{N}{1,3}", CONTRACTIONS "?")}},
+    {"granite-embed-multi-97m", IGNORE_MERGES, {O200K("\\p{N}{1,3}", CONTRACTIONS "?")}},
+    {"tiny_aya cohere2moe",
+     0,
+     {"\\d{1,3}(?=(?:\\d{3})*\\b)", O200K("\\p{N}{1,3}", CONTRACTIONS "?")}},
     {"tekken", IGNORE_MERGES | ADD_BOS, {O200K("\\p{N}", "")}},
     {"youtu",
      IGNORE_MERGES,
      {"[\\x{AC00}-\\x{D7A3}\\x{3131}-\\x{318E}]+|[\\x{FF01}\\x{2026}\\x{201C}\\x{201D}\\x{2018}"
       "\\x{2019}\\x{2014}\\x{FF1A}\\x{FF1B}\\x{FF0C}\\x{3001}-\\x{303F}\\x{FE30}-\\x{FE4F}]+|"
       "[\\x{3105}-\\x{312F}]+|" CJK,
-      O200K("\\p{N}", SUFFIX "?")}},
+      O200K("\\p{N}", CONTRACTIONS "?")}},
     {"kimi-k2",
      0,
      {"[\\p{Han}]+|" CASED(NO_HAN("\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}"),
                            NO_HAN("\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}"),
-                           SUFFIX "?") "\\p{N}{1,3}|" OTHERS SPACES}},
+                           CONTRACTIONS "?") "\\p{N}{1,3}|" OTHERS SPACES}},
     {"deepseek-llm",
      0,
      {"[\\r\\n]", "\\s?[" DEEPSEEK_LETTERS "]+",
@@ -142,7 +145,7 @@ static const struct named {
     {"superbpe", 0, {"\\p{N}+", "(?=(\\d{3})+(?!\\d))"}},
 };
 
-static const struct named *find_named(const char *name)
+static const struct pre_preset *find_named(const char *name)
 {
     size_t n = strlen(name);
     if (!n || strchr(name, ' '))
@@ -156,7 +159,7 @@ static const struct named *find_named(const char *name)
 
 bool pretokenizer_named(struct tokenizer *t, const char *name, struct error *err)
 {
-    const struct named *e = find_named(name);
+    const struct pre_preset *e = find_named(name);
     if (!e)
         return error_set(err, "tokenizer.ggml.pre: pre-tokenizer \"%.60s\" is not supported", name);
     for (int i = 0; i < MAX_REGEXES && e->regexes[i]; i++) {

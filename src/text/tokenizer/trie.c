@@ -1,4 +1,4 @@
-/* The byte trie: a table of edges keyed by node and byte; the root's are an array. */
+/* The byte trie: a hash table of edges keyed by node and byte; the root's edges are an array. */
 #include "text/tokenizer/trie.h"
 #include "base/error.h"
 #include "base/mem.h"

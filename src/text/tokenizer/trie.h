@@ -1,6 +1,6 @@
 /*
- * A byte trie: strings to ids, for "what is the longest entry here" (added tokens) and "all entries
- * that start here" (unigram). Built once, then read by any thread.
+ * A byte trie from strings to ids. Serves "longest entry here" (added tokens) and "all entries that
+ * start here" (unigram). Built once, then read by any thread.
  */
 #ifndef STEEL_TEXT_TRIE_H
 #define STEEL_TEXT_TRIE_H
@@ -15,15 +15,15 @@ struct trie_edge {
 };
 
 struct trie {
-    uint32_t root[256];      /* child of the root by byte, 0 = none */
-    struct trie_edge *edges; /* (cap) open addressing: all edges below the root */
+    uint32_t root[256];      /* child of the root per byte, 0 = none */
+    struct trie_edge *edges; /* (cap) open addressing: all edges except the root's */
     size_t cap, n_edges;
     int32_t *value; /* (n_nodes) id of the entry that ends here, or -1; node 0 is the root */
     size_t n_nodes, cap_nodes;
 };
 
 void trie_clear(struct trie *t);
-/* Adds a non-empty string; false if it is there already (the old id stays). */
+/* Adds a non-empty string. False if it is already present; the old id stays. */
 bool trie_add(struct trie *t, const char *p, size_t n, int32_t id);
 
 /* The node reached from `node` (0 = root) by byte c, or 0. */

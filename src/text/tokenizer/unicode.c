@@ -1,9 +1,9 @@
 /*
  * Code points. Owns the lazily filled page tables.
  *
- * Why PCRE2 is the source of categories: pre-tokenizers exist twice, as regular expressions run by
- * PCRE2 and as hand-written splitters. Taking both from one table makes them agree on every code
- * point whatever Unicode version is installed.
+ * Why categories come from PCRE2: pre-tokenizers exist both as regular expressions run by PCRE2 and
+ * as hand-written splitters. With one table for both, they agree on every code point whatever
+ * Unicode version is installed.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "text/tokenizer/unicode.h"
@@ -107,7 +107,7 @@ const uint8_t unicode_ascii[128] = {
 enum { N_PAGES = 0x1100 };
 static _Atomic(uint8_t *) pages[N_PAGES]; /* (256) each, filled on first use, never freed */
 
-/* One alternative per category, in the order of the enum: the group that matched is the answer. */
+/* One alternative per category, in enum order: the group that matched gives the category. */
 static const char category_regex[] =
     "(\\p{Lu}+)|(\\p{Ll}+)|(\\p{Lt}+)|(\\p{Lm}+)|(\\p{Lo}+)|(\\p{Mn}+)|(\\p{Mc}+)|(\\p{Me}+)|"
     "(\\p{Nd}+)|(\\p{Nl}+)|(\\p{No}+)|(\\p{Pc}+)|(\\p{Pd}+)|(\\p{Ps}+)|(\\p{Pe}+)|(\\p{Pi}+)|"
@@ -143,7 +143,7 @@ static uint8_t *page_fill(uint32_t page)
     size_t at = 0;
     while (at < n) {
         int rc = pcre2_match(category_code, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, md, NULL);
-        if (rc < 1) /* the rest is unassigned */
+        if (rc < 1) /* the rest of the page is unassigned */
             break;
         const PCRE2_SIZE *o = pcre2_get_ovector_pointer(md);
         for (size_t k = o[0]; k < o[1]; k += (size_t)utf8_len(text[k])) {
@@ -166,8 +166,7 @@ const uint8_t *unicode_page(uint32_t page)
     uint8_t *p = atomic_load_explicit(&pages[page], memory_order_acquire);
     if (__builtin_expect(p != NULL, 1))
         return p;
-    struct mem_job *job =
-        mem_job_suspend(); /* it stays, whatever becomes of the job that needs it */
+    struct mem_job *job = mem_job_suspend(); /* the page outlives the job that caused it */
     uint8_t *fresh = page_fill(page), *none = NULL;
     if (!atomic_compare_exchange_strong(&pages[page], &none, fresh)) {
         mem_free(fresh); /* another thread was first */
@@ -195,10 +194,10 @@ void unicode_add_lower(uint32_t cp, struct buf *out)
 /* ------------------------------------------------------------------------------- normal forms */
 
 /*
- * Marks and compositions that are younger than Unicode 12.1. The tokenizers library, with which
- * models are trained, normalises by that version's tables: to it these are plain characters.
+ * Marks and compositions added after Unicode 12.1. The tokenizers library, used in training,
+ * normalises with that version's tables and treats these as plain characters.
  */
-static bool is_young(uint32_t cp)
+static bool is_after_unicode12(uint32_t cp)
 {
     static const uint32_t ranges[][2] = {
         {0x898, 0x89f},     {0x8ca, 0x8d2},     {0xc3c, 0xc3c},     {0x1715, 0x1715},
@@ -215,15 +214,15 @@ static bool is_young(uint32_t cp)
 }
 
 /*
- * Inert under NFC: a starter that is its own normal form and never composes with what stands before
- * it. A text of inert characters is in NFC, and normalisation never reaches across one. Marks and
- * the characters known to be second in a composition are taken as not inert without a closer look.
+ * Inert under NFC: a starter that is its own normal form and never composes with the character
+ * before it. A text of inert characters is in NFC, and normalisation never crosses one. Marks and
+ * characters known to be second in a composition count as not inert without further checks.
  */
 static bool nfc_inert(uint32_t cp)
 {
     if (cp < 0x300)
         return true;
-    if (is_young(cp))
+    if (is_after_unicode12(cp))
         return true;
     if (cp >= 0x1160 && cp < 0x1200)
         return false;
@@ -235,15 +234,16 @@ static bool nfc_inert(uint32_t cp)
     return p->combining_class == 0 && (p->decomp_seqindex == UINT16_MAX || p->decomp_type != 0);
 }
 
-/* Under the other forms ASCII alone is cheap to know; the rest is normalised for real. */
+/* Under the other forms only ASCII is cheap to recognise. All other text is normalised. */
 static bool inert(enum normal_form form, uint32_t cp)
 {
-    return form == NORMAL_NFC ? nfc_inert(cp) : cp < 0x80 || is_young(cp);
+    return form == NORMAL_NFC ? nfc_inert(cp) : cp < 0x80 || is_after_unicode12(cp);
 }
 
 static size_t skip_inert(enum normal_form form, const char *p, size_t n)
 {
-    /* The lead byte of U+0300 is 0xcc: bytes below it are inert under NFC, ASCII everywhere. */
+    /* The lead byte of U+0300 is 0xcc. Lower bytes are inert under NFC; ASCII is inert in every
+     * form. */
     unsigned char limit = form == NORMAL_NFC ? 0xcc : 0x80;
     size_t i = 0;
     while (i < n) {
@@ -268,7 +268,7 @@ bool unicode_is_normal(enum normal_form form, const char *p, size_t n)
 static int combining(int32_t cp)
 {
     int c = utf8proc_get_property(cp)->combining_class;
-    return c && is_young((uint32_t)cp) ? 0 : c;
+    return c && is_after_unicode12((uint32_t)cp) ? 0 : c;
 }
 
 struct mark {
@@ -305,7 +305,7 @@ static void order_marks(int32_t *cp, size_t n)
             end++;
         }
         if (!sorted) {
-            /* utf8proc's own ordering is quadratic in the run, which hostile text can choose. */
+            /* utf8proc's ordering is quadratic in the run, whose length hostile text can choose. */
             struct mark *m = mem_alloc((end - i) * sizeof *m);
             for (size_t k = i; k < end; k++)
                 m[k - i] = (struct mark){cp[k], (uint32_t)(k - i), combining(cp[k])};
@@ -318,12 +318,12 @@ static void order_marks(int32_t *cp, size_t n)
     }
 }
 
-struct cps {
+struct codepoints {
     int32_t *p; /* (cap) */
     size_t n, cap;
 };
 
-static void cps_reserve(struct cps *c, size_t extra)
+static void codepoints_reserve(struct codepoints *c, size_t extra)
 {
     if (c->n + extra <= c->cap)
         return;
@@ -331,7 +331,7 @@ static void cps_reserve(struct cps *c, size_t extra)
     c->p = mem_realloc(c->p, c->cap, sizeof *c->p);
 }
 
-static void normalize_run(enum normal_form form, const char *p, size_t n, struct cps *c,
+static void normalize_run(enum normal_form form, const char *p, size_t n, struct codepoints *c,
                           struct buf *out)
 {
     bool compat = form == NORMAL_NFKC || form == NORMAL_NFKD;
@@ -340,8 +340,8 @@ static void normalize_run(enum normal_form form, const char *p, size_t n, struct
     for (size_t i = 0; i < n;) {
         uint32_t cp;
         i += (size_t)utf8_next(p + i, &cp);
-        cps_reserve(c, 32);
-        if (is_young(cp)) {
+        codepoints_reserve(c, 32);
+        if (is_after_unicode12(cp)) {
             c->p[c->n++] = (int32_t)cp;
             continue;
         }
@@ -355,7 +355,7 @@ static void normalize_run(enum normal_form form, const char *p, size_t n, struct
                 c->n += (size_t)k;
                 break;
             }
-            cps_reserve(c, (size_t)k);
+            codepoints_reserve(c, (size_t)k);
         }
     }
     CHECK(c->p, "an empty run");
@@ -371,7 +371,7 @@ static void normalize_run(enum normal_form form, const char *p, size_t n, struct
 
 void unicode_normalize(enum normal_form form, const char *p, size_t n, struct buf *out)
 {
-    struct cps c = {0};
+    struct codepoints c = {0};
     buf_reserve(out, n);
     while (n) {
         size_t same = skip_inert(form, p, n);
@@ -379,7 +379,8 @@ void unicode_normalize(enum normal_form form, const char *p, size_t n, struct bu
             buf_add(out, p, n);
             break;
         }
-        /* The character before may compose with the marks that follow: it joins the run. */
+        /* The preceding character may compose with the marks that follow, so it is part of the
+         * run. */
         if (same)
             same = (size_t)(utf8_prev(p + same) - p);
         size_t end = same + (size_t)utf8_len(p[same]);

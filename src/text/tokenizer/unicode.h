@@ -1,7 +1,7 @@
 /*
- * Code points: UTF-8 in and out, general categories, normal forms (UAX #15) and lower case.
- * Categories come from PCRE2's tables, normal forms and case from utf8proc; both are read lazily,
- * a page of 256 code points at a time, so nothing is built at start. Safe from any thread.
+ * Code points: UTF-8 decoding and encoding, general categories, normal forms (UAX #15) and lower
+ * case. Categories come from PCRE2's tables, normal forms and case from utf8proc. Tables are filled
+ * lazily, 256 code points at a time, so start-up builds nothing. Safe from any thread.
  */
 #ifndef STEEL_TEXT_UNICODE_H
 #define STEEL_TEXT_UNICODE_H
@@ -48,7 +48,7 @@ enum unicode_category {
     UC_COUNT
 };
 
-/* Sets of categories, to be tested with unicode_is(cp, set). */
+/* Sets of categories, for unicode_is(cp, set). */
 #define UC_SET(c) (1u << (c))
 enum {
     UC_LETTER = UC_SET(UC_LU) | UC_SET(UC_LL) | UC_SET(UC_LT) | UC_SET(UC_LM) | UC_SET(UC_LO),
@@ -67,7 +67,7 @@ enum {
 
 extern const uint8_t unicode_ascii[128]; /* category of each ASCII character */
 
-const uint8_t *unicode_page(uint32_t page); /* (256) categories of page << 8 .. */
+const uint8_t *unicode_page(uint32_t page); /* (256) categories from page << 8 */
 
 static inline unsigned unicode_category(uint32_t cp)
 {
@@ -81,9 +81,9 @@ static inline bool unicode_is(uint32_t cp, uint32_t set)
     return set >> unicode_category(cp) & 1;
 }
 
-/* Decodes one character of n bytes; its length, or 0 where the bytes are not valid UTF-8. */
+/* Decodes one character of at most n bytes. Returns its length, or 0 for invalid UTF-8. */
 int utf8_decode(const char *p, size_t n, uint32_t *cp);
-/* The same for text known to be valid. */
+/* Like utf8_decode, for text known to be valid. */
 static inline int utf8_next(const char *s, uint32_t *cp)
 {
     const unsigned char *p = (const unsigned char *)s;
@@ -110,13 +110,13 @@ static inline const char *utf8_prev(const char *s)
     while (((unsigned char)*s & 0xc0) == 0x80);
     return s;
 }
-/* Bytes of the character that this lead byte starts (valid text). */
+/* Length of the character that starts with this lead byte (valid text). */
 static inline int utf8_len(char c)
 {
     unsigned char b = (unsigned char)c;
     return b < 0x80 ? 1 : b < 0xe0 ? 2 : b < 0xf0 ? 3 : 4;
 }
-int utf8_encode(uint32_t cp, char out[4]); /* bytes written */
+int utf8_encode(uint32_t cp, char out[4]); /* returns the number of bytes */
 /* Length of the longest valid prefix of p. */
 size_t utf8_valid(const char *p, size_t n);
 
@@ -124,9 +124,9 @@ size_t utf8_valid(const char *p, size_t n);
 void unicode_add_lower(uint32_t cp, struct buf *out);
 
 enum normal_form { NORMAL_NFC, NORMAL_NFD, NORMAL_NFKC, NORMAL_NFKD };
-/* True if the text is certainly in this form already (a quick check: false may be pessimistic). */
+/* True if the text is certainly in this form. A quick check: false negatives are possible. */
 bool unicode_is_normal(enum normal_form form, const char *p, size_t n);
-/* Appends the normal form of valid UTF-8. Time is O(n log n) whatever the text. */
+/* Appends the normal form of valid UTF-8. Takes O(n log n) for any text. */
 void unicode_normalize(enum normal_form form, const char *p, size_t n, struct buf *out);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * Unigram segmentation. Owns the trie over the vocabulary. One pass over the word keeps, for every
- * end, the best score and where its last token starts; walking back gives the tokens.
+ * end position, the best score and the start of its last token. Walking back from the end gives the
+ * tokens.
  */
 #include "text/tokenizer/unigram.h"
 #include "base/mem.h"
@@ -9,14 +10,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* An unknown character costs this much more than the worst token. */
+/* Score of an unknown character relative to the worst token. */
 static const double unk_penalty = 10.0;
 
-enum { TRIE_STEPS = 8 }; /* for a unit of work */
+enum { TRIE_STEPS = 8 }; /* trie steps per unit of work */
 
 struct unigram_node {
     double score;
-    uint32_t from; /* where the token that ends here starts; UINT32_MAX = not reached */
+    uint32_t from; /* start of the token that ends here; UINT32_MAX = not reached */
     int32_t id;    /* -1 = unknown */
 };
 
@@ -115,7 +116,7 @@ bool unigram_encode(const struct unigram *u, struct unigram_scratch *s, const ch
         }
         i += one;
     }
-    /* walk back, turning each link into "where the next token ends"; then forward */
+    /* Walk back, replacing each link with the end of the next token; then emit forward. */
     size_t at = n, next = n;
     while (at) {
         size_t from = best[at].from;
@@ -128,7 +129,7 @@ bool unigram_encode(const struct unigram *u, struct unigram_scratch *s, const ch
         size_t end = best[at].from;
         if (best[end].id >= 0) {
             token_list_add(out, best[end].id);
-        } else { /* neighbouring unknown characters are one unknown token */
+        } else { /* adjacent unknown characters become one unknown token */
             size_t from = at;
             while (end < n && best[best[end].from].id < 0)
                 end = best[end].from;

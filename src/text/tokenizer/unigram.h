@@ -1,4 +1,4 @@
-/* Unigram: the segmentation of a word with the highest sum of scores (Viterbi). */
+/* Unigram: the segmentation of a word with the highest total score (Viterbi). */
 #ifndef STEEL_TEXT_UNIGRAM_H
 #define STEEL_TEXT_UNIGRAM_H
 
@@ -12,7 +12,7 @@ struct unigram {
     int32_t unk;      /* or -1 */
     double unk_score;
     bool byte_fallback;
-    int32_t byte_id[256]; /* <0xXX> or -1 */
+    int32_t byte_id[256]; /* token <0xXX> of each byte, or -1 */
 };
 
 /* Work space of one thread; zero-initialise. */
@@ -22,10 +22,10 @@ struct unigram_scratch {
 };
 void unigram_scratch_clear(struct unigram_scratch *s);
 
-/* `unk` and `byte_fallback` are set; builds the rest. */
+/* Builds the tables. `unk` and `byte_fallback` must be set. */
 void unigram_init(struct unigram *u, const struct vocab *v);
 void unigram_clear(struct unigram *u);
-/* False where the budget (may be NULL) ends first. */
+/* Returns false if the budget (may be NULL) runs out. */
 bool unigram_encode(const struct unigram *u, struct unigram_scratch *s, const char *word, size_t n,
                     struct budget *budget, struct token_list *out);
 

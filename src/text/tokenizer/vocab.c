@@ -18,7 +18,7 @@ void vocab_clear(struct vocab *v)
     *v = (struct vocab){0};
 }
 
-static inline uint64_t load(const char *p, size_t n)
+static inline uint64_t load_bytes(const char *p, size_t n)
 {
     uint64_t w = 0;
     if (n >= 8) {
@@ -45,11 +45,11 @@ static uint64_t hash_key(const char *p, size_t n)
 {
     uint64_t h = 0x9e3779b97f4a7c15u ^ n;
     while (n > 16) {
-        h = mix(h ^ load(p, 8), 0xa0761d6478bd642fu);
+        h = mix(h ^ load_bytes(p, 8), 0xa0761d6478bd642fu);
         p += 8;
         n -= 8;
     }
-    uint64_t a = load(p, n), b = n > 8 ? load(p + n - 8, 8) : 0;
+    uint64_t a = load_bytes(p, n), b = n > 8 ? load_bytes(p + n - 8, 8) : 0;
     return mix(h ^ a, b ^ 0xe7037ed1a0b428dbu);
 }
 
@@ -101,8 +101,8 @@ int32_t vocab_find(const struct vocab *v, const char *key, size_t len)
 }
 
 /*
- * GPT-2 spells the printable Latin-1 bytes as themselves and the other 68, in order, as U+0100
- * onwards, so that every byte string is printable text.
+ * GPT-2 spells the printable Latin-1 bytes as themselves and the other 68, in order, from U+0100,
+ * so that every byte string is printable text.
  */
 static inline bool printable(unsigned b)
 {

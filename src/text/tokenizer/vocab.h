@@ -1,10 +1,10 @@
 /*
- * The vocabulary: every id's spelling, what decoding it emits, its kind and score, and an index from
- * spelling to id. Filled by a loader, then immutable. Knows no algorithm.
+ * The vocabulary: each id's spelling, decoded text, kind and score, and an index from spelling to
+ * id. Filled by a loader, then immutable. Knows no algorithm.
  *
- * Two spellings per id. `key` is what the model's algorithm works on: raw bytes for byte-level BPE
- * (the GPT-2 alphabet is undone at load), otherwise UTF-8 as in the file. `piece` is what decoding
- * emits and what users see.
+ * Each id has two spellings. `key` is the input of the model's algorithm: raw bytes for byte-level
+ * BPE (the GPT-2 alphabet is undone at load), else UTF-8 as in the file. `piece` is the text that
+ * decoding emits and users see.
  */
 #ifndef STEEL_TEXT_VOCAB_H
 #define STEEL_TEXT_VOCAB_H
@@ -16,7 +16,7 @@
 
 struct vocab_slot {
     uint32_t hash;
-    int32_t id; /* + 1; 0 = empty */
+    int32_t id; /* id + 1; 0 = empty slot */
 };
 
 struct vocab {
@@ -50,14 +50,15 @@ static inline const char *vocab_piece(const struct vocab *v, int32_t id, size_t 
     return v->pieces.p + v->piece_at[id];
 }
 
-/* Builds the index over all non-empty keys. On a duplicate: false, and the two ids. */
+/* Builds the index over all non-empty keys. On a duplicate, returns false and sets the two ids. */
 bool vocab_index(struct vocab *v, int32_t dup[2]);
 /* Id of the token with exactly this key, or -1. */
 int32_t vocab_find(const struct vocab *v, const char *key, size_t len);
 
-/* GPT-2's alphabet. Appends the raw bytes of `s`; false (nothing kept) if it has other characters. */
+/* Decodes GPT-2's alphabet: appends the raw bytes of `s`. False, with out unchanged, on other
+ * characters. */
 bool bytelevel_decode(const char *s, size_t n, struct buf *out);
-/* Appends the alphabet's spelling of raw bytes. */
+/* Appends the spelling of raw bytes in GPT-2's alphabet. */
 void bytelevel_encode(const char *s, size_t n, struct buf *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* WordPiece by greedy longest match; a word that cannot be covered is one unknown token. */
+/* WordPiece by greedy longest match; a word that cannot be covered becomes one unknown token. */
 #include "text/tokenizer/wordpiece.h"
 #include "text/tokenizer/unicode.h"
 
@@ -15,7 +15,7 @@ bool wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char
     for (size_t i = 0; i < n; i++)
         chars += ((unsigned char)word[i] & 0xc0) != 0x80;
     bool known = chars <= w->max_chars;
-    /* the continuation's spelling, the prefix in front of the rest, built once */
+    /* prefix + word, built once */
     buf_reset(scratch);
     buf_add(scratch, w->prefix.p, w->prefix.len);
     buf_add(scratch, word, n);
@@ -24,13 +24,13 @@ bool wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char
         size_t room = w->vocab->max_key > skip ? w->vocab->max_key - skip : 0;
         size_t end = n - at < room ? n : at + room;
         int32_t id = -1;
-        if (at) /* put the prefix right before the rest; what it overwrites is done with */
+        if (at) /* move the prefix to just before the rest; the bytes it overwrites are consumed */
             for (size_t k = 0; k < skip; k++)
                 scratch->p[at + k] = w->prefix.p[k];
         for (; end > at; end--) {
             if (end < n && ((unsigned char)word[end] & 0xc0) == 0x80)
                 continue;
-            if (!budget_spend(budget, (end - at) / 16)) /* a look-up reads all of the piece */
+            if (!budget_spend(budget, (end - at) / 16)) /* each look-up reads the whole piece */
                 return false;
             if (at)
                 id = vocab_find(w->vocab, scratch->p + at, skip + end - at);

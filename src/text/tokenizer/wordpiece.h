@@ -8,12 +8,12 @@
 struct wordpiece {
     const struct vocab *vocab;
     struct buf prefix; /* of a continuation, "##" */
-    size_t max_chars;  /* a word of more characters is unknown */
+    size_t max_chars;  /* longer words become one unknown token */
     int32_t unk;       /* or -1 */
 };
 
 void wordpiece_clear(struct wordpiece *w);
-/* False where the budget (may be NULL) ends first. */
+/* Returns false if the budget (may be NULL) runs out. */
 bool wordpiece_encode(const struct wordpiece *w, struct buf *scratch, const char *word, size_t n,
                       struct budget *budget, struct token_list *out);
 
