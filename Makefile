@@ -265,7 +265,7 @@ $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 $(B)/fuzz/fuzz_markdown: $(B)/fuzz/fuzz_markdown.o $(addprefix $(B)/src/cli/term/,markdown.o table.o flow.o) $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-$(B)/fuzz/fuzz_embeddings $(B)/fuzz/fuzz_forwarded $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_marks $(B)/fuzz/fuzz_request $(B)/fuzz/fuzz_upstream: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
+$(B)/fuzz/fuzz_embeddings $(B)/fuzz/fuzz_forwarded $(B)/fuzz/fuzz_http $(B)/fuzz/fuzz_prefix_hash $(B)/fuzz/fuzz_request $(B)/fuzz/fuzz_upstream: $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS)
 
 # The GPU's tests and benchmark, on a machine that has one; and the same kernels on the CPU, simulated.

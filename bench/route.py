@@ -1,8 +1,8 @@
-"""What `steel route` costs: the same load on a server, and on it through a router, rounds interleaved.
+"""What `steel route` costs: the same load on a server, and on it through a gateway, rounds interleaved.
 
     python3 bench/route.py BUILD [--rounds 3] [--levels 1,16,64] [--input 128] [--output 16]
 
-Prints requests a second and the time to the first token of both (medians of the rounds), and the router's CPU time for each
+Prints requests a second and the time to the first token of both (medians of the rounds), and the gateway's CPU time for each
 request and for each token it passed on.
 """
 import argparse
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../tests"))
-from serverlib import Router, Server
+from serverlib import Gateway, Server
 
 
 def cpu_s(pid):
@@ -40,24 +40,24 @@ def main():
     p.add_argument("--output", type=int, default=16)
     args = p.parse_args()
     server = Server(args.build, "-np", "64", "-c", "1024")
-    router = Router(args.build, [server])
+    gateway = Gateway(args.build, [server])
     print(f"{'streams':>7} | {'req/s':>8} {'TTFT p50':>9} {'p99':>7} | {'req/s':>8} {'TTFT p50':>9} {'p99':>7} | CPU us: request, token")
     for level in (int(x) for x in args.levels.split(",")):
-        rows = {server.port: [], router.port: []}
+        rows = {server.port: [], gateway.port: []}
         cpu = n_requests = n_tokens = 0
         for _ in range(args.rounds):
             for port in rows:
-                before = cpu_s(router.proc.pid)
+                before = cpu_s(gateway.proc.pid)
                 got = measure(args.build, port, level, args)
                 rows[port].append((got["ok"] / got["seconds"], got["ttft_ms"]["p50"], got["ttft_ms"]["p99"]))
-                if port == router.port:
-                    cpu += cpu_s(router.proc.pid) - before
+                if port == gateway.port:
+                    cpu += cpu_s(gateway.proc.pid) - before
                     n_requests += got["ok"]
                     n_tokens += got["output_tokens"]
         medians = [statistics.median(r[i] for r in rows[port]) for port in rows for i in range(3)]
         print(f"{level:7} | {medians[0]:8.1f} {medians[1]:9.2f} {medians[2]:7.2f} | {medians[3]:8.1f} {medians[4]:9.2f} {medians[5]:7.2f} | "
               f"{cpu / n_requests * 1e6:.0f}, {cpu / n_tokens * 1e6:.1f}", flush=True)
-    router.stop()
+    gateway.stop()
     server.stop()
 
 

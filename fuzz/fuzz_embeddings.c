@@ -26,15 +26,15 @@ static struct server *server(void)
 
 static void prepare(const json_t *body, size_t size, enum call_kind kind)
 {
-    struct call *c = mem_zalloc(1, sizeof *c);
-    c->server = server();
-    c->kind = kind;
-    c->budget = budget_for(size, NULL);
-    bool ok = kind == CALL_RERANK ? prepare_rerank(c, body) : prepare_embeddings(c, body);
-    CHECK(ok == (c->err.status == 0) && (ok || c->err.msg[0]), "ok %d, status %d", ok,
-          c->err.status);
-    embed_call_free(c->embed);
-    mem_free(c);
+    struct api_request *req = mem_zalloc(1, sizeof *req);
+    req->server = server();
+    req->kind = kind;
+    req->budget = budget_for(size, NULL);
+    bool ok = kind == CALL_RERANK ? prepare_rerank(req, body) : prepare_embeddings(req, body);
+    CHECK(ok == (req->err.status == 0) && (ok || req->err.msg[0]), "ok %d, status %d", ok,
+          req->err.status);
+    embed_request_free(req->embed);
+    mem_free(req);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

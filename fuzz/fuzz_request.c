@@ -61,7 +61,7 @@ static void translations(const json_t *body)
     }
     for (int i = 0; i < 3; i++) {
         struct api_error err = {0};
-        struct responses_call *r = mem_zalloc(1, sizeof *r);
+        struct responses_request *r = mem_zalloc(1, sizeof *r);
         bool raw = false;
         json_t *chat = i == 2 ? responses_translate(body, store, "", "b", r, &err)
                               : ollama_translate(body, i == 1, &raw, &err);
@@ -71,7 +71,7 @@ static void translations(const json_t *body)
             json_decref(responses_drop_turns(json_object_get(chat, "messages"), 1));
         }
         json_decref(chat);
-        responses_call_free(r);
+        responses_request_free(r);
     }
 }
 
@@ -108,7 +108,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         conversation(body);
         translations(body);
         memset(&err, 0, sizeof err);
-        json_t *translated = messages_translate(body, true, &err);
+        json_t *translated = anthropic_translate(body, true, &err);
         CHECK((translated != NULL) == (err.status == 0), "translated and refused");
         if (translated)
             conversation(translated);

@@ -1,6 +1,6 @@
 /* libFuzzer entry: a server's bytes, whole and cut in three at any places, through the reader of
  * answers: the same must come out, and never more than was sent. */
-#include "route/answer.h"
+#include "route/http_response.h"
 #include "base/error.h"
 
 #include <string.h>
@@ -9,32 +9,32 @@ struct got {
     struct buf body;
     int status;
     int n_headers;
-    enum answer_result last;
+    enum http_response_result last;
     size_t used;
 };
 
 /* Until the reader wants more, or has ended. */
-static bool feed(struct answer *a, const char *p, size_t n, struct got *g)
+static bool feed(struct http_response *a, const char *p, size_t n, struct got *g)
 {
     for (;;) {
         size_t used = 0, before = g->body.len;
         const char *why = NULL;
-        g->last = answer_feed(a, p, n, &g->body, &used, &why);
+        g->last = http_response_feed(a, p, n, &g->body, &used, &why);
         CHECK(used <= n, "took more than there is");
-        CHECK((g->last == ANSWER_BAD) == (why != NULL), "bad without a reason");
-        CHECK((g->last == ANSWER_DATA) == (g->body.len > before), "data without bytes");
+        CHECK((g->last == RESPONSE_BAD) == (why != NULL), "bad without a reason");
+        CHECK((g->last == RESPONSE_DATA) == (g->body.len > before), "data without bytes");
         p += used;
         n -= used;
         g->used += used;
-        if (g->last == ANSWER_HEAD) {
+        if (g->last == RESPONSE_HEAD) {
             CHECK(a->head.status >= 200 && a->head.length >= -1, "a head with holes");
             g->status = a->head.status;
             g->n_headers = a->head.n_headers;
             http_header(&a->head, "Content-Type");
         }
-        if (g->last == ANSWER_END || g->last == ANSWER_BAD)
+        if (g->last == RESPONSE_END || g->last == RESPONSE_BAD)
             return false;
-        if (g->last == ANSWER_MORE) {
+        if (g->last == RESPONSE_MORE) {
             CHECK(n == 0, "%zu bytes left, and wants more", n);
             return true;
         }
@@ -43,20 +43,20 @@ static bool feed(struct answer *a, const char *p, size_t n, struct got *g)
 
 static void run(const char *p, size_t n, const size_t cuts[2], bool to_head, struct got *g)
 {
-    struct answer a = {.to_head = to_head};
+    struct http_response a = {.to_head = to_head};
     size_t at[] = {0, cuts[0], cuts[1], n};
     const char *why = NULL;
     bool open = true;
     for (int i = 0; i < 3 && open; i++)
         open = feed(&a, p + at[i], at[i + 1] - at[i], g);
     if (open) {
-        g->last = answer_close(&a, &why);
-        CHECK(g->last == ANSWER_END || (g->last == ANSWER_BAD && why), "no end at the end");
+        g->last = http_response_close(&a, &why);
+        CHECK(g->last == RESPONSE_END || (g->last == RESPONSE_BAD && why), "no end at the end");
     }
-    if (g->last == ANSWER_END && a.head.length >= 0 && !to_head && a.head.status != 204 &&
+    if (g->last == RESPONSE_END && a.head.length >= 0 && !to_head && a.head.status != 204 &&
         a.head.status != 304)
         CHECK((int64_t)g->body.len == a.head.length, "a body of the wrong length is whole");
-    answer_clear(&a);
+    http_response_clear(&a);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -76,7 +76,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(whole.last == cut.last, "whole: %d, cut at %zu and %zu: %d", whole.last, cuts[0], cuts[1],
           cut.last);
     CHECK(whole.status == cut.status && whole.n_headers == cut.n_headers, "another head");
-    if (whole.last == ANSWER_END)
+    if (whole.last == RESPONSE_END)
         CHECK(whole.used == cut.used, "another end");
     CHECK(whole.body.len == cut.body.len && whole.body.len <= n &&
               (!whole.body.len || !memcmp(whole.body.p, cut.body.p, whole.body.len)),

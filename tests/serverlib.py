@@ -149,7 +149,7 @@ class Server:
         return rc
 
 
-class Router(Server):
+class Gateway(Server):
     """A running `steel route` in front of servers (or ports)."""
 
     def __init__(self, build, upstreams, *flags, env=None, wait=True):

@@ -10,7 +10,7 @@ import tempfile
 import types
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Router, Server, http_request, run_tests
+from serverlib import Gateway, Server, http_request, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT, COMP, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -264,7 +264,7 @@ def test_trusted_proxy(_):
     # clients of a router are one address, unless it is trusted
     for trust, n in (((), 1), (("--trusted-proxy", "127.0.0.1"), 2)):
         s = Server(BUILD, *flags, *trust)
-        r = Router(BUILD, [s])
+        r = Gateway(BUILD, [s])
         streams = [Stream(r.port, "127.0.0.2"), Stream(r.port, "127.0.0.3")]
         s.wait_metric(running, n)
         s.wait_metric(waiting, 2 - n)

@@ -1,4 +1,4 @@
-/* The router's parts without a network: marks of prompts, the choice, health, answers, URLs. */
+/* The gateway's parts without a network: marks of prompts, the choice, health, answers, URLs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,19 +10,19 @@
 
 #include "base/error.h"
 #include "base/mem.h"
-#include "route/answer.h"
-#include "route/route.h"
+#include "route/http_response.h"
+#include "route/balancer.h"
 #include "route/upstream.h"
 
-static void marks_of(const char *body, uint64_t seed, struct route_marks *m)
+static void marks_of(const char *body, uint64_t seed, struct prefix_hashes *m)
 {
     struct body_fields f;
     body_fields_find(body, strlen(body), &f);
-    route_marks_make(&f, seed, m);
+    prefix_hashes_make(&f, seed, m);
 }
 
 /* Marks that two have in common from the start. */
-static int common(const struct route_marks *a, const struct route_marks *b)
+static int common(const struct prefix_hashes *a, const struct prefix_hashes *b)
 {
     int n = 0;
     while (n < a->n && n < b->n && a->hash[n] == b->hash[n])
@@ -58,7 +58,7 @@ static void test_fields(void **state)
 static void test_marks(void **state)
 {
     (void)state;
-    static struct route_marks a, b;
+    static struct prefix_hashes a, b;
     /* A turn later: all marks of the turn before are there again; blanks do not count. */
     marks_of("{\"messages\":[{\"role\":\"user\",\"content\":\"How tall is the tower of Pisa?\"}]}",
              1, &a);
@@ -108,7 +108,7 @@ static void test_marks(void **state)
         at += (size_t)sprintf(long_one + at, "%s{\"role\":\"user\"}", i ? "," : "");
     strcpy(long_one + at, "]}");
     marks_of(long_one, 1, &a);
-    assert_int_equal(a.n, MARKS_MOST);
+    assert_int_equal(a.n, HASHES_MAX);
     free(long_one);
     /* What says nothing has none. */
     marks_of("{\"documents\":[\"hello hello hello hello hello hello hello hello hello\"]}", 1, &a);
@@ -117,23 +117,23 @@ static void test_marks(void **state)
 
 static const int64_t S = 1000000000;
 
-static struct route *route_of(int n, int max_load, size_t prefixes)
+static struct balancer *route_of(int n, int max_load, size_t prefixes)
 {
-    const struct route_options o = {.n = n,
-                                    .fails = 2,
-                                    .rises = 2,
-                                    .slow_start_ns = 10 * S,
-                                    .max_load = max_load,
-                                    .n_prefixes = prefixes,
-                                    .n_pins = 16};
-    struct route *r = route_new(&o);
+    const struct balancer_options o = {.n = n,
+                                       .fails = 2,
+                                       .rises = 2,
+                                       .slow_start_ns = 10 * S,
+                                       .max_load = max_load,
+                                       .n_prefixes = prefixes,
+                                       .n_pins = 16};
+    struct balancer *r = balancer_new(&o);
     for (int i = 0; i < n; i++)
-        assert_true(route_probe_good(r, i, S));
-    assert_int_equal(route_n_in(r), n);
+        assert_true(balancer_probe_good(r, i, S));
+    assert_int_equal(balancer_n_in(r), n);
     return r;
 }
 
-static struct route_marks *made_marks(uint64_t start, int n, struct route_marks *m)
+static struct prefix_hashes *made_marks(uint64_t start, int n, struct prefix_hashes *m)
 {
     m->n = n;
     m->length = (uint32_t)n * 64;
@@ -147,169 +147,169 @@ static struct route_marks *made_marks(uint64_t start, int n, struct route_marks 
 static void test_choice(void **state)
 {
     (void)state;
-    static struct route_marks m, other;
-    enum route_reason why;
-    struct route *r = route_of(3, 4, 1024);
+    static struct prefix_hashes m, other;
+    enum balancer_reason why;
+    struct balancer *r = route_of(3, 4, 1024);
     /* By load: all get their turn. */
     int seen = 0;
     for (int i = 0; i < 3; i++) {
-        int to = route_choose(r, NULL, 7, S, &why);
-        assert_int_equal(why, ROUTE_BY_LOAD);
-        route_begin(r, to, NULL);
+        int to = balancer_choose(r, NULL, 7, S, &why);
+        assert_int_equal(why, BALANCER_BY_LOAD);
+        balancer_begin(r, to, NULL);
         seen |= 1 << to;
     }
     assert_int_equal(seen, 7);
     /* Where the beginning is, even with more to do there. */
     made_marks(1, 10, &m);
-    route_begin(r, 1, &m);
-    assert_int_equal(route_choose(r, &m, 7, S, &why), 1);
-    assert_int_equal(why, ROUTE_BY_PREFIX);
+    balancer_begin(r, 1, &m);
+    assert_int_equal(balancer_choose(r, &m, 7, S, &why), 1);
+    assert_int_equal(why, BALANCER_BY_PREFIX);
     /* A longer prompt with the same beginning follows it. */
     made_marks(1, 14, &other);
-    assert_int_equal(route_choose(r, &other, 7, S, &why), 1);
+    assert_int_equal(balancer_choose(r, &other, 7, S, &why), 1);
     /* But not into one that is full, out, or not among those asked for. */
-    route_begin(r, 1, NULL);
-    route_begin(r, 1, NULL);
-    assert_int_not_equal(route_choose(r, &m, 7, S, &why), 1);
-    assert_int_equal(route_choose(r, &m, 4, S, &why), 2);
-    assert_int_equal(route_choose(r, &m, 0, S, &why), -1);
-    assert_int_equal(why, ROUTE_NONE_IN);
-    assert_int_equal(route_choose(r, &m, 2, S, &why), -1);
-    assert_int_equal(why, ROUTE_ALL_FULL);
-    route_end(r, 1);
-    assert_int_equal(route_choose(r, &m, 7, S, &why), 1);
-    route_forget(r, 1);
-    assert_int_not_equal(route_choose(r, &m, 7, S, &why), 1);
-    route_free(r);
+    balancer_begin(r, 1, NULL);
+    balancer_begin(r, 1, NULL);
+    assert_int_not_equal(balancer_choose(r, &m, 7, S, &why), 1);
+    assert_int_equal(balancer_choose(r, &m, 4, S, &why), 2);
+    assert_int_equal(balancer_choose(r, &m, 0, S, &why), -1);
+    assert_int_equal(why, BALANCER_NONE_IN);
+    assert_int_equal(balancer_choose(r, &m, 2, S, &why), -1);
+    assert_int_equal(why, BALANCER_ALL_FULL);
+    balancer_end(r, 1);
+    assert_int_equal(balancer_choose(r, &m, 7, S, &why), 1);
+    balancer_forget(r, 1);
+    assert_int_not_equal(balancer_choose(r, &m, 7, S, &why), 1);
+    balancer_free(r);
 }
 
 /* A beginning that all prompts share must not pile them up on one replica. */
 static void test_shared_beginning(void **state)
 {
     (void)state;
-    static struct route_marks m;
-    struct route *r = route_of(4, 1000, 1 << 16);
-    enum route_reason why;
+    static struct prefix_hashes m;
+    struct balancer *r = route_of(4, 1000, 1 << 16);
+    enum balancer_reason why;
     for (int i = 0; i < 200; i++) {
         made_marks(1, 20, &m); /* 18 of the same, 2 of its own */
         m.hash[18] += (uint64_t)i * 1000003 + 1;
         m.hash[19] += (uint64_t)i * 1000003 + 1;
-        int to = route_choose(r, &m, 15, S, &why);
-        route_begin(r, to, &m);
+        int to = balancer_choose(r, &m, 15, S, &why);
+        balancer_begin(r, to, &m);
     }
     for (int i = 0; i < 4; i++) {
-        assert_true(route_replica(r, i)->load >= 30);
-        assert_true(route_replica(r, i)->load <= 80);
+        assert_true(balancer_replica(r, i)->load >= 30);
+        assert_true(balancer_replica(r, i)->load <= 80);
     }
-    route_free(r);
+    balancer_free(r);
 }
 
 static void test_table_is_bounded(void **state)
 {
     (void)state;
-    static struct route_marks m, first;
-    enum route_reason why;
-    struct route *r = route_of(2, 100000, 1024);
+    static struct prefix_hashes m, first;
+    enum balancer_reason why;
+    struct balancer *r = route_of(2, 100000, 1024);
     made_marks(1, 100, &first);
-    route_begin(r, 0, &first);
+    balancer_begin(r, 0, &first);
     for (uint64_t i = 1; i <= 100; i++) {
         if (i % 4 == 0) { /* what is used stays */
-            route_begin(r, 0, &first);
-            route_end(r, 0);
+            balancer_begin(r, 0, &first);
+            balancer_end(r, 0);
         }
-        route_begin(r, 1, made_marks(i * 1000000, 100, &m));
-        route_end(r, 1);
+        balancer_begin(r, 1, made_marks(i * 1000000, 100, &m));
+        balancer_end(r, 1);
     }
-    route_end(r, 0);
-    assert_int_equal(route_choose(r, &first, 3, S, &why), 0);
-    assert_int_equal(why, ROUTE_BY_PREFIX);
-    assert_int_equal(route_choose(r, made_marks(1000000, 100, &m), 3, S, &why) >= 0, 1);
-    assert_int_equal(why, ROUTE_BY_LOAD); /* forgotten */
+    balancer_end(r, 0);
+    assert_int_equal(balancer_choose(r, &first, 3, S, &why), 0);
+    assert_int_equal(why, BALANCER_BY_PREFIX);
+    assert_int_equal(balancer_choose(r, made_marks(1000000, 100, &m), 3, S, &why) >= 0, 1);
+    assert_int_equal(why, BALANCER_BY_LOAD); /* forgotten */
     for (uint64_t i = 0; i < 1000; i++)
-        route_pin(r, i * 77 + 1, (int)(i % 2));
-    assert_int_equal(route_pinned(r, 999 * 77 + 1), 1);
-    assert_int_equal(route_pinned(r, 1), -1);
-    route_free(r);
+        balancer_pin(r, i * 77 + 1, (int)(i % 2));
+    assert_int_equal(balancer_pinned(r, 999 * 77 + 1), 1);
+    assert_int_equal(balancer_pinned(r, 1), -1);
+    balancer_free(r);
 }
 
 static void test_health(void **state)
 {
     (void)state;
-    enum route_reason why;
-    struct route *r = route_of(2, 100, 64);
-    assert_false(route_probe_bad(r, 0, false));
-    assert_false(route_probe_good(r, 0, S)); /* forgiven */
-    assert_false(route_probe_bad(r, 0, false));
-    assert_true(route_probe_bad(r, 0, false));
-    assert_false(route_probe_bad(r, 0, false)); /* it is out already */
+    enum balancer_reason why;
+    struct balancer *r = route_of(2, 100, 64);
+    assert_false(balancer_probe_bad(r, 0, false));
+    assert_false(balancer_probe_good(r, 0, S)); /* forgiven */
+    assert_false(balancer_probe_bad(r, 0, false));
+    assert_true(balancer_probe_bad(r, 0, false));
+    assert_false(balancer_probe_bad(r, 0, false)); /* it is out already */
     for (int i = 0; i < 5; i++)
-        assert_int_equal(route_choose(r, NULL, 3, S, &why), 1);
-    assert_true(route_probe_bad(r, 1, true));
-    assert_int_equal(route_choose(r, NULL, 3, S, &why), -1);
-    assert_int_equal(why, ROUTE_NONE_IN);
-    assert_false(route_probe_good(r, 0, 5 * S));
-    assert_true(route_probe_good(r, 0, 5 * S));
-    assert_false(route_probe_good(r, 1, 100 * S));
-    assert_true(route_probe_good(r, 1, 100 * S));
+        assert_int_equal(balancer_choose(r, NULL, 3, S, &why), 1);
+    assert_true(balancer_probe_bad(r, 1, true));
+    assert_int_equal(balancer_choose(r, NULL, 3, S, &why), -1);
+    assert_int_equal(why, BALANCER_NONE_IN);
+    assert_false(balancer_probe_good(r, 0, 5 * S));
+    assert_true(balancer_probe_good(r, 0, 5 * S));
+    assert_false(balancer_probe_good(r, 1, 100 * S));
+    assert_true(balancer_probe_good(r, 1, 100 * S));
     /* Its share grows: of the first hundred few, later half. */
     int share[2] = {0};
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < 50; i++) {
-            int to = route_choose(r, NULL, 3, (round ? 111 : 101) * S, &why);
-            route_begin(r, to, NULL);
+            int to = balancer_choose(r, NULL, 3, (round ? 111 : 101) * S, &why);
+            balancer_begin(r, to, NULL);
             share[round] += to == 1;
         }
     assert_true(share[0] >= 2 && share[0] <= 8);
     assert_true(share[1] >= 40); /* it catches up */
-    route_free(r);
+    balancer_free(r);
 }
 
 /* Garbage with a good health: out, for a time that doubles, whatever the probes say. */
 static void test_bad_answers(void **state)
 {
     (void)state;
-    struct route *r = route_of(2, 100, 64);
+    struct balancer *r = route_of(2, 100, 64);
     int64_t now = 10 * S, wait = S;
-    assert_false(route_answer_bad(r, 0, now));
-    assert_false(route_probe_good(r, 0, now));
-    route_answer_good(r, 0);
-    assert_false(route_answer_bad(r, 0, now));
+    assert_false(balancer_answer_bad(r, 0, now));
+    assert_false(balancer_probe_good(r, 0, now));
+    balancer_answer_good(r, 0);
+    assert_false(balancer_answer_bad(r, 0, now));
     for (int i = 0; i < 8; i++) {
-        while (!route_answer_bad(r, 0, now))
+        while (!balancer_answer_bad(r, 0, now))
             ;
         for (int j = 0; j < 4; j++)
-            assert_false(route_probe_good(r, 0, now + wait - 1));
+            assert_false(balancer_probe_good(r, 0, now + wait - 1));
         now += wait;
-        assert_true(route_probe_good(r, 0, now));
+        assert_true(balancer_probe_good(r, 0, now));
         wait = wait * 2 > 60 * S ? 60 * S : wait * 2;
     }
-    route_answer_good(r, 0);
-    while (!route_answer_bad(r, 0, now))
+    balancer_answer_good(r, 0);
+    while (!balancer_answer_bad(r, 0, now))
         ;
     now += S; /* forgiven: the time is short again */
-    route_probe_good(r, 0, now);
-    assert_true(route_probe_good(r, 0, now) || route_replica(r, 0)->in);
-    route_free(r);
+    balancer_probe_good(r, 0, now);
+    assert_true(balancer_probe_good(r, 0, now) || balancer_replica(r, 0)->in);
+    balancer_free(r);
 }
 
 /* What comes of an answer: its body, or "bad". */
 static const char *answer_of(const char *text, bool to_head, struct buf *body)
 {
-    struct answer a = {.to_head = to_head};
+    struct http_response a = {.to_head = to_head};
     size_t n = strlen(text), used;
     const char *why = NULL;
-    enum answer_result res;
+    enum http_response_result res;
     buf_reset(body);
     buf_adds(body, "");
     do { /* byte by byte */
-        res = answer_feed(&a, text, n ? 1 : 0, body, &used, &why);
+        res = http_response_feed(&a, text, n ? 1 : 0, body, &used, &why);
         text += used;
         n -= used;
-    } while ((res == ANSWER_MORE && n) || res == ANSWER_HEAD || res == ANSWER_DATA);
-    if (res == ANSWER_MORE)
-        res = answer_close(&a, &why);
-    answer_clear(&a);
-    return res == ANSWER_END ? body->p : "bad";
+    } while ((res == RESPONSE_MORE && n) || res == RESPONSE_HEAD || res == RESPONSE_DATA);
+    if (res == RESPONSE_MORE)
+        res = http_response_close(&a, &why);
+    http_response_clear(&a);
+    return res == RESPONSE_END ? body->p : "bad";
 }
 
 static void test_answers(void **state)

@@ -15,7 +15,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../bench"))
-from serverlib import Router, Server, http_request, run_tests, sanitized
+from serverlib import Gateway, Server, http_request, run_tests, sanitized
 from load import Load, texts
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -124,7 +124,7 @@ def name_of(server):
 
 def test_one_roof():
     a, b = replica("--alias", "left"), replica("--alias", "right")
-    r = Router(BUILD, [a, f"http://localhost:{b.port}/v1"], *QUICK)
+    r = Gateway(BUILD, [a, f"http://localhost:{b.port}/v1"], *QUICK)
     r.wait_count("replica is in", 2)
     assert json.loads(r.get("/health")[2]) == {"status": "ok", "replicas": 2, "available": 2}
     models = json.loads(r.get("/v1/models")[2])
@@ -171,7 +171,7 @@ def test_starts_without_replicas():
     port = socket.create_server(("127.0.0.1", 0))
     free = port.getsockname()[1]
     port.close()
-    r = Router(BUILD, [free], *QUICK, wait=False)
+    r = Gateway(BUILD, [free], *QUICK, wait=False)
     assert "Connection refused" in r.wait_line("replica is not there yet")
     status, headers, text = r.get("/health")
     assert status == 503 and headers["retry-after"] == "2" and "no replica" in text
@@ -193,7 +193,7 @@ def test_heads():
     """What a replica is told of the client, and what not; what the client is told of the replica."""
     fake = Fake(lambda head, c: b"HTTP/1.1 200 Fine\r\nContent-Length: 2\r\nX-Own: yes\r\nConnection: x-hop\r\n"
                 b"X-Hop: no\r\nKeep-Alive: timeout=5\r\nX-Request-Id: theirs\r\nServer: theirs\r\n\r\nok")
-    r = Router(BUILD, [fake], *QUICK)
+    r = Gateway(BUILD, [fake], *QUICK)
     status, headers, text = r.request("POST", "/v1/x%2Fy/../z?q=%20a&b", b"body", {
         "Authorization": "Bearer secret", "X-Own": "kept", "Connection": "close, X-Mine", "X-Mine": "hop", "TE": "trailers",
         "Upgrade": "h2c", "X-Forwarded-For": "10.1.2.3", "X-Request-Id": "id-7", "Content-Type": "application/json",
@@ -222,7 +222,7 @@ def test_heads():
     r.stop()
     # A prefix of the upstream's own.
     deep = Fake(lambda head, c: OK)
-    base = Router(BUILD, [f"http://127.0.0.1:{deep.port}/base/"], *QUICK, "--health-path", "/", wait=False)
+    base = Gateway(BUILD, [f"http://127.0.0.1:{deep.port}/base/"], *QUICK, "--health-path", "/", wait=False)
     until(lambda: deep.seen)
     base.wait_line("ready")
     assert base.get("/v1/thing")[2] == "ok"
@@ -235,7 +235,7 @@ def test_heads():
 def test_access():
     """Keys on the head, hosts and other sites' pages; keys passed on or replaced."""
     fake = Fake(lambda head, c: OK)
-    r = Router(BUILD, [fake], *QUICK, "--api-key", "k1", "--max-body", "1000")
+    r = Gateway(BUILD, [fake], *QUICK, "--api-key", "k1", "--max-body", "1000")
     assert r.get("/health")[0] == 200
     s = r.socket()  # no byte of the body is waited for
     s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n")
@@ -251,14 +251,14 @@ def test_access():
     assert r.post(COMP, "{}", headers=key)[0] == 200
     assert b"Authorization: Bearer k1" in fake.seen[-1][0]
     r.stop()
-    r = Router(BUILD, [fake], *QUICK, "--api-key", "k1", "--upstream-api-key", "inner")
+    r = Gateway(BUILD, [fake], *QUICK, "--api-key", "k1", "--upstream-api-key", "inner")
     assert r.post(COMP, "{}", headers={"X-Api-Key": "k1"})[0] == 200
     assert b"Authorization: Bearer inner" in fake.seen[-1][0] and b"k1" not in fake.seen[-1][0]
     r.stop()
     fake.close()
-    # Where the router has none, the replica's own check counts.
+    # Where the gateway has none, the replica's own check counts.
     a = replica("--api-key", "k2")
-    r = Router(BUILD, [a], *QUICK)
+    r = Gateway(BUILD, [a], *QUICK)
     assert r.post(COMP, {"prompt": "x"})[0] == 401 and r.get("/v1/models")[0] == 401
     assert r.json(COMP, {"prompt": "x", "max_tokens": 1}, headers={"Authorization": "Bearer k2"})
     assert r.get("/v1/models", headers={"Authorization": "Bearer k2"})[0] == 200
@@ -296,7 +296,7 @@ def test_bytes():
         return b"0\r\n\r\n"
 
     fake = Fake(answer)
-    r = Router(BUILD, [fake], *QUICK)
+    r = Gateway(BUILD, [fake], *QUICK)
     for kind in ("/length", "/chunks", "/close"):
         s = r.socket()
         s.sendall(f"GET {kind} HTTP/1.0\r\n\r\n".encode())  # to the end of the connection: no framing to undo
@@ -309,9 +309,9 @@ def test_bytes():
     assert headers["content-type"] == "text/event-stream" and text == ': ping\n\ndata: {"a":1}\n\ndata: [DONE]\n\n'
     r.stop()
     fake.close()
-    # A real stream, through the router and without it: the same but for ids and times.
+    # A real stream, through the gateway and without it: the same but for ids and times.
     a = replica()
-    r = Router(BUILD, [a], *QUICK)
+    r = Gateway(BUILD, [a], *QUICK)
     body = {"prompt": "Once upon a time", "seed": 5, "max_tokens": 60, "stream": True, "ignore_eos": True}
 
     def plain(text):
@@ -339,7 +339,7 @@ def test_backpressure():
         return b""
 
     fake = Fake(answer)
-    r = Router(BUILD, [fake], *QUICK)
+    r = Gateway(BUILD, [fake], *QUICK)
     before = r.rss_kb()
     s = r.socket()
     s.sendall(http_request(COMP, {"prompt": "x", "stream": True}))
@@ -365,7 +365,7 @@ def test_backpressure():
 def test_client_leaves():
     """Wherever its request is: waiting for an answer, or in the middle of one."""
     a = replica("-np", "1", "-c", "4096")
-    r = Router(BUILD, [a], *QUICK)
+    r = Gateway(BUILD, [a], *QUICK)
     long_one = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     first, second = r.socket(), r.socket()
     first.sendall(http_request(COMP, long_one))
@@ -432,12 +432,12 @@ def test_hit_rate():
         alone = cached / asked
         one.stop()
         three = [replica("-c", "8192", "--kv-tokens", "60000") for _ in range(3)]
-        r = Router(BUILD, three, *QUICK)
+        r = Gateway(BUILD, three, *QUICK)
         r.wait_count("replica is in", 3)
         asked, cached = converse(r, n, turns, at_once)
         rate = cached / asked
         shares = [value(r, "steel_route_requests_total", upstream=name_of(s)) for s in three]
-        print(f"      {n} conversations, {at_once} at once: hit rate alone {alone:.3f}, behind the router {rate:.3f}; requests {shares}")
+        print(f"      {n} conversations, {at_once} at once: hit rate alone {alone:.3f}, behind the gateway {rate:.3f}; requests {shares}")
         assert alone > 0.5 and rate >= 0.9 * alone, (alone, rate)
         assert n == 1 or min(shares) >= n * turns / 10, shares  # not all on one
         counted = sum(s.metrics()["steel_prefix_cache_hits_total"] for s in three)
@@ -450,7 +450,7 @@ def test_hit_rate():
 def test_keys_apart():
     """Another key's prompts say nothing about where this key's are cached."""
     a, b = replica(), replica()
-    r = Router(BUILD, [a, b], *QUICK)
+    r = Gateway(BUILD, [a, b], *QUICK)
     r.wait_count("replica is in", 2)
     prompt = "the same long beginning of a prompt " * 8
     for key in ("one", "two", "one", "two"):
@@ -463,9 +463,9 @@ def test_keys_apart():
 
 
 def test_kept_responses():
-    """previous_response_id goes where the response is, also after the router has forgotten."""
+    """previous_response_id goes where the response is, also after the gateway has forgotten."""
     three = [replica() for _ in range(3)]
-    r = Router(BUILD, three, *QUICK)
+    r = Gateway(BUILD, three, *QUICK)
     r.wait_count("replica is in", 3)
     ids = []
     for i in range(6):
@@ -484,7 +484,7 @@ def test_kept_responses():
         if not again:
             assert value(r, "steel_route_choices_total", by="pin") == 18 and value(r, "steel_route_retries_total") == 0
             r.stop()  # a new one knows nothing: it asks around
-            r = Router(BUILD, three, *QUICK)
+            r = Gateway(BUILD, three, *QUICK)
             r.wait_count("replica is in", 3)
     assert r.request("DELETE", f"/v1/responses/{ids[0]}")[0] == 200
     assert r.get(f"/v1/responses/{ids[0]}")[0] == 404
@@ -497,19 +497,19 @@ def test_full():
     """429 of one replica asks the next; nobody left: what the last said, or 503 with Retry-After."""
     busy = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
     full, free = Fake(lambda h, c: busy), Fake(lambda h, c: OK)
-    r = Router(BUILD, [full, free], *QUICK)
+    r = Gateway(BUILD, [full, free], *QUICK)
     r.wait_count("replica is in", 2)
     for _ in range(4):
         assert r.post(COMP, "{}")[2] == "ok"
     assert full.seen and len(free.seen) == 4 and value(r, "steel_route_retries_total") == len(full.seen)
     r.stop()
-    r = Router(BUILD, [full], *QUICK)
+    r = Gateway(BUILD, [full], *QUICK)
     status, headers, text = r.post(COMP, "{}")
     assert (status, text, headers["retry-after"]) == (429, "busy", "7")
     r.stop()
     gate = threading.Event()
     slow = Fake(lambda h, c: gate.wait(HANG) and OK)
-    r = Router(BUILD, [slow], *QUICK, "--max-per-upstream", "2")
+    r = Gateway(BUILD, [slow], *QUICK, "--max-per-upstream", "2")
     clients = [threading.Thread(target=r.post, args=(COMP, "{}")) for _ in range(2)]
     for c in clients:
         c.start()
@@ -552,8 +552,8 @@ def test_hostile():
     }
     now = [b""]
     bad, good = Fake(lambda h, c: now[0]), Fake(lambda h, c: OK)
-    alone = Router(BUILD, [bad], *QUICK, "--health-fails", "100")
-    both = Router(BUILD, [bad, good], *QUICK, "--health-fails", "100")
+    alone = Gateway(BUILD, [bad], *QUICK, "--health-fails", "100")
+    both = Gateway(BUILD, [bad, good], *QUICK, "--health-fails", "100")
     both.wait_count("replica is in", 2)
     for what, data in junk.items():
         now[0] = data
@@ -579,7 +579,7 @@ def test_hostile():
     both.stop()
     # Twice in a row: out, for a while, whatever its health says.
     now[0] = junk["no http"]
-    r = Router(BUILD, [bad, good], *QUICK)
+    r = Gateway(BUILD, [bad, good], *QUICK)
     r.wait_count("replica is in", 2)
     for _ in range(8):
         assert r.post(COMP, "{}")[2] == "ok"
@@ -596,7 +596,7 @@ def test_broken_streams():
     """What breaks off after it has begun ends in an error event between events, and in a reset elsewhere."""
     now = [b""]
     fake = Fake(lambda h, c: now[0])
-    r = Router(BUILD, [fake], *QUICK, "--health-fails", "100", "--idle-timeout", "1", "--answer-timeout", "1")
+    r = Gateway(BUILD, [fake], *QUICK, "--health-fails", "100", "--idle-timeout", "1", "--answer-timeout", "1")
     whole = EVENTS + chunk(b"data: {}\n\n")
 
     def read(path):
@@ -662,7 +662,7 @@ def test_kept_connections():
         return OK
 
     keep = Fake(answer, keep=True)
-    r = Router(BUILD, [keep], *QUICK)
+    r = Gateway(BUILD, [keep], *QUICK)
     for _ in range(20):
         assert r.post(COMP, "{}")[2] == "ok"
     assert len(peers) == 1, peers
@@ -680,7 +680,7 @@ def test_kept_connections():
 
     moody = Fake(one_each, keep=True)
     for f in (shut, moody):
-        r = Router(BUILD, [f], *QUICK)
+        r = Gateway(BUILD, [f], *QUICK)
         for _ in range(20):
             got = r.post(COMP, "{}")
             assert got[2] == "ok", got
@@ -748,7 +748,7 @@ def test_killed_and_restarted():
     """Rough load on three replicas; one is killed and comes back. No answer is lost that had not begun."""
     flags = ("-np", "8", "-c", "1024", "--kv-tokens", "1300", "--max-queue", "64", "--read-timeout", "2")
     three = [replica(*flags) for _ in range(3)]
-    r = Router(BUILD, three, *QUICK, "--slow-start", "1", "--read-timeout", "2")
+    r = Gateway(BUILD, three, *QUICK, "--slow-start", "1", "--read-timeout", "2")
     r.wait_count("replica is in", 3)
     args = argparse.Namespace(clients=int(os.environ.get("STEEL_TEST_CLIENTS", "16")),
                               seconds=float(os.environ.get("STEEL_TEST_SECONDS", "6")), seed=1)
@@ -775,7 +775,7 @@ def test_killed_and_restarted():
     after = value(r, "steel_route_requests_total", upstream=name_of(three[1]))
     retries, cut = value(r, "steel_route_retries_total"), value(r, "steel_route_cut_total")
     print(f"      {time.time() - began:.0f} s:", ", ".join(f"{v} {k}" for k, v in load.count.items()),
-          f"; {retries:.0f} retries, {cut:.0f} cut by the router")
+          f"; {retries:.0f} retries, {cut:.0f} cut by the gateway")
     assert load.count["equal"] > 0 and after > before and "replica is out" in r.log()
     until(lambda: value(r, "steel_route_in_flight") == 0)
     for s in three:
@@ -789,7 +789,7 @@ def test_killed_and_restarted():
 def test_killed_with_a_queue():
     """What waited at a replica that is killed is answered by the other, as if nothing had happened."""
     a, b = replica("-np", "1"), replica("-np", "1")
-    r = Router(BUILD, [a, b], *QUICK)
+    r = Gateway(BUILD, [a, b], *QUICK)
     r.wait_count("replica is in", 2)
     bodies = [{"prompt": f"question {i}", "max_tokens": 400, "temperature": 0, "ignore_eos": True} for i in range(8)]
     got = [None] * len(bodies)
@@ -817,7 +817,7 @@ def test_killed_with_a_queue():
 def test_hung():
     """A replica that stands still is taken out, and what waited there is answered by another."""
     a, b = replica(), replica()
-    r = Router(BUILD, [a, b], "--health-interval", "0.1", "--health-timeout", "3", "--read-timeout", "1")
+    r = Gateway(BUILD, [a, b], "--health-interval", "0.1", "--health-timeout", "3", "--read-timeout", "1")
     r.wait_count("replica is in", 2)
     want = r.json(COMP, {"prompt": "hello", "max_tokens": 8, "temperature": 0})["choices"]
     a.proc.send_signal(signal.SIGSTOP)
@@ -864,7 +864,7 @@ def unchunked(answer):
 def test_draining_replica():
     """One that shuts down gets nothing new, and ends what it has."""
     a, b = replica(), replica()
-    r = Router(BUILD, [a, b], *QUICK)
+    r = Gateway(BUILD, [a, b], *QUICK)
     r.wait_count("replica is in", 2)
     streams = [r.socket() for _ in range(2)]
     for s in streams:
@@ -897,7 +897,7 @@ def test_sigterm():
     fake = Fake(answer)
     for grace in (30, 1):
         hold.clear()
-        r = Router(BUILD, [fake], *QUICK, "--grace", str(grace))
+        r = Gateway(BUILD, [fake], *QUICK, "--grace", str(grace))
         s = r.socket()
         s.sendall(http_request(COMP, {"stream": True}))
         assert s.recv(15).startswith(b"HTTP/1.1 200")
@@ -930,21 +930,21 @@ def test_tls():
     assert made.returncode == 0, made.stderr
     a = replica("--ssl-cert-file", cert, "--ssl-key-file", key)
     url = f"https://127.0.0.1:{a.port}"
-    r = Router(BUILD, [url], *QUICK, "--upstream-ca-file", cert)
+    r = Gateway(BUILD, [url], *QUICK, "--upstream-ca-file", cert)
     for _ in range(3):
         assert r.json(COMP, {"prompt": "x", "max_tokens": 2})
     assert r.stream(COMP, {"prompt": "x", "max_tokens": 20})[-1] == "[DONE]"
     assert r.stop() == 0
-    r = Router(BUILD, [url], *QUICK, wait=False)  # not one that the system knows
+    r = Gateway(BUILD, [url], *QUICK, wait=False)  # not one that the system knows
     assert r.post(COMP, "{}")[0] == 503
     time.sleep(0.5)
     assert r.get("/health")[0] == 503
     r.stop()
-    r = Router(BUILD, [f"https://localhost:{a.port}"], *QUICK, "--upstream-ca-file", cert, wait=False)  # not its name
+    r = Gateway(BUILD, [f"https://localhost:{a.port}"], *QUICK, "--upstream-ca-file", cert, wait=False)  # not its name
     time.sleep(0.5)
     assert r.get("/health")[0] == 503
     r.stop()
-    r = Router(BUILD, [url], *QUICK, "--upstream-insecure")
+    r = Gateway(BUILD, [url], *QUICK, "--upstream-insecure")
     assert r.json(COMP, {"prompt": "x", "max_tokens": 2})
     r.stop()
     a.stop()

@@ -1,7 +1,7 @@
-/* steel route: flags for the router. */
+/* steel route: flags for the gateway. */
 #include "cli/listen.h"
-#include "route/route.h"
-#include "route/router.h"
+#include "route/balancer.h"
+#include "route/gateway.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,15 +16,15 @@ static bool is_header_text(const char *s)
 }
 
 static bool finish_options(const struct usage *u, const struct opt_list *upstreams,
-                           float interval_s, struct router_options *o)
+                           float interval_s, struct gateway_options *o)
 {
     o->upstreams = upstreams->items;
     o->n_upstreams = upstreams->n;
     o->health_ms = (int)(interval_s * 1000);
     if (!upstreams->n)
         args_usage_error(u, "no --upstream: where should requests go?");
-    else if (upstreams->n > ROUTE_MAX_REPLICAS)
-        args_usage_error(u, "%d times --upstream: at most %d", upstreams->n, ROUTE_MAX_REPLICAS);
+    else if (upstreams->n > BALANCER_MAX_REPLICAS)
+        args_usage_error(u, "%d times --upstream: at most %d", upstreams->n, BALANCER_MAX_REPLICAS);
     else if (o->upstream_key && (!*o->upstream_key || !is_header_text(o->upstream_key)))
         args_usage_error(u, "--upstream-api-key: blanks and control characters are no key");
     else if (*o->health_path != '/' || !is_header_text(o->health_path))
@@ -39,17 +39,17 @@ int cmd_route(int argc, char **argv)
     struct listen_flags listen = listen_flags_default();
     struct opt_list upstreams = {0};
     float interval_s = 2;
-    struct router_options o = {.health_path = "/health",
-                               .connect_s = 5,
-                               .answer_s = 600,
-                               .idle_s = 120,
-                               .health_timeout_s = 5,
-                               .fails = 2,
-                               .rises = 2,
-                               .slow_start_s = 10,
-                               .retries = 3,
-                               .max_per_upstream = 1024,
-                               .n_prefixes = 1 << 18};
+    struct gateway_options o = {.health_path = "/health",
+                                .connect_s = 5,
+                                .answer_s = 600,
+                                .idle_s = 120,
+                                .health_timeout_s = 5,
+                                .fails = 2,
+                                .rises = 2,
+                                .slow_start_s = 10,
+                                .retries = 3,
+                                .max_per_upstream = 1024,
+                                .n_prefixes = 1 << 18};
     const struct opt opts[] = {
         {OPT_LIST, 'u', "upstream", 0, &upstreams, 0, 0, "URL",
          "a server, as http://host:8080 (repeatable, up to 64)"},
@@ -116,7 +116,7 @@ int cmd_route(int argc, char **argv)
     o.http = listen.http;
     o.grace_s = listen.grace_s;
     if (listen_access(&listen, &o.access, &err))
-        rc = router_run(&o, &err);
+        rc = gateway_run(&o, &err);
     if (rc == EXIT_FAIL)
         cli_fail(&err);
     listen_flags_clear(&listen);

@@ -18,22 +18,22 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-enum call_state { CALL_CONNECTING, CALL_ASKED, CALL_READING, CALL_KEPT };
+enum exchange_state { EXCHANGE_CONNECTING, EXCHANGE_ASKED, EXCHANGE_READING, EXCHANGE_KEPT };
 
 /* A connection, and the call it serves unless it is kept. */
-struct upstream_call {
-    struct upstream_call *prev, *next; /* within up->busy or up->kept */
+struct upstream_exchange {
+    struct upstream_exchange *prev, *next; /* within up->busy or up->kept */
     struct upstream *up;
     struct bufferevent *bev;
     struct event *timer;
-    enum call_state state;
+    enum exchange_state state;
     bool reused;  /* it has served calls before */
     bool once;    /* it serves this one only */
     bool no_sock; /* connecting failed at once; the timer, which is active, says so */
     bool paused, eof;
     bool entered; /* in a callback of head or data */
     bool over;    /* to be freed when that returns */
-    struct answer answer;
+    struct http_response response;
     int answer_s;
     const struct upstream_handler *handler;
     void *user;
@@ -42,7 +42,7 @@ struct upstream_call {
 struct upstream {
     struct upstream_url url;
     struct upstream_options opt;
-    struct upstream_call *busy, *kept;
+    struct upstream_exchange *busy, *kept;
     int n_busy, n_kept;
     struct buf piece; /* of a body, on its way */
 };
@@ -124,7 +124,7 @@ bool upstream_url_parse(const char *text, struct upstream_url *out, struct error
 
 /* Connections */
 
-static void set_timer(struct upstream_call *c, int seconds)
+static void set_timer(struct upstream_exchange *c, int seconds)
 {
     if (seconds <= 0)
         event_del(c->timer);
@@ -132,10 +132,10 @@ static void set_timer(struct upstream_call *c, int seconds)
         event_active(c->timer, EV_TIMEOUT, 0); /* no memory: as good as too late */
 }
 
-static void unlink_call(struct upstream_call *c)
+static void unlink_call(struct upstream_exchange *c)
 {
     struct upstream *u = c->up;
-    bool kept = c->state == CALL_KEPT;
+    bool kept = c->state == EXCHANGE_KEPT;
     *(c->prev ? &c->prev->next : kept ? &u->kept : &u->busy) = c->next;
     if (c->next)
         c->next->prev = c->prev;
@@ -143,11 +143,11 @@ static void unlink_call(struct upstream_call *c)
     --*(kept ? &u->n_kept : &u->n_busy);
 }
 
-static void link_call(struct upstream_call *c)
+static void link_call(struct upstream_exchange *c)
 {
     struct upstream *u = c->up;
-    bool kept = c->state == CALL_KEPT;
-    struct upstream_call **list = kept ? &u->kept : &u->busy;
+    bool kept = c->state == EXCHANGE_KEPT;
+    struct upstream_exchange **list = kept ? &u->kept : &u->busy;
     c->next = *list;
     if (c->next)
         c->next->prev = c;
@@ -155,17 +155,17 @@ static void link_call(struct upstream_call *c)
     ++*(kept ? &u->n_kept : &u->n_busy);
 }
 
-static void call_free(struct upstream_call *c)
+static void call_free(struct upstream_exchange *c)
 {
     unlink_call(c);
     bufferevent_free(c->bev);
     event_free(c->timer);
-    answer_clear(&c->answer);
+    http_response_clear(&c->response);
     mem_free(c);
 }
 
 /* Ends the connection; where one of its callbacks is running, once that returns. */
-static void drop(struct upstream_call *c)
+static void drop(struct upstream_exchange *c)
 {
     if (!c->entered) {
         call_free(c);
@@ -176,7 +176,7 @@ static void drop(struct upstream_call *c)
     bufferevent_disable(c->bev, EV_READ | EV_WRITE);
 }
 
-static void fail(struct upstream_call *c, enum upstream_failure kind, const char *why)
+static void fail(struct upstream_exchange *c, enum upstream_failure kind, const char *why)
 {
     const struct upstream_handler *h = c->handler;
     void *user = c->user;
@@ -187,20 +187,20 @@ static void fail(struct upstream_call *c, enum upstream_failure kind, const char
 }
 
 /* The answer is whole. */
-static void finish(struct upstream_call *c)
+static void finish(struct upstream_exchange *c)
 {
     const struct upstream_handler *h = c->handler;
     void *user = c->user;
     struct upstream *u = c->up;
-    bool keep = !c->once && answer_can_go_on(&c->answer) && !c->eof &&
+    bool keep = !c->once && http_response_can_go_on(&c->response) && !c->eof &&
                 u->n_kept < u->opt.max_kept &&
                 evbuffer_get_length(bufferevent_get_output(c->bev)) == 0 &&
                 evbuffer_get_length(bufferevent_get_input(c->bev)) == 0;
     if (keep) {
         unlink_call(c);
-        c->state = CALL_KEPT;
+        c->state = EXCHANGE_KEPT;
         link_call(c);
-        answer_clear(&c->answer);
+        http_response_clear(&c->response);
         c->reused = true;
         set_timer(c, u->opt.keep_s);
     } else {
@@ -209,12 +209,12 @@ static void finish(struct upstream_call *c)
     h->end(user);
 }
 
-static void on_closed(struct upstream_call *c, bool reset, const char *reason)
+static void on_closed(struct upstream_exchange *c, bool reset, const char *reason)
 {
     const char *why = "";
     char text[200];
-    bool silent = c->state == CALL_ASKED && !c->answer.text.len && !c->answer.n_interim;
-    if (!reset && answer_close(&c->answer, &why) == ANSWER_END) {
+    bool silent = c->state == EXCHANGE_ASKED && !c->response.text.len && !c->response.n_interim;
+    if (!reset && http_response_close(&c->response, &why) == RESPONSE_END) {
         finish(c);
         return;
     }
@@ -226,29 +226,29 @@ static void on_closed(struct upstream_call *c, bool reset, const char *reason)
 }
 
 /* False: the call is gone, or wants no more. */
-static bool take_piece(struct upstream_call *c, struct evbuffer *in, bool *more)
+static bool take_piece(struct upstream_exchange *c, struct evbuffer *in, bool *more)
 {
     size_t n = evbuffer_get_contiguous_space(in), used = 0;
     const char *why = "", *p = n ? (const char *)evbuffer_pullup(in, (ssize_t)n) : "";
     struct buf *piece = &c->up->piece;
     buf_reset(piece);
-    enum answer_result res = answer_feed(&c->answer, p, n, piece, &used, &why);
-    *more = res != ANSWER_MORE || evbuffer_get_length(in) > used;
-    if (res == ANSWER_BAD) {
+    enum http_response_result res = http_response_feed(&c->response, p, n, piece, &used, &why);
+    *more = res != RESPONSE_MORE || evbuffer_get_length(in) > used;
+    if (res == RESPONSE_BAD) {
         fail(c, UPSTREAM_BAD, why);
         return false;
     }
     evbuffer_drain(in, used);
-    if (res == ANSWER_END) {
+    if (res == RESPONSE_END) {
         finish(c);
         return false;
     }
-    if (res == ANSWER_MORE)
+    if (res == RESPONSE_MORE)
         return true;
     c->entered = true;
-    if (res == ANSWER_HEAD) {
-        c->state = CALL_READING;
-        c->handler->head(c->user, &c->answer.head);
+    if (res == RESPONSE_HEAD) {
+        c->state = EXCHANGE_READING;
+        c->handler->head(c->user, &c->response.head);
     } else {
         c->handler->data(c->user, piece->p, piece->len);
     }
@@ -262,13 +262,13 @@ static bool take_piece(struct upstream_call *c, struct evbuffer *in, bool *more)
 
 static void on_read(struct bufferevent *bev, void *arg)
 {
-    struct upstream_call *c = arg;
+    struct upstream_exchange *c = arg;
     struct evbuffer *in = bufferevent_get_input(bev);
-    if (c->state == CALL_KEPT) { /* nobody asked */
+    if (c->state == EXCHANGE_KEPT) { /* nobody asked */
         call_free(c);
         return;
     }
-    if (c->paused || c->state == CALL_CONNECTING)
+    if (c->paused || c->state == EXCHANGE_CONNECTING)
         return;
     bool more = true;
     while (more)
@@ -276,11 +276,11 @@ static void on_read(struct bufferevent *bev, void *arg)
             return;
     if (c->eof)
         on_closed(c, false, "");
-    else if (c->state == CALL_READING)
+    else if (c->state == EXCHANGE_READING)
         set_timer(c, c->up->opt.idle_s);
 }
 
-static void describe(struct upstream_call *c, char *text, size_t size)
+static void describe(struct upstream_exchange *c, char *text, size_t size)
 {
     int e = EVUTIL_SOCKET_ERROR(), dns = bufferevent_socket_get_dns_error(c->bev);
     unsigned long tls = c->up->url.tls ? bufferevent_get_openssl_error(c->bev) : 0;
@@ -295,24 +295,24 @@ static void describe(struct upstream_call *c, char *text, size_t size)
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    struct upstream_call *c = arg;
+    struct upstream_exchange *c = arg;
     const struct upstream_options *o = &c->up->opt;
     char reason[128] = "", why[200];
     int e = EVUTIL_SOCKET_ERROR();
     if (what & BEV_EVENT_CONNECTED) {
         int one = 1;
         setsockopt(bufferevent_getfd(bev), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        c->state = CALL_ASKED;
+        c->state = EXCHANGE_ASKED;
         set_timer(c, c->answer_s);
         bufferevent_set_timeouts(bev, NULL, &(struct timeval){o->write_s, 0});
         return;
     }
-    if (c->state == CALL_KEPT) {
+    if (c->state == EXCHANGE_KEPT) {
         call_free(c);
         return;
     }
     describe(c, reason, sizeof reason);
-    if (c->state == CALL_CONNECTING) {
+    if (c->state == EXCHANGE_CONNECTING) {
         snprintf(why, sizeof why, "no connection: %s", reason);
         bool ours = e == EMFILE || e == ENFILE || e == ENOMEM || e == ENOBUFS;
         fail(c,
@@ -332,21 +332,21 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
-    struct upstream_call *c = arg;
+    struct upstream_exchange *c = arg;
     char why[96];
     switch (c->state) {
-    case CALL_KEPT:
+    case EXCHANGE_KEPT:
         call_free(c);
         break;
-    case CALL_CONNECTING:
+    case EXCHANGE_CONNECTING:
         snprintf(why, sizeof why, "no connection within %d s", c->up->opt.connect_s);
         fail(c, UPSTREAM_UNREACHABLE, c->no_sock ? "no connection" : why);
         break;
-    case CALL_ASKED:
+    case EXCHANGE_ASKED:
         snprintf(why, sizeof why, "no answer within %d s", c->answer_s);
         fail(c, UPSTREAM_SLOW, why);
         break;
-    case CALL_READING:
+    case EXCHANGE_READING:
         snprintf(why, sizeof why, "its answer does not go on for %d s", c->up->opt.idle_s);
         fail(c, UPSTREAM_SLOW, why);
         break;
@@ -382,9 +382,9 @@ static struct bufferevent *socket_new(struct upstream *u)
                : NULL;
 }
 
-static struct upstream_call *call_new(struct upstream *u)
+static struct upstream_exchange *call_new(struct upstream *u)
 {
-    struct upstream_call *c = mem_ask(sizeof *c);
+    struct upstream_exchange *c = mem_ask(sizeof *c);
     if (!c)
         return NULL;
     memset(c, 0, sizeof *c);
@@ -397,14 +397,14 @@ static struct upstream_call *call_new(struct upstream *u)
         mem_free(c);
         return NULL;
     }
-    c->state = CALL_CONNECTING;
+    c->state = EXCHANGE_CONNECTING;
     bufferevent_setcb(c->bev, on_read, NULL, on_event, c);
     bufferevent_setwatermark(c->bev, EV_READ, 0, UPSTREAM_AHEAD);
     link_call(c);
     return c;
 }
 
-static bool put_request(struct upstream_call *c, const struct upstream_request *r)
+static bool put_request(struct upstream_exchange *c, const struct upstream_request *r)
 {
     struct evbuffer *out = bufferevent_get_output(c->bev);
     if (evbuffer_add(out, r->head, r->n_head))
@@ -418,13 +418,13 @@ static bool put_request(struct upstream_call *c, const struct upstream_request *
     return false;
 }
 
-struct upstream_call *upstream_start(struct upstream *u, const struct upstream_request *r,
-                                     const struct upstream_handler *h, void *user)
+struct upstream_exchange *upstream_start(struct upstream *u, const struct upstream_request *r,
+                                         const struct upstream_handler *h, void *user)
 {
-    struct upstream_call *c = r->fresh ? NULL : u->kept;
+    struct upstream_exchange *c = r->fresh ? NULL : u->kept;
     if (c) {
         unlink_call(c);
-        c->state = CALL_ASKED;
+        c->state = EXCHANGE_ASKED;
         link_call(c);
         set_timer(c, r->answer_s);
     } else {
@@ -437,12 +437,12 @@ struct upstream_call *upstream_start(struct upstream *u, const struct upstream_r
     c->user = user;
     c->answer_s = r->answer_s;
     c->once = r->fresh;
-    c->answer.to_head = r->to_head;
+    c->response.to_head = r->to_head;
     if (!put_request(c, r) || bufferevent_enable(c->bev, EV_READ | EV_WRITE)) {
         call_free(c);
         return NULL;
     }
-    if (c->state == CALL_CONNECTING &&
+    if (c->state == EXCHANGE_CONNECTING &&
         bufferevent_socket_connect_hostname(c->bev, u->opt.dns, AF_UNSPEC, u->url.host,
                                             u->url.port)) {
         c->no_sock = true;
@@ -451,20 +451,20 @@ struct upstream_call *upstream_start(struct upstream *u, const struct upstream_r
     return c;
 }
 
-void upstream_cancel(struct upstream_call *c)
+void upstream_cancel(struct upstream_exchange *c)
 {
     if (c)
         drop(c);
 }
 
-void upstream_pause(struct upstream_call *c)
+void upstream_pause(struct upstream_exchange *c)
 {
     c->paused = true;
     bufferevent_disable(c->bev, EV_READ);
     event_del(c->timer);
 }
 
-void upstream_resume(struct upstream_call *c)
+void upstream_resume(struct upstream_exchange *c)
 {
     if (!c->paused)
         return;

@@ -12,17 +12,17 @@
  *  4. a connection goes back to the pool only after a whole answer to a request that was sent whole,
  *     with nothing behind it
  */
-#ifndef STEEL_SERVER_UPSTREAM_H
-#define STEEL_SERVER_UPSTREAM_H
+#ifndef STEEL_ROUTE_UPSTREAM_H
+#define STEEL_ROUTE_UPSTREAM_H
 
 #include "base/error.h"
-#include "route/answer.h"
+#include "route/http_response.h"
 
 struct event_base;
 struct evdns_base;
 struct ssl_ctx_st;
 struct upstream;
-struct upstream_call;
+struct upstream_exchange;
 
 enum { UPSTREAM_AHEAD = 64 << 10 };
 
@@ -84,11 +84,11 @@ struct upstream_request {
     int answer_s;               /* for the whole head of the answer */
 };
 /* NULL: there is no memory, or no file descriptor. */
-struct upstream_call *upstream_start(struct upstream *u, const struct upstream_request *r,
-                                     const struct upstream_handler *h, void *user);
-void upstream_cancel(struct upstream_call *c);
+struct upstream_exchange *upstream_start(struct upstream *u, const struct upstream_request *r,
+                                         const struct upstream_handler *h, void *user);
+void upstream_cancel(struct upstream_exchange *c);
 /* No more data for now; what was read already may still come, from inside upstream_resume's loop. */
-void upstream_pause(struct upstream_call *c);
-void upstream_resume(struct upstream_call *c);
+void upstream_pause(struct upstream_exchange *c);
+void upstream_resume(struct upstream_exchange *c);
 
 #endif

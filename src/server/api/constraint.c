@@ -105,10 +105,10 @@ static bool read_fields(const json_t *body, struct found *f, struct api_error *e
 }
 
 /* One answer is a whole: thinking, calls and what the text must fit are one grammar. */
-static struct grammar *compile_answer(struct call *c, const struct grammar_source *response,
-                                      struct error *why)
+static struct grammar *compile_answer(struct api_request *req,
+                                      const struct grammar_source *response, struct error *why)
 {
-    struct chat_prompt *chat = c->chat;
+    struct chat_prompt *chat = req->chat;
     struct chat_constraint fit = {.format = chat->format,
                                   .thinking = chat->thinking,
                                   .tools = chat->schema,
@@ -123,7 +123,7 @@ static struct grammar *compile_answer(struct call *c, const struct grammar_sourc
                                  .flags = response ? response->flags : 0,
                                  .text = text,
                                  .len = strlen(text)};
-    struct grammar *g = grammar_cache_get(c->server->grammars, &src, NULL, why);
+    struct grammar *g = grammar_cache_get(req->server->grammars, &src, NULL, why);
     mem_free(text);
     return g;
 }
@@ -136,31 +136,31 @@ static bool has_bans(const struct sample_params *p)
     return false;
 }
 
-bool call_constrain(struct call *c, const json_t *body)
+bool api_request_constrain(struct api_request *req, const json_t *body)
 {
-    struct engine *e = c->server->engine;
+    struct engine *e = req->server->engine;
     struct found f = {0};
     struct error why = {0};
-    bool ok = read_format(body, &f, &c->err) && read_fields(body, &f, &c->err);
-    bool tools = c->chat && c->chat->tools && chat_format_calls(c->chat->format);
-    const struct sample_params *sample = &c->p.sample;
+    bool ok = read_format(body, &f, &req->err) && read_fields(body, &f, &req->err);
+    bool tools = req->chat && req->chat->tools && chat_format_calls(req->chat->format);
+    const struct sample_params *sample = &req->p.sample;
     bool banned = ok && has_bans(sample), endless = banned && !engine_may_end(e, sample);
-    if (!f.field && tools && !c->chat->required &&
-        (c->p.ignore_eos || c->p.min_tokens > 0 || endless))
+    if (!f.field && tools && !req->chat->required &&
+        (req->p.ignore_eos || req->p.min_tokens > 0 || endless))
         tools = false; /* where the answer ends was decided otherwise */
     struct grammar_source src = {.kind = f.kind,
                                  .flags = GRAMMAR_SCHEMA_ORDER,
                                  .text = f.text ? f.text : "",
                                  .len = f.text ? strlen(f.text) : 0};
-    if (ok && c->chat && (f.field || tools))
-        c->grammar = compile_answer(c, f.field ? &src : NULL, &why);
+    if (ok && req->chat && (f.field || tools))
+        req->grammar = compile_answer(req, f.field ? &src : NULL, &why);
     else if (ok && f.field)
-        c->grammar = grammar_cache_get(c->server->grammars, &src, NULL, &why);
+        req->grammar = grammar_cache_get(req->server->grammars, &src, NULL, &why);
     const char *field = f.field ? f.field : "tools";
-    ok = ok && (c->grammar || !(f.field || tools) ||
-                api_invalid(&c->err, field, "%s: %s", field, why.msg));
-    if (ok && c->grammar && banned && !engine_may_fit(e, sample, c->grammar, &why))
-        ok = api_invalid(&c->err, "logit_bias", "%s: %s", field, why.msg);
+    ok = ok && (req->grammar || !(f.field || tools) ||
+                api_invalid(&req->err, field, "%s: %s", field, why.msg));
+    if (ok && req->grammar && banned && !engine_may_fit(e, sample, req->grammar, &why))
+        ok = api_invalid(&req->err, "logit_bias", "%s: %s", field, why.msg);
     free(f.text);
     return ok;
 }

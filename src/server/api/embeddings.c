@@ -4,7 +4,7 @@
  * loop only passes it on.
  */
 #include "server/api/prepare_int.h"
-#include "server/api/adapters.h"
+#include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -17,7 +17,7 @@
 
 enum { MAX_TEXTS = 4096, VALUE_BYTES = 16 };
 
-struct embed_call {
+struct embed_request {
     struct embed_job job;
     struct embedder *e;
     float *out; /* (n, width) */
@@ -28,12 +28,12 @@ struct embed_call {
     /* reranking */
     int top_n;
     bool with_documents, raw;
-    char **documents;        /* (n) where they are sent back */
-    struct embed_call *next; /* done, not yet seen by the loop */
-    struct call *call;
+    char **documents;           /* (n) where they are sent back */
+    struct embed_request *next; /* done, not yet seen by the loop */
+    struct api_request *req;
 };
 
-void embed_call_free(struct embed_call *x)
+void embed_request_free(struct embed_request *x)
 {
     if (!x)
         return;
@@ -48,7 +48,7 @@ void embed_call_free(struct embed_call *x)
     mem_free(x);
 }
 
-bool embed_call_done(const struct embed_call *x)
+bool embed_request_done(const struct embed_request *x)
 {
     return x->done;
 }
@@ -56,7 +56,7 @@ bool embed_call_done(const struct embed_call *x)
 /* Reading */
 
 /* One text of the call, not read yet. */
-static struct embed_text *add_text(struct embed_call *x)
+static struct embed_text *add_text(struct embed_request *x)
 {
     if ((x->job.n & (x->job.n - 1)) == 0)
         x->job.texts =
@@ -67,7 +67,8 @@ static struct embed_text *add_text(struct embed_call *x)
 }
 
 /* One element of `input`: a text, or token ids. */
-static bool read_input(struct call *c, struct embed_call *x, const json_t *v, int i, bool truncate)
+static bool read_input(struct api_request *req, struct embed_request *x, const json_t *v, int i,
+                       bool truncate)
 {
     char param[32];
     struct error why = {0};
@@ -77,50 +78,51 @@ static bool read_input(struct call *c, struct embed_call *x, const json_t *v, in
         const struct config *g = &embedder_runtime(x->e)->model->config;
         struct token_list ids = {0};
         int most = embedder_context(x->e);
-        bool ok = api_tokens(v, param, g->n_vocab, &ids, &c->err);
+        bool ok = api_tokens(v, param, g->n_vocab, &ids, &req->err);
         t->ids = ids.ids;
         if (ok && ids.n == 0)
-            ok = api_invalid(&c->err, param, "no tokens");
+            ok = api_invalid(&req->err, param, "no tokens");
         if (ok && ids.n > (size_t)most && !truncate)
-            ok = api_invalid(&c->err, param, "%zu tokens, and the model takes %d", ids.n, most);
+            ok = api_invalid(&req->err, param, "%zu tokens, and the model takes %d", ids.n, most);
         t->n = ok ? (int)(ids.n > (size_t)most ? (size_t)most : ids.n) : 0;
         return ok;
     }
     if (!json_is_string(v))
-        return api_invalid(&c->err, param, "neither a text nor an array of token ids");
-    return embed_encode(x->e, json_string_value(v), json_string_length(v), truncate, &c->budget, t,
-                        &why) ||
-           call_refuse(c, param, &why);
+        return api_invalid(&req->err, param, "neither a text nor an array of token ids");
+    return embed_encode(x->e, json_string_value(v), json_string_length(v), truncate, &req->budget,
+                        t, &why) ||
+           api_request_refuse(req, param, &why);
 }
 
-static bool read_inputs(struct call *c, struct embed_call *x, const json_t *input, bool truncate)
+static bool read_inputs(struct api_request *req, struct embed_request *x, const json_t *input,
+                        bool truncate)
 {
     bool many = json_is_array(input) && json_array_size(input) &&
                 !json_is_integer(json_array_get(input, 0));
     size_t n = many ? json_array_size(input) : 1;
     if (!json_is_string(input) && !json_is_array(input))
-        return api_invalid(&c->err, "input",
+        return api_invalid(&req->err, "input",
                            "input must be a text, an array of texts, or token ids");
     if (json_is_array(input) && !json_array_size(input))
-        return api_invalid(&c->err, "input", "input is empty");
+        return api_invalid(&req->err, "input", "input is empty");
     if (n > MAX_TEXTS)
-        return api_invalid(&c->err, "input", "%zu texts, and %d is the limit", n, MAX_TEXTS);
+        return api_invalid(&req->err, "input", "%zu texts, and %d is the limit", n, MAX_TEXTS);
     for (size_t i = 0; i < n; i++)
-        if (!read_input(c, x, many ? json_array_get(input, i) : input, (int)i, truncate))
+        if (!read_input(req, x, many ? json_array_get(input, i) : input, (int)i, truncate))
             return false;
     return true;
 }
 
 /* Where the results go, once all texts are there. */
-static bool make_room(struct call *c, struct embed_call *x, size_t width)
+static bool make_room(struct api_request *req, struct embed_request *x, size_t width)
 {
     size_t reply = (size_t)x->job.n * width * (x->base64 ? 6 : VALUE_BYTES);
-    if (reply > c->server->opt.max_unsent)
+    if (reply > req->server->opt.max_unsent)
         return api_invalid(
-            &c->err, "input",
+            &req->err, "input",
             "a reply of some %zu bytes, and %zu is the limit (--max-unsent): ask for "
             "fewer texts at once",
-            reply, c->server->opt.max_unsent);
+            reply, req->server->opt.max_unsent);
     x->out = mem_zalloc((size_t)x->job.n * width, sizeof *x->out);
     x->width = (int)width;
     for (int i = 0; i < x->job.n; i++) {
@@ -130,23 +132,24 @@ static bool make_room(struct call *c, struct embed_call *x, size_t width)
     return true;
 }
 
-static bool read_bool(struct call *c, const json_t *body, const char *key, bool *out)
+static bool read_bool(struct api_request *req, const json_t *body, const char *key, bool *out)
 {
     const json_t *v = api_member(body, key);
     if (v && !json_is_boolean(v))
-        return api_invalid(&c->err, key, "%s must be true or false", key);
+        return api_invalid(&req->err, key, "%s must be true or false", key);
     if (v)
         *out = json_is_true(v);
     return true;
 }
 
-static bool read_count(struct call *c, const json_t *body, const char *key, int most, int *out)
+static bool read_count(struct api_request *req, const json_t *body, const char *key, int most,
+                       int *out)
 {
     const json_t *v = api_member(body, key);
     if (!v)
         return true;
     if (!json_is_integer(v) || json_integer_value(v) < 1 || json_integer_value(v) > most)
-        return api_invalid(&c->err, key, "%s must be a number from 1 to %d", key, most);
+        return api_invalid(&req->err, key, "%s must be a number from 1 to %d", key, most);
     *out = (int)json_integer_value(v);
     return true;
 }
@@ -167,82 +170,83 @@ bool embed_names_helper(const struct server *s, const char *model, const char **
 }
 
 /* What the call names is the model that this endpoint has. */
-static bool check_model(struct call *c, const json_t *body, const char *name)
+static bool check_model(struct api_request *req, const json_t *body, const char *name)
 {
-    const struct server *s = c->server;
+    const struct server *s = req->server;
     const char *model = NULL, *endpoint;
     struct adapter_info adapter;
-    if (!api_string(body, "model", &model, &c->err))
+    if (!api_string(body, "model", &model, &req->err))
         return false;
     if (!model || is_named(model, name))
         return true;
     if (embed_names_helper(s, model, &endpoint))
-        return api_invalid(&c->err, "model", "the model '%.100s' is for %s", model, endpoint);
-    if (is_named(model, s->name) || adapters_name(s, model, &adapter))
-        return api_invalid(&c->err, "model", "the model '%.100s' answers; here it is '%s'", model,
+        return api_invalid(&req->err, "model", "the model '%.100s' is for %s", model, endpoint);
+    if (is_named(model, s->name) || lora_find(s, model, &adapter))
+        return api_invalid(&req->err, "model", "the model '%.100s' answers; here it is '%s'", model,
                            name);
-    return adapters_unknown_model(c, model);
+    return lora_unknown_model(req, model);
 }
 
-static bool begin(struct call *c, const json_t *body, struct embedder *e, const char *name,
+static bool begin(struct api_request *req, const json_t *body, struct embedder *e, const char *name,
                   const char *flag)
 {
     if (!e)
-        return api_fail(&c->err, 501, "not_supported_error",
+        return api_fail(&req->err, 501, "not_supported_error",
                         "this server has no model for that: start it with %s MODEL", flag);
-    if (!check_model(c, body, name))
+    if (!check_model(req, body, name))
         return false;
-    c->embed = mem_zalloc(1, sizeof *c->embed);
-    c->embed->e = e;
-    c->embed->call = c;
+    req->embed = mem_zalloc(1, sizeof *req->embed);
+    req->embed->e = e;
+    req->embed->req = req;
     return true;
 }
 
-bool prepare_embeddings(struct call *c, const json_t *body)
+bool prepare_embeddings(struct api_request *req, const json_t *body)
 {
-    bool ollama = c->kind != CALL_EMBEDDINGS, truncate = ollama;
+    bool ollama = req->kind != CALL_EMBEDDINGS, truncate = ollama;
     const char *format = json_string_value(api_member(body, "encoding_format"));
-    const char *key = c->kind == CALL_OLLAMA_EMBEDDINGS ? "prompt" : "input";
-    if (!begin(c, body, c->server->embedder, c->server->embed_name, "--embedding"))
+    const char *key = req->kind == CALL_OLLAMA_EMBEDDINGS ? "prompt" : "input";
+    if (!begin(req, body, req->server->embedder, req->server->embed_name, "--embedding"))
         return false;
-    struct embed_call *x = c->embed;
-    if (!read_bool(c, body, "truncate", &truncate) ||
-        !read_count(c, body, "dimensions", embedder_width(x->e), &x->job.dims))
+    struct embed_request *x = req->embed;
+    if (!read_bool(req, body, "truncate", &truncate) ||
+        !read_count(req, body, "dimensions", embedder_width(x->e), &x->job.dims))
         return false;
     if (api_member(body, "encoding_format") &&
         (!format || (strcmp(format, "float") && strcmp(format, "base64"))))
-        return api_invalid(&c->err, "encoding_format", "encoding_format is float or base64");
+        return api_invalid(&req->err, "encoding_format", "encoding_format is float or base64");
     x->base64 = format && !strcmp(format, "base64");
     const json_t *input = api_member(body, key);
     if (!input)
-        return api_invalid(&c->err, key, "%s is missing", key);
-    return read_inputs(c, x, input, truncate) &&
-           make_room(c, x, (size_t)(x->job.dims ? x->job.dims : embedder_width(x->e)));
+        return api_invalid(&req->err, key, "%s is missing", key);
+    return read_inputs(req, x, input, truncate) &&
+           make_room(req, x, (size_t)(x->job.dims ? x->job.dims : embedder_width(x->e)));
 }
 
-bool prepare_rerank(struct call *c, const json_t *body)
+bool prepare_rerank(struct api_request *req, const json_t *body)
 {
     const json_t *query = api_member(body, "query"), *docs = api_member(body, "documents");
     const json_t *task = api_member(body, "instruction");
     const char *instruct = json_string_value(task);
     bool truncate = true;
-    if (!begin(c, body, c->server->reranker, c->server->rerank_name, "--rerank"))
+    if (!begin(req, body, req->server->reranker, req->server->rerank_name, "--rerank"))
         return false;
-    struct embed_call *x = c->embed;
+    struct embed_request *x = req->embed;
     if (!json_is_string(query))
-        return api_invalid(&c->err, "query", "query must be a text");
+        return api_invalid(&req->err, "query", "query must be a text");
     if (task && !instruct)
-        return api_invalid(&c->err, "instruction", "instruction must be a text");
+        return api_invalid(&req->err, "instruction", "instruction must be a text");
     if (!json_is_array(docs) || !json_array_size(docs))
-        return api_invalid(&c->err, "documents", "documents must be an array of texts");
+        return api_invalid(&req->err, "documents", "documents must be an array of texts");
     size_t n = json_array_size(docs);
     if (n > MAX_TEXTS)
-        return api_invalid(&c->err, "documents", "%zu documents, and %d is the limit", n,
+        return api_invalid(&req->err, "documents", "%zu documents, and %d is the limit", n,
                            MAX_TEXTS);
     x->top_n = (int)n;
-    if (!read_bool(c, body, "return_documents", &x->with_documents) ||
-        !read_bool(c, body, "raw_scores", &x->raw) || !read_bool(c, body, "truncate", &truncate) ||
-        !read_count(c, body, "top_n", 1 << 20, &x->top_n))
+    if (!read_bool(req, body, "return_documents", &x->with_documents) ||
+        !read_bool(req, body, "raw_scores", &x->raw) ||
+        !read_bool(req, body, "truncate", &truncate) ||
+        !read_count(req, body, "top_n", 1 << 20, &x->top_n))
         return false;
     x->documents = mem_zalloc(n, sizeof *x->documents);
     for (size_t i = 0; i < n; i++) {
@@ -253,15 +257,15 @@ bool prepare_rerank(struct call *c, const json_t *body)
         char param[32];
         snprintf(param, sizeof param, "documents[%zu]", i);
         if (!json_is_string(text))
-            return api_invalid(&c->err, param, "neither a text nor an object with \"text\"");
+            return api_invalid(&req->err, param, "neither a text nor an object with \"text\"");
         if (!embed_encode_pair(x->e, json_string_value(query), json_string_length(query),
                                json_string_value(text), json_string_length(text), instruct,
-                               truncate, &c->budget, t, &why))
-            return call_refuse(c, param, &why);
+                               truncate, &req->budget, t, &why))
+            return api_request_refuse(req, param, &why);
         if (x->with_documents)
             x->documents[i] = mem_strndup(json_string_value(text), json_string_length(text));
     }
-    return make_room(c, x, (size_t)embedder_width(x->e));
+    return make_room(req, x, (size_t)embedder_width(x->e));
 }
 
 /* Writing */
@@ -292,7 +296,7 @@ static void add_floats(struct buf *b, const float *v, int n)
     buf_addc(b, ']');
 }
 
-static void write_openai(const struct embed_call *x, const char *name, struct buf *b)
+static void write_openai(const struct embed_request *x, const char *name, struct buf *b)
 {
     buf_adds(b, "{\"object\":\"list\",\"data\":[");
     for (int i = 0; i < x->job.n; i++) {
@@ -306,10 +310,10 @@ static void write_openai(const struct embed_call *x, const char *name, struct bu
              (long long)x->n_tokens, (long long)x->n_tokens);
 }
 
-static void write_ollama(const struct call *c, const char *name, struct buf *b)
+static void write_ollama(const struct api_request *req, const char *name, struct buf *b)
 {
-    const struct embed_call *x = c->embed;
-    if (c->kind == CALL_OLLAMA_EMBEDDINGS) { /* the older form: one text, one vector */
+    const struct embed_request *x = req->embed;
+    if (req->kind == CALL_OLLAMA_EMBEDDINGS) { /* the older form: one text, one vector */
         buf_adds(b, "{\"embedding\":");
         add_floats(b, x->job.texts[0].out, x->width);
         buf_addc(b, '}');
@@ -324,7 +328,7 @@ static void write_ollama(const struct call *c, const char *name, struct buf *b)
         add_floats(b, x->job.texts[i].out, x->width);
     }
     buf_addf(b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%lld}",
-             (long long)(clock_ns() - c->start_ns), (long long)x->n_tokens);
+             (long long)(clock_ns() - req->start_ns), (long long)x->n_tokens);
 }
 
 struct ranked {
@@ -339,9 +343,9 @@ static int by_score(const void *a, const void *b)
                                 : x->index - y->index;
 }
 
-static void write_ranked(const struct call *c, const char *name, struct buf *b)
+static void write_ranked(const struct api_request *req, const char *name, struct buf *b)
 {
-    const struct embed_call *x = c->embed;
+    const struct embed_request *x = req->embed;
     struct ranked *all = mem_zalloc((size_t)x->job.n, sizeof *all);
     for (int i = 0; i < x->job.n; i++) {
         float s = x->job.texts[i].out[0];
@@ -349,7 +353,7 @@ static void write_ranked(const struct call *c, const char *name, struct buf *b)
     }
     qsort(all, (size_t)x->job.n, sizeof *all, by_score);
     buf_adds(b, "{\"id\":");
-    jsonout_text(b, c->id);
+    jsonout_text(b, req->id);
     buf_adds(b, ",\"model\":");
     jsonout_text(b, name);
     buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},\"results\":[",
@@ -368,15 +372,15 @@ static void write_ranked(const struct call *c, const char *name, struct buf *b)
     mem_free(all);
 }
 
-void embed_write(struct call *c)
+void embed_write(struct api_request *req)
 {
-    const struct server *s = c->server;
-    if (c->kind == CALL_RERANK)
-        write_ranked(c, s->rerank_name, &c->reply);
-    else if (c->kind == CALL_EMBEDDINGS)
-        write_openai(c->embed, s->embed_name, &c->reply);
+    const struct server *s = req->server;
+    if (req->kind == CALL_RERANK)
+        write_ranked(req, s->rerank_name, &req->reply);
+    else if (req->kind == CALL_EMBEDDINGS)
+        write_openai(req->embed, s->embed_name, &req->reply);
     else
-        write_ollama(c, s->embed_name, &c->reply);
+        write_ollama(req, s->embed_name, &req->reply);
 }
 
 /* Between the threads */
@@ -384,8 +388,8 @@ void embed_write(struct call *c)
 /* On the embedder's thread. */
 static void on_done(struct embed_job *job)
 {
-    struct embed_call *x = (struct embed_call *)job;
-    struct server *s = x->call->server;
+    struct embed_request *x = (struct embed_request *)job;
+    struct server *s = x->req->server;
     uint64_t one = 1;
     pthread_mutex_lock(&s->embed_lock);
     x->next = s->embedded;
@@ -395,41 +399,41 @@ static void on_done(struct embed_job *job)
         return; /* it is full, and so will be read */
 }
 
-bool embed_submit(struct call *c)
+bool embed_submit(struct api_request *req)
 {
-    struct embed_call *x = c->embed;
+    struct embed_request *x = req->embed;
     struct error why = {0};
-    x->job.client = c->job.client;
+    x->job.client = req->job.client;
     x->job.done = on_done;
-    c->n_open = 1;
+    req->n_open = 1;
     if (embedder_submit(x->e, &x->job, &why))
         return true;
-    c->n_open = 0;
-    api_fail(&c->err, 429, "rate_limit_error", "%s", why.msg);
-    c->err.code = "queue_full";
+    req->n_open = 0;
+    api_fail(&req->err, 429, "rate_limit_error", "%s", why.msg);
+    req->err.code = "queue_full";
     return false;
 }
 
-void embed_cancel(struct embed_call *x)
+void embed_cancel(struct embed_request *x)
 {
     atomic_store(&x->job.cancel, true);
 }
 
-struct call *embed_next_done(struct server *s)
+struct api_request *embed_next_done(struct server *s)
 {
     pthread_mutex_lock(&s->embed_lock);
-    struct embed_call *x = s->embedded;
+    struct embed_request *x = s->embedded;
     if (x)
         s->embedded = x->next;
     pthread_mutex_unlock(&s->embed_lock);
     if (!x)
         return NULL;
-    struct call *c = x->call;
-    c->n_open = 0;
+    struct api_request *req = x->req;
+    req->n_open = 0;
     x->done = true;
     if (!x->job.ok)
-        api_fail(&c->err, 500, "server_error", "%s", x->job.err.msg);
-    return c;
+        api_fail(&req->err, 500, "server_error", "%s", x->job.err.msg);
+    return req;
 }
 
 /* Life */

@@ -201,12 +201,12 @@ void add_capabilities(const struct server *s, struct buf *b)
     buf_adds(b, "]");
 }
 
-void ollama_show(struct call *c)
+void ollama_show(struct api_request *req)
 {
-    struct server *s = c->server;
+    struct server *s = req->server;
     const struct runtime *rt = server_runtime(s);
     const struct config *g = &rt->model->config;
-    struct buf *b = &c->reply;
+    struct buf *b = &req->reply;
     buf_adds(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
     add_details(s, b);
     buf_adds(b, ",\"model_info\":{\"general.architecture\":");

@@ -1,6 +1,6 @@
 /*
  * Conversations to prompts: has messages and tools checked, renders them through the chat template, and
- * decides how the answer is to be parsed. Bodies of /v1/messages come here translated (messages.c).
+ * decides how the answer is to be parsed. Bodies of /v1/messages come here translated (anthropic.c).
  */
 #include "server/api/prepare_int.h"
 #include "base/mem.h"
@@ -154,7 +154,7 @@ static void set_marks(struct chat_prompt *chat)
                                   : "</think>";
 }
 
-static bool render(struct call *c, const json_t *messages, const json_t *tools,
+static bool render(struct api_request *req, const json_t *messages, const json_t *tools,
                    const json_t *kwargs, bool no_generation, struct buf *prompt)
 {
     struct error e = {0};
@@ -162,13 +162,13 @@ static bool render(struct call *c, const json_t *messages, const json_t *tools,
                              .tools = json_array_size(tools) ? tools : NULL,
                              .kwargs = kwargs,
                              .no_generation_prompt = no_generation,
-                             .budget = &c->budget};
-    if (!chat_render(c->server->chat, &r, prompt, &e))
-        return call_refuse(c, "messages", &e);
+                             .budget = &req->budget};
+    if (!chat_render(req->server->chat, &r, prompt, &e))
+        return api_request_refuse(req, "messages", &e);
     return true;
 }
 
-bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt)
+bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt)
 {
     struct chat_prompt *chat = mem_zalloc(1, sizeof *chat);
     json_t *messages = (json_t *)api_member(body, "messages");
@@ -178,31 +178,32 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
     const char *name;
     bool parallel = true, generation = true, go_on = false, ok = false;
     struct buf prefill = {0};
-    c->chat = chat;
-    if (!c->server->chat) {
-        api_fail(&c->err, 501, "not_supported_error", "this model has no usable chat template: %s",
-                 c->server->chat_error.msg);
+    req->chat = chat;
+    if (!req->server->chat) {
+        api_fail(&req->err, 501, "not_supported_error",
+                 "this model has no usable chat template: %s", req->server->chat_error.msg);
         return false;
     }
-    if (!check_messages(messages, &c->err) || !check_tools(tools, &c->err) ||
-        !read_tool_choice(body, tools, &mode, &name, &c->err) ||
-        !api_bool(body, "parallel_tool_calls", &parallel, &c->err) ||
-        !api_bool(body, "add_generation_prompt", &generation, &c->err) ||
-        !api_bool(body, "continue_final_message", &go_on, &c->err) ||
-        !read_kwargs(c->server->chat, body, &kwargs, &c->err))
+    if (!check_messages(messages, &req->err) || !check_tools(tools, &req->err) ||
+        !read_tool_choice(body, tools, &mode, &name, &req->err) ||
+        !api_bool(body, "parallel_tool_calls", &parallel, &req->err) ||
+        !api_bool(body, "add_generation_prompt", &generation, &req->err) ||
+        !api_bool(body, "continue_final_message", &go_on, &req->err) ||
+        !read_kwargs(req->server->chat, body, &kwargs, &req->err))
         goto out;
     if (go_on) {
         messages = shorter = json_copy(messages);
-        if (!split_prefill(messages, &prefill, &c->err))
+        if (!split_prefill(messages, &prefill, &req->err))
             goto out;
     }
     if (mode == TOOLS_NONE)
         tools = NULL;
-    if (!render(c, messages, tools, kwargs, !generation && !go_on, prompt))
+    if (!render(req, messages, tools, kwargs, !generation && !go_on, prompt))
         goto out;
     chat->tools = json_array_size(tools) > 0;
-    chat->format = c->server->opt.chat_format ? c->server->format
-                                              : chat_answer_format(c->server->chat, chat->tools);
+    chat->format = req->server->opt.chat_format
+                       ? req->server->format
+                       : chat_answer_format(req->server->chat, chat->tools);
     chat->in_reasoning = chat_opens_reasoning(prompt->p, prompt->len);
     set_marks(chat);
     chat->schema = tools ? json_incref((json_t *)tools) : NULL;
@@ -212,7 +213,7 @@ bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt
     chat->only = name ? mem_strdup(name) : NULL;
     if (chat->required && !chat_format_calls(chat->format)) {
         api_invalid(
-            &c->err, "tool_choice",
+            &req->err, "tool_choice",
             "this model's template has no form of tool calls that is known: none can be required");
         goto out;
     }
@@ -256,123 +257,127 @@ static bool check_modalities(const json_t *body, struct api_error *err)
 }
 
 /* A chat body that was made of another API's. */
-static bool prepare_translated(struct call *c, const json_t *body)
+static bool prepare_translated(struct api_request *req, const json_t *body)
 {
     struct buf prompt = {0};
-    size_t history = c->responses ? c->responses->n_history : 0;
-    c->budget = budget_for(c->n_body + history, &c->cancelled);
-    bool ok = prepare_conversation(c, body, &prompt) &&
-              call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c));
-    c->special = true;
+    size_t history = req->responses ? req->responses->n_history : 0;
+    req->budget = budget_for(req->n_body + history, &req->cancelled);
+    bool ok = prepare_conversation(req, body, &prompt) &&
+              api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
+                                 api_request_add_prompt(req));
+    req->special = true;
     buf_clear(&prompt);
     return ok;
 }
 
-static bool fits(const struct call *c)
+static bool fits(const struct api_request *req)
 {
-    size_t answer = c->p.max_tokens > 0 ? (size_t)c->p.max_tokens : 1;
-    return c->prompts[0].n + answer <= (size_t)engine_context(c->server->engine);
+    size_t answer = req->p.max_tokens > 0 ? (size_t)req->p.max_tokens : 1;
+    return req->prompts[0].n + answer <= (size_t)engine_context(req->server->engine);
 }
 
 /* The prompt without the first k turns. */
-static bool prepare_shorter(struct call *c, json_t *body, const json_t *messages, int k)
+static bool prepare_shorter(struct api_request *req, json_t *body, const json_t *messages, int k)
 {
-    chat_prompt_free(c->chat);
-    c->chat = NULL;
-    token_list_clear(&c->prompts[0]);
-    c->n_prompts = 0;
+    chat_prompt_free(req->chat);
+    req->chat = NULL;
+    token_list_clear(&req->prompts[0]);
+    req->n_prompts = 0;
     json_object_set_new(body, "messages", responses_drop_turns(messages, k));
-    return prepare_translated(c, body);
+    return prepare_translated(req, body);
 }
 
 /* truncation "auto": leaves out as few of the oldest turns as makes the rest fit. */
-static bool truncate_turns(struct call *c, json_t *body)
+static bool truncate_turns(struct api_request *req, json_t *body)
 {
     json_t *messages = json_incref(json_object_get(body, "messages"));
     int lo = 0, hi = responses_n_turns(messages) - 1; /* lo does not fit; hi is the most */
     bool ok = true;
     while (ok && hi - lo > 1) {
         int mid = lo + (hi - lo) / 2;
-        ok = prepare_shorter(c, body, messages, mid);
-        if (ok && fits(c))
+        ok = prepare_shorter(req, body, messages, mid);
+        if (ok && fits(req))
             hi = mid;
         else
             lo = mid;
     }
-    ok = ok && (hi <= 0 || prepare_shorter(c, body, messages, hi));
+    ok = ok && (hi <= 0 || prepare_shorter(req, body, messages, hi));
     json_decref(messages);
     return ok;
 }
 
-bool prepare_chat(struct call *c, const json_t *body)
+bool prepare_chat(struct api_request *req, const json_t *body)
 {
     struct buf prompt = {0};
-    enum params_api api = c->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
-    bool ok = gen_params_read(body, api, &c->server->opt.sample, call_n_vocab(c), &c->p, &c->err);
+    enum params_api api = req->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
+    bool ok = gen_params_read(body, api, &req->server->opt.sample, api_request_n_vocab(req),
+                              &req->p, &req->err);
     json_t *translated = NULL;
     const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
     bool truncate = false, legacy = false, shown = thinking && strcmp(thinking, "disabled") != 0;
     if (ok) {
         translated = api == PARAMS_MESSAGES
-                         ? messages_translate(body, c->kind == CALL_MESSAGES, &c->err)
-                         : functions_translate(body, &legacy, &c->err);
+                         ? anthropic_translate(body, req->kind == CALL_MESSAGES, &req->err)
+                         : functions_translate(body, &legacy, &req->err);
         body = translated;
         ok = translated &&
-             (api == PARAMS_MESSAGES ||
-              (check_modalities(body, &c->err) && responses_truncation(body, &truncate, &c->err)));
+             (api == PARAMS_MESSAGES || (check_modalities(body, &req->err) &&
+                                         responses_truncation(body, &truncate, &req->err)));
     }
-    ok = ok && prepare_conversation(c, body, &prompt) &&
-         call_encode(c, prompt.p, prompt.len, TOKENIZE_SPECIAL, call_add_prompt(c)) &&
-         (!truncate || fits(c) || truncate_turns(c, translated)) && call_constrain(c, body);
-    c->special = true; /* the parser looks for the format's control tokens */
-    if (c->chat) {
-        c->chat->legacy = legacy;
-        c->chat->hide_thinking = api == PARAMS_MESSAGES && !shown;
+    ok = ok && prepare_conversation(req, body, &prompt) &&
+         api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
+                            api_request_add_prompt(req)) &&
+         (!truncate || fits(req) || truncate_turns(req, translated)) &&
+         api_request_constrain(req, body);
+    req->special = true; /* the parser looks for the format's control tokens */
+    if (req->chat) {
+        req->chat->legacy = legacy;
+        req->chat->hide_thinking = api == PARAMS_MESSAGES && !shown;
     }
     buf_clear(&prompt);
     json_decref(translated);
     return ok;
 }
 
-bool prepare_responses(struct call *c, const json_t *body)
+bool prepare_responses(struct api_request *req, const json_t *body)
 {
-    c->responses = mem_zalloc(1, sizeof *c->responses);
-    json_t *chat = responses_translate(body, c->server->store, c->owner ? c->owner : "",
-                                       c->id + strlen("resp_"), c->responses, &c->err);
+    req->responses = mem_zalloc(1, sizeof *req->responses);
+    json_t *chat = responses_translate(body, req->server->store, req->owner ? req->owner : "",
+                                       req->id + strlen("resp_"), req->responses, &req->err);
     bool ok = chat &&
-              gen_params_read(chat, PARAMS_CHAT, &c->server->opt.sample, call_n_vocab(c), &c->p,
-                              &c->err) &&
-              prepare_translated(c, chat);
-    if (ok && c->responses->truncate && !fits(c))
-        ok = truncate_turns(c, chat);
-    ok = ok && call_constrain(c, chat);
+              gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample, api_request_n_vocab(req),
+                              &req->p, &req->err) &&
+              prepare_translated(req, chat);
+    if (ok && req->responses->truncate && !fits(req))
+        ok = truncate_turns(req, chat);
+    ok = ok && api_request_constrain(req, chat);
     json_decref(chat);
     return ok;
 }
 
 /* A model and nothing to say to it: clients have it loaded so, before they ask. */
-static bool only_loads(const struct call *c, const json_t *body)
+static bool only_loads(const struct api_request *req, const json_t *body)
 {
     const json_t *prompt = api_member(body, "prompt"), *messages = api_member(body, "messages");
     if (!json_is_string(api_member(body, "model")))
         return false;
-    return c->kind == CALL_OLLAMA_GENERATE
+    return req->kind == CALL_OLLAMA_GENERATE
                ? !prompt || (json_is_string(prompt) && !json_string_length(prompt))
                : !messages || (json_is_array(messages) && !json_array_size(messages));
 }
 
-bool prepare_ollama(struct call *c, const json_t *body)
+bool prepare_ollama(struct api_request *req, const json_t *body)
 {
-    if (only_loads(c, body)) {
-        ollama_loaded(c);
+    if (only_loads(req, body)) {
+        ollama_loaded(req);
         return true;
     }
     bool raw = false;
-    json_t *chat = ollama_translate(body, c->kind == CALL_OLLAMA_GENERATE, &raw, &c->err);
-    bool ok = chat && (raw ? prepare_completions(c, chat)
-                           : gen_params_read(chat, PARAMS_CHAT, &c->server->opt.sample,
-                                             call_n_vocab(c), &c->p, &c->err) &&
-                                 prepare_translated(c, chat) && call_constrain(c, chat));
+    json_t *chat = ollama_translate(body, req->kind == CALL_OLLAMA_GENERATE, &raw, &req->err);
+    bool ok = chat && (raw ? prepare_completions(req, chat)
+                           : gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
+                                             api_request_n_vocab(req), &req->p, &req->err) &&
+                                 prepare_translated(req, chat) && api_request_constrain(req, chat));
     json_decref(chat);
     return ok;
 }

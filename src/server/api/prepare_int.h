@@ -1,32 +1,33 @@
-/* Shared by the files that prepare a call (prepare*.c, messages.c) on a worker thread. */
+/* Shared by the files that prepare a call (prepare*.c, anthropic.c) on a worker thread. */
 #ifndef STEEL_SERVER_PREPARE_INT_H
 #define STEEL_SERVER_PREPARE_INT_H
 
 #include "server/api/server_int.h"
 
 /* prepare.c */
-bool prepare_completions(struct call *c, const json_t *body);
-int call_n_vocab(const struct call *c);
-struct token_list *call_add_prompt(struct call *c);
+bool prepare_completions(struct api_request *req, const json_t *body);
+int api_request_n_vocab(const struct api_request *req);
+struct token_list *api_request_add_prompt(struct api_request *req);
 /* The call is refused for `why`: what costs too much with 413. Returns false. */
-bool call_refuse(struct call *c, const char *param, const struct error *why);
-bool call_encode(struct call *c, const char *text, size_t n, int flags, struct token_list *out);
+bool api_request_refuse(struct api_request *req, const char *param, const struct error *why);
+bool api_request_encode(struct api_request *req, const char *text, size_t n, int flags,
+                        struct token_list *out);
 
-/* constraint.c: what the answer must fit, into c->grammar; after the conversation is prepared. */
-bool call_constrain(struct call *c, const json_t *body);
+/* constraint.c: what the answer must fit, into req->grammar; after the conversation is prepared. */
+bool api_request_constrain(struct api_request *req, const json_t *body);
 
-/* prepare_chat.c: messages, tools and the rest of a chat body to the text of a prompt; sets c->chat.
+/* prepare_chat.c: messages, tools and the rest of a chat body to the text of a prompt; sets req->chat.
  * The checks need nothing but the JSON. */
-bool prepare_conversation(struct call *c, const json_t *body, struct buf *prompt);
-bool prepare_chat(struct call *c, const json_t *body);
-bool prepare_responses(struct call *c, const json_t *body);
-bool prepare_ollama(struct call *c, const json_t *body);
+bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt);
+bool prepare_chat(struct api_request *req, const json_t *body);
+bool prepare_responses(struct api_request *req, const json_t *body);
+bool prepare_ollama(struct api_request *req, const json_t *body);
 bool check_messages(const json_t *messages, struct api_error *err);
 bool check_tools(const json_t *tools, struct api_error *err);
 
-/* messages.c: a body of /v1/messages as one of /v1/chat/completions; NULL with an error. A new
+/* anthropic.c: a body of /v1/messages as one of /v1/chat/completions; NULL with an error. A new
  * reference. max_tokens is needed where an answer is wanted. */
-json_t *messages_translate(const json_t *body, bool answer, struct api_error *err);
+json_t *anthropic_translate(const json_t *body, bool answer, struct api_error *err);
 
 /* functions.c: a chat body without `functions` and allowed_tools, told as tools and tool_choice; NULL
  * with an error. A new reference. *legacy: the answer is to speak of a function_call. */

@@ -8,12 +8,12 @@
 #include <string.h>
 #include <time.h>
 
-static bool is_chat(const struct call *c)
+static bool is_chat(const struct api_request *req)
 {
-    return c->kind == CALL_OLLAMA_CHAT;
+    return req->kind == CALL_OLLAMA_CHAT;
 }
 
-static void open_line(const struct call *c, struct buf *b)
+static void open_line(const struct api_request *req, struct buf *b)
 {
     struct timespec now;
     struct tm tm;
@@ -22,7 +22,7 @@ static void open_line(const struct call *c, struct buf *b)
     gmtime_r(&now.tv_sec, &tm);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
     buf_adds(b, "{\"model\":");
-    jsonout_text(b, call_model(c));
+    jsonout_text(b, api_request_model(req));
     buf_addf(b, ",\"created_at\":\"%s.%06ldZ\",", date, now.tv_nsec / 1000);
 }
 
@@ -46,10 +46,11 @@ static void add_call(const struct segment *g, struct buf *b)
 }
 
 /* A line with what is new of a segment. */
-static void add_line(const struct call *c, const struct segment *g, size_t n, struct buf *b)
+static void add_line(const struct api_request *req, const struct segment *g, size_t n,
+                     struct buf *b)
 {
-    open_line(c, b);
-    if (!is_chat(c)) {
+    open_line(req, b);
+    if (!is_chat(req)) {
         buf_adds(b, g->kind == SEGMENT_REASONING ? "\"response\":\"\",\"thinking\":"
                                                  : "\"response\":");
         add_text(g, n, b);
@@ -70,14 +71,14 @@ static void add_line(const struct call *c, const struct segment *g, size_t n, st
     buf_adds(b, ",\"done\":false}\n");
 }
 
-static void stream_open(struct call *c, struct buf *b)
+static void stream_open(struct api_request *req, struct buf *b)
 {
-    (void)c, (void)b;
+    (void)req, (void)b;
 }
 
-static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
+static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t room)
 {
-    struct choice_out *o = &c->choices[i];
+    struct api_choice *o = &req->choices[i];
     while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
         bool last = o->flushed == o->n_segments - 1, call = g->kind == SEGMENT_TOOL;
@@ -87,9 +88,9 @@ static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
         if (call && last && o->in_tool && !o->done)
             break; /* not complete */
         if (call ? !g->opened : n > 0) {
-            add_line(c, g, n, b);
+            add_line(req, g, n, b);
             g->opened = true;
-            choice_sent(o, g, n);
+            api_choice_sent(o, g, n);
         } else if (last) {
             break; /* it may grow */
         } else {
@@ -99,9 +100,9 @@ static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
     return true;
 }
 
-static void add_end(const struct call *c, const struct choice_out *o, struct buf *b)
+static void add_end(const struct api_request *req, const struct api_choice *o, struct buf *b)
 {
-    struct usage_count u = call_usage(c, NULL);
+    struct usage_count u = api_request_usage(req, NULL);
     int64_t total = o->usage.total_ns, read = u.first_ns > u.queue_ns ? u.first_ns - u.queue_ns : 0;
     buf_addf(b,
              ",\"done\":true,\"done_reason\":\"%s\",\"total_duration\":%lld,\"load_duration\":%lld,"
@@ -112,28 +113,28 @@ static void add_end(const struct call *c, const struct choice_out *o, struct buf
              (long long)(total > u.first_ns ? total - u.first_ns : 0));
 }
 
-static void stream_finish(struct call *c, int i, struct buf *b)
+static void stream_finish(struct api_request *req, int i, struct buf *b)
 {
-    open_line(c, b);
-    buf_adds(b, is_chat(c) ? "\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
-                           : "\"response\":\"\"");
-    add_end(c, &c->choices[i], b);
+    open_line(req, b);
+    buf_adds(b, is_chat(req) ? "\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
+                             : "\"response\":\"\"");
+    add_end(req, &req->choices[i], b);
 }
 
-static void stream_close(struct call *c, struct buf *b)
+static void stream_close(struct api_request *req, struct buf *b)
 {
-    (void)c, (void)b;
+    (void)req, (void)b;
 }
 
-static void stream_error(struct call *c, const struct api_error *err, struct buf *b)
+static void stream_error(struct api_request *req, const struct api_error *err, struct buf *b)
 {
-    (void)c;
+    (void)req;
     api_error_json(b, err, DIALECT_OLLAMA);
     buf_addc(b, '\n');
 }
 
 /* All segments of a kind as one string, under a name; nothing where there is none. */
-static void add_all(const struct choice_out *o, enum segment_kind kind, const char *name,
+static void add_all(const struct api_choice *o, enum segment_kind kind, const char *name,
                     bool always, struct buf *b)
 {
     struct buf all = {0};
@@ -147,34 +148,34 @@ static void add_all(const struct choice_out *o, enum segment_kind kind, const ch
     buf_clear(&all);
 }
 
-static bool whole(struct call *c, struct buf *b, size_t room)
+static bool whole(struct api_request *req, struct buf *b, size_t room)
 {
     (void)room;
-    const struct choice_out *o = &c->choices[0];
+    const struct api_choice *o = &req->choices[0];
     if (!o->done)
         return false;
-    open_line(c, b);
-    if (is_chat(c))
+    open_line(req, b);
+    if (is_chat(req))
         buf_adds(b, "\"message\":{\"role\":\"assistant\",");
-    add_all(o, SEGMENT_TEXT, is_chat(c) ? "content" : "response", true, b);
+    add_all(o, SEGMENT_TEXT, is_chat(req) ? "content" : "response", true, b);
     add_all(o, SEGMENT_REASONING, "thinking", false, b);
-    for (int i = 0, n = 0; is_chat(c) && i < o->n_segments; i++)
+    for (int i = 0, n = 0; is_chat(req) && i < o->n_segments; i++)
         if (o->segments[i].kind == SEGMENT_TOOL) {
             buf_adds(b, n++ ? "," : ",\"tool_calls\":[");
             add_call(&o->segments[i], b);
         }
-    if (is_chat(c))
+    if (is_chat(req))
         buf_adds(b, o->n_tools ? "]}" : "}");
-    add_end(c, o, b);
+    add_end(req, o, b);
     return true;
 }
 
-void ollama_loaded(struct call *c)
+void ollama_loaded(struct api_request *req)
 {
-    open_line(c, &c->reply);
-    buf_adds(&c->reply, is_chat(c) ? "\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
-                                   : "\"response\":\"\"");
-    buf_adds(&c->reply, ",\"done\":true,\"done_reason\":\"load\"}\n");
+    open_line(req, &req->reply);
+    buf_adds(&req->reply, is_chat(req) ? "\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
+                                       : "\"response\":\"\"");
+    buf_adds(&req->reply, ",\"done\":true,\"done_reason\":\"load\"}\n");
 }
 
 const struct reply_style reply_ollama = {

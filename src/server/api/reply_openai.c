@@ -4,27 +4,27 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool is_chat(const struct call *c)
+static bool is_chat(const struct api_request *req)
 {
-    return c->kind == CALL_CHAT;
+    return req->kind == CALL_CHAT;
 }
 
 /* {"id":...,"choices":[ */
-static void open_object(const struct call *c, bool chunk, struct buf *b)
+static void open_object(const struct api_request *req, bool chunk, struct buf *b)
 {
-    buf_addf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id,
-             !is_chat(c) ? "text_completion"
-             : chunk     ? "chat.completion.chunk"
-                         : "chat.completion",
-             (long long)c->created);
-    jsonout_text(b, call_model(c));
-    buf_addf(b, ",\"system_fingerprint\":\"%s\",\"choices\":[", c->server->fingerprint);
+    buf_addf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", req->id,
+             !is_chat(req) ? "text_completion"
+             : chunk       ? "chat.completion.chunk"
+                           : "chat.completion",
+             (long long)req->created);
+    jsonout_text(b, api_request_model(req));
+    buf_addf(b, ",\"system_fingerprint\":\"%s\",\"choices\":[", req->server->fingerprint);
 }
 
-static void add_usage(const struct call *c, struct buf *b)
+static void add_usage(const struct api_request *req, struct buf *b)
 {
     int thinking;
-    struct usage_count u = call_usage(c, &thinking);
+    struct usage_count u = api_request_usage(req, &thinking);
     buf_addf(b,
              "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
              "\"prompt_tokens_details\":{\"cached_tokens\":%d},"
@@ -32,41 +32,41 @@ static void add_usage(const struct call *c, struct buf *b)
              u.n_prompt, u.n_generated, u.n_prompt + u.n_generated, u.n_cached, thinking);
 }
 
-static void add_timings(const struct call *c, struct buf *b)
+static void add_timings(const struct api_request *req, struct buf *b)
 {
-    struct usage_count u = call_usage(c, NULL);
+    struct usage_count u = api_request_usage(req, NULL);
     double queue = (double)u.queue_ns * 1e-6, first = (double)u.first_ns * 1e-6, total = 0;
-    for (int i = 0; i < c->n_choices; i++)
-        if ((double)c->choices[i].usage.total_ns * 1e-6 > total)
-            total = (double)c->choices[i].usage.total_ns * 1e-6;
+    for (int i = 0; i < req->n_choices; i++)
+        if ((double)req->choices[i].usage.total_ns * 1e-6 > total)
+            total = (double)req->choices[i].usage.total_ns * 1e-6;
     double read = first > queue ? first - queue : 0, write = first ? total - first : 0;
     buf_addf(b,
              ",\"timings\":{\"queue_ms\":%.3f,\"prompt_n\":%d,\"cache_n\":%d,\"prompt_ms\":%.3f,"
              "\"predicted_n\":%d,\"predicted_ms\":%.3f,\"predicted_per_second\":%.3f}",
              queue, u.n_prompt - u.n_cached, u.n_cached, read, u.n_generated, write,
-             write > 0 ? (u.n_generated - c->n_choices) / write * 1e3 : 0.0);
+             write > 0 ? (u.n_generated - req->n_choices) / write * 1e3 : 0.0);
 }
 
-static void begin_event(const struct call *c, struct buf *b)
+static void begin_event(const struct api_request *req, struct buf *b)
 {
     buf_adds(b, "data: ");
-    open_object(c, true, b);
+    open_object(req, true, b);
 }
 
-static void end_event(const struct call *c, struct buf *b)
+static void end_event(const struct api_request *req, struct buf *b)
 {
-    buf_addf(b, "]%s}\n\n", c->p.include_usage ? ",\"usage\":null" : "");
+    buf_addf(b, "]%s}\n\n", req->p.include_usage ? ",\"usage\":null" : "");
 }
 
 enum { LOGPROBS_A_PIECE = 16 }; /* entries in one event: some 40 kB with 20 alternatives each */
 
-static const struct tokenizer *tokenizer_of(const struct call *c)
+static const struct tokenizer *tokenizer_of(const struct api_request *req)
 {
-    return server_runtime(c->server)->tokenizer;
+    return server_runtime(req->server)->tokenizer;
 }
 
 /* "logprobs":..., takes some of what was not sent yet. */
-static void add_logprobs(struct call *c, struct choice_out *o, struct buf *b)
+static void add_logprobs(struct api_request *req, struct api_choice *o, struct buf *b)
 {
     struct logprobs *l = &o->logprobs;
     int n = l->n - l->sent < LOGPROBS_A_PIECE ? l->n - l->sent : LOGPROBS_A_PIECE;
@@ -75,42 +75,42 @@ static void add_logprobs(struct call *c, struct choice_out *o, struct buf *b)
         buf_adds(b, "null");
         return;
     }
-    logprobs_write(l, is_chat(c), l->sent + n, tokenizer_of(c), b, SIZE_MAX);
+    logprobs_write(l, is_chat(req), l->sent + n, tokenizer_of(req), b, SIZE_MAX);
 }
 
-static void begin_choice(const struct call *c, int i, struct buf *b)
+static void begin_choice(const struct api_request *req, int i, struct buf *b)
 {
-    begin_event(c, b);
-    buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{" : "");
+    begin_event(req, b);
+    buf_addf(b, "{\"index\":%d,%s", i, is_chat(req) ? "\"delta\":{" : "");
 }
 
-static void end_choice(struct call *c, struct choice_out *o, struct buf *b)
+static void end_choice(struct api_request *req, struct api_choice *o, struct buf *b)
 {
-    if (is_chat(c))
+    if (is_chat(req))
         buf_addc(b, '}');
-    add_logprobs(c, o, b);
+    add_logprobs(req, o, b);
     buf_adds(b, ",\"finish_reason\":null}");
-    end_event(c, b);
+    end_event(req, b);
 }
 
-static void stream_open(struct call *c, struct buf *b)
+static void stream_open(struct api_request *req, struct buf *b)
 {
-    for (int i = 0; is_chat(c) && i < c->n_choices; i++) {
-        begin_choice(c, i, b);
+    for (int i = 0; is_chat(req) && i < req->n_choices; i++) {
+        begin_choice(req, i, b);
         buf_adds(b, "\"role\":\"assistant\",\"content\":\"\"");
-        end_choice(c, &c->choices[i], b);
+        end_choice(req, &req->choices[i], b);
     }
 }
 
-static bool is_legacy(const struct call *c)
+static bool is_legacy(const struct api_request *req)
 {
-    return c->chat && c->chat->legacy;
+    return req->chat && req->chat->legacy;
 }
 
-static const char *finish_reason(const struct call *c, const struct choice_out *o)
+static const char *finish_reason(const struct api_request *req, const struct api_choice *o)
 {
-    const char *r = choice_finish_reason(c, o);
-    return is_legacy(c) && !strcmp(r, "tool_calls") ? "function_call" : r;
+    const char *r = api_choice_finish_reason(req, o);
+    return is_legacy(req) && !strcmp(r, "tool_calls") ? "function_call" : r;
 }
 
 /* "function_call":{...}: what a call was before there were tools. */
@@ -141,15 +141,15 @@ static void add_tool_delta(struct segment *g, size_t n, struct buf *b)
     buf_adds(b, "}}]");
 }
 
-static void add_piece(struct call *c, int i, struct segment *g, size_t n, struct buf *b)
+static void add_piece(struct api_request *req, int i, struct segment *g, size_t n, struct buf *b)
 {
     const char *text = g->text.p ? g->text.p + g->sent : "";
-    begin_choice(c, i, b);
-    if (!is_chat(c)) {
+    begin_choice(req, i, b);
+    if (!is_chat(req)) {
         buf_adds(b, "\"text\":");
         jsonout_string(b, text, n);
     } else if (g->kind == SEGMENT_TOOL) {
-        is_legacy(c) ? add_function_delta(g, n, b) : add_tool_delta(g, n, b);
+        is_legacy(req) ? add_function_delta(g, n, b) : add_tool_delta(g, n, b);
     } else if (g->kind == SEGMENT_REASONING) {
         buf_adds(b, "\"reasoning_content\":");
         jsonout_string(b, text, n);
@@ -159,21 +159,21 @@ static void add_piece(struct call *c, int i, struct segment *g, size_t n, struct
         buf_adds(b, "\"content\":");
         jsonout_string(b, text, n);
     }
-    end_choice(c, &c->choices[i], b);
+    end_choice(req, &req->choices[i], b);
     g->opened = true;
-    choice_sent(&c->choices[i], g, n);
+    api_choice_sent(&req->choices[i], g, n);
 }
 
-static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
+static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t room)
 {
-    struct choice_out *o = &c->choices[i];
+    struct api_choice *o = &req->choices[i];
     while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
         size_t n = segment_next(g);
         if (n || (g->kind == SEGMENT_TOOL && !g->opened)) {
             if (b->len >= room)
                 return false;
-            add_piece(c, i, g, n, b);
+            add_piece(req, i, g, n, b);
         } else if (o->flushed == o->n_segments - 1) {
             break; /* it may grow */
         } else {
@@ -184,50 +184,50 @@ static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
     while (o->logprobs.n - o->logprobs.sent > LOGPROBS_A_PIECE) {
         if (b->len >= room)
             return false;
-        begin_choice(c, i, b);
-        buf_adds(b, is_chat(c) ? "" : "\"text\":\"\"");
-        end_choice(c, o, b);
+        begin_choice(req, i, b);
+        buf_adds(b, is_chat(req) ? "" : "\"text\":\"\"");
+        end_choice(req, o, b);
     }
     return true;
 }
 
-static void stream_finish(struct call *c, int i, struct buf *b)
+static void stream_finish(struct api_request *req, int i, struct buf *b)
 {
-    struct choice_out *o = &c->choices[i];
-    begin_event(c, b);
-    buf_addf(b, "{\"index\":%d,%s", i, is_chat(c) ? "\"delta\":{}" : "\"text\":\"\"");
-    add_logprobs(c, o, b);
-    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(c, o));
-    if (o->stop >= 0 && o->stop < c->p.n_stop) {
+    struct api_choice *o = &req->choices[i];
+    begin_event(req, b);
+    buf_addf(b, "{\"index\":%d,%s", i, is_chat(req) ? "\"delta\":{}" : "\"text\":\"\"");
+    add_logprobs(req, o, b);
+    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(req, o));
+    if (o->stop >= 0 && o->stop < req->p.n_stop) {
         buf_adds(b, ",\"stop_reason\":");
-        jsonout_text(b, c->p.stop[o->stop]);
+        jsonout_text(b, req->p.stop[o->stop]);
     }
     buf_addc(b, '}');
-    end_event(c, b);
+    end_event(req, b);
 }
 
-static void stream_close(struct call *c, struct buf *b)
+static void stream_close(struct api_request *req, struct buf *b)
 {
-    if (c->p.include_usage) {
-        begin_event(c, b);
+    if (req->p.include_usage) {
+        begin_event(req, b);
         buf_adds(b, "],\"usage\":");
-        add_usage(c, b);
-        add_timings(c, b);
+        add_usage(req, b);
+        add_timings(req, b);
         buf_adds(b, "}\n\n");
     }
     buf_adds(b, "data: [DONE]\n\n");
 }
 
-static void stream_error(struct call *c, const struct api_error *err, struct buf *b)
+static void stream_error(struct api_request *req, const struct api_error *err, struct buf *b)
 {
-    (void)c;
+    (void)req;
     buf_adds(b, "data: ");
     api_error_json(b, err, DIALECT_OPENAI);
     buf_adds(b, "\n\ndata: [DONE]\n\n");
 }
 
 /* All segments of a kind, as one string; false if there is none. */
-static bool add_text(const struct choice_out *o, enum segment_kind kind, struct buf *b)
+static bool add_text(const struct api_choice *o, enum segment_kind kind, struct buf *b)
 {
     struct buf all = {0};
     bool any = false;
@@ -241,7 +241,7 @@ static bool add_text(const struct choice_out *o, enum segment_kind kind, struct 
     return any;
 }
 
-static void add_calls(const struct choice_out *o, bool legacy, struct buf *b)
+static void add_calls(const struct api_choice *o, bool legacy, struct buf *b)
 {
     for (int i = 0, n = 0; i < o->n_segments; i++) {
         const struct segment *g = &o->segments[i];
@@ -263,7 +263,7 @@ static void add_calls(const struct choice_out *o, bool legacy, struct buf *b)
         buf_addc(b, ']');
 }
 
-static void add_message(const struct choice_out *o, bool legacy, struct buf *b)
+static void add_message(const struct api_choice *o, bool legacy, struct buf *b)
 {
     buf_adds(b, "\"message\":{\"role\":\"assistant\",\"content\":");
     bool has_text = false, thinks = false;
@@ -286,47 +286,48 @@ static void add_message(const struct choice_out *o, bool legacy, struct buf *b)
     buf_addc(b, '}');
 }
 
-static void open_choice(struct call *c, int i, struct buf *b)
+static void open_choice(struct api_request *req, int i, struct buf *b)
 {
-    const struct choice_out *o = &c->choices[i];
+    const struct api_choice *o = &req->choices[i];
     buf_addf(b, "%s{\"index\":%d,", i ? "," : "", i);
-    if (is_chat(c)) {
-        add_message(o, is_legacy(c), b);
+    if (is_chat(req)) {
+        add_message(o, is_legacy(req), b);
     } else {
         buf_adds(b, "\"text\":");
         add_text(o, SEGMENT_TEXT, b);
     }
-    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(c, o));
-    if (o->stop >= 0 && o->stop < c->p.n_stop) {
+    buf_addf(b, ",\"finish_reason\":\"%s\"", finish_reason(req, o));
+    if (o->stop >= 0 && o->stop < req->p.n_stop) {
         buf_adds(b, ",\"stop_reason\":");
-        jsonout_text(b, c->p.stop[o->stop]);
+        jsonout_text(b, req->p.stop[o->stop]);
     }
     buf_adds(b, ",\"logprobs\":");
 }
 
-static bool whole(struct call *c, struct buf *b, size_t room)
+static bool whole(struct api_request *req, struct buf *b, size_t room)
 {
-    if (!c->whole.opened)
-        open_object(c, false, b);
-    c->whole.opened = true;
-    for (; c->whole.choice < c->n_choices; c->whole.choice++) {
-        struct choice_out *o = &c->choices[c->whole.choice];
+    if (!req->whole.opened)
+        open_object(req, false, b);
+    req->whole.opened = true;
+    for (; req->whole.choice < req->n_choices; req->whole.choice++) {
+        struct api_choice *o = &req->choices[req->whole.choice];
         if (!o->done || b->len >= room)
             return false;
-        if (!c->whole.in_choice)
-            open_choice(c, c->whole.choice, b);
-        c->whole.in_choice = true;
+        if (!req->whole.in_choice)
+            open_choice(req, req->whole.choice, b);
+        req->whole.in_choice = true;
         if (!o->logprobs.n)
             buf_adds(b, "null");
-        else if (!logprobs_write(&o->logprobs, is_chat(c), o->logprobs.n, tokenizer_of(c), b, room))
+        else if (!logprobs_write(&o->logprobs, is_chat(req), o->logprobs.n, tokenizer_of(req), b,
+                                 room))
             return false;
         buf_addc(b, '}');
-        c->whole.in_choice = false;
-        choice_forget(o);
+        req->whole.in_choice = false;
+        api_choice_forget(o);
     }
     buf_adds(b, "],\"usage\":");
-    add_usage(c, b);
-    add_timings(c, b);
+    add_usage(req, b);
+    add_timings(req, b);
     buf_addc(b, '}');
     return true;
 }

@@ -10,15 +10,16 @@
 #include <string.h>
 #include <time.h>
 
-static const char *hex_of(const struct call *c)
+static const char *hex_of(const struct api_request *req)
 {
-    return c->id + strlen("resp_");
+    return req->id + strlen("resp_");
 }
 
-static void add_item_id(const struct call *c, const struct segment *g, int index, struct buf *b)
+static void add_item_id(const struct api_request *req, const struct segment *g, int index,
+                        struct buf *b)
 {
     static const char *const prefixes[] = {"msg", "rs", "fc"};
-    buf_addf(b, "\"%s_%s_%d\"", prefixes[g->kind], hex_of(c), index);
+    buf_addf(b, "\"%s_%s_%d\"", prefixes[g->kind], hex_of(req), index);
 }
 
 static void add_text(const struct segment *g, struct buf *b)
@@ -27,16 +28,16 @@ static void add_text(const struct segment *g, struct buf *b)
 }
 
 /* {"type":"output_text",...}: the one part of a message, or of thinking. */
-static void add_part(const struct call *c, const struct choice_out *o, const struct segment *g,
-                     bool full, bool probs, struct buf *b)
+static void add_part(const struct api_request *req, const struct api_choice *o,
+                     const struct segment *g, bool full, bool probs, struct buf *b)
 {
     if (g->kind == SEGMENT_REASONING) {
         buf_addf(b, "{\"type\":\"%s\",\"text\":",
-                 c->responses->summary ? "summary_text" : "reasoning_text");
+                 req->responses->summary ? "summary_text" : "reasoning_text");
     } else {
         buf_adds(b, "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[");
         if (probs)
-            logprobs_list(&o->logprobs, 0, server_runtime(c->server)->tokenizer, b);
+            logprobs_list(&o->logprobs, 0, server_runtime(req->server)->tokenizer, b);
         buf_adds(b, "],\"text\":");
     }
     if (full)
@@ -46,13 +47,13 @@ static void add_part(const struct call *c, const struct choice_out *o, const str
     buf_addc(b, '}');
 }
 
-static void add_item(const struct call *c, const struct choice_out *o, int index, bool full,
-                     bool probs, struct buf *b)
+static void add_item(const struct api_request *req, const struct api_choice *o, int index,
+                     bool full, bool probs, struct buf *b)
 {
     const struct segment *g = &o->segments[index];
     bool cut = g->broken || (o->done && o->finish == FINISH_LENGTH && index == o->n_segments - 1);
     buf_adds(b, "{\"id\":");
-    add_item_id(c, g, index, b);
+    add_item_id(req, g, index, b);
     buf_addf(b, ",\"status\":\"%s\"", !full ? "in_progress" : cut ? "incomplete" : "completed");
     if (g->kind == SEGMENT_TOOL) {
         buf_addf(b, ",\"type\":\"function_call\",\"call_id\":\"%s\",\"name\":", g->id);
@@ -65,27 +66,27 @@ static void add_item(const struct call *c, const struct choice_out *o, int index
         buf_addc(b, '}');
         return;
     }
-    bool summary = g->kind == SEGMENT_REASONING && c->responses->summary;
+    bool summary = g->kind == SEGMENT_REASONING && req->responses->summary;
     if (g->kind == SEGMENT_TEXT)
         buf_adds(b, ",\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
     else
         buf_addf(b, ",\"type\":\"reasoning\",\"encrypted_content\":null,%s",
                  summary ? "\"summary\":[" : "\"summary\":[],\"content\":[");
     if (full)
-        add_part(c, o, g, true, probs, b);
+        add_part(req, o, g, true, probs, b);
     buf_adds(b, "]}");
 }
 
 /* kept: what a later response goes on from, which has each text once. */
-static void add_output(const struct call *c, bool kept, struct buf *b)
+static void add_output(const struct api_request *req, bool kept, struct buf *b)
 {
-    const struct choice_out *o = &c->choices[0];
+    const struct api_choice *o = &req->choices[0];
     for (int i = 0, n = 0; i < o->n_segments; i++) {
         if (kept && o->segments[i].broken)
             continue;
         if (n++)
             buf_addc(b, ',');
-        add_item(c, o, i, true, true, b);
+        add_item(req, o, i, true, true, b);
     }
 }
 
@@ -96,12 +97,12 @@ static const char *code_of(const struct api_error *err)
 }
 
 /* The response object; err: it failed. */
-static void add_response(const struct call *c, const char *status, const struct api_error *err,
-                         struct buf *b)
+static void add_response(const struct api_request *req, const char *status,
+                         const struct api_error *err, struct buf *b)
 {
     bool over = !strcmp(status, "completed") || !strcmp(status, "incomplete");
     buf_addf(b, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",",
-             c->id, (long long)c->created, status);
+             req->id, (long long)req->created, status);
     buf_adds(b, "\"error\":");
     if (err) {
         buf_addf(b, "{\"code\":\"%s\",\"message\":", code_of(err));
@@ -112,22 +113,22 @@ static void add_response(const struct call *c, const char *status, const struct 
     }
     buf_addf(b, ",\"incomplete_details\":%s,\"model\":",
              !strcmp(status, "incomplete") ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    jsonout_text(b, call_model(c));
+    jsonout_text(b, api_request_model(req));
     buf_adds(b, ",\"output\":[");
     if (over)
-        add_output(c, false, b);
+        add_output(req, false, b);
     buf_adds(b, "]");
-    buf_add(b, c->responses->echo.p, c->responses->echo.len);
+    buf_add(b, req->responses->echo.p, req->responses->echo.len);
     buf_adds(b, ",\"temperature\":");
-    jsonout_number(b, (double)c->p.sample.temp);
+    jsonout_number(b, (double)req->p.sample.temp);
     buf_adds(b, ",\"top_p\":");
-    jsonout_number(b, (double)c->p.sample.top_p);
+    jsonout_number(b, (double)req->p.sample.top_p);
     if (over)
         buf_addf(b, ",\"completed_at\":%lld", (long long)time(NULL));
     buf_adds(b, ",\"usage\":");
     if (over) {
         int thinking;
-        struct usage_count u = call_usage(c, &thinking);
+        struct usage_count u = api_request_usage(req, &thinking);
         buf_addf(b,
                  "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d},"
                  "\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
@@ -139,45 +140,46 @@ static void add_response(const struct call *c, const char *status, const struct 
 }
 
 /* Writes the finished response and keeps it. */
-static void finish(struct call *c, struct buf *b)
+static void finish(struct api_request *req, struct buf *b)
 {
-    const char *status = c->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
+    const char *status = req->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
     size_t at = b->len;
     struct buf output = {0};
-    add_response(c, status, NULL, b);
-    if (c->responses->keep) {
-        add_output(c, true, &output);
-        struct stored r = {.id = c->id,
-                           .owner = c->owner ? c->owner : "",
-                           .previous = c->responses->previous,
+    add_response(req, status, NULL, b);
+    if (req->responses->keep) {
+        add_output(req, true, &output);
+        struct stored r = {.id = req->id,
+                           .owner = req->owner ? req->owner : "",
+                           .previous = req->responses->previous,
                            .reply = b->p + at,
-                           .input = c->responses->input.p ? c->responses->input.p : "",
+                           .input = req->responses->input.p ? req->responses->input.p : "",
                            .output = output.p ? output.p : "",
-                           .first = c->responses->first.p ? c->responses->first.p : "",
-                           .last = c->responses->last.p ? c->responses->last.p : ""};
-        store_put(c->server->store, &r);
+                           .first = req->responses->first.p ? req->responses->first.p : "",
+                           .last = req->responses->last.p ? req->responses->last.p : ""};
+        store_put(req->server->store, &r);
     }
     buf_clear(&output);
 }
 
 /* Events */
 
-static void event(struct call *c, struct buf *b, const char *name)
+static void event(struct api_request *req, struct buf *b, const char *name)
 {
     buf_addf(b, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%d", name, name,
-             c->responses->sequence++);
+             req->responses->sequence++);
 }
 
-static void item_event(struct call *c, const struct segment *g, int index, struct buf *b,
+static void item_event(struct api_request *req, const struct segment *g, int index, struct buf *b,
                        const char *name)
 {
-    event(c, b, name);
+    event(req, b, name);
     buf_adds(b, ",\"item_id\":");
-    add_item_id(c, g, index, b);
+    add_item_id(req, g, index, b);
     buf_addf(b, ",\"output_index\":%d", index);
     if (g->kind != SEGMENT_TOOL)
-        buf_adds(b, g->kind == SEGMENT_REASONING && c->responses->summary ? ",\"summary_index\":0"
-                                                                          : ",\"content_index\":0");
+        buf_adds(b, g->kind == SEGMENT_REASONING && req->responses->summary
+                        ? ",\"summary_index\":0"
+                        : ",\"content_index\":0");
 }
 
 static void end_event(struct buf *b)
@@ -185,22 +187,23 @@ static void end_event(struct buf *b)
     buf_adds(b, "}\n\n");
 }
 
-static void response_event(struct call *c, struct buf *b, const char *name, const char *status)
+static void response_event(struct api_request *req, struct buf *b, const char *name,
+                           const char *status)
 {
-    event(c, b, name);
+    event(req, b, name);
     buf_adds(b, ",\"response\":");
-    add_response(c, status, NULL, b);
+    add_response(req, status, NULL, b);
     end_event(b);
 }
 
-static void stream_open(struct call *c, struct buf *b)
+static void stream_open(struct api_request *req, struct buf *b)
 {
-    response_event(c, b, "response.created", "in_progress");
-    response_event(c, b, "response.in_progress", "in_progress");
+    response_event(req, b, "response.created", "in_progress");
+    response_event(req, b, "response.in_progress", "in_progress");
 }
 
 /* Names of a segment's events: part added, delta, text done, part done. */
-static const char *name_of(const struct call *c, const struct segment *g, int which)
+static const char *name_of(const struct api_request *req, const struct segment *g, int which)
 {
     static const char *const names[4][4] = {
         {"response.content_part.added", "response.output_text.delta", "response.output_text.done",
@@ -211,36 +214,36 @@ static const char *name_of(const struct call *c, const struct segment *g, int wh
          NULL},
         {"response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
          "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"}};
-    return names[g->kind == SEGMENT_REASONING && c->responses->summary ? 3 : (int)g->kind][which];
+    return names[g->kind == SEGMENT_REASONING && req->responses->summary ? 3 : (int)g->kind][which];
 }
 
-static void part_event(struct call *c, const struct choice_out *o, int index, bool full,
+static void part_event(struct api_request *req, const struct api_choice *o, int index, bool full,
                        struct buf *b, const char *name)
 {
     const struct segment *g = &o->segments[index];
     if (!name)
         return;
-    item_event(c, g, index, b, name);
+    item_event(req, g, index, b, name);
     buf_adds(b, ",\"part\":");
-    add_part(c, o, g, full, false, b);
+    add_part(req, o, g, full, false, b);
     end_event(b);
 }
 
-static void open_item(struct call *c, struct choice_out *o, int index, struct buf *b)
+static void open_item(struct api_request *req, struct api_choice *o, int index, struct buf *b)
 {
     struct segment *g = &o->segments[index];
-    event(c, b, "response.output_item.added");
+    event(req, b, "response.output_item.added");
     buf_addf(b, ",\"output_index\":%d,\"item\":", index);
-    add_item(c, o, index, false, false, b);
+    add_item(req, o, index, false, false, b);
     end_event(b);
-    part_event(c, o, index, false, b, name_of(c, g, 0));
+    part_event(req, o, index, false, b, name_of(req, g, 0));
     g->opened = true;
 }
 
-static void close_item(struct call *c, struct choice_out *o, int index, struct buf *b)
+static void close_item(struct api_request *req, struct api_choice *o, int index, struct buf *b)
 {
     const struct segment *g = &o->segments[index];
-    item_event(c, g, index, b, name_of(c, g, 2));
+    item_event(req, g, index, b, name_of(req, g, 2));
     if (g->kind == SEGMENT_TOOL) {
         buf_adds(b, ",\"name\":");
         jsonout_text(b, g->name);
@@ -250,89 +253,91 @@ static void close_item(struct call *c, struct choice_out *o, int index, struct b
     if (g->kind == SEGMENT_TEXT)
         buf_adds(b, ",\"logprobs\":[]");
     end_event(b);
-    part_event(c, o, index, true, b, name_of(c, g, 3));
-    event(c, b, "response.output_item.done");
+    part_event(req, o, index, true, b, name_of(req, g, 3));
+    event(req, b, "response.output_item.done");
     buf_addf(b, ",\"output_index\":%d,\"item\":", index);
-    add_item(c, o, index, true, false, b);
+    add_item(req, o, index, true, false, b);
     end_event(b);
 }
 
-static void add_delta(struct call *c, struct choice_out *o, int index, size_t n, struct buf *b)
+static void add_delta(struct api_request *req, struct api_choice *o, int index, size_t n,
+                      struct buf *b)
 {
     struct segment *g = &o->segments[index];
-    item_event(c, g, index, b, name_of(c, g, 1));
+    item_event(req, g, index, b, name_of(req, g, 1));
     buf_adds(b, ",\"delta\":");
     jsonout_string(b, g->text.p + g->sent, n);
     if (g->kind == SEGMENT_TEXT) {
         buf_adds(b, ",\"logprobs\":[");
-        logprobs_list(&o->logprobs, c->responses->n_probs, server_runtime(c->server)->tokenizer, b);
+        logprobs_list(&o->logprobs, req->responses->n_probs, server_runtime(req->server)->tokenizer,
+                      b);
         buf_addc(b, ']');
-        c->responses->n_probs = o->logprobs.n;
+        req->responses->n_probs = o->logprobs.n;
     }
     end_event(b);
     g->sent += n;
 }
 
 /* Texts stay: what closes an item, and the response, repeat them. */
-static bool stream_flush(struct call *c, int i, struct buf *b, size_t room)
+static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t room)
 {
-    struct choice_out *o = &c->choices[i];
+    struct api_choice *o = &req->choices[i];
     while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
         size_t n = segment_next(g);
         if (b->len >= room)
             return false;
         if (!g->opened)
-            open_item(c, o, o->flushed, b);
+            open_item(req, o, o->flushed, b);
         if (n)
-            add_delta(c, o, o->flushed, n, b);
+            add_delta(req, o, o->flushed, n, b);
         else if (o->flushed == o->n_segments - 1)
             break; /* it may grow */
         else
-            close_item(c, o, o->flushed++, b);
+            close_item(req, o, o->flushed++, b);
     }
     return true;
 }
 
-static void stream_finish(struct call *c, int i, struct buf *b)
+static void stream_finish(struct api_request *req, int i, struct buf *b)
 {
-    struct choice_out *o = &c->choices[i];
+    struct api_choice *o = &req->choices[i];
     if (o->n_segments)
-        close_item(c, o, o->n_segments - 1, b);
+        close_item(req, o, o->n_segments - 1, b);
 }
 
-static void stream_close(struct call *c, struct buf *b)
+static void stream_close(struct api_request *req, struct buf *b)
 {
-    bool cut = c->choices[0].finish == FINISH_LENGTH;
-    event(c, b, cut ? "response.incomplete" : "response.completed");
+    bool cut = req->choices[0].finish == FINISH_LENGTH;
+    event(req, b, cut ? "response.incomplete" : "response.completed");
     buf_adds(b, ",\"response\":");
     struct buf text = {0};
-    finish(c, &text);
+    finish(req, &text);
     buf_add(b, text.p, text.len);
     buf_clear(&text);
     end_event(b);
 }
 
-static void stream_error(struct call *c, const struct api_error *err, struct buf *b)
+static void stream_error(struct api_request *req, const struct api_error *err, struct buf *b)
 {
-    event(c, b, "error");
+    event(req, b, "error");
     buf_addf(b, ",\"code\":\"%s\",\"message\":", code_of(err));
     jsonout_text(b, err->msg);
     buf_adds(b, ",\"param\":null");
     end_event(b);
-    event(c, b, "response.failed");
+    event(req, b, "response.failed");
     buf_adds(b, ",\"response\":");
-    add_response(c, "failed", err, b);
+    add_response(req, "failed", err, b);
     end_event(b);
 }
 
 /* One answer is small enough to be written in one go. */
-static bool whole(struct call *c, struct buf *b, size_t room)
+static bool whole(struct api_request *req, struct buf *b, size_t room)
 {
     (void)room;
-    if (!c->choices[0].done)
+    if (!req->choices[0].done)
         return false;
-    finish(c, b);
+    finish(req, b);
     return true;
 }
 

@@ -16,7 +16,7 @@
 
 enum { HISTORY_MAX = 32 << 20, MAX_REFERENCES = 1000 };
 
-void responses_call_free(struct responses_call *r)
+void responses_request_free(struct responses_request *r)
 {
     if (!r)
         return;
@@ -29,7 +29,7 @@ void responses_call_free(struct responses_call *r)
 }
 
 /* What the translation carries along. */
-struct reader {
+struct responses_reader {
     json_t *messages;
     json_t *last; /* the assistant message that calls and thinking are added to; NULL = none */
     struct buf thinking; /* read, and not yet part of a message */
@@ -85,7 +85,7 @@ static bool content_text(const json_t *v, const char *where, struct buf *out, st
 }
 
 /* The assistant's message in the making: what it said, thought and called belongs together. */
-static json_t *assistant(struct reader *r)
+static json_t *assistant(struct responses_reader *r)
 {
     if (!r->last) {
         r->last = json_pack("{s:s,s:s}", "role", "assistant", "content", "");
@@ -97,7 +97,7 @@ static json_t *assistant(struct reader *r)
     return r->last;
 }
 
-static bool add_message(struct reader *r, const json_t *item, const char *where)
+static bool add_message(struct responses_reader *r, const json_t *item, const char *where)
 {
     static const char *const roles[] = {"user", "assistant", "system", "developer"};
     const char *role = json_string_value(json_object_get(item, "role"));
@@ -126,7 +126,7 @@ static bool add_message(struct reader *r, const json_t *item, const char *where)
     return ok;
 }
 
-static bool add_call(struct reader *r, const json_t *item, const char *where)
+static bool add_call(struct responses_reader *r, const json_t *item, const char *where)
 {
     json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name");
     json_t *args = json_object_get(item, "arguments");
@@ -142,7 +142,7 @@ static bool add_call(struct reader *r, const json_t *item, const char *where)
     return true;
 }
 
-static bool add_result(struct reader *r, const json_t *item, const char *where)
+static bool add_result(struct responses_reader *r, const json_t *item, const char *where)
 {
     json_t *id = json_object_get(item, "call_id");
     char at[80];
@@ -161,7 +161,7 @@ static bool add_result(struct reader *r, const json_t *item, const char *where)
 }
 
 /* Thinking comes before what it led to. What is encrypted is another server's: left out. */
-static bool add_reasoning(struct reader *r, const json_t *item, const char *where)
+static bool add_reasoning(struct responses_reader *r, const json_t *item, const char *where)
 {
     const json_t *content = api_member(item, "content"), *summary = api_member(item, "summary");
     r->last = NULL;
@@ -173,7 +173,7 @@ static bool add_reasoning(struct reader *r, const json_t *item, const char *wher
 
 /* Items that were kept, as JSON again: within the limits of a body, all that a request brings back
  * together. NULL with an error. */
-static json_t *parse_kept(struct reader *r, const struct buf *items, const char *where)
+static json_t *parse_kept(struct responses_reader *r, const struct buf *items, const char *where)
 {
     struct buf list = {0};
     struct error why = {0};
@@ -194,7 +194,7 @@ static json_t *parse_kept(struct reader *r, const struct buf *items, const char 
 }
 
 /* The item that a reference means: a new reference. Several of one response cost one parse. */
-static bool find_item(struct reader *r, const char *id, const char *where, json_t **out)
+static bool find_item(struct responses_reader *r, const char *id, const char *where, json_t **out)
 {
     struct buf text = {0};
     size_t i;
@@ -222,7 +222,8 @@ static bool find_item(struct reader *r, const char *id, const char *where, json_
     return *out != NULL;
 }
 
-static bool add_item(struct reader *r, const json_t *item, const char *where, bool referred)
+static bool add_item(struct responses_reader *r, const json_t *item, const char *where,
+                     bool referred)
 {
     const char *type = json_string_value(json_object_get(item, "type"));
     if (!json_is_object(item))
@@ -249,7 +250,7 @@ static bool add_item(struct reader *r, const json_t *item, const char *where, bo
     return api_invalid(r->err, where, "%s: an item of type '%.40s' is not supported", where, type);
 }
 
-static bool add_items(struct reader *r, const json_t *items, const char *name)
+static bool add_items(struct responses_reader *r, const json_t *items, const char *name)
 {
     size_t i;
     const json_t *item;
@@ -264,7 +265,7 @@ static bool add_items(struct reader *r, const json_t *items, const char *name)
 }
 
 /* The items of the responses this one goes on from. */
-static bool add_history(struct reader *r, const char *id, size_t *bytes)
+static bool add_history(struct responses_reader *r, const char *id, size_t *bytes)
 {
     struct buf text = {0};
     char missing[64];
@@ -288,7 +289,7 @@ static bool add_history(struct reader *r, const char *id, size_t *bytes)
 }
 
 /* Items as GET .../input_items lists them, each with an id. */
-static void keep_input(struct responses_call *r, const json_t *input, const char *hex)
+static void keep_input(struct responses_request *r, const json_t *input, const char *hex)
 {
     size_t i;
     const json_t *item;
@@ -414,7 +415,7 @@ static bool add_format(json_t *out, const json_t *text, struct api_error *err)
     return true;
 }
 
-static bool add_reasoning_wish(json_t *out, const json_t *v, struct responses_call *r,
+static bool add_reasoning_wish(json_t *out, const json_t *v, struct responses_request *r,
                                struct api_error *err)
 {
     const char *effort = NULL, *summary = NULL;
@@ -506,8 +507,8 @@ static bool read_include(const json_t *body, json_t *out, struct api_error *err)
     return true;
 }
 
-static bool translate(const json_t *body, json_t *out, struct reader *rd, const char *hex,
-                      struct responses_call *r)
+static bool translate(const json_t *body, json_t *out, struct responses_reader *rd, const char *hex,
+                      struct responses_request *r)
 {
     struct api_error *err = rd->err;
     const json_t *input = api_member(body, "input"),
@@ -558,7 +559,7 @@ static bool translate(const json_t *body, json_t *out, struct reader *rd, const 
 }
 
 json_t *responses_translate(const json_t *body, struct store *store, const char *owner,
-                            const char *hex, struct responses_call *r, struct api_error *err)
+                            const char *hex, struct responses_request *r, struct api_error *err)
 {
     static const char *const taken[] = {"input",
                                         "instructions",
@@ -573,7 +574,8 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
                                         "include",
                                         "truncation"};
     json_t *out = json_copy((json_t *)body);
-    struct reader rd = {.messages = json_array(), .store = store, .owner = owner, .err = err};
+    struct responses_reader rd = {
+        .messages = json_array(), .store = store, .owner = owner, .err = err};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         json_object_del(out, taken[i]);
     json_object_set_new(out, "messages", rd.messages);

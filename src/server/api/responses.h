@@ -10,7 +10,7 @@
 
 struct store;
 
-struct responses_call {
+struct responses_request {
     struct buf echo;        /* ,"instructions":...,"tools":... : fields of the request, as JSON */
     struct buf input;       /* items of this request, separated by commas */
     struct buf first, last; /* ids of the first and the last of them */
@@ -22,12 +22,12 @@ struct responses_call {
     int sequence;           /* of the next stream event */
     int n_probs;            /* log-probabilities that were sent */
 };
-void responses_call_free(struct responses_call *r);
+void responses_request_free(struct responses_request *r);
 
 /* A body of /v1/responses as one of /v1/chat/completions; NULL with an error. A new reference.
  * hex: what ids of items are made of. */
 json_t *responses_translate(const json_t *body, struct store *store, const char *owner,
-                            const char *hex, struct responses_call *r, struct api_error *err);
+                            const char *hex, struct responses_request *r, struct api_error *err);
 
 /* How many messages may go for the rest to be a conversation still: the start of the k-th turn
  * after the leading system messages; 0 where there is none. */

@@ -1,6 +1,6 @@
 /* The server: routes, keys, CORS, loading, signals, shutdown. Runs the loop. */
 #include "server/api/server_int.h"
-#include "server/api/adapters.h"
+#include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -163,7 +163,7 @@ static void get_models(struct server *s, struct http_exchange *x)
         return;
     buf_adds(&b, "{\"object\":\"list\",\"data\":[");
     add_model(s, &b);
-    adapters_add_models(s, &b);
+    lora_add_models(s, &b);
     add_helper(s, s->embedder, s->embed_name, s->opt.embedding, "embedding", &b);
     add_helper(s, s->reranker, s->rerank_name, s->opt.rerank, "rerank", &b);
     buf_adds(&b, "],\"has_more\":false,\"first_id\":");
@@ -196,8 +196,7 @@ static void get_model(struct server *s, struct http_exchange *x)
         buf_clear(&b);
         return;
     }
-    if (strcmp(full, s->name) &&
-        (adapters_add_model(s, full, &b) || adapters_add_model(s, id, &b))) {
+    if (strcmp(full, s->name) && (lora_add_model(s, full, &b) || lora_add_model(s, id, &b))) {
         reply_json(x, s, 200, &b);
         buf_clear(&b);
         return;
@@ -217,14 +216,14 @@ static void get_model(struct server *s, struct http_exchange *x)
 
 /* Routes */
 
-struct route {
+struct endpoint {
     const char *method, *path; /* a * stands for any part that is not empty */
     void (*get)(struct server *s, struct http_exchange *x);
     enum call_kind kind; /* where get is NULL */
     bool open;           /* needs no key */
 };
 
-static const struct route routes[] = {
+static const struct endpoint routes[] = {
     {"GET", "/", get_page, 0, true},
     {"GET", "/index.html", get_page, 0, true},
     {"GET", "/web/*", get_page_file, 0, true},
@@ -279,13 +278,13 @@ static bool path_fits(const char *pattern, const char *path)
 }
 
 /* The first that fits; NULL: `allow` says which methods would do, "" = the path is not known. */
-static const struct route *find_route(const struct http_head *h, char allow[64])
+static const struct endpoint *find_route(const struct http_head *h, char allow[64])
 {
     const char *method = !strcmp(h->method, "HEAD") ? "GET" : h->method;
     size_t n = 0;
     allow[0] = 0;
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        const struct route *r = &routes[i];
+        const struct endpoint *r = &routes[i];
         if (!path_fits(r->path, h->path))
             continue;
         if (!strcmp(r->method, method))
@@ -303,7 +302,7 @@ static bool on_head(void *arg, struct http_exchange *x)
     struct server *s = arg;
     const struct http_head *h = http_request(x);
     char allow[64];
-    const struct route *route = find_route(h, allow);
+    const struct endpoint *route = find_route(h, allow);
     bool known = route || allow[0];
     log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
              LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)),
@@ -357,7 +356,7 @@ static void on_request(void *arg, struct http_exchange *x)
     if (s->draining) /* since its head came */
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
     else
-        call_dispatch(s, x, find_route(http_request(x), allow)->kind);
+        api_request_dispatch(s, x, find_route(http_request(x), allow)->kind);
 }
 
 /* The loop's other events */
@@ -372,7 +371,7 @@ static void on_events(evutil_socket_t fd, short what, void *arg)
     struct engine_event ev;
     int64_t start = clock_ns();
     for (int n = 1; events_next(s->events, &ev, 0); n++) {
-        calls_event(s, &ev);
+        api_requests_event(s, &ev);
         if (n == EVENTS_A_TURN || clock_ns() - start > TURN_NS) {
             /* The rest at the next pass: a timer, because what is made active is run in this one. */
             event_add(s->more_events, &(struct timeval){0, 0});
@@ -384,7 +383,7 @@ static void on_events(evutil_socket_t fd, short what, void *arg)
 static void on_jobs(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
-    calls_prepared(arg);
+    api_requests_prepared(arg);
 }
 
 static void on_job_tick(evutil_socket_t fd, short what, void *arg)
@@ -420,7 +419,7 @@ static void end_ranks(struct server *s, const char *why)
 {
     s->draining = true;
     http_drain(s->http);
-    calls_cut(s, why);
+    api_requests_cut(s, why);
     event_add(s->last, &(struct timeval){0, LAST_MS / 2 * 1000});
 }
 
@@ -465,8 +464,8 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
         else
             log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
     }
-    calls_tick(s);
-    if (s->draining && s->n_calls == 0 && http_n_conns(s->http) == 0)
+    api_requests_tick(s);
+    if (s->draining && s->n_requests == 0 && http_n_conns(s->http) == 0)
         event_base_loopbreak(s->base);
 }
 
@@ -481,8 +480,8 @@ static void on_grace(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
-    log_line(LOG_WARN, "grace time is over", LOG_NUM("calls", s->n_calls));
-    calls_cut(s, "the server is shutting down");
+    log_line(LOG_WARN, "grace time is over", LOG_NUM("calls", s->n_requests));
+    api_requests_cut(s, "the server is shutting down");
     event_add(s->last, &(struct timeval){LAST_MS / 1000, LAST_MS % 1000 * 1000});
 }
 
@@ -514,18 +513,18 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         return;
     }
     if (ranks_world()) {
-        log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_calls));
+        log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_requests));
         end_ranks(s, "the server is shutting down");
         return;
     }
     s->draining = true;
     http_drain(s->http);
-    log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_calls),
+    log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_requests),
              LOG_NUM("grace_s", s->opt.grace_s));
     event_add(s->grace, &(struct timeval){s->opt.grace_s, 0});
     event_del(s->tick);
     event_add(s->tick, &(struct timeval){0, 20000});
-    if (s->n_calls == 0 && http_n_conns(s->http) == 0)
+    if (s->n_requests == 0 && http_n_conns(s->http) == 0)
         event_base_loopbreak(s->base);
 }
 
@@ -556,7 +555,7 @@ static bool start_workers(struct server *s, struct error *err)
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     int n_long = cpus >= 16 ? 3 : cpus >= 8 ? 2 : 1;
     s->jobs_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, call_run, s->jobs_fd) : NULL;
+    s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, api_request_run, s->jobs_fd) : NULL;
     return s->jobs || error_set(err, "no threads to work with");
 }
 
@@ -618,14 +617,14 @@ static void loop(struct server *s)
     limit_ending(s->exit_code);
     http_close(s->http);
     jobs_stop(s->jobs);
-    calls_prepared(s);
+    api_requests_prepared(s);
     embeddings_close(s);
-    calls_prepared(s);
+    api_requests_prepared(s);
     engine_close(s->engine);
     struct engine_event ev;
     while (events_next(s->events, &ev, 0))
-        calls_event(s, &ev);
-    CHECK(s->n_calls == 0, "%d calls are left", s->n_calls);
+        api_requests_event(s, &ev);
+    CHECK(s->n_requests == 0, "%d calls are left", s->n_requests);
     struct event *events[] = {term,        intr,    s->on_events, s->more_events, s->on_jobs,
                               s->job_tick, s->tick, s->grace,     s->last};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)

@@ -1,7 +1,7 @@
 /*
  * Inside the server. Three threads' worth of work: the loop (connections, replies), workers (jobs.h:
  * reading bodies, templates, tokenising: a long prompt must not hold up other people's tokens) and
- * the engine. A call is one API request; it belongs to the loop, except between call_dispatch and
+ * the engine. A call is one API request; it belongs to the loop, except between api_request_dispatch and
  * the return of its worker, when the worker may write its `prepared` part.
  *
  * Invariants:
@@ -11,7 +11,7 @@
  *     UNSENT_LIMIT bytes are handed to the connection ahead of its reading, and one turn of the loop
  *     makes no more than that
  *  4. `kept` of a call is what waits in it, and never more than opt.max_unsent; all calls together
- *     stay within KEPT_CALLS times that
+ *     stay within KEPT_REQUESTS times that
  */
 #ifndef STEEL_SERVER_SERVER_INT_H
 #define STEEL_SERVER_SERVER_INT_H
@@ -34,7 +34,7 @@ enum {
     MAX_PROMPTS = 64,
     WHOLE_ONCE = 256 << 10,  /* a larger reply that does not stream is sent in pieces */
     WHOLE_EARLY = 4 << 20,   /* kept bytes from which it is sent while its last answers still run */
-    KEPT_CALLS = 4,          /* calls that may keep max_unsent each */
+    KEPT_REQUESTS = 4,       /* calls that may keep max_unsent each */
     LARGE_REQUEST = 1 << 20, /* after which free memory is given back */
 };
 
@@ -88,7 +88,7 @@ enum logprobs_field {
     LOGPROBS_OFFSETS
 };
 
-struct choice_out {
+struct api_choice {
     struct segment *segments;          /* (n) */
     int n_segments, n_tools, n_broken; /* n_broken: of the tools */
     int flushed;                       /* segments before this one are with the client entirely */
@@ -120,17 +120,17 @@ struct chat_prompt {
     json_t *schema;          /* the tools; owned */
 };
 
-struct call;
-struct call_part { /* one prompt of a call: one request to the engine */
-    struct call *call;
+struct api_request;
+struct prompt_request { /* one prompt of a call: one request to the engine */
+    struct api_request *req;
     int first; /* choice */
     struct request *request;
 };
 
 struct server;
-struct call {
-    struct job job;           /* with_worker */
-    struct call *prev, *next; /* all calls */
+struct api_request {
+    struct job job;                  /* with_worker */
+    struct api_request *prev, *next; /* all calls */
     struct server *server;
     struct http_exchange *x; /* NULL: the client has left */
     enum call_kind kind;
@@ -153,17 +153,17 @@ struct call {
     int n_prompts;
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) */
     int n_loras;
-    char *model;                      /* its name in the reply; owned; NULL = the server's */
-    bool special;                     /* the parser needs to see control tokens */
-    struct chat_prompt *chat;         /* how to parse the answer; NULL = plain text */
-    struct responses_call *responses; /* CALL_RESPONSES */
-    struct grammar *grammar;          /* what the answer must fit; NULL = anything; a reference */
-    struct embed_call *embed;         /* vectors are wanted: embeddings.h */
-    struct buf reply;                 /* JSON to send as it is; empty = generate */
+    char *model;                         /* its name in the reply; owned; NULL = the server's */
+    bool special;                        /* the parser needs to see control tokens */
+    struct chat_prompt *chat;            /* how to parse the answer; NULL = plain text */
+    struct responses_request *responses; /* CALL_RESPONSES */
+    struct grammar *grammar;     /* what the answer must fit; NULL = anything; a reference */
+    struct embed_request *embed; /* vectors are wanted: embeddings.h */
+    struct buf reply;            /* JSON to send as it is; empty = generate */
     size_t n_reply_sent;
     /* running */
-    struct call_part *parts;    /* (n_prompts) */
-    struct choice_out *choices; /* (n_prompts * p.n) */
+    struct prompt_request *parts; /* (n_prompts) */
+    struct api_choice *choices;   /* (n_prompts * p.n) */
     int n_choices, n_open;
     bool streaming, over;
     int block;                /* messages: number of the open content block, -1 = none yet */
@@ -195,8 +195,8 @@ struct server {
     char fingerprint[32];
     int64_t started; /* unix time */
     struct event *on_events, *more_events, *on_jobs, *job_tick, *tick, *grace, *last;
-    struct call *calls;
-    int n_calls;
+    struct api_request *requests;
+    int n_requests;
     size_t kept;        /* of all calls */
     bool trim_due;      /* a large request is gone */
     uint64_t n_http[6]; /* replies by status class */
@@ -206,7 +206,7 @@ struct server {
     struct embedder *embedder, *reranker; /* or NULL */
     char embed_name[128], rerank_name[128];
     pthread_mutex_t embed_lock;
-    struct embed_call *embedded; /* done, not yet seen by the loop; under embed_lock */
+    struct embed_request *embedded; /* done, not yet seen by the loop; under embed_lock */
     struct jobs *jobs;
     int jobs_fd; /* eventfd */
     /* What Retry-After is reckoned from. */
@@ -217,43 +217,44 @@ struct server {
 };
 
 /* What a reply calls the model. */
-static inline const char *call_model(const struct call *c)
+static inline const char *api_request_model(const struct api_request *req)
 {
-    return c->model ? c->model : c->server->name;
+    return req->model ? req->model : req->server->name;
 }
 
 /* server.c: what a model is called, by its path */
 void server_name_of(const char *path, char *name, size_t size);
 
-/* call.c */
-void call_run(struct job *job); /* a worker's: prepares the call */
-void call_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind);
-void calls_prepared(struct server *s);                             /* workers have finished some */
-void calls_event(struct server *s, const struct engine_event *ev); /* from the engine */
-void calls_tick(struct server *s);                 /* comments on silent streams, speed, memory */
-void calls_cut(struct server *s, const char *why); /* the end: everybody is told */
-int calls_wait_s(
-    const struct server *s);    /* until what is asked now would be answered: Retry-After */
-void call_pump(struct call *c); /* sends what can be sent */
+/* api_request.c */
+void api_request_run(struct job *job); /* a worker's: prepares the call */
+void api_request_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind);
+void api_requests_prepared(struct server *s); /* workers have finished some */
+void api_requests_event(struct server *s, const struct engine_event *ev); /* from the engine */
+void api_requests_tick(struct server *s); /* comments on silent streams, speed, memory */
+void api_requests_cut(struct server *s, const char *why); /* the end: everybody is told */
+int api_requests_wait_s(
+    const struct server *s); /* until what is asked now would be answered: Retry-After */
+void api_request_pump(struct api_request *req); /* sends what can be sent */
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
                  enum dialect dialect);
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
 
 /* prepare.c: a worker's job; fills the prepared part or err */
-void call_prepare(struct call *c);
+void api_request_prepare(struct api_request *req);
 void chat_prompt_free(struct chat_prompt *p);
 
-/* message.c: the answer, as it grows */
-void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, size_t n);
-void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev);
-void choice_finish(struct choice_out *o);
-void choice_init(struct call *c, struct choice_out *o);
-void choice_clear(struct choice_out *o);
-const char *choice_finish_reason(const struct call *c, const struct choice_out *o);
-size_t choice_kept(const struct choice_out *o); /* bytes that the client was not sent yet */
-size_t segment_next(const struct segment *g);   /* bytes of it for the next piece of a stream */
-void choice_sent(struct choice_out *o, struct segment *g, size_t n); /* n bytes of its segment g */
-void choice_forget(struct choice_out *o);                            /* all of it was sent */
+/* api_choice.c: the answer, as it grows */
+void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n);
+void api_choice_token(struct api_request *req, struct api_choice *o, const struct engine_event *ev);
+void api_choice_finish(struct api_choice *o);
+void api_choice_init(struct api_request *req, struct api_choice *o);
+void api_choice_clear(struct api_choice *o);
+const char *api_choice_finish_reason(const struct api_request *req, const struct api_choice *o);
+size_t api_choice_kept(const struct api_choice *o); /* bytes that the client was not sent yet */
+size_t segment_next(const struct segment *g);       /* bytes of it for the next piece of a stream */
+void api_choice_sent(struct api_choice *o, struct segment *g,
+                     size_t n);               /* n bytes of its segment g */
+void api_choice_forget(struct api_choice *o); /* all of it was sent */
 
 /* logprobs.c. logprobs_write: those before `upto` that were not sent, as one JSON value; false: b has
  * reached `room` bytes, and the rest is written when it is called again. */
@@ -270,17 +271,18 @@ void logprobs_list(const struct logprobs *l, int from, const struct tokenizer *t
  * does not stream, from where it stopped, as far as choices are done and room goes; true: to its end.
  */
 struct reply_style {
-    void (*stream_open)(struct call *c, struct buf *out);
-    bool (*stream_flush)(struct call *c, int choice, struct buf *out, size_t room);
-    void (*stream_finish)(struct call *c, int choice, struct buf *out);
-    void (*stream_close)(struct call *c, struct buf *out);
-    void (*stream_error)(struct call *c, const struct api_error *err, struct buf *out);
-    bool (*whole)(struct call *c, struct buf *out, size_t room);
+    void (*stream_open)(struct api_request *req, struct buf *out);
+    bool (*stream_flush)(struct api_request *req, int choice, struct buf *out, size_t room);
+    void (*stream_finish)(struct api_request *req, int choice, struct buf *out);
+    void (*stream_close)(struct api_request *req, struct buf *out);
+    void (*stream_error)(struct api_request *req, const struct api_error *err, struct buf *out);
+    bool (*whole)(struct api_request *req, struct buf *out, size_t room);
     const char *ping; /* NULL: the format has no room for one */
     const char *type; /* of a stream; NULL = text/event-stream */
 };
-extern const struct reply_style reply_openai, reply_messages, reply_responses, reply_ollama;
-struct usage_count call_usage(const struct call *c, int *n_reasoning); /* of all choices */
+extern const struct reply_style reply_openai, reply_anthropic, reply_responses, reply_ollama;
+struct usage_count api_request_usage(const struct api_request *req,
+                                     int *n_reasoning); /* of all choices */
 
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);
@@ -292,8 +294,8 @@ void delete_response(struct server *s, struct http_exchange *x);
 void get_ollama_tags(struct server *s, struct http_exchange *x);
 void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
-void ollama_show(struct call *c);                             /* fills c->reply */
-void ollama_loaded(struct call *c);                           /* so does this, in reply_ollama.c */
+void ollama_show(struct api_request *req);                    /* fills req->reply */
+void ollama_loaded(struct api_request *req);                  /* so does this, in reply_ollama.c */
 void add_capabilities(const struct server *s, struct buf *b); /* what the model's template can do */
 
 /* web.c: the web page and its files */

@@ -11,9 +11,9 @@
 
 enum { STORE_BUCKETS = 4096 };
 
-struct entry {
-    struct entry *newer, *older; /* by use */
-    struct entry *chain;         /* of the bucket */
+struct store_entry {
+    struct store_entry *newer, *older; /* by use */
+    struct store_entry *chain;         /* of the bucket */
     size_t bytes;
     int64_t used_ns;
     char *id, *owner, *previous, *reply, *input, *output, *first, *last; /* into text */
@@ -24,8 +24,8 @@ struct store {
     pthread_mutex_t lock;
     size_t max_bytes, bytes;
     int64_t max_age_ns;
-    struct entry *newest, *oldest;
-    struct entry *buckets[STORE_BUCKETS];
+    struct store_entry *newest, *oldest;
+    struct store_entry *buckets[STORE_BUCKETS];
 };
 
 struct store *store_new(size_t max_bytes, int max_age_s)
@@ -37,7 +37,7 @@ struct store *store_new(size_t max_bytes, int max_age_s)
     return s;
 }
 
-static struct entry **bucket_of(struct store *s, const char *id)
+static struct store_entry **bucket_of(struct store *s, const char *id)
 {
     uint32_t h = 2166136261u;
     for (const char *p = id; *p; p++)
@@ -45,13 +45,13 @@ static struct entry **bucket_of(struct store *s, const char *id)
     return &s->buckets[h % STORE_BUCKETS];
 }
 
-static void unlink_entry(struct store *s, struct entry *e)
+static void unlink_entry(struct store *s, struct store_entry *e)
 {
     *(e->newer ? &e->newer->older : &s->newest) = e->older;
     *(e->older ? &e->older->newer : &s->oldest) = e->newer;
 }
 
-static void link_newest(struct store *s, struct entry *e)
+static void link_newest(struct store *s, struct store_entry *e)
 {
     e->newer = NULL;
     e->older = s->newest;
@@ -60,9 +60,9 @@ static void link_newest(struct store *s, struct entry *e)
     e->used_ns = clock_ns();
 }
 
-static void remove_entry(struct store *s, struct entry *e)
+static void remove_entry(struct store *s, struct store_entry *e)
 {
-    struct entry **at = bucket_of(s, e->id);
+    struct store_entry **at = bucket_of(s, e->id);
     while (*at != e)
         at = &(*at)->chain;
     *at = e->chain;
@@ -89,9 +89,9 @@ void store_free(struct store *s)
 }
 
 /* The entry, if it is the owner's; now the most recently used. */
-static struct entry *find(struct store *s, const char *id, const char *owner)
+static struct store_entry *find(struct store *s, const char *id, const char *owner)
 {
-    struct entry *e = *bucket_of(s, id);
+    struct store_entry *e = *bucket_of(s, id);
     while (e && strcmp(e->id, id))
         e = e->chain;
     if (!e || strcmp(e->owner, owner))
@@ -107,20 +107,20 @@ bool store_put(struct store *s, const struct stored *r)
                            r->reply, r->input, r->output,
                            r->first, r->last};
     enum { N = sizeof parts / sizeof *parts };
-    size_t sizes[N], total = sizeof(struct entry);
+    size_t sizes[N], total = sizeof(struct store_entry);
     for (int i = 0; i < N; i++)
         total += sizes[i] = strlen(parts[i]) + 1;
     if (total > s->max_bytes)
         return false;
-    struct entry *e = mem_alloc(total);
-    *e = (struct entry){.bytes = total};
+    struct store_entry *e = mem_alloc(total);
+    *e = (struct store_entry){.bytes = total};
     char **to[] = {&e->id,    &e->owner,  &e->previous, &e->reply,
                    &e->input, &e->output, &e->first,    &e->last};
     char *at = e->text;
     for (int i = 0; i < N; at += sizes[i++])
         *to[i] = memcpy(at, parts[i], sizes[i]);
     pthread_mutex_lock(&s->lock);
-    struct entry **bucket = bucket_of(s, e->id);
+    struct store_entry **bucket = bucket_of(s, e->id);
     e->chain = *bucket;
     *bucket = e;
     link_newest(s, e);
@@ -134,7 +134,7 @@ bool store_delete(struct store *s, const char *id, const char *owner)
 {
     pthread_mutex_lock(&s->lock);
     forget_old(s);
-    struct entry *e = find(s, id, owner);
+    struct store_entry *e = find(s, id, owner);
     if (e)
         remove_entry(s, e);
     pthread_mutex_unlock(&s->lock);
@@ -146,7 +146,7 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
 {
     pthread_mutex_lock(&s->lock);
     forget_old(s);
-    struct entry *e = find(s, id, owner);
+    struct store_entry *e = find(s, id, owner);
     if (e)
         buf_adds(out, part == STORE_REPLY      ? e->reply
                       : part == STORE_INPUT    ? e->input
@@ -183,7 +183,7 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
     pthread_mutex_lock(&s->lock);
     forget_old(s);
     while (ok && *at) {
-        const struct entry *e = find(s, at, owner);
+        const struct store_entry *e = find(s, at, owner);
         if (!e) {
             snprintf(missing, 64, "%s", at);
             ok = false;
@@ -202,7 +202,7 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
     }
     size_t end = from + bytes, place = end;
     for (at = id; ok && *at;) { /* the newest last */
-        const struct entry *e = find(s, at, owner);
+        const struct store_entry *e = find(s, at, owner);
         place = put_before(out, place, end, e->output);
         place = put_before(out, place, end, e->input);
         at = e->previous;
@@ -228,7 +228,7 @@ bool store_items_beside(struct store *s, const char *item, const char *owner, si
     memcpy(id, own, 64);
     pthread_mutex_lock(&s->lock);
     forget_old(s);
-    const struct entry *e = find(s, id, owner);
+    const struct store_entry *e = find(s, id, owner);
     size_t bytes = e ? strlen(e->input) + strlen(e->output) + 1 : 0;
     bool fits = e && bytes <= max;
     if (fits && out->cap < out->len + bytes + 2) {

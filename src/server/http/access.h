@@ -1,7 +1,7 @@
 /*
  * Who may ask: API keys, the Host header (a page of somebody else whose name suddenly means this
  * machine), pages of other sites that post without asking first, and who a client is. Looks at heads
- * only; knows neither bodies nor models. The server and the router share it.
+ * only; knows neither bodies nor models. The server and the gateway share it.
  */
 #ifndef STEEL_SERVER_ACCESS_H
 #define STEEL_SERVER_ACCESS_H

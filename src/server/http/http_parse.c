@@ -252,7 +252,7 @@ static int parse_lines(const char *p, size_t n, struct http_head *h,
     return any ? 0 : 400;
 }
 
-bool http_answer_parse(const char *p, size_t n, struct http_head *h, const char **why)
+bool http_response_parse(const char *p, size_t n, struct http_head *h, const char **why)
 {
     bool ok = parse_lines(p, n, h, parse_status_line, why) == 0 && parse_framing(h, why) == 0;
     h->target = NULL;

@@ -37,7 +37,7 @@ size_t http_head_end(const char *p, size_t n);
 /* Parses a complete head. Returns 0, or the status to answer with; *why says it in words. */
 int http_head_parse(const char *p, size_t n, struct http_head *h, const char **why);
 /* The same for the head of an answer. */
-bool http_answer_parse(const char *p, size_t n, struct http_head *h, const char **why);
+bool http_response_parse(const char *p, size_t n, struct http_head *h, const char **why);
 void http_head_clear(struct http_head *h);
 /* Value of a header (any case), or NULL. */
 const char *http_header(const struct http_head *h, const char *name);

@@ -1,8 +1,8 @@
 /*
  * A request on its way through: chosen a replica, sent, tried elsewhere where that is allowed, its
- * answer handed on as fast as the client takes it. See the invariants in router_int.h.
+ * answer handed on as fast as the client takes it. See the invariants in gateway_int.h.
  */
-#include "route/router_int.h"
+#include "route/gateway_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/http/jsonout.h"
@@ -17,25 +17,25 @@ enum {
     UNSENT_MOST = 64 << 10 /* for the client; then the replica waits */
 };
 
-enum pass_kind {
-    PASS_OTHER,    /* may change something there: never twice */
-    PASS_LOOK,     /* GET and its like */
-    PASS_COMPUTE,  /* an answer that depends on nothing but the request */
-    PASS_GENERATE, /* the same, and it begins with a prompt */
+enum proxy_kind {
+    PROXY_OTHER,    /* may change something there: never twice */
+    PROXY_LOOK,     /* GET and its like */
+    PROXY_COMPUTE,  /* an answer that depends on nothing but the request */
+    PROXY_GENERATE, /* the same, and it begins with a prompt */
 };
 
-struct pass {
-    struct pass *prev, *next;
-    struct router *router;
+struct proxied_request {
+    struct proxied_request *prev, *next;
+    struct gateway *gateway;
     struct http_exchange *x;
     char id[132];
-    struct upstream_call *up; /* NULL: no replica has it now */
-    int replica;              /* of up */
-    enum pass_kind kind;
+    struct upstream_exchange *up; /* NULL: no replica has it now */
+    int replica;                  /* of up */
+    enum proxy_kind kind;
     struct upstream_body *body;
-    struct route_marks *marks; /* owned; NULL = it says nothing */
-    uint64_t seed;             /* of everything that belongs to this API key */
-    char model[128];           /* "" = not said */
+    struct prefix_hashes *hashes; /* owned; NULL = it says nothing */
+    uint64_t seed;                /* of everything that belongs to this API key */
+    char model[128];              /* "" = not said */
     uint64_t tried;
     int n_tries;
     int pinned;   /* replica that alone can answer; -1 = any */
@@ -60,7 +60,7 @@ struct pass {
 
 static const struct upstream_handler handler;
 
-static void forget_answer(struct pass *p)
+static void forget_answer(struct proxied_request *p)
 {
     mem_free(p->type);
     p->type = NULL;
@@ -71,33 +71,33 @@ static void forget_answer(struct pass *p)
 }
 
 /* The replica is rid of it. */
-static void leave(struct pass *p)
+static void leave(struct proxied_request *p)
 {
     if (p->replica >= 0)
-        route_end(p->router->route, p->replica);
+        balancer_end(p->gateway->balancer, p->replica);
     p->replica = -1;
     p->up = NULL;
 }
 
-static void pass_free(struct pass *p)
+static void proxy_free(struct proxied_request *p)
 {
-    struct router *r = p->router;
-    *(p->prev ? &p->prev->next : &r->passes) = p->next;
+    struct gateway *gw = p->gateway;
+    *(p->prev ? &p->prev->next : &gw->proxied) = p->next;
     if (p->next)
         p->next->prev = p->prev;
-    r->n_passes--;
+    gw->n_proxied--;
     forget_answer(p);
     upstream_body_release(p->body);
-    mem_free(p->marks);
+    mem_free(p->hashes);
     mem_free(p);
 }
 
-static void log_pass(const struct pass *p, int status, const char *how)
+static void log_proxied(const struct proxied_request *p, int status, const char *how)
 {
-    const struct router *r = p->router;
+    const struct gateway *gw = p->gateway;
     double ms = (double)(clock_ns() - p->start_ns) * 1e-6;
     log_line(LOG_INFO, "passed", LOG_TEXT("id", p->id),
-             LOG_TEXT("upstream", p->replica >= 0 ? r->replicas[p->replica].url.name : "-"),
+             LOG_TEXT("upstream", p->replica >= 0 ? gw->replicas[p->replica].url.name : "-"),
              LOG_TEXT("by", p->by ? p->by : "-"), LOG_NUM("tries", p->n_tries),
              LOG_NUM("status", status),
              LOG_NUM("first_ms", p->first_ns ? (double)(p->first_ns - p->start_ns) * 1e-6 : ms),
@@ -105,25 +105,25 @@ static void log_pass(const struct pass *p, int status, const char *how)
 }
 
 /* Ends a pass of which nothing was sent. */
-static void refuse(struct pass *p, int status, const char *type, const char *why)
+static void refuse(struct proxied_request *p, int status, const char *type, const char *why)
 {
     struct http_exchange *x = p->x;
-    struct router *r = p->router;
-    log_pass(p, status, why);
+    struct gateway *gw = p->gateway;
+    log_proxied(p, status, why);
     leave(p);
-    pass_free(p);
-    router_fail(r, x, status, type, "%s", why);
+    proxy_free(p);
+    gateway_fail(gw, x, status, type, "%s", why);
 }
 
 /* The answer breaks off after it has begun: the client is told in the stream where there is a place
  * for it, else by a reset. */
-static void cut(struct pass *p, const char *why)
+static void cut(struct proxied_request *p, const char *why)
 {
     struct http_exchange *x = p->x;
     struct api_error err;
     enum dialect dialect = api_dialect(http_request(x));
-    p->router->n_cut++;
-    log_pass(p, p->status, why);
+    p->gateway->n_cut++;
+    log_proxied(p, p->status, why);
     bool place = p->events && p->last[0] == '\n' && p->last[1] == '\n';
     if (place) {
         struct buf b = {0};
@@ -143,7 +143,7 @@ static void cut(struct pass *p, const char *why)
         buf_clear(&b);
     }
     leave(p);
-    pass_free(p);
+    proxy_free(p);
     if (place)
         http_stream_end(x);
     else
@@ -152,46 +152,46 @@ static void cut(struct pass *p, const char *why)
 
 /* Choosing and sending */
 
-static uint64_t candidates(const struct pass *p)
+static uint64_t candidates(const struct proxied_request *p)
 {
-    return replicas_with(p->router, p->model) & ~p->tried;
+    return replicas_with(p->gateway, p->model) & ~p->tried;
 }
 
 /* Whether another replica could have it. */
-static bool may_go_on(const struct pass *p)
+static bool may_go_on(const struct proxied_request *p)
 {
-    const struct router *r = p->router;
-    enum route_reason why;
+    const struct gateway *gw = p->gateway;
+    enum balancer_reason why;
     uint64_t among = candidates(p);
-    if (p->pinned >= 0 || p->n_tries > (p->hunting ? r->n : r->opt.retries))
+    if (p->pinned >= 0 || p->n_tries > (p->hunting ? gw->n : gw->opt.retries))
         return false;
     if (p->replica >= 0)
         among &= ~((uint64_t)1 << p->replica);
-    return route_choose(r->route, NULL, among, clock_ns(), &why) >= 0;
+    return balancer_choose(gw->balancer, NULL, among, clock_ns(), &why) >= 0;
 }
 
-static int choose(struct pass *p, enum route_reason *why)
+static int choose(struct proxied_request *p, enum balancer_reason *why)
 {
-    struct router *r = p->router;
+    struct gateway *gw = p->gateway;
     int i;
     if (p->pinned >= 0) {
-        i = route_choose(r->route, NULL, (uint64_t)1 << p->pinned, clock_ns(), why);
-        r->n_by_pin += i >= 0;
+        i = balancer_choose(gw->balancer, NULL, (uint64_t)1 << p->pinned, clock_ns(), why);
+        gw->n_by_pin += i >= 0;
         p->by = "pin";
         return i;
     }
-    i = route_choose(r->route, p->marks, candidates(p), clock_ns(), why);
-    if (i >= 0 && *why == ROUTE_BY_PREFIX)
-        r->n_by_prefix++;
+    i = balancer_choose(gw->balancer, p->hashes, candidates(p), clock_ns(), why);
+    if (i >= 0 && *why == BALANCER_BY_PREFIX)
+        gw->n_by_prefix++;
     else if (i >= 0)
-        r->n_by_load++;
-    p->by = *why == ROUTE_BY_PREFIX ? "prefix" : "load";
+        gw->n_by_load++;
+    p->by = *why == BALANCER_BY_PREFIX ? "prefix" : "load";
     return i;
 }
 
-static void no_replica(struct pass *p, enum route_reason why)
+static void no_replica(struct proxied_request *p, enum balancer_reason why)
 {
-    if (why == ROUTE_ALL_FULL)
+    if (why == BALANCER_ALL_FULL)
         refuse(p, 503, "unavailable_error", "all replicas are full; try again later");
     else if (p->pinned >= 0)
         refuse(p, 503, "unavailable_error",
@@ -201,24 +201,24 @@ static void no_replica(struct pass *p, enum route_reason why)
 }
 
 /* Sends it to replica i. */
-static void send_to(struct pass *p, int i, bool fresh)
+static void send_to(struct proxied_request *p, int i, bool fresh)
 {
-    struct router *r = p->router;
-    struct replica *to = &r->replicas[i];
+    struct gateway *gw = p->gateway;
+    struct replica *to = &gw->replicas[i];
     struct buf head = {0};
     const char *method = http_request(p->x)->method;
-    router_request_head(r, to, p->x, p->body ? p->body->n : 0, &head);
+    gateway_request_head(gw, to, p->x, p->body ? p->body->n : 0, &head);
     const struct upstream_request q = {
         .head = head.p,
         .n_head = head.len,
         .body = p->body,
         .to_head = !strcmp(method, "HEAD"),
         /* A kept connection may end as the request is sent, and nobody knows whether it was read. */
-        .fresh = fresh || p->kind == PASS_OTHER,
-        .answer_s = r->opt.answer_s,
+        .fresh = fresh || p->kind == PROXY_OTHER,
+        .answer_s = gw->opt.answer_s,
     };
     p->replica = i;
-    route_begin(r->route, i, p->marks);
+    balancer_begin(gw->balancer, i, p->hashes);
     to->n_requests++;
     p->up = upstream_start(to->up, &q, &handler, p);
     buf_clear(&head);
@@ -226,9 +226,9 @@ static void send_to(struct pass *p, int i, bool fresh)
         refuse(p, 503, "unavailable_error", "there is no connection left to a replica");
 }
 
-static void try_one(struct pass *p)
+static void try_one(struct proxied_request *p)
 {
-    enum route_reason why;
+    enum balancer_reason why;
     int i = choose(p, &why);
     if (i < 0) {
         no_replica(p, why);
@@ -239,9 +239,9 @@ static void try_one(struct pass *p)
 }
 
 /* Its replica cannot, or will not: the next one. */
-static void try_next(struct pass *p)
+static void try_next(struct proxied_request *p)
 {
-    p->router->n_retries++;
+    p->gateway->n_retries++;
     p->tried |= (uint64_t)1 << p->replica;
     forget_answer(p);
     leave(p);
@@ -250,7 +250,7 @@ static void try_next(struct pass *p)
 
 /* Answers */
 
-static void save_headers(struct pass *p, const struct http_head *h)
+static void save_headers(struct proxied_request *p, const struct http_head *h)
 {
     const char *type = http_header(h, "Content-Type");
     p->status = h->status;
@@ -258,14 +258,14 @@ static void save_headers(struct pass *p, const struct http_head *h)
     p->type = type && strlen(type) < 200 ? mem_strdup(type) : NULL;
     p->events = type && !strncasecmp(type, "text/event-stream", 17);
     for (int i = 0; i < h->n_headers; i++) {
-        if (!router_answer_header_passes(h, h->headers[i].name))
+        if (!gateway_forwards_header(h, h->headers[i].name))
             continue;
         buf_add(&p->headers, h->headers[i].name, strlen(h->headers[i].name) + 1);
         buf_add(&p->headers, h->headers[i].value, strlen(h->headers[i].value) + 1);
     }
 }
 
-static void add_headers(struct pass *p)
+static void add_headers(struct proxied_request *p)
 {
     const char *s = p->headers.p, *end = s + p->headers.len;
     while (s < end) {
@@ -273,17 +273,17 @@ static void add_headers(struct pass *p)
         http_add_header(p->x, s, value);
         s = value + strlen(value) + 1;
     }
-    p->router->n_http[p->status / 100]++;
+    p->gateway->n_http[p->status / 100]++;
 }
 
 /* The first byte goes out: from here on it is this replica's answer or none. */
-static void begin(struct pass *p)
+static void begin(struct proxied_request *p)
 {
     p->begun = true;
     upstream_body_release(p->body);
     p->body = NULL;
-    mem_free(p->marks);
-    p->marks = NULL;
+    mem_free(p->hashes);
+    p->hashes = NULL;
     http_body_done(p->x);
     add_headers(p);
     buf_clear(&p->headers);
@@ -294,7 +294,7 @@ static void begin(struct pass *p)
 }
 
 /* The id of a response that is kept: who has it is remembered. */
-static void look_for_id(struct pass *p, const char *text, size_t n)
+static void look_for_id(struct proxied_request *p, const char *text, size_t n)
 {
     static const char mark[] = "\"id\":";
     const char *end = text + n;
@@ -307,7 +307,8 @@ static void look_for_id(struct pass *p, const char *text, size_t n)
         at++;
         const char *quote = memchr(at, '"', (size_t)(end - at));
         if (quote && quote - at < 128) {
-            route_pin(p->router->route, route_hash(p->seed, at, (size_t)(quote - at)), p->replica);
+            balancer_pin(p->gateway->balancer, prefix_hash(p->seed, at, (size_t)(quote - at)),
+                         p->replica);
             p->keeps = false; /* there is one to an answer */
         }
         return;
@@ -315,7 +316,7 @@ static void look_for_id(struct pass *p, const char *text, size_t n)
 }
 
 /* "Not now" and "not here": nothing was done there. */
-static bool is_declined(const struct pass *p, int status)
+static bool is_declined(const struct proxied_request *p, int status)
 {
     if (status == 429 || status == 503)
         return true;
@@ -325,8 +326,8 @@ static bool is_declined(const struct pass *p, int status)
 
 static void on_head(void *user, const struct http_head *h)
 {
-    struct pass *p = user;
-    struct replica *from = &p->router->replicas[p->replica];
+    struct proxied_request *p = user;
+    struct replica *from = &p->gateway->replicas[p->replica];
     if (h->status == 503)
         replica_probe_now(from);
     if (is_declined(p, h->status) && may_go_on(p)) {
@@ -340,7 +341,7 @@ static void on_head(void *user, const struct http_head *h)
 
 static void on_data(void *user, const char *data, size_t n)
 {
-    struct pass *p = user;
+    struct proxied_request *p = user;
     p->first_ns = p->first_ns ? p->first_ns : clock_ns();
     if (p->keeps && !p->held && p->text.len < ID_WITHIN) {
         buf_add(&p->text, data, n < ID_WITHIN ? n : ID_WITHIN);
@@ -366,9 +367,9 @@ static void on_data(void *user, const char *data, size_t n)
 
 static void on_end(void *user)
 {
-    struct pass *p = user;
+    struct proxied_request *p = user;
     struct http_exchange *x = p->x;
-    replica_answered(&p->router->replicas[p->replica], p->status);
+    replica_answered(&p->gateway->replicas[p->replica], p->status);
     bool head = !strcmp(http_request(x)->method, "HEAD"), begun = p->begun;
     bool bare = p->status == 204 || p->status == 304;
     if (p->keeps && p->held && p->text.len)
@@ -379,14 +380,14 @@ static void on_end(void *user)
         add_headers(p);
     else if (!begun)
         begin(p);
-    log_pass(p, p->status, "done");
+    log_proxied(p, p->status, "done");
     int status = p->status;
     char *type = p->type;
     struct buf text = p->text;
     p->type = NULL;
     p->text = (struct buf){0};
     leave(p);
-    pass_free(p);
+    proxy_free(p);
     if (whole)
         http_reply(x, status, type, text.p ? text.p : "", text.len);
     else
@@ -397,8 +398,8 @@ static void on_end(void *user)
 
 static void on_failed(void *user, enum upstream_failure kind, const char *why)
 {
-    struct pass *p = user;
-    struct replica *from = &p->router->replicas[p->replica];
+    struct proxied_request *p = user;
+    struct replica *from = &p->gateway->replicas[p->replica];
     p->up = NULL;
     if (kind == UPSTREAM_STALE) { /* the same again over a new connection */
         int i = p->replica;
@@ -418,9 +419,9 @@ static void on_failed(void *user, enum upstream_failure kind, const char *why)
     snprintf(text + strlen(text), sizeof text - strlen(text), "%.300s", why);
     if (p->begun)
         cut(p, text);
-    else if ((never || (p->kind != PASS_OTHER && kind != UPSTREAM_SLOW)) && may_go_on(p))
+    else if ((never || (p->kind != PROXY_OTHER && kind != UPSTREAM_SLOW)) && may_go_on(p))
         try_next(p);
-    else if (never && route_n_in(p->router->route) == 0)
+    else if (never && balancer_n_in(p->gateway->balancer) == 0)
         refuse(p, 503, "unavailable_error", "no replica is available");
     else
         refuse(p, kind == UPSTREAM_SLOW ? 504 : 502, "upstream_error", text);
@@ -432,18 +433,18 @@ static const struct upstream_handler handler = {on_head, on_data, on_end, on_fai
 
 static void on_left(void *user)
 {
-    struct pass *p = user;
+    struct proxied_request *p = user;
     p->x = NULL;
-    p->router->n_left++;
-    log_pass(p, 499, "client left");
+    p->gateway->n_left++;
+    log_proxied(p, 499, "client left");
     upstream_cancel(p->up);
     leave(p);
-    pass_free(p);
+    proxy_free(p);
 }
 
 static void on_drained(void *user)
 {
-    struct pass *p = user;
+    struct proxied_request *p = user;
     if (p->up)
         upstream_resume(p->up);
 }
@@ -454,7 +455,7 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-static enum pass_kind kind_of(const struct http_head *h)
+static enum proxy_kind kind_of(const struct http_head *h)
 {
     /* Ends of paths, so that Azure's and those behind a prefix are known too. */
     static const char *const generate[] = {"/completions", "/messages",     "/responses",
@@ -465,26 +466,26 @@ static enum pass_kind kind_of(const struct http_head *h)
                                           "/api/show",   "/apply-template", "/count_tokens",
                                           "/score",      "/classify",       "/input_items"};
     if (!strcmp(h->method, "GET") || !strcmp(h->method, "HEAD"))
-        return PASS_LOOK;
+        return PROXY_LOOK;
     if (strcmp(h->method, "POST"))
-        return PASS_OTHER;
+        return PROXY_OTHER;
     for (size_t i = 0; i < sizeof generate / sizeof *generate; i++)
         if (ends_with(h->path, generate[i]))
-            return PASS_GENERATE;
+            return PROXY_GENERATE;
     for (size_t i = 0; i < sizeof compute / sizeof *compute; i++)
         if (ends_with(h->path, compute[i]))
-            return PASS_COMPUTE;
-    return PASS_OTHER;
+            return PROXY_COMPUTE;
+    return PROXY_OTHER;
 }
 
-static void pin(struct pass *p, const char *id, size_t n)
+static void pin(struct proxied_request *p, const char *id, size_t n)
 {
-    p->pinned = route_pinned(p->router->route, route_hash(p->seed, id, n));
+    p->pinned = balancer_pinned(p->gateway->balancer, prefix_hash(p->seed, id, n));
     p->hunting = p->pinned < 0;
 }
 
 /* What the request says about where it belongs. */
-static void read_request(struct pass *p)
+static void read_request(struct proxied_request *p)
 {
     const struct http_head *h = http_request(p->x);
     static const char kept[] = "/responses/";
@@ -493,7 +494,7 @@ static void read_request(struct pass *p)
         id += sizeof kept - 1;
         pin(p, id, strcspn(id, "/"));
     }
-    if (!p->body || (p->kind != PASS_GENERATE && p->kind != PASS_COMPUTE))
+    if (!p->body || (p->kind != PROXY_GENERATE && p->kind != PROXY_COMPUTE))
         return;
     struct body_fields f;
     char previous[160];
@@ -503,59 +504,59 @@ static void read_request(struct pass *p)
     if (p->keeps && body_span_text(&f.previous, previous, sizeof previous))
         pin(p, previous, strlen(previous));
     if (f.background.n == 4 && !memcmp(f.background.p, "true", 4))
-        p->kind = PASS_OTHER; /* goes on there after its answer */
-    if (p->kind == PASS_GENERATE) {
-        p->marks = mem_alloc(sizeof *p->marks);
-        route_marks_make(&f, p->seed, p->marks);
+        p->kind = PROXY_OTHER; /* goes on there after its answer */
+    if (p->kind == PROXY_GENERATE) {
+        p->hashes = mem_alloc(sizeof *p->hashes);
+        prefix_hashes_make(&f, p->seed, p->hashes);
     }
 }
 
-void pass_start(struct router *r, struct http_exchange *x)
+void proxy_start(struct gateway *gw, struct http_exchange *x)
 {
-    struct pass *p = mem_zalloc(1, sizeof *p);
+    struct proxied_request *p = mem_zalloc(1, sizeof *p);
     const char *key = access_bearer(x);
     size_t n;
     char *body = http_take_body(x, &n);
-    p->router = r;
+    p->gateway = gw;
     p->x = x;
     snprintf(p->id, sizeof p->id, "%s", http_id(x));
     p->replica = p->pinned = -1;
     p->start_ns = clock_ns();
     p->kind = kind_of(http_request(x));
     /* Replicas keep caches apart by the key that they are given. */
-    const char *seen = r->opt.upstream_key ? r->opt.upstream_key : key ? key : "";
-    p->seed = route_hash(r->secret, seen, strlen(seen));
+    const char *seen = gw->opt.upstream_key ? gw->opt.upstream_key : key ? key : "";
+    p->seed = prefix_hash(gw->secret, seen, strlen(seen));
     p->body = upstream_body_new(body, n);
-    p->next = r->passes;
+    p->next = gw->proxied;
     if (p->next)
         p->next->prev = p;
-    r->passes = p;
-    r->n_passes++;
+    gw->proxied = p;
+    gw->n_proxied++;
     http_watch(x, p, on_left, on_drained);
     read_request(p);
     try_one(p);
 }
 
-void passes_leave(struct router *r, int replica)
+void proxy_leave_replica(struct gateway *gw, int replica)
 {
-    for (struct pass *p = r->passes, *next; p; p = next) {
+    for (struct proxied_request *p = gw->proxied, *next; p; p = next) {
         next = p->next;
-        if (p->replica != replica || !p->up || p->begun || p->kind == PASS_OTHER || !may_go_on(p))
+        if (p->replica != replica || !p->up || p->begun || p->kind == PROXY_OTHER || !may_go_on(p))
             continue;
         upstream_cancel(p->up);
         try_next(p);
     }
 }
 
-void passes_cut(struct router *r)
+void proxy_cut_all(struct gateway *gw)
 {
-    while (r->passes) {
-        struct pass *p = r->passes;
+    while (gw->proxied) {
+        struct proxied_request *p = gw->proxied;
         upstream_cancel(p->up);
         p->up = NULL;
         if (p->begun)
-            cut(p, "the router is shutting down");
+            cut(p, "the gateway is shutting down");
         else
-            refuse(p, 503, "unavailable_error", "the router is shutting down");
+            refuse(p, 503, "unavailable_error", "the gateway is shutting down");
     }
 }

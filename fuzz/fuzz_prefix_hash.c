@@ -1,12 +1,12 @@
 /* libFuzzer entry: a request's body through what the router reads of it. Fields lie within the body,
  * marks are in order, and what follows a list's last member does not change those before it. */
-#include "route/route_marks.h"
+#include "route/prefix_hash.h"
 #include "base/error.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static struct route_marks one, two;
+static struct prefix_hashes one, two;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -23,8 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
               "field %zu is outside", i);
     body_span_text(&f.model, text, sizeof text);
     body_span_text(&f.previous, text, sizeof text);
-    route_marks_make(&f, 7, &one);
-    CHECK(one.n <= MARKS_MOST && (!one.n || one.at[one.n - 1] <= one.length), "too many marks");
+    prefix_hashes_make(&f, 7, &one);
+    CHECK(one.n <= HASHES_MAX && (!one.n || one.at[one.n - 1] <= one.length), "too many marks");
     for (int i = 1; i < one.n; i++)
         CHECK(one.at[i] > one.at[i - 1], "marks out of order");
     /* The same list with a member more begins with the same marks. */
@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             memcpy(longer, m.p, m.n - 1);
             memcpy(longer + m.n - 1, more, sizeof more - 1);
             f.messages = (struct body_span){longer, m.n - 1 + sizeof more - 1};
-            route_marks_make(&f, 7, &two);
+            prefix_hashes_make(&f, 7, &two);
             CHECK(two.n >= one.n && !memcmp(one.hash, two.hash, (size_t)one.n * sizeof *one.hash),
                   "another beginning");
         }

@@ -4,21 +4,21 @@
  * building it; text that is no JSON simply says nothing. Knows neither replicas nor connections.
  *
  * A mark is the hash of everything up to a place: API key, model, tools, system text, then the prompt
- * or the messages, blanks between JSON's tokens left out. Places are MARK_STEP bytes apart, deep in a
+ * or the messages, blanks between JSON's tokens left out. Places are HASH_STEP bytes apart, deep in a
  * long prompt up to a sixteenth of what is before them, and at the ends of messages. Two prompts with
- * the same beginning have the same marks there, which is where a replica's pages are the same.
+ * the same beginning have the same hashes there, which is where a replica's pages are the same.
  */
-#ifndef STEEL_SERVER_ROUTE_MARKS_H
-#define STEEL_SERVER_ROUTE_MARKS_H
+#ifndef STEEL_ROUTE_PREFIX_HASH_H
+#define STEEL_ROUTE_PREFIX_HASH_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 enum {
-    MARK_STEP = 64,      /* about a page of 16 tokens */
-    MARKS_MOST = 640,    /* of a request */
-    MARKS_READ = 1 << 20 /* bytes of a prompt that are looked at */
+    HASH_STEP = 64,          /* about a page of 16 tokens */
+    HASHES_MAX = 640,        /* of a request */
+    HASH_BYTES_MAX = 1 << 20 /* bytes of a prompt that are looked at */
 };
 
 /* A field's text within the body, quotes included where it is a string. */
@@ -36,13 +36,13 @@ void body_fields_find(const char *body, size_t n, struct body_fields *out);
 /* A string's text without quotes, if it is one without escapes and fits. */
 bool body_span_text(const struct body_span *s, char *out, size_t size);
 
-struct route_marks {
-    uint64_t hash[MARKS_MOST];
-    uint32_t at[MARKS_MOST]; /* bytes of the prompt before it; ascending */
+struct prefix_hashes {
+    uint64_t hash[HASHES_MAX];
+    uint32_t at[HASHES_MAX]; /* bytes of the prompt before it; ascending */
     int n;
     uint32_t length; /* of the whole prompt */
 };
-void route_marks_make(const struct body_fields *f, uint64_t seed, struct route_marks *out);
-uint64_t route_hash(uint64_t seed, const void *p, size_t n);
+void prefix_hashes_make(const struct body_fields *f, uint64_t seed, struct prefix_hashes *out);
+uint64_t prefix_hash(uint64_t seed, const void *p, size_t n);
 
 #endif

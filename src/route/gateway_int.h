@@ -1,5 +1,5 @@
 /*
- * Inside the router. One thread, one loop. A pass is one client's request on its way to a replica and
+ * Inside the gateway. One thread, one loop. A pass is one client's request on its way to a replica and
  * its answer on the way back; a gathering asks every replica the same and makes one reply of what
  * they say.
  *
@@ -11,27 +11,27 @@
  *  3. of an answer at most UPSTREAM_AHEAD bytes wait here twice: as read, and as not yet sent
  *  4. a client that leaves takes its pass with it, and the replica is told by the connection's end
  */
-#ifndef STEEL_SERVER_ROUTER_INT_H
-#define STEEL_SERVER_ROUTER_INT_H
+#ifndef STEEL_ROUTE_GATEWAY_INT_H
+#define STEEL_ROUTE_GATEWAY_INT_H
 
 #include "server/http/api_error.h"
 #include "server/http/log.h"
-#include "route/route.h"
-#include "route/router.h"
+#include "route/balancer.h"
+#include "route/gateway.h"
 #include "route/upstream.h"
 
 struct event;
-struct router;
+struct gateway;
 
 struct replica {
-    struct router *router;
+    struct gateway *gateway;
     int index;
     struct upstream_url url;
     struct upstream *up;
     /* probing */
     struct event *timer;
-    struct upstream_call *probe; /* NULL = none on its way */
-    bool of_models;              /* what the probe asks for */
+    struct upstream_exchange *probe; /* NULL = none on its way */
+    bool of_models;                  /* what the probe asks for */
     int probe_status;
     bool seen;         /* it was in, or it was said that it is not there */
     bool hung;         /* why it is out: what waits there waits in vain */
@@ -43,20 +43,20 @@ struct replica {
     uint64_t n_requests, n_failures, n_outs;
 };
 
-struct pass;
-struct gathering;
-struct router {
-    struct router_options opt;
+struct proxied_request;
+struct gather;
+struct gateway {
+    struct gateway_options opt;
     struct event_base *base;
     struct http *http;
     struct evdns_base *dns;
     struct ssl_ctx_st *tls;
-    struct route *route;
+    struct balancer *balancer;
     struct replica *replicas; /* (n) */
     int n;
-    struct pass *passes;
-    struct gathering *gatherings;
-    int n_passes, n_gatherings;
+    struct proxied_request *proxied;
+    struct gather *gathers;
+    int n_proxied, n_gathers;
     struct event *tick, *grace, *last;
     bool draining, was_ready;
     int n_signals, exit_code;
@@ -65,26 +65,27 @@ struct router {
     uint64_t n_by_prefix, n_by_load, n_by_pin, n_retries, n_cut, n_left, n_http[6];
 };
 
-/* router.c */
-void router_fail(struct router *r, struct http_exchange *x, int status, const char *type,
-                 const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-void router_reply(struct router *r, struct http_exchange *x, int status, const char *type,
-                  const struct buf *body);
+/* gateway.c */
+void gateway_fail(struct gateway *gw, struct http_exchange *x, int status, const char *type,
+                  const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+void gateway_reply(struct gateway *gw, struct http_exchange *x, int status, const char *type,
+                   const struct buf *body);
 
-/* router_head.c: heads as they are passed on. What belongs to a connection stays behind. */
-void router_request_head(const struct router *r, const struct replica *to, struct http_exchange *x,
-                         size_t n_body, struct buf *out);
+/* gateway_headers.c: heads as they are passed on. What belongs to a connection stays behind. */
+void gateway_request_head(const struct gateway *gw, const struct replica *to,
+                          struct http_exchange *x, size_t n_body, struct buf *out);
 /* A GET of our own, with x's key (NULL: without) or the one for upstreams. */
-void router_own_head(const struct router *r, const struct replica *to, const char *path,
-                     struct http_exchange *x, struct buf *out);
-bool router_answer_header_passes(const struct http_head *h, const char *name);
+void gateway_own_head(const struct gateway *gw, const struct replica *to, const char *path,
+                      struct http_exchange *x, struct buf *out);
+bool gateway_forwards_header(const struct http_head *h, const char *name);
 
-/* router_pass.c */
-void pass_start(struct router *r, struct http_exchange *x);
-void passes_leave(struct router *r, int replica); /* what has not begun there goes elsewhere */
-void passes_cut(struct router *r);                /* the grace time is over: everybody is told */
+/* gateway_proxy.c */
+void proxy_start(struct gateway *gw, struct http_exchange *x);
+void proxy_leave_replica(struct gateway *gw,
+                         int replica);  /* what has not begun there goes elsewhere */
+void proxy_cut_all(struct gateway *gw); /* the grace time is over: everybody is told */
 
-/* router_probe.c */
+/* gateway_probe.c */
 void replica_start(struct replica *p);
 void replica_stop(struct replica *p);
 void replica_probe_now(struct replica *p);
@@ -92,11 +93,11 @@ void replica_probe_now(struct replica *p);
 void replica_answered(struct replica *p, int status);
 void replica_failed(struct replica *p, enum upstream_failure kind, const char *why);
 /* Replicas that have this model, if any says so; else all. */
-uint64_t replicas_with(const struct router *r, const char *model);
+uint64_t replicas_with(const struct gateway *gw, const char *model);
 void replica_learn_models(struct replica *p, const char *json, size_t n);
 
-/* router_gather.c: GET of what all replicas are asked for. False: no such path. */
-bool gather_start(struct router *r, struct http_exchange *x);
-void gatherings_stop(struct router *r);
+/* gateway_gather.c: GET of what all replicas are asked for. False: no such path. */
+bool gather_start(struct gateway *gw, struct http_exchange *x);
+void gather_stop_all(struct gateway *gw);
 
 #endif

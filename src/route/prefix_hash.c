@@ -1,5 +1,5 @@
 /* What a request says. See route_marks.h. */
-#include "route/route_marks.h"
+#include "route/prefix_hash.h"
 
 #include <string.h>
 
@@ -110,7 +110,7 @@ static uint64_t mix(uint64_t h)
     return h ^ h >> 32;
 }
 
-uint64_t route_hash(uint64_t seed, const void *p, size_t n)
+uint64_t prefix_hash(uint64_t seed, const void *p, size_t n)
 {
     const unsigned char *c = p;
     uint64_t h = seed ^ 0xcbf29ce484222325u;
@@ -120,15 +120,15 @@ uint64_t route_hash(uint64_t seed, const void *p, size_t n)
 }
 
 struct marker {
-    struct route_marks *out;
+    struct prefix_hashes *out;
     uint64_t h;
     uint32_t at, last; /* bytes so far; where the last mark is */
 };
 
 static void mark(struct marker *m)
 {
-    struct route_marks *o = m->out;
-    if (o->n == MARKS_MOST)
+    struct prefix_hashes *o = m->out;
+    if (o->n == HASHES_MAX)
         return;
     o->hash[o->n] = mix(m->h);
     o->at[o->n++] = m->at;
@@ -138,7 +138,7 @@ static void mark(struct marker *m)
 /* To the next mark from here: fine at first, then by sixteenths. */
 static uint32_t step(uint32_t at)
 {
-    uint32_t s = MARK_STEP;
+    uint32_t s = HASH_STEP;
     while (s < at / 32)
         s *= 2;
     return s;
@@ -152,13 +152,13 @@ static void add_byte(struct marker *m, char c)
         mark(m);
 }
 
-/* A value's text without blanks between tokens. Ends of a list's members are places for marks. */
+/* A value's text without blanks between tokens. Ends of a list's members are places for hashes. */
 static void add_value(struct marker *m, const struct body_span *s)
 {
     const char *p = s->p, *end = p + s->n;
     bool quoted = false;
     int depth = 0;
-    for (; p < end && m->at < MARKS_READ; p++) {
+    for (; p < end && m->at < HASH_BYTES_MAX; p++) {
         if (quoted) {
             add_byte(m, *p);
             if (*p == '\\' && p + 1 < end)
@@ -174,12 +174,12 @@ static void add_value(struct marker *m, const struct body_span *s)
             break; /* the list may be longer the next time */
         quoted = *p == '"';
         add_byte(m, *p);
-        if (depth == 1 && *p == '}' && m->at - m->last >= MARK_STEP / 4)
+        if (depth == 1 && *p == '}' && m->at - m->last >= HASH_STEP / 4)
             mark(m);
     }
 }
 
-void route_marks_make(const struct body_fields *f, uint64_t seed, struct route_marks *out)
+void prefix_hashes_make(const struct body_fields *f, uint64_t seed, struct prefix_hashes *out)
 {
     out->n = 0;
     out->length = 0;
@@ -191,7 +191,7 @@ void route_marks_make(const struct body_fields *f, uint64_t seed, struct route_m
     struct marker m = {.out = out, .h = seed};
     /* The order in which templates put them before the conversation. */
     const struct body_span *before[] = {&f->tools, &f->functions, &f->system, &f->instructions};
-    m.h = route_hash(m.h, f->model.p ? f->model.p : "", f->model.n);
+    m.h = prefix_hash(m.h, f->model.p ? f->model.p : "", f->model.n);
     for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
         if (before[i]->p)
             add_value(&m, before[i]);

@@ -2,7 +2,7 @@
  * Heads as they are passed on: what belongs to one connection stays behind, what says who asked is
  * added. Pure text; decides nothing.
  */
-#include "route/router_int.h"
+#include "route/gateway_int.h"
 
 #include <string.h>
 #include <strings.h>
@@ -44,11 +44,11 @@ static bool is_hop_by_hop(const struct http_head *h, const char *name)
     return false;
 }
 
-static void add_key(const struct router *r, struct http_exchange *x, struct buf *out)
+static void add_key(const struct gateway *gw, struct http_exchange *x, struct buf *out)
 {
     static const char *const carriers[] = {"Authorization", "X-Api-Key", "Api-Key"};
-    if (r->opt.upstream_key) {
-        buf_addf(out, "Authorization: Bearer %s\r\n", r->opt.upstream_key);
+    if (gw->opt.upstream_key) {
+        buf_addf(out, "Authorization: Bearer %s\r\n", gw->opt.upstream_key);
         return;
     }
     for (size_t i = 0; x && i < sizeof carriers / sizeof *carriers; i++) {
@@ -58,8 +58,8 @@ static void add_key(const struct router *r, struct http_exchange *x, struct buf 
     }
 }
 
-void router_request_head(const struct router *r, const struct replica *to, struct http_exchange *x,
-                         size_t n_body, struct buf *out)
+void gateway_request_head(const struct gateway *gw, const struct replica *to,
+                          struct http_exchange *x, size_t n_body, struct buf *out)
 {
     /* Ours to say, or said to us: pages of other sites are kept out here. */
     static const char *const ours[] = {
@@ -73,30 +73,30 @@ void router_request_head(const struct router *r, const struct replica *to, struc
         if (!listed(name, ours, sizeof ours / sizeof *ours) && !is_hop_by_hop(h, name))
             buf_addf(out, "%s: %s\r\n", name, h->headers[i].value);
     }
-    add_key(r, x, out);
+    add_key(gw, x, out);
     buf_addf(out, "X-Request-Id: %s\r\nX-Forwarded-For: ", http_id(x));
     for (int i = 0; i < h->n_headers; i++)
         if (!strcasecmp(h->headers[i].name, "X-Forwarded-For"))
             buf_addf(out, "%s, ", h->headers[i].value);
     buf_addf(out, "%s\r\nX-Forwarded-Proto: %s\r\n", http_address(x),
-             r->opt.http.cert_file ? "https" : "http");
+             gw->opt.http.cert_file ? "https" : "http");
     if (n_body || (strcmp(h->method, "GET") && strcmp(h->method, "HEAD")))
         buf_addf(out, "Content-Length: %zu\r\n", n_body);
     buf_adds(out, "\r\n");
 }
 
-void router_own_head(const struct router *r, const struct replica *to, const char *path,
-                     struct http_exchange *x, struct buf *out)
+void gateway_own_head(const struct gateway *gw, const struct replica *to, const char *path,
+                      struct http_exchange *x, struct buf *out)
 {
     buf_addf(out, "GET %s%s HTTP/1.1\r\nHost: %s\r\nAccept: */*\r\n", to->url.path, path,
              to->url.name);
-    add_key(r, x, out);
+    add_key(gw, x, out);
     if (x)
         buf_addf(out, "X-Request-Id: %s\r\n", http_id(x));
     buf_adds(out, "\r\n");
 }
 
-bool router_answer_header_passes(const struct http_head *h, const char *name)
+bool gateway_forwards_header(const struct http_head *h, const char *name)
 {
     /* Said by http.c for every reply. */
     static const char *const ours[] = {"Date", "Server", "Content-Type", "X-Request-Id",

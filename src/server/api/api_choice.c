@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, size_t n)
+void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n)
 {
     struct segment *g = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
     if (!n && kind != SEGMENT_TOOL)
@@ -20,7 +20,7 @@ void choice_add(struct choice_out *o, enum segment_kind kind, const char *text, 
     o->n_text_kept += n;
 }
 
-size_t choice_kept(const struct choice_out *o)
+size_t api_choice_kept(const struct api_choice *o)
 {
     return o->n_text_kept + logprobs_kept(&o->logprobs);
 }
@@ -37,7 +37,7 @@ size_t segment_next(const struct segment *g)
     return n;
 }
 
-void choice_sent(struct choice_out *o, struct segment *g, size_t n)
+void api_choice_sent(struct api_choice *o, struct segment *g, size_t n)
 {
     o->n_text_kept -= n;
     g->sent += n;
@@ -50,7 +50,7 @@ void choice_sent(struct choice_out *o, struct segment *g, size_t n)
         buf_reset(&g->text);
 }
 
-void choice_forget(struct choice_out *o)
+void api_choice_forget(struct api_choice *o)
 {
     for (int i = 0; i < o->n_segments; i++)
         buf_clear(&o->segments[i].text);
@@ -59,7 +59,7 @@ void choice_forget(struct choice_out *o)
 }
 
 /* The last segment is no call after all. One that the client was told of stays, as far as it was sent. */
-static void take_back(struct choice_out *o)
+static void take_back(struct api_choice *o)
 {
     struct segment *g = &o->segments[o->n_segments - 1];
     if (g->opened) {
@@ -77,20 +77,20 @@ static void take_back(struct choice_out *o)
 /* What the parser makes of the text. */
 static void on_chat_event(void *arg, const struct chat_event *e)
 {
-    struct choice_out *o = arg;
+    struct api_choice *o = arg;
     if (o->stopped_by_parser)
         return;
     o->thinking |= e->type == CHAT_REASONING;
     switch (e->type) {
     case CHAT_CONTENT:
-        choice_add(o, SEGMENT_TEXT, e->text, e->len);
+        api_choice_add(o, SEGMENT_TEXT, e->text, e->len);
         break;
     case CHAT_REASONING:
-        choice_add(o, SEGMENT_REASONING, e->text, e->len);
+        api_choice_add(o, SEGMENT_REASONING, e->text, e->len);
         break;
     case CHAT_TOOL_BEGIN: {
         o->in_tool = false; /* each call is a segment of its own */
-        choice_add(o, SEGMENT_TOOL, "", 0);
+        api_choice_add(o, SEGMENT_TOOL, "", 0);
         o->in_tool = true;
         struct segment *g = &o->segments[o->n_segments - 1];
         snprintf(g->id, sizeof g->id, "%s", e->id);
@@ -99,7 +99,7 @@ static void on_chat_event(void *arg, const struct chat_event *e)
         break;
     }
     case CHAT_TOOL_ARGS:
-        choice_add(o, SEGMENT_TOOL, e->text, e->len);
+        api_choice_add(o, SEGMENT_TOOL, e->text, e->len);
         break;
     case CHAT_TOOL_END:
         o->in_tool = false;
@@ -112,49 +112,49 @@ static void on_chat_event(void *arg, const struct chat_event *e)
     }
 }
 
-void choice_token(struct call *c, struct choice_out *o, const struct engine_event *ev)
+void api_choice_token(struct api_request *req, struct api_choice *o, const struct engine_event *ev)
 {
-    if ((ev->kind == EVENT_TOKEN || ev->kind == EVENT_PROMPT) && c->p.logprobs)
-        logprobs_add(&o->logprobs, ev, c->p.n_top);
+    if ((ev->kind == EVENT_TOKEN || ev->kind == EVENT_PROMPT) && req->p.logprobs)
+        logprobs_add(&o->logprobs, ev, req->p.n_top);
     if (ev->kind == EVENT_TOKEN)
         o->usage.n_generated++;
     if (!ev->n_text || o->stopped_by_parser)
         return;
     o->thinking = false;
     if (!o->parser)
-        choice_add(o, SEGMENT_TEXT, ev->text, ev->n_text);
+        api_choice_add(o, SEGMENT_TEXT, ev->text, ev->n_text);
     else
         chat_parser_push(o->parser, ev->text, ev->n_text);
     o->n_reasoning += ev->kind == EVENT_TOKEN && o->thinking;
 }
 
-void choice_finish(struct choice_out *o)
+void api_choice_finish(struct api_choice *o)
 {
     if (o->parser && !o->stopped_by_parser)
         chat_parser_finish(o->parser);
 }
 
-void choice_init(struct call *c, struct choice_out *o)
+void api_choice_init(struct api_request *req, struct api_choice *o)
 {
-    int i = (int)(o - c->choices);
+    int i = (int)(o - req->choices);
     o->stop = -1;
-    if (c->echo)
-        choice_add(o, SEGMENT_TEXT, c->echo[i / c->p.n].p, c->echo[i / c->p.n].len);
-    if (!c->chat)
+    if (req->echo)
+        api_choice_add(o, SEGMENT_TEXT, req->echo[i / req->p.n].p, req->echo[i / req->p.n].len);
+    if (!req->chat)
         return;
-    struct chat_parse_options opt = {.tools = c->chat->tools,
+    struct chat_parse_options opt = {.tools = req->chat->tools,
                                      .reasoning = true,
-                                     .in_reasoning = c->chat->in_reasoning,
-                                     .id_seed = c->server->id_secret ^ (uint64_t)c->start_ns ^
+                                     .in_reasoning = req->chat->in_reasoning,
+                                     .id_seed = req->server->id_secret ^ (uint64_t)req->start_ns ^
                                                 (uint64_t)i << 56,
-                                     .schema = c->chat->schema,
+                                     .schema = req->chat->schema,
                                      .event = on_chat_event,
                                      .arg = o};
-    o->one_call = c->chat->one_call;
-    o->parser = chat_parser_new(c->chat->format, &opt);
+    o->one_call = req->chat->one_call;
+    o->parser = chat_parser_new(req->chat->format, &opt);
 }
 
-void choice_clear(struct choice_out *o)
+void api_choice_clear(struct api_choice *o)
 {
     for (int i = 0; i < o->n_segments; i++) {
         buf_clear(&o->segments[i].text);
@@ -166,21 +166,21 @@ void choice_clear(struct choice_out *o)
     chat_parser_free(o->parser);
 }
 
-const char *choice_finish_reason(const struct call *c, const struct choice_out *o)
+const char *api_choice_finish_reason(const struct api_request *req, const struct api_choice *o)
 {
-    (void)c;
+    (void)req;
     if (o->n_tools > o->n_broken && o->finish != FINISH_LENGTH)
         return "tool_calls";
     return o->finish == FINISH_LENGTH ? "length" : "stop";
 }
 
-struct usage_count call_usage(const struct call *c, int *n_reasoning)
+struct usage_count api_request_usage(const struct api_request *req, int *n_reasoning)
 {
     struct usage_count u = {0};
     int thinking = 0;
-    for (int i = 0; i < c->n_choices; i++) {
-        const struct usage_count *v = &c->choices[i].usage;
-        if (i % c->p.n == 0) { /* choices of one prompt share it */
+    for (int i = 0; i < req->n_choices; i++) {
+        const struct usage_count *v = &req->choices[i].usage;
+        if (i % req->p.n == 0) { /* choices of one prompt share it */
             u.n_prompt += v->n_prompt;
             u.n_cached += v->n_cached;
         }
@@ -190,7 +190,7 @@ struct usage_count call_usage(const struct call *c, int *n_reasoning)
             u.queue_ns = v->queue_ns;
         if (!u.first_ns || (v->first_ns && v->first_ns < u.first_ns))
             u.first_ns = v->first_ns;
-        thinking += c->choices[i].n_reasoning;
+        thinking += req->choices[i].n_reasoning;
     }
     if (n_reasoning)
         *n_reasoning = thinking;

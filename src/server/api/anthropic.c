@@ -241,7 +241,7 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
     return !choice || add_tool_choice(out, choice, err);
 }
 
-json_t *messages_translate(const json_t *body, bool answer, struct api_error *err)
+json_t *anthropic_translate(const json_t *body, bool answer, struct api_error *err)
 {
     if (answer && !api_member(body, "max_tokens")) {
         api_invalid(err, "max_tokens", "max_tokens is missing");

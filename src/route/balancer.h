@@ -15,14 +15,14 @@
  *  5. it comes in after `rises` good probes in a row, the first time after one, and then gets a share
  *     that grows from a tenth to all within slow_start_ns
  */
-#ifndef STEEL_SERVER_ROUTE_H
-#define STEEL_SERVER_ROUTE_H
+#ifndef STEEL_ROUTE_BALANCER_H
+#define STEEL_ROUTE_BALANCER_H
 
-#include "route/route_marks.h"
+#include "route/prefix_hash.h"
 
-enum { ROUTE_MAX_REPLICAS = 64 };
+enum { BALANCER_MAX_REPLICAS = 64 };
 
-struct route_options {
+struct balancer_options {
     int n; /* replicas */
     int fails, rises;
     int64_t slow_start_ns;
@@ -31,7 +31,7 @@ struct route_options {
     size_t n_pins;
 };
 
-struct route_replica {
+struct balancer_replica {
     bool in, was_in;
     int load;
     int n_bad_probes, n_good_probes, n_bad_answers;
@@ -41,28 +41,28 @@ struct route_replica {
     uint64_t chosen; /* when it was chosen last, counted */
 };
 
-struct route;
-struct route *route_new(const struct route_options *opt);
-void route_free(struct route *r);
-const struct route_replica *route_replica(const struct route *r, int i);
-int route_n_in(const struct route *r);
+struct balancer;
+struct balancer *balancer_new(const struct balancer_options *opt);
+void balancer_free(struct balancer *bal);
+const struct balancer_replica *balancer_replica(const struct balancer *bal, int i);
+int balancer_n_in(const struct balancer *bal);
 
-enum route_reason { ROUTE_BY_PREFIX, ROUTE_BY_LOAD, ROUTE_NONE_IN, ROUTE_ALL_FULL };
-/* The replica for a request; marks may be NULL. -1: *why says which. */
-int route_choose(struct route *r, const struct route_marks *marks, uint64_t among, int64_t now_ns,
-                 enum route_reason *why);
+enum balancer_reason { BALANCER_BY_PREFIX, BALANCER_BY_LOAD, BALANCER_NONE_IN, BALANCER_ALL_FULL };
+/* The replica for a request; hashes may be NULL. -1: *why says which. */
+int balancer_choose(struct balancer *bal, const struct prefix_hashes *hashes, uint64_t among,
+                    int64_t now_ns, enum balancer_reason *why);
 /* A request goes there (its beginnings are remembered); it is over. */
-void route_begin(struct route *r, int i, const struct route_marks *marks);
-void route_end(struct route *r, int i);
-void route_forget(struct route *r, int i); /* its cache is gone */
+void balancer_begin(struct balancer *bal, int i, const struct prefix_hashes *hashes);
+void balancer_end(struct balancer *bal, int i);
+void balancer_forget(struct balancer *bal, int i); /* its cache is gone */
 
-void route_pin(struct route *r, uint64_t what, int i);
-int route_pinned(const struct route *r, uint64_t what); /* -1 = not known */
+void balancer_pin(struct balancer *bal, uint64_t what, int i);
+int balancer_pinned(const struct balancer *bal, uint64_t what); /* -1 = not known */
 
 /* What was learnt of a replica. True: it changed sides. */
-bool route_probe_good(struct route *r, int i, int64_t now_ns);
-bool route_probe_bad(struct route *r, int i, bool at_once);
-void route_answer_good(struct route *r, int i);
-bool route_answer_bad(struct route *r, int i, int64_t now_ns);
+bool balancer_probe_good(struct balancer *bal, int i, int64_t now_ns);
+bool balancer_probe_bad(struct balancer *bal, int i, bool at_once);
+void balancer_answer_good(struct balancer *bal, int i);
+bool balancer_answer_bad(struct balancer *bal, int i, int64_t now_ns);
 
 #endif

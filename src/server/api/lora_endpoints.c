@@ -4,7 +4,7 @@
  * loading reads files of this machine, so it is only open where the server was started with
  * --allow-lora-loading.
  */
-#include "server/api/adapters.h"
+#include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
 #include "base/mem.h"
 
@@ -17,11 +17,11 @@ static struct adapters *adapters_of(const struct server *s)
     return s->engine ? server_runtime(s)->adapters : NULL;
 }
 
-bool adapters_unknown_model(struct call *c, const char *name)
+bool lora_unknown_model(struct api_request *req, const char *name)
 {
-    api_fail(&c->err, 404, "not_found_error", "the model '%.100s' does not exist", name);
-    c->err.code = "model_not_found";
-    snprintf(c->err.param, sizeof c->err.param, "model");
+    api_fail(&req->err, 404, "not_found_error", "the model '%.100s' does not exist", name);
+    req->err.code = "model_not_found";
+    snprintf(req->err.param, sizeof req->err.param, "model");
     return false;
 }
 
@@ -44,165 +44,167 @@ static bool names_missing(const struct server *s, const char *model)
     return !strncmp(model, s->name, n) && model[n] == ':' && strcmp(model + n + 1, "latest") != 0;
 }
 
-static bool add_pick(struct call *c, const struct adapter_info *info, double scale)
+static bool add_pick(struct api_request *req, const struct adapter_info *info, double scale)
 {
     struct error e = {0};
     if (scale == 0)
         return true;
-    return adapters_pick(info, (float)scale, c->loras, &c->n_loras, &e) ||
-           api_invalid(&c->err, "lora", "lora: %s", e.msg);
+    return adapters_pick(info, (float)scale, req->loras, &req->n_loras, &e) ||
+           api_invalid(&req->err, "lora", "lora: %s", e.msg);
 }
 
 /* {"id": 0 or "name": "x", "scale": 1} */
-static bool choose_entry(struct call *c, const json_t *v, size_t i)
+static bool choose_entry(struct api_request *req, const json_t *v, size_t i)
 {
     const json_t *id = api_member(v, "id"), *scale = api_member(v, "scale");
     const char *name = json_string_value(api_member(v, "name"));
     struct adapter_info info;
     if (!json_is_object(v) || (!json_is_integer(id) && !name))
-        return api_invalid(&c->err, "lora",
+        return api_invalid(&req->err, "lora",
                            "lora[%zu] must be an object with an \"id\" or a \"name\"", i);
     json_int_t number = json_integer_value(id);
-    bool known = name ? adapters_find(adapters_of(c->server), name, &info)
+    bool known = name ? adapters_find(adapters_of(req->server), name, &info)
                       : number >= 0 && number < LORA_MAX_ADAPTERS &&
-                            adapters_at(adapters_of(c->server), (int)number, &info);
+                            adapters_at(adapters_of(req->server), (int)number, &info);
     if (!known && name)
-        return api_invalid(&c->err, "lora", "lora[%zu]: no adapter \"%.100s\" is loaded", i, name);
+        return api_invalid(&req->err, "lora", "lora[%zu]: no adapter \"%.100s\" is loaded", i,
+                           name);
     if (!known)
-        return api_invalid(&c->err, "lora", "lora[%zu]: no adapter has the id %lld", i,
+        return api_invalid(&req->err, "lora", "lora[%zu]: no adapter has the id %lld", i,
                            (long long)number);
     double s = scale ? json_number_value(scale) : (double)info.scale;
     if ((scale && !json_is_number(scale)) || !(fabs(s) <= 1e6))
-        return api_invalid(&c->err, "lora", "lora[%zu].scale must be a number", i);
-    return add_pick(c, &info, s);
+        return api_invalid(&req->err, "lora", "lora[%zu].scale must be a number", i);
+    return add_pick(req, &info, s);
 }
 
-static bool choose_lora(struct call *c, const json_t *v)
+static bool choose_lora(struct api_request *req, const json_t *v)
 {
-    struct adapters *a = adapters_of(c->server);
+    struct adapters *a = adapters_of(req->server);
     struct adapter_info info;
     size_t i;
     json_t *item;
     if (!json_is_string(v) && !json_is_array(v))
         return api_invalid(
-            &c->err, "lora",
+            &req->err, "lora",
             "lora must be the name of an adapter, or an array of {\"id\", \"scale\"}");
     if (!a && (json_is_string(v) || json_array_size(v)))
-        return api_invalid(&c->err, "lora", "this server has no adapters");
+        return api_invalid(&req->err, "lora", "this server has no adapters");
     if (json_is_string(v))
         return adapters_find(a, json_string_value(v), &info)
-                   ? add_pick(c, &info, (double)info.scale)
-                   : api_invalid(&c->err, "lora", "no adapter \"%.100s\" is loaded",
+                   ? add_pick(req, &info, (double)info.scale)
+                   : api_invalid(&req->err, "lora", "no adapter \"%.100s\" is loaded",
                                  json_string_value(v));
     json_array_foreach((json_t *)v, i, item)
     {
-        if (!choose_entry(c, item, i))
+        if (!choose_entry(req, item, i))
             return false;
     }
     return true;
 }
 
-bool adapters_name(const struct server *s, const char *model, struct adapter_info *out)
+bool lora_find(const struct server *s, const char *model, struct adapter_info *out)
 {
     return adapters_of(s) && find_model(s, model, out);
 }
 
-bool adapters_choose(struct call *c, const json_t *body)
+bool lora_choose(struct api_request *req, const json_t *body)
 {
     const char *endpoint;
     const char *model = json_string_value(api_member(body, "model"));
     const json_t *lora = api_member(body, "lora");
     struct adapter_info info;
-    if (lora && !choose_lora(c, lora))
+    if (lora && !choose_lora(req, lora))
         return false;
-    if (model && strcmp(model, c->server->name) != 0 &&
-        embed_names_helper(c->server, model, &endpoint))
-        return api_invalid(&c->err, "model", "the model '%.100s' does not answer: it is for %s",
+    if (model && strcmp(model, req->server->name) != 0 &&
+        embed_names_helper(req->server, model, &endpoint))
+        return api_invalid(&req->err, "model", "the model '%.100s' does not answer: it is for %s",
                            model, endpoint);
-    if (!model || !adapters_of(c->server))
+    if (!model || !adapters_of(req->server))
         return true;
-    bool found = find_model(c->server, model, &info);
-    if (!found && names_missing(c->server, model))
-        return adapters_unknown_model(c, model);
+    bool found = find_model(req->server, model, &info);
+    if (!found && names_missing(req->server, model))
+        return lora_unknown_model(req, model);
     if (!found)
         return true;
-    c->model = mem_strdup(model);
-    return lora || add_pick(c, &info, (double)info.scale);
+    req->model = mem_strdup(model);
+    return lora || add_pick(req, &info, (double)info.scale);
 }
 
 /* Loading */
 
-static bool may_change(struct call *c)
+static bool may_change(struct api_request *req)
 {
-    return c->server->opt.allow_lora_loading ||
-           api_fail(&c->err, 403, "permission_error",
+    return req->server->opt.allow_lora_loading ||
+           api_fail(&req->err, 403, "permission_error",
                     "adapters are not loaded over the network here; to allow it, start the server "
                     "with --allow-lora-loading");
 }
 
-static bool need_text(struct call *c, const json_t *body, const char *field, const char **out)
+static bool need_text(struct api_request *req, const json_t *body, const char *field,
+                      const char **out)
 {
-    if (!api_string(body, field, out, &c->err))
+    if (!api_string(body, field, out, &req->err))
         return false;
-    return (*out && **out) || api_invalid(&c->err, field, "%s is missing", field);
+    return (*out && **out) || api_invalid(&req->err, field, "%s is missing", field);
 }
 
-static bool refuse(struct call *c, enum adapter_result res, const char *param,
+static bool refuse(struct api_request *req, enum adapter_result res, const char *param,
                    const struct error *e)
 {
     if (res == ADAPTER_UNKNOWN)
-        api_fail(&c->err, 404, "not_found_error", "%s", e->msg);
+        api_fail(&req->err, 404, "not_found_error", "%s", e->msg);
     else if (res == ADAPTER_BUSY)
-        api_fail(&c->err, 409, "conflict_error", "%s", e->msg);
+        api_fail(&req->err, 409, "conflict_error", "%s", e->msg);
     else
-        api_invalid(&c->err, param, "%s", e->msg);
-    snprintf(c->err.param, sizeof c->err.param, "%s", param);
+        api_invalid(&req->err, param, "%s", e->msg);
+    snprintf(req->err.param, sizeof req->err.param, "%s", param);
     return false;
 }
 
-static void reply_done(struct call *c, const char *name, const char *what)
+static void reply_done(struct api_request *req, const char *name, const char *what)
 {
     char text[ADAPTER_NAME_MAX + 80];
     snprintf(text, sizeof text, "Success: LoRA adapter '%s' %s successfully.", name, what);
-    buf_adds(&c->reply, "{\"status\":\"ok\",\"message\":");
-    jsonout_text(&c->reply, text);
-    buf_addc(&c->reply, '}');
+    buf_adds(&req->reply, "{\"status\":\"ok\",\"message\":");
+    jsonout_text(&req->reply, text);
+    buf_addc(&req->reply, '}');
 }
 
-bool prepare_load_lora(struct call *c, const json_t *body)
+bool prepare_load_lora(struct api_request *req, const json_t *body)
 {
     const char *name = NULL, *path = NULL;
     float scale = 1;
     struct error e = {0};
-    if (!may_change(c) || !need_text(c, body, "lora_name", &name) ||
-        !need_text(c, body, "lora_path", &path) ||
-        !api_float(body, "scale", -1e6, 1e6, &scale, &c->err))
+    if (!may_change(req) || !need_text(req, body, "lora_name", &name) ||
+        !need_text(req, body, "lora_path", &path) ||
+        !api_float(body, "scale", -1e6, 1e6, &scale, &req->err))
         return false;
-    if (!strcmp(name, c->server->name))
-        return api_invalid(&c->err, "lora_name", "lora_name is the base model's own name");
+    if (!strcmp(name, req->server->name))
+        return api_invalid(&req->err, "lora_name", "lora_name is the base model's own name");
     struct mem_job *job = mem_job_suspend(); /* what is loaded outlives this call */
-    enum adapter_result res = adapters_load(adapters_of(c->server), name, path, scale, &e);
+    enum adapter_result res = adapters_load(adapters_of(req->server), name, path, scale, &e);
     mem_job_resume(job);
     if (res != ADAPTER_OK)
-        return refuse(c, res, res == ADAPTER_KNOWN ? "lora_name" : "lora_path", &e);
+        return refuse(req, res, res == ADAPTER_KNOWN ? "lora_name" : "lora_path", &e);
     log_line(LOG_INFO, "adapter loaded", LOG_TEXT("name", name), LOG_TEXT("path", path));
-    reply_done(c, name, "added");
+    reply_done(req, name, "added");
     return true;
 }
 
-bool prepare_unload_lora(struct call *c, const json_t *body)
+bool prepare_unload_lora(struct api_request *req, const json_t *body)
 {
     const char *name = NULL;
     struct error e = {0};
-    if (!may_change(c) || !need_text(c, body, "lora_name", &name))
+    if (!may_change(req) || !need_text(req, body, "lora_name", &name))
         return false;
     struct mem_job *job = mem_job_suspend();
-    enum adapter_result res = adapters_unload(adapters_of(c->server), name, &e);
+    enum adapter_result res = adapters_unload(adapters_of(req->server), name, &e);
     mem_job_resume(job);
     if (res != ADAPTER_OK)
-        return refuse(c, res, "lora_name", &e);
+        return refuse(req, res, "lora_name", &e);
     log_line(LOG_INFO, "adapter unloaded", LOG_TEXT("name", name));
-    reply_done(c, name, "removed");
+    reply_done(req, name, "removed");
     return true;
 }
 
@@ -234,7 +236,7 @@ static void add_model(const struct server *s, const struct adapter_info *info, s
     buf_addc(b, '}');
 }
 
-void adapters_add_models(const struct server *s, struct buf *b)
+void lora_add_models(const struct server *s, struct buf *b)
 {
     struct adapter_info *all;
     int n = list_all(s, &all);
@@ -245,10 +247,10 @@ void adapters_add_models(const struct server *s, struct buf *b)
     mem_free(all);
 }
 
-bool adapters_add_model(const struct server *s, const char *name, struct buf *b)
+bool lora_add_model(const struct server *s, const char *name, struct buf *b)
 {
     struct adapter_info info;
-    if (!adapters_name(s, name, &info))
+    if (!lora_find(s, name, &info))
         return false;
     add_model(s, &info, b);
     return true;

@@ -2,7 +2,7 @@
  * How replicas are: a GET of the health path every now and then, and what passes found out. Says in
  * the log when one goes out or comes back. Learns which models each has.
  */
-#include "route/router_int.h"
+#include "route/gateway_int.h"
 #include "base/clock.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
@@ -27,22 +27,22 @@ static void say_out(struct replica *p, const char *why, bool hung)
 {
     p->n_outs++;
     log_line(LOG_WARN, "replica is out", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why),
-             LOG_NUM("left", route_n_in(p->router->route)));
+             LOG_NUM("left", balancer_n_in(p->gateway->balancer)));
     p->hung = hung;
     if (hung)
-        passes_leave(p->router, p->index);
+        proxy_leave_replica(p->gateway, p->index);
 }
 
 /* Nothing listens there any more: what it had in its cache is gone, or soon will be. */
 static void lost(struct replica *p)
 {
     upstream_drop_kept(p->up);
-    route_forget(p->router->route, p->index);
+    balancer_forget(p->gateway->balancer, p->index);
 }
 
 static void probe_bad(struct replica *p, bool hung, const char *why)
 {
-    if (route_probe_bad(p->router->route, p->index, !hung))
+    if (balancer_probe_bad(p->gateway->balancer, p->index, !hung))
         say_out(p, why, hung);
     else if (!p->seen)
         log_line(LOG_WARN, "replica is not there yet", LOG_TEXT("upstream", p->url.name),
@@ -52,24 +52,24 @@ static void probe_bad(struct replica *p, bool hung, const char *why)
 
 static void probe_good(struct replica *p)
 {
-    struct router *r = p->router;
-    if (!route_probe_good(r->route, p->index, clock_ns()))
+    struct gateway *gw = p->gateway;
+    if (!balancer_probe_good(gw->balancer, p->index, clock_ns()))
         return;
     log_line(LOG_INFO, "replica is in", LOG_TEXT("upstream", p->url.name),
-             LOG_NUM("replicas", route_n_in(r->route)), LOG_NUM("of", r->n));
+             LOG_NUM("replicas", balancer_n_in(gw->balancer)), LOG_NUM("of", gw->n));
     p->seen = true;
     p->models_ns = 0; /* it may have others now */
     p->hung = false;
-    for (int i = 0; i < r->n; i++)
-        if (r->replicas[i].hung)
-            passes_leave(r, i);
+    for (int i = 0; i < gw->n; i++)
+        if (gw->replicas[i].hung)
+            proxy_leave_replica(gw, i);
 }
 
 static void ask(struct replica *p)
 {
-    const struct router_options *o = &p->router->opt;
+    const struct gateway_options *o = &p->gateway->opt;
     struct buf head = {0};
-    router_own_head(p->router, p, p->of_models ? "/v1/models" : o->health_path, NULL, &head);
+    gateway_own_head(p->gateway, p, p->of_models ? "/v1/models" : o->health_path, NULL, &head);
     const struct upstream_request q = {
         .head = head.p,
         .n_head = head.len,
@@ -91,12 +91,12 @@ static void go_on(struct replica *p)
     int64_t now = clock_ns();
     bool due = !p->models_ns || now - p->models_ns > MODELS_S * (int64_t)1000000000;
     p->probe = NULL;
-    p->of_models = due && !p->of_models && route_replica(p->router->route, p->index)->in;
+    p->of_models = due && !p->of_models && balancer_replica(p->gateway->balancer, p->index)->in;
     if (p->of_models) {
         p->models_ns = now;
         ask(p);
     } else {
-        set_timer(p, p->router->opt.health_ms);
+        set_timer(p, p->gateway->opt.health_ms);
     }
 }
 
@@ -155,7 +155,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 
 void replica_start(struct replica *p)
 {
-    p->timer = evtimer_new(p->router->base, on_timer, p);
+    p->timer = evtimer_new(p->gateway->base, on_timer, p);
     if (!p->timer)
         mem_die(event_get_struct_event_size());
     ask(p);
@@ -163,7 +163,7 @@ void replica_start(struct replica *p)
 
 void replica_probe_now(struct replica *p)
 {
-    if (!p->probe && !p->router->draining)
+    if (!p->probe && !p->gateway->draining)
         set_timer(p, 0);
 }
 
@@ -190,12 +190,12 @@ void replica_stop(struct replica *p)
 void replica_answered(struct replica *p, int status)
 {
     if (status < 500)
-        route_answer_good(p->router->route, p->index);
+        balancer_answer_good(p->gateway->balancer, p->index);
 }
 
 void replica_failed(struct replica *p, enum upstream_failure kind, const char *why)
 {
-    struct route *route = p->router->route;
+    struct balancer *balancer = p->gateway->balancer;
     if (kind == UPSTREAM_NO_SOCKET)
         return;
     p->n_failures++;
@@ -203,18 +203,18 @@ void replica_failed(struct replica *p, enum upstream_failure kind, const char *w
     if (kind == UPSTREAM_REFUSED) {
         lost(p);
         probe_bad(p, false, why);
-    } else if (kind != UPSTREAM_SLOW && route_answer_bad(route, p->index, clock_ns())) {
+    } else if (kind != UPSTREAM_SLOW && balancer_answer_bad(balancer, p->index, clock_ns())) {
         say_out(p, why, false);
     }
     replica_probe_now(p); /* tells whether one that is slow is sick */
 }
 
-uint64_t replicas_with(const struct router *r, const char *model)
+uint64_t replicas_with(const struct gateway *gw, const char *model)
 {
-    uint64_t all = r->n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << r->n) - 1, with = 0;
-    for (int i = 0; *model && i < r->n; i++)
-        for (int j = 0; j < r->replicas[i].n_models; j++)
-            if (!strcmp(r->replicas[i].models[j], model))
+    uint64_t all = gw->n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << gw->n) - 1, with = 0;
+    for (int i = 0; *model && i < gw->n; i++)
+        for (int j = 0; j < gw->replicas[i].n_models; j++)
+            if (!strcmp(gw->replicas[i].models[j], model))
                 with |= (uint64_t)1 << i;
     return with ? with : all;
 }

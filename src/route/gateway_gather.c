@@ -2,7 +2,7 @@
  * What all replicas are asked for at once: the models, as one list, and the metrics, each sample with
  * the replica it comes from. A replica that does not answer in time is left out.
  */
-#include "route/router_int.h"
+#include "route/gateway_int.h"
 #include "base/json_guard.h"
 #include "base/map.h"
 #include "base/mem.h"
@@ -13,62 +13,62 @@
 
 enum { PART_MOST = 4 << 20, FAMILIES_MOST = 4096, AT_ONCE = 64 };
 
-struct gathering;
-struct part {
-    struct gathering *g;
+struct gather;
+struct gather_part {
+    struct gather *g;
     struct replica *from;
-    struct upstream_call *call; /* NULL: it has ended */
-    int status;                 /* 0: it did not answer */
+    struct upstream_exchange *call; /* NULL: it has ended */
+    int status;                     /* 0: it did not answer */
     struct buf text;
 };
 
 /* One of them for each thing that is gathered. */
-struct gathered {
+struct gather_kind {
     const char *path, *ask; /* ask NULL: the same */
     const char *list;       /* the member that is a list; NULL: metrics */
     const char *id;         /* of its members */
 };
-static const struct gathered kinds[] = {
+static const struct gather_kind kinds[] = {
     {"/v1/models", NULL, "data", "id"},
     {"/models", "/v1/models", "data", "id"},
     {"/api/tags", NULL, "models", "name"},
     {"/metrics", NULL, NULL, NULL},
 };
 
-struct gathering {
-    struct gathering *prev, *next;
-    struct router *router;
+struct gather {
+    struct gather *prev, *next;
+    struct gateway *gateway;
     struct http_exchange *x;
-    const struct gathered *kind;
+    const struct gather_kind *kind;
     int n_left;
     int n;
-    struct part parts[]; /* (n) */
+    struct gather_part parts[]; /* (n) */
 };
 
-static void gathering_free(struct gathering *g)
+static void gather_free(struct gather *g)
 {
-    *(g->prev ? &g->prev->next : &g->router->gatherings) = g->next;
+    *(g->prev ? &g->prev->next : &g->gateway->gathers) = g->next;
     if (g->next)
         g->next->prev = g->prev;
     for (int i = 0; i < g->n; i++) {
         upstream_cancel(g->parts[i].call);
         buf_clear(&g->parts[i].text);
     }
-    g->router->n_gatherings--;
+    g->gateway->n_gathers--;
     mem_free(g);
 }
 
 /* Lists of models */
 
 /* The members of all lists, each id once; the rest of the reply is the first replica's. */
-static void merge_lists(struct gathering *g)
+static void merge_lists(struct gather *g)
 {
-    struct router *r = g->router;
+    struct gateway *gw = g->gateway;
     struct http_exchange *x = g->x;
     json_t *whole = NULL, *all = NULL, *seen = json_object();
-    const struct part *said = NULL;
+    const struct gather_part *said = NULL;
     for (int i = 0; i < g->n; i++) {
-        const struct part *p = &g->parts[i];
+        const struct gather_part *p = &g->parts[i];
         struct error err;
         if (p->status && (!said || said->status != 200))
             said = p;
@@ -101,20 +101,20 @@ static void merge_lists(struct gathering *g)
         json_object_set(whole, g->kind->list, all);
         struct buf b = {0};
         jsonout_value(&b, whole);
-        gathering_free(g);
-        router_reply(r, x, 200, "application/json", &b);
+        gather_free(g);
+        gateway_reply(gw, x, 200, "application/json", &b);
         buf_clear(&b);
     } else if (said && said->status >= 400) { /* as the replica put it: a wrong key, most likely */
         struct buf b = said->text;
         int status = said->status;
-        ((struct part *)said)->text = (struct buf){0};
-        gathering_free(g);
-        router_reply(r, x, status, "application/json", &b);
+        ((struct gather_part *)said)->text = (struct buf){0};
+        gather_free(g);
+        gateway_reply(gw, x, status, "application/json", &b);
         buf_clear(&b);
     } else {
-        gathering_free(g);
-        router_fail(r, x, said ? 502 : 503, "unavailable_error",
-                    said ? "no replica gave a list of models" : "no replica is available");
+        gather_free(g);
+        gateway_fail(gw, x, said ? 502 : 503, "unavailable_error",
+                     said ? "no replica gave a list of models" : "no replica is available");
     }
     json_decref(all);
     json_decref(whole);
@@ -124,17 +124,17 @@ static void merge_lists(struct gathering *g)
 /* Metrics */
 
 /* All samples of a name stand together in Prometheus' format, below one HELP and one TYPE. */
-struct family {
+struct metric_family {
     struct buf head, samples;
-    const struct part *described; /* whose head it is */
+    const struct gather_part *described; /* whose head it is */
 };
-struct families {
-    struct family *list; /* (n) */
-    struct map by_name;  /* names are views into the parts' texts */
+struct metric_families {
+    struct metric_family *list; /* (n) */
+    struct map by_name;         /* names are views into the parts' texts */
     int n;
 };
 
-static struct family *family_of(struct families *f, const char *name, size_t n)
+static struct metric_family *family_of(struct metric_families *f, const char *name, size_t n)
 {
     int64_t at;
     if (map_get(&f->by_name, name, n, &at))
@@ -143,7 +143,7 @@ static struct family *family_of(struct families *f, const char *name, size_t n)
         return NULL;
     map_add(&f->by_name, name, n, f->n);
     f->list = mem_realloc(f->list, (size_t)f->n + 1, sizeof *f->list);
-    f->list[f->n] = (struct family){0};
+    f->list[f->n] = (struct metric_family){0};
     return &f->list[f->n++];
 }
 
@@ -168,9 +168,9 @@ static void add_sample(struct buf *b, const char *line, size_t n, const char *up
     buf_addc(b, '\n');
 }
 
-static void add_metrics(struct families *f, const struct part *p)
+static void add_metrics(struct metric_families *f, const struct gather_part *p)
 {
-    struct family *now = NULL;
+    struct metric_family *now = NULL;
     const char *name = "", *end = p->text.p + p->text.len;
     size_t n_name = 0;
     for (const char *line = p->text.p, *next; line < end; line = next) {
@@ -210,28 +210,28 @@ static void add_metrics(struct families *f, const struct part *p)
     }
 }
 
-static void own_metrics(const struct router *r, struct buf *b)
+static void own_metrics(const struct gateway *gw, struct buf *b)
 {
     const struct {
         const char *name, *help, *label;
         double value;
     } all[] = {
         {"choices_total", "Requests by how their replica was chosen.", "by=\"prefix\"",
-         (double)r->n_by_prefix},
-        {"choices_total", "", "by=\"load\"", (double)r->n_by_load},
-        {"choices_total", "", "by=\"pin\"", (double)r->n_by_pin},
+         (double)gw->n_by_prefix},
+        {"choices_total", "", "by=\"load\"", (double)gw->n_by_load},
+        {"choices_total", "", "by=\"pin\"", (double)gw->n_by_pin},
         {"retries_total", "Requests sent to another replica after one failed or declined.", NULL,
-         (double)r->n_retries},
-        {"cut_total", "Answers that broke off after they had begun.", NULL, (double)r->n_cut},
-        {"left_total", "Clients that left before their answer's end.", NULL, (double)r->n_left},
+         (double)gw->n_retries},
+        {"cut_total", "Answers that broke off after they had begun.", NULL, (double)gw->n_cut},
+        {"left_total", "Clients that left before their answer's end.", NULL, (double)gw->n_left},
         {"replies_total", "Replies to clients, by status class.", "status=\"2xx\"",
-         (double)r->n_http[2]},
-        {"replies_total", "", "status=\"3xx\"", (double)r->n_http[3]},
-        {"replies_total", "", "status=\"4xx\"", (double)r->n_http[4]},
-        {"replies_total", "", "status=\"5xx\"", (double)r->n_http[5]},
-        {"client_connections", "Connections of clients.", NULL, http_n_conns(r->http)},
+         (double)gw->n_http[2]},
+        {"replies_total", "", "status=\"3xx\"", (double)gw->n_http[3]},
+        {"replies_total", "", "status=\"4xx\"", (double)gw->n_http[4]},
+        {"replies_total", "", "status=\"5xx\"", (double)gw->n_http[5]},
+        {"client_connections", "Connections of clients.", NULL, http_n_conns(gw->http)},
         {"body_bytes", "Bodies of requests that have not begun.", NULL,
-         (double)http_buffered(r->http)},
+         (double)http_buffered(gw->http)},
     };
     const char *before = "";
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -257,9 +257,9 @@ static void own_metrics(const struct router *r, struct buf *b)
     for (int k = 0; k < (int)(sizeof each / sizeof *each); k++) {
         buf_addf(b, "# HELP steel_route_%s %s\n# TYPE steel_route_%s %s\n", each[k].name,
                  each[k].help, each[k].name, each[k].kind);
-        for (int i = 0; i < r->n; i++) {
-            const struct replica *p = &r->replicas[i];
-            const struct route_replica *s = route_replica(r->route, i);
+        for (int i = 0; i < gw->n; i++) {
+            const struct replica *p = &gw->replicas[i];
+            const struct balancer_replica *s = balancer_replica(gw->balancer, i);
             double v[] = {s->in,
                           s->load,
                           upstream_n_conns(p->up),
@@ -271,14 +271,14 @@ static void own_metrics(const struct router *r, struct buf *b)
     }
 }
 
-static void merge_metrics(struct gathering *g)
+static void merge_metrics(struct gather *g)
 {
-    struct router *r = g->router;
+    struct gateway *gw = g->gateway;
     struct http_exchange *x = g->x;
-    struct families f = {0};
+    struct metric_families f = {0};
     struct buf b = {0};
     map_init(&f.by_name, 256);
-    own_metrics(r, &b);
+    own_metrics(gw, &b);
     for (int i = 0; i < g->n; i++)
         if (g->parts[i].status == 200 && g->parts[i].text.len)
             add_metrics(&f, &g->parts[i]);
@@ -290,16 +290,16 @@ static void merge_metrics(struct gathering *g)
     }
     mem_free(f.list);
     map_clear(&f.by_name);
-    gathering_free(g);
-    router_reply(r, x, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
+    gather_free(g);
+    gateway_reply(gw, x, 200, "text/plain; version=0.0.4; charset=utf-8", &b);
     buf_clear(&b);
 }
 
 /* Gathering */
 
-static void end_part(struct part *p)
+static void end_part(struct gather_part *p)
 {
-    struct gathering *g = p->g;
+    struct gather *g = p->g;
     p->call = NULL;
     if (--g->n_left)
         return;
@@ -311,12 +311,12 @@ static void end_part(struct part *p)
 
 static void on_head(void *user, const struct http_head *h)
 {
-    ((struct part *)user)->status = h->status;
+    ((struct gather_part *)user)->status = h->status;
 }
 
 static void on_data(void *user, const char *data, size_t n)
 {
-    struct part *p = user;
+    struct gather_part *p = user;
     if (p->text.len + n <= PART_MOST) {
         buf_add(&p->text, data, n);
         return;
@@ -333,7 +333,7 @@ static void on_end(void *user)
 
 static void on_failed(void *user, enum upstream_failure kind, const char *why)
 {
-    struct part *p = user;
+    struct gather_part *p = user;
     if (kind != UPSTREAM_STALE)
         replica_probe_now(p->from);
     log_line(LOG_DEBUG, "not gathered", LOG_TEXT("upstream", p->from->url.name),
@@ -346,57 +346,59 @@ static const struct upstream_handler handler = {on_head, on_data, on_end, on_fai
 
 static void on_left(void *user)
 {
-    gathering_free(user);
+    gather_free(user);
 }
 
-bool gather_start(struct router *r, struct http_exchange *x)
+bool gather_start(struct gateway *gw, struct http_exchange *x)
 {
-    const struct gathered *kind = NULL;
+    const struct gather_kind *kind = NULL;
     const struct http_head *h = http_request(x);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (!strcmp(h->path, kinds[i].path))
             kind = &kinds[i];
     if (!kind || (strcmp(h->method, "GET") && strcmp(h->method, "HEAD")))
         return false;
-    if (r->n_gatherings == AT_ONCE) { /* each is a connection to every replica */
-        router_fail(r, x, 503, "unavailable_error", "too many ask this at once; try again later");
+    if (gw->n_gathers == AT_ONCE) { /* each is a connection to every replica */
+        gateway_fail(gw, x, 503, "unavailable_error", "too many ask this at once; try again later");
         return true;
     }
-    struct gathering *g = mem_zalloc(1, sizeof *g + (size_t)r->n * sizeof *g->parts);
-    g->router = r;
+    struct gather *g = mem_zalloc(1, sizeof *g + (size_t)gw->n * sizeof *g->parts);
+    g->gateway = gw;
     g->x = x;
     g->kind = kind;
-    g->next = r->gatherings;
+    g->next = gw->gathers;
     if (g->next)
         g->next->prev = g;
-    r->gatherings = g;
-    r->n_gatherings++;
+    gw->gathers = g;
+    gw->n_gathers++;
     http_watch(x, g, on_left, NULL);
     g->n_left = 1; /* until all are asked */
-    for (int i = 0; i < r->n; i++) {
+    for (int i = 0; i < gw->n; i++) {
         struct buf head = {0};
-        if (!route_replica(r->route, i)->in)
+        if (!balancer_replica(gw->balancer, i)->in)
             continue;
-        struct part *p = &g->parts[g->n++];
+        struct gather_part *p = &g->parts[g->n++];
         p->g = g;
-        p->from = &r->replicas[i];
-        router_own_head(r, p->from, kind->ask ? kind->ask : kind->path, x, &head);
-        const struct upstream_request q = {
-            .head = head.p, .n_head = head.len, .fresh = true, .answer_s = r->opt.health_timeout_s};
+        p->from = &gw->replicas[i];
+        gateway_own_head(gw, p->from, kind->ask ? kind->ask : kind->path, x, &head);
+        const struct upstream_request q = {.head = head.p,
+                                           .n_head = head.len,
+                                           .fresh = true,
+                                           .answer_s = gw->opt.health_timeout_s};
         p->call = upstream_start(p->from->up, &q, &handler, p);
         g->n_left += p->call != NULL;
         buf_clear(&head);
     }
-    end_part(&(struct part){.g = g});
+    end_part(&(struct gather_part){.g = g});
     return true;
 }
 
-void gatherings_stop(struct router *r)
+void gather_stop_all(struct gateway *gw)
 {
-    while (r->gatherings) {
-        struct gathering *g = r->gatherings;
+    while (gw->gathers) {
+        struct gather *g = gw->gathers;
         struct http_exchange *x = g->x;
-        gathering_free(g);
-        router_fail(r, x, 503, "unavailable_error", "the router is shutting down");
+        gather_free(g);
+        gateway_fail(gw, x, 503, "unavailable_error", "the gateway is shutting down");
     }
 }

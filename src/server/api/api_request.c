@@ -1,0 +1,688 @@
+/*
+ * The life of a call: to a worker and back, into the engine, events into text, text to the client.
+ * See the invariants in server_int.h.
+ */
+#include "server/api/server_int.h"
+#include "server/api/embeddings.h"
+#include "server/api/responses.h"
+#include "text/grammar/grammar.h"
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <event2/event.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+static const struct {
+    const char *name;   /* in the log */
+    const char *prefix; /* of ids */
+    const char *input;  /* the field that holds the prompt */
+    enum dialect dialect;
+    const struct reply_style *style; /* NULL: nothing is generated */
+} kinds[] = {
+    [CALL_CHAT] = {"chat", "chatcmpl-", "messages", DIALECT_OPENAI, &reply_openai},
+    [CALL_COMPLETIONS] = {"completions", "cmpl-", "prompt", DIALECT_OPENAI, &reply_openai},
+    [CALL_MESSAGES] = {"messages", "msg_", "messages", DIALECT_ANTHROPIC, &reply_anthropic},
+    [CALL_RESPONSES] = {"responses", "resp_", "input", DIALECT_OPENAI, &reply_responses},
+    [CALL_OLLAMA_CHAT] = {"ollama chat", "", "messages", DIALECT_OLLAMA, &reply_ollama},
+    [CALL_OLLAMA_GENERATE] = {"ollama generate", "", "prompt", DIALECT_OLLAMA, &reply_ollama},
+    [CALL_OLLAMA_SHOW] = {"ollama show", "", "", DIALECT_OLLAMA, NULL},
+    [CALL_EMBEDDINGS] = {"embeddings", "", "input", DIALECT_OPENAI, NULL},
+    [CALL_RERANK] = {"rerank", "rerank-", "documents", DIALECT_OPENAI, NULL},
+    [CALL_OLLAMA_EMBED] = {"ollama embed", "", "input", DIALECT_OLLAMA, NULL},
+    [CALL_OLLAMA_EMBEDDINGS] = {"ollama embeddings", "", "prompt", DIALECT_OLLAMA, NULL},
+    [CALL_COUNT_TOKENS] = {"count_tokens", "", "messages", DIALECT_ANTHROPIC, NULL},
+    [CALL_TOKENIZE] = {"tokenize", "", "", DIALECT_OPENAI, NULL},
+    [CALL_DETOKENIZE] = {"detokenize", "", "", DIALECT_OPENAI, NULL},
+    [CALL_TEMPLATE] = {"template", "", "", DIALECT_OPENAI, NULL},
+    [CALL_LOAD_LORA] = {"load adapter", "", "", DIALECT_OPENAI, NULL},
+    [CALL_UNLOAD_LORA] = {"unload adapter", "", "", DIALECT_OPENAI, NULL},
+};
+
+static const struct reply_style *style_of(const struct api_request *req)
+{
+    return kinds[req->kind].style;
+}
+
+void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body)
+{
+    s->n_http[status / 100 % 6]++;
+    http_reply(x, status, "application/json", body->p ? body->p : "", body->len);
+}
+
+void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
+                 enum dialect dialect)
+{
+    struct buf b = {0};
+    api_error_json(&b, err, dialect);
+    if (err->status == 429 || err->status == 503) {
+        char wait[16];
+        snprintf(wait, sizeof wait, "%d", api_requests_wait_s(s));
+        http_add_header(x, "Retry-After", wait);
+    }
+    if (err->status == 401)
+        http_add_header(x, "WWW-Authenticate", "Bearer");
+    reply_json(x, s, err->status, &b);
+    buf_clear(&b);
+}
+
+static void api_request_free(struct api_request *req)
+{
+    struct server *s = req->server;
+    *(req->prev ? &req->prev->next : &s->requests) = req->next;
+    if (req->next)
+        req->next->prev = req->prev;
+    s->n_requests--;
+    s->kept -= req->kept;
+    s->trim_due |= req->n_body >= LARGE_REQUEST || req->n_kept_most >= LARGE_REQUEST;
+    for (int i = 0; i < req->n_choices; i++)
+        api_choice_clear(&req->choices[i]);
+    for (int i = 0; i < req->n_prompts; i++) {
+        token_list_clear(&req->prompts[i]);
+        if (req->echo)
+            buf_clear(&req->echo[i]);
+        if (req->parts)
+            request_free(req->parts[i].request);
+    }
+    mem_free(req->prompts);
+    mem_free(req->echo);
+    mem_free(req->parts);
+    mem_free(req->choices);
+    chat_prompt_free(req->chat);
+    responses_request_free(req->responses);
+    grammar_free(req->grammar);
+    embed_request_free(req->embed);
+    gen_params_clear(&req->p);
+    buf_clear(&req->reply);
+    mem_free(req->body);
+    mem_free(req->key);
+    mem_free(req->owner);
+    mem_free(req->model);
+    mem_free(req);
+}
+
+static void api_request_release(struct api_request *req)
+{
+    if (!req->with_worker && req->n_open == 0 && !req->x)
+        api_request_free(req);
+}
+
+/* Nobody waits for it any more: it leaves the workers' queue, or its worker may stop. */
+static void cancel(struct api_request *req)
+{
+    atomic_store(&req->cancelled, true);
+    if (req->with_worker && jobs_remove(req->server->jobs, &req->job))
+        req->with_worker = false;
+    if (!req->with_worker &&
+        req->embed) /* a worker that has it is making it, or writing the reply */
+        embed_cancel(req->embed);
+    for (int i = 0; req->parts && i < req->n_prompts; i++)
+        if (req->parts[i].request)
+            request_cancel(req->parts[i].request);
+}
+
+/* One line per call, when it is over for the client. */
+static void log_request(const struct api_request *req, int status, const char *how)
+{
+    const char *name = kinds[req->kind].name;
+    struct usage_count u = api_request_usage(req, NULL);
+    double ms = (double)(clock_ns() - req->start_ns) * 1e-6;
+    if (!req->parts) {
+        log_line(LOG_INFO, name, LOG_TEXT("id", req->id), LOG_NUM("status", status),
+                 LOG_NUM("ms", ms), LOG_TEXT("end", how));
+        return;
+    }
+    log_line(LOG_INFO, name, LOG_TEXT("id", req->id), LOG_NUM("status", status),
+             LOG_NUM("prompt", u.n_prompt), LOG_NUM("cached", u.n_cached),
+             LOG_NUM("tokens", u.n_generated), LOG_NUM("queue_ms", (double)u.queue_ns * 1e-6),
+             LOG_NUM("first_ms", (double)u.first_ns * 1e-6), LOG_NUM("ms", ms),
+             LOG_NUM("preempted", u.n_preempted), LOG_TEXT("end", how));
+}
+
+static void on_closed(void *user)
+{
+    struct api_request *req = user;
+    req->x = NULL;
+    cancel(req);
+    log_request(req, 499, "client left");
+    api_request_release(req);
+}
+
+static void on_drained(void *user)
+{
+    api_request_pump(user);
+    api_request_release(user);
+}
+
+/* The reply is complete: the exchange is no longer ours. */
+static void detach(struct api_request *req)
+{
+    http_watch(req->x, NULL, NULL, NULL);
+    req->x = NULL;
+    req->over = true;
+}
+
+static void fail(struct api_request *req, const struct api_error *err)
+{
+    struct http_exchange *x = req->x;
+    log_request(req, err->status, err->msg);
+    if (!x)
+        return;
+    detach(req);
+    reply_error(x, req->server, err, kinds[req->kind].dialect);
+}
+
+/* To the workers */
+
+void api_request_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind)
+{
+    struct api_request *req = mem_zalloc(1, sizeof *req);
+    req->server = s;
+    req->kind = kind;
+    req->x = x;
+    req->created = time(NULL);
+    req->start_ns = req->last_write_ns = clock_ns();
+    req->block = -1;
+    snprintf(req->id, sizeof req->id, "%s%08llx%012llx", kinds[kind].prefix,
+             (unsigned long long)(s->id_secret & 0xffffffff), (unsigned long long)++s->next_id);
+    req->body = http_take_body(x, &req->n_body);
+    const char *key = access_bearer(x);
+    req->key = key && !s->opt.share_prefix_cache ? mem_strdup(key) : NULL;
+    req->owner = key ? mem_strdup(key) : NULL;
+    req->next = s->requests;
+    if (req->next)
+        req->next->prev = req;
+    s->requests = req;
+    s->n_requests++;
+    http_watch(x, req, on_closed, on_drained);
+    req->with_worker = true;
+    req->job.client = access_client(&s->opt.access, s->id_secret, x);
+    req->job.bytes = req->n_body;
+    jobs_add(s->jobs, &req->job, req->start_ns);
+    if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))
+        event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
+}
+
+static void prepare(void *arg)
+{
+    api_request_prepare(arg);
+}
+
+void api_request_run(struct job *job)
+{
+    struct api_request *req = (struct api_request *)job;
+    if (mem_try(prepare, req))
+        return;
+    /* What was prepared is freed already. */
+    memset(&req->p, 0, sizeof req->p);
+    req->prompts = NULL;
+    req->echo = NULL;
+    req->n_prompts = 0;
+    req->model = NULL;
+    req->chat = NULL;
+    if (req->embed && !embed_request_done(req->embed))
+        req->embed = NULL;
+    req->reply = (struct buf){0};
+    api_fail(&req->err, 503, "unavailable_error", "there is no memory for this request now");
+}
+
+/* Into the engine */
+
+static void set_submit_error(struct api_request *req, enum submit_result res, const struct error *e,
+                             int part)
+{
+    struct api_error *err = &req->err;
+    const char *param = kinds[req->kind].input;
+    if (res == SUBMIT_FULL) {
+        api_fail(err, 429, "rate_limit_error", "%s; try again later", e->msg);
+        err->code = "queue_full";
+    } else if (res == SUBMIT_NOT_READY) {
+        api_fail(err, 503, "unavailable_error", "%s", e->msg);
+    } else {
+        api_invalid(err, param, "%s", e->msg);
+        if (res == SUBMIT_TOO_LONG) {
+            err->code = "context_length_exceeded";
+            err->n_prompt = (int)req->prompts[part].n;
+            err->n_ctx = engine_context(req->server->engine);
+        }
+    }
+}
+
+/* What waits in the call was `before` bytes in some choice, and is `after` now. */
+static void keep(struct api_request *req, size_t before, size_t after)
+{
+    req->kept += after - before;
+    req->server->kept += after - before;
+    if (req->kept > req->n_kept_most)
+        req->n_kept_most = req->kept;
+}
+
+static bool submit(struct api_request *req)
+{
+    struct server *s = req->server;
+    int most = engine_max_queue(s->engine);
+    if (req->n_prompts * req->p.n > most)
+        return api_invalid(&req->err, "n", "%d answers in one request; the queue holds %d",
+                           req->n_prompts * req->p.n, most);
+    req->n_choices = req->n_prompts * req->p.n;
+    req->parts = mem_zalloc((size_t)req->n_prompts, sizeof *req->parts);
+    req->choices = mem_zalloc((size_t)req->n_choices, sizeof *req->choices);
+    for (int i = 0; i < req->n_choices; i++)
+        api_choice_init(req, &req->choices[i]);
+    if (!req->p.has_seed && getrandom(&req->p.sample.seed, 8, 0) != 8)
+        req->p.sample.seed = (uint64_t)clock_ns();
+    struct buf salt = {0};
+    if (req->key || req->p.salt)
+        buf_addf(&salt, "%s\n%s", req->key ? req->key : "", req->p.salt ? req->p.salt : "");
+    bool ok = true;
+    for (int i = 0; ok && i < req->n_prompts; i++) {
+        struct prompt_request *part = &req->parts[i];
+        *part = (struct prompt_request){.req = req, .first = i * req->p.n};
+        struct request_spec spec = {
+            .prompt = req->prompts[i].ids,
+            .n_prompt = req->prompts[i].n > INT32_MAX ? INT32_MAX : (int)req->prompts[i].n,
+            .n = req->p.n,
+            .sample = req->p.sample,
+            .max_tokens = req->p.max_tokens,
+            .min_tokens = req->p.min_tokens,
+            .ignore_eos = req->p.ignore_eos,
+            .special = req->special,
+            .no_cache = req->p.no_cache,
+            .logprobs = req->p.logprobs,
+            .n_top = req->p.n_top,
+            .prompt_logprobs = req->p.echo && req->p.logprobs,
+            .read_only = req->p.no_answer,
+            .stop = (const char *const *)req->p.stop,
+            .n_stop = req->p.n_stop,
+            .think_open = req->chat ? req->chat->think_open : NULL,
+            .think_close = req->chat ? req->chat->think_close : NULL,
+            .in_thinking = req->chat && req->chat->in_reasoning,
+            .client = req->job.client,
+            .salt = salt.p,
+            .queue = s->events,
+            .user = part,
+            .grammar = req->grammar,
+            .n_loras = req->n_loras,
+        };
+        memcpy(spec.loras, req->loras, sizeof spec.loras);
+        struct error e = {0};
+        enum submit_result res = engine_submit(s->engine, &spec, &part->request, &e);
+        ok = res == SUBMIT_OK;
+        if (ok)
+            req->n_open += req->p.n;
+        else
+            set_submit_error(req, res, &e, i);
+    }
+    buf_clear(&salt);
+    if (!ok)
+        cancel(req); /* accepted whole or not at all */
+    for (int i = 0; ok && i < req->n_choices; i++)
+        keep(req, 0, api_choice_kept(&req->choices[i]));
+    return ok;
+}
+
+static void begin_reply(struct api_request *req)
+{
+    req->streaming = req->p.stream;
+    if (!req->streaming)
+        return;
+    http_add_header(req->x, "Cache-Control", "no-cache");
+    http_add_header(req->x, "X-Accel-Buffering", "no"); /* proxies pass tokens on as they come */
+    req->server->n_http[2]++;
+    const char *type = style_of(req)->type;
+    http_stream_start(req->x, 200, type ? type : "text/event-stream; charset=utf-8");
+    struct buf out = {0};
+    style_of(req)->stream_open(req, &out);
+    http_stream(req->x, out.p, out.len);
+    buf_clear(&out);
+}
+
+static void prepared(struct api_request *req)
+{
+    req->with_worker = false;
+    req->server->trim_due |= req->n_body >= LARGE_REQUEST;
+    if (!req->x) {
+        api_request_release(req);
+        return;
+    }
+    if (!req->embed || !embed_request_done(req->embed))
+        http_body_done(req->x);
+    if (req->err.status) {
+        fail(req, &req->err);
+    } else if (req->reply.len) {
+        keep(req, 0, req->reply.len);
+        api_request_pump(req);
+    } else if (!(req->embed ? embed_submit(req) : submit(req))) {
+        fail(req, &req->err);
+    } else if (!req->embed) {
+        begin_reply(req);
+    }
+    api_request_release(req);
+}
+
+/* Its vectors are there: a worker writes the reply. */
+static void embedded(struct api_request *req)
+{
+    struct server *s = req->server;
+    if (req->x && req->err.status) {
+        fail(req, &req->err);
+    } else if (req->x) {
+        req->with_worker = true;
+        jobs_add(s->jobs, &req->job, clock_ns());
+        if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))
+            event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
+    }
+    api_request_release(req);
+}
+
+void api_requests_prepared(struct server *s)
+{
+    struct job *job = jobs_finished(s->jobs);
+    for (struct job *next; job; job = next) {
+        next = job->next;
+        prepared((struct api_request *)job);
+    }
+    for (struct api_request *req; (req = embed_next_done(s));)
+        embedded(req);
+}
+
+/* To the client */
+
+static void end_stream(struct api_request *req)
+{
+    struct http_exchange *x = req->x;
+    struct buf out = {0};
+    style_of(req)->stream_close(req, &out);
+    http_stream(x, out.p, out.len);
+    buf_clear(&out);
+    detach(req);
+    http_stream_end(x);
+}
+
+/* No whole answer will come: the client is told so in whatever way is left. */
+static void fail_answer(struct api_request *req, const struct api_error *err)
+{
+    struct http_exchange *x = req->x;
+    cancel(req);
+    if (!req->streaming && !req->whole.sending) {
+        fail(req, err);
+        return;
+    }
+    log_request(req, err->status, err->msg);
+    detach(req);
+    if (req->whole.sending) {
+        http_abort(x); /* half an object, and no end of it */
+        return;
+    }
+    struct buf out = {0};
+    style_of(req)->stream_error(req, err, &out);
+    http_stream(x, out.p, out.len);
+    buf_clear(&out);
+    http_stream_end(x);
+}
+
+/* Whether an answer has failed, and how. */
+static bool first_error(const struct api_request *req, struct api_error *err)
+{
+    for (int i = 0; req->choices && i < req->n_choices; i++) {
+        const struct api_choice *o = &req->choices[i];
+        if (!o->done)
+            continue;
+        if (o->finish == FINISH_ERROR && o->refused) {
+            api_invalid(err, NULL, "%s", o->error);
+            err->code = "constraint_failed";
+            return true;
+        }
+        if (o->finish == FINISH_ERROR)
+            return !api_fail(err, 500, "server_error", "%s", o->error);
+        if (o->finish == FINISH_CANCEL && !o->stopped_by_parser)
+            return !api_fail(err, 503, "unavailable_error", "the server is shutting down");
+    }
+    return false;
+}
+
+/* Bytes that may be written now. */
+static size_t room_of(const struct api_request *req)
+{
+    size_t unsent = http_unsent(req->x);
+    return unsent < UNSENT_LIMIT ? UNSENT_LIMIT - unsent : 0;
+}
+
+static void pump_stream(struct api_request *req)
+{
+    const struct reply_style *style = style_of(req);
+    struct buf out = {0};
+    size_t room = room_of(req);
+    int n_finished = 0, full = -1;
+    for (int k = 0; req->choices && k < req->n_choices; k++) {
+        int i = (req->turn + k) % req->n_choices;
+        struct api_choice *o = &req->choices[i];
+        n_finished += o->finish_sent;
+        if (o->finish_sent)
+            continue;
+        size_t before = api_choice_kept(o);
+        bool all = out.len < room && style->stream_flush(req, i, &out, room);
+        if (all && o->done) {
+            style->stream_finish(req, i, &out);
+            o->finish_sent = true;
+            n_finished++;
+        }
+        keep(req, before, api_choice_kept(o));
+        if (!all) {
+            full = i;
+            break;
+        }
+    }
+    if (full >= 0)
+        req->turn = full; /* who had no room goes first next time */
+    if (out.len) {
+        req->last_write_ns = clock_ns();
+        http_stream(req->x, out.p, out.len);
+    }
+    buf_clear(&out);
+    if (n_finished == req->n_choices) {
+        log_request(req, 200, api_choice_finish_reason(req, &req->choices[0]));
+        end_stream(req);
+    }
+}
+
+/* The next piece of a reply that does not stream; true: it is the last. */
+static bool next_piece(struct api_request *req, struct buf *out, size_t room)
+{
+    if (req->reply.len) {
+        size_t left = req->reply.len - req->n_reply_sent, n = left < room ? left : room;
+        buf_add(out, req->reply.p + req->n_reply_sent, n);
+        req->n_reply_sent += n;
+        keep(req, n, 0);
+        return n == left;
+    }
+    size_t before = 0, after = 0;
+    for (int i = req->whole.choice; i < req->n_choices; i++)
+        before += api_choice_kept(&req->choices[i]);
+    bool all = style_of(req)->whole(req, out, room);
+    for (int i = req->whole.choice; i < req->n_choices; i++)
+        after += api_choice_kept(&req->choices[i]);
+    keep(req, before, after);
+    return all;
+}
+
+static void pump_whole(struct api_request *req)
+{
+    struct http_exchange *x = req->x;
+    bool early = req->n_open && req->kept >= WHOLE_EARLY && req->choices && req->choices[0].done;
+    if (!req->whole.sending && req->n_open && !early)
+        return;
+    size_t room = req->whole.sending ? room_of(req) : WHOLE_ONCE;
+    struct buf out = {0};
+    bool all = room && next_piece(req, &out, room);
+    const char *how = req->n_choices ? api_choice_finish_reason(req, &req->choices[0]) : "ok";
+    if (all)
+        log_request(req, 200, how);
+    if (all && !req->whole.sending) {
+        detach(req);
+        reply_json(x, req->server, 200, &out);
+    } else {
+        if (!req->whole.sending) {
+            req->server->n_http[2]++;
+            http_stream_start(x, 200, "application/json");
+        }
+        req->whole.sending = true;
+        http_stream(x, out.p, out.len);
+        if (all) {
+            detach(req);
+            http_stream_end(x);
+        }
+    }
+    buf_clear(&out);
+}
+
+/* A client that reads more slowly than its answers are written, or asks for more than it may. */
+static void check_kept(struct api_request *req)
+{
+    struct server *s = req->server;
+    size_t most = s->opt.max_unsent;
+    struct api_request *largest = req;
+    struct api_error err;
+    if (req->kept > most) {
+        api_fail(
+            &err, 400, "invalid_request_error",
+            "%zu bytes of answers wait to be sent, and %zu is the limit (--max-unsent): ask for "
+            "fewer tokens, choices or log-probabilities, or read them faster as a stream",
+            req->kept, most);
+    } else if (s->kept > KEPT_REQUESTS * most) {
+        for (struct api_request *k = s->requests; k; k = k->next)
+            if (k->x && k->kept > largest->kept)
+                largest = k;
+        api_fail(&err, 503, "unavailable_error",
+                 "too many answers wait to be sent; this was the largest of them");
+    } else {
+        return;
+    }
+    fail_answer(largest, &err);
+    if (largest != req)
+        api_request_release(largest);
+}
+
+void api_request_pump(struct api_request *req)
+{
+    struct api_error err;
+    if (!req->x || (!req->choices && !req->reply.len))
+        return;
+    if (first_error(req, &err))
+        fail_answer(req, &err);
+    else if (req->streaming)
+        pump_stream(req);
+    else
+        pump_whole(req);
+}
+
+void api_requests_event(struct server *s, const struct engine_event *ev)
+{
+    struct prompt_request *part = ev->user;
+    struct api_request *req = part->req;
+    struct api_choice *o = &req->choices[part->first + ev->index];
+    s->n_tokens += ev->kind == EVENT_TOKEN;
+    if (ev->kind == EVENT_DONE) {
+        req->n_open--;
+        o->done = true;
+        o->finish = ev->finish;
+        o->stop = ev->stop;
+        o->usage = ev->usage;
+        o->refused = ev->refused;
+        if (ev->error)
+            o->error = mem_strdup(ev->error);
+        if (ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH)
+            s->mean_tokens += (ev->usage.n_generated - s->mean_tokens) / (s->mean_tokens ? 16 : 1);
+    } else if (ev->kind == EVENT_START) {
+        o->usage = ev->usage;
+    }
+    if (req->x) {
+        size_t before = api_choice_kept(o);
+        api_choice_token(req, o, ev);
+        if (ev->kind == EVENT_DONE)
+            api_choice_finish(o);
+        else if (o->stopped_by_parser && req->p.n == 1)
+            request_cancel(part->request); /* nobody reads on */
+        keep(req, before, api_choice_kept(o));
+        api_request_pump(req);
+        if (req->x)
+            check_kept(req);
+    }
+    api_request_release(req);
+}
+
+/* Of the answers that are running or waiting: tokens to come, as far as one can know. */
+static double tokens_to_come(const struct server *s)
+{
+    double n = 0;
+    for (const struct api_request *req = s->requests; req; req = req->next)
+        for (int i = 0; i < req->n_choices; i++) {
+            const struct api_choice *o = &req->choices[i];
+            int most = req->p.max_tokens ? req->p.max_tokens : engine_context(s->engine);
+            double left = most - o->usage.n_generated;
+            double usual = s->mean_tokens - o->usage.n_generated;
+            if (s->mean_tokens && left > usual)
+                left = usual > s->mean_tokens / 4 ? usual : s->mean_tokens / 4;
+            n += o->done || left < 0 ? 0 : left;
+        }
+    return n;
+}
+
+int api_requests_wait_s(const struct server *s)
+{
+    enum { LEAST = 1, MOST = 600 };
+    double rate = s->rate;
+    if (rate <= 0 && s->ready) { /* nothing measured yet: over all the time */
+        struct engine_stats e;
+        engine_stats(s->engine, &e);
+        rate = e.busy_s > 0 ? (double)e.generated_tokens / e.busy_s : 0;
+    }
+    double wait = rate > 0 ? tokens_to_come(s) / rate : LEAST;
+    return wait < LEAST ? LEAST : wait > MOST ? MOST : (int)(wait + 0.5);
+}
+
+static void measure_rate(struct server *s, int64_t now)
+{
+    double dt = (double)(now - s->rate_ns) * 1e-9;
+    if (dt < 0.5)
+        return;
+    double rate = (double)(s->n_tokens - s->n_tokens_then) / dt;
+    bool fresh = s->n_tokens_then && s->rate > 0 && dt < 3;
+    if (rate > 0)
+        s->rate = fresh ? s->rate + (rate - s->rate) / 2 : rate;
+    s->n_tokens_then = s->n_tokens;
+    s->rate_ns = now;
+}
+
+void api_requests_tick(struct server *s)
+{
+    int64_t now = clock_ns();
+    measure_rate(s, now);
+    if (s->trim_due)
+        jobs_trim(s->jobs);
+    s->trim_due = false;
+    for (struct api_request *req = s->requests; req; req = req->next)
+        if (req->x && req->streaming &&
+            now - req->last_write_ns >= (int64_t)s->opt.ping_s * 1000000000 &&
+            http_unsent(req->x) == 0 && style_of(req)->ping) {
+            const char *ping = style_of(req)->ping;
+            req->last_write_ns = now;
+            http_stream(req->x, ping, strlen(ping));
+        }
+}
+
+void api_requests_cut(struct server *s, const char *why)
+{
+    struct api_error err;
+    api_fail(&err, 503, "unavailable_error", "%s", why);
+    for (struct api_request *req = s->requests, *next; req; req = next) {
+        next = req->next;
+        if (req->x)
+            fail_answer(req, &err);
+        api_request_release(req);
+    }
+}
