@@ -258,7 +258,7 @@ static void force_attention(void)
     }
     s.n_heads = 16; /* eight heads to a block: rows may be left as records */
     attention_case(&s, true, 0, twelve, 12, false, forced);
-    if ((!light && prompts) || strstr(forced, "_halves")) /* slow */
+    if ((!light && prompts) || strstr(forced, "_fp16")) /* slow */
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 
@@ -386,7 +386,7 @@ static void small_attention(void)
     s.n_heads = 16; /* eight heads to a block: rows may be left as records */
     if (strstr(forced, "batch") || strstr(forced, "panels"))
         attention_case(&s, true, 0, ten, 10, false, forced);
-    if (strstr(forced, "halves") || strstr(forced, "qkv_wgmma"))
+    if (strstr(forced, "fp16") || strstr(forced, "qkv_wgmma"))
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 
@@ -404,7 +404,7 @@ static void force_row(const struct pick_info *p)
         small ? small_mlp(experts, p, formats) : force_mlp(experts, formats);
     else if (!strncmp(p->op, "delta", 5))
         force_delta_net();
-    else if (!strcmp(p->op, "encode") || !strcmp(p->op, "lone"))
+    else if (!strcmp(p->op, "encode") || !strcmp(p->op, "ungated"))
         force_encoders(takes, p->formats);
     else if (!strcmp(p->op, "heads") || !strncmp(p->op, "latent", 6))
         force_latent(takes, small ? "" : p->formats);

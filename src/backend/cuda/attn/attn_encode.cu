@@ -17,7 +17,7 @@ struct encode_args {
     const int2 *tiles;   /* sequence, first row */
     const int32_t *q_start, *slot;
     float *a;          /* (n_tokens, H, D), or NULL: */
-    uint16_t *halves;  /* (n_tokens, padded) in the order of half_slot */
+    uint16_t *halves;  /* (n_tokens, padded) in the order of fragment_slot */
     float *half_scale; /* (n_tokens) */
     float to_log2;     /* scores to exponents of two */
     int stride, padded, n_heads, n_kv, window;

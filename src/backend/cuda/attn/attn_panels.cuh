@@ -10,7 +10,7 @@
 /* Columns k and k+1 (k even) of row t, as halves where gemm_cluster.cu looks for them. */
 DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
 {
-    int tile = t / p.panel_rows, r = t - tile * p.panel_rows, at = half_slot(k);
+    int tile = t / p.panel_rows, r = t - tile * p.panel_rows, at = fragment_slot(k);
     size_t width = (size_t)(p.n_heads * p.kv.head_dim);
     uint8_t *row = p.panels + ((size_t)(tile * p.panel_rows) * width + (size_t)(r * 64)) * 2;
     *(uint32_t *)(row + (k >> 6) * p.panel_rows * 128 + (((at >> 3 & 7) ^ (t & 7)) << 4) +

@@ -73,7 +73,7 @@ DEVICE float softmax_total(const struct softmax_rows &st, int r)
 }
 
 /* Columns 2c, 2c + 1, 2c + 8, 2c + 9 of sixteen to their row as halves, by all lanes of a warp. Two lanes
- * share 8 of the columns, as half_slot has them, and each takes four next to each other. to: the first
+ * share 8 of the columns, as fragment_slot has them, and each takes four next to each other. to: the first
  * of the sixteen; mine: this lane's row is there. */
 DEVICE void softmax_halves_put(uint32_t lo, uint32_t hi, uint16_t *to, bool mine)
 {

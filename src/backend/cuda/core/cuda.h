@@ -98,8 +98,8 @@ struct matrix {
  * h = g / (1 + exp(-(linear g + cubic g^3))) * (u + offset). Plain: g / (1 + exp(-g)) * u. */
 struct gating {
     bool plain;
-    bool erf;  /* 0.5 gate (1 + erf(gate / sqrt(2))) * up */
-    bool lone; /* there is no up: it counts as 1 */
+    bool erf;     /* 0.5 gate (1 + erf(gate / sqrt(2))) * up */
+    bool ungated; /* without up, which counts as 1 */
     float linear, cubic, limit, offset;
 };
 
@@ -381,7 +381,7 @@ struct cuda_backend {
     uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
     uint8_t *hidden_records; /* hidden units: see moe_quad.cu, moe_grouped.cu */
-    void *moe_quad_meeting;  /* struct moe_quad_meeting, see moe_quad.cu */
+    void *grid_barrier;      /* struct grid_barrier, see moe_quad.cu */
     uint8_t
         *panels; /* half_in of at most PANEL_ROWS rows in yet another: gemm_cluster.cu; or NULL */
     uint16_t *half_in;     /* (max_tokens, widest n_in) activations of the large path */
@@ -569,8 +569,8 @@ enum pick_op {
     PICK_HEADS,         /* a matrix for each head of latent attention */
     PICK_LATENT_DECODE, /* attention over latents */
     PICK_LATENT_PROMPT,
-    PICK_ENCODE, /* projection and attention where rows see each other both ways */
-    PICK_LONE,   /* an mlp without a gate */
+    PICK_ENCODE,  /* projection and attention where rows see each other both ways */
+    PICK_UNGATED, /* an mlp without a gate */
     PICK_OPS
 };
 
@@ -664,7 +664,8 @@ bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, i
 void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
 /* gemm_wgmma.cu */
-bool gemm_wgmma_there(struct cuda_backend *cu, int *scratch); /* scratch: an int on the device */
+bool gemm_wgmma_available(struct cuda_backend *cu,
+                          int *scratch); /* scratch: an int on the device */
 size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu);
 bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
 

@@ -230,7 +230,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     struct want grid = {(void **)&cu->grids, QUANT_GRID_POINTS * sizeof(uint16_t)};
     if (!cuda_own(cu, &grid, 1, err))
         return false;
-    cu->wgmma = gemm_wgmma_there(cu, (int *)cu->grids);
+    cu->wgmma = gemm_wgmma_available(cu, (int *)cu->grids);
     cu->clusters = attn_clusters(cu);
     gemm_cluster_prepare(cu);
     cu->may_wait = cuda_blocks_meet() && take_waits(device);

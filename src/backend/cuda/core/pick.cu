@@ -208,17 +208,17 @@ static void linear_wgmma(struct cuda_backend *cu, const struct pick_case *c)
     gemm_wgmma(cu, linear_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
 }
 
-static bool linear_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool linear_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_halves_suits(cu, c->w);
+    return gemm_fp16_suits(cu, c->w);
 }
-static bool linear_halves_pays(const struct cuda_backend *cu, const struct pick_case *c)
+static bool linear_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_halves_tiles(c->w, c->rows) > cu->n_sm; /* else nothing comes after */
+    return gemm_fp16_tiles(c->w, c->rows) > cu->n_sm; /* else nothing comes after */
 }
-static void linear_halves(struct cuda_backend *cu, const struct pick_case *c)
+static void linear_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemm_halves(cu, linear_args(cu, c));
+    gemm_fp16(cu, linear_args(cu, c));
 }
 
 static bool linear_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -290,7 +290,7 @@ static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pic
         p.y = c->y;
         p.ldy = c->down->n_out;
     } else {
-        p.y_half = cu->half_hidden;
+        p.y_fp16 = cu->half_hidden;
         p.act = c->act;
         p.ldy = c->down->n_kt * TILE_K;
     }
@@ -352,39 +352,39 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * lone: y = act(x Wu^T) Wd^T
+ * ungated: y = act(x Wu^T) Wd^T
  */
 /* Hidden units stay halves: adapters would come too late. */
-static bool lone_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool ungated_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return c->w->n_seg == 1 && !lora_changes(cu, c->w) && !lora_changes(cu, c->down);
 }
-static bool lone_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool ungated_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return lone_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
+    return ungated_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
            gemm_wgmma_suits(cu, c->down, false);
 }
-static void lone_wgmma(struct cuda_backend *cu, const struct pick_case *c)
+static void ungated_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++)
         gemm_wgmma(cu, ffn_args(cu, c, i), false, ceil_div(c->rows, WGMMA_ROWS));
 }
-static bool lone_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool ungated_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return lone_fits(cu, c) && gemm_halves_suits(cu, c->w) && gemm_halves_suits(cu, c->down);
+    return ungated_fits(cu, c) && gemm_fp16_suits(cu, c->w) && gemm_fp16_suits(cu, c->down);
 }
-static bool lone_halves_pays(const struct cuda_backend *cu, const struct pick_case *c)
+static bool ungated_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_halves_tiles(c->down, c->rows) > cu->n_sm;
+    return gemm_fp16_tiles(c->down, c->rows) > cu->n_sm;
 }
-static void lone_halves(struct cuda_backend *cu, const struct pick_case *c)
+static void ungated_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_halves(cu, c->x);
     for (int i = 0; i < 2; i++)
-        gemm_halves(cu, ffn_args(cu, c, i));
+        gemm_fp16(cu, ffn_args(cu, c, i));
 }
-static void lone_linear(struct cuda_backend *cu, const struct pick_case *c)
+static void ungated_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct rows h = rows_of(cu->encoder->hidden, c->rows, c->w->n_out);
     struct pick_case up = {}, down = {};
@@ -724,8 +724,8 @@ static const struct pick products[] = {
      linear_short_fits, linear_short},
     {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
      linear_persistent_fits, linear_persistent},
-    {"gemm_halves", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_halves_pays,
-     linear_halves_fits, linear_halves},
+    {"gemm_fp16", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_fp16_pays,
+     linear_fp16_fits, linear_fp16},
     {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
      linear_wgmma_fits, linear_wgmma},
     {"gemm_mma", PICK_LINEAR, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, linear_mma_fits,
@@ -742,12 +742,12 @@ static const struct pick products[] = {
      ffn_stream},
     {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
 
-    {"lone_halves", PICK_LONE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, lone_halves_pays,
-     lone_halves_fits, lone_halves},
-    {"lone_wgmma", PICK_LONE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, lone_wgmma_fits,
-     lone_wgmma},
-    {"lone_linear", PICK_LONE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
-     lone_linear}, /* linear, twice */
+    {"ungated_fp16", PICK_UNGATED, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, ungated_fp16_pays,
+     ungated_fp16_fits, ungated_fp16},
+    {"ungated_wgmma", PICK_UNGATED, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ungated_wgmma_fits,
+     ungated_wgmma},
+    {"ungated_linear", PICK_UNGATED, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     ungated_linear}, /* linear, twice */
 
     {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
@@ -895,7 +895,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     static const char *const ops[] = {"linear",        "qkv",           "output",       "ffn",
                                       "moe",           "router",        "logits",       "decode",
                                       "prompt",        "delta_decode",  "delta_prompt", "heads",
-                                      "latent_decode", "latent_prompt", "encode",       "lone"};
+                                      "latent_decode", "latent_prompt", "encode",       "ungated"};
     const struct cuda_backend *cu = cuda_self(be);
     const struct pick *p = row_at(i);
     if (!p)

@@ -235,12 +235,12 @@ static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill(cu, *c->attn, false);
 }
-static bool prompt_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static bool prompt_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return pick_halves_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
            prompt_wgmma_fits(cu, c);
 }
-static void prompt_halves(struct cuda_backend *cu, const struct pick_case *c)
+static void prompt_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill(cu, *c->attn, true);
     c->out->halves = true;
@@ -256,7 +256,7 @@ static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_c
     return attn_prefill_quant_suits(cu, c->layer);
 }
 /* A value that no half holds is lost, as it is in a cache of halves. */
-static bool prompt_quant_halves_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static bool prompt_quant_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return pick_halves_only(c->step->n_tokens) && prompt_quant_fits(cu, c);
 }
@@ -264,7 +264,7 @@ static void prompt_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill_quant(cu, *c->attn, false);
 }
-static void prompt_quant_halves(struct cuda_backend *cu, const struct pick_case *c)
+static void prompt_quant_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_prefill_quant(cu, *c->attn, true);
     c->out->halves = true;
@@ -459,13 +459,13 @@ static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
         fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
     return fits;
 }
-static bool encode_halves_fits(const struct cuda_backend *cu, const struct pick_case *c)
+static bool encode_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return encode_wgmma_fits(cu, c) && gemm_halves_suits(cu, c->w);
+    return encode_wgmma_fits(cu, c) && gemm_fp16_suits(cu, c->w);
 }
-static bool encode_halves_pay(const struct cuda_backend *cu, const struct pick_case *c)
+static bool encode_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_halves_tiles(c->w, c->rows) > cu->n_sm;
+    return gemm_fp16_tiles(c->w, c->rows) > cu->n_sm;
 }
 static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -493,10 +493,10 @@ static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_c
     p.narrow = true;
     return p;
 }
-static void encode_halves(struct cuda_backend *cu, const struct pick_case *c)
+static void encode_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
     step_mark(cu);
-    gemm_halves(cu, encode_args(cu, c));
+    gemm_fp16(cu, encode_args(cu, c));
     step_mark_end(cu, STAGE_QKV);
     encode_attend(cu, c, NULL);
 }
@@ -558,16 +558,16 @@ static const struct pick rows[] = {
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
      decode_any},
 
-    {"attn_prefill_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_halves_fit,
-     prompt_halves},
+    {"attn_prefill_fp16", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_fp16_fits,
+     prompt_fp16},
     {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
      prompt_wgmma},
     {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_mma_fits,
      prompt_mma},
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
      prompt_wide},
-    {"attn_prefill_quant_halves", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
-     prompt_quant_halves_fit, prompt_quant_halves},
+    {"attn_prefill_quant_fp16", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
+     prompt_quant_fp16_fits, prompt_quant_fp16},
     {"attn_prefill_quant", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_quant_fits,
      prompt_quant},
     {"attn_prefill_wide_quant", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
@@ -608,8 +608,8 @@ static const struct pick rows[] = {
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_prompt_any},
 
-    {"encode_halves", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, encode_halves_pay,
-     encode_halves_fits, encode_halves},
+    {"encode_fp16", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, encode_fp16_pays,
+     encode_fp16_fits, encode_fp16},
     {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
      encode_wgmma},
     {"encode_mma", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, encode_mma_fits,

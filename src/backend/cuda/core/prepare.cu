@@ -253,7 +253,7 @@ static bool own_parts(struct cuda_backend *cu, const struct network *net, struct
 }
 
 /* Hidden units that are rows of a product like others: of mlps without a gate. */
-static size_t lone_width(const struct network *net)
+static size_t ungated_width(const struct network *net)
 {
     size_t most = 0;
     for (int i = 0; i < net->n_layers; i++)
@@ -276,7 +276,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     size_t in = cu->net->mtp.fc ? 2 * embd : embd, widest = in > heads ? in : heads;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
-    widest = lone_width(cu->net) > widest ? lone_width(cu->net) : widest;
+    widest = ungated_width(cu->net) > widest ? ungated_width(cu->net) : widest;
     widest = widest > lora_widest(cu) ? widest : lora_widest(cu);
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t pairs = (size_t)cu->ropes.pairs;
@@ -310,7 +310,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->records, (size_t)moe_grouped_records(s) * RECORD},
         {(void **)&cu->hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
         {(void **)&cu->panels, gemm_cluster_bytes(cu)},
-        {(void **)&cu->moe_quad_meeting, moe_quad_meeting_bytes()},
+        {(void **)&cu->grid_barrier, moe_quad_meeting_bytes()},
         {(void **)&cu->half_in, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->half_scale, tokens * 4},
         {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},

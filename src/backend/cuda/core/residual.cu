@@ -13,7 +13,7 @@ struct resid_args {
     float *x;              /* (rows, width) */
     const float *d, *gain; /* (rows, width) or NULL; (width) or NULL: then x is taken as it is */
     float *n;              /* (rows, width): norm(x + d) * gain, where there is a gain */
-    uint16_t *out;         /* (rows, padded) halves, in the order of half_slot */
+    uint16_t *out;         /* (rows, padded) halves, in the order of fragment_slot */
     uint8_t *records;      /* and in that of rows.cuh; or NULL */
     uint8_t *panels;       /* and in that of gemm_cluster.cu, panel_rows to a tile; or NULL */
     int panel_rows;
@@ -229,10 +229,10 @@ static __global__ void __launch_bounds__(512)
                         normed(four(p.x + at, k), rsqrtf(sum / (float)p.width + p.more[i].gain.eps),
                                p.more[i].gain, k);
         uint2 h = make_uint2(pack_half2(v[0] * f, v[1] * f), pack_half2(v[2] * f, v[3] * f));
-        *(uint32_t *)(out + half_slot(k)) = h.x;
-        *(uint32_t *)(out + half_slot(k + 2)) = h.y;
+        *(uint32_t *)(out + fragment_slot(k)) = h.x;
+        *(uint32_t *)(out + fragment_slot(k + 2)) = h.y;
         if (panel) {
-            int at = half_slot(k), piece = at >> 3 & 7, turn = (int)blockIdx.x & 7;
+            int at = fragment_slot(k), piece = at >> 3 & 7, turn = (int)blockIdx.x & 7;
             uint8_t *to = panel + (k >> 6) * p.panel_rows * 128 + (at & 7) * 2;
             *(uint32_t *)(to + ((piece ^ turn) << 4)) = h.x;
             *(uint32_t *)(to + (((piece + 1) ^ turn) << 4)) = h.y;
@@ -308,7 +308,7 @@ static __global__ void __launch_bounds__(256)
     size_t row = (size_t)first + blockIdx.x;
     const uint16_t *from = halves + row * (size_t)((width + TILE_K - 1) / TILE_K * TILE_K);
     for (int k = (int)threadIdx.x; k < width; k += 256)
-        x[row * (size_t)width + (size_t)k] = half_to_float(from[half_slot(k)]) * scale[row];
+        x[row * (size_t)width + (size_t)k] = half_to_float(from[fragment_slot(k)]) * scale[row];
 }
 
 struct rows rows_of(float *floats, int n, int width)

@@ -1,6 +1,6 @@
 /*
- * What the products of several rows share: activations as halves in the order fragments want them,
- * blocks of them in shared memory, and the routing tables that say which rows go to which expert.
+ * What the products of several token rows share: the order of fp16 activations in fragments,
+ * activation tiles in shared memory, and the routing tables that map rows to experts.
  */
 #ifndef STEEL_BACKEND_CUDA_GEMM_CUH
 #define STEEL_BACKEND_CUDA_GEMM_CUH
@@ -9,11 +9,13 @@
 #include "backend/cuda/core/dot.cuh"
 #include "backend/cuda/moe/route.cuh"
 
-/* The hidden units of a feed-forward are kept as halves over 16: large ones do not overflow. */
+/* The hidden units of a feed-forward are stored as fp16, scaled by 1/16 so that large ones do not
+ * overflow. */
 #define HIDDEN_SCALE 0.0625f
 
-/* Where column k of 16 stands: lane c's 4c..4c+3 become 2c, 2c+1, 2c+8, 2c+9. */
-DEVICE int half_slot(int k)
+/* Position of column k (0..15) within a fragment's row: lane c's columns 4c..4c+3 are stored at 2c,
+ * 2c+1, 2c+8, 2c+9. */
+DEVICE int fragment_slot(int k)
 {
     return (k & ~15) + 2 * (k >> 2 & 3) + (k & 1) + 8 * (k >> 1 & 1);
 }
@@ -22,23 +24,24 @@ DEVICE float clamp_half(float v)
     return fminf(fmaxf(v, -65504.0f), 65504.0f);
 }
 
-/* Routing tables, in ints from the start of cu->route. */
+/* Routing tables. They are offsets in ints from the start of cu->route. */
 struct route_tables {
-    int32_t *n_tiles; /* entries of the work list; [1], [2]: counters of who routes and who works */
+    int32_t *n_tiles; /* entries of the work list; [1], [2]: arrival counters of the routing and the
+                       * working blocks */
     int32_t *tiles;   /* (max tiles, 3): expert, first sorted pair, pairs */
     int32_t *pairs;   /* (rows * used) pair = row * used + k, sorted by expert */
     int32_t *chosen;  /* (rows * used) expert of each pair */
-    /* Many rows: pairs lie by expert, each with room for all rows, so that they need no sorting. */
+    /* For many rows, each expert has a list with room for every row, so pairs need no sorting. */
     int32_t *lists;  /* (n_expert, room) or NULL */
     int32_t *counts; /* (n_expert) zero between steps */
-    int32_t *places; /* (max tiles) where a tile's pairs begin in lists */
-    int32_t
-        *done; /* (max tiles) gemm_persistent.cu: parts of a tile's hidden units that are there */
+    int32_t *places; /* (max tiles) first pair of a tile within lists */
+    int32_t *done;   /* (max tiles) gemm_persistent.cu: finished blocks of a tile's hidden units */
     int room;
 };
 
-/* q, k and v of heads of 128 straight out of the projection: normed, rotated, q kept and k, v put
- * into the cache. Output rows 128h.. are head h: queries, then keys, then values. */
+/* Epilogue of the q, k, v projection for heads of 128: normalises and rotates q and k, writes q to
+ * `q` and k, v to the KV cache. Output rows 128h .. 128h+127 are head h. Query heads come first,
+ * then keys, then values. */
 struct gemm_heads {
     bool set, bf16;
     float *q;                     /* (n_tokens, H, 128) */
@@ -52,40 +55,39 @@ struct gemm_heads {
 
 struct gemm_args {
     struct matrix w;
-    const uint16_t *x;    /* (., ldx) halves */
-    const float *x_scale; /* (.) what undoes a row's scale; NULL = 1 */
+    const uint16_t *x;    /* (., ldx) fp16 */
+    const float *x_scale; /* (.) inverse of a row's scale; NULL = 1 */
     float *y;             /* (., ldy), or NULL */
-    uint16_t *y_half;     /* PAIR: hidden units (., ldy) */
+    uint16_t *y_fp16;     /* PAIR: hidden units (., ldy) */
     struct gating act;    /* PAIR */
     int ldx, rows, ldy;
-    float unscale;    /* multiplies the result */
-    int stages, slot; /* ring entries per warp; bytes of one tile in it */
+    float unscale;    /* factor of the result */
+    int stages, slot; /* ring stages per warp; bytes of a stage (one tile) */
     /* experts */
-    bool moe,
-        sorted_in; /* sorted_in: x rows are sorted pairs (hidden units), not the step's rows */
+    bool moe, sorted_in; /* sorted_in: x rows are sorted pairs (hidden units), not token rows */
     int used;
     struct route_tables route;
     /* gemm_wgmma.cu */
-    float *part; /* sums of pieces of k, or NULL */
-    bool narrow; /* y are halves, times HIDDEN_SCALE */
-    int kt_per;  /* k tiles of a piece */
-    int width;   /* rows of a tile that is not an expert's */
-    int blocks;  /* of 128 output rows */
+    float *part; /* partial sums of a split-k product, or NULL */
+    bool narrow; /* y is fp16, scaled by HIDDEN_SCALE */
+    int kt_per;  /* k tiles of one k split */
+    int width;   /* rows of a tile of a dense product */
+    int blocks;  /* blocks of 128 output rows */
     struct gemm_heads heads;
     /* gemm_splitk.cu */
     int n_units, units_per_block, k_warps, groups;
     bool b_in_ring, sums_in_ring;
 };
 
-/* Rows a block takes: where each comes from, where its result goes, what undoes its scale. */
+/* The rows of a block's tile: input row, output row, and inverse scale of each. */
 struct gemm_rows {
     int *in, *out; /* (BN) -1 = none */
     float *scale;  /* (BN) */
     int expert, count;
 };
 
-/* Tiles of `width` rows, in tables with room for as many or more. False: past the end of the work
- * list. Ends with a barrier. */
+/* Fills r for tile number `tile` of `width` rows. `room` is the tables' capacity (0: width).
+ * Returns false past the end of the work list. Ends with a barrier. */
 DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int tile, int width,
                            int room = 0)
 {
@@ -120,18 +122,19 @@ DEVICE bool gemm_rows_load(const struct gemm_args &p, struct gemm_rows &r, int t
     return true;
 }
 
-/* An output of mma.sync's kernels: row `row` of segment s for the tile's row `col`. */
-DEVICE void gemm_put(const struct gemm_args &p, const struct gemm_rows &rows, const struct seg *s,
-                     int col, int row, float v)
+/* Writes one output of the mma.sync kernels: output row `row` of segment s, for the tile's row
+ * `col`. */
+DEVICE void gemm_store(const struct gemm_args &p, const struct gemm_rows &rows, const struct seg *s,
+                       int col, int row, float v)
 {
     if (row < s->rows)
         p.y[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)(s->row0 + row)] =
             v * rows.scale[col] +
             (p.w.bias ? p.w.bias[rows.expert * p.w.n_out + s->row0 + row] : 0.0f);
 }
-/* A hidden unit, of gate and up. Those that pad a tile are zeros. */
-DEVICE void gemm_put_pair(const struct gemm_args &p, const struct gemm_rows &rows,
-                          const struct seg *s, int col, int row, float gate, float up)
+/* Writes one hidden unit, from gate and up. Hidden units that pad a tile are 0. */
+DEVICE void gemm_store_pair(const struct gemm_args &p, const struct gemm_rows &rows,
+                            const struct seg *s, int col, int row, float gate, float up)
 {
     gate *= rows.scale[col];
     up *= rows.scale[col];
@@ -142,24 +145,23 @@ DEVICE void gemm_put_pair(const struct gemm_args &p, const struct gemm_rows &row
         gate += bias[row];
         up += bias[p.w.n_out / 2 + row];
     }
-    p.y_half[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)half_slot(row)] =
+    p.y_fp16[(size_t)rows.out[col] * (size_t)p.ldy + (size_t)fragment_slot(row)] =
         float_to_half(clamp_half(gated(p.act, gate, up) * HIDDEN_SCALE));
 }
-/* Hidden units past the last of `tiles`, up to whole k tiles, are zeros. */
+/* Clears the hidden units from the last one of `tiles` up to a whole k tile. */
 DEVICE void gemm_zero_tail(const struct gemm_args &p, const struct gemm_rows &rows, int tiles)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < rows.count * TILE_K; i += (int)blockDim.x) {
         int col = tiles * TILE_ROWS + (i & (TILE_K - 1));
         if (col < p.ldy)
-            p.y_half[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
+            p.y_fp16[(size_t)rows.out[i / TILE_K] * (size_t)p.ldy + (size_t)col] = 0;
     }
 }
 
-/* acc += tiles x B for 64 columns; bs: a k tile of the activations in shared memory, 512-byte
- * rows whose 16-byte pieces are swizzled by the row. ALL: do not skip what lies past n_active
- * (columns of anything, which nobody reads): without branches in between, loads run ahead of
- * products. */
+/* acc += tiles x B for 64 columns. bs is a k tile of the activations in shared memory: rows of 512
+ * bytes, whose 16-byte pieces are swizzled by the row. With ALL, columns past n_active are computed
+ * too (nobody reads the results): without branches, loads overlap with products. */
 template <int NT, bool ALL = false, int TILES>
 DEVICE void chunk_mma(const uint32_t (&a)[TILES][4][4], const uint8_t *bs, int q, int n_active,
                       float (&acc)[TILES][NT][4])
@@ -198,7 +200,8 @@ DEVICE void chunk_mma(const uint32_t (&a)[TILES][4][4], const uint8_t *bs, int q
     }
 }
 
-/* B fragments of 32 columns (group of 8), for NT tiles of 8 rows: b[n] = {k 0-15: 2, k 16-31: 2} */
+/* Loads the B fragments of 32 columns (column group `group`) for NT tiles of 8 rows: b[n] = {k
+ * 0-15: 2 registers, k 16-31: 2 registers}. */
 template <int NT> DEVICE void group_rows(const uint8_t *bs, int group, uint32_t (&b)[NT][4])
 {
     int lane = lane_id();
@@ -220,10 +223,10 @@ template <int NT> DEVICE void group_rows(const uint8_t *bs, int group, uint32_t 
     }
 }
 
-/* A whole tile for few rows, in fewer instructions than spelling its weights out as halves takes:
- * codes go in as in dot.cuh, a fragment of constants first lays down what their offsets will add,
- * with the sign turned (and, of codes without a zero, what minima multiply), and scales multiply the
- * sums of a group in floats. */
+/* acc += tile x B for few rows, without converting weights to fp16, which would take more
+ * instructions. Codes go to the tensor core as in dot.cuh. A fragment of constants first adds the
+ * negated contribution of the code offset (and, for codes without a zero point, the factors of the
+ * minima). Scales multiply the float sums of each group. */
 template <int KIND, int NT>
 DEVICE void tile_few(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4])
 {
@@ -286,8 +289,8 @@ DEVICE void tile_few(const uint8_t *tile, const uint8_t *bs, float (&acc)[NT][4]
         }
 }
 
-/* f(SET, NT, PAIR), as kind_is of each: the variant of a kernel for tiles of `width` rows. Not every
- * set has every width: compiling takes its time. */
+/* Calls f(SET, NT, PAIR), each wrapped by kind_is: the kernel instance for tiles of `width` rows.
+ * Not every set has every width, to limit compile time. */
 template <class F>
 static inline void gemm_variant(const struct matrix &w, bool pair, int width, F f)
 {
@@ -304,14 +307,14 @@ static inline void gemm_variant(const struct matrix &w, bool pair, int width, F 
     pair ? sized(kind_is<true>()) : sized(kind_is<false>());
 }
 
-/* moe_route.cu: logits to tables and weights. How many entries a work list of `width` rows each may
- * have; the tables, in cu->route. */
+/* moe_route.cu: turns router logits into weights and tables. moe_route_tiles: most entries of a
+ * work list of `width` rows each. moe_route_tables: the tables within cu->route. */
 struct moe_route_args {
-    const float *logits; /* (parts, rows, n_expert), to be added up */
+    const float *logits; /* (splits, rows, n_expert), added up by the kernel */
     int parts, rows, width;
     struct route_rule rule;
-    bool route_here; /* by the block that sorts, not by a kernel of its own */
-    bool even;       /* an expert's tiles are of about one size, not full ones and a rest */
+    bool route_here; /* routing is done by the block that sorts, not by a kernel of its own */
+    bool even;       /* an expert's tiles get about equal sizes, not full tiles and a rest */
     struct route_tables t;
     float *weight; /* (rows * used) */
 };
@@ -319,20 +322,20 @@ enum { MOE_ROUTE_MIN_TILE = 8 };
 int moe_route_tiles(int rows, int used, int n_expert, int width);
 struct route_tables moe_route_tables(const struct cuda_backend *cu);
 void moe_route(struct cuda_backend *cu, const struct moe_route_args &p);
-/* moe_grouped.cu: the experts of a sorted list of at most `most` entries of `width` rows, from
- * cu->records to cu->expert_out; narrow: as halves over 16 */
+/* moe_grouped.cu: runs the experts of a sorted list of at most `most` entries of `width` rows, from
+ * cu->records to cu->expert_out. narrow: the output is fp16, scaled by 1/16. */
 bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                       const struct matrix *down, int n_pairs, int most, int width);
 void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct route_tables *route,
                  int n_pairs, int most, int width, bool narrow);
-/* The list of experts that have been chosen and weighed. */
+/* Builds the work list of experts already chosen and weighted. */
 void moe_grouped_route(struct cuda_backend *cu, const struct route_tables *route,
                        const struct route_rule &rule, int rows, int width);
-/* router.cu: a batch's logits, experts and weights in one kernel */
+/* router.cu: logits, experts and weights of a batch in one kernel */
 bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w);
 void router_choose(struct cuda_backend *cu, const struct matrix *w, const struct route_rule &rule,
                    const struct route_tables *route, const float *x, int rows);
-/* gemm_stream.cu; blocks: of a launch */
+/* gemm_stream.cu; blocks: of one launch */
 bool gemm_stream_fits(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
                       int width);
 int gemm_stream_blocks(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
@@ -340,22 +343,23 @@ int gemm_stream_blocks(const struct cuda_backend *cu, const struct gemm_args &p,
 void gemm_stream(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int width, int y);
 /* gemm_splitk.cu */
 void gemm_splitk(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
-/* gemm_mma.cu; fits: there is shared memory for its blocks */
+/* gemm_mma.cu; fits: shared memory holds its blocks */
 bool gemm_mma_fits(const struct cuda_backend *cu, const struct matrix *w);
 void gemm_mma(struct cuda_backend *cu, struct gemm_args p, bool pair, int width, int y);
-/* gemm_halves.cu: many rows, weights of halves */
-bool gemm_halves_suits(const struct cuda_backend *cu, const struct matrix *w);
-int gemm_halves_tiles(const struct matrix *w, int rows); /* of the result */
-void gemm_halves(struct cuda_backend *cu, const struct gemm_args &p);
+/* gemm_fp16.cu: many rows, fp16 weights */
+bool gemm_fp16_suits(const struct cuda_backend *cu, const struct matrix *w);
+int gemm_fp16_tiles(const struct matrix *w, int rows); /* tiles of the result */
+void gemm_fp16(struct cuda_backend *cu, const struct gemm_args &p);
 /* gemm_wgmma.cu: tiles of WGMMA_ROWS rows */
 enum { WGMMA_ROWS = 128 };
 void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
-/* gemm_persistent.cu: K-quants of many rows, by blocks that stay; tiles: of the result */
+/* gemm_persistent.cu: K-quants of many rows, persistent blocks; tiles: of the result */
 enum { PERSISTENT_ROWS = 128 };
 bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
 int gemm_persistent_tiles(const struct cuda_backend *cu, const struct gemm_args &p);
 void gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p);
-int gemm_persistent_expert_rows(int pairs, int n_expert); /* most rows of a tile of the work list */
+int gemm_persistent_expert_rows(int pairs,
+                                int n_expert); /* largest tile of the work list, in rows */
 void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,
                              const struct gemm_args &out, int width);
 

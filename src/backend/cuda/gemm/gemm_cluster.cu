@@ -1,41 +1,45 @@
 /*
- * Products of a batched decode on Hopper (sm_90a): up to PANEL_ROWS rows of K-quants times a
- * matrix so short that latency, not bytes, is what it costs. The grid is one wave: a block takes
- * 64 output rows for each of its warpgroups and a piece of k, all of which it asks for at once,
- * weights before the kernel in front has finished, activations (which pick.cu leaves as panels:
- * 64 columns of all rows, in the order wgmma reads shared memory) in one copy for every 64
- * columns. The pieces of k are the blocks of a cluster: each adds up some of the columns, which
- * the others leave in its shared memory (or, where there is no room for them beside the
- * activations, which it reads in theirs).
+ * y = x W^T for a batched decode on Hopper (sm_90a): up to PANEL_ROWS rows, K-quants, matrices so
+ * short that latency matters more than bytes.
+ * Mapping: one wave of blocks. A block computes 64 output rows per warpgroup over one k split. The
+ * k splits of the same output rows form a cluster.
+ * Copies: a block issues all its copies at once. Weights are issued before the preceding kernel has
+ * finished. Activations arrive as panels (64 columns of all rows, in the order wgmma reads shared
+ * memory; written by the kernel that pick.cu chose), one copy per panel.
+ * Reduction: every block of the cluster sums some of the columns. The other blocks write those
+ * partial sums into its shared memory or, if there is no room beside the activations, it reads
+ * theirs.
+ * Limit: start-up and the cluster's reduction. On an H200, 128 rows take 12 to 14 us: 8 us of work
+ * per SM and 4 us to start, where the weights' bytes alone would take 1.5 us.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/core/wgmma.cuh"
 
 enum {
     PANEL_ALIGN = 1024,
-    PANEL_GROUPS = 4 /* warpgroups of a block, at most */,
-    PANEL_PIECES = 8,
-    PANEL_LEFT =
-        32 /* rows of a tile, up to which sums are left with others: of more they take long */
+    PANEL_GROUPS = 4 /* most warpgroups of a block */,
+    PANEL_SPLITS = 8,
+    PANEL_REMOTE_N = 32 /* widest tile whose partial sums are written remotely */
 };
 
 struct gemm_cluster_args {
     struct matrix w;
     const uint8_t *x;     /* (row tiles, n_kt * 4, N, 128 bytes) */
-    const float *x_scale; /* (rows) what undoes a row's scale */
+    const float *x_scale; /* (rows) inverse of a row's scale */
     float *y;             /* (rows, n_out) */
     int rows, kt_per, pieces;
-    int sums; /* where in shared memory sums go that others leave here; 0: they are read there */
+    int sums; /* shared-memory offset of partial sums written here by other blocks; 0: sums are read
+               * remotely */
 };
 
-static __host__ __device__ int
-gemm_cluster_stride(int groups) /* floats; padded against bank conflicts */
+/* Floats; padded against bank conflicts. */
+static __host__ __device__ int gemm_cluster_stride(int groups)
 {
     return groups * 64 + 4;
 }
 
-/* acc += 16 rows of weights a warp x N rows. Chunk c of the activations has landed when bars[c]
- * says so. */
+/* acc += 16 weight rows per warp x N token rows. bars[c] completes when panel c of the activations
+ * has landed. */
 template <int KIND, int N>
 DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *bars, int n_kt,
                               float (&acc)[N / 2])
@@ -55,7 +59,7 @@ DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *
         uint64_t desc = wgmma_rows(x + c * (N * 128));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            wgmma_wait<3>(); /* a[j] of the chunk before has been read */
+            wgmma_wait<3>(); /* a[j] of the previous chunk has been read */
             w.template frag<op_wgmma>(j, a[j]);
             wgmma_fence();
             wgmma<N>(acc, a[j], desc + 2 * (uint64_t)j);
@@ -67,7 +71,7 @@ DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *
     wgmma_wait<0>();
 }
 
-/* Grid: (blocks of 64 output rows a warpgroup, times pieces of k; tiles of N rows). */
+/* Grid: (blocks of 64 output rows per warpgroup x k splits; tiles of N rows). */
 template <int N>
 static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     gemm_cluster_kernel(const __grid_constant__ struct gemm_cluster_args p)
@@ -83,15 +87,15 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     uint8_t *mine = tiles + w * p.kt_per * slot;
     const uint8_t *x =
         p.x + ((size_t)blockIdx.y * (size_t)p.w.n_kt + (size_t)kt0) * (size_t)(4 * N * 128);
-    /* What lies past the end is taken along and not kept. */
+    /* Tiles past the end are computed and discarded. */
     int tile = min(block * warps + w, p.w.n_tiles - 1);
     const struct seg *s = seg_of(p.w, tile);
     const uint8_t *from = tile_address(p.w, s, 0, tile, kt0);
     int tile_bytes = s->tile_bytes;
     if (p.sums)
-        cluster_arrive(); /* here */
+        cluster_arrive(); /* this block has started */
 #if BULK_COPIES
-    uint64_t *landed = bars + 4 * p.kt_per + w; /* this warp's weights */
+    uint64_t *landed = bars + 4 * p.kt_per + w; /* barrier of this warp's weights */
     if (lane_id() == 0) {
         bulk_init(landed);
         bulk_copy(mine, from, n_kt * tile_bytes, landed);
@@ -130,7 +134,7 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     if (p.sums) {
         int lane = lane_id(), row = w * TILE_ROWS + (lane >> 2), col = 2 * (lane & 3);
         int whose = 0, from_col = 0;
-        cluster_wait(); /* all of the cluster are here */
+        cluster_wait(); /* all blocks of the cluster have started */
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {
             int at = col + (n >> 1) * 8 + (n & 1);
@@ -145,7 +149,7 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
             }
         }
     } else {
-        __syncthreads(); /* nobody reads activations or weights any more */
+        __syncthreads(); /* activations and weights are no longer read */
         int lane = lane_id();
         float *to = sums + 2 * (lane & 3) * stride + w * TILE_ROWS + (lane >> 2);
 #pragma unroll
@@ -157,7 +161,7 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     }
     cluster_arrive();
     cluster_wait();
-    /* Four output rows are a thread's; of the columns, those that are this block's to add up. */
+    /* A thread reduces four output rows, over the columns assigned to this block. */
     int quads = threads >> 3, quad = tid % quads, out_tile = block * warps + (quad >> 2);
     s = seg_of(p.w, min(out_tile, p.w.n_tiles - 1));
     int row = (out_tile - s->tile0) * TILE_ROWS + (quad & 3) * 4;
@@ -165,14 +169,14 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     int end = min(count, (piece + 1) * per);
 #pragma unroll 2
     for (int col = piece * per + tid / quads; col < end; col += 8) {
-        float4 part[PANEL_PIECES], v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 part[PANEL_SPLITS], v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float *here = sums + (p.sums ? col - piece * per : col) * stride + quad * 4;
 #pragma unroll
-        for (int i = 0; i < PANEL_PIECES; i++) /* all on their way at once */
+        for (int i = 0; i < PANEL_SPLITS; i++) /* issue all loads at once */
             if (i < p.pieces)
                 part[i] = *(const float4 *)(p.sums ? here + i * per * stride : cluster_at(here, i));
 #pragma unroll
-        for (int i = 0; i < PANEL_PIECES; i++)
+        for (int i = 0; i < PANEL_SPLITS; i++)
             if (i < p.pieces)
                 v.x += part[i].x, v.y += part[i].y, v.z += part[i].z, v.w += part[i].w;
         float scale = p.x_scale[row0 + col],
@@ -192,18 +196,18 @@ static __global__ void __launch_bounds__(PANEL_GROUPS * 128)
     }
     if (p.sums)
         return;
-    cluster_arrive(); /* nobody leaves while his sums are being read */
+    cluster_arrive(); /* no block exits while its sums are being read */
     cluster_wait();
 }
 
-/* How a product is cut. */
+/* Split of a product into blocks and k splits. */
 struct gemm_cluster_cut {
-    int groups, kt_per; /* warpgroups of a block, k tiles of a piece */
+    int groups, kt_per; /* warpgroups of a block, k tiles of a k split */
     size_t shared;
 };
 
-/* Bytes of activations and weights, and of their barriers. */
-static size_t gemm_cluster_in(const struct matrix *w, int n, int groups, int kt_per)
+/* Bytes of activations, weights and their barriers. */
+static size_t gemm_cluster_input_bytes(const struct matrix *w, int n, int groups, int kt_per)
 {
     return (size_t)kt_per * (size_t)(n * 512 + 4 * groups * w->max_tile_bytes) +
            (size_t)(4 * kt_per + 4 * groups) * 8;
@@ -214,16 +218,17 @@ static size_t gemm_cluster_sums(int n, int groups, int pieces)
 }
 static size_t gemm_cluster_shared(const struct matrix *w, int n, int groups, int kt_per)
 {
-    size_t in = gemm_cluster_in(w, n, groups, kt_per), sums = gemm_cluster_sums(n, groups, 1);
+    size_t in = gemm_cluster_input_bytes(w, n, groups, kt_per),
+           sums = gemm_cluster_sums(n, groups, 1);
     return PANEL_ALIGN + (in > sums ? in : sums);
 }
 
-/* The cut whose busiest SM moves fewest bytes: activations and weights in, sums out and in again.
- * Weights count for more, since they come from memory. */
+/* Finds the split whose busiest SM moves the fewest bytes: activations and weights in, partial sums
+ * out and in. Weights count more, because they come from memory. */
 static bool gemm_cluster_cut_of(const struct cuda_backend *cu, const struct matrix *w, int rows,
                                 struct gemm_cluster_cut *best)
 {
-    int n = gemm_cluster_width(rows), most = cu->clusters ? PANEL_PIECES : 1;
+    int n = gemm_cluster_width(rows), most = cu->clusters ? PANEL_SPLITS : 1;
     double least = 0;
     for (int groups = 1; groups <= PANEL_GROUPS; groups++)
         for (int pieces = 1; pieces <= most && pieces <= w->n_kt; pieces++) {
@@ -263,14 +268,14 @@ size_t gemm_cluster_bytes(const struct cuda_backend *cu)
 bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded)
 {
     size_t all =
-        align_up((size_t)rows, (size_t)gemm_cluster_width(rows)); /* rows, with those nobody has */
+        align_up((size_t)rows, (size_t)gemm_cluster_width(rows)); /* rows including padding */
     return cu->wgmma && rows <= PANEL_ROWS && all * (size_t)padded * 2 <= gemm_cluster_bytes(cu);
 }
 
 bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     struct gemm_cluster_cut cut = {};
-    for (int i = 1; i < w->n_seg; i++) /* the warps of a warpgroup see one kind of tiles */
+    for (int i = 1; i < w->n_seg; i++) /* all warps of a warpgroup need tiles of one kind */
         if (w->seg[i].kind != w->seg[0].kind && w->seg[i].tile0 % 4)
             return false;
     return w->set == SET_K && gemm_cluster_fits(cu, rows, w->n_kt * TILE_K) &&
@@ -290,9 +295,9 @@ void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int
     p.kt_per = cut.kt_per;
     p.pieces = ceil_div(w->n_kt, cut.kt_per);
     int n = gemm_cluster_width(rows);
-    size_t in = align_up(gemm_cluster_in(w, n, cut.groups, cut.kt_per), 16);
+    size_t in = align_up(gemm_cluster_input_bytes(w, n, cut.groups, cut.kt_per), 16);
     size_t apart = PANEL_ALIGN + in + gemm_cluster_sums(n, cut.groups, p.pieces);
-    if (n <= PANEL_LEFT && p.pieces > 1 && apart <= cu->shared_limit) {
+    if (n <= PANEL_REMOTE_N && p.pieces > 1 && apart <= cu->shared_limit) {
         p.sums = (int)in;
         cut.shared = apart;
     }
@@ -306,17 +311,17 @@ void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int
                 LAUNCH_EARLY + p.pieces * LAUNCH_CLUSTER, p);
 }
 
-/* How many clusters of each size run at a time: fewer than SMs there are for them, since a
- * cluster stays within one of the parts a GPU is made of. */
+/* Queries how many clusters of each size can run at once. There are fewer than the SM count
+ * suggests, because a cluster must fit in one GPC. */
 void gemm_cluster_prepare(struct cuda_backend *cu)
 {
-    for (int i = 0; i < PANEL_PIECES; i++)
+    for (int i = 0; i < PANEL_SPLITS; i++)
         cu->clusters_of[i] = cu->n_sm > i ? cu->n_sm / (i + 1) : 1;
 #ifndef STEEL_CUDA_SIM
     if (!cu->wgmma || !cu->clusters)
         return;
     cuda_know(cu, (const void *)gemm_cluster_kernel<128>);
-    for (int i = 1; i < PANEL_PIECES; i++) {
+    for (int i = 1; i < PANEL_SPLITS; i++) {
         cudaLaunchConfig_t cfg = {};
         cudaLaunchAttribute attr = {};
         attr.id = cudaLaunchAttributeClusterDimension;

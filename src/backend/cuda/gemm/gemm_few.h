@@ -1,6 +1,7 @@
 /*
- * gemm_few.cu with two groups of eight rows a block: every weight is made fragments once for sixteen
- * rows. The rows are those of cu->records. Rings have four tiles, or, where those do not fit, two.
+ * gemm_few.cu with two groups of eight rows per block: every weight becomes a fragment once for
+ * sixteen rows. The rows are taken from cu->records. Rings have four stages, or two where four do
+ * not fit.
  */
 #ifndef STEEL_BACKEND_CUDA_GEMM_FEW_H
 #define STEEL_BACKEND_CUDA_GEMM_FEW_H

@@ -1,16 +1,17 @@
 /*
- * Products of many rows with mma.sync: GPUs other than Hopper, and what gemm_wgmma.cu does not
- * take. A block takes 256 output rows (8 warps of two 16-row tiles) and up to 8*NT rows of the
- * step. Each warp streams its weight tiles through a ring of its own and turns them into fragments
- * in registers; the activations' 256 columns at a time are shared by the block.
+ * y = x W^T for many rows with mma.sync, for GPUs before Hopper and for what gemm_wgmma.cu does not
+ * take.
+ * Mapping: a block computes 256 output rows (8 warps x two 16-row tiles) x up to 8*NT token rows.
+ * Each warp streams its weight tiles through a ring of its own and converts them to fragments in
+ * registers. The block shares the activations, 256 columns at a time.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 
 enum { MMA_WARPS = 8 };
 
 /*
- * Grid: (blocks of 16 x 16 output rows, row tiles of the step). Warp w takes row tiles t0 and t1:
- * 2 (8 x + w) and the next; PAIR: gate tile 8 x + w and its up tile.
+ * Grid: (blocks of 16 x 16 output rows, tiles of token rows). Warp w computes row tiles t0 = 2 (8 x
+ * + w) and t1 = t0 + 1; PAIR: gate tile 8 x + w and its up tile.
  */
 template <int SET, int NT, bool PAIR>
 static __global__ void __launch_bounds__(MMA_WARPS * 32)
@@ -42,7 +43,7 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
     const struct seg *s[2] = {seg_of(p.w, tile[0]), seg_of(p.w, tile[1])};
     int n_active = (count + 7) / 8;
 
-    auto fetch = [&](int kt) { /* the activations' k tile */
+    auto fetch = [&](int kt) { /* copies a k tile of the activations */
                                if (kt < p.w.n_kt) {
                                    uint8_t *to = bs + (kt & 1) * B_BYTES;
                                    for (int i = (int)threadIdx.x; i < n_active * 8 * 32;
@@ -68,8 +69,8 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
         }
         copy_async_commit();
     };
-    /* Groups in order: W0, B0, W1, then per round B(kt+1), W(kt+ahead): when round kt starts, all
-     * but the last `ahead - 1` are needed. */
+    /* Order of the copy groups: W0, B0, W1, then per round B(kt+1), W(kt+prefetch). When round kt
+     * starts, all groups but the last `prefetch - 1` must have landed. */
     int ahead = p.stages - 1;
     fetch_weights(0);
     fetch(0);
@@ -81,14 +82,14 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
             copy_async_wait<1>();
         else
             copy_async_wait<0>();
-        __syncthreads(); /* k tile kt is there for all; the other buffers are free */
+        __syncthreads(); /* k tile kt has landed for all warps; the other buffers are free */
         fetch(kt + 1);
         if (ahead)
             fetch_weights(kt + ahead);
         const uint8_t *b = bs + (kt & 1) * B_BYTES;
         const uint8_t *tiles[2];
 #pragma unroll
-        for (int i = 0; i < 2; i++) /* rare kinds are read where they are */
+        for (int i = 0; i < 2; i++) /* rare formats are read from global memory */
             tiles[i] = SET == SET_ALL ? tile_address(p.w, s[i], expert, tile[i], kt)
                                       : ring + (kt % p.stages * 2 + i) * p.slot;
 #pragma unroll 1
@@ -109,16 +110,16 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
                 chunk_mma<NT>(a, b, q, n_active, acc);
         }
         if (!ahead) {
-            __syncwarp(); /* one ring entry: done with before it is fetched over */
+            __syncwarp(); /* one ring entry: every lane must be done before it is overwritten */
             fetch_weights(kt + 1);
         }
     }
     copy_async_wait<0>();
-    if (PAIR && !mine) { /* columns past the hidden units, up to whole k tiles, are zero */
+    if (PAIR && !mine) { /* columns from the last hidden unit up to a whole k tile are zero */
         for (int i = lane; i < count * TILE_ROWS; i += 32) {
             int row = unit * TILE_ROWS + i % TILE_ROWS;
             if (row < p.ldy)
-                p.y_half[(size_t)rows.out[i / TILE_ROWS] * (size_t)p.ldy + (size_t)row] = 0;
+                p.y_fp16[(size_t)rows.out[i / TILE_ROWS] * (size_t)p.ldy + (size_t)row] = 0;
         }
     }
     if (!mine)
@@ -131,11 +132,14 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
             if (col >= count)
                 continue;
             if (PAIR)
-                gemm_put_pair(p, rows, s[0], col, unit * TILE_ROWS + r, acc[0][n][e], acc[1][n][e]);
+                gemm_store_pair(p, rows, s[0], col, unit * TILE_ROWS + r, acc[0][n][e],
+                                acc[1][n][e]);
             else
-                gemm_put(p, rows, s[0], col, (tile[0] - s[0]->tile0) * TILE_ROWS + r, acc[0][n][e]);
+                gemm_store(p, rows, s[0], col, (tile[0] - s[0]->tile0) * TILE_ROWS + r,
+                           acc[0][n][e]);
             if (!PAIR && tile[1] != tile[0])
-                gemm_put(p, rows, s[1], col, (tile[1] - s[1]->tile0) * TILE_ROWS + r, acc[1][n][e]);
+                gemm_store(p, rows, s[1], col, (tile[1] - s[1]->tile0) * TILE_ROWS + r,
+                           acc[1][n][e]);
         }
 }
 
@@ -166,7 +170,7 @@ static void gemm_mma_launch(struct cuda_backend *cu, struct gemm_args p, dim3 gr
                 LAUNCH_EARLY, p);
 }
 
-/* Not every set has every width: compiling takes its time. */
+/* Not every set has every width, to limit compile time. */
 template <bool PAIR>
 static void gemm_mma_pick(struct cuda_backend *cu, struct gemm_args p, int width, int y)
 {

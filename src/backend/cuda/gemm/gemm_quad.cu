@@ -1,19 +1,19 @@
 /*
- * Products of 2 to 4 rows of codes. As in moe_gemv.cu the warps of a block cut k, a norm in
- * front is folded in, and the weights are on their way before the wait; tiles go to the tensor core
- * with four rows at a time (quad.cuh).
+ * y = [norm](x) W^T (+ bias) for 2 to 4 rows, quantised weights.
+ * Mapping: as in moe_gemv.cu the warps of a block split k, a norm is fused in, and the first
+ * weights are issued before the wait for the preceding kernel. Tiles go to the tensor core with
+ * four rows at a time (quad.cuh).
+ * Limit: latency, then the read of the weights.
  */
 #include "backend/cuda/core/quad.cuh"
 
 enum { LINEAR_WARPS = 16, LINEAR_STAGES = 4, LINEAR_BATCH = 4 };
 
-/* Dense products of up to four rows: y = [norm](x) W^T (+ bias). As in moe_gemv.cu a block's warps
- * cut k, a norm in front is folded in, and weights are on their way before the wait. */
 struct gemm_quad_args {
     struct matrix w;
     struct norm_in in;                      /* (rows, n_in) */
     float *y;                               /* (rows, n_out) */
-    int rows, tiles_per_block, batch, slot; /* batch: tiles between two meetings */
+    int rows, tiles_per_block, batch, slot; /* batch: tiles between two reductions */
 };
 
 template <int KIND, bool NORM>
@@ -31,7 +31,7 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
     int end = min(first + p.tiles_per_block, p.w.n_tiles), f_tile = first;
     struct tile_ring<LINEAR_STAGES> ring;
     ring_init(ring, shared + w * one_ring, p.slot);
-    const uint8_t *f_at = NULL; /* the tile to ask for next; tiles of a segment lie side by side */
+    const uint8_t *f_at = NULL; /* next tile to copy; tiles of a segment are contiguous */
     int f_bytes = 0, f_end = 0;
     auto fetch = [&]() {
         if (f_tile < end && f_tile >= f_end) {
@@ -49,8 +49,7 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
         fetch();
     dependency_trigger();
 
-    /* Which tiles of a batch are Q6_K, and where number i of its sums goes: looked up before the
-     * wait. */
+    /* Looks up, before the wait, which tiles of a batch are Q6_K and where sum number i goes. */
     auto kinds = [&](int tile) {
         return __ballot_sync(FULL_WARP, lane < min(p.batch, end - tile) &&
                                             seg_of(p.w, tile + lane)->kind == TILE_Q6_K);
@@ -177,7 +176,7 @@ bool gemm_quad_fits(const struct cuda_backend *cu, const struct matrix *w, int r
 void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
                int rows)
 {
-    int per = ceil_div(w->n_tiles, cu->n_sm); /* a block to an SM: rows are made once */
+    int per = ceil_div(w->n_tiles, cu->n_sm); /* one block per SM: each converts the rows once */
     int batch = per < LINEAR_BATCH ? per : LINEAR_BATCH;
     struct gemm_quad_args p = {*w, *in, y, rows, per, batch, w->max_tile_bytes};
     dim3 grid((unsigned)ceil_div(w->n_tiles, per));

@@ -1,14 +1,15 @@
 /*
- * Products for 2 to some 200 rows: batched decode. Still bound by reads, so the work is cut as
- * for one row: warps of a block cut k between them, a slice of 256 columns each, and meet to add
- * up. A unit is two tiles of 16 output rows (PAIR: gate and up of the same hidden units). Every
- * warp keeps its slice of the activations (8*NT rows of halves) in shared memory and streams the
- * weight tiles of its slice through a ring; where k has more slices than the block has warps, the
- * activations travel in the ring with them. Grid: (groups of units, tiles of 8*NT rows).
+ * y = x W^T for 2 to about 200 rows: batched decode, still limited by the read of the weights.
+ * Mapping: as for one row, the warps of a block split k in slices of 256 columns and meet to add
+ * up. A unit is two tiles of 16 output rows (PAIR: gate and up of the same hidden units). Grid:
+ * (groups of units, tiles of 8*NT rows).
+ * Every warp keeps its slice of the activations (8*NT rows of fp16) in shared memory and streams
+ * the weight tiles of its slice through a ring. If k has more slices than the block has warps, the
+ * activations go through the ring with the weights.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 
-enum { MID_WARPS = 16, SUM_ROW = 20 /* 16 and a pad */ };
+enum { SPLITK_WARPS = 16, SUM_ROW = 20 /* 16 and padding */ };
 
 template <int NT>
 DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_in, int n_active,
@@ -24,13 +25,13 @@ DEVICE void fetch_rows(uint8_t *to, const struct gemm_args &p, const int *rows_i
     }
 }
 
-/* The tiles of a unit. An odd last tile is taken twice and counted once. */
+/* Tile i of a unit. An odd last tile is computed twice and written once. */
 template <bool PAIR> DEVICE int gemm_splitk_tile(const struct matrix &w, int unit, int i)
 {
     return PAIR ? unit + i * (w.n_tiles / 2) : min(2 * unit + i, w.n_tiles - 1);
 }
 
-/* Adds up what the warps left of the units from `round` on, and writes it. A thread per output; rows
+/* Adds up the warps' sums of the units from `round` on and writes them. One thread per output, rows
  * fastest. */
 template <int NT, bool PAIR>
 DEVICE void gemm_splitk_write(const struct gemm_args &p, const struct gemm_rows &rows,
@@ -61,13 +62,13 @@ DEVICE void gemm_splitk_write(const struct gemm_args &p, const struct gemm_rows 
         }
         int row = (t - s->tile0) * TILE_ROWS + r;
         if (PAIR)
-            gemm_put_pair(p, rows, s, col, row, v, up);
+            gemm_store_pair(p, rows, s, col, row, v, up);
         else
-            gemm_put(p, rows, s, col, row, v);
+            gemm_store(p, rows, s, col, row, v);
     }
 }
 
-/* A slice of k of two tiles, in the ring, times the rows at b. */
+/* acc += one slice of k of two tiles in the ring x the rows at b. */
 template <int SET, int NT>
 DEVICE void gemm_splitk_slice(const struct gemm_args &p, const struct seg *s0, const struct seg *s1,
                               int tile0, int tile1, int slice, int expert, const uint8_t *tiles,
@@ -93,7 +94,7 @@ DEVICE void gemm_splitk_slice(const struct gemm_args &p, const struct seg *s0, c
 #pragma unroll 1
         for (int q = 0; q < 4; q++) {
             uint32_t a[2][4][4];
-            if (SET == SET_ALL) { /* rare kinds are read where they are */
+            if (SET == SET_ALL) { /* rare formats are read from global memory */
                 uint32_t rest[2][4][4];
                 chunk_slow(s0, tile_address(p.w, s0, expert, tile0, slice), q, lane_id(), a[0],
                            rest[0]);
@@ -110,7 +111,7 @@ DEVICE void gemm_splitk_slice(const struct gemm_args &p, const struct seg *s0, c
 }
 
 template <int SET, int NT, bool PAIR>
-static __global__ void __launch_bounds__(MID_WARPS * 32)
+static __global__ void __launch_bounds__(SPLITK_WARPS * 32)
     gemm_splitk_kernel(const __grid_constant__ struct gemm_args p)
 {
     const int BN = NT * 8, B_BYTES = BN * TILE_K * 2;
@@ -126,8 +127,8 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
     uint8_t *resident = base + w * B_BYTES;
     uint8_t *rings = base + (p.b_in_ring ? 0 : warps * B_BYTES);
     uint8_t *ring = rings + w * p.stages * entry;
-    /* (groups, k warps) x (2, BN, SUM_ROW): behind the rings, or over them where a block has but
-     * one round, since by then they are empty */
+    /* (groups, k warps) x (2, BN, SUM_ROW): after the rings, or over them if the block has only one
+     * round, because the rings are empty by then */
     float *sums = (float *)(p.sums_in_ring ? rings : rings + warps * p.stages * entry);
     int sum_stride = p.sums_in_ring ? p.stages * entry / 4 : 2 * BN * SUM_ROW;
 
@@ -160,7 +161,7 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
         }
         copy_async_commit();
     };
-    /* Weights that do not hang on routing, before the wait. */
+    /* Weights that do not depend on routing are issued before the wait. */
     bool early = !p.moe && !p.b_in_ring;
     dependency_trigger();
     if (early)
@@ -204,7 +205,7 @@ static __global__ void __launch_bounds__(MID_WARPS * 32)
                 gemm_splitk_slice<SET, NT>(p, s0, s1, tile_of(unit, 0), tile_of(unit, 1), slice,
                                            rows.expert, tiles, b, n_active, acc);
                 at = at + 1 == p.stages ? 0 : at + 1;
-                __syncwarp(); /* every lane is done with the entry that is fetched over */
+                __syncwarp(); /* every lane is done with the entry that is overwritten */
                 fetch();
             }
         }
@@ -239,7 +240,8 @@ static void gemm_splitk_launch(struct cuda_backend *cu, struct gemm_args p, int 
 {
     p.slot = SET == SET_ALL ? 0 : p.w.max_tile_bytes;
     p.stages = 1;
-    for (int most = NT == 4 ? 8 : MID_WARPS;; most /= 2) { /* as many as their buffers fit */
+    for (int most = NT == 4 ? 8 : SPLITK_WARPS;;
+         most /= 2) { /* as many warps as shared memory allows */
         p.k_warps = p.w.n_kt < most ? p.w.n_kt : most;
         int groups = (most < 8 ? most : 8) / p.k_warps;
         p.groups = groups < 1 ? 1 : groups;
@@ -248,7 +250,7 @@ static void gemm_splitk_launch(struct cuda_backend *cu, struct gemm_args p, int 
             break;
     }
     p.n_units = PAIR ? p.w.n_tiles / 2 : ceil_div(p.w.n_tiles, 2);
-    /* A block that takes more units loads its activations once for all of them. */
+    /* A block with more units loads its activations once for all of them. */
     int per = p.n_units * y / (cu->n_sm * 6);
     per = per < p.groups ? p.groups : per > 8 ? 8 : per;
     p.units_per_block = ceil_div(per, p.groups) * p.groups;

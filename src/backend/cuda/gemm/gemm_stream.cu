@@ -1,10 +1,12 @@
 /*
- * Products for batches where there is enough to read: experts of a batched decode, heads. A warp
- * owns its output tiles outright and walks all of k, so warps never meet: the block's activations
- * (8*NT rows of halves, all of k) lie in shared memory, and each warp streams its weight tiles
- * through a ring of its own. Grid: (groups of tiles, tiles of 8*NT rows). PAIR: a warp takes a
- * gate tile, then the up tile of the same hidden units. Weights that do not hang on routing are
- * on their way before the kernel in front has finished.
+ * y = x W^T for batches with much to read: experts of a batched decode, heads.
+ * Mapping: a warp owns its output tiles and walks all of k, so warps never meet. The block's
+ * activations (8*NT rows of fp16, all of k) are in shared memory, and each warp streams its weight
+ * tiles through a ring of its own. Grid: (groups of tiles, tiles of 8*NT rows). PAIR: a warp
+ * computes a gate tile, then the up tile of the same hidden units.
+ * Prefetch: weights that do not depend on routing are issued before the preceding kernel has
+ * finished.
+ * Limit: the read of the weights.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 
@@ -105,7 +107,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
             copy_async_wait<2>();
     } else
         copy_async_wait<0>();
-    __syncthreads(); /* the activations are there for all; from here on every warp is on its own */
+    __syncthreads(); /* the activations have landed for all; from here on the warps are independent */
 
     int at = 0;
     float gate[NT][4];
@@ -118,7 +120,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
             gemm_stream_wait(stages);
             tile_rows<SET, NT>(s, ring + at * p.slot, bs + kt * BN * (TILE_K * 2), n_active, acc);
             at = at + 1 == stages ? 0 : at + 1;
-            __syncwarp(); /* every lane is done with the entry that is fetched over */
+            __syncwarp(); /* every lane is done with the entry that is overwritten */
             fetch();
         }
         if (PAIR && n == 0) {
@@ -139,9 +141,9 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
                     continue;
                 float v = acc[0][i][e];
                 if (PAIR)
-                    gemm_put_pair(p, rows, s, col, row, gate[i][e], v);
+                    gemm_store_pair(p, rows, s, col, row, gate[i][e], v);
                 else
-                    gemm_put(p, rows, s, col, row, v);
+                    gemm_store(p, rows, s, col, row, v);
             }
     }
     copy_async_wait<0>();
@@ -156,9 +158,9 @@ static size_t gemm_stream_shared(const struct gemm_args &p, int nt, int warps)
            (size_t)(warps * p.stages) * (size_t)p.slot;
 }
 
-/* How a product is cut. */
+/* Split of a product into warps and blocks. */
 struct gemm_stream_plan {
-    int warps, stages, units, blocks; /* units: tiles of a warp; blocks 0: it does not fit */
+    int warps, stages, units, blocks; /* units: tiles of a warp; blocks 0: does not fit */
 };
 static struct gemm_stream_plan gemm_stream_plan_of(const struct cuda_backend *cu,
                                                    struct gemm_args p, bool pair, int nt)
@@ -187,7 +189,7 @@ static struct gemm_stream_plan gemm_stream_plan_of(const struct cuda_backend *cu
     return plan;
 }
 
-/* Tensor-core tiles of rows a block takes. */
+/* Tensor-core tiles of rows in a block's tile. */
 static int gemm_stream_nt(const struct gemm_args &p, int width)
 {
     return p.w.set != SET_K || width == 16 ? 2 : width == 8 ? 1 : 4;

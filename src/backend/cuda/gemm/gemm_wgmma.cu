@@ -1,36 +1,40 @@
 /*
- * Products of many rows on Hopper (sm_90a): wgmma with the weights as the operand in registers.
- * out^T = W x^T: a block takes 256 output rows, 64 for each of its four warpgroups (PAIR: gate
- * and up of the same hidden units), and up to 128 rows of the step. A fifth warpgroup brings:
- * codes by k tiles, activations by 64 columns, through rings of the block whose barriers say what
- * has landed and what may be overwritten. A warp turns the codes of its 16 rows into fragments of
- * halves one step ahead of the products that eat them. The work list, the rows and the results
- * are pick.cu's.
+ * y = x W^T for many rows on Hopper (sm_90a), computed as y^T = W x^T with wgmma, the weights as
+ * register operand.
+ * Mapping: a block computes 256 output rows, 64 per consumer warpgroup (PAIR: gate and up of the
+ * same hidden units), x up to 128 token rows. k is split where there are few blocks.
+ * Warp roles: four consumer warpgroups and one producer. The producer copies codes by k tiles and
+ * activations by chunks of 64 columns through rings of the block, with full and empty barriers. A
+ * consumer warp converts the codes of its 16 rows to fp16 fragments one step ahead of the product
+ * that uses them.
+ * The work list, the input rows and the output's layout are chosen in pick.cu.
+ * Limit: issue slots. On an H200 the loop alone reaches 960 TFLOP/s with decoding; long products
+ * reach 670 (feed-forward of the 8B), the output projection of the 30B-A3B 620.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/core/wgmma.cuh"
 
 enum { WGMMA_N = WGMMA_ROWS, WGMMA_ALIGN = 1024 };
-/* Four warpgroups multiply, for two units of 128 output rows; one brings. */
-enum { WGMMA_UNITS = 2, WGMMA_USERS = 256 * WGMMA_UNITS, WGMMA_BRINGERS = 128 };
-enum { WGMMA_THREADS = WGMMA_USERS + WGMMA_BRINGERS };
-/* Registers of those who multiply and of those who bring. */
-enum { WGMMA_REGS = 112, WGMMA_BRING_REGS = 32 };
+/* Four consumer warpgroups, for two units of 128 output rows; one producer. */
+enum { WGMMA_UNITS = 2, WGMMA_CONSUMERS = 256 * WGMMA_UNITS, WGMMA_PRODUCERS = 128 };
+enum { WGMMA_THREADS = WGMMA_CONSUMERS + WGMMA_PRODUCERS };
+/* Registers of a consumer and of a producer thread. */
+enum { WGMMA_CONSUMER_REGS = 112, WGMMA_PRODUCER_REGS = 32 };
 
 enum { WGMMA_MOST_SLOTS = 6, WGMMA_TILES = 8 * WGMMA_UNITS };
 
-/* Chunks of activations a block has room for: what the ring of codes leaves. */
+/* Stages of the activations' ring: what fits beside the ring of codes. */
 static __host__ __device__ constexpr int gemm_wgmma_slots(int tile_bytes)
 {
     return tile_bytes <= format<TILE_Q6_K>::BYTES ? WGMMA_MOST_SLOTS : 4;
 }
-/* Chunks of codes that come together: a k tile, or less of it where that would be too much. */
+/* Chunks of codes per copy: a k tile, or less if a k tile would be too large. */
 static __host__ __device__ constexpr int gemm_wgmma_step(int tile_bytes)
 {
     return tile_bytes <= format<TILE_Q8_0>::BYTES ? 4 : 1;
 }
 
-/* Who waits for whom: a chunk of activations, a k tile of codes; there, and done with. */
+/* Barriers for chunks of activations and k tiles of codes: full (landed) and empty (released). */
 struct gemm_wgmma_bars {
     uint64_t full[WGMMA_MOST_SLOTS], empty[WGMMA_MOST_SLOTS], codes_full[2], codes_empty[2];
 };
@@ -42,12 +46,13 @@ struct gemm_wgmma_block {
     int n_kt;
 };
 
-/* The warpgroup that brings everything: its first threads have a row of tiles each. */
-DEVICE void gemm_wgmma_bring(const struct gemm_wgmma_block &k, const uint8_t *from, int tile_bytes,
-                             const uint16_t *x, const int *rows_in, int ldx, int n)
+/* The producer warpgroup. Each of its first threads copies one row of tiles. */
+DEVICE void gemm_wgmma_produce(const struct gemm_wgmma_block &k, const uint8_t *from,
+                               int tile_bytes, const uint16_t *x, const int *rows_in, int ldx,
+                               int n)
 {
-    const int STEP = WGMMA_BRINGERS / 8, PER = WGMMA_N / STEP;
-    int id = (int)threadIdx.x - WGMMA_USERS, piece = id & 7, row0 = id >> 3;
+    const int STEP = WGMMA_PRODUCERS / 8, PER = WGMMA_N / STEP;
+    int id = (int)threadIdx.x - WGMMA_CONSUMERS, piece = id & 7, row0 = id >> 3;
     int n_slots = gemm_wgmma_slots(tile_bytes);
     uint32_t at[PER];
 #pragma unroll
@@ -89,7 +94,7 @@ DEVICE void gemm_wgmma_bring(const struct gemm_wgmma_block &k, const uint8_t *fr
     copy_async_wait<0>();
 }
 
-/* acc += a warp's tile x N rows. A chunk is 64 columns, a k tile four of them. */
+/* acc += a warp's tile x N rows. A chunk is 64 columns; a k tile is four chunks. */
 template <int KIND, int N>
 DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&acc)[WGMMA_N / 2])
 {
@@ -112,7 +117,7 @@ DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&
         for (int j = 0; j < 4; j++) {
             wgmma_wait<1>(); /* a[j & 1] has been read */
             if (j == 1 && c && lane == 0)
-                bar_arrive(last); /* and all of the chunk before */
+                bar_arrive(last); /* and all of the previous chunk */
             w.template frag<op_wgmma>(j, a[j & 1]);
             wgmma_fence();
             wgmma<N>(acc, a[j & 1], desc + 2 * (uint64_t)j);
@@ -121,7 +126,8 @@ DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&
         int next = c + 1, stage = next / STEP & 1;
         if (next < chunks) {
             if (!(next & (STEP - 1))) {
-                bar_arrive(&k.bars->codes_empty[stage ^ 1]); /* every lane: it has read its own */
+                bar_arrive(
+                    &k.bars->codes_empty[stage ^ 1]); /* every lane releases what it has read */
                 bar_wait(&k.bars->codes_full[stage], next / (2 * STEP));
             }
             w.fetch(mine + stage * (WGMMA_TILES * BYTES), next & (STEP - 1), lane);
@@ -135,8 +141,8 @@ DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&
     wgmma_wait<0>();
 }
 
-/* Columns a block works on for `count` rows. FEW: compiling takes its time, so not every kernel has
- * every width. */
+/* Width of the product for `count` rows. FEW: not every kernel has every width, to limit compile
+ * time. */
 template <bool FEW> DEVICE int gemm_wgmma_columns(int count)
 {
     if (FEW)
@@ -164,13 +170,13 @@ DEVICE void gemm_wgmma_width(const struct gemm_wgmma_block &k, int tile, int cou
         gemm_wgmma_loop<KIND, FEW ? 64 : 32>(k, tile, acc);
 }
 
-/* Results are made of gate and up. */
+/* Whether results combine gate and up. */
 DEVICE bool gemm_wgmma_pairs(const struct gemm_args &p)
 {
-    return p.y_half && !p.act.lone;
+    return p.y_fp16 && !p.act.ungated;
 }
 
-/* The row tile warp w of a block takes. What lies past the end is taken along and not kept. */
+/* Row tile of warp w of a block. Tiles past the end are computed and discarded. */
 DEVICE int gemm_wgmma_tile_of(const struct gemm_args &p, int block, int w)
 {
     if (!gemm_wgmma_pairs(p))
@@ -180,17 +186,17 @@ DEVICE int gemm_wgmma_tile_of(const struct gemm_args &p, int block, int w)
 }
 
 /*
- * Results leave through shared memory: the sums of a column of the block, 128 of them, lie next
- * to each other there, and a warp takes a column at a time. Little code matters here, since every
- * block runs it but once: what a lane does is the same for all columns. It has rows 4 lane.. of
- * the block (pair: gate and up of the hidden units 2 lane, 2 lane + 1).
+ * Epilogue: results are written through shared memory. The 128 sums of a column of the block are
+ * contiguous there, and a warp writes one column at a time. A lane has rows 4 lane .. 4 lane + 3 of
+ * the block (PAIR: gate and up of hidden units 2 lane, 2 lane + 1), so its work is the same for all
+ * columns. Short code matters here, because every block runs it only once.
  */
 enum { WGMMA_STRIDE = 128 * WGMMA_UNITS + 4 };
 
 struct gemm_wgmma_lane {
-    int at, left; /* place of its first row in a row of the results (-1: none); rows that exist */
+    int at, left; /* column of its first row in a result row (-1: none); rows that exist */
     float bias[4];
-    float gain[4]; /* of a head's norm */
+    float gain[4]; /* gain of a head's norm */
     bool norm;
 };
 
@@ -201,8 +207,8 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
     const float *bias = p.w.bias + (p.w.bias ? expert * p.w.n_out : 0);
     if (gemm_wgmma_pairs(p)) {
         int row = block * 64 + 2 * lane;
-        l.at = row < p.ldy ? half_slot(row) : -1;
-        l.left = p.w.n_out / 2 - row; /* zeros from there up to whole k tiles */
+        l.at = row < p.ldy ? fragment_slot(row) : -1;
+        l.left = p.w.n_out / 2 - row; /* zeros from there up to a whole k tile */
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (p.w.bias && (i & 1) < l.left)
@@ -229,7 +235,7 @@ DEVICE struct gemm_wgmma_lane gemm_wgmma_lane_of(const struct gemm_args &p, int 
 }
 
 /* A lane's part of a column of 128 sums. */
-DEVICE float4 gemm_wgmma_take(const struct gemm_args &p, const float *column)
+DEVICE float4 gemm_wgmma_column(const struct gemm_args &p, const float *column)
 {
     if (!gemm_wgmma_pairs(p))
         return *(const float4 *)(column + 4 * lane_id());
@@ -238,8 +244,8 @@ DEVICE float4 gemm_wgmma_take(const struct gemm_args &p, const float *column)
     return make_float4(gate.x, gate.y, up.x, up.y);
 }
 
-/* A warp has a head of B rows of the step (t < 0: none): elements 4 lane.. are a lane's. All that
- * has to be waited for is asked for first. */
+/* A warp writes one head of B token rows (t < 0: none); a lane has elements 4 lane .. 4 lane + 3.
+ * All loads are issued first. */
 template <int B>
 DEVICE void gemm_wgmma_heads(const struct gemm_heads &h, const struct gemm_wgmma_lane &l, int head,
                              const int (&t)[B], float (&v)[B][4])
@@ -278,7 +284,7 @@ DEVICE void gemm_wgmma_heads(const struct gemm_heads &h, const struct gemm_wgmma
                 v[b][i] = v[b][i] * rms * l.gain[i];
         }
     }
-    if (kv < h.n_kv) /* element i turns with i + 64 */
+    if (kv < h.n_kv) /* element i is rotated with i + 64 */
 #pragma unroll
         for (int b = 0; b < B; b++) {
             float4 x = turn[b][0], y = turn[b][1];
@@ -322,21 +328,22 @@ DEVICE void gemm_wgmma_store(const struct gemm_args &p, const struct gemm_wgmma_
         const int t[1] = {rows.out[col]};
         float one[1][4] = {{v[0], v[1], v[2], v[3]}};
         gemm_wgmma_heads(p.heads, l, block, t, one);
-    } else if (p.y_half && p.act.lone) { /* four hidden units next to each other: see half_slot */
+    } else if (p.y_fp16 && p.act.ungated) { /* four consecutive hidden units: see fragment_slot */
 #pragma unroll
         for (int i = 0; i < 4; i++)
             v[i] = i < l.left ? clamp_half(gated(p.act, v[i], 1.0f) * HIDDEN_SCALE) : 0.0f;
-        uint16_t *to = p.y_half + (size_t)rows.out[col] * (size_t)p.ldy + (size_t)half_slot(l.at);
+        uint16_t *to =
+            p.y_fp16 + (size_t)rows.out[col] * (size_t)p.ldy + (size_t)fragment_slot(l.at);
         *(uint32_t *)to = pack_half2(v[0], v[1]);
         *(uint32_t *)(to + 8) = pack_half2(v[2], v[3]);
-    } else if (p.y_half) {
+    } else if (p.y_fp16) {
         if (l.at < 0)
             return;
 #pragma unroll
         for (int i = 0; i < 2; i++)
             v[i] = i < l.left ? clamp_half(gated(p.act, v[i], v[i + 2]) * HIDDEN_SCALE) : 0.0f;
-        *(uint32_t *)(p.y_half + at) = pack_half2(v[0], v[1]);
-    } else if (p.narrow) { /* rows are multiples of four */
+        *(uint32_t *)(p.y_fp16 + at) = pack_half2(v[0], v[1]);
+    } else if (p.narrow) { /* result rows are multiples of four */
         if (l.left > 0) {
 #pragma unroll
             for (int i = 0; i < 4; i++)
@@ -353,7 +360,8 @@ DEVICE void gemm_wgmma_store(const struct gemm_args &p, const struct gemm_wgmma_
                 p.y[at + (size_t)i] = v[i];
 }
 
-/* Where a column's sums lie when k is cut: (pieces of k, row tiles, blocks, columns, 128). */
+/* Address of a column's partial sums of a split-k product: (k splits, row tiles, blocks, columns,
+ * 128). */
 DEVICE float *gemm_wgmma_part(const struct gemm_args &p, int piece, int block, int col)
 {
     size_t at = ((size_t)piece * gridDim.y + blockIdx.y) * (size_t)p.blocks + (size_t)block;
@@ -367,7 +375,7 @@ DEVICE void gemm_wgmma_tables(struct gemm_rows &rows, uint8_t *at)
     rows.scale = (float *)(rows.out + WGMMA_N);
 }
 
-/* Grid: (blocks of 128 output rows, WGMMA_UNITS of them; tiles of the step's rows; pieces of k). */
+/* Grid: (blocks of 128 output rows, WGMMA_UNITS of them; tiles of token rows; k splits). */
 template <int SET>
 static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     gemm_wgmma_kernel(const __grid_constant__ struct gemm_args p)
@@ -376,16 +384,16 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     uint8_t *shared = shared_align(raw, WGMMA_ALIGN);
     struct gemm_rows rows;
     struct gemm_wgmma_block k;
-    /* behind the slots and the rings, which depend on the kind of weights */
+    /* after the rings, whose size depends on the format of the weights */
     gemm_wgmma_tables(rows, shared + p.slot);
     k.bars = (struct gemm_wgmma_bars *)(rows.scale + WGMMA_N);
     int w = warp_id(), lane = lane_id(), unit = w >> 3;
-    if (w == WGMMA_USERS / 32 && lane < WGMMA_MOST_SLOTS) {
-        bar_init(&k.bars->full[lane], WGMMA_BRINGERS);
-        bar_init(&k.bars->empty[lane], WGMMA_USERS / 32);
+    if (w == WGMMA_CONSUMERS / 32 && lane < WGMMA_MOST_SLOTS) {
+        bar_init(&k.bars->full[lane], WGMMA_PRODUCERS);
+        bar_init(&k.bars->empty[lane], WGMMA_CONSUMERS / 32);
         if (lane < 2) {
             bar_init(&k.bars->codes_full[lane], WGMMA_TILES);
-            bar_init(&k.bars->codes_empty[lane], WGMMA_USERS);
+            bar_init(&k.bars->codes_empty[lane], WGMMA_CONSUMERS);
         }
         bar_ready();
     }
@@ -399,16 +407,16 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     k.slots = shared;
     k.ring = shared + p.slot - WGMMA_TILES / 2 * gemm_wgmma_step(s->tile_bytes) * s->tile_bytes;
     k.n_kt = min(p.kt_per, p.w.n_kt - kt0);
-    if (w >= WGMMA_USERS / 32) {
-        registers_fewer<WGMMA_BRING_REGS>();
-        int mine = min((int)threadIdx.x - WGMMA_USERS, (int)WGMMA_TILES - 1);
+    if (w >= WGMMA_CONSUMERS / 32) {
+        registers_fewer<WGMMA_PRODUCER_REGS>();
+        int mine = min((int)threadIdx.x - WGMMA_CONSUMERS, (int)WGMMA_TILES - 1);
         int tile = gemm_wgmma_tile_of(p, (int)blockIdx.x * WGMMA_UNITS + (mine >> 3), mine & 7);
         const uint8_t *from = tile_address(p.w, seg_of(p.w, tile), rows.expert, tile, kt0);
-        gemm_wgmma_bring(k, from, s->tile_bytes, p.x + kt0 * TILE_K, rows.in, p.ldx,
-                         gemm_wgmma_columns<FEW>(rows.count));
+        gemm_wgmma_produce(k, from, s->tile_bytes, p.x + kt0 * TILE_K, rows.in, p.ldx,
+                           gemm_wgmma_columns<FEW>(rows.count));
         return;
     }
-    registers_more<WGMMA_REGS>();
+    registers_more<WGMMA_CONSUMER_REGS>();
     float acc[WGMMA_N / 2] = {};
     wgmma_use(acc);
     if (s->kind == TILE_Q4_K)
@@ -426,7 +434,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
             });
     }
     wgmma_use(acc);
-    part_sync(1, WGMMA_USERS);     /* nobody reads slots or rings any more */
+    part_sync(1, WGMMA_CONSUMERS); /* the rings are no longer read */
     float *sums = (float *)shared; /* (columns, WGMMA_STRIDE) */
     {
         float *to = sums + 2 * (lane & 3) * WGMMA_STRIDE + w * 16 + (lane >> 2);
@@ -439,7 +447,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
                 to[(n * 8 + (i & 1)) * WGMMA_STRIDE + (i >> 1) * 8] = acc[4 * n + i];
         }
     }
-    part_sync(1, WGMMA_USERS);
+    part_sync(1, WGMMA_CONSUMERS);
     struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, block, rows.expert);
     if (p.heads.set && !p.part) {
         enum { AT_ONCE = 4 };
@@ -467,14 +475,14 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
             ((float4 *)gemm_wgmma_part(p, (int)blockIdx.z, block, col))[lane] =
                 ((const float4 *)column)[lane];
         else
-            gemm_wgmma_store(p, l, rows, block, col, gemm_wgmma_take(p, column));
+            gemm_wgmma_store(p, l, rows, block, col, gemm_wgmma_column(p, column));
     }
 }
 
-enum { WGMMA_SUMMERS = 128 };
+enum { WGMMA_REDUCE_THREADS = 128 };
 
-/* Adds up what the pieces of k came to, in their order. Grid: (as above, as above, columns / 8). */
-static __global__ void __launch_bounds__(WGMMA_SUMMERS)
+/* Adds up the k splits in order. Grid: (as above, as above, columns / 8). */
+static __global__ void __launch_bounds__(WGMMA_REDUCE_THREADS)
     gemm_wgmma_sum_kernel(const __grid_constant__ struct gemm_args p)
 {
     SHARED_BYTES(shared);
@@ -493,14 +501,14 @@ static __global__ void __launch_bounds__(WGMMA_SUMMERS)
         float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
         for (int i = 0; i * p.kt_per < p.w.n_kt; i++) {
-            float4 f = gemm_wgmma_take(p, gemm_wgmma_part(p, i, (int)blockIdx.x, col));
+            float4 f = gemm_wgmma_column(p, gemm_wgmma_part(p, i, (int)blockIdx.x, col));
             sums.x += f.x, sums.y += f.y, sums.z += f.z, sums.w += f.w;
         }
         gemm_wgmma_store(p, l, rows, (int)blockIdx.x, col, sums);
     }
 }
 
-/* Blocks that run at a time. Fewer cut k between them. */
+/* Blocks that run at a time. With fewer, k is split. */
 static int gemm_wgmma_blocks(const struct cuda_backend *cu)
 {
     return 2 * cu->n_sm;
@@ -511,7 +519,7 @@ size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu)
     return cu->wgmma ? (size_t)gemm_wgmma_blocks(cu) * 128 * WGMMA_N * sizeof(float) : 0;
 }
 
-/* Bytes in front of the tables of rows, and all. */
+/* Bytes before the tables of rows, and in all. */
 static size_t gemm_wgmma_shared(const struct matrix &w, size_t *tables)
 {
     size_t slots = 0;
@@ -527,7 +535,7 @@ static size_t gemm_wgmma_shared(const struct matrix &w, size_t *tables)
     return WGMMA_ALIGN + slots + 3 * WGMMA_N * 4 + sizeof(struct gemm_wgmma_bars);
 }
 
-/* Every block must see one kind of tiles. */
+/* Every block needs tiles of one kind. */
 bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
 {
     size_t tables;
@@ -539,10 +547,10 @@ bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, boo
     return !pair || w->n_seg == 1 || (w->n_seg == 2 && w->seg[0].n_tiles == w->seg[1].n_tiles);
 }
 
-/* Rows of a tile, so that the last round of blocks is not an almost empty one: decoding, start
- * and end of a block take about as long as the products of 100 rows. Returns how many tiles that
- * makes. */
-static int gemm_wgmma_even(const struct cuda_backend *cu, int x, int rows, int *width)
+/* Chooses the rows per tile so that the last round of blocks is not nearly empty: decoding, start
+ * and end of a block take about as long as the products of 100 rows. Returns the number of
+ * tiles. */
+static int gemm_wgmma_balance(const struct cuda_backend *cu, int x, int rows, int *width)
 {
     int best = 0, tiles = 0;
     for (int w = WGMMA_N; w >= 80; w -= 16) {
@@ -561,13 +569,13 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
 {
     size_t tables, shared = gemm_wgmma_shared(p.w, &tables);
     p.slot = (int)tables;
-    int tiles = p.y_half ? p.ldy / TILE_ROWS : p.w.n_tiles;
+    int tiles = p.y_fp16 ? p.ldy / TILE_ROWS : p.w.n_tiles;
     int x = ceil_div(ceil_div(tiles, pair ? 4 : 8), WGMMA_UNITS);
     p.blocks = x * WGMMA_UNITS;
     int pieces = p.moe ? 1 : gemm_wgmma_blocks(cu) / (p.blocks * y);
     p.width = WGMMA_N;
     if (pieces <= 1 && !p.moe && SET == SET_K)
-        y = gemm_wgmma_even(cu, x, p.rows, &p.width);
+        y = gemm_wgmma_balance(cu, x, p.rows, &p.width);
     p.kt_per = p.w.n_kt;
     if (pieces > 1) {
         p.kt_per = ceil_div(p.w.n_kt, pieces);
@@ -579,7 +587,7 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
                 WGMMA_THREADS, shared, LAUNCH_EARLY, p);
     if (pieces > 1)
         cuda_launch(cu, gemm_wgmma_sum_kernel, dim3((unsigned)p.blocks, (unsigned)y, WGMMA_N / 8),
-                    WGMMA_SUMMERS, (size_t)(3 * WGMMA_N * 4), LAUNCH_EARLY, p);
+                    WGMMA_REDUCE_THREADS, (size_t)(3 * WGMMA_N * 4), LAUNCH_EARLY, p);
 }
 
 void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y)
@@ -595,9 +603,9 @@ static __global__ void probe_kernel(int *there)
     *there = wgmma_compiled();
 }
 
-/* Whether this program was built for this very GPU: code for sm_90a runs nowhere else, and code for
- * anything else has no wgmma. */
-bool gemm_wgmma_there(struct cuda_backend *cu, int *scratch)
+/* Whether this program was built for this GPU: sm_90a code runs nowhere else, and other code has no
+ * wgmma. */
+bool gemm_wgmma_available(struct cuda_backend *cu, int *scratch)
 {
     int there = 0;
     if (cu->sm != 90)

@@ -1,17 +1,20 @@
 /*
- * Dense products of one row, or a few: bound by reads, and between kernels by latency. A kernel
- * has one block to an SM. A block owns 16 output rows at a time; its warps cut k between them,
- * 256 columns ("a slice") each. A warp turns its slice of the row into what products take
- * (dot.cuh), once for all rows of the block, and works through its tiles as they land in shared
- * memory; the block meets only to add up. The first weights are on their way before the kernel in
- * front has finished, and what the end needs to know is looked up before the wait; the rest is
- * asked for behind the row, which would have to wait for it.
- *
- * A norm in front of a product is folded in: the gain goes into the activations, the sum of squares
- * is gathered on the side and divides the sums at the end.
- *
- * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
- * costs more than the product of a tile.
+ * y = [norm](x) W^T (+ bias) for one row, or a few rows one by one (blockIdx.y). PAIR: y =
+ * act(gate, up).
+ * Mapping: one block per SM. A block computes 16 output rows at a time. Its warps split k in slices
+ * of 256 columns. A warp converts its slice of the row to tensor-core operands (dot.cuh) once for
+ * all output rows of the block, and multiplies tiles as they land in shared memory. The block meets
+ * only to add up.
+ * Prefetch: the first weights are issued before the preceding kernel has finished, and the
+ * epilogue's operands are looked up before the wait. The remaining weights are issued after the row
+ * has been read, because the row would queue after them.
+ * Norm: the gain multiplies the activations; the sum of squares is gathered on the side and divides
+ * the sums at the end.
+ * Limit: the read of the weights and, between kernels, latency. On an H200 (30B-A3B, depth 256)
+ * norm + q, k, v take 2.7 us from the moment the row is ready: row 0.7, products 1.4, end 0.4.
+ * Weights stream at 4.3 TB/s.
+ * Registers are bounded without spilling: a spill is a round trip to memory that costs more than
+ * the product of a tile.
  */
 #include "backend/cuda/core/act.cuh"
 #include "backend/cuda/core/ring.cuh"
@@ -22,12 +25,12 @@ enum { MAX_WARPS = 16 };
 
 /* Shared memory: the rings' barriers, rings, sums, squares. */
 enum {
-    BATCH = 16, /* most tiles between two meetings */
+    BATCH = 16, /* most tiles between two reductions */
     STAGES = 8,
-    BARRIERS = STAGES,  /* of a warp; 16 bytes a pair */
-    SHARES = TILE_ROWS, /* floats of a tile's sums in one warp */
-    /* What a block asks for before the wait: all of a short product, less of others. The row
-     * would have to wait for the rest, and the products for the row. */
+    BARRIERS = STAGES,  /* barriers of a warp; 16 bytes a pair */
+    SHARES = TILE_ROWS, /* floats of a tile's sums per warp */
+    /* Bytes a block issues before the wait: a whole short product, less of a long one. More would
+     * delay the row, and the products wait for the row. */
     SHORT_BYTES = 80 << 10,
     FIRST_BYTES = 60 << 10
 };
@@ -63,8 +66,9 @@ DEVICE struct gemv_smem gemv_carve(uint8_t *base, const struct gemv_shape &s)
     return m;
 }
 
-/* Asks for the tile that lane n knows of; bytes 0: for nothing, which counts. */
-DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes, int n)
+/* Lane `n` starts the copy of its tile into the next ring slot. With `bytes` 0 nothing is copied,
+ * but the slot still advances. */
+DEVICE void ring_issue(struct ring &r, const uint8_t *from, int bytes, int n)
 {
 #if BULK_COPIES
     if (lane_id() == n && bytes)
@@ -79,7 +83,8 @@ DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes, int n)
     r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
 }
 
-/* Asks for tiles begin..end-1 of an empty ring, which lanes of these numbers know of. */
+/* Starts the copies of tiles begin .. end-1 into an empty ring. Lane i knows the address of tile
+ * i. */
 DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes, int begin, int end)
 {
 #if BULK_COPIES
@@ -88,19 +93,19 @@ DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes, int begin,
         bulk_copy(r.base + n * r.slot, from, bytes, r.bar + n);
 #else
     for (int n = begin; n < end; n++)
-        ring_put(r, from, bytes, n);
+        ring_issue(r, from, bytes, n);
 #endif
 }
 
-/* A warp's sums of a tile, from the lanes' shares of rows g and g+8 (a quad holds a row). */
+/* A warp's sum of a tile, from the lanes' partial sums of rows g and g+8 (a quad holds a row). */
 DEVICE float quad_sum(const float (&sum)[2])
 {
-    bool odd = lane_id() & 1; /* odd lanes go on with row g+8 */
+    bool odd = lane_id() & 1; /* odd lanes continue with row g+8 */
     float v = odd ? sum[1] : sum[0], other = odd ? sum[0] : sum[1];
     v += __shfl_xor_sync(FULL_WARP, other, 1);
     return v + __shfl_xor_sync(FULL_WARP, v, 2);
 }
-DEVICE void put_sums(float *to, const float (&sum)[2])
+DEVICE void store_sums(float *to, const float (&sum)[2])
 {
     float v = quad_sum(sum);
     if (!(lane_id() & 2))
@@ -114,37 +119,37 @@ DEVICE void add_sums(float *to, const float (&sum)[2])
         to[(lane_id() >> 2) + 8 * (lane_id() & 1)] += v;
 }
 
-/* a / b of numbers from 0 to 2^20, in a few instructions: what stands before a kernel's first fetch
- * counts. */
+/* a / b for numbers from 0 to 2^20, in a few instructions. Instructions before a kernel's first
+ * copy delay everything after. */
 DEVICE int quotient(int a, int b)
 {
     return (int)fast_divide((float)a + 0.5f, (float)b);
 }
 
-/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
- * (PAIR: gate and up of the same rows by turns, and y = act(gate, up)). */
+/* Arguments. Tiles come in batches of at most BATCH (PAIR: gate and up of the same rows
+ * alternate). */
 struct gemv_args {
     struct matrix w;
     struct norm_in in;
     float *y;
     int n_units, units_per_block; /* units: tiles, or pairs */
-    int first;                    /* tiles of a warp that are asked for before the wait */
+    int first;                    /* tiles per warp issued before the wait */
     struct gemv_shape s;
     float inv_n;       /* 1 / n_in */
     struct gating act; /* PAIR */
 };
 
-/* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
- * tiles of the batch; so what is made of a slice of the row serves a whole batch. Lane n knows where
- * the n-th of 32 tiles lies that are fetched one after the other, and how large it is (0: there is
- * none). */
-struct gemv_walk {
+/* The order in which a warp copies tiles: batches of tiles (PAIR: gate, up, gate, up), then this
+ * warp's slices, then the tiles of the batch. So a converted slice of the row serves a whole batch.
+ * Lane n holds the address and size of the n-th of the next 32 tiles (size 0: no tile). */
+struct gemv_schedule {
     const uint8_t *from;
     int bytes, base, next, each; /* each: slices of this warp */
 };
 
 template <bool PAIR>
-DEVICE void gemv_look_up(struct gemv_walk &f, const struct gemv_args &p, const struct gemv_span &s)
+DEVICE void gemv_look_up(struct gemv_schedule &f, const struct gemv_args &p,
+                         const struct gemv_span &s)
 {
     int n = f.base + lane_id(), k = quotient(n, f.each * s.most), first = s.first + k * s.most;
     int batch = min(s.most, s.end - first), rest = n - k * f.each * s.most;
@@ -161,7 +166,7 @@ DEVICE void gemv_look_up(struct gemv_walk &f, const struct gemv_args &p, const s
 }
 
 template <bool PAIR>
-DEVICE void gemv_fetch(struct gemv_walk &f, struct ring &ring, const struct gemv_args &p,
+DEVICE void gemv_fetch(struct gemv_schedule &f, struct ring &ring, const struct gemv_args &p,
                        const struct gemv_span &s)
 {
     if (f.next == 32) {
@@ -169,10 +174,10 @@ DEVICE void gemv_fetch(struct gemv_walk &f, struct ring &ring, const struct gemv
         f.next = 0;
         gemv_look_up<PAIR>(f, p, s);
     }
-    ring_put(ring, f.from, f.bytes, f.next++);
+    ring_issue(ring, f.from, f.bytes, f.next++);
 }
 
-/* A thread adds up the warps' shares of its row, and writes it. */
+/* Each thread adds up the warps' sums of its output row and writes the result. */
 template <bool PAIR, bool NORM>
 DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args &p,
                        const struct gemv_smem &m, const float *sums, int stride)
@@ -197,8 +202,8 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
     *o.to = PAIR ? gated(p.act, r[0], r[TILES - 1]) : r[0];
 }
 
-/* The bound on threads is one on registers (without a norm: 80), so that other kernels find room
- * beside it. */
+/* The thread bound limits registers (without a norm: 80), so that other kernels fit beside this
+ * one. */
 template <int SET, bool PAIR, bool NORM>
 static __global__ void __launch_bounds__(NORM                ? 512
                                          : set_is_small(SET) ? 768
@@ -216,15 +221,15 @@ static __global__ void __launch_bounds__(NORM                ? 512
     int warp = warp_id(), lane = lane_id();
     struct gemv_span span = gemv_span_of<PAIR>(p.n_units, p.units_per_block, p.s.batch);
     int first = span.first, end = span.end, most = span.most;
-    struct gemv_walk f = {NULL, 0, 0, stages, quotient(p.w.n_kt - warp + warps - 1, warps)};
+    struct gemv_schedule f = {NULL, 0, 0, stages, quotient(p.w.n_kt - warp + warps - 1, warps)};
     gemv_look_up<PAIR>(f, p, span);
     struct gemv_output<PAIR> out = {
     };
     float v[8];
     ring_fill(m.ring, f.from, f.bytes, 0, p.first);
     dependency_trigger();
-    /* The row, a slice ahead of its products. NORM: x + d, whose squares count the first time,
-     * times the gain; what it takes of two slices is asked for in one trip at the start. */
+    /* The row is loaded one slice ahead of its products. NORM: x + d, whose squares count in the
+     * first pass, times the gain; the operands of two slices are loaded together at the start. */
     float squares = 0.0f, gain[2][8];
     int second = warp + warps < p.w.n_kt ? warp + warps : warp;
     auto norm = [&](float(&to)[8], const float(&d)[8], const float(&g)[8], int slice, bool count) {
@@ -309,7 +314,7 @@ static __global__ void __launch_bounds__(NORM                ? 512
                 if (slice != warp)
                     add_sums(shares, sum);
                 else
-                    put_sums(shares, sum);
+                    store_sums(shares, sum);
                 ring_drop(m.ring);
                 gemv_fetch<PAIR>(f, m.ring, p, span);
             }
@@ -333,16 +338,16 @@ static __global__ void __launch_bounds__(NORM                ? 512
     marks_end(mk, PAIR ? 2 : NORM ? 1 : 3);
 }
 
-/* tiles: of a block; per_warp: of a warp, all slices of them. What is in flight leaves room for
- * another kernel, so that the next one's first tiles are under way before this one ends. */
+/* tiles: of a block; per_warp: of a warp over all its slices. The ring leaves room for another
+ * kernel, so that the next kernel's first tiles are in flight before this one ends. */
 static struct gemv_shape gemv_plan(const struct cuda_backend *cu, const struct matrix *w, int warps,
                                    int tiles, int per_warp)
 {
     struct gemv_shape s;
-    int most = 2 * warps < BATCH ? 2 * warps : BATCH; /* a thread for every row */
+    int most = 2 * warps < BATCH ? 2 * warps : BATCH; /* one thread per row */
     int stages = cu->sm >= 90 ? STAGES : 4;           /* see ring_get */
     int batches = ceil_div(tiles, most);
-    s.batch = batches == 1 ? tiles : (ceil_div(tiles, batches) + 1) / 2 * 2; /* even: pairs */
+    s.batch = batches == 1 ? tiles : (ceil_div(tiles, batches) + 1) / 2 * 2; /* even, for pairs */
     s.sums = tiles > s.batch ? 2 : 1;
     s.warps = warps;
     s.slot = w->max_tile_bytes;
@@ -371,7 +376,7 @@ static void gemv_launch(struct cuda_backend *cu, const struct matrix *w, const s
             (gemv_shared(least) <= cu->shared_limit && (w->set != SET_ALL || warps <= 8)))
             break;
     }
-    /* One block to an SM: its warps share what they make of the row over many tiles. */
+    /* One block per SM: its warps reuse the converted row for many tiles. */
     int per_block = ceil_div(units * rows, cu->n_sm);
     per_block = per_block < units ? per_block : units;
     struct gemv_args p = {};

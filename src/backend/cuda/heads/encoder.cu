@@ -16,7 +16,7 @@ extern "C" {
 
 struct norm_args {
     struct encoder_norm n;
-    uint16_t *out; /* (n, padded) halves in the order of half_slot, or NULL */
+    uint16_t *out; /* (n, padded) halves in the order of fragment_slot, or NULL */
     float *out_scale;
     int padded;
 };
@@ -97,8 +97,8 @@ static __global__ void __launch_bounds__(128)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             v[i] = k + i < width ? row[k + i] * f : 0.0f;
-        *(uint32_t *)(out + half_slot(k)) = pack_half2(v[0], v[1]);
-        *(uint32_t *)(out + half_slot(k + 2)) = pack_half2(v[2], v[3]);
+        *(uint32_t *)(out + fragment_slot(k)) = pack_half2(v[0], v[1]);
+        *(uint32_t *)(out + fragment_slot(k + 2)) = pack_half2(v[2], v[3]);
     }
     if (lane == 0)
         p.out_scale[t] = float_of((e - 10) << 23);

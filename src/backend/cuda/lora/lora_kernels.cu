@@ -273,12 +273,12 @@ static __global__ void __launch_bounds__(LORA_THREADS)
     dependency_wait();
     dependency_trigger();
     int i = (int)(blockIdx.y * LORA_THREADS + threadIdx.x) * 4, row = (int)blockIdx.x;
-    const float *from = p.raw + (size_t)row * (size_t)(p.act.lone ? p.width : 2 * p.width);
+    const float *from = p.raw + (size_t)row * (size_t)(p.act.ungated ? p.width : 2 * p.width);
     float h[4] = {};
 #pragma unroll
     for (int q = 0; q < 4; q++)
         if (i + q < p.width)
-            h[q] = gated(p.act, from[i + q], p.act.lone ? 1.0f : from[p.width + i + q]);
+            h[q] = gated(p.act, from[i + q], p.act.ungated ? 1.0f : from[p.width + i + q]);
 #pragma unroll
     for (int q = 0; q < 4; q++)
         if (i + q < p.width)
@@ -291,11 +291,11 @@ static __global__ void __launch_bounds__(LORA_THREADS)
     uint32_t low = pack_half2(h[0], h[1]), high = pack_half2(h[2], h[3]);
     if (p.halves) {
         uint16_t *to = p.halves + (size_t)row * (size_t)p.padded;
-        *(uint32_t *)(to + half_slot(i)) = low;
-        *(uint32_t *)(to + half_slot(i + 2)) = high;
+        *(uint32_t *)(to + fragment_slot(i)) = low;
+        *(uint32_t *)(to + fragment_slot(i + 2)) = high;
     }
     if (p.panels) { /* as residual.cu's */
-        int tile = row / p.panel_rows, at = half_slot(i), piece = at >> 3 & 7, turn = row & 7;
+        int tile = row / p.panel_rows, at = fragment_slot(i), piece = at >> 3 & 7, turn = row & 7;
         uint8_t *to = p.panels +
                       ((size_t)(tile * p.panel_rows) * (size_t)p.padded +
                        (size_t)((row - tile * p.panel_rows) * 64)) *

@@ -54,7 +54,7 @@ static __global__ void __launch_bounds__(128)
     if (x) {
         uint16_t *to = x + ((size_t)h * (size_t)s.n_tokens + (size_t)t) * (size_t)ldx;
         for (int i = lane_id(); i < nope; i += 32)
-            to[half_slot(i)] = float_to_half(clamp_half(from[i]));
+            to[fragment_slot(i)] = float_to_half(clamp_half(from[i]));
     }
     latent_rotate(rope, turn, from + nope);
 }

@@ -22,7 +22,8 @@ struct latent_args {
     int page_len, type;
     const float *q;  /* (n_tokens, H, C) queries in the latent's space */
     const float *qr; /* (n_tokens, H, Dn + Dr) of which the last Dr, rotated */
-    uint16_t *sums;  /* (H, n_tokens, ldx) what they gather, as halves in the order of half_slot */
+    uint16_t
+        *sums; /* (H, n_tokens, ldx) what they gather, as halves in the order of fragment_slot */
     int ldx;
     int n_heads, nope_dim, rope_dim, rank;
     float scale;
@@ -65,7 +66,7 @@ DEVICE int latent_part_keys(int last, int n_split)
 DEVICE uint16_t *latent_sum_at(const struct latent_args &p, int t, int h, int i)
 {
     return p.sums + ((size_t)h * (size_t)p.step.n_tokens + (size_t)t) * (size_t)p.ldx +
-           (size_t)half_slot(i);
+           (size_t)fragment_slot(i);
 }
 
 /* One of the two products: x (H, rows, ldx) halves, ldx of the weight; the work list of its kernel,

@@ -90,7 +90,7 @@ static __global__ void __launch_bounds__(256)
         int i = 64 * j + 2 * lane_id();
         float a = latent_get<CODED>(p.cache, p.type, at + (size_t)i);
         float b = latent_get<CODED>(p.cache, p.type, at + (size_t)(i + 1));
-        uint16_t *to = i < LATENT_RANK ? x + (size_t)key * LATENT_RANK + (size_t)half_slot(i)
+        uint16_t *to = i < LATENT_RANK ? x + (size_t)key * LATENT_RANK + (size_t)fragment_slot(i)
                                        : kr + (size_t)key * LATENT_ROPE + (size_t)(i - LATENT_RANK);
         *(uint32_t *)to = pack_half2(clamp_half(a), clamp_half(b));
     }

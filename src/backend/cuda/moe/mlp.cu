@@ -42,8 +42,8 @@ struct gating cuda_gating(const struct ffn *f)
 {
     struct gating g = {};
     g.plain = f->act == ACT_SILU;
-    g.lone = f->act == ACT_PLAIN_GELU;
-    g.erf = f->act == ACT_GELU || g.lone;
+    g.ungated = f->act == ACT_PLAIN_GELU;
+    g.erf = f->act == ACT_GELU || g.ungated;
     g.linear = 1.0f;
     g.limit = INFINITY;
     if (f->act == ACT_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
@@ -108,7 +108,7 @@ static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, c
 {
     bool changed = op == PICK_MOE ? lora_changes_experts(cu, m)
                                   : lora_changes(cu, c->w) || lora_changes(cu, c->down);
-    if (changed && op != PICK_LONE) { /* whose products add them by themselves */
+    if (changed && op != PICK_UNGATED) { /* whose products add them by themselves */
         lora_mlp(cu, op, c, m);
         return;
     }
@@ -204,7 +204,7 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct closi
         close->norm = cuda_gain(cu, &m->dense_out);
     }
     c.y = cu->d;
-    run(cu, m->router.w ? PICK_MOE : c.act.lone ? PICK_LONE : PICK_FFN, &c, m);
+    run(cu, m->router.w ? PICK_MOE : c.act.ungated ? PICK_UNGATED : PICK_FFN, &c, m);
 }
 
 /* x += norm((act(x Wg^T) * e) Wp^T) */

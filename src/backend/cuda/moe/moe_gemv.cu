@@ -64,7 +64,7 @@ DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct gemv_shap
 
 /* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end.
  */
-DEVICE void put_sums(float *to, const float (&sum)[2])
+DEVICE void store_sums(float *to, const float (&sum)[2])
 {
     to[lane_id()] = sum[0];
     to[lane_id() + 32] = sum[1];
@@ -77,7 +77,7 @@ DEVICE void add_sums(float *to, const float (&sum)[2])
 }
 
 /* Row i of a tile: adds up every warp's shares, which are `stride` apart. */
-DEVICE float take_sum(const float *sums, int warps, int stride, int i)
+DEVICE float load_sum(const float *sums, int warps, int stride, int i)
 {
     float v = 0.0f;
 #pragma unroll 8
@@ -123,7 +123,7 @@ static size_t route_shared(const struct matrix &router)
 }
 
 /* Asks for what does not depend on the step. Every thread gets what it will read of w itself. */
-DEVICE void route_ask(const struct moe_gemv_args &p, struct route_tile *t)
+DEVICE void route_prefetch(const struct moe_gemv_args &p, struct route_tile *t)
 {
     int k = (int)blockIdx.x * TILE_ROWS, q = 4 * (int)(threadIdx.x & 3);
     const float *tile = (const float *)(p.router.seg[0].base + (size_t)(k / TILE_K) * F32_BYTES);
@@ -173,11 +173,11 @@ static constexpr int moe_gemv_registers(int set, int mode)
 
 /* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
  * tiles of the batch; so what is made of a slice of the row serves a whole batch. */
-struct moe_gemv_walk {
+struct moe_gemv_schedule {
     int first, slice, b, expert;
 };
 
-DEVICE void moe_gemv_go_to(struct moe_gemv_walk &f, const struct moe_gemv_args &p,
+DEVICE void moe_gemv_go_to(struct moe_gemv_schedule &f, const struct moe_gemv_args &p,
                            const struct gemv_span &s, int n)
 {
     int warp = warp_id(), warps = p.s.warps;
@@ -191,8 +191,9 @@ DEVICE void moe_gemv_go_to(struct moe_gemv_walk &f, const struct moe_gemv_args &
 }
 
 template <bool PAIR>
-DEVICE const uint8_t *moe_gemv_next(const struct moe_gemv_walk &f, const struct moe_gemv_args &p,
-                                    const struct gemv_span &s, int *bytes, size_t *expert_bytes)
+DEVICE const uint8_t *moe_gemv_next(const struct moe_gemv_schedule &f,
+                                    const struct moe_gemv_args &p, const struct gemv_span &s,
+                                    int *bytes, size_t *expert_bytes)
 {
     int tile = gemv_tile<PAIR>(s, f.first + f.b);
     const struct seg *g = seg_of(p.w, tile);
@@ -202,7 +203,7 @@ DEVICE const uint8_t *moe_gemv_next(const struct moe_gemv_walk &f, const struct 
 }
 
 template <bool PAIR>
-DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
+DEVICE void moe_gemv_fetch(struct moe_gemv_schedule &f, struct ring &ring,
                            const struct moe_gemv_args &p, const struct gemv_span &s)
 {
     const uint8_t *from = NULL;
@@ -219,7 +220,7 @@ DEVICE void moe_gemv_fetch(struct moe_gemv_walk &f, struct ring &ring,
             }
         }
     }
-    ring_put(ring, from, bytes);
+    ring_issue(ring, from, bytes);
 }
 
 /* The expert of this block: its row's choice number `pick`. */
@@ -263,7 +264,7 @@ DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_
 }
 
 /* CHOSEN: the gains of this warp's slices, on their way to shared memory. */
-DEVICE void moe_gemv_ask_gains(const struct moe_gemv_args &p, const struct moe_gemv_smem &m)
+DEVICE void moe_gemv_prefetch_gains(const struct moe_gemv_args &p, const struct moe_gemv_smem &m)
 {
 #if BULK_COPIES
     int n_in = p.w.n_in, step = p.s.warps * TILE_K, total = 0;
@@ -312,11 +313,11 @@ DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_g
     int row = (int)(threadIdx.x & 15), warps = p.s.warps;
     float scale = 1.0f;
     if (MODE == CHOSEN)
-        scale = rsqrtf(take_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
-    float r = take_sum(from, warps, stride, row) * scale + o.bias[0];
+        scale = rsqrtf(load_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
+    float r = load_sum(from, warps, stride, row) * scale + o.bias[0];
     if (PAIR)
         r = gated_as<PLAIN == PLAIN_ALL>(
-            p.act, r, take_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
+            p.act, r, load_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
     if (MODE == ROUTE)
         ((struct route_tile *)m.extra)->y[row] = r += old;
     *o.to = r;
@@ -339,7 +340,7 @@ DEVICE void moe_gemv_share(float *shares, const float (&sum)[2], bool again)
     if (again)
         add_sums(shares, sum);
     else
-        put_sums(shares, sum);
+        store_sums(shares, sum);
 }
 
 /* Two tiles at a time: neither waits for the other. */
@@ -363,7 +364,7 @@ DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *shares,
 }
 
 /* CHOSEN: the squares of this warp's slices, of which a lane in eight has a sum. */
-DEVICE void moe_gemv_put_squares(const struct moe_gemv_smem &m, float squares)
+DEVICE void moe_gemv_store_squares(const struct moe_gemv_smem &m, float squares)
 {
 #pragma unroll
     for (int i = 16; i >= 4; i >>= 1)
@@ -405,7 +406,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             return;
     }
     int first = span.first, end = span.end, most = span.most;
-    struct moe_gemv_walk f = {first, warp, 0, 0};
+    struct moe_gemv_schedule f = {first, warp, 0, 0};
     const uint8_t *from0 = NULL; /* the first ones, a lane each; expert 0's */
     int bytes0 = 0;
     size_t expert_bytes = 0;
@@ -420,13 +421,13 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             moe_gemv_fetch<PAIR>(f, m.ring, p, span);
         } else {
             if ((asked & 31) == 0) {
-                struct moe_gemv_walk g = f;
+                struct moe_gemv_schedule g = f;
                 moe_gemv_go_to(g, p, span, asked + lane);
                 bytes0 = 0;
                 if (g.first < end)
                     from0 = moe_gemv_next<PAIR>(g, p, span, &bytes0, &expert_bytes);
             }
-            ring_put_of(m.ring, from0, bytes0, asked & 31);
+            ring_issue_from(m.ring, from0, bytes0, asked & 31);
             asked++;
         }
     };
@@ -436,10 +437,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     if (!IS_EXPERT)
         ring_fill(m.ring, from0, bytes0);
     if (MODE == ROUTE)
-        route_ask(p, (struct route_tile *)m.extra);
+        route_prefetch(p, (struct route_tile *)m.extra);
     gemv_locate<SET, PLAIN != PLAIN_ALL>(out, p.w, span, first, y);
     if (MODE == CHOSEN)
-        moe_gemv_ask_gains(p, m);
+        moe_gemv_prefetch_gains(p, m);
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
@@ -517,7 +518,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         }
         mark(mk, 6);
         if (tile == first && MODE == CHOSEN)
-            moe_gemv_put_squares(m, squares);
+            moe_gemv_store_squares(m, squares);
         odd ^= 1;
         __syncthreads();
         mark(mk, 7);
@@ -695,11 +696,11 @@ static __global__ void __launch_bounds__(WARPS * 32)
         bytes = 0;
         if (next < total)
             from = address(next++, &bytes);
-        ring_put(m.ring, from, bytes);
+        ring_issue(m.ring, from, bytes);
     }
     copy_async_wait<0>();
     mark(mk, 6);
-    put_sums(m.sums + warp * SHARES, sum);
+    store_sums(m.sums + warp * SHARES, sum);
     __syncthreads();
     mark(mk, 7);
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
@@ -714,7 +715,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
         }
     if (r < TILE_ROWS && row < s->rows)
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
-            take_sum(m.sums, WARPS, SHARES, r) + bias;
+            load_sum(m.sums, WARPS, SHARES, r) + bias;
     marks_end(mk, 6);
 }
 
@@ -807,17 +808,17 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
             if (next < total) {
                 if ((next & 31) == 0)
                     look_up(next);
-                ring_put_of(m.ring, from, bytes, next & 31);
+                ring_issue_from(m.ring, from, bytes, next & 31);
                 next++;
             } else {
-                ring_put(m.ring, NULL, 0);
+                ring_issue(m.ring, NULL, 0);
             }
         }
     }
     copy_async_wait<0>();
 #pragma unroll
     for (int t = 0; t < DOWN_TILES; t++)
-        put_sums(m.sums + (warp * DOWN_TILES + t) * SHARES, sum[t]);
+        store_sums(m.sums + (warp * DOWN_TILES + t) * SHARES, sum[t]);
     __syncthreads();
     int r = (int)threadIdx.x, row = first * TILE_ROWS + r;
     bool mine = r < n_tiles * TILE_ROWS && row < p.w.n_out;
@@ -831,7 +832,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
                 bias += weight * p.w.bias[e * p.w.n_out + row];
         }
     if (mine)
-        v0 = take_sum(m.sums + (r >> 4) * SHARES, WARPS, DOWN_TILES * SHARES, r & 15);
+        v0 = load_sum(m.sums + (r >> 4) * SHARES, WARPS, DOWN_TILES * SHARES, r & 15);
     if (q.ranks > 1) {
         if (mine)
             m.extra[r] = v0;

@@ -21,7 +21,7 @@
 enum { UP_BATCH = 4 };
 enum { QUAD_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
 
-struct moe_quad_meeting;
+struct grid_barrier;
 
 /* What a launch does; several: blocks wait for each other. */
 enum { QUAD_UP = 1, QUAD_DOWN = 2 };
@@ -33,20 +33,20 @@ struct moe_quad_args {
     const float *x_scale; /* (rows) what undoes their scale */
     uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
     float *y;             /* (rows, n_out) */
-    struct moe_quad_meeting *meeting;
+    struct grid_barrier *meeting;
     int rows, slot, phases;
     struct gating act;
     struct route_rule rule;
 };
 
 /* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
-struct moe_quad_meeting {
+struct grid_barrier {
     uint32_t turn, arrived[2];
 };
 
 size_t moe_quad_meeting_bytes(void)
 {
-    return sizeof(struct moe_quad_meeting);
+    return sizeof(struct grid_barrier);
 }
 
 /* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows
@@ -212,13 +212,13 @@ DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_
 }
 
 /* All blocks of the launch: what each wrote before is there for all after. */
-DEVICE void meeting_arrive(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
+DEVICE void grid_barrier_arrive(struct grid_barrier *m, uint32_t turn) /* one thread */
 {
     add_released(&m->arrived[turn & 1], 1);
     if (blockIdx.x == 0)
         m->arrived[~turn & 1] = 0; /* of the launch before, and the next */
 }
-DEVICE void meeting_wait(struct moe_quad_meeting *m, uint32_t turn) /* one thread */
+DEVICE void grid_barrier_wait(struct grid_barrier *m, uint32_t turn) /* one thread */
 {
     while (load_acquired(&m->arrived[turn & 1]) < gridDim.x)
         ;
@@ -262,7 +262,7 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
 
 /* What a warp asks its ring for: its tiles of gate and up (PARTS 1: by turns), then those of down:
  * (entry, slice) pairs, shared out between the warps. */
-template <int PARTS, int STAGES> struct moe_quad_walk {
+template <int PARTS, int STAGES> struct moe_quad_schedule {
     struct tile_ring<STAGES> ring;
     struct tile_plane plane[2], below;
     const struct moe_quad_list *list;
@@ -333,8 +333,8 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
 
 /* y of this block's 16 outputs: the warps' sums together. */
 template <int WHAT>
-DEVICE void moe_quad_put(const struct moe_quad_args &p, const struct moe_quad_list *list,
-                         const float *sums, int tile)
+DEVICE void moe_quad_reduce(const struct moe_quad_args &p, const struct moe_quad_list *list,
+                            const float *sums, int tile)
 {
     const struct seg *s = seg_of(p.down, tile);
 #pragma unroll 1
@@ -375,7 +375,7 @@ static __global__ void __launch_bounds__(512)
         scales + QUAD_ROWS; /* up: (2, batch, slices, gate up, 64); down: (warps, rows, 20) */
     bool ups = p.phases & QUAD_UP, downs = p.phases & QUAD_DOWN && tile < p.down.n_tiles;
     bool together = ups && p.phases & QUAD_DOWN;
-    struct moe_quad_walk<PARTS, STAGES> f;
+    struct moe_quad_schedule<PARTS, STAGES> f;
     f.plane[0] = plane_of(p.up, part0 * half, w);
     f.plane[1] = plane_of(p.up, half, w);
     f.below = plane_of(p.down, downs ? tile : 0, 0);
@@ -458,13 +458,13 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 6);
     __syncthreads();
     if (together && threadIdx.x == 0)
-        meeting_arrive(p.meeting, turn);
+        grid_barrier_arrive(p.meeting, turn);
     float *mine = sums + warp_id() * p.rows * SUM_ROW;
 #pragma unroll 1
     for (int i = lane; i < p.rows * SUM_ROW && downs; i += 32)
         mine[i] = 0.0f;
     if (together && threadIdx.x == 0)
-        meeting_wait(p.meeting, turn);
+        grid_barrier_wait(p.meeting, turn);
     __syncthreads();
     mark(mk, 7);
     struct row_frag ahead;
@@ -494,7 +494,7 @@ static __global__ void __launch_bounds__(512)
     mark(mk, 8);
     __syncthreads();
     if (downs)
-        moe_quad_put<WHAT>(p, list, sums, tile);
+        moe_quad_reduce<WHAT>(p, list, sums, tile);
     marks_end(mk, 9);
 }
 
@@ -571,7 +571,7 @@ void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int ro
     p.hidden = cu->hidden_records;
     p.rows = rows;
     p.slot = plan.slot;
-    p.meeting = (struct moe_quad_meeting *)cu->moe_quad_meeting;
+    p.meeting = (struct grid_barrier *)cu->grid_barrier;
     bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
     int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
     if (q4 && kind == TILE_Q4_K && plan.parts == 2 && plain)

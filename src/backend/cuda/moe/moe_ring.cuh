@@ -8,7 +8,7 @@
 #include "backend/cuda/core/ring.cuh"
 
 /* Asks for a tile; bytes 0: for nothing, which counts (once there is no more to ask for). */
-DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes)
+DEVICE void ring_issue(struct ring &r, const uint8_t *from, int bytes)
 {
 #if BULK_COPIES
     if (lane_id() == 0 && bytes)
@@ -22,15 +22,15 @@ DEVICE void ring_put(struct ring &r, const uint8_t *from, int bytes)
 }
 
 /* The same of a tile that lane n knows of. */
-DEVICE void ring_put_of(struct ring &r, const uint8_t *from, int bytes, int n)
+DEVICE void ring_issue_from(struct ring &r, const uint8_t *from, int bytes, int n)
 {
 #if BULK_COPIES
     if (lane_id() == n && bytes)
         bulk_copy(r.base + r.put * r.slot, from, bytes, r.bar + r.put);
     r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
 #else
-    ring_put(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
-             __shfl_sync(FULL_WARP, bytes, n));
+    ring_issue(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
+               __shfl_sync(FULL_WARP, bytes, n));
 #endif
 }
 
@@ -44,8 +44,8 @@ DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
         bulk_copy(r.base + n * r.slot, from, bytes, r.bar + n);
 #else
     for (int n = 0; n < r.stages; n++)
-        ring_put(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
-                 __shfl_sync(FULL_WARP, bytes, n));
+        ring_issue(r, (const uint8_t *)__shfl_sync(FULL_WARP, (uint64_t)from, n),
+                   __shfl_sync(FULL_WARP, bytes, n));
 #endif
 }
 

@@ -651,7 +651,7 @@ void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x
  * each, and add up through each other's shared memory; then every block chooses the experts of
  * its rows.
  */
-enum { CHOOSE_ROWS = 16, CHOOSE_PIECES = 8, CHOOSE_STRIDE = TILE_K + 16, CHOOSE_EXPERTS = 512 };
+enum { CHOOSE_ROWS = 16, CHOOSE_SPLITS = 8, CHOOSE_STRIDE = TILE_K + 16, CHOOSE_EXPERTS = 512 };
 
 struct router_choose_args {
     struct matrix w;
@@ -667,9 +667,9 @@ DEVICE void router_choose_row(const struct router_choose_args &p, const RULE &ru
                               int row)
 {
     int lane = lane_id();
-    float v[PER], part[CHOOSE_PIECES][PER];
+    float v[PER], part[CHOOSE_SPLITS][PER];
 #pragma unroll
-    for (int j = 0; j < CHOOSE_PIECES; j++) { /* all on their way at once */
+    for (int j = 0; j < CHOOSE_SPLITS; j++) { /* all on their way at once */
         const float *from = cluster_at(logits, j < p.pieces ? j : 0);
 #pragma unroll
         for (int i = 0; i < PER; i++)
@@ -682,7 +682,7 @@ DEVICE void router_choose_row(const struct router_choose_args &p, const RULE &ru
         if (expert < rule.n_expert)
             v[i] = p.w.bias ? p.w.bias[expert] : 0.0f;
 #pragma unroll
-        for (int j = 0; j < CHOOSE_PIECES; j++)
+        for (int j = 0; j < CHOOSE_SPLITS; j++)
             v[i] += part[j][i];
     }
     int e = route_choose(v, rule);
@@ -799,7 +799,7 @@ static __global__ void __launch_bounds__(256)
 
 static int router_pieces(const struct cuda_backend *cu, const struct matrix *w)
 {
-    return !cu->clusters ? 1 : w->n_kt < CHOOSE_PIECES ? w->n_kt : CHOOSE_PIECES;
+    return !cu->clusters ? 1 : w->n_kt < CHOOSE_SPLITS ? w->n_kt : CHOOSE_SPLITS;
 }
 
 bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w)
