@@ -45,9 +45,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(err.msg[0], "failure without a message");
         return 0;
     }
-    struct adapter *a = adapter_read(f, &c, false, model.wants, model.n_wants, &err);
+    struct adapter *a = adapter_read(f, &c, false, model.specs, model.n_specs, &err);
     CHECK(a || (err.msg[0] && !strchr(err.msg, '\n')), "an error of no line, or of several");
-    CHECK(!a || (a->n_changed > 0 && a->n_wants == model.n_wants), "an adapter of nothing");
+    CHECK(!a || (a->n_changed > 0 && a->n_specs == model.n_specs), "an adapter of nothing");
     if (a)
         adapter_free(a);
     tensorfile_close(f);

@@ -27,7 +27,7 @@ static void try_layouts(struct tensorfile *f)
                 .awq = awq, .group_len = 32, .mixed = !awq, .block = {4, 128}};
             struct layout_ask ask = {"fuzz",       find,         f,  &config, shapes[i][0],
                                      shapes[i][1], shapes[i][2], awq};
-            struct layout l;
+            struct packed_layout l;
             struct error err = {0};
             bool ok = layout_find(&ask, &l, &err);
             if (ok && l.kind != LAYOUT_PLAIN) {

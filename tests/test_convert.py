@@ -494,7 +494,7 @@ def kept_nvfp4():
                 y = y.replace("mlp.", "mlp.experts.%d.") if moe else y
                 parts = [want[f"model.layers.0.{y % e if moe else y}_proj.weight"] for e in range(experts if moe else 1)]
                 rows = parts[0][0]
-                if not experts and x in ("attn_q", "attn_k"):  # llama's are woven
+                if not experts and x in ("attn_q", "attn_k"):  # llama's are interleaved
                     parts = [([rows[16 * (i // 16) + i % 2 * 8 + i % 16 // 2] for i in range(len(rows))], parts[0][1])]
                 name = f"blk.0.{x}{'_exps' if moe else ''}."
                 dims, kind, data = g.tensors[name + "weight"]

@@ -32,7 +32,7 @@ struct box {
     int n;
     struct layout_config config;
     int n_stack;
-    bool across;
+    bool transposed;
     float *want; /* (stack, N_OUT, N_IN) */
 };
 
@@ -69,14 +69,14 @@ static const struct tensor *find(void *arg, const char *suffix)
     return NULL;
 }
 
-static bool box_find(struct box *b, struct layout *l, struct error *err)
+static bool box_find(struct box *b, struct packed_layout *l, struct error *err)
 {
-    struct layout_ask ask = {"folder", find, b, &b->config, N_IN, N_OUT, b->n_stack, b->across};
+    struct layout_ask ask = {"folder", find, b, &b->config, N_IN, N_OUT, b->n_stack, b->transposed};
     return layout_find(&ask, l, err);
 }
 
 /* Reads rows as floats; false with an error. */
-static bool read_rows(const struct layout *l, const struct layout_rows *r, float *out,
+static bool read_rows(const struct packed_layout *l, const struct layout_rows *r, float *out,
                       struct error *err)
 {
     struct layout_bytes bytes = layout_bytes(l, r->n);
@@ -104,7 +104,7 @@ static bool read_rows(const struct layout *l, const struct layout_rows *r, float
 /* Whole, every other row from the third on, and two of each seven from the second on. */
 static void check(struct box *b, enum dtype type, const char *what)
 {
-    struct layout l;
+    struct packed_layout l;
     struct error err = {{0}};
     if (!box_find(b, &l, &err))
         fail_msg("%s: %s", what, err.msg);
@@ -115,15 +115,16 @@ static void check(struct box *b, enum dtype type, const char *what)
             static const struct layout_rows parts[] = {
                 {.step = 1, .n = N_OUT},
                 {.first = 3, .step = 2, .n = (N_OUT - 3) / 2},
-                {.first = 2, .step = 7, .n = 13, .run = 2}};
+                {.first = 2, .step = 7, .n = 13, .run_length = 2}};
             struct layout_rows r = parts[part];
             r.index = s;
             if (!read_rows(&l, &r, got, &err))
                 fail_msg("%s: %s", what, err.msg);
             for (int i = 0; i < r.n; i++)
                 for (int j = 0; j < N_IN; j++) {
-                    int row =
-                        r.run ? r.first + r.step * (i / r.run) + i % r.run : r.first + r.step * i;
+                    int row = r.run_length
+                                  ? r.first + r.step * (i / r.run_length) + i % r.run_length
+                                  : r.first + r.step * i;
                     float w = b->want[(s * N_OUT + row) * N_IN + j];
                     float g = got[i * N_IN + j];
                     if (memcmp(&w, &g, 4) && fabsf(w - g) > 1e-6f * fabsf(w))
@@ -261,17 +262,18 @@ static struct box fp8(const char *scale, int rows, int cols, int n_stack, bool f
 {
     struct box b = {.config = {.block = {rows, cols}}, .n_stack = n_stack};
     int stack = n_stack ? n_stack : 1, down = (N_OUT + rows - 1) / rows,
-        across = (N_IN + cols - 1) / cols;
+        n_across = (N_IN + cols - 1) / cols;
     uint8_t *codes = add(&b, "m.weight", DT_F8_E4M3, "F8_E4M3", 1, N_IN, N_OUT, stack, 1);
-    float *s = (float *)(flat ? add(&b, scale, DT_F32, "F32", 4, down * across, 1, stack, 1)
-                              : add(&b, scale, DT_F32, "F32", 4, across, down, stack, 1));
-    for (int i = 0; i < down * across * stack; i++)
+    float *s = (float *)(flat ? add(&b, scale, DT_F32, "F32", 4, down * n_across, 1, stack, 1)
+                              : add(&b, scale, DT_F32, "F32", 4, n_across, down, stack, 1));
+    for (int i = 0; i < down * n_across * stack; i++)
         s[i] = (float)(1 + rnd() % 100) / 64;
     b.want = mem_zalloc((size_t)(stack * N_OUT * N_IN), sizeof *b.want);
     for (int i = 0; i < stack * N_OUT * N_IN; i++) {
         codes[i] = (uint8_t)(rnd() % 0x7f | (rnd() & 1) << 7);
         int m = i / (N_OUT * N_IN), o = i / N_IN % N_OUT, j = i % N_IN;
-        b.want[i] = f8e4m3_to_f32(codes[i]) * s[m * down * across + o / rows * across + j / cols];
+        b.want[i] =
+            f8e4m3_to_f32(codes[i]) * s[m * down * n_across + o / rows * n_across + j / cols];
     }
     return b;
 }
@@ -308,14 +310,14 @@ static const float fp4[16] = {0,     0.5f,  1,  1.5f,  2,  3,  4,  6,
                               -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
 /* n_stack of them, transposed or not, with a number for each or (one) for all. */
-static struct box nvfp4(bool modelopt, int n_stack, bool across, bool one)
+static struct box nvfp4(bool modelopt, int n_stack, bool transposed, bool one)
 {
-    struct box b = {.n_stack = n_stack, .across = across};
+    struct box b = {.n_stack = n_stack, .transposed = transposed};
     int stack = n_stack ? n_stack : 1, n = stack * N_OUT * N_IN, wide = N_IN / 2, each = N_IN / 16;
     uint8_t *codes = add(&b, modelopt ? "m.weight" : "m.weight_packed", DT_NONE, "U8", 1,
-                         across ? N_OUT : wide, across ? wide : N_OUT, stack, 1);
-    uint8_t *scales = add(&b, "m.weight_scale", DT_F8_E4M3, "F8_E4M3", 1, across ? N_OUT : each,
-                          across ? each : N_OUT, stack, 1);
+                         transposed ? N_OUT : wide, transposed ? wide : N_OUT, stack, 1);
+    uint8_t *scales = add(&b, "m.weight_scale", DT_F8_E4M3, "F8_E4M3", 1, transposed ? N_OUT : each,
+                          transposed ? each : N_OUT, stack, 1);
     float *global = (float *)add(&b, modelopt ? "m.weight_scale_2" : "m.weight_global_scale",
                                  DT_F32, "F32", 4, one ? 1 : stack, 1, 1, 1);
     for (int i = 0; i < (one ? 1 : stack); i++)
@@ -325,8 +327,8 @@ static struct box nvfp4(bool modelopt, int n_stack, bool across, bool one)
         scales[i] = (uint8_t)(rnd() % 0x7f);
     for (int i = 0; i < n; i++) {
         int m = i / (N_OUT * N_IN), o = i / N_IN % N_OUT, j = i % N_IN;
-        int at = across ? (m * wide + j / 2) * N_OUT + o : i / 2;
-        int s = across ? (m * each + j / 16) * N_OUT + o : i / 16;
+        int at = transposed ? (m * wide + j / 2) * N_OUT + o : i / 2;
+        int s = transposed ? (m * each + j / 16) * N_OUT + o : i / 16;
         unsigned code = rnd() % 16;
         codes[at] |= (uint8_t)(code << i % 2 * 4);
         float g = global[one ? 0 : m];
@@ -469,7 +471,7 @@ static void test_plain(void **state)
 {
     (void)state;
     struct box b = {0};
-    struct layout l;
+    struct packed_layout l;
     struct error err = {{0}};
     assert_true(box_find(&b, &l, &err));
     assert_int_equal(l.kind, LAYOUT_PLAIN);
@@ -485,7 +487,7 @@ static void test_plain(void **state)
 /* Finding or reading fails, in one line that has the name. */
 static void refused(struct box *b, const char *what, const char *name)
 {
-    struct layout l;
+    struct packed_layout l;
     struct error err = {{0}};
     float *out = mem_zalloc(N_OUT * N_IN, sizeof *out);
     bool ok = box_find(b, &l, &err) && l.kind != LAYOUT_PLAIN &&

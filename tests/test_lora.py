@@ -214,7 +214,7 @@ def test_experts(_):
 
 
 def test_fused_model(_):
-    """Experts that the model stores as one tensor, gate and up woven together, transposed."""
+    """Experts that the model stores as one tensor, gate and up rows interleaved, transposed."""
     base, draw = Base("gpt_oss"), random.Random(5)
     fused, deltas = {}, {}
     for layer in range(2):
@@ -248,7 +248,7 @@ def gguf_tensors(pairs, weave=lambda m, b, n_out, r: b):
 
 
 def test_gguf(_):
-    """llama.cpp's files; those of llama have the rows of q and k woven; without an alpha the scale is 1."""
+    """llama.cpp's files; those of llama have the rows of q and k interleaved; without an alpha the scale is 1."""
     base, draw = Base("qwen3"), random.Random(6)
     pairs = plain_pairs(base, layers(LINEAR), draw)
     path = WORK + "/a.gguf"
@@ -480,7 +480,7 @@ def test_encoder(_):
 
 
 def test_convert(_):
-    """PEFT to GGUF and back into the same model: the same logits; rows of a llama are woven as llama.cpp has them."""
+    """PEFT to GGUF and back into the same model: the same logits; rows of a llama are interleaved as llama.cpp has them."""
     for name in ("qwen3", "llama3-rope", "qwen3moe"):
         base, draw = Base(name), random.Random(11)
         modules = layers(LINEAR if name != "qwen3moe" else LINEAR[:4] + ["mlp.gate"] + [f"mlp.experts.{e}.up_proj" for e in (0, 2, 5)])

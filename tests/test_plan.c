@@ -123,8 +123,8 @@ enum { PAGE = 16, MAX_ROWS = 128, MAX_SEQS = 4 };
 static size_t loaded_bytes(const struct model *m)
 {
     size_t n = 0;
-    for (int i = 0; i < m->n_wants; i++) {
-        const struct want *want = &m->wants[i];
+    for (int i = 0; i < m->n_specs; i++) {
+        const struct tensor_spec *want = &m->specs[i];
         const struct cut *cut = want->cut;
         if (cut && cut->none)
             continue;

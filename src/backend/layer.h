@@ -7,7 +7,7 @@
  * E: width of the residual stream. H heads, K kv heads, Dk and Dv their dims. F hidden units of an
  * mlp. A weight (rows, columns) multiplies as y = x W^T + bias. Gains, biases and other vectors lie
  * in backend memory (alloc), RoPE tables in host memory. Quirks of files (rotary pairs side by
- * side, gains stored as 1 + w, rows woven together) are undone at loading.
+ * side, gains stored as 1 + w, rotary pairs interleaved) are undone at loading.
  */
 #ifndef STEEL_BACKEND_LAYER_H
 #define STEEL_BACKEND_LAYER_H
@@ -110,7 +110,7 @@ struct latent {
     struct norm q_norm, kv_norm;    /* (q_rank), (C) */
     const struct rope *rope;        /* n_rot = Dr */
     bool
-        woven; /* pairs of the rotated part lie side by side: (2i, 2i + 1) turn into (i, Dr/2 + i) */
+        interleaved; /* pairs of the rotated part lie side by side: (2i, 2i + 1) turn into (i, Dr/2 + i) */
     float scale; /* YaRN's mscale^2 is in it */
 };
 

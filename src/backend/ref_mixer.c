@@ -172,7 +172,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
 }
 
 /* Pairs that lie side by side come apart. */
-static void unweave(struct ref *r, float *x, int n)
+static void deinterleave(struct ref *r, float *x, int n)
 {
     for (int i = 0; i < n; i++)
         r->hidden[i] = x[i % (n / 2) * 2 + i / (n / 2)];
@@ -190,16 +190,16 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
     }
     ref_matvec(r, l->wqb, 0, l->wqa ? low : r->n, q);
     for (int h = 0; h < l->n_heads; h++) {
-        if (l->woven)
-            unweave(r, q + h * (Dn + Dr) + Dn, Dr);
+        if (l->interleaved)
+            deinterleave(r, q + h * (Dn + Dr) + Dn, Dr);
         rotate(l->rope, q + h * (Dn + Dr) + Dn, pos);
     }
     if (r->batch.slot[t] < 0)
         return;
     ref_matvec(r, l->wkva, 0, r->n, low);
     ref_norm_row(&l->kv_norm, low, low, C);
-    if (l->woven)
-        unweave(r, low + C, Dr);
+    if (l->interleaved)
+        deinterleave(r, low + C, Dr);
     rotate(l->rope, low + C, pos);
     store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], low, 1, C + Dr);
 }

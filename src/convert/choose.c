@@ -28,7 +28,7 @@ static enum dtype source_type(const struct out_tensor *o)
 {
     enum dtype all = DT_NONE;
     for (int i = 0; o->mats && i < transcode_sources(o); i++) {
-        const struct source *s = &o->mats[i];
+        const struct input_matrix *s = &o->mats[i];
         bool plain = s->layout.kind == LAYOUT_PLAIN;
         enum dtype type = plain ? s->data->type : s->layout.type;
         if (i == 0)

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct plan {
+struct folder_plan {
     const struct tensorfile *f;
     const struct config *c;
     struct transcode *t;
@@ -28,7 +28,7 @@ struct plan {
     struct pooling pooling; /* of a model that makes vectors */
 };
 
-static bool check_shape(struct plan *p, const struct tensor *t, int64_t n, int64_t rows)
+static bool check_shape(struct folder_plan *p, const struct tensor *t, int64_t n, int64_t rows)
 {
     if (t->dims[0] == n && t->dims[1] == rows && t->dims[2] == 1 && t->dims[3] == 1)
         return true;
@@ -38,7 +38,7 @@ static bool check_shape(struct plan *p, const struct tensor *t, int64_t n, int64
                      p->f->path, t->name, t->dims[1], t->dims[0], rows, n);
 }
 
-static bool check_type(struct plan *p, const struct tensor *t)
+static bool check_type(struct folder_plan *p, const struct tensor *t)
 {
     return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16 ||
            error_set(p->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
@@ -46,15 +46,15 @@ static bool check_type(struct plan *p, const struct tensor *t)
 }
 
 /* The name of a tensor in both kinds of file, with suffix; in GGUF the name of all experts. */
-static void names_of(const struct plan *p, const struct name *n, int layer, int expert,
-                     const char *suffix, char to[128], char from[192])
+static void names_of(const struct folder_plan *p, const struct tensor_name *n, int layer,
+                     int expert, const char *suffix, char to[128], char from[192])
 {
     static const struct tensorfile gguf = {.is_gguf = true};
     build_name(&gguf, p->c, n, layer, 0, suffix, to, 128);
     build_name(p->f, p->c, n, layer, expert, suffix, from, 192);
 }
 
-static const struct tensor *find_full(struct plan *p, const char *name)
+static const struct tensor *find_full(struct folder_plan *p, const char *name)
 {
     const struct tensor *t = tensorfile_find(p->f, name);
     if (t)
@@ -63,7 +63,7 @@ static const struct tensor *find_full(struct plan *p, const char *name)
 }
 
 /* The whole of a tensor as floats; NULL with an error if it is not of that shape. */
-static float *read_floats(struct plan *p, const struct tensor *t, int64_t n, int64_t rows)
+static float *read_floats(struct folder_plan *p, const struct tensor *t, int64_t n, int64_t rows)
 {
     if (!check_shape(p, t, n, rows) || !check_type(p, t))
         return NULL;
@@ -73,7 +73,7 @@ static float *read_floats(struct plan *p, const struct tensor *t, int64_t n, int
 }
 
 /* Which row (or column) of the folder's comes at place i of a GGUF's. */
-static int64_t tiled(const struct tiles *t, int64_t i)
+static int64_t tiled(const struct head_tiles *t, int64_t i)
 {
     if (!t->groups || i < t->plain)
         return i;
@@ -82,44 +82,44 @@ static int64_t tiled(const struct tiles *t, int64_t i)
 }
 
 /* A table of values, or a vector whose entries lie in another order. */
-static bool add_table(struct plan *p, const struct want *want, const struct tensor *t,
+static bool add_table(struct folder_plan *p, const struct tensor_spec *spec, const struct tensor *t,
                       const char *to)
 {
-    int64_t width = want->width ? want->width : 1, n = want->n_in, rows = n / width;
-    bool apart = want->width && t->dims[1] == 1; /* convolutions have a dimension between */
+    int64_t width = spec->width ? spec->width : 1, n = spec->n_in, rows = n / width;
+    bool apart = spec->width && t->dims[1] == 1; /* convolutions have a dimension between */
     struct tensor flat = *t;
     if (apart) {
         flat.dims[1] = t->dims[2];
         flat.dims[2] = t->dims[1];
     }
-    float *v = read_floats(p, &flat, want->width ? width : n, want->width ? rows : 1);
+    float *v = read_floats(p, &flat, spec->width ? width : n, spec->width ? rows : 1);
     if (!v)
         return false;
     float *out = mem_zalloc((size_t)n, sizeof *out);
     for (int64_t i = 0; i < n; i++) {
-        float x = v[tiled(&want->rows[0].tiles, i / width) * width + i % width];
-        out[i] = want->adjust.decay ? -expf(x) : x;
+        float x = v[tiled(&spec->rows[0].tiles, i / width) * width + i % width];
+        out[i] = spec->adjust.decay ? -expf(x) : x;
     }
     mem_free(v);
-    struct out_tensor *o = transcode_add(p->t, to, want->width ? 2 : 1,
-                                         (const int64_t[]){want->width ? width : n, rows});
+    struct out_tensor *o = transcode_add(p->t, to, spec->width ? 2 : 1,
+                                         (const int64_t[]){spec->width ? width : n, rows});
     o->values = out;
-    o->rows = want->width ? rows : 1;
+    o->rows = spec->width ? rows : 1;
     return true;
 }
 
 /* A vector as F32: norms, sinks, scales. */
-static bool add_vector(struct plan *p, const struct want *want)
+static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
 {
-    const struct adjust *adjust = &want->adjust;
+    const struct adjust *adjust = &spec->adjust;
     char to[128], from[192];
-    int64_t n = want->n_in;
-    names_of(p, want->rows[0].name, want->layer, 0, "weight", to, from);
+    int64_t n = spec->n_in;
+    names_of(p, spec->rows[0].name, spec->layer, 0, "weight", to, from);
     const struct tensor *t = find_full(p, from);
     if (!t)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
-    if (want->width || want->adjust.decay || want->rows[0].tiles.groups)
-        return add_table(p, want, t, to);
+    if (spec->width || spec->adjust.decay || spec->rows[0].tiles.groups)
+        return add_table(p, spec, t, to);
     float *v = read_floats(p, t, n, 1);
     if (!v)
         return false;
@@ -130,12 +130,13 @@ static bool add_vector(struct plan *p, const struct want *want)
 }
 
 /* The bias of `rows`, where there is one, as F32: (n_expert, n). Woven like the rows. */
-static bool add_bias(struct plan *p, const struct want *want, const struct rows *rows)
+static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
+                     const struct weight_rows *rows)
 {
     char to[128], from[192];
-    int64_t n = rows->n, of = rows->of ? rows->of : n, experts = want->n_expert;
+    int64_t n = rows->n, of = rows->tensor_rows ? rows->tensor_rows : n, experts = spec->n_expert;
     bool stacked = build_stacked(p->f, rows->name);
-    names_of(p, rows->name, want->layer, 0, "bias", to, from);
+    names_of(p, rows->name, spec->layer, 0, "bias", to, from);
     if (!tensorfile_find(p->f, from))
         return true;
     struct out_tensor *o =
@@ -143,7 +144,7 @@ static bool add_bias(struct plan *p, const struct want *want, const struct rows 
     o->rows = experts;
     o->values = mem_zalloc((size_t)(n * experts), sizeof *o->values);
     for (int64_t e = 0; e < experts; e += stacked ? experts : 1) {
-        names_of(p, rows->name, want->layer, (int)e, "bias", to, from);
+        names_of(p, rows->name, spec->layer, (int)e, "bias", to, from);
         const struct tensor *t = find_full(p, from);
         if (!t)
             return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
@@ -152,8 +153,8 @@ static bool add_bias(struct plan *p, const struct want *want, const struct rows 
         if (!v)
             return false;
         for (int64_t i = 0; i < n * count; i++) {
-            int64_t r = i % n, D = rows->woven ? rows->woven : n, j = r % D;
-            int64_t at = rows->woven ? r - j + j % 2 * (D / 2) + j / 2 : r;
+            int64_t r = i % n, D = rows->interleaved ? rows->interleaved : n, j = r % D;
+            int64_t at = rows->interleaved ? r - j + j % 2 * (D / 2) + j / 2 : r;
             o->values[e * n + i] = v[i / n * of + rows->first + step * at];
         }
         mem_free(v);
@@ -162,36 +163,37 @@ static bool add_bias(struct plan *p, const struct want *want, const struct rows 
 }
 
 /* One matrix of a folder, or a stack of them. */
-struct place {
-    struct plan *p;
-    const struct name *name;
+struct folder_matrix {
+    struct folder_plan *p;
+    const struct tensor_name *name;
     int layer, expert;
 };
 
 static const struct tensor *find_beside(void *arg, const char *suffix)
 {
-    const struct place *at = arg;
+    const struct folder_matrix *at = arg;
     char from[192];
     build_name(at->p->f, at->p->c, at->name, at->layer, at->expert, suffix, from, sizeof from);
     return find_full(at->p, from);
 }
 
 /* Expert e's rows, or all experts' where they are stacked: packed, or plain values. */
-static bool matrix_source(struct plan *p, const struct want *want, const struct rows *rows, int e,
-                          bool stacked, struct source *s)
+static bool matrix_source(struct folder_plan *p, const struct tensor_spec *spec,
+                          const struct weight_rows *rows, int e, bool stacked,
+                          struct input_matrix *s)
 {
     char to[128], from[192];
-    int64_t n = want->n_in, of = rows->of ? rows->of : rows->n;
-    int64_t experts = stacked ? want->n_expert : 1;
-    struct place place = {p, rows->name, want->layer, e};
+    int64_t n = spec->n_in, of = rows->tensor_rows ? rows->tensor_rows : rows->n;
+    int64_t experts = stacked ? spec->n_expert : 1;
+    struct folder_matrix place = {p, rows->name, spec->layer, e};
     struct layout_ask ask = {.path = p->f->path,
                              .find = find_beside,
                              .arg = &place,
                              .config = &p->c->layout,
-                             .n_in = want->n_in,
+                             .n_in = spec->n_in,
                              .n_out = (int)of,
-                             .n_stack = stacked ? want->n_expert : 0,
-                             .across = rows->across};
+                             .n_stack = stacked ? spec->n_expert : 0,
+                             .transposed = rows->transposed};
     if (!layout_find(&ask, &s->layout, p->err))
         return false;
     s->first = rows->first;
@@ -199,12 +201,12 @@ static bool matrix_source(struct plan *p, const struct want *want, const struct 
     s->data = s->layout.data;
     if (s->layout.kind != LAYOUT_PLAIN)
         return true;
-    names_of(p, rows->name, want->layer, e, "weight", to, from);
+    names_of(p, rows->name, spec->layer, e, "weight", to, from);
     s->data = find_full(p, from);
     if (!s->data)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
     const struct tensor *t = s->data;
-    int64_t d0 = rows->across ? of : n, d1 = rows->across ? n : of;
+    int64_t d0 = rows->transposed ? of : n, d1 = rows->transposed ? n : of;
     if (experts == 1 && !check_shape(p, t, d0, d1))
         return false;
     if (t->dims[0] != d0 || t->dims[1] != d1 || t->dims[2] != experts || t->dims[3] != 1)
@@ -212,118 +214,122 @@ static bool matrix_source(struct plan *p, const struct want *want, const struct 
                          "%s: tensor %s: shape [%" PRId64 ", %" PRId64 ", %" PRId64
                          "], expected [%" PRId64 ", %" PRId64 ", %" PRId64 "]",
                          p->f->path, t->name, t->dims[2], t->dims[1], t->dims[0], experts, d1, d0);
-    s->of = rows->of;
-    s->across = rows->across;
+    s->tensor_rows = rows->tensor_rows;
+    s->transposed = rows->transposed;
     return check_type(p, t);
 }
 
 /* All rows of a weight that are parts of one tensor, as another one; or that tensor as it is. */
-static bool add_as(struct plan *p, const struct want *want)
+static bool add_as(struct folder_plan *p, const struct tensor_spec *spec)
 {
     char to[128], from[192];
-    const struct rows *first = &want->rows[0];
-    int64_t n_out = want->w->n_out;
-    names_of(p, want->as, want->layer, 0, "weight", to, from);
-    struct out_tensor *o = transcode_add(p->t, to, 2, (const int64_t[]){want->n_in, n_out});
+    const struct weight_rows *first = &spec->rows[0];
+    int64_t n_out = spec->w->n_out;
+    names_of(p, spec->as, spec->layer, 0, "weight", to, from);
+    struct out_tensor *o = transcode_add(p->t, to, 2, (const int64_t[]){spec->n_in, n_out});
     o->rows = n_out;
     o->n_mats = 1;
     o->mats = mem_zalloc(1, sizeof *o->mats);
     o->order = mem_zalloc((size_t)n_out, sizeof *o->order);
     int64_t at = 0;
-    for (int k = 0; k < want->n_rows; k++)
-        for (int r = 0, run = want->rows[k].run; r < want->rows[k].n; r++, at++)
-            o->order[at] = want->as_is
+    for (int k = 0; k < spec->n_rows; k++)
+        for (int r = 0, run = spec->rows[k].run_length; r < spec->rows[k].n; r++, at++)
+            o->order[at] = spec->as_is
                                ? (int32_t)at
-                               : want->rows[k].first + want->rows[k].step * (r / run) + r % run;
-    return matrix_source(p, want, first, 0, false, &o->mats[0]);
+                               : spec->rows[k].first + spec->rows[k].step * (r / run) + r % run;
+    return matrix_source(p, spec, first, 0, false, &o->mats[0]);
 }
 
 /* A matrix for each head out of a tensor of all. */
-static bool add_heads(struct plan *p, const struct want *want, const struct name *name)
+static bool add_heads(struct folder_plan *p, const struct tensor_spec *spec,
+                      const struct tensor_name *name)
 {
     char to[128], from[192];
-    const struct rows *rows = &want->rows[0];
-    int H = want->n_expert, n = want->n_in;
-    names_of(p, name, want->layer, 0, "weight", to, from);
+    const struct weight_rows *rows = &spec->rows[0];
+    int H = spec->n_expert, n = spec->n_in;
+    names_of(p, name, spec->layer, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, 3, (const int64_t[]){n, rows->n, H});
     o->rows = rows->n;
     o->n_mats = H;
     o->mats = mem_zalloc((size_t)H, sizeof *o->mats);
-    struct source all = {0};
-    struct want one = {.layer = want->layer, .n_in = rows->across ? rows->n : n, .n_expert = 1};
-    struct rows whole = {.name = rows->name, .n = H * rows->pitch};
+    struct input_matrix all = {0};
+    struct tensor_spec one = {
+        .layer = spec->layer, .n_in = rows->transposed ? rows->n : n, .n_expert = 1};
+    struct weight_rows whole = {.name = rows->name, .n = H * rows->stride};
     if (!matrix_source(p, &one, &whole, 0, false, &all))
         return false;
     for (int h = 0; h < H; h++) {
         o->mats[h] = all;
-        o->mats[h].of = rows->across ? rows->n : H * rows->pitch;
-        o->mats[h].across = rows->across;
-        o->mats[h].offset = (int64_t)h * rows->pitch + rows->skip;
+        o->mats[h].tensor_rows = rows->transposed ? rows->n : H * rows->stride;
+        o->mats[h].transposed = rows->transposed;
+        o->mats[h].offset = (int64_t)h * rows->stride + rows->offset;
     }
     return true;
 }
 
 /* The order in which a GGUF has the rows, or columns, of a tensor. */
-static void reorder(const struct want *want, const struct rows *rows, struct out_tensor *o)
+static void reorder(const struct tensor_spec *spec, const struct weight_rows *rows,
+                    struct out_tensor *o)
 {
-    const struct tiles *t = &rows->tiles;
-    struct source *s = &o->mats[0];
-    int n = t->columns ? want->n_in : rows->n;
+    const struct head_tiles *t = &rows->tiles;
+    struct input_matrix *s = &o->mats[0];
+    int n = t->columns ? spec->n_in : rows->n;
     int32_t *order = mem_zalloc((size_t)n, sizeof *order);
     for (int i = 0; i < n; i++)
         order[i] = (int32_t)tiled(t, i);
     *(t->columns ? &o->columns : &o->order) = order;
-    s->of = rows->n;
+    s->tensor_rows = rows->n;
     s->step = 1;
 }
 
 /* Rows of a weight, of all experts, as one GGUF tensor. */
-static bool add_rows(struct plan *p, const struct want *want, const struct rows *rows)
+static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
+                     const struct weight_rows *rows)
 {
     char to[128], from[192];
-    int experts = want->n_expert;
+    int experts = spec->n_expert;
     bool stacked = experts > 1 && build_stacked(p->f, rows->name);
-    names_of(p, rows->name, want->layer, 0, "weight", to, from);
+    names_of(p, rows->name, spec->layer, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, experts > 1 ? 3 : 2,
-                                         (const int64_t[]){want->n_in, rows->n, experts});
+                                         (const int64_t[]){spec->n_in, rows->n, experts});
     o->rows = rows->n;
     o->n_mats = experts;
-    o->heads = rows->woven ? rows->n / rows->woven : 0;
+    o->heads = rows->interleaved ? rows->n / rows->interleaved : 0;
     o->mats = mem_zalloc((size_t)experts, sizeof *o->mats);
     for (int e = 0; e < (stacked ? 1 : experts); e++)
-        if (!matrix_source(p, want, rows, e, stacked, &o->mats[e]))
+        if (!matrix_source(p, spec, rows, e, stacked, &o->mats[e]))
             return false;
     if (rows->tiles.groups)
-        reorder(want, rows, o);
+        reorder(spec, rows, o);
     return true;
 }
 
-static bool add_weight(struct plan *p, const struct want *want)
+static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
 {
-    if (want->as && want->rows[0].pitch)
-        return add_heads(p, want, want->as);
-    if (want->as)
-        return add_as(p, want);
-    for (int k = 0; k < want->n_rows; k++) {
-        struct rows rows = want->rows[k];
+    if (spec->as && spec->rows[0].stride)
+        return add_heads(p, spec, spec->as);
+    if (spec->as)
+        return add_as(p, spec);
+    for (int k = 0; k < spec->n_rows; k++) {
+        struct weight_rows rows = spec->rows[k];
         if (!strcmp(rows.name->gguf, "position_embd")) { /* in a GGUF just those of the context */
-            rows.of = rows.n;
+            rows.tensor_rows = rows.n;
             rows.first = p->c->pos_offset;
             rows.n = p->c->context;
         }
-        if (!add_rows(p, want, &rows) || !add_bias(p, want, &rows))
+        if (!add_rows(p, spec, &rows) || !add_bias(p, spec, &rows))
             return false;
     }
     return true;
 }
 
-static void add_values(struct plan *p, const char *name, int64_t n, float *values)
+static void add_values(struct folder_plan *p, const char *name, int64_t n, float *values)
 {
     transcode_add(p->t, name, 1, &n)->values = values;
 }
 
 /* Stretched frequencies as GGUF has them: factors that divide the plain ones. */
-static void add_rope_factors(struct plan *p)
+static void add_rope_factors(struct folder_plan *p)
 {
     int64_t half = p->c->n_rot / 2;
     if (p->c->rope.kind == ROPE_LONG) {
@@ -349,7 +355,7 @@ static void add_rope_factors(struct plan *p)
 
 /* A tensor that GGUF has no place for and the model no use: of other models beside the text model,
  * of blocks that guess tokens and are not used, computed ones. */
-static bool is_spare(const struct plan *p, const char *name)
+static bool is_spare(const struct folder_plan *p, const char *name)
 {
     const struct config *c = p->c;
     if (!config_is_text(c, name) || strstr(name, "rotary_emb.inv_freq") || layout_is_spare(name))
@@ -361,7 +367,7 @@ static bool is_spare(const struct plan *p, const char *name)
     return c->family->spare && c->family->spare(c, name);
 }
 
-static bool plan_tensors(struct plan *p)
+static bool plan_tensors(struct folder_plan *p)
 {
     const struct config *c = p->c;
     struct outline o = {0};
@@ -371,9 +377,9 @@ static bool plan_tensors(struct plan *p)
     if (c->rope.kind == ROPE_LLAMA3 || c->rope.kind == ROPE_LONG ||
         c->rope.kind == ROPE_PROPORTIONAL)
         add_rope_factors(p);
-    for (int i = 0; ok && i < o.n_wants; i++) {
-        const struct want *want = &o.wants[i];
-        ok = want->w ? add_weight(p, want) : add_vector(p, want);
+    for (int i = 0; ok && i < o.n_specs; i++) {
+        const struct tensor_spec *spec = &o.specs[i];
+        ok = spec->w ? add_weight(p, spec) : add_vector(p, spec);
     }
     outline_free(&o);
     if (ok && encoder_pools(p->f, c))
@@ -387,7 +393,7 @@ static bool plan_tensors(struct plan *p)
 
 /* NVFP4 that stays has a number for each matrix, which multiplies its values, beside it: NAME.scale. Of
  * experts whose router has such numbers under that name, they are multiplied into those. */
-static bool add_scales(struct plan *p)
+static bool add_scales(struct folder_plan *p)
 {
     for (size_t i = 0, n = p->t->n; i < n; i++) {
         const struct out_tensor *o = &p->t->tensors[i];
@@ -412,7 +418,7 @@ static bool add_scales(struct plan *p)
             bool permuted;
             const struct layout_rows none = {.step = 1, .index = e};
             const struct layout_planes planes = {.scale = &scale};
-            const struct source *s = &o->mats[transcode_sources(o) > 1 ? e : 0];
+            const struct input_matrix *s = &o->mats[transcode_sources(o) > 1 ? e : 0];
             if (!layout_read(&s->layout, p->f->path, &none, &planes, &permuted, p->err))
                 return false;
             to->values[e] *= scale;
@@ -521,7 +527,7 @@ static void set_experts(struct gguf_writer *w, const char *arch, const struct co
     }
 }
 
-static bool set_metadata(struct gguf_writer *w, const struct plan *p, const struct mix *mix)
+static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, const struct mix *mix)
 {
     const struct config *c = p->c;
     const char *arch = c->family->gguf_as ? c->family->gguf_as : c->family->name;
@@ -603,7 +609,7 @@ static const struct mix *source_mix(const struct tensorfile *f, const struct con
 
 /* Whether YaRN's bounds are rounded no key says: readers take them as the architecture's models have
  * them. */
-static void tell_yarn(const struct plan *p, const struct convert_options *opt)
+static void tell_yarn(const struct folder_plan *p, const struct convert_options *opt)
 {
     bool whole = p->c->family != &family_gpt_oss; /* what they take */
     if (p->c->rope.kind == ROPE_YARN && p->c->rope.no_truncate == whole && opt->note)
@@ -614,7 +620,7 @@ static void tell_yarn(const struct plan *p, const struct convert_options *opt)
                           "will not be rounded");
 }
 
-static bool write_folder(struct plan *p, struct merge *merge, const char *out,
+static bool write_folder(struct folder_plan *p, struct merge *merge, const char *out,
                          const struct convert_options *opt, struct convert_result *result)
 {
     struct mix_model model;
@@ -670,7 +676,7 @@ bool convert_folder(const char *in, const char *out, const struct convert_option
                               .threads = opt.threads,
                               .progress = opt.progress,
                               .progress_arg = opt.arg};
-        struct plan p = {
+        struct folder_plan p = {
             .f = f, .c = c, .t = &t, .used = mem_zalloc(f->n_tensors, sizeof(bool)), .err = err};
         struct merge merge = {0};
         ok = write_folder(&p, &merge, out, &opt, result);

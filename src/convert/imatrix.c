@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct entry {
+struct imatrix_entry {
     char *name;
     const uint8_t *sums;   /* (n_sums) floats, unaligned */
     const uint8_t *counts; /* (n_counts) floats, or NULL: all counted alike */
@@ -28,19 +28,19 @@ struct imatrix {
     struct tensorfile *gguf; /* or */
     uint8_t *map;            /* (bytes) of a .dat */
     size_t bytes;
-    struct entry *entries; /* (n) */
+    struct imatrix_entry *entries; /* (n) */
     size_t n, cap;
     struct map by_name;
 };
 
-static struct entry *add_entry(struct imatrix *m, const char *name, size_t len)
+static struct imatrix_entry *add_entry(struct imatrix *m, const char *name, size_t len)
 {
     if (m->n == m->cap) {
         m->cap = m->cap ? 2 * m->cap : 64;
         m->entries = mem_realloc(m->entries, m->cap, sizeof *m->entries);
     }
-    struct entry *e = &m->entries[m->n++];
-    *e = (struct entry){.name = mem_strndup(name, len)};
+    struct imatrix_entry *e = &m->entries[m->n++];
+    *e = (struct imatrix_entry){.name = mem_strndup(name, len)};
     return e;
 }
 
@@ -51,7 +51,7 @@ static float get(const uint8_t *p, size_t i)
     return f;
 }
 
-static bool check_values(const char *path, const struct entry *e, struct error *err)
+static bool check_values(const char *path, const struct imatrix_entry *e, struct error *err)
 {
     for (size_t i = 0; i < e->n_sums; i++)
         if (!isfinite(get(e->sums, i)) || get(e->sums, i) < 0)
@@ -71,7 +71,7 @@ static bool read_gguf(struct imatrix *m, const char *path, struct error *err)
         size_t len = strlen(t->name), tail = strlen(".in_sum2");
         if (len <= tail || strcmp(t->name + len - tail, ".in_sum2") != 0)
             continue;
-        struct entry *e = add_entry(m, t->name, len - tail);
+        struct imatrix_entry *e = add_entry(m, t->name, len - tail);
         char counts_name[1200];
         snprintf(counts_name, sizeof counts_name, "%s.counts", e->name);
         const struct tensor *c = tensorfile_find(m->gguf, counts_name);
@@ -111,7 +111,7 @@ static bool read_dat(struct imatrix *m, const char *path, struct error *err)
     for (int32_t i = 0; i < n; i++) {
         if (!take_count(m, &pos, 1, &len) || len < 1)
             return error_set(err, "%s: entry %d: bad name", path, i);
-        struct entry *e = add_entry(m, (const char *)m->map + pos, (size_t)len);
+        struct imatrix_entry *e = add_entry(m, (const char *)m->map + pos, (size_t)len);
         pos += (size_t)len;
         if (m->bytes - pos < 4)
             return error_set(err, "%s: '%.100s': file ends early", path, e->name);
@@ -190,7 +190,7 @@ size_t imatrix_count(const struct imatrix *m)
     return m->n;
 }
 
-static const struct entry *find(const struct imatrix *m, const char *name)
+static const struct imatrix_entry *find(const struct imatrix *m, const char *name)
 {
     int64_t i;
     return map_get(&m->by_name, name, strlen(name), &i) ? &m->entries[i] : NULL;
@@ -198,7 +198,7 @@ static const struct entry *find(const struct imatrix *m, const char *name)
 
 enum imatrix_fit imatrix_check(const struct imatrix *m, const char *name, size_t n, size_t n_mats)
 {
-    const struct entry *e = find(m, name);
+    const struct imatrix_entry *e = find(m, name);
     if (!e)
         return IMATRIX_NONE;
     bool fits = e->n_sums == n * n_mats && (!e->counts || e->n_counts == n_mats);
@@ -207,7 +207,7 @@ enum imatrix_fit imatrix_check(const struct imatrix *m, const char *name, size_t
 
 bool imatrix_weights(const struct imatrix *m, const char *name, size_t i, size_t n, float *out)
 {
-    const struct entry *e = find(m, name);
+    const struct imatrix_entry *e = find(m, name);
     CHECK(e && (i + 1) * n <= e->n_sums, "importance of '%s' was not checked", name);
     double sum = 0;
     for (size_t k = 0; k < n; k++)

@@ -9,10 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-static void gguf_name(const struct config *c, const struct want *want, int k, char out[192])
+static void gguf_name(const struct config *c, const struct tensor_spec *spec, int k, char out[192])
 {
     static const struct tensorfile gguf = {.is_gguf = true};
-    build_name(&gguf, c, want->rows[k].name, want->layer, 0, "weight", out, 192);
+    build_name(&gguf, c, spec->rows[k].name, spec->layer, 0, "weight", out, 192);
 }
 
 static struct out_tensor *find_out(struct transcode *t, const char *name)
@@ -24,17 +24,17 @@ static struct out_tensor *find_out(struct transcode *t, const char *name)
 }
 
 /* Row i of a GGUF's tensor is this row of the run. */
-static int woven_row(const struct rows *rows, int i)
+static int interleaved_row(const struct weight_rows *rows, int i)
 {
-    int D = rows->woven, in = D ? i % D : 0;
+    int D = rows->interleaved, in = D ? i % D : 0;
     return D ? i - in + in % 2 * (D / 2) + in / 2 : i;
 }
 
 /* Whether a GGUF has a tensor of its own for the run, in its order. */
-static bool has_place(const struct want *want, const struct rows *rows, bool is_gguf)
+static bool has_place(const struct tensor_spec *spec, const struct weight_rows *rows, bool is_gguf)
 {
-    bool tied = want->role == WEIGHT_HEAD && !strcmp(rows->name->gguf, "token_embd");
-    return !want->as && !rows->pitch && !rows->tiles.groups && !(is_gguf && rows->gguf_too) &&
+    bool tied = spec->role == WEIGHT_HEAD && !strcmp(rows->name->gguf, "token_embd");
+    return !spec->as && !rows->stride && !rows->tiles.groups && !(is_gguf && rows->also_gguf) &&
            rows->name->gguf && !tied;
 }
 
@@ -43,21 +43,21 @@ static bool refuse_place(const char *path, const char *name, struct error *err)
     return error_set(err, "%s: tensor %s: its change has no place in a GGUF", path, name);
 }
 
-static void add_merge(struct out_tensor *o, const struct want *want, int k, bool is_gguf,
+static void add_merge(struct out_tensor *o, const struct tensor_spec *spec, int k, bool is_gguf,
                       const struct lora *l, float scale)
 {
     int first = 0;
     for (int i = 0; i < k; i++)
-        first += want->rows[i].n;
+        first += spec->rows[i].n;
     o->merges = mem_realloc(o->merges, (size_t)o->n_merges + 1, sizeof *o->merges);
     o->merges[o->n_merges++] = (struct merge_part){l, scale};
     if (o->merge_rows)
         return;
-    /* a folder's tensors that are woven on the way are so by o->heads */
-    bool woven = is_gguf ? want->rows[k].woven != 0 : o->heads != 0;
+    /* o->heads: the folder's rows are interleaved while they are written */
+    bool interleaved = is_gguf ? spec->rows[k].interleaved != 0 : o->heads != 0;
     o->merge_rows = mem_zalloc((size_t)o->rows, sizeof *o->merge_rows);
     for (int r = 0; r < (int)o->rows; r++)
-        o->merge_rows[r] = first + (woven ? woven_row(&want->rows[k], r) : r);
+        o->merge_rows[r] = first + (interleaved ? interleaved_row(&spec->rows[k], r) : r);
 }
 
 /* Whether a change has anything for these rows. */
@@ -72,21 +72,21 @@ static bool touches(const struct lora *l, int first, int n)
 }
 
 static bool attach(struct merge *m, int which, struct transcode *t, const struct tensorfile *f,
-                   const struct config *c, const struct want *wants, struct error *err)
+                   const struct config *c, const struct tensor_spec *specs, struct error *err)
 {
     const struct adapter *a = m->adapters[which];
-    for (int i = 0; i < a->n_wants; i++) {
-        const struct want *want = &wants[i];
+    for (int i = 0; i < a->n_specs; i++) {
+        const struct tensor_spec *spec = &specs[i];
         int first = 0;
-        for (int k = 0; a->changes[i] && k < want->n_rows; first += want->rows[k++].n) {
+        for (int k = 0; a->changes[i] && k < spec->n_rows; first += spec->rows[k++].n) {
             char name[192];
-            if (!touches(a->changes[i], first, want->rows[k].n))
+            if (!touches(a->changes[i], first, spec->rows[k].n))
                 continue;
-            gguf_name(c, want, k, name);
+            gguf_name(c, spec, k, name);
             struct out_tensor *o = find_out(t, name);
-            if (!has_place(want, &want->rows[k], f->is_gguf) || !o || !o->mats)
+            if (!has_place(spec, &spec->rows[k], f->is_gguf) || !o || !o->mats)
                 return refuse_place(m->refs[which].path, name, err);
-            add_merge(o, want, k, f->is_gguf, a->changes[i], m->refs[which].scale);
+            add_merge(o, spec, k, f->is_gguf, a->changes[i], m->refs[which].scale);
         }
     }
     return true;
@@ -104,8 +104,8 @@ bool merge_open(struct merge *m, struct transcode *t, const struct tensorfile *f
     m->adapters = mem_zalloc((size_t)m->n, sizeof *m->adapters);
     bool ok = true;
     for (int i = 0; ok && i < m->n; i++) {
-        m->adapters[i] = adapter_open(m->refs[i].path, c, f->is_gguf, o.wants, o.n_wants, err);
-        ok = m->adapters[i] && attach(m, i, t, f, c, o.wants, err);
+        m->adapters[i] = adapter_open(m->refs[i].path, c, f->is_gguf, o.specs, o.n_specs, err);
+        ok = m->adapters[i] && attach(m, i, t, f, c, o.specs, err);
     }
     outline_free(&o);
     return ok;
@@ -211,10 +211,10 @@ static struct out_tensor *add_factor(struct transcode *t, const char *name, cons
     return o;
 }
 
-static void add_run(struct transcode *t, const struct want *want, int k, const struct lora *l,
-                    int first, const char *name)
+static void add_run(struct transcode *t, const struct tensor_spec *spec, int k,
+                    const struct lora *l, int first, const char *name)
 {
-    size_t rank = (size_t)run_rank(l, first), n_in = (size_t)l->n_in, n = (size_t)want->rows[k].n;
+    size_t rank = (size_t)run_rank(l, first), n_in = (size_t)l->n_in, n = (size_t)spec->rows[k].n;
     float *a = add_factor(t, name, "lora_a", l->n_in, (int64_t)rank, l->n_expert)->values;
     float *b = add_factor(t, name, "lora_b", (int64_t)rank, (int64_t)n, l->n_expert)->values;
     for (int e = 0; e < l->n_expert; e++, a += rank * n_in, b += n * rank) {
@@ -223,7 +223,8 @@ static void add_run(struct transcode *t, const struct want *want, int k, const s
             continue;
         memcpy(a, l->of[e].a + (size_t)p->at * n_in, (size_t)p->rank * n_in * sizeof *a);
         for (size_t r = 0; r < n; r++)
-            memcpy(b + r * rank, p->b + (size_t)woven_row(&want->rows[k], (int)r) * (size_t)p->rank,
+            memcpy(b + r * rank,
+                   p->b + (size_t)interleaved_row(&spec->rows[k], (int)r) * (size_t)p->rank,
                    (size_t)p->rank * sizeof *b);
     }
 }
@@ -231,22 +232,22 @@ static void add_run(struct transcode *t, const struct want *want, int k, const s
 /* Scales are in B already; readers divide alpha by the rank, so that alpha is the rank where all have
  * one, and is left out, which means no scale, where they differ. */
 static bool list_factors(struct transcode *t, const char *path, const struct config *c,
-                         const struct want *wants, const struct adapter *a, int *alpha,
+                         const struct tensor_spec *specs, const struct adapter *a, int *alpha,
                          struct error *err)
 {
     *alpha = -1;
-    for (int i = 0; i < a->n_wants; i++) {
+    for (int i = 0; i < a->n_specs; i++) {
         const struct lora *l = a->changes[i];
         int first = 0;
-        for (int k = 0; l && k < wants[i].n_rows; first += wants[i].rows[k++].n) {
+        for (int k = 0; l && k < specs[i].n_rows; first += specs[i].rows[k++].n) {
             char name[192];
             int rank = run_rank(l, first);
             if (!rank)
                 continue;
-            gguf_name(c, &wants[i], k, name);
-            if (!has_place(&wants[i], &wants[i].rows[k], t->in->is_gguf))
+            gguf_name(c, &specs[i], k, name);
+            if (!has_place(&specs[i], &specs[i].rows[k], t->in->is_gguf))
                 return refuse_place(path, name, err);
-            add_run(t, &wants[i], k, l, first, name);
+            add_run(t, &specs[i], k, l, first, name);
             *alpha = *alpha < 0 || *alpha == rank ? rank : 0;
         }
     }
@@ -297,12 +298,12 @@ bool convert_adapter(const char *in, const char *base, const char *out,
         .in = f, .threads = opt->threads, .progress = opt->progress, .progress_arg = opt->arg};
     int alpha = 0;
     bool ok = config_load(f, c, err) && outline_load(f, c, &o, err);
-    struct adapter *a = ok ? adapter_open(in, c, f->is_gguf, o.wants, o.n_wants, err) : NULL;
-    ok = a && list_factors(&t, in, c, o.wants, a, &alpha, err) &&
+    struct adapter *a = ok ? adapter_open(in, c, f->is_gguf, o.specs, o.n_specs, err) : NULL;
+    ok = a && list_factors(&t, in, c, o.specs, a, &alpha, err) &&
          write_adapter(&t, c, alpha, out, opt, result, err);
     transcode_clear(&t);
     adapter_free(a);
-    if (o.wants)
+    if (o.specs)
         outline_free(&o);
     mem_free(c);
     tensorfile_close(f);

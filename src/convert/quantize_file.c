@@ -19,7 +19,7 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
         .n_expert = c->n_expert,
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
-        .is_llama = c->family->weaves_qk,
+        .is_llama = c->family->interleaved_qk,
         .tied = c->tied,
         .importance = importance,
     };
@@ -113,7 +113,7 @@ static bool fold_scale(struct transcode *t, struct out_tensor *s, size_t of, str
 }
 
 /* Weights of NVFP4 have one more number each, NAME.scale, which another type has in its values. */
-static bool fold_scales(struct transcode *t, const struct family *family, struct error *err)
+static bool fold_scales(struct transcode *t, const struct model_family *family, struct error *err)
 {
     for (size_t i = 0; i < t->n; i++) {
         const struct out_tensor *o = &t->tensors[i];

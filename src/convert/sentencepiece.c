@@ -17,18 +17,18 @@
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 enum { MODEL_UNIGRAM = 1, MODEL_BPE = 2, MAX_PIECES = 1 << 24 };
 
-struct reader {
+struct wire_reader {
     const uint8_t *p, *end;
 };
 
 struct field {
     uint32_t number;
     int wire;
-    uint64_t value;     /* varint; the bits of 32- and 64-bit fields */
-    struct reader body; /* of WIRE_BYTES */
+    uint64_t value;          /* varint; the bits of 32- and 64-bit fields */
+    struct wire_reader body; /* of WIRE_BYTES */
 };
 
-static bool varint(struct reader *r, uint64_t *out)
+static bool varint(struct wire_reader *r, uint64_t *out)
 {
     *out = 0;
     for (int shift = 0; shift < 64 && r->p < r->end; shift += 7) {
@@ -41,7 +41,7 @@ static bool varint(struct reader *r, uint64_t *out)
 }
 
 /* Next field; false at the end or (then p is not at the end) on damage. */
-static bool next(struct reader *r, struct field *f)
+static bool next(struct wire_reader *r, struct field *f)
 {
     uint64_t key, len;
     const uint8_t *start = r->p;
@@ -63,7 +63,7 @@ static bool next(struct reader *r, struct field *f)
     } else if (ok && f->wire == WIRE_BYTES) {
         ok = varint(r, &len) && len <= (uint64_t)(r->end - r->p);
         if (ok) {
-            f->body = (struct reader){r->p, r->p + len};
+            f->body = (struct wire_reader){r->p, r->p + len};
             r->p += len;
         }
     } else {
@@ -74,7 +74,7 @@ static bool next(struct reader *r, struct field *f)
     return ok;
 }
 
-static bool read_piece(struct reader r, struct piece *out)
+static bool read_piece(struct wire_reader r, struct piece *out)
 {
     struct field f;
     *out = (struct piece){.text = "", .kind = 1};
@@ -93,7 +93,7 @@ static bool read_piece(struct reader r, struct piece *out)
 }
 
 /* A varint field of a nested message, or `fallback`. */
-static uint64_t nested(struct reader r, uint32_t number, uint64_t fallback)
+static uint64_t nested(struct wire_reader r, uint32_t number, uint64_t fallback)
 {
     struct field f;
     while (next(&r, &f))
@@ -104,7 +104,7 @@ static uint64_t nested(struct reader r, uint32_t number, uint64_t fallback)
 
 static bool parse(struct sentencepiece *s, const char *path, struct error *err)
 {
-    struct reader r = {s->map, s->map + s->bytes};
+    struct wire_reader r = {s->map, s->map + s->bytes};
     struct field f;
     uint64_t type = MODEL_UNIGRAM;
     int cap = 0;

@@ -20,17 +20,17 @@
 
 enum { CHUNK_VALUES = 1 << 18 };
 
-struct chunk {
+struct transcode_chunk {
     uint32_t tensor;
     int32_t mat;
     int64_t row;
     int32_t rows;
 };
 
-struct run {
+struct transcode_job {
     const struct transcode *t;
     struct gguf_writer *w;
-    struct chunk *chunks; /* (n_chunks) */
+    struct transcode_chunk *chunks; /* (n_chunks) */
     size_t n_chunks;
     size_t max_values, max_row; /* of any chunk; of any row */
     size_t total;               /* input bytes */
@@ -73,7 +73,7 @@ void transcode_clear(struct transcode *t)
 
 int transcode_sources(const struct out_tensor *o)
 {
-    const struct source *s = o->mats;
+    const struct input_matrix *s = o->mats;
     bool stacked =
         o->n_mats > 1 &&
         (s->layout.kind != LAYOUT_PLAIN ? s->layout.n_stack > 0 : s->data->dims[2] == o->n_mats);
@@ -81,22 +81,22 @@ int transcode_sources(const struct out_tensor *o)
 }
 
 /* The matrix a chunk reads, and its first row there. */
-static const struct source *chunk_source(const struct out_tensor *o, const struct chunk *c,
-                                         int64_t *row)
+static const struct input_matrix *chunk_source(const struct out_tensor *o,
+                                               const struct transcode_chunk *c, int64_t *row)
 {
     bool stacked = transcode_sources(o) < o->n_mats;
-    int64_t height = o->mats[0].of ? o->mats[0].of : o->rows;
+    int64_t height = o->mats[0].tensor_rows ? o->mats[0].tensor_rows : o->rows;
     *row = stacked ? c->mat * height + c->row : c->row;
     return &o->mats[stacked ? 0 : c->mat];
 }
 
-static bool is_plain(const struct source *s)
+static bool is_plain(const struct input_matrix *s)
 {
-    return s->layout.kind == LAYOUT_PLAIN && !s->of;
+    return s->layout.kind == LAYOUT_PLAIN && !s->tensor_rows;
 }
 
 /* Row of the input that becomes row r of the output. */
-static int64_t woven_row(const struct out_tensor *o, int64_t r)
+static int64_t interleaved_row(const struct out_tensor *o, int64_t r)
 {
     if (!o->heads)
         return r;
@@ -104,16 +104,16 @@ static int64_t woven_row(const struct out_tensor *o, int64_t r)
     return head * head_dim + i % 2 * (head_dim / 2) + i / 2;
 }
 
-static bool is_packed(const struct source *s)
+static bool is_packed(const struct input_matrix *s)
 {
     return s->layout.kind != LAYOUT_PLAIN;
 }
 
 /* Rows of a packed matrix, in the forms of struct raw_seg, then as floats. */
-static bool read_packed(const struct transcode *t, const struct source *s,
+static bool read_packed(const struct transcode *t, const struct input_matrix *s,
                         const struct layout_rows *rows, float *out, struct error *err)
 {
-    const struct layout *l = &s->layout;
+    const struct packed_layout *l = &s->layout;
     struct layout_bytes bytes = layout_bytes(l, rows->n);
     uint8_t *mem = mem_alloc(bytes.data + bytes.scale + bytes.zero + bytes.order + 64);
     struct layout_planes to = {.scale = mem};
@@ -145,10 +145,10 @@ static bool in_order(const struct out_tensor *o)
 }
 
 /* n rows from output row r on (in another order: one) of the packed matrix that chunk c is of. */
-static struct layout_rows packed_rows(const struct out_tensor *o, const struct source *s,
-                                      const struct chunk *c, int64_t r, int n)
+static struct layout_rows packed_rows(const struct out_tensor *o, const struct input_matrix *s,
+                                      const struct transcode_chunk *c, int64_t r, int n)
 {
-    int row = o->order ? o->order[r] : s->first + s->step * (int)woven_row(o, r);
+    int row = o->order ? o->order[r] : s->first + s->step * (int)interleaved_row(o, r);
     return (struct layout_rows){.index = s->layout.n_stack ? c->mat : 0,
                                 .first = (int)s->offset + row,
                                 .step = s->step,
@@ -157,23 +157,23 @@ static struct layout_rows packed_rows(const struct out_tensor *o, const struct s
 
 /* The rows of a chunk out of a packed matrix. Across, its rows are columns of ours. */
 static bool unpack_chunk(const struct transcode *t, const struct out_tensor *o,
-                         const struct source *s, const struct chunk *c, float *out,
+                         const struct input_matrix *s, const struct transcode_chunk *c, float *out,
                          struct error *err)
 {
     size_t n = (size_t)o->dims[0], rows = (size_t)c->rows;
-    if (!s->across && in_order(o) && !o->columns) {
+    if (!s->transposed && in_order(o) && !o->columns) {
         struct layout_rows all = packed_rows(o, s, c, c->row, c->rows);
         return read_packed(t, s, &all, out, err);
     }
     float *one = mem_zalloc((size_t)s->layout.n_in, sizeof *one);
     bool ok = true;
-    for (size_t i = 0; ok && i < (s->across ? n : rows); i++) {
+    for (size_t i = 0; ok && i < (s->transposed ? n : rows); i++) {
         struct layout_rows row =
-            packed_rows(o, s, c, s->across ? (int64_t)i : c->row + (int64_t)i, 1);
+            packed_rows(o, s, c, s->transposed ? (int64_t)i : c->row + (int64_t)i, 1);
         ok = read_packed(t, s, &row, one, err);
-        for (size_t k = 0; ok && s->across && k < rows; k++)
+        for (size_t k = 0; ok && s->transposed && k < rows; k++)
             out[k * n + i] = one[(size_t)c->row + k];
-        for (size_t j = 0; ok && !s->across && j < n; j++)
+        for (size_t j = 0; ok && !s->transposed && j < n; j++)
             out[i * n + j] = one[o->columns ? (size_t)o->columns[j] : j];
     }
     mem_free(one);
@@ -182,7 +182,7 @@ static bool unpack_chunk(const struct transcode *t, const struct out_tensor *o,
 
 bool transcode_copies(const struct out_tensor *o)
 {
-    if (o->mats[0].across)
+    if (o->mats[0].transposed)
         return false;
     int64_t len = dtype_table[o->mats[0].layout.type].block_len;
     for (int64_t j = 0; o->columns && j < o->dims[0]; j++)
@@ -192,13 +192,13 @@ bool transcode_copies(const struct out_tensor *o)
 }
 
 /* Row r of the part of a tensor that s is; `base` rows of the tensor are before the matrix. */
-static void read_part(const struct out_tensor *o, const struct source *s, int64_t base, int64_t r,
-                      size_t n, float *out)
+static void read_part(const struct out_tensor *o, const struct input_matrix *s, int64_t base,
+                      int64_t r, size_t n, float *out)
 {
     enum dtype type = s->data->type;
     size_t row = o->order ? (size_t)o->order[r] : (size_t)(s->first + s->step * r);
-    size_t of = (size_t)s->of, each = dtype_bytes(type, 1), skip = (size_t)s->offset;
-    if (!s->across) {
+    size_t of = (size_t)s->tensor_rows, each = dtype_bytes(type, 1), skip = (size_t)s->offset;
+    if (!s->transposed) {
         const uint8_t *from = s->data->data + ((size_t)base + skip + row) * n * each;
         if (!o->columns)
             quantize_load(type, from, out, n);
@@ -212,8 +212,8 @@ static void read_part(const struct out_tensor *o, const struct source *s, int64_
 }
 
 /* Rows [row, row + rows) of one matrix of the output as floats. */
-static bool read_rows(const struct transcode *t, const struct out_tensor *o, const struct chunk *c,
-                      float *out, struct error *err)
+static bool read_rows(const struct transcode *t, const struct out_tensor *o,
+                      const struct transcode_chunk *c, float *out, struct error *err)
 {
     size_t n = (size_t)o->dims[0];
     if (!o->mats) {
@@ -221,7 +221,7 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
         return true;
     }
     int64_t base;
-    const struct source *s = chunk_source(o, c, &base);
+    const struct input_matrix *s = chunk_source(o, c, &base);
     base -= c->row;
     if (is_plain(s) && !o->heads) {
         size_t bytes = dtype_bytes(s->data->type, n);
@@ -234,8 +234,8 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
     if (is_packed(s))
         return unpack_chunk(t, o, s, c, out, err);
     for (int32_t i = 0; i < c->rows; i++, out += n) {
-        int64_t row = base + woven_row(o, c->row + i);
-        if (s->of) {
+        int64_t row = base + interleaved_row(o, c->row + i);
+        if (s->tensor_rows) {
             read_part(o, s, base, c->row + i, n, out);
         } else {
             quantize_load(s->data->type,
@@ -246,7 +246,7 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o, con
 }
 
 /* What adapters change of a chunk's rows. */
-static void add_merges(const struct out_tensor *o, const struct chunk *c, float *values)
+static void add_merges(const struct out_tensor *o, const struct transcode_chunk *c, float *values)
 {
     for (int k = 0; k < o->n_merges; k++)
         for (int32_t i = 0; i < c->rows; i++)
@@ -255,14 +255,15 @@ static void add_merges(const struct out_tensor *o, const struct chunk *c, float 
 }
 
 /* Gives back the pages of a chunk's input. Neighbours may share the last one: they read it again. */
-static void forget_chunk(const struct run *r, const struct out_tensor *o, const struct chunk *c)
+static void forget_chunk(const struct transcode_job *r, const struct out_tensor *o,
+                         const struct transcode_chunk *c)
 {
     if (!o->mats)
         return;
     int64_t row;
-    const struct source *s = chunk_source(o, c, &row);
+    const struct input_matrix *s = chunk_source(o, c, &row);
     if (!is_plain(s) || o->heads) {
-        bool one = s->of || s->layout.n_stack; /* of several matrices */
+        bool one = s->tensor_rows || s->layout.n_stack; /* of several matrices */
         bool last = c->row + c->rows == o->rows && (!one || c->mat == o->n_mats - 1);
         if (last) /* read across: drop the whole at its end */
             tensorfile_forget(r->t->in, s->data);
@@ -278,7 +279,7 @@ static void forget_chunk(const struct run *r, const struct out_tensor *o, const 
         madvise((void *)a, b - a, MADV_DONTNEED);
 }
 
-static void fail(struct run *r, const struct error *err)
+static void fail(struct transcode_job *r, const struct error *err)
 {
     pthread_mutex_lock(&r->lock);
     if (!r->err.msg[0])
@@ -293,8 +294,8 @@ static bool needs_half_range(enum dtype t)
     return t != DT_F32 && t != DT_BF16 && t != DT_MXFP4;
 }
 
-static bool check_range(const struct out_tensor *o, const struct chunk *c, const float *x, size_t n,
-                        struct error *err)
+static bool check_range(const struct out_tensor *o, const struct transcode_chunk *c, const float *x,
+                        size_t n, struct error *err)
 {
     float top = quantize_amax(x, n * (size_t)c->rows);
     if (!isfinite(top)) {
@@ -328,8 +329,9 @@ static void move_blocks(const struct out_tensor *o, size_t rows, uint8_t *data, 
 }
 
 /* The rows of a packed matrix in its own type, bit for bit. */
-static bool copy_packed(const struct run *r, const struct out_tensor *o, const struct source *s,
-                        const struct chunk *c, struct buffers *b, struct error *err)
+static bool copy_packed(const struct transcode_job *r, const struct out_tensor *o,
+                        const struct input_matrix *s, const struct transcode_chunk *c,
+                        struct buffers *b, struct error *err)
 {
     size_t row_bytes = dtype_bytes(o->type, (size_t)o->dims[0]);
     int step = in_order(o) ? c->rows : 1;
@@ -346,14 +348,15 @@ static bool copy_packed(const struct run *r, const struct out_tensor *o, const s
     return true;
 }
 
-static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, struct error *err)
+static bool do_chunk(struct transcode_job *r, const struct transcode_chunk *c, struct buffers *b,
+                     struct error *err)
 {
     const struct out_tensor *o = &r->t->tensors[c->tensor];
     size_t n = (size_t)o->dims[0], row_bytes = dtype_bytes(o->type, n);
     size_t bytes = row_bytes * (size_t)c->rows;
     size_t offset = row_bytes * (size_t)(c->mat * o->rows + c->row);
     int64_t row = 0;
-    const struct source *s = o->mats ? chunk_source(o, c, &row) : NULL;
+    const struct input_matrix *s = o->mats ? chunk_source(o, c, &row) : NULL;
     const void *data = b->blocks;
     if (s && !o->n_merges && is_plain(s) && !o->heads && s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
@@ -381,7 +384,7 @@ static bool do_chunk(struct run *r, const struct chunk *c, struct buffers *b, st
 
 static void worker(void *arg, int ith, int nth)
 {
-    struct run *r = arg;
+    struct transcode_job *r = arg;
     (void)nth;
     struct buffers b = {mem_aligned(r->max_values * 4), mem_aligned(r->max_row * 4),
                         mem_aligned(r->max_values * 4)};
@@ -394,7 +397,7 @@ static void worker(void *arg, int ith, int nth)
         size_t i = atomic_fetch_add(&r->next, 1);
         if (i >= r->n_chunks)
             break;
-        const struct chunk *c = &r->chunks[i];
+        const struct transcode_chunk *c = &r->chunks[i];
         if (!do_chunk(r, c, &b, &err)) {
             fail(r, &err);
             break;
@@ -410,7 +413,7 @@ static void worker(void *arg, int ith, int nth)
     mem_aligned_free(b.blocks, r->max_values * 4);
 }
 
-static void list_chunks(struct run *r)
+static void list_chunks(struct transcode_job *r)
 {
     size_t cap = 0;
     for (size_t i = 0; i < r->t->n; i++) {
@@ -423,7 +426,8 @@ static void list_chunks(struct run *r)
                     r->chunks = mem_realloc(r->chunks, cap, sizeof *r->chunks);
                 }
                 int64_t rows = o->rows - row < step ? o->rows - row : step;
-                r->chunks[r->n_chunks++] = (struct chunk){(uint32_t)i, m, row, (int32_t)rows};
+                r->chunks[r->n_chunks++] =
+                    (struct transcode_chunk){(uint32_t)i, m, row, (int32_t)rows};
                 size_t values = (size_t)(n * rows);
                 r->max_values = values > r->max_values ? values : r->max_values;
                 r->max_row = (size_t)n > r->max_row ? (size_t)n : r->max_row;
@@ -441,7 +445,7 @@ bool transcode_run(struct transcode *t, struct gguf_writer *w, struct error *err
     }
     if (!gguf_writer_begin(w, err))
         return false;
-    struct run r = {.t = t, .w = w};
+    struct transcode_job r = {.t = t, .w = w};
     pthread_mutex_init(&r.lock, NULL);
     list_chunks(&r);
     int threads = t->threads ? t->threads : pool_cpu_count();

@@ -12,13 +12,13 @@
 #include "model/layout.h"
 
 /* One matrix of an input file. */
-struct source {
-    const struct tensor *data; /* values or blocks; of a packed matrix, its codes */
-    struct layout layout;      /* LAYOUT_PLAIN: data is all there is */
+struct input_matrix {
+    const struct tensor *data;   /* values or blocks; of a packed matrix, its codes */
+    struct packed_layout layout; /* LAYOUT_PLAIN: data is all there is */
     /* These are rows first, first + step, ... of the tensor's, a plain one's of `of` in each matrix;
      * of 0: all of them. across: it is stored transposed. */
-    int first, step, of;
-    bool across;
+    int first, step, tensor_rows;
+    bool transposed;
     int64_t offset; /* rows of the tensor before the matrix; a plain one's of is set */
 };
 
@@ -36,11 +36,11 @@ struct out_tensor {
     int64_t dims[TENSOR_MAX_DIMS];
     int64_t rows; /* of each matrix */
     int n_mats;
-    struct source *mats; /* (n_mats), or (1) holding all of them; NULL: `values` */
-    float *values;       /* (rows, dims[0]) computed here, n_mats = 1 */
-    float *scales;       /* (n_mats) what multiplies the values of a GGUF's NVFP4; owned, or NULL */
-    /* > 0: rows of each of so many heads are woven, first half with second half: the order GGUF
-     * wants of the llama architecture's q and k */
+    struct input_matrix *mats; /* (n_mats), or (1) holding all of them; NULL: `values` */
+    float *values;             /* (rows, dims[0]) computed here, n_mats = 1 */
+    float *scales; /* (n_mats) what multiplies the values of a GGUF's NVFP4; owned, or NULL */
+    /* > 0: number of heads whose rows are interleaved, first half with second half. GGUF stores q
+     * and k of the llama architecture in this order. */
     int heads;
     /* Where the parts of a tensor (a plain one's source.of) lie in another order: source rows, and
      * columns, of those of the output. (rows), (dims[0]), owned; NULL = as they are */

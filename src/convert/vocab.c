@@ -31,7 +31,7 @@ struct token {
     int32_t kind; /* 0 = no token here yet */
 };
 
-struct vocab {
+struct vocab_writer {
     struct gguf_writer *w;
     const struct tensorfile *f;
     const struct convert_options *opt;
@@ -68,7 +68,7 @@ static const struct {
      "qwen35"},
 };
 
-static bool fail(struct vocab *v, const char *file, const char *what)
+static bool fail(struct vocab_writer *v, const char *file, const char *what)
 {
     return error_set(v->err, "%s/%s: %s", v->dir, file, what);
 }
@@ -81,7 +81,7 @@ static const char *type_of(const json_t *o)
 
 /* Tokens. */
 
-static bool set_token(struct vocab *v, json_int_t id, const char *text, size_t len, int kind,
+static bool set_token(struct vocab_writer *v, json_int_t id, const char *text, size_t len, int kind,
                       float score, bool replace)
 {
     if (id < 0 || id >= v->n)
@@ -118,7 +118,7 @@ static bool is_byte_token(const char *s, size_t n)
 }
 
 /* An added token replaces what the base vocabulary has in its place. */
-static bool add_added(struct vocab *v, json_int_t id, const json_t *entry)
+static bool add_added(struct vocab_writer *v, json_int_t id, const json_t *entry)
 {
     const json_t *content = json_object_get(entry, "content");
     if (!json_is_string(content))
@@ -131,7 +131,7 @@ static bool add_added(struct vocab *v, json_int_t id, const json_t *entry)
     return set_token(v, id, s, n, kind, -1000, true);
 }
 
-static bool add_all_added(struct vocab *v)
+static bool add_all_added(struct vocab_writer *v)
 {
     size_t i;
     json_t *entry;
@@ -157,7 +157,7 @@ static bool add_all_added(struct vocab *v)
     return true;
 }
 
-static bool add_base(struct vocab *v)
+static bool add_base(struct vocab_writer *v)
 {
     json_t *vocab = json_object_get(json_object_get(v->root, "model"), "vocab"), *id;
     const char *text;
@@ -175,7 +175,7 @@ static bool add_base(struct vocab *v)
     return true;
 }
 
-static bool add_pieces(struct vocab *v)
+static bool add_pieces(struct vocab_writer *v)
 {
     for (int i = 0; i < v->spm->n; i++) {
         const struct piece *p = &v->spm->pieces[i];
@@ -188,7 +188,7 @@ static bool add_pieces(struct vocab *v)
 }
 
 /* Rows of the embedding that no token names. */
-static void fill_unused(struct vocab *v)
+static void fill_unused(struct vocab_writer *v)
 {
     for (int i = 0; i < v->n; i++) {
         struct token *t = &v->tokens[i];
@@ -204,7 +204,7 @@ static void fill_unused(struct vocab *v)
     }
 }
 
-static void write_tokens(struct vocab *v, const char *model, const char *pre, bool scores)
+static void write_tokens(struct vocab_writer *v, const char *model, const char *pre, bool scores)
 {
     struct buf text = {0};
     int32_t *kinds = mem_zalloc((size_t)v->n, sizeof *kinds);
@@ -261,7 +261,7 @@ static void add_part(struct buf *b, const char *s, size_t n)
     }
 }
 
-static bool write_merges(struct vocab *v)
+static bool write_merges(struct vocab_writer *v)
 {
     json_t *merges = json_object_get(json_object_get(v->root, "model"), "merges"), *m;
     struct buf packed = {0}, one = {0};
@@ -289,7 +289,7 @@ static bool write_merges(struct vocab *v)
 }
 
 /* Without tokenizer.model the order of merges stands for the scores: earlier merges score higher. */
-static bool scores_from_merges(struct vocab *v)
+static bool scores_from_merges(struct vocab_writer *v)
 {
     json_t *merges = json_object_get(json_object_get(v->root, "model"), "merges"), *m;
     size_t i;
@@ -321,7 +321,7 @@ static bool scores_from_merges(struct vocab *v)
 }
 
 /* The name of the folder's pre-tokenizer, or NULL with an error. */
-static const char *find_pre(struct vocab *v)
+static const char *find_pre(struct vocab_writer *v)
 {
     if (v->opt->pre)
         return v->opt->pre;
@@ -367,7 +367,7 @@ static const char *find_pre(struct vocab *v)
 /* Special ids and flags. */
 
 /* Id of the token that tokenizer_config.json calls `key`, or -1. */
-static int64_t config_token(const struct vocab *v, const char *key)
+static int64_t config_token(const struct vocab_writer *v, const char *key)
 {
     const json_t *t = json_object_get(v->f->tokenizer_config, key);
     if (json_is_object(t))
@@ -379,7 +379,7 @@ static int64_t config_token(const struct vocab *v, const char *key)
 }
 
 /* From tokenizer_config.json, else the number in config.json (the first of a list). */
-static int64_t special_id(const struct vocab *v, const char *which)
+static int64_t special_id(const struct vocab_writer *v, const char *which)
 {
     char key[32];
     snprintf(key, sizeof key, "%s_token", which);
@@ -394,7 +394,7 @@ static int64_t special_id(const struct vocab *v, const char *which)
 }
 
 /* What the post-processor's template puts first (or last): a token's text, or NULL. */
-static const char *template_token(const struct vocab *v, bool last, bool *known)
+static const char *template_token(const struct vocab_writer *v, bool last, bool *known)
 {
     const json_t *pp = json_object_get(v->root, "post_processor");
     const json_t *list = json_object_get(pp, "processors");
@@ -412,7 +412,7 @@ static const char *template_token(const struct vocab *v, bool last, bool *known)
     return NULL;
 }
 
-static void write_add_flag(struct vocab *v, const char *which, bool last, int64_t id,
+static void write_add_flag(struct vocab_writer *v, const char *which, bool last, int64_t id,
                            bool *fallback)
 {
     char key[48];
@@ -436,7 +436,7 @@ static void write_add_flag(struct vocab *v, const char *which, bool last, int64_
 }
 
 /* What encoders put around a text, and how many kinds of tokens they know. */
-static void write_encoder(struct vocab *v, int64_t id[4])
+static void write_encoder(struct vocab_writer *v, int64_t id[4])
 {
     int64_t cls = special_id(v, "cls"), sep = special_id(v, "sep"), mask = special_id(v, "mask");
     const json_t *types = json_object_get(v->f->config, "type_vocab_size");
@@ -452,7 +452,7 @@ static void write_encoder(struct vocab *v, int64_t id[4])
     gguf_set_u32(v->w, "tokenizer.ggml.token_type_count", n > 0 && n < 1 << 20 ? (uint32_t)n : 1);
 }
 
-static void write_specials(struct vocab *v, bool spm)
+static void write_specials(struct vocab_writer *v, bool spm)
 {
     static const struct {
         const char *which, *key;
@@ -483,7 +483,7 @@ static void write_specials(struct vocab *v, bool spm)
 }
 
 /* SentencePiece puts a space before the text unless told otherwise. */
-static void write_space_prefix(struct vocab *v)
+static void write_space_prefix(struct vocab_writer *v)
 {
     const json_t *flag = json_object_get(v->f->tokenizer_config, "add_prefix_space");
     bool add = v->spm ? v->spm->add_space : true;
@@ -518,7 +518,7 @@ static bool read_text(const char *path, struct buf *out, struct error *err)
     return ok ? true : error_set(err, "%s: cannot read (or larger than 16 MB)", path);
 }
 
-static bool write_template(struct vocab *v)
+static bool write_template(struct vocab_writer *v)
 {
     const json_t *t = json_object_get(v->f->tokenizer_config, "chat_template");
     if (json_is_string(t)) {
@@ -564,7 +564,7 @@ static bool write_template(struct vocab *v)
     return ok;
 }
 
-static bool write_bpe(struct vocab *v)
+static bool write_bpe(struct vocab_writer *v)
 {
     const char *pre = find_pre(v);
     if (!pre || !add_base(v) || !add_all_added(v))
@@ -577,7 +577,7 @@ static bool write_bpe(struct vocab *v)
     return write_template(v);
 }
 
-static bool write_spm(struct vocab *v)
+static bool write_spm(struct vocab_writer *v)
 {
     if (!(v->spm ? add_pieces(v) : add_base(v)) || !add_all_added(v))
         return false;
@@ -599,7 +599,7 @@ static bool write_spm(struct vocab *v)
 
 /* WordPiece: GGUF marks the tokens that begin a word, with U+2581, tokenizer.json those that do not, with
  * "##". */
-static bool write_wordpiece(struct vocab *v)
+static bool write_wordpiece(struct vocab_writer *v)
 {
     const json_t *norm = json_object_get(v->root, "normalizer");
     const json_t *lower = json_object_get(norm, "lowercase");
@@ -646,7 +646,7 @@ static const char *charsmap_of(const json_t *norm)
     return map;
 }
 
-static bool add_unigram(struct vocab *v)
+static bool add_unigram(struct vocab_writer *v)
 {
     const json_t *model = json_object_get(v->root, "model"), *pieces, *p;
     const json_t *unk = json_object_get(model, "unk_id");
@@ -668,7 +668,7 @@ static bool add_unigram(struct vocab *v)
     return true;
 }
 
-static bool write_unigram(struct vocab *v)
+static bool write_unigram(struct vocab_writer *v)
 {
     const char *map = charsmap_of(json_object_get(v->root, "normalizer"));
     struct buf bytes = {0};
@@ -687,7 +687,7 @@ static bool write_unigram(struct vocab *v)
     return ok;
 }
 
-static bool open_sources(struct vocab *v)
+static bool open_sources(struct vocab_writer *v)
 {
     struct buf path = {0};
     bool ok = true;
@@ -708,7 +708,7 @@ static bool open_sources(struct vocab *v)
     return ok;
 }
 
-static bool write_any(struct vocab *v)
+static bool write_any(struct vocab_writer *v)
 {
     if (!open_sources(v))
         return false;
@@ -737,14 +737,14 @@ static bool write_any(struct vocab *v)
 bool vocab_write(struct gguf_writer *w, const struct tensorfile *f, const struct config *c,
                  const struct convert_options *opt, struct error *err)
 {
-    struct vocab v = {.w = w,
-                      .f = f,
-                      .opt = opt,
-                      .dir = convert_dir(f),
-                      .tokens = mem_zalloc((size_t)c->n_vocab, sizeof *v.tokens),
-                      .n = c->n_vocab,
-                      .encoder = c->family->encoder,
-                      .err = err};
+    struct vocab_writer v = {.w = w,
+                             .f = f,
+                             .opt = opt,
+                             .dir = convert_dir(f),
+                             .tokens = mem_zalloc((size_t)c->n_vocab, sizeof *v.tokens),
+                             .n = c->n_vocab,
+                             .encoder = c->family->encoder,
+                             .err = err};
     map_init(&v.ids, (size_t)c->n_vocab);
     bool ok = write_any(&v);
     for (int i = 0; i < v.n; i++)

@@ -88,7 +88,7 @@ static struct slot *find(struct adapters *a, const char *name)
 static bool read_adapter(struct adapters *a, struct slot *s, const char *path, struct error *err)
 {
     struct adapter *ad =
-        adapter_open(path, &a->m->config, a->model_is_gguf, a->m->wants, a->m->n_wants, err);
+        adapter_open(path, &a->m->config, a->model_is_gguf, a->m->specs, a->m->n_specs, err);
     if (!ad)
         return false;
     bool ok = true;

@@ -35,7 +35,7 @@ struct form {
 
 struct place {
     const struct counter *k;
-    const struct name *name;
+    const struct tensor_name *name;
     int layer;
 };
 
@@ -51,21 +51,23 @@ static enum dtype turned(enum dtype t)
     return t == DT_F32 || t == DT_BF16 ? t : DT_F16;
 }
 
-static bool missing(const struct counter *k, const struct want *want, const struct name *n)
+static bool missing(const struct counter *k, const struct tensor_spec *spec,
+                    const struct tensor_name *n)
 {
     char name[192];
-    build_name(k->f, k->c, n, want->layer, 0, "weight", name, sizeof name);
+    build_name(k->f, k->c, n, spec->layer, 0, "weight", name, sizeof name);
     return error_set(k->err, "%s: tensor %s: missing", k->f->path, name);
 }
 
-static bool plain_form(const struct counter *k, const struct want *want, const struct rows *r,
-                       int n_in, int64_t height, int n_stack, struct form *out)
+static bool plain_form(const struct counter *k, const struct tensor_spec *spec,
+                       const struct weight_rows *r, int n_in, int64_t height, int n_stack,
+                       struct form *out)
 {
-    const struct tensor *t = build_find(k->f, k->c, r->name, want->layer, 0, "weight");
-    bool across = !k->f->is_gguf && r->across && !r->pitch;
-    int64_t d0 = across ? height : n_in, d1 = across ? n_in : height;
+    const struct tensor *t = build_find(k->f, k->c, r->name, spec->layer, 0, "weight");
+    bool transposed = !k->f->is_gguf && r->transposed && !r->stride;
+    int64_t d0 = transposed ? height : n_in, d1 = transposed ? n_in : height;
     if (!t)
-        return missing(k, want, r->name);
+        return missing(k, spec, r->name);
     if (!dtype_is_weight(t->type))
         return error_set(k->err, "%s: tensor %s: type %s is not supported", k->f->path, t->name,
                          t->type_name);
@@ -75,45 +77,45 @@ static bool plain_form(const struct counter *k, const struct want *want, const s
                          "], expected [%" PRId64 ", %" PRId64 ", %d]",
                          k->f->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, n_stack);
     out->type = t->type;
-    out->scales = t->type == DT_NVFP4 && build_scale(k->f, k->c, r->name, want->layer) != NULL;
+    out->scales = t->type == DT_NVFP4 && build_scale(k->f, k->c, r->name, spec->layer) != NULL;
     return true;
 }
 
-static bool form_of(const struct counter *k, const struct want *want, const struct rows *r,
-                    struct form *out)
+static bool form_of(const struct counter *k, const struct tensor_spec *spec,
+                    const struct weight_rows *r, struct form *out)
 {
-    struct place place = {k, r->name, want->layer};
-    bool part = (!k->f->is_gguf || r->gguf_too) && r->of;
-    bool stacked = build_stacked(k->f, r->name) && want->n_expert > 1 && !r->pitch;
+    struct place place = {k, r->name, spec->layer};
+    bool part = (!k->f->is_gguf || r->also_gguf) && r->tensor_rows;
+    bool stacked = build_stacked(k->f, r->name) && spec->n_expert > 1 && !r->stride;
     /* pitch: one matrix of all heads */
-    int64_t height = part ? r->of : r->n;
-    int n_in = want->n_in;
-    if (r->pitch) {
-        height = (int64_t)want->n_expert * r->pitch;
-        n_in = r->across ? r->n : want->n_in;
+    int64_t height = part ? r->tensor_rows : r->n;
+    int n_in = spec->n_in;
+    if (r->stride) {
+        height = (int64_t)spec->n_expert * r->stride;
+        n_in = r->transposed ? r->n : spec->n_in;
     }
     *out = (struct form){0};
     if (height > INT32_MAX)
         return error_set(k->err, "%s: %" PRId64 " rows of a weight of layer %d", k->f->path, height,
-                         want->layer);
+                         spec->layer);
     struct layout_ask ask = {.path = k->f->path,
                              .find = find_part,
                              .arg = &place,
                              .config = &k->c->layout,
                              .n_in = n_in,
                              .n_out = (int)height,
-                             .n_stack = stacked ? want->n_expert : 0,
-                             .across = r->across && !r->pitch};
-    struct layout lay = {0};
+                             .n_stack = stacked ? spec->n_expert : 0,
+                             .transposed = r->transposed && !r->stride};
+    struct packed_layout lay = {0};
     if (!k->f->is_gguf && !layout_find(&ask, &lay, k->err))
         return false;
     if (lay.kind == LAYOUT_PLAIN) {
-        if (!plain_form(k, want, r, n_in, height, stacked ? want->n_expert : 1, out))
+        if (!plain_form(k, spec, r, n_in, height, stacked ? spec->n_expert : 1, out))
             return false;
     } else {
         *out = (struct form){lay.type, lay.group_len, lay.scale != NULL, true};
     }
-    if (r->pitch)
+    if (r->stride)
         *out = (struct form){.type = turned(out->type)};
     return true;
 }
@@ -150,34 +152,35 @@ static size_t row_bytes(const struct form *f, int n_in)
 }
 
 /* What this rank has of it; bytes and values. */
-static bool measure(const struct counter *k, const struct want *want, size_t *bytes, double *values)
+static bool measure(const struct counter *k, const struct tensor_spec *spec, size_t *bytes,
+                    double *values)
 {
     *bytes = 0;
     *values = 0;
-    if (!want->w) {
+    if (!spec->w) {
         /* a single number stands in the layer itself */
-        if (want->n_in > 1)
-            *bytes = (size_t)rows_kept(want->cut, 0, want->n_in) * sizeof(float);
-        return build_find(k->f, k->c, want->rows[0].name, want->layer, 0, "weight") ||
-               missing(k, want, want->rows[0].name);
+        if (spec->n_in > 1)
+            *bytes = (size_t)rows_kept(spec->cut, 0, spec->n_in) * sizeof(float);
+        return build_find(k->f, k->c, spec->rows[0].name, spec->layer, 0, "weight") ||
+               missing(k, spec, spec->rows[0].name);
     }
     int base = 0;
-    size_t experts = (size_t)want->w->n_expert;
-    for (int i = 0; i < want->n_rows; i++) {
+    size_t experts = (size_t)spec->w->n_expert;
+    for (int i = 0; i < spec->n_rows; i++) {
         struct form form;
-        if (!form_of(k, want, &want->rows[i], &form))
+        if (!form_of(k, spec, &spec->rows[i], &form))
             return false;
-        size_t rows = (size_t)rows_kept(want->cut, base, want->rows[i].n);
-        if (form.type == DT_GPTQ4 && want->cut && want->cut->n_cols)
+        size_t rows = (size_t)rows_kept(spec->cut, base, spec->rows[i].n);
+        if (form.type == DT_GPTQ4 && spec->cut && spec->cut->n_cols)
             form.group_len = split_group_len(form.group_len);
-        base += want->rows[i].n;
-        *bytes += experts * rows * row_bytes(&form, want->w->n_in);
+        base += spec->rows[i].n;
+        *bytes += experts * rows * row_bytes(&form, spec->w->n_in);
         if (form.type == DT_NVFP4 && form.scales && rows)
             *bytes += experts * sizeof(float);
-        *values += (double)experts * (double)rows * want->w->n_in;
+        *values += (double)experts * (double)rows * spec->w->n_in;
     }
-    if (want->w->bias)
-        *bytes += experts * (size_t)want->w->n_out * sizeof(float);
+    if (spec->w->bias)
+        *bytes += experts * (size_t)spec->w->n_out * sizeof(float);
     return true;
 }
 
@@ -203,13 +206,13 @@ static void add_copy(struct plan *p, const char *part, const char *why, int laye
 /* Columns of a weight that stay together, in its file. */
 static int block_of(const struct counter *k, const struct weight *w)
 {
-    for (int i = 0; i < k->net->n_wants; i++) {
-        const struct want *want = &k->net->wants[i];
+    for (int i = 0; i < k->net->n_specs; i++) {
+        const struct tensor_spec *spec = &k->net->specs[i];
         struct form form;
         struct error ignored;
         struct counter quiet = *k;
         quiet.err = &ignored;
-        if (want->w == w && form_of(&quiet, want, &want->rows[0], &form))
+        if (spec->w == w && form_of(&quiet, spec, &spec->rows[0], &form))
             return form.packed || form.type == DT_F8_E4M3 ? 128 : dtype_table[form.type].block_len;
     }
     return 1;
@@ -301,11 +304,11 @@ static void explain_layer(const struct counter *k, const struct weight *w, const
                  bytes);
 }
 
-static void explain(const struct counter *k, const struct want *want, size_t bytes)
+static void explain(const struct counter *k, const struct tensor_spec *spec, size_t bytes)
 {
     const struct network *net = &k->net->net;
-    const struct weight *w = want->w;
-    int at = want->layer - k->to->layers.first;
+    const struct weight *w = spec->w;
+    int at = spec->layer - k->to->layers.first;
     if (!w)
         add_copy(k->plan, "norms and other vectors", "they are small", 0, bytes);
     else if (w == net->embed.tokens || w == net->head.w)
@@ -314,8 +317,8 @@ static void explain(const struct counter *k, const struct want *want, size_t byt
                                               : "positions, types or a norm are added to it",
                  0, bytes);
     else if (at >= 0 && at < net->n_layers &&
-             (is_mlp_weight(&net->layers[at].mlp, w) || want->role == WEIGHT_HEADS ||
-              want->role == WEIGHT_LINEAR))
+             (is_mlp_weight(&net->layers[at].mlp, w) || spec->role == WEIGHT_HEADS ||
+              spec->role == WEIGHT_LINEAR))
         explain_layer(k, w, &net->layers[at], bytes);
     else
         add_copy(k->plan, "other embeddings", "their rows are looked up by all", 0, bytes);
@@ -386,8 +389,8 @@ static void count_layers(const struct network *net, struct plan_rank *to)
 /* The rows that are kept of a weight that is cut in one run, or not at all. */
 static struct run rows_of(const struct outline *o, const struct weight *w)
 {
-    for (int i = 0; i < o->n_wants; i++) {
-        const struct cut *cut = o->wants[i].w == w ? o->wants[i].cut : NULL;
+    for (int i = 0; i < o->n_specs; i++) {
+        const struct cut *cut = o->specs[i].w == w ? o->specs[i].cut : NULL;
         if (cut && cut->n_rows)
             return cut->rows[0];
     }
@@ -416,22 +419,22 @@ static bool count_weights(const struct counter *k)
     struct plan_rank *to = k->to;
     const struct network *net = &k->net->net;
     bool first_lane = to->lane == 0;
-    for (int i = 0; i < k->net->n_wants; i++) {
-        const struct want *want = &k->net->wants[i];
-        const struct cut *cut = want->cut;
+    for (int i = 0; i < k->net->n_specs; i++) {
+        const struct tensor_spec *spec = &k->net->specs[i];
+        const struct cut *cut = spec->cut;
         size_t bytes;
         double values;
         if (cut && cut->none)
             continue;
-        if (!measure(k, want, &bytes, &values))
+        if (!measure(k, spec, &bytes, &values))
             return false;
         to->weights += bytes;
-        bool experts = want->role == WEIGHT_EXPERTS || want->role == WEIGHT_EXPERTS_SHARED;
-        bool head = want->w && want->w == net->head.w;
-        if (want->w && experts) {
+        bool experts = spec->role == WEIGHT_EXPERTS || spec->role == WEIGHT_EXPERTS_SHARED;
+        bool head = spec->w && spec->w == net->head.w;
+        if (spec->w && experts) {
             to->work.expert_bytes += (double)bytes;
             to->work.expert_params += values;
-        } else if (want->w && want->role == WEIGHT_EMBED && !head) {
+        } else if (spec->w && spec->role == WEIGHT_EMBED && !head) {
             /* a row of it is read for a token */
         } else {
             to->work.bytes += (double)bytes;
@@ -442,7 +445,7 @@ static bool count_weights(const struct counter *k)
         if (whole && k->o->tp > 1) {
             to->whole += bytes;
             if (first_lane)
-                explain(k, want, bytes);
+                explain(k, spec, bytes);
         }
     }
     return true;
@@ -467,9 +470,9 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
     k->to = to;
     bool shared = r && stages_share_head(&o.net, r);
     bool ok = !r || r->pp == 1 ||
-              stages_layers(k->f, k->c, &o.net, o.wants, o.n_wants, r, &to->layers, k->err) ||
+              stages_layers(k->f, k->c, &o.net, o.specs, o.n_specs, r, &to->layers, k->err) ||
               error_prefix(k->err, "%s", k->f->path);
-    ok = ok && (split_network(k->f, k->c, &o.net, o.wants, o.n_wants, r, k->err) ||
+    ok = ok && (split_network(k->f, k->c, &o.net, o.specs, o.n_specs, r, k->err) ||
                 error_prefix(k->err, "%s", k->f->path));
     ok = ok && kv_types_check(&o.net, k->o->k_type, k->o->v_type, k->err);
     if (ok) {

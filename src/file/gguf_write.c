@@ -20,7 +20,7 @@
 
 enum { ALIGNMENT = 32, FLUSH_STEP = 16 << 20 };
 
-struct out_tensor {
+struct gguf_tensor {
     size_t offset, bytes; /* offset in the file, after begin; before: in the data section */
 };
 
@@ -29,7 +29,7 @@ struct gguf_writer {
     int fd;
     struct buf meta, directory; /* encoded entries */
     uint64_t n_meta;
-    struct out_tensor *tensors; /* (n_tensors) */
+    struct gguf_tensor *tensors; /* (n_tensors) */
     int n_tensors, cap_tensors;
     struct map keys, names; /* what was declared, to catch our own doubles */
     char **strings;         /* (n_strings) copies behind keys and names */
@@ -286,7 +286,7 @@ int gguf_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, in
         w->tensors = mem_realloc(w->tensors, (size_t)w->cap_tensors, sizeof *w->tensors);
     }
     size_t bytes = dtype_bytes(type, n);
-    w->tensors[w->n_tensors] = (struct out_tensor){w->data_bytes, bytes};
+    w->tensors[w->n_tensors] = (struct gguf_tensor){w->data_bytes, bytes};
     w->data_bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return w->n_tensors++;
 }
@@ -365,7 +365,7 @@ bool gguf_writer_put(struct gguf_writer *w, int tensor, size_t offset, const voi
 {
     CHECK(w->begun && tensor >= 0 && tensor < w->n_tensors, "tensor %d of %d", tensor,
           w->n_tensors);
-    const struct out_tensor *t = &w->tensors[tensor];
+    const struct gguf_tensor *t = &w->tensors[tensor];
     CHECK(offset <= t->bytes && bytes <= t->bytes - offset, "tensor %d: %zu + %zu of %zu", tensor,
           offset, bytes, t->bytes);
     struct error err = {0};

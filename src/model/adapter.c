@@ -22,15 +22,15 @@
 enum { MAX_PATTERNS = 2048 };
 
 /* A name that an adapter may use, and the rows it stands for. */
-struct target {
+struct lora_target {
     char *name; /* owned */
-    int want, rows;
+    int spec, rows;
     int expert; /* -1: all of them */
     int next;   /* another one of this name; -1 = none */
     bool fused; /* PEFT's name of all experts' weights: shapes tell which */
 };
 
-struct pair {
+struct lora_pair {
     const struct tensor *a, *b;
     char *module; /* owned */
 };
@@ -39,13 +39,13 @@ struct reading {
     const struct tensorfile *f;
     const struct config *c;
     bool model_is_gguf;
-    const struct want *wants;
-    int n_wants;
+    const struct tensor_spec *specs;
+    int n_specs;
     struct error *err;
-    struct target *targets; /* (n_targets) */
+    struct lora_target *targets; /* (n_targets) */
     int n_targets, cap_targets;
-    struct map by_name; /* -> the first target of the name */
-    struct pair *pairs; /* (n_pairs) */
+    struct map by_name;      /* -> the first target of the name */
+    struct lora_pair *pairs; /* (n_pairs) */
     int n_pairs, cap_pairs;
     double alpha; /* GGUF: 0 = none */
     struct patterns {
@@ -68,15 +68,15 @@ static bool fail(struct reading *r, const struct tensor *t, const char *what)
 /* Names of the model's weights */
 
 /* Rows of the whole weight: of several ranks each may have some of them. */
-static int want_rows(const struct want *want)
+static int spec_rows(const struct tensor_spec *spec)
 {
     int n = 0;
-    for (int k = 0; k < want->n_rows; k++)
-        n += want->rows[k].n;
+    for (int k = 0; k < spec->n_rows; k++)
+        n += spec->rows[k].n;
     return n;
 }
 
-static void add_target(struct reading *r, struct target t, const char *name)
+static void add_target(struct reading *r, struct lora_target t, const char *name)
 {
     int64_t known = -1;
     if (r->n_targets == r->cap_targets) {
@@ -105,7 +105,7 @@ static void write_name(const char *format, int layer, int expert, char out[192])
 }
 
 /* All experts of a layer are one module to PEFT where they are one tensor to the model. */
-static void add_fused(struct reading *r, struct target t, const char *name)
+static void add_fused(struct reading *r, struct lora_target t, const char *name)
 {
     static const char *const ends[] = {"", ".base_layer", ".gate_up_proj", ".down_proj"};
     const char *at = strstr(name, ".experts.");
@@ -120,21 +120,21 @@ static void add_fused(struct reading *r, struct target t, const char *name)
 
 static void list_rows(struct reading *r, int i, int k)
 {
-    const struct want *want = &r->wants[i];
-    const struct name *n = want->rows[k].name;
-    struct target t = {.want = i, .rows = k, .expert = -1};
+    const struct tensor_spec *spec = &r->specs[i];
+    const struct tensor_name *n = spec->rows[k].name;
+    struct lora_target t = {.spec = i, .rows = k, .expert = -1};
     char name[192] = "";
-    bool experts = want->role == WEIGHT_EXPERTS || want->role == WEIGHT_EXPERTS_SHARED;
+    bool experts = spec->role == WEIGHT_EXPERTS || spec->role == WEIGHT_EXPERTS_SHARED;
     if (r->f->is_gguf) {
         if (n->gguf && n->gguf[0] != '=') {
-            write_name(n->gguf, want->layer, 0, name);
+            write_name(n->gguf, spec->layer, 0, name);
             add_target(r, t, name);
         }
     } else if (n->hf) {
         const char *one = strstr(n->hf, "%d");
         bool each = experts && one && strstr(one + 1, "%d");
-        for (int e = 0; e < (each ? want->n_expert : 1); e++) {
-            write_name(n->hf, want->layer, e, name);
+        for (int e = 0; e < (each ? spec->n_expert : 1); e++) {
+            write_name(n->hf, spec->layer, e, name);
             t.expert = each ? e : -1;
             if (!experts || each)
                 add_target(r, t, name);
@@ -142,15 +142,15 @@ static void list_rows(struct reading *r, int i, int k)
                 add_fused(r, t, name);
         }
     }
-    if (want->role == WEIGHT_HEAD && !strstr(name, r->f->is_gguf ? "output" : "lm_head"))
+    if (spec->role == WEIGHT_HEAD && !strstr(name, r->f->is_gguf ? "output" : "lm_head"))
         add_target(r, t, r->f->is_gguf ? "output" : "lm_head"); /* tied: of the head alone */
 }
 
 static void list_targets(struct reading *r)
 {
     map_init(&r->by_name, 1024);
-    for (int i = 0; i < r->n_wants; i++)
-        for (int k = 0; r->wants[i].w && k < r->wants[i].n_rows; k++)
+    for (int i = 0; i < r->n_specs; i++)
+        for (int k = 0; r->specs[i].w && k < r->specs[i].n_rows; k++)
             list_rows(r, i, k);
 }
 
@@ -180,12 +180,12 @@ static bool add_pair(struct reading *r, const struct tensor *a, size_t len, cons
         r->cap_pairs = r->cap_pairs ? 2 * r->cap_pairs : 256;
         r->pairs = mem_realloc(r->pairs, (size_t)r->cap_pairs, sizeof *r->pairs);
     }
-    r->pairs[r->n_pairs++] = (struct pair){a, b, mem_strndup(a->name, len)};
+    r->pairs[r->n_pairs++] = (struct lora_pair){a, b, mem_strndup(a->name, len)};
     return true;
 }
 
 /* PEFT's name as the families spell it: without the wrapper, and the text model under "model.". */
-static void plain_module(struct pair *p)
+static void plain_module(struct lora_pair *p)
 {
     static const char *const roots[] = {"model.language_model.", "language_model.model.", "model."};
     static const char wrapper[] = "base_model.model.";
@@ -413,7 +413,8 @@ static void patterns_free(struct patterns *p)
 }
 
 /* What multiplies B A, and the rank that the file says (0: it does not). */
-static bool scale_of(struct reading *r, const struct pair *p, int rank, double *scale, int *said)
+static bool scale_of(struct reading *r, const struct lora_pair *p, int rank, double *scale,
+                     int *said)
 {
     const json_t *o = r->f->config;
     *said = 0;
@@ -460,14 +461,14 @@ struct factors {
 };
 
 /* Which row of B is row i of the run. */
-static int b_row(const struct reading *r, const struct rows *rows, int i)
+static int b_row(const struct reading *r, const struct weight_rows *rows, int i)
 {
-    bool part = rows->of && (!r->f->is_gguf || rows->gguf_too);
-    int step = rows->step ? rows->step : 1, run = rows->run ? rows->run : 1;
+    bool part = rows->tensor_rows && (!r->f->is_gguf || rows->also_gguf);
+    int step = rows->step ? rows->step : 1, run = rows->run_length ? rows->run_length : 1;
     if (part)
         return rows->first + step * (i / run) + i % run;
-    if (r->f->is_gguf && rows->woven) { /* pairs side by side */
-        int D = rows->woven, in = i % D;
+    if (r->f->is_gguf && rows->interleaved) { /* pairs side by side */
+        int D = rows->interleaved, in = i % D;
         return i - in + in % (D / 2) * 2 + in / (D / 2);
     }
     return i;
@@ -487,30 +488,30 @@ static bool has_rows(const struct lora_matrix *m, const struct factors *x, size_
 }
 
 /* Adds the factors to one expert's matrix; row i of the run is row b_row() + offset of B. */
-static bool add_factors(struct reading *r, const struct pair *p, const struct target *t, int e,
-                        const struct factors *x, int offset)
+static bool add_factors(struct reading *r, const struct lora_pair *p, const struct lora_target *t,
+                        int e, const struct factors *x, int offset)
 {
-    const struct want *want = &r->wants[t->want];
-    const struct rows *rows = &want->rows[t->rows];
-    struct lora **change = &r->out->changes[t->want];
+    const struct tensor_spec *spec = &r->specs[t->spec];
+    const struct weight_rows *rows = &spec->rows[t->rows];
+    struct lora **change = &r->out->changes[t->spec];
     if (!*change) {
-        *change = lora_new(want->n_in, want_rows(want), want->n_expert);
+        *change = lora_new(spec->n_in, spec_rows(spec), spec->n_expert);
         r->out->n_changed++;
     }
     struct lora_matrix *m = &(*change)->of[e];
     int first = 0;
     for (int k = 0; k < t->rows; k++)
-        first += want->rows[k].n;
+        first += spec->rows[k].n;
     for (int i = 0; i < m->n_parts; i++)
         if (m->parts[i].first == first)
             return fail(r, p->a, "another tensor changes the same weight");
     CHECK(m->n_parts < LORA_MAX_PARTS, "%d parts", m->n_parts);
     struct lora_part *part = &m->parts[m->n_parts++];
     *part = (struct lora_part){.first = first, .n = rows->n, .at = m->rank, .rank = x->rank};
-    if (has_rows(m, x, (size_t)want->n_in)) {
+    if (has_rows(m, x, (size_t)spec->n_in)) {
         part->at = m->rank - x->rank;
     } else {
-        size_t n_in = (size_t)want->n_in, at = (size_t)m->rank * n_in;
+        size_t n_in = (size_t)spec->n_in, at = (size_t)m->rank * n_in;
         m->rank += x->rank;
         m->a = mem_realloc(m->a, (size_t)m->rank * n_in, sizeof *m->a);
         for (size_t k = 0; k < (size_t)x->rank; k++)
@@ -530,15 +531,15 @@ static bool add_factors(struct reading *r, const struct pair *p, const struct ta
 
 /* Matching */
 
-static bool refuse_target(struct reading *r, const struct pair *p, const struct target *t)
+static bool refuse_target(struct reading *r, const struct lora_pair *p, const struct lora_target *t)
 {
-    const struct want *want = &r->wants[t->want];
-    const struct rows *rows = &want->rows[t->rows];
-    if (want->role == WEIGHT_EMBED)
+    const struct tensor_spec *spec = &r->specs[t->spec];
+    const struct weight_rows *rows = &spec->rows[t->rows];
+    if (spec->role == WEIGHT_EMBED)
         return fail(r, p->a, "adapters of embeddings are not supported");
-    if (want->role == WEIGHT_HEAD && strcmp(t->name, r->f->is_gguf ? "output" : "lm_head") != 0)
+    if (spec->role == WEIGHT_HEAD && strcmp(t->name, r->f->is_gguf ? "output" : "lm_head") != 0)
         return fail(r, p->a, "adapters of embeddings are not supported");
-    if (want->role == WEIGHT_HEADS || rows->pitch)
+    if (spec->role == WEIGHT_HEADS || rows->stride)
         return fail(r, p->a, "adapters of latent attention's kv_b_proj are not supported");
     if (rows->tiles.groups && r->f->is_gguf != r->model_is_gguf)
         return fail(r, p->a,
@@ -547,9 +548,9 @@ static bool refuse_target(struct reading *r, const struct pair *p, const struct 
     return true;
 }
 
-static int rows_of(const struct reading *r, const struct rows *rows)
+static int rows_of(const struct reading *r, const struct weight_rows *rows)
 {
-    return rows->of && (!r->f->is_gguf || rows->gguf_too) ? rows->of : rows->n;
+    return rows->tensor_rows && (!r->f->is_gguf || rows->also_gguf) ? rows->tensor_rows : rows->n;
 }
 
 static bool bad_shape(struct reading *r, const struct tensor *t, int64_t rows, int64_t columns)
@@ -573,11 +574,11 @@ static bool check_rank(struct reading *r, const struct tensor *t, int64_t rank, 
 }
 
 /* The whole of a plain matrix, one expert's, or in a GGUF all experts'. */
-static bool match_plain(struct reading *r, const struct pair *p, int target)
+static bool match_plain(struct reading *r, const struct lora_pair *p, int target)
 {
-    const struct target *t = &r->targets[target];
-    const struct want *want = &r->wants[t->want];
-    int of = rows_of(r, &want->rows[t->rows]), n = t->expert < 0 ? want->n_expert : 1, said;
+    const struct lora_target *t = &r->targets[target];
+    const struct tensor_spec *spec = &r->specs[t->spec];
+    int of = rows_of(r, &spec->rows[t->rows]), n = t->expert < 0 ? spec->n_expert : 1, said;
     struct factors x = {0};
     int64_t rank = p->a->dims[1];
     for (int next = target; next >= 0; next = r->targets[next].next)
@@ -586,23 +587,23 @@ static bool match_plain(struct reading *r, const struct pair *p, int target)
     if (!check_rank(r, p->a, rank, 0) || !scale_of(r, p, (int)rank, &x.scale, &said) ||
         !check_rank(r, p->a, rank, said))
         return false;
-    if (p->a->dims[0] != want->n_in || p->a->dims[2] != n || p->a->dims[3] != 1)
-        return bad_shape(r, p->a, rank, want->n_in);
+    if (p->a->dims[0] != spec->n_in || p->a->dims[2] != n || p->a->dims[3] != 1)
+        return bad_shape(r, p->a, rank, spec->n_in);
     if (p->b->dims[0] != rank || p->b->dims[1] != of || p->b->dims[2] != n || p->b->dims[3] != 1)
         return bad_shape(r, p->b, of, rank);
     float *a = NULL, *b = NULL;
     bool ok = read_values(r, p->a, &a) && read_values(r, p->b, &b);
     x.rank = (int)rank;
-    x.a_row = (size_t)want->n_in;
+    x.a_row = (size_t)spec->n_in;
     x.a_col = x.b_col = 1;
     x.b_row = (size_t)rank;
     for (int next = target; ok && next >= 0; next = r->targets[next].next) {
         t = &r->targets[next];
-        if ((r->wants[t->want].n_in != want->n_in ||
-             rows_of(r, &r->wants[t->want].rows[t->rows]) != of))
+        if ((r->specs[t->spec].n_in != spec->n_in ||
+             rows_of(r, &r->specs[t->spec].rows[t->rows]) != of))
             ok = fail(r, p->a, "the model has two weights of this name");
         for (int e = 0; ok && e < n; e++) {
-            x.a = a + (size_t)e * (size_t)rank * (size_t)want->n_in;
+            x.a = a + (size_t)e * (size_t)rank * (size_t)spec->n_in;
             x.b = b + (size_t)e * (size_t)rank * (size_t)of;
             ok = add_factors(r, p, t, t->expert < 0 ? e : t->expert, &x, 0);
         }
@@ -613,29 +614,29 @@ static bool match_plain(struct reading *r, const struct pair *p, int target)
 }
 
 /* A parameter that a fused target is part of: how many rows it has, and which is the target's first. */
-static int fused_rows(const struct reading *r, const struct target *t, int *first)
+static int fused_rows(const struct reading *r, const struct lora_target *t, int *first)
 {
-    const struct want *want = &r->wants[t->want];
-    const struct rows *rows = &want->rows[t->rows];
+    const struct tensor_spec *spec = &r->specs[t->spec];
+    const struct weight_rows *rows = &spec->rows[t->rows];
     *first = 0;
-    if (rows->of && rows->of != rows->n)
-        return rows->of;
+    if (rows->tensor_rows && rows->tensor_rows != rows->n)
+        return rows->tensor_rows;
     for (int k = 0; k < t->rows; k++) /* tensors of their own follow each other */
-        *first += want->rows[k].n;
-    return want_rows(want);
+        *first += spec->rows[k].n;
+    return spec_rows(spec);
 }
 
 /* Whether fused adapters have in and out turned: those that are not square say it for all. */
 static bool find_turned(const struct reading *r)
 {
     for (int i = 0; i < r->n_pairs; i++) {
-        const struct pair *p = &r->pairs[i];
+        const struct lora_pair *p = &r->pairs[i];
         int64_t at, in = p->a->dims[0], out = p->b->dims[1];
         if (in == out || !map_get(&r->by_name, p->module, strlen(p->module), &at) ||
             !r->targets[at].fused)
             continue;
         for (int next = (int)at; next >= 0; next = r->targets[next].next) {
-            int first, n_in = r->wants[r->targets[next].want].n_in;
+            int first, n_in = r->specs[r->targets[next].spec].n_in;
             if (out == n_in && in == fused_rows(r, &r->targets[next], &first))
                 return true;
         }
@@ -647,9 +648,9 @@ static bool find_turned(const struct reading *r)
  * has rows e * rank.. and columns e, e + n_expert, ... What is in and what is out depends on how the model
  * stores the parameter and on PEFT's version: the shape says it, and whether it is of gate and up
  * together or of down. */
-static bool match_fused(struct reading *r, const struct pair *p, int target)
+static bool match_fused(struct reading *r, const struct lora_pair *p, int target)
 {
-    int said, n_expert = r->wants[r->targets[target].want].n_expert;
+    int said, n_expert = r->specs[r->targets[target].spec].n_expert;
     int64_t in = p->a->dims[0], out = p->b->dims[1], rank = p->a->dims[1] / n_expert;
     struct factors x = {0};
     if (p->a->dims[1] % n_expert || p->a->dims[2] != 1 || p->a->dims[3] != 1)
@@ -663,8 +664,8 @@ static bool match_fused(struct reading *r, const struct pair *p, int target)
     float *a = NULL, *b = NULL;
     bool ok = read_values(r, p->a, &a) && read_values(r, p->b, &b), any = false;
     for (int next = target; ok && next >= 0; next = r->targets[next].next) {
-        const struct target *t = &r->targets[next];
-        int first, of = fused_rows(r, t, &first), n_in = r->wants[t->want].n_in;
+        const struct lora_target *t = &r->targets[next];
+        int first, of = fused_rows(r, t, &first), n_in = r->specs[t->spec].n_in;
         bool straight = in == n_in && out == of, turned = out == n_in && in == of;
         if (!straight && !turned)
             continue;
@@ -694,7 +695,7 @@ static bool match_fused(struct reading *r, const struct pair *p, int target)
     return ok;
 }
 
-static bool match(struct reading *r, const struct pair *p)
+static bool match(struct reading *r, const struct lora_pair *p)
 {
     int64_t at;
     if (!map_get(&r->by_name, p->module, strlen(p->module), &at))
@@ -704,7 +705,7 @@ static bool match(struct reading *r, const struct pair *p)
 }
 
 struct adapter *adapter_read(const struct tensorfile *f, const struct config *c, bool model_is_gguf,
-                             const struct want *wants, int n_wants, struct error *err)
+                             const struct tensor_spec *specs, int n_specs, struct error *err)
 {
     if (c->family->encoder) {
         error_set(err, "%s: adapters of encoders are not supported, and the model is one (%s)",
@@ -715,12 +716,12 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
     struct reading r = {.f = f,
                         .c = c,
                         .model_is_gguf = model_is_gguf,
-                        .wants = wants,
-                        .n_wants = n_wants,
+                        .specs = specs,
+                        .n_specs = n_specs,
                         .err = err,
                         .out = a};
-    a->n_wants = n_wants;
-    a->changes = mem_zalloc((size_t)n_wants, sizeof *a->changes);
+    a->n_specs = n_specs;
+    a->changes = mem_zalloc((size_t)n_specs, sizeof *a->changes);
     /* As floats and in the backend's form, until the floats go. */
     size_t need = 4 * tensorfile_bytes(f), room = sysmem_available("");
     if (room && need > room) {
@@ -737,9 +738,9 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
     for (int i = 0; ok && i < r.n_pairs; i++)
         ok = match(&r, &r.pairs[i]);
     ok = ok && tensorfile_is_whole(f, TENSORFILE_ALL, err);
-    for (int i = 0; i < n_wants; i++)
-        if (a->changes[i] && wants[i].cut)
-            a->changes[i] = split_lora(a->changes[i], wants[i].cut);
+    for (int i = 0; i < n_specs; i++)
+        if (a->changes[i] && specs[i].cut)
+            a->changes[i] = split_lora(a->changes[i], specs[i].cut);
     for (int i = 0; i < r.n_pairs; i++)
         mem_free(r.pairs[i].module);
     mem_free(r.pairs);
@@ -757,12 +758,12 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
 }
 
 struct adapter *adapter_open(const char *path, const struct config *c, bool model_is_gguf,
-                             const struct want *wants, int n_wants, struct error *err)
+                             const struct tensor_spec *specs, int n_specs, struct error *err)
 {
     struct tensorfile *f = tensorfile_open_adapter(path, err);
     if (!f)
         return NULL;
-    struct adapter *a = adapter_read(f, c, model_is_gguf, wants, n_wants, err);
+    struct adapter *a = adapter_read(f, c, model_is_gguf, specs, n_specs, err);
     tensorfile_close(f);
     return a;
 }
@@ -771,7 +772,7 @@ void adapter_free(struct adapter *a)
 {
     if (!a)
         return;
-    for (int i = 0; i < a->n_wants; i++)
+    for (int i = 0; i < a->n_specs; i++)
         lora_free(a->changes[i]);
     mem_free(a->changes);
     mem_free(a);
@@ -781,9 +782,9 @@ void adapter_free(struct adapter *a)
 
 void model_take_adapters(struct model *m)
 {
-    for (int i = 0; i < m->n_wants; i++)
-        if (m->wants[i].w && !m->wants[i].w->lora)
-            m->wants[i].w->lora = mem_zalloc(LORA_MAX_ADAPTERS, sizeof(void *));
+    for (int i = 0; i < m->n_specs; i++)
+        if (m->specs[i].w && !m->specs[i].w->lora)
+            m->specs[i].w->lora = mem_zalloc(LORA_MAX_ADAPTERS, sizeof(void *));
 }
 
 bool model_adapt(struct model *m, const struct adapter *a, int number, struct error *err)
@@ -791,8 +792,8 @@ bool model_adapt(struct model *m, const struct adapter *a, int number, struct er
     const struct backend_ops *op = m->be->ops;
     if (!op->adapt)
         return error_set(err, "LoRA adapters are not supported on %s: use --device cpu", op->name);
-    for (int i = 0; i < a->n_wants; i++) {
-        struct weight *w = m->wants[i].w;
+    for (int i = 0; i < a->n_specs; i++) {
+        struct weight *w = m->specs[i].w;
         if (!a->changes[i])
             continue;
         w->lora[number] = op->adapt(m->be, w, a->changes[i], err);
@@ -806,8 +807,8 @@ bool model_adapt(struct model *m, const struct adapter *a, int number, struct er
 
 void model_unadapt(struct model *m, int number)
 {
-    for (int i = 0; i < m->n_wants; i++) {
-        struct weight *w = m->wants[i].w;
+    for (int i = 0; i < m->n_specs; i++) {
+        struct weight *w = m->specs[i].w;
         if (w && w->lora && w->lora[number])
             m->be->ops->unadapt(m->be, w->lora[number]);
         if (w && w->lora)

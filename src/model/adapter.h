@@ -11,7 +11,7 @@
 #include "model/model.h"
 
 struct adapter {
-    int n_wants;
+    int n_specs;
     struct lora **changes; /* (n_wants) of the weights of the model; NULL = none */
     int rank;              /* the most that is added to one weight: bounds.lora_rank */
     int n_changed;         /* weights */
@@ -21,10 +21,10 @@ struct adapter {
 /* wants (n_wants): the weights of the model (model.h, struct outline), read from a GGUF or from a
  * folder. Frees nothing of them. */
 struct adapter *adapter_open(const char *path, const struct config *c, bool model_is_gguf,
-                             const struct want *wants, int n_wants, struct error *err);
+                             const struct tensor_spec *specs, int n_specs, struct error *err);
 /* The same of a file that is open: for fuzzers. */
 struct adapter *adapter_read(const struct tensorfile *f, const struct config *c, bool model_is_gguf,
-                             const struct want *wants, int n_wants, struct error *err);
+                             const struct tensor_spec *specs, int n_specs, struct error *err);
 void adapter_free(struct adapter *a);
 
 /* Lets a model's weights have adapters: before the first step. */

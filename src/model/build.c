@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-void build_name(const struct tensorfile *f, const struct config *c, const struct name *n, int layer,
-                int expert, const char *suffix, char *out, size_t size)
+void build_name(const struct tensorfile *f, const struct config *c, const struct tensor_name *n,
+                int layer, int expert, const char *suffix, char *out, size_t size)
 {
     char base[160];
     const char *name = f->is_gguf ? n->gguf : n->hf, *head = "";
@@ -35,7 +35,8 @@ void build_name(const struct tensorfile *f, const struct config *c, const struct
 }
 
 const struct tensor *build_find(const struct tensorfile *f, const struct config *c,
-                                const struct name *n, int layer, int expert, const char *suffix)
+                                const struct tensor_name *n, int layer, int expert,
+                                const char *suffix)
 {
     char name[192];
     build_name(f, c, n, layer, expert, suffix, name, sizeof name);
@@ -43,13 +44,13 @@ const struct tensor *build_find(const struct tensorfile *f, const struct config 
 }
 
 const struct tensor *build_scale(const struct tensorfile *f, const struct config *c,
-                                 const struct name *n, int layer)
+                                 const struct tensor_name *n, int layer)
 {
     bool own = c->family->scales_experts && strstr(n->gguf, FAMILY_SCALED);
     return own ? NULL : build_find(f, c, n, layer, 0, "scale");
 }
 
-bool build_stacked(const struct tensorfile *f, const struct name *n)
+bool build_stacked(const struct tensorfile *f, const struct tensor_name *n)
 {
     if (f->is_gguf)
         return true;
@@ -57,7 +58,7 @@ bool build_stacked(const struct tensorfile *f, const struct name *n)
     return !layer || !strstr(layer + 1, "%d");
 }
 
-bool build_present(const struct tensorfile *f, const struct config *c, const struct name *n,
+bool build_present(const struct tensorfile *f, const struct config *c, const struct tensor_name *n,
                    int layer)
 {
     static const char *const codes[] = {"weight", "weight_packed", "packed", "blocks", "qweight"};
@@ -68,47 +69,48 @@ bool build_present(const struct tensorfile *f, const struct config *c, const str
     return false;
 }
 
-bool build_has(const struct builder *b, const struct name *n, int layer)
+bool build_has(const struct net_builder *b, const struct tensor_name *n, int layer)
 {
     return build_present(b->f, b->c, n, layer);
 }
 
-static struct want *add_want(struct builder *b)
+static struct tensor_spec *add_spec(struct net_builder *b)
 {
-    if (b->n_wants == b->cap) {
+    if (b->n_specs == b->cap) {
         b->cap = b->cap ? 2 * b->cap : 64;
-        b->wants = mem_realloc(b->wants, (size_t)b->cap, sizeof *b->wants);
+        b->specs = mem_realloc(b->specs, (size_t)b->cap, sizeof *b->specs);
     }
-    b->wants[b->n_wants] = (struct want){0};
-    return &b->wants[b->n_wants++];
+    b->specs[b->n_specs] = (struct tensor_spec){0};
+    return &b->specs[b->n_specs++];
 }
 
-const struct weight *build_weight(struct builder *b, enum weight_role role, int layer, int n_in,
-                                  int n_expert, int n_rows, const struct rows *rows)
+const struct weight *build_weight(struct net_builder *b, enum weight_role role, int layer, int n_in,
+                                  int n_expert, int n_rows, const struct weight_rows *rows)
 {
-    struct want *want = add_want(b);
+    struct tensor_spec *spec = add_spec(b);
     struct weight *w = mem_zalloc(1, sizeof *w);
-    CHECK(n_rows <= (int)(sizeof want->rows / sizeof *want->rows), "%d runs of rows", n_rows);
-    *want = (struct want){
+    CHECK(n_rows <= (int)(sizeof spec->rows / sizeof *spec->rows), "%d runs of rows", n_rows);
+    *spec = (struct tensor_spec){
         .w = w, .role = role, .layer = layer, .n_in = n_in, .n_expert = n_expert, .n_rows = n_rows};
     w->n_in = n_in;
     w->n_expert = n_expert;
     for (int i = 0; i < n_rows; i++) {
-        want->rows[i] = rows[i];
+        spec->rows[i] = rows[i];
         w->n_out += rows[i].n;
         w->bias |= build_find(b->f, b->c, rows[i].name, layer, 0, "bias") != NULL;
     }
     return w;
 }
 
-const struct weight *build_matrix(struct builder *b, enum weight_role role, int layer,
-                                  const struct name *name, int n_in, int n_out)
+const struct weight *build_matrix(struct net_builder *b, enum weight_role role, int layer,
+                                  const struct tensor_name *name, int n_in, int n_out)
 {
-    return build_weight(b, role, layer, n_in, 1, 1, &(struct rows){.name = name, .n = n_out});
+    return build_weight(b, role, layer, n_in, 1, 1,
+                        &(struct weight_rows){.name = name, .n = n_out});
 }
 
-const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
-                          struct adjust adjust)
+const float *build_vector(struct net_builder *b, int layer, const struct tensor_name *name,
+                          int width, struct adjust adjust)
 {
     if (b->failed)
         return NULL;
@@ -117,39 +119,40 @@ const float *build_vector(struct builder *b, int layer, const struct name *name,
     b->failed = !v;
     if (!v)
         return NULL;
-    struct want *want = add_want(b);
-    *want = (struct want){.vector = v,
-                          .layer = layer,
-                          .n_in = width,
-                          .n_rows = 1,
-                          .rows = {{.name = name, .n = width}},
-                          .adjust = adjust};
+    struct tensor_spec *spec = add_spec(b);
+    *spec = (struct tensor_spec){.vector = v,
+                                 .layer = layer,
+                                 .n_in = width,
+                                 .n_rows = 1,
+                                 .rows = {{.name = name, .n = width}},
+                                 .adjust = adjust};
     return v;
 }
 
-const float *build_table(struct builder *b, int layer, const struct name *name, int rows, int width)
+const float *build_table(struct net_builder *b, int layer, const struct tensor_name *name, int rows,
+                         int width)
 {
     const float *v = build_vector(b, layer, name, rows * width, (struct adjust){0});
     if (v)
-        b->wants[b->n_wants - 1].width = width;
+        b->specs[b->n_specs - 1].width = width;
     return v;
 }
 
-struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *name, int width,
-                               struct adjust adjust)
+struct norm build_rms_adjusted(struct net_builder *b, int layer, const struct tensor_name *name,
+                               int width, struct adjust adjust)
 {
     return (struct norm){.kind = NORM_RMS,
                          .eps = b->c->norm_eps,
                          .gain = build_vector(b, layer, name, width, adjust)};
 }
 
-struct norm build_rms(struct builder *b, int layer, const struct name *name, int width)
+struct norm build_rms(struct net_builder *b, int layer, const struct tensor_name *name, int width)
 {
     return build_rms_adjusted(b, layer, name, width, (struct adjust){0});
 }
 
-struct norm build_layer_norm(struct builder *b, int layer, const struct name *gain,
-                             const struct name *bias, int width)
+struct norm build_layer_norm(struct net_builder *b, int layer, const struct tensor_name *gain,
+                             const struct tensor_name *bias, int width)
 {
     struct norm n = {.kind = NORM_LAYER, .eps = b->c->norm_eps};
     n.gain = build_vector(b, layer, gain, width, (struct adjust){0});
@@ -158,7 +161,7 @@ struct norm build_layer_norm(struct builder *b, int layer, const struct name *ga
     return n;
 }
 
-float build_scalar(struct builder *b, int layer, const struct name *name)
+float build_scalar(struct net_builder *b, int layer, const struct tensor_name *name)
 {
     const struct tensor *t = build_find(b->f, b->c, name, layer, 0, "weight");
     float v = 1;
@@ -174,8 +177,8 @@ float build_scalar(struct builder *b, int layer, const struct name *name)
     return v;
 }
 
-const struct rope *build_ropes(struct builder *b, int n, const struct rope_config *const *configs,
-                               const int *n_rot)
+const struct rope *build_ropes(struct net_builder *b, int n,
+                               const struct rope_config *const *configs, const int *n_rot)
 {
     struct rope *ropes = mem_zalloc((size_t)n, sizeof *ropes);
     for (int i = 0; i < n; i++) {
@@ -190,16 +193,16 @@ const struct rope *build_ropes(struct builder *b, int n, const struct rope_confi
     return ropes;
 }
 
-const struct rope *build_rope(struct builder *b)
+const struct rope *build_rope(struct net_builder *b)
 {
     const struct rope_config *config = &b->c->rope;
     return b->c->n_rot / 2 ? build_ropes(b, 1, &config, &b->c->n_rot) : NULL;
 }
 
-void build_free(struct backend *be, struct network *net, struct want *wants, int n_wants)
+void build_free(struct backend *be, struct network *net, struct tensor_spec *specs, int n_specs)
 {
-    for (int i = 0; i < n_wants; i++) {
-        struct want *w = &wants[i];
+    for (int i = 0; i < n_specs; i++) {
+        struct tensor_spec *w = &specs[i];
         for (int k = 0; be && w->w && w->w->lora && k < LORA_MAX_ADAPTERS; k++)
             if (w->w->lora[k])
                 be->ops->unadapt(be, w->w->lora[k]);
@@ -218,6 +221,6 @@ void build_free(struct backend *be, struct network *net, struct want *wants, int
         mem_free((void *)(uintptr_t)net->ropes[i].freq);
     mem_free((void *)(uintptr_t)net->ropes);
     mem_free(net->layers);
-    mem_free(wants);
+    mem_free(specs);
     *net = (struct network){0};
 }

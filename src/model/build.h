@@ -1,7 +1,7 @@
 /*
- * Building a network: a family names the tensors of each part, and gets the weights and vectors the
- * layers point to. Nothing is read yet but RoPE factors: sizes are enough for a backend to say
- * whether it can run the network; weights.c then loads what was asked for.
+ * Building a network. A family names the tensors of each part and gets the weights and vectors that
+ * the layers point to. Only metadata, tensor sizes and RoPE factors are read here: that is enough for
+ * a backend to say whether it can run the network. weights.c then loads the listed tensors.
  */
 #ifndef STEEL_MODEL_BUILD_H
 #define STEEL_MODEL_BUILD_H
@@ -11,113 +11,125 @@
 
 struct cut; /* model/split.h */
 
-/* A tensor in both kinds of file, without ".weight"; %d: the layer, then the expert. GGUF keeps all
- * experts in one 3-D tensor, and so does a folder whose name has no place for the expert. "=name":
- * the whole name, to which nothing but "_bias" and the like is added. A folder's names begin with
- * "model." or "lm_head", whatever that part of a larger model is called (config.hf_model). */
-struct name {
+/*
+ * The name of a tensor in a GGUF and in a Hugging Face folder, without ".weight". The first %d is the
+ * layer, the second the expert. A name with one %d holds all experts in one 3-D tensor, as a GGUF
+ * always does. "=name" is the whole name; only "_bias" and similar suffixes are added to it. Folder
+ * names start with "model." or "lm_head"; build_name puts config.hf_model and hf_head in their place.
+ */
+struct tensor_name {
     const char *gguf, *hf;
 };
 
-/* Rows of a weight that come from one tensor. */
-struct rows {
-    const struct name *name;
+/*
+ * Rows of a weight that come from one tensor. Row i of the weight is by default row i of the tensor.
+ *   interleaved = 128          GGUF, llama: in heads of 128 rows, model row j * 64 + i is tensor row
+ *                              2 * i + j
+ *   first = 1, step = 2,       folder, gpt-oss: the up rows of a tensor that alternates gate and up
+ *   tensor_rows = 2 * F
+ *   transposed                 folder, gpt-oss: the tensor is (n_in, tensor_rows)
+ *   step = 512, run_length = 128  Qwen3-Next: 128 rows out of every 512
+ *   stride = 256, offset = 128 DeepSeek kv_b: one matrix per head; head h starts at tensor row
+ *                              256 * h + 128
+ */
+struct weight_rows {
+    const struct tensor_name *name;
     int n;
-    int woven; /* in a GGUF, rotary pairs of heads of this many rows lie side by side; 0 = no */
-    /* In a folder the tensor may have more: these are its rows first, first + step, ... of `of`;
-     * of 0: it has these alone. across: it is stored transposed, (n_in, of). run: so many rows at
-     * each step; 0 = 1. gguf_too: so it is in a GGUF. */
-    int first, step, of;
-    bool across, gguf_too;
-    int run;
-    /* pitch: one matrix of all heads, whose rows (across: columns) begin at skip of each pitch of the
-     * tensor's; 0 = no. In a GGUF, too. */
-    int pitch, skip;
-    /* In a GGUF the heads of `len` rows (columns) behind the first `plain` lie tiled: the j-th of group
-     * g at j * groups + g. For `convert`; readers know by delta_net.tiled. */
-    struct tiles {
+    int interleaved; /* rows of a head whose rotary pairs are adjacent in a GGUF; 0 = none are */
+    /* Row i is tensor row first + step * (i / run_length) + i % run_length, in folders (also_gguf:
+     * and in GGUFs). tensor_rows: the tensor's rows; 0: it has exactly n. run_length 0 means 1. */
+    int first, step, tensor_rows;
+    bool transposed, also_gguf;
+    int run_length;
+    /* One matrix per head, in both kinds of file. Head h's rows (transposed: columns) start at
+     * stride * h + offset. stride 0: the tensor is not split by heads. */
+    int stride, offset;
+    /* GGUF only: after the first `plain` rows (columns), heads of `len` rows are tiled. Head j of
+     * group g is stored at j * groups + g. For `convert`; the readers use delta_net.tiled. */
+    struct head_tiles {
         int plain, groups, each, len;
         bool columns;
     } tiles;
 };
 
-/* What is done to a vector's values: a folder's + add, then, from any file, * times. `convert` writes
- * them times fold, so that readers who know no such number compute the same. 0 = nothing. */
+/* Changes to a vector's values at loading: value = (stored + add) * times, with add for folders only.
+ * `convert` multiplies the values it writes by fold, for readers that do not know that factor.
+ * 0 = no change. */
 struct adjust {
     float add, times, fold;
-    bool decay; /* a folder has its logarithm, a GGUF its negative */
+    bool decay; /* stored as a logarithm in a folder, negated in a GGUF */
 };
 
-/* A weight or a vector of the network, and where it comes from. */
-struct want {
-    struct weight *w; /* or NULL: */
+/* A weight or vector of the network, and the tensors it is assembled from. */
+struct tensor_spec {
+    struct weight *w; /* NULL: a vector */
     float *vector;    /* (n_in) backend memory */
     enum weight_role role;
     int layer, n_in, n_expert;
     int n_rows;
-    struct rows rows[3];
+    struct weight_rows rows[3];
     struct adjust adjust; /* of a vector */
-    int width;            /* of a vector that is a table of such rows; 0 = it is none */
-    /* For `convert`: all rows go into one tensor of this name; as_is: in the folder's order. */
-    const struct name *as;
+    int width;            /* row length if the vector is a table; 0 = it is not */
+    /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order. */
+    const struct tensor_name *as;
     bool as_is;
-    struct cut *cut; /* what this rank takes of it (split.h), owned; NULL = all */
+    struct cut *cut; /* the part that this rank keeps (split.h), owned; NULL = all */
 };
 
-struct builder {
+struct net_builder {
     const struct tensorfile *f;
     const struct config *c;
-    struct backend *be; /* NULL: sizes alone are wanted, vectors are places of their own */
+    struct backend *be; /* NULL: sizes only; vectors then get placeholder memory */
     struct network *net;
-    struct want *wants; /* (n_wants) */
-    int n_wants, cap;
+    struct tensor_spec *specs; /* (n_specs) */
+    int n_specs, cap;
     struct error *err;
     bool failed; /* err says why */
 };
 
 /* Writes the tensor's full name; suffix: "weight", "bias", ... */
-void build_name(const struct tensorfile *f, const struct config *c, const struct name *n, int layer,
-                int expert, const char *suffix, char *out, size_t size);
+void build_name(const struct tensorfile *f, const struct config *c, const struct tensor_name *n,
+                int layer, int expert, const char *suffix, char *out, size_t size);
 const struct tensor *build_find(const struct tensorfile *f, const struct config *c,
-                                const struct name *n, int layer, int expert, const char *suffix);
-/* The number that multiplies a GGUF's weight of NVFP4 (of experts: one each): NAME.scale, or NULL. */
+                                const struct tensor_name *n, int layer, int expert,
+                                const char *suffix);
+/* NAME.scale of an NVFP4 weight in a GGUF: one factor per matrix. NULL = none. */
 const struct tensor *build_scale(const struct tensorfile *f, const struct config *c,
-                                 const struct name *n, int layer);
-/* Whether the experts of such a name are one tensor of this file. */
-bool build_stacked(const struct tensorfile *f, const struct name *n);
-/* Whether the file has the matrix (of experts: the first), plain or packed. */
-bool build_present(const struct tensorfile *f, const struct config *c, const struct name *n,
+                                 const struct tensor_name *n, int layer);
+/* Whether the file stores all experts of this name in one tensor. */
+bool build_stacked(const struct tensorfile *f, const struct tensor_name *n);
+/* Whether the file has the matrix, plain or packed. Of experts the first one is looked up. */
+bool build_present(const struct tensorfile *f, const struct config *c, const struct tensor_name *n,
                    int layer);
-/* Whether the builder's file has it. */
-bool build_has(const struct builder *b, const struct name *n, int layer);
+/* build_present for the builder's file. */
+bool build_has(const struct net_builder *b, const struct tensor_name *n, int layer);
 
-/* A matrix (or n_expert of them) of up to three runs of rows, with a bias if one of its tensors has
- * one. */
-const struct weight *build_weight(struct builder *b, enum weight_role role, int layer, int n_in,
-                                  int n_expert, int n_rows, const struct rows *rows);
-const struct weight *build_matrix(struct builder *b, enum weight_role role, int layer,
-                                  const struct name *name, int n_in, int n_out);
-struct norm build_rms(struct builder *b, int layer, const struct name *name, int width);
-struct norm build_rms_adjusted(struct builder *b, int layer, const struct name *name, int width,
-                               struct adjust adjust);
-/* LayerNorm; its bias is a tensor of its own name ("=..."), which a file may lack. */
-struct norm build_layer_norm(struct builder *b, int layer, const struct name *gain,
-                             const struct name *bias, int width);
-/* Floats (width) in backend memory: sinks, biases, scales. NULL where building has failed. */
-const float *build_vector(struct builder *b, int layer, const struct name *name, int width,
-                          struct adjust adjust);
-/* The same of a table: (rows, width). */
-const float *build_table(struct builder *b, int layer, const struct name *name, int rows,
+/* A matrix, or n_expert of them, assembled from up to three tensors. It has a bias if one of them has. */
+const struct weight *build_weight(struct net_builder *b, enum weight_role role, int layer, int n_in,
+                                  int n_expert, int n_rows, const struct weight_rows *rows);
+const struct weight *build_matrix(struct net_builder *b, enum weight_role role, int layer,
+                                  const struct tensor_name *name, int n_in, int n_out);
+struct norm build_rms(struct net_builder *b, int layer, const struct tensor_name *name, int width);
+struct norm build_rms_adjusted(struct net_builder *b, int layer, const struct tensor_name *name,
+                               int width, struct adjust adjust);
+/* LayerNorm. The bias has its own tensor name ("=...") and is optional. */
+struct norm build_layer_norm(struct net_builder *b, int layer, const struct tensor_name *gain,
+                             const struct tensor_name *bias, int width);
+/* Floats (width) in backend memory: sinks, biases, scales. NULL after a failure. */
+const float *build_vector(struct net_builder *b, int layer, const struct tensor_name *name,
+                          int width, struct adjust adjust);
+/* A table (rows, width) in backend memory. */
+const float *build_table(struct net_builder *b, int layer, const struct tensor_name *name, int rows,
                          int width);
-/* One number out of a tensor of one, or 1 where the file has none. */
-float build_scalar(struct builder *b, int layer, const struct name *name);
-/* RoPE by the config, with the file's factors where it has them; NULL where nothing turns. */
-const struct rope *build_rope(struct builder *b);
-/* The same for several: rope i by configs[i], n_rot[i] dims, the first one with the file's factors. */
-const struct rope *build_ropes(struct builder *b, int n, const struct rope_config *const *configs,
-                               const int *n_rot);
+/* The value of a tensor with one element; 1 if the file has no such tensor. */
+float build_scalar(struct net_builder *b, int layer, const struct tensor_name *name);
+/* RoPE from b->c, with the file's frequency factors if it has any. NULL: the model has no RoPE. */
+const struct rope *build_rope(struct net_builder *b);
+/* Several RoPE tables: rope i has configs[i] and n_rot[i] dims. Only the first uses the factors. */
+const struct rope *build_ropes(struct net_builder *b, int n,
+                               const struct rope_config *const *configs, const int *n_rot);
 
-/* Frees what the build made: weights, vectors, layers and RoPE tables. */
-void build_free(struct backend *be, struct network *net, struct want *wants, int n_wants);
+/* Frees weights, vectors, layers and RoPE tables. */
+void build_free(struct backend *be, struct network *net, struct tensor_spec *specs, int n_specs);
 
 #endif

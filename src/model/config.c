@@ -12,7 +12,7 @@
 #include <string.h>
 
 /* what: how the file calls that name. */
-static bool unknown(const struct reader *in, const char *what, const char *name)
+static bool unknown(const struct meta_reader *in, const char *what, const char *name)
 {
     char list[512] = "";
     for (size_t i = 0, at = 0; families[i]; i++)
@@ -25,7 +25,7 @@ static bool unknown(const struct reader *in, const char *what, const char *name)
                      name, list);
 }
 
-static bool find_gguf(const struct reader *in)
+static bool find_gguf(const struct meta_reader *in)
 {
     char *name = meta_get_string(in->f, "general.architecture");
     if (!name)
@@ -42,7 +42,7 @@ static bool find_gguf(const struct reader *in)
 }
 
 /* Where the text model's tensors are: alone, without its head, or beside an image or sound model. */
-static void find_names(const struct reader *in)
+static void find_names(const struct meta_reader *in)
 {
     static const char *const roots[] = {
         "model.", "model.language_model.", "language_model.model.", "", "bert.", "roberta."};
@@ -82,7 +82,7 @@ bool config_is_text(const struct config *c, const char *tensor)
            !strncmp(tensor, c->hf_head, strlen(c->hf_head));
 }
 
-static bool find_hf(struct reader *in)
+static bool find_hf(struct meta_reader *in)
 {
     const json_t *o = in->f->config, *text = json_object_get(o, "text_config");
     const char *inner = json_string_value(json_object_get(text, "model_type"));
@@ -106,7 +106,7 @@ static bool find_hf(struct reader *in)
     return true;
 }
 
-static bool check(const struct reader *in)
+static bool check(const struct meta_reader *in)
 {
     const struct config *c = in->c;
     const char *path = in->f->path;
@@ -149,7 +149,7 @@ static bool check(const struct reader *in)
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err)
 {
     *c = (struct config){0};
-    struct reader in = {f, c, err, f->config};
+    struct meta_reader in = {f, c, err, f->config};
     return (f->is_gguf ? find_gguf(&in) : find_hf(&in)) && c->family->read(&in) &&
            (f->is_gguf || layout_read_config(&in, &c->layout)) && check(&in);
 }

@@ -11,8 +11,8 @@
 
 enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256, ROPE_MAX_FACTORS = 256 };
 
-struct family; /* model/families/family.h */
-struct reader; /* model/reader.h */
+struct model_family; /* model/families/family.h */
+struct meta_reader;  /* model/reader.h */
 
 enum rope_kind {
     ROPE_PLAIN,
@@ -36,7 +36,7 @@ struct rope_config {
 };
 
 struct config {
-    const struct family *family;
+    const struct model_family *family;
     char arch_name[32]; /* as the file spells it */
     /* What names of a folder's tensors begin with where others have "model." and "lm_head": a text
      * model may be part of a larger one. */
@@ -92,10 +92,10 @@ bool config_is_mtp(const struct config *c, const char *tensor);
 
 /* c->rope and its factors, from either kind of file; c->context and c->head_dim are known. From a
  * folder also c->n_rot. */
-bool rope_read_gguf(const struct reader *in);
-bool rope_read_hf(const struct reader *in);
+bool rope_read_gguf(const struct meta_reader *in);
+bool rope_read_hf(const struct meta_reader *in);
 /* One object of rope_parameters or rope_scaling; *r has the defaults. */
-bool rope_read_hf_object(const struct reader *in, const json_t *o, struct rope_config *r);
+bool rope_read_hf_object(const struct meta_reader *in, const json_t *o, struct rope_config *r);
 /* freq[n_rot/2] and the factor on cos and sin. `factors` (n_rot/2) divide the frequencies, or NULL. */
 void rope_frequencies(const struct rope_config *r, int n_rot, const float *factors, float *freq,
                       float *mscale);

@@ -66,16 +66,16 @@ static bool check_one(const struct layout_ask *a, const struct tensor *t, struct
 }
 
 /* Whether codes of `wide` entries a row are transposed, as plain tensors of their name are. */
-static bool is_across(const struct layout_ask *a, const struct tensor *t, int64_t wide)
+static bool is_transposed(const struct layout_ask *a, const struct tensor *t, int64_t wide)
 {
-    return a->across && t->dims[0] == a->n_out && t->dims[1] == wide;
+    return a->transposed && t->dims[0] == a->n_out && t->dims[1] == wide;
 }
 
 /* check_shape of what has `wide` entries a row, in the layout's direction. */
-static bool check_wide(const struct layout_ask *a, const struct layout *l, const struct tensor *t,
-                       int64_t wide, struct error *err)
+static bool check_wide(const struct layout_ask *a, const struct packed_layout *l,
+                       const struct tensor *t, int64_t wide, struct error *err)
 {
-    return check_shape(a, t, l->across ? a->n_out : wide, l->across ? wide : a->n_out, err);
+    return check_shape(a, t, l->transposed ? a->n_out : wide, l->transposed ? wide : a->n_out, err);
 }
 
 static bool no_stack(const struct layout_ask *a, const struct tensor *t, struct error *err)
@@ -99,7 +99,7 @@ static bool no_transform(const struct layout_ask *a, struct error *err)
 }
 
 /* 8-bit integers (out, in) with a scale for groups of columns: rows of Q8_0. `wide` codes a row. */
-static bool check_int8(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool check_int8(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->kind = LAYOUT_INT8;
     l->type = DT_Q8_0;
@@ -114,7 +114,7 @@ static bool check_int8(const struct layout_ask *a, struct layout *l, struct erro
 }
 
 /* GPTQ's of 8 bits: qweight (in/4, out) I32, qzeros (groups, out/4), the rest as in find_gptq. */
-static bool find_gptq8(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_gptq8(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->words = true;
     return check_int8(a, l, err) && check_shape(a, l->data, a->n_out, a->n_in / 4, err) &&
@@ -125,7 +125,7 @@ static bool find_gptq8(const struct layout_ask *a, struct layout *l, struct erro
 
 /* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in).
  * AWQ: qweight (in, out/8), the rest alike, nibbles in an order of their own. */
-static bool find_gptq(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_gptq(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     bool awq = a->config->awq;
     l->kind = awq ? LAYOUT_AWQ : LAYOUT_GPTQ;
@@ -165,7 +165,7 @@ static bool find_gptq(const struct layout_ask *a, struct layout *l, struct error
 }
 
 /* Groups by the number of scales a row has. */
-static bool count_groups(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool count_groups(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     int64_t groups = l->scale->dims[0];
     if (groups < 1 || groups > a->n_in || a->n_in % groups)
@@ -178,7 +178,7 @@ static bool count_groups(const struct layout_ask *a, struct layout *l, struct er
 
 /* compressed-tensors Int4: weight_packed (out, in/8) I32, weight_scale (out, groups),
  * weight_zero_point (out/8, groups) I32 or (out, groups) I8, weight_g_idx (in). */
-static bool find_int4(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_int4(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->kind = LAYOUT_INT4;
     l->type = DT_GPTQ4;
@@ -217,7 +217,7 @@ static bool find_int4(const struct layout_ask *a, struct layout *l, struct error
 
 /* Bytes: weight (out, in) I8; weight_scale of one number, (out), (out, 1) or (out, groups), or
  * bitsandbytes' SCB (out), the largest value of a row. */
-static bool find_bytes(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_bytes(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->scale = find(a, "weight_scale");
     l->zero = find(a, "weight_zero_point");
@@ -245,15 +245,15 @@ static bool find_bytes(const struct layout_ask *a, struct layout *l, struct erro
 
 /* FP8: weight (out, in); weight_scale or weight_scale_inv of one number, (out) or (out, 1), or of
  * blocks. Stacks may be transposed. */
-static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct tensor *scale,
-                     struct error *err)
+static bool find_fp8(const struct layout_ask *a, struct packed_layout *l,
+                     const struct tensor *scale, struct error *err)
 {
     l->kind = LAYOUT_FP8;
     l->type = DT_F8_E4M3;
     l->scale = scale;
     find(a, "input_scale"); /* of activations: ours stay as they are */
     find(a, "activation_scale");
-    l->across = is_across(a, l->data, a->n_in);
+    l->transposed = is_transposed(a, l->data, a->n_in);
     if (!check_wide(a, l, l->data, a->n_in, err) ||
         !check_beside(a, l->data, "weight_scale", scale, "float", err))
         return false;
@@ -270,7 +270,7 @@ static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct 
     if (a->n_stack && a->n_out % 2 == 0 && scale->dims[0] == 1 && scale->dims[1] == 2 &&
         scale->dims[2] == stack && scale->dims[3] == 1)
         return true;
-    if (l->across)
+    if (l->transposed)
         return error_set(err,
                          "%s: tensor %s: scales of blocks of transposed weights are not supported",
                          a->path, scale->name);
@@ -289,7 +289,7 @@ static bool find_fp8(const struct layout_ask *a, struct layout *l, const struct 
 
 /* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one for the whole tensor. Stacks may be
  * transposed, codes and scales: (in/2, out), (in/16, out). */
-static bool find_nvfp4(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_nvfp4(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->kind = LAYOUT_NVFP4;
     l->type = DT_NVFP4;
@@ -306,13 +306,13 @@ static bool find_nvfp4(const struct layout_ask *a, struct layout *l, struct erro
     if (a->n_in % QK_NVFP4)
         return error_set(err, "%s: tensor %s: row of %d is no multiple of NVFP4's %d", a->path,
                          l->data->name, a->n_in, QK_NVFP4);
-    l->across = is_across(a, l->data, a->n_in / 2);
+    l->transposed = is_transposed(a, l->data, a->n_in / 2);
     return check_wide(a, l, l->data, a->n_in / 2, err) &&
            check_wide(a, l, l->scale, a->n_in / 16, err) && check_one(a, l->global, err);
 }
 
 /* MXFP4: codes (out, in/2) U8, or (out, in/32, 16); exponents (out, in/32) U8. */
-static bool find_mxfp4(const struct layout_ask *a, struct layout *l, const char *scale,
+static bool find_mxfp4(const struct layout_ask *a, struct packed_layout *l, const char *scale,
                        struct error *err)
 {
     l->kind = LAYOUT_MXFP4;
@@ -347,8 +347,8 @@ static const struct tensor *quant_state(const struct layout_ask *a)
 /* bitsandbytes' 4 bits: weight (out * in / 2, 1) U8, blocks of values across rows; weight.absmax for each,
  * of floats, or of bytes that name levels of nested_quant_map times nested_absmax for 256 of
  * them; weight.quant_map (16); the rest is JSON in a tensor. */
-static bool find_bnb4(const struct layout_ask *a, struct layout *l, const struct tensor *state,
-                      struct error *err)
+static bool find_bnb4(const struct layout_ask *a, struct packed_layout *l,
+                      const struct tensor *state, struct error *err)
 {
     l->kind = LAYOUT_BNB4;
     l->type = DT_F16;
@@ -388,9 +388,9 @@ static bool find_bnb4(const struct layout_ask *a, struct layout *l, const struct
            check_shape(a, l->scale_scales, (blocks + 255) / 256, 1, err);
 }
 
-static bool find_kind(const struct layout_ask *a, struct layout *l, struct error *err)
+static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
-    *l = (struct layout){.n_in = a->n_in, .n_out = a->n_out, .n_stack = a->n_stack};
+    *l = (struct packed_layout){.n_in = a->n_in, .n_out = a->n_out, .n_stack = a->n_stack};
     const struct tensor *t;
     if ((l->data = find(a, "qweight")))
         return find_gptq(a, l, err);
@@ -422,7 +422,7 @@ static bool find_kind(const struct layout_ask *a, struct layout *l, struct error
     return true;
 }
 
-bool layout_find(const struct layout_ask *a, struct layout *l, struct error *err)
+bool layout_find(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     return find_kind(a, l, err) && (l->kind == LAYOUT_PLAIN || no_transform(a, err));
 }

@@ -14,7 +14,7 @@
 #define STEEL_MODEL_LAYOUT_H
 
 #include "file/tensorfile.h"
-struct reader; /* model/reader.h */
+struct meta_reader; /* model/reader.h */
 
 enum layout_kind {
     LAYOUT_PLAIN, /* one tensor of values: not our business */
@@ -38,7 +38,7 @@ struct layout_config {
     int block[2];   /* FP8: rows and columns of a scale's block; 0: as the tensors say */
 };
 
-bool layout_read_config(const struct reader *in, struct layout_config *out);
+bool layout_read_config(const struct meta_reader *in, struct layout_config *out);
 
 /* Which matrix: n_stack of n_out x n_in, in tensors of one name. */
 struct layout_ask {
@@ -48,11 +48,11 @@ struct layout_ask {
     void *arg;
     const struct layout_config *config;
     int n_in, n_out;
-    int n_stack; /* 3-D tensors of so many; 0: 2-D */
-    bool across; /* plain tensors of this name are transposed: packed ones may be */
+    int n_stack;     /* 3-D tensors of so many; 0: 2-D */
+    bool transposed; /* plain tensors of this name are transposed: packed ones may be */
 };
 
-struct layout {
+struct packed_layout {
     enum layout_kind kind;
     enum dtype type; /* of the form that comes out */
     int n_in, n_out, n_stack;
@@ -62,7 +62,7 @@ struct layout {
     bool words;      /* Int8: codes are more by 128; GPTQ's: four columns of a row in each word */
     float times;     /* Int8: of every scale */
     bool reciprocal; /* NVFP4: divide by the global scale */
-    bool across;     /* FP8 and NVFP4: transposed, (n_in, n_out) */
+    bool transposed; /* FP8 and NVFP4: transposed, (n_in, n_out) */
     const struct tensor *data, *scale, *zero, *order, *global; /* the last three or NULL */
     /* bitsandbytes: the 16 levels; of scales that are codes themselves, their levels, the scales of
      * every 256 of them, and what is added to all */
@@ -71,11 +71,11 @@ struct layout {
 };
 
 /* Finds and checks the tensors. kind LAYOUT_PLAIN, and true, where nothing is compressed. */
-bool layout_find(const struct layout_ask *ask, struct layout *out, struct error *err);
+bool layout_find(const struct layout_ask *ask, struct packed_layout *out, struct error *err);
 
 /* Rows first, first + step, ... of matrix `index` of the stack. run: so many at each step; 0 = 1. */
 struct layout_rows {
-    int index, first, step, n, run;
+    int index, first, step, n, run_length;
 };
 
 /* Where they go, in the form of struct raw_seg; sizes as layout_bytes gives them. */
@@ -90,13 +90,13 @@ struct layout_bytes {
     size_t data, scale, zero, order;
 };
 
-struct layout_bytes layout_bytes(const struct layout *l, int n);
+struct layout_bytes layout_bytes(const struct packed_layout *l, int n);
 /* False, with an error that names the tensor, where a scale is no number or an index is out of range.
  * *permuted: the order is not the identity. */
-bool layout_read(const struct layout *l, const char *path, const struct layout_rows *rows,
+bool layout_read(const struct packed_layout *l, const char *path, const struct layout_rows *rows,
                  const struct layout_planes *to, bool *permuted, struct error *err);
 /* The codes of consecutive rows where the file has them as they are read: FP8. Else NULL. */
-const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *rows);
+const uint8_t *layout_direct(const struct packed_layout *l, const struct layout_rows *rows);
 
 /* Whether a tensor of this name is about activations or caches, which stay as they are here. */
 bool layout_is_spare(const char *name);

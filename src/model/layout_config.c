@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static bool refuse(const struct reader *in, const char *what, const char *value)
+static bool refuse(const struct meta_reader *in, const char *what, const char *value)
 {
     return error_set(in->err, "%s: config.json: quantization_config: %s \"%.40s\" is not supported",
                      in->f->path, what, value);
@@ -22,7 +22,7 @@ static bool is_one_of(const char *s, const char *const *list)
     return false;
 }
 
-static bool read_block(const struct reader *in, const json_t *o, const char *key,
+static bool read_block(const struct meta_reader *in, const json_t *o, const char *key,
                        struct layout_config *out)
 {
     const json_t *block = reader_get(o, key, NULL);
@@ -39,7 +39,7 @@ static bool read_block(const struct reader *in, const json_t *o, const char *key
 }
 
 /* GPTQ and AWQ */
-static bool read_groups(const struct reader *in, const json_t *q, struct layout_config *out)
+static bool read_groups(const struct meta_reader *in, const json_t *q, struct layout_config *out)
 {
     double bits = 0, group = 0;
     if (!reader_number(in, q, "bits", 1, 16, true, &bits) ||
@@ -66,7 +66,8 @@ static bool read_groups(const struct reader *in, const json_t *q, struct layout_
 }
 
 /* AutoRound: as one of the others, by its packing. */
-static bool read_auto_round(const struct reader *in, const json_t *q, struct layout_config *out)
+static bool read_auto_round(const struct meta_reader *in, const json_t *q,
+                            struct layout_config *out)
 {
     static const char *const words[] = {"auto_round:auto_gptq", "auto_round:gptq:exllamav2",
                                         "auto_round:auto_awq", NULL};
@@ -81,7 +82,8 @@ static bool read_auto_round(const struct reader *in, const json_t *q, struct lay
     return read_groups(in, q, out);
 }
 
-static bool read_compressed(const struct reader *in, const json_t *q, struct layout_config *out)
+static bool read_compressed(const struct meta_reader *in, const json_t *q,
+                            struct layout_config *out)
 {
     static const char *const formats[] = {"pack-quantized",
                                           "int-quantized",
@@ -117,7 +119,7 @@ static bool read_compressed(const struct reader *in, const json_t *q, struct lay
     return true;
 }
 
-bool layout_read_config(const struct reader *in, struct layout_config *out)
+bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
 {
     /* what tensors say by themselves */
     static const char *const plain[] = {"modelopt",   "modelopt_fp4", "modelopt_mixed", "mxfp4",

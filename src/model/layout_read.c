@@ -25,14 +25,14 @@ static float load_float(const struct tensor *t, size_t i)
 /* The row of the matrix that is the i-th of r. */
 static size_t row_at(const struct layout_rows *r, int i)
 {
-    int run = r->run ? r->run : 1;
+    int run = r->run_length ? r->run_length : 1;
     return (size_t)(r->first + r->step * (i / run) + i % run);
 }
 
 /* Row i of r out of codes of `wide` bytes a row: where it lies, or, of transposed ones, out of a copy
  * of it and the rows behind it. */
 struct row_reader {
-    const struct layout *l;
+    const struct packed_layout *l;
     const struct layout_rows *r;
     const uint8_t *data;
     size_t wide;
@@ -42,20 +42,20 @@ struct row_reader {
 
 enum { ROWS_AT_ONCE = 64 };
 
-static struct row_reader rows_of(const struct layout *l, const struct layout_rows *r,
+static struct row_reader rows_of(const struct packed_layout *l, const struct layout_rows *r,
                                  const struct tensor *t, size_t wide)
 {
     return (struct row_reader){.l = l,
                                .r = r,
                                .data = t->data,
                                .wide = wide,
-                               .copy = l->across ? mem_alloc(ROWS_AT_ONCE * wide) : NULL,
+                               .copy = l->transposed ? mem_alloc(ROWS_AT_ONCE * wide) : NULL,
                                .first = -1};
 }
 
 static const uint8_t *row_get(struct row_reader *x, int i)
 {
-    if (!x->l->across)
+    if (!x->l->transposed)
         return x->data + row_at(x->r, i) * x->wide;
     int first = i / ROWS_AT_ONCE * ROWS_AT_ONCE;
     if (x->first != first) {
@@ -77,7 +77,7 @@ static bool bad_scale(const char *path, const struct tensor *t, size_t i, float 
     return error_set(err, "%s: tensor %s: entry %zu: %g is no scale", path, t->name, i, (double)v);
 }
 
-struct layout_bytes layout_bytes(const struct layout *l, int n)
+struct layout_bytes layout_bytes(const struct packed_layout *l, int n)
 {
     size_t rows = (size_t)n, n_in = (size_t)l->n_in;
     struct layout_bytes b = {.data = rows * dtype_bytes(l->type, n_in)};
@@ -95,8 +95,8 @@ struct layout_bytes layout_bytes(const struct layout *l, int n)
 
 /* order[j] = input column stored at j: columns sorted by group, stable. Groups must come out full, or
  * they would straddle. */
-static bool read_order(const struct layout *l, const char *path, int32_t *order, bool *permuted,
-                       struct error *err)
+static bool read_order(const struct packed_layout *l, const char *path, int32_t *order,
+                       bool *permuted, struct error *err)
 {
     *permuted = false;
     for (int j = 0; j < l->n_in; j++)
@@ -130,8 +130,8 @@ static bool read_order(const struct layout *l, const char *path, int32_t *order,
 
 /* Rows of codes from (n_in/8, n_out) words of 8 columns each: a word is 4 bytes of a row as it is,
  * where its columns stay together. In blocks that stay in the first cache both ways. */
-static void codes_gptq(const struct layout *l, const struct layout_rows *r, const int32_t *order,
-                       uint8_t *out)
+static void codes_gptq(const struct packed_layout *l, const struct layout_rows *r,
+                       const int32_t *order, uint8_t *out)
 {
     enum { ROWS = 64, WORDS = 16 };
     const uint8_t *words = l->data->data;
@@ -182,7 +182,7 @@ static int awq_shift(int o)
 
 /* Rows of codes from (n_in, n_out/8) words of 8 rows each: of some columns at a time, whose lines stay
  * in the first cache while all rows are taken out of them. */
-static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8_t *out)
+static void codes_awq(const struct packed_layout *l, const struct layout_rows *r, uint8_t *out)
 {
     enum { PAIRS = 64 };
     size_t width = (size_t)(l->n_out / 8), half = (size_t)(l->n_in / 2);
@@ -207,8 +207,8 @@ static void codes_awq(const struct layout *l, const struct layout_rows *r, uint8
 }
 
 /* Rows of codes that lie as ours do, in another order of columns where there is one. */
-static void codes_int4(const struct layout *l, const struct layout_rows *r, const int32_t *order,
-                       bool permuted, uint8_t *out)
+static void codes_int4(const struct packed_layout *l, const struct layout_rows *r,
+                       const int32_t *order, bool permuted, uint8_t *out)
 {
     size_t half = (size_t)(l->n_in / 2);
     for (int i = 0; i < r->n; i++, out += half) {
@@ -226,7 +226,7 @@ static void codes_int4(const struct layout *l, const struct layout_rows *r, cons
 }
 
 /* The zero of (group g, row o) in the scale of codes. */
-static int zero_at(const struct layout *l, size_t g, size_t o)
+static int zero_at(const struct packed_layout *l, size_t g, size_t o)
 {
     size_t groups = (size_t)l->n_groups;
     switch (l->kind) {
@@ -247,7 +247,7 @@ static int zero_at(const struct layout *l, size_t g, size_t o)
     }
 }
 
-static bool read_int4(const struct layout *l, const char *path, const struct layout_rows *r,
+static bool read_int4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                       const struct layout_planes *to, bool *permuted, struct error *err)
 {
     if (!read_order(l, path, to->order, permuted, err))
@@ -258,12 +258,12 @@ static bool read_int4(const struct layout *l, const char *path, const struct lay
         codes_awq(l, r, to->data);
     else
         codes_int4(l, r, to->order, *permuted, to->data);
-    size_t groups = (size_t)l->n_groups, across = (size_t)l->n_out;
+    size_t groups = (size_t)l->n_groups, n_out = (size_t)l->n_out;
     uint16_t *scale = to->scale;
     for (size_t i = 0; i < (size_t)r->n; i++) {
         size_t o = row_at(r, (int)i);
         for (size_t g = 0; g < groups; g++) {
-            size_t at = l->kind == LAYOUT_INT4 ? o * groups + g : g * across + o;
+            size_t at = l->kind == LAYOUT_INT4 ? o * groups + g : g * n_out + o;
             float v = load_float(l->scale, at);
             uint16_t half = f32_to_f16(v);
             if (!isfinite(f16_to_f32(half)))
@@ -280,7 +280,7 @@ static bool read_int4(const struct layout *l, const char *path, const struct lay
 }
 
 /* Zeros of 8-bit codes have no place in Q8_0: all are the middle. */
-static bool check_zeros(const struct layout *l, const char *path, struct error *err)
+static bool check_zeros(const struct packed_layout *l, const char *path, struct error *err)
 {
     for (size_t i = 0; l->zero && i < l->zero->bytes; i++) {
         int zero = l->words ? l->zero->data[i] + l->zero_plus - 128 : (int8_t)l->zero->data[i];
@@ -292,7 +292,7 @@ static bool check_zeros(const struct layout *l, const char *path, struct error *
     return true;
 }
 
-static bool read_int8(const struct layout *l, const char *path, const struct layout_rows *r,
+static bool read_int8(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                       const struct layout_planes *to, struct error *err)
 {
     struct block_q8_0 *out = (struct block_q8_0 *)to->data;
@@ -326,16 +326,16 @@ static bool read_int8(const struct layout *l, const char *path, const struct lay
     return true;
 }
 
-static bool read_fp8(const struct layout *l, const char *path, const struct layout_rows *r,
+static bool read_fp8(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                      const struct layout_planes *to, struct error *err)
 {
     size_t n_in = (size_t)l->n_in, cols = (n_in + 127) / 128;
-    size_t across = (n_in + (size_t)l->block[1] - 1) / (size_t)l->block[1];
+    size_t n_across = (n_in + (size_t)l->block[1] - 1) / (size_t)l->block[1];
     float *scale = to->scale;
     struct row_reader codes = rows_of(l, r, l->data, n_in);
     bool ok = true;
     for (size_t i = 0; ok && i < (size_t)r->n; i++) {
-        size_t first = row_at(r, (int)i) / (size_t)l->block[0] * across;
+        size_t first = row_at(r, (int)i) / (size_t)l->block[0] * n_across;
         if (to->data)
             memcpy(to->data + i * n_in, row_get(&codes, (int)i), n_in);
         for (size_t j = 0; ok && j < cols; j++) {
@@ -349,8 +349,9 @@ static bool read_fp8(const struct layout *l, const char *path, const struct layo
     return ok;
 }
 
-static bool row_nvfp4(const struct layout *l, const char *path, size_t row, const uint8_t *codes,
-                      const uint8_t *scales, struct block_nvfp4 *out, struct error *err)
+static bool row_nvfp4(const struct packed_layout *l, const char *path, size_t row,
+                      const uint8_t *codes, const uint8_t *scales, struct block_nvfp4 *out,
+                      struct error *err)
 {
     size_t blocks = (size_t)l->n_in / QK_NVFP4;
     for (size_t b = 0; b < blocks; b++, out++)
@@ -370,7 +371,7 @@ static bool row_nvfp4(const struct layout *l, const char *path, size_t row, cons
     return true;
 }
 
-static bool read_nvfp4(const struct layout *l, const char *path, const struct layout_rows *r,
+static bool read_nvfp4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                        const struct layout_planes *to, struct error *err)
 {
     float global = load_float(l->global, 0);
@@ -389,7 +390,7 @@ static bool read_nvfp4(const struct layout *l, const char *path, const struct la
     return ok;
 }
 
-static bool read_mxfp4(const struct layout *l, const char *path, const struct layout_rows *r,
+static bool read_mxfp4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                        const struct layout_planes *to, struct error *err)
 {
     struct block_mxfp4 *out = (struct block_mxfp4 *)to->data;
@@ -411,7 +412,7 @@ static bool read_mxfp4(const struct layout *l, const char *path, const struct la
 }
 
 /* The scale of block b. */
-static float scale_bnb4(const struct layout *l, size_t b)
+static float scale_bnb4(const struct packed_layout *l, size_t b)
 {
     if (!l->scale_levels)
         return load_float(l->scale, b);
@@ -419,7 +420,7 @@ static float scale_bnb4(const struct layout *l, size_t b)
            l->scale_add;
 }
 
-static bool read_bnb4(const struct layout *l, const char *path, const struct layout_rows *r,
+static bool read_bnb4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                       const struct layout_planes *to, struct error *err)
 {
     size_t n_in = (size_t)l->n_in, len = (size_t)l->group_len, last = SIZE_MAX;
@@ -454,8 +455,9 @@ static const struct tensor *part_of(const struct tensor *t, int n_stack, int ind
     return part;
 }
 
-static bool read_one(const struct layout *l, const char *path, const struct layout_rows *rows,
-                     const struct layout_planes *to, bool *permuted, struct error *err)
+static bool read_one(const struct packed_layout *l, const char *path,
+                     const struct layout_rows *rows, const struct layout_planes *to, bool *permuted,
+                     struct error *err)
 {
     *permuted = false;
     switch (l->kind) {
@@ -479,12 +481,12 @@ static bool read_one(const struct layout *l, const char *path, const struct layo
     CHECK(false, "%s: nothing to undo", path);
 }
 
-bool layout_read(const struct layout *l, const char *path, const struct layout_rows *rows,
+bool layout_read(const struct packed_layout *l, const char *path, const struct layout_rows *rows,
                  const struct layout_planes *to, bool *permuted, struct error *err)
 {
     if (!l->n_stack)
         return read_one(l, path, rows, to, permuted, err);
-    struct layout one = *l;
+    struct packed_layout one = *l;
     struct tensor parts[4];
     one.data = part_of(l->data, l->n_stack, rows->index, &parts[0]);
     one.scale = part_of(l->scale, l->n_stack, rows->index, &parts[1]);
@@ -493,9 +495,9 @@ bool layout_read(const struct layout *l, const char *path, const struct layout_r
     return read_one(&one, path, rows, to, permuted, err);
 }
 
-const uint8_t *layout_direct(const struct layout *l, const struct layout_rows *rows)
+const uint8_t *layout_direct(const struct packed_layout *l, const struct layout_rows *rows)
 {
-    if (l->kind != LAYOUT_FP8 || l->across || rows->step != 1 || rows->run > 1)
+    if (l->kind != LAYOUT_FP8 || l->transposed || rows->step != 1 || rows->run_length > 1)
         return NULL;
     size_t row = (size_t)rows->index * (size_t)l->n_out + (size_t)rows->first;
     return l->data->data + row * (size_t)l->n_in;

@@ -8,14 +8,14 @@
 #include "backend/backend.h"
 #include "model/config.h"
 
-struct want; /* model/build.h */
+struct tensor_spec; /* model/build.h */
 
 struct model {
     struct config config;
     struct backend *be; /* not owned */
     struct network net;
-    struct want *wants; /* (n_wants) the weights and vectors of net, owned */
-    int n_wants;
+    struct tensor_spec *specs; /* (n_wants) the weights and vectors of net, owned */
+    int n_specs;
     const struct tensorfile *reads; /* weights are read from it in every step; NULL = none is */
     size_t bytes;                   /* compressed weights, all of them */
     size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */
@@ -50,8 +50,8 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
  * backends' supports() sees it. */
 struct outline {
     struct network net;
-    struct want *wants;
-    int n_wants;
+    struct tensor_spec *specs;
+    int n_specs;
 };
 bool outline_load(const struct tensorfile *f, const struct config *c, struct outline *out,
                   struct error *err);

@@ -4,14 +4,14 @@
 
 #include <stdio.h>
 
-bool reader_range(const struct reader *r, const char *key, double v, double lo, double hi)
+bool reader_range(const struct meta_reader *r, const char *key, double v, double lo, double hi)
 {
     if (v >= lo && v <= hi)
         return true;
     return error_set(r->err, "%s: %s: %.15g is outside %.15g..%.15g", r->f->path, key, v, lo, hi);
 }
 
-bool reader_gguf_int(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+bool reader_gguf_int(const struct meta_reader *r, const char *suffix, int lo, int hi, bool need,
                      int *out)
 {
     char key[128];
@@ -28,8 +28,8 @@ bool reader_gguf_int(const struct reader *r, const char *suffix, int lo, int hi,
     return true;
 }
 
-bool reader_gguf_float(const struct reader *r, const char *suffix, double lo, double hi, bool need,
-                       double *out)
+bool reader_gguf_float(const struct meta_reader *r, const char *suffix, double lo, double hi,
+                       bool need, double *out)
 {
     char key[128];
     snprintf(key, sizeof key, "%s.%s", r->c->arch_name, suffix);
@@ -44,7 +44,7 @@ bool reader_gguf_float(const struct reader *r, const char *suffix, double lo, do
     return true;
 }
 
-bool reader_gguf_bool(const struct reader *r, const char *suffix, bool *out)
+bool reader_gguf_bool(const struct meta_reader *r, const char *suffix, bool *out)
 {
     char key[128];
     snprintf(key, sizeof key, "%s.%s", r->c->arch_name, suffix);
@@ -53,7 +53,7 @@ bool reader_gguf_bool(const struct reader *r, const char *suffix, bool *out)
     return error_set(r->err, "%s: %s: not true or false", r->f->path, key);
 }
 
-bool reader_gguf_layers(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+bool reader_gguf_layers(const struct meta_reader *r, const char *suffix, int lo, int hi, bool need,
                         int *out)
 {
     char key[128];
@@ -88,8 +88,8 @@ const json_t *reader_get(const json_t *o, const char *a, const char *b)
     return v && !json_is_null(v) ? v : NULL;
 }
 
-bool reader_int(const struct reader *r, const char *a, const char *b, int lo, int hi, bool need,
-                int *out)
+bool reader_int(const struct meta_reader *r, const char *a, const char *b, int lo, int hi,
+                bool need, int *out)
 {
     const json_t *v = reader_get(r->hf, a, b);
     if (!v)
@@ -102,8 +102,8 @@ bool reader_int(const struct reader *r, const char *a, const char *b, int lo, in
     return true;
 }
 
-bool reader_number(const struct reader *r, const json_t *o, const char *key, double lo, double hi,
-                   bool need, double *out)
+bool reader_number(const struct meta_reader *r, const json_t *o, const char *key, double lo,
+                   double hi, bool need, double *out)
 {
     const json_t *v = reader_get(o, key, NULL);
     if (!v)
@@ -116,7 +116,7 @@ bool reader_number(const struct reader *r, const json_t *o, const char *key, dou
     return true;
 }
 
-bool reader_bool(const struct reader *r, const char *key, bool *out)
+bool reader_bool(const struct meta_reader *r, const char *key, bool *out)
 {
     const json_t *v = reader_get(r->hf, key, NULL);
     if (!v)

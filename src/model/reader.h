@@ -10,7 +10,7 @@
 
 struct config; /* model/config.h */
 
-struct reader {
+struct meta_reader {
     const struct tensorfile *f;
     struct config *c;
     struct error *err;
@@ -20,21 +20,21 @@ struct reader {
 
 /* A missing key leaves *out as it is, unless it is needed. GGUF keys are given without the
  * architecture in front. */
-bool reader_range(const struct reader *r, const char *key, double v, double lo, double hi);
-bool reader_gguf_int(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+bool reader_range(const struct meta_reader *r, const char *key, double v, double lo, double hi);
+bool reader_gguf_int(const struct meta_reader *r, const char *suffix, int lo, int hi, bool need,
                      int *out);
-bool reader_gguf_float(const struct reader *r, const char *suffix, double lo, double hi, bool need,
-                       double *out);
-bool reader_gguf_bool(const struct reader *r, const char *suffix, bool *out);
+bool reader_gguf_float(const struct meta_reader *r, const char *suffix, double lo, double hi,
+                       bool need, double *out);
+bool reader_gguf_bool(const struct meta_reader *r, const char *suffix, bool *out);
 /* One number for all layers, or one for each: out (c->n_layers). */
-bool reader_gguf_layers(const struct reader *r, const char *suffix, int lo, int hi, bool need,
+bool reader_gguf_layers(const struct meta_reader *r, const char *suffix, int lo, int hi, bool need,
                         int *out);
 /* a, or else b (may be NULL), of config.json, if it is there and not null. */
 const json_t *reader_get(const json_t *o, const char *a, const char *b);
-bool reader_int(const struct reader *r, const char *a, const char *b, int lo, int hi, bool need,
-                int *out);
-bool reader_number(const struct reader *r, const json_t *o, const char *key, double lo, double hi,
-                   bool need, double *out);
-bool reader_bool(const struct reader *r, const char *key, bool *out);
+bool reader_int(const struct meta_reader *r, const char *a, const char *b, int lo, int hi,
+                bool need, int *out);
+bool reader_number(const struct meta_reader *r, const json_t *o, const char *key, double lo,
+                   double hi, bool need, double *out);
+bool reader_bool(const struct meta_reader *r, const char *key, bool *out);
 
 #endif

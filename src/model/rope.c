@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Factors (half) of a tensor; *there: whether the file has it. */
-static bool read_tensor(const struct reader *in, const char *name, int half, float *out,
+static bool read_tensor(const struct meta_reader *in, const char *name, int half, float *out,
                         bool *there)
 {
     const struct tensor *t = tensorfile_find(in->f, name);
@@ -30,7 +30,7 @@ static bool read_tensor(const struct reader *in, const char *name, int half, flo
 }
 
 /* Factors in tensors of their own: one list, or a long and a short one. */
-static bool read_gguf_factors(const struct reader *in)
+static bool read_gguf_factors(const struct meta_reader *in)
 {
     struct rope_config *r = &in->c->rope;
     int half = in->c->n_rot / 2;
@@ -52,7 +52,7 @@ static bool read_gguf_factors(const struct reader *in)
     return true;
 }
 
-bool rope_read_gguf(const struct reader *in)
+bool rope_read_gguf(const struct meta_reader *in)
 {
     struct rope_config *r = &in->c->rope;
     r->theta = 10000;
@@ -93,7 +93,7 @@ bool rope_read_gguf(const struct reader *in)
     return read_gguf_factors(in);
 }
 
-static bool read_list(const struct reader *in, const json_t *o, const char *key, int half,
+static bool read_list(const struct meta_reader *in, const json_t *o, const char *key, int half,
                       float *out)
 {
     const json_t *list = reader_get(o, key, NULL);
@@ -111,7 +111,7 @@ static bool read_list(const struct reader *in, const json_t *o, const char *key,
 }
 
 /* Long RoPE: two lists of factors; which one counts hangs on the context in use. */
-static bool read_long(const struct reader *in, const json_t *o, struct rope_config *r)
+static bool read_long(const struct meta_reader *in, const json_t *o, struct rope_config *r)
 {
     struct config *c = in->c;
     int half = c->n_rot / 2;
@@ -131,7 +131,7 @@ static bool read_long(const struct reader *in, const json_t *o, struct rope_conf
     return true;
 }
 
-bool rope_read_hf_object(const struct reader *in, const json_t *o, struct rope_config *r)
+bool rope_read_hf_object(const struct meta_reader *in, const json_t *o, struct rope_config *r)
 {
     if (!json_is_object(o))
         return error_set(in->err, "%s: config.json: rope_scaling: not an object", in->f->path);
@@ -182,7 +182,7 @@ bool rope_read_hf_object(const struct reader *in, const json_t *o, struct rope_c
     return true;
 }
 
-bool rope_read_hf(const struct reader *in)
+bool rope_read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     struct rope_config *r = &c->rope;

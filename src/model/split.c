@@ -16,8 +16,8 @@ struct splitter {
     const struct tensorfile *f;
     const struct config *c;
     struct network *net;
-    struct want *wants;
-    int n_wants;
+    struct tensor_spec *specs;
+    int n_specs;
     const struct ranks *r;
     struct tensorfile *stats; /* how often experts are used (expert_load.h); NULL = not known */
     struct error *err;
@@ -40,17 +40,17 @@ static int lcm(int a, int b)
     return a / gcd(a, b) * b;
 }
 
-static struct want *want_of(struct splitter *s, const struct weight *w)
+static struct tensor_spec *want_of(struct splitter *s, const struct weight *w)
 {
-    for (int i = 0; i < s->n_wants; i++)
-        if (s->wants[i].w == w)
-            return &s->wants[i];
+    for (int i = 0; i < s->n_specs; i++)
+        if (s->specs[i].w == w)
+            return &s->specs[i];
     CHECK(false, "a weight nobody wants");
     return NULL;
 }
 
 /* The cut of a want, made when first asked for. */
-static struct cut *cut_of(struct want *want)
+static struct cut *cut_of(struct tensor_spec *want)
 {
     if (!want->cut)
         want->cut = mem_zalloc(1, sizeof *want->cut);
@@ -60,7 +60,7 @@ static struct cut *cut_of(struct want *want)
 /* So many columns of the weight stay together. */
 static int unit_of(struct splitter *s, const struct weight *w)
 {
-    const struct want *want = want_of(s, w);
+    const struct tensor_spec *want = want_of(s, w);
     int unit = 1;
     for (int i = 0; i < want->n_rows; i++) {
         const struct tensor *t =
@@ -75,7 +75,7 @@ static int unit_of(struct splitter *s, const struct weight *w)
 /* Rows of w in runs, all of them its new rows. */
 static void keep_rows(struct splitter *s, const struct weight *w, int n, const struct run *runs)
 {
-    struct want *want = want_of(s, w);
+    struct tensor_spec *want = want_of(s, w);
     struct cut *k = cut_of(want);
     CHECK(n <= CUT_RUNS, "%d runs", n);
     want->w->n_out = 0;
@@ -89,7 +89,7 @@ static void keep_rows(struct splitter *s, const struct weight *w, int n, const s
 /* Columns of w: the other ranks have the others, and what they give is added up. */
 static void keep_cols(struct splitter *s, const struct weight *w, int n, const struct run *runs)
 {
-    struct want *want = want_of(s, w);
+    struct tensor_spec *want = want_of(s, w);
     struct cut *k = cut_of(want);
     CHECK(n <= CUT_RUNS, "%d runs", n);
     want->w->n_in = 0;
@@ -103,7 +103,7 @@ static void keep_cols(struct splitter *s, const struct weight *w, int n, const s
 
 static void keep_experts(struct splitter *s, const struct weight *w, struct run run)
 {
-    struct want *want = want_of(s, w);
+    struct tensor_spec *want = want_of(s, w);
     cut_of(want)->experts = run;
     want->w->n_expert = run.n;
     if (want->role == WEIGHT_EXPERTS_SHARED)
@@ -111,7 +111,7 @@ static void keep_experts(struct splitter *s, const struct weight *w, struct run 
 }
 
 /* The experts of `want`, or its rows or values by expert, are in this order now. */
-static void keep_order(struct want *want, const int32_t *order, int n)
+static void keep_order(struct tensor_spec *want, const int32_t *order, int n)
 {
     size_t bytes = (size_t)n * sizeof *order;
     want->cut = mem_realloc(cut_of(want), 1, sizeof *want->cut + bytes);
@@ -121,16 +121,16 @@ static void keep_order(struct want *want, const int32_t *order, int n)
 
 static void keep_vector_order(struct splitter *s, const float *vector, const int32_t *order, int n)
 {
-    for (int i = 0; i < s->n_wants; i++)
-        if (vector && s->wants[i].vector == vector)
-            keep_order(&s->wants[i], order, n);
+    for (int i = 0; i < s->n_specs; i++)
+        if (vector && s->specs[i].vector == vector)
+            keep_order(&s->specs[i], order, n);
 }
 
 static void keep_values(struct splitter *s, const float *vector, int n, const struct run *runs)
 {
-    for (int i = 0; i < s->n_wants; i++)
-        if (vector && s->wants[i].vector == vector) {
-            struct cut *k = cut_of(&s->wants[i]);
+    for (int i = 0; i < s->n_specs; i++)
+        if (vector && s->specs[i].vector == vector) {
+            struct cut *k = cut_of(&s->specs[i]);
             memcpy(k->rows, runs, (size_t)n * sizeof *runs);
             k->n_rows = n;
         }
@@ -351,7 +351,7 @@ static bool order_experts(struct splitter *s, const struct mlp *m)
 {
     const struct router *r = &m->router;
     int n = m->experts.gate_up->n_expert;
-    struct want *router = want_of(s, r->w);
+    struct tensor_spec *router = want_of(s, r->w);
     int32_t *order = mem_zalloc((size_t)n, sizeof *order);
     bool ok = expert_load_order(s->stats, router->layer, r, n, s->r->tp, order, s->err);
     if (ok) {
@@ -423,7 +423,7 @@ static bool cut_layers(struct splitter *s, struct error *err)
     int depth = network_depth(net);
     bool shared = stages_share_head(net, r);
     struct run mine;
-    if (!stages_layers(s->f, s->c, net, s->wants, s->n_wants, r, &mine, err))
+    if (!stages_layers(s->f, s->c, net, s->specs, s->n_specs, r, &mine, err))
         return false;
     if (r->stage == r->pp - 1)
         mine.n += net->n_layers - depth; /* the block that drafts is beside the head */
@@ -434,11 +434,11 @@ static bool cut_layers(struct splitter *s, struct error *err)
         if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
             a->kv_layer -= mine.first; /* is of this stage, too */
     }
-    for (int i = 0; i < s->n_wants; i++) {
-        int layer = s->wants[i].layer;
-        if (stages_want_of_layer(s->f, s->c, &s->wants[i]) &&
+    for (int i = 0; i < s->n_specs; i++) {
+        int layer = s->specs[i].layer;
+        if (stages_want_of_layer(s->f, s->c, &s->specs[i]) &&
             (layer < mine.first || layer >= mine.first + mine.n))
-            cut_of(&s->wants[i])->none = true;
+            cut_of(&s->specs[i])->none = true;
     }
     net->has_prev_stage = r->stage > 0;
     net->has_next_stage = r->stage < r->pp - 1;
@@ -464,9 +464,9 @@ static bool cut_layers(struct splitter *s, struct error *err)
 }
 
 bool split_network(const struct tensorfile *f, const struct config *c, struct network *net,
-                   struct want *wants, int n_wants, const struct ranks *r, struct error *err)
+                   struct tensor_spec *specs, int n_specs, const struct ranks *r, struct error *err)
 {
-    struct splitter s = {.f = f, .c = c, .net = net, .wants = wants, .n_wants = n_wants, .r = r};
+    struct splitter s = {.f = f, .c = c, .net = net, .specs = specs, .n_specs = n_specs, .r = r};
     if (r && r->pp > 1 && !cut_layers(&s, err))
         return false;
     if (!r || r->tp == 1)

@@ -27,7 +27,8 @@ struct cut {
 
 /* Cuts net and its wants for rank `r`; does nothing without ranks. */
 bool split_network(const struct tensorfile *f, const struct config *c, struct network *net,
-                   struct want *wants, int n_wants, const struct ranks *r, struct error *err);
+                   struct tensor_spec *specs, int n_specs, const struct ranks *r,
+                   struct error *err);
 
 /* The weight as this rank has it: w as it was read, whose data stays where it is. What must be copied
  * comes from alloc and lives as long as the result is used. False: no such cut of its format. */

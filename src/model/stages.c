@@ -9,9 +9,9 @@
 enum { HEAD_UNIT = 64 }; /* rows of a head that stay together */
 
 bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
-                          const struct want *want)
+                          const struct tensor_spec *want)
 {
-    const struct name *n = want->rows[0].name;
+    const struct tensor_name *n = want->rows[0].name;
     return want->layer >= c->n_layers || strstr(f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
 }
 
@@ -30,7 +30,7 @@ struct run stages_head(const struct ranks *r, int n_vocab)
 
 /* Bytes of the weight, of one expert. What folders pack has about 4.5 bits a value. */
 static double weight_bytes(const struct tensorfile *f, const struct config *c,
-                           const struct want *want)
+                           const struct tensor_spec *want)
 {
     double bytes = 0;
     for (int i = 0; i < want->n_rows; i++) {
@@ -54,7 +54,7 @@ static double experts_met(const struct mlp *m, int n)
 
 /* What a step reads of a want: rows of an embedding are next to nothing. */
 static double cost_of(const struct tensorfile *f, const struct config *c, const struct network *net,
-                      const struct want *want)
+                      const struct tensor_spec *want)
 {
     bool experts = want->role == WEIGHT_EXPERTS || want->role == WEIGHT_EXPERTS_SHARED;
     if (!want->w || (want->role == WEIGHT_EMBED && want->w != net->head.w))
@@ -143,8 +143,8 @@ static void join_layers(const struct network *net, int depth, bool *joined)
 }
 
 bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
-                   const struct want *wants, int n_wants, const struct ranks *r, struct run *out,
-                   struct error *err)
+                   const struct tensor_spec *specs, int n_specs, const struct ranks *r,
+                   struct run *out, struct error *err)
 {
     int depth = network_depth(net), first[RANKS_MOST];
     double front = 0, back = 0;
@@ -153,13 +153,13 @@ bool stages_layers(const struct tensorfile *f, const struct config *c, const str
     double *cost = mem_zalloc((size_t)depth, sizeof *cost);
     bool *joined = mem_zalloc((size_t)depth, sizeof *joined), shared = stages_share_head(net, r);
     join_layers(net, depth, joined);
-    for (int i = 0; i < n_wants; i++) {
-        double reads = cost_of(f, c, net, &wants[i]);
-        if (wants[i].w && wants[i].w == net->head.w) {
+    for (int i = 0; i < n_specs; i++) {
+        double reads = cost_of(f, c, net, &specs[i]);
+        if (specs[i].w && specs[i].w == net->head.w) {
             front += shared ? reads / 2 : 0;
             back += shared ? reads / 2 : reads;
-        } else if (stages_want_of_layer(f, c, &wants[i])) {
-            *(wants[i].layer < depth ? &cost[wants[i].layer] : &back) += reads;
+        } else if (stages_want_of_layer(f, c, &specs[i])) {
+            *(specs[i].layer < depth ? &cost[specs[i].layer] : &back) += reads;
         }
     }
     bool ok = stages_cut(cost, joined, depth, front, back, r->pp, first);

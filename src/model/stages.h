@@ -16,8 +16,8 @@ enum { STAGES_ROWS = 8 };
 /* The layers of stage r->stage, of a network that is not cut yet; without the block that drafts, which is
  * beside the head. False: there are too few, or layers that must stay together are too many. */
 bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
-                   const struct want *wants, int n_wants, const struct ranks *r, struct run *out,
-                   struct error *err);
+                   const struct tensor_spec *specs, int n_specs, const struct ranks *r,
+                   struct run *out, struct error *err);
 /* The same of costs alone: cost (n) of layers, in the first stage `front` besides, in the last one `back`;
  * joined[i]: layer i stays with the one before. first (pp): of each stage. False: there is no such cut. */
 bool stages_cut(const double *cost, const bool *joined, int n, double front, double back, int pp,
@@ -31,6 +31,6 @@ struct run stages_head(const struct ranks *r, int n_vocab);
 
 /* Whether the want is of a layer, not of the model's ends. */
 bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
-                          const struct want *want);
+                          const struct tensor_spec *want);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Loading: has the family build its network, asks the backend whether it can run it, then finds every
- * tensor it wants, checks its shape, undoes the layout quirks of its file once (rotary pairs woven
- * together in GGUF, GPTQ's packing, experts as separate tensors) and hands it to the backend. After
- * this, nothing checks shapes again.
+ * Loading. The family builds its network and the backend checks that it can run it. Then every listed
+ * tensor is found, its shape checked, the layout quirks of its file undone (interleaved rotary pairs
+ * in GGUF, GPTQ packing, one tensor per expert), and the result uploaded to the backend. Nothing
+ * checks shapes after this.
  */
 #include "base/mem.h"
 #include "model/families/family.h"
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct loader {
+struct weight_loader {
     const struct tensorfile *f;
     struct model *m;
     const struct progress *progress;
@@ -29,14 +29,14 @@ struct loader {
     size_t n_used, cap_used;
 };
 
-static const struct tensor *lookup(struct loader *l, const struct name *n, int layer, int expert,
-                                   const char *suffix)
+static const struct tensor *lookup(struct weight_loader *l, const struct tensor_name *n, int layer,
+                                   int expert, const char *suffix)
 {
     return build_find(l->f, &l->m->config, n, layer, expert, suffix);
 }
 
-static const struct tensor *need(struct loader *l, const struct name *n, int layer, int expert,
-                                 const char *suffix)
+static const struct tensor *need(struct weight_loader *l, const struct tensor_name *n, int layer,
+                                 int expert, const char *suffix)
 {
     const struct tensor *t = lookup(l, n, layer, expert, suffix);
     if (!t) {
@@ -47,7 +47,7 @@ static const struct tensor *need(struct loader *l, const struct name *n, int lay
     return t;
 }
 
-static bool check_shape(struct loader *l, const struct tensor *t, int64_t d0, int64_t d1,
+static bool check_shape(struct weight_loader *l, const struct tensor *t, int64_t d0, int64_t d1,
                         int64_t d2)
 {
     if (t->dims[0] == d0 && t->dims[1] == d1 && t->dims[2] == d2 && t->dims[3] == 1)
@@ -58,14 +58,14 @@ static bool check_shape(struct loader *l, const struct tensor *t, int64_t d0, in
                      l->f->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, d2);
 }
 
-static bool check_type(struct loader *l, const struct tensor *t)
+static bool check_type(struct weight_loader *l, const struct tensor *t)
 {
     return dtype_is_weight(t->type) || error_set(l->err, "%s: tensor %s: type %s is not supported",
                                                  l->f->path, t->name, t->type_name);
 }
 
 /* Heap memory that lives until the weight is uploaded. */
-static void *block(struct loader *l, size_t count, size_t size)
+static void *block(struct weight_loader *l, size_t count, size_t size)
 {
     if (l->n_blocks == l->cap_blocks) {
         l->cap_blocks = l->cap_blocks ? 2 * l->cap_blocks : 64;
@@ -79,7 +79,7 @@ static void *block_for(void *arg, size_t count, size_t size)
     return block(arg, count, size);
 }
 
-static void mark_used(struct loader *l, const struct tensor *t)
+static void mark_used(struct weight_loader *l, const struct tensor *t)
 {
     if (l->n_used == l->cap_used) {
         l->cap_used = l->cap_used ? l->cap_used * 2 : 64;
@@ -88,7 +88,7 @@ static void mark_used(struct loader *l, const struct tensor *t)
     l->used[l->n_used++] = t;
 }
 
-static bool check_floats(struct loader *l, const struct tensor *t)
+static bool check_floats(struct weight_loader *l, const struct tensor *t)
 {
     return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16 ||
            error_set(l->err, "%s: tensor %s: type %s where F32, F16 or BF16 is expected",
@@ -97,7 +97,8 @@ static bool check_floats(struct loader *l, const struct tensor *t)
 
 /* Reads a vector as floats: norms, biases, rope factors. width: it is a table of such rows, between
  * which a folder may have a dimension of 1. */
-static bool read_vector(struct loader *l, const struct tensor *t, int n, int width, float *out)
+static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, int width,
+                        float *out)
 {
     bool apart = width && t->dims[1] == 1;
     int64_t rows = width ? n / width : 1;
@@ -108,23 +109,23 @@ static bool read_vector(struct loader *l, const struct tensor *t, int n, int wid
     return true;
 }
 
-static bool load_vector(struct loader *l, const struct want *want)
+static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
 {
-    const struct tensor *t = need(l, want->rows[0].name, want->layer, 0, "weight");
+    const struct tensor *t = need(l, spec->rows[0].name, spec->layer, 0, "weight");
     if (!t)
         return false;
-    size_t n = (size_t)want->n_in;
+    size_t n = (size_t)spec->n_in;
     float *host = mem_zalloc(n, sizeof(float));
-    bool ok = read_vector(l, t, want->n_in, want->width, host);
-    float add = l->f->is_gguf ? 0 : want->adjust.add;
-    float times = want->adjust.times == 0 ? 1 : want->adjust.times;
+    bool ok = read_vector(l, t, spec->n_in, spec->width, host);
+    float add = l->f->is_gguf ? 0 : spec->adjust.add;
+    float times = spec->adjust.times == 0 ? 1 : spec->adjust.times;
     for (size_t i = 0; i < n; i++)
         host[i] = (host[i] + add) * times;
-    for (size_t i = 0; want->adjust.decay && i < n; i++)
+    for (size_t i = 0; spec->adjust.decay && i < n; i++)
         host[i] = l->f->is_gguf ? -host[i] : expf(host[i]);
     if (ok)
-        l->m->be->ops->copy_in(l->m->be, want->vector, host,
-                               (size_t)split_vector(host, want->n_in, want->cut) * sizeof(float));
+        l->m->be->ops->copy_in(l->m->be, spec->vector, host,
+                               (size_t)split_vector(host, spec->n_in, spec->cut) * sizeof(float));
     mem_free(host);
     l->done += t->bytes;
     return ok;
@@ -132,31 +133,31 @@ static bool load_vector(struct loader *l, const struct want *want)
 
 /* What is compressed in a folder, in the forms of layout.h. */
 
-struct place {
-    struct loader *l;
-    const struct name *name;
+struct tensor_place {
+    struct weight_loader *l;
+    const struct tensor_name *name;
     int layer, expert;
 };
 
 static const struct tensor *find_part(void *arg, const char *suffix)
 {
-    const struct place *p = arg;
+    const struct tensor_place *p = arg;
     return lookup(p->l, p->name, p->layer, p->expert, suffix);
 }
 
 /* The layout of expert e's rows; of all experts' where they are stacked. */
-static bool find_layout(struct loader *l, const struct rows *rows, int layer, int e, int n_in,
-                        int n_stack, struct layout *out)
+static bool find_layout(struct weight_loader *l, const struct weight_rows *rows, int layer, int e,
+                        int n_in, int n_stack, struct packed_layout *out)
 {
-    struct place place = {l, rows->name, layer, e};
+    struct tensor_place place = {l, rows->name, layer, e};
     struct layout_ask ask = {.path = l->f->path,
                              .find = find_part,
                              .arg = &place,
                              .config = &l->m->config.layout,
                              .n_in = n_in,
-                             .n_out = rows->of ? rows->of : rows->n,
+                             .n_out = rows->tensor_rows ? rows->tensor_rows : rows->n,
                              .n_stack = n_stack,
-                             .across = rows->across};
+                             .transposed = rows->transposed};
     if (!layout_find(&ask, out, l->err))
         return false;
     const struct tensor *all[] = {out->data, out->scale, out->zero, out->order, out->global};
@@ -175,8 +176,8 @@ struct planes {
     const int32_t **order_of;
 };
 
-static void planes_make(struct loader *l, const struct layout *lay, int n, int n_expert,
-                        bool direct, struct planes *p)
+static void planes_make(struct weight_loader *l, const struct packed_layout *lay, int n,
+                        int n_expert, bool direct, struct planes *p)
 {
     size_t experts = (size_t)n_expert;
     *p = (struct planes){.each = layout_bytes(lay, n)};
@@ -191,18 +192,20 @@ static void planes_make(struct loader *l, const struct layout *lay, int n, int n
 }
 
 /* A segment from a compressed layout; leaves s->data NULL where there is none. */
-static bool add_packed(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer,
-                       struct raw_seg *s)
+static bool add_packed(struct weight_loader *l, struct raw_weight *w,
+                       const struct weight_rows *rows, int layer, struct raw_seg *s)
 {
     int n_in = w->n_in, n_expert = w->n_expert;
     int n_stack = build_stacked(l->f, rows->name) && n_expert > 1 ? n_expert : 0;
-    struct layout first, lay;
+    struct packed_layout first, lay;
     if (!find_layout(l, rows, layer, 0, n_in, n_stack, &first))
         return false;
     if (first.kind == LAYOUT_PLAIN)
         return true;
-    struct layout_rows r = {
-        .first = rows->first, .step = rows->step ? rows->step : 1, .n = rows->n, .run = rows->run};
+    struct layout_rows r = {.first = rows->first,
+                            .step = rows->step ? rows->step : 1,
+                            .n = rows->n,
+                            .run_length = rows->run_length};
     struct planes p;
     bool any = false, permuted;
     planes_make(l, &first, rows->n, n_expert, layout_direct(&first, &r) != NULL, &p);
@@ -239,8 +242,8 @@ static bool add_packed(struct loader *l, struct raw_weight *w, const struct rows
 }
 
 /* A GGUF's NVFP4 weights have one more number each, where its maker wrote one: NAME.scale. */
-static bool tensor_scales(struct loader *l, const struct name *n, int layer, int n_expert,
-                          struct raw_seg *s)
+static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, int layer,
+                          int n_expert, struct raw_seg *s)
 {
     const struct tensor *t = build_scale(l->f, &l->m->config, n, layer);
     if (!t)
@@ -261,7 +264,7 @@ static bool tensor_scales(struct loader *l, const struct name *n, int layer, int
 }
 
 /* Llama's GGUF stores rotary pairs side by side: row 2i+j of a head is row j*D/2+i of the model. */
-static void unpermute(struct loader *l, struct raw_seg *s, int n_in, int head_dim)
+static void unpermute(struct weight_loader *l, struct raw_seg *s, int n_in, int head_dim)
 {
     size_t row = raw_seg_row_bytes(s, n_in);
     uint8_t *copy = block(l, (size_t)s->rows, row);
@@ -277,12 +280,12 @@ static void unpermute(struct loader *l, struct raw_seg *s, int n_in, int head_di
 }
 
 /* Rows out of a tensor that has more, or is stored transposed: copied in the order of the weight. */
-static void take_rows(struct loader *l, struct raw_seg *s, const struct tensor *t,
-                      const struct rows *rows, int n_in, int n_expert)
+static void take_rows(struct weight_loader *l, struct raw_seg *s, const struct tensor *t,
+                      const struct weight_rows *rows, int n_in, int n_expert)
 {
     size_t row = raw_seg_row_bytes(s, n_in), each = dtype_bytes(t->type, 1), n = (size_t)rows->n;
-    size_t of = (size_t)rows->of, step = rows->step ? (size_t)rows->step : 1;
-    size_t run = rows->run ? (size_t)rows->run : 1;
+    size_t of = (size_t)rows->tensor_rows, step = rows->step ? (size_t)rows->step : 1;
+    size_t run = rows->run_length ? (size_t)rows->run_length : 1;
     uint8_t *copy = block(l, (size_t)n_expert * n, row);
     const uint8_t **table = block(l, (size_t)n_expert, sizeof *table);
     for (size_t e = 0; e < (size_t)n_expert; e++) {
@@ -291,9 +294,9 @@ static void take_rows(struct loader *l, struct raw_seg *s, const struct tensor *
         table[e] = to;
         for (size_t r = 0; r < n; r++, to += row) {
             size_t at = (size_t)rows->first + step * (r / run) + r % run;
-            if (!rows->across)
+            if (!rows->transposed)
                 memcpy(to, from + at * row, row);
-            for (size_t c = 0; rows->across && c < (size_t)n_in; c++)
+            for (size_t c = 0; rows->transposed && c < (size_t)n_in; c++)
                 memcpy(to + c * each, from + (c * of + at) * each, each);
         }
     }
@@ -306,7 +309,7 @@ static bool aligned(const uint8_t *p)
 }
 
 /* Names the code of FP8 that is no number. */
-static bool refuse_nan(struct loader *l)
+static bool refuse_nan(struct weight_loader *l)
 {
     for (size_t i = 0; i < l->n_used; i++) {
         const struct tensor *t = l->used[i];
@@ -318,17 +321,18 @@ static bool refuse_nan(struct loader *l)
     return error_set(l->err, "%s: an FP8 code is not a number", l->f->path);
 }
 
-static bool add_segment(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer);
+static bool add_segment(struct weight_loader *l, struct raw_weight *w,
+                        const struct weight_rows *rows, int layer);
 
 /* A matrix for each head out of one tensor that has more of each (rows.pitch): turned where they lie
  * across, which no block of a quantised row survives, so that those become F16. */
-static bool add_heads(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer,
-                      struct raw_seg *s)
+static bool add_heads(struct weight_loader *l, struct raw_weight *w, const struct weight_rows *rows,
+                      int layer, struct raw_seg *s)
 {
-    int n_in = w->n_in, n = rows->n, heads = w->n_expert, wide = rows->across ? n : n_in;
-    int n_rows = rows->across ? n_in : n;
+    int n_in = w->n_in, n = rows->n, heads = w->n_expert, wide = rows->transposed ? n : n_in;
+    int n_rows = rows->transposed ? n_in : n;
     struct raw_weight whole = {.n_in = wide, .n_expert = 1};
-    struct rows all = {.name = rows->name, .n = heads * rows->pitch};
+    struct weight_rows all = {.name = rows->name, .n = heads * rows->stride};
     if (!add_segment(l, &whole, &all, layer))
         return false;
     enum dtype type = whole.seg[0].type;
@@ -344,10 +348,10 @@ static bool add_heads(struct loader *l, struct raw_weight *w, const struct rows 
         uint8_t *to = copy + (size_t)h * values * each;
         table[h] = to;
         for (int r = 0; r < n_rows; r++) {
-            raw_weight_row(&whole, 0, h * rows->pitch + rows->skip + r, row);
+            raw_weight_row(&whole, 0, h * rows->stride + rows->offset + r, row);
             for (int c = 0; c < wide; c++)
-                one[rows->across ? (size_t)c * (size_t)n_in + (size_t)r
-                                 : (size_t)r * (size_t)n_in + (size_t)c] = row[c];
+                one[rows->transposed ? (size_t)c * (size_t)n_in + (size_t)r
+                                     : (size_t)r * (size_t)n_in + (size_t)c] = row[c];
         }
         for (size_t i = 0; i < values; i++) {
             uint16_t half = type == DT_F16 ? f32_to_f16(one[i]) : f32_to_bf16(one[i]);
@@ -360,29 +364,30 @@ static bool add_heads(struct loader *l, struct raw_weight *w, const struct rows 
 }
 
 /* One tensor (or n_expert of them) as a segment of the weight under construction. */
-static bool add_segment(struct loader *l, struct raw_weight *w, const struct rows *rows, int layer)
+static bool add_segment(struct weight_loader *l, struct raw_weight *w,
+                        const struct weight_rows *rows, int layer)
 {
-    const struct name *n = rows->name;
+    const struct tensor_name *n = rows->name;
     int n_out = rows->n;
     struct raw_seg *s = &w->seg[w->n_seg++];
     int n_in = w->n_in, n_expert = w->n_expert;
     w->n_out += n_out;
-    if (rows->pitch)
+    if (rows->stride)
         return add_heads(l, w, rows, layer, s);
     if (!l->f->is_gguf && (!add_packed(l, w, rows, layer, s) || s->data))
         return s->data != NULL;
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
     bool stacked = build_stacked(l->f, n); /* experts in one tensor */
     /* a folder's tensor may have more rows, which lie as they like */
-    bool folder = !l->f->is_gguf, part = (folder || rows->gguf_too) && rows->of;
-    bool across = folder && rows->across;
-    int64_t height = part ? rows->of : n_out;
+    bool folder = !l->f->is_gguf, part = (folder || rows->also_gguf) && rows->tensor_rows;
+    bool transposed = folder && rows->transposed;
+    int64_t height = part ? rows->tensor_rows : n_out;
     const struct tensor *t = NULL;
     for (int e = 0; e < n_expert; e++) {
         if (e == 0 || !stacked) {
             t = need(l, n, layer, e, "weight");
-            if (!t || !check_type(l, t) || (across && !check_floats(l, t)) ||
-                !check_shape(l, t, across ? height : n_in, across ? n_in : height,
+            if (!t || !check_type(l, t) || (transposed && !check_floats(l, t)) ||
+                !check_shape(l, t, transposed ? height : n_in, transposed ? n_in : height,
                              stacked ? n_expert : 1))
                 return false;
             mark_used(l, t);
@@ -406,8 +411,8 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
         take_rows(l, s, t, rows, n_in, n_expert);
         w->transient = true;
     }
-    if (rows->woven && l->f->is_gguf) {
-        unpermute(l, s, n_in, rows->woven);
+    if (rows->interleaved && l->f->is_gguf) {
+        unpermute(l, s, n_in, rows->interleaved);
         w->transient = true;
     }
     return true;
@@ -415,23 +420,23 @@ static bool add_segment(struct loader *l, struct raw_weight *w, const struct row
 
 /* The bias of `rows`, of all experts, into bias, whose experts are `stride` apart; zeros if there is
  * none. */
-static bool add_bias(struct loader *l, const struct want *want, const struct rows *rows, int stride,
-                     float *bias)
+static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
+                     const struct weight_rows *rows, int stride, float *bias)
 {
     const struct tensor *t = NULL;
-    bool stacked = build_stacked(l->f, rows->name), part = !l->f->is_gguf && rows->of;
-    int D = l->f->is_gguf ? rows->woven : 0, width = part ? rows->of : rows->n;
-    for (int e = 0; e < want->n_expert; e++, bias += stride) {
+    bool stacked = build_stacked(l->f, rows->name), part = !l->f->is_gguf && rows->tensor_rows;
+    int D = l->f->is_gguf ? rows->interleaved : 0, width = part ? rows->tensor_rows : rows->n;
+    for (int e = 0; e < spec->n_expert; e++, bias += stride) {
         if (e == 0 || !stacked) {
-            t = lookup(l, rows->name, want->layer, e, "bias");
+            t = lookup(l, rows->name, spec->layer, e, "bias");
             if (t &&
-                (!check_shape(l, t, width, stacked ? want->n_expert : 1, 1) || !check_floats(l, t)))
+                (!check_shape(l, t, width, stacked ? spec->n_expert : 1, 1) || !check_floats(l, t)))
                 return false;
             l->done += t ? t->bytes : 0;
         }
         if (!t)
             continue;
-        size_t skip = stacked ? (size_t)e * (t->bytes / (size_t)want->n_expert) : 0;
+        size_t skip = stacked ? (size_t)e * (t->bytes / (size_t)spec->n_expert) : 0;
         if (part) {
             size_t each = dtype_bytes(t->type, 1), step = rows->step ? (size_t)rows->step : 1;
             for (size_t r = 0; r < (size_t)rows->n; r++)
@@ -450,13 +455,14 @@ static bool add_bias(struct loader *l, const struct want *want, const struct row
     return true;
 }
 
-static bool finish(struct loader *l, struct raw_weight *w, const struct want *want, bool ok)
+static bool finish(struct weight_loader *l, struct raw_weight *w, const struct tensor_spec *spec,
+                   bool ok)
 {
     struct backend *be = l->m->be;
-    struct weight *out = want->w;
+    struct weight *out = spec->w;
     struct fp8_check check;
     fp8_check_begin(&check, l->f, w);
-    ok = ok && be->ops->upload(be, w, want->role, out, l->err);
+    ok = ok && be->ops->upload(be, w, spec->role, out, l->err);
     ok = ok && (fp8_check_end(&check) || refuse_nan(l));
     for (size_t i = 0; i < l->n_used; i++) {
         l->done += l->used[i]->bytes;
@@ -476,42 +482,43 @@ static bool finish(struct loader *l, struct raw_weight *w, const struct want *wa
 }
 
 /* A weight of one to three row segments, with the bias of each where it exists. */
-static bool load_weight(struct loader *l, const struct want *want)
+static bool load_weight(struct weight_loader *l, const struct tensor_spec *spec)
 {
-    struct raw_weight w = {.n_in = want->n_in, .n_expert = want->n_expert};
+    struct raw_weight w = {.n_in = spec->n_in, .n_expert = spec->n_expert};
     bool ok = true;
-    for (int i = 0; ok && i < want->n_rows; i++)
-        ok = add_segment(l, &w, &want->rows[i], want->layer);
-    size_t all = (size_t)want->n_expert * (size_t)w.n_out;
-    float *bias = ok && want->w->bias ? block(l, all, sizeof *bias) : NULL;
+    for (int i = 0; ok && i < spec->n_rows; i++)
+        ok = add_segment(l, &w, &spec->rows[i], spec->layer);
+    size_t all = (size_t)spec->n_expert * (size_t)w.n_out;
+    float *bias = ok && spec->w->bias ? block(l, all, sizeof *bias) : NULL;
     int first = 0;
-    for (int i = 0; ok && bias && i < want->n_rows; first += want->rows[i++].n)
-        ok = add_bias(l, want, &want->rows[i], w.n_out, bias + first);
+    for (int i = 0; ok && bias && i < spec->n_rows; first += spec->rows[i++].n)
+        ok = add_bias(l, spec, &spec->rows[i], w.n_out, bias + first);
     w.bias = bias;
-    if (ok && want->cut)
-        ok = split_weight(&w, want->cut, block_for, l, l->err) ||
-             error_prefix(l->err, "%s: weights of layer %d", l->f->path, want->layer);
-    return finish(l, &w, want, ok);
+    if (ok && spec->cut)
+        ok = split_weight(&w, spec->cut, block_for, l, l->err) ||
+             error_prefix(l->err, "%s: weights of layer %d", l->f->path, spec->layer);
+    return finish(l, &w, spec, ok);
 }
 
 /* The network as its family describes it, for a backend or for none. */
 static bool describe(const struct tensorfile *f, const struct config *c, struct backend *be,
-                     struct network *net, struct want **wants, int *n_wants, struct error *err)
+                     struct network *net, struct tensor_spec **specs, int *n_specs,
+                     struct error *err)
 {
     int n = c->n_layers + c->n_mtp;
     *net = (struct network){.n_layers = n, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
     net->layers = mem_zalloc((size_t)n, sizeof *net->layers);
-    struct builder b = {.f = f, .c = c, .be = be, .net = net, .err = err};
+    struct net_builder b = {.f = f, .c = c, .be = be, .net = net, .err = err};
     c->family->build(&b);
-    *wants = b.wants;
-    *n_wants = b.n_wants;
+    *specs = b.specs;
+    *n_specs = b.n_specs;
     return !b.failed;
 }
 
 bool outline_load(const struct tensorfile *f, const struct config *c, struct outline *out,
                   struct error *err)
 {
-    if (describe(f, c, NULL, &out->net, &out->wants, &out->n_wants, err))
+    if (describe(f, c, NULL, &out->net, &out->specs, &out->n_specs, err))
         return true;
     outline_free(out);
     return false;
@@ -519,16 +526,16 @@ bool outline_load(const struct tensorfile *f, const struct config *c, struct out
 
 void outline_free(struct outline *o)
 {
-    build_free(NULL, &o->net, o->wants, o->n_wants);
+    build_free(NULL, &o->net, o->specs, o->n_specs);
     *o = (struct outline){0};
 }
 
 /* What the weights of the network are made of goes to m->wants. */
 static bool build(struct model *m, const struct tensorfile *f, struct error *err)
 {
-    if (!describe(f, &m->config, m->be, &m->net, &m->wants, &m->n_wants, err))
+    if (!describe(f, &m->config, m->be, &m->net, &m->specs, &m->n_specs, err))
         return false;
-    if (!split_network(f, &m->config, &m->net, m->wants, m->n_wants, m->be->ranks, err))
+    if (!split_network(f, &m->config, &m->net, m->specs, m->n_specs, m->be->ranks, err))
         return error_prefix(err, "%s", f->path);
     struct error why = {0};
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
@@ -554,12 +561,12 @@ struct model *model_load(const struct tensorfile *f, struct backend *be, enum mo
     bool ok = config_load(f, &m->config, err);
     model_choose(&m->config, parts);
     ok = ok && build(m, f, err);
-    struct loader l = {
+    struct weight_loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
-    for (int i = 0; ok && i < m->n_wants; i++) {
-        const struct want *want = &m->wants[i];
-        if (!want->cut || !want->cut->none)
-            ok = want->w ? load_weight(&l, want) : load_vector(&l, want);
+    for (int i = 0; ok && i < m->n_specs; i++) {
+        const struct tensor_spec *spec = &m->specs[i];
+        if (!spec->cut || !spec->cut->none)
+            ok = spec->w ? load_weight(&l, spec) : load_vector(&l, spec);
     }
     mem_free(l.used);
     mem_free(l.blocks);
@@ -592,7 +599,7 @@ void model_free(struct model *m)
 {
     if (!m)
         return;
-    build_free(m->be, &m->net, m->wants, m->n_wants);
+    build_free(m->be, &m->net, m->specs, m->n_specs);
     mem_free(m);
 }
 

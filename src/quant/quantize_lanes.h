@@ -18,13 +18,13 @@
 
 enum { LANES = 16, MAX_SUB = 32 };
 
-struct lanes {
+struct quant_lanes {
     float x[MAX_SUB][LANES]; /* value k of each sub-block */
     float w[MAX_SUB][LANES]; /* its weight; only filled and read when weighted */
 };
 
 /* Loads up to 16 sub-blocks of `len` values starting at value `at` of the rows. */
-V_INLINE void lanes_load(struct lanes *t, const float *src, size_t at, int len, int n_lanes,
+V_INLINE void lanes_load(struct quant_lanes *t, const float *src, size_t at, int len, int n_lanes,
                          const float *importance, size_t n)
 {
     for (int l = 0; l < n_lanes; l++)
@@ -44,7 +44,7 @@ V_INLINE void lanes_load(struct lanes *t, const float *src, size_t at, int len, 
 
 /* Errors of a super-block of 256 values count by sqrt(mean square + x^2): large values matter more than
  * their own error says. */
-V_INLINE void lanes_weigh(struct lanes *t)
+V_INLINE void lanes_weigh(struct quant_lanes *t)
 {
     float mean = 0;
     for (int k = 0; k < 16; k++)
@@ -56,7 +56,7 @@ V_INLINE void lanes_weigh(struct lanes *t)
             t->w[k][l] = sqrtf(mean + t->x[k][l] * t->x[k][l]);
 }
 
-V_INLINE vf weight(const struct lanes *t, int k, bool weighted, vf v)
+V_INLINE vf weight(const struct quant_lanes *t, int k, bool weighted, vf v)
 {
     return weighted ? v_mul(v_load(t->w[k]), v) : v;
 }
@@ -76,7 +76,7 @@ V_INLINE vf inverse(vf x)
 /* Codes lo..hi without minimum. */
 
 /* The value of largest magnitude in each lane, with its sign. */
-V_INLINE vf signed_max(const struct lanes *t, int len)
+V_INLINE vf signed_max(const struct quant_lanes *t, int len)
 {
     vf amax = v_set(0), best = v_set(0);
     for (int k = 0; k < len; k++) {
@@ -88,8 +88,8 @@ V_INLINE vf signed_max(const struct lanes *t, int len)
 }
 
 /* Rounds with inverse scale `is`, fits the scale; keeps it where it explains more of the block. */
-V_INLINE void sym_try(const struct lanes *t, int len, bool weighted, float lo, float hi, vf is,
-                      vf *scale, vf *best)
+V_INLINE void sym_try(const struct quant_lanes *t, int len, bool weighted, float lo, float hi,
+                      vf is, vf *scale, vf *best)
 {
     vf sxq = v_set(0), sqq = v_set(0);
     for (int k = 0; k < len; k++) {
@@ -109,8 +109,8 @@ V_INLINE void sym_try(const struct lanes *t, int len, bool weighted, float lo, f
  * Best scale for codes lo..hi: tries `tries` inverse scales that put the largest value at
  * lo - from, lo - from - step, ... (beyond lo it is clipped), then two rounds of refinement.
  */
-V_INLINE vf sym_fit(const struct lanes *t, int len, bool weighted, float lo, float hi, float from,
-                    float step, int tries)
+V_INLINE vf sym_fit(const struct quant_lanes *t, int len, bool weighted, float lo, float hi,
+                    float from, float step, int tries)
 {
     vf inv = inverse(signed_max(t, len));
     vf scale = v_set(0), best = v_set(0);
@@ -134,8 +134,9 @@ struct affine_sums {
     vf gain;   /* of the best fit so far */
 };
 
-V_INLINE void affine_try(const struct lanes *t, int len, bool weighted, float hi, bool min_below_0,
-                         vf is, vf base, struct affine_sums *sum, struct affine *best)
+V_INLINE void affine_try(const struct quant_lanes *t, int len, bool weighted, float hi,
+                         bool min_below_0, vf is, vf base, struct affine_sums *sum,
+                         struct affine *best)
 {
     vf sq = v_set(0), sqq = v_set(0), sxq = v_set(0), offset = v_mul(base, is);
     for (int k = 0; k < len; k++) {
@@ -163,7 +164,7 @@ V_INLINE void affine_try(const struct lanes *t, int len, bool weighted, float hi
 }
 
 /* Best scale and minimum: inverse scales (hi + from + step i) / range, then refinement. */
-V_INLINE struct affine affine_fit(const struct lanes *t, int len, bool weighted, float hi,
+V_INLINE struct affine affine_fit(const struct quant_lanes *t, int len, bool weighted, float hi,
                                   bool min_below_0, float from, float step, int tries)
 {
     vf low = v_load(t->x[0]), high = low;
@@ -193,8 +194,8 @@ V_INLINE struct affine affine_fit(const struct lanes *t, int len, bool weighted,
 /* Sub-scales as integers under a super-block's scale. */
 
 /* Weighted squared error of each lane for value = scale q + min, codes lo..hi nearest. */
-V_INLINE vf lane_error(const struct lanes *t, int len, bool weighted, float lo, float hi, vf scale,
-                       vf min)
+V_INLINE vf lane_error(const struct quant_lanes *t, int len, bool weighted, float lo, float hi,
+                       vf scale, vf min)
 {
     vf is = inverse(scale), offset = v_mul(min, is), sum = v_set(0);
     for (int k = 0; k < len; k++) {
@@ -213,8 +214,8 @@ struct super {
 };
 
 /* Tries the neighbours of each integer sub-scale (and sub-minimum, value = d ls q - dmin lm). */
-V_INLINE void super_polish(struct super *s, const struct lanes *t, int len, bool weighted, float lo,
-                           float hi, float ls_lo, float ls_hi, float lm_hi)
+V_INLINE void super_polish(struct super *s, const struct quant_lanes *t, int len, bool weighted,
+                           float lo, float hi, float ls_lo, float ls_hi, float lm_hi)
 {
     vf d = v_load(s->d), dmin = v_load(s->dmin), ls = v_load(s->ls), lm = v_load(s->lm);
     vf best = v_set(FLT_MAX), best_ls = ls, best_lm = lm;
@@ -235,8 +236,8 @@ V_INLINE void super_polish(struct super *s, const struct lanes *t, int len, bool
 }
 
 /* Fits d (and dmin) again with codes and integers held: least squares over the super-block. */
-V_INLINE void super_refit(struct super *s, const struct lanes *t, int len, bool weighted, float lo,
-                          float hi, int per_super, bool has_min)
+V_INLINE void super_refit(struct super *s, const struct quant_lanes *t, int len, bool weighted,
+                          float lo, float hi, int per_super, bool has_min)
 {
     vf scale = v_mul(v_load(s->d), v_load(s->ls)), min = v_mul(v_load(s->dmin), v_load(s->lm));
     vf is = inverse(scale), offset = v_mul(min, is);
@@ -402,7 +403,7 @@ V_INLINE void rows_q45_0(bool five, const float *src, void *dst, size_t rows, si
                          const float *importance, bool weighted)
 {
     float lo = five ? -16 : -8, hi = five ? 15 : 7;
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);
@@ -433,7 +434,7 @@ V_INLINE void rows_q45_1(bool five, const float *src, void *dst, size_t rows, si
                          const float *importance, bool weighted)
 {
     float hi = five ? 31 : 15;
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);
@@ -484,7 +485,7 @@ V_INLINE void rows_q45_k(bool five, const float *src, void *dst, size_t rows, si
                          const float *importance, bool weighted)
 {
     float hi = five ? 31 : 15;
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);
@@ -537,7 +538,7 @@ V_INLINE void pack_pairs(uint8_t *qs, const uint8_t *q)
 V_INLINE void rows_q2_k(const float *src, void *dst, size_t rows, size_t n, const float *importance,
                         bool weighted)
 {
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(16)
     {
         lanes_load(&t, src, at, 16, (int)used, importance, n);
@@ -568,7 +569,7 @@ V_INLINE void rows_q3_k(const float *src, void *dst, size_t rows, size_t n, cons
                         bool has_weights)
 {
     const bool weighted = true;
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(16)
     {
         lanes_load(&t, src, at, 16, (int)used, importance, n);
@@ -604,7 +605,7 @@ V_INLINE void rows_q3_k(const float *src, void *dst, size_t rows, size_t n, cons
 V_INLINE void rows_q6_k(const float *src, void *dst, size_t rows, size_t n, const float *importance,
                         bool weighted)
 {
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(16)
     {
         lanes_load(&t, src, at, 16, (int)used, importance, n);
@@ -656,7 +657,7 @@ V_INLINE void iq4_codes(const float *x, float scale, uint8_t *q)
     }
 }
 
-V_INLINE void iq4_try(const struct lanes *t, bool weighted, vf is, vf *scale, vf *best)
+V_INLINE void iq4_try(const struct quant_lanes *t, bool weighted, vf is, vf *scale, vf *best)
 {
     vf sxq = v_set(0), sqq = v_set(0);
     for (int k = 0; k < 32; k++) {
@@ -672,7 +673,7 @@ V_INLINE void iq4_try(const struct lanes *t, bool weighted, vf is, vf *scale, vf
 }
 
 /* The levels are not symmetric: the largest value may go to either end. */
-V_INLINE vf iq4_fit(const struct lanes *t, bool weighted)
+V_INLINE vf iq4_fit(const struct quant_lanes *t, bool weighted)
 {
     static const float ends[] = {-100, -107, -114, -121, -128, -136, -145, 90, 97, 104, 112, 120};
     vf inv = inverse(signed_max(t, 32)), scale = v_set(0), best = v_set(0);
@@ -686,7 +687,7 @@ V_INLINE vf iq4_fit(const struct lanes *t, bool weighted)
 V_INLINE void rows_iq4_nl(const float *src, void *dst, size_t rows, size_t n,
                           const float *importance, bool weighted)
 {
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);
@@ -705,7 +706,7 @@ V_INLINE void rows_iq4_nl(const float *src, void *dst, size_t rows, size_t n,
 V_INLINE void rows_iq4_xs(const float *src, void *dst, size_t rows, size_t n,
                           const float *importance, bool weighted)
 {
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);
@@ -737,7 +738,7 @@ static const float mx_step[7] = {1, 1, 1, 1, 2, 2, 4};
 V_INLINE void rows_mxfp4(const float *src, void *dst, size_t rows, size_t n,
                          const float *importance, bool weighted)
 {
-    struct lanes t;
+    struct quant_lanes t;
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);

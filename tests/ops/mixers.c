@@ -287,7 +287,7 @@ static void latent_steps(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum 
                                     .q_norm = {NORM_RMS, qn.on[side], NULL, 1e-6f},
                                     .kv_norm = {NORM_RMS, kn.on[side], NULL, 1e-6f},
                                     .rope = &d.ropes[0],
-                                    .woven = q_rank != 0,
+                                    .interleaved = q_rank != 0,
                                     .scale = 0.1f};
     }
     if (runs(&d, "latent attention")) {

@@ -22,14 +22,15 @@ struct latent_job {
     float *a;    /* (n_tokens, H*Dv) */
 };
 
-/* Rotates Dr values; woven: pairs that lie side by side come apart on the way. */
-static void rotate(float *x, const float *rope, int n, bool woven)
+/* RoPE over Dr values. interleaved: input pairs are (2i, 2i + 1), output pairs (i, Dr/2 + i). */
+static void rotate(float *x, const float *rope, int n, bool interleaved)
 {
     float old[CPU_MAX_LATENT];
     int half = n / 2;
     memcpy(old, x, (size_t)n * sizeof(float));
     for (int i = 0; i < half; i++) {
-        float a = woven ? old[2 * i] : old[i], b = woven ? old[2 * i + 1] : old[half + i];
+        float a = interleaved ? old[2 * i] : old[i],
+              b = interleaved ? old[2 * i + 1] : old[half + i];
         x[i] = a * rope[i] - b * rope[half + i];
         x[half + i] = b * rope[i] + a * rope[half + i];
     }
@@ -46,11 +47,11 @@ static void store_token(const struct latent_job *j, int t)
     float *low = j->low + (size_t)t * (size_t)(C + Dr);
     for (int h = 0; h < l->n_heads; h++)
         rotate(j->q + ((size_t)t * (size_t)l->n_heads + (size_t)h) * (size_t)D + l->nope_dim, rope,
-               Dr, l->woven);
+               Dr, l->interleaved);
     if (slot < 0)
         return;
     kn->add_norm(low, NULL, &l->kv_norm, low, C);
-    rotate(low + C, rope, Dr, l->woven);
+    rotate(low + C, rope, Dr, l->interleaved);
     kn->store(cb->bounds.k_type, low, C + Dr, j->kv->k, (size_t)slot * (size_t)(C + Dr), 1);
 }
 

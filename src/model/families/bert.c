@@ -9,18 +9,18 @@
 #include <string.h>
 
 /* LayerNorms have a bias of their own name. */
-struct pair {
-    struct name gain, bias;
+struct norm_names {
+    struct tensor_name gain, bias;
 };
 
 struct encoder_names {
-    struct name emb, positions, types;
-    struct pair emb_norm;
-    struct name q, k, v, o;
-    struct name qkv; /* instead of q, k and v */
-    struct pair attn_norm;
-    struct name gate, up, down; /* gate NULL: a plain mlp */
-    struct pair ffn_norm;
+    struct tensor_name emb, positions, types;
+    struct norm_names emb_norm;
+    struct tensor_name q, k, v, o;
+    struct tensor_name qkv; /* instead of q, k and v */
+    struct norm_names attn_norm;
+    struct tensor_name gate, up, down; /* gate NULL: a plain mlp */
+    struct norm_names ffn_norm;
 };
 
 #define PAIR(gguf, hf)                                                                             \
@@ -61,15 +61,15 @@ static const struct encoder_names nomic_names = {
 };
 
 /* What config.json must say where it says anything, or the parts are others. */
-static bool check_is(const struct reader *in, const char *key, const char *want)
+static bool check_is(const struct meta_reader *in, const char *key, const char *spec)
 {
     const char *is = json_string_value(reader_get(in->hf, key, NULL));
-    return !is || !strcmp(is, want) ||
+    return !is || !strcmp(is, spec) ||
            error_set(in->err, "%s: config.json: %s \"%.40s\" is not supported (%s is)", in->f->path,
-                     key, is, want);
+                     key, is, spec);
 }
 
-static bool read_hf(const struct reader *in)
+static bool read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     double eps = 1e-12;
@@ -87,7 +87,7 @@ static bool read_hf(const struct reader *in)
     return true;
 }
 
-bool encoder_read_gguf(const struct reader *in)
+bool encoder_read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     double eps = 1e-12;
@@ -113,7 +113,7 @@ bool encoder_read_gguf(const struct reader *in)
 }
 
 /* What the config does not say is the same for all encoders. */
-bool encoder_finish(const struct reader *in)
+bool encoder_finish(const struct meta_reader *in)
 {
     struct config *c = in->c;
     c->n_kv_heads = c->n_heads;
@@ -124,13 +124,13 @@ bool encoder_finish(const struct reader *in)
                      c->n_embd, c->n_heads);
 }
 
-static bool read_bert(const struct reader *in)
+static bool read_bert(const struct meta_reader *in)
 {
     return (in->f->is_gguf ? encoder_read_gguf(in) : read_hf(in)) && encoder_finish(in);
 }
 
 /* RoBERTa counts positions from behind the padding token's id. Its GGUF has none of the rows before. */
-static bool read_roberta(const struct reader *in)
+static bool read_roberta(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int pad = 1;
@@ -145,7 +145,7 @@ static bool read_roberta(const struct reader *in)
                      in->f->path, c->context + c->pos_offset, pad);
 }
 
-static bool read_nomic(const struct reader *in)
+static bool read_nomic(const struct meta_reader *in)
 {
     struct config *c = in->c;
     double eps = 1e-12;
@@ -176,31 +176,31 @@ static bool read_nomic(const struct reader *in)
 }
 
 /* Rows of a table in the file, which may have any number; 0: it is not there. */
-static int table_rows(struct builder *b, const struct name *name)
+static int table_rows(struct net_builder *b, const struct tensor_name *name)
 {
     const struct tensor *t = name->gguf ? build_find(b->f, b->c, name, 0, 0, "weight") : NULL;
     return !t ? 0 : t->dims[1] > 1 << 24 ? 1 << 24 : (int)t->dims[1];
 }
 
-static const struct weight *table(struct builder *b, const struct name *name, int rows)
+static const struct weight *table(struct net_builder *b, const struct tensor_name *name, int rows)
 {
     return rows ? build_matrix(b, WEIGHT_EMBED, 0, name, b->c->n_embd, rows) : NULL;
 }
 
-static struct norm layer_norm(struct builder *b, int layer, const struct pair *p)
+static struct norm layer_norm(struct net_builder *b, int layer, const struct norm_names *p)
 {
     return build_layer_norm(b, layer, &p->gain, &p->bias, b->c->n_embd);
 }
 
-static void build_layer(struct builder *b, const struct encoder_names *n, int i,
+static void build_layer(struct net_builder *b, const struct encoder_names *n, int i,
                         const struct rope *rope, struct layer *l)
 {
     const struct config *c = b->c;
     int E = c->n_embd, F = c->n_ff;
-    const struct rows apart[] = {
+    const struct weight_rows apart[] = {
         {.name = &n->q, .n = E}, {.name = &n->k, .n = E}, {.name = &n->v, .n = E}};
-    const struct rows fused = {.name = &n->qkv, .n = 3 * E};
-    const struct rows gate_up[] = {{.name = &n->gate, .n = F}, {.name = &n->up, .n = F}};
+    const struct weight_rows fused = {.name = &n->qkv, .n = 3 * E};
+    const struct weight_rows gate_up[] = {{.name = &n->gate, .n = F}, {.name = &n->up, .n = F}};
     bool is_fused = n->qkv.gguf != NULL, gated = n->gate.gguf != NULL;
     l->mixer = (struct mixer){.kind = MIXER_ATTENTION};
     l->mixer.attention =
@@ -223,7 +223,7 @@ static void build_layer(struct builder *b, const struct encoder_names *n, int i,
     l->mlp.block.sum = layer_norm(b, i, &n->ffn_norm);
 }
 
-static void build_encoder(struct builder *b, const struct encoder_names *n)
+static void build_encoder(struct net_builder *b, const struct encoder_names *n)
 {
     const struct config *c = b->c;
     struct embed *e = &b->net->embed;
@@ -254,17 +254,17 @@ bool encoder_spare(const struct config *c, const char *tensor)
             !strcmp(tensor + root, "embeddings.position_ids"));
 }
 
-static void build_bert(struct builder *b)
+static void build_bert(struct net_builder *b)
 {
     build_encoder(b, &bert_names);
 }
 
-static void build_nomic(struct builder *b)
+static void build_nomic(struct net_builder *b)
 {
     build_encoder(b, &nomic_names);
 }
 
-const struct family family_bert = {
+const struct model_family family_bert = {
     .name = "bert",
     .hf = "bert",
     .hf_class = "BertModel",
@@ -276,7 +276,7 @@ const struct family family_bert = {
 };
 
 /* In a GGUF these two are "bert". */
-const struct family family_roberta = {
+const struct model_family family_roberta = {
     .name = "roberta",
     .hf = "roberta",
     .hf_class = "RobertaModel",
@@ -288,7 +288,7 @@ const struct family family_roberta = {
     .spare = encoder_spare,
 };
 
-const struct family family_xlm_roberta = {
+const struct model_family family_xlm_roberta = {
     .name = "xlm-roberta",
     .hf = "xlm-roberta",
     .hf_class = "XLMRobertaModel",
@@ -300,7 +300,7 @@ const struct family family_xlm_roberta = {
     .spare = encoder_spare,
 };
 
-const struct family family_nomic_bert = {
+const struct model_family family_nomic_bert = {
     .name = "nomic-bert",
     .hf = "nomic_bert",
     .hf_class = "NomicBertModel",

@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* How experts are chosen, where the file says. */
-static bool read_gguf_experts(const struct reader *in, const struct decoder *d)
+static bool read_gguf_experts(const struct meta_reader *in, const struct decoder *d)
 {
     static const enum router_kind kinds[] = {ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP};
     struct config *c = in->c;
@@ -30,7 +30,7 @@ static bool read_gguf_experts(const struct reader *in, const struct decoder *d)
 }
 
 /* Which layers slide: every so many one does not, or a list. */
-static bool read_gguf_windows(const struct reader *in, const struct decoder *d, int window)
+static bool read_gguf_windows(const struct meta_reader *in, const struct decoder *d, int window)
 {
     struct config *c = in->c;
     char key[128];
@@ -50,7 +50,7 @@ static bool read_gguf_windows(const struct reader *in, const struct decoder *d, 
     return true;
 }
 
-static bool read_gguf(const struct reader *in, const struct decoder *d)
+static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     double eps = 1e-6, scale = 1;
@@ -107,7 +107,7 @@ static bool read_gguf(const struct reader *in, const struct decoder *d)
     return read_gguf_windows(in, d, window) && read_gguf_experts(in, d) && rope_read_gguf(in);
 }
 
-static bool read_layers(const struct reader *in, const struct decoder *d)
+static bool read_layers(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     int step = 1, window = 0, full_layers = 0, period = d->window_period;
@@ -141,7 +141,7 @@ static bool read_layers(const struct reader *in, const struct decoder *d)
     return true;
 }
 
-static bool read_hf(const struct reader *in, const struct decoder *d)
+static bool read_hf(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     const char *act = json_string_value(reader_get(in->hf, "hidden_activation", "hidden_act"));
@@ -184,7 +184,7 @@ static bool read_hf(const struct reader *in, const struct decoder *d)
     return read_layers(in, d) && rope_read_hf(in);
 }
 
-bool decoder_read(const struct reader *in, const struct decoder *d)
+bool decoder_read(const struct meta_reader *in, const struct decoder *d)
 {
     return in->f->is_gguf ? read_gguf(in, d) : read_hf(in, d);
 }
@@ -192,34 +192,35 @@ bool decoder_read(const struct reader *in, const struct decoder *d)
 const struct decoder_names decoder_names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_MLP,
                                             DECODER_EXPERTS};
 
-const struct name decoder_fused_up = {"blk.%d.ffn_gate_up_exps",
-                                      "=model.layers.%d.mlp.experts.gate_up_proj"},
-                  decoder_fused_down = {"blk.%d.ffn_down_exps",
-                                        "=model.layers.%d.mlp.experts.down_proj"};
+const struct tensor_name decoder_fused_up = {"blk.%d.ffn_gate_up_exps",
+                                             "=model.layers.%d.mlp.experts.gate_up_proj"},
+                         decoder_fused_down = {"blk.%d.ffn_down_exps",
+                                               "=model.layers.%d.mlp.experts.down_proj"};
 
 static const struct decoder_names *names_of(const struct decoder *d)
 {
     return d->names ? d->names : &decoder_names;
 }
 
-static struct norm rms(struct builder *b, const struct decoder *d, int layer,
-                       const struct name *name, int width)
+static struct norm rms(struct net_builder *b, const struct decoder *d, int layer,
+                       const struct tensor_name *name, int width)
 {
     return build_rms_adjusted(b, layer, name, width, (struct adjust){.add = d->norm_add});
 }
 
-void decoder_mixer(struct builder *b, const struct decoder *d, int i, const struct rope *rope,
+void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const struct rope *rope,
                    struct mixer *m)
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
     int D = c->layer_head_dim[i] ? c->layer_head_dim[i] : c->head_dim;
     int K = c->layer_kv_heads[i] ? c->layer_kv_heads[i] : c->n_kv_heads;
-    int woven = c->family->weaves_qk && D % 2 == 0 ? D : 0, n_q = c->n_heads * D, n_kv = K * D;
-    const struct rows apart[] = {{.name = &n->q, .n = n_q, .woven = woven},
-                                 {.name = &n->k, .n = n_kv, .woven = woven},
-                                 {.name = &n->v, .n = n_kv}};
-    const struct rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
+    int interleaved = c->family->interleaved_qk && D % 2 == 0 ? D : 0, n_q = c->n_heads * D,
+        n_kv = K * D;
+    const struct weight_rows apart[] = {{.name = &n->q, .n = n_q, .interleaved = interleaved},
+                                        {.name = &n->k, .n = n_kv, .interleaved = interleaved},
+                                        {.name = &n->v, .n = n_kv}};
+    const struct weight_rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
     bool is_fused = n->qkv.gguf != NULL;
     *m = (struct mixer){.kind = MIXER_ATTENTION};
     m->block.in = rms(b, d, i, &n->attn_norm, c->n_embd);
@@ -252,14 +253,15 @@ void decoder_mixer(struct builder *b, const struct decoder *d, int i, const stru
 }
 
 /* gate and up of width F, as two tensors. */
-static const struct weight *gate_up(struct builder *b, int i, const struct name *gate,
-                                    const struct name *up, int F)
+static const struct weight *gate_up(struct net_builder *b, int i, const struct tensor_name *gate,
+                                    const struct tensor_name *up, int F)
 {
     return build_weight(b, WEIGHT_LINEAR, i, b->c->n_embd, 1, 2,
-                        (const struct rows[]){{.name = gate, .n = F}, {.name = up, .n = F}});
+                        (const struct weight_rows[]){{.name = gate, .n = F}, {.name = up, .n = F}});
 }
 
-static void build_experts(struct builder *b, const struct decoder_names *n, int i, struct mlp *m)
+static void build_experts(struct net_builder *b, const struct decoder_names *n, int i,
+                          struct mlp *m)
 {
     const struct config *c = b->c;
     int F = c->n_ff_exp;
@@ -278,14 +280,14 @@ static void build_experts(struct builder *b, const struct decoder_names *n, int 
         return; /* the family does it */
     bool alike = n->gate_shared.gguf && c->n_ff_shared == F;
     enum weight_role role = alike ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
-    const struct rows two[] = {{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}};
-    const struct rows one = {.name = &decoder_fused_up, .n = 2 * F};
+    const struct weight_rows two[] = {{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}};
+    const struct weight_rows one = {.name = &decoder_fused_up, .n = 2 * F};
     bool fused = build_has(b, &decoder_fused_up, i);
-    const struct name *down = fused ? &decoder_fused_down : &n->down_exp;
+    const struct tensor_name *down = fused ? &decoder_fused_down : &n->down_exp;
     m->experts.gate_up =
         build_weight(b, role, i, c->n_embd, c->n_expert, fused ? 1 : 2, fused ? &one : two);
     m->experts.down = build_weight(b, role, i, F, c->n_expert, 1,
-                                   (const struct rows[]){{.name = down, .n = c->n_embd}});
+                                   (const struct weight_rows[]){{.name = down, .n = c->n_embd}});
     if (!c->n_ff_shared || !n->gate_shared.gguf)
         return;
     m->dense.gate_up = gate_up(b, i, &n->gate_shared, &n->up_shared, c->n_ff_shared);
@@ -294,7 +296,7 @@ static void build_experts(struct builder *b, const struct decoder_names *n, int 
         m->dense_gate = build_matrix(b, WEIGHT_LINEAR, i, &n->shared_gate, c->n_embd, 1);
 }
 
-void decoder_mlp(struct builder *b, const struct decoder *d, int i, struct mlp *m)
+void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct mlp *m)
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
@@ -322,7 +324,7 @@ void decoder_mlp(struct builder *b, const struct decoder *d, int i, struct mlp *
     m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, F, c->n_embd);
 }
 
-void decoder_ends(struct builder *b, const struct decoder *d)
+void decoder_ends(struct net_builder *b, const struct decoder *d)
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
@@ -344,7 +346,7 @@ const struct mtp_names mtp_names = {
     .hidden_norm = {"blk.%d.nextn.hnorm", "model.layers.%d.hnorm"},
     .norm = {"blk.%d.nextn.shared_head_norm", "model.layers.%d.shared_head.norm"}};
 
-void mtp_read(const struct reader *in, const struct mtp_names *n, int extra)
+void mtp_read(const struct meta_reader *in, const struct mtp_names *n, int extra)
 {
     struct config *c = in->c;
     int at = c->n_layers, like = at - 1;
@@ -358,7 +360,7 @@ void mtp_read(const struct reader *in, const struct mtp_names *n, int extra)
 }
 
 /* Embedding and head are the model's: files that have copies of them beside the block need none. */
-void mtp_build(struct builder *b, const struct mtp_names *n, float add)
+void mtp_build(struct net_builder *b, const struct mtp_names *n, float add)
 {
     struct network *net = b->net;
     struct adjust adjust = {.add = add};
@@ -371,7 +373,7 @@ void mtp_build(struct builder *b, const struct mtp_names *n, float add)
         net->mtp.head.norm = build_rms_adjusted(b, at, &n->norm, E, adjust);
 }
 
-void decoder_build(struct builder *b, const struct decoder *d)
+void decoder_build(struct net_builder *b, const struct decoder *d)
 {
     const struct rope *rope = build_rope(b);
     decoder_ends(b, d);

@@ -21,24 +21,24 @@ static const struct decoder_names biased = {
     LATENT_NAMES, .choice_bias = {"=blk.%d.exp_probs_b.bias",
                                   "=model.layers.%d.mlp.gate.e_score_correction_bias"}};
 
-static const struct name q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
-                         q_a = {"blk.%d.attn_q_a", "model.layers.%d.self_attn.q_a_proj"},
-                         q_b = {"blk.%d.attn_q_b", "model.layers.%d.self_attn.q_b_proj"},
-                         q_norm = {"blk.%d.attn_q_a_norm",
-                                   "model.layers.%d.self_attn.q_a_layernorm"},
-                         kv_a = {"blk.%d.attn_kv_a_mqa",
-                                 "model.layers.%d.self_attn.kv_a_proj_with_mqa"},
-                         kv_norm = {"blk.%d.attn_kv_a_norm",
-                                    "model.layers.%d.self_attn.kv_a_layernorm"},
-                         kv_b = {"blk.%d.attn_kv_b", "model.layers.%d.self_attn.kv_b_proj"},
-                         k_b = {"blk.%d.attn_k_b", "model.layers.%d.self_attn.k_b_proj"},
-                         v_b = {"blk.%d.attn_v_b", "model.layers.%d.self_attn.v_b_proj"},
-                         o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"};
+static const struct tensor_name q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
+                                q_a = {"blk.%d.attn_q_a", "model.layers.%d.self_attn.q_a_proj"},
+                                q_b = {"blk.%d.attn_q_b", "model.layers.%d.self_attn.q_b_proj"},
+                                q_norm = {"blk.%d.attn_q_a_norm",
+                                          "model.layers.%d.self_attn.q_a_layernorm"},
+                                kv_a = {"blk.%d.attn_kv_a_mqa",
+                                        "model.layers.%d.self_attn.kv_a_proj_with_mqa"},
+                                kv_norm = {"blk.%d.attn_kv_a_norm",
+                                           "model.layers.%d.self_attn.kv_a_layernorm"},
+                                kv_b = {"blk.%d.attn_kv_b", "model.layers.%d.self_attn.kv_b_proj"},
+                                k_b = {"blk.%d.attn_k_b", "model.layers.%d.self_attn.k_b_proj"},
+                                v_b = {"blk.%d.attn_v_b", "model.layers.%d.self_attn.v_b_proj"},
+                                o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"};
 
 static const struct decoder decoder = {.names = &plain, .latent = true};
 static const struct decoder routed = {.names = &biased, .latent = true};
 
-static bool read_gguf(const struct reader *in)
+static bool read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int D = c->head_dim, extra = 0;
@@ -74,7 +74,7 @@ static bool read_gguf(const struct reader *in)
     return true;
 }
 
-static bool read_layers(const struct reader *in)
+static bool read_layers(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int dense = 0, extra = 0;
@@ -93,7 +93,7 @@ static bool read_layers(const struct reader *in)
     return true;
 }
 
-static bool read_hf(const struct reader *in)
+static bool read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int shared = 0;
@@ -132,7 +132,7 @@ static bool read_hf(const struct reader *in)
     return read_layers(in);
 }
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     c->attn_mscale = 1;
@@ -153,7 +153,7 @@ static bool read(const struct reader *in)
     return true;
 }
 
-static void build_mixer(struct builder *b, int i, const struct rope *rope, struct mixer *m)
+static void build_mixer(struct net_builder *b, int i, const struct rope *rope, struct mixer *m)
 {
     const struct config *c = b->c;
     int H = c->n_heads, C = c->kv_rank, Dn = c->nope_dim, Dr = c->rope_dim, Dv = c->v_dim;
@@ -166,7 +166,7 @@ static void build_mixer(struct builder *b, int i, const struct rope *rope, struc
                                 .q_rank = c->q_rank,
                                 .kv_rank = C,
                                 .rope = rope,
-                                .woven = true,
+                                .interleaved = true,
                                 .scale = c->attn_mscale * c->attn_mscale / sqrtf((float)(Dn + Dr))};
     struct latent *l = &m->latent;
     const float eps = 1e-6f; /* of the latents' norms, whatever the others have */
@@ -181,19 +181,19 @@ static void build_mixer(struct builder *b, int i, const struct rope *rope, struc
     l->wkva = build_matrix(b, WEIGHT_LINEAR, i, &kv_a, c->n_embd, C + Dr);
     l->kv_norm = build_rms(b, i, &kv_norm, C);
     l->kv_norm.eps = eps;
-    struct rows k = {.name = &k_b, .n = C}, v = {.name = &v_b, .n = Dv};
+    struct weight_rows k = {.name = &k_b, .n = C}, v = {.name = &v_b, .n = Dv};
     if (!b->f->is_gguf || !build_has(b, &k_b, i)) {
-        k = (struct rows){.name = &kv_b, .n = C, .pitch = Dn + Dv, .across = true};
-        v = (struct rows){.name = &kv_b, .n = Dv, .pitch = Dn + Dv, .skip = Dn};
+        k = (struct weight_rows){.name = &kv_b, .n = C, .stride = Dn + Dv, .transposed = true};
+        v = (struct weight_rows){.name = &kv_b, .n = Dv, .stride = Dn + Dv, .offset = Dn};
     }
     l->wkb = build_weight(b, WEIGHT_HEADS, i, Dn, H, 1, &k);
-    b->wants[b->n_wants - 1].as = &k_b;
+    b->specs[b->n_specs - 1].as = &k_b;
     l->wvb = build_weight(b, WEIGHT_HEADS, i, C, H, 1, &v);
-    b->wants[b->n_wants - 1].as = &v_b;
+    b->specs[b->n_specs - 1].as = &v_b;
     l->wo = build_matrix(b, WEIGHT_LINEAR, i, &o, H * Dv, c->n_embd);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope *rope = build_rope(b);
@@ -229,7 +229,7 @@ static void write(const struct config *c, struct gguf_writer *w)
         gguf_set_f32(w, "deepseek2.rope.scaling.yarn_log_multiplier", (float)c->rope.log_mul);
 }
 
-const struct family family_deepseek2 = {
+const struct model_family family_deepseek2 = {
     .name = "deepseek2",
     .hf = "deepseek_v3",
     .hf_class = "DeepseekV3ForCausalLM",
@@ -239,7 +239,7 @@ const struct family family_deepseek2 = {
 };
 
 /* Kimi K2: the same under another name. */
-const struct family family_kimi_k2 = {
+const struct model_family family_kimi_k2 = {
     .name = "kimi_k2",
     .hf = "kimi_k2",
     .hf_class = "DeepseekV3ForCausalLM",
@@ -249,7 +249,7 @@ const struct family family_kimi_k2 = {
     .write = write,
 };
 
-const struct family family_glm4_moe_lite = {
+const struct model_family family_glm4_moe_lite = {
     .name = "glm4_moe_lite",
     .hf = "glm4_moe_lite",
     .hf_class = "Glm4MoeLiteForCausalLM",

@@ -1,7 +1,7 @@
 /* The families Steel knows, in the order errors name them. */
 #include "model/families/family.h"
 
-const struct family *const families[] = {
+const struct model_family *const families[] = {
     &family_llama,
     &family_mistral,
     &family_mixtral,

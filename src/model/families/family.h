@@ -12,15 +12,15 @@
 #include "model/config.h"
 #include "model/reader.h"
 
-struct family {
+struct model_family {
     const char *name;          /* general.architecture of its GGUF files */
     const char *hf, *hf_class; /* model_type and architectures[0] of its config.json */
     const char *gguf_as;       /* the architecture `convert` writes, if not name */
     const char *hf_embed;      /* its token embedding in a folder; NULL: "embed_tokens" */
     bool encoder;              /* it makes vectors, not text */
-    bool weaves_qk;            /* its GGUF files hold rotary pairs of q and k side by side */
-    bool (*read)(const struct reader *in); /* metadata to in->c */
-    void (*build)(struct builder *b);      /* b->c to b->net */
+    bool interleaved_qk;       /* its GGUF files hold rotary pairs of q and k side by side */
+    bool (*read)(const struct meta_reader *in); /* metadata to in->c */
+    void (*build)(struct net_builder *b);       /* b->c to b->net */
     /* What its GGUF says beside the usual keys, for `convert`; NULL: nothing. */
     void (*write)(const struct config *c, struct gguf_writer *w);
     /* Its router multiplies what experts add by a number each, which its GGUF calls
@@ -33,28 +33,28 @@ struct family {
 
 #define FAMILY_SCALED "ffn_down_exps"
 
-extern const struct family *const families[]; /* ends with NULL */
-extern const struct family family_gemma3, family_gemma4, family_glm4_moe, family_gpt_oss,
+extern const struct model_family *const families[]; /* ends with NULL */
+extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, family_gpt_oss,
     family_llama, family_minimax_m2, family_ministral3, family_mistral, family_mixtral, family_phi3,
     family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next, family_qwen35, family_qwen35moe,
     family_deepseek2, family_kimi_k2, family_glm4_moe_lite, family_bert, family_roberta,
     family_xlm_roberta, family_nomic_bert, family_modern_bert;
 
 /* What encoders' files have in common. */
-bool encoder_read_gguf(const struct reader *in);
-bool encoder_finish(const struct reader *in); /* after reading */
+bool encoder_read_gguf(const struct meta_reader *in);
+bool encoder_finish(const struct meta_reader *in); /* after reading */
 bool encoder_spare(const struct config *c, const char *tensor);
 
 /* Names of a decoder's tensors. What a family has not is NULL. */
 struct decoder_names {
-    struct name emb, norm, head;
-    struct name attn_norm, q, k, v, o, q_norm, k_norm;
-    struct name sinks, attn_post; /* attn_post: a norm after the block */
-    struct name qkv;              /* instead of q, k and v */
-    struct name ffn_norm, gate, up, down, ffn_post;
-    struct name gate_up; /* instead of gate and up */
-    struct name router, choice_bias, gate_exp, up_exp, down_exp;
-    struct name gate_shared, up_shared, down_shared, shared_gate;
+    struct tensor_name emb, norm, head;
+    struct tensor_name attn_norm, q, k, v, o, q_norm, k_norm;
+    struct tensor_name sinks, attn_post; /* attn_post: a norm after the block */
+    struct tensor_name qkv;              /* instead of q, k and v */
+    struct tensor_name ffn_norm, gate, up, down, ffn_post;
+    struct tensor_name gate_up; /* instead of gate and up */
+    struct tensor_name router, choice_bias, gate_exp, up_exp, down_exp;
+    struct tensor_name gate_shared, up_shared, down_shared, shared_gate;
 };
 
 /* The usual ones. */
@@ -89,7 +89,7 @@ struct decoder_names {
 extern const struct decoder_names decoder_names; /* all of the usual ones */
 
 /* Experts as some files have them: one tensor of gate and up, one of down, each of all experts. */
-extern const struct name decoder_fused_up, decoder_fused_down;
+extern const struct tensor_name decoder_fused_up, decoder_fused_down;
 
 /* What is said of a plain decoder beside its numbers. */
 struct decoder {
@@ -109,25 +109,25 @@ struct decoder {
     int window_period; /* every so many layers one does not slide, unless the file says; 0 = all do */
 };
 
-bool decoder_read(const struct reader *in, const struct decoder *d);
-void decoder_build(struct builder *b, const struct decoder *d);
+bool decoder_read(const struct meta_reader *in, const struct decoder *d);
+void decoder_build(struct net_builder *b, const struct decoder *d);
 
 /* Names of an MTP block's tensors, but for those of its layer. */
 struct mtp_names {
-    struct name fc, embed_norm, hidden_norm, norm;
+    struct tensor_name fc, embed_norm, hidden_norm, norm;
 };
 /* As layer number n_layers has them. */
 extern const struct mtp_names mtp_names;
 /* Whether the file has such a block: c->n_mtp, and what c knows of its layer, which is like the last
  * one. extra: how many a GGUF's or config.json's own count says there are. */
-void mtp_read(const struct reader *in, const struct mtp_names *n, int extra);
+void mtp_read(const struct meta_reader *in, const struct mtp_names *n, int extra);
 /* The block but for its layer. add: a folder's norms are stored without so much. */
-void mtp_build(struct builder *b, const struct mtp_names *n, float add);
+void mtp_build(struct net_builder *b, const struct mtp_names *n, float add);
 
 /* The parts of decoder_build, for families that change some of them afterwards. */
-void decoder_ends(struct builder *b, const struct decoder *d); /* embedding and head */
-void decoder_mixer(struct builder *b, const struct decoder *d, int layer, const struct rope *rope,
-                   struct mixer *m);
-void decoder_mlp(struct builder *b, const struct decoder *d, int layer, struct mlp *m);
+void decoder_ends(struct net_builder *b, const struct decoder *d); /* embedding and head */
+void decoder_mixer(struct net_builder *b, const struct decoder *d, int layer,
+                   const struct rope *rope, struct mixer *m);
+void decoder_mlp(struct net_builder *b, const struct decoder *d, int layer, struct mlp *m);
 
 #endif

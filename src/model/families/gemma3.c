@@ -32,7 +32,7 @@ static float usual_scale(const struct config *c)
     return 1.0f / sqrtf((float)(c->n_layers == 62 ? c->n_embd / c->n_heads : c->head_dim));
 }
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     double scalar = 0, attn = 0, final = 0;
@@ -64,7 +64,7 @@ static bool read(const struct reader *in)
     return true;
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope_config *const configs[] = {&c->rope, &c->rope_window};
@@ -83,7 +83,7 @@ static void write(const struct config *c, struct gguf_writer *w)
         gguf_set_f32(w, "gemma3.final_logit_softcapping", c->head_softcap);
 }
 
-const struct family family_gemma3 = {
+const struct model_family family_gemma3 = {
     .name = "gemma3",
     .hf = "gemma3_text",
     .hf_class = "Gemma3ForCausalLM",

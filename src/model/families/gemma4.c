@@ -19,7 +19,7 @@ static const struct decoder_names names = {
     .gate = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},
     .up = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},
     .down = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"}};
-static const struct name
+static const struct tensor_name
     router = {"blk.%d.ffn_gate_inp", "model.layers.%d.router.proj"},
     router_scale = {"=blk.%d.ffn_gate_inp.scale", "=model.layers.%d.router.scale"},
     expert_scale = {"=blk.%d.ffn_down_exps.scale", "=model.layers.%d.router.per_expert_scale"},
@@ -49,7 +49,7 @@ static const struct decoder decoder = {.names = &names,
                                        .window_period = 6};
 
 /* Heads of one layer, where the newest folders list them. */
-static bool read_layer(const struct reader *in, int i)
+static bool read_layer(const struct meta_reader *in, int i)
 {
     struct config *c = in->c;
     const json_t *layers = reader_get(in->hf, "per_layer_config", NULL);
@@ -65,7 +65,7 @@ static bool read_layer(const struct reader *in, int i)
     return true;
 }
 
-static bool read_hf(const struct reader *in)
+static bool read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int dim = 0, heads = c->n_kv_heads, local = c->head_dim, local_heads = c->n_kv_heads;
@@ -107,7 +107,7 @@ static bool read_hf(const struct reader *in)
                       &c->n_ff_exp);
 }
 
-static bool read_gguf(const struct reader *in)
+static bool read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int local = c->head_dim;
@@ -147,7 +147,7 @@ static int source_of(const struct config *c, int i)
 
 /* Heads that a sort of layers has in common: what one of them reads of another must fit, and a
  * RoPE. */
-static bool check_layers(const struct reader *in)
+static bool check_layers(const struct meta_reader *in)
 {
     const struct config *c = in->c;
     for (int i = 0; i < c->n_layers; i++) {
@@ -166,7 +166,7 @@ static bool check_layers(const struct reader *in)
     return true;
 }
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     if (!decoder_read(in, &decoder) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in)))
@@ -176,14 +176,14 @@ static bool read(const struct reader *in)
     return check_layers(in);
 }
 
-static void build_mixer(struct builder *b, int i, const struct rope *ropes, struct mixer *m)
+static void build_mixer(struct net_builder *b, int i, const struct rope *ropes, struct mixer *m)
 {
     const struct config *c = b->c;
     int D = c->layer_head_dim[i], K = c->layer_kv_heads[i], E = c->n_embd;
     bool shares = i >= c->n_layers - c->n_shared_kv, same = c->k_is_v && !c->window[i];
-    const struct rows qkv[] = {{.name = &names.q, .n = c->n_heads * D},
-                               {.name = &names.k, .n = K * D},
-                               {.name = &names.v, .n = K * D}};
+    const struct weight_rows qkv[] = {{.name = &names.q, .n = c->n_heads * D},
+                                      {.name = &names.k, .n = K * D},
+                                      {.name = &names.v, .n = K * D}};
     *m = (struct mixer){.kind = MIXER_ATTENTION};
     m->block.in = build_rms(b, i, &names.attn_norm, E);
     m->attention = (struct attention){
@@ -212,7 +212,7 @@ static void build_mixer(struct builder *b, int i, const struct rope *ropes, stru
     m->block.out = build_rms(b, i, &names.attn_post, E);
 }
 
-static void build_experts(struct builder *b, int i, struct mlp *m)
+static void build_experts(struct net_builder *b, int i, struct mlp *m)
 {
     const struct config *c = b->c;
     int E = c->n_embd, F = c->n_ff_exp, n = c->n_expert;
@@ -226,20 +226,20 @@ static void build_experts(struct builder *b, int i, struct mlp *m)
     /* A GGUF has gate and up together or apart. A folder has all experts together, or, where they are
      * packed, each one's matrices apart. */
     bool apart = !build_has(b, &gate_up_exp, i) && (b->f->is_gguf || build_has(b, &gate_each, i));
-    const struct rows two[] = {{.name = &gate_each, .n = F}, {.name = &up_each, .n = F}};
-    const struct name *down = apart ? &down_each : &down_exp;
-    const struct rows one = {.name = &gate_up_exp, .n = 2 * F};
+    const struct weight_rows two[] = {{.name = &gate_each, .n = F}, {.name = &up_each, .n = F}};
+    const struct tensor_name *down = apart ? &down_each : &down_exp;
+    const struct weight_rows one = {.name = &gate_up_exp, .n = 2 * F};
     m->experts.gate_up =
         build_weight(b, WEIGHT_EXPERTS, i, E, n, apart ? 2 : 1, apart ? two : &one);
     m->experts.down =
-        build_weight(b, WEIGHT_EXPERTS, i, F, n, 1, &(struct rows){.name = down, .n = E});
+        build_weight(b, WEIGHT_EXPERTS, i, F, n, 1, &(struct weight_rows){.name = down, .n = E});
     m->experts.act = ACT_GELU_TANH;
     m->dense_out = build_rms(b, i, &dense_out, E);
     m->experts_in = build_rms(b, i, &experts_in, E);
     m->experts_out = build_rms(b, i, &experts_out, E);
 }
 
-static void build_mlp(struct builder *b, int i, struct mlp *m)
+static void build_mlp(struct net_builder *b, int i, struct mlp *m)
 {
     const struct config *c = b->c;
     int E = c->n_embd, F = c->layer_ff[i] ? c->layer_ff[i] : c->n_ff, P = c->n_embd_layer;
@@ -247,7 +247,7 @@ static void build_mlp(struct builder *b, int i, struct mlp *m)
     m->dense.act = ACT_GELU_TANH;
     m->dense.gate_up = build_weight(
         b, WEIGHT_LINEAR, i, E, 1, 2,
-        (const struct rows[]){{.name = &names.gate, .n = F}, {.name = &names.up, .n = F}});
+        (const struct weight_rows[]){{.name = &names.gate, .n = F}, {.name = &names.up, .n = F}});
     m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &names.down, F, E);
     if (c->is_moe[i])
         build_experts(b, i, m);
@@ -261,7 +261,7 @@ static void build_mlp(struct builder *b, int i, struct mlp *m)
     m->embed.act = ACT_GELU_TANH;
 }
 
-static void build_layer_embeds(struct builder *b)
+static void build_layer_embeds(struct net_builder *b)
 {
     const struct config *c = b->c;
     struct embed_layers *e = &b->net->embed.layers;
@@ -278,7 +278,7 @@ static void build_layer_embeds(struct builder *b)
     e->norm = build_rms(b, 0, &layer_norm, P);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope_config *const configs[] = {&c->rope, &c->rope_window};
@@ -323,7 +323,7 @@ static bool spare(const struct config *c, const char *tensor)
     return kv && i >= c->n_layers - c->n_shared_kv;
 }
 
-const struct family family_gemma4 = {
+const struct model_family family_gemma4 = {
     .name = "gemma4",
     .hf = "gemma4_text",
     .hf_class = "Gemma4ForConditionalGeneration",

@@ -22,7 +22,7 @@ static const struct decoder decoder = {.names = &names, .router = ROUTER_SIGMOID
                             with_norms = {
                                 .names = &names, .router = ROUTER_SIGMOID, .qk_norm = true};
 
-static bool read_hf(const struct reader *in)
+static bool read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int shared = 0, first = 0, draft = 0;
@@ -48,7 +48,7 @@ static bool read_hf(const struct reader *in)
     return true;
 }
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int draft = 0;
@@ -63,7 +63,7 @@ static bool read(const struct reader *in)
     return true;
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope *rope = build_rope(b);
@@ -85,7 +85,7 @@ static void write(const struct config *c, struct gguf_writer *w)
     gguf_set_u32(w, "glm4moe.leading_dense_block_count", dense);
 }
 
-const struct family family_glm4_moe = {
+const struct model_family family_glm4_moe = {
     .name = "glm4moe",
     .hf = "glm4_moe",
     .hf_class = "Glm4MoeForCausalLM",

@@ -10,17 +10,19 @@ static const struct decoder_names names = {
     .sinks = {"blk.%d.attn_sinks", "=model.layers.%d.self_attn.sinks"},
     .ffn_norm = {"blk.%d.post_attention_norm", "model.layers.%d.post_attention_layernorm"},
     .router = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.router"}};
-static const struct name gate = {"blk.%d.ffn_gate_exps",
-                                 "=model.layers.%d.mlp.experts.gate_up_proj"},
-                         up = {"blk.%d.ffn_up_exps", "=model.layers.%d.mlp.experts.gate_up_proj"},
-                         down = {"blk.%d.ffn_down_exps", "=model.layers.%d.mlp.experts.down_proj"};
+static const struct tensor_name gate = {"blk.%d.ffn_gate_exps",
+                                        "=model.layers.%d.mlp.experts.gate_up_proj"},
+                                up = {"blk.%d.ffn_up_exps",
+                                      "=model.layers.%d.mlp.experts.gate_up_proj"},
+                                down = {"blk.%d.ffn_down_exps",
+                                        "=model.layers.%d.mlp.experts.down_proj"};
 /* Experts one by one, as Quark writes them; not transposed, rows in turn as well. */
-static const struct name gate_each = {"blk.%d.ffn_gate_exps",
-                                      "model.layers.%d.mlp.experts.%d.gate_up_proj"},
-                         up_each = {"blk.%d.ffn_up_exps",
-                                    "model.layers.%d.mlp.experts.%d.gate_up_proj"},
-                         down_each = {"blk.%d.ffn_down_exps",
-                                      "model.layers.%d.mlp.experts.%d.down_proj"};
+static const struct tensor_name gate_each = {"blk.%d.ffn_gate_exps",
+                                             "model.layers.%d.mlp.experts.%d.gate_up_proj"},
+                                up_each = {"blk.%d.ffn_up_exps",
+                                           "model.layers.%d.mlp.experts.%d.gate_up_proj"},
+                                down_each = {"blk.%d.ffn_down_exps",
+                                             "model.layers.%d.mlp.experts.%d.down_proj"};
 
 static const struct decoder decoder = {.names = &names,
                                        .experts = true,
@@ -32,7 +34,7 @@ static const struct decoder decoder = {.names = &names,
                                        .windows_all = true,
                                        .window_period = 2};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     double limit = 7;
@@ -45,7 +47,7 @@ static bool read(const struct reader *in)
     return true;
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope *rope = build_rope(b);
@@ -58,19 +60,20 @@ static void build(struct builder *b)
         m->experts.alpha = 1.702f;
         m->experts.limit = c->act_limit;
         bool each = !b->f->is_gguf && build_has(b, &gate_each, i);
-        const struct rows part = {.n = F, .step = 2, .of = 2 * F, .across = !each};
-        struct rows both[] = {part, part};
+        const struct weight_rows part = {
+            .n = F, .step = 2, .tensor_rows = 2 * F, .transposed = !each};
+        struct weight_rows both[] = {part, part};
         both[0].name = each ? &gate_each : &gate;
         both[1].name = each ? &up_each : &up;
         both[1].first = 1;
-        const struct rows out = {
-            .name = each ? &down_each : &down, .n = E, .of = E, .across = !each};
+        const struct weight_rows out = {
+            .name = each ? &down_each : &down, .n = E, .tensor_rows = E, .transposed = !each};
         m->experts.gate_up = build_weight(b, WEIGHT_EXPERTS, i, E, c->n_expert, 2, both);
         m->experts.down = build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1, &out);
     }
 }
 
-const struct family family_gpt_oss = {
+const struct model_family family_gpt_oss = {
     .name = "gpt-oss",
     .hf = "gpt_oss",
     .hf_class = "GptOssForCausalLM",

@@ -3,21 +3,21 @@
 
 static const struct decoder decoder = {.windows = false};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return decoder_read(in, &decoder);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
 
-const struct family family_llama = {
+const struct model_family family_llama = {
     .name = "llama",
     .hf = "llama",
     .hf_class = "LlamaForCausalLM",
-    .weaves_qk = true,
+    .interleaved_qk = true,
     .read = read,
     .build = build,
 };

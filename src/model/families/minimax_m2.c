@@ -14,19 +14,19 @@ static const struct decoder decoder = {.names = &names,
                                        .experts_wide = true,
                                        .router = ROUTER_SIGMOID};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     return decoder_read(in, &decoder) &&
            (in->f->is_gguf || reader_int(in, "rotary_dim", NULL, 2, c->head_dim, false, &c->n_rot));
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
 
-const struct family family_minimax_m2 = {
+const struct model_family family_minimax_m2 = {
     .name = "minimax-m2",
     .hf = "minimax_m2",
     .hf_class = "MiniMaxM2ForCausalLM",

@@ -4,7 +4,7 @@
 static const struct decoder decoder = {
     .windows = true, .windows_unasked = true, .windows_all = true};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     double beta = 0;
@@ -23,7 +23,7 @@ static bool read(const struct reader *in)
     return true;
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
@@ -34,11 +34,11 @@ static void write(const struct config *c, struct gguf_writer *w)
         gguf_set_f32(w, "mistral3.attention.temperature_scale", c->temp_beta);
 }
 
-const struct family family_ministral3 = {
+const struct model_family family_ministral3 = {
     .name = "mistral3",
     .hf = "ministral3",
     .hf_class = "Ministral3ForCausalLM",
-    .weaves_qk = true,
+    .interleaved_qk = true,
     .read = read,
     .build = build,
     .write = write,

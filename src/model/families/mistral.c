@@ -4,22 +4,22 @@
 static const struct decoder decoder = {
     .windows = true, .windows_unasked = true, .windows_all = true};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return decoder_read(in, &decoder);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
 
-const struct family family_mistral = {
+const struct model_family family_mistral = {
     .name = "mistral",
     .hf = "mistral",
     .hf_class = "MistralForCausalLM",
     .gguf_as = "llama",
-    .weaves_qk = true,
+    .interleaved_qk = true,
     .read = read,
     .build = build,
 };

@@ -11,22 +11,22 @@ static const struct decoder decoder = {.names = &names,
                                        .windows_unasked = true,
                                        .windows_all = true};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return decoder_read(in, &decoder);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
 
-const struct family family_mixtral = {
+const struct model_family family_mixtral = {
     .name = "mixtral",
     .hf = "mixtral",
     .hf_class = "MixtralForCausalLM",
     .gguf_as = "llama",
-    .weaves_qk = true,
+    .interleaved_qk = true,
     .read = read,
     .build = build,
 };

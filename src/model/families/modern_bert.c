@@ -7,19 +7,21 @@
 #include <math.h>
 #include <string.h>
 
-static const struct name emb = {"token_embd", "model.embeddings.tok_embeddings"};
-static const struct name emb_norm = {"token_embd_norm", "model.embeddings.norm"};
-static const struct name emb_bias = {"=token_embd_norm.bias", "=model.embeddings.norm.bias"};
-static const struct name end_norm = {"output_norm", "model.final_norm"};
-static const struct name end_bias = {"=output_norm.bias", "=model.final_norm.bias"};
-static const struct name attn_norm = {"blk.%d.attn_norm", "model.layers.%d.attn_norm"};
-static const struct name attn_bias = {"=blk.%d.attn_norm.bias", "=model.layers.%d.attn_norm.bias"};
-static const struct name qkv = {"blk.%d.attn_qkv", "model.layers.%d.attn.Wqkv"};
-static const struct name wo = {"blk.%d.attn_output", "model.layers.%d.attn.Wo"};
-static const struct name ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.mlp_norm"};
-static const struct name ffn_bias = {"=blk.%d.ffn_norm.bias", "=model.layers.%d.mlp_norm.bias"};
-static const struct name gate_up = {"blk.%d.ffn_up", "model.layers.%d.mlp.Wi"};
-static const struct name down = {"blk.%d.ffn_down", "model.layers.%d.mlp.Wo"};
+static const struct tensor_name emb = {"token_embd", "model.embeddings.tok_embeddings"};
+static const struct tensor_name emb_norm = {"token_embd_norm", "model.embeddings.norm"};
+static const struct tensor_name emb_bias = {"=token_embd_norm.bias", "=model.embeddings.norm.bias"};
+static const struct tensor_name end_norm = {"output_norm", "model.final_norm"};
+static const struct tensor_name end_bias = {"=output_norm.bias", "=model.final_norm.bias"};
+static const struct tensor_name attn_norm = {"blk.%d.attn_norm", "model.layers.%d.attn_norm"};
+static const struct tensor_name attn_bias = {"=blk.%d.attn_norm.bias",
+                                             "=model.layers.%d.attn_norm.bias"};
+static const struct tensor_name qkv = {"blk.%d.attn_qkv", "model.layers.%d.attn.Wqkv"};
+static const struct tensor_name wo = {"blk.%d.attn_output", "model.layers.%d.attn.Wo"};
+static const struct tensor_name ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.mlp_norm"};
+static const struct tensor_name ffn_bias = {"=blk.%d.ffn_norm.bias",
+                                            "=model.layers.%d.mlp_norm.bias"};
+static const struct tensor_name gate_up = {"blk.%d.ffn_up", "model.layers.%d.mlp.Wi"};
+static const struct tensor_name down = {"blk.%d.ffn_down", "model.layers.%d.mlp.Wo"};
 
 /* `across` positions of a window, half of them to each side. */
 static void set_window(struct config *c, int layer, int across)
@@ -27,7 +29,7 @@ static void set_window(struct config *c, int layer, int across)
     c->window[layer] = across ? across / 2 + 1 : 0;
 }
 
-static bool read_layers(const struct reader *in, int across)
+static bool read_layers(const struct meta_reader *in, int across)
 {
     struct config *c = in->c;
     int period = 3;
@@ -45,7 +47,7 @@ static bool read_layers(const struct reader *in, int across)
     return true;
 }
 
-static bool read_hf(const struct reader *in)
+static bool read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     const char *act = json_string_value(reader_get(in->hf, "hidden_activation", NULL));
@@ -74,7 +76,7 @@ static bool read_hf(const struct reader *in)
            reader_number(in, in->hf, "local_rope_theta", 1, 1e12, false, &c->rope_window.theta);
 }
 
-static bool read_gguf(const struct reader *in)
+static bool read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int across = 128, period = 3;
@@ -92,12 +94,12 @@ static bool read_gguf(const struct reader *in)
     return reader_gguf_float(in, "rope.freq_base_swa", 1, 1e12, false, &c->rope_window.theta);
 }
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return in->f->is_gguf ? read_gguf(in) : read_hf(in);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope_config *const configs[] = {&c->rope, &c->rope_window};
@@ -130,7 +132,7 @@ static void build(struct builder *b)
     }
 }
 
-const struct family family_modern_bert = {
+const struct model_family family_modern_bert = {
     .name = "modern-bert",
     .hf = "modernbert",
     .hf_class = "ModernBertModel",

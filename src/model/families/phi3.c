@@ -12,12 +12,12 @@ static const struct decoder_names names = {
 static const struct decoder decoder = {
     .names = &names, .windows = true, .windows_unasked = true, .windows_all = true};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return decoder_read(in, &decoder);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
@@ -28,7 +28,7 @@ static void write(const struct config *c, struct gguf_writer *w)
         gguf_set_u32(w, "phi3.attention.sliding_window", 0);
 }
 
-const struct family family_phi3 = {
+const struct model_family family_phi3 = {
     .name = "phi3",
     .hf = "phi3",
     .hf_class = "Phi3ForCausalLM",

@@ -3,17 +3,17 @@
 
 static const struct decoder decoder = {.qk_norm = true, .windows = true};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return decoder_read(in, &decoder);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
 
-const struct family family_qwen3 = {
+const struct model_family family_qwen3 = {
     .name = "qwen3",
     .hf = "qwen3",
     .hf_class = "Qwen3ForCausalLM",

@@ -4,17 +4,17 @@
 static const struct decoder decoder = {
     .qk_norm = true, .experts = true, .windows = true, .windows_all = true};
 
-static bool read(const struct reader *in)
+static bool read(const struct meta_reader *in)
 {
     return decoder_read(in, &decoder);
 }
 
-static void build(struct builder *b)
+static void build(struct net_builder *b)
 {
     decoder_build(b, &decoder);
 }
 
-const struct family family_qwen3moe = {
+const struct model_family family_qwen3moe = {
     .name = "qwen3moe",
     .hf = "qwen3_moe",
     .hf_class = "Qwen3MoeForCausalLM",

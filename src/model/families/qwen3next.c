@@ -22,17 +22,21 @@
 static const struct decoder_names names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_EXPERTS,
                                            HYBRID_NAMES};
 
-static const struct name qkvz = {"blk.%d.ssm_in", "model.layers.%d.linear_attn.in_proj_qkvz"},
-                         ba = {"blk.%d.ssm_ba", "model.layers.%d.linear_attn.in_proj_ba"},
-                         qkv = {"blk.%d.attn_qkv", "model.layers.%d.linear_attn.in_proj_qkv"},
-                         z = {"blk.%d.attn_gate", "model.layers.%d.linear_attn.in_proj_z"},
-                         beta = {"blk.%d.ssm_beta", "model.layers.%d.linear_attn.in_proj_b"},
-                         alpha = {"blk.%d.ssm_alpha", "model.layers.%d.linear_attn.in_proj_a"},
-                         conv = {"blk.%d.ssm_conv1d", "model.layers.%d.linear_attn.conv1d"},
-                         decay = {"=blk.%d.ssm_a", "=model.layers.%d.linear_attn.A_log"},
-                         dt = {"=blk.%d.ssm_dt.bias", "=model.layers.%d.linear_attn.dt_bias"},
-                         o_norm = {"blk.%d.ssm_norm", "model.layers.%d.linear_attn.norm"},
-                         out = {"blk.%d.ssm_out", "model.layers.%d.linear_attn.out_proj"};
+static const struct tensor_name qkvz = {"blk.%d.ssm_in",
+                                        "model.layers.%d.linear_attn.in_proj_qkvz"},
+                                ba = {"blk.%d.ssm_ba", "model.layers.%d.linear_attn.in_proj_ba"},
+                                qkv = {"blk.%d.attn_qkv",
+                                       "model.layers.%d.linear_attn.in_proj_qkv"},
+                                z = {"blk.%d.attn_gate", "model.layers.%d.linear_attn.in_proj_z"},
+                                beta = {"blk.%d.ssm_beta", "model.layers.%d.linear_attn.in_proj_b"},
+                                alpha = {"blk.%d.ssm_alpha",
+                                         "model.layers.%d.linear_attn.in_proj_a"},
+                                conv = {"blk.%d.ssm_conv1d", "model.layers.%d.linear_attn.conv1d"},
+                                decay = {"=blk.%d.ssm_a", "=model.layers.%d.linear_attn.A_log"},
+                                dt = {"=blk.%d.ssm_dt.bias",
+                                      "=model.layers.%d.linear_attn.dt_bias"},
+                                o_norm = {"blk.%d.ssm_norm", "model.layers.%d.linear_attn.norm"},
+                                out = {"blk.%d.ssm_out", "model.layers.%d.linear_attn.out_proj"};
 
 static const struct mtp_names draft = {
     .fc = {"blk.%d.nextn.eh_proj", "mtp.fc"},
@@ -44,7 +48,7 @@ static const struct decoder dense = {.names = &names, .qk_norm = true, .norm_add
 static const struct decoder sparse = {
     .names = &names, .qk_norm = true, .norm_add = 1, .experts = true};
 
-static bool read_gguf(const struct reader *in)
+static bool read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int inner = 0, extra = 0, interval = 4;
@@ -69,7 +73,7 @@ static bool read_gguf(const struct reader *in)
     return true;
 }
 
-static bool read_layer_types(const struct reader *in)
+static bool read_layer_types(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int interval = 4;
@@ -88,7 +92,7 @@ static bool read_layer_types(const struct reader *in)
     return true;
 }
 
-static bool read_hf(const struct reader *in, const struct decoder *d)
+static bool read_hf(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     bool gated = true;
@@ -106,7 +110,7 @@ static bool read_hf(const struct reader *in, const struct decoder *d)
            read_layer_types(in);
 }
 
-static bool read(const struct reader *in, const struct decoder *d)
+static bool read(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
     if (!decoder_read(in, d) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in, d)))
@@ -124,16 +128,17 @@ static bool read(const struct reader *in, const struct decoder *d)
 
 /* The projections of Qwen3-Next, by key head: q, k, its value heads' v, their z; and their b, then
  * their a. GGUF files split the first, but older ones. */
-static void by_head(struct builder *b, int i, struct delta_net *d)
+static void by_head(struct net_builder *b, int i, struct delta_net *d)
 {
     int E = b->c->n_embd, Hk = d->n_k_heads, Dk = d->k_dim, each = d->n_v_heads / Hk;
     int values = each * d->v_dim, step = 2 * Dk + 2 * values;
-    struct rows part = {.name = &qkvz, .step = step, .of = Hk * step, .gguf_too = true};
-    struct rows r[3] = {part, part, part}, two[2];
+    struct weight_rows part = {
+        .name = &qkvz, .step = step, .tensor_rows = Hk * step, .also_gguf = true};
+    struct weight_rows r[3] = {part, part, part}, two[2];
     int runs[3] = {Dk, Dk, values}, at = 0;
     for (int k = 0; k < 3; at += runs[k++]) {
         r[k].first = at;
-        r[k].run = runs[k];
+        r[k].run_length = runs[k];
         r[k].n = Hk * runs[k];
     }
     if (b->f->is_gguf && !build_has(b, &qkvz, i)) {
@@ -141,41 +146,41 @@ static void by_head(struct builder *b, int i, struct delta_net *d)
         d->wz = build_matrix(b, WEIGHT_LINEAR, i, &z, E, Hk * values);
     } else {
         d->wqkv = build_weight(b, WEIGHT_LINEAR, i, E, 1, 3, r);
-        b->wants[b->n_wants - 1].as = &qkv;
+        b->specs[b->n_specs - 1].as = &qkv;
         part.first = at;
-        part.run = values;
+        part.run_length = values;
         part.n = Hk * values;
         d->wz = build_weight(b, WEIGHT_LINEAR, i, E, 1, 1, &part);
-        b->wants[b->n_wants - 1].as = &z;
+        b->specs[b->n_specs - 1].as = &z;
     }
     for (int k = 0; k < 2; k++)
-        two[k] = (struct rows){.name = &ba,
-                               .n = d->n_v_heads,
-                               .first = k * each,
-                               .step = 2 * each,
-                               .run = each,
-                               .of = 2 * d->n_v_heads,
-                               .gguf_too = true};
+        two[k] = (struct weight_rows){.name = &ba,
+                                      .n = d->n_v_heads,
+                                      .first = k * each,
+                                      .step = 2 * each,
+                                      .run_length = each,
+                                      .tensor_rows = 2 * d->n_v_heads,
+                                      .also_gguf = true};
     d->wba = build_weight(b, WEIGHT_LINEAR, i, E, 1, 2, two);
-    b->wants[b->n_wants - 1].as = &ba;
-    b->wants[b->n_wants - 1].as_is = true;
+    b->specs[b->n_specs - 1].as = &ba;
+    b->specs[b->n_specs - 1].as_is = true;
 }
 
 /* The rows, columns or entries of the last want that belong to value heads of `len`, behind the first
  * `plain`, lie tiled in a GGUF of Qwen3.5. */
-static void tile(struct builder *b, bool next, int plain, int len, bool columns)
+static void tile(struct net_builder *b, bool next, int plain, int len, bool columns)
 {
     const struct config *c = b->c;
-    struct want *want = &b->wants[b->n_wants - 1];
-    for (int k = 0; !next && !b->failed && k < want->n_rows; k++)
-        want->rows[k].tiles = (struct tiles){.plain = plain,
-                                             .groups = c->linear_k_heads,
-                                             .each = c->linear_v_heads / c->linear_k_heads,
-                                             .len = len,
-                                             .columns = columns};
+    struct tensor_spec *spec = &b->specs[b->n_specs - 1];
+    for (int k = 0; !next && !b->failed && k < spec->n_rows; k++)
+        spec->rows[k].tiles = (struct head_tiles){.plain = plain,
+                                                  .groups = c->linear_k_heads,
+                                                  .each = c->linear_v_heads / c->linear_k_heads,
+                                                  .len = len,
+                                                  .columns = columns};
 }
 
-static void build_net(struct builder *b, bool next, int i, struct mixer *m)
+static void build_net(struct net_builder *b, bool next, int i, struct mixer *m)
 {
     const struct config *c = b->c;
     int E = c->n_embd, Hv = c->linear_v_heads, Dv = c->linear_v_dim, values = Hv * Dv;
@@ -198,7 +203,7 @@ static void build_net(struct builder *b, bool next, int i, struct mixer *m)
         tile(b, next, 0, Dv, false);
         d->wba = build_weight(
             b, WEIGHT_LINEAR, i, E, 1, 2,
-            (const struct rows[]){{.name = &beta, .n = Hv}, {.name = &alpha, .n = Hv}});
+            (const struct weight_rows[]){{.name = &beta, .n = Hv}, {.name = &alpha, .n = Hv}});
         tile(b, next, 0, 1, false);
     }
     d->conv = build_table(b, i, &conv, width, c->conv_len);
@@ -212,28 +217,28 @@ static void build_net(struct builder *b, bool next, int i, struct mixer *m)
     tile(b, next, 0, Dv, true);
 }
 
-static struct want *want_of(struct builder *b, const struct weight *w)
+static struct tensor_spec *want_of(struct net_builder *b, const struct weight *w)
 {
-    int i = b->n_wants - 1;
-    while (b->wants[i].w != w)
+    int i = b->n_specs - 1;
+    while (b->specs[i].w != w)
         i--;
-    return &b->wants[i];
+    return &b->specs[i];
 }
 
 /* Attention whose q rows bring their gates with them. */
-static void build_gated(struct builder *b, const struct decoder *d, int i, const struct rope *rope,
-                        struct mixer *m)
+static void build_gated(struct net_builder *b, const struct decoder *d, int i,
+                        const struct rope *rope, struct mixer *m)
 {
     const struct config *c = b->c;
     int n_q = c->n_heads * c->head_dim;
     decoder_mixer(b, d, i, rope, m);
     m->attention.gated = true;
-    struct want *want = want_of(b, m->attention.wqkv);
-    want->rows[0].n += n_q;
-    want->w->n_out += n_q;
+    struct tensor_spec *spec = want_of(b, m->attention.wqkv);
+    spec->rows[0].n += n_q;
+    spec->w->n_out += n_q;
 }
 
-static void build(struct builder *b, const struct decoder *d, bool next)
+static void build(struct net_builder *b, const struct decoder *d, bool next)
 {
     const struct config *c = b->c;
     const struct rope *rope = build_rope(b);
@@ -282,17 +287,17 @@ static void write(const struct config *c, struct gguf_writer *w)
     gguf_set_array(w, key, META_I32, sections, 4);
 }
 
-static bool read_next(const struct reader *in)
+static bool read_next(const struct meta_reader *in)
 {
     return read(in, &sparse);
 }
 
-static void build_next(struct builder *b)
+static void build_next(struct net_builder *b)
 {
     build(b, &sparse, true);
 }
 
-const struct family family_qwen3next = {
+const struct model_family family_qwen3next = {
     .name = "qwen3next",
     .hf = "qwen3_next",
     .hf_class = "Qwen3NextForCausalLM",
@@ -301,17 +306,17 @@ const struct family family_qwen3next = {
     .write = write,
 };
 
-static bool read_dense(const struct reader *in)
+static bool read_dense(const struct meta_reader *in)
 {
     return read(in, &dense);
 }
 
-static void build_dense(struct builder *b)
+static void build_dense(struct net_builder *b)
 {
     build(b, &dense, false);
 }
 
-const struct family family_qwen35 = {
+const struct model_family family_qwen35 = {
     .name = "qwen35",
     .hf = "qwen3_5",
     .hf_class = "Qwen3_5ForConditionalGeneration",
@@ -320,7 +325,7 @@ const struct family family_qwen35 = {
     .write = write,
 };
 
-static bool read_sparse(const struct reader *in)
+static bool read_sparse(const struct meta_reader *in)
 {
     if (!read(in, &sparse))
         return false;
@@ -328,12 +333,12 @@ static bool read_sparse(const struct reader *in)
     return true;
 }
 
-static void build_sparse(struct builder *b)
+static void build_sparse(struct net_builder *b)
 {
     build(b, &sparse, false);
 }
 
-const struct family family_qwen35moe = {
+const struct model_family family_qwen35moe = {
     .name = "qwen35moe",
     .hf = "qwen3_5_moe",
     .hf_class = "Qwen3_5MoeForConditionalGeneration",

@@ -213,7 +213,7 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
     s->first = first;
     s->list_len = 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1) + heads * tokens;
     size_t freq = (size_t)net->n_ropes * (LATENT_MAX_ROPE / 2) * 4;
-    const struct want list[] = {
+    const struct tensor_spec list[] = {
         {(void **)&s->raw_q, tokens * low_q * 4},  {(void **)&s->low_q, tokens * low_q * 4},
         {(void **)&s->low, tokens * low * 4},      {(void **)&s->q, tokens * q * 4},
         {(void **)&s->wide, tokens * wide * 4},    {(void **)&s->a, tokens * a * 4},
@@ -322,7 +322,7 @@ static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int row
                         struct latent_row_args *p, bool coded)
 {
     struct latent_scratch *b = cu->latent;
-    struct rows x = rows_of(b->low_q, rows, l->q_rank);
+    struct weight_rows x = rows_of(b->low_q, rows, l->q_rank);
     struct pick_case c = {};
     c.rows = rows;
     c.w = cuda_matrix(l->wqb);
@@ -443,14 +443,14 @@ static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, str
     out->attn = NULL;
 }
 
-struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
+struct weight_rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
     const struct latent *l = &m->latent;
     struct latent_scratch *b = cu->latent;
     struct step s = mtp_rows(cu);
     int T = s.n_tokens, H = l->n_heads;
     struct latent_rope rope = {b->freq + (l->rope - cu->net->ropes) * (LATENT_MAX_ROPE / 2),
-                               l->rope->mscale, l->rope_dim, l->woven};
+                               l->rope->mscale, l->rope_dim, l->interleaved};
     /* Lists are of the step's rows, and serve all its layers; a step of an MTP block has that one. */
     for (int i = 0; i < 3; i++) {
         if (layer == b->first || layer == network_depth(cu->net) || b->heads[i].n_heads != H)
@@ -500,7 +500,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     step_mark(cu);
     pick_go(cu, prompt, &c);
     step_mark_end(cu, STAGE_ATTENTION);
-    struct rows a = rows_of(b->a, T, H * l->v_dim);
+    struct weight_rows a = rows_of(b->a, T, H * l->v_dim);
     a.halves = b->expand.halves;
     a.n_floats = a.halves ? s.n_decode : T;
     if (a.halves && s.n_decode)

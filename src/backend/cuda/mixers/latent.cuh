@@ -34,12 +34,12 @@ struct latent_args {
     float *ml; /* (units, n_split, rows of a unit, 2) largest score, sum of weights */
 };
 
-/* How a head's last values turn: pairs (i, n/2 + i); woven: those that come as (2i, 2i + 1). */
+/* RoPE of a head's last values. Output pairs are (i, n/2 + i); interleaved: input pairs are (2i, 2i + 1). */
 struct latent_rope {
     const float *freq; /* (n / 2) */
     float mscale;
     int n;
-    bool woven;
+    bool interleaved;
 };
 
 /* What becomes of new rows (latent_row.cuh). */

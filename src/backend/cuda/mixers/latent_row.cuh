@@ -35,7 +35,7 @@ DEVICE void latent_rotate(const struct latent_rope &r, const struct latent_turn 
     for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
         int i = lane_id() + 32 * j;
         if (i < half) {
-            float v = x[r.woven ? 2 * i : i], w = x[r.woven ? 2 * i + 1 : half + i];
+            float v = x[r.interleaved ? 2 * i : i], w = x[r.interleaved ? 2 * i + 1 : half + i];
             a[j] = (v * t.c[j] - w * t.s[j]) * r.mscale;
             b[j] = (w * t.c[j] + v * t.s[j]) * r.mscale;
         }
