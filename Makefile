@@ -282,7 +282,7 @@ bench-gpu: gpu-tools
 SIM_SRC := $(call find_in,src/backend/cuda,*.cu) tests/gpu/cudasim.cpp
 SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/parts.c tests/ops/lora.c tests/ops/heads.c tests/ops/mixers.c tests/ops/encoders.c tests/ops/picks.c tests/ops/duo.c tests/ops/random_weight.c \
 	src/backend/ref.c src/backend/ref_mixer.c src/backend/ref_mlp.c src/backend/lora.c src/backend/layer.c src/backend/no_gpu.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
-	src/base/pool.c src/base/cpu.c src/base/ranks.c src/base/ranks_sum.c src/base/ranks_line.c src/sample/sampler.c src/model/parts.c)
+	src/base/pool.c src/base/cpu.c src/base/ranks.c src/base/ranks_sum.c src/base/ranks_line.c src/sample/sampler.c)
 SIM_OBJ += $(B)/sim/src/quant/grids.c.o
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -Itests/ops -pthread $(SIM_SAN)
 $(B)/sim/%.c.o: %.c

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Two ranks on two "machines": network namespaces with a wire of a given rate between them. Runs a command in each by
 # mpirun, as root, and takes the namespaces away again. The rate is what tc takes, or none:
-#   bench/ranks_net.sh 2.5gbit build/steel bench model.gguf -t 1 -p 512 -n 0 --overlap off
+#   bench/ranks_net.sh 2.5gbit build/steel bench model.gguf -t 1 -p 512 -n 0
 # RANKS_NET_DELAY=50us: on the way, each way. Everything a rank needs is on this machine, so both see the same files.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }

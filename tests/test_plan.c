@@ -8,7 +8,6 @@
 #include "engine/kvcache.h"
 #include "engine/plan.h"
 #include "engine/step.h"
-#include "engine/overlap.h"
 #include "model/parts.h"
 #include "model/pipeline.h"
 #include "model/split.h"
@@ -143,7 +142,7 @@ static size_t loaded_bytes(const struct model *m)
 }
 
 /* A step of n_seqs sequences of `each` rows; the last row of each wants logits. */
-static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int each, bool halved)
+static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int each)
 {
     int32_t tokens[MAX_ROWS] = {0}, pos[MAX_ROWS], slot[MAX_ROWS], q_start[MAX_SEQS + 1] = {0};
     int32_t kv_len[MAX_SEQS], out[MAX_SEQS], pages[MAX_SEQS * (MAX_ROWS / PAGE)];
@@ -184,7 +183,7 @@ static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int eac
     }
     wire.messages = 0;
     wire.bytes = 0;
-    if (!step_follow(st, &b, (struct step_way){.halved = halved}, &err))
+    if (!step_follow(st, &b, (struct step_way){0}, &err))
         fail_msg("%s", err.msg);
 }
 
@@ -221,8 +220,8 @@ static void check_steps(struct stepper *st, struct kvcache *kv, const struct pla
         if (r->talk.pp > 1 && seqs > 1 && seqs * each % 4)
             continue;
         struct predict_load load = {seqs * each, seqs, seqs, each};
-        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, &load, false);
-        run_step(st, kv, seqs, each, false);
+        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, &load);
+        run_step(st, kv, seqs, each);
         /* a long prompt has its logits in the second part alone */
         bool halves = r->talk.pp > 1 && seqs == 1 && each >= 32;
         if (wire.messages != (int)t.messages && !halves)
@@ -235,17 +234,6 @@ static void check_steps(struct stepper *st, struct kvcache *kv, const struct pla
             fail_msg("rank %d, %d x %d: %g bytes, planned %g", r->rank, seqs, each, wire.bytes,
                      t.bytes);
     }
-    if (r->talk.tp == 1 || r->talk.pp > 1)
-        return;
-    struct predict_load prompt = {96, 1, 1, 96};
-    struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, &prompt, true);
-    int before = step_halved(st);
-    run_step(st, kv, 1, 96, true);
-    assert_int_equal(step_halved(st), before + 1);
-    if (wire.messages != (int)t.messages ||
-        fabs(wire.bytes - t.bytes) > 4.0 * r->talk.vocab + 0.01 * t.bytes)
-        fail_msg("rank %d, halves of 48: %d messages, %g bytes, planned %g and %g", r->rank,
-                 wire.messages, wire.bytes, t.messages, t.bytes);
 }
 
 static void check_rank(const struct tensorfile *f, const struct plan *p, const struct plan_rank *r)
@@ -258,8 +246,7 @@ static void check_rank(const struct tensorfile *f, const struct plan *p, const s
                           .pp = p->pp,
                           .ep = p->ep,
                           .lane = r->lane,
-                          .stage = r->stage,
-                          .overlap = OVERLAP_ON};
+                          .stage = r->stage};
     struct backend *be = backend_open_cpu(&(struct backend_options){.threads = 1}, &err);
     assert_non_null(be);
     wire.lanes = p->tp;
@@ -436,34 +423,6 @@ static void test_parts(void **state)
     assert_int_equal(pipeline_parts(2, 64, 32, 1, 32), 2);
 }
 
-/* A prompt of 1,000 rows computes for two seconds, and its four sums of 400 kB take some time of two. */
-static void check_halves(const struct predict_work *w, struct predict_talk t,
-                         const struct predict_device *d)
-{
-    struct predict_load prompt = {1000, 1, 1, 0};
-    struct predict_link thin = {"wire", 10e-6, 1.6e6, ""};
-    double moved = 4 * 400e3 / 1.6e6, told = 10e-6 + 4096 / 1.6e6, late = 4 * 2 * 10e-6;
-    struct predict_step s = predict_step(w, &t, d, &thin, &thin, &prompt);
-    assert_true(!s.halved && near(s.seconds, 2 + 2e-3 + late + moved + told));
-    t.half_dear =
-        100; /* a tenth more is computed, twice as many layers and latencies: a second is hidden */
-    s = predict_step(w, &t, d, &thin, &thin, &prompt);
-    assert_true(s.halved && near(s.compute, 2.2) && near(s.hidden, moved));
-    assert_true(near(s.seconds, 2.2 + 4e-3 + 2 * late + told));
-    struct predict_traffic talk = predict_traffic(&t, 0, 0, &prompt, true);
-    struct predict_traffic whole = predict_traffic(&t, 0, 0, &prompt, false);
-    assert_true(talk.messages == 2 * whole.messages && talk.bytes == whole.bytes);
-    thin.rate /= 8; /* the products are hidden, then */
-    s = predict_step(w, &t, d, &thin, &thin, &prompt);
-    assert_true(s.halved && near(s.hidden, 2.2 + 4e-3));
-    thin.rate *= 160; /* too little to hide */
-    assert_false(predict_step(w, &t, d, &thin, &thin, &prompt).halved);
-    thin.rate /= 20;
-    struct predict_load few = {64, 64, 64, 0}, mixed = {OVERLAP_ROWS - 1, 1, 1, 0};
-    assert_false(predict_step(w, &t, d, &thin, &thin, &few).halved);
-    assert_false(predict_step(w, &t, d, &thin, &thin, &mixed).halved);
-}
-
 static void test_steps(void **state)
 {
     (void)state;
@@ -484,7 +443,6 @@ static void test_steps(void **state)
     s = predict_step(&w, &t, &d, &slow, &slow, &one);
     assert_true(near(s.latency, 4 * 10e-6 + 10e-6));
     assert_true(near(s.transfer, 4 * 400e-9 + 4096e-9));
-    check_halves(&w, t, &d);
     /* stages: a single sequence goes through all of them, which need not be alike; several in parts,
      * one for each stage */
     struct predict_work stages[4] = {w, w, w, w};
@@ -519,7 +477,7 @@ static void test_steps(void **state)
     assert_true(near(s.memory, 3) && near(s.seconds, s.memory + s.layers + s.latency + s.transfer));
     assert_true(near(s.latency, 3 * 10e-6 + 10e-6));
     assert_true(near(s.transfer, 400e-9 + 400e-9 + 2000e-9 + 4096e-9));
-    struct predict_traffic said = predict_traffic(talks, 1, 0, &one, false);
+    struct predict_traffic said = predict_traffic(talks, 1, 0, &one);
     assert_true(near(said.messages, 3) && near(said.bytes, 400 + 2000));
     /* experts: half of them met by one row; whole ones on two lanes, the busiest */
     w = (struct predict_work){.layers = 1, .expert_bytes = 1e9, .n_expert = 2, .n_used = 1};

@@ -125,9 +125,7 @@ def test_prediction():
         for link in ("nvlink", "pcie5", "pcie4", "100g", "25g"):
             for s in plan(path, *args, "--link", link)["steps"]:
                 q = s["prediction"]
-                rest = q["layers"] + q["latency"] + q["transfer"] - q["hidden"]
-                assert q["hidden"] <= min(q["transfer"], max(q["memory"], q["compute"]) + q["layers"])
-                assert q["hidden"] == 0 or ("--tp" in args and "--pp" not in args and s["sequences"] == 1 and s["rows"] > 1), (args, s)
+                rest = q["layers"] + q["latency"] + q["transfer"]
                 least, most = max(q["memory"], q["compute"]) + rest, q["memory"] + q["compute"] + rest
                 most = most if "--pp" in args else least  # each stage has its own longer one
                 assert least - 1e-9 < q["seconds"] < most + 1e-9, (args, s)

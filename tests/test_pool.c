@@ -475,58 +475,6 @@ static void test_quota(void **state)
     assert_true(pool_cpu_count() >= 1);
 }
 
-/* What a caller looks after while it works. */
-struct looked {
-    pthread_t caller;
-    int n;
-    bool elsewhere;
-    int ran[MAX_PIECES];
-    int64_t piece_ns;
-};
-
-static void look(void *arg)
-{
-    struct looked *l = arg;
-    l->n++;
-    l->elsewhere |= !pthread_equal(pthread_self(), l->caller);
-}
-
-static void run_slowly(void *arg, int ith, int first, int last)
-{
-    struct looked *l = arg;
-    (void)ith;
-    for (int i = first; i < last; i++) {
-        int64_t end = clock_ns() + l->piece_ns;
-        l->ran[i]++;
-        while (clock_ns() < end)
-            ;
-    }
-}
-
-/* It is looked between pieces, while there is something to look after. Each piece runs once either way. */
-static void test_look(void **state)
-{
-    (void)state;
-    for (int n = 1; n <= 3; n += 2) {
-        struct pool *p = pool_new(n);
-        struct looked l = {.caller = pthread_self(), .piece_ns = POOL_LOOK_NS};
-        pool_look(p, look, &l);
-        pool_each(p, 12, POOL_EVEN, run_slowly, &l);
-        assert_true(l.n <= 12 && (n > 1 || l.n >= 6)); /* two of them at a time */
-        l.piece_ns = 1000;
-        pool_each(p, MAX_PIECES, POOL_LONG, run_slowly, &l);
-        int so_far = l.n;
-        pool_look(p, NULL, NULL);
-        l.piece_ns = POOL_LOOK_NS;
-        pool_each(p, 12, POOL_SINGLE, run_slowly, &l);
-        assert_int_equal(l.n, so_far);
-        assert_false(l.elsewhere);
-        for (int i = 0; i < MAX_PIECES; i++)
-            assert_int_equal(l.ran[i], i < 12 ? 3 : 1);
-        pool_free(p);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -539,7 +487,6 @@ int main(void)
         cmocka_unit_test(test_waiting_sleeps),
         cmocka_unit_test(test_busy_neighbours),
         cmocka_unit_test(test_quota),
-        cmocka_unit_test(test_look),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,12 +85,12 @@ def test_a_rank_that_is_killed():
 
 
 def test_killed_in_a_sum():
-    """While a step runs in halves (--overlap on): one rank stops, the other computes, pokes and waits; then it is killed."""
+    """While prompts are read: one rank stops, the other computes and waits for a sum; then it is killed."""
     for victim in (1, 0, 1, 0, 1) if ALL else (1,):
-        s = Ranks(BUILD, 2, "--overlap", "on", "-c", "2048")
-        before = s.metrics()["steel_steps_halved_total"]
+        s = Ranks(BUILD, 2, "-c", "2048")
+        before = s.metrics()["steel_steps_read_total"]
         clients = [Stream(s, dict(LONG, prompt=f"{i} " + "once upon a time " * 300, max_tokens=1)) for i in range(12)]
-        wait_until(lambda: s.metrics()["steel_steps_halved_total"] > before, 60)
+        wait_until(lambda: s.metrics()["steel_steps_read_total"] > before, 60)
         began = time.time()
         os.kill(s.pids[victim], signal.SIGSTOP)
         time.sleep(0.3)
@@ -460,12 +460,12 @@ def test_no_mpi():
 def test_flags_are_known():
     for command in ("run", "serve", "bench", "logits", "perplexity"):
         r = subprocess.run([STEEL, command, "--help"], capture_output=True, text=True)
-        assert all(f in r.stdout for f in ("--tp", "--pp", "--ep", "--overlap", "--rank-timeout")), command
+        assert all(f in r.stdout for f in ("--tp", "--pp", "--ep", "--rank-timeout")), command
         r = subprocess.run([STEEL, "help", command, "--man"], capture_output=True, text=True)
         assert "rank-timeout" in r.stdout.replace("\\-", "-"), command
     for shell in ("bash", "zsh", "fish"):
         r = subprocess.run([STEEL, "completion", shell], capture_output=True, text=True)
-        assert all(f in r.stdout for f in ("rank-timeout", "overlap", "tp", "pp", "ep")), shell
+        assert all(f in r.stdout for f in ("rank-timeout", "tp", "pp", "ep")), shell
     r = subprocess.run([*logits(more=["--rank-timeout", "0"])], capture_output=True, text=True)
     assert r.returncode == 2 and "--rank-timeout" in r.stderr, r.stderr
 

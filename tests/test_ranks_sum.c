@@ -1,7 +1,6 @@
 /*
  * Sums over lanes (base/ranks.h) by threads instead of processes: rows of which lanes have some, few and many,
- * come out as when all lanes send all; what lanes lack is not sent; sums that are begun and ended apart give the same
- * bytes, in whatever order their stages begin. Waits in company. And experts by load (model/expert_load.h).
+ * come out as when all lanes send all; what lanes lack is not sent. Waits in company. And experts by load (model/expert_load.h).
  */
 #include "base/clock.h"
 #include "base/mem.h"
@@ -45,8 +44,6 @@ static struct {
     pthread_mutex_t lock;
     struct meeting meetings[RANKS_GROUPS][OPS];
     int exchanged[MOST]; /* floats to others */
-    bool swapped;        /* lanes began operations of two groups in different orders */
-    int groups[MOST][4 * OPS], n_begun[MOST];
 } wire = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static _Thread_local int lane;
@@ -68,7 +65,6 @@ static void *begin(int group, enum op op, size_t bytes, const void *mine, const 
     m->mine[lane] = mine;
     m->n[lane] = n;
     m->at[lane] = at;
-    wire.groups[lane][wire.n_begun[lane]++] = group;
     pthread_mutex_unlock(&wire.lock);
     int i = 0;
     while (requests[i].used)
@@ -140,52 +136,17 @@ static int link_test(void *request)
     return over;
 }
 
-static void link_poke(void)
-{
-}
-
 static const struct ranks_link threads = {.version = RANKS_LINK_VERSION,
                                           .allgather = link_allgather,
                                           .exchange = link_exchange,
                                           .complete = link_complete,
-                                          .test = link_test,
-                                          .poke = link_poke};
-
-enum { ROUNDS = 3 }; /* of begun sums: room in OPS */
+                                          .test = link_test};
 
 struct job {
-    int lane, rows, cut;
+    int lane, rows;
     const uint64_t *from;
     float *dense, *sparse; /* (rows, WIDTH) */
-    float *apart[ROUNDS];  /* the same, of sums that are begun and ended apart */
 };
-
-/* Sums of the rows before `cut` and behind it, begun and ended as a step in halves does; other sums come between. */
-static void sum_apart(struct ranks *r, const struct job *j, float *rows, int round)
-{
-    size_t at = (size_t)j->cut * WIDTH, n = (size_t)j->rows * WIDTH;
-    float own = 1;
-    uint64_t *gone = mem_zalloc((size_t)j->rows, sizeof *gone);
-    memcpy(gone, j->from, (size_t)j->rows * sizeof *gone);
-    if (round % 2) {
-        ranks_sum_begin(r, 0, rows, at);
-        ranks_sum_begin(r, 1, rows + at, n - at);
-    } else {
-        ranks_sum_rows_begin(r, 0, rows, j->cut, WIDTH, gone);
-        ranks_sum_rows_begin(r, 1, rows + at, j->rows - j->cut, WIDTH, gone + j->cut);
-    }
-    memset(gone, 255, (size_t)j->rows * sizeof *gone);
-    mem_free(gone);
-    for (unsigned i = 0; i < dice % 50; i++)
-        ranks_poke(r);
-    ranks_sum(r, &own, 1);
-    if (own != (float)wire.lanes)
-        abort();
-    ranks_sum_end(r, round % 2);
-    ranks_poke(r);
-    ranks_sum_end(r, !(round % 2));
-    ranks_sum_end(r, 0); /* nothing is under way: nothing happens */
-}
 
 static void *run_lane(void *arg)
 {
@@ -196,13 +157,10 @@ static void *run_lane(void *arg)
     memset(n_begun, 0, sizeof n_begun);
     atomic_store(&r.timeout_s, 10);
     ranks_reserve(&r, (size_t)(j->rows + wire.lanes) * WIDTH);
-    ranks_reserve_halves(&r, j->rows, WIDTH);
     r.sharers = j->rows % 2; /* as on GPUs: from a copy */
     ranks_sum(&r, j->dense, (size_t)j->rows * WIDTH);
     r.sharers = 0;
     ranks_sum_rows(&r, j->sparse, j->rows, WIDTH, j->from);
-    for (int i = 0; i < ROUNDS; i++)
-        sum_apart(&r, j, j->apart[i], i);
     ranks_release(&r);
     return NULL;
 }
@@ -213,28 +171,25 @@ static float value_of(int t, int lanes, int row, int column, const uint64_t *fro
     return from[row] >> t & 1 ? (float)(t + 1) / (float)(row + column + 3 + lanes) : 0;
 }
 
-static void job_init(struct job *j, int t, int lanes, int rows, int cut, const uint64_t *from)
+static void job_init(struct job *j, int t, int lanes, int rows, const uint64_t *from)
 {
     size_t n = (size_t)rows * WIDTH;
-    *j = (struct job){.lane = t, .rows = rows, .cut = cut, .from = from};
+    *j = (struct job){.lane = t, .rows = rows, .from = from};
     j->dense = mem_zalloc(n, sizeof(float));
     for (int i = 0; i < rows; i++)
         for (int k = 0; k < WIDTH; k++)
             j->dense[i * WIDTH + k] = value_of(t, lanes, i, k, from);
-    float **copies[] = {&j->sparse, &j->apart[0], &j->apart[1], &j->apart[2]};
-    for (size_t i = 0; i < sizeof copies / sizeof *copies; i++) {
-        *copies[i] = mem_zalloc(n, sizeof(float));
-        memcpy(*copies[i], j->dense, n * sizeof(float));
-    }
+    j->sparse = mem_zalloc(n, sizeof(float));
+    memcpy(j->sparse, j->dense, n * sizeof(float));
 }
 
-/* Floats that lane t has for others, of rows [first, last), where these are shared out. */
-static int floats_for_others(int t, int lanes, int first, int last, const uint64_t *from)
+/* Floats that lane t has for others, where rows are shared out. */
+static int floats_for_others(int t, int lanes, int rows, const uint64_t *from)
 {
-    struct run own = run_of(last - first, 1, t, lanes);
+    struct run own = run_of(rows, 1, t, lanes);
     int n = 0;
-    for (int i = first; i < last; i++) {
-        bool mine = i - first >= own.first && i - first < own.first + own.n;
+    for (int i = 0; i < rows; i++) {
+        bool mine = i >= own.first && i < own.first + own.n;
         n += (from[i] >> t & 1) && !mine ? WIDTH : 0;
     }
     return n;
@@ -251,7 +206,7 @@ static bool is_large(int rows)
     return (size_t)rows * WIDTH * sizeof(float) > RANKS_GATHER_BYTES;
 }
 
-static void check_sum(int lanes, int rows, int cut)
+static void check_sum(int lanes, int rows)
 {
     struct job jobs[MOST];
     pthread_t ids[MOST];
@@ -259,12 +214,11 @@ static void check_sum(int lanes, int rows, int cut)
     size_t bytes = (size_t)rows * WIDTH * sizeof(float);
     memset(wire.meetings, 0, sizeof wire.meetings);
     memset(wire.exchanged, 0, sizeof wire.exchanged);
-    memset(wire.n_begun, 0, sizeof wire.n_begun);
     wire.lanes = lanes;
     for (int i = 0; i < rows; i++)
         from[i] = (uint64_t)(i * 7 % 31) & ((1u << lanes) - 1); /* none, some or all */
     for (int t = 0; t < lanes; t++)
-        job_init(&jobs[t], t, lanes, rows, cut, from);
+        job_init(&jobs[t], t, lanes, rows, from);
     for (int t = 0; t < lanes; t++)
         pthread_create(&ids[t], NULL, run_lane, &jobs[t]);
     for (int t = 0; t < lanes; t++)
@@ -277,25 +231,15 @@ static void check_sum(int lanes, int rows, int cut)
             assert_memory_equal(&jobs[0].dense[i * WIDTH + k], &sum, sizeof sum);
         }
     for (int t = 0; t < lanes; t++) {
-        int sent = is_large(rows) ? floats_for_others(t, lanes, 0, rows, from) : 0;
+        int sent = is_large(rows) ? floats_for_others(t, lanes, rows, from) : 0;
         sent += is_large(rows) ? all_for_others(t, lanes, rows) : 0;
-        int apart = is_large(cut) ? floats_for_others(t, lanes, 0, cut, from) : 0;
-        apart += is_large(rows - cut) ? floats_for_others(t, lanes, cut, rows, from) : 0;
-        int whole = is_large(cut) ? all_for_others(t, lanes, cut) : 0;
-        whole += is_large(rows - cut) ? all_for_others(t, lanes, rows - cut) : 0;
         assert_memory_equal(jobs[t].dense, jobs[0].dense, bytes);
         assert_memory_equal(jobs[t].sparse, jobs[0].dense, bytes);
-        for (int i = 0; i < ROUNDS; i++)
-            assert_memory_equal(jobs[t].apart[i], jobs[0].dense, bytes);
-        assert_int_equal(wire.exchanged[t], sent + 2 * apart + whole);
-        wire.swapped |= memcmp(wire.groups[t], wire.groups[0],
-                               (size_t)wire.n_begun[0] * sizeof wire.groups[0][0]) != 0;
+        assert_int_equal(wire.exchanged[t], sent);
     }
     for (int t = 0; t < lanes; t++) {
-        void *owned[] = {jobs[t].dense, jobs[t].sparse, jobs[t].apart[0], jobs[t].apart[1],
-                         jobs[t].apart[2]};
-        for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
-            mem_free(owned[i]);
+        mem_free(jobs[t].dense);
+        mem_free(jobs[t].sparse);
     }
     mem_free(from);
 }
@@ -305,13 +249,11 @@ static void test_rows_of_some_lanes(void **state)
     (void)state;
     for (int lanes = 2; lanes <= MOST; lanes++) {
         int most = RANKS_GATHER_BYTES / (WIDTH * 4); /* rows that go whole */
-        check_sum(lanes, 1, 0);
-        check_sum(lanes, most, most / 3);
-        check_sum(lanes, most + 1, 1);
-        check_sum(lanes, 3 * most + lanes - 1, most + lanes);
-        check_sum(lanes, 3 * most + lanes - 1, 3 * most);
+        check_sum(lanes, 1);
+        check_sum(lanes, most);
+        check_sum(lanes, most + 1);
+        check_sum(lanes, 3 * most + lanes - 1);
     }
-    assert_true(wire.swapped); /* else the groups are not tried */
 }
 
 static void test_runs(void **state)
@@ -412,15 +354,14 @@ static int test_broken(void *request)
     return -1;
 }
 
-/* A sum that breaks while this rank computes: whoever pokes finds out, and nothing is waited for. */
-static void test_breaks_meanwhile(void **state)
+/* A sum that breaks: nothing is waited for, and later sums do nothing. */
+static void test_breaks(void **state)
 {
     (void)state;
     static const struct ranks_link one = {.version = RANKS_LINK_VERSION,
                                           .allgather = link_allgather,
                                           .exchange = link_exchange,
-                                          .test = test_broken,
-                                          .poke = link_poke};
+                                          .test = test_broken};
     for (int large = 0; large < 2; large++) {
         struct ranks r = {.link = &one, .size = 2, .tp = 2, .pp = 1, .alarm = -1};
         int n = large ? 2 * RANKS_GATHER_BYTES : 8;
@@ -428,17 +369,13 @@ static void test_breaks_meanwhile(void **state)
         memset(wire.meetings, 0, sizeof wire.meetings);
         memset(n_begun, 0, sizeof n_begun);
         memset(requests, 0, sizeof requests);
-        wire.n_begun[0] = lane = 0;
+        lane = 0;
         atomic_store(&r.timeout_s, 10);
-        ranks_reserve_halves(&r, n, 1);
-        ranks_sum_begin(&r, 0, rows, (size_t)n);
-        assert_true(ranks_ok(&r, NULL));
-        ranks_poke(&r);
+        ranks_reserve(&r, (size_t)n);
+        ranks_sum(&r, rows, (size_t)n);
         assert_false(ranks_ok(&r, NULL));
         assert_non_null(strstr(r.failure.msg, "a sum: another rank has ended"));
-        ranks_sum_end(&r, 0);
-        ranks_sum_begin(&r, 1, rows, (size_t)n);
-        ranks_sum_end(&r, 1);
+        ranks_sum(&r, rows, (size_t)n);
         ranks_release(&r);
         mem_free(rows);
     }
@@ -447,9 +384,11 @@ static void test_breaks_meanwhile(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_of_some_lanes), cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_experts_by_load),    cmocka_unit_test(test_naps_in_company),
-        cmocka_unit_test(test_breaks_meanwhile),
+        cmocka_unit_test(test_rows_of_some_lanes),
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_experts_by_load),
+        cmocka_unit_test(test_naps_in_company),
+        cmocka_unit_test(test_breaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -137,23 +137,6 @@ static void test_a_step(void **state)
     ranks_line_free(r.line);
 }
 
-/* A sum that was begun: its limit counts from when somebody waits for it. */
-static void test_a_sum_of_halves(void **state)
-{
-    (void)state;
-    struct ranks r;
-    float rows[4] = {0};
-    begin(&r, 1, 100, true);
-    ranks_reserve_halves(&r, 4, 1);
-    ranks_sum_begin(&r, 0, rows, 4);
-    atomic_fetch_add(&ahead, HOUR * SECOND); /* it computes */
-    ranks_poke(&r);
-    assert_true(ranks_ok(&r, NULL));
-    assert_ends_after(&r, (ranks_sum_end(&r, 0), ranks_ok(&r, NULL)), 100);
-    ranks_release(&r);
-    ranks_line_free(r.line);
-}
-
 /* Who stood still itself, however long, waits as long as before. */
 static void test_stopped_meanwhile(void **state)
 {
@@ -406,7 +389,6 @@ int main(void)
         cmocka_unit_test(test_mpi_hangs), /* forks: before there are threads */
         cmocka_unit_test(test_nobody_reads),
         cmocka_unit_test(test_a_step),
-        cmocka_unit_test(test_a_sum_of_halves),
         cmocka_unit_test(test_stopped_meanwhile),
         cmocka_unit_test(test_opening_and_nobody_works),
         cmocka_unit_test(test_opening_without_lines),

@@ -110,7 +110,6 @@ struct backend {
     /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
      * tokens the host does not know yet; two at most are under way. */
     bool ahead;
-    bool halves;         /* steps may be computed in two halves (begin_halves): set by prepare */
     struct ranks *ranks; /* those who share the network's layers with this one; NULL = none */
 };
 
@@ -162,17 +161,6 @@ struct backend_ops {
     void (*record)(struct backend *be, uint64_t key);
     void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
-
-    /* A step in two halves, where ranks share layers: while the sums of one half are under way, the other
-     * one is computed (forward_halves). begin_halves takes the place of begin; half(i): the ops that
-     * follow, up to launch(), are those of half i. Out rows, samplers, tokens and logits are those of both, in
-     * order. Rows of the second half may go on from those of the first. NULL, or not backend.halves: steps are
-     * computed whole. */
-    void (*begin_halves)(struct backend *be, const struct batch halves[2]);
-    void (*half)(struct backend *be, int i);
-    /* Seconds of a sum of so many floats over the ranks that share layers, all of whom call it. NULL: sums are those of
-     * base/ranks.h. */
-    double (*sum_seconds)(struct backend *be, size_t floats);
 
     /* The network. Layers come in order. Rows that need no logits stop in the last one, once their
      * keys, values and states are stored: from there on the stream has the out rows only. */

@@ -34,11 +34,9 @@ void profile_print(const struct profile *p, FILE *out)
     fprintf(out, "\n%-10s", "");
     for (int phase = 0; phase < 2; phase++)
         if (p->steps[phase]) {
-            char title[128], halved[48] = "";
-            if (phase == 0 && p->halved)
-                snprintf(halved, sizeof halved, " (%lld in halves)", (long long)p->halved);
-            snprintf(title, sizeof title, "%s: %lld step%s%s, %lld tokens", phase_names[phase],
-                     (long long)p->steps[phase], p->steps[phase] == 1 ? "" : "s", halved,
+            char title[128];
+            snprintf(title, sizeof title, "%s: %lld step%s, %lld tokens", phase_names[phase],
+                     (long long)p->steps[phase], p->steps[phase] == 1 ? "" : "s",
                      (long long)p->tokens[phase]);
             fprintf(out, "   %29s", title);
         }

@@ -25,7 +25,6 @@ struct profile {
     int phase; /* 0 = prefill (or mixed), 1 = decode: set by begin() */
     double ns[2][N_STAGES];
     int64_t steps[2], tokens[2];
-    int64_t halved; /* steps[0] that ran in halves (backend.h) */
 };
 
 const char *stage_name(enum stage s);

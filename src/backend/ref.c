@@ -153,8 +153,6 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
         r->told[i] = mem_zalloc((size_t)s->max_out + 1, sizeof *r->told[i]);
     }
     r->tokens = mem_zalloc(tokens + 1, sizeof(int32_t));
-    r->half = -1;
-    be->halves = ranks_halve(be->ranks);
     return true;
 }
 
@@ -174,85 +172,27 @@ static int logits_width(const struct ref *r)
     return w ? (alone ? w->n_out : r->net->n_vocab) : r->net->n_embd;
 }
 
-/* Ops are those of b from here on, whose rows and out rows of the step begin at row and out. */
-static void take_batch(struct ref *r, const struct batch *b, int row, int out)
-{
-    const int32_t *before = r->sampled[r->n_begun % 2];
-    r->batch = *b;
-    for (int i = 0; i < b->n_tokens; i++) {
-        r->tokens[row + i] = b->tokens[i] < 0 ? before[-1 - b->tokens[i]] : b->tokens[i];
-        r->gap[row + i] = INFINITY;
-    }
-    r->batch.tokens = r->tokens + row;
-    r->n_out[r->now] = out + b->n_out;
-    for (int i = 0; i < b->n_out; i++)
-        r->sampled[r->now][out + i] = -1;
-}
-
-static void begin_step(struct ref *r, int rows, bool decodes)
-{
-    struct profile *p = r->be.profile;
-    CHECK(r->n_begun - r->n_ended < 2, "two steps are under way");
-    r->now = (int)(r->n_begun++ % 2);
-    if (!p)
-        return;
-    p->phase = decodes;
-    p->steps[p->phase]++;
-    p->tokens[p->phase] += rows;
-}
-
 static void ref_begin(struct backend *be, const struct batch *b)
 {
     struct ref *r = ref_self(be);
-    begin_step(r, b->n_tokens, b->n_decode == b->n_seqs);
-    take_batch(r, b, 0, 0);
-}
-
-static void ref_begin_halves(struct backend *be, const struct batch halves[2])
-{
-    struct ref *r = ref_self(be);
-    begin_step(r, halves[0].n_tokens + halves[1].n_tokens, false);
-    if (be->profile)
-        be->profile->halved++;
-    for (int i = 0; i < 2; i++) {
-        r->halves[i].first = i ? halves[0].n_tokens : 0;
-        r->halves[i].first_out = i ? halves[0].n_out : 0;
-        take_batch(r, &halves[i], r->halves[i].first, r->halves[i].first_out);
-        r->halves[i].batch = r->batch;
+    struct profile *p = be->profile;
+    CHECK(r->n_begun - r->n_ended < 2, "two steps are under way");
+    r->now = (int)(r->n_begun++ % 2);
+    const int32_t *before = r->sampled[!r->now];
+    r->batch = *b;
+    for (int i = 0; i < b->n_tokens; i++) {
+        r->tokens[i] = b->tokens[i] < 0 ? before[-1 - b->tokens[i]] : b->tokens[i];
+        r->gap[i] = INFINITY;
     }
-}
-
-/* What belongs to rows and to out rows, so many further on. */
-static void shift(struct ref *r, int rows, int outs)
-{
-    int per_layer = r->net->embed.layers.width * r->net->n_layers;
-    r->x += (ptrdiff_t)rows * r->net->n_embd;
-    r->row_of += rows;
-    r->gap += rows;
-    r->layer_embeds += (ptrdiff_t)rows * per_layer;
-    r->logits += (ptrdiff_t)outs * logits_width(r);
-}
-
-/* Leaves the half in work; its rows stay. */
-static void leave_half(struct ref *r)
-{
-    if (r->half < 0)
+    r->batch.tokens = r->tokens;
+    r->n_out[r->now] = b->n_out;
+    for (int i = 0; i < b->n_out; i++)
+        r->sampled[r->now][i] = -1;
+    if (!p)
         return;
-    r->halves[r->half].rows = r->rows;
-    r->halves[r->half].narrow = r->narrow;
-    shift(r, -r->halves[r->half].first, -r->halves[r->half].first_out);
-    r->half = -1;
-}
-
-static void ref_half(struct backend *be, int i)
-{
-    struct ref *r = ref_self(be);
-    leave_half(r);
-    r->half = i;
-    r->batch = r->halves[i].batch;
-    r->rows = r->halves[i].rows;
-    r->narrow = r->halves[i].narrow;
-    shift(r, r->halves[i].first, r->halves[i].first_out);
+    p->phase = b->n_decode == b->n_seqs;
+    p->steps[p->phase]++;
+    p->tokens[p->phase] += b->n_tokens;
 }
 
 static bool ref_replay(struct backend *be, uint64_t key)
@@ -268,9 +208,7 @@ static void ref_record(struct backend *be, uint64_t key)
 
 static void ref_launch(struct backend *be)
 {
-    struct ref *r = ref_self(be); /* ops run as they are issued */
-    leave_half(r);
-    r->batch.n_out = r->n_out[r->now]; /* samplers are of both halves */
+    (void)be; /* ops run as they are issued */
 }
 
 static bool ref_end(struct backend *be, int32_t *tokens, struct error *err)
@@ -532,8 +470,6 @@ static const struct backend_ops ref_ops = {
     .unadapt = ref_unadapt,
     .prepare = ref_prepare,
     .begin = ref_begin,
-    .begin_halves = ref_begin_halves,
-    .half = ref_half,
     .replay = ref_replay,
     .record = ref_record,
     .launch = ref_launch,

@@ -45,13 +45,6 @@ struct ref {
     unsigned n_begun, n_ended;
     int64_t stage_start; /* profile clock */
     int at;              /* the batch's row in work: it says which adapters are used */
-    /* A step in halves: pointers above are those of the one in work, -1 = the step is whole. */
-    struct {
-        struct batch batch;
-        int rows, first, first_out;
-        bool narrow;
-    } halves[2];
-    int half;
 };
 
 static inline struct ref *ref_self(struct backend *be)

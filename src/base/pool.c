@@ -34,10 +34,6 @@ enum { PIECE_BITS = 24, IDLE = (1 << PIECE_BITS) - 1 }; /* IDLE: in place of a c
  * another; short against the time for which a scheduler takes a thread away. */
 enum { SPIN_NS = 100000, SPINS_PER_LOOK = 32 };
 
-/* Of the caller, where it looks after something else: a range is cut into so many, and further where pieces of it
- * take too long. */
-enum { LOOKS = 8, LATE_LOOK_NS = 2000000 };
-
 struct worker {
     struct pool *pool;
     pthread_t thread;
@@ -66,10 +62,6 @@ struct pool {
     _Alignas(64) struct bell caller; /* waits for the next phase or the end */
     _Alignas(64) struct bell team;   /* wait for anything to do */
     _Atomic bool quit;
-    /* Only of the caller's thread: */
-    void (*look)(void *arg); /* NULL = there is nothing to look after */
-    void *look_arg;
-    int64_t looked;
 };
 
 static inline void relax(void)
@@ -159,28 +151,6 @@ static void finish(struct pool *p, int n)
         advance(p);
 }
 
-/* Runs pieces [first, last). The caller's thread looks after other things between some of them: not more often than it
- * must, as kernels like long ranges. */
-static void run_range(struct pool *p, void (*run)(void *, int, int, int), void *arg, int ith,
-                      int first, int last)
-{
-    if (ith > 0 || !p->look) {
-        run(arg, ith, first, last);
-        return;
-    }
-    for (int n = (last - first + LOOKS - 1) / LOOKS, next; first < last; first += n, n = next) {
-        n = n < last - first ? n : last - first;
-        int64_t start = clock_ns();
-        run(arg, ith, first, first + n);
-        int64_t now = clock_ns(), took = now - start;
-        next = took < POOL_LOOK_NS ? 2 * n : took > LATE_LOOK_NS ? (n + 1) / 2 : n;
-        if (now - p->looked >= POOL_LOOK_NS) {
-            p->look(p->look_arg);
-            p->looked = clock_ns();
-        }
-    }
-}
-
 /* Claims pieces and runs them. False where there are none to claim in the state *seen. */
 static bool work_once(struct pool *p, int ith, uint64_t *seen)
 {
@@ -196,7 +166,7 @@ static bool work_once(struct pool *p, int ith, uint64_t *seen)
     } while (!atomic_compare_exchange_weak_explicit(&p->word, &at, at - (uint64_t)n,
                                                     memory_order_acquire, memory_order_acquire));
     int first = p->total - unclaimed;
-    run_range(p, p->run, p->arg, ith, first, first + n);
+    p->run(p->arg, ith, first, first + n);
     finish(p, n);
     return true;
 }
@@ -270,7 +240,7 @@ void pool_phases(struct pool *p, const struct pool_phase *phases, int n, void *a
         for (int i = 0; i < n; i++) {
             struct pool_work work = phases[i].begin(arg);
             if (work.n > 0)
-                run_range(p, phases[i].run, arg, 0, 0, work.n);
+                phases[i].run(arg, 0, 0, work.n);
         }
         return;
     }
@@ -288,7 +258,7 @@ void pool_each(struct pool *p, int n, enum pool_cut cut,
     if (n == 0)
         return;
     if (p->n == 1 || n == 1) {
-        run_range(p, run, arg, 0, 0, n);
+        run(arg, 0, 0, n);
         return;
     }
     p->n_phases = p->phase = 0;
@@ -326,12 +296,6 @@ void pool_run(struct pool *p, void (*fn)(void *, int, int), void *arg)
     fn(arg, 0, p->n);
     finish(p, 1);
     work_all(p);
-}
-
-void pool_look(struct pool *p, void (*look)(void *arg), void *arg)
-{
-    p->look = look;
-    p->look_arg = arg;
 }
 
 int pool_cpu_count(void)

@@ -44,11 +44,6 @@ void pool_each(struct pool *p, int n, enum pool_cut cut,
  * caller's; the others may run on any thread, also one after another. */
 void pool_run(struct pool *p, void (*fn)(void *arg, int i, int n), void *arg);
 
-/* From now on the caller's thread calls look(arg) between pieces, about every POOL_LOOK_NS while it works on a job, so
- * that something else can move on beside; NULL: no more. */
-enum { POOL_LOOK_NS = 300000 };
-void pool_look(struct pool *p, void (*look)(void *arg), void *arg);
-
 /* Rows [*first, *last) of n for part ith of nth, cut at multiples of `unit`. */
 static inline void pool_split(int n, int unit, int ith, int nth, int *first, int *last)
 {

@@ -138,7 +138,6 @@ static struct ranks *ranks_new(void)
 {
     struct ranks *r = mem_zalloc(1, sizeof *r);
     atomic_store(&r->timeout_s, RANKS_TIMEOUT);
-    r->overlap = OVERLAP_AUTO;
     r->alarm = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     r->line = ranks_line_new(r);
     return r;
@@ -336,9 +335,6 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
             return ranks_give_up(r, what, "another rank has ended, or the network has");
         if (atomic_load(&r->stop))
             return ranks_give_up(r, what, "the job ends");
-        ranks_advance(r);
-        if (!ranks_ok(r, NULL))
-            return false;
         int64_t now = clock_ns(), waited;
         if (now - last >= RANKS_AWAY_MS * 1000000LL)
             start += now - last;
@@ -386,7 +382,6 @@ void ranks_poke(struct ranks *r)
     if (!ranks_ok(r, NULL))
         return;
     r->link->poke();
-    ranks_advance(r);
 }
 
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane)
@@ -526,11 +521,6 @@ void ranks_set_timeout(struct ranks *r, int seconds)
 {
     atomic_store(&r->timeout_s, seconds);
     ranks_line_beat(r->line);
-}
-
-bool ranks_halve(const struct ranks *r)
-{
-    return r && r->tp > 1 && r->pp == 1 && r->overlap != OVERLAP_OFF;
 }
 
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err)

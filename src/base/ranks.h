@@ -36,13 +36,6 @@ enum {
     RANKS_LAST = 3, /* from knowing that the job is lost to the end of the process */
 };
 
-/* Whether a step's rows are computed in two halves, one while the ranks add up the other (engine/overlap.h). */
-enum ranks_overlap {
-    OVERLAP_OFF,
-    OVERLAP_AUTO, /* where it pays */
-    OVERLAP_ON,   /* wherever a prompt can be cut */
-};
-
 /* The run of n things that lane `at` of `of` takes, in units: as even as can be, the first ones have
  * more. n is a multiple of unit, or the last one has the rest. */
 struct run {
@@ -64,10 +57,8 @@ struct ranks_sum {
     const uint64_t *from; /* (n_rows) */
     float *room;          /* (need) */
     size_t need, each;    /* each: floats of the largest piece that a lane adds up */
-    int group;            /* of the link */
     int stage;
     void *request;           /* of the link; NULL: nothing is under way */
-    bool held;               /* somebody waits for it */
     int talk[4][RANKS_MOST]; /* of an exchange: counts and places, out and in */
 };
 
@@ -82,7 +73,6 @@ struct ranks {
     bool apart;             /* every rank has a GPU of its own */
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
-    enum ranks_overlap overlap;
     const char
         *expert_stats; /* a file: how often experts are used (model/expert_load.h); NULL = none */
     bool taken;        /* a model has them, or was to have them */
@@ -90,11 +80,7 @@ struct ranks {
     const char *program, *arguments; /* must be the same everywhere; for the caller to set */
     float *scratch;                  /* for sums */
     size_t n_scratch;
-    struct ranks_sum sums[3]; /* one that is waited for at once, and those of two halves; */
-    float *half_scratch;      /* for both of these, */
-    size_t n_half_scratch;
-    uint64_t *half_from; /* (2, n_half_from) which lanes have something of their rows */
-    size_t n_half_from;
+    struct ranks_sum sum;
     struct error failure; /* the first one; empty = none */
     struct ranks_line *line;
     bool lined;           /* every rank has one to rank 0 */
@@ -122,15 +108,10 @@ struct ranks *ranks_world(void);
 void ranks_set_timeout(struct ranks *r, int seconds);
 /* Divides the ranks. tp 0: all that --pp leaves. */
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err);
-/* Whether steps may be computed in halves: layers are shared, it was not forbidden, and there are no stages, whose parts
- * follow each other already. */
-bool ranks_halve(const struct ranks *r);
 /* Whether all say the same `what` ("version", "file") is: an error names both. */
 bool ranks_same(struct ranks *r, const char *what, const char *value, struct error *err);
 /* Room for sums and rows of so many floats: none is made later. */
 void ranks_reserve(struct ranks *r, size_t floats);
-/* The same for two halves of so many rows together, whose sums are begun and ended apart. */
-void ranks_reserve_halves(struct ranks *r, int rows, int width);
 void ranks_release(struct ranks *r); /* what was reserved */
 void ranks_close(struct ranks *r);   /* r may be NULL */
 
@@ -149,7 +130,7 @@ bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);
 /* The same on rank 0, without waiting until all have heard: buf stays until ranks_wait_end. */
 struct ranks_wait;
 struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes);
-/* While this rank computes: lets what it sends move on, and sums that were begun. */
+/* While this rank computes: lets what it sends make progress. */
 void ranks_poke(struct ranks *r);
 /* Each lane's rows are added up, in order, everywhere in the stage. */
 void ranks_sum(struct ranks *r, float *rows, size_t n);
@@ -157,12 +138,6 @@ void ranks_sum(struct ranks *r, float *rows, size_t n);
  * zeros elsewhere: few rows go whole to everybody, of many each goes from the lanes that have something to the one
  * that adds it up (RANKS_GATHER_BYTES). */
 void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from);
-/* Both of them begun, for half 0 or 1 of a step, and ended apart: meanwhile this rank computes, and pokes. rows stay until
- * the end, from need not. Each half's sums come in the same order on all lanes. */
-void ranks_sum_begin(struct ranks *r, int half, float *rows, size_t n);
-void ranks_sum_rows_begin(struct ranks *r, int half, float *rows, int n_rows, int width,
-                          const uint64_t *from);
-void ranks_sum_end(struct ranks *r, int half);
 /* Each lane has (n_rows, its run of the vocabulary) in rows: lane 0 gets all of (n_rows, n_vocab). */
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
 struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane);

@@ -16,8 +16,6 @@ bool ranks_wait_for(struct ranks *r, void *request, enum wait kind, const char *
 /* Keeps the failure that names a rank, where there is such; false. */
 bool ranks_give_up(struct ranks *r, const char *what, const char *why);
 
-/* Sums that were begun and are not waited for: those whose messages have come go on. */
-void ranks_advance(struct ranks *r);
 /* Room for sums and rows, of n floats. */
 float *ranks_scratch(struct ranks *r, size_t n);
 

@@ -8,11 +8,12 @@
 
 #include <stddef.h>
 
-enum { RANKS_LINK_VERSION = 6, RANKS_GROUPS = 4 };
+enum { RANKS_LINK_VERSION = 7 };
+/* Who takes part in an operation: all ranks, or this rank's stage (the one of `split`). */
+enum { RANKS_ALL_GROUP, RANKS_STAGE_GROUP, RANKS_GROUPS };
 
-/* Operations return a request, or NULL where MPI refused; test frees it when it is done. group: 0 all
- * ranks, 1 to 3 those of `split`: operations of one group are begun in the same order by all its members,
- * those of different groups in any. */
+/* Operations return a request, or NULL where MPI refused; test frees it when it is done. Operations of one
+ * group are begun in the same order by all its members, operations of different groups in any order. */
 struct ranks_link {
     int version;
     int rank, size;
@@ -28,7 +29,7 @@ struct ranks_link {
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */
     void (*poke)(void);               /* lets what is under way move on */
-    int (*split)(int color, int key); /* makes groups 1 to 3; 0 = done */
+    int (*split)(int color, int key); /* makes RANKS_STAGE_GROUP; 0 = done */
     void (*finalize)(void);
 };
 

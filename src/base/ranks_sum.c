@@ -1,8 +1,7 @@
 /*
  * Sums over the lanes of a stage (ranks.h). Each goes through stages: what lanes have is exchanged, added up in
  * the order of lanes, and given to all. A stage begins when the messages of the one before have come, which is
- * found out by who waits for the sum, or pokes. Up to three are under way, each in a group of its own: in which
- * order their stages begin may differ from lane to lane. Owns the memory for them.
+ * found out by who waits for the sum. Owns the memory for it.
  */
 #include "base/mem.h"
 #include "base/ranks.h"
@@ -28,47 +27,17 @@ void ranks_reserve(struct ranks *r, size_t floats)
     r->n_scratch = n;
 }
 
-void ranks_reserve_halves(struct ranks *r, int rows, int width)
-{
-    size_t lanes = (size_t)r->tp, few = RANKS_GATHER_BYTES / sizeof(float);
-    /* Pieces are as long as the longest, of either half; and either may be few. */
-    size_t n = 2 * ((size_t)rows + 2 * lanes) * (size_t)width + 2 * lanes * few;
-    if (r->n_half_scratch < n) {
-        r->half_scratch = mem_realloc(r->half_scratch, n, sizeof *r->half_scratch);
-        r->n_half_scratch = n;
-    }
-    if (r->n_half_from < (size_t)rows) {
-        r->half_from = mem_realloc(r->half_from, 2 * (size_t)rows, sizeof *r->half_from);
-        r->n_half_from = (size_t)rows;
-    }
-}
-
 void ranks_release(struct ranks *r)
 {
     mem_free(r->scratch);
-    mem_free(r->half_scratch);
-    mem_free(r->half_from);
-    r->scratch = r->half_scratch = NULL;
-    r->half_from = NULL;
-    r->n_scratch = r->n_half_scratch = r->n_half_from = 0;
+    r->scratch = NULL;
+    r->n_scratch = 0;
 }
 
 float *ranks_scratch(struct ranks *r, size_t n)
 {
     CHECK(n <= r->n_scratch, "%zu floats, %zu reserved", n, r->n_scratch);
     return r->scratch;
-}
-
-/* Room for a sum: halves share one block, from both ends. */
-static float *room_of(struct ranks *r, const struct ranks_sum *s)
-{
-    if (s == &r->sums[0])
-        return ranks_scratch(r, s->need);
-    const struct ranks_sum *other = s == &r->sums[1] ? &r->sums[2] : &r->sums[1];
-    size_t taken = other->request ? other->need : 0;
-    CHECK(s->need + taken <= r->n_half_scratch, "%zu and %zu floats, %zu reserved", s->need, taken,
-          r->n_half_scratch);
-    return s == &r->sums[1] ? r->half_scratch : r->half_scratch + r->n_half_scratch - s->need;
 }
 
 /* out[i] = sum over lanes of parts[lane][i], in their order. */
@@ -144,7 +113,7 @@ static void *begin_pieces(struct ranks *r, struct ranks_sum *s)
         got += s->talk[2][t];
     }
     return r->link->exchange(is_sparse(s) ? s->room : s->rows, s->talk[0], s->talk[1],
-                             incoming(r, s), s->talk[2], s->talk[3], s->group);
+                             incoming(r, s), s->talk[2], s->talk[3], RANKS_STAGE_GROUP);
 }
 
 static void add(float *restrict to, const float *restrict from, int n)
@@ -199,14 +168,14 @@ static void *begin_result(struct ranks *r, struct ranks_sum *s)
         s->talk[0][t] = piece.n;
         s->talk[1][t] = piece.first;
     }
-    return r->link->complete(s->rows, s->talk[0], s->talk[1], s->group);
+    return r->link->complete(s->rows, s->talk[0], s->talk[1], RANKS_STAGE_GROUP);
 }
 
 static void begin_stage(struct ranks *r, struct ranks_sum *s, enum stage stage)
 {
     s->stage = (int)stage;
     if (stage == SUM_GATHER)
-        s->request = r->link->allgather(s->rows, s->room, s->n * sizeof(float), s->group);
+        s->request = r->link->allgather(s->rows, s->room, s->n * sizeof(float), RANKS_STAGE_GROUP);
     else
         s->request = stage == SUM_PIECES ? begin_pieces(r, s) : begin_result(r, s);
     if (!s->request)
@@ -225,7 +194,7 @@ static void go_on(struct ranks *r, struct ranks_sum *s)
         memcpy(s->to, s->rows, s->n * sizeof(float));
 }
 
-static void begin(struct ranks *r, int which, float *rows, int n_rows, int width, size_t n,
+static void begin(struct ranks *r, float *rows, int n_rows, int width, size_t n,
                   const uint64_t *from)
 {
     size_t lanes = r ? (size_t)r->tp : 1;
@@ -235,81 +204,41 @@ static void begin(struct ranks *r, int which, float *rows, int n_rows, int width
         ranks_give_up(r, "a sum", "it has more rows than MPI can count");
         return;
     }
-    struct ranks_sum *s = &r->sums[which];
-    CHECK(!s->request, "a sum of half %d is under way", which - 1);
+    struct ranks_sum *s = &r->sum;
     bool few = n * sizeof(float) <= RANKS_GATHER_BYTES, sparse = from && !few;
     s->rows = rows;
     s->n = n;
     s->n_rows = n_rows;
     s->width = width;
     s->from = sparse ? from : NULL;
-    s->group = 1 + which;
     s->each =
         sparse ? (size_t)run_of(n_rows, 1, 0, r->tp).n * (size_t)width : (n + lanes - 1) / lanes;
     /* MPI may let the others read rows where they are, and memory that a GPU's driver has pinned is not to be read so. */
     bool copied = r->sharers > 0 && !few && !sparse;
     s->need = few ? n * lanes : (sparse || copied ? 2 : 1) * s->each * lanes;
-    s->room = room_of(r, s);
+    s->room = ranks_scratch(r, s->need);
     s->to = copied ? rows : NULL;
     if (copied)
         s->rows = memcpy(s->room, rows, n * sizeof(float));
-    if (sparse && which > 0) { /* the caller's is gone by the end */
-        uint64_t *own = r->half_from + (size_t)(which - 1) * r->n_half_from;
-        CHECK((size_t)n_rows <= r->n_half_from, "%d rows, %zu reserved", n_rows, r->n_half_from);
-        memcpy(own, from, (size_t)n_rows * sizeof *own);
-        s->from = own;
-    }
     begin_stage(r, s, few ? SUM_GATHER : SUM_PIECES);
 }
 
-static void end(struct ranks *r, int which)
+static void end(struct ranks *r)
 {
-    struct ranks_sum *s = r ? &r->sums[which] : NULL;
-    while (s && s->request && ranks_ok(r, NULL)) {
-        s->held = true;
-        bool ok = ranks_wait_for(r, s->request, IN_STEP, "a sum");
-        s->held = false;
-        if (ok)
+    struct ranks_sum *s = r ? &r->sum : NULL;
+    while (s && s->request && ranks_ok(r, NULL))
+        if (ranks_wait_for(r, s->request, IN_STEP, "a sum"))
             go_on(r, s);
-    }
-}
-
-void ranks_advance(struct ranks *r)
-{
-    for (size_t i = 1; i < sizeof r->sums / sizeof *r->sums; i++) {
-        struct ranks_sum *s = &r->sums[i];
-        int state = s->request && !s->held && ranks_ok(r, NULL) ? r->link->test(s->request) : 0;
-        if (state > 0)
-            go_on(r, s);
-        else if (state < 0)
-            ranks_give_up(r, "a sum", "another rank has ended, or the network has");
-    }
 }
 
 void ranks_sum(struct ranks *r, float *rows, size_t n)
 {
-    begin(r, 0, rows, 0, 0, n, NULL);
-    end(r, 0);
+    begin(r, rows, 0, 0, n, NULL);
+    end(r);
 }
 
 void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from)
 {
-    begin(r, 0, rows, n_rows, width, (size_t)n_rows * (size_t)width, from);
-    end(r, 0);
-}
-
-void ranks_sum_begin(struct ranks *r, int half, float *rows, size_t n)
-{
-    begin(r, 1 + half, rows, 0, 0, n, NULL);
-}
-
-void ranks_sum_rows_begin(struct ranks *r, int half, float *rows, int n_rows, int width,
-                          const uint64_t *from)
-{
-    begin(r, 1 + half, rows, n_rows, width, (size_t)n_rows * (size_t)width, from);
-}
-
-void ranks_sum_end(struct ranks *r, int half)
-{
-    end(r, 1 + half);
+    begin(r, rows, n_rows, width, (size_t)n_rows * (size_t)width, from);
+    end(r);
 }

@@ -127,25 +127,6 @@ int cli_all_adapters(const struct runtime *rt, struct lora_pick *picks)
     return n;
 }
 
-/* --overlap; false after a usage message. */
-static bool take_overlap(const struct usage *u, const struct model_flags *f, struct ranks *r)
-{
-    const char *text = f->overlap ? f->overlap : "auto";
-    bool on = !strcmp(text, "on");
-    if (!on && strcmp(text, "off") != 0 && strcmp(text, "auto") != 0) {
-        args_usage_error(u, "--overlap %.40s: auto, on or off", text);
-        return false;
-    }
-    if (on && (!r || f->tp == 1 || f->pp > 1)) {
-        args_usage_error(u, "--overlap on is of ranks that share layers (mpirun, --tp) without "
-                            "stages (--pp), whose parts overlap already");
-        return false;
-    }
-    if (r)
-        r->overlap = on ? OVERLAP_ON : !strcmp(text, "off") ? OVERLAP_OFF : OVERLAP_AUTO;
-    return true;
-}
-
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {
@@ -183,7 +164,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         r->expert_stats = f->expert_stats;
         ranks_set_timeout(r, f->rank_timeout ? f->rank_timeout : RANKS_TIMEOUT);
     }
-    return take_overlap(u, f, r) && cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
+    return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
            cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&
            cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type) &&

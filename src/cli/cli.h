@@ -72,7 +72,7 @@ struct model_flags {
     int draft; /* runtime.h; DRAFT_AUTO to begin with where an engine answers */
     int tp, pp, rank_timeout;
     bool ep;
-    const char *expert_stats, *overlap;
+    const char *expert_stats;
     struct opt_list loras;
 };
 /* --draft, of commands that answer. */
@@ -162,15 +162,6 @@ struct model_flags {
          0,                                                                                        \
          "FILE",                                                                                   \
          "an importance matrix (GGUF): ranks get whole experts of equal load"},                    \
-        {OPT_STRING,                                                                               \
-         0,                                                                                        \
-         "overlap",                                                                                \
-         0,                                                                                        \
-         &(f).overlap,                                                                             \
-         0,                                                                                        \
-         0,                                                                                        \
-         "WHEN",                                                                                   \
-         "prompts in halves, one computed while ranks add up the other: auto, on, off"},           \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "rank-timeout",                                                                           \

@@ -185,10 +185,9 @@ static struct predict_step step_of(const struct planner *p, const struct predict
 static struct predict_traffic traffic_of(const struct planner *p, const struct predict_load *load)
 {
     struct predict_traffic most = {0, 0};
-    bool halved = p->link && step_of(p, load).halved;
     for (int i = 0; i < p->plan.n_ranks; i++) {
         const struct plan_rank *r = &p->plan.ranks[i];
-        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, load, halved);
+        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, load);
         most.messages = more(most.messages, t.messages);
         most.bytes = more(most.bytes, t.bytes);
     }
@@ -345,10 +344,10 @@ static void print_steps(const struct planner *p)
         char single[24] = "-";
         if (alone)
             snprintf(single, sizeof single, "%.0f", kinds[i].tokens / one.seconds);
-        printf("%-15s %8.0f %11s %10.3f %7.3f %8.3f %7.3f %8.3f %9.3f  %s%s\n", kinds[i].name,
+        printf("%-15s %8.0f %11s %10.3f %7.3f %8.3f %7.3f %8.3f %9.3f  %s\n", kinds[i].name,
                kinds[i].tokens / s.seconds, single, s.seconds * 1e3, s.memory * 1e3,
                s.compute * 1e3, s.layers * 1e3, s.latency * 1e3, s.transfer * 1e3,
-               predict_bounds[s.bound], s.halved ? ", in halves" : "");
+               predict_bounds[s.bound]);
     }
 }
 
@@ -400,12 +399,11 @@ static json_t *step_json(const struct planner *p, const struct kind *k)
         return o;
     struct predict_step s = step_of(p, &k->load), one = step_alone(p, &k->load);
     json_object_set_new(o, "prediction",
-                        json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:s,s:f}", "tokens_per_second",
+                        json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:s,s:f}", "tokens_per_second",
                                   k->tokens / s.seconds, "seconds", s.seconds, "memory", s.memory,
                                   "compute", s.compute, "layers", s.layers, "latency", s.latency,
-                                  "transfer", s.transfer, "hidden", s.hidden, "bound",
-                                  predict_bounds[s.bound], "alone_tokens_per_second",
-                                  k->tokens / one.seconds));
+                                  "transfer", s.transfer, "bound", predict_bounds[s.bound],
+                                  "alone_tokens_per_second", k->tokens / one.seconds));
     return o;
 }
 

@@ -246,7 +246,6 @@ static void finish_step(struct engine *e)
     *(reads ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
     e->stats.read_tokens += (uint64_t)f->n_read;
     e->stats.n_read_steps += reads;
-    e->stats.n_halved = (uint64_t)step_halved(e->rt->step);
     for (int i = 0; i < f->n; i++) {
         struct choice *c = (struct choice *)f->seqs[i];
         if (!c)

@@ -87,7 +87,6 @@ struct engine_stats {
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
     uint64_t n_ahead;       /* steps started before the one before them ended */
-    uint64_t n_halved;      /* that ran in halves (step.h) */
     uint64_t n_read_steps;  /* that read several tokens of a sequence: prompts, forced ones */
     uint64_t n_drafted;     /* tokens drafted and read (draft.h) */
     uint64_t n_accepted;    /* of those, right */

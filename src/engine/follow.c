@@ -15,7 +15,7 @@ struct word_head {
     int32_t word;
     int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
     int32_t n_loras;
-    int32_t has_types, has_states, has_from, keep, deterministic, halved;
+    int32_t has_types, has_states, has_from, keep, deterministic;
     int32_t n_ints;
     uint64_t key;
 };
@@ -126,7 +126,6 @@ void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len
                             .has_from = b->from != NULL,
                             .keep = b->keep,
                             .deterministic = how.deterministic,
-                            .halved = how.halved,
                             .key = how.key};
     for (int i = 0; i < b->n_seqs; i++)
         h->n_pages += pages_of(b, i, page_len);
@@ -244,7 +243,7 @@ static void run_step(struct follower *f)
     }
     b.pages = pages;
     b.max_pages = max_pages;
-    struct step_way how = {h->key, h->deterministic, h->halved};
+    struct step_way how = {h->key, h->deterministic};
     model->be->deterministic = how.deterministic;
     struct error err = {0};
     if (!step_follow(f->rt->step, &b, how, &err))

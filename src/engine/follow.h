@@ -15,7 +15,6 @@ struct follow_plan {
     struct runtime_options opt; /* pointers in it are nobody's */
     int tp, pp;
     bool ep;
-    enum ranks_overlap overlap;
     int timeout_s; /* of ranks: lines say it too, where there are some */
     int64_t kv_tokens;
     int n_states, context;

@@ -1,6 +1,5 @@
 /* How a model would be placed on several ranks: see plan.h. Decides nothing: model/split.c does. */
 #include "engine/plan.h"
-#include "engine/overlap.h"
 #include "base/mem.h"
 #include "engine/kvcache.h"
 #include "engine/runtime.h"
@@ -481,7 +480,6 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
         count_layers(&o.net, to);
         count_ends(&o, shared, to);
         to->talk.dear = k->o->gpu ? 0 : PIPELINE_DEAR;
-        to->talk.half_dear = k->o->gpu ? OVERLAP_DEAR_GPU : OVERLAP_DEAR_CPU;
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
         to->state_bytes = kvcache_state_bytes(&o.net);
         to->scratch = runtime_step_bytes(&o.net, &lim);

@@ -1,7 +1,6 @@
 /* How long a step of several ranks takes: see predict.h. Knows no network and no file. */
 #include "engine/predict.h"
 #include "base/ranks.h"
-#include "engine/overlap.h"
 #include "model/pipeline.h"
 
 #include <math.h>
@@ -145,16 +144,15 @@ static void add_sums(struct predict_traffic *to, int lanes, double bytes, double
 }
 
 struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
-                                       const struct predict_load *load, bool halved)
+                                       const struct predict_load *load)
 {
     struct predict_traffic out = {0, 0};
     int parts = predict_parts(t, load);
     bool last = stage == t->pp - 1;
     double row = (double)t->embd * 4;
     double logits = load->outs * (last && t->head_rows ? t->head_rows : t->vocab) * 4;
-    int halves = halved ? 2 : 1; /* of a prompt, whose logits are the second's */
     if (t->tp > 1) {
-        add_sums(&out, t->tp, load->rows / parts / halves * row, (double)parts * halves * t->sums);
+        add_sums(&out, t->tp, load->rows / parts * row, (double)parts * t->sums);
         add_sums(&out, t->tp, load->outs / parts * row, (double)parts * t->sums_last);
     }
     if (last && t->collects && lane > 0) {
@@ -201,31 +199,25 @@ static enum predict_bound largest(const struct predict_step *s)
     return most;
 }
 
-/* One part of a step in one stage, with what it gives on; in halves: of a prompt, whose logits are the second's. */
+/* One part of a step in one stage, with what it sends to the next. */
 static struct predict_step stage_part(const struct predict_work *w, const struct predict_talk *t,
                                       const struct predict_device *d,
                                       const struct predict_link *link,
                                       const struct predict_link *between,
-                                      const struct predict_load *load, bool last, bool halved)
+                                      const struct predict_load *load, bool last)
 {
-    struct predict_step s = {.halved = halved};
+    struct predict_step s = {0};
     double rows = load->rows, outs = load->outs, row = (double)t->embd * 4, read, computed;
-    double n = halved ? 2 : 1, dear = halved ? t->half_dear : 0;
-    expert_shares(w, t, rows / n, &read, &computed);
-    double bytes = n * (w->bytes - w->head_bytes + read * w->expert_bytes) + w->head_bytes +
-                   load->seqs * load->context * w->kv_bytes;
-    double flops = 2 * (rows * w->params + n * computed * w->expert_params) +
-                   rows * load->context * w->attn_flops;
+    expert_shares(w, t, rows, &read, &computed);
+    double bytes = w->bytes + read * w->expert_bytes + load->seqs * load->context * w->kv_bytes;
+    double flops =
+        2 * (rows * w->params + computed * w->expert_params) + rows * load->context * w->attn_flops;
     s.memory = bytes / d->read;
-    s.compute = (flops * (rows + dear) / rows + 2 * outs * w->head_params) / d->flops;
-    s.layers = n * w->layers * d->layer;
-    struct cost all = sum_cost(link, t->tp, rows / n * row),
-                few = sum_cost(link, t->tp, outs * row);
-    s.latency = n * t->sums * all.latency + t->sums_last * few.latency;
-    s.transfer = n * t->sums * all.transfer;
-    if (halved)
-        s.hidden = fmin(fmax(s.memory, s.compute) + s.layers, s.transfer);
-    s.transfer += t->sums_last * few.transfer;
+    s.compute = (flops + 2 * outs * w->head_params) / d->flops;
+    s.layers = w->layers * d->layer;
+    struct cost all = sum_cost(link, t->tp, rows * row), few = sum_cost(link, t->tp, outs * row);
+    s.latency = t->sums * all.latency + t->sums_last * few.latency;
+    s.transfer = t->sums * all.transfer + t->sums_last * few.transfer;
     if (t->collects) {
         s.latency += link->latency;
         s.transfer += outs * t->vocab * 4 * (t->tp - 1) / t->tp / link->rate;
@@ -235,23 +227,8 @@ static struct predict_step stage_part(const struct predict_work *w, const struct
         s.latency += between->latency * (last && t->head_rows ? 2 : 1);
         s.transfer += (last ? outs * logits * 4 : rows * row) / between->rate;
     }
-    s.seconds = fmax(s.memory, s.compute) + s.layers + s.latency + s.transfer - s.hidden;
+    s.seconds = fmax(s.memory, s.compute) + s.layers + s.latency + s.transfer;
     return s;
-}
-
-/* The same, in halves where that pays, as ranks decide it. */
-static struct predict_step stage_best(const struct predict_work *w, const struct predict_talk *t,
-                                      const struct predict_device *d,
-                                      const struct predict_link *link,
-                                      const struct predict_link *between,
-                                      const struct predict_load *load, bool last)
-{
-    struct predict_step s = stage_part(w, t, d, link, between, load, last, false);
-    bool prompt = load->rows >= OVERLAP_ROWS && load->rows > load->seqs;
-    if (t->tp == 1 || t->pp > 1 || !t->half_dear || !prompt)
-        return s;
-    struct predict_step halved = stage_part(w, t, d, link, between, load, last, true);
-    return halved.seconds < (1 - OVERLAP_WORTH) * s.seconds ? halved : s;
 }
 
 static void add_step(struct predict_step *to, const struct predict_step *s, double n)
@@ -262,8 +239,6 @@ static void add_step(struct predict_step *to, const struct predict_step *s, doub
     to->layers += n * s->layers;
     to->latency += n * s->latency;
     to->transfer += n * s->transfer;
-    to->hidden += n * s->hidden;
-    to->halved |= s->halved;
 }
 
 struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,
@@ -277,7 +252,7 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
     struct predict_step s = {0}, slowest = {0}, tell = {0};
     for (int i = 0; i < t->pp; i++) {
         bool last = i == t->pp - 1;
-        struct predict_step one = stage_best(&w[i], &t[i], d, link, between, &part, last);
+        struct predict_step one = stage_part(&w[i], &t[i], d, link, between, &part, last);
         if (one.seconds > slowest.seconds)
             slowest = one;
         if (t->head_rows && i == 0 &&
@@ -285,7 +260,7 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
             struct predict_work less = w[i];
             less.bytes -= less.head_bytes;
             less.head_params = 0;
-            one = stage_part(&less, &t[i], d, link, between, &part, last, false);
+            one = stage_part(&less, &t[i], d, link, between, &part, last);
         }
         add_step(&s, &one, 1);
     }

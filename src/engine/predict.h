@@ -7,8 +7,7 @@
  * A step of one stage lasts as long as its slowest part, reading or computing, plus what a layer costs
  * whatever its size, plus the messages:
  *   stage = max(bytes / read, operations / flops) + layers * layer + sum over messages (latency + bytes / rate)
- * Nothing overlaps them, but where a prompt is computed in halves (overlap.h): there the shorter of products and of the
- * transfers of sums is hidden, and what a part costs is paid twice.
+ * Nothing overlaps them.
  */
 #ifndef STEEL_ENGINE_PREDICT_H
 #define STEEL_ENGINE_PREDICT_H
@@ -63,8 +62,7 @@ struct predict_talk {
     int sums_last; /* of the rows that want logits alone */
     bool collects; /* lanes have parts of the logits */
     int head_rows; /* first and last stage share the head: so many are this one's; 0 = the last has it alone */
-    int dear;      /* of pipeline_parts */
-    int half_dear; /* OVERLAP_DEAR of a prompt in halves; 0 = none is halved */
+    int dear; /* of pipeline_parts */
 };
 
 /* A step. context: tokens that a row sees, on average. */
@@ -90,8 +88,6 @@ struct predict_step {
     double seconds; /* of the whole step */
     /* of it, by what it is spent for; of memory and compute the longer one counts, in each stage */
     double memory, compute, layers, latency, transfer;
-    double hidden; /* of transfer or of the products: not in seconds */
-    bool halved;
     enum predict_bound bound; /* the largest of them */
 };
 
@@ -103,9 +99,9 @@ double predict_most(double total, int lanes);
 double predict_sum(const struct predict_link *link, int lanes, double bytes);
 /* Parts ("micro-batches") that model/pipeline.c cuts a step into. */
 int predict_parts(const struct predict_talk *t, const struct predict_load *load);
-/* What lane `lane` of stage `stage` begins and sends in a step; halved: as predict_step found. */
+/* What lane `lane` of stage `stage` begins and sends in a step. */
 struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
-                                       const struct predict_load *load, bool halved);
+                                       const struct predict_load *load);
 /* The step. w, t: (t->pp) of the stages, each that of its slowest rank. link: inside a stage; between:
  * from stage to stage. */
 struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,

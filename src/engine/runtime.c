@@ -659,7 +659,6 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     plan->tp = r->tp_asked;
     plan->pp = r->pp_asked;
     plan->ep = r->ep_asked;
-    plan->overlap = r->overlap;
     plan->timeout_s = atomic_load(&r->timeout_s);
     plan->kv_tokens = cache->tokens;
     plan->n_states = cache->n_states;
@@ -674,8 +673,7 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
     mem_free(plan);
     mem_free(loras);
-    r->following = ok && ranks_agree(r, build(rt, opt, device, cache, lim, err), err) &&
-                   step_meet(rt->step, err);
+    r->following = ok && ranks_agree(r, build(rt, opt, device, cache, lim, err), err);
     return r->following;
 }
 
@@ -693,7 +691,6 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
     }
     opt.loras = refs;
     atomic_store(&r->timeout_s, plan->timeout_s);
-    r->overlap = plan->overlap;
     r->expert_stats = plan->expert_stats[0] ? plan->expert_stats : NULL;
     rt->context = plan->context;
     rt->draft = plan->draft;
@@ -705,7 +702,7 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
               ranks_agree(r, build(rt, &opt, &opt.backend, &cache, plan->limits, err), err);
     mem_free(refs);
     r->expert_stats = NULL; /* was the plan's, and has been read */
-    if (ok && step_meet(rt->step, err))
+    if (ok)
         return rt;
     runtime_close(rt);
     return NULL;

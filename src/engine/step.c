@@ -1,14 +1,11 @@
 /* Lays out a step: decodes first, then prompt chunks, rows of one sequence adjacent. Then masks, and the
  * choice of tokens. */
 #include "engine/step.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/ranks.h"
 #include "engine/follow.h"
-#include "engine/overlap.h"
 #include "file/tensorfile.h"
-#include "model/parts.h"
 #include "model/pipeline.h"
 
 #include <string.h>
@@ -18,16 +15,6 @@ enum {
     BLOCK_ROWS = 16,     /* more rows of a sequence are a prompt's */
 };
 enum { MASK_THREADS = 4 }; /* a mask takes some 40 us: enough for hundreds of rows beside a step */
-
-/* Steps in halves, where ranks share layers and the backend can. */
-struct halves {
-    struct batch_part parts[2];
-    int32_t *out_rows; /* (max_out) of both */
-    bool whole_seqs;
-    struct overlap overlap;
-    int64_t ended; /* when the step before was over */
-    int n;         /* steps that ran so */
-};
 
 struct stepper {
     struct model *m;
@@ -50,9 +37,6 @@ struct stepper {
     struct flown {
         struct step_item *items;
         int n_items;
-        /* Of a prompt that is read whole, where it is to be learned how long that takes: */
-        int64_t began;
-        int rows; /* 0 = it is not */
         /* Over stages, tokens are chosen as logits come, maybe after the next step has begun: */
         bool sampled;
         struct step_item **owner; /* (max_out) whose sampler chooses from a row; NULL = nobody's */
@@ -62,33 +46,11 @@ struct stepper {
     unsigned turn;              /* counts steps */
     int owed;                   /* sequences of the step that have no slot for their state yet */
     struct pool *pool;          /* for masks; NULL until there is one to make */
-    struct halves *halves;      /* NULL: no step is halved */
     struct pipeline *pipeline;  /* the model is cut into stages; NULL: it is not */
     int n_taken;                /* of the oldest step: logits rows that have come over the stages */
     struct sample_probs *probs; /* (max_out) of them */
     struct follow_said *said;   /* what other ranks are told; NULL: there are none */
 };
-
-static struct halves *halves_new(const struct model *m, const struct step_limits *limits)
-{
-    struct halves *h = mem_zalloc(1, sizeof *h);
-    for (int i = 0; i < 2; i++)
-        batch_part_init(&h->parts[i], limits->max_seqs);
-    h->out_rows = mem_zalloc((size_t)limits->max_out, sizeof *h->out_rows);
-    h->whole_seqs = parts_whole_seqs(&m->net);
-    overlap_init(&h->overlap, &m->net, m->be->ranks);
-    return h;
-}
-
-static void halves_free(struct halves *h)
-{
-    if (!h)
-        return;
-    for (int i = 0; i < 2; i++)
-        batch_part_clear(&h->parts[i]);
-    mem_free(h->out_rows);
-    mem_free(h);
-}
 
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err)
@@ -143,11 +105,6 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         stepper_free(st);
         return NULL;
     }
-    if (m->be->halves) {
-        if (!m->be->ops->sum_seconds) /* whose sums are the backend's own */
-            ranks_reserve_halves(m->be->ranks, limits->max_tokens, m->net.n_embd);
-        st->halves = halves_new(m, limits);
-    }
     if (m->be->ranks && m->be->ranks->pp > 1) {
         size_t outs = (size_t)limits->max_out;
         st->after = mem_zalloc(tokens, sizeof *st->after);
@@ -166,7 +123,6 @@ void stepper_free(struct stepper *st)
     if (!st)
         return;
     pool_free(st->pool);
-    halves_free(st->halves);
     pipeline_free(st->pipeline);
     follow_said_free(st->said);
     sampler_free(st->greedy);
@@ -395,58 +351,6 @@ static void run_stages(struct stepper *st)
     }
 }
 
-/* On rank 0: whether this step runs in halves, by a cut that all ranks find alike. */
-static bool is_halved(const struct stepper *st, const struct batch *b, uint64_t key)
-{
-    const struct halves *h = st->halves;
-    if (!h || key || b->keep || b->from || !parts_cut(b, h->whole_seqs, b->n_tokens / 2, 0))
-        return false;
-    return st->m->be->ranks->overlap == OVERLAP_ON || overlap_pays(&h->overlap, b->n_tokens);
-}
-
-/* A step that goes through no stages. */
-static void run_whole(struct stepper *st, const struct batch *b, struct step_way how)
-{
-    struct halves *h = st->halves;
-    if (!how.halved) {
-        forward(st->m, b, how.key);
-        return;
-    }
-    int at = parts_cut(b, h->whole_seqs, b->n_tokens / 2, 0);
-    batch_part_take(&h->parts[0], b, 0, at, h->out_rows);
-    batch_part_take(&h->parts[1], b, at, b->n_tokens, h->out_rows);
-    struct batch halves[2] = {h->parts[0].b, h->parts[1].b};
-    h->n++;
-    forward_halves(st->m, halves);
-}
-
-int step_halved(const struct stepper *st)
-{
-    return st->halves ? st->halves->n : 0;
-}
-
-bool step_meet(struct stepper *st, struct error *err)
-{
-    struct backend *be = st->m->be;
-    struct ranks *r = be->ranks;
-    char mine = st->halves != NULL, all[RANKS_MOST];
-    if (!ranks_halve(r))
-        return true;
-    if (!ranks_share(r, &mine, all, 1))
-        return ranks_ok(r, err);
-    if (memchr(all, 0, (size_t)r->size)) {
-        halves_free(st->halves);
-        st->halves = NULL;
-        return r->overlap != OVERLAP_ON ||
-               error_set(err, "--overlap on: rank %d computes steps whole (%s)",
-                         (int)((char *)memchr(all, 0, (size_t)r->size) - all), be->ops->name);
-    }
-    if (r->overlap == OVERLAP_AUTO)
-        overlap_measure(&st->halves->overlap, be,
-                        (size_t)st->limits.max_tokens * (size_t)st->m->net.n_embd);
-    return ranks_ok(r, err);
-}
-
 bool step_follow(struct stepper *st, const struct batch *b, struct step_way how, struct error *err)
 {
     mem_guard_enter();
@@ -462,7 +366,7 @@ bool step_follow(struct stepper *st, const struct batch *b, struct step_way how,
     } else if (b->from) {
         forward_draft(st->m, b, how.key);
     } else {
-        run_whole(st, b, how);
+        forward(st->m, b, how.key);
     }
     mem_guard_leave();
     st->turn = (st->turn + 1) & INT32_MAX;
@@ -491,15 +395,13 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     bool repeats = st->b.n_tokens == st->b.n_seqs + n_draft && st->b.n_out == st->b.n_tokens;
     struct step_way how = {.key = repeats ? (uint64_t)st->b.n_seqs : 0,
                            .deterministic = st->m->be->deterministic};
-    how.halved = is_halved(st, &st->b, how.key);
     if (st->m->be->ranks)
         follow_tell_step(st->said, &st->b, st->kv->page_len, how);
-    int64_t began = st->halves ? clock_ns() : 0;
     mem_guard_enter();
     if (st->pipeline)
         run_stages(st);
     else
-        run_whole(st, &st->b, how);
+        forward(st->m, &st->b, how.key);
     mem_guard_leave();
     for (int i = 0; i < n_items; i++)
         kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);
@@ -507,9 +409,6 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     f->items = items;
     f->n_items = n_items;
     f->sampled = false;
-    f->began = began;
-    /* where many rows want logits, the head is much of the time */
-    f->rows = st->halves && !how.halved && 8 * st->b.n_out <= st->b.n_tokens ? st->b.n_tokens : 0;
     return true;
 }
 
@@ -602,12 +501,6 @@ bool step_finish(struct stepper *st, struct error *err)
     mem_guard_enter();
     bool ok = end_oldest(st, err);
     mem_guard_leave();
-    if (st->halves) {
-        int64_t now = clock_ns(),
-                from = done.began > st->halves->ended ? done.began : st->halves->ended;
-        overlap_learn(&st->halves->overlap, done.rows, (double)(now - from) * 1e-9);
-        st->halves->ended = now;
-    }
     st->flying[0] = st->flying[1];
     st->flying[1] = done;
     st->n_flying--;

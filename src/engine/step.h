@@ -74,15 +74,11 @@ static inline int step_chosen_row(const struct step_item *it)
 struct step_way {
     uint64_t key;       /* it may be recorded; 0 = not */
     bool deterministic; /* backend.h */
-    bool halved;        /* forward_halves */
 };
 
 struct stepper;
 /* A step that another rank has laid out, whole; nothing is chosen. */
 bool step_follow(struct stepper *st, const struct batch *b, struct step_way how, struct error *err);
-/* On all ranks at once, before the first step: whether all can run steps in halves, and what their link is like, where
- * that decides when they do. */
-bool step_meet(struct stepper *st, struct error *err);
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err);
 void stepper_free(struct stepper *st);
@@ -115,7 +111,5 @@ int32_t step_token(const struct stepper *st, int row);
 void step_probs(struct stepper *st, int row, struct sample_probs *out);
 /* Copies logits row `row` (model_row_width) of the last step to the host. */
 void step_logits(struct stepper *st, int row, float *out);
-/* Steps that ran in halves. */
-int step_halved(const struct stepper *st);
 
 #endif

@@ -62,36 +62,6 @@ void forward(struct model *m, const struct batch *b, uint64_t key)
     run(m, b, key, run_ops);
 }
 
-/* Each op of one half, then of the other: what the first one's ranks add up meanwhile is there when its
- * turn comes again. */
-void forward_halves(struct model *m, const struct batch halves[2])
-{
-    struct backend *be = m->be;
-    const struct backend_ops *op = be->ops;
-    const struct network *net = &m->net;
-    int n = network_depth(net);
-    op->begin_halves(be, halves);
-    for (int i = 0; i < 2; i++) {
-        op->half(be, i);
-        op->embed(be, &net->embed);
-    }
-    for (int l = 0; l < n; l++) {
-        for (int i = 0; i < 2; i++) {
-            op->half(be, i);
-            op->mixer(be, &net->layers[l].mixer, l);
-        }
-        for (int i = 0; i < 2; i++) {
-            op->half(be, i);
-            op->mlp(be, &net->layers[l].mlp, l);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        op->half(be, i);
-        op->head(be, &net->head);
-    }
-    op->launch(be);
-}
-
 void forward_draft(struct model *m, const struct batch *b, uint64_t key)
 {
     run(m, b, key, run_draft_ops);

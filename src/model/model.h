@@ -63,8 +63,6 @@ int model_row_width(const struct model *m);
 /* Begins and launches a step: reads the batch; the backend's end() waits for it, and its logits()
  * are then those of the out rows. key != 0: it may be recorded and replayed. */
 void forward(struct model *m, const struct batch *b, uint64_t key);
-/* The same of a step that was cut in two, where the backend can (begin_halves); nothing is recorded. */
-void forward_halves(struct model *m, const struct batch halves[2]);
 /* Its middle: the layers, over the stream as it is. For a stage of a pipeline (pipeline.h). */
 void forward_layers(struct model *m);
 /* The same for a step of the MTP block (batch.from). */

@@ -1,7 +1,6 @@
 /*
- * A step's batch in parts, each a batch of its own rows: for stages that work at the same time
- * (pipeline.h), and for halves of which one is computed while the ranks add up the other (model.h,
- * forward_halves). A sequence that is cut goes on in the next part from where the one before leaves it, so parts run
+ * A step's batch in parts, each a batch of its own rows, for pipeline stages that work at the same time
+ * (pipeline.h). A sequence that is cut continues in the next part where the previous one ends, so parts run
  * in order. Knows nothing of who runs them.
  */
 #ifndef STEEL_MODEL_PARTS_H

@@ -24,16 +24,13 @@ ARRANGEMENTS = {
     "ep 3": (3, ["--ep"]),
     "tp 2, decodes": (2, ["--chunk", "1"]),
     "tp 2 pp 2": (4, ["--tp", "2", "--pp", "2"]),
-    "tp 2, halves": (2, ["--overlap", "on"]),
-    "ep 3, halves": (3, ["--ep", "--overlap", "on"]),
     # with a GPU each, and a library in the place of NCCL
     "nccl 1": (1, ["--chunk", "1"]),
     "nccl 2": (2, []),
     "nccl 4, decodes": (4, ["--chunk", "1"]),
     "nccl 2 pp 2": (4, ["--tp", "2", "--pp", "2"]),
     "nccl ep 3, decodes": (3, ["--ep", "--chunk", "1"]),
-    "nccl 2, halves": (2, ["--overlap", "on"]),
-    "nccl ep 4, halves": (4, ["--ep", "--overlap", "on"]),
+    "nccl ep 4": (4, ["--ep"]),
 }
 # What one process' rounding is of the order of: halves in products.
 LIMIT = 2e-4

@@ -175,7 +175,6 @@ void test_encoders(void); /* encoders.c */
 void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_forward(void); /* steps.c */
 void test_drafts(void);
-void test_halves(void);
 void test_routed(void);
 void routed_case(const struct dims *s, const enum dtype *types, float size, int layers, bool look);
 void test_lora(int part, int parts); /* lora.c */

@@ -6,10 +6,8 @@
  */
 #include "base/mem.h"
 #include "duo.h"
-#include "model/parts.h"
 #include "sample/sampler.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -386,122 +384,6 @@ void test_forward(void)
     mini_close(m);
     mem_free(m);
     report("forward, replay", before);
-}
-
-/* The forward pass over two halves, cut in the middle (model/forward.c, forward_halves). */
-static void halves_step(struct mini *m, const struct batch *b)
-{
-    struct backend *be = m->d.be[DEV];
-    const struct network *net = &m->d.net[DEV];
-    int32_t out_rows[512];
-    struct batch_part part[2];
-    int at = parts_cut(b, false, b->n_tokens / 2, 0);
-    fail_if(!at, "a step that is to be halved cannot be cut");
-    for (int i = 0; i < 2; i++) {
-        batch_part_init(&part[i], b->n_seqs + 1);
-        batch_part_take(&part[i], b, i ? at : 0, i ? b->n_tokens : at, out_rows);
-    }
-    struct batch halves[2] = {part[0].b, part[1].b};
-    be->ops->begin_halves(be, halves);
-    for (int l = -1; l <= m->n_layers; l++)
-        for (int op = 0; op < (l >= 0 && l < m->n_layers ? 2 : 1); op++)
-            for (int i = 0; i < 2; i++) {
-                be->ops->half(be, i);
-                if (l < 0)
-                    be->ops->embed(be, &net->embed);
-                else if (l == m->n_layers)
-                    be->ops->head(be, &net->head);
-                else if (op == 0)
-                    be->ops->mixer(be, &net->layers[l].mixer, l);
-                else
-                    be->ops->mlp(be, &net->layers[l].mlp, l);
-            }
-    be->ops->launch(be);
-    for (int i = 0; i < 2; i++)
-        batch_part_clear(&part[i]);
-}
-
-/* A GPU halves steps whose sums NCCL makes, here of one rank alone: its kernels run beside the other half's. */
-static bool halves_can(void)
-{
-    if (strcmp(backend_name, "cuda") != 0)
-        return true;
-    if (!dlopen("libnccl.so.2", RTLD_NOW)) {
-        printf("skipped: steps in halves: libnccl.so.2 is not here\n");
-        return false;
-    }
-    setenv("STEEL_NCCL", "1", 1);
-    return true;
-}
-
-void test_halves(void)
-{
-    int before = n_checks;
-    const char *nccl = getenv("STEEL_NCCL");
-    if (!wanted("halves") || !halves_can())
-        return;
-    struct dims s = base_dims();
-    s.n_embd = 512;
-    s.head_dim = 128;
-    s.n_heads = 8;
-    s.n_kv_heads = 1;
-    s.n_rot = 128;
-    s.b.n_pages = 120;
-    s.b.max_tokens = 307; /* nothing behind it is aligned by chance */
-    s.b.max_seqs = 79;
-    struct mini *m = mem_zalloc(1, sizeof *m);
-    mini_open(m, &s, 3, true, (const enum dtype[]){DT_Q4_K, DT_Q4_K, DT_Q6_K});
-    struct sample_params params = {.temp = 0, .top_p = 1, .repeat_penalty = 1};
-    struct sampler *greedy = sampler_new(&params, s.n_vocab), *samplers[512];
-    for (int i = 0; i < 512; i++)
-        samplers[i] = greedy;
-    static const int few[][2] = {{12, 1}, {0, 34}},
-                     mixed[][2] = {{3, 1}, {30, 1}, {0, 41}, {20, 60}},
-                     wide[][2] = {{3, 1}, {0, 200}, {20, 60}}, lone[][2] = {{7, 300}};
-    const struct {
-        const char *name;
-        const int (*seqs)[2];
-        int n;
-    } runs[] = {{"halves, 35 rows", few, 2},
-                {"halves, 103 rows", mixed, 4},
-                {"halves, 261 rows", wide, 3},
-                {"halves, a prompt of 300", lone, 1}};
-    float *got = mem_alloc((size_t)(s.b.max_out * s.n_vocab) * sizeof *got);
-    for (int r = 0; r < (light ? 2 : 4); r++) {
-        struct plan p;
-        int32_t tokens[512];
-        plan_make(&p, &s, runs[r].seqs, runs[r].n, false);
-        decide(m, &p);
-        for (int again = 0; again < 2;
-             again++) { /* behind a step in halves, and behind a whole one */
-            logits_poison(&m->d, p.b.n_out);
-            p.b.kv = m->d.kv[REF];
-            m->d.be[REF]->ops->begin(m->d.be[REF], &p.b);
-            mini_ops(m, REF);
-            p.b.kv = m->d.kv[DEV];
-            halves_step(m, &p.b);
-            m->d.be[DEV]->ops->sample(m->d.be[DEV], samplers);
-            end(&m->d, NULL, tokens);
-            logits_get(&m->d, DEV, p.b.n_out, got);
-            check_step(m, &p, runs[r].name, samplers, greedy, tokens, got);
-            for (int i = 0; i < 2;
-                 i++) /* no experts in front, of which rows without logits may take others */
-                kv_check(&m->d, i, runs[r].name);
-        }
-        begin(&m->d, &p);
-        EACH(side)
-        mini_ops(m, side);
-        end(&m->d, NULL, NULL);
-        logits_check(&m->d, "a whole step behind halves", p.b.n_out, 4 * product_tol);
-        mem_free(p.pages);
-    }
-    mem_free(got);
-    sampler_free(greedy);
-    mini_close(m);
-    mem_free(m);
-    if (!strcmp(backend_name, "cuda") && !nccl)
-        unsetenv("STEEL_NCCL");
-    report("halves", before);
 }
 
 /* A step that keeps its rows, or one of the block, on one of them. key != 0: replayed, or recorded. Returns

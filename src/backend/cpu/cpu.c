@@ -258,11 +258,9 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
         }
         attn = bytes > attn ? bytes : attn;
     }
-    cb->half = -1;
-    be->halves = ranks_halve(be->ranks);
-    return (cb->all_rows = rows_of(cb, T, E, "the residual stream", err)) &&
-           (cb->all_out = rows_of(cb, s->max_out, E, "output rows", err)) &&
-           (cb->all_d = rows_of(cb, T, E, "block outputs", err)) &&
+    return (cb->stream.all = rows_of(cb, T, E, "the residual stream", err)) &&
+           (cb->stream.out = rows_of(cb, s->max_out, E, "output rows", err)) &&
+           (cb->stream.d = rows_of(cb, T, E, "block outputs", err)) &&
            (cb->n = rows_of(cb, T, E, "normalised activations", err)) &&
            (cb->qkv = rows_of(cb, T, cb->max.qkv, "attention inputs", err)) &&
            (cb->q = rows_of(cb, T, heads, "queries", err)) &&
@@ -286,91 +284,39 @@ static void cpu_close(struct backend *be)
 
 /* The step */
 
-/* This step's angles of the batch's rows. */
+/* This step's angles. */
 static float *rope_of(const struct cpu_backend *cb, const struct rope *rope)
 {
-    return cb->rope[rope - cb->net->ropes] + (size_t)cb->row * (size_t)rope->n_rot;
+    return cb->rope[rope - cb->net->ropes];
 }
 
-/* Ops are those of b from here on, whose rows and out rows of the step begin at row and out. */
-static void take_batch(struct cpu_backend *cb, const struct batch *b, int row, int out)
-{
-    size_t at = (size_t)row * (size_t)cb->net->n_embd;
-    CHECK(row + b->n_tokens <= cb->bounds.max_tokens && out + b->n_out <= cb->bounds.max_out,
-          "batch too large");
-    cb->batch = *b;
-    cb->row = row;
-    cb->out = out;
-    cb->stream = (struct cpu_stream){.all = cb->all_rows + at,
-                                     .d = cb->all_d + at,
-                                     .out = cb->all_out + (size_t)out * (size_t)cb->net->n_embd};
-    for (int i = 0; i < b->n_out; i++)
-        cb->sampled[out + i] = -1;
-    cpu_stage_begin(cb);
-    for (int i = 0; i < cb->net->n_ropes; i++)
-        cpu_rope_table(&cb->net->ropes[i], b, rope_of(cb, &cb->net->ropes[i]), cb->pool);
-    cpu_stage_end(cb, STAGE_OTHER);
-}
-
-static void count_step(struct cpu_backend *cb, int rows, bool decodes)
+static void count_step(struct cpu_backend *cb, const struct batch *b)
 {
     struct profile *p = cb->base.profile;
-    cb->pick.deterministic = cb->base.deterministic;
     if (!p)
         return;
-    p->phase = decodes;
+    p->phase = b->n_decode == b->n_seqs;
     p->steps[p->phase]++;
-    p->tokens[p->phase] += rows;
+    p->tokens[p->phase] += b->n_tokens;
 }
 
 static void cpu_begin(struct backend *be, const struct batch *b)
 {
     struct cpu_backend *cb = cpu_self(be);
-    count_step(cb, b->n_tokens, b->n_decode == b->n_seqs);
-    take_batch(cb, b, 0, 0);
-    cpu_lora_begin(cb);
-}
-
-static void cpu_begin_halves(struct backend *be, const struct batch halves[2])
-{
-    struct cpu_backend *cb = cpu_self(be);
-    const struct batch *a = &halves[0], *b = &halves[1];
-    count_step(cb, a->n_tokens + b->n_tokens,
-               false); /* sequences that only decode are not halved */
-    if (be->profile)
-        be->profile->halved++;
-    for (int i = 0; i < 2; i++) {
-        take_batch(cb, &halves[i], i ? a->n_tokens : 0, i ? a->n_out : 0);
-        cb->halves[i] = (struct cpu_half){
-            .batch = halves[i], .stream = cb->stream, .row = cb->row, .out = cb->out};
-    }
-}
-
-/* Its sum over ranks that is under way is waited for, and the op finished. */
-static void cpu_half(struct backend *be, int i)
-{
-    struct cpu_backend *cb = cpu_self(be);
-    struct cpu_half *h = &cb->halves[i];
-    if (cb->half >= 0)
-        cb->halves[cb->half].stream = cb->stream;
-    cb->half = i;
-    cb->batch = h->batch;
-    cb->stream = h->stream;
-    cb->row = h->row;
-    cb->out = h->out;
-    cpu_lora_begin(cb);
-    if (cb->stream.narrow)
-        cpu_lora_narrow(cb);
-    if (!h->rest)
-        return;
+    CHECK(b->n_tokens <= cb->bounds.max_tokens && b->n_out <= cb->bounds.max_out,
+          "batch too large");
+    cb->pick.deterministic = be->deterministic;
+    count_step(cb, b);
+    cb->batch = *b;
+    cb->stream.rows = 0;
+    cb->stream.pending = cb->stream.narrow = false;
+    for (int i = 0; i < b->n_out; i++)
+        cb->sampled[i] = -1;
     cpu_stage_begin(cb);
-    ranks_sum_end(be->ranks, i);
-    cpu_stage_end(cb, STAGE_RANKS);
-    if (!cb->halves[!i].rest)
-        pool_look(cb->pool, NULL, NULL);
-    void (*rest)(struct cpu_backend *, const void *, int) = h->rest;
-    h->rest = NULL;
-    rest(cb, h->part, h->layer);
+    for (int i = 0; i < cb->net->n_ropes; i++)
+        cpu_rope_table(&cb->net->ropes[i], b, rope_of(cb, &cb->net->ropes[i]), cb->pool);
+    cpu_stage_end(cb, STAGE_OTHER);
+    cpu_lora_begin(cb);
 }
 
 static bool cpu_replay(struct backend *be, uint64_t key)
@@ -386,10 +332,7 @@ static void cpu_record(struct backend *be, uint64_t key)
 
 static void cpu_launch(struct backend *be)
 {
-    struct cpu_backend *cb = cpu_self(be); /* ops run as they are issued */
-    if (cb->half >= 0)                     /* samplers and tokens are of both */
-        cb->batch.n_out += cb->halves[!cb->half].batch.n_out;
-    cb->half = -1;
+    (void)be; /* ops run as they are issued */
 }
 
 static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
@@ -457,7 +400,7 @@ static void layers_rows(void *arg, int ith, int first, int last)
     int n = e->width * cb->net->n_layers;
     float *row = gemm_tile(cb, ith, 0);
     for (int t = first; t < last; t++) {
-        float *to = cb->layer_embeds + (size_t)(cb->row + t) * (size_t)n;
+        float *to = cb->layer_embeds + (size_t)t * (size_t)n;
         for (int i = 0; i < n; i++)
             to[i] *= e->project_scale;
         cpu_norm_alone(&e->norm, to, cb->net->n_layers, e->width, cb->isa);
@@ -470,11 +413,9 @@ static void layers_rows(void *arg, int ith, int first, int last)
 static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
 {
     struct layers_job j = {cb, e};
-    size_t width = (size_t)e->width * (size_t)cb->net->n_layers;
     if (!e->width)
         return;
-    gemm_linear(cb, e->project, cb->stream.x, cb->layer_embeds + (size_t)cb->row * width,
-                cb->stream.rows);
+    gemm_linear(cb, e->project, cb->stream.x, cb->layer_embeds, cb->stream.rows);
     pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
@@ -487,35 +428,6 @@ static void sum_ranks(struct cpu_backend *cb, float *rows, const uint64_t *from)
         ranks_sum_rows(cb->base.ranks, rows, n, E, from);
     else
         ranks_sum(cb->base.ranks, rows, (size_t)n * (size_t)E);
-    cpu_stage_end(cb, STAGE_RANKS);
-}
-
-static void look_after_ranks(void *arg)
-{
-    ranks_poke(arg);
-}
-
-/* The last sum of an op, and the rest of it, which a half of a step leaves until its turn comes again. */
-static void sum_last(struct cpu_backend *cb, float *rows, const uint64_t *from,
-                     void (*rest)(struct cpu_backend *, const void *, int), const void *part,
-                     int layer)
-{
-    int n = cb->stream.rows, E = cb->net->n_embd;
-    if (cb->half < 0) {
-        sum_ranks(cb, rows, from);
-        rest(cb, part, layer);
-        return;
-    }
-    struct cpu_half *h = &cb->halves[cb->half];
-    h->rest = rest;
-    h->part = part;
-    h->layer = layer;
-    cpu_stage_begin(cb);
-    if (from)
-        ranks_sum_rows_begin(cb->base.ranks, cb->half, rows, n, E, from);
-    else
-        ranks_sum_begin(cb->base.ranks, cb->half, rows, (size_t)n * (size_t)E);
-    pool_look(cb->pool, look_after_ranks, cb->base.ranks);
     cpu_stage_end(cb, STAGE_RANKS);
 }
 
@@ -535,23 +447,15 @@ static void embed_stream(struct cpu_backend *cb, const struct embed *e)
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
-static void embed_rest(struct cpu_backend *cb, const void *part, int layer)
-{
-    (void)layer;
-    const struct embed *e = part;
-    cpu_stage_begin(cb);
-    embed_layers(cb, &e->layers);
-    cpu_stage_end(cb, STAGE_EMBED);
-}
-
 static void cpu_embed(struct backend *be, const struct embed *e)
 {
     struct cpu_backend *cb = cpu_self(be);
     embed_stream(cb, e);
     if (e->partial)
-        sum_last(cb, cb->stream.x, NULL, embed_rest, e, 0);
-    else
-        embed_rest(cb, e, 0);
+        sum_ranks(cb, cb->stream.x, NULL);
+    cpu_stage_begin(cb);
+    embed_layers(cb, &e->layers);
+    cpu_stage_end(cb, STAGE_EMBED);
 }
 
 /* Adds what the last block gave, where no norm does it on the way. */
@@ -671,13 +575,6 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
-static void mixer_rest(struct cpu_backend *cb, const void *part, int layer)
-{
-    (void)layer;
-    const struct mixer *m = part;
-    finish_block(cb, &m->block);
-}
-
 static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct cpu_backend *cb = cpu_self(be);
@@ -700,9 +597,8 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     }
     linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
     if (m->partial)
-        sum_last(cb, cb->stream.d, NULL, mixer_rest, m, layer);
-    else
-        mixer_rest(cb, m, layer);
+        sum_ranks(cb, cb->stream.d, NULL);
+    finish_block(cb, &m->block);
 }
 
 static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
@@ -775,7 +671,7 @@ static void gate_rows(void *arg, int ith, int first, int last)
     const struct cpu_backend *cb = j->cb;
     size_t P = (size_t)j->width, all = P * (size_t)cb->net->n_layers;
     for (int i = first; i < last; i++) {
-        size_t row = (size_t)(cb->row + (cb->stream.narrow ? cb->batch.out_rows[i] : i));
+        size_t row = (size_t)(cb->stream.narrow ? cb->batch.out_rows[i] : i);
         gemm_activate(cb, &j->act, cb->layer_gate + (size_t)i * P,
                       cb->layer_embeds + row * all + (size_t)j->layer * P, j->width);
     }
@@ -797,9 +693,8 @@ static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int
 }
 
 /* d holds what the mlp gives: of both parts, normed, or of its only one. */
-static void mlp_rest(struct cpu_backend *cb, const void *part, int layer)
+static void finish_mlp(struct cpu_backend *cb, const struct mlp *m, int layer)
 {
-    const struct mlp *m = part;
     struct cpu_stream *x = &cb->stream;
     bool both = m->router.w && m->dense.gate_up;
     cpu_stage_begin(cb);
@@ -831,13 +726,11 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
         gemm_ffn(cb, &m->dense, n, x->d, x->rows);
         cpu_stage_end(cb, STAGE_FFN);
     }
-    if (!partial) {
-        mlp_rest(cb, m, layer);
-        return;
-    }
     /* a dense part that is added to the experts' is of every row */
     bool some = has_experts && !m->dense.gate_up;
-    sum_last(cb, x->d, some ? expert_lanes(cb, m) : NULL, mlp_rest, m, layer);
+    if (partial)
+        sum_ranks(cb, x->d, some ? expert_lanes(cb, m) : NULL);
+    finish_mlp(cb, m, layer);
 }
 
 struct cap_job {
@@ -862,10 +755,8 @@ static void cpu_head(struct backend *be, const struct head *h)
 {
     struct cpu_backend *cb = cpu_self(be);
     size_t width = (size_t)logits_width(cb);
-    float *logits = cb->logits + (size_t)cb->out * width;
+    float *logits = cb->logits;
     narrow(cb);
-    if (cb->half >= 0 && cb->stream.rows == 0)
-        return;
     const float *n = norm_stream(cb, &h->norm);
     if (!h->w) {
         memcpy(logits, n, (size_t)cb->stream.rows * width * sizeof(float));
@@ -1028,8 +919,6 @@ static const struct backend_ops cpu_ops = {
     .unadapt = cpu_lora_unadapt,
     .prepare = cpu_prepare,
     .begin = cpu_begin,
-    .begin_halves = cpu_begin_halves,
-    .half = cpu_half,
     .replay = cpu_replay,
     .record = cpu_record,
     .launch = cpu_launch,

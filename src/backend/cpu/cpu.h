@@ -25,18 +25,6 @@ struct cpu_stream {
     bool narrow;  /* the rows are the out rows */
 };
 
-struct cpu_backend;
-/* A half of a step (begin_halves): what of the backend is its own while the other one runs. */
-struct cpu_half {
-    struct batch batch;
-    struct cpu_stream stream;
-    int row, out; /* its first row and its first out row of the step */
-    /* What is left of the op whose sum over ranks is under way: rest(cb, part, layer); NULL = none is. */
-    void (*rest)(struct cpu_backend *cb, const void *part, int layer);
-    const void *part;
-    int layer;
-};
-
 struct cpu_backend {
     struct backend base;
     struct pool *pool;
@@ -46,12 +34,8 @@ struct cpu_backend {
     const struct network *net; /* after prepare() */
     struct network_max max;
     struct bounds bounds;
-    struct batch batch; /* this step: between begin() and end(); or the half in work: */
+    struct batch batch; /* this step: between begin() and end() */
     struct cpu_stream stream;
-    int row, out; /* the first of rows and of out rows that the batch has of the step */
-    struct cpu_half halves[2];
-    int half;                          /* in work; -1 = the step is whole */
-    float *all_rows, *all_d, *all_out; /* the stream's memory: (max_tokens, E), and (max_out, E) */
     struct cpu_block {
         void *p;
         size_t bytes;

@@ -345,9 +345,6 @@ static struct backend_ops make_ops(void)
     o.record = cuda_record;
     o.launch = cuda_launch_step;
     o.end = cuda_end;
-    o.begin_halves = cuda_begin_halves;
-    o.half = cuda_half;
-    o.sum_seconds = lanes_sum_seconds;
     o.embed = op_embed;
     o.mixer = op_mixer;
     o.mlp = cuda_mlp;
@@ -373,7 +370,6 @@ extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, 
     struct cuda_backend *cu = &whole->cu;
     whole->be.ops = &ops;
     whole->be.ahead = true;
-    whole->halves.now = -1;
     cu->be = &whole->be;
     if (!cuda_open_device(cu, cuda_device_number(opt->device), err)) {
         cuda_close(cu->be);

@@ -24,22 +24,6 @@ struct cuda_mtp {
     int narrows; /* the layer of the step where rows that need no logits end; -1: in the head */
 };
 
-/* halves.cu: steps in two halves (begin_halves of the op table). What of the backend belongs to one of them while
- * the ops of the other run; everything else an op uses is its own until it returns. */
-struct cuda_half {
-    int row, out; /* where its rows, and its out rows, begin in the step's */
-    struct step_layout layout;
-    struct resid resid;
-    struct lora_step loras;
-    struct cuda_mtp mtp;
-};
-struct cuda_halves {
-    bool room;     /* there is memory for two: without it steps are whole */
-    int now;       /* whose ops are issued; -1: the step is whole, or not begun */
-    bool may_wait; /* of whole steps: beside kernels of NCCL no blocks may count on each other */
-    struct cuda_half of[2];
-};
-
 /* What a struct backend of ours is. */
 struct cuda_whole {
     struct backend be;
@@ -47,7 +31,6 @@ struct cuda_whole {
     struct cuda_loras loras;
     struct lanes lanes;
     struct cuda_mtp mtp;
-    struct cuda_halves halves;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
 {
@@ -58,11 +41,6 @@ static inline struct cuda_backend *cuda_self(struct backend *be)
 static inline struct lanes *cuda_lanes(const struct cuda_backend *cu)
 {
     return &((struct cuda_whole *)cu->be)->lanes;
-}
-
-static inline struct cuda_halves *cuda_halves_of(const struct cuda_backend *cu)
-{
-    return &((struct cuda_whole *)cu->be)->halves;
 }
 
 static inline const struct matrix *cuda_matrix(const struct weight *w)
@@ -127,20 +105,6 @@ bool cuda_replay(struct backend *be, uint64_t key);
 void cuda_record(struct backend *be, uint64_t key);
 void cuda_launch_step(struct backend *be);
 bool cuda_end(struct backend *be, int32_t *tokens, struct error *err);
-/* A step of so many rows and out rows is under way; then what each batch of it has is laid out and brought over. */
-void step_take_turn(struct cuda_backend *cu, int rows, int seqs, int n_out, bool decodes);
-void step_take_batch(struct cuda_backend *cu, const struct batch *b);
-
-/* Ints, or what is larger, to which what lies behind the first half's of it is aligned: as device memory is. */
-enum { STEP_ALIGN = 64 };
-/* halves.cu. halves_want: whether room for them is asked for. halves_leave: what is pointed to is the whole step's
- * again. */
-bool halves_want(const struct cuda_backend *cu);
-size_t halves_turns(const struct cuda_backend *cu); /* of positions (cu->rope), of one half */
-void cuda_begin_halves(struct backend *be, const struct batch halves[2]);
-void cuda_half(struct backend *be, int i);
-void halves_leave(struct cuda_backend *cu);
-
 /* pick.cu */
 bool pick_info(struct backend *be, int i, struct pick_info *out);
 void pick_force(struct backend *be, const char *names);

@@ -79,22 +79,6 @@ bool lanes_sums(const struct cuda_backend *cu, bool partial)
     return partial || cuda_lanes(cu)->always;
 }
 
-static int half_of(const struct cuda_backend *cu)
-{
-    return cuda_halves_of(cu)->now;
-}
-
-/* Where NCCL's next call goes, behind what the stream has so far. */
-static cudaStream_t nccl_stream(struct cuda_backend *cu)
-{
-    struct lanes *l = cuda_lanes(cu);
-    if (half_of(cu) < 0)
-        return cu->stream;
-    CUDA_TRY(cu, cudaEventRecord(l->ready, cu->stream));
-    CUDA_TRY(cu, cudaStreamWaitEvent(l->beside, l->ready, 0));
-    return l->beside;
-}
-
 /* The host waits for what was enqueued; MPI waits for the others. */
 static void sum_by_host(struct cuda_backend *cu, const float *in, float *out, size_t n)
 {
@@ -106,62 +90,14 @@ static void sum_by_host(struct cuda_backend *cu, const float *in, float *out, si
     copy(cu, l->mapped, out, n);
 }
 
-/* Of a half: begun, to be taken. */
-static void sum_late(struct cuda_backend *cu, const float *in, float *out, size_t n)
-{
-    struct lanes *l = cuda_lanes(cu);
-    struct late_sum *s = &l->late[half_of(cu)];
-    struct error err = {};
-    CHECK(!s->n, "a second sum of a half");
-    s->n = n;
-    s->out = out;
-    s->at = (size_t)cuda_halves_of(cu)->of[half_of(cu)].row * (size_t)cu->shape.n_embd;
-    if (!l->nccl) {
-        CHECK(s->at + n <= l->room, "a sum of %zu floats, %zu of room", s->at + n, l->room);
-        copy(cu, in, l->mapped + s->at, n);
-        CUDA_TRY(cu, cudaEventRecord(s->done, cu->stream));
-        return;
-    }
-    cudaStream_t stream = nccl_stream(cu);
-    if (!nccl_sum(l->nccl, in, out, n, stream, &err))
-        fail(cu, &err);
-    CUDA_TRY(cu, cudaEventRecord(s->done, stream));
-}
-
-static void take_late(struct cuda_backend *cu, int half)
-{
-    struct lanes *l = cuda_lanes(cu);
-    struct late_sum *s = &l->late[half];
-    if (!s->n)
-        return;
-    step_mark(cu);
-    if (l->nccl) {
-        CUDA_TRY(cu, cudaStreamWaitEvent(cu->stream, s->done, 0));
-    } else if (!l->given_up) {
-        CUDA_TRY(cu, cudaEventSynchronize(s->done));
-        ranks_sum(ranks_of(cu), l->host + s->at, s->n);
-        copy(cu, l->mapped + s->at, s->out, s->n);
-    }
-    s->n = 0;
-    step_mark_end(cu, STAGE_RANKS);
-}
-
-void lanes_take(struct cuda_backend *cu)
-{
-    if (half_of(cu) >= 0)
-        take_late(cu, half_of(cu));
-}
-
-static void sum_floats(struct cuda_backend *cu, const float *in, float *out, size_t n)
+/* out (rows, n_embd) = in, added up over the lanes. */
+static void sum(struct cuda_backend *cu, const float *in, float *out, int rows)
 {
     struct lanes *l = cuda_lanes(cu);
     struct error err = {};
+    size_t n = (size_t)rows * (size_t)cu->shape.n_embd;
     if (!n || l->given_up)
         return;
-    if (half_of(cu) >= 0) {
-        sum_late(cu, in, out, n);
-        return;
-    }
     step_mark(cu);
     if (!l->nccl)
         sum_by_host(cu, in, out, n);
@@ -170,15 +106,9 @@ static void sum_floats(struct cuda_backend *cu, const float *in, float *out, siz
     step_mark_end(cu, STAGE_RANKS);
 }
 
-static void sum(struct cuda_backend *cu, const float *in, float *out, int rows)
-{
-    sum_floats(cu, in, out, (size_t)rows * (size_t)cu->shape.n_embd);
-}
-
 void lanes_sum(struct cuda_backend *cu, float *rows, int n)
 {
     sum(cu, rows, rows, n);
-    lanes_take(cu);
 }
 
 void lanes_sum_stream(struct cuda_backend *cu, bool partial)
@@ -193,39 +123,11 @@ void lanes_sum_stream(struct cuda_backend *cu, bool partial)
     r->d = to;
 }
 
-void lanes_shift(struct cuda_backend *cu, ptrdiff_t rows, ptrdiff_t outs)
-{
-    struct lanes *l = cuda_lanes(cu);
-    if (l->sum)
-        l->sum += rows * cu->shape.n_embd;
-    if (l->part)
-        l->part += outs * cu->net->head.w->n_out;
-}
-
-bool lanes_alone(const struct cuda_backend *cu)
+/* A process that is alone sums all the same: STEEL_NCCL=1. */
+static bool is_alone(const struct cuda_backend *cu)
 {
     const char *wish = getenv("STEEL_NCCL");
     return !ranks_of(cu) && wish && !strcmp(wish, "1");
-}
-
-/* Several behind each other, so that what the host does for one is not counted. */
-double lanes_sum_seconds(struct backend *be, size_t floats)
-{
-    enum { TIMES = 8 };
-    struct cuda_backend *cu = cuda_self(be);
-    struct lanes *l = cuda_lanes(cu);
-    float *buf = l->nccl ? l->sum : cu->d;
-    CHECK(floats <= (size_t)cu->shape.max_tokens * (size_t)cu->shape.n_embd, "a sum of %zu floats",
-          floats);
-    cuda_enter(cu);
-    CUDA_TRY(cu, cudaMemsetAsync(buf, 0, floats * sizeof *buf, cu->stream));
-    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
-    int64_t start = clock_ns();
-    for (int i = 0; i < TIMES; i++)
-        sum_floats(cu, buf, buf, floats);
-    CUDA_TRY(cu, cudaEventRecord(l->ready, cu->stream));
-    lanes_wait(cu, l->ready);
-    return (double)(clock_ns() - start) * 1e-9 / TIMES;
 }
 
 void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool partial,
@@ -287,21 +189,14 @@ void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows)
     if (!head_is_cut(cu, h) || l->given_up)
         return;
     int first = ranks_vocab(ranks_of(cu), width, ranks_of(cu)->lane).first;
-    for (int i = 0; !l->nccl && i < 2; i++)
-        take_late(cu, i); /* all of the pinned memory is needed */
     step_mark(cu);
     if (l->nccl) {
         cuda_launch(cu, lanes_spread_kernel,
                     dim3((unsigned)ceil_div(width, COPY_THREADS), (unsigned)rows), COPY_THREADS, 0,
                     LAUNCH_EARLY, l->part, cu->logits_all, own, first, width);
-        cudaStream_t stream = nccl_stream(cu);
         if (!nccl_reduce(l->nccl, cu->logits_all, cu->logits_all, (size_t)rows * (size_t)width,
-                         stream, &err))
+                         cu->stream, &err))
             fail(cu, &err);
-        if (stream != cu->stream) {
-            CUDA_TRY(cu, cudaEventRecord(l->ready, stream));
-            CUDA_TRY(cu, cudaStreamWaitEvent(cu->stream, l->ready, 0));
-        }
     } else {
         collect_by_host(cu, own, rows);
     }
@@ -353,17 +248,6 @@ void lanes_wait(struct cuda_backend *cu, cudaEvent_t done)
 
 /* Before the first */
 
-/* Of steps in halves. */
-static bool own_events(struct cuda_backend *cu, struct error *err)
-{
-    struct lanes *l = cuda_lanes(cu);
-    cudaEvent_t *events[] = {&l->ready, &l->late[0].done, &l->late[1].done};
-    cudaError_t e = cudaStreamCreateWithFlags(&l->beside, cudaStreamNonBlocking);
-    for (int i = 0; i < 3 && e == cudaSuccess; i++)
-        e = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
-    return e == cudaSuccess || error_set(err, "CUDA: %s", cudaGetErrorString(e));
-}
-
 static bool own_memory(struct cuda_backend *cu, struct error *err)
 {
     struct lanes *l = cuda_lanes(cu);
@@ -376,7 +260,7 @@ static bool own_memory(struct cuda_backend *cu, struct error *err)
         {(void **)&l->sum, nccl ? rows * (size_t)s->n_embd * 4 : 0},
         {(void **)&l->part, cut ? out * (size_t)h->w->n_out * 4 : 0},
     };
-    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err) || !own_events(cu, err))
+    if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
     if (nccl)
         return true;
@@ -441,7 +325,7 @@ bool lanes_prepare(struct cuda_backend *cu, bool ok, struct error *err)
     struct lanes *l = cuda_lanes(cu);
     struct ranks *r = ranks_of(cu);
     const char *wish = getenv("STEEL_NCCL");
-    if (!r && (!ok || !lanes_alone(cu)))
+    if (!r && (!ok || !is_alone(cu)))
         return ok;
     if (!r) {
         l->nccl = nccl_open(err);
@@ -461,13 +345,4 @@ void lanes_close(struct cuda_backend *cu)
     if (l->host)
         cudaFreeHost(l->host);
     l->host = NULL;
-    cudaEvent_t *events[] = {&l->ready, &l->late[0].done, &l->late[1].done};
-    for (int i = 0; i < 3; i++) {
-        if (*events[i])
-            cudaEventDestroy(*events[i]);
-        *events[i] = NULL;
-    }
-    if (l->beside)
-        cudaStreamDestroy(l->beside);
-    l->beside = NULL;
 }

@@ -6,11 +6,6 @@
  * Two ways. NCCL, where it is found and every rank has a GPU of its own: sums are part of the stream,
  * and of recorded steps. Else MPI: rows go to pinned memory, the host waits for them, MPI adds them up
  * in the order of lanes, and they come back; such steps are not recorded.
- *
- * Of a step in halves (halves.cu) a block's sum is begun at once and taken when its half has its turn again, while the
- * ops of the other run: NCCL has a stream of its own for that; where MPI adds up, the host waits no sooner.
- * Invariants: 1. A half has one sum under way at most, of rows that nobody touches until it is taken. 2. All that NCCL does
- * in such a step is on its own stream, and what it did in a whole one ended before: it never runs two things at once.
  */
 #ifndef STEEL_BACKEND_CUDA_LANES_H
 #define STEEL_BACKEND_CUDA_LANES_H
@@ -20,24 +15,14 @@
 struct head;
 struct nccl;
 
-/* A half's sum under way. */
-struct late_sum {
-    size_t n, at; /* floats, 0: there is none; MPI: where in the pinned memory */
-    float *out;
-    cudaEvent_t done; /* NCCL: it is there; MPI: the host may begin */
-};
-
 struct lanes {
     struct nccl *nccl;    /* NULL: MPI */
     bool given_up;        /* NCCL was ended with a step under way: there are no sums any more */
     bool always;          /* a process that is alone sums all the same (STEEL_NCCL=1): for tests */
     float *host, *mapped; /* MPI: pinned (room), and as the device sees it */
     size_t room;
-    float *sum;              /* NCCL: (max_tokens, n_embd) */
-    float *part;             /* NCCL: (max_out, own rows of the head) */
-    cudaStream_t beside;     /* NCCL: of steps in halves */
-    cudaEvent_t ready;       /* what it is to add up is there */
-    struct late_sum late[2]; /* by half */
+    float *sum;  /* NCCL: (max_tokens, n_embd) */
+    float *part; /* NCCL: (max_out, own rows of the head) */
 };
 
 /* Whether and how others are there: after scratch, before the first step. All ranks call it; ok: what
@@ -55,8 +40,6 @@ void lanes_sum(struct cuda_backend *cu, float *rows, int n);
  * lanes_sums: whether that is so. */
 bool lanes_sums(const struct cuda_backend *cu, bool partial);
 void lanes_sum_stream(struct cuda_backend *cu, bool partial);
-/* Of a half: its sum that is under way, if there is one, is there for what follows. */
-void lanes_take(struct cuda_backend *cu);
 /* A dense part beside experts, added up; or, where both are partial and no norm stands between, added to
  * what the stream is to add, so that one sum does for both. */
 void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool partial,
@@ -64,13 +47,6 @@ void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool parti
 /* Where the head's product goes; then lane 0 gets all of the vocabulary in cu->logits_all. */
 float *lanes_head_to(struct cuda_backend *cu, const struct head *h);
 void lanes_collect(struct cuda_backend *cu, const struct head *h, int rows);
-
-/* halves.cu: what belongs to rows and out rows lies so many further on. */
-void lanes_shift(struct cuda_backend *cu, ptrdiff_t rows, ptrdiff_t outs);
-/* A process that is alone sums all the same. */
-bool lanes_alone(const struct cuda_backend *cu);
-/* sum_seconds of the op table. */
-double lanes_sum_seconds(struct backend *be, size_t floats);
 
 /* residual.cu: what is to be added as rows, if it is anything. */
 void resid_add_rows(struct cuda_backend *cu, struct resid *r);

@@ -188,12 +188,6 @@ static struct rope_tables ropes_of(const struct network *net)
     return t;
 }
 
-/* Of what halves of a step have each for itself. */
-static size_t twice(const struct cuda_backend *cu)
-{
-    return cuda_halves_of(cu)->room ? 2 : 1;
-}
-
 /* What begin and end need of every step under way. */
 static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
@@ -202,15 +196,14 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
     cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
                    2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu) +
                    mtp_step_ints(cu);
-    cu->step_cap = align_up(cu->step_cap, STEP_ALIGN); /* behind it the second half's begins */
     for (int i = 0; i < 2; i++) {
         struct flight *f = &cu->flights[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
         cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
         if (e != cudaSuccess)
             return error_set(err, "CUDA: %s", cudaGetErrorString(e));
-        if (!cuda_pin((void **)&cu->step_hosts[i], (void **)&cu->step_mappeds[i],
-                      twice(cu) * cu->step_cap * 4, err))
+        if (!cuda_pin((void **)&cu->step_hosts[i], (void **)&cu->step_mappeds[i], cu->step_cap * 4,
+                      err))
             return false;
     }
     return sample_prepare(cu, err);
@@ -292,9 +285,9 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->a_out, (out + 1) * heads * 4},
         {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
         {(void **)&cu->rope_freq, (pairs + 1) * 4},
-        {(void **)&cu->rope, twice(cu) * halves_turns(cu) * sizeof(float2)},
-        {(void **)&cu->step_dev, twice(cu) * cu->step_cap * 4},
-        {(void **)&cu->shadow, twice(cu) * NORM_ROWS * embd * 4},
+        {(void **)&cu->rope, tokens * (pairs + 1) * sizeof(float2)},
+        {(void **)&cu->step_dev, cu->step_cap * 4},
+        {(void **)&cu->shadow, NORM_ROWS * embd * 4},
         {(void **)&cu->qkv, tokens * (size_t)(max.qkv + 1) * 4},
         {(void **)&cu->split_acc, split.floats * 4},
         {(void **)&cu->split_ml, split.units * 16 * 4},
@@ -360,7 +353,6 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cu->net = net;
     cu->shape = shape_of(net, &own);
     cu->ropes = ropes_of(net);
-    cuda_halves_of(cu)->room = halves_want(cu);
     return lora_prepare(cu, &own, err) && own_steps(cu, err) && own_scratch(cu, err) &&
            own_parts(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            latent_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
@@ -384,7 +376,6 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
                          (size_t)cu->ropes.of[i].half * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     cu->prepared = true;
-    be->halves = cuda_halves_of(cu)->room && ranks_halve(be->ranks);
     if (cu->failed && err)
         *err = cu->error;
     return !cu->failed;

@@ -202,41 +202,32 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     return used;
 }
 
-void step_take_turn(struct cuda_backend *cu, int rows, int seqs, int n_out, bool decodes)
+void cuda_begin(struct backend *be, const struct batch *b)
 {
-    struct profile *profile = cu->be->profile;
-    CHECK(rows <= cu->shape.max_tokens && seqs <= cu->shape.max_seqs && n_out <= cu->shape.max_out,
-          "a step of %d rows, %d sequences, %d outputs", rows, seqs, n_out);
+    struct cuda_backend *cu = cuda_self(be);
+    struct profile *profile = be->profile;
+    CHECK(b->n_tokens <= cu->shape.max_tokens && b->n_seqs <= cu->shape.max_seqs &&
+              b->n_out <= cu->shape.max_out,
+          "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
     cuda_enter(cu);
     CHECK(cu->n_begun - cu->n_ended < 2, "two steps are under way");
     int turn = (int)(cu->n_begun++ % 2);
     struct flight *f = &cu->flights[turn];
-    f->n_out = n_out;
-    memset(f->chosen, 0, (size_t)n_out * sizeof *f->chosen);
+    f->n_out = b->n_out;
+    memset(f->chosen, 0, (size_t)b->n_out * sizeof *f->chosen);
     f->launched = false;
     cu->step_host = cu->step_hosts[turn];
     cu->step_mapped = cu->step_mappeds[turn];
     cu->n_routed = 0;
     cu->n_marks = 0;
     if (profile) {
-        profile->phase = decodes;
+        profile->phase = b->n_decode == b->n_seqs;
         profile->steps[profile->phase]++;
-        profile->tokens[profile->phase] += rows;
+        profile->tokens[profile->phase] += b->n_tokens;
     }
-}
-
-void step_take_batch(struct cuda_backend *cu, const struct batch *b)
-{
     cu->kv = b->kv;
     memset(&cu->resid, 0, sizeof cu->resid);
     step_load(cu, put_batch(cu, b));
-}
-
-void cuda_begin(struct backend *be, const struct batch *b)
-{
-    struct cuda_backend *cu = cuda_self(be);
-    step_take_turn(cu, b->n_tokens, b->n_seqs, b->n_out, b->n_decode == b->n_seqs);
-    step_take_batch(cu, b);
 }
 
 static bool same_layout(const struct step_layout *a, const struct step_layout *b)
@@ -341,7 +332,6 @@ void cuda_launch_step(struct backend *be)
     struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
     if (f->launched)
         return;
-    halves_leave(cu);
     if (cu->recording)
         finish_recording(cu);
     if (!cu->net->head.w)

@@ -258,7 +258,6 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     lanes_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
     close.set = close.set || close.beside || close.norm.gain;
     if (m->embed.gate) {
-        lanes_take(cu); /* it reads the stream */
         r->close = close;
         run_layer_embed(cu, &m->embed, layer, &close);
     }

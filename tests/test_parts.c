@@ -1,8 +1,4 @@
-/*
- * A step in halves: where it is cut (model/parts.h), what each half has of it, and when halves pay
- * (engine/overlap.h).
- */
-#include "engine/overlap.h"
+/* A step in parts: where it is cut, and what each part has of it (model/parts.h). */
 #include "model/parts.h"
 
 #include <setjmp.h>
@@ -87,7 +83,7 @@ static void test_where(void **state)
     assert_int_equal(parts_cut(&s.b, true, 16, 0), 0);
 }
 
-static void test_halves(void **state)
+static void test_parts(void **state)
 {
     (void)state;
     struct step s;
@@ -142,60 +138,11 @@ static void test_halves(void **state)
     batch_part_clear(&b);
 }
 
-/* 100 sums of 1 kB a row; a row costs 10 us in all. */
-static const struct overlap plain = {
-    .dear = 64, .sums = 100, .row_bytes = 1000, .latency = 1e-6, .row = 10e-6};
-
-static void test_when(void **state)
-{
-    (void)state;
-    struct overlap o = plain;
-    assert_false(overlap_pays(&o, 1024)); /* nothing to hide */
-    o.byte = 5e-11;                       /* half of a step of 1,024 rows is transfers */
-    assert_true(overlap_pays(&o, 1024));
-    double step = 10e-6 * (1024 + 64), moved = 100 * 1024e3 * 5e-11, late = 100 * 1e-6;
-    double gain = overlap_gain(&o, 1024), products = step - moved - late;
-    assert_true(moved < products);
-    assert_float_equal(gain, moved - 64 * 10e-6 - late, 1e-9);
-    o.byte = 8e-11; /* most of it is: what products there are hide that much */
-    moved = 100 * 1024e3 * 8e-11;
-    assert_float_equal(overlap_gain(&o, 1024), step - moved - late - 64 * 10e-6 - late, 1e-9);
-    assert_false(overlap_pays(&o, OVERLAP_ROWS - 1)); /* short ones never */
-    o.byte = 5e-11;
-    o.own = 5e-11; /* the rank itself moves all of it, as through shared memory */
-    assert_false(overlap_pays(&o, 1024));
-    o.own = 0;
-    o.latency = 40e-6; /* dear to begin */
-    assert_false(overlap_pays(&o, 1024));
-    o.latency = 1e-6;
-    o.dear = 512; /* halves lose more than they hide */
-    assert_false(overlap_pays(&o, 1024));
-    o.dear = 64;
-    o.row = 0; /* no step was seen */
-    assert_false(overlap_pays(&o, 1024));
-}
-
-static void test_learns(void **state)
-{
-    (void)state;
-    struct overlap o = plain;
-    o.row = 0;
-    overlap_learn(&o, OVERLAP_ROWS - 1, 1);
-    assert_true(o.row == 0);
-    overlap_learn(&o, 1024 - 64, 1024e-6);
-    assert_float_equal(o.row, 1e-6, 1e-12);
-    for (int i = 0; i < 20; i++)
-        overlap_learn(&o, 1024 - 64, 2048e-6);
-    assert_float_equal(o.row, 2e-6, 2e-8);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_where),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_when),
-        cmocka_unit_test(test_learns),
+        cmocka_unit_test(test_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
