@@ -1,7 +1,8 @@
 /*
- * Attention: queries, keys and values of raw projections, the choice of a kernel for softmax(q K^T) V
- * over the paged cache, and the kernel for what no other takes (float caches, odd head sizes): a warp
- * per (row, head), plain floats, every part a layer may have.
+ * Attention: makes queries, keys and values from the raw projections and chooses a kernel for
+ * softmax(q K^T) V over the paged KV cache. Also the fallback kernel, attn_any, for what no other
+ * kernel takes (float caches, odd head sizes): one warp per (row, head), float arithmetic, every
+ * option a layer may have.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/kv_quant.cuh"
@@ -32,14 +33,14 @@ DEVICE float kv_get(const uint8_t *base, int type, size_t at)
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 
-/* A block: what a norm over all heads of a part multiplies by, for each part that has one. */
+/* One block: for each part with a norm over all heads, the factor of that norm. */
 DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float *sums,
                              float (&rms)[ATTN_PARTS])
 {
     int tid = (int)threadIdx.x, threads = (int)blockDim.x;
 #pragma unroll
     for (int part = 0; part < ATTN_PARTS; part++) {
-        struct attn_heads_run r = attn_heads_run_of(p, part);
+        struct attn_part_layout r = attn_part_layout_of(p, part);
         float sum = 0.0f;
         if (!p.heads.norm[part].on || (part != ATTN_Q && p.heads.shares_kv))
             continue;
@@ -48,7 +49,7 @@ DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float 
             sum += x * x;
         }
         sum = warp_sum(sum);
-        __syncthreads(); /* sums are read before they are written again */
+        __syncthreads(); /* the previous part's sums have been read */
         if (lane_id() == 0)
             sums[warp_id()] = sum;
         __syncthreads();
@@ -60,11 +61,11 @@ DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float 
 }
 
 /*
- * q, k, v of every row from their raw projections p.q: norms, rotation, temperature; q to (n_tokens, H,
- * Dk), k and v to the cache. A warp for each head. Blocks: x over heads, y over rows; one block has all
- * heads of a row where norms are of all of them. CODED: p.kv.type is two types.
+ * q, k and v of every row from its raw projections p.q: norms, RoPE, temperature. q goes to
+ * (n_tokens, H, Dk), k and v to the cache. One warp per head. Grid: (groups of heads, rows); with a
+ * norm over all heads, one block has all heads of its row. QUANT: p.kv.type holds two types.
  */
-template <bool CODED>
+template <bool QUANT>
 static __global__ void __launch_bounds__(512)
     attn_heads_kernel(const __grid_constant__ struct attn_args p, float *q)
 {
@@ -75,22 +76,22 @@ static __global__ void __launch_bounds__(512)
     int H = p.n_heads, K = p.kv.n_kv, widest = max(p.kv.head_dim, p.v_dim);
     float *head = (float *)shared + 16 + warp_id() * widest, rms[ATTN_PARTS] = {};
     if (p.heads.whole)
-        attn_heads_whole(p, p.q + (size_t)t * (size_t)p.heads.width, (float *)shared, rms);
+        attn_heads_whole(p, p.q + (size_t)t * (size_t)p.heads.row_width, (float *)shared, rms);
     int slot = p.step.slot[t], n = p.heads.shares_kv ? H : H + 2 * K;
     for (int h = (int)blockIdx.x * warps + warp_id(); h < n; h += (int)gridDim.x * warps) {
         int part = h < H ? ATTN_Q : h < H + K ? ATTN_K : ATTN_V;
         int i = part == ATTN_Q ? h : part == ATTN_K ? h - H : h - H - K;
         int dim = part == ATTN_V ? p.v_dim : p.kv.head_dim;
-        attn_head_make(p, t, part, i, rms[part], head);
+        attn_head_prepare(p, t, part, i, rms[part], head);
         int type = part == ATTN_V ? kv_values(p.kv.type) : kv_keys(p.kv.type);
-        if (CODED && kv_is_turned(type))
-            kv_head_turn(head, dim);
+        if (QUANT && kv_is_rotated(type))
+            kv_head_rotate(head, dim);
         if (part == ATTN_Q) {
-            float warm = attn_temperature(p, t);
+            float temperature = attn_temperature(p, t);
             float *to = q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)dim;
             for (int e = lane; e < dim; e += 32)
-                to[e] = head[e] * warm;
-        } else if (CODED && slot >= 0) {
+                to[e] = head[e] * temperature;
+        } else if (QUANT && slot >= 0) {
             kv_head_put(type, head, dim,
                         kv_place_of(part == ATTN_K ? p.kv.k : p.kv.v, type, slot, p.kv.page_len, K,
                                     i, dim));
@@ -103,8 +104,9 @@ static __global__ void __launch_bounds__(512)
     }
 }
 
-/* The plain kernel: a warp per (row, head) for rows [first, n_tokens). CODED: p.kv.type is two types. */
-template <bool CODED>
+/* The fallback kernel: one warp per (row, head), rows [first, n_tokens). QUANT: p.kv.type holds
+ * two types. */
+template <bool QUANT>
 static __global__ void __launch_bounds__(128)
     attn_any_kernel(const __grid_constant__ struct attn_args p, int first)
 {
@@ -134,7 +136,7 @@ static __global__ void __launch_bounds__(128)
     __syncwarp();
     float top = p.sinks ? p.sinks[h] : -INFINITY, total = p.sinks ? 1.0f : 0.0f;
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
-    if (p.both) {
+    if (p.bidirectional) {
         int end = p.step.kv_len[seq] - 1;
         last = p.window ? min(last + p.window - 1, end) : end;
     }
@@ -145,7 +147,7 @@ static __global__ void __launch_bounds__(128)
         float s = -INFINITY;
         if (key <= last) {
             s = 0.0f;
-            if (CODED) {
+            if (QUANT) {
                 struct kv_place k = place(p.kv.k, kv_keys(p.kv.type), key, Dk);
                 for (int i = 0; i < Dk; i++)
                     s += q[i] * kv_head_get(kv_keys(p.kv.type), k, i);
@@ -166,7 +168,7 @@ static __global__ void __launch_bounds__(128)
         for (int i = lane; i < Dv; i += 32) {
             float v = acc[i] * shrink;
             for (int j = 0; j < n; j++)
-                if (CODED) {
+                if (QUANT) {
                     int type = kv_values(p.kv.type);
                     v += prob[j] * kv_head_get(type, place(p.kv.v, type, base + j, Dv), i);
                 } else {
@@ -176,8 +178,8 @@ static __global__ void __launch_bounds__(128)
         }
         __syncwarp();
     }
-    if (CODED && kv_is_turned(kv_values(p.kv.type)))
-        kv_head_turn(acc, Dv);
+    if (QUANT && kv_is_rotated(kv_values(p.kv.type)))
+        kv_head_rotate(acc, Dv);
     const float *gate = attn_gate(p, t, h);
     for (int i = lane; i < Dv; i += 32) {
         float v = total > 0.0f ? acc[i] / total : 0.0f;
@@ -207,7 +209,7 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.n_heads = l->n_heads;
     p.n_rot = l->n_rot;
     p.window = l->window;
-    p.both = l->bidirectional;
+    p.bidirectional = l->bidirectional;
     p.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
     p.scale = l->scale;
     p.split_acc = cu->split_acc;
@@ -221,8 +223,8 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
         p.gate_row = l->wqkv->n_out;
         p.gate_head = l->k_dim + l->v_dim;
     }
-    p.heads.width = l->wqkv->n_out;
-    p.heads.each = l->k_dim + (l->gated ? l->v_dim : 0);
+    p.heads.row_width = l->wqkv->n_out;
+    p.heads.q_stride = l->k_dim + (l->gated ? l->v_dim : 0);
     for (int i = 0; i < ATTN_PARTS; i++)
         p.heads.norm[i] = l->norm[i];
     p.heads.whole = l->norm_whole;
@@ -241,14 +243,14 @@ void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int
                 LAUNCH_EARLY, p, first);
 }
 
-/* Pages are whole tiles of 16 keys. */
+/* page_len is a power of two and a multiple of 16, the keys of a tile. */
 static bool pages_suit(const struct cuda_backend *cu)
 {
     int len = cu->shape.page_len;
     return len >= 16 && (len & (len - 1)) == 0;
 }
 
-/* The cache is one that tensor cores read as it is. */
+/* Tensor cores can read the cache without conversion. */
 static bool cache_suits(const struct cuda_backend *cu)
 {
     enum dtype type = cu->shape.kv_type;
@@ -262,8 +264,8 @@ static bool dims_suit(const struct attn_layer *l)
            l->n_heads % l->n_kv == 0;
 }
 
-/* Values of the type become halves on their way. */
-static bool is_halves(enum dtype t)
+/* The kernels convert values of this type to fp16 for the tensor cores. */
+static bool read_as_fp16(enum dtype t)
 {
     return t == DT_F16 || t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
 }
@@ -271,18 +273,18 @@ static bool is_halves(enum dtype t)
 bool attn_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     const struct shape *s = &cu->shape;
-    return !s->kv_type && is_halves(s->k_type) && is_halves(s->v_type) && pages_suit(cu) &&
+    return !s->kv_type && read_as_fp16(s->k_type) && read_as_fp16(s->v_type) && pages_suit(cu) &&
            dims_suit(l);
 }
 
-bool attn_tensor(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_mma_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     return cache_suits(cu) && (l->k_dim == 64 || l->k_dim == 128) && l->v_dim == l->k_dim &&
            l->n_heads % l->n_kv == 0 && (!l->sinks || l->k_dim == 64) && l->softcap == 0 &&
            !l->gated;
 }
 
-bool attn_wide(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_wide_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     return cache_suits(cu) && dims_suit(l);
 }
@@ -295,9 +297,9 @@ bool attn_heads_plain(const struct attn_layer *l)
            (!q->on || !k->on || q->eps == k->eps);
 }
 
-bool attn_raw(const struct cuda_backend *cu, const struct attn_layer *l)
+bool attn_takes_raw(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    return (attn_tensor(cu, l) && attn_heads_plain(l)) ||
+    return (attn_mma_suits(cu, l) && attn_heads_plain(l)) ||
            ((attn_decode_wide_fits(cu, l) || attn_decode_quant_fits(cu, l)) && !l->norm_whole);
 }
 
@@ -337,8 +339,8 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
     return a;
 }
 
-struct rows attn_both_ways(struct cuda_backend *cu, const struct attn_layer *l,
-                           const struct step *s)
+struct rows attn_bidirectional(struct cuda_backend *cu, const struct attn_layer *l,
+                               const struct step *s)
 {
     struct attn_args p = attn_args_of(cu, l, s);
     struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.v_dim);

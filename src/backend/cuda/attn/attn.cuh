@@ -1,6 +1,6 @@
 /*
- * What the kernels of attention share: the paged cache as they see it, their arguments, and
- * products in the cache's type. Knows nothing of how a kernel cuts its work.
+ * What all attention kernels share: their view of the paged KV cache, their arguments, and MMA in
+ * the cache's type. Does not depend on how a kernel partitions its work.
  */
 #ifndef STEEL_BACKEND_CUDA_ATTN_CUH
 #define STEEL_BACKEND_CUDA_ATTN_CUH
@@ -10,12 +10,12 @@
 struct kv_view {
     const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
     int n_kv, page_len, page_shift, head_dim;
-    int type; /* of both; or, of codes, keys + 256 * values: kv_quant.cuh */
+    int type; /* of keys and values; of a quantised cache, key type + 256 * value type (kv_quant.cuh) */
 };
 
-/* How q, k and v come of raw projections: see struct attn_layer. */
-struct attn_heads_rule {
-    int width, each; /* floats of a row; of a query and its gate */
+/* How q, k and v are made from the raw projections: see struct attn_layer. */
+struct attn_heads_spec {
+    int row_width, q_stride; /* floats of a row; from one query to the next, its gate included */
     struct attn_norm norm[ATTN_PARTS];
     bool whole, k_is_v, shares_kv;
     float temp_beta;
@@ -28,25 +28,25 @@ struct attn_args {
     const float *q; /* (n_tokens, H, D) rotated; or raw projections (n_tokens, H + 2K, D) */
     float *a;       /* (n_tokens, H, D) */
     const float *q_norm, *k_norm;
-    int n_heads, n_rot, window, n_split, cluster; /* n_split: a multiple of cluster */
+    int n_heads, n_rot, window, n_split,
+        cluster; /* n_split: splits of the context, a multiple of cluster */
     float eps, scale;
     float *split_acc, *split_ml;
     int32_t *split_count;
     float *records;  /* attn_decode_split.cu: (units, n_split, 8 * D / 4, 8) */
-    uint8_t *panels; /* a in the order of gemm_cluster.cu, panel_rows to a tile; or NULL */
-    float *scale_of; /* (n_tokens) what undoes their scale: one */
+    uint8_t *panels; /* a in the layout of gemm_cluster.cu, panel_rows rows per tile; or NULL */
+    float *scale_of; /* (n_tokens) scale of the rows in panels or row_records: 1 */
     int panel_rows;
-    uint8_t *row_records; /* or in that of rows.cuh; or NULL */
-    /* What only the kernels for any layer know (attn_any, attn_decode_wide, attn_prefill_wide). */
+    uint8_t *row_records; /* a in the record layout of rows.cuh; or NULL */
+    /* Read only by the kernels for any layer (attn_any, attn_decode_wide, attn_prefill_wide). */
     int v_dim;
-    bool both;          /* rows see later keys too: attn_any alone */
+    bool bidirectional; /* no causal mask: attn_any only */
     const float *sinks; /* (H) or NULL */
     float softcap;      /* 0 = none */
-    const float
-        *gate; /* of row t and head h: gate + t * gate_row + h * gate_head, (v_dim); or NULL */
+    const float *gate;  /* row t, head h: gate + t * gate_row + h * gate_head, (v_dim); or NULL */
     int gate_row, gate_head;
     bool raw; /* q is raw projections */
-    struct attn_heads_rule heads;
+    struct attn_heads_spec heads;
 };
 
 DEVICE float score_capped(float s, float cap)
@@ -57,7 +57,7 @@ DEVICE float sigmoid(float x)
 {
     return 1.0f / (1.0f + expf(-x));
 }
-/* What a head's sink adds to a sum of probabilities whose largest score, of powers of two, is top. */
+/* The term a head's sink adds to its softmax sum. `top` is the largest score, in units of log2. */
 DEVICE float attn_sink(const struct attn_args &p, int h, float top)
 {
     return p.sinks ? fast_exp2(p.sinks[h] * 1.4426950408889634f - top) : 0.0f;
@@ -89,7 +89,7 @@ template <bool BF16> DEVICE float unpack_kv(uint32_t h)
 {
     return BF16 ? bf16_to_float(h) : half_to_float(h);
 }
-/* x and y as a pair, and the pair of what that lost */
+/* x and y rounded to a pair of the cache's type, and the rounding residue as a second pair */
 template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint32_t *lo)
 {
     uint32_t p = pack_kv<BF16>(x, y);
@@ -97,11 +97,11 @@ template <bool BF16> DEVICE void split_pair(float x, float y, uint32_t *hi, uint
     *lo = pack_kv<BF16>(x - unpack_kv<BF16>(p & 0xffff), y - unpack_kv<BF16>(p >> 16));
 }
 
-/* What norm and rotation of row t's heads take: gains of queries and (warp 0) of the key, turns.
- * Known before the projections are. */
+/* Loads what norm and RoPE of row t need: gains of queries and (warp 0) of the key, cos and sin.
+ * They do not depend on the projections, so this runs before dependency_wait. */
 template <int D>
 DEVICE void head_load(const struct attn_args &p, int t, const float *const (&gain)[2], int half,
-                      float (&gains)[2][D / 32], float2 (&turns)[D / 64])
+                      float (&gains)[2][D / 32], float2 (&cos_sin)[D / 64])
 {
     enum { PER = D / 32 };
     int lane = lane_id(), w = warp_id();
@@ -112,14 +112,15 @@ DEVICE void head_load(const struct attn_args &p, int t, const float *const (&gai
 #pragma unroll
     for (int i = 0; i < D / 64; i++)
         if (lane + 32 * i < half)
-            turns[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
+            cos_sin[i] = p.step.rope[(size_t)t * (size_t)half + (size_t)(lane + 32 * i)];
 }
 
-/* A warp: norm, where asked for, and rotation of a head of which lane l has elements l, l + 32,
- * ..; the result lies in `head`, in shared memory. */
+/* One warp: norm (if `norm`) and RoPE (if `rotate`) of a head. Lane l holds elements l, l + 32,
+ * .. The result goes to `head` in shared memory. */
 template <int D>
-DEVICE void head_turn(const float (&x)[D / 32], bool norm, float eps, const float (&gains)[D / 32],
-                      bool turn, const float2 (&turns)[D / 64], int half, float *head)
+DEVICE void head_norm_rope(const float (&x)[D / 32], bool norm, float eps,
+                           const float (&gains)[D / 32], bool rotate,
+                           const float2 (&cos_sin)[D / 64], int half, float *head)
 {
     int lane = lane_id();
     float sum = 0.0f, rms = 1.0f;
@@ -135,17 +136,18 @@ DEVICE void head_turn(const float (&x)[D / 32], bool norm, float eps, const floa
 #pragma unroll
     for (int i = 0; i < D / 64; i++) {
         int at = lane + 32 * i;
-        if (at < half && turn) {
+        if (at < half && rotate) {
             float a = head[at], b = head[at + half];
-            head[at] = a * turns[i].x - b * turns[i].y;
-            head[at + half] = b * turns[i].x + a * turns[i].y;
+            head[at] = a * cos_sin[i].x - b * cos_sin[i].y;
+            head[at + half] = b * cos_sin[i].x + a * cos_sin[i].y;
         }
     }
     __syncwarp();
 }
 
-/* This step's key (which: 0) or value (1) of a kv head of K as the cache has it: to fresh, (2,
- * D), and, by the first of the groups of heads that read it, to the cache. */
+/* Stores this step's key (which = 0) or value (1) in the cache's type: to `fresh`, (2, D), and
+ * to the cache. When several groups of heads share the kv head, only the first group writes the
+ * cache. */
 template <int D, bool BF16>
 DEVICE void fresh_put(const struct attn_args &p, int slot, int K, int kv_head, int which,
                       const float *head, uint16_t *fresh, int h0, int G)
@@ -164,24 +166,24 @@ DEVICE void fresh_put(const struct attn_args &p, int slot, int K, int kv_head, i
     }
 }
 
-/* Where a row's heads of one part begin, how many and how far apart they are. */
-struct attn_heads_run {
+/* Position of the heads of one part (q, k or v) within a row of raw projections. */
+struct attn_part_layout {
     int at, n, dim, stride;
 };
 
-DEVICE struct attn_heads_run attn_heads_run_of(const struct attn_args &p, int part)
+DEVICE struct attn_part_layout attn_part_layout_of(const struct attn_args &p, int part)
 {
-    int Dk = p.kv.head_dim, keys = p.n_heads * p.heads.each;
+    int Dk = p.kv.head_dim, keys = p.n_heads * p.heads.q_stride;
     int values = keys + (p.heads.k_is_v ? 0 : p.kv.n_kv * Dk);
-    struct attn_heads_run r;
+    struct attn_part_layout r;
     r.at = part == ATTN_Q ? 0 : part == ATTN_K ? keys : values;
     r.n = part == ATTN_Q ? p.n_heads : p.kv.n_kv;
     r.dim = part == ATTN_V ? p.v_dim : Dk;
-    r.stride = part == ATTN_Q ? p.heads.each : r.dim;
+    r.stride = part == ATTN_Q ? p.heads.q_stride : r.dim;
     return r;
 }
 
-/* What row t's queries are multiplied by. */
+/* Attention temperature: the factor on row t's queries. */
 DEVICE float attn_temperature(const struct attn_args &p, int t)
 {
     if (p.heads.temp_beta == 0.0f)
@@ -189,15 +191,15 @@ DEVICE float attn_temperature(const struct attn_args &p, int t)
     return 1.0f + p.heads.temp_beta * logf(1.0f + (float)(p.step.pos[t] / p.heads.temp_len));
 }
 
-/* A warp: head i of a part of row t's raw projections, normed and rotated, to `head` in shared memory.
- * rms: what a norm of all heads multiplies by. */
-DEVICE void attn_head_make(const struct attn_args &p, int t, int part, int i, float rms,
-                           float *head)
+/* One warp: norm and RoPE of head i of a part of row t's raw projections, to `head` in shared
+ * memory. rms: the factor of a norm over all heads. */
+DEVICE void attn_head_prepare(const struct attn_args &p, int t, int part, int i, float rms,
+                              float *head)
 {
     int lane = lane_id(), half = p.n_rot >> 1;
-    struct attn_heads_run r = attn_heads_run_of(p, part);
+    struct attn_part_layout r = attn_part_layout_of(p, part);
     const struct attn_norm norm = p.heads.norm[part];
-    const float *from = p.q + (size_t)t * (size_t)p.heads.width + (size_t)(r.at + i * r.stride);
+    const float *from = p.q + (size_t)t * (size_t)p.heads.row_width + (size_t)(r.at + i * r.stride);
     float sum = 0.0f, by = 1.0f;
     for (int e = lane; e < r.dim; e += 32) {
         float x = from[e];
@@ -228,12 +230,12 @@ DEVICE size_t key_offset(const struct kv_view &kv, const int32_t *pages, int key
            (size_t)D;
 }
 
-/* attn_decode.cu, attn_prefill_mma.cu; raw: q, k, v are still raw projections */
+/* attn_decode.cu, attn_prefill_mma.cu. raw: p.q holds raw projections. */
 void attn_decode(struct cuda_backend *cu, const struct attn_args &p, bool raw);
 void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const int2 *tiles,
                       int n_tiles);
 
-/* attn_decode_batch.cu, attn_decode_split.cu: raw projections */
+/* attn_decode_batch.cu, attn_decode_split.cu. p.q holds raw projections. */
 bool attn_decode_batch_fits(const struct cuda_backend *cu);
 bool attn_decode_batch_records_fit(const struct cuda_backend *cu, const struct attn_layer *l,
                                    int rows); /* args.row_records */
@@ -243,39 +245,39 @@ void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int w
 bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 
-/* attn_prefill.cu: prompts of a step, where the shape suits it. halves: their rows go to half_in and
- * nowhere else. */
+/* attn_prefill.cu: the step's prompts, where the layer's shape suits it. fp16_out: the result
+ * goes to cu->half_in only. */
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves);
-/* Tiles `first`.. of the step, n of them. */
-void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool halves, int first,
+void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out);
+/* The same for `n` tiles of the step from `first` on. */
+void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out, int first,
                        int n);
 
-/* attn_prefill_quant.cu: the same over a cache of codes, which become halves in cu->expanded */
+/* attn_prefill_quant.cu: the same over a quantised KV cache, dequantised to fp16 in cu->expanded */
 bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l);
-void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &p, bool halves);
+void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out);
 
-/* attn_decode_wide.cu, attn_prefill_wide.cu: every part a layer may have. Decodes take raw projections
- * too, unless norms are of all heads. */
+/* attn_decode_wide.cu, attn_prefill_wide.cu: every option a layer may have. Decodes also take
+ * raw projections, unless a norm spans all heads. */
 bool attn_decode_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_wide(struct cuda_backend *cu, const struct attn_args &p);
 bool attn_prefill_wide_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 bool attn_prefill_wide_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill_wide(struct cuda_backend *cu, const struct attn_args &p);
 
-/* attn_decode_split_quant.cu: attn_decode_split and attn_decode_batch over a cache of codes, sinks of any
- * heads; args.panels: of the latter */
+/* attn_decode_split_quant.cu: attn_decode_split and attn_decode_batch over a quantised KV cache,
+ * with optional sinks for every head size. Only the batch kernel writes args.panels. */
 bool attn_decode_split_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_split_quant(struct cuda_backend *cu, struct attn_args p);
 bool attn_decode_batch_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_batch_quant(struct cuda_backend *cu, struct attn_args p);
 
-/* attn_decode_quant.cu: every part, over a cache of codes. Raw projections too, unless norms are of all
- * heads. */
+/* attn_decode_quant.cu: every option, over a quantised KV cache. Also takes raw projections,
+ * unless a norm spans all heads. */
 bool attn_decode_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_decode_quant(struct cuda_backend *cu, const struct attn_args &p);
 
-/* attn.cu: rows from `first` on */
+/* attn.cu: `rows` rows from `first` on */
 void attn_any(struct cuda_backend *cu, const struct attn_args &p, int first, int rows);
 
 #endif

@@ -1,52 +1,54 @@
 /*
- * Attention of decodes: one row per sequence, halves or bf16 in the cache, head_dim 64 or 128. A
- * block takes (sequence, up to 8 heads of one kv head, a stretch of keys); a warp takes 16 keys at
- * a time straight from global memory into tensor-core fragments. The 16 rows of the A fragment are
- * the 8 heads twice: what rounds to half, and what that rounding lost, so queries and probabilities
- * keep about 22 bits at no cost. The last block of a kv head to finish joins the stretches. Keys of
- * earlier steps do not depend on the kernel in front, so the first are in flight before the wait.
- * Many sequences, and few with long contexts, have kernels of their own: attn_decode_batch.cu,
- * attn_decode_split.cu.
+ * Decode attention: one row per sequence, fp16 or bf16 cache, head_dim 64 or 128. A block has
+ * (sequence, up to 8 heads of one kv head, a split of the keys). A warp loads 16 keys at a time
+ * from global memory directly into MMA fragments. The 16 rows of the A fragment are the 8 heads
+ * twice: the value rounded to the cache's type and the rounding residue. Queries and probabilities
+ * keep about 22 bits that way, at no cost. The last block of a kv head to finish combines the
+ * splits.
+ *
+ * Keys of earlier steps do not depend on the preceding kernel, so the first loads are issued before
+ * dependency_wait. Many sequences, and a few with long contexts, have kernels of their own:
+ * attn_decode_batch.cu, attn_decode_split.cu.
  */
 #include "backend/cuda/attn/attn_decode.cuh"
 
 enum {
     DECODE_WARPS =
-        4, /* small blocks: resident, with their first keys, beside the kernel in front */
+        4, /* small blocks fit beside the preceding kernel and load their first keys early */
     DECODE_THREADS = DECODE_WARPS * 32,
     DECODE_KEYS = 16,
     DECODE_STEP = DECODE_WARPS * DECODE_KEYS,
-    DECODE_AHEAD = 8, /* rounds whose keys are asked for in advance */
-    DECODE_PARTS = 64 /* most stretches */
+    DECODE_PREFETCH = 8, /* rounds prefetched to the L2 */
+    DECODE_PARTS = 64    /* most splits */
 };
 
 /* Shared memory. */
 template <int D> struct decode_shared {
     enum { ROW = D + 8, Q_ROW = D + 4 };       /* padded against bank conflicts */
     float head[10 * D];                        /* (10, D): queries, then this step's k and v */
-    float part[DECODE_WARPS * 8 * ROW];        /* (warps, 8, ROW) in the order of the tiles */
-    float ml[DECODE_PARTS * 16];               /* (parts, 8, 2): maximum, sum */
-    uint16_t fresh[2 * D];                     /* (2, D) as the cache has it */
+    float part[DECODE_WARPS * 8 * ROW];        /* (warps, 8, ROW) in the order of the n tiles */
+    float ml[DECODE_PARTS * 16];               /* (splits, 8, 2): maximum, sum */
+    uint16_t fresh[2 * D];                     /* (2, D) this step's k and v in the cache's type */
     uint16_t q_hi[8 * Q_ROW], q_lo[8 * Q_ROW]; /* (8, Q_ROW) */
-    float inbox[8 * D];                        /* (blocks of the cluster, heads of mine, D) */
-    float inbox_ml[16];                        /* (the same, 2) */
+    float inbox[8 * D]; /* (blocks of the cluster, heads this block combines, D) */
+    float inbox_ml[16]; /* (.., .., 2): maximum, sum */
     int is_last;
 };
 
-/* The stretch of keys a block has, of `used` that the context is cut into. */
-struct decode_stretch {
+/* The split of the keys a block has: number `split` of the `used` that the context is divided
+ * into. */
+struct decode_range {
     int split, used, base, end;
-    int rank, lead; /* in its cluster; the cluster's first stretch */
+    int rank, lead; /* the block's rank in its cluster; the cluster's first split */
 };
 
-DEVICE struct decode_stretch decode_stretch_of(const struct attn_args &p,
-                                               const struct decode_unit &u)
+DEVICE struct decode_range decode_range_of(const struct attn_args &p, const struct decode_unit &u)
 {
-    struct decode_stretch s;
+    struct decode_range s;
     int start = u.from & ~(DECODE_KEYS - 1), n_keys = u.last + 1 - start;
     int chunk = n_keys;
     s.split = (int)blockIdx.x;
-    s.used = 1; /* short contexts are one stretch: joining costs more */
+    s.used = 1; /* short contexts have one split, because combining costs more than it saves */
     if (n_keys > DECODE_STEP && p.n_split > 1) {
         chunk = (n_keys + p.n_split - 1) / p.n_split;
         chunk = (chunk + DECODE_STEP - 1) & ~(DECODE_STEP - 1);
@@ -59,9 +61,10 @@ DEVICE struct decode_stretch decode_stretch_of(const struct attn_args &p,
     return s;
 }
 
-/* A warp's way through its stretch: 16 keys a round. The pages of its rounds, 32 rounds at a time and
- * the next 32: lane i has round i's, so that no round waits for the table. 16 keys from a multiple of
- * 16 on lie in one page; past the last key they are not used, but the page table ends there. */
+/* A warp's iteration over its split: 16 keys a round. Lane i holds the page of round window + i
+ * (`now`) and of window + 32 + i (`next`), so no round waits for the block table. 16 keys that
+ * start at a multiple of 16 lie in one page. Page indices are clamped to the last key, where the
+ * block table ends. */
 struct decode_walk {
     int round0, window;
     int32_t now, next;
@@ -73,7 +76,7 @@ DEVICE int32_t decode_walk_pages(const struct attn_args &p, const struct decode_
     return u.pages[min(k.round0 + (round + lane_id()) * DECODE_STEP, u.last) >> p.kv.page_shift];
 }
 
-/* The first key of a round, in rows of the cache. */
+/* The first key of a round as a row index of the cache. */
 DEVICE size_t decode_walk_key(const struct attn_args &p, const struct decode_unit &u,
                               const struct decode_walk &k, int round)
 {
@@ -82,7 +85,7 @@ DEVICE size_t decode_walk_key(const struct attn_args &p, const struct decode_uni
            (size_t)((k.round0 + round * DECODE_STEP) & (p.kv.page_len - 1));
 }
 
-/* Keys and values of a round as fragments; vf: keys 2c, 2c+1, 2c+8, 2c+9. */
+/* Loads the keys and values of a round as B fragments. vf: keys 2c, 2c+1, 2c+8, 2c+9. */
 template <int D>
 DEVICE void decode_walk_load(const struct attn_args &p, size_t first, uint4 (&kf)[2][D / 32],
                              uint4 (&vf)[4][D / 64])
@@ -102,8 +105,9 @@ DEVICE void decode_walk_load(const struct attn_args &p, size_t first, uint4 (&kf
             vf[i][j] = load_l2(vr + ((i & 1) + 8 * (i >> 1)) * (D / 8) + j);
 }
 
-/* The keys and values of a round are 16 rows in a row: a line of 128 bytes for each lane. */
-template <int D> DEVICE void decode_walk_ask(const struct attn_args &p, size_t first)
+/* Prefetches a round to the L2. Its 16 keys and its 16 values are contiguous: one 128-byte line
+ * per lane. */
+template <int D> DEVICE void decode_walk_prefetch(const struct attn_args &p, size_t first)
 {
     size_t line = 2 * D * first + (size_t)lane_id() * 128;
     if (lane_id() * 128 < DECODE_KEYS * 2 * D) {
@@ -112,8 +116,8 @@ template <int D> DEVICE void decode_walk_ask(const struct attn_args &p, size_t f
     }
 }
 
-/* Where a round has the last key: this step's, which is not in the cache yet (RAW), and for keys past
- * it anything that is no NaN. */
+/* In the round of the last key, replaces it with this step's key and value, which are not in the
+ * cache yet (RAW). Values after it become zeros, because cache contents there could be NaN. */
 template <int D, bool RAW>
 DEVICE void decode_walk_fresh(const uint16_t *fresh, int base, int last, uint4 (&kf)[2][D / 32],
                               uint4 (&vf)[4][D / 64])
@@ -141,8 +145,8 @@ DEVICE void decode_walk_fresh(const uint16_t *fresh, int base, int last, uint4 (
     }
 }
 
-/* q K^T of a round, in two chains. a0 a2: halves of q; a1 a3: what they lost. From shared memory each
- * time: registers are short. */
+/* q K^T of a round, in two independent accumulator chains. a0, a2: rounded queries. a1, a3:
+ * their residues. Queries are read from shared memory each round because registers are scarce. */
 template <int D, bool BF16>
 DEVICE void decode_scores(const uint16_t *q_hi, const uint16_t *q_lo, const uint4 (&kf)[2][D / 32],
                           float (&s)[2][4], float (&s2)[2][4])
@@ -167,18 +171,19 @@ DEVICE void decode_scores(const uint16_t *q_hi, const uint16_t *q_lo, const uint
     }
 }
 
-/* Entry `at` of a part is this element of a head. */
+/* The element of a head that entry `at` of a partial result holds. */
 template <int D> DEVICE int decode_element(int at)
 {
     return (at & 7) * (D / 8) + (at >> 3);
 }
 
-/* Parts of the blocks of a cluster, in this one's inbox, to the heads it joins: those are the result,
- * or, of a long context, parts again. */
+/* Combines the partial results of a cluster's blocks, which they sent to this block's inbox, for
+ * the heads this block owns. With one cluster that is the result; otherwise it is a partial
+ * result again, for decode_combine_all. */
 template <int D, bool SINK>
-DEVICE void decode_join_cluster(const struct attn_args &p, const struct decode_unit &u,
-                                const struct decode_stretch &s, const struct decode_shared<D> &sh,
-                                int n_clusters, float *to, float *acc, float *sml)
+DEVICE void decode_combine_cluster(const struct attn_args &p, const struct decode_unit &u,
+                                   const struct decode_range &s, const struct decode_shared<D> &sh,
+                                   int n_clusters, float *to, float *acc, float *sml)
 {
     int cluster = p.cluster, n_lead = s.used - s.lead < cluster ? s.used - s.lead : cluster;
     int per = (8 + cluster - 1) / cluster;
@@ -189,7 +194,7 @@ DEVICE void decode_join_cluster(const struct attn_args &p, const struct decode_u
             break;
         float m = -INFINITY, l = 0.0f, v = 0.0f, from_block[8], top_of[8], total_of[8];
 #pragma unroll
-        for (int j = 0; j < 8; j++) { /* at once: one trip to shared memory */
+        for (int j = 0; j < 8; j++) { /* all loads at once, to pay the latency once */
             bool real = j < n_lead;
             int part_at = real ? j * per + k : 0;
             top_of[j] = real ? sh.inbox_ml[part_at * 2] : -INFINITY;
@@ -213,11 +218,11 @@ DEVICE void decode_join_cluster(const struct attn_args &p, const struct decode_u
     }
 }
 
-/* The last cluster of a unit to finish joins the parts of all. */
+/* The last cluster of a unit to finish combines the partial results of all clusters. */
 template <int D, bool SINK>
-DEVICE void decode_join_all(const struct attn_args &p, const struct decode_unit &u,
-                            const struct decode_stretch &s, int n_clusters, float *to,
-                            const float *acc, const float *sml)
+DEVICE void decode_combine_all(const struct attn_args &p, const struct decode_unit &u,
+                               const struct decode_range &s, int n_clusters, float *to,
+                               const float *acc, const float *sml)
 {
     int cluster = p.cluster, per = (8 + cluster - 1) / cluster;
 #pragma unroll 1
@@ -227,7 +232,8 @@ DEVICE void decode_join_all(const struct attn_args &p, const struct decode_unit 
             break;
         float m = -INFINITY, l = 0.0f, v = 0.0f;
 #pragma unroll 1
-        for (int j0 = 0; j0 < n_clusters; j0 += 8) { /* eight parts in one trip */
+        for (int j0 = 0; j0 < n_clusters;
+             j0 += 8) { /* eight loads at once, to pay the L2's latency once */
             float top_of[8], total_of[8], from_part[8], top = m;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
@@ -257,10 +263,10 @@ DEVICE void decode_join_all(const struct attn_args &p, const struct decode_unit 
 }
 
 /*
- * Grid: (splits, kv heads x groups of 8 heads, sequences); 4 warps. Fragments of 16 keys:
- *   K as B of q K^T: column g is a key; its 16-byte piece 4j+c belongs to lane c, and feeds column
- *   groups 2j and 2j+1 of k.
- *   V as B of P V: columns 2c 2c+1 (+8) of k are keys; tile j's column g is element g*D/8 + j.
+ * Grid: (splits, kv heads x groups of 8 heads, sequences); 4 warps. B fragments of 16 keys:
+ *   K in q K^T: column g is a key. Its 16-byte piece 4j+c belongs to lane c and feeds k groups 2j and
+ *   2j+1.
+ *   V in P V: k indices 2c, 2c+1 (+8) are keys. Column g of n tile j is element g*D/8 + j.
  */
 template <int D, bool BF16, bool RAW, int PER_SM, bool SINK>
 static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
@@ -273,11 +279,11 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     struct decode_shared<D> &sh = *(struct decode_shared<D> *)shared;
     int lane = lane_id(), w = warp_id(), c = lane & 3, tid = (int)threadIdx.x;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
-    struct decode_stretch s = decode_stretch_of(p, u);
+    struct decode_range s = decode_range_of(p, u);
     float *to = decode_result<D>(p, u);
-    if (u.slot < 0 || s.lead >= s.used) { /* a padding row, or fewer stretches than blocks */
+    if (u.slot < 0 || s.lead >= s.used) { /* a padding row, or fewer splits than blocks */
         dependency_trigger();
-        if (u.slot >= 0) /* nothing to do: make room at once, others will wait */
+        if (u.slot >= 0) /* nothing to do: free the SM for other blocks at once */
             return;
         dependency_wait();
         if (s.split == 0)
@@ -285,16 +291,16 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
                 to[i] = 0.0f;
         return;
     }
-    cluster_arrive(); /* met again before the first write to another block */
+    cluster_arrive(); /* matched by cluster_wait before the first write to another block's shared memory */
     int base = s.base + w * DECODE_KEYS;
     struct decode_walk k = {base, 0, 0, 0};
     k.now = decode_walk_pages(p, u, k, 0);
     k.next = decode_walk_pages(p, u, k, 32);
     dependency_trigger();
 #pragma unroll 1
-    for (int i = 1; i <= DECODE_AHEAD; i++)
+    for (int i = 1; i <= DECODE_PREFETCH; i++)
         if (base + i * DECODE_STEP < s.end)
-            decode_walk_ask<D>(p, decode_walk_key(p, u, k, i));
+            decode_walk_prefetch<D>(p, decode_walk_key(p, u, k, i));
     if (!RAW)
         dependency_wait();
     uint4 kf[2][PER], vf[4][VP];
@@ -308,7 +314,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     mark(mk, 3);
     decode_heads_load(p, u, RAW, RAW && s.split == s.used - 1, heads);
     mark(mk, 4);
-    decode_heads_turn<D, BF16>(
+    decode_heads_prepare<D, BF16>(
         p, u, heads, sh.fresh, [&](int j) { return sh.head + (w + j * DECODE_WARPS) * D; },
         [&](int j, const float *head) {
             int at = (w + j * DECODE_WARPS) * decode_shared<D>::Q_ROW;
@@ -335,8 +341,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
             k.now = k.next;
             k.next = decode_walk_pages(p, u, k, k.window + 32);
         }
-        if (base + (DECODE_AHEAD + 1) * DECODE_STEP < s.end)
-            decode_walk_ask<D>(p, decode_walk_key(p, u, k, round + DECODE_AHEAD + 1));
+        if (base + (DECODE_PREFETCH + 1) * DECODE_STEP < s.end)
+            decode_walk_prefetch<D>(p, decode_walk_key(p, u, k, round + DECODE_PREFETCH + 1));
         if (base + DECODE_STEP < s.end)
             decode_walk_load<D>(p, decode_walk_key(p, u, k, round + 1), kf, vf);
     }
@@ -344,12 +350,12 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     total += __shfl_xor_sync(FULL_WARP, total, 1);
     total += __shfl_xor_sync(FULL_WARP, total, 2);
 
-    /* Join the warps, then the stretches. */
+    /* Combine the warps, then the splits. */
     decode_part_put<D>(out, top, total, sh.part, sh.ml);
     __syncthreads();
     mark(mk, 7);
-    /* A warp per two heads joins the warps' parts and sends each to the block of the cluster that
-     * joins this head. */
+    /* Each warp combines two heads over all warps, and sends each to the block of the cluster
+     * that owns the head. */
     int cluster = p.cluster, per = (8 + cluster - 1) / cluster;
     int n_clusters = (s.used + cluster - 1) / cluster;
     cluster_wait();
@@ -359,9 +365,9 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
         if (s.split >= s.used || h >= u.heads)
             break;
         float m, l, v[PER];
-        decode_parts_join<D, DECODE_WARPS>(
+        decode_parts_combine<D, DECODE_WARPS>(
             sh.part, sh.ml, h, [&](int e) { return lane + 32 * e; }, &m, &l, v);
-        if (s.used == 1) { /* one stretch: nobody to join with */
+        if (s.used == 1) { /* a single split is the result */
             l = decode_sum<SINK>(p, u.h0 + h, m, l);
 #pragma unroll
             for (int e = 0; e < PER; e++)
@@ -373,7 +379,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
 #pragma unroll
         for (int e = 0; e < PER; e++)
             box[at * D + lane + 32 * e] = v[e];
-        if (lane < 2) /* inbox_ml lies behind */
+        if (lane < 2) /* inbox_ml follows inbox */
             box[8 * D + at * 2 + lane] = lane ? l : m;
     }
     if (s.used == 1) {
@@ -385,7 +391,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
     mark(mk, 8);
     size_t unit = ((size_t)u.t * gridDim.y + blockIdx.y) * (size_t)p.n_split;
     float *acc = p.split_acc + unit * 8 * D, *sml = p.split_ml + unit * 16;
-    decode_join_cluster<D, SINK>(p, u, s, sh, n_clusters, to, acc, sml);
+    decode_combine_cluster<D, SINK>(p, u, s, sh, n_clusters, to, acc, sml);
     if (n_clusters == 1) {
         marks_end(mk, 7);
         return;
@@ -405,14 +411,14 @@ static __global__ void __launch_bounds__(DECODE_THREADS, PER_SM)
         return;
     }
     __threadfence();
-    decode_join_all<D, SINK>(p, u, s, n_clusters, to, acc, sml);
+    decode_combine_all<D, SINK>(p, u, s, n_clusters, to, acc, sml);
     marks_end(mk, 7);
 }
 
 int attn_splits(const struct cuda_backend *cu, int n_seqs, int n_heads, int n_kv)
 {
     int units = n_seqs * n_kv * ceil_div(n_heads / n_kv, 8);
-    int n = 2 * cu->n_sm / units; /* two blocks to an SM */
+    int n = 2 * cu->n_sm / units; /* two blocks per SM */
     return n < 1 ? 1 : n > DECODE_PARTS ? DECODE_PARTS : n;
 }
 
@@ -440,7 +446,7 @@ static void attn_decode_launch(struct cuda_backend *cu, struct attn_args p, bool
     p.n_split -= p.n_split % p.cluster;
     int mode = LAUNCH_EARLY + p.cluster * LAUNCH_CLUSTER;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
-    /* Few blocks take the registers of half an SM each; of many, three share one. */
+    /* Few blocks: two per SM, with more registers each. Many blocks: three per SM. */
     bool many = (int)(grid.x * grid.y * grid.z) > 2 * cu->n_sm;
     auto kernel = !raw   ? attn_decode_kernel<D, BF16, false, 3, SINK>
                   : many ? attn_decode_kernel<D, BF16, true, 3, SINK>
@@ -451,7 +457,7 @@ static void attn_decode_launch(struct cuda_backend *cu, struct attn_args p, bool
 void attn_decode(struct cuda_backend *cu, const struct attn_args &p, bool raw)
 {
     bool f16 = p.kv.type == DT_F16;
-    if (p.sinks) /* heads of 64: attn_tensor */
+    if (p.sinks) /* heads of 64: attn_mma_suits */
         f16 ? attn_decode_launch<64, false, true>(cu, p, raw)
             : attn_decode_launch<64, true, true>(cu, p, raw);
     else if (p.kv.head_dim == 64)

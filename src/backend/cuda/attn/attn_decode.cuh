@@ -1,10 +1,12 @@
 /*
- * What the kernels of decodes share: which heads of which sequence a block has, how a warp makes
- * queries and this step's key and value of raw projections, the softmax of 16 keys, and the parts of
- * the result that warps leave for each other. A block has up to 8 heads of one kv head.
+ * What the decode kernels share: which heads of which sequence a block has, how a warp makes
+ * queries and this step's key and value from raw projections, the softmax of 16 keys, and how warps
+ * combine their partial results. A block has up to 8 heads of one kv head ("a unit").
  *
- * attn_decode.cu and attn_decode_batch.cu have the heads as rows of the A fragment, twice: what
- * rounds to the cache's type, and what that rounding lost; attn_decode_split.cu as columns.
+ * Queries and probabilities enter the MMA as a value rounded to the cache's type plus the rounding
+ * residue, so they keep about 22 bits. attn_decode.cu and attn_decode_batch.cu put the heads in
+ * rows of the A fragment: rows g hold the rounded values, rows g + 8 the residues.
+ * attn_decode_split.cu puts the heads in columns.
  */
 #ifndef STEEL_BACKEND_CUDA_ATTN_DECODE_CUH
 #define STEEL_BACKEND_CUDA_ATTN_DECODE_CUH
@@ -13,15 +15,15 @@
 
 #include <math.h>
 
-/* What a block has. */
+/* The work of a block: up to 8 heads of one kv head of one sequence. */
 struct decode_unit {
-    int t;                  /* the row, which is the sequence */
-    int kv_head, h0, heads; /* of which heads h0 .. h0 + heads - 1 */
-    int slot, last, from;   /* slot -1: a padding row; keys from .. last are seen */
+    int t;                  /* the token row; a decode has one per sequence */
+    int kv_head, h0, heads; /* heads h0 .. h0 + heads - 1 of kv_head */
+    int slot, last, from;   /* slot -1: a padding row; the heads see keys from .. last */
     const int32_t *pages;
 };
 
-/* Unit `at` of row t: kv heads, and of each its groups of 8 heads. */
+/* Unit `at` of row t. Units are ordered by kv head, then by group of 8 heads. */
 DEVICE struct decode_unit decode_unit_of(const struct attn_args &p, int at, int t)
 {
     int G = p.n_heads / p.kv.n_kv;
@@ -40,25 +42,25 @@ DEVICE struct decode_unit decode_unit_of(const struct attn_args &p, int at, int 
     return u;
 }
 
-/* Where the unit's rows of the result go. */
+/* The unit's place in the result. */
 template <int D> DEVICE float *decode_result(const struct attn_args &p, const struct decode_unit &u)
 {
     return p.a + ((size_t)u.t * (size_t)p.n_heads + (size_t)u.h0) * D;
 }
 
 /*
- * The heads a warp prepares: w, w + WARPS, ... of the unit's, and (job JOBS - 1) the first two warps
- * this step's key and value besides, of raw projections. `jobs` of them are real.
+ * The heads a warp prepares from raw projections: heads w, w + WARPS, .. of the unit. The first two
+ * warps also have a last job, JOBS - 1: this step's key and value. The first `jobs` jobs exist.
  */
 template <int D, int WARPS> struct decode_heads {
     enum { PER = D / 32, JOBS = 8 / WARPS + 1 };
-    const float *gain[2]; /* of queries, of the key; or NULL */
-    int half, jobs;       /* pairs that turn */
+    const float *gain[2]; /* of queries, of the key; NULL: no norm */
+    int half, jobs;       /* pairs rotated by RoPE */
     float gains[2][PER], x[JOBS][PER];
-    float2 turns[D / 64];
+    float2 cos_sin[D / 64];
 };
 
-/* What is known before the projections are. */
+/* Loads what does not depend on the projections. */
 template <int D, int WARPS>
 DEVICE void decode_heads_begin(const struct attn_args &p, int t, bool raw,
                                struct decode_heads<D, WARPS> &h)
@@ -66,7 +68,7 @@ DEVICE void decode_heads_begin(const struct attn_args &p, int t, bool raw,
     h.gain[0] = raw ? p.q_norm : NULL;
     h.gain[1] = raw ? p.k_norm : NULL;
     h.half = raw ? p.n_rot >> 1 : 0;
-    head_load<D>(p, t, h.gain, h.half, h.gains, h.turns);
+    head_load<D>(p, t, h.gain, h.half, h.gains, h.cos_sin);
 }
 
 template <int D, int WARPS>
@@ -87,8 +89,8 @@ DEVICE void decode_heads_load(const struct attn_args &p, const struct decode_uni
     }
 }
 
-/* place(j): where in shared memory job j is turned; query(j, floats): keeps a query; fresh(which,
- * floats): this step's key (0) or value (1). */
+/* Runs the warp's jobs. place(j): shared memory for job j. query(j, head): stores a query.
+ * fresh(which, head): stores this step's key (0) or value (1). */
 template <int D, int WARPS, class PLACE, class QUERY, class FRESH>
 DEVICE void decode_heads_each(const struct attn_args &p, const struct decode_heads<D, WARPS> &h,
                               PLACE place, QUERY query, FRESH fresh)
@@ -101,8 +103,8 @@ DEVICE void decode_heads_each(const struct attn_args &p, const struct decode_hea
         if (j >= h.jobs)
             break;
         float *mine = place(j);
-        head_turn<D>(h.x[j], h.gain[fresh_one] && !is_value, p.eps, h.gains[fresh_one], !is_value,
-                     h.turns, h.half, mine);
+        head_norm_rope<D>(h.x[j], h.gain[fresh_one] && !is_value, p.eps, h.gains[fresh_one],
+                          !is_value, h.cos_sin, h.half, mine);
         if (!fresh_one)
             query(j, mine);
         else
@@ -110,11 +112,12 @@ DEVICE void decode_heads_each(const struct attn_args &p, const struct decode_hea
     }
 }
 
-/* The same of a cache of halves or bf16: this step's key and value go there and to fresh, (2, D). */
+/* The same for an fp16 or bf16 cache: stores this step's key and value in the cache and in
+ * fresh, (2, D). */
 template <int D, bool BF16, int WARPS, class PLACE, class QUERY>
-DEVICE void decode_heads_turn(const struct attn_args &p, const struct decode_unit &u,
-                              const struct decode_heads<D, WARPS> &h, uint16_t *fresh, PLACE place,
-                              QUERY query)
+DEVICE void decode_heads_prepare(const struct attn_args &p, const struct decode_unit &u,
+                                 const struct decode_heads<D, WARPS> &h, uint16_t *fresh,
+                                 PLACE place, QUERY query)
 {
     decode_heads_each(p, h, place, query, [&](int which, const float *head) {
         fresh_put<D, BF16>(p, u.slot, p.kv.n_kv, u.kv_head, which, head, fresh, u.h0,
@@ -122,7 +125,7 @@ DEVICE void decode_heads_turn(const struct attn_args &p, const struct decode_uni
     });
 }
 
-/* A query times the scale of powers of two, as the cache's type and what that lost. */
+/* A query in units of log2, as values rounded to the cache's type and their residues. */
 template <int D, bool BF16>
 DEVICE void decode_query_put(const float *head, float scale, uint16_t *hi, uint16_t *lo)
 {
@@ -137,9 +140,10 @@ DEVICE void decode_query_put(const float *head, float scale, uint16_t *hi, uint1
 }
 
 /*
- * Heads as rows. s, s2: two chains of q K^T, whose rows g are the halves and g + 8 what they lost.
- * Entry i of a lane is its key(i); pf becomes the probabilities as A fragment, `out` shrinks where a
- * larger score was found.
+ * Softmax of 16 keys with heads as rows. s, s2: two independent accumulator chains of q K^T; rows g
+ * are from the rounded queries, rows g + 8 from their residues. Entry i of a lane belongs to
+ * key_of(i). pf becomes the probabilities as an A fragment. `out` is rescaled if a larger score was
+ * found.
  */
 template <bool BF16, int TILES, class KEY>
 DEVICE void decode_softmax(const float (&s)[2][4], const float (&s2)[2][4],
@@ -176,7 +180,7 @@ DEVICE void decode_softmax(const float (&s)[2][4], const float (&s2)[2][4],
                 out[j][i] *= shrink;
 }
 
-/* out += P V of eight tiles, of elements that lie in 16 bytes: of four keys, in the order of pf. */
+/* out += P V of eight n tiles. v0 .. v3 hold 16 bytes each of four keys, in the order of pf. */
 template <bool BF16>
 DEVICE void decode_values(float (*out)[4], const uint32_t (&pf)[4], const uint4 &v0,
                           const uint4 &v1, const uint4 &v2, const uint4 &v3)
@@ -190,15 +194,15 @@ DEVICE void decode_values(float (*out)[4], const uint32_t (&pf)[4], const uint4 
     }
 }
 
-/* The sum that head h's result is divided by: of probabilities whose largest score is m, and of its
- * sink. Kernels without sinks do not ask. */
+/* The softmax sum of head h, by which its result is divided: l, whose largest score is m, plus
+ * the head's sink. */
 template <bool SINK> DEVICE float decode_sum(const struct attn_args &p, int h, float m, float l)
 {
     return SINK ? l + attn_sink(p, h, m) : l;
 }
 
-/* A warp leaves its part, (8, D + 8) in the order of the tiles: entry 8j + n is element n * TILES + j;
- * and maximum and sum of each head. */
+/* A warp stores its partial result, (8, D + 8), in the order of the n tiles (entry 8j + n is
+ * element n * TILES + j), and each head's maximum and sum. */
 template <int D>
 DEVICE void decode_part_put(const float (&out)[D / 8][4], float top, float total, float *part,
                             float *ml)
@@ -214,10 +218,11 @@ DEVICE void decode_part_put(const float (&out)[D / 8][4], float top, float total
     }
 }
 
-/* A warp joins the warps' parts of head h: entries entry(i) of it, not yet divided by the sum l. */
+/* One warp combines the warps' partial results of head h: entries entry(i), not yet divided by
+ * the sum l. */
 template <int D, int WARPS, class ENTRY>
-DEVICE void decode_parts_join(const float *part, const float *ml, int h, ENTRY entry, float *m,
-                              float *l, float (&v)[D / 32])
+DEVICE void decode_parts_combine(const float *part, const float *ml, int h, ENTRY entry, float *m,
+                                 float *l, float (&v)[D / 32])
 {
     *m = -INFINITY, *l = 0.0f;
 #pragma unroll

@@ -1,26 +1,24 @@
 /*
- * Attention of a decode of many sequences: enough of them that a block takes one whole (sequence,
- * up to 8 heads of one kv head), so nothing has to be joined between blocks. The warps of a block
- * share the keys, 16 at a time ("a tile"), which travel through a ring of each warp's own in
- * shared memory: by the copy engine, so that no register waits for them and memory always has
- * work, and those of earlier steps before the kernel in front has finished.
+ * Decode attention of many sequences: a block has a whole (sequence, up to 8 heads of one kv head),
+ * so blocks never combine results. The warps of a block share the keys, 16 at a time ("a tile").
+ * Each warp has its own ring in shared memory, filled by bulk copies (TMA), so loads in flight take
+ * no registers and memory is always busy. Tiles of earlier steps are issued before dependency_wait.
  *
- * Products as in attn_decode.cu: the 16 rows of A are the 8 heads twice, what rounds to the cache's
- * type and what that rounding lost. Keys lie in shared memory in runs that are 64 bytes further
- * apart than in the cache, and which key is which column is chosen so that reads of 16 bytes meet
- * few banks twice.
+ * MMA as in attn_decode.cu: the 16 rows of A are the 8 heads twice, values rounded to the cache's
+ * type and the rounding residues. Runs of 4 or 8 keys are padded by 64 bytes in shared memory, and
+ * the mapping of keys to columns is chosen so that 16-byte reads have few bank conflicts.
  */
 #include "backend/cuda/attn/attn_panels.cuh"
 
 enum { BATCH_KEYS = 16 };
 
-/* A tile in shared memory: K in two runs of 8 keys, V in four of 4. */
+/* A tile in shared memory: K as two runs of 8 keys, V as four runs of 4. */
 template <int D> struct attn_decode_batch_tile {
     enum {
         ROW = 2 * D, /* bytes */
         K_RUN = 8 * ROW,
         V_RUN = 4 * ROW,
-        V = 2 * (K_RUN + 64), /* where V begins */
+        V = 2 * (K_RUN + 64), /* offset of V */
         BYTES = V + 4 * (V_RUN + 64)
     };
     static __device__ __forceinline__ int k_row(int key)
@@ -33,7 +31,7 @@ template <int D> struct attn_decode_batch_tile {
     }
 };
 
-/* One warp asks for the 16 keys and values that begin at k and v. */
+/* One warp issues the copies of 16 keys and 16 values, which start at k and v. */
 template <int D>
 DEVICE void attn_decode_batch_fetch(uint8_t *to, const uint8_t *k, const uint8_t *v, uint64_t *bar)
 {
@@ -59,24 +57,24 @@ DEVICE void attn_decode_batch_fetch(uint8_t *to, const uint8_t *k, const uint8_t
 #endif
 }
 
-/* Bytes of shared memory. Behind the rings: the tiles' barriers, queries as numbers of the
- * cache's type and what those lost, this step's key and value, a head for every warp to turn,
- * maxima and sums. The warps' parts of the result take the place of the rings. */
+/* Bytes of shared memory. The rings come first. Then follow the tiles' barriers, the rounded
+ * queries and their residues, this step's key and value, one head of scratch per warp, and
+ * maxima and sums. After the last round the warps' partial results reuse the rings. */
 template <int D> static constexpr size_t attn_decode_batch_shared(int warps, int rounds)
 {
     return (size_t)(warps * rounds * (attn_decode_batch_tile<D>::BYTES + 8)) +
            (size_t)(16 * (D + 4) + 2 * D) * 2 + (size_t)(warps * (D + 16)) * 4;
 }
 
-/* The record of row t that has column k. */
+/* The record of row t that contains column k. */
 DEVICE uint8_t *record_of(const struct attn_args &p, int t, int k)
 {
     int per_row = p.n_heads * p.kv.head_dim / TILE_K;
     return p.row_records + (size_t)(t * per_row + k / TILE_K) * (size_t)RECORD;
 }
 
-/* A warp: of each lane PER columns from k on, and of every sixteen their sum, where gemm_few.cu
- * looks for them. */
+/* One warp writes row records as gemm_few.cu reads them: each lane PER columns from k on, and
+ * the sum of every sixteen columns. */
 template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int k, const float *v)
 {
     uint8_t *to = record_of(p, t, k);
@@ -97,7 +95,7 @@ template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int 
     }
 }
 
-/* A padding row: zeros, in every form that is asked for. */
+/* A padding row: zeros in every output form. */
 template <int D>
 DEVICE void attn_decode_batch_pad(const struct attn_args &p, const struct decode_unit &u)
 {
@@ -115,7 +113,8 @@ DEVICE void attn_decode_batch_pad(const struct attn_args &p, const struct decode
         p.scale_of[u.t] = 1.0f;
 }
 
-/* A tile with the last key: this step's key and value; behind them, values of zeros. */
+/* Completes the tile of the last key with this step's key and value. Values after it become
+ * zeros. */
 template <int D> DEVICE void attn_decode_batch_fresh(uint8_t *keys, const uint16_t *fresh, int at)
 {
     typedef attn_decode_batch_tile<D> tile;
@@ -132,7 +131,8 @@ template <int D> DEVICE void attn_decode_batch_fresh(uint8_t *keys, const uint16
     __syncwarp();
 }
 
-/* q K^T of a tile, in two chains. Column g of n tile i is key 8 (g & 1) + 2 (g >> 1) + i. */
+/* q K^T of a tile, in two accumulator chains. Column g of n tile i is key 8 (g & 1) + 2 (g >> 1)
+ * + i. */
 template <int D, bool BF16>
 DEVICE void attn_decode_batch_scores(const uint8_t *keys, const uint16_t *q_hi,
                                      const uint16_t *q_lo, float (&s)[2][4], float (&s2)[2][4])
@@ -143,7 +143,7 @@ DEVICE void attn_decode_batch_scores(const uint8_t *keys, const uint16_t *q_hi,
     for (int j = 0; j < D / 32; j++) {
         uint32_t a[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; i++) { /* a0 a2: numbers of the cache's type; a1 a3: the rest */
+        for (int i = 0; i < 2; i++) { /* a0 a2: rounded queries; a1 a3: residues */
             int e = g * (D + 4) + (j * 4 + c) * 8 + i * 4;
             uint2 hi = load_shared8(q_hi + e), lo = load_shared8(q_lo + e);
             a[i][0] = hi.x, a[i][2] = hi.y;
@@ -159,7 +159,7 @@ DEVICE void attn_decode_batch_scores(const uint8_t *keys, const uint16_t *q_hi,
     }
 }
 
-/* Grid: (kv heads x groups of 8 heads, sequences). p.q are raw projections. */
+/* Grid: (kv heads x groups of 8 heads, sequences). p.q holds raw projections. */
 template <int D, bool BF16, int WARPS, int ROUNDS, bool SINK>
 static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
                                                      : WARPS == 4 ? 3
@@ -176,7 +176,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     uint16_t *q_lo = q_hi + 8 * Q_ROW, *fresh = q_lo + 8 * Q_ROW; /* (8, Q_ROW); (2, D) */
     float *head = (float *)(fresh + 2 * D) + w * D;
     float *ml = (float *)(fresh + 2 * D) + WARPS * D; /* (warps, 8, 2): maximum, sum */
-    float *part = (float *)shared;                    /* (warps, 8, D + 8) */
+    float *part = (float *)shared;                    /* (warps, 8, D + 8) partial results */
 
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.x, (int)blockIdx.y);
     int first = (u.from & ~(BATCH_KEYS - 1)) + w * BATCH_KEYS;
@@ -187,22 +187,23 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
         attn_decode_batch_pad<D>(p, u);
         return;
     }
-    /* The pages of 32 rounds: lane i has round i's. Past the last key the page table may end. */
-    int asked = 0, n_rounds = first <= u.last ? (u.last - first) / STEP + 1 : 0;
+    /* Lane i holds the page of round i, for 32 rounds at a time. The block table may end at the
+     * last key, so indices are clamped to it. */
+    int issued = 0, n_rounds = first <= u.last ? (u.last - first) / STEP + 1 : 0;
     int32_t page_of = 0;
     auto fetch = [&]() {
-        if (asked >= n_rounds)
+        if (issued >= n_rounds)
             return;
-        if (!(asked & 31))
-            page_of = u.pages[min(first + (asked + lane) * STEP, u.last) >> p.kv.page_shift];
-        int32_t page = __shfl_sync(FULL_WARP, page_of, asked & 31);
-        int off = (first + asked * STEP) & (p.kv.page_len - 1);
+        if (!(issued & 31))
+            page_of = u.pages[min(first + (issued + lane) * STEP, u.last) >> p.kv.page_shift];
+        int32_t page = __shfl_sync(FULL_WARP, page_of, issued & 31);
+        int off = (first + issued * STEP) & (p.kv.page_len - 1);
         size_t at = ((((size_t)page * (size_t)p.kv.n_kv + (size_t)u.kv_head) << p.kv.page_shift) +
                      (size_t)off) *
                     tile::ROW;
-        int i = asked % ROUNDS;
+        int i = issued % ROUNDS;
         attn_decode_batch_fetch<D>(ring + i * tile::BYTES, p.kv.k + at, p.kv.v + at, bars + i);
-        asked++;
+        issued++;
     };
 #if BULK_COPIES
     if (lane == 0)
@@ -219,10 +220,10 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
     decode_heads_begin(p, u.t, true, heads);
     dependency_wait();
     decode_heads_load(p, u, true, true, heads);
-    decode_heads_turn<D, BF16>(
+    decode_heads_prepare<D, BF16>(
         p, u, heads, fresh,
         [&](int) {
-            __syncwarp(); /* one place for all of a warp's heads */
+            __syncwarp(); /* all heads of a warp use the same scratch */
             return head;
         },
         [&](int j, const float *from) {
@@ -263,21 +264,21 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
                                          (VP * g + v) * 16);
             decode_values<BF16>(out + 8 * v, pf, vf[0], vf[1], vf[2], vf[3]);
         }
-        __syncwarp(); /* every lane is done with the tile that is fetched over */
+        __syncwarp(); /* all lanes have read the tile that the next copy overwrites */
         fetch();
     }
     total += __shfl_xor_sync(FULL_WARP, total, 1);
     total += __shfl_xor_sync(FULL_WARP, total, 2);
-    __syncthreads(); /* nobody reads keys any more */
+    __syncthreads(); /* partial results overwrite the rings */
     decode_part_put<D>(out, top, total, part, ml);
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < 8 / WARPS; k++) { /* a warp joins the parts of a head or two */
+    for (int k = 0; k < 8 / WARPS; k++) { /* each warp combines 8 / WARPS heads */
         int h = w + k * WARPS;
         if (h >= u.heads)
             break;
         float most, l, v[PER];
-        decode_parts_join<D, WARPS>(
+        decode_parts_combine<D, WARPS>(
             part, ml, h,
             [&](int i) {
                 int e = lane * PER + i;
@@ -290,7 +291,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
             int at = h * D + lane * PER + i;
             float x = v[i] = fast_divide(v[i], l), y = v[i + 1] = fast_divide(v[i + 1], l);
             *(float2 *)(to + at) = make_float2(x, y);
-            if (p.panels) /* no larger than the largest value, which is a half too */
+            if (p.panels) /* fp16 cannot overflow: no larger than the largest value */
                 panel_put(p, u.t, u.h0 * D + at, x, y);
         }
         if (p.row_records)
@@ -303,7 +304,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
 bool attn_decode_batch_fits(const struct cuda_backend *cu)
 {
 #ifndef STEEL_CUDA_SIM
-    if (!cu->clusters) /* nor a copy engine */
+    if (!cu->clusters) /* GPUs without clusters have no bulk copies either */
         return false;
 #endif
     return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit;
@@ -346,14 +347,14 @@ static void attn_decode_batch_warps(struct cuda_backend *cu, const struct attn_a
 
 void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int warps)
 {
-    bool half = p.kv.type == DT_F16;
-    if (p.sinks) /* heads of 64: attn_tensor */
-        half ? attn_decode_batch_warps<64, false, true>(cu, p, warps)
-             : attn_decode_batch_warps<64, true, true>(cu, p, warps);
+    bool f16 = p.kv.type == DT_F16;
+    if (p.sinks) /* heads of 64: attn_mma_suits */
+        f16 ? attn_decode_batch_warps<64, false, true>(cu, p, warps)
+            : attn_decode_batch_warps<64, true, true>(cu, p, warps);
     else if (p.kv.head_dim == 64)
-        half ? attn_decode_batch_warps<64, false, false>(cu, p, warps)
-             : attn_decode_batch_warps<64, true, false>(cu, p, warps);
+        f16 ? attn_decode_batch_warps<64, false, false>(cu, p, warps)
+            : attn_decode_batch_warps<64, true, false>(cu, p, warps);
     else
-        half ? attn_decode_batch_warps<128, false, false>(cu, p, warps)
-             : attn_decode_batch_warps<128, true, false>(cu, p, warps);
+        f16 ? attn_decode_batch_warps<128, false, false>(cu, p, warps)
+            : attn_decode_batch_warps<128, true, false>(cu, p, warps);
 }

@@ -1,33 +1,33 @@
 /*
- * Attention of decodes over a cache of codes (attn_quant.cuh): every part a layer may have, heads of 64 to
- * 512, one sequence or many. A block takes (sequence, up to 8 heads of one kv head, a stretch of keys).
- *
- * Stretches leave their parts in cu->split_acc; the last block of a unit to finish joins them.
+ * Decode attention over a quantised KV cache (attn_quant.cuh) for every option a layer may have,
+ * heads of 64 to 512, one sequence or many. A block has (sequence, up to 8 heads of one kv head, a
+ * split of the keys). Splits store their partial results in cu->split_acc; the last block of a unit
+ * to finish combines them.
  */
 #include "backend/cuda/attn/attn_quant.cuh"
 
 enum { QUANT_WARPS = 8, QUANT_PARTS = 64 };
 
-/* What lies behind the rings. */
+/* Shared memory after the rings. */
 template <int D> struct attn_quant_shared {
     enum { Q_ROW = D + 32, PART_ROW = D + 4 };
     uint16_t q[8 * Q_ROW];            /* (8, Q_ROW) */
-    struct attn_quant_fresh<D> fresh; /* this step's key and value ... */
+    struct attn_quant_fresh<D> fresh; /* this step's key and value */
     float head[QUANT_WARPS * D];      /* (warps, D) */
     float ml[QUANT_WARPS * 16];       /* (warps, 8, 2): maximum, sum */
     int is_last;
 };
 
-/* The tiles a block has: `count` of them, from `first` on, of `used` stretches. */
-struct attn_quant_stretch {
+/* The tiles a block has: `count` tiles from `first` on. The context has `used` splits. */
+struct attn_quant_range {
     int used, first, count;
-    bool has_last; /* this step's key is in the last of them */
+    bool has_last; /* its last tile contains this step's key */
 };
 
-DEVICE struct attn_quant_stretch attn_quant_stretch_of(const struct attn_args &p,
-                                                       const struct decode_unit &u, int warps)
+DEVICE struct attn_quant_range attn_quant_range_of(const struct attn_args &p,
+                                                   const struct decode_unit &u, int warps)
 {
-    struct attn_quant_stretch s;
+    struct attn_quant_range s;
     int start = u.from / QUANT_KEYS, n = u.last / QUANT_KEYS + 1 - start;
     int each = max((n + p.n_split - 1) / p.n_split, warps);
     s.used = (n + each - 1) / each;
@@ -37,8 +37,8 @@ DEVICE struct attn_quant_stretch attn_quant_stretch_of(const struct attn_args &p
     return s;
 }
 
-/* The unit's queries as halves, in powers of two unless a softcap comes between; and, of raw
- * projections, this step's key and value as codes. */
+/* Stores the unit's queries as fp16, in units of log2 unless the layer has a softcap. With raw
+ * projections, also quantises this step's key and value. */
 template <int D>
 DEVICE void attn_quant_heads(const struct attn_args &p, const struct attn_quant &c,
                              const struct decode_unit &u, bool owns_fresh,
@@ -52,23 +52,24 @@ DEVICE void attn_quant_heads(const struct attn_args &p, const struct attn_quant 
     for (int j = warp_id(); j < u.heads + (owns_fresh ? 2 : 0); j += warps) {
         int part = j < u.heads ? (int)ATTN_Q : (int)ATTN_K + j - u.heads;
         const float *from = p.q + ((size_t)u.t * (size_t)p.n_heads + (size_t)(u.h0 + j)) * D;
-        float warm = 1.0f; /* turned and warmed by attn_heads unless they are raw */
+        float temperature = 1.0f; /* unless raw, attn_heads has rotated and scaled them */
         if (p.raw) {
-            attn_head_make(p, u.t, part, part == ATTN_Q ? u.h0 + j : u.kv_head, 1.0f, head);
-            if (kv_is_turned(part == ATTN_V ? c.v_type : c.k_type))
-                kv_head_turn(head, D);
+            attn_head_prepare(p, u.t, part, part == ATTN_Q ? u.h0 + j : u.kv_head, 1.0f, head);
+            if (kv_is_rotated(part == ATTN_V ? c.v_type : c.k_type))
+                kv_head_rotate(head, D);
             from = head;
-            warm = attn_temperature(p, u.t);
+            temperature = attn_temperature(p, u.t);
         }
         if (part == ATTN_Q) {
             for (int i = 2 * lane; i < D; i += 64)
                 *(uint32_t *)(sh.q + j * attn_quant_shared<D>::Q_ROW + i) =
-                    pack_half2(from[i] * warm * by, from[i + 1] * warm * by);
+                    pack_half2(from[i] * temperature * by, from[i + 1] * temperature * by);
         } else {
             int is_v = part == ATTN_V, type = is_v ? c.v_type : c.k_type;
             struct kv_place place = {sh.fresh.codes[is_v], sh.fresh.scales[is_v]};
             kv_head_put(type, head, D, place);
-            if (u.h0 == u.kv_head * (p.n_heads / p.kv.n_kv)) /* the first of those that read it */
+            if (u.h0 ==
+                u.kv_head * (p.n_heads / p.kv.n_kv)) /* the first group of heads writes the cache */
                 kv_head_put(type, head, D,
                             kv_place_of(is_v ? p.kv.v : p.kv.k, type, u.slot, p.kv.page_len,
                                         p.kv.n_kv, u.kv_head, D));
@@ -77,8 +78,9 @@ DEVICE void attn_quant_heads(const struct attn_args &p, const struct attn_quant 
     }
 }
 
-/* A warp: the result of head h of the unit, in `head` in shared memory and not yet divided by its sum
- * l, of a largest score m: turned back, gated, written. */
+/* One warp writes the result of head h of the unit: undoes the Hadamard rotation, divides by the
+ * softmax sum (l and the sink; m is the largest score), applies the gate. `head` is in shared
+ * memory. */
 template <int D>
 DEVICE void attn_quant_write(const struct attn_args &p, const struct attn_quant &c,
                              const struct decode_unit &u, int h, float m, float l, float *head)
@@ -87,25 +89,25 @@ DEVICE void attn_quant_write(const struct attn_args &p, const struct attn_quant 
     const float *gate = attn_gate(p, u.t, u.h0 + h);
     float *to = decode_result<D>(p, u) + h * D;
     __syncwarp();
-    if (kv_is_turned(c.v_type))
-        kv_head_turn(head, D);
+    if (kv_is_rotated(c.v_type))
+        kv_head_rotate(head, D);
     for (int i = 2 * lane_id(); i < D; i += 64) {
         float x = head[i] * by, y = head[i + 1] * by;
         if (gate)
             x *= sigmoid(gate[i]), y *= sigmoid(gate[i + 1]);
         *(float2 *)(to + i) = make_float2(x, y);
-        if (p.panels) /* no larger than the largest value, which is a half too */
+        if (p.panels) /* fp16 cannot overflow: no larger than the largest value */
             panel_put(p, u.t, (u.h0 + h) * D + i, x, y);
     }
     __syncwarp();
 }
 
-/* A warp joins the stretches' parts of head h: lane i knows maximum and sum of parts i and i + 32. */
+/* One warp combines the splits of head h. Lane i holds maximum and sum of splits i and i + 32. */
 template <int D>
-DEVICE void attn_quant_join(const float *acc, const float *ml, int used, int h, float *m, float *l,
-                            float *head)
+DEVICE void attn_quant_combine_splits(const float *acc, const float *ml, int used, int h, float *m,
+                                      float *l, float *head)
 {
-    enum { TRIP = 16 }; /* parts at once: one trip to the L2 */
+    enum { TRIP = 16 }; /* loads at once, to pay the L2's latency once */
     int lane = lane_id();
     float top[2], f[2];
     *m = -INFINITY, *l = 0.0f;
@@ -146,11 +148,12 @@ DEVICE void attn_quant_join(const float *acc, const float *ml, int used, int h, 
     }
 }
 
-/* Joins the warps' parts, then, of several stretches, those of the blocks. */
+/* Combines the warps' partial results and then, if there are several splits, those of the
+ * blocks. */
 template <int D>
-DEVICE void attn_quant_finish(const struct attn_args &p, const struct attn_quant &c,
-                              const struct decode_unit &u, const struct attn_quant_stretch &s,
-                              const float *part, struct attn_quant_shared<D> &sh)
+DEVICE void attn_quant_combine(const struct attn_args &p, const struct attn_quant &c,
+                               const struct decode_unit &u, const struct attn_quant_range &s,
+                               const float *part, struct attn_quant_shared<D> &sh)
 {
     enum { PART_ROW = attn_quant_shared<D>::PART_ROW };
     int lane = lane_id(), w = warp_id(), warps = (int)blockDim.x >> 5;
@@ -195,13 +198,13 @@ DEVICE void attn_quant_finish(const struct attn_args &p, const struct attn_quant
     __threadfence();
     for (int h = w; h < u.heads; h += warps) {
         float m, l;
-        attn_quant_join<D>(acc, ml, s.used, h, &m, &l, head);
+        attn_quant_combine_splits<D>(acc, ml, s.used, h, &m, &l, head);
         attn_quant_write<D>(p, c, u, h, m, l, head);
     }
 }
 
-/* Grid: (stretches, kv heads x groups of 8 heads, sequences). Unless p.q are raw projections, this
- * step's key and value are in the cache. */
+/* Grid: (splits, kv heads x groups of 8 heads, sequences). Unless p.q holds raw projections,
+ * this step's key and value are already in the cache. */
 template <int D>
 static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
     attn_decode_quant_kernel(const __grid_constant__ struct attn_args p,
@@ -211,17 +214,16 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
     struct attn_quant_shared<D> &sh = *(struct attn_quant_shared<D> *)(shared + c.ring);
     int w = warp_id(), warps = (int)blockDim.x >> 5;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
-    struct attn_quant_stretch s = attn_quant_stretch_of(p, u, warps);
+    struct attn_quant_range s = attn_quant_range_of(p, u, warps);
     dependency_trigger();
-    if (u.slot < 0 ||
-        (int)blockIdx.x >= s.used) { /* a padding row, or fewer stretches than blocks */
+    if (u.slot < 0 || (int)blockIdx.x >= s.used) { /* a padding row, or fewer splits than blocks */
         dependency_wait();
         if (u.slot < 0 && blockIdx.x == 0)
             panels_pad<D>(p, u);
         return;
     }
-    /* Tiles of earlier steps are asked for before the kernel in front has ended; the one with this
-     * step's key only where that is put in later. */
+    /* Tiles of earlier steps are loaded before dependency_wait. The tile with this step's key
+     * is, too, if this block overwrites that key later. */
     bool owns_fresh = p.raw && !p.heads.shares_kv && s.has_last;
     bool early = owns_fresh || !s.has_last;
     uint8_t *ring = shared + w * c.stages * c.slot;
@@ -232,7 +234,7 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
         dependency_wait();
 #pragma unroll 1
     for (int i = 0; i < c.stages; i++)
-        k.bring(ring + i * c.slot);
+        k.load_next(ring + i * c.slot);
     if (early)
         dependency_wait();
     panels_scale(p, u);
@@ -248,20 +250,20 @@ static __global__ void __launch_bounds__(D > 256 ? 128 : 256, D > 128 ? 1 : 2)
         attn_quant_wait<QUANT_STAGES>(c.stages);
         attn_quant_tile<D, true>(p, c, u, tile, (s.first + w + i * warps) * QUANT_KEYS,
                                  owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
-        __syncwarp(); /* every lane is done with the tile that is fetched over */
-        k.bring(tile);
+        __syncwarp(); /* all lanes have read the tile that the next copy overwrites */
+        k.load_next(tile);
     }
     copy_async_wait<0>();
-    __syncthreads(); /* nobody reads keys any more */
+    __syncthreads(); /* partial results overwrite the rings */
     decode_columns_part<D>(r, (float *)shared + w * 8 * attn_quant_shared<D>::PART_ROW,
                            sh.ml + w * 16);
     __syncthreads();
-    attn_quant_finish<D>(p, c, u, s, (const float *)shared, sh);
+    attn_quant_combine<D>(p, c, u, s, (const float *)shared, sh);
 }
 
 /* Host */
 
-/* The rings of a block, which then hold the warps' parts. */
+/* The rings of a block. They later hold the warps' partial results. */
 template <int D>
 static struct attn_quant attn_quant_rings(int k_type, int v_type, int warps, int stages)
 {
@@ -271,12 +273,12 @@ static struct attn_quant attn_quant_rings(int k_type, int v_type, int warps, int
     return c;
 }
 
-/* How many warps a block has, and how many stages their rings. Of heads up to 128 a block takes half of
- * an SM's shared memory at most: the kernel in front has the rest, and of many units several share an
- * SM. False: there is no room for two and two. */
+/* Chooses the warps per block and the stages per ring. For heads up to 128 a block takes at most
+ * half of an SM's shared memory, because the preceding kernel has the rest; with many units,
+ * several blocks share an SM. Returns false if even two warps with two stages do not fit. */
 template <int D>
-static bool attn_quant_plan(const struct cuda_backend *cu, int k_type, int v_type, int units,
-                            int *warps, struct attn_quant *c)
+static bool attn_quant_choose(const struct cuda_backend *cu, int k_type, int v_type, int units,
+                              int *warps, struct attn_quant *c)
 {
     int per_sm = D > 128 ? 1 : units <= 2 * cu->n_sm ? 2 : units <= 3 * cu->n_sm ? 3 : 4;
     *warps = units > cu->n_sm || D > 256 ? 4 : QUANT_WARPS;
@@ -297,9 +299,9 @@ template <int D> static void attn_decode_quant_launch(struct cuda_backend *cu, s
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8), units = p.kv.n_kv * groups * p.step.n_decode;
     int splits = attn_splits(cu, p.step.n_decode, p.n_heads, p.kv.n_kv), warps = 0;
     struct attn_quant c = {};
-    CHECK(attn_quant_plan<D>(cu, p.kv.type & 255, p.kv.type >> 8, units, &warps, &c),
-          "attn_decode_quant_fits was asked");
-    p.n_split = cu->n_sm / units; /* no more than there is room for */
+    CHECK(attn_quant_choose<D>(cu, p.kv.type & 255, p.kv.type >> 8, units, &warps, &c),
+          "attn_decode_quant_fits() held");
+    p.n_split = cu->n_sm / units; /* one wave of blocks */
     p.n_split = p.n_split < 1 ? 1 : p.n_split > splits ? splits : p.n_split;
     p.n_split = p.n_split > QUANT_PARTS ? QUANT_PARTS : p.n_split;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
@@ -311,7 +313,7 @@ template <int D> static bool attn_quant_has_room(const struct cuda_backend *cu)
 {
     struct attn_quant c;
     int warps;
-    return attn_quant_plan<D>(cu, cu->shape.k_type, cu->shape.v_type, 1, &warps, &c);
+    return attn_quant_choose<D>(cu, cu->shape.k_type, cu->shape.v_type, 1, &warps, &c);
 }
 
 bool attn_decode_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)

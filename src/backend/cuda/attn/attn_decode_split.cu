@@ -1,67 +1,65 @@
 /*
- * Attention of one decode, or of a few: one wave of blocks, at most one to an SM, so that each
- * may wait for the others. A block takes (sequence, up to 8 heads of one kv head, a stretch of
- * keys). Keys and values go by the copy engine straight into shared memory, as much as fits
- * beside the kernel in front (120 KB, at depth 8,192 of a 30B-A3B all of it), and are asked for
- * before that kernel has finished; no register waits for them.
+ * Split decode attention for one sequence or a few, fp16 or bf16 cache: one wave of blocks, at most
+ * one per SM, so that blocks may wait for each other. A block has (sequence, up to 8 heads of one
+ * kv head, a split of the keys). Bulk copies (TMA) move keys and values straight into shared
+ * memory, without registers, and are issued before dependency_wait. As much is in flight as fits
+ * beside the preceding kernel: 120 KB, which at depth 8,192 of a 30B-A3B is a block's whole split.
  *
- * A warp takes 16 keys at a time, "a tile". Products have the keys, then the values' elements as
- * rows and the 8 heads as columns; queries and probabilities go in as two numbers of the cache's
- * type, what rounds and what that rounding lost, so they keep about 22 bits. Which key is which
- * row is chosen so that 16-byte reads of rows as they lie in the cache meet no bank twice: see
- * key_of_row.
- * How the blocks of one kv head join: attn_decode_split.cuh.
+ * A warp processes 16 keys at a time, "a tile". MMA rows are the keys, then the values' elements;
+ * columns are the 8 heads. Queries and probabilities enter as values rounded to the cache's type
+ * plus the rounding residues, so they keep about 22 bits. The mapping of keys to rows (key_of_row)
+ * makes 16-byte reads free of bank conflicts. How blocks combine: attn_decode_split.cuh.
  */
 #include "backend/cuda/attn/attn_decode_split.cuh"
 
-enum { SPLIT_SLOTS = 2 * SPLIT_WARPS }; /* tiles in shared memory */
+enum { SPLIT_SLOTS = 2 * SPLIT_WARPS }; /* tiles in shared memory, two per warp */
 
-/* Tiles in shared memory: K as two runs of 8 keys that lie 64 bytes further apart than in the
- * cache, V as four runs of 4 keys, 32 bytes further. */
+/* A tile in shared memory: K as two runs of 8 keys, padded by 64 bytes; V as four runs of 4
+ * keys, padded by 32 bytes. */
 template <int D> struct attn_decode_split_tile {
     enum {
         ROW = 2 * D,
-        V = 16 * ROW + 64, /* where V begins */
+        V = 16 * ROW + 64, /* offset of V */
         BYTES = V + 16 * ROW + 96,
-        Q_PITCH = 2 * ROW + 64, /* of a head's query: halves, and what they lost */
+        Q_STRIDE = 2 * ROW + 64, /* stride of the queries: rounded values, then residues */
     };
 };
-/* Row r of a fragment. Rows 2c and 2c+1 are in different runs of K; of V, the keys of lanes c =
- * 0..3 are in four. */
+/* The key in row r of a fragment. Rows 2c and 2c+1 are in different runs of K. For V, the keys
+ * of lanes c = 0..3 are in four different runs. */
 DEVICE int key_of_row(int r)
 {
     int odd = r & 1;
     return (((r >> 1) + 2 * odd) & 3) * 4 + odd + (r >> 3) * 2;
 }
 
-/* Shared memory. The last tile's place first serves to make the queries. */
+/* Shared memory. The last slot of the ring is scratch for making the queries first. */
 template <int D> struct attn_decode_split_shared {
     typedef attn_decode_split_tile<D> T;
     uint8_t ring[SPLIT_SLOTS * T::BYTES];
-    uint16_t fresh[2 * D];      /* (2, D) this step's k and v as the cache has them */
+    uint16_t fresh[2 * D];      /* (2, D) this step's k and v in the cache's type */
     float ml[SPLIT_WARPS * 16]; /* (warps, 8, 2) maximum, sum */
     uint64_t bar[SPLIT_SLOTS];  /* (slots) */
-    int part_at[SPLIT_WARPS];   /* where in the ring a warp's part lies */
+    int part_at[SPLIT_WARPS];   /* offset of a warp's partial result in the ring */
     int is_last;
 
-    /* (8): row of D, D of the cache's type */
+    /* (8, Q_STRIDE bytes): D rounded values, D residues */
     __device__ uint8_t *query()
     {
         return ring + (SPLIT_SLOTS - 1) * T::BYTES;
     }
-    __device__ float *staged() /* (2, D) k and v before that */
+    __device__ float *staged() /* (2, D) scratch for k and v */
     {
-        return (float *)(query() + 8 * T::Q_PITCH);
+        return (float *)(query() + 8 * T::Q_STRIDE);
     }
 };
 
-/* Tile i of a warp is w + 8i of the block; it has two places, by turns. Lane i knows the page of tile
- * i, for 32 of them. */
+/* Iterates over a warp's tiles. Tile i of warp w is tile w + 8i of the block and uses ring slot
+ * i & 1 of the warp's two. Lane i holds the page of tile i, for 32 tiles at a time. */
 template <int D> struct attn_decode_split_walk {
     typedef attn_decode_split_tile<D> T;
     const struct attn_args &p;
     const struct decode_unit &u;
-    const struct attn_decode_split_stretch &s;
+    const struct attn_decode_split_range &s;
     uint8_t *ring;
     uint64_t *bars; /* this warp's two */
     int32_t warp_pages;
@@ -75,19 +73,19 @@ template <int D> struct attn_decode_split_walk {
     {
         return ring + ((i & 1) * SPLIT_WARPS + warp_id()) * T::BYTES;
     }
-    /* Where lane i's page has tile i, in rows of the cache */
+    /* The first key of tile i as a row index of the cache. */
     __device__ __forceinline__ size_t row_of(int i) const
     {
         size_t page = (size_t)__shfl_sync(FULL_WARP, warp_pages, i & 31);
         return ((page * (size_t)p.kv.n_kv + (size_t)u.kv_head) << p.kv.page_shift) +
                (size_t)((s.first + warp_id() + SPLIT_WARPS * i) * SPLIT_KEYS & (p.kv.page_len - 1));
     }
-    __device__ __forceinline__ void bring(int i) const
+    __device__ __forceinline__ void load(int i) const
     {
         size_t at = row_of(i) * T::ROW;
         int lane = lane_id();
 #if BULK_COPIES
-        /* A lane for each run of keys: 2 of K, 4 of V */
+        /* one lane per run of keys: 2 of K, 4 of V */
         bool k = lane < 2;
         int n = k ? lane : lane - 2, bytes = (k ? 8 : 4) * T::ROW;
         if (lane == 0)
@@ -97,22 +95,23 @@ template <int D> struct attn_decode_split_walk {
                        (k ? p.kv.k : p.kv.v) + at + n * bytes, bytes, bars + (i & 1));
 #else
         uint8_t *to = tile_at(i);
-        for (int j = lane; j < T::ROW; j += 32) { /* 16 rows in pieces of 16 bytes */
+        for (int j = lane; j < T::ROW; j += 32) { /* 16 rows in 16-byte pieces */
             int key = j * 16 / T::ROW;
             copy_async16(to + j * 16 + key / 8 * 64, p.kv.k + at + j * 16);
             copy_async16(to + T::V + j * 16 + key / 4 * 32, p.kv.v + at + j * 16);
         }
 #endif
     }
-    /* Ends a group of copies, where they come in groups, whether or not there is a tile. */
-    __device__ __forceinline__ void bring_if_any(int i) const
+    /* Issues tile i if it exists. Commits a copy group (cp.async only) in any case, so that
+     * groups can be counted. */
+    __device__ __forceinline__ void load_if_any(int i) const
     {
         if (warp_id() + SPLIT_WARPS * i < s.count)
-            bring(i);
+            load(i);
         copy_async_commit();
     }
-    /* At least to the L2 */
-    __device__ __forceinline__ void ask(int i) const
+    /* Prefetches tile i to the L2. */
+    __device__ __forceinline__ void prefetch(int i) const
     {
         if (warp_id() + SPLIT_WARPS * i >= s.count)
             return;
@@ -128,13 +127,14 @@ template <int D> struct attn_decode_split_walk {
         bulk_wait(bars + (i & 1), (uint32_t)i >> 1 & 1);
 #else
         (void)i;
-        copy_async_wait<1>(); /* two groups under way, the older is wanted */
+        copy_async_wait<1>(); /* two groups are in flight; waits for the older */
         __syncwarp();
 #endif
     }
 };
 
-/* This step's key and value into the tile they belong to, and for values past them zeros. */
+/* Completes the tile of the last key with this step's key and value. Values after it become
+ * zeros. */
 template <int D> DEVICE void attn_decode_split_fresh(uint8_t *tile, const uint16_t *fresh, int last)
 {
     typedef attn_decode_split_tile<D> T;
@@ -151,7 +151,7 @@ template <int D> DEVICE void attn_decode_split_fresh(uint8_t *tile, const uint16
     __syncwarp();
 }
 
-/* A query in place: as two numbers of the cache's type, the second ROW bytes behind the first. */
+/* Converts a query in place to rounded values and, ROW bytes further, their residues. */
 template <int D, bool BF16> DEVICE void attn_decode_split_query(float *head, float scale)
 {
     const float to_log2 = 1.4426950408889634f * scale;
@@ -163,12 +163,12 @@ template <int D, bool BF16> DEVICE void attn_decode_split_query(float *head, flo
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < D / 64; i++) {
-        uint32_t *half = (uint32_t *)head + lane + 32 * i;
-        split_pair<BF16>(e[i].x * to_log2, e[i].y * to_log2, half, half + D / 2);
+        uint32_t *hi = (uint32_t *)head + lane + 32 * i;
+        split_pair<BF16>(e[i].x * to_log2, e[i].y * to_log2, hi, hi + D / 2);
     }
 }
 
-/* Keys times queries: s[0] becomes the scores of rows g, g+8 and heads 2c, 2c+1. */
+/* K q^T in four accumulator chains. Their sum is the scores of rows g, g+8 and heads 2c, 2c+1. */
 template <int D, bool BF16>
 DEVICE void attn_decode_split_scores(const uint8_t *tile, const uint4 (&q_hi)[D / 32],
                                      const uint4 (&q_lo)[D / 32], float (&s)[4][4])
@@ -188,7 +188,7 @@ DEVICE void attn_decode_split_scores(const uint8_t *tile, const uint4 (&q_hi)[D 
     }
 }
 
-/* The softmax of a tile whose first key is key0: probabilities as B fragments. */
+/* Softmax of a tile whose first key is key0. Probabilities become B fragments. */
 template <int D, bool BF16>
 DEVICE void attn_decode_split_softmax(float (&s)[4][4], const struct decode_unit &u, int key0,
                                       struct decode_columns<D> &r, uint32_t (&hi)[2],
@@ -208,7 +208,7 @@ DEVICE void attn_decode_split_softmax(float (&s)[4][4], const struct decode_unit
     }
 }
 
-/* Values times probabilities. */
+/* V^T P. */
 template <int D, bool BF16>
 DEVICE void attn_decode_split_values(const uint8_t *tile, const uint32_t (&hi)[2],
                                      const uint32_t (&lo)[2], struct decode_columns<D> &r)
@@ -236,7 +236,7 @@ DEVICE void attn_decode_split_values(const uint8_t *tile, const uint32_t (&hi)[2
     }
 }
 
-/* Grid: (stretches, kv heads x groups of 8 heads, sequences). */
+/* Grid: (splits, kv heads x groups of 8 heads, sequences). */
 template <int D, bool BF16, bool SINK>
 static __global__ void __launch_bounds__(640)
     attn_decode_split_kernel(const __grid_constant__ struct attn_args p)
@@ -249,7 +249,7 @@ static __global__ void __launch_bounds__(640)
     struct attn_decode_split_shared<D> &sh = *(struct attn_decode_split_shared<D> *)shared;
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3, tid = (int)threadIdx.x;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
-    struct attn_decode_split_stretch s = attn_decode_split_stretch_of(p, u);
+    struct attn_decode_split_range s = attn_decode_split_range_of(p, u);
     if (attn_decode_split_idle<D, false>(p, u, s))
         return;
     struct attn_decode_split_walk<D> k = {
@@ -261,14 +261,14 @@ static __global__ void __launch_bounds__(640)
         bulk_init(k.bars + lane);
     __syncwarp();
 #endif
-    bool late = w == SPLIT_WARPS - 1; /* its second place is in use for now */
+    bool late = w == SPLIT_WARPS - 1; /* its second slot holds the queries for now */
 #pragma unroll 1
     for (int i = 0; i < (late ? 1 : 2); i++)
-        k.bring_if_any(i);
-    k.ask(late ? 1 : 2);
+        k.load_if_any(i);
+    k.prefetch(late ? 1 : 2);
 
     struct attn_decode_split_shares<D> shares(p, u, s);
-    shares.ask();
+    shares.prefetch();
 
     struct decode_heads<D, SPLIT_WARPS> heads;
     decode_heads_begin(p, u.t, true, heads);
@@ -278,9 +278,9 @@ static __global__ void __launch_bounds__(640)
     decode_heads_load(p, u, true, s.split == s.used - 1, heads);
     mark(mk, 4);
     uint8_t *query = sh.query();
-    decode_heads_turn<D, BF16>(
+    decode_heads_prepare<D, BF16>(
         p, u, heads, sh.fresh,
-        [&](int j) { return j ? sh.staged() + w * D : (float *)(query + w * T::Q_PITCH); },
+        [&](int j) { return j ? sh.staged() + w * D : (float *)(query + w * T::Q_STRIDE); },
         [&](int, float *head) { attn_decode_split_query<D, BF16>(head, p.scale); });
     __syncthreads();
     mark(mk, 5);
@@ -288,21 +288,21 @@ static __global__ void __launch_bounds__(640)
     uint4 q_hi[PIECES], q_lo[PIECES]; /* of head g */
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
-        q_hi[j] = *(const uint4 *)(query + g * T::Q_PITCH + c * 16 + j * 64);
-        q_lo[j] = *(const uint4 *)(query + g * T::Q_PITCH + c * 16 + j * 64 + T::ROW);
+        q_hi[j] = *(const uint4 *)(query + g * T::Q_STRIDE + c * 16 + j * 64);
+        q_lo[j] = *(const uint4 *)(query + g * T::Q_STRIDE + c * 16 + j * 64 + T::ROW);
     }
     shared_to_copies();
-    __syncthreads(); /* the last place is free */
+    __syncthreads(); /* the last slot is free */
     struct decode_columns<D> r;
     decode_columns_clear(r);
 #pragma unroll 1
     for (int i = 0; w + SPLIT_WARPS * i < s.count; i++) {
         uint8_t *tile = k.tile_at(i);
         int n = w + SPLIT_WARPS * i;
-        if (i || late) { /* in the place of the one before */
+        if (i || late) { /* reuses the slot of the previous tile */
             if (((i + 1) & 31) == 0)
                 k.warp_pages = k.page_of(i + 1 + lane);
-            k.bring_if_any(i + 1);
+            k.load_if_any(i + 1);
         }
         k.wait(i);
         if (n == s.fresh_tile)
@@ -315,7 +315,7 @@ static __global__ void __launch_bounds__(640)
         __syncwarp();
     }
     mark(mk, 6);
-    /* In the place of the last tile it read. */
+    /* The partial result reuses the slot of the warp's last tile. */
     uint8_t *place = k.tile_at(w < s.count ? (s.count - 1 - w) / SPLIT_WARPS : 0);
     decode_columns_part<D>(r, (float *)place, sh.ml + w * 16);
     sh.part_at[w] = (int)(place - sh.ring);
@@ -323,16 +323,17 @@ static __global__ void __launch_bounds__(640)
     mark(mk, 7);
     if (tid < shares.groups) {
         float m, l;
-        float4 v = attn_decode_split_join<D, SPLIT_WARPS>(sh.ring, sh.part_at, sh.ml, tid, &m, &l);
-        attn_decode_split_leave<D, SINK>(shares, tid, v, m, l);
+        float4 v = attn_decode_split_warps_combine<D, SPLIT_WARPS>(sh.ring, sh.part_at, sh.ml, tid,
+                                                                   &m, &l);
+        attn_decode_split_store<D, SINK>(shares, tid, v, m, l);
     }
     mark(mk, 8);
-    dependency_trigger(); /* not before: the next kernel's start takes issue slots */
+    dependency_trigger(); /* not earlier: starting the next kernel's blocks would take issue slots */
     if (s.used == 1) {
         marks_end(mk, 7);
         return;
     }
-    attn_decode_split_end<D, SINK>(shares, &sh.is_last);
+    attn_decode_split_combine<D, SINK>(shares, &sh.is_last);
     mark(mk, 1);
     marks_end(mk, 8);
 }
@@ -347,10 +348,10 @@ size_t attn_decode_split_record_bytes(const struct cuda_backend *cu)
 bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
 #ifndef STEEL_CUDA_SIM
-    if (!cu->clusters) /* nor a copy engine */
+    if (!cu->clusters) /* GPUs without clusters have no bulk copies either */
         return false;
 #endif
-    return cu->may_wait && attn_tensor(cu, l) &&
+    return cu->may_wait && attn_mma_suits(cu, l) &&
            (l->k_dim == 64 ? sizeof(struct attn_decode_split_shared<64>)
                            : sizeof(struct attn_decode_split_shared<128>)) <= cu->shared_limit;
 }
@@ -367,13 +368,13 @@ static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p
     auto kernel = p.kv.type == DT_F16 ? attn_decode_split_kernel<D, false, SINK>
                                       : attn_decode_split_kernel<D, true, SINK>;
     cuda_launch(cu, kernel, grid, SPLIT_THREADS,
-                attn_decode_split_alone(cu, sizeof(struct attn_decode_split_shared<D>)),
+                attn_decode_split_one_per_sm(cu, sizeof(struct attn_decode_split_shared<D>)),
                 LAUNCH_EARLY, p);
 }
 
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p)
 {
-    if (p.sinks) /* heads of 64: attn_tensor */
+    if (p.sinks) /* heads of 64: attn_mma_suits */
         attn_decode_split_launch<64, true>(cu, p);
     else if (p.kv.head_dim == 64)
         attn_decode_split_launch<64, false>(cu, p);

@@ -1,11 +1,12 @@
 /*
- * Decodes cut into stretches of keys whose blocks wait for each other, for attn_decode_split.cu (halves)
- * and attn_decode_split_quant.cu (codes): which tiles a block has, what a warp has of the result where
- * the heads are columns of the products, and how warps and blocks join. attn_decode_quant.cu has the
- * columns too.
+ * Split decode for attn_decode_split.cu (fp16 or bf16 cache) and attn_decode_split_quant.cu
+ * (quantised cache): the keys of a unit are divided among blocks that wait for each other. Here:
+ * which tiles a block has, a warp's partial result when the heads are the columns of the MMA
+ * (attn_decode_quant.cu uses that, too), and how warps and blocks combine.
  *
- * Blocks of one kv head join through the L2: everyone leaves its part there, in records that say by
- * themselves whether they have been written, and adds up its share of the elements as they come.
+ * The blocks of a kv head combine through the L2. Each stores its partial result as records, and
+ * reduces its share of the elements over the records of all blocks. A record needs no flag: its
+ * words hold a value that arithmetic never produces until they are written.
  */
 #ifndef STEEL_BACKEND_CUDA_ATTN_DECODE_SPLIT_CUH
 #define STEEL_BACKEND_CUDA_ATTN_DECODE_SPLIT_CUH
@@ -16,32 +17,34 @@ enum {
     SPLIT_WARPS = 8,
     SPLIT_THREADS = SPLIT_WARPS * 32,
     SPLIT_KEYS = 16,
-    SPLIT_PARTS = 32, /* most stretches; a power of two */
-    SPLIT_RECORD = 8, /* floats: four elements, maximum, sum, nothing */
-    SPLIT_ALONE = 20, /* most tiles in a context of one stretch */
-    SPLIT_SHARE = 8   /* most in a stretch while there are blocks left */
+    SPLIT_PARTS = 32,         /* most splits; a power of two */
+    SPLIT_RECORD = 8,         /* floats: four elements, maximum, sum, two unused */
+    SPLIT_UNSPLIT_TILES = 20, /* contexts of up to this many tiles are not split */
+    SPLIT_MAX_TILES = 8       /* most tiles in a split while blocks are left */
 };
-static const uint32_t NOT_YET = 0xffffffffu; /* of a word of a record; no arithmetic gives it */
+static const uint32_t SPLIT_EMPTY =
+    0xffffffffu; /* a record's word before it is written; a NaN that arithmetic never produces */
 
-/* The tiles a block has: `count` of them, from `first` on, of 2^shift stretches. */
-struct attn_decode_split_stretch {
+/* The tiles a block has: `count` tiles from `first` on. The context has 2^shift splits. */
+struct attn_decode_split_range {
     int split, shift, used, first, count;
-    int fresh_tile; /* the one with this step's key, or -1 */
+    int fresh_tile; /* index of the tile with this step's key, or -1 */
 };
 
-DEVICE struct attn_decode_split_stretch attn_decode_split_stretch_of(const struct attn_args &p,
-                                                                     const struct decode_unit &u)
+DEVICE struct attn_decode_split_range attn_decode_split_range_of(const struct attn_args &p,
+                                                                 const struct decode_unit &u)
 {
-    struct attn_decode_split_stretch s;
+    struct attn_decode_split_range s;
     int start = u.from / SPLIT_KEYS, n_tiles = u.last / SPLIT_KEYS + 1 - start;
     s.split = (int)blockIdx.x;
-    s.shift = 0; /* one of a short context, since joining costs more */
-    if (n_tiles > SPLIT_ALONE)
+    s.shift = 0; /* short contexts have one split, because combining costs more than it saves */
+    if (n_tiles > SPLIT_UNSPLIT_TILES)
 #pragma unroll 1
-        while (1 << s.shift < p.n_split && n_tiles > SPLIT_SHARE << s.shift)
+        while (1 << s.shift < p.n_split && n_tiles > SPLIT_MAX_TILES << s.shift)
             s.shift++;
     s.used = 1 << s.shift;
-    /* What does not divide goes to the first: the last has this step's key to see to. */
+    /* The remainder goes to the first splits: the last one has the extra work of this step's
+     * key. */
     s.first = (n_tiles * s.split + s.used - 1) >> s.shift;
     s.count = ((n_tiles * (s.split + 1) + s.used - 1) >> s.shift) - s.first;
     s.first += start;
@@ -49,11 +52,11 @@ DEVICE struct attn_decode_split_stretch attn_decode_split_stretch_of(const struc
     return s;
 }
 
-/* A padding row, or fewer stretches than blocks: what there is to do is done. PANELS: there may be
- * some. */
+/* True if the block has no keys: a padding row, whose result is written here, or fewer splits
+ * than blocks. PANELS: args.panels may be set. */
 template <int D, bool PANELS>
 DEVICE bool attn_decode_split_idle(const struct attn_args &p, const struct decode_unit &u,
-                                   const struct attn_decode_split_stretch &s)
+                                   const struct attn_decode_split_range &s)
 {
     if (u.slot >= 0 && s.split < s.used)
         return false;
@@ -70,14 +73,14 @@ DEVICE bool attn_decode_split_idle(const struct attn_args &p, const struct decod
 }
 
 /*
- * Heads as columns: rows are keys, then elements.
+ * Heads as MMA columns: the rows are keys in K q^T and elements in V^T P.
  */
 
-/* What a lane has of the result. Of four elements e of each run of 64, at 8 g and 8 g + 4: heads 2c,
- * 2c + 1. Entry (j, i) of out is element 4 (j & 3) .. of a run, row g or g + 8. */
+/* A lane's accumulators. Elements come in runs of 64. Entry (j, i) of `out` belongs to run j >>
+ * 2 and element 8 g + 4 (i >> 1) + (j & 3) of it, and to head 2c + (i & 1). */
 template <int D> struct decode_columns {
     float out[(D + 63) / 64 * 4][4];
-    float top[2], total[2]; /* of heads 2c, 2c + 1; total: this lane's part */
+    float top[2], total[2]; /* of heads 2c, 2c + 1; total: this lane's part of the softmax sum */
 };
 
 template <int D> DEVICE void decode_columns_clear(struct decode_columns<D> &r)
@@ -89,8 +92,8 @@ template <int D> DEVICE void decode_columns_clear(struct decode_columns<D> &r)
     r.total[0] = r.total[1] = 0.0f;
 }
 
-/* Scores of a tile, in powers of two, to probabilities: entry e is of key(e >> 1) and head 2c + (e &
- * 1). What is there already shrinks. */
+/* Scores of a tile, in units of log2, to probabilities: entry e belongs to key_of(e >> 1) and
+ * head 2c + (e & 1). Rescales the accumulators if a larger score was found. */
 template <int D, class KEY>
 DEVICE void decode_columns_softmax(float (&s)[4], const struct decode_unit &u, KEY key_of,
                                    struct decode_columns<D> &r)
@@ -127,8 +130,8 @@ DEVICE void decode_columns_softmax(float (&s)[4], const struct decode_unit &u, K
             r.out[e >> 2][e & 3] *= shrink[e & 1];
 }
 
-/* The values of four keys, rows 2c, 2c+1, 2c+8, 2c+9 of the probabilities, elements 8 (g + 8 j) on, as
- * A fragments: row g is element e of these eight, row g + 8 is e + 4. */
+/* The A fragment of elements e and e + 4 of a piece of eight: row g is element e, row g + 8 is e
+ * + 4. v holds 16 bytes each of the keys of probability rows 2c, 2c+1, 2c+8 and 2c+9. */
 DEVICE void decode_columns_values(const uint4 (&v)[4], int e, uint32_t (&a)[4])
 {
     uint32_t sel = e & 1 ? 0x7632 : 0x5410;
@@ -138,7 +141,7 @@ DEVICE void decode_columns_values(const uint4 (&v)[4], int e, uint32_t (&a)[4])
     a[3] = byte_perm(word_of(v[2], 2 + (e >> 1)), word_of(v[3], 2 + (e >> 1)), sel);
 }
 
-/* A warp leaves its part, (8, D + 4), and maximum and sum of each head, (8, 2). */
+/* A warp stores its partial result, (8, D + 4), and each head's maximum and sum, (8, 2). */
 template <int D>
 DEVICE void decode_columns_part(struct decode_columns<D> &r, float *part, float *ml)
 {
@@ -167,19 +170,19 @@ DEVICE void decode_columns_part(struct decode_columns<D> &r, float *part, float 
 }
 
 /*
- * Joining. Groups of four elements are added up by the blocks of a kv head, `each` in every one, a lane
- * for each part.
+ * Combining splits. Elements are reduced in groups of four, a lane per split. Each block of a kv
+ * head reduces `each` groups.
  */
 template <int D> struct attn_decode_split_shares {
     enum { GROUPS = D / 4 };
     const struct attn_args &p;
     const struct decode_unit &u;
-    const struct attn_decode_split_stretch &s;
+    const struct attn_decode_split_range &s;
     int groups, each, part, share;
 
     __device__ __forceinline__ attn_decode_split_shares(const struct attn_args &args,
                                                         const struct decode_unit &unit,
-                                                        const struct attn_decode_split_stretch &st)
+                                                        const struct attn_decode_split_range &st)
         : p(args), u(unit), s(st)
     {
         groups = u.heads * GROUPS;
@@ -194,19 +197,21 @@ template <int D> struct attn_decode_split_shares {
                ((unit * (size_t)p.n_split + (size_t)of) * (8 * GROUPS) + (size_t)group) *
                    SPLIT_RECORD;
     }
-    /* Records of the layer before have long left the L2. */
-    __device__ __forceinline__ void ask() const
+    /* Prefetches this lane's record to the L2: records last used by the previous layer have been
+     * evicted. */
+    __device__ __forceinline__ void prefetch() const
     {
         if (s.used > 1 && share < each && s.split * each + share < groups)
             prefetch_l2(record_of(part, s.split * each + share));
     }
 };
 
-/* The warps' parts of a group of four elements joined, by a thread: not yet divided by the sum l, of a
- * largest score m. part_at: where each warp's lies, in bytes. */
+/* One thread combines the warps' partial results of a group of four elements. The result is not
+ * yet divided by the sum l; m is the largest score. part_at: byte offset of each warp's partial
+ * result. */
 template <int D, int WARPS>
-DEVICE float4 attn_decode_split_join(const uint8_t *ring, const int *part_at, const float *ml,
-                                     int group, float *m, float *l)
+DEVICE float4 attn_decode_split_warps_combine(const uint8_t *ring, const int *part_at,
+                                              const float *ml, int group, float *m, float *l)
 {
     int h = group / (D / 4) & 7, at = group % (D / 4) * 4;
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -225,10 +230,10 @@ DEVICE float4 attn_decode_split_join(const uint8_t *ring, const int *part_at, co
     return v;
 }
 
-/* What came of that: the result where there is one stretch, which is returned too, else a record for
- * the others. */
+/* Stores a block's combined group: the final result if there is one split (also returned),
+ * otherwise a record for the other blocks. */
 template <int D, bool SINK>
-DEVICE float4 attn_decode_split_leave(const struct attn_decode_split_shares<D> &k, int group,
+DEVICE float4 attn_decode_split_store(const struct attn_decode_split_shares<D> &k, int group,
                                       float4 v, float m, float l)
 {
     if (k.s.used == 1) {
@@ -238,18 +243,19 @@ DEVICE float4 attn_decode_split_leave(const struct attn_decode_split_shares<D> &
         *(float4 *)(decode_result<D>(k.p, k.u) + 4 * group) = v;
     } else {
         uint4 *record = (uint4 *)k.record_of(k.s.split, group);
-        auto word = [](float f) { return bits_of(f) == NOT_YET ? 0x7fffffffu : bits_of(f); };
+        auto word = [](float f) { return bits_of(f) == SPLIT_EMPTY ? 0x7fffffffu : bits_of(f); };
         store_now(record, make_uint4(word(v.x), word(v.y), word(v.z), word(v.w)));
-        store_now(record + 1, make_uint4(word(m), word(l), 0, 0)); /* a whole sector */
+        store_now(record + 1,
+                  make_uint4(word(m), word(l), 0, 0)); /* completes the 32-byte sector */
     }
     return v;
 }
 
-/* A group of four elements of head h, of which this lane has the record of one part: all `used` lanes
- * of the group add up. The record is waited for, and left as it was before. */
+/* Reduces a group of four elements of head h over the `used` lanes that hold its splits. Waits
+ * for this lane's record, then resets it to SPLIT_EMPTY for the next launch. */
 template <bool SINK>
-DEVICE void attn_decode_split_add(const struct attn_args &p, int h, float *record, bool real,
-                                  int used, bool writes, float *to)
+DEVICE void attn_decode_split_reduce(const struct attn_args &p, int h, float *record, bool real,
+                                     int used, bool writes, float *to)
 {
     uint4 v = make_uint4(0, 0, 0, 0);
     uint4 e = make_uint4(bits_of(-INFINITY), 0, 0, 0);
@@ -257,10 +263,10 @@ DEVICE void attn_decode_split_add(const struct attn_args &p, int h, float *recor
         do {
             v = load_now((const uint4 *)record);
             e = load_now((const uint4 *)record + 1);
-        } while (v.x == NOT_YET || v.y == NOT_YET || v.z == NOT_YET || v.w == NOT_YET ||
-                 e.x == NOT_YET || e.y == NOT_YET);
-        const uint4 none = make_uint4(NOT_YET, NOT_YET, NOT_YET, NOT_YET);
-        store_now((uint4 *)record, none); /* for the next launch */
+        } while (v.x == SPLIT_EMPTY || v.y == SPLIT_EMPTY || v.z == SPLIT_EMPTY ||
+                 v.w == SPLIT_EMPTY || e.x == SPLIT_EMPTY || e.y == SPLIT_EMPTY);
+        const uint4 none = make_uint4(SPLIT_EMPTY, SPLIT_EMPTY, SPLIT_EMPTY, SPLIT_EMPTY);
+        store_now((uint4 *)record, none);
         store_now((uint4 *)record + 1, none);
     }
     __syncwarp();
@@ -283,12 +289,12 @@ DEVICE void attn_decode_split_add(const struct attn_args &p, int h, float *recor
                                     fast_divide(sum[2], sum[4]), fast_divide(sum[3], sum[4]));
 }
 
-/* Everyone adds up its share of the elements. is_last: a word of shared memory. */
+/* Each block reduces its share of the elements. is_last: a word of shared memory. */
 template <int D, bool SINK>
-DEVICE void attn_decode_split_end(const struct attn_decode_split_shares<D> &k, int *is_last)
+DEVICE void attn_decode_split_combine(const struct attn_decode_split_shares<D> &k, int *is_last)
 {
     int mine = k.s.split, owners = 1;
-#if !BULK_COPIES /* blocks that may not wait for each other: the last one adds up all */
+#if !BULK_COPIES /* blocks must not wait for each other here, so the last one to finish reduces all shares */
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -308,16 +314,17 @@ DEVICE void attn_decode_split_end(const struct attn_decode_split_shares<D> &k, i
 #pragma unroll 1
     for (int owner = mine; owner < mine + owners; owner++) {
         int group = owner * k.each + k.share;
-        attn_decode_split_add<SINK>(k.p, k.u.h0 + group / (D / 4), k.record_of(k.part, group),
-                                    k.share < k.each && group < k.groups, k.s.used, k.part == 0,
-                                    decode_result<D>(k.p, k.u) + 4 * group);
+        attn_decode_split_reduce<SINK>(k.p, k.u.h0 + group / (D / 4), k.record_of(k.part, group),
+                                       k.share < k.each && group < k.groups, k.s.used, k.part == 0,
+                                       decode_result<D>(k.p, k.u) + 4 * group);
     }
 }
 
-/* Host: the bytes of shared memory that keep a block alone on its SM. Blocks start beside the kernel in
- * front, which leaves some SMs sooner than others: two that could share one would, and others be idle
- * (q4_0 of heads of 128 at depth 8,192: 571 tok/s in place of 626). */
-static inline size_t attn_decode_split_alone(const struct cuda_backend *cu, size_t bytes)
+/* Host: enough shared memory per block that no two share an SM. Blocks start while the preceding
+ * kernel is still running, and SMs become free at different times: without this, two blocks
+ * would share an early SM while others stay idle (q4_0, heads of 128, depth 8,192: 571 tok/s
+ * instead of 626). */
+static inline size_t attn_decode_split_one_per_sm(const struct cuda_backend *cu, size_t bytes)
 {
     size_t half = cu->shared_per_sm / 2;
     return bytes > half || half > cu->shared_limit ? bytes : half;

@@ -1,39 +1,44 @@
 /*
- * attn_decode_split.cu and attn_decode_batch.cu over a cache of codes (attn_quant.cuh): a few decodes by
- * a wave of blocks that wait for each other, eight warps each; or many, a block for (sequence, up to 8
- * heads of one kv head) with nothing to join, four warps each, or eight. What a decode costs beside
- * reading is what this file is about: heads are normed, rotated and turned in registers with what that
- * takes on its way before the kernel in front has ended, blocks join through records. Results are turned
- * back before that, where a warp has whole heads.
+ * Decode attention over a quantised KV cache (attn_quant.cuh), in two forms of one kernel:
+ *   - split, for a few decodes: one wave of blocks that wait for each other, eight warps each;
+ *   - batch, for many: a block per (sequence, up to 8 heads of one kv head), nothing to combine, with
+ *     four warps or eight.
  *
- * Where keys and values have one type, the kernel is made for it: code that runs once or twice a layer
- * costs by its bytes. Other pairs ask for the type once a tile. The walk over a warp's tiles stands here
- * and in attn_decode_quant.cu: as one function of both, four of these kernels spill more.
+ * This file minimises the costs beside reading the cache. Heads are normed, RoPE'd and
+ * Hadamard-rotated in registers, with gains and RoPE table loaded before dependency_wait. Blocks
+ * combine through records. The Hadamard rotation of values is undone before that, where a warp
+ * holds whole heads.
+ *
+ * If keys and values have the same type, the kernel is compiled for it: code that runs once or
+ * twice per layer costs by its size. Other pairs branch on the type once
+ * per tile. The loop over a warp's tiles is repeated in attn_decode_quant.cu: as a shared function,
+ * four of these kernels spill more.
  */
 #include "backend/cuda/attn/attn_quant.cuh"
 
-/* Bytes of a block's rings: what attn_decode_split.cu takes; of four warps, so that four blocks share an
- * SM. */
-enum { SPLIT_CODED_RINGS = 136 * 1024, SPLIT_CODED_SMALL = 48 * 1024 };
+/* Bytes of a block's rings. Eight warps: as much as attn_decode_split.cu uses. Four warps: so
+ * little that four blocks share an SM. */
+enum { SPLIT_QUANT_RING_BYTES = 136 * 1024, SPLIT_QUANT_SMALL_RING_BYTES = 48 * 1024 };
 
-/* What lies behind the rings. */
+/* Shared memory after the rings. */
 template <int D, int WARPS> struct attn_split_quant_shared {
     uint16_t q[8 * (D + 32)];
     struct attn_quant_fresh<D> fresh;
-    float head[WARPS * D]; /* (warps, D): heads on their way */
+    float head[WARPS * D]; /* (warps, D): scratch */
     float ml[WARPS * 16];  /* (warps, 8, 2): maximum, sum */
     int part_at[WARPS];
     int is_last;
 };
 
-/* Most stages of a ring. Of a block that has an SM for itself more: what is there before the kernel in
- * front has ended costs no time. */
+/* Most stages of a ring. A block alone on its SM has more: tiles that arrive before the
+ * preceding kernel has ended cost no time. */
 static __host__ __device__ constexpr int attn_split_quant_stages(int warps)
 {
     return warps == SPLIT_WARPS ? QUANT_STAGES_DEEP : QUANT_STAGES;
 }
 
-/* As many as the rings' bytes allow; of two the smallest hold a warp's part too. */
+/* Uses as many stages as fit into the rings' bytes. Even a ring of two stages can hold a warp's
+ * partial result. */
 template <int D, int WARPS>
 static __host__ __device__ constexpr struct attn_quant attn_split_quant_of(int k_type, int v_type)
 {
@@ -41,15 +46,16 @@ static __host__ __device__ constexpr struct attn_quant attn_split_quant_of(int k
     for (int stages = attn_split_quant_stages(WARPS); stages >= 2; stages--) {
         c = attn_quant_of(k_type, v_type, D, stages);
         c.ring = WARPS * stages * c.slot;
-        if (c.ring <= (WARPS == SPLIT_WARPS ? SPLIT_CODED_RINGS : SPLIT_CODED_SMALL))
+        if (c.ring <=
+            (WARPS == SPLIT_WARPS ? SPLIT_QUANT_RING_BYTES : SPLIT_QUANT_SMALL_RING_BYTES))
             break;
     }
     return c;
 }
 
-/* A query, turned as keys are, as halves in powers of two. */
+/* A query as fp16 in units of log2, Hadamard-rotated if keys are. */
 template <int D>
-DEVICE void attn_split_quant_query(const float *head, float scale, bool turned, uint16_t *q)
+DEVICE void attn_split_quant_query(const float *head, float scale, bool rotated, uint16_t *q)
 {
     const float to_log2 = 1.4426950408889634f * scale;
     float x[D / 32];
@@ -58,15 +64,15 @@ DEVICE void attn_split_quant_query(const float *head, float scale, bool turned, 
         float2 e = *(const float2 *)(head + 2 * lane_id() + 64 * i);
         x[2 * i] = e.x * to_log2, x[2 * i + 1] = e.y * to_log2;
     }
-    if (turned)
-        kv_lanes_turn<D / 32, 32>(x);
+    if (rotated)
+        kv_lanes_rotate<D / 32, 32>(x);
 #pragma unroll
     for (int i = 0; i < D / 64; i++)
         *(uint32_t *)(q + 2 * lane_id() + 64 * i) = pack_half2(x[2 * i], x[2 * i + 1]);
 }
 
-/* This step's key or value as codes: to `fresh`, and by the first of the groups of heads that read it to
- * the cache. */
+/* Quantises this step's key or value into `fresh` and into the cache. When several groups of
+ * heads share the kv head, only the first writes the cache. */
 template <int D>
 DEVICE void attn_split_quant_put(const struct attn_args &p, const struct attn_quant &c,
                                  const struct decode_unit &u, int which, const float *head,
@@ -77,8 +83,8 @@ DEVICE void attn_split_quant_put(const struct attn_args &p, const struct attn_qu
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
         x[i] = head[lane_id() + 32 * i];
-    if (kv_is_turned(type))
-        kv_lanes_turn<D / 32, 32>(x);
+    if (kv_is_rotated(type))
+        kv_lanes_rotate<D / 32, 32>(x);
     const struct kv_place to[2] = {
         {fresh.codes[which], fresh.scales[which]},
         kv_place_of(which ? p.kv.v : p.kv.k, type, u.slot, p.kv.page_len, p.kv.n_kv, u.kv_head, D)};
@@ -88,8 +94,8 @@ DEVICE void attn_split_quant_put(const struct attn_args &p, const struct attn_qu
         kv_block_put(type, x[i], i, to, n);
 }
 
-/* Grid: (stretches, kv heads x groups of 8 heads, sequences). TYPE: of keys and values, or NONE: as
- * `given` says. */
+/* Grid: (splits, kv heads x groups of 8 heads, sequences). TYPE: the type of keys and values, or
+ * NONE to take both from `given`. */
 template <int D, int WARPS, int TYPE>
 static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32,
                                          WARPS == SPLIT_WARPS ? 1 : 4)
@@ -103,7 +109,7 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
         *(struct attn_split_quant_shared<D, WARPS> *)(shared + c.ring);
     int w = warp_id(), mine = w * c.stages * c.slot;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
-    struct attn_decode_split_stretch s = attn_decode_split_stretch_of(p, u);
+    struct attn_decode_split_range s = attn_decode_split_range_of(p, u);
     if (attn_decode_split_idle<D, true>(p, u, s))
         return;
     if (WARPS != SPLIT_WARPS)
@@ -115,9 +121,9 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
     };
 #pragma unroll 1
     for (int i = 0; i < c.stages; i++)
-        k.bring(ring + i * c.slot);
+        k.load_next(ring + i * c.slot);
     struct attn_decode_split_shares<D> shares(p, u, s);
-    shares.ask();
+    shares.prefetch();
 
     bool owns_fresh = s.fresh_tile >= 0;
     struct decode_heads<D, WARPS> heads;
@@ -128,11 +134,11 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
     decode_heads_each(
         p, heads,
         [&](int) {
-            __syncwarp(); /* one place for all of a warp's heads */
+            __syncwarp(); /* all heads of a warp use the same scratch */
             return sh.head + w * D;
         },
         [&](int j, const float *head) {
-            attn_split_quant_query<D>(head, p.scale, kv_is_turned(c.k_type),
+            attn_split_quant_query<D>(head, p.scale, kv_is_rotated(c.k_type),
                                       sh.q + (w + j * WARPS) * (D + 32));
         },
         [&](int which, const float *head) {
@@ -150,8 +156,8 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
         attn_quant_wait<MOST>(c.stages);
         attn_quant_tile<D, false>(p, c, u, tile, (s.first + w + i * WARPS) * QUANT_KEYS,
                                   owns_fresh ? &sh.fresh : NULL, sh.q, qf, r);
-        __syncwarp(); /* every lane is done with the tile that is fetched over */
-        k.bring(tile);
+        __syncwarp(); /* all lanes have read the tile that the next copy overwrites */
+        k.load_next(tile);
     }
     decode_columns_part<D>(r, (float *)ring, sh.ml + w * 16);
     sh.part_at[w] = mine;
@@ -160,29 +166,30 @@ static __global__ void __launch_bounds__(WARPS == SPLIT_WARPS ? 640 : WARPS * 32
 #pragma unroll
     for (int group = (int)threadIdx.x; group < 2 * D; group += WARPS * 32) {
         float m, l;
-        float4 v = attn_decode_split_join<D, WARPS>(shared, sh.part_at, sh.ml, group, &m, &l);
-        if (kv_is_turned(c.v_type)) {
+        float4 v =
+            attn_decode_split_warps_combine<D, WARPS>(shared, sh.part_at, sh.ml, group, &m, &l);
+        if (kv_is_rotated(c.v_type)) {
             float x[4] = {v.x, v.y, v.z, v.w};
-            kv_lanes_turn<4, D / 4>(x);
+            kv_lanes_rotate<4, D / 4>(x);
             v = make_float4(x[0], x[1], x[2], x[3]);
         }
         if (group < shares.groups) {
-            v = attn_decode_split_leave<D, true>(shares, group, v, m, l);
-            if (p.panels) { /* no larger than the largest value, which is a half too */
+            v = attn_decode_split_store<D, true>(shares, group, v, m, l);
+            if (p.panels) { /* fp16 cannot overflow: no larger than the largest value */
                 panel_put(p, u.t, u.h0 * D + 4 * group, v.x, v.y);
                 panel_put(p, u.t, u.h0 * D + 4 * group + 2, v.z, v.w);
             }
         }
     }
     if (WARPS == SPLIT_WARPS)
-        dependency_trigger(); /* not before: the next kernel's start takes issue slots */
+        dependency_trigger(); /* not earlier: starting the next kernel's blocks would take issue slots */
     if (s.used > 1)
-        attn_decode_split_end<D, true>(shares, &sh.is_last);
+        attn_decode_split_combine<D, true>(shares, &sh.is_last);
 }
 
 /* Host */
 
-/* Bytes of shared memory of a block with so many warps. */
+/* Bytes of shared memory of a block with WARPS warps. */
 template <int D, int WARPS> static size_t attn_split_quant_bytes(const struct cuda_backend *cu)
 {
     return (size_t)attn_split_quant_of<D, WARPS>(cu->shape.k_type, cu->shape.v_type).ring +
@@ -200,7 +207,7 @@ bool attn_decode_batch_quant_fits(const struct cuda_backend *cu, const struct at
 bool attn_decode_split_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
 #ifndef STEEL_CUDA_SIM
-    if (!cu->clusters) /* its blocks do not wait where there are none */
+    if (!cu->clusters) /* without clusters the blocks do not wait for each other */
         return false;
 #endif
     return cu->may_wait && attn_decode_batch_quant_fits(cu, l);
@@ -219,7 +226,7 @@ static void attn_split_quant_launch(struct cuda_backend *cu, const struct attn_a
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
     size_t bytes = attn_split_quant_bytes<D, WARPS>(cu);
     if (WARPS == SPLIT_WARPS)
-        bytes = attn_decode_split_alone(cu, bytes);
+        bytes = attn_decode_split_one_per_sm(cu, bytes);
     cuda_launch(cu, kernel, grid, WARPS * 32, bytes, LAUNCH_EARLY, p, c);
 }
 

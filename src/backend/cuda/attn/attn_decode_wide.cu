@@ -1,47 +1,49 @@
 /*
- * Attention of decodes for every part a layer may have (sinks, softcap, window, output gate) and for
- * heads of 64 to 512. A block takes (sequence, up to 8 heads of one kv head, a stretch of keys), 64
- * keys a round, of which each of its 8 warps brings 8. A warp multiplies the queries with the 8 keys it
- * brought itself, so keys need no barrier; the scores go to shared memory, and with the round's one
- * barrier every warp has all of them: each works out the same probabilities and has an eighth of the
- * values' columns. So a warp's sums are few whatever the head's width is, and nothing is joined
- * between warps. As in attn_decode.cu the 16 rows of A are the 8 heads twice: what rounds to the
- * cache's type, and what that rounding lost.
+ * Decode attention for every option a layer may have (sinks, softcap, window, output gate) and
+ * heads of 64 to 512, over an fp16 or bf16 cache. A block has (sequence, up to 8 heads of one kv
+ * head, a split of the keys) and processes 64 keys a round, 8 per warp.
  *
- * A window is where the keys begin, so a layer that has one costs its window. Stretches leave their
- * parts in cu->split_acc, which a second kernel joins.
+ * A warp computes the scores of the 8 keys it copied itself, so keys need no barrier. The scores go
+ * to shared memory. After the round's one barrier every warp reads all of them, computes the same
+ * probabilities, and accumulates its own eighth of the values' columns. A warp therefore needs few
+ * accumulators whatever the head size, and warps never combine results. As in attn_decode.cu, the
+ * 16 rows of A are the 8 heads twice: values rounded to the cache's type and the rounding residues.
+ *
+ * With a window, the keys start at the window, so the cost is the window's. Splits store their
+ * partial results in cu->split_acc; a second kernel combines them.
  */
 #include "backend/cuda/attn/attn_decode.cuh"
 
 enum {
     WIDE_WARPS = 8,
     WIDE_THREADS = WIDE_WARPS * 32,
-    WIDE_OWN = 8, /* keys a warp brings: of one page, side by side */
+    WIDE_OWN = 8, /* keys per warp: contiguous in one page */
     WIDE_KEYS = WIDE_WARPS * WIDE_OWN,
     WIDE_S_ROW = WIDE_KEYS + 4,
-    WIDE_JOIN = 128 /* threads, each with one element */
+    WIDE_COMBINE_THREADS = 128 /* threads of the combine kernel, one element each */
 };
 
-/* Shared memory. Rows are padded by 16 bytes, so that eight of them meet no bank twice. Keys have one
- * place, which their warp fills again as soon as it has read it; values have two. */
+/* Shared memory. Rows are padded by 16 bytes, so that eight consecutive rows are free of bank
+ * conflicts. Keys have one buffer, which their warp refills as soon as it has read it. Values
+ * have two. */
 template <int D> struct attn_decode_wide_shared {
     enum { ROW = 2 * D + 16, Q_ROW = D + 8 };
     uint8_t k[WIDE_KEYS * ROW];
     uint8_t v[2][WIDE_KEYS * ROW];
     uint16_t q[16 * Q_ROW];     /* (16, Q_ROW) */
-    uint16_t fresh[2][D];       /* this step's key and value, of raw projections */
-    float s[2][8 * WIDE_S_ROW]; /* (8, S_ROW) scores, by turns */
+    uint16_t fresh[2][D];       /* this step's key and value, made from raw projections */
+    float s[2][8 * WIDE_S_ROW]; /* (8, S_ROW) scores, double-buffered */
 };
 
-/* The stretch of keys a block has, of `used` that the context is cut into: keys base .. end - 1. */
-struct attn_decode_wide_stretch {
+/* The split of the keys a block has, one of `used`: keys base .. end - 1. */
+struct attn_decode_wide_range {
     int split, used, base, end;
 };
 
-DEVICE struct attn_decode_wide_stretch
-attn_decode_wide_stretch_of(const struct attn_args &p, const struct decode_unit &u, int split)
+DEVICE struct attn_decode_wide_range
+attn_decode_wide_range_of(const struct attn_args &p, const struct decode_unit &u, int split)
 {
-    struct attn_decode_wide_stretch s;
+    struct attn_decode_wide_range s;
     int start = u.from & ~(WIDE_OWN - 1), n_keys = u.last + 1 - start;
     int chunk = (n_keys + p.n_split - 1) / p.n_split;
     chunk = (chunk + WIDE_KEYS - 1) & ~(WIDE_KEYS - 1);
@@ -52,8 +54,8 @@ attn_decode_wide_stretch_of(const struct attn_args &p, const struct decode_unit 
     return s;
 }
 
-/* A warp asks for its 8 keys, or values, of the round that begins at `base`. Values past the last are
- * zeros, so that they are no NaNs. */
+/* A warp issues the copies of its 8 keys, or values, of the round that starts at `base`. Rows
+ * past the last key become zeros, because values must not be NaN. */
 template <int D>
 DEVICE void attn_decode_wide_fetch(const struct attn_args &p, const struct decode_unit &u, int base,
                                    const uint8_t *pool, uint8_t *to)
@@ -72,7 +74,8 @@ DEVICE void attn_decode_wide_fetch(const struct attn_args &p, const struct decod
     }
 }
 
-/* A query as two numbers of the cache's type, in powers of two unless a softcap comes between. */
+/* A query as values rounded to the cache's type and their residues, in units of log2 unless the
+ * layer has a softcap. */
 template <int D, bool BF16>
 DEVICE void attn_decode_wide_query(const struct attn_args &p, const float *from, float by,
                                    uint16_t *to)
@@ -87,16 +90,16 @@ DEVICE void attn_decode_wide_query(const struct attn_args &p, const float *from,
     }
 }
 
-/* What a warp makes of raw projections: a head of the unit's, and of the block whose stretch ends with
- * this step's key, maybe that key or its value too. */
+/* What a warp makes from raw projections: one query head of the unit and, in the block whose
+ * split contains this step's key, possibly that key or its value. */
 template <int D> struct attn_decode_wide_jobs {
-    enum { PER = D / 32, TURNS = (D + 63) / 64, NONE = -1 };
+    enum { PER = D / 32, ROPES = (D + 63) / 64, NONE = -1 };
     int part[2];
     float gain[2][PER], x[2][PER];
-    float2 turns[TURNS];
+    float2 cos_sin[ROPES];
 };
 
-/* Gains and turns are known before the projections are. */
+/* Loads gains and cos/sin, which do not depend on the projections. */
 template <int D>
 DEVICE void attn_decode_wide_begin(const struct attn_args &p, const struct decode_unit &u,
                                    bool owns_fresh, struct attn_decode_wide_jobs<D> &k)
@@ -115,15 +118,15 @@ DEVICE void attn_decode_wide_begin(const struct attn_args &p, const struct decod
             k.gain[j][i] = gain ? gain[lane + 32 * i] : 1.0f;
     }
 #pragma unroll
-    for (int i = 0; i < jobs::TURNS; i++)
+    for (int i = 0; i < jobs::ROPES; i++)
         if (lane + 32 * i < half)
-            k.turns[i] = p.step.rope[(size_t)u.t * (size_t)half + (size_t)(lane + 32 * i)];
+            k.cos_sin[i] = p.step.rope[(size_t)u.t * (size_t)half + (size_t)(lane + 32 * i)];
 }
 
-/* Norm and rotation of job j, to `head` in shared memory. */
+/* Norm and RoPE of job j, to `head` in shared memory. */
 template <int D>
-DEVICE void attn_decode_wide_turn(const struct attn_args &p,
-                                  const struct attn_decode_wide_jobs<D> &k, int j, float *head)
+DEVICE void attn_decode_wide_norm_rope(const struct attn_args &p,
+                                       const struct attn_decode_wide_jobs<D> &k, int j, float *head)
 {
     typedef attn_decode_wide_jobs<D> jobs;
     int lane = lane_id(), half = p.n_rot >> 1;
@@ -138,20 +141,20 @@ DEVICE void attn_decode_wide_turn(const struct attn_args &p,
         head[lane + 32 * i] = k.x[j][i] * by * k.gain[j][i];
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < jobs::TURNS; i++) {
+    for (int i = 0; i < jobs::ROPES; i++) {
         int at = lane + 32 * i;
         if (at < half && k.part[j] != ATTN_V) {
             float a = head[at], b = head[at + half];
-            head[at] = a * k.turns[i].x - b * k.turns[i].y;
-            head[at + half] = b * k.turns[i].x + a * k.turns[i].y;
+            head[at] = a * k.cos_sin[i].x - b * k.cos_sin[i].y;
+            head[at + half] = b * k.cos_sin[i].x + a * k.cos_sin[i].y;
         }
     }
     __syncwarp();
 }
 
-/* The unit's queries, a warp for each head, and, of raw projections, this step's key and value. The
- * second place for values is free until the first round. Rows of heads that are not there hold
- * anything. */
+/* Stores the unit's queries, one warp per head, and makes this step's key and value from raw
+ * projections. The second values buffer serves as scratch until the first round. Query rows past
+ * the unit's heads stay uninitialised. */
 template <int D, bool BF16>
 DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decode_unit &u,
                                    struct attn_decode_wide_jobs<D> &k,
@@ -166,10 +169,10 @@ DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decod
                 sh.q + w * Q_ROW);
         return;
     }
-    const float *row = p.q + (size_t)u.t * (size_t)p.heads.width;
+    const float *row = p.q + (size_t)u.t * (size_t)p.heads.row_width;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        struct attn_heads_run r = attn_heads_run_of(p, k.part[j]);
+        struct attn_part_layout r = attn_part_layout_of(p, k.part[j]);
         const float *from = row + r.at + (k.part[j] == ATTN_Q ? u.h0 + w : u.kv_head) * r.stride;
 #pragma unroll
         for (int i = 0; i < D / 32; i++)
@@ -180,7 +183,7 @@ DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decod
     for (int j = 0; j < 2; j++) {
         if (k.part[j] < 0)
             break;
-        attn_decode_wide_turn<D>(p, k, j, head);
+        attn_decode_wide_norm_rope<D>(p, k, j, head);
         if (k.part[j] == ATTN_Q)
             attn_decode_wide_query<D, BF16>(p, head, attn_temperature(p, u.t), sh.q + w * Q_ROW);
         else
@@ -190,15 +193,15 @@ DEVICE void attn_decode_wide_heads(const struct attn_args &p, const struct decod
     }
 }
 
-/* The warp that brought the last key, or value, puts this step's in its place. */
+/* The warp that copied the last key, or value, overwrites it with this step's. */
 template <int D>
 DEVICE void attn_decode_wide_patch(const struct decode_unit &u, int base, const uint16_t *fresh,
                                    uint8_t *rows)
 {
     int at = u.last - base;
-    if (at / WIDE_OWN != warp_id()) /* of another warp, or another round */
+    if (at / WIDE_OWN != warp_id()) /* belongs to another warp or another round */
         return;
-    __syncwarp(); /* all of its copies have come */
+    __syncwarp(); /* all lanes' copies have arrived */
 #pragma unroll
     for (int i = lane_id(); i < D / 8; i += 32)
         *(uint4 *)(rows + at * attn_decode_wide_shared<D>::ROW + i * 16) =
@@ -206,7 +209,7 @@ DEVICE void attn_decode_wide_patch(const struct decode_unit &u, int base, const 
     __syncwarp();
 }
 
-/* A warp: scores of its own 8 keys, to (8, S_ROW), in powers of two. */
+/* One warp: scores of its own 8 keys in units of log2, to (8, S_ROW). */
 template <int D, bool BF16>
 DEVICE void attn_decode_wide_scores(const struct attn_args &p, const struct decode_unit &u,
                                     const uint32_t (&qf)[D / 16][4], const uint8_t *keys, int base,
@@ -236,7 +239,7 @@ DEVICE void attn_decode_wide_scores(const struct attn_args &p, const struct deco
     *(float2 *)(to + g * WIDE_S_ROW + w * WIDE_OWN + 2 * c) = make_float2(s[0], s[1]);
 }
 
-/* The probabilities of a round as A fragments: every warp the same. */
+/* The probabilities of a round as A fragments. Every warp computes all of them. */
 template <bool BF16>
 DEVICE float attn_decode_wide_softmax(const float *scores, float &top, float &total,
                                       uint32_t (&pf)[WIDE_KEYS / 16][4])
@@ -264,8 +267,8 @@ DEVICE float attn_decode_wide_softmax(const float *scores, float &top, float &to
     return shrink;
 }
 
-/* Grid: (splits, kv heads x groups of 8 heads, sequences). Unless p.q are raw projections, this step's
- * key and value are in the cache. */
+/* Grid: (splits, kv heads x groups of 8 heads, sequences). Unless p.q holds raw projections,
+ * this step's key and value are already in the cache. */
 template <int D, bool BF16>
 static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
                                                        : D > 96 ? 2
@@ -278,17 +281,18 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
     place &sh = *(place *)shared;
     int lane = lane_id(), w = warp_id(), g = lane >> 2, c = lane & 3;
     struct decode_unit u = decode_unit_of(p, (int)blockIdx.y, (int)blockIdx.z);
-    struct attn_decode_wide_stretch s = attn_decode_wide_stretch_of(p, u, (int)blockIdx.x);
+    struct attn_decode_wide_range s = attn_decode_wide_range_of(p, u, (int)blockIdx.x);
     float *to = decode_result<D>(p, u);
     dependency_trigger();
-    if (u.slot < 0 || s.split >= s.used) { /* a padding row, or fewer stretches than blocks */
+    if (u.slot < 0 || s.split >= s.used) { /* a padding row, or fewer splits than blocks */
         dependency_wait();
         for (int i = (int)threadIdx.x; u.slot < 0 && s.split == 0 && i < u.heads * D;
              i += WIDE_THREADS)
             to[i] = 0.0f;
         return;
     }
-    /* Of earlier steps, so nothing that the kernel in front makes; or of this one, and put in later. */
+    /* The first round may be loaded before dependency_wait if its keys are all from earlier
+     * steps, or if this block overwrites this step's key later. */
     bool owns_fresh = p.raw && !p.heads.shares_kv && s.split == s.used - 1;
     bool early = s.base + WIDE_KEYS <= u.last || owns_fresh;
     if (!early)
@@ -313,7 +317,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
 #pragma unroll 1
     for (int base = s.base, round = 0; base < s.end; base += WIDE_KEYS, round ^= 1) {
         bool more = base + WIDE_KEYS < s.end;
-        copy_async_wait<1>(); /* keys; values are under way */
+        copy_async_wait<1>(); /* keys have arrived; values are still in flight */
         __syncwarp();
         if (owns_fresh)
             attn_decode_wide_patch<D>(u, base, sh.fresh[0], sh.k);
@@ -322,7 +326,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
         if (more)
             attn_decode_wide_fetch<D>(p, u, base + WIDE_KEYS, p.kv.k, sh.k);
         copy_async_commit();
-        copy_async_wait<1>(); /* values */
+        copy_async_wait<1>(); /* values have arrived */
         if (owns_fresh)
             attn_decode_wide_patch<D>(u, base, sh.fresh[1], sh.v[round]);
         __syncthreads();
@@ -382,17 +386,18 @@ static __global__ void __launch_bounds__(WIDE_THREADS, D > 256  ? 1
     }
 }
 
-/* Joins the stretches of a head, where there are several. A thread for each element. Grid: (parts of
+/* Combines the splits of a head, if there are several. One thread per element. Grid: (parts of
  * D, heads, sequences). */
 template <int D>
-static __global__ void __launch_bounds__(WIDE_JOIN)
-    attn_decode_wide_join_kernel(const __grid_constant__ struct attn_args p)
+static __global__ void __launch_bounds__(WIDE_COMBINE_THREADS)
+    attn_decode_wide_combine_kernel(const __grid_constant__ struct attn_args p)
 {
-    int h = (int)blockIdx.y, t = (int)blockIdx.z, at = (int)(blockIdx.x * WIDE_JOIN + threadIdx.x);
+    int h = (int)blockIdx.y, t = (int)blockIdx.z,
+        at = (int)(blockIdx.x * WIDE_COMBINE_THREADS + threadIdx.x);
     int G = p.n_heads / p.kv.n_kv, groups = (G + 7) >> 3, in_kv = h % G;
     int unit = h / G * groups + (in_kv >> 3);
     struct decode_unit u = decode_unit_of(p, unit, t);
-    struct attn_decode_wide_stretch s = attn_decode_wide_stretch_of(p, u, 0);
+    struct attn_decode_wide_range s = attn_decode_wide_range_of(p, u, 0);
     dependency_trigger();
     dependency_wait();
     if (u.slot < 0 || s.used == 1 || at >= D)
@@ -403,7 +408,7 @@ static __global__ void __launch_bounds__(WIDE_JOIN)
     const float *acc = p.split_acc + first * D + at, *ml = p.split_ml + first * 2;
     float m = -INFINITY, l = 0.0f, v = 0.0f;
 #pragma unroll 1
-    for (int i = 0; i < s.used; i += 8) { /* eight parts in one trip */
+    for (int i = 0; i < s.used; i += 8) { /* eight loads at once, to pay the latency once */
         float2 of[8];
         float e[8], most = m;
 #pragma unroll
@@ -445,10 +450,10 @@ static void attn_decode_wide_launch(struct cuda_backend *cu, struct attn_args p)
     cuda_launch(cu, attn_decode_wide_kernel<D, BF16>, grid, WIDE_THREADS,
                 sizeof(struct attn_decode_wide_shared<D>), LAUNCH_EARLY, p);
     if (p.n_split > 1)
-        cuda_launch(
-            cu, attn_decode_wide_join_kernel<D>,
-            dim3((unsigned)ceil_div(D, WIDE_JOIN), (unsigned)p.n_heads, (unsigned)p.step.n_decode),
-            WIDE_JOIN, 0, LAUNCH_EARLY, p);
+        cuda_launch(cu, attn_decode_wide_combine_kernel<D>,
+                    dim3((unsigned)ceil_div(D, WIDE_COMBINE_THREADS), (unsigned)p.n_heads,
+                         (unsigned)p.step.n_decode),
+                    WIDE_COMBINE_THREADS, 0, LAUNCH_EARLY, p);
 }
 
 template <int D>
@@ -472,7 +477,7 @@ bool attn_decode_wide_fits(const struct cuda_backend *cu, const struct attn_laye
                    : D <= 128 ? attn_decode_wide_bytes<128>()
                    : D <= 256 ? attn_decode_wide_bytes<256>()
                               : attn_decode_wide_bytes<512>();
-    return attn_wide(cu, l) && bytes <= cu->shared_limit;
+    return attn_wide_suits(cu, l) && bytes <= cu->shared_limit;
 }
 
 void attn_decode_wide(struct cuda_backend *cu, const struct attn_args &p)

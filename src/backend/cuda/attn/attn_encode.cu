@@ -1,9 +1,9 @@
 /*
- * Attention of encoders with mma.sync: rows of a text see each other both ways, all or within a window.
- * The texts of a step are whole, so queries, keys and values are rows of one projection (halves times
- * HIDDEN_SCALE), and no cache is read. A block takes 64 rows of a text and one head; keys and values
- * come through shared memory, 64 at a time. Texts are short: warps without rows and groups of sixteen
- * keys behind the last are left out.
+ * Encoder attention with mma.sync: bidirectional, over the whole text or within a window. A step
+ * contains whole texts, so queries, keys and values are rows of one projection (fp16, scaled by
+ * HIDDEN_SCALE) and no cache is read. A block has 64 rows of a text and one head, and
+ * double-buffers tiles of 64 keys and values in shared memory. Texts are short: warps without rows
+ * and groups of sixteen keys past the last are skipped.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/attn_softmax.cuh"
@@ -16,15 +16,15 @@ struct encode_args {
     const uint16_t *qkv; /* (n_tokens, stride): H heads of q, K of k, K of v */
     const int2 *tiles;   /* sequence, first row */
     const int32_t *q_start, *slot;
-    float *a;          /* (n_tokens, H, D), or NULL: */
-    uint16_t *halves;  /* (n_tokens, padded) in the order of fragment_slot */
-    float *half_scale; /* (n_tokens) */
-    float to_log2;     /* scores to exponents of two */
+    float *a;           /* (n_tokens, H, D), or NULL: */
+    uint16_t *fp16_out; /* (n_tokens, padded) fp16, in the order of fragment_slot */
+    float *half_scale;  /* (n_tokens) */
+    float to_log2;      /* factor from q K^T to scores in units of log2 */
     int stride, padded, n_heads, n_kv, window;
 };
 
-/* Grid: (heads, tiles of 64 rows). Four warps of 16 rows. Rows of shared memory are padded by 16 bytes,
- * so that eight of them meet no bank twice. */
+/* Grid: (heads, tiles of 64 rows). Four warps with 16 rows each. Rows of shared memory are
+ * padded by 16 bytes, so that eight consecutive rows are free of bank conflicts. */
 template <int D>
 static __global__ void __launch_bounds__(ENCODE_THREADS)
     attn_encode_kernel(const __grid_constant__ struct encode_args p)
@@ -57,7 +57,7 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
     };
     fetch(from, 0);
 
-    uint32_t qf[D / 16][4]; /* queries of rows g and g+8 of this warp */
+    uint32_t qf[D / 16][4]; /* A fragments of the queries of rows g and g+8 */
 #pragma unroll
     for (int i = 0; i < D / 16; i++)
 #pragma unroll
@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                     mma_f16(out[2 * j + 1], pf, b[2], b[3]);
                 }
             }
-        __syncthreads(); /* the buffer is fetched over in the next round */
+        __syncthreads(); /* the next round overwrites this buffer */
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -135,14 +135,14 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
         bool mine = row < rows, hidden = !mine || p.slot[row0 + row] < 0;
         float inv = hidden ? 0.0f : 1.0f / total;
         float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * D;
-        uint16_t *to_half = p.halves + (size_t)(row0 + row) * (size_t)p.padded;
+        uint16_t *to_half = p.fp16_out + (size_t)(row0 + row) * (size_t)p.padded;
 #pragma unroll
         for (int j = 0; j < D / 8; j += 2) {
             float v[4];
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 v[i] = hidden ? 0.0f : out[j + i / 2][2 * r + i % 2] * inv;
-            if (!p.halves) {
+            if (!p.fp16_out) {
                 if (mine) {
                     *(float2 *)(to + j * 8 + 2 * c) =
                         make_float2(v[0] / HIDDEN_SCALE, v[1] / HIDDEN_SCALE);
@@ -151,12 +151,12 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                 }
                 continue;
             }
-            softmax_halves_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
-                               to_half + h * D + j * 8, mine);
+            softmax_fp16_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
+                             to_half + h * D + j * 8, mine);
         }
-        if (p.halves && mine && h == 0 && c == 0)
+        if (p.fp16_out && mine && h == 0 && c == 0)
             p.half_scale[row0 + row] = 1.0f / HIDDEN_SCALE;
-        if (p.halves && mine && h == H - 1)
+        if (p.fp16_out && mine && h == H - 1)
             for (int k = H * D + 8 * c; k < p.padded; k += 32)
                 *(uint4 *)(to_half + k) = make_uint4(0, 0, 0, 0);
     }
@@ -190,7 +190,7 @@ void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const stru
     p.q_start = s->q_start;
     p.slot = s->slot;
     p.a = a->floats;
-    p.halves = a->halves ? cu->half_in : NULL;
+    p.fp16_out = a->halves ? cu->half_in : NULL;
     p.half_scale = cu->half_scale;
     p.to_log2 = 1.4426950408889634f * l->scale / (HIDDEN_SCALE * HIDDEN_SCALE);
     p.stride = l->wqkv->n_out;

@@ -1,5 +1,5 @@
 /*
- * Results of decodes in the order gemm_cluster.cu reads them, for the kernels that leave them so.
+ * Decode kernels that write their result in the layout gemm_cluster.cu reads ("panels").
  */
 #ifndef STEEL_BACKEND_CUDA_ATTN_PANELS_CUH
 #define STEEL_BACKEND_CUDA_ATTN_PANELS_CUH
@@ -7,7 +7,7 @@
 #include "backend/cuda/attn/attn_decode.cuh"
 #include "backend/cuda/core/rows.cuh"
 
-/* Columns k and k+1 (k even) of row t, as halves where gemm_cluster.cu looks for them. */
+/* Writes columns k and k+1 (k even) of row t as fp16 to their place in the panels. */
 DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
 {
     int tile = t / p.panel_rows, r = t - tile * p.panel_rows, at = fragment_slot(k);
@@ -17,14 +17,15 @@ DEVICE void panel_put(const struct attn_args &p, int t, int k, float x, float y)
                   (at & 7) * 2) = pack_half2(x, y);
 }
 
-/* The scale of a row in panels, by one thread of its blocks: (stretches, units, sequences). */
+/* Writes the scale of a row in the panels. One thread of the row's blocks does it. Grid:
+ * (splits, units, sequences). */
 DEVICE void panels_scale(const struct attn_args &p, const struct decode_unit &u)
 {
     if (p.panels && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
         p.scale_of[u.t] = 1.0f;
 }
 
-/* A padding row: zeros, in panels too where they are asked for. */
+/* A padding row: zeros, also in the panels if there are any. */
 template <int D> DEVICE void panels_pad(const struct attn_args &p, const struct decode_unit &u)
 {
     for (int i = 2 * (int)threadIdx.x; i < u.heads * D; i += 2 * (int)blockDim.x) {

@@ -1,9 +1,10 @@
 /*
- * Attention of prompts on Hopper (wgmma): heads of 128, halves or bf16 in the cache. A block
- * takes 64 rows of two heads that share a kv head, a warpgroup each; keys and values come by 128
- * through a ring of three. A round multiplies q with its keys while the probabilities of the
- * round before multiply their values, and works out its own probabilities while that still runs.
- * Everything else is attn_decode.cu's prefill.
+ * Prefill attention on Hopper with wgmma: heads of 128, fp16 or bf16 cache. The kernel is
+ * warp-specialised: two consumer warpgroups have the same 64 rows of two heads that share a kv
+ * head, and one producer warpgroup copies tiles of 128 keys and values into a ring of three stages.
+ * A consumer issues q K^T of a round together with P V of the previous round, and computes the
+ * round's softmax while that P V is in flight. The consumers take turns issuing MMA (ping-pong).
+ * Everything else goes to attn_prefill_mma.cu and attn_prefill_wide.cu.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/attn_softmax.cuh"
@@ -18,18 +19,18 @@ enum {
     PREFILL_HEADS = 2
 };
 enum {
-    PREFILL_PANEL = PREFILL_KEYS * 128, /* 64 elements of every key */
-    PREFILL_TILE = 2 * PREFILL_PANEL,   /* keys or values */
+    PREFILL_PANEL = PREFILL_KEYS * 128, /* 64 elements of each of the tile's keys */
+    PREFILL_TILE = 2 * PREFILL_PANEL,   /* keys, or values */
     PREFILL_STAGE = 2 * PREFILL_TILE,   /* both */
-    PREFILL_USERS = PREFILL_HEADS * 128,
-    PREFILL_THREADS = PREFILL_USERS + 128,
+    PREFILL_CONSUMERS = PREFILL_HEADS * 128,
+    PREFILL_THREADS = PREFILL_CONSUMERS + 128,
     PREFILL_SHARED = 1024 + PREFILL_STAGES * PREFILL_STAGE + 256
 };
-/* Registers of those who multiply and of those who bring: no more than the block began with, which is
- * 168 for each of three warpgroups. */
-enum { PREFILL_REGS = 232, PREFILL_BRING_REGS = 40 };
+/* Registers per thread of consumers and producer. The block starts with 168 for each of three
+ * warpgroups; setmaxnreg only redistributes them. */
+enum { PREFILL_CONSUMER_REGS = 232, PREFILL_PRODUCER_REGS = 40 };
 
-/* Keys are there, values are there, both are done with. */
+/* Keys loaded, values loaded, and stage free. */
 struct attn_prefill_bars {
     uint64_t keys[PREFILL_STAGES], values[PREFILL_STAGES], empty[PREFILL_STAGES];
 };
@@ -37,22 +38,22 @@ struct attn_prefill_bars {
 struct attn_prefill_args {
     const uint8_t *k, *v; /* (n_pages, K, page_len, D) */
     struct step step;
-    const float *q;    /* (n_tokens, H, D) */
-    float *a;          /* (n_tokens, H, D) */
-    uint16_t *halves;  /* (n_tokens, H * D) the same for the product that follows, or NULL */
-    float *half_scale; /* (n_tokens) */
-    const int2 *tiles; /* sequence, first row */
+    const float *q;     /* (n_tokens, H, D) */
+    float *a;           /* (n_tokens, H, D) */
+    uint16_t *fp16_out; /* (n_tokens, H * D) the result as the next GEMM reads it, or NULL */
+    float *half_scale;  /* (n_tokens) */
+    const int2 *tiles;  /* sequence, first row */
     int n_tiles, n_heads, n_kv, page_len, page_shift, window;
     float scale;
 };
 
-/* Logits to probabilities. edge: some of these keys may be hidden from some rows. */
+/* Scores to probabilities. edge: the mask hides some of these keys from some rows. */
 DEVICE void attn_prefill_softmax(float (&s)[PREFILL_KEYS / 2], struct softmax_rows &st,
                                  const int (&pos)[2], int base, bool edge, int window)
 {
     auto sum = [&](int i) -> float & { return s[i]; };
     if (edge)
-        softmax_hide<PREFILL_KEYS / 2>(sum, pos, base, window);
+        softmax_mask<PREFILL_KEYS / 2>(sum, pos, base, window);
     softmax_tile<PREFILL_KEYS / 2>(sum, st);
 }
 
@@ -67,18 +68,19 @@ DEVICE void attn_prefill_pack(const float (&s)[PREFILL_KEYS / 2],
             pf[i][j] = pack_kv<BF16>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
 }
 
-/* What a block reads: keys `from`.. of a sequence, by rounds of PREFILL_KEYS. */
+/* The keys a block reads: `from` .. `last` of a sequence, in rounds of PREFILL_KEYS. */
 struct attn_prefill_span {
     const int32_t *pages;
     int from, last, rounds, kv_head;
 };
 
-/* The warpgroup that brings keys and values. */
-DEVICE void attn_prefill_bring(const struct attn_prefill_args &p, const struct attn_prefill_span &f,
-                               uint8_t *shared, struct attn_prefill_bars *bars)
+/* The producer warpgroup. */
+DEVICE void attn_prefill_producer(const struct attn_prefill_args &p,
+                                  const struct attn_prefill_span &f, uint8_t *shared,
+                                  struct attn_prefill_bars *bars)
 {
     const int PER = PREFILL_KEYS / 16;
-    int id = (int)threadIdx.x & 127, piece = id & 7, key0 = id >> 3, stage = 0, turn = 1;
+    int id = (int)threadIdx.x & 127, piece = id & 7, key0 = id >> 3, stage = 0, phase = 1;
     uint8_t *to = shared + key0 * 128 + ((piece ^ (key0 & 7)) << 4);
 #pragma unroll 1
     for (int round = 0; round < f.rounds; round++) {
@@ -90,7 +92,7 @@ DEVICE void attn_prefill_bring(const struct attn_prefill_args &p, const struct a
             row[i] = ((page * (uint32_t)p.n_kv + (uint32_t)f.kv_head) << p.page_shift) +
                      (uint32_t)(key & (p.page_len - 1));
         }
-        bar_wait(&bars->empty[stage], turn);
+        bar_wait(&bars->empty[stage], phase);
 #pragma unroll
         for (int v = 0; v < 2; v++) {
             uint8_t *at = to + stage * PREFILL_STAGE + v * PREFILL_TILE;
@@ -105,14 +107,14 @@ DEVICE void attn_prefill_bring(const struct attn_prefill_args &p, const struct a
         }
         if (++stage == PREFILL_STAGES) {
             stage = 0;
-            turn ^= 1;
+            phase ^= 1;
         }
     }
     copy_async_commit();
     copy_async_wait<0>();
 }
 
-/* Queries of rows g and g+8 of this warp, already in units of log2. */
+/* A fragments of the queries of this warp's rows g and g+8, scaled to units of log2. */
 template <bool BF16>
 DEVICE void attn_prefill_queries(const struct attn_prefill_args &p, int h, int row0, int rows,
                                  uint32_t (&qf)[PREFILL_D / 16][4])
@@ -131,7 +133,7 @@ DEVICE void attn_prefill_queries(const struct attn_prefill_args &p, int h, int r
         }
 }
 
-/* The result of a warpgroup's 64 rows, of which `rows` are real: as floats, or as halves. */
+/* Epilogue: writes a warpgroup's 64 rows, of which `rows` exist, as floats or as fp16. */
 DEVICE void attn_prefill_write(const struct attn_prefill_args &p, const struct softmax_rows &st,
                                const float (&out)[PREFILL_D / 2], int h, int row0, int rows)
 {
@@ -153,18 +155,19 @@ DEVICE void attn_prefill_write(const struct attn_prefill_args &p, const struct s
                 *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
                 *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
             }
-            if (!p.halves)
+            if (!p.fp16_out)
                 continue;
-            /* No larger than the largest value, which is a half too. */
-            softmax_halves_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
-                               p.halves + at + j * 8, mine);
+            /* fp16 does not overflow: a mean of values is no larger than the largest value. */
+            softmax_fp16_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
+                             p.fp16_out + at + j * 8, mine);
         }
-        if (p.halves && mine && h == 0 && c == 0)
+        if (p.fp16_out && mine && h == 0 && c == 0)
             p.half_scale[row0 + row] = 1.0f;
     }
 }
 
-/* Grid: (pairs of heads, tiles of 64 rows, the last first: they have the most keys). */
+/* Grid: (pairs of heads, tiles of 64 rows). The last tiles start first because they have the
+ * most keys. */
 template <bool BF16>
 static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attn_prefill_kernel(const __grid_constant__ struct attn_prefill_args p)
@@ -178,7 +181,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         for (int i = 0; i < PREFILL_STAGES; i++) {
             bar_init(&bars->keys[i], 128);
             bar_init(&bars->values[i], 128);
-            bar_init(&bars->empty[i], PREFILL_USERS / 32);
+            bar_init(&bars->empty[i], PREFILL_CONSUMERS / 32);
         }
         bar_ready();
     }
@@ -199,11 +202,11 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     f.rounds = (f.last - from) / PREFILL_KEYS + 1;
     f.kv_head = h * p.n_kv / H;
     if (wg == PREFILL_HEADS) {
-        registers_fewer<PREFILL_BRING_REGS>();
-        attn_prefill_bring(p, f, shared, bars);
+        registers_fewer<PREFILL_PRODUCER_REGS>();
+        attn_prefill_producer(p, f, shared, bars);
         return;
     }
-    registers_more<PREFILL_REGS>();
+    registers_more<PREFILL_CONSUMER_REGS>();
     int rounds = f.rounds;
 
     uint32_t qf[PREFILL_D / 16][4];
@@ -266,7 +269,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         if (lane == 0)
             bar_arrive(&bars->empty[(round - 1) % PREFILL_STAGES]);
         wgmma_use(out);
-        wgmma_use(s); /* fragments still in use are not overwritten before this */
+        wgmma_use(s); /* the fragments pf must not be overwritten before P V has finished */
         attn_prefill_pack<BF16>(s, pf);
 #pragma unroll
         for (int i = 0; i < PREFILL_D / 2; i++)
@@ -284,7 +287,7 @@ bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *
            PREFILL_SHARED <= cu->shared_limit;
 }
 
-void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bool halves,
+void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bool fp16_out,
                        int first, int n)
 {
     struct attn_prefill_args p = {};
@@ -292,7 +295,7 @@ void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bo
     p.v = from.kv.v;
     p.step = from.step;
     p.q = from.q;
-    p.a = halves ? NULL : from.a;
+    p.a = fp16_out ? NULL : from.a;
     p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles) + first;
     p.n_tiles = n;
     p.n_heads = from.n_heads;
@@ -301,14 +304,14 @@ void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bo
     p.page_shift = from.kv.page_shift;
     p.window = from.window;
     p.scale = from.scale;
-    p.halves = halves ? cu->half_in : NULL;
+    p.fp16_out = fp16_out ? cu->half_in : NULL;
     p.half_scale = cu->half_scale;
     dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
     auto kernel = from.kv.type == DT_F16 ? attn_prefill_kernel<false> : attn_prefill_kernel<true>;
     cuda_launch(cu, kernel, grid, PREFILL_THREADS, PREFILL_SHARED, LAUNCH_EARLY, p);
 }
 
-void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool halves)
+void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out)
 {
-    attn_prefill_part(cu, p, halves, 0, cu->layout.n_q_tiles);
+    attn_prefill_part(cu, p, fp16_out, 0, cu->layout.n_q_tiles);
 }

@@ -1,6 +1,6 @@
 /*
- * Attention of prompts with mma.sync: 64 rows of one head per block, keys and values through shared
- * memory, 64 at a time. Halves or bf16 in the cache, head_dim 64 or 128.
+ * Prefill attention with mma.sync: a block has 64 rows of one head and double-buffers tiles of 64
+ * keys and values in shared memory. fp16 or bf16 cache, head_dim 64 or 128.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/attn_softmax.cuh"
@@ -8,8 +8,8 @@
 enum { PRE_ROWS = 64, PRE_KEYS = 64 };
 
 /*
- * Grid: (heads, tiles of 64 rows). Four warps of 16 rows. K and V tiles are 64 keys x D in shared
- * memory, rows of 2D bytes whose 16-byte pieces are swizzled by the row, double-buffered.
+ * Grid: (heads, tiles of 64 rows). Four warps with 16 rows each. K and V tiles are 64 keys x D in
+ * shared memory: rows of 2D bytes, their 16-byte pieces swizzled by the row, double-buffered.
  */
 template <int D, bool BF16>
 static __global__ void __launch_bounds__(128, 3)
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(128, 3)
     };
     fetch(from, 0);
 
-    /* Queries of rows g and g+8 of this warp, already in units of log2. */
+    /* A fragments of the queries of this warp's rows g and g+8, scaled to units of log2. */
     uint32_t qf[D / 16][4];
     const float to_log2 = 1.4426950408889634f * p.scale;
 #pragma unroll
@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(128, 3)
             }
         auto sum = [&](int i) -> float & { return s[i >> 2][i & 3]; };
         if (base + PRE_KEYS - 1 > first_pos + w * 16 || p.window)
-            softmax_hide<PRE_KEYS / 2>(sum, pos, base, p.window);
+            softmax_mask<PRE_KEYS / 2>(sum, pos, base, p.window);
         softmax_tile<PRE_KEYS / 2>(sum, st);
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(128, 3)
                 mma_kv<BF16>(out[2 * j + 1], pf, b[2], b[3]);
             }
         }
-        __syncthreads(); /* the buffer is fetched over in the next round */
+        __syncthreads(); /* the next round overwrites this buffer */
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -1,11 +1,12 @@
 /*
- * Prompts over a cache of codes, heads of 128: keys and values of the sequences become halves in pages
- * of their own, once a layer, and attn_prefill.cu reads those. A key is read by every 64 rows of every
- * pair of heads, so making halves of it once is cheap: 3 bytes of memory a value against 2,048 products
- * of a tile. Values that were turned (kv_quant.cuh) are turned back on the way.
+ * Prefill attention over a quantised KV cache, heads of 128: dequantises the sequences' keys and
+ * values to fp16 pages once per layer, and attn_prefill.cu reads those. Every 64 rows of every pair
+ * of heads read each key again, so one dequantisation is cheap: 3 bytes of memory traffic per
+ * value, against the 2,048 multiply-adds of each tile that reads it. The Hadamard rotation of
+ * values (kv_quant.cuh) is undone on the way.
  *
- * There is room for the longest sequence: sequences go in groups that fit, each expanded and attended
- * to in turn.
+ * The buffer holds the longest sequence. Sequences are processed in groups that fit into it: each
+ * group is dequantised, then attended to.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/kv_quant.cuh"
@@ -14,21 +15,21 @@
 enum {
     QUANT_D = 128,
     QUANT_THREADS = 128,
-    QUANT_LANES = 16, /* of a row, eight values each */
-    QUANT_ROUND = 128 /* attn_prefill.cu begins windows at multiples of this */
+    QUANT_LANES = 16, /* per row, eight values each */
+    QUANT_ROUND = 128 /* attn_prefill.cu starts windows at multiples of this */
 };
 
 struct attn_prefill_quant_args {
     struct kv_view kv;
     struct step step;
     uint16_t *k, *v; /* (pages, K, page_len, D) */
-    int32_t *pages;  /* (n_seqs, stride) which those are */
+    int32_t *pages;  /* (n_seqs, stride) block table of those pages */
     int first_seq, window;
 };
 
-/* A block: rows of codes, (n, D), to halves, 16 lanes a row. */
+/* One block: dequantises n rows of D values to fp16, 16 lanes per row. */
 template <class T>
-DEVICE void attn_prefill_quant_rows(const uint8_t *tile, int page_len, int n, bool turned,
+DEVICE void attn_prefill_quant_rows(const uint8_t *tile, int page_len, int n, bool rotated,
                                     uint16_t *to)
 {
     enum { ROW = QUANT_D / 32 * T::BLOCK, EIGHT = T::BLOCK / 4 };
@@ -39,12 +40,12 @@ DEVICE void attn_prefill_quant_rows(const uint8_t *tile, int page_len, int n, bo
         int r = r0 + (int)threadIdx.x / QUANT_LANES, real = min(r, n - 1);
         uint32_t scale = T::SCALED ? kv_scale_pair(scales + real * (QUANT_D / 32) + l / 4) : 0;
         uint4 v = T::eight(tile + real * ROW + l * EIGHT, scale);
-        if (turned) {
+        if (rotated) {
             float x[8];
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 x[i] = half_to_float(word_of(v, i >> 1) >> 16 * (i & 1) & 0xffff);
-            kv_lanes_turn<8, QUANT_LANES>(x);
+            kv_lanes_rotate<8, QUANT_LANES>(x);
             v = make_uint4(pack_half2(x[0], x[1]), pack_half2(x[2], x[3]), pack_half2(x[4], x[5]),
                            pack_half2(x[6], x[7]));
         }
@@ -53,7 +54,7 @@ DEVICE void attn_prefill_quant_rows(const uint8_t *tile, int page_len, int n, bo
     }
 }
 
-/* Grid: (pages of the longest, kv heads, sequences from first_seq on). */
+/* Grid: (pages of the longest sequence, kv heads, sequences from first_seq on). */
 static __global__ void __launch_bounds__(QUANT_THREADS)
     attn_prefill_quant_kernel(const __grid_constant__ struct attn_prefill_quant_args p)
 {
@@ -66,7 +67,7 @@ static __global__ void __launch_bounds__(QUANT_THREADS)
     int from = p.window && first_pos - p.window + 1 > 0 ? first_pos - p.window + 1 : 0;
     if (n <= 0 || (at + 1) * page_len <= (from & ~(QUANT_ROUND - 1)))
         return;
-    int base = 0; /* pages of those in front */
+    int base = 0; /* pages of the preceding sequences */
     for (int i = p.first_seq + lane_id(); i < seq; i += 32)
         base += (p.step.kv_len[i] + page_len - 1) >> shift;
 #pragma unroll
@@ -86,14 +87,14 @@ static __global__ void __launch_bounds__(QUANT_THREADS)
     kv_with(v_type, [&](auto t) {
         typedef decltype(t) T;
         size_t bytes = (size_t)page_len * (QUANT_D / 32) * (T::BLOCK + (T::SCALED ? 2 : 0));
-        attn_prefill_quant_rows<T>(p.kv.v + tile * bytes, page_len, n, kv_is_turned(v_type),
+        attn_prefill_quant_rows<T>(p.kv.v + tile * bytes, page_len, n, kv_is_rotated(v_type),
                                    p.v + to);
     });
 }
 
 /* Host */
 
-/* Bytes of a page's keys and values as halves. */
+/* Bytes of one page's keys and values as fp16. */
 static size_t attn_prefill_quant_page(const struct cuda_backend *cu, int n_kv)
 {
     return (size_t)n_kv * (size_t)cu->shape.page_len * QUANT_D * 2 * 2;
@@ -122,7 +123,7 @@ size_t attn_prefill_quant_page_ints(const struct cuda_backend *cu)
                                         : 0;
 }
 
-/* Pages of a sequence of this step. */
+/* Number of pages of a sequence of this step. */
 static int attn_prefill_quant_pages(const struct cuda_backend *cu, int seq)
 {
     return ceil_div(cu->step_host[cu->layout.kv_len + seq], cu->shape.page_len);
@@ -134,7 +135,7 @@ bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_l
            !l->gated;
 }
 
-void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &from, bool halves)
+void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &from, bool fp16_out)
 {
     const struct step_layout *l = &cu->layout;
     const int32_t *q_start = cu->step_host + l->q_start;
@@ -163,11 +164,11 @@ void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &from, b
             most = n > most ? n : most;
             tiles += ceil_div(q_start[end + 1] - q_start[end], 64);
         }
-        CHECK(end > seq, "a sequence of more pages than there are");
+        CHECK(end > seq, "the sequence has more pages than the buffer for dequantised keys");
         e.first_seq = seq;
         cuda_launch(cu, attn_prefill_quant_kernel,
                     dim3((unsigned)most, (unsigned)e.kv.n_kv, (unsigned)(end - seq)), QUANT_THREADS,
                     0, LAUNCH_EARLY, e);
-        attn_prefill_part(cu, p, halves, tile, tiles);
+        attn_prefill_part(cu, p, fp16_out, tile, tiles);
     }
 }

@@ -1,57 +1,58 @@
 /*
- * Decodes over a cache of codes (kv_quant.cuh), keys and values in types of their own: what
- * attn_decode_quant.cu and attn_decode_split_quant.cu share. A warp takes 16 keys at a time ("a tile"),
- * which come as codes through a ring of its own and become halves in its registers, so memory
- * and shared memory see nothing but codes. The type is asked once a tile, which costs a branch and
- * saves a kernel for every pair of types.
+ * Decode attention over a quantised KV cache (kv_quant.cuh), where keys and values may differ in
+ * type: what attn_decode_quant.cu and attn_decode_split_quant.cu share. A warp processes 16 keys at
+ * a time ("a tile"). Tiles arrive quantised through a ring of the warp's own and are dequantised to
+ * fp16 in registers, so memory and shared memory hold quantised values only. The type is tested
+ * once per tile; that costs a branch and saves a kernel per pair of types.
  *
- * Products have the keys, then the values' elements as rows and the 8 heads as columns. Queries and
- * probabilities are halves: codes are coarser than those. Rows lie in shared memory as in the cache,
- * their pieces of 16 bytes in an order of the key's; with which key is which row of a fragment
- * (quant_key) neither reads of keys nor of values meet a bank twice.
+ * MMA rows are the keys, then the values' elements; columns are the 8 heads. Queries and
+ * probabilities are fp16, whose rounding is finer than the cache's. Rows lie in shared memory as in
+ * the cache, with their 16-byte pieces swizzled by the key. With the mapping of keys to fragment
+ * rows (quant_key), reads of keys and of values are free of bank conflicts.
  */
-#ifndef STEEL_BACKEND_CUDA_ATTN_CODED_CUH
-#define STEEL_BACKEND_CUDA_ATTN_CODED_CUH
+#ifndef STEEL_BACKEND_CUDA_ATTN_QUANT_CUH
+#define STEEL_BACKEND_CUDA_ATTN_QUANT_CUH
 
 #include "backend/cuda/attn/attn_decode_split.cuh"
 #include "backend/cuda/attn/kv_quant.cuh"
 
 enum { QUANT_KEYS = 16, QUANT_STAGES = 4, QUANT_STAGES_DEEP = 7 };
 
-/* Beside struct attn_args. A slot of a ring: keys, their scales, values, their scales. */
+/* Additional kernel arguments: types, and the layout of a ring slot, which holds keys, their
+ * scales, values, their scales. */
 struct attn_quant {
     int k_type, v_type, stages;
-    int k_scales, v_codes, v_scales, slot; /* where in a slot; its bytes */
-    int ring; /* bytes of all rings, or of what follows in their place */
+    int k_scales, v_codes, v_scales, slot; /* offsets in a slot; bytes of a slot */
+    int ring; /* bytes of all rings, or of what reuses their memory if that is more */
 };
 
-/* From a row to the next in shared memory. Rows of 2^n pieces have no gap; others (heads of 96) are an
- * odd number of 32 bytes apart. */
-static __host__ __device__ constexpr int quant_pitch(int row)
+/* Stride of rows in shared memory. Rows of 2^n pieces have no padding. Other rows (heads of 96)
+ * get a stride that is an odd multiple of 32 bytes. */
+static __host__ __device__ constexpr int quant_stride(int row)
 {
     return row & (row - 1) ? ((row + 31) / 32 | 1) * 32 : row;
 }
 
-/* Of row r of a fragment. Of rows 0-3, 4-7, of the even and of the odd ones, no two are the same key
- * modulo 4. */
+/* The key in row r of a fragment. Within rows 0-3, rows 4-7, the even rows and the odd rows, all
+ * keys differ modulo 4. */
 DEVICE int quant_key(int r)
 {
     int odd = r & 1;
     return (((r >> 1) + 2 * odd) & 3) + 4 * odd + (r & 8);
 }
 
-/* Rows of a type. */
+/* Layout of the rows of a type. */
 template <int D, class T> struct attn_quant_rows {
     enum {
         ROW = D / 32 * T::BLOCK,
         PIECES = ROW / 16,
-        PITCH = quant_pitch(ROW),
-        EIGHT = T::BLOCK / 4 /* bytes of eight values */
+        STRIDE = quant_stride(ROW),
+        EIGHT = T::BLOCK / 4 /* bytes per eight values */
     };
-    /* What a key's offsets are turned by: the same for key + 8. */
-    static __device__ __forceinline__ int turn(int key)
+    /* XOR swizzle of a key's byte offsets; the same for key and key + 8. */
+    static __device__ __forceinline__ int swizzle(int key)
     {
-        int by = PITCH != ROW  ? 0
+        int by = STRIDE != ROW ? 0
                  : PIECES >= 8 ? (key & 3) << 1
                  : PIECES == 4 ? (key & 2) | (key >> 2 & 1)
                                : key >> 2 & 1;
@@ -59,16 +60,16 @@ template <int D, class T> struct attn_quant_rows {
     }
 };
 
-/* This step's key and value as codes. */
+/* This step's key and value, quantised. */
 template <int D> struct attn_quant_fresh {
     alignas(16) uint8_t codes[2][2 * D];
     uint16_t scales[2][D / 32 < 8 ? 8 : D / 32];
 };
 
-/* A warp asks for 16 keys, or values, from `off` on of a (page, kv head) tile. */
+/* A warp issues the copies of 16 keys, or values, from `off` on of a (page, kv head) tile. */
 template <int D, class T>
-DEVICE void attn_quant_bring(const uint8_t *pool, size_t tile, int page_len, int off, uint8_t *to,
-                             uint8_t *scales)
+DEVICE void attn_quant_load(const uint8_t *pool, size_t tile, int page_len, int off, uint8_t *to,
+                            uint8_t *scales)
 {
     typedef attn_quant_rows<D, T> rows;
     enum { SCALES = T::SCALED ? D / 16 : 0 };
@@ -76,7 +77,7 @@ DEVICE void attn_quant_bring(const uint8_t *pool, size_t tile, int page_len, int
 #pragma unroll 4
     for (int i = lane_id(); i < QUANT_KEYS * rows::PIECES; i += 32) {
         int r = i / rows::PIECES;
-        copy_async16(to + r * rows::PITCH + (((i - r * rows::PIECES) * 16) ^ rows::turn(r)),
+        copy_async16(to + r * rows::STRIDE + (((i - r * rows::PIECES) * 16) ^ rows::swizzle(r)),
                      codes + off * rows::ROW + i * 16);
     }
     if (T::SCALED)
@@ -84,41 +85,42 @@ DEVICE void attn_quant_bring(const uint8_t *pool, size_t tile, int page_len, int
             copy_async16(scales + i * 16, codes + page_len * rows::ROW + off * SCALES + i * 16);
 }
 
-/* A warp's tiles: `first` and every step-th from there, n of them. */
+/* Iterates over a warp's n tiles: `first`, first + step, .. */
 template <int D> struct attn_quant_walk {
     const struct attn_args &p;
     const struct attn_quant &c;
     const struct decode_unit &u;
-    int first, step, n, asked;
-    int32_t page_of; /* of 32 tiles: lane i has that of tile i */
+    int first, step, n, issued;
+    int32_t page_of; /* lane i holds the page of tile i, for 32 tiles at a time */
 
-    /* The next tile, if there is one; a group of copies in any case. */
-    __device__ __forceinline__ void bring(uint8_t *to)
+    /* Issues the copies of the next tile, if any. Commits a copy group in any case, so that
+     * groups can be counted. */
+    __device__ __forceinline__ void load_next(uint8_t *to)
     {
-        if (asked < n) {
-            int key = (first + asked * step) * QUANT_KEYS;
-            if (!(asked & 31))
+        if (issued < n) {
+            int key = (first + issued * step) * QUANT_KEYS;
+            if (!(issued & 31))
                 page_of =
                     u.pages[min(key + lane_id() * step * QUANT_KEYS, u.last) >> p.kv.page_shift];
-            size_t tile = (size_t)__shfl_sync(FULL_WARP, page_of, asked & 31) * (size_t)p.kv.n_kv +
+            size_t tile = (size_t)__shfl_sync(FULL_WARP, page_of, issued & 31) * (size_t)p.kv.n_kv +
                           (size_t)u.kv_head;
             int off = key & (p.kv.page_len - 1);
             kv_with(c.k_type, [&](auto t) {
-                attn_quant_bring<D, decltype(t)>(p.kv.k, tile, p.kv.page_len, off, to,
-                                                 to + c.k_scales);
+                attn_quant_load<D, decltype(t)>(p.kv.k, tile, p.kv.page_len, off, to,
+                                                to + c.k_scales);
             });
             kv_with(c.v_type, [&](auto t) {
-                attn_quant_bring<D, decltype(t)>(p.kv.v, tile, p.kv.page_len, off, to + c.v_codes,
-                                                 to + c.v_scales);
+                attn_quant_load<D, decltype(t)>(p.kv.v, tile, p.kv.page_len, off, to + c.v_codes,
+                                                to + c.v_scales);
             });
-            asked++;
+            issued++;
         }
         copy_async_commit();
     }
 };
 
-/* Until the oldest of a ring's tiles has come: as many groups are under way as it has stages, which are
- * at most MOST. */
+/* Waits for the oldest tile of a ring. One copy group per stage is in flight; a ring has at most
+ * MOST stages. */
 template <int MOST> DEVICE void attn_quant_wait(int stages)
 {
     if constexpr (MOST > 2) {
@@ -129,7 +131,8 @@ template <int MOST> DEVICE void attn_quant_wait(int stages)
     __syncwarp();
 }
 
-/* This step's key, or value, in its place (fresh: or NULL, it is there); of values, zeros behind it. */
+/* Overwrites row `at` of a tile with this step's key, or value (fresh = NULL: it came from the
+ * cache). Values after it become zeros. */
 template <int D, class T>
 DEVICE void attn_quant_patch(uint8_t *rows, uint8_t *scales, int at, const uint8_t *fresh,
                              const uint16_t *fresh_scales, bool values)
@@ -142,7 +145,7 @@ DEVICE void attn_quant_patch(uint8_t *rows, uint8_t *scales, int at, const uint8
         if (mine && !fresh)
             continue;
         for (int i = lane; i < type::PIECES; i += 32)
-            *(uint4 *)(rows + key * type::PITCH + ((i * 16) ^ type::turn(key))) =
+            *(uint4 *)(rows + key * type::STRIDE + ((i * 16) ^ type::swizzle(key))) =
                 mine ? ((const uint4 *)fresh)[i] : make_uint4(0, 0, 0, 0);
         if (T::SCALED && lane < D / 32)
             ((uint16_t *)scales)[key * (D / 32) + lane] = mine ? fresh_scales[lane] : 0;
@@ -150,7 +153,7 @@ DEVICE void attn_quant_patch(uint8_t *rows, uint8_t *scales, int at, const uint8
     __syncwarp();
 }
 
-/* The scales of a key's blocks, of heads of 64 and 128 read at once. */
+/* The scales of a key's blocks. For heads of 64 and 128 they are read with one load. */
 template <int D> struct attn_quant_scales {
     static constexpr int WORDS = D == 64 ? 1 : D == 128 ? 2 : 0;
     const uint16_t *at;
@@ -166,7 +169,7 @@ template <int D> struct attn_quant_scales {
             w[0] = v.x, w[1] = v.y;
         }
     }
-    /* Of block 2j + odd, as a pair. */
+    /* The scale of block 2j + odd, twice in a word. */
     __device__ __forceinline__ uint32_t pair(int j, int odd) const
     {
         return WORDS > 0 ? byte_perm(w[WORDS > 0 ? j : 0], 0, odd ? 0x3232 : 0x1010)
@@ -174,24 +177,24 @@ template <int D> struct attn_quant_scales {
     }
 };
 
-/* Keys times queries, in two chains: rows are keys, columns heads. q: (8, D + 32) halves, of which qf
- * has this lane's where heads are no wider than 128. */
+/* K q^T in two accumulator chains: rows are keys, columns heads. q: (8, D + 32) fp16. For heads
+ * up to 128, qf holds this lane's part of it. */
 template <int D, class T>
 DEVICE void attn_quant_scores(const uint8_t *keys, const uint8_t *scales, const uint16_t *q,
                               const uint4 (&qf)[D > 128 ? 1 : D / 32], float (&s)[2][4])
 {
     typedef attn_quant_rows<D, T> rows;
-    int g = lane_id() >> 2, c = lane_id() & 3, key = quant_key(g), turn = rows::turn(key);
-    const uint8_t *row = keys + key * rows::PITCH;
+    int g = lane_id() >> 2, c = lane_id() & 3, key = quant_key(g), swizzle = rows::swizzle(key);
+    const uint8_t *row = keys + key * rows::STRIDE;
     struct attn_quant_scales<D> s0, s1;
     if (T::SCALED) {
         s0.load(scales, key);
         s1.load(scales, key + 8);
     }
     auto one = [&](int b, const uint4 &h) {
-        const uint8_t *at = row + ((b * T::BLOCK + c * rows::EIGHT) ^ turn);
+        const uint8_t *at = row + ((b * T::BLOCK + c * rows::EIGHT) ^ swizzle);
         uint4 x = T::eight(at, T::SCALED ? s0.pair(b >> 1, b & 1) : 0);
-        uint4 y = T::eight(at + 8 * rows::PITCH, T::SCALED ? s1.pair(b >> 1, b & 1) : 0);
+        uint4 y = T::eight(at + 8 * rows::STRIDE, T::SCALED ? s1.pair(b >> 1, b & 1) : 0);
         const uint32_t a0[4] = {x.x, y.x, x.y, y.y}, a1[4] = {x.z, y.z, x.w, y.w};
         mma_f16(s[0], a0, h.x, h.y);
         mma_f16(s[1], a1, h.z, h.w);
@@ -207,7 +210,7 @@ DEVICE void attn_quant_scores(const uint8_t *keys, const uint8_t *scales, const 
     }
 }
 
-/* Values times probabilities. Of heads of 96 the second half of the last run is read and dropped. */
+/* V^T P. For heads of 96, the second half of the last run is read and dropped. */
 template <int D, class T>
 DEVICE void attn_quant_values(const uint8_t *values, const uint8_t *scales, const uint32_t (&pf)[2],
                               struct decode_columns<D> &r)
@@ -225,9 +228,9 @@ DEVICE void attn_quant_values(const uint8_t *values, const uint8_t *scales, cons
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = key[i & 1] + (i >> 1) * 8;
-            v[i] =
-                T::eight(values + at * rows::PITCH + (((8 * j + g) * rows::EIGHT) ^ rows::turn(at)),
-                         T::SCALED ? s[i].pair(j, g >> 2) : 0);
+            v[i] = T::eight(values + at * rows::STRIDE +
+                                (((8 * j + g) * rows::EIGHT) ^ rows::swizzle(at)),
+                            T::SCALED ? s[i].pair(j, g >> 2) : 0);
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -238,8 +241,8 @@ DEVICE void attn_quant_values(const uint8_t *values, const uint8_t *scales, cons
     }
 }
 
-/* A tile whose first key is key0. fresh: this step's key and value, where they are not in the cache;
- * or NULL. CAP: a softcap may come between. */
+/* Processes a tile whose first key is key0. fresh: this step's key and value if they are not in
+ * the cache yet, else NULL. CAP: the layer may have a softcap. */
 template <int D, bool CAP>
 DEVICE void attn_quant_tile(const struct attn_args &p, const struct attn_quant &c,
                             const struct decode_unit &u, uint8_t *tile, int key0,
@@ -275,7 +278,7 @@ DEVICE void attn_quant_tile(const struct attn_args &p, const struct attn_quant &
     });
 }
 
-/* A lane's queries of (8, D + 32). */
+/* Loads a lane's part of the queries, (8, D + 32). */
 template <int D>
 DEVICE void attn_quant_queries(const uint16_t *q, uint4 (&qf)[D > 128 ? 1 : D / 32])
 {
@@ -285,10 +288,10 @@ DEVICE void attn_quant_queries(const uint16_t *q, uint4 (&qf)[D > 128 ? 1 : D / 
             *(const uint4 *)(q + (lane_id() >> 2) * (D + 32) + b * 32 + (lane_id() & 3) * 8);
 }
 
-/* Bytes of 16 rows of a type, and of their scales. */
+/* Bytes of a tile's 16 rows of a type, and of their scales. */
 static __host__ __device__ constexpr int quant_rows(int type, int dim)
 {
-    return QUANT_KEYS * quant_pitch(type == DT_Q4_0 ? dim / 2 : type == DT_F16 ? 2 * dim : dim);
+    return QUANT_KEYS * quant_stride(type == DT_Q4_0 ? dim / 2 : type == DT_F16 ? 2 * dim : dim);
 }
 static __host__ __device__ constexpr int quant_scales(int type, int dim)
 {

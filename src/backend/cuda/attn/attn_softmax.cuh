@@ -1,9 +1,9 @@
 /*
- * The online softmax of a tile, for kernels whose scores are sums of the tensor core: of a warp's
- * sixteen rows a lane has rows g and g + 8 (g = lane / 4) of keys 2c and 2c + 1 (c = lane % 4) of every
- * eight; sum i is of row g + 8 (i >> 1 & 1) and key 8 (i >> 2) + 2c + (i & 1). Scores are in powers of
- * two. Kernels have their sums as they need them, so they say with a function which float sum i is.
- * Knows nothing of where scores come from, and of what values they are multiplied with.
+ * Online softmax of a tile whose scores are MMA accumulators. A warp has sixteen rows. With g =
+ * lane / 4 and c = lane % 4, a lane holds rows g and g + 8, and of every eight keys 2c and 2c + 1:
+ * accumulator i belongs to row g + 8 (i >> 1 & 1) and key 8 (i >> 2) + 2c + (i & 1). Scores are in
+ * units of log2. Kernels lay out their accumulators differently, so they pass a function from i to
+ * the accumulator.
  */
 #ifndef STEEL_BACKEND_CUDA_ATTN_SOFTMAX_CUH
 #define STEEL_BACKEND_CUDA_ATTN_SOFTMAX_CUH
@@ -12,8 +12,8 @@
 
 #include <math.h>
 
-/* Rows g and g + 8: the largest score, this lane's part of the sum of probabilities, and what sums from
- * before the last tile are to be multiplied by. */
+/* Rows g and g + 8: the largest score, this lane's part of the softmax sum, and the factor by
+ * which the last tile rescaled earlier results. */
 struct softmax_rows {
     float top[2], total[2], shrink[2];
 };
@@ -27,9 +27,10 @@ DEVICE void softmax_clear(struct softmax_rows &st)
     }
 }
 
-/* Keys base.. that rows at pos do not see: those behind them, and those a window or more before. */
+/* Masks keys from `base` on that rows at pos do not see: later keys, and keys outside the
+ * window. */
 template <int N, class SUM>
-DEVICE void softmax_hide(SUM sum, const int (&pos)[2], int base, int window)
+DEVICE void softmax_mask(SUM sum, const int (&pos)[2], int base, int window)
 {
     int c = lane_id() & 3;
 #pragma unroll
@@ -40,7 +41,7 @@ DEVICE void softmax_hide(SUM sum, const int (&pos)[2], int base, int window)
     }
 }
 
-/* The N sums of a tile: scores become probabilities. */
+/* Turns the N scores of a tile into probabilities. */
 template <int N, class SUM> DEVICE void softmax_tile(SUM sum, struct softmax_rows &st)
 {
     float m[2] = {st.top[0], st.top[1]};
@@ -64,7 +65,7 @@ template <int N, class SUM> DEVICE void softmax_tile(SUM sum, struct softmax_row
     }
 }
 
-/* The sum of a row's probabilities: r of g + 8 r. */
+/* The softmax sum of row g + 8 r. */
 DEVICE float softmax_total(const struct softmax_rows &st, int r)
 {
     float total = st.total[r];
@@ -72,10 +73,10 @@ DEVICE float softmax_total(const struct softmax_rows &st, int r)
     return total + __shfl_xor_sync(FULL_WARP, total, 2);
 }
 
-/* Columns 2c, 2c + 1, 2c + 8, 2c + 9 of sixteen to their row as halves, by all lanes of a warp. Two lanes
- * share 8 of the columns, as fragment_slot has them, and each takes four next to each other. to: the first
- * of the sixteen; mine: this lane's row is there. */
-DEVICE void softmax_halves_put(uint32_t lo, uint32_t hi, uint16_t *to, bool mine)
+/* All lanes of a warp write columns 2c, 2c + 1, 2c + 8 and 2c + 9 of sixteen as fp16, in the
+ * order of fragment_slot. Two lanes share 8 columns; they exchange words so that each writes four
+ * adjacent ones. to: the first of the sixteen. mine: this lane's row exists. */
+DEVICE void softmax_fp16_put(uint32_t lo, uint32_t hi, uint16_t *to, bool mine)
 {
     int c = lane_id() & 3;
     uint32_t other = __shfl_xor_sync(FULL_WARP, c < 2 ? hi : lo, 2);

@@ -1,15 +1,16 @@
 /*
- * Caches of codes (quant/kvblock.h says what the values are): how they lie in the GPU's cache, how a warp
- * writes a head and how eight values become halves. Also of keys and values whose types differ, plain
- * ones among them. Knows nothing of how a kernel cuts its work.
+ * Quantised KV cache on the GPU (the formats: quant/kvblock.h): memory layout, how a warp quantises
+ * and writes a head, and how eight values are dequantised to fp16. Covers caches whose keys and
+ * values differ in type, where one of the two may be F16. Does not depend on how a kernel
+ * partitions its work.
  *
- * A (page, kv head) tile has its codes first, (page_len, D), then its scales, (page_len, D/32) halves,
- * so that sixteen keys are one run of each. Q4_0: of eight values, the even ones are the nibbles of the
- * low 16 bits, the odd ones those of the high 16: pairs come out with one mask.
- * Latents lie as quant.h has them, block after block.
+ * A (page, kv head) tile holds its quantised values first, (page_len, D), then its scales,
+ * (page_len, D/32) fp16, so that sixteen keys are one contiguous run of each. Q4_0: of eight
+ * values, the even ones are the nibbles of the low 16 bits and the odd ones those of the high 16,
+ * so one mask yields a pair. MLA latents use the block layout of quant.h.
  */
-#ifndef STEEL_BACKEND_CUDA_KV_CODED_CUH
-#define STEEL_BACKEND_CUDA_KV_CODED_CUH
+#ifndef STEEL_BACKEND_CUDA_KV_QUANT_CUH
+#define STEEL_BACKEND_CUDA_KV_QUANT_CUH
 
 #include "backend/cuda/core/gpu.cuh"
 
@@ -17,7 +18,7 @@ extern "C" {
 #include "quant/quant.h"
 }
 
-/* Two types in one word, as kernels get them. */
+/* Kernels receive the types of keys and of values in one word. */
 DEVICE int kv_keys(int types)
 {
     return types & 255;
@@ -31,12 +32,13 @@ DEVICE bool kv_is_scaled(int type)
 {
     return type == DT_Q8_0 || type == DT_Q4_0;
 }
-/* Heads are turned before they are stored, see kv_turned. */
-DEVICE bool kv_is_turned(int type)
+/* Heads of these types are multiplied by a Hadamard matrix before they are stored, as on the CPU
+ * (quant/kvblock.h). */
+DEVICE bool kv_is_rotated(int type)
 {
     return type == DT_Q8_0 || type == DT_Q4_0;
 }
-/* Bytes of n values without their scales. */
+/* Bytes of n values, scales excluded. */
 DEVICE size_t kv_code_bytes(int type, size_t n)
 {
     return type == DT_F32    ? 4 * n
@@ -44,7 +46,7 @@ DEVICE size_t kv_code_bytes(int type, size_t n)
                              : n << (type == DT_F16 || type == DT_BF16);
 }
 
-/* A token of a kv head: its values, and its scales or NULL. */
+/* Where one key or value is stored: its quantised values, and its scales or NULL. */
 struct kv_place {
     uint8_t *codes;
     uint16_t *scales; /* (D/32) */
@@ -63,7 +65,7 @@ DEVICE struct kv_place kv_place_of(const uint8_t *pool, int type, int slot, int 
     return at;
 }
 
-/* FP8 (E4M3), finite, of a float: kv_put_fp8. */
+/* Rounds a float to FP8 (E4M3), saturating to finite: as kv_put_fp8. */
 DEVICE uint8_t kv_to_fp8(float x)
 {
     uint32_t bits = bits_of(x), sign = bits >> 24 & 0x80, a = bits & 0x7fffffff;
@@ -78,14 +80,15 @@ DEVICE float kv_from_fp8(uint32_t b)
     return half_to_float((b & 0x80) << 8 | (b & 0x7f) << 7) * 256.0f;
 }
 
-/* A warp: this lane's code of a block of 32 values, x being its own, and the block's scale. */
+/* One warp quantises a block of 32 values, one per lane. Returns this lane's code; *scale is the
+ * block's scale. */
 DEVICE uint32_t kv_code(int type, float x, uint16_t *scale)
 {
     uint32_t bits = bits_of(x);
     float d, v;
     if (type == DT_Q8_0) {
         d = float_of(warp_max_u32(bits & 0x7fffffff)) * (1.0f / 127.0f);
-    } else { /* the value farthest from 0, its sign in the lowest bit */
+    } else { /* the value farthest from 0, its sign moved to the lowest bit */
         uint32_t most = warp_max_u32(bits << 1 | bits >> 31);
         d = float_of(most >> 1 | most << 31) * -0.125f;
     }
@@ -104,7 +107,7 @@ DEVICE uint32_t kv_code(int type, float x, uint16_t *scale)
     return bits_of(v + 0x1.8p23f) & 15;
 }
 
-/* A warp: four bits of each lane, eight lanes to a word, in the order of a tile. */
+/* One warp packs four bits of each lane, eight lanes to a word, in the order of a tile. */
 DEVICE uint32_t kv_nibbles(uint32_t code)
 {
     int j = lane_id() & 7;
@@ -115,7 +118,7 @@ DEVICE uint32_t kv_nibbles(uint32_t code)
     return code;
 }
 
-/* A warp writes block `at` of a head, x being this lane's value, to n places. */
+/* One warp quantises block `at` of a head, one value x per lane, and writes it to n places. */
 DEVICE void kv_block_put(int type, float x, int at, const struct kv_place *to, int n)
 {
     int lane = lane_id(), i = 32 * at + lane;
@@ -140,7 +143,7 @@ DEVICE void kv_block_put(int type, float x, int at, const struct kv_place *to, i
     }
 }
 
-/* A warp writes a head (dim), of codes whole blocks, from shared memory. */
+/* One warp writes a head (dim) from shared memory. Quantised types need whole blocks. */
 DEVICE void kv_head_put(int type, const float *head, int dim, const struct kv_place &to)
 {
     for (int at = 0; at < dim; at += 32) {
@@ -149,7 +152,7 @@ DEVICE void kv_head_put(int type, const float *head, int dim, const struct kv_pl
     }
 }
 
-/* Value i of a head. */
+/* Reads value i of a head as a float. */
 DEVICE float kv_head_get(int type, const struct kv_place &at, int i)
 {
     if (type == DT_F32)
@@ -167,13 +170,13 @@ DEVICE float kv_head_get(int type, const struct kv_place &at, int i)
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 
-/* A warp: a head (dim, whole blocks) in shared memory times a Hadamard matrix over the root of its
- * size, in runs of the largest power of two that divides dim: kv_turn. */
-DEVICE void kv_head_turn(float *head, int dim)
+/* One warp multiplies a head (dim, whole blocks) in shared memory by the orthonormal Hadamard
+ * matrix, in runs of the largest power of two that divides dim. The matrix is its own inverse. */
+DEVICE void kv_head_rotate(float *head, int dim)
 {
     int lane = lane_id(), run = dim & -dim;
     float by = rsqrtf((float)run);
-    for (int i = lane; i < dim; i += 32) { /* lanes have elements of the same place in a block */
+    for (int i = lane; i < dim; i += 32) { /* each lane holds one position of the blocks */
         float x = head[i];
 #pragma unroll
         for (int bit = 1; bit < 32; bit <<= 1) {
@@ -192,9 +195,9 @@ DEVICE void kv_head_turn(float *head, int dim)
     __syncwarp();
 }
 
-/* The same of N values a lane, those of LANES lanes being a head: whichever bits of an element's place
- * say which lane has it. */
-template <int N, int LANES> DEVICE void kv_lanes_turn(float (&x)[N])
+/* The same for a head of N x LANES values held in registers, N per lane. Any assignment of index
+ * bits to lanes will do. */
+template <int N, int LANES> DEVICE void kv_lanes_rotate(float (&x)[N])
 {
     const float by = N * LANES == 128 ? 0.08838834764831845f : rsqrtf((float)(N * LANES));
 #pragma unroll
@@ -218,8 +221,9 @@ template <int N, int LANES> DEVICE void kv_lanes_turn(float (&x)[N])
 }
 
 /*
- * Types whose values tensor cores take as halves. BLOCK: bytes of 32 values. eight(): values that begin
- * at a multiple of eight, times the scale of their block, given twice.
+ * Types that kernels dequantise to fp16 for the tensor cores. BLOCK: bytes of 32 values. eight():
+ * dequantises eight values from `at`, whose index is a multiple of eight. scale: their block's
+ * scale, twice in a word.
  */
 struct kv_f16 {
     enum { BLOCK = 64, SCALED = 0 };
@@ -261,7 +265,7 @@ struct kv_fp8 {
     enum { BLOCK = 32, SCALED = 0 };
     static __device__ __forceinline__ uint32_t pair(uint32_t w, uint32_t sel)
     {
-        uint32_t x = byte_perm(w, 0, sel); /* a byte on top of each half */
+        uint32_t x = byte_perm(w, 0, sel); /* a byte in the upper part of each fp16 */
         return half2_mul(and_or(x, 0x80008000u, x >> 1 & 0x3f803f80u), 0x5c005c00u); /* 256 */
     }
     static __device__ __forceinline__ uint4 eight(const uint8_t *at, uint32_t)
@@ -272,7 +276,7 @@ struct kv_fp8 {
     }
 };
 
-/* Runs f with the struct of a type: the same for all threads, so no warp goes two ways. */
+/* Calls f with the struct of a type. All threads pass the same type, so warps do not diverge. */
 template <class F> DEVICE void kv_with_codes(int type, F f)
 {
     if (type == DT_Q8_0)
@@ -282,7 +286,7 @@ template <class F> DEVICE void kv_with_codes(int type, F f)
     else
         f(kv_fp8());
 }
-template <class F> DEVICE void kv_with(int type, F f) /* or halves */
+template <class F> DEVICE void kv_with(int type, F f) /* or F16 */
 {
     if (type == DT_F16)
         f(kv_f16());
@@ -290,7 +294,7 @@ template <class F> DEVICE void kv_with(int type, F f) /* or halves */
         kv_with_codes(type, f);
 }
 
-/* A scale as a pair. */
+/* A scale, twice in a word. */
 DEVICE uint32_t kv_scale_pair(const uint16_t *scale)
 {
     uint32_t s = *scale;

@@ -99,7 +99,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->q;
-    c.raw = s.n_decode == s.n_tokens && attn_raw(cu, l);
+    c.raw = s.n_decode == s.n_tokens && attn_takes_raw(cu, l);
     c.layer = l;
     c.step = &s;
     const struct pick *p = pick_find(cu, PICK_QKV, &c);

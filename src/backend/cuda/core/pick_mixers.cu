@@ -84,7 +84,7 @@ static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_tensor(cu, c->layer) && (!c->raw || attn_heads_plain(c->layer));
+    return attn_mma_suits(cu, c->layer) && (!c->raw || attn_heads_plain(c->layer));
 }
 static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -225,7 +225,7 @@ static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool prompt_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_tensor(cu, c->layer) && !c->layer->sinks;
+    return attn_mma_suits(cu, c->layer) && !c->layer->sinks;
 }
 static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -516,7 +516,7 @@ static void encode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
     encode_linear(cu, c);
     step_mark(cu);
-    *c->out = attn_both_ways(cu, c->layer, c->step);
+    *c->out = attn_bidirectional(cu, c->layer, c->step);
     step_mark_end(cu, STAGE_ATTENTION);
 }
 

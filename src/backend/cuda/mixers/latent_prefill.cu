@@ -195,7 +195,7 @@ DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct softmax_rows 
 {
     auto sum = [&](int i) -> float & { return s[i]; };
     if (edge)
-        softmax_hide<EXPANDED_KEYS / 2>(sum, pos, base, 0);
+        softmax_mask<EXPANDED_KEYS / 2>(sum, pos, base, 0);
     softmax_tile<EXPANDED_KEYS / 2>(sum, st);
 }
 
@@ -225,9 +225,9 @@ DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_r
                 }
                 continue;
             }
-            softmax_halves_put(pack_half2(clamp_half(v[0]), clamp_half(v[1])),
-                               pack_half2(clamp_half(v[2]), clamp_half(v[3])),
-                               p.halves + at + j * 8, mine);
+            softmax_fp16_put(pack_half2(clamp_half(v[0]), clamp_half(v[1])),
+                             pack_half2(clamp_half(v[2]), clamp_half(v[3])), p.halves + at + j * 8,
+                             mine);
         }
         if (p.halves && mine && h == 0 && c == 0)
             p.half_scale[row0 + row] = 1.0f;
