@@ -1,6 +1,7 @@
 /*
- * libFuzzer entry for the chat parser: the first byte picks format and options, the second the cuts,
- * the rest is the model's text. Cut anywhere, it must give the message it gives whole.
+ * libFuzzer entry for the chat parser. The first byte picks format and options, the second the
+ * split points, the rest is the model's text. Every split must give the same message as the whole
+ * text.
  */
 #include "base/error.h"
 #include "text/chat/chat_parse.h"
@@ -17,7 +18,7 @@ static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t ho
                                      .arg = &m};
     struct chat_parser *p = chat_parser_new((enum chat_format)(how % CHAT_N_FORMATS), &opt);
     while (size) {
-        size_t n = cuts ? 1 + (cuts >> 24) % 9 : size; /* cuts 0: whole */
+        size_t n = cuts ? 1 + (cuts >> 24) % 9 : size; /* cuts 0: not split */
         cuts = cuts ? (cuts * 1664525 + 1013904223) | 1 : 0;
         n = n > size ? size : n;
         chat_parser_push(p, (const char *)data, n);

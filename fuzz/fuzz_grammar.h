@@ -1,5 +1,5 @@
-/* What the entries for schemas, grammars and regular expressions share: a small vocabulary, and a walk
- * that checks what grammar.h promises. */
+/* Shared by the grammar fuzzers: a small vocabulary, and a walk that checks the promises of
+ * grammar.h. */
 #ifndef STEEL_FUZZ_GRAMMAR_H
 #define STEEL_FUZZ_GRAMMAR_H
 
@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* All bytes, some longer tokens, and an end; tags of calls as special tokens where they are wanted. */
+/* All bytes, some longer tokens and an end token. If `tagged`, also the tags of calls as special
+ * tokens. */
 static struct tokenizer *fuzz_tokenizer(bool tagged)
 {
     static const char *const tags[] = {
@@ -64,8 +65,8 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
         return 0;
     }
     struct grammar_matcher *m = grammar_matcher_new(g, vocab);
-    grammar_set_budget(m, n > 1 ? data[1] / 2 : 0);                /* some are in a hurry */
-    struct grammar_matcher *fresh = grammar_matcher_new(g, vocab); /* without masks made before */
+    grammar_set_budget(m, n > 1 ? data[1] / 2 : 0);                /* some with a tight budget */
+    struct grammar_matcher *fresh = grammar_matcher_new(g, vocab); /* without cached masks */
     fresh->fresh = true;
     grammar_set_budget(fresh, n > 1 ? data[1] / 2 : 0);
     uint32_t bits[32], again[32];
@@ -75,9 +76,9 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
         abort();
     for (size_t i = 0; i < 64 && i < n; i++) {
         if (!grammar_mask(m, bits, &err))
-            break; /* over a limit: said so */
+            break; /* over a limit, with an error */
         if (!grammar_mask(fresh, again, &err) || memcmp(bits, again, words * 4) != 0)
-            abort(); /* a mask that is another state's */
+            abort(); /* a cached mask of another state */
         uint32_t some = 0, k = data[n - 1 - i] * 2u + (unsigned)i;
         for (size_t w = 0; w < words; w++)
             some += (uint32_t)__builtin_popcount(bits[w]);
@@ -93,14 +94,14 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
         }
         if (!grammar_accept(m, id, &err)) {
             if (!strstr(err.msg, "over"))
-                abort(); /* offered, and not taken */
+                abort(); /* allowed by the mask but not accepted */
             break;
         }
-        if (i % 8 == 3) { /* there and back again */
+        if (i % 8 == 3) { /* roll back and repeat */
             grammar_rollback(m, 1);
             bool same = grammar_mask(m, again, &err) && !memcmp(bits, again, words * 4);
             if ((!same && !(n > 1 && data[1] / 2)) || !grammar_accept(m, id, &err))
-                abort(); /* (what is begun frugally stays so until the tokens are taken back) */
+                abort(); /* (frugal mode persists until the tokens are rolled back) */
             grammar_accept(fresh, id, &err);
             grammar_rollback(fresh, 1);
             grammar_mask(fresh, again, &err);

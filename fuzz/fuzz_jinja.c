@@ -1,6 +1,6 @@
 /*
- * libFuzzer entry for the Jinja engine: the input is a template, rendered with a small conversation.
- * Bounds are kept low so that each input is quick; what matters is that nothing crashes or hangs.
+ * libFuzzer entry for the Jinja engine: the input is a template, rendered with a small
+ * conversation. Limits are low so that each input is quick. No input may crash or hang.
  */
 #include "text/jinja/jinja.h"
 

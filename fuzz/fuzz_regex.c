@@ -1,7 +1,7 @@
 /*
- * libFuzzer entry for regular expressions: what compiles is walked with the input's own bytes as the choice of
- * tokens, on a vocabulary of single bytes and some longer tokens. A mask must never be empty (every
- * prefix can be completed), and what it offers must be taken.
+ * libFuzzer entry for regular expressions. An expression that compiles is walked, with the input's
+ * bytes as the choice of tokens, on a vocabulary of single bytes and some longer tokens. A mask
+ * must never be empty (every prefix can be completed), and every token it allows must be accepted.
  */
 #include "fuzz_grammar.h"
 

@@ -1,7 +1,7 @@
 /*
- * libFuzzer entry for tokenizers: the input is a tokenizer.json, or a GGUF if it starts like one.
- * What loads is used: encoded with all flags, decoded whole and streamed. A text may follow a
- * tokenizer.json after a NUL byte.
+ * libFuzzer entry for tokenizers: the input is a tokenizer.json, or a GGUF if it starts like one. A
+ * tokenizer that loads encodes with all flags, then decodes whole and streamed. A text to encode
+ * may follow a tokenizer.json after a NUL byte.
  */
 #include "text/tokenizer/tokenizer.h"
 #include "text/tokenizer/unicode.h"
@@ -11,7 +11,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static void use(const struct tokenizer *t, const char *text, size_t len)
+static void exercise(const struct tokenizer *t, const char *text, size_t len)
 {
     for (int flags = 0; flags < 4; flags++) {
         struct token_list l = {0};
@@ -28,7 +28,7 @@ static void use(const struct tokenizer *t, const char *text, size_t len)
                     abort();
                 detok_push(&d, t, l.ids[i], flags & 1, &stream);
                 if (utf8_valid(stream.p + before, stream.len - before) != stream.len - before)
-                    abort(); /* half a character */
+                    abort(); /* part of a character */
             }
             detok_flush(&d, &stream);
             if (utf8_valid(whole.p, whole.len) == whole.len &&
@@ -64,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
         t = tokenizer_load_json((const char *)data, n, "fuzz", NULL, &err);
     }
     if (t)
-        use(t, with, len);
+        exercise(t, with, len);
     else if (!err.msg[0])
         abort();
     tokenizer_free(t);

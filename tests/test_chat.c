@@ -98,7 +98,7 @@ static void test_qwen3(void **state)
     assert_true(k->system && k->system_later && k->same_role && k->tools && k->calls &&
                 k->two_calls && !k->string_args && k->string_content);
     assert_string_equal(k->reasoning_key, "reasoning_content");
-    assert_int_equal(chat_answer_format(c, true), CHAT_HERMES);
+    assert_int_equal(chat_reply_format(c, true), CHAT_HERMES);
     expect(c, "[{\"role\":\"user\",\"content\":\"Hi\"}]",
            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     expect(c,
@@ -155,8 +155,8 @@ static void test_families(void **state)
     assert_non_null(strstr(p, "get_weather"));
     assert_non_null(strstr(p, "Hello"));
     mem_free(p);
-    assert_int_equal(chat_answer_format(c, true), CHAT_HERMES);
-    assert_int_equal(chat_answer_format(c, false), CHAT_PLAIN);
+    assert_int_equal(chat_reply_format(c, true), CHAT_HERMES);
+    assert_int_equal(chat_reply_format(c, false), CHAT_PLAIN);
     chat_free(c);
 
     /* Mistral: ids of nine characters. */
@@ -261,7 +261,7 @@ static void read_answer(const struct chat *c, const char *text, struct chat_mess
     json_t *tools = json(TOOLS);
     struct chat_parse_options opt = {
         .tools = true, .reasoning = true, .schema = tools, .event = chat_message_event, .arg = m};
-    struct chat_parser *p = chat_parser_new(chat_answer_format(c, true), &opt);
+    struct chat_parser *p = chat_parser_new(chat_reply_format(c, true), &opt);
     chat_parser_push(p, text, strlen(text));
     chat_parser_finish(p);
     chat_parser_free(p);
@@ -297,12 +297,12 @@ static void test_own_templates(void **state)
          "<|end_header_id|>\n\n"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct chat *c = load(cases[i].file);
-        assert_int_equal(chat_answer_format(c, true), cases[i].format);
-        assert_int_equal(chat_answer_format(c, false), cases[i].format);
+        assert_int_equal(chat_reply_format(c, true), cases[i].format);
+        assert_int_equal(chat_reply_format(c, false), cases[i].format);
         const struct chat_caps *k = chat_caps(c);
         assert_true(k->system && k->tools && k->calls && !k->string_args);
         assert_true(k->two_calls == (cases[i].format == CHAT_PYTHONIC) &&
-                    k->thoughts_or_text == (cases[i].format == CHAT_GPT_OSS));
+                    k->reasoning_or_content == (cases[i].format == CHAT_GPT_OSS));
         char *p = prompt(c, "[{\"role\":\"user\",\"content\":\"w?\"}]", TOOLS, NULL);
         assert_non_null(strstr(p, cases[i].shown));
         mem_free(p);
@@ -473,7 +473,7 @@ static void test_every_template(void **state)
         struct chat *c = load(e->d_name);
         const struct chat_caps *k = chat_caps(c);
         printf("%-50.50s %-11s%s%s%s%s%s%s%s%s%s%s\n", e->d_name,
-               chat_format_name(chat_answer_format(c, true)), k->system ? " system" : "",
+               chat_format_name(chat_reply_format(c, true)), k->system ? " system" : "",
                k->system_later ? " later" : "", k->same_role ? "" : " strict",
                k->assistant_first ? "" : " user-first", k->tools ? " tools" : "",
                k->calls ? " calls" : "", k->calls && !k->two_calls ? " single" : "",

@@ -397,7 +397,7 @@ static int answer_grammar(struct steel_chat *c, const struct steel_request_optio
                                   .one_call = o->one_call,
                                   .response = fits ? &response : NULL};
     char *text = chat_constraint_text(&fit);
-    src = (struct grammar_source){GRAMMAR_ANSWER, GRAMMAR_SCHEMA_ORDER, text, strlen(text)};
+    src = (struct grammar_source){GRAMMAR_REPLY, GRAMMAR_SCHEMA_ORDER, text, strlen(text)};
     *out = grammar_cache_get(c->engine->grammars, &src, NULL, &err);
     mem_free(text);
     if (!*out)
@@ -427,7 +427,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
     a->chat = chat;
     const struct tokenizer *t = lib_tokenizer(chat->engine, error);
     enum chat_format format =
-        chat->has_format ? chat->format : chat_answer_format(chat->chat, tools != NULL);
+        chat->has_format ? chat->format : chat_reply_format(chat->chat, tools != NULL);
     if (!render(chat, tools, NULL, &prompt, &err) ||
         !tokenizer_encode(t, prompt.p ? prompt.p : "", prompt.len, TOKENIZE_SPECIAL, &ids, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);

@@ -211,7 +211,7 @@ static bool fit_accept(void *m, int32_t token, struct error *err)
 {
     return grammar_accept(m, token, err);
 }
-static void fit_unhurry(void *m)
+static void fit_relax(void *m)
 {
     grammar_set_budget(m, 0);
 }
@@ -227,7 +227,7 @@ static void make_sampler(void *arg)
     if (job->spec->grammar) {
         struct sample_constraint fit = {.mask = fit_mask,
                                         .accept = fit_accept,
-                                        .unhurry = fit_unhurry,
+                                        .relax = fit_relax,
                                         .free = fit_free,
                                         .n_tokens = job->n_tokens};
         fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);

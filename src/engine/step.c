@@ -325,8 +325,8 @@ static void take_logits(struct stepper *st)
     for (int r = outs.first; r < outs.first + outs.n; r++) {
         const struct step_item *it = f->sampled ? f->owner[r] : NULL;
         st->sampled[r] = it && it->seq && it->sampler
-                             ? sampler_pick_late(it->sampler, f->draws[r],
-                                                 pipeline_logits(st->pipeline, r), &st->probs[r])
+                             ? sampler_pick_at(it->sampler, f->draws[r],
+                                               pipeline_logits(st->pipeline, r), &st->probs[r])
                              : -1;
     }
     st->n_taken = outs.n ? outs.first + outs.n : st->limits.max_out;

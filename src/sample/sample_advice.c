@@ -1,12 +1,12 @@
-/* Reads a model's sampling advice. Advice out of range is passed over: the model runs without it. */
+/* Reads a model's recommended sampling parameters. A value out of range is ignored. */
 #include "sample/sample_advice.h"
 
 #include <limits.h>
 #include <math.h>
 
 struct advice {
-    const char *gguf, *folder; /* its key there */
-    bool whole;                /* int or float */
+    const char *gguf, *folder; /* key in each format */
+    bool whole;                /* int, else float */
     void *out;
     double fallback;
     double lo, hi;

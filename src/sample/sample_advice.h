@@ -1,6 +1,6 @@
 /*
- * Sampling where nobody says how: what the model's author advises (generation_config.json, or
- * general.sampling.* in GGUF), and our own defaults for the rest.
+ * Default sampling parameters: the model author's recommendation (generation_config.json, or
+ * general.sampling.* in GGUF), else Steel's own defaults.
  */
 #ifndef STEEL_SAMPLE_SAMPLE_ADVICE_H
 #define STEEL_SAMPLE_SAMPLE_ADVICE_H
@@ -8,9 +8,9 @@
 #include "sample/sampler.h"
 #include "file/tensorfile.h"
 
-/* Parameters nobody has set yet: what options start from. */
+/* Parameters with every field marked as unset. */
 struct sample_params sample_params_unset(void);
-/* Gives every parameter still unset its value for this model. */
+/* Fills every unset parameter with its default for this model. */
 void sample_params_advise(struct sample_params *p, const struct tensorfile *f);
 
 #endif

@@ -1,5 +1,5 @@
-/* The host sampler. Owns its token counts and candidate buffer; allocates nothing after sampler_new, but
- * its constraint may. */
+/* The host sampler. Owns its token counts and candidate buffer. Allocates nothing after
+ * sampler_new, except in its constraint. */
 #include "sample/sampler.h"
 #include "base/error.h"
 #include "base/mem.h"
@@ -16,8 +16,9 @@ struct candidate {
 struct sampler {
     struct sample_params p;
     struct logit_bias *bias; /* (p.n_bias) own copy */
-    int32_t *by_token;       /* (n_by_token) entries of bias with a token that exists, by token */
-    struct logit_bias *sums; /* (n_sums) the bias of each token in all, by token */
+    int32_t *by_token;       /* (n_by_token) indices into bias, sorted by token; tokens out of range
+                              * left out */
+    struct logit_bias *sums; /* (n_sums) total bias per token, sorted by token */
     int n_by_token, n_sums;
     int n_vocab;
     int32_t *recent; /* (recent_cap) ring of the last tokens, for the repeat penalty */
@@ -25,19 +26,20 @@ struct sampler {
     int64_t n_seen;
     uint32_t *seen;      /* (n_vocab) occurrences inside the ring; NULL if unused */
     uint32_t *generated; /* (n_vocab) occurrences among generated tokens; NULL if unused */
-    int32_t *marked;     /* (n_marked <= n_vocab) every token that was ever counted in either */
+    int32_t *marked;     /* (n_marked <= n_vocab) every token counted in seen or generated */
     uint8_t *is_marked;  /* (n_vocab) */
     int n_marked;
     struct candidate *cand; /* (n_vocab) */
-    float *edited;          /* (n_vocab) where the raw logits are wanted too; else NULL */
+    float *edited;          /* (n_vocab) edited copy when the raw logits are needed too; else
+                             * NULL */
     uint64_t counter;
-    uint64_t expected;            /* tokens chosen and not accepted yet */
-    struct sample_constraint fit; /* state NULL: any text */
-    uint32_t *mask;               /* bits of what may come next */
-    bool masked;                  /* mask is that of the next choice */
-    bool any;                     /* ... and allows every token: it is none */
-    int32_t only;                 /* the one token it allows, or -1 */
-    struct error failed;          /* of the constraint; empty = none */
+    uint64_t expected;                   /* tokens picked but not accepted yet */
+    struct sample_constraint constraint; /* state NULL = none */
+    uint32_t *mask;                      /* bits of the tokens allowed next */
+    bool masked;                         /* mask is up to date */
+    bool allows_every;                   /* mask allows every token */
+    int32_t only;                        /* the only token the mask allows, or -1 */
+    struct error failed;                 /* error of the constraint; empty = none */
 };
 
 struct sample_params sample_params_default(void)
@@ -50,7 +52,7 @@ struct sample_params sample_params_default(void)
                                   .repeat_last_n = 64};
 }
 
-/* One bias a token: entries of the same token add up, in the order they were given. */
+/* Sums the biases of each token, in the order given. */
 static void sum_bias(struct sampler *s)
 {
     s->n_sums = 0;
@@ -109,7 +111,7 @@ struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
     s->p.bias = s->bias;
     if (p->repeat_penalty != 1.0f && p->repeat_last_n != 0) {
         s->seen = mem_zalloc(n, sizeof *s->seen);
-        s->recent_cap = p->repeat_last_n < 0 ? 0 : p->repeat_last_n; /* 0: never forgets */
+        s->recent_cap = p->repeat_last_n < 0 ? 0 : p->repeat_last_n; /* 0: unlimited */
         s->recent = mem_zalloc((size_t)s->recent_cap, sizeof *s->recent);
     }
     if (p->presence_penalty != 0 || p->frequency_penalty != 0)
@@ -139,26 +141,26 @@ void sampler_free(struct sampler *s)
     mem_free(s->is_marked);
     mem_free(s->cand);
     mem_free(s->edited);
-    if (s->fit.state)
-        s->fit.free(s->fit.state);
+    if (s->constraint.state)
+        s->constraint.free(s->constraint.state);
     mem_free(s->mask);
     mem_free(s);
 }
 
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c)
 {
-    CHECK(!s->fit.state, "a sampler has one constraint");
-    s->fit = *c;
+    CHECK(!s->constraint.state, "a sampler has one constraint");
+    s->constraint = *c;
     size_t most = (size_t)(c->n_tokens > s->n_vocab ? c->n_tokens : s->n_vocab);
     s->mask = mem_zalloc((most + 31) / 32, sizeof *s->mask);
 }
 
 bool sampler_is_constrained(const struct sampler *s)
 {
-    return s->fit.state != NULL;
+    return s->constraint.state != NULL;
 }
 
-/* The one token that a mask allows, or -1. */
+/* Returns the only token a mask allows, or -1. */
 static int32_t only_token(const uint32_t *mask, int n_vocab)
 {
     int32_t only = -1;
@@ -173,7 +175,7 @@ static int32_t only_token(const uint32_t *mask, int n_vocab)
     return only < n_vocab ? only : -1;
 }
 
-/* Does a mask allow every token? */
+/* Whether a mask allows every token. */
 static bool allows_all(const uint32_t *mask, int n_vocab)
 {
     for (int i = 0; i < n_vocab / 32; i++)
@@ -183,7 +185,7 @@ static bool allows_all(const uint32_t *mask, int n_vocab)
     return !rest || (mask[n_vocab / 32] & rest) == rest;
 }
 
-/* Does a mask allow any token? */
+/* Whether a mask allows any token. */
 static bool allows_some(const uint32_t *mask, int n_vocab)
 {
     uint32_t some = 0, rest = (1u << n_vocab % 32) - 1;
@@ -192,18 +194,19 @@ static bool allows_some(const uint32_t *mask, int n_vocab)
     return some || (rest && mask[n_vocab / 32] & rest);
 }
 
-/* The constraint's mask less what is banned. False: nothing is left, or the constraint has failed. */
+/* Computes the constraint's mask minus banned tokens. *fits: some token satisfies the constraint.
+ * Returns false if no token is left or the constraint has failed. */
 static bool make_mask(struct sampler *s, bool *fits)
 {
     *fits = false;
-    if (!s->fit.mask(s->fit.state, s->mask, &s->failed)) {
+    if (!s->constraint.mask(s->constraint.state, s->mask, &s->failed)) {
         if (!s->failed.msg[0])
-            error_set(&s->failed, "the constraint cannot go on");
+            error_set(&s->failed, "the constraint failed without a reason");
         return false;
     }
-    s->any = allows_all(s->mask, s->n_vocab);
+    s->allows_every = allows_all(s->mask, s->n_vocab);
     *fits = allows_some(s->mask, s->n_vocab);
-    for (int i = 0; !s->any && i < s->n_sums; i++)
+    for (int i = 0; !s->allows_every && i < s->n_sums; i++)
         if (s->sums[i].bias == -INFINITY)
             s->mask[s->sums[i].token / 32] &= ~(1u << s->sums[i].token % 32);
     return allows_some(s->mask, s->n_vocab);
@@ -211,16 +214,16 @@ static bool make_mask(struct sampler *s, bool *fits)
 
 void sampler_prepare(struct sampler *s)
 {
-    if (!s->fit.state || s->masked)
+    if (!s->constraint.state || s->masked)
         return;
     s->masked = true;
-    s->any = false;
+    s->allows_every = false;
     s->only = -1;
-    if (s->failed.msg[0]) /* whatever is chosen now is not taken */
+    if (s->failed.msg[0]) /* the next token will not be accepted */
         return;
     bool fits, left = make_mask(s, &fits);
-    if (!left && fits && s->fit.unhurry) { /* what would have ended it soonest is banned */
-        s->fit.unhurry(s->fit.state);
+    if (!left && fits && s->constraint.relax) { /* all tokens that end soonest are banned */
+        s->constraint.relax(s->constraint.state);
         left = make_mask(s, &fits);
     }
     if (left)
@@ -234,13 +237,13 @@ void sampler_prepare(struct sampler *s)
 
 const uint32_t *sampler_mask(const struct sampler *s)
 {
-    CHECK(!s->fit.state || s->masked, "sampler_prepare makes the mask");
-    return s->fit.state && !s->any ? s->mask : NULL;
+    CHECK(!s->constraint.state || s->masked, "sampler_prepare makes the mask");
+    return s->constraint.state && !s->allows_every ? s->mask : NULL;
 }
 
 int32_t sampler_forced(const struct sampler *s)
 {
-    bool known = s->fit.state && s->masked && !s->failed.msg[0];
+    bool known = s->constraint.state && s->masked && !s->failed.msg[0];
     return known && !s->p.logprobs ? s->only : -1;
 }
 
@@ -269,7 +272,7 @@ uint64_t sampler_counter(const struct sampler *s)
     return s->counter + s->expected;
 }
 
-/* No default: a field without a case does not compile. */
+/* No default case: a field without a case does not compile. */
 static bool is_used(const struct sampler *s, enum sample_field f)
 {
     const struct sample_params *p = &s->p;
@@ -299,7 +302,7 @@ static bool is_used(const struct sampler *s, enum sample_field f)
     case SAMPLE_N_TOP:
         return p->logprobs && p->n_top > 0;
     case SAMPLE_CONSTRAINT:
-        return s->fit.state != NULL;
+        return s->constraint.state != NULL;
     case N_SAMPLE_FIELDS:
         break;
     }
@@ -316,7 +319,7 @@ uint32_t sampler_uses(const struct sampler *s)
 
 bool sampler_has_memory(const struct sampler *s)
 {
-    return s->seen || s->generated || s->fit.state;
+    return s->seen || s->generated || s->constraint.state;
 }
 
 void sampler_expect(struct sampler *s)
@@ -348,9 +351,9 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
         s->counter++;
         s->expected -= s->expected > 0;
     }
-    if (s->fit.state && generated && !s->failed.msg[0]) {
+    if (s->constraint.state && generated && !s->failed.msg[0]) {
         s->masked = false;
-        if (!s->fit.accept(s->fit.state, token, &s->failed) && !s->failed.msg[0])
+        if (!s->constraint.accept(s->constraint.state, token, &s->failed) && !s->failed.msg[0])
             error_set(&s->failed, "the token does not fit the constraint");
     }
 }
@@ -368,7 +371,7 @@ float sampler_uniform(uint64_t seed, uint64_t counter)
     return (float)(z >> 40) * 0x1p-24f;
 }
 
-/* Larger logit first; equal logits by lower id, so that the order is total. */
+/* Larger logit first; equal logits by lower id, for a total order. */
 static bool before(struct candidate a, struct candidate b)
 {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
@@ -380,7 +383,7 @@ static int compare(const void *a, const void *b)
     return before(*x, *y) ? -1 : 1;
 }
 
-/* Moves the k first candidates (by `before`) to the front, sorted. Expected linear time. */
+/* Moves the first k candidates (by `before`) to the front, sorted. Expected linear time. */
 static void select_top(struct candidate *c, int n, int k)
 {
     int lo = 0, hi = n;
@@ -408,13 +411,13 @@ static void select_top(struct candidate *c, int n, int k)
     qsort(c, (size_t)(k < n ? k : n), sizeof *c, compare);
 }
 
-/* What the penalties do to a token that was counted: repeat is what a positive logit is divided by. */
-static float repeat_of(const struct sampler *s, int32_t token)
+/* Effect of the penalties on a counted token: divisor of a positive logit, and subtrahend. */
+static float repeat_divisor(const struct sampler *s, int32_t token)
 {
     return s->seen && s->seen[token] ? s->p.repeat_penalty : 1.0f;
 }
 
-static float less_of(const struct sampler *s, int32_t token)
+static float penalty_of(const struct sampler *s, int32_t token)
 {
     uint32_t n = s->generated ? s->generated[token] : 0;
     return n ? s->p.presence_penalty + s->p.frequency_penalty * (float)n : 0.0f;
@@ -425,19 +428,20 @@ static void apply_penalties(struct sampler *s, float *logits)
     for (int i = 0; i < s->n_sums; i++)
         logits[s->sums[i].token] += s->sums[i].bias;
     for (int i = 0; i < s->n_marked; i++) {
-        float *l = &logits[s->marked[i]], by = repeat_of(s, s->marked[i]);
-        *l = (*l > 0 ? *l / by : *l * by) - less_of(s, s->marked[i]);
+        float *l = &logits[s->marked[i]], by = repeat_divisor(s, s->marked[i]);
+        *l = (*l > 0 ? *l / by : *l * by) - penalty_of(s, s->marked[i]);
     }
 }
 
-/* Linear in what is edited, but for the look-up of each counted token among the biases. */
+/* Linear in the number of edits, except for one binary search per counted token among the
+ * biases. */
 int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
 {
     int n = 0;
     for (int i = 0; i < s->n_marked; i++) {
         struct logit_edit e = {.token = s->marked[i]};
-        e.repeat = repeat_of(s, e.token);
-        e.less = less_of(s, e.token);
+        e.repeat = repeat_divisor(s, e.token);
+        e.less = penalty_of(s, e.token);
         if (e.repeat == 1.0f && e.less == 0)
             continue;
         e.bias = bias_of(s, e.token);
@@ -447,8 +451,8 @@ int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
     }
     for (int i = 0; i < s->n_sums; i++) {
         int32_t token = s->sums[i].token;
-        if (repeat_of(s, token) != 1.0f || less_of(s, token) != 0)
-            continue; /* counted: it stands above */
+        if (repeat_divisor(s, token) != 1.0f || penalty_of(s, token) != 0)
+            continue; /* counted: already in the list */
         if (n == max)
             return -1;
         out[n++] = (struct logit_edit){token, s->sums[i].bias, 1, 0};
@@ -458,10 +462,10 @@ int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
 
 /* ---- passes over all logits ---- */
 
-/* Blocks of them with their largest: what looks for the best need not look into most. */
-enum { SCAN_BLOCKS = 2048, SCAN_LEAST = 64, LANES = 8 };
+/* Per-block maxima, so that a search for the largest logits can skip most blocks. */
+enum { SCAN_BLOCKS = 2048, SCAN_MIN_STEP = 64, LANES = 8 };
 struct scan {
-    float most[SCAN_BLOCKS]; /* (n_blocks) NaN takes no part in it */
+    float max_of[SCAN_BLOCKS]; /* (n_blocks) maximum of each block, NaN ignored */
     int n_blocks, step, n;
     float max;
 };
@@ -472,8 +476,8 @@ static inline int scan_end(const struct scan *sc, int block)
     return end < sc->n ? end : sc->n;
 }
 
-/* Where the CPU has wider registers the same loops are compiled for those, too. The sums are those of
- * LANES lanes, whatever the registers hold: no bit of a result depends on it. */
+/* The loops are also compiled for AVX2 where the CPU has it. Sums are always kept in LANES partial
+ * sums, so results are bit-identical for every register width. */
 #ifdef __x86_64__
 #define WIDE(type, name, params, args)                                                             \
     __attribute__((target("avx2"))) static type name##_avx2 params                                 \
@@ -514,8 +518,8 @@ LOOP float blocks_loop(struct scan *sc, const float *logits)
     float max = -INFINITY;
     for (int b = 0; b < sc->n_blocks; b++) {
         int from = b * sc->step;
-        sc->most[b] = largest_loop(logits + from, scan_end(sc, b) - from);
-        max = sc->most[b] > max ? sc->most[b] : max;
+        sc->max_of[b] = largest_loop(logits + from, scan_end(sc, b) - from);
+        max = sc->max_of[b] > max ? sc->max_of[b] : max;
     }
     return max;
 }
@@ -524,34 +528,34 @@ WIDE(float, blocks, (struct scan * sc, const float *logits), (sc, logits))
 static void scan_logits(struct scan *sc, const float *logits, int n)
 {
     sc->step = (n + SCAN_BLOCKS - 1) / SCAN_BLOCKS;
-    sc->step = sc->step > SCAN_LEAST ? (sc->step + LANES - 1) / LANES * LANES : SCAN_LEAST;
+    sc->step = sc->step > SCAN_MIN_STEP ? (sc->step + LANES - 1) / LANES * LANES : SCAN_MIN_STEP;
     sc->n = n;
     sc->n_blocks = (n + sc->step - 1) / sc->step;
     sc->max = blocks(sc, logits);
 }
 
-/* The first of the largest. NaN is none, but as the very first. */
+/* Index of the first maximum. NaN is skipped, except at index 0. */
 static int32_t scan_first(const struct scan *sc, const float *logits)
 {
     for (int b = 0; b < sc->n_blocks && !isnan(logits[0]); b++)
-        for (int i = b * sc->step; sc->most[b] == sc->max && i < scan_end(sc, b); i++)
+        for (int i = b * sc->step; sc->max_of[b] == sc->max && i < scan_end(sc, b); i++)
             if (logits[i] == sc->max)
                 return i;
     return 0;
 }
 
-/* Vectors of LANES, in whatever registers there are. */
+/* Vectors of LANES elements, independent of the register width. */
 typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
 typedef int32_t ints __attribute__((vector_size(LANES * sizeof(int32_t))));
 typedef uint32_t uints __attribute__((vector_size(LANES * sizeof(uint32_t))));
 
-/* sum(exp(logits - max)), each to a float's precision. NaN stays one. */
+/* sum(exp(logits - max)), each term at float precision. NaN propagates. */
 LOOP double weights_loop(const float *logits, int n, float max)
 {
-    enum { STRETCH = 256 }; /* few enough for a float to add up */
+    enum { SUM_TERMS = 256 }; /* terms per float partial sum */
     double sum = 0;
-    for (int at = 0; at < n; at += STRETCH) {
-        int end = at + STRETCH < n ? at + STRETCH : n;
+    for (int at = 0; at < n; at += SUM_TERMS) {
+        int end = at + SUM_TERMS < n ? at + SUM_TERMS : n;
         floats part = {0};
         for (int i = at; i < end; i += LANES) {
             floats x, low = (floats){0} - 87.0f;
@@ -563,8 +567,7 @@ LOOP double weights_loop(const float *logits, int n, float max)
             x -= max;
             ints in = x < low, tiny = (ints)low & in;
             x = (floats)(((ints)x & ~in) | tiny);
-            floats near =
-                x * 1.44269504f + 12582912.0f; /* the nearest whole number, in its low bits */
+            floats near = x * 1.44269504f + 12582912.0f; /* nearest integer, in the low bits */
             uints whole = (uints)near;
             near -= 12582912.0f;
             floats r = x - near * 0.693359375f + near * 2.12194440e-4f;
@@ -583,14 +586,14 @@ LOOP double weights_loop(const float *logits, int n, float max)
 }
 WIDE(double, weights, (const float *logits, int n, float max), (logits, n, max))
 
-/* The log-probability of a token, and of the n best. */
+/* Log-probability of `token`, and the n best tokens in `top`. */
 static float scan_logprobs(const struct scan *sc, const float *logits, int32_t token,
                            struct token_prob *top, int n)
 {
     float norm = sc->max + (float)log(weights(logits, sc->n, sc->max));
     int have = 0;
     for (int b = 0; n > 0 && b < sc->n_blocks; b++) {
-        if (have == n && !(sc->most[b] > top[n - 1].logprob))
+        if (have == n && !(sc->max_of[b] > top[n - 1].logprob))
             continue;
         for (int i = b * sc->step; i < scan_end(sc, b); i++) {
             if (isnan(logits[i]) || (have == n && !(logits[i] > top[n - 1].logprob)))
@@ -601,7 +604,7 @@ static float scan_logprobs(const struct scan *sc, const float *logits, int32_t t
             top[at] = (struct token_prob){i, logits[i]};
         }
     }
-    for (int i = 0; i < n; i++) /* fewer than n are numbers: a place is left empty */
+    for (int i = 0; i < n; i++) /* with fewer than n numbers the remaining entries are NaN */
         top[i] = i < have ? (struct token_prob){top[i].token, top[i].logprob - norm}
                           : (struct token_prob){token, NAN};
     return logits[token] - norm;
@@ -617,8 +620,8 @@ float sample_logprobs(const float *logits, int n_vocab, int32_t token, struct to
 
 /* ---- the choice ---- */
 
-/* The nucleus: how many of the sorted candidates hold top_p of the mass of all n. Sorts no more of
- * them than it needs. weight[] = exp((logit - max) / temp). */
+/* The nucleus: returns how many of the sorted candidates hold top_p of the total mass of all n.
+ * Sorts no more candidates than needed. Each weighs exp((logit - max) / temp). */
 static int nucleus(struct candidate *c, int n, float max, float temp, float top_p)
 {
     double total = 0;
@@ -649,20 +652,20 @@ static void apply_mask(const struct sampler *s, float *logits)
     }
 }
 
-/* Whether mask, bias or penalties say anything about the logits. */
+/* Whether mask, bias or penalties change any logit. */
 static bool edits_any(const struct sampler *s)
 {
-    return (s->fit.state && !s->any) || s->n_sums || s->n_marked;
+    return (s->constraint.state && !s->allows_every) || s->n_sums || s->n_marked;
 }
 
 static void edit(struct sampler *s, float *logits)
 {
-    if (s->fit.state && !s->any)
+    if (s->constraint.state && !s->allows_every)
         apply_mask(s, logits);
     apply_penalties(s, logits);
 }
 
-/* The token, of logits that are edited already; scan is theirs. */
+/* Picks a token from edited logits; `scan` belongs to them. */
 static int32_t choose(struct sampler *s, uint64_t draw, const float *logits,
                       const struct scan *scan)
 {
@@ -671,17 +674,18 @@ static int32_t choose(struct sampler *s, uint64_t draw, const float *logits,
     float max = logits[best];
     if (p->temp <= 0 || !isfinite(max))
         return best;
-    /* What min-p would drop is never looked at; at 1e-9 of the best nothing can be drawn in a float. */
+    /* Candidates below min-p are never considered. Below 1e-9 of the best, a float draw cannot hit
+     * one. */
     float floor_p = p->min_p > 1e-9f ? p->min_p : 1e-9f;
     float floor_logit = max + p->temp * logf(floor_p);
     int n = 0;
     for (int b = 0; b < scan->n_blocks; b++) {
         int from = b * scan->step, end = scan_end(scan, b);
-        for (int i = from; scan->most[b] >= floor_logit && i < end; i++)
+        for (int i = from; scan->max_of[b] >= floor_logit && i < end; i++)
             if (logits[i] >= floor_logit)
                 s->cand[n++] = (struct candidate){logits[i], i};
     }
-    if (n == 0) /* NaN logits */
+    if (n == 0) /* all logits are NaN */
         return best;
     if (p->top_k > 0 && p->top_k < n) {
         select_top(s->cand, n, p->top_k);
@@ -703,11 +707,10 @@ static int32_t choose(struct sampler *s, uint64_t draw, const float *logits,
 
 int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs)
 {
-    return sampler_pick_late(s, sampler_counter(s), logits, probs);
+    return sampler_pick_at(s, sampler_counter(s), logits, probs);
 }
 
-int32_t sampler_pick_late(struct sampler *s, uint64_t draw, float *logits,
-                          struct sample_probs *probs)
+int32_t sampler_pick_at(struct sampler *s, uint64_t draw, float *logits, struct sample_probs *probs)
 {
     struct scan raw, own;
     sampler_prepare(s);
@@ -717,7 +720,7 @@ int32_t sampler_pick_late(struct sampler *s, uint64_t draw, float *logits,
     if (wanted || !edited)
         scan_logits(&raw, logits, s->n_vocab);
     if (edited) {
-        if (wanted) /* the raw ones are told of */
+        if (wanted) /* log-probabilities are reported for the raw logits */
             l = memcpy(s->edited, logits, (size_t)s->n_vocab * sizeof *logits);
         edit(s, l);
         scan_logits(&own, l, s->n_vocab);

@@ -1,13 +1,15 @@
 /*
- * Logits to a token. A sampler belongs to one sequence: its parameters, the tokens it has seen (for
- * penalties), its constraint and a counter. Randomness is a pure function of (seed, counter), so the
- * same seed gives the same text whatever the threads, the batch or the backend.
- * Order: log-probabilities of the raw logits, constraint, logit bias, penalties, then greedy
- * (temp <= 0) or: top-k, temperature, top-p, min-p, draw.
+ * Logits to a token. A sampler belongs to one sequence. It holds the parameters, the counts of
+ * tokens seen (for penalties), an optional constraint and a counter. Randomness is a pure function
+ * of (seed, counter): the same seed gives the same text for any number of threads, batch or
+ * backend.
  *
- * A backend that chooses on a device reads a sampler through sampler_edits, sampler_mask and its
- * parameters, and has an answer for every field of SAMPLE_FIELDS: does the device know it? Rows that
- * use one it does not know (sampler_uses) go through sampler_pick.
+ * Order: log-probabilities of the raw logits, constraint, logit bias, penalties. Then the argmax if
+ * temp <= 0, else top-k, temperature, top-p, min-p and a draw.
+ *
+ * A backend that samples on a device reads a sampler through sampler_edits, sampler_mask and its
+ * parameters. For every field of SAMPLE_FIELDS it declares whether the device supports it. Rows
+ * that use an unsupported field (sampler_uses) go through sampler_pick.
  */
 #ifndef STEEL_SAMPLE_SAMPLER_H
 #define STEEL_SAMPLE_SAMPLER_H
@@ -17,15 +19,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SAMPLE_MAX_TOP = 20 }; /* alternatives whose log-probabilities can be asked for */
+enum { SAMPLE_MAX_TOP = 20 }; /* maximum number of alternatives with log-probabilities */
 
 struct logit_bias {
     int32_t token;
     float bias; /* added to the logit; -INFINITY bans the token */
 };
 
-/* Every parameter there is: struct sample_params is made of this list, and so is the enum by which
- * backends answer. A new one does not compile before all of them have an answer. */
+/* Every sampling parameter. The list generates struct sample_params and the enum in which backends
+ * declare their support. A new field does not compile until every backend declares it. */
 #define SAMPLE_FIELDS(FIELD)                                                                       \
     FIELD(TEMP, float, temp)   /* <= 0: greedy */                                                  \
     FIELD(TOP_K, int, top_k)   /* 0 = off */                                                       \
@@ -36,12 +38,12 @@ struct logit_bias {
     /* 0 = off; on generated tokens only */                                                        \
     FIELD(PRESENCE_PENALTY, float, presence_penalty)                                               \
     FIELD(FREQUENCY_PENALTY, float, frequency_penalty)                                             \
-    FIELD(REPEAT_LAST_N, int, repeat_last_n) /* that the repeat penalty looks back on; -1 = all */ \
+    FIELD(REPEAT_LAST_N, int, repeat_last_n) /* window of the repeat penalty; -1 = all */          \
     FIELD(SEED, uint64_t, seed)                                                                    \
     FIELD(BIAS, const struct logit_bias *, bias) /* (n_bias), copied by sampler_new */             \
     FIELD(N_BIAS, int, n_bias)                                                                     \
-    FIELD(LOGPROBS, bool, logprobs) /* the token's log-probability is wanted */                    \
-    FIELD(N_TOP, int, n_top)        /* ... and that of so many best; up to SAMPLE_MAX_TOP */
+    FIELD(LOGPROBS, bool, logprobs) /* report the token's log-probability */                       \
+    FIELD(N_TOP, int, n_top)        /* ... and those of the best n_top, up to SAMPLE_MAX_TOP */
 
 struct sample_params {
 #define SAMPLE_FIELD(upper, type, name) type name;
@@ -63,45 +65,48 @@ struct sampler;
 struct sampler *sampler_new(const struct sample_params *p, int n_vocab);
 void sampler_free(struct sampler *s);
 const struct sample_params *sampler_params(const struct sampler *s);
-/* Drops all but the first n_bias entries of the logit bias. */
+/* Drops all entries of the logit bias after the first n_bias. */
 void sampler_keep_bias(struct sampler *s, int n_bias);
-/* Bit f: what the field says has an effect on this sampler's choices or on what is told of them. */
+/* Bit f is set if field f affects this sampler's choices or reported log-probabilities. */
 uint32_t sampler_uses(const struct sampler *s);
 
-/* What the text must fit (text/grammar/grammar.h has such): a mask of what may come next, one bit a token, and
- * the taking of a token. False: it cannot go on; err may say why. */
+/* A constraint on the text, such as a grammar (text/grammar/grammar.h): computes the mask of
+ * allowed tokens, one bit per token, and consumes tokens. false means that the constraint failed;
+ * err may say why. */
 struct sample_constraint {
     bool (*mask)(void *state, uint32_t *bits, struct error *err);
     bool (*accept)(void *state, int32_t token, struct error *err);
-    void (*unhurry)(
-        void *state); /* masks from now on have all that fits, not what ends soonest; or NULL */
+    void (*relax)(
+        void *state); /* from now on masks contain every fitting token, not only those that end
+                       * soonest; or NULL */
     void (*free)(void *state);
-    void *state;  /* owned from sampler_constrain on */
-    int n_tokens; /* that the mask has bits for */
+    void *state;  /* owned by the sampler after sampler_constrain */
+    int n_tokens; /* number of bits in the mask */
 };
-/* From now on only tokens that fit may be chosen. */
+/* From now on only tokens that satisfy the constraint may be picked. */
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c);
 bool sampler_is_constrained(const struct sampler *s);
-/* Makes the mask of the next choice, if it is not there. Takes a while and may allocate: so not
- * inside a step, and beside others on any thread. */
+/* Computes the mask of the next choice unless it is up to date. May be slow and allocate, so call
+ * it outside a step. Safe on any thread, in parallel with other samplers. */
 void sampler_prepare(struct sampler *s);
-/* Bit i: token i may be chosen next: it fits, and no bias bans it. After sampler_prepare. NULL = any may:
- * there is no constraint, or it allows all of them here (free text). */
+/* Bit i: token i may be picked next, that is, it fits the constraint and no bias bans it. Call
+ * after sampler_prepare. NULL means that every token is allowed. */
 const uint32_t *sampler_mask(const struct sampler *s);
-/* The token that the next choice must be, whatever the logits, or -1: it can be accepted unchosen.
- * After sampler_prepare. Never where log-probabilities are wanted, which need the logits. */
+/* The only token the next choice can be, whatever the logits, or -1. It can be accepted without
+ * sampling. Call after sampler_prepare. Always -1 if log-probabilities are requested, since they
+ * need the logits. */
 int32_t sampler_forced(const struct sampler *s);
-/* False, with the reason: the constraint went over a limit, or nothing that fits could be chosen. What
- * was asked for did it. */
+/* False, with the reason, if the constraint exceeded a limit or left no token to pick. The request
+ * is at fault. */
 bool sampler_ok(const struct sampler *s, struct error *err);
-/* Records tokens that went by: prompt tokens (generated = false) and chosen ones (true). */
+/* Records a token: of the prompt (generated = false) or picked (true). */
 void sampler_accept(struct sampler *s, int32_t token, bool generated);
-/* Log-probabilities of a choice, by the raw logits: the token's, and the best tokens', best first. */
+/* Log-probability of a token under the raw logits. Lists are sorted, best first. */
 struct token_prob {
     int32_t token;
     float logprob;
 };
-/* Log-probability of `token` under logits (n_vocab), and the n best tokens. */
+/* Returns the log-probability of `token` under logits (n_vocab) and fills the n best tokens. */
 float sample_logprobs(const float *logits, int n_vocab, int32_t token, struct token_prob *top,
                       int n);
 struct sample_probs {
@@ -109,26 +114,28 @@ struct sample_probs {
     int n_top;
     struct token_prob top[SAMPLE_MAX_TOP];
 };
-/* Picks a token from logits (n_vocab), which it may change. Does not accept it. probs: written where
- * they are wanted; may be NULL where they are not. */
+/* Picks a token from logits (n_vocab), which may be modified. Does not accept it. `probs` is filled
+ * if log-probabilities are requested; otherwise it may be NULL. */
 int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs);
-/* The same of a token that is expected already: draw is what sampler_counter was before. */
-int32_t sampler_pick_late(struct sampler *s, uint64_t draw, float *logits,
-                          struct sample_probs *probs);
-/* What bias and penalties do to the logits, as a list, for samplers on a device: l += bias; l = l > 0
- * ? l / repeat : l * repeat; l -= less. Every token at most once. Returns how many, -1 if more than
- * max. */
+/* Like sampler_pick, for a token that sampler_expect has announced. `draw` is the counter before
+ * that. */
+int32_t sampler_pick_at(struct sampler *s, uint64_t draw, float *logits,
+                        struct sample_probs *probs);
+/* The effect of bias and penalties as a list, for samplers on a device: l += bias; l = l > 0 ? l /
+ * repeat : l * repeat; l -= less. Each token occurs at most once. Returns the number of edits, or
+ * -1 if there are more than max. */
 struct logit_edit {
     int32_t token;
     float bias, repeat, less;
 };
 int sampler_edits(const struct sampler *s, struct logit_edit *out, int max);
-/* Uniform in [0,1) for draw number `counter` of `seed`. Shared with the device samplers. */
+/* Uniform in [0, 1) for draw number `counter` of `seed`. Device samplers use the same function. */
 float sampler_uniform(uint64_t seed, uint64_t counter);
-uint64_t sampler_counter(const struct sampler *s); /* draws so far = tokens generated */
-/* A token was chosen that will be accepted later: the next draw is the one after it. */
+uint64_t sampler_counter(const struct sampler *s); /* number of draws so far = tokens generated */
+/* Announces that a picked token will be accepted later. The next draw uses the following
+ * counter. */
 void sampler_expect(struct sampler *s);
-/* Whether its choices depend on the tokens before: nothing can be chosen ahead then. */
+/* Whether choices depend on earlier tokens. Then no token can be sampled ahead of time. */
 bool sampler_has_memory(const struct sampler *s);
 
 #endif

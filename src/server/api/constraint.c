@@ -119,7 +119,7 @@ static struct grammar *compile_answer(struct api_request *req,
     if (!chat_format_calls(chat->format))
         fit.tools = NULL;
     char *text = chat_constraint_text(&fit);
-    struct grammar_source src = {.kind = GRAMMAR_ANSWER,
+    struct grammar_source src = {.kind = GRAMMAR_REPLY,
                                  .flags = response ? response->flags : 0,
                                  .text = text,
                                  .len = strlen(text)};

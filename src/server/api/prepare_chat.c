@@ -201,9 +201,8 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
     if (!render(req, messages, tools, kwargs, !generation && !go_on, prompt))
         goto out;
     chat->tools = json_array_size(tools) > 0;
-    chat->format = req->server->opt.chat_format
-                       ? req->server->format
-                       : chat_answer_format(req->server->chat, chat->tools);
+    chat->format = req->server->opt.chat_format ? req->server->format
+                                                : chat_reply_format(req->server->chat, chat->tools);
     chat->in_reasoning = chat_opens_reasoning(prompt->p, prompt->len);
     set_marks(chat);
     chat->schema = tools ? json_incref((json_t *)tools) : NULL;

@@ -1,4 +1,4 @@
-/* Messages to prompt: probing a template, normalising a request for it. See the header. */
+/* Messages to prompt: probes a template and adapts requests to it. See the header. */
 #include "text/chat/chat.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
@@ -13,15 +13,14 @@ struct chat {
     char *bos, *eos;
     struct chat_caps caps;
     enum chat_format format;
-    bool empty_tools;       /* it wants a list even where there are no tools */
-    const char *effort_key; /* the variable it reads the effort from; NULL = none */
-    const char
-        *effort[N_EFFORTS]; /* what it is told for each word of chat_efforts; NULL = nothing */
+    bool empty_tools;              /* pass [] instead of null when there are no tools */
+    const char *effort_key;        /* the template's variable for the effort; NULL = none */
+    const char *effort[N_EFFORTS]; /* value to pass for each word of chat_efforts; NULL = none */
 };
 
 /* ------------------------------------------------------------------ rendering */
 
-/* Variables that some families read besides the usual ones. */
+/* Variables that only some model families read. */
 static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, const struct tm *now)
 {
     if (jinja_uses(c->t, "functions") && !json_object_get(ctx, "functions")) {
@@ -45,7 +44,7 @@ static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, c
         strftime(text, sizeof text, "%b %d %Y %H:%M:%S", now);
         json_object_set_new(ctx, "datetime", json_string(text));
     }
-    /* The same switch under another name. */
+    /* Some templates call enable_thinking "thinking". */
     json_t *thinking = json_object_get(ctx, "enable_thinking");
     if (thinking && !jinja_uses(c->t, "enable_thinking") && !json_object_get(ctx, "thinking"))
         json_object_set(ctx, "thinking", thinking);
@@ -78,17 +77,17 @@ static bool render(const struct chat *c, const json_t *messages, const json_t *t
 
 /* ------------------------------------------------------------------ probing */
 
-#define SYS   "Qsystem1"
-#define USER  "Quser1"
-#define USER2 "Quser2"
-#define ANS   "Qanswer1"
-#define FUNC  "qfunc1"
-#define FUNC2 "qfunc2"
-#define KEY   "qkey"
-#define VAL   "qvalue"
-#define RES   "Qresult1"
+#define SYS    "Qsystem1"
+#define USER   "Quser1"
+#define USER2  "Quser2"
+#define ANSWER "Qanswer1"
+#define FUNC   "qfunc1"
+#define FUNC2  "qfunc2"
+#define KEY    "qkey"
+#define VAL    "qvalue"
+#define RES    "Qresult1"
 
-/* Renders canned messages (stolen); the text, or NULL where the template refuses. */
+/* Renders canned messages, taking ownership. NULL if the template refuses them. */
 static char *probe_with(const struct chat *c, json_t *messages, const json_t *tools,
                         const json_t *kwargs)
 {
@@ -107,7 +106,7 @@ static char *probe(const struct chat *c, json_t *messages, const json_t *tools)
     return probe_with(c, messages, tools, NULL);
 }
 
-/* Whether the canned messages render and all the words (NULL-terminated) show. */
+/* Whether the canned messages render and the output contains every word (NULL-terminated list). */
 static bool shows(const struct chat *c, json_t *messages, const json_t *tools,
                   const char *const *words)
 {
@@ -126,7 +125,7 @@ static json_t *msg(const char *role, const char *content)
     return json_pack("{s:s,s:s}", "role", role, "content", content);
 }
 
-static json_t *a_call(const char *id, const char *name, bool string_args)
+static json_t *canned_call(const char *id, const char *name, bool string_args)
 {
     json_t *args =
         string_args ? json_string("{\"" KEY "\": \"" VAL "\"}") : json_pack("{s:s}", KEY, VAL);
@@ -134,29 +133,29 @@ static json_t *a_call(const char *id, const char *name, bool string_args)
                      name, "arguments", args);
 }
 
-static json_t *a_result(const char *id, const char *name, const char *text)
+static json_t *canned_result(const char *id, const char *name, const char *text)
 {
     return json_pack("{s:s,s:s,s:s,s:s}", "role", "tool", "tool_call_id", id, "name", name,
                      "content", text);
 }
 
-/* A round of one or two calls with results. */
+/* A conversation with one or two tool calls and their results. */
 static json_t *call_round(bool null_content, bool string_args, bool short_ids, bool two)
 {
     const char *id = short_ids ? "abcdefgh1" : "call_00000001";
     const char *id2 = short_ids ? "abcdefgh2" : "call_00000002";
-    json_t *calls = json_pack("[o]", a_call(id, FUNC, string_args));
+    json_t *calls = json_pack("[o]", canned_call(id, FUNC, string_args));
     if (two)
-        json_array_append_new(calls, a_call(id2, FUNC2, string_args));
+        json_array_append_new(calls, canned_call(id2, FUNC2, string_args));
     json_t *m = json_pack("[o,{s:s,s:o,s:o},o]", msg("user", USER), "role", "assistant", "content",
                           null_content ? json_null() : json_string(""), "tool_calls", calls,
-                          a_result(id, FUNC, RES));
+                          canned_result(id, FUNC, RES));
     if (two)
-        json_array_append_new(m, a_result(id2, FUNC2, "Qresult2"));
+        json_array_append_new(m, canned_result(id2, FUNC2, "Qresult2"));
     return m;
 }
 
-/* Whether arguments come out as they should: not as a string inside a string, not as Python. */
+/* Whether arguments render correctly: not as a string inside a string, and not in Python syntax. */
 static bool round_is_good(const struct chat *c, bool null_content, bool string_args, bool short_ids)
 {
     char *text = probe(c, call_round(null_content, string_args, short_ids, false), NULL);
@@ -171,7 +170,7 @@ static void probe_calls(struct chat *c)
 {
     struct chat_caps *k = &c->caps;
     for (int i = 0; i < 8 && !k->calls; i++) {
-        /* Preferred first: any id, arguments as an object, content null. */
+        /* Preferred combinations first: any id, arguments as an object, content null. */
         bool short_ids = i & 4, strings = i & 2, empty = i & 1;
         if (round_is_good(c, !empty, strings, short_ids)) {
             k->calls = true;
@@ -182,9 +181,9 @@ static void probe_calls(struct chat *c)
     }
     if (k->calls && k->reasoning_key) {
         json_t *round = call_round(false, k->string_args, k->short_ids, false);
-        json_object_set_new(json_array_get(round, 1), "content", json_string(ANS));
+        json_object_set_new(json_array_get(round, 1), "content", json_string(ANSWER));
         json_object_set_new(json_array_get(round, 1), k->reasoning_key, json_string("Qthought1"));
-        k->thoughts_or_text = !SHOWS(c, round, NULL, FUNC, RES);
+        k->reasoning_or_content = !SHOWS(c, round, NULL, FUNC, RES);
     }
     k->two_calls =
         k->calls && SHOWS(c, call_round(k->null_content, k->string_args, k->short_ids, true), NULL,
@@ -211,7 +210,7 @@ bool chat_effort_known(const char *word)
     return effort_index(word) < N_EFFORTS;
 }
 
-/* A prompt of a model that is to think with this effort, or NULL where the template refuses. */
+/* Renders a prompt with thinking on and this effort, or NULL if the template refuses it. */
 static char *render_effort(const struct chat *c, const char *word)
 {
     json_t *kwargs = json_pack("{s:b,s:s}", "enable_thinking", 1, c->effort_key, word);
@@ -220,7 +219,7 @@ static char *render_effort(const struct chat *c, const char *word)
     return text;
 }
 
-/* What the template makes of a word, beside what it makes of one that no one knows. */
+/* How the template treats a word, compared with its output for an unknown word. */
 enum effort_kind { EFFORT_REFUSED, EFFORT_IGNORED, EFFORT_MEANT };
 
 static enum effort_kind probe_effort(const struct chat *c, const char *word, const char *other)
@@ -233,7 +232,8 @@ static enum effort_kind probe_effort(const struct chat *c, const char *word, con
     return kind;
 }
 
-/* The nearest word of at least that kind, of two the one with more effort; NULL: there is none. */
+/* The nearest word of at least this kind; of two at the same distance, the one with more effort.
+ * NULL if there is none. */
 static const char *nearest_effort(const enum effort_kind *kinds, int i, enum effort_kind least)
 {
     int more = i, less = i - 1;
@@ -246,9 +246,9 @@ static const char *nearest_effort(const enum effort_kind *kinds, int i, enum eff
     return efforts[less];
 }
 
-/* Learns which words the template takes. One that writes any word into the prompt does not say which
- * its model has read: those are gpt-oss's. A word that it ignores stands for its usual effort, but not
- * where one of less effort has a meaning. */
+/* Finds out which effort words the template accepts. A template that copies any word into the
+ * prompt does not show which words its model knows; gpt-oss's are assumed. An ignored word means
+ * the default effort, so it is used only if no word of less effort has a meaning. */
 static void probe_efforts(struct chat *c)
 {
     static const char unknown[] = "qeffort", *const nones[] = {"none", "no_think"};
@@ -313,13 +313,13 @@ static void probe_all(struct chat *c, const char *source, size_t len)
     k->developer =
         SHOWS(c, json_pack("[o,o]", msg("developer", SYS), msg("user", USER)), NULL, SYS, USER);
     k->system_later = SHOWS(c,
-                            json_pack("[o,o,o,o]", msg("user", USER), msg("assistant", ANS),
+                            json_pack("[o,o,o,o]", msg("user", USER), msg("assistant", ANSWER),
                                       msg("system", SYS), msg("user", USER2)),
-                            NULL, USER, ANS, SYS, USER2);
+                            NULL, USER, ANSWER, SYS, USER2);
     k->same_role =
         SHOWS(c, json_pack("[o,o]", msg("user", USER), msg("user", USER2)), NULL, USER, USER2);
-    k->assistant_first =
-        SHOWS(c, json_pack("[o,o]", msg("assistant", ANS), msg("user", USER)), NULL, ANS, USER);
+    k->assistant_first = SHOWS(c, json_pack("[o,o]", msg("assistant", ANSWER), msg("user", USER)),
+                               NULL, ANSWER, USER);
     json_t *tools =
         json_pack("[{s:s,s:{s:s,s:s,s:{s:s,s:{s:{s:s,s:s}},s:[s]}}}]", "type", "function",
                   "function", "name", FUNC, "description", "about", "parameters", "type", "object",
@@ -368,9 +368,9 @@ const struct chat_caps *chat_caps(const struct chat *c)
     return &c->caps;
 }
 
-enum chat_format chat_answer_format(const struct chat *c, bool with_tools)
+enum chat_format chat_reply_format(const struct chat *c, bool with_tools)
 {
-    /* A template that cannot show tools gets them as text, which asks for this format. */
+    /* A template without tool support gets the tools as text, which asks for the Hermes format. */
     return with_tools && !c->caps.tools ? CHAT_HERMES : c->format;
 }
 
@@ -400,7 +400,7 @@ static bool has_role(const json_t *m, const char *role)
     return r && !strcmp(r, role);
 }
 
-/* Content in any shape as text. */
+/* Converts content of any shape to text. */
 static bool text_of(const json_t *content, size_t index, struct buf *out, struct error *err)
 {
     if (!content || json_is_null(content))
@@ -443,7 +443,7 @@ static void set_text(json_t *m, const char *s, size_t n)
     json_object_set_new(m, "content", json_stringn(s ? s : "", n));
 }
 
-/* Nine letters or digits made of any id, the same for the same id. */
+/* Derives nine letters or digits from any id; equal ids give equal results. */
 static json_t *short_id(const char *id)
 {
     char out[10];
@@ -461,21 +461,22 @@ static json_t *short_id(const char *id)
     return json_string(out);
 }
 
-/* One conversation on its way into the template's shape. */
-struct norm {
+/* A conversation being converted to the template's shape. */
+struct conversation {
     const struct chat *c;
-    bool plain;                /* user and assistant only, whatever the template says it can */
+    bool plain;                /* only user and assistant messages, whatever the template
+                                * supports */
     json_t *out;               /* array */
     json_t *names;             /* call id -> function name */
-    struct buf pending;        /* system text that waits for a user message */
-    struct buf grown;          /* text of the last message of out, where it was joined by others */
-    bool growing;              /* grown is not yet in that message */
-    struct json_counts counts; /* of arguments that were parsed */
+    struct buf pending;        /* system text that waits for the next user message */
+    struct buf joined;         /* text of out's last message after joining others */
+    bool is_joining;           /* joined is not yet written to that message */
+    struct json_counts counts; /* limits of the parsed arguments, over the whole request */
     struct budget *budget;
 };
 
-/* JSON inside a string, or NULL where it is none or more than a request may hold. */
-static json_t *parse_args(struct norm *s, const json_t *args)
+/* Parses JSON inside a string. NULL if it is invalid or exceeds a request's limits. */
+static json_t *parse_args(struct conversation *s, const json_t *args)
 {
     const char *text = json_string_value(args);
     size_t n = json_string_length(args);
@@ -484,8 +485,8 @@ static json_t *parse_args(struct norm *s, const json_t *args)
     return json_loadb(text, n, JSON_ALLOW_NUL, NULL);
 }
 
-/* Arguments in the shape the template takes. */
-static json_t *fit_args(struct norm *s, json_t *args)
+/* Arguments in the shape the template expects. */
+static json_t *fit_args(struct conversation *s, json_t *args)
 {
     const struct chat_caps *k = &s->c->caps;
     if (!args)
@@ -503,7 +504,7 @@ static json_t *fit_args(struct norm *s, json_t *args)
     return json_incref(args);
 }
 
-static json_t *fit_call(struct norm *s, const json_t *call, size_t n)
+static json_t *fit_call(struct conversation *s, const json_t *call, size_t n)
 {
     json_t *f = json_object_get(call, "function"), *out = json_object(), *fn = json_object();
     if (!f)
@@ -522,8 +523,8 @@ static json_t *fit_call(struct norm *s, const json_t *call, size_t n)
     return out;
 }
 
-/* <tool_call> text of a call, for templates without calls of their own. */
-static void call_text(struct norm *s, const json_t *call, struct buf *out)
+/* Appends a call as <tool_call> text, for templates without tool calls. */
+static void call_text(struct conversation *s, const json_t *call, struct buf *out)
 {
     const json_t *f = json_object_get(call, "function");
     json_t *args = json_object_get(f, "arguments"), *j = json_object();
@@ -558,43 +559,44 @@ static void add_before(json_t *m, const struct buf *text)
     buf_clear(&b);
 }
 
-/* Text that was joined to the last message goes into it: once, however many joined. */
-static void settle(struct norm *s)
+/* Writes the joined text to the last message, once for any number of joins. */
+static void flush_joined(struct conversation *s)
 {
-    if (!s->growing)
+    if (!s->is_joining)
         return;
-    set_text(last(s->out), s->grown.p, s->grown.len);
-    buf_reset(&s->grown);
-    s->growing = false;
+    set_text(last(s->out), s->joined.p, s->joined.len);
+    buf_reset(&s->joined);
+    s->is_joining = false;
 }
 
-static void push(struct norm *s, json_t *m)
+static void push(struct conversation *s, json_t *m)
 {
-    settle(s);
+    flush_joined(s);
     json_array_append_new(s->out, m);
 }
 
 /* Joins text to the last message. */
-static void join(struct norm *s, const json_t *text)
+static void join_last(struct conversation *s, const json_t *text)
 {
-    if (!s->growing) {
+    if (!s->is_joining) {
         const json_t *old = json_object_get(last(s->out), "content");
-        buf_add(&s->grown, json_string_value(old), json_string_length(old));
-        s->growing = true;
+        buf_add(&s->joined, json_string_value(old), json_string_length(old));
+        s->is_joining = true;
     }
-    if (s->grown.len && json_string_length(text))
-        buf_adds(&s->grown, "\n\n");
-    buf_add(&s->grown, json_string_value(text), json_string_length(text));
+    if (s->joined.len && json_string_length(text))
+        buf_adds(&s->joined, "\n\n");
+    buf_add(&s->joined, json_string_value(text), json_string_length(text));
 }
 
-/* Appends, or joins the last message where the template wants roles to alternate. Steals m. */
-static void append(struct norm *s, json_t *m)
+/* Appends m, or joins it to the last message if the template requires alternating roles. Takes
+ * ownership of m. */
+static void append(struct conversation *s, json_t *m)
 {
     json_t *prev = last(s->out);
     bool strict = s->plain || !s->c->caps.same_role;
     if (strict && prev && !strcmp(role_of(prev), role_of(m)) && !has_role(m, "tool") &&
         !json_object_get(prev, "tool_calls") && !json_object_get(m, "tool_calls")) {
-        join(s, json_object_get(m, "content"));
+        join_last(s, json_object_get(m, "content"));
         json_decref(m);
         return;
     }
@@ -603,7 +605,7 @@ static void append(struct norm *s, json_t *m)
     push(s, m);
 }
 
-static void flush_pending(struct norm *s)
+static void flush_pending(struct conversation *s)
 {
     if (!s->pending.len)
         return;
@@ -613,18 +615,18 @@ static void flush_pending(struct norm *s)
     append(s, m);
 }
 
-static void add_system(struct norm *s, json_t *m)
+static void add_system(struct conversation *s, json_t *m)
 {
     const struct chat_caps *k = &s->c->caps;
     const json_t *text = json_object_get(m, "content");
     json_t *prev = last(s->out);
     bool leading = !prev || (json_array_size(s->out) == 1 && has_role(prev, "system"));
     if (!s->plain && k->system && leading && prev) {
-        join(s, text);
+        join_last(s, text);
         json_decref(m);
     } else if (!s->plain && (leading ? k->system && !s->pending.len : k->system_later)) {
         push(s, m);
-    } else { /* goes in front of what the user says next */
+    } else { /* prepend it to the next user message */
         if (s->pending.len)
             buf_adds(&s->pending, "\n\n");
         buf_add(&s->pending, json_string_value(text), json_string_length(text));
@@ -632,7 +634,7 @@ static void add_system(struct norm *s, json_t *m)
     }
 }
 
-static void add_user(struct norm *s, json_t *m)
+static void add_user(struct conversation *s, json_t *m)
 {
     if (s->pending.len) {
         add_before(m, &s->pending);
@@ -641,7 +643,7 @@ static void add_user(struct norm *s, json_t *m)
     append(s, m);
 }
 
-static void add_tool_result(struct norm *s, json_t *m)
+static void add_tool_result(struct conversation *s, json_t *m)
 {
     const json_t *text = json_object_get(m, "content");
     const char *id = json_string_value(json_object_get(m, "tool_call_id"));
@@ -667,8 +669,9 @@ static void add_tool_result(struct norm *s, json_t *m)
     push(s, m);
 }
 
-/* What was said before a call, behind what was thought: for templates that take one of them only. */
-static void think_text(json_t *m, const char *key)
+/* Moves the text before a call to the end of the reasoning, for templates that accept only one of
+ * them. */
+static void move_text_to_reasoning(json_t *m, const char *key)
 {
     const json_t *thoughts = json_object_get(m, key), *text = json_object_get(m, "content");
     if (!json_string_length(thoughts) || !json_string_length(text))
@@ -682,7 +685,7 @@ static void think_text(json_t *m, const char *key)
     buf_clear(&b);
 }
 
-static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
+static void add_assistant(struct conversation *s, json_t *m, const json_t *calls)
 {
     const struct chat_caps *k = &s->c->caps;
     flush_pending(s);
@@ -711,12 +714,12 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
         append(s, m);
         return;
     }
-    if (k->thoughts_or_text)
-        think_text(m, k->reasoning_key);
+    if (k->reasoning_or_content)
+        move_text_to_reasoning(m, k->reasoning_key);
     if (!json_string_length(json_object_get(m, "content")) && k->null_content)
         json_object_set_new(m, "content", json_null());
     if (json_array_size(fitted) > 1 && !k->two_calls) {
-        /* One message per call; split_results puts each result behind its call. */
+        /* One message per call. split_results then moves each result to its call. */
         for (size_t i = 0; i < json_array_size(fitted); i++) {
             json_t *one = i ? json_pack("{s:s,s:o}", "role", "assistant", "content",
                                         k->null_content ? json_null() : json_string(""))
@@ -734,13 +737,15 @@ static void add_assistant(struct norm *s, json_t *m, const json_t *calls)
     push(s, m);
 }
 
-/* Moves each tool result directly behind the message with its call: the first result with the
- * call's id that comes after it and is not another call's already. */
+/* Moves each tool result directly after the message with its call: the first later result with the
+ * call's id that no other call has claimed. */
 static json_t *split_results(json_t *out)
 {
     size_t n = json_array_size(out);
-    json_t *first = json_object(), *sorted = json_array(); /* id -> its next result */
-    json_int_t *next = mem_zalloc(n, sizeof *next);        /* (n) of the same id; n = none */
+    json_t *first = json_object(), *sorted = json_array(); /* call id -> its next unclaimed
+                                                            * result */
+    json_int_t *next = mem_zalloc(n, sizeof *next);        /* (n) next result with the same id; n =
+                                                            * none */
     bool *moved = mem_zalloc(n, sizeof *moved);            /* (n) */
     for (size_t i = n; i-- > 0;) {
         const json_t *m = json_array_get(out, i);
@@ -777,10 +782,10 @@ static json_t *split_results(json_t *out)
     return sorted;
 }
 
-enum { MESSAGE_WORK = 32 }; /* units: what copying and placing one takes, besides its text */
+enum { MESSAGE_WORK = 32 }; /* work units per message, in addition to its text */
 
-/* One message of the request into the conversation. */
-static bool add_message(struct norm *s, const json_t *in, size_t index, struct error *err)
+/* Adds one message of the request to the conversation. */
+static bool add_message(struct conversation *s, const json_t *in, size_t index, struct error *err)
 {
     const char *role = role_of(in);
     const struct chat_caps *k = &s->c->caps;
@@ -830,7 +835,7 @@ static bool add_message(struct norm *s, const json_t *in, size_t index, struct e
     return true;
 }
 
-/* Tool definitions as text, for templates that show none. */
+/* Tool definitions as text, for templates without tool support. */
 static json_t *tools_message(const json_t *tools)
 {
     struct buf b = {0};
@@ -853,14 +858,14 @@ static json_t *tools_message(const json_t *tools)
 static json_t *normalize(const struct chat *c, const struct chat_request *r, bool plain,
                          struct error *err)
 {
-    struct norm s = {
+    struct conversation s = {
         .c = c, .plain = plain, .out = json_array(), .names = json_object(), .budget = r->budget};
     bool ok = true;
     for (size_t i = 0; ok && i < json_array_size(r->messages); i++)
         ok = add_message(&s, json_array_get(r->messages, i), i, err);
     if (ok)
         flush_pending(&s);
-    settle(&s);
+    flush_joined(&s);
     if (ok && json_array_size(r->tools) && (plain || !c->caps.tools)) {
         json_t *t = tools_message(r->tools), *first = json_array_get(s.out, 0);
         const json_t *text = json_object_get(t, "content");
@@ -898,7 +903,7 @@ static json_t *normalize(const struct chat *c, const struct chat_request *r, boo
     }
     json_decref(s.names);
     buf_clear(&s.pending);
-    buf_clear(&s.grown);
+    buf_clear(&s.joined);
     if (!ok) {
         json_decref(s.out);
         return NULL;
@@ -906,8 +911,8 @@ static json_t *normalize(const struct chat *c, const struct chat_request *r, boo
     return s.out;
 }
 
-/* The tools as the model is shown them: `strict` is said to the engine, and models that never saw it
- * in a definition answer worse. NULL where there are none. */
+/* The tool definitions shown to the model, without `strict`: that flag is for the engine, and
+ * models not trained on it respond worse. NULL if there are no tools. */
 static json_t *shown_tools(const json_t *tools)
 {
     if (!json_is_array(tools))
@@ -939,7 +944,7 @@ static bool render_request(const struct chat *c, const struct chat_request *r, s
     struct error first = {0}, second = {0};
     for (int plain = 0; plain < 2; plain++) {
         json_t *m = normalize(c, r, plain, plain ? &second : &first);
-        if (!m) { /* the request itself is wrong */
+        if (!m) { /* the request is invalid */
             *err = plain ? second : first;
             return false;
         }

@@ -1,7 +1,7 @@
 /*
  * Single tool calls, byte by byte: a JSON object with a name and arguments, a Python call, and the
- * typed values of XML parameters. A scanner gives out the call's beginning only when the text can be
- * nothing else; before that a failure leaves no trace, and the parser shows the text as content.
+ * typed values of XML parameters. A scanner emits the beginning of a call only when the text can be
+ * nothing else. A failure before that has no effect, and the parser emits the text as content.
  */
 #include "text/chat/chat_parse_int.h"
 
@@ -59,7 +59,7 @@ static int hex4(const char *s, size_t n)
     return v;
 }
 
-/* The inside of a JSON or Python string literal, unescaped. */
+/* Unescapes the inside of a JSON or Python string literal. */
 static void unescape(struct buf *out, const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -172,7 +172,7 @@ static int field_of(const struct buf *key)
     return F_OTHER;
 }
 
-/* Begins the call once its name and the start of its arguments are there. */
+/* Begins the call once its name and the start of its arguments are known. */
 static void js_commit(struct chat_parser *p)
 {
     struct json_scan *s = &p->js;
@@ -219,7 +219,7 @@ static enum scan_result js_string_end(struct chat_parser *p)
         s->have_name = true;
         js_commit(p);
     } else if (s->field == F_ARGS && !s->have_args) {
-        unescape(&s->args, s->text.p, s->text.len); /* arguments as a string of JSON */
+        unescape(&s->args, s->text.p, s->text.len); /* arguments given as a JSON string */
         s->have_args = true;
     }
     return SCAN_MORE;
@@ -279,7 +279,7 @@ enum scan_result json_scan_feed(struct chat_parser *p, char c, bool bare_ok)
                 js_arg(p, c);
                 js_commit(p);
             } else if (s->field == F_ARGS) {
-                s->field = F_OTHER; /* a second one is not sent */
+                s->field = F_OTHER; /* a duplicate is not emitted */
             }
         } else if ((c >= '0' && c <= '9') || c == '-' || ((c | 32) >= 'a' && (c | 32) <= 'z')) {
             s->state = J_SCALAR;
@@ -460,7 +460,7 @@ static bool py_value(struct py_reader *r)
     return ok;
 }
 
-/* Gives out `"key": value`, the value as JSON; what is no literal becomes a string. */
+/* Emits `"key": value` with the value as JSON. A value that is not a literal becomes a string. */
 static void py_arg_done(struct chat_parser *p)
 {
     struct py_scan *s = &p->py;
@@ -552,7 +552,7 @@ enum scan_result py_scan_feed(struct chat_parser *p, char c)
             s->state = P_ARG;
             return c == ')' ? py_scan_feed(p, c) : SCAN_MORE;
         } else if (!s->depth && (c == ']' || c == '}')) {
-            return SCAN_BAD; /* a bracket too many */
+            return SCAN_BAD; /* unbalanced bracket */
         }
         buf_addc(&s->value, c);
         return SCAN_MORE;
@@ -586,7 +586,7 @@ bool xml_is_string(const struct chat_parser *p, const char *function, const char
 void xml_value(struct chat_parser *p, const char *s, size_t n)
 {
     struct buf b = {0};
-    /* Python's spelling of the constants is common in what models write. */
+    /* Models often write constants in Python's spelling. */
     static const struct {
         const char *python, *json;
     } words[] = {{"True", "true"}, {"False", "false"}, {"None", "null"}};

@@ -1,4 +1,4 @@
-/* Walks messages and tools; stops at the first thing that is not as it must be. */
+/* Validates messages and tools; stops at the first error. */
 #include "text/chat/chat_check.h"
 
 #include <stdio.h>

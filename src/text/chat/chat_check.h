@@ -1,6 +1,7 @@
 /*
- * The shapes OpenAI's API allows for messages and tools, checked before anything renders them, so that
- * a template never sees another. Needs nothing but the JSON; the server and the library share it.
+ * The shapes that OpenAI's API allows for messages and tools. They are checked before rendering, so
+ * that templates never see any other shape. Depends only on the JSON; shared by the server and the
+ * library.
  */
 #ifndef STEEL_TEXT_CHAT_CHECK_H
 #define STEEL_TEXT_CHAT_CHECK_H
@@ -11,8 +12,8 @@
 
 enum { CHAT_WHERE = 64 };
 
-/* False: `where` (CHAT_WHERE bytes) is the place of the fault, as messages[3].content, and the message
- * names it too. tools may be NULL. */
+/* On failure `where` (CHAT_WHERE bytes) names the invalid field, such as messages[3].content, and
+ * so does the message. tools may be NULL. */
 bool chat_check_messages(const json_t *messages, char *where, struct error *err);
 bool chat_check_tools(const json_t *tools, char *where, struct error *err);
 

@@ -1,6 +1,7 @@
 /*
- * Answers as grammars: see the header. The frame around a call (tags, names, where the arguments stand)
- * is a small graph per form; arguments and responses are compiled by their own compilers and imported.
+ * Replies as grammars; see the header. The frame of a call (tags, names, position of the arguments)
+ * is a small graph per format. Arguments and responses are compiled by their own compilers and
+ * imported.
  */
 #include "text/chat/chat_grammar.h"
 #include "base/mem.h"
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------ into words and back */
+/* ------------------------------------------------------------------ to and from JSON text */
 
 static const char *const thinking_names[] = {"no", "maybe", "first"};
 
@@ -60,7 +61,7 @@ enum chat_thinking chat_thinking_of(const char *prompt, size_t len)
     for (size_t i = 0; i < sizeof closed / sizeof *closed; i++) {
         size_t n = strlen(closed[i]);
         if (len >= n && !memcmp(prompt + len - n, closed[i], n))
-            return CHAT_THINKS_NOT; /* the template has done it in the model's place */
+            return CHAT_THINKS_NOT; /* the template has closed the reasoning */
     }
     return CHAT_THINKS_MAYBE;
 }
@@ -70,10 +71,10 @@ enum chat_thinking chat_thinking_of(const char *prompt, size_t len)
 struct tool {
     const struct jvalue *name, *parameters;
     bool strict;
-    uint32_t args; /* node */
+    uint32_t args; /* node of the arguments */
 };
 
-struct answer {
+struct reply_builder {
     struct grammar *g;
     struct re_pool *pool;
     struct error *err;
@@ -84,24 +85,24 @@ struct answer {
     bool required, one;
     struct tool *tools; /* (n_tools) */
     uint32_t n_tools;
-    uint32_t any_args; /* node of any object as arguments; 0 = not made */
-    size_t work;       /* of the schemas so far */
-    int n_loose;       /* schemas that could not be enforced */
-    /* terminals made so far, by term */
+    uint32_t any_args; /* node of arbitrary-object arguments; 0 = not built */
+    size_t work;       /* work of the schemas so far */
+    int n_relaxed;     /* schemas that could not be enforced */
+    /* terminals built so far, by term */
     uint32_t *terms; /* (2 * n_terms) term, terminal */
     uint32_t n_terms, cap_terms;
 };
 
-struct graph {
-    struct graph_edge {
+struct call_graph {
+    struct call_graph_edge {
         uint32_t from, to, target;
         bool call;
     } * edges;
     uint32_t n_edges, cap, n_states;
-    uint32_t final, also; /* final states; also: 0 = none. State 0 is the first */
+    uint32_t final, also; /* final states; also: 0 = none. State 0 is the start */
 };
 
-static bool answer_fail(struct answer *a, const char *what)
+static bool reply_fail(struct reply_builder *a, const char *what)
 {
     if (!a->failed)
         error_set(a->err, "%s", what);
@@ -109,28 +110,28 @@ static bool answer_fail(struct answer *a, const char *what)
     return false;
 }
 
-static uint32_t add_state(struct graph *gr)
+static uint32_t add_state(struct call_graph *gr)
 {
     return gr->n_states++;
 }
 
-static void add_edge(struct graph *gr, uint32_t from, bool call, uint32_t target, uint32_t to)
+static void add_edge(struct call_graph *gr, uint32_t from, bool call, uint32_t target, uint32_t to)
 {
     if (gr->n_edges == gr->cap) {
         gr->cap = gr->cap ? 2 * gr->cap : 32;
         gr->edges = mem_realloc(gr->edges, gr->cap, sizeof *gr->edges);
     }
-    gr->edges[gr->n_edges++] = (struct graph_edge){from, to, target, call};
+    gr->edges[gr->n_edges++] = (struct call_graph_edge){from, to, target, call};
 }
 
 static int edge_cmp(const void *a, const void *b)
 {
-    const struct graph_edge *x = a, *y = b;
+    const struct call_graph_edge *x = a, *y = b;
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-/* Puts the graph into the grammar as this node, and clears it. */
-static void graph_emit(struct answer *a, struct graph *gr, uint32_t node)
+/* Adds the graph to the grammar as this node, and clears it. */
+static void graph_emit(struct reply_builder *a, struct call_graph *gr, uint32_t node)
 {
     uint32_t first = a->g->n_states, e = 0;
     if (gr->edges)
@@ -142,11 +143,11 @@ static void graph_emit(struct answer *a, struct graph *gr, uint32_t node)
     }
     a->g->nodes[node].start = first;
     mem_free(gr->edges);
-    *gr = (struct graph){0};
+    *gr = (struct call_graph){0};
 }
 
-/* The terminal of a term. */
-static uint32_t terminal(struct answer *a, uint32_t term)
+/* Returns the terminal of a term, built on first use. */
+static uint32_t terminal(struct reply_builder *a, uint32_t term)
 {
     struct error why = {0};
     for (uint32_t i = 0; i < a->n_terms; i++)
@@ -154,7 +155,7 @@ static uint32_t terminal(struct answer *a, uint32_t term)
             return a->terms[2 * i + 1];
     struct dfa *d = dfa_new(a->pool, &term, 1, &why);
     if (!d) {
-        answer_fail(a, why.msg);
+        reply_fail(a, why.msg);
         return 0;
     }
     if (a->n_terms == a->cap_terms) {
@@ -167,19 +168,19 @@ static uint32_t terminal(struct answer *a, uint32_t term)
     return id;
 }
 
-static uint32_t pattern_term(struct answer *a, const char *re)
+static uint32_t pattern_term(struct reply_builder *a, const char *re)
 {
     return re_parse(a->pool, re, strlen(re), false, NULL);
 }
 
-/* Edges: a regular expression, a tag, a tool's name between two expressions. */
-static void add_pattern(struct answer *a, struct graph *gr, uint32_t from, const char *re,
-                        uint32_t to)
+/* Adds edges for a regular expression, a tag, or a tool's name between two expressions. */
+static void add_pattern(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                        const char *re, uint32_t to)
 {
     add_edge(gr, from, false, terminal(a, pattern_term(a, re)), to);
 }
 
-static void add_tag(struct answer *a, struct graph *gr, uint32_t from, const char *text,
+static void add_tag(struct reply_builder *a, struct call_graph *gr, uint32_t from, const char *text,
                     bool token_only, uint32_t to)
 {
     uint32_t id = a->g->n_terms;
@@ -192,7 +193,7 @@ static void add_tag(struct answer *a, struct graph *gr, uint32_t from, const cha
         uint32_t t = re_literal(a->pool, text, strlen(text));
         struct dfa *d = dfa_new(a->pool, &t, 1, &why);
         if (!d) {
-            answer_fail(a, why.msg);
+            reply_fail(a, why.msg);
             return;
         }
         grammar_add_tag(a->g, d, text, token_only);
@@ -200,8 +201,8 @@ static void add_tag(struct answer *a, struct graph *gr, uint32_t from, const cha
     add_edge(gr, from, false, id, to);
 }
 
-static void add_name(struct answer *a, struct graph *gr, uint32_t from, const char *before,
-                     const struct tool *t, const char *after, uint32_t to)
+static void add_name(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                     const char *before, const struct tool *t, const char *after, uint32_t to)
 {
     struct buf name = {0};
     bool quoted = strchr(before, '"') != NULL;
@@ -214,7 +215,7 @@ static void add_name(struct answer *a, struct graph *gr, uint32_t from, const ch
         else
             buf_addc(&name, (char)c);
     }
-    /* What follows is a terminal of all names: theirs are short. */
+    /* The rest is a terminal shared by all names, so that the terminals of the names stay short. */
     uint32_t term = re_cat(a->pool, pattern_term(a, before),
                            re_literal(a->pool, name.p ? name.p : "", name.len));
     uint32_t end = *after ? add_state(gr) : to;
@@ -226,12 +227,13 @@ static void add_name(struct answer *a, struct graph *gr, uint32_t from, const ch
 
 /* ------------------------------------------------------------------ free text */
 
-/* A stop is a text anywhere, or an expression at the beginning; `again` is how it is read again. */
+/* Ends free text: a string anywhere, or an expression at the start. `again` is the text with which
+ * it is matched again after the free text. */
 struct stop {
     const char *text, *at_start, *again;
 };
 
-static uint32_t bytes_term(struct answer *a, const char *text)
+static uint32_t bytes_term(struct reply_builder *a, const char *text)
 {
     uint32_t t = RE_EPS;
     for (const unsigned char *p = (const unsigned char *)text; *p; p++)
@@ -239,8 +241,8 @@ static uint32_t bytes_term(struct answer *a, const char *text)
     return t;
 }
 
-static void add_free(struct answer *a, struct graph *gr, uint32_t from, const struct stop *stops,
-                     uint32_t n, bool may_end, uint32_t to)
+static void add_free(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                     const struct stop *stops, uint32_t n, bool may_end, uint32_t to)
 {
     uint32_t terms[32];
     struct error why = {0};
@@ -250,10 +252,10 @@ static void add_free(struct answer *a, struct graph *gr, uint32_t from, const st
                                      : re_cat(a->pool, RE_ALL, bytes_term(a, stops[i].text));
     struct dfa *d = dfa_new(a->pool, terms, (int)n, &why);
     if (!d) {
-        answer_fail(a, why.msg);
+        reply_fail(a, why.msg);
         return;
     }
-    memset(d->safe, 0, d->n_states * sizeof *d->safe); /* a stop is never jumped over */
+    memset(d->safe, 0, d->n_states * sizeof *d->safe); /* never skip over a stop */
     uint32_t id = grammar_add_term(a->g, TERM_FREE, d);
     struct free_text *f = mem_zalloc(1, sizeof *f);
     f->n = n;
@@ -266,7 +268,7 @@ static void add_free(struct answer *a, struct graph *gr, uint32_t from, const st
     add_edge(gr, from, false, id, to);
 }
 
-/* ------------------------------------------------------------------ the forms of calls */
+/* ------------------------------------------------------------------ call formats */
 
 #define WS    "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
 #define COLON WS ":" WS
@@ -278,9 +280,10 @@ static void add_free(struct answer *a, struct graph *gr, uint32_t from, const st
 #define D_CALL_END    "<｜tool▁call▁end｜>"
 #define D_SEP         "<｜tool▁sep｜>"
 
-/* From state `from`: a name between two expressions, then the arguments; at `to` afterwards. */
-static void add_calls(struct answer *a, struct graph *gr, uint32_t from, const char *before,
-                      const char *after, uint32_t to)
+/* From state `from`: a tool's name between two expressions, then its arguments. Ends in state
+ * `to`. */
+static void add_calls(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                      const char *before, const char *after, uint32_t to)
 {
     for (uint32_t i = 0; i < a->n_tools; i++) {
         uint32_t args = add_state(gr);
@@ -290,7 +293,7 @@ static void add_calls(struct answer *a, struct graph *gr, uint32_t from, const c
 }
 
 /* <tool_call>{"name": ..., "arguments": {...}}</tool_call> */
-static void form_hermes(struct answer *a, struct graph *gr)
+static void form_hermes(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
     add_tag(a, gr, begin, "<tool_call>", false, open);
@@ -302,7 +305,7 @@ static void form_hermes(struct answer *a, struct graph *gr)
 }
 
 /* <tool_call><function=NAME><parameter=...>...</function></tool_call> */
-static void form_xml(struct answer *a, struct graph *gr)
+static void form_xml(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
     add_tag(a, gr, begin, "<tool_call>", false, open);
@@ -320,9 +323,9 @@ static void form_xml(struct answer *a, struct graph *gr)
     add_tag(a, gr, close, "</tool_call>", false, gr->final);
 }
 
-/* {"name": ..., "parameters": {...}}; several are divided by semicolons. */
+/* {"name": ..., "parameters": {...}}; several calls are separated by semicolons. */
 #define LLAMA_OPEN "\\{" WS "(\"type\"" COLON "\"function\"" COMMA ")?\"name\"" COLON
-static void form_llama(struct answer *a, struct graph *gr)
+static void form_llama(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
     add_tag(a, gr, begin, "<|python_tag|>", false, open);
@@ -335,7 +338,7 @@ static void form_llama(struct answer *a, struct graph *gr)
 }
 
 /* [f(a=1), g()] */
-static void form_python(struct answer *a, struct graph *gr)
+static void form_python(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
     add_tag(a, gr, begin, "<|python_start|>", false, open);
@@ -353,7 +356,7 @@ static void form_python(struct answer *a, struct graph *gr)
 }
 
 /* [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]NAME[ARGS]{...} */
-static void form_mistral(struct answer *a, struct graph *gr)
+static void form_mistral(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr), close;
     uint32_t with_id = add_state(gr), next = add_state(gr);
@@ -379,9 +382,9 @@ static void form_mistral(struct answer *a, struct graph *gr)
     }
 }
 
-/* function SEP NAME, arguments in a fenced block (R1 and what was distilled from it), or NAME SEP
- * arguments. */
-static void form_deepseek(struct answer *a, struct graph *gr)
+/* `function SEP NAME` with the arguments in a fenced block (R1 and its distillations), or `NAME SEP
+ * arguments`. */
+static void form_deepseek(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), first = add_state(gr), open = add_state(gr);
     uint32_t word = add_state(gr), name = add_state(gr), close = add_state(gr);
@@ -408,9 +411,9 @@ static void form_deepseek(struct answer *a, struct graph *gr)
     add_tag(a, gr, next, D_CALLS_END, false, gr->final);
 }
 
-/* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>, all calls in one
- * section. */
-static void form_kimi(struct answer *a, struct graph *gr)
+/* <|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>, all calls
+ * in one section. */
+static void form_kimi(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
     uint32_t end = add_state(gr), next = add_state(gr);
@@ -429,9 +432,10 @@ static void form_kimi(struct answer *a, struct graph *gr)
     add_tag(a, gr, next, "<|tool_calls_section_end|>", false, gr->final);
 }
 
-/* From the channel to the end: <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
- * and <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}. */
-static void form_gpt_oss(struct answer *a, struct graph *gr)
+/* From the channel to the end:
+ * <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
+ * or <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...} */
+static void form_gpt_oss(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), channel = add_state(gr), name = add_state(gr);
     uint32_t start = add_state(gr), early = add_state(gr);
@@ -459,8 +463,9 @@ static void form_gpt_oss(struct answer *a, struct graph *gr)
     }
 }
 
-/* <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>, lines where the model likes. */
-static void form_glm(struct answer *a, struct graph *gr)
+/* <tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>, with optional
+ * newlines. */
+static void form_glm(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr);
     gr->final = add_state(gr);
@@ -475,7 +480,7 @@ static void form_glm(struct answer *a, struct graph *gr)
 }
 
 /* <invoke name="NAME"><parameter name="K">V</parameter></invoke>, all calls in one frame. */
-static void form_minimax(struct answer *a, struct graph *gr)
+static void form_minimax(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), first = add_state(gr), name = add_state(gr);
     uint32_t next = add_state(gr), line = add_state(gr);
@@ -495,7 +500,7 @@ static void form_minimax(struct answer *a, struct graph *gr)
 }
 
 /* <|tool_call>call:NAME{k:<|"|>v<|"|>,n:3}<tool_call|> */
-static void form_gemma(struct answer *a, struct graph *gr)
+static void form_gemma(struct reply_builder *a, struct call_graph *gr)
 {
     uint32_t begin = add_state(gr), open = add_state(gr), name = add_state(gr);
     uint32_t end = add_state(gr);
@@ -511,13 +516,13 @@ static void form_gemma(struct answer *a, struct graph *gr)
 }
 
 #define LEAD "[ \\t\\r\\n]*"
-static const struct form {
+static const struct call_form {
     enum chat_format format;
-    int args; /* flags of the arguments' schema */
-    void (*calls)(struct answer *a, struct graph *gr);
-    struct stop stops[3]; /* what begins a call in free text */
-    bool repeats;         /* a further call begins like the first */
-    bool last;            /* nothing but calls follows a call */
+    int args; /* SCHEMA_* flags for compiling the arguments */
+    void (*calls)(struct reply_builder *a, struct call_graph *gr);
+    struct stop stops[3]; /* start of a call in free text */
+    bool repeats;         /* a further call starts like the first */
+    bool last;            /* after a call only further calls may follow */
 } forms[] = {
     {CHAT_HERMES, 0, form_hermes, {{.text = "<tool_call>"}}, .repeats = true},
     {CHAT_QWEN_XML, SCHEMA_XML, form_xml, {{.text = "<tool_call>"}}, .repeats = true},
@@ -546,7 +551,7 @@ static const struct form {
      .last = true},
 };
 
-static const struct form *form_of(enum chat_format f)
+static const struct call_form *form_of(enum chat_format f)
 {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
         if (forms[i].format == f)
@@ -561,8 +566,9 @@ bool chat_format_calls(enum chat_format f)
 
 /* ------------------------------------------------------------------ arguments */
 
-/* The names of a schema that cannot be enforced, with their simple types, and which are required. */
-static void loosen(const struct jvalue *p, struct buf *out)
+/* Relaxes a schema that cannot be enforced to its property names, their simple types and the
+ * required list. */
+static void relax_schema(const struct jvalue *p, struct buf *out)
 {
     static const char *const types[] = {"string", "integer", "number", "boolean",
                                         "array",  "object",  "null"};
@@ -590,9 +596,9 @@ static void loosen(const struct jvalue *p, struct buf *out)
     buf_adds(out, "}");
 }
 
-enum { ARGS_WORK = 1500000, LOOSE_TRIED = 3 };
+enum { ARGS_WORK = 1500000, MAX_RELAXED = 3 };
 
-static bool compile_args(struct answer *a, struct tool *t, int flags)
+static bool compile_args(struct reply_builder *a, struct tool *t, int flags)
 {
     const struct jvalue *p = t->parameters;
     struct error why = {0};
@@ -603,14 +609,14 @@ static bool compile_args(struct answer *a, struct tool *t, int flags)
         t->args = a->any_args;
         return true;
     }
-    /* Trying costs: of many that cannot be enforced, a few are tried. */
+    /* Compiling is expensive, so only a few schemas that cannot be enforced are tried. */
     struct grammar *g = NULL;
-    if (t->strict || a->n_loose < LOOSE_TRIED)
+    if (t->strict || a->n_relaxed < MAX_RELAXED)
         g = schema_compile(whole ? p->raw : any, whole ? p->raw_len : 2, flags, &why);
     if (!g && !t->strict) {
-        a->n_loose++;
+        a->n_relaxed++;
         struct buf text = {0};
-        loosen(p, &text);
+        relax_schema(p, &text);
         why = (struct error){0};
         g = schema_compile(text.p, text.len, flags, &why);
         buf_clear(&text);
@@ -619,12 +625,12 @@ static bool compile_args(struct answer *a, struct tool *t, int flags)
         struct error named = {0};
         error_set(&named, "the parameters of the tool '%.*s': %.600s", (int)t->name->len,
                   t->name->text, why.msg);
-        return answer_fail(a, named.msg);
+        return reply_fail(a, named.msg);
     }
     a->work += g->work + g->n_nodes;
     if (a->work > ARGS_WORK) {
         grammar_free(g);
-        return answer_fail(a, "the tools' schemas take over 1500000 steps");
+        return reply_fail(a, "the tools' schemas take over 1500000 steps");
     }
     t->args = grammar_import(a->g, g);
     if (!whole)
@@ -632,30 +638,30 @@ static bool compile_args(struct answer *a, struct tool *t, int flags)
     return true;
 }
 
-/* ------------------------------------------------------------------ the whole answer */
+/* ------------------------------------------------------------------ the whole reply */
 
-/* What opens thinking: a tag, and a word after it where the tag alone opens other things, too. */
-static const char *think_tag(const struct answer *a)
+/* Start of reasoning: a tag, plus a word if the tag alone also starts other blocks. */
+static const char *think_tag(const struct reply_builder *a)
 {
     return a->format == CHAT_MISTRAL ? "[THINK]"
            : a->format == CHAT_GEMMA ? "<|channel>"
                                      : "<think>";
 }
 
-static const char *think_word(const struct answer *a)
+static const char *think_word(const struct reply_builder *a)
 {
     return a->format == CHAT_GEMMA ? "thought" : "";
 }
 
-static const char *think_close(const struct answer *a)
+static const char *think_close(const struct reply_builder *a)
 {
     return a->format == CHAT_MISTRAL ? "[/THINK]"
            : a->format == CHAT_GEMMA ? "<channel|>"
                                      : "</think>";
 }
 
-static void add_think_open(struct answer *a, struct graph *gr, uint32_t from, bool token_only,
-                           uint32_t to)
+static void add_think_open(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                           bool token_only, uint32_t to)
 {
     bool word = think_word(a)[0];
     uint32_t tagged = word ? add_state(gr) : to;
@@ -664,9 +670,9 @@ static void add_think_open(struct answer *a, struct graph *gr, uint32_t from, bo
         add_pattern(a, gr, tagged, think_word(a), to);
 }
 
-/* Thinking that is open at `from`: to its closing tag. */
-static void add_thoughts(struct answer *a, struct graph *gr, uint32_t from, bool may_end,
-                         uint32_t to)
+/* Reasoning that is already open at `from`, up to its closing tag. */
+static void add_thoughts(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                         bool may_end, uint32_t to)
 {
     uint32_t end = add_state(gr);
     struct stop close = {.text = think_close(a)};
@@ -674,18 +680,18 @@ static void add_thoughts(struct answer *a, struct graph *gr, uint32_t from, bool
     add_tag(a, gr, end, close.text, false, to);
 }
 
-/* Free text that may turn into calls, from `from` on; at `to` after a call. The first one of an answer
- * may also turn into thinking, which leads to `think`. */
-static void add_text(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls,
+/* Free text from `from` that may turn into calls; in state `to` after a call. The first text of a
+ * reply may also turn into reasoning, which continues at `think`. */
+static void add_text(struct reply_builder *a, struct call_graph *gr, uint32_t from, uint32_t calls,
                      uint32_t think, uint32_t to)
 {
-    const struct form *f = form_of(a->format);
+    const struct call_form *f = form_of(a->format);
     struct stop stops[32];
     struct buf names[24] = {0};
     uint32_t n = 0, begun = add_state(gr);
     for (; n < 3 && (f->stops[n].text || f->stops[n].at_start); n++)
         stops[n] = f->stops[n];
-    /* A Python call has no tag: it begins with one of the names. */
+    /* A Python call has no tag; it starts with a tool's name. */
     for (uint32_t i = 0; a->format == CHAT_PYTHONIC && i < a->n_tools && i < 24; i++) {
         const struct jvalue *name = a->tools[i].name;
         buf_adds(&names[i], LEAD "\\[");
@@ -714,10 +720,11 @@ static void add_text(struct answer *a, struct graph *gr, uint32_t from, uint32_t
         buf_clear(&names[i]);
 }
 
-/* Auto: text, calls in it. */
-static void answer_auto(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls)
+/* tool_choice auto: text that may contain calls. */
+static void reply_auto(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                       uint32_t calls)
 {
-    const struct form *f = form_of(a->format);
+    const struct call_form *f = form_of(a->format);
     uint32_t text = add_state(gr), think = 0;
     uint32_t after = f->last || a->one ? gr->final : text;
     if (a->thinking == CHAT_THINKS_FIRST && a->format != CHAT_GPT_OSS) {
@@ -733,11 +740,11 @@ static void answer_auto(struct answer *a, struct graph *gr, uint32_t from, uint3
     add_text(a, gr, text, calls, 0, after);
 }
 
-/* Calls and nothing else, or a text that fits. */
-static void answer_fixed(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls,
-                         uint32_t response)
+/* Only calls, or a text that satisfies the response constraint. */
+static void reply_fixed(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                        uint32_t calls, uint32_t response)
 {
-    const struct form *f = form_of(a->format);
+    const struct call_form *f = form_of(a->format);
     if (response)
         add_edge(gr, from, true, response, gr->final);
     if (!calls)
@@ -745,7 +752,7 @@ static void answer_fixed(struct answer *a, struct graph *gr, uint32_t from, uint
     bool more = f->repeats && !a->one;
     uint32_t after = more ? add_state(gr) : gr->final;
     add_edge(gr, from, true, calls, after);
-    if (more) { /* a state of its own: a response is not followed by calls */
+    if (more) { /* a separate state: no calls after a response */
         uint32_t space = add_state(gr);
         gr->also = after;
         add_pattern(a, gr, after, "[ \\n]{1,2}", space);
@@ -754,9 +761,9 @@ static void answer_fixed(struct answer *a, struct graph *gr, uint32_t from, uint
     }
 }
 
-/* gpt-oss: every message has a header; thinking is one of its channels. */
-static void answer_gpt_oss(struct answer *a, struct graph *gr, uint32_t from, uint32_t calls,
-                           uint32_t response)
+/* gpt-oss: every message has a header, and reasoning is one of its channels. */
+static void reply_gpt_oss(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                          uint32_t calls, uint32_t response)
 {
     uint32_t channel = add_state(gr), analysis = add_state(gr), thoughts = add_state(gr);
     uint32_t end = add_state(gr), start = add_state(gr), role = add_state(gr);
@@ -780,10 +787,10 @@ static void answer_gpt_oss(struct answer *a, struct graph *gr, uint32_t from, ui
     }
 }
 
-static void answer_build(struct answer *a, uint32_t response)
+static void reply_build(struct reply_builder *a, uint32_t response)
 {
-    const struct form *f = form_of(a->format);
-    struct graph gr = {0};
+    const struct call_form *f = form_of(a->format);
+    struct call_graph gr = {0};
     uint32_t calls = 0, from, think;
     for (uint32_t i = 0; i < a->n_tools && !a->failed; i++)
         compile_args(a, &a->tools[i], f->args);
@@ -797,15 +804,15 @@ static void answer_build(struct answer *a, uint32_t response)
     from = add_state(&gr);
     gr.final = add_state(&gr);
     if (calls && !a->required && !response) {
-        answer_auto(a, &gr, from, calls);
+        reply_auto(a, &gr, from, calls);
     } else if (a->format == CHAT_GPT_OSS) {
-        answer_gpt_oss(a, &gr, from, calls, a->required ? 0 : response);
+        reply_gpt_oss(a, &gr, from, calls, a->required ? 0 : response);
     } else {
         uint32_t body = grammar_add_node(a->g, NODE_GRAPH);
-        struct graph inner = {0};
+        struct call_graph inner = {0};
         uint32_t first = add_state(&inner);
         inner.final = add_state(&inner);
-        answer_fixed(a, &inner, first, calls, a->required ? 0 : response);
+        reply_fixed(a, &inner, first, calls, a->required ? 0 : response);
         graph_emit(a, &inner, body);
         think = from;
         if (a->thinking != CHAT_THINKS_FIRST)
@@ -823,19 +830,19 @@ static void answer_build(struct answer *a, uint32_t response)
     graph_emit(a, &gr, 0);
 }
 
-static bool read_tools(struct answer *a, const struct jvalue *list)
+static bool read_tools(struct reply_builder *a, const struct jvalue *list)
 {
     if (!list || list->kind != J_ARRAY)
         return true;
     if (list->n > CHAT_TOOLS_MAX)
-        return answer_fail(a, "over 512 tools");
+        return reply_fail(a, "over 512 tools");
     if (list->n && !form_of(a->format))
-        return answer_fail(a, "this model's template knows no tool calls");
+        return reply_fail(a, "this model's template knows no tool calls");
     a->tools = mem_zalloc(list->n + 1, sizeof *a->tools);
     for (const struct jvalue *t = list->first; t; t = t->next) {
         const struct jvalue *name = jvalue_get(t, "name"), *strict = jvalue_get(t, "strict");
         if (!name || name->kind != J_STRING || !name->len || name->len > 256)
-            return answer_fail(a, "a tool without a name");
+            return reply_fail(a, "a tool without a name");
         a->tools[a->n_tools++] = (struct tool){.name = name,
                                                .parameters = jvalue_get(t, "parameters"),
                                                .strict = strict && strict->kind == J_TRUE};
@@ -843,12 +850,12 @@ static bool read_tools(struct answer *a, const struct jvalue *list)
     return true;
 }
 
-static bool read_response(struct answer *a, const struct jvalue *r, uint32_t *node)
+static bool read_response(struct reply_builder *a, const struct jvalue *r, uint32_t *node)
 {
     const struct jvalue *kind = jvalue_get(r, "kind"), *text = jvalue_get(r, "text");
     if (!kind || kind->kind != J_NUMBER || kind->len != 1 || kind->text[0] < '0' ||
         kind->text[0] > '4' || !text || text->kind != J_STRING)
-        return answer_fail(a, "a response without a kind and a text");
+        return reply_fail(a, "a response without a kind and a text");
     struct grammar_source src = {.kind = (enum grammar_kind)(kind->text[0] - '0'),
                                  .flags = a->flags,
                                  .text = text->text,
@@ -860,9 +867,9 @@ static bool read_response(struct answer *a, const struct jvalue *r, uint32_t *no
     return true;
 }
 
-struct grammar *answer_compile(const char *text, size_t len, int flags, struct error *err)
+struct grammar *chat_reply_compile(const char *text, size_t len, int flags, struct error *err)
 {
-    struct answer a = {.err = err, .flags = flags};
+    struct reply_builder a = {.err = err, .flags = flags};
     struct error ignored;
     if (!err)
         a.err = &ignored;
@@ -887,14 +894,14 @@ struct grammar *answer_compile(const char *text, size_t len, int flags, struct e
     schema_add_json(a.g, flags);
     grammar_add_node(a.g, NODE_GRAPH);
     v = jvalue_get(root, "response");
-    bool ok = chat_format_from_name(name, &a.format) || answer_fail(&a, "an unknown format");
+    bool ok = chat_format_from_name(name, &a.format) || reply_fail(&a, "an unknown format");
     ok = ok && read_tools(&a, jvalue_get(root, "tools")) &&
          (!v || read_response(&a, v, &response)) &&
-         (a.n_tools || (v && !a.required) || answer_fail(&a, "there is nothing to constrain"));
+         (a.n_tools || (v && !a.required) || reply_fail(&a, "there is nothing to constrain"));
     if (ok)
-        answer_build(&a, response);
+        reply_build(&a, response);
     if (!a.failed && re_pool_error(a.pool))
-        answer_fail(&a, re_pool_error(a.pool));
+        reply_fail(&a, re_pool_error(a.pool));
     grammar_finish(a.g);
     if (a.failed) {
         grammar_free(a.g);

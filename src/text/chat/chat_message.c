@@ -1,6 +1,6 @@
 /*
- * Around the chat parser: the names of the formats, how a template betrays its format, and the
- * gathering of events into a message.
+ * Helpers of the chat parser: the formats' names, detection of a template's format, and collecting
+ * events into a message.
  */
 #include "text/chat/chat_parse.h"
 #include "base/error.h"
@@ -114,7 +114,7 @@ void chat_message_clear(struct chat_message *m)
     *m = (struct chat_message){0};
 }
 
-/* Length of the UTF-8 character at s, 0 if there is none. */
+/* Length of the UTF-8 character at s, 0 if invalid. */
 static size_t utf8_char(const unsigned char *s, size_t n)
 {
     if (!s || !n)

@@ -1,7 +1,8 @@
 /*
- * The streaming chat parser: tags, white space, reasoning, and the frames around calls. The bytes of a
- * call go through the scanners of chat_calls.c. Each step decides on as few bytes as make the answer
- * certain whatever follows, and waits otherwise; that is the whole of the invariance under splitting.
+ * The streaming chat parser: tags, white space, reasoning, and the frames of calls. The bytes of a
+ * call go through the scanners of chat_calls.c. Each step consumes bytes only if its decision holds
+ * for every continuation, and waits otherwise. This makes the result independent of how the text is
+ * split.
  */
 #include "text/chat/chat_parse_int.h"
 #include "base/mem.h"
@@ -33,9 +34,9 @@ enum {
     D_END
 };
 
-#define MAX_NAME 256 /* longer than this it is no name */
+#define MAX_NAME 256 /* longest function or parameter name */
 
-/* DeepSeek's tags are single tokens, spelt with full-width bars. */
+/* DeepSeek's tags are single tokens, written with full-width bars. */
 #define D_CALLS_BEGIN "<｜tool▁calls▁begin｜>"
 #define D_CALLS_END   "<｜tool▁calls▁end｜>"
 #define D_CALL_BEGIN  "<｜tool▁call▁begin｜>"
@@ -68,7 +69,7 @@ static void put(struct chat_parser *p, enum chat_event_type kind, const char *s,
         buf_add(&p->args, s, n);
 }
 
-/* Text whose white space is only shown once something follows it. */
+/* Emits text, holding back white space until other text follows. */
 void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -85,7 +86,7 @@ void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, s
     }
 }
 
-/* Forgets held white space, and drops what follows up to the next text. */
+/* Drops held white space and all white space up to the next text. */
 static void trim(struct chat_parser *p)
 {
     buf_reset(&p->space);
@@ -150,8 +151,8 @@ static void end_call(struct chat_parser *p, enum chat_event_type type)
     p->opt.event(p->opt.arg, &e);
 }
 
-/* Whether the arguments are JSON. Line breaks inside strings, which are none, and bytes that are no
- * characters are let through: clients cope with them. */
+/* Whether the arguments are JSON. Raw line breaks in strings and invalid UTF-8 are tolerated, since
+ * clients cope with both. */
 static bool args_are_json(const struct chat_parser *p)
 {
     struct buf text = {0};
@@ -183,7 +184,7 @@ void chat_call_break(struct chat_parser *p)
 {
     end_call(p, CHAT_TOOL_BROKEN);
     p->n_broken++;
-    buf_reset(&p->space); /* the arguments' */
+    buf_reset(&p->space); /* white space of the arguments */
     buf_add(&p->whole, p->in.p + p->step_at, p->pos - p->step_at);
     p->step_at = p->pos;
     chat_put(p, CHAT_CONTENT, p->lead.p, p->lead.len);
@@ -194,7 +195,7 @@ void chat_call_break(struct chat_parser *p)
 
 /* ------------------------------------------------------------------ input */
 
-/* The call turned out to be none: its text is content, read on from here. */
+/* The text is not a call after all: emit it as content and continue from here. */
 void chat_not_a_call(struct chat_parser *p)
 {
     chat_put(p, CHAT_CONTENT, p->raw.p, p->raw.len);
@@ -202,7 +203,7 @@ void chat_not_a_call(struct chat_parser *p)
     content(p);
 }
 
-/* The next call, after text that is still undecided (raw) or after another call. */
+/* Starts the next call, after undecided text (raw) or another call. */
 void chat_next_call(struct chat_parser *p, int mode)
 {
     p->state = S_CALL;
@@ -235,7 +236,7 @@ static const char *think_close(const struct chat_parser *p)
                                      : "</think>";
 }
 
-/* What may only stand before any content. False: wait. */
+/* Handles tags that may only precede content. False: wait for more text. */
 static bool step_start(struct chat_parser *p)
 {
     int m;
@@ -362,12 +363,12 @@ static bool step_reasoning(struct chat_parser *p)
         m = chat_accept(p, think_close(p));
         if (m > 0) {
             trim(p);
-            p->opt.reasoning = false; /* one block of thoughts, at the beginning */
+            p->opt.reasoning = false; /* only one block of reasoning, at the start */
             p->state = S_START;
         }
     }
     if (m == 0 && p->trim && c == think_open(p)[0]) {
-        m = chat_accept(p, think_open(p)); /* said again although the prompt opened it */
+        m = chat_accept(p, think_open(p)); /* repeated although the prompt opened it */
     }
     if (m)
         return m > 0;
@@ -384,8 +385,8 @@ static const char *call_close(const struct chat_parser *p)
     return tag ? "</tool_call>" : "";
 }
 
-/* After a scanner's answer for the byte here. */
-static bool scanned(struct chat_parser *p, enum scan_result r, enum state done)
+/* Handles the scanner's result for the current byte. */
+static bool scanned(struct chat_parser *p, enum scan_result r, enum parse_state done)
 {
     if (r != SCAN_BAD) {
         if (r == SCAN_DONE)
@@ -421,7 +422,7 @@ static void xml_param_end(struct chat_parser *p)
     p->mode = X_BODY;
 }
 
-/* Reads a name up to '>' into tag. 1: complete, 0: more, -1: it is none. */
+/* Reads a name up to '>'. Returns 1 when complete, 0 for more, -1 if it is not a name. */
 static int xml_name(struct chat_parser *p, struct buf *name)
 {
     char c = chat_here(p);
@@ -450,7 +451,7 @@ static bool step_xml(struct chat_parser *p)
             buf_addc(&p->raw, c);
             p->pos++;
         } else if (c == '{') {
-            p->mode = C_JSON; /* the other way to write it, which such models also use */
+            p->mode = C_JSON; /* these models also write calls as JSON */
         } else {
             chat_not_a_call(p);
         }
@@ -471,7 +472,7 @@ static bool step_xml(struct chat_parser *p)
                 d = chat_match(p, "</tool_call>"), e = chat_match(p, "</parameter>");
             if (a < 0 || b < 0 || d < 0 || e < 0)
                 return false;
-            if (e) { /* once more than needed */
+            if (e) { /* superfluous closing tag */
                 p->pos += strlen("</parameter>");
                 return true;
             }
@@ -512,14 +513,14 @@ static bool step_xml(struct chat_parser *p)
             p->mode = X_FIRST;
         }
         return true;
-    case X_FIRST: /* the line break after the tag is not part of the value */
+    case X_FIRST: /* the newline after the tag is not part of the value */
         p->pos += c == '\n';
         p->mode = X_VALUE;
         return true;
     default:
         break;
     }
-    /* X_VALUE. A closing tag that was forgotten is noticed where the next one starts a line. */
+    /* X_VALUE. A missing closing tag is detected when the next tag starts a line. */
     if (c == '<' || c == '\n') {
         int a = chat_match(p, "</parameter>"), b = chat_match(p, "\n</parameter>"),
             f = chat_match(p, "\n</function>"), d = chat_match(p, "\n<parameter=");
@@ -542,7 +543,7 @@ static bool mistral_name_char(char c)
            c == '.';
 }
 
-/* Arguments as a bare JSON object: out as they come, up to the closing bracket. */
+/* Arguments as a bare JSON object: emitted as they arrive, up to the closing bracket. */
 bool chat_step_args(struct chat_parser *p)
 {
     struct json_scan *s = &p->js;
@@ -621,13 +622,13 @@ static bool step_mistral(struct chat_parser *p)
     case M_ARGS:
         chat_step_args(p);
         return true;
-    default: /* C_JSON, an object of the list */
+    default: /* C_JSON, an object in the list */
         return scanned(p, json_scan_feed(p, c, true), S_BETWEEN);
     }
 }
 
-/* Inside DeepSeek's frame of calls: `function SEP name, arguments in a fenced block` as R1 and its
- * distillations write it, or `name SEP arguments`. */
+/* Inside DeepSeek's call frame: `function SEP name` with the arguments in a fenced block (R1 and
+ * its distillations), or `name SEP arguments`. */
 static bool step_deepseek(struct chat_parser *p)
 {
     char c = chat_here(p);
@@ -734,7 +735,7 @@ static bool step_call(struct chat_parser *p)
     }
 }
 
-/* Between the calls of a list. */
+/* Between the calls in a list. */
 static bool step_between(struct chat_parser *p)
 {
     char c = chat_here(p);
@@ -756,7 +757,7 @@ static bool step_between(struct chat_parser *p)
     return true;
 }
 
-/* After a whole call: its closing tag, or another call in the same frame. */
+/* After a complete call: its closing tag, or another call in the same frame. */
 static bool step_close(struct chat_parser *p)
 {
     if (chat_space_here(p)) {
@@ -784,7 +785,7 @@ static bool has_word(const struct buf *b, const char *word)
     return b->len && memmem(b->p, b->len, word, strlen(word));
 }
 
-/* The header is complete: who it is for and what kind of text follows. */
+/* Handles a complete header: the recipient and the kind of text that follows. */
 static void open_message(struct chat_parser *p)
 {
     struct buf *h = &p->tag;
@@ -806,7 +807,7 @@ static void open_message(struct chat_parser *p)
     }
     p->mode = has_word(h, "analysis") && p->opt.reasoning ? G_REASONING : G_CONTENT;
     if (p->mode == G_REASONING ? p->reasoned : p->wrote)
-        buf_addc(&p->space, '\n'); /* a second message of a kind starts on a new line */
+        buf_addc(&p->space, '\n'); /* start a second message of the same kind on a new line */
     p->reasoned |= p->mode == G_REASONING;
 }
 
@@ -820,7 +821,7 @@ static bool step_header(struct chat_parser *p)
         buf_reset(&p->tag);
         return true;
     }
-    if (p->tag.len < 1024) /* longer headers lose their tail */
+    if (p->tag.len < 1024) /* longer headers are truncated */
         buf_addc(&p->tag, chat_here(p));
     p->pos++;
     return true;
@@ -863,7 +864,7 @@ static bool step_body(struct chat_parser *p)
 
 /* ------------------------------------------------------------------ the parser */
 
-/* After a step: what it took belongs to the text of a call, or of what may be one. */
+/* Saves the bytes this step consumed if they belong to a call or a possible call. */
 static void keep_whole(struct chat_parser *p)
 {
     bool in_call =
@@ -943,7 +944,7 @@ void chat_parser_finish(struct chat_parser *p)
     p->final = true;
     run(p);
     if (p->call_open && p->state == S_BODY && p->wrote_args) {
-        chat_call_end(p); /* the token that ends it ended the generation */
+        chat_call_end(p); /* the end-of-call token ended the generation */
     } else if (p->call_open) {
         chat_call_break(p);
     } else if ((p->state == S_CALL || p->state == S_BETWEEN) && p->raw.len) {

@@ -1,14 +1,14 @@
 /*
- * The model's text back into a message: content, reasoning and tool calls, while it streams.
- * One parser for all formats. Text that could still turn out to be part of a tag is held back, and
- * arguments of a call stream as soon as its name is known. A call that then breaks off, or whose
- * arguments are no JSON, is taken back by CHAT_TOOL_BROKEN, and its text comes as content: whoever has
- * passed its beginning on cannot take that back, but no text is lost.
+ * The model's text back to a message: content, reasoning and tool calls, while streaming. One
+ * parser handles all formats. Text that may still become part of a tag is held back. Arguments of a
+ * call stream as soon as its name is known. A call that breaks off, or whose arguments are not
+ * JSON, is retracted with CHAT_TOOL_BROKEN, and its text follows as content. A client that has
+ * already forwarded the call's start cannot undo that, but no text is lost.
  *
- * Invariant: the events' concatenation depends on the whole text alone, never on how it was cut.
+ * Invariant: the concatenated events depend only on the whole text, not on how it was split.
  *
- * The text must contain the format's special tokens ([TOOL_CALLS], <|channel|>...) spelt out, without
- * the token that ended the generation. Knows nothing of tokens, templates or HTTP.
+ * The text must contain the format's special tokens ([TOOL_CALLS], <|channel|>...) in text form,
+ * without the token that ended the generation. Knows nothing of tokens, templates or HTTP.
  */
 #ifndef STEEL_TEXT_CHAT_PARSE_H
 #define STEEL_TEXT_CHAT_PARSE_H
@@ -24,8 +24,8 @@ enum chat_format {
     CHAT_PLAIN,      /* content, and <think> reasoning */
     CHAT_HERMES,     /* <tool_call>{"name", "arguments"}</tool_call>: Hermes, Qwen2.5, Qwen3 */
     CHAT_QWEN_XML,   /* <tool_call><function=F><parameter=P>...: Qwen3-Coder, Qwen3.5 */
-    CHAT_LLAMA_JSON, /* the answer is {"name", "parameters"}: Llama 3.x */
-    CHAT_PYTHONIC,   /* the answer is [f(a=1), g()]: Llama 3.2, Llama 4 */
+    CHAT_LLAMA_JSON, /* the reply is {"name", "parameters"}: Llama 3.x */
+    CHAT_PYTHONIC,   /* the reply is [f(a=1), g()]: Llama 3.2, Llama 4 */
     CHAT_MISTRAL,    /* [TOOL_CALLS][{...}] and [TOOL_CALLS]name[ARGS]{...} */
     CHAT_DEEPSEEK_R1, /* <think> reasoning, often opened by the prompt; <｜tool▁calls▁begin｜>... */
     CHAT_GPT_OSS, /* <|channel|>analysis|commentary|final */
@@ -38,16 +38,17 @@ enum chat_format {
 
 const char *chat_format_name(enum chat_format f);
 bool chat_format_from_name(const char *name, enum chat_format *out); /* "hermes", "mistral"... */
-/* What a template's text tells of the model's way to answer. */
+/* Detects the model's reply format from its template. */
 enum chat_format chat_format_detect(const char *template, size_t len);
 
 enum chat_event_type {
     CHAT_CONTENT,    /* text */
     CHAT_REASONING,  /* text */
     CHAT_TOOL_BEGIN, /* text is the function's name, id the call's id */
-    CHAT_TOOL_ARGS,  /* text is the next piece of the arguments' JSON */
+    CHAT_TOOL_ARGS,  /* text is the next part of the arguments' JSON */
     CHAT_TOOL_END,
-    CHAT_TOOL_BROKEN, /* instead: it was none, or was cut; its whole text follows as content */
+    CHAT_TOOL_BROKEN, /* instead of CHAT_TOOL_END: not a valid call; its whole text follows as
+                       * content */
 };
 
 struct chat_event {
@@ -59,10 +60,10 @@ struct chat_event {
 };
 
 struct chat_parse_options {
-    bool tools;           /* look for tool calls; else their text is content */
-    bool reasoning;       /* look for reasoning; else its text is content */
-    bool in_reasoning;    /* the prompt already opened it (it ends in <think>) */
-    uint64_t id_seed;     /* makes the calls' ids */
+    bool tools;           /* recognise tool calls, else their text is content */
+    bool reasoning;       /* recognise reasoning, else its text is content */
+    bool in_reasoning;    /* the prompt opened the reasoning (it ends in <think>) */
+    uint64_t id_seed;     /* seed of the call ids */
     const json_t *schema; /* the request's tools, for the types of XML parameters; or NULL */
     void (*event)(void *arg, const struct chat_event *e);
     void *arg;
@@ -71,7 +72,7 @@ struct chat_parse_options {
 struct chat_parser;
 struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_options *opt);
 void chat_parser_push(struct chat_parser *p, const char *text, size_t len);
-void chat_parser_finish(struct chat_parser *p);     /* what was held back is resolved; call once */
+void chat_parser_finish(struct chat_parser *p);     /* resolves held-back text; call once */
 int chat_parser_calls(const struct chat_parser *p); /* tool calls begun and not broken */
 void chat_parser_free(struct chat_parser *p);
 
@@ -87,7 +88,7 @@ struct chat_message {
 };
 void chat_message_event(void *message, const struct chat_event *e); /* fits options.event */
 void chat_message_clear(struct chat_message *m);
-/* {"role", "content", "reasoning_content"?, "tool_calls"?}; bad UTF-8 becomes U+FFFD. */
+/* {"role", "content", "reasoning_content"?, "tool_calls"?}. Invalid UTF-8 becomes U+FFFD. */
 json_t *chat_message_json(const struct chat_message *m);
 
 #endif

@@ -1,4 +1,4 @@
-/* Inside the chat parser: its state, and the scanners of single calls. chat_parse*.c only. */
+/* Inside the chat parser: its state, and the scanners of single calls. Only for chat_*.c. */
 #ifndef STEEL_TEXT_CHAT_PARSE_INT_H
 #define STEEL_TEXT_CHAT_PARSE_INT_H
 
@@ -12,8 +12,8 @@ enum scan_result { SCAN_MORE, SCAN_DONE, SCAN_BAD };
 struct json_scan {
     int state, level, depth, field;
     bool in_string, escape;
-    bool have_name, have_args, streaming; /* streaming: args go out as they come */
-    struct buf text;                      /* key or string value at work, raw */
+    bool have_name, have_args, streaming; /* streaming: args are emitted as they arrive */
+    struct buf text;                      /* current key or string value, raw */
     struct buf name, id, args;
 };
 
@@ -25,8 +25,8 @@ struct py_scan {
     struct buf name, key, value;
 };
 
-enum state {
-    S_START, /* nothing but white space yet */
+enum parse_state {
+    S_START, /* only white space so far */
     S_CONTENT,
     S_REASONING,
     S_CALL,    /* inside one call of the format */
@@ -39,34 +39,34 @@ enum state {
 struct chat_parser {
     enum chat_format format;
     struct chat_parse_options opt;
-    struct buf in; /* bytes not yet decided on start at pos */
+    struct buf in; /* unconsumed input, starting at pos */
     size_t pos;
     bool final;
-    enum state state;
-    enum chat_event_type out_kind; /* of what is in out */
-    struct buf out;                /* decided text, not yet given to the callback */
+    enum parse_state state;
+    enum chat_event_type out_kind; /* kind of the text in out */
+    struct buf out;                /* text not yet passed to the callback */
     struct buf space;              /* white space held back until more text follows */
-    struct buf raw;                /* a call's text so far, shown if it is none after all */
-    bool wrote;                    /* some content was given out */
+    struct buf raw;                /* text of a possible call, emitted if it is none */
+    bool wrote;                    /* some content was emitted */
     bool trim;                     /* drop white space before the next text */
-    bool reasoned;                 /* gpt-oss: some reasoning was given out */
+    bool reasoned;                 /* gpt-oss: some reasoning was emitted */
     bool wrote_args;               /* gpt-oss: the open call has arguments */
-    bool call_open;                /* TOOL_BEGIN was given, TOOL_END not yet */
+    bool call_open;                /* TOOL_BEGIN was emitted, TOOL_END not yet */
     bool ended;                    /* this step ended a call */
-    int n_calls, n_broken;         /* begun; of these */
-    struct buf whole;              /* text of the call at work, before this step */
-    struct buf lead;               /* white space before it */
+    int n_calls, n_broken;         /* calls begun; calls among them that broke */
+    struct buf whole;              /* text of the current call before this step */
+    struct buf lead;               /* white space before the call */
     struct buf args;               /* its arguments so far */
-    size_t step_at;                /* where this step began, in `in` */
-    int mode;                      /* of the format: which variant, or the gpt-oss channel */
+    size_t step_at;                /* offset in `in` where this step began */
+    int mode;                      /* format-specific: variant, or the gpt-oss channel */
     struct json_scan js;
     struct py_scan py;
     /* XML calls */
     struct buf tag;           /* function or parameter name, or a gpt-oss header */
-    bool xml_string, xml_any; /* the parameter is known to be a string; one was written */
+    bool xml_string, xml_any; /* the parameter is a string by its schema; a parameter was written */
 };
 
-/* 1: the tag stands at offset `at` from here; 0: it does not; -1: it may, more text will tell. */
+/* Returns 1 if the tag is at offset `at`, 0 if not, -1 if more text is needed to decide. */
 static inline int chat_match_at(const struct chat_parser *p, size_t at, const char *tag)
 {
     size_t left = p->in.len - p->pos - at, n = strlen(tag);
@@ -80,7 +80,7 @@ static inline int chat_match(const struct chat_parser *p, const char *tag)
     return chat_match_at(p, 0, tag);
 }
 
-/* Consumes tag if it is here. The result is chat_match()'s. */
+/* Consumes the tag if it is here. Returns chat_match()'s result. */
 static inline int chat_accept(struct chat_parser *p, const char *tag)
 {
     int m = chat_match(p, tag);
@@ -101,41 +101,42 @@ static inline bool chat_space_here(const struct chat_parser *p)
 }
 
 /* chat_parse.c */
-enum { CHAT_MODE_JSON }; /* a call's mode: one JSON object, whatever the format */
-/* The call turned out to be none: its text (raw) is content, read on from here. */
+enum { CHAT_MODE_JSON }; /* mode of a call written as a JSON object, in every format */
+/* The text is not a call after all: emits it (raw) as content and continues from here. */
 void chat_not_a_call(struct chat_parser *p);
-/* A call that begins with the text raw; the next one of a frame. */
+/* Starts a call whose text begins with raw, or the next call of a frame. */
 void chat_start_call(struct chat_parser *p, int mode, const char *raw);
 void chat_next_call(struct chat_parser *p, int mode);
-/* Arguments as a bare JSON object: out as they come, up to the closing bracket. True: the call is over,
- * and whole. */
+/* Arguments as a bare JSON object, emitted as they arrive up to the closing bracket. True when the
+ * call is complete and valid. */
 bool chat_step_args(struct chat_parser *p);
 void chat_call_begin(struct chat_parser *p, const char *name, size_t len);
 void chat_call_args(struct chat_parser *p, const char *s, size_t n);
-/* A character of a value between tags: of a text, escaped; of other JSON, kept until it is whole. */
+/* One character of a value between tags: escaped if it is a string, else buffered until
+ * complete. */
 void chat_value_char(struct chat_parser *p, char c);
-/* False: the arguments are no JSON, and the call is broken. */
+/* False if the arguments are not JSON; the call is then broken. */
 bool chat_call_end(struct chat_parser *p);
-/* The open call is none: all of its text is content, read on from here. */
+/* Retracts the open call: emits all of its text as content and continues from here. */
 void chat_call_break(struct chat_parser *p);
 void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n);
 
 /* chat_tags.c: GLM, MiniMax, Kimi, Gemma */
-const char *chat_tags_frame(enum chat_format f); /* what their calls begin with */
-void chat_tags_start(struct chat_parser *p);     /* after that */
-bool chat_tags_step(struct chat_parser *p);      /* false: wait */
+const char *chat_tags_frame(enum chat_format f); /* opening tag of the format's call frame */
+void chat_tags_start(struct chat_parser *p);     /* call after the opening tag */
+bool chat_tags_step(struct chat_parser *p);      /* false: wait for more text */
 void chat_tags_value_end(struct chat_parser *p);
 
 /* chat_calls.c */
 void json_scan_reset(struct json_scan *s);
-/* Feeds one byte; gives out the call's name and arguments as soon as it may. */
+/* Feeds one byte. Emits the call's name and arguments as early as possible. */
 enum scan_result json_scan_feed(struct chat_parser *p, char c, bool bare_ok);
 void py_scan_reset(struct py_scan *s);
 enum scan_result py_scan_feed(struct chat_parser *p, char c);
-/* The value of an XML parameter as JSON: by the schema's type, else by its looks. */
+/* Emits an XML parameter's value as JSON: by the schema's type, else by its syntax. */
 void xml_value(struct chat_parser *p, const char *s, size_t n);
-/* Whether the schema says that parameter of that function is a string. */
+/* Whether the schema declares this parameter of this function as a string. */
 bool xml_is_string(const struct chat_parser *p, const char *function, const char *param);
-void json_escape(struct buf *b, const char *s, size_t n); /* without the quotes */
+void json_escape(struct buf *b, const char *s, size_t n); /* without the surrounding quotes */
 
 #endif

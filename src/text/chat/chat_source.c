@@ -74,7 +74,7 @@ static bool template_from_json(const json_t *v, struct chat_source *s)
     return true;
 }
 
-/* The files of a folder; later ones win, as in transformers. */
+/* Reads the files of a folder. Later files win, as in transformers. */
 static bool load_folder(const char *dir, const json_t *config, struct chat_source *s)
 {
     struct buf path = {0};
@@ -105,7 +105,7 @@ static bool load_folder(const char *dir, const json_t *config, struct chat_sourc
     return found;
 }
 
-/* Text of the token whose id stands under key. */
+/* Text of the token whose id is stored under key. */
 static void load_gguf_token(const struct tensorfile *f, const char *key, char **out)
 {
     int64_t id;

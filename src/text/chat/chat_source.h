@@ -1,6 +1,6 @@
 /*
- * Where a model keeps its chat template and the texts of its first and last token: GGUF metadata, or
- * the files of a Hugging Face folder (which need hold no weights). Knows nothing of Jinja.
+ * Finds a model's chat template and the texts of its BOS and EOS tokens, in GGUF metadata or in the
+ * files of a Hugging Face folder (which needs no weights). Knows nothing of Jinja.
  */
 #ifndef STEEL_TEXT_CHAT_SOURCE_H
 #define STEEL_TEXT_CHAT_SOURCE_H
@@ -10,12 +10,12 @@
 struct chat_source {
     char *template;      /* heap, NUL-terminated */
     size_t template_len; /* bytes */
-    char *bos, *eos;     /* heap; "" where the model names none */
+    char *bos, *eos;     /* heap; "" if the model declares none */
 };
 
-/* Of an open model. False, with a message, if it has no chat template. */
+/* Loads from an open model. False, with a message, if it has no chat template. */
 bool chat_source_load(const struct tensorfile *f, struct chat_source *s, struct error *err);
-/* Of a path: a .gguf file, a Hugging Face folder, or a file that is the template itself. */
+/* Loads from a path: a .gguf file, a Hugging Face folder, or a template file. */
 bool chat_source_open(const char *path, struct chat_source *s, struct error *err);
 void chat_source_clear(struct chat_source *s);
 

@@ -1,16 +1,15 @@
 /*
- * Tool calls written between tags of their own: GLM, MiniMax, Kimi and Gemma. Frames, names and values;
- * what a call is begun and ended by is chat_parse.c's. A call begins once its name is complete and
- * what follows can be nothing else; before that a failure leaves the text as content, afterwards it breaks
- * the call.
+ * Tool calls written between tags: GLM, MiniMax, Kimi and Gemma. Handles frames, names and values;
+ * chat_parse.c begins and ends calls. A call begins once its name is complete and the text can be
+ * nothing else. A failure before that leaves the text as content; afterwards it breaks the call.
  */
 #include "text/chat/chat_parse_int.h"
 
 #include <string.h>
 
-enum { MAX_NAME = 256 }; /* longer than this it is no name */
+enum { MAX_NAME = 256 }; /* longest function or parameter name */
 
-/* Where in a call: p->mode. */
+/* Position in a call: p->mode. */
 enum {
     T_OPEN = 100, /* before a call's name, or between calls */
     T_NAME,
@@ -18,12 +17,12 @@ enum {
     T_KEY,
     T_GAP, /* between a key and its value */
     T_VALUE,
-    T_ARGS, /* of a JSON object */
+    T_ARGS, /* inside a JSON object */
     T_END,  /* after it */
 };
 
-/* Tags of a form; "": it has none there. */
-struct tags {
+/* The tags of a format; "" if it has no such tag. */
+struct tag_form {
     enum chat_format format;
     const char *frame, *frame_end; /* around all calls */
     const char *call, *name_end;   /* around a name */
@@ -32,7 +31,7 @@ struct tags {
     const char *call_end;
 };
 
-static const struct tags forms[] = {
+static const struct tag_form forms[] = {
     {CHAT_GLM, "<tool_call>", "", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
      "</tool_call>"},
     {CHAT_MINIMAX, "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=\"", "\">",
@@ -42,7 +41,7 @@ static const struct tags forms[] = {
     {CHAT_GEMMA, "<|tool_call>", "", "call:", "{", "", "", "", "", "<tool_call|>"},
 };
 
-static const struct tags *form_of(enum chat_format f)
+static const struct tag_form *form_of(enum chat_format f)
 {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
         if (forms[i].format == f)
@@ -52,12 +51,12 @@ static const struct tags *form_of(enum chat_format f)
 
 const char *chat_tags_frame(enum chat_format f)
 {
-    const struct tags *t = form_of(f);
+    const struct tag_form *t = form_of(f);
     return t ? t->frame : NULL;
 }
 
-/* Takes a byte that is not decided on yet. */
-static void keep(struct chat_parser *p)
+/* Consumes a byte that is not yet known to belong to a call. */
+static void consume(struct chat_parser *p)
 {
     buf_addc(&p->raw, chat_here(p));
     p->pos++;
@@ -73,7 +72,7 @@ static bool is_name(const struct buf *b)
     return true;
 }
 
-/* Kimi says functions.NAME:3. */
+/* Begins the call. Kimi writes names as functions.NAME:3. */
 static void begin(struct chat_parser *p)
 {
     const char *name = p->tag.p;
@@ -94,7 +93,7 @@ static void begin(struct chat_parser *p)
 }
 
 /* Between calls: the next one, or the end of the frame. */
-static bool step_open(struct chat_parser *p, const struct tags *t)
+static bool step_open(struct chat_parser *p, const struct tag_form *t)
 {
     if (chat_space_here(p)) {
         if (p->raw.len)
@@ -111,7 +110,7 @@ static bool step_open(struct chat_parser *p, const struct tags *t)
         buf_adds(&p->raw, t->call);
         p->pos += strlen(t->call);
         if (p->format == CHAT_GLM && chat_here(p) == '{')
-            p->mode = CHAT_MODE_JSON; /* the other way to write it */
+            p->mode = CHAT_MODE_JSON; /* these models also write calls as JSON */
     } else if (p->raw.len) {
         chat_not_a_call(p);
     } else {
@@ -122,8 +121,8 @@ static bool step_open(struct chat_parser *p, const struct tags *t)
     return true;
 }
 
-/* A name up to its tag; GLM's ends where a parameter, the call or a line does. */
-static bool step_name(struct chat_parser *p, const struct tags *t)
+/* Reads a name up to its tag. GLM's name ends at a parameter, the end of the call, or a newline. */
+static bool step_name(struct chat_parser *p, const struct tag_form *t)
 {
     bool glm = p->format == CHAT_GLM;
     int end = t->name_end[0] ? chat_match(p, t->name_end) : 0;
@@ -140,7 +139,7 @@ static bool step_name(struct chat_parser *p, const struct tags *t)
             return true;
         }
         buf_addc(&p->tag, chat_here(p));
-        keep(p);
+        consume(p);
         return true;
     }
     if (!is_name(&p->tag)) {
@@ -173,7 +172,7 @@ static bool step_name(struct chat_parser *p, const struct tags *t)
 }
 
 /* After GLM's name and white space. */
-static bool step_glm_named(struct chat_parser *p, const struct tags *t)
+static bool step_glm_named(struct chat_parser *p, const struct tag_form *t)
 {
     int key = chat_match(p, t->key), close = chat_match(p, t->call_end);
     if (key < 0 || close < 0)
@@ -182,14 +181,14 @@ static bool step_glm_named(struct chat_parser *p, const struct tags *t)
         begin(p);
         p->mode = T_BODY;
     } else if (chat_space_here(p)) {
-        keep(p);
+        consume(p);
     } else {
         chat_not_a_call(p);
     }
     return true;
 }
 
-static bool step_body(struct chat_parser *p, const struct tags *t)
+static bool step_body(struct chat_parser *p, const struct tag_form *t)
 {
     int key = chat_match(p, t->key), end = chat_match(p, t->call_end);
     if (key < 0 || end < 0)
@@ -231,7 +230,7 @@ static void begin_value(struct chat_parser *p)
     p->mode = T_VALUE;
 }
 
-static bool step_key(struct chat_parser *p, const struct tags *t)
+static bool step_key(struct chat_parser *p, const struct tag_form *t)
 {
     int m = chat_match(p, t->key_end);
     if (m < 0)
@@ -250,7 +249,7 @@ static bool step_key(struct chat_parser *p, const struct tags *t)
     return true;
 }
 
-static bool step_gap(struct chat_parser *p, const struct tags *t)
+static bool step_gap(struct chat_parser *p, const struct tag_form *t)
 {
     if (chat_space_here(p)) {
         if (!p->call_open)
@@ -288,7 +287,7 @@ void chat_tags_value_end(struct chat_parser *p)
     p->mode = T_BODY;
 }
 
-static bool step_value(struct chat_parser *p, const struct tags *t)
+static bool step_value(struct chat_parser *p, const struct tag_form *t)
 {
     char c = chat_here(p);
     int m = chat_match(p, t->value_end);
@@ -304,7 +303,7 @@ static bool step_value(struct chat_parser *p, const struct tags *t)
     return true;
 }
 
-/* A bare word of Gemma's: a key before ':', else a number, a constant or a string without its marks. */
+/* A bare word of Gemma's: a key before ':', else a number, a constant or an unquoted string. */
 static void gemma_word(struct chat_parser *p, bool is_key)
 {
     struct buf *w = &p->js.text, b = {0};
@@ -322,7 +321,7 @@ static void gemma_word(struct chat_parser *p, bool is_key)
     buf_reset(w);
 }
 
-/* Gemma's arguments: {key:<|"|>text<|"|>,key:[1,true]} to JSON as they come. */
+/* Converts Gemma's arguments {key:<|"|>text<|"|>,key:[1,true]} to JSON as they arrive. */
 static bool step_gemma(struct chat_parser *p)
 {
     static const char mark[] = "<|\"|>";
@@ -360,8 +359,8 @@ static bool step_gemma(struct chat_parser *p)
     return true;
 }
 
-/* After arguments that ended by themselves: the call's closing tag. */
-static bool step_end(struct chat_parser *p, const struct tags *t)
+/* After arguments that end by themselves: the call's closing tag. */
+static bool step_end(struct chat_parser *p, const struct tag_form *t)
 {
     if (chat_space_here(p)) {
         p->pos++;
@@ -380,7 +379,7 @@ static bool step_end(struct chat_parser *p, const struct tags *t)
 
 bool chat_tags_step(struct chat_parser *p)
 {
-    const struct tags *t = form_of(p->format);
+    const struct tag_form *t = form_of(p->format);
     switch (p->mode) {
     case T_NAME:
         return step_name(p, t);

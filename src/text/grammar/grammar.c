@@ -246,8 +246,8 @@ static struct grammar *compile(const struct grammar_source *src, struct error *e
         return regex_compile(text, src->len, err);
     case GRAMMAR_GBNF:
         return gbnf_compile(text, src->len, err);
-    case GRAMMAR_ANSWER:
-        return answer_compile(text, src->len, src->flags & 3, err);
+    case GRAMMAR_REPLY:
+        return chat_reply_compile(text, src->len, src->flags & 3, err);
     default:
         return choice_compile(text, src->len, err);
     }

@@ -38,7 +38,7 @@ enum grammar_kind {
     GRAMMAR_REGEX,       /* text: a regular expression that the whole answer matches */
     GRAMMAR_GBNF,        /* text: a grammar as llama.cpp has them; it begins at `root` */
     GRAMMAR_CHOICE,      /* text: a JSON list of strings, one of which is the answer */
-    GRAMMAR_ANSWER,      /* text: a whole answer with thinking and tool calls: see chat_grammar.h */
+    GRAMMAR_REPLY,       /* text: a whole answer with thinking and tool calls: see chat_grammar.h */
 };
 
 enum {

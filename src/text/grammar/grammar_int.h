@@ -176,7 +176,7 @@ struct grammar *choice_compile(const char *text, size_t len, struct error *err);
 /* The terminals that JSON is made of, into an empty grammar. */
 void schema_add_json(struct grammar *g, int flags);
 /* chat_grammar.c: see chat_grammar.h. */
-struct grammar *answer_compile(const char *text, size_t len, int flags, struct error *err);
+struct grammar *chat_reply_compile(const char *text, size_t len, int flags, struct error *err);
 
 /* ---- the vocabulary (grammar_vocab.c) ---- */
 

@@ -393,8 +393,7 @@ static size_t merge_long(const struct bpe *b, struct bpe_scratch *s, size_t n)
         if (s->n_heap)
             heap_down(s->heap, s->n_heap, 0);
         uint32_t i = (uint32_t)top;
-        if (s->rank[i] != (uint32_t)(top >> 32)) /* stale entry: the pair was merged or changed
-                                                  * since */
+        if (s->rank[i] != (uint32_t)(top >> 32)) /* stale: merged or changed since */
             continue;
         uint32_t j = s->next[i];
         s->id[i] = s->merged[i];

@@ -1,8 +1,9 @@
 /*
- * Whole answers under constraint (text/chat/chat_grammar.h): what each form of tool calls takes and refuses,
- * free thinking before it, text beside calls, tags as special tokens or spelled out; and that whatever
- * comes through is read back by the chat parser as calls with valid arguments. All of it twice: with the
- * built-in model's vocabulary, and with one that has every family's tags as special tokens.
+ * Constraints on whole replies (text/chat/chat_grammar.h): what each format of tool calls accepts and
+ * rejects, free reasoning before it, text beside calls, and tags as special tokens or spelled out.
+ * Every reply that a constraint allows must be read back by the chat parser as calls with valid
+ * arguments. Each test runs with the built-in model's vocabulary and with one that has every family's
+ * tags as special tokens.
  */
 #include "base/mem.h"
 #include "schema_check.h"
@@ -42,7 +43,7 @@ static struct grammar *compile(struct chat_constraint c)
     if (!c.tools && !c.response)
         c.tools = tools;
     char *text = chat_constraint_text(&c);
-    struct grammar_source src = {GRAMMAR_ANSWER, GRAMMAR_SCHEMA_ORDER, text, strlen(text)};
+    struct grammar_source src = {GRAMMAR_REPLY, GRAMMAR_SCHEMA_ORDER, text, strlen(text)};
     struct grammar *g = grammar_compile(&src, &err);
     if (!g)
         fail_msg("%.300s: %s", text, err.msg);
@@ -685,7 +686,7 @@ static void refused(struct chat_constraint c, const char *why)
 {
     struct error err = {0};
     char *text = chat_constraint_text(&c);
-    struct grammar_source src = {GRAMMAR_ANSWER, 0, text, strlen(text)};
+    struct grammar_source src = {GRAMMAR_REPLY, 0, text, strlen(text)};
     assert_null(grammar_compile(&src, &err));
     if (!strstr(err.msg, why))
         fail_msg("%s, not %s", err.msg, why);
