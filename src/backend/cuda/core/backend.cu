@@ -229,7 +229,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     c.x = &a;
     c.y = cu->d;
     c.stream = r;
-    struct closing close = cuda_closing(cu, &m->block);
+    struct resid_epilogue close = cuda_epilogue(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
     if (!lanes_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&

@@ -214,7 +214,7 @@ struct gain {
 /* What is done to a block's rows beyond adding them to the stream (struct block, struct mlp of
  * layer.h): x = (x + scale * out(norm(y) + beside_norm(beside))) * stream_scale; or, with `sum` and
  * without the others, x = sum(x + scale * y). */
-struct closing {
+struct resid_epilogue {
     bool set;
     const float *beside;      /* (rows, n_embd) the dense part beside experts, or NULL */
     const float *beside_gate; /* (rows) times the sigmoid of this, or NULL */
@@ -249,11 +249,11 @@ struct resid {
     int rows;
     bool narrow; /* the rows are the out rows */
     enum resid_add add;
-    const float *d;            /* ROWS: (rows, n_embd) */
-    struct expert_sum experts; /* EXPERTS */
-    const struct matrix *w;    /* PRODUCT */
-    struct rows a;             /* PRODUCT: (1, w->n_in) */
-    struct closing close;      /* ROWS, EXPERTS */
+    const float *d;              /* ROWS: (rows, n_embd) */
+    struct expert_sum experts;   /* EXPERTS */
+    const struct matrix *w;      /* PRODUCT */
+    struct rows a;               /* PRODUCT: (1, w->n_in) */
+    struct resid_epilogue close; /* ROWS, EXPERTS */
 };
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 128 };

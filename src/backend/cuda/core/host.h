@@ -85,7 +85,7 @@ void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x);
 /* mlp.cu: the op, and what kernels take in place of parts of layer.h */
 void cuda_mlp(struct backend *be, const struct mlp *m, int layer);
 struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n);
-struct closing cuda_closing(const struct cuda_backend *cu, const struct block *b);
+struct resid_epilogue cuda_epilogue(const struct cuda_backend *cu, const struct block *b);
 struct gating cuda_gating(const struct ffn *f);
 struct experts cuda_experts(const struct mlp *m); /* of one that has a router */
 bool cuda_is_plain(const struct mlp *m);          /* one table's pick does it */

@@ -130,7 +130,7 @@ static bool is_alone(const struct cuda_backend *cu)
     return !ranks_of(cu) && wish && !strcmp(wish, "1");
 }
 
-void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool partial,
+void lanes_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool partial,
                       bool experts_partial)
 {
     struct resid *r = &cu->resid;

@@ -42,7 +42,7 @@ bool lanes_sums(const struct cuda_backend *cu, bool partial);
 void lanes_sum_stream(struct cuda_backend *cu, bool partial);
 /* A dense part beside experts, added up; or, where both are partial and no norm stands between, added to
  * what the stream is to add, so that one sum does for both. */
-void lanes_sum_beside(struct cuda_backend *cu, struct closing *close, bool partial,
+void lanes_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool partial,
                       bool experts_partial);
 /* Where the head's product goes; then lane 0 gets all of the vocabulary in cu->logits_all. */
 float *lanes_head_to(struct cuda_backend *cu, const struct head *h);

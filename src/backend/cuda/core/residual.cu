@@ -21,7 +21,7 @@ struct resid_args {
     int width, padded;
     float eps;
     struct expert_sum sum;             /* SUM: in place of d */
-    struct closing close;              /* CLOSE */
+    struct resid_epilogue close;       /* CLOSE */
     struct norm_more more[MORE_NORMS]; /* CLOSE: y NULL: none */
 };
 
@@ -79,13 +79,13 @@ DEVICE float4 normed(const float4 &v, float s, const struct gain &g, int k)
     return make_float4(v.x * s * f.x, v.y * s * f.y, v.z * s * f.z, v.w * s * f.w);
 }
 
-/* CLOSE: x of struct closing, which goes to the stream, and to `row` times the gain; a thread's share
+/* CLOSE: x of struct resid_epilogue, which goes to the stream, and to `row` times the gain; a thread's share
  * of its squares and the largest product. row, aside: (width) of the block's shared memory. */
 template <bool SUM>
 DEVICE void resid_close(const struct resid_args &p, float *part, float *row, float *aside,
                         float *squares, float *top)
 {
-    const struct closing &c = p.close;
+    const struct resid_epilogue &c = p.close;
     int t = (int)blockIdx.x, first = (int)threadIdx.x * 4, step = (int)blockDim.x * 4;
     size_t at = (size_t)t * (size_t)p.width;
     float gate = 1.0f, a = 0.0f, b = 0.0f, inv = 1.0f / (float)p.width;
@@ -136,7 +136,7 @@ DEVICE void resid_close(const struct resid_args &p, float *part, float *row, flo
 /* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
  * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block
  * per row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the
- * rows of the experts, still to be weighted and added up. CLOSE: what struct closing says is done to
+ * rows of the experts, still to be weighted and added up. CLOSE: what struct resid_epilogue says is done to
  * them first; VEC then; without `out` that is all. */
 template <bool VEC, bool SUM = false, bool CLOSE = false>
 static __global__ void __launch_bounds__(512)
@@ -459,7 +459,7 @@ static void resid_take(struct resid *r, struct resid_args *p)
     if (!resid_adds(r))
         p->close = r->close;
     r->add = ADD_NONE;
-    r->close = closing{};
+    r->close = resid_epilogue{};
 }
 
 /* LayerNorm in front of a block: x += d on the way. Few rows are made other forms of later. */
@@ -507,7 +507,7 @@ static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
     p.n = x.n;
     p.width = x.width;
     r->add = ADD_NONE;
-    r->close = closing{};
+    r->close = resid_epilogue{};
     step_mark(cu);
     encoder_norm(cu, p);
     step_mark_end(cu, STAGE_NORM);

@@ -71,21 +71,21 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
     };
     /* Order of the copy groups: W0, B0, W1, then per round B(kt+1), W(kt+prefetch). When round kt
      * starts, all groups but the last `prefetch - 1` must have landed. */
-    int ahead = p.stages - 1;
+    int prefetch = p.stages - 1;
     fetch_weights(0);
     fetch(0);
-    if (ahead == 2)
+    if (prefetch == 2)
         fetch_weights(1);
     float acc[2][NT][4] = {};
     for (int kt = 0; kt < p.w.n_kt; kt++) {
-        if (ahead == 2)
+        if (prefetch == 2)
             copy_async_wait<1>();
         else
             copy_async_wait<0>();
         __syncthreads(); /* k tile kt has landed for all warps; the other buffers are free */
         fetch(kt + 1);
-        if (ahead)
-            fetch_weights(kt + ahead);
+        if (prefetch)
+            fetch_weights(kt + prefetch);
         const uint8_t *b = bs + (kt & 1) * B_BYTES;
         const uint8_t *tiles[2];
 #pragma unroll
@@ -109,7 +109,7 @@ static __global__ void __launch_bounds__(MMA_WARPS * 32)
             else
                 chunk_mma<NT>(a, b, q, n_active, acc);
         }
-        if (!ahead) {
+        if (!prefetch) {
             __syncwarp(); /* one ring entry: every lane must be done before it is overwritten */
             fetch_weights(kt + 1);
         }

@@ -27,8 +27,8 @@ enum { MAX_WARPS = 16 };
 enum {
     BATCH = 16, /* most tiles between two reductions */
     STAGES = 8,
-    BARRIERS = STAGES,  /* barriers of a warp; 16 bytes a pair */
-    SHARES = TILE_ROWS, /* floats of a tile's sums per warp */
+    BARRIERS = STAGES,     /* barriers of a warp; 16 bytes a pair */
+    TILE_SUMS = TILE_ROWS, /* floats of a tile's sums per warp */
     /* Bytes a block issues before the wait: a whole short product, less of a long one. More would
      * delay the row, and the products wait for the row. */
     SHORT_BYTES = 80 << 10,
@@ -38,12 +38,12 @@ enum {
 static size_t gemv_shared(const struct gemv_shape &s)
 {
     return (size_t)s.warps *
-           (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 1) * 4);
+           (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * TILE_SUMS + 1) * 4);
 }
 
 struct gemv_smem {
     struct ring ring;
-    float *sums;    /* (sums, warps, batch, SHARES) */
+    float *sums;    /* (sums, warps, batch, TILE_SUMS) */
     float *squares; /* (warps) */
 };
 
@@ -57,7 +57,7 @@ DEVICE struct gemv_smem gemv_carve(uint8_t *base, const struct gemv_shape &s)
     m.ring.put = m.ring.take = 0;
     m.ring.parity = 0;
     m.sums = (float *)(base + s.warps * (BARRIERS * 8 + s.stages * s.slot));
-    m.squares = m.sums + s.sums * s.warps * s.batch * SHARES;
+    m.squares = m.sums + s.sums * s.warps * s.batch * TILE_SUMS;
 #if BULK_COPIES
     if (lane_id() < s.stages)
         bulk_init(m.ring.bar + lane_id());
@@ -183,7 +183,7 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
                        const struct gemv_smem &m, const float *sums, int stride)
 {
     enum { TILES = PAIR ? 2 : 1 };
-    const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
+    const float *from = sums + (int)(threadIdx.x >> 4) * TILES * TILE_SUMS;
     int row = (int)(threadIdx.x & 15);
     float squares = 0.0f, r[TILES] = {}, scale = 1.0f;
 #pragma unroll 8
@@ -192,7 +192,7 @@ DEVICE void gemv_write(const struct gemv_output<PAIR> &o, const struct gemv_args
             squares += m.squares[w];
 #pragma unroll
         for (int i = 0; i < TILES; i++)
-            r[i] += from[w * stride + i * SHARES + row];
+            r[i] += from[w * stride + i * TILE_SUMS + row];
     }
     if (NORM)
         scale = rsqrtf(squares * p.inv_n + p.in.eps);
@@ -290,7 +290,7 @@ static __global__ void __launch_bounds__(NORM                ? 512
     int staged = warp, odd = 0;
 #pragma unroll 1
     for (int tile = first; tile < end;) {
-        int batch = min(most, end - tile), stride = most * SHARES;
+        int batch = min(most, end - tile), stride = most * TILE_SUMS;
         float *sums = m.sums + odd * warps * stride;
 #pragma unroll 1
         for (int slice = warp; slice < p.w.n_kt; slice += warps) {
@@ -305,16 +305,16 @@ static __global__ void __launch_bounds__(NORM                ? 512
             }
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
-                float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
+                float sum[2] = {}, *partials = sums + warp * stride + b * TILE_SUMS;
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
                 gemv_dot<SET, NORM || SET >= SET_ONE ? 4 : 2>(out, p.w, span, tile, b, there, x,
                                                               sum);
                 if (slice != warp)
-                    add_sums(shares, sum);
+                    add_sums(partials, sum);
                 else
-                    store_sums(shares, sum);
+                    store_sums(partials, sum);
                 ring_drop(m.ring);
                 gemv_fetch<PAIR>(f, m.ring, p, span);
             }

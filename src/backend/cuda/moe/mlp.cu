@@ -1,9 +1,10 @@
 /*
- * The mlp op: a layer's dense part, its experts or both, and what is done to their sum (struct mlp of
- * layer.h). A plain mlp is one pick of a table, with the norm in front left to the kernel; where dense
- * and experts stand side by side the norm is made once, and struct closing says how the two are added
- * to the stream (unless the dense part is one of the experts: join.cu). Also here: what kernels take in
- * place of layer.h's norms, activations and routers.
+ * The mlp op: a layer's dense part, its experts or both, and the epilogue of their sum (struct mlp
+ * of layer.h).
+ * A plain mlp is one pick of a table; the norm before it is left to the kernel. Where a dense part
+ * runs beside experts, the norm is computed once and struct resid_epilogue says how the two are
+ * added to the residual stream (unless the dense part is one of the experts: join.cu).
+ * This file also converts layer.h's norms, activations and routers to what kernels take.
  */
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/core/host.h"
@@ -27,9 +28,9 @@ struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n)
     return g;
 }
 
-struct closing cuda_closing(const struct cuda_backend *cu, const struct block *b)
+struct resid_epilogue cuda_epilogue(const struct cuda_backend *cu, const struct block *b)
 {
-    struct closing c = {};
+    struct resid_epilogue c = {};
     c.out = cuda_gain(cu, &b->out);
     c.sum = cuda_gain(cu, &b->sum);
     c.scale = or_one(b->scale);
@@ -65,7 +66,7 @@ static struct route_rule rule_of(const struct mlp *m)
     rule.gated = m->dense_gate != NULL;
     rule.n_expert = r->w->n_out + rule.shared;
     rule.used = r->n_used + rule.shared;
-    /* A softmax over the chosen is what renormalising a softmax over all comes to. */
+    /* A softmax over the chosen experts equals a softmax over all, renormalised. */
     rule.renormalise = r->renorm || r->kind == ROUTER_SOFTMAX_TOP;
     rule.sigmoid = r->kind == ROUTER_SIGMOID;
     rule.scale = or_one(r->scale);
@@ -103,19 +104,21 @@ bool cuda_is_plain(const struct mlp *m)
            (!(m->router.w && m->dense.gate_up) && !m->router.norm.kind && !m->experts_in.kind);
 }
 
-/* The rows of the case go through its kernel, to c->y or what the stream is to add. */
+/* Runs the case's kernel. The result goes to c->y, or becomes what is pending on the residual
+ * stream. */
 static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)
 {
     bool changed = op == PICK_MOE ? lora_changes_experts(cu, m)
                                   : lora_changes(cu, c->w) || lora_changes(cu, c->down);
-    if (changed && op != PICK_UNGATED) { /* whose products add them by themselves */
+    if (changed &&
+        op != PICK_UNGATED) { /* the products of PICK_UNGATED add the biases themselves */
         lora_mlp(cu, op, c, m);
         return;
     }
     const struct pick *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (!c->made || op == PICK_MOE) {
-        c->stream->add = ADD_ROWS; /* unless the row leaves something else */
+        c->stream->add = ADD_ROWS; /* unless the kernel leaves another form */
         c->stream->d = c->y;
     }
     step_mark(cu);
@@ -139,9 +142,10 @@ static void set_experts(struct pick_case *c, const struct experts *e)
     c->experts = e;
 }
 
-/* Dense beside experts, or experts whose rows or router have a norm of their own. All norms are of
- * one row: they are made at once, but for that of experts which want more than floats. */
-static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closing *close)
+/* Dense beside experts, or experts whose rows or router have a norm of their own. All norms read
+ * the same row, so they are computed together, except the experts' norm if the experts need more
+ * than floats. */
+static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *close)
 {
     struct resid *r = &cu->resid;
     struct rows n = {}, route = {}, own = {};
@@ -169,7 +173,7 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closin
         own = rows_of(cu->experts_in, r->rows, width);
         c.x = &own;
     }
-    struct gain any = {cu->ones, 1.0f}; /* nobody reads it */
+    struct gain any = {cu->ones, 1.0f}; /* not read */
     n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
     if (!in.gain)
         n = resid_plain(cu, r);
@@ -184,13 +188,13 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct closin
         }
         close->beside_norm = cuda_gain(cu, &m->dense_out);
     }
-    if (m->experts_in.kind && !floats) /* nothing is left to be added: the norm alone */
+    if (m->experts_in.kind && !floats) /* nothing is pending: only the norm */
         n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
     run(cu, PICK_MOE, &c, m);
     close->norm = cuda_gain(cu, &m->experts_out);
 }
 
-static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct closing *close)
+static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *close)
 {
     struct rows n = {};
     struct experts e = {};
@@ -209,7 +213,7 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct closi
 
 /* x += norm((act(x Wg^T) * e) Wp^T) */
 static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l, int layer,
-                            struct closing *close)
+                            struct resid_epilogue *close)
 {
     struct resid *r = &cu->resid;
     struct step s = cuda_step(cu);
@@ -235,7 +239,7 @@ static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l
     c.w = cuda_matrix(l->project);
     c.y = cu->d;
     pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
-    *close = closing{};
+    *close = resid_epilogue{};
     close->set = true;
     close->norm = cuda_gain(cu, &l->norm);
     close->scale = close->stream_scale = 1.0f;
@@ -247,7 +251,7 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct resid *r = &cu->resid;
-    struct closing close = cuda_closing(cu, &m->block);
+    struct resid_epilogue close = cuda_epilogue(cu, &m->block);
     if (!r->rows)
         return;
     if (cuda_is_plain(m))

@@ -1,7 +1,9 @@
 /*
- * Experts of 3 to 8 rows of codes, where moe_quad.cu does not take them (more than 128 experts):
- * the tensor core's eight columns are the rows, and the distinct experts chosen are walked, each
- * read once. A norm and the router are in front (router.cu).
+ * Experts of 3 to 8 rows, quantised weights, where moe_quad.cu does not apply (more than 128
+ * experts): y = sum over the chosen of weight * Wd act(Wg x, Wu x).
+ * Mapping: the tensor core's eight columns are the eight rows. Each distinct chosen expert is read
+ * once. The norm and the router run before (router.cu).
+ * Limit: the read of the distinct experts.
  */
 #include "backend/cuda/core/rows.cuh"
 
@@ -14,27 +16,28 @@ struct moe_few_args {
     const float *logits;  /* (rows, n_expert) */
     const uint8_t *x;     /* up: (rows, n_kt) records */
     const float *x_scale; /* (rows) */
-    uint8_t *hidden;      /* (distinct experts, FEW_ROWS, n_kt of down) records, over 16 */
-    const uint8_t *zeros; /* a record */
+    uint8_t *hidden;      /* (distinct experts, FEW_ROWS, n_kt of down) records, scaled by 1/16 */
+    const uint8_t *zeros; /* one record */
     float *y;             /* down: (rows, n_embd) */
     int rows, slot, hidden_kt;
     struct gating act; /* up */
-    uint32_t per_kt;   /* 65536 / n_kt of down, rounded up: i * per_kt >> 16 is i / n_kt */
+    uint32_t per_kt;   /* 65536 / n_kt of down, rounded up: i * per_kt >> 16 equals i / n_kt */
     struct route_rule rule;
 };
 
-/* Who chose what; in shared memory of every block. */
+/* The experts chosen by each row. Every block has a copy in shared memory. */
 struct __align__(16) moe_few_choice
 {
-    uint32_t rows[MAX_EXPERTS];          /* bits: rows that chose expert e */
-    float weight[FEW_EXPERTS][FEW_ROWS]; /* of row r, for the i-th distinct expert */
+    uint32_t rows[MAX_EXPERTS];          /* bit r of rows[e]: row r chose expert e */
+    float weight[FEW_EXPERTS][FEW_ROWS]; /* weight of the i-th distinct expert for row r */
     int expert[FEW_EXPERTS];             /* distinct, ascending */
-    uint8_t place[MAX_EXPERTS];          /* of expert e among them */
-    uint16_t chosen[FEW_ROWS][MAX_USED]; /* SPREAD: or NOBODY */
+    uint8_t place[MAX_EXPERTS];          /* index of expert e in `expert` */
+    uint16_t chosen[FEW_ROWS][MAX_USED]; /* SPREAD: an expert or NOBODY */
     float chosen_weight[FEW_ROWS][MAX_USED];
 };
 
-/* One warp chooses for a row; `weights`: and weighs. SPREAD: route_rule.spread. */
+/* One warp chooses the experts of a row and, if `weights`, their weights. SPREAD:
+ * route_rule.spread. */
 template <int PER, bool SPREAD>
 DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_args &p, int row,
                                bool weights)
@@ -67,7 +70,7 @@ DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_a
         ch->chosen_weight[row][lane] = w;
 }
 
-/* The block. Returns the number of distinct experts. */
+/* Called by the whole block. Returns the number of distinct experts. */
 template <bool SPREAD>
 DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &p, bool weights)
 {
@@ -84,7 +87,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
             moe_few_choose_row<MAX_EXPERTS / 32, SPREAD>(ch, p, row, weights);
     }
     __syncthreads();
-    /* Every warp counts, the first one also writes the list. */
+    /* Every warp counts; the first one also writes the list. */
 #pragma unroll 4
     for (int e0 = 0; e0 < p.rule.n_expert; e0 += 32) {
         bool some = e0 + lane < p.rule.n_expert && ch->rows[e0 + lane];
@@ -109,9 +112,9 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
     return n;
 }
 
-/* hidden = act(x Wg^T, x Wu^T) for every distinct expert. A unit is 16 hidden units of an
- * expert: a warp owns it, all of k; units are dealt out SM by SM, so that all read as much. The
- * rows lie in shared memory, (n_kt, 8) records. One block to an SM, which stays. */
+/* hidden = act(x Wg^T, x Wu^T) for every distinct expert. A unit is 16 hidden units of an expert. A
+ * warp owns a unit over all of k. Units are dealt round-robin over the SMs, so that all SMs read
+ * equally much. The rows are in shared memory: (n_kt, 8) records. Persistent, one block per SM. */
 template <int KIND, bool SPREAD>
 static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     moe_few_up_kernel(const __grid_constant__ struct moe_few_args p)
@@ -176,8 +179,8 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     copy_async_wait<0>();
 }
 
-/* y = sum over the chosen of weight * hidden Wd^T. A block owns 16 outputs; its warps share out the
- * (distinct expert, slice) pairs, and add up rows that chose the expert. */
+/* y = sum over the chosen of weight * hidden Wd^T. A block owns 16 outputs. Its warps divide the
+ * (distinct expert, slice) pairs among them, and sum over the rows that chose the expert. */
 template <int KIND, bool SPREAD>
 static __global__ void __launch_bounds__(FEW_WARPS * 32)
     moe_few_down_kernel(const __grid_constant__ struct moe_few_args p)
@@ -194,7 +197,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
 
     dependency_trigger();
     int n = moe_few_choose<SPREAD>(ch, p, true) *
-            n_kt; /* logits: written two kernels ago, see moe_few_up_kernel */
+            n_kt; /* logits are two kernels old, see moe_few_up_kernel */
     int f_item = w;
     auto fetch = [&]() {
         bool real = f_item < n;

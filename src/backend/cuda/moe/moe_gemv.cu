@@ -1,17 +1,21 @@
 /*
- * Experts of one row, or a few, and the output projection in front of them: bound by reads, and
- * below them by latency, since a layer is a few microseconds. A kernel has one block to an SM. A
- * block owns 16 output rows at a time; its warps cut k between them, 256 columns ("a slice")
- * each. A warp turns its slice of the row into what products take (dot.cuh), once for all rows of
- * the block, and works through its tiles as they land in shared memory; the block meets only to
- * add up. What does not depend on the step (all weights but experts') is on its way before the
- * kernel in front has finished, and what the end needs to know is looked up before the wait.
- *
- * A norm in front of a product is folded in: the gain goes into the activations, the sum of squares
- * is gathered on the side and divides the sums at the end.
- *
- * Registers are bounded without spilling: a spilled value is a trip to memory of its own, which
- * costs more than the product of a tile.
+ * Experts of one row, or a few rows one by one, and the output projection before them.
+ * Equations: output projection y += x W^T with the router's logits as a side product; hidden =
+ * act(n Wg^T, n Wu^T) per chosen expert; y = sum over the chosen of weight * hidden Wd^T.
+ * Mapping: one block per SM. A block computes 16 output rows at a time; its warps split k in slices
+ * of 256 columns. A warp converts its slice of the row to tensor-core operands (dot.cuh) once for
+ * all rows of the block, and multiplies tiles as they land in shared memory. The block meets only
+ * to add up.
+ * Prefetch: everything that does not depend on the step (all weights except the experts') is issued
+ * before the preceding kernel has finished, and the epilogue's operands are looked up before the
+ * wait.
+ * Norm: the gain multiplies the activations; the sum of squares is gathered on the side and divides
+ * the sums at the end.
+ * Limit: the read of the weights; below that latency, since a layer takes a few microseconds. On an
+ * H200 (30B-A3B Q4_K_M, depth 256), from the moment the row is ready: output projection with router
+ * sums 2.3 us, gate and up with the choice 5 us (reading at 4.3 TB/s), down 3.2 us.
+ * Registers are bounded without spilling: a spill is a round trip to memory that costs more than
+ * the product of a tile.
  */
 #include "backend/cuda/core/act.cuh"
 #include "backend/cuda/moe/route.cuh"
@@ -23,22 +27,22 @@ enum { MAX_WARPS = 16, EXPERT_WARPS = 8, DOWN_WARPS = 12 };
 
 /* Shared memory: rings, their barriers, sums, squares. */
 enum {
-    BATCH = 8, /* most tiles between two meetings */
+    BATCH = 8, /* most tiles between two reductions */
     STAGES = 8,
-    BARRIERS = STAGES + 2, /* of a warp: the ring's, one for the gains; 16 bytes a pair */
-    SHARES = 64            /* floats of a tile's sums in one warp */
+    BARRIERS = STAGES + 2, /* per warp: the ring's, and one for the gains; 16 bytes a pair */
+    TILE_SUMS = 64         /* floats of a tile's partial sums per warp */
 };
 
 static size_t moe_gemv_shared(const struct gemv_shape &s)
 {
     return (size_t)s.warps *
-           (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * SHARES + 4) * 4);
+           (size_t)(s.stages * s.slot + BARRIERS * 8 + (s.sums * s.batch * TILE_SUMS + 4) * 4);
 }
 
 struct moe_gemv_smem {
     struct ring ring;
-    float *extra;   /* behind all the rest */
-    float *sums;    /* (sums, warps, batch, SHARES) */
+    float *extra;   /* after everything else */
+    float *sums;    /* (sums, warps, batch, TILE_SUMS) */
     float *squares; /* (warps, 4) */
 };
 
@@ -52,7 +56,7 @@ DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct gemv_shap
     m.ring.put = m.ring.take = 0;
     m.ring.parity = 0;
     m.sums = (float *)(base + s.warps * (s.stages * s.slot + BARRIERS * 8));
-    m.squares = m.sums + s.sums * s.warps * s.batch * SHARES;
+    m.squares = m.sums + s.sums * s.warps * s.batch * TILE_SUMS;
     m.extra = m.squares + 4 * s.warps;
 #if BULK_COPIES
     if (lane_id() < BARRIERS)
@@ -62,8 +66,8 @@ DEVICE struct moe_gemv_smem moe_gemv_carve(uint8_t *base, const struct gemv_shap
     return m;
 }
 
-/* A lane's share of rows g and g+8 of a tile. Quads hold a row; nobody adds them up before the end.
- */
+/* Stores a lane's partial sums of rows g and g+8 of a tile. A quad holds a row; its lanes are
+ * summed only at the end. */
 DEVICE void store_sums(float *to, const float (&sum)[2])
 {
     to[lane_id()] = sum[0];
@@ -76,7 +80,7 @@ DEVICE void add_sums(float *to, const float (&sum)[2])
     to[lane_id() + 32] += sum[1];
 }
 
-/* Row i of a tile: adds up every warp's shares, which are `stride` apart. */
+/* Row i of a tile: adds up all warps' partial sums, `stride` floats apart. */
 DEVICE float load_sum(const float *sums, int warps, int stride, int i)
 {
     float v = 0.0f;
@@ -88,9 +92,9 @@ DEVICE float load_sum(const float *sums, int warps, int stride, int i)
     return v;
 }
 
-/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of BATCH at most
- * (PAIR: gate and up of the same rows by turns, and y = act(gate, up)). EXPERT: W is the expert
- * that the row chose; blockIdx.y is (row, number of the choice), and so are y's rows. */
+/* y = [norm](x) W^T (+ bias); blockIdx.y is the row. Tiles come in batches of at most BATCH (PAIR:
+ * gate and up of the same rows alternate, and y = act(gate, up)). EXPERT modes: W is the expert
+ * chosen by the row; blockIdx.y is (row, choice), and so is the row of y. */
 struct moe_gemv_args {
     struct matrix w;
     struct norm_in in;
@@ -101,18 +105,20 @@ struct moe_gemv_args {
     struct gating act;   /* PAIR */
     const float *logits; /* EXPERT: (rows, n_expert) */
     struct route_rule rule;
-    struct route_sums sums; /* ROUTE: written; CHOSEN: in place of logits */
-    struct matrix router;   /* ROUTE */
+    struct route_sums sums; /* OUTPUT_ROUTER: written; EXPERT_FUSED: read in place of logits */
+    struct matrix router;   /* OUTPUT_ROUTER */
 };
 
-/* ROUTE: y += x W^T, of one row, one tile to a block, and the router's sums over y times in.gain.
- * CHOSEN: EXPERT with such sums in place of logits, and the norm. EXPERT_TWO: EXPERT, two blocks to an
- * SM. */
-enum mode { EXPERT, ROUTE, CHOSEN, EXPERT_TWO };
-/* What is known of the experts: nothing, route_is_plain, experts_are_plain, route_rule.spread. */
+/* OUTPUT_ROUTER: y += x W^T of one row, one tile per block, plus the router's sums over y times
+ * in.gain. EXPERT_FUSED: EXPERT with such sums in place of logits, and with the norm. EXPERT_TWO:
+ * EXPERT, two blocks per SM. */
+enum mode { EXPERT, OUTPUT_ROUTER, EXPERT_FUSED, EXPERT_TWO };
+/* What is known of the experts at compile time: nothing, route_is_plain, experts_are_plain,
+ * route_rule.spread. */
 enum { PLAIN_NOT, PLAIN_RULE, PLAIN_ALL, SPREAD };
 
-/* Shared memory of ROUTE behind the rest: the router's columns of this tile, their gains, y. */
+/* Shared memory of OUTPUT_ROUTER after the rest: y of this tile, the gains and the router's
+ * columns. */
 struct route_tile {
     float y[TILE_ROWS], gain[TILE_ROWS];
     float w[][TILE_ROWS]; /* (n_expert) */
@@ -122,7 +128,8 @@ static size_t route_shared(const struct matrix &router)
     return sizeof(struct route_tile) + (size_t)router.n_out * TILE_ROWS * 4;
 }
 
-/* Asks for what does not depend on the step. Every thread gets what it will read of w itself. */
+/* Issues the loads that do not depend on the step. Every thread copies the part of w that it reads
+ * itself. */
 DEVICE void route_prefetch(const struct moe_gemv_args &p, struct route_tile *t)
 {
     int k = (int)blockIdx.x * TILE_ROWS, q = 4 * (int)(threadIdx.x & 3);
@@ -137,7 +144,7 @@ DEVICE void route_prefetch(const struct moe_gemv_args &p, struct route_tile *t)
     copy_async_commit();
 }
 
-/* Adds the block's share to every expert's sum; t->y is there. */
+/* Adds the block's part to every expert's sum. t->y must be complete. */
 DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
 {
     int q = 4 * (int)(threadIdx.x & 3), n = p.router.n_out;
@@ -160,19 +167,20 @@ DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
         p.sums.squares[blockIdx.x] = square;
 }
 
-/* Registers of a thread, so that other kernels find room beside it: of 64 K, ROUTE and CHOSEN
- * take all. */
+/* Registers per thread. OUTPUT_ROUTER and EXPERT_FUSED use all 64 K of an SM; the others leave room
+ * for other kernels. */
 static constexpr int moe_gemv_registers(int set, int mode)
 {
-    return mode == ROUTE        ? 72
-           : mode == EXPERT_TWO ? 80
-           : !set_is_small(set) ? 128
-           : mode == CHOSEN     ? 112
-                                : 120;
+    return mode == OUTPUT_ROUTER  ? 72
+           : mode == EXPERT_TWO   ? 80
+           : !set_is_small(set)   ? 128
+           : mode == EXPERT_FUSED ? 112
+                                  : 120;
 }
 
-/* What a warp fetches. In order: batches of tiles (PAIR: gate, up, gate, up), slices of this warp,
- * tiles of the batch; so what is made of a slice of the row serves a whole batch. */
+/* The order in which a warp copies tiles: batches of tiles (PAIR: gate, up, gate, up), then this
+ * warp's slices, then the tiles of the batch. So a converted slice of the row serves a whole
+ * batch. */
 struct moe_gemv_schedule {
     int first, slice, b, expert;
 };
@@ -223,13 +231,13 @@ DEVICE void moe_gemv_fetch(struct moe_gemv_schedule &f, struct ring &ring,
     ring_issue(ring, from, bytes);
 }
 
-/* The expert of this block: its row's choice number `pick`. */
+/* The expert of this block: choice number `pick` of its row. */
 template <int MODE, int PLAIN>
 DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int row_in)
 {
     const auto &rule = rule_as < PLAIN == PLAIN_RULE || PLAIN == PLAIN_ALL > (p.rule);
     int pick = (int)blockIdx.y - row_in * p.rule.used;
-    if (MODE == CHOSEN) {
+    if (MODE == EXPERT_FUSED) {
         int *found = (int *)(m.extra + p.w.n_kt * TILE_K);
         if (warp_id() == 0) {
             int mine = route_choose_first(p.sums, rule, pick + 1);
@@ -243,8 +251,9 @@ DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_
     return __shfl_sync(FULL_WARP, mine, pick);
 }
 
-/* SPREAD: the blocks that a row has for all the experts it takes share out those that are here: which
- * of them this one has, of which of its units (s), and where the hidden units go (y). -1: nothing. */
+/* SPREAD: the blocks of a row are divided among the experts on this rank. Returns this block's
+ * expert and sets its range of units (s) and the address of its hidden units (y). -1: nothing to
+ * do. */
 template <bool PAIR>
 DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s, float *&y)
 {
@@ -253,7 +262,7 @@ DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_
     if (!here)
         return -1;
     int across = (int)gridDim.x, at = ((int)blockIdx.y - row_in * p.rule.used) * across;
-    int blocks = across * p.rule.used / here; /* an expert's */
+    int blocks = across * p.rule.used / here; /* blocks per expert */
     int per = (p.n_units + blocks - 1) / blocks, pick;
     at += (int)blockIdx.x;
     pick = at / blocks;
@@ -263,7 +272,7 @@ DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_
     return pick < here && s.first < s.end ? __shfl_sync(FULL_WARP, mine, pick) : -1;
 }
 
-/* CHOSEN: the gains of this warp's slices, on their way to shared memory. */
+/* EXPERT_FUSED: issues the copy of the gains of this warp's slices to shared memory. */
 DEVICE void moe_gemv_prefetch_gains(const struct moe_gemv_args &p, const struct moe_gemv_smem &m)
 {
 #if BULK_COPIES
@@ -281,7 +290,7 @@ DEVICE void moe_gemv_prefetch_gains(const struct moe_gemv_args &p, const struct 
 #endif
 }
 
-/* CHOSEN: v times the gains of its slice; its squares count once. */
+/* EXPERT_FUSED: v *= gains of its slice. The squares are counted once. */
 DEVICE void moe_gemv_norm(const struct moe_gemv_args &p, const struct moe_gemv_smem &m, int slice,
                           bool count, float (&v)[8], float &squares)
 {
@@ -303,27 +312,28 @@ DEVICE void moe_gemv_norm(const struct moe_gemv_args &p, const struct moe_gemv_s
         v[j] *= gain[j];
 }
 
-/* A thread adds up the warps' shares of its row, and writes it. */
+/* Each thread adds up the warps' partial sums of its row and writes the result. */
 template <bool PAIR, int MODE, int PLAIN>
 DEVICE void moe_gemv_write(const struct gemv_output<PAIR> &o, const struct moe_gemv_args &p,
                            const struct moe_gemv_smem &m, const float *sums, int stride, float old)
 {
     enum { TILES = PAIR ? 2 : 1 };
-    const float *from = sums + (int)(threadIdx.x >> 4) * TILES * SHARES;
+    const float *from = sums + (int)(threadIdx.x >> 4) * TILES * TILE_SUMS;
     int row = (int)(threadIdx.x & 15), warps = p.s.warps;
     float scale = 1.0f;
-    if (MODE == CHOSEN)
+    if (MODE == EXPERT_FUSED)
         scale = rsqrtf(load_sum(m.squares, warps, 4, 0) * p.inv_n + p.in.eps);
     float r = load_sum(from, warps, stride, row) * scale + o.bias[0];
     if (PAIR)
         r = gated_as<PLAIN == PLAIN_ALL>(
-            p.act, r, load_sum(from + SHARES, warps, stride, row) * scale + o.bias[TILES - 1]);
-    if (MODE == ROUTE)
+            p.act, r, load_sum(from + TILE_SUMS, warps, stride, row) * scale + o.bias[TILES - 1]);
+    if (MODE == OUTPUT_ROUTER)
         ((struct route_tile *)m.extra)->y[row] = r += old;
     *o.to = r;
 }
 
-/* The kind of tiles b and b + 1 of a batch; -1: not of one kind, or of one that is not taken by twos. */
+/* The kind of tiles b and b + 1 of a batch; -1 if they differ, or the kind has no two-tile
+ * product. */
 template <int SET, bool PAIR> DEVICE int moe_gemv_kind(const struct gemv_output<PAIR> &out, int b)
 {
     int kind = SET >= SET_ONE ? set_kind(SET)
@@ -334,18 +344,18 @@ template <int SET, bool PAIR> DEVICE int moe_gemv_kind(const struct gemv_output<
     return kind;
 }
 
-/* Shares of a tile's rows. again: another slice's are there. */
-DEVICE void moe_gemv_share(float *shares, const float (&sum)[2], bool again)
+/* Stores partial sums of a tile's rows; `again`: adds to those of an earlier slice. */
+DEVICE void moe_gemv_store_partial(float *partials, const float (&sum)[2], bool again)
 {
     if (again)
-        add_sums(shares, sum);
+        add_sums(partials, sum);
     else
-        store_sums(shares, sum);
+        store_sums(partials, sum);
 }
 
-/* Two tiles at a time: neither waits for the other. */
+/* Two tiles at a time, as independent chains. */
 template <int SET, class X>
-DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *shares, bool again,
+DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *partials, bool again,
                          struct marks &mk, bool first)
 {
     float both[2][2];
@@ -358,12 +368,12 @@ DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *shares,
         tile_dot_two<SET>(kind, two, x, both);
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        moe_gemv_share(shares + i * SHARES, both[i], again);
+        moe_gemv_store_partial(partials + i * TILE_SUMS, both[i], again);
     ring_drop(ring);
     ring_drop(ring);
 }
 
-/* CHOSEN: the squares of this warp's slices, of which a lane in eight has a sum. */
+/* EXPERT_FUSED: stores the squares of this warp's slices. One lane in eight has a sum. */
 DEVICE void moe_gemv_store_squares(const struct moe_gemv_smem &m, float squares)
 {
 #pragma unroll
@@ -373,7 +383,7 @@ DEVICE void moe_gemv_store_squares(const struct moe_gemv_smem &m, float squares)
         m.squares[4 * warp_id() + lane_id()] = squares;
 }
 
-/* CHOSEN: the next layer's sums begin at zero; the first block sees to that. */
+/* EXPERT_FUSED: the first block clears the next layer's sums. */
 DEVICE void moe_gemv_clear_next(const struct moe_gemv_args &p)
 {
     if (blockIdx.x + blockIdx.y == 0)
@@ -386,7 +396,7 @@ template <int SET, bool PAIR, int MODE, int PLAIN>
 static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_registers(SET, MODE))
     moe_gemv_kernel(const __grid_constant__ struct moe_gemv_args p)
 {
-    const bool IS_EXPERT = MODE != ROUTE;
+    const bool IS_EXPERT = MODE != OUTPUT_ROUTER;
     SHARED_BYTES(shared);
     struct marks mk;
     marks_begin(mk);
@@ -407,14 +417,15 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     }
     int first = span.first, end = span.end, most = span.most;
     struct moe_gemv_schedule f = {first, warp, 0, 0};
-    const uint8_t *from0 = NULL; /* the first ones, a lane each; expert 0's */
+    const uint8_t *from0 = NULL; /* the first tiles, one per lane; address for expert 0 */
     int bytes0 = 0;
     size_t expert_bytes = 0;
     moe_gemv_go_to(f, p, span, lane);
     if (f.first < end)
         from0 = moe_gemv_next<PAIR>(f, p, span, &bytes0, &expert_bytes);
     moe_gemv_go_to(f, p, span, stages);
-    /* Of one kind: lane n knows the n-th of 32 tiles, and looks up the next in a trip of 32. */
+    /* One kind: lane n holds the address of the n-th of 32 tiles, and looks up 32 more at a
+     * time. */
     int asked = stages;
     auto fetch = [&]() {
         if constexpr (SET < SET_ONE) {
@@ -436,17 +447,17 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     float v[8], old = 0.0f;
     if (!IS_EXPERT)
         ring_fill(m.ring, from0, bytes0);
-    if (MODE == ROUTE)
+    if (MODE == OUTPUT_ROUTER)
         route_prefetch(p, (struct route_tile *)m.extra);
     gemv_locate<SET, PLAIN != PLAIN_ALL>(out, p.w, span, first, y);
-    if (MODE == CHOSEN)
+    if (MODE == EXPERT_FUSED)
         moe_gemv_prefetch_gains(p, m);
     mark(mk, 2);
     (dependency_wait)();
     mark(mk, 3);
     load_lane(in.x, warp, n_in, v);
-    if (MODE == ROUTE) {
-        /* Not before: the next kernel asks for nothing early, and takes issue slots. */
+    if (MODE == OUTPUT_ROUTER) {
+        /* Not earlier: the next kernel prefetches nothing here and would take issue slots. */
         dependency_trigger();
         old = out.to ? *out.to : 0.0f;
     }
@@ -467,7 +478,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         mark(mk, 1);
         if (PLAIN != PLAIN_ALL && p.w.bias) /* this expert's */
             gemv_locate<SET>(out, p.w, span, first, y, f.expert);
-        if (MODE == CHOSEN)
+        if (MODE == EXPERT_FUSED)
             moe_gemv_clear_next(p);
     }
 
@@ -476,14 +487,14 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     int staged = -1, odd = 0;
 #pragma unroll 1
     for (int tile = first; tile < end;) {
-        int batch = min(most, end - tile), stride = most * SHARES;
+        int batch = min(most, end - tile), stride = most * TILE_SUMS;
         float *sums = m.sums + odd * warps * stride;
 #pragma unroll 1
         for (int slice = warp; slice < p.w.n_kt; slice += warps) {
             if (slice != staged) {
                 if (staged >= 0 && slice == warp)
-                    load_lane(in.x, slice, n_in, v); /* else it is there, or on its way */
-                if (MODE == CHOSEN)
+                    load_lane(in.x, slice, n_in, v); /* otherwise it has been loaded already */
+                if (MODE == EXPERT_FUSED)
                     moe_gemv_norm(p, m, slice, tile == first, v, squares);
                 staged = slice;
                 slice_make(x, v);
@@ -494,11 +505,11 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
             }
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
-                float sum[2] = {}, *shares = sums + warp * stride + b * SHARES;
-                if constexpr (set_is_small(SET) && MODE != ROUTE && MODE != EXPERT_TWO) {
+                float sum[2] = {}, *partials = sums + warp * stride + b * TILE_SUMS;
+                if constexpr (set_is_small(SET) && MODE != OUTPUT_ROUTER && MODE != EXPERT_TWO) {
                     int kind = moe_gemv_kind<SET>(out, b);
                     if (b + 1 < batch && stages > 1 && kind >= 0) {
-                        moe_gemv_two<SET>(m.ring, kind, x, shares, slice != warp, mk,
+                        moe_gemv_two<SET>(m.ring, kind, x, partials, slice != warp, mk,
                                           tile + b == first && slice == warp);
                         fetch();
                         fetch();
@@ -509,22 +520,22 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                 const uint8_t *there = ring_get(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
-                gemv_dot<SET, SET >= SET_ONE && MODE != ROUTE ? 4 : 2>(out, p.w, span, tile, b,
-                                                                       there, x, sum);
-                moe_gemv_share(shares, sum, slice != warp);
+                gemv_dot<SET, SET >= SET_ONE && MODE != OUTPUT_ROUTER ? 4 : 2>(out, p.w, span, tile,
+                                                                               b, there, x, sum);
+                moe_gemv_store_partial(partials, sum, slice != warp);
                 ring_drop(m.ring);
                 fetch();
             }
         }
         mark(mk, 6);
-        if (tile == first && MODE == CHOSEN)
+        if (tile == first && MODE == EXPERT_FUSED)
             moe_gemv_store_squares(m, squares);
         odd ^= 1;
         __syncthreads();
         mark(mk, 7);
         if (out.to)
             moe_gemv_write<PAIR, MODE, PLAIN>(out, p, m, sums, stride, old);
-        if (MODE == ROUTE) {
+        if (MODE == OUTPUT_ROUTER) {
             copy_async_wait<0>();
             __syncthreads();
             route_add(p, (const struct route_tile *)m.extra);
@@ -537,16 +548,16 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     marks_end(mk, IS_EXPERT ? 5 : 3);
 }
 
-/* tiles: of a block; per_warp: of a warp, all slices of them; extra: bytes the kernel wants
- * besides. What is in flight leaves room for another kernel, so that the next one's first tiles
- * are under way before this one ends. */
+/* tiles: of a block; per_warp: of a warp over all its slices; extra: more bytes of shared memory.
+ * The ring leaves room for another kernel, so that the next kernel's first tiles are in flight
+ * before this one ends. */
 static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const struct matrix *w,
                                        int warps, int tiles, int per_warp, size_t extra)
 {
     struct gemv_shape s;
-    int most = 2 * warps < BATCH ? 2 * warps : BATCH;                  /* a thread for every row */
+    int most = 2 * warps < BATCH ? 2 * warps : BATCH;                  /* one thread per row */
     int stages = cu->sm >= 90 ? STAGES : 4;                            /* see ring_get */
-    s.batch = tiles <= most ? tiles : most >= 4 ? most / 4 * 2 : most; /* even: pairs */
+    s.batch = tiles <= most ? tiles : most >= 4 ? most / 4 * 2 : most; /* even, for pairs */
     s.sums = tiles > s.batch ? 2 : 1;
     s.warps = warps;
     s.slot = w->max_tile_bytes;
@@ -579,7 +590,7 @@ static int moe_gemv_warps(const struct cuda_backend *cu, const struct matrix *w)
     }
 }
 
-/* Mixture of experts */
+/* Down projection. */
 
 struct moe_gemv_down_args {
     struct matrix w;
@@ -592,9 +603,9 @@ struct moe_gemv_down_args {
 };
 
 /* y = sum over the chosen of weight * hidden Wd^T; blockIdx.y is the row. A block owns 16 output
- * rows; its warps share out the (expert, slice) pairs. Few threads and registers, so that it is
- * resident, with its weights on the way, while the kernel in front still runs, and so is the one
- * behind, of 8 warps with 120 registers. */
+ * rows; its warps divide the (expert, slice) pairs among them. Few threads and registers let it
+ * become resident, with its weights in flight, while the preceding kernel still runs, and leave
+ * room for the next kernel (8 warps with 120 registers). */
 template <int SET, int WARPS, bool SUMS, int PLAIN>
 static __global__ void __launch_bounds__(WARPS * 32)
     __maxnreg__(WARPS == EXPERT_WARPS || SET == SET_ALL ? 128 : 88)
@@ -611,17 +622,17 @@ static __global__ void __launch_bounds__(WARPS * 32)
     const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
 
     dependency_trigger();
-    /* Logits or sums were written two kernels ago: gate and up let this one start after their own
+    /* Logits or sums are two kernels old: gate and up let this kernel start after their own
      * wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
     const auto &rule = rule_as < PLAIN == PLAIN_RULE || PLAIN == PLAIN_ALL > (p.rule);
-    int all, here = used; /* SPREAD: of those it takes */
+    int all, here = used; /* SPREAD: the row's experts on this rank */
     if constexpr (PLAIN == SPREAD)
         all = route_present(logits, p.rule, &here);
     else
         all =
             SUMS ? route_choose_first(p.sums, rule, used) : route_choose_first(logits, rule, used);
-    /* A warp takes `per` (expert, slice) pairs that lie side by side. */
+    /* A warp takes `per` consecutive (expert, slice) pairs. */
     int per = (here * n_kt + WARPS - 1) / WARPS, total = min(per, here * n_kt - warp * per);
     const int pick0 = warp * per / n_kt, kt0 = warp * per % n_kt;
     auto address = [&](int n, int *bytes) {
@@ -653,9 +664,9 @@ static __global__ void __launch_bounds__(WARPS * 32)
     (dependency_wait)();
     mark(mk, 3);
 
-    /* The hidden units of the next AHEAD slices are on their way: one trip for all of them. */
-    enum { AHEAD = WARPS == EXPERT_WARPS ? 3 : 2 };
-    float sum[2] = {}, v[AHEAD][8] = {};
+    /* The hidden units of the next PREFETCH slices are loaded together. */
+    enum { PREFETCH = WARPS == EXPERT_WARPS ? 3 : 2 };
+    float sum[2] = {}, v[PREFETCH][8] = {};
     int l_pick = pick0, l_kt = kt0;
     auto load = [&](float(&to)[8]) {
         if (l_pick >= here)
@@ -664,19 +675,19 @@ static __global__ void __launch_bounds__(WARPS * 32)
         advance(l_pick, l_kt);
     };
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
+    for (int i = 0; i < PREFETCH; i++)
         load(v[i]);
     typename slice_for<SET, false>::type x,
-        next_x; /* the next is made while this one is worked on */
+        next_x; /* the next one is converted while this one is multiplied */
     slice_make(x, v[0]);
 #pragma unroll 1
     for (int n = 0, pick = pick0, kt = kt0; n < total; n++) {
         float weight = __shfl_sync(FULL_WARP, weights, pick);
         advance(pick, kt);
 #pragma unroll
-        for (int i = 0; i < 8 * (AHEAD - 1); i++)
+        for (int i = 0; i < 8 * (PREFETCH - 1); i++)
             v[i / 8][i % 8] = v[i / 8 + 1][i % 8];
-        load(v[AHEAD - 1]);
+        load(v[PREFETCH - 1]);
         if (n == 0)
             mark(mk, 4);
         const uint8_t *there = ring_get(m.ring);
@@ -700,11 +711,11 @@ static __global__ void __launch_bounds__(WARPS * 32)
     }
     copy_async_wait<0>();
     mark(mk, 6);
-    store_sums(m.sums + warp * SHARES, sum);
+    store_sums(m.sums + warp * TILE_SUMS, sum);
     __syncthreads();
     mark(mk, 7);
     int r = (int)threadIdx.x, row = (tile - s->tile0) * TILE_ROWS + r;
-    float bias = 0.0f; /* the chosen ones', weighted */
+    float bias = 0.0f; /* weighted biases of the chosen experts */
     if (PLAIN != PLAIN_ALL && p.w.bias && warp == 0)
 #pragma unroll 1
         for (int i = 0; i < here; i++) {
@@ -715,7 +726,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
         }
     if (r < TILE_ROWS && row < s->rows)
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)(s->row0 + row)] =
-            load_sum(m.sums, WARPS, SHARES, r) + bias;
+            load_sum(m.sums, WARPS, TILE_SUMS, r) + bias;
     marks_end(mk, 6);
 }
 
@@ -729,10 +740,10 @@ static void moe_gemv_launch_down(struct cuda_backend *cu, const struct moe_gemv_
     });
 }
 
-/* Down of long rows: a block owns DOWN_TILES times 16 output rows, so that what is made of a slice
- * of hidden units serves all of them, and shares the (expert, slice) pairs with the other blocks of its
- * cluster, whose first one adds up. Without clusters it has them all. Its registers fit where one of
- * the two blocks of gate and up was. */
+/* Down projection for long rows: a block owns DOWN_TILES x 16 output rows, so that a converted
+ * slice of hidden units serves all of them. The blocks of a cluster divide the (expert, slice)
+ * pairs, and the first block adds up. Without clusters one block has all pairs. Its registers fit
+ * where one of the two blocks of gate and up was. */
 enum { DOWN_TILES = 3, LONG_KT = 8 };
 
 struct moe_gemv_long_args {
@@ -755,19 +766,19 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     const float *x_row = p.x + (size_t)(row_in * used) * (size_t)n_in;
 
     dependency_trigger();
-    /* Logits were written two kernels ago: gate and up let this one start after their own wait. */
+    /* Logits are two kernels old: gate and up let this kernel start after their own wait. */
     const float *logits = p.logits + row_in * p.rule.n_expert;
     const auto &rule = rule_as < PLAIN == PLAIN_RULE || PLAIN == PLAIN_ALL > (p.rule);
-    int all, here = used; /* SPREAD: of those it takes */
+    int all, here = used; /* SPREAD: the row's experts on this rank */
     if constexpr (PLAIN == SPREAD)
         all = route_present(logits, p.rule, &here);
     else
         all = route_choose_first(logits, rule, used);
-    /* A warp takes every WARPS-th pair of the block's. */
+    /* A warp takes every WARPS-th pair of the block. */
     int per = (here * n_kt + q.ranks - 1) / q.ranks, pair0 = rank * per + warp;
     int end = min((rank + 1) * per, here * n_kt);
     int pairs = pair0 < end ? (end - pair0 + WARPS - 1) / WARPS : 0, total = pairs * n_tiles;
-    const uint8_t *from = NULL; /* lane n has where the n-th of 32 tiles lies */
+    const uint8_t *from = NULL; /* lane n has the address of the n-th of 32 tiles */
     int bytes = 0, next = stages;
     auto look_up = [&](int base) {
         int n = min(base + lane, max(total - 1, 0)), turn = n / n_tiles;
@@ -818,11 +829,11 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
     copy_async_wait<0>();
 #pragma unroll
     for (int t = 0; t < DOWN_TILES; t++)
-        store_sums(m.sums + (warp * DOWN_TILES + t) * SHARES, sum[t]);
+        store_sums(m.sums + (warp * DOWN_TILES + t) * TILE_SUMS, sum[t]);
     __syncthreads();
     int r = (int)threadIdx.x, row = first * TILE_ROWS + r;
     bool mine = r < n_tiles * TILE_ROWS && row < p.w.n_out;
-    float bias = 0.0f, v0 = 0.0f; /* the chosen ones', weighted */
+    float bias = 0.0f, v0 = 0.0f; /* weighted biases of the chosen experts */
     if (p.w.bias && rank == 0 && r < (DOWN_TILES * TILE_ROWS + 31) / 32 * 32)
 #pragma unroll 1
         for (int i = 0; i < here; i++) {
@@ -832,7 +843,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
                 bias += weight * p.w.bias[e * p.w.n_out + row];
         }
     if (mine)
-        v0 = load_sum(m.sums + (r >> 4) * SHARES, WARPS, DOWN_TILES * SHARES, r & 15);
+        v0 = load_sum(m.sums + (r >> 4) * TILE_SUMS, WARPS, DOWN_TILES * TILE_SUMS, r & 15);
     if (q.ranks > 1) {
         if (mine)
             m.extra[r] = v0;
@@ -849,7 +860,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
         p.y[(size_t)row_in * (size_t)p.w.n_out + (size_t)row] = v0 + bias;
 }
 
-/* Blocks of a cluster, where there are any. */
+/* Blocks of a cluster, where clusters exist. */
 enum { LONG_RANKS = 2 };
 
 static bool moe_gemv_long_fits(const struct cuda_backend *cu, const struct matrix *down)
@@ -881,14 +892,14 @@ bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
     return moe_gemv_shared(a) <= cu->shared_limit && moe_gemv_shared(b) <= cu->shared_limit;
 }
 
-/* What EXPERT has behind the rest where it makes the norm: gains, and the choice. */
-static size_t chosen_shared(const struct matrix &w)
+/* Extra shared memory of EXPERT_FUSED: gains and the choice. */
+static size_t fused_extra_bytes(const struct matrix &w)
 {
     return (size_t)w.n_kt * TILE_K * 4 + 16;
 }
 
-/* Gate and up of MXFP4, which is short of issue slots: two blocks to an SM, where there is work for
- * both and room. Returns whether it was launched. */
+/* Gate and up of MXFP4, which is limited by issue slots: two blocks per SM, if there is work and
+ * room for both. Returns whether it was launched. */
 static bool moe_gemv_two(struct cuda_backend *cu, struct moe_gemv_args q, dim3 grid, size_t extra)
 {
     enum { TWO_STAGES = 3, TWO_UNITS = 4 };
@@ -908,7 +919,7 @@ static bool moe_gemv_two(struct cuda_backend *cu, struct moe_gemv_args q, dim3 g
     return true;
 }
 
-/* The experts, once there are logits, or sums to be; in: what they read. */
+/* Launches the experts, given logits or sums; `in`: their input rows. */
 template <int PLAIN>
 static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
                               const struct norm_in *in, const struct route_sums &sums, float *y,
@@ -925,8 +936,9 @@ static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
     p.y = cu->hidden;
     p.n_units = units;
     p.units_per_block = per_block;
-    /* A slice to a warp, or rows of 12 slices would keep half of eight warps waiting. */
-    size_t extra = in->gain ? chosen_shared(*gate_up) : 0;
+    /* One slice per warp: with 12 slices, two rounds of eight warps would leave half of them
+     * idle. */
+    size_t extra = in->gain ? fused_extra_bytes(*gate_up) : 0;
     struct gemv_shape least = {DOWN_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
     bool wide = !sums.sums && gate_up->set <= SET_CODES && gate_up->n_kt <= DOWN_WARPS &&
                 moe_gemv_shared(least) + extra <= cu->shared_limit;
@@ -940,7 +952,8 @@ static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
     p.inv_n = 1.0f / (float)gate_up->n_in;
     dim3 grid((unsigned)ceil_div(units, per_block), (unsigned)(rule.used * rows));
     if (PLAIN != SPREAD && sums.sums)
-        moe_gemv_launch<true, CHOSEN, PLAIN == SPREAD ? PLAIN_NOT : PLAIN>(cu, p, grid, extra);
+        moe_gemv_launch<true, EXPERT_FUSED, PLAIN == SPREAD ? PLAIN_NOT : PLAIN>(cu, p, grid,
+                                                                                 extra);
     else if (!moe_gemv_two(cu, p, grid, extra))
         moe_gemv_launch<true, EXPERT, PLAIN>(cu, p, grid, extra);
 
@@ -980,13 +993,13 @@ bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
                           const struct experts *e)
 {
     const struct matrix *router = e->router, *gate_up = e->gate_up, *down = e->down;
-    /* Sums are logits but for a factor, which no other choice can do without. */
+    /* Sums are logits up to a positive factor. Other rules need the factor. */
     if (e->rule.given || e->rule.sigmoid || e->rule.choice_bias)
         return false;
     struct gemv_shape a = {MAX_WARPS, 1, w->max_tile_bytes, 1, 1};
     struct gemv_shape b = {EXPERT_WARPS, 1, gate_up->max_tile_bytes, BATCH, 2};
     return moe_gemv_shared(a) + route_shared(*router) <= cu->shared_limit &&
-           moe_gemv_shared(b) + chosen_shared(*gate_up) <= cu->shared_limit && w->n_seg == 1 &&
+           moe_gemv_shared(b) + fused_extra_bytes(*gate_up) <= cu->shared_limit && w->n_seg == 1 &&
            w->n_out % TILE_ROWS == 0 && w->n_tiles <= SUM_BLOCKS && w->n_in % 8 == 0 &&
            router->n_in == w->n_out && router->n_out <= SUM_EXPERTS && router->n_out % 4 == 0 &&
            !router->bias && router->n_seg == 1 && router->seg[0].kind == TILE_F32 &&
@@ -1017,7 +1030,7 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
     int warps = moe_gemv_warps(cu, w);
     p.s = moe_gemv_plan(cu, w, warps, 1, ceil_div(w->n_kt, warps), extra);
     dim3 grid((unsigned)w->n_tiles);
-    moe_gemv_launch<false, ROUTE, PLAIN_NOT>(cu, p, grid, extra);
+    moe_gemv_launch<false, OUTPUT_ROUTER, PLAIN_NOT>(cu, p, grid, extra);
     struct norm_in made = {};
     made.x = x;
     made.gain = in->gain;

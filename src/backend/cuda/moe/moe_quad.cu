@@ -1,18 +1,20 @@
 /*
- * Experts of a batched decode, up to QUAD_ROWS rows of codes: so few rows rarely choose the
- * same expert (of 24 rows over 128 experts, eight each, two do), so work is a list of (expert, up
- * to four of the rows that chose it), which every block makes for itself from the router's
- * logits.
- *
- * Gate, up and down are one kernel, a block to an SM. Gate and up: the warps of a block cut k, a
- * slice of 256 columns each, whose rows stay in registers while the block works through its share
- * of the list times an expert's tiles; it meets once every few tiles to add up. Then all blocks
- * wait for each other, with the first tiles of down on their way meanwhile. Down: a block owns 16
- * outputs, all of the list, and the weighted sum of every row.
- *
- * Where blocks cannot wait for each other (in the simulator; where backends share a GPU; where
- * there are more outputs than SMs for them), the same kernel is launched once for each of these
- * steps.
+ * Experts of a batched decode, up to QUAD_ROWS rows, quantised weights: hidden = act(x Wg^T, x
+ * Wu^T), y = sum over the chosen of weight * hidden Wd^T, in one kernel.
+ * Work list: so few rows rarely share an expert (of 24 rows with eight of 128 experts each, two
+ * do), so an entry is (expert, up to four of the rows that chose it). Every block builds the list
+ * from the router's logits.
+ * Mapping: one block per SM. Gate and up: the warps of a block split k in slices of 256 columns.
+ * The slices' rows stay in registers while the block works through its share of list x tiles of an
+ * expert, and it meets every few tiles to add up. Then all blocks meet at a grid barrier, with the
+ * first tiles of down already in flight. Down: a block owns 16 outputs for the whole list, and the
+ * weighted sum of every row.
+ * Where a grid barrier is impossible (in the simulator; where backends share a GPU; where there are
+ * more outputs than SMs), the kernel is launched once per phase.
+ * Limit: the read of the chosen experts, then start, waits and the slowest SM. On an H200, 4 rows
+ * and 16: norm and logits 3.0 us (16: a kernel of its own), choice 1.6 and 2.6, first tile after
+ * 4.9, gate and up 11 and 32, grid barrier 2.6 and 2.9, down 7.6 and 21 (slowest block 11 and 28),
+ * end 0.7 and 0.9. In all 37 and 75 us, where reading takes 18 and 50.
  */
 #include "backend/cuda/core/quad.cuh"
 
@@ -23,15 +25,15 @@ enum { QUAD_EXPERTS = 128, MAX_ENTRIES = QUAD_ROWS * MAX_USED };
 
 struct grid_barrier;
 
-/* What a launch does; several: blocks wait for each other. */
+/* Phases of a launch; with both, blocks meet at the grid barrier. */
 enum { QUAD_UP = 1, QUAD_DOWN = 2 };
 
 struct moe_quad_args {
     struct matrix up, down;
     const float *logits;  /* (rows, n_expert) */
     const uint8_t *x;     /* (rows, n_kt) records */
-    const float *x_scale; /* (rows) what undoes their scale */
-    uint8_t *hidden;      /* (entries, 4, n_kt of down) records, over 16 */
+    const float *x_scale; /* (rows) inverse of a row's scale */
+    uint8_t *hidden;      /* (entries, 4, n_kt of down) records, scaled by 1/16 */
     float *y;             /* (rows, n_out) */
     struct grid_barrier *meeting;
     int rows, slot, phases;
@@ -39,7 +41,7 @@ struct moe_quad_args {
     struct route_rule rule;
 };
 
-/* Where the blocks of a launch meet, in global memory: launches count in the two by turns. */
+/* Grid barrier in global memory. Successive launches alternate between the two counters. */
 struct grid_barrier {
     uint32_t turn, arrived[2];
 };
@@ -49,22 +51,22 @@ size_t moe_quad_meeting_bytes(void)
     return sizeof(struct grid_barrier);
 }
 
-/* Who chose what; in shared memory of every block. An entry: an expert and up to four of the rows
- * that chose it. */
+/* The list; every block has a copy in shared memory. An entry is an expert and up to four of the
+ * rows that chose it. */
 struct __align__(16) moe_quad_list
 {
-    float weight[MAX_ENTRIES][4];         /* of an entry's rows */
-    uint32_t rows[MAX_ENTRIES];           /* of an entry, a byte each; 255: none */
-    uint32_t chose[QUAD_EXPERTS];         /* bits: rows that chose an expert */
-    uint16_t expert[MAX_ENTRIES];         /* of an entry; ascending */
-    uint16_t first[QUAD_EXPERTS];         /* entry of an expert */
-    uint16_t chosen[QUAD_ROWS][MAX_USED]; /* QUAD_SPREAD: or NOBODY */
+    float weight[MAX_ENTRIES][4];         /* weights of an entry's rows */
+    uint32_t rows[MAX_ENTRIES];           /* rows of an entry, one byte each; 255: none */
+    uint32_t chose[QUAD_EXPERTS];         /* bit r of chose[e]: row r chose expert e */
+    uint16_t expert[MAX_ENTRIES];         /* expert of an entry; ascending */
+    uint16_t first[QUAD_EXPERTS];         /* first entry of an expert */
+    uint16_t chosen[QUAD_ROWS][MAX_USED]; /* QUAD_SPREAD: an expert or NOBODY */
 };
 
-/* What is known of the experts: nothing, experts_are_plain, route_rule.spread. */
+/* What is known of the experts at compile time: nothing, experts_are_plain, route_rule.spread. */
 enum { QUAD_ANY, QUAD_PLAIN, QUAD_SPREAD };
 
-/* One warp chooses for a row. */
+/* One warp chooses the experts of a row. */
 template <int WHAT>
 DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_args &p, int row)
 {
@@ -90,7 +92,7 @@ DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_a
     }
 }
 
-/* Before the wait. */
+/* Called before the wait. */
 DEVICE void moe_quad_clear(struct moe_quad_list *l)
 {
 #pragma unroll 1
@@ -99,18 +101,18 @@ DEVICE void moe_quad_clear(struct moe_quad_list *l)
     __syncthreads();
 }
 
-/* Where this warp's copy of the list has its entries. */
-struct moe_quad_find {
+/* Index of the list, in the registers of each warp. */
+struct moe_quad_index {
     uint32_t chose[QUAD_EXPERTS / 32]; /* rows that chose expert 32 i + lane */
     int first[QUAD_EXPERTS / 32];      /* its first entry */
     int n;                             /* entries in all */
 };
 
-/* The block; every warp counts for itself. What runs once waits for its instructions: few of them.
- */
+/* Called by the whole block; every warp counts for itself. Code that runs once waits for its
+ * instructions to be fetched, so it is short. */
 template <int WHAT>
 DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args &p,
-                            struct moe_quad_find &f)
+                            struct moe_quad_index &f)
 {
     int warps = (int)blockDim.x >> 5, lane = lane_id();
 #pragma unroll 1
@@ -132,7 +134,7 @@ DEVICE void moe_quad_choose(struct moe_quad_list *l, const struct moe_quad_args 
 }
 
 /* The expert of an entry. */
-DEVICE int moe_quad_expert(const struct moe_quad_find &f, int entry)
+DEVICE int moe_quad_expert(const struct moe_quad_index &f, int entry)
 {
     int e = 0;
 #pragma unroll
@@ -143,8 +145,8 @@ DEVICE int moe_quad_expert(const struct moe_quad_find &f, int entry)
     return e;
 }
 
-/* The list itself: a warp has 32 experts. The block meets before it is read. */
-DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &f)
+/* Writes the list; a warp has 32 experts. The block meets before it is read. */
+DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_index &f)
 {
     int lane = lane_id(), warps = (int)blockDim.x >> 5;
 #pragma unroll 1
@@ -168,8 +170,8 @@ DEVICE void moe_quad_write(struct moe_quad_list *l, const struct moe_quad_find &
     }
 }
 
-/* What down will want to know: the weights of every row. The block; a row is its warp's that chose.
- */
+/* Computes what down needs: the weights of every row. Called by the whole block; a row belongs to
+ * the warp that chose its experts. */
 template <int WHAT>
 DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &p)
 {
@@ -194,7 +196,7 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
     }
 }
 
-/* The biases of a row's experts, weighted, of output `at`. */
+/* The weighted biases of a row's experts, for output `at`. */
 template <int WHAT>
 DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_args &p, int row,
                            int at)
@@ -211,12 +213,12 @@ DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_
     return v * HIDDEN_SCALE;
 }
 
-/* All blocks of the launch: what each wrote before is there for all after. */
+/* Barrier over all blocks of the launch, with release and acquire. */
 DEVICE void grid_barrier_arrive(struct grid_barrier *m, uint32_t turn) /* one thread */
 {
     add_released(&m->arrived[turn & 1], 1);
     if (blockIdx.x == 0)
-        m->arrived[~turn & 1] = 0; /* of the launch before, and the next */
+        m->arrived[~turn & 1] = 0; /* of the previous launch, and the next */
 }
 DEVICE void grid_barrier_wait(struct grid_barrier *m, uint32_t turn) /* one thread */
 {
@@ -226,7 +228,7 @@ DEVICE void grid_barrier_wait(struct grid_barrier *m, uint32_t turn) /* one thre
         m->turn = turn + 1;
 }
 
-/* Adds up the warps' sums of a batch of items and writes their hidden units. Half a warp to a row of
+/* Adds up the warps' sums of a batch of items and writes their hidden units. Half a warp per row of
  * an item. */
 template <bool PLAIN>
 DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad_list *list,
@@ -260,8 +262,8 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
     }
 }
 
-/* What a warp asks its ring for: its tiles of gate and up (PARTS 1: by turns), then those of down:
- * (entry, slice) pairs, shared out between the warps. */
+/* The order in which a warp copies tiles: its tiles of gate and up (PARTS 1: alternating), then
+ * those of down: (entry, slice) pairs, divided among the warps. */
 template <int PARTS, int STAGES> struct moe_quad_schedule {
     struct tile_ring<STAGES> ring;
     struct tile_plane plane[2], below;
@@ -315,14 +317,14 @@ template <int PARTS, int STAGES> struct moe_quad_schedule {
     }
 };
 
-/* Slice w of an entry's rows, of which this lane has one; none: of some row. */
+/* Loads slice w of this lane's row of an entry; if it has none, of some valid row. */
 DEVICE void moe_quad_load(const struct moe_quad_args &p, struct row_frag &x, uint32_t rows, int w)
 {
     int row = (int)(rows >> 8 * (lane_id() >> 3) & 255);
     row = row < p.rows ? row : 0;
     frag_load(x, p.x + (size_t)(row * p.up.n_kt + w) * (size_t)RECORD);
 }
-/* The same of their hidden rows; of one that is not there: of some other. */
+/* Like moe_quad_load, for hidden rows. */
 DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag &x, uint32_t rows,
                                  int entry, int kt)
 {
@@ -331,7 +333,7 @@ DEVICE void moe_quad_load_hidden(const struct moe_quad_args &p, struct row_frag 
     frag_load(x, p.hidden + (size_t)((entry * 4 + at) * p.down.n_kt + kt) * (size_t)RECORD);
 }
 
-/* y of this block's 16 outputs: the warps' sums together. */
+/* Adds up the warps' sums and writes y of this block's 16 outputs. */
 template <int WHAT>
 DEVICE void moe_quad_reduce(const struct moe_quad_args &p, const struct moe_quad_list *list,
                             const float *sums, int tile)
@@ -350,12 +352,12 @@ DEVICE void moe_quad_reduce(const struct moe_quad_args &p, const struct moe_quad
 }
 
 /*
- * hidden = act(x Wg^T, x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate
- * and up: items are (entry, 16 hidden units), cut evenly between blocks; PARTS 2: half of the
- * warps have gate tiles, the others up. Down: a block owns 16 outputs; its warps share out the
- * (entry, slice) pairs, and have sums of their own for every row. The rings run on from one into
- * the other: down's first tiles are on their way while blocks wait for each other. UP, DOWN:
- * kinds of tiles. WHAT is known of the experts.
+ * hidden = act(x Wg^T, x Wu^T), then y = sum over the chosen of weight * hidden Wd^T. Gate and up:
+ * items are (entry, 16 hidden units), divided evenly among blocks; PARTS 2: half of the warps have
+ * gate tiles, the others up tiles. Down: a block owns 16 outputs. Its warps divide the (entry,
+ * slice) pairs and keep sums for every row. The rings run from one phase into the next: down's
+ * first tiles are in flight while blocks wait at the grid barrier. UP, DOWN: kinds of tiles. WHAT
+ * is known of the experts.
  */
 template <int UP, int DOWN, int PARTS, int STAGES, int WHAT>
 static __global__ void __launch_bounds__(512)
@@ -393,11 +395,12 @@ static __global__ void __launch_bounds__(512)
         scales[i] = p.x_scale[i];
     mark(mk, 3);
     uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
-    struct moe_quad_find found;
+    struct moe_quad_index found;
     moe_quad_choose<WHAT>(list, p, found);
     int entries = found.n;
     mark(mk, 4);
-    uint32_t n = ups ? (uint32_t)(entries * half) : 0; /* times the blocks: far from 2^32 */
+    uint32_t n =
+        ups ? (uint32_t)(entries * half) : 0; /* times the number of blocks: far below 2^32 */
     int first = (int)(n * blockIdx.x / gridDim.x), end = (int)(n * (blockIdx.x + 1) / gridDim.x);
     int entry = first / half, unit = first - entry * half, odd = 0;
     f.left = end - first;
@@ -410,7 +413,7 @@ static __global__ void __launch_bounds__(512)
     f.step_kt = warps - f.step_entry * n_kt;
     f.down_entry = d_entry;
     f.down_kt = d_kt;
-    /* The first tiles before the list is there, but for those of the next expert. */
+    /* Issues the first tiles before the list is complete, except those of the next expert. */
     int asked = max(min(min(STAGES - 1, f.left - 1), half - unit - 1), 0);
     if (f.left > 0)
         f.find(moe_quad_expert(found, entry));
@@ -445,7 +448,7 @@ static __global__ void __launch_bounds__(512)
                 mine[i * 64] = acc[0];
                 mine[i * 64 + 32] = acc[1];
             }
-            if (++unit == half) { /* another expert, other rows */
+            if (++unit == half) { /* next expert, other rows */
                 unit = 0;
                 entry++;
                 if (item + b + 1 < end)
@@ -467,18 +470,18 @@ static __global__ void __launch_bounds__(512)
         grid_barrier_wait(p.meeting, turn);
     __syncthreads();
     mark(mk, 7);
-    struct row_frag ahead;
+    struct row_frag prefetched;
     int l_entry = d_entry, l_kt = d_kt;
     auto load_hidden = [&]() {
         if (l_entry < pairs)
-            moe_quad_load_hidden(p, ahead, list->rows[l_entry], l_entry, l_kt);
+            moe_quad_load_hidden(p, prefetched, list->rows[l_entry], l_entry, l_kt);
         f.advance(l_entry, l_kt);
     };
     load_hidden();
 #pragma unroll 1
     for (; d_entry < pairs; f.advance(d_entry, d_kt)) {
         float acc[2] = {};
-        x = ahead;
+        x = prefetched;
         load_hidden();
         quad_tile<DOWN>(f.below.kind, ring_take(f.ring), x, acc);
         ring_give(f.ring);
@@ -498,10 +501,10 @@ static __global__ void __launch_bounds__(512)
     marks_end(mk, 9);
 }
 
-/* How a layer's experts are launched. */
+/* Launch configuration of a layer's experts. */
 struct moe_quad_plan {
     int parts, stages, slot;
-    size_t shared; /* 0: they do not fit */
+    size_t shared; /* 0: does not fit */
 };
 static struct moe_quad_plan moe_quad_plan_of(const struct cuda_backend *cu,
                                              const struct matrix *gate_up,

@@ -1,13 +1,14 @@
 /*
- * How experts of one row (moe_gemv.cu) fill a warp's ring of weight tiles (ring.cuh): a copy at a time, by whichever
- * lane knows where the tile lies. Where there is no copy engine, the whole warp copies.
+ * How moe_gemv.cu fills a warp's ring of weight tiles (ring.cuh): one copy at a time, by the lane
+ * that knows the tile's address. Without bulk copies the whole warp copies.
  */
 #ifndef STEEL_BACKEND_CUDA_MOE_RING_CUH
 #define STEEL_BACKEND_CUDA_MOE_RING_CUH
 
 #include "backend/cuda/core/ring.cuh"
 
-/* Asks for a tile; bytes 0: for nothing, which counts (once there is no more to ask for). */
+/* Starts the copy of a tile. With `bytes` 0 nothing is copied, but the slot still advances (past
+ * the last tile). */
 DEVICE void ring_issue(struct ring &r, const uint8_t *from, int bytes)
 {
 #if BULK_COPIES
@@ -21,7 +22,7 @@ DEVICE void ring_issue(struct ring &r, const uint8_t *from, int bytes)
     r.put = r.put + 1 == r.stages ? 0 : r.put + 1;
 }
 
-/* The same of a tile that lane n knows of. */
+/* Like ring_issue, for the tile whose address lane n holds. */
 DEVICE void ring_issue_from(struct ring &r, const uint8_t *from, int bytes, int n)
 {
 #if BULK_COPIES
@@ -34,8 +35,8 @@ DEVICE void ring_issue_from(struct ring &r, const uint8_t *from, int bytes, int 
 #endif
 }
 
-/* Asks for the first tiles of an empty ring: lane n has where number n lies and its size (0: there
- * is none). */
+/* Starts the copies of the first tiles into an empty ring: lane n holds address and size of tile n
+ * (size 0: no tile). */
 DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
 {
 #if BULK_COPIES
@@ -49,7 +50,7 @@ DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
 #endif
 }
 
-/* The tile behind the oldest, once it is there. */
+/* Waits for the second oldest tile and returns it. */
 DEVICE const uint8_t *ring_get_next(struct ring &r)
 {
     struct ring n = r;

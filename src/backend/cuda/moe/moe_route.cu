@@ -1,7 +1,8 @@
 /*
- * Which rows go to which expert, for many rows: the choice, a warp to a row, and the work list,
- * made on the device. Pairs (row, choice) are sorted by expert; a list says which block takes what,
- * blocks past its end leave at once; the grid depends on the number of rows alone.
+ * Routing of many rows: each row's experts (one warp per row) and the work list, made on the
+ * device. Pairs (row, choice) are sorted by expert. The list says which block computes what; blocks
+ * past its end exit at once, so the grid depends on the number of rows alone.
+ * Limit: latency of a few dependent loads.
  */
 #include "backend/cuda/core/rows.cuh"
 
@@ -39,11 +40,11 @@ struct route_tables moe_route_tables(const struct cuda_backend *cu)
     return r;
 }
 
-/* What is known of the rule: nothing, route_is_plain, route_rule.spread. */
+/* What is known of the rule at compile time: nothing, route_is_plain, route_rule.spread. */
 enum { ROUTE_ANY, ROUTE_PLAIN, ROUTE_SPREAD };
 
-/* One warp chooses for row t; lane k gets the k-th expert. ROUTE_SPREAD: or -1, if it is another
- * rank's. */
+/* One warp chooses for row t; lane k gets the k-th expert. ROUTE_SPREAD: -1 if the expert is on
+ * another rank. */
 template <int PER, int WHAT> DEVICE int moe_route_row(const struct moe_route_args &p, int t)
 {
     int lane = lane_id(), n = p.rule.n_expert;
@@ -81,7 +82,7 @@ template <int WHAT> DEVICE int moe_route_choose(const struct moe_route_args &p, 
                : moe_route_row<MAX_EXPERTS / 32, WHAT>(p, t);
 }
 
-/* Entries of the work list for `count` pairs of expert e, the first of which is `start`. */
+/* Writes the work list entries for `count` pairs of expert e, the first of which is `start`. */
 DEVICE void list_tiles(const struct moe_route_args &p, int e, int count, int start, int tile0)
 {
     for (int i = 0, n = (count + p.width - 1) / p.width; i < n; i++) {
@@ -95,7 +96,7 @@ DEVICE void list_tiles(const struct moe_route_args &p, int e, int count, int sta
     }
 }
 
-/* One warp: what is before each expert's pairs and tiles. */
+/* One warp: prefix sums of pairs and tiles over the experts. */
 DEVICE void route_scan(const struct moe_route_args &p, const int *count, int *start, int *tile0)
 {
     int lane = lane_id(), pairs = 0, tiles = 0;
@@ -120,9 +121,9 @@ DEVICE void route_scan(const struct moe_route_args &p, const int *count, int *st
         p.t.n_tiles[0] = tiles;
 }
 
-/* A warp per row, ROUTE_ROWS of them a block. With lists, pairs go to their expert's list at
- * once, in whatever order the atomics give (no result depends on it), and the block that is last
- * to come lists the work. */
+/* One warp per row, ROUTE_ROWS rows per block. With lists, pairs are appended to their expert's
+ * list directly, in the order of the atomics (no result depends on it), and the last block to
+ * finish writes the work list. */
 enum { ROUTE_ROWS = 8 };
 
 template <int WHAT>
@@ -180,8 +181,8 @@ static __global__ void __launch_bounds__(32 * ROUTE_ROWS)
     }
 }
 
-/* One block: counts pairs per expert, lays experts out one after another, lists the work. The order
- * of an expert's rows is whatever the atomics give: no result depends on it. */
+/* One block: counts pairs per expert, places experts one after another, and writes the work list.
+ * The order of an expert's rows depends on the atomics. No result depends on it. */
 template <int WHAT>
 static __global__ void __launch_bounds__(1024)
     moe_route_sort_kernel(const __grid_constant__ struct moe_route_args p)
@@ -198,7 +199,7 @@ static __global__ void __launch_bounds__(1024)
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
     __syncthreads();
-    enum { AT_ONCE = 8 }; /* loads under way */
+    enum { AT_ONCE = 8 }; /* loads in flight */
     auto each_pair = [&](auto use) {
         for (int i0 = tid; i0 < n; i0 += AT_ONCE * threads) {
             int e[AT_ONCE];
@@ -220,7 +221,7 @@ static __global__ void __launch_bounds__(1024)
         list_tiles(p, e, count[e], start[e], tile0[e]);
     __syncthreads();
     each_pair([&](int e, int i) { p.t.pairs[atomicAdd(&start[e], 1)] = i; });
-    if (WHAT == ROUTE_SPREAD) { /* behind the last there is nobody */
+    if (WHAT == ROUTE_SPREAD) { /* lanes past the row's experts on this rank have none */
         __syncthreads();
         for (int i = start[p.rule.n_expert - 1] + tid; i < n; i += threads)
             p.t.pairs[i] = -1;

@@ -1,10 +1,11 @@
 /*
- * Which experts a row takes, and what they weigh, found by a warp. One rule for every path: the
- * largest logits (or sigmoids of them, and a bias: struct route_rule), compared as whole floats, and
- * of equal ones the lower index first (0 and -0 are equal). So two paths that come to the same logits choose the same experts; where they add up in
- * another order, logits that differ by less than that rounding may still change places. Logits come
- * from a router's kernel (router.cu), or from sums that the blocks of the product in front of a
- * router left in its place.
+ * Top-k expert selection and weights, computed by a warp.
+ * 1. All paths use one rule: the largest logits (or sigmoids of them, plus a bias: struct
+ *    route_rule), compared as whole floats. Ties go to the lower index (0 and -0 are equal).
+ * 2. So two paths with the same logits choose the same experts. If they add up in another order,
+ *    logits closer than that rounding may swap.
+ * 3. Logits come from a router kernel (router.cu), or from sums that the blocks of the preceding
+ *    product accumulated instead.
  */
 #ifndef STEEL_BACKEND_CUDA_ROUTE_CUH
 #define STEEL_BACKEND_CUDA_ROUTE_CUH
@@ -14,20 +15,20 @@
 #include <math.h>
 
 /*
- * Logits of a router that has no kernel of its own. They are linear in the residual but for the
- * norm's scalar, so each block of the output projection adds what its 16 columns come to, in
- * integers (of SUM_UNIT), whose sum does not depend on who comes first. Sums of four experts
- * share a sector and are 128 bytes from the next four, so that adding is shared out over the L2.
+ * Logits of a router without a kernel of its own. They are linear in the residual except for the
+ * norm's scalar. Each block of the output projection adds the contribution of its 16 columns as an
+ * integer multiple of SUM_UNIT, so the sum does not depend on the order of the blocks. Sums of four
+ * experts share a sector and are 128 bytes from the next four, to spread the atomics over the L2.
  */
 enum { SUM_EXPERTS = 128, SUM_STRIDE = SUM_WORDS * 4 / SUM_EXPERTS };
 #define SUM_UNIT 0x1p-36f
-#define SUM_MOST 0x1p19f /* what a block may add: SUM_BLOCKS times that is in range */
+#define SUM_MOST 0x1p19f /* largest contribution of a block: SUM_BLOCKS times that is in range */
 
 struct route_sums {
-    uint64_t *sums; /* (SUM_WORDS) NULL: the logits are there */
-    uint64_t *next; /* (SUM_WORDS) those of the layer to come, zeroed meanwhile */
+    uint64_t *sums; /* (SUM_WORDS) NULL: use logits */
+    uint64_t *next; /* (SUM_WORDS) sums of the next layer, cleared meanwhile */
     float *squares; /* (n) sums of squares of 16 columns each */
-    int n;          /* blocks that add, at most SUM_BLOCKS */
+    int n;          /* number of contributing blocks, at most SUM_BLOCKS */
     float inv_n, eps;
 };
 
@@ -37,7 +38,7 @@ DEVICE int sum_at(int expert)
 }
 DEVICE uint64_t sum_part(float v)
 {
-    v = fminf(fmaxf(v, -SUM_MOST), SUM_MOST); /* NaN becomes a number, too */
+    v = fminf(fmaxf(v, -SUM_MOST), SUM_MOST); /* also maps NaN to a number */
     return (uint64_t)(int64_t)(v * (1.0f / SUM_UNIT));
 }
 DEVICE float sum_value(uint64_t sum)
@@ -58,10 +59,10 @@ DEVICE float sum_scale(const struct route_sums &r)
 }
 
 /*
- * The rule of most models, a softmax over the logits of at most 128 experts, is a type of its own, for
- * which kernels are made apart: a choice runs once in a kernel, so it takes as long as its instructions
- * take to come, and those that are jumped over come too. (H200, 64 rows: router_choose 10.3 us, and
- * 14.5 with every rule in it.)
+ * The rule of most models, a softmax over the logits of at most 128 experts, has a type and kernels
+ * of its own. A choice runs once per kernel, so its time is that of fetching its instructions,
+ * including branches not taken. (H200, 64 rows: router_choose takes 10.3 us; with every rule
+ * compiled in, 14.5.)
  */
 struct plain_rule : route_rule {
 };
@@ -72,7 +73,7 @@ static inline bool route_is_plain(const struct route_rule &r)
     return r.n_expert <= PLAIN_EXPERTS && !r.shared && !r.given && !r.sigmoid && !r.choice_bias &&
            !r.expert_scale;
 }
-/* The same of all that a layer's experts may have besides: SwiGLU, no biases. */
+/* Whether the experts also have nothing but SwiGLU without biases. */
 static inline bool experts_are_plain(const struct experts *e)
 {
     return route_is_plain(e->rule) && e->act.plain && !e->gate_up->bias && !e->down->bias;
@@ -87,7 +88,7 @@ template <bool PLAIN> DEVICE const typename rule_type<PLAIN>::type &rule_as(cons
 {
     return (const typename rule_type<PLAIN>::type &)r;
 }
-/* What a rule may have that a plain one has not. */
+/* Properties of a rule that a plain one does not have. */
 DEVICE bool rule_shares(const struct route_rule &r)
 {
     return r.shared;
@@ -96,7 +97,7 @@ DEVICE bool rule_shares(const struct plain_rule &)
 {
     return false;
 }
-DEVICE bool rule_by_logit(const struct route_rule &r) /* chosen by nothing else */
+DEVICE bool rule_by_logit(const struct route_rule &r) /* chosen by the logit alone */
 {
     return !r.sigmoid && !r.choice_bias;
 }
@@ -104,7 +105,7 @@ DEVICE bool rule_by_logit(const struct plain_rule &)
 {
     return true;
 }
-DEVICE bool rule_by_softmax(const struct route_rule &r) /* weighed by it */
+DEVICE bool rule_by_softmax(const struct route_rule &r) /* weighted by a softmax */
 {
     return !r.given && !r.sigmoid;
 }
@@ -113,7 +114,7 @@ DEVICE bool rule_by_softmax(const struct plain_rule &)
     return true;
 }
 
-/* Experts to choose from, and how many are. */
+/* Experts to choose from, and number to choose. */
 template <class RULE> DEVICE int route_choices(const RULE &rule)
 {
     return rule.n_expert - (rule_shares(rule) ? 1 : 0);
@@ -133,11 +134,11 @@ DEVICE float route_key(const struct route_rule &rule, int e, float logit)
     return p + (rule.choice_bias && e < route_choices(rule) ? rule.choice_bias[e] : 0.0f);
 }
 
-/* Logits as integers of the same order, PER to a lane; 0: no expert. A lane's four are sorted, the
- * next to be taken first, so that one number a lane is looked at. */
+/* Logits as integers in the same order, PER per lane; 0: no expert. With four per lane they are
+ * sorted, so that only one number per lane is compared. */
 template <int PER> struct route_keys {
     uint32_t key[PER];
-    int at[PER == 4 ? 4 : 1]; /* whose it is; not of four: expert 32 i + lane's */
+    int at[PER == 4 ? 4 : 1]; /* expert of key i; if PER is not 4: expert 32 i + lane */
 };
 
 template <int PER>
@@ -164,7 +165,8 @@ template <int PER> DEVICE void route_sort(struct route_keys<PER> &r)
     (void)r;
 }
 
-/* The next expert, the same for every lane: the largest key, then the lowest index that has it. */
+/* Removes and returns the next expert, the same for every lane: the largest key, ties to the lowest
+ * index. */
 DEVICE int route_next(struct route_keys<4> &r)
 {
     uint32_t best = warp_max_u32(r.key[0]);
@@ -195,9 +197,9 @@ template <int PER> DEVICE int route_next(struct route_keys<PER> &r)
     return e;
 }
 
-/* Lane k gets the k-th expert, of the first n. */
+/* Lane k gets the k-th of the first n experts. */
 template <int PER, class RULE>
-DEVICE int route_take(struct route_keys<PER> &r, int n, const RULE &rule)
+DEVICE int route_top(struct route_keys<PER> &r, int n, const RULE &rule)
 {
     int mine = 0;
     route_sort(r);
@@ -207,10 +209,10 @@ DEVICE int route_take(struct route_keys<PER> &r, int n, const RULE &rule)
         mine = k == lane_id() ? e : mine;
     }
     mine = rule_shares(rule) && lane_id() == rule.used - 1 ? rule.n_expert - 1 : mine;
-    return min(mine, rule.n_expert - 1); /* logits that are no numbers may have chosen nobody */
+    return min(mine, rule.n_expert - 1); /* NaN logits may have selected no expert */
 }
 
-/* The same from a row's logits in registers: lane l has expert 32 i + l's as v[i]. */
+/* Like route_top, for a row's logits in registers: v[i] of lane l belongs to expert 32 i + l. */
 template <int PER, class RULE> DEVICE int route_choose(const float (&v)[PER], const RULE &rule)
 {
     struct route_keys<PER> r;
@@ -224,10 +226,10 @@ template <int PER, class RULE> DEVICE int route_choose(const float (&v)[PER], co
             route_set(r, i, i * 32 + lane_id(), route_key(rule, i * 32 + lane_id(), v[i]),
                       route_choices(rule));
     }
-    return route_take(r, rule.used, rule);
+    return route_top(r, rule.used, rule);
 }
 
-/* The first n from a row's logits in memory, or from sums. */
+/* Like route_choose, for logits in memory or sums; the first n experts. */
 template <int PER, class RULE>
 DEVICE int route_choose_from(const float *logits, const RULE &rule, int n)
 {
@@ -244,7 +246,7 @@ DEVICE int route_choose_from(const float *logits, const RULE &rule, int n)
 #pragma unroll
     for (int i = 0; i < PER; i++)
         route_set(r, i, i * 32 + lane_id(), v[i], route_choices(rule));
-    return route_take(r, n, rule);
+    return route_top(r, n, rule);
 }
 DEVICE int route_choose_first(const float *logits, const struct route_rule &rule, int n)
 {
@@ -268,10 +270,10 @@ DEVICE int route_choose_first(const struct route_sums &sums, const RULE &rule, i
 #pragma unroll
     for (int i = 0; i < 4; i++)
         route_set(r, i, 4 * lane_id() + i, sum_value(sum[i]), rule.n_expert);
-    return route_take(r, n, rule);
+    return route_top(r, n, rule);
 }
 
-/* A weight w over the sum of all, with its scales; v: the logit of lane k's expert. */
+/* Weight w divided by the total, with the rule's scales; v: the logit of lane k's expert. */
 DEVICE float route_scaled(const struct route_rule &rule, int expert, float v, float w, float total)
 {
     w = w / total * rule.scale;
@@ -282,7 +284,7 @@ DEVICE float route_scaled(const struct route_rule &rule, int expert, float v, fl
     return w;
 }
 
-/* Weights that are no softmax over logits. */
+/* Weights other than a softmax over logits. */
 DEVICE float route_weigh_other(const struct route_rule &rule, int expert, float v)
 {
     if (rule.given)
@@ -296,7 +298,7 @@ DEVICE float route_scaled(const struct plain_rule &rule, int, float, float w, fl
     return w / total * rule.scale;
 }
 
-/* The weight of the expert lane k knows to be number k. logit(e): that of expert e. */
+/* The weight of lane k's expert, which is number k. logit(e) returns the logit of expert e. */
 template <class RULE, class F> DEVICE float route_weigh(const RULE &rule, int expert, F logit)
 {
     float v = logit(expert), top = __shfl_sync(FULL_WARP, v, 0);
@@ -312,7 +314,7 @@ template <class RULE, class F> DEVICE float route_weigh(const RULE &rule, int ex
     return route_scaled(rule, expert, v, w, warp_sum(total));
 }
 
-/* The same from logits in registers; those of nobody are -infinity. */
+/* Like route_weigh, for logits in registers; missing ones are -infinity. */
 template <int PER, class RULE>
 DEVICE float route_weigh(const RULE &rule, int expert, const float (&v)[PER])
 {
@@ -336,14 +338,15 @@ DEVICE float route_weigh(const RULE &rule, int expert, const float (&v)[PER])
 }
 
 /*
- * Experts that are spread over ranks (route_rule.spread). All ranks choose alike, and what they chose
- * is given (router_give): so nobody looks for the largest, and a row's experts are taken in the order
- * they lie in. Kernels for these are made apart; what is not here is nowhere in their lists.
+ * Experts spread over ranks (route_rule.spread). All ranks make the same choice in router_give and
+ * get the chosen weights as input. So there is no search for the largest, and a row's experts are
+ * taken in index order. These kernels are separate instances; experts on other ranks never enter
+ * their lists.
  */
-enum { NOBODY = 0xffff }; /* in place of an expert, in 16 bits */
+enum { NOBODY = 0xffff }; /* replaces an expert's index, in 16 bits */
 
-/* Lane k gets the k-th of the row's experts that are here, lanes from *here on some expert: from
- * weights in registers, lane l has expert 32 i + l's as v[i]. */
+/* Lane k gets the k-th of the row's experts on this rank, lanes from *here on some valid expert.
+ * Weights in registers: v[i] of lane l belongs to expert 32 i + l. */
 template <int PER>
 DEVICE int route_present(const float (&v)[PER], const struct route_rule &rule, int *here)
 {
@@ -359,7 +362,7 @@ DEVICE int route_present(const float (&v)[PER], const struct route_rule &rule, i
     *here = n;
     return mine;
 }
-/* The same from weights in memory. */
+/* Like route_present, for weights in memory. */
 template <int PER>
 DEVICE int route_present_in(const float *given, const struct route_rule &rule, int *here)
 {

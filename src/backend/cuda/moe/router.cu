@@ -1,17 +1,23 @@
 /*
- * The router: logits of every expert in plain floats, since a choice between two close experts is
- * made of them. router_row, router_block: few rows, maybe with the norm in front; a block has two
- * experts, or eight. router_records: the same, and leaves the normed rows as records. router_rows: many rows, on the tensor cores, each number
- * cut into two of 11 bits and three of the four products taken, which leaves about 22 bits; k is
- * cut into k tiles, whose sums are added up in order where the logits are read. router_choose: a
- * batch's logits the same way, and the choice. router_give: choices that need all logits of a row.
+ * The router: logits = n Wr^T, with n = norm(x + d). Always in (nearly) full float precision,
+ * because a choice between two close experts depends on them.
+ * - router_row, router_block: few rows, optionally with the norm fused in. A block computes two
+ *   experts, or eight.
+ * - router_records: like router_block; it also writes the normed rows as records.
+ * - router_rows: many rows on the tensor cores in split tf32. Each operand is split into two of 11
+ *   bits, and three of the four products are computed, which leaves about 22 bits. k is split into
+ *   k tiles; their sums are added in order where the logits are read.
+ * - router_choose: logits of a batch the same way, and the choice (H200, 64 rows: 10.3 us).
+ * - router_give: choices that need all logits of a row.
+ * Limit: latency for few rows (H200: norm and logits 3 us), bytes for many.
  */
 #include "backend/cuda/core/rows.cuh"
 
 #include <math.h>
 
-/* Router logits (rows, n_expert) in plain floats: a warp per expert, its row in registers before
- * the wait. n = norm(x + d) is made by every block for itself; block 0 also stores it. */
+/* Router logits (rows, n_expert) in floats. A warp computes an expert, whose weights are in
+ * registers before the wait. Every block computes n = norm(x + d) itself; block 0 also stores
+ * it. */
 struct router_args {
     struct matrix w;
     struct norm_in in;
@@ -33,7 +39,7 @@ DEVICE void store8f(float *p, const float (&v)[8])
     *(float4 *)(p + 4) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* An expert's row of the router, a warp's: the first k tiles in registers. */
+/* An expert's weights, held by a warp: the first k tiles in registers. */
 struct router_expert {
     enum { KEPT = 8, TILE_FLOATS = F32_BYTES / 4 };
     const float *row;
@@ -48,7 +54,7 @@ DEVICE void router_expert_load(struct router_expert &r, const struct matrix &w, 
         if (e < w.n_out && i < w.n_kt)
             load8f(r.row + i * r.TILE_FLOATS, r.w[i]);
 }
-/* A lane's share of its product with n, in shared memory. */
+/* A lane's part of the dot product with n, in shared memory. */
 DEVICE float router_expert_dot(const struct router_expert &r, const float *n, int n_kt)
 {
     float dot = 0.0f;
@@ -93,7 +99,7 @@ static __global__ void __launch_bounds__(256)
     for (int t = t0; t < t1; t++) {
         float squares = 0.0f;
         size_t base = (size_t)t * (size_t)n_embd;
-        __syncthreads(); /* the last row's n has been read */
+        __syncthreads(); /* the previous row's n has been read */
 #pragma unroll 1
         for (int k = (int)threadIdx.x * 8; k < n_kt * TILE_K; k += 2048) {
             float v[8] = {}, d[8];
@@ -145,9 +151,9 @@ static __global__ void __launch_bounds__(256)
     marks_end(mk, 4);
 }
 
-/* The same for few rows, in less time: a block has two experts, four warps each, which read the row
- * straight into registers (KEPT times 512 columns; more in further trips) and meet once. Gains are
- * in the weights before the wait. Blocks: x over pairs of experts, y over rows. */
+/* For few rows, with lower latency: a block computes two experts with four warps each. The warps
+ * load the row straight into registers (KEPT times 512 columns; more in further rounds) and meet
+ * once. Gains multiply the weights before the wait. Grid: x over pairs of experts, y over rows. */
 template <int KEPT>
 static __global__ void __launch_bounds__(256)
     router_row_kernel(const __grid_constant__ struct router_args p)
@@ -175,7 +181,7 @@ static __global__ void __launch_bounds__(256)
                                }
                                return w;
     };
-    /* Without branches, so that all trips go out at once. */
+    /* No branches, so that all loads are issued at once. */
     bool has_d = p.in.gain && p.in.d;
     const float *xs = p.in.x + base, *ds = has_d ? p.in.d + base : xs;
     auto sum = [&](int k, float4 x, float4 d) {
@@ -271,7 +277,7 @@ void router_row(struct cuda_backend *cu, const struct matrix *w, const struct no
 void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                   float *n, int rows)
 {
-    int per = ceil_div(rows, 16); /* a block for every row while there are few */
+    int per = ceil_div(rows, 16); /* one block per row as long as there are few */
     per = per < 4 ? per : 4;
     struct router_args p = {*w, *in, n, cu->router, rows, per, 1.0f / (float)w->n_in};
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
@@ -280,19 +286,18 @@ void router_block(struct cuda_backend *cu, const struct matrix *w, const struct 
                 (size_t)w->n_kt * TILE_K * 4 + 64, LAUNCH_EARLY, p);
 }
 
-/* Router logits in plain floats, of norm(x + d) where a norm stands in front. Grid: (groups of
- * eight experts, rows). A warp takes an expert, whose row is in registers before the wait; every
- * block makes the norm of its row for itself, and stores its share of x + d and of the record of
- * its norm. */
+/* Router logits in floats, of norm(x + d) where there is a norm. Grid: (groups of eight experts,
+ * rows). A warp computes an expert, whose weights are in registers before the wait. Every block
+ * computes the norm of its row itself, and stores its part of x + d and of the norm's record. */
 struct router_records_args {
     struct matrix w;
     struct norm_in in;
     float *logits;   /* (rows, n_expert) */
     uint8_t *record; /* (rows, n_kt) */
-    float *x_scale;  /* (rows) what undoes a record's scale */
+    float *x_scale;  /* (rows) inverse of a record's scale */
 };
 
-/* Eight columns of x + d (sum) and of that times the gain (v). */
+/* Eight columns of x + d (sum), and the same times the gain (v). */
 DEVICE void router_columns(const struct norm_in &in, size_t at, int k, float (&v)[8],
                            float (&sum)[8])
 {
@@ -338,7 +343,8 @@ static __global__ void __launch_bounds__(256)
             top = fmaxf(top, fabsf(v[i]));
         }
         store8f(n + k, v);
-        /* The sixteen columns of two threads are this block's, of all that share the row. */
+        /* Of all blocks of a row, this one stores the sixteen columns of every gridDim.x-th pair of
+         * threads. */
         if (p.in.x_out && k < n_embd && (k >> 4) % (int)gridDim.x == (int)blockIdx.x)
             store8f(p.in.x_out + at + (size_t)k, sum);
     }
@@ -356,7 +362,7 @@ static __global__ void __launch_bounds__(256)
     float rms = p.in.gain ? rsqrtf(squares / (float)n_embd + p.in.eps) : 1.0f;
     if (mine && lane == 0)
         p.logits[row * p.w.n_out + e] = dot * rms + (p.w.bias ? p.w.bias[e] : 0.0f);
-    /* The record: four lanes make sixteen columns, and their sum. */
+    /* The record: four lanes convert sixteen columns and their sum. */
     top = warp_max(lane < 8 ? part[8 + lane] : 0.0f);
     uint32_t ex = bits_of(top * rms) >> 23;
     ex = ex < 16 ? 16 : ex;
@@ -402,19 +408,20 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
 }
 
 /*
- * Choices by groups of experts, or by probabilities plus a bias. A warp has a row; logits become what
- * route.cuh calls given.
+ * Choices by groups of experts, or by probabilities plus a bias. One warp per row. Logits become
+ * weights as route_rule.given describes.
  */
 struct router_give_args {
     float *logits; /* (parts, rows, n_expert) */
     int parts, rows;
     struct route_rule rule;
-    float *own;       /* OWN: (rows, n_own) where weights go */
-    int n_own, first; /* experts from `first` on; the last is the shared one, where there is one */
+    float *own;       /* OWN: (rows, n_own) output of the weights */
+    int n_own, first; /* experts first .. first + n_own - 1; the last one is the shared expert, if
+                       * any */
 };
 enum { GIVE_PER = MAX_EXPERTS / 32, GIVE_ROWS = 4 };
 
-/* The value of expert e, of which lane e % 32 has number e / 32; e may differ between lanes. */
+/* The value of expert e, which lane e % 32 holds as number e / 32; e may differ between lanes. */
 DEVICE float give_value(const float (&v)[GIVE_PER], int e)
 {
     float mine = 0.0f;
@@ -426,7 +433,8 @@ DEVICE float give_value(const float (&v)[GIVE_PER], int e)
     return mine;
 }
 
-/* Keys of experts outside the best groups become -infinity. A group counts by its two largest. */
+/* Sets the keys of experts outside the best groups to -infinity. A group is ranked by its two
+ * largest keys. */
 DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
 {
     int n = route_choices(rule), each = n / rule.n_groups, lane = lane_id();
@@ -456,7 +464,7 @@ DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
         keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
 }
 
-/* OWN: other ranks have other experts (route_rule.spread). */
+/* OWN: other ranks hold the other experts (route_rule.spread). */
 template <bool OWN>
 static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     router_give_kernel(const __grid_constant__ struct router_give_args p)
@@ -475,7 +483,7 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
         v[i] = e < n ? row[e] : -INFINITY;
         for (int j = 1; j < p.parts && e < n; j++)
             v[i] += row[(size_t)j * (size_t)p.rows * (size_t)n + (size_t)e];
-        if (p.rule.shared && e == n - 1) { /* no choice */
+        if (p.rule.shared && e == n - 1) { /* always used */
             common = v[i];
             v[i] = -INFINITY;
         }
@@ -543,7 +551,7 @@ struct router_rows_args {
     int rows;
 };
 
-/* v = its upper 11 bits and what is left, whose lower bits the tensor cores ignore. */
+/* hi = v's upper 11 bits, lo = the rest, whose lower bits the tensor cores ignore. */
 DEVICE void split_tf32(float v, uint32_t *hi, uint32_t *lo)
 {
     *hi = bits_of(v) & 0xffffe000u;
@@ -575,7 +583,7 @@ static __global__ void __launch_bounds__(256)
     dependency_wait();
     for (int i = (int)threadIdx.x; i < ROUTER_ROWS * (TILE_K / 4); i += 256) {
         int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
-        bool there = kt * TILE_K + k < n_embd; /* rows are of whole 32 bytes */
+        bool there = kt * TILE_K + k < n_embd; /* rows are multiples of 32 bytes */
         copy_async16_or_zero(xs + row * ROUTER_STRIDE + k,
                              p.x + (size_t)t * (size_t)n_embd + (there ? kt * TILE_K + k : 0),
                              there);
@@ -598,8 +606,7 @@ static __global__ void __launch_bounds__(256)
         uint32_t hi[2][4], lo[2][4]; /* [step of 8][register] */
         split_rows(r0, r1, hi, lo);
 #pragma unroll
-        for (int half = 0; half < 2;
-             half++) { /* products that follow each other are of other sums */
+        for (int half = 0; half < 2; half++) { /* consecutive products use different accumulators */
             const int NT = ROUTER_ROWS / 16;
             uint32_t bh[NT][4], bl[NT][4];
 #pragma unroll
@@ -647,9 +654,9 @@ void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x
 }
 
 /*
- * A batch: logits and choice in one kernel. Clusters of blocks share sixteen rows, a piece of k
- * each, and add up through each other's shared memory; then every block chooses the experts of
- * its rows.
+ * A batch's logits and choice in one kernel. The blocks of a cluster share sixteen rows, one k
+ * split each, and add up through each other's shared memory. Then every block chooses the experts
+ * of its rows.
  */
 enum { CHOOSE_ROWS = 16, CHOOSE_SPLITS = 8, CHOOSE_STRIDE = TILE_K + 16, CHOOSE_EXPERTS = 512 };
 
@@ -669,7 +676,7 @@ DEVICE void router_choose_row(const struct router_choose_args &p, const RULE &ru
     int lane = lane_id();
     float v[PER], part[CHOOSE_SPLITS][PER];
 #pragma unroll
-    for (int j = 0; j < CHOOSE_SPLITS; j++) { /* all on their way at once */
+    for (int j = 0; j < CHOOSE_SPLITS; j++) { /* issue all loads at once */
         const float *from = cluster_at(logits, j < p.pieces ? j : 0);
 #pragma unroll
         for (int i = 0; i < PER; i++)
@@ -693,7 +700,7 @@ DEVICE void router_choose_row(const struct router_choose_args &p, const RULE &ru
     }
 }
 
-/* Grid: (tiles of CHOOSE_ROWS rows, times pieces of k). PLAIN: a plain_rule. */
+/* Grid: (tiles of CHOOSE_ROWS rows, times k splits). PLAIN: a plain_rule. */
 template <bool PLAIN>
 static __global__ void __launch_bounds__(256)
     router_choose_kernel(const __grid_constant__ struct router_choose_args p)
@@ -704,7 +711,7 @@ static __global__ void __launch_bounds__(256)
     int lane = lane_id(), g = lane >> 2, c = lane & 3, n_embd = p.w.n_in, tid = (int)threadIdx.x;
     int tile = (int)blockIdx.x / p.pieces, piece = (int)blockIdx.x - tile * p.pieces;
     int t0 = tile * CHOOSE_ROWS, n_expert = p.rule.n_expert, warp = warp_id();
-    /* This warp's 16 experts of a group of 128, one k tile: in registers a round ahead. */
+    /* This warp's 16 experts of a group of 128, one k tile, loaded a round ahead. */
     float4 kept[STEPS][2];
     auto load = [&](int e0, int kt) {
         const float *from = (const float *)tile_address(p.w, &p.w.seg[0], 0, e0 / TILE_ROWS, kt) +
@@ -720,14 +727,14 @@ static __global__ void __launch_bounds__(256)
         load(e0, kt);
     dependency_trigger();
     dependency_wait();
-    float acc[NT][3][4] = {}; /* three chains each */
+    float acc[NT][3][4] = {}; /* three independent chains */
 #pragma unroll 1
     for (;;) {
-        __syncthreads(); /* nobody reads the columns before */
+        __syncthreads(); /* the previous columns are no longer read */
 #pragma unroll
         for (int i = tid; i < CHOOSE_ROWS * (TILE_K / 4); i += 256) {
             int row = i / (TILE_K / 4), k = i % (TILE_K / 4) * 4, t = min(t0 + row, p.rows - 1);
-            bool there = kt * TILE_K + k < n_embd; /* rows are of whole 32 bytes */
+            bool there = kt * TILE_K + k < n_embd; /* rows are multiples of 32 bytes */
             copy_async16_or_zero(xs + row * CHOOSE_STRIDE + k,
                                  p.x + (size_t)t * (size_t)n_embd + (there ? kt * TILE_K + k : 0),
                                  there);
@@ -793,7 +800,7 @@ static __global__ void __launch_bounds__(256)
         else
             router_choose_row<CHOOSE_EXPERTS / 32>(p, rule, logits + row * n_expert, t0 + row);
     }
-    cluster_arrive(); /* nobody leaves while his sums are being read */
+    cluster_arrive(); /* no block exits while its sums are being read */
     cluster_wait();
 }
 
