@@ -213,7 +213,7 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
     s->first = first;
     s->list_len = 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1) + heads * tokens;
     size_t freq = (size_t)net->n_ropes * (LATENT_MAX_ROPE / 2) * 4;
-    const struct tensor_spec list[] = {
+    const struct want list[] = {
         {(void **)&s->raw_q, tokens * low_q * 4},  {(void **)&s->low_q, tokens * low_q * 4},
         {(void **)&s->low, tokens * low * 4},      {(void **)&s->q, tokens * q * 4},
         {(void **)&s->wide, tokens * wide * 4},    {(void **)&s->a, tokens * a * 4},

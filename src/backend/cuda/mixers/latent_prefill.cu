@@ -409,7 +409,7 @@ bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, con
     keys = keys < most ? keys : most;
     size_t tiles = heads * (keys / WGMMA_ROWS + 1);
     struct route_tables *t = &e->list->list;
-    const struct tensor_spec list[] = {
+    const struct want list[] = {
         {(void **)&e->x, keys * LATENT_RANK * 2}, {(void **)&e->kr, keys * LATENT_ROPE * 2},
         {(void **)&e->k, keys * k * 2},           {(void **)&e->v, keys * v * 2},
         {(void **)&e->turned, turned * 2},        {(void **)&t->n_tiles, 64},
