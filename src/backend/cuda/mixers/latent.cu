@@ -322,7 +322,7 @@ static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int row
                         struct latent_row_args *p, bool coded)
 {
     struct latent_scratch *b = cu->latent;
-    struct weight_rows x = rows_of(b->low_q, rows, l->q_rank);
+    struct rows x = rows_of(b->low_q, rows, l->q_rank);
     struct pick_case c = {};
     c.rows = rows;
     c.w = cuda_matrix(l->wqb);
@@ -443,7 +443,7 @@ static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, str
     out->attn = NULL;
 }
 
-struct weight_rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
+struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
     const struct latent *l = &m->latent;
     struct latent_scratch *b = cu->latent;
@@ -500,7 +500,7 @@ struct weight_rows latent_mix(struct cuda_backend *cu, const struct mixer *m, in
     step_mark(cu);
     pick_go(cu, prompt, &c);
     step_mark_end(cu, STAGE_ATTENTION);
-    struct weight_rows a = rows_of(b->a, T, H * l->v_dim);
+    struct rows a = rows_of(b->a, T, H * l->v_dim);
     a.halves = b->expand.halves;
     a.n_floats = a.halves ? s.n_decode : T;
     if (a.halves && s.n_decode)
