@@ -854,9 +854,9 @@ static void test_reference(void **state)
         size_t n = (size_t)want.b.n_tokens * (size_t)w.width;
         float *after = mem_zalloc(n, sizeof *after);
         be->ops->begin(be, &want.b);
-        be->ops->stream_put(be, want.qkv, want.b.n_tokens);
+        be->ops->stream->put(be, want.qkv, want.b.n_tokens);
         be->ops->mixer(be, &layers[0].mixer, 0);
-        be->ops->stream_get(be, after, want.b.n_tokens);
+        be->ops->stream->get(be, after, want.b.n_tokens);
         assert_true(be->ops->end(be, NULL, &err));
         for (int t = 0; t < want.b.n_tokens; t++)
             for (int i = 0; i < heads; i++)

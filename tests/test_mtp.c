@@ -153,7 +153,7 @@ static float *expected(const char *path, const int32_t *ids)
                       .from = pos};
     struct error err = {0};
     be->ops->begin(be, &b);
-    be->ops->stream_put(be, x, N);
+    be->ops->stream->put(be, x, N);
     be->ops->mixer(be, &net->layers[last].mixer, last);
     be->ops->mlp(be, &net->layers[last].mlp, last);
     be->ops->head(be, &net->mtp.head);

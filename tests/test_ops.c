@@ -274,7 +274,7 @@ static void linear(struct rig *r, struct backend *be, const struct weight *w, co
                    float *y, int rows)
 {
     rig_begin(r, be, rows);
-    be->ops->stream_put(be, x, rows);
+    be->ops->stream->put(be, x, rows);
     be->ops->head(be, &(struct head){.w = w});
     assert_true(be->ops->end(be, NULL, NULL));
     for (int i = 0; i < rows; i++)
@@ -520,7 +520,7 @@ static void embed_is_exact(void **state)
                 prepare(be, &rig);
                 rig_begin(&rig, be, 37);
                 be->ops->embed(be, &rig.net.embed);
-                be->ops->stream_get(be, x, 37);
+                be->ops->stream->get(be, x, 37);
                 be->ops->end(be, NULL, NULL);
                 if (memcmp(x, want, 37 * 512 * sizeof(float)))
                     fail_msg("embed %s on %s is not exact", dtype_name(all_types[i]),
@@ -598,9 +598,9 @@ static void run_mlp(struct backend *be, const struct test_mlp *m, const float *x
     *(m->n_expert ? &l->experts : &l->dense) = (struct ffn){.gate_up = &gu, .down = &dn};
     prepare(be, &rig);
     rig_begin(&rig, be, rows);
-    be->ops->stream_put(be, x, rows);
+    be->ops->stream->put(be, x, rows);
     be->ops->mlp(be, l, 0);
-    be->ops->stream_get(be, y, rows);
+    be->ops->stream->get(be, y, rows);
     assert_true(be->ops->end(be, NULL, NULL));
     for (size_t i = 0; i < (size_t)rows * (size_t)m->n_embd; i++)
         y[i] -= x[i];

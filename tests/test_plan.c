@@ -252,7 +252,7 @@ static void check_rank(const struct tensorfile *f, const struct plan *p, const s
     wire.lanes = p->tp;
     wire.lane = r->lane;
     be->ranks = &ranks;
-    be->ahead = false;
+    be->async = false;
     struct model *m = model_load(f, be, MODEL_PLAIN, NULL, &err);
     if (!m)
         fail_msg("%s", err.msg);

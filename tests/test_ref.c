@@ -125,7 +125,7 @@ static void rig_prepare(struct rig *r)
         fail_msg("%s", err.msg);
     assert_true(r->be->ops->prepare(r->be, &r->net, &b, &err));
     r->be->ops->begin(r->be, &r->b);
-    r->be->ops->stream_put(r->be, r->x, ROWS);
+    r->be->ops->stream->put(r->be, r->x, ROWS);
 }
 
 static void rig_close(struct rig *r)
@@ -257,7 +257,7 @@ static void check_attention(void (*change)(struct rig *, struct attention *))
     a->wo = weight_of(&r, E, H * a->v_dim, 1, true);
     rig_prepare(&r);
     r.be->ops->mixer(r.be, &r.layers[0].mixer, 0);
-    r.be->ops->stream_get(r.be, r.after, ROWS);
+    r.be->ops->stream->get(r.be, r.after, ROWS);
     double y[ROWS][E];
     attend(&r, a, y);
     for (int t = 0; t < ROWS; t++) {
@@ -398,11 +398,11 @@ static void test_shared_kv(void **state)
     r.net.layers = three;
     rig_prepare(&r);
     r.be->ops->mixer(r.be, &three[0].mixer, 0);
-    r.be->ops->stream_get(r.be, r.after, ROWS);
+    r.be->ops->stream->get(r.be, r.after, ROWS);
     float again[ROWS * E];
-    r.be->ops->stream_put(r.be, r.x, ROWS);
+    r.be->ops->stream->put(r.be, r.x, ROWS);
     r.be->ops->mixer(r.be, &three[1].mixer, 1);
-    r.be->ops->stream_get(r.be, again, ROWS);
+    r.be->ops->stream->get(r.be, again, ROWS);
     assert_memory_equal(again, r.after, sizeof again);
     for (size_t i = 0; i < r.kv_bytes; i++)
         assert_int_equal(((const uint8_t *)r.kv[1].k)[i], 0);
@@ -457,7 +457,7 @@ static void test_activations(void **state)
                          .limit = 0.8f};
         rig_prepare(&r);
         r.be->ops->mlp(r.be, m, 0);
-        r.be->ops->stream_get(r.be, r.after, ROWS);
+        r.be->ops->stream->get(r.be, r.after, ROWS);
         for (int t = 0; t < ROWS; t++) {
             double x[E], y[E];
             row_of(&r, t, x);
@@ -487,7 +487,7 @@ static void test_norms(void **state)
         m->stream_scale = 1.5f;
         rig_prepare(&r);
         r.be->ops->mlp(r.be, m, 0);
-        r.be->ops->stream_get(r.be, r.after, ROWS);
+        r.be->ops->stream->get(r.be, r.after, ROWS);
         for (int t = 0; t < ROWS; t++) {
             double x[E], rows[3][E] = {{0}};
             row_of(&r, t, x);
@@ -589,7 +589,7 @@ static void test_routers(void **state)
             }
             rig_prepare(&r);
             r.be->ops->mlp(r.be, m, 0);
-            r.be->ops->stream_get(r.be, r.after, ROWS);
+            r.be->ops->stream->get(r.be, r.after, ROWS);
             for (int t = 0; t < ROWS; t++) {
                 double x[E], n[E], in[E], to_router[E], l[EXPERTS], weight[EXPERTS];
                 double sum[E] = {0}, dense[E] = {0}, want[E], gate;
@@ -662,7 +662,7 @@ static void test_embed_head(void **state)
     rig_prepare(&r);
     r.be->ops->embed(r.be, e);
     r.be->ops->mlp(r.be, &r.layers[0].mlp, 0);
-    r.be->ops->stream_get(r.be, r.after, ROWS);
+    r.be->ops->stream->get(r.be, r.after, ROWS);
     r.be->ops->head(r.be, &r.net.head);
     for (int t = 0; t < ROWS; t++) {
         double x[E], pro[2 * P], g[P], y[E], logits[VOCAB];

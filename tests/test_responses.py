@@ -252,7 +252,8 @@ def test_ollama(s):
     assert json.loads(s.get("/api/version")[2])["version"]
     show = s.json("/api/show", {"model": "toy"})
     assert "completion" in show["capabilities"] and show["model_info"]["general.architecture"] and show["details"]
-    assert json.loads(s.get("/api/ps")[2])["models"][0]["context_length"] == 8192
+    ps = json.loads(s.get("/api/ps")[2])["models"][0]
+    assert ps["context_length"] == 8192 and ps["size_vram"] == 0, ps
     # a model and nothing to say: clients have it loaded so
     for ask in ({"model": "toy"}, {"model": "toy", "messages": [], "keep_alive": "5m"}):
         r = s.json("/api/chat", ask)
@@ -265,6 +266,14 @@ def test_ollama(s):
                       ("/api/chat", dict(body, think=5)), ("/api/chat", dict(body, format="xml"))]:
         assert isinstance(s.json(path, bad, 400)["error"], str)
     assert isinstance(json.loads(s.get("/api/nothing")[2])["error"], str)
+
+
+def test_reference_has_no_vram(_):
+    """The reference overlaps steps like a GPU, but its memory is the host's."""
+    s = Server(BUILD, env=dict(os.environ, STEEL_ISA="ref"))
+    ps = json.loads(s.get("/api/ps")[2])["models"][0]
+    s.stop()
+    assert ps["size"] > 0 and ps["size_vram"] == 0, ps
 
 
 def ollama_built_in(s):
@@ -287,6 +296,6 @@ def ollama_built_in(s):
 server = Server(BUILD, "-np", "8", "-c", "8192")
 try:
     run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_bounded, test_kept_costs,
-               test_built_in], server)
+               test_built_in, test_reference_has_no_vram], server)
 finally:
     server.stop()

@@ -699,7 +699,7 @@ static void blocks_left_out(void **state)
     for (int pays = 0; pays < 2; pays++) {
         struct scheduler sched = {.running.n = 1};
         struct drafter sp = {
-            .sched = &sched, .most = 1, .max_seqs = 4, .ahead = true, .adapts = true};
+            .sched = &sched, .most = 1, .max_seqs = 4, .async = true, .adapts = true};
         struct seq first = {0}, second = {0}, *seqs[] = {&first};
         struct step_item item = {.n_tokens = 1};
         int followed = 0;

@@ -1,11 +1,14 @@
 /*
- * The op table: the one interface between a network (layer.h) and what computes it. Few coarse ops,
- * all mandatory; a fallback lives inside an op. ref.c is the specification of every op; backends
- * are tested against it. Compute ops return void and only enqueue; the backend keeps the first error
- * and end() reports it. No op allocates: prepare() did.
+ * The boundary between a network (layer.h) and the backend that computes it: a table of a few coarse ops.
  *
- * The residual stream is the backend's: embed starts it, mixer and mlp read it and add to it, head
- * reads it. No op takes or returns it, so it has whatever form is fast.
+ *  1. Every op of struct backend_ops is mandatory. A fallback lives inside the op.
+ *  2. Optional features are sub-tables (adapters, draft, stream, picks). A backend has a sub-table whole or
+ *     its pointer is NULL. supports() refuses a network that needs a missing one.
+ *  3. ref.c is the specification of every op; other backends are tested against it (tests/ops).
+ *  4. Compute ops return void and only enqueue. The backend keeps the first error and end() reports it.
+ *  5. No op allocates during a step: prepare() did.
+ *  6. The residual stream belongs to the backend, in whatever form is fast. embed starts it, mixer and mlp read it
+ *     and add to it, head reads it. No op takes or returns it.
  */
 #ifndef STEEL_BACKEND_BACKEND_H
 #define STEEL_BACKEND_BACKEND_H
@@ -23,37 +26,39 @@ struct sample_probs;
 struct profile; /* backend/profile.h */
 struct ranks;   /* base/ranks.h */
 
-/* One step's input. Prefill, decode, and any mix of them differ only in data. Host memory. */
+/* One step's input. Prefill, decode and any mix of them differ only in data. Host memory. */
 struct batch {
     int n_tokens, n_seqs, n_decode, n_out, max_pages;
-    const int32_t *
-        tokens; /* (n_tokens) rows of one sequence are adjacent; q_len==1 sequences first. -1-r: the
-                    token chosen for out row r of the step before (see backend.ahead) */
+    /* (n_tokens) Rows of one sequence are adjacent; sequences with one row come first. -1-r stands for the token
+     * sampled for output row r of the previous step (backend.async). */
+    const int32_t *tokens;
     const int32_t *pos;  /* (n_tokens) position in the sequence */
     const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
     const int32_t *q_start;  /* (n_seqs+1) first row of each sequence; the last entry is n_tokens */
-    const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, itself included */
-    const int32_t *pages;    /* (n_seqs, max_pages) page numbers in order */
+    const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, its own included */
+    const int32_t *pages;    /* (n_seqs, max_pages) block table: page numbers in order */
     const int32_t *out_rows; /* (n_out) rows that need logits, ascending */
     const int32_t *types;    /* (n_tokens) for embed.types; NULL = all 0 */
-    /* Slots of recurrent states, (n_seqs) each; NULL where no layer has one. No slot is written by
-     * two sequences of a step, or read by one and written by another. */
-    const int32_t *state_in;   /* what the first row goes on from; -1 = zeros */
-    const int32_t *state_out;  /* where the last row leaves it; may be state_in; -1 = padding */
-    const int32_t *save_rows;  /* after so many rows of the sequence it is also saved; 0 = never */
-    const int32_t *save_state; /* ... to this slot */
+    /* Slots of recurrent states, (n_seqs) each; NULL if no layer has a state. In one step, no slot is written by
+     * two sequences, and none is read by one sequence and written by another. */
+    const int32_t *state_in; /* the state before the first row; -1 = zeros */
+    const int32_t
+        *state_out; /* receives the state after the last row; may be state_in; -1 = padding */
+    const int32_t
+        *save_rows; /* a checkpoint is taken after this many rows of the sequence; 0 = none */
+    const int32_t *save_state; /* the slot that receives the checkpoint */
     const struct kv_layer *kv; /* (n_layers) */
-    bool keep;                 /* all rows go through the last layer, and keep() follows it */
-    /* (n_tokens) a step of the MTP block (layer.h): the kept row each row goes on from. NULL: a step of
-     * the other layers */
+    bool keep; /* all rows go through the last layer, and draft->keep() follows it */
+    /* (n_tokens) For a step of the MTP block (layer.h): the kept row that each row continues. NULL for a step of
+     * the main layers. */
     const int32_t *from;
-    /* (n_loras) which rows use which adapters, ascending by adapter, then by row. A row may use several,
-     * none twice. */
+    /* (n_loras) Which rows use which adapters, ascending by adapter, then by row. A row may use several adapters,
+     * but none twice. */
     const struct lora_use *loras;
     int n_loras;
 };
 
-/* Whether the stream narrows to the out rows in this layer: in the last of the step. */
+/* Whether the stream narrows to the output rows in this layer, which is the last of the step. */
 static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
 {
     if (net->has_next_stage)
@@ -61,161 +66,179 @@ static inline bool batch_narrows(const struct batch *b, const struct network *ne
     return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
 }
 
-/* What the engine's steps and its cache keep to, given once: with the network's own sizes, ops size
- * their scratch by it. */
+/* Upper bounds of every step and of the cache. Together with the network's sizes they determine the backend's
+ * scratch. */
 struct bounds {
     int page_len, n_pages;
-    /* Of keys and of values: F32 F16 BF16, or Q8_0 Q4_0 F8_E4M3 (quant/kvblock.h), for which
-     * kv_types_check holds. */
+    /* Types of keys and values: F32, F16, BF16, or quantised as Q8_0, Q4_0, F8_E4M3 (quant/kvblock.h).
+     * kv_types_check holds for them. */
     enum dtype k_type, v_type;
     int max_tokens, max_seqs, max_out, max_pages;
-    int n_states;  /* slots of recurrent states */
-    int lora_rank; /* the most that adapters add to one weight (lora_rank()); 0 = there are none */
+    int n_states; /* slots of recurrent states */
+    int lora_rank; /* largest total rank that adapters add to one weight (lora_rank()); 0 = no adapters */
 };
 
-/* One layer's part of the cache; NULL where it has none.
+/* One layer's part of the cache. Members that the layer does not use are NULL.
  * Attention: keys (n_pages, K, page_len, Dk) of bounds.k_type and values (n_pages, K, page_len, Dv) of
- * bounds.v_type. Latent attention: keys alone, (n_pages, page_len, C + Dr). The order inside a
- * (page, kv head) tile is the backend's own; others move whole pages.
+ * bounds.v_type. Latent attention: keys only, (n_pages, page_len, C + Dr). The order inside a (page, kv head)
+ * tile is private to the backend; the engine moves whole pages.
  * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
 struct kv_layer {
     void *k, *v;
     float *state;
 };
 
-/* What a weight is for, so that a backend can choose its form. */
+/* The use of a weight, from which a backend chooses its packed form. */
 enum weight_role {
     WEIGHT_LINEAR,
     WEIGHT_EXPERTS,
-    WEIGHT_EXPERTS_SHARED, /* with a shared one of the same shape beside them */
+    WEIGHT_EXPERTS_SHARED, /* experts beside a shared expert of the same shape */
     WEIGHT_ROUTER,
     WEIGHT_EMBED, /* rows are looked up */
-    WEIGHT_HEADS, /* n_expert matrices, one for each head, all of them used */
-    WEIGHT_HEAD,  /* and maybe looked up, too: tied embeddings */
+    WEIGHT_HEADS, /* one matrix per attention head (n_expert of them), all used by every row */
+    WEIGHT_HEAD,  /* the output head; with tied embeddings, rows are also looked up */
 };
 
-/* Whether a sequence's bytes can depend on what else is in the batch or how its prompt was cut. */
+/* Whether a sequence's logits, bit for bit, depend on the rest of the batch or on how its prompt was split. */
 enum invariance {
-    INVARIANCE_NONE,   /* they can: --deterministic is not offered */
-    INVARIANCE_CHOSEN, /* unless `deterministic` is set, which may cost speed */
+    INVARIANCE_NONE,   /* they do: --deterministic is not offered */
+    INVARIANCE_CHOSEN, /* only unless `deterministic` is set, which may cost speed */
     INVARIANCE_ALWAYS, /* they never do */
 };
 
-struct pick_info;
 struct backend {
     const struct backend_ops *ops;
     struct profile *profile; /* NULL = off */
     enum invariance invariance;
     bool deterministic; /* may change between steps */
-    /* A step runs beside the host from launch() on, and the next one may be begun meanwhile, with
-     * tokens the host does not know yet; two at most are under way. */
-    bool ahead;
-    struct ranks *ranks; /* those who share the network's layers with this one; NULL = none */
+    /* Steps run beside the host from launch() on. The next step may begin before the current one ends, with
+     * tokens the host does not know yet. At most two steps are in flight. */
+    bool async;
+    bool
+        records; /* replay() may record steps and replay them, so equal shapes are worth padding for */
+    bool
+        own_memory; /* alloc() takes memory of a device, such as VRAM. Else it is host memory, which is
+                            committed when first touched. */
+    struct ranks *ranks; /* the ranks that share the network's layers; NULL = only this process */
 };
 
-/* Whether a cache of these types can hold what this network stores: an error names layer and type. */
+/* Whether a cache of these types can store what this network's layers need. The error names layer and type. */
 bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_type,
                     struct error *err);
-/* A type of the cache by its name on command lines, as "q8_0"; DT_NONE if there is no such. */
+/* The cache type of a name on the command line, such as "q8_0"; DT_NONE if unknown. */
 enum dtype kv_type_from_name(const char *name);
 const char *kv_type_name(enum dtype t);
 #define KV_TYPE_NAMES "f16, bf16, f32, q8_0, fp8 or q4_0"
+
+struct adapter_ops {
+    /* Converts the change that one adapter makes to w into the backend's form, for w->lora. NULL with err if
+     * memory runs out. unadapt frees it. Both are safe from any thread, also while steps with other adapters run. */
+    void *(*adapt)(struct backend *be, const struct weight *w, const struct lora *l,
+                   struct error *err);
+    void (*unadapt)(struct backend *be, void *change);
+};
+
+/* Multi-token prediction (layer.h). */
+struct draft_ops {
+    /* Stores norm(x) of the stream's current rows until the next keep. */
+    void (*keep)(struct backend *be, const struct norm *norm);
+    /* Starts the stream of a step of the MTP block, in place of embed. */
+    void (*join)(struct backend *be, const struct mtp *m);
+};
+
+/* Access to the stream inside a step, for pipeline stages and tests. Rows are of n_embd. */
+struct stream_ops {
+    void (*put)(struct backend *be, const float *host,
+                int rows);                                  /* the stream becomes these rows */
+    void (*get)(struct backend *be, float *host, int rows); /* its first `rows` rows */
+    void (*put_logits)(struct backend *be, const float *host,
+                       int rows); /* replaces head, for tests */
+};
+
+/* Access to the tables that pick kernels. */
+struct pick_info;
+struct pick_ops {
+    bool (*row)(struct backend *be, int i, struct pick_info *out); /* false past the last row */
+    /* Rows of these names ("a,b"; NULL = none) run wherever their kernels can, whatever was measured.
+     * STEEL_PICK does the same from the start. */
+    void (*force)(struct backend *be, const char *names);
+    /* After prepare(): prints which rows the network's shapes get, by number of input rows. Prints nothing if
+     * the choice depends on more than that. */
+    void (*shapes)(struct backend *be, FILE *out);
+};
 
 struct backend_ops {
     const char *name;
     void (*close)(struct backend *be);
 
-    /* Memory. alloc: zeroed, 64-byte aligned backend memory, NULL with err if there is none. */
+    /* Memory. alloc returns zeroed, 64-byte aligned backend memory, or NULL with err. */
     void *(*alloc)(struct backend *be, size_t bytes, const char *what, struct error *err);
     void (*free)(struct backend *be, void *p, size_t bytes);
-    /* Part of an alloc whose content nobody wants: its memory may go until it is written again.
-     * NULL: this backend's memory is taken whole. */
+    /* The content of a part of an alloc is no longer needed. Its memory may go back to the system until it is
+     * written again. Does nothing with own_memory. */
     void (*forget)(struct backend *be, void *p, size_t bytes);
     void (*copy_in)(struct backend *be, void *dst, const void *host, size_t bytes);
     void (*copy_out)(struct backend *be, void *host, const void *src, size_t bytes);
-    /* Whether the backend can run such a network: asked before anything is uploaded (weights are
-     * sizes only then, gains and biases any pointer), so that nothing aborts later. An error names
-     * layer and part. */
+    /* Whether the backend can run the network. Called before any upload: weights have only sizes, and gains and
+     * biases are arbitrary pointers. The error names layer and part. */
     bool (*supports)(struct backend *be, const struct network *net, struct error *err);
-    /* Takes a weight over (may repack). release undoes it. */
+    /* Makes the backend's form of a weight, which may be a packed copy. release frees it. */
     bool (*upload)(struct backend *be, const struct raw_weight *src, enum weight_role role,
                    struct weight *w, struct error *err);
     void (*release)(struct backend *be, struct weight *w);
-    /* One adapter's change of w in the backend's own form, for w->lora; NULL with err if there is no
-     * memory. unadapt frees it. Any thread may call them, also while steps run that use other
-     * adapters. NULL: this backend runs no adapters. */
-    void *(*adapt)(struct backend *be, const struct weight *w, const struct lora *l,
-                   struct error *err);
-    void (*unadapt)(struct backend *be, void *change);
-    /* Allocates everything ops need for steps of this network, which must stay where it is. Called
-     * after the uploads. */
+    /* Allocates everything that steps of this network need. Called after the uploads. The network must not move
+     * afterwards. */
     bool (*prepare)(struct backend *be, const struct network *net, const struct bounds *bounds,
                     struct error *err);
 
-    /* The step. replay(key) runs a step recorded under key and returns true, or returns false and
-     * the caller issues the ops, after record(key) where key != 0. Backends without recording
-     * return false. launch(): all ops up to head are issued. end() waits for the oldest step under
-     * way; writes the sampled token of each of its out rows (-1 without sampler). */
+    /* The step: begin, the network's ops or a replay of them, launch, sample, end.
+     * replay runs the step recorded under key and returns true. Otherwise it returns false, and a backend that
+     * records stores the ops from here to launch() under key.
+     * launch: all ops up to head are issued.
+     * end waits for the oldest step in flight and writes the sampled token of each of its output rows (-1 without
+     * sampler). */
     void (*begin)(struct backend *be, const struct batch *b);
     bool (*replay)(struct backend *be, uint64_t key);
-    void (*record)(struct backend *be, uint64_t key);
     void (*launch)(struct backend *be);
     bool (*end)(struct backend *be, int32_t *tokens, struct error *err);
 
-    /* The network. Layers come in order. Rows that need no logits stop in the last one, once their
-     * keys, values and states are stored: from there on the stream has the out rows only. */
+    /* The network. Layers come in order. In the last layer, rows that need no logits stop once their keys, values
+     * and states are stored. From there on the stream has the output rows only. */
     void (*embed)(struct backend *be, const struct embed *e);
     void (*mixer)(struct backend *be, const struct mixer *m, int layer);
     void (*mlp)(struct backend *be, const struct mlp *m, int layer);
     void (*head)(struct backend *be, const struct head *h);
-    /* Multi-token prediction (layer.h); NULL where PART_MTP is not supported. keep: norm(x) of the
-     * stream's rows as they are now stays until the next keep. join starts the stream of a step of the
-     * block, in the place of embed. */
-    void (*keep)(struct backend *be, const struct norm *norm);
-    void (*join)(struct backend *be, const struct mtp *m);
-    /* One token per out row of the step begun last, from head's logits: samplers (n_out), NULL = no
-     * token wanted; see end(). What they say is read here, so it may come after launch(), when the
-     * step before has ended and its tokens are known: where a choice depends on them, the network
-     * computes meanwhile. Masks must be there (sampler_prepare). Where steps run ahead, rows behind each
-     * other may have one sampler, which draws for each as if the tokens of those before had been taken; -1 is
-     * the token of a row behind the first that it could not choose so. */
+    /* Samples one token per output row of the step begun last, from head's logits. samplers (n_out): NULL = this
+     * row needs no token. It may be called after launch(), once the previous step has ended and its tokens are known:
+     * the network computes while samplers wait for them. Grammar masks must be ready (sampler_prepare).
+     * With async, several rows may share one sampler. It samples each row as if the tokens of the rows before had
+     * been accepted. -1 is returned for later rows for which that is not possible. */
     void (*sample)(struct backend *be, struct sampler *const *samplers);
 
-    /* Log-probabilities of out row `row` of the step that ended last, where its sampler wants them. */
+    /* Log-probabilities of output row `row` of the step that ended last, if its sampler asked for them. */
     void (*probs)(struct backend *be, int row, struct sample_probs *out);
-    /* Row `row` of what the last step's head made, after end(): (n_vocab), or as many as head.w has rows
-     * where stages of a pipeline share it (model/stages.h), or (n_embd) without head.w. Samplers may have
-     * changed it. */
+    /* Row `row` of the last head's result, after end(). Its width is n_vocab; or the rows of head.w if pipeline
+     * stages share the head (model/stages.h); or n_embd without head.w. Samplers may have changed the values. */
     void (*logits)(struct backend *be, int row, float *host);
 
-    /* For tests and debugging, in a step: sets or reads the stream, its first `rows` rows of
-     * n_embd. stream_put makes the stream one of `rows` rows; logits_put stands in for head. */
-    void (*stream_put)(struct backend *be, const float *host, int rows);
-    void (*stream_get)(struct backend *be, float *host, int rows);
-    void (*logits_put)(struct backend *be, const float *host, int rows);
-
-    /* Tables that pick kernels; NULL: there are none. pick: the i-th row; false past the last.
-     * pick_force: rows of these names ("a,b"; NULL = none) run wherever their kernels can, whatever
-     * was measured. STEEL_PICK does the same from the start. */
-    bool (*pick)(struct backend *be, int i, struct pick_info *out);
-    void (*pick_force)(struct backend *be, const char *names);
-    /* Prints which rows the shapes of the network get, by the number of rows; after prepare(). NULL:
-     * this backend does not know. */
-    void (*pick_shapes)(struct backend *be, FILE *out);
+    const struct adapter_ops *adapters; /* NULL: no LoRA */
+    const struct draft_ops *draft;      /* NULL: no PART_MTP */
+    const struct stream_ops *stream;    /* NULL: no pipeline stages */
+    const struct pick_ops *picks;       /* NULL: no kernel tables */
 };
 
-/* A row of a backend's tables that pick kernels (cpu/, cuda/pick.cu), as tests, benchmarks and docs
- * see it. Of the rows of an op the first that suits runs. */
+/* One row of the tables that pick kernels, for tests, benchmarks and docs. Of an op's rows, the first that fits
+ * runs. */
 struct pick_info {
     const char *name;       /* what STEEL_PICK forces */
     const char *op;         /* "linear", "moe", ... */
     const char *formats;    /* of weights */
-    const char *device;     /* what it must have; "" = nothing */
-    int rows_from, rows_to; /* as measured; rows_to 0 = no end */
-    bool here;              /* this device has it */
-    uint64_t runs;          /* how often it has been picked */
+    const char *device;     /* what the device must have; "" = nothing */
+    int rows_from, rows_to; /* the range of input rows it is picked for; rows_to 0 = no end */
+    bool available;         /* on this device */
+    uint64_t runs;          /* how often it was picked */
 };
-/* Prints the tables, and how often each row was picked. False: the backend has none. */
+/* Prints the tables and how often each row was picked. False: the backend has none. */
 bool backend_print_picks(struct backend *be, FILE *out);
 
 struct backend_options {

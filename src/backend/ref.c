@@ -201,11 +201,6 @@ static bool ref_replay(struct backend *be, uint64_t key)
     return false;
 }
 
-static void ref_record(struct backend *be, uint64_t key)
-{
-    (void)be, (void)key;
-}
-
 static void ref_launch(struct backend *be)
 {
     (void)be; /* ops run as they are issued */
@@ -455,6 +450,11 @@ static void ref_logits_put(struct backend *be, const float *host, int rows)
     memcpy(r->logits, host, (size_t)rows * (size_t)logits_width(r) * sizeof(float));
 }
 
+static const struct adapter_ops ref_adapters = {.adapt = ref_adapt, .unadapt = ref_unadapt};
+static const struct draft_ops ref_draft = {.keep = ref_keep, .join = ref_join};
+static const struct stream_ops ref_stream = {
+    .put = ref_stream_put, .get = ref_stream_get, .put_logits = ref_logits_put};
+
 static const struct backend_ops ref_ops = {
     .name = "ref",
     .close = ref_close,
@@ -466,26 +466,21 @@ static const struct backend_ops ref_ops = {
     .supports = ref_supports,
     .upload = ref_upload,
     .release = ref_release,
-    .adapt = ref_adapt,
-    .unadapt = ref_unadapt,
     .prepare = ref_prepare,
     .begin = ref_begin,
     .replay = ref_replay,
-    .record = ref_record,
     .launch = ref_launch,
     .end = ref_end,
     .embed = ref_embed,
     .mixer = ref_mixer,
     .mlp = ref_mlp,
     .head = ref_head,
-    .keep = ref_keep,
-    .join = ref_join,
     .sample = ref_sample,
     .probs = ref_probs,
     .logits = ref_logits,
-    .stream_put = ref_stream_put,
-    .stream_get = ref_stream_get,
-    .logits_put = ref_logits_put,
+    .adapters = &ref_adapters,
+    .draft = &ref_draft,
+    .stream = &ref_stream,
 };
 
 struct backend *backend_open_ref(void)
@@ -493,7 +488,9 @@ struct backend *backend_open_ref(void)
     struct ref *r = mem_zalloc(1, sizeof *r);
     r->be.ops = &ref_ops;
     r->be.invariance = INVARIANCE_ALWAYS;
-    r->be.ahead = true; /* nothing runs beside the host, but steps may overlap as on a device */
+    /* Nothing runs beside the host and nothing is recorded, but the engine may overlap and pad steps as for a GPU:
+     * tests of it need no GPU. */
+    r->be.async = r->be.records = true;
     return &r->be;
 }
 

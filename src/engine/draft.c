@@ -3,7 +3,7 @@
 #include "base/mem.h"
 
 void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step, int most,
-                int max_seqs, bool ahead, bool adapts)
+                int max_seqs, bool async, bool adapts)
 {
     size_t n = (size_t)sched->limits.max_seqs;
     CHECK(max_seqs <= DRAFT_MAX_SEQS, "%d sequences", max_seqs);
@@ -12,7 +12,7 @@ void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *ste
                            .step = step,
                            .most = most,
                            .max_seqs = max_seqs,
-                           .ahead = ahead,
+                           .async = async,
                            .adapts = adapts};
     if (!most)
         return;
@@ -58,7 +58,7 @@ bool draft_follows(struct drafter *sp, const struct step_item *items, struct seq
         drafts |= items[i].n_draft > 0;
         any |= !seqs[i]->unfollowed;
     }
-    if (!sp->most || !sp->ahead || drafts)
+    if (!sp->most || !sp->async || drafts)
         return sp->most > 0;
     if (follows_pay(sp, sp->sched->running.n) && any)
         return true;

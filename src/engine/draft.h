@@ -34,7 +34,7 @@ struct drafter {
     struct kvcache *kv;
     struct stepper *step;
     int most, max_seqs; /* drafts of a sequence; while at most so many run */
-    bool ahead;         /* steps run ahead where none of their sequences drafts */
+    bool async;         /* steps run ahead where none of their sequences drafts */
     bool adapts;        /* where they cost more than they save, none are made */
     struct draft_rate rates[DRAFT_MAX_SEQS + 1]; /* by sequences */
     struct draft_item *items;                    /* (max_seqs of steps) */
@@ -48,7 +48,7 @@ struct drafter {
 
 /* most 0: nothing is drafted, and nothing else is called. max_seqs: DRAFT_MAX_SEQS at most. */
 void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step, int most,
-                int max_seqs, bool ahead, bool adapts);
+                int max_seqs, bool async, bool adapts);
 void draft_clear(struct drafter *sp);
 /* Whether the block follows a step that is about to start. Where steps run ahead of the host (backend.h) it does
  * not while more sequences run than may draft, or while drafts do not pay: the next step is begun before the

@@ -359,7 +359,7 @@ static bool run_flight(struct embedder *e, struct flight *f, struct flight **und
     if (*under_way && !land_flight(e, *under_way, err))
         ok = false;
     *under_way = f->n ? f : NULL;
-    if (*under_way && (!ok || !e->rt->be->ahead)) {
+    if (*under_way && (!ok || !e->rt->be->async)) {
         ok = land_flight(e, f, err) && ok;
         *under_way = NULL;
     }

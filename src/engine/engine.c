@@ -70,11 +70,11 @@ static enum started start_step(struct engine *e, struct flight *f)
         struct step_item *it = &f->items[i];
         if (it->want != LOGITS_NONE && it->n_tokens - it->n_draft == seq_unread(&c->seq))
             it->sampler = c->sampler;
-        it->chained = it->sampler && e->rt->be->ahead && picks_chained(c, it->n_draft);
+        it->chained = it->sampler && e->rt->be->async && picks_chained(c, it->n_draft);
         f->seqs[i] = &c->seq;
         c->at[f->slot] = i + 1;
     }
-    if (e->n_touched && !e->rt->be->ahead) /* tell of starts before a step that may take long */
+    if (e->n_touched && !e->rt->be->async) /* tell of starts before a step that may take long */
         choices_deliver(e);
     if (e->on_step)
         e->on_step(e->on_step_arg, n);
@@ -121,7 +121,7 @@ static void start_ahead(struct engine *e)
 {
     const struct scheduler *s = &e->sched;
     const struct flight *f = e->now;
-    if (!e->rt->be->ahead || f->follows || e->rt->be->profile || s->waiting.n ||
+    if (!e->rt->be->async || f->follows || e->rt->be->profile || s->waiting.n ||
         s->running.n != f->n || kvcache_available(s->kv) < s->running.n || has_inbox(e))
         return;
     bool wait = false;
@@ -354,11 +354,11 @@ static void loop(struct engine *e)
             kvcache_trim(e->rt->kv);
         else
             start_ahead(e);
-        if (idle || e->rt->be->ahead)
+        if (idle || e->rt->be->async)
             choices_deliver(e);
         if (!idle)
             finish_step(e);
-        if (!e->rt->be->ahead)
+        if (!e->rt->be->async)
             choices_deliver(e);
     }
     while (e->now->n)
@@ -402,8 +402,8 @@ static bool start(struct engine *e)
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
-    e->sched.records = e->rt->be->ahead && !e->rt->be->ranks;
-    draft_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->ahead,
+    e->sched.records = e->rt->be->records && !e->rt->be->ranks;
+    draft_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->async,
                e->opt.runtime.draft == DRAFT_AUTO);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {

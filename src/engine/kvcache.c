@@ -104,7 +104,7 @@ struct kvcache *kvcache_new(struct backend *be, const struct network *net, enum 
     kv->ref = mem_zalloc((size_t)n_pages, sizeof *kv->ref);
     kv->free = mem_zalloc((size_t)n_pages, sizeof *kv->free);
     kv->n_free = kv->n_fresh = n_pages;
-    if (be->ops->forget && (size_t)kv->n_planes * HUGE_PAGE > HUGE_WASTE)
+    if (!be->own_memory && (size_t)kv->n_planes * HUGE_PAGE > HUGE_WASTE)
         for (int i = 0; i < kv->n_planes; i++) {
             size_t bytes = kv->planes[i].page_bytes * (size_t)n_pages;
             mem_small_pages(kv->planes[i].at, bytes < HUGE_PAGE ? bytes : HUGE_PAGE);
@@ -374,7 +374,7 @@ size_t kvcache_trim(struct kvcache *kv)
 {
     int n = kv->n_free - kv->n_fresh;
     size_t bytes = (size_t)(n - kv->n_cold) * kv->page_bytes;
-    if (!kv->be->ops->forget || bytes < TRIM_BYTES)
+    if (kv->be->own_memory || bytes < TRIM_BYTES)
         return 0;
     qsort(kv->free + kv->n_cold, (size_t)(n - kv->n_cold), sizeof *kv->free, descending);
     for (int at = kv->n_cold, end; at < n; at = end) { /* runs of neighbours */

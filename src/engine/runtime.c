@@ -346,7 +346,7 @@ static bool size_texts(struct runtime *rt, struct runtime_options *fit, const st
 static bool check_adapters(const struct runtime_options *opt, const struct backend *be,
                            struct error *err)
 {
-    return !wants_adapters(opt) || be->ops->adapt ||
+    return !wants_adapters(opt) || be->ops->adapters ||
            error_set(err, "LoRA adapters are not supported on %s", be->ops->name);
 }
 
@@ -631,7 +631,7 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
         return false;
     rt->be->ranks = r;
     /* Tokens are rank 0's, also on its device; over stages it chooses as logits come (step.c). */
-    rt->be->ahead = pp > 1;
+    rt->be->async = pp > 1;
     return find_sharers(rt->be, r, err);
 }
 

@@ -376,7 +376,7 @@ bool step_follow(struct stepper *st, const struct batch *b, struct step_way how,
 
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
-    CHECK(st->n_flying < (st->m->be->ahead ? 2 : 1), "%d steps are under way", st->n_flying);
+    CHECK(st->n_flying < (st->m->be->async ? 2 : 1), "%d steps are under way", st->n_flying);
     if (!check_room(st, items, n_items, err))
         return false;
     begin_batch(st, st->limits.keep);

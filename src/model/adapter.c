@@ -790,13 +790,13 @@ void model_take_adapters(struct model *m)
 bool model_adapt(struct model *m, const struct adapter *a, int number, struct error *err)
 {
     const struct backend_ops *op = m->be->ops;
-    if (!op->adapt)
+    if (!op->adapters)
         return error_set(err, "LoRA adapters are not supported on %s: use --device cpu", op->name);
     for (int i = 0; i < a->n_specs; i++) {
         struct weight *w = m->specs[i].w;
         if (!a->changes[i])
             continue;
-        w->lora[number] = op->adapt(m->be, w, a->changes[i], err);
+        w->lora[number] = op->adapters->adapt(m->be, w, a->changes[i], err);
         if (!w->lora[number]) {
             model_unadapt(m, number);
             return false;
@@ -810,7 +810,7 @@ void model_unadapt(struct model *m, int number)
     for (int i = 0; i < m->n_specs; i++) {
         struct weight *w = m->specs[i].w;
         if (w && w->lora && w->lora[number])
-            m->be->ops->unadapt(m->be, w->lora[number]);
+            m->be->ops->adapters->unadapt(m->be, w->lora[number]);
         if (w && w->lora)
             w->lora[number] = NULL;
     }

@@ -205,7 +205,7 @@ void build_free(struct backend *be, struct network *net, struct tensor_spec *spe
         struct tensor_spec *w = &specs[i];
         for (int k = 0; be && w->w && w->w->lora && k < LORA_MAX_ADAPTERS; k++)
             if (w->w->lora[k])
-                be->ops->unadapt(be, w->w->lora[k]);
+                be->ops->adapters->unadapt(be, w->w->lora[k]);
         if (w->w)
             mem_free(w->w->lora);
         if (be && w->w && w->w->impl)

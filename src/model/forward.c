@@ -26,7 +26,7 @@ static void run_ops(struct model *m, bool keep)
     be->ops->embed(be, &net->embed);
     forward_layers(m);
     if (keep)
-        be->ops->keep(be, &net->head.norm); /* for drafts */
+        be->ops->draft->keep(be, &net->head.norm); /* for drafts */
     be->ops->head(be, &net->head);
 }
 
@@ -35,11 +35,11 @@ static void run_draft_ops(struct model *m, bool keep)
     const struct backend_ops *op = m->be->ops;
     const struct network *net = &m->net;
     int last = net->n_layers - 1;
-    op->join(m->be, &net->mtp);
+    op->draft->join(m->be, &net->mtp);
     op->mixer(m->be, &net->layers[last].mixer, last);
     op->mlp(m->be, &net->layers[last].mlp, last);
     if (keep)
-        op->keep(m->be, &net->mtp.head.norm);
+        op->draft->keep(m->be, &net->mtp.head.norm);
     op->head(m->be, &net->mtp.head);
 }
 
@@ -49,11 +49,8 @@ static void run(struct model *m, const struct batch *b, uint64_t key,
 {
     const struct backend_ops *op = m->be->ops;
     op->begin(m->be, b);
-    if (!key || !op->replay(m->be, key)) {
-        if (key)
-            op->record(m->be, key);
+    if (!key || !op->replay(m->be, key))
         ops(m, b->keep);
-    }
     op->launch(m->be);
 }
 

@@ -203,7 +203,7 @@ static void share_outs(struct pipeline *p, const struct flight *f, struct micro 
     struct backend *be = p->m->be;
     size_t embd = (size_t)p->m->net.n_embd;
     float *rows = f->outs + (size_t)t->part.out * embd;
-    be->ops->stream_get(be, rows, t->part.b.n_out);
+    be->ops->stream->get(be, rows, t->part.b.n_out);
     t->shared = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * embd * sizeof(float), 0);
 }
 
@@ -254,7 +254,7 @@ static void take_halves(struct pipeline *p, const struct micro *t, float *to)
     be->profile = NULL; /* no step of its own */
     op->begin(be, &b);
     be->profile = profile;
-    op->stream_put(be, p->outs, n);
+    op->stream->put(be, p->outs, n);
     op->head(be, &p->m->net.head);
     op->launch(be);
     end_ops(p);
@@ -284,18 +284,18 @@ void pipeline_part(struct pipeline *p, int i)
         op->embed(be, &net->embed);
     if (net->has_prev_stage) {
         ranks_recv(p->r, p->in, bytes, p->r->rank - p->r->tp);
-        op->stream_put(be, p->in, t->part.b.n_tokens);
+        op->stream->put(be, p->in, t->part.b.n_tokens);
     }
     forward_layers(p->m);
     if (t->part.b.keep && !net->has_next_stage)
-        op->keep(be, &net->head.norm);
+        op->draft->keep(be, &net->head.norm);
     if (!net->has_next_stage && p->shares_head && t->part.b.n_out)
         share_outs(p, f, t);
     if (!net->has_next_stage)
         op->head(be, &net->head);
     op->launch(be);
     if (net->has_next_stage) {
-        op->stream_get(be, rows, t->part.b.n_tokens);
+        op->stream->get(be, rows, t->part.b.n_tokens);
         t->sent = ranks_send_begin(p->r, rows, bytes, p->r->rank + p->r->tp);
     }
     end_ops(p);

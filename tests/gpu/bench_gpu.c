@@ -286,11 +286,8 @@ static double time_step(struct bench *m, enum bench_part part, bool recorded, in
     for (int i = -3; i < reps; i++) {
         int64_t t0 = clock_ns();
         m->be->ops->begin(m->be, &m->b);
-        if (!key || !m->be->ops->replay(m->be, key)) {
-            if (key)
-                m->be->ops->record(m->be, key);
+        if (!key || !m->be->ops->replay(m->be, key))
             run_ops(m, part);
-        }
         if (part == P_ALL || part == P_HEAD)
             m->be->ops->sample(m->be, m->samplers);
         if (!m->be->ops->end(m->be, out, &err))

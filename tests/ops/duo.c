@@ -75,8 +75,8 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
     d->be[REF] = backend_open_ref();
     d->be[DEV] = open_named(&err);
     fail_if(!d->be[DEV], err.msg);
-    if (d->be[DEV]->ops->pick_force && forced)
-        d->be[DEV]->ops->pick_force(d->be[DEV], forced);
+    if (d->be[DEV]->ops->picks && forced)
+        d->be[DEV]->ops->picks->force(d->be[DEV], forced);
     for (int i = 0; i < s->n_rot / 2; i++)
         d->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)s->n_rot);
     d->ropes[0] = (struct rope){s->n_rot, d->freq, 1.0f};
@@ -117,7 +117,7 @@ void duo_close(struct duo *d)
 {
     struct pick_info info;
     struct backend *dev = d->be[DEV];
-    for (int i = 0; dev->ops->pick && dev->ops->pick(dev, i, &info); i++)
+    for (int i = 0; dev->ops->picks && dev->ops->picks->row(dev, i, &info); i++)
         picked[i] += info.runs;
     EACH(side)
     d->be[side]->ops->close(d->be[side]);
@@ -408,7 +408,7 @@ void end(struct duo *d, int32_t *ref_tokens, int32_t *dev_tokens)
 void stream_put(struct duo *d, const float *x, int rows)
 {
     EACH(side)
-    d->be[side]->ops->stream_put(d->be[side], x, rows);
+    d->be[side]->ops->stream->put(d->be[side], x, rows);
 }
 
 static bool is_zero(const float *v, size_t n)
@@ -428,7 +428,7 @@ void stream_check(struct duo *d, const char *what, const float *x, int rows, dou
     EACH(side)
     {
         y[side] = mem_alloc(n * sizeof(float));
-        d->be[side]->ops->stream_get(d->be[side], y[side], rows);
+        d->be[side]->ops->stream->get(d->be[side], y[side], rows);
         for (size_t i = 0; x && i < n; i++)
             y[side][i] -= x[i];
     }
@@ -456,7 +456,7 @@ void logits_poison(struct duo *d, int rows)
     for (size_t i = 0; i < n; i++)
         h[i] = NAN;
     EACH(side)
-    d->be[side]->ops->logits_put(d->be[side], h, rows);
+    d->be[side]->ops->stream->put_logits(d->be[side], h, rows);
     mem_free(h);
 }
 
@@ -512,8 +512,16 @@ static size_t kv_bytes(const struct dims *s, bool is_k)
     return dtype_bytes(kv_type(s, is_k), kv_values(s));
 }
 
-/* The order inside a tile is a backend's own: the CPU's keys are (D, page_len), all others
- * (page_len, D). Turns a plane of the one into the other. */
+/* The order of values inside a tile is private to a backend. Device cpu with STEEL_ISA=ref is the reference. */
+enum tile_order { ORDER_REF, ORDER_CPU, ORDER_GPU };
+
+static enum tile_order tile_order(const struct duo *d)
+{
+    const char *name = d->be[DEV]->ops->name;
+    return !strcmp(name, "ref") ? ORDER_REF : !strcmp(name, "cpu") ? ORDER_CPU : ORDER_GPU;
+}
+
+/* Keys of the CPU's tiles are (D, page_len), all others (page_len, D). Transposes a plane of keys. */
 static void turn_keys(const struct duo *d, int layer, const uint8_t *from, uint8_t *to, bool to_cpu)
 {
     const struct dims *s = &d->s;
@@ -564,11 +572,12 @@ static void gpu_block(enum dtype t, uint8_t *tile, size_t len, size_t D, size_t 
         memcpy(codes, words, 16);
 }
 
-/* Coded types have orders of their own on the CPU and on a GPU: a head at a time, from or to floats. */
-static void quant_heads(const struct dims *s, bool is_k, uint8_t *plane, float *values, bool put)
+/* Converts a plane of quantised tiles from or to floats, one head at a time. */
+static void quant_heads(const struct duo *d, bool is_k, uint8_t *plane, float *values, bool put)
 {
+    const struct dims *s = &d->s;
     enum dtype type = kv_type(s, is_k);
-    bool cpu = !strcmp(backend_name, "cpu");
+    bool cpu = tile_order(d) == ORDER_CPU;
     size_t D = (size_t)s->head_dim, len = (size_t)s->b.page_len;
     size_t tile = kv_tile_bytes(type, len, D), tiles = kv_values(s) / (D * len);
     for (size_t t = 0; t < tiles; t++)
@@ -582,9 +591,9 @@ static void quant_heads(const struct dims *s, bool is_k, uint8_t *plane, float *
         }
 }
 
-static bool turned(bool is_k)
+static bool turned(const struct duo *d, bool is_k)
 {
-    return is_k && !strcmp(backend_name, "cpu");
+    return is_k && tile_order(d) == ORDER_CPU;
 }
 
 void kv_new(struct duo *d, int layer)
@@ -605,9 +614,9 @@ void kv_new(struct duo *d, int layer)
         enum dtype type = kv_type(&d->s, is_k);
         kv_row_put(type, values, (int)n, plane[REF]);
         memcpy(host, plane[REF], bytes);
-        if (kv_quantised(type))
-            quant_heads(&d->s, is_k, host, values, true);
-        else if (turned(is_k))
+        if (kv_quantised(type) && tile_order(d) != ORDER_REF)
+            quant_heads(d, is_k, host, values, true);
+        else if (!kv_quantised(type) && turned(d, is_k))
             turn_keys(d, layer, plane[REF], host, true);
         d->be[DEV]->ops->copy_in(d->be[DEV], plane[DEV], host, bytes);
         mem_free(values);
@@ -632,7 +641,7 @@ static void read_plane(struct duo *d, int layer, bool is_k, uint8_t *out)
     uint8_t *got = mem_alloc(bytes);
     d->be[DEV]->ops->copy_out(d->be[DEV], got, is_k ? kv->k : kv->v, bytes);
     memcpy(out, got, bytes);
-    if (turned(is_k) && !kv_quantised(d->s.b.k_type))
+    if (turned(d, is_k) && !kv_quantised(d->s.b.k_type))
         turn_keys(d, layer, got, out, false);
     mem_free(got);
 }
@@ -649,8 +658,8 @@ void kv_check(struct duo *d, int layer, const char *what)
         snprintf(text, sizeof text, "%s of %s", is_k ? "k" : "v", what);
         read_plane(d, layer, is_k, got);
         enum dtype type = kv_type(&d->s, is_k);
-        if (kv_quantised(type))
-            quant_heads(&d->s, is_k, got, a, false);
+        if (kv_quantised(type) && tile_order(d) != ORDER_REF)
+            quant_heads(d, is_k, got, a, false);
         else
             kv_row_get(type, got, (int)n, a);
         kv_row_get(type, is_k ? kv->k : kv->v, (int)n, b);

@@ -174,7 +174,7 @@ static void run_case(struct duo *d, const struct encoder_case *c, struct plan *p
     for (size_t i = 0; i < n; i++)
         out[0][i] = NAN;
     EACH(side)
-    d->be[side]->ops->logits_put(d->be[side], out[0], p->b.n_out);
+    d->be[side]->ops->stream->put_logits(d->be[side], out[0], p->b.n_out);
     begin(d, p);
     EACH(side)
     {

@@ -104,7 +104,7 @@ static void net_close(struct net *n)
             void **lora = n->adapted[i]->on[side].lora;
             for (int a = 0; a < N_ADAPTERS; a++)
                 if (lora[a])
-                    d->be[side]->ops->unadapt(d->be[side], lora[a]);
+                    d->be[side]->ops->adapters->unadapt(d->be[side], lora[a]);
             mem_free(lora);
             n->adapted[i]->on[side].lora = NULL;
         }
@@ -160,7 +160,7 @@ static void adapt(struct net *n, int a, int rank, bool some)
         EACH(side)
         {
             struct weight *w = &n->adapted[i]->on[side];
-            w->lora[a] = n->d.be[side]->ops->adapt(n->d.be[side], w, l, &err);
+            w->lora[a] = n->d.be[side]->ops->adapters->adapt(n->d.be[side], w, l, &err);
             fail_if(!w->lora[a], err.msg);
         }
         lora_free(l);
@@ -229,8 +229,6 @@ static void check_step(struct net *n, struct plan *p, const char *name, bool may
             p->b.kv = d->kv[side];
             be->ops->begin(be, &p->b);
             bool replayed = side == DEV && turn && be->ops->replay(be, (uint64_t)p->b.n_seqs);
-            if (side == DEV && turn && !replayed)
-                be->ops->record(be, (uint64_t)p->b.n_seqs);
             if (!replayed)
                 ops(n, side);
             n_checks++;
@@ -355,7 +353,7 @@ static void lora_case(const struct dims *s, enum dtype type, const char *of)
             use_adapters(&p, uses, r ? round : 1 - round);
             decide(n, &p);
             /* with one row it is an adapter of more weights than the first: recorded anew */
-            check_step(n, &p, name, decodes && n->d.be[DEV]->ahead, r ? round : 0);
+            check_step(n, &p, name, decodes && n->d.be[DEV]->records, r ? round : 0);
         }
         if (decodes)
             check_alone(n, &p, name);

@@ -420,9 +420,9 @@ static int read_picks(struct pick_info *list, int most)
     int n = 0;
     head_open(&d, 256, 64);
     struct backend *dev = d.be[DEV];
-    if (!dev->ops->pick)
+    if (!dev->ops->picks)
         printf("skipped: picks: %s has no tables of kernels\n", backend_name);
-    while (n < most && dev->ops->pick && dev->ops->pick(dev, n, &list[n]))
+    while (n < most && dev->ops->picks && dev->ops->picks->row(dev, n, &list[n]))
         n++;
     duo_close(&d);
     return n;
@@ -443,7 +443,7 @@ void test_picks(int part, int parts)
             row++;
         if (row < i || (only && strcmp(only, p->name)))
             continue;
-        if (!p->here) {
+        if (!p->available) {
             printf("skipped: %s %s needs a device that is %s\n", p->op, p->name, p->device);
             continue;
         }

@@ -152,10 +152,8 @@ static void launch_step(struct mini *m, struct batch *b, struct sampler *const *
     struct backend *be = m->d.be[DEV];
     b->kv = m->d.kv[DEV];
     be->ops->begin(be, b);
-    if (!be->ops->replay(be, (uint64_t)b->n_seqs)) {
-        be->ops->record(be, (uint64_t)b->n_seqs);
+    if (!be->ops->replay(be, (uint64_t)b->n_seqs))
         mini_ops(m, DEV);
-    }
     be->ops->launch(be);
     if (samplers)
         be->ops->sample(be, samplers);
@@ -263,10 +261,8 @@ static void check_replays(struct mini *m, struct plan *p, const char *name,
         logits_poison(&m->d, p->b.n_out);
         be->ops->begin(be, &p->b);
         bool replayed = be->ops->replay(be, (uint64_t)p->b.n_seqs);
-        if (!replayed) {
-            be->ops->record(be, (uint64_t)p->b.n_seqs);
+        if (!replayed)
             mini_ops(m, DEV);
-        }
         be->ops->sample(be, samplers);
         fail_if(!be->ops->end(be, now, &err), err.msg);
         logits_get(&m->d, DEV, p->b.n_out, again);
@@ -368,7 +364,7 @@ void test_forward(void)
         logits_get(d, DEV, p.b.n_out, eager);
         check_step(m, &p, runs[r].name, samplers, sg, tokens, eager);
         /* The CPU does not record, nor begin a step while another runs. */
-        if (p.b.n_decode == p.b.n_seqs && d->be[DEV]->ahead) {
+        if (p.b.n_decode == p.b.n_seqs && d->be[DEV]->records) {
             check_replays(m, &p, runs[r].name, samplers, sg, eager, again);
             check_ahead(m, &p, runs[r].name, sg, false, eager, again);
             check_ahead(m, &p, runs[r].name, sg, true, eager, again);
@@ -397,10 +393,8 @@ static bool draft_step(struct mini *m, struct batch *b, int side, uint64_t key)
     be->ops->begin(be, b);
     if (key && be->ops->replay(be, key))
         return true;
-    if (key)
-        be->ops->record(be, key);
     if (b->from) {
-        be->ops->join(be, &net->mtp);
+        be->ops->draft->join(be, &net->mtp);
         be->ops->mixer(be, &m->d.layers[side][last].mixer, last);
         be->ops->mlp(be, &m->d.layers[side][last].mlp, last);
     } else {
@@ -408,7 +402,7 @@ static bool draft_step(struct mini *m, struct batch *b, int side, uint64_t key)
         mini_layers(m, side, last);
     }
     if (b->keep)
-        be->ops->keep(be, b->from ? &net->mtp.head.norm : &net->head.norm);
+        be->ops->draft->keep(be, b->from ? &net->mtp.head.norm : &net->head.norm);
     be->ops->head(be, b->from ? &net->mtp.head : &net->head);
     be->ops->launch(be);
     return false;
@@ -447,7 +441,7 @@ static void check_drafts(struct mini *m, struct batch *steps, int32_t *const *to
     size_t most = (size_t)(m->d.s.b.max_out * m->d.s.n_vocab);
     float *first = mem_alloc((size_t)n * most * sizeof *first),
           *again = mem_alloc(most * sizeof *again);
-    int rounds = m->d.be[DEV]->ahead ? 3 : 1;
+    int rounds = m->d.be[DEV]->records ? 3 : 1;
     for (int round = 0; round < rounds; round++)
         for (int i = 0; i < n; i++) {
             struct batch *b = &steps[i];
@@ -514,7 +508,7 @@ static void check_join(struct mini *m, struct batch *b, const char *name)
         struct backend *be = m->d.be[side];
         b->kv = m->d.kv[side];
         be->ops->begin(be, b);
-        be->ops->join(be, &m->d.net[side].mtp);
+        be->ops->draft->join(be, &m->d.net[side].mtp);
     }
     /* what was kept has the errors of a layer's products already */
     stream_check(&m->d, name, NULL, b->n_tokens, 2 * product_tol);
@@ -601,7 +595,7 @@ static bool is_decided(struct mini *m, struct plan *p, const float *x, int layer
     struct error err = {0};
     p->b.kv = m->d.kv[REF];
     ref->ops->begin(ref, &p->b);
-    ref->ops->stream_put(ref, x, 1);
+    ref->ops->stream->put(ref, x, 1);
     mini_layers(m, REF, layers);
     fail_if(!ref->ops->end(ref, NULL, &err), err.msg);
     float gap = backend_ref_gap(ref, 0);
@@ -634,9 +628,7 @@ void routed_case(const struct dims *s, const enum dtype *types, float size, int 
     for (int step = 0; step < 4; step++) {
         begin(d, &p);
         stream_put(d, x, 1);
-        bool records = step && dev->ahead, replayed = records && dev->ops->replay(dev, 7);
-        if (records && !replayed)
-            dev->ops->record(dev, 7);
+        bool records = step && dev->records, replayed = records && dev->ops->replay(dev, 7);
         for (int i = 0; i < layers; i++) {
             for (int side = 0; side < (replayed ? DEV : SIDES); side++)
                 d->be[side]->ops->mixer(d->be[side], &d->layers[side][i].mixer, i);
@@ -649,7 +641,7 @@ void routed_case(const struct dims *s, const enum dtype *types, float size, int 
         stream_check(d, what, NULL, 1, product_tol * 2);
         /* A step that was looked into need not have the bytes of the others. */
         bool is_first = step == look;
-        dev->ops->stream_get(dev, is_first ? first : again, 1);
+        dev->ops->stream->get(dev, is_first ? first : again, 1);
         n_checks++;
         bool as_recorded = replayed == (records && step > 1);
         if (!as_recorded || (step > look && memcmp(first, again, n * sizeof *x))) {

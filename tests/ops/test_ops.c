@@ -404,7 +404,7 @@ static void decide_rows(struct duo *d, struct plan *p, float *x, int rows, float
             struct error err = {0};
             p->b.kv = d->kv[REF];
             ref->ops->begin(ref, &p->b);
-            ref->ops->stream_put(ref, x, rows);
+            ref->ops->stream->put(ref, x, rows);
             ref->ops->mlp(ref, &d->layers[REF][layer].mlp, layer);
             fail_if(!ref->ops->end(ref, NULL, &err), err.msg);
             for (int i = 0; i < rows; i++) {
@@ -826,7 +826,7 @@ static void test_sampling(void)
         EACH(side)
         {
             d.be[side]->ops->begin(d.be[side], &p.b);
-            d.be[side]->ops->logits_put(d.be[side], logits, rows);
+            d.be[side]->ops->stream->put_logits(d.be[side], logits, rows);
             d.be[side]->ops->sample(d.be[side], samplers[side]);
         }
         end(&d, rt, gt);

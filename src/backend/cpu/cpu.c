@@ -325,11 +325,6 @@ static bool cpu_replay(struct backend *be, uint64_t key)
     return false;
 }
 
-static void cpu_record(struct backend *be, uint64_t key)
-{
-    (void)be, (void)key;
-}
-
 static void cpu_launch(struct backend *be)
 {
     (void)be; /* ops run as they are issued */
@@ -904,6 +899,14 @@ static void cpu_pick_shapes(struct backend *be, FILE *out)
     pick_print_shapes(&cb->pick, cb->net, &cb->bounds, out);
 }
 
+static const struct adapter_ops cpu_adapters = {.adapt = cpu_lora_adapt,
+                                                .unadapt = cpu_lora_unadapt};
+static const struct draft_ops cpu_draft = {.keep = cpu_keep, .join = cpu_join};
+static const struct stream_ops cpu_stream_ops = {
+    .put = cpu_stream_put, .get = cpu_stream_get, .put_logits = cpu_logits_put};
+static const struct pick_ops cpu_picks = {
+    .row = cpu_pick, .force = cpu_pick_force, .shapes = cpu_pick_shapes};
+
 static const struct backend_ops cpu_ops = {
     .name = "cpu",
     .close = cpu_close,
@@ -915,29 +918,22 @@ static const struct backend_ops cpu_ops = {
     .supports = cpu_supports,
     .upload = cpu_upload,
     .release = cpu_release,
-    .adapt = cpu_lora_adapt,
-    .unadapt = cpu_lora_unadapt,
     .prepare = cpu_prepare,
     .begin = cpu_begin,
     .replay = cpu_replay,
-    .record = cpu_record,
     .launch = cpu_launch,
     .end = cpu_end,
     .embed = cpu_embed,
     .mixer = cpu_mixer,
     .mlp = cpu_mlp,
     .head = cpu_head,
-    .keep = cpu_keep,
-    .join = cpu_join,
     .sample = cpu_sample,
     .probs = cpu_probs,
     .logits = cpu_logits,
-    .stream_put = cpu_stream_put,
-    .stream_get = cpu_stream_get,
-    .logits_put = cpu_logits_put,
-    .pick = cpu_pick,
-    .pick_force = cpu_pick_force,
-    .pick_shapes = cpu_pick_shapes,
+    .adapters = &cpu_adapters,
+    .draft = &cpu_draft,
+    .stream = &cpu_stream_ops,
+    .picks = &cpu_picks,
 };
 
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err)

@@ -269,7 +269,7 @@ bool pick_describe(const struct pick *p, int i, struct pick_info *out)
                               .device = r->isa == ISA_REF ? "" : isa_name(r->isa),
                               .rows_from = r->rows_from,
                               .rows_to = r->rows_to == MANY ? 0 : r->rows_to,
-                              .here = p->isa >= r->isa,
+                              .available = p->isa >= r->isa,
                               .runs = p->runs[op][i]};
     return true;
 }

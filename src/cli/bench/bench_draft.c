@@ -59,7 +59,7 @@ static bool run_step(struct draft_run *d, int draft, struct error *err)
                                          .n_draft = draft,
                                          .want = LOGITS_LAST,
                                          .sampler = d->greedy,
-                                         .chained = d->rt->be->ahead};
+                                         .chained = d->rt->be->async};
     if (!step_run(d->rt->step, d->items, d->n_seqs, err) || !run_block(d, draft, err))
         return false;
     for (int s = 0; s < d->n_seqs; s++)

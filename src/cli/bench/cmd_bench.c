@@ -113,7 +113,7 @@ static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_
 static bool decode(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
                    int n_seqs, int n, struct error *err)
 {
-    bool ahead = rt->be->ahead && !rt->be->profile;
+    bool ahead = rt->be->async && !rt->be->profile;
     struct step_item *items[2];
     int32_t *ids = mem_zalloc((size_t)n_seqs, sizeof *ids);
     uint32_t rnd = 99;

@@ -173,7 +173,7 @@ void get_ollama_ps(struct server *s, struct http_exchange *x)
     struct buf b = {0};
     if (reply_if_loading(s, x))
         return;
-    bool gpu = server_runtime(s)->be->ahead;
+    bool gpu = server_runtime(s)->be->own_memory;
     buf_adds(&b, "{\"models\":[");
     add_model(s, &b);
     add_date(&b, "expires_at", 4102444800); /* never: 2100 */

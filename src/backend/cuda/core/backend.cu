@@ -325,6 +325,31 @@ static void op_logits_put(struct backend *be, const float *host, int rows)
         encoder_rows_put(cu, host, bytes);
 }
 
+/* Device memory is taken whole: nothing can be given back in part. */
+static void op_forget(struct backend *be, void *p, size_t bytes)
+{
+    (void)be, (void)p, (void)bytes;
+}
+
+static bool op_replay(struct backend *be, uint64_t key)
+{
+    if (cuda_replay(be, key))
+        return true;
+    cuda_record(be, key);
+    return false;
+}
+
+/* The choice of a kernel depends on more than a weight's shape and the number of rows. */
+static void op_pick_shapes(struct backend *be, FILE *out)
+{
+    (void)be, (void)out;
+}
+
+static const struct adapter_ops adapters = {lora_adapt, lora_unadapt};
+static const struct draft_ops draft = {mtp_keep, mtp_join};
+static const struct stream_ops stream = {op_stream_put, op_stream_get, op_logits_put};
+static const struct pick_ops picks = {pick_info, pick_force, op_pick_shapes};
+
 static struct backend_ops make_ops(void)
 {
     struct backend_ops o = {};
@@ -332,33 +357,28 @@ static struct backend_ops make_ops(void)
     o.close = cuda_close;
     o.alloc = cuda_alloc;
     o.free = cuda_free;
+    o.forget = op_forget;
     o.copy_in = cuda_copy_in;
     o.copy_out = cuda_copy_out;
     o.supports = cuda_supports;
     o.upload = cuda_upload;
     o.release = cuda_release;
-    o.adapt = lora_adapt;
-    o.unadapt = lora_unadapt;
     o.prepare = cuda_prepare;
     o.begin = cuda_begin;
-    o.replay = cuda_replay;
-    o.record = cuda_record;
+    o.replay = op_replay;
     o.launch = cuda_launch_step;
     o.end = cuda_end;
     o.embed = op_embed;
     o.mixer = op_mixer;
     o.mlp = cuda_mlp;
     o.head = op_head;
-    o.keep = mtp_keep;
-    o.join = mtp_join;
     o.sample = op_sample;
     o.probs = op_probs;
     o.logits = op_logits;
-    o.stream_put = op_stream_put;
-    o.stream_get = op_stream_get;
-    o.logits_put = op_logits_put;
-    o.pick = pick_info;
-    o.pick_force = pick_force;
+    o.adapters = &adapters;
+    o.draft = &draft;
+    o.stream = &stream;
+    o.picks = &picks;
     return o;
 }
 
@@ -369,7 +389,8 @@ extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, 
     struct cuda_whole *whole = (struct cuda_whole *)mem_zalloc(1, sizeof *whole);
     struct cuda_backend *cu = &whole->cu;
     whole->be.ops = &ops;
-    whole->be.ahead = true;
+    whole->be.async = whole->be.records = true;
+    whole->be.own_memory = true;
     cu->be = &whole->be;
     if (!cuda_open_device(cu, cuda_device_number(opt->device), err)) {
         cuda_close(cu->be);

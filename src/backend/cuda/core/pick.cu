@@ -912,7 +912,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_WAITS ? "alone" : "";
     info.rows_from = p->from;
     info.rows_to = p->to;
-    info.here = has_needs(cu, p);
+    info.available = has_needs(cu, p);
     info.runs = cu->picked[i];
     *out = info;
     return true;
