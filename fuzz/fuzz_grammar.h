@@ -67,7 +67,7 @@ static int fuzz_source(enum grammar_kind kind, const uint8_t *data, size_t n)
     struct grammar_matcher *m = grammar_matcher_new(g, vocab);
     grammar_set_budget(m, n > 1 ? data[1] / 2 : 0);                /* some with a tight budget */
     struct grammar_matcher *fresh = grammar_matcher_new(g, vocab); /* without cached masks */
-    fresh->fresh = true;
+    fresh->no_cache = true;
     grammar_set_budget(fresh, n > 1 ? data[1] / 2 : 0);
     uint32_t bits[32], again[32];
     int n_vocab = tokenizer_n_vocab(tok);

@@ -50,7 +50,7 @@ static bool generate(struct grammar *g, int budget, struct buf *out, const char 
     struct grammar_matcher *fresh = grammar_matcher_new(g, vocab);
     struct error err = {0};
     bool done = false;
-    fresh->fresh = true;
+    fresh->no_cache = true;
     grammar_set_budget(m, budget);
     grammar_set_budget(fresh, budget);
     for (int i = 0; i < budget && !done; i++) {

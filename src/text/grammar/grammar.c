@@ -1,6 +1,6 @@
 /*
- * Compiled grammars: putting them together, counting references, choosing the compiler for a source,
- * the cache. Owns `struct grammar` and `struct grammar_cache`; knows no syntax.
+ * Compiled grammars: construction, reference counts, choosing the compiler for a source, and the
+ * cache. Owns `struct grammar` and `struct grammar_cache`; knows no syntax.
  */
 #include "text/grammar/grammar_int.h"
 
@@ -68,7 +68,7 @@ uint32_t grammar_add_tag(struct grammar *g, struct dfa *dfa, const char *text, b
     return id;
 }
 
-/* Nodes of what was imported, by their new numbers. */
+/* Renumbers node references after an import. */
 static void shift(uint32_t *v, uint32_t n, uint32_t by)
 {
     for (uint32_t i = 0; v && i < n; i++)
@@ -129,7 +129,7 @@ uint32_t grammar_import(struct grammar *g, struct grammar *sub)
 
 void grammar_finish(struct grammar *g)
 {
-    if (!g->n_states) /* so that state_at exists */
+    if (!g->n_states) /* allocates state_at */
         grammar_add_state(g, false);
     g->state_at[g->n_states] = g->n_edges;
     g->bytes = sizeof *g + g->cap_terms * sizeof *g->terms + g->cap_nodes * sizeof *g->nodes +
@@ -261,10 +261,10 @@ struct grammar *grammar_compile(const struct grammar_source *src, struct error *
     return g;
 }
 
-/* ---- the cache: a short list, newest first ---- */
+/* ---- the cache: a short list, most recently used first ---- */
 
-struct cached {
-    struct cached *next;
+struct cached_grammar {
+    struct cached_grammar *next;
     enum grammar_kind kind;
     int flags;
     uint64_t hash;
@@ -275,7 +275,7 @@ struct cached {
 
 struct grammar_cache {
     pthread_mutex_t lock;
-    struct cached *first;
+    struct cached_grammar *first;
     int n, cap;
 };
 
@@ -287,7 +287,7 @@ struct grammar_cache *grammar_cache_new(int cap)
     return c;
 }
 
-static void cached_free(struct cached *e)
+static void cached_free(struct cached_grammar *e)
 {
     grammar_free(e->g);
     mem_free(e);
@@ -298,7 +298,7 @@ void grammar_cache_free(struct grammar_cache *c)
     if (!c)
         return;
     while (c->first) {
-        struct cached *e = c->first;
+        struct cached_grammar *e = c->first;
         c->first = e->next;
         cached_free(e);
     }
@@ -320,12 +320,12 @@ static uint64_t text_hash(const char *p, size_t n)
     return h ^ h >> 29;
 }
 
-/* Finds an entry, moves it to the front and gives a reference. The lock is held. */
+/* Finds an entry, moves it to the front and returns a new reference. The caller holds the lock. */
 static struct grammar *cache_find(struct grammar_cache *c, const struct grammar_source *src,
                                   uint64_t hash)
 {
-    for (struct cached **at = &c->first; *at; at = &(*at)->next) {
-        struct cached *e = *at;
+    for (struct cached_grammar **at = &c->first; *at; at = &(*at)->next) {
+        struct cached_grammar *e = *at;
         if (e->hash != hash || e->kind != src->kind || e->flags != src->flags ||
             e->len != src->len || (src->text && src->len && memcmp(e->text, src->text, src->len)))
             continue;
@@ -341,7 +341,7 @@ struct grammar *grammar_cache_get(struct grammar_cache *c, const struct grammar_
                                   bool *hit, struct error *err)
 {
     if (src->len > GRAMMAR_TEXT_MAX)
-        return grammar_compile(src, err); /* says so */
+        return grammar_compile(src, err); /* fails with the limit's message */
     uint64_t hash = text_hash(src->text ? src->text : "", src->len);
     pthread_mutex_lock(&c->lock);
     struct grammar *g = cache_find(c, src, hash);
@@ -350,8 +350,9 @@ struct grammar *grammar_cache_get(struct grammar_cache *c, const struct grammar_
         *hit = g != NULL;
     if (g || !(g = grammar_compile(src, err)))
         return g;
-    struct cached *e = mem_alloc(sizeof *e + src->len), *old = NULL;
-    *e = (struct cached){.kind = src->kind, .flags = src->flags, .hash = hash, .len = src->len};
+    struct cached_grammar *e = mem_alloc(sizeof *e + src->len), *old = NULL;
+    *e = (struct cached_grammar){
+        .kind = src->kind, .flags = src->flags, .hash = hash, .len = src->len};
     if (src->text && src->len)
         memcpy(e->text, src->text, src->len);
     e->g = grammar_ref(g);
@@ -359,7 +360,7 @@ struct grammar *grammar_cache_get(struct grammar_cache *c, const struct grammar_
     e->next = c->first;
     c->first = e;
     if (++c->n > c->cap) {
-        struct cached **at = &c->first;
+        struct cached_grammar **at = &c->first;
         while ((*at)->next)
             at = &(*at)->next;
         old = *at;

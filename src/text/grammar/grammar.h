@@ -1,21 +1,26 @@
 /*
- * Constrained decoding: which tokens may come next so that the text fits a JSON Schema, a regular
- * expression, a GBNF grammar or a list of choices.
+ * Constrained decoding: computes which tokens may come next so that the text satisfies a JSON
+ * Schema, a regular expression, a GBNF grammar or a list of choices.
  *
- * A source is compiled once into a `struct grammar`: immutable, counted, shared by any number of
- * sequences and threads. A `struct grammar_vocab` is the vocabulary of a tokenizer made ready for
- * masks, one per model. A `struct grammar_matcher` is the small state of one sequence.
+ * A source is compiled once into a `struct grammar`, which is immutable, reference-counted and
+ * shared by sequences and threads. A `struct grammar_vocab` is a tokenizer's vocabulary prepared
+ * for masks, one per model. A `struct grammar_matcher` is the small state of one sequence.
  *
- * How it works. Terminals (strings, numbers, literals, regular rules) are deterministic automata over
- * characters, built whole at compile time; nothing is lazy, so nothing is locked. Above them runs an
- * Earley parser over rules that are small graphs, whose items can carry counts and sets (how many
- * items an array has, which properties an object has). A mask is a walk of the vocabulary's trie
- * through both; groups of tokens that are all safe inside a string are taken as ready-made masks.
+ * How it works. Terminals (strings, numbers, literals, regular rules) are deterministic automata
+ * over characters, built completely at compile time. Nothing is lazy, so no locks are needed. Above
+ * them runs an Earley parser. Its rules are small graphs, and its items can carry counts and sets
+ * (the number of array items, the properties an object has). A mask is computed by walking the
+ * vocabulary's trie through both. Groups of tokens that are all safe inside a string are added as
+ * precomputed masks.
  *
- * Promises. A text is accepted only if it fits the source: what cannot be enforced is refused when
- * compiling, with the path of the keyword. Every allowed prefix can be completed. Control tokens are
- * never allowed inside the constraint, but where a tag of a tool call is asked for; ending tokens exactly where the text is complete. Everything a
- * stranger can make expensive is counted and bounded: see the limits below and in grammar_re.h.
+ * Guarantees:
+ * 1. A text is accepted only if it satisfies the source. A keyword that cannot be enforced is a
+ *    compile error with the keyword's path.
+ * 2. Every allowed prefix can be completed.
+ * 3. Control tokens are never allowed inside the constraint, except as the tag of a tool call.
+ *    Ending tokens are allowed exactly where the text is complete.
+ * 4. Work that hostile input can cause is counted and limited: see the limits below and in
+ *    grammar_re.h.
  *
  * Must not know the sampler, the engine or any API.
  */
@@ -35,15 +40,15 @@ struct grammar_matcher;
 enum grammar_kind {
     GRAMMAR_SCHEMA,      /* text: a JSON Schema */
     GRAMMAR_JSON_OBJECT, /* any JSON object; no text */
-    GRAMMAR_REGEX,       /* text: a regular expression that the whole answer matches */
-    GRAMMAR_GBNF,        /* text: a grammar as llama.cpp has them; it begins at `root` */
-    GRAMMAR_CHOICE,      /* text: a JSON list of strings, one of which is the answer */
-    GRAMMAR_REPLY,       /* text: a whole answer with thinking and tool calls: see chat_grammar.h */
+    GRAMMAR_REGEX,       /* text: a regular expression that the whole reply matches */
+    GRAMMAR_GBNF,        /* text: a grammar in llama.cpp's syntax; starts at `root` */
+    GRAMMAR_CHOICE,      /* text: a JSON list of strings; the reply is one of them */
+    GRAMMAR_REPLY,       /* text: a whole reply with reasoning and tool calls: see chat_grammar.h */
 };
 
 enum {
-    GRAMMAR_SCHEMA_ORDER = 1, /* objects have their properties in the order of the schema */
-    GRAMMAR_COMPACT = 2,      /* JSON without any white space between its tokens */
+    GRAMMAR_SCHEMA_ORDER = 1, /* object properties appear in schema order */
+    GRAMMAR_COMPACT = 2,      /* JSON without white space between tokens */
 };
 
 struct grammar_source {
@@ -55,24 +60,24 @@ struct grammar_source {
 
 enum {
     GRAMMAR_TEXT_MAX = 1 << 20,  /* bytes of a source */
-    GRAMMAR_MASK_WORK = 8 << 20, /* steps of automata and parser that one mask may take */
+    GRAMMAR_MASK_WORK = 8 << 20, /* automaton and parser steps per mask */
 };
 
-/* NULL with err set: not valid, not enforceable, or over a limit. */
+/* NULL with err set if the source is invalid, cannot be enforced, or exceeds a limit. */
 struct grammar *grammar_compile(const struct grammar_source *src, struct error *err);
 struct grammar *grammar_ref(struct grammar *g);
-void grammar_free(struct grammar *g); /* gives back one reference; NULL is fine */
+void grammar_free(struct grammar *g); /* drops one reference; NULL is allowed */
 size_t grammar_bytes(const struct grammar *g);
 
-/* Compiled grammars by their source: the newest `cap` that are not in use are kept. Thread-safe. */
+/* Cache of compiled grammars by source: keeps the `cap` most recently used. Thread-safe. */
 struct grammar_cache;
 struct grammar_cache *grammar_cache_new(int cap);
 void grammar_cache_free(struct grammar_cache *c);
-/* A reference to the compiled source, compiled now if it is not there. `hit` may be NULL. */
+/* Returns a reference to the compiled source, compiling it on a miss. `hit` may be NULL. */
 struct grammar *grammar_cache_get(struct grammar_cache *c, const struct grammar_source *src,
                                   bool *hit, struct error *err);
 
-/* The tokenizer must outlive it. */
+/* The tokenizer must outlive the vocabulary. */
 struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t);
 void grammar_vocab_free(struct grammar_vocab *v);
 static inline size_t grammar_mask_words(int n_vocab)
@@ -80,27 +85,29 @@ static inline size_t grammar_mask_words(int n_vocab)
     return ((size_t)n_vocab + 31) / 32;
 }
 
-/* References g; v must outlive the matcher. */
+/* Takes a reference to g. v must outlive the matcher. */
 struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct grammar_vocab *v);
-/* The whole answer may have so many tokens, the ending one included (0 = any number). When they run
- * low, only what ends it soonest is allowed; so it ends, if that many are enough for any answer. Free
- * text in which the answer may end is never hurried. Before the first token; 0 at any time. */
+/* Limits the whole reply to this many tokens, including the ending token (0 = no limit). When the
+ * budget runs low, only the shortest completion is allowed, so the reply ends in time if the budget
+ * suffices for any valid reply. Free text in which the reply may end is not limited. Call before
+ * the first token; 0 at any time. */
 void grammar_set_budget(struct grammar_matcher *m, int tokens);
 void grammar_matcher_free(struct grammar_matcher *m);
-/* Bit i of bits (grammar_mask_words of them): token i may come next. False: this sequence went over
- * a limit, and cannot go on. */
+/* Bit i of bits (grammar_mask_words words): token i may come next. False if this sequence exceeded
+ * a limit; it cannot continue. */
 bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err);
-/* Takes a token. False, and nothing changed, if it does not fit (or over a limit: err says). */
+/* Accepts a token. If it does not fit (or a limit is exceeded, see err), returns false and changes
+ * nothing. */
 bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err);
 /* Undoes the last n accepted tokens (at most all of them). */
 void grammar_rollback(struct grammar_matcher *m, size_t n);
-/* The token that is the only choice, or -1. Cheap where there are many. */
+/* The only token that may come next, or -1. Cheap when there are many choices. */
 int32_t grammar_forced(struct grammar_matcher *m);
-/* May the answer end here? */
+/* Whether the reply may end here. */
 bool grammar_is_accepting(const struct grammar_matcher *m);
-/* Does the constraint hold for the next token (or is the text free)? */
+/* Whether the constraint applies to the next token (false in free text). */
 bool grammar_is_active(const struct grammar_matcher *m);
-/* Steps that the last mask took: what GRAMMAR_MASK_WORK bounds. */
+/* Steps taken by the last mask; GRAMMAR_MASK_WORK is the limit. */
 size_t grammar_mask_work(const struct grammar_matcher *m);
 size_t grammar_matcher_bytes(const struct grammar_matcher *m);
 

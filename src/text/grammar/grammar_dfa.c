@@ -1,7 +1,7 @@
 /*
- * Automata of terms: the classes of code points that the terms tell apart, the states reached by
- * derivatives, which of them are alive, and how long tokens may be that cannot kill them.
- * See grammar_re.h. Works on a pool, leaves a `struct dfa` that needs no pool.
+ * Automata of terms: character classes of the terms, states by derivatives, live states, and the
+ * length of tokens that cannot leave the live states. See grammar_re.h. Works on a pool; the
+ * resulting `struct dfa` does not need the pool.
  */
 #include "text/grammar/grammar_re_int.h"
 
@@ -13,7 +13,7 @@
 
 enum { STATES_MAX = 40000, TABLE_MAX = 4 << 20, TERMS_MAX = 32 };
 
-/* Token groups; dfa_group_has is their definition. */
+/* Definition of the token groups. */
 bool dfa_group_has(int group, uint32_t c)
 {
     bool lower = c >= 'a' && c <= 'z', upper = c >= 'A' && c <= 'Z', digit = c >= '0' && c <= '9';
@@ -30,7 +30,7 @@ bool dfa_group_has(int group, uint32_t c)
         return lower || upper || digit || c == ' ' || c == '_' || c == '-' || c == '.' || c == ',';
     case 5:
         return c >= ' ' && c < 0x7f && c != '"' && c != '\\';
-    default: /* other scripts; with ASCII's punctuation they are in no group */
+    default: /* other scripts; ASCII punctuation is left out */
         return c >= 0x80 || lower || upper || digit || c == ' ';
     }
 }
@@ -61,7 +61,7 @@ void re_classes_grow(const struct re_pool *p, struct re_classes *cl)
     cl->n_in = p->n_sets;
 }
 
-/* Marks the sets that the terms use. Iterative: terms can be long chains. */
+/* Marks the sets used by the terms. Iterative, because terms can be long chains. */
 static bool sets_used(struct re_pool *p, const uint32_t *terms, int n, uint8_t *used)
 {
     uint8_t *seen = mem_zalloc(p->n_nodes, 1);
@@ -119,7 +119,7 @@ static void classes_free(struct re_classes *cl)
     mem_free(cl);
 }
 
-/* Two code points are in one class if the same sets hold them: signatures, 64 sets at a time. */
+/* Splits code points into classes: two share a class if the same sets contain both. */
 static bool classes_split(struct re_pool *p, struct re_classes *cl, const uint32_t *sets,
                           uint32_t n_sets)
 {
@@ -127,7 +127,7 @@ static bool classes_split(struct re_pool *p, struct re_classes *cl, const uint32
     uint32_t n = 1;
     bool ok = true;
     for (uint32_t s = 0; s < n_sets && ok; s++) {
-        /* Splits every class into the part that the set holds and the part that it does not. */
+        /* Splits every class into the part inside the set and the part outside. */
         uint32_t moved[256];
         bool out[256] = {false};
         memset(moved, 0, sizeof moved);
@@ -149,8 +149,8 @@ static bool classes_split(struct re_pool *p, struct re_classes *cl, const uint32
                 continue;
             if (!moved[c]) {
                 if (n >= 255) {
-                    ok =
-                        re_over(p, "a regular expression tells over 255 kinds of characters apart");
+                    ok = re_over_limit(
+                        p, "a regular expression distinguishes over 255 character classes");
                     break;
                 }
                 moved[c] = n++;
@@ -205,8 +205,8 @@ static struct re_classes *classes_new(struct re_pool *p, const uint32_t *terms, 
     return NULL;
 }
 
-/* States under construction: each is a vector of n terms, found again by hash. */
-struct maker {
+/* A DFA under construction. Each state is a vector of n terms, looked up by hash. */
+struct dfa_builder {
     struct re_pool *p;
     struct re_classes *cl;
     int n;
@@ -224,7 +224,7 @@ static uint32_t vec_hash(const uint32_t *v, int n)
     return (uint32_t)(h ^ h >> 32);
 }
 
-static void maker_rehash(struct maker *m)
+static void builder_rehash(struct dfa_builder *m)
 {
     m->n_slots = m->n_slots ? 4 * m->n_slots : 64;
     mem_free(m->slots);
@@ -237,8 +237,8 @@ static void maker_rehash(struct maker *m)
     }
 }
 
-/* The state of this vector, made where it is new; 0 (dead) where every term is nothing. */
-static uint32_t maker_state(struct maker *m, const uint32_t *v)
+/* Returns the state of this vector, creating it if new. 0 (dead) if every term is RE_NONE. */
+static uint32_t builder_state(struct dfa_builder *m, const uint32_t *v)
 {
     bool dead = true;
     for (int i = 0; i < m->n && dead; i++)
@@ -246,13 +246,13 @@ static uint32_t maker_state(struct maker *m, const uint32_t *v)
     if (dead)
         return 0;
     if (2 * m->n_states >= m->n_slots)
-        maker_rehash(m);
+        builder_rehash(m);
     uint32_t h = vec_hash(v, m->n) & (m->n_slots - 1);
     for (; m->slots[h]; h = (h + 1) & (m->n_slots - 1))
         if (!memcmp(m->vec + (size_t)m->slots[h] * (size_t)m->n, v, (size_t)m->n * sizeof *v))
             return m->slots[h];
     if (m->n_states >= STATES_MAX || (size_t)m->n_states * m->cl->n >= TABLE_MAX) {
-        re_over(m->p, "an automaton has over 40000 states");
+        re_over_limit(m->p, "an automaton has over 40000 states");
         return 0;
     }
     if (m->n_states == m->cap) {
@@ -271,8 +271,8 @@ static uint32_t maker_state(struct maker *m, const uint32_t *v)
     return s;
 }
 
-/* Fills the table by derivatives, state by state. */
-static bool maker_run(struct maker *m)
+/* Fills the transition table by derivatives, state by state. */
+static bool builder_run(struct dfa_builder *m)
 {
     uint32_t v[TERMS_MAX], w[TERMS_MAX];
     uint32_t n_cl = m->cl->n;
@@ -282,8 +282,8 @@ static bool maker_run(struct maker *m)
             break;
         const struct re_node *x = &m->p->nodes[v[0]];
         if (m->n == 1 && x->kind == RK_CAT && m->p->nodes[x->a].kind == RK_SET) {
-            /* One set leads on: the common case inside literals. */
-            uint32_t set = m->p->nodes[x->a].a, to = maker_state(m, (uint32_t[]){x->b});
+            /* The first term is one set: the common case inside literals. */
+            uint32_t set = m->p->nodes[x->a].a, to = builder_state(m, (uint32_t[]){x->b});
             for (uint32_t c = 0; c < n_cl; c++)
                 m->next[(size_t)s * n_cl + c] = re_class_in(m->p, m->cl, set, c) ? to : 0;
             continue;
@@ -291,15 +291,15 @@ static bool maker_run(struct maker *m)
         for (uint32_t c = 0; c < n_cl; c++) {
             for (int i = 0; i < m->n; i++)
                 w[i] = re_derive(m->p, m->cl, v[i], c);
-            uint32_t to = maker_state(m, w);
+            uint32_t to = builder_state(m, w);
             m->next[(size_t)s * n_cl + c] = to;
         }
     }
     return !m->p->error;
 }
 
-/* Renumbers so that states that cannot reach acceptance become 0. */
-static void dfa_trim(struct dfa *d)
+/* Removes states that cannot reach acceptance: they become state 0. */
+static void dfa_remove_dead(struct dfa *d)
 {
     uint32_t n = d->n_states, nc = d->n_classes;
     uint32_t *head = mem_zalloc(n + 1, sizeof *head);
@@ -336,7 +336,7 @@ static void dfa_trim(struct dfa *d)
     to[0] = 0;
     for (uint32_t s = 1; s < n; s++)
         to[s] = live[s] ? k++ : 0;
-    if (!live[1]) { /* empty: the start stays, dead */
+    if (!live[1]) { /* empty language: keep a dead start state */
         to[1] = 1;
         k = 2;
     }
@@ -357,12 +357,12 @@ static void dfa_trim(struct dfa *d)
     mem_free(stack);
 }
 
-/* How many characters of a group may follow, whichever they are, in each state. Round k finds the
- * states that can die within k characters; what never dies keeps the maximum. */
+/* For each state and group: how many arbitrary characters of the group are safe. Round k finds the
+ * states that can die within k characters; states that never die keep the maximum. */
 static void dfa_find_safe(struct dfa *d)
 {
     uint32_t n = d->n_states, nc = d->n_classes;
-    uint8_t cls[256] = {0}; /* bits: groups that touch the class */
+    uint8_t cls[256] = {0}; /* bits: groups with a character in the class */
     for (uint32_t cp = 0; cp < 128; cp++)
         for (int g = 0; g < DFA_GROUPS; g++)
             if (dfa_group_has(g, cp))
@@ -406,7 +406,8 @@ static void dfa_find_safe(struct dfa *d)
     mem_free(open);
 }
 
-/* Depth-first: is there no cycle among live states? Then `reach` is the longest way from each. */
+/* Depth-first search for cycles among live states. If there are none, `reach` is the longest path
+ * from each state. */
 static bool dfa_acyclic(struct dfa *d)
 {
     uint8_t *color = mem_zalloc(d->n_states, 1);
@@ -450,8 +451,8 @@ static bool dfa_acyclic(struct dfa *d)
     return ok;
 }
 
-/* What is known of the states beside the table. */
-static void dfa_measure(struct dfa *d)
+/* Computes everything but the transition table: moves, safe, reach, any, finite. */
+static void dfa_analyse(struct dfa *d)
 {
     d->next = mem_realloc(d->next, (size_t)d->n_states * d->n_classes, sizeof *d->next);
     d->label = mem_realloc(d->label, d->n_states, sizeof *d->label);
@@ -479,11 +480,11 @@ void dfa_relabel(struct dfa *d, const uint32_t *from, const uint32_t *to, size_t
                 label = to[i];
         d->label[s] = label;
     }
-    dfa_trim(d);
-    dfa_measure(d);
+    dfa_remove_dead(d);
+    dfa_analyse(d);
 }
 
-/* The automaton of all strings, without any search for it. */
+/* The automaton of all strings, built directly. */
 static struct dfa *dfa_any(void)
 {
     struct dfa *d = mem_zalloc(1, sizeof *d);
@@ -495,7 +496,7 @@ static struct dfa *dfa_any(void)
     d->next = mem_zalloc(2, sizeof *d->next);
     d->label = mem_zalloc(2, sizeof *d->label);
     d->next[1] = d->label[1] = 1;
-    dfa_measure(d);
+    dfa_analyse(d);
     return d;
 }
 
@@ -515,8 +516,8 @@ static void dfa_finish(struct dfa *d, const struct re_classes *cl)
         d->ascii[cp] = cl->edge_class[e];
     }
     memset(d->next, 0, d->n_classes * sizeof *d->next); /* state 0 */
-    dfa_trim(d);
-    dfa_measure(d);
+    dfa_remove_dead(d);
+    dfa_analyse(d);
 }
 
 bool re_is_empty(struct re_pool *p, uint32_t term)
@@ -524,18 +525,18 @@ bool re_is_empty(struct re_pool *p, uint32_t term)
     struct re_classes *cl = p->error ? NULL : classes_new(p, &term, 1);
     if (!cl)
         return false;
-    struct maker m = {.p = p, .cl = cl, .n = 1, .cap = 16, .n_states = 1};
+    struct dfa_builder m = {.p = p, .cl = cl, .n = 1, .cap = 16, .n_states = 1};
     m.vec = mem_zalloc(m.cap, sizeof *m.vec);
     m.next = mem_alloc((size_t)m.cap * cl->n * sizeof *m.next);
     m.label = mem_zalloc(m.cap, sizeof *m.label);
     bool found = false;
-    maker_state(&m, &term);
+    builder_state(&m, &term);
     for (uint32_t s = 1; s < m.n_states && !found && !p->error; s++) {
         found = m.label[s] != 0;
         for (uint32_t c = 0; c < cl->n && !found; c++) {
             uint32_t d = re_derive(p, cl, m.vec[s], c);
             found = re_nullable(p, d);
-            maker_state(&m, &d);
+            builder_state(&m, &d);
         }
         re_spend(p, 1 + cl->n / 16);
     }
@@ -557,16 +558,16 @@ struct dfa *dfa_new(struct re_pool *p, const uint32_t *terms, int n, struct erro
         error_set(err, "%s", p->error);
         return NULL;
     }
-    struct maker m = {.p = p, .cl = cl, .n = n, .cap = 16, .n_states = 1};
+    struct dfa_builder m = {.p = p, .cl = cl, .n = n, .cap = 16, .n_states = 1};
     m.vec = mem_zalloc((size_t)m.cap * (size_t)n, sizeof *m.vec);
     m.next = mem_alloc((size_t)m.cap * cl->n * sizeof *m.next);
     m.label = mem_zalloc(m.cap, sizeof *m.label);
-    if (!maker_state(&m, terms)) { /* nothing at all: a start that is dead */
+    if (!builder_state(&m, terms)) { /* empty language: a dead start state */
         m.label[1] = 0;
         m.n_states = 2;
         memset(m.next + cl->n, 0, cl->n * sizeof *m.next);
     } else {
-        maker_run(&m);
+        builder_run(&m);
     }
     struct dfa *d = NULL;
     if (!p->error) {

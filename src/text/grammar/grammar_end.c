@@ -1,12 +1,13 @@
 /*
- * The way to the end: how many bytes complete an answer from here, and which. A matcher with a budget
- * of tokens uses it when the budget runs low: then the mask leaves the one token that leads there.
+ * Shortest completions: how many bytes complete a reply from the current point, and which bytes. A
+ * matcher with a token budget uses this when the budget runs low: the mask then allows only the
+ * next token of a completion.
  *
- * Costs are bytes, upper bounds that some way keeps to: at every point of the text there is a next byte
- * that lowers the cost, but for names of properties that were used before (then one more character is
- * tried). A terminal's states, the rules' states and the nodes have theirs made at compile time; an
- * item, a thread and those who wait for a rule are reckoned from them. Costs of waiting rows are kept:
- * they do not change while the row lives.
+ * Costs are bytes. They are upper bounds: at every point of the text some next byte lowers the
+ * cost. The exception is a property name that was already used, which takes one more character.
+ * Costs of terminal states, rule states and nodes are computed at compile time. Costs of items,
+ * threads and waiters are derived from them at run time. Waiter costs are cached per row, since
+ * they do not change while the row exists.
  */
 #include "text/grammar/grammar_term.h"
 
@@ -18,11 +19,11 @@
 
 enum {
     COST_MAX = 1 << 28,
-    COST_WORK =
-        4 << 20, /* steps to make a grammar's costs; what is not known then stays COST_MAX */
-    NODE_WORK = 1 << 19, /* the same for its nodes, each of the two times */
-    END_MAX = 1 << 13,   /* bytes of a way to the end: it is walked for every token of a hurry */
-    LOOK_LATER = 64,     /* tokens until a way that was not found is looked for again */
+    COST_WORK = 4 << 20, /* steps for computing a grammar's costs; unknown ones stay COST_MAX */
+    NODE_WORK = 1 << 19, /* steps for each of the two passes over nodes */
+    COMPLETION_MAX = 1 << 13, /* longest completion in bytes; it is walked for every token near the
+                          * end */
+    RETRY_TOKENS = 64,        /* tokens until a failed search for a completion is repeated */
 };
 
 static uint32_t add(uint32_t a, uint32_t b)
@@ -43,7 +44,7 @@ static uint32_t least(uint32_t a, uint32_t b)
 
 /* ---- terminals ---- */
 
-/* Bytes that write a character. */
+/* Bytes needed to write a character. */
 static uint32_t char_cost(const struct term *tm, uint32_t cp)
 {
     if (tm->kind == TERM_FREE)
@@ -57,7 +58,7 @@ static uint32_t char_cost(const struct term *tm, uint32_t cp)
     return cp == '"' || cp == '\\' ? 2 : 1;
 }
 
-/* Bytes from each state to one that accepts, plus what that one costs: of_label (by label - 1) or 0. */
+/* Bytes from each state to acceptance, plus the label's own cost: of_label (by label - 1) or 0. */
 static void state_costs(const struct term *tm, const uint32_t *of_label, uint32_t *left,
                         size_t *work)
 {
@@ -73,7 +74,7 @@ static void state_costs(const struct term *tm, const uint32_t *of_label, uint32_
     left[0] = COST_MAX;
     for (uint32_t q = 1; q < d->n_states; q++)
         left[q] = !d->label[q] ? COST_MAX : of_label ? of_label[d->label[q] - 1] : 0;
-    /* Successors mostly have higher numbers: backwards, a few rounds are enough. */
+    /* Successors mostly have higher numbers, so going backwards takes few rounds. */
     size_t done = 0;
     for (bool changed = true; changed && (!done || *work < COST_WORK);) {
         changed = false;
@@ -97,12 +98,12 @@ static void term_costs(struct term *tm, size_t *work)
     state_costs(tm, NULL, tm->left, work);
 }
 
-/* Bytes of the declared names as they are written. */
+/* Bytes needed to write the declared names. */
 static void name_costs(struct term *tm)
 {
     struct names *n = tm->names;
     n->spelled = mem_zalloc(n->n + 1, sizeof *n->spelled);
-    for (uint32_t i = 0; i < n->n_nodes; i++) /* a child comes after its parent */
+    for (uint32_t i = 0; i < n->n_nodes; i++) /* children follow their parents */
         for (uint32_t c = n->nodes[i].child; c; c = n->nodes[c].sibling)
             n->nodes[c].spelled = n->nodes[i].spelled + char_cost(tm, n->nodes[c].cp);
     for (uint32_t i = 0; i < n->n_nodes; i++)
@@ -110,7 +111,7 @@ static void name_costs(struct term *tm)
             n->spelled[n->nodes[i].name - 1] = n->nodes[i].spelled;
 }
 
-/* A whole terminal. */
+/* Cost of a whole terminal. */
 static uint32_t term_cost(const struct grammar *g, uint32_t term)
 {
     if (term == NO_LIMIT)
@@ -121,7 +122,7 @@ static uint32_t term_cost(const struct grammar *g, uint32_t term)
 
 /* ---- arrays and objects ---- */
 
-/* From n items on, `fit` of which contain what is asked for: to the closing bracket. */
+/* Cost from n items, `fit` of which satisfy `contains`, to the closing bracket. */
 static uint32_t array_rest(const struct grammar *g, const struct array_node *a, uint32_t n,
                            uint32_t fit)
 {
@@ -132,12 +133,12 @@ static uint32_t array_rest(const struct grammar *g, const struct array_node *a, 
         uint32_t place = n < a->n_prefix ? n : a->n_prefix;
         bool both = need && a->both[place] != NO_LIMIT;
         if (need && !both && n >= a->n_prefix && n >= a->min)
-            return COST_MAX; /* no place is left for it */
+            return COST_MAX; /* no position left for the required items */
         uint32_t item = both              ? g->node_cost[a->both[place]]
                         : n < a->n_prefix ? g->node_cost[a->prefix[n]]
                                           : g->node_cost[a->items];
         uint32_t many = 1;
-        if (n >= a->n_prefix) /* the rest are alike */
+        if (n >= a->n_prefix) /* the remaining items are alike */
             many = both ? need : a->min > n ? a->min - n : 1;
         cost = add(cost, add(times(many, item), times(any ? many : many - 1, comma)));
         need -= both ? many : 0;
@@ -147,14 +148,14 @@ static uint32_t array_rest(const struct grammar *g, const struct array_node *a, 
     return add(cost, term_cost(g, any ? T_RBRACK : T_RBRACK0));
 }
 
-/* What an object still needs: `total` bytes up to its end; `extra` is the share of one property that
- * only minProperties asks for. */
+/* The remaining cost of an object: `total` bytes to its end. `extra` is the share of one property
+ * that is needed only for minProperties. */
 struct object_rest {
     uint32_t total, extra;
-    bool any; /* some property is to come; each is reckoned with a comma before it */
+    bool any; /* a property must follow; each cost includes a comma before it */
 };
 
-/* Comma, name, colon and value of declared property i. */
+/* Cost of the comma, name, colon and value of declared property i. */
 static uint32_t prop_cost(const struct grammar *g, const struct object_node *o, uint32_t i)
 {
     const struct term *key = &g->terms[o->key];
@@ -165,15 +166,15 @@ static uint32_t prop_cost(const struct grammar *g, const struct object_node *o, 
                add(g->node_cost[o->prop[i].node], term_cost(g, o->mark[MARK_COMMA])));
 }
 
-/* Another property than the declared ones: from the state of its name's automaton to the end of its
- * value, without what stands between the two. */
+/* Cost of an undeclared property: from a state of its name's automaton to the end of its value,
+ * without the text between name and value. */
 static uint32_t other_rest(const struct grammar *g, const struct object_node *o, uint32_t q)
 {
     const struct term *key = &g->terms[o->key];
     uint32_t best = COST_MAX;
     if (key->total)
         return key->total[q];
-    for (uint32_t i = 0; i < o->n_others; i++) /* while the nodes' costs are being made */
+    for (uint32_t i = 0; i < o->n_others; i++) /* while node costs are being computed */
         best = least(best, g->node_cost[o->others[i]]);
     return add(key->left[q], best);
 }
@@ -188,7 +189,8 @@ static uint32_t other_cost(const struct grammar *g, const struct object_node *o)
                add(term_cost(g, o->mark[MARK_COLON]), term_cost(g, o->mark[MARK_COMMA])));
 }
 
-/* Is property i asked for, by the schema or by one that was seen? */
+/* Whether property i is missing: required by the schema or by a property seen, and not written
+ * yet. */
 static bool prop_missing(const struct object_node *o, const uint32_t *seen, uint32_t i)
 {
     if (seen && seen[i / 32] >> i % 32 & 1)
@@ -202,7 +204,7 @@ static bool prop_missing(const struct object_node *o, const uint32_t *seen, uint
     return false;
 }
 
-/* set NULL: an object without properties so far. */
+/* set NULL: an object without properties. */
 static struct object_rest object_rest(const struct grammar *g, const struct object_node *o,
                                       const uint32_t *set)
 {
@@ -233,7 +235,7 @@ static struct object_rest object_rest(const struct grammar *g, const struct obje
     return r;
 }
 
-/* The same where the next property needs no comma. */
+/* Like object_rest, if the next property needs no comma. */
 static uint32_t object_rest_first(const struct grammar *g, const struct object_node *o,
                                   const struct object_rest *r)
 {
@@ -260,7 +262,7 @@ uint32_t grammar_edge_cost(const struct grammar *g, const struct edge *e)
     return add(c, g->state_cost[e->to]);
 }
 
-/* The most bytes that the end can go further away by what need not be begun. */
+/* The largest number of bytes by which an optional part can increase the cost. */
 static uint32_t longest_detour(const struct grammar *g)
 {
     uint32_t most = 0;
@@ -339,7 +341,7 @@ void grammar_costs(struct grammar *g)
     }
     g->state_cost = mem_realloc(g->state_cost, g->n_states + 1, sizeof *g->state_cost);
     g->node_cost = mem_realloc(g->node_cost, g->n_nodes + 1, sizeof *g->node_cost);
-    /* Once with the cheapest value for names of any kind, then with each kind's own. */
+    /* First with the cheapest value for all undeclared names, then with each kind's own value. */
     node_costs(g, &work);
     for (uint32_t n = 0; n < g->n_nodes; n++) {
         const struct object_node *o = g->nodes[n].object;
@@ -350,9 +352,9 @@ void grammar_costs(struct grammar *g)
     g->detour = longest_detour(g);
 }
 
-/* ---- items, and who waits for them ---- */
+/* ---- items and their waiters ---- */
 
-/* From an item to the end of its node. */
+/* Cost from an item to the end of its node. */
 static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it)
 {
     const struct grammar *g = m->g;
@@ -379,7 +381,7 @@ static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it
         return 0;
     struct object_rest r = object_rest(g, o, it->pos == 1 ? NULL : m->data + it->data);
     if (it->pos <= 3) {
-        /* After a comma there is one more: one that is asked for, or any. */
+        /* After a comma one more property follows: a missing one, or any. */
         const uint32_t *set = m->data + it->data, *seen = set + SET_BITS;
         uint32_t best = COST_MAX;
         if (it->pos == 3)
@@ -400,7 +402,7 @@ static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it
     return add(add(value, r.total), colon ? term_cost(g, o->mark[MARK_COLON]) : 0);
 }
 
-/* From the end of this node, begun at this row, to the end of all. */
+/* Cost from the end of this node, started at row `origin`, to the end of the reply. */
 static uint32_t waiting_rest(const struct grammar_matcher *m, uint32_t node, uint32_t origin)
 {
     if (node == 0 && origin == 0)
@@ -423,7 +425,7 @@ static void cost_rows(struct grammar_matcher *m)
         for (uint32_t round = 0; changed && round <= to - from; round++) {
             changed = false;
             for (uint32_t i = from; i < to; i++) {
-                struct waiter *w = &m->waiters[i];
+                struct rule_waiter *w = &m->waiters[i];
                 uint32_t c = waiting_rest(m, w->then.node, w->then.origin);
                 if (c < COST_MAX)
                     c = add(c, item_rest(m, &w->then));
@@ -443,7 +445,7 @@ static uint32_t after_item(const struct grammar_matcher *m, const struct item *i
     return up < COST_MAX ? add(item_rest(m, it), up) : COST_MAX;
 }
 
-/* A property's name under way: to the end of the object. */
+/* Cost from inside a property's name to the end of the object. */
 static uint32_t key_rest(const struct grammar_matcher *m, const struct term *tm,
                          const struct thread *t, const struct object_rest *r)
 {
@@ -463,10 +465,10 @@ static uint32_t key_rest(const struct grammar_matcher *m, const struct term *tm,
                 best = least(best, whole - done + (r->total - least(share, r->total)));
         }
     }
-    if (t->q && others_alive(m, t) && tm->left[t->q] < COST_MAX) {
+    if (t->q && others_allowed(m, t) && tm->left[t->q] < COST_MAX) {
         uint32_t c = add(other_rest(g, o, t->q), 1 + term_cost(g, o->mark[MARK_COLON]));
         bool declared = t->name && tm->names->nodes[t->name - 1].name;
-        /* What ends here is a name that may not come (again): one more character. */
+        /* A name that ends here is not allowed (again): one more character. */
         if (!tm->left[t->q] && (declared || (!tm->repeats && other_seen(m, t))))
             c = add(c, 2);
         best = least(best, add(c, r->total - least(r->extra, r->total)));
@@ -474,7 +476,7 @@ static uint32_t key_rest(const struct grammar_matcher *m, const struct term *tm,
     return best;
 }
 
-/* The cost after one more character of lo..hi. */
+/* Cost after one more character in lo..hi. */
 static uint32_t range_rest(const struct grammar_matcher *m, const struct term *tm,
                            const struct thread *t, const struct object_rest *r, uint32_t lo,
                            uint32_t hi)
@@ -493,7 +495,7 @@ static uint32_t range_rest(const struct grammar_matcher *m, const struct term *t
                                                     : tm->left[x.q] + (tm->kind == TERM_STR));
         cp = next;
     }
-    /* Declared names are told apart inside a range. */
+    /* Declared names differ within a range. */
     if (tm->kind == TERM_KEY && t->name && hi >= 128)
         for (uint32_t c = tm->names->nodes[t->name - 1].child; c; c = tm->names->nodes[c].sibling) {
             struct thread x = *t;
@@ -504,7 +506,7 @@ static uint32_t range_rest(const struct grammar_matcher *m, const struct term *t
     return best;
 }
 
-/* From between two bytes of a character to the end of the terminal. */
+/* Cost from inside a multi-byte character or escape to the end of the terminal. */
 static uint32_t sub_rest(const struct grammar_matcher *m, const struct term *tm,
                          const struct thread *t, const struct object_rest *r)
 {
@@ -536,8 +538,8 @@ static uint32_t sub_rest(const struct grammar_matcher *m, const struct term *tm,
     }
 }
 
-/* A terminal that could have ended here and goes on: with one more character at least. (That it ends
- * is what other threads are there for.) */
+/* Cost of continuing a terminal that could have ended here: at least one more character. (Other
+ * threads represent its end.) */
 static uint32_t more_rest(const struct term *tm, uint32_t q)
 {
     const struct dfa *d = tm->dfa;
@@ -550,14 +552,14 @@ static uint32_t more_rest(const struct term *tm, uint32_t q)
     return best;
 }
 
-/* known: what the object of a property's name still needs, or NULL. */
+/* known: remaining cost of the object of a property's name, or NULL. */
 static uint32_t thread_rest(const struct grammar_matcher *m, const struct thread *t,
                             const struct object_rest *known)
 {
     const struct term *tm = &m->g->terms[t->term];
     uint32_t kind = t->sub >> 28;
     if (tm->kind != TERM_KEY) {
-        uint32_t own = tm->tag && !t->q ? 1 : 0; /* a token by itself */
+        uint32_t own = tm->tag && !t->q ? 1 : 0; /* a single token */
         if (!own && kind == SUB_OPEN)
             own = add(tm->left[1], 2);
         else if (!own && kind == SUB_IN && tm->kind == TERM_STR)
@@ -582,7 +584,7 @@ static uint32_t thread_rest(const struct grammar_matcher *m, const struct thread
     return add(own, up);
 }
 
-/* From a point to the end; *best: the thread that leads there. */
+/* Cost from a point to the end; *best: the thread with the shortest completion. */
 static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uint32_t *best)
 {
     uint32_t least_cost = COST_MAX;
@@ -590,7 +592,7 @@ static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uin
     cost_rows(m);
     for (uint32_t i = 0; i < p->n_threads; i++) {
         uint32_t c = thread_rest(m, &m->threads[p->threads + i], NULL);
-        if (c <= least_cost && c < COST_MAX) { /* what has just begun rather than what goes on */
+        if (c <= least_cost && c < COST_MAX) { /* on a tie prefer the newest thread */
             least_cost = c;
             *best = i;
         }
@@ -598,9 +600,9 @@ static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uin
     return p->accepts ? 0 : least_cost;
 }
 
-/* ---- the way ---- */
+/* ---- the completion ---- */
 
-/* After this byte the thread's terminal ends, or goes on: what it costs then. */
+/* Cost after this byte, whether the thread's terminal ends or continues. */
 static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t,
                           const struct object_rest *known)
 {
@@ -626,7 +628,7 @@ static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t,
     return thread_rest(m, t, known);
 }
 
-/* The next byte of the shortest way, or -1. */
+/* The next byte of the shortest completion, or -1. */
 static int best_byte(struct grammar_matcher *m, const struct thread *t, uint32_t cost)
 {
     uint32_t best = COST_MAX;
@@ -649,7 +651,7 @@ static int best_byte(struct grammar_matcher *m, const struct thread *t, uint32_t
             byte = (uint8_t)b;
         }
         if (tm->kind != TERM_FREE && best < cost)
-            break; /* it cannot be better by more than it */
+            break; /* no byte can save more than its own cost */
     }
     return byte;
 }
@@ -665,8 +667,9 @@ static int32_t stop_token(const struct grammar_matcher *m, const struct thread *
                : -1;
 }
 
-/* One step of the way: a byte, or a special token (*token). False: there is no way that is known. */
-static bool way_step(struct grammar_matcher *m, int *byte, int32_t *token)
+/* One step of the completion: a byte, or a special token (*token). False if no completion is
+ * known. */
+static bool completion_step(struct grammar_matcher *m, int *byte, int32_t *token)
 {
     uint32_t best, cost = point_rest(m, &m->now, &best);
     *byte = -1;
@@ -692,7 +695,7 @@ static bool way_step(struct grammar_matcher *m, int *byte, int32_t *token)
     return *byte >= 0 && match_bytes(m, &c, 1);
 }
 
-/* The longest token that these bytes begin with; *n: its bytes. */
+/* The longest token that is a prefix of these bytes; *n: its length. */
 static int32_t longest_token(const struct grammar_matcher *m, const char *p, size_t len, size_t *n)
 {
     const struct grammar_vocab *v = m->v;
@@ -728,9 +731,9 @@ static int32_t longest_token(const struct grammar_matcher *m, const char *p, siz
     return best;
 }
 
-/* How many tokens end the answer from here, the ending one included; *first is the first of them (-1:
- * the ending one). 0: no way is known. */
-static uint32_t way_tokens(struct grammar_matcher *m, int32_t *first)
+/* The number of tokens that complete the reply from here, including the ending token. *first is the
+ * first of them (-1: the ending token). 0 if no completion is known. */
+static uint32_t completion_tokens(struct grammar_matcher *m, int32_t *first)
 {
     struct point now = m->now;
     uint32_t n_threads = m->n_threads, count = 1;
@@ -741,12 +744,12 @@ static uint32_t way_tokens(struct grammar_matcher *m, int32_t *first)
     for (size_t steps = 0; ok && !m->now.accepts; steps++) {
         int byte;
         int32_t token;
-        ok = steps < END_MAX && way_step(m, &byte, &token) && !m->error;
+        ok = steps < COMPLETION_MAX && completion_step(m, &byte, &token) && !m->error;
         if (ok && byte >= 0)
             buf_addc(&text, (char)byte);
         if (!ok || (byte >= 0 && !m->now.accepts))
             continue;
-        /* A stretch of bytes ends here: what tokens it takes. */
+        /* End of a run of bytes: count its tokens. */
         for (size_t at = 0, n; ok && at < text.len; at += n, count++) {
             int32_t id = longest_token(m, text.p + at, text.len - at, &n);
             ok = id >= 0;
@@ -764,26 +767,26 @@ static uint32_t way_tokens(struct grammar_matcher *m, int32_t *first)
     }
     m->now = now;
     match_pop(m, &heights, n_threads);
-    m->error = NULL; /* of the try */
+    m->error = NULL; /* errors of the trial do not count */
     buf_clear(&text);
     return ok ? count : 0;
 }
 
-/* ---- the public face ---- */
+/* ---- interface ---- */
 
-enum { TOKENS_IN_HAND = 8 };
+enum { MIN_SLACK = 8 };
 
 void grammar_set_budget(struct grammar_matcher *m, int tokens)
 {
     m->budget = tokens > 0 ? (uint32_t)tokens : 0;
-    m->slack = TOKENS_IN_HAND + least(m->g->detour / 2, m->budget / 2);
-    m->next_look = 0;
+    m->slack = MIN_SLACK + least(m->g->detour / 2, m->budget / 2);
+    m->next_check = 0;
     m->frugal = false;
 }
 
-bool match_hurry(struct grammar_matcher *m, int32_t *token)
+bool match_must_end(struct grammar_matcher *m, int32_t *token)
 {
-    if (!m->budget || m->n_history >= m->budget || m->n_history < m->next_look)
+    if (!m->budget || m->n_history >= m->budget || m->n_history < m->next_check)
         return false;
     uint32_t left = m->budget - (uint32_t)m->n_history, best;
     const struct thread *t = match_free(m, &m->now);
@@ -792,20 +795,21 @@ bool match_hurry(struct grammar_matcher *m, int32_t *token)
     uint32_t cost = point_rest(m, &m->now, &best);
     uint32_t n = cost;
     if (cost + m->slack >= left) {
-        n = cost < COST_MAX && cost > 2 * END_MAX ? 0 : way_tokens(m, token);
+        n = cost < COST_MAX && cost > 2 * COMPLETION_MAX ? 0 : completion_tokens(m, token);
         if (!n || n > left) {
-            /* It will be cut: then rather as the model wants it. A way that is too long is not
-             * walked again for every token: it grows shorter by some tokens of its own a token. */
-            m->next_look = m->n_history + (n ? 1 + (n - left) / 8 : LOOK_LATER);
+            /* The budget is too small, so the reply will be cut: let the model continue freely. The
+             * completion gets shorter with the model's own tokens, so it is not recomputed for
+             * every token. */
+            m->next_check = m->n_history + (n ? 1 + (n - left) / 8 : RETRY_TOKENS);
             return false;
         }
-        if (n + TOKENS_IN_HAND >= left)
+        if (n + MIN_SLACK >= left)
             return true;
         m->frugal |= n + m->slack >= left;
     }
-    /* Far from it, it is enough to look now and then: the end does not go further away than by eight
-     * bytes a token, but for a detour. */
+    /* Far from the end, check only now and then: the cost grows by at most eight bytes per token,
+     * plus one detour. */
     if (n + 2 * m->slack < left)
-        m->next_look = m->n_history + (left - n - 2 * m->slack) / 8;
+        m->next_check = m->n_history + (left - n - 2 * m->slack) / 8;
     return false;
 }

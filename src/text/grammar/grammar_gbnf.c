@@ -1,12 +1,13 @@
 /*
- * GBNF, the grammars of llama.cpp's users, and lists of choices.
+ * GBNF (llama.cpp's grammar syntax) and lists of choices.
  *
- * Rules are parsed into trees. What no recursion reaches is regular and becomes one terminal, however
- * many rules it is made of; what is left becomes graphs of terminals and calls. If the regular parts
- * are too large for automata, every rule becomes a graph of its own and only characters, literals and
- * their repeats are terminals.
+ * Rules are parsed into trees. Every part without recursion is regular and becomes one terminal,
+ * however many rules it uses. The rest becomes graphs of terminals and calls. If the regular parts
+ * are too large for automata, every rule becomes a graph, and only characters, literals and their
+ * repeats are terminals.
  *
- * Beyond llama.cpp's own syntax: "|" may begin a line. Token names in angle brackets are refused.
+ * An extension of llama.cpp's syntax: "|" may begin a line. Token names in angle brackets are
+ * rejected.
  */
 #include "text/grammar/grammar_int.h"
 #include "text/grammar/schema_json.h"
@@ -27,28 +28,28 @@ enum {
     TERMS_MAX = 4096,
 };
 
-enum tree_kind { G_TERM, G_RULE, G_CAT, G_ALT, G_REP };
+enum gbnf_tree_kind { G_TERM, G_RULE, G_CAT, G_ALT, G_REP };
 
-struct tree {
-    enum tree_kind kind;
+struct gbnf_tree {
+    enum gbnf_tree_kind kind;
     uint32_t value; /* G_TERM: term; G_RULE: rule */
     uint32_t lo, hi;
     uint32_t first, next; /* children, linked; 0 = none */
-    bool recursive;       /* a rule that is not regular is called inside */
+    bool recursive;       /* contains a non-regular rule */
 };
 
-struct rule {
+struct gbnf_rule {
     const char *name;
     uint32_t len, line;
-    uint32_t tree;       /* 0: not defined yet */
-    uint32_t term;       /* of a regular rule */
-    uint8_t state;       /* 0 not looked at, 1 being looked at, 2 regular, 3 recursive */
-    uint32_t low, order; /* for finding cycles */
+    uint32_t tree;       /* 0: not defined */
+    uint32_t term;       /* term of a regular rule */
+    uint8_t state;       /* 0 not visited, 1 in progress, 2 regular, 3 recursive */
+    uint32_t low, order; /* Tarjan's low link and visit order */
     uint32_t node;
 };
 
-struct link {
-    uint8_t kind; /* 0 terminal, 1 call, 2 nothing */
+struct gbnf_link {
+    uint8_t kind; /* 0 terminal, 1 call, 2 empty */
     uint32_t target, to, next;
 };
 
@@ -57,15 +58,15 @@ struct gbnf {
     uint32_t line;
     int depth;
     struct re_pool *pool;
-    struct tree *trees;
+    struct gbnf_tree *trees;
     uint32_t n_trees, cap_trees;
-    struct rule *rules;
+    struct gbnf_rule *rules;
     uint32_t n_rules, cap_rules;
-    uint32_t *stack, n_stack, clock; /* for finding cycles */
-    bool split;                      /* every rule is a graph */
-    struct link *links;
+    uint32_t *stack, n_stack, clock; /* Tarjan's stack and counter */
+    bool split;                      /* every rule becomes a graph */
+    struct gbnf_link *links;
     uint32_t n_links, cap_links;
-    uint32_t *heads, n_heads, cap_heads; /* states under construction: first link */
+    uint32_t *heads, n_heads, cap_heads; /* states under construction: their first link */
     struct grammar *g;
     struct {
         uint32_t term, id;
@@ -74,28 +75,29 @@ struct gbnf {
     struct error *err;
 };
 
-static uint32_t bad(struct gbnf *p, const char *what)
+static uint32_t gbnf_fail(struct gbnf *p, const char *what)
 {
     if (!p->err->msg[0])
         error_set(p->err, "grammar, line %u: %s", p->line, what);
     return 0;
 }
 
-static uint32_t tree_new(struct gbnf *p, enum tree_kind kind, uint32_t value)
+static uint32_t tree_new(struct gbnf *p, enum gbnf_tree_kind kind, uint32_t value)
 {
     if (p->n_trees >= TREES_MAX)
-        return bad(p, "over 400000 parts");
+        return gbnf_fail(p, "over 400000 parts");
     if (p->n_trees == p->cap_trees) {
         p->cap_trees = p->cap_trees ? 2 * p->cap_trees : 256;
         p->trees = mem_realloc(p->trees, p->cap_trees, sizeof *p->trees);
     }
-    p->trees[p->n_trees] = (struct tree){.kind = kind, .value = value};
+    p->trees[p->n_trees] = (struct gbnf_tree){.kind = kind, .value = value};
     return p->n_trees++;
 }
 
 /* ---- syntax ---- */
 
-/* White space and comments; line ends only where they do not end a rule. */
+/* Skips white space and comments. Newlines are skipped only if `lines`, since they may end a
+ * rule. */
 static void space(struct gbnf *p, bool lines)
 {
     for (; p->at < p->end; p->at++) {
@@ -133,32 +135,32 @@ static uint32_t rule_find(struct gbnf *p, const char *name, uint32_t len)
         if (p->rules[i].len == len && !memcmp(p->rules[i].name, name, len))
             return i;
     if (p->n_rules >= RULES_MAX) {
-        bad(p, "over 20000 rules");
+        gbnf_fail(p, "over 20000 rules");
         return 0;
     }
     if (p->n_rules == p->cap_rules) {
         p->cap_rules = p->cap_rules ? 2 * p->cap_rules : 64;
         p->rules = mem_realloc(p->rules, p->cap_rules, sizeof *p->rules);
     }
-    p->rules[p->n_rules] = (struct rule){.name = name, .len = len, .line = p->line};
+    p->rules[p->n_rules] = (struct gbnf_rule){.name = name, .len = len, .line = p->line};
     return p->n_rules++;
 }
 
-/* One character of a literal or class, escapes undone. */
+/* Parses one character of a literal or class, resolving escapes. */
 static bool char_parse(struct gbnf *p, uint32_t *cp)
 {
     if (p->at >= p->end)
-        return bad(p, "the text ends inside quotes or brackets");
+        return gbnf_fail(p, "the text ends inside quotes or brackets");
     if (*p->at != '\\') {
         int n = utf8_decode(p->at, (size_t)(p->end - p->at), cp);
         if (!n)
-            return bad(p, "invalid UTF-8");
+            return gbnf_fail(p, "invalid UTF-8");
         p->line += *cp == '\n';
         p->at += n;
         return true;
     }
     if (++p->at >= p->end)
-        return bad(p, "a backslash at the end");
+        return gbnf_fail(p, "trailing backslash");
     char c = *p->at++;
     int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
     if (digits) {
@@ -169,18 +171,18 @@ static bool char_parse(struct gbnf *p, uint32_t *cp)
                     : (h | 32) >= 'a' && (h | 32) <= 'f' ? (h | 32) - 'a' + 10
                                                          : -1;
             if (d < 0)
-                return bad(p, "a hexadecimal digit is missing");
+                return gbnf_fail(p, "missing hexadecimal digit");
             *cp = *cp << 4 | (uint32_t)d;
             p->at++;
         }
         if (*cp > CP_MAX || (*cp >= 0xd800 && *cp < 0xe000))
-            return bad(p, "no such character");
+            return gbnf_fail(p, "not a Unicode character");
         return true;
     }
     static const char from[] = "nrt\"\\[]-/'^", to[] = "\n\r\t\"\\[]-/'^";
     const char *hit = c ? strchr(from, c) : NULL;
     if (!hit)
-        return bad(p, "an escape that is not known");
+        return gbnf_fail(p, "unknown escape");
     *cp = (uint32_t)to[hit - from];
     return true;
 }
@@ -206,7 +208,7 @@ static uint32_t class_parse(struct gbnf *p)
         r[n++] = (struct re_range){lo, hi};
     }
     if (ok && (p->at >= p->end || *p->at++ != ']'))
-        ok = bad(p, "[ without ]");
+        ok = gbnf_fail(p, "[ without ]");
     uint32_t t = ok ? tree_new(p, G_TERM, re_set(p->pool, r, n, negated)) : 0;
     mem_free(r);
     return t;
@@ -229,7 +231,7 @@ static uint32_t atom_parse(struct gbnf *p)
                 buf_add(&text, out, (size_t)utf8_encode(cp, out));
         }
         if (ok && (p->at >= p->end || *p->at++ != '"'))
-            ok = bad(p, "a literal without its end");
+            ok = gbnf_fail(p, "unterminated literal");
         uint32_t t =
             ok ? tree_new(p, G_TERM, re_literal(p->pool, text.p ? text.p : "", text.len)) : 0;
         buf_clear(&text);
@@ -246,19 +248,19 @@ static uint32_t atom_parse(struct gbnf *p)
     if (c == '(') {
         p->at++;
         if (++p->depth > DEPTH_MAX)
-            return bad(p, "nested over 200 deep");
+            return gbnf_fail(p, "nested over 200 deep");
         space(p, true);
         uint32_t t = alt_parse(p, true);
         p->depth--;
         if (t && (p->at >= p->end || *p->at++ != ')'))
-            return bad(p, "( without )");
+            return gbnf_fail(p, "( without )");
         return t;
     }
     const char *name;
     uint32_t len;
     if (!name_parse(p, &name, &len))
-        return bad(p, c == '<' || c == '!' ? "tokens by name are not supported"
-                                           : "something that is no part of a rule");
+        return gbnf_fail(p, c == '<' || c == '!' ? "tokens by name are not supported"
+                                                 : "unexpected character in a rule");
     return tree_new(p, G_RULE, rule_find(p, name, len));
 }
 
@@ -272,7 +274,7 @@ static bool count_parse(struct gbnf *p, uint32_t *n)
     return p->at > from;
 }
 
-/* *, +, ?, {m}, {m,}, {,n}, {m,n} after an atom, also several. */
+/* Parses *, +, ?, {m}, {m,}, {,n}, {m,n} after an atom, repeatedly. */
 static uint32_t repeat_parse(struct gbnf *p, uint32_t atom)
 {
     while (atom && p->at < p->end && strchr("*+?{", *p->at)) {
@@ -293,9 +295,9 @@ static uint32_t repeat_parse(struct gbnf *p, uint32_t atom)
                 space(p, false);
             }
             if (!some || p->at >= p->end || *p->at++ != '}')
-                return bad(p, "a repeat count that is none");
+                return gbnf_fail(p, "invalid repeat count");
             if (hi < lo)
-                return bad(p, "a repeat count that runs backwards");
+                return gbnf_fail(p, "repeat count with minimum above maximum");
         }
         uint32_t t = tree_new(p, G_REP, 0);
         if (!t)
@@ -308,7 +310,7 @@ static uint32_t repeat_parse(struct gbnf *p, uint32_t atom)
     return atom;
 }
 
-/* Does a new rule begin here? */
+/* Whether a new rule begins here. */
 static bool at_rule(struct gbnf *p)
 {
     struct gbnf copy = *p;
@@ -348,7 +350,7 @@ static uint32_t alt_parse(struct gbnf *p, bool nested)
         else
             p->trees[alt].first = cat;
         last_branch = cat;
-        if (!nested && p->at < p->end && *p->at == '\n') { /* "|" at the start of the next line? */
+        if (!nested && p->at < p->end && *p->at == '\n') { /* does the next line start with "|"? */
             struct gbnf copy = *p;
             space(&copy, true);
             if (copy.at < copy.end && *copy.at == '|') {
@@ -370,10 +372,10 @@ static bool rules_parse(struct gbnf *p)
         const char *name;
         uint32_t len, line = p->line;
         if (!name_parse(p, &name, &len))
-            return bad(p, "a rule's name is missing");
+            return gbnf_fail(p, "missing rule name");
         space(p, false);
         if (p->end - p->at < 3 || memcmp(p->at, "::=", 3))
-            return bad(p, "\"::=\" is missing");
+            return gbnf_fail(p, "missing \"::=\"");
         p->at += 3;
         space(p, true);
         uint32_t r = rule_find(p, name, len);
@@ -381,12 +383,12 @@ static bool rules_parse(struct gbnf *p)
         if (!t)
             return false;
         if (p->rules[r].tree)
-            return bad(p, "a rule that was there before");
+            return gbnf_fail(p, "duplicate rule");
         p->rules[r].tree = t;
         p->rules[r].line = line;
         space(p, false);
         if (p->at < p->end && *p->at != '\n')
-            return bad(p, "something after a rule");
+            return gbnf_fail(p, "unexpected text after a rule");
         space(p, true);
     }
     for (uint32_t i = 0; i < p->n_rules; i++)
@@ -401,12 +403,12 @@ static bool rules_parse(struct gbnf *p)
 
 static bool rule_visit(struct gbnf *p, uint32_t r);
 
-/* Visits the rules that a tree calls; true if one of them is recursive. */
+/* Visits the rules that a tree calls. True if one of them is recursive. */
 static bool tree_visit(struct gbnf *p, uint32_t t, uint32_t from)
 {
     bool recursive = false;
     if (++p->depth > 5000) {
-        bad(p, "rules nested over 5000 deep");
+        gbnf_fail(p, "rules nested over 5000 deep");
         return false;
     }
     if (p->trees[t].kind == G_RULE) {
@@ -428,7 +430,7 @@ static bool tree_visit(struct gbnf *p, uint32_t t, uint32_t from)
     return recursive;
 }
 
-/* Tarjan's search: rules on a cycle, and all that call them, are recursive. */
+/* Tarjan's algorithm: rules on a cycle, and all rules that call them, are recursive. */
 static bool rule_visit(struct gbnf *p, uint32_t r)
 {
     uint32_t bottom = p->n_stack;
@@ -438,16 +440,16 @@ static bool rule_visit(struct gbnf *p, uint32_t r)
     p->stack[p->n_stack++] = r;
     bool recursive = tree_visit(p, p->rules[r].tree, r);
     if (p->rules[r].low != p->rules[r].order)
-        return true; /* a part of a cycle that began earlier */
+        return true; /* part of a cycle that started earlier */
     while (p->n_stack > bottom)
         p->rules[p->stack[--p->n_stack]].state = recursive ? 3 : 2;
     return recursive;
 }
 
-/* The term of a regular tree. */
+/* Returns the term of a regular tree. */
 static uint32_t tree_term(struct gbnf *p, uint32_t t)
 {
-    struct tree x = p->trees[t];
+    struct gbnf_tree x = p->trees[t];
     if (re_pool_error(p->pool))
         return RE_NONE;
     if (x.kind == G_TERM)
@@ -455,7 +457,7 @@ static uint32_t tree_term(struct gbnf *p, uint32_t t)
     if (x.kind == G_REP)
         return re_rep(p->pool, tree_term(p, x.first), x.lo, x.hi);
     if (x.kind == G_RULE) {
-        struct rule *r = &p->rules[x.value];
+        struct gbnf_rule *r = &p->rules[x.value];
         if (r->term == RE_INF) {
             uint32_t term = tree_term(p, r->tree);
             p->rules[x.value].term = term;
@@ -482,7 +484,7 @@ static uint32_t tree_term(struct gbnf *p, uint32_t t)
 static uint32_t head_new(struct gbnf *p)
 {
     if (p->n_heads >= STATES_MAX) {
-        bad(p, "over 100000 states; repeats of recursive rules are copied");
+        gbnf_fail(p, "over 100000 states; repeats of recursive rules are copied");
         return 0;
     }
     if (p->n_heads == p->cap_heads) {
@@ -496,18 +498,18 @@ static uint32_t head_new(struct gbnf *p)
 static void link_add(struct gbnf *p, uint32_t from, int kind, uint32_t target, uint32_t to)
 {
     if (p->n_links >= LINKS_MAX) {
-        bad(p, "over 400000 links");
+        gbnf_fail(p, "over 400000 links");
         return;
     }
     if (p->n_links + 1 >= p->cap_links) {
         p->cap_links = p->cap_links ? 2 * p->cap_links : 256;
         p->links = mem_realloc(p->links, p->cap_links, sizeof *p->links);
     }
-    p->links[++p->n_links] = (struct link){(uint8_t)kind, target, to, p->heads[from]};
+    p->links[++p->n_links] = (struct gbnf_link){(uint8_t)kind, target, to, p->heads[from]};
     p->heads[from] = p->n_links;
 }
 
-/* A regular part as a terminal from state `from` to `to`. */
+/* Adds a regular part as a terminal from state `from` to `to`. */
 static void link_term(struct gbnf *p, uint32_t term, uint32_t from, uint32_t to)
 {
     if (term == RE_NONE)
@@ -523,7 +525,7 @@ static void link_term(struct gbnf *p, uint32_t term, uint32_t from, uint32_t to)
             return;
         }
     if (p->n_made >= TERMS_MAX) {
-        bad(p, "over 4096 different terminals beside recursive rules");
+        gbnf_fail(p, "over 4096 different terminals beside recursive rules");
         return;
     }
     struct dfa *d = dfa_new(p->pool, &term, 1, p->err->msg[0] ? NULL : p->err);
@@ -546,11 +548,11 @@ static void link_term(struct gbnf *p, uint32_t term, uint32_t from, uint32_t to)
 
 static void tree_graph(struct gbnf *p, uint32_t t, uint32_t from, uint32_t to);
 
-static void rep_graph(struct gbnf *p, const struct tree *x, uint32_t from, uint32_t to)
+static void rep_graph(struct gbnf *p, const struct gbnf_tree *x, uint32_t from, uint32_t to)
 {
     uint32_t copies = x->hi == RE_INF ? x->lo : x->hi;
     if (copies > COPIES_MAX) {
-        bad(p, "a recursive rule repeated over 10000 times");
+        gbnf_fail(p, "a recursive rule repeated over 10000 times");
         return;
     }
     for (uint32_t i = 0; i < copies && !p->err->msg[0]; i++) {
@@ -560,7 +562,7 @@ static void rep_graph(struct gbnf *p, const struct tree *x, uint32_t from, uint3
         tree_graph(p, x->first, from, mid);
         from = mid;
     }
-    if (x->hi == RE_INF) { /* from here any number more: a loop at a state of its own */
+    if (x->hi == RE_INF) { /* any number of further repeats: a loop at its own state */
         uint32_t loop = head_new(p);
         link_add(p, from, 2, 0, loop);
         tree_graph(p, x->first, loop, loop);
@@ -571,7 +573,7 @@ static void rep_graph(struct gbnf *p, const struct tree *x, uint32_t from, uint3
 
 static void tree_graph(struct gbnf *p, uint32_t t, uint32_t from, uint32_t to)
 {
-    struct tree x = p->trees[t];
+    struct gbnf_tree x = p->trees[t];
     if (p->err->msg[0])
         return;
     if (!x.recursive) {
@@ -586,7 +588,7 @@ static void tree_graph(struct gbnf *p, uint32_t t, uint32_t from, uint32_t to)
         for (uint32_t c = x.first; c; c = p->trees[c].next)
             tree_graph(p, c, from, to);
     } else {
-        /* Neighbours that are regular become one terminal. */
+        /* Adjacent regular parts become one terminal. */
         for (uint32_t c = x.first; c;) {
             uint32_t term = RE_EPS, stop = c, mid;
             while (stop && !p->trees[stop].recursive) {
@@ -607,7 +609,7 @@ static void tree_graph(struct gbnf *p, uint32_t t, uint32_t from, uint32_t to)
     }
 }
 
-/* One rule's graph, with links that read nothing followed and left out. */
+/* Emits one rule's graph with empty links eliminated. */
 static bool rule_finish(struct gbnf *p, uint32_t node, uint32_t start, uint32_t end)
 {
     struct grammar *g = p->g;
@@ -624,7 +626,7 @@ static bool rule_finish(struct gbnf *p, uint32_t node, uint32_t start, uint32_t 
             uint32_t q = stack[--top];
             final |= q == end;
             for (uint32_t l = p->heads[q]; l; l = p->links[l].next, steps++) {
-                const struct link *k = &p->links[l];
+                const struct gbnf_link *k = &p->links[l];
                 if (k->kind < 2) {
                     grammar_add_edge(g, k->kind == 1, k->target, base + k->to);
                 } else if (seen[k->to] != st + 1) {
@@ -633,7 +635,7 @@ static bool rule_finish(struct gbnf *p, uint32_t node, uint32_t start, uint32_t 
                 }
             }
             if (++steps > 4 * LINKS_MAX || g->n_edges > LINKS_MAX) {
-                bad(p, "over 400000 links");
+                gbnf_fail(p, "over 400000 links");
                 break;
             }
         }
@@ -645,8 +647,8 @@ static bool rule_finish(struct gbnf *p, uint32_t node, uint32_t start, uint32_t 
     return !p->err->msg[0];
 }
 
-/* Can every rule produce something? Cuts what cannot: states that never reach their rule's end. */
-static bool cut_dead(struct grammar *g)
+/* Removes states that never reach their rule's end. False if the root then matches nothing. */
+static bool remove_dead(struct grammar *g)
 {
     uint8_t *state_ok = mem_zalloc(g->n_states, 1);
     for (bool changed = true; changed;) {
@@ -704,8 +706,8 @@ static struct grammar *rules_build(struct gbnf *p, uint32_t root)
         error_set(p->err, "grammar: %s", re_pool_error(p->pool));
     if (!p->err->msg[0]) {
         grammar_finish(p->g);
-        if (!cut_dead(p->g))
-            error_set(p->err, "grammar: no text fits it (a rule that never ends)");
+        if (!remove_dead(p->g))
+            error_set(p->err, "grammar: no text matches it (infinite recursion)");
     }
     if (!p->err->msg[0])
         return p->g;

@@ -1,10 +1,10 @@
 /*
- * What a compiled grammar is inside: terminals, rules as graphs, arrays, objects. Filled by the
- * compilers (grammar_gbnf.c, schema_build.c), read by the matcher (grammar_match.c, grammar_mask.c).
+ * Inside a compiled grammar: terminals, rules as graphs, arrays, objects. Built by the compilers
+ * (grammar_gbnf.c, schema_build.c), read by the matcher (grammar_match.c, grammar_mask.c).
  *
  * Invariants of a finished grammar:
- * 1. Every terminal's language is non-empty, every node can produce some text: no prefix that the
- *    matcher allows is a dead end. The compilers prune; the matcher relies on it.
+ * 1. Every terminal's language is non-empty and every node can produce some text, so no allowed
+ *    prefix is a dead end. The compilers prune; the matcher relies on it.
  * 2. Node 0 is the root. Nothing changes after grammar_finish.
  */
 #ifndef STEEL_TEXT_GRAMMAR_INT_H
@@ -16,82 +16,82 @@
 #define NO_LIMIT UINT32_MAX
 
 enum term_kind {
-    TERM_RAW,  /* the automaton's characters as they are, in UTF-8 */
-    TERM_STR,  /* a JSON string, with its quotes: the automaton reads what it means */
-    TERM_KEY,  /* the same for an object's property: names first, then the automaton */
-    TERM_FREE, /* any tokens, up to a text that stops it */
+    TERM_RAW,  /* the automaton's characters, written in UTF-8 */
+    TERM_STR,  /* a JSON string with quotes; the automaton reads the unescaped text */
+    TERM_KEY,  /* an object's property name: declared names first, then the automaton */
+    TERM_FREE, /* arbitrary tokens until a stop */
 };
 
 /*
- * Free text around what is constrained. The automaton of its terminal reads bytes as if they were
- * characters and never dies; bit i of a label says that stop i has just been written. The stop's text
- * is not a part of the free text: what follows reads it, as `again` spells it (which is the same for
- * stops that may be written with more or less white space). A free terminal is the only one that is
- * under way where it is. Every stop begins with one of VOCAB_MARKS, white space aside.
+ * Free text around constrained text. Its automaton reads bytes as characters and never dies. Bit i
+ * of a label means that stop i has just been written. The stop is not part of the free text: the
+ * following terminals read it in the form of `again`, which is one fixed form for stops whose white
+ * space varies. A free terminal is always the only active thread. Every stop starts with one of
+ * VOCAB_MARKS, after optional white space.
  */
 struct free_text {
     char **again;     /* (n) */
-    uint32_t n, idle; /* idle: the automaton's state where nothing of a stop has been written */
-    bool may_end;     /* the answer may end inside it */
+    uint32_t n, idle; /* idle: the state without a partial stop */
+    bool may_end;     /* the reply may end inside it */
 };
 
 struct term {
     enum term_kind kind;
-    bool plain; /* characters are escaped only where JSON asks for it */
-    bool bare;  /* TERM_KEY: not a JSON string: `open`, the name as it is, `shut` */
+    bool plain; /* characters are escaped only where JSON requires it */
+    bool bare;  /* TERM_KEY: not a JSON string: `open`, the raw name, `shut` */
     char shut;
     const char *open;
     struct dfa *dfa;
     struct names *names; /* TERM_KEY */
-    bool repeats;        /* TERM_KEY: others have finitely many names, which may come twice: with
-                            those taken out, a name that was begun could be a dead end */
-    char *tag; /* TERM_RAW: a special token of this spelling, where the vocabulary has one, and
-                  nothing else then; or NULL */
-    bool token_only;        /* ... and nothing at all where it has none */
-    bool spells;            /* the grammar's spelled tokens may be a part of its text */
+    bool repeats;        /* TERM_KEY: undeclared names are finitely many and may repeat. If used
+                          * names were excluded, a name in progress could become a dead end. */
+    char *tag; /* TERM_RAW: written as the special token with this spelling if the vocabulary has
+                * one, and then only so; or NULL */
+    bool token_only;        /* never written as text */
+    bool spells;            /* the grammar's spelled tokens may be part of its text */
     struct free_text *free; /* TERM_FREE */
-    uint32_t *left;         /* (states) bytes that end it at least: see grammar_end.c */
+    uint32_t *left;         /* (states) least bytes to its end: see grammar_end.c */
     uint32_t
-        *total; /* (states) TERM_KEY of an object with several kinds of names: ... and the value
-                        that follows */
+        *total; /* (states) TERM_KEY of an object with several kinds of names: left, plus the cost
+                 * of the value */
 };
 
-/* The declared properties of an object by name: a trie of code points, in sorted order. */
+/* The declared properties of an object: a trie of code points, in sorted order. */
 struct name_node {
     uint32_t cp, child, sibling; /* 0 = none; node 0 is the root */
-    uint32_t lo, hi;             /* names below: positions lo .. hi - 1 */
-    uint32_t name;               /* position + 1 of the name that ends here, or 0 */
-    uint32_t spelled;            /* bytes that lead here */
+    uint32_t lo, hi;             /* names below this node: positions lo .. hi - 1 */
+    uint32_t name;               /* position + 1 of the name ending here, or 0 */
+    uint32_t spelled;            /* bytes from the root to this node */
 };
 
 struct names {
     struct name_node *nodes; /* (n_nodes) */
     uint32_t n_nodes;
     uint32_t n;        /* names */
-    bool escapes;      /* some name has characters that JSON escapes */
+    bool escapes;      /* some name contains characters that JSON escapes */
     uint32_t *spelled; /* (n) bytes of each name */
 };
 
 enum node_kind { NODE_GRAPH, NODE_ARRAY, NODE_OBJECT };
 
 struct edge {
-    bool call; /* of a node, else a terminal */
+    bool call; /* target is a node, else a terminal */
     uint32_t target, to;
 };
 
 struct array_node {
     uint32_t *prefix; /* (n_prefix) nodes of the first items */
     uint32_t n_prefix;
-    uint32_t items; /* node of the rest; unused where max == n_prefix */
+    uint32_t items; /* node of the remaining items; unused if max == n_prefix */
     uint32_t min, max;
-    uint32_t *both; /* (n_prefix + 1) node of an item that fits its place and `contains`;
-                          NO_LIMIT where there is none */
+    uint32_t *both; /* (n_prefix + 1) node of an item that satisfies both its position and
+                     * `contains`; NO_LIMIT if there is none */
     uint32_t n_contains;
 };
 
 struct object_prop {
-    uint32_t node;  /* of its value; NO_LIMIT: may not occur */
-    uint32_t order; /* place in the schema */
+    uint32_t node;  /* node of the value; NO_LIMIT: not allowed */
+    uint32_t order; /* position in the schema */
     bool required;
     uint32_t needs, n_needs; /* dependentRequired: object_node.needs[needs ..] are positions */
 };
@@ -99,14 +99,14 @@ struct object_prop {
 enum { MARK_OPEN, MARK_EMPTY, MARK_CLOSE, MARK_COMMA, MARK_COLON, OBJECT_MARKS };
 struct object_node {
     uint32_t key;             /* terminal */
-    struct object_prop *prop; /* (n_props) sorted by name, as the names' positions are */
+    struct object_prop *prop; /* (n_props) sorted by name, like the name positions */
     uint32_t n_props;
-    uint32_t *needs;  /* the lists of dependentRequired, closed: whatever they ask for in turn */
-    uint32_t *others; /* (n_others) node of a value by the label - 1 of the key's automaton */
+    uint32_t *needs;  /* transitively closed lists of dependentRequired */
+    uint32_t *others; /* (n_others) node of the value, by label - 1 of the key's automaton */
     uint32_t n_others;
     uint32_t min, max;
     bool in_order;
-    uint32_t mark[OBJECT_MARKS]; /* terminals; NO_LIMIT: nothing is written there */
+    uint32_t mark[OBJECT_MARKS]; /* terminals; NO_LIMIT: nothing is written */
 };
 
 struct gnode {
@@ -116,7 +116,7 @@ struct gnode {
     struct object_node *object;
 };
 
-/* The terminals that JSON is made of, by their places in every grammar that has JSON in it. */
+/* Terminals of JSON punctuation: the first terminals of every grammar that contains JSON. */
 enum {
     T_LBRACE,  /* {ws */
     T_RBRACE0, /* } right after it */
@@ -140,16 +140,17 @@ struct grammar {
     bool *state_final;  /* (n_states) */
     uint32_t n_states;
     uint32_t *state_cost, *node_cost; /* (n_states), (n_nodes) bytes to the end: grammar_end.c */
-    uint32_t detour;                  /* bytes that what need not be begun takes at most */
-    bool json, tags;                  /* its first terminals are JSON's; some terminal is a tag */
+    uint32_t detour;                  /* largest cost of an optional part, in bytes */
+    bool json, tags;                  /* has JSON's terminals; has tag terminals */
     const char *const
-        *spelled; /* special tokens that terminals spell out, NULL at the end; or NULL */
+        *spelled; /* special tokens that terminals spell out, NULL-terminated; or NULL */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
-    size_t bytes, work; /* work: steps that compiling took */
-    uint64_t serial;    /* no two grammars of a process have the same */
+    size_t bytes, work; /* work: steps spent compiling */
+    uint64_t serial;    /* unique within the process */
 };
 
-/* For compilers. Terminals take over the automaton. Edges of a state are added before the next one. */
+/* For compilers. A terminal takes ownership of its automaton. All edges of a state are added before
+ * the next state. */
 struct grammar *grammar_new(void);
 uint32_t grammar_add_term(struct grammar *g, enum term_kind kind, struct dfa *dfa);
 uint32_t grammar_add_node(struct grammar *g, enum node_kind kind);
@@ -157,36 +158,41 @@ uint32_t grammar_add_state(struct grammar *g, bool final);
 void grammar_add_edge(struct grammar *g, bool call, uint32_t target, uint32_t to);
 void grammar_finish(struct grammar *g);
 uint32_t grammar_add_tag(struct grammar *g, struct dfa *dfa, const char *text, bool token_only);
-/* Moves all of sub, which is freed, into g; the node that was its root. Where sub has JSON's terminals,
- * g has them too. */
+/* Moves all of sub into g and frees sub. Returns the new number of sub's root. If sub has JSON's
+ * terminals, g must have them too. */
 uint32_t grammar_import(struct grammar *g, struct grammar *sub);
 
 struct grammar *gbnf_compile(const char *text, size_t len, struct error *err);
-/* What tool calls ask for, beside the flags of grammar.h. */
+/* Flags for tool-call arguments, in addition to those of grammar.h. */
 enum {
-    SCHEMA_OBJECT = 1 << 8,   /* an object, whatever else the schema allows */
-    SCHEMA_PYTHON = 1 << 9,   /* the object is "(a=1, b=True)", True, False and None everywhere */
-    SCHEMA_XML = 1 << 10,     /* the object is ">", its "<parameter=a>..." and "</function>" */
-    SCHEMA_MINIMAX = 1 << 11, /* '">', its '<parameter name="a">...</parameter>' and "</invoke>" */
-    SCHEMA_GLM = 1 << 12,     /* its "<arg_key>a</arg_key><arg_value>..." and "</tool_call>" */
-    SCHEMA_GEMMA = 1 << 13,   /* objects are {a:1}, texts are between two of <|"|>, everywhere */
+    SCHEMA_OBJECT = 1 << 8,   /* the value must be an object */
+    SCHEMA_PYTHON = 1 << 9,   /* the object is "(a=1, b=True)"; constants are True, False and
+                               * None */
+    SCHEMA_XML = 1 << 10,     /* the object is ">", then "<parameter=a>..." for each property, then
+                               * "</function>" */
+    SCHEMA_MINIMAX = 1 << 11, /* the object is '">', then '<parameter name="a">...</parameter>',
+                               * then "</invoke>" */
+    SCHEMA_GLM = 1 << 12,     /* the object is "<arg_key>a</arg_key><arg_value>..." for each
+                               * property, then "</tool_call>" */
+    SCHEMA_GEMMA = 1 << 13,   /* objects are {a:1} and strings are enclosed in <|"|>, at every
+                               * level */
 };
 struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err);
 struct grammar *choice_compile(const char *text, size_t len, struct error *err);
-/* The terminals that JSON is made of, into an empty grammar. */
+/* Adds the terminals of JSON punctuation to an empty grammar. */
 void schema_add_json(struct grammar *g, int flags);
 /* chat_grammar.c: see chat_grammar.h. */
 struct grammar *chat_reply_compile(const char *text, size_t len, int flags, struct error *err);
 
 /* ---- the vocabulary (grammar_vocab.c) ---- */
 
-/* A trie in depth-first order: a node's subtree is i .. skip - 1. */
+/* A trie in depth-first order: the subtree of node i is i .. skip - 1. */
 struct trie_node {
     uint32_t skip;
-    int32_t token; /* -1: none ends here */
+    int32_t token; /* -1: no token ends here */
     uint8_t byte;
     uint8_t depth;  /* 1 for the first byte */
-    uint8_t height; /* bytes of the longest way down from here */
+    uint8_t height; /* length of the longest path below this node */
 };
 
 struct vocab_trie {
@@ -198,25 +204,25 @@ struct grammar_vocab {
     const struct tokenizer *tok;
     int n_vocab;
     size_t n_words;
-    /* (n_words) tokens of a group with up to k characters; all have at most DFA_SAFE_MAX */
+    /* (n_words) tokens of a group with at most k characters; none has more than DFA_SAFE_MAX */
     uint32_t *mask[DFA_GROUPS][DFA_SAFE_MAX + 1];
-    struct vocab_trie trie[DFA_GROUPS + 1]; /* the groups, then the rest */
+    struct vocab_trie trie[DFA_GROUPS + 1]; /* one per group, then one for the other tokens */
     int32_t *twin;                          /* (n_vocab) next token with the same bytes, or -1 */
-    uint32_t *ends;                         /* (n_words) tokens that end an answer */
-    /* Inside a string that may be anything: the rest's tokens that stay in it, and the texts that
-     * come after a closing quote in some token. */
+    uint32_t *ends;                         /* (n_words) tokens that end a reply */
+    /* For unrestricted strings: other tokens that stay inside, and the texts that follow a closing
+     * quote in some token. */
     uint32_t *inside;        /* (n_words) */
     struct vocab_trie after; /* .token: index into exits */
     uint32_t *exit_at;       /* (n_exits + 1) */
     int32_t *exit_token;
     uint32_t n_exits;
-    struct mask_memo *memo; /* masks made before */
-    int32_t *marked;        /* (n_marked) tokens of any kind that hold one of VOCAB_MARKS */
+    struct mask_memo *memo; /* cache of masks */
+    int32_t *marked;        /* (n_marked) tokens of any kind that contain one of VOCAB_MARKS */
     uint32_t n_marked;
 };
 #define VOCAB_MARKS "<[{"
 enum { VOCAB_TOKEN_MAX = 255 }; /* longer tokens are never allowed */
-/* May the token be a part of constrained text? Special ones may not. */
+/* Whether the token may be part of constrained text. Special tokens may not. */
 bool vocab_usable(const struct tokenizer *t, int32_t id);
 
 /* ---- the matcher (grammar_match.c) ---- */
@@ -227,24 +233,24 @@ struct item {
 
 struct thread {
     uint32_t term, q, sub, name;
-    uint32_t hash;    /* TERM_KEY: of the name so far */
-    struct item then; /* where the parser stands once the terminal ends */
+    uint32_t hash;    /* TERM_KEY: hash of the name so far */
+    struct item then; /* the parser's item after the terminal ends */
 };
 
-struct waiter {
+struct rule_waiter {
     uint32_t callee;
-    uint32_t cost; /* to the end of the answer once it is complete: see grammar_end.c */
+    uint32_t cost; /* cost to the end of the reply after its completion: see grammar_end.c */
     struct item then;
 };
 
-/* One point of the text. */
+/* One position in the text. */
 struct point {
-    uint32_t threads, n_threads; /* in matcher.threads */
+    uint32_t threads, n_threads; /* range in matcher.threads */
     uint32_t n_rows, n_waiters, n_data;
     bool accepts;
 };
 
-struct record { /* one accepted token: how things stood before it */
+struct accept_record { /* an accepted token: the state before it */
     struct point point;
     uint32_t n_threads_all;
 };
@@ -252,62 +258,63 @@ struct record { /* one accepted token: how things stood before it */
 struct grammar_matcher {
     struct grammar *g;
     const struct grammar_vocab *v;
-    struct thread *threads; /* stack: the points of history, then of a walk */
+    struct thread *threads; /* stack: the points of the history, then those of a walk */
     uint32_t n_threads, cap_threads;
-    uint32_t *rows; /* (n_rows) first waiter */
+    uint32_t *rows; /* (n_rows) index of the row's first waiter */
     uint32_t n_rows, cap_rows;
-    struct waiter *waiters;
+    struct rule_waiter *waiters;
     uint32_t n_waiters, cap_waiters;
-    uint32_t *data; /* sets of objects */
+    uint32_t *data; /* property sets of objects */
     uint32_t n_data, cap_data;
     struct point now;
-    struct record *history;
+    struct accept_record *history;
     size_t n_history, cap_history;
-    /* scratch of a closure */
+    /* scratch of the closure */
     struct item *todo;
     uint32_t n_todo, cap_todo;
     uint32_t *todo_next;
     uint16_t todo_head[64];
-    uint32_t *nulls; /* nodes complete at the row where they began */
+    uint32_t *nulls; /* nodes completed in the row where they started */
     uint32_t n_nulls, cap_nulls;
     uint32_t *chain; /* scratch of threads_unique */
     uint32_t cap_chain;
     size_t work, work_max;
-    const char *error;  /* a limit that was met */
-    int32_t *tag_token; /* (n_terms) of terminals that are tags: their token or -1; NULL: no tags */
+    const char *error;  /* the limit that was exceeded */
+    int32_t *tag_token; /* (n_terms) token of each tag terminal or -1; NULL: no tags */
     int32_t spelled[8]; /* (n_spelled) special tokens that terminals spell out */
     uint32_t n_spelled;
-    /* Free text with nothing of a stop written: the tokens that hold a whole one. */
-    int32_t *hits;              /* (n_hits) */
-    uint32_t n_hits, hits_term; /* of this terminal + 1; 0 = not made */
-    /* the way to the end: grammar_end.c */
-    uint32_t n_costed;      /* rows whose waiters have their cost */
-    uint32_t budget, slack; /* tokens of the whole answer, 0 = any; kept in hand */
-    bool frugal;            /* nothing is begun that need not be */
-    size_t next_look;       /* before so many tokens there is no hurry */
-    uint32_t *scratch;      /* (n_words) a mask in the making, or NULL */
-    struct point *levels;   /* (VOCAB_TOKEN_MAX + 2) of a walk */
-    bool fresh;             /* masks are made anew always: for tests of the kept ones */
+    /* Free text without a partial stop: the tokens that contain a whole stop. */
+    int32_t *stop_tokens; /* (n_stop_tokens) */
+    uint32_t n_stop_tokens,
+        stop_tokens_term; /* of terminal stop_tokens_term - 1; 0 = not computed */
+    /* completions: grammar_end.c */
+    uint32_t n_costed;      /* rows whose waiters have costs */
+    uint32_t budget, slack; /* tokens of the whole reply (0 = no limit); safety margin */
+    bool frugal;            /* optional parts are not started */
+    size_t next_check;      /* the budget needs no check before this token */
+    uint32_t *scratch;      /* (n_words) mask under construction, or NULL */
+    struct point *levels;   /* (VOCAB_TOKEN_MAX + 2) points of a walk */
+    bool no_cache;          /* bypass the mask cache (for tests of it) */
 };
 
-/* Steps the threads of `from` over one byte; the new point's threads are put on the stack.
- * False: nothing is left. */
+/* Steps the threads of `from` over one byte and pushes the new point's threads. False if none is
+ * left. */
 bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byte,
                 struct point *to);
-/* Takes back everything that was made after `p` (its own threads stay). */
+/* Undoes everything after `p`, keeping its threads. */
 void match_pop(struct grammar_matcher *m, const struct point *p, uint32_t n_threads);
-/* The point after the terminal of thread t has ended here, without the thread itself. */
+/* The point after the terminal of thread t ends here. Does not include t. */
 bool match_end_term(struct grammar_matcher *m, const struct thread *t, struct point *to);
-/* Puts one more thread to point p, whose threads are the last ones. */
+/* Adds a thread to point p, whose threads must be on top of the stack. */
 bool match_add_thread(struct grammar_matcher *m, const struct thread *t, struct point *p);
-void match_begin(struct grammar_matcher *m); /* at the root, once */
+void match_begin(struct grammar_matcher *m); /* enters the root, once */
 bool match_bytes(struct grammar_matcher *m, const char *p, size_t n);
-bool match_tag(struct grammar_matcher *m, int32_t token); /* a special token */
-/* The thread of the free text at p, or NULL. */
+bool match_tag(struct grammar_matcher *m, int32_t token); /* accepts a special token */
+/* The free-text thread at p, or NULL. */
 const struct thread *match_free(const struct grammar_matcher *m, const struct point *p);
-bool match_over(struct grammar_matcher *m, const char *what);
+bool match_over_limit(struct grammar_matcher *m, const char *what);
 
-/* grammar_memo.c: masks that were made before. memo_key: false where the state is too long to keep. */
+/* grammar_memo.c: the mask cache. memo_key returns false if the state is too long to cache. */
 enum { MEMO_KEY_MAX = 1024 };
 struct memo_key {
     uint64_t hash;
@@ -320,10 +327,10 @@ bool memo_find(struct mask_memo *t, const struct memo_key *key, uint32_t *bits);
 void memo_add(struct mask_memo *t, const struct memo_key *key, const uint32_t *bits);
 uint64_t memo_hits(struct mask_memo *t);
 
-/* grammar_end.c: costs of a finished grammar; is it time to end, and with which token (-1: an ending
- * one)? */
+/* grammar_end.c: costs of a finished grammar. match_must_end: whether it is time to end, and with
+ * which token (-1: an ending token). */
 void grammar_costs(struct grammar *g);
 uint32_t grammar_edge_cost(const struct grammar *g, const struct edge *e);
-bool match_hurry(struct grammar_matcher *m, int32_t *token);
+bool match_must_end(struct grammar_matcher *m, int32_t *token);
 
 #endif

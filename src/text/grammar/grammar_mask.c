@@ -1,9 +1,10 @@
 /*
- * Masks, and the matcher's public face: making one, taking tokens, going back, zones of free text.
+ * Masks and the matcher's interface: computing a mask, accepting tokens, rollback, free text.
  *
- * A mask is a walk of the vocabulary's tries through the threads of the present point. Two shortcuts
- * make it fast: a group of tokens that no thread's automaton can die from is taken whole, and inside a
- * string that may be anything the tokens that close it are walked by what follows the quote.
+ * A mask is computed by walking the vocabulary's tries through the threads of the current point.
+ * Two shortcuts make this fast. A group of tokens that cannot kill a thread's automaton is added as
+ * a whole. Inside an unrestricted string, tokens that close the string are walked by the text after
+ * the quote.
  */
 #include "text/grammar/grammar_term.h"
 
@@ -12,7 +13,7 @@
 
 #include <string.h>
 
-/* The tokens of the grammar's tags. */
+/* Finds the token of each tag in the grammar. */
 static void find_tags(struct grammar_matcher *m)
 {
     const struct tokenizer *tok = m->v->tok;
@@ -26,7 +27,8 @@ static void find_tags(struct grammar_matcher *m)
     }
 }
 
-/* Special tokens that stand for their spelling. Others than those are never a part of a text. */
+/* Finds the special tokens that may be written as their spelling. Other special tokens are never
+ * part of a text. */
 static void find_spelled(struct grammar_matcher *m)
 {
     for (const char *const *p = m->g->spelled; p && *p; p++) {
@@ -38,8 +40,8 @@ static void find_spelled(struct grammar_matcher *m)
     }
 }
 
-/* Is something under way that spells such tokens out? */
-static bool spells_here(const struct grammar_matcher *m)
+/* Whether a thread is in a terminal that may contain such tokens. */
+static bool may_spell_here(const struct grammar_matcher *m)
 {
     for (uint32_t i = 0; m->n_spelled && i < m->now.n_threads; i++)
         if (m->g->terms[m->threads[m->now.threads + i].term].spells)
@@ -51,7 +53,7 @@ static bool is_spelled(const struct grammar_matcher *m, int32_t id)
 {
     for (uint32_t i = 0; i < m->n_spelled; i++)
         if (m->spelled[i] == id)
-            return spells_here(m);
+            return may_spell_here(m);
     return false;
 }
 
@@ -98,7 +100,7 @@ void grammar_matcher_free(struct grammar_matcher *m)
     mem_free(m->scratch);
     mem_free(m->history);
     mem_free(m->tag_token);
-    mem_free(m->hits);
+    mem_free(m->stop_tokens);
     mem_free(m);
 }
 
@@ -129,13 +131,13 @@ static void bits_or(uint32_t *to, const uint32_t *from, size_t n)
         to[i] |= from[i];
 }
 
-/* What a walk works with. */
+/* Parameters of a walk. */
 struct walk {
     struct grammar_matcher *m;
     uint32_t *bits;
-    int group;           /* of the trie's tokens; DFA_GROUPS: none */
-    bool exits;          /* the trie's tokens are exits of a string: lists of tokens */
-    const uint8_t *open; /* (256) or NULL: 0 for a first byte that no thread takes */
+    int group;           /* group of the trie's tokens; DFA_GROUPS: none */
+    bool exits;          /* the trie's tokens are string exits, that is, lists of tokens */
+    const uint8_t *open; /* (256) 0 for a first byte that no thread accepts; or NULL */
 };
 
 static void walk_hit(const struct walk *w, int32_t token)
@@ -149,14 +151,14 @@ static void walk_hit(const struct walk *w, int32_t token)
         mask_set(v, w->bits, v->exit_token[i]);
 }
 
-/* Can thread t not die from anything that a group's subtree of this height holds? */
+/* Whether thread t survives every token of a group's subtree of this height. */
 static bool thread_safe(const struct grammar_matcher *m, const struct thread *t, int group,
                         uint32_t height)
 {
     return !t->sub && t->q && m->g->terms[t->term].dfa->safe[t->q][group] >= height;
 }
 
-/* All tokens of nodes lo .. hi - 1. */
+/* Adds all tokens of nodes lo .. hi - 1. */
 static void walk_take(const struct walk *w, const struct vocab_trie *trie, uint32_t lo, uint32_t hi)
 {
     w->m->work += (hi - lo) / 8;
@@ -165,7 +167,7 @@ static void walk_take(const struct walk *w, const struct vocab_trie *trie, uint3
             mask_set(w->m->v, w->bits, trie->nodes[i].token);
 }
 
-/* Nodes lo .. hi - 1 of a trie from point `from`. */
+/* Walks nodes lo .. hi - 1 of a trie from point `from`. */
 static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint32_t lo,
                        uint32_t hi, const struct point *from)
 {
@@ -203,9 +205,9 @@ static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint
     match_pop(m, from, base);
 }
 
-/* A single thread inside a string or another terminal: the automaton alone decides until it ends.
- * All ends of a string lead to the same point (those of a name, if its label is the same), which is
- * made once. */
+/* Walks with a single thread inside a string or another terminal: the automaton alone decides until
+ * the terminal ends. All ends of a string lead to the same point (those of a name: if its label is
+ * the same), which is computed once. */
 static void walk_single(const struct walk *w, const struct vocab_trie *trie,
                         const struct point *from)
 {
@@ -241,12 +243,12 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie,
             continue;
         }
         uint32_t label = tm->kind == TERM_KEY ? key_label(m, tm, t) : 0;
-        bool leaf = n->skip == i + 1; /* what follows another name depends on its hash */
+        bool leaf = n->skip == i + 1; /* the point after an undeclared name depends on its hash */
         if (made != label || tm->kind == TERM_RAW || (tm->kind == TERM_KEY && !leaf)) {
             match_pop(m, from, base);
             alive = match_end_term(m, t, &after);
             made = label;
-            if (tm->kind == TERM_RAW && tm->dfa->moves[t->q]) /* it may also go on */
+            if (tm->kind == TERM_RAW && tm->dfa->moves[t->q]) /* the terminal may also continue */
                 alive = match_add_thread(m, t, &after);
         }
         if (alive) {
@@ -258,11 +260,12 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie,
     }
     match_pop(m, from, base);
     if (m->work > m->work_max)
-        match_over(m, "a mask takes over 8388608 steps");
+        match_over_limit(m, "a mask takes over 8388608 steps");
 }
 
-/* How many characters of a group are safe, whichever they are, for some thread; *most: more than that
- * no thread takes (if all stand between the characters of a terminal that the group cannot end). */
+/* The number of arbitrary characters of a group that are safe for some thread. *most: the longest
+ * text any thread accepts, if all threads are between characters of a string (which the group
+ * cannot end). */
 static uint32_t group_safe(const struct grammar_matcher *m, int group, uint32_t *most)
 {
     uint32_t safe = 0;
@@ -280,8 +283,8 @@ static uint32_t group_safe(const struct grammar_matcher *m, int group, uint32_t 
     return safe;
 }
 
-/* A declared name that a token may end: `p` (n bytes) are what is left of it, `node` its end. Tokens of
- * that spelling were taken for others'; they are judged by the declared name instead. */
+/* Tokens that complete a declared name were added as undeclared names. Replaces their verdict: `p`
+ * (n bytes) is the rest of the name, `node` its end. */
 static void mask_name(const struct walk *w, const struct thread *t, uint32_t node, const char *p,
                       size_t n)
 {
@@ -317,7 +320,7 @@ static void mask_name(const struct walk *w, const struct thread *t, uint32_t nod
     match_pop(m, &m->now, base);
 }
 
-/* The declared names below a node of their trie, spelled out from it. */
+/* Visits the declared names below a node of their trie, spelling them out in p. */
 static void mask_names(const struct walk *w, const struct thread *t, uint32_t node, char *p,
                        size_t n)
 {
@@ -326,14 +329,14 @@ static void mask_names(const struct walk *w, const struct thread *t, uint32_t no
         mask_name(w, t, node, p, n);
     w->m->work += 4;
     for (uint32_t c = names->nodes[node].child; c; c = names->nodes[c].sibling) {
-        if (n + 4 > VOCAB_TOKEN_MAX) /* no token is that long */
+        if (n + 4 > VOCAB_TOKEN_MAX) /* longer than any token */
             return;
         mask_names(w, t, c, p, n + (size_t)utf8_encode(names->nodes[c].cp, p + n));
     }
 }
 
-/* Inside a string that may be anything: everything is known but what follows the closing quote. Inside
- * a name that may be anything, declared names are told apart afterwards. */
+/* Inside an unrestricted string everything is precomputed, except the text after the closing quote.
+ * Inside an unrestricted name, declared names are handled afterwards. */
 static void mask_any_string(struct grammar_matcher *m, const struct thread *at, uint32_t *bits)
 {
     const struct grammar_vocab *v = m->v;
@@ -341,7 +344,7 @@ static void mask_any_string(struct grammar_matcher *m, const struct thread *at, 
     struct thread t = *at, end = *at;
     struct walk w = {.m = m, .bits = bits, .exits = true, .group = DFA_GROUPS};
     uint32_t base = m->n_threads;
-    if (t.name) { /* tokens are taken out again: not those that another thread has put in */
+    if (t.name) { /* tokens will be removed again, but not those of other threads */
         if (!m->scratch)
             m->scratch = mem_alloc(v->n_words * sizeof *m->scratch);
         memset(m->scratch, 0, v->n_words * sizeof *m->scratch);
@@ -372,11 +375,11 @@ static bool in_any_string(const struct grammar_matcher *m, const struct thread *
         return false;
     if (tm->kind == TERM_STR)
         return true;
-    /* In a name: none that came before may be told from the others by its end alone. */
+    /* In a name: no used name may collide with it, and no declared name may contain escapes. */
     return !m->data[t->then.data + SET_CHAIN] && !(t->name && tm->names->escapes);
 }
 
-/* The bytes that some thread takes next. */
+/* The bytes that some thread accepts next. */
 static void first_bytes(struct grammar_matcher *m, uint8_t open[256])
 {
     memset(open, 0, 256);
@@ -389,7 +392,7 @@ static void first_bytes(struct grammar_matcher *m, uint8_t open[256])
     m->work += 256;
 }
 
-/* The mask of the present threads by walking the tries. */
+/* Computes the mask of the current threads by walking the tries. */
 static void mask_walk(struct grammar_matcher *m, uint32_t *bits)
 {
     const struct grammar_vocab *v = m->v;
@@ -415,10 +418,11 @@ static void mask_walk(struct grammar_matcher *m, uint32_t *bits)
     }
 }
 
-/* The constraint's own mask at the present point, without ending tokens. */
+/* The constraint's mask at the current point, without ending tokens. */
 static void mask_constraint(struct grammar_matcher *m, uint32_t *bits)
 {
-    /* Every thread adds its own tokens: those in a string that may be anything do so at once. */
+    /* Every thread adds its own tokens. Threads in unrestricted strings use the precomputed
+     * masks. */
     struct point all = m->now;
     uint32_t base = m->n_threads;
     for (uint32_t i = 0; i < all.n_threads; i++) {
@@ -447,7 +451,7 @@ static void all_set(const struct grammar_vocab *v, uint32_t *bits)
         bits[v->n_words - 1] = (1u << v->n_vocab % 32) - 1;
 }
 
-/* May these bytes come next? Tried on the real state. */
+/* Whether these bytes may come next, tried on the real state. */
 static bool token_fits(struct grammar_matcher *m, int32_t id)
 {
     size_t n;
@@ -461,7 +465,7 @@ static bool token_fits(struct grammar_matcher *m, int32_t id)
     return ok;
 }
 
-/* Does the token write a whole stop, from state q on? */
+/* Whether the token completes a stop, starting in state q. */
 static bool free_token_stops(const struct grammar_matcher *m, const struct dfa *d, uint32_t q,
                              int32_t id)
 {
@@ -475,25 +479,25 @@ static bool free_token_stops(const struct grammar_matcher *m, const struct dfa *
     return false;
 }
 
-static void find_hits(struct grammar_matcher *m, uint32_t term)
+static void find_stop_tokens(struct grammar_matcher *m, uint32_t term)
 {
     const struct dfa *d = m->g->terms[term].dfa;
-    m->hits = mem_realloc(m->hits, m->v->n_marked + 1, sizeof *m->hits);
-    m->n_hits = 0;
-    m->hits_term = term + 1;
+    m->stop_tokens = mem_realloc(m->stop_tokens, m->v->n_marked + 1, sizeof *m->stop_tokens);
+    m->n_stop_tokens = 0;
+    m->stop_tokens_term = term + 1;
     for (uint32_t i = 0; i < m->v->n_marked; i++)
         if (free_token_stops(m, d, m->g->terms[term].free->idle, m->v->marked[i]))
-            m->hits[m->n_hits++] = m->v->marked[i];
+            m->stop_tokens[m->n_stop_tokens++] = m->v->marked[i];
 }
 
-/* What a token writes after a stop must fit what follows the free text. */
-static void free_judge(struct grammar_matcher *m, uint32_t *bits, int32_t id)
+/* Removes the token if its text after the stop does not fit what follows the free text. */
+static void check_free_token(struct grammar_matcher *m, uint32_t *bits, int32_t id)
 {
     if (!token_fits(m, id))
         bits[id / 32] &= ~(1u << id % 32);
 }
 
-/* A part of a stop is written: the tokens that write the rest of it. */
+/* With a partial stop: checks the tokens that complete it. */
 static void mask_begun_stop(struct grammar_matcher *m, const struct thread *t, uint32_t *bits)
 {
     const struct dfa *d = m->g->terms[t->term].dfa;
@@ -511,12 +515,12 @@ static void mask_begun_stop(struct grammar_matcher *m, const struct thread *t, u
             }
             for (; i < n->skip; i++)
                 for (int32_t id = trie->nodes[i].token; id >= 0; id = m->v->twin[id])
-                    free_judge(m, bits, id);
+                    check_free_token(m, bits, id);
         }
     }
 }
 
-/* All tokens, but those that end the free text and go on in a way the constraint does not allow. */
+/* All tokens, except those that end the free text and continue in a way the constraint forbids. */
 static void mask_free(struct grammar_matcher *m, const struct thread *now, uint32_t *bits)
 {
     const struct thread t = *now;
@@ -526,21 +530,21 @@ static void mask_free(struct grammar_matcher *m, const struct thread *now, uint3
         for (size_t i = 0; i < m->v->n_words; i++)
             bits[i] &= ~m->v->ends[i];
     if (t.q == tm->free->idle) {
-        if (m->hits_term != t.term + 1)
-            find_hits(m, t.term);
-        for (uint32_t i = 0; i < m->n_hits; i++)
-            free_judge(m, bits, m->hits[i]);
+        if (m->stop_tokens_term != t.term + 1)
+            find_stop_tokens(m, t.term);
+        for (uint32_t i = 0; i < m->n_stop_tokens; i++)
+            check_free_token(m, bits, m->stop_tokens[i]);
         return;
     }
     for (uint32_t i = 0; i < m->v->n_marked; i++)
         if (free_token_stops(m, tm->dfa, t.q, m->v->marked[i]))
-            free_judge(m, bits, m->v->marked[i]);
+            check_free_token(m, bits, m->v->marked[i]);
     mask_begun_stop(m, &t, bits);
 }
 
-/* ---- the public face ---- */
+/* ---- interface ---- */
 
-/* The mask of constrained text. */
+/* Computes the mask of constrained text. */
 static void mask_make(struct grammar_matcher *m, uint32_t *bits)
 {
     const struct grammar_vocab *v = m->v;
@@ -551,23 +555,23 @@ static void mask_make(struct grammar_matcher *m, uint32_t *bits)
         if (!t->q && m->g->terms[t->term].tag)
             bits[m->tag_token[t->term] / 32] |= 1u << m->tag_token[t->term] % 32;
     }
-    for (uint32_t i = 0; i < m->n_spelled && spells_here(m); i++)
+    for (uint32_t i = 0; i < m->n_spelled && may_spell_here(m); i++)
         if (token_fits(m, m->spelled[i]))
             bits[m->spelled[i] / 32] |= 1u << m->spelled[i] % 32;
     if (m->now.accepts)
         bits_or(bits, v->ends, v->n_words);
 }
 
-/* ... or the one that was made when a sequence stood here before. */
-enum { KEPT_WORK = 256 }; /* steps from which on a mask is worth it */
-static void mask_kept(struct grammar_matcher *m, uint32_t *bits)
+/* Like mask_make, but uses the cache. */
+enum { MIN_CACHED_WORK = 256 }; /* minimum cost of a mask worth caching, in steps */
+static void mask_cached(struct grammar_matcher *m, uint32_t *bits)
 {
     struct memo_key key;
-    bool known = !m->fresh && memo_key(m, &key);
+    bool known = !m->no_cache && memo_key(m, &key);
     if (known && memo_find(m->v->memo, &key, bits))
         return;
     mask_make(m, bits);
-    if (known && !m->error && m->work >= KEPT_WORK)
+    if (known && !m->error && m->work >= MIN_CACHED_WORK)
         memo_add(m->v->memo, &key, bits);
 }
 
@@ -578,7 +582,7 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
     if (m->error)
         return error_set(err, "%s", m->error);
     int32_t only;
-    bool hurry = match_hurry(m, &only);
+    bool hurry = match_must_end(m, &only);
     const struct thread *free_text = match_free(m, &m->now);
     if (hurry) {
         memset(bits, 0, v->n_words * sizeof *bits);
@@ -589,7 +593,7 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
     } else if (free_text) {
         mask_free(m, free_text, bits);
     } else {
-        mask_kept(m, bits);
+        mask_cached(m, bits);
     }
     if (m->error)
         return error_set(err, "%s", m->error);
@@ -606,7 +610,7 @@ bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
         m->cap_history = m->cap_history ? 2 * m->cap_history : 64;
         m->history = mem_realloc(m->history, m->cap_history, sizeof *m->history);
     }
-    struct record r = {.point = m->now, .n_threads_all = m->n_threads};
+    struct accept_record r = {.point = m->now, .n_threads_all = m->n_threads};
     r.point.n_rows = m->n_rows;
     r.point.n_waiters = m->n_waiters;
     r.point.n_data = m->n_data;
@@ -641,11 +645,11 @@ void grammar_rollback(struct grammar_matcher *m, size_t n)
     if (!n)
         return;
     m->n_history -= n;
-    const struct record *r = &m->history[m->n_history];
+    const struct accept_record *r = &m->history[m->n_history];
     m->now = r->point;
     match_pop(m, &r->point, r->n_threads_all);
-    m->error = NULL; /* what went over a limit is undone */
-    m->next_look = 0;
+    m->error = NULL; /* the step over the limit is undone */
+    m->next_check = 0;
     m->frugal = false;
 }
 
@@ -659,7 +663,8 @@ bool grammar_is_active(const struct grammar_matcher *m)
     return !match_free(m, &m->now);
 }
 
-/* Two bytes that may follow are two tokens, mostly: only where there is one does the mask decide. */
+/* Two possible bytes mostly mean two possible tokens, so the mask is computed only if one byte is
+ * possible. */
 int32_t grammar_forced(struct grammar_matcher *m)
 {
     if (match_free(m, &m->now) || m->error)

@@ -1,18 +1,19 @@
 /*
- * The matcher: an Earley parser over rules that are graphs, with terminals that are automata. One
- * sequence's state; what it points into (the grammar, the vocabulary) never changes.
+ * The matcher: an Earley parser over rules that are graphs, with automata as terminals. It is the
+ * state of one sequence; the grammar and the vocabulary it refers to never change.
  *
- * A point of the text is a list of threads: terminals under way, each with the parser's item that
- * follows once it ends. A terminal that may end both ends and goes on, so nothing depends on longest
- * matches. Where one ends, the closure runs: items are completed, called rules begin, new terminals
- * start. A row is made only where rules are called: it holds who waits for which rule. Items carry
- * data: the count of an array, the set of an object's properties.
+ * A point of the text is a list of threads. A thread is a terminal in progress, with the parser
+ * item that follows it. A terminal that may end both ends and continues, so nothing depends on
+ * longest matches. When one ends, the closure runs: items are completed, called rules start, new
+ * terminals start. A row is created only where rules are called; it records which item waits for
+ * which rule. Items carry data: the count of an array, or the property set of an object.
  *
  * Invariants:
- * 1. threads, rows, waiters and data are stacks. A point remembers their heights; going back to it
- *    cuts them. History and the walk of a mask both rely on nothing else.
- * 2. A waiter of row r is never changed once a later row exists.
- * 3. Every live point can be completed (see grammar_int.h), so a mask is empty only over a limit.
+ * 1. Threads, rows, waiters and data are stacks. A point records their heights, and returning to it
+ *    truncates them. History and mask walks rely only on this.
+ * 2. A waiter of row r never changes once a later row exists.
+ * 3. Every live point can be completed (see grammar_int.h), so a mask is empty only if a limit was
+ *    exceeded.
  */
 #include "text/grammar/grammar_term.h"
 
@@ -21,13 +22,13 @@
 #include <string.h>
 
 enum {
-    THREADS_MAX = 1 << 19, /* of history and walk together: 32 bytes each */
+    THREADS_MAX = 1 << 19, /* history and walk together; 32 bytes each */
     WAITERS_MAX = 1 << 19,
     DATA_MAX = 1 << 21,
-    ITEMS_MAX = 20000, /* of one closure */
+    ITEMS_MAX = 20000, /* per closure */
 };
 
-bool match_over(struct grammar_matcher *m, const char *what)
+bool match_over_limit(struct grammar_matcher *m, const char *what)
 {
     if (!m->error)
         m->error = what;
@@ -38,7 +39,7 @@ static struct thread *thread_push(struct grammar_matcher *m)
 {
     if (m->n_threads == m->cap_threads) {
         if (m->n_threads >= THREADS_MAX) {
-            match_over(m, "the constraint has over 524288 threads in its history");
+            match_over_limit(m, "the constraint has over 524288 threads in its history");
             return NULL;
         }
         m->cap_threads *= 2;
@@ -47,10 +48,10 @@ static struct thread *thread_push(struct grammar_matcher *m)
     return &m->threads[m->n_threads++];
 }
 
-/* ---- objects: sets of properties ---- */
+/* ---- objects: property sets ---- */
 
-/* In schema order: once p is written, what stands before it cannot come any more. Does p ask for
- * something of that, or are too few properties left for minProperties? */
+/* For schema order: after p, earlier properties can no longer be written. False if p depends on one
+ * of them, or if too few later properties remain for minProperties. */
 static bool order_fits(const struct object_node *o, const uint32_t *set,
                        const struct object_prop *p)
 {
@@ -68,8 +69,8 @@ static bool order_fits(const struct object_node *o, const uint32_t *set,
     return set[SET_COUNT] + 1 + left >= o->min;
 }
 
-/* Which properties may come next, from which were seen. An object of n properties costs n here; that
- * is once a property. */
+/* Computes which properties may come next from those seen. Linear in the object's properties, once
+ * per property written. */
 static void set_allow(const struct object_node *o, uint32_t *set, bool frugal)
 {
     uint32_t words = set_words(o), *seen = set + SET_BITS, *allowed = seen + words;
@@ -80,7 +81,8 @@ static void set_allow(const struct object_node *o, uint32_t *set, bool frugal)
         if (has && o->prop[i].order >= last)
             last = o->prop[i].order + 1;
     }
-    /* Required ones, and what seen ones ask for; `allowed` is scratch for them first. */
+    /* First `allowed` collects the missing properties: required ones, and those that seen ones
+     * depend on. */
     for (uint32_t i = 0; i < o->n_props; i++) {
         const struct object_prop *p = &o->prop[i];
         bool has = seen[i / 32] >> i % 32 & 1;
@@ -110,7 +112,7 @@ static void set_allow(const struct object_node *o, uint32_t *set, bool frugal)
         if (!must && (!room || (frugal && missing)))
             continue;
         if (!must && p->n_needs && o->max != NO_LIMIT) {
-            /* What it asks for must fit too. */
+            /* its dependencies must fit as well */
             uint32_t more = 0;
             for (uint32_t k = 0; k < p->n_needs; k++) {
                 uint32_t need = o->needs[p->needs + k];
@@ -121,11 +123,12 @@ static void set_allow(const struct object_node *o, uint32_t *set, bool frugal)
         }
         *to |= bit;
     }
-    /* In schema order, others come last: then every property may be left out from here on. */
+    /* In schema order, undeclared properties come last; from then on every declared one is
+     * optional. */
     set[SET_OTHERS] = o->n_others && room && (!missing || (!o->in_order && !frugal));
 }
 
-/* May the object close? */
+/* Whether the object may close. */
 static bool set_complete(const struct object_node *o, const uint32_t *set)
 {
     const uint32_t *seen = set + SET_BITS;
@@ -150,14 +153,15 @@ static bool set_open(const struct object_node *o, const uint32_t *set)
     return set[SET_OTHERS] || bits_any(set + SET_BITS + set_words(o), 0, o->n_props);
 }
 
-/* A new set: `old` (or none) with a property of this label, and hash if it is another. */
+/* Creates a set: `old` (or an empty set) plus a property with this label, and its hash if
+ * undeclared. */
 static uint32_t set_make(struct grammar_matcher *m, const struct object_node *o, uint32_t old,
                          bool first, uint32_t label, uint32_t hash)
 {
     uint32_t words = set_words(o), n = SET_BITS + 2 * words, at = m->n_data;
     while (m->n_data + n + 2 > m->cap_data) {
         if (m->cap_data >= DATA_MAX) {
-            match_over(m, "the constraint has over 8 MiB of objects in its history");
+            match_over_limit(m, "the constraint has over 8 MiB of objects in its history");
             return 0;
         }
         m->cap_data *= 2;
@@ -194,7 +198,7 @@ static void todo_add(struct grammar_matcher *m, struct item it)
         if (!memcmp(&m->todo[i - 1], &it, sizeof it))
             return;
     if (m->n_todo >= ITEMS_MAX) {
-        match_over(m, "the constraint has over 20000 items at one place");
+        match_over_limit(m, "the constraint has over 20000 items at one place");
         return;
     }
     if (m->n_todo == m->cap_todo) {
@@ -218,12 +222,12 @@ static void start_term(struct grammar_matcher *m, uint32_t term, struct item the
         return;
     *t = (struct thread){.term = term, .q = 1, .then = then};
     if (is_token)
-        t->q = 0; /* no byte leads on: match_tag does */
+        t->q = 0; /* accepts no byte, only match_tag */
     if (tm->bare ? *tm->open : tm->kind == TERM_STR || tm->kind == TERM_KEY)
         t->sub = SUB(SUB_OPEN, 0, 0);
     if (tm->kind == TERM_KEY) {
         t->name = tm->names->n ? 1 : 0;
-        if (!others_alive(m, t))
+        if (!others_allowed(m, t))
             t->q = 0;
     }
 }
@@ -233,13 +237,13 @@ static void call_node(struct grammar_matcher *m, uint32_t callee, struct item th
     uint32_t row = m->n_rows;
     if (m->n_waiters == m->cap_waiters) {
         if (m->n_waiters >= WAITERS_MAX) {
-            match_over(m, "the constraint has over 524288 calls in its history");
+            match_over_limit(m, "the constraint has over 524288 calls in its history");
             return;
         }
         m->cap_waiters *= 2;
         m->waiters = mem_realloc(m->waiters, m->cap_waiters, sizeof *m->waiters);
     }
-    m->waiters[m->n_waiters++] = (struct waiter){.callee = callee, .then = then};
+    m->waiters[m->n_waiters++] = (struct rule_waiter){.callee = callee, .then = then};
     const struct gnode *n = &m->g->nodes[callee];
     todo_add(m, (struct item){callee, n->kind == NODE_GRAPH ? n->start : 0, 0, row});
     for (uint32_t i = 0; i < m->n_nulls; i++)
@@ -247,14 +251,14 @@ static void call_node(struct grammar_matcher *m, uint32_t callee, struct item th
             todo_add(m, then);
 }
 
-/* A rule that began at row `origin` is complete. */
+/* Completes a rule that started at row `origin`. */
 static void complete(struct grammar_matcher *m, uint32_t node, uint32_t origin, uint32_t row_start,
                      bool *accepts)
 {
     if (node == 0 && origin == 0)
         *accepts = true;
     uint32_t from, to;
-    if (origin == m->n_rows) { /* the row under construction: more may be added to it later */
+    if (origin == m->n_rows) { /* the current row: more waiters may be added later */
         for (uint32_t i = 0; i < m->n_nulls; i++)
             if (m->nulls[i] == node)
                 return;
@@ -275,11 +279,12 @@ static void complete(struct grammar_matcher *m, uint32_t node, uint32_t origin, 
             todo_add(m, m->waiters[i].then);
 }
 
-/* Arrays. pos: 0 before "[", 1 after it, 2 after an item, 3 complete. data: items so far, and in the
- * upper half how many of them fit `contains`; counts stop where they make no difference. */
+/* Arrays. pos: 0 before "[", 1 after it, 2 after an item, 3 complete, 4 after ",". data: the number
+ * of items, and in the upper half how many satisfy `contains`. Counts saturate once they make no
+ * difference. */
 enum { COUNT_CAP = 0xffff };
 
-/* Places from n on whose items may fit `contains` too. */
+/* The number of positions from n on whose items may satisfy `contains`. */
 static uint32_t array_places(const struct array_node *a, uint32_t n)
 {
     uint32_t k = 0;
@@ -317,7 +322,7 @@ static void expand_array(struct grammar_matcher *m, const struct item *it)
         if (a->max != NO_LIMIT || a->n_contains)
             stop = COUNT_CAP;
         to.data = (fit << 16) | (n < stop ? n + 1 : n);
-        /* Enough places must be left for the items that `contains` still asks for. */
+        /* Enough positions must remain for the items that `contains` still requires. */
         uint32_t need = fit < a->n_contains ? a->n_contains - fit : 0;
         if (!need || array_places(a, n + 1) >= need)
             call_node(m, n < a->n_prefix ? a->prefix[n] : a->items, to);
@@ -338,8 +343,8 @@ static void expand_array(struct grammar_matcher *m, const struct item *it)
     }
 }
 
-/* Objects. pos: 0 before "{", 1 after it (no set yet), 2 after "," (a set), 3 after a value,
- * 4 complete, 5 + k and 5 + K + k before and after the colon of the property with label k + 1. */
+/* Objects. pos: 0 before "{", 1 after it (no set yet), 2 after "," (a set), 3 after a value, 4
+ * complete, 5 + k and 5 + K + k before and after the colon of the property with label k + 1. */
 static void expand_object(struct grammar_matcher *m, const struct item *it)
 {
     const struct object_node *o = m->g->nodes[it->node].object;
@@ -360,7 +365,7 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
                     return;
             }
         }
-        to.pos = 2; /* the label is added when the key ends: see end_term */
+        to.pos = 2; /* the label is added when the key ends: see end_item */
         if (set_open(o, m->data + to.data))
             start_term(m, o->key, to);
     } else if (it->pos == 3) {
@@ -383,7 +388,7 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
     }
 }
 
-/* The item that follows a terminal which ends here. */
+/* The item that follows a terminal ending here. */
 static struct item end_item(struct grammar_matcher *m, const struct thread *t)
 {
     const struct term *tm = &m->g->terms[t->term];
@@ -397,13 +402,13 @@ static struct item end_item(struct grammar_matcher *m, const struct thread *t)
     return it;
 }
 
-/* Is this way about as short as the shortest from that state? A rule that may end does. */
+/* Whether this edge is about as short as the shortest one from its state, or the end. */
 static bool edge_frugal(const struct grammar *g, uint32_t state, const struct edge *e)
 {
     return grammar_edge_cost(g, e) <= g->state_cost[state] + 16;
 }
 
-/* Runs the items of the list until nothing is new. Threads of new terminals go on the stack. */
+/* Processes the items of the list until no new one appears. Pushes the threads of new terminals. */
 static void closure(struct grammar_matcher *m, struct point *to, bool first)
 {
     uint32_t row_start = m->n_waiters;
@@ -500,7 +505,7 @@ bool match_add_thread(struct grammar_matcher *m, const struct thread *t, struct 
     return true;
 }
 
-/* Threads that have come to stand at the same place are one. */
+/* Merges identical threads. */
 static void threads_unique(struct grammar_matcher *m, const struct point *p)
 {
     struct thread *t = m->threads + p->threads;
@@ -528,8 +533,8 @@ static void threads_unique(struct grammar_matcher *m, const struct point *p)
     m->n_threads = p->threads + k;
 }
 
-/* Ends the tags of `from` whose token it is, or (token < 0) that `text` begins with; *n: bytes of it.
- * False: there are none, or nothing follows. */
+/* Ends the tags of `from` that have this token, or (token < 0) that `text` starts with; *n is the
+ * tag's length. False if there are none or nothing may follow. */
 static bool end_tags(struct grammar_matcher *m, const struct point *from, int32_t token,
                      const char *text, size_t *n, struct point *to)
 {
@@ -555,7 +560,7 @@ static bool end_tags(struct grammar_matcher *m, const struct point *from, int32_
     return !m->error && (to->n_threads || to->accepts);
 }
 
-/* Threads of p go down to `base`: what lies between is not needed any more. */
+/* Moves the threads of p down to `base`, dropping the threads in between. */
 static void point_lower(struct grammar_matcher *m, struct point *p, uint32_t base)
 {
     memmove(m->threads + base, m->threads + p->threads, p->n_threads * sizeof *m->threads);
@@ -563,7 +568,7 @@ static void point_lower(struct grammar_matcher *m, struct point *p, uint32_t bas
     m->n_threads = base + p->n_threads;
 }
 
-/* One byte of free text. A stop that is complete is read again by what follows. */
+/* One byte of free text. The following terminals then read a completed stop. */
 static bool step_free(struct grammar_matcher *m, const struct point *from, uint8_t byte,
                       struct point *to)
 {
@@ -613,7 +618,7 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
             todo_add(m, end_item(m, &t));
             const struct term *tm = &m->g->terms[t.term];
             if (tm->kind != TERM_RAW || !tm->dfa->moves[t.q])
-                continue; /* it cannot go on */
+                continue; /* it cannot continue */
         }
         struct thread *put = thread_push(m);
         if (!put)
@@ -625,7 +630,7 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
     threads_unique(m, to);
     point_end(m, to);
     if (m->work > m->work_max)
-        return match_over(m, "a mask takes over 8388608 steps");
+        return match_over_limit(m, "a mask takes over 8388608 steps");
     return !m->error && (to->n_threads || to->accepts);
 }
 
@@ -635,7 +640,7 @@ void match_begin(struct grammar_matcher *m)
     const struct gnode *root = &m->g->nodes[0];
     todo_clear(m);
     todo_add(m, (struct item){0, root->kind == NODE_GRAPH ? root->start : 0, 0, 0});
-    closure(m, &p, true); /* its row is the root's alone, even if nothing is called */
+    closure(m, &p, true); /* row 0 belongs to the root, even if nothing is called */
     point_end(m, &p);
     m->now = p;
 }
@@ -653,7 +658,8 @@ bool match_tag(struct grammar_matcher *m, int32_t token)
     return true;
 }
 
-/* The bytes of a token. On success the new point's threads lie right after the old one's. */
+/* Accepts the bytes of a token. On success the new point's threads directly follow the old
+ * one's. */
 bool match_bytes(struct grammar_matcher *m, const char *s, size_t n)
 {
     struct point from = m->now, to = {0};

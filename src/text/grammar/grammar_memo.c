@@ -1,12 +1,12 @@
 /*
- * Masks that were made before: a small table beside the vocabulary, shared by all sequences and grammars.
- * What a mask depends on is written down as a key: the threads, and the rules that wait for them up to
- * the root, with rows numbered in the order they are met, so that the same place of a text (the next
- * item of a list, another sequence's object) gives the same key wherever it stands. Keys are compared
- * whole: a mask is never one of another state.
+ * The mask cache: a small table in the vocabulary, shared by all sequences and grammars. The key
+ * contains everything the mask depends on: the threads, and the rules waiting for them up to the
+ * root. Rows are numbered in the order they are encountered, so equal situations (the next item of
+ * a list, another sequence's object) give the same key at any position. Keys are compared in full,
+ * so a mask never belongs to another state.
  *
- * Owns the table and its lock; any thread may ask. Bounded: MEMO_SETS * MEMO_WAYS masks. States with a
- * long key (deep nesting, many names) and cheap masks are not kept.
+ * Owns the table and its lock; callable from any thread. Holds at most MEMO_SETS * MEMO_WAYS masks.
+ * States with long keys (deep nesting, many names) and cheap masks are not cached.
  */
 #include "text/grammar/grammar_term.h"
 
@@ -18,8 +18,8 @@
 enum { MEMO_SETS = 64, MEMO_WAYS = 4, PAIRS_MAX = 64 };
 
 struct memo_entry {
-    uint64_t hash, used; /* used: when it was wanted last */
-    uint32_t n_key;      /* 0 = nothing is kept here */
+    uint64_t hash, used; /* used: time of the last use */
+    uint32_t n_key;      /* 0 = empty entry */
     uint32_t *key, *bits;
 };
 
@@ -51,17 +51,17 @@ void memo_free(struct mask_memo *t)
 }
 
 /* A key under construction. */
-struct writer {
+struct key_writer {
     const struct grammar_matcher *m;
     struct memo_key *key;
     struct {
         uint32_t node, origin;
-    } pairs[PAIRS_MAX]; /* rules under way that were met, by number */
+    } pairs[PAIRS_MAX]; /* active rules in the order encountered */
     uint32_t n_pairs;
     bool full;
 };
 
-static void put(struct writer *w, uint32_t v)
+static void put(struct key_writer *w, uint32_t v)
 {
     if (w->key->n < MEMO_KEY_MAX)
         w->key->v[w->key->n++] = v;
@@ -69,8 +69,8 @@ static void put(struct writer *w, uint32_t v)
         w->full = true;
 }
 
-/* What an object has so far, as far as it decides what may come. */
-static void put_set(struct writer *w, const struct object_node *o, uint32_t at)
+/* The part of an object's set that affects what may come next. */
+static void put_set(struct key_writer *w, const struct object_node *o, uint32_t at)
 {
     const uint32_t *set = w->m->data + at;
     uint32_t count = set[SET_COUNT];
@@ -85,7 +85,7 @@ static void put_set(struct writer *w, const struct object_node *o, uint32_t at)
     put(w, NO_LIMIT);
 }
 
-static void put_item(struct writer *w, const struct item *it)
+static void put_item(struct key_writer *w, const struct item *it)
 {
     const struct gnode *n = &w->m->g->nodes[it->node];
     uint32_t i = 0;
@@ -110,7 +110,7 @@ static void put_item(struct writer *w, const struct item *it)
 
 bool memo_key(const struct grammar_matcher *m, struct memo_key *key)
 {
-    struct writer w = {.m = m, .key = key};
+    struct key_writer w = {.m = m, .key = key};
     key->n = 0;
     put(&w, (uint32_t)m->g->serial);
     put(&w, (uint32_t)(m->g->serial >> 32));
@@ -121,10 +121,10 @@ bool memo_key(const struct grammar_matcher *m, struct memo_key *key)
         put(&w, t->q);
         put(&w, t->sub);
         put(&w, t->name);
-        put(&w, t->q ? t->hash : 0); /* names that are all declared are not told apart by it */
+        put(&w, t->q ? t->hash : 0); /* not needed if all possible names are declared */
         put_item(&w, &t->then);
     }
-    /* Those who wait for the rules, and for theirs. */
+    /* The waiters of the active rules, and transitively their waiters. */
     for (uint32_t i = 0; i < w.n_pairs && !w.full; i++) {
         uint32_t row = w.pairs[i].origin, node = w.pairs[i].node;
         uint32_t end = row + 1 < m->n_rows ? m->rows[row + 1] : m->n_waiters;

@@ -1,11 +1,11 @@
 /*
- * Terms of regular expressions: constructors that keep them in a normal form (so that derivatives are
+ * Terms of regular expressions: constructors that keep a normal form (so that derivatives are
  * finitely many), and derivatives by character class. See grammar_re.h.
  *
  * Invariants:
- * 1. Equal terms have equal indices: every term is made by intern().
- * 2. OR and AND lists are sorted, without repeats, and hold no nested list of their own kind.
- * 3. CAT leans right: its first part is never a CAT.
+ * 1. Equal terms have equal indices: every term is created by re_intern().
+ * 2. OR and AND lists are sorted, have no duplicates, and contain no nested list of their own kind.
+ * 3. CAT nests to the right: its first part is never a CAT.
  */
 #include "text/grammar/grammar_re_int.h"
 
@@ -60,7 +60,7 @@ size_t re_pool_work(const struct re_pool *p)
     return p->work;
 }
 
-bool re_over(struct re_pool *p, const char *what)
+bool re_over_limit(struct re_pool *p, const char *what)
 {
     if (!p->error)
         p->error = what;
@@ -71,7 +71,7 @@ bool re_spend(struct re_pool *p, size_t n)
 {
     p->work += n;
     if (p->work > WORK_MAX)
-        return re_over(p, "regular expressions take over 700000 steps to compile");
+        return re_over_limit(p, "regular expressions take over 700000 steps to compile");
     return !p->error;
 }
 
@@ -117,7 +117,7 @@ uint32_t re_intern(struct re_pool *p, const struct re_node *n)
         if (node_same(p, &p->nodes[p->slots[h] - 1], n))
             return p->slots[h] - 1;
     if (p->n_nodes >= NODES_MAX) {
-        re_over(p, "regular expressions have over 400000 terms");
+        re_over_limit(p, "regular expressions have over 400000 terms");
         return RE_NONE;
     }
     if (p->n_nodes == p->cap_nodes) {
@@ -135,7 +135,7 @@ static int range_cmp(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* A new set of sorted, disjoint, merged ranges; equal sets share one index. */
+/* Creates a set from sorted, disjoint, merged ranges; equal sets share one index. */
 static uint32_t set_make(struct re_pool *p, const struct re_range *r, size_t n)
 {
     if (!n)
@@ -146,7 +146,7 @@ static uint32_t set_make(struct re_pool *p, const struct re_range *r, size_t n)
             return re_intern(p, &(struct re_node){.kind = RK_SET, .a = s});
     }
     if (p->n_ranges + n > RANGES_MAX || p->n_sets >= 4096) {
-        re_over(p, "regular expressions have over 4096 different character sets");
+        re_over_limit(p, "regular expressions have over 4096 different character sets");
         return RE_NONE;
     }
     p->ranges = mem_realloc(p->ranges, p->n_ranges + n, sizeof *p->ranges);
@@ -198,7 +198,7 @@ uint32_t re_set(struct re_pool *p, const struct re_range *r, size_t n, bool nega
 uint32_t re_char(struct re_pool *p, uint32_t cp)
 {
     struct re_range r = {cp, cp};
-    if (cp < 128) { /* the usual case, without a search */
+    if (cp < 128) { /* the common case, without a search */
         if (!p->ascii[cp])
             p->ascii[cp] = re_set(p, &r, 1, false);
         return p->ascii[cp];
@@ -209,7 +209,7 @@ uint32_t re_char(struct re_pool *p, uint32_t cp)
 uint32_t re_literal(struct re_pool *p, const char *s, size_t n)
 {
     uint32_t x = RE_EPS;
-    while (n) { /* from the end, so that endings are shared */
+    while (n) { /* from the end, so that suffixes are shared */
         size_t k = 1;
         uint32_t cp;
         while (k < n && k < 4 && ((unsigned char)s[n - k] & 0xc0) == 0x80)
@@ -249,7 +249,7 @@ uint32_t re_cat(struct re_pool *p, uint32_t a, uint32_t b)
         return a;
     if (a == RE_ALL && b == RE_ALL)
         return RE_ALL;
-    /* (xy)b becomes x(yb), from the last part of the chain to the first. */
+    /* Turns (xy)b into x(yb), from the last part of the chain to the first. */
     uint32_t few[32];
     size_t n = 1;
     for (uint32_t x = a; p->nodes[x].kind == RK_CAT; x = p->nodes[x].b)
@@ -278,7 +278,7 @@ static int re_cmp(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The union (or intersection) of two sets of characters. */
+/* Union or intersection of two character sets. */
 static uint32_t set_join(struct re_pool *p, uint32_t a, uint32_t b, bool both)
 {
     const struct re_range *x = NULL, *y = NULL;
@@ -310,7 +310,7 @@ static uint32_t set_join(struct re_pool *p, uint32_t a, uint32_t b, bool both)
     return r;
 }
 
-/* OR and AND of n terms. `t` is scratch that may be overwritten. */
+/* OR or AND of n terms. Overwrites `t`. */
 static uint32_t list_make(struct re_pool *p, enum re_kind kind, uint32_t *t, size_t n)
 {
     bool is_or = kind == RK_OR;
@@ -331,7 +331,7 @@ static uint32_t list_make(struct re_pool *p, enum re_kind kind, uint32_t *t, siz
             set = has_set ? set_join(p, set, t[i], !is_or) : t[i];
             has_set = true;
             if (set == RE_NONE)
-                return RE_NONE; /* only an intersection gets here */
+                return RE_NONE; /* only for an intersection */
             continue;
         }
         t[k++] = t[i];
@@ -347,7 +347,7 @@ static uint32_t list_make(struct re_pool *p, enum re_kind kind, uint32_t *t, siz
     bool nullable = !is_or;
     for (size_t i = 0; i < k; i++)
         nullable = is_or ? nullable || re_nullable(p, t[i]) : nullable && re_nullable(p, t[i]);
-    if (!is_or && !nullable) /* "" alone cannot be in it */
+    if (!is_or && !nullable) /* an intersection that excludes "" has no "" operand */
         for (size_t i = 0; i < k; i++)
             if (t[i] == RE_EPS)
                 return RE_NONE;
@@ -357,7 +357,7 @@ static uint32_t list_make(struct re_pool *p, enum re_kind kind, uint32_t *t, siz
             return is_or ? RE_ALL : RE_NONE;
     if (p->n_list + k > p->cap_list) {
         if (p->n_list + k > LIST_MAX) {
-            re_over(p, "regular expressions have over 2000000 alternatives");
+            re_over_limit(p, "regular expressions have over 2000000 alternatives");
             return RE_NONE;
         }
         p->cap_list = 2 * (p->n_list + (uint32_t)k);
@@ -449,7 +449,7 @@ uint32_t re_rep(struct re_pool *p, uint32_t a, uint32_t min, uint32_t max)
 
 uint32_t re_auto(struct re_pool *p, uint32_t n_states, const uint32_t *next, const bool *accepts)
 {
-    for (const char *c = "0123456789-."; *c; c++) /* so that their sets exist */
+    for (const char *c = "0123456789-."; *c; c++) /* creates their sets */
         re_char(p, (uint32_t)*c);
     p->autos = mem_realloc(p->autos, p->n_autos + 1, sizeof *p->autos);
     size_t cells = (size_t)n_states * RE_AUTO_SYMBOLS;
@@ -476,7 +476,7 @@ static uint32_t auto_derive(struct re_pool *p, const struct re_node *n, uint32_t
                .kind = RK_AUTO, .nullable = p->autos[n->a].accepts[to], .a = n->a, .b = to});
 }
 
-/* The derivative of x by the characters of class `c`: what may follow one of them. */
+/* The derivative of x by a character of class `c`: the term of what may follow it. */
 uint32_t re_derive(struct re_pool *p, struct re_classes *cl, uint32_t x, uint32_t c)
 {
     if (x == RE_NONE || x == RE_EPS || p->error)
@@ -495,7 +495,7 @@ uint32_t re_derive(struct re_pool *p, struct re_classes *cl, uint32_t x, uint32_
     if (!re_spend(p, 1))
         return RE_NONE;
     if (cl->depth > 2000) {
-        re_over(p, "a regular expression nests over 2000 deep");
+        re_over_limit(p, "a regular expression nests over 2000 deep");
         return RE_NONE;
     }
     cl->depth++;

@@ -1,10 +1,11 @@
 /*
- * The syntax of regular expressions (ECMA-262, as JSON Schema has it) to terms. Parsed into a small
- * tree first: anchors and look-ahead are no terms by themselves, they say something about what stands
- * before or after them. The tree is then turned into a term from its end to its beginning, each part
- * knowing the term of all that follows it: "$" leaves only "" of it, look-ahead intersects it.
+ * Parses regular expressions (ECMA-262, as in JSON Schema) into terms. The parser first builds a
+ * small tree, since anchors and look-ahead are not terms: they restrict the text around them. The
+ * tree is then converted from the end to the start, each part knowing the term of everything after
+ * it. "$" reduces that term to "", look-ahead intersects it.
  *
- * Must not know what the expression is for. Refuses by name what it cannot express exactly.
+ * Does not know what the expression is for. A construct that cannot be expressed exactly is
+ * rejected by name.
  */
 #include "text/grammar/grammar_re_int.h"
 
@@ -15,28 +16,28 @@
 
 enum { DEPTH_MAX = 200, TREE_MAX = 200000, COUNT_MAX = 1 << 24 };
 
-enum tree_kind { TK_TERM, TK_CAT, TK_ALT, TK_REP, TK_BOL, TK_EOL, TK_AHEAD, TK_NOT_AHEAD };
+enum regex_tree_kind { TK_TERM, TK_CAT, TK_ALT, TK_REP, TK_BOL, TK_EOL, TK_AHEAD, TK_NOT_AHEAD };
 
-struct tree {
-    enum tree_kind kind;
-    bool asserts;    /* an anchor or look-ahead stands somewhere inside */
-    bool bol;        /* a "^" does */
+struct regex_tree {
+    enum regex_tree_kind kind;
+    bool asserts;    /* contains an anchor or look-ahead */
+    bool bol;        /* contains a "^" */
     uint32_t term;   /* TK_TERM */
     uint32_t lo, hi; /* TK_REP */
-    uint32_t first;  /* children: a list linked by `next`; 0 = none */
+    uint32_t first;  /* children, linked by `next`; 0 = none */
     uint32_t next;
 };
 
-struct parser {
+struct regex_parser {
     struct re_pool *pool;
     const char *s, *end, *at;
-    struct tree *trees; /* (n) index 0 is unused */
+    struct regex_tree *trees; /* (n) index 0 is unused */
     uint32_t n, cap;
     int depth;
     struct error *err;
 };
 
-static uint32_t fail(struct parser *p, const char *what)
+static uint32_t fail(struct regex_parser *p, const char *what)
 {
     int len = (int)(p->end - p->s);
     if (p->err && !p->err->msg[0])
@@ -45,7 +46,7 @@ static uint32_t fail(struct parser *p, const char *what)
     return 0;
 }
 
-static uint32_t tree_new(struct parser *p, enum tree_kind kind)
+static uint32_t tree_new(struct regex_parser *p, enum regex_tree_kind kind)
 {
     if (p->n >= TREE_MAX)
         return fail(p, "over 200000 parts");
@@ -53,11 +54,12 @@ static uint32_t tree_new(struct parser *p, enum tree_kind kind)
         p->cap = p->cap ? 2 * p->cap : 64;
         p->trees = mem_realloc(p->trees, p->cap, sizeof *p->trees);
     }
-    p->trees[p->n] = (struct tree){.kind = kind, .asserts = kind >= TK_BOL, .bol = kind == TK_BOL};
+    p->trees[p->n] =
+        (struct regex_tree){.kind = kind, .asserts = kind >= TK_BOL, .bol = kind == TK_BOL};
     return p->n++;
 }
 
-static uint32_t tree_term(struct parser *p, uint32_t term)
+static uint32_t tree_term(struct regex_parser *p, uint32_t term)
 {
     uint32_t t = tree_new(p, TK_TERM);
     if (t)
@@ -65,12 +67,12 @@ static uint32_t tree_term(struct parser *p, uint32_t term)
     return t;
 }
 
-static bool more(const struct parser *p)
+static bool more(const struct regex_parser *p)
 {
     return p->at < p->end;
 }
 
-static bool eat(struct parser *p, const char *s)
+static bool eat(struct regex_parser *p, const char *s)
 {
     size_t n = strlen(s);
     if ((size_t)(p->end - p->at) < n || memcmp(p->at, s, n))
@@ -81,12 +83,12 @@ static bool eat(struct parser *p, const char *s)
 
 /* ---- sets of characters ---- */
 
-struct set {
+struct char_set {
     struct re_range *r;
     size_t n, cap;
 };
 
-static void set_add(struct set *s, uint32_t lo, uint32_t hi)
+static void set_add(struct char_set *s, uint32_t lo, uint32_t hi)
 {
     if (s->n == s->cap) {
         s->cap = s->cap ? 2 * s->cap : 16;
@@ -102,7 +104,7 @@ static const struct re_range spaces[] = {
     {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
 static const struct re_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
-static void set_add_ranges(struct set *s, const struct re_range *r, size_t n, bool negated)
+static void set_add_ranges(struct char_set *s, const struct re_range *r, size_t n, bool negated)
 {
     uint32_t from = 0;
     for (size_t i = 0; i < n; i++) {
@@ -117,7 +119,7 @@ static void set_add_ranges(struct set *s, const struct re_range *r, size_t n, bo
 }
 
 /* \p{L}, \p{Lu}, \p{Letter}...: general categories. */
-static bool set_add_property(struct parser *p, struct set *s, bool negated)
+static bool set_add_property(struct regex_parser *p, struct char_set *s, bool negated)
 {
     static const struct {
         const char *name;
@@ -154,7 +156,7 @@ static bool set_add_property(struct parser *p, struct set *s, bool negated)
     uint32_t from = 0;
     bool in = false;
     for (uint32_t cp = 0; cp <= CP_MAX + 1; cp++) {
-        /* Nothing with these properties lies beyond plane 3 but variation selectors (marks). */
+        /* beyond plane 3 only variation selectors (marks) have such a property */
         bool beyond = cp >= 0x32400 && (cp < 0xe0100 || cp > 0xe01ef);
         bool has = cp <= CP_MAX && (!beyond && unicode_is(cp, mask)) != negated;
         if (has && !in)
@@ -166,7 +168,7 @@ static bool set_add_property(struct parser *p, struct set *s, bool negated)
     return true;
 }
 
-static bool hex(struct parser *p, int n, uint32_t *value)
+static bool hex(struct regex_parser *p, int n, uint32_t *value)
 {
     *value = 0;
     for (int i = 0; i < n; i++) {
@@ -176,14 +178,14 @@ static bool hex(struct parser *p, int n, uint32_t *value)
                 : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                        : -1;
         if (d < 0)
-            return fail(p, "a hexadecimal digit is missing");
+            return fail(p, "missing hexadecimal digit");
         *value = *value << 4 | (uint32_t)d;
         p->at++;
     }
     return true;
 }
 
-static bool escape_unicode(struct parser *p, uint32_t *cp)
+static bool escape_unicode(struct regex_parser *p, uint32_t *cp)
 {
     if (eat(p, "{")) {
         *cp = 0;
@@ -193,7 +195,7 @@ static bool escape_unicode(struct parser *p, uint32_t *cp)
                 return false;
             *cp = *cp << 4 | d;
             if (*cp > CP_MAX)
-                return fail(p, "no such code point");
+                return fail(p, "not a Unicode code point");
         }
         return eat(p, "}") || fail(p, "\\u{ without }");
     }
@@ -204,19 +206,20 @@ static bool escape_unicode(struct parser *p, uint32_t *cp)
         if (!hex(p, 4, &low))
             return false;
         if (low < 0xdc00 || low > 0xdfff)
-            return fail(p, "half a surrogate pair");
+            return fail(p, "unpaired surrogate");
         *cp = 0x10000 + ((*cp - 0xd800) << 10) + (low - 0xdc00);
     }
     if (*cp >= 0xd800 && *cp < 0xe000)
-        return fail(p, "half a surrogate pair");
+        return fail(p, "unpaired surrogate");
     return true;
 }
 
-/* After a backslash: adds a class to s, or gives one character. 0 on failure, 1 class, 2 character */
-static int escape(struct parser *p, struct set *s, uint32_t *cp)
+/* After a backslash: adds a class to s, or returns one character. 0 failure, 1 class, 2
+ * character */
+static int escape(struct regex_parser *p, struct char_set *s, uint32_t *cp)
 {
     if (!more(p))
-        return (int)fail(p, "a backslash at the end");
+        return (int)fail(p, "trailing backslash");
     char c = *p->at++;
     switch (c) {
     case 'd':
@@ -279,7 +282,7 @@ static int escape(struct parser *p, struct set *s, uint32_t *cp)
 }
 
 /* One member of a class: 0 failure, 1 a class like \d (added to s), 2 a character. */
-static int class_member(struct parser *p, struct set *s, uint32_t *cp)
+static int class_member(struct regex_parser *p, struct char_set *s, uint32_t *cp)
 {
     if (eat(p, "\\")) {
         if (eat(p, "b")) {
@@ -296,9 +299,9 @@ static int class_member(struct parser *p, struct set *s, uint32_t *cp)
 }
 
 /* After "[". */
-static uint32_t parse_class(struct parser *p)
+static uint32_t parse_class(struct regex_parser *p)
 {
-    struct set s = {0};
+    struct char_set s = {0};
     bool negated = eat(p, "^"), ok = true;
     while (ok && more(p) && *p->at != ']') {
         uint32_t lo, hi;
@@ -315,7 +318,7 @@ static uint32_t parse_class(struct parser *p)
                 set_add(&s, '-', '-');
                 hi = lo;
             } else if (ok && hi < lo) {
-                ok = fail(p, "a range that runs backwards");
+                ok = fail(p, "range in reverse order");
             }
         }
         if (ok)
@@ -330,12 +333,12 @@ static uint32_t parse_class(struct parser *p)
 
 /* ---- the tree ---- */
 
-static uint32_t parse_alt(struct parser *p);
+static uint32_t parse_alt(struct regex_parser *p);
 
 /* After "(". */
-static uint32_t parse_group(struct parser *p)
+static uint32_t parse_group(struct regex_parser *p)
 {
-    enum tree_kind look = TK_TERM;
+    enum regex_tree_kind look = TK_TERM;
     if (eat(p, "?")) {
         if (eat(p, "=")) {
             look = TK_AHEAD;
@@ -370,9 +373,9 @@ static uint32_t parse_group(struct parser *p)
     return t;
 }
 
-static uint32_t parse_atom(struct parser *p)
+static uint32_t parse_atom(struct regex_parser *p)
 {
-    struct set s = {0};
+    struct char_set s = {0};
     uint32_t cp = 0, t = 0;
     if (eat(p, "("))
         return parse_group(p);
@@ -404,7 +407,7 @@ static uint32_t parse_atom(struct parser *p)
     return tree_term(p, re_char(p->pool, cp));
 }
 
-static bool parse_count(struct parser *p, uint32_t *n)
+static bool parse_count(struct regex_parser *p, uint32_t *n)
 {
     const char *from = p->at;
     uint64_t v = 0;
@@ -417,8 +420,8 @@ static bool parse_count(struct parser *p, uint32_t *n)
     return p->at > from;
 }
 
-/* A quantifier after an atom, if there is one. False only on failure. */
-static bool parse_quantifier(struct parser *p, uint32_t *lo, uint32_t *hi, bool *found)
+/* Parses a quantifier after an atom, if any. False only on failure. */
+static bool parse_quantifier(struct regex_parser *p, uint32_t *lo, uint32_t *hi, bool *found)
 {
     *found = true;
     if (eat(p, "*")) {
@@ -436,7 +439,7 @@ static bool parse_quantifier(struct parser *p, uint32_t *lo, uint32_t *hi, bool 
         *hi = *lo;
         if (ok && eat(p, ",") && !parse_count(p, hi))
             *hi = RE_INF;
-        if (!ok || !eat(p, "}")) { /* a brace that is only a brace */
+        if (!ok || !eat(p, "}")) { /* a literal brace */
             p->at = from;
             *found = false;
             return true;
@@ -444,7 +447,7 @@ static bool parse_quantifier(struct parser *p, uint32_t *lo, uint32_t *hi, bool 
         if (*lo > COUNT_MAX || (*hi != RE_INF && *hi > COUNT_MAX))
             return fail(p, "a repeat count over 16777216");
         if (*hi < *lo)
-            return fail(p, "a repeat count that runs backwards");
+            return fail(p, "repeat count with minimum above maximum");
     } else {
         *found = false;
         return true;
@@ -454,8 +457,8 @@ static bool parse_quantifier(struct parser *p, uint32_t *lo, uint32_t *hi, bool 
     return true;
 }
 
-/* Alternatives down to ")" or the end. */
-static uint32_t parse_alt(struct parser *p)
+/* Parses alternatives up to ")" or the end. */
+static uint32_t parse_alt(struct regex_parser *p)
 {
     uint32_t alt = tree_new(p, TK_ALT), last_branch = 0;
     if (!alt)
@@ -501,10 +504,10 @@ static uint32_t parse_alt(struct parser *p)
 
 /* ---- the tree to a term ---- */
 
-/* A part without anchors and look-ahead. */
-static uint32_t plain(struct parser *p, uint32_t t)
+/* Converts a part without anchors and look-ahead. */
+static uint32_t plain(struct regex_parser *p, uint32_t t)
 {
-    struct tree x = p->trees[t];
+    struct regex_tree x = p->trees[t];
     if (x.kind == TK_TERM)
         return x.term;
     if (x.kind == TK_REP)
@@ -526,19 +529,19 @@ static uint32_t plain(struct parser *p, uint32_t t)
     return r;
 }
 
-static uint32_t convert(struct parser *p, uint32_t t, uint32_t then, bool start);
+static uint32_t convert(struct regex_parser *p, uint32_t t, uint32_t then, bool start);
 
-/* The children of a CAT, from the last to the first. `start`: nothing stands before the first. */
-static uint32_t convert_cat(struct parser *p, uint32_t t, uint32_t then, bool start)
+/* Converts the children of a CAT from last to first. `start`: nothing precedes the first. */
+static uint32_t convert_cat(struct regex_parser *p, uint32_t t, uint32_t then, bool start)
 {
     size_t n = 0, k = 0;
     for (uint32_t c = p->trees[t].first; c; c = p->trees[c].next)
         n++;
     uint32_t *child = mem_alloc((n + 1) * sizeof *child);
     bool *at_start = mem_alloc(n + 1);
-    bool maybe = false; /* what stands before may be empty */
+    bool maybe = false; /* the text before may be empty */
     for (uint32_t c = p->trees[t].first; c; c = p->trees[c].next) {
-        const struct tree *x = &p->trees[c];
+        const struct regex_tree *x = &p->trees[c];
         if (maybe && x->bol) {
             fail(p, "\"^\" after something that may be empty, which is not supported,");
             then = RE_NONE;
@@ -558,10 +561,10 @@ static uint32_t convert_cat(struct parser *p, uint32_t t, uint32_t then, bool st
     return then;
 }
 
-/* Part t followed by `then`. */
-static uint32_t convert(struct parser *p, uint32_t t, uint32_t then, bool start)
+/* Converts part t followed by the term `then`. */
+static uint32_t convert(struct regex_parser *p, uint32_t t, uint32_t then, bool start)
 {
-    struct tree x = p->trees[t];
+    struct regex_tree x = p->trees[t];
     if (!x.asserts)
         return re_cat(p->pool, plain(p, t), then);
     switch (x.kind) {
@@ -592,7 +595,7 @@ static uint32_t convert(struct parser *p, uint32_t t, uint32_t then, bool start)
 uint32_t re_parse(struct re_pool *pool, const char *s, size_t n, bool search, struct error *err)
 {
     struct error local = {0};
-    struct parser p = {.pool = pool, .s = s, .at = s, .end = s + n, .err = &local};
+    struct regex_parser p = {.pool = pool, .s = s, .at = s, .end = s + n, .err = &local};
     uint32_t r = RE_NONE, root;
     tree_new(&p, TK_TERM); /* index 0 means none */
     root = parse_alt(&p);
@@ -606,7 +609,7 @@ uint32_t re_parse(struct re_pool *pool, const char *s, size_t n, bool search, st
             p.depth = 0;
             uint32_t later = convert(&p, root, tail, false);
             r = re_or(pool, r, re_cat(pool, RE_ANY, re_cat(pool, RE_ALL, later)));
-            if (!p.trees[root].asserts) /* the same, in fewer terms */
+            if (!p.trees[root].asserts) /* equivalent, with fewer terms */
                 r = re_cat(pool, RE_ALL, later);
         }
         if (re_pool_error(pool))

@@ -1,7 +1,7 @@
 /*
- * One terminal, one byte further: UTF-8 and JSON's escapes on the way to the automaton's characters.
- * Inline because a mask is made of nothing else. A thread's `sub` says where between two characters
- * it stands; its `q` and `name` say where the automaton and the names stand.
+ * Steps a terminal over one byte: decodes UTF-8 and JSON escapes into the automaton's characters.
+ * Inline, because mask computation consists mostly of this. A thread's `sub` is its position
+ * between two characters; `q` and `name` are the states of the automaton and of the name trie.
  */
 #ifndef STEEL_TEXT_GRAMMAR_TERM_H
 #define STEEL_TEXT_GRAMMAR_TERM_H
@@ -12,21 +12,21 @@
 enum {
     SUB_IN,     /* between characters */
     SUB_OPEN,   /* before the opening quote */
-    SUB_UTF8,   /* `left` bytes of a character to come */
+    SUB_UTF8,   /* `left` bytes of the character are missing */
     SUB_ESC,    /* after a backslash */
-    SUB_HEX,    /* \u: `left` digits to come */
+    SUB_HEX,    /* \u: `left` digits are missing */
     SUB_LOW_BS, /* after a high surrogate: value is its low ten bits */
     SUB_LOW_U,
-    SUB_LOW,  /* value: ten bits, then the digits so far (12 bits) */
+    SUB_LOW,  /* value: ten bits, then the digits so far */
     SUB_DONE, /* after the closing quote */
 };
 #define SUB(kind, left, value) ((uint32_t)(kind) << 28 | (uint32_t)(left) << 24 | (value))
 
 /*
- * The set that an object's item carries (in matcher.data): how many properties it has, whether others
- * than the declared ones may come, the last of the others (a chain of hash and link in matcher.data, 0
- * = none; names never come twice) with 64 bits that tell most of them apart, then a bit for each
- * declared property that was seen, then a bit for each that may come.
+ * The property set in an object item's data: the number of properties, whether undeclared ones may
+ * follow, and the last undeclared one (a chain of hash and link in matcher.data, 0 = none; names
+ * are never repeated) with a 64-bit Bloom filter of their hashes. Then one bit per declared
+ * property for "seen", and one for "allowed next".
  */
 enum { SET_COUNT, SET_OTHERS, SET_CHAIN, SET_BLOOM, SET_BITS = SET_BLOOM + 2 };
 static inline uint32_t set_words(const struct object_node *o)
@@ -50,7 +50,7 @@ static inline bool bits_any(const uint32_t *bits, uint32_t lo, uint32_t hi)
     return false;
 }
 
-/* Names that may still come below a node of the names' trie. */
+/* Whether a name below this node of the name trie is still allowed. */
 static inline bool name_alive(const struct grammar_matcher *m, const struct thread *t,
                               const struct name_node *n)
 {
@@ -59,13 +59,13 @@ static inline bool name_alive(const struct grammar_matcher *m, const struct thre
     return bits_any(set + SET_BITS + set_words(o), n->lo, n->hi);
 }
 
-static inline bool others_alive(const struct grammar_matcher *m, const struct thread *t)
+static inline bool others_allowed(const struct grammar_matcher *m, const struct thread *t)
 {
     return m->data[t->then.data + SET_OTHERS];
 }
 
-/* Reads one character; false: dead. name is 0 once the text has left the names (root is kept as 1
- * more: stored names are node + 1). */
+/* Reads one character. False: dead. name is node + 1 in the name trie, and 0 once the text has left
+ * it. */
 static inline bool term_feed(const struct grammar_matcher *m, const struct term *tm,
                              struct thread *t, uint32_t cp)
 {
@@ -88,7 +88,7 @@ static inline bool term_feed(const struct grammar_matcher *m, const struct term 
     return t->q || t->name;
 }
 
-/* Could one character of lo..hi be read? */
+/* Whether some character in lo..hi can be read. */
 static inline bool term_some(const struct grammar_matcher *m, const struct term *tm,
                              const struct thread *t, uint32_t lo, uint32_t hi)
 {
@@ -105,7 +105,7 @@ static inline bool term_some(const struct grammar_matcher *m, const struct term 
     return false;
 }
 
-/* Has the object another property of this name? */
+/* Whether the object already has an undeclared property with this name. */
 static inline bool other_seen(const struct grammar_matcher *m, const struct thread *t)
 {
     const uint32_t *set = m->data + t->then.data;
@@ -117,14 +117,14 @@ static inline bool other_seen(const struct grammar_matcher *m, const struct thre
     return false;
 }
 
-/* The label of a property's name that ends here: position + 1 of a declared one, n_props + label of
- * another, 0 if no name may end here. */
+/* The label of a name that ends here: position + 1 if declared, n_props + label if undeclared, 0 if
+ * no name may end here. */
 static inline uint32_t key_label(const struct grammar_matcher *m, const struct term *tm,
                                  const struct thread *t)
 {
     if (t->name) {
         uint32_t k = tm->names->nodes[t->name - 1].name;
-        if (k) { /* declared: that decides, whatever the automaton says */
+        if (k) { /* declared: the automaton does not matter */
             const struct object_node *o = m->g->nodes[t->then.node].object;
             const uint32_t *allowed = m->data + t->then.data + SET_BITS + set_words(o);
             return allowed[(k - 1) / 32] >> (k - 1) % 32 & 1 ? k : 0;
@@ -134,8 +134,8 @@ static inline uint32_t key_label(const struct grammar_matcher *m, const struct t
     return label && (tm->repeats || !other_seen(m, t)) ? tm->names->n + label : 0;
 }
 
-/* May the name end here? When tokens run low, not as one of a kind whose values are much longer than
- * those of names that it could still become. */
+/* Whether the name may end here. When the budget runs low, a name is not ended as a kind whose
+ * values are much longer than those of names it could still become. */
 static inline bool key_ends(const struct grammar_matcher *m, const struct term *tm,
                             const struct thread *t)
 {
@@ -176,7 +176,7 @@ static inline bool term_step_utf8(const struct grammar_matcher *m, const struct 
         return false;
     uint32_t left = t->sub >> 24 & 15, old = t->sub & 0xffffff, v = old << 6 | (b & 0x3f);
     if (left == 2 && old < 0x10 && (v < 0x20 || (v >= 0x360 && v < 0x380)))
-        return false; /* too long a spelling, or a surrogate */
+        return false; /* an overlong encoding or a surrogate */
     if (left == 3 && (v < 0x10 || v > 0x10f))
         return false;
     if (--left == 0)
@@ -193,13 +193,13 @@ static inline int hex_digit(uint8_t b)
                                   : -1;
 }
 
-/* May this character be written as \u....? */
+/* Whether this character may be written as \uXXXX. */
 static inline bool escape_wanted(const struct term *tm, uint32_t cp)
 {
     return !tm->plain || cp < 0x20 || cp > 0x7e;
 }
 
-/* Is there a character of lo..hi (of 16 bits) that \u may write, alone or as half of a pair? */
+/* Whether \u may write some character in lo..hi (16 bits), alone or as the first part of a pair. */
 static inline bool term_hex_range(const struct grammar_matcher *m, const struct term *tm,
                                   const struct thread *t, uint32_t lo, uint32_t hi)
 {
@@ -215,7 +215,7 @@ static inline bool term_hex_range(const struct grammar_matcher *m, const struct 
     return term_some(m, tm, t, 0x10000 + (a << 10), 0x10000 + (z << 10 | 0x3ff));
 }
 
-/* The digits of \u so far are v, `left` are to come: is there a character that begins so? */
+/* With digits v of \u read and `left` missing: whether an allowed character starts so. */
 static inline bool term_hex_alive(const struct grammar_matcher *m, const struct term *tm,
                                   const struct thread *t, uint32_t v, uint32_t left)
 {
@@ -281,7 +281,7 @@ static inline bool term_step_escape(const struct grammar_matcher *m, const struc
     }
 }
 
-/* Is there anything to escape? (What follows a backslash must be possible.) */
+/* Whether an escape may follow: some character after the backslash must be possible. */
 static inline bool term_esc_alive(const struct grammar_matcher *m, const struct term *tm,
                                   const struct thread *t)
 {
@@ -291,7 +291,7 @@ static inline bool term_esc_alive(const struct grammar_matcher *m, const struct 
            term_some(m, tm, t, '\\', '\\') || term_some(m, tm, t, tm->plain ? 0x7f : 0, CP_MAX);
 }
 
-/* One byte. False: the thread is dead. */
+/* Steps over one byte. False: the thread is dead. */
 static inline bool term_step(const struct grammar_matcher *m, struct thread *t, uint8_t b)
 {
     const struct term *tm = &m->g->terms[t->term];
@@ -332,7 +332,7 @@ static inline bool term_step(const struct grammar_matcher *m, struct thread *t, 
     return term_step_escape(m, tm, t, b);
 }
 
-/* May the terminal end here? */
+/* Whether the terminal may end here. */
 static inline bool term_ends(const struct grammar_matcher *m, const struct thread *t)
 {
     const struct term *tm = &m->g->terms[t->term];

@@ -1,10 +1,9 @@
 /*
- * The vocabulary made ready for masks: tokens as tries of bytes, divided into groups of tokens made of
- * like characters (dfa_group_has), each with a ready mask. Immutable once made.
+ * The vocabulary prepared for masks: tokens in byte tries, divided into groups of tokens with
+ * similar characters (dfa_group_has), each with precomputed masks. Immutable once built.
  *
- * Left out, so never allowed inside a constraint: control, unknown and unused tokens, tokens that are
- * added to the vocabulary and do not look like text ("<tool_call>"), empty ones, and tokens of over
- * 255 bytes.
+ * Left out, so never allowed inside a constraint: control, unknown and unused tokens, added tokens
+ * that do not look like text ("<tool_call>"), empty tokens, and tokens of over 255 bytes.
  */
 #include "text/grammar/grammar_int.h"
 
@@ -14,15 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct entry {
+struct vocab_entry {
     const char *p;
     uint32_t n;
     int32_t id;
 };
 
-static int entry_cmp(const void *a, const void *b)
+static int vocab_entry_cmp(const void *a, const void *b)
 {
-    const struct entry *x = a, *y = b;
+    const struct vocab_entry *x = a, *y = b;
     uint32_t n = x->n < y->n ? x->n : y->n;
     int c = memcmp(x->p, y->p, n);
     if (c)
@@ -32,7 +31,7 @@ static int entry_cmp(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* The node at the end of path[0..depth] has no more below it. */
+/* Finishes the node at the end of path[0..depth]. */
 static void trie_close(struct vocab_trie *t, const uint32_t *path, uint32_t depth)
 {
     struct trie_node *n = &t->nodes[path[depth]];
@@ -41,8 +40,9 @@ static void trie_close(struct vocab_trie *t, const uint32_t *path, uint32_t dept
         t->nodes[path[depth - 1]].height = (uint8_t)(n->height + 1);
 }
 
-/* A trie of sorted entries. Equal texts: the first keeps its node, `twin` links the others. */
-static void trie_make(struct vocab_trie *t, const struct entry *e, size_t n, int32_t *twin)
+/* Builds a trie of sorted entries. Of equal texts the first owns the node, and `twin` links the
+ * rest. */
+static void trie_make(struct vocab_trie *t, const struct vocab_entry *e, size_t n, int32_t *twin)
 {
     size_t cap = 1;
     for (size_t i = 0; i < n; i++)
@@ -77,7 +77,7 @@ static void trie_make(struct vocab_trie *t, const struct entry *e, size_t n, int
     t->nodes = mem_realloc(t->nodes, t->n + 1, sizeof *t->nodes);
 }
 
-/* The first group whose characters make up the whole token, or DFA_GROUPS. */
+/* The first group that contains all characters of the token, or DFA_GROUPS. */
 static int group_of(const char *p, size_t n, size_t *n_chars)
 {
     unsigned in = (1u << DFA_GROUPS) - 1;
@@ -109,7 +109,7 @@ bool vocab_usable(const struct tokenizer *t, int32_t id)
         return true;
     if (k != TOKEN_USER)
         return false;
-    for (size_t i = 0; i < n; i++) /* of the added ones, white space alone */
+    for (size_t i = 0; i < n; i++) /* among added tokens, only white space */
         if (!strchr(" \t\r\n", p[i]) || !p[i])
             return false;
     return true;
@@ -121,12 +121,12 @@ static void mask_set(uint32_t *bits, int32_t id)
 }
 
 /*
- * The rest's tokens seen from inside a string that may be anything: which stay inside, and which leave
- * it by a quote; of those, the text after the quote with the list of tokens it ends.
+ * Scans a token as a continuation of an unrestricted string. True if it stays inside (*quote = n)
+ * or leaves it at a closing quote (*quote).
  */
 static bool scan_string(const char *p, size_t n, size_t *quote)
 {
-    bool spelled = false; /* \u.... was met: what it means could be a declared name */
+    bool spelled = false; /* a \uXXXX was seen: it might spell a declared name */
     for (size_t i = 0; i < n;) {
         unsigned char c = (unsigned char)p[i];
         uint32_t cp;
@@ -151,7 +151,7 @@ static bool scan_string(const char *p, size_t n, size_t *quote)
                         return false;
                     v = v << 4 | (uint32_t)d;
                 }
-                /* Surrogates are left to the walk: no token holds a pair of them. */
+                /* Surrogates are left to the walk: no token contains a whole pair. */
                 if (k == 5 && v >= 0xd800 && v <= 0xdfff)
                     return false;
                 if (k > 2 && k < 5 && (v << 4 * (5 - k)) >> 11 == 0x1b)
@@ -166,7 +166,7 @@ static bool scan_string(const char *p, size_t n, size_t *quote)
             continue;
         }
         int k = utf8_decode(p + i, n - i, &cp);
-        if (!k) { /* the beginning of a character, cut by the token's end? */
+        if (!k) { /* the start of a character, truncated by the token's end? */
             size_t left = n - i;
             char tail[4] = {0};
             static const unsigned char low[] = {0x80, 0x90, 0xa0, 0x8f, 0xbf};
@@ -192,10 +192,10 @@ static bool scan_string(const char *p, size_t n, size_t *quote)
     return true;
 }
 
-static void vocab_scan_rest(struct grammar_vocab *v, const struct entry *e, size_t n)
+static void vocab_scan_rest(struct grammar_vocab *v, const struct vocab_entry *e, size_t n)
 {
     v->inside = mem_zalloc(v->n_words, sizeof *v->inside);
-    struct entry *out = mem_alloc((n + 1) * sizeof *out);
+    struct vocab_entry *out = mem_alloc((n + 1) * sizeof *out);
     size_t k = 0;
     for (size_t i = 0; i < n; i++) {
         size_t quote;
@@ -204,13 +204,14 @@ static void vocab_scan_rest(struct grammar_vocab *v, const struct entry *e, size
         if (quote == e[i].n)
             mask_set(v->inside, e[i].id);
         else
-            out[k++] = (struct entry){e[i].p + quote + 1, e[i].n - (uint32_t)quote - 1, e[i].id};
+            out[k++] =
+                (struct vocab_entry){e[i].p + quote + 1, e[i].n - (uint32_t)quote - 1, e[i].id};
     }
-    qsort(out, k, sizeof *out, entry_cmp);
-    /* Entries of one text become one exit with a list of tokens; exit 0 is the empty text. */
+    qsort(out, k, sizeof *out, vocab_entry_cmp);
+    /* Entries with equal text become one exit with a list of tokens. Exit 0 is the empty text. */
     v->exit_at = mem_zalloc(k + 3, sizeof *v->exit_at);
     v->exit_token = mem_alloc((k + 1) * sizeof *v->exit_token);
-    struct entry *texts = mem_alloc((k + 1) * sizeof *texts);
+    struct vocab_entry *texts = mem_alloc((k + 1) * sizeof *texts);
     size_t n_texts = 0, n_exits = 1, at = 0;
     for (; at < k && !out[at].n; at++)
         v->exit_token[at] = out[at].id;
@@ -218,7 +219,7 @@ static void vocab_scan_rest(struct grammar_vocab *v, const struct entry *e, size
     for (; at < k; at++) {
         if (!n_texts || out[at].n != texts[n_texts - 1].n ||
             memcmp(out[at].p, texts[n_texts - 1].p, out[at].n)) {
-            texts[n_texts++] = (struct entry){out[at].p, out[at].n, (int32_t)n_exits++};
+            texts[n_texts++] = (struct vocab_entry){out[at].p, out[at].n, (int32_t)n_exits++};
         }
         v->exit_token[at] = out[at].id;
         v->exit_at[n_exits] = (uint32_t)at + 1;
@@ -239,7 +240,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
     v->twin = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *v->twin);
     memset(v->twin, -1, ((size_t)v->n_vocab + 1) * sizeof *v->twin);
     v->marked = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *v->marked);
-    struct entry *all = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *all), *part;
+    struct vocab_entry *all = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *all), *part;
     part = mem_alloc(((size_t)v->n_vocab + 1) * sizeof *part);
     uint8_t *group = mem_zalloc((size_t)v->n_vocab + 1, 1);
     uint8_t *n_chars = mem_zalloc((size_t)v->n_vocab + 1, 1);
@@ -257,12 +258,12 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t)
                 }
         if (!vocab_usable(t, id))
             continue;
-        all[n++] = (struct entry){p, (uint32_t)len, id};
+        all[n++] = (struct vocab_entry){p, (uint32_t)len, id};
         size_t chars = 0;
         group[id] = (uint8_t)group_of(p, len, &chars);
         n_chars[id] = (uint8_t)(chars < 255 ? chars : 255);
     }
-    qsort(all, n, sizeof *all, entry_cmp);
+    qsort(all, n, sizeof *all, vocab_entry_cmp);
     for (int g = 0; g <= DFA_GROUPS; g++) {
         size_t k = 0;
         for (int len = 0; g < DFA_GROUPS && len <= DFA_SAFE_MAX; len++)

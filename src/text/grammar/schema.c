@@ -1,6 +1,6 @@
 /*
- * A schema's keywords to shapes: see schema_int.h. Each keyword knows how it is fulfilled and how it is
- * broken; a keyword that cannot be one or the other exactly is refused with its path.
+ * Converts a schema's keywords to shapes: see schema_int.h. Each keyword can be satisfied or
+ * negated. If one of these cannot be expressed exactly, the keyword is rejected with its path.
  *
  * Must not know the parser or tokens.
  */
@@ -13,20 +13,20 @@
 
 enum { DEPTH_MAX = 100, COUNT_MAX = 60000, LENGTH_MAX = 32768 };
 
-struct lits schema_lits_one(struct schema *s, uint32_t lit)
+struct literals schema_lits_one(struct schema *s, uint32_t lit)
 {
     uint32_t *v = schema_alloc(s, sizeof *v);
     *v = lit;
-    return (struct lits){1, v};
+    return (struct literals){1, v};
 }
 
-/* The literal of a subschema: nothing for `true` and {}, FALSE for `false`. */
-struct lits schema_lits(struct schema *s, const struct jvalue *v, bool negated)
+/* The literals of a subschema: none for `true` and {}, FALSE for `false`. */
+struct literals schema_lits(struct schema *s, const struct jvalue *v, bool negated)
 {
     if (v->kind == J_TRUE || (v->kind == J_OBJECT && !v->n))
-        return negated ? schema_lits_one(s, LIT_FALSE) : (struct lits){0};
+        return negated ? schema_lits_one(s, LIT_FALSE) : (struct literals){0};
     if (v->kind == J_FALSE)
-        return negated ? (struct lits){0} : schema_lits_one(s, LIT_FALSE);
+        return negated ? (struct literals){0} : schema_lits_one(s, LIT_FALSE);
     return schema_lits_one(s, v->id << 2 | (negated ? LIT_NOT : 0));
 }
 
@@ -36,7 +36,7 @@ static bool get_decimal(struct schema *s, const struct jvalue *v, struct decimal
 {
     if (v->kind != J_NUMBER)
         return schema_fail(s, v, "is not a number");
-    /* A long spelling is what a double was printed as: its shortest one is meant. */
+    /* Long decimals come from printing doubles: use the shortest form of the double. */
     if (v->len > 15 && memchr(v->text, '.', v->len) && v->len < 60) {
         char text[64];
         memcpy(text, v->text, v->len);
@@ -53,7 +53,7 @@ static bool get_decimal(struct schema *s, const struct jvalue *v, struct decimal
            schema_fail(s, v, "has over 400 digits or too large an exponent");
 }
 
-/* A count: a non-negative integer (also as 2.0); large ones stop at `most`. */
+/* A count: a non-negative integer (2.0 is valid). Returns at most `most` + 1. */
 bool schema_count(struct schema *s, const struct jvalue *v, uint32_t most, uint32_t *n)
 {
     struct decimal d;
@@ -78,7 +78,7 @@ static bool too_complex(struct schema *s, const struct jvalue *at)
 
 /* ---- constants ---- */
 
-/* The term of a number's value: as it is spelled best, or all its spellings. */
+/* The term of a number: its preferred spelling, or all spellings. */
 bool schema_const_number(struct schema *s, const struct jvalue *v, bool all, uint32_t *term)
 {
     struct decimal d;
@@ -94,8 +94,8 @@ bool schema_const_number(struct schema *s, const struct jvalue *v, bool all, uin
     return true;
 }
 
-/* The one value v. */
-bool schema_const(struct schema *s, const struct jvalue *v, struct shape *x)
+/* The shape of the single value v. */
+bool schema_const(struct schema *s, const struct jvalue *v, struct value_shape *x)
 {
     *x = shape_any();
     switch (v->kind) {
@@ -118,22 +118,22 @@ bool schema_const(struct schema *s, const struct jvalue *v, struct shape *x)
     case J_ARRAY:
         x->types = TY_ARR;
         x->min_items = x->max_items = v->n;
-        x->acomps = schema_alloc(s, sizeof *x->acomps);
-        x->acomps->n_prefix = v->n;
-        x->acomps->prefix = schema_alloc(s, (v->n + 1) * sizeof(struct lits));
+        x->item_lists = schema_alloc(s, sizeof *x->item_lists);
+        x->item_lists->n_prefix = v->n;
+        x->item_lists->prefix = schema_alloc(s, (v->n + 1) * sizeof(struct literals));
         for (const struct jvalue *c = v->first; c; c = c->next)
-            x->acomps->prefix[c->index] = schema_lits_one(s, c->id << 2 | LIT_CONST);
+            x->item_lists->prefix[c->index] = schema_lits_one(s, c->id << 2 | LIT_CONST);
         return true;
     default:
         x->types = TY_OBJ;
-        x->comps = schema_alloc(s, sizeof *x->comps);
-        x->comps->props = schema_alloc(s, (v->n + 1) * sizeof(struct comp_prop));
-        x->comps->extra = schema_lits_one(s, LIT_FALSE);
+        x->prop_lists = schema_alloc(s, sizeof *x->prop_lists);
+        x->prop_lists->props = schema_alloc(s, (v->n + 1) * sizeof(struct prop_schema));
+        x->prop_lists->extra = schema_lits_one(s, LIT_FALSE);
         for (const struct jvalue *c = v->first; c; c = c->next) {
             if (jvalue_get_n(v, c->key, c->key_len) != c)
-                continue; /* a later member has this name */
-            x->comps->props[x->comps->n_props++] =
-                (struct comp_prop){c->key, c->key_len, schema_lits_one(s, c->id << 2 | LIT_CONST)};
+                continue; /* a later member has the same name */
+            x->prop_lists->props[x->prop_lists->n_props++] = (struct prop_schema){
+                c->key, c->key_len, schema_lits_one(s, c->id << 2 | LIT_CONST)};
             struct name_list *r = schema_alloc(s, sizeof *r);
             *r = (struct name_list){.next = x->required, .name = c->key, .len = c->key_len};
             x->required = r;
@@ -142,10 +142,10 @@ bool schema_const(struct schema *s, const struct jvalue *v, struct shape *x)
     }
 }
 
-/* Any value but v. */
+/* Shapes of all values except v. */
 bool schema_not_const(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
-    struct shape x = shape_any();
+    struct value_shape x = shape_any();
     if (v->kind == J_ARRAY) {
         x.types = TY_ANY & ~(uint32_t)TY_ARR;
         if (!shapes_add(s, out, &x))
@@ -162,17 +162,18 @@ bool schema_not_const(struct schema *s, const struct jvalue *v, struct shapes *o
             x = shape_any();
             x.types = TY_ARR;
             x.min_items = x.max_items = v->n;
-            x.acomps = schema_alloc(s, sizeof *x.acomps);
-            x.acomps->n_prefix = c->index + 1;
-            x.acomps->prefix = schema_alloc(s, (c->index + 1) * sizeof(struct lits));
-            x.acomps->prefix[c->index] = schema_lits_one(s, c->id << 2 | LIT_CONST | LIT_NOT);
+            x.item_lists = schema_alloc(s, sizeof *x.item_lists);
+            x.item_lists->n_prefix = c->index + 1;
+            x.item_lists->prefix = schema_alloc(s, (c->index + 1) * sizeof(struct literals));
+            x.item_lists->prefix[c->index] = schema_lits_one(s, c->id << 2 | LIT_CONST | LIT_NOT);
             if (!shapes_add(s, out, &x))
                 return false;
         }
         return true;
     }
     if (v->kind == J_OBJECT) {
-        /* Too many, too few, one missing, one different. (As many, all there: then no others.) */
+        /* Too many members, too few, one missing, or one different. (With the right number and none
+         * missing, there are no others.) */
         x.types = TY_ANY & ~(uint32_t)TY_OBJ;
         if (!shapes_add(s, out, &x))
             return false;
@@ -184,10 +185,10 @@ bool schema_not_const(struct schema *s, const struct jvalue *v, struct shapes *o
             for (int missing = 0; missing < 2; missing++) {
                 x = shape_any();
                 x.types = TY_OBJ;
-                x.comps = schema_alloc(s, sizeof *x.comps);
-                x.comps->n_props = 1;
-                x.comps->props = schema_alloc(s, sizeof *x.comps->props);
-                *x.comps->props = (struct comp_prop){
+                x.prop_lists = schema_alloc(s, sizeof *x.prop_lists);
+                x.prop_lists->n_props = 1;
+                x.prop_lists->props = schema_alloc(s, sizeof *x.prop_lists->props);
+                *x.prop_lists->props = (struct prop_schema){
                     c->key, c->key_len,
                     schema_lits_one(s, missing ? LIT_FALSE : (c->id << 2 | LIT_CONST | LIT_NOT))};
                 if (!shapes_add(s, out, &x))
@@ -209,15 +210,15 @@ bool schema_not_const(struct schema *s, const struct jvalue *v, struct shapes *o
     return shapes_add(s, out, &x);
 }
 
-/* One of a list of values: those of simple types share one shape. */
+/* Shapes of a list of values. Values of simple types share one shape. */
 static bool enum_shapes(struct schema *s, const struct jvalue *list, struct shapes *out)
 {
-    struct shape simple = shape_none();
+    struct value_shape simple = shape_none();
     uint32_t *nums = mem_alloc((list->n + 1) * sizeof *nums), n_nums = 0;
     uint32_t *strs = mem_alloc((list->n + 1) * sizeof *strs), n_strs = 0;
     bool ok = true;
     for (const struct jvalue *c = list->first; c && ok; c = c->next) {
-        struct shape x;
+        struct value_shape x;
         ok = schema_const(s, c, &x);
         if (!ok)
             break;
@@ -238,7 +239,7 @@ static bool enum_shapes(struct schema *s, const struct jvalue *list, struct shap
     return ok && shapes_add(s, out, &simple);
 }
 
-/* ---- simple keywords: each gives one shape, and the same broken ---- */
+/* ---- simple keywords: each gives one shape, also when negated ---- */
 
 bool schema_types(struct schema *s, const struct jvalue *v, uint32_t *types, bool *integer)
 {
@@ -271,7 +272,7 @@ bool schema_types(struct schema *s, const struct jvalue *v, uint32_t *types, boo
     return true;
 }
 
-/* A keyword about numbers: the term of those that fulfil it. */
+/* The term of the numbers that satisfy a number keyword. */
 bool schema_number_key(struct schema *s, const struct jvalue *parent, const struct jvalue *v,
                        uint32_t *term)
 {
@@ -288,7 +289,7 @@ bool schema_number_key(struct schema *s, const struct jvalue *parent, const stru
     }
     int outcome = is_min || jvalue_get(parent, "exclusiveMinimum") == v ? CMP_MORE : CMP_LESS;
     if (is_min || is_max) {
-        /* draft 4: exclusiveMinimum is a flag beside minimum */
+        /* draft 4: exclusiveMinimum is a boolean next to minimum */
         const struct jvalue *ex =
             jvalue_get(parent, is_min ? "exclusiveMinimum" : "exclusiveMaximum");
         if (!ex || ex->kind != J_TRUE)
@@ -298,7 +299,7 @@ bool schema_number_key(struct schema *s, const struct jvalue *parent, const stru
     return true;
 }
 
-/* A keyword about strings: the term of those that fulfil it. RE_ALL: it says nothing. */
+/* The term of the strings that satisfy a string keyword. RE_ALL: no restriction. */
 bool schema_string_key(struct schema *s, const struct jvalue *v, const char *key, uint32_t *term)
 {
     *term = RE_ALL;
@@ -308,9 +309,9 @@ bool schema_string_key(struct schema *s, const struct jvalue *v, const char *key
         if (!schema_count(s, v, LENGTH_MAX, &n))
             return false;
         if (min && n > LENGTH_MAX)
-            return schema_fail(s, v, "over %d characters are asked for", LENGTH_MAX);
+            return schema_fail(s, v, "requires over %d characters", LENGTH_MAX);
         if (!min && n > LENGTH_MAX)
-            n = LENGTH_MAX; /* stricter than asked: no answer is that long */
+            n = LENGTH_MAX; /* stricter than the schema: no reply is that long */
         *term = re_rep(s->pool, RE_ANY, min ? n : 0, min ? RE_INF : n);
         return true;
     }
@@ -336,8 +337,8 @@ bool schema_is(const struct jvalue *v)
     return v->kind == J_OBJECT || v->kind == J_TRUE || v->kind == J_FALSE;
 }
 
-/* prefixItems, items and additionalItems of one schema, in all drafts' ways. */
-bool schema_array(struct schema *s, const struct jvalue *v, struct acomp **out)
+/* prefixItems, items and additionalItems of one schema, in every draft's form. */
+bool schema_array(struct schema *s, const struct jvalue *v, struct item_keywords **out)
 {
     const struct jvalue *items = jvalue_get(v, "items"), *prefix = jvalue_get(v, "prefixItems");
     const struct jvalue *rest = items;
@@ -348,7 +349,7 @@ bool schema_array(struct schema *s, const struct jvalue *v, struct acomp **out)
     }
     if (!prefix && !rest)
         return true;
-    struct acomp *a = schema_alloc(s, sizeof *a);
+    struct item_keywords *a = schema_alloc(s, sizeof *a);
     if (prefix) {
         if (prefix->kind != J_ARRAY)
             return schema_fail(s, prefix, "is not a list");
@@ -369,7 +370,7 @@ bool schema_array(struct schema *s, const struct jvalue *v, struct acomp **out)
     return true;
 }
 
-bool schema_object(struct schema *s, const struct jvalue *v, struct comp **out)
+bool schema_object(struct schema *s, const struct jvalue *v, struct prop_keywords **out)
 {
     const struct jvalue *props = jvalue_get(v, "properties"),
                         *pats = jvalue_get(v, "patternProperties"),
@@ -377,7 +378,7 @@ bool schema_object(struct schema *s, const struct jvalue *v, struct comp **out)
     *out = NULL;
     if (!props && !pats && !extra)
         return true;
-    struct comp *c = schema_alloc(s, sizeof *c);
+    struct prop_keywords *c = schema_alloc(s, sizeof *c);
     for (int k = 0; k < 2; k++) {
         const struct jvalue *list = k ? pats : props;
         if (!list)
@@ -391,16 +392,16 @@ bool schema_object(struct schema *s, const struct jvalue *v, struct comp **out)
         for (const struct jvalue *p = list->first; p; p = p->next) {
             if (!schema_is(p))
                 return schema_fail(s, p, "is not a schema");
-            struct lits l = schema_lits(s, p, false);
+            struct literals l = schema_lits(s, p, false);
             if (!k) {
-                c->props[c->n_props++] = (struct comp_prop){p->key, p->key_len, l};
+                c->props[c->n_props++] = (struct prop_schema){p->key, p->key_len, l};
                 continue;
             }
             struct error err = {0};
             uint32_t re = re_parse(s->pool, p->key, p->key_len, true, &err);
             if (err.msg[0])
                 return schema_fail(s, p, "%s", err.msg);
-            c->pats[c->n_pats++] = (struct comp_pat){re, l};
+            c->pats[c->n_pats++] = (struct pattern_schema){re, l};
         }
     }
     if (extra) {
@@ -428,7 +429,7 @@ static bool name_add(struct schema *s, struct name_list **to, const struct jvalu
     return true;
 }
 
-/* The term of the strings that fit a schema (propertyNames). */
+/* The term of the strings that satisfy a schema (propertyNames). */
 bool schema_names(struct schema *s, const struct jvalue *v, bool negated, uint32_t *term)
 {
     struct shapes all = {0};
@@ -443,11 +444,11 @@ bool schema_names(struct schema *s, const struct jvalue *v, bool negated, uint32
     return true;
 }
 
-/* ---- a schema fulfilled ---- */
+/* ---- a satisfied schema ---- */
 
-struct shape shape_types(uint32_t types)
+struct value_shape shape_types(uint32_t types)
 {
-    struct shape x = shape_any();
+    struct value_shape x = shape_any();
     x.types = types;
     return x;
 }
@@ -460,7 +461,7 @@ bool shapes_append(struct schema *s, struct shapes *to, const struct shapes *fro
     return true;
 }
 
-/* Exactly one of the list: each with those negated that it is not known to be apart from. */
+/* Exactly one of the list: each alternative, minus the others that may overlap with it. */
 static bool one_of(struct schema *s, const struct jvalue *list, struct shapes *out)
 {
     uint32_t n = list->n;
@@ -479,7 +480,7 @@ static bool one_of(struct schema *s, const struct jvalue *list, struct shapes *o
             bool apart = true;
             for (uint32_t a = 0; a < mine.n && apart && i != j; a++)
                 for (uint32_t b = 0; b < each[j]->n && apart; b++) {
-                    struct shape both = shape_merge(s, &mine.v[a], &each[j]->v[b]);
+                    struct value_shape both = shape_merge(s, &mine.v[a], &each[j]->v[b]);
                     apart = shape_empty(s, &both, 2);
                     if (s->failed)
                         return false;
@@ -537,22 +538,23 @@ bool schema_if(struct schema *s, const struct jvalue *v, bool negated, struct sh
     return true;
 }
 
-struct comp *schema_one_prop(struct schema *s, const char *name, uint32_t len, struct lits l)
+struct prop_keywords *schema_one_prop(struct schema *s, const char *name, uint32_t len,
+                                      struct literals l)
 {
-    struct comp *c = schema_alloc(s, sizeof *c);
+    struct prop_keywords *c = schema_alloc(s, sizeof *c);
     c->n_props = 1;
     c->props = schema_alloc(s, sizeof *c->props);
-    *c->props = (struct comp_prop){name, len, l};
+    *c->props = (struct prop_schema){name, len, l};
     return c;
 }
 
-/* dependentSchemas, or a schema in `dependencies`: the property is absent, or the schema holds. */
+/* dependentSchemas, or a schema in `dependencies`: the property is absent or the schema holds. */
 static bool dependent_schema(struct schema *s, const struct jvalue *c, struct shapes *all)
 {
     struct shapes either = {0}, with = {0};
-    struct shape x = shape_any();
-    x.comps = schema_one_prop(s, c->key, c->key_len, schema_lits_one(s, LIT_FALSE));
-    struct shape has = shape_types(TY_OBJ);
+    struct value_shape x = shape_any();
+    x.prop_lists = schema_one_prop(s, c->key, c->key_len, schema_lits_one(s, LIT_FALSE));
+    struct value_shape has = shape_types(TY_OBJ);
     has.required = schema_alloc(s, sizeof *has.required);
     *has.required = (struct name_list){.name = c->key, .len = c->key_len};
     return shapes_add(s, &either, &x) && shapes_add(s, &with, &has) &&
@@ -560,7 +562,7 @@ static bool dependent_schema(struct schema *s, const struct jvalue *c, struct sh
            shapes_and(s, all, &either);
 }
 
-static bool dependencies(struct schema *s, const struct jvalue *v, struct shape *x,
+static bool dependencies(struct schema *s, const struct jvalue *v, struct value_shape *x,
                          struct shapes *all)
 {
     if (v->kind != J_OBJECT)
@@ -582,8 +584,8 @@ static bool dependencies(struct schema *s, const struct jvalue *v, struct shape 
     return true;
 }
 
-/* Keywords with a count: the field of a shape they set. */
-static uint32_t *count_field(struct shape *x, const char *key, uint32_t *type)
+/* For keywords with a count: the shape's field and type. */
+static uint32_t *count_field(struct value_shape *x, const char *key, uint32_t *type)
 {
     *type = 0;
     if (!strcmp(key, "minItems") || !strcmp(key, "maxItems")) {
@@ -605,7 +607,7 @@ static const char *const refused_keys[] = {"unevaluatedProperties", "unevaluated
                                            "$dynamicRef", "$recursiveRef"};
 #define EACH(keys, k) for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
 
-static bool contains_keyword(struct schema *s, const struct jvalue *v, struct shape *x)
+static bool contains_keyword(struct schema *s, const struct jvalue *v, struct value_shape *x)
 {
     const struct jvalue *c = jvalue_get(v, "contains"), *min = jvalue_get(v, "minContains"),
                         *max = jvalue_get(v, "maxContains");
@@ -619,7 +621,7 @@ static bool contains_keyword(struct schema *s, const struct jvalue *v, struct sh
     if (max)
         return schema_fail(s, max, "cannot be enforced");
     if (n > COUNT_MAX)
-        return schema_fail(s, min, "over %d items are asked for", COUNT_MAX);
+        return schema_fail(s, min, "requires over %d items", COUNT_MAX);
     if (!n)
         return true;
     x->contains = schema_alloc(s, sizeof *x->contains);
@@ -629,8 +631,8 @@ static bool contains_keyword(struct schema *s, const struct jvalue *v, struct sh
     return true;
 }
 
-/* The keywords that make one shape. */
-static bool simple_keywords(struct schema *s, const struct jvalue *v, struct shape *x)
+/* Processes the keywords that affect only one shape. */
+static bool simple_keywords(struct schema *s, const struct jvalue *v, struct value_shape *x)
 {
     const struct jvalue *k;
     uint32_t num = RE_ALL, term = RE_ALL;
@@ -644,7 +646,7 @@ static bool simple_keywords(struct schema *s, const struct jvalue *v, struct sha
     EACH(number_keys, i)
     {
         k = jvalue_get(v, number_keys[i]);
-        if (!k || k->kind == J_TRUE || k->kind == J_FALSE) /* draft 4's flags */
+        if (!k || k->kind == J_TRUE || k->kind == J_FALSE) /* draft 4's booleans */
             continue;
         if (!schema_number_key(s, v, k, &term))
             return false;
@@ -667,10 +669,10 @@ static bool simple_keywords(struct schema *s, const struct jvalue *v, struct sha
         if (!schema_count(s, k, COUNT_MAX, &n))
             return false;
         if (count_keys[i][1] == 'i' && n > COUNT_MAX)
-            return schema_fail(s, k, "over %d are asked for", COUNT_MAX);
+            return schema_fail(s, k, "requires over %d", COUNT_MAX);
         *field = n > COUNT_MAX ? COUNT_MAX : n;
     }
-    if (!schema_array(s, v, &x->acomps) || !schema_object(s, v, &x->comps) ||
+    if (!schema_array(s, v, &x->item_lists) || !schema_object(s, v, &x->prop_lists) ||
         !contains_keyword(s, v, x))
         return false;
     if ((k = jvalue_get(v, "required")) && k->kind == J_ARRAY)
@@ -685,9 +687,9 @@ static bool simple_keywords(struct schema *s, const struct jvalue *v, struct sha
     return !too_complex(s, v);
 }
 
-bool schema_fulfil(struct schema *s, const struct jvalue *v, struct shapes *out)
+bool schema_satisfy(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
-    struct shape x = shape_any();
+    struct value_shape x = shape_any();
     struct shapes all = {0};
     const struct jvalue *k, *ref = jvalue_get(v, "$ref");
     EACH(refused_keys, i)
@@ -698,7 +700,7 @@ bool schema_fulfil(struct schema *s, const struct jvalue *v, struct shapes *out)
         if (!to)
             return false;
         if (!schema_is(to))
-            return schema_fail(s, ref, "leads to something that is not a schema");
+            return schema_fail(s, ref, "refers to something that is not a schema");
         if (!shapes_add(s, &all, &x) || !schema_and_sub(s, &all, to, false))
             return false;
         if (s->old_ref) {
@@ -709,9 +711,9 @@ bool schema_fulfil(struct schema *s, const struct jvalue *v, struct shapes *out)
     if (!simple_keywords(s, v, &x))
         return false;
     struct shapes own = {0};
-    /* Dependencies are added to x before it is used: they may be a part of the shape. */
+    /* Dependencies are processed before x is used, since they may modify it. */
     struct shapes deps = {0};
-    struct shape any = shape_any();
+    struct value_shape any = shape_any();
     shapes_add(s, &deps, &any);
     static const char *const dep_keys[] = {"dependencies", "dependentRequired", "dependentSchemas"};
     EACH(dep_keys, i)
@@ -729,7 +731,7 @@ bool schema_fulfil(struct schema *s, const struct jvalue *v, struct shapes *out)
     }
     if ((k = jvalue_get(v, "const"))) {
         struct shapes e = {0};
-        struct shape c;
+        struct value_shape c;
         if (!schema_const(s, k, &c) || !shapes_add(s, &e, &c) || !shapes_and(s, &own, &e))
             return false;
     }

@@ -1,6 +1,7 @@
 /*
- * From a schema to a grammar: nodes are made of sets of literals, from the root on; those that nothing
- * fits are found and cut out; what is left gets its terminals and names. See schema_int.h.
+ * Builds the grammar of a schema. Nodes are created from sets of literals, starting at the root.
+ * Nodes that no value satisfies are found and removed. The remaining objects then get their key
+ * terminals. See schema_int.h.
  */
 #include "text/grammar/schema_int.h"
 
@@ -12,45 +13,45 @@
 
 enum { NODES_MAX = 20000, LABELS_MAX = 64, PROPS_MAX = 4000 };
 
-/* An object under construction: its grammar node, and what decides about it. */
-struct builder {
+/* The state of building one grammar. */
+struct schema_builder {
     struct schema *s;
     struct grammar *g;
-    struct lits *sets; /* (n_sets) set of literals by node index */
-    uint32_t *node_of; /* (n_sets) the grammar's node */
+    struct literals *sets; /* (n_sets) set of literals of each node */
+    uint32_t *node_of;     /* (n_sets) its grammar node */
     uint32_t n_sets, cap_sets;
     uint32_t *slots, n_slots;
     uint32_t words[3];              /* terminals of null, true and false, or NO_LIMIT */
     const struct call_style *style; /* how a call's arguments are written; NULL: as JSON */
-    uint32_t no_tag;                /* term of the texts that have none of the style's tags */
+    uint32_t no_tag;                /* term of the texts without the style's tags */
     struct {
-        struct lits lits;
+        struct literals lits;
         uint32_t node;
         bool text;
-    } * params; /* (n_params) values between tags: to be built */
+    } * params; /* (n_params) values between tags, still to be built */
     uint32_t n_params, cap_params;
     struct {
         uint32_t term, id;
         bool str;
-    } * terms; /* made so far, by term */
+    } * terms; /* built so far, by term */
     uint32_t n_terms, cap_terms;
-    struct names_of **objects; /* (n_objects) */
+    struct object_keys **objects; /* (n_objects) */
     uint32_t n_objects, cap_objects;
 };
 
-/* What an object node needs until its key's terminal is made. */
-struct names_of {
+/* What an object node needs until its key terminal is built. */
+struct object_keys {
     uint32_t node;
-    bool call;         /* the arguments of a call that are not JSON */
+    bool call;         /* arguments of a call in a non-JSON style */
     const char **name; /* (n) sorted */
     uint32_t *len;
     uint32_t n;
-    struct dfa *dfa;             /* of the other names; NULL: none */
-    uint32_t labels[LABELS_MAX]; /* the automaton's labels that occur */
+    struct dfa *dfa;             /* automaton of undeclared names; NULL: none */
+    uint32_t labels[LABELS_MAX]; /* labels of the automaton that occur */
     uint32_t n_labels;
 };
 
-static uint32_t set_hash(struct lits l)
+static uint32_t set_hash(struct literals l)
 {
     uint64_t h = 0x9e3779b97f4a7c15u + l.n;
     for (uint32_t i = 0; i < l.n; i++)
@@ -58,8 +59,8 @@ static uint32_t set_hash(struct lits l)
     return (uint32_t)(h ^ h >> 32);
 }
 
-/* The node of a set of literals; a new one is put in line to be built. */
-static uint32_t node_of(struct builder *b, struct lits l)
+/* Returns the node of a set of literals; a new one is queued for building. */
+static uint32_t node_of(struct schema_builder *b, struct literals l)
 {
     if (2 * (b->n_sets + 1) > b->n_slots) {
         b->n_slots = b->n_slots ? 2 * b->n_slots : 64;
@@ -74,12 +75,12 @@ static uint32_t node_of(struct builder *b, struct lits l)
     }
     uint32_t h = set_hash(l) & (b->n_slots - 1);
     for (; b->sets && b->slots[h]; h = (h + 1) & (b->n_slots - 1)) {
-        const struct lits *x = &b->sets[b->slots[h] - 1];
+        const struct literals *x = &b->sets[b->slots[h] - 1];
         if (x->n == l.n && (!l.n || !memcmp(x->v, l.v, l.n * sizeof *l.v)))
             return b->node_of[b->slots[h] - 1];
     }
     if (b->n_sets >= NODES_MAX) {
-        schema_fail(b->s, NULL, "over %d different values to describe", NODES_MAX);
+        schema_fail(b->s, NULL, "over %d distinct subschemas", NODES_MAX);
         return 0;
     }
     if (b->n_sets == b->cap_sets) {
@@ -93,8 +94,8 @@ static uint32_t node_of(struct builder *b, struct lits l)
     return b->node_of[b->n_sets - 1];
 }
 
-/* Few texts, such as those of an enum: then characters are escaped only where they must be, which
- * leaves the next token without a choice more often. */
+/* Whether the language is small, such as an enum. Then characters are escaped only where necessary,
+ * so that the next token is forced more often. */
 static bool is_plain(const struct dfa *d)
 {
     for (uint32_t q = 1; q < d->n_states && d->finite; q++)
@@ -104,8 +105,8 @@ static bool is_plain(const struct dfa *d)
     return d->finite;
 }
 
-/* The terminal of a term; NO_LIMIT if it is empty or failed. */
-static uint32_t term_of(struct builder *b, uint32_t term, bool str)
+/* Returns the terminal of a term; NO_LIMIT if its language is empty or on failure. */
+static uint32_t term_of(struct schema_builder *b, uint32_t term, bool str)
 {
     struct error err = {0};
     for (uint32_t i = 0; i < b->n_terms; i++)
@@ -131,23 +132,23 @@ static uint32_t term_of(struct builder *b, uint32_t term, bool str)
     return id;
 }
 
-static bool term_regex(struct builder *b, const char *pattern, uint32_t *id)
+static bool term_regex(struct schema_builder *b, const char *pattern, uint32_t *id)
 {
     uint32_t t = re_parse(b->s->pool, pattern, strlen(pattern), false, NULL);
     *id = term_of(b, t, false);
     return *id != NO_LIMIT;
 }
 
-/* The punctuation of JSON, in the order of the T_ names. White space is bounded: one blank, and one
- * line end with the indentation of the next. */
+/* The punctuation of JSON, in the order of the T_ names. White space is limited to one blank, and
+ * one newline with the next line's indentation. */
 void schema_add_json(struct grammar *g, int flags)
 {
 #define WS "[ \\t]?(\\r?\\n[ \\t]{0,24})?"
-    static const char *const loose[T_JSON_COUNT] = {"\\{" WS, "\\}",    WS "\\}",  "\\[" WS,
-                                                    "\\]",    WS "\\]", WS "," WS, WS ":" WS};
-    static const char *const tight[T_JSON_COUNT] = {"\\{", "\\}",     "(?:\\})", "\\[",
-                                                    "\\]", "(?:\\])", ",",       ":"};
-    const char *const *list = flags & GRAMMAR_COMPACT ? tight : loose;
+    static const char *const spaced[T_JSON_COUNT] = {"\\{" WS, "\\}",    WS "\\}",  "\\[" WS,
+                                                     "\\]",    WS "\\]", WS "," WS, WS ":" WS};
+    static const char *const compact[T_JSON_COUNT] = {"\\{", "\\}",     "(?:\\})", "\\[",
+                                                      "\\]", "(?:\\])", ",",       ":"};
+    const char *const *list = flags & GRAMMAR_COMPACT ? compact : spaced;
     struct re_pool *pool = re_pool_new();
     for (uint32_t i = 0; i < T_JSON_COUNT; i++) {
         uint32_t t = re_parse(pool, list[i], strlen(list[i]), false, NULL);
@@ -162,11 +163,11 @@ void schema_add_json(struct grammar *g, int flags)
 
 /* ---- arrays ---- */
 
-static bool build_array(struct builder *b, const struct shape *x, uint32_t *out)
+static bool build_array(struct schema_builder *b, const struct value_shape *x, uint32_t *out)
 {
     struct schema *s = b->s;
     uint32_t prefix = 0;
-    for (const struct acomp *c = x->acomps; c; c = c->next)
+    for (const struct item_keywords *c = x->item_lists; c; c = c->next)
         if (c->n_prefix > prefix)
             prefix = c->n_prefix;
     if (prefix > x->max_items)
@@ -180,13 +181,13 @@ static bool build_array(struct builder *b, const struct shape *x, uint32_t *out)
     a->max = x->max_items;
     const struct contains *c = x->contains;
     if (c && c->next)
-        return schema_fail(s, NULL, "two of \"contains\" for one array cannot be enforced");
+        return schema_fail(s, NULL, "two \"contains\" on one array cannot be enforced");
     if (c) {
         a->n_contains = c->min;
         a->both = mem_alloc((prefix + 1) * sizeof *a->both);
     }
     for (uint32_t i = 0; i <= prefix && !s->failed; i++) {
-        struct lits l = shape_item(s, x, i < prefix ? i : NO_LIMIT - 1);
+        struct literals l = shape_item(s, x, i < prefix ? i : NO_LIMIT - 1);
         uint32_t n = node_of(b, l);
         if (i < prefix)
             a->prefix[i] = n;
@@ -201,7 +202,7 @@ static bool build_array(struct builder *b, const struct shape *x, uint32_t *out)
 
 /* ---- objects ---- */
 
-struct name {
+struct prop_name {
     const char *p;
     uint32_t len, order;
 };
@@ -214,31 +215,31 @@ static int name_cmp_text(const char *a, uint32_t n, const char *b, uint32_t m)
 
 static int name_cmp(const void *a, const void *b)
 {
-    const struct name *x = a, *y = b;
+    const struct prop_name *x = a, *y = b;
     int c = name_cmp_text(x->p, x->len, y->p, y->len);
     return c ? c : x->order < y->order ? -1 : x->order > y->order;
 }
 
-/* Every name that the shape mentions, sorted, with its place in the schema. */
-static uint32_t collect_names(struct schema *s, const struct shape *x, struct name **out)
+/* All names the shape mentions, sorted, with their order in the schema. */
+static uint32_t collect_names(struct schema *s, const struct value_shape *x, struct prop_name **out)
 {
     uint32_t n = 0, k = 0;
-    for (const struct comp *c = x->comps; c; c = c->next)
+    for (const struct prop_keywords *c = x->prop_lists; c; c = c->next)
         n += c->n_props;
     for (const struct name_list *r = x->required; r; r = r->next)
         n++;
     for (const struct name_list *r = x->needs; r; r = r->next)
         n += 2;
-    struct name *v = schema_alloc(s, (n + 1) * sizeof *v);
-    for (const struct comp *c = x->comps; c; c = c->next)
+    struct prop_name *v = schema_alloc(s, (n + 1) * sizeof *v);
+    for (const struct prop_keywords *c = x->prop_lists; c; c = c->next)
         for (uint32_t i = 0; i < c->n_props; i++, k++)
-            v[k] = (struct name){c->props[i].name, c->props[i].len, k};
+            v[k] = (struct prop_name){c->props[i].name, c->props[i].len, k};
     for (const struct name_list *r = x->required; r; r = r->next, k++)
-        v[k] = (struct name){r->name, r->len, k};
+        v[k] = (struct prop_name){r->name, r->len, k};
     for (const struct name_list *r = x->needs; r; r = r->next) {
-        v[k] = (struct name){r->name, r->len, k};
+        v[k] = (struct prop_name){r->name, r->len, k};
         k++;
-        v[k] = (struct name){r->needs, r->needs_len, k};
+        v[k] = (struct prop_name){r->needs, r->needs_len, k};
         k++;
     }
     qsort(v, n, sizeof *v, name_cmp);
@@ -250,7 +251,7 @@ static uint32_t collect_names(struct schema *s, const struct shape *x, struct na
     return k;
 }
 
-static uint32_t find_name(const struct name *v, uint32_t n, const char *p, uint32_t len)
+static uint32_t find_name(const struct prop_name *v, uint32_t n, const char *p, uint32_t len)
 {
     uint32_t lo = 0, hi = n;
     while (lo < hi) {
@@ -266,18 +267,19 @@ static uint32_t find_name(const struct name *v, uint32_t n, const char *p, uint3
     return NO_LIMIT;
 }
 
-/* ---- the arguments of calls that are not JSON ---- */
+/* ---- call arguments that are not JSON ---- */
 
-/* How the arguments of calls that are not JSON are written. */
+/* How call arguments that are not JSON are written. */
 static const struct call_style {
     int flag;
-    const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing stands there */
-    const char *open;               /* before a name */
-    char shut;                      /* after it */
-    const char *end;     /* expression after a value that is not only JSON; NULL: it is */
-    const char *tags[8]; /* that no text may hold, NULL at the end */
-    bool spelled;        /* ... which may be special tokens */
-    bool deep;           /* objects inside them are written so, too */
+    const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing is written */
+    const char *open;               /* text before a name */
+    char shut;                      /* character after a name */
+    const char *end;     /* expression after a value that may be raw text; NULL: all values are
+                          * JSON */
+    const char *tags[8]; /* no text may contain these; NULL-terminated */
+    bool spelled;        /* ... and they may be special tokens */
+    bool deep;           /* nested objects use the same style */
 } styles[] = {
     {SCHEMA_PYTHON, {"\\(", "\\)", "\\)", ", ?", NULL}, "", '=', NULL, {NULL}, false, false},
     {SCHEMA_XML,
@@ -316,17 +318,17 @@ static const struct call_style *style_of(int flags)
     return NULL;
 }
 
-/* A term that matches the texts without this one. */
+/* The texts that do not contain this one. */
 static uint32_t without(struct re_pool *p, const char *text)
 {
     uint32_t t = re_cat(p, RE_ALL, re_cat(p, re_literal(p, text, strlen(text)), RE_ALL));
     return re_not(p, t);
 }
 
-/* Names that can be written without quotes: those of others, and whether a declared one can. Only
- * Python's are words; between tags all is one that has no characters of theirs. */
+/* Names that need no quotes: a pattern for undeclared ones, and a check for declared ones. In
+ * Python they are identifiers; between tags they are any text without the tags' characters. */
 #define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
-static bool is_word(const struct builder *b, const char *p, uint32_t n)
+static bool is_word(const struct schema_builder *b, const char *p, uint32_t n)
 {
     if (b->style->flag != SCHEMA_PYTHON) {
         for (uint32_t i = 0; i < n; i++)
@@ -341,8 +343,8 @@ static bool is_word(const struct builder *b, const char *p, uint32_t n)
     return n > 0;
 }
 
-/* Does the name hold a tag that would end what it stands in? */
-static bool has_tag(const struct builder *b, const char *p, uint32_t n)
+/* Whether the name contains a tag that would end its context. */
+static bool has_tag(const struct schema_builder *b, const char *p, uint32_t n)
 {
     for (int i = 0; b->style && b->style->tags[i]; i++)
         if (memmem(p, n, b->style->tags[i], strlen(b->style->tags[i])))
@@ -350,8 +352,10 @@ static bool has_tag(const struct builder *b, const char *p, uint32_t n)
     return false;
 }
 
-/* The node of an argument. Between tags it is not only JSON: it is built when the object is done. */
-static uint32_t param_of(struct builder *b, struct lits l, const char *name, uint32_t len)
+/* Returns the node of an argument. Between tags a value may be raw text; such nodes are built when
+ * the object is done. */
+static uint32_t param_of(struct schema_builder *b, struct literals l, const char *name,
+                         uint32_t len)
 {
     if (!b->style->end)
         return node_of(b, l);
@@ -369,8 +373,8 @@ static uint32_t param_of(struct builder *b, struct lits l, const char *name, uin
     return node;
 }
 
-/* What stands around the arguments. */
-static bool call_marks(struct builder *b, struct object_node *o)
+/* Sets the punctuation around the arguments. */
+static bool call_marks(struct schema_builder *b, struct object_node *o)
 {
     for (int i = 0; i < OBJECT_MARKS; i++) {
         const char *mark = b->style->mark[i];
@@ -381,14 +385,14 @@ static bool call_marks(struct builder *b, struct object_node *o)
     return true;
 }
 
-/* The names that are not declared: which patterns they match decides what their values must fit. */
-static bool build_others(struct builder *b, const struct shape *x, struct object_node *o,
-                         struct names_of *info)
+/* Undeclared names: the patterns a name matches determine the literals of its value. */
+static bool build_others(struct schema_builder *b, const struct value_shape *x,
+                         struct object_node *o, struct object_keys *info)
 {
     struct schema *s = b->s;
     uint32_t terms[32];
     int n = 0;
-    for (const struct comp *c = x->comps; c; c = c->next) {
+    for (const struct prop_keywords *c = x->prop_lists; c; c = c->next) {
         if (c->n_pats + (uint32_t)n > 30)
             return schema_fail(s, NULL, "over 30 patterns for the properties of one object");
         for (uint32_t i = 0; i < c->n_pats; i++)
@@ -399,7 +403,7 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
         terms[n] =
             re_and(s->pool, terms[n], re_parse(s->pool, CALL_WORD, strlen(CALL_WORD), false, NULL));
     bool closed = false;
-    for (const struct comp *c = x->comps; c; c = c->next)
+    for (const struct prop_keywords *c = x->prop_lists; c; c = c->next)
         closed |= !c->n_pats && lits_false(c->extra);
     if (closed)
         return true;
@@ -409,7 +413,7 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
         return schema_fail(s, NULL, "the names of an object's properties: %s", err.msg);
     const struct dfa *d = info->dfa;
     for (uint32_t q = 1; q < d->n_states; q++) {
-        bool known = !(d->label[q] >> n & 1); /* a name that propertyNames does not allow */
+        bool known = !(d->label[q] >> n & 1); /* propertyNames excludes the name */
         for (uint32_t i = 0; i < info->n_labels && !known; i++)
             known = info->labels[i] == d->label[q];
         if (known)
@@ -421,9 +425,9 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
     }
     o->others = mem_alloc((info->n_labels + 1) * sizeof *o->others);
     for (uint32_t k = 0; k < info->n_labels; k++) {
-        struct lits l = {0};
+        struct literals l = {0};
         int bit = 0;
-        for (const struct comp *c = x->comps; c; c = c->next) {
+        for (const struct prop_keywords *c = x->prop_lists; c; c = c->next) {
             bool hit = false;
             for (uint32_t i = 0; i < c->n_pats; i++, bit++)
                 if (info->labels[k] >> bit & 1) {
@@ -441,13 +445,13 @@ static bool build_others(struct builder *b, const struct shape *x, struct object
     return !s->failed;
 }
 
-/* The lists of dependentRequired, closed under each other. */
-static void build_needs(const struct shape *x, const struct name *names, uint32_t n,
+/* Computes the transitive closure of dependentRequired. */
+static void build_needs(const struct value_shape *x, const struct prop_name *names, uint32_t n,
                         struct object_node *o)
 {
     if (!x->needs)
         return;
-    uint8_t *m = mem_zalloc((size_t)n * n, 1); /* i asks for j */
+    uint8_t *m = mem_zalloc((size_t)n * n, 1); /* m[i, j]: i requires j */
     for (const struct name_list *r = x->needs; r; r = r->next)
         m[(size_t)find_name(names, n, r->name, r->len) * n +
           find_name(names, n, r->needs, r->needs_len)] = 1;
@@ -470,10 +474,11 @@ static void build_needs(const struct shape *x, const struct name *names, uint32_
     mem_free(m);
 }
 
-static bool build_object(struct builder *b, const struct shape *x, bool root, uint32_t *out)
+static bool build_object(struct schema_builder *b, const struct value_shape *x, bool root,
+                         uint32_t *out)
 {
     struct schema *s = b->s;
-    struct name *names;
+    struct prop_name *names;
     uint32_t n = collect_names(s, x, &names);
     if (n > PROPS_MAX)
         return schema_fail(s, NULL, "an object of over %d properties", PROPS_MAX);
@@ -490,7 +495,7 @@ static bool build_object(struct builder *b, const struct shape *x, bool root, ui
     static const uint32_t json[OBJECT_MARKS] = {T_LBRACE, T_RBRACE0, T_RBRACE, T_COMMA, T_COLON};
     memcpy(o->mark, json, sizeof json);
     bool call = b->style && (root || b->style->deep);
-    struct names_of *info = schema_alloc(s, sizeof *info);
+    struct object_keys *info = schema_alloc(s, sizeof *info);
     info->node = node;
     info->call = call;
     info->n = n;
@@ -506,7 +511,7 @@ static bool build_object(struct builder *b, const struct shape *x, bool root, ui
     for (uint32_t i = 0; i < n && !s->failed; i++) {
         info->name[i] = names[i].p;
         info->len[i] = names[i].len;
-        struct lits l = shape_prop(s, x, names[i].p, names[i].len);
+        struct literals l = shape_prop(s, x, names[i].p, names[i].len);
         bool allowed = !lits_false(l);
         if (allowed && x->names != RE_ALL)
             allowed = !term_empty(
@@ -529,7 +534,7 @@ static bool build_object(struct builder *b, const struct shape *x, bool root, ui
 
 /* ---- a node: all its shapes ---- */
 
-static bool word_term(struct builder *b, int k, uint32_t *id)
+static bool word_term(struct schema_builder *b, int k, uint32_t *id)
 {
     static const char *const words[3][3] = {
         {"null", "true", "false"}, {"None", "True", "False"}, {"null|None", "true", "false"}};
@@ -541,14 +546,15 @@ static bool word_term(struct builder *b, int k, uint32_t *id)
     return true;
 }
 
-static uint32_t pattern_term(struct builder *b, const char *re)
+static uint32_t pattern_term(struct schema_builder *b, const char *re)
 {
     return re_parse(b->s->pool, re, strlen(re), false, NULL);
 }
 
-/* The value of a parameter is followed by the style's end; a text is written as it is. What looks like
- * JSON is taken for it, so a text begins with a letter where it may be something else. */
-static uint32_t xml_text(struct builder *b, uint32_t str, bool always)
+/* A raw string parameter: text, then the style's end. Values that look like JSON are parsed as
+ * JSON, so where other types are possible, the text must start with a letter and not be a
+ * constant. */
+static uint32_t raw_text_term(struct schema_builder *b, uint32_t str, bool always)
 {
     struct re_pool *p = b->s->pool;
     static const char letters[] =
@@ -560,8 +566,8 @@ static uint32_t xml_text(struct builder *b, uint32_t str, bool always)
     return term_of(b, re_cat(p, str, pattern_term(b, b->style->end)), false);
 }
 
-/* A text as a value by itself: a JSON string, or between the marks of the style. */
-static uint32_t string_term(struct builder *b, uint32_t str)
+/* A string value: a JSON string, or text between the style's quotation tags. */
+static uint32_t string_term(struct schema_builder *b, uint32_t str)
 {
     struct re_pool *p = b->s->pool;
     if (!b->style || !b->style->deep)
@@ -572,8 +578,8 @@ static uint32_t string_term(struct builder *b, uint32_t str)
 
 enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT };
 
-/* All that a node may be, from the shapes of its set of literals. */
-static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool root,
+/* Builds a node from the shapes of its set of literals. */
+static bool build_value(struct schema_builder *b, struct literals lits, uint32_t node, bool root,
                         enum value_kind kind)
 {
     struct schema *s = b->s;
@@ -583,7 +589,7 @@ static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool
         return false;
     uint32_t *calls = schema_alloc(s, (2 * all.n + 1) * sizeof *calls), n_calls = 0;
     for (uint32_t k = 0; k < all.n; k++) {
-        struct shape x = all.v[k];
+        struct value_shape x = all.v[k];
         if (root && s->flags & SCHEMA_OBJECT)
             x.types &= TY_OBJ;
         types |= x.types;
@@ -600,7 +606,7 @@ static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool
     if (b->no_tag && str != RE_NONE)
         str = re_and(s->pool, str, b->no_tag);
     if (kind != VALUE_JSON) {
-        text = xml_text(b, str, kind == VALUE_XML_TEXT);
+        text = raw_text_term(b, str, kind == VALUE_XML_TEXT);
         end = term_of(b, pattern_term(b, b->style->end), false);
         str = RE_NONE;
     }
@@ -632,7 +638,7 @@ static bool build_value(struct builder *b, struct lits lits, uint32_t node, bool
     return true;
 }
 
-static bool build_params(struct builder *b)
+static bool build_params(struct schema_builder *b)
 {
     bool ok = true;
     for (; ok && b->n_params; b->n_params--) {
@@ -643,7 +649,7 @@ static bool build_params(struct builder *b)
     return ok;
 }
 
-/* ---- what nothing fits ---- */
+/* ---- nodes without a value ---- */
 
 static bool array_productive(struct array_node *a, const uint8_t *ok)
 {
@@ -675,7 +681,7 @@ static bool object_productive(const struct object_node *o, const uint8_t *ok)
             return false;
         for (uint32_t k = 0; p->required && k < p->n_needs; k++) {
             const struct object_prop *q = &o->prop[o->needs[p->needs + k]];
-            required += !q->required; /* counted twice at worst: stricter */
+            required += !q->required; /* may count one twice, which is only stricter */
             if (q->node == NO_LIMIT || !ok[q->node])
                 return false;
         }
@@ -700,7 +706,7 @@ static bool node_productive(const struct grammar *g, uint32_t n, const uint8_t *
 
 static void find_productive(const struct grammar *g, uint8_t *ok)
 {
-    /* Callers are mostly made before what they call: backwards, a few rounds are enough. */
+    /* Callers mostly precede the nodes they call, so going backwards takes few rounds. */
     for (bool changed = true; changed;) {
         changed = false;
         for (uint32_t n = g->n_nodes; n-- > 0;)
@@ -714,8 +720,8 @@ static bool is_dead(const uint8_t *ok, uint32_t node)
     return node == NO_LIMIT || !ok[node];
 }
 
-/* Cuts what cannot be out of arrays and objects. */
-static void cut_dead(struct grammar *g, const uint8_t *ok)
+/* Removes impossible items and properties from arrays and objects. */
+static void remove_dead(struct grammar *g, const uint8_t *ok)
 {
     for (uint32_t n = 0; n < g->n_nodes; n++) {
         struct array_node *a = g->nodes[n].array;
@@ -740,8 +746,8 @@ static void cut_dead(struct grammar *g, const uint8_t *ok)
     }
 }
 
-/* Calls of nodes that nothing fits, out of the graphs. */
-static void cut_edges(struct grammar *g, const uint8_t *ok)
+/* Removes calls of nodes without a value from the graphs. */
+static void remove_dead_edges(struct grammar *g, const uint8_t *ok)
 {
     uint32_t k = 0;
     for (uint32_t st = 0; st < g->n_states; st++) {
@@ -765,7 +771,7 @@ static void add_name(struct names *t, const char *p, uint32_t len, uint32_t pos)
         int k = utf8_decode(p + i, len - i, &cp);
         i += (uint32_t)(k ? k : 1);
         t->escapes |= cp < 0x20 || cp == '"' || cp == '\\';
-        /* Names come sorted, so a child that is there is the last one. */
+        /* Names are sorted, so an existing child is the last one. */
         uint32_t c = t->nodes[node].child, last = 0;
         while (c && t->nodes[c].cp < cp) {
             last = c;
@@ -786,7 +792,7 @@ static void add_name(struct names *t, const char *p, uint32_t len, uint32_t pos)
     t->nodes[node].name = pos + 1;
 }
 
-static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok)
+static bool build_key(struct schema_builder *b, struct object_keys *info, const uint8_t *ok)
 {
     struct object_node *o = b->g->nodes[info->node].object;
     uint32_t from[LABELS_MAX], to[LABELS_MAX], n = 0, n_others = 0, chars = 1;
@@ -803,7 +809,7 @@ static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok
         if (dfa_empty(info->dfa))
             o->n_others = 0;
     }
-    if (!o->n_others) { /* names alone: an automaton that is dead from the start is never asked */
+    if (!o->n_others) { /* only declared names: use an automaton of the empty language */
         dfa_free(info->dfa);
         uint32_t none = RE_NONE;
         info->dfa = dfa_new(b->s->pool, &none, 1, NULL);
@@ -840,7 +846,7 @@ static bool make_key(struct builder *b, struct names_of *info, const uint8_t *ok
     return true;
 }
 
-static void builder_clear(struct builder *b)
+static void builder_clear(struct schema_builder *b)
 {
     for (uint32_t i = 0; i < b->n_objects; i++)
         dfa_free(b->objects[i]->dfa);
@@ -852,15 +858,16 @@ static void builder_clear(struct builder *b)
     mem_free(b->params);
 }
 
-/* Node 0: white space before the value, then the value. */
-static bool build_root(struct builder *b, const struct jvalue *root, uint32_t *value)
+/* Node 0: white space, then the value. */
+static bool build_root(struct schema_builder *b, const struct jvalue *root, uint32_t *value)
 {
     uint32_t top = grammar_add_node(b->g, NODE_GRAPH), ws;
     b->g->nodes[top].start = grammar_add_state(b->g, false);
     if (!term_regex(b, "[ \\t]{1,4}|[ \\t]{0,2}(\\r?\\n){1,2}", &ws))
         return false;
-    /* An object's node is apart: what is inside it may be the same set without being one. */
-    struct lits lits = schema_lits(b->s, root, false);
+    /* The arguments' object has its own node: a nested value with the same literals need not be an
+     * object. */
+    struct literals lits = schema_lits(b->s, root, false);
     bool apart = b->s->flags & SCHEMA_OBJECT;
     *value = apart ? grammar_add_node(b->g, NODE_GRAPH) : node_of(b, lits);
     if (!(b->s->flags & GRAMMAR_COMPACT) && !b->style)
@@ -872,7 +879,7 @@ static bool build_root(struct builder *b, const struct jvalue *root, uint32_t *v
     return !apart || (build_value(b, lits, *value, true, VALUE_JSON) && build_params(b));
 }
 
-static bool build(struct builder *b)
+static bool build(struct schema_builder *b)
 {
     struct schema *s = b->s;
     const struct jvalue *root = jdoc_root(s->doc);
@@ -897,10 +904,10 @@ static bool build(struct builder *b)
     uint8_t *ok = mem_zalloc(b->g->n_nodes, 1);
     find_productive(b->g, ok);
     bool fits = ok[value];
-    cut_dead(b->g, ok);
-    cut_edges(b->g, ok);
+    remove_dead(b->g, ok);
+    remove_dead_edges(b->g, ok);
     for (uint32_t i = 0; i < b->n_objects && fits; i++)
-        fits = make_key(b, b->objects[i], ok);
+        fits = build_key(b, b->objects[i], ok);
     if (!fits && !s->failed)
         schema_fail(s, root, "no value fits this schema");
     mem_free(ok);
@@ -925,7 +932,7 @@ struct grammar *schema_compile(const char *text, size_t len, int flags, struct e
     const struct jvalue *draft = jvalue_get(jdoc_root(s.doc), "$schema");
     if (draft && draft->kind == J_STRING)
         s.old_ref = memmem(draft->text, draft->len, "draft-0", 7) != NULL;
-    struct builder b = {.s = &s, .g = grammar_new()};
+    struct schema_builder b = {.s = &s, .g = grammar_new()};
     bool ok = build(&b);
     b.g->work = re_pool_work(s.pool) + s.n_shapes;
     builder_clear(&b);

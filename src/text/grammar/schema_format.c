@@ -1,8 +1,8 @@
 /*
- * The formats of JSON Schema as regular expressions, as strict as their standards where those are
- * regular: real calendar days, no leading zeros in IPv4, "::" once in IPv6. A name that no standard
- * knows says nothing about the value and is ignored, as the specification has it; one that a standard
- * knows and that is not regular (or not here) is refused.
+ * The formats of JSON Schema as regular expressions. They are as strict as their standards where
+ * those are regular: valid calendar days, no leading zeros in IPv4, one "::" in IPv6. Unknown
+ * formats are ignored, as the specification says. Standard formats that are not regular (or not
+ * implemented) are rejected.
  */
 #include "text/grammar/schema_int.h"
 
@@ -19,7 +19,7 @@
 #define CLOCK  "([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
 #define LABEL  "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 #define SHORT  "[A-Za-z0-9]([A-Za-z0-9-]{0,22}[A-Za-z0-9])?"
-/* 253 characters at most: three labels of any length, or ten of up to 24. */
+/* At most 253 characters: three labels of any length, or ten of up to 24. */
 #define HOST "(" LABEL "(\\." LABEL "){0,2}|" SHORT "(\\." SHORT "){0,9})"
 #define BYTE "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define IPV4 BYTE "(\\." BYTE "){3}"
@@ -48,7 +48,7 @@
     "*)*)?" TAIL ")"
 
 static const struct {
-    const char *name, *pattern; /* NULL: refused */
+    const char *name, *pattern; /* NULL: rejected */
 } formats[] = {
     {"date", DAY},
     {"time", TIME},
@@ -65,7 +65,7 @@ static const struct {
     {"uuid", "[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"},
     {"json-pointer", "(/([^~/]|~[01])*)*"},
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
-    /* ASCII is a part of these. */
+    /* Restricted to their ASCII subset. */
     {"idn-email", ATEXT "+(\\." ATEXT "+)*@" LABEL "(\\." LABEL ")*"},
     {"idn-hostname", HOST},
     {"iri", URI},
@@ -85,7 +85,8 @@ enum format_known schema_format(struct schema *s, const char *name, size_t len, 
         struct error err = {0};
         *term = re_parse(s->pool, p, strlen(p), false, &err);
         CHECK(!err.msg[0] || re_pool_error(s->pool), "format %s: %s", formats[i].name, err.msg);
-        if (strstr(formats[i].name, "hostname")) { /* punycode is not checked: it is not allowed */
+        if (strstr(formats[i].name, "hostname")) { /* punycode labels are not allowed, since they
+                                                    * are not validated */
             static const char coded[] = "(.*\\.)?..--.*";
             uint32_t x = re_parse(s->pool, coded, sizeof coded - 1, false, NULL);
             *term = re_and(s->pool, *term, re_not(s->pool, x));

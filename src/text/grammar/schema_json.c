@@ -1,5 +1,5 @@
-/* JSON texts as trees: see schema_json.h. Values and decoded strings lie in chunks that are freed
- * together; a value never moves. */
+/* JSON texts as trees: see schema_json.h. Values are allocated in chunks and never move; decoded
+ * strings share one block. */
 #include "text/grammar/schema_json.h"
 
 #include "base/mem.h"
@@ -13,23 +13,23 @@ enum { DEPTH_MAX = 128, VALUES_MAX = 400000, CHUNK = 1024 };
 struct jdoc {
     struct jvalue **chunks; /* (n / CHUNK + 1) of CHUNK values each */
     uint32_t n;
-    char *strings; /* (2 * len) decoded text; a decoded string is never longer than written */
+    char *strings; /* (2 * len) decoded strings; never longer than their source */
     size_t n_strings;
 };
 
-struct reader {
+struct schema_json_reader {
     struct jdoc *d;
     const char *start, *at, *end;
     int depth;
     struct error *err;
 };
 
-static bool bad(struct reader *r, const char *what)
+static bool json_fail(struct schema_json_reader *r, const char *what)
 {
     return error_set(r->err, "not valid JSON: %s at byte %zu", what, (size_t)(r->at - r->start));
 }
 
-static struct jvalue *value_new(struct reader *r, enum json_kind kind)
+static struct jvalue *value_new(struct schema_json_reader *r, enum json_kind kind)
 {
     struct jdoc *d = r->d;
     if (d->n >= VALUES_MAX) {
@@ -45,17 +45,17 @@ static struct jvalue *value_new(struct reader *r, enum json_kind kind)
     return v;
 }
 
-static void skip_space(struct reader *r)
+static void skip_space(struct schema_json_reader *r)
 {
     while (r->at < r->end && (*r->at == ' ' || *r->at == '\n' || *r->at == '\t' || *r->at == '\r'))
         r->at++;
 }
 
-static bool read_hex(struct reader *r, uint32_t *v)
+static bool read_hex(struct schema_json_reader *r, uint32_t *v)
 {
     *v = 0;
     if (r->end - r->at < 4)
-        return bad(r, "a cut escape");
+        return json_fail(r, "truncated escape");
     for (int i = 0; i < 4; i++) {
         char c = *r->at++;
         int d = c >= '0' && c <= '9'   ? c - '0'
@@ -63,17 +63,17 @@ static bool read_hex(struct reader *r, uint32_t *v)
                 : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                        : -1;
         if (d < 0)
-            return bad(r, "a bad escape");
+            return json_fail(r, "a bad escape");
         *v = *v << 4 | (uint32_t)d;
     }
     return true;
 }
 
-static bool read_escape(struct reader *r, char *out, size_t *n)
+static bool read_escape(struct schema_json_reader *r, char *out, size_t *n)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     if (r->at >= r->end)
-        return bad(r, "a cut escape");
+        return json_fail(r, "truncated escape");
     char c = *r->at++;
     const char *hit = c ? strchr(from, c) : NULL;
     if (hit) {
@@ -82,7 +82,7 @@ static bool read_escape(struct reader *r, char *out, size_t *n)
     }
     uint32_t cp, low;
     if (c != 'u')
-        return bad(r, "a bad escape");
+        return json_fail(r, "a bad escape");
     if (!read_hex(r, &cp))
         return false;
     if (cp >= 0xd800 && cp < 0xdc00 && r->end - r->at >= 6 && r->at[0] == '\\' && r->at[1] == 'u') {
@@ -96,13 +96,13 @@ static bool read_escape(struct reader *r, char *out, size_t *n)
             r->at = back;
     }
     if (cp >= 0xd800 && cp < 0xe000)
-        return bad(r, "half a surrogate pair");
+        return json_fail(r, "unpaired surrogate");
     *n += (size_t)utf8_encode(cp, out + *n);
     return true;
 }
 
 /* After the opening quote. */
-static bool read_string(struct reader *r, const char **text, uint32_t *len)
+static bool read_string(struct schema_json_reader *r, const char **text, uint32_t *len)
 {
     char *out = r->d->strings + r->d->n_strings;
     size_t n = 0;
@@ -117,13 +117,13 @@ static bool read_string(struct reader *r, const char **text, uint32_t *len)
         }
         int k = c < 0x20 ? 0 : utf8_decode(r->at, (size_t)(r->end - r->at), &cp);
         if (!k)
-            return bad(r, c < 0x20 ? "a control character in a string" : "invalid UTF-8");
+            return json_fail(r, c < 0x20 ? "a control character in a string" : "invalid UTF-8");
         memcpy(out + n, r->at, (size_t)k);
         n += (size_t)k;
         r->at += k;
     }
     if (r->at >= r->end)
-        return bad(r, "a string without an end");
+        return json_fail(r, "unterminated string");
     r->at++;
     *text = out;
     *len = (uint32_t)n;
@@ -131,7 +131,7 @@ static bool read_string(struct reader *r, const char **text, uint32_t *len)
     return true;
 }
 
-static bool read_number(struct reader *r, struct jvalue *v)
+static bool read_number(struct schema_json_reader *r, struct jvalue *v)
 {
     const char *from = r->at;
     if (r->at < r->end && *r->at == '-')
@@ -140,7 +140,7 @@ static bool read_number(struct reader *r, struct jvalue *v)
     while (r->at < r->end && *r->at >= '0' && *r->at <= '9')
         r->at++;
     if (r->at == digits || (*digits == '0' && r->at - digits > 1))
-        return bad(r, "a bad number");
+        return json_fail(r, "a bad number");
     for (int part = 0; part < 2; part++) {
         if (r->at >= r->end || (part ? (*r->at | 32) != 'e' : *r->at != '.'))
             continue;
@@ -151,16 +151,16 @@ static bool read_number(struct reader *r, struct jvalue *v)
         while (r->at < r->end && *r->at >= '0' && *r->at <= '9')
             r->at++;
         if (r->at == digits)
-            return bad(r, "a bad number");
+            return json_fail(r, "a bad number");
     }
     v->text = from;
     v->len = (uint32_t)(r->at - from);
     return true;
 }
 
-static struct jvalue *read_value(struct reader *r);
+static struct jvalue *read_value(struct schema_json_reader *r);
 
-static bool read_children(struct reader *r, struct jvalue *v, char close)
+static bool read_children(struct schema_json_reader *r, struct jvalue *v, char close)
 {
     struct jvalue *last = NULL;
     if (++r->depth > DEPTH_MAX)
@@ -177,13 +177,13 @@ static bool read_children(struct reader *r, struct jvalue *v, char close)
         if (close == '}') {
             skip_space(r);
             if (r->at >= r->end || *r->at != '"')
-                return bad(r, "a member's name is missing");
+                return json_fail(r, "missing member name");
             r->at++;
             if (!read_string(r, &key, &key_len))
                 return false;
             skip_space(r);
             if (r->at >= r->end || *r->at != ':')
-                return bad(r, "\":\" is missing");
+                return json_fail(r, "\":\" is missing");
             r->at++;
         }
         struct jvalue *c = read_value(r);
@@ -208,11 +208,12 @@ static bool read_children(struct reader *r, struct jvalue *v, char close)
             r->depth--;
             return true;
         }
-        return bad(r, close == '}' ? "\",\" or \"}\" is missing" : "\",\" or \"]\" is missing");
+        return json_fail(r,
+                         close == '}' ? "\",\" or \"}\" is missing" : "\",\" or \"]\" is missing");
     }
 }
 
-static struct jvalue *read_value(struct reader *r)
+static struct jvalue *read_value(struct schema_json_reader *r)
 {
     static const struct {
         const char *word;
@@ -241,7 +242,7 @@ static struct jvalue *read_value(struct reader *r)
             }
         }
         if (!ok && !r->err->msg[0])
-            bad(r, "a value is missing");
+            json_fail(r, "missing value");
     }
     if (ok) {
         v->raw = from;
@@ -255,11 +256,12 @@ struct jdoc *jdoc_parse(const char *text, size_t len, struct error *err)
     struct error local = {0};
     struct jdoc *d = mem_zalloc(1, sizeof *d);
     d->strings = mem_alloc(len + 1);
-    struct reader r = {.d = d, .start = text, .at = text, .end = text + len, .err = &local};
+    struct schema_json_reader r = {
+        .d = d, .start = text, .at = text, .end = text + len, .err = &local};
     bool ok = read_value(&r) != NULL;
     if (ok) {
         skip_space(&r);
-        ok = r.at == r.end || bad(&r, "something after the value");
+        ok = r.at == r.end || json_fail(&r, "unexpected text after the value");
     }
     if (ok)
         return d;
@@ -437,7 +439,7 @@ void decimal_print(const struct decimal *d, char *out)
     *out = 0;
 }
 
-/* A string as JSON, escaped only where it must be. */
+/* Prints a string as JSON, escaping only where necessary. */
 static void print_string(const char *p, size_t n, struct buf *out)
 {
     buf_addc(out, '"');

@@ -1,10 +1,10 @@
 /*
- * A schema broken: what fits its negation, by De Morgan, and the expansion of literals and of sets of
- * them into shapes, which remembers what it has done and meets loops of references.
+ * Negated schemas by De Morgan, and the expansion of literals and sets of literals into shapes.
+ * Expansion is memoised and detects reference cycles.
  *
- * Breaking a keyword that says something about every other property needs a witness among endlessly
- * many names. That is not expressed: such alternatives are left out (schema.dropped), which can only
- * make the result stricter. `not` refuses then; oneOf and if go on with what is left.
+ * Negating a keyword about all other properties would need a witness among infinitely many names.
+ * This cannot be expressed. Such alternatives are left out (schema.dropped), which only makes the
+ * result stricter. `not` is then rejected; oneOf and if continue with the remaining alternatives.
  */
 #include "text/grammar/schema_int.h"
 
@@ -24,7 +24,7 @@ static bool add_sub(struct schema *s, const struct jvalue *v, bool negated, stru
 /* None of a list of values. */
 static bool not_enum(struct schema *s, const struct jvalue *list, struct shapes *out)
 {
-    struct shape simple = shape_any();
+    struct value_shape simple = shape_any();
     struct shapes all = {0};
     uint32_t num = RE_NONE, *strs = mem_alloc((list->n + 1) * sizeof *strs), n_strs = 0, term;
     bool ok = true;
@@ -54,7 +54,7 @@ static bool not_enum(struct schema *s, const struct jvalue *list, struct shapes 
     return ok && shapes_append(s, out, &all);
 }
 
-static bool break_scalars(struct schema *s, const struct jvalue *v, struct shapes *out)
+static bool negate_scalars(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
     static const char *const number_keys[] = {"minimum", "maximum", "exclusiveMinimum",
                                               "exclusiveMaximum", "multipleOf"};
@@ -66,7 +66,7 @@ static bool break_scalars(struct schema *s, const struct jvalue *v, struct shape
         bool integer;
         if (!schema_types(s, k, &types, &integer))
             return false;
-        struct shape x = shape_types(TY_ANY & ~types);
+        struct value_shape x = shape_types(TY_ANY & ~types);
         if (!shapes_add(s, out, &x))
             return false;
         x = shape_types(TY_NUM);
@@ -81,7 +81,7 @@ static bool break_scalars(struct schema *s, const struct jvalue *v, struct shape
             continue;
         if (!schema_number_key(s, v, k, &term))
             return false;
-        struct shape x = shape_types(TY_NUM);
+        struct value_shape x = shape_types(TY_NUM);
         x.num = re_and(s->pool, num_plain(s), re_not(s->pool, term));
         if (!shapes_add(s, out, &x))
             return false;
@@ -92,7 +92,7 @@ static bool break_scalars(struct schema *s, const struct jvalue *v, struct shape
             continue;
         if (!schema_string_key(s, k, string_keys[i], &term))
             return false;
-        struct shape x = shape_types(TY_STR);
+        struct value_shape x = shape_types(TY_STR);
         x.str = re_not(s->pool, term);
         if (x.str != RE_NONE && !shapes_add(s, out, &x))
             return false;
@@ -100,7 +100,7 @@ static bool break_scalars(struct schema *s, const struct jvalue *v, struct shape
     return true;
 }
 
-static bool break_counts(struct schema *s, const struct jvalue *v, struct shapes *out)
+static bool negate_counts(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
     static const char *const keys[] = {"minItems", "maxItems", "minProperties", "maxProperties"};
     EACH(keys, i)
@@ -111,7 +111,7 @@ static bool break_counts(struct schema *s, const struct jvalue *v, struct shapes
             continue;
         if (!schema_count(s, k, COUNT_MAX, &n))
             return false;
-        struct shape x = shape_types(i < 2 ? TY_ARR : TY_OBJ);
+        struct value_shape x = shape_types(i < 2 ? TY_ARR : TY_OBJ);
         uint32_t *min = i < 2 ? &x.min_items : &x.min_props;
         uint32_t *max = i < 2 ? &x.max_items : &x.max_props;
         if (i % 2 == 0 && !n)
@@ -130,7 +130,7 @@ static bool break_counts(struct schema *s, const struct jvalue *v, struct shapes
     return true;
 }
 
-static bool break_arrays(struct schema *s, const struct jvalue *v, struct shapes *out)
+static bool negate_arrays(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
     const struct jvalue *items = jvalue_get(v, "items"), *prefix = jvalue_get(v, "prefixItems");
     const struct jvalue *rest = items, *contains = jvalue_get(v, "contains"), *k;
@@ -140,19 +140,19 @@ static bool break_arrays(struct schema *s, const struct jvalue *v, struct shapes
     }
     uint32_t n = prefix && prefix->kind == J_ARRAY ? prefix->n : 0;
     for (const struct jvalue *c = n ? prefix->first : NULL; c; c = c->next) {
-        struct shape x = shape_types(TY_ARR);
+        struct value_shape x = shape_types(TY_ARR);
         x.min_items = c->index + 1;
-        x.acomps = schema_alloc(s, sizeof *x.acomps);
-        x.acomps->n_prefix = c->index + 1;
-        x.acomps->prefix = schema_alloc(s, (c->index + 1) * sizeof(struct lits));
-        x.acomps->prefix[c->index] = schema_lits(s, c, true);
-        if (!lits_false(x.acomps->prefix[c->index]) && !shapes_add(s, out, &x))
+        x.item_lists = schema_alloc(s, sizeof *x.item_lists);
+        x.item_lists->n_prefix = c->index + 1;
+        x.item_lists->prefix = schema_alloc(s, (c->index + 1) * sizeof(struct literals));
+        x.item_lists->prefix[c->index] = schema_lits(s, c, true);
+        if (!lits_false(x.item_lists->prefix[c->index]) && !shapes_add(s, out, &x))
             return false;
     }
     if (rest && schema_is(rest)) {
-        struct lits l = schema_lits(s, rest, true);
-        struct shape x = shape_types(TY_ARR);
-        if (!l.n) { /* none may come: one too many */
+        struct literals l = schema_lits(s, rest, true);
+        struct value_shape x = shape_types(TY_ARR);
+        if (!l.n) { /* no further items are allowed: one too many */
             x.min_items = n + 1;
         } else if (!lits_false(l) && !n) {
             x.min_items = 1;
@@ -172,9 +172,9 @@ static bool break_arrays(struct schema *s, const struct jvalue *v, struct shapes
         if (min || jvalue_get(v, "maxContains")) {
             s->dropped = true;
         } else {
-            struct shape x = shape_types(TY_ARR);
-            x.acomps = schema_alloc(s, sizeof *x.acomps);
-            x.acomps->items = schema_lits(s, contains, true);
+            struct value_shape x = shape_types(TY_ARR);
+            x.item_lists = schema_alloc(s, sizeof *x.item_lists);
+            x.item_lists->items = schema_lits(s, contains, true);
             if (!shapes_add(s, out, &x))
                 return false;
         }
@@ -184,22 +184,22 @@ static bool break_arrays(struct schema *s, const struct jvalue *v, struct shapes
     return true;
 }
 
-static struct shape has_prop(struct schema *s, const char *name, uint32_t len)
+static struct value_shape has_prop(struct schema *s, const char *name, uint32_t len)
 {
-    struct shape x = shape_types(TY_OBJ);
+    struct value_shape x = shape_types(TY_OBJ);
     x.required = schema_alloc(s, sizeof *x.required);
     *x.required = (struct name_list){.name = name, .len = len};
     return x;
 }
 
-static bool break_dependencies(struct schema *s, const struct jvalue *k, struct shapes *out)
+static bool negate_dependencies(struct schema *s, const struct jvalue *k, struct shapes *out)
 {
     for (const struct jvalue *c = k->first; c; c = c->next) {
-        struct shape has = has_prop(s, c->key, c->key_len);
+        struct value_shape has = has_prop(s, c->key, c->key_len);
         if (c->kind == J_ARRAY || c->kind == J_STRING) {
             for (const struct jvalue *n = c->kind == J_ARRAY ? c->first : c; n; n = n->next) {
-                struct shape x = has;
-                x.comps = schema_one_prop(s, n->text, n->len, schema_lits_one(s, LIT_FALSE));
+                struct value_shape x = has;
+                x.prop_lists = schema_one_prop(s, n->text, n->len, schema_lits_one(s, LIT_FALSE));
                 shape_prune(s, &x);
                 if (!shapes_add(s, out, &x))
                     return false;
@@ -216,24 +216,24 @@ static bool break_dependencies(struct schema *s, const struct jvalue *k, struct 
     return true;
 }
 
-static bool break_objects(struct schema *s, const struct jvalue *v, struct shapes *out)
+static bool negate_objects(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
     static const char *const dep_keys[] = {"dependencies", "dependentRequired", "dependentSchemas"};
     const struct jvalue *k;
     if ((k = jvalue_get(v, "required")) && k->kind == J_ARRAY)
         for (const struct jvalue *c = k->first; c; c = c->next) {
-            struct shape x = shape_types(TY_OBJ);
+            struct value_shape x = shape_types(TY_OBJ);
             if (c->kind != J_STRING)
                 return schema_fail(s, c, "is not a string");
-            x.comps = schema_one_prop(s, c->text, c->len, schema_lits_one(s, LIT_FALSE));
+            x.prop_lists = schema_one_prop(s, c->text, c->len, schema_lits_one(s, LIT_FALSE));
             if (!shapes_add(s, out, &x))
                 return false;
         }
     if ((k = jvalue_get(v, "properties")) && k->kind == J_OBJECT)
         for (const struct jvalue *c = k->first; c; c = c->next) {
-            struct lits l = schema_lits(s, c, true);
-            struct shape x = has_prop(s, c->key, c->key_len);
-            x.comps = schema_one_prop(s, c->key, c->key_len, l);
+            struct literals l = schema_lits(s, c, true);
+            struct value_shape x = has_prop(s, c->key, c->key_len);
+            x.prop_lists = schema_one_prop(s, c->key, c->key_len, l);
             if (!lits_false(l) && !shapes_add(s, out, &x))
                 return false;
         }
@@ -245,16 +245,16 @@ static bool break_objects(struct schema *s, const struct jvalue *v, struct shape
     if ((k = jvalue_get(v, "propertyNames")))
         s->dropped |= !lits_false(schema_lits(s, k, true));
     EACH(dep_keys, i)
-    if ((k = jvalue_get(v, dep_keys[i])) && !break_dependencies(s, k, out))
+    if ((k = jvalue_get(v, dep_keys[i])) && !negate_dependencies(s, k, out))
         return false;
     return true;
 }
 
-/* None of oneOf's, or two of them. */
+/* None of oneOf's schemas, or two of them. */
 static bool not_one_of(struct schema *s, const struct jvalue *list, struct shapes *out)
 {
     struct shapes none = {0};
-    struct shape any = shape_any();
+    struct value_shape any = shape_any();
     shapes_add(s, &none, &any);
     for (const struct jvalue *c = list->first; c; c = c->next)
         if (!schema_and_sub(s, &none, c, true))
@@ -270,7 +270,7 @@ static bool not_one_of(struct schema *s, const struct jvalue *list, struct shape
     return shapes_append(s, out, &none);
 }
 
-static bool break_combined(struct schema *s, const struct jvalue *v, struct shapes *out)
+static bool negate_combined(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
     const struct jvalue *k;
     if ((k = jvalue_get(v, "allOf"))) {
@@ -282,7 +282,7 @@ static bool break_combined(struct schema *s, const struct jvalue *v, struct shap
     }
     if ((k = jvalue_get(v, "anyOf"))) {
         struct shapes all = {0};
-        struct shape any = shape_any();
+        struct value_shape any = shape_any();
         shapes_add(s, &all, &any);
         if (!schema_list(s, k))
             return false;
@@ -303,7 +303,7 @@ static bool break_combined(struct schema *s, const struct jvalue *v, struct shap
     return true;
 }
 
-static bool break_schema(struct schema *s, const struct jvalue *v, struct shapes *out)
+static bool negate_schema(struct schema *s, const struct jvalue *v, struct shapes *out)
 {
     static const char *const refused[] = {"unevaluatedProperties", "unevaluatedItems",
                                           "$dynamicRef", "$recursiveRef"};
@@ -313,7 +313,7 @@ static bool break_schema(struct schema *s, const struct jvalue *v, struct shapes
         if (!to)
             return false;
         if (!schema_is(to))
-            return schema_fail(s, ref, "leads to something that is not a schema");
+            return schema_fail(s, ref, "refers to something that is not a schema");
         if (!add_sub(s, to, true, out))
             return false;
         if (s->old_ref)
@@ -322,15 +322,15 @@ static bool break_schema(struct schema *s, const struct jvalue *v, struct shapes
     EACH(refused, i)
     if ((k = jvalue_get(v, refused[i])) && k->kind != J_TRUE)
         return schema_fail(s, k, "cannot be enforced");
-    if (!break_scalars(s, v, out) || !break_counts(s, v, out) || !break_arrays(s, v, out) ||
-        !break_objects(s, v, out))
+    if (!negate_scalars(s, v, out) || !negate_counts(s, v, out) || !negate_arrays(s, v, out) ||
+        !negate_objects(s, v, out))
         return false;
     if ((k = jvalue_get(v, "enum")) &&
         !((k->kind == J_ARRAY || schema_fail(s, k, "is not a list")) && not_enum(s, k, out)))
         return false;
     if ((k = jvalue_get(v, "const")) && !schema_not_const(s, k, out))
         return false;
-    return break_combined(s, v, out);
+    return negate_combined(s, v, out);
 }
 
 bool schema_expand(struct schema *s, uint32_t lit, const struct shapes **out)
@@ -344,20 +344,20 @@ bool schema_expand(struct schema *s, uint32_t lit, const struct shapes **out)
         return true;
     }
     if (s->active[lit])
-        return schema_fail(s, v, "is a part of itself");
+        return schema_fail(s, v, "refers to itself");
     if (s->depth >= DEPTH_MAX)
-        return schema_fail(s, v, "schemas applied over %d deep to one value", DEPTH_MAX);
+        return schema_fail(s, v, "over %d nested schemas for one value", DEPTH_MAX);
     struct shapes *all = schema_alloc(s, sizeof *all);
     bool ok, dropped = s->dropped;
     s->depth++;
     s->dropped = false;
     s->active[lit] = 1;
     if (lit & LIT_CONST) {
-        struct shape x;
+        struct value_shape x;
         ok = lit & LIT_NOT ? schema_not_const(s, v, all)
                            : schema_const(s, v, &x) && shapes_add(s, all, &x);
     } else {
-        ok = lit & LIT_NOT ? break_schema(s, v, all) : schema_fulfil(s, v, all);
+        ok = lit & LIT_NOT ? negate_schema(s, v, all) : schema_satisfy(s, v, all);
     }
     s->active[lit] = 0;
     s->depth--;
@@ -370,12 +370,12 @@ bool schema_expand(struct schema *s, uint32_t lit, const struct shapes **out)
     return true;
 }
 
-bool schema_expand_all(struct schema *s, struct lits lits, struct shapes *out)
+bool schema_expand_all(struct schema *s, struct literals lits, struct shapes *out)
 {
     *out = (struct shapes){0};
     if (lits_false(lits))
         return !s->failed;
-    struct shape any = shape_any();
+    struct value_shape any = shape_any();
     if (!lits.n)
         return shapes_add(s, out, &any);
     for (uint32_t i = 0; i < lits.n; i++) {

@@ -1,7 +1,8 @@
 /*
- * Numbers as languages over their spelling: comparisons with a bound and multiples of a number, as
- * automata over digits. Exact: decimals are compared digit by digit, nothing is rounded. Every term
- * here holds all spellings of a value (1, 1.0, 1.00; no exponents), so that complements are right.
+ * Numbers as languages over their decimal spelling: comparisons with a bound, and multiples of a
+ * number, as automata over digits. Exact: decimals are compared digit by digit, nothing is rounded.
+ * Every term contains all spellings of a value (1, 1.0, 1.00; no exponents), so that complements
+ * are correct.
  */
 #include "text/grammar/schema_int.h"
 
@@ -38,23 +39,23 @@ uint32_t num_integral(struct schema *s)
     return re_parse(s->pool, p, sizeof p - 1, false, NULL);
 }
 
-/* The table of an automaton under construction. */
-struct table {
+/* The transition table of an automaton under construction. */
+struct digit_table {
     uint32_t n;
     uint32_t *next; /* (n, RE_AUTO_SYMBOLS) */
     bool *accepts;
 };
 
-static struct table table_new(uint32_t n)
+static struct digit_table table_new(uint32_t n)
 {
-    struct table t = {n, mem_alloc((size_t)n * RE_AUTO_SYMBOLS * sizeof(uint32_t)),
-                      mem_zalloc(n, sizeof(bool))};
+    struct digit_table t = {n, mem_alloc((size_t)n * RE_AUTO_SYMBOLS * sizeof(uint32_t)),
+                            mem_zalloc(n, sizeof(bool))};
     for (size_t i = 0; i < (size_t)n * RE_AUTO_SYMBOLS; i++)
         t.next[i] = RE_INF;
     return t;
 }
 
-static uint32_t table_term(struct schema *s, struct table *t)
+static uint32_t table_term(struct schema *s, struct digit_table *t)
 {
     uint32_t r = re_auto(s->pool, t->n, t->next, t->accepts);
     mem_free(t->next);
@@ -62,7 +63,7 @@ static uint32_t table_term(struct schema *s, struct table *t)
     return r;
 }
 
-/* Outcome of the whole comparison from that of the absolute values. */
+/* Outcome of a comparison, given the outcome for the absolute values. */
 static int signed_outcome(const struct decimal *b, bool negative, int abs)
 {
     if (!negative)
@@ -73,9 +74,11 @@ static int signed_outcome(const struct decimal *b, bool negative, int abs)
 }
 
 /*
- * States per sign: INT(i, st): i digits of the integer part were read, compared so far as st;
- * BIG: more digits than the bound has; SETTLED(st): behind the point, decided; FRAC(j): j digits of the
- * bound's fraction matched.
+ * States per sign:
+ *   INT(i, st)     i digits of the integer part read, with outcome st so far
+ *   BIG            more digits than the bound
+ *   SETTLED(st)    after the decimal point, decided
+ *   FRAC(j)        j digits of the bound's fraction matched
  */
 uint32_t num_compare(struct schema *s, const struct decimal *b, int outcomes)
 {
@@ -91,7 +94,7 @@ uint32_t num_compare(struct schema *s, const struct decimal *b, int outcomes)
         frac[m++] = b->digit[i];
     static const int st_of[3] = {CMP_LESS, CMP_EQUAL, CMP_MORE};
     uint32_t per = (uint32_t)(3 * (n + 1) + 1 + 3 + m + 1);
-    struct table t = table_new(1 + 2 * per);
+    struct digit_table t = table_new(1 + 2 * per);
     for (int sign = 0; sign < 2; sign++) {
         uint32_t base = 1 + (uint32_t)sign * per, big = base + 3 * (uint32_t)(n + 1);
         uint32_t settled = big + 1, fr = settled + 3;
@@ -135,14 +138,14 @@ uint32_t num_compare(struct schema *s, const struct decimal *b, int outcomes)
             }
         }
     }
-    for (int c = 0; c < 10; c++) /* nothing read yet is "equal so far": st = 1 */
+    for (int c = 0; c < 10; c++) /* an empty prefix is "equal so far": st = 1 */
         NEXT(0, c) = NEXT(2, c);
     NEXT(0, 10) = 1 + per + 1;
     return re_and(s->pool, table_term(s, &t), num_plain(s));
 }
 
-/* Multiples of M / 10^k: the remainder by M of the digits read so far; k digits of a fraction count,
- * further ones must be zeros. */
+/* Multiples of M / 10^k: tracks the digits read so far modulo M. k digits of the fraction count;
+ * further ones must be zero. */
 uint32_t num_multiple(struct schema *s, const struct decimal *of, bool *ok)
 {
     enum { STATES_MAX = 60000 };
@@ -156,10 +159,11 @@ uint32_t num_multiple(struct schema *s, const struct decimal *of, bool *ok)
     *ok = *ok && M * (uint64_t)(k + 2) < STATES_MAX;
     if (!*ok)
         return RE_NONE;
-    /* State 1 + j * M + r: j = 0 integer part, 1..k + 1 behind the point; 0 begins. */
-    struct table t = table_new(1 + (uint32_t)M * (uint32_t)(k + 2));
+    /* State 1 + j * M + r: j = 0 in the integer part, 1..k + 1 after the point. State 0 is the
+     * start. */
+    struct digit_table t = table_new(1 + (uint32_t)M * (uint32_t)(k + 2));
     for (int j = 0; j <= k + 1; j++) {
-        uint64_t scale = 1; /* what the digits read so far still have to be multiplied by */
+        uint64_t scale = 1; /* factor from the digits read so far to units of 10^-k */
         for (int i = j ? j - 1 : 0; i < k; i++)
             scale = scale * 10 % (M ? M : 1);
         for (uint32_t r = 0; r < M; r++) {

@@ -1,6 +1,6 @@
 /*
- * $ref: from a reference to the part of the schema it means. By pointer, by anchor, by the $id of a part
- * of this schema; nothing is ever fetched.
+ * Resolves $ref within the schema: by pointer, by anchor, or by the $id of a subschema. Nothing is
+ * fetched.
  */
 #include "text/grammar/schema_int.h"
 
@@ -17,7 +17,7 @@ static bool id_is_base(const struct jvalue *v)
     return id && id->kind == J_STRING && id->len && id->text[0] != '#';
 }
 
-/* Is it a part of a value that is no schema? */
+/* Whether it is part of a plain value rather than a schema. */
 static bool in_data(const struct jvalue *v)
 {
     for (; v->parent; v = v->parent)
@@ -28,7 +28,7 @@ static bool in_data(const struct jvalue *v)
     return false;
 }
 
-/* The document that a reference without an address is about: the nearest one with an $id. */
+/* The base of a reference without an address: the nearest ancestor with an $id. */
 static const struct jvalue *ref_base(const struct jvalue *v)
 {
     while (v->parent && !id_is_base(v))
@@ -44,8 +44,8 @@ static const char *last_part(const char *s, size_t n, size_t *len)
     return from;
 }
 
-/* The part of the schema whose $id is this address, whole or by its last part; NULL also where several
- * have it. */
+/* The subschema with this $id, compared whole or by the last path segment. NULL if none or several
+ * match. */
 static const struct jvalue *ref_find_id(struct schema *s, const char *p, size_t n)
 {
     const struct jvalue *hit = NULL;
@@ -81,7 +81,7 @@ static int hex_value(char c)
                                                 : -1;
 }
 
-/* One part of a pointer: %XX, ~0 and ~1 undone. */
+/* Decodes one segment of a pointer: %XX, ~0 and ~1. */
 static size_t pointer_part(const char *p, size_t n, char *out)
 {
     size_t k = 0;
@@ -92,7 +92,8 @@ static size_t pointer_part(const char *p, size_t n, char *out)
             i += 2;
         }
         if (k && out[k - 1] == '~' && (c == '0' || c == '1')) {
-            out[k - 1] = c == '0' ? '\1' : '/'; /* ~0 becomes ~ below, and is not read twice */
+            out[k - 1] = c == '0' ? '\1' : '/'; /* ~0 becomes ~ below, so that it is not decoded
+                                                 * twice */
             continue;
         }
         out[k++] = c;
@@ -174,9 +175,10 @@ const struct jvalue *schema_ref(struct schema *s, const struct jvalue *ref)
         hit = ref_walk(base, frag, rest);
     else
         hit = ref_anchor(s, base, frag, rest);
-    if (!hit && !address && rest && *frag == '/') /* many write pointers from the very top */
+    if (!hit && !address && rest && *frag == '/') /* many schemas write pointers relative to the
+                                                   * document root */
         hit = ref_walk(jdoc_root(s->doc), frag, rest);
     if (!hit)
-        schema_fail(s, ref, "\"%.*s\" leads nowhere", (int)(n < 200 ? n : 200), p);
+        schema_fail(s, ref, "\"%.*s\" does not exist", (int)(n < 200 ? n : 200), p);
     return hit;
 }

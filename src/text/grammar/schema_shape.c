@@ -1,6 +1,6 @@
 /*
- * Shapes: what a value may be, type by type. Joining two of them, and finding out that nothing fits.
- * See schema_int.h. Shapes are values; the lists they point to live in the arena and never change.
+ * Shapes: what a value may be, per type. Merges shapes and detects empty ones. See schema_int.h.
+ * Shapes are values; the lists they point to live in the arena and never change.
  */
 #include "text/grammar/schema_int.h"
 
@@ -73,34 +73,34 @@ void schema_clear(struct schema *s)
     jdoc_free(s->doc);
 }
 
-struct shape shape_any(void)
+struct value_shape shape_any(void)
 {
-    return (struct shape){.types = TY_ANY,
-                          .num = RE_ALL,
-                          .str = RE_ALL,
-                          .names = RE_ALL,
-                          .max_props = NO_LIMIT,
-                          .max_items = NO_LIMIT};
+    return (struct value_shape){.types = TY_ANY,
+                                .num = RE_ALL,
+                                .str = RE_ALL,
+                                .names = RE_ALL,
+                                .max_props = NO_LIMIT,
+                                .max_items = NO_LIMIT};
 }
 
-struct shape shape_none(void)
+struct value_shape shape_none(void)
 {
-    struct shape x = shape_any();
+    struct value_shape x = shape_any();
     x.types = 0;
     return x;
 }
 
-/* The same parts, not merely equal ones. */
-static bool shape_same(const struct shape *a, const struct shape *b)
+/* Identical parts, not just equivalent ones. */
+static bool shape_same(const struct value_shape *a, const struct value_shape *b)
 {
-    return a->types == b->types && a->num == b->num && a->str == b->str && a->comps == b->comps &&
-           a->required == b->required && a->needs == b->needs && a->names == b->names &&
-           a->min_props == b->min_props && a->max_props == b->max_props &&
-           a->min_items == b->min_items && a->max_items == b->max_items && a->acomps == b->acomps &&
-           a->contains == b->contains;
+    return a->types == b->types && a->num == b->num && a->str == b->str &&
+           a->prop_lists == b->prop_lists && a->required == b->required && a->needs == b->needs &&
+           a->names == b->names && a->min_props == b->min_props && a->max_props == b->max_props &&
+           a->min_items == b->min_items && a->max_items == b->max_items &&
+           a->item_lists == b->item_lists && a->contains == b->contains;
 }
 
-bool shapes_add(struct schema *s, struct shapes *to, const struct shape *x)
+bool shapes_add(struct schema *s, struct shapes *to, const struct value_shape *x)
 {
     if (!x->types || s->failed)
         return !s->failed;
@@ -113,7 +113,7 @@ bool shapes_add(struct schema *s, struct shapes *to, const struct shape *x)
         return schema_fail(s, NULL, "over %d alternatives in all", TOTAL_MAX);
     if (to->n == to->cap) {
         uint32_t cap = to->cap ? 2 * to->cap : 2;
-        struct shape *v = schema_alloc(s, cap * sizeof *v);
+        struct value_shape *v = schema_alloc(s, cap * sizeof *v);
         if (to->n)
             memcpy(v, to->v, to->n * sizeof *v);
         to->v = v;
@@ -123,7 +123,7 @@ bool shapes_add(struct schema *s, struct shapes *to, const struct shape *x)
     return true;
 }
 
-bool lits_false(struct lits l)
+bool lits_false(struct literals l)
 {
     for (uint32_t i = 0; i < l.n; i++)
         if (l.v[i] == LIT_FALSE)
@@ -131,8 +131,8 @@ bool lits_false(struct lits l)
     return false;
 }
 
-/* Sorted, without repeats. */
-struct lits lits_join(struct schema *s, struct lits a, struct lits b)
+/* Union of two sorted sets, without duplicates. */
+struct literals lits_join(struct schema *s, struct literals a, struct literals b)
 {
     if (!a.n || !b.n)
         return a.n ? a : b;
@@ -147,7 +147,7 @@ struct lits lits_join(struct schema *s, struct lits a, struct lits b)
             j++;
         v[n++] = x;
     }
-    return (struct lits){n, v};
+    return (struct literals){n, v};
 }
 
 static bool name_is(const char *a, uint32_t n, const char *b, uint32_t m)
@@ -155,17 +155,18 @@ static bool name_is(const char *a, uint32_t n, const char *b, uint32_t m)
     return n == m && !memcmp(a, b, n);
 }
 
-/* Does the term match this text? By derivatives: no automaton is built. */
+/* Whether the term matches this text. Uses derivatives; no automaton is built. */
 static bool term_matches(struct schema *s, uint32_t term, const char *text, size_t n)
 {
     uint32_t both = re_and(s->pool, term, re_literal(s->pool, text, n));
     return !term_empty(s, both);
 }
 
-struct lits shape_prop(struct schema *s, const struct shape *x, const char *name, uint32_t len)
+struct literals shape_prop(struct schema *s, const struct value_shape *x, const char *name,
+                           uint32_t len)
 {
-    struct lits l = {0};
-    for (const struct comp *c = x->comps; c; c = c->next) {
+    struct literals l = {0};
+    for (const struct prop_keywords *c = x->prop_lists; c; c = c->next) {
         bool known = false;
         for (uint32_t i = 0; i < c->n_props; i++)
             if (name_is(c->props[i].name, c->props[i].len, name, len)) {
@@ -183,10 +184,10 @@ struct lits shape_prop(struct schema *s, const struct shape *x, const char *name
     return l;
 }
 
-struct lits shape_item(struct schema *s, const struct shape *x, uint32_t index)
+struct literals shape_item(struct schema *s, const struct value_shape *x, uint32_t index)
 {
-    struct lits l = {0};
-    for (const struct acomp *c = x->acomps; c; c = c->next)
+    struct literals l = {0};
+    for (const struct item_keywords *c = x->item_lists; c; c = c->next)
         l = lits_join(s, l, index < c->n_prefix ? c->prefix[index] : c->items);
     return l;
 }
@@ -207,23 +208,24 @@ struct lits shape_item(struct schema *s, const struct shape *x, uint32_t index)
         (out) = head_;                                                                             \
     } while (0)
 
-struct shape shape_merge(struct schema *s, const struct shape *a, const struct shape *b)
+struct value_shape shape_merge(struct schema *s, const struct value_shape *a,
+                               const struct value_shape *b)
 {
-    struct shape x = *a;
+    struct value_shape x = *a;
     x.types &= b->types;
     if (!x.types)
         return x;
     x.num = re_and(s->pool, a->num, b->num);
     x.str = re_and(s->pool, a->str, b->str);
     x.names = re_and(s->pool, a->names, b->names);
-    if (a->comps != b->comps)
-        JOIN_LISTS(comp, a->comps, b->comps, x.comps);
+    if (a->prop_lists != b->prop_lists)
+        JOIN_LISTS(prop_keywords, a->prop_lists, b->prop_lists, x.prop_lists);
     if (a->required != b->required)
         JOIN_LISTS(name_list, a->required, b->required, x.required);
     if (a->needs != b->needs)
         JOIN_LISTS(name_list, a->needs, b->needs, x.needs);
-    if (a->acomps != b->acomps)
-        JOIN_LISTS(acomp, a->acomps, b->acomps, x.acomps);
+    if (a->item_lists != b->item_lists)
+        JOIN_LISTS(item_keywords, a->item_lists, b->item_lists, x.item_lists);
     if (a->contains != b->contains)
         JOIN_LISTS(contains, a->contains, b->contains, x.contains);
 #define MOST(f)  x.f = a->f > b->f ? a->f : b->f
@@ -253,7 +255,7 @@ bool term_empty(struct schema *s, uint32_t term)
     return s->empty_known[term] == 2;
 }
 
-void shape_prune(struct schema *s, struct shape *x)
+void shape_prune(struct schema *s, struct value_shape *x)
 {
     if (x->types & TY_NUM && x->num != RE_ALL && term_empty(s, x->num))
         x->types &= ~(uint32_t)TY_NUM;
@@ -266,7 +268,7 @@ void shape_prune(struct schema *s, struct shape *x)
     for (const struct name_list *r = x->required; r && x->types & TY_OBJ; r = r->next)
         if (lits_false(shape_prop(s, x, r->name, r->len)))
             x->types &= ~(uint32_t)TY_OBJ;
-    for (uint32_t i = 0; i < x->min_items && i < 64 && x->types & TY_ARR && x->acomps; i++)
+    for (uint32_t i = 0; i < x->min_items && i < 64 && x->types & TY_ARR && x->item_lists; i++)
         if (lits_false(shape_item(s, x, i)))
             x->types &= ~(uint32_t)TY_ARR;
 }
@@ -274,14 +276,14 @@ void shape_prune(struct schema *s, struct shape *x)
 bool shapes_and(struct schema *s, struct shapes *to, const struct shapes *with)
 {
     struct shapes out = {0};
-    if (with->n == 1 && with->v[0].types == TY_ANY) { /* often: nothing but annotations */
-        struct shape any = shape_any();
+    if (with->n == 1 && with->v[0].types == TY_ANY) { /* common: a schema with only annotations */
+        struct value_shape any = shape_any();
         if (shape_same(&with->v[0], &any))
             return true;
     }
     for (uint32_t i = 0; i < to->n; i++)
         for (uint32_t j = 0; j < with->n; j++) {
-            struct shape x = shape_merge(s, &to->v[i], &with->v[j]);
+            struct value_shape x = shape_merge(s, &to->v[i], &with->v[j]);
             if (re_pool_error(s->pool))
                 return schema_fail(s, NULL, "%s", re_pool_error(s->pool));
             if (!shapes_add(s, &out, &x))
@@ -291,7 +293,7 @@ bool shapes_and(struct schema *s, struct shapes *to, const struct shapes *with)
     return true;
 }
 
-static bool lits_empty(struct schema *s, struct lits l, int depth)
+static bool lits_empty(struct schema *s, struct literals l, int depth)
 {
     if (lits_false(l))
         return true;
@@ -310,7 +312,7 @@ static bool lits_empty(struct schema *s, struct lits l, int depth)
     return empty;
 }
 
-bool shape_empty(struct schema *s, struct shape *x, int depth)
+bool shape_empty(struct schema *s, struct value_shape *x, int depth)
 {
     shape_prune(s, x);
     for (const struct name_list *r = x->required; r && x->types & TY_OBJ && !s->failed; r = r->next)
