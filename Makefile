@@ -178,7 +178,7 @@ $(B)/steel: $(CLI_OBJ) $(B)/libserver.a $(B)/libsteel.a $(filter $(B)/static/%,$
 $(B)/tests/%: $(B)/tests/%.o $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libsteel.a $(LDLIBS) -lcmocka
 
-SRV_TESTS := $(addprefix $(B)/tests/,test_http test_http_faults test_jobs test_route)
+SRV_TESTS := $(addprefix $(B)/tests/,test_endpoints test_http test_http_faults test_jobs test_route)
 $(SRV_TESTS): $(B)/tests/%: $(B)/tests/%.o $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(B)/libserver.a $(B)/libsteel.a $(LDLIBS) $(SRV_LIBS) -lcmocka
 

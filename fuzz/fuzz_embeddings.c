@@ -24,13 +24,14 @@ static struct server *server(void)
     return s;
 }
 
-static void prepare(const json_t *body, size_t size, enum call_kind kind)
+typedef bool prepare_function(struct api_request *req, const json_t *body);
+
+static void prepare(const json_t *body, size_t size, prepare_function *function)
 {
     struct api_request *req = mem_zalloc(1, sizeof *req);
     req->server = server();
-    req->kind = kind;
     req->budget = budget_for(size, NULL);
-    bool ok = kind == CALL_RERANK ? prepare_rerank(req, body) : prepare_embeddings(req, body);
+    bool ok = function(req, body);
     CHECK(ok == (req->err.status == 0) && (ok || req->err.msg[0]), "ok %d, status %d", ok,
           req->err.status);
     embed_request_free(req->embed);
@@ -39,12 +40,12 @@ static void prepare(const json_t *body, size_t size, enum call_kind kind)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const enum call_kind kinds[] = {CALL_EMBEDDINGS, CALL_OLLAMA_EMBED,
-                                           CALL_OLLAMA_EMBEDDINGS, CALL_RERANK};
+    static prepare_function *const functions[] = {prepare_embeddings, prepare_ollama_embed,
+                                                  prepare_ollama_embeddings, prepare_rerank};
     struct api_error err = {0};
     json_t *body = api_parse((const char *)data, size, &err);
-    for (size_t i = 0; body && i < sizeof kinds / sizeof *kinds; i++)
-        prepare(body, size, kinds[i]);
+    for (size_t i = 0; body && i < sizeof functions / sizeof *functions; i++)
+        prepare(body, size, functions[i]);
     json_decref(body);
     return 0;
 }

@@ -49,7 +49,7 @@ void gateway_fail(struct gateway *gw, struct http_exchange *x, int status, const
     }
     if (status == 503)
         http_add_header(x, "Retry-After", "2");
-    api_error_json(&b, &err, api_dialect(http_request(x)));
+    api_error_json(&b, &err, endpoint_dialect(http_request(x)));
     gateway_reply(gw, x, status, "application/json", &b);
     buf_clear(&b);
 }
@@ -71,19 +71,14 @@ static void get_health(struct gateway *gw, struct http_exchange *x)
 
 /* Heads */
 
-/* What replicas show to everybody: the page, which asks for a key itself. */
-static bool is_open(const char *path)
-{
-    return !strcmp(path, "/") || !strcmp(path, "/index.html") || !strncmp(path, "/web/", 5) ||
-           !strcmp(path, "/api/version");
-}
-
 static bool on_head(void *arg, struct http_exchange *x)
 {
     struct gateway *gw = arg;
     const struct access_rules *a = &gw->opt.access;
     const struct http_head *h = http_request(x);
     bool looks = !strcmp(h->method, "GET") || !strcmp(h->method, "HEAD");
+    const struct endpoint *e = endpoint_find(h, NULL);
+    enum endpoint_gateway role = e ? e->gateway : GATEWAY_FORWARDS;
     log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
              LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)),
              LOG_TEXT("client", http_client(x)));
@@ -99,9 +94,9 @@ static bool on_head(void *arg, struct http_exchange *x)
     if (!strcmp(h->method, "OPTIONS")) {
         gw->n_http[2]++;
         access_preflight(x);
-    } else if (looks && (!strcmp(h->path, "/health") || !strcmp(h->path, "/v1/health"))) {
+    } else if (role == GATEWAY_RESPONDS) {
         get_health(gw, x);
-    } else if (!(looks && is_open(h->path)) && !access_key(a, x)) {
+    } else if (!(e && e->open) && !access_key(a, x)) {
         gateway_fail(gw, x, 401, "authentication_error", "missing or wrong API key");
     } else if (!looks && !access_origin(a, x)) {
         const char *origin = http_header(h, "Origin");
@@ -116,8 +111,8 @@ static bool on_head(void *arg, struct http_exchange *x)
                      http_header(h, "Content-Type"));
     } else if (gw->draining) {
         gateway_fail(gw, x, 503, "unavailable_error", "the gateway is shutting down");
-    } else if (gather_start(gw, x)) {
-        return false;
+    } else if (role != GATEWAY_FORWARDS) {
+        gather_start(gw, x, e);
     } else if (!balancer_n_in(gw->balancer)) {
         gateway_fail(gw, x, 503, "unavailable_error", "no replica is available");
     } else {

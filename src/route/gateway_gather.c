@@ -22,24 +22,11 @@ struct gather_part {
     struct buf text;
 };
 
-/* One of them for each thing that is gathered. */
-struct gather_kind {
-    const char *path, *ask; /* ask NULL: the same */
-    const char *list;       /* the member that is a list; NULL: metrics */
-    const char *id;         /* of its members */
-};
-static const struct gather_kind kinds[] = {
-    {"/v1/models", NULL, "data", "id"},
-    {"/models", "/v1/models", "data", "id"},
-    {"/api/tags", NULL, "models", "name"},
-    {"/metrics", NULL, NULL, NULL},
-};
-
 struct gather {
     struct gather *prev, *next;
     struct gateway *gateway;
     struct http_exchange *x;
-    const struct gather_kind *kind;
+    const struct endpoint *endpoint;
     int n_left;
     int n;
     struct gather_part parts[]; /* (n) */
@@ -76,9 +63,9 @@ static void merge_lists(struct gather *g)
             !json_guard(p->text.p, p->text.len, &json_limits_request, NULL, &err))
             continue;
         json_t *v = json_loadb(p->text.p, p->text.len, 0, NULL);
-        json_t *list = json_object_get(v, g->kind->list), *member;
+        json_t *list = json_object_get(v, g->endpoint->list), *member;
         size_t j;
-        if (json_is_array(list) && !strcmp(g->kind->list, "data"))
+        if (json_is_array(list) && !strcmp(g->endpoint->list, "data"))
             replica_learn_models(p->from, p->text.p, p->text.len);
         if (json_is_array(list) && !whole) {
             whole = json_incref(v);
@@ -86,7 +73,7 @@ static void merge_lists(struct gather *g)
         }
         json_array_foreach(list, j, member)
         {
-            const char *id = json_string_value(json_object_get(member, g->kind->id));
+            const char *id = json_string_value(json_object_get(member, g->endpoint->list_id));
             if (!id || json_object_get(seen, id))
                 continue;
             json_object_set_new(seen, id, json_true());
@@ -98,7 +85,7 @@ static void merge_lists(struct gather *g)
         size_t n = json_array_size(all);
         if (n && json_object_get(whole, "last_id")) /* Anthropic's */
             json_object_set(whole, "last_id", json_object_get(json_array_get(all, n - 1), "id"));
-        json_object_set(whole, g->kind->list, all);
+        json_object_set(whole, g->endpoint->list, all);
         struct buf b = {0};
         jsonout_value(&b, whole);
         gather_free(g);
@@ -303,7 +290,7 @@ static void end_part(struct gather_part *p)
     p->call = NULL;
     if (--g->n_left)
         return;
-    if (g->kind->list)
+    if (g->endpoint->gateway == GATEWAY_MERGES_LISTS)
         merge_lists(g);
     else
         merge_metrics(g);
@@ -349,23 +336,16 @@ static void on_left(void *user)
     gather_free(user);
 }
 
-bool gather_start(struct gateway *gw, struct http_exchange *x)
+void gather_start(struct gateway *gw, struct http_exchange *x, const struct endpoint *e)
 {
-    const struct gather_kind *kind = NULL;
-    const struct http_head *h = http_request(x);
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (!strcmp(h->path, kinds[i].path))
-            kind = &kinds[i];
-    if (!kind || (strcmp(h->method, "GET") && strcmp(h->method, "HEAD")))
-        return false;
     if (gw->n_gathers == AT_ONCE) { /* each is a connection to every replica */
         gateway_fail(gw, x, 503, "unavailable_error", "too many ask this at once; try again later");
-        return true;
+        return;
     }
     struct gather *g = mem_zalloc(1, sizeof *g + (size_t)gw->n * sizeof *g->parts);
     g->gateway = gw;
     g->x = x;
-    g->kind = kind;
+    g->endpoint = e;
     g->next = gw->gathers;
     if (g->next)
         g->next->prev = g;
@@ -380,7 +360,7 @@ bool gather_start(struct gateway *gw, struct http_exchange *x)
         struct gather_part *p = &g->parts[g->n++];
         p->g = g;
         p->from = &gw->replicas[i];
-        gateway_own_head(gw, p->from, kind->ask ? kind->ask : kind->path, x, &head);
+        gateway_own_head(gw, p->from, e->paths[0], x, &head);
         const struct upstream_request q = {.head = head.p,
                                            .n_head = head.len,
                                            .fresh = true,
@@ -390,7 +370,6 @@ bool gather_start(struct gateway *gw, struct http_exchange *x)
         buf_clear(&head);
     }
     end_part(&(struct gather_part){.g = g});
-    return true;
 }
 
 void gather_stop_all(struct gateway *gw)

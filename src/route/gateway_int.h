@@ -14,7 +14,7 @@
 #ifndef STEEL_ROUTE_GATEWAY_INT_H
 #define STEEL_ROUTE_GATEWAY_INT_H
 
-#include "server/http/api_error.h"
+#include "server/api/endpoints.h"
 #include "server/http/log.h"
 #include "route/balancer.h"
 #include "route/gateway.h"
@@ -96,8 +96,8 @@ void replica_failed(struct replica *p, enum upstream_failure kind, const char *w
 uint64_t replicas_with(const struct gateway *gw, const char *model);
 void replica_learn_models(struct replica *p, const char *json, size_t n);
 
-/* gateway_gather.c: GET of what all replicas are asked for. False: no such path. */
-bool gather_start(struct gateway *gw, struct http_exchange *x);
+/* gateway_gather.c: a GET that all replicas are asked. e merges lists or metrics. */
+void gather_start(struct gateway *gw, struct http_exchange *x, const struct endpoint *e);
 void gather_stop_all(struct gateway *gw);
 
 #endif

@@ -17,13 +17,6 @@ enum {
     UNSENT_MOST = 64 << 10 /* for the client; then the replica waits */
 };
 
-enum proxy_kind {
-    PROXY_OTHER,    /* may change something there: never twice */
-    PROXY_LOOK,     /* GET and its like */
-    PROXY_COMPUTE,  /* an answer that depends on nothing but the request */
-    PROXY_GENERATE, /* the same, and it begins with a prompt */
-};
-
 struct proxied_request {
     struct proxied_request *prev, *next;
     struct gateway *gateway;
@@ -31,7 +24,7 @@ struct proxied_request {
     char id[132];
     struct upstream_exchange *up; /* NULL: no replica has it now */
     int replica;                  /* of up */
-    enum proxy_kind kind;
+    enum endpoint_effect effect;
     struct upstream_body *body;
     struct prefix_hashes *hashes; /* owned; NULL = it says nothing */
     uint64_t seed;                /* of everything that belongs to this API key */
@@ -121,7 +114,7 @@ static void cut(struct proxied_request *p, const char *why)
 {
     struct http_exchange *x = p->x;
     struct api_error err;
-    enum dialect dialect = api_dialect(http_request(x));
+    enum dialect dialect = endpoint_dialect(http_request(x));
     p->gateway->n_cut++;
     log_proxied(p, p->status, why);
     bool place = p->events && p->last[0] == '\n' && p->last[1] == '\n';
@@ -214,7 +207,7 @@ static void send_to(struct proxied_request *p, int i, bool fresh)
         .body = p->body,
         .to_head = !strcmp(method, "HEAD"),
         /* A kept connection may end as the request is sent, and nobody knows whether it was read. */
-        .fresh = fresh || p->kind == PROXY_OTHER,
+        .fresh = fresh || p->effect == ENDPOINT_CHANGES,
         .answer_s = gw->opt.answer_s,
     };
     p->replica = i;
@@ -419,7 +412,7 @@ static void on_failed(void *user, enum upstream_failure kind, const char *why)
     snprintf(text + strlen(text), sizeof text - strlen(text), "%.300s", why);
     if (p->begun)
         cut(p, text);
-    else if ((never || (p->kind != PROXY_OTHER && kind != UPSTREAM_SLOW)) && may_go_on(p))
+    else if ((never || (p->effect != ENDPOINT_CHANGES && kind != UPSTREAM_SLOW)) && may_go_on(p))
         try_next(p);
     else if (never && balancer_n_in(p->gateway->balancer) == 0)
         refuse(p, 503, "unavailable_error", "no replica is available");
@@ -449,35 +442,6 @@ static void on_drained(void *user)
         upstream_resume(p->up);
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
-}
-
-static enum proxy_kind kind_of(const struct http_head *h)
-{
-    /* Ends of paths, so that Azure's and those behind a prefix are known too. */
-    static const char *const generate[] = {"/completions", "/messages",     "/responses",
-                                           "/api/chat",    "/api/generate", "/completion",
-                                           "/infill"};
-    static const char *const compute[] = {"/embeddings", "/embedding",      "/rerank",
-                                          "/tokenize",   "/detokenize",     "/api/embed",
-                                          "/api/show",   "/apply-template", "/count_tokens",
-                                          "/score",      "/classify",       "/input_items"};
-    if (!strcmp(h->method, "GET") || !strcmp(h->method, "HEAD"))
-        return PROXY_LOOK;
-    if (strcmp(h->method, "POST"))
-        return PROXY_OTHER;
-    for (size_t i = 0; i < sizeof generate / sizeof *generate; i++)
-        if (ends_with(h->path, generate[i]))
-            return PROXY_GENERATE;
-    for (size_t i = 0; i < sizeof compute / sizeof *compute; i++)
-        if (ends_with(h->path, compute[i]))
-            return PROXY_COMPUTE;
-    return PROXY_OTHER;
-}
-
 static void pin(struct proxied_request *p, const char *id, size_t n)
 {
     p->pinned = balancer_pinned(p->gateway->balancer, prefix_hash(p->seed, id, n));
@@ -488,24 +452,26 @@ static void pin(struct proxied_request *p, const char *id, size_t n)
 static void read_request(struct proxied_request *p)
 {
     const struct http_head *h = http_request(p->x);
+    const struct endpoint *e = endpoint_find_forwarded(h);
+    bool looks = !strcmp(h->method, "GET") || !strcmp(h->method, "HEAD");
     static const char kept[] = "/responses/";
-    const char *id = strstr(h->path, kept);
-    if (id && strcmp(h->method, "POST")) {
-        id += sizeof kept - 1;
+    p->effect = e ? e->effect : looks ? ENDPOINT_READS : ENDPOINT_CHANGES;
+    if (e && e->names_response) {
+        const char *id = strstr(h->path, kept) + sizeof kept - 1;
         pin(p, id, strcspn(id, "/"));
     }
-    if (!p->body || (p->kind != PROXY_GENERATE && p->kind != PROXY_COMPUTE))
+    if (!p->body || (p->effect != ENDPOINT_GENERATES && p->effect != ENDPOINT_COMPUTES))
         return;
     struct body_fields f;
     char previous[160];
     body_fields_find(p->body->p, p->body->n, &f);
     body_span_text(&f.model, p->model, sizeof p->model);
-    p->keeps = p->of_responses = ends_with(h->path, "/responses");
+    p->keeps = p->of_responses = e->creates_response;
     if (p->keeps && body_span_text(&f.previous, previous, sizeof previous))
         pin(p, previous, strlen(previous));
     if (f.background.n == 4 && !memcmp(f.background.p, "true", 4))
-        p->kind = PROXY_OTHER; /* goes on there after its answer */
-    if (p->kind == PROXY_GENERATE) {
+        p->effect = ENDPOINT_CHANGES; /* goes on there after its answer */
+    if (p->effect == ENDPOINT_GENERATES) {
         p->hashes = mem_alloc(sizeof *p->hashes);
         prefix_hashes_make(&f, p->seed, p->hashes);
     }
@@ -522,7 +488,6 @@ void proxy_start(struct gateway *gw, struct http_exchange *x)
     snprintf(p->id, sizeof p->id, "%s", http_id(x));
     p->replica = p->pinned = -1;
     p->start_ns = clock_ns();
-    p->kind = kind_of(http_request(x));
     /* Replicas keep caches apart by the key that they are given. */
     const char *seen = gw->opt.upstream_key ? gw->opt.upstream_key : key ? key : "";
     p->seed = prefix_hash(gw->secret, seen, strlen(seen));
@@ -541,7 +506,8 @@ void proxy_leave_replica(struct gateway *gw, int replica)
 {
     for (struct proxied_request *p = gw->proxied, *next; p; p = next) {
         next = p->next;
-        if (p->replica != replica || !p->up || p->begun || p->kind == PROXY_OTHER || !may_go_on(p))
+        if (p->replica != replica || !p->up || p->begun || p->effect == ENDPOINT_CHANGES ||
+            !may_go_on(p))
             continue;
         upstream_cancel(p->up);
         try_next(p);

@@ -17,35 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static const struct {
-    const char *name;   /* in the log */
-    const char *prefix; /* of ids */
-    const char *input;  /* the field that holds the prompt */
-    enum dialect dialect;
-    const struct reply_style *style; /* NULL: nothing is generated */
-} kinds[] = {
-    [CALL_CHAT] = {"chat", "chatcmpl-", "messages", DIALECT_OPENAI, &reply_openai},
-    [CALL_COMPLETIONS] = {"completions", "cmpl-", "prompt", DIALECT_OPENAI, &reply_openai},
-    [CALL_MESSAGES] = {"messages", "msg_", "messages", DIALECT_ANTHROPIC, &reply_anthropic},
-    [CALL_RESPONSES] = {"responses", "resp_", "input", DIALECT_OPENAI, &reply_responses},
-    [CALL_OLLAMA_CHAT] = {"ollama chat", "", "messages", DIALECT_OLLAMA, &reply_ollama},
-    [CALL_OLLAMA_GENERATE] = {"ollama generate", "", "prompt", DIALECT_OLLAMA, &reply_ollama},
-    [CALL_OLLAMA_SHOW] = {"ollama show", "", "", DIALECT_OLLAMA, NULL},
-    [CALL_EMBEDDINGS] = {"embeddings", "", "input", DIALECT_OPENAI, NULL},
-    [CALL_RERANK] = {"rerank", "rerank-", "documents", DIALECT_OPENAI, NULL},
-    [CALL_OLLAMA_EMBED] = {"ollama embed", "", "input", DIALECT_OLLAMA, NULL},
-    [CALL_OLLAMA_EMBEDDINGS] = {"ollama embeddings", "", "prompt", DIALECT_OLLAMA, NULL},
-    [CALL_COUNT_TOKENS] = {"count_tokens", "", "messages", DIALECT_ANTHROPIC, NULL},
-    [CALL_TOKENIZE] = {"tokenize", "", "", DIALECT_OPENAI, NULL},
-    [CALL_DETOKENIZE] = {"detokenize", "", "", DIALECT_OPENAI, NULL},
-    [CALL_TEMPLATE] = {"template", "", "", DIALECT_OPENAI, NULL},
-    [CALL_LOAD_LORA] = {"load adapter", "", "", DIALECT_OPENAI, NULL},
-    [CALL_UNLOAD_LORA] = {"unload adapter", "", "", DIALECT_OPENAI, NULL},
-};
-
 static const struct reply_style *style_of(const struct api_request *req)
 {
-    return kinds[req->kind].style;
+    return req->endpoint->reply;
 }
 
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body)
@@ -128,7 +102,7 @@ static void cancel(struct api_request *req)
 /* One line per call, when it is over for the client. */
 static void log_request(const struct api_request *req, int status, const char *how)
 {
-    const char *name = kinds[req->kind].name;
+    const char *name = req->endpoint->name;
     struct usage_count u = api_request_usage(req, NULL);
     double ms = (double)(clock_ns() - req->start_ns) * 1e-6;
     if (!req->parts) {
@@ -173,21 +147,23 @@ static void fail(struct api_request *req, const struct api_error *err)
     if (!x)
         return;
     detach(req);
-    reply_error(x, req->server, err, kinds[req->kind].dialect);
+    reply_error(x, req->server, err, req->endpoint->dialect);
 }
 
 /* To the workers */
 
-void api_request_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind)
+void api_request_dispatch(struct server *s, struct http_exchange *x,
+                          const struct endpoint *endpoint)
 {
     struct api_request *req = mem_zalloc(1, sizeof *req);
     req->server = s;
-    req->kind = kind;
+    req->endpoint = endpoint;
     req->x = x;
     req->created = time(NULL);
     req->start_ns = req->last_write_ns = clock_ns();
     req->block = -1;
-    snprintf(req->id, sizeof req->id, "%s%08llx%012llx", kinds[kind].prefix,
+    snprintf(req->id, sizeof req->id, "%s%08llx%012llx",
+             endpoint->id_prefix ? endpoint->id_prefix : "",
              (unsigned long long)(s->id_secret & 0xffffffff), (unsigned long long)++s->next_id);
     req->body = http_take_body(x, &req->n_body);
     const char *key = access_bearer(x);
@@ -236,7 +212,7 @@ static void set_submit_error(struct api_request *req, enum submit_result res, co
                              int part)
 {
     struct api_error *err = &req->err;
-    const char *param = kinds[req->kind].input;
+    const char *param = req->endpoint->prompt_field;
     if (res == SUBMIT_FULL) {
         api_fail(err, 429, "rate_limit_error", "%s; try again later", e->msg);
         err->code = "queue_full";

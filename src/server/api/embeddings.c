@@ -17,8 +17,12 @@
 
 enum { MAX_TEXTS = 4096, VALUE_BYTES = 16 };
 
+/* Writes the JSON reply. */
+typedef void embed_writer(const struct api_request *req, struct buf *b);
+
 struct embed_request {
     struct embed_job job;
+    embed_writer *write;
     struct embedder *e;
     float *out; /* (n, width) */
     int width;  /* of a vector as it is sent */
@@ -51,6 +55,113 @@ void embed_request_free(struct embed_request *x)
 bool embed_request_done(const struct embed_request *x)
 {
     return x->done;
+}
+
+/* Writing */
+
+static void add_base64(struct buf *b, const float *v, int n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint8_t *p = (const uint8_t *)v;
+    size_t len = (size_t)n * sizeof *v;
+    buf_reserve(b, len / 3 * 4 + 8);
+    buf_addc(b, '"');
+    for (size_t i = 0; i < len; i += 3) {
+        size_t left = len - i;
+        unsigned bits = (unsigned)p[i] << 16 | (left > 1 ? (unsigned)p[i + 1] << 8 : 0) |
+                        (left > 2 ? p[i + 2] : 0u);
+        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63],
+                        left > 1 ? digits[bits >> 6 & 63] : '=',
+                        left > 2 ? digits[bits & 63] : '='};
+        buf_add(b, four, 4);
+    }
+    buf_addc(b, '"');
+}
+
+static void add_floats(struct buf *b, const float *v, int n)
+{
+    for (int i = 0; i < n; i++)
+        buf_addf(b, "%c%.9g", i ? ',' : '[', (double)v[i]);
+    buf_addc(b, ']');
+}
+
+static void write_openai(const struct api_request *req, struct buf *b)
+{
+    const struct embed_request *x = req->embed;
+    buf_adds(b, "{\"object\":\"list\",\"data\":[");
+    for (int i = 0; i < x->job.n; i++) {
+        buf_addf(b, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
+        (x->base64 ? add_base64 : add_floats)(b, x->job.texts[i].out, x->width);
+        buf_addc(b, '}');
+    }
+    buf_adds(b, "],\"model\":");
+    jsonout_text(b, req->server->embed_name);
+    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld}}",
+             (long long)x->n_tokens, (long long)x->n_tokens);
+}
+
+/* The older form: one text, one vector. */
+static void write_ollama_single(const struct api_request *req, struct buf *b)
+{
+    buf_adds(b, "{\"embedding\":");
+    add_floats(b, req->embed->job.texts[0].out, req->embed->width);
+    buf_addc(b, '}');
+}
+
+static void write_ollama(const struct api_request *req, struct buf *b)
+{
+    const struct embed_request *x = req->embed;
+    buf_adds(b, "{\"model\":");
+    jsonout_text(b, req->server->embed_name);
+    buf_adds(b, ",\"embeddings\":[");
+    for (int i = 0; i < x->job.n; i++) {
+        if (i)
+            buf_addc(b, ',');
+        add_floats(b, x->job.texts[i].out, x->width);
+    }
+    buf_addf(b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%lld}",
+             (long long)(clock_ns() - req->start_ns), (long long)x->n_tokens);
+}
+
+struct ranked {
+    int index;
+    float score;
+};
+
+static int by_score(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    return x->score != y->score ? (x->score < y->score) - (x->score > y->score)
+                                : x->index - y->index;
+}
+
+static void write_ranked(const struct api_request *req, struct buf *b)
+{
+    const struct embed_request *x = req->embed;
+    struct ranked *all = mem_zalloc((size_t)x->job.n, sizeof *all);
+    for (int i = 0; i < x->job.n; i++) {
+        float s = x->job.texts[i].out[0];
+        all[i] = (struct ranked){i, x->raw ? s : 1.0f / (1.0f + expf(-s))};
+    }
+    qsort(all, (size_t)x->job.n, sizeof *all, by_score);
+    buf_adds(b, "{\"id\":");
+    jsonout_text(b, req->id);
+    buf_adds(b, ",\"model\":");
+    jsonout_text(b, req->server->rerank_name);
+    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},\"results\":[",
+             (long long)x->n_tokens, (long long)x->n_tokens);
+    for (int i = 0; i < x->job.n && i < x->top_n; i++) {
+        buf_addf(b, "%s{\"index\":%d,\"relevance_score\":%.9g", i ? "," : "", all[i].index,
+                 (double)all[i].score);
+        if (x->with_documents) {
+            buf_adds(b, ",\"document\":{\"text\":");
+            jsonout_text(b, x->documents[all[i].index]);
+            buf_addc(b, '}');
+        }
+        buf_addc(b, '}');
+    }
+    buf_adds(b, "]}");
+    mem_free(all);
 }
 
 /* Reading */
@@ -201,14 +312,15 @@ static bool begin(struct api_request *req, const json_t *body, struct embedder *
     return true;
 }
 
-bool prepare_embeddings(struct api_request *req, const json_t *body)
+/* key: the field with the texts. */
+static bool read_embeddings(struct api_request *req, const json_t *body, const char *key,
+                            bool truncate, embed_writer *write)
 {
-    bool ollama = req->kind != CALL_EMBEDDINGS, truncate = ollama;
     const char *format = json_string_value(api_member(body, "encoding_format"));
-    const char *key = req->kind == CALL_OLLAMA_EMBEDDINGS ? "prompt" : "input";
     if (!begin(req, body, req->server->embedder, req->server->embed_name, "--embedding"))
         return false;
     struct embed_request *x = req->embed;
+    x->write = write;
     if (!read_bool(req, body, "truncate", &truncate) ||
         !read_count(req, body, "dimensions", embedder_width(x->e), &x->job.dims))
         return false;
@@ -223,6 +335,21 @@ bool prepare_embeddings(struct api_request *req, const json_t *body)
            make_room(req, x, (size_t)(x->job.dims ? x->job.dims : embedder_width(x->e)));
 }
 
+bool prepare_embeddings(struct api_request *req, const json_t *body)
+{
+    return read_embeddings(req, body, "input", false, write_openai);
+}
+
+bool prepare_ollama_embed(struct api_request *req, const json_t *body)
+{
+    return read_embeddings(req, body, "input", true, write_ollama);
+}
+
+bool prepare_ollama_embeddings(struct api_request *req, const json_t *body)
+{
+    return read_embeddings(req, body, "prompt", true, write_ollama_single);
+}
+
 bool prepare_rerank(struct api_request *req, const json_t *body)
 {
     const json_t *query = api_member(body, "query"), *docs = api_member(body, "documents");
@@ -232,6 +359,7 @@ bool prepare_rerank(struct api_request *req, const json_t *body)
     if (!begin(req, body, req->server->reranker, req->server->rerank_name, "--rerank"))
         return false;
     struct embed_request *x = req->embed;
+    x->write = write_ranked;
     if (!json_is_string(query))
         return api_invalid(&req->err, "query", "query must be a text");
     if (task && !instruct)
@@ -268,119 +396,9 @@ bool prepare_rerank(struct api_request *req, const json_t *body)
     return make_room(req, x, (size_t)embedder_width(x->e));
 }
 
-/* Writing */
-
-static void add_base64(struct buf *b, const float *v, int n)
-{
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const uint8_t *p = (const uint8_t *)v;
-    size_t len = (size_t)n * sizeof *v;
-    buf_reserve(b, len / 3 * 4 + 8);
-    buf_addc(b, '"');
-    for (size_t i = 0; i < len; i += 3) {
-        size_t left = len - i;
-        unsigned bits = (unsigned)p[i] << 16 | (left > 1 ? (unsigned)p[i + 1] << 8 : 0) |
-                        (left > 2 ? p[i + 2] : 0u);
-        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63],
-                        left > 1 ? digits[bits >> 6 & 63] : '=',
-                        left > 2 ? digits[bits & 63] : '='};
-        buf_add(b, four, 4);
-    }
-    buf_addc(b, '"');
-}
-
-static void add_floats(struct buf *b, const float *v, int n)
-{
-    for (int i = 0; i < n; i++)
-        buf_addf(b, "%c%.9g", i ? ',' : '[', (double)v[i]);
-    buf_addc(b, ']');
-}
-
-static void write_openai(const struct embed_request *x, const char *name, struct buf *b)
-{
-    buf_adds(b, "{\"object\":\"list\",\"data\":[");
-    for (int i = 0; i < x->job.n; i++) {
-        buf_addf(b, "%s{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i ? "," : "", i);
-        (x->base64 ? add_base64 : add_floats)(b, x->job.texts[i].out, x->width);
-        buf_addc(b, '}');
-    }
-    buf_adds(b, "],\"model\":");
-    jsonout_text(b, name);
-    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld}}",
-             (long long)x->n_tokens, (long long)x->n_tokens);
-}
-
-static void write_ollama(const struct api_request *req, const char *name, struct buf *b)
-{
-    const struct embed_request *x = req->embed;
-    if (req->kind == CALL_OLLAMA_EMBEDDINGS) { /* the older form: one text, one vector */
-        buf_adds(b, "{\"embedding\":");
-        add_floats(b, x->job.texts[0].out, x->width);
-        buf_addc(b, '}');
-        return;
-    }
-    buf_adds(b, "{\"model\":");
-    jsonout_text(b, name);
-    buf_adds(b, ",\"embeddings\":[");
-    for (int i = 0; i < x->job.n; i++) {
-        if (i)
-            buf_addc(b, ',');
-        add_floats(b, x->job.texts[i].out, x->width);
-    }
-    buf_addf(b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%lld}",
-             (long long)(clock_ns() - req->start_ns), (long long)x->n_tokens);
-}
-
-struct ranked {
-    int index;
-    float score;
-};
-
-static int by_score(const void *a, const void *b)
-{
-    const struct ranked *x = a, *y = b;
-    return x->score != y->score ? (x->score < y->score) - (x->score > y->score)
-                                : x->index - y->index;
-}
-
-static void write_ranked(const struct api_request *req, const char *name, struct buf *b)
-{
-    const struct embed_request *x = req->embed;
-    struct ranked *all = mem_zalloc((size_t)x->job.n, sizeof *all);
-    for (int i = 0; i < x->job.n; i++) {
-        float s = x->job.texts[i].out[0];
-        all[i] = (struct ranked){i, x->raw ? s : 1.0f / (1.0f + expf(-s))};
-    }
-    qsort(all, (size_t)x->job.n, sizeof *all, by_score);
-    buf_adds(b, "{\"id\":");
-    jsonout_text(b, req->id);
-    buf_adds(b, ",\"model\":");
-    jsonout_text(b, name);
-    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},\"results\":[",
-             (long long)x->n_tokens, (long long)x->n_tokens);
-    for (int i = 0; i < x->job.n && i < x->top_n; i++) {
-        buf_addf(b, "%s{\"index\":%d,\"relevance_score\":%.9g", i ? "," : "", all[i].index,
-                 (double)all[i].score);
-        if (x->with_documents) {
-            buf_adds(b, ",\"document\":{\"text\":");
-            jsonout_text(b, x->documents[all[i].index]);
-            buf_addc(b, '}');
-        }
-        buf_addc(b, '}');
-    }
-    buf_adds(b, "]}");
-    mem_free(all);
-}
-
 void embed_write(struct api_request *req)
 {
-    const struct server *s = req->server;
-    if (req->kind == CALL_RERANK)
-        write_ranked(req, s->rerank_name, &req->reply);
-    else if (req->kind == CALL_EMBEDDINGS)
-        write_openai(req->embed, s->embed_name, &req->reply);
-    else
-        write_ollama(req, s->embed_name, &req->reply);
+    req->embed->write(req, &req->reply);
 }
 
 /* Between the threads */

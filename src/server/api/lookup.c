@@ -1,8 +1,8 @@
 /*
  * What is looked up rather than generated: kept responses, and the model as Ollama's API tells of it.
- * Runs on the loop (ollama_show: on a worker); nothing here waits.
+ * Runs on the loop (prepare_ollama_show: on a worker); nothing here waits.
  */
-#include "server/api/server_int.h"
+#include "server/api/prepare_int.h"
 #include "server/api/store.h"
 #include "base/mem.h"
 
@@ -201,8 +201,9 @@ void add_capabilities(const struct server *s, struct buf *b)
     buf_adds(b, "]");
 }
 
-void ollama_show(struct api_request *req)
+bool prepare_ollama_show(struct api_request *req, const json_t *body)
 {
+    (void)body;
     struct server *s = req->server;
     const struct runtime *rt = server_runtime(s);
     const struct config *g = &rt->model->config;
@@ -225,4 +226,5 @@ void ollama_show(struct api_request *req)
     add_capabilities(s, b);
     add_date(b, "modified_at", s->started);
     buf_addc(b, '}');
+    return true;
 }

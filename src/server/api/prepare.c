@@ -141,7 +141,7 @@ static void add_ids(struct buf *b, const struct token_list *l)
 }
 
 /* llama.cpp's fields and vLLM's. */
-static bool prepare_tokenize(struct api_request *req, const json_t *body)
+bool prepare_tokenize(struct api_request *req, const json_t *body)
 {
     const struct tokenizer *t = need_tokenizer(req);
     const json_t *text = api_member(body, "content");
@@ -183,7 +183,7 @@ static bool prepare_tokenize(struct api_request *req, const json_t *body)
     return true;
 }
 
-static bool prepare_template(struct api_request *req, const json_t *body)
+bool prepare_template(struct api_request *req, const json_t *body)
 {
     struct buf prompt = {0};
     struct token_list *ids = api_request_add_prompt(req);
@@ -205,15 +205,15 @@ static bool prepare_template(struct api_request *req, const json_t *body)
     return ok;
 }
 
-static bool prepare_count(struct api_request *req, const json_t *body)
+bool prepare_count(struct api_request *req, const json_t *body)
 {
-    if (!prepare_chat(req, body))
+    if (!prepare_anthropic_prompt(req, body, false))
         return false;
     buf_addf(&req->reply, "{\"input_tokens\":%zu}", req->prompts[0].n);
     return true;
 }
 
-static bool prepare_detokenize(struct api_request *req, const json_t *body)
+bool prepare_detokenize(struct api_request *req, const json_t *body)
 {
     const struct tokenizer *t = need_tokenizer(req);
     const json_t *list = api_member(body, "tokens");
@@ -254,57 +254,8 @@ void api_request_prepare(struct api_request *req)
     req->body = NULL;
     if (!body)
         return;
-    bool ok = false;
-    if (req->kind <= CALL_OLLAMA_GENERATE && !lora_choose(req, body)) {
-        json_decref(body);
-        return;
-    }
-    switch (req->kind) {
-    case CALL_COMPLETIONS:
-        ok = prepare_completions(req, body);
-        break;
-    case CALL_TOKENIZE:
-        ok = prepare_tokenize(req, body);
-        break;
-    case CALL_DETOKENIZE:
-        ok = prepare_detokenize(req, body);
-        break;
-    case CALL_TEMPLATE:
-        ok = prepare_template(req, body);
-        break;
-    case CALL_COUNT_TOKENS:
-        ok = prepare_count(req, body);
-        break;
-    case CALL_CHAT:
-    case CALL_MESSAGES:
-        ok = prepare_chat(req, body);
-        break;
-    case CALL_RESPONSES:
-        ok = prepare_responses(req, body);
-        break;
-    case CALL_OLLAMA_CHAT:
-    case CALL_OLLAMA_GENERATE:
-        ok = prepare_ollama(req, body);
-        break;
-    case CALL_EMBEDDINGS:
-    case CALL_OLLAMA_EMBED:
-    case CALL_OLLAMA_EMBEDDINGS:
-        ok = prepare_embeddings(req, body);
-        break;
-    case CALL_RERANK:
-        ok = prepare_rerank(req, body);
-        break;
-    case CALL_LOAD_LORA:
-        ok = prepare_load_lora(req, body);
-        break;
-    case CALL_UNLOAD_LORA:
-        ok = prepare_unload_lora(req, body);
-        break;
-    case CALL_OLLAMA_SHOW:
-        ollama_show(req);
-        ok = true;
-        break;
-    }
-    CHECK(ok == (req->err.status == 0), "a call failed without a reason");
+    const struct endpoint *e = req->endpoint;
+    bool ok = (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) && e->prepare(req, body);
+    CHECK(ok == (req->err.status == 0), "%s failed without a reason", e->name);
     json_decref(body);
 }

@@ -308,34 +308,49 @@ static bool truncate_turns(struct api_request *req, json_t *body)
 bool prepare_chat(struct api_request *req, const json_t *body)
 {
     struct buf prompt = {0};
-    enum params_api api = req->kind == CALL_CHAT ? PARAMS_CHAT : PARAMS_MESSAGES;
-    bool ok = gen_params_read(body, api, &req->server->opt.sample, api_request_n_vocab(req),
-                              &req->p, &req->err);
-    json_t *translated = NULL;
-    const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
-    bool truncate = false, legacy = false, shown = thinking && strcmp(thinking, "disabled") != 0;
-    if (ok) {
-        translated = api == PARAMS_MESSAGES
-                         ? anthropic_translate(body, req->kind == CALL_MESSAGES, &req->err)
-                         : functions_translate(body, &legacy, &req->err);
-        body = translated;
-        ok = translated &&
-             (api == PARAMS_MESSAGES || (check_modalities(body, &req->err) &&
-                                         responses_truncation(body, &truncate, &req->err)));
-    }
-    ok = ok && prepare_conversation(req, body, &prompt) &&
-         api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
-                            api_request_add_prompt(req)) &&
-         (!truncate || fits(req) || truncate_turns(req, translated)) &&
-         api_request_constrain(req, body);
+    bool truncate = false, legacy = false;
+    json_t *chat = NULL;
+    bool ok =
+        gen_params_read(body, PARAMS_CHAT, &req->server->opt.sample, api_request_n_vocab(req),
+                        &req->p, &req->err) &&
+        (chat = functions_translate(body, &legacy, &req->err)) &&
+        check_modalities(chat, &req->err) && responses_truncation(chat, &truncate, &req->err) &&
+        prepare_conversation(req, chat, &prompt) &&
+        api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
+                           api_request_add_prompt(req)) &&
+        (!truncate || fits(req) || truncate_turns(req, chat)) && api_request_constrain(req, chat);
     req->special = true; /* the parser looks for the format's control tokens */
-    if (req->chat) {
+    if (req->chat)
         req->chat->legacy = legacy;
-        req->chat->hide_thinking = api == PARAMS_MESSAGES && !shown;
-    }
     buf_clear(&prompt);
-    json_decref(translated);
+    json_decref(chat);
     return ok;
+}
+
+bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool generate)
+{
+    struct buf prompt = {0};
+    const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
+    bool shown = thinking && strcmp(thinking, "disabled") != 0;
+    json_t *chat = NULL;
+    bool ok = gen_params_read(body, PARAMS_MESSAGES, &req->server->opt.sample,
+                              api_request_n_vocab(req), &req->p, &req->err) &&
+              (chat = anthropic_translate(body, generate, &req->err)) &&
+              prepare_conversation(req, chat, &prompt) &&
+              api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
+                                 api_request_add_prompt(req)) &&
+              api_request_constrain(req, chat);
+    req->special = true;
+    if (req->chat)
+        req->chat->hide_thinking = !shown;
+    buf_clear(&prompt);
+    json_decref(chat);
+    return ok;
+}
+
+bool prepare_anthropic(struct api_request *req, const json_t *body)
+{
+    return prepare_anthropic_prompt(req, body, true);
 }
 
 bool prepare_responses(struct api_request *req, const json_t *body)
@@ -355,30 +370,39 @@ bool prepare_responses(struct api_request *req, const json_t *body)
 }
 
 /* A model and nothing to say to it: clients have it loaded so, before they ask. */
-static bool only_loads(const struct api_request *req, const json_t *body)
+static bool only_loads(const json_t *body, bool generate)
 {
     const json_t *prompt = api_member(body, "prompt"), *messages = api_member(body, "messages");
     if (!json_is_string(api_member(body, "model")))
         return false;
-    return req->kind == CALL_OLLAMA_GENERATE
-               ? !prompt || (json_is_string(prompt) && !json_string_length(prompt))
-               : !messages || (json_is_array(messages) && !json_array_size(messages));
+    return generate ? !prompt || (json_is_string(prompt) && !json_string_length(prompt))
+                    : !messages || (json_is_array(messages) && !json_array_size(messages));
 }
 
-bool prepare_ollama(struct api_request *req, const json_t *body)
+static bool prepare_ollama(struct api_request *req, const json_t *body, bool generate)
 {
-    if (only_loads(req, body)) {
+    if (only_loads(body, generate)) {
         ollama_loaded(req);
         return true;
     }
     bool raw = false;
-    json_t *chat = ollama_translate(body, req->kind == CALL_OLLAMA_GENERATE, &raw, &req->err);
+    json_t *chat = ollama_translate(body, generate, &raw, &req->err);
     bool ok = chat && (raw ? prepare_completions(req, chat)
                            : gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
                                              api_request_n_vocab(req), &req->p, &req->err) &&
                                  prepare_translated(req, chat) && api_request_constrain(req, chat));
     json_decref(chat);
     return ok;
+}
+
+bool prepare_ollama_chat(struct api_request *req, const json_t *body)
+{
+    return prepare_ollama(req, body, false);
+}
+
+bool prepare_ollama_generate(struct api_request *req, const json_t *body)
+{
+    return prepare_ollama(req, body, true);
 }
 
 void server_load_chat(struct server *s)

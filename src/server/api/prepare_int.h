@@ -6,6 +6,10 @@
 
 /* prepare.c */
 bool prepare_completions(struct api_request *req, const json_t *body);
+bool prepare_tokenize(struct api_request *req, const json_t *body);
+bool prepare_detokenize(struct api_request *req, const json_t *body);
+bool prepare_template(struct api_request *req, const json_t *body);
+bool prepare_count(struct api_request *req, const json_t *body);
 int api_request_n_vocab(const struct api_request *req);
 struct token_list *api_request_add_prompt(struct api_request *req);
 /* The call is refused for `why`: what costs too much with 413. Returns false. */
@@ -21,7 +25,11 @@ bool api_request_constrain(struct api_request *req, const json_t *body);
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt);
 bool prepare_chat(struct api_request *req, const json_t *body);
 bool prepare_responses(struct api_request *req, const json_t *body);
-bool prepare_ollama(struct api_request *req, const json_t *body);
+bool prepare_anthropic(struct api_request *req, const json_t *body);
+bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool generate);
+bool prepare_ollama_chat(struct api_request *req, const json_t *body);
+bool prepare_ollama_generate(struct api_request *req, const json_t *body);
+bool prepare_ollama_show(struct api_request *req, const json_t *body); /* lookup.c */
 bool check_messages(const json_t *messages, struct api_error *err);
 bool check_tools(const json_t *tools, struct api_error *err);
 

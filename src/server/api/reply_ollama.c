@@ -10,7 +10,7 @@
 
 static bool is_chat(const struct api_request *req)
 {
-    return req->kind == CALL_OLLAMA_CHAT;
+    return req->endpoint->reply == &reply_ollama_chat;
 }
 
 static void open_line(const struct api_request *req, struct buf *b)
@@ -178,12 +178,10 @@ void ollama_loaded(struct api_request *req)
     buf_adds(&req->reply, ",\"done\":true,\"done_reason\":\"load\"}\n");
 }
 
-const struct reply_style reply_ollama = {
-    .stream_open = stream_open,
-    .stream_flush = stream_flush,
-    .stream_finish = stream_finish,
-    .stream_close = stream_close,
-    .stream_error = stream_error,
-    .whole = whole,
-    .type = "application/x-ndjson",
-};
+#define STYLE                                                                                      \
+    {                                                                                              \
+        .stream_open = stream_open, .stream_flush = stream_flush, .stream_finish = stream_finish,  \
+        .stream_close = stream_close, .stream_error = stream_error, .whole = whole,                \
+        .type = "application/x-ndjson",                                                            \
+    }
+const struct reply_style reply_ollama_chat = STYLE, reply_ollama_generate = STYLE;

@@ -6,7 +6,7 @@
 
 static bool is_chat(const struct api_request *req)
 {
-    return req->kind == CALL_CHAT;
+    return req->endpoint->reply == &reply_chat;
 }
 
 /* {"id":...,"choices":[ */
@@ -332,12 +332,10 @@ static bool whole(struct api_request *req, struct buf *b, size_t room)
     return true;
 }
 
-const struct reply_style reply_openai = {
-    .stream_open = stream_open,
-    .stream_flush = stream_flush,
-    .stream_finish = stream_finish,
-    .stream_close = stream_close,
-    .stream_error = stream_error,
-    .whole = whole,
-    .ping = ":\n\n",
-};
+#define STYLE                                                                                      \
+    {                                                                                              \
+        .stream_open = stream_open, .stream_flush = stream_flush, .stream_finish = stream_finish,  \
+        .stream_close = stream_close, .stream_error = stream_error, .whole = whole,                \
+        .ping = ":\n\n",                                                                           \
+    }
+const struct reply_style reply_chat = STYLE, reply_completions = STYLE;

@@ -1,4 +1,4 @@
-/* The server: routes, keys, CORS, loading, signals, shutdown. Runs the loop. */
+/* The server: dispatch, keys, CORS, loading, signals, shutdown. Runs the loop. */
 #include "server/api/server_int.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
@@ -48,7 +48,7 @@ static void fail(struct server *s, struct http_exchange *x, int status, const ch
     api_fail(&err, status, type, "%s", msg);
     if (status == 401)
         err.code = "invalid_api_key";
-    reply_error(x, s, &err, api_dialect(http_request(x)));
+    reply_error(x, s, &err, endpoint_dialect(http_request(x)));
 }
 
 /* http.c's own refusals: a broken request, or one over a limit. */
@@ -80,7 +80,7 @@ static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
     return true;
 }
 
-static void get_health(struct server *s, struct http_exchange *x)
+void get_health(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
     if (s->draining) {
@@ -94,7 +94,7 @@ static void get_health(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
-static void get_metrics(struct server *s, struct http_exchange *x)
+void get_metrics(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
     metrics_write(s, &b);
@@ -156,7 +156,7 @@ static void add_helper(const struct server *s, const struct embedder *e, const c
              m->bytes, can);
 }
 
-static void get_models(struct server *s, struct http_exchange *x)
+void get_models(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
     if (reply_if_not_ready(s, x))
@@ -184,7 +184,7 @@ static bool add_helper_named(const struct server *s, const char *name, struct bu
     return b->len > 0;
 }
 
-static void get_model(struct server *s, struct http_exchange *x)
+void get_model(struct server *s, struct http_exchange *x)
 {
     const char *id = strrchr(http_request(x)->path, '/') + 1;
     const char *full = http_request(x)->path + strlen("/v1/models/");
@@ -206,7 +206,7 @@ static void get_model(struct server *s, struct http_exchange *x)
         api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
         err.code = "model_not_found";
         snprintf(err.param, sizeof err.param, "model");
-        reply_error(x, s, &err, api_dialect(http_request(x)));
+        reply_error(x, s, &err, endpoint_dialect(http_request(x)));
         return;
     }
     add_model(s, &b);
@@ -214,96 +214,14 @@ static void get_model(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
-/* Routes */
-
-struct endpoint {
-    const char *method, *path; /* a * stands for any part that is not empty */
-    void (*get)(struct server *s, struct http_exchange *x);
-    enum call_kind kind; /* where get is NULL */
-    bool open;           /* needs no key */
-};
-
-static const struct endpoint routes[] = {
-    {"GET", "/", get_page, 0, true},
-    {"GET", "/index.html", get_page, 0, true},
-    {"GET", "/web/*", get_page_file, 0, true},
-    {"GET", "/health", get_health, 0, true},
-    {"GET", "/v1/health", get_health, 0, true},
-    {"GET", "/metrics", get_metrics, 0, false},
-    {"GET", "/v1/models", get_models, 0, false},
-    {"GET", "/models", get_models, 0, false},
-    {"GET", "/v1/models/*", get_model, 0, false},
-    {"POST", "/v1/chat/completions", NULL, CALL_CHAT, false},
-    {"POST", "/chat/completions", NULL, CALL_CHAT, false},
-    {"POST", "/openai/deployments/*/chat/completions", NULL, CALL_CHAT, false}, /* Azure's */
-    {"POST", "/v1/completions", NULL, CALL_COMPLETIONS, false},
-    {"POST", "/completions", NULL, CALL_COMPLETIONS, false},
-    {"POST", "/v1/messages", NULL, CALL_MESSAGES, false},
-    {"POST", "/v1/messages/count_tokens", NULL, CALL_COUNT_TOKENS, false},
-    {"POST", "/v1/responses", NULL, CALL_RESPONSES, false},
-    {"POST", "/responses", NULL, CALL_RESPONSES, false},
-    {"GET", "/v1/responses/*/input_items", get_response_items, 0, false},
-    {"GET", "/v1/responses/*", get_response, 0, false},
-    {"DELETE", "/v1/responses/*", delete_response, 0, false},
-    {"POST", "/api/chat", NULL, CALL_OLLAMA_CHAT, false},
-    {"POST", "/api/generate", NULL, CALL_OLLAMA_GENERATE, false},
-    {"POST", "/api/show", NULL, CALL_OLLAMA_SHOW, false},
-    {"POST", "/api/embed", NULL, CALL_OLLAMA_EMBED, false},
-    {"POST", "/api/embeddings", NULL, CALL_OLLAMA_EMBEDDINGS, false},
-    {"POST", "/v1/embeddings", NULL, CALL_EMBEDDINGS, false},
-    {"POST", "/embeddings", NULL, CALL_EMBEDDINGS, false},
-    {"POST", "/openai/deployments/*/embeddings", NULL, CALL_EMBEDDINGS, false},
-    {"POST", "/v1/rerank", NULL, CALL_RERANK, false},
-    {"POST", "/v2/rerank", NULL, CALL_RERANK, false},
-    {"POST", "/rerank", NULL, CALL_RERANK, false},
-    {"GET", "/api/tags", get_ollama_tags, 0, false},
-    {"GET", "/api/ps", get_ollama_ps, 0, false},
-    {"GET", "/api/version", get_ollama_version, 0, true},
-    {"POST", "/tokenize", NULL, CALL_TOKENIZE, false},
-    {"POST", "/detokenize", NULL, CALL_DETOKENIZE, false},
-    {"POST", "/apply-template", NULL, CALL_TEMPLATE, false},
-    {"POST", "/v1/load_lora_adapter", NULL, CALL_LOAD_LORA, false},
-    {"POST", "/v1/unload_lora_adapter", NULL, CALL_UNLOAD_LORA, false},
-    {"GET", "/lora-adapters", get_lora_adapters, 0, false},
-};
-
-static bool path_fits(const char *pattern, const char *path)
-{
-    const char *star = strchr(pattern, '*');
-    if (!star)
-        return !strcmp(pattern, path);
-    size_t before = (size_t)(star - pattern), after = strlen(star + 1), n = strlen(path);
-    return n > before + after && !strncmp(pattern, path, before) &&
-           !strcmp(star + 1, path + n - after);
-}
-
-/* The first that fits; NULL: `allow` says which methods would do, "" = the path is not known. */
-static const struct endpoint *find_route(const struct http_head *h, char allow[64])
-{
-    const char *method = !strcmp(h->method, "HEAD") ? "GET" : h->method;
-    size_t n = 0;
-    allow[0] = 0;
-    for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-        const struct endpoint *r = &routes[i];
-        if (!path_fits(r->path, h->path))
-            continue;
-        if (!strcmp(r->method, method))
-            return r;
-        if (!strstr(allow, r->method))
-            n += (size_t)snprintf(allow + n, 64 - n, "%s%s", n ? ", " : "",
-                                  strcmp(r->method, "GET") ? r->method : "GET, HEAD");
-    }
-    return NULL;
-}
-
 /* Whether the sender of this head may send its body, and who gets an answer without one. */
 static bool on_head(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
     const struct http_head *h = http_request(x);
-    char allow[64];
-    const struct endpoint *route = find_route(h, allow);
-    bool known = route || allow[0];
+    char allow[ENDPOINT_ALLOW_SIZE + 16];
+    const struct endpoint *e = endpoint_find(h, allow);
+    bool known = e || allow[0];
     log_line(LOG_DEBUG, "request", LOG_TEXT("id", http_id(x)), LOG_TEXT("method", h->method),
              LOG_TEXT("path", h->path), LOG_TEXT("peer", http_peer(x)),
              LOG_TEXT("client", http_client(x)));
@@ -321,14 +239,14 @@ static bool on_head(void *arg, struct http_exchange *x)
         access_preflight(x);
     } else if (!known)
         fail(s, x, 404, "not_found_error", "there is nothing at %.8s %.200s", h->method, h->path);
-    else if (!route) {
+    else if (!e) {
         snprintf(allow + strlen(allow), sizeof allow - strlen(allow), ", OPTIONS");
         http_add_header(x, "Allow", allow);
         fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
-    } else if (!route->open && !access_key(&s->opt.access, x))
+    } else if (!e->open && !access_key(&s->opt.access, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
-    else if (route->get)
-        route->get(s, x);
+    else if (e->respond)
+        e->respond(s, x);
     else if (!access_origin(&s->opt.access, x))
         fail(s, x, 403, "permission_error",
              "a page of another site may not post here; to allow it, start the server with "
@@ -352,11 +270,10 @@ static bool on_head(void *arg, struct http_exchange *x)
 static void on_request(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
-    char allow[64];
     if (s->draining) /* since its head came */
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
     else
-        api_request_dispatch(s, x, find_route(http_request(x), allow)->kind);
+        api_request_dispatch(s, x, endpoint_find(http_request(x), NULL));
 }
 
 /* The loop's other events */

@@ -21,6 +21,7 @@
 #include "server/http/jobs.h"
 #include "server/http/jsonout.h"
 #include "server/http/log.h"
+#include "server/api/endpoints.h"
 #include "server/api/params.h"
 #include "server/api/server.h"
 #include "text/chat/chat.h"
@@ -36,26 +37,6 @@ enum {
     WHOLE_EARLY = 4 << 20,   /* kept bytes from which it is sent while its last answers still run */
     KEPT_REQUESTS = 4,       /* calls that may keep max_unsent each */
     LARGE_REQUEST = 1 << 20, /* after which free memory is given back */
-};
-
-enum call_kind {
-    CALL_CHAT,
-    CALL_COMPLETIONS,
-    CALL_MESSAGES,
-    CALL_RESPONSES,
-    CALL_OLLAMA_CHAT,
-    CALL_OLLAMA_GENERATE,
-    CALL_OLLAMA_SHOW,
-    CALL_EMBEDDINGS,
-    CALL_RERANK,
-    CALL_OLLAMA_EMBED,
-    CALL_OLLAMA_EMBEDDINGS, /* the older form */
-    CALL_COUNT_TOKENS,
-    CALL_TOKENIZE,
-    CALL_DETOKENIZE,
-    CALL_TEMPLATE,
-    CALL_LOAD_LORA,
-    CALL_UNLOAD_LORA,
 };
 
 /* A stretch of an answer: what a client sees as one block. */
@@ -133,7 +114,7 @@ struct api_request {
     struct api_request *prev, *next; /* all calls */
     struct server *server;
     struct http_exchange *x; /* NULL: the client has left */
-    enum call_kind kind;
+    const struct endpoint *endpoint;
     char id[40];
     int64_t created; /* unix time */
     int64_t start_ns, last_write_ns;
@@ -156,7 +137,7 @@ struct api_request {
     char *model;                         /* its name in the reply; owned; NULL = the server's */
     bool special;                        /* the parser needs to see control tokens */
     struct chat_prompt *chat;            /* how to parse the answer; NULL = plain text */
-    struct responses_request *responses; /* CALL_RESPONSES */
+    struct responses_request *responses; /* /v1/responses; else NULL */
     struct grammar *grammar;     /* what the answer must fit; NULL = anything; a reference */
     struct embed_request *embed; /* vectors are wanted: embeddings.h */
     struct buf reply;            /* JSON to send as it is; empty = generate */
@@ -227,7 +208,8 @@ void server_name_of(const char *path, char *name, size_t size);
 
 /* api_request.c */
 void api_request_run(struct job *job); /* a worker's: prepares the call */
-void api_request_dispatch(struct server *s, struct http_exchange *x, enum call_kind kind);
+void api_request_dispatch(struct server *s, struct http_exchange *x,
+                          const struct endpoint *endpoint);
 void api_requests_prepared(struct server *s); /* workers have finished some */
 void api_requests_event(struct server *s, const struct engine_event *ev); /* from the engine */
 void api_requests_tick(struct server *s); /* comments on silent streams, speed, memory */
@@ -280,7 +262,8 @@ struct reply_style {
     const char *ping; /* NULL: the format has no room for one */
     const char *type; /* of a stream; NULL = text/event-stream */
 };
-extern const struct reply_style reply_openai, reply_anthropic, reply_responses, reply_ollama;
+extern const struct reply_style reply_chat, reply_completions, reply_anthropic, reply_responses,
+    reply_ollama_chat, reply_ollama_generate;
 struct usage_count api_request_usage(const struct api_request *req,
                                      int *n_reasoning); /* of all choices */
 
@@ -294,7 +277,6 @@ void delete_response(struct server *s, struct http_exchange *x);
 void get_ollama_tags(struct server *s, struct http_exchange *x);
 void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
-void ollama_show(struct api_request *req);                    /* fills req->reply */
 void ollama_loaded(struct api_request *req);                  /* so does this, in reply_ollama.c */
 void add_capabilities(const struct server *s, struct buf *b); /* what the model's template can do */
 
@@ -303,6 +285,10 @@ void get_page(struct server *s, struct http_exchange *x);
 void get_page_file(struct server *s, struct http_exchange *x);
 
 /* server.c */
+void get_health(struct server *s, struct http_exchange *x);
+void get_metrics(struct server *s, struct http_exchange *x);
+void get_models(struct server *s, struct http_exchange *x);
+void get_model(struct server *s, struct http_exchange *x);
 const struct runtime *server_runtime(const struct server *s);
 void server_load_chat(struct server *s); /* prepare_chat.c; sets chat or chat_error */
 void server_unload_chat(struct server *s);

@@ -69,12 +69,3 @@ void api_error_json(struct buf *b, const struct api_error *err, enum dialect dia
         buf_addf(b, ",\"n_prompt_tokens\":%d,\"n_ctx\":%d", err->n_prompt, err->n_ctx);
     buf_adds(b, "}}");
 }
-
-enum dialect api_dialect(const struct http_head *h)
-{
-    if (h->path && !strncmp(h->path, "/api/", 5))
-        return DIALECT_OLLAMA;
-    if (h->path && (!strncmp(h->path, "/v1/messages", 12) || http_header(h, "anthropic-version")))
-        return DIALECT_ANTHROPIC;
-    return DIALECT_OPENAI;
-}

@@ -23,7 +23,5 @@ bool api_fail(struct api_error *err, int status, const char *type, const char *f
     __attribute__((format(printf, 4, 5)));
 
 void api_error_json(struct buf *b, const struct api_error *err, enum dialect dialect);
-/* Whose client this is, by what it asks for and how; the head may be empty. */
-enum dialect api_dialect(const struct http_head *h);
 
 #endif

@@ -1,0 +1,77 @@
+/*
+ * The table of endpoints. Each row describes one endpoint completely. The server dispatches by it and
+ * takes log names, error formats and id prefixes from it; the gateway decides by it what it may retry,
+ * merge or show without a key. The order of rows has no meaning.
+ *
+ * A row is a request answered on the loop (`respond`: nothing in it may wait), a request prepared by a
+ * worker (`prepare`), or an endpoint that only other servers have (neither): the gateway forwards it,
+ * this server does not know it.
+ *
+ * The gateway uses this header for its data only and calls none of the functions.
+ */
+#ifndef STEEL_SERVER_ENDPOINTS_H
+#define STEEL_SERVER_ENDPOINTS_H
+
+#include "server/http/api_error.h"
+
+#include <jansson.h>
+
+struct api_request;
+struct http_exchange;
+struct reply_style;
+struct server;
+
+enum { ENDPOINT_MAX_PATHS = 4, ENDPOINT_ALLOW_SIZE = 64 };
+
+/* What a request does on the server, and so whether the gateway may send it twice. */
+enum endpoint_effect {
+    ENDPOINT_CHANGES,   /* changes something there: sent at most once */
+    ENDPOINT_READS,     /* looks something up */
+    ENDPOINT_COMPUTES,  /* the response depends on the body alone */
+    ENDPOINT_GENERATES, /* like COMPUTES, from a prompt: the gateway hashes its prefix, the body may
+                           name a LoRA adapter */
+};
+
+/* What the gateway does with a request, where that is not forwarding it to one replica. */
+enum endpoint_gateway {
+    GATEWAY_FORWARDS,
+    GATEWAY_RESPONDS,       /* its own health */
+    GATEWAY_MERGES_LISTS,   /* asks all replicas and merges the member `list` by `list_id` */
+    GATEWAY_MERGES_METRICS, /* asks all replicas and labels their samples */
+};
+
+struct endpoint {
+    const char *method;                    /* GET includes HEAD */
+    const char *paths[ENDPOINT_MAX_PATHS]; /* the canonical one first; a * is any non-empty part */
+    const char *name;                      /* in the log */
+    enum dialect dialect;                  /* of its errors */
+    bool open;                             /* needs no API key */
+    enum endpoint_effect effect;
+    enum endpoint_gateway gateway;
+    const char *list, *list_id; /* GATEWAY_MERGES_LISTS: member of the reply; key of its elements */
+    bool creates_response;      /* its reply has the id of a response that may be kept */
+    bool names_response;        /* its path has such an id */
+
+    void (*respond)(struct server *s, struct http_exchange *x);
+    /* Fills req->reply, or what to generate or embed; false with req->err. */
+    bool (*prepare)(struct api_request *req, const json_t *body);
+    const struct reply_style *reply; /* writes what is generated; NULL: nothing is */
+    const char *id_prefix;           /* of request ids; NULL = none */
+    const char *prompt_field;        /* of the body; errors about the prompt name it */
+};
+
+extern const struct endpoint endpoints[]; /* (n_endpoints) */
+extern const int n_endpoints;
+
+/* The served endpoint with this method and path; the most specific path wins. Without one, `allow`
+ * lists the methods of this path for an Allow header, "" = the path is unknown. allow may be NULL. */
+const struct endpoint *endpoint_find(const struct http_head *h, char allow[ENDPOINT_ALLOW_SIZE]);
+
+/* The same for a request that is forwarded: also finds endpoints of other servers, and known paths
+ * after a prefix (/proxy/v1/chat/completions). NULL = unknown. */
+const struct endpoint *endpoint_find_forwarded(const struct http_head *h);
+
+/* The format of errors about this request, whatever its method; the head may be empty. */
+enum dialect endpoint_dialect(const struct http_head *h);
+
+#endif
