@@ -335,7 +335,7 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
     if ((c.rows = s->n_decode))
         pick_run(cu, PICK_DECODE, &c, N_STAGES);
     if (a.halves && s->n_decode)
-        rows_join_halves(cu, &a, s->n_decode);
+        rows_join_fp16(cu, &a, s->n_decode);
     return a;
 }
 

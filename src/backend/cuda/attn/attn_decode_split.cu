@@ -291,7 +291,7 @@ static __global__ void __launch_bounds__(640)
         q_hi[j] = *(const uint4 *)(query + g * T::Q_STRIDE + c * 16 + j * 64);
         q_lo[j] = *(const uint4 *)(query + g * T::Q_STRIDE + c * 16 + j * 64 + T::ROW);
     }
-    shared_to_copies();
+    fence_before_copies();
     __syncthreads(); /* the last slot is free */
     struct decode_columns<D> r;
     decode_columns_clear(r);

@@ -244,9 +244,9 @@ DEVICE float4 attn_decode_split_store(const struct attn_decode_split_shares<D> &
     } else {
         uint4 *record = (uint4 *)k.record_of(k.s.split, group);
         auto word = [](float f) { return bits_of(f) == SPLIT_EMPTY ? 0x7fffffffu : bits_of(f); };
-        store_now(record, make_uint4(word(v.x), word(v.y), word(v.z), word(v.w)));
-        store_now(record + 1,
-                  make_uint4(word(m), word(l), 0, 0)); /* completes the 32-byte sector */
+        store_relaxed(record, make_uint4(word(v.x), word(v.y), word(v.z), word(v.w)));
+        store_relaxed(record + 1,
+                      make_uint4(word(m), word(l), 0, 0)); /* completes the 32-byte sector */
     }
     return v;
 }
@@ -261,13 +261,13 @@ DEVICE void attn_decode_split_reduce(const struct attn_args &p, int h, float *re
     uint4 e = make_uint4(bits_of(-INFINITY), 0, 0, 0);
     if (real) {
         do {
-            v = load_now((const uint4 *)record);
-            e = load_now((const uint4 *)record + 1);
+            v = load_relaxed((const uint4 *)record);
+            e = load_relaxed((const uint4 *)record + 1);
         } while (v.x == SPLIT_EMPTY || v.y == SPLIT_EMPTY || v.z == SPLIT_EMPTY ||
                  v.w == SPLIT_EMPTY || e.x == SPLIT_EMPTY || e.y == SPLIT_EMPTY);
         const uint4 none = make_uint4(SPLIT_EMPTY, SPLIT_EMPTY, SPLIT_EMPTY, SPLIT_EMPTY);
-        store_now((uint4 *)record, none);
-        store_now((uint4 *)record + 1, none);
+        store_relaxed((uint4 *)record, none);
+        store_relaxed((uint4 *)record + 1, none);
     }
     __syncwarp();
     float m = float_of(e.x);

@@ -18,7 +18,7 @@ struct encode_args {
     const int32_t *q_start, *slot;
     float *a;           /* (n_tokens, H, D), or NULL: */
     uint16_t *fp16_out; /* (n_tokens, padded) fp16, in the order of fragment_slot */
-    float *half_scale;  /* (n_tokens) */
+    float *fp16_scale;  /* (n_tokens) */
     float to_log2;      /* factor from q K^T to scores in units of log2 */
     int stride, padded, n_heads, n_kv, window;
 };
@@ -155,7 +155,7 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                              to_half + h * D + j * 8, mine);
         }
         if (p.fp16_out && mine && h == 0 && c == 0)
-            p.half_scale[row0 + row] = 1.0f / HIDDEN_SCALE;
+            p.fp16_scale[row0 + row] = 1.0f / HIDDEN_SCALE;
         if (p.fp16_out && mine && h == H - 1)
             for (int k = H * D + 8 * c; k < p.padded; k += 32)
                 *(uint4 *)(to_half + k) = make_uint4(0, 0, 0, 0);
@@ -183,15 +183,15 @@ void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const stru
                  struct rows *a)
 {
     struct encode_args p = {};
-    a->halves = pick_halves_only(s->n_tokens);
+    a->halves = pick_fp16_only(s->n_tokens);
     a->n_floats = a->halves ? 0 : a->n;
     p.qkv = cu->encoder->qkv;
     p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
     p.q_start = s->q_start;
     p.slot = s->slot;
     p.a = a->floats;
-    p.fp16_out = a->halves ? cu->half_in : NULL;
-    p.half_scale = cu->half_scale;
+    p.fp16_out = a->halves ? cu->fp16_in : NULL;
+    p.fp16_scale = cu->fp16_scale;
     p.to_log2 = 1.4426950408889634f * l->scale / (HIDDEN_SCALE * HIDDEN_SCALE);
     p.stride = l->wqkv->n_out;
     p.padded = ceil_div(a->width, TILE_K) * TILE_K;

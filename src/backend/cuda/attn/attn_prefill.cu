@@ -41,7 +41,7 @@ struct attn_prefill_args {
     const float *q;     /* (n_tokens, H, D) */
     float *a;           /* (n_tokens, H, D) */
     uint16_t *fp16_out; /* (n_tokens, H * D) the result as the next GEMM reads it, or NULL */
-    float *half_scale;  /* (n_tokens) */
+    float *fp16_scale;  /* (n_tokens) */
     const int2 *tiles;  /* sequence, first row */
     int n_tiles, n_heads, n_kv, page_len, page_shift, window;
     float scale;
@@ -162,7 +162,7 @@ DEVICE void attn_prefill_write(const struct attn_prefill_args &p, const struct s
                              p.fp16_out + at + j * 8, mine);
         }
         if (p.fp16_out && mine && h == 0 && c == 0)
-            p.half_scale[row0 + row] = 1.0f;
+            p.fp16_scale[row0 + row] = 1.0f;
     }
 }
 
@@ -202,11 +202,11 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     f.rounds = (f.last - from) / PREFILL_KEYS + 1;
     f.kv_head = h * p.n_kv / H;
     if (wg == PREFILL_HEADS) {
-        registers_fewer<PREFILL_PRODUCER_REGS>();
+        registers_lower<PREFILL_PRODUCER_REGS>();
         attn_prefill_producer(p, f, shared, bars);
         return;
     }
-    registers_more<PREFILL_CONSUMER_REGS>();
+    registers_raise<PREFILL_CONSUMER_REGS>();
     int rounds = f.rounds;
 
     uint32_t qf[PREFILL_D / 16][4];
@@ -223,7 +223,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         wgmma_publish();
         wgmma_fence();
         const uint8_t *ks = shared + round % PREFILL_STAGES * PREFILL_STAGE;
-        uint64_t desc = wgmma_rows(ks);
+        uint64_t desc = wgmma_desc(ks);
 #pragma unroll
         for (int i = 0; i < PREFILL_D / 16; i++) {
             uint64_t at = desc + (uint64_t)((i >> 2) * (PREFILL_PANEL >> 4) + (i & 3) * 2);
@@ -239,7 +239,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
         wgmma_publish();
         wgmma_fence();
         const uint8_t *vs = shared + round % PREFILL_STAGES * PREFILL_STAGE + PREFILL_TILE;
-        uint64_t desc = wgmma_turned(vs, PREFILL_PANEL);
+        uint64_t desc = wgmma_desc_transposed(vs, PREFILL_PANEL);
 #pragma unroll
         for (int i = 0; i < PREFILL_KEYS / 16; i++)
             wgmma<PREFILL_D, BF16, false, true>(out, pf[i], desc + (uint64_t)(i * (2048 >> 4)));
@@ -254,14 +254,14 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
     attn_prefill_softmax(s, st, pos, from, edge(0), p.window);
     attn_prefill_pack<BF16>(s, pf);
     if (wg == 1 && rounds > 1)
-        part_arrive(1, 256);
+        named_barrier_arrive(1, 256);
 #pragma unroll 1
     for (int round = 1; round < rounds; round++) {
-        part_sync(1 + wg, 256);
+        named_barrier_sync(1 + wg, 256);
         keys(round);
         values(round - 1);
         if (wg == 0 || round + 1 < rounds)
-            part_arrive(2 - wg, 256);
+            named_barrier_arrive(2 - wg, 256);
         wgmma_wait<1>();
         wgmma_use(s);
         attn_prefill_softmax(s, st, pos, from + round * PREFILL_KEYS, edge(round), p.window);
@@ -304,8 +304,8 @@ void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bo
     p.page_shift = from.kv.page_shift;
     p.window = from.window;
     p.scale = from.scale;
-    p.fp16_out = fp16_out ? cu->half_in : NULL;
-    p.half_scale = cu->half_scale;
+    p.fp16_out = fp16_out ? cu->fp16_in : NULL;
+    p.fp16_scale = cu->fp16_scale;
     dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
     auto kernel = from.kv.type == DT_F16 ? attn_prefill_kernel<false> : attn_prefill_kernel<true>;
     cuda_launch(cu, kernel, grid, PREFILL_THREADS, PREFILL_SHARED, LAUNCH_EARLY, p);

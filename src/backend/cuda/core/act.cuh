@@ -1,6 +1,6 @@
 /*
- * What becomes of gate and up in a feed-forward: one function for every kernel's epilogue. Which
- * activation it is stands in the kernel's arguments, so that the choice is the same for all threads.
+ * h = act(gate, up): the activation of a feed-forward, one function for every kernel's epilogue.
+ * The kernel's arguments say which activation it is, so all threads branch alike.
  */
 #ifndef STEEL_BACKEND_CUDA_ACT_CUH
 #define STEEL_BACKEND_CUDA_ACT_CUH
@@ -9,8 +9,8 @@
 
 #include <math.h>
 
-/* Within 5e-7 of the error function (Abramowitz and Stegun, 7.1.26, in floats), without a branch: an
- * epilogue has it for every result, beside products of a few hundred columns. */
+/* erf(x) with an error below 5e-7 (Abramowitz and Stegun, 7.1.26, in floats). No branch: the
+ * epilogue of a product of a few hundred columns computes it for every result. */
 DEVICE float erf_near(float x)
 {
     float z = fabsf(x), t = fast_divide(1.0f, 1.0f + 0.3275911f * z);
@@ -29,7 +29,7 @@ DEVICE float gated(const struct gating &a, float gate, float up)
     float g = fminf(gate, a.limit), u = fminf(fmaxf(up, -a.limit), a.limit) + a.offset;
     return fast_divide(g, 1.0f + fast_exp(-g * (a.linear + a.cubic * g * g))) * u;
 }
-/* PLAIN: known to be SwiGLU. */
+/* PLAIN: the activation is known to be SwiGLU. */
 template <bool PLAIN> DEVICE float gated_as(const struct gating &a, float gate, float up)
 {
     return PLAIN ? silu(gate) * up : gated(a, gate, up);

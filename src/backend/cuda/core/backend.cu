@@ -102,7 +102,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     c.raw = s.n_decode == s.n_tokens && attn_takes_raw(cu, l);
     c.layer = l;
     c.step = &s;
-    const struct pick *p = pick_find(cu, PICK_QKV, &c);
+    const struct pick_row *p = pick_find(cu, PICK_QKV, &c);
     if (p->run && !lora_changes(cu, c.w)) {
         pick_input(cu, p, &c);
         step_mark(cu);
@@ -239,7 +239,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     }
     if (!c.rows)
         return;
-    const struct pick *p = pick_find(cu, PICK_OUTPUT, &c);
+    const struct pick_row *p = pick_find(cu, PICK_OUTPUT, &c);
     pick_go(cu, p, &c);
     if (p->run)
         return;

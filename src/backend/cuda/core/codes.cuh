@@ -1,26 +1,26 @@
 /*
- * What formats of codes are made of: how the codes of a tile lie (codes_*), and how what multiplies
- * them does (scales_*). A format is one of each: coded<CODES, SCALES>; format.cuh has the list. Every
- * product of the backend is written over these two, so a new pair needs nothing but its name there
- * and a function that packs it (pack.cuh).
+ * The parts of quantised formats: how a tile stores its codes (codes_*) and its scales (scales_*).
+ * A format is one of each, coded<CODES, SCALES>; format.cuh has the list. Every product is written
+ * over these two parts. A new pair needs a line there and a packing function (pack.cuh).
  *
- * Codes come to products in three forms, for 16 columns j of a chunk (64 columns) at a time:
- *   raw    halves as few instructions as possible make of them: LESS + code, in rows g+8 perhaps
- *          16 times the code; what is too much is taken away from sums (less, unit)
- *   exact  halves of their true value, for fragments that are scaled one by one
- *   bytes  code + ZERO, columns 0 2 1 3 of four, for integer products; JOINED: those of rows g+8
- *          are 16 times that, and the byte of rows g on top
+ * Products read codes in one of three forms, for 16 columns j of a chunk (64 columns) at a time:
+ *   raw    fp16 in as few instructions as possible: LESS + code, for rows g+8 possibly 16 times the
+ *          code. The excess is subtracted from the sums (less, unit).
+ *   exact  fp16 of the true value, for fragments that are scaled one by one
+ *   bytes  code + ZERO in column order 0 2 1 3, for integer products. JOINED: the bytes of rows g+8
+ *          are 16 times their code plus the byte of rows g.
  *
- * Scales are one for GROUP columns (16 or 32) times one of the row (256 columns), as floats and as
- * halves without it, exact both; and MINS: the same for what is added to a group. value = row() *
- * scale() * code + row_least() * least(). Halves of the two together (full) are rounded once.
+ * A scale is the product of one per GROUP columns (16 or 32) and one per row (256 columns). Both
+ * are exact floats; without the row's factor it is also exact in fp16. MINS: likewise for the value
+ * added to a group. value = row() * scale() * code + row_least() * least(). `full` is the product
+ * of both as fp16, rounded once.
  */
-#ifndef STEEL_BACKEND_CUDA_CODED_CUH
-#define STEEL_BACKEND_CUDA_CODED_CUH
+#ifndef STEEL_BACKEND_CUDA_CODES_CUH
+#define STEEL_BACKEND_CUDA_CODES_CUH
 
 #include "backend/cuda/core/cuda.h"
 
-/* Pairs of halves */
+/* Pairs of fp16 */
 #define H2_1024  0x64006400u
 #define H2_M1024 0xe400e400u /* -1024 */
 #define H2_M1152 0xe480e480u
@@ -48,7 +48,7 @@ DEVICE float raw_half(const uint8_t *p)
 {
     return half_to_float((uint32_t)p[0] | (uint32_t)p[1] << 8);
 }
-/* {h, h} of the low or the high half of a word */
+/* {h, h} of the low or the high fp16 of a word */
 DEVICE uint32_t dup_lo(uint32_t w)
 {
     return byte_perm(w, 0, 0x1010);
@@ -62,8 +62,9 @@ DEVICE uint32_t byte_1024(uint32_t w, int i)
 {
     return byte_perm(w, 0x64646464u, 0x4040u + 0x0101u * (uint32_t)i);
 }
-/* byte_perm, where the fourth bit of a selector brings eight times the top bit of the byte it names. */
-DEVICE uint32_t byte_perm_top(uint32_t a, uint32_t b, uint32_t sel)
+/* byte_perm in sign mode: if bit 3 of a selector is set, the result byte is eight copies of the
+ * selected byte's top bit. */
+DEVICE uint32_t byte_perm_sign(uint32_t a, uint32_t b, uint32_t sel)
 {
 #ifdef STEEL_CUDA_SIM
     uint32_t r = sim_byte_perm(a, b, sel);
@@ -81,12 +82,13 @@ DEVICE float byte_float(uint32_t w, int i)
 {
     return (float)(w >> 8 * i & 255);
 }
-/* The same of a byte that is 128 too large. */
+/* Like byte_1024, as a float, for a byte stored with an offset of 128. */
 DEVICE float byte_less_128(uint32_t w, int i)
 {
     return (float)(int8_t)((w ^ 0x80808080u) >> 8 * i & 255);
 }
-/* {h, h} of either half of a word, in a form that becomes part of the instruction that reads it. */
+/* {h, h} of either fp16 of a word, in a form that the compiler folds into the instruction that
+ * reads it. */
 DEVICE uint32_t both_lo(uint32_t w)
 {
 #ifdef STEEL_CUDA_SIM
@@ -111,7 +113,7 @@ DEVICE uint32_t both_of(uint32_t w, bool high)
 {
     return high ? both_hi(w) : both_lo(w);
 }
-/* One half of a pair, in floats. */
+/* One element of a pair, as float. */
 DEVICE float half_of(uint32_t w, int i)
 {
     return half_to_float(i ? w >> 16 : w & 0xffff);
@@ -122,8 +124,8 @@ DEVICE uint32_t bytes_1024(uint32_t w, int i)
     return byte_perm(w, 0x64646464u, 0x4140u + 0x0101u * (uint32_t)i);
 }
 
-/* The last step of what makes a fragment: plainly, or (wgmma.cuh) where products run on that may
- * still read the registers. */
+/* The last instruction that makes a fragment. op_wgmma (wgmma.cuh) is used where products in flight
+ * may still read the registers. */
 struct op_plain {
     static __device__ __forceinline__ uint32_t fma(uint32_t x, uint32_t y, uint32_t z)
     {
@@ -140,8 +142,8 @@ struct op_plain {
     }
 };
 
-/* Where element (row r, column k) of a tile is: lane (g, c), row half h, chunk q, 16 columns j of
- * it, element e of four, register i of its fragment. */
+/* Position of element (row r, column k) of a tile: lane (g, c), row half h, chunk q, 16 columns j
+ * of it, element e of four, register i of its fragment. */
 struct tile_place {
     int q, j, c, e, g, h, lane, i;
 };
@@ -159,7 +161,8 @@ DEVICE struct tile_place tile_place_of(int r, int k)
     return p;
 }
 
-/* Codes whose rows g+8 lie four bits up, so that they come out 16 times as large. */
+/* Codes that store rows g+8 four bits higher than rows g, so that they come out 16 times as
+ * large. */
 template <int ZERO> struct codes_apart {
     enum { BYTE_ZERO = ZERO };
     static __device__ __forceinline__ float less(int h)
@@ -179,8 +182,8 @@ template <int ZERO> struct codes_apart {
     }
 };
 
-/* Four bits: 64 columns are 512 bytes, 16 for each lane; word j has columns 16j.., register i sits
- * in nibbles i and i+4 of it. DOUBLE: the code counts twice. */
+/* Four bits: 64 columns are 512 bytes, 16 for each lane. Word j has columns 16j.., register i is in
+ * nibbles i and i+4. DOUBLE: the value is 2 code + ZERO. */
 template <int ZERO, bool DOUBLE = false> struct codes_nibble : codes_apart<ZERO> {
     enum { CODE_BYTES = 2048, HAS_LESS = 1, JOINED = !DOUBLE };
     uint32_t word[4];
@@ -212,14 +215,14 @@ template <int ZERO, bool DOUBLE = false> struct codes_nibble : codes_apart<ZERO>
     }
 };
 
-/* Where a fifth bit (or of three, the third) of 16 columns j, register i lies in a lane's word of a
- * chunk, and 16 above: registers 0 and 1, which want it in bits b and b+4, four apart; 2 and 3 eight
- * further, so that bytes find theirs too. */
+/* Bit position of the fifth (or third) bit of 16 columns j, register i, within a lane's word of a
+ * chunk; the odd columns are 16 bits above. Registers 0 and 1 need it in bits b and b+4, so they
+ * are four apart. Registers 2 and 3 are eight further, which also suits the byte form. */
 DEVICE int top_bit(int j, int i)
 {
     return j + 4 * (i & 1) + 8 * (i >> 1);
 }
-/* x moved up, or down. */
+/* x shifted left by `by`, or right if negative. */
 DEVICE uint32_t move_up(uint32_t x, int by)
 {
     return by < 0 ? x >> -by : x << by;
@@ -256,9 +259,9 @@ template <int ZERO> struct codes_five : codes_apart<ZERO> {
     }
 };
 
-/* Six: low nibbles, and pairs of high bits, 8 bytes a lane: word j/2 has register i of 16 columns j
- * at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above. Registers 0 and 2 want their pair at bit 4, 1 and 3
- * at bit 8: one shift serves two. */
+/* Six bits: low nibbles, and pairs of high bits, 8 bytes per lane. Word j/2 has the pair of
+ * register i of 16 columns j at bits 8(j%2) + {0, 4, 2, 6}[i] and 16 above. Registers 0 and 2 need
+ * their pair at bit 4, 1 and 3 at bit 8, so one shift serves two. */
 DEVICE int high_pair(int i)
 {
     return (i & 1) * 4 + (i >> 1) * 2;
@@ -282,7 +285,7 @@ struct codes_six : codes_apart<32> {
         a[2] = and_or(t2, 0x00300030u, and_or(up, 0x000f000fu, H2_1024));
         a[3] = and_or(t2, 0x03000300u, and_or(up, 0x00f000f0u, H2_1024));
     }
-    /* Two pairs lie in a nibble, the upper six bits further up after a product. */
+    /* A nibble has two pairs, so the product is shifted by six bits more for the upper one. */
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
         uint32_t w = word[j], t = high[j >> 1];
@@ -301,8 +304,8 @@ struct codes_six : codes_apart<32> {
     }
 };
 
-/* Two: 8 bytes a lane of a chunk; word j/2 has register i of 16 columns j at bits 2(j%2) + 4i and 16
- * above. TOPS: a third bit, as codes_five's fifth. */
+/* Two bits: 8 bytes per lane of a chunk. Word j/2 has register i of 16 columns j at bits 2(j%2) +
+ * 4i and 16 above. TOPS: with a third bit, stored like the fifth of codes_five. */
 template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
     enum { TOPS_AT = 1024, CODE_BYTES = TOPS ? 1536 : 1024, HAS_LESS = 1, JOINED = 0 };
     uint32_t word[2], top;
@@ -349,7 +352,7 @@ template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
     }
 };
 
-/* Codes that come as bytes plus 128: 1024 + 128 too much as halves. */
+/* Codes stored as bytes plus 128: as fp16 they are 1024 + 128 too large. */
 struct codes_of_bytes {
     enum { HAS_LESS = 1, BYTE_ZERO = 128, JOINED = 0 };
     static __device__ __forceinline__ float less(int h)
@@ -368,7 +371,7 @@ struct codes_of_bytes {
         for (int i = 0; i < 4; i++)
             a[i] = half2_add(a[i], H2_M1152);
     }
-    static __device__ __forceinline__ void halves(const uint32_t (&b)[2], uint32_t (&a)[4])
+    static __device__ __forceinline__ void to_fp16(const uint32_t (&b)[2], uint32_t (&a)[4])
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -378,8 +381,8 @@ struct codes_of_bytes {
     }
 };
 
-/* Eight: code + 128; two times 16 columns to 16 bytes, {row g, row g+8} x 2, columns 0 2 1 3 of
- * four. */
+/* Eight bits: code + 128. Twice 16 columns take 16 bytes, {row g, row g+8} x 2, in column order 0 2
+ * 1 3. */
 struct codes_byte : codes_of_bytes {
     enum { CODE_BYTES = 4096 };
     uint32_t word[2][4]; /* [32 columns][16 of them, row half] */
@@ -400,7 +403,7 @@ struct codes_byte : codes_of_bytes {
     {
         uint32_t b[2];
         bytes(j, b);
-        halves(b, a);
+        to_fp16(b, a);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -411,11 +414,14 @@ struct codes_byte : codes_of_bytes {
     }
 };
 
-/* Four bits that name one of sixteen levels. A word has row g's four columns of 16 in its lower half,
- * row g+8's in the upper, columns 0 2 1 3. byte_perm looks up eight levels, and another the other eight;
- * where a level is not among them it brings the top bit of the one that has its place there, eight times.
- * Two levels with names eight apart have the same top bit, and where it is set one of the two is turned
- * round, so that what is not wanted is cancelled out, or zero. */
+/*
+ * Four bits that index one of sixteen levels. A word has row g's four columns of 16 in its lower
+ * half and row g+8's in the upper, in column order 0 2 1 3. One byte_perm looks up eight levels, a
+ * second the other eight. For an index of the other eight, byte_perm returns eight copies of the
+ * top bit of the level at that place. Levels whose indices differ by eight have the same top bit.
+ * If it is set, one of the two tables is stored inverted, so the unwanted result cancels or is
+ * zero.
+ */
 struct levels_iq4 { /* -127 -104 -83 -65 1 13 25 38, -49 -35 -22 -10 53 69 89 113, plus 128 */
     enum { ZERO = 128 };
     static __device__ __forceinline__ uint32_t four(int i)
@@ -437,7 +443,7 @@ struct levels_iq3_xxs { /* 4 12 20 28 and their negatives, 36 44 52 62 and their
         return i == 0 ? 0x9c948c84u : i == 1 ? 0x646c747cu : i == 2 ? 0xbeb4aca4u : 0x424c545cu;
     }
 };
-/* What names a code of IQ4 and IQ3_XXS: its upper two bits exchanged. */
+/* The stored index of an IQ4 or IQ3_XXS code: its upper two bits exchanged. */
 DEVICE uint32_t level_name(uint32_t code)
 {
     return (code & 3) | (code & 4) << 1 | (code & 8) >> 1;
@@ -457,14 +463,14 @@ template <class LEVELS> struct codes_level : codes_of_bytes {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             l[i] = i < 2 || LEVELS::four(i) < 1u << 31 ? LEVELS::four(i) : ~LEVELS::four(i);
-        a[0] = byte_perm_top(l[0], l[1], w) ^ byte_perm_top(l[2], l[3], v);
-        a[1] = byte_perm_top(l[0], l[1], w >> 16) ^ byte_perm_top(l[2], l[3], v >> 16);
+        a[0] = byte_perm_sign(l[0], l[1], w) ^ byte_perm_sign(l[2], l[3], v);
+        a[1] = byte_perm_sign(l[0], l[1], w >> 16) ^ byte_perm_sign(l[2], l[3], v >> 16);
     }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
         uint32_t b[2];
         bytes(j, b);
-        halves(b, a);
+        to_fp16(b, a);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -474,10 +480,10 @@ template <class LEVELS> struct codes_level : codes_of_bytes {
     }
 };
 
-/* FP4 (E2M1): sign, two bits of exponent, one of mantissa. Moved to where a half has those, they are a
- * level (they are doubled) 2^15 too small, the one below the smallest exponent included: no table. A half's
- * lower byte is zero, so its upper ones are made for four at once: of columns 2 and 3 from the upper
- * nibbles of bytes, of 0 and 1 from the lower. */
+/* FP4 (E2M1): sign, two exponent bits, one mantissa bit. Shifted to the positions of an fp16's
+ * sign, exponent and mantissa, the bits are the (doubled) level times 2^-15, also for the
+ * subnormal. No table is needed. An fp16's lower byte is zero here, so the upper bytes of four are
+ * made at once: columns 2 and 3 from the upper nibbles, 0 and 1 from the lower. */
 struct codes_fp4 : codes_level<levels_fp4> {
     enum { HAS_LESS = 0 };
     static __device__ __forceinline__ float less(int h)
@@ -508,8 +514,8 @@ struct codes_fp4 : codes_level<levels_fp4> {
     }
 };
 
-/* Three bits that name one of eight levels: pairs of bits as in codes_pair, third bits as its tops,
- * both in codes_level's order of nibbles. */
+/* Three bits that index one of eight levels: pairs of bits as in codes_pair, third bits as its
+ * TOPS, both in codes_level's order of nibbles. */
 struct levels_iq2 { /* 8 25 43, then their negatives, plus 128 */
     static __device__ __forceinline__ uint32_t four(int i)
     {
@@ -535,14 +541,14 @@ template <class LEVELS> struct codes_level3 : codes_of_bytes {
     {
         uint32_t low = move_up(word[j >> 1], -2 * (j & 1)) & 0x33333333u;
         uint32_t at = and_or(move_up(top, 2 - j), 0x44444444u, low);
-        a[0] = byte_perm_top(LEVELS::four(0), LEVELS::four(1), at);
-        a[1] = byte_perm_top(LEVELS::four(0), LEVELS::four(1), at >> 16);
+        a[0] = byte_perm_sign(LEVELS::four(0), LEVELS::four(1), at);
+        a[1] = byte_perm_sign(LEVELS::four(0), LEVELS::four(1), at >> 16);
     }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
         uint32_t b[2];
         bytes(j, b);
-        halves(b, a);
+        to_fp16(b, a);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -556,12 +562,12 @@ template <class LEVELS> struct codes_level3 : codes_of_bytes {
 };
 
 /*
- * Scales. fetch: of chunk q for rows g and g+8 (h: which). Group i of a chunk; pair i: of groups 2i
- * and 2i+1, so with GROUP 32 there is one.
+ * Scales. fetch(q) loads chunk q for rows g and g+8 (h selects). Group i of a chunk; pair i: groups
+ * 2i and 2i+1, so with GROUP 32 there is one pair.
  */
 
-/* Bytes times halves of the row, and the same for minima: {g: 2q, 2q+1, g+8: 2q, 2q+1}, [g][chunk],
- * 128 | minima 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64. */
+/* Byte scales times an fp16 of the row, and the same for minima: {g: 2q, 2q+1, g+8: 2q, 2q+1},
+ * [g][chunk], 128 | minima 128 | [g]{d g, d g+8, dmin g, dmin g+8} 64. */
 struct scales_k32_min {
     enum { GROUP = 32, MINS = 1, SCALE_BYTES = 320 };
     uint32_t sc, mn;
@@ -606,14 +612,14 @@ struct scales_k32_min {
     }
 };
 
-/* A part of small whole numbers, exactly. */
+/* Part PART of a pair of small integers, exact. */
 template <int PART> DEVICE uint32_t part_of(uint32_t pair)
 {
     static_assert(PART == 1 || PART == 4 || PART == 8, "no such part");
     return PART == 1 ? pair : half2_mul(pair, PART == 4 ? 0x34003400u : 0x30003000u);
 }
 
-/* Bytes (plus 128) times a half of the row (a PART of it), as above: 128 | [g]{d g, d g+8} 32. */
+/* Bytes (plus 128) times an fp16 of the row (PART of it), as above: 128 | [g]{d g, d g+8} 32. */
 template <int PART = 1> struct scales_k32 {
     enum { GROUP = 32, MINS = 0, SCALE_BYTES = 160 };
     uint32_t sc, d;
@@ -640,7 +646,7 @@ template <int PART = 1> struct scales_k32 {
     }
 };
 
-/* The same for 16 columns: [chunk][g][row half]{4} 256 | [g]{d g, d g+8} 32. */
+/* Like scales_k32, for 16 columns: [chunk][g][row half]{4} 256 | [g]{d g, d g+8} 32. */
 template <int PART = 1> struct scales_k16 {
     enum { GROUP = 16, MINS = 0, SCALE_BYTES = 288 };
     uint32_t sc[2], d;
@@ -668,8 +674,8 @@ template <int PART = 1> struct scales_k16 {
     }
 };
 
-/* Nibbles for 16 columns, scale | minimum << 4: 256 as above | [g]{d g, d g+8, dmin g, dmin g+8} 64.
- */
+/* Nibbles for 16 columns, scale | minimum << 4: 256 in the order of scales_k16 | [g]{d g, d g+8,
+ * dmin g, dmin g+8} 64. */
 struct scales_k16_min {
     enum { GROUP = 16, MINS = 1, SCALE_BYTES = 320 };
     uint32_t sc[2];
@@ -714,9 +720,8 @@ struct scales_k16_min {
     }
 };
 
-/* Halves: [chunk][g]{g: 2q, 2q+1, g+8: 2q, 2q+1} 256; WITH: and, behind them, MINS_HALF: halves in
- * the same order that are added, 256; MINS_ZERO: bytes in the same order, codes that mean zero, 128.
- */
+/* fp16 scales: [chunk][g]{g: 2q, 2q+1, g+8: 2q, 2q+1} 256. MINS_HALF: then fp16 addends in the same
+ * order, 256. MINS_ZERO: then bytes in the same order, the codes that mean zero, 128. */
 enum { MINS_NONE, MINS_HALF, MINS_ZERO };
 template <int WITH> struct scales_half {
     enum {
@@ -726,7 +731,7 @@ template <int WITH> struct scales_half {
                       : WITH == MINS_ZERO ? 384
                                           : 256
     };
-    uint2 s, m; /* MINS_ZERO: m.x are the bytes */
+    uint2 s, m; /* MINS_ZERO: m.x has the bytes */
     __device__ __forceinline__ void fetch(const uint8_t *at, int q, int g)
     {
         s = load8(at + q * 64 + g * 8);
@@ -756,7 +761,7 @@ template <int WITH> struct scales_half {
     {
         return 1.0f;
     }
-    /* MINS_ZERO: rounded, and least_rest is what is lost. */
+    /* MINS_ZERO: rounded; least_rest returns the rounding error. */
     __device__ __forceinline__ uint32_t least_pair(int h, int) const
     {
         return WITH == MINS_HALF ? (h ? m.y : m.x) : pack_half2(least(h, 0), least(h, 1));
@@ -776,8 +781,9 @@ template <int WITH> struct scales_half {
     }
 };
 
-/* Powers of two: exponents of floats (0: nothing), bytes as in scales_k32 128 | floats of the row
- * [g]{g, g+8} 64. Of a row's 256 columns the largest is 2^15; what is 2^30 below it, nothing. */
+/* Powers of two, as float exponents (0: the scale is 0): bytes in the order of scales_k32, 128 |
+ * floats of the row [g]{g, g+8} 64. The largest scale of a row's 256 columns becomes 2^15.
+ * Scales below 2^-30 of it become 0. */
 struct scales_power {
     enum { GROUP = 32, MINS = 0, SCALE_BYTES = 192 };
     uint32_t e;
@@ -797,14 +803,14 @@ struct scales_power {
     }
     __device__ __forceinline__ uint32_t full(int h, int) const
     {
-        /* no level times it becomes infinite */
+        /* capped: no level times it is infinite */
         return pack_half2(fminf(scale(h, 0) * row(h), 4096.0f),
                           fminf(scale(h, 1) * row(h), 4096.0f));
     }
 };
 
-/* FP8 (E4M3, without sign) for 16 columns: bytes as in scales_k16 256 | floats of the row [g]{g, g+8}
- * 64. As halves they are 2^8 too small, which the row's take back. */
+/* FP8 scales (E4M3 without sign) for 16 columns: bytes in the order of scales_k16, 256 | floats
+ * of the row [g]{g, g+8} 64. As fp16 they are 2^-8 of their value; the row's factor corrects it. */
 struct scales_f8 {
     enum { GROUP = 16, MINS = 0, SCALE_BYTES = 320 };
     uint32_t sc[2];
@@ -819,8 +825,8 @@ struct scales_f8 {
     {
         return byte_perm(sc[h], 0, i ? 0x3424 : 0x1404) >> 1;
     }
-    /* Times what levels of FP4 are too small by. A level has two bits and a scale four: as a half, the
-     * product of a raw code with this is exactly that of level and scale. */
+    /* Scales that also undo the factor of raw FP4 levels. A level has two significant bits and a
+     * scale four, so raw code times this is exact in fp16. */
     __device__ __forceinline__ uint32_t pair_of_raw(int h, int i) const
     {
         return half2_mul(pair(h, i), H2_32768);
@@ -835,15 +841,15 @@ struct scales_f8 {
     }
     __device__ __forceinline__ uint32_t full(int h, int i) const
     {
-        /* no level times it becomes infinite */
+        /* capped: no level times it is infinite */
         return pack_half2(fminf(scale(h, 2 * i) * row(h), 4096.0f),
                           fminf(scale(h, 2 * i + 1) * row(h), 4096.0f));
     }
 };
 
 /*
- * A format. For tensor cores that take fragments of true values: fetch 64 columns to registers, make
- * their scales ready, then the fragment of each 16 columns.
+ * A format. For tensor cores that take fragments of true values: fetch loads 64 columns into
+ * registers, then the scales are prepared, then the fragment of each 16 columns is made.
  */
 template <class CODES, class SCALES> struct coded {
     enum {
@@ -893,7 +899,7 @@ template <class CODES, class SCALES> struct coded {
                 a[i] = OP::mul(a[i], f);
         }
     }
-    /* Value (row r, column k), exact in float. Slow: one element. */
+    /* Value of (row r, column k), exact in float. Slow: one element. */
     static __device__ __forceinline__ float value(const uint8_t *tile, int r, int k)
     {
         struct tile_place p = tile_place_of(r, k);

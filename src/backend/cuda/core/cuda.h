@@ -198,7 +198,7 @@ struct rows {
     float *floats; /* (n, width) */
     int n, width;
     int n_floats; /* those from here on are halves only */
-    bool halves;  /* half_in, and what undoes their scale in half_scale */
+    bool halves;  /* fp16_in, and what undoes their scale in fp16_scale */
     bool records; /* also in records */
     bool panels;  /* also in panels */
 };
@@ -378,14 +378,14 @@ struct cuda_backend {
     float *route_squares; /* (SUM_BLOCKS) */
     int n_routed;         /* layers of this step that had sums */
     float *hidden;        /* (HIDDEN_ROWS * used, n_ff_exp) or (HIDDEN_ROWS, n_ff) */
-    uint8_t *records; /* (LIST_ROWS, widest n_kt) half_in of few rows in another order: rows.cuh */
+    uint8_t *records; /* (LIST_ROWS, widest n_kt) fp16_in of few rows in another order: rows.cuh */
     int n_records;    /* records there is room for */
     uint8_t *hidden_records; /* hidden units: see moe_quad.cu, moe_grouped.cu */
     void *grid_barrier;      /* struct grid_barrier, see moe_quad.cu */
     uint8_t
-        *panels; /* half_in of at most PANEL_ROWS rows in yet another: gemm_cluster.cu; or NULL */
-    uint16_t *half_in;     /* (max_tokens, widest n_in) activations of the large path */
-    float *half_scale;     /* (max_tokens) what undoes a row's scale */
+        *panels; /* fp16_in of at most PANEL_ROWS rows in yet another: gemm_cluster.cu; or NULL */
+    uint16_t *fp16_in;     /* (max_tokens, widest n_in) activations of the large path */
+    float *fp16_scale;     /* (max_tokens) what undoes a row's scale */
     uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
     float *expert_out;     /* (max_tokens * used, n_embd) */
     int32_t *route;        /* tables of the large path: see pick.cu */
@@ -544,10 +544,10 @@ struct rows resid_plain(struct cuda_backend *cu, struct resid *r);
 struct rows rows_of(float *floats, int n, int width);
 void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float *y, int rows,
                int width);
-void rows_to_halves(struct cuda_backend *cu, struct rows *x); /* unless they are there */
+void rows_to_fp16(struct cuda_backend *cu, struct rows *x);   /* unless they are there */
 void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* those that are not there */
 /* The first n, which are not there, where the others are. */
-void rows_join_halves(struct cuda_backend *cu, const struct rows *x, int n);
+void rows_join_fp16(struct cuda_backend *cu, const struct rows *x, int n);
 /* y (rows, width) = the weighted sum of cu->expert_out, floats. some: what weighs 0 is not there. */
 void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some);
 /* The same of s.out, in s.y. */
@@ -615,7 +615,7 @@ enum pick_needs {
 };
 
 /* A row of a table: the first that suits a case runs. */
-struct pick {
+struct pick_row {
     const char *name;
     enum pick_op op;
     unsigned formats; /* bits: sets of kinds of tiles */
@@ -626,14 +626,15 @@ struct pick {
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     void (*run)(struct cuda_backend *cu, const struct pick_case *c); /* NULL: the caller knows */
 };
-const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c);
+const struct pick_row *pick_find(const struct cuda_backend *cu, enum pick_op op,
+                                 struct pick_case *c);
 /* Makes x what the row reads. */
-void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case *c);
-void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c);
+void pick_input(struct cuda_backend *cu, const struct pick_row *p, struct pick_case *c);
+void pick_go(struct cuda_backend *cu, const struct pick_row *p, const struct pick_case *c);
 /* All three, timed as `stage`; N_STAGES: as part of what is being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
-bool pick_deep(int keys);        /* so many that the step counts as deep */
-bool pick_halves_only(int rows); /* products of so many rows read them as halves alone */
+bool pick_deep(int keys);      /* so many that the step counts as deep */
+bool pick_fp16_only(int rows); /* products of so many rows read them as halves alone */
 /* gemv.cu: products of one row, or a few */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows);

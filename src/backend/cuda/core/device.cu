@@ -26,7 +26,7 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
 void cuda_enter(const struct cuda_backend *cu)
 {
     if (cu->device)
-        cudaSetDevice(cu->device); /* a thread begins with the first one */
+        cudaSetDevice(cu->device); /* a thread's first call sets its device */
 }
 
 /* Memory */
@@ -107,9 +107,8 @@ bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err)
     return true;
 }
 
-/* Blocks that wait for each other must all be on the GPU at once, which two such kernels side by
- * side might keep each other from: of the backends that share a device, the first may launch
- * them. */
+/* Blocks that wait for each other must all be resident, and two such kernels side by side could
+ * block each other. So of all backends on a device only the first may launch them. */
 enum { MAX_DEVICES = 64 };
 static bool waits_taken[MAX_DEVICES];
 
@@ -135,13 +134,13 @@ void cuda_close(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (cu->failed)
-        lanes_close(cu); /* what is under way may wait for others in vain */
+        lanes_close(cu); /* kernels in flight may be waiting for other ranks in vain */
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);
     for (int i = 0; i < cu->n_graphs; i++)
         cudaGraphExecDestroy(cu->graphs[i].exec);
-    lanes_close(cu); /* NCCL waits for the end of what is recorded of it */
+    lanes_close(cu); /* NCCL waits for the end of recorded steps that use it */
     for (int i = 0; i < cu->n_marks_made; i++) {
         cudaEventDestroy(cu->marks[i].a);
         cudaEventDestroy(cu->marks[i].b);
@@ -170,7 +169,7 @@ void cuda_close(struct backend *be)
     mem_free(be);
 }
 
-/* Every one of "a,-b" is a row of the table. */
+/* Checks that every name of "a,-b" is a row of the table. */
 static bool picks_exist(struct cuda_backend *cu, const char *names, struct error *err)
 {
     for (const char *at = names; *at;) {
@@ -213,7 +212,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->device = device;
     cu->sm = prop.major * 10 + prop.minor;
     cu->n_sm = prop.multiProcessorCount;
-    const char *sms = getenv("STEEL_SMS"); /* a smaller GPU is played: for tests */
+    const char *sms = getenv("STEEL_SMS"); /* tests play a smaller GPU */
     if (sms && atoi(sms) > 0 && atoi(sms) < cu->n_sm)
         cu->n_sm = atoi(sms);
     cu->shared_limit = prop.sharedMemPerBlockOptin;
@@ -240,7 +239,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     return !cu->failed;
 }
 
-/* "cuda:N"; "cuda" or NULL: the ranks of a machine take its GPUs in turn. */
+/* "cuda:N"; with "cuda" or NULL, the ranks of a machine take its GPUs in turn. */
 int cuda_device_number(const char *device)
 {
     const struct ranks *r = ranks_world();
@@ -258,7 +257,7 @@ extern "C" bool cuda_found(void)
     return found;
 }
 
-/* Which GPU it is, of all that there are anywhere. */
+/* A globally unique id of the GPU. */
 extern "C" void cuda_device_id(struct backend *be, unsigned char id[16])
 {
     struct cuda_backend *cu = cuda_self(be);

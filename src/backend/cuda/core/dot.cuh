@@ -1,23 +1,24 @@
 /*
- * Tile times one row of activations, in as few instructions as it takes: at one row a step is short
- * of issue slots and latency before it is short of bandwidth.
+ * Tile x one row of activations in few instructions: with one row, a step is limited by issue slots
+ * and latency before bandwidth.
  *
- * Halves (F16, F8, and what is spelled out as halves): the tensor core's B fragment has 8 columns and
- * there is only one row, so the columns are put to another use: column n has the activations of
- * column group n (32 of the slice's 256), and against a group's weights the others are zeros. Lane
- * (g, c) holds just the 8 activations that column g wants of it: columns 32g+4c.. and 32g+16+4c..;
- * nothing is staged in shared memory. Activations are rounded to halves, after scaling by a power of
- * two that takes the slice's largest to about 1024. Codes go another way: see code_slice.
+ * fp16 path (F16, F8, and codes converted to fp16): the tensor core's B fragment has 8 columns but
+ * there is one row. So column n holds the activations of column group n (32 of the slice's 256).
+ * Against the weights of one group, the other columns are zeros. Lane (g, c) holds only the 8
+ * activations that column g needs: columns 32g+4c.. and 32g+16+4c... Nothing goes through shared
+ * memory. Activations are scaled by a power of two that maps the slice's largest to about 1024, and
+ * rounded to fp16.
+ * Quantised codes take the integer path: see code_slice.
  */
 #ifndef STEEL_BACKEND_CUDA_DOT_CUH
 #define STEEL_BACKEND_CUDA_DOT_CUH
 
 #include "backend/cuda/core/format.cuh"
 
-/* 256 columns of the row, as this lane has them. */
+/* 256 columns of the row, as held by one lane. */
 struct row_slice {
     uint32_t b[4]; /* pairs: 32g+4c, +2; 32g+16+4c, +2 */
-    float undo;    /* takes the scale back */
+    float undo;    /* inverse of the scale */
 };
 
 /* v: columns 32g+4c.. (4) and 32g+16+4c.. (4). */
@@ -36,8 +37,8 @@ DEVICE void slice_make(struct row_slice &s, const float (&v)[8])
     s.undo = float_of((e - 10) << 23);
 }
 
-/* c += fragment of column group `group`'s first (half 0) or second 16 columns; the sums of all
- * groups in one accumulator, zeros in the columns of the others. */
+/* c += fragment of column group `group` (half 0: its first 16 columns, 1: its second). All groups
+ * share one accumulator, with zeros in the other groups' columns. */
 DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_slice &x, int group,
                       int half)
 {
@@ -46,22 +47,20 @@ DEVICE void group_mma(float (&c)[4], const uint32_t (&a)[4], const struct row_sl
 }
 
 /*
- * Codes as bytes: integers are the shorter way. Of Q4_K: the nibbles of a word
- * that belong to row g are its bytes' lower halves, those of row g+8 (16 times too large) the
- * upper, so one AND makes a register of a fragment, and the word as it is the other: both rows,
- * of which the first is taken away from the sums. The row goes in as 16-bit integers, one scale
- * for 64 columns, cut into two bytes that take two columns of B: column n has chunk n/2 (64
- * columns), the upper bytes if n is even, the lower if odd. Against a chunk's weights the other
- * chunks' columns are zeros, so sums of all chunks share their accumulators; lane (g, c) ends up
- * with chunk c's. Weights are exact and so are sums of 16 or 32 columns; activations keep 16 bits
- * of the largest.
+ * Integer path. A byte of a Q4_K word has a code of row g in its lower nibble and one of row g+8 in
+ * its upper. One AND makes the register of row g; the whole word is used for row g+8, and row g's
+ * part is subtracted from the sums. The activations become 16-bit integers with one scale per 64
+ * columns, split into two bytes in two columns of B: column n has chunk n/2 (64 columns), upper
+ * bytes if n is even, lower if odd. Against a chunk's weights the other chunks' columns are zeros,
+ * so all chunks share the accumulators; lane (g, c) ends with the sums of chunk c. Weights are
+ * exact, and so are sums of 16 or 32 columns. Activations keep 16 bits relative to the largest.
  */
 struct code_slice {
-    uint32_t b[4];  /* [16 columns] what this lane has of B, for chunk g/2 */
+    uint32_t b[4];  /* [16 columns] this lane's part of B, for chunk g/2 */
     float total[4]; /* sums of 16 columns of chunk c, in units */
-    float undo;     /* one unit of chunk c */
+    float undo;     /* value of one unit of chunk c */
 };
-/* For kernels that have the registers: zeros against other chunks' weights once for all tiles. */
+/* For kernels with registers to spare: B with zeros for other chunks, made once for all tiles. */
 struct chunk_slice : code_slice {
     uint32_t apart[4][4]; /* [chunk][16 columns] */
 };
@@ -74,12 +73,12 @@ DEVICE uint32_t slice_b(const struct chunk_slice &s, int chunk, int j)
     return s.apart[chunk][j];
 }
 
-/* v as above: half of what this lane needs of B, in both planes; the lane of the other half and
- * plane is four away. */
+/* v: as above. A lane converts half of what it needs of B, in both planes, and exchanges with the
+ * lane of the other half and plane, four lanes away. */
 DEVICE void slice_make(struct code_slice &s, const float (&v)[8])
 {
     int lane = lane_id(), c = lane & 3;
-    bool lower = lane & 4;      /* this lane's plane, and which half of the chunk v is */
+    bool lower = lane & 4;      /* this lane's plane, and v's half of the chunk */
     uint32_t top = 0x0da24260u; /* 1e-30; NaN stays on top */
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -95,7 +94,7 @@ DEVICE void slice_make(struct code_slice &s, const float (&v)[8])
 #pragma unroll
         for (int i = 0; i < 4; i++)
             f[i] = bits_of(v[4 * j + i] * scale + 12583040.0f);
-        /* columns 0 2 1 3, as codes lie */
+        /* column order 0 2 1 3, as in codes */
         uint32_t hi =
             byte_perm(byte_perm(f[0], f[2], 0x0051), byte_perm(f[1], f[3], 0x0051), 0x5410);
         uint32_t lo =
@@ -121,9 +120,9 @@ DEVICE void slice_make(struct chunk_slice &s, const float (&v)[8])
         s.apart[i / 4][i % 4] = slice_b((const struct code_slice &)s, i / 4, i % 4);
 }
 
-/* r = this lane's share of rows g and g+8, of T tiles side by side, so that none waits for another.
- * JOINED: the bytes of rows g+8 are 16 times their codes plus those of rows g, which are taken away
- * from the sums. STEPS: chunks side by side, as many as there are registers for. */
+/* r = this lane's part of rows g and g+8, for T tiles as independent chains. JOINED: bytes of rows
+ * g+8 are 16 times their code plus that of rows g, which is subtracted from the sums. STEPS: chunks
+ * computed together, limited by registers. */
 template <int KIND, int STEPS, int T, class SLICE>
 DEVICE void code_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
 {
@@ -178,11 +177,11 @@ DEVICE void code_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)
     }
 }
 
-/* r[0], r[1] += this lane's share of rows g and g+8 of the tile times the slice, still scaled; the
- * lanes of a quad add up to the row. Codes beside halves in one weight are rare: they are spelled
- * out. */
-static __device__ __noinline__ void dot_spelled(const struct seg *s, const uint8_t *tile,
-                                                const struct row_slice &x, float (&r)[2])
+/* r[0], r[1] += this lane's part of rows g and g+8 of tile x slice, before the inverse scale. The
+ * lanes of a quad add up to the row. Codes beside fp16 in one weight are rare; they are converted
+ * to fp16. */
+static __device__ __noinline__ void dot_converted(const struct seg *s, const uint8_t *tile,
+                                                  const struct row_slice &x, float (&r)[2])
 {
     float c[4] = {};
 #pragma unroll 1
@@ -197,7 +196,7 @@ static __device__ __noinline__ void dot_spelled(const struct seg *s, const uint8
     r[1] += c[2] + c[3];
 }
 
-/* STEPS: groups side by side. */
+/* STEPS: groups computed together. */
 template <int STEPS>
 DEVICE void dot_f16(const uint8_t *tile, const struct row_slice &x, float (&r)[2])
 {
@@ -241,7 +240,7 @@ DEVICE void dot_f8(const uint8_t *tile, const struct row_slice &x, float (&r)[2]
     }
 }
 
-/* Any other kind, element by element, with what rounding to half loses as a second fragment. */
+/* Any other kind, element by element. A second fragment holds the rounding errors of the first. */
 DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
                      float (&r)[2])
 {
@@ -266,7 +265,7 @@ DEVICE void dot_slow(const struct seg *s, const uint8_t *tile, const struct row_
     r[1] += acc[2] + acc[3];
 }
 
-/* What a kernel for a set of kinds makes of the row. WIDE: it has registers to spare. */
+/* The slice type of a kernel for a set of kinds. WIDE: the kernel has registers to spare. */
 template <int SET, bool WIDE = false> struct slice_of {
     typedef struct row_slice type;
 };
@@ -279,7 +278,7 @@ template <> struct slice_of<SET_K, true> {
 template <bool WIDE> struct slice_of<SET_CODES, WIDE> : slice_of<SET_K, WIDE> {
 };
 
-/* sum += factor * (tile x slice), this lane's share */
+/* sum += factor * (tile x slice), this lane's part */
 template <int SET>
 DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_slice &x,
                      float factor, float (&sum)[2])
@@ -290,14 +289,14 @@ DEVICE void tile_dot(const struct seg *s, const uint8_t *tile, const struct row_
     } else if (s->kind == TILE_F8) {
         dot_f8(tile, x, r);
     } else if (s->kind != TILE_F16) {
-        dot_spelled(s, tile, x, r);
+        dot_converted(s, tile, x, r);
     } else {
         dot_f16<2>(tile, x, r);
     }
     sum[0] += factor * x.undo * r[0];
     sum[1] += factor * x.undo * r[1];
 }
-/* The same for a tile of codes of some kind; of Q4_K or Q6_K; and for two of one kind. */
+/* Like tile_dot: for one known kind; for Q4_K or Q6_K; for two tiles of one kind. */
 template <int KIND, int STEPS, class SLICE>
 DEVICE void tile_dot_kind(const uint8_t *tile, const SLICE &x, float factor, float (&sum)[2])
 {
@@ -331,7 +330,7 @@ DEVICE void tile_dot_two(int kind, const uint8_t *const (&tile)[2], const struct
         quant_kind(kind, [&](auto k) {
             if constexpr (format<k.VALUE>::GROUP == 32) {
                 code_dot<k.VALUE, 2>(tile, x, sum);
-            } else { /* twice the sums: there are no registers for two */
+            } else { /* one tile after the other: there are no registers for two */
                 const uint8_t *const one[1] = {tile[0]}, *const two[1] = {tile[1]};
                 float r[2][1][2];
                 code_dot<k.VALUE, 2>(one, x, r[0]);

@@ -1,16 +1,15 @@
 /*
- * Tile times one row where all tiles of a weight are of one kind that is known when compiling:
- * no switch, fewer registers, more of a tile at once. A kernel's set of kinds is then SET_ONE + kind
- * (see dot.cuh for sets, and for how a row becomes a slice).
+ * Tile x one row where all tiles of a weight have one kind, known at compile time: no switch, fewer
+ * registers, more of a tile at once. The set of such a kernel is SET_ONE + kind (dot.cuh explains
+ * sets and slices).
  *
- * MXFP4 has a product of its own: at one row its levels cost more instructions than its bytes cost
- * time. A selector of byte_perm whose fourth bit is set brings eight times the top bit of a byte,
- * which is clear in every magnitude: so one instruction makes the magnitudes of four positive
- * weights, and zeros for negative ones; with the signs turned round, the others. The tensor
- * cores add up both apart, and the difference is the sum: there is no zero to take away.
- *
- * F8 becomes halves, two bytes that lie side by side in one instruction where the device has it; the
- * row's pairs are turned to suit.
+ * MXFP4 has its own product, because at one row its table look-ups cost more instructions than its
+ * bytes cost time. In byte_perm's sign mode a selector returns eight copies of a byte's top bit,
+ * which is 0 for every magnitude. So one instruction gives the magnitudes of four positive weights
+ * and zeros for negative ones; with the signs inverted, the reverse. The tensor cores sum both
+ * separately, and the difference is the result. There is no zero point to subtract.
+ * F8 is converted to fp16 two adjacent bytes at a time, in one instruction where the device has it.
+ * The row's pairs are permuted to match.
  */
 #ifndef STEEL_BACKEND_CUDA_DOT_ONE_CUH
 #define STEEL_BACKEND_CUDA_DOT_ONE_CUH
@@ -19,7 +18,7 @@
 
 enum { SET_ONE = 64 };
 
-/* The one kind of a set, or -1; whether a set has codes alone. */
+/* The kind of a one-kind set, or -1; whether a set has only quantised codes. */
 static __host__ __device__ constexpr int set_kind(int set)
 {
     return set >= SET_ONE ? set - SET_ONE : -1;
@@ -29,13 +28,13 @@ static __host__ __device__ constexpr bool set_is_codes(int set)
     return set >= SET_ONE ? set_kind(set) <= TILE_GPTQ4 : set <= SET_CODES;
 }
 
-/* Whether a tile has a byte a weight at most: registers hold two of them at once. */
+/* Whether a weight takes at most one byte: then two tiles fit in registers. */
 static __host__ __device__ constexpr bool set_is_small(int set)
 {
     return set_is_codes(set) || set_kind(set) == TILE_F8;
 }
 
-/* The kind of all tiles of a weight, or -1. */
+/* The common kind of all tiles of a weight, or -1. */
 static inline int matrix_kind(const struct matrix *w)
 {
     for (int i = 1; i < w->n_seg; i++)
@@ -44,7 +43,8 @@ static inline int matrix_kind(const struct matrix *w)
     return w->seg[0].kind;
 }
 
-/* f(kind_is<SET>()) for the set of a weight: of one kind, if it is not of SET_K or SET_ALL. */
+/* Calls f(kind_is<SET>()) for the set of a weight: its one-kind set, unless it is SET_K or
+ * SET_ALL. */
 template <class F> static inline void matrix_set(const struct matrix *w, F f)
 {
     int kind = matrix_kind(w);
@@ -85,7 +85,7 @@ template <class F> static inline void matrix_set(const struct matrix *w, F f)
         }
 }
 
-/* f(kind_is<KIND>()) of a weight of SET_CODES: its one kind, or ANY_CODES. */
+/* Calls f(kind_is<KIND>()) for a weight of SET_CODES: its one kind, or ANY_CODES. */
 template <class F> static inline void codes_set(const struct matrix *w, F f)
 {
     matrix_set(w, [&](auto set) {
@@ -103,7 +103,7 @@ template <int SET, bool WIDE> struct slice_for {
                               WIDE>::type type;
 };
 
-/* A row against bytes of F8: of four columns, 0 2 and 1 3 are pairs, as the bytes lie. */
+/* A row for F8 weights: of four columns, 0 2 and 1 3 are pairs, in the order of the bytes. */
 struct f8_slice : row_slice {
 };
 DEVICE void slice_make(struct f8_slice &s, const float (&v)[8])
@@ -115,7 +115,7 @@ template <bool WIDE> struct slice_for<SET_ONE + TILE_F8, WIDE> {
     typedef struct f8_slice type;
 };
 
-/* mma_u8 of gpu.cuh, where sums begin: no registers are cleared first. */
+/* mma_u8 of gpu.cuh with zero accumulators: no registers need clearing. */
 DEVICE void mma_u8_first(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 #ifdef STEEL_CUDA_SIM
@@ -146,8 +146,8 @@ DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r
                 const uint32_t turn = i & 1 ? 0x88888888u : 0;
                 uint32_t u = (i & 2 ? w.z : w.x) ^ turn, v = (i & 2 ? w.w : w.y) ^ turn;
                 const uint32_t all[4] = {
-                    byte_perm_top(low, high, u), byte_perm_top(low, high, u >> 16),
-                    byte_perm_top(low, high, v), byte_perm_top(low, high, v >> 16)};
+                    byte_perm_sign(low, high, u), byte_perm_sign(low, high, u >> 16),
+                    byte_perm_sign(low, high, v), byte_perm_sign(low, high, v >> 16)};
                 uint32_t b0 = slice_b(x, q, i & 2), b1 = slice_b(x, q, (i & 2) + 1);
                 if (q == 0)
                     mma_u8_first(n[t][i >> 1][i & 1], all, b0, b1);
@@ -173,7 +173,7 @@ DEVICE void mxfp4_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r
     }
 }
 
-/* The lower (UPPER: upper) two bytes of a word as halves. */
+/* The lower (UPPER: upper) two bytes of a word as fp16. */
 template <bool UPPER> DEVICE uint32_t f8_pair(uint32_t w)
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -182,12 +182,12 @@ template <bool UPPER> DEVICE uint32_t f8_pair(uint32_t w)
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(two));
     return r;
 #else
-    return half2_mul(format<TILE_F8>::halves(w, UPPER ? 0x3424 : 0x1404), 0x5c005c00u); /* 256 */
+    return half2_mul(format<TILE_F8>::to_fp16(w, UPPER ? 0x3424 : 0x1404), 0x5c005c00u); /* 256 */
 #endif
 }
 
-/* code_dot of dot.cuh for F8. A lone tile has two sums for each scale, so that the tensor cores wait
- * for none of them. */
+/* code_dot of dot.cuh for F8. With one tile there are two sums per scale, so that consecutive
+ * products are independent. */
 template <int STEPS, int T>
 DEVICE void f8_dot(const uint8_t *const (&tile)[T], const struct f8_slice &x, float (&r)[T][2])
 {
@@ -226,7 +226,7 @@ DEVICE void f8_dot(const uint8_t *const (&tile)[T], const struct f8_slice &x, fl
     }
 }
 
-/* r = this lane's share of T tiles of one kind; see code_dot. */
+/* r = this lane's part of T tiles of one kind; see code_dot. */
 template <int KIND, int STEPS, int T, class SLICE>
 DEVICE void one_dot(const uint8_t *const (&tile)[T], const SLICE &x, float (&r)[T][2])
 {

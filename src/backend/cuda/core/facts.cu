@@ -1,7 +1,6 @@
 /*
- * What is known of the GPU for a benchmark's record: its name, its clocks and driver (from NVML,
- * where the driver brings it), and how fast it really reads its memory, measured. Touches no
- * model.
+ * GPU facts for a benchmark's record: name, clocks and driver (from NVML, if the driver has it),
+ * and the measured memory read rate. Touches no model.
  */
 #include "backend/cuda/core/host.h"
 
@@ -27,7 +26,8 @@ static __global__ void __launch_bounds__(READ_THREADS)
         *out = sum;
 }
 
-/* Bytes a second, the best of some passes over more than any cache holds; 0 if there is no room. */
+/* Bytes per second: the best of several passes over more than any cache holds; 0 if there is no
+ * room. */
 static double read_rate(struct cuda_backend *cu)
 {
     size_t bytes = (size_t)2 << 30;
@@ -79,9 +79,9 @@ static void ask_nvml(int device, struct gpu_facts *f)
         if (version(f->driver, sizeof f->driver))
             f->driver[0] = 0;
         if (find(bus, &handle) == 0) {
-            if (clock(handle, 1, &mhz) == 0) /* the SMs' */
+            if (clock(handle, 1, &mhz) == 0) /* SM clock */
                 f->sm_mhz = (int)mhz;
-            if (clock(handle, 2, &mhz) == 0) /* the memory's */
+            if (clock(handle, 2, &mhz) == 0) /* memory clock */
                 f->memory_mhz = (int)mhz;
         }
         shutdown();
@@ -103,7 +103,7 @@ extern "C" bool cuda_facts(struct backend *be, struct gpu_facts *out)
     cudaDeviceGetAttribute(&f.max_sm_mhz, cudaDevAttrClockRate, cu->device);
     f.max_sm_mhz /= 1000;
     f.read_bytes_s = read_rate(cu);
-    ask_nvml(cu->device, &f); /* while it is warm */
+    ask_nvml(cu->device, &f); /* while the GPU is warm */
     *out = f;
     return true;
 }

@@ -1,17 +1,17 @@
 /*
- * Formats of weights: how the bytes of a tile (16 rows x 256 columns) are laid out, and how they
- * become what products take. One struct per kind (format<KIND>): kernels are templates over it. A
- * new kind of codes is one struct here, made of parts of codes.cuh, a line in quant_kind, and what
- * packs it (pack.cuh).
+ * Weight formats: the layout of a tile's bytes (16 rows x 256 columns) and their conversion for
+ * products. There is one struct per kind, format<KIND>, and kernels are templates over it. A new
+ * quantised kind is one struct here made of parts of codes.cuh, a line in quant_kind, and its
+ * packing (pack.cuh).
  *
- * Fragments of halves for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g
- * and g+8; of every 16 columns it holds 4c..4c+3 (the order inside 16 columns is free as long as
- * both operands use it), in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g,
- * 4c+2 4c+3; a3: row g+8.
+ * fp16 fragments for the tensor cores: lane (g = lane/4, c = lane%4) of a warp holds rows g and
+ * g+8. Of every 16 columns it holds 4c..4c+3 (any order within 16 columns works if both operands
+ * use it), in the registers a0: row g, 4c 4c+1; a1: row g+8, the same; a2: row g, 4c+2 4c+3; a3:
+ * row g+8.
  *
- *   codes  as codes.cuh says: first all codes, then all scales
+ *   codes  see codes.cuh: first all codes, then all scales
  *   F16    8192: [column group][lane]{a0 of row g: 4c..4c+3 | row g+8}
- *   F8     4224: see there
+ *   F8     4224: see format<TILE_F8>
  *   F32    16384: row-major
  */
 #ifndef STEEL_BACKEND_CUDA_FORMAT_CUH
@@ -47,7 +47,7 @@ template <> struct format<TILE_IQ4_XS> : coded<codes_level<levels_iq4>, scales_k
 };
 template <> struct format<TILE_MXFP4> : coded<codes_fp4, scales_power> {
 };
-/* Its values are odd numbers up to 15 with a sign: 2 code - 15. */
+/* The values are odd numbers up to 15 with a sign: 2 code - 15. */
 template <> struct format<TILE_IQ3_S> : coded<codes_nibble<15, true>, scales_k32<>> {
 };
 template <> struct format<TILE_IQ3_XXS> : coded<codes_level<levels_iq3_xxs>, scales_k32<4>> {
@@ -61,7 +61,7 @@ template <> struct format<TILE_NVFP4> : coded<codes_fp4, scales_f8> {
 template <> struct format<TILE_GPTQ4> : coded<codes_nibble<0>, scales_half<MINS_ZERO>> {
 };
 
-/* f(kind_is<KIND>()) for the kind of codes that `kind` is. */
+/* Calls f(kind_is<KIND>()) for the quantised kind `kind`. */
 template <int KIND> struct kind_is {
     static constexpr int VALUE = KIND;
 };
@@ -135,12 +135,13 @@ DEVICE float f8_to_float(uint32_t b)
     uint32_t man = b & 0x7f, sign = (b & 0x80) << 24;
     if (man == 0x7f)
         return float_of(sign | 0x7fc00000u);
-    /* the seven bits, moved under a float's exponent, are 2^120 too small, subnormals included */
+    /* the seven bits, shifted below a float's exponent, are 2^-120 of the value, subnormals
+     * included */
     return float_of(sign | man << 20) * 0x1p120f;
 }
 
-/* FP8 (E4M3): bytes in codes_byte's order, then floats {columns 0..127, 128..255} of each row. Moved
- * into place, the bits of a byte are a half 2^8 too small. */
+/* FP8 (E4M3): bytes in codes_byte's order, then floats {columns 0..127, 128..255} of each row.
+ * Shifted into place, the bits of a byte are an fp16 of 2^-8 the value. */
 template <> struct format<TILE_F8> {
     enum { SCALES_AT = 4096, BYTES = F8_BYTES };
     codes_byte w;
@@ -166,7 +167,7 @@ template <> struct format<TILE_F8> {
             s[h] = pack_half2(f, f);
         }
     }
-    static __device__ __forceinline__ uint32_t halves(uint32_t bytes, uint32_t which)
+    static __device__ __forceinline__ uint32_t to_fp16(uint32_t bytes, uint32_t which)
     {
         uint32_t t = byte_perm(bytes, 0, which);
         return and_or(t, H2_SIGN, t >> 1 & 0x3f803f80u);
@@ -177,8 +178,8 @@ template <> struct format<TILE_F8> {
         w.bytes(j, b);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            a[h] = halves(b[h], 0x2404);
-            a[h + 2] = halves(b[h], 0x3414);
+            a[h] = to_fp16(b[h], 0x2404);
+            a[h + 2] = to_fp16(b[h], 0x3414);
         }
     }
     template <class OP> __device__ __forceinline__ void frag(int j, uint32_t (&a)[4]) const
@@ -198,7 +199,7 @@ template <> struct format<TILE_F8> {
     }
 };
 
-/* Value (row r, column k) of a tile in its own layout, exact in float. Slow: one element. */
+/* Value of (row r, column k) of a tile, exact in float. Slow: one element. */
 DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
 {
     float v = 0.0f;
@@ -214,8 +215,8 @@ DEVICE float tile_value(const struct seg *s, const uint8_t *tile, int r, int k)
     return v;
 }
 
-/* Floats, and what lies beside them in one weight: element by element, with a second fragment for
- * what rounding to half loses. Called, not inlined: it is long, and compiled many times. */
+/* F32, and other kinds beside it in one weight: element by element, with a second fragment for the
+ * rounding errors. Not inlined: the code is long, and instantiated many times. */
 static __device__ __noinline__ float tile_value_call(const struct seg *s, const uint8_t *tile,
                                                      int r, int k)
 {
@@ -238,7 +239,7 @@ DEVICE void chunk_slow(const struct seg *s, const uint8_t *tile, int q, int lane
         }
 }
 
-/* Fragments of chunk q of a tile of one of the fast kinds: a[j] are columns 64q+16j.. */
+/* Fragments of chunk q of a tile of one of the fast kinds; a[j]: columns 64q+16j... */
 template <int KIND> DEVICE void chunk_frags(const uint8_t *tile, int q, uint32_t (&a)[4][4])
 {
     struct format<KIND> f;
@@ -286,7 +287,7 @@ DEVICE void tile_fetch(uint8_t *to, const uint8_t *from, int bytes)
     to += at;
     from += at;
 #pragma unroll
-    for (int i = 0; i < 1024; i += 512) /* every tile has that much */
+    for (int i = 0; i < 1024; i += 512) /* every tile has at least 1024 bytes */
         copy_async16(to + i, from + i);
 #pragma unroll 2
     for (int i = 1024; i < bytes - at; i += 512)

@@ -1,8 +1,7 @@
 /*
- * The machine: every CUDA intrinsic, PTX instruction and runtime call the kernels use goes through
- * here, under a name of ours. Two bodies for each: PTX for nvcc, and (STEEL_CUDA_SIM) the plain
- * meaning for the simulator in tests/gpu, which runs the same kernels on a CPU, so that machines
- * without a GPU test them. Knows nothing of models or weights.
+ * Every CUDA intrinsic, PTX instruction and runtime call that the kernels use, under our own names.
+ * Each has two bodies: PTX for nvcc, and (STEEL_CUDA_SIM) its plain meaning for the simulator in
+ * tests/gpu, which runs the same kernels on a CPU. This file knows nothing of models or weights.
  */
 #ifndef STEEL_BACKEND_CUDA_GPU_CUH
 #define STEEL_BACKEND_CUDA_GPU_CUH
@@ -30,7 +29,7 @@ DEVICE int warp_id()
     return (int)(threadIdx.x >> 5);
 }
 
-/* The first multiple of `to` (a power of two) in dynamic shared memory. */
+/* The first multiple of `to` (a power of two) at or after base, in dynamic shared memory. */
 DEVICE uint8_t *shared_align(uint8_t *base, int to)
 {
 #ifdef STEEL_CUDA_SIM
@@ -63,7 +62,7 @@ DEVICE uint32_t bits_of(float f)
 #endif
 }
 
-/* Half precision, carried as bits: one in the low 16, or a pair with element 0 low. */
+/* fp16, carried as bits: one in the low 16 bits, or a pair with element 0 low. */
 DEVICE float half_to_float(uint32_t h)
 {
 #ifdef STEEL_CUDA_SIM
@@ -189,9 +188,9 @@ DEVICE void mma_f16_from(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
                    "f"(c[1]), "f"(c[2]), "f"(c[3]));
 #endif
 }
-/* The same in integers: d += A (16x32 unsigned bytes) B (32x8 signed bytes). Lane (g, c) holds
- * a0: row g, k 4c..4c+3; a1: row g+8; a2: row g, k 4c+16..; a3: row g+8; b0: k 4c.., column g;
- * b1: k 4c+16.. With 16 columns of k: a0, a1 and b0 alone. */
+/* Integer version: d += A (16x32 unsigned bytes) B (32x8 signed bytes). Lane (g, c) holds a0: row
+ * g, k 4c..4c+3; a1: row g+8; a2: row g, k 4c+16..; a3: row g+8; b0: k 4c.., column g; b1: k
+ * 4c+16.. With k = 16: only a0, a1 and b0. */
 DEVICE void mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 #ifdef STEEL_CUDA_SIM
@@ -255,7 +254,7 @@ DEVICE void ldmatrix4(uint32_t (&r)[4], const void *row)
                  : "memory");
 #endif
 }
-/* The same, transposed: lane (g, c) receives rows 2c, 2c+1 of column g. */
+/* Like ldmatrix4, transposed: lane (g, c) receives rows 2c, 2c+1 of column g. */
 DEVICE void ldmatrix4_trans(uint32_t (&r)[4], const void *row)
 {
 #ifdef STEEL_CUDA_SIM
@@ -269,8 +268,8 @@ DEVICE void ldmatrix4_trans(uint32_t (&r)[4], const void *row)
 #endif
 }
 
-/* An 8x8 matrix of 16-bit values, lane (g, c) with elements 2c, 2c+1 of row g, transposed: those of
- * column g. */
+/* Transposes an 8x8 matrix of 16-bit values: lane (g, c) passes elements 2c, 2c+1 of row g and gets
+ * those of column g. */
 DEVICE uint32_t transpose8(uint32_t a)
 {
 #ifdef STEEL_CUDA_SIM
@@ -284,7 +283,8 @@ DEVICE uint32_t transpose8(uint32_t a)
 #endif
 }
 
-/* Asynchronous copies of 16 bytes, global to shared; `bytes` 0 writes zeros instead. */
+/* Asynchronous copies of 16 bytes, global to shared. copy_async16_or_zero writes zeros unless
+ * `real`. */
 DEVICE void copy_async16(void *smem, const void *gmem)
 {
 #ifdef STEEL_CUDA_SIM
@@ -314,7 +314,7 @@ DEVICE void copy_async_commit()
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/* Until at most N of this thread's groups are under way. */
+/* Waits until at most N of this thread's groups are in flight. */
 template <int N> DEVICE void copy_async_wait()
 {
 #ifdef STEEL_CUDA_SIM
@@ -324,18 +324,19 @@ template <int N> DEVICE void copy_async_wait()
 #endif
 }
 
-/* Copies of whole runs of 16 bytes by the copy engine (Hopper on): one thread asks, and a barrier
- * in shared memory knows when it has all landed. A barrier's phase ends with every copy: wait for
- * parity 0 of the first, 1 of the second, 0 of the third. */
+/* Bulk copies of multiples of 16 bytes (Hopper and later). One thread issues the copy; an mbarrier
+ * in shared memory completes when all bytes have landed. Its phase flips with every copy: wait for
+ * parity 0 for the first, 1 for the second, 0 for the third. */
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BULK_COPIES 1
-DEVICE void bulk_init(uint64_t *bar) /* one thread; then a barrier for those who wait */
+DEVICE void bulk_init(uint64_t *bar) /* called by one thread; then __syncthreads before others wait
+                                      * on it */
 {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(a) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/* Several copies that count as one: first how many bytes they are in all. */
+/* Several copies on one phase: first announce their total bytes. */
 DEVICE void bulk_expect(uint64_t *bar, int bytes)
 {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
@@ -351,7 +352,7 @@ DEVICE void bulk_piece(void *smem, const void *gmem, int bytes, uint64_t *bar)
                  "l"(gmem), "r"(bytes), "r"(a)
                  : "memory");
 }
-/* Of what is read once: the first to leave the L2. */
+/* For data read once: evict_first in the L2. */
 DEVICE void bulk_copy_once(void *smem, const void *gmem, int bytes, uint64_t *bar)
 {
     uint32_t to = (uint32_t)__cvta_generic_to_shared(smem);
@@ -381,25 +382,25 @@ DEVICE void bulk_wait(uint64_t *bar, uint32_t parity)
 #else
 #define BULK_COPIES 0
 #endif
-/* What this thread wrote or read in shared memory lies before the copies it asks for from here on.
- */
-DEVICE void shared_to_copies()
+/* Orders this thread's earlier accesses to shared memory before the bulk copies it issues next. */
+DEVICE void fence_before_copies()
 {
 #if BULK_COPIES
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-/* Programmatic dependent launch. A kernel may start before the one in front of it has finished; it
- * may touch that one's results (and write anything at all) only after wait. trigger lets the next
- * kernel start as soon as every block of this one got there. */
+/* Programmatic dependent launch. A kernel may start before the preceding one has finished. It may
+ * read that one's results, and write anything at all, only after wait. trigger lets the next kernel
+ * start once every block of this one has called it. */
 DEVICE void dependency_wait()
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-#ifdef STEEL_CUDA_TRACE /* make TRACE=1: the first thread of a kernel notes when it waited */
+#ifdef STEEL_CUDA_TRACE /* make TRACE=1: the first thread of a kernel records when its wait began
+                         * and ended */
 enum { TRACE_EVENTS = 8192, TRACE_BLOCKS = 1 << 18, TRACE_MARKS = 10 };
 struct trace_block {
     unsigned long long start;                       /* globaltimer */
@@ -435,7 +436,8 @@ DEVICE void traced_wait(int tag)
     }
 }
 #define dependency_wait() traced_wait(__FILE__[17] << 16 | __LINE__)
-/* When each block of a kernel passed the marks it sets; kept in registers until the block ends. */
+/* Times at which each block of a kernel passed its marks, kept in registers until the block
+ * ends. */
 struct marks {
     unsigned long long start;
     uint32_t slot, at[TRACE_MARKS];
@@ -488,8 +490,9 @@ DEVICE void dependency_trigger()
 #endif
 }
 
-/* Clusters (Hopper): blocks of one launch that run side by side, meet at a barrier of their own and
- * write each other's shared memory. Before sm_90, and in the simulator, a cluster is one block. */
+/* Thread block clusters (Hopper): blocks of one launch that are resident together, share a barrier
+ * and access each other's shared memory. Before sm_90, and in the simulator, a cluster is one
+ * block. */
 DEVICE int cluster_rank()
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -500,7 +503,7 @@ DEVICE int cluster_rank()
     return 0;
 #endif
 }
-/* What was written before arrive is seen after wait, by every thread of the cluster. */
+/* Writes before arrive are visible after wait to every thread of the cluster. */
 DEVICE void cluster_arrive()
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -515,7 +518,7 @@ DEVICE void cluster_wait()
     __syncthreads();
 #endif
 }
-/* Where p, in this block's shared memory, lies in that of block `rank` of the cluster. */
+/* Maps p, in this block's shared memory, to the same address in block `rank` of the cluster. */
 DEVICE float *cluster_at(float *p, int rank)
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -556,8 +559,9 @@ DEVICE uint64_t load_u64_l2(const uint64_t *p)
 #endif
 }
 
-/* Words that blocks hand each other while both run: each is seen whole, in no order. */
-DEVICE uint4 load_now(const uint4 *p)
+/* Relaxed accesses of 16 bytes, for words that concurrent blocks exchange. Each is seen whole;
+ * there is no order between them. */
+DEVICE uint4 load_relaxed(const uint4 *p)
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__)
     uint4 r;
@@ -570,7 +574,7 @@ DEVICE uint4 load_now(const uint4 *p)
     return *p;
 #endif
 }
-DEVICE void store_now(uint4 *p, const uint4 &v)
+DEVICE void store_relaxed(uint4 *p, const uint4 &v)
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__)
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x),
@@ -581,9 +585,9 @@ DEVICE void store_now(uint4 *p, const uint4 &v)
 #endif
 }
 
-/* A count in global memory that blocks of one launch meet by: what was done before adding to it
- * is seen by who then reads it. */
-DEVICE void add_released(uint32_t *p, uint32_t n)
+/* A counter in global memory on which the blocks of a launch meet: writes before the add are
+ * visible to a thread that reads it with load_acquire. */
+DEVICE void add_release(uint32_t *p, uint32_t n)
 {
 #ifdef STEEL_CUDA_SIM
     *p += n;
@@ -592,7 +596,7 @@ DEVICE void add_released(uint32_t *p, uint32_t n)
                  : "memory");
 #endif
 }
-DEVICE uint32_t load_acquired(const uint32_t *p)
+DEVICE uint32_t load_acquire(const uint32_t *p)
 {
 #ifdef STEEL_CUDA_SIM
     return *p;
@@ -603,8 +607,8 @@ DEVICE uint32_t load_acquired(const uint32_t *p)
 #endif
 }
 
-/* *p += v in the L2: integers, so that the order of those who add does not matter. */
-DEVICE void add_now(uint64_t *p, uint64_t v)
+/* *p += v in the L2. Integers, so the result does not depend on the order. */
+DEVICE void atomic_add_relaxed(uint64_t *p, uint64_t v)
 {
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__)
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
@@ -613,7 +617,7 @@ DEVICE void add_now(uint64_t *p, uint64_t v)
 #endif
 }
 
-/* Asks for 128 bytes to be brought to the L2. */
+/* Prefetches the 128 bytes at p to the L2. */
 DEVICE void prefetch_l2(const void *p)
 {
 #ifdef STEEL_CUDA_SIM
@@ -623,7 +627,7 @@ DEVICE void prefetch_l2(const void *p)
 #endif
 }
 
-/* Eight bytes of shared memory, read where it says so: not kept in registers around a loop. */
+/* Loads eight bytes of shared memory at this point: the compiler cannot hoist it out of a loop. */
 DEVICE uint2 load_shared8(const void *p)
 {
 #ifdef STEEL_CUDA_SIM
@@ -651,7 +655,7 @@ DEVICE float warp_max(float v)
         v = fmaxf(v, __shfl_xor_sync(FULL_WARP, v, i));
     return v;
 }
-/* Largest of all lanes' unsigned values. */
+/* Largest unsigned value of all lanes. */
 DEVICE uint32_t warp_max_u32(uint32_t v)
 {
 #ifdef STEEL_CUDA_SIM
@@ -664,7 +668,7 @@ DEVICE uint32_t warp_max_u32(uint32_t v)
     return __reduce_max_sync(FULL_WARP, v);
 #endif
 }
-/* Orders floats as unsigned integers do; -NaN lowest, +NaN highest. */
+/* Maps floats to unsigned integers in the same order; -NaN lowest, +NaN highest. */
 DEVICE uint32_t float_order(float f)
 {
     uint32_t u = bits_of(f);
@@ -703,7 +707,7 @@ DEVICE float fast_divide(float a, float b)
 }
 DEVICE float silu(float x)
 {
-    /* a quotient by more than 2^126 would come out 0, which silu is there */
+    /* __fdividef returns 0 when the divisor exceeds 2^126. That is also silu's limit for such x. */
     return fast_divide(x, 1.0f + fast_exp(-x));
 }
 

@@ -1,8 +1,8 @@
 /*
- * What surrounds a launch (cuda_launch in cuda.h): telling the runtime what a kernel may use, and
- * the logs. STEEL_LAUNCHES=file appends a line for every launch (kernel, grid, threads, bytes of
- * shared memory, how it is launched) and one for every step, so that two versions of the backend
- * can be compared by diff. A recorded step is logged when it is recorded, not when it is replayed.
+ * Everything around a launch (cuda_launch in cuda.h): kernel attributes and logs.
+ * STEEL_LAUNCHES=file appends a line for every launch (kernel, grid, threads, bytes of shared
+ * memory, launch attributes) and one for every step, so that two versions of the backend can be
+ * compared by diff. A recorded step is logged when it is recorded, not when it is replayed.
  */
 #include "backend/cuda/core/host.h"
 
@@ -24,7 +24,7 @@ void cuda_know(struct cuda_backend *cu, const void *fn)
             continue;
         cu->known[at] = fn;
         cudaFuncAttributes its = {};
-        CUDA_TRY(cu, cudaFuncGetAttributes(&its, fn)); /* a kernel may have some of its own */
+        CUDA_TRY(cu, cudaFuncGetAttributes(&its, fn)); /* a kernel may have static shared memory */
         CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (int)(cu->shared_limit - its.sharedSizeBytes)));
         CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -77,7 +77,7 @@ void cuda_log_launch(struct cuda_backend *cu, const void *fn, dim3 grid, int blo
 }
 
 #ifdef STEEL_CUDA_TRACE
-/* When each kernel of the steps since the last call began to wait, and went on: for bench_gpu. */
+/* For bench_gpu: when each kernel of the steps since the last call began and ended its wait. */
 extern "C" void cuda_trace_dump(struct backend *be, FILE *out)
 {
     struct cuda_backend *cu = cuda_self(be);

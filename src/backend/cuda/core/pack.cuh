@@ -1,7 +1,7 @@
 /*
- * Packing: from the file's blocks to the words of a tile, for weights.cu, one word at a time. What a
- * format is in the file (codes_of, the *_of of its scales) is kept apart from where it lies in a tile
- * (*_word), which codes.cuh says.
+ * Packing: converts the file's blocks to the words of a tile, one word at a time, for weights.cu.
+ * What a format means in the file (code_of, *_of for scales) is separate from its position in a
+ * tile (*_word, see codes.cuh).
  */
 #ifndef STEEL_BACKEND_CUDA_PACK_CUH
 #define STEEL_BACKEND_CUDA_PACK_CUH
@@ -32,7 +32,7 @@ DEVICE uint32_t raw_word(const uint8_t *b)
     return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
 }
 
-/* Sign i of the eight that 7 bits stand for: the number of set ones is even. */
+/* Sign i of the eight that 7 bits encode: the number of set signs is even. */
 DEVICE bool even_sign(uint32_t bits, int i)
 {
     bits &= 127;
@@ -41,10 +41,10 @@ DEVICE bool even_sign(uint32_t bits, int i)
     return bits >> i & 1;
 }
 
-/* What names value k of a block of a grid format among its levels: see codes.cuh, and quant.h. */
+/* The level index of value k of a block of a grid format: see codes.cuh and quant.h. */
 DEVICE uint32_t grid_code(int dtype, const uint8_t *b, int k, const uint16_t *grid)
 {
-    int blk = k >> 5, i = k & 7, g = k >> 3, in = g & 3; /* g: of 32 groups of eight */
+    int blk = k >> 5, i = k & 7, g = k >> 3, in = g & 3; /* g: group of eight, of 32 */
     switch (dtype) {
     case DT_IQ1_S: {
         uint32_t h = b[34 + 2 * blk] | (uint32_t)b[35 + 2 * blk] << 8;
@@ -74,7 +74,7 @@ DEVICE uint32_t grid_code(int dtype, const uint8_t *b, int k, const uint16_t *gr
     }
 }
 
-/* The level itself. */
+/* The level of an index. */
 DEVICE int grid_level(int dtype, uint32_t code)
 {
     if (dtype == DT_IQ1_S || dtype == DT_IQ1_M)
@@ -101,7 +101,7 @@ DEVICE uint32_t two_bytes(const uint8_t *b)
     return (uint32_t)(b[0] | b[1] << 8);
 }
 
-/* Halves of a row (scales_k*): what multiplies its scales (0), its minima (1). */
+/* fp16 factor of a row (scales_k*): of its scales (which = 0) or its minima (1). */
 DEVICE uint32_t row_half(int dtype, const uint8_t *b, int which)
 {
     switch (dtype) {
@@ -122,12 +122,12 @@ DEVICE uint32_t row_half(int dtype, const uint8_t *b, int which)
     }
 }
 
-/* The byte of a group's scale, or minimum (scales_k*). */
+/* Byte of a group's scale or minimum (scales_k*). */
 DEVICE uint32_t group_byte(int dtype, const uint8_t *b, int k, int which)
 {
     int blk = k >> 5, s = k >> 4, scale, least;
     switch (dtype) {
-    case DT_Q2_K: /* both in one */
+    case DT_Q2_K: /* both in one byte */
         return b[s];
     case DT_Q3_K: {
         int low = s < 8 ? b[96 + s] & 15 : b[96 + s - 8] >> 4;
@@ -157,10 +157,10 @@ DEVICE uint32_t group_byte(int dtype, const uint8_t *b, int k, int which)
         return 129 + 2 * (b[74 + blk] >> 4 * (s & 1) & 15);
     case DT_IQ3_XXS:
         return 129 + 2 * (raw_word(b + 66 + 4 * blk) >> 28);
-    case DT_TQ1_0: /* as Q2_K: one code means zero */
+    case DT_TQ1_0: /* like Q2_K; the code for zero is the minimum */
     case DT_TQ2_0:
         return 0x11;
-    case DT_NVFP4: /* 0x7f counts as 0, and 0xff as what that would be */
+    case DT_NVFP4: /* 0x7f counts as 0, and 0xff as its negative */
         return b[s % 4] == 0x7f ? 0 : b[s % 4] & 127u;
     default:
         return 0;
@@ -271,13 +271,13 @@ DEVICE float raw_value(int dtype, const uint8_t *b, int k, const void *aux)
     return 0.0f;
 }
 
-/* One piece of a segment on its way: `rows` rows of the file's blocks, and where they go. */
+/* A piece of a segment being repacked: `rows` rows of the file's blocks, and their destination. */
 struct repack {
     int kind, dtype, n_in, n_kt, rows, tile_bytes;
     int block_len, block_bytes;
     size_t row_bytes;
     const uint8_t *data; /* (rows, row_bytes) */
-    /* GPTQ: half (rows, n_groups); FP8: float (rows, n_groups); NVFP4: one float */
+    /* GPTQ: fp16 (rows, n_groups); FP8: float (rows, n_groups); NVFP4: one float */
     const uint8_t *scale;
     const uint8_t *zero;    /* GPTQ: (rows, n_groups) */
     const int32_t *inverse; /* GPTQ act-order: stored column of input column k */
@@ -286,7 +286,7 @@ struct repack {
     uint8_t *out; /* (tiles, n_kt, tile_bytes) */
 };
 
-/* The block that has (row, column), or NULL: padding. */
+/* The block with (row, column), or NULL for padding. */
 DEVICE const uint8_t *block_of(const struct repack &p, int row, int col)
 {
     if (row >= p.rows || col >= p.n_in)
@@ -294,7 +294,7 @@ DEVICE const uint8_t *block_of(const struct repack &p, int row, int col)
     return p.data + (size_t)row * p.row_bytes + (size_t)(col / p.block_len) * (size_t)p.block_bytes;
 }
 
-/* The code of (row, column) as tiles have it; padding is anything, since its scale is 0. */
+/* The tile's code of (row, column). For padding any value will do, since its scale is 0. */
 DEVICE uint32_t code_of(const struct repack &p, int row, int col)
 {
     const uint8_t *b = block_of(p, row, col);
@@ -350,12 +350,12 @@ DEVICE uint32_t code_of(const struct repack &p, int row, int col)
         return b[4 + 8 * (k % 64 / 16) + k % 8] >> (k % 16 / 8 * 4) & 15;
     case DT_F8_E4M3:
         return b[0];
-    default: /* GPTQ4: two columns a byte */
+    default: /* GPTQ4: two columns per byte */
         return b[0] >> (col & 1) * 4 & 15;
     }
 }
 
-/* The same of a (row, column); 0 in padding. */
+/* row_half of (row, column); 0 for padding. */
 DEVICE uint32_t row_half_of(const struct repack &p, int row, int col, int which)
 {
     const uint8_t *b = block_of(p, row, col);
@@ -367,7 +367,7 @@ DEVICE uint32_t group_byte_of(const struct repack &p, int row, int col, int whic
     return b ? group_byte(p.dtype, b, col & 255, which) : 0;
 }
 
-/* The half of a group's scale, or of what is added to it (scales_half). */
+/* fp16 scale of a group, or its addend (scales_half). */
 DEVICE uint32_t group_half_of(const struct repack &p, int row, int col, int which)
 {
     const uint8_t *b = block_of(p, row, col);
@@ -381,7 +381,8 @@ DEVICE uint32_t group_half_of(const struct repack &p, int row, int col, int whic
     return two_bytes(b + 2 * which);
 }
 
-/* MXFP4 (scales_power): the largest exponent of a row's 256 columns, and a group's below it. */
+/* MXFP4 (scales_power): the largest exponent of a row's 256 columns, and a group's relative to
+ * it. */
 DEVICE int top_exponent(const struct repack &p, int row, int kt)
 {
     int top = 0;
@@ -397,16 +398,18 @@ DEVICE uint32_t power_of(const struct repack &p, int row, int col)
     int e = b ? b[0] - top_exponent(p, row, col / TILE_K) + 30 : 0;
     return e <= 0 ? 0 : (uint32_t)(e - 15 + 127);
 }
-/* Levels are doubled, the largest scale is 2^15. */
+/* Levels are doubled; the largest scale is 2^15. */
 DEVICE uint32_t row_power_of(const struct repack &p, int row, int kt)
 {
     int e = top_exponent(p, row, kt) - 127 - 16;
     return e >= -126 ? (uint32_t)(e + 127) << 23 : 1u << (e + 149);
 }
 
-/* Words of codes: w from the start of the tile. f(row, column): a code, or its part. */
+/* Words of codes; w counts from the start of the tile. f(row, column) returns a code, or part of
+ * one. */
 
-/* Nibbles and pairs of a word: register i of 16 columns at `bits` i, odd columns 16 above. */
+/* A word of nibbles or pairs: register i of 16 columns at bit `bits` * i, odd columns 16 bits
+ * above. */
 template <class F> DEVICE uint32_t regs_word(int row0, int col0, int lane, int bits, F f)
 {
     uint32_t v = 0;
@@ -427,7 +430,7 @@ template <class F> DEVICE uint32_t pairs_word(int row0, int kt, int w, F f)
     auto two = [&](int r, int c) { return f(r, c) & 3; };
     return regs_word(row0, col, lane, 4, two) | regs_word(row0, col + 16, lane, 4, two) << 2;
 }
-/* codes_five's and codes_pair's top bits. */
+/* The top bits of codes_five and codes_pair. */
 template <class F> DEVICE uint32_t tops_word(int row0, int kt, int w, F f)
 {
     uint32_t v = 0;
@@ -437,7 +440,7 @@ template <class F> DEVICE uint32_t tops_word(int row0, int kt, int w, F f)
              << j;
     return v;
 }
-/* codes_six's high pairs. */
+/* The high pairs of codes_six. */
 template <class F> DEVICE uint32_t highs_word(int row0, int kt, int w, F f)
 {
     int col = kt * TILE_K + 64 * (w >> 6) + 32 * (w & 1), lane = w >> 1 & 31;
@@ -467,7 +470,7 @@ template <class F> DEVICE uint32_t levels_word(int row0, int kt, int w, F f)
     return v;
 }
 
-/* codes_level3: f gives three bits; pairs, then the third. */
+/* codes_level3: f returns three bits; pairs first, then the third bits. */
 template <class F> DEVICE uint32_t level_pairs_word(int row0, int kt, int w, F f)
 {
     int lane = w >> 1 & 31, col = kt * TILE_K + 64 * (w >> 6) + 32 * (w & 1) + 4 * (lane & 3);
@@ -529,7 +532,7 @@ DEVICE uint32_t codes_word(const struct repack &p, int row0, int kt, int w)
     }
 }
 
-/* Words of scales: w from the start of the scales. */
+/* Words of scales; w counts from the start of the scales. */
 
 /* Bytes of 32 columns, [g][chunk]{g: 2, g+8: 2}; f(row, column). */
 template <class F> DEVICE uint32_t byte_scales_word(int row0, int kt, int w, F f)
@@ -539,14 +542,14 @@ template <class F> DEVICE uint32_t byte_scales_word(int row0, int kt, int w, F f
         v |= f(row0 + (w >> 2) + 8 * (b >> 1), kt * TILE_K + 64 * (w & 3) + 32 * (b & 1)) << 8 * b;
     return v;
 }
-/* Halves of a row, [g]{g, g+8}. */
-DEVICE uint32_t row_halves_word(const struct repack &p, int row0, int kt, int g, int which)
+/* fp16 factors of a row, [g]{g, g+8}. */
+DEVICE uint32_t row_fp16_word(const struct repack &p, int row0, int kt, int g, int which)
 {
     int row = row0 + g, col = kt * TILE_K;
     return row_half_of(p, row, col, which) | row_half_of(p, row + 8, col, which) << 16;
 }
-/* Halves of 32 columns, [chunk][g][row half]{2}. */
-DEVICE uint32_t half_scales_word(const struct repack &p, int row0, int kt, int w, int which)
+/* fp16 scales of 32 columns, [chunk][g][row half]{2}. */
+DEVICE uint32_t fp16_scales_word(const struct repack &p, int row0, int kt, int w, int which)
 {
     int row = row0 + (w >> 1 & 7) + 8 * (w & 1), col = kt * TILE_K + 64 * (w >> 4);
     return group_half_of(p, row, col, which) | group_half_of(p, row, col + 32, which) << 16;
@@ -558,14 +561,14 @@ DEVICE uint32_t scales_word(const struct repack &p, int row0, int kt, int w)
     case TILE_Q4_K:
     case TILE_Q5_K:
         if (w >= 64)
-            return row_halves_word(p, row0, kt, (w - 64) >> 1, w & 1);
+            return row_fp16_word(p, row0, kt, (w - 64) >> 1, w & 1);
         return byte_scales_word(row0, kt, w & 31,
                                 [&](int r, int c) { return group_byte_of(p, r, c, w >= 32); });
     case TILE_IQ4_XS:
     case TILE_IQ3_S:
     case TILE_IQ3_XXS:
         if (w >= 32)
-            return row_halves_word(p, row0, kt, w - 32, 0);
+            return row_fp16_word(p, row0, kt, w - 32, 0);
         return byte_scales_word(row0, kt, w,
                                 [&](int r, int c) { return group_byte_of(p, r, c, 0); });
     case TILE_MXFP4:
@@ -581,8 +584,8 @@ DEVICE uint32_t scales_word(const struct repack &p, int row0, int kt, int w)
         if (w >= 64 && p.kind == TILE_NVFP4) /* levels are doubled */
             return bits_of(128.0f * (p.scale ? *(const float *)p.scale : 1.0f));
         if (w >= 64)
-            return p.kind == TILE_Q2_K ? row_halves_word(p, row0, kt, (w - 64) >> 1, w & 1)
-                                       : row_halves_word(p, row0, kt, w - 64, 0);
+            return p.kind == TILE_Q2_K ? row_fp16_word(p, row0, kt, (w - 64) >> 1, w & 1)
+                                       : row_fp16_word(p, row0, kt, w - 64, 0);
         uint32_t v = 0;
         for (int j = 0; j < 4; j++)
             v |= group_byte_of(p, row0 + (w >> 1 & 7) + 8 * (w & 1),
@@ -603,9 +606,9 @@ DEVICE uint32_t scales_word(const struct repack &p, int row0, int kt, int w)
             }
             return v;
         }
-        return half_scales_word(p, row0, kt, w, 0);
+        return fp16_scales_word(p, row0, kt, w, 0);
     default:
-        return half_scales_word(p, row0, kt, w & 63, w >= 64);
+        return fp16_scales_word(p, row0, kt, w & 63, w >= 64);
     }
 }
 
@@ -623,7 +626,7 @@ DEVICE float repack_value(const struct repack &p, int row, int col)
         size_t g = (size_t)row * (size_t)p.n_groups + (size_t)(col / 128);
         return f8_to_float(*b) * (p.scale ? ((const float *)p.scale)[g] : 1.0f);
     }
-    /* Elements count from the start of 256 columns, whatever a block has. */
+    /* Elements are counted from the start of 256 columns, whatever the block length is. */
     b -= (size_t)((col & 255) / p.block_len) * (size_t)p.block_bytes;
     float v = raw_value(p.dtype, b, col & 255, p.aux);
     return p.dtype == DT_NVFP4 && p.scale ? v * *(const float *)p.scale : v;

@@ -41,7 +41,7 @@ bool pick_deep(int keys)
 }
 
 /* None of those kernels reads panels or records. */
-bool pick_halves_only(int rows)
+bool pick_fp16_only(int rows)
 {
     return rows > PANEL_ROWS;
 }
@@ -58,8 +58,8 @@ struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w
 {
     struct gemm_args p = {};
     p.w = *w;
-    p.x = cu->half_in;
-    p.x_scale = cu->half_scale;
+    p.x = cu->fp16_in;
+    p.x_scale = cu->fp16_scale;
     p.ldx = w->n_kt * TILE_K;
     p.rows = rows;
     p.unscale = 1.0f;
@@ -132,7 +132,7 @@ static bool linear_panels_pay(const struct cuda_backend *cu, const struct pick_c
 static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
 {
     if (!c->x->panels)
-        rows_to_halves(cu, c->x);
+        rows_to_fp16(cu, c->x);
     gemm_cluster(cu, c->w, c->y, c->rows);
 }
 
@@ -143,7 +143,7 @@ static bool linear_records_fit(const struct cuda_backend *cu, const struct pick_
 static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     if (!c->x->records)
-        rows_to_halves(cu, c->x);
+        rows_to_fp16(cu, c->x);
     gemm_few_records(cu, c->w, c->y, c->rows);
 }
 static bool linear_pairs_fit(const struct cuda_backend *cu, const struct pick_case *c)
@@ -153,7 +153,7 @@ static bool linear_pairs_fit(const struct cuda_backend *cu, const struct pick_ca
 static void linear_pairs(struct cuda_backend *cu, const struct pick_case *c)
 {
     if (!c->x->records)
-        rows_to_halves(cu, c->x);
+        rows_to_fp16(cu, c->x);
     gemm_few_pairs(cu, c->w, c->y, c->rows);
 }
 static bool linear_short_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -167,13 +167,13 @@ static bool linear_short_pays(const struct cuda_backend *cu, const struct pick_c
 static void linear_short(struct cuda_backend *cu, const struct pick_case *c)
 {
     if (!c->x->records)
-        rows_to_halves(cu, c->x);
+        rows_to_fp16(cu, c->x);
     gemm_few_short(cu, c->w, c->y, c->rows);
 }
 
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.y = c->y;
     p.ldy = c->w->n_out;
@@ -303,7 +303,7 @@ static bool ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case
 }
 static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++)
         gemm_wgmma(cu, ffn_args(cu, c, i), !i, ceil_div(c->rows, WGMMA_ROWS));
 }
@@ -314,7 +314,7 @@ static bool pair_mma_fits(const struct cuda_backend *cu, const struct pick_case 
 }
 static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width = tile_width(i ? c->down : c->w, c->rows, true);
         gemm_mma(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
@@ -333,7 +333,7 @@ static bool ffn_stream_fits(const struct cuda_backend *cu, const struct pick_cas
 }
 static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width = tile_width(i ? c->down : c->w, c->rows, false);
         if (ffn_one_stream(cu, c, i))
@@ -344,7 +344,7 @@ static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
 }
 static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
         int width = tile_width(i ? c->down : c->w, c->rows, false);
         gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
@@ -366,7 +366,7 @@ static bool ungated_wgmma_fits(const struct cuda_backend *cu, const struct pick_
 }
 static void ungated_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++)
         gemm_wgmma(cu, ffn_args(cu, c, i), false, ceil_div(c->rows, WGMMA_ROWS));
 }
@@ -380,7 +380,7 @@ static bool ungated_fp16_pays(const struct cuda_backend *cu, const struct pick_c
 }
 static void ungated_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++)
         gemm_fp16(cu, ffn_args(cu, c, i));
 }
@@ -480,7 +480,7 @@ static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case
 static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_logits_of(cu, c->experts, c->route_x ? c->route_x : c->x);
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     moe_quad(cu, c->experts, c->y, c->rows);
 }
 
@@ -511,7 +511,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     route.route = &r;
     route.listed = listed;
     pick_run(cu, PICK_ROUTER, &route, N_STAGES);
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     return r.t;
 }
 
@@ -701,7 +701,7 @@ static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
-static const struct pick products[] = {
+static const struct pick_row products[] = {
     {"gemm_quad", PICK_LINEAR, CODES, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
      linear_quad},
     {"gemm_few", PICK_LINEAR, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays,
@@ -782,7 +782,7 @@ static const struct pick products[] = {
 enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
 
 /* Row i of the whole table; NULL behind the last. */
-static const struct pick *row_at(int i)
+static const struct pick_row *pick_at(int i)
 {
     int mixer = i - N_PRODUCTS;
     return mixer < 0 ? &products[i] : mixer < pick_mixers.n ? &pick_mixers.rows[mixer] : NULL;
@@ -800,13 +800,14 @@ static bool is_listed(const char *list, const char *name, bool out)
     return false;
 }
 
-static bool has_needs(const struct cuda_backend *cu, const struct pick *p)
+static bool has_needs(const struct cuda_backend *cu, const struct pick_row *p)
 {
     return p->needs == NEEDS_WGMMA ? cu->wgmma : p->needs == NEEDS_WAITS ? cu->may_wait : true;
 }
 
 /* The kernel can do it. */
-static bool can_run(const struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
+static bool can_run(const struct cuda_backend *cu, const struct pick_row *p,
+                    const struct pick_case *c)
 {
     bool router = p->op == PICK_ROUTER || p->op == PICK_LOGITS;
     const struct matrix *all[] = {router ? NULL : c->w, c->down};
@@ -816,16 +817,17 @@ static bool can_run(const struct cuda_backend *cu, const struct pick *p, const s
     return has_needs(cu, p) && (!p->fits || p->fits(cu, c));
 }
 
-const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, struct pick_case *c)
+const struct pick_row *pick_find(const struct cuda_backend *cu, enum pick_op op,
+                                 struct pick_case *c)
 {
-    const struct pick *p;
+    const struct pick_row *p;
     c->forced = true;
-    for (int i = 0; cu->forced && (p = row_at(i)) != NULL; i++)
+    for (int i = 0; cu->forced && (p = pick_at(i)) != NULL; i++)
         if (p->op == op && is_listed(cu->forced, p->name, false) && can_run(cu, p, c))
             return p;
     c->forced = false;
-    const struct pick *left_out = NULL; /* runs where nothing else does */
-    for (int i = 0; (p = row_at(i)) != NULL; i++) {
+    const struct pick_row *left_out = NULL; /* runs where nothing else does */
+    for (int i = 0; (p = pick_at(i)) != NULL; i++) {
         if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||
             (p->pays && !p->pays(cu, c)) || !can_run(cu, p, c))
             continue;
@@ -837,16 +839,16 @@ const struct pick *pick_find(const struct cuda_backend *cu, enum pick_op op, str
     return left_out;
 }
 
-void pick_go(struct cuda_backend *cu, const struct pick *p, const struct pick_case *c)
+void pick_go(struct cuda_backend *cu, const struct pick_row *p, const struct pick_case *c)
 {
-    const struct pick *mixers = pick_mixers.rows;
+    const struct pick_row *mixers = pick_mixers.rows;
     bool mixer = p >= mixers && p < mixers + pick_mixers.n;
     cu->picked[mixer ? N_PRODUCTS + (p - mixers) : p - products]++;
     if (p->run)
         p->run(cu, c);
 }
 
-void pick_input(struct cuda_backend *cu, const struct pick *p, struct pick_case *c)
+void pick_input(struct cuda_backend *cu, const struct pick_row *p, struct pick_case *c)
 {
     struct resid *r = c->made ? NULL : c->stream;
     bool norm = r && c->gain.gain;
@@ -877,7 +879,7 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
         lora_input(cu, c);
         c->stream = NULL;
     }
-    const struct pick *p = pick_find(cu, op, c);
+    const struct pick_row *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (stage != N_STAGES)
         step_mark(cu);
@@ -897,7 +899,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
                                       "prompt",        "delta_decode",  "delta_prompt", "heads",
                                       "latent_decode", "latent_prompt", "encode",       "ungated"};
     const struct cuda_backend *cu = cuda_self(be);
-    const struct pick *p = row_at(i);
+    const struct pick_row *p = pick_at(i);
     if (!p)
         return false;
     struct pick_info info = {};

@@ -1,10 +1,11 @@
-/* What pick.cu and pick_mixers.cu share: sets of formats, a piece of the table, arguments of products. */
+/* Shared by pick.cu and pick_mixers.cu: sets of formats, parts of the kernel table, arguments of
+ * products. */
 #ifndef STEEL_BACKEND_CUDA_PICK_CUH
 #define STEEL_BACKEND_CUDA_PICK_CUH
 
 #include "backend/cuda/gemm/gemm.cuh"
 
-/* struct pick, formats */
+/* sets of formats, for pick_row.formats */
 enum {
     K = 1 << SET_K,
     CODES = K | 1 << SET_CODES,
@@ -12,14 +13,14 @@ enum {
     ANY = FAST | 1 << SET_ALL
 };
 
-/* Rows of some ops; an op's stand in one piece. */
+/* The rows of some ops. All rows of an op are in one part. */
 struct pick_table {
-    const struct pick *rows;
+    const struct pick_row *rows;
     int n;
 };
 extern const struct pick_table pick_mixers;
 
-/* Everything but where results go. */
+/* All fields except the outputs. */
 struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w, int rows);
 
 #endif

@@ -35,7 +35,7 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct shape *s = &cu->shape;
     const struct attn_layer *l = c->layer;
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.ldy = c->w->n_out;
     p.heads.set = true;
@@ -128,7 +128,7 @@ static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct attn_args p = *c->attn;
     p.row_records = cu->records;
-    p.scale_of = cu->half_scale;
+    p.scale_of = cu->fp16_scale;
     c->out->records = true;
     attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
@@ -138,7 +138,7 @@ static struct attn_args panels_args(struct cuda_backend *cu, const struct pick_c
     struct attn_args p = *c->attn;
     p.panels = cu->panels;
     p.panel_rows = gemm_cluster_width(c->rows);
-    p.scale_of = cu->half_scale;
+    p.scale_of = cu->fp16_scale;
     return p;
 }
 static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
@@ -237,7 +237,7 @@ static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool prompt_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return pick_halves_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
+    return pick_fp16_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
            prompt_wgmma_fits(cu, c);
 }
 static void prompt_fp16(struct cuda_backend *cu, const struct pick_case *c)
@@ -258,7 +258,7 @@ static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_c
 /* A value that no half holds is lost, as it is in a cache of halves. */
 static bool prompt_quant_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return pick_halves_only(c->step->n_tokens) && prompt_quant_fits(cu, c);
+    return pick_fp16_only(c->step->n_tokens) && prompt_quant_fits(cu, c);
 }
 static void prompt_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -486,7 +486,7 @@ static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, co
 /* The projection as halves. */
 static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_case *c)
 {
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.y = (float *)cu->encoder->qkv;
     p.ldy = c->w->n_out;
@@ -521,7 +521,7 @@ static void encode_any(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
-static const struct pick rows[] = {
+static const struct pick_row rows[] = {
     {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
      qkv_heads},
     {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,

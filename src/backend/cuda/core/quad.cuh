@@ -1,13 +1,13 @@
 /*
- * Tiles times up to four rows: as in rows.cuh, with the rows in the even columns of the tensor
- * core's eight, so that half the sums are left to scale. For gemm_quad.cu and moe_quad.cu.
+ * Tiles x up to four rows, for gemm_quad.cu and moe_quad.cu. As in rows.cuh, but the four rows use
+ * the even columns of the tensor core's eight, which halves the sums to scale.
  */
 #ifndef STEEL_BACKEND_CUDA_QUAD_CUH
 #define STEEL_BACKEND_CUDA_QUAD_CUH
 
 #include "backend/cuda/core/rows.cuh"
 
-/* quad_codes where codes times scales are halves: see frag_scaled. */
+/* quad_codes for formats whose code times scale is exact in fp16: see frag_scaled. */
 template <int KIND>
 DEVICE void quad_scaled(const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
 {
@@ -28,9 +28,8 @@ DEVICE void quad_scaled(const uint8_t *tile, const struct row_frag &x, float (&a
         acc[h] += all.row(h) * (sum[0][2 * h] + sum[1][2 * h]);
 }
 
-/* acc[0], acc[1] += rows g, g+8 of the tile times row c of four: x has row g/2 for column g. A
- * warp waits for each result it uses, so products that do not need each other stand side by
- * side. */
+/* acc[0], acc[1] += rows g, g+8 of the tile x row c of four; x holds row g/2 for column g.
+ * Independent products are interleaved, because a warp waits for each result it uses. */
 template <int KIND>
 DEVICE void quad_codes(const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
 {
@@ -40,7 +39,7 @@ DEVICE void quad_codes(const uint8_t *tile, const struct row_frag &x, float (&ac
     int lane = lane_id();
     const float zero[4] = {};
     float sum[2] = {}, ts[4] = {}, tm[4] = {};
-    /* What offsets and minima add: see frag_codes. */
+    /* Contribution of offsets and minima: see frag_codes. */
     typename F::scales all;
     all.fetch(tile + F::SCALES_AT, lane & 3, lane >> 2);
     uint32_t a[4];
@@ -90,7 +89,7 @@ DEVICE void quad_codes(const uint8_t *tile, const struct row_frag &x, float (&ac
     }
 }
 
-/* KIND: of the tile, or ANY_K, ANY_CODES. */
+/* KIND: kind of the tile, or ANY_K, ANY_CODES. */
 template <int KIND>
 DEVICE void quad_tile(int kind, const uint8_t *tile, const struct row_frag &x, float (&acc)[2])
 {
@@ -102,8 +101,8 @@ DEVICE void quad_tile(int kind, const uint8_t *tile, const struct row_frag &x, f
         quad_codes<TILE_Q6_K>(tile, x, acc);
 }
 
-/* This lane's part of a slice of row lane / 8: of 32 columns the first or the second 16, four of
- * them. */
+/* This lane's columns in a slice of row lane / 8: of every 32 columns four of the first or the
+ * second 16. */
 DEVICE int quad_column(int slice)
 {
     return slice * TILE_K + (lane_id() >> 2 & 1) * 16 + (lane_id() & 3) * 4;
@@ -120,9 +119,9 @@ DEVICE void quad_load(float (&v)[8][4], const float *row, int slice, int n)
     }
 }
 
-/* Their halves in the order of fragments, times a power of two that takes the slice's largest to
- * about 1024: the other 16 of 32 columns are four lanes away. Returns what undoes the scale, for
- * row c. */
+/* Converts them to fp16 in fragment order, times a power of two that maps the slice's largest to
+ * about 1024. The other 16 of 32 columns are four lanes away. Returns the inverse scale for row
+ * c. */
 DEVICE float quad_pack(struct row_frag &f, const float (&v)[8][4])
 {
     float top = 0.0f;

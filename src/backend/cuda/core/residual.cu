@@ -140,7 +140,7 @@ DEVICE void resid_close(const struct resid_args &p, float *part, float *row, flo
  * them first; VEC then; without `out` that is all. */
 template <bool VEC, bool SUM = false, bool CLOSE = false>
 static __global__ void __launch_bounds__(512)
-    resid_halves_kernel(const __grid_constant__ struct resid_args p)
+    resid_fp16_kernel(const __grid_constant__ struct resid_args p)
 {
     SHARED_BYTES(shared);
     float *part = (float *)shared, *row = part + 64; /* (2, 32): sums, largest; (width) */
@@ -265,7 +265,7 @@ static int resid_threads(int width)
 static void resid_launch_close(struct cuda_backend *cu, const struct resid_args &p, int rows)
 {
     auto kernel =
-        p.sum.out ? resid_halves_kernel<true, true, true> : resid_halves_kernel<true, false, true>;
+        p.sum.out ? resid_fp16_kernel<true, true, true> : resid_fp16_kernel<true, false, true>;
     cuda_launch(cu, kernel, dim3((unsigned)rows), resid_threads(p.width),
                 (size_t)(64 + 2 * p.padded) * 4, LAUNCH_EARLY, p);
 }
@@ -276,11 +276,11 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
     int rows = to->n;
     p.width = to->width;
     p.padded = ceil_div(p.width, TILE_K) * TILE_K;
-    p.out = cu->half_in;
+    p.out = cu->fp16_in;
     p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
     p.panels = gemm_cluster_fits(cu, rows, p.padded) ? cu->panels : NULL;
     p.panel_rows = gemm_cluster_width(rows);
-    p.scale = cu->half_scale;
+    p.scale = cu->fp16_scale;
     to->halves = true;
     to->records = p.records != NULL;
     to->panels = p.panels != NULL;
@@ -289,13 +289,13 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
     if (p.close.set)
         resid_launch_close(cu, p, rows);
     else if (p.sum.out)
-        cuda_launch(cu, resid_halves_kernel<true, true>, dim3((unsigned)rows), threads, shared,
+        cuda_launch(cu, resid_fp16_kernel<true, true>, dim3((unsigned)rows), threads, shared,
                     LAUNCH_EARLY, p);
     else if (p.width % 4 == 0)
-        cuda_launch(cu, resid_halves_kernel<true>, dim3((unsigned)rows), threads, shared,
+        cuda_launch(cu, resid_fp16_kernel<true>, dim3((unsigned)rows), threads, shared,
                     LAUNCH_EARLY, p);
     else
-        cuda_launch(cu, resid_halves_kernel<false>, dim3((unsigned)rows), threads, shared,
+        cuda_launch(cu, resid_fp16_kernel<false>, dim3((unsigned)rows), threads, shared,
                     LAUNCH_EARLY, p);
 }
 
@@ -321,12 +321,12 @@ void rows_to_floats(struct cuda_backend *cu, struct rows *x)
 {
     if (x->n_floats < x->n)
         cuda_launch(cu, resid_floats_kernel, dim3((unsigned)(x->n - x->n_floats)), 256, 0,
-                    LAUNCH_EARLY, (const uint16_t *)cu->half_in, (const float *)cu->half_scale,
+                    LAUNCH_EARLY, (const uint16_t *)cu->fp16_in, (const float *)cu->fp16_scale,
                     x->n_floats, x->width, x->floats);
     x->n_floats = x->n;
 }
 
-void rows_to_halves(struct cuda_backend *cu, struct rows *x)
+void rows_to_fp16(struct cuda_backend *cu, struct rows *x)
 {
     struct resid_args p = {};
     p.x = x->floats;
@@ -334,10 +334,10 @@ void rows_to_halves(struct cuda_backend *cu, struct rows *x)
         resid_launch(cu, p, x);
 }
 
-void rows_join_halves(struct cuda_backend *cu, const struct rows *x, int n)
+void rows_join_fp16(struct cuda_backend *cu, const struct rows *x, int n)
 {
     struct rows first = rows_of(x->floats, n, x->width);
-    rows_to_halves(cu, &first);
+    rows_to_fp16(cu, &first);
 }
 
 /* y = norm(x) * gain; a block per row. */
@@ -389,7 +389,7 @@ static __global__ void resid_sum_kernel(const float *out, const float *weight, i
 /* The same from halves times HIDDEN_SCALE; a thread per 4 columns. */
 template <bool SOME>
 static __global__ void __launch_bounds__(256)
-    resid_sum_halves_kernel(const __grid_constant__ struct expert_sum s)
+    resid_sum_fp16_kernel(const __grid_constant__ struct expert_sum s)
 {
     dependency_wait();
     dependency_trigger();
@@ -407,7 +407,7 @@ void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int
 
 static void sum_halves(struct cuda_backend *cu, const struct expert_sum &s, bool some)
 {
-    cuda_launch(cu, some ? resid_sum_halves_kernel<true> : resid_sum_halves_kernel<false>,
+    cuda_launch(cu, some ? resid_sum_fp16_kernel<true> : resid_sum_fp16_kernel<false>,
                 dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY, s);
 }
 
@@ -471,7 +471,7 @@ static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, st
     if (!resid_adds(r))
         resid_plain(cu, r);
     resid_add_rows(cu, r);
-    n.halves = pick_halves_only(r->rows);
+    n.halves = pick_fp16_only(r->rows);
     floats = floats || !n.halves;
     n.n_floats = floats ? n.n : 0;
     p.x = r->x;
@@ -498,7 +498,7 @@ static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
     struct rows x = rows_of(r->x, r->rows, cu->shape.n_embd);
     struct encoder_norm p = {};
     resid_add_rows(cu, r);
-    x.halves = pick_halves_only(r->rows);
+    x.halves = pick_fp16_only(r->rows);
     p.x = p.y = r->x;
     p.d = r->d;
     p.scale = r->close.scale;
@@ -526,7 +526,7 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
 {
     struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
     struct resid_args p = {};
-    floats = floats || !pick_halves_only(r->rows) || n.width % 4;
+    floats = floats || !pick_fp16_only(r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)
         resid_add_rows(cu, r);
     if (!resid_adds(r) && r->close.sum.gain)

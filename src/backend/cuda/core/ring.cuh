@@ -1,15 +1,15 @@
 /*
- * What kernels of one row share: which columns of the row a lane has, a warp's ring of weight tiles
- * in shared memory, as far as taking from it goes, and which outputs a block has. How the ring is
- * filled is the kernel's own business: see moe_ring.cuh (experts) and gemv.cu (products).
+ * Shared by the kernels for one row: which columns of the row a lane holds, a warp's ring of weight
+ * tiles in shared memory (the consumer side), and which outputs a block has. The producer side
+ * differs: see moe_ring.cuh (experts) and gemv.cu (dense).
  */
 #ifndef STEEL_BACKEND_CUDA_RING_CUH
 #define STEEL_BACKEND_CUDA_RING_CUH
 
 #include "backend/cuda/core/dot_one.cuh"
 
-/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; zeros from
- * there on. */
+/* This lane's columns of slice `slice` of a row: see dot.cuh. n is a multiple of 8; columns from n
+ * on are zeros. */
 DEVICE int lane_column(int slice)
 {
     return slice * TILE_K + (lane_id() >> 2) * 32 + (lane_id() & 3) * 4;
@@ -32,21 +32,22 @@ DEVICE void store_lane(float *p, int slice, int n, const float (&v)[8])
         *(float4 *)(p + k + 16) = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-/* A warp's tiles, on their way or there, in the order they were asked for. */
+/* A warp's tiles in flight or landed, in the order of their copies. */
 struct ring {
     uint8_t *base;
-    uint64_t *bar;               /* (stages) */
-    int slot, stages, put, take; /* slot: bytes from one entry to the next */
+    uint64_t *bar; /* (stages) */
+    int slot, stages, put,
+        take; /* slot: bytes per stage; put, take: copies issued, tiles released */
     uint32_t parity;
 };
 
-/* The oldest tile, once it is there. */
-DEVICE const uint8_t *ring_get(struct ring &r)
+/* Waits for the oldest tile and returns it. */
+DEVICE const uint8_t *ring_wait(struct ring &r)
 {
 #if BULK_COPIES
     bulk_wait(r.bar + r.take, r.parity);
 #else
-    /* As many groups are under way as there are stages, and the oldest is wanted. */
+    /* There are as many groups in flight as stages, and the oldest is needed. */
     if (r.stages >= 4)
         copy_async_wait<3>();
     else if (r.stages == 3)
@@ -60,8 +61,8 @@ DEVICE const uint8_t *ring_get(struct ring &r)
     return r.base + r.take * r.slot;
 }
 
-/* Every lane is done with it. */
-DEVICE void ring_drop(struct ring &r)
+/* Releases the oldest tile, after every lane has read it. */
+DEVICE void ring_release(struct ring &r)
 {
     __syncwarp();
     if (++r.take == r.stages) {
@@ -70,7 +71,7 @@ DEVICE void ring_drop(struct ring &r)
     }
 }
 
-/* Row `row` of what goes in. */
+/* Row `row` of the input. */
 DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
 {
     size_t at = (size_t)row * (size_t)n;
@@ -80,22 +81,23 @@ DEVICE struct norm_in norm_row(struct norm_in in, int row, int n)
     return in;
 }
 
-/* How a block is laid out. */
+/* Launch shape of a kernel. */
 struct gemv_shape {
-    int warps, stages, slot; /* slot: bytes of a ring entry */
-    int batch, sums; /* tiles between two meetings; sets of sums: 2, or 1 if there is one batch */
+    int warps, stages, slot; /* slot: bytes of a ring stage */
+    int batch,
+        sums; /* tiles between two reductions; buffers of sums: 2, or 1 with a single batch */
 };
 
-/* Bytes of a block's rings that leave room for the next kernel. Halves: what two tiles take in each of
- * eight warps, since with one a warp has nothing under way while it works (12 layers of the 30B-A3B in
- * BF16: 1,421 tok/s, and 1,614 with two). */
+/* Ring bytes of a block that leave room for the next kernel. fp16 weights get two tiles for each of
+ * eight warps: with one, a warp has no copy in flight while it multiplies (12 layers of the 30B-A3B
+ * in BF16: 1,421 tok/s with one tile, 1,614 with two). */
 static inline int ring_room(const struct matrix *w)
 {
     return (w->max_tile_bytes == format<TILE_F16>::BYTES ? 128 : 116) << 10;
 }
 
-/* A block's tiles first .. end - 1, which it takes in batches of at most `most`. PAIR: gate and up of
- * the same rows by turns, and there are n_units of each. */
+/* A block's tiles first .. end - 1, in batches of at most `most`. PAIR: gate and up of the same
+ * rows alternate, n_units of each. */
 struct gemv_span {
     int first, end, most, n_units;
 };
@@ -106,7 +108,7 @@ DEVICE struct gemv_span gemv_span_of(int n_units, int units_per_block, int most)
     struct gemv_span s;
     s.first = (int)blockIdx.x * units_per_block * TILES;
     s.end = min(s.first + units_per_block * TILES, n_units * TILES);
-    s.most = most; /* a thread for every row of a batch */
+    s.most = most; /* one thread for every row of a batch */
     s.n_units = n_units;
     return s;
 }
@@ -115,12 +117,12 @@ template <bool PAIR> DEVICE int gemv_tile(const struct gemv_span &s, int n)
     return PAIR ? (n >> 1) + (n & 1) * s.n_units : n;
 }
 
-/* Where a thread's row of a batch goes, and its biases (BIAS: there may be some); known a batch
+/* Destination of a thread's row of a batch, and its biases (BIAS: may exist). Looked up one batch
  * ahead. */
 template <bool PAIR> struct gemv_output {
     float *to, bias[PAIR ? 2 : 1];
-    /* SET_K: a bit for each tile of the batch, set if it is Q6_K; SET_CODES: lane n has tile n's
-     * kind. */
+    /* SET_K: bit n is set if tile n of the batch is Q6_K; SET_CODES: lane n has the kind of tile
+     * n. */
     uint32_t kinds;
 };
 template <int SET, bool BIAS = true, bool PAIR>
@@ -151,7 +153,8 @@ DEVICE void gemv_locate(struct gemv_output<PAIR> &o, const struct matrix &w,
             o.bias[i] = w.bias[expert * w.n_out + g->row0 + row + i * (w.n_out / 2)];
 }
 
-/* sum += tile b of the batch that begins with `tile`, times the slice. STEPS: of sets that are not SET_K. */
+/* sum += tile b of the batch that starts with `tile` x the slice. STEPS: for sets other than
+ * SET_K. */
 template <int SET, int STEPS, bool PAIR, class SLICE>
 DEVICE void gemv_dot(const struct gemv_output<PAIR> &o, const struct matrix &w,
                      const struct gemv_span &s, int tile, int b, const uint8_t *there,

@@ -1,17 +1,16 @@
 /*
- * Tiles times up to eight rows of activations that a warp keeps in registers: batched decode.
+ * Tiles x up to eight rows of activations held in registers by a warp: batched decode.
  *
- * The activations of a slice (256 columns) of a row are a record of 576 bytes: halves in the
- * order of fragments (32 columns to 64 bytes, lane c's 4c.. and 16+4c.. side by side), then the
- * sums of 16 columns each, as a half and what that half leaves over. Lane (g, c) of a warp holds
- * its part of row g, which is column g of the tensor core's B: 32 registers, and 4 of sums.
- *
- * Codes go to the tensor cores as in dot.cuh: 1024 + code for rows g, 1024 + 16 code for rows
- * g+8. Scales multiply the sums of a group in floats. What the offsets and minima add is scale
- * times sum of activations, added up over the groups of a tile: a small product in itself, of the
- * scales with the sums, and so given to the tensor cores too: two instructions a tile where the
- * plain way takes eight a group. (1024 T is known to 22 bits; what is lost is a tenth of what
- * rounding the activations to halves loses.)
+ * Record: the activations of a slice (256 columns) of one row, 576 bytes. First fp16 values in
+ * fragment order (32 columns in 64 bytes; lane c's 4c.. and 16+4c.. adjacent), then the sums of
+ * each 16 columns, as an fp16 plus the fp16 of its rounding error. Lane (g, c) of a warp holds its
+ * part of row g, which is column g of the tensor core's B: 32 registers, and 4 of sums.
+ * Codes go to the tensor cores as in dot.cuh: 1024 + code for rows g, 1024 + 16 code for rows g+8.
+ * Scales multiply the float sums of a group.
+ * Offsets and minima contribute scale x sum of activations, added over the groups of a tile. That
+ * is a small matrix product, so the tensor cores compute it too: two instructions per tile, where
+ * the direct way takes eight per group. (1024 T is exact to 22 bits; the loss is a tenth of that of
+ * rounding the activations to fp16.)
  */
 #ifndef STEEL_BACKEND_CUDA_ROWS_CUH
 #define STEEL_BACKEND_CUDA_ROWS_CUH
@@ -22,11 +21,11 @@ enum { RECORD_SUMS = 512 };
 
 struct row_frag {
     uint32_t b[16][2]; /* [16 columns]{4c 4c+1, 4c+2 4c+3} */
-    uint32_t t[4];     /* sums of 16 columns 4c..4c+3: halves, what they leave over */
+    uint32_t t[4];     /* sums of 16 columns 4c..4c+3: fp16, and rounding errors */
 };
 
-/* This lane's part of the record of its row. Rows that are not there: any record of zeros, or any
- * at all where nobody looks at the result. */
+/* Loads this lane's part of its row's record. A missing row needs a record of zeros, or any record
+ * if nobody reads the result. */
 DEVICE void frag_load(struct row_frag &f, const uint8_t *record)
 {
     const uint8_t *from = record + (lane_id() & 3) * 16;
@@ -40,21 +39,21 @@ DEVICE void frag_load(struct row_frag &f, const uint8_t *record)
     f.t[0] = v.x, f.t[1] = v.y, f.t[2] = v.z, f.t[3] = v.w;
 }
 
-/* Or left where it is, in shared memory, and read as it is needed: registers for more warps. */
-struct row_at {
+/* A row that stays in shared memory and is read as needed: leaves registers for more warps. */
+struct row_in_shared {
     const uint8_t *at; /* this lane's part of the record */
 };
-DEVICE struct row_at frag_at(const uint8_t *record)
+DEVICE struct row_in_shared frag_at(const uint8_t *record)
 {
-    struct row_at r = {record + (lane_id() & 3) * 16};
+    struct row_in_shared r = {record + (lane_id() & 3) * 16};
     return r;
 }
-/* 32 columns of either, and the sums. */
+/* 32 columns of a row_frag or row_in_shared, and the sums. */
 DEVICE uint4 frag_pair(const struct row_frag &f, int i)
 {
     return make_uint4(f.b[2 * i][0], f.b[2 * i][1], f.b[2 * i + 1][0], f.b[2 * i + 1][1]);
 }
-DEVICE uint4 frag_pair(const struct row_at &f, int i)
+DEVICE uint4 frag_pair(const struct row_in_shared &f, int i)
 {
     return load16(f.at + i * 64);
 }
@@ -62,12 +61,13 @@ DEVICE uint4 frag_totals(const struct row_frag &f)
 {
     return make_uint4(f.t[0], f.t[1], f.t[2], f.t[3]);
 }
-DEVICE uint4 frag_totals(const struct row_at &f)
+DEVICE uint4 frag_totals(const struct row_in_shared &f)
 {
     return load16(f.at + RECORD_SUMS);
 }
 
-/* Where in a record the four columns from k (a multiple of four) stand, and the sum of their 16. */
+/* Offset within a record of the four columns from k (a multiple of four), and of the sum of their
+ * 16. */
 DEVICE int record_at(int k)
 {
     int j = k >> 4 & 15;
@@ -78,15 +78,15 @@ DEVICE int record_sum_at(int k)
     int j = k >> 4 & 15;
     return RECORD_SUMS + (j >> 2) * 16 + (j & 3) * 2;
 }
-/* {half of v, half of what is left} */
+/* {fp16 of v, fp16 of the rounding error} */
 DEVICE uint32_t split_half(float v)
 {
     uint32_t hi = float_to_half(v);
     return hi | (uint32_t)float_to_half(v - half_to_float(hi)) << 16;
 }
 
-/* The sums of a fragment, from its halves: the activations are the A of a product whose B picks the
- * column the sum of a group goes to. */
+/* The sums of a fragment, computed from its fp16 values by a product: the activations are A, and B
+ * selects the column of each group's sum. */
 DEVICE void frag_sums(struct row_frag &f)
 {
     int g = lane_id() >> 2;
@@ -104,7 +104,7 @@ DEVICE void frag_sums(struct row_frag &f)
     f.t[3] = byte_perm(s[2], s[3], 0x7632);
 }
 
-/* c = A T, both halves of the sums */
+/* c = A T, with both parts of the sums */
 DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const uint4 &t)
 {
     const float zero[4] = {};
@@ -112,8 +112,8 @@ DEVICE void sums_mma(float (&c)[4], const uint32_t (&a)[4], const uint4 &t)
     mma_f16(c, a, t.z, t.w);
 }
 
-/* All scales of a tile as a fragment, and minima: this lane's columns are the 16-column pieces
- * 4c..4c+3 of the tile. f(h, i): the pair i of row half h. */
+/* All scales (or minima) of a tile as a fragment: this lane's columns are the 16-column groups
+ * 4c..4c+3 of the tile. f(h, i) returns pair i of row half h. */
 template <int GROUP, class F> DEVICE void scale_frags(uint32_t (&a)[4], F f)
 {
 #pragma unroll
@@ -121,17 +121,17 @@ template <int GROUP, class F> DEVICE void scale_frags(uint32_t (&a)[4], F f)
         a[i] = GROUP == 16 ? f(i & 1, i >> 1) : both_of(f(i & 1, 0), i >> 1);
 }
 
-/* Chunks of a tile at once. Rows in registers have no index that is not known when compiling; with
- * those in shared memory, kernels of all formats save code. */
+/* Chunks of a tile unrolled together. Rows in registers need compile-time indices. With rows in
+ * shared memory, kernels of all formats unroll less to save code. */
 template <class X> struct frag_steps {
     enum { OF_MANY = 4 };
 };
-template <> struct frag_steps<struct row_at> {
+template <> struct frag_steps<struct row_in_shared> {
     enum { OF_MANY = 2 };
 };
 
-/* Codes times scales 16 columns at a time, exactly, in halves: a tile is one sum (NVFP4), of which
- * every other 16 columns stand apart, since a product waits for the one in front. */
+/* Formats whose code times scale is exact in fp16 (NVFP4): a tile is one sum. Alternate 16-column
+ * groups use two accumulators, since a product waits for the previous one. */
 template <int KIND> struct frag_is_scaled {
     enum { VALUE = KIND == TILE_NVFP4 };
 };
@@ -177,8 +177,8 @@ DEVICE void frag_scaled(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][
             acc[n][e] += all.row(e >> 1) * (sum[0][n][e] + sum[1][n][e]);
 }
 
-/* acc[n] += tile x rows of x[n] (row_frag or row_at). d0 d1: row g, columns 2c 2c+1; d2 d3: row
- * g+8. */
+/* acc[n] += tile x rows of x[n] (row_frag or row_in_shared). d0 d1: row g, columns 2c 2c+1; d2 d3:
+ * row g+8. */
 template <int KIND, int STEPS, int NT, class X>
 DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
@@ -213,7 +213,7 @@ DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4
                     float d[4];
                     mma_f16_from(d, a1, b.z, b.w, zero);
 #pragma unroll
-                    for (int e = 0; e < 4; e++) { /* two instructions; of their sum: three */
+                    for (int e = 0; e < 4; e++) { /* two instructions; as a sum, three */
                         sum[n][e] += sc.scale(e >> 1, 2 * h) * c[e];
                         sum[n][e] += sc.scale(e >> 1, 2 * h + 1) * d[e];
                     }
@@ -252,7 +252,7 @@ DEVICE void frag_codes(const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4
     }
 }
 
-/* KIND: of the tile, or ANY_K, ANY_CODES. */
+/* KIND: kind of the tile, or ANY_K, ANY_CODES. */
 template <int KIND, int NT, class X>
 DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&acc)[NT][4])
 {
@@ -269,18 +269,17 @@ DEVICE void frag_tile(int kind, const uint8_t *tile, const X (&x)[NT], float (&a
         frag_codes<TILE_Q6_K, 4>(tile, x, acc);
 }
 
-/* A warp's ring of STAGES weight tiles in shared memory: tiles come out in the order they were
- * asked for. The copy engine fetches them where there is one, else the warp's own asynchronous
- * copies. */
+/* A warp's ring of STAGES weight tiles in shared memory, first in, first out. Filled by bulk copies
+ * where available, otherwise by the warp's own asynchronous copies. */
 template <int STAGES> struct tile_ring {
     uint8_t *slots; /* (STAGES, slot) */
     int slot, in, out;
 #if BULK_COPIES
     uint64_t *bars;  /* (STAGES) */
-    uint32_t parity; /* a bit for each */
+    uint32_t parity; /* phase bit of each stage */
 #endif
 };
-/* Bytes a warp's ring takes. */
+/* Bytes of a warp's ring. */
 static __host__ __device__ constexpr int ring_bytes(int stages, int slot)
 {
     return stages * (slot + 16);
@@ -300,8 +299,8 @@ template <int STAGES> DEVICE void ring_init(struct tile_ring<STAGES> &r, uint8_t
     __syncwarp();
 #endif
 }
-/* Asks for the next tile; `real` false: there is none. Its slot is free: STAGES tiles ago was given
- * back. */
+/* Starts the copy of the next tile; `real` false: there is none. Its slot is free: the tile STAGES
+ * before was released. */
 template <int STAGES, bool ONCE = false>
 DEVICE void ring_fetch(struct tile_ring<STAGES> &r, const uint8_t *from, int bytes, bool real)
 {
@@ -319,8 +318,8 @@ DEVICE void ring_fetch(struct tile_ring<STAGES> &r, const uint8_t *from, int byt
 #endif
     r.in = r.in + 1 == STAGES ? 0 : r.in + 1;
 }
-/* The oldest tile, once it is there. */
-template <int STAGES> DEVICE const uint8_t *ring_take(struct tile_ring<STAGES> &r)
+/* Waits for the oldest tile and returns it. */
+template <int STAGES> DEVICE const uint8_t *ring_wait(struct tile_ring<STAGES> &r)
 {
 #if BULK_COPIES
     bulk_wait(r.bars + r.out, r.parity >> r.out & 1);
@@ -330,8 +329,8 @@ template <int STAGES> DEVICE const uint8_t *ring_take(struct tile_ring<STAGES> &
 #endif
     return r.slots + r.out * r.slot;
 }
-/* Every lane is done with it: its slot may be fetched over. */
-template <int STAGES> DEVICE void ring_give(struct tile_ring<STAGES> &r)
+/* Releases the oldest tile, after every lane has read it. */
+template <int STAGES> DEVICE void ring_release(struct tile_ring<STAGES> &r)
 {
     __syncwarp();
 #if BULK_COPIES
@@ -340,11 +339,11 @@ template <int STAGES> DEVICE void ring_give(struct tile_ring<STAGES> &r)
     r.out = r.out + 1 == STAGES ? 0 : r.out + 1;
 }
 
-/* Where the tiles of one slice of a segment lie. */
+/* Addresses of the tiles of one slice of a segment. */
 struct tile_plane {
     const uint8_t *base;  /* of expert 0, row tile 0 of the segment, this slice */
-    size_t expert;        /* bytes from expert to expert */
-    int row, bytes, kind; /* bytes from row tile to row tile; of a tile */
+    size_t expert;        /* stride between experts in bytes */
+    int row, bytes, kind; /* stride between row tiles in bytes; bytes of a tile */
 };
 DEVICE struct tile_plane plane_of(const struct matrix &w, int tile, int slice)
 {
@@ -362,9 +361,9 @@ DEVICE const uint8_t *plane_tile(const struct tile_plane &p, int expert, int til
     return p.base + (size_t)expert * p.expert + (size_t)(tile * p.row);
 }
 
-enum { SUM_ROW = 20 /* 16 and a pad */, SUM_TILE = 8 * SUM_ROW };
+enum { SUM_ROW = 20 /* 16 and padding */, SUM_TILE = 8 * SUM_ROW };
 
-/* What lane (g, c) has of row g, for its columns 2c and 2c+1 of a result. */
+/* From row g's value in lane (g, c): the values for columns 2c and 2c+1 of a result. */
 DEVICE void to_columns(float v, float (&u)[2])
 {
     int c = lane_id() & 3;
@@ -372,8 +371,8 @@ DEVICE void to_columns(float v, float (&u)[2])
     u[1] = __shfl_sync(FULL_WARP, v, 8 * c + 4);
 }
 
-/* A warp's sums of a tile, (8 rows of the step, 16 outputs); and those of all warps added up. */
-DEVICE void put_tile(float *to, const float (&acc)[4], const float (&undo)[2])
+/* Stores a warp's sums of a tile, (8 token rows, 16 outputs); and adds up those of all warps. */
+DEVICE void store_tile(float *to, const float (&acc)[4], const float (&undo)[2])
 {
     int g = lane_id() >> 2, c = lane_id() & 3;
 #pragma unroll
@@ -389,9 +388,9 @@ DEVICE float take_tile(const float *from, int warps, int stride, int col, int r)
     return v;
 }
 
-/* Sixteen lanes store hidden units row.. of a row of the step, 16 to a tile, and their sum; v
- * counts where `on`. The last tile also clears what follows it, up to whole slices. The warp. */
-DEVICE void put_hidden(uint8_t *record, int k, float v, bool on, bool last, int n_kt)
+/* Sixteen lanes store hidden units k.. of a token row (one tile) and their sum; v counts if `on`.
+ * For the last tile it also clears up to the end of the slice. Called by the whole warp. */
+DEVICE void store_hidden(uint8_t *record, int k, float v, bool on, bool last, int n_kt)
 {
     uint32_t h = float_to_half(v);
     float sum = half_to_float(h);
@@ -416,18 +415,17 @@ DEVICE void put_hidden(uint8_t *record, int k, float v, bool on, bool last, int 
     }
 }
 
-/* A warp that owns units outright: a gate tile and its up tile, slice by slice. SLOTS / 2 slices
- * of both are in its ring, each tile in a slot of its own that is fetched over as soon as it has
- * been used. */
-template <int SLOTS> struct pair_walk {
+/* The schedule of a warp that owns whole units: a gate tile and its up tile, slice by slice. The
+ * ring holds SLOTS / 2 slices of both. A slot is refilled as soon as its tile has been used. */
+template <int SLOTS> struct pair_schedule {
     struct tile_ring<SLOTS> ring; /* gate, up, gate, up */
     struct tile_plane gate, up;
-    const uint8_t *gate_at, *up_at; /* the next to ask for */
-    int kt, n_kt;                   /* its slice */
-    bool real;                      /* there is one */
+    const uint8_t *gate_at, *up_at; /* next tiles to copy */
+    int kt, n_kt;                   /* their slice */
+    bool real;                      /* whether there is one */
 };
-/* next(&expert, &tile): the unit to ask for next; false: there is none. */
-template <int SLOTS, class F> DEVICE void pair_next(struct pair_walk<SLOTS> &p, F next)
+/* next(&expert, &tile) returns the next unit to copy; false: none left. */
+template <int SLOTS, class F> DEVICE void pair_next(struct pair_schedule<SLOTS> &p, F next)
 {
     int expert = 0, tile = 0;
     p.kt = 0;
@@ -435,7 +433,7 @@ template <int SLOTS, class F> DEVICE void pair_next(struct pair_walk<SLOTS> &p, 
     p.gate_at = plane_tile(p.gate, expert, tile);
     p.up_at = plane_tile(p.up, expert, tile);
 }
-template <int SLOTS, class F> DEVICE void pair_start(struct pair_walk<SLOTS> &p, F next)
+template <int SLOTS, class F> DEVICE void pair_start(struct pair_schedule<SLOTS> &p, F next)
 {
     pair_next(p, next);
 #pragma unroll 1
@@ -450,13 +448,14 @@ template <int SLOTS, class F> DEVICE void pair_start(struct pair_walk<SLOTS> &p,
 }
 /* acc[0], acc[1] += gate and up tile of one slice x rows. */
 template <int NT, int KIND, int SLOTS, class X, class F>
-DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc)[2][NT][4], F next)
+DEVICE void pair_slice(struct pair_schedule<SLOTS> &p, const X (&x)[NT], float (&acc)[2][NT][4],
+                       F next)
 {
-    frag_tile<KIND>(p.gate.kind, ring_take(p.ring), x, acc[0]);
-    ring_give(p.ring);
+    frag_tile<KIND>(p.gate.kind, ring_wait(p.ring), x, acc[0]);
+    ring_release(p.ring);
     ring_fetch(p.ring, p.gate_at, p.gate.bytes, p.real);
-    frag_tile<KIND>(p.up.kind, ring_take(p.ring), x, acc[1]);
-    ring_give(p.ring);
+    frag_tile<KIND>(p.up.kind, ring_wait(p.ring), x, acc[1]);
+    ring_release(p.ring);
     ring_fetch(p.ring, p.up_at, p.up.bytes, p.real);
     p.gate_at += p.gate.bytes;
     p.up_at += p.up.bytes;
@@ -464,13 +463,13 @@ DEVICE void pair_slice(struct pair_walk<SLOTS> &p, const X (&x)[NT], float (&acc
         pair_next(p, next);
 }
 
-/* Hidden units of one gate tile and its up tile of an expert, from a warp's accumulators:
- * act(gate, up), over 16, to the records of up to eight rows. record(col): where that of column col
- * goes, or NULL. PLAIN: experts_are_plain. */
+/* Stores the hidden units of one gate tile and its up tile from a warp's accumulators: act(gate,
+ * up), scaled by 1/16, to the records of up to eight rows. record(col) returns the record of column
+ * col, or NULL. PLAIN: experts_are_plain. */
 template <bool PLAIN, class F>
-DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const float (&undo)[2],
-                            const struct matrix &w, const struct gating &act, int expert, int unit,
-                            int n_kt, F record)
+DEVICE void store_hidden_tile(const float (&gate)[4], const float (&up)[4], const float (&undo)[2],
+                              const struct matrix &w, const struct gating &act, int expert,
+                              int unit, int n_kt, F record)
 {
     int g = lane_id() >> 2, c = lane_id() & 3, half = w.n_tiles / 2;
     uint32_t h[4];
@@ -503,7 +502,7 @@ DEVICE void put_hidden_tile(const float (&gate)[4], const float (&up)[4], const 
             *(uint16_t *)(slice + record_sum_at(k)) = (uint16_t)s;
             *(uint16_t *)(slice + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
         }
-        if (unit == half - 1) /* columns past the last tile, up to whole slices, are zero */
+        if (unit == half - 1) /* columns from the last tile to the end of its slice are zero */
 #pragma unroll 1
             for (k += TILE_ROWS; k < n_kt * TILE_K; k += TILE_ROWS) {
                 slice = to + k / TILE_K * RECORD;

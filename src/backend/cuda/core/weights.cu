@@ -1,7 +1,7 @@
 /*
- * Weights: from the file's blocks in host memory to tiles on the device. Bytes go through a ring
- * of pinned buffers, filled by several threads while earlier pieces travel; the GPU does the
- * rearranging, a thread per 32-bit word of output. No second copy of a weight ever exists.
+ * Weights: from the file's blocks in host memory to tiles on the device. Bytes go through a ring of
+ * pinned buffers, which several threads fill while earlier pieces are being copied. The GPU
+ * rearranges them, one thread per 32-bit word of output. There is never a second copy of a weight.
  */
 #include "backend/cuda/core/host.h"
 #include "backend/cuda/core/pack.cuh"
@@ -15,7 +15,7 @@ const uint16_t *quant_grids(void);
 
 #include <string.h>
 
-/* Blocks: x along the words of a tile, y over (tile, kt). */
+/* Grid: x along the words of a tile, y over (tile, kt). */
 static __global__ void repack_kernel(const struct repack p)
 {
     int w = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -81,7 +81,7 @@ static void copy_part(void *arg, int ith, int nth)
         memcpy(j->dst + at, j->src + at, j->bytes - at < part ? j->bytes - at : part);
 }
 
-/* The planes that travel with a piece, one after another in its slot. */
+/* The planes of a piece, stored one after another in its slot. */
 struct slot_fill {
     struct cuda_backend *cu;
     int slot;
@@ -102,8 +102,8 @@ static const uint8_t *slot_add(struct slot_fill *f, const void *src, size_t byte
     return cu->ring.dev + (size_t)f->slot * cu->ring.piece + at;
 }
 
-/* Sends rows [first, first + rows) of one expert's segment (or, where experts are contiguous, of
- * several) and repacks them to `out`. */
+/* Copies rows [first, first + rows) of one expert's segment (or of several, where experts are
+ * contiguous) and repacks them to `out`. */
 static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int expert,
                        struct repack p, int first, int rows, const int32_t *inverse, uint8_t *out)
 {
@@ -182,7 +182,7 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
         experts = 1;
     }
     size_t per_row = p.row_bytes + (size_t)p.n_groups * 4, fixed = (size_t)w->n_in * 4 + 4096;
-    int most = (int)((cu->ring.piece - fixed) / per_row) / 128 * 128; /* whole tiles */
+    int most = (int)((cu->ring.piece - fixed) / per_row) / 128 * 128; /* only whole tiles */
     int32_t *inverse = (int32_t *)mem_zalloc((size_t)w->n_in, sizeof *inverse);
     for (int e = 0; e < experts; e++) {
         const int32_t *perm = s->type == DT_GPTQ4 && s->perm ? s->perm[e] : NULL;
@@ -198,7 +198,7 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
     mem_free(inverse);
 }
 
-/* Kinds of types that always get the same. */
+/* Types that always map to one kind. */
 static const struct {
     enum dtype dtype;
     int kind, bytes;
@@ -219,14 +219,15 @@ static const struct {
 #undef KIND
 };
 
-/* The tile kind a segment gets and its size. A router is kept in floats, since choices hang on its
- * last bits. */
+/* Chooses the tile kind of a segment and its size. A router is kept in floats, since choices depend
+ * on its last bits. */
 static void choose_kind(const struct raw_seg *s, bool router, struct seg *to)
 {
     enum dtype type = router ? DT_F32 : s->type;
     to->dtype = s->type;
     if (type == DT_GPTQ4) {
-        /* A group of 32 columns must have one scale; act-order is undone by spelling values out. */
+        /* GPTQ4 needs one scale per group of 32 columns. With act-order, values are converted to
+         * F16. */
         bool grouped = !s->perm && s->group_len % 32 == 0;
         to->kind = grouped ? TILE_GPTQ4 : TILE_F16;
         to->tile_bytes = grouped ? (int)format<TILE_GPTQ4>::BYTES : (int)F16_BYTES;

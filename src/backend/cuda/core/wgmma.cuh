@@ -1,8 +1,8 @@
 /*
- * Hopper's products of a warpgroup (wgmma, sm_90a): four warps, 64 rows of A in their registers,
- * B in shared memory, N columns, k = 16. The products run on while the warps do other things:
- * between wgmma_commit and the wgmma_wait that covers it neither d nor a may be touched.
- * Everywhere else than on sm_90a the bodies are empty; wgmma_compiled says whether they are not.
+ * Hopper's warpgroup products (wgmma, sm_90a): four warps, 64 rows of A in registers, B in shared
+ * memory, N columns, k = 16. Products run asynchronously: between wgmma_commit and the wgmma_wait
+ * that covers it neither d nor a may be touched. On other architectures the bodies are empty;
+ * wgmma_compiled tells.
  */
 #ifndef STEEL_BACKEND_CUDA_WGMMA_CUH
 #define STEEL_BACKEND_CUDA_WGMMA_CUH
@@ -24,7 +24,7 @@ DEVICE bool wgmma_compiled()
 #endif
 }
 
-/* What was written to d and a by ordinary instructions is seen by the products that follow. */
+/* Makes ordinary writes to d and a visible to the products that follow. */
 DEVICE void wgmma_fence()
 {
     WGMMA_ASM("wgmma.fence.sync.aligned;" ::: "memory");
@@ -33,12 +33,12 @@ DEVICE void wgmma_commit()
 {
     WGMMA_ASM("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Until at most LEFT committed groups are under way. */
+/* Waits until at most LEFT committed groups are in flight. */
 template <int LEFT> DEVICE void wgmma_wait()
 {
     WGMMA_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
-/* The compiler takes d for what it was before a product until told otherwise. */
+/* Tells the compiler that a product has changed d. */
 template <int N> DEVICE void wgmma_use(float (&d)[N])
 {
 #pragma unroll
@@ -46,8 +46,8 @@ template <int N> DEVICE void wgmma_use(float (&d)[N])
         WGMMA_ASM("" : "+f"(d[i])::"memory");
     (void)d;
 }
-/* What makes the registers of a, for the last step of it: not moved in front of the wgmma_wait that
- * stands before, when products may still read what they held. */
+/* The last instruction that makes a register of a. The compiler must not move it before the
+ * preceding wgmma_wait, because products may still read the register. */
 DEVICE uint32_t wgmma_fma(uint32_t x, uint32_t y, uint32_t z)
 {
     uint32_t r = half2_fma(x, y, z);
@@ -60,14 +60,14 @@ DEVICE uint32_t wgmma_mul(uint32_t x, uint32_t y)
     WGMMA_ASM("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
     return r;
 }
-/* x, and zero is 0, which the compiler must not know: a mere copy it would do away with. */
+/* Returns x; `zero` is 0, but the compiler must not know, or it would remove the copy. */
 DEVICE uint32_t wgmma_move(uint32_t x, uint32_t zero)
 {
     uint32_t r = x ^ zero;
     WGMMA_ASM("xor.b32 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(zero));
     return r;
 }
-/* Those, for format.cuh. */
+/* These two as a policy for format.cuh. */
 struct op_wgmma {
     static __device__ __forceinline__ uint32_t fma(uint32_t x, uint32_t y, uint32_t z)
     {
@@ -83,16 +83,16 @@ struct op_wgmma {
     }
 };
 
-/* Shared memory this thread wrote (or copied) may be read by products after the next barrier;
- * what others wrote, and this thread knows of by one, by products of its own. */
+/* Makes shared memory that this thread wrote or copied visible to products after the next barrier;
+ * and what other threads wrote before a barrier, to this thread's products. */
 DEVICE void wgmma_publish()
 {
     WGMMA_ASM("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* Barriers in shared memory between warps that bring data and warps that use it. A phase of one
- * ends when `count` have arrived and the bytes it was told to expect have landed; bar_wait(0)
- * waits for the end of its first phase, bar_wait(1) for that of the second, and so on in turns. */
+/* mbarriers between producer and consumer warps. A phase ends when `count` threads have arrived and
+ * the expected bytes have landed. bar_wait(0) waits for the end of the first phase, bar_wait(1) for
+ * the second, and so on alternately. */
 DEVICE uint32_t bar_address(const uint64_t *bar)
 {
 #ifdef STEEL_CUDA_SIM
@@ -101,7 +101,8 @@ DEVICE uint32_t bar_address(const uint64_t *bar)
     return (uint32_t)__cvta_generic_to_shared(bar);
 #endif
 }
-DEVICE void bar_init(uint64_t *bar, int count) /* one thread; then bar_ready, and __syncthreads */
+DEVICE void bar_init(uint64_t *bar, int count) /* called by one thread; then bar_ready and
+                                                * __syncthreads */
 {
 #ifdef STEEL_CUDA_SIM
     sim_bar_init(bar, count);
@@ -131,7 +132,7 @@ DEVICE void bar_arrive_copies(uint64_t *bar)
     WGMMA_ASM("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar_address(bar))
               : "memory");
 }
-/* Arrives, and expects so many bytes of bar_copy. */
+/* Arrives, and announces `bytes` of bar_copy. */
 DEVICE void bar_expect(uint64_t *bar, int bytes)
 {
 #ifdef STEEL_CUDA_SIM
@@ -163,25 +164,26 @@ DEVICE void bar_wait(uint64_t *bar, int phase)
               "r"(phase & 1)
               : "memory");
 }
-/* All warps of a warpgroup at once: registers a thread may have from here on, a multiple of 8. */
-template <int N> DEVICE void registers_more()
+/* setmaxnreg: registers per thread from here on, a multiple of 8. Called by all warps of a
+ * warpgroup. */
+template <int N> DEVICE void registers_raise()
 {
     WGMMA_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> DEVICE void registers_fewer()
+template <int N> DEVICE void registers_lower()
 {
     WGMMA_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-/* A barrier of some of a block's warps, by number (not 0, which is __syncthreads's). */
-DEVICE void part_sync(int id, int threads)
+/* Named barrier of some of a block's warps (id 0 is __syncthreads). */
+DEVICE void named_barrier_sync(int id, int threads)
 {
 #ifdef STEEL_CUDA_SIM
     sim_part_sync(id, threads);
 #endif
     WGMMA_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/* The same without waiting for the others. */
-DEVICE void part_arrive(int id, int threads)
+/* Arrives without waiting. */
+DEVICE void named_barrier_arrive(int id, int threads)
 {
 #ifdef STEEL_CUDA_SIM
     sim_part_arrive(id, threads);
@@ -189,9 +191,9 @@ DEVICE void part_arrive(int id, int threads)
     WGMMA_ASM("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* B as rows of 64 halves (128 bytes) whose 16-byte pieces are swizzled by the row, at a multiple of
- * 1,024 bytes; 32 bytes further are the next 16 columns of k. */
-DEVICE uint64_t wgmma_rows(const uint8_t *at)
+/* Descriptor of B as rows of 64 fp16 (128 bytes) whose 16-byte pieces are swizzled by the row,
+ * aligned to 1,024 bytes. The next 16 columns of k are 32 bytes further. */
+DEVICE uint64_t wgmma_desc(const uint8_t *at)
 {
 #ifdef STEEL_CUDA_SIM
     uint64_t a = (uint64_t)(at - sim_shared());
@@ -201,14 +203,14 @@ DEVICE uint64_t wgmma_rows(const uint8_t *at)
     return (a >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)64 << 32 | (uint64_t)1 << 62;
 }
 
-/* B as columns: rows of 64 halves along n, one for each k, swizzled in the same way; the next 64
- * along n are `panel` bytes further. 2,048 bytes further are the next 16 of k. */
-DEVICE uint64_t wgmma_turned(const uint8_t *at, int panel)
+/* Descriptor of B transposed: rows of 64 fp16 along n, one for each k, swizzled in the same way.
+ * The next 64 along n are `panel` bytes further, the next 16 of k 2,048 bytes. */
+DEVICE uint64_t wgmma_desc_transposed(const uint8_t *at, int panel)
 {
-    return (wgmma_rows(at) & ~((uint64_t)0x3fff << 16)) | (uint64_t)(panel >> 4) << 16;
+    return (wgmma_desc(at) & ~((uint64_t)0x3fff << 16)) | (uint64_t)(panel >> 4) << 16;
 }
 
-/* d += A B^T: A's fragments as mma_f16's, of 16 rows a warp; d[4t..4t+3] as mma_f16's for columns
+/* d += A B^T. A: fragments as for mma_f16, 16 rows per warp. d[4t..4t+3]: as for mma_f16, columns
  * 8t.. of B. */
 #define W_D8(i)                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
@@ -229,17 +231,17 @@ DEVICE uint64_t wgmma_turned(const uint8_t *at, int panel)
               "{%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b ", p, 1, 1, %" #turn ";}"              \
               : __VA_ARGS__                                                                        \
               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc), "n"(FRESH ? 0 : 1),         \
-                "n"(TURNED ? 1 : 0))
+                "n"(TRANSPOSED ? 1 : 0))
 
-/* FRESH: d = A B^T. TURNED: B was described by wgmma_turned. */
-template <int N, bool BF16 = false, bool FRESH = false, bool TURNED = false, int CAP>
+/* FRESH: d = A B^T. TRANSPOSED: desc was made by wgmma_desc_transposed. */
+template <int N, bool BF16 = false, bool FRESH = false, bool TRANSPOSED = false, int CAP>
 DEVICE void wgmma(float (&d)[CAP], const uint32_t (&a)[4], uint64_t desc)
 {
     static_assert(N / 2 <= CAP, "d is too small");
 #ifdef STEEL_CUDA_SIM
     for (int i = 0; FRESH && i < N / 2; i++)
         d[i] = 0.0f;
-    sim_wgmma(d, N, a, desc, BF16, TURNED);
+    sim_wgmma(d, N, a, desc, BF16, TRANSPOSED);
 #else
     if constexpr (N == 16 && !BF16)
         W_PRODUCT(16, "f16", W_R0, 8, 9, 10, 11, 12, 13, 14, W_D8(0));
@@ -288,8 +290,8 @@ DEVICE void wgmma(float (&d)[CAP], const uint32_t (&a)[4], uint64_t desc)
 #endif
 }
 
-/* d (64 rows, 64 columns) = A B^T (FRESH), or += of it, with A in shared memory too, as wgmma_rows has
- * it: 64 rows, 16 of each warp. */
+/* d (64 rows, 64 columns) = A B^T (FRESH), or d += A B^T, with A in shared memory too (a
+ * wgmma_desc): 64 rows, 16 per warp. */
 template <bool FRESH> DEVICE void wgmma_shared(float (&d)[32], uint64_t desc_a, uint64_t desc)
 {
 #ifdef STEEL_CUDA_SIM

@@ -56,7 +56,7 @@ DEVICE void gemm_cluster_loop(const uint8_t *tiles, const uint8_t *x, uint64_t *
 #else
         (void)bars;
 #endif
-        uint64_t desc = wgmma_rows(x + c * (N * 128));
+        uint64_t desc = wgmma_desc(x + c * (N * 128));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             wgmma_wait<3>(); /* a[j] of the previous chunk has been read */
@@ -289,7 +289,7 @@ void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int
     struct gemm_cluster_args p = {};
     p.w = *w;
     p.x = cu->panels;
-    p.x_scale = cu->half_scale;
+    p.x_scale = cu->fp16_scale;
     p.y = y;
     p.rows = rows;
     p.kt_per = cut.kt_per;

@@ -161,12 +161,12 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
         for (int b = team; b < n; b += teams) {
             float acc[NT][4] = {};
             int kind = seg_of(p.w, tile + b)->kind;
-            frag_tile<KIND>(kind, ring_take(ring), x, acc);
-            ring_give(ring);
+            frag_tile<KIND>(kind, ring_wait(ring), x, acc);
+            ring_release(ring);
             fetch();
 #pragma unroll
             for (int i = 0; i < NT; i++)
-                put_tile(to + w * stride + (b * NT + i) * SUM_TILE, acc[i], undo[i]);
+                store_tile(to + w * stride + (b * NT + i) * SUM_TILE, acc[i], undo[i]);
         }
         __syncthreads();
 #pragma unroll 1
@@ -281,7 +281,7 @@ static struct gemm_few_args gemm_few_args_of(const struct cuda_backend *cu, cons
     struct gemm_few_args p = {};
     p.w = *w;
     p.x = cu->records;
-    p.x_scale = cu->half_scale;
+    p.x_scale = cu->fp16_scale;
     p.y = y;
     p.rows = rows;
     return p;

@@ -176,7 +176,7 @@ DEVICE void gemm_fp16_loop(const uint8_t *ring, struct gemm_fp16_bars *bars, int
 #pragma unroll 1
     for (int c = 0; c < chunks; c++) {
         wgmma_publish();
-        uint64_t rows = wgmma_rows(ring + at.stage * FP16_STAGE_BYTES + FP16_WEIGHTS);
+        uint64_t rows = wgmma_desc(ring + at.stage * FP16_STAGE_BYTES + FP16_WEIGHTS);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             wgmma_wait<1>(); /* f[j & 1] has been read */
@@ -217,11 +217,11 @@ static __global__ void __launch_bounds__(FP16_THREADS, 1)
     dependency_wait();
     dependency_trigger();
     if (w >= FP16_CONSUMERS / 32) {
-        registers_fewer<FP16_PRODUCER_REGS>();
+        registers_lower<FP16_PRODUCER_REGS>();
         gemm_fp16_produce(a, ring, &sh->bars);
         return;
     }
-    registers_more<FP16_CONSUMER_REGS>();
+    registers_raise<FP16_CONSUMER_REGS>();
     struct gemm_fp16_cursor at = {0, 0};
 #pragma unroll 1
     for (int item = (int)blockIdx.x, it = 0; item < a.items; item += (int)gridDim.x, it ^= 1) {
@@ -234,7 +234,8 @@ static __global__ void __launch_bounds__(FP16_THREADS, 1)
         gemm_fp16_loop(ring, &sh->bars, p.w.n_kt * 4, at, acc);
         wgmma_use(acc);
         struct gemm_fp16_tile t = gemm_fp16_tile_of(p, block * FP16_TILES + w, first);
-        part_sync(1 + (w >> 2), 128); /* this tile's scales are written, and the previous tile's
+        named_barrier_sync(1 + (w >> 2),
+                           128); /* this tile's scales are written, and the previous tile's
                                        * were read */
         if (p.y_fp16)
             gemm_fp16_store_narrow<true>(p, t, scale, acc);

@@ -119,7 +119,7 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
         if (moe) {
             if (id == 0)
                 k.next[it & 1] = after;
-            part_sync(5, PERSISTENT_PRODUCERS);
+            named_barrier_sync(5, PERSISTENT_PRODUCERS);
             item = k.next[it & 1];
         }
         bar_wait(&k.bars->item_empty[it & 1], (it >> 1) + 1);
@@ -239,7 +239,7 @@ DEVICE void gemm_persistent_loop(const struct gemm_persistent_args &a,
         u.ready();
         bar_wait(&k.bars->full[at.slot], at.turn);
         wgmma_publish();
-        uint64_t rows = wgmma_rows(k.slots + at.slot * (MOST * 128));
+        uint64_t rows = wgmma_desc(k.slots + at.slot * (MOST * 128));
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             wgmma_wait<1>(); /* f[j & 1] has been read */
@@ -302,7 +302,7 @@ DEVICE void gemm_persistent_swap(const struct gemm_persistent_block &k, int n,
         keep[i] = up ? acc[8 * n + 4 + i] : acc[8 * n + i];
     }
     swap[(w & 3) * 32] = make_float4(give[0], give[1], give[2], give[3]);
-    part_sync(1 + (w >> 2), 128);
+    named_barrier_sync(1 + (w >> 2), 128);
     float4 o = swap[((w & 3) ^ 2) * 32];
     float got[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
@@ -423,11 +423,11 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
     dependency_wait();
     dependency_trigger();
     if (w >= PERSISTENT_CONSUMERS / 32) {
-        registers_fewer<PERSISTENT_PRODUCER_REGS>();
+        registers_lower<PERSISTENT_PRODUCER_REGS>();
         gemm_persistent_produce<MOST>(a, k);
         return;
     }
-    registers_more<PERSISTENT_CONSUMER_REGS>();
+    registers_raise<PERSISTENT_CONSUMER_REGS>();
     struct gemm_persistent_cursor at = {0, 0, 0};
 #pragma unroll 1
     for (int it = 0;; it++) {
@@ -452,7 +452,7 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
             gemm_persistent_floats<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
         if (p.y_fp16 && a.n_parts > 1) {
             __threadfence();
-            part_sync(1 + (w >> 2), 128);
+            named_barrier_sync(1 + (w >> 2), 128);
             if ((threadIdx.x & 127) == 0)
                 atomicAdd(&p.route.done[t.tile], 1);
         }

@@ -118,14 +118,14 @@ static __global__ void __launch_bounds__(LINEAR_WARPS * 32)
 #pragma unroll 1
         for (int b = 0; b < n; b++) {
             float acc[2] = {}, *mine = from + (b * warps + w) * 64 + lane;
-            const uint8_t *there = ring_take(ring);
+            const uint8_t *there = ring_wait(ring);
             if (tile + b == first)
                 mark(mk, 5);
             if constexpr (KIND == ANY_K)
                 quad_tile<KIND>(six >> b & 1 ? TILE_Q6_K : TILE_Q4_K, there, x, acc);
             else
                 quad_tile<KIND>(seg_of(p.w, tile + b)->kind, there, x, acc);
-            ring_give(ring);
+            ring_release(ring);
             fetch();
             mine[0] = acc[0] * undo;
             mine[32] = acc[1] * undo;

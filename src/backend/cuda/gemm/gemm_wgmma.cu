@@ -112,7 +112,7 @@ DEVICE void gemm_wgmma_loop(const struct gemm_wgmma_block &k, int tile, float (&
         w.ready();
         bar_wait(&k.bars->full[slot], turn);
         wgmma_publish();
-        uint64_t desc = wgmma_rows(k.slots + slot * SLOT);
+        uint64_t desc = wgmma_desc(k.slots + slot * SLOT);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             wgmma_wait<1>(); /* a[j & 1] has been read */
@@ -408,7 +408,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
     k.ring = shared + p.slot - WGMMA_TILES / 2 * gemm_wgmma_step(s->tile_bytes) * s->tile_bytes;
     k.n_kt = min(p.kt_per, p.w.n_kt - kt0);
     if (w >= WGMMA_CONSUMERS / 32) {
-        registers_fewer<WGMMA_PRODUCER_REGS>();
+        registers_lower<WGMMA_PRODUCER_REGS>();
         int mine = min((int)threadIdx.x - WGMMA_CONSUMERS, (int)WGMMA_TILES - 1);
         int tile = gemm_wgmma_tile_of(p, (int)blockIdx.x * WGMMA_UNITS + (mine >> 3), mine & 7);
         const uint8_t *from = tile_address(p.w, seg_of(p.w, tile), rows.expert, tile, kt0);
@@ -416,7 +416,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
                            gemm_wgmma_columns<FEW>(rows.count));
         return;
     }
-    registers_more<WGMMA_CONSUMER_REGS>();
+    registers_raise<WGMMA_CONSUMER_REGS>();
     float acc[WGMMA_N / 2] = {};
     wgmma_use(acc);
     if (s->kind == TILE_Q4_K)
@@ -434,8 +434,8 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
             });
     }
     wgmma_use(acc);
-    part_sync(1, WGMMA_CONSUMERS); /* the rings are no longer read */
-    float *sums = (float *)shared; /* (columns, WGMMA_STRIDE) */
+    named_barrier_sync(1, WGMMA_CONSUMERS); /* the rings are no longer read */
+    float *sums = (float *)shared;          /* (columns, WGMMA_STRIDE) */
     {
         float *to = sums + 2 * (lane & 3) * WGMMA_STRIDE + w * 16 + (lane >> 2);
 #pragma unroll
@@ -447,7 +447,7 @@ static __global__ void __launch_bounds__(WGMMA_THREADS, 1)
                 to[(n * 8 + (i & 1)) * WGMMA_STRIDE + (i >> 1) * 8] = acc[4 * n + i];
         }
     }
-    part_sync(1, WGMMA_CONSUMERS);
+    named_barrier_sync(1, WGMMA_CONSUMERS);
     struct gemm_wgmma_lane l = gemm_wgmma_lane_of(p, block, rows.expert);
     if (p.heads.set && !p.part) {
         enum { AT_ONCE = 4 };

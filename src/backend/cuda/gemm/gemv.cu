@@ -306,7 +306,7 @@ static __global__ void __launch_bounds__(NORM                ? 512
 #pragma unroll 1
             for (int b = 0; b < batch; b++) {
                 float sum[2] = {}, *partials = sums + warp * stride + b * TILE_SUMS;
-                const uint8_t *there = ring_get(m.ring);
+                const uint8_t *there = ring_wait(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
                 gemv_dot<SET, NORM || SET >= SET_ONE ? 4 : 2>(out, p.w, span, tile, b, there, x,
@@ -315,7 +315,7 @@ static __global__ void __launch_bounds__(NORM                ? 512
                     add_sums(partials, sum);
                 else
                     store_sums(partials, sum);
-                ring_drop(m.ring);
+                ring_release(m.ring);
                 gemv_fetch<PAIR>(f, m.ring, p, span);
             }
         }
@@ -345,7 +345,7 @@ static struct gemv_shape gemv_plan(const struct cuda_backend *cu, const struct m
 {
     struct gemv_shape s;
     int most = 2 * warps < BATCH ? 2 * warps : BATCH; /* one thread per row */
-    int stages = cu->sm >= 90 ? STAGES : 4;           /* see ring_get */
+    int stages = cu->sm >= 90 ? STAGES : 4;           /* see ring_wait */
     int batches = ceil_div(tiles, most);
     s.batch = batches == 1 ? tiles : (ceil_div(tiles, batches) + 1) / 2 * 2; /* even, for pairs */
     s.sums = tiles > s.batch ? 2 : 1;

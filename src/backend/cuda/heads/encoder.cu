@@ -108,8 +108,8 @@ void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &n)
 {
     struct norm_args p = {};
     p.n = n;
-    p.out = n.halves ? cu->half_in : NULL;
-    p.out_scale = cu->half_scale;
+    p.out = n.halves ? cu->fp16_in : NULL;
+    p.out_scale = cu->fp16_scale;
     p.padded = ceil_div(n.width, TILE_K) * TILE_K;
     int warps = 4; /* rows of a block: as many as its shared memory holds */
     while (warps > 1 && (size_t)(warps * p.padded) * 4 > cu->shared_limit)

@@ -23,7 +23,7 @@ struct encoder_norm {
     struct gain gain;   /* LayerNorm or RMS */
     float *x_to;        /* (n, width) x + scale * d, or NULL; may be x */
     float *y;           /* (n, width) the norm as floats, or NULL; may be x */
-    bool halves;        /* the norm goes to half_in too */
+    bool halves;        /* the norm goes to fp16_in too */
     int n, width;
 };
 void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &p);

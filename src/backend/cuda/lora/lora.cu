@@ -524,7 +524,7 @@ static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
     if (gemm_cluster_fits(cu, n, g.padded)) { /* in place of another kernel for it */
         g.panels = cu->panels;
         g.panel_rows = gemm_cluster_width(n);
-        g.scale = cu->half_scale;
+        g.scale = cu->fp16_scale;
         hidden.panels = true;
     }
     lora_gate(cu, g, n);
@@ -537,7 +537,7 @@ enum how { BY_WGMMA, BY_MMA, BY_STREAM };
 
 static enum how experts_how(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    if (!pick_halves_only(c->rows))
+    if (!pick_fp16_only(c->rows))
         return BY_STREAM;
     if (cu->wgmma && gemm_wgmma_suits(cu, c->w, false) && gemm_wgmma_suits(cu, c->down, false))
         return BY_WGMMA;
@@ -638,7 +638,7 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
     int width = how == BY_WGMMA ? (int)WGMMA_ROWS : how == BY_MMA ? 64 : 16;
     int tiles = moe_route_tiles(c->rows, used, c->router->n_out, width);
     struct route_tables t = route(cu, c, m, width);
-    rows_to_halves(cu, c->x);
+    rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
         struct gemm_args p = pick_args(cu, i ? c->down : c->w, c->rows);
         p.moe = true;

@@ -328,7 +328,7 @@ static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int row
     c.w = cuda_matrix(l->wqb);
     c.x = &x;
     c.y = b->q;
-    const struct pick *pick = pick_find(cu, PICK_LINEAR, &c);
+    const struct pick_row *pick = pick_find(cu, PICK_LINEAR, &c);
     if (rows == 1 && pick->takes == TAKES_NORM && l->q_norm.gain && !lora_changes(cu, c.w)) {
         c.in = norm_in{};
         c.in.x = p->from_q;
@@ -357,7 +357,7 @@ static bool latent_product(struct cuda_backend *cu, const struct weight *w, int 
     c.y = y;
     c.step = s;
     c.heads = &cu->latent->heads[i];
-    const struct pick *p = pick_find(cu, PICK_HEADS, &c);
+    const struct pick_row *p = pick_find(cu, PICK_HEADS, &c);
     if (!only_ask) {
         step_mark(cu);
         pick_go(cu, p, &c);
@@ -479,13 +479,13 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     b->expand.wvb = cuda_matrix(l->wvb);
     b->expand.v_dim = l->v_dim;
     b->expand.a = b->a;
-    b->expand.halves = pick_halves_only(T) && H * l->v_dim % TILE_K == 0;
+    b->expand.halves = pick_fp16_only(T) && H * l->v_dim % TILE_K == 0;
     p.expand = b->expand.max_keys ? &b->expand : NULL;
     struct pick_case c = {};
     c.step = &s;
     c.latent = &p;
     c.rows = T - s.n_decode;
-    const struct pick *prompt = c.rows ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
+    const struct pick_row *prompt = c.rows ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
     if (!prompt || prompt->takes != TAKES_NORM) {
         latent_absorbed(cu, l, p, &s, stored ? NULL : &row, rope);
         return rows_of(b->a, T, H * l->v_dim);
@@ -504,6 +504,6 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     a.halves = b->expand.halves;
     a.n_floats = a.halves ? s.n_decode : T;
     if (a.halves && s.n_decode)
-        rows_join_halves(cu, &a, s.n_decode);
+        rows_join_fp16(cu, &a, s.n_decode);
     return a;
 }

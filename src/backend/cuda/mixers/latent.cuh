@@ -91,7 +91,7 @@ struct latent_expand {
     const struct matrix *wkb, *wvb;
     int v_dim, max_keys;      /* max_keys: of all prompts of a step */
     float *a;                 /* (n_tokens, H, Dv) */
-    bool halves;              /* to cu->half_in in place of a */
+    bool halves;              /* to cu->fp16_in in place of a */
     uint16_t *x, *kr, *k, *v; /* (max_keys): C, Dr, H * Dn, H * Dv */
     uint8_t *turned;          /* wkb the other way around */
     struct latent_heads *list;

@@ -51,7 +51,7 @@ struct expanded_args {
     const uint16_t *k, *kr, *v;
     float *a;          /* (n_tokens, H, Dv) */
     uint16_t *halves;  /* the same for the product that follows, in place of a; or NULL */
-    float *half_scale; /* (n_tokens) */
+    float *fp16_scale; /* (n_tokens) */
     const int2 *tiles;
     int n_tiles, n_heads, n_keys;
     float scale;
@@ -230,7 +230,7 @@ DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_r
                              mine);
         }
         if (p.halves && mine && h == 0 && c == 0)
-            p.half_scale[row0 + row] = 1.0f;
+            p.fp16_scale[row0 + row] = 1.0f;
     }
 }
 
@@ -265,15 +265,15 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     dependency_trigger();
     __syncthreads();
     if (wg == 2) {
-        registers_fewer<EXPANDED_BRING_REGS>();
+        registers_lower<EXPANDED_BRING_REGS>();
         expanded_bring<PK, PV>(p, h, expanded_first_key(p.step, seq), last, shared, bars);
         return;
     }
-    registers_more<EXPANDED_REGS>();
+    registers_raise<EXPANDED_REGS>();
     int rounds = last / EXPANDED_KEYS + 1;
     uint8_t *queries = shared + wg * S::QUERIES;
     expanded_queries<PK>(p, h, row0 + wg * EXPANDED_ROWS, rows - wg * EXPANDED_ROWS, queries);
-    part_sync(3 + wg, 128);
+    named_barrier_sync(3 + wg, 128);
     struct softmax_rows st;
     softmax_clear(st);
     int row_pos = first_pos + wg * EXPANDED_ROWS + w * 16 + g;
@@ -284,12 +284,12 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     for (int j = 0; j < PV / 2; j++)
         wgmma_use(out[j]);
     wgmma_use(s);
-    uint64_t q_desc = wgmma_rows(queries);
+    uint64_t q_desc = wgmma_desc(queries);
     auto keys = [&](int round) {
         bar_wait(&bars->keys[round % EXPANDED_STAGES], round / EXPANDED_STAGES);
         wgmma_publish();
         wgmma_fence();
-        uint64_t desc = wgmma_rows(shared + S::KEYS_AT + round % EXPANDED_STAGES * S::KEYS);
+        uint64_t desc = wgmma_desc(shared + S::KEYS_AT + round % EXPANDED_STAGES * S::KEYS);
 #pragma unroll
         for (int i = 0; i < PK * 4; i++) {
             uint64_t at = (uint64_t)((i >> 2) * (EXPANDED_PANEL >> 4) + (i & 3) * 2);
@@ -305,7 +305,7 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
         wgmma_publish();
         wgmma_fence();
         const uint8_t *vs = shared + S::VALUES_AT + round % EXPANDED_STAGES * S::VALUES;
-        uint64_t desc = wgmma_turned(vs, EXPANDED_PANEL);
+        uint64_t desc = wgmma_desc_transposed(vs, EXPANDED_PANEL);
 #pragma unroll
         for (int i = 0; i < EXPANDED_KEYS / 16; i++)
 #pragma unroll
@@ -333,14 +333,14 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     expanded_softmax(s, st, pos, 0, edge(0));
     pack();
     if (wg == 1 && rounds > 1)
-        part_arrive(1, 256);
+        named_barrier_arrive(1, 256);
 #pragma unroll 1
     for (int round = 1; round < rounds; round++) {
-        part_sync(1 + wg, 256);
+        named_barrier_sync(1 + wg, 256);
         keys(round);
         values(round - 1);
         if (wg == 0 || round + 1 < rounds)
-            part_arrive(2 - wg, 256);
+            named_barrier_arrive(2 - wg, 256);
         wgmma_wait<1>();
         wgmma_use(s);
         if (lane == 0)
@@ -493,8 +493,8 @@ void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const
     a.kr = e->kr;
     a.v = e->v;
     a.a = e->a;
-    a.halves = e->halves ? cu->half_in : NULL;
-    a.half_scale = cu->half_scale;
+    a.halves = e->halves ? cu->fp16_in : NULL;
+    a.fp16_scale = cu->fp16_scale;
     a.tiles = tiles;
     a.n_tiles = n_tiles;
     a.n_heads = H;

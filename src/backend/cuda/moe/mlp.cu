@@ -115,7 +115,7 @@ static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, c
         lora_mlp(cu, op, c, m);
         return;
     }
-    const struct pick *p = pick_find(cu, op, c);
+    const struct pick_row *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (!c->made || op == PICK_MOE) {
         c->stream->add = ADD_ROWS; /* unless the kernel leaves another form */

@@ -124,7 +124,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
     int warps = (int)blockDim.x >> 5, w = warp_id(), g = lane_id() >> 2;
     int half = p.w.n_tiles / 2, n_kt = p.w.n_kt;
     uint8_t *rows = shared + sizeof *ch, *rings = rows + 8 * n_kt * RECORD;
-    struct pair_walk<PAIR_SLOTS> walk;
+    struct pair_schedule<PAIR_SLOTS> walk;
     walk.gate = plane_of(p.w, 0, 0);
     walk.up = plane_of(p.w, half, 0);
     walk.n_kt = n_kt;
@@ -167,14 +167,14 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32, 1)
         }
         int pick = unit / half, expert = ch->expert[pick];
         uint32_t chose = ch->rows[expert];
-        put_hidden_tile<false>(acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half,
-                               p.hidden_kt, [&](int col) {
-                                   return chose >> col & 1
-                                              ? p.hidden + (size_t)((pick * FEW_ROWS + col) *
-                                                                    p.hidden_kt) *
-                                                               (size_t)RECORD
-                                              : NULL;
-                               });
+        store_hidden_tile<false>(acc[0][0], acc[1][0], undo, p.w, p.act, expert, unit - pick * half,
+                                 p.hidden_kt, [&](int col) {
+                                     return chose >> col & 1
+                                                ? p.hidden + (size_t)((pick * FEW_ROWS + col) *
+                                                                      p.hidden_kt) *
+                                                                 (size_t)RECORD
+                                                : NULL;
+                                 });
     }
     copy_async_wait<0>();
 }
@@ -224,8 +224,8 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
                                       : p.zeros);
         float w0 = rows >> 2 * c & 1 ? ch->weight[pick][2 * c] : 0.0f;
         float w1 = rows >> (2 * c + 1) & 1 ? ch->weight[pick][2 * c + 1] : 0.0f;
-        frag_tile<KIND>(plane.kind, ring_take(ring), x, part);
-        ring_give(ring);
+        frag_tile<KIND>(plane.kind, ring_wait(ring), x, part);
+        ring_release(ring);
         fetch();
 #pragma unroll
         for (int e = 0; e < 4; e++)
@@ -233,7 +233,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
     }
     copy_async_wait<0>();
     const float undo[2] = {1.0f / HIDDEN_SCALE, 1.0f / HIDDEN_SCALE};
-    put_tile(sums + w * SUM_TILE, acc, undo);
+    store_tile(sums + w * SUM_TILE, acc, undo);
     __syncthreads();
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < p.rows * TILE_ROWS; i += (int)blockDim.x) {
@@ -281,7 +281,7 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
     p.w = *gate_up;
     p.logits = router_given(cu, e);
     p.x = cu->records;
-    p.x_scale = cu->half_scale;
+    p.x_scale = cu->fp16_scale;
     p.hidden = cu->hidden_records;
     p.zeros = cu->hidden_records + (size_t)(moe_grouped_hidden_records(&cu->shape) - 1) * RECORD;
     p.rows = rows;

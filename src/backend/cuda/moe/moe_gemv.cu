@@ -159,7 +159,7 @@ DEVICE void route_add(const struct moe_gemv_args &p, const struct route_tile *t)
         dot += __shfl_xor_sync(FULL_WARP, dot, 1);
         dot += __shfl_xor_sync(FULL_WARP, dot, 2);
         if (q == 0 && e < n)
-            add_now(p.sums.sums + sum_at(e), sum_part(dot));
+            atomic_add_relaxed(p.sums.sums + sum_at(e), sum_part(dot));
     }
     square += __shfl_xor_sync(FULL_WARP, square, 1);
     square += __shfl_xor_sync(FULL_WARP, square, 2);
@@ -359,7 +359,7 @@ DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *partial
                          struct marks &mk, bool first)
 {
     float both[2][2];
-    const uint8_t *const two[2] = {ring_get(ring), ring_get_next(ring)};
+    const uint8_t *const two[2] = {ring_wait(ring), ring_wait_next(ring)};
     if (first)
         mark(mk, 5);
     if constexpr (SET >= SET_ONE)
@@ -369,8 +369,8 @@ DEVICE void moe_gemv_two(struct ring &ring, int kind, const X &x, float *partial
 #pragma unroll
     for (int i = 0; i < 2; i++)
         moe_gemv_store_partial(partials + i * TILE_SUMS, both[i], again);
-    ring_drop(ring);
-    ring_drop(ring);
+    ring_release(ring);
+    ring_release(ring);
 }
 
 /* EXPERT_FUSED: stores the squares of this warp's slices. One lane in eight has a sum. */
@@ -517,13 +517,13 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
                         continue;
                     }
                 }
-                const uint8_t *there = ring_get(m.ring);
+                const uint8_t *there = ring_wait(m.ring);
                 if (tile + b == first && slice == warp)
                     mark(mk, 5);
                 gemv_dot<SET, SET >= SET_ONE && MODE != OUTPUT_ROUTER ? 4 : 2>(out, p.w, span, tile,
                                                                                b, there, x, sum);
                 moe_gemv_store_partial(partials, sum, slice != warp);
-                ring_drop(m.ring);
+                ring_release(m.ring);
                 fetch();
             }
         }
@@ -556,7 +556,7 @@ static struct gemv_shape moe_gemv_plan(const struct cuda_backend *cu, const stru
 {
     struct gemv_shape s;
     int most = 2 * warps < BATCH ? 2 * warps : BATCH;                  /* one thread per row */
-    int stages = cu->sm >= 90 ? STAGES : 4;                            /* see ring_get */
+    int stages = cu->sm >= 90 ? STAGES : 4;                            /* see ring_wait */
     s.batch = tiles <= most ? tiles : most >= 4 ? most / 4 * 2 : most; /* even, for pairs */
     s.sums = tiles > s.batch ? 2 : 1;
     s.warps = warps;
@@ -690,7 +690,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
         load(v[PREFETCH - 1]);
         if (n == 0)
             mark(mk, 4);
-        const uint8_t *there = ring_get(m.ring);
+        const uint8_t *there = ring_wait(m.ring);
         if (n == 0)
             mark(mk, 5);
         slice_make(next_x, v[0]);
@@ -703,7 +703,7 @@ static __global__ void __launch_bounds__(WARPS * 32)
         else
             tile_dot<SET>(s, there, x, weight, sum);
         x = next_x;
-        ring_drop(m.ring);
+        ring_release(m.ring);
         bytes = 0;
         if (next < total)
             from = address(next++, &bytes);
@@ -813,9 +813,9 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 2)
         for (int t = 0; t < DOWN_TILES; t++) {
             if (t >= n_tiles)
                 break;
-            const uint8_t *there = ring_get(m.ring);
+            const uint8_t *there = ring_wait(m.ring);
             tile_dot_one<set_kind(SET), 4>(there, x, weight, sum[t]);
-            ring_drop(m.ring);
+            ring_release(m.ring);
             if (next < total) {
                 if ((next & 31) == 0)
                     look_up(next);

@@ -201,14 +201,14 @@ DEVICE void unit_slices(struct tile_ring<LIST_SLOTS> &ring, int gate, int up, in
     float sum[2][NT][4] = {};
 #pragma unroll 1
     for (int kt = 0; kt < n_kt; kt++) {
-        struct row_at x[NT];
+        struct row_in_shared x[NT];
 #pragma unroll
         for (int i = 0; i < NT; i++)
             x[i] = frag_at(row[i] + kt * RECORD);
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            frag_tile<KIND>(j ? up : gate, ring_take(ring), x, sum[j]);
-            ring_give(ring);
+            frag_tile<KIND>(j ? up : gate, ring_wait(ring), x, sum[j]);
+            ring_release(ring);
             fetch();
         }
     }
@@ -329,12 +329,12 @@ static __global__ void __launch_bounds__(UNIT_WARPS * 32, 1)
                     break;
                 uint8_t *to = p.hidden + (size_t)((from + 8 * i) * p.hidden_kt) * (size_t)RECORD;
                 to_columns(scale[i], undo);
-                put_hidden_tile<PLAIN>(gates[i], ups[i], undo, p.w, p.act, list.tiles[3 * at],
-                                       unit - at * half, p.hidden_kt, [&](int col) {
-                                           return col < left ? to + (size_t)(col * p.hidden_kt) *
-                                                                        (size_t)RECORD
-                                                             : NULL;
-                                       });
+                store_hidden_tile<PLAIN>(gates[i], ups[i], undo, p.w, p.act, list.tiles[3 * at],
+                                         unit - at * half, p.hidden_kt, [&](int col) {
+                                             return col < left ? to + (size_t)(col * p.hidden_kt) *
+                                                                          (size_t)RECORD
+                                                               : NULL;
+                                         });
             }
         }
         __syncthreads(); /* these rows are no longer read */
@@ -422,22 +422,22 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
 #pragma unroll 1
             for (int kt = 0; kt < n_kt; kt++) {
                 const uint8_t *from_row = rows + kt * NT * 8 * RECORD;
-                const uint8_t *taken = ring_take(ring);
+                const uint8_t *taken = ring_wait(ring);
                 if (NT == 1 || count > 8) {
-                    struct row_at x[NT];
+                    struct row_in_shared x[NT];
 #pragma unroll
                     for (int i = 0; i < NT; i++)
                         x[i] = frag_at(from_row + i * 8 * RECORD);
                     frag_tile<KIND>(plane.kind, taken, x, acc);
                 } else { /* one tensor-core tile of rows suffices */
-                    struct row_at x[1] = {frag_at(from_row)};
+                    struct row_in_shared x[1] = {frag_at(from_row)};
                     float sum[1][4] = {};
                     frag_tile<KIND>(plane.kind, taken, x, sum);
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         acc[0][e] += sum[0][e];
                 }
-                ring_give(ring);
+                ring_release(ring);
                 fetch();
             }
             int row = tile * TILE_ROWS + g;
@@ -580,7 +580,7 @@ void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct 
     p.plain = experts_are_plain(e);
     p.hidden_kt = down->n_kt;
     p.x = cu->records;
-    p.x_scale = cu->half_scale;
+    p.x_scale = cu->fp16_scale;
     p.hidden = cu->hidden_records;
     struct moe_grouped_args q = moe_grouped_args_of(down, n_pairs, most);
     q.route = *route;

@@ -216,13 +216,13 @@ DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_
 /* Barrier over all blocks of the launch, with release and acquire. */
 DEVICE void grid_barrier_arrive(struct grid_barrier *m, uint32_t turn) /* one thread */
 {
-    add_released(&m->arrived[turn & 1], 1);
+    add_release(&m->arrived[turn & 1], 1);
     if (blockIdx.x == 0)
         m->arrived[~turn & 1] = 0; /* of the previous launch, and the next */
 }
 DEVICE void grid_barrier_wait(struct grid_barrier *m, uint32_t turn) /* one thread */
 {
-    while (load_acquired(&m->arrived[turn & 1]) < gridDim.x)
+    while (load_acquire(&m->arrived[turn & 1]) < gridDim.x)
         ;
     if (blockIdx.x == 0)
         m->turn = turn + 1;
@@ -257,8 +257,8 @@ DEVICE void moe_quad_hidden(const struct moe_quad_args &p, const struct moe_quad
             }
             v = clamp_half(gated_as<PLAIN>(p.act, gate, h) * HIDDEN_SCALE);
         }
-        put_hidden(p.hidden + (size_t)((e * 4 + s) * n_kt) * (size_t)RECORD, k, v, row < p.rows,
-                   u == half - 1, n_kt);
+        store_hidden(p.hidden + (size_t)((e * 4 + s) * n_kt) * (size_t)RECORD, k, v, row < p.rows,
+                     u == half - 1, n_kt);
     }
 }
 
@@ -394,7 +394,7 @@ static __global__ void __launch_bounds__(512)
     for (int i = (int)threadIdx.x; i < p.rows; i += (int)blockDim.x)
         scales[i] = p.x_scale[i];
     mark(mk, 3);
-    uint32_t turn = together ? load_acquired(&p.meeting->turn) : 0;
+    uint32_t turn = together ? load_acquire(&p.meeting->turn) : 0;
     struct moe_quad_index found;
     moe_quad_choose<WHAT>(list, p, found);
     int entries = found.n;
@@ -439,11 +439,11 @@ static __global__ void __launch_bounds__(512)
 #pragma unroll
             for (int i = 0; i < 3 - PARTS; i++) {
                 float acc[2] = {};
-                const uint8_t *there = ring_take(f.ring);
+                const uint8_t *there = ring_wait(f.ring);
                 if (item + b == first && i == 0)
                     mark(mk, 5);
                 quad_tile<UP>(f.plane[i].kind, there, x, acc);
-                ring_give(f.ring);
+                ring_release(f.ring);
                 f.fetch();
                 mine[i * 64] = acc[0];
                 mine[i * 64 + 32] = acc[1];
@@ -483,8 +483,8 @@ static __global__ void __launch_bounds__(512)
         float acc[2] = {};
         x = prefetched;
         load_hidden();
-        quad_tile<DOWN>(f.below.kind, ring_take(f.ring), x, acc);
-        ring_give(f.ring);
+        quad_tile<DOWN>(f.below.kind, ring_wait(f.ring), x, acc);
+        ring_release(f.ring);
         f.fetch_down();
         int row = (int)(list->rows[d_entry] >> 8 * c & 255);
         if (row < p.rows) {
@@ -570,7 +570,7 @@ void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int ro
           "%d of %d experts", p.rule.used, p.rule.n_expert);
     p.logits = router_given(cu, e);
     p.x = cu->records;
-    p.x_scale = cu->half_scale;
+    p.x_scale = cu->fp16_scale;
     p.hidden = cu->hidden_records;
     p.rows = rows;
     p.slot = plan.slot;

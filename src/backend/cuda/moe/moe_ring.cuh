@@ -51,7 +51,7 @@ DEVICE void ring_fill(struct ring &r, const uint8_t *from, int bytes)
 }
 
 /* Waits for the second oldest tile and returns it. */
-DEVICE const uint8_t *ring_get_next(struct ring &r)
+DEVICE const uint8_t *ring_wait_next(struct ring &r)
 {
     struct ring n = r;
     if (++n.take == n.stages) {
@@ -62,7 +62,7 @@ DEVICE const uint8_t *ring_get_next(struct ring &r)
     copy_async_wait<0>();
     __syncwarp();
 #endif
-    return ring_get(n);
+    return ring_wait(n);
 }
 
 #endif

@@ -402,7 +402,7 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
                     int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct router_records_args p = {*w, *in, cu->router, cu->records, cu->half_scale};
+    struct router_records_args p = {*w, *in, cu->router, cu->records, cu->fp16_scale};
     cuda_launch(cu, router_records_kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows),
                 256, router_records_shared(w), LAUNCH_EARLY, p);
 }
