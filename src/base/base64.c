@@ -1,4 +1,4 @@
-/* Base64 to bytes: tables that tokenizer.json holds as text. */
+/* Base64 decoding, for tables that tokenizer.json holds as text. */
 #include "base/base64.h"
 
 #include <stdint.h>

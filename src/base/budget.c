@@ -1,4 +1,4 @@
-/* Budgets of work. Owns the figures: how much input of a size may cost. */
+/* Budgets of work. Owns the constants: how much input of a given size may cost. */
 #include "base/budget.h"
 
 #include <time.h>
@@ -6,8 +6,9 @@
 enum { UNIT_NS = 30 };
 
 /*
- * Text takes about 3 units a byte; a conversation of one-letter messages up to 4 a byte with nearly
- * all published templates, and 20 with the dearest. Its end is some seconds of one core.
+ * Text takes about 3 units per byte. A conversation of one-letter messages takes up to 4 per byte
+ * with nearly all published templates and 20 with the most expensive one. MOST is a few seconds of
+ * one core.
  */
 static const uint64_t BASE = 5000000, PER_BYTE = 64, MOST = 250000000;
 

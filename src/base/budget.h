@@ -1,9 +1,9 @@
 /*
- * A budget of work: what a stranger's input may cost, counted as it is spent, and a flag by which
- * somebody else says that the result is no longer wanted. One unit is about 30 ns of one core: a
- * step of a template, a few bytes of text through a tokenizer. Counted, so that the same input is
- * always treated alike; only what cannot be counted (a regex at work) is charged by CPU time.
- * Belongs to one thread, all but the flag. NULL stands for a budget without end.
+ * A budget of work: the cost of untrusted input, counted as it is spent, and a flag that cancels
+ * the work. One unit is about 30 ns of one core: a step of a template, a few bytes of text through
+ * a tokenizer. Work is counted, not timed, so that the same input always gets the same verdict.
+ * Only work that cannot be counted (a running regex) is charged by CPU time. A budget belongs to
+ * one thread, except for the flag. NULL is an unlimited budget.
  */
 #ifndef STEEL_BASE_BUDGET_H
 #define STEEL_BASE_BUDGET_H
@@ -18,13 +18,13 @@ struct budget {
     uint64_t left, spent;         /* units */
     const atomic_bool *cancelled; /* or NULL */
     bool over;                    /* the budget ran out */
-    bool given_up;                /* somebody set the flag */
+    bool given_up;                /* the flag was set */
 };
 
-/* A budget for `bytes` of input: a base, so much per byte, and an end. */
+/* A budget for `bytes` of input: a base amount plus an amount per byte, up to a maximum. */
 struct budget budget_for(size_t bytes, const atomic_bool *cancelled);
 
-/* False: stop now, and leave through budget_error. */
+/* Returns false when the work must stop; then return budget_error(). */
 static inline bool budget_spend(struct budget *w, uint64_t units)
 {
     if (!w)
@@ -44,7 +44,7 @@ static inline bool budget_spend(struct budget *w, uint64_t units)
 /* CPU time of this thread, in units. */
 uint64_t budget_clock(void);
 
-/* Says why budget_spend failed; returns false. */
+/* Sets err to the reason why budget_spend failed; returns false. */
 bool budget_error(const struct budget *w, struct error *err);
 
 #endif

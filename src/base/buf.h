@@ -1,4 +1,4 @@
-/* A growing byte string. Always NUL-terminated once anything was appended. */
+/* A growing byte string. NUL-terminated once anything was appended. */
 #ifndef STEEL_BASE_BUF_H
 #define STEEL_BASE_BUF_H
 
@@ -15,7 +15,7 @@ struct buf {
 void buf_clear(struct buf *b); /* frees; the buf is empty and usable again */
 void buf_reset(struct buf *b); /* len = 0, keeps the memory */
 void buf_reserve(struct buf *b, size_t extra);
-/* The same for sizes that strangers choose: false, and nothing changed, when there is no memory. */
+/* For sizes from untrusted input: false, with the buf unchanged, if out of memory. */
 bool buf_try_reserve(struct buf *b, size_t extra);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_addc(struct buf *b, char c);

@@ -1,4 +1,4 @@
-/* Error formatting and the abort path of CHECK. Knows nothing of what failed. */
+/* Error formatting, and the abort of CHECK. */
 #include "base/error.h"
 
 #include <stdarg.h>
@@ -36,7 +36,7 @@ bool error_prefix(struct error *err, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(prefix, sizeof prefix, fmt, ap);
     va_end(ap);
-    /* The end may be cut: a message is for one screen line, the prefix names where to look. */
+    /* The prefix says where to look, so the end of the message is cut if there is no room. */
     size_t room = sizeof err->msg - 1, n = 0;
     const char *parts[] = {prefix, ": ", old.msg};
     for (int i = 0; i < 3; i++)

@@ -16,7 +16,7 @@ struct error {
 /* Formats the message (err may be NULL) and returns false, so callers write `return error_set(...)`. */
 bool error_set(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Puts "prefix: " in front of an existing message; returns false. */
+/* Prepends "prefix: " to an existing message; returns false. */
 bool error_prefix(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 _Noreturn void check_failed(const char *file, int line, const char *cond, const char *fmt, ...)

@@ -1,4 +1,4 @@
-/* The count of JSON's values. See the header. */
+/* Counts JSON values. See json_guard.h. */
 #include "base/json_guard.h"
 
 #include <stdbool.h>
@@ -7,7 +7,7 @@
 const struct json_limits json_limits_request = {1000000, 250000, 100};
 const struct json_limits json_limits_file = {10000000, 2000000, 100};
 
-/* Behind the string that starts before p; n where it does not end. */
+/* Position after the string that starts before p; n if it is unterminated. */
 static size_t skip_string(const char *text, size_t n, size_t p)
 {
     while (p < n) {
@@ -24,7 +24,7 @@ static size_t skip_string(const char *text, size_t n, size_t p)
     return n;
 }
 
-/* Numbers, true, false, null, and anything else that is no punctuation. */
+/* Characters of numbers, true, false, null: anything but punctuation and space. */
 static bool in_word(char c)
 {
     return c != '"' && c != '{' && c != '}' && c != '[' && c != ']' && c != ',' && c != ':' &&

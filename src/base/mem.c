@@ -1,5 +1,5 @@
-/* The heap wrappers. Owns the out-of-memory handling (mem.h), the jobs' lists of what they allocated, the
- * reserve and the allocation guard. */
+/* Heap wrappers. Owns the out-of-memory handling (mem.h), the jobs' allocation lists, the reserve
+ * and the allocation guard. */
 #include "base/mem.h"
 #include "base/error.h"
 
@@ -33,16 +33,16 @@ void mem_guard_leave(void)
     guard_depth--;
 }
 
-/* The reserve: address space and, where the system counts it, memory, that nobody uses. */
+/* The reserve: unused address space and, under strict overcommit accounting, memory. */
 
 enum { RESERVE_BYTES = 8 << 20 };
 
 static pthread_mutex_t reserve_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *reserve;
 static bool reserve_wanted;
-static atomic_bool is_low; /* the reserve is spent */
+static atomic_bool is_low; /* the reserve has been released */
 
-/* True if there is a reserve now, or none is wanted. */
+/* True if the reserve exists now, or none was requested. */
 static bool reserve_fill(void)
 {
     if (!atomic_load(&is_low))
@@ -83,7 +83,7 @@ void mem_reserve(void)
     }
 }
 
-/* Jobs. What a job has allocated and not freed is in a hash set, by address. */
+/* Jobs. The addresses that a job has allocated and not freed are in a hash set. */
 
 struct mem_job {
     jmp_buf out;
@@ -112,7 +112,7 @@ static void put(struct mem_job *j, uintptr_t p)
     j->n++;
 }
 
-/* p was allocated by the job on this thread, if there is one. */
+/* Records that this thread's job, if any, allocated p. */
 static void *note(void *p)
 {
     struct mem_job *j = job;
@@ -138,7 +138,7 @@ static void *note(void *p)
     return p;
 }
 
-/* p will be freed or moved. What follows it in the table moves up. */
+/* p will be freed or moved. Later entries of its probe sequence move up. */
 static void unnote(uintptr_t p)
 {
     struct mem_job *j = job;
@@ -148,7 +148,7 @@ static void unnote(uintptr_t p)
     while (j->set[i] && j->set[i] != p)
         i = (i + 1) & mask;
     if (!j->set[i])
-        return; /* from before the job */
+        return; /* allocated before the job */
     for (size_t k = (i + 1) & mask; j->set[k]; k = (k + 1) & mask)
         if (((k - slot_of(j, j->set[k])) & mask) >= ((k - i) & mask)) {
             j->set[i] = j->set[k];
@@ -174,7 +174,7 @@ bool mem_try(void (*fn)(void *arg), void *arg)
         free(here.set);
         return true;
     }
-    struct mem_job *j = job; /* through memory: registers are those of before */
+    struct mem_job *j = job; /* read from memory: longjmp restored the registers */
     job = NULL;
     for (size_t i = 0; i < j->cap; i++)
         free((void *)j->set[i]);
@@ -203,7 +203,7 @@ static void *raw_realloc(void *p, size_t bytes)
     return p ? realloc(p, bytes) : malloc(bytes);
 }
 
-/* There was no memory, the n-th time in a row: returns if it is worth trying again. */
+/* Handles the n-th allocation failure in a row. Returns if a retry makes sense. */
 static void no_memory(size_t bytes, int n)
 {
     enum { TRIES = 100, PAUSE_US = 10000 };
@@ -213,14 +213,14 @@ static void no_memory(size_t bytes, int n)
         return;
     if (!atomic_load(&is_low) || n > TRIES)
         mem_die(bytes);
-    usleep(PAUSE_US); /* jobs are being given up meanwhile */
+    usleep(PAUSE_US); /* other threads' jobs are being abandoned meanwhile */
 }
 
 void mem_die(size_t bytes)
 {
     static atomic_bool said;
     while (atomic_exchange(&said, true))
-        pause(); /* another thread is about to end it, with its one line */
+        pause(); /* another thread is printing its message and exiting */
     char text[80];
     int n = snprintf(text, sizeof text, "steel: out of memory (%zu bytes wanted)\n", bytes);
     (void)!write(STDERR_FILENO, text, (size_t)n);
@@ -299,7 +299,7 @@ void mem_free(void *p)
     free(p);
 }
 
-/* Large blocks come straight from mmap so that freeing gives the pages back at once. */
+/* Large blocks are mmapped directly, so that freeing returns the pages at once. */
 enum { HUGE_BLOCK = 4 << 20 };
 
 void *mem_aligned(size_t bytes)
@@ -329,7 +329,7 @@ void mem_aligned_free(void *p, size_t bytes)
         munmap(p, bytes);
 }
 
-/* The whole pages inside a range; 0 = there are none. */
+/* Bytes of whole pages inside a range, *p moved to the first; 0 = none. */
 static size_t whole_pages(void **p, size_t bytes)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), a = (uintptr_t)*p;

@@ -1,14 +1,13 @@
 /*
  * Heap: one handler for "out of memory", aligned blocks for kernels, and a guard that makes any
- * allocation inside a step fatal in debug builds. Sizes that come from a file are checked by the
- * parser before they get here.
+ * allocation inside a step fatal in debug builds. Parsers check sizes that come from a file.
  *
- * When the system has no memory, mem_alloc and its like do one of three things, in this order:
- *  1. in a job (mem_try): the job is given up, all it allocated is freed, mem_try returns false
- *  2. with a reserve (mem_reserve): the reserve is given to the system and the allocation tried again,
- *     for a second; until it is back, jobs are given up and refused. What serves others can so tell
- *     them that it is out of memory
- *  3. else the process ends: one line, exit code 1
+ * When the system has no memory, the allocation functions do the first of these that applies:
+ *  1. In a job (mem_try): the job is abandoned, everything it allocated is freed, mem_try returns false.
+ *  2. With a reserve (mem_reserve): the reserve is released to the system and the allocation is retried
+ *     for a second. Jobs are abandoned and refused until the reserve is back, so that a server can
+ *     answer its clients with an error.
+ *  3. Otherwise the process ends with one line and exit code 1.
  */
 #ifndef STEEL_BASE_MEM_H
 #define STEEL_BASE_MEM_H
@@ -23,35 +22,42 @@ void *mem_realloc(void *p, size_t count, size_t size); /* never NULL; overflow-c
 char *mem_strdup(const char *s);
 char *mem_strndup(const char *s, size_t n);
 void mem_free(void *p);
-/* For sizes that strangers choose, and for libraries that can do without: NULL when there is none. */
+/* Return NULL if out of memory. For sizes from untrusted input, and for libraries that can handle
+ * it. */
 void *mem_ask(size_t bytes);
 void *mem_ask_again(void *p, size_t bytes);
 
 /*
- * Runs fn(arg) as a job: false if it ran out of memory, and then nothing it allocated is left. So fn
- * must take no locks, open no files, free nothing it did not allocate unless it also forgets it, and
- * leave behind no pointers but in what its caller then discards. A job inside a job is part of it.
+ * Runs fn(arg) as a job. Returns false if it ran out of memory; then everything it allocated is
+ * freed. Therefore fn must not
+ * - take locks or open files,
+ * - free memory from before the job, unless it also drops the pointer,
+ * - store pointers anywhere but in data that the caller then discards. A nested job is part of the
+ *   outer one.
  */
 bool mem_try(void (*fn)(void *arg), void *arg);
-/* Between the two nothing belongs to the job that is going on, if one is: for what outlives it, and
- * for code that must come to its end, such as pthread_once's. */
+/* Allocations between suspend and resume are not tied to the current job and survive its failure.
+ * Use it for caches that outlive the job, and around code that must not be abandoned half-way
+ * (pthread_once). */
 struct mem_job *mem_job_suspend(void);
 void mem_job_resume(struct mem_job *job);
-/* From here on a few MB are kept for hard times; see above. */
+/* Sets a few MB aside as the reserve, see above. */
 void mem_reserve(void);
 
-_Noreturn void mem_die(size_t bytes); /* one line, exit code 1: for programs that start */
+_Noreturn void mem_die(size_t bytes); /* prints one line and exits with code 1 */
 
-/* 64-byte aligned and zeroed; large blocks are huge-page advised and take memory only as they are
- * touched. Returns NULL when the system has no memory. */
+/* 64-byte aligned and zeroed. Large blocks are advised to use huge pages and are committed when
+ * touched. Returns NULL if out of memory. */
 void *mem_aligned(size_t bytes);
 void mem_aligned_free(void *p, size_t bytes);
-/* For parts of a large aligned block. forget: whole pages inside go back to the system and are zero
- * when next read. small_pages: no huge pages there, where a touch should cost no more than it must. */
+/* For ranges of a large aligned block. mem_forget returns the whole pages inside to the system;
+ * they read as zeros afterwards. mem_small_pages turns huge pages off, so that a touch commits one
+ * small page only. */
 void mem_forget(void *p, size_t bytes);
 void mem_small_pages(void *p, size_t bytes);
 
-/* While > 0 on this thread, any mem_* allocation aborts (debug builds: -DSTEEL_DEBUG). */
+/* While a guard is active on this thread, any mem_* allocation aborts (debug builds:
+ * -DSTEEL_DEBUG). */
 void mem_guard_enter(void);
 void mem_guard_leave(void);
 

@@ -1,16 +1,16 @@
 /*
- * The thread team. All threads work on one word: the number of the phase (its epoch) and how many of
- * its pieces nobody claimed yet. Invariants:
- *   1. A claim is one compare-and-swap of the word, and the word alone says whether there is anything
- *      to claim. So a thread that slept through a phase, or through whole jobs, claims nothing that is
- *      gone.
- *   2. `left` counts pieces not finished. Who finishes the last one begins the next phase and
- *      publishes it: fields first, then the word. So a phase is over when its pieces are, whoever was
- *      there; a thread that is not running holds up the others only while it has claimed pieces.
- *   3. run, arg and total are read after a claim: they cannot change before it is finished. cut is
- *      read before it and may be another phase's: then the claim is merely of another size.
- *   4. Who waits, spins for SPIN_NS, then sleeps on a bell. A sleeper announces itself and looks at
- *      the word again before it sleeps, the publisher writes the word and looks for sleepers after.
+ * The thread team. All threads share one word: the number of the phase (its epoch) and the number of
+ * its unclaimed pieces. Invariants:
+ *   1. A claim is one compare-and-swap of the word. The word alone says whether there is anything to
+ *      claim, so a thread that slept through phases or jobs cannot claim a piece of an old phase.
+ *   2. `left` counts unfinished pieces. The thread that finishes the last one begins the next phase: it
+ *      writes the fields first and the word last. A phase ends when its pieces are finished, no matter
+ *      which threads took part. A descheduled thread delays the others only if it holds pieces.
+ *   3. run, arg and total are read after a claim; they cannot change until the claimed piece is
+ *      finished. cut is read before it and may belong to another phase. Then only the claim's size
+ *      differs.
+ *   4. A waiting thread spins for SPIN_NS, then sleeps on a bell. It sets `asleep` and reads the word
+ *      again before it sleeps. The publisher writes the word first and reads `asleep` after.
  */
 #include "base/pool.h"
 #include "base/clock.h"
@@ -28,10 +28,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PIECE_BITS = 24, IDLE = (1 << PIECE_BITS) - 1 }; /* IDLE: in place of a count, no job */
+enum { PIECE_BITS = 24, IDLE = (1 << PIECE_BITS) - 1 }; /* IDLE: no job */
 
-/* Longer than the pauses between the jobs of a step and than what one piece takes longer than
- * another; short against the time for which a scheduler takes a thread away. */
+/* SPIN_NS is longer than the pauses between jobs of a step and than the usual difference between
+ * pieces, and shorter than a scheduler's time slice. */
 enum { SPIN_NS = 100000, SPINS_PER_LOOK = 32 };
 
 struct worker {
@@ -40,27 +40,27 @@ struct worker {
     int ith;
 };
 
-/* Where threads sleep. */
+/* A futex that threads sleep on. */
 struct bell {
     _Atomic uint32_t rung;
-    _Atomic bool asleep; /* somebody sleeps, or is about to */
+    _Atomic bool asleep; /* a thread sleeps or is about to */
 };
 
 struct pool {
     int n;
     struct worker *workers; /* (n), entry 0 unused: the caller */
-    /* The phase in work. */
+    /* The current phase. */
     _Alignas(64) _Atomic uint64_t word; /* epoch << PIECE_BITS | unclaimed, or IDLE */
     void (*run)(void *arg, int ith, int first, int last);
     void *arg;
     int total;
     _Atomic int cut;
     _Alignas(64) _Atomic int left;
-    /* The job: only the thread that begins a phase reads and writes these. */
+    /* The job. Only the thread that begins a phase accesses these. */
     _Alignas(64) const struct pool_phase *phases;
     int n_phases, phase;
-    _Alignas(64) struct bell caller; /* waits for the next phase or the end */
-    _Alignas(64) struct bell team;   /* wait for anything to do */
+    _Alignas(64) struct bell caller; /* the caller waits for the next phase or the end */
+    _Alignas(64) struct bell team;   /* helpers wait for work */
     _Atomic bool quit;
 };
 
@@ -79,7 +79,7 @@ static void ring(struct bell *b)
     syscall(SYS_futex, &b->rung, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Returns when the word is no longer `seen`. */
+/* Waits until the word differs from `seen`. */
 static void wait_change(struct pool *p, uint64_t seen, struct bell *b)
 {
     int64_t end = 0;
@@ -107,7 +107,7 @@ static void publish(struct pool *p, int unclaimed)
     atomic_store(&p->word, (epoch + 1) << PIECE_BITS | (uint64_t)unclaimed);
 }
 
-/* Opens a phase, of whose pieces the first `claimed` are this thread's already. */
+/* Opens a phase. This thread has already claimed its first `claimed` pieces. */
 static void offer(struct pool *p, struct pool_work work, int claimed)
 {
     CHECK(work.n > 0 && work.n < IDLE, "a phase of %d pieces", work.n);
@@ -115,7 +115,7 @@ static void offer(struct pool *p, struct pool_work work, int claimed)
     atomic_store_explicit(&p->cut, work.cut, memory_order_relaxed);
     atomic_store_explicit(&p->left, work.n, memory_order_relaxed);
     publish(p, work.n - claimed);
-    /* The piece of a phase of one is this thread's. */
+    /* This thread claims a single piece for itself. */
     if (work.n > 1) {
         ring(&p->caller);
         ring(&p->team);
@@ -151,7 +151,7 @@ static void finish(struct pool *p, int n)
         advance(p);
 }
 
-/* Claims pieces and runs them. False where there are none to claim in the state *seen. */
+/* Claims pieces and runs them. False if state *seen has nothing to claim. */
 static bool work_once(struct pool *p, int ith, uint64_t *seen)
 {
     uint64_t at = atomic_load_explicit(&p->word, memory_order_acquire);
@@ -185,7 +185,7 @@ static void *worker_main(void *arg)
     }
 }
 
-/* The caller's part of a job: until there is none. */
+/* The caller's share of a job. Returns when the job is done. */
 static void work_all(struct pool *p)
 {
     for (;;) {
@@ -209,7 +209,7 @@ struct pool *pool_new(int n_threads)
     for (int i = 1; i < n_threads; i++) {
         p->workers[i] = (struct worker){.pool = p, .ith = i};
         if (pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i])) {
-            p->n = i; /* the system has no more: it goes with those there are */
+            p->n = i; /* thread limit reached: go on with these */
             break;
         }
     }

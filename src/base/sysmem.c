@@ -1,4 +1,4 @@
-/* Reads what the kernel says of memory. Page cache counts as free: it goes when memory is wanted. */
+/* Reads the kernel's memory figures. Page cache counts as free, because it is reclaimable. */
 #include "base/sysmem.h"
 
 #include <stdbool.h>
@@ -15,7 +15,7 @@ static uint64_t smaller(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* The number in DIR/NAME; "max" and what is no number: false. */
+/* The number in DIR/NAME. False for "max" and other text. */
 static bool read_number(const char *dir, const char *name, uint64_t *out)
 {
     char path[PATH_CAP];
@@ -31,7 +31,7 @@ static bool read_number(const char *dir, const char *name, uint64_t *out)
     return ok;
 }
 
-/* The sum of the fields that stand at the beginning of a line of a file of "field number" lines. */
+/* The sum of the named fields of a file of "field number" lines. */
 static bool read_fields(const char *path, const char *const *fields, int n, uint64_t *sum)
 {
     FILE *f = fopen(path, "re");
@@ -54,7 +54,7 @@ static bool read_fields(const char *path, const char *const *fields, int n, uint
     return found > 0;
 }
 
-/* What the group at `dir` and those above it, up to `top` characters of the path, leave. */
+/* Memory left to the cgroup at `dir` and its ancestors up to `top` characters of the path. */
 static uint64_t group_room(char *dir, size_t top, bool v2)
 {
     static const char *const cache_v1[] = {"total_inactive_file", "total_active_file"};
@@ -77,7 +77,7 @@ static uint64_t group_room(char *dir, size_t top, bool v2)
     }
 }
 
-/* A line of /proc/self/cgroup is "id:controllers:path"; v2 has no controllers there. */
+/* A line of /proc/self/cgroup is "id:controllers:path"; v2 has empty controllers. */
 static uint64_t groups_room(const char *root)
 {
     char path[PATH_CAP], line[PATH_CAP], dir[2 * PATH_CAP];

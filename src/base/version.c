@@ -1,4 +1,4 @@
-/* The only file that is compiled again when the version or the commit changes. */
+/* The only file recompiled when the version or the commit changes. */
 #include "base/version.h"
 
 #ifndef STEEL_VERSION

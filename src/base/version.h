@@ -1,4 +1,4 @@
-/* Which Steel this is. The number stands in the file VERSION, the rest is what the build was told. */
+/* Steel's version, from the file VERSION, and its commit and compilers, from the build. */
 #ifndef STEEL_BASE_VERSION_H
 #define STEEL_BASE_VERSION_H
 

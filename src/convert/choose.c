@@ -1,8 +1,8 @@
 /*
- * Which type each tensor of the output gets. What the user names for it (--tensor and its like) counts
- * first; then, where nothing is asked for, what the source has, as far as GGUF can hold it; then the
- * mix. Always a type whose blocks divide the rows. Notes tell what changes and what is not as asked;
- * a pattern that says nothing of any tensor is an error. Writes nothing.
+ * Chooses the type of each output tensor. A type given by the user for the tensor (--tensor and
+ * similar) has priority. Without any request the source's type is kept, if GGUF can hold it.
+ * Otherwise the mix decides. The chosen type's blocks always divide the rows. Notes report changes
+ * and requests that could not be met; a pattern that matches no tensor is an error. Writes nothing.
  */
 #include "base/buf.h"
 #include "base/mem.h"
@@ -15,15 +15,16 @@ static bool is_float(enum dtype t)
     return t == DT_F32 || t == DT_F16 || t == DT_BF16;
 }
 
-/* The type a source has where it is plain; DT_NONE for packed and computed ones. */
+/* The source's type if it is plain; DT_NONE for packed and computed tensors. */
 static enum dtype plain_type(const struct out_tensor *o)
 {
     bool plain = o->mats && o->mats[0].layout.kind == LAYOUT_PLAIN;
-    return plain ? o->mats[0].data->type : DT_NONE; /* also of a part */
+    return plain ? o->mats[0].data->type : DT_NONE; /* also if it is a part of a tensor */
 }
 
-/* What GGUF can hold of the source bit for bit: the type of all its matrices, F32 where their floats
- * differ. DT_NONE: nothing. A sum with an adapter's change is written anew, which NVFP4 cannot be. */
+/* The type in which GGUF can hold the source bit for bit: the type of all its matrices, or F32 if
+ * their float types differ. DT_NONE: none. A tensor with a merged adapter is re-encoded, which
+ * NVFP4 cannot be. */
 static enum dtype source_type(const struct out_tensor *o)
 {
     enum dtype all = DT_NONE;
@@ -41,7 +42,7 @@ static enum dtype source_type(const struct out_tensor *o)
     return is_float(all) || packed ? all : DT_NONE;
 }
 
-/* The type that the user asks for by the tensor's name, or DT_NONE. */
+/* The type the user requested by tensor name, or DT_NONE. */
 static enum dtype forced_type(const struct out_tensor *o, const struct convert_options *opt,
                               const struct mix_model *model)
 {
@@ -57,7 +58,7 @@ static enum dtype forced_type(const struct out_tensor *o, const struct convert_o
     return forced;
 }
 
-/* The type a matrix should have, whether it fits or not. */
+/* The desired type of a matrix, before its row length is checked. */
 static enum dtype wanted_type(const struct out_tensor *o, const struct convert_options *opt,
                               const struct mix_model *model)
 {
@@ -69,13 +70,13 @@ static enum dtype wanted_type(const struct out_tensor *o, const struct convert_o
     return type;
 }
 
-/* Every pattern must fit a tensor that can have another type. */
+/* Every pattern must match a tensor whose type can change. */
 static bool check_patterns(const struct transcode *t, const struct convert_options *opt,
                            struct error *err)
 {
     for (int i = 0; i < opt->n_overrides; i++) {
         const struct convert_override *x = &opt->overrides[i];
-        const char *fixed = NULL; /* one that it fits and that is never quantised */
+        const char *fixed = NULL; /* a match that is never quantised */
         bool used = false;
         for (size_t k = 0; !used && k < t->n; k++) {
             const struct out_tensor *o = &t->tensors[k];
@@ -102,7 +103,7 @@ static void tell(const struct convert_options *opt, struct buf *text)
     buf_reset(text);
 }
 
-/* Packed sources by kind, a line for those that stay and one for those that change. */
+/* Notes about packed sources, by kind: those kept and those converted. */
 static void tell_packed(const struct transcode *t, const struct convert_options *opt)
 {
     static const char *const names[] = {
@@ -182,7 +183,7 @@ static bool choose_all(struct transcode *t, const struct convert_options *opt,
         enum dtype want = matrix ? wanted_type(o, opt, model) : DT_F32;
         o->type = mix_fitting(want, o->dims[0]);
         misfits[want][o->type] += o->type != want;
-        /* what is no matrix stays as it is, if it is a plain number */
+        /* tensors that are not matrices keep a float type */
         if (!matrix && opt->mix->base != DT_F32 && is_float(from) && t->in->is_gguf)
             o->type = from;
         bool quantised = from != DT_NONE && from != o->type && !is_float(from);
@@ -219,7 +220,7 @@ bool convert_choose(struct transcode *t, const struct convert_options *opt,
 
 int convert_file_type(const struct transcode *t, const struct mix *mix)
 {
-    /* numbers of GGUF for files that are mostly so */
+    /* GGUF's file_type values for files with mostly these types */
     enum { MOSTLY_MXFP4 = 38, MOSTLY_NVFP4 = 39 };
     int type = mix->file_type;
     for (size_t i = 0; i < t->n; i++)

@@ -1,7 +1,7 @@
 /*
- * Encoders in GGUF, under the names llama.cpp reads: pooling_type, the classification head as cls and
- * cls.output, windows as a period. What sentence-transformers' modules say and GGUF has no place for is
- * an error. Owns nothing past the call.
+ * Encoder metadata in GGUF, in llama.cpp's names: pooling_type, the classification head as cls and
+ * cls.output, windows as a period. Modules of sentence-transformers that GGUF cannot express are an
+ * error. Owns nothing after the call.
  */
 #include "convert/encoder.h"
 #include "base/mem.h"
@@ -63,7 +63,7 @@ bool encoder_head(struct transcode *t, const struct tensorfile *f, const struct 
     return true;
 }
 
-/* The labels of a head's scores: readers count them. */
+/* The labels of a classification head. Readers derive the number of scores from them. */
 static void set_labels(struct gguf_writer *w, const char *arch, const struct tensorfile *f, int n)
 {
     const json_t *names = json_object_get(f->config, "id2label");
@@ -82,7 +82,7 @@ static void set_labels(struct gguf_writer *w, const char *arch, const struct ten
     buf_clear(&packed);
 }
 
-/* Every so many layers, from the first on, one does not slide; 0: it is not so. */
+/* The period of layers with full attention, starting at layer 0; 0 = there is no such period. */
 static int window_period(const struct config *c)
 {
     for (int period = 1; period <= c->n_layers; period++) {

@@ -1,8 +1,8 @@
 /*
- * A Hugging Face folder to GGUF: which tensor goes where, in which order of rows, and the numbers of
- * config.json under GGUF's names. Packed sources (layout.h) stay as they are, or are unpacked on the
- * way: choose.c says which. Every tensor of the folder must find its place: one that does not is an
- * error, never silently dropped. The vocabulary is vocab.c's part.
+ * A Hugging Face folder to GGUF: maps tensors, row orders and the values of config.json to GGUF's.
+ * Packed sources (layout.h) are copied or unpacked, as choose.c decides. Every tensor of the folder
+ * must have a destination; an unknown one is an error, never silently dropped. vocab.c writes the
+ * vocabulary.
  */
 #include "base/mem.h"
 #include "convert/convert.h"
@@ -25,7 +25,7 @@ struct folder_plan {
     struct transcode *t;
     bool *used; /* (f->n_tensors) */
     struct error *err;
-    struct pooling pooling; /* of a model that makes vectors */
+    struct pooling pooling; /* of an embedding model */
 };
 
 static bool check_shape(struct folder_plan *p, const struct tensor *t, int64_t n, int64_t rows)
@@ -45,7 +45,7 @@ static bool check_type(struct folder_plan *p, const struct tensor *t)
                      p->f->path, t->name, t->type_name);
 }
 
-/* The name of a tensor in both kinds of file, with suffix; in GGUF the name of all experts. */
+/* A tensor's name in both kinds of file, with suffix. A GGUF has one name for all experts. */
 static void names_of(const struct folder_plan *p, const struct tensor_name *n, int layer,
                      int expert, const char *suffix, char to[128], char from[192])
 {
@@ -62,7 +62,7 @@ static const struct tensor *find_full(struct folder_plan *p, const char *name)
     return t;
 }
 
-/* The whole of a tensor as floats; NULL with an error if it is not of that shape. */
+/* All of a tensor as floats. NULL with an error if its shape differs. */
 static float *read_floats(struct folder_plan *p, const struct tensor *t, int64_t n, int64_t rows)
 {
     if (!check_shape(p, t, n, rows) || !check_type(p, t))
@@ -72,7 +72,7 @@ static float *read_floats(struct folder_plan *p, const struct tensor *t, int64_t
     return v;
 }
 
-/* Which row (or column) of the folder's comes at place i of a GGUF's. */
+/* The folder's row (or column) at index i of a GGUF's tensor. */
 static int64_t tiled(const struct head_tiles *t, int64_t i)
 {
     if (!t->groups || i < t->plain)
@@ -81,12 +81,12 @@ static int64_t tiled(const struct head_tiles *t, int64_t i)
     return t->plain + (head % t->groups * t->each + head / t->groups) * t->len + in;
 }
 
-/* A table of values, or a vector whose entries lie in another order. */
+/* A table of values, or a vector with reordered entries. */
 static bool add_table(struct folder_plan *p, const struct tensor_spec *spec, const struct tensor *t,
                       const char *to)
 {
     int64_t width = spec->width ? spec->width : 1, n = spec->n_in, rows = n / width;
-    bool apart = spec->width && t->dims[1] == 1; /* convolutions have a dimension between */
+    bool apart = spec->width && t->dims[1] == 1; /* convolutions have an extra dimension */
     struct tensor flat = *t;
     if (apart) {
         flat.dims[1] = t->dims[2];
@@ -129,7 +129,7 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
     return true;
 }
 
-/* The bias of `rows`, where there is one, as F32: (n_expert, n). Woven like the rows. */
+/* The bias of `rows`, if any, as F32: (n_expert, n). Interleaved like the rows. */
 static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
                      const struct weight_rows *rows)
 {
@@ -177,7 +177,7 @@ static const struct tensor *find_beside(void *arg, const char *suffix)
     return find_full(at->p, from);
 }
 
-/* Expert e's rows, or all experts' where they are stacked: packed, or plain values. */
+/* Finds expert e's matrix, or all experts' if they are stacked: packed or plain. */
 static bool matrix_source(struct folder_plan *p, const struct tensor_spec *spec,
                           const struct weight_rows *rows, int e, bool stacked,
                           struct input_matrix *s)
@@ -219,7 +219,8 @@ static bool matrix_source(struct folder_plan *p, const struct tensor_spec *spec,
     return check_type(p, t);
 }
 
-/* All rows of a weight that are parts of one tensor, as another one; or that tensor as it is. */
+/* Writes a weight whose rows are all parts of one tensor as one tensor of another name, or that
+ * tensor unchanged. */
 static bool add_as(struct folder_plan *p, const struct tensor_spec *spec)
 {
     char to[128], from[192];
@@ -240,7 +241,7 @@ static bool add_as(struct folder_plan *p, const struct tensor_spec *spec)
     return matrix_source(p, spec, first, 0, false, &o->mats[0]);
 }
 
-/* A matrix for each head out of a tensor of all. */
+/* Splits a tensor of all heads into one matrix per head. */
 static bool add_heads(struct folder_plan *p, const struct tensor_spec *spec,
                       const struct tensor_name *name)
 {
@@ -267,7 +268,7 @@ static bool add_heads(struct folder_plan *p, const struct tensor_spec *spec,
     return true;
 }
 
-/* The order in which a GGUF has the rows, or columns, of a tensor. */
+/* Sets the order of rows or columns in a GGUF. */
 static void reorder(const struct tensor_spec *spec, const struct weight_rows *rows,
                     struct out_tensor *o)
 {
@@ -282,7 +283,7 @@ static void reorder(const struct tensor_spec *spec, const struct weight_rows *ro
     s->step = 1;
 }
 
-/* Rows of a weight, of all experts, as one GGUF tensor. */
+/* Writes rows of a weight, for all experts, as one GGUF tensor. */
 static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
                      const struct weight_rows *rows)
 {
@@ -312,7 +313,8 @@ static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
         return add_as(p, spec);
     for (int k = 0; k < spec->n_rows; k++) {
         struct weight_rows rows = spec->rows[k];
-        if (!strcmp(rows.name->gguf, "position_embd")) { /* in a GGUF just those of the context */
+        if (!strcmp(rows.name->gguf,
+                    "position_embd")) { /* a GGUF has only the rows of the context */
             rows.tensor_rows = rows.n;
             rows.first = p->c->pos_offset;
             rows.n = p->c->context;
@@ -328,7 +330,7 @@ static void add_values(struct folder_plan *p, const char *name, int64_t n, float
     transcode_add(p->t, name, 1, &n)->values = values;
 }
 
-/* Stretched frequencies as GGUF has them: factors that divide the plain ones. */
+/* Scaled RoPE frequencies as GGUF stores them: factors that divide the unscaled ones. */
 static void add_rope_factors(struct folder_plan *p)
 {
     int64_t half = p->c->n_rot / 2;
@@ -346,23 +348,23 @@ static void add_rope_factors(struct folder_plan *p)
     float *a = mem_zalloc((size_t)half, sizeof *a), *b = mem_zalloc((size_t)half, sizeof *b), scale;
     rope_frequencies(&plain.rope, plain.n_rot, NULL, a, &scale);
     rope_frequencies(&p->c->rope, p->c->n_rot, NULL, b, &scale);
-    for (int64_t i = 0; i < half;
-         i++) /* what does not turn: divided by what readers know as such */
+    /* 1e30 marks dims that do not rotate */
+    for (int64_t i = 0; i < half; i++)
         a[i] = b[i] == 0 ? 1e30f : (float)((double)a[i] / (double)b[i]);
     mem_free(b);
     add_values(p, "rope_freqs.weight", half, a);
 }
 
-/* A tensor that GGUF has no place for and the model no use: of other models beside the text model,
- * of blocks that guess tokens and are not used, computed ones. */
+/* A tensor that has no GGUF name and that the text model does not use: other towers, unused draft
+ * blocks, tensors that can be computed. */
 static bool is_spare(const struct folder_plan *p, const char *name)
 {
     const struct config *c = p->c;
     if (!config_is_text(c, name) || strstr(name, "rotary_emb.inv_freq") || layout_is_spare(name))
         return true;
     if (c->tied && !strncmp(name, c->hf_head, strlen(c->hf_head)))
-        return true;            /* some folders hold it all the same */
-    if (config_is_mtp(c, name)) /* blocks behind the first, copies of the embedding and the head */
+        return true;            /* some folders store the tied head too */
+    if (config_is_mtp(c, name)) /* draft blocks after the first; copies of embedding and head */
         return true;
     return c->family->spare && c->family->spare(c, name);
 }
@@ -391,8 +393,8 @@ static bool plan_tensors(struct folder_plan *p)
     return ok;
 }
 
-/* NVFP4 that stays has a number for each matrix, which multiplies its values, beside it: NAME.scale. Of
- * experts whose router has such numbers under that name, they are multiplied into those. */
+/* NVFP4 kept as it is has one factor per matrix in a tensor of its own: NAME.scale. If the router
+ * has per-expert factors under the same name, the factors are multiplied into those. */
 static bool add_scales(struct folder_plan *p)
 {
     for (size_t i = 0, n = p->t->n; i < n; i++) {
@@ -443,7 +445,7 @@ static void set_f32(struct gguf_writer *w, const char *arch, const char *key, do
     gguf_set_f32(w, full, (float)v);
 }
 
-/* One number, or where layers differ one for each. */
+/* One number, or one per layer if they differ. */
 static void set_layers(struct gguf_writer *w, const char *arch, const char *key, int one,
                        const int *each, int n)
 {
@@ -482,14 +484,14 @@ static void set_rope(struct gguf_writer *w, const char *arch, const struct confi
     set_u32(w, arch, "rope.scaling.original_context_length", r->original_context);
     set_f32(w, arch, "rope.scaling.yarn_beta_fast", r->beta_fast);
     set_f32(w, arch, "rope.scaling.yarn_beta_slow", r->beta_slow);
-    /* Readers multiply it by 0.1 ln(factor) + 1, which is the usual value by itself. With a multiplier
-     * of the logarithm (deepseek2) they know it without. */
+    /* Readers multiply it by 0.1 ln(factor) + 1, the default. With log_mul (deepseek2) they compute
+     * the value themselves. */
     if (r->attn_factor > 0 && !(r->log_mul > 0))
         set_f32(w, arch, "rope.scaling.attn_factor",
                 r->attn_factor / (0.1 * log(r->factor > 1 ? r->factor : 1) + 1));
 }
 
-/* What the author advises for sampling, under the names readers of GGUF look for. */
+/* The author's sampling defaults, under the keys that GGUF readers use. */
 static void set_sampling(struct gguf_writer *w, const json_t *generation)
 {
     static const char *const keys[][2] = {
@@ -559,7 +561,7 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
     set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
                n_layers);
     set_u32(w, arch, "attention.head_count", c->n_heads);
-    /* a latent is one key and value of all heads, the turning part in the key alone */
+    /* a latent is one key and value for all heads; the rotated part is in the key only */
     bool latent = c->kv_rank > 0;
     set_layers(w, arch, "attention.head_count_kv", latent ? 1 : c->n_kv_heads, c->layer_kv_heads,
                n_layers);
@@ -581,7 +583,7 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
 
 char *convert_dir(const struct tensorfile *f)
 {
-    /* every shard lies in the folder */
+    /* every shard is in the folder */
     const char *path = f->shards[0].path, *slash = strrchr(path, '/');
     char *dir = slash ? mem_strndup(path, (size_t)(slash - path)) : mem_strdup(".");
     char *full = realpath(dir, NULL);
@@ -593,8 +595,8 @@ char *convert_dir(const struct tensorfile *f)
     return dir;
 }
 
-/* The folder's own type, told by the embedding; what packed weights become that GGUF cannot hold: F16,
- * since they are finer than BF16 is. */
+/* The folder's own type, taken from the embedding. Packed folders get F16 in place of BF16: weights
+ * that GGUF cannot hold packed are finer than BF16. */
 static const struct mix *source_mix(const struct tensorfile *f, const struct config *c)
 {
     char name[96];
@@ -607,11 +609,11 @@ static const struct mix *source_mix(const struct tensorfile *f, const struct con
     return mix_find(type == DT_F32 ? "F32" : type == DT_F16 ? "F16" : "BF16");
 }
 
-/* Whether YaRN's bounds are rounded no key says: readers take them as the architecture's models have
- * them. */
+/* No GGUF key says whether YaRN's bounds are rounded; readers follow the architecture's default.
+ * Notes a difference. */
 static void tell_yarn(const struct folder_plan *p, const struct convert_options *opt)
 {
-    bool whole = p->c->family != &family_gpt_oss; /* what they take */
+    bool whole = p->c->family != &family_gpt_oss; /* the readers' default */
     if (p->c->rope.kind == ROPE_YARN && p->c->rope.no_truncate == whole && opt->note)
         opt->note(opt->arg,
                   whole ? "config.json: truncate: GGUF has no key for it: the bounds of YaRN "

@@ -1,7 +1,7 @@
 /*
- * Importance matrix files: see imatrix.h. Owns the map. A GGUF one holds pairs of tensors NAME.in_sum2
- * (n, n_mats) and NAME.counts (1, n_mats); a .dat one is a count, then per entry a name, the number of
- * calls and n * n_mats sums. Both are checked fully at open.
+ * Importance matrix files: see imatrix.h. Owns the map. A GGUF has pairs of tensors NAME.in_sum2
+ * (n, n_mats) and NAME.counts (1, n_mats). A .dat has a count, then per entry a name, the number of
+ * calls and n * n_mats sums. Both are fully checked at open.
  */
 #include "convert/imatrix.h"
 #include "base/map.h"
@@ -20,7 +20,7 @@
 struct imatrix_entry {
     char *name;
     const uint8_t *sums;   /* (n_sums) floats, unaligned */
-    const uint8_t *counts; /* (n_counts) floats, or NULL: all counted alike */
+    const uint8_t *counts; /* (n_counts) floats, or NULL: equal counts */
     size_t n_sums, n_counts;
 };
 
@@ -92,7 +92,7 @@ static bool read_gguf(struct imatrix *m, const char *path, struct error *err)
                 : error_set(err, "%s: no tensor NAME.in_sum2: not an importance matrix", path);
 }
 
-/* A 32-bit count that must fit into what is left. */
+/* A 32-bit count, checked against the remaining bytes. */
 static bool take_count(const struct imatrix *m, size_t *pos, size_t each, int32_t *out)
 {
     if (!m->map || m->bytes - *pos < 4)
@@ -115,7 +115,7 @@ static bool read_dat(struct imatrix *m, const char *path, struct error *err)
         pos += (size_t)len;
         if (m->bytes - pos < 4)
             return error_set(err, "%s: '%.100s': file ends early", path, e->name);
-        memcpy(&calls, m->map + pos, 4); /* a common factor: of no effect on the weights */
+        memcpy(&calls, m->map + pos, 4); /* a common factor, which cancels */
         pos += 4;
         if (!take_count(m, &pos, 4, &values) || values < 1)
             return error_set(err, "%s: '%.100s': bad number of values", path, e->name);
@@ -212,7 +212,7 @@ bool imatrix_weights(const struct imatrix *m, const char *name, size_t i, size_t
     double sum = 0;
     for (size_t k = 0; k < n; k++)
         sum += (double)get(e->sums, i * n + k);
-    if (!(sum > 0)) /* an expert that was never chosen */
+    if (!(sum > 0)) /* the expert was never selected */
         return false;
     double scale = (double)n / sum;
     for (size_t k = 0; k < n; k++) {

@@ -1,4 +1,4 @@
-/* See lora.h. Owns adapters while a file is written; the rows are made in transcode.c. */
+/* See lora.h. Owns the adapters while a file is written; transcode.c computes the rows. */
 #include "convert/lora.h"
 #include "base/buf.h"
 #include "base/mem.h"
@@ -23,14 +23,14 @@ static struct out_tensor *find_out(struct transcode *t, const char *name)
     return NULL;
 }
 
-/* Row i of a GGUF's tensor is this row of the run. */
+/* The weight's row that is row i of a GGUF's tensor. */
 static int interleaved_row(const struct weight_rows *rows, int i)
 {
     int D = rows->interleaved, in = D ? i % D : 0;
     return D ? i - in + in % 2 * (D / 2) + in / 2 : i;
 }
 
-/* Whether a GGUF has a tensor of its own for the run, in its order. */
+/* Whether a GGUF has a separate tensor for these rows, in this order. */
 static bool has_place(const struct tensor_spec *spec, const struct weight_rows *rows, bool is_gguf)
 {
     bool tied = spec->role == WEIGHT_HEAD && !strcmp(rows->name->gguf, "token_embd");
@@ -60,7 +60,7 @@ static void add_merge(struct out_tensor *o, const struct tensor_spec *spec, int 
         o->merge_rows[r] = first + (interleaved ? interleaved_row(&spec->rows[k], r) : r);
 }
 
-/* Whether a change has anything for these rows. */
+/* Whether the adapter changes any of these rows. */
 static bool touches(const struct lora *l, int first, int n)
 {
     for (int e = 0; e < l->n_expert; e++)
@@ -119,7 +119,7 @@ void merge_close(struct merge *m)
     *m = (struct merge){0};
 }
 
-/* Types stay: what changes and cannot be written in its own is an error. */
+/* Tensor types are kept. A changed tensor that cannot be re-encoded in its type is an error. */
 static bool keep_types(struct transcode *t, struct error *err)
 {
     for (size_t i = 0; i < t->n; i++) {
@@ -188,7 +188,7 @@ static const struct lora_part *part_at(const struct lora_matrix *m, int first)
     return NULL;
 }
 
-/* The most of any expert: others have rows and columns of zeros behind theirs. */
+/* The largest rank of any expert. Others are padded with zero rows and columns. */
 static int run_rank(const struct lora *l, int first)
 {
     int most = 0;
@@ -229,8 +229,8 @@ static void add_run(struct transcode *t, const struct tensor_spec *spec, int k,
     }
 }
 
-/* Scales are in B already; readers divide alpha by the rank, so that alpha is the rank where all have
- * one, and is left out, which means no scale, where they differ. */
+/* B already includes the scale. Readers compute alpha / rank, so alpha is set to the rank if all
+ * ranks are equal. Otherwise it is omitted, which means a scale of 1. */
 static bool list_factors(struct transcode *t, const char *path, const struct config *c,
                          const struct tensor_spec *specs, const struct adapter *a, int *alpha,
                          struct error *err)

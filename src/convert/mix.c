@@ -1,4 +1,5 @@
-/* The mixes: see mix.h. Tables and a few rules; no state, so the order of tensors does not matter. */
+/* The mixes: see mix.h. Tables and a few rules, without state, so the order of tensors does not
+ * matter. */
 #include "convert/mix.h"
 
 #include <stdio.h>
@@ -45,7 +46,7 @@ static const struct mix mixes[N_MIXES] = {
     [MIX_MXFP4] = {"MXFP4", DT_MXFP4, 38},
 };
 
-/* Other spellings people type. */
+/* Aliases. */
 static const struct {
     const char *name;
     enum mix_id mix;
@@ -89,10 +90,10 @@ bool mix_is_matrix(const char *name, int n_dims, const int64_t *dims)
            !strstr(name, "_norm.weight") && !strstr(name, "ffn_gate_inp.weight") &&
            !strstr(name, "conv1d.weight") && strncmp(name, "position_embd.", 14) &&
            strncmp(name, "token_types.", 12) &&
-           strncmp(name, "cls.", 4); /* which other readers take as floats only */
+           strncmp(name, "cls.", 4); /* other readers require floats here */
 }
 
-/* Attention values are few and matter much, the more so the more heads share them. */
+/* Attention values are few and sensitive, more so when many heads share them. */
 static enum dtype attn_v(enum mix_id mix, const struct mix_model *m, int layer, enum dtype type)
 {
     bool shared = m->n_heads / m->n_kv_heads >= 4, few = m->n_heads > m->n_kv_heads;
@@ -123,7 +124,7 @@ static enum dtype attn_v(enum mix_id mix, const struct mix_model *m, int layer, 
     default:
         break;
     }
-    /* Llama 70B: eight query heads to a value head */
+    /* Llama 70B has eight query heads per value head */
     if (m->is_llama && m->n_layers == 80 && m->n_heads != m->n_kv_heads &&
         (type == DT_Q3_K || type == DT_Q4_K))
         type = DT_Q5_K;
@@ -219,7 +220,7 @@ enum dtype mix_choose(const struct mix *mix, const struct mix_model *m, const ch
         type = attn_v(id, m, layer, type);
     } else if (strstr(name, "attn_k.weight")) {
         if (id == MIX_Q3_K_M && m->n_heads > m->n_kv_heads)
-            type = DT_Q4_K; /* shared, so they are few, and a bit more of them pays */
+            type = DT_Q4_K; /* shared experts are few, and gain from a few more bits */
         type = m->n_expert == 8 ? DT_Q8_0 : type;
     } else if (strstr(name, "ffn_down")) {
         type = ffn_down(id, m, layer, type);

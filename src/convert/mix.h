@@ -1,7 +1,7 @@
 /*
- * Which tensor of a model becomes which type under a named mix such as Q4_K_M: most weights in the
- * base type, the few that matter most (output head, attention values, some down projections) a step
- * better. The choices are the ones users of GGUF know, so that files compare.
+ * Which type each tensor gets under a named mix such as Q4_K_M: most weights the base type, the few
+ * most sensitive ones (output head, attention values, some down projections) a better one. The
+ * choices match llama.cpp's, so that files are comparable.
  */
 #ifndef STEEL_CONVERT_MIX_H
 #define STEEL_CONVERT_MIX_H
@@ -14,25 +14,25 @@ struct mix {
     int file_type; /* GGUF's general.file_type */
 };
 
-/* What the choice depends on besides the tensor. */
+/* Model properties that the choice depends on. */
 struct mix_model {
     int n_layers, n_expert, n_heads, n_kv_heads;
-    bool is_llama;   /* the architecture called so */
-    bool tied;       /* no output head of its own: the embedding is it */
+    bool is_llama;   /* the architecture is "llama" */
+    bool tied;       /* the embedding is the output head */
     bool importance; /* an importance matrix is given */
 };
 
 const struct mix *mix_find(const char *name); /* case-insensitive; NULL if unknown */
 const char *mix_names(void);                  /* "F32, F16, ...", for messages */
 
-/* Whether a tensor may be quantised: norms, biases, routers and their like never are. */
+/* Whether a tensor may be quantised. Norms, biases, routers and similar tensors never are. */
 bool mix_is_matrix(const char *name, int n_dims, const int64_t *dims);
 
-/* Type for a matrix. Its rows may not divide into that type's blocks: see mix_fitting. */
+/* The type of a matrix. Its rows may not be divisible into blocks: see mix_fitting. */
 enum dtype mix_choose(const struct mix *m, const struct mix_model *model, const char *name,
                       const int64_t *dims);
 
-/* The type itself where rows of n values divide into its blocks, else the nearest that fits. */
+/* The type itself if its blocks divide rows of n values, else the nearest type that fits. */
 enum dtype mix_fitting(enum dtype type, int64_t n);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * GGUF to GGUF: metadata carried over, every tensor's type chosen (choose.c), data streamed through
- * transcode. Knows metadata keys of its own concern only (file type, split, importance matrix).
+ * GGUF to GGUF: copies metadata, chooses every tensor's type (choose.c), streams the data through
+ * transcode. Knows only the metadata keys that it changes (file type, split, importance matrix).
  */
 #include "base/mem.h"
 #include "quant/quantize.h"
@@ -91,7 +91,7 @@ static struct out_tensor *find_out(struct transcode *t, const char *name)
     return NULL;
 }
 
-/* Takes tensor s off the list; its values become what multiplies those of the one at `of`. */
+/* Removes tensor s from the list; its values become the factors of the tensor at `of`. */
 static bool fold_scale(struct transcode *t, struct out_tensor *s, size_t of, struct error *err)
 {
     struct out_tensor *o = &t->tensors[of];
@@ -112,7 +112,7 @@ static bool fold_scale(struct transcode *t, struct out_tensor *s, size_t of, str
     return true;
 }
 
-/* Weights of NVFP4 have one more number each, NAME.scale, which another type has in its values. */
+/* NVFP4 weights have one more factor each, NAME.scale. Other types include it in their values. */
 static bool fold_scales(struct transcode *t, const struct model_family *family, struct error *err)
 {
     for (size_t i = 0; i < t->n; i++) {
@@ -127,7 +127,7 @@ static bool fold_scales(struct transcode *t, const struct model_family *family, 
         size_t before = s && s < o;
         if (s && !fold_scale(t, s, i, err))
             return false;
-        i -= before; /* the list moved */
+        i -= before; /* entries moved down */
     }
     return true;
 }

@@ -1,7 +1,7 @@
 /*
- * The few fields of a SentencePiece model (a protocol-buffers message) that GGUF wants. The wire
- * format: a varint key (field number * 8 + wire type), then a varint, 8 bytes, a length and bytes, or
- * 4 bytes. Unknown fields are skipped. Every length is checked against what is left.
+ * Parses the fields of a SentencePiece model (a protocol-buffers message) that GGUF needs. Wire
+ * format: a varint key (field number * 8 + wire type), then a varint, 8 bytes, a length and bytes,
+ * or 4 bytes. Unknown fields are skipped. Every length is checked against the remaining bytes.
  */
 #include "convert/sentencepiece.h"
 #include "base/mem.h"
@@ -40,7 +40,7 @@ static bool varint(struct wire_reader *r, uint64_t *out)
     return false;
 }
 
-/* Next field; false at the end or (then p is not at the end) on damage. */
+/* Next field. False at the end, or on damage, when p is not at the end. */
 static bool next(struct wire_reader *r, struct field *f)
 {
     uint64_t key, len;

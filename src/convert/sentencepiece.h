@@ -17,12 +17,12 @@ struct piece {
 struct sentencepiece {
     struct piece *pieces; /* (n) */
     int n;
-    bool add_space; /* a space is put before the text */
+    bool add_space; /* a space is prepended to the text */
     uint8_t *map;   /* (bytes) */
     size_t bytes;
 };
 
-/* Only BPE models: GGUF's "llama" vocabulary is one. */
+/* Accepts BPE models only, since GGUF's "llama" vocabulary is BPE. */
 struct sentencepiece *sentencepiece_open(const char *path, struct error *err);
 void sentencepiece_close(struct sentencepiece *s);
 

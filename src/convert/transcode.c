@@ -1,7 +1,7 @@
 /*
- * See transcode.h. Work is cut into chunks of rows, listed up front; threads take the next one from a
- * counter, so a chunk's result never depends on who made it. Owns no file. Must not know which tensor
- * means what.
+ * See transcode.h. Work is split into chunks of rows up front. Threads take the next chunk from a
+ * counter, so a chunk's result does not depend on the thread. Owns no file. Does not know the
+ * meaning of tensors.
  */
 #include "convert/transcode.h"
 #include "backend/rawweight.h"
@@ -32,7 +32,7 @@ struct transcode_job {
     struct gguf_writer *w;
     struct transcode_chunk *chunks; /* (n_chunks) */
     size_t n_chunks;
-    size_t max_values, max_row; /* of any chunk; of any row */
+    size_t max_values, max_row; /* largest chunk, longest row */
     size_t total;               /* input bytes */
     atomic_size_t next, done;
     atomic_bool stop;
@@ -95,7 +95,7 @@ static bool is_plain(const struct input_matrix *s)
     return s->layout.kind == LAYOUT_PLAIN && !s->tensor_rows;
 }
 
-/* Row of the input that becomes row r of the output. */
+/* The input row that becomes row r of the output. */
 static int64_t interleaved_row(const struct out_tensor *o, int64_t r)
 {
     if (!o->heads)
@@ -109,7 +109,7 @@ static bool is_packed(const struct input_matrix *s)
     return s->layout.kind != LAYOUT_PLAIN;
 }
 
-/* Rows of a packed matrix, in the forms of struct raw_seg, then as floats. */
+/* Reads rows of a packed matrix in the formats of struct raw_seg, then converts them to floats. */
 static bool read_packed(const struct transcode *t, const struct input_matrix *s,
                         const struct layout_rows *rows, float *out, struct error *err)
 {
@@ -138,13 +138,13 @@ static bool read_packed(const struct transcode *t, const struct input_matrix *s,
     return ok;
 }
 
-/* Rows that lie in another order are read one by one. */
+/* Whether rows are in order. Otherwise they are read one by one. */
 static bool in_order(const struct out_tensor *o)
 {
     return !o->heads && !o->order;
 }
 
-/* n rows from output row r on (in another order: one) of the packed matrix that chunk c is of. */
+/* The packed matrix's rows for n output rows from row r (n is 1 if they are out of order). */
 static struct layout_rows packed_rows(const struct out_tensor *o, const struct input_matrix *s,
                                       const struct transcode_chunk *c, int64_t r, int n)
 {
@@ -155,7 +155,7 @@ static struct layout_rows packed_rows(const struct out_tensor *o, const struct i
                                 .n = n};
 }
 
-/* The rows of a chunk out of a packed matrix. Across, its rows are columns of ours. */
+/* Unpacks a chunk's rows from a packed matrix. If it is transposed, its rows are our columns. */
 static bool unpack_chunk(const struct transcode *t, const struct out_tensor *o,
                          const struct input_matrix *s, const struct transcode_chunk *c, float *out,
                          struct error *err)
@@ -191,7 +191,7 @@ bool transcode_copies(const struct out_tensor *o)
     return true;
 }
 
-/* Row r of the part of a tensor that s is; `base` rows of the tensor are before the matrix. */
+/* Reads row r of the tensor part s. The matrix starts at the tensor's row `base`. */
 static void read_part(const struct out_tensor *o, const struct input_matrix *s, int64_t base,
                       int64_t r, size_t n, float *out)
 {
@@ -245,7 +245,7 @@ static bool read_rows(const struct transcode *t, const struct out_tensor *o,
     return true;
 }
 
-/* What adapters change of a chunk's rows. */
+/* Adds the adapters' changes to a chunk's rows. */
 static void add_merges(const struct out_tensor *o, const struct transcode_chunk *c, float *values)
 {
     for (int k = 0; k < o->n_merges; k++)
@@ -254,7 +254,7 @@ static void add_merges(const struct out_tensor *o, const struct transcode_chunk 
                          values + (size_t)i * (size_t)o->dims[0]);
 }
 
-/* Gives back the pages of a chunk's input. Neighbours may share the last one: they read it again. */
+/* Releases the pages of a chunk's input. A page shared with a neighbour is read again. */
 static void forget_chunk(const struct transcode_job *r, const struct out_tensor *o,
                          const struct transcode_chunk *c)
 {
@@ -263,9 +263,9 @@ static void forget_chunk(const struct transcode_job *r, const struct out_tensor 
     int64_t row;
     const struct input_matrix *s = chunk_source(o, c, &row);
     if (!is_plain(s) || o->heads) {
-        bool one = s->tensor_rows || s->layout.n_stack; /* of several matrices */
+        bool one = s->tensor_rows || s->layout.n_stack; /* one of several matrices */
         bool last = c->row + c->rows == o->rows && (!one || c->mat == o->n_mats - 1);
-        if (last) /* read across: drop the whole at its end */
+        if (last) /* column access: drop the whole tensor at its end */
             tensorfile_forget(r->t->in, s->data);
         return;
     }
@@ -288,7 +288,7 @@ static void fail(struct transcode_job *r, const struct error *err)
     atomic_store(&r->stop, true);
 }
 
-/* Halves (as values or as scales) end at 65504. */
+/* Types whose values or scales are fp16, with a maximum of 65504. */
 static bool needs_half_range(enum dtype t)
 {
     return t != DT_F32 && t != DT_BF16 && t != DT_MXFP4;
@@ -316,7 +316,7 @@ struct buffers {
     uint8_t *blocks;         /* (4 max_values) */
 };
 
-/* Blocks of rows into the order of the columns; spare: as many bytes. */
+/* Reorders the blocks of rows by the column order. spare: a buffer of the same size. */
 static void move_blocks(const struct out_tensor *o, size_t rows, uint8_t *data, uint8_t *spare)
 {
     size_t len = (size_t)dtype_table[o->type].block_len, each = dtype_bytes(o->type, len);
@@ -328,7 +328,7 @@ static void move_blocks(const struct out_tensor *o, size_t rows, uint8_t *data, 
     }
 }
 
-/* The rows of a packed matrix in its own type, bit for bit. */
+/* Copies rows of a packed matrix in their own type, bit for bit. */
 static bool copy_packed(const struct transcode_job *r, const struct out_tensor *o,
                         const struct input_matrix *s, const struct transcode_chunk *c,
                         struct buffers *b, struct error *err)
@@ -336,7 +336,7 @@ static bool copy_packed(const struct transcode_job *r, const struct out_tensor *
     size_t row_bytes = dtype_bytes(o->type, (size_t)o->dims[0]);
     int step = in_order(o) ? c->rows : 1;
     for (int32_t i = 0; i < c->rows; i += step) {
-        float scale; /* of the whole matrix: a tensor of its own (folder.c) */
+        float scale; /* of the whole matrix; a separate tensor (folder.c) */
         struct layout_rows rows = packed_rows(o, s, c, c->row + i, step);
         struct layout_planes to = {.data = b->blocks + (size_t)i * row_bytes, .scale = &scale};
         bool permuted;
@@ -460,7 +460,7 @@ bool transcode_run(struct transcode *t, struct gguf_writer *w, struct error *err
     mem_free(r.chunks);
     if (!r.err.msg[0])
         return tensorfile_is_whole(t->in, TENSORFILE_ALL, err);
-    /* A failed write is the writer's story to tell. */
+    /* The writer reports a failed write itself. */
     struct error write_err = {0};
     if (gguf_writer_failed(w, &write_err))
         r.err = write_err;

@@ -1,7 +1,7 @@
 /*
- * The engine behind `convert` and `quantize`: a list of output tensors, each with where its rows come
- * from, is read, turned into floats, quantised and written by all threads, a few megabytes each. Input
- * pages are given back as they are used, so memory does not grow with the model.
+ * The common part of `convert` and `quantize`. Takes a list of output tensors and the source of
+ * their rows; reads, dequantises, quantises and writes them with all threads, a few megabytes at a
+ * time. Input pages are released after use, so memory does not grow with the model.
  */
 #ifndef STEEL_CONVERT_TRANSCODE_H
 #define STEEL_CONVERT_TRANSCODE_H
@@ -14,15 +14,15 @@
 /* One matrix of an input file. */
 struct input_matrix {
     const struct tensor *data;   /* values or blocks; of a packed matrix, its codes */
-    struct packed_layout layout; /* LAYOUT_PLAIN: data is all there is */
-    /* These are rows first, first + step, ... of the tensor's, a plain one's of `of` in each matrix;
-     * of 0: all of them. across: it is stored transposed. */
+    struct packed_layout layout; /* LAYOUT_PLAIN: only data is set */
+    /* Row i is the tensor's row first + step * i. tensor_rows: rows per matrix of a plain tensor; 0
+     * = it has exactly these rows. transposed: stored as (n_in, tensor_rows). */
     int first, step, tensor_rows;
     bool transposed;
-    int64_t offset; /* rows of the tensor before the matrix; a plain one's of is set */
+    int64_t offset; /* first tensor row of the matrix; needs tensor_rows if plain */
 };
 
-/* A change that is added to the rows of a tensor before they are written. */
+/* An adapter's change that is added to a tensor's rows before they are written. */
 struct merge_part {
     const struct lora *l;
     float scale;
@@ -36,19 +36,19 @@ struct out_tensor {
     int64_t dims[TENSOR_MAX_DIMS];
     int64_t rows; /* of each matrix */
     int n_mats;
-    struct input_matrix *mats; /* (n_mats), or (1) holding all of them; NULL: `values` */
+    struct input_matrix *mats; /* (n_mats), or one that holds all matrices; NULL: `values` */
     float *values;             /* (rows, dims[0]) computed here, n_mats = 1 */
-    float *scales; /* (n_mats) what multiplies the values of a GGUF's NVFP4; owned, or NULL */
+    float *scales;             /* (n_mats) NVFP4: factor on a GGUF's values; owned, or NULL */
     /* > 0: number of heads whose rows are interleaved, first half with second half. GGUF stores q
      * and k of the llama architecture in this order. */
     int heads;
-    /* Where the parts of a tensor (a plain one's source.of) lie in another order: source rows, and
-     * columns, of those of the output. (rows), (dims[0]), owned; NULL = as they are */
+    /* Source rows, and columns, in output order, for parts of a tensor (plain:
+     * input_matrix.tensor_rows) that are reordered. (rows), (dims[0]), owned; NULL = in order. */
     int32_t *order, *columns;
-    bool weighted;             /* importance is known under this name */
+    bool weighted;             /* the importance matrix has this name */
     struct merge_part *merges; /* (n_merges) owned */
     int n_merges;
-    int32_t *merge_rows; /* (rows) of a matrix: which row of the change's weight each is; owned */
+    int32_t *merge_rows; /* (rows) row of the changed weight for each row of a matrix; owned */
 };
 
 struct transcode {
@@ -64,12 +64,12 @@ struct transcode {
 /* Appends a zeroed tensor with its name and shape. */
 struct out_tensor *transcode_add(struct transcode *t, const char *name, int n_dims,
                                  const int64_t *dims);
-int transcode_sources(const struct out_tensor *o); /* how many mats has */
-/* Whether packed matrices can be written in their own type: no block is taken apart. */
+int transcode_sources(const struct out_tensor *o); /* length of mats */
+/* Whether packed matrices can be copied in their own type, without unpacking blocks. */
 bool transcode_copies(const struct out_tensor *o);
 void transcode_clear(struct transcode *t);
 
-/* Declares the tensors to the writer, begins the file and writes all data. The caller finishes it. */
+/* Declares the tensors, begins the file and writes all data. The caller finishes the writer. */
 bool transcode_run(struct transcode *t, struct gguf_writer *w, struct error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * tokenizer.json, tokenizer.model and tokenizer_config.json to tokenizer.ggml.*: the token list with
- * kinds, merges or scores, special ids, the chat template. Kinds of vocabulary: byte-level BPE ("gpt2"
- * in GGUF), SentencePiece BPE with byte fallback ("llama"), and of encoders also WordPiece ("bert") and
- * Unigram ("t5"). Owns nothing past the call.
+ * Converts tokenizer.json, tokenizer.model and tokenizer_config.json to tokenizer.ggml.*: the token
+ * list with kinds, merges or scores, special ids, the chat template. Vocabularies: byte-level BPE
+ * ("gpt2" in GGUF), SentencePiece BPE with byte fallback ("llama"), and for encoders WordPiece
+ * ("bert") and Unigram ("t5"). Owns nothing after the call.
  */
 #include "convert/vocab.h"
 #include "convert/sentencepiece.h"
@@ -28,7 +28,7 @@ struct token {
     size_t len;
     char *own;
     float score;
-    int32_t kind; /* 0 = no token here yet */
+    int32_t kind; /* 0 = no token yet */
 };
 
 struct vocab_writer {
@@ -45,7 +45,7 @@ struct vocab_writer {
     struct error *err;
 };
 
-/* Pre-tokenizers GGUF has names for, by the pattern tokenizer.json spells out. */
+/* Pre-tokenizers with a GGUF name, by their pattern in tokenizer.json. */
 #define ENGLISH "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 #define SPACES  "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define TAIL    "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -110,14 +110,14 @@ static bool looks_special(const char *s, size_t n)
     return (n == 5 && !memcmp(s, "<pad>", 5)) || (n == 6 && !memcmp(s, "<mask>", 6));
 }
 
-/* "<0x41>": a byte of its own. */
+/* "<0x41>": a byte token. */
 static bool is_byte_token(const char *s, size_t n)
 {
     return n == 6 && !memcmp(s, "<0x", 3) && s[5] == '>' &&
            strspn(s + 3, "0123456789ABCDEFabcdef") == 2;
 }
 
-/* An added token replaces what the base vocabulary has in its place. */
+/* An added token replaces the base vocabulary's token of the same id. */
 static bool add_added(struct vocab_writer *v, json_int_t id, const json_t *entry)
 {
     const json_t *content = json_object_get(entry, "content");
@@ -144,7 +144,7 @@ static bool add_all_added(struct vocab_writer *v)
             return false;
     }
     const char *key;
-    if (!v->root) /* a folder with tokenizer.model alone lists them here */
+    if (!v->root) /* a folder without tokenizer.json lists them here */
         json_object_foreach(json_object_get(v->f->tokenizer_config, "added_tokens_decoder"), key,
                             entry)
         {
@@ -187,7 +187,7 @@ static bool add_pieces(struct vocab_writer *v)
     return true;
 }
 
-/* Rows of the embedding that no token names. */
+/* Embedding rows without a token. */
 static void fill_unused(struct vocab_writer *v)
 {
     for (int i = 0; i < v->n; i++) {
@@ -250,7 +250,8 @@ static bool merge_parts(const json_t *m, const char **a, size_t *na, const char 
     return true;
 }
 
-/* GGUF separates the parts by a space: one inside a part is written as byte-level BPE spells it. */
+/* GGUF separates the parts by a space. A space inside a part is written in byte-level BPE's
+ * spelling. */
 static void add_part(struct buf *b, const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -288,7 +289,7 @@ static bool write_merges(struct vocab_writer *v)
     return ok;
 }
 
-/* Without tokenizer.model the order of merges stands for the scores: earlier merges score higher. */
+/* Without tokenizer.model the merge order replaces the scores: earlier merges score higher. */
 static bool scores_from_merges(struct vocab_writer *v)
 {
     json_t *merges = json_object_get(json_object_get(v->root, "model"), "merges"), *m;
@@ -351,7 +352,7 @@ static const char *find_pre(struct vocab_writer *v)
                        i < sizeof pre_tokenizers / sizeof *pre_tokenizers;
          i++)
         if (!strcmp(pattern, pre_tokenizers[i].pattern)) {
-            /* the same words, but readers know more of a vocabulary by its name */
+            /* same splitting rules, but the name tells readers more about the vocabulary */
             const char *type = json_string_value(json_object_get(v->f->config, "model_type"));
             bool glm =
                 type && !strncmp(type, "glm4", 4) && !strcmp(pre_tokenizers[i].name, "llama-bpe");
@@ -366,7 +367,7 @@ static const char *find_pre(struct vocab_writer *v)
 
 /* Special ids and flags. */
 
-/* Id of the token that tokenizer_config.json calls `key`, or -1. */
+/* Id of tokenizer_config.json's token `key`, or -1. */
 static int64_t config_token(const struct vocab_writer *v, const char *key)
 {
     const json_t *t = json_object_get(v->f->tokenizer_config, key);
@@ -393,7 +394,7 @@ static int64_t special_id(const struct vocab_writer *v, const char *which)
     return json_is_integer(n) && json_integer_value(n) < v->n ? json_integer_value(n) : -1;
 }
 
-/* What the post-processor's template puts first (or last): a token's text, or NULL. */
+/* The token text that the post-processor's template adds at the start (or end), or NULL. */
 static const char *template_token(const struct vocab_writer *v, bool last, bool *known)
 {
     const json_t *pp = json_object_get(v->root, "post_processor");
@@ -435,7 +436,7 @@ static void write_add_flag(struct vocab_writer *v, const char *which, bool last,
     gguf_set_bool(v->w, full, add && id >= 0);
 }
 
-/* What encoders put around a text, and how many kinds of tokens they know. */
+/* The special tokens that encoders add around a text, and the number of token types. */
 static void write_encoder(struct vocab_writer *v, int64_t id[4])
 {
     int64_t cls = special_id(v, "cls"), sep = special_id(v, "sep"), mask = special_id(v, "mask");
@@ -444,7 +445,7 @@ static void write_encoder(struct vocab_writer *v, int64_t id[4])
     id[1] = sep >= 0 ? sep : id[1];
     if (cls >= 0)
         gguf_set_u32(v->w, "tokenizer.ggml.cls_token_id", (uint32_t)cls);
-    if (sep >= 0) /* spelled so */
+    if (sep >= 0) /* GGUF's spelling */
         gguf_set_u32(v->w, "tokenizer.ggml.seperator_token_id", (uint32_t)sep);
     if (mask >= 0)
         gguf_set_u32(v->w, "tokenizer.ggml.mask_token_id", (uint32_t)mask);
@@ -468,7 +469,7 @@ static void write_specials(struct vocab_writer *v, bool spm)
     for (int i = 0; i < 4; i++)
         if (id[i] >= 0)
             gguf_set_u32(v->w, specials[i].key, (uint32_t)id[i]);
-    /* The end of a turn, where it is not the end of the text. */
+    /* End-of-turn tokens that differ from the end-of-text token. */
     static const char *const turns[] = {"<|im_end|>", "<|eot_id|>"};
     for (int i = 0; i < 2; i++) {
         int64_t eot;
@@ -482,7 +483,7 @@ static void write_specials(struct vocab_writer *v, bool spm)
     write_add_flag(v, "eos", true, id[1], &eos);
 }
 
-/* SentencePiece puts a space before the text unless told otherwise. */
+/* SentencePiece prepends a space unless told otherwise. */
 static void write_space_prefix(struct vocab_writer *v)
 {
     const json_t *flag = json_object_get(v->f->tokenizer_config, "add_prefix_space");
@@ -526,7 +527,7 @@ static bool write_template(struct vocab_writer *v)
                         json_string_length(t));
         return true;
     }
-    if (json_is_array(t)) { /* several, by name; the one called "default" is the template */
+    if (json_is_array(t)) { /* several named templates; "default" is the main one */
         struct buf names = {0};
         size_t i, n = 0;
         json_t *e;
@@ -597,7 +598,7 @@ static bool write_spm(struct vocab_writer *v)
     return write_template(v);
 }
 
-/* WordPiece: GGUF marks the tokens that begin a word, with U+2581, tokenizer.json those that do not, with
+/* WordPiece: GGUF marks tokens that begin a word with U+2581; tokenizer.json marks the others with
  * "##". */
 static bool write_wordpiece(struct vocab_writer *v)
 {
@@ -635,7 +636,7 @@ static bool write_wordpiece(struct vocab_writer *v)
     return true;
 }
 
-/* The table of characters that a normalizer, or one of its steps, holds in base64; NULL: none. */
+/* The base64 character map of a normalizer or one of its steps; NULL: none. */
 static const char *charsmap_of(const json_t *norm)
 {
     const json_t *steps = json_object_get(norm, "normalizers"), *s;

@@ -1,4 +1,4 @@
-/* A folder's tokenizer under GGUF's names. */
+/* A folder's tokenizer in GGUF's keys. */
 #ifndef STEEL_CONVERT_VOCAB_H
 #define STEEL_CONVERT_VOCAB_H
 
@@ -7,11 +7,11 @@
 struct config;
 
 /* Writes tokenizer.ggml.* and the chat template. A folder without a tokenizer gets "no_vocab" and a
- * note; one whose pre-tokenizer GGUF has no name for is an error (opt->pre names one by hand). */
+ * note. An unknown pre-tokenizer is an error, unless opt->pre names it. */
 bool vocab_write(struct gguf_writer *w, const struct tensorfile *f, const struct config *c,
                  const struct convert_options *opt, struct error *err);
 
-/* The folder of f, as an absolute path where that can be told (mem_free). */
+/* The folder of f, as an absolute path if possible (mem_free). */
 char *convert_dir(const struct tensorfile *f);
 
 #endif

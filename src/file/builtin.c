@@ -1,4 +1,4 @@
-/* Carries the demo model's bytes in .rodata: nothing is copied, pages load as they are touched. */
+/* Embeds the demo model in .rodata. Nothing is copied; pages load when they are touched. */
 #include "file/builtin.h"
 
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* The model in the box: demo/steel-demo.gguf, linked into the binary. */
+/* The built-in model: demo/steel-demo.gguf, linked into the binary. */
 #ifndef STEEL_FILE_BUILTIN_H
 #define STEEL_FILE_BUILTIN_H
 
@@ -7,9 +7,9 @@
 
 #define BUILTIN_NAME "builtin"
 
-/* Whether `path` means the built-in model: NULL, or its name where no file is called so. */
+/* Whether `path` means the built-in model: NULL, or "builtin" if no such file exists. */
 bool builtin_named(const char *path);
-/* Its bytes; NULL if this build carries none. */
+/* The model's bytes; NULL if this build has none. */
 const void *builtin_bytes(size_t *n);
 
 #endif

@@ -1,5 +1,6 @@
-/* The SIGBUS handler and the table it looks in. The table is fixed and every field the handler reads
- * is atomic: a signal takes no lock. An entry is in use while `from` is set, and set last. */
+/* The SIGBUS handler and its fixed table of watched maps. Every field that the handler reads is
+ * atomic, because a signal handler takes no lock. An entry is in use while `from` is set; it is set
+ * last. */
 #include "file/filemap.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@ static struct sigaction before;
 static bool installed;
 static uintptr_t page_size;
 
-/* Zeros where the file has ended; behind an error of the disk only the page that failed. */
+/* Maps zeros over the rest of the file beyond its end, or over a single page after a disk error. */
 static bool cover(struct watch *w, uintptr_t from, uintptr_t at)
 {
     struct stat st;
@@ -49,7 +50,7 @@ static void on_bus(int sig, siginfo_t *info, void *context)
             return;
         }
     }
-    sigaction(SIGBUS, &before, NULL); /* the access is tried again, and meets that one */
+    sigaction(SIGBUS, &before, NULL); /* the access is retried and meets the earlier handler */
     errno = saved;
 }
 

@@ -1,8 +1,8 @@
 /*
- * Files mapped for reading that may shrink or fail while they are mapped. Touching what is no longer
- * there raises SIGBUS, which would end the program; here it becomes zeros and a note on the map, for
- * its owner to ask about once it has read. Installs the handler with the first map; a SIGBUS that is
- * not about one of these maps does what it would have done.
+ * Read-only maps of files that may shrink or fail while mapped. Touching a lost page raises SIGBUS,
+ * which would end the program. Here the page becomes zeros and the map is marked damaged, which its
+ * owner checks after reading. The first map installs the handler. A SIGBUS outside these maps goes
+ * to the previous handler.
  */
 #ifndef STEEL_FILE_FILEMAP_H
 #define STEEL_FILE_FILEMAP_H
@@ -10,10 +10,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Watches bytes of fd that are mapped at p, until filemap_unwatch (before munmap and close). Returns
- * its number, or -1: too many are watched, this one is not. */
+/* Watches `bytes` of fd mapped at p, until filemap_unwatch (before munmap and close). Returns a
+ * number, or -1 if the table is full and the map is not watched. */
 int filemap_watch(const void *p, size_t bytes, int fd);
 void filemap_unwatch(int watch);
-bool filemap_is_damaged(int watch); /* something was read that was not there */
+bool filemap_is_damaged(int watch); /* a lost page was read */
 
 #endif

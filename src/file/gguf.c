@@ -1,9 +1,8 @@
 /*
  * Reads one GGUF file (v2, v3, little-endian): header, metadata, tensor directory. Every length is
- * checked against what is left of the file before it is used, every product for overflow, and no
- * table grows beyond what the file's own bytes pay for. Split files are put together in
- * tensorfile.c; this file reads one part at a time. Knows no model and no metadata key but
- * general.alignment.
+ * checked against the remaining bytes before use, every product for overflow, and no table grows
+ * beyond what the file's size allows. tensorfile.c joins split files; this file reads one part.
+ * Knows no model and no metadata key but general.alignment.
  */
 #include "file/parse.h"
 #include "base/mem.h"
@@ -13,16 +12,15 @@
 
 enum { KEY_MAX = 65535, NAME_MAX_BYTES = 1024, DEFAULT_ALIGNMENT = 32 };
 
-/* Types that we can size and list, but not compute with. */
+/* Types whose size is known but that Steel cannot compute with. */
 static const struct {
     uint32_t id;
     const char *name;
     int block_len, block_bytes;
 } listed_types[] = {
-    {9, "Q8_1", 32, 36},     {15, "Q8_K", 256, 292},   {16, "IQ2_XXS", 256, 66},
-    {17, "IQ2_XS", 256, 74}, {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
-    {22, "IQ2_S", 256, 82},  {29, "IQ1_M", 256, 56},   {34, "TQ1_0", 256, 54},
-    {35, "TQ2_0", 256, 66},  {40, "NVFP4", 64, 36},    {41, "Q1_0", 128, 18},
+    {9, "Q8_1", 32, 36},
+    {15, "Q8_K", 256, 292},
+    {41, "Q1_0", 128, 18},
     {42, "Q2_0", 64, 18},
 };
 
@@ -192,7 +190,7 @@ static bool take_meta(struct cursor *c, struct tensorfile *f, uint64_t i, struct
     return take_value(c, m, field);
 }
 
-/* Type number -> dtype, printed name and block size; false if we do not even know the size. */
+/* Type number -> dtype, printed name and block size. False if the size is unknown. */
 static bool type_lookup(uint32_t id, struct tensor *t, int *block_len, int *block_bytes)
 {
     t->type = dtype_from_ggml(id);
@@ -212,7 +210,7 @@ static bool type_lookup(uint32_t id, struct tensor *t, int *block_len, int *bloc
     return false;
 }
 
-/* Reads one directory entry; t->data holds no address yet, *offset is relative to the data. */
+/* Reads one directory entry. t->data is not set yet; *offset is relative to the data section. */
 static bool take_tensor(struct cursor *c, struct tensorfile *f, uint64_t i, struct tensor *t,
                         uint64_t *offset)
 {
@@ -277,7 +275,8 @@ static bool parse_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_meta
                          version);
     if (!take(c, n_tensors, 8, "the tensor count") || !take(c, n_meta, 8, "the metadata count"))
         return false;
-    /* The smallest entries there are: key of 1 byte, bool; name of 1 byte, 1 dimension. */
+    /* The smallest possible entries: a bool with a 1-byte key; a tensor with a 1-byte name, 1
+     * dimension. */
     if (*n_meta > left(c) / 14)
         return error_set(c->err, "%s: metadata count %llu is more than %zu bytes can hold", c->path,
                          (unsigned long long)*n_meta, left(c));
@@ -322,7 +321,7 @@ static bool parse_meta(struct cursor *c, struct tensorfile *f, uint64_t n, int s
         f->n_meta = count;
         return true;
     }
-    /* Later parts repeat only their place in the split: tensorfile.c wants to see those. */
+    /* Later parts have only split.* keys, which tensorfile.c checks. */
     for (size_t i = 0; i < count; i++)
         if (!strncmp(list[i].key, "split.", 6)) {
             f->meta = mem_realloc(f->meta, f->n_meta + 1, sizeof *f->meta);
@@ -332,7 +331,7 @@ static bool parse_meta(struct cursor *c, struct tensorfile *f, uint64_t n, int s
     return true;
 }
 
-/* Two tensors on the same bytes are a damaged directory. */
+/* Tensors must not overlap. */
 static bool check_overlap(const struct tensorfile *f, size_t first, const char *path,
                           struct error *err)
 {
@@ -371,7 +370,7 @@ bool gguf_parse(struct tensorfile *f, int shard, struct error *err)
             tensorfile_add(f, &t);
     }
 
-    /* The data begins at the next multiple of the alignment. */
+    /* The data section starts at the next multiple of the alignment. */
     size_t start;
     if (ok && !add_size(c.pos, alignment - 1, &start))
         ok = error_set(err, "%s: general.alignment: header too long", s->path);

@@ -1,7 +1,7 @@
 /*
- * The GGUF writer: see gguf_write.h. Owns the temporary file and, while one is open, the handlers
- * that remove it on SIGINT, SIGTERM and SIGHUP. One writer at a time per process may be open (the
- * handler knows one path). Knows nothing of models or quantisation.
+ * The GGUF writer: see gguf_write.h. Owns the temporary file and, while it is open, the handlers
+ * that remove it on SIGINT, SIGTERM and SIGHUP. Only one writer per process may be open, because
+ * the handler knows one path. Knows nothing of models or quantisation.
  */
 #include "file/gguf_write.h"
 #include "base/mem.h"
@@ -21,7 +21,7 @@
 enum { ALIGNMENT = 32, FLUSH_STEP = 16 << 20 };
 
 struct gguf_tensor {
-    size_t offset, bytes; /* offset in the file, after begin; before: in the data section */
+    size_t offset, bytes; /* offset in the data section; after begin, in the file */
 };
 
 struct gguf_writer {
@@ -31,8 +31,8 @@ struct gguf_writer {
     uint64_t n_meta;
     struct gguf_tensor *tensors; /* (n_tensors) */
     int n_tensors, cap_tensors;
-    struct map keys, names; /* what was declared, to catch our own doubles */
-    char **strings;         /* (n_strings) copies behind keys and names */
+    struct map keys, names; /* declared keys and names, to catch duplicates */
+    char **strings;         /* (n_strings) storage of keys and names */
     size_t n_strings, cap_strings;
     size_t data_bytes, total;
     bool begun, finished;
@@ -41,7 +41,7 @@ struct gguf_writer {
     struct error first; /* first failed write */
 };
 
-/* Removing the temporary file when a signal ends the program. */
+/* Removes the temporary file when a signal ends the program. */
 
 static const int fatal_signals[] = {SIGINT, SIGTERM, SIGHUP};
 enum { N_FATAL = sizeof fatal_signals / sizeof *fatal_signals };
@@ -69,7 +69,7 @@ static void guard_temp(char *path)
         if (old_actions[i].sa_handler != SIG_IGN)
             sigaction(fatal_signals[i], &sa, NULL);
     }
-    /* A file-size limit shall be an error from write, not a signal. */
+    /* Makes a file-size limit an error of write instead of a signal. */
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     sigemptyset(&ignore.sa_mask);
     sigaction(SIGXFSZ, &ignore, &old_xfsz);
@@ -93,9 +93,9 @@ struct gguf_writer *gguf_writer_new(const char *path, struct error *err)
     struct buf name = {0};
     buf_addf(&name, "%s.tmp-%ld", path, (long)getpid());
     char *temp = buf_take(&name);
-    guard_temp(temp); /* before the file is there: a signal right after open must find it */
+    guard_temp(temp); /* before the file exists: a signal right after open must find it */
     int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0 && errno == EEXIST) { /* left by a killed process of the same number */
+    if (fd < 0 && errno == EEXIST) { /* left by a killed process with the same id */
         unlink(temp);
         fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     }
@@ -154,7 +154,7 @@ void gguf_pack_string(struct buf *packed, const char *s, size_t len)
     buf_add(packed, s, len);
 }
 
-/* Notes a key or name; a second one of the same spelling is a bug of the caller. */
+/* Records a key or name. A duplicate is a bug of the caller. */
 static void declare(struct gguf_writer *w, struct map *m, const char *name)
 {
     CHECK(!w->begun, "'%s' declared after gguf_writer_begin", name);
@@ -258,7 +258,7 @@ void gguf_set_meta(struct gguf_writer *w, const struct meta *m)
     case META_F64:
         buf_add(&w->meta, &m->v.f, 8);
         return;
-    default: /* an integer: the low bytes of the 64, little-endian */
+    default: /* an integer: the low bytes of the 64-bit value, little-endian */
         buf_add(&w->meta, &m->v.u, element_bytes(m->type));
         return;
     }
@@ -309,13 +309,13 @@ static bool write_at(const struct gguf_writer *w, size_t at, const void *data, s
     return true;
 }
 
-/* Reserves the space now, so that a full disk is known in the first second, not the last. */
+/* Reserves the disk space, so that a full disk fails at once and not at the end. */
 static bool reserve(const struct gguf_writer *w, struct error *err)
 {
     if (fallocate(w->fd, 0, 0, (off_t)w->total) == 0)
         return true;
     int e = errno;
-    if (e == EOPNOTSUPP || e == ENOSYS || e == EINVAL) { /* not every file system can */
+    if (e == EOPNOTSUPP || e == ENOSYS || e == EINVAL) { /* not supported by every file system */
         if (ftruncate(w->fd, (off_t)w->total) == 0)
             return true;
         e = errno;
@@ -349,9 +349,9 @@ bool gguf_writer_begin(struct gguf_writer *w, struct error *err)
 }
 
 /*
- * Starts write-back of what was written a while ago, so that the disk works while we compute and the
- * final fsync finds little left. Chunks arrive nearly in order: the amount written so far stands for
- * the position. A hint; where it is not supported, fsync does all.
+ * Starts write-back of older data, so that the disk works during computation and the final fsync is
+ * short. Chunks arrive nearly in order, so the number of bytes written approximates the position.
+ * It is only a hint.
  */
 static void flush_behind(struct gguf_writer *w, size_t bytes)
 {
@@ -395,7 +395,7 @@ bool gguf_writer_finish(struct gguf_writer *w, struct error *err)
     CHECK(w->begun && !w->finished, "gguf_writer_finish out of order");
     if (gguf_writer_failed(w, err))
         return false;
-    /* fsync before rename: after a crash the final name holds either nothing or all of it. */
+    /* fsync before rename: after a crash the final name has either no file or the complete one. */
     if (fsync(w->fd) != 0)
         return error_set(err, "%s: cannot flush to disk: %s", w->path, strerror(errno));
     if (rename(w->temp, w->path) != 0)

@@ -1,6 +1,6 @@
 /*
- * What the two parsers share with tensorfile.c and nobody else sees: adding a checked tensor,
- * copying a name, printing a shape. A parser reads one mapped shard and appends to the file.
+ * Shared by the two parsers and tensorfile.c only: adding a checked tensor, copying a name,
+ * printing a shape. A parser reads one mapped shard and appends to the file.
  */
 #ifndef STEEL_FILE_PARSE_H
 #define STEEL_FILE_PARSE_H
@@ -11,14 +11,14 @@
 bool gguf_parse(struct tensorfile *f, int shard, struct error *err);
 bool safetensors_parse(struct tensorfile *f, int shard, struct error *err);
 
-/* True if the name can stand in a one-line message and a C string: no control characters. */
+/* True if the name is safe in a one-line message and as a C string: no control characters. */
 bool name_ok(const char *p, size_t len);
 /* A NUL-terminated copy that lives as long as the file. */
 const char *tensorfile_name(struct tensorfile *f, const char *p, size_t len);
-/* Appends one tensor; the caller has checked everything but that the name is new. */
+/* Appends one tensor. The caller has checked everything except that the name is unique. */
 void tensorfile_add(struct tensorfile *f, const struct tensor *t);
 
-/* Tensors from index `first` on, by where their data lies (mem_free); n of them. */
+/* The tensors from index `first` on, sorted by address (mem_free); n of them. */
 const struct tensor **tensorfile_by_address(const struct tensorfile *f, size_t first, size_t *n);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * Reads one safetensors file: an 8-byte length, a JSON directory, the data. The rules are those of
- * the format: offsets cover the data without holes or overlaps and agree with shape and dtype.
- * Shapes are turned around into GGUF order (dims[0] contiguous). Sharded folders are put together
- * in tensorfile.c; this file reads one at a time and knows no model.
+ * Reads one safetensors file: an 8-byte length, a JSON directory, the data. The format's rules are
+ * checked: offsets cover the data without holes or overlaps and match shape and dtype. Shapes are
+ * reversed into GGUF order (dims[0] contiguous). tensorfile.c joins sharded folders. Knows no
+ * model.
  */
 #include "file/parse.h"
 #include "base/json_guard.h"
@@ -28,7 +28,7 @@ static const struct {
 
 enum { MAX_SHAPE = 8 };
 
-/* More dimensions than a tensor has here (images) are taken together, the outer ones. */
+/* Dimensions beyond TENSOR_MAX_DIMS (image towers) are merged into the outermost one. */
 static bool parse_shape(const char *path, const char *name, json_t *shape, struct tensor *t,
                         size_t *count, struct error *err)
 {
@@ -46,7 +46,7 @@ static bool parse_shape(const char *path, const char *name, json_t *shape, struc
             *count > INT64_MAX)
             return error_set(err, "%s: tensor '%.100s': shape[%zu] is out of range", path, name, i);
         size_t at = n - 1 - i < TENSOR_MAX_DIMS ? n - 1 - i : TENSOR_MAX_DIMS - 1;
-        t->dims[at] *= (int64_t)dim; /* no more than *count */
+        t->dims[at] *= (int64_t)dim; /* at most *count */
     }
     t->n_dims = n > TENSOR_MAX_DIMS ? TENSOR_MAX_DIMS : n ? (int)n : 1;
     return true;
@@ -91,7 +91,8 @@ static bool parse_tensor(const struct shard *s, size_t start, const char *name, 
     return true;
 }
 
-/* The format demands that tensors cover the data exactly: no holes, no overlaps, nothing behind. */
+/* The format requires that tensors cover the data exactly: no holes, no overlaps, no trailing
+ * bytes. */
 static bool check_cover(const struct tensorfile *f, size_t first, const struct shard *s,
                         size_t start, struct error *err)
 {

@@ -1,7 +1,7 @@
 /*
- * Opens a model: maps its files, runs the parser for the format, then checks what concerns the whole:
+ * Opens a model: maps its files, runs the parser of the format, then checks what spans files:
  * unique names and keys, the parts of a split GGUF, the index of a sharded folder. Owns the maps,
- * the names and the JSON documents. Knows file formats, never what a tensor is for.
+ * the names and the JSON documents. Knows file formats, not the meaning of tensors.
  */
 #include "file/tensorfile.h"
 #include "file/builtin.h"
@@ -28,7 +28,7 @@ struct name_chunk {
     char text[];
 };
 
-/* JSON values come from the same heap as all else: running out has one handler. */
+/* jansson allocates from our heap, so that one handler covers all out-of-memory failures. */
 __attribute__((constructor)) static void share_heap(void)
 {
     json_set_alloc_funcs(mem_alloc, mem_free);
@@ -102,7 +102,7 @@ static struct shard *add_shard(struct tensorfile *f, const char *path)
 static bool map_shard(struct tensorfile *f, const char *path, struct error *err)
 {
     struct stat st;
-    /* stat before open: opening a pipe would wait for a writer */
+    /* stat before open: opening a pipe would block */
     if (stat(path, &st) != 0)
         return error_set(err, "%s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode))
@@ -113,7 +113,7 @@ static bool map_shard(struct tensorfile *f, const char *path, struct error *err)
     s->fd = open(path, O_RDONLY | O_CLOEXEC);
     if (s->fd < 0)
         return error_set(err, "%s: %s", path, strerror(errno));
-    /* Twice the read-ahead, while earlier pieces are packed. */
+    /* SEQUENTIAL doubles the kernel's read-ahead while earlier pieces are packed. */
     posix_fadvise(s->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, s->fd, 0);
     if (p == MAP_FAILED)
@@ -124,7 +124,7 @@ static bool map_shard(struct tensorfile *f, const char *path, struct error *err)
     return true;
 }
 
-/* Builds the name and key tables; a name that comes twice is an error. */
+/* Builds the name and key tables. A duplicate name is an error. */
 static bool index_names(struct tensorfile *f, struct error *err)
 {
     map_init(&f->by_name, f->n_tensors);
@@ -142,7 +142,8 @@ static bool index_names(struct tensorfile *f, struct error *err)
     return true;
 }
 
-/* Integer metadata among entries [from, n_meta), before the table exists; absent = fallback. */
+/* Integer metadata among entries [from, n_meta), before the key table exists. fallback if
+ * absent. */
 static int64_t early_int(const struct tensorfile *f, size_t from, const char *key, int64_t fallback)
 {
     for (size_t i = from; i < f->n_meta; i++) {
@@ -158,7 +159,7 @@ static int64_t early_int(const struct tensorfile *f, size_t from, const char *ke
     return fallback;
 }
 
-/* "X-00002-of-00005.gguf": the length of X, part 2 and count 5; false if the name is not like that. */
+/* "X-00002-of-00005.gguf": the length of X, part 2, count 5. False if the name has another form. */
 static bool split_name(const char *path, size_t *stem, int *part, int *count)
 {
     size_t len = strlen(path), tail = strlen("-00001-of-00002.gguf");
@@ -176,7 +177,7 @@ static bool split_name(const char *path, size_t *stem, int *part, int *count)
     return true;
 }
 
-/* Checks the place in the split that the latest part claims; `from` is its first metadata entry. */
+/* Checks the split.* keys of the latest part. `from` is its first metadata entry. */
 static bool check_part(const struct tensorfile *f, size_t from, int no, int64_t count,
                        int64_t tensors, struct error *err)
 {
@@ -196,14 +197,14 @@ static bool check_part(const struct tensorfile *f, size_t from, int no, int64_t 
     return true;
 }
 
-/* Opens part 1 (whichever part was named), then the others beside it. */
+/* Opens part 1, whichever part was named, then the others. */
 static bool open_gguf(struct tensorfile *f, const char *path, struct error *err)
 {
     size_t stem = 0;
     int part = 1, of = 1;
     bool named = split_name(path, &stem, &part, &of);
     char *first = mem_strdup(path);
-    if (named && of > 1) /* an odd "-00001-of-00001" is just a file */
+    if (named && of > 1) /* "-00001-of-00001" is an ordinary file */
         snprintf(first + stem, strlen(path) - stem + 1, "-00001-of-%05d.gguf", of);
     bool ok = map_shard(f, first, err) && gguf_parse(f, 0, err);
     mem_free(first);
@@ -234,7 +235,7 @@ static bool open_gguf(struct tensorfile *f, const char *path, struct error *err)
         buf_clear(&name);
         if (!ok)
             return false;
-        f->n_meta = n_meta; /* the part's own split.* entries have served */
+        f->n_meta = n_meta; /* drops the part's own split.* entries */
     }
     if (total != (int64_t)f->n_tensors)
         return error_set(err, "%s: metadata 'split.tensors.count' is %lld, but the parts hold %zu",
@@ -279,7 +280,7 @@ json_t *json_load_path(const char *path, size_t max_bytes, struct error *err)
     return root;
 }
 
-/* DIR/name as JSON object, or NULL; with `optional`, a missing file is no error (*ok stays true). */
+/* DIR/name as a JSON object, or NULL. optional: a missing file is no error (*ok stays true). */
 static json_t *load_object(const char *dir, const char *name, size_t max_bytes, bool optional,
                            bool *ok, struct error *err)
 {
@@ -309,7 +310,7 @@ static bool open_safetensors(struct tensorfile *f, const char *dir, const char *
     return ok;
 }
 
-/* Opens every file that the index names, then checks each entry against what was found. */
+/* Opens every file of the index, then checks each entry against the tensors found. */
 static bool open_sharded(struct tensorfile *f, const char *dir, json_t *index, struct error *err)
 {
     static const char *const index_name = "model.safetensors.index.json";
@@ -324,7 +325,7 @@ static bool open_sharded(struct tensorfile *f, const char *dir, json_t *index, s
     {
         const char *file = json_string_value(v);
         size_t len = json_string_length(v);
-        /* A plain name: the index may not reach outside its folder. */
+        /* Plain names only: the index must not reach outside its folder. */
         if (!file || !len || strlen(file) != len || strchr(file, '/') || !name_ok(file, len) ||
             !strcmp(file, "..") || !strcmp(file, "."))
             ok = error_set(err, "%s/%s: weight_map: tensor '%.100s' names no file in the folder",
@@ -578,7 +579,7 @@ void tensorfile_forget(const struct tensorfile *f, const struct tensor *t)
     const struct shard *s = &f->shards[t->shard];
     if (s->fd < 0)
         return;
-    /* Whole pages inside the tensor only: its neighbours may still be wanted. */
+    /* Only whole pages inside the tensor: neighbouring tensors may still be needed. */
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t a = ((uintptr_t)t->data + page - 1) / page * page;
     uintptr_t b = ((uintptr_t)t->data + t->bytes) / page * page;

@@ -18,11 +18,11 @@ enum { TENSOR_MAX_DIMS = 4 };
 
 struct tensor {
     const char *name;      /* NUL-terminated, owned by the file */
-    enum dtype type;       /* DT_NONE: a type we cannot compute with (show still lists it) */
+    enum dtype type;       /* DT_NONE: a type that Steel cannot compute with, `show` lists it */
     const char *type_name; /* as the file spells it, for messages */
     int n_dims;
     int64_t dims[TENSOR_MAX_DIMS]; /* dims[0] is the contiguous one (GGUF order), unused = 1 */
-    const uint8_t *data; /* (bytes) inside a map; not aligned beyond what the file gives */
+    const uint8_t *data;           /* (bytes) inside a map; aligned only as in the file */
     size_t bytes;
     int shard; /* index into shards */
 };
@@ -88,7 +88,7 @@ struct tensorfile {
     json_t *generation_config; /* HF only, or NULL */
     struct shard *shards;      /* (n_shards) */
     int n_shards;
-    struct name_chunk *names; /* storage behind tensor names and keys */
+    struct name_chunk *names; /* storage of tensor names and keys */
 };
 
 /*
@@ -103,25 +103,26 @@ struct tensorfile *tensorfile_open_memory(const void *data, size_t bytes, const 
 /* One safetensors file already in memory, without a config (fuzzers). `data` must outlive it. */
 struct tensorfile *tensorfile_open_safetensors_memory(const void *data, size_t bytes,
                                                       const char *name, struct error *err);
-/* An adapter: a .gguf file, or a folder with adapter_config.json (then `config` is that) and
+/* An adapter: a .gguf file, a folder with adapter_config.json (`config` is then that file) and
  * adapter_model.safetensors, or the path of one of these two. */
 struct tensorfile *tensorfile_open_adapter(const char *path, struct error *err);
 void tensorfile_close(struct tensorfile *f);
 
 const struct tensor *tensorfile_find(const struct tensorfile *f, const char *name);
 size_t tensorfile_bytes(const struct tensorfile *f); /* sum of tensor bytes */
-/* A map of a file that shrinks reads as zeros from then on: whoever has read asks here whether that
- * was all there. Looks at every file (TENSORFILE_ALL), or, to be cheap in every step, at whether bytes
- * were missing and at the length of one file, another each turn. */
+/* Whether all mapped bytes were present so far. A file that shrinks reads as zeros from then on, so
+ * callers check after reading. TENSORFILE_ALL checks every file. Other values are cheap enough for
+ * every step: they check the damage marks, and the length of file number `turn` (mod n_shards). */
 #define TENSORFILE_ALL (~0u)
 bool tensorfile_is_whole(const struct tensorfile *f, unsigned turn, struct error *err);
-/* Tells the kernel that these file bytes are not needed again soon (after repacking a tensor). */
+/* Tells the kernel that a tensor's file pages are not needed soon, e.g. after repacking. */
 void tensorfile_forget(const struct tensorfile *f, const struct tensor *t);
-/* The same of all bytes: a look at one maps those around it, too, and they stay, unlike a tensor's own. */
+/* Like tensorfile_forget, for the whole file. Needed because the kernel maps neighbouring pages
+ * too, and forgetting one tensor leaves those resident. */
 void tensorfile_forget_all(const struct tensorfile *f);
 
-/* Bytes of tensor data by reading instead of through the map: into buf (bytes), which is returned;
- * `data` itself where it is memory; NULL if the file cannot be read. Safe from many threads. */
+/* Reads tensor data with pread instead of through the map, into buf (bytes), and returns buf.
+ * Returns `data` if the file is in memory, NULL if it cannot be read. Thread-safe. */
 const uint8_t *tensorfile_read(const struct tensorfile *f, const uint8_t *data, size_t bytes,
                                uint8_t *buf);
 
@@ -131,14 +132,15 @@ bool meta_get_int(const struct tensorfile *f, const char *key,
                   int64_t *out); /* any integer, bool */
 bool meta_get_float(const struct tensorfile *f, const char *key, double *out); /* any number */
 bool meta_get_bool(const struct tensorfile *f, const char *key, bool *out);
-/* The string as a NUL-terminated heap copy (mem_free), or NULL. */
+/* The string as a NUL-terminated heap copy (mem_free), or NULL if absent. */
 char *meta_get_string(const struct tensorfile *f, const char *key);
 /* Element i of an array as a number (arrays of strings: false). */
 bool meta_array_number(const struct meta_array *a, size_t i, double *out);
-/* Walks an array of strings: *cursor starts at 0; false at the end. Bounds were checked at open. */
+/* Iterates an array of strings. *cursor starts at 0; false at the end. Bounds were checked at
+ * open. */
 bool meta_array_string(const struct meta_array *a, size_t *cursor, const char **p, size_t *len);
 
-/* Reads a whole JSON file of at most max_bytes; the error names path and position. */
+/* Reads a JSON file of at most max_bytes. The error names path and position. */
 json_t *json_load_path(const char *path, size_t max_bytes, struct error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Reading adapters. See adapter.h. Two kinds of file, one result: pairs of tensors (A, B), each with the
- * name of what it changes. Names lead to runs of rows of the model's weights (struct target); B's rows are
- * put into the order that the weight has in memory. Owns nothing but the result.
+ * Reads adapters. See adapter.h. Both file formats hold pairs of tensors (A, B) named after the
+ * module they change. A name maps to rows of the model's weights (struct lora_target). B's rows are
+ * reordered to match the weight in memory. Owns nothing but the result.
  */
 #include "model/adapter.h"
 #include "base/buf.h"
@@ -21,13 +21,13 @@
 
 enum { MAX_PATTERNS = 2048 };
 
-/* A name that an adapter may use, and the rows it stands for. */
+/* A module name an adapter may use, and the rows it refers to. */
 struct lora_target {
     char *name; /* owned */
     int spec, rows;
     int expert; /* -1: all of them */
-    int next;   /* another one of this name; -1 = none */
-    bool fused; /* PEFT's name of all experts' weights: shapes tell which */
+    int next;   /* next target of the same name; -1 = none */
+    bool fused; /* PEFT's name for all experts' weights; shapes tell gate_up from down */
 };
 
 struct lora_pair {
@@ -56,7 +56,7 @@ struct reading {
         int n;
     } ranks, alphas;
     struct regex_scratch scratch;
-    bool turned; /* adapters of square parameters have in and out the other way round */
+    bool turned; /* in and out are swapped for square parameters */
     struct adapter *out;
 };
 
@@ -67,7 +67,7 @@ static bool fail(struct reading *r, const struct tensor *t, const char *what)
 
 /* Names of the model's weights */
 
-/* Rows of the whole weight: of several ranks each may have some of them. */
+/* Rows of the whole weight, before it is split over ranks. */
 static int spec_rows(const struct tensor_spec *spec)
 {
     int n = 0;
@@ -94,7 +94,8 @@ static void add_target(struct reading *r, struct lora_target t, const char *name
     r->targets[r->n_targets++] = t;
 }
 
-/* A name in either kind of file, without a suffix; a folder's begin with "model." or "lm_head". */
+/* The name in either kind of file, without suffix. A folder's names start with "model." or
+ * "lm_head". */
 static void write_name(const char *format, int layer, int expert, char out[192])
 {
     format += format[0] == '=';
@@ -104,7 +105,7 @@ static void write_name(const char *format, int layer, int expert, char out[192])
 #pragma GCC diagnostic pop
 }
 
-/* All experts of a layer are one module to PEFT where they are one tensor to the model. */
+/* To PEFT, all experts of a layer are one module if the model stores them as one tensor. */
 static void add_fused(struct reading *r, struct lora_target t, const char *name)
 {
     static const char *const ends[] = {"", ".base_layer", ".gate_up_proj", ".down_proj"};
@@ -143,7 +144,8 @@ static void list_rows(struct reading *r, int i, int k)
         }
     }
     if (spec->role == WEIGHT_HEAD && !strstr(name, r->f->is_gguf ? "output" : "lm_head"))
-        add_target(r, t, r->f->is_gguf ? "output" : "lm_head"); /* tied: of the head alone */
+        add_target(r, t,
+                   r->f->is_gguf ? "output" : "lm_head"); /* tied embeddings: the head alone */
 }
 
 static void list_targets(struct reading *r)
@@ -156,7 +158,7 @@ static void list_targets(struct reading *r)
 
 /* Pairs of tensors */
 
-/* Whether name ends so; then *len is what stands before. */
+/* Whether name has this ending; *len is the length before it. */
 static bool ends_with(const char *name, const char *end, size_t *len)
 {
     size_t n = strlen(name), m = strlen(end);
@@ -184,7 +186,8 @@ static bool add_pair(struct reading *r, const struct tensor *a, size_t len, cons
     return true;
 }
 
-/* PEFT's name as the families spell it: without the wrapper, and the text model under "model.". */
+/* PEFT's name in the families' spelling: without the wrapper, with the text model under
+ * "model.". */
 static void plain_module(struct lora_pair *p)
 {
     static const char *const roots[] = {"model.language_model.", "language_model.model.", "model."};
@@ -201,7 +204,7 @@ static void plain_module(struct lora_pair *p)
     if (i < n)
         buf_addf(&out, "model.%s", m + strlen(roots[i]));
     else if (!strncmp(m, "layers.", 7))
-        buf_addf(&out, "model.%s", m); /* of a model without its head */
+        buf_addf(&out, "model.%s", m); /* adapter of a model without a head */
     else
         buf_adds(&out, m);
     mem_free(p->module);
@@ -313,7 +316,7 @@ static bool is_on(const json_t *o, const char *key)
              (json_is_number(v) && json_number_value(v) == 0));
 }
 
-/* Keys are expressions that the end of a module's name must fit. */
+/* Keys are regular expressions matched against the end of a module's name. */
 static bool read_patterns(struct reading *r, const char *field, double hi, struct patterns *out)
 {
     const json_t *o = json_object_get(r->f->config, field), *v;
@@ -386,7 +389,7 @@ static bool check_peft(struct reading *r)
            read_patterns(r, "alpha_pattern", 1e6, &r->alphas);
 }
 
-/* The value of the first pattern that fits the module; *out stays where none does. */
+/* The value of the first matching pattern. *out is unchanged if none matches. */
 static bool pattern_value(struct reading *r, const char *field, const struct patterns *p,
                           const char *module, double *out)
 {
@@ -412,7 +415,7 @@ static void patterns_free(struct patterns *p)
     mem_free(p->each);
 }
 
-/* What multiplies B A, and the rank that the file says (0: it does not). */
+/* The scale of B A, and the rank that the file states (0: none). */
 static bool scale_of(struct reading *r, const struct lora_pair *p, int rank, double *scale,
                      int *said)
 {
@@ -438,7 +441,7 @@ static bool read_values(struct reading *r, const struct tensor *t, float **out)
 {
     size_t n = 1;
     for (int i = 0; i < TENSOR_MAX_DIMS; i++)
-        n *= (size_t)t->dims[i]; /* checked at open: the bytes are there */
+        n *= (size_t)t->dims[i]; /* bounds were checked at open */
     if (!dtype_is_weight(t->type) || t->dims[0] % dtype_table[t->type].block_len)
         return error_set(r->err, "%s: tensor %.200s: type %s is not supported", r->f->path, t->name,
                          t->type_name);
@@ -451,8 +454,7 @@ static bool read_values(struct reading *r, const struct tensor *t, float **out)
     return true;
 }
 
-/* One matrix's part of a pair: A (rank, n_in) and B (rows, rank), whose rows and columns lie so many floats
- * apart. */
+/* One matrix's part of a pair: A (rank, n_in) and B (rows, rank), with strides in floats. */
 struct factors {
     const float *a, *b;
     size_t a_row, a_col, b_row, b_col;
@@ -460,21 +462,21 @@ struct factors {
     double scale;
 };
 
-/* Which row of B is row i of the run. */
+/* The row of B that is row i of the weight's rows. */
 static int b_row(const struct reading *r, const struct weight_rows *rows, int i)
 {
     bool part = rows->tensor_rows && (!r->f->is_gguf || rows->also_gguf);
     int step = rows->step ? rows->step : 1, run = rows->run_length ? rows->run_length : 1;
     if (part)
         return rows->first + step * (i / run) + i % run;
-    if (r->f->is_gguf && rows->interleaved) { /* pairs side by side */
+    if (r->f->is_gguf && rows->interleaved) { /* adjacent rotary pairs */
         int D = rows->interleaved, in = i % D;
         return i - in + in % (D / 2) * 2 + in / (D / 2);
     }
     return i;
 }
 
-/* Whether these rows of A are the last that the matrix has already: gate and up of one module. */
+/* Whether the matrix's last rows of A are already these: gate and up of one module share A. */
 static bool has_rows(const struct lora_matrix *m, const struct factors *x, size_t n_in)
 {
     if (m->rank < x->rank)
@@ -487,7 +489,7 @@ static bool has_rows(const struct lora_matrix *m, const struct factors *x, size_
     return true;
 }
 
-/* Adds the factors to one expert's matrix; row i of the run is row b_row() + offset of B. */
+/* Adds the factors to one expert's matrix. Row i uses row b_row() + offset of B. */
 static bool add_factors(struct reading *r, const struct lora_pair *p, const struct lora_target *t,
                         int e, const struct factors *x, int offset)
 {
@@ -573,7 +575,7 @@ static bool check_rank(struct reading *r, const struct tensor *t, int64_t rank, 
     return true;
 }
 
-/* The whole of a plain matrix, one expert's, or in a GGUF all experts'. */
+/* Matches a plain matrix, one expert's matrix, or in a GGUF all experts'. */
 static bool match_plain(struct reading *r, const struct lora_pair *p, int target)
 {
     const struct lora_target *t = &r->targets[target];
@@ -613,7 +615,7 @@ static bool match_plain(struct reading *r, const struct lora_pair *p, int target
     return ok;
 }
 
-/* A parameter that a fused target is part of: how many rows it has, and which is the target's first. */
+/* Rows of the parameter that contains a fused target, and the target's first row in it. */
 static int fused_rows(const struct reading *r, const struct lora_target *t, int *first)
 {
     const struct tensor_spec *spec = &r->specs[t->spec];
@@ -621,12 +623,12 @@ static int fused_rows(const struct reading *r, const struct lora_target *t, int 
     *first = 0;
     if (rows->tensor_rows && rows->tensor_rows != rows->n)
         return rows->tensor_rows;
-    for (int k = 0; k < t->rows; k++) /* tensors of their own follow each other */
+    for (int k = 0; k < t->rows; k++) /* separate tensors follow each other */
         *first += spec->rows[k].n;
     return spec_rows(spec);
 }
 
-/* Whether fused adapters have in and out turned: those that are not square say it for all. */
+/* Whether fused adapters have in and out swapped. Non-square parameters decide it for all. */
 static bool find_turned(const struct reading *r)
 {
     for (int i = 0; i < r->n_pairs; i++) {
@@ -644,10 +646,10 @@ static bool find_turned(const struct reading *r)
     return false;
 }
 
-/* PEFT's adapters of a 3-D parameter: A (n_expert * rank, in), B (out, rank * n_expert), of which expert e
- * has rows e * rank.. and columns e, e + n_expert, ... What is in and what is out depends on how the model
- * stores the parameter and on PEFT's version: the shape says it, and whether it is of gate and up
- * together or of down. */
+/* PEFT adapters of a 3-D parameter: A (n_expert * rank, in), B (out, rank * n_expert). Expert e has
+ * rows e * rank.. of A and columns e, e + n_expert, ... of B. Whether in and out are swapped
+ * depends on the model's storage order and the PEFT version; the shapes decide. They also tell
+ * gate_up from down. */
 static bool match_fused(struct reading *r, const struct lora_pair *p, int target)
 {
     int said, n_expert = r->specs[r->targets[target].spec].n_expert;
@@ -722,7 +724,7 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
                         .out = a};
     a->n_specs = n_specs;
     a->changes = mem_zalloc((size_t)n_specs, sizeof *a->changes);
-    /* As floats and in the backend's form, until the floats go. */
+    /* The floats and the backend's copy exist at the same time. */
     size_t need = 4 * tensorfile_bytes(f), room = sysmem_available("");
     if (room && need > room) {
         error_set(err, "%s: needs %.2f GB while it is read; %.2f are free", f->path,
@@ -778,7 +780,7 @@ void adapter_free(struct adapter *a)
     mem_free(a);
 }
 
-/* In a model */
+/* Adapters of a loaded model */
 
 void model_take_adapters(struct model *m)
 {

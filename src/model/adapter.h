@@ -1,8 +1,8 @@
 /*
- * Adapters (LoRA): a PEFT folder or a GGUF adapter, read and matched with the weights of a model. What
- * comes out says, for each weight that is changed, what is added to its product (backend/lora.h). Every
- * tensor of the file must find its weight, with the shape that fits: one that does not is an error that
- * names it. What no low-rank product expresses (DoRA, biases, whole weights saved beside) is refused by
+ * LoRA adapters: reads a PEFT folder or a GGUF adapter and matches it with a model's weights. The
+ * result says for each changed weight what is added to its product (backend/lora.h). Every tensor
+ * of the file must match a weight of the right shape; otherwise the error names the tensor.
+ * Adapters that are not a plain low-rank product (DoRA, biases, fully saved weights) are refused by
  * name.
  */
 #ifndef STEEL_MODEL_ADAPTER_H
@@ -12,29 +12,28 @@
 
 struct adapter {
     int n_specs;
-    struct lora **changes; /* (n_wants) of the weights of the model; NULL = none */
-    int rank;              /* the most that is added to one weight: bounds.lora_rank */
-    int n_changed;         /* weights */
+    struct lora **changes; /* (n_specs) of each weight; NULL = unchanged */
+    int rank;              /* largest rank of any weight: bounds.lora_rank */
+    int n_changed;         /* weights that are changed */
     size_t bytes;          /* of tensors */
 };
 
-/* wants (n_wants): the weights of the model (model.h, struct outline), read from a GGUF or from a
- * folder. Frees nothing of them. */
+/* specs (n_specs): the model's weights (model.h, struct outline). They are only read. */
 struct adapter *adapter_open(const char *path, const struct config *c, bool model_is_gguf,
                              const struct tensor_spec *specs, int n_specs, struct error *err);
-/* The same of a file that is open: for fuzzers. */
+/* The same for an open file, for fuzzers. */
 struct adapter *adapter_read(const struct tensorfile *f, const struct config *c, bool model_is_gguf,
                              const struct tensor_spec *specs, int n_specs, struct error *err);
 void adapter_free(struct adapter *a);
 
-/* Lets a model's weights have adapters: before the first step. */
+/* Lets the model's weights have adapters. Call it before the first step. */
 void model_take_adapters(struct model *m);
-/* Gives the adapter this number. Any thread may, unless a step uses the number. */
+/* Loads the adapter under this number. Any thread may call it, if no step uses the number. */
 bool model_adapt(struct model *m, const struct adapter *a, int number, struct error *err);
 void model_unadapt(struct model *m, int number);
 
-/* NAME, PATH and SCALE of "[NAME=]PATH[:SCALE]". Name: the last part of the path where none is given,
- * without ".gguf"; what follows the last colon is a scale if it reads as a number. */
+/* Parses "[NAME=]PATH[:SCALE]". The default name is the last component of the path without ".gguf".
+ * The text after the last colon is a scale if it parses as a number. */
 enum { ADAPTER_NAME_MAX = 128 };
 struct adapter_ref {
     char name[ADAPTER_NAME_MAX];

@@ -1,6 +1,6 @@
 /*
- * Metadata to struct config: finds the family a file belongs to and has it read its numbers; what holds
- * for every family is checked here. Does not see tensors.
+ * Metadata to struct config. Finds the file's family and lets it read its values; checks that hold
+ * for every family are made here. Does not look at tensors.
  */
 #include "model/config.h"
 #include "base/mem.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* what: how the file calls that name. */
+/* what: the key that holds the name. */
 static bool unknown(const struct meta_reader *in, const char *what, const char *name)
 {
     char list[512] = "";
@@ -41,7 +41,8 @@ static bool find_gguf(const struct meta_reader *in)
     return in->c->family != NULL;
 }
 
-/* Where the text model's tensors are: alone, without its head, or beside an image or sound model. */
+/* Finds the prefix of the text model's tensors: alone, without a head, or inside a multimodal
+ * model. */
 static void find_names(const struct meta_reader *in)
 {
     static const char *const roots[] = {

@@ -2,7 +2,7 @@
 #include "model/fp8_check.h"
 #include "base/pool.h"
 
-/* Without a branch, so that the compiler makes vectors of it. */
+/* Branch-free, so that the compiler vectorises it. */
 static bool has_nan(const uint8_t *p, size_t n)
 {
     uint8_t any = 0;
@@ -68,7 +68,7 @@ void fp8_check_begin(struct fp8_check *c, const struct tensorfile *f, struct raw
     w->read_arg = c;
 }
 
-/* Every matrix is cut into so many pieces. */
+/* Each matrix is checked in PIECES pieces; below LONE_BYTES in total no thread is started. */
 enum { PIECES = 64, MAX_THREADS = 8, LONE_BYTES = 1 << 20 };
 
 static void look(void *arg, int ith, int first, int last)

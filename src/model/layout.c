@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Stacks are called NAME, not NAME.weight, and what is beside them NAME_weight_scale or NAME_scale. */
+/* A stack is called NAME, not NAME.weight; its scales are NAME_weight_scale or NAME_scale. */
 static const struct tensor *find(const struct layout_ask *a, const char *suffix)
 {
     const struct tensor *t = a->find(a->arg, suffix);
@@ -24,7 +24,7 @@ static bool is_float(const struct tensor *t)
     return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16;
 }
 
-/* d0 is the contiguous dimension; d2 counts the stack. */
+/* d0 is the contiguous dimension, d2 the stack. */
 static bool check_shape(const struct layout_ask *a, const struct tensor *t, int64_t d0, int64_t d1,
                         struct error *err)
 {
@@ -44,7 +44,7 @@ static bool bad_type(const struct layout_ask *a, const struct tensor *t, const c
                      t->type_name, want);
 }
 
-/* `t` beside the codes: there, and of this type ("float": F32, F16 or BF16). */
+/* Requires that t exists and has this type ("float": F32, F16 or BF16). */
 static bool check_beside(const struct layout_ask *a, const struct tensor *codes, const char *what,
                          const struct tensor *t, const char *type, struct error *err)
 {
@@ -55,7 +55,7 @@ static bool check_beside(const struct layout_ask *a, const struct tensor *codes,
            bad_type(a, t, floats ? "F32, F16 or BF16" : type, err);
 }
 
-/* One number for a whole matrix, or for a whole stack. */
+/* Requires one number per matrix or one for the whole stack. */
 static bool check_one(const struct layout_ask *a, const struct tensor *t, struct error *err)
 {
     size_t n = t->bytes / dtype_bytes(t->type, 1);
@@ -65,13 +65,13 @@ static bool check_one(const struct layout_ask *a, const struct tensor *t, struct
                      t->name, t->bytes, a->n_stack ? " a matrix" : "");
 }
 
-/* Whether codes of `wide` entries a row are transposed, as plain tensors of their name are. */
+/* Whether codes with `wide` entries per row are transposed, as plain tensors of this name are. */
 static bool is_transposed(const struct layout_ask *a, const struct tensor *t, int64_t wide)
 {
     return a->transposed && t->dims[0] == a->n_out && t->dims[1] == wide;
 }
 
-/* check_shape of what has `wide` entries a row, in the layout's direction. */
+/* check_shape for `wide` entries per row, in the layout's orientation. */
 static bool check_wide(const struct layout_ask *a, const struct packed_layout *l,
                        const struct tensor *t, int64_t wide, struct error *err)
 {
@@ -85,7 +85,7 @@ static bool no_stack(const struct layout_ask *a, const struct tensor *t, struct 
                      a->path, t->name);
 }
 
-/* What changes inputs before a product: not known to any layout here. */
+/* Refuses transforms of the inputs (rotations, per-channel smoothing). No layout supports them. */
 static bool no_transform(const struct layout_ask *a, struct error *err)
 {
     static const char *const names[] = {"pre_quant_scale", "svdquant_lora_a"};
@@ -98,7 +98,8 @@ static bool no_transform(const struct layout_ask *a, struct error *err)
     return true;
 }
 
-/* 8-bit integers (out, in) with a scale for groups of columns: rows of Q8_0. `wide` codes a row. */
+/* 8-bit integers (out, in), one scale per group of columns, read as Q8_0 rows. `wide` codes per
+ * row. */
 static bool check_int8(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->kind = LAYOUT_INT8;
@@ -113,7 +114,7 @@ static bool check_int8(const struct layout_ask *a, struct packed_layout *l, stru
     return true;
 }
 
-/* GPTQ's of 8 bits: qweight (in/4, out) I32, qzeros (groups, out/4), the rest as in find_gptq. */
+/* GPTQ with 8 bits: qweight (in/4, out) I32, qzeros (groups, out/4), the rest as in find_gptq. */
 static bool find_gptq8(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->words = true;
@@ -123,8 +124,8 @@ static bool find_gptq8(const struct layout_ask *a, struct packed_layout *l, stru
            (!l->order || check_shape(a, l->order, a->n_in, 1, err));
 }
 
-/* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in).
- * AWQ: qweight (in, out/8), the rest alike, nibbles in an order of their own. */
+/* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in). AWQ:
+ * qweight (in, out/8), otherwise the same, with its own nibble order. */
 static bool find_gptq(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     bool awq = a->config->awq;
@@ -164,7 +165,7 @@ static bool find_gptq(const struct layout_ask *a, struct packed_layout *l, struc
            (!l->order || check_shape(a, l->order, a->n_in, 1, err));
 }
 
-/* Groups by the number of scales a row has. */
+/* Derives the groups from the number of scales per row. */
 static bool count_groups(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     int64_t groups = l->scale->dims[0];
@@ -215,8 +216,8 @@ static bool find_int4(const struct layout_ask *a, struct packed_layout *l, struc
     return !l->order || check_shape(a, l->order, a->n_in, 1, err);
 }
 
-/* Bytes: weight (out, in) I8; weight_scale of one number, (out), (out, 1) or (out, groups), or
- * bitsandbytes' SCB (out), the largest value of a row. */
+/* Bytes: weight (out, in) I8. weight_scale is one number, (out), (out, 1) or (out, groups).
+ * bitsandbytes has SCB (out), the largest absolute value of each row, instead. */
 static bool find_bytes(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->scale = find(a, "weight_scale");
@@ -243,15 +244,15 @@ static bool find_bytes(const struct layout_ask *a, struct packed_layout *l, stru
     return check_int8(a, l, err);
 }
 
-/* FP8: weight (out, in); weight_scale or weight_scale_inv of one number, (out) or (out, 1), or of
- * blocks. Stacks may be transposed. */
+/* FP8: weight (out, in). weight_scale or weight_scale_inv is one number, (out), (out, 1) or per
+ * block. Stacks may be transposed. */
 static bool find_fp8(const struct layout_ask *a, struct packed_layout *l,
                      const struct tensor *scale, struct error *err)
 {
     l->kind = LAYOUT_FP8;
     l->type = DT_F8_E4M3;
     l->scale = scale;
-    find(a, "input_scale"); /* of activations: ours stay as they are */
+    find(a, "input_scale"); /* of activations, which are not quantised here */
     find(a, "activation_scale");
     l->transposed = is_transposed(a, l->data, a->n_in);
     if (!check_wide(a, l, l->data, a->n_in, err) ||
@@ -266,7 +267,7 @@ static bool find_fp8(const struct layout_ask *a, struct packed_layout *l,
     l->block[0] = 1;
     if (n == stack * a->n_out && (scale->dims[0] == 1 || scale->dims[0] == a->n_out))
         return true;
-    l->block[0] = a->n_out / 2; /* gate and up that are one tensor */
+    l->block[0] = a->n_out / 2; /* gate and up fused in one tensor */
     if (a->n_stack && a->n_out % 2 == 0 && scale->dims[0] == 1 && scale->dims[1] == 2 &&
         scale->dims[2] == stack && scale->dims[3] == 1)
         return true;
@@ -282,13 +283,13 @@ static bool find_fp8(const struct layout_ask *a, struct packed_layout *l,
     l->block[0] = rows;
     l->block[1] = cols;
     int64_t wide = (a->n_in + cols - 1) / cols, high = (a->n_out + rows - 1) / rows;
-    const int64_t *d = scale->dims; /* ModelOpt has a dimension of 1 behind each */
+    const int64_t *d = scale->dims; /* ModelOpt adds a dimension of 1 after each */
     bool apart = !a->n_stack && d[0] == 1 && d[1] == wide && d[2] == 1 && d[3] == high;
     return apart || check_shape(a, scale, wide, high, err);
 }
 
-/* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one for the whole tensor. Stacks may be
- * transposed, codes and scales: (in/2, out), (in/16, out). */
+/* NVFP4: codes (out, in/2) U8, scales (out, in/16) FP8, and one scale per tensor. In a stack, codes
+ * and scales may be transposed: (in/2, out), (in/16, out). */
 static bool find_nvfp4(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->kind = LAYOUT_NVFP4;
@@ -344,9 +345,9 @@ static const struct tensor *quant_state(const struct layout_ask *a)
     return t ? t : find(a, "weight.quant_state.bitsandbytes__fp4");
 }
 
-/* bitsandbytes' 4 bits: weight (out * in / 2, 1) U8, blocks of values across rows; weight.absmax for each,
- * of floats, or of bytes that name levels of nested_quant_map times nested_absmax for 256 of
- * them; weight.quant_map (16); the rest is JSON in a tensor. */
+/* bitsandbytes 4-bit: weight (out * in / 2, 1) U8 in blocks that run across rows, weight.quant_map
+ * (16). weight.absmax has one scale per block: floats, or bytes that index nested_quant_map, scaled
+ * by nested_absmax per 256. The other parameters are JSON in a tensor. */
 static bool find_bnb4(const struct layout_ask *a, struct packed_layout *l,
                       const struct tensor *state, struct error *err)
 {
@@ -403,7 +404,7 @@ static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struc
         return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
     }
     if (!(t = find(a, "weight")))
-        return true; /* whoever needs it says that it is missing */
+        return true; /* the caller that needs it reports it missing */
     l->data = t;
     const struct tensor *state = is_type(t, "U8") ? quant_state(a) : NULL;
     if (state)
@@ -433,7 +434,7 @@ static const char *suffix_of(const char *name)
     return dot ? dot + 1 : name;
 }
 
-/* One of a list that ends with NULL, whole or behind a '_'. */
+/* Whether suffix is one of a NULL-terminated list, alone or after a '_'. */
 static bool ends_as(const char *suffix, const char *const *list)
 {
     size_t len = strlen(suffix);

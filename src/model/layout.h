@@ -1,14 +1,14 @@
 /*
- * Compressed matrices of Hugging Face folders. Whatever a tool calls its tensors and however it packs
- * them, a matrix comes out in one of six forms of rawweight.h:
+ * Packed matrices of Hugging Face folders. Tools differ in tensor names and packing; each matrix is read
+ * into one of six formats of rawweight.h:
  *   GPTQ4    GPTQ; AWQ (gemm); compressed-tensors Int4, by group or channel, symmetric or not
  *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes
  *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names, compressed-tensors, ModelOpt
  *   NVFP4    compressed-tensors and ModelOpt
  *   MXFP4    blocks and scales of gpt-oss; compressed-tensors
- *   F16      bitsandbytes' NF4 and FP4, which no other form holds
- * What a matrix is, its tensors say: so modules that a tool left alone are plain ones beside it.
- * Everything is checked here, once; an error names the tensor. Loading and `convert` read through it.
+ *   F16      bitsandbytes' NF4 and FP4, which no other format can hold
+ * A matrix's layout is recognised by its tensors, so modules that a tool did not quantise are simply plain.
+ * Everything is checked here once; an error names the tensor. Loading and `convert` read through it.
  */
 #ifndef STEEL_MODEL_LAYOUT_H
 #define STEEL_MODEL_LAYOUT_H
@@ -17,7 +17,7 @@
 struct meta_reader; /* model/reader.h */
 
 enum layout_kind {
-    LAYOUT_PLAIN, /* one tensor of values: not our business */
+    LAYOUT_PLAIN, /* one tensor of plain values, not handled here */
     LAYOUT_GPTQ,
     LAYOUT_AWQ,
     LAYOUT_INT4,
@@ -28,59 +28,60 @@ enum layout_kind {
     LAYOUT_BNB4,
 };
 
-/* What quantization_config says that tensors do not. */
+/* Parameters of quantization_config that the tensors do not show. */
 struct layout_config {
     bool awq;       /* qweight is AWQ's, else GPTQ's */
-    int group_len;  /* of both; -1 = whole row */
-    bool mixed;     /* GPTQ: some matrices have other groups, as many as they have scales */
-    bool zero_plus; /* GPTQ v1: zeros are stored less one */
-    int bits;       /* of integers in words, where it says; else 0 */
-    int block[2];   /* FP8: rows and columns of a scale's block; 0: as the tensors say */
+    int group_len;  /* of GPTQ and AWQ; -1 = whole row */
+    bool mixed;     /* GPTQ: group length differs by matrix; derived from the number of scales */
+    bool zero_plus; /* GPTQ v1: zeros are stored minus one */
+    int bits;       /* bits of integers packed in words; 0 = not given */
+    int block[2];   /* FP8: rows and columns of a scale's block; 0 = from the tensors */
 };
 
 bool layout_read_config(const struct meta_reader *in, struct layout_config *out);
 
-/* Which matrix: n_stack of n_out x n_in, in tensors of one name. */
+/* The matrix to find: n_stack matrices of n_out x n_in under one name. */
 struct layout_ask {
     const char *path; /* of the folder, for errors */
-    /* The tensor of this matrix with such a suffix ("weight", "qweight", ...), or NULL. */
+    /* Finds the matrix's tensor with a suffix ("weight", "qweight", ...), or NULL. */
     const struct tensor *(*find)(void *arg, const char *suffix);
     void *arg;
     const struct layout_config *config;
     int n_in, n_out;
-    int n_stack;     /* 3-D tensors of so many; 0: 2-D */
-    bool transposed; /* plain tensors of this name are transposed: packed ones may be */
+    int n_stack;     /* tensors are 3-D with n_stack matrices; 0 = 2-D */
+    bool transposed; /* plain tensors of this name are transposed; packed ones may be */
 };
 
 struct packed_layout {
     enum layout_kind kind;
-    enum dtype type; /* of the form that comes out */
+    enum dtype type; /* format that layout_read writes */
     int n_in, n_out, n_stack;
     int group_len, n_groups; /* GPTQ4, Int8 */
     int block[2];            /* FP8: rows and columns that share a scale */
     bool zero_plus;
-    bool words;      /* Int8: codes are more by 128; GPTQ's: four columns of a row in each word */
-    float times;     /* Int8: of every scale */
+    bool words;      /* Int8: codes have a bias of 128; GPTQ: a word holds four columns of a row */
+    float times;     /* Int8: factor on every scale */
     bool reciprocal; /* NVFP4: divide by the global scale */
     bool transposed; /* FP8 and NVFP4: transposed, (n_in, n_out) */
     const struct tensor *data, *scale, *zero, *order, *global; /* the last three or NULL */
-    /* bitsandbytes: the 16 levels; of scales that are codes themselves, their levels, the scales of
-     * every 256 of them, and what is added to all */
+    /* bitsandbytes: the 16 levels. If scales are quantised: their levels, one scale per 256 of
+     * them, and an offset added to all. */
     const struct tensor *levels, *scale_levels, *scale_scales;
     float scale_add;
 };
 
-/* Finds and checks the tensors. kind LAYOUT_PLAIN, and true, where nothing is compressed. */
+/* Finds and checks the tensors. Returns true with kind LAYOUT_PLAIN if nothing is packed. */
 bool layout_find(const struct layout_ask *ask, struct packed_layout *out, struct error *err);
 
-/* Rows first, first + step, ... of matrix `index` of the stack. run: so many at each step; 0 = 1. */
+/* Row i is row first + step * (i / run_length) + i % run_length of matrix `index` of the stack.
+ * run_length 0 means 1. */
 struct layout_rows {
     int index, first, step, n, run_length;
 };
 
-/* Where they go, in the form of struct raw_seg; sizes as layout_bytes gives them. */
+/* Output of layout_read, as in struct raw_seg. Sizes are given by layout_bytes. */
 struct layout_planes {
-    uint8_t *data; /* (n, row bytes); NULL: not wanted */
+    uint8_t *data; /* (n, row bytes) or NULL */
     void *scale;
     uint8_t *zero;
     int32_t *order; /* (n_in) GPTQ4 with g_idx: input column stored at j */
@@ -91,18 +92,18 @@ struct layout_bytes {
 };
 
 struct layout_bytes layout_bytes(const struct packed_layout *l, int n);
-/* False, with an error that names the tensor, where a scale is no number or an index is out of range.
- * *permuted: the order is not the identity. */
+/* Reads rows. Fails, naming the tensor, if a scale is not finite or an index is out of range.
+ * *permuted: order is not the identity. */
 bool layout_read(const struct packed_layout *l, const char *path, const struct layout_rows *rows,
                  const struct layout_planes *to, bool *permuted, struct error *err);
-/* The codes of consecutive rows where the file has them as they are read: FP8. Else NULL. */
+/* Direct pointer to the codes of consecutive rows, if the file stores them in the output format
+ * (FP8). Else NULL. */
 const uint8_t *layout_direct(const struct packed_layout *l, const struct layout_rows *rows);
 
-/* Whether a tensor of this name is about activations or caches, which stay as they are here. */
+/* Whether the tensor is a scale of activations or caches, which are not used here. */
 bool layout_is_spare(const char *name);
 
-/* Values of a tensor of this name that count as parameters of the model: packed codes hold several,
- * scales and their like none. */
+/* Model parameters held by a tensor: several per packed code, none for scales. */
 int64_t layout_params(const struct tensor *t, const struct layout_config *config);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * quantization_config of config.json: which tool packed the matrices, and what it says of them that their tensors do not. What
- * would be read wrongly is refused here by its field; what a matrix is, layout.c sees by its tensors.
+ * quantization_config of config.json: the tool that packed the matrices and the parameters that
+ * their tensors do not show. Values that would be misread are refused here, naming the field.
+ * layout.c recognises each matrix by its tensors.
  */
 #include "model/layout.h"
 #include "model/reader.h"
@@ -13,7 +14,7 @@ static bool refuse(const struct meta_reader *in, const char *what, const char *v
                      in->f->path, what, value);
 }
 
-/* One of a list that ends with NULL. */
+/* Whether s is in a NULL-terminated list. */
 static bool is_one_of(const char *s, const char *const *list)
 {
     for (; *list; list++)
@@ -65,7 +66,7 @@ static bool read_groups(const struct meta_reader *in, const json_t *q, struct la
     return true;
 }
 
-/* AutoRound: as one of the others, by its packing. */
+/* AutoRound uses the packing of one of the others. */
 static bool read_auto_round(const struct meta_reader *in, const json_t *q,
                             struct layout_config *out)
 {
@@ -121,7 +122,7 @@ static bool read_compressed(const struct meta_reader *in, const json_t *q,
 
 bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
 {
-    /* what tensors say by themselves */
+    /* their tensors say everything */
     static const char *const plain[] = {"modelopt",   "modelopt_fp4", "modelopt_mixed", "mxfp4",
                                         "fbgemm_fp8", "quark",        "bitsandbytes",   NULL};
     const json_t *q = reader_get(in->f->config, "quantization_config", "compression_config");

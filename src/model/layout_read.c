@@ -1,6 +1,6 @@
 /*
- * Compressed layouts of folders, once found and checked (layout.c): rows of codes and scales out of them, in the forms of
- * struct raw_seg. Scales are checked here, as they are read.
+ * Reads rows of codes and scales from packed matrices that layout.c has found, in the formats of
+ * struct raw_seg. Scales are checked as they are read.
  */
 #include "model/layout.h"
 #include "base/mem.h"
@@ -22,22 +22,22 @@ static float load_float(const struct tensor *t, size_t i)
     return v;
 }
 
-/* The row of the matrix that is the i-th of r. */
+/* The matrix row of the i-th row of r. */
 static size_t row_at(const struct layout_rows *r, int i)
 {
     int run = r->run_length ? r->run_length : 1;
     return (size_t)(r->first + r->step * (i / run) + i % run);
 }
 
-/* Row i of r out of codes of `wide` bytes a row: where it lies, or, of transposed ones, out of a copy
- * of it and the rows behind it. */
+/* Row i of r from codes of `wide` bytes per row. It points into the file or, if the matrix is
+ * transposed, into a copy of this row and the next ones. */
 struct row_reader {
     const struct packed_layout *l;
     const struct layout_rows *r;
     const uint8_t *data;
     size_t wide;
     uint8_t *copy; /* (ROWS_AT_ONCE, wide) */
-    int first;     /* of the copy; -1 = none */
+    int first;     /* first row in the copy; -1 = none */
 };
 
 enum { ROWS_AT_ONCE = 64 };
@@ -93,15 +93,15 @@ struct layout_bytes layout_bytes(const struct packed_layout *l, int n)
     return b;
 }
 
-/* order[j] = input column stored at j: columns sorted by group, stable. Groups must come out full, or
- * they would straddle. */
+/* order[j] = input column stored at j: columns sorted by group, stable. Each group must be full, or
+ * blocks would straddle groups. */
 static bool read_order(const struct packed_layout *l, const char *path, int32_t *order,
                        bool *permuted, struct error *err)
 {
     *permuted = false;
     for (int j = 0; j < l->n_in; j++)
         order[j] = j;
-    bool unset = true; /* compressed-tensors: -1 throughout where columns are in order */
+    bool unset = true; /* compressed-tensors: all -1 if columns are in order */
     for (int j = 0; l->order && unset && j < l->n_in; j++)
         unset = load_u32(l->order->data, (size_t)j) == ~0u;
     if (!l->order || unset)
@@ -128,8 +128,8 @@ static bool read_order(const struct packed_layout *l, const char *path, int32_t 
     return ok;
 }
 
-/* Rows of codes from (n_in/8, n_out) words of 8 columns each: a word is 4 bytes of a row as it is,
- * where its columns stay together. In blocks that stay in the first cache both ways. */
+/* Rows of codes from (n_in/8, n_out) words of 8 columns. Without a column order a word is 4 bytes
+ * of a row as it is. Works in blocks that fit the L1 cache in both directions. */
 static void codes_gptq(const struct packed_layout *l, const struct layout_rows *r,
                        const int32_t *order, uint8_t *out)
 {
@@ -174,14 +174,14 @@ static void codes_gptq(const struct packed_layout *l, const struct layout_rows *
     }
 }
 
-/* Where output o of eight lies in a word of AWQ's. */
+/* Shift of output o of eight in an AWQ word. */
 static int awq_shift(int o)
 {
     return 4 * (o % 8 / 2 + o % 2 * 4);
 }
 
-/* Rows of codes from (n_in, n_out/8) words of 8 rows each: of some columns at a time, whose lines stay
- * in the first cache while all rows are taken out of them. */
+/* Rows of codes from (n_in, n_out/8) words of 8 rows. Works on a few columns at a time, so that
+ * their cache lines stay in L1 while all rows are extracted. */
 static void codes_awq(const struct packed_layout *l, const struct layout_rows *r, uint8_t *out)
 {
     enum { PAIRS = 64 };
@@ -206,7 +206,7 @@ static void codes_awq(const struct packed_layout *l, const struct layout_rows *r
     }
 }
 
-/* Rows of codes that lie as ours do, in another order of columns where there is one. */
+/* Rows of codes already in our format, with columns reordered if needed. */
 static void codes_int4(const struct packed_layout *l, const struct layout_rows *r,
                        const int32_t *order, bool permuted, uint8_t *out)
 {
@@ -225,7 +225,7 @@ static void codes_int4(const struct packed_layout *l, const struct layout_rows *
     }
 }
 
-/* The zero of (group g, row o) in the scale of codes. */
+/* The zero point of (group g, row o) on the scale of codes. */
 static int zero_at(const struct packed_layout *l, size_t g, size_t o)
 {
     size_t groups = (size_t)l->n_groups;
@@ -279,7 +279,7 @@ static bool read_int4(const struct packed_layout *l, const char *path, const str
     return true;
 }
 
-/* Zeros of 8-bit codes have no place in Q8_0: all are the middle. */
+/* Q8_0 has no zero points, so every zero of 8-bit codes must be the middle value. */
 static bool check_zeros(const struct packed_layout *l, const char *path, struct error *err)
 {
     for (size_t i = 0; l->zero && i < l->zero->bytes; i++) {
@@ -297,7 +297,7 @@ static bool read_int8(const struct packed_layout *l, const char *path, const str
 {
     struct block_q8_0 *out = (struct block_q8_0 *)to->data;
     size_t n_in = (size_t)l->n_in, groups = (size_t)l->n_groups, len = (size_t)l->group_len;
-    bool gptq = l->words && l->zero; /* which has zeros, and words of four columns */
+    bool gptq = l->words && l->zero; /* has zeros, and words of four columns */
     uint8_t flip = l->words ? 0x80 : 0;
     if (!check_zeros(l, path, err))
         return false;
@@ -361,7 +361,7 @@ static bool row_nvfp4(const struct packed_layout *l, const char *path, size_t ro
                 return bad_scale(path, l->scale, row * blocks * 4 + 4 * b + g, f8e4m3_to_f32(s),
                                  err);
             out->d[g] = s;
-            /* 16 values of a group: the first of each byte is the low nibble, ours has halves */
+            /* the file's low nibbles hold even values, ours hold the first half */
             const uint8_t *in = codes + 32 * b + 8 * g;
             for (int k = 0; k < 8; k++) {
                 int lo = in[k / 2] >> k % 2 * 4 & 15, hi = in[4 + k / 2] >> k % 2 * 4 & 15;
@@ -424,7 +424,7 @@ static bool read_bnb4(const struct packed_layout *l, const char *path, const str
                       const struct layout_planes *to, struct error *err)
 {
     size_t n_in = (size_t)l->n_in, len = (size_t)l->group_len, last = SIZE_MAX;
-    uint16_t values[16] = {0}; /* of a block */
+    uint16_t values[16] = {0}; /* levels scaled for the block */
     for (int i = 0; i < r->n; i++)
         for (size_t j = 0, at = row_at(r, i) * n_in; j < n_in; j++, at++) {
             if (at / len != last) {
@@ -442,7 +442,7 @@ static bool read_bnb4(const struct packed_layout *l, const char *path, const str
     return true;
 }
 
-/* Matrix `index` of a stack: its part of t, or all of t where that is one number. */
+/* Matrix `index` of a stack: its part of t, or all of t if it is one number. */
 static const struct tensor *part_of(const struct tensor *t, int n_stack, int index,
                                     struct tensor *part)
 {

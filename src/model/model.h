@@ -14,40 +14,40 @@ struct model {
     struct config config;
     struct backend *be; /* not owned */
     struct network net;
-    struct tensor_spec *specs; /* (n_wants) the weights and vectors of net, owned */
+    struct tensor_spec *specs; /* (n_specs) how net's tensors are assembled; owned */
     int n_specs;
-    const struct tensorfile *reads; /* weights are read from it in every step; NULL = none is */
-    size_t bytes;                   /* compressed weights, all of them */
+    const struct tensorfile *reads; /* its mapped weights are used in every step; or NULL */
+    size_t bytes;                   /* of all weights, as stored */
     size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */
     int64_t n_params, n_active;
 };
 
-/* Called from time to time while loading, done of total bytes; false cancels with an error. */
+/* Called while loading, with done of total bytes. Returning false cancels with an error. */
 struct progress {
     bool (*fn)(void *arg, size_t done, size_t total);
     void *arg;
 };
 
-/* What of a model is loaded: all that an answer needs; without its head, for embeddings (encoders have
- * none anyway); with the block that drafts tokens ahead, where there is one. */
+/* Parts to load: everything text generation needs; all but the head, for embeddings (encoders have
+ * no head); or with the block that drafts tokens. */
 enum model_parts { MODEL_PLAIN, MODEL_HEADLESS, MODEL_DRAFTING };
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
                          const struct progress *progress, struct error *err);
-void model_choose(struct config *c, enum model_parts parts); /* the same of a config alone */
+void model_choose(struct config *c, enum model_parts parts); /* applies `parts` to a config */
 void model_free(struct model *m);
-/* How many positions will be used at most: long RoPE has factors for short and for long contexts.
- * Before the backend's prepare(); unsaid, contexts are short. */
+/* The largest context in use: long RoPE has different factors for short and long contexts. Call it
+ * before the backend's prepare(). The default is short. */
 void model_set_context(struct model *m, int context);
 
-/* Counts parameters and bytes from the directory alone: what `show` prints. */
+/* Parameter and byte counts from the tensor directory, as `show` prints them. */
 struct model_size {
     int64_t n_params, n_active;
     size_t bytes, active_bytes;
 };
 void model_measure(const struct tensorfile *f, const struct config *c, struct model_size *out);
 
-/* The network that a file describes, without a backend and without weights: sizes alone, as
- * backends' supports() sees it. */
+/* The network of a file without a backend and without weights. A backend's supports() needs no
+ * more. */
 struct outline {
     struct network net;
     struct tensor_spec *specs;
@@ -57,11 +57,11 @@ bool outline_load(const struct tensorfile *f, const struct config *c, struct out
                   struct error *err);
 void outline_free(struct outline *o);
 
-/* Floats of a row that the head makes: logits, or what the network makes of a token. */
+/* Floats per output row: logits, or hidden states of a headless network. */
 int model_row_width(const struct model *m);
 
-/* Begins and launches a step: reads the batch; the backend's end() waits for it, and its logits()
- * are then those of the out rows. key != 0: it may be recorded and replayed. */
+/* Begins and launches a step over the batch. The backend's end() waits for it; logits() then
+ * returns the output rows. key != 0: the step may be recorded as a graph and replayed. */
 void forward(struct model *m, const struct batch *b, uint64_t key);
 /* Its middle: the layers, over the stream as it is. For a stage of a pipeline (pipeline.h). */
 void forward_layers(struct model *m);

@@ -36,7 +36,7 @@ void pooling_clear(struct pooling *p)
     *p = (struct pooling){0};
 }
 
-/* Floats of a tensor of n, checked. NULL: err says why. */
+/* A tensor's floats, shape checked. NULL: see err. */
 static float *floats(const struct tensorfile *f, const struct tensor *t, int64_t d0, int64_t d1,
                      struct error *err)
 {
@@ -54,7 +54,7 @@ static float *floats(const struct tensorfile *f, const struct tensor *t, int64_t
     return v;
 }
 
-/* Adds a dense layer by the names of its tensors; n_out 0: as many as the tensor has. */
+/* Adds a dense layer by its tensors' names. n_out 0: taken from the tensor. */
 static bool add_dense(struct pooling *p, const struct tensorfile *f, const char *weight,
                       const char *bias, int n_out, enum dense_act act, struct error *err)
 {
@@ -73,7 +73,7 @@ static bool add_dense(struct pooling *p, const struct tensorfile *f, const char 
     return d->w && (!b || d->bias);
 }
 
-/* A folder of sentence-transformers beside the model, opened as one. */
+/* A sentence-transformers subfolder, opened as a model of its own. */
 static bool add_dense_folder(struct pooling *p, const char *dir, const json_t *config,
                              struct error *err)
 {
@@ -98,7 +98,7 @@ static bool add_dense_folder(struct pooling *p, const char *dir, const json_t *c
     return ok;
 }
 
-/* 1_Pooling/config.json: a name, or one of several switches. */
+/* 1_Pooling/config.json: a mode name, or one of several switches. */
 static bool read_mode(struct pooling *p, const char *dir, const json_t *o, struct error *err)
 {
     static const struct {
@@ -155,7 +155,7 @@ static bool read_module(struct pooling *p, const char *root, const json_t *m, st
     return ok;
 }
 
-/* modules.json where the folder has one: *found. */
+/* Reads modules.json, if the folder has one (*found). */
 static bool read_modules(struct pooling *p, const struct tensorfile *f, bool *found,
                          struct error *err)
 {
@@ -173,7 +173,7 @@ static bool read_modules(struct pooling *p, const struct tensorfile *f, bool *fo
     return ok;
 }
 
-/* The classification head of a folder, as its family names it. */
+/* A folder's classification head, under its family's tensor names. */
 static bool read_head(struct pooling *p, const struct tensorfile *f, const struct config *c,
                       struct error *err)
 {
@@ -218,7 +218,7 @@ static bool read_folder(struct pooling *p, const struct tensorfile *f, const str
     }
     if (kind != POOLING_NONE && !read_modules(p, f, &found, err))
         return false;
-    if (!found) { /* as sentence-transformers takes a model that does not say */
+    if (!found) { /* sentence-transformers' default */
         p->kind = c->family->encoder ? POOLING_MEAN : POOLING_LAST;
         p->normalize = true;
     }
@@ -245,7 +245,8 @@ static bool read_gguf(struct pooling *p, const struct tensorfile *f, const struc
     if (p->kind != POOLING_RANK)
         return true;
     p->normalize = false;
-    bool modern = c->family == &family_modern_bert; /* GGUF has one kind of head for each */
+    bool modern =
+        c->family == &family_modern_bert; /* the head of a GGUF depends on the architecture */
     p->row = modern ? POOLING_MEAN : c->family->encoder ? POOLING_CLS : POOLING_LAST;
     if (tensorfile_find(f, "cls.weight")) {
         if (!add_dense(p, f, "cls.weight", "cls.bias", 0, modern ? DENSE_GELU : DENSE_TANH, err))
@@ -331,7 +332,7 @@ static float activate(enum dense_act act, float x)
     }
 }
 
-/* Sixteen sums of sixteen products each as floats, so that it is quick, and those as doubles. */
+/* Sums sixteen lanes of sixteen products in float, for speed, and those sums in double. */
 static double dot(const float *a, const float *b, int n)
 {
     double sum = 0;

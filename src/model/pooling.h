@@ -1,8 +1,8 @@
 /*
- * What is made of a text's rows once the network is through with them: one row, or the mean of all;
- * dense layers and norms behind it; a vector of length 1, or a score. Read from a model's files
- * (sentence-transformers' modules.json and its folders, a GGUF's pooling_type, the classification head
- * of a reranker) and computed on the host: it is a thousandth of the work.
+ * Turns the network's output rows of a text into an embedding or a score. Pooling picks one row or
+ * the mean, then optional dense layers, norms and normalisation follow. Parameters come from the
+ * model's files: sentence-transformers' modules.json and its folders, a GGUF's pooling_type, a
+ * reranker's classification head. It runs on the host, since it is a thousandth of the work.
  */
 #ifndef STEEL_MODEL_POOLING_H
 #define STEEL_MODEL_POOLING_H
@@ -32,31 +32,31 @@ enum { POOLING_MAX_DENSE = 8 };
 
 struct pooling {
     enum pooling_kind kind;
-    enum pooling_kind row; /* what a score is made of: CLS, MEAN or LAST */
+    enum pooling_kind row; /* input of a score: CLS, MEAN or LAST */
     bool normalize;
-    int n_embd, width; /* of a row, of the result */
+    int n_embd, width; /* input row width, result width */
     struct dense dense[POOLING_MAX_DENSE];
     int n_dense;
 };
 
-/* kind: -1 as the files say. False: they ask for something that is not known, or are broken. */
+/* kind: -1 = from the files. Fails if the files are broken or name an unknown pooling. */
 bool pooling_load(const struct tensorfile *f, const struct config *c, int kind, struct pooling *p,
                   struct error *err);
-/* Whether the file has a classification head, of whatever form. */
+/* Whether the file has a classification head of any form. */
 bool pooling_has_head(const struct tensorfile *f);
-/* A reranker that answers yes or no: the score is how much likelier yes is. Ids of the two tokens. */
+/* A reranker that answers yes or no: score = logit(yes) - logit(no). yes and no are token ids. */
 bool pooling_yes_no(const struct tensorfile *f, const struct config *c, int32_t yes, int32_t no,
                     struct pooling *p, struct error *err);
 void pooling_clear(struct pooling *p);
 
-/* The kind of that name, or -1. */
+/* The pooling kind of a name, or -1. */
 int pooling_kind_of(const char *name);
 const char *pooling_name(enum pooling_kind kind);
 
-/* The first of the rows that a text of n rows needs, and how many: all but for CLS and LAST. */
+/* The rows needed of a text of n rows: all of them, except for CLS and LAST. */
 void pooling_rows(const struct pooling *p, int n, int *first, int *count);
-/* rows (count, n_embd) as said by pooling_rows -> out (width). dims: the first so many are wanted, of
- * models trained for that; 0 = all. tmp: pooling_scratch bytes. */
+/* rows (count, n_embd) chosen by pooling_rows -> out (width). dims: keep only the first dims values
+ * (Matryoshka); 0 = all. tmp: pooling_scratch bytes. */
 void pooling_apply(const struct pooling *p, const float *rows, int count, int dims, void *tmp,
                    float *out);
 size_t pooling_scratch(const struct pooling *p);

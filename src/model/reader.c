@@ -1,4 +1,4 @@
-/* Checked numbers out of metadata. See reader.h. */
+/* Checked numbers from metadata. See reader.h. */
 #include "model/reader.h"
 #include "model/config.h"
 

@@ -1,4 +1,5 @@
-/* RoPE: how files say it is scaled, and the frequencies that come of it. See config.h. */
+/* RoPE: reads the scaling parameters of both file formats and computes frequencies. See
+ * config.h. */
 #include "base/mem.h"
 #include "model/config.h"
 #include "model/reader.h"
@@ -7,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Factors (half) of a tensor; *there: whether the file has it. */
+/* Reads the factors (half) from a tensor. *there: whether the file has it. */
 static bool read_tensor(const struct meta_reader *in, const char *name, int half, float *out,
                         bool *there)
 {
@@ -29,7 +30,7 @@ static bool read_tensor(const struct meta_reader *in, const char *name, int half
     return true;
 }
 
-/* Factors in tensors of their own: one list, or a long and a short one. */
+/* RoPE factors of a GGUF: one tensor, or one for short and one for long contexts. */
 static bool read_gguf_factors(const struct meta_reader *in)
 {
     struct rope_config *r = &in->c->rope;
@@ -110,7 +111,7 @@ static bool read_list(const struct meta_reader *in, const json_t *o, const char 
     return true;
 }
 
-/* Long RoPE: two lists of factors; which one counts hangs on the context in use. */
+/* Long RoPE: two lists of factors. The context in use decides which one applies. */
 static bool read_long(const struct meta_reader *in, const json_t *o, struct rope_config *r)
 {
     struct config *c = in->c;
@@ -188,8 +189,7 @@ bool rope_read_hf(const struct meta_reader *in)
     struct rope_config *r = &c->rope;
     const json_t *params = reader_get(in->hf, "rope_parameters", NULL); /* transformers 5 */
     const json_t *scaling = params ? params : reader_get(in->hf, "rope_scaling", NULL);
-    const json_t *full =
-        reader_get(params, "full_attention", NULL); /* one for each sort of layer */
+    const json_t *full = reader_get(params, "full_attention", NULL); /* one object per layer type */
     const json_t *sliding = reader_get(params, "sliding_attention", NULL);
     if (full)
         scaling = full;
@@ -222,7 +222,7 @@ bool rope_read_hf(const struct meta_reader *in)
     return r->kind != ROPE_LONG || read_long(in, scaling, r);
 }
 
-/* Dimension at which a wave turns `rotations` times over the original context (YaRN). */
+/* Dimension whose wave makes `rotations` turns over the original context (YaRN). */
 static double yarn_dim(const struct rope_config *r, int n_rot, double rotations)
 {
     const double two_pi = 6.283185307179586;

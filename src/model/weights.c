@@ -22,7 +22,7 @@ struct weight_loader {
     const struct progress *progress;
     size_t done, total; /* bytes */
     struct error *err;
-    /* One weight under construction: heap blocks behind its raw segments. */
+    /* The weight under construction: heap blocks that its raw segments point into. */
     void **blocks; /* (n_blocks) */
     int n_blocks, cap_blocks;
     const struct tensor **used; /* (n_used) tensors read by it */
@@ -95,8 +95,8 @@ static bool check_floats(struct weight_loader *l, const struct tensor *t)
                      l->f->path, t->name, t->type_name);
 }
 
-/* Reads a vector as floats: norms, biases, rope factors. width: it is a table of such rows, between
- * which a folder may have a dimension of 1. */
+/* Reads a vector as floats: norms, biases, RoPE factors. width: row length if it is a table, whose
+ * folder tensor may have an extra dimension of 1. */
 static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, int width,
                         float *out)
 {
@@ -131,7 +131,7 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
     return ok;
 }
 
-/* What is compressed in a folder, in the forms of layout.h. */
+/* Packed matrices of folders, see layout.h. */
 
 struct tensor_place {
     struct weight_loader *l;
@@ -145,7 +145,7 @@ static const struct tensor *find_part(void *arg, const char *suffix)
     return lookup(p->l, p->name, p->layer, p->expert, suffix);
 }
 
-/* The layout of expert e's rows; of all experts' where they are stacked. */
+/* The layout of expert e's matrix, or of all experts if they are stacked. */
 static bool find_layout(struct weight_loader *l, const struct weight_rows *rows, int layer, int e,
                         int n_in, int n_stack, struct packed_layout *out)
 {
@@ -167,7 +167,7 @@ static bool find_layout(struct weight_loader *l, const struct weight_rows *rows,
     return true;
 }
 
-/* The planes of n_expert matrices, and tables of them. */
+/* The planes of n_expert matrices, and tables of pointers to each expert's plane. */
 struct planes {
     struct layout_bytes each;
     uint8_t *data, *scale, *zero, *order;
@@ -191,7 +191,7 @@ static void planes_make(struct weight_loader *l, const struct packed_layout *lay
     p->order_of = block(l, experts, sizeof *p->order_of);
 }
 
-/* A segment from a compressed layout; leaves s->data NULL where there is none. */
+/* Adds a segment from a packed layout. Leaves s->data NULL if the matrix is plain. */
 static bool add_packed(struct weight_loader *l, struct raw_weight *w,
                        const struct weight_rows *rows, int layer, struct raw_seg *s)
 {
@@ -241,7 +241,7 @@ static bool add_packed(struct weight_loader *l, struct raw_weight *w,
     return true;
 }
 
-/* A GGUF's NVFP4 weights have one more number each, where its maker wrote one: NAME.scale. */
+/* NVFP4 weights of a GGUF may have one more factor per matrix: NAME.scale. */
 static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, int layer,
                           int n_expert, struct raw_seg *s)
 {
@@ -263,7 +263,7 @@ static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, 
     return true;
 }
 
-/* Llama's GGUF stores rotary pairs side by side: row 2i+j of a head is row j*D/2+i of the model. */
+/* GGUF's llama stores rotary pairs adjacent: row 2i+j of a head is row j*D/2+i of the model. */
 static void unpermute(struct weight_loader *l, struct raw_seg *s, int n_in, int head_dim)
 {
     size_t row = raw_seg_row_bytes(s, n_in);
@@ -279,7 +279,7 @@ static void unpermute(struct weight_loader *l, struct raw_seg *s, int n_in, int 
     s->data = table;
 }
 
-/* Rows out of a tensor that has more, or is stored transposed: copied in the order of the weight. */
+/* Copies the weight's rows out of a tensor that has more rows or is transposed. */
 static void take_rows(struct weight_loader *l, struct raw_seg *s, const struct tensor *t,
                       const struct weight_rows *rows, int n_in, int n_expert)
 {
@@ -308,7 +308,7 @@ static bool aligned(const uint8_t *p)
     return (uintptr_t)p % 4 == 0;
 }
 
-/* Names the code of FP8 that is no number. */
+/* Names the tensor and entry of an FP8 NaN. */
 static bool refuse_nan(struct weight_loader *l)
 {
     for (size_t i = 0; i < l->n_used; i++) {
@@ -324,8 +324,8 @@ static bool refuse_nan(struct weight_loader *l)
 static bool add_segment(struct weight_loader *l, struct raw_weight *w,
                         const struct weight_rows *rows, int layer);
 
-/* A matrix for each head out of one tensor that has more of each (rows.pitch): turned where they lie
- * across, which no block of a quantised row survives, so that those become F16. */
+/* Splits one tensor into a matrix per head (rows.stride), transposing if needed. Quantised blocks
+ * do not survive a transposition, so other types than F32 and BF16 become F16. */
 static bool add_heads(struct weight_loader *l, struct raw_weight *w, const struct weight_rows *rows,
                       int layer, struct raw_seg *s)
 {
@@ -378,7 +378,7 @@ static bool add_segment(struct weight_loader *l, struct raw_weight *w,
         return s->data != NULL;
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);
     bool stacked = build_stacked(l->f, n); /* experts in one tensor */
-    /* a folder's tensor may have more rows, which lie as they like */
+    /* a folder's tensor may have more rows, in another order */
     bool folder = !l->f->is_gguf, part = (folder || rows->also_gguf) && rows->tensor_rows;
     bool transposed = folder && rows->transposed;
     int64_t height = part ? rows->tensor_rows : n_out;
@@ -406,7 +406,7 @@ static bool add_segment(struct weight_loader *l, struct raw_weight *w,
                          t->name, n_in, dtype_name(s->type), dtype_table[s->type].block_len);
     if (s->type == DT_NVFP4 && !tensor_scales(l, n, layer, n_expert, s))
         return false;
-    w->transient |= s->scale != NULL; /* they are the loader's */
+    w->transient |= s->scale != NULL; /* the scales are in the loader's blocks */
     if (part) {
         take_rows(l, s, t, rows, n_in, n_expert);
         w->transient = true;
@@ -418,7 +418,7 @@ static bool add_segment(struct weight_loader *l, struct raw_weight *w,
     return true;
 }
 
-/* The bias of `rows`, of all experts, into bias, whose experts are `stride` apart; zeros if there is
+/* Reads the bias of `rows` for all experts into bias, experts `stride` apart. Zeros if there is
  * none. */
 static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
                      const struct weight_rows *rows, int stride, float *bias)
@@ -466,7 +466,7 @@ static bool finish(struct weight_loader *l, struct raw_weight *w, const struct t
     ok = ok && (fp8_check_end(&check) || refuse_nan(l));
     for (size_t i = 0; i < l->n_used; i++) {
         l->done += l->used[i]->bytes;
-        /* The backend has its own copy now, where it made one. */
+        /* The backend may have made its own copy. */
         if (ok && (w->transient || out->owns))
             tensorfile_forget(l->f, l->used[i]);
         else
@@ -500,7 +500,7 @@ static bool load_weight(struct weight_loader *l, const struct tensor_spec *spec)
     return finish(l, &w, spec, ok);
 }
 
-/* The network as its family describes it, for a backend or for none. */
+/* Has the family describe the network. be: NULL for sizes only. */
 static bool describe(const struct tensorfile *f, const struct config *c, struct backend *be,
                      struct network *net, struct tensor_spec **specs, int *n_specs,
                      struct error *err)
@@ -530,7 +530,7 @@ void outline_free(struct outline *o)
     *o = (struct outline){0};
 }
 
-/* What the weights of the network are made of goes to m->wants. */
+/* Fills m->specs with the tensors that each weight is assembled from. */
 static bool build(struct model *m, const struct tensorfile *f, struct error *err)
 {
     if (!describe(f, &m->config, m->be, &m->net, &m->specs, &m->n_specs, err))
@@ -588,7 +588,8 @@ struct model *model_load(const struct tensorfile *f, struct backend *be, enum mo
 void model_set_context(struct model *m, int context)
 {
     const struct config *c = &m->config;
-    struct rope *rope = (struct rope *)(uintptr_t)m->net.ropes; /* ours, from the build */
+    struct rope *rope =
+        (struct rope *)(uintptr_t)m->net.ropes; /* owned: build_ropes allocated it */
     if (c->rope.kind != ROPE_LONG || !rope)
         return;
     const float *factors = context > c->rope.original_context ? c->rope_long : c->rope_short;
@@ -615,7 +616,7 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
             continue;
         int64_t n = strncmp(t->name, "rope_f", 6) ? layout_params(t, &c->layout) : 0;
         bool expert = strstr(t->name, "_exps.") || strstr(t->name, ".experts.");
-        /* A token reads one row of the embedding, unless it is the head as well. */
+        /* A token reads one row of the embedding. A tied embedding is also the head. */
         bool lookup_only = !c->tied && (!strcmp(t->name, "token_embd.weight") ||
                                         !strcmp(t->name, "model.embed_tokens.weight"));
         out->n_params += n;

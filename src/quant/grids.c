@@ -1,8 +1,8 @@
 /*
- * The grids of the IQ formats. A grid is part of its format (the numbers are those that ggml
- * publishes): a list of points, each four or eight digits, and blocks name points by their place in
- * it. Every list is in ascending order, the first digit counting least, so a set of bits says it all:
- * bit i is set where the point with the digits of i, in base 3 or 8, is in the list.
+ * The grids of the IQ formats, with the values that ggml publishes. A grid is a list of points of
+ * four or eight digits; blocks refer to points by index. Every list is sorted in ascending order
+ * with the first digit least significant, so a bit set describes it: bit i is set if the point with
+ * the digits of i, in base 3 or 8, is in the list.
  */
 #include "quant/quant.h"
 #include "base/error.h"
@@ -171,9 +171,9 @@ static const uint64_t iq3s_set[64] = {
 
 static const struct {
     enum dtype type;
-    int base, n_digits, bits, n; /* bits: that a digit takes in our table */
+    int base, n_digits, bits, n; /* bits: per digit in our table */
     const uint64_t *set;
-    int8_t levels[8]; /* what digits stand for; IQ1 adds or takes one off */
+    int8_t levels[8]; /* value of each digit; IQ1 adds or subtracts one */
 } grids[] = {
     {DT_IQ3_S, 8, 4, 3, 512, iq3s_set, {1, 3, 5, 7, 9, 11, 13, 15}},
     {DT_IQ3_XXS, 8, 4, 3, 256, iq3xxs_set, {4, 12, 20, 28, 36, 44, 52, 62}},

@@ -1,9 +1,9 @@
 /*
- * Values of the KV cache in few bits: Q8_0 and Q4_0, blocks of 32 values along a head with a scale each,
- * and FP8 (E4M3, no scale, finite: what is larger than 448 becomes 448). Rounding is part of the
- * meaning, so there is one copy of it: plain loops that every file which includes this compiles for
- * its own instruction set. How blocks lie in a cache is the backend's own; kv_row_put is the plain
- * way: blocks of quant.h one after another.
+ * Formats of the quantised KV cache: Q8_0 and Q4_0 (blocks of 32 values along a head, one scale
+ * each) and FP8 (E4M3, no scale, saturating at 448). Rounding is part of the format, so there is
+ * one copy of it: plain loops that each including file compiles for its own instruction set.
+ * Backends choose their own block layout; kv_row_put writes the plain one, blocks of quant.h one
+ * after another.
  */
 #ifndef STEEL_QUANT_KVBLOCK_H
 #define STEEL_QUANT_KVBLOCK_H
@@ -14,20 +14,21 @@
 
 enum { KV_BLOCK = 32 };
 
-/* Codes instead of numbers: heads are whole blocks. */
+/* Whether the cache is quantised. Heads are then whole blocks. */
 static inline bool kv_quantised(enum dtype t)
 {
     return t == DT_Q8_0 || t == DT_Q4_0 || t == DT_F8_E4M3;
 }
 
-/* Whether heads are turned by kv_turn before they are stored. Keys: the queries turn with them. Values:
- * what is gathered of them is turned back, by the same. Latents are stored as they are. */
+/* Whether heads are rotated by kv_turn before they are stored. For keys the queries are rotated
+ * too; for values the attention output is rotated back by the same transform. Latents are stored
+ * unrotated. */
 static inline bool kv_turned(enum dtype t)
 {
     return t == DT_Q8_0 || t == DT_Q4_0;
 }
 
-/* The nearest integer, ties to even, of |x| < 2^22, in the low bits of what is returned. */
+/* The nearest integer, ties to even, for |x| < 2^22, in the low bits of the result. */
 static inline uint32_t kv_round(float x)
 {
     uint32_t bits;
@@ -43,7 +44,7 @@ static inline uint32_t kv_bits(float x)
     return bits;
 }
 
-/* A scale as it is stored: finite. NaN stays. */
+/* The scale as stored: saturated to finite fp16. NaN stays NaN. */
 static inline uint16_t kv_scale(float d, float *as_stored)
 {
     d = d > 65504.0f ? 65504.0f : d < -65504.0f ? -65504.0f : d;
@@ -73,7 +74,7 @@ static inline uint16_t kv_put_q8(const float *x, int8_t *code)
     return scale;
 }
 
-/* value = scale * (code - 8), codes 0 to 15: the value farthest from 0 gets code 0. */
+/* value = scale * (code - 8), codes 0 to 15. The value of largest magnitude gets code 0. */
 static inline uint16_t kv_put_q4(const float *x, uint8_t *code)
 {
     uint32_t most = 0;
@@ -96,7 +97,7 @@ static inline uint16_t kv_put_q4(const float *x, uint8_t *code)
     return scale;
 }
 
-/* FP8 E4M3, to nearest even; finite: NaN becomes 0. */
+/* FP8 E4M3, to nearest even, saturating; NaN becomes 0. */
 static inline uint8_t kv_put_fp8(float x)
 {
     uint32_t bits = kv_bits(x), sign = bits >> 24 & 0x80, a = bits & 0x7fffffff;
@@ -108,7 +109,7 @@ static inline uint8_t kv_put_fp8(float x)
     return (uint8_t)(sign | (a < 0x3c800000 ? small : large)); /* 2^-6 */
 }
 
-/* Bits of an FP8 value as a half that is 256 times too small: also below 2^-6. */
+/* An FP8 value / 256 as fp16 bits. Exact below 2^-6, too. */
 static inline uint16_t kv_fp8_half(uint8_t b)
 {
     return (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
@@ -119,7 +120,7 @@ static inline float kv_get_fp8(uint8_t b)
     return f16_to_f32(kv_fp8_half(b)) * 256.0f;
 }
 
-/* n values of a cache's type (of codes: whole blocks), one after another as quant.h has them (FP8:
+/* Writes n values (quantised: whole blocks) in the cache's type, in quant.h's layout (FP8:
  * bytes). */
 static inline void kv_row_put(enum dtype t, const float *from, int n, void *to)
 {
@@ -180,10 +181,11 @@ static inline void kv_row_get(enum dtype t, const void *from, int n, float *to)
     }
 }
 
-/* Sixteen floats, in as many registers as that takes. */
+/* Sixteen floats in one or more registers. */
 typedef float kv_lanes __attribute__((vector_size(64), aligned(4)));
 
-/* p[0..16) times a Hadamard matrix and scale: stage by stage, lanes whose numbers differ in a bit. */
+/* p[0..16) times a Hadamard matrix and scale. Each stage pairs lanes whose indices differ in one
+ * bit. */
 static inline void kv_turn_lanes(float *p, float scale)
 {
     const kv_lanes one = {1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1};
@@ -202,9 +204,9 @@ static inline void kv_turn_lanes(float *p, float scale)
     *(kv_lanes *)p = x * scale;
 }
 
-/* A head (whole blocks) times a Hadamard matrix over the root of its size, in runs of the largest
- * power of two that divides n: its own inverse, and products of two heads that are both turned stay
- * what they were. Outliers of a few components are spread over all, which few bits hold better. */
+/* Multiplies a head (whole blocks) by an orthonormal Hadamard matrix, in runs of the largest power
+ * of two that divides n. It is its own inverse, and products of two rotated heads are unchanged. It
+ * spreads outliers over all components, which low-bit formats store better. */
 static inline void kv_turn(float *x, int n)
 {
     enum { LANES = 16 };

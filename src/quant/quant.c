@@ -1,8 +1,8 @@
 /*
- * The scalar meaning of every number format: the dtype table, half/bfloat16/FP8 conversions and
- * exact dequantisation. This is the specification that kernels are tested against: plain C, one
- * loop per format, no tricks. Planar formats (GPTQ, block-scaled FP8) are not handled here, since
- * their scales live elsewhere. Knows nothing of files, tensors or models.
+ * The scalar definition of every number format: the dtype table, fp16, bf16 and FP8 conversions and
+ * exact dequantisation. Kernels are tested against it: plain C, one loop per format, no tricks.
+ * Planar formats (GPTQ, block-scaled FP8) are not handled here, because their scales are stored
+ * elsewhere. Knows nothing of files, tensors or models.
  */
 #include "quant/quant.h"
 #include "base/error.h"
@@ -47,7 +47,7 @@ const struct dtype_info dtype_table[DT_COUNT] = {
     [DT_F64] = {"F64", 1, 8},
 };
 
-/* The structs are file layouts: a compiler that pads one must fail here. */
+/* The structs are file layouts, so padding must fail here. */
 _Static_assert(sizeof(struct block_q4_0) == 18 && sizeof(struct block_q4_1) == 20, "layout");
 _Static_assert(sizeof(struct block_q5_0) == 22 && sizeof(struct block_q5_1) == 24, "layout");
 _Static_assert(sizeof(struct block_q8_0) == 34 && sizeof(struct block_mxfp4) == 17, "layout");
@@ -131,7 +131,7 @@ uint16_t f32_to_f16(float f)
     if (a >= 0x477ff000) /* rounds to 65536 or more */
         return (uint16_t)(sign | 0x7c00);
     if (a < 0x38800000) {
-        /* Below the normal halves: adding 0.5 puts the wanted bits, rounded, at the bottom. */
+        /* Subnormal fp16: adding 0.5 puts the rounded mantissa at the bottom. */
         float r = float_from_bits(a) + 0.5f;
         return (uint16_t)(sign | (float_bits(r) - 0x3f000000));
     }
@@ -315,7 +315,7 @@ static void dequant_mxfp4(const struct block_mxfp4 *b, float *y)
     }
 }
 
-/* The 8 signs that 7 bits stand for: the number of set ones is even. */
+/* Expands 7 sign bits to 8 with an even number of ones. */
 static unsigned even_signs(unsigned bits)
 {
     return bits | (unsigned)__builtin_parity(bits) << 7;
@@ -331,17 +331,17 @@ static uint32_t load32(const uint8_t *p)
     return load16(p) | (uint32_t)load16(p + 2) << 16;
 }
 
-/* 8 codes from the bytes of a grid (never 0) and a bit each: set, the byte's negative. */
+/* 8 codes from grid bytes (never 0) and sign bits: a set bit negates its byte. */
 static void signed_codes(uint64_t bytes, unsigned signs, int8_t *out)
 {
     const uint64_t low = UINT64_C(0x0101010101010101);
-    uint64_t bits = signs * low & UINT64_C(0x8040201008040201); /* byte i: bit i */
+    uint64_t bits = signs * low & UINT64_C(0x8040201008040201); /* byte i keeps bit i */
     uint64_t ones = (bits + 0x7f * low) >> 7 & low;
-    bytes = (bytes ^ ones * 255) + ones; /* no carry: only 0 would make one */
+    bytes = (bytes ^ ones * 255) + ones; /* no carry, as no byte is 0 */
     memcpy(out, &bytes, 8);
 }
 
-/* 8 codes of IQ1: one more or less than the grid's. */
+/* 8 codes of IQ1: the grid's plus or minus one. */
 static void iq1_codes(uint64_t bytes, int shift, int8_t *out)
 {
     memcpy(out, &bytes, 8);
@@ -443,7 +443,7 @@ static void codes_iq1_m(const struct block_iq1_m *b, struct quant_codes *c)
     }
 }
 
-/* Digit n of a byte that holds five base-3 digits as a fraction of 256. */
+/* Digit n of a byte that holds five base-3 digits as a fraction of 256, minus one. */
 static int8_t trit(uint8_t q, int n)
 {
     static const uint8_t pow3[5] = {1, 3, 9, 27, 81};
@@ -485,7 +485,7 @@ bool quant_read_codes(enum dtype t, const void *block, struct quant_codes *c)
     } b;
     if (!quant_has_codes(t))
         return false;
-    memcpy(&b, block, (size_t)dtype_table[t].block_bytes); /* files promise no alignment */
+    memcpy(&b, block, (size_t)dtype_table[t].block_bytes); /* file data may be unaligned */
     switch (t) {
     case DT_IQ1_S:
         codes_iq1_s(&b.iq1_s, c);
@@ -532,7 +532,7 @@ float quant_ue4m3_half(uint8_t b)
 {
     if (b == 0x7f)
         return 0;
-    return b == 0xff ? 240 : 0.5f * f8e4m3_to_f32(b & 0x7f); /* the sign is not looked at */
+    return b == 0xff ? 240 : 0.5f * f8e4m3_to_f32(b & 0x7f); /* the sign bit is ignored */
 }
 
 static void dequant_nvfp4(const struct block_nvfp4 *b, float *y)
@@ -543,7 +543,7 @@ static void dequant_nvfp4(const struct block_nvfp4 *b, float *y)
     }
 }
 
-/* A format's loop over its blocks. Blocks are copied out, since file data may be unaligned. */
+/* Loops over a format's blocks. Blocks are copied, because file data may be unaligned. */
 #define BLOCKS(len, type, fn)                                                                      \
     for (size_t i = 0; i < n; i += (len), p += sizeof(struct type)) {                              \
         struct type b;                                                                             \

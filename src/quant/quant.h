@@ -1,7 +1,8 @@
 /*
- * Number formats: the dtype enum, the block layouts of every compressed format (one copy, shared by
- * C and CUDA) and their exact scalar meaning. A row of n values is n / block_len blocks, in order.
- * Planar formats (GPTQ, block-scaled FP8) keep scales beside the codes: see struct weight_seg.
+ * Number formats: the dtype enum, the block layout of every compressed format (one copy, shared by
+ * C and CUDA) and their exact scalar definition. A row of n values is n / block_len blocks, in
+ * order. Planar formats (GPTQ, block-scaled FP8) store scales apart from the codes: see struct
+ * weight_seg.
  */
 #ifndef STEEL_QUANT_QUANT_H
 #define STEEL_QUANT_QUANT_H
@@ -37,10 +38,10 @@ enum dtype {
     DT_IQ3_XXS,
     DT_TQ1_0,
     DT_TQ2_0,
-    DT_NVFP4,   /* blocks; a whole tensor's scale in a plane of its own, where it has one */
-    DT_F8_E4M3, /* values one byte each; scales[row][col/128] in a plane of their own */
-    DT_GPTQ4,   /* 4-bit codes, scale and zero per (group, row) in planes of their own */
-    DT_I8,      /* plain integers: only found in files, never weights */
+    DT_NVFP4,   /* blocks, and an optional scale per tensor in a plane */
+    DT_F8_E4M3, /* one byte per value; scales[row][col/128] in a plane */
+    DT_GPTQ4,   /* 4-bit codes; scale and zero per (group, row) in planes */
+    DT_I8,      /* plain integers: in files only, never weights */
     DT_I16,
     DT_I32,
     DT_I64,
@@ -50,7 +51,7 @@ enum dtype {
 
 enum { QK_K = 256, QK_32 = 32, QK_NVFP4 = 64 };
 
-/* All fields little-endian; d, m: IEEE half. q: codes, low nibble = first half of the block. */
+/* All fields are little-endian; d, m: fp16. q: codes, low nibble = first half of the block. */
 struct block_q4_0 {
     uint16_t d;
     uint8_t qs[16];
@@ -168,7 +169,7 @@ struct block_nvfp4 {
     uint8_t qs[32]; /* 8 bytes per 16 values, low nibble = first half of them */
 };
 
-enum { QUANT_GRID_POINTS = 512 + 256 + 256 + 512 + 1024 + 2048 }; /* of all grids */
+enum { QUANT_GRID_POINTS = 512 + 256 + 256 + 512 + 1024 + 2048 }; /* total over all grids */
 
 struct dtype_info {
     const char *name; /* as GGUF tools print it: "Q4_K" */
@@ -191,7 +192,7 @@ enum dtype dtype_from_name(const char *name); /* case-insensitive; DT_NONE if un
 enum dtype dtype_from_ggml(uint32_t id);      /* GGUF tensor type number; DT_NONE if unsupported */
 int dtype_to_ggml(enum dtype t);              /* -1 where GGUF has no such type */
 
-/* Whether weights may be of this type: integers, doubles and what lies in planes are not. */
+/* Whether weights may have this type: not integers, doubles or planar formats. */
 bool dtype_is_weight(enum dtype t);
 
 /* dst[0..n) = values of n/block_len blocks; exact in float. Not for planar formats. */
@@ -200,11 +201,13 @@ void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
 /* The 16 levels of IQ4_NL and IQ4_XS; the 16 levels of MXFP4, doubled. */
 extern const int8_t quant_iq4_levels[16];
 extern const int8_t quant_mxfp4_levels[16];
-/* The grid of an IQ1, IQ2 or IQ3 format: points of 8 digits of 2 bits or (IQ3) 4 of 3, the first
- * value's in the low bits. NULL for other types. quant_grids: all of them, one after another. */
+/* The grid of an IQ1, IQ2 or IQ3 format: points of 8 digits of 2 bits, or (IQ3) 4 digits of 3
+ * bits, the first value in the low bits. NULL for other types. quant_grids has all of them
+ * concatenated. */
 const uint16_t *quant_grid(enum dtype t);
 const uint16_t *quant_grids(void);
-/* The same points as bytes, the first value in the lowest: IQ2 8, 25, 43; IQ3 its 8 levels; IQ1 -8, 0, 8. */
+/* The same points as bytes, first value lowest. IQ2: 8, 25, 43; IQ3: its 8 levels; IQ1: -8, 0,
+ * 8. */
 const uint64_t *quant_grid_values(enum dtype t);
 
 /* A block of 256 values of a grid or ternary format as integers: value i = d * scale[i / 16] *
@@ -231,13 +234,13 @@ static inline void quant_k4_scale_min(const uint8_t *s, int j, int *scale, int *
         *min = s[j + 4] >> 4 | (s[j] >> 6) << 4;
     }
 }
-/* Scale of sub-block j (0..15) in the 12 packed bytes of Q3_K, 6 bits, signed by taking 32 off. */
+/* Scale of sub-block j (0..15) in the 12 packed bytes of Q3_K: 6 bits, minus 32. */
 static inline int quant_q3k_scale(const uint8_t *s, int j)
 {
     int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4;
     return (low | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32;
 }
-float quant_mxfp4_scale(uint8_t e); /* half of 2^(e-127), since the levels are doubled */
+float quant_mxfp4_scale(uint8_t e); /* half of 2^(e-127), because the levels are doubled */
 float quant_ue4m3_half(
     uint8_t
         b); /* half of an FP8 scale of NVFP4, likewise; the sign is not looked at, 0x7f counts as 0 */

@@ -1,4 +1,4 @@
-/* Quantisation's front door: picks the best compiled form once and checks the arguments. */
+/* Entry points of quantisation: selects the compiled variant once and checks arguments. */
 #include "quant/quantize.h"
 #include "quant/quantize_isa.h"
 #include "base/cpu.h"
@@ -14,7 +14,7 @@ static void choose(void)
 {
     enum isa best = ISA_REF;
     struct error err = {0};
-    if (!isa_choose(&best, &err)) /* a bad STEEL_ISA is reported where a backend is opened */
+    if (!isa_choose(&best, &err)) /* opening a backend reports a bad STEEL_ISA */
         best = isa_best();
     isa = best >= ISA_AVX512 ? &quantize_avx512
           : best >= ISA_AVX2 ? &quantize_avx2
@@ -57,7 +57,7 @@ float quantize_amax(const float *x, size_t n)
     float m = table()->amax(x, whole);
     for (size_t i = whole; i < n; i++) {
         float a = x[i] < 0 ? -x[i] : x[i];
-        if (m == m && !(a <= m)) /* once NaN, always NaN */
+        if (m == m && !(a <= m)) /* NaN stays */
             m = a;
     }
     return m;

@@ -1,13 +1,13 @@
 /*
- * IQ3_S: blocks of 256 values, whose sizes go four by four to one of 512 points of a grid (each a level of
- * 1, 3, .. 15), signs apart, with an odd multiple of the block's scale for each 32. Plain C, the same
- * bits on every machine.
+ * IQ3_S: blocks of 256 values. Each four magnitudes are one of the 512 points of a grid (each a level of
+ * 1, 3, .. 15). Signs are separate. Each 32 values have an odd multiple of the block's scale. Plain C, so
+ * that every machine computes the same bits.
  *
- * As in quantize_lanes.h the search alternates codes for a scale and the best scale for codes. Codes of a
- * scale: the nearest level of each value names one of 4,096 points, and a table the points of the grid near
- * it; the search of scales takes the first, everything after it the best of them. Squared errors count by
- * sqrt(mean square of the block + x^2), times the importance of the column: large values matter more than
- * their own error says.
+ * As in quantize_lanes.h, the search alternates between codes for a scale and the best scale for codes. For a
+ * given scale, the nearest level of each value selects one of 4,096 points, and a table lists the grid points
+ * near it. The search of scales takes the first of those; later steps take the best. Squared errors are
+ * weighted by sqrt(mean square of the block + x^2) times the column's importance, because large values
+ * matter more than their own error suggests.
  */
 #include "quant/quantize_isa.h"
 
@@ -18,8 +18,8 @@
 
 enum { SUB = 32, SUBS = QK_K / SUB, GROUPS = SUB / 4, POINTS = 4096, GRID = 512, NEAR = 8 };
 
-static uint16_t near[POINTS][NEAR]; /* points of the grid, the nearest first */
-static uint8_t n_near[POINTS];      /* 1: is one itself */
+static uint16_t near[POINTS][NEAR]; /* grid points, nearest first */
+static uint8_t n_near[POINTS];      /* 1: is itself a grid point */
 static float levels[GRID][4];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -58,12 +58,12 @@ static void find_near(void)
 }
 
 struct sub {
-    float x[SUB], w[SUB]; /* sizes, and what their squared errors count */
+    float x[SUB], w[SUB]; /* magnitudes, and weights of squared errors */
     uint16_t point[GROUPS];
     float xq, qq; /* sums over the codes: w x q, w q q */
 };
 
-/* The best of the points near four values v in units of levels. */
+/* The best grid point near four values v, in units of levels. */
 static unsigned best_point(const float *v, const float *w, unsigned p)
 {
     unsigned best = near[p][0];
@@ -82,7 +82,7 @@ static unsigned best_point(const float *v, const float *w, unsigned p)
     return best;
 }
 
-/* Codes for an inverse scale, and their sums: by lanes of eight, so that compilers may use vectors. */
+/* Codes for an inverse scale, and their sums, in eight lanes so that compilers can vectorise. */
 static void code_sub(struct sub *s, float inverse, bool search)
 {
     float v[SUB], q[SUB], xq[8] = {0}, qq[8] = {0};
@@ -109,7 +109,7 @@ static void code_sub(struct sub *s, float inverse, bool search)
     s->qq = ((qq[0] + qq[4]) + (qq[1] + qq[5])) + ((qq[2] + qq[6]) + (qq[3] + qq[7]));
 }
 
-/* The best scale of 32 values alone. */
+/* The best scale of one sub-block of 32 values. */
 static float fit_sub(struct sub *s)
 {
     float max = 0, scale = 0, best = 0;
@@ -117,7 +117,7 @@ static float fit_sub(struct sub *s)
         max = s->x[k] > max ? s->x[k] : max;
     if (max < FLT_MIN * 64)
         return 0;
-    for (int i = 0; i < 16; i++) { /* small ones for values that are all alike */
+    for (int i = 0; i < 16; i++) { /* small scales suit values of similar magnitude */
         code_sub(s, (i < 4 ? 1.0f + 2.0f * (float)i : 6.0f + (float)i) / max, false);
         if (s->xq * s->xq > best * s->qq) {
             best = s->xq * s->xq / s->qq;
@@ -136,7 +136,7 @@ static float fit_sub(struct sub *s)
 
 static float error_of(const struct sub *s, float scale)
 {
-    return scale * (scale * s->qq - 2 * s->xq); /* less what does not change */
+    return scale * (scale * s->qq - 2 * s->xq); /* without the constant term */
 }
 
 /* The multiple of d, 2 i + 1, for a sub-block whose own scale is `scale`. */

@@ -1,4 +1,4 @@
-/* The table that one compilation of quantize_lanes.h exports; quantize.c picks among them. */
+/* The function table that one compilation of quantize_lanes.h exports; quantize.c picks one. */
 #ifndef STEEL_QUANT_QUANTIZE_ISA_H
 #define STEEL_QUANT_QUANTIZE_ISA_H
 
@@ -13,7 +13,7 @@ struct quantize_isa {
     float (*amax)(const float *x, size_t n);
 };
 
-/* One for all (quantize_iq3.c). */
+/* The same for every instruction set (quantize_iq3.c). */
 void quantize_iq3_s(const float *src, void *dst, size_t rows, size_t n, const float *importance);
 
 extern const struct quantize_isa quantize_base, quantize_avx2, quantize_avx512;

@@ -1,15 +1,15 @@
 /*
  * The quantisers, compiled once per instruction set (see quantize_isa.h).
  *
- * A format cuts a row into sub-blocks of 16 or 32 values that share a scale (and maybe a minimum).
- * Sixteen sub-blocks are searched at a time, one per vector lane: t.x[k] holds value k of each. So
- * all sums over a sub-block are plain vector sums, and no lane knows of another.
+ * A format divides a row into sub-blocks of 16 or 32 values that share a scale (and maybe a minimum).
+ * Sixteen sub-blocks are searched at a time, one per vector lane: t.x[k] holds value k of each. So sums over
+ * a sub-block are plain vector sums, and lanes are independent.
  *
- * The search minimises sum w (x - value)^2, w the importance of the column (1 without an importance
- * matrix; of Q3_K what lanes_weigh says). For a guessed scale the codes are the nearest ones; for given codes the best scale (and
- * minimum) is least squares. So: try a range of scales around the one that just spans the values, keep
- * the best, then alternate the two steps. Formats with quantised sub-scales then try the integer
- * neighbours of each sub-scale, and fit the super-block's scale again.
+ * The search minimises sum w (x - value)^2, where w is the column's importance (1 without an importance
+ * matrix; for Q3_K see lanes_weigh). For a given scale the best codes are the nearest ones. For given codes
+ * the best scale (and minimum) is the least-squares solution. The search tries a range of scales around the
+ * one that spans the values, keeps the best, then alternates the two steps. Formats with quantised sub-scales
+ * then try the integer neighbours of each sub-scale and fit the super-block's scale again.
  */
 #include "quant/quantize_isa.h"
 #include "quant/simd16.h"
@@ -42,8 +42,8 @@ V_INLINE void lanes_load(struct quant_lanes *t, const float *src, size_t at, int
     }
 }
 
-/* Errors of a super-block of 256 values count by sqrt(mean square + x^2): large values matter more than
- * their own error says. */
+/* Weights the errors of a super-block of 256 values by sqrt(mean square + x^2): large values matter
+ * more than their own error suggests. */
 V_INLINE void lanes_weigh(struct quant_lanes *t)
 {
     float mean = 0;
@@ -73,7 +73,7 @@ V_INLINE vf inverse(vf x)
     return v_pick(v_gt(v_abs(x), tiny), v_div(v_set(1), x), v_set(0));
 }
 
-/* Codes lo..hi without minimum. */
+/* Formats with codes lo..hi and no minimum */
 
 /* The value of largest magnitude in each lane, with its sign. */
 V_INLINE vf signed_max(const struct quant_lanes *t, int len)
@@ -87,7 +87,7 @@ V_INLINE vf signed_max(const struct quant_lanes *t, int len)
     return best;
 }
 
-/* Rounds with inverse scale `is`, fits the scale; keeps it where it explains more of the block. */
+/* Rounds with inverse scale `is` and fits the scale. Keeps it if it explains more of the block. */
 V_INLINE void sym_try(const struct quant_lanes *t, int len, bool weighted, float lo, float hi,
                       vf is, vf *scale, vf *best)
 {
@@ -122,15 +122,15 @@ V_INLINE vf sym_fit(const struct quant_lanes *t, int len, bool weighted, float l
     return scale;
 }
 
-/* Codes 0..hi with a minimum: value = scale q + min. */
+/* Formats with codes 0..hi and a minimum: value = scale q + min */
 
 struct affine {
     vf scale, min;
 };
 
 struct affine_sums {
-    vf origin; /* taken off every value first: sums of large near-equal values would cancel */
-    vf w, wx;  /* of the block, whatever the codes */
+    vf origin; /* subtracted from every value first: sums of large near-equal values would cancel */
+    vf w, wx;  /* sums over the block, independent of the codes */
     vf gain;   /* of the best fit so far */
 };
 
@@ -151,13 +151,13 @@ V_INLINE void affine_try(const struct quant_lanes *t, int len, bool weighted, fl
     vf scale = v_mul(v_sub(v_mul(sum->w, sxq), v_mul(sum->wx, sq)), inv);
     vf min = v_mul(v_sub(v_mul(sqq, sum->wx), v_mul(sq, sxq)), inv);
     if (min_below_0) {
-        /* the format cannot shift upwards: then no shift, and the scale that fits best alone */
+        /* a positive minimum cannot be stored: use none, and the best scale without it */
         vm above = v_gt(min, v_set(0));
         scale = v_pick(above, v_mul(sxq, inverse(sqq)), scale);
         min = v_pick(above, v_set(0), min);
     }
     vf gain = v_add(v_mul(scale, sxq), v_mul(min, sum->wx));
-    vm better = v_gt(gain, sum->gain); /* a singular system gives 0, 0: no gain */
+    vm better = v_gt(gain, sum->gain); /* a singular system yields 0, 0: no gain */
     best->scale = v_pick(better, scale, best->scale);
     best->min = v_pick(better, min, best->min);
     sum->gain = v_pick(better, gain, sum->gain);
@@ -207,7 +207,7 @@ V_INLINE vf lane_error(const struct quant_lanes *t, int len, bool weighted, floa
     return sum;
 }
 
-/* A super-block's two scales, and how lanes share them (8 or 16 lanes each). */
+/* A super-block's two scales, and the sub-scales of its 8 or 16 lanes. */
 struct super {
     float d[LANES], dmin[LANES]; /* the same for all lanes of a super-block */
     float ls[LANES], lm[LANES];  /* integer sub-scales and sub-minima */
@@ -366,7 +366,7 @@ static void rows_bf16(const float *src, void *dst, size_t rows, size_t n, const 
 
 static void rows_q8_0(const float *src, void *dst, size_t rows, size_t n, const float *importance)
 {
-    (void)importance; /* 127 levels to a side: the span is the best scale */
+    (void)importance; /* with 127 levels per side the span is the best scale */
     struct block_q8_0 *out = dst;
     for (size_t i = 0; i < rows * n; i += 32, out++) {
         vf a = v_load(src + i), b = v_load(src + i + 16);
@@ -632,7 +632,7 @@ V_INLINE void rows_q6_k(const float *src, void *dst, size_t rows, size_t n, cons
 
 /* IQ4_NL and IQ4_XS: codes name one of 16 uneven levels. */
 
-/* Middles between neighbouring levels, and the steps. */
+/* Midpoints between neighbouring levels, and the steps. */
 static const float iq4_middle[15] = {-115.5f, -93.5f, -74,   -57,   -42, -28.5f, -16, -4.5f,
                                      7,       19,     31.5f, 45.5f, 61,  79,     101};
 static const float iq4_step[15] = {23, 21, 18, 16, 14, 13, 12, 11, 12, 12, 13, 15, 16, 20, 24};
@@ -672,7 +672,7 @@ V_INLINE void iq4_try(const struct quant_lanes *t, bool weighted, vf is, vf *sca
     *best = v_pick(better, gain, *best);
 }
 
-/* The levels are not symmetric: the largest value may go to either end. */
+/* The levels are not symmetric, so the largest value may map to either end. */
 V_INLINE vf iq4_fit(const struct quant_lanes *t, bool weighted)
 {
     static const float ends[] = {-100, -107, -114, -121, -128, -136, -145, 90, 97, 104, 112, 120};
@@ -742,7 +742,7 @@ V_INLINE void rows_mxfp4(const float *src, void *dst, size_t rows, size_t n,
     FOR_LANES(32)
     {
         lanes_load(&t, src, at, 32, (int)used, importance, n);
-        /* The exponent that brings the largest value just under 8, and its neighbours. */
+        /* The exponent that puts the largest value just under 8, and its neighbours. */
         float amax[LANES], e0[LANES], scale[LANES], inv[LANES], best_e[LANES];
         v_store(amax, v_abs(signed_max(&t, 32)));
         for (int l = 0; l < LANES; l++) {
@@ -788,7 +788,7 @@ V_INLINE void rows_mxfp4(const float *src, void *dst, size_t rows, size_t n,
     }
 }
 
-/* Out-of-line forms, with and without weights compiled apart. */
+/* Out-of-line functions. The weighted and the plain form are compiled separately. */
 #define ROWS(name, call)                                                                           \
     static void name##_plain(const float *src, void *dst, size_t rows, size_t n)                   \
     {                                                                                              \
@@ -837,7 +837,7 @@ static void load_bf16(const uint8_t *src, float *dst, size_t n)
 
 static float amax(const float *x, size_t n)
 {
-    /* x - x is 0 for finite values and NaN for the others, which spoils the sum */
+    /* x - x is 0 for finite values and NaN for others, and NaN propagates through the sum */
     vf m = v_set(0), bad = v_set(0);
     for (size_t i = 0; i < n; i += LANES) {
         vf v = v_load(x + i);

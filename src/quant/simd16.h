@@ -1,7 +1,7 @@
 /*
- * Sixteen floats at a time, as one AVX-512 register, two AVX2 registers or a plain array, whatever the
- * including file is compiled for. Every operation is one IEEE operation per lane and sums fold in one
- * fixed order, so the three forms give the same bits. Only what the quantisers need.
+ * Sixteen floats at a time: one AVX-512 register, two AVX2 registers or a plain array, depending on
+ * what the including file is compiled for. Every operation is one IEEE operation per lane and sums
+ * are reduced in a fixed order, so all three give the same bits. Has only what the quantisers need.
  */
 #ifndef STEEL_QUANT_SIMD16_H
 #define STEEL_QUANT_SIMD16_H
@@ -14,8 +14,8 @@
 #include <immintrin.h>
 #endif
 
-/* Without vector registers everything inlined would be a minute of compilation for a path that only
- * machines older than AVX2 take: there each step stays a call. */
+/* Without vector registers, inlining everything would take a minute to compile, for a path that
+ * only machines older than AVX2 take. There each step stays a call. */
 #ifdef __AVX2__
 #define V_INLINE static inline __attribute__((always_inline))
 #else
@@ -24,7 +24,7 @@
 
 #if defined(__AVX512F__)
 
-/* Register types: the only names for them that read the same for every instruction set. */
+/* Register types, the same names for every instruction set. */
 typedef __m512 vf;
 typedef __mmask16 vm;
 
@@ -304,7 +304,7 @@ V_INLINE void v_store_f16(uint8_t *p, vf x)
 
 #endif
 
-/* Folds of one register: halves onto halves. */
+/* Reductions of one register: the upper half is combined with the lower. */
 V_INLINE float v_hmax(vf x)
 {
     float t[16];

@@ -1,14 +1,14 @@
 /*
- * BERT and its kin (RoBERTa, XLM-RoBERTa; Nomic's with RoPE and a gated mlp): encoders whose blocks end
- * in a LayerNorm of the sum, and whose positions see each other both ways. They have no head: what they
- * make of each token is the result.
+ * BERT, RoBERTa, XLM-RoBERTa, and Nomic BERT (RoPE and a gated mlp). Encoders with post-norm blocks
+ * (LayerNorm of the sum) and bidirectional attention. They have no head: the result is one vector
+ * per token.
  */
 #include "model/families/family.h"
 
 #include <math.h>
 #include <string.h>
 
-/* LayerNorms have a bias of their own name. */
+/* A LayerNorm: its bias has its own tensor name. */
 struct norm_names {
     struct tensor_name gain, bias;
 };
@@ -60,7 +60,7 @@ static const struct encoder_names nomic_names = {
     .ffn_norm = PAIR("blk.%d.layer_output_norm", "model.encoder.layers.%d.norm2"),
 };
 
-/* What config.json must say where it says anything, or the parts are others. */
+/* A key of config.json that must have this value if it is present. */
 static bool check_is(const struct meta_reader *in, const char *key, const char *spec)
 {
     const char *is = json_string_value(reader_get(in->hf, key, NULL));
@@ -112,7 +112,7 @@ bool encoder_read_gguf(const struct meta_reader *in)
     return true;
 }
 
-/* What the config does not say is the same for all encoders. */
+/* Defaults that all encoders share. */
 bool encoder_finish(const struct meta_reader *in)
 {
     struct config *c = in->c;
@@ -129,7 +129,7 @@ static bool read_bert(const struct meta_reader *in)
     return (in->f->is_gguf ? encoder_read_gguf(in) : read_hf(in)) && encoder_finish(in);
 }
 
-/* RoBERTa counts positions from behind the padding token's id. Its GGUF has none of the rows before. */
+/* RoBERTa's positions start after the padding token's id. Its GGUF omits the rows before that. */
 static bool read_roberta(const struct meta_reader *in)
 {
     struct config *c = in->c;
@@ -175,7 +175,7 @@ static bool read_nomic(const struct meta_reader *in)
     return true;
 }
 
-/* Rows of a table in the file, which may have any number; 0: it is not there. */
+/* Rows of a table of any length; 0 = not in the file. */
 static int table_rows(struct net_builder *b, const struct tensor_name *name)
 {
     const struct tensor *t = name->gguf ? build_find(b->f, b->c, name, 0, 0, "weight") : NULL;
@@ -241,7 +241,7 @@ static void build_encoder(struct net_builder *b, const struct encoder_names *n)
         build_layer(b, n, i, rope, &b->net->layers[i]);
 }
 
-/* Heads for training, and such as pooling.c reads; numbers of positions. */
+/* Training heads, heads that pooling.c reads, and position ids. */
 bool encoder_spare(const struct config *c, const char *tensor)
 {
     static const char *const others[] = {"lm_head.", "cls.", "classifier.", "head.", "decoder."};
@@ -275,7 +275,7 @@ const struct model_family family_bert = {
     .spare = encoder_spare,
 };
 
-/* In a GGUF these two are "bert". */
+/* A GGUF calls these two "bert". */
 const struct model_family family_roberta = {
     .name = "roberta",
     .hf = "roberta",

@@ -1,7 +1,7 @@
 /*
- * Plain decoders: RMS norm, attention with RoPE, RMS norm, a gated mlp or experts chosen by softmax.
- * Their metadata in both kinds of file, their tensors' names, and their layers. Families say what is
- * particular in struct decoder.
+ * Plain decoders: RMS norm, attention with RoPE, RMS norm, a gated mlp or softmax-routed experts.
+ * Reads their metadata from both file formats, names their tensors and builds their layers. struct
+ * decoder has what differs between families.
  */
 #include "base/mem.h"
 #include "model/families/family.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How experts are chosen, where the file says. */
+/* The router kind, if the file has it. */
 static bool read_gguf_experts(const struct meta_reader *in, const struct decoder *d)
 {
     static const enum router_kind kinds[] = {ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP};
@@ -29,7 +29,7 @@ static bool read_gguf_experts(const struct meta_reader *in, const struct decoder
     return true;
 }
 
-/* Which layers slide: every so many one does not, or a list. */
+/* Layers with a window: all but one per period, or a list. */
 static bool read_gguf_windows(const struct meta_reader *in, const struct decoder *d, int window)
 {
     struct config *c = in->c;
@@ -252,7 +252,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         m->block.out = rms(b, d, i, &n->attn_post, c->n_embd);
 }
 
-/* gate and up of width F, as two tensors. */
+/* gate and up of width F from two tensors. */
 static const struct weight *gate_up(struct net_builder *b, int i, const struct tensor_name *gate,
                                     const struct tensor_name *up, int F)
 {
@@ -277,7 +277,7 @@ static void build_experts(struct net_builder *b, const struct decoder_names *n, 
         m->router.choice_bias =
             build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
     if (!n->gate_exp.gguf)
-        return; /* the family does it */
+        return; /* the family builds it */
     bool alike = n->gate_shared.gguf && c->n_ff_shared == F;
     enum weight_role role = alike ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
     const struct weight_rows two[] = {{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}};
@@ -305,7 +305,7 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
     m->dense.act = m->experts.act = d->act;
     if (n->ffn_post.gguf)
         m->block.out = rms(b, d, i, &n->ffn_post, c->n_embd);
-    /* a file may have experts in other layers than its family can */
+    /* a file may place experts in layers where the family has none */
     bool known = c->is_moe[i] ? n->router.gguf != NULL : n->gate_up.gguf || n->gate.gguf;
     if (!known && b->failed)
         return;
@@ -354,12 +354,12 @@ void mtp_read(const struct meta_reader *in, const struct mtp_names *n, int extra
                build_find(in->f, c, &n->fc, at, 0, "weight") != NULL;
     if (!c->n_mtp)
         return;
-    if (!in->f->is_gguf) /* a GGUF has said it of all layers */
+    if (!in->f->is_gguf) /* a GGUF has read it for all layers */
         c->is_moe[at] = c->is_moe[like];
     c->is_linear[at] = false;
 }
 
-/* Embedding and head are the model's: files that have copies of them beside the block need none. */
+/* Embedding and head are shared with the model. Copies in the file are ignored. */
 void mtp_build(struct net_builder *b, const struct mtp_names *n, float add)
 {
     struct network *net = b->net;

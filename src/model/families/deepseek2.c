@@ -1,8 +1,8 @@
 /*
- * DeepSeek V3, V3.1, R1 and Kimi K2, and GLM-4.7-Flash, which is built like them: latent attention,
- * experts chosen by sigmoid and a bias out of the best groups, shared experts, dense first layers.
- * GGUF knows all as deepseek2, in two forms: kv_b split by heads and turned, or, in older files, as
- * folders have it. The layer behind the last drafts further tokens.
+ * DeepSeek V3, V3.1, R1, Kimi K2 and GLM-4.7-Flash: latent attention, sigmoid routing with a bias
+ * over the best groups, shared experts, dense first layers. GGUF calls all of them deepseek2. Its
+ * files have kv_b split by heads and transposed, or, if older, in the folders' layout. The layer
+ * after the last one drafts tokens.
  */
 #include "model/families/family.h"
 
@@ -62,13 +62,13 @@ static bool read_gguf(const struct meta_reader *in)
     if (!reader_gguf_bool(in, "expert_weights_norm", &c->norm_topk) ||
         !reader_gguf_int(in, "expert_gating_func", 0, 3, false, &kind))
         return false;
-    if (!kind && c->n_expert) /* older files do not say: a bias goes with sigmoid */
+    if (!kind && c->n_expert) /* older files lack the key: a bias implies sigmoid */
         c->router = build_find(in->f, c, &biased.choice_bias, c->n_layers - 1, 0, "weight")
                         ? ROUTER_SIGMOID
                         : ROUTER_SOFTMAX;
     double l = log(c->rope.factor > 1 ? c->rope.factor : 1);
     if (c->rope.kind == ROPE_YARN && c->rope.log_mul > 0) {
-        c->attn_mscale = (float)(1 + c->rope.log_mul * l); /* a tenth of mscale_all_dim */
+        c->attn_mscale = (float)(1 + c->rope.log_mul * l); /* log_mul is mscale_all_dim / 10 */
         c->rope.attn_factor = 1;
     }
     return true;
@@ -169,7 +169,7 @@ static void build_mixer(struct net_builder *b, int i, const struct rope *rope, s
                                 .interleaved = true,
                                 .scale = c->attn_mscale * c->attn_mscale / sqrtf((float)(Dn + Dr))};
     struct latent *l = &m->latent;
-    const float eps = 1e-6f; /* of the latents' norms, whatever the others have */
+    const float eps = 1e-6f; /* of the latents' norms, independent of norm_eps */
     if (c->q_rank) {
         l->wqa = build_matrix(b, WEIGHT_LINEAR, i, &q_a, c->n_embd, c->q_rank);
         l->q_norm = build_rms(b, i, &q_norm, c->q_rank);
@@ -223,7 +223,7 @@ static void write(const struct config *c, struct gguf_writer *w)
         {"deepseek2.leading_dense_block_count", dense},
     };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        if (numbers[i].v) /* a rank of 0: no such product */
+        if (numbers[i].v) /* rank 0: the product does not exist */
             gguf_set_u32(w, numbers[i].key, (uint32_t)numbers[i].v);
     if (c->rope.log_mul > 0)
         gguf_set_f32(w, "deepseek2.rope.scaling.yarn_log_multiplier", (float)c->rope.log_mul);
@@ -238,7 +238,7 @@ const struct model_family family_deepseek2 = {
     .write = write,
 };
 
-/* Kimi K2: the same under another name. */
+/* Kimi K2 is the same architecture under another name. */
 const struct model_family family_kimi_k2 = {
     .name = "kimi_k2",
     .hf = "kimi_k2",

@@ -1,4 +1,4 @@
-/* The families Steel knows, in the order errors name them. */
+/* All families, in the order that errors list them. */
 #include "model/families/family.h"
 
 const struct model_family *const families[] = {

@@ -1,8 +1,7 @@
 /*
- * A family of models: what its files are called, how its metadata becomes a config, and how that
- * becomes a network, by the names of its tensors. One file each, data and names only; what several
- * share is in decoder.c. A family made of known parts (layer.h) is a new file here and a line in
- * families.c.
+ * A family of models: its names in files, how its metadata becomes a config, and how the config
+ * becomes a network. One file per family, data and names only; decoder.c has the common code. A
+ * family made of known parts (layer.h) is a new file here and a line in families.c.
  */
 #ifndef STEEL_MODEL_FAMILIES_FAMILY_H
 #define STEEL_MODEL_FAMILIES_FAMILY_H
@@ -17,17 +16,17 @@ struct model_family {
     const char *hf, *hf_class; /* model_type and architectures[0] of its config.json */
     const char *gguf_as;       /* the architecture `convert` writes, if not name */
     const char *hf_embed;      /* its token embedding in a folder; NULL: "embed_tokens" */
-    bool encoder;              /* it makes vectors, not text */
-    bool interleaved_qk;       /* its GGUF files hold rotary pairs of q and k side by side */
+    bool encoder;              /* it produces embeddings, not text */
+    bool interleaved_qk;       /* rotary pairs of q and k are adjacent in its GGUF files */
     bool (*read)(const struct meta_reader *in); /* metadata to in->c */
     void (*build)(struct net_builder *b);       /* b->c to b->net */
-    /* What its GGUF says beside the usual keys, for `convert`; NULL: nothing. */
+    /* Writes extra GGUF keys for `convert`; NULL = none. */
     void (*write)(const struct config *c, struct gguf_writer *w);
-    /* Its router multiplies what experts add by a number each, which its GGUF calls
-     * ffn_down_exps.scale. Where those experts are NVFP4, their own numbers are in it. */
+    /* Each expert's output has a factor, called ffn_down_exps.scale in GGUF. With NVFP4 experts
+     * their own scales are multiplied into it. */
     bool scales_experts;
-    bool own_windows; /* its GGUF says which layers slide */
-    /* Whether a folder's tensor of the text model is of no use to it; NULL: none is. */
+    bool own_windows; /* its GGUF lists the layers that have a window */
+    /* Whether a folder's tensor of the text model is unused; NULL = all are used. */
     bool (*spare)(const struct config *c, const char *tensor);
 };
 
@@ -40,12 +39,12 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_deepseek2, family_kimi_k2, family_glm4_moe_lite, family_bert, family_roberta,
     family_xlm_roberta, family_nomic_bert, family_modern_bert;
 
-/* What encoders' files have in common. */
+/* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
 bool encoder_finish(const struct meta_reader *in); /* after reading */
 bool encoder_spare(const struct config *c, const char *tensor);
 
-/* Names of a decoder's tensors. What a family has not is NULL. */
+/* Names of a decoder's tensors; NULL where a family has no such tensor. */
 struct decoder_names {
     struct tensor_name emb, norm, head;
     struct tensor_name attn_norm, q, k, v, o, q_norm, k_norm;
@@ -57,7 +56,7 @@ struct decoder_names {
     struct tensor_name gate_shared, up_shared, down_shared, shared_gate;
 };
 
-/* The usual ones. */
+/* The most common names. */
 #define DECODER_ENDS                                                                               \
     .emb = {"token_embd", "model.embed_tokens"}, .norm = {"output_norm", "model.norm"},            \
     .head = {"output", "lm_head"}
@@ -86,45 +85,45 @@ struct decoder_names {
     .up_exp = {"blk.%d.ffn_up_exps", "model.layers.%d.block_sparse_moe.experts.%d.w3"},            \
     .down_exp = {"blk.%d.ffn_down_exps", "model.layers.%d.block_sparse_moe.experts.%d.w2"}
 
-extern const struct decoder_names decoder_names; /* all of the usual ones */
+extern const struct decoder_names decoder_names; /* DECODER_ENDS to DECODER_EXPERTS */
 
-/* Experts as some files have them: one tensor of gate and up, one of down, each of all experts. */
+/* Experts in two tensors: gate and up of all experts, down of all experts. */
 extern const struct tensor_name decoder_fused_up, decoder_fused_down;
 
-/* What is said of a plain decoder beside its numbers. */
+/* Properties of a plain decoder that are not in its metadata. */
 struct decoder {
     const struct decoder_names *names; /* NULL: decoder_names */
     bool qk_norm;                      /* RMS norms of q and k, per head */
-    bool norm_whole;                   /* ... or of the whole projections */
-    bool latent;                       /* keys and values have other lengths, which it reads */
-    float norm_add;                    /* a folder's norms are stored without so much */
-    bool experts;                      /* config.json describes experts */
-    bool experts_wide;                 /* ... whose width is intermediate_size */
-    enum router_kind router;           /* unless a GGUF says another */
-    bool windows; /* sliding_window of config.json counts, where use_sliding_window is set */
-    bool windows_unasked; /* ... or is not said to be false */
-    bool windows_all;     /* max_window_layers does not count */
+    bool norm_whole;                   /* ... over the whole projections instead of per head */
+    bool latent;             /* latent attention: the family reads its key and value lengths */
+    float norm_add;          /* added to a folder's norm gains (1: stored as w - 1) */
+    bool experts;            /* config.json describes experts */
+    bool experts_wide;       /* ... and their width is intermediate_size */
+    enum router_kind router; /* default, a GGUF may name another */
+    bool windows;         /* sliding_window of config.json applies if use_sliding_window is true */
+    bool windows_unasked; /* ... or absent */
+    bool windows_all;     /* max_window_layers is ignored */
     enum activation act;
     const char *act_name; /* as config.json spells it; NULL: "silu" */
-    int window_period; /* every so many layers one does not slide, unless the file says; 0 = all do */
+    int window_period;    /* by default one layer per period has full attention; 0 = none */
 };
 
 bool decoder_read(const struct meta_reader *in, const struct decoder *d);
 void decoder_build(struct net_builder *b, const struct decoder *d);
 
-/* Names of an MTP block's tensors, but for those of its layer. */
+/* Names of an MTP block's tensors, except its decoder layer's. */
 struct mtp_names {
     struct tensor_name fc, embed_norm, hidden_norm, norm;
 };
-/* As layer number n_layers has them. */
+/* Names where the block is stored as layer n_layers. */
 extern const struct mtp_names mtp_names;
-/* Whether the file has such a block: c->n_mtp, and what c knows of its layer, which is like the last
- * one. extra: how many a GGUF's or config.json's own count says there are. */
+/* Sets c->n_mtp if the file has an MTP block, and what c needs about its layer, which equals the
+ * last one. extra: the number of blocks according to the metadata. */
 void mtp_read(const struct meta_reader *in, const struct mtp_names *n, int extra);
-/* The block but for its layer. add: a folder's norms are stored without so much. */
+/* Builds the block except its layer. add: see decoder.norm_add. */
 void mtp_build(struct net_builder *b, const struct mtp_names *n, float add);
 
-/* The parts of decoder_build, for families that change some of them afterwards. */
+/* Parts of decoder_build, for families that modify them. */
 void decoder_ends(struct net_builder *b, const struct decoder *d); /* embedding and head */
 void decoder_mixer(struct net_builder *b, const struct decoder *d, int layer,
                    const struct rope *rope, struct mixer *m);

@@ -1,6 +1,6 @@
 /*
- * Gemma 3: norms before and after blocks, GeGLU, five layers with a window and a RoPE of their own to one
- * without, embeddings scaled by the root of their width.
+ * Gemma 3: norms before and after blocks, GeGLU, five layers with a window and their own RoPE to
+ * one with full attention, embeddings scaled by sqrt(n_embd).
  */
 #include "model/families/family.h"
 
@@ -26,7 +26,7 @@ static const struct decoder decoder = {.names = &names,
                                        .windows_all = true,
                                        .window_period = 6};
 
-/* What readers of a GGUF take the scale of scores to be: the 27B's is by the width of the stream. */
+/* The attention scale that GGUF readers assume. The 27B's is derived from n_embd. */
 static float usual_scale(const struct config *c)
 {
     return 1.0f / sqrtf((float)(c->n_layers == 62 ? c->n_embd / c->n_heads : c->head_dim));

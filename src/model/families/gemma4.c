@@ -1,8 +1,8 @@
 /*
- * Gemma 4: Gemma 3's norms with plain gains, heads, KV heads and RoPE by sort of layer, values that are
- * normed and, in some, the keys before theirs, layers at the end that read earlier ones' cache, embeddings
- * per layer, and in the MoE models experts beside a dense mlp. Text alone: towers for images and sound
- * are left alone.
+ * Gemma 4: Gemma 3's norms with plain gains. Heads, KV heads and RoPE differ between window and
+ * full layers. Values are normed; in some layers they are the keys before the key norm. The last
+ * layers read the cache of earlier ones. There are per-layer embeddings, and MoE models have
+ * experts beside a dense mlp. Text only: the image and audio towers are ignored.
  */
 #include "model/families/family.h"
 
@@ -48,7 +48,7 @@ static const struct decoder decoder = {.names = &names,
                                        .windows_all = true,
                                        .window_period = 6};
 
-/* Heads of one layer, where the newest folders list them. */
+/* Head counts of one layer, from the lists in newer folders. */
 static bool read_layer(const struct meta_reader *in, int i)
 {
     struct config *c = in->c;
@@ -136,7 +136,7 @@ static bool read_gguf(const struct meta_reader *in)
     return true;
 }
 
-/* The layer whose cache layer i reads: the last of its sort that has its own; -1: none. */
+/* The layer whose cache layer i reads: the last of its type that has its own cache. -1: none. */
 static int source_of(const struct config *c, int i)
 {
     int from = c->n_layers - c->n_shared_kv - 1;
@@ -145,8 +145,7 @@ static int source_of(const struct config *c, int i)
     return from;
 }
 
-/* Heads that a sort of layers has in common: what one of them reads of another must fit, and a
- * RoPE. */
+/* Layers of one type must have equal head counts: they share RoPE and may share a cache. */
 static bool check_layers(const struct meta_reader *in)
 {
     const struct config *c = in->c;
@@ -223,8 +222,8 @@ static void build_experts(struct net_builder *b, int i, struct mlp *m)
     m->router.norm = build_rms_adjusted(b, i, &router_scale, E,
                                         (struct adjust){.times = 1.0f / sqrtf((float)E)});
     m->router.expert_scale = build_vector(b, i, &expert_scale, n, (struct adjust){0});
-    /* A GGUF has gate and up together or apart. A folder has all experts together, or, where they are
-     * packed, each one's matrices apart. */
+    /* A GGUF has gate and up fused or separate. A folder has all experts fused or, if packed, one
+     * matrix per expert. */
     bool apart = !build_has(b, &gate_up_exp, i) && (b->f->is_gguf || build_has(b, &gate_each, i));
     const struct weight_rows two[] = {{.name = &gate_each, .n = F}, {.name = &up_each, .n = F}};
     const struct tensor_name *down = apart ? &down_each : &down_exp;
@@ -311,7 +310,7 @@ static void write(const struct config *c, struct gguf_writer *w)
         gguf_set_f32(w, "gemma4.final_logit_softcapping", c->head_softcap);
 }
 
-/* Layers that share keys and values may have weights for their own all the same. */
+/* Layers that read another layer's cache may still have key and value weights. They are unused. */
 static bool spare(const struct config *c, const char *tensor)
 {
     int i = -1;

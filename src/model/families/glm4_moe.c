@@ -1,6 +1,6 @@
 /*
- * GLM-4.5, 4.6 and 4.7: RoPE of half a head, QK-norm in some, the first layers dense, then experts chosen
- * by sigmoid and a bias beside a shared one. The layer behind the last drafts further tokens.
+ * GLM-4.5, 4.6 and 4.7: RoPE over half of a head, QK-norm in some models, dense first layers, then
+ * sigmoid routing with a bias and a shared expert. The layer after the last one drafts tokens.
  */
 #include "model/families/family.h"
 

@@ -1,7 +1,7 @@
 /*
- * gpt-oss: sinks, a window in every other layer, biases everywhere, experts with clamped SwiGLU, chosen
- * before the softmax, YaRN whose bounds are not rounded. Folders hold experts transposed, with gate
- * and up rows in turn.
+ * gpt-oss: attention sinks, a window in every other layer, biases everywhere, clamped SwiGLU
+ * experts with softmax after top-k, YaRN without rounded bounds. Folders store experts transposed,
+ * with gate and up rows interleaved.
  */
 #include "model/families/family.h"
 
@@ -16,7 +16,7 @@ static const struct tensor_name gate = {"blk.%d.ffn_gate_exps",
                                       "=model.layers.%d.mlp.experts.gate_up_proj"},
                                 down = {"blk.%d.ffn_down_exps",
                                         "=model.layers.%d.mlp.experts.down_proj"};
-/* Experts one by one, as Quark writes them; not transposed, rows in turn as well. */
+/* One tensor per expert, as Quark writes them: not transposed, rows interleaved too. */
 static const struct tensor_name gate_each = {"blk.%d.ffn_gate_exps",
                                              "model.layers.%d.mlp.experts.%d.gate_up_proj"},
                                 up_each = {"blk.%d.ffn_up_exps",
@@ -42,7 +42,7 @@ static bool read(const struct meta_reader *in)
         (!in->f->is_gguf && !reader_number(in, in->hf, "swiglu_limit", 1e-3, 1e6, false, &limit)))
         return false;
     if (in->f->is_gguf)
-        c->rope.no_truncate = true; /* as the models were trained; no key says it */
+        c->rope.no_truncate = true; /* as trained; no key has it */
     c->act_limit = (float)limit;
     return true;
 }

@@ -1,4 +1,4 @@
-/* Llama and what is built like it: a plain decoder. Its sliding_window is of no effect. */
+/* Llama and models built like it: a plain decoder. Its sliding_window is ignored. */
 #include "model/families/family.h"
 
 static const struct decoder decoder = {.windows = false};

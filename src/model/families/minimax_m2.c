@@ -1,5 +1,5 @@
-/* MiniMax-M2: experts chosen by sigmoid and a bias, QK-norm over the whole projections, RoPE of half
- * a head. */
+/* MiniMax-M2: sigmoid routing with a bias, QK-norm over the whole projections, RoPE over half of a
+ * head. */
 #include "model/families/family.h"
 
 static const struct decoder_names names = {

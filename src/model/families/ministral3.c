@@ -1,4 +1,5 @@
-/* Ministral 3 and Devstral 2: Mistral with YaRN and queries that grow with their position. */
+/* Ministral 3 and Devstral 2: Mistral with YaRN and an attention temperature that grows with
+ * position. */
 #include "model/families/family.h"
 
 static const struct decoder decoder = {

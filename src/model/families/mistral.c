@@ -1,4 +1,4 @@
-/* Mistral: a plain decoder whose layers all slide. GGUF knows it as a llama. */
+/* Mistral: a plain decoder with a window in every layer. GGUF calls it llama. */
 #include "model/families/family.h"
 
 static const struct decoder decoder = {

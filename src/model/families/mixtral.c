@@ -1,4 +1,4 @@
-/* Mixtral: Mistral with experts. GGUF knows it as a llama. */
+/* Mixtral: Mistral with experts. GGUF calls it llama. */
 #include "model/families/family.h"
 
 static const struct decoder_names names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_MLP,

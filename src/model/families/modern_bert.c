@@ -1,6 +1,6 @@
 /*
- * ModernBERT: an encoder with norms before blocks (but for the first, whose embedding is normed already),
- * RoPE, GeGLU, and two layers of three that see a window of positions to both sides.
+ * ModernBERT: an encoder with pre-norm blocks (the first layer has no norm: the embedding is
+ * normed), RoPE, GeGLU, and two of three layers with a symmetric window.
  */
 #include "model/families/family.h"
 
@@ -23,7 +23,7 @@ static const struct tensor_name ffn_bias = {"=blk.%d.ffn_norm.bias",
 static const struct tensor_name gate_up = {"blk.%d.ffn_up", "model.layers.%d.mlp.Wi"};
 static const struct tensor_name down = {"blk.%d.ffn_down", "model.layers.%d.mlp.Wo"};
 
-/* `across` positions of a window, half of them to each side. */
+/* Sets a window of `across` positions, half of them on each side. */
 static void set_window(struct config *c, int layer, int across)
 {
     c->window[layer] = across ? across / 2 + 1 : 0;

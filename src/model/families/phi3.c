@@ -1,4 +1,5 @@
-/* Phi-3, Phi-3.5 and Phi-4: a plain decoder with q, k, v and gate, up in one tensor each, long RoPE. */
+/* Phi-3, Phi-3.5 and Phi-4: a plain decoder with fused q, k, v and fused gate, up tensors, and long
+ * RoPE. */
 #include "model/families/family.h"
 
 static const struct decoder_names names = {
@@ -24,7 +25,7 @@ static void build(struct net_builder *b)
 
 static void write(const struct config *c, struct gguf_writer *w)
 {
-    if (!c->window[0]) /* readers take its absence for the window of the first Phi-3 */
+    if (!c->window[0]) /* readers assume the first Phi-3's window if the key is absent */
         gguf_set_u32(w, "phi3.attention.sliding_window", 0);
 }
 

@@ -1,8 +1,8 @@
 /*
- * Qwen3-Next and Qwen3.5 (3.6, 3.8), dense and with experts: a gated delta net in most layers, gated
- * attention with RoPE of a part of the head in the others, and a block that drafts tokens ahead. Their
- * text models alone: what sees images is left out. Qwen3-Next keeps the rows of the net's projections by
- * key head; Qwen3.5's GGUF files have the value heads in another order than its folders (tiled).
+ * Qwen3-Next and Qwen3.5 (3.6, 3.8), dense and MoE: a gated delta net in most layers, gated
+ * attention with partial RoPE in the others, and a block that drafts tokens. Text models only:
+ * vision towers are ignored. Qwen3-Next groups the rows of the delta net's projections by key head.
+ * Qwen3.5's GGUF files order the value heads differently from its folders (tiled).
  */
 #include "model/families/family.h"
 
@@ -79,7 +79,7 @@ static bool read_layer_types(const struct meta_reader *in)
     int interval = 4;
     if (!reader_int(in, "full_attention_interval", NULL, 1, 1 << 20, false, &interval))
         return false;
-    const json_t *types = reader_get(in->hf, "layer_types", NULL); /* as many as layers: checked */
+    const json_t *types = reader_get(in->hf, "layer_types", NULL); /* length checked: n_layers */
     for (int i = 0; i < c->n_layers; i++) {
         const char *type = json_string_value(json_array_get(types, (size_t)i));
         c->is_linear[i] = type ? !strcmp(type, "linear_attention") : (i + 1) % interval != 0;
@@ -115,7 +115,7 @@ static bool read(const struct meta_reader *in, const struct decoder *d)
     struct config *c = in->c;
     if (!decoder_read(in, d) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in, d)))
         return false;
-    if (!in->f->is_gguf) /* config.json does not always say */
+    if (!in->f->is_gguf) /* not always in config.json */
         mtp_read(in, &draft, 1);
     if (c->linear_v_heads % c->linear_k_heads)
         return error_set(in->err, "%s: %d value heads do not divide by %d key heads", in->f->path,
@@ -126,8 +126,8 @@ static bool read(const struct meta_reader *in, const struct decoder *d)
     return true;
 }
 
-/* The projections of Qwen3-Next, by key head: q, k, its value heads' v, their z; and their b, then
- * their a. GGUF files split the first, but older ones. */
+/* Qwen3-Next's projections are grouped by key head: q, k, v and z of its value heads; and b, then
+ * a. GGUF files split the first one, except older ones. */
 static void by_head(struct net_builder *b, int i, struct delta_net *d)
 {
     int E = b->c->n_embd, Hk = d->n_k_heads, Dk = d->k_dim, each = d->n_v_heads / Hk;
@@ -166,8 +166,8 @@ static void by_head(struct net_builder *b, int i, struct delta_net *d)
     b->specs[b->n_specs - 1].as_is = true;
 }
 
-/* The rows, columns or entries of the last want that belong to value heads of `len`, behind the first
- * `plain`, lie tiled in a GGUF of Qwen3.5. */
+/* Marks the last spec's rows, columns or entries after the first `plain` as tiled by value heads of
+ * `len` in a GGUF of Qwen3.5. */
 static void tile(struct net_builder *b, bool next, int plain, int len, bool columns)
 {
     const struct config *c = b->c;
@@ -225,7 +225,7 @@ static struct tensor_spec *want_of(struct net_builder *b, const struct weight *w
     return &b->specs[i];
 }
 
-/* Attention whose q rows bring their gates with them. */
+/* Attention whose q projection includes the gates. */
 static void build_gated(struct net_builder *b, const struct decoder *d, int i,
                         const struct rope *rope, struct mixer *m)
 {
@@ -281,7 +281,7 @@ static void write(const struct config *c, struct gguf_writer *w)
     }
     if (c->family == &family_qwen3next)
         return;
-    /* time, height and width of images; readers want it */
+    /* M-RoPE sections (time, height, width); readers require the key */
     int32_t sections[4] = {(half + 2) / 3, (half + 1) / 3, half / 3, 0};
     snprintf(key, sizeof key, "%s.rope.dimension_sections", arch);
     gguf_set_array(w, key, META_I32, sections, 4);
