@@ -1,7 +1,8 @@
 /*
  * Jinja evaluator: walks the syntax tree of a compiled template and writes the output. Owns scopes,
- * loops, macros and the bounds of a render. A scope is opened where jinja2 opens one (loops, macros,
- * with, set and filter blocks, generation; never if), and each pass of a loop starts from an empty one.
+ * loops, macros and the limits of a render. Scopes are opened where jinja2 opens them (loops,
+ * macros, with, set and filter blocks, generation; never if). Each iteration of a loop starts with
+ * an empty scope.
  */
 #include "text/jinja/jinja_int.h"
 #include "base/mem.h"
@@ -129,7 +130,7 @@ static void eval_args(struct jstate *st, const struct jcall_node *c, struct jarg
     if (n > 100000 || n_kw > 10000)
         jinja_fail(st, "too many arguments");
     a->pos = jalloc(st, n + 1, sizeof(*a->pos));
-    /* One more: room for the caller of a call block. */
+    /* one extra: the caller of a call block */
     a->kw = jalloc(st, n_kw + 1, sizeof(*a->kw));
     for (int i = 0; i < c->n_pos; i++)
         a->pos[a->n++] = eval(st, c->pos[i]);
@@ -151,7 +152,7 @@ static void eval_args(struct jstate *st, const struct jcall_node *c, struct jarg
     }
 }
 
-/* Takes the keyword of that name out of a, marking it used by a MISSING name. */
+/* Takes the keyword argument of this name from a. Its name becomes MISSING to mark it as used. */
 static bool take_kwarg(struct jargs *a, struct jval name, struct jval *out)
 {
     for (int i = 0; i < a->n_kw; i++) {
@@ -172,7 +173,7 @@ static void bind_params(struct jstate *st, const struct jnode *n, const struct j
     struct jargs a = *given;
     struct jval v;
     int len = (int)(n->val.len > 60 ? 60 : n->val.len);
-    if (a.n_kw) { /* taking marks them: not in the caller's array */
+    if (a.n_kw) { /* copy: take_kwarg modifies the array */
         a.kw = jalloc(st, (size_t)a.n_kw, sizeof(*a.kw));
         memcpy(a.kw, given->kw, (size_t)a.n_kw * sizeof(*a.kw));
     }
@@ -452,7 +453,7 @@ static struct jval eval(struct jstate *st, const struct jnode *n)
 
 /* ------------------------------------------------------------------ loops */
 
-/* The next item that passes the loop's own filter. */
+/* Returns the next item that passes the loop's filter. */
 static bool loop_pull(struct jstate *st, struct jloop *l, struct jval *out)
 {
     while (l->pos < l->src->n) {
@@ -479,7 +480,7 @@ static int64_t loop_length(struct jstate *st, struct jloop *l)
     if (l->length < 0) {
         if (!l->node->c) {
             l->length = l->src->n;
-        } else { /* filter the rest now */
+        } else { /* filter the remaining items now */
             struct jval v, rest = jval_list(st, JT_LIST, l->src->n - l->pos);
             uint32_t n = 0;
             bool after = l->after.type != JT_MISSING;
@@ -489,7 +490,8 @@ static int64_t loop_length(struct jstate *st, struct jloop *l)
             l->src = rest.u.list;
             l->pos = 0;
             l->length = n + l->index0 + 1 + after;
-            struct jnode *plain = jalloc(st, 1, sizeof(*plain)); /* the same loop, unfiltered */
+            struct jnode *plain = jalloc(st, 1, sizeof(*plain)); /* the same loop without the
+                                                                  * filter */
             *plain = *l->node;
             plain->c = NULL;
             l->node = plain;
@@ -551,7 +553,7 @@ static void run_loop(struct jstate *st, const struct jnode *n, struct jval over,
         l->index0++;
         l->before = l->current;
         l->current = item;
-        s->n = 0; /* what a pass assigns is gone in the next */
+        s->n = 0; /* assignments do not carry over to the next iteration */
         st->scope = s;
         assign(st, s, n->a, item);
         scope_set(st, s, st->t->sym_loop, loop);
@@ -561,7 +563,8 @@ static void run_loop(struct jstate *st, const struct jnode *n, struct jval over,
             break;
         completed |= f == FLOW_NEXT;
     }
-    /* As in jinja2: `else` runs unless some pass came to its end, so also after a first `break`. */
+    /* As in jinja2, `else` runs unless some iteration completed, so also after a `break` in the
+     * first one. */
     if (n->orelse && !completed) {
         scope_push(st, outer);
         exec(st, n->orelse);
@@ -587,7 +590,7 @@ static enum flow exec_if(struct jstate *st, const struct jnode *n)
     return n ? exec(st, n) : FLOW_NEXT;
 }
 
-/* Runs the body in its own scope; its text is the value. */
+/* Runs the body in its own scope; *out is the text it writes. */
 static enum flow capture(struct jstate *st, const struct jnode *n, struct jval *out)
 {
     struct jscope *outer = st->scope;

@@ -1,6 +1,6 @@
 /*
- * Jinja filters on single values: text, numbers, defaults, formatting. Filters over sequences are in
- * jinja_seq.c. One table maps names to functions; a filter's number is its place in it.
+ * Jinja filters on single values: text, numbers, defaults, formatting. Filters over sequences are
+ * in jinja_seq.c. One table maps names to functions; a filter's number is its index.
  */
 #include "text/jinja/jinja_int.h"
 
@@ -10,21 +10,21 @@
 
 typedef struct jval filter_fn(struct jstate *st, struct jval v, const struct jargs *a);
 
-/* Fails when there are arguments. */
-static void none(struct jstate *st, const char *what, const struct jargs *a)
+/* Fails if there are arguments. */
+static void no_args(struct jstate *st, const char *what, const struct jargs *a)
 {
     jargs_bind(st, what, a, NULL, 0, 0, NULL);
 }
 
-/* str(v), keeping Markup: markupsafe.soft_str. */
-static struct jval soft(struct jstate *st, struct jval v)
+/* str(v) that preserves Markup, like markupsafe.soft_str. */
+static struct jval soft_str(struct jstate *st, struct jval v)
 {
     return jval_tostr(st, v);
 }
 
 static struct jval f_abs(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "abs", a);
+    no_args(st, "abs", a);
     if (v.type == JT_UNDEF)
         jundef_fail(st, v);
     if (v.type == JT_FLOAT)
@@ -52,20 +52,20 @@ static struct jval f_attr(struct jstate *st, struct jval v, const struct jargs *
 
 static struct jval f_capitalize(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "capitalize", a);
-    return jstr_case(st, soft(st, v), 'c');
+    no_args(st, "capitalize", a);
+    return jstr_case(st, soft_str(st, v), 'c');
 }
 
 static struct jval f_lower(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "lower", a);
-    return jstr_case(st, soft(st, v), 'l');
+    no_args(st, "lower", a);
+    return jstr_case(st, soft_str(st, v), 'l');
 }
 
 static struct jval f_upper(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "upper", a);
-    return jstr_case(st, soft(st, v), 'u');
+    no_args(st, "upper", a);
+    return jstr_case(st, soft_str(st, v), 'u');
 }
 
 static bool title_break(int cp)
@@ -75,8 +75,8 @@ static bool title_break(int cp)
 
 static struct jval f_title(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "title", a);
-    struct jval s = soft(st, v);
+    no_args(st, "title", a);
+    struct jval s = soft_str(st, v);
     size_t mark = st->out->len;
     jcharge(st, s.len);
     for (size_t i = 0; i < s.len;) {
@@ -102,7 +102,7 @@ static struct jval f_center(struct jstate *st, struct jval v, const struct jargs
     static const char *const names[] = {"width"};
     struct jval w;
     jargs_bind(st, "center", a, names, 1, 0, &w);
-    return jstr_pad(st, soft(st, v), w.type == JT_MISSING ? 80 : jarg_int(st, w, "center"),
+    return jstr_pad(st, soft_str(st, v), w.type == JT_MISSING ? 80 : jarg_int(st, w, "center"),
                     jval_cstr(" "), 'c');
 }
 
@@ -118,13 +118,13 @@ static struct jval f_default(struct jstate *st, struct jval v, const struct jarg
 
 static struct jval f_escape(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "escape", a);
+    no_args(st, "escape", a);
     return jval_escape(st, v);
 }
 
 static struct jval f_forceescape(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "forceescape", a);
+    no_args(st, "forceescape", a);
     v = jval_tostr(st, v);
     v.flags &= (uint8_t)~STR_MARKUP;
     return jval_escape(st, v);
@@ -132,7 +132,7 @@ static struct jval f_forceescape(struct jstate *st, struct jval v, const struct 
 
 static struct jval f_safe(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "safe", a);
+    no_args(st, "safe", a);
     v = jval_tostr(st, v);
     v.flags |= STR_MARKUP;
     return v;
@@ -140,8 +140,8 @@ static struct jval f_safe(struct jstate *st, struct jval v, const struct jargs *
 
 static struct jval f_string(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "string", a);
-    return soft(st, v);
+    no_args(st, "string", a);
+    return soft_str(st, v);
 }
 
 static struct jval f_filesizeformat(struct jstate *st, struct jval v, const struct jargs *a)
@@ -232,7 +232,7 @@ static struct jval f_format(struct jstate *st, struct jval v, const struct jargs
         if (a->n)
             memcpy(arg.u.list->v, a->pos, (size_t)a->n * sizeof(struct jval));
     }
-    return jformat_percent(st, soft(st, v), arg);
+    return jformat_percent(st, soft_str(st, v), arg);
 }
 
 static struct jval f_indent(struct jstate *st, struct jval v, const struct jargs *a)
@@ -266,7 +266,7 @@ static struct jval f_indent(struct jstate *st, struct jval v, const struct jargs
 static struct jval f_pprint(struct jstate *st, struct jval v, const struct jargs *a)
 {
     size_t mark = st->out->len;
-    none(st, "pprint", a);
+    no_args(st, "pprint", a);
     jprint_pretty(st, v);
     return jval_take(st, st->out, mark);
 }
@@ -284,7 +284,7 @@ static struct jval f_replace(struct jstate *st, struct jval v, const struct jarg
     return r;
 }
 
-/* Python's round(): half to even in decimal, exactly, as printf rounds. */
+/* Python's round(): exact, half to even in decimal, as printf rounds. */
 static double round_to(double f, int64_t places)
 {
     char t[800];
@@ -329,7 +329,7 @@ static struct jval f_round(struct jstate *st, struct jval v, const struct jargs 
 
 static struct jval f_striptags(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "striptags", a);
+    no_args(st, "striptags", a);
     struct jval s = jval_tostr(st, v);
     size_t mark = st->out->len;
     bool space = false, any = false;
@@ -392,7 +392,7 @@ static struct jval f_trim(struct jstate *st, struct jval v, const struct jargs *
         jarg_str(st, chars, "trim");
     else
         chars = JV_NONE;
-    return jstr_strip(st, soft(st, v), chars, STRIP_LEFT | STRIP_RIGHT);
+    return jstr_strip(st, soft_str(st, v), chars, STRIP_LEFT | STRIP_RIGHT);
 }
 
 static struct jval f_truncate(struct jstate *st, struct jval v, const struct jargs *a)
@@ -441,7 +441,7 @@ static void url_quote(struct jstate *st, struct jval v, bool query)
 static struct jval f_urlencode(struct jstate *st, struct jval v, const struct jargs *a)
 {
     size_t mark = st->out->len;
-    none(st, "urlencode", a);
+    no_args(st, "urlencode", a);
     if (v.type == JT_STR || !jval_iterable(v)) {
         url_quote(st, v, false);
         return jval_take(st, st->out, mark);
@@ -454,7 +454,7 @@ static struct jval f_urlencode(struct jstate *st, struct jval v, const struct ja
     for (uint32_t i = 0; i < l->n; i++) {
         struct jlist *pair = jval_tolist(st, l->v[i]);
         if (pair->n != 2)
-            jinja_fail(st, "urlencode wants pairs");
+            jinja_fail(st, "urlencode expects pairs");
         if (i)
             jprint_raw(st, "&", 1);
         url_quote(st, pair->v[0], true);
@@ -466,8 +466,8 @@ static struct jval f_urlencode(struct jstate *st, struct jval v, const struct ja
 
 static struct jval f_wordcount(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    none(st, "wordcount", a);
-    struct jval s = soft(st, v);
+    no_args(st, "wordcount", a);
+    struct jval s = soft_str(st, v);
     int64_t n = 0;
     bool in = false;
     jcharge(st, s.len / 4);
@@ -479,7 +479,7 @@ static struct jval f_wordcount(struct jstate *st, struct jval v, const struct ja
     return jval_int(n);
 }
 
-/* One line of textwrap.wrap, without hyphen breaks: words up to width, long ones cut. */
+/* One line of textwrap.wrap without hyphen breaks. Long words are split if `cut`. */
 static void wrap_line(struct jstate *st, struct jval line, int64_t width, bool cut, struct jval sep,
                       bool *any)
 {
@@ -505,7 +505,7 @@ static void wrap_line(struct jstate *st, struct jval line, int64_t width, bool c
         jprint_raw(st, line.u.s + word - gap, (size_t)gap);
         col += gap;
         wrote = true;
-        for (k = word; k < i;) { /* a word longer than a line */
+        for (k = word; k < i;) { /* a word may be longer than a line */
             size_t c = k;
             if (cut && col >= width) {
                 jprint_raw(st, sep.u.s, sep.len);

@@ -1,7 +1,7 @@
 /*
- * Python's two ways of formatting, `%` and str.format, and the reading of numbers from text. Both
- * formatters share one description of a field (struct spec) and one way to print it. Widths and
- * precisions come from templates and are bounded before anything is printed.
+ * Python's two formatting methods, `%` and str.format, and parsing of numbers. Both formatters
+ * share struct format_spec and the functions that print a field. Widths and precisions come from
+ * templates and are checked before printing.
  */
 #include "text/jinja/jinja_int.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct spec {
+struct format_spec {
     struct jval fill; /* one character */
     char align;       /* < > ^ = or 0 */
     char sign;        /* + - space or 0 */
@@ -23,7 +23,7 @@ struct spec {
 #define MAX_WIDTH 100000
 #define MAX_PREC  400
 
-static void check_spec(struct jstate *st, const struct spec *s)
+static void check_spec(struct jstate *st, const struct format_spec *s)
 {
     if (s->width > MAX_WIDTH)
         jinja_fail(st, "format width too large");
@@ -31,9 +31,10 @@ static void check_spec(struct jstate *st, const struct spec *s)
         jinja_fail(st, "format precision too large");
 }
 
-/* Prints sign, prefix and digits, padded. Numbers go right, text goes left unless aligned. */
-static void put_padded(struct jstate *st, const struct spec *s, const char *head, size_t n_head,
-                       struct jval body, bool number)
+/* Prints sign, prefix and digits with padding. By default numbers are right-aligned and text
+ * left-aligned. */
+static void put_padded(struct jstate *st, const struct format_spec *s, const char *head,
+                       size_t n_head, struct jval body, bool number)
 {
     int64_t len = (int64_t)n_head + jstr_len(st, body), pad = s->width - len;
     char align = s->align ? s->align : s->zero && number ? '=' : number ? '>' : '<';
@@ -52,7 +53,7 @@ static void put_padded(struct jstate *st, const struct spec *s, const char *head
         jprint_raw(st, fill.u.s, fill.len);
 }
 
-/* Thousands separators into the digits before '.' or the end. */
+/* Inserts thousands separators into the digits before '.' or the end. */
 static struct jval group_digits(struct jstate *st, struct jval v, char sep, int every)
 {
     uint32_t n = 0;
@@ -69,7 +70,7 @@ static struct jval group_digits(struct jstate *st, struct jval v, char sep, int 
     return jval_take(st, st->out, mark);
 }
 
-static size_t sign_text(const struct spec *s, bool negative, char *out)
+static size_t sign_text(const struct format_spec *s, bool negative, char *out)
 {
     if (!negative && s->sign != '+' && s->sign != ' ')
         return 0;
@@ -77,7 +78,7 @@ static size_t sign_text(const struct spec *s, bool negative, char *out)
     return 1;
 }
 
-static void put_int(struct jstate *st, const struct spec *s, int64_t i, char type)
+static void put_int(struct jstate *st, const struct format_spec *s, int64_t i, char type)
 {
     char digits[72], head[4];
     uint64_t u = i < 0 ? -(uint64_t)i : (uint64_t)i;
@@ -94,7 +95,7 @@ static void put_int(struct jstate *st, const struct spec *s, int64_t i, char typ
     struct jval body = jval_copy(st, digits + sizeof(digits) - n, n);
     if (s->group) {
         int every = base == 10 ? 3 : 4;
-        if (s->zero && !s->align) { /* the zeros are grouped with the digits */
+        if (s->zero && !s->align) { /* the padding zeros are grouped, too */
             int64_t want = s->width - (int64_t)n_head, len = (int64_t)n;
             while (len + (len - 1) / every < want)
                 len++;
@@ -102,12 +103,12 @@ static void put_int(struct jstate *st, const struct spec *s, int64_t i, char typ
         }
         body = group_digits(st, body, s->group, every);
     }
-    if (s->prec > (int64_t)body.len) /* only `%` allows a precision here: the fewest digits */
+    if (s->prec > (int64_t)body.len) /* only with `%`: the minimum number of digits */
         body = jstr_pad(st, body, s->prec > MAX_PREC ? MAX_PREC : s->prec, jval_cstr("0"), 'z');
     put_padded(st, s, head, n_head, body, true);
 }
 
-static void put_float(struct jstate *st, const struct spec *s, double f, char type)
+static void put_float(struct jstate *st, const struct format_spec *s, double f, char type)
 {
     char head[2], t[MAX_PREC + 340], fmt[16];
     size_t n_head = sign_text(s, signbit(f) && !isnan(f), head);
@@ -116,7 +117,7 @@ static void put_float(struct jstate *st, const struct spec *s, double f, char ty
     if (isnan(a) || isinf(a)) {
         bool up = type == 'F' || type == 'E' || type == 'G';
         strcpy(t, isnan(a) ? (up ? "NAN" : "nan") : up ? "INF" : "inf");
-    } else if (!type && s->prec < 0) { /* format(f, ''): repr */
+    } else if (!type && s->prec < 0) { /* format(f, ''): like repr */
         size_t mark = st->out->len;
         jprint_float(st, a);
         struct jval v = jval_take(st, st->out, mark);
@@ -125,7 +126,7 @@ static void put_float(struct jstate *st, const struct spec *s, double f, char ty
         char c = type == '%' ? 'f' : type == 'n' || !type ? 'g' : type;
         snprintf(fmt, sizeof(fmt), "%%%s.%d%c", s->alt ? "#" : "", prec, c);
         snprintf(t, sizeof(t), fmt, a);
-        if (!type && !strpbrk(t, ".en")) /* a float keeps its point */
+        if (!type && !strpbrk(t, ".en")) /* a float keeps its decimal point */
             strcat(t, ".0");
     }
     if (type == '%')
@@ -136,7 +137,7 @@ static void put_float(struct jstate *st, const struct spec *s, double f, char ty
     put_padded(st, s, head, n_head, body, true);
 }
 
-static void put_text(struct jstate *st, const struct spec *s, struct jval v)
+static void put_text(struct jstate *st, const struct format_spec *s, struct jval v)
 {
     if (s->prec >= 0)
         v = jstr_sub(st, v, 0, s->prec);
@@ -157,7 +158,8 @@ static int64_t percent_int(struct jstate *st, struct jval v, char type)
                type == 'd' ? "a real number" : "an integer", jval_typename(v));
 }
 
-static void percent_value(struct jstate *st, struct spec *s, char type, struct jval v, bool escape)
+static void percent_value(struct jstate *st, struct format_spec *s, char type, struct jval v,
+                          bool escape)
 {
     switch (type) {
     case 's':
@@ -210,13 +212,13 @@ static void percent_value(struct jstate *st, struct spec *s, char type, struct j
     }
 }
 
-struct percent {
+struct percent_state {
     struct jval fmt, arg;
-    struct jlist *tuple; /* or NULL: arg is the only one */
+    struct jlist *tuple; /* NULL: arg is the only argument */
     uint32_t used;
 };
 
-static struct jval percent_next(struct jstate *st, struct percent *p)
+static struct jval percent_next(struct jstate *st, struct percent_state *p)
 {
     if (p->tuple ? p->used >= p->tuple->n : p->used >= 1)
         jinja_fail(st, "not enough arguments for format string");
@@ -224,14 +226,14 @@ static struct jval percent_next(struct jstate *st, struct percent *p)
     return p->tuple ? p->tuple->v[p->used - 1] : p->arg;
 }
 
-static int64_t percent_number(struct jstate *st, struct percent *p, uint32_t *i)
+static int64_t percent_number(struct jstate *st, struct percent_state *p, uint32_t *i)
 {
     const char *f = p->fmt.u.s;
     if (*i < p->fmt.len && f[*i] == '*') {
         ++*i;
         struct jval v = percent_next(st, p);
         if (v.type != JT_INT)
-            jinja_fail(st, "* wants int");
+            jinja_fail(st, "* requires an int");
         return v.u.i;
     }
     int64_t n = 0;
@@ -242,7 +244,7 @@ static int64_t percent_number(struct jstate *st, struct percent *p, uint32_t *i)
 
 struct jval jformat_percent(struct jstate *st, struct jval fmt, struct jval arg)
 {
-    struct percent p = {.fmt = fmt, .arg = arg};
+    struct percent_state p = {.fmt = fmt, .arg = arg};
     bool escape = fmt.flags & STR_MARKUP, mapped = false;
     size_t mark = st->out->len;
     if (arg.type == JT_TUPLE)
@@ -256,7 +258,7 @@ struct jval jformat_percent(struct jstate *st, struct jval fmt, struct jval arg)
             i = to;
             continue;
         }
-        struct spec s = {.width = -1, .prec = -1};
+        struct format_spec s = {.width = -1, .prec = -1};
         struct jval v = JV_MISSING;
         jcharge(st, 1);
         if (++i < fmt.len && fmt.u.s[i] == '(') {
@@ -321,10 +323,10 @@ struct jval jformat_percent(struct jstate *st, struct jval fmt, struct jval arg)
 
 /* ------------------------------------------------------------------ str.format */
 
-static void parse_spec(struct jstate *st, struct jval t, struct spec *s)
+static void parse_spec(struct jstate *st, struct jval t, struct format_spec *s)
 {
     size_t i = 0, k = 0;
-    *s = (struct spec){.width = -1, .prec = -1};
+    *s = (struct format_spec){.width = -1, .prec = -1};
     if (!t.len)
         return;
     jutf8_next(t.u.s, t.len, &k);
@@ -369,12 +371,12 @@ static void parse_spec(struct jstate *st, struct jval t, struct spec *s)
 
 static void format_value(struct jstate *st, struct jval v, struct jval spec_text)
 {
-    struct spec s;
+    struct format_spec s;
     parse_spec(st, spec_text, &s);
     if (v.type == JT_STR) {
         if ((s.type && s.type != 's') || s.align == '=' || s.sign || s.group)
             jinja_fail(st, "Invalid format specifier for a string");
-        if (s.zero && !s.fill.len) /* since Python 3.10 a zero only fills */
+        if (s.zero && !s.fill.len) /* since Python 3.10 a zero only sets the fill */
             s.fill = jval_cstr("0");
         put_text(st, &s, v);
     } else if (jval_isnum(v) && !(v.type == JT_BOOL && !spec_text.len)) {
@@ -399,14 +401,14 @@ static void format_value(struct jstate *st, struct jval v, struct jval spec_text
     }
 }
 
-struct braces {
+struct braces_state {
     const struct jargs *args;
-    struct jdict *map; /* format_map's argument, or NULL */
-    int next_auto;     /* -1 once explicit numbers were used */
+    struct jdict *map; /* argument of format_map, or NULL */
+    int next_auto;     /* -1 after an explicit number */
     bool escape;
 };
 
-static struct jval lookup_field(struct jstate *st, struct braces *b, struct jval name)
+static struct jval lookup_field(struct jstate *st, struct braces_state *b, struct jval name)
 {
     uint32_t i = 0;
     while (i < name.len && name.u.s[i] != '.' && name.u.s[i] != '[')
@@ -466,7 +468,7 @@ static struct jval lookup_field(struct jstate *st, struct braces *b, struct jval
     return v;
 }
 
-static void format_text(struct jstate *st, struct braces *b, struct jval f, int level)
+static void format_text(struct jstate *st, struct braces_state *b, struct jval f, int level)
 {
     if (level > 1)
         jinja_fail(st, "Max string recursion exceeded");
@@ -531,7 +533,7 @@ static void format_text(struct jstate *st, struct braces *b, struct jval f, int 
 struct jval jformat_braces(struct jstate *st, struct jval fmt, const struct jargs *a,
                            struct jdict *map)
 {
-    struct braces b = {.args = a, .map = map, .escape = fmt.flags & STR_MARKUP};
+    struct braces_state b = {.args = a, .map = map, .escape = fmt.flags & STR_MARKUP};
     size_t mark = st->out->len;
     jcharge_bytes(st, fmt.len);
     format_text(st, &b, fmt, 0);
@@ -540,9 +542,10 @@ struct jval jformat_braces(struct jstate *st, struct jval fmt, const struct jarg
     return r;
 }
 
-/* ------------------------------------------------------------------ reading numbers */
+/* ------------------------------------------------------------------ parsing numbers */
 
-/* The ASCII text of a number: stripped, single underscores between digits removed; false if long. */
+/* The ASCII text of a number, stripped and without single underscores between digits. False if it
+ * does not fit. */
 static bool number_text(struct jval s, char *out, size_t cap)
 {
     size_t a = 0, b = s.len, n = 0;
@@ -615,7 +618,8 @@ bool jparse_float(struct jval s, double *out)
     if (!number_text(s, t, sizeof(t)))
         return false;
     const char *p = t + (t[0] == '-' || t[0] == '+');
-    if (strchr(p, 'x') || strchr(p, 'X') || strchr(p, '(')) /* C reads more than Python does */
+    if (strchr(p, 'x') || strchr(p, 'X') || strchr(p, '(')) /* strtod accepts more than Python
+                                                             * does */
         return false;
     *out = strtod(t, &end);
     return *end == 0 && end != t;

@@ -1,12 +1,12 @@
 /*
- * Inside the Jinja engine: values, the syntax tree, and the state of one compile or one render.
- * Included by jinja_*.c only.
+ * Inside the Jinja engine: values, the syntax tree, and the state of one compile or render.
+ * Included only by jinja_*.c.
  *
- * Errors leave through jinja_fail (longjmp to the entry point), which is safe because everything a
- * compile or a render allocates lies in its arenas and the caller's buf; nothing else is held.
- * Lists, dicts and strings never change once built (the sandbox forbids it), so values share
- * their parts freely; a substring is a view. Only namespaces, iterators, loops, cyclers and joiners
- * have state.
+ * Errors leave through jinja_fail, a longjmp to the entry point. This is safe because a compile or
+ * render allocates only in its arenas and the caller's buf, and holds no other resource. Lists,
+ * dicts and strings never change once built (the sandbox forbids it), so values share their parts
+ * freely; a substring is a view. Only namespaces, iterators, loops, cyclers and joiners have
+ * mutable state.
  */
 #ifndef STEEL_TEXT_JINJA_INT_H
 #define STEEL_TEXT_JINJA_INT_H
@@ -25,13 +25,13 @@ struct jchunk {
 struct jarena {
     struct jchunk *chunks; /* newest first */
     char *p, *end;         /* free part of the newest chunk */
-    size_t total, limit;   /* bytes taken from the heap, and the most that may be */
+    size_t total, limit;   /* bytes allocated, and their limit */
 };
 
 /* ------------------------------------------------------------------ values */
 
 enum jtype {
-    JT_MISSING, /* internal: no value here; never visible to a template */
+    JT_MISSING, /* internal: no value; never visible to a template */
     JT_UNDEF,
     JT_NONE,
     JT_BOOL,
@@ -42,7 +42,7 @@ enum jtype {
     JT_TUPLE,
     JT_DICT,
     JT_VIEW, /* dict.keys(), .values(), .items() */
-    JT_ITER, /* a generator: what map, select, reverse... give; used up by iterating */
+    JT_ITER, /* a generator, as returned by map, select, reverse...; consumed by iterating */
     JT_RANGE,
     JT_NS, /* namespace() */
     JT_MACRO,
@@ -81,7 +81,7 @@ struct jval {
 struct jlist {
     struct jval *v; /* (n) */
     uint32_t n;
-    bool group; /* a groupby pair: .grouper and .list are its names */
+    bool group; /* a groupby pair with attributes .grouper and .list */
 };
 
 struct jpair {
@@ -113,7 +113,7 @@ struct jrange {
 
 struct jmacro {
     const struct jnode *node; /* N_MACRO, N_CALLBLOCK */
-    struct jscope *scope;     /* where it was defined */
+    struct jscope *scope;     /* scope of its definition */
 };
 
 struct jmethod {
@@ -121,7 +121,7 @@ struct jmethod {
     int id; /* enum jmethod_id */
 };
 
-struct jcycler { /* JT_CYCLER; JT_JOINER uses items[0] and pos (0 = not yet used) */
+struct jcycler { /* JT_CYCLER. JT_JOINER uses items[0] and pos (0 = not used yet) */
     struct jlist *items;
     uint32_t pos;
 };
@@ -134,14 +134,14 @@ struct jundef {
 };
 
 struct jloop {
-    struct jlist *src;        /* what is iterated */
-    uint32_t pos;             /* next of src to read */
+    struct jlist *src;        /* the items */
+    uint32_t pos;             /* index of the next item in src */
     const struct jnode *node; /* N_FOR */
-    struct jscope *outer;     /* scope the loop stands in */
-    int64_t index0, length;   /* -1 until known */
+    struct jscope *outer;     /* scope that contains the loop */
+    int64_t index0, length;   /* length: -1 until known */
     int depth0;
-    struct jval after, current, before; /* MISSING where there is none */
-    struct jlist *changed;              /* last arguments of loop.changed; NULL at first */
+    struct jval after, current, before; /* neighbouring items; MISSING if none */
+    struct jlist *changed;              /* last arguments of loop.changed; initially NULL */
 };
 
 /* ------------------------------------------------------------------ syntax tree */
@@ -157,7 +157,7 @@ enum jkind {
     N_ITEM,   /* a [ b ] */
     N_SLICE,  /* a:b:c, each may be NULL; only as b of N_ITEM */
     N_CALL,   /* a ( args ) */
-    N_FILTER, /* a | val ( args ); a NULL = the captured block; mid = filter number */
+    N_FILTER, /* a | val ( args ); a NULL = captured text; mid = filter number */
     N_TEST,   /* a is val ( args ); mid = test number */
     N_NEG,
     N_POS,
@@ -234,7 +234,7 @@ struct jnode {
     uint8_t kind; /* enum jkind */
     uint8_t op;   /* enum jop */
     bool flag;
-    uint16_t height; /* levels of expression below, bounded by the parser */
+    uint16_t height; /* levels of expressions below, limited by the parser */
     int line, sym, mid, n;
     struct jnode *a, *b, *c;
     struct jnode **list; /* (n) */
@@ -317,7 +317,7 @@ struct jscope {
 struct jstate { /* of one compile or one render */
     jmp_buf jmp;
     struct error *err;
-    int line;                    /* of the node at work, for messages */
+    int line;                    /* line of the current node, for messages */
     struct jarena obj, str, tmp; /* objects; string bytes; the compiler's tokens */
     struct jinja *building;      /* compile: the template; NULL in a render */
     const struct jinja *t;       /* render: the template */
@@ -328,12 +328,12 @@ struct jstate { /* of one compile or one render */
     struct jscope *scope;        /* innermost; NULL = top level */
     struct buf *out;
     size_t out_limit;
-    int64_t steps;         /* left before the budget is looked at again */
-    int64_t steps_bank;    /* left besides those */
+    int64_t steps;         /* steps left until the next budget check */
+    int64_t steps_bank;    /* steps left in addition */
     struct budget *budget; /* or NULL */
     int depth;
-    char *stack_base; /* address near the entry's frame */
-    uint64_t seed;    /* of the random filter */
+    char *stack_base; /* stack address at the entry point */
+    uint64_t seed;    /* for the random filter */
 };
 
 struct jkwarg {
@@ -350,12 +350,12 @@ struct jargs {         /* evaluated arguments */
 #define JINJA_MAX_DEPTH  2400 /* nested evaluations in a render */
 #define JINJA_MAX_STACK  (768 * 1024)
 #define JINJA_MAX_DATA   500    /* nesting of lists and dicts */
-#define JINJA_MAX_RANGE  100000 /* as jinja2's sandbox */
-/* The ends, whatever the context: steps, bytes of objects and of strings each, bytes of output. */
-#define JINJA_MAX_STEPS    INT64_C(2000000000)
-#define JINJA_MAX_MEMORY   ((size_t)1 << 30)
-#define JINJA_MAX_OUTPUT   ((size_t)256 << 20)
-#define JINJA_STEPS_A_LOOK 4096 /* between two looks at the budget */
+#define JINJA_MAX_RANGE  100000 /* as in jinja2's sandbox */
+/* Maxima for any context: steps, bytes of objects and of strings (each), bytes of output. */
+#define JINJA_MAX_STEPS       INT64_C(2000000000)
+#define JINJA_MAX_MEMORY      ((size_t)1 << 30)
+#define JINJA_MAX_OUTPUT      ((size_t)256 << 20)
+#define JINJA_STEPS_PER_CHECK 4096 /* steps between two budget checks */
 
 /* jinja_value.c */
 _Noreturn void jinja_fail(struct jstate *st, const char *fmt, ...)
@@ -364,7 +364,8 @@ void *jarena_alloc(struct jstate *st, struct jarena *a, size_t bytes); /* 16-ali
 void jarena_clear(struct jarena *a);
 void *jalloc(struct jstate *st, size_t count, size_t size); /* from st->obj, zeroed */
 char *jstr_alloc(struct jstate *st, size_t bytes);          /* from st->str, not zeroed */
-void jrefill(struct jstate *st, uint64_t steps);            /* at least so many, or it fails */
+void jrefill(struct jstate *st, uint64_t steps);            /* makes at least this many steps
+                                                             * available, or fails */
 static inline void jcharge(struct jstate *st, uint64_t steps)
 {
     if ((uint64_t)st->steps < steps)
@@ -379,7 +380,7 @@ static inline void jcharge_bytes(struct jstate *st, uint64_t bytes)
 struct jval jval_str(const char *s, size_t len); /* a view of s */
 struct jval jval_cstr(const char *s);
 struct jval jval_copy(struct jstate *st, const char *s, size_t len);
-struct jval jval_take(struct jstate *st, struct buf *b, size_t mark); /* b[mark..] moved out */
+struct jval jval_take(struct jstate *st, struct buf *b, size_t mark); /* moves b[mark..] out of b */
 struct jval jval_int(int64_t i);
 struct jval jval_bool(bool b);
 struct jval jval_float(double f);
@@ -400,9 +401,10 @@ bool jval_eq(struct jstate *st, struct jval a, struct jval b);
 bool jval_same(struct jval a, struct jval b);                                  /* Python's `is` */
 int jval_cmp(struct jstate *st, struct jval a, struct jval b, const char *op); /* -1 0 1; 2 = NaN */
 bool jval_contains(struct jstate *st, struct jval item, struct jval in);
-int64_t jval_len(struct jstate *st, struct jval v); /* fails where Python's len() does */
+int64_t jval_len(struct jstate *st, struct jval v); /* fails where Python's len() fails */
 bool jval_iterable(struct jval v);
-struct jlist *jval_tolist(struct jstate *st, struct jval v); /* iterates; fails if it cannot */
+struct jlist *jval_tolist(struct jstate *st, struct jval v); /* iterates; fails if v is not
+                                                              * iterable */
 void jval_hashable(struct jstate *st, struct jval v);
 struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth);
 
@@ -410,19 +412,19 @@ struct jdict *jdict_new(struct jstate *st, uint32_t cap);
 bool jdict_get(struct jstate *st, struct jdict *d, struct jval key, struct jval *out);
 void jdict_put(struct jstate *st, struct jdict *d, struct jval key, struct jval val);
 struct jval jval_dict(struct jdict *d);
-struct jpair *jdict_sorted(struct jstate *st, struct jdict *d); /* (n) a copy ordered by key */
-/* Stable; order[i] = index of the i-th smallest of keys[0..n). */
+struct jpair *jdict_sorted(struct jstate *st, struct jdict *d); /* (n) copy sorted by key */
+/* Stable. order[i] = index of the i-th smallest of keys[0..n). */
 uint32_t *jval_sort(struct jstate *st, const struct jval *keys, uint32_t n, bool reverse);
 
-/* jinja_print.c: text of values. Each appends to st->out; the caller takes it with jval_take. */
-void jprint_raw(struct jstate *st, const char *s, size_t n); /* all output goes through here */
+/* jinja_print.c: values as text. Appends to st->out; the caller takes the text with jval_take. */
+void jprint_raw(struct jstate *st, const char *s, size_t n); /* all output passes through here */
 void jprint_str(struct jstate *st, struct jval v);           /* str(v) */
 void jprint_repr(struct jstate *st, struct jval v, int depth);
 void jprint_float(struct jstate *st, double f);       /* repr of a float */
 void jprint_pretty(struct jstate *st, struct jval v); /* pprint.pformat */
 void jprint_json(struct jstate *st, struct jval v, const struct jargs *a);
 void jprint_escaped(struct jstate *st, struct jval v);    /* HTML */
-struct jval jval_tostr(struct jstate *st, struct jval v); /* str(v) as a value; strings as is */
+struct jval jval_tostr(struct jstate *st, struct jval v); /* str(v) as a value; strings unchanged */
 struct jval jval_repr(struct jstate *st, struct jval v);
 struct jval jval_escape(struct jstate *st, struct jval v); /* markupsafe.escape */
 
@@ -435,7 +437,7 @@ bool jparse_float(struct jval s, double *out);
 
 /* jinja_str.c */
 int jutf8_next(const char *s, size_t n,
-               size_t *i);           /* code point at *i; moves *i; bad byte = itself */
+               size_t *i);           /* code point at *i, advances *i; -1 for an invalid byte */
 size_t jutf8_put(int cp, char *out); /* bytes written, at most 4 */
 int64_t jstr_len(struct jstate *st, struct jval s);                               /* code points */
 struct jval jstr_sub(struct jstate *st, struct jval s, int64_t from, int64_t to); /* code points */
@@ -459,8 +461,8 @@ const char *jstr_find(const char *hay, size_t n, const char *needle, size_t m);
 
 /* jinja_method.c */
 enum jmethod_id { M_NONE = -1 };
-int jmethod_lookup(const char *name, size_t len); /* -1: no type has it */
-/* Attribute of a value that is not an item of it; false if there is none. */
+int jmethod_lookup(const char *name, size_t len); /* -1: no type has such a method */
+/* Looks up an attribute of a value (not an item). False if there is none. */
 bool jattr_get(struct jstate *st, struct jval obj, struct jval name, int mid, struct jval *out);
 struct jval jmethod_call(struct jstate *st, struct jmethod *m, const struct jargs *a);
 enum jfunc { F_RANGE, F_DICT, F_NAMESPACE, F_CYCLER, F_JOINER, F_RAISE, F_STRFTIME, F_COUNT };
@@ -468,8 +470,8 @@ int jfunc_lookup(struct jval name); /* -1: none */
 const char *jfunc_name(int func);
 struct jval jfunc_call(struct jstate *st, int func, const struct jargs *a);
 /*
- * Binds arguments to the n names (JV_MISSING where absent) in out; fails, naming `what`, on too many,
- * unknown or repeated ones, or when one of the first n_min is absent.
+ * Binds arguments to the n names (JV_MISSING if absent) in out. Fails, naming `what`, for too many,
+ * unknown or repeated arguments, or if one of the first n_min is absent.
  */
 void jargs_bind(struct jstate *st, const char *what, const struct jargs *a,
                 const char *const *names, int n, int n_min, struct jval *out);

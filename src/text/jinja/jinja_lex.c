@@ -1,8 +1,8 @@
 /*
- * Jinja lexer: template text to an array of tokens. Owns whitespace control ('-', '+', trim_blocks,
- * lstrip_blocks), comments, raw blocks and the escapes in string literals, each as jinja2's
- * regular-expression lexer decides them. Knows nothing of grammar beyond balanced brackets, which
- * decide whether "}}" ends a tag or closes two dicts. Also keeps the table of names (symbols).
+ * Jinja lexer: converts template text to an array of tokens. Handles white-space control ('-', '+',
+ * trim_blocks, lstrip_blocks), comments, raw blocks and string escapes exactly as jinja2's
+ * regular-expression lexer does. Knows no grammar except balanced brackets, which decide whether
+ * "}}" ends a tag or closes two dicts. Also keeps the table of names (symbols).
  */
 #include "text/jinja/jinja_int.h"
 #include "base/mem.h"
@@ -11,18 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct lexer {
+struct jinja_lexer {
     struct jstate *st;
-    const char *s; /* (n) newlines are all \n */
+    const char *s; /* (n) newlines normalised to \n */
     size_t n, pos;
-    bool line_starting; /* the last match ended in a newline */
+    bool line_starting; /* the last match ended with a newline */
     struct jtoken *tok; /* (cap) in st->tmp */
     int n_tok, cap;
-    char brackets[JINJA_MAX_HEIGHT]; /* the closers awaited */
+    char brackets[JINJA_MAX_HEIGHT]; /* expected closing brackets */
     int n_brackets;
 };
 
-static void emit(struct lexer *lx, enum jtok type, struct jval val)
+static void emit(struct jinja_lexer *lx, enum jtok type, struct jval val)
 {
     if (lx->n_tok == lx->cap) {
         int cap = lx->cap ? lx->cap * 2 : 256;
@@ -35,7 +35,7 @@ static void emit(struct lexer *lx, enum jtok type, struct jval val)
     lx->tok[lx->n_tok++] = (struct jtoken){.type = (uint8_t)type, .line = lx->st->line, .val = val};
 }
 
-static void advance(struct lexer *lx, size_t to)
+static void advance(struct jinja_lexer *lx, size_t to)
 {
     for (size_t i = lx->pos; i < to; i++)
         lx->st->line += lx->s[i] == '\n';
@@ -44,13 +44,13 @@ static void advance(struct lexer *lx, size_t to)
     lx->pos = to;
 }
 
-static bool at(const struct lexer *lx, size_t i, const char *what)
+static bool at(const struct jinja_lexer *lx, size_t i, const char *what)
 {
     size_t m = strlen(what);
     return i + m <= lx->n && !memcmp(lx->s + i, what, m);
 }
 
-static size_t skip_space(const struct lexer *lx, size_t i)
+static size_t skip_space(const struct jinja_lexer *lx, size_t i)
 {
     while (i < lx->n) {
         size_t k = i;
@@ -61,8 +61,8 @@ static size_t skip_space(const struct lexer *lx, size_t i)
     return i;
 }
 
-/* End of data text [from, to) that stands before a tag with the given sign. */
-static size_t strip_data(struct lexer *lx, size_t from, size_t to, char sign, bool variable)
+/* End of the data text [from, to) before a tag with this sign, after white-space control. */
+static size_t strip_data(struct jinja_lexer *lx, size_t from, size_t to, char sign, bool variable)
 {
     struct jval text = jval_str(lx->s + from, to - from);
     if (sign == '-')
@@ -77,8 +77,9 @@ static size_t strip_data(struct lexer *lx, size_t from, size_t to, char sign, bo
     return to;
 }
 
-/* At a tag's closer: "%}" and its signs. Moves past it and what it swallows. */
-static bool close_tag(struct lexer *lx, const char *closer, bool trim, bool plus)
+/* If a tag's closer (with an optional sign) is here, moves past it and the white space it
+ * strips. */
+static bool close_tag(struct jinja_lexer *lx, const char *closer, bool trim, bool plus)
 {
     size_t i = lx->pos;
     char sign = 0;
@@ -95,8 +96,8 @@ static bool close_tag(struct lexer *lx, const char *closer, bool trim, bool plus
     return true;
 }
 
-/* "{% raw %}" at i: its end in *end, else false. */
-static bool raw_tag(const struct lexer *lx, size_t i, const char *word, size_t *end)
+/* Whether "{% raw %}" is at i; *end is the position before its closer. */
+static bool raw_tag(const struct jinja_lexer *lx, size_t i, const char *word, size_t *end)
 {
     i += 2;
     if (at(lx, i, "-") || at(lx, i, "+"))
@@ -109,18 +110,18 @@ static bool raw_tag(const struct lexer *lx, size_t i, const char *word, size_t *
     return at(lx, i, "%}") || at(lx, i, "-%}") || (word[0] == 'e' && at(lx, i, "+%}"));
 }
 
-static char sign_at(const struct lexer *lx, size_t i)
+static char sign_at(const struct jinja_lexer *lx, size_t i)
 {
     return i < lx->n && (lx->s[i] == '-' || lx->s[i] == '+') ? lx->s[i] : 0;
 }
 
-static void emit_data(struct lexer *lx, size_t from, size_t to)
+static void emit_data(struct jinja_lexer *lx, size_t from, size_t to)
 {
     if (to > from)
         emit(lx, T_DATA, jval_str(lx->s + from, to - from));
 }
 
-static void lex_raw(struct lexer *lx)
+static void lex_raw(struct jinja_lexer *lx)
 {
     size_t from = lx->pos, end;
     const char *p = lx->s + from;
@@ -138,7 +139,7 @@ static void lex_raw(struct lexer *lx)
     close_tag(lx, "%}", true, true);
 }
 
-static void lex_comment(struct lexer *lx)
+static void lex_comment(struct jinja_lexer *lx)
 {
     const char *p = jstr_find(lx->s + lx->pos, lx->n - lx->pos, "#}", 2);
     if (!p)
@@ -150,7 +151,7 @@ static void lex_comment(struct lexer *lx)
     close_tag(lx, "#}", true, true);
 }
 
-static int hex_digits(struct lexer *lx, const char *p, const char *end, int n)
+static int hex_digits(struct jinja_lexer *lx, const char *p, const char *end, int n)
 {
     int v = 0;
     for (int i = 0; i < n; i++) {
@@ -166,8 +167,8 @@ static int hex_digits(struct lexer *lx, const char *p, const char *end, int n)
     return v;
 }
 
-/* The value of a literal's inside p[0..n), as Python's unicode-escape codec reads it. */
-static struct jval unescape(struct lexer *lx, const char *p, size_t n)
+/* Unescapes a literal's inside p[0..n), like Python's unicode-escape codec. */
+static struct jval unescape(struct jinja_lexer *lx, const char *p, size_t n)
 {
     if (!memchr(p, '\\', n))
         return jval_str(p, n);
@@ -208,13 +209,13 @@ static struct jval unescape(struct lexer *lx, const char *p, size_t n)
     return jval_str(out, (size_t)(o - out));
 }
 
-static bool digit(const struct lexer *lx, size_t i)
+static bool digit(const struct jinja_lexer *lx, size_t i)
 {
     return i < lx->n && lx->s[i] >= '0' && lx->s[i] <= '9';
 }
 
-/* (\d+_)*\d+ at i; its end, or i where there is none. */
-static size_t digits(const struct lexer *lx, size_t i)
+/* Matches (\d+_)*\d+ at i. Returns its end, or i if there is no match. */
+static size_t digits(const struct jinja_lexer *lx, size_t i)
 {
     size_t end = i;
     while (digit(lx, i)) {
@@ -227,7 +228,7 @@ static size_t digits(const struct lexer *lx, size_t i)
     return end;
 }
 
-static bool lex_float(struct lexer *lx)
+static bool lex_float(struct jinja_lexer *lx)
 {
     size_t i = digits(lx, lx->pos), start = lx->pos, e;
     if (i == start || (start > 0 && lx->s[start - 1] == '.'))
@@ -259,7 +260,7 @@ static bool lex_float(struct lexer *lx)
     return true;
 }
 
-static bool lex_int(struct lexer *lx)
+static bool lex_int(struct jinja_lexer *lx)
 {
     if (!digit(lx, lx->pos))
         return false;
@@ -277,20 +278,20 @@ static bool lex_int(struct lexer *lx)
         if (d >= base)
             break;
         if (base == 10 && lx->s[lx->pos] == '0' && d)
-            break; /* 0 is followed by zeros only */
+            break; /* only zeros may follow a leading 0 */
         if (__builtin_mul_overflow(v, (uint64_t)base, &v) ||
             __builtin_add_overflow(v, (uint64_t)d, &v) || v > INT64_MAX)
             jinja_fail(lx->st, "integer literal does not fit in 64 bits");
         end = i + 1;
     }
-    if (end == lx->pos) /* "0x" without digits: the 0 alone */
+    if (end == lx->pos) /* "0x" without digits: only the 0 */
         end++;
     emit(lx, T_INT, jval_int((int64_t)v));
     advance(lx, end);
     return true;
 }
 
-static bool lex_name(struct lexer *lx)
+static bool lex_name(struct jinja_lexer *lx)
 {
     size_t i = lx->pos, k = i;
     int cp = jutf8_next(lx->s, lx->n, &k);
@@ -309,7 +310,7 @@ static bool lex_name(struct lexer *lx)
     return true;
 }
 
-static bool lex_string(struct lexer *lx)
+static bool lex_string(struct jinja_lexer *lx)
 {
     char q = lx->s[lx->pos];
     if (q != '\'' && q != '"')
@@ -324,7 +325,7 @@ static bool lex_string(struct lexer *lx)
     return true;
 }
 
-static bool lex_operator(struct lexer *lx)
+static bool lex_operator(struct jinja_lexer *lx)
 {
     static const struct {
         char text[3];
@@ -358,11 +359,11 @@ static bool lex_operator(struct lexer *lx)
     return false;
 }
 
-static void lex_tag(struct lexer *lx, bool variable)
+static void lex_tag(struct jinja_lexer *lx, bool variable)
 {
     for (;;) {
         if (lx->pos >= lx->n)
-            return; /* the parser sees the end and knows what was open */
+            return; /* the parser reports the end with the open tag */
         int line = lx->st->line;
         if (!lx->n_brackets &&
             (variable ? close_tag(lx, "}}", false, false) : close_tag(lx, "%}", true, true))) {
@@ -386,8 +387,8 @@ static void lex_tag(struct lexer *lx, bool variable)
     }
 }
 
-/* Text up to the next tag, and the tag's opener. */
-static void lex_root(struct lexer *lx)
+/* Lexes text up to the next tag, and the tag. */
+static void lex_root(struct jinja_lexer *lx)
 {
     size_t from = lx->pos, i = from;
     const char *p = lx->s + from;
@@ -442,7 +443,7 @@ struct jtoken *jinja_lex(struct jstate *st, const char *src, size_t len, int *n_
         if (jutf8_next(text, n, &i) < 0)
             jinja_fail(st, "the template is not valid UTF-8");
     }
-    struct lexer lx = {.st = st, .s = text, .n = n, .line_starting = true};
+    struct jinja_lexer lx = {.st = st, .s = text, .n = n, .line_starting = true};
     while (lx.pos < lx.n)
         lex_root(&lx);
     emit(&lx, T_EOF, JV_NONE);

@@ -1,8 +1,8 @@
 /*
- * What hangs off a Jinja value by name: Python's str, list, tuple, dict, int and float methods, the
- * attributes of the engine's own objects, and the global functions. One table says which type has
- * which method; methods that would change a value are known, and refused as the sandbox refuses
- * them. Knows nothing of syntax.
+ * Attributes of Jinja values: Python's str, list, tuple, dict, int and float methods, the
+ * attributes of the engine's own objects, and the global functions. One table lists the types of
+ * each method. Mutating methods are in the table but rejected, as in jinja2's sandbox. Knows
+ * nothing of syntax.
  */
 #include "text/jinja/jinja_int.h"
 
@@ -127,7 +127,7 @@ static int64_t opt_int(struct jstate *st, struct jval v, int64_t none, const cha
 
 /* ------------------------------------------------------------------ str: searching */
 
-/* The part of s that start and end (code points, Python's rules) select; its offset in *from. */
+/* The part of s selected by start and end (code points, Python's rules); *from is its offset. */
 static struct jval window(struct jstate *st, struct jval s, struct jval start, struct jval end,
                           int64_t *from, bool *empty)
 {
@@ -138,7 +138,7 @@ static struct jval window(struct jstate *st, struct jval s, struct jval start, s
     int64_t n = jstr_len(st, s), a = opt_int(st, start, 0, "start"), b = opt_int(st, end, n, "end");
     a = a < 0 ? (a + n < 0 ? 0 : a + n) : a;
     b = b < 0 ? (b + n < 0 ? 0 : b + n) : b > n ? n : b;
-    *empty = a > b; /* not even the empty string is found */
+    *empty = a > b; /* not even the empty string matches */
     *from = a;
     return jstr_sub(st, s, a, b);
 }
@@ -226,13 +226,13 @@ static struct jval m_affix(struct jstate *st, struct jval s, const struct jargs 
 
 /* ------------------------------------------------------------------ str: splitting */
 
-struct pieces {
+struct split_parts {
     struct jstate *st;
     struct jval *v; /* (cap) */
     uint32_t n, cap;
 };
 
-static void piece_add(struct pieces *p, const char *s, size_t n, uint8_t flags)
+static void part_add(struct split_parts *p, const char *s, size_t n, uint8_t flags)
 {
     if (p->n == p->cap) {
         uint32_t cap = p->cap ? p->cap * 2 : 8;
@@ -255,7 +255,7 @@ static size_t step_back(const char *s, size_t i)
     return i;
 }
 
-static void split_space(struct pieces *p, struct jval s, int64_t max, bool right)
+static void split_space(struct split_parts *p, struct jval s, int64_t max, bool right)
 {
     size_t a = 0, b = s.len, k;
     for (;;) {
@@ -266,7 +266,7 @@ static void split_space(struct pieces *p, struct jval s, int64_t max, bool right
         if (a == b)
             return;
         if (max-- == 0) {
-            piece_add(p, s.u.s + a, b - a, s.flags);
+            part_add(p, s.u.s + a, b - a, s.flags);
             return;
         }
         if (right) {
@@ -277,7 +277,7 @@ static void split_space(struct pieces *p, struct jval s, int64_t max, bool right
                     break;
                 i = k;
             }
-            piece_add(p, s.u.s + i, b - i, s.flags);
+            part_add(p, s.u.s + i, b - i, s.flags);
             b = i;
         } else {
             size_t i = a;
@@ -287,7 +287,7 @@ static void split_space(struct pieces *p, struct jval s, int64_t max, bool right
                     break;
                 i = k;
             }
-            piece_add(p, s.u.s + a, i - a, s.flags);
+            part_add(p, s.u.s + a, i - a, s.flags);
             a = i;
         }
     }
@@ -300,7 +300,7 @@ static struct jval m_split(struct jstate *st, struct jval s, const struct jargs 
     jargs_bind(st, right ? "rsplit" : "split", a, names, 2, 0, arg);
     struct jval sep = opt_str(st, arg[0], "split");
     int64_t max = opt_int(st, arg[1], -1, "maxsplit");
-    struct pieces p = {.st = st};
+    struct split_parts p = {.st = st};
     jcharge_bytes(st, s.len);
     if (max < 0)
         max = INT64_MAX;
@@ -311,19 +311,19 @@ static struct jval m_split(struct jstate *st, struct jval s, const struct jargs 
     } else if (!right) {
         const char *at = s.u.s, *end = s.u.s + s.len, *hit;
         while (max-- > 0 && (hit = jstr_find(at, (size_t)(end - at), sep.u.s, sep.len))) {
-            piece_add(&p, at, (size_t)(hit - at), s.flags);
+            part_add(&p, at, (size_t)(hit - at), s.flags);
             at = hit + sep.len;
         }
-        piece_add(&p, at, (size_t)(end - at), s.flags);
+        part_add(&p, at, (size_t)(end - at), s.flags);
     } else {
         size_t end = s.len;
         const char *hit;
         while (max-- > 0 && (hit = find_last(st, s.u.s, end, sep.u.s, sep.len))) {
             const char *from = hit + sep.len;
-            piece_add(&p, from, (size_t)(s.u.s + end - from), s.flags);
+            part_add(&p, from, (size_t)(s.u.s + end - from), s.flags);
             end = (size_t)(hit - s.u.s);
         }
-        piece_add(&p, s.u.s, end, s.flags);
+        part_add(&p, s.u.s, end, s.flags);
     }
     for (uint32_t i = 0; right && i < p.n / 2; i++) {
         struct jval t = p.v[i];
@@ -359,7 +359,7 @@ static struct jval m_partition(struct jstate *st, struct jval s, const struct ja
     return r;
 }
 
-/* ------------------------------------------------------------------ str: the rest */
+/* ------------------------------------------------------------------ str: other methods */
 
 static struct jval m_join(struct jstate *st, struct jval s, const struct jargs *a)
 {
@@ -777,7 +777,7 @@ static struct jval f_range(struct jstate *st, const struct jargs *a)
     return (struct jval){.type = JT_RANGE, .u.range = r};
 }
 
-/* dict(...) and namespace(...): a mapping or pairs, then keywords. */
+/* dict(...) and namespace(...): a mapping or pairs, then keyword arguments. */
 static struct jdict *make_dict(struct jstate *st, const char *what, const struct jargs *a)
 {
     if (a->n > 1)
@@ -839,7 +839,7 @@ static struct jval f_strftime(struct jstate *st, const struct jargs *a)
     if (fmt.len > 4096)
         jinja_fail(st, "date format too long");
     size_t mark = st->out->len;
-    for (uint32_t i = 0; i < fmt.len;) { /* by conversion: each one's result is short */
+    for (uint32_t i = 0; i < fmt.len;) { /* one conversion at a time: each result is short */
         if (fmt.u.s[i] != '%' || i + 1 >= fmt.len) {
             jprint_raw(st, fmt.u.s + i++, 1);
             continue;

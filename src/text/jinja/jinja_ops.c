@@ -1,7 +1,7 @@
 /*
- * Jinja operators with Python's meaning: arithmetic, comparison, attribute, item and slice access.
- * Attribute and item access follow the sandbox of jinja2: an attribute wins over an item for `a.b`,
- * an item over an attribute for `a['b']`, and what is in neither is Undefined, not an error.
+ * Jinja operators with Python's semantics: arithmetic, comparison, attribute, item and slice
+ * access. Access follows jinja2's sandbox: `a.b` tries attributes before items, `a['b']` items
+ * before attributes. A name found in neither gives Undefined, not an error.
  */
 #include "text/jinja/jinja_int.h"
 
@@ -229,7 +229,7 @@ bool jop_compare(struct jstate *st, enum jop op, struct jval a, struct jval b)
 
 /* ------------------------------------------------------------------ access */
 
-/* obj[key] as Python's own subscription; false where Python raises LookupError or TypeError. */
+/* obj[key] in Python's sense. False where Python raises LookupError or TypeError. */
 static bool subscript(struct jstate *st, struct jval obj, struct jval key, struct jval *out)
 {
     if (obj.type == JT_DICT)
@@ -305,7 +305,7 @@ struct jval jget_slice(struct jstate *st, struct jval obj, struct jval a, struct
         step = as_int(c);
         if (step == 0)
             jinja_fail(st, "slice step cannot be zero");
-        step = step > n ? n + 1 : step < -n ? -n - 1 : step; /* further makes no difference */
+        step = step > n ? n + 1 : step < -n ? -n - 1 : step; /* larger steps have the same effect */
     }
     int64_t from = slice_index(st, a, step > 0 ? 0 : n - 1, n, step < 0);
     int64_t to = slice_index(st, b, step > 0 ? n : -1, n, step < 0);
@@ -318,7 +318,7 @@ struct jval jget_slice(struct jstate *st, struct jval obj, struct jval a, struct
     struct jval r;
     if (obj.type == JT_RANGE) {
         struct jrange *x = jalloc(st, 1, sizeof(*x)), *y = obj.u.range;
-        /* Unsigned: the bound of an empty or one-element range may wrap, and is never reached. */
+        /* Unsigned: the bounds of an empty or one-element range may wrap, but are never used. */
         uint64_t s0 = (uint64_t)y->start, d = (uint64_t)y->step;
         *x = (struct jrange){(int64_t)(s0 + (uint64_t)from * d), (int64_t)(s0 + (uint64_t)to * d),
                              (int64_t)(d * (uint64_t)step), count};

@@ -1,29 +1,29 @@
 /*
- * Jinja parser: tokens to the syntax tree of jinja_int.h, by recursive descent with jinja2's own
- * precedence (which is Python's but for `**`, left-associative here, and unary minus binding before
- * it). Names become symbol numbers; method, filter and test names become table numbers, so that
- * a render compares no strings for them. Knows nothing of values beyond literals.
+ * Jinja parser: recursive descent from tokens to the syntax tree of jinja_int.h. Precedence is
+ * jinja2's, which is Python's except that `**` is left-associative and unary minus binds tighter
+ * than it. Names become symbol numbers. Method, filter and test names become table indices, so that
+ * a render need not compare strings. Knows no values except literals.
  */
 #include "text/jinja/jinja_int.h"
 
 #include <string.h>
 
-struct parser {
+struct jinja_parser {
     struct jstate *st;
     struct jtoken *tok; /* (n), the last is T_EOF */
     int n, i;
-    int depth;             /* nesting of statements and expressions here */
-    int loops;             /* enclosing for bodies within the innermost macro */
+    int depth;             /* current nesting of statements and expressions */
+    int loops;             /* enclosing loops within the innermost macro */
     struct jparams *macro; /* innermost macro or call block, NULL outside */
-    const char *open_tag;  /* (open_len) innermost block that waits for its end */
+    const char *open_tag;  /* (open_len) innermost block without its end tag */
     int open_len, open_line;
 };
 
-static struct jnode *parse_expr(struct parser *p);
-static struct jnode *parse_or(struct parser *p);
-static struct jnode *parse_unary(struct parser *p, bool with_filter);
-static struct jnode *parse_postfix(struct parser *p, struct jnode *a);
-static struct jnode *parse_body(struct parser *p, const char *const *ends);
+static struct jnode *parse_expr(struct jinja_parser *p);
+static struct jnode *parse_or(struct jinja_parser *p);
+static struct jnode *parse_unary(struct jinja_parser *p, bool with_filter);
+static struct jnode *parse_postfix(struct jinja_parser *p, struct jnode *a);
+static struct jnode *parse_body(struct jinja_parser *p, const char *const *ends);
 
 /* ------------------------------------------------------------------ token stream */
 
@@ -72,12 +72,12 @@ static const char *token_text(const struct jtoken *t, int *len)
     return text[t->type];
 }
 
-static struct jtoken *cur(struct parser *p)
+static struct jtoken *cur(struct jinja_parser *p)
 {
     return &p->tok[p->i];
 }
 
-static struct jtoken *next(struct parser *p)
+static struct jtoken *next(struct jinja_parser *p)
 {
     struct jtoken *t = cur(p);
     if (t->type != T_EOF)
@@ -86,7 +86,7 @@ static struct jtoken *next(struct parser *p)
     return t;
 }
 
-static _Noreturn void fail_at(struct parser *p, const struct jtoken *t)
+static _Noreturn void fail_at(struct jinja_parser *p, const struct jtoken *t)
 {
     int len;
     const char *text = token_text(t, &len);
@@ -102,7 +102,7 @@ static bool is_name(const struct jtoken *t, const char *name)
     return t->type == T_NAME && jval_is(t->val, name);
 }
 
-static bool skip(struct parser *p, enum jtok type)
+static bool skip(struct jinja_parser *p, enum jtok type)
 {
     if (cur(p)->type != type)
         return false;
@@ -110,7 +110,7 @@ static bool skip(struct parser *p, enum jtok type)
     return true;
 }
 
-static bool skip_name(struct parser *p, const char *name)
+static bool skip_name(struct jinja_parser *p, const char *name)
 {
     if (!is_name(cur(p), name))
         return false;
@@ -118,7 +118,7 @@ static bool skip_name(struct parser *p, const char *name)
     return true;
 }
 
-static struct jtoken *expect(struct parser *p, enum jtok type)
+static struct jtoken *expect(struct jinja_parser *p, enum jtok type)
 {
     if (cur(p)->type != type) {
         int len, want_len;
@@ -131,7 +131,7 @@ static struct jtoken *expect(struct parser *p, enum jtok type)
     return next(p);
 }
 
-static void expect_name(struct parser *p, const char *name)
+static void expect_name(struct jinja_parser *p, const char *name)
 {
     if (!skip_name(p, name)) {
         int len;
@@ -140,13 +140,13 @@ static void expect_name(struct parser *p, const char *name)
     }
 }
 
-static void enter(struct parser *p)
+static void enter(struct jinja_parser *p)
 {
     if (++p->depth > JINJA_MAX_HEIGHT)
         jinja_fail(p->st, "nested too deeply (more than %d levels)", JINJA_MAX_HEIGHT);
 }
 
-static struct jnode *node_new(struct parser *p, enum jkind kind, int line)
+static struct jnode *node_new(struct jinja_parser *p, enum jkind kind, int line)
 {
     struct jnode *n = jalloc(p->st, 1, sizeof(*n));
     n->kind = (uint8_t)kind;
@@ -155,8 +155,9 @@ static struct jnode *node_new(struct parser *p, enum jkind kind, int line)
     return n;
 }
 
-/* A left-deep chain (a + b + c...) is as deep for the evaluator as brackets are: bound it too. */
-static struct jnode *node_over(struct parser *p, enum jkind kind, int line, struct jnode *a,
+/* Creates an operator node. The height of left-deep chains (a + b + c...) is limited too, since the
+ * evaluator recurses into them. */
+static struct jnode *node_over(struct jinja_parser *p, enum jkind kind, int line, struct jnode *a,
                                struct jnode *b)
 {
     struct jnode *n = node_new(p, kind, line);
@@ -177,7 +178,7 @@ struct node_vec {
     uint16_t height;
 };
 
-static void vec_add(struct parser *p, struct node_vec *v, struct jnode *n)
+static void vec_add(struct jinja_parser *p, struct node_vec *v, struct jnode *n)
 {
     if (v->n == v->cap) {
         int cap = v->cap ? v->cap * 2 : 4;
@@ -192,7 +193,7 @@ static void vec_add(struct parser *p, struct node_vec *v, struct jnode *n)
         v->height = n->height;
 }
 
-static struct jnode *vec_node(struct parser *p, enum jkind kind, int line, struct node_vec *v)
+static struct jnode *vec_node(struct jinja_parser *p, enum jkind kind, int line, struct node_vec *v)
 {
     struct jnode *n = node_new(p, kind, line);
     n->list = v->v;
@@ -203,7 +204,7 @@ static struct jnode *vec_node(struct parser *p, enum jkind kind, int line, struc
 
 /* ------------------------------------------------------------------ expressions */
 
-static void note_name(struct parser *p, struct jval name)
+static void note_name(struct jinja_parser *p, struct jval name)
 {
     if (!p->macro)
         return;
@@ -212,7 +213,7 @@ static void note_name(struct parser *p, struct jval name)
     p->macro->uses_kwargs |= jval_is(name, "kwargs");
 }
 
-static struct jnode *const_node(struct parser *p, struct jval v, int line)
+static struct jnode *const_node(struct jinja_parser *p, struct jval v, int line)
 {
     struct jnode *n = node_new(p, N_CONST, line);
     n->val = v;
@@ -221,10 +222,10 @@ static struct jnode *const_node(struct parser *p, struct jval v, int line)
 
 enum { TUP_COND = 1, TUP_SIMPLE = 2, TUP_PAREN = 4, TUP_NS = 8 };
 
-static struct jnode *parse_primary(struct parser *p, bool with_ns);
+static struct jnode *parse_primary(struct jinja_parser *p, bool with_ns);
 
-/* One expression, or several with commas: a tuple. end: a name that also ends it, or NULL. */
-static struct jnode *parse_tuple(struct parser *p, int how, const char *end)
+/* One expression, or a tuple of several. end: a name that also ends the tuple, or NULL. */
+static struct jnode *parse_tuple(struct jinja_parser *p, int how, const char *end)
 {
     int line = cur(p)->line;
     struct node_vec v = {0};
@@ -255,7 +256,7 @@ static struct jnode *parse_tuple(struct parser *p, int how, const char *end)
     return vec_node(p, N_TUPLE, line, &v);
 }
 
-static struct jnode *parse_list(struct parser *p)
+static struct jnode *parse_list(struct jinja_parser *p)
 {
     int line = expect(p, T_LBRACKET)->line;
     struct node_vec v = {0};
@@ -270,7 +271,7 @@ static struct jnode *parse_list(struct parser *p)
     return vec_node(p, N_LIST, line, &v);
 }
 
-static struct jnode *parse_dict(struct parser *p)
+static struct jnode *parse_dict(struct jinja_parser *p)
 {
     int line = expect(p, T_LBRACE)->line;
     struct node_vec v = {0};
@@ -287,7 +288,7 @@ static struct jnode *parse_dict(struct parser *p)
     return vec_node(p, N_DICT, line, &v);
 }
 
-static struct jnode *parse_primary(struct parser *p, bool with_ns)
+static struct jnode *parse_primary(struct jinja_parser *p, bool with_ns)
 {
     struct jtoken *t = cur(p);
     struct jnode *n;
@@ -343,7 +344,7 @@ static struct jnode *parse_primary(struct parser *p, bool with_ns)
     return n;
 }
 
-static struct jcall_node *parse_args(struct parser *p)
+static struct jcall_node *parse_args(struct jinja_parser *p)
 {
     struct jcall_node *c = jalloc(p->st, 1, sizeof(*c));
     struct node_vec pos = {0};
@@ -396,7 +397,7 @@ static struct jcall_node *parse_args(struct parser *p)
     return c;
 }
 
-static struct jnode *parse_subscribed(struct parser *p)
+static struct jnode *parse_subscribed(struct jinja_parser *p)
 {
     int line = cur(p)->line;
     struct jnode *a = NULL, *b = NULL, *c = NULL;
@@ -415,7 +416,7 @@ static struct jnode *parse_subscribed(struct parser *p)
     return n;
 }
 
-static struct jnode *parse_subscript(struct parser *p, struct jnode *a)
+static struct jnode *parse_subscript(struct jinja_parser *p, struct jnode *a)
 {
     struct jtoken *t = next(p);
     if (t->type == T_DOT) {
@@ -441,20 +442,20 @@ static struct jnode *parse_subscript(struct parser *p, struct jnode *a)
     if (v.n != 1) {
         for (int k = 0; k < v.n; k++) {
             if (v.v[k]->kind == N_SLICE)
-                jinja_fail(p->st, "a slice may not stand in a tuple of subscripts");
+                jinja_fail(p->st, "a tuple of subscripts cannot contain a slice");
         }
     }
     return node_over(p, N_ITEM, t->line, a, v.n == 1 ? v.v[0] : vec_node(p, N_TUPLE, t->line, &v));
 }
 
-static struct jnode *parse_call(struct parser *p, struct jnode *a)
+static struct jnode *parse_call(struct jinja_parser *p, struct jnode *a)
 {
     struct jnode *n = node_over(p, N_CALL, cur(p)->line, a, NULL);
     n->args = parse_args(p);
     return n;
 }
 
-static struct jnode *parse_postfix(struct parser *p, struct jnode *a)
+static struct jnode *parse_postfix(struct jinja_parser *p, struct jnode *a)
 {
     for (;;) {
         if (cur(p)->type == T_DOT || cur(p)->type == T_LBRACKET)
@@ -466,7 +467,7 @@ static struct jnode *parse_postfix(struct parser *p, struct jnode *a)
     }
 }
 
-static struct jval dotted_name(struct parser *p)
+static struct jval dotted_name(struct jinja_parser *p)
 {
     struct jval name = expect(p, T_NAME)->val;
     while (skip(p, T_DOT)) {
@@ -476,8 +477,8 @@ static struct jval dotted_name(struct parser *p)
     return name;
 }
 
-/* `| name(args)` chains over a (NULL: over a block's text). */
-static struct jnode *parse_filter(struct parser *p, struct jnode *a, bool start_inline)
+/* Parses `| name(args)` chains applied to a (NULL: to a block's text). */
+static struct jnode *parse_filter(struct jinja_parser *p, struct jnode *a, bool start_inline)
 {
     while (start_inline || cur(p)->type == T_PIPE) {
         if (!start_inline)
@@ -493,7 +494,7 @@ static struct jnode *parse_filter(struct parser *p, struct jnode *a, bool start_
     return a;
 }
 
-static struct jnode *parse_test(struct parser *p, struct jnode *a)
+static struct jnode *parse_test(struct jinja_parser *p, struct jnode *a)
 {
     int line = next(p)->line;
     bool negated = skip_name(p, "not");
@@ -518,7 +519,7 @@ static struct jnode *parse_test(struct parser *p, struct jnode *a)
     return negated ? node_over(p, N_NOT, line, n, NULL) : n;
 }
 
-static struct jnode *parse_unary(struct parser *p, bool with_filter)
+static struct jnode *parse_unary(struct jinja_parser *p, bool with_filter)
 {
     struct jtoken *t = cur(p);
     struct jnode *a;
@@ -545,7 +546,7 @@ static struct jnode *parse_unary(struct parser *p, bool with_filter)
 }
 
 /* Left-associative levels: 0 is + -, 1 is ~, 2 is * / // %, 3 is **. */
-static struct jnode *parse_math(struct parser *p, int level)
+static struct jnode *parse_math(struct jinja_parser *p, int level)
 {
     if (level > 3)
         return parse_unary(p, true);
@@ -595,7 +596,7 @@ static struct jnode *parse_math(struct parser *p, int level)
     }
 }
 
-static struct jnode *parse_compare(struct parser *p)
+static struct jnode *parse_compare(struct jinja_parser *p)
 {
     int line = cur(p)->line;
     struct jnode *a = parse_math(p, 0);
@@ -645,7 +646,7 @@ static struct jnode *parse_compare(struct parser *p)
     return n;
 }
 
-static struct jnode *parse_not(struct parser *p)
+static struct jnode *parse_not(struct jinja_parser *p)
 {
     if (!is_name(cur(p), "not"))
         return parse_compare(p);
@@ -656,7 +657,7 @@ static struct jnode *parse_not(struct parser *p)
     return n;
 }
 
-static struct jnode *parse_and(struct parser *p)
+static struct jnode *parse_and(struct jinja_parser *p)
 {
     struct jnode *a = parse_not(p);
     while (is_name(cur(p), "and")) {
@@ -666,7 +667,7 @@ static struct jnode *parse_and(struct parser *p)
     return a;
 }
 
-static struct jnode *parse_or(struct parser *p)
+static struct jnode *parse_or(struct jinja_parser *p)
 {
     struct jnode *a = parse_and(p);
     while (is_name(cur(p), "or")) {
@@ -676,7 +677,7 @@ static struct jnode *parse_or(struct parser *p)
     return a;
 }
 
-static struct jnode *parse_expr(struct parser *p)
+static struct jnode *parse_expr(struct jinja_parser *p)
 {
     enter(p);
     struct jnode *a = parse_or(p);
@@ -697,7 +698,7 @@ static struct jnode *parse_expr(struct parser *p)
 
 /* ------------------------------------------------------------------ statements */
 
-static void check_target(struct parser *p, struct jnode *n)
+static void check_target(struct jinja_parser *p, struct jnode *n)
 {
     if (n->kind == N_TUPLE) {
         for (int k = 0; k < n->n; k++)
@@ -709,15 +710,15 @@ static void check_target(struct parser *p, struct jnode *n)
     }
 }
 
-static struct jnode *parse_target(struct parser *p, int how, const char *end)
+static struct jnode *parse_target(struct jinja_parser *p, int how, const char *end)
 {
     struct jnode *n = parse_tuple(p, TUP_SIMPLE | how, end);
     check_target(p, n);
     return n;
 }
 
-/* The statements up to one of the named ends, standing at that name. */
-static struct jnode *parse_until(struct parser *p, const struct jtoken *tag,
+/* Parses statements up to one of the names in `ends`, without consuming it. */
+static struct jnode *parse_until(struct jinja_parser *p, const struct jtoken *tag,
                                  const char *const *ends)
 {
     const char *open = p->open_tag;
@@ -734,14 +735,15 @@ static struct jnode *parse_until(struct parser *p, const struct jtoken *tag,
     return body;
 }
 
-static struct jnode *parse_until_end(struct parser *p, const struct jtoken *tag, const char *end)
+static struct jnode *parse_until_end(struct jinja_parser *p, const struct jtoken *tag,
+                                     const char *end)
 {
     struct jnode *body = parse_until(p, tag, (const char *const[]){end, NULL});
     next(p);
     return body;
 }
 
-static struct jnode *parse_if(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_if(struct jinja_parser *p, struct jtoken *tag)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     struct jnode *first = NULL, **link = &first;
@@ -759,7 +761,7 @@ static struct jnode *parse_if(struct parser *p, struct jtoken *tag)
     }
 }
 
-static struct jnode *parse_for(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_for(struct jinja_parser *p, struct jtoken *tag)
 {
     struct jnode *n = node_new(p, N_FOR, tag->line);
     n->a = parse_target(p, 0, "in");
@@ -776,7 +778,7 @@ static struct jnode *parse_for(struct parser *p, struct jtoken *tag)
     return n;
 }
 
-static struct jnode *parse_set(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_set(struct jinja_parser *p, struct jtoken *tag)
 {
     struct jnode *n = node_new(p, N_SET, tag->line);
     n->a = parse_target(p, TUP_NS, NULL);
@@ -790,7 +792,7 @@ static struct jnode *parse_set(struct parser *p, struct jtoken *tag)
     return n;
 }
 
-static void parse_signature(struct parser *p, struct jparams *ps)
+static void parse_signature(struct jinja_parser *p, struct jparams *ps)
 {
     int cap = 0;
     bool defaults = false;
@@ -827,7 +829,8 @@ static void parse_signature(struct parser *p, struct jparams *ps)
     expect(p, T_RPAREN);
 }
 
-static void parse_macro_body(struct parser *p, struct jtoken *tag, struct jnode *n, const char *end)
+static void parse_macro_body(struct jinja_parser *p, struct jtoken *tag, struct jnode *n,
+                             const char *end)
 {
     struct jparams *outer = p->macro;
     int loops = p->loops;
@@ -836,14 +839,14 @@ static void parse_macro_body(struct parser *p, struct jtoken *tag, struct jnode 
     n->body = parse_until_end(p, tag, end);
     p->macro = outer;
     p->loops = loops;
-    if (outer) { /* a name used in an inner macro counts for the outer one too */
+    if (outer) { /* names used in an inner macro count for the outer one */
         outer->uses_caller |= n->params->uses_caller;
         outer->uses_varargs |= n->params->uses_varargs;
         outer->uses_kwargs |= n->params->uses_kwargs;
     }
 }
 
-static struct jnode *parse_macro(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_macro(struct jinja_parser *p, struct jtoken *tag)
 {
     struct jnode *n = node_new(p, N_MACRO, tag->line);
     n->val = expect(p, T_NAME)->val;
@@ -854,7 +857,7 @@ static struct jnode *parse_macro(struct parser *p, struct jtoken *tag)
     return n;
 }
 
-static struct jnode *parse_call_block(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_call_block(struct jinja_parser *p, struct jtoken *tag)
 {
     struct jnode *n = node_new(p, N_CALLBLOCK, tag->line);
     n->val = jval_cstr("caller");
@@ -870,7 +873,7 @@ static struct jnode *parse_call_block(struct parser *p, struct jtoken *tag)
     return n;
 }
 
-static struct jnode *parse_with(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_with(struct jinja_parser *p, struct jtoken *tag)
 {
     struct node_vec v = {0};
     while (cur(p)->type != T_BLOCK_END) {
@@ -885,7 +888,7 @@ static struct jnode *parse_with(struct parser *p, struct jtoken *tag)
     return n;
 }
 
-static struct jnode *parse_print(struct parser *p, struct jtoken *tag)
+static struct jnode *parse_print(struct jinja_parser *p, struct jtoken *tag)
 {
     struct node_vec v = {0};
     while (cur(p)->type != T_BLOCK_END) {
@@ -898,7 +901,7 @@ static struct jnode *parse_print(struct parser *p, struct jtoken *tag)
     return vec_node(p, N_BLOCK, tag->line, &v);
 }
 
-static struct jnode *parse_statement(struct parser *p)
+static struct jnode *parse_statement(struct jinja_parser *p)
 {
     struct jtoken *tag = cur(p);
     if (tag->type == T_EOF)
@@ -930,7 +933,8 @@ static struct jnode *parse_statement(struct parser *p)
         n->body = parse_until_end(p, tag, "endfilter");
     } else if (jval_is(name, "generation")) {
         int loops = p->loops;
-        p->loops = 0; /* transformers runs the body as a function: no way out but its end */
+        p->loops = 0; /* transformers runs the body as a function, so it cannot break or continue a
+                       * loop */
         n->kind = N_SCOPE;
         n->body = parse_until_end(p, tag, "endgeneration");
         p->loops = loops;
@@ -962,7 +966,7 @@ static struct jnode *parse_statement(struct parser *p)
     return n;
 }
 
-static struct jnode *parse_body(struct parser *p, const char *const *ends)
+static struct jnode *parse_body(struct jinja_parser *p, const char *const *ends)
 {
     struct node_vec v = {0};
     int line = cur(p)->line;
@@ -983,7 +987,7 @@ static struct jnode *parse_body(struct parser *p, const char *const *ends)
             n = node_new(p, N_PRINT, t->line);
             n->a = parse_tuple(p, TUP_COND, NULL);
             expect(p, T_VAR_END);
-        } else { /* the lexer gives nothing else here but T_BLOCK_BEGIN */
+        } else { /* the only other token here is T_BLOCK_BEGIN */
             for (const char *const *e = ends; e && *e; e++) {
                 if (is_name(cur(p), *e))
                     goto done;
@@ -1000,7 +1004,7 @@ done:
 
 void jinja_parse(struct jstate *st, struct jtoken *tokens, int n)
 {
-    struct parser p = {.st = st, .tok = tokens, .n = n};
+    struct jinja_parser p = {.st = st, .tok = tokens, .n = n};
     struct jinja *t = st->building;
     t->sym_loop = jinja_symbol(st, jval_cstr("loop"));
     t->sym_caller = jinja_symbol(st, jval_cstr("caller"));

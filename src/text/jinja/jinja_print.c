@@ -1,7 +1,7 @@
 /*
- * Text of Jinja values: Python's str() and repr(), JSON as json.dumps writes it, pprint, HTML escapes.
- * All text a render makes goes through jprint_raw into the one output buf, where the size limit
- * stands; a string value is made by printing and taking the tail back (jval_take).
+ * Text of Jinja values: Python's str() and repr(), JSON in the format of json.dumps, pprint, HTML
+ * escapes. All output goes through jprint_raw into one buf, which enforces the size limit. A string
+ * value is created by printing it and moving the tail out (jval_take).
  */
 #include "text/jinja/jinja_int.h"
 
@@ -13,7 +13,8 @@
 void jprint_raw(struct jstate *st, const char *s, size_t n)
 {
     if (n > st->out_limit || st->out->len > st->out_limit - n)
-        jinja_fail(st, "the template writes too much (more than %zu MB)", st->out_limit >> 20);
+        jinja_fail(st, "the output of the template is too long (more than %zu MB)",
+                   st->out_limit >> 20);
     if (n)
         buf_add(st->out, s, n);
 }
@@ -36,7 +37,7 @@ void jprint_float(struct jstate *st, double f)
         put(st, isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
         return;
     }
-    /* The fewest digits that read back as the same number; below 15 only for denormals. */
+    /* The fewest digits that round-trip; fewer than 15 are tried only for denormals. */
     int prec = fabs(f) < 0x1p-1022 ? 1 : 15;
     do
         snprintf(t, sizeof(t), "%.*e", prec - 1, f);
@@ -462,13 +463,13 @@ void jprint_json(struct jstate *st, struct jval v, const struct jargs *a)
 
 /* ------------------------------------------------------------------ pprint */
 
-/* pprint.pformat at width 80: on one line where it fits, else one element per line. */
+/* pprint.pformat with width 80: on one line if it fits, else one element per line. */
 static void pretty(struct jstate *st, struct jval v, int indent, int after, int depth)
 {
     bool seq = v.type == JT_LIST || v.type == JT_TUPLE;
     if (depth > JINJA_MAX_DATA)
         jinja_fail(st, "data nested too deeply to print");
-    if (v.type == JT_DICT) { /* sorted at every level, so also where it fits */
+    if (v.type == JT_DICT) { /* sorted at every level, also when it fits on one line */
         struct jdict *d = jalloc(st, 1, sizeof(*d));
         d->e = jdict_sorted(st, v.u.dict);
         d->n = d->cap = v.u.dict->n;

@@ -1,18 +1,18 @@
 /*
- * Jinja filters over sequences: selecting, mapping, sorting, grouping, joining. What jinja2 gives as
- * a generator is here an iterator over a finished list (JT_ITER): it is used up the same way, only
- * computed at once.
+ * Jinja filters over sequences: selecting, mapping, sorting, grouping, joining. Where jinja2
+ * returns a generator, these return an iterator over a complete list (JT_ITER). Iterating consumes
+ * it likewise, but it is computed eagerly.
  */
 #include "text/jinja/jinja_int.h"
 
 #include <string.h>
 
-struct vec {
+struct value_vec {
     struct jval *v; /* (cap) */
     uint32_t n, cap;
 };
 
-static void vec_add(struct jstate *st, struct vec *x, struct jval v)
+static void vec_add(struct jstate *st, struct value_vec *x, struct jval v)
 {
     if (x->n == x->cap) {
         uint32_t cap = x->cap ? x->cap * 2 : 8;
@@ -25,7 +25,7 @@ static void vec_add(struct jstate *st, struct vec *x, struct jval v)
     x->v[x->n++] = v;
 }
 
-static struct jval vec_list(struct jstate *st, struct vec *x)
+static struct jval vec_list(struct jstate *st, struct value_vec *x)
 {
     struct jval r = jval_list(st, JT_LIST, 0);
     r.u.list->v = x->v;
@@ -33,7 +33,7 @@ static struct jval vec_list(struct jstate *st, struct vec *x)
     return r;
 }
 
-static struct jval vec_iter(struct jstate *st, struct vec *x)
+static struct jval vec_iter(struct jstate *st, struct value_vec *x)
 {
     return jval_iter(st, vec_list(st, x).u.list, "generator");
 }
@@ -43,7 +43,7 @@ static bool given(struct jval v)
     return v.type != JT_MISSING && v.type != JT_NONE;
 }
 
-/* The arguments but for the first n positional ones. */
+/* The arguments without the first n positional ones. */
 static struct jargs args_after(const struct jargs *a, int n)
 {
     if (a->n <= n)
@@ -53,7 +53,8 @@ static struct jargs args_after(const struct jargs *a, int n)
 
 /* ------------------------------------------------------------------ keys */
 
-/* item.a.0.b: items before attributes, numbers as indices. def replaces what is undefined. */
+/* Resolves item.a.0.b: items before attributes, digits as indices. def replaces undefined
+ * values. */
 static struct jval attr_path(struct jstate *st, struct jval item, struct jval path, struct jval def)
 {
     if (!given(path))
@@ -89,7 +90,8 @@ static struct jval fold(struct jstate *st, struct jval v, bool case_sensitive)
     return v;
 }
 
-/* Keys of all items. Several attributes with commas (sort only) give a list as key. */
+/* Computes the keys of all items. Several attributes separated by commas (sort only) give list
+ * keys. */
 static struct jval *make_keys(struct jstate *st, struct jlist *l, struct jval path, struct jval def,
                               bool case_sensitive, bool multi)
 {
@@ -102,7 +104,7 @@ static struct jval *make_keys(struct jstate *st, struct jlist *l, struct jval pa
             keys[i] = fold(st, attr_path(st, l->v[i], path, def), case_sensitive);
             continue;
         }
-        struct vec parts = {0};
+        struct value_vec parts = {0};
         for (uint32_t k = 0; k <= path.len;) {
             uint32_t from = k;
             while (k < path.len && path.u.s[k] != ',')
@@ -113,12 +115,12 @@ static struct jval *make_keys(struct jstate *st, struct jlist *l, struct jval pa
         }
         keys[i] = vec_list(st, &parts);
     }
-    /* jinja2 sorts by lists of keys, where two undefined ones are equal rather than an error. */
+    /* jinja2 sorts by lists of keys, in which two undefined keys are equal rather than an error. */
     bool undefined = false;
     for (uint32_t i = 0; wrap && i < l->n; i++)
         undefined |= keys[i].type == JT_UNDEF;
     for (uint32_t i = 0; undefined && i < l->n; i++) {
-        struct vec one = {0};
+        struct value_vec one = {0};
         vec_add(st, &one, keys[i]);
         keys[i] = vec_list(st, &one);
     }
@@ -134,12 +136,12 @@ static struct jval f_batch(struct jstate *st, struct jval v, const struct jargs 
     jargs_bind(st, "batch", a, names, 2, 1, arg);
     int64_t size = jarg_int(st, arg[0], "batch");
     struct jlist *l = jval_tolist(st, v);
-    struct vec out = {0};
+    struct value_vec out = {0};
     if (size < 1)
-        size =
-            size < 0 || l->n == 0 ? INT64_MAX : 1; /* jinja2 never cuts on a size it never hits */
+        size = size < 0 || l->n == 0 ? INT64_MAX : 1; /* jinja2 never splits at a size it does not
+                                                    * reach */
     for (uint32_t i = 0; i < l->n;) {
-        struct vec row = {0};
+        struct value_vec row = {0};
         while (i < l->n && (int64_t)row.n < size)
             vec_add(st, &row, l->v[i++]);
         if (given(arg[1]) && size < INT64_MAX) {
@@ -165,9 +167,9 @@ static struct jval f_slice(struct jstate *st, struct jval v, const struct jargs 
         n = 0;
     jcharge(st, (uint64_t)n);
     int64_t per = n ? l->n / n : 0, extra = n ? l->n % n : 0, at = 0;
-    struct vec out = {0};
+    struct value_vec out = {0};
     for (int64_t i = 0; i < n; i++) {
-        struct vec row = {0};
+        struct value_vec row = {0};
         int64_t end = at + per + (i < extra);
         while (at < end)
             vec_add(st, &row, l->v[at++]);
@@ -211,7 +213,7 @@ static struct jval f_first(struct jstate *st, struct jval v, bool last)
         jinja_fail(st, "'%s' object is not reversible", v.u.iter->name);
     if (!last && v.type == JT_ITER && v.u.iter->pos < v.u.iter->list->n)
         return v.u.iter->list->v[v.u.iter->pos++];
-    if (v.type == JT_STR && v.len) { /* without a list of all characters */
+    if (v.type == JT_STR && v.len) { /* avoids a list of all characters */
         size_t i = last ? v.len - 1 : 0, end = 0;
         while (last && i > 0 && (v.u.s[i] & 0xc0) == 0x80)
             i--;
@@ -235,9 +237,9 @@ static struct jval f_groupby(struct jstate *st, struct jval v, const struct jarg
     struct jlist *l = jval_tolist(st, v);
     struct jval *keys = make_keys(st, l, arg[0], arg[1], jval_true(arg[2]), false);
     uint32_t *order = jval_sort(st, keys, l->n, false);
-    struct vec out = {0};
+    struct value_vec out = {0};
     for (uint32_t i = 0; i < l->n;) {
-        struct vec group = {0};
+        struct value_vec group = {0};
         uint32_t first = i;
         while (i < l->n && jval_eq(st, keys[order[i]], keys[order[first]]))
             vec_add(st, &group, l->v[order[i++]]);
@@ -336,7 +338,7 @@ static struct jval f_unique(struct jstate *st, struct jval v, const struct jargs
     struct jlist *l = jval_tolist(st, v);
     struct jval *keys = make_keys(st, l, arg[1], JV_NONE, jval_true(arg[0]), false), seen;
     struct jdict *d = jdict_new(st, 0);
-    struct vec out = {0};
+    struct value_vec out = {0};
     for (uint32_t i = 0; i < l->n; i++) {
         if (jdict_get(st, d, keys[i], &seen))
             continue;
@@ -348,7 +350,7 @@ static struct jval f_unique(struct jstate *st, struct jval v, const struct jargs
 
 static struct jval f_map(struct jstate *st, struct jval v, const struct jargs *a)
 {
-    struct vec out = {0};
+    struct value_vec out = {0};
     if (!jval_true(v))
         return vec_iter(st, &out);
     struct jlist *l = jval_tolist(st, v);
@@ -379,7 +381,7 @@ static struct jval f_map(struct jstate *st, struct jval v, const struct jargs *a
 static struct jval f_select(struct jstate *st, struct jval v, const struct jargs *a, bool want,
                             bool by_attr)
 {
-    struct vec out = {0};
+    struct value_vec out = {0};
     if (!jval_true(v))
         return vec_iter(st, &out);
     int off = by_attr, test = -1;

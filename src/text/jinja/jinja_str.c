@@ -1,7 +1,7 @@
 /*
  * Strings of the Jinja engine: UTF-8 by code point, Unicode classes and case (utf8proc's tables),
- * and the Python string operations that filters, methods and operators share. Results are views of
- * their inputs where nothing changed. Knows nothing of methods' names or arguments.
+ * and the Python string operations shared by filters, methods and operators. Unchanged parts are
+ * returned as views. Knows nothing of method names or arguments.
  */
 #include "text/jinja/jinja_int.h"
 
@@ -73,7 +73,7 @@ int64_t jstr_len(struct jstate *st, struct jval s)
     return n;
 }
 
-/* Byte offset of code point k, or the end. */
+/* Byte offset of code point k, or the length. */
 static size_t offset_of(struct jval s, int64_t k)
 {
     size_t i = 0;
@@ -137,12 +137,12 @@ struct jval jstr_concat(struct jstate *st, struct jval a, struct jval b)
     jcharge(st, 1 + b.len / 32);
     struct jarena *ar = &st->str;
     if (a.u.s + a.len == ar->p && (size_t)(ar->end - ar->p) >= b.len) {
-        /* a was built last and lies at the end of the arena: grow it where it is. Older views of
-         * it keep their length and never see the new bytes. */
+        /* a was built last, at the end of the arena: extend it in place. Older views of it keep
+         * their length and never include the new bytes. */
         memcpy(jstr_alloc(st, b.len), b.u.s, b.len);
     } else {
         if ((size_t)(ar->end - ar->p) < 2 * len && len > 4096) {
-            /* Leave room to grow, so that building a text piece by piece stays linear. */
+            /* Reserve room to grow, so that appending in a loop stays linear. */
             char *room = jstr_alloc(st, 2 * len);
             ar->p = room;
         }
@@ -185,7 +185,7 @@ static bool is_numeric(int cp)
     return c == UTF8PROC_CATEGORY_ND || c == UTF8PROC_CATEGORY_NL || c == UTF8PROC_CATEGORY_NO;
 }
 
-static bool is_digit(int cp) /* decimal, or a super-, subscript or circled digit */
+static bool is_digit(int cp) /* decimal, superscript, subscript or circled digit */
 {
     return category(cp) == UTF8PROC_CATEGORY_ND || cp == 0xb2 || cp == 0xb3 || cp == 0xb9 ||
            cp == 0x2070 || (cp >= 0x2074 && cp <= 0x2079) || (cp >= 0x2080 && cp <= 0x2089) ||
@@ -265,7 +265,8 @@ bool jstr_isupper(struct jval s)
     return all_cased(s, is_upper, is_lower);
 }
 
-/* str.isX by the letter that stands for it; false for the empty string but for 'A' (isascii). */
+/* str.isX by letter. The empty string gives false, except for 'A' (isascii) and 'p'
+ * (isprintable). */
 bool jstr_class(struct jval s, char what)
 {
     bool cased = false, prev = false;
@@ -320,7 +321,7 @@ bool jstr_class(struct jval s, char what)
 
 /* ------------------------------------------------------------------ case */
 
-/* Upper case that takes several letters; utf8proc maps one to one. */
+/* Upper case of one letter that maps to several. utf8proc maps one to one. */
 static const char *wide_upper(int cp, bool title)
 {
     switch (cp) {
@@ -350,7 +351,7 @@ static const char *wide_upper(int cp, bool title)
     }
 }
 
-/* Greek capital sigma becomes a final sigma after a letter and before none. */
+/* Whether a capital sigma lower-cases to a final sigma: after a letter, and not before one. */
 static bool final_sigma(struct jval s, size_t before, size_t after)
 {
     size_t i = before;
@@ -417,7 +418,7 @@ struct jval jstr_case(struct jstate *st, struct jval s, char how)
     }
     struct jval r = jval_str(out, (size_t)(o - out));
     r.flags = s.flags & STR_MARKUP;
-    st->str.p = o; /* give back what the worst case did not need */
+    st->str.p = o; /* return the unused part of the worst case */
     return r;
 }
 
@@ -467,7 +468,7 @@ struct jval jstr_replace(struct jstate *st, struct jval s, struct jval old, stru
     jcharge_bytes(st, s.len);
     if (count < 0)
         count = INT64_MAX;
-    if (old.len == 0) { /* between all characters */
+    if (old.len == 0) { /* inserts between all characters */
         while (count-- > 0) {
             jcharge(st, 1);
             jprint_raw(st, with.u.s, with.len);
@@ -528,7 +529,7 @@ struct jlist *jstr_splitlines(struct jstate *st, struct jval s, bool keep)
     return l;
 }
 
-/* how: 'l' text left (ljust), 'r' text right, 'c' centre, 'z' zfill. */
+/* how: 'l' ljust, 'r' rjust, 'c' center, 'z' zfill. */
 struct jval jstr_pad(struct jstate *st, struct jval s, int64_t width, struct jval fill, char how)
 {
     int64_t n = jstr_len(st, s);

@@ -1,5 +1,5 @@
 /*
- * Jinja tests, the names after `is`. One table maps names to numbers; several names may share one.
+ * Jinja tests: the names after `is`. One table maps names to numbers; aliases share one.
  */
 #include "text/jinja/jinja_int.h"
 
@@ -147,7 +147,7 @@ bool jtest_call(struct jstate *st, int test, struct jval v, const struct jargs *
         return v.type == JT_NONE;
     case IS_STRING:
         return v.type == JT_STR;
-    case IS_SEQUENCE: /* has a length and is indexed; Undefined claims both */
+    case IS_SEQUENCE: /* has a length and is indexable; Undefined counts as both */
         return v.type == JT_STR || v.type == JT_LIST || v.type == JT_TUPLE || v.type == JT_DICT ||
                v.type == JT_RANGE || v.type == JT_UNDEF;
     case IS_SAMEAS:

@@ -1,7 +1,7 @@
 /*
- * Jinja values: arenas, constructors, truth, equality, order, membership, iteration, dicts, and the
- * conversion from JSON. Every loop over data charges steps, so that no template can make one
- * expression arbitrarily slow. Knows nothing of syntax or text output.
+ * Jinja values: arenas, constructors, truth, equality, order, membership, iteration, dicts, and
+ * conversion from JSON. Every loop over data charges steps, so that no single expression can be
+ * arbitrarily slow. Knows nothing of syntax or text output.
  */
 #include "text/jinja/jinja_int.h"
 #include "base/mem.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------------ failing, memory, steps */
+/* ------------------------------------------------------------------ errors, memory, steps */
 
 void jinja_fail(struct jstate *st, const char *fmt, ...)
 {
@@ -79,14 +79,14 @@ char *jstr_alloc(struct jstate *st, size_t bytes)
     return p;
 }
 
-/* More steps out of the bank: what was asked for, and some for the way to the next look. */
+/* Refills the steps: the requested number, plus those until the next budget check. */
 void jrefill(struct jstate *st, uint64_t steps)
 {
     if (steps > (uint64_t)(st->steps + st->steps_bank)) {
         st->steps = st->steps_bank = 0;
         jinja_fail(st, "the template takes too many steps");
     }
-    int64_t take = (int64_t)steps - st->steps + JINJA_STEPS_A_LOOK;
+    int64_t take = (int64_t)steps - st->steps + JINJA_STEPS_PER_CHECK;
     take = take < st->steps_bank ? take : st->steps_bank;
     st->steps += take;
     st->steps_bank -= take;
@@ -292,7 +292,7 @@ void jundef_fail(struct jstate *st, struct jval v)
 static bool num_eq(struct jval a, struct jval b)
 {
     if (a.type == JT_FLOAT || b.type == JT_FLOAT) {
-        if (a.type == JT_INT || b.type == JT_INT) { /* exact: an int may not fit a double */
+        if (a.type == JT_INT || b.type == JT_INT) { /* exact: an int may not fit in a double */
             double f = a.type == JT_FLOAT ? a.u.f : b.u.f;
             int64_t i = a.type == JT_INT ? a.u.i : b.u.i;
             return f >= -0x1p63 && f < 0x1p63 && f == floor(f) && (int64_t)f == i;
@@ -374,10 +374,10 @@ bool jval_same(struct jval a, struct jval b)
         return a.u.f == b.u.f;
     case JT_FUNC:
         return a.u.func == b.u.func;
-    case JT_STR: /* CPython keeps one copy of equal short literals and keys */
+    case JT_STR: /* CPython shares equal short literals and keys */
         return a.len == b.len && !memcmp(a.u.s, b.u.s, a.len);
     default:
-        return a.u.list == b.u.list; /* the pointer, whatever it points to */
+        return a.u.list == b.u.list; /* all other types: compare the pointer */
     }
 }
 
@@ -397,7 +397,7 @@ static int cmp_deep(struct jstate *st, struct jval a, struct jval b, const char 
     if (a.type == JT_STR && b.type == JT_STR) {
         uint32_t n = a.len < b.len ? a.len : b.len;
         jcharge_bytes(st, n);
-        int c = n ? memcmp(a.u.s, b.u.s, n) : 0; /* UTF-8 sorts as code points do */
+        int c = n ? memcmp(a.u.s, b.u.s, n) : 0; /* byte order of UTF-8 is code point order */
         return c < 0 ? -1 : c > 0 ? 1 : a.len < b.len ? -1 : a.len > b.len;
     }
     if (a.type == b.type && (a.type == JT_LIST || a.type == JT_TUPLE)) {
@@ -554,7 +554,7 @@ struct jlist *jval_tolist(struct jstate *st, struct jval v)
 
 /* ------------------------------------------------------------------ dicts */
 
-#define SMALL_DICT 8 /* below this a scan beats hashing */
+#define SMALL_DICT 8 /* up to this size a scan beats hashing */
 
 static void hashable(struct jstate *st, struct jval v, int depth)
 {
@@ -574,7 +574,7 @@ void jval_hashable(struct jstate *st, struct jval v)
     hashable(st, v, 0);
 }
 
-/* Of a hashable value, so its nesting is bounded. */
+/* Hashes a hashable value, whose nesting is limited. */
 static uint64_t hash(struct jstate *st, struct jval v)
 {
     uint64_t h = 0x9e3779b97f4a7c15u;
@@ -583,7 +583,7 @@ static uint64_t hash(struct jstate *st, struct jval v)
         for (uint32_t i = 0; i < v.len; i++)
             h = (h ^ (uint8_t)v.u.s[i]) * 0x100000001b3u;
     } else if (jval_isnum(v)) {
-        double f = jval_todouble(v); /* equal numbers of any kind hash alike */
+        double f = jval_todouble(v); /* equal numbers of any type have equal hashes */
         if (f == 0)
             f = 0;
         memcpy(&h, &f, sizeof(h));
@@ -591,7 +591,8 @@ static uint64_t hash(struct jstate *st, struct jval v)
         for (uint32_t i = 0; i < v.u.list->n; i++)
             h = (h ^ hash(st, v.u.list->v[i])) * 0x100000001b3u;
     } else {
-        h += v.type; /* None, Undefined; objects by identity all collide, which is only slow */
+        h += v.type; /* None and Undefined; objects compared by identity collide, which is only
+                      * slow */
     }
     h ^= h >> 32;
     h *= 0xd6e8feb86659fd93u;
@@ -680,7 +681,7 @@ void jdict_put(struct jstate *st, struct jdict *d, struct jval key, struct jval 
 
 /* ------------------------------------------------------------------ sorting */
 
-/* Merge sort, asking only "is b less than a", as Python does. reverse keeps equal ones in order. */
+/* Merge sort that only tests "b < a", like Python's sort. `reverse` keeps equal items in order. */
 uint32_t *jval_sort(struct jstate *st, const struct jval *keys, uint32_t n, bool reverse)
 {
     uint32_t *a = jalloc(st, (size_t)n + 1, sizeof(*a)), *b = jalloc(st, (size_t)n + 1, sizeof(*b));
@@ -725,7 +726,7 @@ static void grow(size_t *limit, size_t by, size_t end)
         *limit = by < end - *limit ? *limit + by : end;
 }
 
-/* What the context holds is allowed work of its own: the bounds grow with it. */
+/* The limits grow with the size of the context. */
 struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
 {
     st->steps_bank += st->steps_bank < JINJA_MAX_STEPS ? 2000 : 0;
@@ -764,7 +765,7 @@ struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
         json_t *value;
         json_object_keylen_foreach((json_t *)j, key, key_len, value)
         {
-            /* Keys are distinct already: no look-up. */
+            /* keys are distinct: no look-up */
             d->e[d->n].k = jval_str(key, key_len); /* NOLINT: e has room for all of them */
             d->e[d->n++].v = jval_fromjson(st, value, depth + 1);
         }

@@ -155,7 +155,7 @@ static bool escape_parse(struct translator *t, bool in_class, struct buf *out, s
     case 'u': {
         uint32_t v;
         if (!hex_value(t->p, t->end, 4, &v))
-            return error_set(t->err, "\\u wants four hexadecimal digits");
+            return error_set(t->err, "\\u requires four hexadecimal digits");
         t->p += 4;
         buf_addf(out, "\\x{%04X}", v);
         return true;
