@@ -70,7 +70,7 @@ static void put(struct chat_parser *p, enum chat_event_type kind, const char *s,
 }
 
 /* Emits text, holding back white space until other text follows. */
-void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n)
+static void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         if (s[i] == ' ' || s[i] == '\n' || s[i] == '\t' || s[i] == '\r') {

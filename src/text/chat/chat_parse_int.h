@@ -119,13 +119,11 @@ void chat_value_char(struct chat_parser *p, char c);
 bool chat_call_end(struct chat_parser *p);
 /* Retracts the open call: emits all of its text as content and continues from here. */
 void chat_call_break(struct chat_parser *p);
-void chat_put(struct chat_parser *p, enum chat_event_type kind, const char *s, size_t n);
 
 /* chat_tags.c: GLM, MiniMax, Kimi, Gemma */
 const char *chat_tags_frame(enum chat_format f); /* opening tag of the format's call frame */
 void chat_tags_start(struct chat_parser *p);     /* call after the opening tag */
 bool chat_tags_step(struct chat_parser *p);      /* false: wait for more text */
-void chat_tags_value_end(struct chat_parser *p);
 
 /* chat_calls.c */
 void json_scan_reset(struct json_scan *s);

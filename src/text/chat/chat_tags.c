@@ -278,7 +278,7 @@ static bool step_gap(struct chat_parser *p, const struct tag_form *t)
     return true;
 }
 
-void chat_tags_value_end(struct chat_parser *p)
+static void value_end(struct chat_parser *p)
 {
     if (p->xml_string)
         chat_call_args(p, "\"", 1);
@@ -295,7 +295,7 @@ static bool step_value(struct chat_parser *p, const struct tag_form *t)
         return false;
     if (m) {
         p->pos += strlen(t->value_end);
-        chat_tags_value_end(p);
+        value_end(p);
         return true;
     }
     p->pos++;

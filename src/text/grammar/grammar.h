@@ -105,8 +105,6 @@ void grammar_rollback(struct grammar_matcher *m, size_t n);
 int32_t grammar_forced(struct grammar_matcher *m);
 /* Whether the reply may end here. */
 bool grammar_is_accepting(const struct grammar_matcher *m);
-/* Whether the constraint applies to the next token (false in free text). */
-bool grammar_is_active(const struct grammar_matcher *m);
 /* Steps taken by the last mask; GRAMMAR_MASK_WORK is the limit. */
 size_t grammar_mask_work(const struct grammar_matcher *m);
 size_t grammar_matcher_bytes(const struct grammar_matcher *m);

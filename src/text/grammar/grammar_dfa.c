@@ -613,22 +613,6 @@ bool dfa_empty(const struct dfa *d)
     return !d->label[1] && !d->moves[1];
 }
 
-uint32_t dfa_run(const struct dfa *d, const char *s, size_t n)
-{
-    uint32_t q = 1;
-    for (size_t i = 0; i < n && q;) {
-        uint32_t cp;
-        int k = utf8_decode(s + i, n - i, &cp);
-        if (!k) {
-            k = 1;
-            cp = 0xfffd;
-        }
-        q = dfa_step(d, q, cp);
-        i += (size_t)k;
-    }
-    return q ? d->label[q] : 0;
-}
-
 bool dfa_some(const struct dfa *d, uint32_t q, uint32_t lo, uint32_t hi)
 {
     const uint32_t *row = d->next + (size_t)q * d->n_classes;

@@ -658,11 +658,6 @@ bool grammar_is_accepting(const struct grammar_matcher *m)
     return m->now.accepts;
 }
 
-bool grammar_is_active(const struct grammar_matcher *m)
-{
-    return !match_free(m, &m->now);
-}
-
 /* Two possible bytes mostly mean two possible tokens, so the mask is computed only if one byte is
  * possible. */
 int32_t grammar_forced(struct grammar_matcher *m)

@@ -17,6 +17,8 @@
 
 enum { NODES_MAX = 400000, LIST_MAX = 2000000, RANGES_MAX = 400000, WORK_MAX = 700000 };
 
+static uint32_t re_intern(struct re_pool *p, const struct re_node *n);
+
 struct re_pool *re_pool_new(void)
 {
     struct re_pool *p = mem_zalloc(1, sizeof *p);
@@ -98,7 +100,7 @@ static bool node_same(const struct re_pool *p, const struct re_node *x, const st
     return x->a == y->a && x->b == y->b && x->c == y->c;
 }
 
-uint32_t re_intern(struct re_pool *p, const struct re_node *n)
+static uint32_t re_intern(struct re_pool *p, const struct re_node *n)
 {
     if (2 * (p->n_nodes + 1) > p->n_slots) {
         uint32_t cap = p->n_slots ? 2 * p->n_slots : 256;
@@ -229,7 +231,7 @@ bool re_nullable(const struct re_pool *p, uint32_t a)
     return p->nodes[a].nullable;
 }
 
-bool re_as_set(const struct re_pool *p, uint32_t a, const struct re_range **r, size_t *n)
+static bool re_as_set(const struct re_pool *p, uint32_t a, const struct re_range **r, size_t *n)
 {
     if (p->nodes[a].kind != RK_SET)
         return false;

@@ -52,8 +52,6 @@ uint32_t re_rep(struct re_pool *p, uint32_t a, uint32_t min, uint32_t max); /* R
 enum { RE_AUTO_SYMBOLS = 12 };
 uint32_t re_auto(struct re_pool *p, uint32_t n_states, const uint32_t *next, const bool *accepts);
 bool re_nullable(const struct re_pool *p, uint32_t a);
-/* If the term is a single character set, returns true and its ranges. */
-bool re_as_set(const struct re_pool *p, uint32_t a, const struct re_range **r, size_t *n);
 /* Whether the language is empty. Searches without building an automaton. */
 bool re_is_empty(struct re_pool *p, uint32_t a);
 /* Work so far, in derivatives and list entries. */
@@ -101,8 +99,6 @@ size_t dfa_bytes(const struct dfa *d);
 bool dfa_empty(const struct dfa *d);
 /* Replaces labels: from[k] becomes to[k], all others 0. Then removes states that became dead. */
 void dfa_relabel(struct dfa *d, const uint32_t *from, const uint32_t *to, size_t n);
-/* Does it accept these code points? */
-uint32_t dfa_run(const struct dfa *d, const char *utf8, size_t n);
 
 static inline uint32_t dfa_class(const struct dfa *d, uint32_t cp)
 {

@@ -73,7 +73,6 @@ static inline bool re_class_in(const struct re_pool *p, struct re_classes *cl, u
     return cl->in[(size_t)set * 32 + c / 8] >> (c % 8) & 1;
 }
 
-uint32_t re_intern(struct re_pool *p, const struct re_node *n);
 bool re_over_limit(struct re_pool *p, const char *what);
 bool re_spend(struct re_pool *p, size_t n);
 uint32_t re_derive(struct re_pool *p, struct re_classes *cl, uint32_t x, uint32_t c);

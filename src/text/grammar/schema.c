@@ -338,7 +338,7 @@ bool schema_is(const struct jvalue *v)
 }
 
 /* prefixItems, items and additionalItems of one schema, in every draft's form. */
-bool schema_array(struct schema *s, const struct jvalue *v, struct item_keywords **out)
+static bool schema_array(struct schema *s, const struct jvalue *v, struct item_keywords **out)
 {
     const struct jvalue *items = jvalue_get(v, "items"), *prefix = jvalue_get(v, "prefixItems");
     const struct jvalue *rest = items;
@@ -370,7 +370,7 @@ bool schema_array(struct schema *s, const struct jvalue *v, struct item_keywords
     return true;
 }
 
-bool schema_object(struct schema *s, const struct jvalue *v, struct prop_keywords **out)
+static bool schema_object(struct schema *s, const struct jvalue *v, struct prop_keywords **out)
 {
     const struct jvalue *props = jvalue_get(v, "properties"),
                         *pats = jvalue_get(v, "patternProperties"),
@@ -430,7 +430,7 @@ static bool name_add(struct schema *s, struct name_list **to, const struct jvalu
 }
 
 /* The term of the strings that satisfy a schema (propertyNames). */
-bool schema_names(struct schema *s, const struct jvalue *v, bool negated, uint32_t *term)
+static bool schema_names(struct schema *s, const struct jvalue *v, bool negated, uint32_t *term)
 {
     struct shapes all = {0};
     *term = RE_NONE;

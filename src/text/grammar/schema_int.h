@@ -156,7 +156,6 @@ bool schema_string_key(struct schema *s, const struct jvalue *v, const char *key
 bool schema_const(struct schema *s, const struct jvalue *v, struct value_shape *x);
 bool schema_const_number(struct schema *s, const struct jvalue *v, bool all, uint32_t *term);
 bool schema_not_const(struct schema *s, const struct jvalue *v, struct shapes *out);
-bool schema_names(struct schema *s, const struct jvalue *v, bool negated, uint32_t *term);
 bool schema_if(struct schema *s, const struct jvalue *v, bool negated, struct shapes *out);
 struct prop_keywords *schema_one_prop(struct schema *s, const char *name, uint32_t len,
                                       struct literals l);
@@ -169,7 +168,6 @@ bool shapes_append(struct schema *s, struct shapes *to, const struct shapes *fro
 const struct jvalue *schema_ref(struct schema *s, const struct jvalue *ref);
 
 /* schema_not.c: the shapes of a literal, and of a set of literals. */
-bool schema_expand(struct schema *s, uint32_t lit, const struct shapes **out);
 bool schema_expand_all(struct schema *s, struct literals lits, struct shapes *out);
 
 /* schema_num.c: terms over the decimal spelling of numbers */

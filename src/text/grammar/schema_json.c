@@ -338,35 +338,6 @@ void jvalue_path(const struct jvalue *v, struct buf *out)
     }
 }
 
-bool jvalue_equal(const struct jvalue *a, const struct jvalue *b)
-{
-    if (a->kind != b->kind)
-        return false;
-    if (a->kind == J_STRING)
-        return a->len == b->len && !memcmp(a->text, b->text, a->len);
-    if (a->kind == J_NUMBER) {
-        struct decimal x, y;
-        if (!decimal_parse(a->text, a->len, &x) || !decimal_parse(b->text, b->len, &y))
-            return a->len == b->len && !memcmp(a->text, b->text, a->len);
-        return !decimal_cmp(&x, &y);
-    }
-    if (a->n != b->n)
-        return false;
-    if (a->kind == J_ARRAY) {
-        const struct jvalue *y = b->first;
-        for (const struct jvalue *x = a->first; x; x = x->next, y = y->next)
-            if (!jvalue_equal(x, y))
-                return false;
-    } else if (a->kind == J_OBJECT) {
-        for (const struct jvalue *x = a->first; x; x = x->next) {
-            const struct jvalue *y = jvalue_get_n(b, x->key, x->key_len);
-            if (!y || !jvalue_equal(x, y))
-                return false;
-        }
-    }
-    return true;
-}
-
 bool decimal_parse(const char *s, size_t n, struct decimal *d)
 {
     size_t i = 0;
@@ -403,22 +374,6 @@ bool decimal_parse(const char *s, size_t n, struct decimal *d)
     d->exp = d->n ? exp : 0;
     d->negative &= d->n > 0;
     return d->exp <= 400 && d->exp >= -400;
-}
-
-int decimal_cmp(const struct decimal *a, const struct decimal *b)
-{
-    if (a->negative != b->negative)
-        return a->negative ? -1 : 1;
-    int sign = a->negative ? -1 : 1;
-    if (!a->n || !b->n)
-        return sign * ((a->n > 0) - (b->n > 0));
-    if (a->exp != b->exp)
-        return a->exp < b->exp ? -sign : sign;
-    int n = a->n < b->n ? a->n : b->n;
-    int c = memcmp(a->digit, b->digit, (size_t)n);
-    if (c)
-        return c < 0 ? -sign : sign;
-    return a->n == b->n ? 0 : a->n < b->n ? -sign : sign;
 }
 
 void decimal_print(const struct decimal *d, char *out)

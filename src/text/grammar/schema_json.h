@@ -38,8 +38,6 @@ const struct jvalue *jvalue_get_n(const struct jvalue *v, const char *name, size
 bool jvalue_is(const struct jvalue *v, const char *string);
 /* Appends "#/properties/a/oneOf/0". */
 void jvalue_path(const struct jvalue *v, struct buf *out);
-/* Equality of JSON values: 1 equals 1.0, and members may be in any order. */
-bool jvalue_equal(const struct jvalue *a, const struct jvalue *b);
 /* A number as sign, digits and exponent, without leading or trailing zeros: 0.DIGITS * 10^exp.
  * decimal_parse returns false for over 400 digits or an exponent beyond +-400. */
 struct decimal {
@@ -48,7 +46,6 @@ struct decimal {
     char digit[400];
 };
 bool decimal_parse(const char *s, size_t n, struct decimal *d);
-int decimal_cmp(const struct decimal *a, const struct decimal *b);
 /* Prints the shortest spelling without an exponent to out (>= 900 bytes). */
 void decimal_print(const struct decimal *d, char *out);
 

@@ -333,7 +333,7 @@ static bool negate_schema(struct schema *s, const struct jvalue *v, struct shape
     return negate_combined(s, v, out);
 }
 
-bool schema_expand(struct schema *s, uint32_t lit, const struct shapes **out)
+static bool schema_expand(struct schema *s, uint32_t lit, const struct shapes **out)
 {
     const struct jvalue *v = jdoc_at(s->doc, lit >> 2);
     if (s->failed)

@@ -232,7 +232,7 @@ static struct jval call_macro(struct jstate *st, struct jmacro *m, const struct 
 static void run_loop(struct jstate *st, const struct jnode *n, struct jval over, int depth0,
                      struct jscope *outer);
 
-struct jval jcall(struct jstate *st, struct jval f, const struct jargs *a)
+static struct jval jcall(struct jstate *st, struct jval f, const struct jargs *a)
 {
     jcharge(st, 1);
     switch ((enum jtype)f.type) {

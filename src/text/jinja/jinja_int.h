@@ -405,7 +405,6 @@ int64_t jval_len(struct jstate *st, struct jval v); /* fails where Python's len(
 bool jval_iterable(struct jval v);
 struct jlist *jval_tolist(struct jstate *st, struct jval v); /* iterates; fails if v is not
                                                               * iterable */
-void jval_hashable(struct jstate *st, struct jval v);
 struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth);
 
 struct jdict *jdict_new(struct jstate *st, uint32_t cap);
@@ -419,11 +418,9 @@ uint32_t *jval_sort(struct jstate *st, const struct jval *keys, uint32_t n, bool
 /* jinja_print.c: values as text. Appends to st->out; the caller takes the text with jval_take. */
 void jprint_raw(struct jstate *st, const char *s, size_t n); /* all output passes through here */
 void jprint_str(struct jstate *st, struct jval v);           /* str(v) */
-void jprint_repr(struct jstate *st, struct jval v, int depth);
-void jprint_float(struct jstate *st, double f);       /* repr of a float */
-void jprint_pretty(struct jstate *st, struct jval v); /* pprint.pformat */
+void jprint_float(struct jstate *st, double f);              /* repr of a float */
+void jprint_pretty(struct jstate *st, struct jval v);        /* pprint.pformat */
 void jprint_json(struct jstate *st, struct jval v, const struct jargs *a);
-void jprint_escaped(struct jstate *st, struct jval v);    /* HTML */
 struct jval jval_tostr(struct jstate *st, struct jval v); /* str(v) as a value; strings unchanged */
 struct jval jval_repr(struct jstate *st, struct jval v);
 struct jval jval_escape(struct jstate *st, struct jval v); /* markupsafe.escape */
@@ -505,7 +502,6 @@ struct jval jget_slice(struct jstate *st, struct jval obj, struct jval a, struct
                        struct jval c);
 
 /* jinja_eval.c */
-struct jval jcall(struct jstate *st, struct jval f, const struct jargs *a);
 struct jval jloop_attr(struct jstate *st, struct jloop *l, struct jval name);
 
 /* jinja_lex.c, jinja_parse.c */

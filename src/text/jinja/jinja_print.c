@@ -102,6 +102,8 @@ static void repr_str(struct jstate *st, struct jval s)
     jprint_raw(st, &quote, 1);
 }
 
+static void jprint_repr(struct jstate *st, struct jval v, int depth);
+
 static void repr_list(struct jstate *st, struct jlist *l, char open, char close, int depth)
 {
     jprint_raw(st, &open, 1);
@@ -128,7 +130,7 @@ static void repr_dict(struct jstate *st, struct jdict *d, int depth)
     put(st, "}");
 }
 
-void jprint_repr(struct jstate *st, struct jval v, int depth)
+static void jprint_repr(struct jstate *st, struct jval v, int depth)
 {
     jcharge(st, 1);
     if (depth > JINJA_MAX_DATA)
@@ -243,7 +245,7 @@ struct jval jval_repr(struct jstate *st, struct jval v)
 
 /* ------------------------------------------------------------------ HTML */
 
-void jprint_escaped(struct jstate *st, struct jval v)
+static void jprint_escaped(struct jstate *st, struct jval v)
 {
     struct jval s = jval_tostr(st, v);
     jcharge(st, s.len / 16);

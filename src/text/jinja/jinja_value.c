@@ -569,7 +569,7 @@ static void hashable(struct jstate *st, struct jval v, int depth)
     }
 }
 
-void jval_hashable(struct jstate *st, struct jval v)
+static void jval_hashable(struct jstate *st, struct jval v)
 {
     hashable(st, v, 0);
 }

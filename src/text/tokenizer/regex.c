@@ -319,7 +319,8 @@ static void wrap_from(struct buf *out, size_t at)
     out->p[out->len - 1] = ')';
 }
 
-bool regex_translate(const char *pattern, size_t len, struct buf *out, struct error *err)
+/* Translates an Oniguruma pattern to PCRE2 syntax. */
+static bool regex_translate(const char *pattern, size_t len, struct buf *out, struct error *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, white_space_probe);

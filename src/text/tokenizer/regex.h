@@ -47,7 +47,5 @@ enum regex_result regex_next(const struct regex *re, struct regex_scratch *s, st
 
 /* PCRE2's general context over mem_alloc, for every user of that library. */
 void *regex_heap(void);
-/* Translates an Oniguruma pattern to PCRE2 syntax (exposed for tests). */
-bool regex_translate(const char *pattern, size_t len, struct buf *out, struct error *err);
 
 #endif
