@@ -126,7 +126,7 @@ static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
             cu->step_host[l->seq_of + t] = i;
     l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
-    for (int i = encoder_both_ways(cu->net) ? 0 : b->n_decode; i < b->n_seqs; i++)
+    for (int i = encoder_bidirectional(cu->net) ? 0 : b->n_decode; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
             cu->step_host[used++] = i;
             cu->step_host[used++] = t;

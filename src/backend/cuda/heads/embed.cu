@@ -1,7 +1,6 @@
 /*
- * The ends of a network: rows of the embedding, the values that layers add later (gemma's embeddings
- * per layer), and what is done to logits behind the head's product. Elementwise all of them; single
- * elements of a tile come from format.cuh.
+ * Both ends of a network: embedding rows, embeddings per layer (Gemma 3n), and scale and softcap of
+ * the logits. All elementwise. Single elements of a tile are dequantised by format.cuh.
  */
 #include "backend/cuda/core/act.cuh"
 #include "backend/cuda/heads/embed.cuh"
@@ -20,7 +19,7 @@ DEVICE float matrix_value(const struct matrix &w, int row, int k)
     return tile_value(s, tile_address(w, s, 0, tile, k / TILE_K), r % TILE_ROWS, k % TILE_K);
 }
 
-/* x[t,:] = scale * row tokens[t] of the table; blocks: x over 256 columns, y over rows. */
+/* x[t,:] = scale * table[tokens[t],:]. Grid: (pieces of 256 columns, rows). */
 static __global__ void embed_kernel(const struct matrix w, const int32_t *tokens, float scale,
                                     float *x)
 {
@@ -38,7 +37,7 @@ void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct 
                 LAUNCH_EARLY, *w, s->tokens, scale, x);
 }
 
-/* The same where the table begins at token `first`: zeros for tokens it does not have. */
+/* The same for a table that starts at token `first`. Tokens outside it give zeros. */
 static __global__ void embed_part_kernel(const struct matrix w, const int32_t *tokens, int first,
                                          float scale, float *x)
 {
@@ -57,7 +56,7 @@ void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct st
                 LAUNCH_EARLY, *w, s->tokens, first, scale, x);
 }
 
-/* x[t,:] += row index[t] + offset of the table; blocks as above. */
+/* x[t,:] += table[index[t] + offset,:]. Grid as above. */
 static __global__ void embed_add_kernel(const struct matrix w, const int32_t *index, int offset,
                                         float *x)
 {
@@ -89,13 +88,13 @@ void embed_row(struct cuda_backend *cu, const struct matrix *w, int row, float *
                 stride);
 }
 
-/* In place, from x Wp^T: e = (norm(project_scale * e) + table_scale * T[token]) * scale, of P
- * values each. Blocks: x over layers, y over rows. */
+/* In place, from x Wp^T: e = (norm(project_scale * e) + table_scale * T[token]) * scale, each of
+ * P values. Grid: (layers, rows). */
 static __global__ void __launch_bounds__(EMBED_THREADS)
     embed_layers_kernel(const __grid_constant__ struct embed_layers_args p)
 {
     SHARED_BYTES(shared);
-    float *part = (float *)shared; /* a warp's squares */
+    float *part = (float *)shared; /* sums of squares, per warp */
     int layer = (int)blockIdx.x, tid = (int)threadIdx.x, row = 0;
     float *e = p.e + ((size_t)blockIdx.y * gridDim.x + (size_t)layer) * (size_t)p.width;
     dependency_wait();
@@ -124,7 +123,7 @@ void embed_layers(struct cuda_backend *cu, const struct embed_layers_args &p, in
                 128, LAUNCH_EARLY, p);
 }
 
-/* h[t,:] = act(h[t,:], e[row_of(t), layer,:]). Blocks: x over columns, y over rows. */
+/* h[t,:] = act(h[t,:], e[row_of(t), layer,:]). Grid: (pieces of columns, rows). */
 static __global__ void __launch_bounds__(EMBED_THREADS)
     embed_gate_kernel(const __grid_constant__ struct embed_gate_args p)
 {

@@ -1,8 +1,8 @@
 /*
- * Parts of encoders: LayerNorm of rows, also of a block's sum; activations without a gate; queries and
- * keys rotated as halves; what a network without a head ends in; and their scratch. A step of an
- * encoder has whole texts, so their attention (attn_encode.cu) reads keys and values from the rows of
- * the projection, not from the cache.
+ * Parts of encoders: LayerNorm (fused with the residual add), activations without a gate, RoPE of
+ * fp16 queries and keys, the result of a network without an LM head, and their scratch. A step of
+ * an encoder contains whole texts, so attention (attn_encode.cu) reads keys and values from the
+ * rows of the projection, not from the KV cache.
  */
 #include "backend/cuda/heads/encoder.h"
 #include "backend/cuda/gemm/gemm.cuh"
@@ -16,12 +16,12 @@ extern "C" {
 
 struct norm_args {
     struct encoder_norm n;
-    uint16_t *out; /* (n, padded) halves in the order of fragment_slot, or NULL */
+    uint16_t *out; /* (n, padded) fp16 in the order of fragment_slot, or NULL */
     float *out_scale;
     int padded;
 };
 
-/* V columns, loaded and stored at once. */
+/* V adjacent columns, for vectorised loads and stores. */
 template <int V> struct alignas(4 * V) columns {
     float v[V];
 };
@@ -29,7 +29,7 @@ template <int V> DEVICE struct columns<V> &columns_at(const float *p, int k) {
     return *(struct columns<V> *)(p + k);
 }
 
-/* A warp per row, which passes through shared memory. V: columns a lane takes at a time. */
+/* One warp per row, which is kept in shared memory. V: columns per load of a lane. */
 template <int V>
 static __global__ void __launch_bounds__(128)
     encoder_norm_kernel(const __grid_constant__ struct norm_args p)
@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(128)
     }
     if (a.gain.layer)
         mean = warp_sum(sum) / (float)width;
-    for (int k = lane * V; k < width; k += 32 * V) { /* a lane's own columns */
+    for (int k = lane * V; k < width; k += 32 * V) { /* each lane reads back its own columns */
         piece x = columns_at<V>(row, k);
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(128)
     }
     if (!p.out)
         return;
-    /* As residual.cu: the largest becomes about 1024. */
+    /* Scaled by a power of two so that the largest value is about 1024, as in residual.cu. */
     uint32_t e = warp_max_u32(bits_of(top)) >> 23;
     e = e < 16 ? 16 : e;
     float f = float_of((264 - e) << 23);
@@ -108,10 +108,10 @@ void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &n)
 {
     struct norm_args p = {};
     p.n = n;
-    p.out = n.halves ? cu->fp16_in : NULL;
+    p.out = n.fp16 ? cu->fp16_in : NULL;
     p.out_scale = cu->fp16_scale;
     p.padded = ceil_div(n.width, TILE_K) * TILE_K;
-    int warps = 4; /* rows of a block: as many as its shared memory holds */
+    int warps = 4; /* rows per block, limited by shared memory */
     while (warps > 1 && (size_t)(warps * p.padded) * 4 > cu->shared_limit)
         warps /= 2;
     auto kernel = n.width % 4 ? encoder_norm_kernel<1> : encoder_norm_kernel<4>;
@@ -137,13 +137,14 @@ void encoder_act(struct cuda_backend *cu, const struct gating &act, float *h, in
 }
 
 struct heads_args {
-    const float *from;            /* (rows, width) or NULL: `to` itself */
-    uint16_t *to;                 /* (rows, width) */
-    const float2 *rope;           /* (rows, half) */
-    int width, dim, half, turned; /* turned: columns of heads that are rotated */
+    const float *from;             /* (rows, width), or NULL: in place */
+    uint16_t *to;                  /* (rows, width) */
+    const float2 *rope;            /* (rows, half) */
+    int width, dim, half, rotated; /* rotated: columns of the heads that get RoPE */
 };
 
-/* A block per row. A pair of columns turns together; others are taken over, where they are floats. */
+/* One block per row: RoPE on pairs of columns, conversion to fp16 of the others if the input is
+ * floats. */
 static __global__ void __launch_bounds__(256)
     encoder_heads_kernel(const __grid_constant__ struct heads_args p)
 {
@@ -154,12 +155,12 @@ static __global__ void __launch_bounds__(256)
     auto get = [&](int k) {
         return p.from ? clamp_half(p.from[at + (size_t)k] * HIDDEN_SCALE) : half_to_float(to[k]);
     };
-    const float2 *turns = p.rope + (size_t)blockIdx.x * (size_t)p.half;
-    int heads = p.half ? p.turned / p.dim : 0;
+    const float2 *cos_sin = p.rope + (size_t)blockIdx.x * (size_t)p.half;
+    int heads = p.half ? p.rotated / p.dim : 0;
     for (int i = (int)threadIdx.x; i < heads * p.half; i += 256) {
         int h = i / p.half, e = i - h * p.half, k = h * p.dim + e;
         float a = get(k), b = get(k + p.half);
-        float2 cs = turns[e];
+        float2 cs = cos_sin[e];
         to[k] = float_to_half(clamp_half(a * cs.x - b * cs.y));
         to[k + p.half] = float_to_half(clamp_half(b * cs.x + a * cs.y));
     }
@@ -178,14 +179,14 @@ void encoder_heads(struct cuda_backend *cu, const struct attn_layer *l, const st
     p.width = l->wqkv->n_out;
     p.dim = l->k_dim;
     p.half = l->rope ? l->n_rot / 2 : 0;
-    p.turned = (l->n_heads + l->n_kv) * l->k_dim;
+    p.rotated = (l->n_heads + l->n_kv) * l->k_dim;
     if (qkv || p.half)
         cuda_launch(cu, encoder_heads_kernel, dim3((unsigned)s->n_tokens), 256, 0, LAUNCH_EARLY, p);
 }
 
 /* The network's parts */
 
-bool encoder_both_ways(const struct network *net)
+bool encoder_bidirectional(const struct network *net)
 {
     return net->n_layers && net->layers[0].mixer.kind == MIXER_ATTENTION &&
            net->layers[0].mixer.attention.bidirectional;
@@ -196,19 +197,19 @@ bool encoder_supported(const struct network *net, struct error *err)
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         const struct mlp *p = &net->layers[i].mlp;
-        bool both = m->kind == MIXER_ATTENTION && m->attention.bidirectional;
-        if (both != encoder_both_ways(net))
-            return network_refuse(err, i, "attention both ways in some layers and not in others is",
+        bool bidirectional = m->kind == MIXER_ATTENTION && m->attention.bidirectional;
+        if (bidirectional != encoder_bidirectional(net))
+            return network_refuse(err, i, "bidirectional attention in only some of the layers is",
                                   "cuda");
         if (p->router.w && p->experts.act == ACT_PLAIN_GELU)
             return network_refuse(err, i, "an expert without a gate is", "cuda");
         if (p->router.w && (p->block.in.kind == NORM_LAYER || p->experts_in.kind == NORM_LAYER ||
                             p->router.norm.kind == NORM_LAYER || p->dense.act == ACT_PLAIN_GELU))
-            return network_refuse(err, i, "such a norm or mlp beside experts is", "cuda");
+            return network_refuse(err, i, "this norm or MLP in a layer with experts is", "cuda");
         if (p->dense_out.kind == NORM_LAYER || p->experts_out.kind == NORM_LAYER ||
             p->embed.norm.kind == NORM_LAYER || m->block.out.kind == NORM_LAYER ||
             p->block.out.kind == NORM_LAYER)
-            return network_refuse(err, i, "LayerNorm of what a block adds is", "cuda");
+            return network_refuse(err, i, "LayerNorm of a block's output is", "cuda");
     }
     return net->embed.layers.norm.kind != NORM_LAYER ||
            network_refuse(err, -1, "LayerNorm of embeddings per layer is", "cuda");
@@ -218,16 +219,17 @@ bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct err
 {
     const struct network *net = cu->net;
     struct network_max max;
-    bool lone = false;
+    bool ungated = false;
     network_measure(net, &max);
     for (int i = 0; i < net->n_layers; i++)
-        lone |= net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU;
+        ungated |=
+            net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU;
     struct encoder_scratch *s = (struct encoder_scratch *)mem_zalloc(1, sizeof *s);
     cu->encoder = s;
     size_t tokens = (size_t)b->max_tokens;
     struct want list[] = {
-        {(void **)&s->qkv, encoder_both_ways(net) ? tokens * (size_t)max.qkv * 2 : 0},
-        {(void **)&s->hidden, lone ? tokens * (size_t)max.n_ff * 4 : 0},
+        {(void **)&s->qkv, encoder_bidirectional(net) ? tokens * (size_t)max.qkv * 2 : 0},
+        {(void **)&s->hidden, ungated ? tokens * (size_t)max.n_ff * 4 : 0},
     };
     size_t out = (size_t)(b->max_out + 1) * (size_t)net->n_embd * sizeof(float);
     return cuda_own(cu, list, 2, err) &&
@@ -253,7 +255,7 @@ struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
     c.layer = l;
     c.step = &s;
     c.out = &a;
-    pick_run(cu, PICK_ENCODE, &c, N_STAGES); /* which marks its stages */
+    pick_run(cu, PICK_ENCODE, &c, N_STAGES); /* marks its stages itself */
     return a;
 }
 
@@ -272,11 +274,11 @@ void encoder_head(struct cuda_backend *cu, const struct norm *norm)
     step_mark_end(cu, STAGE_HEAD);
 }
 
-void encoder_send(struct cuda_backend *cu, int turn, int rows)
+void encoder_send(struct cuda_backend *cu, int buffer, int rows)
 {
     size_t bytes = (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float);
     if (rows)
-        CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows[turn], cu->logits_all, bytes,
+        CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows[buffer], cu->logits_all, bytes,
                                      cudaMemcpyDeviceToHost, cu->stream));
 }
 

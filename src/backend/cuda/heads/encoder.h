@@ -1,7 +1,7 @@
 /*
- * What encoders need beside the parts of decoders (encoder.cu, attn_encode.cu): LayerNorm, attention
- * both ways over the rows of a step, hidden units without a gate, rows that leave without a head. Their
- * scratch exists where the network has such a part.
+ * What encoders need in addition to decoders (encoder.cu, attn_encode.cu): LayerNorm, bidirectional
+ * attention over the rows of a step, MLPs without a gate, and results without an LM head. Each
+ * piece of scratch is allocated only if the network needs it.
  */
 #ifndef STEEL_BACKEND_CUDA_ENCODER_H
 #define STEEL_BACKEND_CUDA_ENCODER_H
@@ -9,34 +9,36 @@
 #include "backend/cuda/attn/attn_layer.h"
 
 struct encoder_scratch {
-    uint16_t *qkv; /* (max_tokens, widest wqkv) halves times HIDDEN_SCALE, of layers both ways */
-    float *hidden; /* (max_tokens, n_ff) of mlps without a gate */
-    /* host, pinned: (max_out, n_embd) what a network without a head ends in, of the steps under way by
-     * turns */
+    uint16_t
+        *qkv; /* (max_tokens, widest wqkv) fp16 scaled by HIDDEN_SCALE, for bidirectional layers */
+    float *hidden; /* (max_tokens, n_ff) for MLPs without a gate */
+    /* pinned host memory, (max_out, n_embd): the result of a network without an LM head, for two
+     * steps in flight */
     float *rows[2];
 };
 
-/* The rows x (n, width), to which d is added first. */
+/* Norm of the rows x (n, width). d is added first. */
 struct encoder_norm {
     const float *x, *d; /* (n, width); d or NULL */
     float scale;        /* of d */
     struct gain gain;   /* LayerNorm or RMS */
     float *x_to;        /* (n, width) x + scale * d, or NULL; may be x */
     float *y;           /* (n, width) the norm as floats, or NULL; may be x */
-    bool halves;        /* the norm goes to fp16_in too */
+    bool fp16;          /* also stores the norm in fp16_in */
     int n, width;
 };
 void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &p);
 
-/* Hidden units (rows, width) through an activation without a gate, in place. */
+/* Applies an activation without a gate to hidden units (rows, width) in place. */
 void encoder_act(struct cuda_backend *cu, const struct gating &act, float *h, int rows, int width);
 
-/* q, k and v of rows as halves from their projections: rotated. From floats (rows, n_out), or, NULL,
- * in place. */
+/* q, k and v of rows as fp16, with RoPE: from float projections (rows, n_out), or in place if
+ * qkv is NULL. */
 void encoder_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                    const float *qkv);
 
-/* attn_encode.cu: attention of all rows of the step over cu->encoder->qkv. a: as floats, or halves. */
+/* attn_encode.cu: attention of all rows of the step over cu->encoder->qkv. Result `a` as floats
+ * or fp16. */
 bool attn_encode_fits(const struct attn_layer *l);
 void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                  struct rows *a);

@@ -1,29 +1,33 @@
 /*
- * Multi-token prediction: the rows that a step keeps, normed, and the two halves of what the block reads, the
- * embedding of a token and a kept row, each through its norm. Owns both; the product over them is one of
- * pick.cu's, and the block's layer is like any other. Nothing of it passes through the host.
+ * Multi-token prediction: keeps the normed hidden rows of a step, and builds the input of the MTP
+ * block: the embedding of a token and a kept row, each through its norm, side by side. Owns both
+ * buffers. The product over them is one of pick.cu's, and the block's layer is an ordinary layer.
+ * Nothing passes through the host.
  */
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/heads/encoder.h"
 #include "backend/cuda/heads/mtp.h"
 
 enum { JOIN_THREADS = 256 };
-enum { DRAFT_ROWS = 64, DRAFT_SEQ_ROWS = 16 }; /* of a step, of a sequence: more are a prompt's */
+enum {
+    DRAFT_ROWS = 64,
+    DRAFT_SEQ_ROWS = 16
+}; /* most draft rows of a step, of a sequence; more rows are a prompt */
 
 struct join_args {
     const float *e, *kept; /* (rows, width), (., width) */
-    const int32_t *from;   /* (rows) of kept */
+    const int32_t *from;   /* (rows) row of kept */
     struct gain norm[2];   /* of e, of kept */
     float *y;              /* (rows, 2, width) */
     int width;
 };
 
-/* Blocks: x over rows, y over the two halves. */
+/* Grid: (rows, the two halves: embedding, kept row). */
 static __global__ void __launch_bounds__(JOIN_THREADS)
     mtp_join_kernel(const __grid_constant__ struct join_args p)
 {
     SHARED_BYTES(shared);
-    float *part = (float *)shared; /* a warp's squares */
+    float *part = (float *)shared; /* sums of squares, per warp */
     int t = (int)blockIdx.x, half = (int)blockIdx.y, tid = (int)threadIdx.x;
     size_t width = (size_t)p.width;
     struct gain g = p.norm[half];
@@ -45,7 +49,8 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
         y[k] = g.gain ? x[k] * rms * g.gain[k] : x[k];
 }
 
-/* Whether the rows of a step count as decodes for attention: few of each sequence, few in all. */
+/* True if the rows of a step count as decodes for attention: few rows per sequence, and few in
+ * all. */
 static bool reads_drafts(const struct cuda_backend *cu, const struct batch *b)
 {
     if (!cu->net->mtp.fc || b->n_decode == b->n_seqs || b->n_tokens > DRAFT_ROWS)
@@ -136,7 +141,7 @@ bool mtp_supported(const struct network *net, struct error *err)
 {
     const struct mtp *m = &net->mtp;
     if (m->fc && (m->embed_norm.kind == NORM_LAYER || m->hidden_norm.kind == NORM_LAYER))
-        return network_refuse(err, -1, "LayerNorm in a block of multi-token prediction is", "cuda");
+        return network_refuse(err, -1, "LayerNorm in an MTP block is", "cuda");
     return true;
 }
 
@@ -156,7 +161,7 @@ void mtp_keep(struct backend *be, const struct norm *norm)
     struct encoder_norm p = {};
     if (!r->rows)
         return;
-    bool adds = r->add == ADD_ROWS && resid_adds(r); /* on the way */
+    bool adds = r->add == ADD_ROWS && resid_adds(r); /* fused with the norm */
     if (!adds)
         resid_plain(cu, r);
     p.x = r->x;

@@ -1,6 +1,7 @@
 /*
- * Multi-token prediction (struct mtp of layer.h) as the host's files see it: what steps keep of their rows,
- * where the block's steps begin, and in which layer a step's rows that need no logits end.
+ * Multi-token prediction (MTP, struct mtp of layer.h) as the host's files see it: the rows that
+ * steps keep, the inputs of the MTP block's steps, and the layer after which a step drops the rows
+ * that need no logits.
  */
 #ifndef STEEL_BACKEND_CUDA_MTP_H
 #define STEEL_BACKEND_CUDA_MTP_H
@@ -16,19 +17,21 @@ bool mtp_supported(const struct network *net, struct error *err);
 bool mtp_prepare(struct cuda_backend *cu, const struct network *net, const struct bounds *b,
                  struct error *err);
 
-/* Lays out what a step has of it; and behind the page table the pages of its rows. mtp_stride: how many pages
- * of a sequence the table has, where `n` are needed. */
+/* mtp_put writes the step's MTP data to the step block; mtp_put_pages appends a block table per
+ * draft row after the step's own. Both return where they end. mtp_stride: entries per row of the
+ * block table if `n` are needed. */
 int mtp_put(struct cuda_backend *cu, const struct batch *b, int used);
 int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used);
 int mtp_stride(struct cuda_backend *cu, int n, int most);
-size_t mtp_step_ints(const struct cuda_backend *cu); /* the most of them */
-/* The bounds of a network that may read drafts: as many sequences as rows of such a step. */
+size_t mtp_step_ints(const struct cuda_backend *cu); /* upper bound */
+/* The bounds of a network that may verify draft tokens: each row of such a step counts as a
+ * sequence. */
 struct bounds mtp_bounds(const struct network *net, const struct bounds *b);
-/* Steps that differ in this are recorded apart. */
+/* Adds what distinguishes recorded steps (CUDA graphs) to their key. */
 uint64_t mtp_key(const struct cuda_backend *cu, uint64_t key);
-/* The step for attention, once its keys are stored: a sequence that reads drafts has a few rows, each of which
- * is like a decode that sees the rows in front of it. Kernels for decodes share out the keys of a long context,
- * those for prompts share out rows. */
+/* The step as attention sees it once its keys are stored. A sequence that verifies draft tokens
+ * has a few rows, each of which counts as a decode that sees the rows before it. Decode kernels
+ * divide the keys of a long context among blocks; prompt kernels divide rows. */
 struct step mtp_rows(const struct cuda_backend *cu);
 
 /* The ops. */

@@ -1,8 +1,9 @@
 /*
- * Choosing tokens on the device: log-probabilities of the raw logits, masks and edits, then the
- * largest, or a draw; with the arithmetic of sample/sampler.c. What samplers say lies in pinned memory
- * and is read from there, once. None of it is recorded: it may be written when the step's network
- * already computes. A row that uses something no kernel here knows is chosen by the host.
+ * Sampling on the device: log-probabilities of the raw logits, masks and edits, then argmax or a
+ * draw, with the arithmetic of sample/sampler.c. Sampler settings are written to pinned host
+ * memory, which the kernels read once. The launches are not part of a recorded step, because
+ * settings may be written while the step's network already runs. A row that uses a setting no
+ * kernel implements is sampled by the host.
  */
 #include "backend/cuda/core/host.h"
 
@@ -13,8 +14,8 @@ extern "C" {
 
 #include <math.h>
 
-/* Greedy: the largest logit of each row, ties to the lower index, NaN never. Blocks: x over
- * stretches of a row, y over rows; the last block of a row to finish joins them. */
+/* Greedy: the largest logit of each row; ties go to the lower index; NaN never wins. Grid:
+ * (parts of a row, rows). The last block of a row to finish combines the parts. */
 struct best {
     float value;
     int index;
@@ -44,10 +45,10 @@ DEVICE struct best block_best(struct best b, uint8_t *shared)
 }
 
 /*
- * A drawn token, by the block that joined a row. What sample/sampler.c does with a list of
- * candidates is done here with a list in shared memory, in the same order, so that a seed means the
- * same token; where more than DRAW_LIST tokens are candidates (a flat distribution and no small
- * top-k), without a list: a threshold found by halving, then a walk in the order of the vocabulary.
+ * Draws a token, in the block that combined a row. The list of candidates that sample/sampler.c
+ * builds is here a list in shared memory, in the same order, so that a seed gives the same token.
+ * If there are more than DRAW_LIST candidates (a flat distribution and no small top-k), no list is
+ * built: bisection finds a threshold, then a walk in vocabulary order finds the token.
  */
 enum { DRAW_LIST = 1024, DRAW_THREADS = 256 };
 
@@ -55,7 +56,7 @@ struct draw_shared {
     double part[DRAW_THREADS / 32];
     int counts[DRAW_THREADS / 32];
     int n, token, pad[2];
-    struct best list[DRAW_LIST]; /* sorted; then value is the weight */
+    struct best list[DRAW_LIST]; /* sorted by logit; later `value` is the weight */
 };
 
 struct draw {
@@ -70,13 +71,13 @@ DEVICE float weight_of(const struct draw *d, float logit)
     return expf((logit - d->top) / d->temp);
 }
 
-/* f(logit, token) for all of the row, by all threads of the block at once (a warp may vote in f),
- * with loads enough under way; NaN where there is none. */
-template <class F> DEVICE void each_logit(const struct draw *d, F f)
+/* Calls f(logit, token) for the whole row, with all threads of the block at once, so f may use
+ * warp votes. Several loads are in flight. Past the end f gets NaN. */
+template <class F> DEVICE void for_each_logit(const struct draw *d, F f)
 {
     const int batch = 4;
     const uint32_t none = 0x7fc00000u;
-    if (d->n % 4 == 0) { /* so every row begins at a multiple of 16 bytes */
+    if (d->n % 4 == 0) { /* every row is aligned to 16 bytes */
         int n = d->n / 4;
         for (int i0 = 0; i0 < n; i0 += batch * DRAW_THREADS) {
             uint4 v[batch];
@@ -103,12 +104,12 @@ template <class F> DEVICE void each_logit(const struct draw *d, F f)
     }
 }
 
-/* How many logits have at least this key, and what they weigh together. */
+/* Counts the logits whose key is at least `key`, and sums their weights if `weigh`. */
 DEVICE void tally(const struct draw *d, uint32_t key, bool weigh, int *count, double *mass)
 {
     int c = 0;
     double m = 0;
-    each_logit(d, [&](float v, int) {
+    for_each_logit(d, [&](float v, int) {
         bool in = v == v && float_order(v) >= key;
         c += in;
         if (in && weigh)
@@ -132,7 +133,8 @@ DEVICE void tally(const struct draw *d, uint32_t key, bool weigh, int *count, do
     }
 }
 
-/* Takes what has at least this key into the list, as far as it has room; how many there are. */
+/* Collects tokens whose key is at least `key` in the list, as far as it has room. Returns how
+ * many there are. */
 DEVICE int collect(const struct draw *d, uint32_t key)
 {
     struct draw_shared *sh = d->sh;
@@ -140,7 +142,7 @@ DEVICE int collect(const struct draw *d, uint32_t key)
     if (threadIdx.x == 0)
         sh->n = 0;
     __syncthreads();
-    each_logit(d, [&](float v, int token) {
+    for_each_logit(d, [&](float v, int token) {
         bool in = v == v && float_order(v) >= key;
         uint32_t who = __ballot_sync(FULL_WARP, in);
         if (!who)
@@ -156,11 +158,12 @@ DEVICE int collect(const struct draw *d, uint32_t key)
     return sh->n;
 }
 
-/* The largest key that at least `want` tokens reach, or that tokens of weight `mass` do; any that
- * leaves no more than the list holds will do where `want` fits it. */
-DEVICE uint32_t raise(const struct draw *d, uint32_t key, int want, double mass)
+/* The largest key that at least `want` tokens reach, or (want 0) tokens of total weight `mass`.
+ * With `want`, any key that leaves no more than DRAW_LIST tokens will do. */
+DEVICE uint32_t raise_threshold(const struct draw *d, uint32_t key, int want, double mass)
 {
-    uint32_t end = float_order(d->top) + 1; /* [key, end): key is reached by enough, end is not */
+    uint32_t end = float_order(d->top) +
+                   1; /* bisection over [key, end): enough tokens reach key, too few reach end */
     while (end - key > 1) {
         uint32_t mid = key + (end - key) / 2;
         int count;
@@ -177,8 +180,8 @@ DEVICE uint32_t raise(const struct draw *d, uint32_t key, int want, double mass)
     return key;
 }
 
-/* Larger logits first (ties: the lower token), or lower tokens first. */
-DEVICE bool goes_before(struct best a, struct best b, bool by_index)
+/* Order: larger logits first (ties: the lower token), or by_index: lower tokens first. */
+DEVICE bool ordered_before(struct best a, struct best b, bool by_index)
 {
     if (by_index || a.value == b.value)
         return a.index < b.index;
@@ -199,10 +202,10 @@ DEVICE void sort_list(struct draw_shared *sh, int n, bool by_index)
             __syncthreads();
             for (int i = (int)threadIdx.x; i < size; i += DRAW_THREADS) {
                 int o = i ^ gap;
-                if (o < i) /* the other one's work */
+                if (o < i) /* handled by the thread of o */
                     continue;
                 struct best a = sh->list[i], b = sh->list[o];
-                if (goes_before(b, a, by_index) != ((i & run) == 0))
+                if (ordered_before(b, a, by_index) != ((i & run) == 0))
                     continue;
                 sh->list[i] = b;
                 sh->list[o] = a;
@@ -211,7 +214,8 @@ DEVICE void sort_list(struct draw_shared *sh, int n, bool by_index)
     __syncthreads();
 }
 
-/* Draws from the list: top-k, then the nucleus, then u. One thread adds, as the host does. */
+/* Draws from the list: top-k, then top-p, then the draw. One thread sums in list order, as the
+ * host does. */
 DEVICE int draw_listed(const struct draw *d, const struct row_sampler *r, int n)
 {
     struct draw_shared *sh = d->sh;
@@ -244,8 +248,8 @@ DEVICE int draw_listed(const struct draw *d, const struct row_sampler *r, int n)
     return sh->token;
 }
 
-/* Draws from all that have the key, in the order of the vocabulary: every warp weighs a stretch,
- * the one in which the draw falls walks through it. */
+/* Draws from all tokens whose key is at least `key`, in vocabulary order. Each warp sums the
+ * weights of a part of the row; the warp in whose part the draw falls walks through it. */
 DEVICE int draw_walking(const struct draw *d, uint32_t key, float uniform)
 {
     const int warps = DRAW_THREADS / 32;
@@ -291,7 +295,7 @@ DEVICE int draw_walking(const struct draw *d, uint32_t key, float uniform)
             fallback = any ? i + 31 - __clz((int)any) : fallback;
             left -= __shfl_sync(FULL_WARP, sum, 31);
         }
-        if (lane_id() == 0) /* the two sums may differ in their last bits */
+        if (lane_id() == 0) /* fallback: the two sums may differ in their last bits */
             sh->token = found >= 0 ? found : fallback;
     }
     __syncthreads();
@@ -307,7 +311,7 @@ DEVICE int draw_token(const float *l, int n, struct best top, const struct row_s
     uint32_t key = float_order(top.value + r->temp * logf(r->min_p > 1e-9f ? r->min_p : 1e-9f));
     int have = collect(&d, key);
     if (have > DRAW_LIST && r->top_k > 0 && r->top_k < have) {
-        key = raise(&d, key, r->top_k, 0);
+        key = raise_threshold(&d, key, r->top_k, 0);
         have = collect(&d, key);
     }
     if (have <= DRAW_LIST)
@@ -315,14 +319,14 @@ DEVICE int draw_token(const float *l, int n, struct best top, const struct row_s
     if (r->top_p < 1.0f) {
         double mass;
         tally(&d, key, true, &have, &mass);
-        key = raise(&d, key, 0, (double)r->top_p * mass);
+        key = raise_threshold(&d, key, 0, (double)r->top_p * mass);
     }
     return draw_walking(&d, key, r->uniform);
 }
 
-/* Log-probabilities of rows that want them: a block a row. Every thread knows the best of its own
- * tokens; when one is taken, the block looks for its owner's next. */
-enum { ROW_THREADS = 1024, EDITS_A_ROW = 1024 /* on average */ };
+/* Log-probabilities, for rows that request them: one block per row. Each thread holds the best
+ * of its tokens; when that is output, the block searches its owner's next best. */
+enum { ROW_THREADS = 1024, EDITS_A_ROW = 1024 /* average capacity */ };
 
 DEVICE double block_sum(double v, double *part)
 {
@@ -380,7 +384,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-/* What is not in a row's mask is out of the question; then its edits. A block a row. */
+/* Sets the logits outside a row's mask to -inf, then applies its edits. One block per row. */
 static __global__ void __launch_bounds__(ROW_THREADS)
     sample_edit_kernel(float *logits, int n_vocab, const struct row_sampler *rows,
                        const struct logit_edit *all_edits, const uint32_t *masks, int mask_words,
@@ -413,7 +417,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-/* Blocks: x over stretches of a row, y over rows; the last one of a row joins, and draws. */
+/* Grid: (parts of a row, rows). The last block of a row combines the parts and draws. */
 static __global__ void __launch_bounds__(DRAW_THREADS)
     sample_kernel(const float *logits, int n_vocab, float *value, int32_t *index, int32_t *count,
                   int32_t *tokens, int32_t *chosen, const struct row_sampler *samplers,
@@ -461,7 +465,7 @@ static __global__ void __launch_bounds__(DRAW_THREADS)
         tokens[row] = chosen[row] = token;
     if (r.n_top < 0)
         return;
-    float *found = (float *)(shared + 256); /* its logit as the head made it */
+    float *found = (float *)(shared + 256); /* the token's raw logit */
     __syncthreads();
     if (threadIdx.x == 0)
         *found = load_float_l2(l + token);
@@ -474,13 +478,14 @@ static __global__ void __launch_bounds__(DRAW_THREADS)
         probs[row].logprob = *found - norms[row];
 }
 
-/* Whether the kernels above know a field of a sampler: all of them, in the order of SAMPLE_FIELDS. */
-static const bool device_knows[] = {
+/* Whether the kernels above implement a sampler field; all fields, in the order of
+ * SAMPLE_FIELDS. */
+static const bool device_fields[] = {
     true, /* temp */
     true, /* top_k */
     true, /* top_p */
     true, /* min_p */
-    true, /* repeat_penalty: sampler_edits, as the next three */
+    true, /* repeat_penalty: sampler_edits, also the next three */
     true, /* presence_penalty */
     true, /* frequency_penalty */
     true, /* repeat_last_n */
@@ -491,14 +496,14 @@ static const bool device_knows[] = {
     true, /* n_top */
     true, /* the constraint: sampler_mask */
 };
-static_assert(sizeof device_knows / sizeof *device_knows == N_SAMPLE_FIELDS,
+static_assert(sizeof device_fields / sizeof *device_fields == N_SAMPLE_FIELDS,
               "every field of a sampler has an answer");
 
-static bool device_can(const struct sampler *s)
+static bool device_implements(const struct sampler *s)
 {
     uint32_t uses = sampler_uses(s);
     for (int f = 0; f < N_SAMPLE_FIELDS; f++)
-        if ((uses >> f & 1) && !device_knows[f])
+        if ((uses >> f & 1) && !device_fields[f])
             return false;
     return true;
 }
@@ -532,18 +537,19 @@ void sample_close(struct cuda_backend *cu)
             cudaFreeHost(host[i]);
 }
 
-const int32_t *sample_tokens_of(const struct cuda_backend *cu, int turn)
+const int32_t *sample_tokens_of(const struct cuda_backend *cu, int buffer)
 {
-    return (const int32_t *)(cu->sampling.host[turn] + cu->sampling.tokens_at);
+    return (const int32_t *)(cu->sampling.host[buffer] + cu->sampling.tokens_at);
 }
 
-const struct sample_probs *sample_probs_of(const struct cuda_backend *cu, int turn)
+const struct sample_probs *sample_probs_of(const struct cuda_backend *cu, int buffer)
 {
-    return (const struct sample_probs *)(cu->sampling.host[turn] + cu->sampling.probs_at);
+    return (const struct sample_probs *)(cu->sampling.host[buffer] + cu->sampling.probs_at);
 }
 
-/* What row i's sampler says, for the device. turn: it has so many rows in front of this one. */
-static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i, int turn,
+/* Writes row i's sampler settings for the device. earlier: how many preceding rows of the step
+ * use the same sampler. */
+static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i, int earlier,
                     int *n_edits)
 {
     const struct sampling *sm = &cu->sampling;
@@ -556,7 +562,7 @@ static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, i
         return;
     struct logit_edit *edits = (struct logit_edit *)(host + sm->edits_at) + *n_edits;
     const struct sample_params *p = sampler_params(s);
-    r.n_edits = device_can(s) ? sampler_edits(s, edits, sm->max_edits - *n_edits) : -1;
+    r.n_edits = device_implements(s) ? sampler_edits(s, edits, sm->max_edits - *n_edits) : -1;
     row->by_host = r.n_edits < 0;
     if (row->by_host)
         return;
@@ -571,16 +577,16 @@ static void put_row(struct cuda_backend *cu, uint8_t *host, struct sampler *s, i
     r.temp = p->temp;
     r.top_p = p->top_p;
     r.min_p = p->min_p;
-    r.uniform = sampler_uniform(p->seed, sampler_counter(s) + (uint64_t)turn);
+    r.uniform = sampler_uniform(p->seed, sampler_counter(s) + (uint64_t)earlier);
     int n_top = p->n_top < SAMPLE_MAX_TOP ? p->n_top : SAMPLE_MAX_TOP;
     r.n_top = !p->logprobs ? -1 : n_top < cu->shape.n_vocab ? n_top : cu->shape.n_vocab;
     *row = r;
 }
 
-/* Waits for the step, and tells the device what came of it. again: s has the row in front of this one, too;
- * then it cannot choose yet. */
-static void choose_here(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i,
-                        bool again)
+/* Samples row i on the host: waits for the step and copies the token to the device. again: the
+ * preceding row uses the same sampler and is not accepted yet, so the token is left open (-1). */
+static void sample_on_host(struct cuda_backend *cu, uint8_t *host, struct sampler *s, int i,
+                           bool again)
 {
     const struct sampling *sm = &cu->sampling;
     size_t n = (size_t)cu->shape.n_vocab;
@@ -600,10 +606,10 @@ static void choose_here(struct cuda_backend *cu, uint8_t *host, struct sampler *
 void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int rows)
 {
     const struct sampling *sm = &cu->sampling;
-    int turn = (int)((cu->n_begun + 1) % 2), n_vocab = cu->shape.n_vocab;
-    uint8_t *host = sm->host[turn], *mapped = sm->mapped[turn];
+    int buffer = (int)((cu->n_begun + 1) % 2), n_vocab = cu->shape.n_vocab;
+    uint8_t *host = sm->host[buffer], *mapped = sm->mapped[buffer];
     int n_edits = 0, again = 0;
-    bool edited = false, told = false;
+    bool edited = false, wants_probs = false;
     if (!rows)
         return;
     for (int i = 0; i < rows; i++) {
@@ -611,12 +617,12 @@ void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int
         put_row(cu, host, samplers[i], i, again, &n_edits);
         const struct row_sampler *r = (const struct row_sampler *)host + i;
         edited |= r->n_edits > 0 || r->masked;
-        told |= r->n_top >= 0;
+        wants_probs |= r->n_top >= 0;
     }
     const struct row_sampler *samples = (const struct row_sampler *)mapped;
     const struct logit_edit *edits = (const struct logit_edit *)(mapped + sm->edits_at);
     struct sample_probs *probs = (struct sample_probs *)(mapped + sm->probs_at);
-    if (told)
+    if (wants_probs)
         cuda_launch(cu, sample_probs_kernel, dim3((unsigned)rows), ROW_THREADS, 512, LAUNCH_PLAIN,
                     (const float *)cu->logits_all, n_vocab, samples, sm->norm, probs);
     if (edited)
@@ -630,5 +636,5 @@ void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int
                 (const float *)sm->raw, (const float *)sm->norm, probs);
     for (int i = 0; i < rows; i++)
         if (((const struct row_sampler *)host)[i].by_host)
-            choose_here(cu, host, samplers[i], i, i && samplers[i] == samplers[i - 1]);
+            sample_on_host(cu, host, samplers[i], i, i && samplers[i] == samplers[i - 1]);
 }

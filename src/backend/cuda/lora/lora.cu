@@ -1,7 +1,7 @@
 /*
- * Adapters: their changes as halves on the device, the step's lists of rows, and what is run for them
- * beside and in place of the products of base weights. Owns the table of changes and the scratch of
- * adapters; the kernels are lora_kernels.cu's. See lora.h.
+ * LoRA adapters on the host's side: uploads their matrices as fp16, lists the rows of a step per
+ * adapter, and launches the kernels (lora_kernels.cu) around products of base weights, or in place
+ * of fused ones. Owns the table of changes and the scratch of adapters. See lora.h.
  */
 #include "backend/cuda/lora/lora.cuh"
 #include "backend/cuda/core/host.h"
@@ -17,7 +17,7 @@ uint16_t f32_to_f16(float f); /* quant.h hides it from nvcc */
 #include <string.h>
 
 static_assert((int)LORA_PARTS == (int)LORA_MAX_PARTS, "parts of a change");
-enum { LORA_TOGETHER = 8 }; /* rows of a chunk: lora_kernels.cu's LORA_ROWS */
+enum { LORA_CHUNK_ROWS = 8 }; /* rows per chunk: LORA_ROWS of lora_kernels.cu */
 
 static struct cuda_loras *loras_of(const struct cuda_backend *cu)
 {
@@ -25,16 +25,16 @@ static struct cuda_loras *loras_of(const struct cuda_backend *cu)
 }
 
 /*
- * Changes: one block of device memory each, the matrices of all experts in front
+ * Changes: one device allocation per weight, struct lora_change of all experts first.
  */
 
 struct cuda_lora {
-    struct lora_change *of; /* device (n_expert), then their halves */
-    int rank;               /* the most of any expert */
+    struct lora_change *of; /* device (n_expert), followed by the fp16 matrices */
+    int rank;               /* largest rank of any expert */
 };
 
-/* A power of two that brings the largest of n values near 1, so that halves hold what they can. */
-static float power_for(const float *v, size_t n)
+/* The power of two that scales the largest of n values to about 1, to use fp16's range. */
+static float scale_for(const float *v, size_t n)
 {
     float most = 0;
     int e = 0;
@@ -50,7 +50,7 @@ static int padded(int n)
     return (n + 7) & ~7;
 }
 
-static size_t change_halves(const struct lora *l, const struct lora_matrix *m)
+static size_t change_fp16_len(const struct lora *l, const struct lora_matrix *m)
 {
     size_t n = (size_t)m->rank * (size_t)padded(l->n_in);
     for (int i = 0; i < m->n_parts; i++)
@@ -58,7 +58,7 @@ static size_t change_halves(const struct lora *l, const struct lora_matrix *m)
     return n;
 }
 
-/* (rows, columns) floats to halves over `scale`, rows padded; returns what is behind them. */
+/* Stores (rows, columns) floats as fp16, divided by `scale`, rows padded. Returns the end. */
 static uint16_t *pack(uint16_t *to, const float *from, int rows, int columns, float scale)
 {
     size_t n = (size_t)columns, ld = (size_t)padded(columns);
@@ -68,11 +68,11 @@ static uint16_t *pack(uint16_t *to, const float *from, int rows, int columns, fl
     return to + (size_t)rows * ld;
 }
 
-/* host: the block to be; dev: where it will lie. */
-static void pack_change(const struct lora *l, struct lora_change *to, uint16_t *halves,
+/* Fills the host copy of an allocation. host: that copy. dev: where it will be on the device. */
+static void pack_change(const struct lora *l, struct lora_change *to, uint16_t *fp16,
                         const uint8_t *host, const uint8_t *dev)
 {
-    auto there = [&](const uint16_t *p) {
+    auto on_device = [&](const uint16_t *p) {
         return (const uint16_t *)(dev + ((const uint8_t *)p - host));
     };
     for (int e = 0; e < l->n_expert; e++) {
@@ -83,9 +83,9 @@ static void pack_change(const struct lora *l, struct lora_change *to, uint16_t *
         c->rank = m->rank;
         c->n_parts = m->n_parts;
         c->ld = padded(l->n_in);
-        c->scale = power_for(m->a, (size_t)m->rank * (size_t)l->n_in);
-        c->a = there(halves);
-        halves = pack(halves, m->a, m->rank, l->n_in, c->scale);
+        c->scale = scale_for(m->a, (size_t)m->rank * (size_t)l->n_in);
+        c->a = on_device(fp16);
+        fp16 = pack(fp16, m->a, m->rank, l->n_in, c->scale);
         for (int i = 0; i < m->n_parts; i++) {
             const struct lora_part *from = &m->parts[i];
             struct lora_change_part *p = &c->parts[i];
@@ -94,15 +94,16 @@ static void pack_change(const struct lora *l, struct lora_change *to, uint16_t *
             p->at = from->at;
             p->rank = from->rank;
             p->ld = padded(from->rank);
-            p->scale = power_for(from->b, (size_t)from->n * (size_t)from->rank);
-            p->b = there(halves);
-            halves = pack(halves, from->b, from->n, from->rank, p->scale);
+            p->scale = scale_for(from->b, (size_t)from->n * (size_t)from->rank);
+            p->b = on_device(fp16);
+            fp16 = pack(fp16, from->b, from->n, from->rank, p->scale);
         }
     }
 }
 
-/* A stream of its own: another thread may be running or recording steps. */
-static bool bring(void *to, const void *from, size_t bytes)
+/* Copies to the device on its own stream, because another thread may be running or recording
+ * steps. */
+static bool upload(void *to, const void *from, size_t bytes)
 {
     cudaStream_t stream = NULL;
     bool ok = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
@@ -118,10 +119,10 @@ void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *
 {
     (void)w;
     struct cuda_backend *cu = cuda_self(be);
-    size_t head = align_up((size_t)l->n_expert * sizeof(struct lora_change), 16), halves = 0;
+    size_t head = align_up((size_t)l->n_expert * sizeof(struct lora_change), 16), fp16_len = 0;
     for (int e = 0; e < l->n_expert; e++)
-        halves += change_halves(l, &l->of[e]);
-    size_t bytes = head + halves * sizeof(uint16_t);
+        fp16_len += change_fp16_len(l, &l->of[e]);
+    size_t bytes = head + fp16_len * sizeof(uint16_t);
     struct cuda_lora *c = (struct cuda_lora *)mem_zalloc(1, sizeof *c);
     uint8_t *host = (uint8_t *)mem_zalloc(1, bytes);
     c->rank = lora_rank(l);
@@ -130,7 +131,7 @@ void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *
     if (ok) {
         pack_change(l, (struct lora_change *)host, (uint16_t *)(host + head), host,
                     (const uint8_t *)c->of);
-        ok = bring(c->of, host, bytes);
+        ok = upload(c->of, host, bytes);
     }
     mem_free(host);
     if (ok) {
@@ -141,7 +142,7 @@ void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *
     if (c->of)
         cudaFree(c->of);
     mem_free(c);
-    error_set(err, "out of GPU memory: %zu bytes of an adapter", bytes);
+    error_set(err, "out of GPU memory: %zu bytes for a LoRA adapter", bytes);
     return NULL;
 }
 
@@ -150,7 +151,7 @@ void lora_unadapt(struct backend *be, void *change)
     struct cuda_backend *cu = cuda_self(be);
     struct cuda_lora *c = (struct cuda_lora *)change;
     cudaSetDevice(cu->device);
-    cudaFree(c->of); /* waits for steps that may still read it */
+    cudaFree(c->of); /* cudaFree waits for steps that may still read it */
     mem_free(c);
     __atomic_add_fetch(&loras_of(cu)->generation, 1, __ATOMIC_ACQ_REL);
 }
@@ -170,7 +171,8 @@ static void add_weight(struct cuda_loras *a, const struct weight *w)
     a->n_weights++;
 }
 
-/* Every weight of the network that an adapter may change; without a->weights they are counted. */
+/* Lists every weight of the network that an adapter may change. If a->weights is NULL it only
+ * counts them. */
 static void add_weights(struct cuda_loras *a, const struct network *net)
 {
     a->n_weights = 0;
@@ -214,7 +216,7 @@ bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error 
     a->t_len = padded(b->lora_rank);
     a->n_ff = s->n_ff;
     if ((align_up(ff, TILE_K) + 64) * sizeof(float) > cu->shared_limit ||
-        (size_t)LORA_TOGETHER * (size_t)(a->t_len + 8) * sizeof(float) > cu->shared_limit)
+        (size_t)LORA_CHUNK_ROWS * (size_t)(a->t_len + 8) * sizeof(float) > cu->shared_limit)
         return error_set(err, "adapters of rank %d over mlps of %d are not supported on cuda",
                          b->lora_rank, s->n_ff);
     add_weights(a, cu->net);
@@ -225,7 +227,7 @@ bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error 
     a->out_of = (int32_t *)mem_zalloc(tokens + 1, sizeof *a->out_of);
     add_weights(a, cu->net);
     qsort(a->weights, (size_t)n, sizeof *a->weights, by_matrix);
-    a->generation++; /* what was adapted before is not in the table */
+    a->generation++; /* changes made before are not in the table yet */
     size_t raw = tokens * 2 * ff > pairs * 2 * ffe ? tokens * 2 * ff : pairs * 2 * ffe;
     struct want list[] = {
         {(void **)&a->table, (size_t)(n + 1) * LORA_MAX_ADAPTERS * sizeof *a->table},
@@ -248,7 +250,8 @@ void lora_close(struct cuda_backend *cu)
 
 size_t lora_step_ints(const struct cuda_backend *cu)
 {
-    /* of a row and use: two of by_row, one of members, three of chunks; two lists, each aligned */
+    /* per row and use: two ints of by_row, one of members, three of chunks; two lists, each
+     * aligned */
     return loras_of(cu)->t_len
                ? (size_t)LORA_LISTS * LORA_MAX_USES * (6 * (size_t)cu->shape.max_tokens + 16)
                : 0;
@@ -263,7 +266,7 @@ size_t lora_widest(const struct cuda_backend *cu)
  * begin
  */
 
-/* Column `adapter` of the table is brought up to date. */
+/* Updates column `adapter` of the device table if changes were made since. */
 static void refresh(struct cuda_backend *cu, int adapter)
 {
     struct cuda_loras *a = loras_of(cu);
@@ -286,7 +289,7 @@ static void refresh(struct cuda_backend *cu, int adapter)
         CUDA_TRY(cu,
                  cudaMemcpyAsync((void *)(a->table + (size_t)adapter * n), (const void *)a->column,
                                  n * sizeof *a->column, cudaMemcpyHostToDevice, cu->stream));
-    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* column is written again */
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* a->column will be reused */
 }
 
 static int take_ints(struct cuda_backend *cu, int *used, int n)
@@ -297,11 +300,11 @@ static int take_ints(struct cuda_backend *cu, int *used, int n)
     return at;
 }
 
-/* Member `row` of use u joins the last chunk, or begins one. */
+/* Adds row to the last chunk of use u, or starts a new chunk. */
 static void add_member(struct lora_list *l, int32_t *block, int u, int *n, int row, int adapter)
 {
     int32_t *last = block + l->chunks[u] + 3 * (l->n_chunks[u] - 1);
-    if (!l->n_chunks[u] || last[0] != adapter || last[2] == LORA_TOGETHER) {
+    if (!l->n_chunks[u] || last[0] != adapter || last[2] == LORA_CHUNK_ROWS) {
         last += 3;
         l->n_chunks[u]++;
         last[0] = adapter;
@@ -312,7 +315,8 @@ static void add_member(struct lora_list *l, int32_t *block, int u, int *n, int r
     block[l->members[u] + (*n)++] = row;
 }
 
-/* out_of: which of its rows a row is, -1: none; NULL: they are the same. */
+/* Writes one list. out_of: maps a row of the step to a row of the list, -1: not in it; NULL: the
+ * identity. */
 static int put_list(struct cuda_backend *cu, const struct batch *b, struct lora_list *l, int rows,
                     const int32_t *out_of, int used)
 {
@@ -429,7 +433,7 @@ static const struct lora_list *list_of(const struct cuda_backend *cu)
     return &loras_of(cu)->step.lists[cu->resid.narrow ? LORA_OUT : LORA_ALL];
 }
 
-/* Use u of the stream's rows. */
+/* Arguments for use u of the rows of the residual stream. */
 static struct lora_args args_of(struct cuda_backend *cu, const struct lora_weight *w, int u)
 {
     const struct cuda_loras *a = loras_of(cu);
@@ -445,7 +449,7 @@ static struct lora_args args_of(struct cuda_backend *cu, const struct lora_weigh
     return p;
 }
 
-/* The same of a plain product; blocks: rows, or chunks of them. */
+/* The same for a plain product. *blocks: rows, or chunks of them. */
 static struct lora_args linear_args(struct cuda_backend *cu, const struct lora_weight *w, int u,
                                     int *blocks)
 {
@@ -473,7 +477,7 @@ void lora_before(struct cuda_backend *cu, const struct matrix *m, const struct r
         p.x = x->floats;
         p.ldx = x->width;
         if (blocks)
-            lora_low(cu, p, blocks, w->rank);
+            lora_shrink(cu, p, blocks, w->rank);
     }
 }
 
@@ -486,7 +490,7 @@ void lora_add(struct cuda_backend *cu, const struct matrix *m, float *y, int ldy
         p.y = y;
         p.ldy = ldy;
         if (blocks)
-            lora_up(cu, p, blocks);
+            lora_expand(cu, p, blocks);
     }
 }
 
@@ -513,7 +517,7 @@ static struct lora_gate_args gate_args(const struct pick_case *c, const float *r
     return g;
 }
 
-/* y = act(x Wgu^T) Wd^T: products by themselves, to which pick_run adds. */
+/* y = act(x Wgu^T) Wd^T as separate products, to which pick_run adds the changes. */
 static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct cuda_loras *a = loras_of(cu);
@@ -521,7 +525,7 @@ static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
     product(cu, c->w, c->x, a->raw);
     struct lora_gate_args g = gate_args(c, a->raw, a->hidden, width);
     struct rows hidden = rows_of(a->hidden, n, width);
-    if (gemm_cluster_fits(cu, n, g.padded)) { /* in place of another kernel for it */
+    if (gemm_cluster_fits(cu, n, g.padded)) { /* saves a conversion kernel */
         g.panels = cu->panels;
         g.panel_rows = gemm_cluster_width(n);
         g.scale = cu->fp16_scale;
@@ -529,27 +533,30 @@ static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
     }
     lora_gate(cu, g, n);
     product(cu, c->down, &hidden, c->y);
-    c->x->halves = c->x->records = c->x->panels = false; /* the hidden units are there now */
+    c->x->halves = c->x->records = c->x->panels =
+        false; /* the hidden units have overwritten these buffers */
 }
 
-/* Which kernel runs both products of experts. One of floats, so not those that are faster for both. */
-enum how { BY_WGMMA, BY_MMA, BY_STREAM };
+/* The GEMM kernel for both products of experts. It must write floats, which excludes the faster
+ * fused ones. */
+enum experts_kernel { EXPERTS_WGMMA, EXPERTS_MMA, EXPERTS_STREAM };
 
-static enum how experts_how(const struct cuda_backend *cu, const struct pick_case *c)
+static enum experts_kernel experts_kernel_for(const struct cuda_backend *cu,
+                                              const struct pick_case *c)
 {
     if (!pick_fp16_only(c->rows))
-        return BY_STREAM;
+        return EXPERTS_STREAM;
     if (cu->wgmma && gemm_wgmma_suits(cu, c->w, false) && gemm_wgmma_suits(cu, c->down, false))
-        return BY_WGMMA;
-    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->down) ? BY_MMA : BY_STREAM;
+        return EXPERTS_WGMMA;
+    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->down) ? EXPERTS_MMA : EXPERTS_STREAM;
 }
 
-static void experts_product(struct cuda_backend *cu, const struct gemm_args &p, enum how how,
-                            int width, int tiles)
+static void experts_product(struct cuda_backend *cu, const struct gemm_args &p,
+                            enum experts_kernel kernel, int width, int tiles)
 {
-    if (how == BY_WGMMA)
+    if (kernel == EXPERTS_WGMMA)
         gemm_wgmma(cu, p, false, tiles);
-    else if (how == BY_MMA)
+    else if (kernel == EXPERTS_MMA)
         gemm_mma(cu, p, false, width, tiles);
     else if (gemm_stream_fits(cu, p, false, width))
         gemm_stream(cu, p, false, width, tiles);
@@ -557,9 +564,9 @@ static void experts_product(struct cuda_backend *cu, const struct gemm_args &p, 
         gemm_splitk(cu, p, false, width, tiles);
 }
 
-/* Logits with what adapters add to them, choices, work list. */
-static struct route_tables route(struct cuda_backend *cu, const struct pick_case *c,
-                                 const struct mlp *m, int width)
+/* Router logits including adapters' changes, the choice of experts, and the work list. */
+static struct route_tables route_rows(struct cuda_backend *cu, const struct pick_case *c,
+                                      const struct mlp *m, int width)
 {
     struct rows *x = c->route_x ? c->route_x : c->x;
     struct pick_case l = {};
@@ -589,7 +596,7 @@ static struct route_tables route(struct cuda_backend *cu, const struct pick_case
     return r.t;
 }
 
-/* Adds to a product of experts: of gate and up, or, down, to rows by pair. */
+/* Adds the changes to a product of experts: gate and up, or down; rows are pairs. */
 static void add_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m,
                         const struct route_tables &t, bool down)
 {
@@ -615,29 +622,29 @@ static void add_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         p.ldx = down ? c->w->n_out : w->n_in;
         p.y = down ? cu->expert_out : a->raw;
         p.ldy = p.n_out = w->n_out;
-        lora_low(cu, p, blocks, rank);
-        lora_up(cu, p, blocks);
+        lora_shrink(cu, p, blocks, rank);
+        lora_expand(cu, p, blocks);
     }
 }
 
-/* Those of pairs, in the place of gate and up, and as halves. */
+/* Hidden units of pairs: floats in place of gate and up, and fp16. */
 static void hidden_units(struct cuda_backend *cu, const struct pick_case *c, int pairs)
 {
     float *raw = loras_of(cu)->raw;
     struct lora_gate_args g = gate_args(c, raw, raw, 2 * c->down->n_in);
-    g.halves = cu->half_hidden;
+    g.fp16_out = cu->half_hidden;
     lora_gate(cu, g, pairs);
 }
 
-/* Experts: gate and up of every pair as floats, hidden units in their place. */
+/* Experts: gate and up of every pair as floats, then hidden units in place. */
 static void run_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m)
 {
     struct cuda_loras *a = loras_of(cu);
-    enum how how = experts_how(cu, c);
+    enum experts_kernel kernel = experts_kernel_for(cu, c);
     int used = c->experts->rule.used, pairs = c->rows * used;
-    int width = how == BY_WGMMA ? (int)WGMMA_ROWS : how == BY_MMA ? 64 : 16;
+    int width = kernel == EXPERTS_WGMMA ? (int)WGMMA_ROWS : kernel == EXPERTS_MMA ? 64 : 16;
     int tiles = moe_route_tiles(c->rows, used, c->router->n_out, width);
-    struct route_tables t = route(cu, c, m, width);
+    struct route_tables t = route_rows(cu, c, m, width);
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
         struct gemm_args p = pick_args(cu, i ? c->down : c->w, c->rows);
@@ -652,7 +659,7 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
             p.unscale = 1.0f / HIDDEN_SCALE;
             p.sorted_in = true;
         }
-        experts_product(cu, p, how, width, tiles);
+        experts_product(cu, p, kernel, width, tiles);
         add_experts(cu, c, m, t, i);
         if (!i)
             hidden_units(cu, c, pairs);

@@ -1,10 +1,13 @@
 /*
- * The kernels of adapters. A block makes four values of t = s A x, its warps sharing the columns; a thread
- * makes a column of y += B t, reading a row of B. Which adapter a row uses, and A and B, are known before the
- * kernel in front has ended, and on their way by then. Rows of one adapter share what is read, LORA_ROWS at a
- * time, in steps with prompts; a decode's rows, and the pairs of experts, are by themselves: A and B of a
- * rank that adapters have stay in the L2, and the number of blocks does not depend on who uses what. A row's
- * sums are the same either way.
+ * LoRA kernels: t = s A x (lora_shrink) and y += B t (lora_expand). In lora_shrink a block computes four
+ * values of t, its warps sharing the columns. In lora_expand a thread computes a column of y and reads
+ * one row of B. A row's adapter, A and B do not depend on the preceding kernel, so their loads are
+ * issued before dependency_wait.
+ *
+ * In steps with prompts, up to LORA_ROWS rows of one adapter share the reads of A and B. Rows of
+ * decodes, and the pairs of experts, are processed one by one: for usual ranks A and B stay in the
+ * L2, and the grid does not depend on which adapters are used. The order of summation is the same
+ * either way.
  */
 #include "backend/cuda/gemm/gemm.cuh"
 #include "backend/cuda/lora/lora.cuh"
@@ -13,11 +16,11 @@ enum {
     LORA_ROWS = 8,
     LORA_THREADS = 256,
     LORA_WARPS = LORA_THREADS / 32,
-    LORA_RANKS = 4,                 /* values of t of a block */
-    LORA_COLUMNS = LORA_THREADS * 8 /* of x that a block takes at a time */
+    LORA_RANKS = 4,                 /* values of t per block */
+    LORA_COLUMNS = LORA_THREADS * 8 /* columns of x per block and iteration */
 };
 
-/* What a block is about: N rows, of which n are real. */
+/* A block's work: up to N rows, of which n exist. */
 template <int N> struct lora_rows {
     const struct lora_change *m; /* NULL: nothing to do */
     int n;
@@ -46,7 +49,7 @@ DEVICE void lora_find(const struct lora_args &p, int block, struct lora_rows<1> 
     r.slot[0] = r.in[0] = r.out[0] = block;
     if (p.pairs) {
         int pair = p.pairs[block];
-        if (pair < 0) { /* behind the last, where other ranks have other experts */
+        if (pair < 0) { /* past the last pair: the experts are on other ranks */
             r.m = NULL;
             return;
         }
@@ -72,7 +75,7 @@ DEVICE void lora_find(const struct lora_args &p, int block, struct lora_rows<LOR
     }
 }
 
-/* Eight halves as floats. */
+/* Eight fp16 values as floats. */
 DEVICE void lora_eight(const uint4 &h, float (&f)[8])
 {
     const uint32_t w[4] = {h.x, h.y, h.z, h.w};
@@ -83,7 +86,7 @@ DEVICE void lora_eight(const uint4 &h, float (&f)[8])
     }
 }
 
-/* Eight values of row x from column k on; what is past the end is zero. */
+/* Eight values of a row of x from column k on; zeros past the end. */
 DEVICE void lora_x(const struct lora_args &p, int row, int k, float (&x)[8])
 {
     const float *from = p.x + (size_t)row * (size_t)p.ldx + (size_t)k;
@@ -109,22 +112,22 @@ DEVICE void lora_a(const struct lora_change *m, int j0, int k, uint4 (&a)[LORA_R
     }
 }
 
-/* Grid: (rows, chunks or positions; ranks by LORA_RANKS). */
+/* Grid: (rows, chunks or positions; groups of LORA_RANKS ranks). */
 template <int N>
 static __global__ void __launch_bounds__(LORA_THREADS)
-    lora_low_kernel(const __grid_constant__ struct lora_args p)
+    lora_shrink_kernel(const __grid_constant__ struct lora_args p)
 {
-    enum { AHEAD = N == 1 ? 2 : 1 }; /* of A, before x is there */
+    enum { PREFETCH = N == 1 ? 2 : 1 }; /* loads of A issued before x is available */
     __shared__ float parts[LORA_WARPS][LORA_RANKS * N];
     struct lora_rows<N> r;
     int tid = (int)threadIdx.x, lane = lane_id(), j0 = (int)blockIdx.y * LORA_RANKS;
-    if (p.pairs) /* made by the router in front */
+    if (p.pairs) /* the preceding router kernel writes the pairs */
         dependency_wait();
     lora_find(p, (int)blockIdx.x, r);
     bool mine = r.m && j0 < r.m->rank;
-    uint4 first[AHEAD][LORA_RANKS];
+    uint4 first[PREFETCH][LORA_RANKS];
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
+    for (int i = 0; i < PREFETCH; i++)
         if (mine)
             lora_a(r.m, j0, i * LORA_COLUMNS + tid * 8, first[i]);
     if (!p.pairs)
@@ -150,11 +153,11 @@ static __global__ void __launch_bounds__(LORA_THREADS)
         }
     };
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
+    for (int i = 0; i < PREFETCH; i++)
         if (i * LORA_COLUMNS + tid * 8 < p.n_in)
             add(first[i], i * LORA_COLUMNS + tid * 8);
 #pragma unroll 2
-    for (int k = AHEAD * LORA_COLUMNS + tid * 8; k < p.n_in; k += LORA_COLUMNS) {
+    for (int k = PREFETCH * LORA_COLUMNS + tid * 8; k < p.n_in; k += LORA_COLUMNS) {
         uint4 a[LORA_RANKS];
         lora_a(r.m, j0, k, a);
         add(a, k);
@@ -175,13 +178,13 @@ static __global__ void __launch_bounds__(LORA_THREADS)
     for (int w = 0; w < LORA_WARPS; w++)
         t += parts[w][tid];
 #pragma unroll
-    for (int n = 0; n < N; n++) /* which is known when this is compiled */
+    for (int n = 0; n < N; n++) /* unrolled, so that r.slot stays in registers */
         if (n == i && n < r.n)
             p.t[(size_t)r.slot[n] * (size_t)p.t_len + (size_t)(j0 + j)] =
                 t * r.m->scale * r.scale[n];
 }
 
-/* The part that column col is of, from part `from` on; n_parts: none. */
+/* The first part from `from` on that contains column col; n_parts if none does. */
 DEVICE int lora_part_of(const struct lora_change *m, int from, int col)
 {
     while (from < m->n_parts &&
@@ -190,28 +193,28 @@ DEVICE int lora_part_of(const struct lora_change *m, int from, int col)
     return from;
 }
 
-/* Grid: (rows, chunks or positions; columns by LORA_THREADS). Shared: t of the rows, a part's last eight
- * padded with zeros. */
+/* Grid: (rows, chunks or positions; groups of LORA_THREADS columns). Shared memory: t of the
+ * rows, padded with eight zeros. */
 template <int N>
 static __global__ void __launch_bounds__(LORA_THREADS)
-    lora_up_kernel(const __grid_constant__ struct lora_args p)
+    lora_expand_kernel(const __grid_constant__ struct lora_args p)
 {
     SHARED_BYTES(shared);
-    enum { AHEAD = 2 }; /* eights of B, before t is there */
+    enum { PREFETCH = 2 }; /* loads of B issued before t is available */
     float *t = (float *)shared;
     struct lora_rows<N> r;
     int tid = (int)threadIdx.x, col = (int)blockIdx.y * LORA_THREADS + tid, part = 0;
     if (p.pairs)
         dependency_wait();
     lora_find(p, (int)blockIdx.x, r);
-    uint4 first[AHEAD];
+    uint4 first[PREFETCH];
     if (r.m) {
         part = col < p.n_out ? lora_part_of(r.m, 0, col) : r.m->n_parts;
         if (part < r.m->n_parts) {
             const struct lora_change_part &m = r.m->parts[part];
             const uint16_t *b = m.b + (size_t)(col - m.first) * (size_t)m.ld;
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
+            for (int i = 0; i < PREFETCH; i++)
                 if (i * 8 < m.ld)
                     first[i] = *(const uint4 *)(b + i * 8);
         }
@@ -247,10 +250,10 @@ static __global__ void __launch_bounds__(LORA_THREADS)
         int k = 0;
         if (early) {
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++)
+            for (int i = 0; i < PREFETCH; i++)
                 if (i * 8 < m.ld)
                     add(first[i], i * 8);
-            k = AHEAD * 8;
+            k = PREFETCH * 8;
             early = false;
         }
 #pragma unroll 2
@@ -266,7 +269,7 @@ static __global__ void __launch_bounds__(LORA_THREADS)
             p.y[(size_t)r.out[n] * (size_t)p.ldy + (size_t)col] += sum[n];
 }
 
-/* A thread to four hidden units. Grid: (n; units by 4 LORA_THREADS). */
+/* One thread per four hidden units. Grid: (n; groups of 4 LORA_THREADS units). */
 static __global__ void __launch_bounds__(LORA_THREADS)
     lora_gate_kernel(const __grid_constant__ struct lora_gate_args p)
 {
@@ -289,20 +292,21 @@ static __global__ void __launch_bounds__(LORA_THREADS)
     for (int q = 0; q < 4; q++)
         h[q] = clamp_half(h[q] * HIDDEN_SCALE);
     uint32_t low = pack_half2(h[0], h[1]), high = pack_half2(h[2], h[3]);
-    if (p.halves) {
-        uint16_t *to = p.halves + (size_t)row * (size_t)p.padded;
+    if (p.fp16_out) {
+        uint16_t *to = p.fp16_out + (size_t)row * (size_t)p.padded;
         *(uint32_t *)(to + fragment_slot(i)) = low;
         *(uint32_t *)(to + fragment_slot(i + 2)) = high;
     }
-    if (p.panels) { /* as residual.cu's */
-        int tile = row / p.panel_rows, at = fragment_slot(i), piece = at >> 3 & 7, turn = row & 7;
+    if (p.panels) { /* layout as in residual.cu */
+        int tile = row / p.panel_rows, at = fragment_slot(i), piece = at >> 3 & 7,
+            swizzle = row & 7;
         uint8_t *to = p.panels +
                       ((size_t)(tile * p.panel_rows) * (size_t)p.padded +
                        (size_t)((row - tile * p.panel_rows) * 64)) *
                           2 +
                       (i >> 6) * p.panel_rows * 128 + (at & 7) * 2;
-        *(uint32_t *)(to + ((piece ^ turn) << 4)) = low;
-        *(uint32_t *)(to + (((piece + 1) ^ turn) << 4)) = high;
+        *(uint32_t *)(to + ((piece ^ swizzle) << 4)) = low;
+        *(uint32_t *)(to + (((piece + 1) ^ swizzle) << 4)) = high;
         if (i == 0)
             p.scale[row] = 1.0f / HIDDEN_SCALE;
     }
@@ -310,17 +314,17 @@ static __global__ void __launch_bounds__(LORA_THREADS)
 
 /* Host */
 
-void lora_low(struct cuda_backend *cu, const struct lora_args &p, int blocks, int rank)
+void lora_shrink(struct cuda_backend *cu, const struct lora_args &p, int blocks, int rank)
 {
     dim3 grid((unsigned)blocks, (unsigned)ceil_div(rank, LORA_RANKS));
-    auto kernel = p.chunks ? lora_low_kernel<LORA_ROWS> : lora_low_kernel<1>;
+    auto kernel = p.chunks ? lora_shrink_kernel<LORA_ROWS> : lora_shrink_kernel<1>;
     cuda_launch(cu, kernel, grid, LORA_THREADS, 0, LAUNCH_EARLY, p);
 }
 
-void lora_up(struct cuda_backend *cu, const struct lora_args &p, int blocks)
+void lora_expand(struct cuda_backend *cu, const struct lora_args &p, int blocks)
 {
     dim3 grid((unsigned)blocks, (unsigned)ceil_div(p.n_out, LORA_THREADS));
-    auto kernel = p.chunks ? lora_up_kernel<LORA_ROWS> : lora_up_kernel<1>;
+    auto kernel = p.chunks ? lora_expand_kernel<LORA_ROWS> : lora_expand_kernel<1>;
     size_t shared = (size_t)((p.chunks ? LORA_ROWS : 1) * (p.t_len + 8)) * sizeof(float);
     cuda_launch(cu, kernel, grid, LORA_THREADS, shared, LAUNCH_EARLY, p);
 }

@@ -1,30 +1,32 @@
 /*
- * The recurrence of a gated delta net for prompts, 64 rows at a time on the tensor cores; heads of
- * 128 x 128. With c_i the sum of log decays up to row i of a chunk, S the state in front of it:
- *   A_ij = beta_i exp(c_i - c_j) k_i.k_j (j < i),  T = (I + A)^-1
- *   W = T (beta exp(c) K),  U = T (beta V),  V' = U - W S
- *   o_i = exp(c_i) S^T q_i + sum of P_ij V'_j,  P_ij = exp(c_i - c_j) q_i.k_j (j <= i)
- *   S = exp(c_63) S + sum of exp(c_63 - c_j) k_j V'_j^T
- * delta_chunk makes what does not depend on S, for all chunks and heads at once; delta_carry walks
- * the chunks of a sequence with a part of S in registers. Exponents are differences that are never above 0.
- * Operands are halves, sums and S floats. Knows no projections, norms or gates (delta_net.cu).
+ * The recurrence of a gated delta net for prompts on tensor cores, in chunks of 64 rows; heads of
+ * 128 x 128. With c_i the sum of log decays up to row i of a chunk and S the state before it:
+ *    A_ij = beta_i exp(c_i - c_j) k_i.k_j (j < i),  T = (I + A)^-1
+ *    W = T (beta exp(c) K),  U = T (beta V),  V' = U - W S
+ *    o_i = exp(c_i) S^T q_i + sum of P_ij V'_j,  P_ij = exp(c_i - c_j) q_i.k_j (j <= i)
+ *    S = exp(c_63) S + sum of exp(c_63 - c_j) k_j V'_j^T
+ * delta_chunk computes what does not depend on S, for all chunks and heads in parallel. delta_carry
+ * walks the chunks of a sequence with columns of S in registers. All exponents are differences <=
+ * 0, so nothing overflows. Operands are fp16; accumulators and S are floats. Projections, norms and
+ * gates are in delta_net.cu.
  */
 #include "backend/cuda/mixers/delta_net.cuh"
 
-enum { CHUNK = 64, CHUNK_THREADS = 128, WIDE = DELTA_DIM * 2, NARROW = CHUNK * 2 };
-/* A chunk of a k head: halves (64, 128), and of a v head. What kernels read lies as it shall lie in
- * shared memory. u: in the order of accumulators, (16 columns, two tiles of 8 rows, lane). */
+enum { CHUNK = 64, CHUNK_THREADS = 128, ROW_DIM = DELTA_DIM * 2, ROW_CHUNK = CHUNK * 2 };
+/* A chunk of a k head: q and k, fp16 (64, 128). Below: a chunk of a v head. All matrices are
+ * stored in the swizzled layout they have in shared memory; u in accumulator order, (16 columns,
+ * two tiles of 8 rows, lane). */
 struct key_chunk {
-    uint8_t q[CHUNK * WIDE], k[CHUNK * WIDE];
+    uint8_t q[CHUNK * ROW_DIM], k[CHUNK * ROW_DIM];
 };
 struct head_chunk {
-    uint8_t w[CHUNK * WIDE], p[CHUNK * NARROW]; /* -W (64, 128), P (64, 64) */
-    float c[CHUNK];                             /* in powers of two */
+    uint8_t w[CHUNK * ROW_DIM], p[CHUNK * ROW_CHUNK]; /* -W (64, 128), P (64, 64) */
+    float c[CHUNK];                                   /* in units of log2 */
 };
 struct head_values {
     uint4 u[DELTA_DIM / 16][4][32];
 };
-/* Of all heads, as they lie behind each other in p.chunks, by slots. */
+/* Bytes of one chunk slot: all k heads, then all v heads. p.chunks is an array of slots. */
 static __host__ __device__ constexpr size_t chunk_bytes(int n_k, int n_v)
 {
     return (size_t)n_k * sizeof(struct key_chunk) +
@@ -42,7 +44,8 @@ DEVICE struct head_values *chunk_values(const struct delta_args &p, int slot, in
 {
     return (struct head_values *)chunk_head(p, slot, p.n_v) + h;
 }
-/* The slot of a prompt's first chunk, sequence i of those to be done: every one has room for its own. */
+/* The slot of the first chunk of the launch's i-th sequence. Each sequence may need a partial
+ * chunk, hence + i. */
 DEVICE int chunk_slot(const struct delta_args &p, int i)
 {
     return (p.step.q_start[p.first_seq + i] - p.first_row) / CHUNK + i;
@@ -57,13 +60,15 @@ DEVICE int chunk_owner(const struct delta_args &p, int seqs, int slot)
     return below - 1;
 }
 
-/* Sixteen bytes of a row of halves: swapped by row, so that eight rows are in different banks. */
+/* A 16-byte unit of a row of fp16. Units are XOR-swizzled by row, so eight rows fall into
+ * different banks. */
 template <int ROW> DEVICE uint8_t *unit_at(uint8_t *m, int row, int unit)
 {
     return m + row * ROW + ((unit ^ (row & 7)) << 4);
 }
-/* Fragments of the tensor core from rows r0.. and units u0.. (8 columns each) of such a matrix:
- * A: rows are rows; B: rows are columns, two tiles; the same from matrices that lie transposed. */
+/* MMA fragments from rows r0.. and units u0.. (8 columns each) of such a matrix. A: matrix rows
+ * are fragment rows. B: matrix rows are fragment columns, two n tiles. _trans: the same from a
+ * transposed matrix. */
 template <int ROW> DEVICE void frag_a(uint32_t (&r)[4], uint8_t *m, int r0, int u0)
 {
     ldmatrix4(r, unit_at<ROW>(m, r0 + (lane_id() & 15), u0 + (lane_id() >> 4)));
@@ -84,28 +89,28 @@ template <int ROW> DEVICE void frag_b_trans(uint32_t (&r)[4], uint8_t *m, int r0
 }
 
 /*
- * What does not depend on S. Grid: (v heads, slots). A warp has 16 rows of A, P and W, and 32 columns
- * of U.
+ * Computes what does not depend on S. Grid: (v heads, slots). A warp has 16 rows of A, P and W, and
+ * 32 columns of U.
  */
 enum { SOLVE_ROW = CHUNK + 1 };
 struct chunk_shared {
-    uint8_t k[CHUNK * WIDE]; /* then -W */
-    uint8_t q[CHUNK * WIDE]; /* then P, then V */
+    uint8_t k[CHUNK * ROW_DIM]; /* later -W */
+    uint8_t q[CHUNK * ROW_DIM]; /* later P, then V */
     union {
         float a[CHUNK][SOLVE_ROW];
         struct {
-            uint8_t w[CHUNK * NARROW], u[CHUNK * NARROW]; /* T for W and for U */
+            uint8_t w[CHUNK * ROW_CHUNK], u[CHUNK * ROW_CHUNK]; /* T for W and for U */
         } t;
     };
     float beta[CHUNK], c[CHUNK];
 };
 
-/* Rows row0.. of a matrix of floats, rows from n on zeros. */
+/* Loads 64 rows of floats as fp16. Rows from n on become zeros. */
 DEVICE void chunk_load(uint8_t *to, const float *from, size_t stride, int n)
 {
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < CHUNK * WIDE / 16; i += CHUNK_THREADS) {
-        int row = i / (WIDE / 16), unit = i % (WIDE / 16);
+    for (int i = (int)threadIdx.x; i < CHUNK * ROW_DIM / 16; i += CHUNK_THREADS) {
+        int row = i / (ROW_DIM / 16), unit = i % (ROW_DIM / 16);
         uint4 h = make_uint4(0, 0, 0, 0);
         if (row < n) {
             const float4 *x = (const float4 *)(from + (size_t)row * stride + (size_t)(unit * 8));
@@ -113,7 +118,7 @@ DEVICE void chunk_load(uint8_t *to, const float *from, size_t stride, int n)
             h = make_uint4(pack_half2(a.x, a.y), pack_half2(a.z, a.w), pack_half2(b.x, b.y),
                            pack_half2(b.z, b.w));
         }
-        *(uint4 *)unit_at<WIDE>(to, row, unit) = h;
+        *(uint4 *)unit_at<ROW_DIM>(to, row, unit) = h;
     }
 }
 DEVICE void chunk_copy(void *to, const void *from, int bytes)
@@ -122,7 +127,7 @@ DEVICE void chunk_copy(void *to, const void *from, int bytes)
         ((uint4 *)to)[i] = ((const uint4 *)from)[i];
 }
 
-/* beta, and c by a warp: lane l has rows 2l and 2l + 1. */
+/* One warp loads beta and computes c by a prefix sum. Lane l has rows 2l and 2l + 1. */
 DEVICE void chunk_gates(const struct delta_args &p, struct chunk_shared *sh, int row0, int n, int h)
 {
     int r = lane_id() * 2;
@@ -146,7 +151,8 @@ DEVICE void chunk_gates(const struct delta_args &p, struct chunk_shared *sh, int
     sh->beta[r + 1] = b[1];
 }
 
-/* A to sh->a, a lane's part of P to `p`; zeros above the diagonal. */
+/* Computes A into sh->a and a lane's fragment of P into `p`. Entries above the diagonal are
+ * zeros. */
 DEVICE void chunk_products(struct chunk_shared *sh, uint32_t (&p)[8][2])
 {
     int w = warp_id(), g = lane_id() >> 2, c = lane_id() & 3;
@@ -154,12 +160,12 @@ DEVICE void chunk_products(struct chunk_shared *sh, uint32_t (&p)[8][2])
 #pragma unroll
     for (int s = 0; s < DELTA_DIM / 16; s++) {
         uint32_t k[4], q[4], b[4];
-        frag_a<WIDE>(k, sh->k, 16 * w, 2 * s);
-        frag_a<WIDE>(q, sh->q, 16 * w, 2 * s);
+        frag_a<ROW_DIM>(k, sh->k, 16 * w, 2 * s);
+        frag_a<ROW_DIM>(q, sh->q, 16 * w, 2 * s);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             if (j <= w) {
-                frag_b<WIDE>(b, sh->k, 16 * j, 2 * s);
+                frag_b<ROW_DIM>(b, sh->k, 16 * j, 2 * s);
                 mma_f16(kk[2 * j], k, b[0], b[1]);
                 mma_f16(kk[2 * j + 1], k, b[2], b[3]);
                 mma_f16(qk[2 * j], q, b[0], b[1]);
@@ -190,12 +196,12 @@ DEVICE void chunk_put_p(uint8_t *to, const uint32_t (&p)[8][2])
     for (int t = 0; t < 8; t++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            *(uint32_t *)(unit_at<NARROW>(to, row + 8 * half, t) + 4 * (lane_id() & 3)) =
+            *(uint32_t *)(unit_at<ROW_CHUNK>(to, row + 8 * half, t) + 4 * (lane_id() & 3)) =
                 p[t][half];
 }
 
-/* sh->a = (I + A)^-1, by blocks of 16: those of the diagonal by columns, a warp each; then, row of
- * blocks by row of blocks, T_IJ = -T_II (sum over K of A_IK T_KJ). */
+/* sh->a = (I + A)^-1 by blocks of 16. Diagonal blocks are inverted by forward substitution, one
+ * warp each. Then, one block row after the other: T_IJ = -T_II (sum over K of A_IK T_KJ). */
 DEVICE void chunk_solve(struct chunk_shared *sh)
 {
     int d = 16 * warp_id(), lane = lane_id();
@@ -241,7 +247,8 @@ DEVICE void chunk_solve(struct chunk_shared *sh)
     }
 }
 
-/* T with the scales of its columns, as halves where it was: for U, and negated for W. */
+/* Scales the columns of T and stores it as fp16 in its own memory: once for U, once negated for
+ * W. */
 DEVICE void chunk_scale(struct chunk_shared *sh)
 {
     const int PER = CHUNK * 8 / CHUNK_THREADS;
@@ -260,14 +267,14 @@ DEVICE void chunk_scale(struct chunk_shared *sh)
 #pragma unroll
     for (int i = 0; i < PER; i++) {
         int at = (int)threadIdx.x + i * CHUNK_THREADS, row = at >> 3, unit = at & 7;
-        *(uint4 *)unit_at<NARROW>(sh->t.w, row, unit) =
+        *(uint4 *)unit_at<ROW_CHUNK>(sh->t.w, row, unit) =
             make_uint4(w[i][0], w[i][1], w[i][2], w[i][3]);
-        *(uint4 *)unit_at<NARROW>(sh->t.u, row, unit) =
+        *(uint4 *)unit_at<ROW_CHUNK>(sh->t.u, row, unit) =
             make_uint4(u[i][0], u[i][1], u[i][2], u[i][3]);
     }
 }
 
-/* U^T: a warp has 32 columns of V, 16 at a time. */
+/* U^T. A warp has 32 columns of V, 16 at a time. */
 DEVICE void chunk_u(struct chunk_shared *sh, struct head_values *to)
 {
 #pragma unroll 1
@@ -276,10 +283,10 @@ DEVICE void chunk_u(struct chunk_shared *sh, struct head_values *to)
 #pragma unroll
         for (int s = 0; s < 4; s++) {
             uint32_t v[4], b[4];
-            frag_a_trans<WIDE>(v, sh->q, 16 * s, 2 * m);
+            frag_a_trans<ROW_DIM>(v, sh->q, 16 * s, 2 * m);
 #pragma unroll
             for (int i = s; i < 4; i++) {
-                frag_b<NARROW>(b, sh->t.u, 16 * i, 2 * s);
+                frag_b<ROW_CHUNK>(b, sh->t.u, 16 * i, 2 * s);
                 mma_f16(u[2 * i], v, b[0], b[1]);
                 mma_f16(u[2 * i + 1], v, b[2], b[3]);
             }
@@ -293,7 +300,7 @@ DEVICE void chunk_u(struct chunk_shared *sh, struct head_values *to)
     }
 }
 
-/* -W: a warp has 16 rows. It goes where k was, when everybody has read that. */
+/* -W. A warp has 16 rows. Overwrites k after all warps have read it. */
 DEVICE void chunk_w(struct chunk_shared *sh)
 {
     int w = warp_id(), g = lane_id() >> 2, c = lane_id() & 3;
@@ -302,10 +309,10 @@ DEVICE void chunk_w(struct chunk_shared *sh)
     for (int s = 0; s < 4; s++)
         if (s <= w) {
             uint32_t t[4], b[4];
-            frag_a<NARROW>(t, sh->t.w, 16 * w, 2 * s);
+            frag_a<ROW_CHUNK>(t, sh->t.w, 16 * w, 2 * s);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                frag_b_trans<WIDE>(b, sh->k, 16 * s, 2 * j);
+                frag_b_trans<ROW_DIM>(b, sh->k, 16 * s, 2 * j);
                 mma_f16(acc[2 * j], t, b[0], b[1]);
                 mma_f16(acc[2 * j + 1], t, b[2], b[3]);
             }
@@ -315,7 +322,7 @@ DEVICE void chunk_w(struct chunk_shared *sh)
     for (int t = 0; t < 16; t++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            *(uint32_t *)(unit_at<WIDE>(sh->k, 16 * w + g + 8 * half, t) + 4 * c) =
+            *(uint32_t *)(unit_at<ROW_DIM>(sh->k, 16 * w + g + 8 * half, t) + 4 * c) =
                 pack_half2(acc[t][2 * half], acc[t][2 * half + 1]);
 }
 
@@ -343,13 +350,13 @@ static __global__ void __launch_bounds__(CHUNK_THREADS)
     uint32_t part[8][2];
     chunk_products(sh, part);
     if (delta_first_of(p, h)) {
-        chunk_copy(chunk_keys(p, slot, kh)->q, sh->q, CHUNK * WIDE);
-        chunk_copy(chunk_keys(p, slot, kh)->k, sh->k, CHUNK * WIDE);
+        chunk_copy(chunk_keys(p, slot, kh)->q, sh->q, CHUNK * ROW_DIM);
+        chunk_copy(chunk_keys(p, slot, kh)->k, sh->k, CHUNK * ROW_DIM);
     }
-    __syncthreads(); /* A is there, Q has been read */
+    __syncthreads(); /* A is complete, and Q has been read */
     chunk_put_p(sh->q, part);
     chunk_solve(sh);
-    chunk_copy(out->p, sh->q, CHUNK * NARROW);
+    chunk_copy(out->p, sh->q, CHUNK * ROW_CHUNK);
     chunk_copy(out->c, sh->c, CHUNK * 4);
     __syncthreads();
     chunk_load(sh->q, u + 2 * keys + (size_t)(h * DELTA_DIM), stride, n);
@@ -358,38 +365,39 @@ static __global__ void __launch_bounds__(CHUNK_THREADS)
     chunk_u(sh, chunk_values(p, slot, h));
     chunk_w(sh);
     __syncthreads();
-    chunk_copy(out->w, sh->k, CHUNK * WIDE);
+    chunk_copy(out->w, sh->k, CHUNK * ROW_DIM);
 }
 
 /*
- * Chunk after chunk. Grid: (blocks of 32 columns of S, v heads, sequences). Two warps have 16 columns
- * each, S^T as accumulators: 16 x 128, which are also what the products with it want. Two more warps
- * bring the next chunk.
+ * Walks the chunks of a sequence. Grid: (blocks of 32 columns of S, v heads, sequences). Two
+ * consumer warps have 16 columns each and hold S^T in accumulators, 16 x 128, which are also the A
+ * fragments of the products with S. Two producer warps load the next chunk.
  */
-enum { CARRY_COLS = 32, CARRY_USERS = CARRY_COLS / 16, CARRY_WARPS = 4 };
+enum { CARRY_COLS = 32, CARRY_CONSUMERS = CARRY_COLS / 16, CARRY_WARPS = 4 };
 struct carry_stage {
     struct key_chunk keys;
     struct head_chunk head;
-    uint4 u[CARRY_USERS][4][32];
+    uint4 u[CARRY_CONSUMERS][4][32];
 };
 
-DEVICE void carry_bring(const struct delta_args &p, struct carry_stage *to, int slot, int h, int kh)
+DEVICE void carry_produce(const struct delta_args &p, struct carry_stage *to, int slot, int h,
+                          int kh)
 {
-    const int THREADS = (CARRY_WARPS - CARRY_USERS) * 32;
+    const int THREADS = (CARRY_WARPS - CARRY_CONSUMERS) * 32;
     const uint8_t *keys = (const uint8_t *)chunk_keys(p, slot, kh);
     const uint8_t *head = (const uint8_t *)chunk_head(p, slot, h);
-    int id = (int)threadIdx.x - CARRY_USERS * 32;
+    int id = (int)threadIdx.x - CARRY_CONSUMERS * 32;
     for (int i = id * 16; i < (int)sizeof to->keys; i += THREADS * 16)
         copy_async16((uint8_t *)&to->keys + i, keys + i);
     for (int i = id * 16; i < (int)sizeof to->head; i += THREADS * 16)
         copy_async16((uint8_t *)&to->head + i, head + i);
-    const uint4 *u = chunk_values(p, slot, h)->u[blockIdx.x * CARRY_USERS][0];
-    for (int i = id; i < CARRY_USERS * 4 * 32; i += THREADS)
+    const uint4 *u = chunk_values(p, slot, h)->u[blockIdx.x * CARRY_CONSUMERS][0];
+    for (int i = id; i < CARRY_CONSUMERS * 4 * 32; i += THREADS)
         copy_async16(&to->u[0][0][i], u + i);
     copy_async_commit();
 }
 
-/* A lane's part of S^T: columns g and g + 8 of `at`, keys 8t + 2c and the next. */
+/* A lane's part of S^T: columns g and g + 8 from `at` on, keys 8t + 2c and 8t + 2c + 1. */
 DEVICE void carry_load(const float *at, float (&s)[16][4])
 {
     const float *from = at + (lane_id() & 3) * (2 * DELTA_DIM) + (lane_id() >> 2);
@@ -407,7 +415,7 @@ DEVICE void carry_store(float *at, int t, const float (&s)[4])
         to[(8 * t + (e & 1)) * DELTA_DIM + 8 * (e >> 1)] = s[e];
 }
 
-/* Two tiles of accumulators as an operand. */
+/* Two accumulator tiles as an A fragment. */
 DEVICE void carry_frag(uint32_t (&a)[4], const float (&x)[4], const float (&y)[4])
 {
     a[0] = pack_half2(x[0], x[1]);
@@ -416,7 +424,7 @@ DEVICE void carry_frag(uint32_t (&a)[4], const float (&x)[4], const float (&y)[4
     a[3] = pack_half2(y[2], y[3]);
 }
 
-/* V'^T with every row decayed until c is `end`; rows from n on are zeros. */
+/* V'^T with each row decayed to the point where c is `end`. Rows from n on become zeros. */
 DEVICE void carry_decayed(uint32_t (&a)[4][4], const float (&v)[8][4], const float *c, float end,
                           int n)
 {
@@ -435,7 +443,7 @@ DEVICE void carry_decayed(uint32_t (&a)[4][4], const float (&v)[8][4], const flo
         carry_frag(a[s], x[2 * s], x[2 * s + 1]);
 }
 
-/* S^T as it is after the first n rows of the chunk, to a slot. */
+/* Stores S^T as of the first n rows of the chunk in a state slot. */
 DEVICE void carry_save(struct carry_stage *st, const float (&s)[16][4], const float (&v)[8][4],
                        int n, float *to)
 {
@@ -453,7 +461,7 @@ DEVICE void carry_save(struct carry_stage *st, const float (&s)[16][4], const fl
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            frag_b_trans<WIDE>(b, st->keys.k, 16 * i, 2 * j);
+            frag_b_trans<ROW_DIM>(b, st->keys.k, 16 * i, 2 * j);
             mma_f16(x[0], a[i], b[0], b[1]);
             mma_f16(x[1], a[i], b[2], b[3]);
         }
@@ -462,7 +470,7 @@ DEVICE void carry_save(struct carry_stage *st, const float (&s)[16][4], const fl
     }
 }
 
-/* V'^T = U^T - S^T W^T and o^T = exp(c) S^T Q^T + V'^T P^T of 16 columns. */
+/* V'^T = U^T - S^T W^T and o^T = exp(c) S^T Q^T + V'^T P^T, for 16 columns. */
 DEVICE void carry_outputs(struct carry_stage *st, const float (&s)[16][4], float (&v)[8][4],
                           float (&o)[8][4])
 {
@@ -472,10 +480,10 @@ DEVICE void carry_outputs(struct carry_stage *st, const float (&s)[16][4], float
         carry_frag(a, s[2 * k], s[2 * k + 1]);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            frag_b<WIDE>(b, st->head.w, 16 * j, 2 * k);
+            frag_b<ROW_DIM>(b, st->head.w, 16 * j, 2 * k);
             mma_f16(v[2 * j], a, b[0], b[1]);
             mma_f16(v[2 * j + 1], a, b[2], b[3]);
-            frag_b<WIDE>(b, st->keys.q, 16 * j, 2 * k);
+            frag_b<ROW_DIM>(b, st->keys.q, 16 * j, 2 * k);
             mma_f16(o[2 * j], a, b[0], b[1]);
             mma_f16(o[2 * j + 1], a, b[2], b[3]);
         }
@@ -492,14 +500,14 @@ DEVICE void carry_outputs(struct carry_stage *st, const float (&s)[16][4], float
         carry_frag(a, v[2 * k], v[2 * k + 1]);
 #pragma unroll
         for (int i = k; i < 4; i++) {
-            frag_b<NARROW>(b, st->head.p, 16 * i, 2 * k);
+            frag_b<ROW_CHUNK>(b, st->head.p, 16 * i, 2 * k);
             mma_f16(o[2 * i], a, b[0], b[1]);
             mma_f16(o[2 * i + 1], a, b[2], b[3]);
         }
     }
 }
 
-/* S^T = exp(c_63) S^T + V'^T K, V' decayed until the end. */
+/* S^T = exp(c_63) S^T + V'^T K, with V' decayed to the end of the chunk. */
 DEVICE void carry_state(struct carry_stage *st, float (&s)[16][4], const float (&v)[8][4])
 {
     const float *c = st->head.c;
@@ -515,7 +523,7 @@ DEVICE void carry_state(struct carry_stage *st, float (&s)[16][4], const float (
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            frag_b_trans<WIDE>(b, st->keys.k, 16 * i, 2 * j);
+            frag_b_trans<ROW_DIM>(b, st->keys.k, 16 * i, 2 * j);
             mma_f16(s[2 * j], a[i], b[0], b[1]);
             mma_f16(s[2 * j + 1], a[i], b[2], b[3]);
         }
@@ -530,32 +538,32 @@ static __global__ void __launch_bounds__(CARRY_WARPS * 32)
     int seq = p.first_seq + i, w = warp_id(), lane = lane_id();
     int in = p.step.states[seq], out = p.step.states[n + seq], save = p.step.states[2 * n + seq];
     int first = p.step.q_start[seq], rows = p.step.q_start[seq + 1] - first;
-    int slot = chunk_slot(p, i), m = (int)blockIdx.x * CARRY_USERS + w,
+    int slot = chunk_slot(p, i), m = (int)blockIdx.x * CARRY_CONSUMERS + w,
         col = h * DELTA_DIM + m * 16;
     size_t values = (size_t)(p.n_v * DELTA_DIM);
     float s[16][4] = {};
-    bool user = w < CARRY_USERS;
-    if (user && in >= 0 && out >= 0)
+    bool consumer = w < CARRY_CONSUMERS;
+    if (consumer && in >= 0 && out >= 0)
         carry_load(delta_state_of(p, in, h) + m * 16, s);
     dependency_wait();
     dependency_trigger();
     if (out < 0) { /* padding */
-        for (int t = 0; user && t < rows; t++)
+        for (int t = 0; consumer && t < rows; t++)
             if (lane < 16)
                 p.o[(size_t)(first + t) * values + (size_t)(col + lane)] = 0.0f;
         return;
     }
-    if (!user)
-        carry_bring(p, &stages[0], slot, h, kh);
-    for (int at = 0, turn = 0; at < rows; at += CHUNK, turn ^= 1, slot++) {
+    if (!consumer)
+        carry_produce(p, &stages[0], slot, h, kh);
+    for (int at = 0, buffer = 0; at < rows; at += CHUNK, buffer ^= 1, slot++) {
         copy_async_wait<0>();
-        __syncthreads(); /* this chunk is there, the one before is done with */
-        if (!user) {
+        __syncthreads(); /* this chunk has arrived; the previous one has been read */
+        if (!consumer) {
             if (at + CHUNK < rows)
-                carry_bring(p, &stages[turn ^ 1], slot + 1, h, kh);
+                carry_produce(p, &stages[buffer ^ 1], slot + 1, h, kh);
             continue;
         }
-        struct carry_stage *st = &stages[turn];
+        struct carry_stage *st = &stages[buffer];
         float v[8][4], o[8][4] = {};
 #pragma unroll
         for (int t = 0; t < 8; t++) {
@@ -580,12 +588,12 @@ static __global__ void __launch_bounds__(CARRY_WARPS * 32)
                        delta_state_of(p, p.step.states[3 * n + seq], h) + m * 16);
         carry_state(st, s, v);
     }
-    if (user)
+    if (consumer)
 #pragma unroll
         for (int t = 0; t < 16; t++)
             carry_store(delta_state_of(p, out, h) + m * 16, t, s[t]);
     if (blockIdx.x == 0)
-        delta_keep_all(p, seq, h);
+        delta_conv_state_put_all(p, seq, h);
 }
 
 /* Host */

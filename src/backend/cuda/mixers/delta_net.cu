@@ -1,10 +1,14 @@
 /*
- * The gated delta net: what lies between its projections. Decodes are one kernel (delta_step) that
- * reads and writes a state once. Prompts are several: convolution, norms and gates by row
- * (delta_conv); the recurrence, by chunks of rows (delta_chunked.cu) or by columns of a head's state,
- * which stay in registers over all rows of a sequence (delta_scan; delta_any for heads of other
- * sizes); norm and gate of what came out (delta_gate). Rows of a sequence come in order, so decodes,
- * prompts and mixes differ only in how many there are.
+ * The gated delta net between its projections. For each v head, with state S (Dk, Dv), decay g_t
+ * and gate beta_t:
+ *    S <- g_t S,  S <- S + k_t beta_t (v_t - S^T k_t)^T,  o_t = S^T q_t
+ * Decodes are one kernel (delta_step) that reads and writes each state once; reading and writing it
+ * is their limit. Prompts take several kernels: convolution, norms and gates per row (delta_conv);
+ * the recurrence, by chunks of rows on tensor cores (delta_chunked.cu), or row by row with columns
+ * of S in registers over all rows of a sequence (delta_scan; delta_any for other head sizes);
+ * output norm and gate (delta_gate). Rows of a sequence are processed in order, so decodes, prompts
+ * and mixed steps differ only in the number of rows.
+ *
  * Owns the scratch of these layers and the layout of a state (delta_net.cuh).
  */
 #include "backend/cuda/mixers/delta_net.cuh"
@@ -16,8 +20,8 @@ extern "C" {
 
 #include <math.h>
 
-/* A warp: channels c.. of row t after convolution and silu; lane l has l, l + 32, .. The sum of their
- * squares comes back. */
+/* One warp: `dim` channels from c on of row t after convolution and silu. Lane l holds channels
+ * l, l + 32, .. Returns the sum of their squares. */
 DEVICE float delta_convolve(const struct delta_args &p, int t, int first, const float *old, int c,
                             int dim, float (&y)[DELTA_MAX_DIM / 32])
 {
@@ -53,7 +57,7 @@ DEVICE void delta_put(float *to, int dim, const float (&y)[DELTA_MAX_DIM / 32], 
             to[lane_id() + 32 * i] = y[i] * scale;
 }
 
-/* Grid: (heads / 4, rows). A warp has q and k of a head, normed; or a v head, with its gates. */
+/* Grid: (heads / 4, rows). A warp has the normed q and k of a k head, or a v head and its gates. */
 static __global__ void __launch_bounds__(128)
     delta_conv_kernel(const __grid_constant__ struct delta_args p)
 {
@@ -63,7 +67,7 @@ static __global__ void __launch_bounds__(128)
     int seq = p.step.seq_of[t], in = p.step.states[seq], first = p.step.q_start[seq];
     if (head >= p.n_k + p.n_v || p.step.states[p.step.n_seqs + seq] < 0)
         return;
-    const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+    const float *old = in < 0 ? NULL : delta_conv_state_of(p, in);
     float *uc = p.uc + (size_t)t * (size_t)p.channels;
     int keys = p.n_k * p.k_dim;
     float y[DELTA_MAX_DIM / 32];
@@ -95,12 +99,14 @@ static __global__ void __launch_bounds__(128)
 }
 
 /*
- * The same for heads of 128 and four taps, which stay in registers: a warp has a head in CONV_ROWS
- * neighbouring rows, a lane four channels and the rows before. Grid: (heads / 4, strips of rows).
+ * The same for heads of 128 and four taps, all in registers: a warp has one head in CONV_ROWS
+ * consecutive rows; a lane has four channels and their last rows. Grid: (heads / 4, strips of
+ * rows).
  */
 enum { CONV_ROWS = 8, CONV_TAPS = 4 };
 
-/* Four channels of one head of q, k or v: their taps, and the rows that the next one needs. */
+/* Four channels of one head of q, k or v: their taps, and the previous rows that the next output
+ * needs. */
 struct conv_lane {
     float4 taps[CONV_TAPS]; /* by channel */
     float4 past[CONV_TAPS - 1];
@@ -121,7 +127,7 @@ DEVICE float4 conv_at(const struct delta_args &p, int row, int first, const floa
     return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* The rows before row t of channels c... */
+/* Loads the rows before row t of channels c... */
 DEVICE void conv_past(const struct delta_args &p, struct conv_lane &l, int t, int first,
                       const float *old, int c)
 {
@@ -129,7 +135,7 @@ DEVICE void conv_past(const struct delta_args &p, struct conv_lane &l, int t, in
     for (int k = 0; k < CONV_TAPS - 1; k++)
         l.past[k] = conv_at(p, t - CONV_TAPS + 1 + k, first, old, c);
 }
-/* The next row, after convolution and silu. */
+/* Convolution and silu of the next row. Shifts it into the past. */
 DEVICE float4 conv_row(struct conv_lane &l, const float4 &now)
 {
     float y[4];
@@ -171,7 +177,7 @@ static __global__ void __launch_bounds__(128)
     dependency_wait();
     dependency_trigger();
     int seqs[CONV_ROWS];
-    float4 now[CONV_ROWS], now_k[CONV_ROWS]; /* all asked for at once */
+    float4 now[CONV_ROWS], now_k[CONV_ROWS]; /* all loads issued at once */
 #pragma unroll
     for (int i = 0; i < CONV_ROWS; i++) {
         int t = p.first_row + min(at + i, end - 1);
@@ -180,7 +186,7 @@ static __global__ void __launch_bounds__(128)
         now[i] = *(const float4 *)u;
         now_k[i] = keys ? *(const float4 *)(u + n) : now[i];
     }
-    if (!keys && at + lane < end && lane < CONV_ROWS) { /* the gates, a lane to a row */
+    if (!keys && at + lane < end && lane < CONV_ROWS) { /* gates: one lane per row */
         float *beta = p.ba + (size_t)(p.first_row + at + lane) * (size_t)(2 * p.n_v) + (size_t)h;
         beta[0] = delta_sigmoid(beta[0]);
         beta[p.n_v] = delta_decay(p, h, beta[p.n_v]);
@@ -193,7 +199,7 @@ static __global__ void __launch_bounds__(128)
             break;
         if (seq != before) {
             int in = p.step.states[seq], first = p.step.q_start[seq];
-            const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+            const float *old = in < 0 ? NULL : delta_conv_state_of(p, in);
             before = seq;
             padding = p.step.states[p.step.n_seqs + seq] < 0;
             if (!padding) {
@@ -258,7 +264,8 @@ static __global__ void __launch_bounds__(128)
     }
 }
 
-/* Heads of any size. Grid: (v heads, sequences); S lies in shared memory, a thread has columns. */
+/* Heads of any size. Grid: (v heads, sequences). S is in shared memory; threads own columns of
+ * it. */
 static __global__ void __launch_bounds__(128)
     delta_any_kernel(const __grid_constant__ struct delta_args p)
 {
@@ -296,9 +303,9 @@ static __global__ void __launch_bounds__(128)
             float seen = 0.0f, sum = 0.0f;
             for (int i = 0; i < Dk; i++)
                 seen += S[i * Dv + j] * k[i];
-            float wrong = beta * (v[j] - decay * seen);
+            float delta = beta * (v[j] - decay * seen);
             for (int i = 0; i < Dk; i++) {
-                float s = S[i * Dv + j] * decay + k[i] * wrong;
+                float s = S[i * Dv + j] * decay + k[i] * delta;
                 S[i * Dv + j] = s;
                 sum += s * q[i];
             }
@@ -314,16 +321,17 @@ static __global__ void __launch_bounds__(128)
     for (int i = tid; out >= 0 && i < Dk * Dv; i += 128)
         delta_state_of(p, out, h)[i] = S[i];
     if (out >= 0)
-        delta_keep_all(p, seq, h);
+        delta_conv_state_put_all(p, seq, h);
 }
 
 /*
- * Prompts, heads of 128 x 128. Grid: (blocks of 32 columns, v heads, sequences). A warp has 8 columns:
- * lane (r, c) rows 4r.. of every 32 and columns 2c, 2c + 1, in registers over all rows of the sequence.
- * Keys and queries pass through shared memory, SCAN_ROWS at a time, the next on their way.
+ * Prompts, heads of 128 x 128. Grid: (blocks of 32 columns, v heads, sequences). A warp has 8
+ * columns of S: lane (r, c) rows 4r.. of every 32 and columns 2c, 2c + 1, in registers over all
+ * rows of the sequence. Keys and queries pass through shared memory, SCAN_ROWS at a time,
+ * double-buffered.
  *
- * S is kept as G S': decays multiply G alone, so that a row costs S' three products an element (with k,
- * with q, and the correction). Where G gets small, S' takes it over.
+ * S is kept as G S'. Decays multiply the scalar G only, so a row costs three multiply-adds per
+ * element of S': with k, with q, and the rank-1 update. When G gets small it is multiplied into S'.
  */
 enum { SCAN_ROWS = 16, SCAN_COLS = 32, SCAN_WARPS = 4 };
 struct scan_stage {
@@ -353,7 +361,7 @@ DEVICE void scan_fetch(const struct delta_args &p, struct scan_stage *to, int h,
     copy_async_commit();
 }
 
-/* The gates of those rows, a thread to a row: on their way, and there. */
+/* The gates of those rows, one thread per row: loaded into registers, then stored in the stage. */
 DEVICE float4 scan_gates(const struct delta_args &p, int h, int kh, int row0, int rows)
 {
     int r = (int)threadIdx.x;
@@ -372,7 +380,8 @@ DEVICE void scan_put_gates(struct scan_stage *to, const float4 &g)
     }
 }
 
-/* S = scale * s, or s = S; lane (r, c)'s part of a warp's columns, which begin at `to`. */
+/* S = scale * s, and s = S. `to`, `from`: the first of a warp's columns; lane (r, c) has its
+ * part of them. */
 DEVICE void scan_store(float *to, const float (&s)[16][2], float scale)
 {
     int r = lane_id() >> 2, c = lane_id() & 3;
@@ -392,7 +401,7 @@ DEVICE void scan_load(const float *from, float (&s)[16][2])
     }
 }
 
-/* What a lane needs of row t of a stage; col: its first column. Read one row ahead. */
+/* A lane's inputs for row t of a stage, read one row ahead. col: the lane's first column. */
 struct scan_in {
     float4 k[4], q[4];
     float2 v;
@@ -412,7 +421,7 @@ DEVICE void scan_read(const struct scan_stage *st, int t, int col, struct scan_i
     in.kq = st->kq[t];
 }
 
-/* One row: the two columns of o; G, S' go on. */
+/* Processes one row: updates G and S' and returns the lane's two columns of o. */
 DEVICE float2 scan_row(const struct scan_in &in, float (&s)[16][2], float &G)
 {
     G *= in.decay;
@@ -424,7 +433,8 @@ DEVICE float2 scan_row(const struct scan_in &in, float (&s)[16][2], float &G)
         }
         G = 1.0f;
     }
-    float back = fast_divide(1.0f, G), sum[2][4] = {}; /* two halves: shorter chains */
+    float back = fast_divide(1.0f, G),
+          sum[2][4] = {}; /* two partial sums shorten the dependency chains */
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         float k = four_get(in.k[i >> 2], i & 3), q = four_get(in.q[i >> 2], i & 3);
@@ -442,15 +452,15 @@ DEVICE float2 scan_row(const struct scan_in &in, float (&s)[16][2], float &G)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             sum[0][i] += __shfl_xor_sync(FULL_WARP, sum[0][i], d);
-    float wrong[2] = {in.beta * (in.v.x - G * sum[0][0]), in.beta * (in.v.y - G * sum[0][1])};
-    float add[2] = {wrong[0] * back, wrong[1] * back};
+    float delta[2] = {in.beta * (in.v.x - G * sum[0][0]), in.beta * (in.v.y - G * sum[0][1])};
+    float add[2] = {delta[0] * back, delta[1] * back};
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         float k = four_get(in.k[i >> 2], i & 3);
         s[i][0] += k * add[0];
         s[i][1] += k * add[1];
     }
-    return make_float2(G * sum[0][2] + wrong[0] * in.kq, G * sum[0][3] + wrong[1] * in.kq);
+    return make_float2(G * sum[0][2] + delta[0] * in.kq, G * sum[0][3] + delta[1] * in.kq);
 }
 
 static __global__ void __launch_bounds__(SCAN_WARPS * 32)
@@ -479,15 +489,15 @@ static __global__ void __launch_bounds__(SCAN_WARPS * 32)
     scan_fetch(p, &stages[0], h, kh, first, rows, col0);
     scan_put_gates(&stages[0], scan_gates(p, h, kh, first, rows));
     int col = w * 8 + 2 * (lane & 3);
-    for (int base = 0, turn = 0; base < rows; base += SCAN_ROWS, turn ^= 1) {
+    for (int base = 0, buffer = 0; base < rows; base += SCAN_ROWS, buffer ^= 1) {
         copy_async_wait<0>();
-        __syncthreads(); /* these are there; those before are done with */
+        __syncthreads(); /* this stage has arrived; the other has been read */
         int next = base + SCAN_ROWS, end = min((int)SCAN_ROWS, rows - base);
         if (next < rows)
-            scan_fetch(p, &stages[turn ^ 1], h, kh, first + next, rows - next, col0);
+            scan_fetch(p, &stages[buffer ^ 1], h, kh, first + next, rows - next, col0);
         float4 gates = scan_gates(p, h, kh, first + next, rows - next);
         struct scan_in in[2];
-        scan_read(&stages[turn], 0, col, in[0]);
+        scan_read(&stages[buffer], 0, col, in[0]);
 #pragma unroll 1
         for (int t0 = 0; t0 < end; t0 += 2)
 #pragma unroll
@@ -495,7 +505,7 @@ static __global__ void __launch_bounds__(SCAN_WARPS * 32)
                 int t = t0 + i;
                 if (t >= end)
                     break;
-                scan_read(&stages[turn], min(t + 1, SCAN_ROWS - 1), col, in[i ^ 1]);
+                scan_read(&stages[buffer], min(t + 1, SCAN_ROWS - 1), col, in[i ^ 1]);
                 float2 v = scan_row(in[i], s, G);
                 if (lane < 4)
                     *(float2 *)(o + (size_t)(base + t) * values + (size_t)(2 * lane)) = v;
@@ -503,21 +513,22 @@ static __global__ void __launch_bounds__(SCAN_WARPS * 32)
                     scan_store(delta_state_of(p, p.step.states[3 * n + seq], h) + col0 + w * 8, s,
                                G);
             }
-        scan_put_gates(&stages[turn ^ 1], gates);
+        scan_put_gates(&stages[buffer ^ 1], gates);
     }
     scan_store(delta_state_of(p, out, h) + col0 + w * 8, s, G);
     if (blockIdx.x == 0)
-        delta_keep_all(p, seq, h);
+        delta_conv_state_put_all(p, seq, h);
 }
 
 /*
- * One row of each sequence, heads of 128 x 128, from the projections to the rows of the output
- * projection. Grid: (v heads, sequences). The state is on its way to registers before the kernel in
- * front has ended: warp w has rows 8w.., lane l columns 4l... What S makes of k and of q is added up
- * over the warps in shared memory; o = S^T q of the corrected S follows from both.
- * Blocks that share a k head all read its rows before the convolution; the last of them to have done so
- * writes the new ones. MANY: sequences of a few rows, from first_seq on, one row after the other, the state in
- * registers throughout.
+ * One row per sequence, heads of 128 x 128, from the projections to the input of the output
+ * projection in one kernel. Grid: (v heads, sequences). State loads into registers are issued
+ * before dependency_wait: warp w has rows 8w.., lane l columns 4l... S^T k and S^T q are summed
+ * over the warps in shared memory; o = S^T q of the updated S follows from both.
+ *
+ * Blocks that share a k head all read its convolution rows. An atomic count finds the last block to
+ * have done so, and that block writes the new rows. MANY: sequences of a few rows, from first_seq
+ * on; rows are processed one after the other with the state in registers.
  */
 enum { STEP_WARPS = 16, STEP_ROWS = DELTA_DIM / STEP_WARPS };
 struct step_shared {
@@ -527,15 +538,15 @@ struct step_shared {
     int last;
 };
 
-/* A channel of q, k or v: convolved, with the rows to be kept. */
+/* A channel of q, k or v and its convolution state. */
 struct step_channel {
     int c;
     float past[DELTA_MAX_TAPS - 1], now;
 };
 
-DEVICE void step_keep(const struct delta_args &p, const struct step_channel &x, int slot)
+DEVICE void step_conv_state_put(const struct delta_args &p, const struct step_channel &x, int slot)
 {
-    float *to = delta_rows_of(p, slot) + x.c;
+    float *to = delta_conv_state_of(p, slot) + x.c;
 #pragma unroll
     for (int k = 0; k < DELTA_MAX_TAPS - 1; k++)
         if (k < p.taps - 1)
@@ -543,7 +554,7 @@ DEVICE void step_keep(const struct delta_args &p, const struct step_channel &x, 
                 k + 1 < p.taps - 1 ? x.past[k + 1 < DELTA_MAX_TAPS - 1 ? k + 1 : k] : x.now;
 }
 
-/* The next row's past. */
+/* Shifts the current row into the past. */
 DEVICE void step_shift(const struct delta_args &p, struct step_channel *x)
 {
 #pragma unroll
@@ -583,7 +594,7 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
                 taps[k] = p.conv[(size_t)x.c * (size_t)p.taps + (size_t)k];
             if (k < p.taps - 1 && in >= 0 && out >= 0)
                 x.past[k < DELTA_MAX_TAPS - 1 ? k : 0] =
-                    delta_rows_of(p, in)[(size_t)k * (size_t)p.channels + (size_t)x.c];
+                    delta_conv_state_of(p, in)[(size_t)k * (size_t)p.channels + (size_t)x.c];
         }
     }
     dependency_wait();
@@ -611,7 +622,7 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
             if (lane == 0)
                 sh->squares[which][w & 3] = squares;
         }
-        __threadfence(); /* what was read of the state's rows was read before others hear of it */
+        __threadfence(); /* reads of the convolution rows must precede the count that lets another block overwrite them */
         __syncthreads();
         if (tid == 0 && r == 0) {
             int32_t *count = p.count + seq * p.n_k + kh;
@@ -650,15 +661,15 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
             sh->sum[tid >> 7][tid & 127] = sum * decay;
         }
         __syncthreads();
-        float wrong[4];
+        float delta[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            wrong[j] = beta * (sh->qkv[2][lane * 4 + j] - sh->sum[0][lane * 4 + j]);
+            delta[j] = beta * (sh->qkv[2][lane * 4 + j] - sh->sum[0][lane * 4 + j]);
 #pragma unroll
         for (int i = 0; i < STEP_ROWS; i++) {
             float4 v =
-                make_float4(s[i].x * decay + k[i] * wrong[0], s[i].y * decay + k[i] * wrong[1],
-                            s[i].z * decay + k[i] * wrong[2], s[i].w * decay + k[i] * wrong[3]);
+                make_float4(s[i].x * decay + k[i] * delta[0], s[i].y * decay + k[i] * delta[1],
+                            s[i].z * decay + k[i] * delta[2], s[i].w * decay + k[i] * delta[3]);
             int at = (w * STEP_ROWS + i) * DELTA_DIM + lane * 4;
             if (ends)
                 *(float4 *)(delta_state_of(p, out, h) + at) = v;
@@ -668,9 +679,9 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
         }
         if (which == 2 || (which < 2 && sh->last)) {
             if (ends)
-                step_keep(p, x, out);
+                step_conv_state_put(p, x, out);
             if (saves)
-                step_keep(p, x, save);
+                step_conv_state_put(p, x, save);
         }
         float y = 0.0f;
         if (tid < DELTA_DIM) {
@@ -688,7 +699,7 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
         if (!MANY)
             break;
         step_shift(p, &x);
-        __syncthreads(); /* shared memory is written again */
+        __syncthreads(); /* the next row overwrites shared memory */
     }
 }
 
@@ -699,7 +710,8 @@ struct delta_scratch {
     int32_t *count;
     uint8_t *chunks;
     size_t chunks_bytes;
-    float *halves, *twice; /* (2 * split_rows, n_embd); (2 * split_rows, widest), or NULL */
+    float *split_in;  /* (2 * split_rows, n_embd) or NULL */
+    float *split_out; /* (2 * split_rows, widest) or NULL */
     int split_rows;
 };
 
@@ -726,7 +738,7 @@ bool delta_net_supported(const struct cuda_backend *cu, const struct delta_net *
     return true;
 }
 
-static bool delta_is_halves(const struct delta_net *d)
+static bool delta_is_fp16(const struct delta_net *d)
 {
     const struct weight *all[] = {d->wqkv, d->wz, d->wba};
     for (int i = 0; i < 3; i++) {
@@ -740,7 +752,7 @@ static bool delta_is_halves(const struct delta_net *d)
 
 bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
 {
-    bool halves = false;
+    bool fp16 = false;
     size_t channels = 0, values = 0, n_k = 0, n_v = 0, tokens = (size_t)b->max_tokens;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct mixer *m = &cu->net->layers[i].mixer;
@@ -752,7 +764,7 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
         values = v > values ? v : values;
         n_k = (size_t)d->n_k_heads > n_k ? (size_t)d->n_k_heads : n_k;
         n_v = (size_t)d->n_v_heads > n_v ? (size_t)d->n_v_heads : n_v;
-        halves = halves || delta_is_halves(d);
+        fp16 = fp16 || delta_is_fp16(d);
     }
     if (!values)
         return true;
@@ -760,8 +772,8 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
     cu->delta = s;
     s->chunks_bytes = delta_chunked_bytes((int)n_k, (int)n_v, b->max_tokens,
                                           b->max_seqs < CHUNKED_SEQS ? b->max_seqs : CHUNKED_SEQS);
-    int room = b->max_tokens / 2; /* rows of halves that products have room for, twice */
-    s->split_rows = !halves ? 0 : room < DELTA_SPLIT_ROWS ? room : DELTA_SPLIT_ROWS;
+    int room = b->max_tokens / 2; /* each row takes two rows of the product's fp16 input */
+    s->split_rows = !fp16 ? 0 : room < DELTA_SPLIT_ROWS ? room : DELTA_SPLIT_ROWS;
     size_t twice = 2 * (size_t)s->split_rows, widest = channels > 2 * n_v ? channels : 2 * n_v;
     const struct want list[] = {{(void **)&s->u, tokens * channels * 4},
                                 {(void **)&s->uc, tokens * channels * 4},
@@ -771,8 +783,8 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
                                 {(void **)&s->o, tokens * values * 4},
                                 {(void **)&s->count, (size_t)b->max_seqs * n_k * 4},
                                 {(void **)&s->chunks, s->chunks_bytes},
-                                {(void **)&s->halves, twice * (size_t)cu->shape.n_embd * 4},
-                                {(void **)&s->twice, twice * widest * 4}};
+                                {(void **)&s->split_in, twice * (size_t)cu->shape.n_embd * 4},
+                                {(void **)&s->split_out, twice * widest * 4}};
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
@@ -866,7 +878,8 @@ static struct delta_args delta_args_of(struct cuda_backend *cu, const struct mix
     return p;
 }
 
-/* Grid: (rows). Row r of x becomes rows r and rows + r of y: the nearest half, and what that leaves. */
+/* Grid: (rows). Row r of x becomes row r of y (rounded to fp16's mantissa) and row rows + r (the
+ * residue). */
 static __global__ void __launch_bounds__(256)
     delta_split_kernel(const float *x, float *y, int width)
 {
@@ -882,7 +895,7 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-/* Grid: (blocks of 256 columns, rows). Row r of y: the sum of rows r and rows + r of x. */
+/* Grid: (blocks of 256 columns, rows). Row r of y = row r + row rows + r of x. */
 static __global__ void __launch_bounds__(256) delta_sum_kernel(const float *x, float *y, int width)
 {
     dependency_wait();
@@ -893,9 +906,9 @@ static __global__ void __launch_bounds__(256) delta_sum_kernel(const float *x, f
         y[at] = x[at] + x[at + (size_t)gridDim.y * (size_t)width];
 }
 
-/* Products with weights of halves, of rows that are two halves each: rounding what q, k and v are made
- * of is most of the error that reaches the router behind the mixer. Of few rows such products are
- * bound by their weights, which are read once for both halves. */
+/* Products with fp16 weights whose inputs are split into a high and a low part. Rounding the
+ * inputs of q, k and v is most of the error that reaches the expert router after this mixer.
+ * With few rows the product is limited by reading weights, and both parts share one read. */
 static void delta_split_products(struct cuda_backend *cu, const struct norm *norm,
                                  const struct mixer_product *list, int n)
 {
@@ -903,10 +916,10 @@ static void delta_split_products(struct cuda_backend *cu, const struct norm *nor
     struct rows x = resid_norm(cu, &cu->resid, cuda_gain(cu, norm), true);
     for (int at = 0; at < x.n; at += b->split_rows) {
         int rows = x.n - at < b->split_rows ? x.n - at : b->split_rows;
-        struct rows both = rows_of(b->halves, 2 * rows, x.width);
+        struct rows both = rows_of(b->split_in, 2 * rows, x.width);
         step_mark(cu);
         cuda_launch(cu, delta_split_kernel, dim3((unsigned)rows), 256, 0, LAUNCH_EARLY,
-                    (const float *)x.floats + (size_t)at * (size_t)x.width, b->halves, x.width);
+                    (const float *)x.floats + (size_t)at * (size_t)x.width, b->split_in, x.width);
         step_mark_end(cu, STAGE_NORM);
         for (int i = 0; i < n; i++) {
             struct pick_case c = {};
@@ -914,11 +927,11 @@ static void delta_split_products(struct cuda_backend *cu, const struct norm *nor
             c.rows = both.n;
             c.w = list[i].w;
             c.x = &both;
-            c.y = b->twice;
+            c.y = b->split_out;
             pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
             step_mark(cu);
             cuda_launch(cu, delta_sum_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows),
-                        256, 0, LAUNCH_EARLY, (const float *)b->twice,
+                        256, 0, LAUNCH_EARLY, (const float *)b->split_out,
                         list[i].y + (size_t)at * (size_t)width, width);
             step_mark_end(cu, STAGE_QKV);
         }
@@ -930,7 +943,7 @@ static void delta_products(struct cuda_backend *cu, const struct mixer *m, const
 {
     const struct delta_net *d = &m->delta_net;
     bool adapted = d->wqkv->lora || d->wz->lora || d->wba->lora;
-    if (cu->delta->split_rows && !adapted && delta_is_halves(d) &&
+    if (cu->delta->split_rows && !adapted && delta_is_fp16(d) &&
         pick_delta_split(s->n_tokens, s->n_decode))
         delta_split_products(cu, &m->block.in, list, n);
     else

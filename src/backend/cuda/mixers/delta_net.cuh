@@ -1,6 +1,6 @@
 /*
- * What the kernels of the gated delta net share: their arguments, and the layout of a state: W-1 rows
- * before the convolution, the oldest first, (W-1, C); then S of each v head, (Dk, Dv).
+ * What the kernels of the gated delta net share: their arguments, and the layout of a state: the
+ * last W-1 rows before the convolution, oldest first, (W-1, C); then S of each v head, (Dk, Dv).
  */
 #ifndef STEEL_BACKEND_CUDA_DELTA_NET_CUH
 #define STEEL_BACKEND_CUDA_DELTA_NET_CUH
@@ -11,30 +11,30 @@ enum { DELTA_DIM = 128, DELTA_MAX_DIM = 256, DELTA_MAX_TAPS = 8 };
 
 struct delta_args {
     struct step step;
-    const float *u, *z;           /* (n_tokens, C) before the convolution; (n_tokens, Hv*Dv) */
-    float *ba;                    /* (n_tokens, 2, Hv); delta_conv makes it beta and decay */
-    const float *conv;            /* (C, W) */
+    const float *u, *z; /* (n_tokens, C) before the convolution; (n_tokens, Hv*Dv) */
+    float *ba;          /* (n_tokens, 2, Hv) raw; delta_conv turns it into beta and decay */
+    const float *conv;  /* (C, W) */
     const float *decay, *dt_bias; /* (Hv) */
     const float *gain;            /* (Dv) or NULL */
     float eps;
     float *states; /* (n_states, len) */
     size_t len;
-    float *uc;       /* (n_tokens, C) after it; q and k are normed */
-    float *kq;       /* (n_tokens, Hk) k.q of the normed */
+    float *uc;       /* (n_tokens, C) after the convolution; q and k normed */
+    float *kq;       /* (n_tokens, Hk) dot product of normed k and q */
     float *o;        /* (n_tokens, Hv*Dv) */
     int32_t *count;  /* (max_seqs, Hk) arrivals, zero between launches */
-    uint8_t *chunks; /* delta_chunked.cu's, or NULL */
+    uint8_t *chunks; /* scratch of delta_chunked.cu, or NULL */
     size_t chunks_bytes;
     int n_k, n_v, k_dim, v_dim, taps, channels;
     bool tiled;
-    int first_row, first_seq; /* of those to be done */
+    int first_row, first_seq; /* the launch starts there */
 };
 
 DEVICE int delta_k_head(const struct delta_args &p, int h)
 {
     return p.tiled ? h % p.n_k : h * p.n_k / p.n_v;
 }
-/* Whether v head h is the first to use its k head. */
+/* True if v head h is the first that uses its k head. */
 DEVICE bool delta_first_of(const struct delta_args &p, int h)
 {
     return p.tiled ? h < p.n_k : h % (p.n_v / p.n_k) == 0;
@@ -48,26 +48,27 @@ DEVICE float delta_decay(const struct delta_args &p, int h, float a)
     a += p.dt_bias[h];
     return expf(-p.decay[h] * (a > 20.0f ? a : log1pf(expf(a))));
 }
-/* The state of slot `slot`: the rows of the convolution, or S of head h. */
-DEVICE float *delta_rows_of(const struct delta_args &p, int slot)
+/* State slot `slot`: its convolution rows, or S of head h. */
+DEVICE float *delta_conv_state_of(const struct delta_args &p, int slot)
 {
     return p.states + (size_t)slot * p.len;
 }
 DEVICE float *delta_state_of(const struct delta_args &p, int slot, int h)
 {
-    return delta_rows_of(p, slot) + (size_t)(p.taps - 1) * (size_t)p.channels +
+    return delta_conv_state_of(p, slot) + (size_t)(p.taps - 1) * (size_t)p.channels +
            (size_t)h * (size_t)(p.k_dim * p.v_dim);
 }
 
-/* The W-1 rows before the convolution as they are after n rows of the sequence: those of v head h, and
- * of its k head where h is the first to use it. The slots read and written may be the same one. */
-DEVICE void delta_keep(const struct delta_args &p, int seq, int h, int rows, int slot)
+/* Stores the convolution state after n rows of the sequence, i.e. the last W-1 rows before the
+ * convolution: the channels of v head h, and those of its k head if h is the first to use it.
+ * The slot read and the slot written may be the same. */
+DEVICE void delta_conv_state_put(const struct delta_args &p, int seq, int h, int rows, int slot)
 {
     int in = p.step.states[seq], past = p.taps - 1;
     int kh = delta_k_head(p, h), values = 2 * p.n_k * p.k_dim, first = p.step.q_start[seq];
     bool keys = delta_first_of(p, h);
-    float *out = delta_rows_of(p, slot);
-    const float *old = in < 0 ? NULL : delta_rows_of(p, in);
+    float *out = delta_conv_state_of(p, slot);
+    const float *old = in < 0 ? NULL : delta_conv_state_of(p, in);
     for (int i = (int)threadIdx.x; i < p.v_dim + (keys ? 2 * p.k_dim : 0); i += (int)blockDim.x) {
         int j = i - p.v_dim;
         int c = j < 0 ? values + h * p.v_dim + i
@@ -88,31 +89,35 @@ DEVICE void delta_keep(const struct delta_args &p, int seq, int h, int rows, int
     }
 }
 
-/* Both slots that a sequence may leave them in; the copy first, since the other may be read from. */
-DEVICE void delta_keep_all(const struct delta_args &p, int seq, int h)
+/* Stores the convolution state in both slots of a sequence: the saved copy and the final state.
+ * The copy goes first, because the final slot may be the one read. */
+DEVICE void delta_conv_state_put_all(const struct delta_args &p, int seq, int h)
 {
     int n = p.step.n_seqs, save = p.step.states[2 * n + seq];
     if (save)
-        delta_keep(p, seq, h, save, p.step.states[3 * n + seq]);
-    delta_keep(p, seq, h, p.step.q_start[seq + 1] - p.step.q_start[seq], p.step.states[n + seq]);
+        delta_conv_state_put(p, seq, h, save, p.step.states[3 * n + seq]);
+    delta_conv_state_put(p, seq, h, p.step.q_start[seq + 1] - p.step.q_start[seq],
+                         p.step.states[n + seq]);
 }
 
 /* delta_net.cu: sequences [first_seq, first_seq + seqs), rows [first_row, first_row + rows) */
 void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs);
-void delta_step_rows(struct cuda_backend *cu, const struct delta_args &p, int seqs); /* of a few */
+void delta_step_rows(struct cuda_backend *cu, const struct delta_args &p,
+                     int seqs); /* a few rows */
 bool delta_step_fits(const struct delta_args &p);
 void delta_scan(struct cuda_backend *cu, const struct delta_args &p, int rows, int seqs);
 void delta_any(struct cuda_backend *cu, const struct delta_args &p, int rows, int seqs);
-/* What is in front of the recurrence, and behind it. */
+/* The steps before and after the recurrence. */
 void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows);
 void delta_gate(struct cuda_backend *cu, const struct delta_args &p, int rows);
 
-/* pick_mixers.cu: whether a step's rows go through projections of halves as two halves each, so many
- * at a time. */
+/* pick_mixers.cu: true if a step's rows go through fp16 projections as a high and a low fp16
+ * part each, at most DELTA_SPLIT_ROWS at a time. */
 enum { DELTA_SPLIT_ROWS = 256 };
 bool pick_delta_split(int rows, int decodes);
 
-/* delta_chunked.cu. CHUNKED_SEQS: prompts of a step that there is room for, however short. */
+/* delta_chunked.cu. CHUNKED_SEQS: prompts per step that the scratch has slots for, however short
+ * they are. */
 enum { CHUNKED_SEQS = 32 };
 size_t delta_chunked_bytes(int n_k, int n_v, int tokens, int seqs);
 bool delta_chunked_fits(const struct cuda_backend *cu, const struct delta_args &p, int rows,

@@ -1,10 +1,10 @@
 /*
- * Latent attention (MLA), absorbed: the cache holds one row of C + Dr values a token, of which the
- * first C are keys and values of all heads at once. Queries are taken into the latent's space (a matrix
- * for each head), attend there (latent_attn.cu; here: the kernel for any sizes), and what they gather
- * comes back through another matrix for each head. Also here: norms and rotation, new rows of the
- * cache, the scratch of these layers, and the work list by which a product of experts becomes one of
- * heads.
+ * Multi-head latent attention (MLA), absorbed. The cache holds one row of C + Dr values per token,
+ * whose first C values are both key and value for all heads:
+ *    q'_h = q_h W_kb,h (into the latent space),  o'_h = softmax(q'_h K^T) K[:C],  o_h = o'_h W_vb,h^T
+ * Attention over latents is in latent_attn.cu; the fallback kernel for any sizes is here. Also
+ * here: norms and RoPE, new cache rows, the scratch of these layers, and the work list that lets a
+ * MoE GEMM run per-head products (a head as an expert).
  */
 #include "backend/cuda/mixers/latent_row.cuh"
 #include "backend/cuda/lora/lora.h"
@@ -17,15 +17,15 @@ extern "C" {
 
 #include <math.h>
 
-/* Grid: (rows). Norm of the query's low rank; the latent's row. */
-template <bool CODED>
+/* Grid: (rows). Norm of the low-rank query, and the cache row. */
+template <bool QUANT>
 static __global__ void __launch_bounds__(256)
     latent_row_kernel(const __grid_constant__ struct latent_row_args p)
 {
     SHARED_BYTES(shared);
     float *part = (float *)shared;
     int t = (int)blockIdx.x;
-    struct latent_turn turn = latent_turn_of(p.rope, p.step.pos[t]);
+    struct latent_angles angles = latent_angles_of(p.rope, p.step.pos[t]);
     dependency_wait();
     dependency_trigger();
     if (p.low_q) {
@@ -35,17 +35,17 @@ static __global__ void __launch_bounds__(256)
         for (int i = (int)threadIdx.x; i < p.q_rank; i += 256)
             y[i] = x[i] * rms * (p.q_gain ? p.q_gain[i] : 1.0f);
     }
-    latent_row<CODED>(p, t, turn, part);
+    latent_row<QUANT>(p, t, angles, part);
 }
 
-/* Grid: (heads / 4, rows from `first` on). A warp: a query's first Dn values to halves for its head's
- * product (x, or NULL), the rest rotated in place. */
+/* Grid: (heads / 4, rows from `first` on). One warp per query: its first Dn values to fp16 as
+ * input of its head's product (x, or NULL), RoPE of the rest in place. */
 static __global__ void __launch_bounds__(128)
     latent_query_kernel(const __grid_constant__ struct step s, float *q, uint16_t *x, int ldx,
                         int n_heads, int nope, const struct latent_rope rope, int first)
 {
     int t = first + (int)blockIdx.y, h = (int)blockIdx.x * 4 + warp_id();
-    struct latent_turn turn = latent_turn_of(rope, s.pos[t]);
+    struct latent_angles angles = latent_angles_of(rope, s.pos[t]);
     dependency_wait();
     dependency_trigger();
     if (h >= n_heads)
@@ -56,10 +56,11 @@ static __global__ void __launch_bounds__(128)
         for (int i = lane_id(); i < nope; i += 32)
             to[fragment_slot(i)] = float_to_half(clamp_half(from[i]));
     }
-    latent_rotate(rope, turn, from + nope);
+    latent_rotate(rope, angles, from + nope);
 }
 
-/* Rows of head h are those from h * rows on; results of row t, head h go to t * H + h. */
+/* Builds the work list. Inputs of head h are rows h * rows.. of x; the result of row t, head h
+ * is row t * H + h. */
 static __global__ void __launch_bounds__(256)
     latent_list_kernel(const struct route_tables list, int n_heads, int rows, int width)
 {
@@ -78,8 +79,8 @@ static __global__ void __launch_bounds__(256)
         list.pairs[i] = i % rows * n_heads + i / rows;
 }
 
-/* Attention over latents of any size. A warp has a (row, head); plain floats. */
-template <bool CODED>
+/* Attention over latents of any size: one warp per (row, head), float arithmetic. */
+template <bool QUANT>
 static __global__ void __launch_bounds__(128)
     latent_any_kernel(const __grid_constant__ struct latent_args p, int first)
 {
@@ -112,7 +113,7 @@ static __global__ void __launch_bounds__(128)
             size_t k = at(base + lane);
             s = 0.0f;
             for (int i = 0; i < width; i++)
-                s += q[i] * latent_get<CODED>(p.cache, p.type, k + (size_t)i);
+                s += q[i] * latent_get<QUANT>(p.cache, p.type, k + (size_t)i);
         }
         float m = fmaxf(top, warp_max(s)), shrink = expf(top - m);
         prob[lane] = expf(s - m);
@@ -123,7 +124,7 @@ static __global__ void __launch_bounds__(128)
         for (int i = lane; i < C; i += 32) {
             float v = acc[i] * shrink;
             for (int j = 0; j < n; j++)
-                v += prob[j] * latent_get<CODED>(p.cache, p.type, at(base + j) + (size_t)i);
+                v += prob[j] * latent_get<QUANT>(p.cache, p.type, at(base + j) + (size_t)i);
             acc[i] = v;
         }
         __syncwarp();
@@ -142,16 +143,16 @@ static bool latent_quant(const struct cuda_backend *cu)
 }
 
 struct latent_scratch {
-    float *raw_q, *low_q, *low; /* of rows: q_rank (low_q: normed), q_rank + C + Dr */
-    float *q, *wide, *a;        /* of rows: H*(Dn+Dr), H*C, H*Dv */
-    uint16_t *x, *sums;         /* (H, max_tokens, .) halves: queries, what they gathered */
+    float *raw_q, *low_q, *low; /* row widths: q_rank, q_rank (normed), q_rank + C + Dr */
+    float *q, *wide, *a;        /* row widths: H*(Dn+Dr), H*C, H*Dv */
+    uint16_t *x, *sums;         /* (H, max_tokens, .) fp16: queries, attention results */
     int32_t *lists;             /* (2, list_len) */
     size_t list_len;
     float *part, *ml;
     float *freq; /* (n_ropes, LATENT_MAX_ROPE / 2) */
     struct latent_heads heads[3];
-    struct latent_expand expand; /* max_keys 0: there is none */
-    int first;                   /* layer */
+    struct latent_expand expand; /* max_keys 0: not available */
+    int first;                   /* first MLA layer */
 };
 
 static size_t latent_any_shared(const struct latent *l)
@@ -259,16 +260,18 @@ void latent_attn_any(struct cuda_backend *cu, const struct latent_args &p, int f
 }
 
 static void latent_rows(struct cuda_backend *cu, const struct latent_row_args &p, int rows,
-                        bool coded)
+                        bool quant)
 {
-    auto kernel = coded ? latent_row_kernel<true> : latent_row_kernel<false>;
+    auto kernel = quant ? latent_row_kernel<true> : latent_row_kernel<false>;
     step_mark(cu);
     cuda_launch(cu, kernel, dim3((unsigned)rows), 256, 32 * 4, LAUNCH_EARLY, p);
     step_mark_end(cu, STAGE_QKV);
 }
 
-/* Both products of the stream in one, where that can be said: rows of wqa, then those of wkva. */
-static bool latent_joined(const struct cuda_backend *cu, const struct latent *l, struct matrix *m)
+/* Fuses both down-projections of the stream into one matrix if possible: output rows of wqa,
+ * then of wkva. */
+static bool latent_fuse_down(const struct cuda_backend *cu, const struct latent *l,
+                             struct matrix *m)
 {
     if (!l->wqa)
         return false;
@@ -291,9 +294,10 @@ static bool latent_joined(const struct cuda_backend *cu, const struct latent *l,
     return true;
 }
 
-/* What the stream's products come to, raw: the query's low rank (or, without one, queries) and the
- * latents; p says where. */
-static void latent_low(struct cuda_backend *cu, const struct mixer *m, struct latent_row_args *p)
+/* Down-projections of the stream: the low-rank query (or, without one, the queries) and the
+ * latents, all raw. p records where they are. */
+static void latent_project_down(struct cuda_backend *cu, const struct mixer *m,
+                                struct latent_row_args *p)
 {
     const struct latent *l = &m->latent;
     struct latent_scratch *b = cu->latent;
@@ -302,7 +306,7 @@ static void latent_low(struct cuda_backend *cu, const struct mixer *m, struct la
     p->ld_low = l->kv_rank + l->rope_dim;
     p->from_q = b->raw_q;
     p->ld_q = l->q_rank;
-    if (latent_joined(cu, l, &both)) {
+    if (latent_fuse_down(cu, l, &both)) {
         const struct mixer_product product = {&both, b->low};
         mixer_products(cu, &m->block.in, &product, 1);
         p->from_q = b->low;
@@ -316,10 +320,11 @@ static void latent_low(struct cuda_backend *cu, const struct mixer *m, struct la
     }
 }
 
-/* Queries (rows, H*(Dn+Dr)) from their low rank. One row: the norm is the product's, if its kernel takes
- * one (true); else it is there. */
-static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int rows,
-                        struct latent_row_args *p, bool coded)
+/* Queries (rows, H*(Dn+Dr)) from the low-rank query. Returns true if the GEMV kernel of a single
+ * row applied the norm itself; otherwise latent_row_kernel ran and has also stored the cache
+ * rows. */
+static bool latent_project_q_up(struct cuda_backend *cu, const struct latent *l, int rows,
+                                struct latent_row_args *p, bool quant)
 {
     struct latent_scratch *b = cu->latent;
     struct rows x = rows_of(b->low_q, rows, l->q_rank);
@@ -340,16 +345,16 @@ static bool latent_wide(struct cuda_backend *cu, const struct latent *l, int row
         return true;
     }
     p->low_q = b->low_q;
-    latent_rows(cu, *p, rows, coded);
+    latent_rows(cu, *p, rows, quant);
     p->low_q = NULL;
     pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
     return false;
 }
 
-/* y (rows, H, n_out): x of every head times its matrix; a kernel of few rows does what stands around
- * it (true). */
+/* y (rows, H, n_out): every head's x times its matrix. Returns true if the kernel for few rows
+ * does the neighbouring operations, too. dry_run: returns that without launching. */
 static bool latent_product(struct cuda_backend *cu, const struct weight *w, int i,
-                           const struct step *s, float *y, enum stage stage, bool only_ask)
+                           const struct step *s, float *y, enum stage stage, bool dry_run)
 {
     struct pick_case c = {};
     c.rows = s->n_tokens;
@@ -358,7 +363,7 @@ static bool latent_product(struct cuda_backend *cu, const struct weight *w, int 
     c.step = s;
     c.heads = &cu->latent->heads[i];
     const struct pick_row *p = pick_find(cu, PICK_HEADS, &c);
-    if (!only_ask) {
+    if (!dry_run) {
         step_mark(cu);
         pick_go(cu, p, &c);
         step_mark_end(cu, stage);
@@ -366,8 +371,8 @@ static bool latent_product(struct cuda_backend *cu, const struct weight *w, int 
     return p->takes == TAKES_NORM;
 }
 
-/* Queries (rows, H*(Dn+Dr)) and latents. True: the latents are in the cache; else what is left to do is
- * what p says. */
+/* Computes queries (rows, H*(Dn+Dr)) and latents. Returns true if the latents are in the cache;
+ * otherwise p says what is left to do. */
 static bool latent_project(struct cuda_backend *cu, const struct mixer *m, int layer,
                            const struct latent_rope &rope, const struct step *s,
                            struct latent_row_args *p)
@@ -383,52 +388,52 @@ static bool latent_project(struct cuda_backend *cu, const struct mixer *m, int l
     p->rope = rope;
     p->cache = (uint8_t *)cu->kv[layer].k;
     p->type = cu->shape.k_type;
-    latent_low(cu, m, p);
-    return l->wqa && !latent_wide(cu, l, s->n_tokens, p, latent_quant(cu));
+    latent_project_down(cu, m, p);
+    return l->wqa && !latent_project_q_up(cu, l, s->n_tokens, p, latent_quant(cu));
 }
 
-/* Queries from row `first` on: rotated, and as halves for the product of heads. */
+/* Queries from row `first` on: applies RoPE, and converts to fp16 for the per-head product. */
 static void latent_queries(struct cuda_backend *cu, const struct latent *l, const struct step *s,
-                           const struct latent_rope &rope, int first, bool to_halves)
+                           const struct latent_rope &rope, int first, bool to_fp16)
 {
     struct latent_scratch *b = cu->latent;
     int rows = s->n_tokens - first;
     step_mark(cu);
     cuda_launch(cu, latent_query_kernel, dim3((unsigned)ceil_div(l->n_heads, 4), (unsigned)rows),
-                128, 0, LAUNCH_EARLY, *s, b->q, to_halves ? b->x : NULL, (int)padded(l->nope_dim),
+                128, 0, LAUNCH_EARLY, *s, b->q, to_fp16 ? b->x : NULL, (int)padded(l->nope_dim),
                 l->n_heads, l->nope_dim, rope, first);
     step_mark_end(cu, STAGE_QKV);
 }
 
-/* Rows of s, absorbed: to the latent's space, attention there, and back to b->a. row: what is to be done
- * to the rows of the cache yet; NULL: nothing. */
+/* The rows of s, absorbed: queries into the latent space, attention there, and back to b->a.
+ * row: the cache rows still to be stored, or NULL. */
 static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, struct latent_args p,
                             const struct step *s, const struct latent_row_args *row,
                             const struct latent_rope &rope)
 {
     struct latent_scratch *b = cu->latent;
     struct latent_heads *in = &b->heads[0], *out = &b->heads[1];
-    bool coded = latent_quant(cu);
+    bool quant = latent_quant(cu);
     int T = s->n_tokens;
     in->x = b->x;
     in->q = b->q;
     in->queries = true;
-    in->coded = coded;
+    in->quant = quant;
     in->store = row != NULL;
     in->row = row ? *row : latent_row_args{};
     in->row.step = *s;
     in->row.rope = rope;
     if (!latent_product(cu, l->wkb, 0, s, b->wide, STAGE_QKV, true)) {
         if (row)
-            latent_rows(cu, *row, T, coded);
+            latent_rows(cu, *row, T, quant);
         latent_queries(cu, l, s, rope, 0, true);
     }
     latent_product(cu, l->wkb, 0, s, b->wide, STAGE_QKV, false);
     p.step = *s;
     out->x = b->sums;
     out->attn = &p;
-    out->left = latent_left{};
-    p.left = latent_product(cu, l->wvb, 1, s, b->a, STAGE_ATTENTION, true) ? &out->left : NULL;
+    out->splits = latent_splits{};
+    p.splits = latent_product(cu, l->wvb, 1, s, b->a, STAGE_ATTENTION, true) ? &out->splits : NULL;
     struct pick_case c = {};
     c.step = s;
     c.latent = &p;
@@ -451,7 +456,8 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     int T = s.n_tokens, H = l->n_heads;
     struct latent_rope rope = {b->freq + (l->rope - cu->net->ropes) * (LATENT_MAX_ROPE / 2),
                                l->rope->mscale, l->rope_dim, l->interleaved};
-    /* Lists are of the step's rows, and serve all its layers; a step of an MTP block has that one. */
+    /* Work lists depend on the step's rows only and serve all its layers. A step of an MTP block
+     * has one layer, so it rebuilds them. */
     for (int i = 0; i < 3; i++) {
         if (layer == b->first || layer == network_depth(cu->net) || b->heads[i].n_heads != H)
             b->heads[i].width = 0;
@@ -479,7 +485,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     b->expand.wvb = cuda_matrix(l->wvb);
     b->expand.v_dim = l->v_dim;
     b->expand.a = b->a;
-    b->expand.halves = pick_fp16_only(T) && H * l->v_dim % TILE_K == 0;
+    b->expand.fp16_out = pick_fp16_only(T) && H * l->v_dim % TILE_K == 0;
     p.expand = b->expand.max_keys ? &b->expand : NULL;
     struct pick_case c = {};
     c.step = &s;
@@ -501,7 +507,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     pick_go(cu, prompt, &c);
     step_mark_end(cu, STAGE_ATTENTION);
     struct rows a = rows_of(b->a, T, H * l->v_dim);
-    a.halves = b->expand.halves;
+    a.halves = b->expand.fp16_out;
     a.n_floats = a.halves ? s.n_decode : T;
     if (a.halves && s.n_decode)
         rows_join_fp16(cu, &a, s.n_decode);

@@ -1,9 +1,9 @@
 /*
- * Attention over latents of 512 + 64 halves (or bf16) with tensor cores: all heads of a row read the
- * same latents, so that the queries of many heads, and of neighbouring rows of a prompt, are the rows of
- * one product, and a latent that has come to shared memory serves as their key and as their value. A
- * block has 16 MT queries: of one decode, with the keys cut into n_split parts that a second kernel
- * joins; or of a prompt's rows, heads fastest.
+ * MLA attention over latents of 512 + 64 values (fp16 or bf16) with mma.sync. All heads of a row
+ * read the same latents, so the queries of many heads (and of neighbouring rows of a prompt) are
+ * the rows of one GEMM, and a latent tile in shared memory serves as keys and as values. A block
+ * has 16 MT queries: either of one decode, with the keys cut into n_split splits that a second
+ * kernel combines, or of a prompt's rows, heads fastest.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/mixers/latent.cuh"
@@ -18,23 +18,23 @@ enum {
 };
 enum { LAT_TILE = LAT_KEYS * LAT_ROW, LAT_MAX_MT = 4 };
 
-/* The block's shared memory: queries, two tiles of latents (or one), weights, what rows have in common. */
+/* Shared memory: queries, probabilities, per-row data, one or two tiles of latents. */
 template <int MT> struct latent_shared {
     enum { M = 16 * MT, GROUPS = LAT_WARPS / MT };
     uint8_t q[M * LAT_ROW], p[M * LAT_KEYS * 2];
     float most[GROUPS][M], shrink[M];
-    int pos[M], token[M], head[M]; /* pos -1: sees nothing; token -1: no row */
-    uint8_t keys[LAT_TILE];        /* and maybe another */
+    int pos[M], token[M], head[M]; /* pos -1: a padding row; token -1: no query */
+    uint8_t keys[LAT_TILE];        /* a second tile may follow */
 };
 
-/* Which queries the block has, and what they see. */
+/* Fills in which queries the block has. Returns the last key they see, or -1 if there are none. */
 template <int MT, bool PROMPT>
 DEVICE int latent_rows(const struct latent_args &p, const int2 *tiles, int n_tiles,
                        struct latent_shared<MT> *sh, int *seq)
 {
     enum { M = 16 * MT };
     int H = p.n_heads, groups = (H + M - 1) / M, row0, pair0, pairs;
-    if (PROMPT) { /* the last rows have the most to do */
+    if (PROMPT) { /* the last rows start first: they see the most keys */
         int2 tile = tiles[n_tiles - 1 - (int)blockIdx.y];
         *seq = tile.x;
         row0 = tile.y;
@@ -59,7 +59,7 @@ DEVICE int latent_rows(const struct latent_args &p, const int2 *tiles, int n_til
     return p.step.pos[row0 + (min(pair0 + M, pairs) - 1) / H];
 }
 
-/* Queries to shared memory, in units of log2. */
+/* Stores the queries in shared memory, scaled to units of log2. */
 template <int MT, bool BF16>
 DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT> *sh)
 {
@@ -86,19 +86,20 @@ DEVICE void latent_queries(const struct latent_args &p, struct latent_shared<MT>
     }
 }
 
-/* Where lane names its row of a fragment A of 16 rows: rows 0-7 k 0-7, rows 8-15, then k 8-15. */
+/* The ldmatrix address of this lane for an A fragment of 16 rows: rows 0-7 k 0-7, rows 8-15 k
+ * 0-7, then k 8-15. */
 DEVICE const uint8_t *latent_a_at(const uint8_t *base, int row_bytes, int row0, int piece)
 {
     int r = row0 + (lane_id() & 15);
     return base + r * row_bytes + (((piece + (lane_id() >> 4)) ^ (r & 7)) << 4);
 }
 
-/* s = queries of m tile mt times 8 MT keys from key0 on */
+/* s = Q K^T: m tile mt, 8 MT keys from key0 on. */
 template <int MT, bool BF16>
 DEVICE void latent_scores(const uint8_t *q, const uint8_t *keys, int mt, int key0,
                           float (&s)[MT][4])
 {
-    const int CHAINS = MT == 1 ? 4 : 2; /* sums that do not wait for each other */
+    const int CHAINS = MT == 1 ? 4 : 2; /* independent accumulator chains */
     int lane = lane_id();
     float sum[CHAINS][MT][4] = {};
 #pragma unroll 6
@@ -141,7 +142,7 @@ DEVICE void latent_scores(const uint8_t *q, const uint8_t *keys, int mt, int key
         }
 }
 
-/* out += weights of all rows times 64 columns from col0 on of the tile's latents */
+/* out += P V: all rows, 64 columns from col0 on. */
 template <int MT, bool BF16>
 DEVICE void latent_gather(const uint8_t *weights, const uint8_t *keys, int col0,
                           float (&out)[MT][8][4])
@@ -167,11 +168,11 @@ DEVICE void latent_gather(const uint8_t *weights, const uint8_t *keys, int col0,
     }
 }
 
-/* Scores of rows g, g + 8 of m tile mt become weights; top and total go on. The warps that share the
- * rows agree on the largest. */
+/* Scores of rows g, g + 8 of m tile mt become probabilities in shared memory; updates top and
+ * total. The warps that share the rows exchange their maxima first. */
 template <int MT, bool BF16>
-DEVICE void latent_soften(struct latent_shared<MT> *sh, int mt, int group, int base, int last,
-                          float (&s)[MT][4], float (&top)[2], float (&total)[2])
+DEVICE void latent_softmax(struct latent_shared<MT> *sh, int mt, int group, int base, int last,
+                           float (&s)[MT][4], float (&top)[2], float (&total)[2])
 {
     int lane = lane_id(), g = lane >> 2, c = lane & 3, key0 = group * 8 * MT;
     int pos[2] = {min(sh->pos[mt * 16 + g], last), min(sh->pos[mt * 16 + g + 8], last)};
@@ -216,7 +217,7 @@ DEVICE void latent_soften(struct latent_shared<MT> *sh, int mt, int group, int b
     __syncthreads();
 }
 
-/* A pair of columns of row r: to halves for the next product, or to the part's sums. */
+/* Writes a pair of columns of a row: as fp16 for the next product, or to the split's sums. */
 DEVICE void latent_put_pair(const struct latent_args &p, int t, int h, size_t part_row, int col,
                             float x, float y)
 {
@@ -226,8 +227,9 @@ DEVICE void latent_put_pair(const struct latent_args &p, int t, int h, size_t pa
         *(uint32_t *)latent_sum_at(p, t, h, col) = pack_half2(clamp_half(x), clamp_half(y));
 }
 
-/* Grid: PROMPT: (pairs of 64 rows and all heads / M, tiles of rows); else (n_split, decodes * groups of
- * M heads). Of the scores a warp has an m tile and 8 MT keys; of the sums 64 columns of all rows. */
+/* Grid: PROMPT: ((row, head) pairs of 64 rows / M, tiles of rows); else (n_split, decodes *
+ * groups of M heads). For the scores a warp has one m tile and 8 MT keys; for P V it has 64
+ * columns of all rows. */
 template <int MT, bool BF16, bool PROMPT>
 static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
     latent_attn_kernel(const __grid_constant__ struct latent_args p, const int2 *tiles, int n_tiles,
@@ -253,7 +255,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         last = min(last, from + per - 1);
     }
     const int32_t *pages = p.step.pages + (size_t)seq * (size_t)p.step.head[STEP_PAGE_STRIDE];
-    /* Warp w brings keys w, w + 8..; lane i knows where the i-th of these lies. */
+    /* Warp w copies keys w, w + 8, ..; lane i holds the cache row of the i-th of them. */
     auto fetch = [&](int base, int buffer) {
         uint8_t *to = sh->keys + buffer * LAT_TILE;
         int real = min(base + w + (lane & 7) * LAT_WARPS, last), page = real / p.page_len;
@@ -271,7 +273,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         }
         copy_async_commit();
     };
-    /* Latents of steps before this one are there already. */
+    /* Latents of earlier steps do not depend on the preceding kernel. */
     bool early = !PROMPT && from + LAT_KEYS <= now;
     if (early)
         fetch(from, 0);
@@ -292,7 +294,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         const uint8_t *keys = sh->keys + buffer * LAT_TILE;
         float s[MT][4] = {};
         latent_scores<MT, BF16>(sh->q, keys, mt, group * 8 * MT, s);
-        latent_soften<MT, BF16>(sh, mt, group, base, last, s, top, total);
+        latent_softmax<MT, BF16>(sh, mt, group, base, last, s, top, total);
 #pragma unroll
         for (int m = 0; m < MT; m++) {
             float shrink[2] = {sh->shrink[m * 16 + g], sh->shrink[m * 16 + g + 8]};
@@ -303,7 +305,7 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
                     out[m][j][i] *= shrink[i >> 1];
         }
         latent_gather<MT, BF16>(sh->p, keys, w * 64, out);
-        __syncthreads(); /* the tile and the weights are done with */
+        __syncthreads(); /* all warps have read the tile and the probabilities */
         if (stages == 1 && base + LAT_KEYS <= last)
             fetch(base + LAT_KEYS, 0);
     }
@@ -341,9 +343,9 @@ static __global__ void __launch_bounds__(LAT_WARPS * 32, 1)
         }
 }
 
-/* Grid: (heads, decodes). The parts of a row's keys, weighed by what each saw; M: rows of a unit. */
+/* Combines the splits of a row. Grid: (heads, decodes). M: rows per unit. */
 static __global__ void __launch_bounds__(128)
-    latent_join_kernel(const __grid_constant__ struct latent_args p, int M)
+    latent_combine_kernel(const __grid_constant__ struct latent_args p, int M)
 {
     SHARED_BYTES(shared);
     float *weight = (float *)shared; /* (n_split) */
@@ -380,7 +382,7 @@ static __global__ void __launch_bounds__(128)
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int i = 0; i < p.n_split; i++) {
         float f = weight[i];
-        if (f == 0.0f) /* nothing there, and nothing written */
+        if (f == 0.0f) /* an empty split has written nothing */
             continue;
         float4 x = *(const float4 *)(p.part + (row0 + (size_t)i * (size_t)M) * LATENT_RANK +
                                      (size_t)(tid * 4));
@@ -404,7 +406,7 @@ static size_t latent_attn_least(int mt)
                      : latent_attn_shared<4>(1);
 }
 
-/* Rows of 16 that a block has: all of them, where there is shared memory for them. */
+/* The number of 16-row m tiles per block: enough for all rows if shared memory allows. */
 static int latent_attn_mt(const struct cuda_backend *cu, int rows)
 {
     int mt = rows <= 16 ? 1 : rows <= 32 ? 2 : LAT_MAX_MT;
@@ -419,8 +421,8 @@ bool latent_attn_fits(const struct cuda_backend *cu, const struct latent_args &p
            (p.type == DT_F16 || p.type == DT_BF16) && latent_attn_least(1) <= cu->shared_limit;
 }
 
-/* The same for decodes. One, or few with short contexts, are a matter of latency: two blocks of 16 heads
- * are sooner done than one of 32, though each reads the keys. */
+/* The same for decodes. One decode, or a few with short contexts, are limited by latency: two
+ * blocks of 16 heads finish sooner than one of 32, although each reads all keys. */
 static int latent_decode_mt(const struct cuda_backend *cu, int n_heads, int rows, bool deep)
 {
     bool few = rows == 1 || (rows <= 4 && !deep);
@@ -470,10 +472,10 @@ void latent_attn_decode(struct cuda_backend *cu, struct latent_args p, int rows)
         latent_attn_launch<2, false>(cu, p, grid, NULL, 0);
     else
         latent_attn_launch<4, false>(cu, p, grid, NULL, 0);
-    if (p.left)
-        *p.left = latent_left{p.n_split, 16 * mt};
+    if (p.splits)
+        *p.splits = latent_splits{p.n_split, 16 * mt};
     else if (p.n_split > 1)
-        cuda_launch(cu, latent_join_kernel, dim3((unsigned)p.n_heads, (unsigned)rows), 128,
+        cuda_launch(cu, latent_combine_kernel, dim3((unsigned)p.n_heads, (unsigned)rows), 128,
                     LATENT_MAX_SPLIT * 4, LAUNCH_EARLY, p, 16 * mt);
 }
 

@@ -1,52 +1,52 @@
 /*
- * The matrices that heads have, for one decode or a few: y_h = x_h W_h^T. A matrix is small (512 x 192),
- * there are many, and what counts is latency: a block has a head of a row and eight tiles of 16 x 256,
- * one a warp, which are on their way before the kernel in front has ended. What stands around the two
- * products is done on the way. In front of attention: the rotation of queries, and, in a block of its own,
- * the row of the cache. Behind it: the sum of the parts into which the keys were cut.
+ * MLA's per-head matrices for one decode or a few: y_h = x_h W_h^T. A matrix is small (512 x 192)
+ * and there are many, so latency is the limit. A block has one head of one row and eight tiles of
+ * 16 x 256, one per warp, whose loads are issued before dependency_wait. The neighbouring
+ * operations are fused. With the product before attention: RoPE of the queries, and the cache row
+ * in a block of its own. With the product after attention: combining the splits of the keys.
  */
 #include "backend/cuda/mixers/latent_row.cuh"
 #include "backend/cuda/core/ring.cuh"
 
-enum { HEADS_WARPS = 8, HEADS_AHEAD = 8 /* parts asked for at once */ };
+enum { HEADS_WARPS = 8, HEADS_PREFETCH = 8 /* splits loaded at once */ };
 
 struct heads_gemv_args {
     struct matrix w;
     float *y;    /* (rows, H, n_out) */
     int n_heads; /* H */
-    int tiles;   /* of a block: each has all of k */
-    int blocks;  /* of a head */
+    int tiles;   /* tiles per block; each spans all of k */
+    int blocks;  /* blocks per head */
     /* queries */
-    float *q; /* (rows, H, Dn + Dr): the first Dn are what goes in, the others are rotated */
-    int nope, turners; /* turners: blocks that rotate */
-    bool store;        /* the row of the cache too */
+    float *q; /* (rows, H, Dn + Dr): the first Dn are the product's input, the others get RoPE */
+    int nope, rotate_blocks; /* rotate_blocks: blocks that apply RoPE */
+    bool store;              /* also stores the row in the cache */
     struct latent_row_args row;
-    /* what attention left */
+    /* the result of attention */
     struct latent_args attn;
-    struct latent_left left;
+    struct latent_splits splits;
 };
 
-/* A block: what row t, head h gathered, to x (C floats). */
+/* One block: the attention result of row t and head h, its splits combined, to x (C floats). */
 DEVICE void heads_gather(const struct heads_gemv_args &p, int t, int h, float *x)
 {
     const struct latent_args &a = p.attn;
-    int tid = (int)threadIdx.x, lane = lane_id(), n = p.left.n_split;
+    int tid = (int)threadIdx.x, lane = lane_id(), n = p.splits.n_split;
     if (n <= 1) {
         for (int i = tid; i < a.rank; i += HEADS_WARPS * 32)
             x[i] = half_to_float(*latent_sum_at(a, t, h, i));
         return;
     }
-    /* All parts up to the last key's have been written. */
-    int M = p.left.rows, last = a.step.pos[t], live = 0;
+    /* Only splits up to the last key have been written. */
+    int M = p.splits.rows, last = a.step.pos[t], live = 0;
     if (last >= 0)
         live = last / latent_part_keys(last, n) + 1;
     size_t unit = (size_t)t * (size_t)((p.n_heads + M - 1) / M) + (size_t)(h / M);
     size_t row0 = unit * (size_t)n * (size_t)M + (size_t)(h % M);
     const float *part = a.part + row0 * LATENT_RANK + 2 * tid;
     size_t stride = (size_t)M * LATENT_RANK;
-    float2 v[HEADS_AHEAD];
+    float2 v[HEADS_PREFETCH];
 #pragma unroll
-    for (int j = 0; j < HEADS_AHEAD; j++)
+    for (int j = 0; j < HEADS_PREFETCH; j++)
         v[j] = j < live ? *(const float2 *)(part + (size_t)j * stride) : make_float2(0.0f, 0.0f);
     float m[LATENT_MAX_SPLIT / 32], f[LATENT_MAX_SPLIT / 32], top = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -70,9 +70,9 @@ DEVICE void heads_gather(const struct heads_gemv_args &p, int t, int h, float *x
     float scale = sum > 0.0f ? 1.0f / sum : 0.0f;
     float2 all = make_float2(0.0f, 0.0f);
 #pragma unroll 1
-    for (int i = 0; i < live; i += HEADS_AHEAD) {
+    for (int i = 0; i < live; i += HEADS_PREFETCH) {
 #pragma unroll
-        for (int j = 0; j < HEADS_AHEAD; j++) {
+        for (int j = 0; j < HEADS_PREFETCH; j++) {
             float w = __shfl_sync(FULL_WARP, i < 32 ? f[0] : f[1], (i + j) & 31) * scale;
             if (i + j < live) {
                 all.x += w * v[j].x;
@@ -80,9 +80,9 @@ DEVICE void heads_gather(const struct heads_gemv_args &p, int t, int h, float *x
             }
         }
 #pragma unroll
-        for (int j = 0; j < HEADS_AHEAD; j++)
-            if (i + HEADS_AHEAD + j < live)
-                v[j] = *(const float2 *)(part + (size_t)(i + HEADS_AHEAD + j) * stride);
+        for (int j = 0; j < HEADS_PREFETCH; j++)
+            if (i + HEADS_PREFETCH + j < live)
+                v[j] = *(const float2 *)(part + (size_t)(i + HEADS_PREFETCH + j) * stride);
     }
     *(float2 *)(x + 2 * tid) = all;
 }
@@ -103,23 +103,24 @@ DEVICE float *heads_query(const struct heads_gemv_args &p, int t, int h)
     return p.q + ((size_t)t * (size_t)p.n_heads + (size_t)h) * (size_t)(p.nope + p.row.rope.n);
 }
 
-/* Block i of those that have no product: rotates eight queries; behind the last of these, the row of
- * the cache. */
-template <bool CODED>
-DEVICE void heads_turn(const struct heads_gemv_args &p, int t, int i, float *part)
+/* Block i of the blocks without a product: applies RoPE to eight queries. The one after them
+ * stores the cache row. */
+template <bool QUANT>
+DEVICE void heads_no_product(const struct heads_gemv_args &p, int t, int i, float *part)
 {
-    struct latent_turn turn = latent_turn_of(p.row.rope, p.row.step.pos[t]);
+    struct latent_angles angles = latent_angles_of(p.row.rope, p.row.step.pos[t]);
     int h = i * HEADS_WARPS + warp_id();
     dependency_trigger();
     dependency_wait();
-    if (i == p.turners)
-        latent_row<CODED>(p.row, t, turn, part);
+    if (i == p.rotate_blocks)
+        latent_row<QUANT>(p.row, t, angles, part);
     else if (h < p.n_heads)
-        latent_rotate(p.row.rope, turn, heads_query(p, t, h) + p.nope);
+        latent_rotate(p.row.rope, angles, heads_query(p, t, h) + p.nope);
 }
 
-/* Grid: (heads * blocks of a head [+ those without a product], rows). Warp w: tile w / n_kt of the block's, slice w % n_kt. */
-template <int SET, bool QUERIES, bool CODED>
+/* Grid: (heads * blocks per head [+ blocks without a product], rows). Warp w: tile w / n_kt of
+ * the block, k slice w % n_kt. */
+template <int SET, bool QUERIES, bool QUANT>
 static __global__ void __launch_bounds__(HEADS_WARPS * 32, 2)
     heads_gemv_kernel(const __grid_constant__ struct heads_gemv_args p)
 {
@@ -128,7 +129,7 @@ static __global__ void __launch_bounds__(HEADS_WARPS * 32, 2)
     int first = ((int)blockIdx.x - h * p.blocks) * p.tiles, n_kt = p.w.n_kt;
     float *sums = (float *)shared, *row = sums + HEADS_WARPS * TILE_ROWS;
     if (QUERIES && h >= p.n_heads) {
-        heads_turn<CODED>(p, t, (int)blockIdx.x - p.n_heads * p.blocks, sums);
+        heads_no_product<QUANT>(p, t, (int)blockIdx.x - p.n_heads * p.blocks, sums);
         return;
     }
     uint8_t *slot = (uint8_t *)(row + (QUERIES ? 0 : (p.w.n_in + 3) / 4 * 4)) +
@@ -197,10 +198,10 @@ template <int SET>
 static void heads_gemv_launch(struct cuda_backend *cu, const struct heads_gemv_args &p,
                               const struct latent_heads *h, int rows)
 {
-    dim3 grid((unsigned)(p.n_heads * p.blocks + (h->queries ? p.turners + p.store : 0)),
+    dim3 grid((unsigned)(p.n_heads * p.blocks + (h->queries ? p.rotate_blocks + p.store : 0)),
               (unsigned)rows);
     auto kernel = !h->queries ? heads_gemv_kernel<SET, false, false>
-                  : h->coded  ? heads_gemv_kernel<SET, true, true>
+                  : h->quant  ? heads_gemv_kernel<SET, true, true>
                               : heads_gemv_kernel<SET, true, false>;
     cuda_launch(cu, kernel, grid, HEADS_WARPS * 32, heads_gemv_shared(&p.w, h->queries),
                 LAUNCH_EARLY, p);
@@ -217,12 +218,12 @@ void latent_heads_gemv(struct cuda_backend *cu, const struct matrix *w,
     p.blocks = ceil_div(w->n_tiles, p.tiles);
     p.q = h->q;
     p.nope = w->n_in;
-    p.turners = ceil_div(h->n_heads, HEADS_WARPS);
+    p.rotate_blocks = ceil_div(h->n_heads, HEADS_WARPS);
     p.store = h->store;
     p.row = h->row;
     if (!h->queries) {
         p.attn = *h->attn;
-        p.left = h->left;
+        p.splits = h->splits;
     }
     if (w->set == SET_K)
         heads_gemv_launch<SET_K>(cu, p, h, rows);

@@ -1,12 +1,14 @@
 /*
- * Latent attention of prompts on Hopper, expanded: with many rows it takes fewer operations to make keys
- * and values of all heads from the latents (Dn + Dr and Dv wide) than to attend over the latents
- * themselves (512 + 64, and 512). The latents of the prompts' sequences are gathered from the cache as
- * halves, whatever its type; two products of gemm_wgmma.cu with the matrices of heads make keys and values
- * (the first from a copy of the matrix that is turned around, in halves, made for the step); then the
- * usual attention. A block has 128 rows of one head, a warpgroup each half; 64 keys and values at a time
- * come through rings of two. A round multiplies q with its keys while the probabilities of the round
- * before multiply their values, as in attn_prefill.cu.
+ * MLA prefill on Hopper, expanded. With many rows it takes fewer operations to expand the keys and
+ * values of all heads from the latents (Dn + Dr and Dv wide) than to attend over the latents
+ * themselves (512 + 64, and 512).
+ *
+ * Steps: gather the latents of the prompts' sequences from the cache as fp16, whatever the cache's
+ * type; two GEMMs (gemm_wgmma.cu) with the per-head matrices give keys and values (the first uses
+ * an fp16 transposed copy of its matrix, made for the step); then multi-head attention. A block has
+ * 128 rows of one head: two consumer warpgroups of 64 rows and a producer warpgroup, with rings of
+ * two stages of 64 keys and 64 values. q K^T of a round overlaps with P V of the previous one, as
+ * in attn_prefill.cu.
  */
 #include "backend/cuda/attn/attn_softmax.cuh"
 #include "backend/cuda/core/host.h"
@@ -14,24 +16,25 @@
 #include "backend/cuda/core/wgmma.cuh"
 
 enum {
-    EXPANDED_ROWS = 64, /* of a warpgroup */
+    EXPANDED_ROWS = 64, /* per warpgroup */
     EXPANDED_KEYS = 64,
     EXPANDED_STAGES = 2,
-    EXPANDED_PANEL = EXPANDED_KEYS * 128, /* 64 elements of every key, or row */
-    EXPANDED_USERS = 2 * 128,
-    EXPANDED_THREADS = EXPANDED_USERS + 128,
-    EXPANDED_BYTES = 384 << 20, /* of scratch */
-    EXPANDED_REGS = 232,
-    EXPANDED_BRING_REGS = 40
+    EXPANDED_PANEL = EXPANDED_KEYS * 128, /* 64 elements of each key, or row */
+    EXPANDED_CONSUMERS = 2 * 128,
+    EXPANDED_THREADS = EXPANDED_CONSUMERS + 128,
+    EXPANDED_BYTES = 384 << 20, /* most scratch */
+    EXPANDED_CONSUMER_REGS = 232,
+    EXPANDED_PRODUCER_REGS = 40
 };
 
-/* Keys, values: there, and done with. */
+/* Barriers per stage: keys or values loaded, and stage free. */
 struct expanded_bars {
     uint64_t keys[EXPANDED_STAGES], values[EXPANDED_STAGES];
     uint64_t keys_empty[EXPANDED_STAGES], values_empty[EXPANDED_STAGES];
 };
 
-/* PK, PV: panels of a key and of a value. Queries of both warpgroups, keys, values, barriers. */
+/* PK, PV: 64-element panels of a key and of a value. Layout: queries of both warpgroups, keys,
+ * values, barriers. */
 template <int PK, int PV> struct expanded_shared {
     enum {
         QUERIES = PK * EXPANDED_PANEL,
@@ -46,18 +49,19 @@ template <int PK, int PV> struct expanded_shared {
 
 struct expanded_args {
     struct step step;
-    const float *q; /* (n_tokens, H, Dn + 64) the last 64 rotated */
-    /* (H, n_keys, Dn), (n_keys, 64), (H, n_keys, Dv) halves; the first and the last times HIDDEN_SCALE */
+    const float *q; /* (n_tokens, H, Dn + 64), the last 64 with RoPE */
+    /* fp16: (H, n_keys, Dn), (n_keys, 64), (H, n_keys, Dv); k and v are scaled by HIDDEN_SCALE */
     const uint16_t *k, *kr, *v;
-    float *a;          /* (n_tokens, H, Dv) */
-    uint16_t *halves;  /* the same for the product that follows, in place of a; or NULL */
-    float *fp16_scale; /* (n_tokens) */
+    float *a;           /* (n_tokens, H, Dv) */
+    uint16_t *fp16_out; /* the same as the next GEMM reads it, instead of a; or NULL */
+    float *fp16_scale;  /* (n_tokens) */
     const int2 *tiles;
     int n_tiles, n_heads, n_keys;
     float scale;
 };
 
-/* Where the keys of prompts begin: those of sequences before, decodes not counted. A warp. */
+/* One warp: the index of the first expanded key of sequence seq. Expanded keys are those of all
+ * prompts, in order, without decodes. */
 DEVICE int expanded_first_key(const struct step &s, int seq)
 {
     int n = 0;
@@ -69,8 +73,9 @@ DEVICE int expanded_first_key(const struct step &s, int seq)
     return n;
 }
 
-/* Grid: (n_keys / 8). A warp: the latent of a key as halves for products, and its rotated part. */
-template <bool CODED>
+/* Grid: (n_keys / 8). One warp per key: its latent as fp16 in GEMM input order, and its RoPE
+ * part. */
+template <bool QUANT>
 static __global__ void __launch_bounds__(256)
     expanded_gather_kernel(const __grid_constant__ struct latent_args p, int n_keys, uint16_t *x,
                            uint16_t *kr)
@@ -88,17 +93,18 @@ static __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 0; j < LATENT_WIDTH / 64; j++) {
         int i = 64 * j + 2 * lane_id();
-        float a = latent_get<CODED>(p.cache, p.type, at + (size_t)i);
-        float b = latent_get<CODED>(p.cache, p.type, at + (size_t)(i + 1));
+        float a = latent_get<QUANT>(p.cache, p.type, at + (size_t)i);
+        float b = latent_get<QUANT>(p.cache, p.type, at + (size_t)(i + 1));
         uint16_t *to = i < LATENT_RANK ? x + (size_t)key * LATENT_RANK + (size_t)fragment_slot(i)
                                        : kr + (size_t)key * LATENT_ROPE + (size_t)(i - LATENT_RANK);
         *(uint32_t *)to = pack_half2(clamp_half(a), clamp_half(b));
     }
 }
 
-/* Grid: (tiles of the turned matrix, heads). w: H x (C, Dn); to: H x (Dn, C) as tiles of halves. */
+/* Transposes w per head. Grid: (tiles of the transposed matrix, heads). w: H x (C, Dn); to: H x
+ * (Dn, C) as fp16 tiles. */
 static __global__ void __launch_bounds__(256)
-    expanded_turn_kernel(const struct matrix w, uint8_t *to)
+    expanded_transpose_kernel(const struct matrix w, uint8_t *to)
 {
     const int n_kt = LATENT_RANK / TILE_K;
     int tile = (int)blockIdx.x / n_kt, kt = (int)blockIdx.x % n_kt, h = (int)blockIdx.y;
@@ -110,7 +116,8 @@ static __global__ void __launch_bounds__(256)
         const struct seg *s = seg_of(w, in / TILE_ROWS);
         uint32_t v[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) { /* row g + 8 (j / 2), columns in + 2 (j % 2) and the next */
+        for (int j = 0; j < 4;
+             j++) { /* row g + 8 (j / 2), columns in + 2 (j % 2), in + 2 (j % 2) + 1 */
             int n = tile * TILE_ROWS + g + 8 * (j >> 1), i = in + 2 * (j & 1);
             const uint8_t *from = tile_address(w, s, h, i / TILE_ROWS, n / TILE_K);
             v[j] = pack_half2(tile_value_call(s, from, i % TILE_ROWS, n % TILE_K),
@@ -120,10 +127,11 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-/* The warpgroup that brings. first: the sequence's first key; last: what its rows see at most. */
+/* The producer warpgroup. first: index of the sequence's first key. last: the last position its
+ * rows see. */
 template <int PK, int PV>
-DEVICE void expanded_bring(const struct expanded_args &p, int h, int first, int last,
-                           uint8_t *shared, struct expanded_bars *bars)
+DEVICE void expanded_producer(const struct expanded_args &p, int h, int first, int last,
+                              uint8_t *shared, struct expanded_bars *bars)
 {
     typedef expanded_shared<PK, PV> S;
     const int PER = EXPANDED_KEYS / 16;
@@ -136,12 +144,12 @@ DEVICE void expanded_bring(const struct expanded_args &p, int h, int first, int 
     const uint8_t *kr = (const uint8_t *)p.kr + piece * 16;
 #pragma unroll 1
     for (int round = 0; round <= last / EXPANDED_KEYS; round++) {
-        int stage = round % EXPANDED_STAGES, turn = (round / EXPANDED_STAGES & 1) ^ 1;
+        int stage = round % EXPANDED_STAGES, phase = (round / EXPANDED_STAGES & 1) ^ 1;
         size_t row[PER];
 #pragma unroll
         for (int i = 0; i < PER; i++)
             row[i] = (size_t)(first + min(round * EXPANDED_KEYS + i * 16 + key0, last));
-        bar_wait(&bars->keys_empty[stage], turn);
+        bar_wait(&bars->keys_empty[stage], phase);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
             uint8_t *at = to + S::KEYS_AT + stage * S::KEYS + i * 2048;
@@ -151,7 +159,7 @@ DEVICE void expanded_bring(const struct expanded_args &p, int h, int first, int 
             copy_async16(at + (PK - 1) * EXPANDED_PANEL, kr + row[i] * 128);
         }
         bar_arrive_copies(&bars->keys[stage]);
-        bar_wait(&bars->values_empty[stage], turn);
+        bar_wait(&bars->values_empty[stage], phase);
 #pragma unroll
         for (int i = 0; i < PER; i++) {
             uint8_t *at = to + S::VALUES_AT + stage * S::VALUES + i * 2048;
@@ -165,7 +173,8 @@ DEVICE void expanded_bring(const struct expanded_args &p, int h, int first, int 
     copy_async_wait<0>();
 }
 
-/* A warpgroup's queries to shared memory, in units of log2; rows past the last are copies of it. */
+/* Stores a warpgroup's queries in shared memory, scaled to units of log2. Rows past the last are
+ * copies of the last. */
 template <int PK>
 DEVICE void expanded_queries(const struct expanded_args &p, int h, int row0, int rows, uint8_t *to)
 {
@@ -189,7 +198,8 @@ DEVICE void expanded_queries(const struct expanded_args &p, int h, int row0, int
     wgmma_publish();
 }
 
-/* Logits of keys from `base` on to probabilities. edge: some may be hidden from some rows. */
+/* Scores of keys from `base` on to probabilities. edge: the mask hides some of these keys from
+ * some rows. */
 DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct softmax_rows &st,
                              const int (&pos)[2], int base, bool edge)
 {
@@ -199,7 +209,7 @@ DEVICE void expanded_softmax(float (&s)[EXPANDED_KEYS / 2], struct softmax_rows 
     softmax_tile<EXPANDED_KEYS / 2>(sum, st);
 }
 
-/* The result of a warpgroup's rows, of which `rows` are real: as floats, or as halves. */
+/* Epilogue: writes a warpgroup's rows, of which `rows` exist, as floats or as fp16. */
 template <int PV>
 DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_rows &st,
                            const float (&out)[PV / 2][64], int h, int row0, int rows)
@@ -218,7 +228,7 @@ DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_r
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 v[i] = hidden ? 0.0f : out[j >> 4][4 * ((j & 15) + i / 2) + 2 * r + i % 2] * f;
-            if (!p.halves) {
+            if (!p.fp16_out) {
                 if (mine) {
                     *(float2 *)(p.a + at + j * 8 + 2 * c) = make_float2(v[0], v[1]);
                     *(float2 *)(p.a + at + j * 8 + 2 * c + 8) = make_float2(v[2], v[3]);
@@ -226,16 +236,16 @@ DEVICE void expanded_write(const struct expanded_args &p, const struct softmax_r
                 continue;
             }
             softmax_fp16_put(pack_half2(clamp_half(v[0]), clamp_half(v[1])),
-                             pack_half2(clamp_half(v[2]), clamp_half(v[3])), p.halves + at + j * 8,
-                             mine);
+                             pack_half2(clamp_half(v[2]), clamp_half(v[3])),
+                             p.fp16_out + at + j * 8, mine);
         }
-        if (p.halves && mine && h == 0 && c == 0)
+        if (p.fp16_out && mine && h == 0 && c == 0)
             p.fp16_scale[row0 + row] = 1.0f;
     }
 }
 
-/* Grid: (heads, tiles of 64 rows, the last first: they have the most keys). Every other tile of a
- * sequence has a block, for itself and the next. */
+/* Grid: (heads, tiles of 64 rows). The last tiles start first because they have the most keys. A
+ * block handles two tiles of a sequence: blocks of odd tiles exit. */
 template <int PK, int PV>
 static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     latent_expanded_kernel(const __grid_constant__ struct expanded_args p)
@@ -253,8 +263,8 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
         for (int i = 0; i < EXPANDED_STAGES; i++) {
             bar_init(&bars->keys[i], 128);
             bar_init(&bars->values[i], 128);
-            bar_init(&bars->keys_empty[i], EXPANDED_USERS / 32);
-            bar_init(&bars->values_empty[i], EXPANDED_USERS / 32);
+            bar_init(&bars->keys_empty[i], EXPANDED_CONSUMERS / 32);
+            bar_init(&bars->values_empty[i], EXPANDED_CONSUMERS / 32);
         }
         bar_ready();
     }
@@ -265,11 +275,11 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
     dependency_trigger();
     __syncthreads();
     if (wg == 2) {
-        registers_lower<EXPANDED_BRING_REGS>();
-        expanded_bring<PK, PV>(p, h, expanded_first_key(p.step, seq), last, shared, bars);
+        registers_lower<EXPANDED_PRODUCER_REGS>();
+        expanded_producer<PK, PV>(p, h, expanded_first_key(p.step, seq), last, shared, bars);
         return;
     }
-    registers_raise<EXPANDED_REGS>();
+    registers_raise<EXPANDED_CONSUMER_REGS>();
     int rounds = last / EXPANDED_KEYS + 1;
     uint8_t *queries = shared + wg * S::QUERIES;
     expanded_queries<PK>(p, h, row0 + wg * EXPANDED_ROWS, rows - wg * EXPANDED_ROWS, queries);
@@ -352,7 +362,7 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
 #pragma unroll
         for (int j = 0; j < PV / 2; j++)
             wgmma_use(out[j]);
-        wgmma_use(s); /* fragments still in use are not overwritten before this */
+        wgmma_use(s); /* the fragments pf must not be overwritten before P V has finished */
         pack();
 #pragma unroll
         for (int j = 0; j < PV / 2; j++)
@@ -370,7 +380,7 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
 
 /* Host */
 
-/* Keys of the step's prompts. */
+/* Number of keys over the step's prompts. */
 static int expanded_keys(const struct cuda_backend *cu)
 {
     const int32_t *len = cu->step_host + cu->layout.kv_len;
@@ -380,19 +390,20 @@ static int expanded_keys(const struct cuda_backend *cu)
     return n > INT32_MAX ? INT32_MAX : (int)n;
 }
 
-/* The kernels that exist: 192 + 64 and 256 (GLM-4.7-Flash), 128 + 64 and 128 (DeepSeek V3). */
+/* Compiled sizes: keys of 192 + 64 with values of 256 (GLM-4.7-Flash), and of 128 + 64 with 128
+ * (DeepSeek V3). */
 static bool expanded_sizes(int nope, int v)
 {
     return (nope == 192 && v == 256) || (nope == 128 && v == 128);
 }
 
-/* Room for as many keys as there are pages for, and as EXPANDED_BYTES hold: a step whose prompts have
- * more is absorbed. */
+/* Allocates scratch for as many keys as the cache has, limited by EXPANDED_BYTES. A step whose
+ * prompts have more keys is absorbed instead. */
 bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, const struct bounds *b,
                            struct error *err)
 {
     const struct network *net = cu->net;
-    size_t k = 0, v = 0, heads = 0, turned = 0, keys = (size_t)b->n_pages * (size_t)b->page_len;
+    size_t k = 0, v = 0, heads = 0, transposed = 0, keys = (size_t)b->n_pages * (size_t)b->page_len;
     for (int i = 0; i < net->n_layers && cu->wgmma; i++) {
         const struct latent *l = &net->layers[i].mixer.latent;
         if (net->layers[i].mixer.kind != MIXER_LATENT || !expanded_sizes(l->nope_dim, l->v_dim))
@@ -401,7 +412,7 @@ bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, con
         k = n > k ? n : k;
         v = H * (size_t)l->v_dim > v ? H * (size_t)l->v_dim : v;
         heads = H > heads ? H : heads;
-        turned = n * (size_t)l->kv_rank > turned ? n * (size_t)l->kv_rank : turned;
+        transposed = n * (size_t)l->kv_rank > transposed ? n * (size_t)l->kv_rank : transposed;
     }
     if (!heads)
         return true;
@@ -409,11 +420,14 @@ bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, con
     keys = keys < most ? keys : most;
     size_t tiles = heads * (keys / WGMMA_ROWS + 1);
     struct route_tables *t = &e->list->list;
-    const struct want list[] = {
-        {(void **)&e->x, keys * LATENT_RANK * 2}, {(void **)&e->kr, keys * LATENT_ROPE * 2},
-        {(void **)&e->k, keys * k * 2},           {(void **)&e->v, keys * v * 2},
-        {(void **)&e->turned, turned * 2},        {(void **)&t->n_tiles, 64},
-        {(void **)&t->tiles, 3 * tiles * 4},      {(void **)&t->pairs, heads * keys * 4}};
+    const struct want list[] = {{(void **)&e->x, keys * LATENT_RANK * 2},
+                                {(void **)&e->kr, keys * LATENT_ROPE * 2},
+                                {(void **)&e->k, keys * k * 2},
+                                {(void **)&e->v, keys * v * 2},
+                                {(void **)&e->wkb_transposed, transposed * 2},
+                                {(void **)&t->n_tiles, 64},
+                                {(void **)&t->tiles, 3 * tiles * 4},
+                                {(void **)&t->pairs, heads * keys * 4}};
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
     e->max_keys = (int)keys;
@@ -429,8 +443,9 @@ bool latent_expanded_fits(const struct cuda_backend *cu, const struct latent_arg
            (size_t)expanded_shared<4, 4>::BYTES <= cu->shared_limit;
 }
 
-/* H x (Dn, C) of halves, turned around from H x (C, Dn). */
-static struct matrix expanded_turn(struct cuda_backend *cu, const struct matrix *w, uint8_t *to)
+/* The fp16 matrix H x (Dn, C), transposed from H x (C, Dn). */
+static struct matrix expanded_transpose(struct cuda_backend *cu, const struct matrix *w,
+                                        uint8_t *to)
 {
     struct matrix m = {};
     m.n_in = w->n_out;
@@ -449,13 +464,13 @@ static struct matrix expanded_turn(struct cuda_backend *cu, const struct matrix 
     s->rows = m.n_out;
     s->n_tiles = m.n_tiles;
     s->expert_bytes = (size_t)m.n_tiles * (size_t)m.n_kt * F16_BYTES;
-    cuda_launch(cu, expanded_turn_kernel,
+    cuda_launch(cu, expanded_transpose_kernel,
                 dim3((unsigned)(m.n_tiles * m.n_kt), (unsigned)m.n_expert), 256, 0, LAUNCH_EARLY,
                 *w, to);
     return m;
 }
 
-/* y (H, n_keys, n_out) = latents times every head's matrix, halves times HIDDEN_SCALE. */
+/* y (H, n_keys, n_out) = latents times each head's matrix, fp16 scaled by HIDDEN_SCALE. */
 static void expanded_product(struct cuda_backend *cu, const struct matrix *w,
                              const struct latent_expand *e, int n_keys, uint16_t *y)
 {
@@ -479,12 +494,12 @@ void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const
 {
     const struct latent_expand *e = p.expand;
     int n_keys = expanded_keys(cu), H = p.n_heads;
-    bool coded = p.type == DT_Q8_0 || p.type == DT_Q4_0 || p.type == DT_F8_E4M3;
-    cuda_launch(cu, coded ? expanded_gather_kernel<true> : expanded_gather_kernel<false>,
+    bool quant = p.type == DT_Q8_0 || p.type == DT_Q4_0 || p.type == DT_F8_E4M3;
+    cuda_launch(cu, quant ? expanded_gather_kernel<true> : expanded_gather_kernel<false>,
                 dim3((unsigned)ceil_div(n_keys, 8)), 256, 0, LAUNCH_EARLY, p, n_keys, e->x, e->kr);
     latent_heads_list(cu, e->list, n_keys, WGMMA_ROWS);
-    struct matrix turned = expanded_turn(cu, e->wkb, e->turned);
-    expanded_product(cu, &turned, e, n_keys, e->k);
+    struct matrix transposed = expanded_transpose(cu, e->wkb, e->wkb_transposed);
+    expanded_product(cu, &transposed, e, n_keys, e->k);
     expanded_product(cu, e->wvb, e, n_keys, e->v);
     struct expanded_args a = {};
     a.step = p.step;
@@ -493,7 +508,7 @@ void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const
     a.kr = e->kr;
     a.v = e->v;
     a.a = e->a;
-    a.halves = e->halves ? cu->fp16_in : NULL;
+    a.fp16_out = e->fp16_out ? cu->fp16_in : NULL;
     a.fp16_scale = cu->fp16_scale;
     a.tiles = tiles;
     a.n_tiles = n_tiles;

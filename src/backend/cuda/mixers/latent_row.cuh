@@ -1,6 +1,6 @@
 /*
- * What becomes of a new row in front of latent attention: the norm of its latent, the rotation of what
- * carries the position, and its place in the cache. Kernels of latent.cu and latent_heads.cu do it.
+ * Preparation of a new row for MLA: norm of its latent, RoPE of its positional part, and its store
+ * in the cache. Used by kernels of latent.cu and latent_heads.cu.
  */
 #ifndef STEEL_BACKEND_CUDA_LATENT_ROW_CUH
 #define STEEL_BACKEND_CUDA_LATENT_ROW_CUH
@@ -10,13 +10,13 @@
 
 #include <math.h>
 
-/* How far a warp's lanes turn their pairs, for a position. */
-struct latent_turn {
+/* cos and sin of a warp's RoPE pairs at a position. */
+struct latent_angles {
     float c[LATENT_MAX_ROPE / 64], s[LATENT_MAX_ROPE / 64];
 };
-DEVICE struct latent_turn latent_turn_of(const struct latent_rope &r, int pos)
+DEVICE struct latent_angles latent_angles_of(const struct latent_rope &r, int pos)
 {
-    struct latent_turn t;
+    struct latent_angles t;
 #pragma unroll
     for (int j = 0; j < LATENT_MAX_ROPE / 64; j++) {
         int i = lane_id() + 32 * j;
@@ -26,8 +26,8 @@ DEVICE struct latent_turn latent_turn_of(const struct latent_rope &r, int pos)
     return t;
 }
 
-/* A warp rotates r.n values in place. */
-DEVICE void latent_rotate(const struct latent_rope &r, const struct latent_turn &t, float *x)
+/* One warp applies RoPE to r.n values in place. */
+DEVICE void latent_rotate(const struct latent_rope &r, const struct latent_angles &t, float *x)
 {
     int half = r.n >> 1;
     float a[LATENT_MAX_ROPE / 64], b[LATENT_MAX_ROPE / 64];
@@ -51,7 +51,7 @@ DEVICE void latent_rotate(const struct latent_rope &r, const struct latent_turn 
     }
 }
 
-/* A block: the root mean square of n values and eps, inverted. */
+/* One block: 1 / sqrt(mean(x^2) + eps) of n values. part: one float per warp. */
 DEVICE float latent_rms(const float *x, int n, float eps, float *part)
 {
     float sum = 0.0f;
@@ -73,7 +73,8 @@ DEVICE void latent_put(uint8_t *cache, int type, size_t at, float v)
     else
         ((uint16_t *)cache)[at] = type == DT_F16 ? float_to_half(v) : float_to_bf16(v);
 }
-/* A warp: a block of 32 values from `at` on, x being this lane's, as quant.h has it. */
+/* One warp quantises a block of 32 values from `at` on, one value x per lane, in the block
+ * layout of quant.h. */
 DEVICE void latent_put_block(uint8_t *cache, int type, size_t at, float x)
 {
     int lane = lane_id();
@@ -89,9 +90,9 @@ DEVICE void latent_put_block(uint8_t *cache, int type, size_t at, float x)
     if (type == DT_Q8_0 || lane < 16)
         block[2 + lane] = (uint8_t)(type == DT_Q8_0 ? code : code | high << 4);
 }
-template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
+template <bool QUANT> DEVICE float latent_get(const uint8_t *cache, int type, size_t at)
 {
-    if (CODED) {
+    if (QUANT) {
         int i = (int)(at & 31);
         const uint8_t *block = cache + at / 32 * (type == DT_Q8_0 ? 34 : 18);
         if (type == DT_F8_E4M3)
@@ -107,10 +108,10 @@ template <bool CODED> DEVICE float latent_get(const uint8_t *cache, int type, si
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 
-/* A block of 256, row t: norm of the latent and rotation, both to the cache. CODED: in blocks, which
- * may have some of both. turn: of its position. part: a float a warp. */
-template <bool CODED>
-DEVICE void latent_row(const struct latent_row_args &p, int t, const struct latent_turn &turn,
+/* One block of 256 threads stores row t in the cache: the normed latent and the RoPE'd part.
+ * QUANT: quantised in blocks of 32, which may span both. part: one float per warp. */
+template <bool QUANT>
+DEVICE void latent_row(const struct latent_row_args &p, int t, const struct latent_angles &angles,
                        float *part)
 {
     int tid = (int)threadIdx.x, slot = p.step.slot[t], width = p.rank + p.rope.n;
@@ -119,17 +120,17 @@ DEVICE void latent_row(const struct latent_row_args &p, int t, const struct late
     float *x = p.low + (size_t)t * (size_t)p.ld_low;
     size_t at = (size_t)slot * (size_t)width;
     float rms = latent_rms(x, p.rank, p.kv_eps, part);
-    for (int i = tid; i < p.rank && CODED; i += 256)
+    for (int i = tid; i < p.rank && QUANT; i += 256)
         x[i] = x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f);
-    for (int i = tid; i < p.rank && !CODED; i += 256)
+    for (int i = tid; i < p.rank && !QUANT; i += 256)
         latent_put(p.cache, p.type, at + (size_t)i, x[i] * rms * (p.kv_gain ? p.kv_gain[i] : 1.0f));
     if (tid < 32) {
-        latent_rotate(p.rope, turn, x + p.rank);
+        latent_rotate(p.rope, angles, x + p.rank);
         __syncwarp();
-        for (int i = tid; i < p.rope.n && !CODED; i += 32)
+        for (int i = tid; i < p.rope.n && !QUANT; i += 32)
             latent_put(p.cache, p.type, at + (size_t)(p.rank + i), x[p.rank + i]);
     }
-    if (CODED) {
+    if (QUANT) {
         __syncthreads();
         for (int i = tid & ~31; i < width; i += 256)
             latent_put_block(p.cache, p.type, at + (size_t)i, x[i + lane_id()]);

@@ -1,16 +1,15 @@
 /*
- * Mixers beside attention: the gated delta net (delta_net.cu) and latent attention (latent.cu,
- * latent_attn.cu), and attention of encoders with what else those have (encoder.cu), as backend.cu and
- * prepare.cu see them. Each has scratch of its own, which exists
- * where the network has such a layer. They read the stream through its norm and leave rows for the
- * output projection.
+ * Mixers other than attention, as backend.cu and prepare.cu see them: the gated delta net
+ * (delta_net.cu), MLA (latent.cu, latent_attn.cu), and the layers of encoders (encoder.cu). Each
+ * has scratch of its own, allocated if the network has such a layer. A mixer reads the residual
+ * stream through its norm and returns rows for the output projection.
  */
 #ifndef STEEL_BACKEND_CUDA_MIXERS_H
 #define STEEL_BACKEND_CUDA_MIXERS_H
 
 #include "backend/cuda/core/host.h"
 
-/* y (rows, n_out) = norm(stream) W^T, for several weights of one norm. */
+/* y (rows, n_out) = norm(stream) W^T for several weights that share a norm. */
 struct mixer_product {
     const struct matrix *w;
     float *y;
@@ -34,17 +33,19 @@ void latent_close(struct cuda_backend *cu);
 
 /* encoder.cu */
 struct attn_layer;
-bool encoder_both_ways(const struct network *net); /* rows see each other both ways */
+bool encoder_bidirectional(const struct network *net); /* attention has no causal mask */
 bool encoder_supported(const struct network *net, struct error *err);
 bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
 struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
                         const struct attn_layer *l);
-/* Of a network without a head: norm(stream) is the result. encoder_send, behind what is recorded of a
- * step: to the host, for encoder_row of the step that ended last. */
+/* For a network without an LM head the result is norm(stream). encoder_send records the copy of
+ * the result to the host at the end of a step; encoder_row reads a row of the last finished
+ * step. */
 void encoder_head(struct cuda_backend *cu, const struct norm *norm);
-void encoder_send(struct cuda_backend *cu, int turn, int rows);
+void encoder_send(struct cuda_backend *cu, int buffer, int rows);
 void encoder_row(const struct cuda_backend *cu, int row, float *host);
-void encoder_rows_put(struct cuda_backend *cu, const float *host, size_t bytes); /* in its place */
+void encoder_rows_put(struct cuda_backend *cu, const float *host,
+                      size_t bytes); /* overwrites the rows of the last step */
 void encoder_close(struct cuda_backend *cu);
 
 #endif
