@@ -27,10 +27,14 @@ find_in = $(sort $(shell find $1 -name '$(strip $2)'))
 # binary also starts where there is no driver. By default Hopper's own code and PTX for the rest;
 # CUDA_ARCHS=all builds every target.
 NVCC    ?= $(shell command -v nvcc 2>/dev/null || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-# A first look does without what cannot run here.
-ifeq ($(MAKECMDGOALS) $(origin CUDA) $(wildcard /dev/nvidiactl /dev/dxg),try undefined )
+# `make try` and the tests leave CUDA out where no driver could run it.
+ifeq ($(origin CUDA) $(wildcard /dev/nvidiactl /dev/dxg),undefined )
+ifneq ($(MAKECMDGOALS),)
+ifeq ($(filter-out try test test-build test-all test-busy test-faults,$(MAKECMDGOALS)),)
 CUDA := 0
-$(if $(NVCC),$(info steel: no NVIDIA driver here: `make try` leaves CUDA out (`make` builds it)))
+$(if $(NVCC),$(info steel: no NVIDIA driver here: built without CUDA (`make` builds it)))
+endif
+endif
 endif
 ifneq ($(CUDA),0)
 ifneq ($(NVCC),)

@@ -1,14 +1,16 @@
 #!/bin/sh
-# Runs every test: tests/test_*.sh and tests/test_*.py, then build/tests/test_* (cmocka programs), JOBS at a time (as many
-# as there are cores, four at most). A script gets the build folder as $1; exit 77 means skipped. What is skipped, whole or
-# in part, says so in a line "skipped: WHAT: why"; it is named and counted. ONLY=text runs the tests with that text in their
-# names. Closes with the slowest tests and one line: tests passed, failed, skipped. Cases of a program count one each.
-# A sanitizer's report fails the test, whichever process of it wrote it and whether or not anyone looks how that ended.
+# Runs every test: tests/test_*.sh and tests/test_*.py, then build/tests/test_* (cmocka programs). JOBS of them run at a
+# time, by default two per core and at most eight: many tests mostly wait. ONLY=text runs the tests whose names contain it.
+# A script gets the build folder as $1. Exit code 77 means skipped. A test that is skipped, whole or in part, prints
+# "skipped: WHAT: why", which is shown and counted.
+# Each line shows wall and CPU seconds. The last lines are the heaviest tests and the numbers of tests passed, failed and
+# skipped; every case of a cmocka program counts.
+# A sanitizer's report fails the test, whichever of its processes wrote it.
 B=${1:-build}
 export STEEL="$B/steel" STEEL_CONFIG= # not the config of whoever runs this
 
-# Numbers of a log: "passed failed skipped". Programs: cmocka's closing lines. Scripts: themselves, and their parts
-# that were skipped.
+# Prints "passed failed skipped" of a log: a program's numbers are in cmocka's last lines, a script is one test plus its
+# skipped parts.
 count() { # LOG EXIT-CODE
     awk -v rc="$2" '
         /^\[  (PASSED|FAILED|SKIPPED)  ?\] [0-9]+ test\(s\)/ { n[$2] += $4; cases = 1 }
@@ -24,14 +26,14 @@ count() { # LOG EXIT-CODE
         }' "$1"
 }
 
-# What a log says was skipped, one line each.
+# Prints what a log says was skipped, one line each.
 skips() { # LOG
     awk '/^skipped: / { why = substr($0, 10); if (!cmocka) print "      skipped: " why }
          /^\[==========\] Running / { cmocka = 1 }
          /^\[  SKIPPED \] / && !/test\(s\)/ && !seen[$4]++ { print "      skipped: " $4 ": " why }' "$1"
 }
 
-# One test; its numbers, seconds and exit code go to a file beside its log.
+# Runs one test. Its numbers, seconds and exit code go to a file beside its log.
 run_one() { # TEST
     t=$1 log=$B/tests/$(basename "$1").log
     case $t in
@@ -51,38 +53,40 @@ run_one() { # TEST
     for r in "$reports"/report.*; do
         grep -qE '(ERROR|WARNING|FATAL): [A-Za-z]*Sanitizer' "$r" 2>/dev/null || continue
         echo "a sanitizer's report: $r"
-        case $rc in 0 | 77) rc=99 && sed '/^Shadow bytes/,$d' "$r" | head -n 38 ;; esac # no news of a test that failed
+        case $rc in 0 | 77) rc=99 && sed '/^Shadow bytes/,$d' "$r" | head -n 38 ;; esac # a test that failed anyway keeps its exit code
     done >>"$log"
     took=$(($(date +%s) - start))
-    echo "$(count "$log" $rc) $took $rc $t" >"${log%.log}.result"
+    times >"${log%.log}.times" # line 2: CPU time of children, as 0m1.5s 0m0.2s
+    cpu=$(awk 'NR == 2 { gsub(/[ms]/, " "); printf "%.0f", ($1 + $3) * 60 + $2 + $4 }' "${log%.log}.times")
+    echo "$(count "$log" $rc) $took $rc $t $cpu" >"${log%.log}.result"
     case $rc in
-    0) printf 'ok    %-44s %3ds\n' "$t" $took && skips "$log" ;;
+    0) printf 'ok    %-44s %3ds %3ds CPU\n' "$t" $took "$cpu" && skips "$log" ;;
     77) printf 'skip  %-44s %s\n' "$t" "$(tail -1 "$log")" ;;
-    *) printf 'FAIL  %-44s %3ds (exit %d)\n' "$t" $took $rc
+    *) printf 'FAIL  %-44s %3ds %3ds CPU (exit %d)\n' "$t" $took "$cpu" $rc
        tail -40 "$log" | sed 's/^/    | /' ;;
     esac
 }
 
 if [ "$2" = --one ]; then
     said=$(run_one "$3")
-    printf '%s\n' "$said" # at once: others write too
+    printf '%s\n' "$said" # one write, as other tests print too
     exit 0
 fi
 
 rm -f "$B"/tests/*.result
 cores=$(nproc 2>/dev/null || echo 1)
 for t in tests/test_*.sh tests/test_*.py "$B"/tests/test_*; do
-    case $t in *.o | *.d | *.log | *.result) continue ;; esac
+    case $t in *.o | *.d | *.log | *.result | *.times) continue ;; esac
     [ -e "$t" ] || continue
     [ -n "$ONLY" ] && case $t in *"$ONLY"*) ;; *) continue ;; esac
     echo "$t"
-done | xargs -r -P "${JOBS:-$((cores < 4 ? cores : 4))}" -n 1 sh "$0" "$B" --one
-cat "$B"/tests/*.result 2>/dev/null | sort -k4,4nr -k6 | awk '
-    { passed += $1; failed += $2; skipped += $3 }
-    NR <= 5 { slowest = slowest (NR > 1 ? "," : "") " " $6 " " $4 "s" }
+done | xargs -r -P "${JOBS:-$((cores < 4 ? 2 * cores : 8))}" -n 1 sh "$0" "$B" --one
+cat "$B"/tests/*.result 2>/dev/null | sort -k7,7nr -k6 | awk '
+    { passed += $1; failed += $2; skipped += $3; cpu += $7 }
+    NR <= 5 { heaviest = heaviest ", " $6 " " $7 "s" }
     $5 != 0 && $5 != 77 { bad = bad " " $6 }
     END {
-        print "slowest:" slowest
+        print cpu + 0 "s CPU; heaviest: " substr(heaviest, 3)
         if (bad) print "failed:" bad
         print passed + 0 " passed, " failed + 0 " failed, " skipped + 0 " skipped"
         exit !(passed > 0 && failed == 0)

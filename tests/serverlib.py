@@ -13,7 +13,8 @@ import threading
 import time
 
 
-HANG = 300  # seconds without a word of a server that is waited for
+# Seconds after which a wait is taken for a hang. No assertion in the tests is about speed: machines may be busy.
+HANG = 300
 
 
 def sanitized(build):

@@ -11,12 +11,11 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server, http_request, run_tests, sanitized
+from serverlib import HANG, Server, http_request, run_tests, sanitized
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 SANITIZED = sanitized(BUILD)
-HANG = 300 if SANITIZED else 60  # seconds after which something that should have happened is taken to be stuck
 
 
 def until(what, get):

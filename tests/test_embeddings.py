@@ -11,7 +11,7 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server, run_tests
+from serverlib import HANG, Server, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
@@ -50,7 +50,7 @@ TEXTS = ["what is a panda?", "a", "the panda is a bear", "x" * 20 + " y"]
 
 
 def steel(*args, text="", code=0):
-    r = subprocess.run([STEEL, *args], input=text, capture_output=True, text=True, timeout=60)
+    r = subprocess.run([STEEL, *args], input=text, capture_output=True, text=True, timeout=HANG)
     assert r.returncode == code, (args, r.stdout[-300:], r.stderr[-500:])
     return r.stdout if code == 0 else r.stderr
 

@@ -8,14 +8,13 @@ usage: test_faults.py BUILD [all]: without "all" a sample of each walk."""
 import ctypes, json, mmap, os, re, resource, signal, socket, subprocess, sys, tempfile, threading, time
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server
+from serverlib import HANG, Server
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 ALL = len(sys.argv) > 2
 STEEL = os.path.join(BUILD, "steel")
 KINDS = ["alloc", "read", "write", "accept", "thread"]
 SAMPLE = {"run": 20, "serve": 20, "chat": 50, "stream": 50}  # of allocations; a quarter of that of the others
-HANG_S = 60
 WORDS = {"temperature": 0, "max_tokens": 12, "messages": [{"role": "user", "content": "Tell me a story, and a joke."}]}
 
 
@@ -90,7 +89,7 @@ def walk_run(faults, model):
     cmd = [STEEL, "run", model, "-p", "Once", "-n", "5", "-t", "2", "--temp", "0", "--device", "cpu"]
 
     def run():
-        p = subprocess.run(cmd, env=faults.env, capture_output=True, timeout=HANG_S)
+        p = subprocess.run(cmd, env=faults.env, capture_output=True, timeout=HANG)
         return p.returncode, p.stdout.decode(), p.stderr.decode()
 
     faults.arm("alloc", 0)
@@ -122,7 +121,7 @@ def walk_serve(faults, model):
     def serve():
         """Starts one, asks it to stop once it is ready; (code, stderr)."""
         p = subprocess.Popen(cmd, env=faults.env, stderr=subprocess.PIPE, text=True)
-        timer = threading.Timer(HANG_S, p.kill)
+        timer = threading.Timer(HANG, p.kill)
         timer.start()
         lines, asked = [], False
         late = threading.Timer(5, p.terminate)  # its words may be what failed
@@ -162,7 +161,7 @@ def exchange(port, path, body):
     """What comes back on a connection of its own, head and body; None: nothing, or it was cut."""
     text = json.dumps(body)
     s = socket.socket()
-    s.settimeout(HANG_S)
+    s.settimeout(HANG)
     try:
         s.connect(("127.0.0.1", port))
         s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -247,7 +246,7 @@ def walk_requests(faults, model):
             walk(faults, what, once, counts)
         assert s.get("/health")[0] == 200
         s.proc.send_signal(signal.SIGTERM)
-        assert s.proc.wait(HANG_S) == 0, s.log()  # with a sanitizer: nothing leaked
+        assert s.proc.wait(HANG) == 0, s.log()  # with a sanitizer: nothing leaked
     finally:
         if s.proc.poll() is None:
             s.proc.kill()
@@ -281,7 +280,7 @@ def starve(model):
         resource.prlimit(s.proc.pid, resource.RLIMIT_AS, unlimited)
         assert read_answer(exchange(s.port, path, WORDS), False) == good
         s.proc.send_signal(signal.SIGTERM)
-        assert s.proc.wait(HANG_S) == 0, s.log()
+        assert s.proc.wait(HANG) == 0, s.log()
     finally:
         if s.proc.poll() is None:
             s.proc.kill()

@@ -99,7 +99,7 @@ def hostile_configs(tmp):
             before, o[key] = o[key], draw.choice(values)
             json.dump(good, open(folder + "/config.json", "w"))
             r = subprocess.run([STEEL, "logits", folder, "--ids", source + "/golden.bin", "--out", "/dev/null", "-t", "1"],
-                               capture_output=True, timeout=60)
+                               capture_output=True, timeout=300)
             lines = r.stderr.decode(errors="replace").splitlines()
             assert r.returncode in (0, 1), (family, key, o[key], r.returncode, lines[:5])
             if r.returncode:

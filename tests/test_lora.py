@@ -15,7 +15,7 @@ import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import max_difference, mean_kl, read_logits, read_safetensors, write_gguf, write_safetensors  # noqa: E402
-from serverlib import Server, run_tests  # noqa: E402
+from serverlib import HANG, Server, run_tests  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
@@ -281,7 +281,7 @@ def test_gguf(_):
 
 def refused(adapter, *parts, model="tests/golden/qwen3"):
     r = subprocess.run([STEEL, "logits", model, "--ids", "tests/golden/qwen3/golden.bin", "--out", WORK + "/none.bin", "--device", "cpu",
-                        "-t", "1", "--lora", adapter], capture_output=True, timeout=60)
+                        "-t", "1", "--lora", adapter], capture_output=True, timeout=HANG)
     lines = r.stderr.decode(errors="replace").splitlines()
     assert r.returncode in (1, 2), (adapter, parts, r.returncode, lines[:4])
     assert len(lines) == 1 or r.returncode == 2, (adapter, lines[:4])
@@ -429,7 +429,7 @@ def test_broken_gguf(_):
                 data[draw.randrange(min(len(data), 700))] ^= 1 << draw.randrange(8)
         open(path, "wb").write(data)
         r = subprocess.run([STEEL, "logits", base.path, "--ids", base.ids, "--out", WORK + "/none.bin", "--device", "cpu", "-t", "1",
-                            "--lora", path], capture_output=True, timeout=60)
+                            "--lora", path], capture_output=True, timeout=HANG)
         assert r.returncode in (0, 1), (r.returncode, r.stderr[-300:])
         assert r.returncode == 0 or len(r.stderr.splitlines()) == 1, r.stderr[-500:]
 

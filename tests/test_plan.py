@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from serverlib import run_tests, sanitized  # noqa: E402
+from serverlib import HANG, run_tests, sanitized  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
@@ -154,7 +154,7 @@ def test_hostile_configs():
                 json.dump(good, f)
             args = draw.choice((["--tp", "2"], ["--tp", "3", "--ep"], ["--pp", "2"], ["--tp", "64"], ["--tp", "8", "--pp", "8"]))
             r = subprocess.run([STEEL, "plan", folder, *args, "--link", "nvlink", "-c", str(1 << 28), "-np", "4096",
-                                "--memory", "900T"], capture_output=True, timeout=60)
+                                "--memory", "900T"], capture_output=True, timeout=HANG)
             lines = r.stderr.decode(errors="replace").splitlines()
             assert r.returncode in (0, 1), (family, key, o[key], r.returncode, lines[:5])
             if r.returncode:
@@ -177,7 +177,7 @@ def test_hostile_shapes():
                 f.write(good[:at] + bad.to_bytes(4, "little") + good[at + 4:])
                 f.truncate(os.path.getsize(model("tiny-moe")))
             r = subprocess.run(["sh", "-c", LITTLE + "exec \"$0\" plan \"$1\" --tp 2 --ep --json", STEEL, path],
-                               capture_output=True, timeout=60)
+                               capture_output=True, timeout=HANG)
             lines = r.stderr.decode(errors="replace").splitlines()
             assert r.returncode in (0, 1), (key, bad, r.returncode, lines[:3])
             assert r.returncode == 0 or (len(lines) == 1 and path in lines[0]), (key, bad, lines[:3])

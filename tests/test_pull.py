@@ -16,7 +16,7 @@ import time
 import urllib.parse
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import run_tests
+from serverlib import HANG, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.abspath(BUILD + "/steel")
@@ -141,7 +141,7 @@ class Cache:
         self.repo = lambda r: f"{self.dir.name}/hub/models--" + r.replace("/", "--")
 
     def steel(self, *args, rc=0, env=(), **kw):
-        p = subprocess.run([STEEL, *args], capture_output=True, text=True, env=dict(self.env, **dict(env)), stdin=subprocess.DEVNULL, timeout=120, **kw)
+        p = subprocess.run([STEEL, *args], capture_output=True, text=True, env=dict(self.env, **dict(env)), stdin=subprocess.DEVNULL, timeout=HANG, **kw)
         assert p.returncode == rc, (args, p.returncode, p.stdout, p.stderr)
         return p.stdout if rc == 0 else p.stderr
 

@@ -11,7 +11,7 @@ import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from ranklib import ALL, Ranks, run_rank_tests  # noqa: E402
-from serverlib import sanitized  # noqa: E402
+from serverlib import HANG, sanitized  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 WORK = tempfile.mkdtemp(prefix="steel-ranks-")
@@ -86,7 +86,7 @@ def test_rough_company():
         n, flags = ARRANGEMENTS[name]
         size = ["--clients", "64", "--seconds", "60"] if ALL else ["--clients", "12", "--seconds", "3", "--seqs", "8", "--kv-tokens", "1100"]
         r = subprocess.run([sys.executable, "bench/load.py", BUILD, *size, "--ranks", str(n), "--flags=" + " ".join(flags),
-                            *(["--sanitized"] if sanitized(BUILD) else [])], capture_output=True, text=True, timeout=600)
+                            *(["--sanitized"] if sanitized(BUILD) else [])], capture_output=True, text=True, timeout=2 * HANG)
         print(name + ":", r.stdout.replace("\n", "; ")[:400])
         assert r.returncode == 0, r.stderr[-3000:]
 

@@ -15,7 +15,7 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../bench"))
-from serverlib import Gateway, Server, http_request, run_tests, sanitized
+from serverlib import HANG, Gateway, Server, http_request, run_tests, sanitized
 from load import Load, texts
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -24,7 +24,6 @@ QUICK = ("--health-interval", "0.1", "--health-timeout", "10")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HEALTHY = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\nContent-Type: application/json\r\n\r\n{"status":"ok"}'
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-HANG = 30  # seconds after which a wait is a hang
 
 
 def chunk(data):

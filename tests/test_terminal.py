@@ -10,7 +10,7 @@ import term_svg
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.abspath(os.path.join(BUILD, "steel"))
-HANG = 120  # seconds after which a test gives up on a terminal that says nothing
+HANG = 300  # seconds after which a silent terminal is taken to hang
 
 
 servers = []  # one tmux server each, under a name of its own: a dying one must not take the next along

@@ -4,7 +4,7 @@ server lives on to say so. Weights that were copied at loading do not need the f
 import json, os, signal, subprocess, sys, tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server
+from serverlib import HANG, Server
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "temperature": 0}
@@ -35,12 +35,12 @@ def main():
             assert status == 503 and "was truncated" in text, (status, text)
             s.wait_line("the engine failed")
             s.proc.send_signal(signal.SIGTERM)
-            assert s.proc.wait(30) == 0, s.log()
+            assert s.proc.wait(HANG) == 0, s.log()
         s, text = serve_and_cut(tmp, 0.5)
         assert s.json("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == text
         assert s.get("/health")[0] == 200
         s.proc.send_signal(signal.SIGTERM)
-        assert s.proc.wait(30) == 0, s.log()
+        assert s.proc.wait(HANG) == 0, s.log()
 
 
 main()

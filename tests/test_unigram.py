@@ -58,7 +58,7 @@ def main():
         json.dump(tokenizer(), open(folder + "/tokenizer.json", "w"))
         lines = "".join(json.dumps({"text": t}) + "\n" for t in texts())
         steel = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
-        r = subprocess.run([steel, "tokenize", folder + "/tokenizer.json", "--bos", "--jsonl"], input=lines, capture_output=True, text=True, timeout=60)
+        r = subprocess.run([steel, "tokenize", folder + "/tokenizer.json", "--bos", "--jsonl"], input=lines, capture_output=True, text=True, timeout=300)
     assert r.returncode == 0, r.stderr
     got = [json.loads(l)["ids"] for l in r.stdout.splitlines()]
     wrong = [(t, g, w) for t, g, w in zip(texts(), got, want) if g != w]

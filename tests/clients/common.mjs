@@ -24,7 +24,7 @@ export async function startServer(...args) {
   child.stderr.on("data", d => { log += d; });
   const origin = `http://127.0.0.1:${port}`;
   for (let i = 0; ; i++) {
-    if (child.exitCode !== null || i > 600) throw new Error("the server did not start:\n" + log);
+    if (child.exitCode !== null || i > 3000) throw new Error("the server did not start:\n" + log);
     try { if ((await fetch(origin + "/health")).ok) break; } catch { /* not listening yet */ }
     await new Promise(r => setTimeout(r, 100));
   }
@@ -39,7 +39,7 @@ export async function startServer(...args) {
       return sum;
     },
     async idle() { // every request has left the engine
-      for (let i = 0; i < 200; i++) {
+      for (let i = 0; i < 6000; i++) {
         if (await this.metric("requests_running") + await this.metric("requests_waiting") === 0) return;
         await new Promise(r => setTimeout(r, 50));
       }

@@ -7,13 +7,14 @@ import { chromium } from "playwright-core";
 import { startServer } from "./common.mjs";
 
 export const executablePath = ["/usr/bin/chromium", "/usr/bin/google-chrome"].find(existsSync);
+export const HANG = 300000; // ms after which a wait is taken for a hang: machines may be busy
 const ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"];
 
 // A test's own world: the real server, the stand-in, the browser.
 export async function startWorld(...serverArgs) {
   const server = await startServer(...serverArgs);
   const fake = await startFake(server);
-  const browser = await chromium.launch({ executablePath, args: ARGS });
+  const browser = await chromium.launch({ executablePath, args: ARGS, timeout: HANG });
   return {
     server, fake, browser,
     async open(options = {}, origin = fake.origin) {
@@ -27,6 +28,7 @@ export async function startWorld(...serverArgs) {
 
 // A page that is ready, and a list of what went wrong in it.
 export async function openPage(context, url) {
+  context.setDefaultTimeout(HANG);
   const page = await context.newPage();
   page.errors = [];
   page.outside = [];
@@ -120,7 +122,7 @@ export const questions = page => texts(page, ".msg.user");
 export const whole = page => page.waitForFunction(() => {
   document.querySelector("#log").scrollTop = 0;
   return !document.querySelector(".earlier");
-}, null, { polling: 50, timeout: 120000 });
+}, null, { polling: 50, timeout: HANG });
 
 // A conversation of n messages, straight into the database.
 export async function seed(page, n, more = {}) {
