@@ -635,11 +635,11 @@ static void test_supports(void)
     *l = plain;
     l->mlp.block.out = (struct norm){.kind = NORM_LAYER, .eps = 1e-6f};
     if (cuda)
-        check_refused(&d, "layer 1: LayerNorm of what a block adds is not supported on");
+        check_refused(&d, "layer 1: LayerNorm of a block's output is not supported on");
     *l = plain;
     l->mixer.attention.bidirectional = true;
     if (cuda)
-        check_refused(&d, "layer 1: attention both ways in some layers and not in others is not "
+        check_refused(&d, "layer 1: bidirectional attention in only some of the layers is not "
                           "supported on");
     *l = plain;
     l->mlp.experts = (struct ffn){.gate_up = &up, .down = &down};
