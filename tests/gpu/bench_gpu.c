@@ -1,13 +1,15 @@
 /*
  * Speed of the CUDA backend on models of real shapes with random weights: decode at several batch
- * sizes and depths, prompts, and the time of each op alone (the same op of every layer in one
- * recorded step, so that launches do not count and the weights come from memory, not from cache).
+ * sizes and depths, prompts, and the time of each op alone. An op is timed over all layers in one
+ * recorded step, so launch overhead does not count and weights come from memory, not from the L2.
  *   bench_gpu [--model 30b|8b] [--layers N] [--what tg,pp,ops] [--reps N] [--rows 1,8,...]
  *             [--part mixer,mlp,head] [--eager] [--alike N] [--heads H,K,D,ROT,WINDOW[,PARTS]]
- * --heads: attention of other heads, PARTS letters of s (sinks), g (gate), n (normed values); with
- * --what heads the mixer alone at several depths, and what attention takes of prompts.
- * --rows: batch sizes of tg and ops; --part: only these ops; --eager: ops unrecorded, for profilers;
- * --alike: a router's rows repeat after N experts, so that rows of a step crowd into fewer of them.
+ * --heads   other attention heads; PARTS: letters s (sinks), g (gate), n (normed values). With
+ *           --what heads: the mixer alone at several depths, and the stages of its prompts.
+ * --rows    batch sizes of tg and ops
+ * --part    only these ops
+ * --eager   ops unrecorded, for profilers
+ * --alike   router rows repeat after N experts, so that fewer experts are chosen
  */
 #include "backend/backend.h"
 #include "backend/profile.h"
@@ -23,7 +25,7 @@
 
 enum { MAX_LAYERS = 64, MAX_ROWS = 2048, MAX_SEQS = 256, PAGE = 16 };
 
-/* What attention has in every layer. */
+/* Attention of every layer. */
 struct bench_heads {
     int n_heads, n_kv, dim, n_rot, window;
     bool sinks, gate, v_norm;
@@ -51,8 +53,7 @@ struct bench {
     int32_t *tokens, *pos, *slot, *q_start, *kv_len, *pages, *out_rows;
     struct batch b;
     struct sampler *sampler, *samplers[MAX_ROWS];
-    size_t
-        bytes[N_PARTS]; /* weights read by each part, one layer of each kind summed over layers */
+    size_t bytes[N_PARTS]; /* weight bytes read per token by each part, summed over layers */
 };
 
 static uint64_t rng = 1;
@@ -98,7 +99,7 @@ static struct norm random_norm(struct bench *m, int width)
     return (struct norm){NORM_RMS, device_random(m, (size_t)width, 1, 0.1f), NULL, 1e-6f};
 }
 
-/* Layer i, of Q4_K and Q6_K as Q4_K_M mixes them. */
+/* Layer i, with Q4_K and Q6_K mixed as in Q4_K_M. */
 static void build_layer(struct bench *m, int i, int alike)
 {
     const struct bench_heads *a = &m->heads;
@@ -213,11 +214,11 @@ static void build(struct bench *m, bool moe, int n_layers, int alike)
     m->sampler = sampler_new(&greedy, m->net.n_vocab);
     for (int i = 0; i < MAX_ROWS; i++)
         m->samplers[i] = m->sampler;
-    printf("built in %.2f s; weights a token reads: %.3f GB\n", (double)(clock_ns() - t0) * 1e-9,
+    printf("built in %.2f s; weights read per token: %.3f GB\n", (double)(clock_ns() - t0) * 1e-9,
            (double)(m->bytes[P_MIXER] + m->bytes[P_MLP] + m->bytes[P_HEAD]) * 1e-9);
 }
 
-/* n sequences with `depth` tokens each in the cache, `fresh` new ones. */
+/* A batch of n sequences with `depth` tokens each in the KV cache and `fresh` new ones. */
 static void lay_out(struct bench *m, int n, int depth, int fresh)
 {
     const struct bounds *s = &m->bounds;
@@ -249,7 +250,7 @@ static void lay_out(struct bench *m, int n, int depth, int fresh)
     b->kv = m->kv;
 }
 
-/* All of a step, or one kind of op of every layer. */
+/* Runs a whole step, or one kind of op for every layer. */
 static void run_ops(struct bench *m, enum bench_part part)
 {
     struct backend *be = m->be;
@@ -266,7 +267,6 @@ static void run_ops(struct bench *m, enum bench_part part)
         op->head(be, &m->net.head);
 }
 
-/* Median milliseconds of a step. */
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -275,6 +275,7 @@ static int by_value(const void *a, const void *b)
 
 static uint64_t next_key = 1;
 
+/* Median milliseconds of a step. */
 static double time_step(struct bench *m, enum bench_part part, bool recorded, int reps)
 {
     double ms[512];
@@ -305,7 +306,8 @@ static double time_step(struct bench *m, enum bench_part part, bool recorded, in
 #ifdef STEEL_CUDA_TRACE
 void cuda_trace_dump(struct backend *be, FILE *out);
 
-/* When the kernels of one recorded step waited, in nanoseconds: see traced_wait in gpu.cuh. */
+/* Writes when the kernels of one recorded step waited, in nanoseconds: see traced_wait in
+ * gpu.cuh. */
 static void trace_step(struct bench *m, int n, int depth)
 {
     char name[64];
@@ -313,7 +315,7 @@ static void trace_step(struct bench *m, int n, int depth)
     time_step(m, P_ALL, false, 1);
     time_step(m, P_ALL, true, 5);
     cuda_trace_dump(m->be, NULL);
-    next_key--; /* the same recording again: four steps, and the last of them is kept apart below */
+    next_key--; /* replays the same recording: four steps, of which the last is kept */
     time_step(m, P_ALL, true, 1);
     snprintf(name, sizeof name, "trace_%d_%d.txt", n, depth);
     FILE *f = fopen(name, "w");
@@ -322,12 +324,12 @@ static void trace_step(struct bench *m, int n, int depth)
 }
 #endif
 
-static bool asked(const char *what, const char *name)
+static bool selected(const char *what, const char *name)
 {
     return !what || strstr(what, name);
 }
 
-/* Numbers from 1 to MAX_SEQS, with commas between; returns how many. */
+/* Parses comma-separated numbers from 1 to MAX_SEQS; returns how many. */
 static int read_rows(const char *s, int *rows, int most)
 {
     int n = 0;
@@ -354,7 +356,7 @@ static bool read_heads(const char *s, struct bench_heads *h)
     return n >= 5 && h->n_kv > 0 && h->n_rot <= 512 && h->n_rot <= h->dim;
 }
 
-/* Mixers alone: decodes recorded, and prompts with what their stages take. */
+/* Mixers alone: recorded decodes, and the stages of prompts. */
 static void bench_mixers(struct bench *m)
 {
     static const int cases[][2] = {{1, 256},   {1, 2048}, {1, 8192},
@@ -362,7 +364,7 @@ static void bench_mixers(struct bench *m)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lay_out(m, cases[i][0], cases[i][1], 1);
         double ms = time_step(m, P_MIXER, true, 20);
-        printf("mixer, %2d sequences at %5d: %8.2f us a layer\n", cases[i][0], cases[i][1],
+        printf("mixer, %2d sequences at %5d: %8.2f us per layer\n", cases[i][0], cases[i][1],
                ms * 1e3 / m->net.n_layers);
         fflush(stdout);
     }
@@ -373,7 +375,7 @@ static void bench_mixers(struct bench *m)
     time_step(m, P_MIXER, false, 5);
     m->be->profile = NULL;
     double calls = (double)prof.steps[0] * m->net.n_layers * 1e3;
-    printf("prompt of 2048: qkv %.1f, attention %.1f, output %.1f us a layer\n",
+    printf("prompt of 2048: qkv %.1f, attention %.1f, output %.1f us per layer\n",
            prof.ns[0][STAGE_QKV] / calls, prof.ns[0][STAGE_ATTENTION] / calls,
            prof.ns[0][STAGE_OUTPUT] / calls);
 }
@@ -429,45 +431,45 @@ int main(int argc, char **argv)
         trace_step(m, 1, 8192);
     return 0;
 #endif
-    if (what && asked(what, "heads"))
+    if (what && selected(what, "heads"))
         bench_mixers(m);
-    if (asked(what, "ops"))
+    if (selected(what, "ops"))
         for (int i = 0; i < n_rows; i++)
             for (int part = 1; part < N_PARTS; part++) {
                 int n = rows[i];
-                if (!asked(parts, part_names[part]))
+                if (!selected(parts, part_names[part]))
                     continue;
                 lay_out(m, n, 256, 1);
                 double ms = time_step(m, (enum bench_part)part, recorded, recorded ? 20 : 1);
                 int calls = part == P_HEAD ? 1 : m->net.n_layers;
-                printf("op %-12s batch %3d: %8.3f us a call", part_names[part], n,
+                printf("op %-12s batch %3d: %8.3f us per call", part_names[part], n,
                        ms * 1e3 / calls);
                 if (n == 1 && m->bytes[part])
                     printf(", %6.1f GB/s", (double)m->bytes[part] / ms * 1e-6);
                 printf("  (step %.3f ms)\n", ms);
                 fflush(stdout);
             }
-    if (asked(what, "tg")) {
+    if (selected(what, "tg")) {
         for (int i = 0; i < n_rows; i++) {
             lay_out(m, rows[i], 256, 1);
             double ms = time_step(m, P_ALL, true, reps);
-            printf("tg, %3d sequences at 256: %8.3f ms a step, %8.1f tok/s\n", rows[i], ms,
+            printf("tg, %3d sequences at 256: %8.3f ms per step, %8.1f tok/s\n", rows[i], ms,
                    rows[i] * 1e3 / ms);
             fflush(stdout);
         }
         const int depths[] = {2048, 8192, 32768};
-        for (int i = 0; i < 3 && asked(what, "deep"); i++) {
+        for (int i = 0; i < 3 && selected(what, "deep"); i++) {
             lay_out(m, 1, depths[i], 1);
             double ms = time_step(m, P_ALL, true, reps);
-            printf("tg,   1 sequence at %5d: %8.3f ms a step, %8.1f tok/s\n", depths[i], ms,
+            printf("tg,   1 sequence at %5d: %8.3f ms per step, %8.1f tok/s\n", depths[i], ms,
                    1e3 / ms);
             fflush(stdout);
         }
         lay_out(m, 1, 256, 1);
         double ms = time_step(m, P_ALL, false, 20);
-        printf("tg, 1 sequence, op by op:  %8.3f ms a step\n", ms);
+        printf("tg, 1 sequence, op by op:  %8.3f ms per step\n", ms);
     }
-    if (asked(what, "pp")) {
+    if (selected(what, "pp")) {
         const int lengths[] = {512, 1024, 2048};
         for (int i = 0; i < 3; i++) {
             lay_out(m, 1, 0, lengths[i]);
@@ -480,7 +482,7 @@ int main(int argc, char **argv)
         time_step(m, P_ALL, false, 5);
         for (int i = 0; i < N_STAGES; i++)
             if (prof.ns[0][i] > 0)
-                printf("  %-10s %8.3f ms a step\n", stage_name((enum stage)i),
+                printf("  %-10s %8.3f ms per step\n", stage_name((enum stage)i),
                        prof.ns[0][i] * 1e-6 / 8);
     }
     return 0;

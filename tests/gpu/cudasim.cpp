@@ -1,6 +1,6 @@
 /*
- * The simulator behind cudasim.h: fibers, barriers, fragments, and a runtime whose streams run
- * everything at once. x86-64 only (the fiber switch); single-threaded.
+ * The implementation of cudasim.h: fibers, barriers, MMA fragments, and a runtime whose streams
+ * execute operations at once. x86-64 only (the fiber switch); single-threaded.
  */
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -56,7 +56,7 @@ static char *stacks;
 alignas(1024) static uint8_t shared_memory[MAX_SHARED];
 static size_t shared_size;
 static unsigned block_generation, block_arrived, live, wg_generation[8], wg_arrived[8];
-static unsigned part_generation[16], part_arrived[16];
+static unsigned named_generation[16], named_arrived[16];
 static int n_threads, current;
 static void *scheduler_sp;
 static const std::function<void()> *body;
@@ -89,9 +89,6 @@ void sim_pause()
 static void finish_thread()
 {
     fiber *f = &fibers[current];
-    for (const copy &c : f->copies)
-        if (c.group < f->group || true)
-            (void)c;
     f->done = true;
     live--;
     if (live && block_arrived == live) {
@@ -199,10 +196,10 @@ static void run_block(dim3 grid, dim3 block, dim3 index)
     memset(shared_memory, 0xff, shared_size); /* NaNs */
     memset(warps, 0, sizeof warps);
     memset(wg_arrived, 0, sizeof wg_arrived);
-    memset(part_arrived, 0, sizeof part_arrived);
+    memset(named_arrived, 0, sizeof named_arrived);
     block_arrived = 0;
     live = (unsigned)n_threads;
-#ifdef __SANITIZE_ADDRESS__ /* what the last block's threads left on their stacks */
+#ifdef __SANITIZE_ADDRESS__ /* poison left on the stacks by threads of the previous block */
     __asan_unpoison_memory_region(stacks, (size_t)n_threads * STACK);
 #endif
     for (int i = 0; i < n_threads; i++) {
@@ -283,7 +280,7 @@ float sim_half_to_float(uint16_t h)
     return f;
 }
 
-/* A double rounded once to half: products and sums of halves are exact in double. */
+/* Rounds a double once to fp16. Products and sums of fp16 values are exact in double. */
 static uint16_t double_to_half(double d)
 {
     uint16_t sign = signbit(d) ? 0x8000 : 0;
@@ -375,7 +372,7 @@ void sim_mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bo
     sim_warp_barrier(0xffffffffu);
 }
 
-/* 16x32 unsigned bytes times 32x8 signed ones. */
+/* 16x32 unsigned bytes times 32x8 signed bytes. */
 void sim_mma_u8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     warp *w = &warps[current / 32];
@@ -436,10 +433,10 @@ void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans)
     sim_warp_barrier(0xffffffffu);
 }
 
-/* Accumulators of wgmma m64nN: per warp 16 rows, tiles of 8 columns laid out as mma's d. B is
- * (N, 16) halves, K contiguous, in 128-byte swizzled rows: the descriptor's address field plus the
- * 16-byte unit it starts at. Turned: (16, 64) halves, N contiguous, for every 64 of N. */
-void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, bool turned)
+/* wgmma m64nN. Accumulators: 16 rows per warp, tiles of 8 columns laid out as mma's d. B: (N,
+ * 16) fp16, K contiguous, in 128-byte swizzled rows; the descriptor's address field points at
+ * the 16-byte unit where it starts. transposed: (16, 64) fp16, N contiguous, for every 64 of N. */
+void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, bool transposed)
 {
     warp *w = &warps[current / 32];
     int lane = current & 31, g = lane / 4, c = lane % 4;
@@ -452,9 +449,10 @@ void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, boo
             int row_half = o / 2, col = 8 * t + 2 * c + o % 2;
             double sum = d[4 * t + o];
             for (int k = 0; k < 16; k++) {
-                size_t row = (size_t)(turned ? k : col), in_row = (size_t)(turned ? col : k);
+                size_t row = (size_t)(transposed ? k : col),
+                       in_row = (size_t)(transposed ? col : k);
                 size_t at = start + row / 8 * group + row % 8 * 128 + in_row % 64 * 2;
-                at += turned ? in_row / 64 * panel : 0;
+                at += transposed ? in_row / 64 * panel : 0;
                 at ^= (at >> 7 & 7) << 4;
                 uint16_t h;
                 memcpy(&h, shared_memory + at, 2);
@@ -466,7 +464,7 @@ void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc, bool bf16, boo
     sim_wg_barrier();
 }
 
-/* Asynchronous copies: they land when their thread waits for them. */
+/* Asynchronous copies. The data arrives when the issuing thread waits. */
 
 void sim_copy_async(void *dst, const void *src, int bytes)
 {
@@ -496,7 +494,7 @@ void sim_copy_wait(int left)
     f->copies.resize(keep);
 }
 
-/* A barrier: its phase, how many it takes, how many are missing, bytes under way over 16. */
+/* An mbarrier: phase, expected arrivals, missing arrivals, and bytes in flight / 16. */
 struct bar {
     uint32_t phase;
     uint32_t count : 10, missing : 10, units : 12;
@@ -509,7 +507,7 @@ static bar *bar_at(uint64_t *p)
     return (bar *)p;
 }
 
-static void bar_turn(bar *b)
+static void bar_flip(bar *b)
 {
     if (b->missing || b->units)
         return;
@@ -530,7 +528,7 @@ void sim_bar_arrive(uint64_t *p, int bytes)
         die("one too many at a barrier");
     b->missing--;
     b->units = (b->units + (uint32_t)bytes / 16) & 4095;
-    bar_turn(b);
+    bar_flip(b);
 }
 
 void sim_bar_copy(uint64_t *p, void *dst, const void *src, int bytes)
@@ -542,7 +540,7 @@ void sim_bar_copy(uint64_t *p, void *dst, const void *src, int bytes)
         die("a copy outside shared memory");
     memcpy(dst, src, (size_t)bytes);
     b->units = (b->units - (uint32_t)bytes / 16) & 4095;
-    bar_turn(b);
+    bar_flip(b);
 }
 
 void sim_bar_wait(uint64_t *p, int parity)
@@ -552,20 +550,20 @@ void sim_bar_wait(uint64_t *p, int parity)
         wait_gate(&b->phase, b->phase);
 }
 
-void sim_part_arrive(int id, int threads)
+void sim_named_barrier_arrive(int id, int threads)
 {
-    if (++part_arrived[id] < (unsigned)threads)
+    if (++named_arrived[id] < (unsigned)threads)
         return;
-    part_arrived[id] = 0;
-    part_generation[id]++;
+    named_arrived[id] = 0;
+    named_generation[id]++;
 }
 
-void sim_part_sync(int id, int threads)
+void sim_named_barrier_sync(int id, int threads)
 {
-    unsigned g = part_generation[id];
-    sim_part_arrive(id, threads);
-    if (part_generation[id] == g)
-        wait_gate(&part_generation[id], g);
+    unsigned g = named_generation[id];
+    sim_named_barrier_arrive(id, threads);
+    if (named_generation[id] == g)
+        wait_gate(&named_generation[id], g);
 }
 
 /* The runtime */
@@ -575,20 +573,20 @@ struct sim_graph {
 };
 struct sim_stream {
     sim_graph *capture;
-    /* A stream that has waited for an event of another runs beside it: as late as it can, so that whoever does not
-     * wait for what it does, or touches what it reads, gets wrong results. */
+    /* A stream that has waited for another stream's event may run concurrently with it. Its work
+     * is deferred as long as possible, so missing synchronisation gives wrong results. */
     bool late;
-    std::vector<std::function<void()>> put_off;
+    std::vector<std::function<void()>> deferred;
 };
 struct sim_event {
-    cudaStream_t on; /* recorded last */
+    cudaStream_t on; /* the stream of the last record */
 };
 
 static void catch_up(cudaStream_t s)
 {
     std::vector<std::function<void()>> now;
     if (s)
-        now.swap(s->put_off);
+        now.swap(s->deferred);
     for (auto &fn : now)
         fn();
 }
@@ -598,7 +596,7 @@ static void enqueue(cudaStream_t s, std::function<void()> fn)
     if (s && s->capture)
         s->capture->nodes.push_back(std::move(fn));
     else if (s && s->late)
-        s->put_off.push_back(std::move(fn));
+        s->deferred.push_back(std::move(fn));
     else
         fn();
 }
@@ -609,8 +607,8 @@ bool sim_dry()
     return dry;
 }
 
-/* Names of functions by address, from this program's own symbol table: kernels are static, so the
- * dynamic one does not have them. */
+/* Function names by address from the program's symbol table. Kernels are static, so the dynamic
+ * table does not list them. */
 static std::map<uintptr_t, const char *> read_symbols()
 {
     std::map<uintptr_t, const char *> names;
@@ -627,7 +625,7 @@ static std::map<uintptr_t, const char *> read_symbols()
     fseek(f, 0, SEEK_END);
     long size = ftell(f);
     rewind(f);
-    char *d = (char *)malloc((size_t)size); /* kept: the names are in it */
+    char *d = (char *)malloc((size_t)size); /* never freed: the map points into it */
     bool whole = fread(d, 1, (size_t)size, f) == (size_t)size;
     fclose(f);
     const Elf64_Ehdr *head = (const Elf64_Ehdr *)d;
@@ -687,7 +685,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     p->multiProcessorCount = sms ? atoi(sms) : 4;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = (size_t)1 << 32;
-    const char *limit = getenv("SIM_SHARED"); /* play a GPU with less shared memory */
+    const char *limit = getenv("SIM_SHARED"); /* simulates a GPU with less shared memory */
     p->sharedMemPerBlockOptin = limit ? (size_t)atoi(limit) : MAX_SHARED;
     p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + 1024;
     return 0;

@@ -188,7 +188,7 @@ static inline float exp2f_approx(float x)
     return exp2f(x);
 }
 
-/* What gpu.cuh asks of the machine */
+/* The hardware operations gpu.cuh needs */
 float sim_half_to_float(uint16_t h);
 uint16_t sim_float_to_half(float f);
 uint16_t sim_float_to_bf16(float f);
@@ -201,17 +201,17 @@ void sim_ldmatrix(uint32_t (&r)[4], const void *row, bool trans);
 void sim_copy_async(void *dst, const void *src, int bytes);
 void sim_copy_commit();
 void sim_copy_wait(int groups_left);
-/* D (64 x N, this warpgroup's registers) += A (registers) B (shared memory, by descriptor). */
-void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc_b, bool bf16, bool turned);
+/* D (64 x N, accumulators of this warpgroup) += A (registers) B (shared memory, by descriptor). */
+void sim_wgmma(float *d, int n, const uint32_t *a, uint64_t desc_b, bool bf16, bool transposed);
 void sim_wg_barrier();
-/* Barriers of wgmma.cuh: 8 bytes of shared memory; bytes: to be expected on top. */
+/* mbarriers of wgmma.cuh: 8 bytes of shared memory. bytes: added to the transaction count. */
 void sim_bar_init(uint64_t *bar, int count);
 void sim_bar_arrive(uint64_t *bar, int bytes);
 void sim_bar_copy(uint64_t *bar, void *dst, const void *src, int bytes);
 void sim_bar_wait(uint64_t *bar, int parity);
-void sim_pause(); /* lets the block's other threads run */
-void sim_part_sync(int id, int threads);
-void sim_part_arrive(int id, int threads);
+void sim_pause(); /* lets the other threads of the block run */
+void sim_named_barrier_sync(int id, int threads);
+void sim_named_barrier_arrive(int id, int threads);
 
 /* The runtime */
 typedef int cudaError_t;
@@ -274,8 +274,8 @@ const char *cudaGetErrorString(cudaError_t e);
 const char *cudaGetErrorName(cudaError_t e);
 
 cudaError_t cudaFuncGetName(const char **name, const void *fn);
-/* SIM_DRY=1: launches do nothing (those of one warp run: the backend asks the device what it has).
- * With STEEL_LAUNCHES this shows what a step would launch, whatever its size. */
+/* SIM_DRY=1: launches do nothing, except those of a single warp, with which the backend queries
+ * the device. With STEEL_LAUNCHES this shows what a step of any size would launch. */
 bool sim_dry();
 void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::function<void()> body);
 

@@ -1,7 +1,8 @@
 /*
- * A libnccl.so.2 for simulated GPUs: the few functions that nccl.cu calls, over memory that the processes
- * of one machine share. Sums are kernels of the simulator, so that recorded steps contain them. Ranks
- * meet in a barrier, which tests that all of them call the same things in the same order.
+ * A libnccl.so.2 for simulated GPUs: the functions nccl.cu calls, over memory shared between
+ * processes of one machine. Reductions are kernels of the simulator, so recorded steps contain
+ * them. Ranks meet in a barrier, which checks that all of them make the same calls in the same
+ * order.
  */
 #include "cudasim.h"
 
@@ -14,11 +15,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST = 8, PIECE = 1 << 16 };
+enum { MAX_RANKS = 8, PIECE = 1 << 16 };
 
 struct meeting {
-    std::atomic<int> here, round, calls[MOST];
-    float part[MOST][PIECE];
+    std::atomic<int> here, round, calls[MAX_RANKS];
+    float part[MAX_RANKS][PIECE];
 };
 
 struct comm {
@@ -41,7 +42,7 @@ static void meet(struct comm *c)
         sched_yield();
 }
 
-/* root < 0: everybody gets the sum. */
+/* root < 0: all ranks get the sum. */
 static void add_up(struct comm *c, const float *in, float *out, size_t n, int root)
 {
     for (size_t at = 0; at < n; at += PIECE) {
@@ -51,7 +52,7 @@ static void add_up(struct comm *c, const float *in, float *out, size_t n, int ro
         meet(c);
         for (int r = 0; r < c->size; r++)
             if (c->m->calls[r] != (int)k) {
-                fprintf(stderr, "fakenccl: a sum of %zu here, %d elsewhere\n", k,
+                fprintf(stderr, "fakenccl: this rank reduces %zu floats, another one %d\n", k,
                         (int)c->m->calls[r]);
                 abort();
             }
@@ -79,7 +80,7 @@ int ncclCommInitRank(void **comm, int size, struct id id, int rank)
 {
     struct comm *c = new struct comm();
     int fd = shm_open(id.name, O_RDWR | O_CREAT, 0600);
-    if (fd < 0 || size > MOST || ftruncate(fd, sizeof(struct meeting)) != 0)
+    if (fd < 0 || size > MAX_RANKS || ftruncate(fd, sizeof(struct meeting)) != 0)
         return 2;
     c->m = (struct meeting *)mmap(NULL, sizeof(struct meeting), PROT_READ | PROT_WRITE, MAP_SHARED,
                                   fd, 0);
@@ -88,7 +89,7 @@ int ncclCommInitRank(void **comm, int size, struct id id, int rank)
     c->size = size;
     snprintf(c->name, sizeof c->name, "%s", id.name);
     meet(c);
-    shm_unlink(c->name); /* all have it */
+    shm_unlink(c->name); /* all ranks have mapped it */
     *comm = c;
     fprintf(stderr, "fakenccl: rank %d of %d\n", rank, size);
     return 0;

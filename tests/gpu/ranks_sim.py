@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Several ranks with a GPU, simulated (make test-sim): golden families cut by heads and hidden units (--tp), by experts (--ep), by
-layers (--pp) and mixed give what one process gives on the same GPU, as prompts and as decodes. `ranks_sim.py BUILD DEVICE STEEL`
-does the same with another program, on a real one (DEVICE cuda, STEEL build/steel); MPIRUN names the launcher. RANKS_FAMILIES=name,... and RANKS_ALL=1 as in test_ranks.py; RANKS_ONLY=text: only arrangements that are called so."""
+"""Several ranks with simulated GPUs (make test-sim): golden families with tensor parallel (--tp), expert parallel (--ep) and pipeline
+parallel (--pp) weights, and mixtures, match one process on the same GPU, as prompts and as decodes.
+`ranks_sim.py BUILD DEVICE STEEL` does the same with another program and on a real GPU (DEVICE cuda, STEEL build/steel).
+MPIRUN: the launcher. RANKS_FAMILIES=name,... and RANKS_ALL=1: as in test_ranks.py. RANKS_ONLY=text: only arrangements whose name
+contains the text."""
 import os
 import subprocess
 import sys
@@ -15,7 +17,7 @@ DEVICE = sys.argv[2] if len(sys.argv) > 2 else "cuda"
 STEEL = sys.argv[3] if len(sys.argv) > 3 else os.path.join(BUILD, "sim", "steel")
 GOLDEN = "tests/golden"
 MPIRUN = os.environ.get("MPIRUN", "mpirun --allow-run-as-root --oversubscribe --bind-to none").split()
-# Every family with one of these, another for each; RANKS_ALL=1: with all.
+# Each family runs one of these in turn; with RANKS_ALL=1 all of them.
 ARRANGEMENTS = {
     "tp 2": (2, []),
     "ep 2": (2, ["--ep"]),
@@ -24,7 +26,7 @@ ARRANGEMENTS = {
     "ep 3": (3, ["--ep"]),
     "tp 2, decodes": (2, ["--chunk", "1"]),
     "tp 2 pp 2": (4, ["--tp", "2", "--pp", "2"]),
-    # with a GPU each, and a library in the place of NCCL
+    # one GPU per rank, with fakenccl as libnccl.so.2
     "nccl 1": (1, ["--chunk", "1"]),
     "nccl 2": (2, []),
     "nccl 4, decodes": (4, ["--chunk", "1"]),
@@ -32,7 +34,7 @@ ARRANGEMENTS = {
     "nccl ep 3, decodes": (3, ["--ep", "--chunk", "1"]),
     "nccl ep 4": (4, ["--ep"]),
 }
-# What one process' rounding is of the order of: halves in products.
+# The order of one process's rounding error: products have fp16 inputs.
 LIMIT = 2e-4
 
 
@@ -56,7 +58,7 @@ def logits(model, ranks, args, nccl=False):
 
 
 def mixed():
-    """Rank 0 has a GPU, and rank 1 is on a machine without: refused, in a line with both. Whether it is."""
+    """Rank 0 has a GPU, rank 1 has none: must be refused, in one line that names both. Returns True if it is."""
     cmd = [STEEL, "logits", f"{GOLDEN}/qwen3", "--device", DEVICE, "--ids", f"{GOLDEN}/qwen3/golden.bin", "--out", os.devnull]
     r = subprocess.run([*MPIRUN, "-n", "1", *cmd, ":", "-n", "1", "env", "SIM_GPUS=0", "CUDA_VISIBLE_DEVICES=", *cmd], env=dict(os.environ, STEEL_CONFIG=""),
                        capture_output=True, text=True, timeout=600)
@@ -67,7 +69,7 @@ def mixed():
 
 
 def without_nccl():
-    """Two GPUs and a library that cannot be loaded: rank 0 says that sums are slow, once. Whether it does."""
+    """Two GPUs and an NCCL that cannot be loaded: rank 0 must warn once that reductions are slow. Returns True if it does."""
     with tempfile.TemporaryDirectory() as empty:
         open(os.path.join(empty, "libnccl.so.2"), "w").close()
         cmd = [STEEL, "logits", f"{GOLDEN}/qwen3", "--device", DEVICE, "--ids", f"{GOLDEN}/qwen3/golden.bin", "--out", os.devnull]
@@ -83,7 +85,7 @@ def main():
         print("skipped: ranks with a GPU: mpirun starts nothing here")
         return 0
     failed = int(not mixed())
-    if STEEL.endswith("sim/steel"):  # a real GPU may be the only one
+    if STEEL.endswith("sim/steel"):  # a real machine may have only one GPU
         failed += not without_nccl()
     names = [name for name in ARRANGEMENTS if os.environ.get("RANKS_ONLY", "") in name]
     for i, model in enumerate(families()):
@@ -101,7 +103,7 @@ def main():
                 failed += 1
             kl = mean_kl(golden, ours)
             line = f"{model:14} {name:18} KL {kl:.1e}"
-            if kl > LIMIT:  # no further than one process is
+            if kl > LIMIT:  # allowed if one process alone is as far off
                 alone = mean_kl(golden, logits(model, 1, [a for a in args if a == "--chunk" or a.isdigit() and "--chunk" in args])[0])
                 line += f" (alone {alone:.1e})"
                 if kl > 2 * alone:

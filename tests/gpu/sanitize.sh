@@ -1,9 +1,9 @@
 #!/bin/bash
-# compute-sanitizer over every row of the tables of kernels and the groups beside them, with small shapes on a GPU played with 16 SMs,
-# so that rings go round: a process a row, a line a row.
+# Runs compute-sanitizer over every row of the kernel tables and over the test groups without a table. Shapes are small, and the GPU is
+# limited to 16 SMs so that rings wrap around. One process and one line of output per row.
 #   tests/gpu/sanitize.sh memcheck|racecheck OUT_DIR [TEST_OPS [JOBS [SECONDS_A_ROW]]]
-# Ends with 1 where a row was not clean.
-tool=${1:?memcheck or racecheck} out=${2:?a folder for logs} ops=${3:-build/tests/ops/test_ops} jobs=${4:-8} most=${5:-120}
+# Exits with 1 if a row was not clean.
+tool=${1:?memcheck or racecheck} out=${2:?a directory for logs} ops=${3:-build/tests/ops/test_ops} jobs=${4:-8} most=${5:-120}
 san=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 [ -n "$san" ] || { echo "no compute-sanitizer here" >&2; exit 1; }
 here=$(dirname "$0")

@@ -482,7 +482,7 @@ static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, st
         p.x_to = r->x;
     }
     p.y = floats ? n.floats : NULL;
-    p.halves = n.halves;
+    p.fp16 = n.halves;
     p.n = n.n;
     p.width = n.width;
     r->add = ADD_NONE;
@@ -503,7 +503,7 @@ static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
     p.d = r->d;
     p.scale = r->close.scale;
     p.gain = r->close.sum;
-    p.halves = x.halves;
+    p.fp16 = x.halves;
     p.n = x.n;
     p.width = x.width;
     r->add = ADD_NONE;

@@ -178,7 +178,7 @@ template <int N> DEVICE void registers_lower()
 DEVICE void named_barrier_sync(int id, int threads)
 {
 #ifdef STEEL_CUDA_SIM
-    sim_part_sync(id, threads);
+    sim_named_barrier_sync(id, threads);
 #endif
     WGMMA_ASM("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -186,7 +186,7 @@ DEVICE void named_barrier_sync(int id, int threads)
 DEVICE void named_barrier_arrive(int id, int threads)
 {
 #ifdef STEEL_CUDA_SIM
-    sim_part_arrive(id, threads);
+    sim_named_barrier_arrive(id, threads);
 #endif
     WGMMA_ASM("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
