@@ -703,7 +703,7 @@ static void test_refused(void **state)
         0, NULL);
     refused((struct chat_constraint){.format = CHAT_HERMES, .tools = odd},
             "the parameters of the tool 'f': #/properties/a/uniqueItems");
-    refused((struct chat_constraint){.format = CHAT_PLAIN, .tools = tools}, "no tool calls");
+    refused((struct chat_constraint){.format = CHAT_PLAIN, .tools = tools}, "no tool-call format");
     refused((struct chat_constraint){.format = CHAT_HERMES}, "nothing to constrain");
     refused((struct chat_constraint){.format = CHAT_HERMES, .tools = tools, .only = "x"},
             "nothing to constrain");

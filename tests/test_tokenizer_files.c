@@ -14,7 +14,7 @@ static const struct {
     {"{'model':{}}", "model.vocab: not an object"},
     {"{'model':{'type':'Magic'}}", "model.type: \"Magic\" is not supported"},
     {"{'model':{'type':'BPE','vocab':[],'merges':[]}}", "model.vocab: not an object"},
-    {"{'model':{'type':'BPE','vocab':{},'merges':[]}}", "model.vocab: there are no tokens"},
+    {"{'model':{'type':'BPE','vocab':{},'merges':[]}}", "model.vocab: no tokens"},
     {"{'model':{'type':'BPE','vocab':{'a':0}}}", "model.merges: not a list"},
     {"{'model':{'type':'BPE','vocab':{'a':'0'},'merges':[]}}",
      "model.vocab[\"a\"]: not an integer"},
@@ -26,7 +26,7 @@ static const struct {
     {"{'model':{'type':'BPE','vocab':{'a':0},'merges':['a b']}}",
      "model.merges[0]: \"b\" is not in the vocabulary"},
     {"{'model':{'type':'BPE','vocab':{'a':0,'b':1},'merges':['a b']}}",
-     "model.merges[0]: their join \"ab\" is not in the vocabulary"},
+     "model.merges[0]: the merged token \"ab\" is not in the vocabulary"},
     {"{'model':{'type':'BPE','vocab':{'a':0},'merges':['a']}}", "model.merges[0]: not a pair"},
     {"{'model':{'type':'BPE','vocab':{'a':0},'merges':[['a']]}}", "model.merges[0]: not a pair"},
     {"{'model':{'type':'BPE','vocab':{'a':0},'merges':[5]}}", "model.merges[0]: not a pair"},
@@ -54,9 +54,9 @@ static const struct {
     {WITH("pre_tokenizer", "{'type':'Odd'}"), "pre_tokenizer: pre_tokenizer \"Odd\""},
     {WITH("pre_tokenizer", "{'type':'Split'}"), "pre_tokenizer.pattern"},
     {WITH("pre_tokenizer", "{'type':'Split','pattern':{'Regex':'['}}"),
-     "pre_tokenizer: pattern \"[\": a [ is not closed"},
+     "pre_tokenizer: pattern \"[\": unclosed ["},
     {WITH("pre_tokenizer", "{'type':'Split','pattern':{'Regex':'a{2,1}'}}"), "pattern \"a{2,1}\""},
-    {WITH("pre_tokenizer", "{'type':'Split','pattern':{'Regex':'x\\\\'}}"), "ends in a backslash"},
+    {WITH("pre_tokenizer", "{'type':'Split','pattern':{'Regex':'x\\\\'}}"), "trailing backslash"},
     {WITH("pre_tokenizer", "{'type':'Split','pattern':{'String':'a'},'behavior':'Odd'}"),
      "pre_tokenizer.behavior: \"Odd\""},
     {WITH("pre_tokenizer", "{'type':'Metaspace','replacement':'ab'}"), "replacement"},
@@ -619,7 +619,7 @@ static void test_bad_gguf(void **state)
     meta_string(&g, K("model"), "gpt2");
     meta_strings(&g, K("tokens"), "a b", ' ');
     meta_strings(&g, K("merges"), "a b", ',');
-    expect_gguf_error(&g, K("merges") "[0]: their join \"ab\" is not in the vocabulary");
+    expect_gguf_error(&g, K("merges") "[0]: the merged token \"ab\" is not in the vocabulary");
     g = (struct gguf){0};
     meta_string(&g, K("model"), "gpt2");
     meta_strings(&g, K("tokens"), "a b", ' ');

@@ -26,9 +26,9 @@ struct sampler {
     int64_t n_seen;
     uint32_t *seen;      /* (n_vocab) occurrences inside the ring; NULL if unused */
     uint32_t *generated; /* (n_vocab) occurrences among generated tokens; NULL if unused */
-    int32_t *marked;     /* (n_marked <= n_vocab) every token counted in seen or generated */
-    uint8_t *is_marked;  /* (n_vocab) */
-    int n_marked;
+    int32_t *counted;    /* (n_counted <= n_vocab) every token counted in seen or generated */
+    uint8_t *is_counted; /* (n_vocab) */
+    int n_counted;
     struct candidate *cand; /* (n_vocab) */
     float *edited;          /* (n_vocab) edited copy when the raw logits are needed too; else
                              * NULL */
@@ -117,8 +117,8 @@ struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
     if (p->presence_penalty != 0 || p->frequency_penalty != 0)
         s->generated = mem_zalloc(n, sizeof *s->generated);
     if (s->seen || s->generated) {
-        s->marked = mem_zalloc(n, sizeof *s->marked);
-        s->is_marked = mem_zalloc(n, sizeof *s->is_marked);
+        s->counted = mem_zalloc(n, sizeof *s->counted);
+        s->is_counted = mem_zalloc(n, sizeof *s->is_counted);
     }
     if (p->temp > 0)
         s->cand = mem_zalloc(n, sizeof *s->cand);
@@ -137,8 +137,8 @@ void sampler_free(struct sampler *s)
     mem_free(s->recent);
     mem_free(s->seen);
     mem_free(s->generated);
-    mem_free(s->marked);
-    mem_free(s->is_marked);
+    mem_free(s->counted);
+    mem_free(s->is_counted);
     mem_free(s->cand);
     mem_free(s->edited);
     if (s->constraint.state)
@@ -331,9 +331,9 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
 {
     if (token < 0 || token >= s->n_vocab)
         return;
-    if (s->is_marked && !s->is_marked[token] && (s->seen || generated)) {
-        s->is_marked[token] = 1;
-        s->marked[s->n_marked++] = token;
+    if (s->is_counted && !s->is_counted[token] && (s->seen || generated)) {
+        s->is_counted[token] = 1;
+        s->counted[s->n_counted++] = token;
     }
     if (s->seen) {
         if (s->recent_cap) {
@@ -427,9 +427,9 @@ static void apply_penalties(struct sampler *s, float *logits)
 {
     for (int i = 0; i < s->n_sums; i++)
         logits[s->sums[i].token] += s->sums[i].bias;
-    for (int i = 0; i < s->n_marked; i++) {
-        float *l = &logits[s->marked[i]], by = repeat_divisor(s, s->marked[i]);
-        *l = (*l > 0 ? *l / by : *l * by) - penalty_of(s, s->marked[i]);
+    for (int i = 0; i < s->n_counted; i++) {
+        float *l = &logits[s->counted[i]], by = repeat_divisor(s, s->counted[i]);
+        *l = (*l > 0 ? *l / by : *l * by) - penalty_of(s, s->counted[i]);
     }
 }
 
@@ -438,8 +438,8 @@ static void apply_penalties(struct sampler *s, float *logits)
 int sampler_edits(const struct sampler *s, struct logit_edit *out, int max)
 {
     int n = 0;
-    for (int i = 0; i < s->n_marked; i++) {
-        struct logit_edit e = {.token = s->marked[i]};
+    for (int i = 0; i < s->n_counted; i++) {
+        struct logit_edit e = {.token = s->counted[i]};
         e.repeat = repeat_divisor(s, e.token);
         e.less = penalty_of(s, e.token);
         if (e.repeat == 1.0f && e.less == 0)
@@ -655,7 +655,7 @@ static void apply_mask(const struct sampler *s, float *logits)
 /* Whether mask, bias or penalties change any logit. */
 static bool edits_any(const struct sampler *s)
 {
-    return (s->constraint.state && !s->allows_every) || s->n_sums || s->n_marked;
+    return (s->constraint.state && !s->allows_every) || s->n_sums || s->n_counted;
 }
 
 static void edit(struct sampler *s, float *logits)

@@ -837,12 +837,12 @@ static bool read_tools(struct reply_builder *a, const struct jvalue *list)
     if (list->n > CHAT_TOOLS_MAX)
         return reply_fail(a, "over 512 tools");
     if (list->n && !form_of(a->format))
-        return reply_fail(a, "this model's template knows no tool calls");
+        return reply_fail(a, "this model's template has no tool-call format");
     a->tools = mem_zalloc(list->n + 1, sizeof *a->tools);
     for (const struct jvalue *t = list->first; t; t = t->next) {
         const struct jvalue *name = jvalue_get(t, "name"), *strict = jvalue_get(t, "strict");
         if (!name || name->kind != J_STRING || !name->len || name->len > 256)
-            return reply_fail(a, "a tool without a name");
+            return reply_fail(a, "tool without a name");
         a->tools[a->n_tools++] = (struct tool){.name = name,
                                                .parameters = jvalue_get(t, "parameters"),
                                                .strict = strict && strict->kind == J_TRUE};
@@ -855,7 +855,7 @@ static bool read_response(struct reply_builder *a, const struct jvalue *r, uint3
     const struct jvalue *kind = jvalue_get(r, "kind"), *text = jvalue_get(r, "text");
     if (!kind || kind->kind != J_NUMBER || kind->len != 1 || kind->text[0] < '0' ||
         kind->text[0] > '4' || !text || text->kind != J_STRING)
-        return reply_fail(a, "a response without a kind and a text");
+        return reply_fail(a, "response without kind or text");
     struct grammar_source src = {.kind = (enum grammar_kind)(kind->text[0] - '0'),
                                  .flags = a->flags,
                                  .text = text->text,
@@ -894,7 +894,7 @@ struct grammar *chat_reply_compile(const char *text, size_t len, int flags, stru
     schema_add_json(a.g, flags);
     grammar_add_node(a.g, NODE_GRAPH);
     v = jvalue_get(root, "response");
-    bool ok = chat_format_from_name(name, &a.format) || reply_fail(&a, "an unknown format");
+    bool ok = chat_format_from_name(name, &a.format) || reply_fail(&a, "unknown format");
     ok = ok && read_tools(&a, jvalue_get(root, "tools")) &&
          (!v || read_response(&a, v, &response)) &&
          (a.n_tools || (v && !a.required) || reply_fail(&a, "there is nothing to constrain"));

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Variants inside S_CALL. */
+/* Positions inside S_CALL: C_ a JSON call, X_ Qwen's XML, M_ Mistral, D_ DeepSeek. */
 enum {
     C_JSON = CHAT_MODE_JSON,
     X_OPEN,

@@ -69,7 +69,7 @@ uint32_t grammar_add_tag(struct grammar *g, struct dfa *dfa, const char *text, b
 }
 
 /* Renumbers node references after an import. */
-static void shift(uint32_t *v, uint32_t n, uint32_t by)
+static void renumber(uint32_t *v, uint32_t n, uint32_t by)
 {
     for (uint32_t i = 0; v && i < n; i++)
         if (v[i] != NO_LIMIT)
@@ -96,14 +96,14 @@ uint32_t grammar_import(struct grammar *g, struct grammar *sub)
         struct array_node *a = n->array;
         struct object_node *o = n->object;
         if (a) {
-            shift(a->prefix, a->n_prefix, node);
-            shift(a->both, a->n_prefix + 1, node);
+            renumber(a->prefix, a->n_prefix, node);
+            renumber(a->both, a->n_prefix + 1, node);
             a->items += node;
         }
         for (uint32_t k = 0; o && k < o->n_props; k++)
-            shift(&o->prop[k].node, 1, node);
+            renumber(&o->prop[k].node, 1, node);
         if (o) {
-            shift(o->others, o->n_others, node);
+            renumber(o->others, o->n_others, node);
             o->key += term;
             for (int k = 0; k < OBJECT_MARKS; k++)
                 if (o->mark[k] != NO_LIMIT && o->mark[k] >= shared)

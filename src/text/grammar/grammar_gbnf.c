@@ -98,7 +98,7 @@ static uint32_t tree_new(struct gbnf *p, enum gbnf_tree_kind kind, uint32_t valu
 
 /* Skips white space and comments. Newlines are skipped only if `lines`, since they may end a
  * rule. */
-static void space(struct gbnf *p, bool lines)
+static void skip_space(struct gbnf *p, bool lines)
 {
     for (; p->at < p->end; p->at++) {
         if (*p->at == '#') {
@@ -150,7 +150,7 @@ static uint32_t rule_find(struct gbnf *p, const char *name, uint32_t len)
 static bool char_parse(struct gbnf *p, uint32_t *cp)
 {
     if (p->at >= p->end)
-        return gbnf_fail(p, "the text ends inside quotes or brackets");
+        return gbnf_fail(p, "unterminated literal or character class");
     if (*p->at != '\\') {
         int n = utf8_decode(p->at, (size_t)(p->end - p->at), cp);
         if (!n)
@@ -249,7 +249,7 @@ static uint32_t atom_parse(struct gbnf *p)
         p->at++;
         if (++p->depth > DEPTH_MAX)
             return gbnf_fail(p, "nested over 200 deep");
-        space(p, true);
+        skip_space(p, true);
         uint32_t t = alt_parse(p, true);
         p->depth--;
         if (t && (p->at >= p->end || *p->at++ != ')'))
@@ -281,18 +281,18 @@ static uint32_t repeat_parse(struct gbnf *p, uint32_t atom)
         char c = *p->at++;
         uint32_t lo = c == '+', hi = c == '?' ? 1 : RE_INF;
         if (c == '{') {
-            space(p, false);
+            skip_space(p, false);
             bool some = count_parse(p, &lo);
-            space(p, false);
+            skip_space(p, false);
             hi = lo;
             if (p->at < p->end && *p->at == ',') {
                 p->at++;
-                space(p, false);
+                skip_space(p, false);
                 bool upper = count_parse(p, &hi);
                 if (!upper)
                     hi = RE_INF;
                 some |= upper;
-                space(p, false);
+                skip_space(p, false);
             }
             if (!some || p->at >= p->end || *p->at++ != '}')
                 return gbnf_fail(p, "invalid repeat count");
@@ -318,7 +318,7 @@ static bool at_rule(struct gbnf *p)
     uint32_t len;
     if (!name_parse(&copy, &name, &len))
         return false;
-    space(&copy, false);
+    skip_space(&copy, false);
     return copy.end - copy.at >= 3 && !memcmp(copy.at, "::=", 3);
 }
 
@@ -331,7 +331,7 @@ static uint32_t alt_parse(struct gbnf *p, bool nested)
         uint32_t cat = tree_new(p, G_CAT, 0), last = 0;
         if (!cat)
             return 0;
-        space(p, nested);
+        skip_space(p, nested);
         while (p->at < p->end && *p->at != '|' && *p->at != ')' && *p->at != '\n') {
             if (!nested && !last && at_rule(p)) /* an empty rule before the next one */
                 break;
@@ -343,7 +343,7 @@ static uint32_t alt_parse(struct gbnf *p, bool nested)
             else
                 p->trees[cat].first = atom;
             last = atom;
-            space(p, nested);
+            skip_space(p, nested);
         }
         if (last_branch)
             p->trees[last_branch].next = cat;
@@ -352,7 +352,7 @@ static uint32_t alt_parse(struct gbnf *p, bool nested)
         last_branch = cat;
         if (!nested && p->at < p->end && *p->at == '\n') { /* does the next line start with "|"? */
             struct gbnf copy = *p;
-            space(&copy, true);
+            skip_space(&copy, true);
             if (copy.at < copy.end && *copy.at == '|') {
                 p->at = copy.at;
                 p->line = copy.line;
@@ -361,23 +361,23 @@ static uint32_t alt_parse(struct gbnf *p, bool nested)
         if (p->at >= p->end || *p->at != '|')
             return alt;
         p->at++;
-        space(p, true);
+        skip_space(p, true);
     }
 }
 
 static bool rules_parse(struct gbnf *p)
 {
-    space(p, true);
+    skip_space(p, true);
     while (p->at < p->end) {
         const char *name;
         uint32_t len, line = p->line;
         if (!name_parse(p, &name, &len))
             return gbnf_fail(p, "missing rule name");
-        space(p, false);
+        skip_space(p, false);
         if (p->end - p->at < 3 || memcmp(p->at, "::=", 3))
             return gbnf_fail(p, "missing \"::=\"");
         p->at += 3;
-        space(p, true);
+        skip_space(p, true);
         uint32_t r = rule_find(p, name, len);
         uint32_t t = p->err->msg[0] ? 0 : alt_parse(p, false);
         if (!t)
@@ -386,10 +386,10 @@ static bool rules_parse(struct gbnf *p)
             return gbnf_fail(p, "duplicate rule");
         p->rules[r].tree = t;
         p->rules[r].line = line;
-        space(p, false);
+        skip_space(p, false);
         if (p->at < p->end && *p->at != '\n')
             return gbnf_fail(p, "unexpected text after a rule");
-        space(p, true);
+        skip_space(p, true);
     }
     for (uint32_t i = 0; i < p->n_rules; i++)
         if (!p->rules[i].tree)
@@ -525,7 +525,7 @@ static void link_term(struct gbnf *p, uint32_t term, uint32_t from, uint32_t to)
             return;
         }
     if (p->n_made >= TERMS_MAX) {
-        gbnf_fail(p, "over 4096 different terminals beside recursive rules");
+        gbnf_fail(p, "over 4096 distinct terminals in recursive rules");
         return;
     }
     struct dfa *d = dfa_new(p->pool, &term, 1, p->err->msg[0] ? NULL : p->err);

@@ -50,7 +50,7 @@ struct term {
     bool token_only;        /* never written as text */
     bool spells;            /* the grammar's spelled tokens may be part of its text */
     struct free_text *free; /* TERM_FREE */
-    uint32_t *left;         /* (states) least bytes to its end: see grammar_end.c */
+    uint32_t *left;         /* (states) least bytes to its end: see grammar_completion.c */
     uint32_t
         *total; /* (states) TERM_KEY of an object with several kinds of names: left, plus the cost
                  * of the value */
@@ -139,9 +139,10 @@ struct grammar {
     uint32_t *state_at; /* (n_states + 1) */
     bool *state_final;  /* (n_states) */
     uint32_t n_states;
-    uint32_t *state_cost, *node_cost; /* (n_states), (n_nodes) bytes to the end: grammar_end.c */
-    uint32_t detour;                  /* largest cost of an optional part, in bytes */
-    bool json, tags;                  /* has JSON's terminals; has tag terminals */
+    uint32_t *state_cost,
+        *node_cost;  /* (n_states), (n_nodes) bytes to the end: grammar_completion.c */
+    uint32_t detour; /* largest cost of an optional part, in bytes */
+    bool json, tags; /* has JSON's terminals; has tag terminals */
     const char *const
         *spelled; /* special tokens that terminals spell out, NULL-terminated; or NULL */
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
@@ -239,7 +240,7 @@ struct thread {
 
 struct rule_waiter {
     uint32_t callee;
-    uint32_t cost; /* cost to the end of the reply after its completion: see grammar_end.c */
+    uint32_t cost; /* cost to the end of the reply after its completion: see grammar_completion.c */
     struct item then;
 };
 
@@ -287,7 +288,7 @@ struct grammar_matcher {
     int32_t *stop_tokens; /* (n_stop_tokens) */
     uint32_t n_stop_tokens,
         stop_tokens_term; /* of terminal stop_tokens_term - 1; 0 = not computed */
-    /* completions: grammar_end.c */
+    /* completions: grammar_completion.c */
     uint32_t n_costed;      /* rows whose waiters have costs */
     uint32_t budget, slack; /* tokens of the whole reply (0 = no limit); safety margin */
     bool frugal;            /* optional parts are not started */
@@ -327,8 +328,8 @@ bool memo_find(struct mask_memo *t, const struct memo_key *key, uint32_t *bits);
 void memo_add(struct mask_memo *t, const struct memo_key *key, const uint32_t *bits);
 uint64_t memo_hits(struct mask_memo *t);
 
-/* grammar_end.c: costs of a finished grammar. match_must_end: whether it is time to end, and with
- * which token (-1: an ending token). */
+/* grammar_completion.c: costs of a finished grammar. match_must_end: whether it is time to end, and
+ * with which token (-1: an ending token). */
 void grammar_costs(struct grammar *g);
 uint32_t grammar_edge_cost(const struct grammar *g, const struct edge *e);
 bool match_must_end(struct grammar_matcher *m, int32_t *token);

@@ -505,19 +505,19 @@ static uint32_t parse_alt(struct regex_parser *p)
 /* ---- the tree to a term ---- */
 
 /* Converts a part without anchors and look-ahead. */
-static uint32_t plain(struct regex_parser *p, uint32_t t)
+static uint32_t convert_plain(struct regex_parser *p, uint32_t t)
 {
     struct regex_tree x = p->trees[t];
     if (x.kind == TK_TERM)
         return x.term;
     if (x.kind == TK_REP)
-        return re_rep(p->pool, plain(p, x.first), x.lo, x.hi);
+        return re_rep(p->pool, convert_plain(p, x.first), x.lo, x.hi);
     size_t n = 0, k = 0;
     for (uint32_t c = x.first; c; c = p->trees[c].next)
         n++;
     uint32_t *terms = mem_alloc((n + 1) * sizeof *terms), r;
     for (uint32_t c = x.first; c; c = p->trees[c].next)
-        terms[k++] = plain(p, c);
+        terms[k++] = convert_plain(p, c);
     if (x.kind == TK_ALT) {
         r = re_or_n(p->pool, terms, n);
     } else {
@@ -549,7 +549,7 @@ static uint32_t convert_cat(struct regex_parser *p, uint32_t t, uint32_t then, b
         child[k] = c;
         at_start[k++] = start && !maybe;
         if (x->kind < TK_BOL && start) {
-            bool empty = x->asserts || re_nullable(p->pool, plain(p, c));
+            bool empty = x->asserts || re_nullable(p->pool, convert_plain(p, c));
             maybe = empty;
             start = empty;
         }
@@ -566,7 +566,7 @@ static uint32_t convert(struct regex_parser *p, uint32_t t, uint32_t then, bool 
 {
     struct regex_tree x = p->trees[t];
     if (!x.asserts)
-        return re_cat(p->pool, plain(p, t), then);
+        return re_cat(p->pool, convert_plain(p, t), then);
     switch (x.kind) {
     case TK_BOL:
         return start ? then : RE_NONE;

@@ -257,7 +257,7 @@ bool schema_types(struct schema *s, const struct jvalue *v, uint32_t *types, boo
             if (jvalue_is(c, names[i].name))
                 ty = names[i].ty;
         if (!ty)
-            return schema_fail(s, c, "is not the name of a type");
+            return schema_fail(s, c, "is not a type name");
         *types |= ty;
         if (ty & TY_NUM) {
             if (jvalue_is(c, "integer"))
@@ -494,7 +494,7 @@ static bool one_of(struct schema *s, const struct jvalue *list, struct shapes *o
                 !shapes_and(s, &mine, &others))
                 return false;
             if (s->dropped && !mine.n)
-                return schema_fail(s, at[j], "cannot be told apart from %s/%u", "alternative", i);
+                return schema_fail(s, at[j], "may overlap with %s %u", "alternative", i);
             s->dropped = dropped;
         }
         if (!shapes_append(s, out, &mine))

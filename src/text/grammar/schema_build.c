@@ -319,7 +319,7 @@ static const struct call_style *style_of(int flags)
 }
 
 /* The texts that do not contain this one. */
-static uint32_t without(struct re_pool *p, const char *text)
+static uint32_t not_containing(struct re_pool *p, const char *text)
 {
     uint32_t t = re_cat(p, RE_ALL, re_cat(p, re_literal(p, text, strlen(text)), RE_ALL));
     return re_not(p, t);
@@ -890,7 +890,7 @@ static bool build(struct schema_builder *b)
     b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
     b->style = style_of(s->flags);
     for (int i = 0; b->style && b->style->tags[i]; i++) {
-        uint32_t t = without(s->pool, b->style->tags[i]);
+        uint32_t t = not_containing(s->pool, b->style->tags[i]);
         b->no_tag = b->no_tag ? re_and(s->pool, b->no_tag, t) : t;
     }
     if (!build_root(b, root, &value))

@@ -63,7 +63,7 @@ static bool read_hex(struct schema_json_reader *r, uint32_t *v)
                 : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                        : -1;
         if (d < 0)
-            return json_fail(r, "a bad escape");
+            return json_fail(r, "invalid escape");
         *v = *v << 4 | (uint32_t)d;
     }
     return true;
@@ -82,7 +82,7 @@ static bool read_escape(struct schema_json_reader *r, char *out, size_t *n)
     }
     uint32_t cp, low;
     if (c != 'u')
-        return json_fail(r, "a bad escape");
+        return json_fail(r, "invalid escape");
     if (!read_hex(r, &cp))
         return false;
     if (cp >= 0xd800 && cp < 0xdc00 && r->end - r->at >= 6 && r->at[0] == '\\' && r->at[1] == 'u') {
@@ -117,7 +117,7 @@ static bool read_string(struct schema_json_reader *r, const char **text, uint32_
         }
         int k = c < 0x20 ? 0 : utf8_decode(r->at, (size_t)(r->end - r->at), &cp);
         if (!k)
-            return json_fail(r, c < 0x20 ? "a control character in a string" : "invalid UTF-8");
+            return json_fail(r, c < 0x20 ? "control character in a string" : "invalid UTF-8");
         memcpy(out + n, r->at, (size_t)k);
         n += (size_t)k;
         r->at += k;
@@ -140,7 +140,7 @@ static bool read_number(struct schema_json_reader *r, struct jvalue *v)
     while (r->at < r->end && *r->at >= '0' && *r->at <= '9')
         r->at++;
     if (r->at == digits || (*digits == '0' && r->at - digits > 1))
-        return json_fail(r, "a bad number");
+        return json_fail(r, "invalid number");
     for (int part = 0; part < 2; part++) {
         if (r->at >= r->end || (part ? (*r->at | 32) != 'e' : *r->at != '.'))
             continue;
@@ -151,7 +151,7 @@ static bool read_number(struct schema_json_reader *r, struct jvalue *v)
         while (r->at < r->end && *r->at >= '0' && *r->at <= '9')
             r->at++;
         if (r->at == digits)
-            return json_fail(r, "a bad number");
+            return json_fail(r, "invalid number");
     }
     v->text = from;
     v->len = (uint32_t)(r->at - from);
@@ -183,7 +183,7 @@ static bool read_children(struct schema_json_reader *r, struct jvalue *v, char c
                 return false;
             skip_space(r);
             if (r->at >= r->end || *r->at != ':')
-                return json_fail(r, "\":\" is missing");
+                return json_fail(r, "missing \":\"");
             r->at++;
         }
         struct jvalue *c = read_value(r);
@@ -208,8 +208,7 @@ static bool read_children(struct schema_json_reader *r, struct jvalue *v, char c
             r->depth--;
             return true;
         }
-        return json_fail(r,
-                         close == '}' ? "\",\" or \"}\" is missing" : "\",\" or \"]\" is missing");
+        return json_fail(r, close == '}' ? "missing \",\" or \"}\"" : "missing \",\" or \"]\"");
     }
 }
 

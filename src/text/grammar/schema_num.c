@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-static uint32_t cached(struct schema *s, uint32_t *slot, const char *pattern)
+static uint32_t cached_term(struct schema *s, uint32_t *slot, const char *pattern)
 {
     if (!*slot)
         *slot = re_parse(s->pool, pattern, strlen(pattern), false, NULL);
@@ -19,18 +19,18 @@ static uint32_t cached(struct schema *s, uint32_t *slot, const char *pattern)
 
 uint32_t num_any(struct schema *s)
 {
-    return cached(s, &s->re_number,
-                  "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?([0-9]{1,2}|[12][0-9]{2}))?");
+    return cached_term(s, &s->re_number,
+                       "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?([0-9]{1,2}|[12][0-9]{2}))?");
 }
 
 uint32_t num_plain(struct schema *s)
 {
-    return cached(s, &s->re_plain_number, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    return cached_term(s, &s->re_plain_number, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
 }
 
 uint32_t num_integer(struct schema *s)
 {
-    return cached(s, &s->re_integer, "-?(0|[1-9][0-9]*)");
+    return cached_term(s, &s->re_integer, "-?(0|[1-9][0-9]*)");
 }
 
 uint32_t num_integral(struct schema *s)

@@ -190,7 +190,7 @@ bool bpe_add_merge(struct bpe *b, const char *left, size_t n_left, const char *r
     if (id >= 0)
         pair_put(b, pair_key((uint32_t)l, (uint32_t)r), rank, (uint32_t)id);
     else
-        error_set(err, "their join \"%.*s\" is not in the vocabulary", (int)(n < 60 ? n : 60),
+        error_set(err, "the merged token \"%.*s\" is not in the vocabulary", (int)(n < 60 ? n : 60),
                   both);
     if (both != small)
         mem_free(both);

@@ -41,7 +41,7 @@ static bool append_limited(struct buf *out, size_t limit, const char *p, size_t 
                            struct error *err)
 {
     if (out->len > limit || n > limit - out->len)
-        return error_set(err, "it makes the text longer than %zu bytes", limit);
+        return error_set(err, "the text grows beyond %zu bytes", limit);
     buf_add(out, p, n);
     return true;
 }
@@ -302,10 +302,10 @@ bool normalizer_run(const struct normalizer *nz, struct norm_scratch *s, struct 
         buf_reset(b);
         /* NFKC can grow a byte to eleven, so a text that has already grown is refused */
         if (nz->steps[i].kind == NORM_FORM && n > limit / 4 && n > NORM_MAX_BYTES / 12)
-            return error_set(err, "normalizer: it makes the text longer than %zu bytes", limit);
+            return error_set(err, "normalizer: the text grows beyond %zu bytes", limit);
         bool ok = step_run(&nz->steps[i], re, text, n, b, limit, err);
         if (ok && b->len > limit) /* the remaining steps grow text only by a small factor */
-            ok = error_set(err, "it makes the text longer than %zu bytes", limit);
+            ok = error_set(err, "the text grows beyond %zu bytes", limit);
         if (!ok)
             return error_prefix(err, "normalizer");
         text = b->p;

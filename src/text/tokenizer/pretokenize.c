@@ -222,8 +222,7 @@ static bool step_rewrite(const struct pre_step *s, struct pre_words *w, size_t l
                 spaces += p[k] == ' ';
             if (!mul_size(spaces, s->text.len, &most) || at > limit || most > limit - at ||
                 2 * n > limit - at - most)
-                return error_set(err, "pre_tokenizer: it makes the text longer than %zu bytes",
-                                 limit);
+                return error_set(err, "pre_tokenizer: the text grows beyond %zu bytes", limit);
         }
         if (s->kind == PRE_PREFIX) {
             if (p[0] != ' ' && !w->list[i].joined)

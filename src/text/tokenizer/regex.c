@@ -119,7 +119,7 @@ static bool hex_value(const char *p, const char *end, int n, uint32_t *v)
 static bool escape_parse(struct translator *t, bool in_class, struct buf *out, struct buf *other)
 {
     if (t->end - t->p < 2)
-        return error_set(t->err, "it ends in a backslash");
+        return error_set(t->err, "trailing backslash");
     char c = t->p[1];
     const char *start = t->p;
     t->p += 2;
@@ -166,7 +166,7 @@ static bool escape_parse(struct translator *t, bool in_class, struct buf *out, s
         if (t->p < t->end && *t->p == '{') {
             const char *close = memchr(t->p, '}', (size_t)(t->end - t->p));
             if (!close)
-                return error_set(t->err, "\\%c{ is not closed", c);
+                return error_set(t->err, "unclosed \\%c{", c);
             t->p = close + 1;
         } else if (c == 'x') {
             for (int i = 0; i < 2 && t->p < t->end && isxdigit((unsigned char)*t->p); i++)
@@ -186,7 +186,7 @@ static bool class_items(struct translator *t, struct buf *body, struct buf *othe
     bool first = true;
     for (;; first = false) {
         if (t->p >= t->end)
-            return error_set(t->err, "a [ is not closed");
+            return error_set(t->err, "unclosed [");
         char c = *t->p;
         if (c == ']' && !(first && !body->len && !other->len && t->p + 1 < t->end))
             return true;
@@ -198,7 +198,7 @@ static bool class_items(struct translator *t, struct buf *body, struct buf *othe
         } else if (c == '[' && t->end - t->p >= 2 && t->p[1] == ':') {
             const char *close = memmem(t->p, (size_t)(t->end - t->p), ":]", 2);
             if (!close)
-                return error_set(t->err, "a [: is not closed");
+                return error_set(t->err, "unclosed [:");
             buf_add(body, t->p, (size_t)(close + 2 - t->p));
             t->p = close + 2;
         } else if (c == '[') {
@@ -241,7 +241,7 @@ static void class_operand(struct buf *out, const struct buf *body, const struct 
 static bool class_parse(struct translator *t, struct buf *out)
 {
     if (++t->depth > MAX_DEPTH)
-        return error_set(t->err, "it is nested too deeply");
+        return error_set(t->err, "nested too deeply");
     t->p++;
     bool negated = t->p < t->end && *t->p == '^';
     t->p += negated;
@@ -340,7 +340,7 @@ static bool regex_translate(const char *pattern, size_t len, struct buf *out, st
                 return false;
         } else if (c == '(') {
             if (n_groups == MAX_DEPTH)
-                return error_set(err, "it is nested too deeply");
+                return error_set(err, "nested too deeply");
             group[n_groups++] = out->len;
             atom = out->len;
             buf_addc(out, c);

@@ -181,7 +181,7 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
 {
     struct vocab *v = &t->vocab;
     if (n == 0)
-        return error_set(err, "%s: there are no tokens", field);
+        return error_set(err, "%s: no tokens", field);
     size_t bytes = 0;
     for (size_t i = 0; i < n; i++)
         bytes += raw[i].len;
@@ -232,7 +232,7 @@ bool tokenizer_set_vocab(struct tokenizer *t, const struct raw_token *raw, size_
     buf_clear(&one);
     buf_clear(&tmp);
     if (!fits)
-        return error_set(err, "decoder: it makes the vocabulary longer than %zu bytes", limit);
+        return error_set(err, "decoder: the vocabulary grows beyond %zu bytes", limit);
     int32_t dup[2];
     if (!vocab_index(v, dup))
         return error_set(err, "%s: tokens %d and %d are both \"%.*s\"", field, dup[0], dup[1],
@@ -314,7 +314,7 @@ bool tokenizer_finish(struct tokenizer *t, struct error *err)
             ok = normalizer_run(&t->normalizer, &ns, &rs, text, len, false, &text, &len, err);
             normalized += ok ? len : 0;
             if (normalized > norm_limit(bytes))
-                ok = error_set(err, "normalizer: it makes the added tokens longer than %zu bytes",
+                ok = error_set(err, "normalizer: the added tokens grow beyond %zu bytes",
                                norm_limit(bytes));
             if (ok && len)
                 trie_add(&t->trie_normalized, text, len, (int32_t)i);

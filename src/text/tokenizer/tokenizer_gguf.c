@@ -129,7 +129,7 @@ static bool load_merges(struct gguf_loader *l)
         buf_reset(&left);
         buf_reset(&right);
         if (!space) {
-            ok = error_set(l->err, "not two tokens with a space between");
+            ok = error_set(l->err, "not two tokens separated by a space");
         } else if (!t->bpe.byte_level) {
             buf_add(&left, p, (size_t)(space - p));
             buf_add(&right, space + 1, n - (size_t)(space - p) - 1);

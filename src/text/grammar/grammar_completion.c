@@ -26,18 +26,18 @@ enum {
     RETRY_TOKENS = 64,        /* tokens until a failed search for a completion is repeated */
 };
 
-static uint32_t add(uint32_t a, uint32_t b)
+static uint32_t cost_add(uint32_t a, uint32_t b)
 {
     return a + b < COST_MAX ? a + b : COST_MAX;
 }
 
-static uint32_t times(uint32_t n, uint32_t a)
+static uint32_t cost_mul(uint32_t n, uint32_t a)
 {
     uint64_t v = (uint64_t)n * a;
     return v < COST_MAX ? (uint32_t)v : COST_MAX;
 }
 
-static uint32_t least(uint32_t a, uint32_t b)
+static uint32_t cost_min(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
 }
@@ -66,10 +66,10 @@ static void state_costs(const struct term *tm, const uint32_t *of_label, uint32_
     uint32_t of_class[256];
     memset(of_class, 0xff, sizeof of_class);
     for (uint32_t c = 0; c < 128; c++)
-        of_class[d->ascii[c]] = least(of_class[d->ascii[c]], char_cost(tm, c));
+        of_class[d->ascii[c]] = cost_min(of_class[d->ascii[c]], char_cost(tm, c));
     for (uint32_t i = 0; i < d->n_ranges; i++) {
         uint32_t *c = &of_class[d->range_class[i]];
-        *c = least(*c, char_cost(tm, d->range_lo[i]));
+        *c = cost_min(*c, char_cost(tm, d->range_lo[i]));
     }
     left[0] = COST_MAX;
     for (uint32_t q = 1; q < d->n_states; q++)
@@ -83,7 +83,7 @@ static void state_costs(const struct term *tm, const uint32_t *of_label, uint32_
             const uint32_t *next = d->next + (size_t)q * d->n_classes;
             for (uint32_t c = 0; best && c < d->n_classes; c++)
                 if (next[c])
-                    best = least(best, add(of_class[c], left[next[c]]));
+                    best = cost_min(best, cost_add(of_class[c], left[next[c]]));
             changed |= best != left[q];
             left[q] = best;
         }
@@ -117,14 +117,14 @@ static uint32_t term_cost(const struct grammar *g, uint32_t term)
     if (term == NO_LIMIT)
         return 0;
     const struct term *tm = &g->terms[term];
-    return add(tm->left[1], tm->kind == TERM_STR ? 2 : 0);
+    return cost_add(tm->left[1], tm->kind == TERM_STR ? 2 : 0);
 }
 
 /* ---- arrays and objects ---- */
 
 /* Cost from n items, `fit` of which satisfy `contains`, to the closing bracket. */
-static uint32_t array_rest(const struct grammar *g, const struct array_node *a, uint32_t n,
-                           uint32_t fit)
+static uint32_t array_cost_to_end(const struct grammar *g, const struct array_node *a, uint32_t n,
+                                  uint32_t fit)
 {
     uint32_t cost = 0, need = fit < a->n_contains ? a->n_contains - fit : 0;
     uint32_t comma = term_cost(g, T_COMMA);
@@ -140,17 +140,18 @@ static uint32_t array_rest(const struct grammar *g, const struct array_node *a, 
         uint32_t many = 1;
         if (n >= a->n_prefix) /* the remaining items are alike */
             many = both ? need : a->min > n ? a->min - n : 1;
-        cost = add(cost, add(times(many, item), times(any ? many : many - 1, comma)));
+        cost =
+            cost_add(cost, cost_add(cost_mul(many, item), cost_mul(any ? many : many - 1, comma)));
         need -= both ? many : 0;
         n += many;
         any = true;
     }
-    return add(cost, term_cost(g, any ? T_RBRACK : T_RBRACK0));
+    return cost_add(cost, term_cost(g, any ? T_RBRACK : T_RBRACK0));
 }
 
 /* The remaining cost of an object: `total` bytes to its end. `extra` is the share of one property
  * that is needed only for minProperties. */
-struct object_rest {
+struct object_cost {
     uint32_t total, extra;
     bool any; /* a property must follow; each cost includes a comma before it */
 };
@@ -162,21 +163,21 @@ static uint32_t prop_cost(const struct grammar *g, const struct object_node *o, 
     uint32_t quotes = key->bare ? (uint32_t)strlen(key->open) + 1 : 2;
     if (o->prop[i].node == NO_LIMIT)
         return COST_MAX;
-    return add(add(key->names->spelled[i] + quotes, term_cost(g, o->mark[MARK_COLON])),
-               add(g->node_cost[o->prop[i].node], term_cost(g, o->mark[MARK_COMMA])));
+    return cost_add(cost_add(key->names->spelled[i] + quotes, term_cost(g, o->mark[MARK_COLON])),
+                    cost_add(g->node_cost[o->prop[i].node], term_cost(g, o->mark[MARK_COMMA])));
 }
 
 /* Cost of an undeclared property: from a state of its name's automaton to the end of its value,
  * without the text between name and value. */
-static uint32_t other_rest(const struct grammar *g, const struct object_node *o, uint32_t q)
+static uint32_t other_name_cost(const struct grammar *g, const struct object_node *o, uint32_t q)
 {
     const struct term *key = &g->terms[o->key];
     uint32_t best = COST_MAX;
     if (key->total)
         return key->total[q];
     for (uint32_t i = 0; i < o->n_others; i++) /* while node costs are being computed */
-        best = least(best, g->node_cost[o->others[i]]);
-    return add(key->left[q], best);
+        best = cost_min(best, g->node_cost[o->others[i]]);
+    return cost_add(key->left[q], best);
 }
 
 static uint32_t other_cost(const struct grammar *g, const struct object_node *o)
@@ -185,8 +186,8 @@ static uint32_t other_cost(const struct grammar *g, const struct object_node *o)
     if (!o->n_others)
         return COST_MAX;
     uint32_t quotes = key->bare ? (uint32_t)strlen(key->open) + 1 : 2;
-    return add(add(other_rest(g, o, 1), quotes + 1),
-               add(term_cost(g, o->mark[MARK_COLON]), term_cost(g, o->mark[MARK_COMMA])));
+    return cost_add(cost_add(other_name_cost(g, o, 1), quotes + 1),
+                    cost_add(term_cost(g, o->mark[MARK_COLON]), term_cost(g, o->mark[MARK_COMMA])));
 }
 
 /* Whether property i is missing: required by the schema or by a property seen, and not written
@@ -205,39 +206,39 @@ static bool prop_missing(const struct object_node *o, const uint32_t *seen, uint
 }
 
 /* set NULL: an object without properties. */
-static struct object_rest object_rest(const struct grammar *g, const struct object_node *o,
-                                      const uint32_t *set)
+static struct object_cost object_cost_to_end(const struct grammar *g, const struct object_node *o,
+                                             const uint32_t *set)
 {
     const uint32_t *seen = set ? set + SET_BITS : NULL;
     const uint32_t *allowed = set ? seen + set_words(o) : NULL;
     uint32_t count = set ? set[SET_COUNT] : 0, total = 0, n = count;
     for (uint32_t i = 0; i < o->n_props; i++)
         if (prop_missing(o, seen, i)) {
-            total = add(total, prop_cost(g, o, i));
+            total = cost_add(total, prop_cost(g, o, i));
             n++;
         }
-    struct object_rest r = {.total = total};
+    struct object_cost r = {.total = total};
     uint32_t more = n < o->min ? o->min - n : 0, want = more, extra = 0;
     for (uint32_t i = 0; i < o->n_props && want; i++) {
         bool may = o->prop[i].node != NO_LIMIT && !prop_missing(o, seen, i) &&
                    (!allowed || allowed[i / 32] >> i % 32 & 1);
         if (may && !o->prop[i].n_needs) {
-            extra = add(extra, prop_cost(g, o, i));
+            extra = cost_add(extra, prop_cost(g, o, i));
             want--;
         }
     }
     if (want)
-        extra = add(extra, times(want, other_cost(g, o)));
+        extra = cost_add(extra, cost_mul(want, other_cost(g, o)));
     r.extra = more ? extra / more : 0;
     r.any = n + more > count;
-    r.total = add(r.total, extra);
-    r.total = add(r.total, term_cost(g, o->mark[n + more ? MARK_CLOSE : MARK_EMPTY]));
+    r.total = cost_add(r.total, extra);
+    r.total = cost_add(r.total, term_cost(g, o->mark[n + more ? MARK_CLOSE : MARK_EMPTY]));
     return r;
 }
 
-/* Like object_rest, if the next property needs no comma. */
-static uint32_t object_rest_first(const struct grammar *g, const struct object_node *o,
-                                  const struct object_rest *r)
+/* Like object_cost_to_end, if the next property needs no comma. */
+static uint32_t first_prop_cost_to_end(const struct grammar *g, const struct object_node *o,
+                                       const struct object_cost *r)
 {
     return r->any && r->total < COST_MAX ? r->total - term_cost(g, o->mark[MARK_COMMA]) : r->total;
 }
@@ -248,10 +249,11 @@ static uint32_t node_cost(const struct grammar *g, uint32_t node)
 {
     const struct gnode *n = &g->nodes[node];
     if (n->kind == NODE_ARRAY)
-        return add(term_cost(g, T_LBRACK), array_rest(g, n->array, 0, 0));
+        return cost_add(term_cost(g, T_LBRACK), array_cost_to_end(g, n->array, 0, 0));
     if (n->kind == NODE_OBJECT) {
-        struct object_rest r = object_rest(g, n->object, NULL);
-        return add(term_cost(g, n->object->mark[MARK_OPEN]), object_rest_first(g, n->object, &r));
+        struct object_cost r = object_cost_to_end(g, n->object, NULL);
+        return cost_add(term_cost(g, n->object->mark[MARK_OPEN]),
+                        first_prop_cost_to_end(g, n->object, &r));
     }
     return g->state_cost[n->start];
 }
@@ -259,7 +261,7 @@ static uint32_t node_cost(const struct grammar *g, uint32_t node)
 uint32_t grammar_edge_cost(const struct grammar *g, const struct edge *e)
 {
     uint32_t c = e->call ? g->node_cost[e->target] : term_cost(g, e->target);
-    return add(c, g->state_cost[e->to]);
+    return cost_add(c, g->state_cost[e->to]);
 }
 
 /* The largest number of bytes by which an optional part can increase the cost. */
@@ -287,7 +289,7 @@ static uint32_t longest_detour(const struct grammar *g)
             if (!o->prop[i].required)
                 MORE(prop_cost(g, o, i));
         for (uint32_t i = 0; o && i < o->n_others; i++)
-            MORE(add(other_cost(g, o), g->node_cost[o->others[i]]));
+            MORE(cost_add(other_cost(g, o), g->node_cost[o->others[i]]));
     }
 #undef MORE
     return most;
@@ -305,7 +307,7 @@ static void node_costs(struct grammar *g, size_t *work)
         for (uint32_t s = g->n_states; s-- > 0;) {
             uint32_t best = g->state_cost[s];
             for (uint32_t e = g->state_at[s]; e < g->state_at[s + 1]; e++)
-                best = least(best, grammar_edge_cost(g, &g->edges[e]));
+                best = cost_min(best, grammar_edge_cost(g, &g->edges[e]));
             changed |= best != g->state_cost[s];
             g->state_cost[s] = best;
             *work += 1 + g->state_at[s + 1] - g->state_at[s];
@@ -313,7 +315,7 @@ static void node_costs(struct grammar *g, size_t *work)
         for (uint32_t n = g->n_nodes; n-- > 0;) {
             uint32_t c = node_cost(g, n);
             changed |= c < g->node_cost[n];
-            g->node_cost[n] = least(c, g->node_cost[n]);
+            g->node_cost[n] = cost_min(c, g->node_cost[n]);
             *work += 1 + (g->nodes[n].object ? g->nodes[n].object->n_props : 0);
         }
     }
@@ -355,7 +357,7 @@ void grammar_costs(struct grammar *g)
 /* ---- items and their waiters ---- */
 
 /* Cost from an item to the end of its node. */
-static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it)
+static uint32_t item_cost_to_end(const struct grammar_matcher *m, const struct item *it)
 {
     const struct grammar *g = m->g;
     const struct gnode *n = &g->nodes[it->node];
@@ -367,11 +369,11 @@ static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it
         if (it->pos != 4)
             return it->pos == 0   ? g->node_cost[it->node]
                    : it->pos == 3 ? 0
-                                  : array_rest(g, a, count, fit);
+                                  : array_cost_to_end(g, a, count, fit);
         place = count < a->n_prefix ? count : a->n_prefix;
         bool both = fit < a->n_contains && a->both[place] != NO_LIMIT;
         item = both ? a->both[place] : count < a->n_prefix ? a->prefix[count] : a->items;
-        return add(g->node_cost[item], array_rest(g, a, count + 1, fit + both));
+        return cost_add(g->node_cost[item], array_cost_to_end(g, a, count + 1, fit + both));
     }
     const struct object_node *o = n->object;
     uint32_t labels = o->n_props + o->n_others;
@@ -379,7 +381,7 @@ static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it
         return g->node_cost[it->node];
     if (it->pos == 4)
         return 0;
-    struct object_rest r = object_rest(g, o, it->pos == 1 ? NULL : m->data + it->data);
+    struct object_cost r = object_cost_to_end(g, o, it->pos == 1 ? NULL : m->data + it->data);
     if (it->pos <= 3) {
         /* After a comma one more property follows: a missing one, or any. */
         const uint32_t *set = m->data + it->data, *seen = set + SET_BITS;
@@ -387,23 +389,23 @@ static uint32_t item_rest(const struct grammar_matcher *m, const struct item *it
         if (it->pos == 3)
             return r.total;
         if (it->pos == 1 || r.any)
-            return object_rest_first(g, o, &r);
+            return first_prop_cost_to_end(g, o, &r);
         for (uint32_t i = 0; i < o->n_props; i++) {
             if (seen[set_words(o) + i / 32] >> i % 32 & 1)
-                best = least(best, prop_cost(g, o, i));
+                best = cost_min(best, prop_cost(g, o, i));
         }
         if (set[SET_OTHERS])
-            best = least(best, other_cost(g, o));
-        return add(r.total, best - least(best, term_cost(g, o->mark[MARK_COMMA])));
+            best = cost_min(best, other_cost(g, o));
+        return cost_add(r.total, best - cost_min(best, term_cost(g, o->mark[MARK_COMMA])));
     }
     bool colon = it->pos < 5 + labels;
     uint32_t k = it->pos - 5 - (colon ? 0 : labels);
     uint32_t value = g->node_cost[k < o->n_props ? o->prop[k].node : o->others[k - o->n_props]];
-    return add(add(value, r.total), colon ? term_cost(g, o->mark[MARK_COLON]) : 0);
+    return cost_add(cost_add(value, r.total), colon ? term_cost(g, o->mark[MARK_COLON]) : 0);
 }
 
 /* Cost from the end of this node, started at row `origin`, to the end of the reply. */
-static uint32_t waiting_rest(const struct grammar_matcher *m, uint32_t node, uint32_t origin)
+static uint32_t node_end_cost(const struct grammar_matcher *m, uint32_t node, uint32_t origin)
 {
     if (node == 0 && origin == 0)
         return 0;
@@ -411,7 +413,7 @@ static uint32_t waiting_rest(const struct grammar_matcher *m, uint32_t node, uin
     uint32_t to = origin + 1 < m->n_rows ? m->rows[origin + 1] : m->n_waiters;
     for (uint32_t i = m->rows[origin]; i < to; i++)
         if (m->waiters[i].callee == node)
-            best = least(best, m->waiters[i].cost);
+            best = cost_min(best, m->waiters[i].cost);
     return best;
 }
 
@@ -426,11 +428,11 @@ static void cost_rows(struct grammar_matcher *m)
             changed = false;
             for (uint32_t i = from; i < to; i++) {
                 struct rule_waiter *w = &m->waiters[i];
-                uint32_t c = waiting_rest(m, w->then.node, w->then.origin);
+                uint32_t c = node_end_cost(m, w->then.node, w->then.origin);
                 if (c < COST_MAX)
-                    c = add(c, item_rest(m, &w->then));
+                    c = cost_add(c, item_cost_to_end(m, &w->then));
                 changed |= c < w->cost;
-                w->cost = least(c, w->cost);
+                w->cost = cost_min(c, w->cost);
             }
         }
     }
@@ -441,13 +443,13 @@ static void cost_rows(struct grammar_matcher *m)
 
 static uint32_t after_item(const struct grammar_matcher *m, const struct item *it)
 {
-    uint32_t up = waiting_rest(m, it->node, it->origin);
-    return up < COST_MAX ? add(item_rest(m, it), up) : COST_MAX;
+    uint32_t up = node_end_cost(m, it->node, it->origin);
+    return up < COST_MAX ? cost_add(item_cost_to_end(m, it), up) : COST_MAX;
 }
 
 /* Cost from inside a property's name to the end of the object. */
-static uint32_t key_rest(const struct grammar_matcher *m, const struct term *tm,
-                         const struct thread *t, const struct object_rest *r)
+static uint32_t key_cost_to_end(const struct grammar_matcher *m, const struct term *tm,
+                                const struct thread *t, const struct object_cost *r)
 {
     const struct grammar *g = m->g;
     const struct object_node *o = g->nodes[t->then.node].object;
@@ -462,24 +464,24 @@ static uint32_t key_rest(const struct grammar_matcher *m, const struct term *tm,
                      share = prop_missing(o, seen, i) ? whole : r->extra;
             uint32_t done = n->spelled + comma + (tm->bare ? (uint32_t)strlen(tm->open) : 1);
             if (whole < COST_MAX && r->total < COST_MAX)
-                best = least(best, whole - done + (r->total - least(share, r->total)));
+                best = cost_min(best, whole - done + (r->total - cost_min(share, r->total)));
         }
     }
     if (t->q && others_allowed(m, t) && tm->left[t->q] < COST_MAX) {
-        uint32_t c = add(other_rest(g, o, t->q), 1 + term_cost(g, o->mark[MARK_COLON]));
+        uint32_t c = cost_add(other_name_cost(g, o, t->q), 1 + term_cost(g, o->mark[MARK_COLON]));
         bool declared = t->name && tm->names->nodes[t->name - 1].name;
         /* A name that ends here is not allowed (again): one more character. */
         if (!tm->left[t->q] && (declared || (!tm->repeats && other_seen(m, t))))
-            c = add(c, 2);
-        best = least(best, add(c, r->total - least(r->extra, r->total)));
+            c = cost_add(c, 2);
+        best = cost_min(best, cost_add(c, r->total - cost_min(r->extra, r->total)));
     }
     return best;
 }
 
 /* Cost after one more character in lo..hi. */
-static uint32_t range_rest(const struct grammar_matcher *m, const struct term *tm,
-                           const struct thread *t, const struct object_rest *r, uint32_t lo,
-                           uint32_t hi)
+static uint32_t range_cost_to_end(const struct grammar_matcher *m, const struct term *tm,
+                                  const struct thread *t, const struct object_cost *r, uint32_t lo,
+                                  uint32_t hi)
 {
     uint32_t best = COST_MAX, range = 0;
     for (uint32_t cp = lo; cp <= hi && cp <= CP_MAX;) {
@@ -491,8 +493,8 @@ static uint32_t range_rest(const struct grammar_matcher *m, const struct term *t
             next = range + 1 < tm->dfa->n_ranges ? tm->dfa->range_lo[range + 1] : CP_MAX + 1;
         }
         if (term_feed(m, tm, &x, cp))
-            best = least(best, tm->kind == TERM_KEY ? key_rest(m, tm, &x, r)
-                                                    : tm->left[x.q] + (tm->kind == TERM_STR));
+            best = cost_min(best, tm->kind == TERM_KEY ? key_cost_to_end(m, tm, &x, r)
+                                                       : tm->left[x.q] + (tm->kind == TERM_STR));
         cp = next;
     }
     /* Declared names differ within a range. */
@@ -501,97 +503,100 @@ static uint32_t range_rest(const struct grammar_matcher *m, const struct term *t
             struct thread x = *t;
             uint32_t cp = tm->names->nodes[c].cp;
             if (cp >= lo && cp <= hi && term_feed(m, tm, &x, cp))
-                best = least(best, key_rest(m, tm, &x, r));
+                best = cost_min(best, key_cost_to_end(m, tm, &x, r));
         }
     return best;
 }
 
 /* Cost from inside a multi-byte character or escape to the end of the terminal. */
-static uint32_t sub_rest(const struct grammar_matcher *m, const struct term *tm,
-                         const struct thread *t, const struct object_rest *r)
+static uint32_t char_cost_to_end(const struct grammar_matcher *m, const struct term *tm,
+                                 const struct thread *t, const struct object_cost *r)
 {
     static const uint8_t two[] = {'"', '\\', '/', 8, 9, 10, 12, 13};
     uint32_t kind = t->sub >> 28, left = t->sub >> 24 & 15, v = t->sub & 0xffffff;
     uint32_t best = COST_MAX;
     switch (kind) {
     case SUB_UTF8:
-        return add(
-            left, range_rest(m, tm, t, r, v << 6 * left, (v << 6 * left) | ((1u << 6 * left) - 1)));
+        return cost_add(left, range_cost_to_end(m, tm, t, r, v << 6 * left,
+                                                (v << 6 * left) | ((1u << 6 * left) - 1)));
     case SUB_ESC:
         for (size_t i = 0; i < sizeof two; i++)
-            best = least(best, add(1, range_rest(m, tm, t, r, two[i], two[i])));
-        return least(best, add(5, range_rest(m, tm, t, r, 0, 0xd7ff)));
+            best = cost_min(best, cost_add(1, range_cost_to_end(m, tm, t, r, two[i], two[i])));
+        return cost_min(best, cost_add(5, range_cost_to_end(m, tm, t, r, 0, 0xd7ff)));
     case SUB_HEX: {
         uint32_t lo = v << 4 * left, hi = lo | ((1u << 4 * left) - 1);
         if (lo >= 0xd800 && hi <= 0xdbff)
-            return add(left + 6, range_rest(m, tm, t, r, 0x10000 + ((lo - 0xd800) << 10),
-                                            0x10000 + ((hi - 0xd800) << 10 | 0x3ff)));
-        return add(left, range_rest(m, tm, t, r, lo, hi));
+            return cost_add(left + 6,
+                            range_cost_to_end(m, tm, t, r, 0x10000 + ((lo - 0xd800) << 10),
+                                              0x10000 + ((hi - 0xd800) << 10 | 0x3ff)));
+        return cost_add(left, range_cost_to_end(m, tm, t, r, lo, hi));
     }
     case SUB_LOW_BS:
     case SUB_LOW_U:
-        return add(kind == SUB_LOW_BS ? 6 : 5,
-                   range_rest(m, tm, t, r, 0x10000 + (v << 10), 0x10000 + (v << 10 | 0x3ff)));
+        return cost_add(
+            kind == SUB_LOW_BS ? 6 : 5,
+            range_cost_to_end(m, tm, t, r, 0x10000 + (v << 10), 0x10000 + (v << 10 | 0x3ff)));
     default: /* SUB_LOW */
         v >>= 12;
-        return add(left, range_rest(m, tm, t, r, 0x10000 + (v << 10), 0x10000 + (v << 10 | 0x3ff)));
+        return cost_add(
+            left, range_cost_to_end(m, tm, t, r, 0x10000 + (v << 10), 0x10000 + (v << 10 | 0x3ff)));
     }
 }
 
-/* Cost of continuing a terminal that could have ended here: at least one more character. (Other
+/* Cost of continuing a terminal that could have ended here: at cost_min one more character. (Other
  * threads represent its end.) */
-static uint32_t more_rest(const struct term *tm, uint32_t q)
+static uint32_t continue_cost(const struct term *tm, uint32_t q)
 {
     const struct dfa *d = tm->dfa;
     uint32_t best = COST_MAX;
     for (uint32_t c = 0; c < 128 + d->n_ranges; c++) {
         uint32_t cp = c < 128 ? c : d->range_lo[c - 128], to = dfa_step(d, q, cp);
         if (to)
-            best = least(best, add(char_cost(tm, cp), tm->left[to]));
+            best = cost_min(best, cost_add(char_cost(tm, cp), tm->left[to]));
     }
     return best;
 }
 
 /* known: remaining cost of the object of a property's name, or NULL. */
-static uint32_t thread_rest(const struct grammar_matcher *m, const struct thread *t,
-                            const struct object_rest *known)
+static uint32_t thread_cost_to_end(const struct grammar_matcher *m, const struct thread *t,
+                                   const struct object_cost *known)
 {
     const struct term *tm = &m->g->terms[t->term];
     uint32_t kind = t->sub >> 28;
     if (tm->kind != TERM_KEY) {
         uint32_t own = tm->tag && !t->q ? 1 : 0; /* a single token */
         if (!own && kind == SUB_OPEN)
-            own = add(tm->left[1], 2);
+            own = cost_add(tm->left[1], 2);
         else if (!own && kind == SUB_IN && tm->kind == TERM_STR)
-            own = add(tm->left[t->q], 1);
+            own = cost_add(tm->left[t->q], 1);
         else if (!own && kind == SUB_IN)
-            own = tm->dfa->label[t->q] ? more_rest(tm, t->q) : tm->left[t->q];
+            own = tm->dfa->label[t->q] ? continue_cost(tm, t->q) : tm->left[t->q];
         else if (!own && kind != SUB_DONE)
-            own = sub_rest(m, tm, t, NULL);
-        return own < COST_MAX ? add(own, after_item(m, &t->then)) : COST_MAX;
+            own = char_cost_to_end(m, tm, t, NULL);
+        return own < COST_MAX ? cost_add(own, after_item(m, &t->then)) : COST_MAX;
     }
     const struct object_node *o = m->g->nodes[t->then.node].object;
-    struct object_rest r = known ? *known : object_rest(m->g, o, m->data + t->then.data);
-    uint32_t up = waiting_rest(m, t->then.node, t->then.origin), own;
+    struct object_cost r = known ? *known : object_cost_to_end(m->g, o, m->data + t->then.data);
+    uint32_t up = node_end_cost(m, t->then.node, t->then.origin), own;
     if (kind == SUB_OPEN) {
         struct thread in = *t;
         uint32_t n = tm->bare ? (uint32_t)strlen(tm->open) - (t->sub & 0xffffff) : 1;
         in.sub = 0;
-        own = add(n, key_rest(m, tm, &in, &r));
+        own = cost_add(n, key_cost_to_end(m, tm, &in, &r));
     } else {
-        own = kind == SUB_IN ? key_rest(m, tm, t, &r) : sub_rest(m, tm, t, &r);
+        own = kind == SUB_IN ? key_cost_to_end(m, tm, t, &r) : char_cost_to_end(m, tm, t, &r);
     }
-    return add(own, up);
+    return cost_add(own, up);
 }
 
 /* Cost from a point to the end; *best: the thread with the shortest completion. */
-static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uint32_t *best)
+static uint32_t point_cost_to_end(struct grammar_matcher *m, const struct point *p, uint32_t *best)
 {
     uint32_t least_cost = COST_MAX;
     *best = NO_LIMIT;
     cost_rows(m);
     for (uint32_t i = 0; i < p->n_threads; i++) {
-        uint32_t c = thread_rest(m, &m->threads[p->threads + i], NULL);
+        uint32_t c = thread_cost_to_end(m, &m->threads[p->threads + i], NULL);
         if (c <= least_cost && c < COST_MAX) { /* on a tie prefer the newest thread */
             least_cost = c;
             *best = i;
@@ -603,8 +608,8 @@ static uint32_t point_rest(struct grammar_matcher *m, const struct point *p, uin
 /* ---- the completion ---- */
 
 /* Cost after this byte, whether the thread's terminal ends or continues. */
-static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t,
-                          const struct object_rest *known)
+static uint32_t step_cost_to_end(struct grammar_matcher *m, const struct thread *t,
+                                 const struct object_cost *known)
 {
     const struct term *tm = &m->g->terms[t->term];
     uint32_t cost = COST_MAX;
@@ -615,17 +620,17 @@ static uint32_t step_rest(struct grammar_matcher *m, const struct thread *t,
         uint32_t label = key_label(m, tm, t), k = label - 1;
         if (!label)
             return COST_MAX;
-        struct object_rest r = *known;
+        struct object_cost r = *known;
         const uint32_t *seen = m->data + t->then.data + SET_BITS;
         uint32_t share =
             k < o->n_props && prop_missing(o, seen, k) ? prop_cost(m->g, o, k) : r.extra;
         uint32_t value =
             m->g->node_cost[k < o->n_props ? o->prop[k].node : o->others[k - o->n_props]];
-        cost =
-            add(value, add(term_cost(m->g, o->mark[MARK_COLON]), r.total - least(share, r.total)));
-        return add(cost, waiting_rest(m, t->then.node, t->then.origin));
+        cost = cost_add(value, cost_add(term_cost(m->g, o->mark[MARK_COLON]),
+                                        r.total - cost_min(share, r.total)));
+        return cost_add(cost, node_end_cost(m, t->then.node, t->then.origin));
     }
-    return thread_rest(m, t, known);
+    return thread_cost_to_end(m, t, known);
 }
 
 /* The next byte of the shortest completion, or -1. */
@@ -634,9 +639,9 @@ static int best_byte(struct grammar_matcher *m, const struct thread *t, uint32_t
     uint32_t best = COST_MAX;
     int byte = -1;
     const struct term *tm = &m->g->terms[t->term];
-    struct object_rest r = {0};
+    struct object_cost r = {0};
     if (tm->kind == TERM_KEY)
-        r = object_rest(m->g, m->g->nodes[t->then.node].object, m->data + t->then.data);
+        r = object_cost_to_end(m->g, m->g->nodes[t->then.node].object, m->data + t->then.data);
     for (int b = 0x20; b < 0x120; b++) { /* control characters last */
         struct thread x = *t;
         uint32_t c = COST_MAX;
@@ -644,7 +649,7 @@ static int best_byte(struct grammar_matcher *m, const struct thread *t, uint32_t
             x.q = dfa_step(tm->dfa, x.q, (uint8_t)b);
             c = tm->left[x.q];
         } else if (term_step(m, &x, (uint8_t)b)) {
-            c = step_rest(m, &x, &r);
+            c = step_cost_to_end(m, &x, &r);
         }
         if (c < best) {
             best = c;
@@ -671,7 +676,7 @@ static int32_t stop_token(const struct grammar_matcher *m, const struct thread *
  * known. */
 static bool completion_step(struct grammar_matcher *m, int *byte, int32_t *token)
 {
-    uint32_t best, cost = point_rest(m, &m->now, &best);
+    uint32_t best, cost = point_cost_to_end(m, &m->now, &best);
     *byte = -1;
     *token = -1;
     if (cost >= COST_MAX || best == NO_LIMIT)
@@ -779,7 +784,7 @@ enum { MIN_SLACK = 8 };
 void grammar_set_budget(struct grammar_matcher *m, int tokens)
 {
     m->budget = tokens > 0 ? (uint32_t)tokens : 0;
-    m->slack = MIN_SLACK + least(m->g->detour / 2, m->budget / 2);
+    m->slack = MIN_SLACK + cost_min(m->g->detour / 2, m->budget / 2);
     m->next_check = 0;
     m->frugal = false;
 }
@@ -792,7 +797,7 @@ bool match_must_end(struct grammar_matcher *m, int32_t *token)
     const struct thread *t = match_free(m, &m->now);
     if (t && m->g->terms[t->term].free->may_end)
         return false;
-    uint32_t cost = point_rest(m, &m->now, &best);
+    uint32_t cost = point_cost_to_end(m, &m->now, &best);
     uint32_t n = cost;
     if (cost + m->slack >= left) {
         n = cost < COST_MAX && cost > 2 * COMPLETION_MAX ? 0 : completion_tokens(m, token);
