@@ -15,6 +15,7 @@ import time
 
 # Seconds after which a wait is taken for a hang. No assertion in the tests is about speed: machines may be busy.
 HANG = 300
+HEALTHY = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\nContent-Type: application/json\r\n\r\n{"status":"ok"}'
 
 
 def sanitized(build):
@@ -165,6 +166,59 @@ class Gateway(Server):
         rc = super().stop(sig)
         assert rc == (130 if sig == signal.SIGINT else 0), (rc, self.log()[-3000:])
         return rc
+
+
+class Fake:
+    """A server of one's own. answer(request, conn) returns bytes to send (then the connection is closed unless
+    keep), or has sent what it wanted and returns None. A GET of a quiet path gets `healthy` and is not recorded."""
+
+    def __init__(self, answer, healthy=HEALTHY, keep=False,
+                 quiet=(b"/health", b"/v1/models", b"/metrics")):
+        self.answer, self.healthy, self.keep, self.quiet, self.seen, self.lock = answer, healthy, keep, quiet, [], threading.Lock()
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                c, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(c,), daemon=True).start()
+
+    def _serve(self, c):
+        try:
+            data = b""
+            while True:
+                while b"\r\n\r\n" not in data:
+                    piece = c.recv(65536)
+                    if not piece:
+                        return
+                    data += piece
+                head, _, data = data.partition(b"\r\n\r\n")
+                m = re.search(rb"(?i)content-length: *(\d+)", head)
+                n = int(m.group(1)) if m else 0
+                while len(data) < n:
+                    data += c.recv(65536)
+                body, data = data[:n], data[n:]
+                if head.startswith(tuple(b"GET %s " % path for path in self.quiet)):
+                    c.sendall(self.healthy)
+                    continue
+                with self.lock:
+                    self.seen.append((head, body))
+                out = self.answer(head, c)
+                if out is not None:
+                    c.sendall(out)
+                if not self.keep:
+                    return
+        except OSError:
+            pass
+        finally:
+            c.close()
+
+    def close(self):
+        self.listener.close()
 
 
 def http_request(path, body, extra=""):

@@ -110,11 +110,11 @@ static void list(void)
         for (int k = 0; k < ENDPOINT_MAX_PATHS && e->paths[k]; k++)
             json_array_append_new(paths, json_string(e->paths[k]));
         json_t *row = json_pack(
-            "{s:s,s:o,s:s,s:i,s:b,s:b,s:b,s:s,s:s}", "method", e->method, "paths", paths, "name",
-            e->name, "dialect", (int)e->dialect, "open", e->open, "served",
-            e->respond || e->prepare, "prepared", e->prepare != NULL, "effect",
-            (const char *[]){"changes", "reads", "computes", "generates"}[e->effect], "gateway",
-            (const char *[]){"forwards", "responds", "lists", "metrics"}[e->gateway]);
+            "{s:s,s:o,s:s,s:s,s:b,s:b,s:b,s:s,s:s}", "method", e->method, "paths", paths, "name",
+            e->name, "dialect", (const char *[]){"openai", "anthropic", "ollama"}[e->dialect],
+            "open", e->open, "served", e->respond || e->prepare, "prepared", e->prepare != NULL,
+            "effect", (const char *[]){"changes", "reads", "computes", "generates"}[e->effect],
+            "gateway", (const char *[]){"forwards", "responds", "lists", "metrics"}[e->gateway]);
         char *text = json_dumps(row, JSON_COMPACT);
         puts(text);
         free(text);

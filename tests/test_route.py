@@ -15,14 +15,13 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../bench"))
-from serverlib import HANG, Gateway, Server, http_request, run_tests, sanitized
+from serverlib import HANG, HEALTHY, Fake, Gateway, Server, http_request, run_tests, sanitized
 from load import Load, texts
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 COMP, CHAT, RESP = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 QUICK = ("--health-interval", "0.1", "--health-timeout", "10")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-HEALTHY = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\nContent-Type: application/json\r\n\r\n{"status":"ok"}'
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -35,58 +34,6 @@ def until(what, why="it never came true"):
     while not what():
         assert time.time() < end, why
         time.sleep(0.01)
-
-
-class Fake:
-    """A server of one's own. answer(request, conn) returns bytes to send (then the connection is closed unless
-    keep), or has sent what it wanted and returns None. Health is answered here."""
-
-    def __init__(self, answer, healthy=HEALTHY, keep=False):
-        self.answer, self.healthy, self.keep, self.seen, self.lock = answer, healthy, keep, [], threading.Lock()
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                c, _ = self.listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(c,), daemon=True).start()
-
-    def _serve(self, c):
-        try:
-            data = b""
-            while True:
-                while b"\r\n\r\n" not in data:
-                    piece = c.recv(65536)
-                    if not piece:
-                        return
-                    data += piece
-                head, _, data = data.partition(b"\r\n\r\n")
-                m = re.search(rb"(?i)content-length: *(\d+)", head)
-                n = int(m.group(1)) if m else 0
-                while len(data) < n:
-                    data += c.recv(65536)
-                body, data = data[:n], data[n:]
-                if head.startswith((b"GET /health ", b"GET /v1/models ", b"GET /metrics ")):
-                    c.sendall(self.healthy)
-                    continue
-                with self.lock:
-                    self.seen.append((head, body))
-                out = self.answer(head, c)
-                if out is not None:
-                    c.sendall(out)
-                if not self.keep:
-                    return
-        except OSError:
-            pass
-        finally:
-            c.close()
-
-    def close(self):
-        self.listener.close()
 
 
 MODEL = None
