@@ -61,7 +61,7 @@ endif
 
 # Everything but the commands and the server is the library; tests and fuzzers link it, src/cli makes
 # the binary. The server is a library of its own, so that only what serves needs libevent and OpenSSL.
-LIB_SRC := $(filter-out src/cli/% src/server/% src/route/% src/base/ranks_mpi.c,$(call find_in,src,*.c))
+LIB_SRC := $(filter-out src/cli/% src/server/% src/route/% src/dist/ranks_mpi.c,$(call find_in,src,*.c))
 SRV_SRC := $(call find_in,src/server src/route,*.c)
 CLI_SRC := $(call find_in,src/cli,*.c)
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
@@ -74,7 +74,7 @@ FUZZERS := $(patsubst fuzz/%.c,$(B)/fuzz/%,$(sort $(wildcard fuzz/fuzz_*.c)))
 MPICC ?= $(shell command -v mpicc 2>/dev/null)
 all: $(B)/steel $(if $(MPICC),$(B)/steel-mpi.so)
 mpi: $(B)/steel-mpi.so
-$(B)/steel-mpi.so: src/base/ranks_mpi.c src/base/ranks_link.h
+$(B)/steel-mpi.so: src/dist/ranks_mpi.c src/dist/ranks_link.h
 	@mkdir -p $(@D)
 	$(if $(Q),@echo '  MPICC $<')
 	$(Q)OMPI_CC=gcc $(MPICC) -std=gnu17 -O2 $(WARN) -Isrc -fPIC -fvisibility=hidden -shared -o $@ $<
@@ -286,7 +286,7 @@ bench-gpu: gpu-tools
 SIM_SRC := $(call find_in,src/backend/cuda,*.cu) tests/gpu/cudasim.cpp
 SIM_OBJ := $(patsubst %,$(B)/sim/%.o,$(SIM_SRC) tests/ops/test_ops.c tests/ops/steps.c tests/ops/parts.c tests/ops/lora.c tests/ops/heads.c tests/ops/mixers.c tests/ops/encoders.c tests/ops/picks.c tests/ops/duo.c tests/ops/random_weight.c \
 	src/backend/ref.c src/backend/ref_mixer.c src/backend/ref_mlp.c src/backend/lora.c src/backend/layer.c src/backend/no_gpu.c src/quant/quant.c src/backend/rawweight.c src/base/error.c src/base/mem.c \
-	src/base/pool.c src/base/cpu.c src/base/ranks.c src/base/ranks_sum.c src/base/ranks_line.c src/sample/sampler.c)
+	src/base/pool.c src/base/cpu.c src/sample/sampler.c)
 SIM_OBJ += $(B)/sim/src/quant/grids.c.o
 SIM_FLAGS = -O1 -g -DSTEEL_CUDA_SIM -D_GNU_SOURCE -Isrc -Iinclude -Itests/gpu -Itests/ops -pthread $(SIM_SAN)
 $(B)/sim/%.c.o: %.c

@@ -1,5 +1,5 @@
 /*
- * How fast ranks speak to each other, by the very calls of a step (base/ranks.h):
+ * How fast ranks speak to each other, by the very calls of a step (dist/ranks.h):
  *   mpirun -n 2 build/bench/ranks_link                              over shared memory
  *   mpirun -n 2 --mca btl tcp,self build/bench/ranks_link           over TCP
  * Medians, in microseconds: a sum of so many bytes, a message there, what rank 0 tells all. The last line
@@ -7,7 +7,7 @@
  */
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -113,7 +113,7 @@ static bool load(const char *path, struct error *err)
     struct tensorfile *f = tensorfile_open(path, err);
     if (!f)
         return false;
-    struct model *m = model_load(f, be, MODEL_DRAFTING, NULL, err);
+    struct model *m = model_load(f, be, MODEL_DRAFTING, NULL, NULL, err);
     bool ok = m != NULL;
     model_free(m);
     struct tokenizer *t = ok ? tokenizer_load(f, err) : NULL;

@@ -1,5 +1,5 @@
-/* A step in parts: where it is cut, and what each part has of it (model/parts.h). */
-#include "model/parts.h"
+/* A step in parts: where it is cut, and what each part has of it (dist/parts.h). */
+#include "dist/parts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

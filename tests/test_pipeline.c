@@ -1,14 +1,15 @@
 /*
- * The end of a pipeline (model/pipeline.h): who frees it right after its last part waits until the other stage has
+ * The end of a pipeline (dist/pipeline.h): who frees it right after its last part waits until the other stage has
  * taken what was sent, as MPI reads the buffers until then. Not for ever, and not where the job is lost. The link of this program
  * takes what is sent late, from the sender's own buffer: a sanitizer sees it if that is gone.
  */
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/ranks_link.h"
+#include "dist/ranks_link.h"
 #include "engine/kvcache.h"
 #include "engine/step.h"
-#include "model/pipeline.h"
+#include "dist/pipeline.h"
+#include "dist/split.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -127,12 +128,13 @@ static void run_rank(struct ranks *r, int rank, enum fate fate)
     struct backend *be = backend_open_cpu(&(struct backend_options){.threads = 1}, &err);
     if (!f || !be)
         fail_msg("%s", err.msg);
-    be->ranks = r;
+    be->comm = ranks_comm(r);
     broken = *be->ops;
     broken.end = broken_end;
     if (fate == BROKEN)
         be->ops = &broken;
-    struct model *m = model_load(f, be, MODEL_PLAIN, NULL, &err);
+    struct model *m =
+        model_load(f, be, MODEL_PLAIN, &(struct model_shard){split_for, r}, NULL, &err);
     struct kvcache *kv = m ? kvcache_new(be, &m->net, DT_F16, DT_F16, PAGE, 8, 0, &err) : NULL;
     struct step_limits lim = {.max_tokens = ROWS, .max_seqs = 1, .max_out = 1, .read_chunk = 16};
     struct stepper *st = kv ? stepper_new(m, kv, 1024, &lim, &err) : NULL;

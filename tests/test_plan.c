@@ -4,14 +4,14 @@
  * parts, messages and bytes sent must be the plan's. Then the formulas of the prediction, by hand.
  */
 #include "base/mem.h"
-#include "base/ranks_link.h"
+#include "dist/ranks_link.h"
 #include "engine/kvcache.h"
 #include "engine/plan.h"
 #include "engine/step.h"
-#include "model/parts.h"
-#include "model/pipeline.h"
-#include "model/split.h"
-#include "model/stages.h"
+#include "dist/parts.h"
+#include "dist/pipeline.h"
+#include "dist/split.h"
+#include "dist/stages.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -251,9 +251,10 @@ static void check_rank(const struct tensorfile *f, const struct plan *p, const s
     assert_non_null(be);
     wire.lanes = p->tp;
     wire.lane = r->lane;
-    be->ranks = &ranks;
+    be->comm = ranks_comm(&ranks);
     be->async = false;
-    struct model *m = model_load(f, be, MODEL_PLAIN, NULL, &err);
+    struct model *m =
+        model_load(f, be, MODEL_PLAIN, &(struct model_shard){split_for, &ranks}, NULL, &err);
     if (!m)
         fail_msg("%s", err.msg);
     check_network(&m->net, r);

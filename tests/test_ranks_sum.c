@@ -1,12 +1,12 @@
 /*
- * Sums over lanes (base/ranks.h) by threads instead of processes: rows of which lanes have some, few and many,
- * come out as when all lanes send all; what lanes lack is not sent. Waits in company. And experts by load (model/expert_load.h).
+ * Sums over lanes (dist/ranks.h) by threads instead of processes: rows of which lanes have some, few and many,
+ * come out as when all lanes send all; what lanes lack is not sent. Waits in company. And experts by load (dist/expert_load.h).
  */
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/ranks.h"
-#include "base/ranks_link.h"
-#include "model/expert_load.h"
+#include "dist/ranks.h"
+#include "dist/ranks_link.h"
+#include "dist/expert_load.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -157,9 +157,9 @@ static void *run_lane(void *arg)
     memset(n_begun, 0, sizeof n_begun);
     atomic_store(&r.timeout_s, 10);
     ranks_reserve(&r, (size_t)(j->rows + wire.lanes) * WIDTH);
-    r.sharers = j->rows % 2; /* as on GPUs: from a copy */
+    r.comm.n_on_device = j->rows % 2; /* as on GPUs: from a copy */
     ranks_sum(&r, j->dense, (size_t)j->rows * WIDTH);
-    r.sharers = 0;
+    r.comm.n_on_device = 0;
     ranks_sum_rows(&r, j->sparse, j->rows, WIDTH, j->from);
     ranks_release(&r);
     return NULL;
@@ -186,7 +186,7 @@ static void job_init(struct job *j, int t, int lanes, int rows, const uint64_t *
 /* Floats that lane t has for others, where rows are shared out. */
 static int floats_for_others(int t, int lanes, int rows, const uint64_t *from)
 {
-    struct run own = run_of(rows, 1, t, lanes);
+    struct range own = range_share(rows, 1, t, lanes);
     int n = 0;
     for (int i = 0; i < rows; i++) {
         bool mine = i >= own.first && i < own.first + own.n;
@@ -198,7 +198,7 @@ static int floats_for_others(int t, int lanes, int rows, const uint64_t *from)
 /* The same where all lanes have all: floats are shared out, not rows. */
 static int all_for_others(int t, int lanes, int rows)
 {
-    return rows * WIDTH - run_of(rows * WIDTH, (rows * WIDTH + lanes - 1) / lanes, t, lanes).n;
+    return rows * WIDTH - range_share(rows * WIDTH, (rows * WIDTH + lanes - 1) / lanes, t, lanes).n;
 }
 
 static bool is_large(int rows)
@@ -262,8 +262,8 @@ static void test_runs(void **state)
     for (int n = 1; n < 40; n++)
         for (int of = 1; of <= n && of < 9; of++)
             for (int i = 0; i < n; i++) {
-                int at = run_at(n, 1, i, of);
-                struct run r = run_of(n, 1, at, of);
+                int at = range_owner(n, 1, i, of);
+                struct range r = range_share(n, 1, at, of);
                 assert_true(at < of && i >= r.first && i < r.first + r.n);
             }
 }
@@ -272,7 +272,7 @@ static double heaviest(const float *counts, const int32_t *order, int n, int lan
 {
     double most = 0;
     for (int t = 0; t < lanes; t++) {
-        struct run r = run_of(n, 1, t, lanes);
+        struct range r = range_share(n, 1, t, lanes);
         double sum = 0;
         for (int i = r.first; i < r.first + r.n; i++)
             sum += (double)counts[order[i]];

@@ -1,13 +1,13 @@
 /*
- * Every wait of ranks ends (base/ranks.h, base/ranks_line.h): nobody answers, and each wait is over when its limit
+ * Every wait of ranks ends (dist/ranks.h, dist/ranks_line.h): nobody answers, and each wait is over when its limit
  * says, not before. The clock of this program goes on by itself and by most of a second whenever somebody looks whether
  * an answer has come, so that an hour is short.
  * Jobs of real processes: test_ranks_failure.py.
  */
 #include "base/clock.h"
-#include "base/ranks.h"
-#include "base/ranks_line.h"
-#include "base/ranks_link.h"
+#include "dist/ranks.h"
+#include "dist/ranks_line.h"
+#include "dist/ranks_link.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
-/* Weights cut for ranks (model/split.h): every row of a part has the values that the whole has there, whatever
+/* Weights cut for several processes (model/cut.h): every row of a part has the values that the whole has there, whatever
  * the lengths of its groups of columns. */
 #include "backend/rawweight.h"
 #include "base/mem.h"
-#include "model/split.h"
+#include "model/cut.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@
 
 enum { ROWS = 5, COLS = 768 };
 
-/* What split_weight asks for, until the test has read it. */
+/* What cut_weight asks for, until the test has read it. */
 struct heap {
     void *held[64];
     int n;
@@ -34,7 +34,7 @@ static void heap_clear(struct heap *h)
 }
 
 /* The columns of `cut` of a GPTQ4 weight with a scale and a zero for each group of so many. */
-static void check_groups(int group_len, int n_cols, const struct run *cols)
+static void check_groups(int group_len, int n_cols, const struct range *cols)
 {
     size_t groups = (size_t)(COLS + group_len - 1) / (size_t)group_len;
     struct heap heap = {0};
@@ -59,7 +59,7 @@ static void check_groups(int group_len, int n_cols, const struct run *cols)
     struct cut cut = {.n_cols = n_cols};
     memcpy(cut.cols, cols, (size_t)n_cols * sizeof *cols);
     struct error err = {0};
-    assert_true(split_weight(&part, &cut, give, &heap, &err));
+    assert_true(cut_weight(&part, &cut, give, &heap, &err));
     float all[COLS], mine[COLS];
     for (int r = 0; r < ROWS; r++) {
         raw_weight_row(&whole, 0, r, all);
@@ -76,10 +76,10 @@ static void test_groups(void **state)
     (void)state;
     static const int lens[] = {32, 64, 128, 192, 256, 384, COLS};
     for (size_t i = 0; i < sizeof lens / sizeof *lens; i++) {
-        check_groups(lens[i], 1, (struct run[]){{0, 384}});
-        check_groups(lens[i], 1, (struct run[]){{384, 384}});
-        check_groups(lens[i], 1, (struct run[]){{640, 128}});
-        check_groups(lens[i], 2, (struct run[]){{128, 128}, {512, 256}});
+        check_groups(lens[i], 1, (struct range[]){{0, 384}});
+        check_groups(lens[i], 1, (struct range[]){{384, 384}});
+        check_groups(lens[i], 1, (struct range[]){{640, 128}});
+        check_groups(lens[i], 2, (struct range[]){{128, 128}, {512, 256}});
     }
 }
 

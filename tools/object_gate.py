@@ -44,7 +44,7 @@ def main():
     where = [w for w in where if "=" not in w] or ["src"]
     files = sorted({f for w in where for f in ([w] if w.endswith(".c") else
                     [os.path.relpath(p, new) for p in glob.glob(f"{new}/{w}/**/*.c", recursive=True)])}
-                   - {"src/file/builtin.c", "src/server/web/web.c", "src/base/ranks_mpi.c"})
+                   - {"src/file/builtin.c", "src/server/web/web.c", "src/dist/ranks_mpi.c"})
     found = {os.path.basename(p): os.path.relpath(p, old) for p in glob.glob(f"{old}/src/**/*.c", recursive=True)}
 
     def compare(f):

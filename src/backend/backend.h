@@ -13,6 +13,7 @@
 #ifndef STEEL_BACKEND_BACKEND_H
 #define STEEL_BACKEND_BACKEND_H
 
+#include "backend/comm.h"
 #include "backend/layer.h"
 #include "backend/lora.h"
 #include "backend/rawweight.h"
@@ -24,7 +25,6 @@
 struct sampler; /* sample/sampler.h */
 struct sample_probs;
 struct profile; /* backend/profile.h */
-struct ranks;   /* base/ranks.h */
 
 /* One step's input. Prefill, decode and any mix of them differ only in data. Host memory. */
 struct batch {
@@ -119,7 +119,8 @@ struct backend {
     bool
         own_memory; /* alloc() takes memory of a device, such as VRAM. Else it is host memory, which is
                             committed when first touched. */
-    struct ranks *ranks; /* the ranks that share the network's layers; NULL = only this process */
+    struct comm
+        *comm; /* with the processes that share the network's layers; NULL = only this process */
 };
 
 /* Whether a cache of these types can store what this network's layers need. The error names layer and type. */
@@ -218,7 +219,7 @@ struct backend_ops {
     /* Log-probabilities of output row `row` of the step that ended last, if its sampler asked for them. */
     void (*probs)(struct backend *be, int row, struct sample_probs *out);
     /* Row `row` of the last head's result, after end(). Its width is n_vocab; or the rows of head.w if pipeline
-     * stages share the head (model/stages.h); or n_embd without head.w. Samplers may have changed the values. */
+     * stages share the head (dist/stages.h); or n_embd without head.w. Samplers may have changed the values. */
     void (*logits)(struct backend *be, int row, float *host);
 
     const struct adapter_ops *adapters; /* NULL: no LoRA */

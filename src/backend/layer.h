@@ -155,8 +155,8 @@ struct short_conv {
 
 enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA_NET, MIXER_SHORT_CONV };
 
-/* partial: of several ranks that share the layer (base/ranks.h) each has some of the heads, of the
- * hidden units or of the experts. What comes out is added up over them before any norm. */
+/* partial: this process has some of the heads, of the hidden units or of the experts. The outputs of all members of the
+ * backend's comm are added up before any norm. */
 struct mixer {
     enum mixer_kind kind;
     struct block block;
@@ -263,8 +263,8 @@ struct embed {
     int pos_offset;
     struct norm norm; /* (E) */
     struct embed_layers layers;
-    /* Of several ranks each has some of tokens' rows, from `first` on, and zeros for the others'; what
-     * comes out is added up. Only without positions, types and norm. */
+    /* partial: `tokens` has some of the table's rows, from `first` on; rows of other tokens are zeros, and all members of
+     * the backend's comm are added up. Only without positions, types and norm. */
     bool partial;
     int first;
 };
@@ -275,6 +275,10 @@ struct head {
     struct norm norm;       /* (E) */
     const struct weight *w; /* (n_vocab, E); may be embed.tokens; or NULL */
     float scale, softcap;   /* 0 = 1, 0 = none */
+    /* w has rows of the vocabulary from `first` on, other members of the backend's comm have the others: all logits are
+     * gathered on member 0. */
+    bool partial;
+    int first;
 };
 
 /*
@@ -298,8 +302,8 @@ struct network {
     struct mtp mtp;
     const struct rope *ropes; /* (n_ropes) */
     int n_ropes;
-    /* A stage of a pipeline: other ranks have the layers in front, and those behind with the head. Then
-     * the stream comes by stream_put, goes by stream_get, and keeps all its rows. */
+    /* A stage of a pipeline: other processes have the layers before, or the layers after and the head. The
+     * stream comes by stream_put, goes by stream_get, and keeps all its rows. */
     bool has_prev_stage, has_next_stage;
 };
 

@@ -16,7 +16,7 @@ enum stage {
     STAGE_FFN,
     STAGE_HEAD,
     STAGE_SAMPLING,
-    STAGE_RANKS, /* what ranks say to each other */
+    STAGE_COMM, /* sums with other processes */
     STAGE_OTHER,
     N_STAGES
 };

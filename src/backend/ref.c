@@ -5,7 +5,6 @@
  */
 #include "backend/ref.h"
 #include "base/mem.h"
-#include "base/ranks.h"
 #include "sample/sampler.h"
 
 #include <stdlib.h>
@@ -164,12 +163,10 @@ static void ref_close(struct backend *be)
 
 /* The step */
 
-/* Stages of one rank may share the head: then these are the logits of its own rows (model/stages.h). */
 static int logits_width(const struct ref *r)
 {
-    const struct weight *w = r->net->head.w;
-    bool alone = r->be.ranks && r->be.ranks->tp == 1;
-    return w ? (alone ? w->n_out : r->net->n_vocab) : r->net->n_embd;
+    const struct head *h = &r->net->head;
+    return !h->w ? r->net->n_embd : h->partial ? r->net->n_vocab : h->w->n_out;
 }
 
 static void ref_begin(struct backend *be, const struct batch *b)
@@ -335,7 +332,7 @@ static void ref_embed(struct backend *be, const struct embed *e)
         if (!e->partial || (row >= 0 && row < e->tokens->n_out))
             add_row(r, e->tokens, row, ref_or_one(e->scale), x);
         if (e->partial)
-            ranks_sum(be->ranks, x, (size_t)E);
+            be->comm->sum(be->comm, x, (size_t)E);
         if (e->positions)
             add_row(r, e->positions, b->pos[t] + e->pos_offset, 1, x);
         if (e->types)
@@ -372,7 +369,7 @@ static void ref_join(struct backend *be, const struct mtp *m)
         if (!from->partial || (row >= 0 && row < from->tokens->n_out))
             add_row(r, from->tokens, row, ref_or_one(from->scale), e);
         if (from->partial)
-            ranks_sum(be->ranks, e, (size_t)E);
+            be->comm->sum(be->comm, e, (size_t)E);
         ref_norm_row(&m->embed_norm, e, e, E);
         ref_norm_row(&m->hidden_norm, r->kept + (size_t)b->from[t] * (size_t)E, h, E);
         ref_matvec(r, m->fc, 0, r->joined, ref_stream_row(r, t));
@@ -392,8 +389,8 @@ static void ref_head(struct backend *be, const struct head *h)
         ref_norm_row(&h->norm, ref_stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
         if (h->w)
             ref_matvec(r, h->w, 0, r->n, l);
-        if (h->w && h->w->n_out < n)
-            ranks_collect(be->ranks, l, 1, n);
+        if (h->partial)
+            be->comm->gather(be->comm, l, 1, n);
         for (int i = 0; i < n; i++) {
             l[i] *= ref_or_one(h->scale);
             if (h->softcap != 0)

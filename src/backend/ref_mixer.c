@@ -1,7 +1,6 @@
 /* The specification of what mixes positions: attention, latent attention, delta nets. See ref.c. */
 #include "backend/ref.h"
 #include "base/mem.h"
-#include "base/ranks.h"
 #include "quant/kvblock.h"
 
 #include <string.h>
@@ -376,7 +375,7 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
         r->at = r->row_of[i];
         ref_matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
         if (m->partial)
-            ranks_sum(be->ranks, r->y, (size_t)r->net->n_embd);
+            be->comm->sum(be->comm, r->y, (size_t)r->net->n_embd);
         ref_block_add(r, &m->block, r->y, ref_stream_row(r, i));
     }
     ref_stage_end(r, STAGE_OUTPUT);

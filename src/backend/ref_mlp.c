@@ -1,7 +1,6 @@
 /* The specification of what each position does alone: dense mlps, routers and experts. See ref.c. */
 #include "backend/ref.h"
 #include "base/mem.h"
-#include "base/ranks.h"
 
 #include <string.h>
 
@@ -163,13 +162,13 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     for (int k = 0; k < m->router.n_used; k++) {
         int e = chosen[k] - m->expert_first;
         if (e < 0 || e >= m->experts.gate_up->n_expert)
-            continue; /* another rank has it */
+            continue; /* another process has it */
         ffn_row(r, &m->experts, e, n, r->part);
         for (int i = 0; i < E; i++)
             sum[i] += weight[k] * r->part[i];
     }
     if (m->experts_partial)
-        ranks_sum(r->be.ranks, sum, (size_t)E);
+        r->be.comm->sum(r->be.comm, sum, (size_t)E);
     ref_norm_row(&m->experts_out, sum, sum, E);
     for (int i = 0; i < E; i++)
         y[i] += sum[i];
@@ -209,7 +208,7 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
             for (int j = 0; m->dense_gate && j < E; j++)
                 y[j] *= ref_sigmoid(gate);
             if (m->dense_partial)
-                ranks_sum(be->ranks, y, (size_t)E);
+                be->comm->sum(be->comm, y, (size_t)E);
             ref_norm_row(&m->dense_out, y, y, E);
             ref_stage_end(r, STAGE_FFN);
         }

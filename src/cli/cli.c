@@ -1,6 +1,6 @@
 /* Shared parts of the commands. */
 #include "cli/cli.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "base/mem.h"
 
 #include <errno.h>

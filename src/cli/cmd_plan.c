@@ -1,6 +1,6 @@
 /* steel plan: how a model would be placed on several ranks, what fits, and how fast it would be. */
 #include "base/mem.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "base/sysmem.h"
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -219,7 +219,7 @@ static void span_cell(char *out, struct plan_span s, struct plan_span of)
     }
 }
 
-static void run_cell(char *out, struct run r, int all)
+static void run_cell(char *out, struct range r, int all)
 {
     if (!r.n)
         snprintf(out, CELL, "-");
@@ -372,7 +372,7 @@ static json_t *span_json(struct plan_span s)
     return json_pack("[ii]", s.least, s.most);
 }
 
-static json_t *run_json(struct run r)
+static json_t *run_json(struct range r)
 {
     return json_pack("{s:i,s:i}", "first", r.first, "n", r.n);
 }

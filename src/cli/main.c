@@ -1,6 +1,6 @@
 /* steel: finds the command and runs it. Commands live in cmd_NAME.c. */
 #include "cli/cli.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "base/version.h"
 #include "engine/follow.h"
 
@@ -118,8 +118,8 @@ static int join_ranks(int argc, char **argv)
             fprintf(stderr, "steel: %s\n", err.msg);
         return EXIT_FAIL;
     }
-    if (r->notice.msg[0])
-        fprintf(stderr, "steel: %s\n", r->notice.msg);
+    if (r->comm.notice.msg[0])
+        fprintf(stderr, "steel: %s\n", r->comm.notice.msg);
     for (int i = 1, n = 0; i < argc && n < (int)sizeof arguments - 1; i++)
         n += snprintf(arguments + n, sizeof arguments - (size_t)n, "%s%s", i > 1 ? " " : "",
                       argv[i]);

@@ -108,7 +108,7 @@ enum adapter_result adapters_load(struct adapters *a, const char *name, const ch
         return ADAPTER_INVALID;
     enum adapter_result res = ADAPTER_OK;
     struct slot *s = NULL;
-    if (a->rank && a->m->be->ranks) {
+    if (a->rank && a->m->be->comm) {
         error_set(err, "with several ranks adapters are loaded at the start: --lora %s=%s", name,
                   path);
         return ADAPTER_INVALID;

@@ -296,7 +296,7 @@ static void finish_step(struct engine *e)
  * nothing to do, and rank 0 that they live. */
 static void wait_for_change(struct engine *e)
 {
-    struct ranks *r = e->rt ? e->rt->be->ranks : NULL;
+    struct ranks *r = e->rt ? ranks_from(e->rt->be->comm) : NULL;
     if (!r || r->lined || !ranks_ok(r, NULL)) {
         pthread_cond_wait(&e->changed, &e->lock);
         return;
@@ -402,7 +402,7 @@ static bool start(struct engine *e)
     kv->prefix = prefix_new(kv->n_pages, kv->page_len, !e->opt.no_prefix_cache);
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
-    e->sched.records = e->rt->be->records && !e->rt->be->ranks;
+    e->sched.records = e->rt->be->records && !e->rt->be->comm;
     draft_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->async,
                e->opt.runtime.draft == DRAFT_AUTO);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);

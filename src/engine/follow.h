@@ -5,7 +5,7 @@
 #ifndef STEEL_ENGINE_FOLLOW_H
 #define STEEL_ENGINE_FOLLOW_H
 
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "engine/runtime.h"
 
 /* What rank 0 has decided, and all do. */

@@ -1,12 +1,12 @@
-/* How a model would be placed on several ranks: see plan.h. Decides nothing: model/split.c does. */
+/* How a model would be placed on several ranks: see plan.h. Decides nothing: dist/split.c does. */
 #include "engine/plan.h"
 #include "base/mem.h"
 #include "engine/kvcache.h"
 #include "engine/runtime.h"
 #include "model/layout.h"
-#include "model/pipeline.h"
-#include "model/split.h"
-#include "model/stages.h"
+#include "dist/pipeline.h"
+#include "dist/split.h"
+#include "dist/stages.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -171,7 +171,7 @@ static bool measure(const struct counter *k, const struct tensor_spec *spec, siz
             return false;
         size_t rows = (size_t)rows_kept(spec->cut, base, spec->rows[i].n);
         if (form.type == DT_GPTQ4 && spec->cut && spec->cut->n_cols)
-            form.group_len = split_group_len(form.group_len);
+            form.group_len = cut_group_len(form.group_len);
         base += spec->rows[i].n;
         *bytes += experts * rows * row_bytes(&form, spec->w->n_in);
         if (form.type == DT_NVFP4 && form.scales && rows)
@@ -375,7 +375,7 @@ static void count_layers(const struct network *net, struct plan_rank *to)
             widen(&to->ff, l->mlp.dense.down->n_in);
         if (l->mlp.router.w) {
             widen(&to->ff_exp, l->mlp.experts.down->n_in);
-            to->experts = (struct run){l->mlp.expert_first, l->mlp.experts.down->n_expert};
+            to->experts = (struct range){l->mlp.expert_first, l->mlp.experts.down->n_expert};
             to->work.n_expert = l->mlp.router.w->n_out;
             to->work.n_used = l->mlp.router.n_used;
         }
@@ -386,14 +386,14 @@ static void count_layers(const struct network *net, struct plan_rank *to)
 }
 
 /* The rows that are kept of a weight that is cut in one run, or not at all. */
-static struct run rows_of(const struct outline *o, const struct weight *w)
+static struct range rows_of(const struct outline *o, const struct weight *w)
 {
     for (int i = 0; i < o->n_specs; i++) {
         const struct cut *cut = o->specs[i].w == w ? o->specs[i].cut : NULL;
         if (cut && cut->n_rows)
             return cut->rows[0];
     }
-    return (struct run){0, w->n_out};
+    return (struct range){0, w->n_out};
 }
 
 /* shared: first and last stage have parts of the head. */
@@ -523,7 +523,7 @@ bool plan_make(const struct tensorfile *f, const struct config *c, const struct 
                           .tp = o->tp,
                           .pp = o->pp,
                           .ep = o->ep,
-                          .sharers = o->gpu,
+                          .comm.n_on_device = o->gpu,
                           .lane = i % o->tp,
                           .stage = i / o->tp};
         if (!place(&k, &r, &out->ranks[i])) {

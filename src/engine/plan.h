@@ -1,12 +1,12 @@
 /*
  * How a model would be placed on several ranks, without loading it: each rank's network is made and cut by
- * the very code that a rank runs (model/split.h), and what comes out is counted. Reads names and shapes of
+ * the very code that a rank runs (dist/split.h), and what comes out is counted. Reads names and shapes of
  * tensors, never their data. `steel plan` prints it, predict.h says how fast it would be.
  */
 #ifndef STEEL_ENGINE_PLAN_H
 #define STEEL_ENGINE_PLAN_H
 
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "engine/predict.h"
 #include "model/model.h"
 
@@ -17,12 +17,12 @@ struct plan_span {
 
 struct plan_rank {
     int rank, stage, lane;
-    struct run layers; /* of the model's */
+    struct range layers; /* of the model's */
     struct plan_span heads, kv_heads, ff, ff_exp;
-    struct run experts; /* n 0: there are none */
-    struct run vocab;   /* rows of the head, or of the embedding; n 0: it has neither */
-    size_t weights;     /* bytes, in the file's own formats, vectors and biases as floats */
-    size_t whole;       /* of which every lane of the stage has its own copy */
+    struct range experts; /* n 0: there are none */
+    struct range vocab;   /* rows of the head, or of the embedding; n 0: it has neither */
+    size_t weights;       /* bytes, in the file's own formats, vectors and biases as floats */
+    size_t whole;         /* of which every lane of the stage has its own copy */
     size_t token_bytes, state_bytes; /* of the cache: a token, and a sequence whatever its length */
     size_t scratch;                  /* working memory of a step, about */
     struct predict_work work;

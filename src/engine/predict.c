@@ -1,7 +1,7 @@
 /* How long a step of several ranks takes: see predict.h. Knows no network and no file. */
 #include "engine/predict.h"
-#include "base/ranks.h"
-#include "model/pipeline.h"
+#include "dist/ranks.h"
+#include "dist/pipeline.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -95,9 +95,9 @@ struct predict_step {
 double predict_experts(int n, int used, double m);
 /* Of `total` things spread at random over lanes, the share of the lane that has most: 1/lanes and more. */
 double predict_most(double total, int lanes);
-/* A sum over lanes of so many bytes, as base/ranks.c does it. */
+/* A sum over lanes of so many bytes, as dist/ranks.c does it. */
 double predict_sum(const struct predict_link *link, int lanes, double bytes);
-/* Parts ("micro-batches") that model/pipeline.c cuts a step into. */
+/* Parts ("micro-batches") that dist/pipeline.c cuts a step into. */
 int predict_parts(const struct predict_talk *t, const struct predict_load *load);
 /* What lane `lane` of stage `stage` begins and sends in a step. */
 struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "engine/device.h"
+#include "dist/split.h"
 #include "engine/follow.h"
 #include "quant/kvblock.h"
 #include "text/grammar/grammar.h"
@@ -61,7 +62,7 @@ static struct step_limits limits_of(const struct runtime_options *opt, bool gpu)
     if (gpu && opt->max_seqs_gpu > 0)
         lim.max_seqs = opt->max_seqs_gpu;
     lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
-    /* Over stages a step is cut into as many parts (model/pipeline.h): each as large as a step alone. */
+    /* Over stages a step is cut into as many parts (dist/pipeline.h): each as large as a step alone. */
     const struct ranks *r = ranks_world();
     if (!gpu && r && !r->taken && r->pp_asked > 1 && opt->max_tokens <= 0)
         lim.max_tokens *= r->pp_asked;
@@ -115,6 +116,18 @@ static int likely_sharers(const struct backend_options *device, const struct ran
     return named ? r->n_local : (r->n_local + count - 1) / count;
 }
 
+/* A GPU without a number: the ranks of a machine take its GPUs in turn. */
+static void take_gpu(struct runtime *rt, struct backend_options *device)
+{
+    const struct ranks *r = ranks_world();
+    int count = r ? backend_cuda_count() : 0;
+    if (count < 1 || backend_device_kind(device->device) != DEVICE_GPU ||
+        strchr(device->device, ':'))
+        return;
+    snprintf(rt->gpu, sizeof rt->gpu, "%s:%d", backend_device_name(DEVICE_GPU), r->local % count);
+    device->device = rt->gpu;
+}
+
 /* "auto" becomes a device: the GPU where there is one and the model fits. A GPU that was named and
  * cannot hold the model is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
@@ -144,16 +157,18 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     f.kv = (size_t)or_default(opt->context, least) * token_bytes(opt, net) +
            (size_t)lim.max_seqs * kvcache_state_bytes(net);
     f.scratch = GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim);
+    int sharers = likely_sharers(out, r);
     if (is_auto)
-        out->device = NULL;
+        out->device = backend_device_name(DEVICE_GPU);
+    take_gpu(rt, out);
     if (is_auto && (f.isa_forced || size->bytes < DEVICE_SMALL_MODEL || !backend_has_cuda()))
         f.room = 0;
     else if (f.deterministic || f.no_repack)
         f.room = 1; /* there is one, and it will not be used: no need to wake it */
     else
-        f.room = backend_cuda_room(out, gpu_share(opt)) / (size_t)likely_sharers(out, r);
+        f.room = backend_cuda_room(out, gpu_share(opt)) / (size_t)sharers;
     enum device_kind chosen = device_choose(&f, &rt->notice);
-    if (is_auto)
+    if (chosen != DEVICE_GPU && is_auto)
         out->device = backend_device_name(chosen);
     return is_auto || device_fits(&f, err);
 }
@@ -478,9 +493,9 @@ static bool fit_gpu(struct runtime *rt, const struct runtime_options *opt,
 {
     const struct config *c = &rt->model->config;
     const struct network *net = &rt->model->net;
-    struct ranks *r = rt->be->ranks;
+    struct ranks *r = ranks_from(rt->be->comm);
     struct runtime_options fit = *opt;
-    int sharers = r && r->sharers > 1 ? r->sharers : 1;
+    int sharers = r && r->comm.n_on_device > 1 ? r->comm.n_on_device : 1;
     struct cache_room room = gpu_room(opt, net, c->context, device, sharers);
     fit.max_seqs_gpu = fit_sequences(opt, net, c->context, &room);
     int64_t seqs = fit.max_seqs_gpu;
@@ -505,7 +520,9 @@ static bool fit_gpu(struct runtime *rt, const struct runtime_options *opt,
 static bool load(struct runtime *rt, const struct runtime_options *opt, int *lora_rank,
                  struct error *err)
 {
-    rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), opt->progress, err);
+    struct model_shard shard = {split_for, ranks_from(rt->be->comm)};
+    rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), shard.arg ? &shard : NULL,
+                           opt->progress, err);
     if (!rt->model)
         return false;
     const struct config *c = &rt->model->config;
@@ -521,7 +538,7 @@ static bool build(struct runtime *rt, const struct runtime_options *opt,
                   struct step_limits lim, struct error *err)
 {
     bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
-    struct ranks *r = gpu ? rt->be->ranks : NULL; /* who meet on the way */
+    struct ranks *r = gpu ? ranks_from(rt->be->comm) : NULL; /* who meet on the way */
     int lora_rank = 0;
     if (!ranks_agree(r, load(rt, opt, &lora_rank, err), err))
         return false;
@@ -568,12 +585,13 @@ static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
     bool gpu = backend_device_id(be, mine);
     if (!ranks_share(r, mine, all, sizeof mine))
         return ranks_ok(r, err) && false;
-    r->sharers = 0;
-    r->apart = gpu;
+    struct comm *c = &r->comm;
+    c->n_on_device = 0;
+    c->own_devices = gpu;
     for (int i = 0; gpu && i < r->size; i++) {
-        r->sharers += !memcmp(all[i], mine, sizeof mine);
+        c->n_on_device += !memcmp(all[i], mine, sizeof mine);
         for (int k = 0; k < i; k++)
-            r->apart = r->apart && memcmp(all[i], all[k], sizeof mine) != 0;
+            c->own_devices = c->own_devices && memcmp(all[i], all[k], sizeof mine) != 0;
     }
     return true;
 }
@@ -629,7 +647,7 @@ static bool join(struct runtime *rt, struct ranks *r, int tp, int pp, bool ep, s
         !ranks_same(r, "the model files", file, err) || !same_stats(r, err) ||
         !same_kernels(rt->be, r, err) || !ranks_arrange(r, tp, pp, ep, err))
         return false;
-    rt->be->ranks = r;
+    rt->be->comm = ranks_comm(r);
     /* Tokens are rank 0's, also on its device; over stages it chooses as logits come (step.c). */
     rt->be->async = pp > 1;
     return find_sharers(rt->be, r, err);
@@ -667,7 +685,9 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
     snprintf(plan->path, sizeof plan->path, "%s", path);
     snprintf(plan->expert_stats, sizeof plan->expert_stats, "%s",
              r->expert_stats ? r->expert_stats : "");
-    snprintf(plan->device, sizeof plan->device, "%s", device->device ? device->device : "cpu");
+    const char *asked = opt->backend.device, *name = asked && strchr(asked, ':') ? asked : NULL;
+    snprintf(plan->device, sizeof plan->device, "%s",
+             name ? name : backend_device_name(backend_device_kind(device->device)));
     r->taken = true; /* from here on the others end by themselves where this fails */
     bool ok = follow_tell_plan(r, plan, loras) || ranks_ok(r, err);
     ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
@@ -696,6 +716,7 @@ struct runtime *runtime_follow(const struct follow_plan *plan, const struct foll
     rt->draft = plan->draft;
     opt.backend.device = plan->device;
     rt->file = tensorfile_open(plan->path, err);
+    take_gpu(rt, &opt.backend);
     rt->be = rt->file ? open_same(&opt.backend, err) : NULL;
     bool ok = ranks_agree(r, rt->be != NULL, err) && rt->be &&
               join(rt, r, plan->tp, plan->pp, plan->ep, err) &&
@@ -734,8 +755,8 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
         return NULL;
     }
     rt->load_ns = clock_ns() - t0;
-    if (rt->be->ranks && rt->be->ranks->notice.msg[0])
-        add_notice(rt, &rt->be->ranks->notice);
+    if (rt->be->comm && rt->be->comm->notice.msg[0])
+        add_notice(rt, &rt->be->comm->notice);
     if (opt->profile)
         rt->be->profile = &rt->profile;
     return rt;
@@ -755,8 +776,9 @@ void runtime_close(struct runtime *rt)
 {
     if (!rt)
         return;
-    if (rt->be && rt->be->ranks && rt->be->ranks->following)
-        follow_tell_end(rt->be->ranks);
+    struct ranks *r = rt->be ? ranks_from(rt->be->comm) : NULL;
+    if (r && r->following)
+        follow_tell_end(r);
     stepper_free(rt->step);
     kvcache_free(rt->kv);
     adapters_free(rt->adapters);

@@ -53,7 +53,8 @@ struct runtime {
     struct adapters *adapters; /* NULL: there are none, and none can come */
     struct profile profile;
     int context;
-    int draft; /* as options have it, 0 where nothing drafts */
+    int draft;    /* as options have it, 0 where nothing drafts */
+    char gpu[32]; /* the device's name where ranks took their GPUs in turn */
     int64_t load_ns;
     struct grammar_vocab *grammar_vocab; /* made when first needed */
 };

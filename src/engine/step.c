@@ -3,10 +3,10 @@
 #include "engine/step.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "engine/follow.h"
 #include "file/tensorfile.h"
-#include "model/pipeline.h"
+#include "dist/pipeline.h"
 
 #include <string.h>
 
@@ -95,17 +95,17 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .n_states = kv->n_states,
         .lora_rank = limits->lora_rank,
     };
-    if (m->be->ranks) {
-        size_t stream = (tokens + (size_t)m->be->ranks->tp) * (size_t)m->net.n_embd,
+    if (ranks_from(m->be->comm)) {
+        size_t stream = (tokens + (size_t)ranks_from(m->be->comm)->tp) * (size_t)m->net.n_embd,
                logits = (size_t)limits->max_out * (size_t)m->net.n_vocab;
-        ranks_reserve(m->be->ranks, stream > logits ? stream : logits);
-        st->said = follow_said_new(m->be->ranks, limits, st->max_pages);
+        ranks_reserve(ranks_from(m->be->comm), stream > logits ? stream : logits);
+        st->said = follow_said_new(ranks_from(m->be->comm), limits, st->max_pages);
     }
     if (!m->be->ops->prepare(m->be, &m->net, &bounds, err)) {
         stepper_free(st);
         return NULL;
     }
-    if (m->be->ranks && m->be->ranks->pp > 1) {
+    if (ranks_from(m->be->comm) && ranks_from(m->be->comm)->pp > 1) {
         size_t outs = (size_t)limits->max_out;
         st->after = mem_zalloc(tokens, sizeof *st->after);
         st->pipeline = pipeline_new(m, limits->max_tokens, limits->max_seqs, limits->max_out);
@@ -321,7 +321,7 @@ static void reserve_states(struct stepper *st, struct step_item *items, int n_it
 static void take_logits(struct stepper *st)
 {
     const struct flown *f = &st->flying[0];
-    struct run outs = pipeline_take(st->pipeline);
+    struct range outs = pipeline_take(st->pipeline);
     for (int r = outs.first; r < outs.first + outs.n; r++) {
         const struct step_item *it = f->sampled ? f->owner[r] : NULL;
         st->sampled[r] = it && it->seq && it->sampler
@@ -337,7 +337,7 @@ static void run_stages(struct stepper *st)
 {
     int n = pipeline_begin(st->pipeline, &st->b);
     for (int i = 0; i < n; i++) {
-        struct run rows = pipeline_rows(st->pipeline, i);
+        struct range rows = pipeline_rows(st->pipeline, i);
         for (int r = rows.first; r < rows.first + rows.n; r++) {
             bool known = st->tokens[r] >= 0;
             int from = known ? st->after[r] - 1 : -1 - st->tokens[r];
@@ -360,7 +360,8 @@ bool step_follow(struct stepper *st, const struct batch *b, struct step_way how,
         int n = pipeline_begin(st->pipeline, b);
         for (int i = 0; i < n; i++)
             pipeline_part(st->pipeline, i);
-        while (st->m->be->ranks->rank == 0 && pipeline_take(st->pipeline).n) /* to nobody */
+        while (ranks_from(st->m->be->comm)->rank == 0 &&
+               pipeline_take(st->pipeline).n) /* to nobody */
             continue;
         pipeline_end(st->pipeline);
     } else if (b->from) {
@@ -395,7 +396,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     bool repeats = st->b.n_tokens == st->b.n_seqs + n_draft && st->b.n_out == st->b.n_tokens;
     struct step_way how = {.key = repeats ? (uint64_t)st->b.n_seqs : 0,
                            .deterministic = st->m->be->deterministic};
-    if (st->m->be->ranks)
+    if (ranks_from(st->m->be->comm))
         follow_tell_step(st->said, &st->b, st->kv->page_len, how);
     mem_guard_enter();
     if (st->pipeline)
@@ -505,7 +506,7 @@ bool step_finish(struct stepper *st, struct error *err)
     st->flying[1] = done;
     st->n_flying--;
     st->turn = (st->turn + 1) & INT32_MAX;
-    ok = ok && ranks_ok(st->m->be->ranks, err);
+    ok = ok && ranks_ok(ranks_from(st->m->be->comm), err);
     ok = ok && (!st->m->reads || tensorfile_is_whole(st->m->reads, st->turn, err));
     for (int i = 0; i < n_items; i++) {
         struct step_item *it = &items[i];
@@ -569,7 +570,7 @@ bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struc
     for (int i = 0; i < n_items; i++)
         key = items[i].n > BLOCK_ROWS ? 0 : key;
     struct step_way how = {.key = key, .deterministic = st->m->be->deterministic};
-    if (st->m->be->ranks)
+    if (ranks_from(st->m->be->comm))
         follow_tell_step(st->said, &st->b, st->kv->page_len, how);
     mem_guard_enter();
     bool ok = true;
@@ -584,7 +585,7 @@ bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struc
         ok = st->m->be->ops->end(st->m->be, st->sampled, err);
     }
     mem_guard_leave();
-    ok = ok && ranks_ok(st->m->be->ranks, err);
+    ok = ok && ranks_ok(ranks_from(st->m->be->comm), err);
     for (int i = 0; ok && i < n_items; i++)
         items[i].token = items[i].want ? st->sampled[items[i].row] : -1;
     return ok;

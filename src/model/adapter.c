@@ -10,7 +10,7 @@
 #include "base/sysmem.h"
 #include "model/build.h"
 #include "model/families/family.h"
-#include "model/split.h"
+#include "model/cut.h"
 #include "text/tokenizer/regex.h"
 
 #include <inttypes.h>
@@ -742,7 +742,7 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
     ok = ok && tensorfile_is_whole(f, TENSORFILE_ALL, err);
     for (int i = 0; i < n_specs; i++)
         if (a->changes[i] && specs[i].cut)
-            a->changes[i] = split_lora(a->changes[i], specs[i].cut);
+            a->changes[i] = cut_lora(a->changes[i], specs[i].cut);
     for (int i = 0; i < r.n_pairs; i++)
         mem_free(r.pairs[i].module);
     mem_free(r.pairs);

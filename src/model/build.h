@@ -9,7 +9,7 @@
 #include "backend/backend.h"
 #include "model/config.h"
 
-struct cut; /* model/split.h */
+struct cut; /* model/cut.h */
 
 /*
  * The name of a tensor in a GGUF and in a Hugging Face folder, without ".weight". The first %d is the
@@ -73,7 +73,7 @@ struct tensor_spec {
     /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order. */
     const struct tensor_name *as;
     bool as_is;
-    struct cut *cut; /* the part that this rank keeps (split.h), owned; NULL = all */
+    struct cut *cut; /* the part that is kept, owned; NULL = all */
 };
 
 struct net_builder {

@@ -4,7 +4,6 @@
  * Tokens are chosen afterwards (ops->sample): their samplers may still wait for the step before.
  */
 #include "model/model.h"
-#include "base/ranks.h"
 
 void forward_layers(struct model *m)
 {
@@ -14,8 +13,8 @@ void forward_layers(struct model *m)
     for (int i = 0; i < n; i++) {
         be->ops->mixer(be, &net->layers[i].mixer, i); /* what mixes positions */
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
-        if (be->ranks)
-            ranks_poke(be->ranks);
+        if (be->comm)
+            be->comm->progress(be->comm);
     }
 }
 

@@ -28,11 +28,20 @@ struct progress {
     void *arg;
 };
 
+/* Decides which part of the network this process keeps, where several share it (dist/): makes the network smaller
+ * and sets the cut of each spec. NULL: all of it. */
+struct model_shard {
+    bool (*cut)(void *arg, const struct tensorfile *f, const struct config *c, struct network *net,
+                struct tensor_spec *specs, int n_specs, struct error *err);
+    void *arg;
+};
+
 /* Parts to load: everything text generation needs; all but the head, for embeddings (encoders have
  * no head); or with the block that drafts tokens. */
 enum model_parts { MODEL_PLAIN, MODEL_HEADLESS, MODEL_DRAFTING };
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
-                         const struct progress *progress, struct error *err);
+                         const struct model_shard *shard, const struct progress *progress,
+                         struct error *err);
 void model_choose(struct config *c, enum model_parts parts); /* applies `parts` to a config */
 void model_free(struct model *m);
 /* The largest context in use: long RoPE has different factors for short and long contexts. Call it

@@ -8,7 +8,7 @@
 #include "model/families/family.h"
 #include "model/fp8_check.h"
 #include "model/model.h"
-#include "model/split.h"
+#include "model/cut.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -125,7 +125,7 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
         host[i] = l->f->is_gguf ? -host[i] : expf(host[i]);
     if (ok)
         l->m->be->ops->copy_in(l->m->be, spec->vector, host,
-                               (size_t)split_vector(host, spec->n_in, spec->cut) * sizeof(float));
+                               (size_t)cut_vector(host, spec->n_in, spec->cut) * sizeof(float));
     mem_free(host);
     l->done += t->bytes;
     return ok;
@@ -495,7 +495,7 @@ static bool load_weight(struct weight_loader *l, const struct tensor_spec *spec)
         ok = add_bias(l, spec, &spec->rows[i], w.n_out, bias + first);
     w.bias = bias;
     if (ok && spec->cut)
-        ok = split_weight(&w, spec->cut, block_for, l, l->err) ||
+        ok = cut_weight(&w, spec->cut, block_for, l, l->err) ||
              error_prefix(l->err, "%s: weights of layer %d", l->f->path, spec->layer);
     return finish(l, &w, spec, ok);
 }
@@ -531,11 +531,12 @@ void outline_free(struct outline *o)
 }
 
 /* Fills m->specs with the tensors that each weight is assembled from. */
-static bool build(struct model *m, const struct tensorfile *f, struct error *err)
+static bool build(struct model *m, const struct tensorfile *f, const struct model_shard *shard,
+                  struct error *err)
 {
     if (!describe(f, &m->config, m->be, &m->net, &m->specs, &m->n_specs, err))
         return false;
-    if (!split_network(f, &m->config, &m->net, m->specs, m->n_specs, m->be->ranks, err))
+    if (shard && !shard->cut(shard->arg, f, &m->config, &m->net, m->specs, m->n_specs, err))
         return error_prefix(err, "%s", f->path);
     struct error why = {0};
     return m->be->ops->supports(m->be, &m->net, &why) || error_set(err, "%s: %s", f->path, why.msg);
@@ -554,13 +555,14 @@ void model_choose(struct config *c, enum model_parts parts)
 }
 
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
-                         const struct progress *progress, struct error *err)
+                         const struct model_shard *shard, const struct progress *progress,
+                         struct error *err)
 {
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
     bool ok = config_load(f, &m->config, err);
     model_choose(&m->config, parts);
-    ok = ok && build(m, f, err);
+    ok = ok && build(m, f, shard, err);
     struct weight_loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
     for (int i = 0; ok && i < m->n_specs; i++) {

@@ -7,7 +7,6 @@
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
-#include "base/ranks.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 
@@ -21,12 +20,10 @@ static const struct gemm_weight *impl(const struct weight *w)
     return w->impl;
 }
 
-/* Stages of one rank may share the head: then these are the logits of its own rows (model/stages.h). */
 static int logits_width(const struct cpu_backend *cb)
 {
-    const struct weight *w = cb->net->head.w;
-    bool alone = cb->base.ranks && cb->base.ranks->tp == 1;
-    return w ? (alone ? w->n_out : cb->net->n_vocab) : cb->net->n_embd;
+    const struct head *h = &cb->net->head;
+    return !h->w ? cb->net->n_embd : h->partial ? cb->net->n_vocab : h->w->n_out;
 }
 
 /* Memory */
@@ -414,16 +411,17 @@ static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
     pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
-/* What the ranks that share a layer have of it, added up. from: which of them have something of a row; NULL = all. */
-static void sum_ranks(struct cpu_backend *cb, float *rows, const uint64_t *from)
+/* rows += those of the other members of comm. from: which members have something of a row; NULL = all. */
+static void sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from)
 {
     int n = cb->stream.rows, E = cb->net->n_embd;
+    struct comm *c = cb->base.comm;
     cpu_stage_begin(cb);
     if (from)
-        ranks_sum_rows(cb->base.ranks, rows, n, E, from);
+        c->sum_rows(c, rows, n, E, from);
     else
-        ranks_sum(cb->base.ranks, rows, (size_t)n * (size_t)E);
-    cpu_stage_end(cb, STAGE_RANKS);
+        c->sum(c, rows, (size_t)n * (size_t)E);
+    cpu_stage_end(cb, STAGE_COMM);
 }
 
 /* The stream becomes the rows' embeddings. */
@@ -447,7 +445,7 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     struct cpu_backend *cb = cpu_self(be);
     embed_stream(cb, e);
     if (e->partial)
-        sum_ranks(cb, cb->stream.x, NULL);
+        sum_members(cb, cb->stream.x, NULL);
     cpu_stage_begin(cb);
     embed_layers(cb, &e->layers);
     cpu_stage_end(cb, STAGE_EMBED);
@@ -592,7 +590,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     }
     linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
     if (m->partial)
-        sum_ranks(cb, cb->stream.d, NULL);
+        sum_members(cb, cb->stream.d, NULL);
     finish_block(cb, &m->block);
 }
 
@@ -605,16 +603,16 @@ static void dense_gate(struct cpu_backend *cb, const struct weight *w, const flo
                       1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
 }
 
-/* Which ranks have something of the rows that experts gave; NULL: all have, of their hidden units. */
-static const uint64_t *expert_lanes(struct cpu_backend *cb, const struct mlp *m)
+/* Which members of comm have something of the experts' output rows; NULL: all have, as hidden units are cut. */
+static const uint64_t *expert_members(struct cpu_backend *cb, const struct mlp *m)
 {
     return m->experts.down->n_expert == m->router.w->n_out
                ? NULL
-               : moe_lanes(cb, m, cb->stream.rows, cb->base.ranks->tp);
+               : moe_members(cb, m, cb->stream.rows, cb->base.comm->size);
 }
 
-/* Experts, with a dense mlp beside them where there is one: into d. True: what d holds is still to be added up over
- * ranks. */
+/* Experts, with a dense mlp beside them where there is one: into d. True: the members' parts of d are not added up
+ * yet. */
 static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
 {
     struct cpu_stream *x = &cb->stream;
@@ -632,11 +630,11 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
     moe_run(cb, m, asked, in, x->d, x->rows); /* keeps its own times */
     if (!m->dense.gate_up)
         return m->experts_partial;
-    /* Two parts without norms between are added up over ranks at once. */
+    /* Two parts without norms between need one sum. */
     bool once = m->dense_partial && m->experts_partial && m->experts_out.kind == NORM_NONE &&
                 m->dense_out.kind == NORM_NONE;
     if (m->experts_partial && !once)
-        sum_ranks(cb, x->d, expert_lanes(cb, m));
+        sum_members(cb, x->d, expert_members(cb, m));
     norm_rows(cb, &m->experts_out, x->d, x->d);
     cpu_stage_begin(cb);
     gemm_ffn(cb, &m->dense, n, cb->dense, x->rows);
@@ -644,7 +642,7 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
     cpu_stage_end(cb, STAGE_FFN);
     if (m->dense_partial && !once)
-        sum_ranks(cb, cb->dense, NULL);
+        sum_members(cb, cb->dense, NULL);
     cpu_stage_begin(cb);
     norm_rows(cb, &m->dense_out, cb->dense, cb->dense);
     cpu_add_scale(x->d, cb->dense, 1, x->rows, cb->net->n_embd, cb->pool);
@@ -724,7 +722,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
     /* a dense part that is added to the experts' is of every row */
     bool some = has_experts && !m->dense.gate_up;
     if (partial)
-        sum_ranks(cb, x->d, some ? expert_lanes(cb, m) : NULL);
+        sum_members(cb, x->d, some ? expert_members(cb, m) : NULL);
     finish_mlp(cb, m, layer);
 }
 
@@ -758,10 +756,10 @@ static void cpu_head(struct backend *be, const struct head *h)
         return;
     }
     linear(cb, h->w, n, logits, cb->stream.rows, STAGE_HEAD);
-    if (h->w->n_out < logits_width(cb)) {
+    if (h->partial) {
         cpu_stage_begin(cb);
-        ranks_collect(cb->base.ranks, logits, cb->stream.rows, cb->net->n_vocab);
-        cpu_stage_end(cb, STAGE_RANKS);
+        cb->base.comm->gather(cb->base.comm, logits, cb->stream.rows, cb->net->n_vocab);
+        cpu_stage_end(cb, STAGE_COMM);
     }
     if (h->softcap != 0 || (h->scale != 0 && h->scale != 1)) {
         /* pieces of a row, so that one token spreads */
@@ -812,7 +810,7 @@ static void cpu_join(struct backend *be, const struct mtp *m)
     struct join_job j = {cb, m};
     embed_stream(cb, &cb->net->embed);
     if (cb->net->embed.partial)
-        sum_ranks(cb, x->x, NULL);
+        sum_members(cb, x->x, NULL);
     cpu_stage_begin(cb);
     if (pick_alone(SMALL_EMBED, (size_t)x->rows))
         join_rows(&j, 0, 0, x->rows);

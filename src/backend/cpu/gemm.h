@@ -184,7 +184,7 @@ void moe_clear(struct cpu_backend *cb);
 /* The experts of l, chosen by its router from rows of `asked`, applied to rows of x, and added up. */
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,
              float *y, int rows);
-/* After moe_run: which of `lanes` ranks have experts of each row, a bit each; (rows), until the next one. */
-const uint64_t *moe_lanes(struct cpu_backend *cb, const struct mlp *l, int rows, int lanes);
+/* After moe_run: which of n_members processes have experts of each row, a bit each; (rows), until the next one. */
+const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members);
 
 #endif

@@ -7,7 +7,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm.h"
 #include "base/mem.h"
-#include "base/ranks.h"
+#include "base/range.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,7 +23,7 @@ struct moe_state {
     int32_t *active;     /* (n_active) experts with tokens, ascending */
     int n_active;
     int32_t *lora_first[2]; /* (n_expert + 1) an expert's first chunk of gate and up, of down */
-    uint64_t *lanes;        /* (max_tokens) ranks that have experts of a token, a bit each */
+    uint64_t *members;      /* (max_tokens) processes that have experts of a token, a bit each */
 };
 
 bool moe_init(struct cpu_backend *cb, struct error *err)
@@ -44,7 +44,7 @@ bool moe_init(struct cpu_backend *cb, struct error *err)
     m->active = mem_zalloc((size_t)max->n_expert, sizeof(int32_t));
     for (int i = 0; i < 2; i++)
         m->lora_first[i] = mem_zalloc((size_t)max->n_expert + 1, sizeof(int32_t));
-    m->lanes = mem_zalloc(tokens, sizeof *m->lanes);
+    m->members = mem_zalloc(tokens, sizeof *m->members);
     cb->gemm->moe = m;
     return true;
 }
@@ -56,7 +56,7 @@ void moe_clear(struct cpu_backend *cb)
         return;
     void *owned[] = {m->logits,        m->keys,          m->chosen,      m->weights,
                      m->start,         m->slot_token,    m->slot_weight, m->active,
-                     m->lora_first[0], m->lora_first[1], m->lanes,       m};
+                     m->lora_first[0], m->lora_first[1], m->members,     m};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -418,16 +418,16 @@ static void expert_down(void *arg, int ith, int first, int last)
     down_range(j, ith, first * GEMM_UNIT, last * GEMM_UNIT < n_out ? last * GEMM_UNIT : n_out);
 }
 
-const uint64_t *moe_lanes(struct cpu_backend *cb, const struct mlp *l, int rows, int lanes)
+const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members)
 {
     const struct moe_state *m = cb->gemm->moe;
     int n = l->router.w->n_out, used = l->router.n_used;
     for (int i = 0; i < rows; i++) {
-        m->lanes[i] = 0;
+        m->members[i] = 0;
         for (int k = 0; k < used; k++)
-            m->lanes[i] |= 1ull << run_at(n, 1, m->chosen[i * used + k], lanes);
+            m->members[i] |= 1ull << range_owner(n, 1, m->chosen[i * used + k], n_members);
     }
-    return m->lanes;
+    return m->members;
 }
 
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,

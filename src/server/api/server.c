@@ -4,7 +4,7 @@
 #include "server/api/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "sample/sample_advice.h"
 #include "server/api/store.h"
 #include "text/grammar/grammar.h"

@@ -68,7 +68,7 @@ void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x)
     }
     embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, x);
     step_mark_end(cu, STAGE_EMBED);
-    lanes_sum(cu, x, s.n_tokens);
+    comm_sum(cu, x, s.n_tokens);
     step_mark(cu);
 }
 
@@ -232,7 +232,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     struct resid_epilogue close = cuda_epilogue(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
-    if (!lanes_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&
+    if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&
         !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.experts = &experts;
@@ -248,7 +248,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     r->add = ADD_ROWS;
     r->d = cu->d;
     r->close = close;
-    lanes_sum_stream(cu, m->partial);
+    comm_sum_stream(cu, m->partial);
 }
 
 static void op_head(struct backend *be, const struct head *h)
@@ -263,14 +263,14 @@ static void op_head(struct backend *be, const struct head *h)
         return;
     }
     c.w = cuda_matrix(h->w);
-    c.y = lanes_head_to(cu, h);
+    c.y = comm_head_to(cu, h);
     if (!c.rows)
         return;
     pick_run(cu, PICK_LINEAR, &c, STAGE_HEAD);
     float scale = h->scale == 0 ? 1.0f : h->scale;
     if (scale != 1.0f || h->softcap != 0)
         embed_logits(cu, c.y, (size_t)c.rows * (size_t)c.w->n_out, scale, h->softcap);
-    lanes_collect(cu, h, c.rows);
+    comm_collect(cu, h, c.rows);
 }
 
 static void op_sample(struct backend *be, struct sampler *const *samplers)

@@ -7,7 +7,6 @@
 
 extern "C" {
 #include "base/mem.h"
-#include "base/ranks.h"
 const uint16_t *quant_grids(void);
 }
 
@@ -134,13 +133,13 @@ void cuda_close(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (cu->failed)
-        lanes_close(cu); /* kernels in flight may be waiting for other ranks in vain */
+        comm_close(cu); /* kernels in flight may be waiting for other ranks in vain */
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);
     for (int i = 0; i < cu->n_graphs; i++)
         cudaGraphExecDestroy(cu->graphs[i].exec);
-    lanes_close(cu); /* NCCL waits for the end of recorded steps that use it */
+    comm_close(cu); /* NCCL waits for the end of recorded steps that use it */
     for (int i = 0; i < cu->n_marks_made; i++) {
         cudaEventDestroy(cu->marks[i].a);
         cudaEventDestroy(cu->marks[i].b);
@@ -239,13 +238,9 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     return !cu->failed;
 }
 
-/* "cuda:N"; with "cuda" or NULL, the ranks of a machine take its GPUs in turn. */
 int cuda_device_number(const char *device)
 {
-    const struct ranks *r = ranks_world();
-    int n = device && !strncmp(device, "cuda:", 5) ? atoi(device + 5) : 0, count = 0;
-    if (r && !(device && device[4] == ':') && cudaGetDeviceCount(&count) == cudaSuccess && count)
-        return r->local % count;
+    int n = device && !strncmp(device, "cuda:", 5) ? atoi(device + 5) : 0;
     return n < 0 ? 0 : n;
 }
 

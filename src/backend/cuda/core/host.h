@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CUDA_HOST_H
 #define STEEL_BACKEND_CUDA_HOST_H
 
-#include "backend/cuda/core/lanes.h"
+#include "backend/cuda/core/comm.h"
 #include "backend/cuda/lora/lora.h"
 
 extern "C" {
@@ -29,7 +29,7 @@ struct cuda_whole {
     struct backend be;
     struct cuda_backend cu;
     struct cuda_loras loras;
-    struct lanes lanes;
+    struct cuda_comm comm;
     struct cuda_mtp mtp;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
@@ -38,9 +38,9 @@ static inline struct cuda_backend *cuda_self(struct backend *be)
 }
 
 /* Of a cuda_backend that is part of one; const as that is. */
-static inline struct lanes *cuda_lanes(const struct cuda_backend *cu)
+static inline struct cuda_comm *cuda_comm_of(const struct cuda_backend *cu)
 {
-    return &((struct cuda_whole *)cu->be)->lanes;
+    return &((struct cuda_whole *)cu->be)->comm;
 }
 
 static inline const struct matrix *cuda_matrix(const struct weight *w)

@@ -8,7 +8,6 @@
 
 extern "C" {
 #include "base/mem.h"
-#include "base/ranks.h"
 #include "sample/sampler.h"
 }
 
@@ -364,9 +363,9 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
 {
     struct cuda_backend *cu = cuda_self(be);
     CHECK(!cu->prepared, "prepare is called once");
-    if (be->ranks && be->ranks->sharers > 1)
+    if (be->comm && be->comm->n_on_device > 1)
         cuda_share_device(cu);
-    if (!lanes_prepare(cu, prepare_alone(cu, net, bounds, err), err))
+    if (!comm_prepare(cu, prepare_alone(cu, net, bounds, err), err))
         return false;
     CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));

@@ -4,7 +4,7 @@
  * form to another (struct rows). Knows what is to be added, not what comes next.
  */
 #include "backend/cuda/heads/encoder.h"
-#include "backend/cuda/core/lanes.h"
+#include "backend/cuda/core/comm.h"
 #include "backend/cuda/core/rows.cuh"
 
 #include <math.h>

@@ -262,7 +262,7 @@ static bool repeats(const struct cuda_backend *cu)
 void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
-    if (be->profile || cu->n_graphs == MAX_GRAPHS || !repeats(cu) || !lanes_record(cu))
+    if (be->profile || cu->n_graphs == MAX_GRAPHS || !repeats(cu) || !comm_record(cu))
         return;
     cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
@@ -348,7 +348,7 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
     if (cu->n_ended + 1 == cu->n_begun)
         cuda_launch_step(be);
     cu->n_ended++;
-    lanes_wait(cu, f->done);
+    comm_wait(cu, f->done);
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);
     const int32_t *chosen = sample_tokens_of(cu, turn);

@@ -258,8 +258,8 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
         run_plain(cu, m, &close);
     else
         run_both(cu, m, &close);
-    lanes_sum_beside(cu, &close, m->dense_partial, m->experts_partial);
-    lanes_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
+    comm_sum_beside(cu, &close, m->dense_partial, m->experts_partial);
+    comm_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
     close.set = close.set || close.beside || close.norm.gain;
     if (m->embed.gate) {
         r->close = close;

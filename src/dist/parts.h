@@ -3,8 +3,8 @@
  * (pipeline.h). A sequence that is cut continues in the next part where the previous one ends, so parts run
  * in order. Knows nothing of who runs them.
  */
-#ifndef STEEL_MODEL_PARTS_H
-#define STEEL_MODEL_PARTS_H
+#ifndef STEEL_DIST_PARTS_H
+#define STEEL_DIST_PARTS_H
 
 #include "backend/backend.h"
 

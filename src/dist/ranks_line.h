@@ -7,10 +7,10 @@
  * where the job is lost and nothing else does, or where MPI never comes back from starting or ending.
  * It waits for nobody, and knows nothing of models.
  */
-#ifndef STEEL_BASE_RANKS_LINE_H
-#define STEEL_BASE_RANKS_LINE_H
+#ifndef STEEL_DIST_RANKS_LINE_H
+#define STEEL_DIST_RANKS_LINE_H
 
-#include "base/ranks.h"
+#include "dist/ranks.h"
 
 struct ranks_line;
 

@@ -1,5 +1,5 @@
 /* Layers of pipeline stages, by cost: see stages.h. Knows shapes and formats, nothing of data or backends. */
-#include "model/stages.h"
+#include "dist/stages.h"
 #include "base/mem.h"
 #include "file/tensorfile.h"
 
@@ -17,15 +17,15 @@ bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
 
 bool stages_share_head(const struct network *net, const struct ranks *r)
 {
-    return r->pp > 1 && r->tp == 1 && r->sharers == 0 && net->head.w && !net->mtp.fc &&
+    return r->pp > 1 && r->tp == 1 && r->comm.n_on_device == 0 && net->head.w && !net->mtp.fc &&
            net->head.w != net->embed.tokens && net->n_vocab >= 2 * HEAD_UNIT;
 }
 
-struct run stages_head(const struct ranks *r, int n_vocab)
+struct range stages_head(const struct ranks *r, int n_vocab)
 {
     if (r->stage > 0 && r->stage < r->pp - 1)
-        return (struct run){0, 0};
-    return run_of(n_vocab, HEAD_UNIT, r->stage > 0, 2);
+        return (struct range){0, 0};
+    return range_share(n_vocab, HEAD_UNIT, r->stage > 0, 2);
 }
 
 /* Bytes of the weight, of one expert. What folders pack has about 4.5 bits a value. */
@@ -144,7 +144,7 @@ static void join_layers(const struct network *net, int depth, bool *joined)
 
 bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
                    const struct tensor_spec *specs, int n_specs, const struct ranks *r,
-                   struct run *out, struct error *err)
+                   struct range *out, struct error *err)
 {
     int depth = network_depth(net), first[RANKS_MOST];
     double front = 0, back = 0;
@@ -165,7 +165,7 @@ bool stages_layers(const struct tensorfile *f, const struct config *c, const str
     bool ok = stages_cut(cost, joined, depth, front, back, r->pp, first);
     if (ok) {
         int end = r->stage == r->pp - 1 ? depth : first[r->stage + 1];
-        *out = (struct run){first[r->stage], end - first[r->stage]};
+        *out = (struct range){first[r->stage], end - first[r->stage]};
     } else {
         error_set(err, "--pp %d: too many layers read the cache of one which another stage has",
                   r->pp);

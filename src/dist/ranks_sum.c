@@ -4,9 +4,9 @@
  * found out by who waits for the sum. Owns the memory for it.
  */
 #include "base/mem.h"
-#include "base/ranks.h"
-#include "base/ranks_int.h"
-#include "base/ranks_link.h"
+#include "dist/ranks.h"
+#include "dist/ranks_int.h"
+#include "dist/ranks_link.h"
 
 #include <string.h>
 
@@ -57,19 +57,19 @@ static bool is_sparse(const struct ranks_sum *s)
 }
 
 /* The floats that lane t adds up. */
-static struct run piece_of(const struct ranks *r, const struct ranks_sum *s, int t)
+static struct range piece_of(const struct ranks *r, const struct ranks_sum *s, int t)
 {
     if (is_sparse(s)) {
-        struct run rows = run_of(s->n_rows, 1, t, r->tp);
-        return (struct run){rows.first * s->width, rows.n * s->width};
+        struct range rows = range_share(s->n_rows, 1, t, r->tp);
+        return (struct range){rows.first * s->width, rows.n * s->width};
     }
     size_t first = s->each * (size_t)t < s->n ? s->each * (size_t)t : s->n;
     size_t n = s->n - first < s->each ? s->n - first : s->each;
-    return (struct run){(int)first, (int)n};
+    return (struct range){(int)first, (int)n};
 }
 
 /* Rows of a piece that lane t has something of, one behind the other. How many floats. */
-static int pack_rows(float *to, const struct ranks_sum *s, struct run piece, int t)
+static int pack_rows(float *to, const struct ranks_sum *s, struct range piece, int t)
 {
     int n = 0;
     for (int at = piece.first; at < piece.first + piece.n; at += s->width)
@@ -81,7 +81,7 @@ static int pack_rows(float *to, const struct ranks_sum *s, struct run piece, int
 }
 
 /* Floats that lane t has of a piece. */
-static int count_floats(const struct ranks_sum *s, struct run piece, int t)
+static int count_floats(const struct ranks_sum *s, struct range piece, int t)
 {
     int n = is_sparse(s) ? 0 : piece.n;
     for (int at = piece.first; is_sparse(s) && at < piece.first + piece.n; at += s->width)
@@ -98,10 +98,10 @@ static float *incoming(const struct ranks *r, const struct ranks_sum *s)
 /* Each lane's pieces to those who add them up; its own stays where it is. */
 static void *begin_pieces(struct ranks *r, struct ranks_sum *s)
 {
-    struct run mine = piece_of(r, s, r->lane);
+    struct range mine = piece_of(r, s, r->lane);
     int sent = 0, got = 0;
     for (int t = 0; t < r->tp; t++) {
-        struct run theirs = piece_of(r, s, t);
+        struct range theirs = piece_of(r, s, t);
         bool other = t != r->lane;
         s->talk[1][t] = is_sparse(s) ? sent : theirs.first;
         s->talk[0][t] = !other         ? 0
@@ -143,7 +143,7 @@ static void add_in_order(float *own, float *const *parts, int lanes, int n)
 /* This lane's piece, added up where it is. */
 static void add_up(const struct ranks *r, const struct ranks_sum *s)
 {
-    struct run mine = piece_of(r, s, r->lane);
+    struct range mine = piece_of(r, s, r->lane);
     float *own = s->rows + mine.first, *next[RANKS_MOST], *parts[RANKS_MOST];
     int width = is_sparse(s) ? s->width : ADD_FLOATS, row = is_sparse(s) ? mine.first / width : 0;
     for (int t = 0; t < r->tp; t++)
@@ -164,7 +164,7 @@ static void *begin_result(struct ranks *r, struct ranks_sum *s)
 {
     add_up(r, s);
     for (int t = 0; t < r->tp; t++) {
-        struct run piece = piece_of(r, s, t);
+        struct range piece = piece_of(r, s, t);
         s->talk[0][t] = piece.n;
         s->talk[1][t] = piece.first;
     }
@@ -211,10 +211,10 @@ static void begin(struct ranks *r, float *rows, int n_rows, int width, size_t n,
     s->n_rows = n_rows;
     s->width = width;
     s->from = sparse ? from : NULL;
-    s->each =
-        sparse ? (size_t)run_of(n_rows, 1, 0, r->tp).n * (size_t)width : (n + lanes - 1) / lanes;
+    s->each = sparse ? (size_t)range_share(n_rows, 1, 0, r->tp).n * (size_t)width
+                     : (n + lanes - 1) / lanes;
     /* MPI may let the others read rows where they are, and memory that a GPU's driver has pinned is not to be read so. */
-    bool copied = r->sharers > 0 && !few && !sparse;
+    bool copied = r->comm.n_on_device > 0 && !few && !sparse;
     s->need = few ? n * lanes : (sparse || copied ? 2 : 1) * s->each * lanes;
     s->room = ranks_scratch(r, s->need);
     s->to = copied ? rows : NULL;

@@ -1,5 +1,5 @@
 /* A step in parts: see parts.h. */
-#include "model/parts.h"
+#include "dist/parts.h"
 #include "base/mem.h"
 
 void batch_part_init(struct batch_part *t, int max_seqs)

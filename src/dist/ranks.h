@@ -8,23 +8,19 @@
  * when a rank is lost (ranks_line.h) or nobody gets on, the first error is kept, and everything after
  * it does nothing. One thread at a time, but for ranks_lose.
  */
-#ifndef STEEL_BASE_RANKS_H
-#define STEEL_BASE_RANKS_H
+#ifndef STEEL_DIST_RANKS_H
+#define STEEL_DIST_RANKS_H
 
+#include "backend/comm.h"
 #include "base/error.h"
+#include "base/range.h"
 
 #include <stddef.h>
 #include <stdint.h>
-#ifdef __cplusplus
-typedef bool atomic_bool; /* C++ has no such words: files of kernels leave them alone */
-typedef int atomic_int;
-typedef unsigned atomic_uint;
-#else
 #include <stdatomic.h>
-#endif
 
 enum {
-    RANKS_MOST = 64,
+    RANKS_MOST = COMM_MOST,
     RANKS_GATHER_BYTES = 1 << 15, /* sums up to this size go whole to everybody: one message less */
     RANKS_VALUE = 4096,           /* of a value that must be the same everywhere, and its 0 */
     /* Every limit of a wait, in seconds. */
@@ -35,15 +31,6 @@ enum {
         3600, /* a rank opens its part of a model; or rank 0 is silent, and no line says more */
     RANKS_LAST = 3, /* from knowing that the job is lost to the end of the process */
 };
-
-/* The run of n things that lane `at` of `of` takes, in units: as even as can be, the first ones have
- * more. n is a multiple of unit, or the last one has the rest. */
-struct run {
-    int first, n;
-};
-struct run run_of(int n, int unit, int at, int of);
-/* Whose run the i-th is. */
-int run_at(int n, int unit, int i, int of);
 
 struct ranks_link;
 struct ranks_line;
@@ -63,18 +50,17 @@ struct ranks_sum {
 };
 
 struct ranks {
+    struct comm comm; /* first: what backends see (ranks_comm) */
     const struct ranks_link *link;
     int rank, size;
     int local, n_local; /* among those of this machine */
     int tp, pp;         /* tp * pp = size */
     bool ep;            /* experts are spread over lanes, not cut */
     int lane, stage;
-    int sharers;            /* ranks that have this one's GPU, itself among them; 0 = it has none */
-    bool apart;             /* every rank has a GPU of its own */
     int tp_asked, pp_asked; /* on the command line; 0 = unsaid */
     bool ep_asked;
     const char
-        *expert_stats; /* a file: how often experts are used (model/expert_load.h); NULL = none */
+        *expert_stats; /* a file: how often experts are used (dist/expert_load.h); NULL = none */
     bool taken;        /* a model has them, or was to have them */
     bool following;    /* on rank 0: the others wait for steps */
     const char *program, *arguments; /* must be the same everywhere; for the caller to set */
@@ -84,7 +70,6 @@ struct ranks {
     struct error failure; /* the first one; empty = none */
     struct ranks_line *line;
     bool lined;           /* every rank has one to rank 0 */
-    struct error notice;  /* what the user should know of their backends; empty = nothing */
     int alarm;            /* eventfd: readable once the job is lost */
     int crowded;          /* other programs want the cores: so many waits from now on are short */
     atomic_int timeout_s; /* the same everywhere, rank 0 says it */
@@ -108,6 +93,12 @@ struct ranks *ranks_world(void);
 void ranks_set_timeout(struct ranks *r, int seconds);
 /* Divides the ranks. tp 0: all that --pp leaves. */
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err);
+/* The ranks of this one's stage as a backend's communicator; after ranks_arrange. */
+struct comm *ranks_comm(struct ranks *r);
+static inline struct ranks *ranks_from(struct comm *c) /* NULL of NULL */
+{
+    return (struct ranks *)c;
+}
 /* Whether all say the same `what` ("version", "file") is: an error names both. */
 bool ranks_same(struct ranks *r, const char *what, const char *value, struct error *err);
 /* Room for sums and rows of so many floats: none is made later. */
@@ -140,7 +131,7 @@ void ranks_sum(struct ranks *r, float *rows, size_t n);
 void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from);
 /* Each lane has (n_rows, its run of the vocabulary) in rows: lane 0 gets all of (n_rows, n_vocab). */
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
-struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane);
+struct range ranks_vocab(const struct ranks *r, int n_vocab, int lane);
 /* From rank to rank. ranks_send_begin lets the caller go on; buf stays until ranks_wait_end. */
 struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t bytes, int to);
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait);

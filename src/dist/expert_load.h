@@ -3,8 +3,8 @@
  * matrix in GGUF, NAME.counts beside NAME.in_sum2) says it by layer. All ranks have as many experts as
  * without one, and about the same load. Groups of experts (layer.h, struct router) stay together.
  */
-#ifndef STEEL_MODEL_EXPERT_LOAD_H
-#define STEEL_MODEL_EXPERT_LOAD_H
+#ifndef STEEL_DIST_EXPERT_LOAD_H
+#define STEEL_DIST_EXPERT_LOAD_H
 
 #include "backend/layer.h"
 #include "file/tensorfile.h"

@@ -1,14 +1,14 @@
 /*
- * Steps on the stages of a pipeline (base/ranks.h), cut into parts ("micro-batches") so that the stages
+ * Steps on the stages of a pipeline (dist/ranks.h), cut into parts ("micro-batches") so that the stages
  * work at the same time. Each stage gets the rows of the stream from the one in front, runs its layers
  * and gives them on; the last one's logits go to rank 0, part by part: while the later parts of a step
  * are on their way, the first ones of the next step can begin. Two steps at most are under way. Where the head is
  * shared (stages.h), rank 0 gets the rows of the stream as well, and computes its half of the logits from them.
  */
-#ifndef STEEL_MODEL_PIPELINE_H
-#define STEEL_MODEL_PIPELINE_H
+#ifndef STEEL_DIST_PIPELINE_H
+#define STEEL_DIST_PIPELINE_H
 
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "model/model.h"
 
 enum {
@@ -33,7 +33,7 @@ void pipeline_free(struct pipeline *p);
  * arrays stay until all of them have run. Tokens that are still to be chosen are below 0. */
 int pipeline_begin(struct pipeline *p, const struct batch *b);
 /* The rows of part i of the step begun last. */
-struct run pipeline_rows(const struct pipeline *p, int i);
+struct range pipeline_rows(const struct pipeline *p, int i);
 /* Runs this stage's layers over part i, in order. On rank 0 b's tokens of these rows are known now; the
  * others hear them. */
 void pipeline_part(struct pipeline *p, int i);
@@ -43,7 +43,7 @@ void pipeline_draft(struct pipeline *p, const struct batch *b);
 
 /* On rank 0: waits for the next part of the oldest step under way. Which out rows of it are there now;
  * n = 0: all were there before. */
-struct run pipeline_take(struct pipeline *p);
+struct range pipeline_take(struct pipeline *p);
 /* Row `row` of what was taken of the step, (model_row_width). */
 float *pipeline_logits(const struct pipeline *p, int row);
 /* The oldest step under way is over: all parts have run, and on rank 0 all were taken. */

@@ -1,14 +1,14 @@
 /*
- * Which layers a stage of a pipeline has (base/ranks.h): runs of about equal cost, which is what a stage
+ * Which layers a stage of a pipeline has (dist/ranks.h): runs of about equal cost, which is what a stage
  * reads of its weights in a step of STAGES_ROWS sequences: of experts those that so many meet, of the head all.
  * So stages take about as long as each other where answers are generated. What they hold is not balanced: the
  * embedding costs nothing, and a stage of few, dear layers may have less of the model than another one.
  * A function of the file's names and shapes and of nothing else: every rank and `steel plan` come to the same.
  */
-#ifndef STEEL_MODEL_STAGES_H
-#define STEEL_MODEL_STAGES_H
+#ifndef STEEL_DIST_STAGES_H
+#define STEEL_DIST_STAGES_H
 
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "model/build.h"
 
 enum { STAGES_ROWS = 8 };
@@ -17,7 +17,7 @@ enum { STAGES_ROWS = 8 };
  * beside the head. False: there are too few, or layers that must stay together are too many. */
 bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
                    const struct tensor_spec *specs, int n_specs, const struct ranks *r,
-                   struct run *out, struct error *err);
+                   struct range *out, struct error *err);
 /* The same of costs alone: cost (n) of layers, in the first stage `front` besides, in the last one `back`;
  * joined[i]: layer i stays with the one before. first (pp): of each stage. False: there is no such cut. */
 bool stages_cut(const double *cost, const bool *joined, int n, double front, double back, int pp,
@@ -27,7 +27,7 @@ bool stages_cut(const double *cost, const bool *joined, int n, double front, dou
  * one rank and the head is a weight of its own. Of a network that is not cut yet. */
 bool stages_share_head(const struct network *net, const struct ranks *r);
 /* The rows that this rank has of a head that is shared; none between first and last. */
-struct run stages_head(const struct ranks *r, int n_vocab);
+struct range stages_head(const struct ranks *r, int n_vocab);
 
 /* Whether the want is of a layer, not of the model's ends. */
 bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,

@@ -1,8 +1,8 @@
 /* What the files of ranks.h share: waits that end, and sums that move on meanwhile. */
-#ifndef STEEL_BASE_RANKS_INT_H
-#define STEEL_BASE_RANKS_INT_H
+#ifndef STEEL_DIST_RANKS_INT_H
+#define STEEL_DIST_RANKS_INT_H
 
-#include "base/ranks.h"
+#include "dist/ranks.h"
 
 /* What is waited for. */
 enum wait {

@@ -1,10 +1,10 @@
 /* Several processes that run one model: see ranks.h. Owns the shared object that speaks MPI. */
-#include "base/ranks.h"
+#include "dist/ranks.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/ranks_int.h"
-#include "base/ranks_line.h"
-#include "base/ranks_link.h"
+#include "dist/ranks_int.h"
+#include "dist/ranks_line.h"
+#include "dist/ranks_link.h"
 
 #include <dlfcn.h>
 #include <sched.h>
@@ -119,7 +119,7 @@ static bool connect_lines(struct ranks *r, struct error *err)
     ok = ok && ranks_share(r, mine, all, 1);
     r->lined = ok && !memchr(all, 0, (size_t)r->size);
     if (ok && r->rank == 0 && !r->lined)
-        error_set(&r->notice,
+        error_set(&r->comm.notice,
                   "rank %d does not reach rank 0 over TCP%s%s (STEEL_RANK_ADDRESS names %s "
                   "address): its end will be noticed late",
                   (int)((char *)memchr(all, 0, (size_t)r->size) - all), offer.named ? " at " : "",
@@ -384,13 +384,13 @@ void ranks_poke(struct ranks *r)
     r->link->poke();
 }
 
-struct run ranks_vocab(const struct ranks *r, int n_vocab, int lane)
+struct range ranks_vocab(const struct ranks *r, int n_vocab, int lane)
 {
-    return run_of(n_vocab, VOCAB_UNIT, lane, r->tp);
+    return range_share(n_vocab, VOCAB_UNIT, lane, r->tp);
 }
 
 /* (n_rows, of.n) behind each other to their columns of (n_rows, width), which may be the same place. */
-static void spread(float *to, const float *from, int n_rows, struct run of, int width)
+static void spread(float *to, const float *from, int n_rows, struct range of, int width)
 {
     for (int i = n_rows - 1; i >= 0; i--)
         memmove(to + (size_t)i * (size_t)width + of.first, from + (size_t)i * (size_t)of.n,
@@ -399,7 +399,7 @@ static void spread(float *to, const float *from, int n_rows, struct run of, int 
 
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab)
 {
-    struct run mine = ranks_vocab(r, n_vocab, r->lane);
+    struct range mine = ranks_vocab(r, n_vocab, r->lane);
     int base = r->stage * r->tp;
     if (r->lane > 0) {
         ranks_send(r, rows, (size_t)n_rows * (size_t)mine.n * sizeof(float), base);
@@ -407,7 +407,7 @@ void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab)
     }
     spread(rows, rows, n_rows, mine, n_vocab);
     for (int t = 1; t < r->tp; t++) {
-        struct run theirs = ranks_vocab(r, n_vocab, t);
+        struct range theirs = ranks_vocab(r, n_vocab, t);
         size_t n = (size_t)n_rows * (size_t)theirs.n;
         float *part = ranks_scratch(r, n);
         if (!ranks_recv(r, part, n * sizeof(float), base + t))
@@ -473,21 +473,6 @@ bool ranks_agree(struct ranks *r, bool ok, struct error *err)
             ok = error_set(err, "rank %d: %.1000s", i, all[i].msg);
     mem_free(all);
     return ok && (heard || ranks_ok(r, err));
-}
-
-int run_at(int n, int unit, int i, int of)
-{
-    int units = (n + unit - 1) / unit, each = units / of, more = units % of, u = i / unit;
-    return u < more * (each + 1) ? u / (each + 1) : more + (u - more * (each + 1)) / each;
-}
-
-struct run run_of(int n, int unit, int at, int of)
-{
-    int units = (n + unit - 1) / unit, each = units / of, more = units % of;
-    int first = at * each + (at < more ? at : more), last = first + each + (at < more);
-    struct run out = {first * unit < n ? first * unit : n, 0};
-    out.n = (last * unit < n ? last * unit : n) - out.first;
-    return out;
 }
 
 /* Two values from a little before where they part. */

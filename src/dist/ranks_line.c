@@ -1,7 +1,7 @@
 /* Lines from each rank to rank 0, and who watches them: see ranks_line.h. Owns the thread.
  *
  * Everything in the struct is under its lock, but for what the thread alone has. */
-#include "base/ranks_line.h"
+#include "dist/ranks_line.h"
 #include "base/clock.h"
 #include "base/mem.h"
 

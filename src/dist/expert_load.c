@@ -1,7 +1,7 @@
 /* Experts by load: see expert_load.h. Knows counts and lanes, nothing of weights. */
-#include "model/expert_load.h"
+#include "dist/expert_load.h"
 #include "base/mem.h"
-#include "base/ranks.h"
+#include "dist/ranks.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static void share_out(const double *load, int n, int lanes, int *lane_of)
             if (lane_of[i] < 0 && (next < 0 || load[i] > load[next]))
                 next = i;
         for (int t = 0; t < lanes; t++)
-            if (has[t] < run_of(n, 1, t, lanes).n && (to < 0 || sum[t] < sum[to]))
+            if (has[t] < range_share(n, 1, t, lanes).n && (to < 0 || sum[t] < sum[to]))
                 to = t;
         lane_of[next] = to;
         sum[to] += load[next];

@@ -2,7 +2,7 @@
  * MPI, as a shared object of its own (steel-mpi.so): see ranks_link.h. Nothing else includes mpi.h.
  * Operations are begun here and never waited for.
  */
-#include "base/ranks_link.h"
+#include "dist/ranks_link.h"
 
 #include <limits.h>
 #include <mpi.h>

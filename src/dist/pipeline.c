@@ -1,9 +1,9 @@
 /* Steps through the stages of a pipeline: see pipeline.h. Owns the buffers between them. */
-#include "model/pipeline.h"
+#include "dist/pipeline.h"
 #include "backend/lora.h"
 #include "base/mem.h"
-#include "model/parts.h"
-#include "model/stages.h"
+#include "dist/parts.h"
+#include "dist/stages.h"
 
 #include <math.h>
 #include <string.h>
@@ -42,7 +42,7 @@ struct pipeline {
     float *in;             /* (max_tokens, E) from the stage in front */
     /* The first stage has rows of the head, too (stages.h): */
     bool shares_head;
-    struct run head;      /* those of this rank */
+    struct range head;    /* those of this rank */
     float *outs, *theirs; /* on rank 0: (max_out, E) of the stream, (max_out, the rest of width) */
     int32_t *each;        /* (max_out) 0, 1, ... */
     struct lora_use *loras;
@@ -83,10 +83,10 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
     struct pipeline *p = mem_zalloc(1, sizeof *p);
     size_t width = (size_t)model_row_width(m), outs = (size_t)max_out;
     p->m = m;
-    p->r = m->be->ranks;
+    p->r = ranks_from(m->be->comm);
     p->most = p->r->pp > PIPELINE_PARTS ? p->r->pp : PIPELINE_PARTS;
     p->max_seqs = max_seqs;
-    p->dear = p->r->sharers > 0 ? 0 : PIPELINE_DEAR;
+    p->dear = p->r->comm.n_on_device > 0 ? 0 : PIPELINE_DEAR;
     p->all_embed = m->net.embed.layers.width > 0;
     p->head = stages_head(p->r, m->net.n_vocab);
     p->shares_head =
@@ -183,10 +183,10 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
     return f->n_parts;
 }
 
-struct run pipeline_rows(const struct pipeline *p, int i)
+struct range pipeline_rows(const struct pipeline *p, int i)
 {
     const struct micro *t = &p->flights[(p->begun - 1) % FLIGHTS].parts[i];
-    return (struct run){t->part.row, t->part.b.n_tokens};
+    return (struct range){t->part.row, t->part.b.n_tokens};
 }
 
 /* An op that failed is the end of the job: the other stages wait for rows that do not come. */
@@ -321,7 +321,7 @@ void pipeline_draft(struct pipeline *p, const struct batch *b)
     }
 }
 
-struct run pipeline_take(struct pipeline *p)
+struct range pipeline_take(struct pipeline *p)
 {
     struct flight *f = &p->flights[p->ended % FLIGHTS];
     size_t width = (size_t)model_row_width(p->m);
@@ -336,9 +336,9 @@ struct run pipeline_take(struct pipeline *p)
         else
             ranks_recv(p->r, to, (size_t)t->part.b.n_out * width * sizeof(float),
                        p->r->size - p->r->tp);
-        return (struct run){t->part.out, t->part.b.n_out};
+        return (struct range){t->part.out, t->part.b.n_out};
     }
-    return (struct run){0};
+    return (struct range){0};
 }
 
 float *pipeline_logits(const struct pipeline *p, int row)

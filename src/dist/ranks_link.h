@@ -3,8 +3,8 @@
  * object of its own, so that the program starts where MPI is not installed, and it only begins
  * operations: ranks.c waits, so that every wait can end.
  */
-#ifndef STEEL_BASE_RANKS_LINK_H
-#define STEEL_BASE_RANKS_LINK_H
+#ifndef STEEL_DIST_RANKS_LINK_H
+#define STEEL_DIST_RANKS_LINK_H
 
 #include <stddef.h>
 

@@ -1,0 +1,54 @@
+/*
+ * What ops do where several processes compute a layer together (backend/comm.h): add up what each member
+ * has of a block's output, and gather the vocabulary. A process that is alone has none of it: struct
+ * cuda_comm is empty, and nothing here enqueues anything.
+ *
+ * There are two ways. With NCCL, where it is found and every process has a GPU of its own, sums are part of
+ * the stream and of recorded steps. Otherwise rows go to pinned memory, the host waits for them, MPI adds
+ * them up in the order of members, and they come back; such steps are not recorded.
+ */
+#ifndef STEEL_BACKEND_CUDA_COMM_H
+#define STEEL_BACKEND_CUDA_COMM_H
+
+#include "backend/cuda/core/cuda.h"
+
+struct head;
+struct nccl;
+
+struct cuda_comm {
+    struct nccl *nccl;    /* NULL: MPI */
+    bool given_up;        /* NCCL was ended with a step under way: there are no sums any more */
+    bool always;          /* a process that is alone sums all the same (STEEL_NCCL=1): for tests */
+    float *host, *mapped; /* MPI: pinned (room), and as the device sees it */
+    size_t room;
+    float *sum;  /* NCCL: (max_tokens, n_embd) */
+    float *part; /* NCCL: (max_out, own rows of the head) */
+};
+
+/* Finds the way, after scratch is allocated and before the first step. All processes call it; ok: whether this one
+ * has succeeded so far. */
+bool comm_prepare(struct cuda_backend *cu, bool ok, struct error *err);
+void comm_close(struct cuda_backend *cu);
+/* Steps may be recorded. */
+bool comm_record(const struct cuda_backend *cu);
+/* Waits for a step. Ends with an error where another process has ended. */
+void comm_wait(struct cuda_backend *cu, cudaEvent_t done);
+
+/* Rows (n, n_embd), in place: added up over the members. */
+void comm_sum(struct cuda_backend *cu, float *rows, int n);
+/* Where `partial` says that each member has a part: what the stream is to add becomes rows, added up over
+ * the members. comm_sums: whether that happens. */
+bool comm_sums(const struct cuda_backend *cu, bool partial);
+void comm_sum_stream(struct cuda_backend *cu, bool partial);
+/* A dense mlp beside experts: its rows are added up. Where both are partial and no norm is between, they are added to
+ * what the stream is to add, so that one sum does for both. */
+void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool partial,
+                     bool experts_partial);
+/* Where the head's product goes. Then member 0 gets all of the vocabulary in cu->logits_all. */
+float *comm_head_to(struct cuda_backend *cu, const struct head *h);
+void comm_collect(struct cuda_backend *cu, const struct head *h, int rows);
+
+/* residual.cu: what is to be added as rows, if it is anything. */
+void resid_add_rows(struct cuda_backend *cu, struct resid *r);
+
+#endif
