@@ -1,11 +1,11 @@
 /*
- * A question that may need a tool, through the library:
+ * A question that may need a tool call, answered through the library:
  *
  *   chat MODEL.gguf 'What is the weather in Paris?'      ("" = the built-in model)
  *
- * The conversation is rendered by the model's own template; what comes back is told apart: thinking
- * goes to stderr, text to stdout, calls are answered by get_weather() below and the model goes on
- * with the result. Build: make examples
+ * The conversation is rendered with the model's own template, and the answer is parsed into
+ * thinking (to stderr), text (to stdout) and tool calls. get_weather() below answers the calls, and
+ * the model continues with the result. Build: make examples
  */
 #include <steel.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static const char tools[] =
     "\"properties\": {\"city\": {\"type\": \"string\", \"description\": \"The city\"}},"
     "\"required\": [\"city\"]}}}]";
 
-/* A real program would use its JSON library; this one looks for "city": "...". */
+/* A real program would use a JSON library; this one looks for "city": "...". */
 static void get_weather(const char *arguments, char *result, size_t cap)
 {
     char city[64] = "";
@@ -41,7 +41,7 @@ static void add(char *to, size_t cap, const struct steel_chat_event *e)
     to[len + n] = 0;
 }
 
-/* One answer; returns how many calls it made, -1 on failure. */
+/* Generates one answer. Returns the number of tool calls in it, -1 on failure. */
 static int answer(struct steel_chat *chat, const struct steel_request_options *o,
                   struct call *calls, int max_calls)
 {
@@ -81,7 +81,7 @@ static int answer(struct steel_chat *chat, const struct steel_request_options *o
             if (c)
                 printf("[%s %s]\n", c->name, c->arguments);
             break;
-        case STEEL_CHAT_CALL_BROKEN: /* what it was comes as text */
+        case STEEL_CHAT_CALL_BROKEN: /* its text follows as STEEL_CHAT_TEXT */
             n = e.call < n ? e.call : n;
             break;
         case STEEL_CHAT_DONE:

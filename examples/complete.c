@@ -1,10 +1,10 @@
 /*
- * Several answers at once through the library:
+ * Several prompts at once through the library:
  *
  *   complete MODEL.gguf 'Once upon a time' 'The capital of France is'
  *
- * All prompts are submitted together and share every step of the model; each line of output is
- * printed as soon as its answer is done. Build: make examples
+ * All prompts are submitted together and batched in every step of the model. Each line of output is
+ * printed as soon as its answer is complete. Build: make examples
  */
 #include <steel.h>
 #include <stdio.h>
