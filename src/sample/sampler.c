@@ -16,8 +16,7 @@ struct candidate {
 struct sampler {
     struct sample_params p;
     struct logit_bias *bias; /* (p.n_bias) own copy */
-    int32_t *by_token;       /* (n_by_token) indices into bias, sorted by token; tokens out of range
-                              * left out */
+    int32_t *by_token;       /* (n_by_token) valid indices into bias, sorted by token */
     struct logit_bias *sums; /* (n_sums) total bias per token, sorted by token */
     int n_by_token, n_sums;
     int n_vocab;
@@ -30,8 +29,7 @@ struct sampler {
     uint8_t *is_counted; /* (n_vocab) */
     int n_counted;
     struct candidate *cand; /* (n_vocab) */
-    float *edited;          /* (n_vocab) edited copy when the raw logits are needed too; else
-                             * NULL */
+    float *edited;          /* (n_vocab) edited copy if raw logits are needed; else NULL */
     uint64_t counter;
     uint64_t expected;                   /* tokens picked but not accepted yet */
     struct sample_constraint constraint; /* state NULL = none */

@@ -76,9 +76,8 @@ uint32_t sampler_uses(const struct sampler *s);
 struct sample_constraint {
     bool (*mask)(void *state, uint32_t *bits, struct error *err);
     bool (*accept)(void *state, int32_t token, struct error *err);
-    void (*relax)(
-        void *state); /* from now on masks contain every fitting token, not only those that end
-                       * soonest; or NULL */
+    /* From now on masks contain every fitting token, not only the shortest completion; or NULL. */
+    void (*relax)(void *state);
     void (*free)(void *state);
     void *state;  /* owned by the sampler after sampler_constrain */
     int n_tokens; /* number of bits in the mask */

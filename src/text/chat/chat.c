@@ -464,8 +464,7 @@ static json_t *short_id(const char *id)
 /* A conversation being converted to the template's shape. */
 struct conversation {
     const struct chat *c;
-    bool plain;                /* only user and assistant messages, whatever the template
-                                * supports */
+    bool plain;                /* only user and assistant messages */
     json_t *out;               /* array */
     json_t *names;             /* call id -> function name */
     struct buf pending;        /* system text that waits for the next user message */
@@ -742,10 +741,8 @@ static void add_assistant(struct conversation *s, json_t *m, const json_t *calls
 static json_t *split_results(json_t *out)
 {
     size_t n = json_array_size(out);
-    json_t *first = json_object(), *sorted = json_array(); /* call id -> its next unclaimed
-                                                            * result */
-    json_int_t *next = mem_zalloc(n, sizeof *next);        /* (n) next result with the same id; n =
-                                                            * none */
+    json_t *first = json_object(), *sorted = json_array(); /* call id -> next result */
+    json_int_t *next = mem_zalloc(n, sizeof *next);        /* (n) next with the same id */
     bool *moved = mem_zalloc(n, sizeof *moved);            /* (n) */
     for (size_t i = n; i-- > 0;) {
         const json_t *m = json_array_get(out, i);

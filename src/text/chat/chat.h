@@ -41,8 +41,7 @@ const struct chat_caps *chat_caps(const struct chat *c);
 struct chat_request {
     const json_t *messages; /* array of {"role", "content", ...} */
     const json_t *tools;    /* array of {"type": "function", "function": {...}}, or NULL */
-    const json_t *kwargs;   /* chat_template_kwargs: additional variables (enable_thinking), or
-                             * NULL */
+    const json_t *kwargs;   /* chat_template_kwargs (enable_thinking), or NULL */
     bool no_generation_prompt;
     const struct tm *now;  /* NULL = the clock */
     struct budget *budget; /* limits the work; NULL = only the template's own limits */

@@ -47,8 +47,7 @@ enum chat_event_type {
     CHAT_TOOL_BEGIN, /* text is the function's name, id the call's id */
     CHAT_TOOL_ARGS,  /* text is the next part of the arguments' JSON */
     CHAT_TOOL_END,
-    CHAT_TOOL_BROKEN, /* instead of CHAT_TOOL_END: not a valid call; its whole text follows as
-                       * content */
+    CHAT_TOOL_BROKEN, /* not a valid call; its whole text follows as content */
 };
 
 struct chat_event {

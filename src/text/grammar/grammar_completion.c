@@ -21,8 +21,7 @@ enum {
     COST_MAX = 1 << 28,
     COST_WORK = 4 << 20, /* steps for computing a grammar's costs; unknown ones stay COST_MAX */
     NODE_WORK = 1 << 19, /* steps for each of the two passes over nodes */
-    COMPLETION_MAX = 1 << 13, /* longest completion in bytes; it is walked for every token near the
-                          * end */
+    COMPLETION_MAX = 1 << 13, /* longest completion in bytes */
     RETRY_TOKENS = 64,        /* tokens until a failed search for a completion is repeated */
 };
 

@@ -51,9 +51,7 @@ struct term {
     bool spells;            /* the grammar's spelled tokens may be part of its text */
     struct free_text *free; /* TERM_FREE */
     uint32_t *left;         /* (states) least bytes to its end: see grammar_completion.c */
-    uint32_t
-        *total; /* (states) TERM_KEY of an object with several kinds of names: left, plus the cost
-                 * of the value */
+    uint32_t *total;        /* (states) TERM_KEY with several kinds of names: left + value's cost */
 };
 
 /* The declared properties of an object: a trie of code points, in sorted order. */
@@ -143,8 +141,8 @@ struct grammar {
         *node_cost;  /* (n_states), (n_nodes) bytes to the end: grammar_completion.c */
     uint32_t detour; /* largest cost of an optional part, in bytes */
     bool json, tags; /* has JSON's terminals; has tag terminals */
-    const char *const
-        *spelled; /* special tokens that terminals spell out, NULL-terminated; or NULL */
+    /* Special tokens that terminals spell out, NULL-terminated; or NULL. */
+    const char *const *spelled;
     uint32_t n_edges, cap_edges, cap_states, cap_terms, cap_nodes;
     size_t bytes, work; /* work: steps spent compiling */
     uint64_t serial;    /* unique within the process */
@@ -167,16 +165,11 @@ struct grammar *gbnf_compile(const char *text, size_t len, struct error *err);
 /* Flags for tool-call arguments, in addition to those of grammar.h. */
 enum {
     SCHEMA_OBJECT = 1 << 8,   /* the value must be an object */
-    SCHEMA_PYTHON = 1 << 9,   /* the object is "(a=1, b=True)"; constants are True, False and
-                               * None */
-    SCHEMA_XML = 1 << 10,     /* the object is ">", then "<parameter=a>..." for each property, then
-                               * "</function>" */
-    SCHEMA_MINIMAX = 1 << 11, /* the object is '">', then '<parameter name="a">...</parameter>',
-                               * then "</invoke>" */
-    SCHEMA_GLM = 1 << 12,     /* the object is "<arg_key>a</arg_key><arg_value>..." for each
-                               * property, then "</tool_call>" */
-    SCHEMA_GEMMA = 1 << 13,   /* objects are {a:1} and strings are enclosed in <|"|>, at every
-                               * level */
+    SCHEMA_PYTHON = 1 << 9,   /* the object is "(a=1, b=True)" */
+    SCHEMA_XML = 1 << 10,     /* ">", per property "<parameter=a>...", then "</function>" */
+    SCHEMA_MINIMAX = 1 << 11, /* '">', per property '<parameter name="a">...', "</invoke>" */
+    SCHEMA_GLM = 1 << 12,     /* per property "<arg_key>a</arg_key>...", "</tool_call>" */
+    SCHEMA_GEMMA = 1 << 13,   /* objects are {a:1}, strings are quoted with <|"|> */
 };
 struct grammar *schema_compile(const char *text, size_t len, int flags, struct error *err);
 struct grammar *choice_compile(const char *text, size_t len, struct error *err);

@@ -19,12 +19,11 @@
 #define CP_MAX 0x10ffffu
 
 enum {
-    RE_NONE = 0,
-    RE_EPS = 1,
-    RE_ALL = 2,
-    RE_ANY = 3
-}; /* empty language, "", any string, any one
-                                                           * character */
+    RE_NONE = 0, /* the empty language */
+    RE_EPS = 1,  /* "" */
+    RE_ALL = 2,  /* any string */
+    RE_ANY = 3,  /* any one character */
+};
 
 struct re_range {
     uint32_t lo, hi; /* inclusive */
@@ -81,12 +80,10 @@ struct dfa {
     uint32_t *range_lo;          /* (n_ranges) first code point of each range, from 128, sorted */
     uint8_t *range_class;        /* (n_ranges) */
     uint32_t *next;              /* (n_states, n_classes) */
-    uint32_t *label;             /* (n_states) 0 = not accepting, else bits of the accepting
-                                  * terms */
+    uint32_t *label;             /* (n_states) 0 or bits of the accepting terms */
     uint8_t (*safe)[DFA_GROUPS]; /* (n_states, DFA_GROUPS) 0..DFA_SAFE_MAX */
     uint8_t *moves;              /* (n_states) 1: some character leads to a live state */
-    uint8_t *reach;              /* (n_states) longest accepted continuation in characters, 255 =
-                                  * unlimited */
+    uint8_t *reach;              /* (n_states) longest continuation; 255 = unlimited */
     bool any;                    /* accepts every string in its only live state */
     bool finite;                 /* the language is finite */
 };

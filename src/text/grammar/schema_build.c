@@ -275,11 +275,10 @@ static const struct call_style {
     const char *mark[OBJECT_MARKS]; /* expressions; NULL: nothing is written */
     const char *open;               /* text before a name */
     char shut;                      /* character after a name */
-    const char *end;     /* expression after a value that may be raw text; NULL: all values are
-                          * JSON */
-    const char *tags[8]; /* no text may contain these; NULL-terminated */
-    bool spelled;        /* ... and they may be special tokens */
-    bool deep;           /* nested objects use the same style */
+    const char *end;                /* expression after a raw-text value; NULL: only JSON */
+    const char *tags[8];            /* no text may contain these; NULL-terminated */
+    bool spelled;                   /* ... and they may be special tokens */
+    bool deep;                      /* nested objects use the same style */
 } styles[] = {
     {SCHEMA_PYTHON, {"\\(", "\\)", "\\)", ", ?", NULL}, "", '=', NULL, {NULL}, false, false},
     {SCHEMA_XML,

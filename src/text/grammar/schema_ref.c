@@ -92,8 +92,7 @@ static size_t pointer_part(const char *p, size_t n, char *out)
             i += 2;
         }
         if (k && out[k - 1] == '~' && (c == '0' || c == '1')) {
-            out[k - 1] = c == '0' ? '\1' : '/'; /* ~0 becomes ~ below, so that it is not decoded
-                                                 * twice */
+            out[k - 1] = c == '0' ? '\1' : '/'; /* becomes ~ below */
             continue;
         }
         out[k++] = c;
@@ -175,8 +174,8 @@ const struct jvalue *schema_ref(struct schema *s, const struct jvalue *ref)
         hit = ref_walk(base, frag, rest);
     else
         hit = ref_anchor(s, base, frag, rest);
-    if (!hit && !address && rest && *frag == '/') /* many schemas write pointers relative to the
-                                                   * document root */
+    /* Many schemas write pointers relative to the document root. */
+    if (!hit && !address && rest && *frag == '/')
         hit = ref_walk(jdoc_root(s->doc), frag, rest);
     if (!hit)
         schema_fail(s, ref, "\"%.*s\" does not exist", (int)(n < 200 ? n : 200), p);

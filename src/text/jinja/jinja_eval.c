@@ -490,8 +490,7 @@ static int64_t loop_length(struct jstate *st, struct jloop *l)
             l->src = rest.u.list;
             l->pos = 0;
             l->length = n + l->index0 + 1 + after;
-            struct jnode *plain = jalloc(st, 1, sizeof(*plain)); /* the same loop without the
-                                                                  * filter */
+            struct jnode *plain = jalloc(st, 1, sizeof(*plain)); /* without the filter */
             *plain = *l->node;
             plain->c = NULL;
             l->node = plain;

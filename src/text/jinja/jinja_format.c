@@ -618,8 +618,7 @@ bool jparse_float(struct jval s, double *out)
     if (!number_text(s, t, sizeof(t)))
         return false;
     const char *p = t + (t[0] == '-' || t[0] == '+');
-    if (strchr(p, 'x') || strchr(p, 'X') || strchr(p, '(')) /* strtod accepts more than Python
-                                                             * does */
+    if (strchr(p, 'x') || strchr(p, 'X') || strchr(p, '(')) /* only C reads these */
         return false;
     *out = strtod(t, &end);
     return *end == 0 && end != t;

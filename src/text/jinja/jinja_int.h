@@ -364,8 +364,7 @@ void *jarena_alloc(struct jstate *st, struct jarena *a, size_t bytes); /* 16-ali
 void jarena_clear(struct jarena *a);
 void *jalloc(struct jstate *st, size_t count, size_t size); /* from st->obj, zeroed */
 char *jstr_alloc(struct jstate *st, size_t bytes);          /* from st->str, not zeroed */
-void jrefill(struct jstate *st, uint64_t steps);            /* makes at least this many steps
-                                                             * available, or fails */
+void jrefill(struct jstate *st, uint64_t steps);            /* at least this many, or fails */
 static inline void jcharge(struct jstate *st, uint64_t steps)
 {
     if ((uint64_t)st->steps < steps)
@@ -403,8 +402,7 @@ int jval_cmp(struct jstate *st, struct jval a, struct jval b, const char *op); /
 bool jval_contains(struct jstate *st, struct jval item, struct jval in);
 int64_t jval_len(struct jstate *st, struct jval v); /* fails where Python's len() fails */
 bool jval_iterable(struct jval v);
-struct jlist *jval_tolist(struct jstate *st, struct jval v); /* iterates; fails if v is not
-                                                              * iterable */
+struct jlist *jval_tolist(struct jstate *st, struct jval v); /* fails if not iterable */
 struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth);
 
 struct jdict *jdict_new(struct jstate *st, uint32_t cap);
@@ -433,10 +431,10 @@ bool jparse_int(struct jval s, int base, int64_t *out); /* Python's int(str, bas
 bool jparse_float(struct jval s, double *out);
 
 /* jinja_str.c */
-int jutf8_next(const char *s, size_t n,
-               size_t *i);           /* code point at *i, advances *i; -1 for an invalid byte */
-size_t jutf8_put(int cp, char *out); /* bytes written, at most 4 */
-int64_t jstr_len(struct jstate *st, struct jval s);                               /* code points */
+/* Code point at *i, which is advanced; -1 for an invalid byte. */
+int jutf8_next(const char *s, size_t n, size_t *i);
+size_t jutf8_put(int cp, char *out);                /* bytes written, at most 4 */
+int64_t jstr_len(struct jstate *st, struct jval s); /* code points */
 struct jval jstr_sub(struct jstate *st, struct jval s, int64_t from, int64_t to); /* code points */
 struct jval jstr_slice(struct jstate *st, struct jval s, int64_t start, int64_t step, int64_t n);
 bool jcp_isspace(int cp);

@@ -933,8 +933,8 @@ static struct jnode *parse_statement(struct jinja_parser *p)
         n->body = parse_until_end(p, tag, "endfilter");
     } else if (jval_is(name, "generation")) {
         int loops = p->loops;
-        p->loops = 0; /* transformers runs the body as a function, so it cannot break or continue a
-                       * loop */
+        /* transformers runs the body as a function: it cannot break an outer loop. */
+        p->loops = 0;
         n->kind = N_SCOPE;
         n->body = parse_until_end(p, tag, "endgeneration");
         p->loops = loops;

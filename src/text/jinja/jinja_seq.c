@@ -138,8 +138,7 @@ static struct jval f_batch(struct jstate *st, struct jval v, const struct jargs 
     struct jlist *l = jval_tolist(st, v);
     struct value_vec out = {0};
     if (size < 1)
-        size = size < 0 || l->n == 0 ? INT64_MAX : 1; /* jinja2 never splits at a size it does not
-                                                    * reach */
+        size = size < 0 || l->n == 0 ? INT64_MAX : 1; /* as jinja2 */
     for (uint32_t i = 0; i < l->n;) {
         struct value_vec row = {0};
         while (i < l->n && (int64_t)row.n < size)

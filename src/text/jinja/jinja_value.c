@@ -591,8 +591,7 @@ static uint64_t hash(struct jstate *st, struct jval v)
         for (uint32_t i = 0; i < v.u.list->n; i++)
             h = (h ^ hash(st, v.u.list->v[i])) * 0x100000001b3u;
     } else {
-        h += v.type; /* None and Undefined; objects compared by identity collide, which is only
-                      * slow */
+        h += v.type; /* None, Undefined; other objects all collide, which is only slow */
     }
     h ^= h >> 32;
     h *= 0xd6e8feb86659fd93u;

@@ -35,8 +35,7 @@ struct bpe {
     size_t chars_cap, n_chars; /* symbols >= vocab->n are characters without a token */
     uint32_t n_symbols;        /* vocab->n + characters that occur in tokens but have none */
     uint64_t *adjacent;        /* (ADJACENT_BITS / 64) pairs of neighbours inside tokens */
-    _Atomic(uint8_t) *whole;   /* (vocab->n) WHOLE_*: does encoding a token's key give that
-                                * token? */
+    _Atomic(uint8_t) *whole;   /* (vocab->n) WHOLE_*: does the key encode to this token? */
 };
 
 struct bpe_char {

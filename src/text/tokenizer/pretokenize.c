@@ -106,8 +106,7 @@ static void cutter_put(struct word_cutter *c, size_t from, size_t to, bool match
         break;
     case CUT_ISOLATED:
         break;
-    case CUT_MERGED_WITH_PREVIOUS: /* a delimiter joins the text before it, but not another
-                                    * delimiter */
+    case CUT_MERGED_WITH_PREVIOUS: /* joins the text before, not a delimiter */
         extend = c->open && match && !c->open_match;
         break;
     case CUT_MERGED_WITH_NEXT:

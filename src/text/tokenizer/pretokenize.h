@@ -48,8 +48,7 @@ struct pre_step {
 struct pretokenizer {
     struct pre_step *steps; /* (n) */
     int n;
-    enum split_kind only; /* set if the only steps are this split (and PRE_BYTES): no word list is
-                           * needed */
+    enum split_kind only; /* set if this split (and PRE_BYTES) is all: no word list */
 };
 
 struct pre_word {

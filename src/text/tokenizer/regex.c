@@ -429,8 +429,7 @@ struct regex *regex_new(const char *pattern, size_t len, bool literal, struct er
     }
     struct regex *re = mem_zalloc(1, sizeof *re);
     re->code = c;
-    pcre2_jit_compile(c, PCRE2_JIT_COMPLETE); /* on failure matching is slower, with the same
-                                               * results */
+    pcre2_jit_compile(c, PCRE2_JIT_COMPLETE); /* failure only costs speed */
     re->pattern = mem_strdup(quoted);
     return re;
 }
@@ -504,9 +503,8 @@ static enum regex_result find_within(const struct regex *re, struct regex_scratc
     const PCRE2_SIZE *o = pcre2_get_ovector_pointer(s->match_data);
     *start = o[0];
     *end = o[1];
-    if (o[0] > o[1] || o[0] < from) { /* \K inside a lookaround can make a match end before it
-                                       * starts */
-        error_set(err, "pattern \"%s\" matches backwards", re->pattern);
+    if (o[0] > o[1] || o[0] < from) { /* \K in a lookaround can do this */
+        error_set(err, "pattern \"%s\": a match ends before it starts", re->pattern);
         return REGEX_ERROR;
     }
     return REGEX_FOUND;
