@@ -192,7 +192,7 @@ static __global__ void __launch_bounds__(128)
 static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_layer *l,
                                      const struct step *s)
 {
-    const struct shape *sh = &cu->shape;
+    const struct kernel_limits *sh = &cu->shape;
     struct attn_args p = {};
     p.kv.k = (const uint8_t *)l->k;
     p.kv.v = (const uint8_t *)l->v;
@@ -212,14 +212,14 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.bidirectional = l->bidirectional;
     p.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
     p.scale = l->scale;
-    p.split_acc = cu->split_acc;
-    p.split_ml = cu->split_ml;
-    p.split_count = cu->split_count;
+    p.split_acc = cu->split.acc;
+    p.split_ml = cu->split.ml;
+    p.split_count = cu->split.count;
     p.v_dim = l->v_dim;
     p.sinks = l->sinks;
     p.softcap = l->softcap;
     if (l->gated) {
-        p.gate = cu->qkv + l->k_dim;
+        p.gate = cu->act.qkv + l->k_dim;
         p.gate_row = l->wqkv->n_out;
         p.gate_head = l->k_dim + l->v_dim;
     }
@@ -272,7 +272,7 @@ static bool read_as_fp16(enum dtype t)
 
 bool attn_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     return !s->kv_type && read_as_fp16(s->k_type) && read_as_fp16(s->v_type) && pages_suit(cu) &&
            dims_suit(l);
 }
@@ -320,21 +320,21 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
                         bool raw)
 {
     struct attn_args p = attn_args_of(cu, l, s);
-    struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.v_dim);
+    struct rows a = rows_of(cu->act.attn, s->n_tokens, p.n_heads * p.v_dim);
     p.raw = raw;
-    p.q = raw ? cu->qkv : cu->q;
+    p.q = raw ? cu->act.qkv : cu->act.q;
     p.a = a.floats;
     struct pick_case c = {};
-    c.raw = raw;
-    c.layer = l;
+    c.attn.raw = raw;
+    c.attn.layer = l;
     c.step = s;
-    c.attn = &p;
-    c.out = &a;
+    c.attn.args = &p;
+    c.attn.out = &a;
     if ((c.rows = s->n_tokens - s->n_decode))
         pick_run(cu, PICK_PROMPT, &c, N_STAGES);
     if ((c.rows = s->n_decode))
         pick_run(cu, PICK_DECODE, &c, N_STAGES);
-    if (a.halves && s->n_decode)
+    if (a.fp16 && s->n_decode)
         rows_join_fp16(cu, &a, s->n_decode);
     return a;
 }
@@ -343,9 +343,9 @@ struct rows attn_bidirectional(struct cuda_backend *cu, const struct attn_layer 
                                const struct step *s)
 {
     struct attn_args p = attn_args_of(cu, l, s);
-    struct rows a = rows_of(cu->a, s->n_tokens, p.n_heads * p.v_dim);
-    attn_heads(cu, l, s, cu->qkv, cu->q);
-    p.q = cu->q;
+    struct rows a = rows_of(cu->act.attn, s->n_tokens, p.n_heads * p.v_dim);
+    attn_heads(cu, l, s, cu->act.qkv, cu->act.q);
+    p.q = cu->act.q;
     p.a = a.floats;
     attn_any(cu, p, 0, s->n_tokens);
     return a;

@@ -246,14 +246,14 @@ bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_lay
 void attn_decode_split(struct cuda_backend *cu, struct attn_args p);
 
 /* attn_prefill.cu: the step's prompts, where the layer's shape suits it. fp16_out: the result
- * goes to cu->fp16_in only. */
+ * goes to cu->forms.fp16 only. */
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out);
 /* The same for `n` tiles of the step from `first` on. */
 void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out, int first,
                        int n);
 
-/* attn_prefill_quant.cu: the same over a quantised KV cache, dequantised to fp16 in cu->expanded */
+/* attn_prefill_quant.cu: the same over a quantised KV cache, dequantised to fp16 in cu->dequant.kv */
 bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l);
 void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out);
 

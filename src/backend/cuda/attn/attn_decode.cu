@@ -441,7 +441,7 @@ static void attn_decode_launch(struct cuda_backend *cu, struct attn_args p, bool
     int groups = ceil_div(p.n_heads / p.kv.n_kv, 8);
     p.n_split = attn_splits(cu, p.step.n_decode, p.n_heads, p.kv.n_kv);
     p.cluster = 1;
-    while (cu->clusters && p.cluster < 8 && 2 * p.cluster <= p.n_split)
+    while (cu->can.cluster_attention && p.cluster < 8 && 2 * p.cluster <= p.n_split)
         p.cluster *= 2;
     p.n_split -= p.n_split % p.cluster;
     int mode = LAUNCH_EARLY + p.cluster * LAUNCH_CLUSTER;

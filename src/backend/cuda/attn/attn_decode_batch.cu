@@ -304,7 +304,7 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
 bool attn_decode_batch_fits(const struct cuda_backend *cu)
 {
 #ifndef STEEL_CUDA_SIM
-    if (!cu->clusters) /* GPUs without clusters have no bulk copies either */
+    if (!cu->can.cluster_attention) /* GPUs without clusters have no bulk copies either */
         return false;
 #endif
     return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit;
@@ -314,7 +314,7 @@ bool attn_decode_batch_records_fit(const struct cuda_backend *cu, const struct a
                                    int rows)
 {
     return cu->shape.kv_type == DT_F16 && l->n_heads / l->n_kv % 8 == 0 &&
-           rows * (l->n_heads * l->k_dim / TILE_K) <= cu->n_records;
+           rows * (l->n_heads * l->k_dim / TILE_K) <= cu->forms.n_records;
 }
 
 bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct attn_layer *l,

@@ -1,7 +1,7 @@
 /*
  * Decode attention over a quantised KV cache (attn_quant.cuh) for every option a layer may have,
  * heads of 64 to 512, one sequence or many. A block has (sequence, up to 8 heads of one kv head, a
- * split of the keys). Splits store their partial results in cu->split_acc; the last block of a unit
+ * split of the keys). Splits store their partial results in cu->split.acc; the last block of a unit
  * to finish combines them.
  */
 #include "backend/cuda/attn/attn_quant.cuh"

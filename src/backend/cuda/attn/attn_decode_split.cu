@@ -348,10 +348,10 @@ size_t attn_decode_split_record_bytes(const struct cuda_backend *cu)
 bool attn_decode_split_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
 #ifndef STEEL_CUDA_SIM
-    if (!cu->clusters) /* GPUs without clusters have no bulk copies either */
+    if (!cu->can.cluster_attention) /* GPUs without clusters have no bulk copies either */
         return false;
 #endif
-    return cu->may_wait && attn_mma_suits(cu, l) &&
+    return cu->can.grid_barrier && attn_mma_suits(cu, l) &&
            (l->k_dim == 64 ? sizeof(struct attn_decode_split_shared<64>)
                            : sizeof(struct attn_decode_split_shared<128>)) <= cu->shared_limit;
 }
@@ -363,7 +363,7 @@ static void attn_decode_split_launch(struct cuda_backend *cu, struct attn_args p
     p.n_split = 1;
     while (2 * p.n_split * units <= cu->n_sm && p.n_split < SPLIT_PARTS)
         p.n_split *= 2;
-    p.records = cu->split_records;
+    p.records = cu->split.records;
     dim3 grid((unsigned)p.n_split, (unsigned)(p.kv.n_kv * groups), (unsigned)p.step.n_decode);
     auto kernel = p.kv.type == DT_F16 ? attn_decode_split_kernel<D, false, SINK>
                                       : attn_decode_split_kernel<D, true, SINK>;

@@ -207,10 +207,10 @@ bool attn_decode_batch_quant_fits(const struct cuda_backend *cu, const struct at
 bool attn_decode_split_quant_fits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
 #ifndef STEEL_CUDA_SIM
-    if (!cu->clusters) /* without clusters the blocks do not wait for each other */
+    if (!cu->can.cluster_attention) /* without clusters the blocks do not wait for each other */
         return false;
 #endif
-    return cu->may_wait && attn_decode_batch_quant_fits(cu, l);
+    return cu->can.grid_barrier && attn_decode_batch_quant_fits(cu, l);
 }
 
 template <int D, int WARPS>
@@ -241,7 +241,7 @@ void attn_decode_split_quant(struct cuda_backend *cu, struct attn_args p)
     p.n_split = 1;
     while (2 * p.n_split * units <= cu->n_sm && p.n_split < SPLIT_PARTS)
         p.n_split *= 2;
-    p.records = cu->split_records;
+    p.records = cu->split.records;
     if (p.kv.head_dim == 64)
         attn_split_quant_launch<64, SPLIT_WARPS>(cu, p);
     else

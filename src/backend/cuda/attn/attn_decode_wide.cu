@@ -10,7 +10,7 @@
  * 16 rows of A are the 8 heads twice: values rounded to the cache's type and the rounding residues.
  *
  * With a window, the keys start at the window, so the cost is the window's. Splits store their
- * partial results in cu->split_acc; a second kernel combines them.
+ * partial results in cu->split.acc; a second kernel combines them.
  */
 #include "backend/cuda/attn/attn_decode.cuh"
 

@@ -183,22 +183,22 @@ void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const stru
                  struct rows *a)
 {
     struct encode_args p = {};
-    a->halves = pick_fp16_only(s->n_tokens);
-    a->n_floats = a->halves ? 0 : a->n;
+    a->fp16 = pick_fp16_only(s->n_tokens);
+    a->n_floats = a->fp16 ? 0 : a->n;
     p.qkv = cu->encoder->qkv;
-    p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles);
+    p.tiles = (const int2 *)(cu->step.dev + cu->step.layout.q_tiles);
     p.q_start = s->q_start;
     p.slot = s->slot;
     p.a = a->floats;
-    p.fp16_out = a->halves ? cu->fp16_in : NULL;
-    p.fp16_scale = cu->fp16_scale;
+    p.fp16_out = a->fp16 ? cu->forms.fp16 : NULL;
+    p.fp16_scale = cu->forms.scale;
     p.to_log2 = 1.4426950408889634f * l->scale / (HIDDEN_SCALE * HIDDEN_SCALE);
     p.stride = l->wqkv->n_out;
     p.padded = ceil_div(a->width, TILE_K) * TILE_K;
     p.n_heads = l->n_heads;
     p.n_kv = l->n_kv;
     p.window = l->window;
-    int tiles = cu->layout.n_q_tiles;
+    int tiles = cu->step.layout.n_q_tiles;
     switch (l->k_dim) {
     case 16:
         attn_encode_launch<16>(cu, p, tiles);

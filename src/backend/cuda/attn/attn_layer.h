@@ -52,11 +52,11 @@ bool attn_takes_raw(const struct cuda_backend *cu, const struct attn_layer *l);
 /* Makes q, k and v from the raw projections qkv: q to (n_tokens, H, Dk), k and v to the cache. */
 void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                 const float *qkv, float *q);
-/* raw: the step has decodes only, and cu->qkv still holds raw projections. */
+/* raw: the step has decodes only, and cu->act.qkv still holds raw projections. */
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                         bool raw);
 
-/* Attention without a causal mask. Starts from the raw projections in cu->qkv. */
+/* Attention without a causal mask. Starts from the raw projections in cu->act.qkv. */
 struct rows attn_bidirectional(struct cuda_backend *cu, const struct attn_layer *l,
                                const struct step *s);
 

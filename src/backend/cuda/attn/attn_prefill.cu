@@ -283,7 +283,7 @@ static __global__ void __launch_bounds__(PREFILL_THREADS, 1)
 
 bool attn_prefill_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    return cu->wgmma && l->k_dim == PREFILL_D && l->n_heads / l->n_kv % PREFILL_HEADS == 0 &&
+    return cu->can.wgmma && l->k_dim == PREFILL_D && l->n_heads / l->n_kv % PREFILL_HEADS == 0 &&
            PREFILL_SHARED <= cu->shared_limit;
 }
 
@@ -296,7 +296,7 @@ void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bo
     p.step = from.step;
     p.q = from.q;
     p.a = fp16_out ? NULL : from.a;
-    p.tiles = (const int2 *)(cu->step_dev + cu->layout.q_tiles) + first;
+    p.tiles = (const int2 *)(cu->step.dev + cu->step.layout.q_tiles) + first;
     p.n_tiles = n;
     p.n_heads = from.n_heads;
     p.n_kv = from.kv.n_kv;
@@ -304,8 +304,8 @@ void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bo
     p.page_shift = from.kv.page_shift;
     p.window = from.window;
     p.scale = from.scale;
-    p.fp16_out = fp16_out ? cu->fp16_in : NULL;
-    p.fp16_scale = cu->fp16_scale;
+    p.fp16_out = fp16_out ? cu->forms.fp16 : NULL;
+    p.fp16_scale = cu->forms.scale;
     dim3 grid((unsigned)(p.n_heads / PREFILL_HEADS), (unsigned)p.n_tiles);
     auto kernel = from.kv.type == DT_F16 ? attn_prefill_kernel<false> : attn_prefill_kernel<true>;
     cuda_launch(cu, kernel, grid, PREFILL_THREADS, PREFILL_SHARED, LAUNCH_EARLY, p);
@@ -313,5 +313,5 @@ void attn_prefill_part(struct cuda_backend *cu, const struct attn_args &from, bo
 
 void attn_prefill(struct cuda_backend *cu, const struct attn_args &p, bool fp16_out)
 {
-    attn_prefill_part(cu, p, fp16_out, 0, cu->layout.n_q_tiles);
+    attn_prefill_part(cu, p, fp16_out, 0, cu->step.layout.n_q_tiles);
 }

@@ -102,14 +102,14 @@ static size_t attn_prefill_quant_page(const struct cuda_backend *cu, int n_kv)
 
 size_t attn_prefill_quant_bytes(const struct cuda_backend *cu)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     int n_kv = 0;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct attention *a = &cu->net->layers[i].mixer.attention;
         if (cu->net->layers[i].mixer.kind == MIXER_ATTENTION && a->k_dim == QUANT_D)
             n_kv = a->n_kv_heads > n_kv ? a->n_kv_heads : n_kv;
     }
-    if (s->kv_type || !cu->wgmma)
+    if (s->kv_type || !cu->can.wgmma)
         return 0;
     int fresh = ceil_div(s->max_tokens, s->page_len) + s->max_seqs;
     int pages = fresh > s->max_pages ? fresh : s->max_pages;
@@ -126,7 +126,7 @@ size_t attn_prefill_quant_page_ints(const struct cuda_backend *cu)
 /* Number of pages of a sequence of this step. */
 static int attn_prefill_quant_pages(const struct cuda_backend *cu, int seq)
 {
-    return ceil_div(cu->step_host[cu->layout.kv_len + seq], cu->shape.page_len);
+    return ceil_div(cu->step.host[cu->step.layout.kv_len + seq], cu->shape.page_len);
 }
 
 bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l)
@@ -137,15 +137,15 @@ bool attn_prefill_quant_suits(const struct cuda_backend *cu, const struct attn_l
 
 void attn_prefill_quant(struct cuda_backend *cu, const struct attn_args &from, bool fp16_out)
 {
-    const struct step_layout *l = &cu->layout;
-    const int32_t *q_start = cu->step_host + l->q_start;
+    const struct step_layout *l = &cu->step.layout;
+    const int32_t *q_start = cu->step.host + l->q_start;
     size_t room = attn_prefill_quant_bytes(cu) / attn_prefill_quant_page(cu, from.kv.n_kv);
     struct attn_prefill_quant_args e = {};
     e.kv = from.kv;
     e.step = from.step;
-    e.k = (uint16_t *)cu->expanded;
-    e.v = (uint16_t *)(cu->expanded + attn_prefill_quant_bytes(cu) / 2);
-    e.pages = cu->expanded_pages;
+    e.k = (uint16_t *)cu->dequant.kv;
+    e.v = (uint16_t *)(cu->dequant.kv + attn_prefill_quant_bytes(cu) / 2);
+    e.pages = cu->dequant.pages;
     e.window = from.window;
     struct attn_args p = from;
     p.kv.k = (const uint8_t *)e.k;

@@ -296,10 +296,10 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
 template <int D, bool BF16, bool PAIR, bool QUANT>
 static void attn_prefill_wide_launch(struct cuda_backend *cu, const struct attn_args &p)
 {
-    dim3 grid((unsigned)(PAIR ? p.n_heads / 2 : p.n_heads), (unsigned)cu->layout.n_q_tiles);
+    dim3 grid((unsigned)(PAIR ? p.n_heads / 2 : p.n_heads), (unsigned)cu->step.layout.n_q_tiles);
     cuda_launch(cu, attn_prefill_wide_kernel<D, BF16, PAIR, QUANT>, grid, WIDE_THREADS,
                 sizeof(struct attn_prefill_wide_shared<D, PAIR>), LAUNCH_EARLY, p,
-                (const int2 *)(cu->step_dev + cu->layout.q_tiles));
+                (const int2 *)(cu->step.dev + cu->step.layout.q_tiles));
 }
 
 template <int D, bool BF16, bool CAN_PAIR, bool QUANT>

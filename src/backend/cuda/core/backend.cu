@@ -18,8 +18,8 @@ extern "C" {
 struct resid *cuda_start_stream(struct cuda_backend *cu, int rows)
 {
     struct resid r = {};
-    r.x = cu->all;
-    r.other = cu->shadow;
+    r.x = cu->act.stream;
+    r.other = cu->act.shadow;
     r.rows = rows;
     cu->resid = r;
     return &cu->resid;
@@ -44,12 +44,12 @@ static void embed_values(struct cuda_backend *cu, const struct embed_layers *e)
     c.rows = s.n_tokens;
     c.w = cuda_matrix(e->project);
     c.x = &x;
-    c.y = cu->layer_embeds;
+    c.y = cu->mlp.layer_embeds;
     pick_run(cu, PICK_LINEAR, &c, N_STAGES);
     struct embed_layers_args p = {};
     p.table = *cuda_matrix(e->table);
     p.tokens = s.tokens;
-    p.e = cu->layer_embeds;
+    p.e = cu->mlp.layer_embeds;
     p.norm = cuda_gain(cu, &e->norm);
     p.width = e->width;
     p.table_scale = e->table_scale;
@@ -90,19 +90,19 @@ static void op_embed(struct backend *be, const struct embed *e)
     step_mark_end(cu, STAGE_EMBED);
 }
 
-/* [q k v] = n W^T; norms, RoPE; q to cu->q, k and v to the cache. True: a step of decodes, whose
- * attention turns and stores; the raw projections are in cu->qkv. */
+/* [q k v] = n W^T; norms, RoPE; q to cu->act.q, k and v to the cache. True: a step of decodes, whose
+ * attention turns and stores; the raw projections are in cu->act.qkv. */
 static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct norm *norm)
 {
     struct step s = cuda_step(cu);
     struct rows n = {};
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
-    c.y = cu->q;
-    c.raw = s.n_decode == s.n_tokens && attn_takes_raw(cu, l);
-    c.layer = l;
+    c.y = cu->act.q;
+    c.attn.raw = s.n_decode == s.n_tokens && attn_takes_raw(cu, l);
+    c.attn.layer = l;
     c.step = &s;
-    const struct pick_row *p = pick_find(cu, PICK_QKV, &c);
+    const struct cuda_pick *p = pick_find(cu, PICK_QKV, &c);
     if (p->run && !lora_changes(cu, c.w)) {
         pick_input(cu, p, &c);
         step_mark(cu);
@@ -112,12 +112,12 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     }
     if (!p->run)
         pick_go(cu, p, &c);
-    c.y = cu->qkv;
+    c.y = cu->act.qkv;
     pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
-    if (c.raw)
+    if (c.attn.raw)
         return true;
     step_mark(cu);
-    attn_heads(cu, l, &s, cu->qkv, cu->q);
+    attn_heads(cu, l, &s, cu->act.qkv, cu->act.q);
     step_mark_end(cu, STAGE_QKV);
     return false;
 }
@@ -146,18 +146,18 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
     if (r->narrow)
         return;
     r->narrow = true;
-    if (cu->layout.out_is_all)
+    if (cu->step.layout.out_is_all)
         return;
     struct rows x = resid_plain(cu, r);
-    step_gather(cu, &s, x.floats, cu->out, x.width);
-    r->x = cu->out;
-    r->other = cu->shadow;
+    step_gather(cu, &s, x.floats, cu->act.stream_out, x.width);
+    r->x = cu->act.stream_out;
+    r->other = cu->act.shadow;
     r->rows = s.n_out;
     if (!a)
         return;
     rows_to_floats(cu, a);
-    step_gather(cu, &s, a->floats, cu->a_out, a->width);
-    *a = rows_of(cu->a_out, s.n_out, a->width);
+    step_gather(cu, &s, a->floats, cu->act.attn_out, a->width);
+    *a = rows_of(cu->act.attn_out, s.n_out, a->width);
 }
 
 static struct attn_norm norm_of(const struct norm *n)
@@ -227,7 +227,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     c.rows = r->rows;
     c.w = cuda_matrix(wo);
     c.x = &a;
-    c.y = cu->d;
+    c.y = cu->act.block;
     c.stream = r;
     struct resid_epilogue close = cuda_epilogue(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
@@ -235,18 +235,18 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&
         !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
-        c.experts = &experts;
+        c.moe.experts = &experts;
     }
     if (!c.rows)
         return;
-    const struct pick_row *p = pick_find(cu, PICK_OUTPUT, &c);
+    const struct cuda_pick *p = pick_find(cu, PICK_OUTPUT, &c);
     pick_go(cu, p, &c);
     if (p->run)
         return;
     c.stream = NULL; /* the rows are a's */
     pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
     r->add = ADD_ROWS;
-    r->d = cu->d;
+    r->d = cu->act.block;
     r->close = close;
     comm_sum_stream(cu, m->partial);
 }
@@ -276,7 +276,7 @@ static void op_head(struct backend *be, const struct head *h)
 static void op_sample(struct backend *be, struct sampler *const *samplers)
 {
     struct cuda_backend *cu = cuda_self(be);
-    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    struct step_flight *f = &cu->queue.steps[(cu->queue.n_begun + 1) % 2]; /* the one begun last */
     cuda_launch_step(be); /* what is recorded ends with the head */
     step_mark(cu);
     for (int i = 0; i < f->n_out; i++)
@@ -289,7 +289,7 @@ static void op_sample(struct backend *be, struct sampler *const *samplers)
 static void op_probs(struct backend *be, int row, struct sample_probs *out)
 {
     const struct cuda_backend *cu = cuda_self(be);
-    *out = sample_probs_of(cu, (int)((cu->n_ended + 1) % 2))[row];
+    *out = sample_probs_of(cu, (int)((cu->queue.n_ended + 1) % 2))[row];
 }
 
 static void op_logits(struct backend *be, int row, float *host)
@@ -299,7 +299,7 @@ static void op_logits(struct backend *be, int row, float *host)
     if (!cu->net->head.w)
         encoder_row(cu, row, host);
     else
-        cuda_copy_out(be, host, cu->logits_all + (size_t)row * n, n * sizeof(float));
+        cuda_copy_out(be, host, cu->act.logits + (size_t)row * n, n * sizeof(float));
 }
 
 static void op_stream_put(struct backend *be, const float *host, int rows)
@@ -320,7 +320,7 @@ static void op_logits_put(struct backend *be, const float *host, int rows)
 {
     struct cuda_backend *cu = cuda_self(be);
     size_t bytes = (size_t)rows * (size_t)cu->shape.n_vocab * 4;
-    cuda_copy_in(be, cu->logits_all, host, bytes);
+    cuda_copy_in(be, cu->act.logits, host, bytes);
     if (!cu->net->head.w)
         encoder_rows_put(cu, host, bytes);
 }

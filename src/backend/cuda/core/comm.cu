@@ -116,7 +116,7 @@ void comm_sum_stream(struct cuda_backend *cu, bool partial)
     if (!comm_sums(cu, partial))
         return;
     resid_add_rows(cu, r);
-    float *to = l->nccl ? l->sum : cu->d;
+    float *to = l->nccl ? l->sum : cu->act.block;
     sum(cu, r->d, to, r->rows);
     r->d = to;
 }
@@ -135,13 +135,13 @@ void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool
     if (!close->beside || !partial)
         return;
     if (!experts_partial || close->norm.gain || close->beside_norm.gain) {
-        comm_sum(cu, cu->beside, r->rows);
+        comm_sum(cu, cu->mlp.dense, r->rows);
         return;
     }
     resid_add_rows(cu, r);
     cuda_launch(cu, comm_beside_kernel,
                 dim3((unsigned)ceil_div(cu->shape.n_embd, COPY_THREADS), (unsigned)r->rows),
-                COPY_THREADS, 0, LAUNCH_EARLY, close->beside, close->beside_gate, cu->d,
+                COPY_THREADS, 0, LAUNCH_EARLY, close->beside, close->beside_gate, cu->act.block,
                 cu->shape.n_embd);
     close->beside = close->beside_gate = NULL;
 }
@@ -151,7 +151,7 @@ void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool
 float *comm_head_to(struct cuda_backend *cu, const struct head *h)
 {
     const struct cuda_comm *l = cuda_comm_of(cu);
-    return l->nccl && h->partial ? l->part : cu->logits_all;
+    return l->nccl && h->partial ? l->part : cu->act.logits;
 }
 
 /* Rows (rows, own) become (rows, n_vocab) in the same place: the last ones first, so that none is
@@ -164,11 +164,11 @@ static void collect_by_host(struct cuda_backend *cu, int own, int rows)
     for (int last = rows, n; last > 0; last -= n) {
         n = last < each ? last : each;
         size_t at = (size_t)(last - n);
-        copy(cu, cu->logits_all + at * (size_t)own, l->mapped, (size_t)n * (size_t)own);
+        copy(cu, cu->act.logits + at * (size_t)own, l->mapped, (size_t)n * (size_t)own);
         CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
         c->gather(c, l->host, n, width);
         if (c->index == 0) {
-            copy(cu, l->mapped, cu->logits_all + at * (size_t)width, (size_t)n * (size_t)width);
+            copy(cu, l->mapped, cu->act.logits + at * (size_t)width, (size_t)n * (size_t)width);
             CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* the room is used again */
         }
     }
@@ -185,8 +185,8 @@ void comm_collect(struct cuda_backend *cu, const struct head *h, int rows)
     if (l->nccl) {
         cuda_launch(cu, comm_spread_kernel,
                     dim3((unsigned)ceil_div(width, COPY_THREADS), (unsigned)rows), COPY_THREADS, 0,
-                    LAUNCH_EARLY, l->part, cu->logits_all, own, h->first, width);
-        if (!nccl_reduce(l->nccl, cu->logits_all, cu->logits_all, (size_t)rows * (size_t)width,
+                    LAUNCH_EARLY, l->part, cu->act.logits, own, h->first, width);
+        if (!nccl_reduce(l->nccl, cu->act.logits, cu->act.logits, (size_t)rows * (size_t)width,
                          cu->stream, &err))
             fail(cu, &err);
     } else {
@@ -236,11 +236,11 @@ void comm_wait(struct cuda_backend *cu, cudaEvent_t done)
 static bool own_memory(struct cuda_backend *cu, struct error *err)
 {
     struct cuda_comm *l = cuda_comm_of(cu);
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     const struct head *h = &cu->net->head;
     size_t rows = (size_t)s->max_tokens, out = (size_t)s->max_out;
     bool nccl = l->nccl != NULL, cut = nccl && !cu->net->has_next_stage && h->partial;
-    struct want list[] = {
+    struct device_buffer list[] = {
         {(void **)&l->sum, nccl ? rows * (size_t)s->n_embd * 4 : 0},
         {(void **)&l->part, cut ? out * (size_t)h->w->n_out * 4 : 0},
     };

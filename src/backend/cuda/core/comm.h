@@ -44,7 +44,7 @@ void comm_sum_stream(struct cuda_backend *cu, bool partial);
  * what the stream is to add, so that one sum does for both. */
 void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool partial,
                      bool experts_partial);
-/* Where the head's product goes. Then member 0 gets all of the vocabulary in cu->logits_all. */
+/* Where the head's product goes. Then member 0 gets all of the vocabulary in cu->act.logits. */
 float *comm_head_to(struct cuda_backend *cu, const struct head *h);
 void comm_collect(struct cuda_backend *cu, const struct head *h, int rows);
 

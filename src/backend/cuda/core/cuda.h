@@ -166,14 +166,18 @@ struct row_sampler {
     int32_t by_host;           /* the host chooses */
 };
 
-/* Choosing tokens (sample.cu). The pinned blocks are of the steps under way, by turns. */
+/* Sampling (sample.cu). The pinned blocks alternate between the steps in flight. */
 struct sampling {
     uint8_t *host[2], *mapped[2];
-    size_t edits_at, masks_at, tokens_at, probs_at; /* bytes; rows are at 0 */
+    size_t edits_at, masks_at, tokens_at, probs_at; /* offsets in bytes; rows are at 0 */
     int max_edits, mask_words;
-    float *raw;        /* device (max_edits) logits before their edits */
-    float *norm;       /* device (max_out) log of the sum of exp(logits), where it is wanted */
-    float *logits_row; /* pinned (n_vocab), for rows that the host chooses */
+    float *raw;            /* device (max_edits) logits before their edits */
+    float *norm;           /* device (max_out) log of the sum of exp(logits), if wanted */
+    float *logits_row;     /* pinned (n_vocab), for rows that the host samples */
+    float *argmax_value;   /* device (max_out, ARGMAX_BLOCKS) */
+    int32_t *argmax_index; /* device (max_out, ARGMAX_BLOCKS) */
+    int32_t *argmax_count; /* device (max_out) */
+    int32_t *chosen; /* device (max_out): the last step's tokens, for the step begun after it */
 };
 
 /* A step as kernels see it. */
@@ -198,7 +202,7 @@ struct rows {
     float *floats; /* (n, width) */
     int n, width;
     int n_floats; /* those from here on are halves only */
-    bool halves;  /* fp16_in, and what undoes their scale in fp16_scale */
+    bool fp16;    /* fp16_in, and what undoes their scale in fp16_scale */
     bool records; /* also in records */
     bool panels;  /* also in panels */
 };
@@ -281,7 +285,7 @@ enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and w
 
 /* What the kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
  * bounds. A layer's own heads: attn_layer.h. */
-struct shape {
+struct kernel_limits {
     int n_layers, n_embd;
     int n_vocab;                           /* values of a row behind the head: n_embd without one */
     int heads;                             /* widest row of queries, or of a mixer's output */
@@ -304,130 +308,198 @@ struct rope_tables {
     } of[MAX_ROPES];
 };
 
-/* A recorded step, and the state it leaves behind. */
-struct graph {
+/* A recorded step, and the residual stream's state after it. */
+struct step_graph {
     uint64_t key;
     struct step_layout layout;
     cudaGraphExec_t exec;
     struct resid resid;
 };
 
-/* A step begun and not ended. */
-struct flight {
+/* A step begun and not yet ended. */
+struct step_flight {
     int n_out;
     bool *chosen; /* (max_out) rows that get a token */
     bool launched;
     cudaEvent_t done;
 };
 
-struct cuda_backend {
-    struct backend *be;   /* host.h: the one this is part of */
-    int device, sm, n_sm; /* sm: 90 = Hopper */
-    size_t shared_limit;  /* bytes a block may have */
-    size_t shared_per_sm;
+/* What the device and the other backends on it allow. */
+struct device_abilities {
+    bool wgmma;             /* gemm_wgmma.cu can be used */
+    bool grid_barrier;      /* kernels whose blocks wait for each other may be launched */
+    bool cluster_attention; /* attention may combine blocks through shared memory */
+    int clusters_of[8];     /* clusters of n + 1 blocks that run at a time, one block per SM */
+};
+
+/* Launching (launch.cu). */
+struct launch_state {
     const void *known[MAX_KERNELS]; /* kernels cuda_know has seen; hashed by address */
-    cudaStream_t stream;
-    struct error error; /* the first failure */
-    bool failed;
+    FILE *log;                      /* or NULL */
+    void *trace;                    /* struct trace on the device, with STEEL_CUDA_TRACE */
+};
 
-    const struct network *net;
-    struct shape shape;
-    bool prepared;
-    struct resid resid;
-    const struct kv_layer *kv; /* the step's: (n_layers) */
-    float *all, *out;          /* (max_tokens, n_embd), (max_out, n_embd): where it lies, */
-    float *shadow;             /* or (NORM_ROWS, n_embd): see struct resid.other */
-    float *n, *d;              /* (max_tokens, n_embd) normed rows, block outputs */
-    float *beside;             /* (max_tokens, n_embd) of a dense mlp beside experts, or NULL */
-    float *beside_gate;        /* (max_tokens) its gate */
-    float *route_in;           /* (max_tokens, n_embd) of a router with its own norm, or NULL */
-    float *experts_in;         /* (NORM_ROWS, n_embd) of experts with their own, or NULL */
-    float *layer_embeds;       /* (max_tokens, n_layers, P) or NULL */
-    float *layer_gate;         /* (max_tokens, P) */
-    float *ones;               /* (n_embd) gains of norms without one */
-    float *q, *a;              /* (max_tokens, heads) */
-    float *a_out;              /* (max_out, heads) */
-    float *logits_all;         /* (max_out, n_vocab) */
-    struct rope_tables ropes;
-    float *rope_freq; /* device (ropes.pairs) */
-    float2 *rope;     /* device (ropes.pairs, max_tokens), table after table */
-
-    /* Of the steps under way, by turns: the block in pinned memory and as the device sees it. */
-    int32_t *step_host, *step_mapped; /* the present one's */
-    int32_t *step_hosts[2], *step_mappeds[2];
-    int32_t *step_dev;
-    size_t step_cap; /* ints */
-    struct step_layout layout;
-    int32_t *chosen; /* device (max_out): the last step's tokens, for the one begun ahead */
-    struct sampling sampling;
-    struct flight flights[2]; /* by turns */
-    unsigned n_begun, n_ended;
-
-    struct graph graphs[MAX_GRAPHS];
-    int n_graphs;
-    uint64_t recording; /* key, 0 = not */
-
-    /* Scratch, sized by prepare */
-    float *qkv;           /* (max_tokens, widest wqkv) raw projections */
-    float *split_acc;     /* (split units, 8, D) of the layer that has most */
-    float *split_ml;      /* (split units, 8, 2) */
-    int32_t *split_count; /* (max_seqs, K * groups, 8) arrivals, zero between launches */
-    float *router;        /* (k tiles of n_embd, max_tokens, n_expert) logits, see router.cu */
-    float *router_own;    /* (max_tokens, own experts) of experts that are spread over ranks */
-    uint64_t *route_sums; /* (2, SUM_WORDS) by turns: route.cuh; the first zero in a new step */
-    float *route_squares; /* (SUM_BLOCKS) */
-    int n_routed;         /* layers of this step that had sums */
-    float *hidden;        /* (HIDDEN_ROWS * used, n_ff_exp) or (HIDDEN_ROWS, n_ff) */
-    uint8_t *records; /* (LIST_ROWS, widest n_kt) fp16_in of few rows in another order: rows.cuh */
-    int n_records;    /* records there is room for */
-    uint8_t *hidden_records; /* hidden units: see moe_quad.cu, moe_grouped.cu */
-    void *grid_barrier;      /* struct grid_barrier, see moe_quad.cu */
-    uint8_t
-        *panels; /* fp16_in of at most PANEL_ROWS rows in yet another: gemm_cluster.cu; or NULL */
-    uint16_t *fp16_in;     /* (max_tokens, widest n_in) activations of the large path */
-    float *fp16_scale;     /* (max_tokens) what undoes a row's scale */
-    uint16_t *half_hidden; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
-    float *expert_out;     /* (max_tokens * used, n_embd) */
-    int32_t *route;        /* tables of the large path: see pick.cu */
-    float *route_weight;   /* (max_tokens * used) */
-    float *argmax_value;   /* (max_out, blocks) */
-    int32_t *argmax_index; /* (max_out, blocks) */
-    int32_t *argmax_count; /* (max_out) */
+/* Device memory of the backend's own: freed at close. */
+struct device_memory {
     struct {
         void *p;
         size_t bytes;
-    } owned[96]; /* device blocks to free at close */
+    } owned[96];
     int n_owned;
+    size_t bytes; /* allocated on the device, weights and cache included */
+};
 
-    /* --profile: events around each op */
+/* The ring of buffers through which weights are uploaded (weights.cu). */
+struct upload_ring {
+    uint8_t *host[4]; /* pinned */
+    cudaEvent_t done[4];
+    uint8_t *dev; /* (slots, piece) */
+    size_t piece; /* bytes of a slot; 0 = not open */
+    int next;
+    struct pool *pool;
+};
+
+/* Choice of kernels (pick.cu). */
+struct pick_state {
+    char *forced;              /* STEEL_PICK: names of rows, or NULL */
+    uint64_t count[MAX_PICKS]; /* how often each row was picked */
+};
+
+/* Activations as floats. */
+struct activation_buffers {
+    float *stream;     /* (max_tokens, n_embd) the residual stream */
+    float *stream_out; /* (max_out, n_embd) the residual stream of out rows */
+    float *shadow;     /* (NORM_ROWS, n_embd) struct resid.other */
+    float *norm;       /* (max_tokens, n_embd) normed rows */
+    float *block;      /* (max_tokens, n_embd) outputs of a block */
+    float *qkv;        /* (max_tokens, widest wqkv) raw projections */
+    float *q, *attn;   /* (max_tokens, heads) queries; outputs of attention */
+    float *attn_out;   /* (max_out, heads) */
+    float *logits;     /* (max_out, n_vocab) */
+    float *ones;       /* (n_embd) the gain of norms without one */
+};
+
+/* The input rows of a product in other forms than floats: see struct rows. */
+struct activation_forms {
+    uint16_t *fp16;   /* (max_tokens, widest n_in) in the order of fragment_slot */
+    float *scale;     /* (max_tokens) inverse of a row's scale: of all three forms */
+    uint8_t *records; /* (LIST_ROWS, widest n_kt): rows.cuh */
+    int n_records;    /* capacity */
+    uint8_t *panels;  /* of at most PANEL_ROWS rows: gemm_cluster.cu; or NULL */
+};
+
+/* Scratch of feed-forwards and experts. */
+struct mlp_buffers {
+    float *dense;          /* (max_tokens, n_embd) output of a dense mlp beside experts, or NULL */
+    float *dense_gate;     /* (max_tokens) its gate */
+    float *router_in;      /* (max_tokens, n_embd) input of a router with its own norm, or NULL */
+    float *experts_in;     /* (NORM_ROWS, n_embd) input of experts with their own norm, or NULL */
+    float *hidden;         /* (HIDDEN_ROWS * used, n_ff_exp) or (HIDDEN_ROWS, n_ff) */
+    uint16_t *hidden_fp16; /* (max_tokens * used, n_ff_exp) or (max_tokens, n_ff) */
+    uint8_t *hidden_records; /* see moe_quad.cu, moe_grouped.cu */
+    float *expert_out;       /* (max_tokens * used, n_embd) */
+    void *grid_barrier;      /* struct grid_barrier: moe_quad.cu */
+    float *layer_embeds;     /* (max_tokens, n_layers, P) or NULL */
+    float *layer_gate;       /* (max_tokens, P) */
+};
+
+/* The router's results. */
+struct routing_buffers {
+    float *logits;   /* (k tiles of n_embd, max_tokens, n_expert): router.cu */
+    float *own;      /* (max_tokens, experts here) weights of experts spread over ranks */
+    uint64_t *sums;  /* (2, SUM_WORDS) alternating by layer: route.cuh; the first starts at 0 */
+    float *squares;  /* (SUM_BLOCKS) */
+    int n_summed;    /* layers of this step that had sums */
+    int32_t *tables; /* struct route_tables of many rows: pick.cu */
+    float *weight;   /* (max_tokens * used) */
+};
+
+struct rope_state {
+    struct rope_tables tables;
+    float *freq;     /* device (tables.pairs) */
+    float2 *cos_sin; /* device (tables.pairs, max_tokens), table after table */
+};
+
+/* The step block: the batch's arrays. Two pinned blocks alternate between the steps in flight. */
+struct step_block {
+    int32_t *host, *mapped; /* this step's, as the host and as the device sees it */
+    int32_t *hosts[2], *mappeds[2];
+    int32_t *dev;
+    size_t capacity; /* ints */
+    struct step_layout layout;
+};
+
+/* Steps in flight, at most two. Step number n has steps[n % 2]. */
+struct step_queue {
+    struct step_flight steps[2];
+    unsigned n_begun, n_ended;
+};
+
+struct step_recording {
+    struct step_graph graphs[MAX_GRAPHS];
+    int n;
+    uint64_t key; /* of the recording under way; 0: none */
+};
+
+/* Attention of decodes, with keys split over blocks. */
+struct attn_split_buffers {
+    float *acc;     /* (units, 8, D) of the layer that needs most */
+    float *ml;      /* (units, 8, 2) */
+    int32_t *count; /* (max_seqs, K * groups, 8) arrivals; zero between launches */
+    float *records; /* attn_decode_split.cu: partial results; all ones between launches */
+};
+
+/* attn_prefill_quant.cu: keys and values of a quantised cache as fp16. */
+struct dequant_buffers {
+    uint8_t *kv;
+    int32_t *pages; /* (max_seqs, max_pages) */
+};
+
+/* --profile: a pair of events around each op. */
+struct op_timing {
     struct {
         cudaEvent_t a, b;
         int stage;
-    } marks[MAX_MARKS];
-    int n_marks, n_marks_made;
-    size_t allocated; /* bytes on the device */
-    struct {
-        uint8_t *host[4]; /* pinned ring */
-        cudaEvent_t done[4];
-        uint8_t *dev; /* (slots, piece) */
-        size_t piece; /* bytes of a slot; 0 = not open */
-        int next;
-        struct pool *pool;
-    } ring;
-    uint16_t *grids;    /* device (QUANT_GRID_POINTS) */
-    void *trace;        /* struct trace on the device, in builds with STEEL_CUDA_TRACE */
-    bool wgmma;         /* gemm_wgmma.cu can be used */
-    int clusters_of[8]; /* how many clusters of n + 1 blocks run at a time, a block to an SM */
-    bool clusters;      /* attention may join blocks through their shared memory */
-    FILE *launches;     /* launch.cu: their log, or NULL */
-    char *forced;       /* pick.cu: names of rows, or NULL */
-    uint64_t picked[MAX_PICKS]; /* how often each has been chosen */
-    bool may_wait;              /* kernels whose blocks wait for each other may be launched */
-    float *wide_part;           /* its sums where k is cut */
-    uint8_t *expanded;          /* attn_prefill_quant.cu: keys and values of prompts as halves */
-    int32_t *expanded_pages;    /* (max_seqs, max_pages) where they lie */
-    float *split_records;       /* attn_decode_split.cu: parts of a few decodes; all ones between */
-    struct delta_scratch *delta; /* mixers.h: of networks that have such mixers, else NULL */
+    } events[MAX_MARKS];
+    int n, n_created;
+};
+
+struct cuda_backend {
+    struct backend *be;   /* host.h: the backend this is part of */
+    int device, sm, n_sm; /* sm: 90 = Hopper */
+    size_t shared_limit;  /* bytes of shared memory of a block, */
+    size_t shared_per_sm; /* of an SM */
+    cudaStream_t stream;
+    struct error error; /* the first failure */
+    bool failed;
+    struct device_abilities can;
+    struct device_memory memory;
+    struct launch_state launch;
+    struct upload_ring upload;
+    struct pick_state picks;
+    uint16_t *grids; /* device (QUANT_GRID_POINTS) */
+
+    const struct network *net;
+    struct kernel_limits shape;
+    bool prepared;
+    struct rope_state rope;
+
+    struct step_block step;
+    struct step_queue queue;
+    struct step_recording recording;
+    struct op_timing timing;
+    struct sampling sampling;
+    struct resid resid;
+    const struct kv_layer *kv; /* the step's: (n_layers) */
+
+    struct activation_buffers act;
+    struct activation_forms forms;
+    struct mlp_buffers mlp;
+    struct routing_buffers routing;
+    struct attn_split_buffers split;
+    struct dequant_buffers dequant;
+    float *splitk_sums;          /* gemm_wgmma.cu: sums of k splits */
+    struct delta_scratch *delta; /* mixers.h: for networks with such mixers, else NULL */
     struct latent_scratch *latent;
     struct encoder_scratch *encoder; /* encoder.h: likewise */
 };
@@ -466,7 +538,7 @@ template <class... P, class... A>
 static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 grid, int block,
                                size_t shared, int mode, A... args)
 {
-    if (cu->launches)
+    if (cu->launch.log)
         cuda_log_launch(cu, (const void *)fn, grid, block, shared, mode);
 #ifdef STEEL_CUDA_SIM
     sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
@@ -474,7 +546,7 @@ static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 g
 #ifdef STEEL_CUDA_TRACE
     static bool attached; /* a pointer of its own in every file of kernels */
     if (!attached)
-        cudaMemcpyToSymbol(trace_to, &cu->trace, sizeof(void *));
+        cudaMemcpyToSymbol(trace_to, &cu->launch.trace, sizeof(void *));
     attached = true;
 #endif
     cuda_know(cu, (const void *)fn);
@@ -548,7 +620,7 @@ void rows_to_fp16(struct cuda_backend *cu, struct rows *x);   /* unless they are
 void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* those that are not there */
 /* The first n, which are not there, where the others are. */
 void rows_join_fp16(struct cuda_backend *cu, const struct rows *x, int n);
-/* y (rows, width) = the weighted sum of cu->expert_out, floats. some: what weighs 0 is not there. */
+/* y (rows, width) = the weighted sum of cu->mlp.expert_out, floats. some: what weighs 0 is not there. */
 void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some);
 /* The same of s.out, in s.y. */
 void resid_sum_some(struct cuda_backend *cu, const struct expert_sum &s);
@@ -574,32 +646,55 @@ enum pick_op {
     PICK_OPS
 };
 
-/* What is to be done. The rows it reads are x; or the stream's, and then x becomes them when the
- * row is known (pick_input). */
+/* FFN, UNGATED, MOE */
+struct mlp_case {
+    const struct matrix *down;
+    struct gating act;
+};
+
+/* MOE; OUTPUT: experts that may take over the product, or NULL */
+struct moe_case {
+    const struct experts *experts;
+    const struct matrix *router;
+    struct rows *router_x; /* what the router reads, if it is not x */
+};
+
+/* ROUTER */
+struct routing_case {
+    const struct experts *experts;
+    struct moe_route_args *args;
+    bool listed; /* the work list is moe_grouped.cu's */
+};
+
+/* QKV, DECODE, PROMPT, ENCODE */
+struct attention_case {
+    const struct attn_layer *layer;
+    const struct attn_args *args; /* DECODE, PROMPT */
+    struct rows *out;             /* DECODE, PROMPT, ENCODE: results, and their form */
+    bool raw;                     /* QKV, DECODE: decodes, which attention itself rotates */
+};
+
+/* A case of an op: the fields of all ops, then each op's own. Its input is x. If `stream` is set, x
+ * is made from the stream once the kernel is known (pick_input), unless `made`. */
 struct pick_case {
     int rows;
-    const struct matrix *w;             /* LINEAR, QKV, OUTPUT, ROUTER; gate and up of FFN, MOE */
-    const struct matrix *down, *router; /* FFN, MOE; MOE */
-    struct rows *x;                     /* (rows, n_in) */
-    struct resid *stream;               /* what x is made of, or NULL; OUTPUT, FFN, MOE add to it */
-    struct gain gain;                   /* of the norm between the two, or NULL */
-    bool made;                          /* x is there already: the stream is only added to */
-    struct gating act;                  /* FFN */
-    const struct experts *experts;      /* MOE, ROUTER; OUTPUT: of one that may take it, or NULL */
-    struct rows *route_x;               /* MOE: what the router reads, where it is not x */
-    struct norm_in in;                  /* rows that take the norm: x, and the norm */
-    float *y;                           /* (rows, n_out); QKV: q */
-    struct moe_route_args *route;       /* ROUTER */
-    bool listed;                        /* ROUTER: the list is moe_grouped.cu's */
-    bool raw;                           /* QKV, DECODE: decodes, turned by their attention */
-    const struct attn_layer *layer;     /* QKV, DECODE, PROMPT, ENCODE */
+    const struct matrix *w; /* LINEAR, QKV, OUTPUT, ROUTER; gate and up of FFN, MOE */
+    struct rows *x;         /* (rows, n_in) */
+    struct resid *stream;   /* the source of x, or NULL; OUTPUT, FFN, MOE add to it */
+    struct gain gain;       /* of the norm between stream and x, or NULL */
+    bool made;              /* x exists already: the stream is only added to */
+    struct norm_in in;      /* for kernels with TAKES_NORM: the stream, and the norm */
+    float *y;               /* (rows, n_out); QKV: q */
     const struct step *step;
-    const struct attn_args *attn; /* DECODE, PROMPT */
-    struct rows *out; /* DECODE, PROMPT, ENCODE: where their rows go, and in what form */
+    bool forced; /* set by pick_find */
+
+    struct mlp_case mlp;
+    struct moe_case moe;
+    struct routing_case routing;
+    struct attention_case attn;
     const struct delta_args *delta;   /* DELTA_*: delta_net.cuh */
     const struct latent_args *latent; /* LATENT_*: latent.cuh */
-    struct latent_heads *heads;       /* HEADS: likewise */
-    bool forced;                      /* set by pick_find */
+    struct latent_heads *heads;       /* HEADS: latent.cuh */
 };
 
 enum pick_takes {
@@ -615,7 +710,7 @@ enum pick_needs {
 };
 
 /* A row of a table: the first that suits a case runs. */
-struct pick_row {
+struct cuda_pick {
     const char *name;
     enum pick_op op;
     unsigned formats; /* bits: sets of kinds of tiles */
@@ -626,11 +721,11 @@ struct pick_row {
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     void (*run)(struct cuda_backend *cu, const struct pick_case *c); /* NULL: the caller knows */
 };
-const struct pick_row *pick_find(const struct cuda_backend *cu, enum pick_op op,
-                                 struct pick_case *c);
+const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op,
+                                  struct pick_case *c);
 /* Makes x what the row reads. */
-void pick_input(struct cuda_backend *cu, const struct pick_row *p, struct pick_case *c);
-void pick_go(struct cuda_backend *cu, const struct pick_row *p, const struct pick_case *c);
+void pick_input(struct cuda_backend *cu, const struct cuda_pick *p, struct pick_case *c);
+void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pick_case *c);
 /* All three, timed as `stage`; N_STAGES: as part of what is being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
 bool pick_deep(int keys);      /* so many that the step counts as deep */
@@ -650,7 +745,7 @@ void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct nor
 bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
               int rows);
-/* The rows are those of cu->records. */
+/* The rows are those of cu->forms.records. */
 bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
@@ -658,9 +753,9 @@ void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y,
 void gemm_cluster_prepare(struct cuda_backend *cu);
 int gemm_cluster_width(int rows); /* rows of a tile of panels */
 size_t gemm_cluster_bytes(const struct cuda_backend *cu);
-/* cu->panels can hold them */
+/* cu->forms.panels can hold them */
 bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded);
-/* The rows are those of cu->panels. */
+/* The rows are those of cu->forms.panels. */
 bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
@@ -670,13 +765,13 @@ bool gemm_wgmma_available(struct cuda_backend *cu,
 size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu);
 bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
 
-/* router.cu. Logits (rows, n_expert) go to cu->router; with a norm in front, n gets the normed
+/* router.cu. Logits (rows, n_expert) go to cu->routing.logits; with a norm in front, n gets the normed
  * rows. */
 void router_row(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *n,
                 int rows);
 void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                   float *n, int rows);
-/* The same, and the normed rows go to cu->records. */
+/* The same, and the normed rows go to cu->forms.records. */
 size_t router_records_shared(const struct matrix *w);
 void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                     int rows);
@@ -684,15 +779,15 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
  * n_expert) become weights of the chosen, and -infinity of the others. Nothing is done for experts
  * that need none of it. */
 void router_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows);
-/* Where they are then: in cu->router, or of experts that are spread, (rows, own), beside it. */
+/* Where they are then: in cu->routing.logits, or of experts that are spread, (rows, own), beside it. */
 static inline const float *router_given(const struct cuda_backend *cu, const struct experts *e)
 {
-    return e->rule.spread ? cu->router_own : cu->router;
+    return e->rule.spread ? cu->routing.own : cu->routing.logits;
 }
 /* Logits as n_kt sums of which each is (rows, n_expert). */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 
-/* moe_gemv.cu: experts of one row, or a few, whose logits are in cu->router */
+/* moe_gemv.cu: experts of one row, or a few, whose logits are in cu->routing.logits */
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down);
 void moe_gemv(struct cuda_backend *cu, const struct experts *e, const float *x, float *y, int rows);
@@ -702,8 +797,8 @@ bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
 void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
                      const struct experts *e, const struct norm_in *in, float *x, float *y);
 
-/* moe_few.cu: experts of up to FEW_ROWS rows of K-quants. The rows are those of cu->records, their
- * logits in cu->router. */
+/* moe_few.cu: experts of up to FEW_ROWS rows of K-quants. The rows are those of cu->forms.records, their
+ * logits in cu->routing.logits. */
 bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                   const struct matrix *down, int rows);
 void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
@@ -715,12 +810,12 @@ size_t moe_quad_meeting_bytes(void);
 void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
 
 /* moe_grouped.cu: experts of up to LIST_ROWS rows of K-quants */
-int moe_grouped_records(const struct shape *s);        /* of cu->records */
-int moe_grouped_hidden_records(const struct shape *s); /* of cu->hidden_records */
-enum { RECORD = 576 };                                 /* bytes of one: see rows.cuh */
+int moe_grouped_records(const struct kernel_limits *s);        /* of cu->forms.records */
+int moe_grouped_hidden_records(const struct kernel_limits *s); /* of cu->mlp.hidden_records */
+enum { RECORD = 576 };                                         /* bytes of one: see rows.cuh */
 
 /* moe_route.cu */
-size_t moe_route_ints(const struct shape *s); /* ints in cu->route */
+size_t moe_route_ints(const struct kernel_limits *s); /* ints in cu->routing.tables */
 
 /* sample.cu: a token for each of the rows of the step begun last; samplers (rows). */
 bool sample_prepare(struct cuda_backend *cu, struct error *err);

@@ -49,10 +49,10 @@ void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct erro
         error_set(err,
                   "out of GPU memory: %.2f GiB for %s, but %.2f of %.2f GiB are free and this "
                   "process holds %.2f",
-                  gib(rounded), what, gib(free_bytes), gib(total), gib(cu->allocated));
+                  gib(rounded), what, gib(free_bytes), gib(total), gib(cu->memory.bytes));
         return NULL;
     }
-    cu->allocated += rounded;
+    cu->memory.bytes += rounded;
     CUDA_TRY(cu, cudaMemsetAsync(p, 0, rounded, cu->stream));
     return p;
 }
@@ -65,7 +65,7 @@ void cuda_free(struct backend *be, void *p, size_t bytes)
     cuda_enter(cu);
     cudaStreamSynchronize(cu->stream);
     cudaFree(p);
-    cu->allocated -= align_up(bytes ? bytes : 1, 256);
+    cu->memory.bytes -= align_up(bytes ? bytes : 1, 256);
 }
 
 void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
@@ -84,15 +84,16 @@ void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
 
-bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err)
+bool cuda_own(struct cuda_backend *cu, const struct device_buffer *list, int n, struct error *err)
 {
     for (int i = 0; i < n; i++) {
-        CHECK(cu->n_owned < (int)(sizeof cu->owned / sizeof *cu->owned), "too many blocks");
+        CHECK(cu->memory.n_owned < (int)(sizeof cu->memory.owned / sizeof *cu->memory.owned),
+              "too many blocks");
         *list[i].p = cuda_alloc(cu->be, list[i].bytes, "working memory", err);
         if (!*list[i].p)
             return false;
-        cu->owned[cu->n_owned].p = *list[i].p;
-        cu->owned[cu->n_owned++].bytes = list[i].bytes;
+        cu->memory.owned[cu->memory.n_owned].p = *list[i].p;
+        cu->memory.owned[cu->memory.n_owned++].bytes = list[i].bytes;
     }
     return true;
 }
@@ -119,9 +120,9 @@ static bool take_waits(int device)
 
 static void give_waits(struct cuda_backend *cu)
 {
-    if (cu->may_wait)
+    if (cu->can.grid_barrier)
         __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
-    cu->may_wait = false;
+    cu->can.grid_barrier = false;
 }
 
 void cuda_share_device(struct cuda_backend *cu)
@@ -137,34 +138,34 @@ void cuda_close(struct backend *be)
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);
-    for (int i = 0; i < cu->n_graphs; i++)
-        cudaGraphExecDestroy(cu->graphs[i].exec);
+    for (int i = 0; i < cu->recording.n; i++)
+        cudaGraphExecDestroy(cu->recording.graphs[i].exec);
     comm_close(cu); /* NCCL waits for the end of recorded steps that use it */
-    for (int i = 0; i < cu->n_marks_made; i++) {
-        cudaEventDestroy(cu->marks[i].a);
-        cudaEventDestroy(cu->marks[i].b);
+    for (int i = 0; i < cu->timing.n_created; i++) {
+        cudaEventDestroy(cu->timing.events[i].a);
+        cudaEventDestroy(cu->timing.events[i].b);
     }
-    for (int i = 0; i < cu->n_owned; i++)
-        cuda_free(be, cu->owned[i].p, cu->owned[i].bytes);
+    for (int i = 0; i < cu->memory.n_owned; i++)
+        cuda_free(be, cu->memory.owned[i].p, cu->memory.owned[i].bytes);
     sample_close(cu);
     delta_net_close(cu);
     latent_close(cu);
     encoder_close(cu);
     lora_close(cu);
-    void *host[] = {cu->step_hosts[0], cu->step_hosts[1]};
+    void *host[] = {cu->step.hosts[0], cu->step.hosts[1]};
     for (int i = 0; i < 2; i++)
         if (host[i])
             cudaFreeHost(host[i]);
     for (int i = 0; i < 2; i++) {
-        if (cu->flights[i].done)
-            cudaEventDestroy(cu->flights[i].done);
-        mem_free(cu->flights[i].chosen);
+        if (cu->queue.steps[i].done)
+            cudaEventDestroy(cu->queue.steps[i].done);
+        mem_free(cu->queue.steps[i].chosen);
     }
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
     give_waits(cu);
     cuda_log_close(cu);
-    mem_free(cu->forced);
+    mem_free(cu->picks.forced);
     mem_free(be);
 }
 
@@ -222,16 +223,16 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     if ((e = cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking)) != cudaSuccess)
         return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
 #ifdef STEEL_CUDA_TRACE
-    cudaMalloc(&cu->trace, sizeof(struct trace));
-    cudaMemset(cu->trace, 0, sizeof(struct trace));
+    cudaMalloc(&cu->launch.trace, sizeof(struct trace));
+    cudaMemset(cu->launch.trace, 0, sizeof(struct trace));
 #endif
-    struct want grid = {(void **)&cu->grids, QUANT_GRID_POINTS * sizeof(uint16_t)};
+    struct device_buffer grid = {(void **)&cu->grids, QUANT_GRID_POINTS * sizeof(uint16_t)};
     if (!cuda_own(cu, &grid, 1, err))
         return false;
-    cu->wgmma = gemm_wgmma_available(cu, (int *)cu->grids);
-    cu->clusters = attn_clusters(cu);
+    cu->can.wgmma = gemm_wgmma_available(cu, (int *)cu->grids);
+    cu->can.cluster_attention = attn_clusters(cu);
     gemm_cluster_prepare(cu);
-    cu->may_wait = cuda_blocks_meet() && take_waits(device);
+    cu->can.grid_barrier = cuda_blocks_meet() && take_waits(device);
     cuda_copy_in(cu->be, cu->grids, quant_grids(), QUANT_GRID_POINTS * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;

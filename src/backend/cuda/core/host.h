@@ -58,12 +58,12 @@ void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct erro
 void cuda_free(struct backend *be, void *p, size_t bytes);
 void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
 void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
-struct want {
+struct device_buffer {
     void **p;
     size_t bytes;
 };
 /* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
-bool cuda_own(struct cuda_backend *cu, const struct want *list, int n, struct error *err);
+bool cuda_own(struct cuda_backend *cu, const struct device_buffer *list, int n, struct error *err);
 bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
 
 /* Other processes use the device too: no kernel may count on all of it. */
@@ -74,7 +74,7 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
                  struct weight *w, struct error *err);
 void cuda_release(struct backend *be, struct weight *w);
 
-/* backend.cu: a stream of so many rows, in cu->all, begins */
+/* backend.cu: a stream of so many rows, in cu->act.stream, begins */
 struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
 /* A case of rows that are norm(stream), not yet made; x: what they become. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);

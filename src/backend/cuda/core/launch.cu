@@ -18,11 +18,11 @@ void cuda_know(struct cuda_backend *cu, const void *fn)
 {
     size_t at = (size_t)fn / 16 % MAX_KERNELS;
     for (int i = 0; i < MAX_KERNELS; i++, at = (at + 1) % MAX_KERNELS) {
-        if (cu->known[at] == fn)
+        if (cu->launch.known[at] == fn)
             return;
-        if (cu->known[at])
+        if (cu->launch.known[at])
             continue;
-        cu->known[at] = fn;
+        cu->launch.known[at] = fn;
         cudaFuncAttributes its = {};
         CUDA_TRY(cu, cudaFuncGetAttributes(&its, fn)); /* a kernel may have static shared memory */
         CUDA_TRY(cu, cudaFuncSetAttribute(fn, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -47,22 +47,22 @@ bool cuda_blocks_meet(void)
 void cuda_log_open(struct cuda_backend *cu)
 {
     const char *name = getenv("STEEL_LAUNCHES");
-    if (name && *name && !(cu->launches = fopen(name, "a")))
+    if (name && *name && !(cu->launch.log = fopen(name, "a")))
         fprintf(stderr, "steel: STEEL_LAUNCHES=%s cannot be written\n", name);
 }
 
 void cuda_log_close(struct cuda_backend *cu)
 {
-    if (cu->launches)
-        fclose(cu->launches);
-    cu->launches = NULL;
+    if (cu->launch.log)
+        fclose(cu->launch.log);
+    cu->launch.log = NULL;
 }
 
 void cuda_log_step(struct cuda_backend *cu)
 {
-    const struct step_layout *l = &cu->layout;
-    if (cu->launches)
-        fprintf(cu->launches, "step of %d rows, %d sequences, %d decodes%s, %d outputs\n",
+    const struct step_layout *l = &cu->step.layout;
+    if (cu->launch.log)
+        fprintf(cu->launch.log, "step of %d rows, %d sequences, %d decodes%s, %d outputs\n",
                 l->n_tokens, l->n_seqs, l->n_decode, l->deep ? " (deep)" : "", l->n_out);
 }
 
@@ -72,7 +72,7 @@ void cuda_log_launch(struct cuda_backend *cu, const void *fn, dim3 grid, int blo
     const char *name = NULL;
     if (cudaFuncGetName(&name, fn) != cudaSuccess)
         cudaGetLastError();
-    fprintf(cu->launches, "%s grid %u,%u,%u threads %d shared %zu mode %d\n", name ? name : "?",
+    fprintf(cu->launch.log, "%s grid %u,%u,%u threads %d shared %zu mode %d\n", name ? name : "?",
             grid.x, grid.y, grid.z, block, shared, mode);
 }
 
@@ -83,7 +83,7 @@ extern "C" void cuda_trace_dump(struct backend *be, FILE *out)
     struct cuda_backend *cu = cuda_self(be);
     struct trace *t = (struct trace *)mem_alloc(sizeof *t);
     cudaStreamSynchronize(cu->stream);
-    cudaMemcpy(t, cu->trace, sizeof *t, cudaMemcpyDeviceToHost);
+    cudaMemcpy(t, cu->launch.trace, sizeof *t, cudaMemcpyDeviceToHost);
     for (int i = 0; out && i < t->n && i < TRACE_EVENTS; i++)
         fprintf(out, "%c%d %llu %llu\n", (char)(t->e[i].tag >> 16), t->e[i].tag & 0xffff,
                 (unsigned long long)(t->e[i].before - t->e[0].before),
@@ -95,7 +95,7 @@ extern "C" void cuda_trace_dump(struct backend *be, FILE *out)
             fprintf(out, " %u", b->at[j]);
         fprintf(out, "\n");
     }
-    cudaMemset(cu->trace, 0, 16);
+    cudaMemset(cu->launch.trace, 0, 16);
     mem_free(t);
 }
 #endif

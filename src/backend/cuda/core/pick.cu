@@ -58,8 +58,8 @@ struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w
 {
     struct gemm_args p = {};
     p.w = *w;
-    p.x = cu->fp16_in;
-    p.x_scale = cu->fp16_scale;
+    p.x = cu->forms.fp16;
+    p.x_scale = cu->forms.scale;
     p.ldx = w->n_kt * TILE_K;
     p.rows = rows;
     p.unscale = 1.0f;
@@ -69,7 +69,7 @@ struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w
 static struct gemm_args args_hidden(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
     struct gemm_args p = pick_args(cu, w, rows);
-    p.x = cu->half_hidden;
+    p.x = cu->mlp.hidden_fp16;
     p.x_scale = NULL;
     p.unscale = 1.0f / HIDDEN_SCALE;
     return p;
@@ -127,7 +127,7 @@ static bool linear_cluster_pays(const struct cuda_backend *cu, const struct pick
 }
 static bool linear_panels_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !is_long(c->w) && c->x->panels && !c->x->halves;
+    return !is_long(c->w) && c->x->panels && !c->x->fp16;
 }
 static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -270,36 +270,36 @@ static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
 static bool ffn_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return c->rows <= HIDDEN_ROWS && c->w->n_in % 8 == 0 && c->down->n_in % 8 == 0;
+    return c->rows <= HIDDEN_ROWS && c->w->n_in % 8 == 0 && c->mlp.down->n_in % 8 == 0;
 }
 static bool ffn_gemv_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return c->rows == 1 || (stays_in_l2(c->w) && stays_in_l2(c->down));
+    return c->rows == 1 || (stays_in_l2(c->w) && stays_in_l2(c->mlp.down));
 }
 static void ffn_gemv(struct cuda_backend *cu, const struct pick_case *c)
 {
-    gemv_ffn(cu, c->w, c->down, c->act, &c->in, c->y, c->rows);
+    gemv_ffn(cu, c->w, c->mlp.down, c->mlp.act, &c->in, c->y, c->rows);
 }
 
 /* Gate and up (i = 0), then down. */
 static struct gemm_args ffn_args(const struct cuda_backend *cu, const struct pick_case *c, int i)
 {
-    struct gemm_args p = i ? args_hidden(cu, c->down, c->rows) : pick_args(cu, c->w, c->rows);
+    struct gemm_args p = i ? args_hidden(cu, c->mlp.down, c->rows) : pick_args(cu, c->w, c->rows);
     if (i) {
         p.y = c->y;
-        p.ldy = c->down->n_out;
+        p.ldy = c->mlp.down->n_out;
     } else {
-        p.y_fp16 = cu->half_hidden;
-        p.act = c->act;
-        p.ldy = c->down->n_kt * TILE_K;
+        p.y_fp16 = cu->mlp.hidden_fp16;
+        p.act = c->mlp.act;
+        p.ldy = c->mlp.down->n_kt * TILE_K;
     }
     return p;
 }
 
 static bool ffn_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_wgmma_suits(cu, c->w, true) && gemm_wgmma_suits(cu, c->down, false);
+    return gemm_wgmma_suits(cu, c->w, true) && gemm_wgmma_suits(cu, c->mlp.down, false);
 }
 static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -310,13 +310,13 @@ static void ffn_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 
 static bool pair_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->down);
+    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->mlp.down);
 }
 static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
-        int width = tile_width(i ? c->down : c->w, c->rows, true);
+        int width = tile_width(i ? c->mlp.down : c->w, c->rows, true);
         gemm_mma(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
     }
 }
@@ -335,7 +335,7 @@ static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
-        int width = tile_width(i ? c->down : c->w, c->rows, false);
+        int width = tile_width(i ? c->mlp.down : c->w, c->rows, false);
         if (ffn_one_stream(cu, c, i))
             gemm_stream(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
         else
@@ -346,7 +346,7 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
-        int width = tile_width(i ? c->down : c->w, c->rows, false);
+        int width = tile_width(i ? c->mlp.down : c->w, c->rows, false);
         gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
     }
 }
@@ -357,12 +357,12 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 /* Hidden units stay halves: adapters would come too late. */
 static bool ungated_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->w->n_seg == 1 && !lora_changes(cu, c->w) && !lora_changes(cu, c->down);
+    return c->w->n_seg == 1 && !lora_changes(cu, c->w) && !lora_changes(cu, c->mlp.down);
 }
 static bool ungated_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return ungated_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
-           gemm_wgmma_suits(cu, c->down, false);
+           gemm_wgmma_suits(cu, c->mlp.down, false);
 }
 static void ungated_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -372,11 +372,11 @@ static void ungated_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 }
 static bool ungated_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return ungated_fits(cu, c) && gemm_fp16_suits(cu, c->w) && gemm_fp16_suits(cu, c->down);
+    return ungated_fits(cu, c) && gemm_fp16_suits(cu, c->w) && gemm_fp16_suits(cu, c->mlp.down);
 }
 static bool ungated_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_fp16_tiles(c->down, c->rows) > cu->n_sm;
+    return gemm_fp16_tiles(c->mlp.down, c->rows) > cu->n_sm;
 }
 static void ungated_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -393,8 +393,8 @@ static void ungated_linear(struct cuda_backend *cu, const struct pick_case *c)
     up.x = c->x;
     up.y = h.floats;
     pick_run(cu, PICK_LINEAR, &up, N_STAGES);
-    encoder_act(cu, c->act, h.floats, h.n, h.width);
-    down.w = c->down;
+    encoder_act(cu, c->mlp.act, h.floats, h.n, h.width);
+    down.w = c->mlp.down;
     down.x = &h;
     down.y = c->y;
     pick_run(cu, PICK_LINEAR, &down, N_STAGES);
@@ -411,35 +411,35 @@ static bool moe_product_fits(const struct cuda_backend *cu, const struct pick_ca
 static void moe_product(struct cuda_backend *cu, const struct pick_case *c)
 {
     const struct resid *r = c->stream;
-    moe_gemv_routed(cu, r->w, r->a.floats, c->experts, &c->in, r->x, c->y);
+    moe_gemv_routed(cu, r->w, r->a.floats, c->moe.experts, &c->in, r->x, c->y);
 }
 
 static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !c->route_x && c->rows <= NORM_ROWS &&
-           router_records_shared(c->router) <= cu->shared_limit &&
-           moe_quad_fits(cu, c->w, c->down, c->rows);
+    return !c->moe.router_x && c->rows <= NORM_ROWS &&
+           router_records_shared(c->moe.router) <= cu->shared_limit &&
+           moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_records(cu, c->router, &c->in, c->rows);
-    router_give(cu, c->experts, 1, c->rows);
-    moe_quad(cu, c->experts, c->y, c->rows);
+    router_records(cu, c->moe.router, &c->in, c->rows);
+    router_give(cu, c->moe.experts, 1, c->rows);
+    moe_quad(cu, c->moe.experts, c->y, c->rows);
 }
 
 static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return !c->route_x && router_records_shared(c->router) <= cu->shared_limit &&
-           moe_few_fits(cu, c->w, c->down, c->rows);
+    return !c->moe.router_x && router_records_shared(c->moe.router) <= cu->shared_limit &&
+           moe_few_fits(cu, c->w, c->mlp.down, c->rows);
 }
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_records(cu, c->router, &c->in, c->rows);
-    router_give(cu, c->experts, 1, c->rows);
-    moe_few(cu, c->experts, c->y, c->rows);
+    router_records(cu, c->moe.router, &c->in, c->rows);
+    router_give(cu, c->moe.experts, 1, c->rows);
+    moe_few(cu, c->moe.experts, c->y, c->rows);
 }
 
-/* Logits to cu->router; with a norm in front, n gets the normed rows. */
+/* Logits to cu->routing.logits; with a norm in front, n gets the normed rows. */
 static void router_logits(struct cuda_backend *cu, const struct experts *e,
                           const struct norm_in *in, float *n, int rows)
 {
@@ -461,55 +461,56 @@ static void router_logits_of(struct cuda_backend *cu, const struct experts *e, c
 
 static bool moe_gemv_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->rows <= HIDDEN_ROWS && c->down->n_in % 8 == 0 && moe_gemv_fits(cu, c->w, c->down);
+    return c->rows <= HIDDEN_ROWS && c->mlp.down->n_in % 8 == 0 &&
+           moe_gemv_fits(cu, c->w, c->mlp.down);
 }
 static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    float *n = c->in.gain ? cu->n : NULL;
-    if (c->route_x)
-        router_logits_of(cu, c->experts, c->route_x);
+    float *n = c->in.gain ? cu->act.norm : NULL;
+    if (c->moe.router_x)
+        router_logits_of(cu, c->moe.experts, c->moe.router_x);
     else
-        router_logits(cu, c->experts, &c->in, n, c->rows);
-    moe_gemv(cu, c->experts, n ? n : c->in.x, c->y, c->rows);
+        router_logits(cu, c->moe.experts, &c->in, n, c->rows);
+    moe_gemv(cu, c->moe.experts, n ? n : c->in.x, c->y, c->rows);
 }
 
 static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return moe_quad_fits(cu, c->w, c->down, c->rows);
+    return moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
 }
 static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_logits_of(cu, c->experts, c->route_x ? c->route_x : c->x);
+    router_logits_of(cu, c->moe.experts, c->moe.router_x ? c->moe.router_x : c->x);
     rows_to_fp16(cu, c->x);
-    moe_quad(cu, c->experts, c->y, c->rows);
+    moe_quad(cu, c->moe.experts, c->y, c->rows);
 }
 
 /* Routes, with tiles of `width` rows in the work list. */
 static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_case *c, int width,
                                      bool listed, bool even)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     struct moe_route_args r = {};
-    r.logits = router_given(cu, c->experts);
+    r.logits = router_given(cu, c->moe.experts);
     r.rows = c->rows;
     r.parts = 1;
-    r.rule = c->experts->rule;
+    r.rule = c->moe.experts->rule;
     r.width = width;
     r.even = even;
     r.t = moe_route_tables(cu);
-    r.weight = cu->route_weight;
+    r.weight = cu->routing.weight;
     if (even && c->rows > 64) { /* pairs lie by expert from the start: nobody sorts them */
         int pairs_most = s->max_tokens * s->n_expert_used;
-        r.t.lists = r.t.places + c->router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
-        r.t.done = r.t.lists + c->router->n_out * r.t.room;
+        r.t.lists = r.t.places + c->moe.router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
+        r.t.done = r.t.lists + c->moe.router->n_out * r.t.room;
     }
     struct pick_case route = {};
     route.rows = c->rows;
-    route.w = c->router;
-    route.x = c->route_x ? c->route_x : c->x;
-    route.experts = c->experts;
-    route.route = &r;
-    route.listed = listed;
+    route.w = c->moe.router;
+    route.x = c->moe.router_x ? c->moe.router_x : c->x;
+    route.routing.experts = c->moe.experts;
+    route.routing.args = &r;
+    route.routing.listed = listed;
     pick_run(cu, PICK_ROUTER, &route, N_STAGES);
     rows_to_fp16(cu, c->x);
     return r.t;
@@ -519,30 +520,34 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
  * other ranks' are to be added to them. */
 static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
 {
-    int used = c->experts->rule.used;
-    struct expert_sum sum = {
-        (const uint16_t *)cu->expert_out, cu->route_weight, c->y, c->rows, used, c->down->n_out};
-    if (narrow && c->experts->rule.spread) {
+    int used = c->moe.experts->rule.used;
+    struct expert_sum sum = {(const uint16_t *)cu->mlp.expert_out,
+                             cu->routing.weight,
+                             c->y,
+                             c->rows,
+                             used,
+                             c->mlp.down->n_out};
+    if (narrow && c->moe.experts->rule.spread) {
         resid_sum_some(cu, sum);
     } else if (narrow) {
         c->stream->add = ADD_EXPERTS;
         c->stream->experts = sum;
     } else {
-        resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out, c->experts->rule.spread);
+        resid_sum_floats(cu, c->y, c->rows, used, c->mlp.down->n_out, c->moe.experts->rule.spread);
     }
 }
 
 static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, int width)
 {
     (void)cu;
-    return moe_route_tiles(c->rows, c->experts->rule.used, c->router->n_out, width);
+    return moe_route_tiles(c->rows, c->moe.experts->rule.used, c->moe.router->n_out, width);
 }
 /* Rows of an entry: sixteen where there is shared memory for them, else eight; 0: neither. */
 static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    int pairs = c->rows * c->experts->rule.used;
+    int pairs = c->rows * c->moe.experts->rule.used;
     for (int width = 16; width >= 8 && c->rows <= LIST_ROWS; width /= 2)
-        if (moe_grouped_fits(cu, c->w, c->down, pairs, moe_tiles(cu, c, width), width))
+        if (moe_grouped_fits(cu, c->w, c->mlp.down, pairs, moe_tiles(cu, c, width), width))
             return width;
     return 0;
 }
@@ -553,10 +558,10 @@ static bool moe_grouped_suits(const struct cuda_backend *cu, const struct pick_c
 static void moe_grouped_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     int width = moe_grouped_width(cu, c);
-    bool narrow = c->down->n_out % 4 == 0;
+    bool narrow = c->mlp.down->n_out % 4 == 0;
     struct route_tables t = moe_lists(cu, c, width, true, false);
-    moe_grouped(cu, c->experts, &t, c->rows * c->experts->rule.used, moe_tiles(cu, c, width), width,
-                narrow);
+    moe_grouped(cu, c->moe.experts, &t, c->rows * c->moe.experts->rule.used,
+                moe_tiles(cu, c, width), width, narrow);
     moe_sum(cu, c, narrow);
 }
 
@@ -567,9 +572,9 @@ static struct gemm_args moe_args(const struct cuda_backend *cu, const struct pic
     struct gemm_args p = ffn_args(cu, c, i);
     p.route = t;
     p.moe = true;
-    p.used = c->experts->rule.used;
+    p.used = c->moe.experts->rule.used;
     if (i) {
-        p.y = cu->expert_out;
+        p.y = cu->mlp.expert_out;
         p.sorted_in = true;
         p.narrow = narrow;
     }
@@ -578,17 +583,17 @@ static struct gemm_args moe_args(const struct cuda_backend *cu, const struct pic
 
 static bool moe_is_narrow(const struct pick_case *c)
 {
-    return c->down->n_out % 4 == 0 && c->down->n_seg == 1;
+    return c->mlp.down->n_out % 4 == 0 && c->mlp.down->n_seg == 1;
 }
 static bool moe_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return moe_is_narrow(c) && gemm_persistent_suits(cu, c->w, true) &&
-           gemm_persistent_suits(cu, c->down, false) && c->rows > 64;
+           gemm_persistent_suits(cu, c->mlp.down, false) && c->rows > 64;
 }
 static void moe_persistent(struct cuda_backend *cu, const struct pick_case *c)
 {
-    int pairs = c->rows * c->experts->rule.used;
-    int width = gemm_persistent_expert_rows(pairs, c->router->n_out);
+    int pairs = c->rows * c->moe.experts->rule.used;
+    int width = gemm_persistent_expert_rows(pairs, c->moe.router->n_out);
     struct route_tables t = moe_lists(cu, c, width, false, true);
     gemm_persistent_experts(cu, moe_args(cu, c, t, 0, false), moe_args(cu, c, t, 1, true), width);
     moe_sum(cu, c, true);
@@ -607,11 +612,11 @@ static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
 {
     (void)cu;
-    int spread = 2 * ceil_div(c->rows * c->experts->rule.used, c->router->n_out);
+    int spread = 2 * ceil_div(c->rows * c->moe.experts->rule.used, c->moe.router->n_out);
     spread = c->rows <= 8 || spread > c->rows ? c->rows : spread;
-    if (c->w->set != SET_K || c->down->set != SET_K)
+    if (c->w->set != SET_K || c->mlp.down->set != SET_K)
         return mma ? 64 : 16;
-    int a = tile_width(c->w, spread, mma), b = tile_width(c->down, spread, mma);
+    int a = tile_width(c->w, spread, mma), b = tile_width(c->mlp.down, spread, mma);
     return a < b ? a : b;
 }
 static void moe_mma(struct cuda_backend *cu, const struct pick_case *c)
@@ -659,12 +664,13 @@ static void moe_splitk(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool router_choose_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->listed && !c->experts->give && router_choose_fits(cu, c->w);
+    return c->routing.listed && !c->routing.experts->give && router_choose_fits(cu, c->w);
 }
 static void router_choose_run(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_choose(cu, c->w, c->route->rule, &c->route->t, c->x->floats, c->rows);
-    moe_grouped_route(cu, &c->route->t, c->route->rule, c->rows, c->route->width);
+    router_choose(cu, c->w, c->routing.args->rule, &c->routing.args->t, c->x->floats, c->rows);
+    moe_grouped_route(cu, &c->routing.args->t, c->routing.args->rule, c->rows,
+                      c->routing.args->width);
 }
 static void logits_row(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -676,32 +682,32 @@ static void logits_block(struct cuda_backend *cu, const struct pick_case *c)
 }
 static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
-    c->route->parts = c->w->n_kt;
+    c->routing.args->parts = c->w->n_kt;
     router_rows(cu, c->w, c->x->floats, c->rows);
-    router_give(cu, c->experts, c->w->n_kt, c->rows);
-    if (c->experts->give)
-        c->route->parts = 1;
-    moe_route(cu, *c->route);
+    router_give(cu, c->routing.experts, c->w->n_kt, c->rows);
+    if (c->routing.experts->give)
+        c->routing.args->parts = 1;
+    moe_route(cu, *c->routing.args);
 }
 static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->route->t.lists;
+    return !c->routing.args->t.lists;
 }
 static void router_sort(struct cuda_backend *cu, const struct pick_case *c)
 {
-    c->route->route_here = true;
-    router_logits_of(cu, c->experts, c->x);
-    moe_route(cu, *c->route);
+    c->routing.args->route_here = true;
+    router_logits_of(cu, c->routing.experts, c->x);
+    moe_route(cu, *c->routing.args);
 }
 static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
-    router_logits_of(cu, c->experts, c->x);
-    moe_route(cu, *c->route);
+    router_logits_of(cu, c->routing.experts, c->x);
+    moe_route(cu, *c->routing.args);
 }
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
-static const struct pick_row products[] = {
+static const struct cuda_pick products[] = {
     {"gemm_quad", PICK_LINEAR, CODES, 2, 4, NEEDS_NOTHING, TAKES_NORM, NULL, linear_quad_fits,
      linear_quad},
     {"gemm_few", PICK_LINEAR, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, linear_few_pays,
@@ -782,7 +788,7 @@ static const struct pick_row products[] = {
 enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
 
 /* Row i of the whole table; NULL behind the last. */
-static const struct pick_row *pick_at(int i)
+static const struct cuda_pick *pick_at(int i)
 {
     int mixer = i - N_PRODUCTS;
     return mixer < 0 ? &products[i] : mixer < pick_mixers.n ? &pick_mixers.rows[mixer] : NULL;
@@ -800,38 +806,40 @@ static bool is_listed(const char *list, const char *name, bool out)
     return false;
 }
 
-static bool has_needs(const struct cuda_backend *cu, const struct pick_row *p)
+static bool has_needs(const struct cuda_backend *cu, const struct cuda_pick *p)
 {
-    return p->needs == NEEDS_WGMMA ? cu->wgmma : p->needs == NEEDS_WAITS ? cu->may_wait : true;
+    return p->needs == NEEDS_WGMMA   ? cu->can.wgmma
+           : p->needs == NEEDS_WAITS ? cu->can.grid_barrier
+                                     : true;
 }
 
 /* The kernel can do it. */
-static bool can_run(const struct cuda_backend *cu, const struct pick_row *p,
+static bool can_run(const struct cuda_backend *cu, const struct cuda_pick *p,
                     const struct pick_case *c)
 {
     bool router = p->op == PICK_ROUTER || p->op == PICK_LOGITS;
-    const struct matrix *all[] = {router ? NULL : c->w, c->down};
+    const struct matrix *all[] = {router ? NULL : c->w, c->mlp.down};
     for (int i = 0; i < 2; i++)
         if (all[i] && !(p->formats >> all[i]->set & 1))
             return false;
     return has_needs(cu, p) && (!p->fits || p->fits(cu, c));
 }
 
-const struct pick_row *pick_find(const struct cuda_backend *cu, enum pick_op op,
-                                 struct pick_case *c)
+const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op,
+                                  struct pick_case *c)
 {
-    const struct pick_row *p;
+    const struct cuda_pick *p;
     c->forced = true;
-    for (int i = 0; cu->forced && (p = pick_at(i)) != NULL; i++)
-        if (p->op == op && is_listed(cu->forced, p->name, false) && can_run(cu, p, c))
+    for (int i = 0; cu->picks.forced && (p = pick_at(i)) != NULL; i++)
+        if (p->op == op && is_listed(cu->picks.forced, p->name, false) && can_run(cu, p, c))
             return p;
     c->forced = false;
-    const struct pick_row *left_out = NULL; /* runs where nothing else does */
+    const struct cuda_pick *left_out = NULL; /* runs where nothing else does */
     for (int i = 0; (p = pick_at(i)) != NULL; i++) {
         if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||
             (p->pays && !p->pays(cu, c)) || !can_run(cu, p, c))
             continue;
-        if (!is_listed(cu->forced, p->name, true))
+        if (!is_listed(cu->picks.forced, p->name, true))
             return p;
         left_out = p;
     }
@@ -839,16 +847,16 @@ const struct pick_row *pick_find(const struct cuda_backend *cu, enum pick_op op,
     return left_out;
 }
 
-void pick_go(struct cuda_backend *cu, const struct pick_row *p, const struct pick_case *c)
+void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pick_case *c)
 {
-    const struct pick_row *mixers = pick_mixers.rows;
+    const struct cuda_pick *mixers = pick_mixers.rows;
     bool mixer = p >= mixers && p < mixers + pick_mixers.n;
-    cu->picked[mixer ? N_PRODUCTS + (p - mixers) : p - products]++;
+    cu->picks.count[mixer ? N_PRODUCTS + (p - mixers) : p - products]++;
     if (p->run)
         p->run(cu, c);
 }
 
-void pick_input(struct cuda_backend *cu, const struct pick_row *p, struct pick_case *c)
+void pick_input(struct cuda_backend *cu, const struct cuda_pick *p, struct pick_case *c)
 {
     struct resid *r = c->made ? NULL : c->stream;
     bool norm = r && c->gain.gain;
@@ -879,7 +887,7 @@ void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enu
         lora_input(cu, c);
         c->stream = NULL;
     }
-    const struct pick_row *p = pick_find(cu, op, c);
+    const struct cuda_pick *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (stage != N_STAGES)
         step_mark(cu);
@@ -899,7 +907,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
                                       "prompt",        "delta_decode",  "delta_prompt", "heads",
                                       "latent_decode", "latent_prompt", "encode",       "ungated"};
     const struct cuda_backend *cu = cuda_self(be);
-    const struct pick_row *p = pick_at(i);
+    const struct cuda_pick *p = pick_at(i);
     if (!p)
         return false;
     struct pick_info info = {};
@@ -915,7 +923,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
     info.rows_from = p->from;
     info.rows_to = p->to;
     info.available = has_needs(cu, p);
-    info.runs = cu->picked[i];
+    info.runs = cu->picks.count[i];
     *out = info;
     return true;
 }
@@ -923,6 +931,6 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
 void pick_force(struct backend *be, const char *names)
 {
     struct cuda_backend *cu = cuda_self(be);
-    mem_free(cu->forced);
-    cu->forced = names && *names ? mem_strdup(names) : NULL;
+    mem_free(cu->picks.forced);
+    cu->picks.forced = names && *names ? mem_strdup(names) : NULL;
 }

@@ -15,7 +15,7 @@ enum {
 
 /* The rows of some ops. All rows of an op are in one part. */
 struct pick_table {
-    const struct pick_row *rows;
+    const struct cuda_pick *rows;
     int n;
 };
 extern const struct pick_table pick_mixers;

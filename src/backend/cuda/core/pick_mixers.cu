@@ -18,7 +18,7 @@ static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case 
 {
     /* A block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
     const struct matrix *w = c->w;
-    const struct attn_layer *l = c->layer;
+    const struct attn_layer *l = c->attn.layer;
     bool fits = gemm_wgmma_suits(cu, w, false) && l->k_dim == 128 && l->v_dim == 128 &&
                 l->n_rot == 128 && attn_heads_plain(l) &&
                 (cu->shape.kv_type == DT_F16 || cu->shape.kv_type == DT_BF16);
@@ -29,12 +29,12 @@ static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case 
 static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->raw; /* decodes are turned by their attention */
+    return !c->attn.raw; /* decodes are turned by their attention */
 }
 static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
-    const struct shape *s = &cu->shape;
-    const struct attn_layer *l = c->layer;
+    const struct kernel_limits *s = &cu->shape;
+    const struct attn_layer *l = c->attn.layer;
     rows_to_fp16(cu, c->x);
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.ldy = c->w->n_out;
@@ -60,7 +60,7 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    const struct experts *e = c->experts;
+    const struct experts *e = c->moe.experts;
     return e && c->rows == 1 && c->w->n_in % 8 == 0 && e->down->n_in % 8 == 0 &&
            moe_gemv_routed_fits(cu, c->w, e);
 }
@@ -69,7 +69,7 @@ static bool output_experts_pays(const struct cuda_backend *cu, const struct pick
     (void)c;
     /* Behind attn_decode_split.cu, which lets the next kernel start late, a router of its own was
      * faster. And a profile is to tell the two apart. */
-    return !cu->layout.deep && !cu->be->profile;
+    return !cu->step.layout.deep && !cu->be->profile;
 }
 static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -84,29 +84,29 @@ static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
  */
 static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_mma_suits(cu, c->layer) && (!c->raw || attn_heads_plain(c->layer));
+    return attn_mma_suits(cu, c->attn.layer) && (!c->attn.raw || attn_heads_plain(c->attn.layer));
 }
 static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && tensor_fits(cu, c) && attn_decode_batch_fits(cu);
+    return c->attn.raw && tensor_fits(cu, c) && attn_decode_batch_fits(cu);
 }
 static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->layer, c->rows);
+    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->attn.layer, c->rows);
 }
 static bool decode_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows);
 }
 static int decode_units(const struct pick_case *c)
 {
-    const struct attn_layer *l = c->layer;
+    const struct attn_layer *l = c->attn.layer;
     return c->rows * l->n_kv * ceil_div(l->n_heads / l->n_kv, 8);
 }
 /* A decode sees many keys. */
 static bool decode_deep(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return cu->layout.deep && (!c->layer->window || pick_deep(c->layer->window));
+    return cu->step.layout.deep && (!c->attn.layer->window || pick_deep(c->attn.layer->window));
 }
 static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -122,34 +122,34 @@ static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_c
 }
 static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch(cu, *c->attn, decode_batch_warps(cu, c));
+    attn_decode_batch(cu, *c->attn.args, decode_batch_warps(cu, c));
 }
 static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
 {
-    struct attn_args p = *c->attn;
-    p.row_records = cu->records;
-    p.scale_of = cu->fp16_scale;
-    c->out->records = true;
+    struct attn_args p = *c->attn.args;
+    p.row_records = cu->forms.records;
+    p.scale_of = cu->forms.scale;
+    c->attn.out->records = true;
     attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
 /* The results go to panels too. */
 static struct attn_args panels_args(struct cuda_backend *cu, const struct pick_case *c)
 {
-    struct attn_args p = *c->attn;
-    p.panels = cu->panels;
+    struct attn_args p = *c->attn.args;
+    p.panels = cu->forms.panels;
     p.panel_rows = gemm_cluster_width(c->rows);
-    p.scale_of = cu->fp16_scale;
+    p.scale_of = cu->forms.scale;
     return p;
 }
 static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_batch(cu, panels_args(cu, c), decode_batch_warps(cu, c));
-    c->out->panels = true;
+    c->attn.out->panels = true;
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && tensor_fits(cu, c) && decode_units(c) <= cu->n_sm &&
-           attn_decode_split_fits(cu, c->layer);
+    return c->attn.raw && tensor_fits(cu, c) && decode_units(c) <= cu->n_sm &&
+           attn_decode_split_fits(cu, c->attn.layer);
 }
 static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -157,83 +157,85 @@ static bool decode_split_pays(const struct cuda_backend *cu, const struct pick_c
 }
 static void decode_split(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_split(cu, *c->attn);
+    attn_decode_split(cu, *c->attn.args);
 }
 static void decode_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode(cu, *c->attn, c->raw);
+    attn_decode(cu, *c->attn.args, c->attn.raw);
 }
 static bool decode_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_decode_wide_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
+    return attn_decode_wide_fits(cu, c->attn.layer) && !(c->attn.raw && c->attn.layer->norm_whole);
 }
 static void decode_wide(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_wide(cu, *c->attn);
+    attn_decode_wide(cu, *c->attn.args);
 }
 static bool decode_split_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && decode_units(c) <= cu->n_sm && attn_decode_split_quant_fits(cu, c->layer);
+    return c->attn.raw && decode_units(c) <= cu->n_sm &&
+           attn_decode_split_quant_fits(cu, c->attn.layer);
 }
 static void decode_split_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_split_quant(cu, *c->attn);
+    attn_decode_split_quant(cu, *c->attn.args);
 }
 static bool decode_batch_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && attn_decode_batch_quant_fits(cu, c->layer);
+    return c->attn.raw && attn_decode_batch_quant_fits(cu, c->attn.layer);
 }
 static void decode_batch_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch_quant(cu, *c->attn);
+    attn_decode_batch_quant(cu, *c->attn.args);
 }
 static bool decode_batch_quant_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return decode_batch_quant_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+    return decode_batch_quant_fits(cu, c) &&
+           attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows);
 }
 static void decode_batch_quant_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_batch_quant(cu, panels_args(cu, c));
-    c->out->panels = true;
+    c->attn.out->panels = true;
 }
 static bool decode_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_decode_quant_fits(cu, c->layer) && !(c->raw && c->layer->norm_whole);
+    return attn_decode_quant_fits(cu, c->attn.layer) && !(c->attn.raw && c->attn.layer->norm_whole);
 }
 static void decode_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_quant(cu, *c->attn);
+    attn_decode_quant(cu, *c->attn.args);
 }
 static bool decode_quant_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->raw && decode_quant_fits(cu, c) &&
-           attn_decode_batch_panels_fit(cu, c->layer, c->rows);
+    return c->attn.raw && decode_quant_fits(cu, c) &&
+           attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows);
 }
 static void decode_quant_panels(struct cuda_backend *cu, const struct pick_case *c)
 {
     attn_decode_quant(cu, panels_args(cu, c));
-    c->out->panels = true;
+    c->attn.out->panels = true;
 }
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->raw; /* which only cases have that the rows before take */
+    return !c->attn.raw; /* which only cases have that the rows before take */
 }
 static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_any(cu, *c->attn, 0, c->rows);
+    attn_any(cu, *c->attn.args, 0, c->rows);
 }
 static bool prompt_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_mma_suits(cu, c->layer) && !c->layer->sinks;
+    return attn_mma_suits(cu, c->attn.layer) && !c->attn.layer->sinks;
 }
 static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->layer);
+    return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->attn.layer);
 }
 static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill(cu, *c->attn, false);
+    attn_prefill(cu, *c->attn.args, false);
 }
 static bool prompt_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -242,18 +244,18 @@ static bool prompt_fp16_fits(const struct cuda_backend *cu, const struct pick_ca
 }
 static void prompt_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill(cu, *c->attn, true);
-    c->out->halves = true;
-    c->out->n_floats = c->step->n_decode;
+    attn_prefill(cu, *c->attn.args, true);
+    c->attn.out->fp16 = true;
+    c->attn.out->n_floats = c->step->n_decode;
 }
 static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_mma(cu, *c->attn, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
-                     cu->layout.n_q_tiles);
+    attn_prefill_mma(cu, *c->attn.args, (const int2 *)(cu->step.dev + cu->step.layout.q_tiles),
+                     cu->step.layout.n_q_tiles);
 }
 static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_prefill_quant_suits(cu, c->layer);
+    return attn_prefill_quant_suits(cu, c->attn.layer);
 }
 /* A value that no half holds is lost, as it is in a cache of halves. */
 static bool prompt_quant_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
@@ -262,29 +264,29 @@ static bool prompt_quant_fp16_fits(const struct cuda_backend *cu, const struct p
 }
 static void prompt_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_quant(cu, *c->attn, false);
+    attn_prefill_quant(cu, *c->attn.args, false);
 }
 static void prompt_quant_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_quant(cu, *c->attn, true);
-    c->out->halves = true;
-    c->out->n_floats = c->step->n_decode;
+    attn_prefill_quant(cu, *c->attn.args, true);
+    c->attn.out->fp16 = true;
+    c->attn.out->n_floats = c->step->n_decode;
 }
 static bool prompt_wide_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_prefill_wide_quant_fits(cu, c->layer);
+    return attn_prefill_wide_quant_fits(cu, c->attn.layer);
 }
 static bool prompt_wide_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return attn_prefill_wide_fits(cu, c->layer);
+    return attn_prefill_wide_fits(cu, c->attn.layer);
 }
 static void prompt_wide(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_wide(cu, *c->attn);
+    attn_prefill_wide(cu, *c->attn.args);
 }
 static void prompt_any(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_any(cu, *c->attn, c->step->n_decode, c->rows);
+    attn_any(cu, *c->attn.args, c->step->n_decode, c->rows);
 }
 
 /*
@@ -417,8 +419,8 @@ static void latent_decode(struct cuda_backend *cu, const struct pick_case *c)
 }
 static void latent_prompt(struct cuda_backend *cu, const struct pick_case *c)
 {
-    latent_attn_prompt(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
-                       cu->layout.n_q_tiles);
+    latent_attn_prompt(cu, *c->latent, (const int2 *)(cu->step.dev + cu->step.layout.q_tiles),
+                       cu->step.layout.n_q_tiles);
 }
 static bool latent_expanded_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -427,12 +429,12 @@ static bool latent_expanded_suits(const struct cuda_backend *cu, const struct pi
 /* Keys and values of a step's contexts are made for the rows that read them. */
 static bool latent_expanded_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return c->rows >= 128 * (cu->layout.n_seqs - cu->layout.n_decode);
+    return c->rows >= 128 * (cu->step.layout.n_seqs - cu->step.layout.n_decode);
 }
 static void latent_prompt_expanded(struct cuda_backend *cu, const struct pick_case *c)
 {
-    latent_expanded(cu, *c->latent, (const int2 *)(cu->step_dev + cu->layout.q_tiles),
-                    cu->layout.n_q_tiles);
+    latent_expanded(cu, *c->latent, (const int2 *)(cu->step.dev + cu->step.layout.q_tiles),
+                    cu->step.layout.n_q_tiles);
 }
 static void latent_decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -449,7 +451,7 @@ static void latent_prompt_any(struct cuda_backend *cu, const struct pick_case *c
 static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return attn_encode_fits(c->layer);
+    return attn_encode_fits(c->attn.layer);
 }
 static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -473,14 +475,14 @@ static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
     qkv.rows = c->rows;
     qkv.w = c->w;
     qkv.x = c->x;
-    qkv.y = cu->qkv;
+    qkv.y = cu->act.qkv;
     pick_run(cu, PICK_LINEAR, &qkv, STAGE_QKV);
 }
 static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, const float *qkv)
 {
     step_mark(cu);
-    encoder_heads(cu, c->layer, c->step, qkv);
-    attn_encode(cu, c->layer, c->step, c->out);
+    encoder_heads(cu, c->attn.layer, c->step, qkv);
+    attn_encode(cu, c->attn.layer, c->step, c->attn.out);
     step_mark_end(cu, STAGE_ATTENTION);
 }
 /* The projection as halves. */
@@ -510,18 +512,18 @@ static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 static void encode_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     encode_linear(cu, c);
-    encode_attend(cu, c, cu->qkv);
+    encode_attend(cu, c, cu->act.qkv);
 }
 static void encode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
     encode_linear(cu, c);
     step_mark(cu);
-    *c->out = attn_bidirectional(cu, c->layer, c->step);
+    *c->attn.out = attn_bidirectional(cu, c->attn.layer, c->step);
     step_mark_end(cu, STAGE_ATTENTION);
 }
 
 /* name, op, formats, rows from, to (0: no end), needs, takes, pays, fits, run */
-static const struct pick_row rows[] = {
+static const struct cuda_pick rows[] = {
     {"qkv_wgmma", PICK_QKV, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, qkv_heads_pay, qkv_heads_fit,
      qkv_heads},
     {"qkv_linear", PICK_QKV, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,

@@ -143,11 +143,11 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
 }
 
 /* What cuda_supports has made sure of, in one place. */
-static struct shape shape_of(const struct network *net, const struct bounds *b)
+static struct kernel_limits shape_of(const struct network *net, const struct bounds *b)
 {
     struct network_max max;
     network_measure(net, &max);
-    struct shape s = {};
+    struct kernel_limits s = {};
     s.n_layers = net->n_layers;
     s.n_embd = net->n_embd;
     s.n_vocab = net->head.w ? net->n_vocab : net->n_embd;
@@ -190,19 +190,19 @@ static struct rope_tables ropes_of(const struct network *net)
 /* What begin and end need of every step under way. */
 static bool own_steps(struct cuda_backend *cu, struct error *err)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->step_cap = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
-                   2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages + lora_step_ints(cu) +
-                   mtp_step_ints(cu);
+    cu->step.capacity = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
+                        2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
+                        lora_step_ints(cu) + mtp_step_ints(cu);
     for (int i = 0; i < 2; i++) {
-        struct flight *f = &cu->flights[i];
+        struct step_flight *f = &cu->queue.steps[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
         cudaError_t e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
         if (e != cudaSuccess)
             return error_set(err, "CUDA: %s", cudaGetErrorString(e));
-        if (!cuda_pin((void **)&cu->step_hosts[i], (void **)&cu->step_mappeds[i], cu->step_cap * 4,
-                      err))
+        if (!cuda_pin((void **)&cu->step.hosts[i], (void **)&cu->step.mappeds[i],
+                      cu->step.capacity * 4, err))
             return false;
     }
     return sample_prepare(cu, err);
@@ -224,22 +224,22 @@ static bool own_parts(struct cuda_backend *cu, const struct network *net, struct
             widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
     }
     size_t values = (size_t)net->embed.layers.width;
-    struct want list[] = {
-        {(void **)&cu->beside, beside ? tokens * embd * 4 : 0},
-        {(void **)&cu->beside_gate, beside ? tokens * 4 : 0},
-        {(void **)&cu->route_in, routes ? tokens * embd * 4 : 0},
-        {(void **)&cu->router_own, tokens * spread * 4},
-        {(void **)&cu->experts_in, own ? NORM_ROWS * embd * 4 : 0},
-        {(void **)&cu->layer_embeds, tokens * values * (size_t)net->n_layers * 4},
-        {(void **)&cu->layer_gate, tokens * values * 4},
-        {(void **)&cu->ones, embd * 4},
+    struct device_buffer list[] = {
+        {(void **)&cu->mlp.dense, beside ? tokens * embd * 4 : 0},
+        {(void **)&cu->mlp.dense_gate, beside ? tokens * 4 : 0},
+        {(void **)&cu->mlp.router_in, routes ? tokens * embd * 4 : 0},
+        {(void **)&cu->routing.own, tokens * spread * 4},
+        {(void **)&cu->mlp.experts_in, own ? NORM_ROWS * embd * 4 : 0},
+        {(void **)&cu->mlp.layer_embeds, tokens * values * (size_t)net->n_layers * 4},
+        {(void **)&cu->mlp.layer_gate, tokens * values * 4},
+        {(void **)&cu->act.ones, embd * 4},
     };
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
     float *ones = (float *)mem_zalloc(embd, sizeof *ones);
     for (size_t i = 0; i < embd; i++)
         ones[i] = 1.0f;
-    cuda_copy_in(cu->be, cu->ones, ones, embd * sizeof *ones);
+    cuda_copy_in(cu->be, cu->act.ones, ones, embd * sizeof *ones);
     mem_free(ones);
     return true;
 }
@@ -257,7 +257,7 @@ static size_t ungated_width(const struct network *net)
 /* What ops write to. */
 static bool own_scratch(struct cuda_backend *cu, struct error *err)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
     size_t embd = (size_t)s->n_embd, heads = (size_t)s->heads, used = (size_t)s->n_expert_used;
     size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);
@@ -271,49 +271,49 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     widest = ungated_width(cu->net) > widest ? ungated_width(cu->net) : widest;
     widest = widest > lora_widest(cu) ? widest : lora_widest(cu);
     size_t hidden = used * ffe > ff ? used * ffe : ff;
-    size_t pairs = (size_t)cu->ropes.pairs;
+    size_t pairs = (size_t)cu->rope.tables.pairs;
     struct split_room split = split_room_of(cu, cu->net);
-    cu->n_records = moe_grouped_records(s);
-    struct want list[] = {
-        {(void **)&cu->all, tokens * embd * 4},
-        {(void **)&cu->out, (out + 1) * embd * 4},
-        {(void **)&cu->n, tokens * embd * 4},
-        {(void **)&cu->d, tokens * embd * 4},
-        {(void **)&cu->q, tokens * heads * 4},
-        {(void **)&cu->a, tokens * heads * 4},
-        {(void **)&cu->a_out, (out + 1) * heads * 4},
-        {(void **)&cu->logits_all, (out + 1) * (size_t)s->n_vocab * 4},
-        {(void **)&cu->rope_freq, (pairs + 1) * 4},
-        {(void **)&cu->rope, tokens * (pairs + 1) * sizeof(float2)},
-        {(void **)&cu->step_dev, cu->step_cap * 4},
-        {(void **)&cu->shadow, NORM_ROWS * embd * 4},
-        {(void **)&cu->qkv, tokens * (size_t)(max.qkv + 1) * 4},
-        {(void **)&cu->split_acc, split.floats * 4},
-        {(void **)&cu->split_ml, split.units * 16 * 4},
-        {(void **)&cu->split_count, seqs * split.counts * 4},
-        {(void **)&cu->split_records, attn_decode_split_record_bytes(cu)},
-        {(void **)&cu->expanded, attn_prefill_quant_bytes(cu) + 16},
-        {(void **)&cu->expanded_pages, (attn_prefill_quant_page_ints(cu) + 1) * 4},
-        {(void **)&cu->router,
+    cu->forms.n_records = moe_grouped_records(s);
+    struct device_buffer list[] = {
+        {(void **)&cu->act.stream, tokens * embd * 4},
+        {(void **)&cu->act.stream_out, (out + 1) * embd * 4},
+        {(void **)&cu->act.norm, tokens * embd * 4},
+        {(void **)&cu->act.block, tokens * embd * 4},
+        {(void **)&cu->act.q, tokens * heads * 4},
+        {(void **)&cu->act.attn, tokens * heads * 4},
+        {(void **)&cu->act.attn_out, (out + 1) * heads * 4},
+        {(void **)&cu->act.logits, (out + 1) * (size_t)s->n_vocab * 4},
+        {(void **)&cu->rope.freq, (pairs + 1) * 4},
+        {(void **)&cu->rope.cos_sin, tokens * (pairs + 1) * sizeof(float2)},
+        {(void **)&cu->step.dev, cu->step.capacity * 4},
+        {(void **)&cu->act.shadow, NORM_ROWS * embd * 4},
+        {(void **)&cu->act.qkv, tokens * (size_t)(max.qkv + 1) * 4},
+        {(void **)&cu->split.acc, split.floats * 4},
+        {(void **)&cu->split.ml, split.units * 16 * 4},
+        {(void **)&cu->split.count, seqs * split.counts * 4},
+        {(void **)&cu->split.records, attn_decode_split_record_bytes(cu)},
+        {(void **)&cu->dequant.kv, attn_prefill_quant_bytes(cu) + 16},
+        {(void **)&cu->dequant.pages, (attn_prefill_quant_page_ints(cu) + 1) * 4},
+        {(void **)&cu->routing.logits,
          tokens * (size_t)(s->n_expert + 1) * 4 * (align_up(embd, TILE_K) / TILE_K)},
-        {(void **)&cu->route_sums, 2 * SUM_WORDS * 8},
-        {(void **)&cu->route_squares, SUM_BLOCKS * 4},
-        {(void **)&cu->hidden, HIDDEN_ROWS * (hidden + 1) * 4},
-        {(void **)&cu->records, (size_t)moe_grouped_records(s) * RECORD},
-        {(void **)&cu->hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
-        {(void **)&cu->panels, gemm_cluster_bytes(cu)},
-        {(void **)&cu->grid_barrier, moe_quad_meeting_bytes()},
-        {(void **)&cu->fp16_in, tokens * align_up(widest, TILE_K) * 2},
-        {(void **)&cu->fp16_scale, tokens * 4},
-        {(void **)&cu->half_hidden, tokens * (hidden + 1) * 2},
-        {(void **)&cu->expert_out, tokens * (used * embd + 1) * 4},
-        {(void **)&cu->wide_part, gemm_wgmma_part_bytes(cu)},
-        {(void **)&cu->route, moe_route_ints(s) * 4},
-        {(void **)&cu->route_weight, tokens * (used + 1) * 4},
-        {(void **)&cu->argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
-        {(void **)&cu->argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
-        {(void **)&cu->argmax_count, (out + 1) * 4},
-        {(void **)&cu->chosen, (out + 1) * 4},
+        {(void **)&cu->routing.sums, 2 * SUM_WORDS * 8},
+        {(void **)&cu->routing.squares, SUM_BLOCKS * 4},
+        {(void **)&cu->mlp.hidden, HIDDEN_ROWS * (hidden + 1) * 4},
+        {(void **)&cu->forms.records, (size_t)moe_grouped_records(s) * RECORD},
+        {(void **)&cu->mlp.hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
+        {(void **)&cu->forms.panels, gemm_cluster_bytes(cu)},
+        {(void **)&cu->mlp.grid_barrier, moe_quad_meeting_bytes()},
+        {(void **)&cu->forms.fp16, tokens * align_up(widest, TILE_K) * 2},
+        {(void **)&cu->forms.scale, tokens * 4},
+        {(void **)&cu->mlp.hidden_fp16, tokens * (hidden + 1) * 2},
+        {(void **)&cu->mlp.expert_out, tokens * (used * embd + 1) * 4},
+        {(void **)&cu->splitk_sums, gemm_wgmma_part_bytes(cu)},
+        {(void **)&cu->routing.tables, moe_route_ints(s) * 4},
+        {(void **)&cu->routing.weight, tokens * (used + 1) * 4},
+        {(void **)&cu->sampling.argmax_value, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->sampling.argmax_index, (out + 1) * ARGMAX_BLOCKS * 4},
+        {(void **)&cu->sampling.argmax_count, (out + 1) * 4},
+        {(void **)&cu->sampling.chosen, (out + 1) * 4},
     };
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
@@ -351,7 +351,7 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cuda_ring_free(cu);
     cu->net = net;
     cu->shape = shape_of(net, &own);
-    cu->ropes = ropes_of(net);
+    cu->rope.tables = ropes_of(net);
     return lora_prepare(cu, &own, err) && own_steps(cu, err) && own_scratch(cu, err) &&
            own_parts(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            latent_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
@@ -367,12 +367,12 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
         cuda_share_device(cu);
     if (!comm_prepare(cu, prepare_alone(cu, net, bounds, err), err))
         return false;
-    CUDA_TRY(cu, cudaMemsetAsync(cu->split_records, 0xff, attn_decode_split_record_bytes(cu),
+    CUDA_TRY(cu, cudaMemsetAsync(cu->split.records, 0xff, attn_decode_split_record_bytes(cu),
                                  cu->stream));
     for (int i = 0; i < net->n_ropes; i++)
-        if (cu->ropes.of[i].half)
-            cuda_copy_in(be, cu->rope_freq + cu->ropes.of[i].at, net->ropes[i].freq,
-                         (size_t)cu->ropes.of[i].half * 4);
+        if (cu->rope.tables.of[i].half)
+            cuda_copy_in(be, cu->rope.freq + cu->rope.tables.of[i].at, net->ropes[i].freq,
+                         (size_t)cu->rope.tables.of[i].half * 4);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     cu->prepared = true;
     if (cu->failed && err)

@@ -276,12 +276,12 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
     int rows = to->n;
     p.width = to->width;
     p.padded = ceil_div(p.width, TILE_K) * TILE_K;
-    p.out = cu->fp16_in;
-    p.records = rows * (p.padded / TILE_K) <= cu->n_records ? cu->records : NULL;
-    p.panels = gemm_cluster_fits(cu, rows, p.padded) ? cu->panels : NULL;
+    p.out = cu->forms.fp16;
+    p.records = rows * (p.padded / TILE_K) <= cu->forms.n_records ? cu->forms.records : NULL;
+    p.panels = gemm_cluster_fits(cu, rows, p.padded) ? cu->forms.panels : NULL;
     p.panel_rows = gemm_cluster_width(rows);
-    p.scale = cu->fp16_scale;
-    to->halves = true;
+    p.scale = cu->forms.scale;
+    to->fp16 = true;
     to->records = p.records != NULL;
     to->panels = p.panels != NULL;
     int threads = resid_threads(p.width);
@@ -301,12 +301,12 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
 
 /* Grid: (rows), of `width` floats each. */
 static __global__ void __launch_bounds__(256)
-    resid_floats_kernel(const uint16_t *halves, const float *scale, int first, int width, float *x)
+    resid_floats_kernel(const uint16_t *fp16, const float *scale, int first, int width, float *x)
 {
     dependency_wait();
     dependency_trigger();
     size_t row = (size_t)first + blockIdx.x;
-    const uint16_t *from = halves + row * (size_t)((width + TILE_K - 1) / TILE_K * TILE_K);
+    const uint16_t *from = fp16 + row * (size_t)((width + TILE_K - 1) / TILE_K * TILE_K);
     for (int k = (int)threadIdx.x; k < width; k += 256)
         x[row * (size_t)width + (size_t)k] = half_to_float(from[fragment_slot(k)]) * scale[row];
 }
@@ -321,7 +321,7 @@ void rows_to_floats(struct cuda_backend *cu, struct rows *x)
 {
     if (x->n_floats < x->n)
         cuda_launch(cu, resid_floats_kernel, dim3((unsigned)(x->n - x->n_floats)), 256, 0,
-                    LAUNCH_EARLY, (const uint16_t *)cu->fp16_in, (const float *)cu->fp16_scale,
+                    LAUNCH_EARLY, (const uint16_t *)cu->forms.fp16, (const float *)cu->forms.scale,
                     x->n_floats, x->width, x->floats);
     x->n_floats = x->n;
 }
@@ -330,7 +330,7 @@ void rows_to_fp16(struct cuda_backend *cu, struct rows *x)
 {
     struct resid_args p = {};
     p.x = x->floats;
-    if (!x->halves)
+    if (!x->fp16)
         resid_launch(cu, p, x);
 }
 
@@ -402,7 +402,7 @@ void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int
 {
     cuda_launch(cu, some ? resid_sum_kernel<true> : resid_sum_kernel<false>,
                 dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256, 0, LAUNCH_EARLY,
-                cu->expert_out, cu->route_weight, used, width, y);
+                cu->mlp.expert_out, cu->routing.weight, used, width, y);
 }
 
 static void sum_halves(struct cuda_backend *cu, const struct expert_sum &s, bool some)
@@ -433,7 +433,7 @@ void resid_add_rows(struct cuda_backend *cu, struct resid *r)
         c.rows = r->rows;
         c.w = r->w;
         c.x = &r->a;
-        c.y = cu->d;
+        c.y = cu->act.block;
         pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
     } else if (r->add == ADD_EXPERTS) {
         sum_halves(cu, r->experts, false);
@@ -441,7 +441,7 @@ void resid_add_rows(struct cuda_backend *cu, struct resid *r)
         return;
     }
     r->add = ADD_ROWS;
-    r->d = cu->d;
+    r->d = cu->act.block;
 }
 
 bool resid_adds(const struct resid *r)
@@ -466,13 +466,13 @@ static void resid_take(struct resid *r, struct resid_args *p)
 static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, struct gain gain,
                                     bool floats)
 {
-    struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
+    struct rows n = rows_of(cu->act.norm, r->rows, cu->shape.n_embd);
     struct encoder_norm p = {};
     if (!resid_adds(r))
         resid_plain(cu, r);
     resid_add_rows(cu, r);
-    n.halves = pick_fp16_only(r->rows);
-    floats = floats || !n.halves;
+    n.fp16 = pick_fp16_only(r->rows);
+    floats = floats || !n.fp16;
     n.n_floats = floats ? n.n : 0;
     p.x = r->x;
     p.gain = gain;
@@ -482,7 +482,7 @@ static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, st
         p.x_to = r->x;
     }
     p.y = floats ? n.floats : NULL;
-    p.fp16 = n.halves;
+    p.fp16 = n.fp16;
     p.n = n.n;
     p.width = n.width;
     r->add = ADD_NONE;
@@ -498,12 +498,12 @@ static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
     struct rows x = rows_of(r->x, r->rows, cu->shape.n_embd);
     struct encoder_norm p = {};
     resid_add_rows(cu, r);
-    x.halves = pick_fp16_only(r->rows);
+    x.fp16 = pick_fp16_only(r->rows);
     p.x = p.y = r->x;
     p.d = r->d;
     p.scale = r->close.scale;
     p.gain = r->close.sum;
-    p.fp16 = x.halves;
+    p.fp16 = x.fp16;
     p.n = x.n;
     p.width = x.width;
     r->add = ADD_NONE;
@@ -524,7 +524,7 @@ struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gai
 struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats,
                         const struct norm_more *more, int count)
 {
-    struct rows n = rows_of(cu->n, r->rows, cu->shape.n_embd);
+    struct rows n = rows_of(cu->act.norm, r->rows, cu->shape.n_embd);
     struct resid_args p = {};
     floats = floats || !pick_fp16_only(r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)

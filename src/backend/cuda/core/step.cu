@@ -46,15 +46,15 @@ static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n
 
 static void step_load(struct cuda_backend *cu, int n_ints)
 {
-    const struct step_layout *l = &cu->layout;
-    int work = l->n_tokens * cu->ropes.pairs;
+    const struct step_layout *l = &cu->step.layout;
+    int work = l->n_tokens * cu->rope.tables.pairs;
     work = work > n_ints ? work : n_ints;
     int blocks = ceil_div(work, 256);
     cuda_log_step(cu);
     cuda_launch(cu, step_load_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
-                LAUNCH_PLAIN, cu->step_mapped, cu->step_dev, n_ints, l->tokens, cu->chosen, l->pos,
-                l->n_tokens, cu->ropes, cu->shape.max_tokens, cu->rope_freq, cu->rope,
-                cu->route_sums);
+                LAUNCH_PLAIN, cu->step.mapped, cu->step.dev, n_ints, l->tokens, cu->sampling.chosen,
+                l->pos, l->n_tokens, cu->rope.tables, cu->shape.max_tokens, cu->rope.freq,
+                cu->rope.cos_sin, cu->routing.sums);
 }
 
 static __global__ void step_gather_kernel(const float *src, const int32_t *rows, float *dst,
@@ -79,8 +79,8 @@ void step_gather(struct cuda_backend *cu, const struct step *s, const float *src
 
 struct step cuda_step(const struct cuda_backend *cu)
 {
-    const struct step_layout *l = &cu->layout;
-    const int32_t *d = cu->step_dev;
+    const struct step_layout *l = &cu->step.layout;
+    const int32_t *d = cu->step.dev;
     struct step s = {d,
                      d + l->tokens,
                      d + l->pos,
@@ -104,15 +104,15 @@ const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope)
 {
     if (!rope)
         return NULL;
-    int at = cu->ropes.of[rope - cu->net->ropes].at;
-    return cu->rope + (size_t)cu->shape.max_tokens * (size_t)at;
+    int at = cu->rope.tables.of[rope - cu->net->ropes].at;
+    return cu->rope.cos_sin + (size_t)cu->shape.max_tokens * (size_t)at;
 }
 
 static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
 {
     int at = *used;
-    CHECK((size_t)(at + n) <= cu->step_cap, "the step block is full");
-    memcpy(cu->step_host + at, src, (size_t)n * 4);
+    CHECK((size_t)(at + n) <= cu->step.capacity, "the step block is full");
+    memcpy(cu->step.host + at, src, (size_t)n * 4);
     *used = (at + n + 3) & ~3;
     return at;
 }
@@ -120,16 +120,16 @@ static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int 
 /* Tables of rows: the sequence of each, and tiles of 64 of a prompt's, or of any text's. */
 static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
 {
-    struct step_layout *l = &cu->layout;
+    struct step_layout *l = &cu->step.layout;
     l->seq_of = used;
     for (int i = 0; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
-            cu->step_host[l->seq_of + t] = i;
+            cu->step.host[l->seq_of + t] = i;
     l->q_tiles = used = (used + b->n_tokens + 3) & ~3;
     for (int i = encoder_bidirectional(cu->net) ? 0 : b->n_decode; i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t += 64) {
-            cu->step_host[used++] = i;
-            cu->step_host[used++] = t;
+            cu->step.host[used++] = i;
+            cu->step.host[used++] = t;
             l->n_q_tiles++;
         }
     return (used + 3) & ~3;
@@ -138,7 +138,7 @@ static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
 /* The page table, as wide as the longest sequence. */
 static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
 {
-    struct step_layout *l = &cu->layout;
+    struct step_layout *l = &cu->step.layout;
     int stride = 1;
     l->pages = used;
     for (int i = 0; i < b->n_seqs; i++) {
@@ -148,9 +148,9 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
     }
     stride = mtp_stride(cu, stride, b->max_pages);
     for (int i = 0; i < b->n_seqs; i++)
-        memcpy(cu->step_host + used + (size_t)i * (size_t)stride,
+        memcpy(cu->step.host + used + (size_t)i * (size_t)stride,
                b->pages + (size_t)i * (size_t)b->max_pages, (size_t)stride * 4);
-    cu->step_host[STEP_PAGE_STRIDE] = stride;
+    cu->step.host[STEP_PAGE_STRIDE] = stride;
     return used + b->n_seqs * stride;
 }
 
@@ -158,29 +158,29 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
 static int put_states(struct cuda_backend *cu, const struct batch *b, int used)
 {
     const int32_t *list[] = {b->state_in, b->state_out, b->save_rows, b->save_state};
-    cu->layout.states = used;
+    cu->step.layout.states = used;
     for (int i = 0; i < 4 && b->state_in; i++, used += b->n_seqs)
-        memcpy(cu->step_host + used, list[i], (size_t)b->n_seqs * 4);
+        memcpy(cu->step.host + used, list[i], (size_t)b->n_seqs * 4);
     return (used + 3) & ~3;
 }
 
 /* Token types, where they are embedded: of all rows 0 where the batch has none. */
 static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
 {
-    cu->layout.types = used;
+    cu->step.layout.types = used;
     if (!cu->net->embed.types)
         return used;
     if (b->types)
-        memcpy(cu->step_host + used, b->types, (size_t)b->n_tokens * 4);
+        memcpy(cu->step.host + used, b->types, (size_t)b->n_tokens * 4);
     else
-        memset(cu->step_host + used, 0, (size_t)b->n_tokens * 4);
+        memset(cu->step.host + used, 0, (size_t)b->n_tokens * 4);
     return (used + b->n_tokens + 3) & ~3;
 }
 
 /* Lays the batch out in the step block; returns how many ints are in use. */
 static int put_batch(struct cuda_backend *cu, const struct batch *b)
 {
-    struct step_layout *l = &cu->layout;
+    struct step_layout *l = &cu->step.layout;
     int used = STEP_HEAD;
     memset(l, 0, sizeof *l);
     l->n_tokens = b->n_tokens;
@@ -197,8 +197,8 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     used = mtp_put(cu, b, put_types(cu, b, put_states(cu, b, used)));
     used = lora_put(cu, b, used);
     used = mtp_put_pages(cu, b, put_pages(cu, b, put_rows(cu, b, used)));
-    CHECK((size_t)used <= cu->step_cap, "the step block is full");
-    cu->step_host[STEP_INTS] = used;
+    CHECK((size_t)used <= cu->step.capacity, "the step block is full");
+    cu->step.host[STEP_INTS] = used;
     return used;
 }
 
@@ -210,16 +210,16 @@ void cuda_begin(struct backend *be, const struct batch *b)
               b->n_out <= cu->shape.max_out,
           "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
     cuda_enter(cu);
-    CHECK(cu->n_begun - cu->n_ended < 2, "two steps are under way");
-    int turn = (int)(cu->n_begun++ % 2);
-    struct flight *f = &cu->flights[turn];
+    CHECK(cu->queue.n_begun - cu->queue.n_ended < 2, "two steps are under way");
+    int turn = (int)(cu->queue.n_begun++ % 2);
+    struct step_flight *f = &cu->queue.steps[turn];
     f->n_out = b->n_out;
     memset(f->chosen, 0, (size_t)b->n_out * sizeof *f->chosen);
     f->launched = false;
-    cu->step_host = cu->step_hosts[turn];
-    cu->step_mapped = cu->step_mappeds[turn];
-    cu->n_routed = 0;
-    cu->n_marks = 0;
+    cu->step.host = cu->step.hosts[turn];
+    cu->step.mapped = cu->step.mappeds[turn];
+    cu->routing.n_summed = 0;
+    cu->timing.n = 0;
     if (profile) {
         profile->phase = b->n_decode == b->n_seqs;
         profile->steps[profile->phase]++;
@@ -242,9 +242,9 @@ bool cuda_replay(struct backend *be, uint64_t key)
     if (be->profile) /* stages are timed op by op */
         return false;
     key = mtp_key(cu, lora_key(cu, key));
-    for (int i = 0; i < cu->n_graphs; i++) {
-        struct graph *g = &cu->graphs[i];
-        if (g->key != key || !same_layout(&g->layout, &cu->layout))
+    for (int i = 0; i < cu->recording.n; i++) {
+        struct step_graph *g = &cu->recording.graphs[i];
+        if (g->key != key || !same_layout(&g->layout, &cu->step.layout))
             continue;
         cu->resid = g->resid;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
@@ -256,36 +256,36 @@ bool cuda_replay(struct backend *be, uint64_t key)
 /* Whether what is launched depends on nothing but the step's counts: of prompts it depends on how long they are. */
 static bool repeats(const struct cuda_backend *cu)
 {
-    return cu->layout.n_decode == cu->layout.n_seqs || mtp_of(cu)->stride;
+    return cu->step.layout.n_decode == cu->step.layout.n_seqs || mtp_of(cu)->stride;
 }
 
 void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
-    if (be->profile || cu->n_graphs == MAX_GRAPHS || !repeats(cu) || !comm_record(cu))
+    if (be->profile || cu->recording.n == MAX_GRAPHS || !repeats(cu) || !comm_record(cu))
         return;
     cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
         cuda_fail(cu, e, "the start of a recording");
     else
-        cu->recording = mtp_key(cu, lora_key(cu, key));
+        cu->recording.key = mtp_key(cu, lora_key(cu, key));
 }
 
 static void finish_recording(struct cuda_backend *cu)
 {
     cudaGraph_t graph = NULL;
-    struct graph *g = &cu->graphs[cu->n_graphs];
-    g->key = cu->recording;
-    g->layout = cu->layout;
+    struct step_graph *g = &cu->recording.graphs[cu->recording.n];
+    g->key = cu->recording.key;
+    g->layout = cu->step.layout;
     g->resid = cu->resid;
-    cu->recording = 0;
+    cu->recording.key = 0;
     cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
     if (e == cudaSuccess)
         e = cudaGraphInstantiate(&g->exec, graph, 0);
     if (e != cudaSuccess) {
         cuda_fail(cu, e, "the end of a recording");
     } else {
-        cu->n_graphs++;
+        cu->recording.n++;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
     }
     if (graph)
@@ -296,46 +296,48 @@ static void finish_recording(struct cuda_backend *cu)
 
 void step_mark(struct cuda_backend *cu)
 {
-    if (!cu->be->profile || cu->n_marks == MAX_MARKS)
+    if (!cu->be->profile || cu->timing.n == MAX_MARKS)
         return;
-    if (cu->n_marks == cu->n_marks_made) {
-        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].a, cudaEventDefault));
-        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->marks[cu->n_marks].b, cudaEventDefault));
-        cu->n_marks_made++;
+    if (cu->timing.n == cu->timing.n_created) {
+        CUDA_TRY(cu,
+                 cudaEventCreateWithFlags(&cu->timing.events[cu->timing.n].a, cudaEventDefault));
+        CUDA_TRY(cu,
+                 cudaEventCreateWithFlags(&cu->timing.events[cu->timing.n].b, cudaEventDefault));
+        cu->timing.n_created++;
     }
-    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].a, cu->stream));
+    CUDA_TRY(cu, cudaEventRecord(cu->timing.events[cu->timing.n].a, cu->stream));
 }
 
 void step_mark_end(struct cuda_backend *cu, enum stage stage)
 {
-    if (!cu->be->profile || cu->n_marks == MAX_MARKS)
+    if (!cu->be->profile || cu->timing.n == MAX_MARKS)
         return;
-    cu->marks[cu->n_marks].stage = stage;
-    CUDA_TRY(cu, cudaEventRecord(cu->marks[cu->n_marks].b, cu->stream));
-    cu->n_marks++;
+    cu->timing.events[cu->timing.n].stage = stage;
+    CUDA_TRY(cu, cudaEventRecord(cu->timing.events[cu->timing.n].b, cu->stream));
+    cu->timing.n++;
 }
 
 static void read_marks(struct cuda_backend *cu)
 {
     struct profile *p = cu->be->profile;
-    for (int i = 0; p && i < cu->n_marks; i++) {
+    for (int i = 0; p && i < cu->timing.n; i++) {
         float ms = 0;
-        CUDA_TRY(cu, cudaEventElapsedTime(&ms, cu->marks[i].a, cu->marks[i].b));
-        p->ns[p->phase][cu->marks[i].stage] += (double)ms * 1e6;
+        CUDA_TRY(cu, cudaEventElapsedTime(&ms, cu->timing.events[i].a, cu->timing.events[i].b));
+        p->ns[p->phase][cu->timing.events[i].stage] += (double)ms * 1e6;
     }
-    cu->n_marks = 0;
+    cu->timing.n = 0;
 }
 
 void cuda_launch_step(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
-    struct flight *f = &cu->flights[(cu->n_begun + 1) % 2]; /* the one begun last */
+    struct step_flight *f = &cu->queue.steps[(cu->queue.n_begun + 1) % 2]; /* the one begun last */
     if (f->launched)
         return;
-    if (cu->recording)
+    if (cu->recording.key)
         finish_recording(cu);
     if (!cu->net->head.w)
-        encoder_send(cu, (int)(f - cu->flights), f->n_out);
+        encoder_send(cu, (int)(f - cu->queue.steps), f->n_out);
     CUDA_TRY(cu, cudaEventRecord(f->done, cu->stream));
     f->launched = true;
 }
@@ -343,11 +345,11 @@ void cuda_launch_step(struct backend *be)
 bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
 {
     struct cuda_backend *cu = cuda_self(be);
-    int turn = (int)(cu->n_ended % 2);
-    struct flight *f = &cu->flights[turn];
-    if (cu->n_ended + 1 == cu->n_begun)
+    int turn = (int)(cu->queue.n_ended % 2);
+    struct step_flight *f = &cu->queue.steps[turn];
+    if (cu->queue.n_ended + 1 == cu->queue.n_begun)
         cuda_launch_step(be);
-    cu->n_ended++;
+    cu->queue.n_ended++;
     comm_wait(cu, f->done);
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);

@@ -32,39 +32,39 @@ enum { RING_PIECE = 16 << 20, RING_SLOTS = 4 };
 
 static bool ring_open(struct cuda_backend *cu, struct error *err)
 {
-    if (cu->ring.piece)
+    if (cu->upload.piece)
         return true;
     for (int i = 0; i < RING_SLOTS; i++) {
         void *p = NULL;
         if (cudaHostAlloc(&p, RING_PIECE, cudaHostAllocDefault) != cudaSuccess)
             return error_set(err, "no pinned host memory for loading (%d MiB)", RING_PIECE >> 20);
-        cu->ring.host[i] = (uint8_t *)p;
-        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->ring.done[i], cudaEventDisableTiming));
+        cu->upload.host[i] = (uint8_t *)p;
+        CUDA_TRY(cu, cudaEventCreateWithFlags(&cu->upload.done[i], cudaEventDisableTiming));
     }
     void *p = NULL;
     if (cudaMalloc(&p, (size_t)RING_PIECE * RING_SLOTS) != cudaSuccess)
         return error_set(err, "out of GPU memory: no %d MiB for loading",
                          (RING_PIECE >> 20) * RING_SLOTS);
-    cu->ring.dev = (uint8_t *)p;
-    cu->ring.piece = RING_PIECE;
+    cu->upload.dev = (uint8_t *)p;
+    cu->upload.piece = RING_PIECE;
     int threads = pool_cpu_count();
-    cu->ring.pool = pool_new(threads < 8 ? threads : 8);
+    cu->upload.pool = pool_new(threads < 8 ? threads : 8);
     return true;
 }
 
 void cuda_ring_free(struct cuda_backend *cu)
 {
     for (int i = 0; i < RING_SLOTS; i++) {
-        if (cu->ring.done[i])
-            cudaEventDestroy(cu->ring.done[i]);
-        if (cu->ring.host[i])
-            cudaFreeHost(cu->ring.host[i]);
+        if (cu->upload.done[i])
+            cudaEventDestroy(cu->upload.done[i]);
+        if (cu->upload.host[i])
+            cudaFreeHost(cu->upload.host[i]);
     }
-    if (cu->ring.dev)
-        cudaFree(cu->ring.dev);
-    if (cu->ring.pool)
-        pool_free(cu->ring.pool);
-    memset(&cu->ring, 0, sizeof cu->ring);
+    if (cu->upload.dev)
+        cudaFree(cu->upload.dev);
+    if (cu->upload.pool)
+        pool_free(cu->upload.pool);
+    memset(&cu->upload, 0, sizeof cu->upload);
 }
 
 struct copy_job {
@@ -92,14 +92,14 @@ static const uint8_t *slot_add(struct slot_fill *f, const void *src, size_t byte
 {
     struct cuda_backend *cu = f->cu;
     size_t at = align_up(f->used, 16);
-    CHECK(at + bytes <= cu->ring.piece, "a piece of %zu bytes", at + bytes);
-    struct copy_job job = {cu->ring.host[f->slot] + at, (const uint8_t *)src, bytes};
+    CHECK(at + bytes <= cu->upload.piece, "a piece of %zu bytes", at + bytes);
+    struct copy_job job = {cu->upload.host[f->slot] + at, (const uint8_t *)src, bytes};
     if (bytes > 256 << 10)
-        pool_run(cu->ring.pool, copy_part, &job);
+        pool_run(cu->upload.pool, copy_part, &job);
     else
         memcpy(job.dst, job.src, bytes);
     f->used = at + bytes;
-    return cu->ring.dev + (size_t)f->slot * cu->ring.piece + at;
+    return cu->upload.dev + (size_t)f->slot * cu->upload.piece + at;
 }
 
 /* Copies rows [first, first + rows) of one expert's segment (or of several, where experts are
@@ -107,8 +107,8 @@ static const uint8_t *slot_add(struct slot_fill *f, const void *src, size_t byte
 static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int expert,
                        struct repack p, int first, int rows, const int32_t *inverse, uint8_t *out)
 {
-    int slot = cu->ring.next++ % RING_SLOTS;
-    CUDA_TRY(cu, cudaEventSynchronize(cu->ring.done[slot]));
+    int slot = cu->upload.next++ % RING_SLOTS;
+    CUDA_TRY(cu, cudaEventSynchronize(cu->upload.done[slot]));
     struct slot_fill f = {cu, slot, 0};
     p.rows = rows;
     p.out = out;
@@ -126,8 +126,9 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
     } else if (s->type == DT_NVFP4 && s->scale) {
         p.scale = slot_add(&f, s->scale[expert], sizeof(float));
     }
-    CUDA_TRY(cu, cudaMemcpyAsync(cu->ring.dev + (size_t)slot * cu->ring.piece, cu->ring.host[slot],
-                                 f.used, cudaMemcpyHostToDevice, cu->stream));
+    CUDA_TRY(cu,
+             cudaMemcpyAsync(cu->upload.dev + (size_t)slot * cu->upload.piece,
+                             cu->upload.host[slot], f.used, cudaMemcpyHostToDevice, cu->stream));
     int tiles = ceil_div(rows, TILE_ROWS);
     for (int t = 0; t < tiles * p.n_kt; t += 65535 / p.n_kt * p.n_kt) { /* grid.y has 16 bits */
         int n = tiles * p.n_kt - t, limit = 65535 / p.n_kt * p.n_kt;
@@ -147,7 +148,7 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
             dim3((unsigned)ceil_div(p.tile_bytes / 4, 256), (unsigned)(n < limit ? n : limit)), 256,
             0, LAUNCH_PLAIN, part);
     }
-    CUDA_TRY(cu, cudaEventRecord(cu->ring.done[slot], cu->stream));
+    CUDA_TRY(cu, cudaEventRecord(cu->upload.done[slot], cu->stream));
 }
 
 static bool contiguous_experts(const struct raw_weight *w, const struct raw_seg *s, size_t bytes)
@@ -182,7 +183,7 @@ static void send_segment(struct cuda_backend *cu, const struct raw_weight *w,
         experts = 1;
     }
     size_t per_row = p.row_bytes + (size_t)p.n_groups * 4, fixed = (size_t)w->n_in * 4 + 4096;
-    int most = (int)((cu->ring.piece - fixed) / per_row) / 128 * 128; /* only whole tiles */
+    int most = (int)((cu->upload.piece - fixed) / per_row) / 128 * 128; /* only whole tiles */
     int32_t *inverse = (int32_t *)mem_zalloc((size_t)w->n_in, sizeof *inverse);
     for (int e = 0; e < experts; e++) {
         const int32_t *perm = s->type == DT_GPTQ4 && s->perm ? s->perm[e] : NULL;

@@ -24,7 +24,7 @@ DEVICE float clamp_half(float v)
     return fminf(fmaxf(v, -65504.0f), 65504.0f);
 }
 
-/* Routing tables. They are offsets in ints from the start of cu->route. */
+/* Routing tables. They are offsets in ints from the start of cu->routing.tables. */
 struct route_tables {
     int32_t *n_tiles; /* entries of the work list; [1], [2]: arrival counters of the routing and the
                        * working blocks */
@@ -308,7 +308,7 @@ static inline void gemm_variant(const struct matrix &w, bool pair, int width, F 
 }
 
 /* moe_route.cu: turns router logits into weights and tables. moe_route_tiles: most entries of a
- * work list of `width` rows each. moe_route_tables: the tables within cu->route. */
+ * work list of `width` rows each. moe_route_tables: the tables within cu->routing.tables. */
 struct moe_route_args {
     const float *logits; /* (splits, rows, n_expert), added up by the kernel */
     int parts, rows, width;
@@ -323,7 +323,7 @@ int moe_route_tiles(int rows, int used, int n_expert, int width);
 struct route_tables moe_route_tables(const struct cuda_backend *cu);
 void moe_route(struct cuda_backend *cu, const struct moe_route_args &p);
 /* moe_grouped.cu: runs the experts of a sorted list of at most `most` entries of `width` rows, from
- * cu->records to cu->expert_out. narrow: the output is fp16, scaled by 1/16. */
+ * cu->forms.records to cu->mlp.expert_out. narrow: the output is fp16, scaled by 1/16. */
 bool moe_grouped_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                       const struct matrix *down, int n_pairs, int most, int width);
 void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct route_tables *route,

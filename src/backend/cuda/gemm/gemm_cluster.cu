@@ -228,7 +228,7 @@ static size_t gemm_cluster_shared(const struct matrix *w, int n, int groups, int
 static bool gemm_cluster_cut_of(const struct cuda_backend *cu, const struct matrix *w, int rows,
                                 struct gemm_cluster_cut *best)
 {
-    int n = gemm_cluster_width(rows), most = cu->clusters ? PANEL_SPLITS : 1;
+    int n = gemm_cluster_width(rows), most = cu->can.cluster_attention ? PANEL_SPLITS : 1;
     double least = 0;
     for (int groups = 1; groups <= PANEL_GROUPS; groups++)
         for (int pieces = 1; pieces <= most && pieces <= w->n_kt; pieces++) {
@@ -241,7 +241,7 @@ static bool gemm_cluster_cut_of(const struct cuda_backend *cu, const struct matr
             int blocks = ceil_div(w->n_tiles, 4 * groups) * pieces * ceil_div(rows, n);
             double sums = pieces > 1 ? 1.5 * 256 * groups * n : 0;
             double bytes = kt_per * (n * 512 + 5.2 * groups * w->max_tile_bytes) + sums;
-            double cost = bytes * ceil_div(blocks / pieces, cu->clusters_of[pieces - 1]);
+            double cost = bytes * ceil_div(blocks / pieces, cu->can.clusters_of[pieces - 1]);
             if (least > 0 && cost >= least)
                 continue;
             least = cost;
@@ -259,17 +259,18 @@ int gemm_cluster_width(int rows)
 
 size_t gemm_cluster_bytes(const struct cuda_backend *cu)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     int rows = s->max_tokens < PANEL_ROWS ? s->max_tokens : PANEL_ROWS;
     int width = s->heads > s->n_embd ? s->heads : s->n_embd;
-    return cu->wgmma ? align_up((size_t)rows, 128) * align_up((size_t)width, TILE_K) * 2 : 0;
+    return cu->can.wgmma ? align_up((size_t)rows, 128) * align_up((size_t)width, TILE_K) * 2 : 0;
 }
 
 bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded)
 {
     size_t all =
         align_up((size_t)rows, (size_t)gemm_cluster_width(rows)); /* rows including padding */
-    return cu->wgmma && rows <= PANEL_ROWS && all * (size_t)padded * 2 <= gemm_cluster_bytes(cu);
+    return cu->can.wgmma && rows <= PANEL_ROWS &&
+           all * (size_t)padded * 2 <= gemm_cluster_bytes(cu);
 }
 
 bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, int rows)
@@ -288,8 +289,8 @@ void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int
     gemm_cluster_cut_of(cu, w, rows, &cut);
     struct gemm_cluster_args p = {};
     p.w = *w;
-    p.x = cu->panels;
-    p.x_scale = cu->fp16_scale;
+    p.x = cu->forms.panels;
+    p.x_scale = cu->forms.scale;
     p.y = y;
     p.rows = rows;
     p.kt_per = cut.kt_per;
@@ -316,9 +317,9 @@ void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int
 void gemm_cluster_prepare(struct cuda_backend *cu)
 {
     for (int i = 0; i < PANEL_SPLITS; i++)
-        cu->clusters_of[i] = cu->n_sm > i ? cu->n_sm / (i + 1) : 1;
+        cu->can.clusters_of[i] = cu->n_sm > i ? cu->n_sm / (i + 1) : 1;
 #ifndef STEEL_CUDA_SIM
-    if (!cu->wgmma || !cu->clusters)
+    if (!cu->can.wgmma || !cu->can.cluster_attention)
         return;
     cuda_know(cu, (const void *)gemm_cluster_kernel<128>);
     for (int i = 1; i < PANEL_SPLITS; i++) {
@@ -335,7 +336,7 @@ void gemm_cluster_prepare(struct cuda_backend *cu)
         int n = 0;
         if (cudaOccupancyMaxActiveClusters(&n, gemm_cluster_kernel<128>, &cfg) != cudaSuccess)
             cudaGetLastError();
-        cu->clusters_of[i] = n > 0 ? n : 1;
+        cu->can.clusters_of[i] = n > 0 ? n : 1;
     }
 #endif
 }

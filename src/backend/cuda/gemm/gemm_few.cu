@@ -280,8 +280,8 @@ static struct gemm_few_args gemm_few_args_of(const struct cuda_backend *cu, cons
 {
     struct gemm_few_args p = {};
     p.w = *w;
-    p.x = cu->records;
-    p.x_scale = cu->fp16_scale;
+    p.x = cu->forms.records;
+    p.x_scale = cu->forms.scale;
     p.y = y;
     p.rows = rows;
     return p;
@@ -289,7 +289,7 @@ static struct gemm_few_args gemm_few_args_of(const struct cuda_backend *cu, cons
 
 bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 1, FEW_STAGES);
+    return rows * w->n_kt <= cu->forms.n_records && gemm_few_suits(cu, w, 1, FEW_STAGES);
 }
 
 void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
@@ -299,7 +299,7 @@ void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y,
 
 bool gemm_few_pairs_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2, FEW_STAGES);
+    return rows * w->n_kt <= cu->forms.n_records && gemm_few_suits(cu, w, 2, FEW_STAGES);
 }
 
 void gemm_few_pairs(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
@@ -309,7 +309,7 @@ void gemm_few_pairs(struct cuda_backend *cu, const struct matrix *w, float *y, i
 
 bool gemm_few_short_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows * w->n_kt <= cu->n_records && gemm_few_suits(cu, w, 2, FEW_SHORT);
+    return rows * w->n_kt <= cu->forms.n_records && gemm_few_suits(cu, w, 2, FEW_SHORT);
 }
 
 void gemm_few_short(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)

@@ -252,7 +252,7 @@ enum {
 
 bool gemm_fp16_suits(const struct cuda_backend *cu, const struct matrix *w)
 {
-    bool fits = cu->wgmma && FP16_SHARED <= cu->shared_limit;
+    bool fits = cu->can.wgmma && FP16_SHARED <= cu->shared_limit;
     for (int i = 0; i < w->n_seg; i++)
         fits = fits && w->seg[i].kind == TILE_F16;
     return fits;

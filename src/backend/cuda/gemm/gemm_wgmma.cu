@@ -516,7 +516,7 @@ static int gemm_wgmma_blocks(const struct cuda_backend *cu)
 
 size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu)
 {
-    return cu->wgmma ? (size_t)gemm_wgmma_blocks(cu) * 128 * WGMMA_N * sizeof(float) : 0;
+    return cu->can.wgmma ? (size_t)gemm_wgmma_blocks(cu) * 128 * WGMMA_N * sizeof(float) : 0;
 }
 
 /* Bytes before the tables of rows, and in all. */
@@ -539,7 +539,7 @@ static size_t gemm_wgmma_shared(const struct matrix &w, size_t *tables)
 bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair)
 {
     size_t tables;
-    if (!cu->wgmma || w->set == SET_ALL || gemm_wgmma_shared(*w, &tables) > cu->shared_limit)
+    if (!cu->can.wgmma || w->set == SET_ALL || gemm_wgmma_shared(*w, &tables) > cu->shared_limit)
         return false;
     for (int i = 1; i < w->n_seg; i++)
         if (w->seg[i].kind != w->seg[0].kind && (pair || w->seg[i].tile0 % WGMMA_TILES))
@@ -579,7 +579,7 @@ static void gemm_wgmma_launch(struct cuda_backend *cu, struct gemm_args p, bool 
     p.kt_per = p.w.n_kt;
     if (pieces > 1) {
         p.kt_per = ceil_div(p.w.n_kt, pieces);
-        p.part = cu->wide_part;
+        p.part = cu->splitk_sums;
     }
     pieces = ceil_div(p.w.n_kt, p.kt_per);
     p.part = pieces > 1 ? p.part : NULL;

@@ -405,8 +405,8 @@ void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct n
 void gemv_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
               const struct gating &act, const struct norm_in *in, float *y, int rows)
 {
-    gemv_launch<true>(cu, gate_up, in, cu->hidden, rows, act);
+    gemv_launch<true>(cu, gate_up, in, cu->mlp.hidden, rows, act);
     struct norm_in plain = {};
-    plain.x = cu->hidden;
+    plain.x = cu->mlp.hidden;
     gemv_launch<false>(cu, down, &plain, y, rows, gating{});
 }

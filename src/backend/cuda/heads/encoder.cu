@@ -108,8 +108,8 @@ void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &n)
 {
     struct norm_args p = {};
     p.n = n;
-    p.out = n.fp16 ? cu->fp16_in : NULL;
-    p.out_scale = cu->fp16_scale;
+    p.out = n.fp16 ? cu->forms.fp16 : NULL;
+    p.out_scale = cu->forms.scale;
     p.padded = ceil_div(n.width, TILE_K) * TILE_K;
     int warps = 4; /* rows per block, limited by shared memory */
     while (warps > 1 && (size_t)(warps * p.padded) * 4 > cu->shared_limit)
@@ -227,7 +227,7 @@ bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct err
     struct encoder_scratch *s = (struct encoder_scratch *)mem_zalloc(1, sizeof *s);
     cu->encoder = s;
     size_t tokens = (size_t)b->max_tokens;
-    struct want list[] = {
+    struct device_buffer list[] = {
         {(void **)&s->qkv, encoder_bidirectional(net) ? tokens * (size_t)max.qkv * 2 : 0},
         {(void **)&s->hidden, ungated ? tokens * (size_t)max.n_ff * 4 : 0},
     };
@@ -249,12 +249,12 @@ struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
                         const struct attn_layer *l)
 {
     struct step s = cuda_step(cu);
-    struct rows n = {}, a = rows_of(cu->a, s.n_tokens, l->n_heads * l->v_dim);
+    struct rows n = {}, a = rows_of(cu->act.attn, s.n_tokens, l->n_heads * l->v_dim);
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
-    c.layer = l;
+    c.attn.layer = l;
     c.step = &s;
-    c.out = &a;
+    c.attn.out = &a;
     pick_run(cu, PICK_ENCODE, &c, N_STAGES); /* marks its stages itself */
     return a;
 }
@@ -265,10 +265,10 @@ void encoder_head(struct cuda_backend *cu, const struct norm *norm)
     struct rows x = resid_plain(cu, &cu->resid);
     step_mark(cu);
     if (gain.gain) {
-        rows_norm(cu, x.floats, gain, cu->logits_all, x.n, x.width);
+        rows_norm(cu, x.floats, gain, cu->act.logits, x.n, x.width);
     } else {
         size_t bytes = (size_t)x.n * (size_t)x.width * sizeof(float);
-        CUDA_TRY(cu, cudaMemcpyAsync(cu->logits_all, x.floats, bytes, cudaMemcpyDeviceToDevice,
+        CUDA_TRY(cu, cudaMemcpyAsync(cu->act.logits, x.floats, bytes, cudaMemcpyDeviceToDevice,
                                      cu->stream));
     }
     step_mark_end(cu, STAGE_HEAD);
@@ -278,14 +278,14 @@ void encoder_send(struct cuda_backend *cu, int buffer, int rows)
 {
     size_t bytes = (size_t)rows * (size_t)cu->shape.n_embd * sizeof(float);
     if (rows)
-        CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows[buffer], cu->logits_all, bytes,
+        CUDA_TRY(cu, cudaMemcpyAsync(cu->encoder->rows[buffer], cu->act.logits, bytes,
                                      cudaMemcpyDeviceToHost, cu->stream));
 }
 
 void encoder_row(const struct cuda_backend *cu, int row, float *host)
 {
     size_t n = (size_t)cu->shape.n_embd;
-    const float *rows = cu->encoder->rows[(cu->n_ended + 1) % 2];
+    const float *rows = cu->encoder->rows[(cu->queue.n_ended + 1) % 2];
     memcpy(host, rows + (size_t)row * n, n * sizeof(float));
 }
 

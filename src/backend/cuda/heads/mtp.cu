@@ -64,7 +64,7 @@ static bool reads_drafts(const struct cuda_backend *cu, const struct batch *b)
 int mtp_put(struct cuda_backend *cu, const struct batch *b, int used)
 {
     struct cuda_mtp *m = mtp_of(cu);
-    int32_t *to = cu->step_host;
+    int32_t *to = cu->step.host;
     m->narrows = -1;
     for (int i = network_depth(cu->net) - 1; i >= 0 && i < cu->net->n_layers; i++)
         if (batch_narrows(b, cu->net, i))
@@ -100,13 +100,13 @@ int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used)
     for (int i = 0; m->stride && i < b->n_seqs; i++)
         for (int t = b->q_start[i]; t < b->q_start[i + 1]; t++)
             for (int k = 0; k < m->stride; k++)
-                cu->step_host[used++] = b->pages[(size_t)i * (size_t)b->max_pages + (size_t)k];
+                cu->step.host[used++] = b->pages[(size_t)i * (size_t)b->max_pages + (size_t)k];
     return used;
 }
 
 size_t mtp_step_ints(const struct cuda_backend *cu)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     return cu->net->mtp.fc ? (size_t)s->max_tokens + DRAFT_ROWS * ((size_t)s->max_pages + 2) + 16
                            : 0;
 }
@@ -130,9 +130,9 @@ struct step mtp_rows(const struct cuda_backend *cu)
     struct step s = cuda_step(cu);
     if (!m->stride)
         return s;
-    s.q_start = s.seq_of = cu->step_dev + m->rows_at;
-    s.kv_len = cu->step_dev + m->rows_len;
-    s.pages = cu->step_dev + m->rows_pages;
+    s.q_start = s.seq_of = cu->step.dev + m->rows_at;
+    s.kv_len = cu->step.dev + m->rows_len;
+    s.pages = cu->step.dev + m->rows_pages;
     s.n_seqs = s.n_decode = s.n_tokens;
     return s;
 }
@@ -150,7 +150,8 @@ bool mtp_prepare(struct cuda_backend *cu, const struct network *net, const struc
 {
     struct cuda_mtp *s = mtp_of(cu);
     size_t bytes = net->mtp.fc ? (size_t)b->max_tokens * (size_t)net->n_embd * sizeof(float) : 0;
-    const struct want list[] = {{(void **)&s->kept, bytes}, {(void **)&s->joined, 2 * bytes}};
+    const struct device_buffer list[] = {{(void **)&s->kept, bytes},
+                                         {(void **)&s->joined, 2 * bytes}};
     return cuda_own(cu, list, 2, err);
 }
 
@@ -190,11 +191,11 @@ void mtp_join(struct backend *be, const struct mtp *m)
     if (!s.n_tokens)
         return;
     step_mark(cu);
-    cuda_embed(cu, embed, cu->n);
+    cuda_embed(cu, embed, cu->act.norm);
     struct join_args p = {};
-    p.e = cu->n;
+    p.e = cu->act.norm;
     p.kept = own->kept;
-    p.from = cu->step_dev + own->from;
+    p.from = cu->step.dev + own->from;
     p.norm[0] = cuda_gain(cu, &m->embed_norm);
     p.norm[1] = cuda_gain(cu, &m->hidden_norm);
     p.y = own->joined;

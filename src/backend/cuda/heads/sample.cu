@@ -522,8 +522,8 @@ bool sample_prepare(struct cuda_backend *cu, struct error *err)
     for (int i = 0; i < 2; i++)
         if (!cuda_pin((void **)&sm->host[i], (void **)&sm->mapped[i], bytes, err))
             return false;
-    struct want list[] = {{(void **)&sm->raw, (size_t)sm->max_edits * sizeof(float)},
-                          {(void **)&sm->norm, out * sizeof(float)}};
+    struct device_buffer list[] = {{(void **)&sm->raw, (size_t)sm->max_edits * sizeof(float)},
+                                   {(void **)&sm->norm, out * sizeof(float)}};
     return cuda_own(cu, list, 2, err) &&
            cuda_pin((void **)&sm->logits_row, NULL, vocab * sizeof(float), err);
 }
@@ -591,7 +591,7 @@ static void sample_on_host(struct cuda_backend *cu, uint8_t *host, struct sample
     const struct sampling *sm = &cu->sampling;
     size_t n = (size_t)cu->shape.n_vocab;
     int32_t *token = (int32_t *)(host + sm->tokens_at) + i;
-    CUDA_TRY(cu, cudaMemcpyAsync(sm->logits_row, cu->logits_all + (size_t)i * n, n * sizeof(float),
+    CUDA_TRY(cu, cudaMemcpyAsync(sm->logits_row, cu->act.logits + (size_t)i * n, n * sizeof(float),
                                  cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     if (again) {
@@ -599,14 +599,14 @@ static void sample_on_host(struct cuda_backend *cu, uint8_t *host, struct sample
         return;
     }
     *token = sampler_pick(s, sm->logits_row, (struct sample_probs *)(host + sm->probs_at) + i);
-    CUDA_TRY(cu, cudaMemcpyAsync(cu->chosen + i, token, sizeof *token, cudaMemcpyHostToDevice,
-                                 cu->stream));
+    CUDA_TRY(cu, cudaMemcpyAsync(cu->sampling.chosen + i, token, sizeof *token,
+                                 cudaMemcpyHostToDevice, cu->stream));
 }
 
 void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int rows)
 {
     const struct sampling *sm = &cu->sampling;
-    int buffer = (int)((cu->n_begun + 1) % 2), n_vocab = cu->shape.n_vocab;
+    int buffer = (int)((cu->queue.n_begun + 1) % 2), n_vocab = cu->shape.n_vocab;
     uint8_t *host = sm->host[buffer], *mapped = sm->mapped[buffer];
     int n_edits = 0, again = 0;
     bool edited = false, wants_probs = false;
@@ -624,16 +624,16 @@ void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int
     struct sample_probs *probs = (struct sample_probs *)(mapped + sm->probs_at);
     if (wants_probs)
         cuda_launch(cu, sample_probs_kernel, dim3((unsigned)rows), ROW_THREADS, 512, LAUNCH_PLAIN,
-                    (const float *)cu->logits_all, n_vocab, samples, sm->norm, probs);
+                    (const float *)cu->act.logits, n_vocab, samples, sm->norm, probs);
     if (edited)
         cuda_launch(cu, sample_edit_kernel, dim3((unsigned)rows), ROW_THREADS, ROW_THREADS * 4,
-                    LAUNCH_PLAIN, cu->logits_all, n_vocab, samples, edits,
+                    LAUNCH_PLAIN, cu->act.logits, n_vocab, samples, edits,
                     (const uint32_t *)(mapped + sm->masks_at), sm->mask_words, sm->raw);
     cuda_launch(cu, sample_kernel, dim3(ARGMAX_BLOCKS, (unsigned)rows), DRAW_THREADS,
-                256 + sizeof(struct draw_shared), LAUNCH_PLAIN, (const float *)cu->logits_all,
-                n_vocab, cu->argmax_value, cu->argmax_index, cu->argmax_count,
-                (int32_t *)(mapped + sm->tokens_at), cu->chosen, samples, edits,
-                (const float *)sm->raw, (const float *)sm->norm, probs);
+                256 + sizeof(struct draw_shared), LAUNCH_PLAIN, (const float *)cu->act.logits,
+                n_vocab, cu->sampling.argmax_value, cu->sampling.argmax_index,
+                cu->sampling.argmax_count, (int32_t *)(mapped + sm->tokens_at), cu->sampling.chosen,
+                samples, edits, (const float *)sm->raw, (const float *)sm->norm, probs);
     for (int i = 0; i < rows; i++)
         if (((const struct row_sampler *)host)[i].by_host)
             sample_on_host(cu, host, samplers[i], i, i && samplers[i] == samplers[i - 1]);

@@ -208,7 +208,7 @@ static int by_matrix(const void *a, const void *b)
 bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
 {
     struct cuda_loras *a = loras_of(cu);
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     if (!b->lora_rank)
         return true;
     size_t tokens = (size_t)s->max_tokens, used = (size_t)(s->n_expert_used ? s->n_expert_used : 1);
@@ -229,7 +229,7 @@ bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error 
     qsort(a->weights, (size_t)n, sizeof *a->weights, by_matrix);
     a->generation++; /* changes made before are not in the table yet */
     size_t raw = tokens * 2 * ff > pairs * 2 * ffe ? tokens * 2 * ff : pairs * 2 * ffe;
-    struct want list[] = {
+    struct device_buffer list[] = {
         {(void **)&a->table, (size_t)(n + 1) * LORA_MAX_ADAPTERS * sizeof *a->table},
         {(void **)&a->t,
          (used > LORA_MAX_USES ? used : LORA_MAX_USES) * tokens * (size_t)a->t_len * sizeof(float)},
@@ -295,7 +295,7 @@ static void refresh(struct cuda_backend *cu, int adapter)
 static int take_ints(struct cuda_backend *cu, int *used, int n)
 {
     int at = *used;
-    CHECK((size_t)(at + n) <= cu->step_cap, "the step block is full");
+    CHECK((size_t)(at + n) <= cu->step.capacity, "the step block is full");
     *used = (at + n + 3) & ~3;
     return at;
 }
@@ -321,7 +321,7 @@ static int put_list(struct cuda_backend *cu, const struct batch *b, struct lora_
                     const int32_t *out_of, int used)
 {
     struct cuda_loras *a = loras_of(cu);
-    int32_t *block = cu->step_host;
+    int32_t *block = cu->step.host;
     int n[LORA_MAX_USES] = {0};
     memset(l, 0, sizeof *l);
     l->rows = rows;
@@ -443,7 +443,7 @@ static struct lora_args args_of(struct cuda_backend *cu, const struct lora_weigh
     p.n_weights = a->n_weights;
     p.weight = w && w->rank ? (int)(w - a->weights) : -1;
     p.shared = p.shared_weight = -1;
-    p.by_row = cu->step_dev + l->by_row + 2 * u * l->rows;
+    p.by_row = cu->step.dev + l->by_row + 2 * u * l->rows;
     p.t = a->t;
     p.t_len = a->t_len;
     return p;
@@ -458,8 +458,8 @@ static struct lora_args linear_args(struct cuda_backend *cu, const struct lora_w
     struct lora_args p = args_of(cu, w, u);
     *blocks = a->step.grouped ? l->n_chunks[u] : l->rows;
     if (a->step.grouped) {
-        p.members = cu->step_dev + l->members[u];
-        p.chunks = cu->step_dev + l->chunks[u];
+        p.members = cu->step.dev + l->members[u];
+        p.chunks = cu->step.dev + l->chunks[u];
     }
     p.t += (size_t)u * (size_t)l->rows * (size_t)a->t_len;
     p.n_in = w->w->n_in;
@@ -508,12 +508,12 @@ static struct lora_gate_args gate_args(const struct pick_case *c, const float *r
                                        int ld)
 {
     struct lora_gate_args g = {};
-    g.act = c->act;
+    g.act = c->mlp.act;
     g.raw = raw;
     g.hidden = hidden;
-    g.width = c->down->n_in;
+    g.width = c->mlp.down->n_in;
     g.ld = ld;
-    g.padded = c->down->n_kt * TILE_K;
+    g.padded = c->mlp.down->n_kt * TILE_K;
     return g;
 }
 
@@ -521,19 +521,19 @@ static struct lora_gate_args gate_args(const struct pick_case *c, const float *r
 static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct cuda_loras *a = loras_of(cu);
-    int n = c->x->n, width = c->down->n_in;
+    int n = c->x->n, width = c->mlp.down->n_in;
     product(cu, c->w, c->x, a->raw);
     struct lora_gate_args g = gate_args(c, a->raw, a->hidden, width);
     struct rows hidden = rows_of(a->hidden, n, width);
     if (gemm_cluster_fits(cu, n, g.padded)) { /* saves a conversion kernel */
-        g.panels = cu->panels;
+        g.panels = cu->forms.panels;
         g.panel_rows = gemm_cluster_width(n);
-        g.scale = cu->fp16_scale;
+        g.scale = cu->forms.scale;
         hidden.panels = true;
     }
     lora_gate(cu, g, n);
-    product(cu, c->down, &hidden, c->y);
-    c->x->halves = c->x->records = c->x->panels =
+    product(cu, c->mlp.down, &hidden, c->y);
+    c->x->fp16 = c->x->records = c->x->panels =
         false; /* the hidden units have overwritten these buffers */
 }
 
@@ -546,9 +546,10 @@ static enum experts_kernel experts_kernel_for(const struct cuda_backend *cu,
 {
     if (!pick_fp16_only(c->rows))
         return EXPERTS_STREAM;
-    if (cu->wgmma && gemm_wgmma_suits(cu, c->w, false) && gemm_wgmma_suits(cu, c->down, false))
+    if (cu->can.wgmma && gemm_wgmma_suits(cu, c->w, false) &&
+        gemm_wgmma_suits(cu, c->mlp.down, false))
         return EXPERTS_WGMMA;
-    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->down) ? EXPERTS_MMA : EXPERTS_STREAM;
+    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->mlp.down) ? EXPERTS_MMA : EXPERTS_STREAM;
 }
 
 static void experts_product(struct cuda_backend *cu, const struct gemm_args &p,
@@ -568,30 +569,30 @@ static void experts_product(struct cuda_backend *cu, const struct gemm_args &p,
 static struct route_tables route_rows(struct cuda_backend *cu, const struct pick_case *c,
                                       const struct mlp *m, int width)
 {
-    struct rows *x = c->route_x ? c->route_x : c->x;
+    struct rows *x = c->moe.router_x ? c->moe.router_x : c->x;
     struct pick_case l = {};
     l.rows = c->rows;
-    l.w = c->router;
+    l.w = c->moe.router;
     l.in.x = x->floats;
     pick_run(cu, PICK_LOGITS, &l, N_STAGES);
-    int n = c->router->n_out;
+    int n = c->moe.router->n_out;
     if (changes(cu, m->router.w)) {
-        lora_before(cu, c->router, x);
-        lora_add(cu, c->router, cu->router, n);
+        lora_before(cu, c->moe.router, x);
+        lora_add(cu, c->moe.router, cu->routing.logits, n);
     }
     if (join_is_done(m) && changes(cu, m->dense_gate)) {
         lora_before(cu, cuda_matrix(m->dense_gate), x);
-        lora_add(cu, cuda_matrix(m->dense_gate), cu->router + n - 1, n);
+        lora_add(cu, cuda_matrix(m->dense_gate), cu->routing.logits + n - 1, n);
     }
-    router_give(cu, c->experts, 1, c->rows);
+    router_give(cu, c->moe.experts, 1, c->rows);
     struct moe_route_args r = {};
-    r.logits = router_given(cu, c->experts);
+    r.logits = router_given(cu, c->moe.experts);
     r.rows = c->rows;
     r.parts = 1;
-    r.rule = c->experts->rule;
+    r.rule = c->moe.experts->rule;
     r.width = width;
     r.t = moe_route_tables(cu);
-    r.weight = cu->route_weight;
+    r.weight = cu->routing.weight;
     moe_route(cu, r);
     return r.t;
 }
@@ -601,26 +602,26 @@ static void add_experts(struct cuda_backend *cu, const struct pick_case *c, cons
                         const struct route_tables &t, bool down)
 {
     const struct cuda_loras *a = loras_of(cu);
-    const struct matrix *w = down ? c->down : c->w;
+    const struct matrix *w = down ? c->mlp.down : c->w;
     const struct lora_weight *of = find_weight(a, w), *shared = NULL;
     if (join_is_done(m))
         shared = find_weight(a, cuda_matrix(down ? m->dense.down : m->dense.gate_up));
-    int rank = of ? of->rank : 0, blocks = c->rows * c->experts->rule.used;
+    int rank = of ? of->rank : 0, blocks = c->rows * c->moe.experts->rule.used;
     rank = shared && shared->rank > rank ? shared->rank : rank;
     for (int u = 0; u < a->step.n_uses && rank; u++) {
         struct lora_args p = args_of(cu, of, u);
         if (shared) {
-            p.shared = c->experts->rule.n_expert - 1;
+            p.shared = c->moe.experts->rule.n_expert - 1;
             p.shared_weight = shared->rank ? (int)(shared - a->weights) : -1;
         }
         p.pairs = t.pairs;
         p.chosen = t.chosen;
-        p.used = c->experts->rule.used;
+        p.used = c->moe.experts->rule.used;
         p.x_sorted = p.y_pairs = down;
         p.x = down ? a->raw : c->x->floats;
         p.n_in = w->n_in;
         p.ldx = down ? c->w->n_out : w->n_in;
-        p.y = down ? cu->expert_out : a->raw;
+        p.y = down ? cu->mlp.expert_out : a->raw;
         p.ldy = p.n_out = w->n_out;
         lora_shrink(cu, p, blocks, rank);
         lora_expand(cu, p, blocks);
@@ -631,8 +632,8 @@ static void add_experts(struct cuda_backend *cu, const struct pick_case *c, cons
 static void hidden_units(struct cuda_backend *cu, const struct pick_case *c, int pairs)
 {
     float *raw = loras_of(cu)->raw;
-    struct lora_gate_args g = gate_args(c, raw, raw, 2 * c->down->n_in);
-    g.fp16_out = cu->half_hidden;
+    struct lora_gate_args g = gate_args(c, raw, raw, 2 * c->mlp.down->n_in);
+    g.fp16_out = cu->mlp.hidden_fp16;
     lora_gate(cu, g, pairs);
 }
 
@@ -641,20 +642,20 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
 {
     struct cuda_loras *a = loras_of(cu);
     enum experts_kernel kernel = experts_kernel_for(cu, c);
-    int used = c->experts->rule.used, pairs = c->rows * used;
+    int used = c->moe.experts->rule.used, pairs = c->rows * used;
     int width = kernel == EXPERTS_WGMMA ? (int)WGMMA_ROWS : kernel == EXPERTS_MMA ? 64 : 16;
-    int tiles = moe_route_tiles(c->rows, used, c->router->n_out, width);
+    int tiles = moe_route_tiles(c->rows, used, c->moe.router->n_out, width);
     struct route_tables t = route_rows(cu, c, m, width);
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++) {
-        struct gemm_args p = pick_args(cu, i ? c->down : c->w, c->rows);
+        struct gemm_args p = pick_args(cu, i ? c->mlp.down : c->w, c->rows);
         p.moe = true;
         p.used = used;
         p.route = t;
-        p.y = i ? cu->expert_out : a->raw;
+        p.y = i ? cu->mlp.expert_out : a->raw;
         p.ldy = p.w.n_out;
         if (i) {
-            p.x = cu->half_hidden;
+            p.x = cu->mlp.hidden_fp16;
             p.x_scale = NULL;
             p.unscale = 1.0f / HIDDEN_SCALE;
             p.sorted_in = true;
@@ -664,7 +665,7 @@ static void run_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         if (!i)
             hidden_units(cu, c, pairs);
     }
-    resid_sum_floats(cu, c->y, c->rows, used, c->down->n_out, c->experts->rule.spread);
+    resid_sum_floats(cu, c->y, c->rows, used, c->mlp.down->n_out, c->moe.experts->rule.spread);
 }
 
 void lora_mlp(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)

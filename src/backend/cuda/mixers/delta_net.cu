@@ -775,16 +775,17 @@ bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct e
     int room = b->max_tokens / 2; /* each row takes two rows of the product's fp16 input */
     s->split_rows = !fp16 ? 0 : room < DELTA_SPLIT_ROWS ? room : DELTA_SPLIT_ROWS;
     size_t twice = 2 * (size_t)s->split_rows, widest = channels > 2 * n_v ? channels : 2 * n_v;
-    const struct want list[] = {{(void **)&s->u, tokens * channels * 4},
-                                {(void **)&s->uc, tokens * channels * 4},
-                                {(void **)&s->z, tokens * values * 4},
-                                {(void **)&s->ba, tokens * 2 * n_v * 4},
-                                {(void **)&s->kq, tokens * n_k * 4},
-                                {(void **)&s->o, tokens * values * 4},
-                                {(void **)&s->count, (size_t)b->max_seqs * n_k * 4},
-                                {(void **)&s->chunks, s->chunks_bytes},
-                                {(void **)&s->split_in, twice * (size_t)cu->shape.n_embd * 4},
-                                {(void **)&s->split_out, twice * widest * 4}};
+    const struct device_buffer list[] = {
+        {(void **)&s->u, tokens * channels * 4},
+        {(void **)&s->uc, tokens * channels * 4},
+        {(void **)&s->z, tokens * values * 4},
+        {(void **)&s->ba, tokens * 2 * n_v * 4},
+        {(void **)&s->kq, tokens * n_k * 4},
+        {(void **)&s->o, tokens * values * 4},
+        {(void **)&s->count, (size_t)b->max_seqs * n_k * 4},
+        {(void **)&s->chunks, s->chunks_bytes},
+        {(void **)&s->split_in, twice * (size_t)cu->shape.n_embd * 4},
+        {(void **)&s->split_out, twice * widest * 4}};
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 

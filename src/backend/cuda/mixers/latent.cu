@@ -214,7 +214,7 @@ bool latent_prepare(struct cuda_backend *cu, const struct bounds *b, struct erro
     s->first = first;
     s->list_len = 16 + 3 * heads * (tokens / MOE_ROUTE_MIN_TILE + 1) + heads * tokens;
     size_t freq = (size_t)net->n_ropes * (LATENT_MAX_ROPE / 2) * 4;
-    const struct want list[] = {
+    const struct device_buffer list[] = {
         {(void **)&s->raw_q, tokens * low_q * 4},  {(void **)&s->low_q, tokens * low_q * 4},
         {(void **)&s->low, tokens * low * 4},      {(void **)&s->q, tokens * q * 4},
         {(void **)&s->wide, tokens * wide * 4},    {(void **)&s->a, tokens * a * 4},
@@ -333,7 +333,7 @@ static bool latent_project_q_up(struct cuda_backend *cu, const struct latent *l,
     c.w = cuda_matrix(l->wqb);
     c.x = &x;
     c.y = b->q;
-    const struct pick_row *pick = pick_find(cu, PICK_LINEAR, &c);
+    const struct cuda_pick *pick = pick_find(cu, PICK_LINEAR, &c);
     if (rows == 1 && pick->takes == TAKES_NORM && l->q_norm.gain && !lora_changes(cu, c.w)) {
         c.in = norm_in{};
         c.in.x = p->from_q;
@@ -362,7 +362,7 @@ static bool latent_product(struct cuda_backend *cu, const struct weight *w, int 
     c.y = y;
     c.step = s;
     c.heads = &cu->latent->heads[i];
-    const struct pick_row *p = pick_find(cu, PICK_HEADS, &c);
+    const struct cuda_pick *p = pick_find(cu, PICK_HEADS, &c);
     if (!dry_run) {
         step_mark(cu);
         pick_go(cu, p, &c);
@@ -491,7 +491,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     c.step = &s;
     c.latent = &p;
     c.rows = T - s.n_decode;
-    const struct pick_row *prompt = c.rows ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
+    const struct cuda_pick *prompt = c.rows ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
     if (!prompt || prompt->takes != TAKES_NORM) {
         latent_absorbed(cu, l, p, &s, stored ? NULL : &row, rope);
         return rows_of(b->a, T, H * l->v_dim);
@@ -507,9 +507,9 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     pick_go(cu, prompt, &c);
     step_mark_end(cu, STAGE_ATTENTION);
     struct rows a = rows_of(b->a, T, H * l->v_dim);
-    a.halves = b->expand.fp16_out;
-    a.n_floats = a.halves ? s.n_decode : T;
-    if (a.halves && s.n_decode)
+    a.fp16 = b->expand.fp16_out;
+    a.n_floats = a.fp16 ? s.n_decode : T;
+    if (a.fp16 && s.n_decode)
         rows_join_fp16(cu, &a, s.n_decode);
     return a;
 }

@@ -94,7 +94,7 @@ struct latent_expand {
     const struct matrix *wkb, *wvb;
     int v_dim, max_keys;      /* max_keys: over all prompts of a step */
     float *a;                 /* (n_tokens, H, Dv) */
-    bool fp16_out;            /* the result goes to cu->fp16_in instead of a */
+    bool fp16_out;            /* the result goes to cu->forms.fp16 instead of a */
     uint16_t *x, *kr, *k, *v; /* (max_keys): C, Dr, H * Dn, H * Dv */
     uint8_t *wkb_transposed;  /* wkb transposed, fp16 tiles */
     struct latent_heads *list;

@@ -462,7 +462,7 @@ static void latent_attn_launch(struct cuda_backend *cu, const struct latent_args
 
 void latent_attn_decode(struct cuda_backend *cu, struct latent_args p, int rows)
 {
-    int mt = latent_decode_mt(cu, p.n_heads, rows, cu->layout.deep);
+    int mt = latent_decode_mt(cu, p.n_heads, rows, cu->step.layout.deep);
     int units = rows * ceil_div(p.n_heads, 16 * mt);
     p.n_split = latent_attn_splits(cu, units);
     dim3 grid((unsigned)p.n_split, (unsigned)units);

@@ -383,9 +383,9 @@ static __global__ void __launch_bounds__(EXPANDED_THREADS, 1)
 /* Number of keys over the step's prompts. */
 static int expanded_keys(const struct cuda_backend *cu)
 {
-    const int32_t *len = cu->step_host + cu->layout.kv_len;
+    const int32_t *len = cu->step.host + cu->step.layout.kv_len;
     int64_t n = 0;
-    for (int i = cu->layout.n_decode; i < cu->layout.n_seqs; i++)
+    for (int i = cu->step.layout.n_decode; i < cu->step.layout.n_seqs; i++)
         n += len[i];
     return n > INT32_MAX ? INT32_MAX : (int)n;
 }
@@ -404,7 +404,7 @@ bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, con
 {
     const struct network *net = cu->net;
     size_t k = 0, v = 0, heads = 0, transposed = 0, keys = (size_t)b->n_pages * (size_t)b->page_len;
-    for (int i = 0; i < net->n_layers && cu->wgmma; i++) {
+    for (int i = 0; i < net->n_layers && cu->can.wgmma; i++) {
         const struct latent *l = &net->layers[i].mixer.latent;
         if (net->layers[i].mixer.kind != MIXER_LATENT || !expanded_sizes(l->nope_dim, l->v_dim))
             continue;
@@ -420,14 +420,14 @@ bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, con
     keys = keys < most ? keys : most;
     size_t tiles = heads * (keys / WGMMA_ROWS + 1);
     struct route_tables *t = &e->list->list;
-    const struct want list[] = {{(void **)&e->x, keys * LATENT_RANK * 2},
-                                {(void **)&e->kr, keys * LATENT_ROPE * 2},
-                                {(void **)&e->k, keys * k * 2},
-                                {(void **)&e->v, keys * v * 2},
-                                {(void **)&e->wkb_transposed, transposed * 2},
-                                {(void **)&t->n_tiles, 64},
-                                {(void **)&t->tiles, 3 * tiles * 4},
-                                {(void **)&t->pairs, heads * keys * 4}};
+    const struct device_buffer list[] = {{(void **)&e->x, keys * LATENT_RANK * 2},
+                                         {(void **)&e->kr, keys * LATENT_ROPE * 2},
+                                         {(void **)&e->k, keys * k * 2},
+                                         {(void **)&e->v, keys * v * 2},
+                                         {(void **)&e->wkb_transposed, transposed * 2},
+                                         {(void **)&t->n_tiles, 64},
+                                         {(void **)&t->tiles, 3 * tiles * 4},
+                                         {(void **)&t->pairs, heads * keys * 4}};
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
     e->max_keys = (int)keys;
@@ -437,7 +437,7 @@ bool latent_expand_prepare(struct cuda_backend *cu, struct latent_expand *e, con
 bool latent_expanded_fits(const struct cuda_backend *cu, const struct latent_args &p)
 {
     const struct latent_expand *e = p.expand;
-    return e && cu->wgmma && p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE &&
+    return e && cu->can.wgmma && p.rank == LATENT_RANK && p.rope_dim == LATENT_ROPE &&
            expanded_sizes(p.nope_dim, e->v_dim) && gemm_wgmma_suits(cu, e->wvb, false) &&
            expanded_keys(cu) <= e->max_keys &&
            (size_t)expanded_shared<4, 4>::BYTES <= cu->shared_limit;
@@ -508,8 +508,8 @@ void latent_expanded(struct cuda_backend *cu, const struct latent_args &p, const
     a.kr = e->kr;
     a.v = e->v;
     a.a = e->a;
-    a.fp16_out = e->fp16_out ? cu->fp16_in : NULL;
-    a.fp16_scale = cu->fp16_scale;
+    a.fp16_out = e->fp16_out ? cu->forms.fp16 : NULL;
+    a.fp16_scale = cu->forms.scale;
     a.tiles = tiles;
     a.n_tiles = n_tiles;
     a.n_heads = H;

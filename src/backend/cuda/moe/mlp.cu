@@ -21,7 +21,7 @@ struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n)
     struct gain g = {};
     if (n->kind == NORM_NONE)
         return g;
-    g.gain = n->gain ? n->gain : cu->ones;
+    g.gain = n->gain ? n->gain : cu->act.ones;
     g.eps = n->eps;
     g.layer = n->kind == NORM_LAYER;
     g.bias = g.layer ? n->bias : NULL;
@@ -109,13 +109,13 @@ bool cuda_is_plain(const struct mlp *m)
 static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)
 {
     bool changed = op == PICK_MOE ? lora_changes_experts(cu, m)
-                                  : lora_changes(cu, c->w) || lora_changes(cu, c->down);
+                                  : lora_changes(cu, c->w) || lora_changes(cu, c->mlp.down);
     if (changed &&
         op != PICK_UNGATED) { /* the products of PICK_UNGATED add the biases themselves */
         lora_mlp(cu, op, c, m);
         return;
     }
-    const struct pick_row *p = pick_find(cu, op, c);
+    const struct cuda_pick *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
     if (!c->made || op == PICK_MOE) {
         c->stream->add = ADD_ROWS; /* unless the kernel leaves another form */
@@ -129,17 +129,17 @@ static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, c
 static void set_dense(struct pick_case *c, const struct mlp *m)
 {
     c->w = cuda_matrix(m->dense.gate_up);
-    c->down = cuda_matrix(m->dense.down);
-    c->act = cuda_gating(&m->dense);
+    c->mlp.down = cuda_matrix(m->dense.down);
+    c->mlp.act = cuda_gating(&m->dense);
 }
 
 static void set_experts(struct pick_case *c, const struct experts *e)
 {
     c->w = e->gate_up;
-    c->down = e->down;
-    c->router = e->router;
-    c->act = e->act;
-    c->experts = e;
+    c->mlp.down = e->down;
+    c->moe.router = e->router;
+    c->mlp.act = e->act;
+    c->moe.experts = e;
 }
 
 /* Dense beside experts, or experts whose rows or router have a norm of their own. All norms read
@@ -160,30 +160,30 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
     c.made = true;
     d = c;
     set_experts(&c, &e);
-    c.y = cu->d;
+    c.y = cu->act.block;
     if (m->router.norm.kind) {
-        more[n_more++] = norm_more{cuda_gain(cu, &m->router.norm), cu->route_in};
-        route = rows_of(cu->route_in, r->rows, width);
-        c.route_x = &route;
+        more[n_more++] = norm_more{cuda_gain(cu, &m->router.norm), cu->mlp.router_in};
+        route = rows_of(cu->mlp.router_in, r->rows, width);
+        c.moe.router_x = &route;
     }
     bool floats = m->experts_in.kind && r->rows <= NORM_ROWS &&
                   pick_find(cu, PICK_MOE, &c)->takes == TAKES_NORM;
     if (floats) {
-        more[n_more++] = norm_more{cuda_gain(cu, &m->experts_in), cu->experts_in};
-        own = rows_of(cu->experts_in, r->rows, width);
+        more[n_more++] = norm_more{cuda_gain(cu, &m->experts_in), cu->mlp.experts_in};
+        own = rows_of(cu->mlp.experts_in, r->rows, width);
         c.x = &own;
     }
-    struct gain any = {cu->ones, 1.0f}; /* not read */
+    struct gain any = {cu->act.ones, 1.0f}; /* not read */
     n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
     if (!in.gain)
         n = resid_plain(cu, r);
     if (m->dense.gate_up) {
         set_dense(&d, m);
-        close->beside = d.y = cu->beside;
+        close->beside = d.y = cu->mlp.dense;
         run(cu, PICK_FFN, &d, m);
         if (m->dense_gate) {
             d.w = cuda_matrix(m->dense_gate);
-            close->beside_gate = d.y = cu->beside_gate;
+            close->beside_gate = d.y = cu->mlp.dense_gate;
             pick_run(cu, PICK_LINEAR, &d, STAGE_FFN);
         }
         close->beside_norm = cuda_gain(cu, &m->dense_out);
@@ -207,8 +207,8 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid
         set_dense(&c, m);
         close->norm = cuda_gain(cu, &m->dense_out);
     }
-    c.y = cu->d;
-    run(cu, m->router.w ? PICK_MOE : c.act.ungated ? PICK_UNGATED : PICK_FFN, &c, m);
+    c.y = cu->act.block;
+    run(cu, m->router.w ? PICK_MOE : c.mlp.act.ungated ? PICK_UNGATED : PICK_FFN, &c, m);
 }
 
 /* x += norm((act(x Wg^T) * e) Wp^T) */
@@ -222,29 +222,29 @@ static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l
     c.rows = r->rows;
     c.w = cuda_matrix(l->gate);
     c.x = &x;
-    c.y = cu->layer_gate;
+    c.y = cu->mlp.layer_gate;
     pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
     struct ffn f = {};
     f.act = l->act;
     struct embed_gate_args p = {};
-    p.h = cu->layer_gate;
-    p.e = cu->layer_embeds;
-    p.row_of = r->narrow && !cu->layout.out_is_all ? s.out_rows : NULL;
+    p.h = cu->mlp.layer_gate;
+    p.e = cu->mlp.layer_embeds;
+    p.row_of = r->narrow && !cu->step.layout.out_is_all ? s.out_rows : NULL;
     p.act = cuda_gating(&f);
     p.width = c.w->n_out;
     p.layer = layer;
     p.n_layers = cu->shape.n_layers;
     embed_gate(cu, p, r->rows);
-    x = rows_of(cu->layer_gate, r->rows, p.width);
+    x = rows_of(cu->mlp.layer_gate, r->rows, p.width);
     c.w = cuda_matrix(l->project);
-    c.y = cu->d;
+    c.y = cu->act.block;
     pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
     *close = resid_epilogue{};
     close->set = true;
     close->norm = cuda_gain(cu, &l->norm);
     close->scale = close->stream_scale = 1.0f;
     r->add = ADD_ROWS;
-    r->d = cu->d;
+    r->d = cu->act.block;
 }
 
 void cuda_mlp(struct backend *be, const struct mlp *m, int layer)

@@ -269,7 +269,7 @@ bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                   const struct matrix *down, int rows)
 {
     return gemm_few_fits(cu, gate_up, rows) && down->set <= SET_CODES && gate_up->n_seg <= 2 &&
-           down->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+           down->n_kt <= 16 && rows * gate_up->n_kt <= cu->forms.n_records &&
            moe_few_up_shared(gate_up, 4) <= cu->shared_limit &&
            moe_few_shared(8, DOWN_STAGES, 1, down->max_tile_bytes) <= cu->shared_limit;
 }
@@ -280,10 +280,11 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
     struct moe_few_args p = {};
     p.w = *gate_up;
     p.logits = router_given(cu, e);
-    p.x = cu->records;
-    p.x_scale = cu->fp16_scale;
-    p.hidden = cu->hidden_records;
-    p.zeros = cu->hidden_records + (size_t)(moe_grouped_hidden_records(&cu->shape) - 1) * RECORD;
+    p.x = cu->forms.records;
+    p.x_scale = cu->forms.scale;
+    p.hidden = cu->mlp.hidden_records;
+    p.zeros =
+        cu->mlp.hidden_records + (size_t)(moe_grouped_hidden_records(&cu->shape) - 1) * RECORD;
     p.rows = rows;
     p.act = e->act;
     p.rule = e->rule;

@@ -933,7 +933,7 @@ static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
     p.w = *gate_up;
     p.in = *in;
     p.act = e->act;
-    p.y = cu->hidden;
+    p.y = cu->mlp.hidden;
     p.n_units = units;
     p.units_per_block = per_block;
     /* One slice per warp: with 12 slices, two rounds of eight warps would leave half of them
@@ -960,7 +960,8 @@ static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
     int down_warps = sums.sums ? DOWN_WARPS : EXPERT_WARPS;
     int per_warp = ceil_div(rule.used * down->n_kt, down_warps);
     struct moe_gemv_down_args q = {
-        *down, p.logits, cu->hidden, y, rule, moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
+        *down, p.logits, cu->mlp.hidden,
+        y,     rule,     moe_gemv_plan(cu, down, down_warps, 1, per_warp, 0),
         sums};
     grid = dim3((unsigned)down->n_tiles, (unsigned)rows);
     if (PLAIN != SPREAD && sums.sums)
@@ -1010,10 +1011,10 @@ void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const floa
                      const struct experts *e, const struct norm_in *in, float *x, float *y)
 {
     const struct matrix *router = e->router;
-    int turn = cu->n_routed++ & 1;
-    struct route_sums sums = {cu->route_sums + turn * SUM_WORDS,
-                              cu->route_sums + (turn ^ 1) * SUM_WORDS,
-                              cu->route_squares,
+    int turn = cu->routing.n_summed++ & 1;
+    struct route_sums sums = {cu->routing.sums + turn * SUM_WORDS,
+                              cu->routing.sums + (turn ^ 1) * SUM_WORDS,
+                              cu->routing.squares,
                               w->n_tiles,
                               1.0f / (float)w->n_out,
                               in->eps};

@@ -544,13 +544,13 @@ static struct moe_grouped_args moe_grouped_args_of(const struct matrix *w, int n
     return p;
 }
 
-int moe_grouped_records(const struct shape *s)
+int moe_grouped_records(const struct kernel_limits *s)
 {
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
     int width = s->heads > s->n_embd ? s->heads : s->n_embd;
     return rows * ceil_div(width, TILE_K);
 }
-int moe_grouped_hidden_records(const struct shape *s)
+int moe_grouped_hidden_records(const struct kernel_limits *s)
 {
     /* moe_grouped.cu: one record per pair; moe_quad.cu: four per possible entry */
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
@@ -579,13 +579,13 @@ void moe_grouped(struct cuda_backend *cu, const struct experts *e, const struct 
     p.act = e->act;
     p.plain = experts_are_plain(e);
     p.hidden_kt = down->n_kt;
-    p.x = cu->records;
-    p.x_scale = cu->fp16_scale;
-    p.hidden = cu->hidden_records;
+    p.x = cu->forms.records;
+    p.x_scale = cu->forms.scale;
+    p.hidden = cu->mlp.hidden_records;
     struct moe_grouped_args q = moe_grouped_args_of(down, n_pairs, most);
     q.route = *route;
-    q.x = cu->hidden_records;
-    q.y = cu->expert_out;
+    q.x = cu->mlp.hidden_records;
+    q.y = cu->mlp.expert_out;
     q.narrow = narrow;
     q.plain = p.plain;
     moe_grouped_up(cu, p, width);

@@ -532,7 +532,7 @@ bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
 {
     return gate_up->n_expert <= QUAD_EXPERTS && rows >= 1 && rows <= QUAD_ROWS &&
            gate_up->set <= SET_CODES && down->set <= SET_CODES && gate_up->n_seg <= 2 &&
-           gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->n_records &&
+           gate_up->n_kt <= 16 && rows * gate_up->n_kt <= cu->forms.n_records &&
            moe_quad_plan_of(cu, gate_up, down, rows).shared;
 }
 
@@ -545,7 +545,7 @@ static void moe_quad_launch(struct cuda_backend *cu, struct moe_quad_args p, int
         if (p.rule.spread)
             kernel = moe_quad_kernel<UP, DOWN, PARTS, STAGES, QUAD_SPREAD>;
     dim3 grid((unsigned)cu->n_sm), outputs((unsigned)p.down.n_tiles);
-    if (cu->may_wait && p.down.n_tiles <= cu->n_sm) {
+    if (cu->can.grid_barrier && p.down.n_tiles <= cu->n_sm) {
         p.phases = QUAD_UP | QUAD_DOWN;
         cuda_launch(cu, kernel, grid, threads, shared, LAUNCH_EARLY, p);
         return;
@@ -569,12 +569,12 @@ void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int ro
     CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
           "%d of %d experts", p.rule.used, p.rule.n_expert);
     p.logits = router_given(cu, e);
-    p.x = cu->records;
-    p.x_scale = cu->fp16_scale;
-    p.hidden = cu->hidden_records;
+    p.x = cu->forms.records;
+    p.x_scale = cu->forms.scale;
+    p.hidden = cu->mlp.hidden_records;
     p.rows = rows;
     p.slot = plan.slot;
-    p.meeting = (struct grid_barrier *)cu->grid_barrier;
+    p.meeting = (struct grid_barrier *)cu->mlp.grid_barrier;
     bool q4 = p.up.seg[0].kind == TILE_Q4_K && p.up.seg[p.up.n_seg - 1].kind == TILE_Q4_K;
     int threads = plan.parts * p.up.n_kt * 32, kind = p.down.n_seg == 1 ? p.down.seg[0].kind : -1;
     if (q4 && kind == TILE_Q4_K && plan.parts == 2 && plain)

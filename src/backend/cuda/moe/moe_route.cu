@@ -15,7 +15,7 @@ int moe_route_tiles(int rows, int used, int n_expert, int width)
     return experts + pairs / width;
 }
 
-size_t moe_route_ints(const struct shape *s)
+size_t moe_route_ints(const struct kernel_limits *s)
 {
     int pairs = s->max_tokens * s->n_expert_used;
     return 16 + 3 * (size_t)(s->n_expert + pairs / MOE_ROUTE_MIN_TILE + 1) + 2 * (size_t)pairs +
@@ -26,11 +26,11 @@ size_t moe_route_ints(const struct shape *s)
 
 struct route_tables moe_route_tables(const struct cuda_backend *cu)
 {
-    const struct shape *s = &cu->shape;
+    const struct kernel_limits *s = &cu->shape;
     int pairs = s->max_tokens * s->n_expert_used;
     struct route_tables r;
-    r.n_tiles = cu->route;
-    r.tiles = cu->route + 16;
+    r.n_tiles = cu->routing.tables;
+    r.tiles = cu->routing.tables + 16;
     r.pairs = r.tiles + 3 * (s->n_expert + pairs / MOE_ROUTE_MIN_TILE + 1);
     r.chosen = r.pairs + pairs;
     r.counts = r.chosen + pairs;

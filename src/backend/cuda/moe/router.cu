@@ -269,7 +269,7 @@ void router_row(struct cuda_backend *cu, const struct matrix *w, const struct no
                 int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct router_args p = {*w, *in, n, cu->router, rows, 1, 1.0f / (float)w->n_in};
+    struct router_args p = {*w, *in, n, cu->routing.logits, rows, 1, 1.0f / (float)w->n_in};
     cuda_launch(cu, w->n_in <= 2048 ? router_row_kernel<4> : router_row_kernel<6>,
                 dim3((unsigned)ceil_div(w->n_out, 2), (unsigned)rows), 256, 64, LAUNCH_EARLY, p);
 }
@@ -279,7 +279,7 @@ void router_block(struct cuda_backend *cu, const struct matrix *w, const struct 
 {
     int per = ceil_div(rows, 16); /* one block per row as long as there are few */
     per = per < 4 ? per : 4;
-    struct router_args p = {*w, *in, n, cu->router, rows, per, 1.0f / (float)w->n_in};
+    struct router_args p = {*w, *in, n, cu->routing.logits, rows, per, 1.0f / (float)w->n_in};
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
     cuda_launch(cu, router_kernel,
                 dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)ceil_div(rows, per)), 256,
@@ -402,7 +402,8 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
                     int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct router_records_args p = {*w, *in, cu->router, cu->records, cu->fp16_scale};
+    struct router_records_args p = {*w, *in, cu->routing.logits, cu->forms.records,
+                                    cu->forms.scale};
     cuda_launch(cu, router_records_kernel, dim3((unsigned)ceil_div(w->n_out, 8), (unsigned)rows),
                 256, router_records_shared(w), LAUNCH_EARLY, p);
 }
@@ -536,8 +537,8 @@ void router_give(struct cuda_backend *cu, const struct experts *e, int parts, in
         return;
     const struct route_rule &rule = e->full;
     CHECK(rule.n_groups <= MAX_GROUPS, "%d groups of experts", rule.n_groups);
-    struct router_give_args p = {cu->router,       parts,   rows, rule, cu->router_own,
-                                 e->rule.n_expert, e->first};
+    struct router_give_args p = {cu->routing.logits, parts,   rows, rule, cu->routing.own,
+                                 e->rule.n_expert,   e->first};
     cuda_launch(cu, e->rule.spread ? router_give_kernel<true> : router_give_kernel<false>,
                 dim3((unsigned)ceil_div(rows, GIVE_ROWS)), 32 * GIVE_ROWS, 0, LAUNCH_EARLY, p);
 }
@@ -646,7 +647,7 @@ static __global__ void __launch_bounds__(256)
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows)
 {
     CHECK(w->n_seg == 1 && w->seg[0].kind == TILE_F32, "a router that is not in floats");
-    struct router_rows_args p = {*w, x, cu->router, rows};
+    struct router_rows_args p = {*w, x, cu->routing.logits, rows};
     dim3 grid((unsigned)ceil_div(rows, ROUTER_ROWS), (unsigned)w->n_kt,
               (unsigned)ceil_div(w->n_out, ROUTER_EXPERTS));
     cuda_launch(cu, router_rows_kernel, grid, 256, (size_t)(ROUTER_ROWS * ROUTER_STRIDE * 4),
@@ -806,7 +807,7 @@ static __global__ void __launch_bounds__(256)
 
 static int router_pieces(const struct cuda_backend *cu, const struct matrix *w)
 {
-    return !cu->clusters ? 1 : w->n_kt < CHOOSE_SPLITS ? w->n_kt : CHOOSE_SPLITS;
+    return !cu->can.cluster_attention ? 1 : w->n_kt < CHOOSE_SPLITS ? w->n_kt : CHOOSE_SPLITS;
 }
 
 bool router_choose_fits(const struct cuda_backend *cu, const struct matrix *w)
@@ -823,7 +824,7 @@ void router_choose(struct cuda_backend *cu, const struct matrix *w, const struct
     p.w = *w;
     p.x = x;
     p.chosen = route->chosen;
-    p.weight = cu->route_weight;
+    p.weight = cu->routing.weight;
     p.rows = rows;
     p.rule = rule;
     cuda_launch(cu, route_is_plain(rule) ? router_choose_kernel<true> : router_choose_kernel<false>,
