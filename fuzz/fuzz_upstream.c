@@ -41,9 +41,9 @@ static bool feed(struct http_response *a, const char *p, size_t n, struct got *g
     }
 }
 
-static void run(const char *p, size_t n, const size_t cuts[2], bool to_head, struct got *g)
+static void run(const char *p, size_t n, const size_t cuts[2], bool head_request, struct got *g)
 {
-    struct http_response a = {.to_head = to_head};
+    struct http_response a = {.head_request = head_request};
     size_t at[] = {0, cuts[0], cuts[1], n};
     const char *why = NULL;
     bool open = true;
@@ -53,7 +53,7 @@ static void run(const char *p, size_t n, const size_t cuts[2], bool to_head, str
         g->last = http_response_close(&a, &why);
         CHECK(g->last == RESPONSE_END || (g->last == RESPONSE_BAD && why), "no end at the end");
     }
-    if (g->last == RESPONSE_END && a.head.length >= 0 && !to_head && a.head.status != 204 &&
+    if (g->last == RESPONSE_END && a.head.length >= 0 && !head_request && a.head.status != 204 &&
         a.head.status != 304)
         CHECK((int64_t)g->body.len == a.head.length, "a body of the wrong length is whole");
     http_response_clear(&a);

@@ -293,9 +293,9 @@ static void test_bad_answers(void **state)
 }
 
 /* What comes of an answer: its body, or "bad". */
-static const char *answer_of(const char *text, bool to_head, struct buf *body)
+static const char *answer_of(const char *text, bool head_request, struct buf *body)
 {
-    struct http_response a = {.to_head = to_head};
+    struct http_response a = {.head_request = head_request};
     size_t n = strlen(text), used;
     const char *why = NULL;
     enum http_response_result res;

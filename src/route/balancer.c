@@ -1,4 +1,4 @@
-/* The choice of a replica. See the invariants in balancer.h. */
+/* Load balancing by cached prefixes. See the invariants in balancer.h. */
 #include "route/balancer.h"
 #include "base/error.h"
 #include "base/mem.h"
@@ -8,12 +8,12 @@
 enum { WAYS = 8 };
 
 struct balancer_entry {
-    uint64_t what;                /* a hash; 0 = empty */
-    uint64_t who;                 /* bit per replica; of a pin, its number */
-    uint64_t used : 63, leaf : 1; /* leaf: prompts ended here, none went on from here */
+    uint64_t hash;                /* the hash of a prefix or an id; 0 = an empty entry */
+    uint64_t replicas;            /* prefixes: a bit per replica; pins: the replica */
+    uint64_t used : 63, leaf : 1; /* leaf: prompts end here, and no longer one was seen */
 };
 
-/* Sets of WAYS entries; the least recently used of a set gives way. */
+/* Set-associative: sets of WAYS entries, the least recently used one of a set is evicted. */
 struct balancer_table {
     struct balancer_entry *e; /* (n) */
     size_t n;                 /* a power of two, at least WAYS */
@@ -23,9 +23,9 @@ struct balancer {
     struct balancer_options opt;
     struct balancer_replica replicas[BALANCER_MAX_REPLICAS];
     struct balancer_table prefixes, pins;
-    uint64_t clock; /* of uses */
+    uint64_t clock; /* counts uses, for LRU */
     int n_in;
-    double given; /* by all replicas */
+    double given; /* the sum over all replicas */
 };
 
 static void table_init(struct balancer_table *t, size_t n)
@@ -35,26 +35,26 @@ static void table_init(struct balancer_table *t, size_t n)
     t->e = mem_zalloc(t->n, sizeof *t->e);
 }
 
-static struct balancer_entry *table_find(const struct balancer_table *t, uint64_t what)
+static struct balancer_entry *table_find(const struct balancer_table *t, uint64_t hash)
 {
-    struct balancer_entry *set = t->e + (what & (t->n - 1) & ~(uint64_t)(WAYS - 1));
+    struct balancer_entry *set = t->e + (hash & (t->n - 1) & ~(uint64_t)(WAYS - 1));
     for (int i = 0; i < WAYS; i++)
-        if (set[i].what == what)
+        if (set[i].hash == hash)
             return &set[i];
     return NULL;
 }
 
-/* The entry of `what`, a new one if need be. */
-static struct balancer_entry *table_put(struct balancer_table *t, uint64_t what, uint64_t clock)
+/* Returns the entry of `hash`, which is inserted if it is absent. */
+static struct balancer_entry *table_put(struct balancer_table *t, uint64_t hash, uint64_t clock)
 {
-    struct balancer_entry *e = table_find(t, what);
+    struct balancer_entry *e = table_find(t, hash);
     if (!e) {
-        struct balancer_entry *set = t->e + (what & (t->n - 1) & ~(uint64_t)(WAYS - 1));
+        struct balancer_entry *set = t->e + (hash & (t->n - 1) & ~(uint64_t)(WAYS - 1));
         e = set;
         for (int i = 1; i < WAYS; i++)
             if (set[i].used < e->used)
                 e = &set[i];
-        *e = (struct balancer_entry){.what = what};
+        *e = (struct balancer_entry){.hash = hash};
     }
     e->used = clock;
     return e;
@@ -91,8 +91,9 @@ int balancer_n_in(const struct balancer *bal)
 
 /* Choosing */
 
-/* What one more request would make of its load, as seen from its share. */
-static double burden(const struct balancer *bal, const struct balancer_replica *p, int64_t now_ns)
+/* The replica's load with one more request, divided by its share of traffic (slow start). */
+static double weighted_load(const struct balancer *bal, const struct balancer_replica *p,
+                            int64_t now_ns)
 {
     double share = 1;
     if (p->in_since_ns && bal->opt.slow_start_ns > 0) {
@@ -102,23 +103,23 @@ static double burden(const struct balancer *bal, const struct balancer_replica *
     return (p->load + 1) / share;
 }
 
-/* How much of the prompt each replica has likely read, 0 to 1; and those that read a whole prompt which
- * this one goes on from. */
+/* Sets out[i] to the part of the prompt that replica i probably has in its cache, 0 to 1. Returns the
+ * replicas whose cache has an earlier turn of this conversation, a bit each. */
 static uint64_t match(const struct balancer *bal, const struct prefix_hashes *m, double out[])
 {
-    uint64_t seen = 0, going_on = 0;
+    uint64_t seen = 0, continued = 0;
     for (int j = m ? m->n - 1 : -1; j >= 0; j--) {
         const struct balancer_entry *e = table_find(&bal->prefixes, m->hash[j]);
-        for (uint64_t left = e ? e->who & ~seen : 0; left; left &= left - 1)
+        for (uint64_t left = e ? e->replicas & ~seen : 0; left; left &= left - 1)
             out[__builtin_ctzll(left)] = m->at[j] / (double)m->length;
-        going_on |= e && e->leaf ? e->who & ~seen : 0;
-        seen |= e ? e->who : 0;
+        continued |= e && e->leaf ? e->replicas & ~seen : 0;
+        seen |= e ? e->replicas : 0;
     }
-    return going_on;
+    return continued;
 }
 
-/* How much more than its part it has been given to remember: -2, nothing yet, to 4. */
-static double surfeit(const struct balancer *bal, const struct balancer_replica *p)
+/* How full its cache is relative to the average: -2 (nothing new was sent to it) to 4. */
+static double cache_pressure(const struct balancer *bal, const struct balancer_replica *p)
 {
     if (!(bal->given > 0))
         return 0;
@@ -141,22 +142,22 @@ int balancer_choose(struct balancer *bal, const struct prefix_hashes *hashes, ui
         if (p->load >= bal->opt.max_load)
             continue;
         can |= (uint64_t)1 << i;
-        double b = burden(bal, p, now_ns);
+        double b = weighted_load(bal, p, now_ns);
         least = any && least < b ? least : b;
         any = true;
     }
-    uint64_t going_on = match(bal, hashes, matched);
-    /* What a whole prompt in the cache is worth in requests waiting longer. */
+    uint64_t continued = match(bal, hashes, matched);
+    /* A fully cached prompt outweighs this many requests of load. */
     double worth = 8 + least / 2;
     for (int i = 0; i < bal->opt.n; i++) {
         const struct balancer_replica *p = &bal->replicas[i];
         if (!(can >> i & 1))
             continue;
-        double score = burden(bal, p, now_ns);
-        if (going_on >> i & 1)
+        double score = weighted_load(bal, p, now_ns);
+        if (continued >> i & 1)
             score -= worth * (matched[i] > 0.5 ? matched[i] : 0.5);
         else if (hashes && hashes->n)
-            score += surfeit(bal, p) - worth * matched[i];
+            score += cache_pressure(bal, p) - worth * matched[i];
         if (best < 0 || score < best_score ||
             (score <= best_score && p->chosen < bal->replicas[best].chosen)) {
             best = i;
@@ -179,10 +180,10 @@ void balancer_begin(struct balancer *bal, int i, const struct prefix_hashes *has
     p->chosen = ++bal->clock;
     for (int j = 0; hashes && j < hashes->n; j++) {
         struct balancer_entry *e = table_put(&bal->prefixes, hashes->hash[j], bal->clock);
-        if (e->who >> i & 1)
+        if (e->replicas >> i & 1)
             known = hashes->at[j];
-        e->leaf = (e->leaf || !e->who) && j == hashes->n - 1;
-        e->who |= (uint64_t)1 << i;
+        e->leaf = (e->leaf || !e->replicas) && j == hashes->n - 1;
+        e->replicas |= (uint64_t)1 << i;
     }
     double new_bytes = hashes && hashes->n ? hashes->length - known : 0;
     p->given += new_bytes;
@@ -203,25 +204,25 @@ void balancer_end(struct balancer *bal, int i)
 void balancer_forget(struct balancer *bal, int i)
 {
     for (size_t j = 0; j < bal->prefixes.n; j++)
-        bal->prefixes.e[j].who &= ~((uint64_t)1 << i);
+        bal->prefixes.e[j].replicas &= ~((uint64_t)1 << i);
     bal->given -= bal->replicas[i].given;
     bal->replicas[i].given = 0;
 }
 
-void balancer_pin(struct balancer *bal, uint64_t what, int i)
+void balancer_pin(struct balancer *bal, uint64_t hash, int i)
 {
-    table_put(&bal->pins, what, ++bal->clock)->who = (uint64_t)i;
+    table_put(&bal->pins, hash, ++bal->clock)->replicas = (uint64_t)i;
 }
 
-int balancer_pinned(const struct balancer *bal, uint64_t what)
+int balancer_pinned(const struct balancer *bal, uint64_t hash)
 {
-    const struct balancer_entry *e = table_find(&bal->pins, what);
-    return e ? (int)e->who : -1;
+    const struct balancer_entry *e = table_find(&bal->pins, hash);
+    return e ? (int)e->replicas : -1;
 }
 
 /* Health */
 
-static void go_out(struct balancer *bal, struct balancer_replica *p)
+static void take_out(struct balancer *bal, struct balancer_replica *p)
 {
     p->in = false;
     p->n_good_probes = 0;
@@ -249,7 +250,7 @@ bool balancer_probe_bad(struct balancer *bal, int i, bool at_once)
     p->n_bad_probes++;
     if (!p->in || (!at_once && p->n_bad_probes < bal->opt.fails))
         return false;
-    go_out(bal, p);
+    take_out(bal, p);
     return true;
 }
 
@@ -270,6 +271,6 @@ bool balancer_answer_bad(struct balancer *bal, int i, int64_t now_ns)
     if (p->penalty_ns > LAST_MS * (int64_t)1000000)
         p->penalty_ns = LAST_MS * (int64_t)1000000;
     p->out_until_ns = now_ns + p->penalty_ns;
-    go_out(bal, p);
+    take_out(bal, p);
     return true;
 }

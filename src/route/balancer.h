@@ -1,19 +1,19 @@
 /*
- * Which replica gets a request: a table of beginnings of prompts and the replicas that have read
- * them, a table of things only one replica has (kept responses), how much each has to do, and whether
- * it is well. Pure bookkeeping: no I/O, no clock of its own, one thread.
+ * Chooses the replica for a request. Keeps a table of prompt prefixes and the replicas that have them
+ * cached, a table of pins (ids of kept responses, which only one replica has), and the load and health
+ * of every replica. Pure bookkeeping: no I/O, no clock of its own, one thread.
  *
  * Invariants:
- *  1. both tables have a fixed size; what was used least recently gives way
- *  2. the choice is the least of: requests there, less what the cached part of the prompt is worth.
- *     Where that part is not the end of an earlier prompt (a conversation that goes on), but something
- *     that many begin with, replicas that were given less to remember go before: all caches fill
- *  3. a replica that is out, full, or not among those asked for is never chosen
- *  4. a replica goes out after `fails` bad probes or bad answers in a row, at once where it says that
- *     it is not well or nothing listens; bad answers are forgiven by good answers only, and keep it out for a
- *     time that doubles
- *  5. it comes in after `rises` good probes in a row, the first time after one, and then gets a share
- *     that grows from a tenth to all within slow_start_ns
+ *  1. Both tables have a fixed size and evict the least recently used entry.
+ *  2. The replica with the lowest score is chosen: its load minus the value of the cached part of the
+ *     prompt. A prefix that is common to many prompts (a system prompt), not an earlier turn of this
+ *     conversation, adds a term for how full the replica's cache is, so that all caches fill.
+ *  3. A replica that is out of rotation, full, or not in `among` is never chosen.
+ *  4. A replica leaves the rotation after `fails` bad probes or bad responses in a row, and at once if
+ *     it reports that it is unhealthy or refuses connections. Only a good response resets the count of
+ *     bad responses. Bad responses exclude it for a time that doubles with each exclusion.
+ *  5. A replica enters the rotation after `rises` good probes in a row, the first time after one. Its
+ *     share of traffic then grows from a tenth to all within slow_start_ns.
  */
 #ifndef STEEL_ROUTE_BALANCER_H
 #define STEEL_ROUTE_BALANCER_H
@@ -26,8 +26,8 @@ struct balancer_options {
     int n; /* replicas */
     int fails, rises;
     int64_t slow_start_ns;
-    int max_load;      /* requests of one replica at once */
-    size_t n_prefixes; /* entries of the table */
+    int max_load;      /* concurrent requests of one replica */
+    size_t n_prefixes; /* entries of the prefix table */
     size_t n_pins;
 };
 
@@ -35,10 +35,10 @@ struct balancer_replica {
     bool in, was_in;
     int load;
     int n_bad_probes, n_good_probes, n_bad_answers;
-    int64_t in_since_ns; /* 0 = from the start: it gets its whole share */
+    int64_t in_since_ns; /* 0 = since the start: no slow start */
     int64_t out_until_ns, penalty_ns;
-    double given;    /* bytes of prompts that were new to it, of late */
-    uint64_t chosen; /* when it was chosen last, counted */
+    double given;    /* recent prompt bytes that were not in its cache (decaying sum) */
+    uint64_t chosen; /* the clock's value when it was last chosen */
 };
 
 struct balancer;
@@ -48,18 +48,19 @@ const struct balancer_replica *balancer_replica(const struct balancer *bal, int 
 int balancer_n_in(const struct balancer *bal);
 
 enum balancer_reason { BALANCER_BY_PREFIX, BALANCER_BY_LOAD, BALANCER_NONE_IN, BALANCER_ALL_FULL };
-/* The replica for a request; hashes may be NULL. -1: *why says which. */
+/* Returns the replica for a request, or -1, and the reason in *why. hashes may be NULL. `among` has a
+ * bit for each candidate. */
 int balancer_choose(struct balancer *bal, const struct prefix_hashes *hashes, uint64_t among,
                     int64_t now_ns, enum balancer_reason *why);
-/* A request goes there (its beginnings are remembered); it is over. */
+/* A request starts on replica i, and its prefixes are recorded; a request ends. */
 void balancer_begin(struct balancer *bal, int i, const struct prefix_hashes *hashes);
 void balancer_end(struct balancer *bal, int i);
-void balancer_forget(struct balancer *bal, int i); /* its cache is gone */
+void balancer_forget(struct balancer *bal, int i); /* its cache is lost */
 
-void balancer_pin(struct balancer *bal, uint64_t what, int i);
-int balancer_pinned(const struct balancer *bal, uint64_t what); /* -1 = not known */
+void balancer_pin(struct balancer *bal, uint64_t hash, int i);
+int balancer_pinned(const struct balancer *bal, uint64_t hash); /* -1 = unknown */
 
-/* What was learnt of a replica. True: it changed sides. */
+/* The results of probes and responses. True: the replica entered or left the rotation. */
 bool balancer_probe_good(struct balancer *bal, int i, int64_t now_ns);
 bool balancer_probe_bad(struct balancer *bal, int i, bool at_once);
 void balancer_answer_good(struct balancer *bal, int i);

@@ -1,4 +1,5 @@
-/* The gateway: who may ask, health, signals, the loop. Passes and gatherings do the rest. */
+/* The gateway: access checks, its own health, signals, the event loop. gateway_proxy.c and
+ * gateway_gather.c handle the requests. */
 #include "route/gateway_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -17,13 +18,13 @@
 #include <sys/random.h>
 
 enum {
-    KEEP_S = 30,     /* an unused connection to a replica; less than servers usually wait */
-    KEPT_MOST = 256, /* of them, for each replica */
-    PINS = 1 << 16,  /* kept responses whose replica is remembered */
-    LAST_MS = 700,   /* for clients to hear that the grace time is over */
+    IDLE_S = 30,    /* of an idle connection to a replica; below the usual server timeouts */
+    MAX_IDLE = 256, /* idle connections per replica */
+    PINS = 1 << 16, /* entries of the table of kept responses */
+    LAST_MS = 700,  /* to flush the last errors after the grace time */
 };
 
-/* Replies of our own */
+/* The gateway's own replies */
 
 void gateway_reply(struct gateway *gw, struct http_exchange *x, int status, const char *type,
                    const struct buf *body)
@@ -124,7 +125,7 @@ static bool on_head(void *arg, struct http_exchange *x)
 static void on_request(void *arg, struct http_exchange *x)
 {
     struct gateway *gw = arg;
-    if (gw->draining) /* since its head came */
+    if (gw->draining) /* since its head was checked */
         gateway_fail(gw, x, 503, "unavailable_error", "the gateway is shutting down");
     else
         proxy_start(gw, x);
@@ -136,7 +137,7 @@ static void on_refuse(void *arg, struct http_exchange *x, int status, const char
                  "%s", why);
 }
 
-/* The loop's other events */
+/* Timers and signals */
 
 static bool is_idle(const struct gateway *gw)
 {
@@ -216,7 +217,7 @@ static bool is_name(const char *host)
     return inet_pton(AF_INET, host, a) != 1 && inet_pton(AF_INET6, host, a) != 1;
 }
 
-/* The URLs; a resolver and TLS where they need them. */
+/* Parses the URLs and opens a resolver and TLS if a URL needs them. */
 static bool open_replicas(struct gateway *gw, struct error *err)
 {
     bool names = false, tls = false;
@@ -225,7 +226,7 @@ static bool open_replicas(struct gateway *gw, struct error *err)
         if (!upstream_url_parse(gw->opt.upstreams[i], &p->url, err))
             return error_prefix(err, "--upstream");
         size_t n = strlen(p->url.path);
-        if (n >= 3 && !strcmp(p->url.path + n - 3, "/v1")) /* as clients are given it */
+        if (n >= 3 && !strcmp(p->url.path + n - 3, "/v1")) /* a base URL as clients write it */
             p->url.path[n - 3] = 0;
         for (int j = 0; j < i; j++)
             if (!strcmp(gw->replicas[j].url.name, p->url.name) &&
@@ -239,7 +240,7 @@ static bool open_replicas(struct gateway *gw, struct error *err)
     if (names) {
         gw->dns = evdns_base_new(gw->base, EVDNS_BASE_INITIALIZE_NAMESERVERS |
                                                EVDNS_BASE_DISABLE_WHEN_INACTIVE);
-        if (!gw->dns) /* no nameserver: /etc/hosts alone */
+        if (!gw->dns) /* without a nameserver: /etc/hosts only */
             gw->dns = evdns_base_new(gw->base, EVDNS_BASE_DISABLE_WHEN_INACTIVE);
         if (!gw->dns)
             return error_set(err, "no memory for a resolver");
@@ -255,8 +256,8 @@ static bool open_replicas(struct gateway *gw, struct error *err)
                                            .connect_s = gw->opt.connect_s,
                                            .write_s = gw->opt.http.write_s,
                                            .idle_s = gw->opt.idle_s,
-                                           .keep_s = KEEP_S,
-                                           .max_kept = KEPT_MOST};
+                                           .pool_s = IDLE_S,
+                                           .max_idle = MAX_IDLE};
         p->up = upstream_new(&p->url, &o);
     }
     return true;
@@ -304,12 +305,12 @@ static void loop(struct gateway *gw)
 
 static void gateway_free(struct gateway *gw)
 {
-    http_close(gw->http); /* passes and gatherings end with their clients */
+    http_close(gw->http); /* also ends all requests in flight */
     for (int i = 0; i < gw->n; i++) {
         replica_stop(&gw->replicas[i]);
         upstream_free(gw->replicas[i].up);
     }
-    if (gw->base) /* callbacks that were put off hold on to what they are of */
+    if (gw->base) /* deferred callbacks hold references until they run */
         event_base_loop(gw->base, EVLOOP_NONBLOCK);
     balancer_free(gw->balancer);
     if (gw->dns)
@@ -337,7 +338,7 @@ int gateway_run(const struct gateway_options *opt, struct error *err)
         gw->secret = (uint64_t)clock_ns();
     signal(SIGPIPE, SIG_IGN);
 #ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, 256 << 10); /* large bodies go back to the system at once */
+    mallopt(M_MMAP_THRESHOLD, 256 << 10); /* freed bodies return to the system at once */
 #endif
     event_set_mem_functions(mem_ask, mem_ask_again, mem_free);
     gw->replicas = mem_zalloc((size_t)gw->n, sizeof *gw->replicas);

@@ -9,17 +9,17 @@ struct gateway_options {
     struct access_rules access;   /* host is the gateway's own */
     const char *const *upstreams; /* (n_upstreams) URLs */
     int n_upstreams;
-    const char *upstream_key; /* sent in place of the client's; NULL = the client's is passed on */
-    const char *ca_file;      /* of upstreams' certificates; NULL = the system's */
-    bool insecure;            /* upstreams' certificates are not checked */
+    const char *upstream_key; /* replaces the client's; NULL = forward the client's */
+    const char *ca_file;      /* CA of the upstreams; NULL = the system's */
+    bool insecure;            /* do not verify the upstreams' certificates */
     const char *health_path;
-    int connect_s, answer_s, idle_s; /* waits for upstreams: see upstream.h */
-    int health_ms, health_timeout_s; /* between probes; of one */
+    int connect_s, answer_s, idle_s; /* timeouts of upstreams: see upstream.h */
+    int health_ms, health_timeout_s; /* interval of probes; timeout of one */
     int fails, rises, slow_start_s;  /* see balancer.h */
-    int retries;                     /* other replicas that a request is tried on */
-    int max_per_upstream;            /* requests at once */
-    int n_prefixes;                  /* that are remembered */
-    int grace_s;                     /* for running answers after SIGTERM */
+    int retries;                     /* on other replicas */
+    int max_per_upstream;            /* concurrent requests */
+    int n_prefixes;                  /* entries of the prefix table */
+    int grace_s;                     /* for requests in flight after SIGTERM */
 };
 
 /* Runs until SIGTERM, SIGINT or failure to start. Returns the program's exit code. */

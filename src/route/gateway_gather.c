@@ -1,6 +1,6 @@
 /*
- * What all replicas are asked for at once: the models, as one list, and the metrics, each sample with
- * the replica it comes from. A replica that does not answer in time is left out.
+ * Requests to all replicas at once, merged into one reply: lists of models, and metrics with a label
+ * that names the replica. A replica that does not respond in time is left out.
  */
 #include "route/gateway_int.h"
 #include "base/json_guard.h"
@@ -11,14 +11,14 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PART_MOST = 4 << 20, FAMILIES_MOST = 4096, AT_ONCE = 64 };
+enum { MAX_PART = 4 << 20, MAX_FAMILIES = 4096, MAX_GATHERS = 64 };
 
 struct gather;
 struct gather_part {
     struct gather *g;
     struct replica *from;
-    struct upstream_exchange *call; /* NULL: it has ended */
-    int status;                     /* 0: it did not answer */
+    struct upstream_exchange *exchange; /* NULL: done */
+    int status;                         /* 0: no response */
     struct buf text;
 };
 
@@ -38,7 +38,7 @@ static void gather_free(struct gather *g)
     if (g->next)
         g->next->prev = g->prev;
     for (int i = 0; i < g->n; i++) {
-        upstream_cancel(g->parts[i].call);
+        upstream_cancel(g->parts[i].exchange);
         buf_clear(&g->parts[i].text);
     }
     g->gateway->n_gathers--;
@@ -47,18 +47,18 @@ static void gather_free(struct gather *g)
 
 /* Lists of models */
 
-/* The members of all lists, each id once; the rest of the reply is the first replica's. */
+/* Concatenates the lists and drops repeated ids. Other members are those of the first replica. */
 static void merge_lists(struct gather *g)
 {
     struct gateway *gw = g->gateway;
     struct http_exchange *x = g->x;
     json_t *whole = NULL, *all = NULL, *seen = json_object();
-    const struct gather_part *said = NULL;
+    const struct gather_part *first = NULL;
     for (int i = 0; i < g->n; i++) {
         const struct gather_part *p = &g->parts[i];
         struct error err;
-        if (p->status && (!said || said->status != 200))
-            said = p;
+        if (p->status && (!first || first->status != 200))
+            first = p;
         if (p->status != 200 || !p->text.len ||
             !json_guard(p->text.p, p->text.len, &json_limits_request, NULL, &err))
             continue;
@@ -91,17 +91,17 @@ static void merge_lists(struct gather *g)
         gather_free(g);
         gateway_reply(gw, x, 200, "application/json", &b);
         buf_clear(&b);
-    } else if (said && said->status >= 400) { /* as the replica put it: a wrong key, most likely */
-        struct buf b = said->text;
-        int status = said->status;
-        ((struct gather_part *)said)->text = (struct buf){0};
+    } else if (first && first->status >= 400) { /* forwarded as it is: most likely a wrong key */
+        struct buf b = first->text;
+        int status = first->status;
+        ((struct gather_part *)first)->text = (struct buf){0};
         gather_free(g);
         gateway_reply(gw, x, status, "application/json", &b);
         buf_clear(&b);
     } else {
         gather_free(g);
-        gateway_fail(gw, x, said ? 502 : 503, "unavailable_error",
-                     said ? "no replica gave a list of models" : "no replica is available");
+        gateway_fail(gw, x, first ? 502 : 503, "unavailable_error",
+                     first ? "no replica gave a list of models" : "no replica is available");
     }
     json_decref(all);
     json_decref(whole);
@@ -110,10 +110,10 @@ static void merge_lists(struct gather *g)
 
 /* Metrics */
 
-/* All samples of a name stand together in Prometheus' format, below one HELP and one TYPE. */
+/* The Prometheus format wants all samples of a name together, after one HELP and one TYPE line. */
 struct metric_family {
     struct buf head, samples;
-    const struct gather_part *described; /* whose head it is */
+    const struct gather_part *described; /* the replica whose HELP and TYPE are used */
 };
 struct metric_families {
     struct metric_family *list; /* (n) */
@@ -126,7 +126,7 @@ static struct metric_family *family_of(struct metric_families *f, const char *na
     int64_t at;
     if (map_get(&f->by_name, name, n, &at))
         return &f->list[at];
-    if (f->n == FAMILIES_MOST)
+    if (f->n == MAX_FAMILIES)
         return NULL;
     map_add(&f->by_name, name, n, f->n);
     f->list = mem_realloc(f->list, (size_t)f->n + 1, sizeof *f->list);
@@ -134,7 +134,7 @@ static struct metric_family *family_of(struct metric_families *f, const char *na
     return &f->list[f->n++];
 }
 
-/* NAME{labels} value, with one label more. */
+/* Appends the sample NAME{labels} VALUE with an `upstream` label. */
 static void add_sample(struct buf *b, const char *line, size_t n, const char *upstream)
 {
     size_t name = 0;
@@ -175,7 +175,7 @@ static void add_metrics(struct metric_families *f, const struct gather_part *p)
                 n_name++;
             now = family_of(f, name, n_name);
             if (now && !now->described)
-                now->described = p; /* this replica's words will do for all */
+                now->described = p; /* one description is enough */
             if (now && now->described == p) {
                 buf_add(&now->head, line, n);
                 buf_addc(&now->head, '\n');
@@ -184,7 +184,7 @@ static void add_metrics(struct metric_families *f, const struct gather_part *p)
         }
         if (*line == '#')
             continue;
-        /* A histogram's samples have its name and more. */
+        /* Names of a histogram's samples begin with its name. */
         if (!now || n < n_name || memcmp(line, name, n_name)) {
             n_name = 0;
             name = line;
@@ -203,21 +203,22 @@ static void own_metrics(const struct gateway *gw, struct buf *b)
         const char *name, *help, *label;
         double value;
     } all[] = {
-        {"choices_total", "Requests by how their replica was chosen.", "by=\"prefix\"",
+        {"choices_total", "Requests by the reason their replica was chosen.", "by=\"prefix\"",
          (double)gw->n_by_prefix},
         {"choices_total", "", "by=\"load\"", (double)gw->n_by_load},
         {"choices_total", "", "by=\"pin\"", (double)gw->n_by_pin},
-        {"retries_total", "Requests sent to another replica after one failed or declined.", NULL,
+        {"retries_total", "Requests retried on another replica after one failed or declined.", NULL,
          (double)gw->n_retries},
-        {"cut_total", "Answers that broke off after they had begun.", NULL, (double)gw->n_cut},
-        {"left_total", "Clients that left before their answer's end.", NULL, (double)gw->n_left},
+        {"cut_total", "Responses that broke off after they had begun.", NULL, (double)gw->n_cut},
+        {"left_total", "Clients that disconnected before the end of their response.", NULL,
+         (double)gw->n_left},
         {"replies_total", "Replies to clients, by status class.", "status=\"2xx\"",
          (double)gw->n_http[2]},
         {"replies_total", "", "status=\"3xx\"", (double)gw->n_http[3]},
         {"replies_total", "", "status=\"4xx\"", (double)gw->n_http[4]},
         {"replies_total", "", "status=\"5xx\"", (double)gw->n_http[5]},
-        {"client_connections", "Connections of clients.", NULL, http_n_conns(gw->http)},
-        {"body_bytes", "Bodies of requests that have not begun.", NULL,
+        {"client_connections", "Open client connections.", NULL, http_n_conns(gw->http)},
+        {"body_bytes", "Bytes of request bodies that are buffered.", NULL,
          (double)http_buffered(gw->http)},
     };
     const char *before = "";
@@ -234,12 +235,12 @@ static void own_metrics(const struct gateway *gw, struct buf *b)
     static const struct {
         const char *name, *kind, *help;
     } each[] = {
-        {"up", "gauge", "Whether the replica gets requests."},
-        {"in_flight", "gauge", "Requests it has now."},
-        {"connections", "gauge", "Connections to it."},
-        {"requests_total", "counter", "Requests sent to it."},
-        {"failures_total", "counter", "Of them those it failed."},
-        {"outs_total", "counter", "Times it was taken out."},
+        {"up", "gauge", "Whether the replica is in rotation."},
+        {"in_flight", "gauge", "Requests in flight."},
+        {"connections", "gauge", "Open connections to the replica."},
+        {"requests_total", "counter", "Requests sent to the replica."},
+        {"failures_total", "counter", "Requests the replica failed."},
+        {"outs_total", "counter", "Times the replica left the rotation."},
     };
     for (int k = 0; k < (int)(sizeof each / sizeof *each); k++) {
         buf_addf(b, "# HELP steel_route_%s %s\n# TYPE steel_route_%s %s\n", each[k].name,
@@ -282,12 +283,12 @@ static void merge_metrics(struct gather *g)
     buf_clear(&b);
 }
 
-/* Gathering */
+/* Sending */
 
 static void end_part(struct gather_part *p)
 {
     struct gather *g = p->g;
-    p->call = NULL;
+    p->exchange = NULL;
     if (--g->n_left)
         return;
     if (g->endpoint->gateway == GATEWAY_MERGES_LISTS)
@@ -304,11 +305,11 @@ static void on_head(void *user, const struct http_head *h)
 static void on_data(void *user, const char *data, size_t n)
 {
     struct gather_part *p = user;
-    if (p->text.len + n <= PART_MOST) {
+    if (p->text.len + n <= MAX_PART) {
         buf_add(&p->text, data, n);
         return;
     }
-    upstream_cancel(p->call);
+    upstream_cancel(p->exchange);
     p->status = 0;
     end_part(p);
 }
@@ -338,8 +339,9 @@ static void on_left(void *user)
 
 void gather_start(struct gateway *gw, struct http_exchange *x, const struct endpoint *e)
 {
-    if (gw->n_gathers == AT_ONCE) { /* each is a connection to every replica */
-        gateway_fail(gw, x, 503, "unavailable_error", "too many ask this at once; try again later");
+    if (gw->n_gathers == MAX_GATHERS) { /* each opens a connection to every replica */
+        gateway_fail(gw, x, 503, "unavailable_error",
+                     "too many requests for all replicas at once; try again later");
         return;
     }
     struct gather *g = mem_zalloc(1, sizeof *g + (size_t)gw->n * sizeof *g->parts);
@@ -352,7 +354,7 @@ void gather_start(struct gateway *gw, struct http_exchange *x, const struct endp
     gw->gathers = g;
     gw->n_gathers++;
     http_watch(x, g, on_left, NULL);
-    g->n_left = 1; /* until all are asked */
+    g->n_left = 1; /* until all are sent */
     for (int i = 0; i < gw->n; i++) {
         struct buf head = {0};
         if (!balancer_replica(gw->balancer, i)->in)
@@ -365,8 +367,8 @@ void gather_start(struct gateway *gw, struct http_exchange *x, const struct endp
                                            .n_head = head.len,
                                            .fresh = true,
                                            .answer_s = gw->opt.health_timeout_s};
-        p->call = upstream_start(p->from->up, &q, &handler, p);
-        g->n_left += p->call != NULL;
+        p->exchange = upstream_start(p->from->up, &q, &handler, p);
+        g->n_left += p->exchange != NULL;
         buf_clear(&head);
     }
     end_part(&(struct gather_part){.g = g});

@@ -1,6 +1,6 @@
 /*
- * Heads as they are passed on: what belongs to one connection stays behind, what says who asked is
- * added. Pure text; decides nothing.
+ * Request and response headers as they are forwarded: without hop-by-hop headers, with headers that
+ * identify the client. Text only, no decisions.
  */
 #include "route/gateway_int.h"
 
@@ -15,7 +15,7 @@ static bool listed(const char *name, const char *const *list, size_t n)
     return false;
 }
 
-/* Of this connection alone: the standard's, and what Connection names. */
+/* Hop-by-hop: the headers of the standard, and those named by Connection. */
 static bool is_hop_by_hop(const struct http_head *h, const char *name)
 {
     static const char *const always[] = {"Connection",
@@ -61,7 +61,7 @@ static void add_key(const struct gateway *gw, struct http_exchange *x, struct bu
 void gateway_request_head(const struct gateway *gw, const struct replica *to,
                           struct http_exchange *x, size_t n_body, struct buf *out)
 {
-    /* Ours to say, or said to us: pages of other sites are kept out here. */
+    /* Written by the gateway itself, or already checked by it (Origin, Sec-Fetch-Site). */
     static const char *const ours[] = {
         "Host",    "Expect", "X-Request-Id",    "Authorization",     "X-Api-Key",
         "Api-Key", "Origin", "X-Forwarded-For", "X-Forwarded-Proto", "Sec-Fetch-Site"};
@@ -98,7 +98,7 @@ void gateway_own_head(const struct gateway *gw, const struct replica *to, const 
 
 bool gateway_forwards_header(const struct http_head *h, const char *name)
 {
-    /* Said by http.c for every reply. */
+    /* http.c adds these to every reply. */
     static const char *const ours[] = {"Date", "Server", "Content-Type", "X-Request-Id",
                                        "Request-Id"};
     return !listed(name, ours, sizeof ours / sizeof *ours) && !is_hop_by_hop(h, name);

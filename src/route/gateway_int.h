@@ -1,15 +1,16 @@
 /*
- * Inside the gateway. One thread, one loop. A pass is one client's request on its way to a replica and
- * its answer on the way back; a gathering asks every replica the same and makes one reply of what
- * they say.
+ * Internals of the gateway. One thread, one event loop. A proxied request is forwarded to one replica,
+ * and its response back to the client. A gather sends one request to all replicas and merges their
+ * responses.
  *
  * Invariants:
- *  1. a pass has at most one call to a replica, which counts in that replica's load
- *  2. a pass has begun when a byte of its answer went to the client. Before that it may be tried
- *     elsewhere: where the request cannot have begun there, where doing it twice is safe, or where
- *     the replica said that it did nothing. After that it ends whole, or visibly cut
- *  3. of an answer at most UPSTREAM_AHEAD bytes wait here twice: as read, and as not yet sent
- *  4. a client that leaves takes its pass with it, and the replica is told by the connection's end
+ *  1. A proxied request has at most one exchange with a replica, which counts in that replica's load.
+ *  2. A proxied request has begun when the first byte of its response was sent to the client. Before
+ *     that it may be retried on another replica if the first one cannot have seen it, if repeating it
+ *     is safe, or if the replica declined it. After that it ends complete, or visibly broken off.
+ *  3. At most UPSTREAM_AHEAD bytes of a response are buffered on each side: read from the replica, and
+ *     not yet sent to the client.
+ *  4. A client that disconnects ends its request, and the connection to the replica is closed.
  */
 #ifndef STEEL_ROUTE_GATEWAY_INT_H
 #define STEEL_ROUTE_GATEWAY_INT_H
@@ -30,14 +31,14 @@ struct replica {
     struct upstream *up;
     /* probing */
     struct event *timer;
-    struct upstream_exchange *probe; /* NULL = none on its way */
-    bool of_models;                  /* what the probe asks for */
+    struct upstream_exchange *probe; /* NULL = none in flight */
+    bool of_models;                  /* the probe asks for the models, not the health */
     int probe_status;
-    bool seen;         /* it was in, or it was said that it is not there */
-    bool hung;         /* why it is out: what waits there waits in vain */
-    int64_t models_ns; /* when it was last asked for them */
-    struct buf text;   /* of the probe's answer */
-    char **models;     /* (n_models) owned; none = not known */
+    bool seen; /* its first state was logged */
+    bool hung; /* it left the rotation because it hangs: requests in flight there never end */
+    int64_t models_ns; /* when its models were last requested */
+    struct buf text;   /* the body of the probe's response */
+    char **models;     /* (n_models) owned; 0 = unknown */
     int n_models;
     /* counts */
     uint64_t n_requests, n_failures, n_outs;
@@ -71,10 +72,10 @@ void gateway_fail(struct gateway *gw, struct http_exchange *x, int status, const
 void gateway_reply(struct gateway *gw, struct http_exchange *x, int status, const char *type,
                    const struct buf *body);
 
-/* gateway_headers.c: heads as they are passed on. What belongs to a connection stays behind. */
+/* gateway_headers.c: headers as they are forwarded, without hop-by-hop headers. */
 void gateway_request_head(const struct gateway *gw, const struct replica *to,
                           struct http_exchange *x, size_t n_body, struct buf *out);
-/* A GET of our own, with x's key (NULL: without) or the one for upstreams. */
+/* A GET of the gateway itself, with the key of x (NULL: none) or the upstream key. */
 void gateway_own_head(const struct gateway *gw, const struct replica *to, const char *path,
                       struct http_exchange *x, struct buf *out);
 bool gateway_forwards_header(const struct http_head *h, const char *name);
@@ -82,21 +83,21 @@ bool gateway_forwards_header(const struct http_head *h, const char *name);
 /* gateway_proxy.c */
 void proxy_start(struct gateway *gw, struct http_exchange *x);
 void proxy_leave_replica(struct gateway *gw,
-                         int replica);  /* what has not begun there goes elsewhere */
-void proxy_cut_all(struct gateway *gw); /* the grace time is over: everybody is told */
+                         int replica);  /* retries elsewhere what has not begun */
+void proxy_cut_all(struct gateway *gw); /* ends all requests with an error */
 
 /* gateway_probe.c */
 void replica_start(struct replica *p);
 void replica_stop(struct replica *p);
 void replica_probe_now(struct replica *p);
-/* What a pass found out about it. */
+/* The outcome of a proxied request. */
 void replica_answered(struct replica *p, int status);
 void replica_failed(struct replica *p, enum upstream_failure kind, const char *why);
-/* Replicas that have this model, if any says so; else all. */
+/* The replicas that list this model; all if none does. */
 uint64_t replicas_with(const struct gateway *gw, const char *model);
 void replica_learn_models(struct replica *p, const char *json, size_t n);
 
-/* gateway_gather.c: a GET that all replicas are asked. e merges lists or metrics. */
+/* gateway_gather.c: sends a GET to all replicas and merges lists or metrics, as e says. */
 void gather_start(struct gateway *gw, struct http_exchange *x, const struct endpoint *e);
 void gather_stop_all(struct gateway *gw);
 

@@ -1,6 +1,6 @@
 /*
- * How replicas are: a GET of the health path every now and then, and what passes found out. Says in
- * the log when one goes out or comes back. Learns which models each has.
+ * Health of the replicas, from periodic probes of the health path and from the outcome of proxied
+ * requests. Logs when a replica leaves or enters the rotation. Keeps the list of models of each replica.
  */
 #include "route/gateway_int.h"
 #include "base/clock.h"
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PROBE_TEXT = 1 << 20, MODELS_S = 30, MODELS_MOST = 256 };
+enum { MAX_PROBE_BODY = 1 << 20, MODELS_S = 30, MAX_MODELS = 256 };
 
 static const struct upstream_handler handler;
 
@@ -21,9 +21,9 @@ static void set_timer(struct replica *p, int ms)
     event_add(p->timer, &(struct timeval){ms / 1000, ms % 1000 * 1000});
 }
 
-/* hung: it neither answers nor ends its connections, so what waits there would wait for ever. One
- * that shuts down takes no new connections, but still ends what it has. */
-static void say_out(struct replica *p, const char *why, bool hung)
+/* hung: it neither responds nor closes its connections, so requests there would never end. A replica
+ * that shuts down refuses connections but completes its requests. */
+static void log_out(struct replica *p, const char *why, bool hung)
 {
     p->n_outs++;
     log_line(LOG_WARN, "replica is out", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why),
@@ -33,17 +33,17 @@ static void say_out(struct replica *p, const char *why, bool hung)
         proxy_leave_replica(p->gateway, p->index);
 }
 
-/* Nothing listens there any more: what it had in its cache is gone, or soon will be. */
-static void lost(struct replica *p)
+/* It refuses connections: its cache is forget_cache, or will be soon. */
+static void forget_cache(struct replica *p)
 {
-    upstream_drop_kept(p->up);
+    upstream_drop_pool(p->up);
     balancer_forget(p->gateway->balancer, p->index);
 }
 
 static void probe_bad(struct replica *p, bool hung, const char *why)
 {
     if (balancer_probe_bad(p->gateway->balancer, p->index, !hung))
-        say_out(p, why, hung);
+        log_out(p, why, hung);
     else if (!p->seen)
         log_line(LOG_WARN, "replica is not there yet", LOG_TEXT("upstream", p->url.name),
                  LOG_TEXT("why", why));
@@ -58,14 +58,14 @@ static void probe_good(struct replica *p)
     log_line(LOG_INFO, "replica is in", LOG_TEXT("upstream", p->url.name),
              LOG_NUM("replicas", balancer_n_in(gw->balancer)), LOG_NUM("of", gw->n));
     p->seen = true;
-    p->models_ns = 0; /* it may have others now */
+    p->models_ns = 0; /* they may have changed */
     p->hung = false;
     for (int i = 0; i < gw->n; i++)
         if (gw->replicas[i].hung)
             proxy_leave_replica(gw, i);
 }
 
-static void ask(struct replica *p)
+static void send_probe(struct replica *p)
 {
     const struct gateway_options *o = &p->gateway->opt;
     struct buf head = {0};
@@ -73,7 +73,7 @@ static void ask(struct replica *p)
     const struct upstream_request q = {
         .head = head.p,
         .n_head = head.len,
-        /* What holds on a kept connection may not for new ones. */
+        /* Probes use a new connection: an old one may work where new ones are refused. */
         .fresh = !p->of_models,
         .answer_s = o->health_timeout_s,
     };
@@ -85,8 +85,8 @@ static void ask(struct replica *p)
         set_timer(p, o->health_ms);
 }
 
-/* After a probe: its models, if that is due, else the next probe after a while. */
-static void go_on(struct replica *p)
+/* After a probe: requests the models if that is due, else schedules the next probe. */
+static void schedule_next(struct replica *p)
 {
     int64_t now = clock_ns();
     bool due = !p->models_ns || now - p->models_ns > MODELS_S * (int64_t)1000000000;
@@ -94,7 +94,7 @@ static void go_on(struct replica *p)
     p->of_models = due && !p->of_models && balancer_replica(p->gateway->balancer, p->index)->in;
     if (p->of_models) {
         p->models_ns = now;
-        ask(p);
+        send_probe(p);
     } else {
         set_timer(p, p->gateway->opt.health_ms);
     }
@@ -108,14 +108,14 @@ static void on_head(void *user, const struct http_head *h)
 static void on_data(void *user, const char *data, size_t n)
 {
     struct replica *p = user;
-    if (p->text.len + n <= PROBE_TEXT) {
+    if (p->text.len + n <= MAX_PROBE_BODY) {
         buf_add(&p->text, data, n);
         return;
     }
     upstream_cancel(p->probe);
     if (!p->of_models)
-        probe_bad(p, false, "its health is over 1 MB");
-    go_on(p);
+        probe_bad(p, false, "its health reply is over 1 MB");
+    schedule_next(p);
 }
 
 static void on_end(void *user)
@@ -123,24 +123,24 @@ static void on_end(void *user)
     struct replica *p = user;
     bool good = p->probe_status >= 200 && p->probe_status < 300;
     char why[64];
-    snprintf(why, sizeof why, "its health is status %d", p->probe_status);
+    snprintf(why, sizeof why, "its health check returned status %d", p->probe_status);
     if (p->of_models && good)
         replica_learn_models(p, p->text.p ? p->text.p : "", p->text.len);
     else if (!p->of_models && good)
         probe_good(p);
     else if (!p->of_models)
         probe_bad(p, false, why);
-    go_on(p);
+    schedule_next(p);
 }
 
 static void on_failed(void *user, enum upstream_failure kind, const char *why)
 {
     struct replica *p = user;
     if (kind == UPSTREAM_REFUSED)
-        lost(p);
+        forget_cache(p);
     if (!p->of_models && kind != UPSTREAM_NO_SOCKET)
         probe_bad(p, kind != UPSTREAM_REFUSED, why);
-    go_on(p);
+    schedule_next(p);
 }
 
 static const struct upstream_handler handler = {on_head, on_data, on_end, on_failed};
@@ -150,7 +150,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
     (void)fd, (void)what;
     struct replica *p = arg;
     if (!p->probe)
-        ask(p);
+        send_probe(p);
 }
 
 void replica_start(struct replica *p)
@@ -158,7 +158,7 @@ void replica_start(struct replica *p)
     p->timer = evtimer_new(p->gateway->base, on_timer, p);
     if (!p->timer)
         mem_die(event_get_struct_event_size());
-    ask(p);
+    send_probe(p);
 }
 
 void replica_probe_now(struct replica *p)
@@ -201,12 +201,12 @@ void replica_failed(struct replica *p, enum upstream_failure kind, const char *w
     p->n_failures++;
     log_line(LOG_WARN, "replica failed", LOG_TEXT("upstream", p->url.name), LOG_TEXT("why", why));
     if (kind == UPSTREAM_REFUSED) {
-        lost(p);
+        forget_cache(p);
         probe_bad(p, false, why);
     } else if (kind != UPSTREAM_SLOW && balancer_answer_bad(balancer, p->index, clock_ns())) {
-        say_out(p, why, false);
+        log_out(p, why, false);
     }
-    replica_probe_now(p); /* tells whether one that is slow is sick */
+    replica_probe_now(p); /* is it slow, or down? */
 }
 
 uint64_t replicas_with(const struct gateway *gw, const char *model)
@@ -228,7 +228,7 @@ void replica_learn_models(struct replica *p, const char *json, size_t n)
     if (json_is_array(list)) {
         forget_models(p);
         size_t most = json_array_size(list);
-        most = most < MODELS_MOST ? most : MODELS_MOST;
+        most = most < MAX_MODELS ? most : MAX_MODELS;
         p->models = mem_zalloc(most ? most : 1, sizeof *p->models);
         for (size_t i = 0; i < most; i++) {
             const char *id = json_string_value(json_object_get(json_array_get(list, i), "id"));

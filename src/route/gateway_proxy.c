@@ -1,6 +1,6 @@
 /*
- * A request on its way through: chosen a replica, sent, tried elsewhere where that is allowed, its
- * answer handed on as fast as the client takes it. See the invariants in gateway_int.h.
+ * Forwards a request to one replica: chooses it, retries on another where that is allowed, and relays
+ * the response as fast as the client reads. See the invariants in gateway_int.h.
  */
 #include "route/gateway_int.h"
 #include "base/clock.h"
@@ -12,9 +12,9 @@
 #include <strings.h>
 
 enum {
-    HELD = 64 << 10,       /* a reply up to this length is sent once it is whole */
-    ID_WITHIN = 4 << 10,   /* of an answer, for the id of a kept response */
-    UNSENT_MOST = 64 << 10 /* for the client; then the replica waits */
+    BUFFER_MAX = 64 << 10, /* shorter responses are sent when they are complete */
+    ID_WITHIN = 4 << 10,   /* the id of a kept response is searched in these bytes of the body */
+    UNSENT_MAX = 64 << 10  /* unsent bytes at which reading from the replica pauses */
 };
 
 struct proxied_request {
@@ -22,48 +22,48 @@ struct proxied_request {
     struct gateway *gateway;
     struct http_exchange *x;
     char id[132];
-    struct upstream_exchange *up; /* NULL: no replica has it now */
-    int replica;                  /* of up */
+    struct upstream_exchange *up; /* NULL: not sent to a replica */
+    int replica;                  /* the replica of `up` */
     enum endpoint_effect effect;
     struct upstream_body *body;
-    struct prefix_hashes *hashes; /* owned; NULL = it says nothing */
-    uint64_t seed;                /* of everything that belongs to this API key */
-    char model[128];              /* "" = not said */
+    struct prefix_hashes *hashes; /* owned; NULL = no prompt */
+    uint64_t seed;                /* of hashes, different for each API key */
+    char model[128];              /* "" = not given */
     uint64_t tried;
     int n_tries;
-    int pinned;   /* replica that alone can answer; -1 = any */
-    bool hunting; /* who can answer is not known: "not here" asks the next */
+    int pinned;     /* the only replica that can respond; -1 = any */
+    bool searching; /* the pinned replica is unknown: after a 404 the next one is tried */
     bool of_responses;
-    bool keeps; /* the answer may still name a kept response */
+    bool wants_id; /* the id of a kept response was not found yet */
     bool begun;
-    const char *by; /* how its replica was chosen, for the log */
+    const char *by; /* why its replica was chosen, for the log */
     int64_t start_ns, first_ns;
-    /* the answer, until it has begun */
+    /* the response, until it has begun */
     int status;
-    int64_t length;     /* -1 = not known */
+    int64_t length;     /* -1 = unknown */
     char *type;         /* owned; NULL = none */
     struct buf headers; /* name NUL value NUL ... */
-    bool held;          /* sent when it is whole */
-    struct buf text;    /* what is held, or has been looked through for an id */
-    /* and then */
-    bool events;  /* it is a stream of events */
-    char last[2]; /* bytes sent */
+    bool buffered;      /* sent when it is complete */
+    struct buf text;    /* the buffered body, or the part searched for an id */
+    /* the response, once it has begun */
+    bool events;  /* server-sent events */
+    char last[2]; /* the last two bytes sent */
     uint64_t n_sent;
 };
 
 static const struct upstream_handler handler;
 
-static void forget_answer(struct proxied_request *p)
+static void forget_response(struct proxied_request *p)
 {
     mem_free(p->type);
     p->type = NULL;
     buf_clear(&p->headers);
     buf_clear(&p->text);
     p->status = 0;
-    p->held = false;
+    p->buffered = false;
 }
 
-/* The replica is rid of it. */
+/* The exchange with the replica is over. */
 static void leave(struct proxied_request *p)
 {
     if (p->replica >= 0)
@@ -79,7 +79,7 @@ static void proxy_free(struct proxied_request *p)
     if (p->next)
         p->next->prev = p->prev;
     gw->n_proxied--;
-    forget_answer(p);
+    forget_response(p);
     upstream_body_release(p->body);
     mem_free(p->hashes);
     mem_free(p);
@@ -97,7 +97,7 @@ static void log_proxied(const struct proxied_request *p, int status, const char 
              LOG_NUM("ms", ms), LOG_NUM("bytes", p->n_sent), LOG_TEXT("end", how));
 }
 
-/* Ends a pass of which nothing was sent. */
+/* Ends a request that has not begun with an error. */
 static void refuse(struct proxied_request *p, int status, const char *type, const char *why)
 {
     struct http_exchange *x = p->x;
@@ -108,8 +108,8 @@ static void refuse(struct proxied_request *p, int status, const char *type, cons
     gateway_fail(gw, x, status, type, "%s", why);
 }
 
-/* The answer breaks off after it has begun: the client is told in the stream where there is a place
- * for it, else by a reset. */
+/* The response breaks off after it has begun. The client gets an error event if the stream is between
+ * two events, else a reset connection. */
 static void cut(struct proxied_request *p, const char *why)
 {
     struct http_exchange *x = p->x;
@@ -120,10 +120,10 @@ static void cut(struct proxied_request *p, const char *why)
     bool place = p->events && p->last[0] == '\n' && p->last[1] == '\n';
     if (place) {
         struct buf b = {0};
-        api_fail(&err, 502, "upstream_error", "the answer broke off: %s", why);
+        api_fail(&err, 502, "upstream_error", "the response broke off: %s", why);
         bool named = dialect == DIALECT_ANTHROPIC || p->of_responses;
         buf_adds(&b, named ? "event: error\ndata: " : "data: ");
-        if (p->of_responses) { /* that API's own form */
+        if (p->of_responses) { /* the error event of /v1/responses */
             buf_adds(&b,
                      "{\"type\":\"error\",\"code\":\"upstream_error\",\"param\":null,\"message\":");
             jsonout_text(&b, err.msg);
@@ -150,13 +150,13 @@ static uint64_t candidates(const struct proxied_request *p)
     return replicas_with(p->gateway, p->model) & ~p->tried;
 }
 
-/* Whether another replica could have it. */
-static bool may_go_on(const struct proxied_request *p)
+/* Whether it may be retried, and another replica is available. */
+static bool may_retry(const struct proxied_request *p)
 {
     const struct gateway *gw = p->gateway;
     enum balancer_reason why;
     uint64_t among = candidates(p);
-    if (p->pinned >= 0 || p->n_tries > (p->hunting ? gw->n : gw->opt.retries))
+    if (p->pinned >= 0 || p->n_tries > (p->searching ? gw->n : gw->opt.retries))
         return false;
     if (p->replica >= 0)
         among &= ~((uint64_t)1 << p->replica);
@@ -185,15 +185,14 @@ static int choose(struct proxied_request *p, enum balancer_reason *why)
 static void no_replica(struct proxied_request *p, enum balancer_reason why)
 {
     if (why == BALANCER_ALL_FULL)
-        refuse(p, 503, "unavailable_error", "all replicas are full; try again later");
+        refuse(p, 503, "unavailable_error", "all replicas are at their limit; try again later");
     else if (p->pinned >= 0)
         refuse(p, 503, "unavailable_error",
-               "the replica that keeps this response is not available");
+               "the replica that wants_id this response is not available");
     else
         refuse(p, 503, "unavailable_error", "no replica is available");
 }
 
-/* Sends it to replica i. */
 static void send_to(struct proxied_request *p, int i, bool fresh)
 {
     struct gateway *gw = p->gateway;
@@ -205,8 +204,8 @@ static void send_to(struct proxied_request *p, int i, bool fresh)
         .head = head.p,
         .n_head = head.len,
         .body = p->body,
-        .to_head = !strcmp(method, "HEAD"),
-        /* A kept connection may end as the request is sent, and nobody knows whether it was read. */
+        .head_request = !strcmp(method, "HEAD"),
+        /* An idle connection may be closed while the request is sent. Whether it was read is unknown. */
         .fresh = fresh || p->effect == ENDPOINT_CHANGES,
         .answer_s = gw->opt.answer_s,
     };
@@ -231,17 +230,17 @@ static void try_one(struct proxied_request *p)
     send_to(p, i, false);
 }
 
-/* Its replica cannot, or will not: the next one. */
+/* Its replica failed or declined: tries the next one. */
 static void try_next(struct proxied_request *p)
 {
     p->gateway->n_retries++;
     p->tried |= (uint64_t)1 << p->replica;
-    forget_answer(p);
+    forget_response(p);
     leave(p);
     try_one(p);
 }
 
-/* Answers */
+/* The response */
 
 static void save_headers(struct proxied_request *p, const struct http_head *h)
 {
@@ -269,7 +268,7 @@ static void add_headers(struct proxied_request *p)
     p->gateway->n_http[p->status / 100]++;
 }
 
-/* The first byte goes out: from here on it is this replica's answer or none. */
+/* Sends the first byte. From here on there are no retries. */
 static void begin(struct proxied_request *p)
 {
     p->begun = true;
@@ -286,7 +285,7 @@ static void begin(struct proxied_request *p)
         http_stream_start(p->x, p->status, p->type);
 }
 
-/* The id of a response that is kept: who has it is remembered. */
+/* Finds the id of a kept response and pins it to this replica. */
 static void look_for_id(struct proxied_request *p, const char *text, size_t n)
 {
     static const char mark[] = "\"id\":";
@@ -302,18 +301,18 @@ static void look_for_id(struct proxied_request *p, const char *text, size_t n)
         if (quote && quote - at < 128) {
             balancer_pin(p->gateway->balancer, prefix_hash(p->seed, at, (size_t)(quote - at)),
                          p->replica);
-            p->keeps = false; /* there is one to an answer */
+            p->wants_id = false; /* a body has one */
         }
         return;
     }
 }
 
-/* "Not now" and "not here": nothing was done there. */
+/* The replica is busy, or does not have the kept response: it did nothing. */
 static bool is_declined(const struct proxied_request *p, int status)
 {
     if (status == 429 || status == 503)
         return true;
-    return p->hunting &&
+    return p->searching &&
            (status == 404 || (status == 400 && !strcmp(http_request(p->x)->method, "POST")));
 }
 
@@ -323,24 +322,24 @@ static void on_head(void *user, const struct http_head *h)
     struct replica *from = &p->gateway->replicas[p->replica];
     if (h->status == 503)
         replica_probe_now(from);
-    if (is_declined(p, h->status) && may_go_on(p)) {
+    if (is_declined(p, h->status) && may_retry(p)) {
         upstream_cancel(p->up);
         try_next(p);
         return;
     }
     save_headers(p, h);
-    p->held = h->length >= 0 && h->length <= HELD;
+    p->buffered = h->length >= 0 && h->length <= BUFFER_MAX;
 }
 
 static void on_data(void *user, const char *data, size_t n)
 {
     struct proxied_request *p = user;
     p->first_ns = p->first_ns ? p->first_ns : clock_ns();
-    if (p->keeps && !p->held && p->text.len < ID_WITHIN) {
+    if (p->wants_id && !p->buffered && p->text.len < ID_WITHIN) {
         buf_add(&p->text, data, n < ID_WITHIN ? n : ID_WITHIN);
         look_for_id(p, p->text.p, p->text.len);
     }
-    if (p->held) {
+    if (p->buffered) {
         buf_add(&p->text, data, n);
         return;
     }
@@ -354,7 +353,7 @@ static void on_data(void *user, const char *data, size_t n)
         p->last[0] = p->last[1];
         p->last[1] = data[0];
     }
-    if (http_unsent(p->x) > UNSENT_MOST)
+    if (http_unsent(p->x) > UNSENT_MAX)
         upstream_pause(p->up);
 }
 
@@ -365,10 +364,10 @@ static void on_end(void *user)
     replica_answered(&p->gateway->replicas[p->replica], p->status);
     bool head = !strcmp(http_request(x)->method, "HEAD"), begun = p->begun;
     bool bare = p->status == 204 || p->status == 304;
-    if (p->keeps && p->held && p->text.len)
+    if (p->wants_id && p->buffered && p->text.len)
         look_for_id(p, p->text.p, p->text.len < ID_WITHIN ? p->text.len : ID_WITHIN);
-    bool whole = !begun && (bare || (p->held && !head));
-    p->n_sent += p->held ? p->text.len : 0;
+    bool whole = !begun && (bare || (p->buffered && !head));
+    p->n_sent += p->buffered ? p->text.len : 0;
     if (whole)
         add_headers(p);
     else if (!begun)
@@ -394,7 +393,7 @@ static void on_failed(void *user, enum upstream_failure kind, const char *why)
     struct proxied_request *p = user;
     struct replica *from = &p->gateway->replicas[p->replica];
     p->up = NULL;
-    if (kind == UPSTREAM_STALE) { /* the same again over a new connection */
+    if (kind == UPSTREAM_STALE) { /* send it again over a new connection */
         int i = p->replica;
         leave(p);
         send_to(p, i, true);
@@ -412,7 +411,7 @@ static void on_failed(void *user, enum upstream_failure kind, const char *why)
     snprintf(text + strlen(text), sizeof text - strlen(text), "%.300s", why);
     if (p->begun)
         cut(p, text);
-    else if ((never || (p->effect != ENDPOINT_CHANGES && kind != UPSTREAM_SLOW)) && may_go_on(p))
+    else if ((never || (p->effect != ENDPOINT_CHANGES && kind != UPSTREAM_SLOW)) && may_retry(p))
         try_next(p);
     else if (never && balancer_n_in(p->gateway->balancer) == 0)
         refuse(p, 503, "unavailable_error", "no replica is available");
@@ -445,10 +444,10 @@ static void on_drained(void *user)
 static void pin(struct proxied_request *p, const char *id, size_t n)
 {
     p->pinned = balancer_pinned(p->gateway->balancer, prefix_hash(p->seed, id, n));
-    p->hunting = p->pinned < 0;
+    p->searching = p->pinned < 0;
 }
 
-/* What the request says about where it belongs. */
+/* Reads from path and body what the choice of a replica depends on. */
 static void read_request(struct proxied_request *p)
 {
     const struct http_head *h = http_request(p->x);
@@ -466,11 +465,11 @@ static void read_request(struct proxied_request *p)
     char previous[160];
     body_fields_find(p->body->p, p->body->n, &f);
     body_span_text(&f.model, p->model, sizeof p->model);
-    p->keeps = p->of_responses = e->creates_response;
-    if (p->keeps && body_span_text(&f.previous, previous, sizeof previous))
+    p->wants_id = p->of_responses = e->creates_response;
+    if (p->wants_id && body_span_text(&f.previous, previous, sizeof previous))
         pin(p, previous, strlen(previous));
     if (f.background.n == 4 && !memcmp(f.background.p, "true", 4))
-        p->effect = ENDPOINT_CHANGES; /* goes on there after its answer */
+        p->effect = ENDPOINT_CHANGES; /* it continues after its response */
     if (p->effect == ENDPOINT_GENERATES) {
         p->hashes = mem_alloc(sizeof *p->hashes);
         prefix_hashes_make(&f, p->seed, p->hashes);
@@ -488,7 +487,7 @@ void proxy_start(struct gateway *gw, struct http_exchange *x)
     snprintf(p->id, sizeof p->id, "%s", http_id(x));
     p->replica = p->pinned = -1;
     p->start_ns = clock_ns();
-    /* Replicas keep caches apart by the key that they are given. */
+    /* Replicas separate their caches by the key they receive. */
     const char *seen = gw->opt.upstream_key ? gw->opt.upstream_key : key ? key : "";
     p->seed = prefix_hash(gw->secret, seen, strlen(seen));
     p->body = upstream_body_new(body, n);
@@ -507,7 +506,7 @@ void proxy_leave_replica(struct gateway *gw, int replica)
     for (struct proxied_request *p = gw->proxied, *next; p; p = next) {
         next = p->next;
         if (p->replica != replica || !p->up || p->begun || p->effect == ENDPOINT_CHANGES ||
-            !may_go_on(p))
+            !may_retry(p))
             continue;
         upstream_cancel(p->up);
         try_next(p);

@@ -1,12 +1,12 @@
 /*
- * An HTTP/1.1 answer as it comes from a server that may be broken or hostile: interim answers are
- * skipped, the head is parsed, the body is taken out of its framing (length, chunks, end of the
- * connection). No I/O; holds no more than a head.
+ * An incremental parser of HTTP/1.1 responses from servers that may be broken or hostile. It skips
+ * interim responses, parses the head, and removes the framing of the body (length, chunks, end of the
+ * connection). No I/O. It buffers at most one head.
  *
  * Invariants:
- *  1. what comes out does not depend on how the bytes were cut
- *  2. after RESPONSE_BAD nothing else comes; after RESPONSE_END no byte is taken any more
- *  3. a body that ends before its framing says so is never RESPONSE_END
+ *  1. The result does not depend on how the bytes are split.
+ *  2. After RESPONSE_BAD nothing else is returned; after RESPONSE_END no byte is consumed.
+ *  3. A body that ends before its framing does is never RESPONSE_END.
  */
 #ifndef STEEL_ROUTE_HTTP_RESPONSE_H
 #define STEEL_ROUTE_HTTP_RESPONSE_H
@@ -23,14 +23,14 @@ enum http_response_state {
 };
 
 struct http_response {
-    bool to_head;          /* the request was a HEAD: no body follows. Set before the first feed */
-    struct http_head head; /* from RESPONSE_HEAD on */
+    bool head_request;     /* the request was a HEAD: there is no body. Set before the first feed */
+    struct http_head head; /* valid from RESPONSE_HEAD on */
     enum http_response_state state;
-    struct buf text; /* of a head that is not complete */
+    struct buf text; /* of an incomplete head */
     struct http_chunks chunks;
-    int64_t left; /* bytes, of a body with a length */
+    int64_t left; /* bytes left of a body with a length */
     int n_interim;
-    const char *why; /* it is broken */
+    const char *why; /* why it is RESPONSE_BROKEN */
 };
 
 enum http_response_result {
@@ -41,14 +41,14 @@ enum http_response_result {
     RESPONSE_BAD
 };
 
-/* Takes bytes from p and says what they brought; *used says how many. RESPONSE_DATA: they are appended
- * to out. To be called again with the rest (none of it, too) until it says RESPONSE_MORE. */
-enum http_response_result http_response_feed(struct http_response *a, const char *p, size_t n,
+/* Consumes *used bytes of p. RESPONSE_DATA: body bytes were appended to out. Call it again with the
+ * rest, even if that is empty, until it returns RESPONSE_MORE. */
+enum http_response_result http_response_feed(struct http_response *r, const char *p, size_t n,
                                              struct buf *out, size_t *used, const char **why);
-/* The connection has ended: whether the answer had. */
-enum http_response_result http_response_close(struct http_response *a, const char **why);
-/* Whether the connection can take another request: after RESPONSE_END. */
-bool http_response_can_go_on(const struct http_response *a);
-void http_response_clear(struct http_response *a); /* ready for another one */
+/* The connection was closed: RESPONSE_END if the response was complete, else RESPONSE_BAD. */
+enum http_response_result http_response_close(struct http_response *r, const char **why);
+/* Whether the connection can be reused. Call it after RESPONSE_END. */
+bool http_response_keeps_alive(const struct http_response *r);
+void http_response_clear(struct http_response *r); /* ready for the next response */
 
 #endif

@@ -1,9 +1,9 @@
-/* What a request says. See route_marks.h. */
+/* See prefix_hash.h. */
 #include "route/prefix_hash.h"
 
 #include <string.h>
 
-/* JSON's text, without building it */
+/* Scanning JSON text */
 
 static const char *skip_blank(const char *p, const char *end)
 {
@@ -12,7 +12,7 @@ static const char *skip_blank(const char *p, const char *end)
     return p;
 }
 
-/* p is at the opening quote. Behind the closing one, or NULL. */
+/* p is at the opening quote. Returns the byte after the closing quote, or NULL. */
 static const char *skip_string(const char *p, const char *end)
 {
     for (p++; p < end && (p = memchr(p, '"', (size_t)(end - p))); p++) {
@@ -25,7 +25,7 @@ static const char *skip_string(const char *p, const char *end)
     return NULL;
 }
 
-/* Behind any value; brackets are counted, not matched. NULL: the text ends inside. */
+/* Returns the byte after a value, or NULL if the text ends inside it. Brackets are only counted. */
 static const char *skip_value(const char *p, const char *end)
 {
     if (p < end && *p == '"')
@@ -119,13 +119,13 @@ uint64_t prefix_hash(uint64_t seed, const void *p, size_t n)
     return mix(h ^ n);
 }
 
-struct marker {
+struct prefix_hasher {
     struct prefix_hashes *out;
     uint64_t h;
-    uint32_t at, last; /* bytes so far; where the last mark is */
+    uint32_t at, last; /* bytes hashed; `at` of the last hash stored */
 };
 
-static void mark(struct marker *m)
+static void store_hash(struct prefix_hasher *m)
 {
     struct prefix_hashes *o = m->out;
     if (o->n == HASHES_MAX)
@@ -135,8 +135,8 @@ static void mark(struct marker *m)
     m->last = m->at;
 }
 
-/* To the next mark from here: fine at first, then by sixteenths. */
-static uint32_t step(uint32_t at)
+/* The distance from one hash to the next: HASH_STEP at first, then about a sixteenth of `at`. */
+static uint32_t hash_step(uint32_t at)
 {
     uint32_t s = HASH_STEP;
     while (s < at / 32)
@@ -144,16 +144,16 @@ static uint32_t step(uint32_t at)
     return s;
 }
 
-static void add_byte(struct marker *m, char c)
+static void add_byte(struct prefix_hasher *m, char c)
 {
     m->h = (m->h ^ (unsigned char)c) * 0x100000001b3u;
     m->at++;
-    if (m->at - m->last >= step(m->last))
-        mark(m);
+    if (m->at - m->last >= hash_step(m->last))
+        store_hash(m);
 }
 
-/* A value's text without blanks between tokens. Ends of a list's members are places for hashes. */
-static void add_value(struct marker *m, const struct body_span *s)
+/* Hashes a value's text without blanks between tokens. Stores a hash after each element of a list. */
+static void add_value(struct prefix_hasher *m, const struct body_span *s)
 {
     const char *p = s->p, *end = p + s->n;
     bool quoted = false;
@@ -171,11 +171,11 @@ static void add_value(struct marker *m, const struct body_span *s)
             continue;
         depth += (*p == '{' || *p == '[') - (*p == '}' || *p == ']');
         if (depth == 0 && *p == ']')
-            break; /* the list may be longer the next time */
+            break; /* the next turn may append to this list */
         quoted = *p == '"';
         add_byte(m, *p);
         if (depth == 1 && *p == '}' && m->at - m->last >= HASH_STEP / 4)
-            mark(m);
+            store_hash(m);
     }
 }
 
@@ -183,20 +183,20 @@ void prefix_hashes_make(const struct body_fields *f, uint64_t seed, struct prefi
 {
     out->n = 0;
     out->length = 0;
-    const struct body_span *said = f->messages.p ? &f->messages
-                                   : f->prompt.p ? &f->prompt
-                                                 : &f->input;
-    if (!said->p)
+    const struct body_span *prompt = f->messages.p ? &f->messages
+                                     : f->prompt.p ? &f->prompt
+                                                   : &f->input;
+    if (!prompt->p)
         return;
-    struct marker m = {.out = out, .h = seed};
-    /* The order in which templates put them before the conversation. */
+    struct prefix_hasher m = {.out = out, .h = seed};
+    /* In the order in which templates render them before the conversation. */
     const struct body_span *before[] = {&f->tools, &f->functions, &f->system, &f->instructions};
     m.h = prefix_hash(m.h, f->model.p ? f->model.p : "", f->model.n);
     for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
         if (before[i]->p)
             add_value(&m, before[i]);
-        m.h = mix(m.h + i + 1); /* where one ends and another begins */
+        m.h = mix(m.h + i + 1); /* separates the fields */
     }
-    add_value(&m, said);
+    add_value(&m, prompt);
     out->length = m.at;
 }

@@ -1,12 +1,12 @@
 /*
- * What a request says, as far as its place is chosen by it: hashes of beginnings of its prompt, and
- * the few fields that name things (model, previous_response_id). One pass over the JSON text without
- * building it; text that is no JSON simply says nothing. Knows neither replicas nor connections.
+ * Hashes of prompt prefixes, and the fields of a request that choose a replica (model,
+ * previous_response_id). Scans the JSON text once without building a tree. A body that is not JSON has
+ * no fields. Knows neither replicas nor connections.
  *
- * A mark is the hash of everything up to a place: API key, model, tools, system text, then the prompt
- * or the messages, blanks between JSON's tokens left out. Places are HASH_STEP bytes apart, deep in a
- * long prompt up to a sixteenth of what is before them, and at the ends of messages. Two prompts with
- * the same beginning have the same hashes there, which is where a replica's pages are the same.
+ * A prefix hash covers the API key, model, tools and system text, then the prompt or the messages up to
+ * an offset, without blanks between JSON tokens. Offsets are HASH_STEP bytes apart, up to a sixteenth
+ * of the offset in long prompts, and at the end of each message. Prompts with a common prefix have the
+ * same hashes up to its end, as the replicas' caches have the same pages.
  */
 #ifndef STEEL_ROUTE_PREFIX_HASH_H
 #define STEEL_ROUTE_PREFIX_HASH_H
@@ -17,11 +17,11 @@
 
 enum {
     HASH_STEP = 64,          /* about a page of 16 tokens */
-    HASHES_MAX = 640,        /* of a request */
-    HASH_BYTES_MAX = 1 << 20 /* bytes of a prompt that are looked at */
+    HASHES_MAX = 640,        /* per request */
+    HASH_BYTES_MAX = 1 << 20 /* bytes of a prompt that are hashed */
 };
 
-/* A field's text within the body, quotes included where it is a string. */
+/* A field's JSON text within the body. A string includes its quotes. */
 struct body_span {
     const char *p; /* NULL = absent */
     size_t n;
@@ -31,14 +31,15 @@ struct body_fields {
     struct body_span model, tools, functions, system, instructions, prompt, messages, input,
         previous, background;
 };
-/* The top-level fields of a JSON object; none where it is not one. The last of its name counts. */
+/* Finds the top-level fields of a JSON object; none if it is not an object. Of repeated names the last
+ * one counts. */
 void body_fields_find(const char *body, size_t n, struct body_fields *out);
-/* A string's text without quotes, if it is one without escapes and fits. */
+/* Copies a string without its quotes. False if it is not a string, has escapes or does not fit. */
 bool body_span_text(const struct body_span *s, char *out, size_t size);
 
 struct prefix_hashes {
     uint64_t hash[HASHES_MAX];
-    uint32_t at[HASHES_MAX]; /* bytes of the prompt before it; ascending */
+    uint32_t at[HASHES_MAX]; /* prompt bytes that hash[i] covers; ascending */
     int n;
     uint32_t length; /* of the whole prompt */
 };

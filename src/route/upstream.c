@@ -18,21 +18,21 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-enum exchange_state { EXCHANGE_CONNECTING, EXCHANGE_ASKED, EXCHANGE_READING, EXCHANGE_KEPT };
+enum exchange_state { EXCHANGE_CONNECTING, EXCHANGE_SENT, EXCHANGE_READING, EXCHANGE_POOLED };
 
-/* A connection, and the call it serves unless it is kept. */
+/* A connection, and its request unless it is idle in the pool. */
 struct upstream_exchange {
-    struct upstream_exchange *prev, *next; /* within up->busy or up->kept */
+    struct upstream_exchange *prev, *next; /* in up->busy or up->pool */
     struct upstream *up;
     struct bufferevent *bev;
     struct event *timer;
     enum exchange_state state;
-    bool reused;  /* it has served calls before */
-    bool once;    /* it serves this one only */
-    bool no_sock; /* connecting failed at once; the timer, which is active, says so */
+    bool reused;     /* it has served requests before */
+    bool single_use; /* it is not returned to the pool */
+    bool no_sock;    /* connecting failed at once; the timer, already active, reports it */
     bool paused, eof;
-    bool entered; /* in a callback of head or data */
-    bool over;    /* to be freed when that returns */
+    bool entered; /* inside a head or data callback */
+    bool over;    /* free it when that callback returns */
     struct http_response response;
     int answer_s;
     const struct upstream_handler *handler;
@@ -42,9 +42,9 @@ struct upstream_exchange {
 struct upstream {
     struct upstream_url url;
     struct upstream_options opt;
-    struct upstream_exchange *busy, *kept;
-    int n_busy, n_kept;
-    struct buf piece; /* of a body, on its way */
+    struct upstream_exchange *busy, *pool;
+    int n_busy, n_pooled;
+    struct buf piece; /* of a response body */
 };
 
 struct upstream_body *upstream_body_new(char *p, size_t n)
@@ -90,7 +90,7 @@ bool upstream_url_parse(const char *text, struct upstream_url *out, struct error
     const char *slash = p + strcspn(p, "/");
     for (const char *c = text; *c; c++)
         if ((unsigned char)*c <= 32 || *c == 127 || strchr("?#@\"\\", *c))
-            return error_set(err, "%s: '%c' has no place in it", text, *c > 32 ? *c : ' ');
+            return error_set(err, "%s: '%c' is not allowed in a URL", text, *c > 32 ? *c : ' ');
     char where[280];
     if ((size_t)(slash - p) >= sizeof where)
         return error_set(err, "%s: the name is too long", text);
@@ -129,42 +129,42 @@ static void set_timer(struct upstream_exchange *c, int seconds)
     if (seconds <= 0)
         event_del(c->timer);
     else if (event_add(c->timer, &(struct timeval){seconds, 0}))
-        event_active(c->timer, EV_TIMEOUT, 0); /* no memory: as good as too late */
+        event_active(c->timer, EV_TIMEOUT, 0); /* no memory: treated as a timeout */
 }
 
-static void unlink_call(struct upstream_exchange *c)
+static void unlink_exchange(struct upstream_exchange *c)
 {
     struct upstream *u = c->up;
-    bool kept = c->state == EXCHANGE_KEPT;
-    *(c->prev ? &c->prev->next : kept ? &u->kept : &u->busy) = c->next;
+    bool pooled = c->state == EXCHANGE_POOLED;
+    *(c->prev ? &c->prev->next : pooled ? &u->pool : &u->busy) = c->next;
     if (c->next)
         c->next->prev = c->prev;
     c->prev = c->next = NULL;
-    --*(kept ? &u->n_kept : &u->n_busy);
+    --*(pooled ? &u->n_pooled : &u->n_busy);
 }
 
 static void link_call(struct upstream_exchange *c)
 {
     struct upstream *u = c->up;
-    bool kept = c->state == EXCHANGE_KEPT;
-    struct upstream_exchange **list = kept ? &u->kept : &u->busy;
+    bool pooled = c->state == EXCHANGE_POOLED;
+    struct upstream_exchange **list = pooled ? &u->pool : &u->busy;
     c->next = *list;
     if (c->next)
         c->next->prev = c;
     *list = c;
-    ++*(kept ? &u->n_kept : &u->n_busy);
+    ++*(pooled ? &u->n_pooled : &u->n_busy);
 }
 
 static void call_free(struct upstream_exchange *c)
 {
-    unlink_call(c);
+    unlink_exchange(c);
     bufferevent_free(c->bev);
     event_free(c->timer);
     http_response_clear(&c->response);
     mem_free(c);
 }
 
-/* Ends the connection; where one of its callbacks is running, once that returns. */
+/* Closes and frees the connection, after the running callback if there is one. */
 static void drop(struct upstream_exchange *c)
 {
     if (!c->entered) {
@@ -180,29 +180,29 @@ static void fail(struct upstream_exchange *c, enum upstream_failure kind, const 
 {
     const struct upstream_handler *h = c->handler;
     void *user = c->user;
-    char text[256]; /* why may belong to the call */
+    char text[256]; /* `why` may point into the exchange */
     snprintf(text, sizeof text, "%s", why);
     drop(c);
     h->failed(user, kind, text);
 }
 
-/* The answer is whole. */
+/* The response is complete. */
 static void finish(struct upstream_exchange *c)
 {
     const struct upstream_handler *h = c->handler;
     void *user = c->user;
     struct upstream *u = c->up;
-    bool keep = !c->once && http_response_can_go_on(&c->response) && !c->eof &&
-                u->n_kept < u->opt.max_kept &&
+    bool keep = !c->single_use && http_response_keeps_alive(&c->response) && !c->eof &&
+                u->n_pooled < u->opt.max_idle &&
                 evbuffer_get_length(bufferevent_get_output(c->bev)) == 0 &&
                 evbuffer_get_length(bufferevent_get_input(c->bev)) == 0;
     if (keep) {
-        unlink_call(c);
-        c->state = EXCHANGE_KEPT;
+        unlink_exchange(c);
+        c->state = EXCHANGE_POOLED;
         link_call(c);
         http_response_clear(&c->response);
         c->reused = true;
-        set_timer(c, u->opt.keep_s);
+        set_timer(c, u->opt.pool_s);
     } else {
         call_free(c);
     }
@@ -213,7 +213,7 @@ static void on_closed(struct upstream_exchange *c, bool reset, const char *reaso
 {
     const char *why = "";
     char text[200];
-    bool silent = c->state == EXCHANGE_ASKED && !c->response.text.len && !c->response.n_interim;
+    bool silent = c->state == EXCHANGE_SENT && !c->response.text.len && !c->response.n_interim;
     if (!reset && http_response_close(&c->response, &why) == RESPONSE_END) {
         finish(c);
         return;
@@ -225,7 +225,7 @@ static void on_closed(struct upstream_exchange *c, bool reset, const char *reaso
     fail(c, !silent ? UPSTREAM_BAD : c->reused ? UPSTREAM_STALE : UPSTREAM_CLOSED, why);
 }
 
-/* False: the call is gone, or wants no more. */
+/* False: the exchange has ended or is paused. */
 static bool take_piece(struct upstream_exchange *c, struct evbuffer *in, bool *more)
 {
     size_t n = evbuffer_get_contiguous_space(in), used = 0;
@@ -264,7 +264,7 @@ static void on_read(struct bufferevent *bev, void *arg)
 {
     struct upstream_exchange *c = arg;
     struct evbuffer *in = bufferevent_get_input(bev);
-    if (c->state == EXCHANGE_KEPT) { /* nobody asked */
+    if (c->state == EXCHANGE_POOLED) { /* data without a request */
         call_free(c);
         return;
     }
@@ -302,12 +302,12 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     if (what & BEV_EVENT_CONNECTED) {
         int one = 1;
         setsockopt(bufferevent_getfd(bev), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        c->state = EXCHANGE_ASKED;
+        c->state = EXCHANGE_SENT;
         set_timer(c, c->answer_s);
         bufferevent_set_timeouts(bev, NULL, &(struct timeval){o->write_s, 0});
         return;
     }
-    if (c->state == EXCHANGE_KEPT) {
+    if (c->state == EXCHANGE_POOLED) {
         call_free(c);
         return;
     }
@@ -323,7 +323,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     } else if (what & BEV_EVENT_TIMEOUT) {
         fail(c, UPSTREAM_SLOW, "it does not take the request");
     } else if ((what & BEV_EVENT_EOF) && c->paused) {
-        c->eof = true; /* after what is still to be taken */
+        c->eof = true; /* handled after the buffered data */
     } else {
         on_closed(c, !(what & BEV_EVENT_EOF), reason);
     }
@@ -335,19 +335,19 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
     struct upstream_exchange *c = arg;
     char why[96];
     switch (c->state) {
-    case EXCHANGE_KEPT:
+    case EXCHANGE_POOLED:
         call_free(c);
         break;
     case EXCHANGE_CONNECTING:
         snprintf(why, sizeof why, "no connection within %d s", c->up->opt.connect_s);
         fail(c, UPSTREAM_UNREACHABLE, c->no_sock ? "no connection" : why);
         break;
-    case EXCHANGE_ASKED:
-        snprintf(why, sizeof why, "no answer within %d s", c->answer_s);
+    case EXCHANGE_SENT:
+        snprintf(why, sizeof why, "no response within %d s", c->answer_s);
         fail(c, UPSTREAM_SLOW, why);
         break;
     case EXCHANGE_READING:
-        snprintf(why, sizeof why, "its answer does not go on for %d s", c->up->opt.idle_s);
+        snprintf(why, sizeof why, "its response has stalled for %d s", c->up->opt.idle_s);
         fail(c, UPSTREAM_SLOW, why);
         break;
     }
@@ -421,10 +421,10 @@ static bool put_request(struct upstream_exchange *c, const struct upstream_reque
 struct upstream_exchange *upstream_start(struct upstream *u, const struct upstream_request *r,
                                          const struct upstream_handler *h, void *user)
 {
-    struct upstream_exchange *c = r->fresh ? NULL : u->kept;
+    struct upstream_exchange *c = r->fresh ? NULL : u->pool;
     if (c) {
-        unlink_call(c);
-        c->state = EXCHANGE_ASKED;
+        unlink_exchange(c);
+        c->state = EXCHANGE_SENT;
         link_call(c);
         set_timer(c, r->answer_s);
     } else {
@@ -436,8 +436,8 @@ struct upstream_exchange *upstream_start(struct upstream *u, const struct upstre
     c->handler = h;
     c->user = user;
     c->answer_s = r->answer_s;
-    c->once = r->fresh;
-    c->response.to_head = r->to_head;
+    c->single_use = r->fresh;
+    c->response.head_request = r->head_request;
     if (!put_request(c, r) || bufferevent_enable(c->bev, EV_READ | EV_WRITE)) {
         call_free(c);
         return NULL;
@@ -483,10 +483,10 @@ struct upstream *upstream_new(const struct upstream_url *url, const struct upstr
     return u;
 }
 
-void upstream_drop_kept(struct upstream *u)
+void upstream_drop_pool(struct upstream *u)
 {
-    while (u->kept)
-        call_free(u->kept);
+    while (u->pool)
+        call_free(u->pool);
 }
 
 void upstream_free(struct upstream *u)
@@ -494,12 +494,12 @@ void upstream_free(struct upstream *u)
     if (!u)
         return;
     CHECK(!u->busy, "a call to %s goes on", u->url.name);
-    upstream_drop_kept(u);
+    upstream_drop_pool(u);
     buf_clear(&u->piece);
     mem_free(u);
 }
 
 int upstream_n_conns(const struct upstream *u)
 {
-    return u->n_busy + u->n_kept;
+    return u->n_busy + u->n_pooled;
 }
