@@ -133,8 +133,8 @@ CUDA_STAMP := $(B)/with$(if $(CUDA_OBJ),,out)-cuda
 ifeq ($(wildcard $(CUDA_STAMP)),)
 $(shell mkdir -p $(B) && rm -f $(B)/with-cuda $(B)/without-cuda && touch $(CUDA_STAMP))
 endif
-$(B)/src/backend/backend.o $(B)/tests/ops/duo.o $(B)/tests/ops/test_ops.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
-$(B)/src/backend/backend.o: $(CUDA_STAMP)
+$(B)/src/backend/devices.o $(B)/tests/ops/test_ops.o: CPPFLAGS += $(if $(CUDA_OBJ),-DSTEEL_CUDA)
+$(B)/src/backend/devices.o: $(CUDA_STAMP)
 
 # -O3 makes these kernels no faster, and six times slower to compile.
 $(B)/src/backend/cpu/gemm_int8_%.o $(B)/src/backend/cpu/gemm_float_%.o: CFLAGS += -O2
@@ -299,11 +299,11 @@ $(B)/sim/%.o: %
 $(B)/sim/test_ops: $(SIM_OBJ)
 	$(Q)$(CXX) $(SIM_SAN) -rdynamic -o $@ $^ -lm -ldl -pthread
 # The program with a simulated GPU: what several ranks do with one (tests/gpu/ranks_sim.py).
-$(B)/sim/src/backend/backend.c.o: SIM_FLAGS += -DSTEEL_CUDA
-$(B)/sim/steel: $(CLI_OBJ) $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libserver.a $(B)/libsteel.a
+$(B)/sim/src/backend/devices.c.o: SIM_FLAGS += -DSTEEL_CUDA
+$(B)/sim/steel: $(CLI_OBJ) $(B)/sim/src/backend/devices.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libserver.a $(B)/libsteel.a
 	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $^ $(LDLIBS) $(SRV_LIBS) $(CLI_LIBS) -ldl -pthread
 # Speculation with a simulated GPU (STEEL_TEST_DEVICE=cuda): by hand, it takes long.
-$(B)/sim/test_speculate: $(B)/tests/test_speculate.o $(B)/sim/src/backend/backend.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libsteel.a
+$(B)/sim/test_speculate: $(B)/tests/test_speculate.o $(B)/sim/src/backend/devices.c.o $(patsubst %,$(B)/sim/%.o,$(SIM_SRC)) $(B)/libsteel.a
 	$(Q)$(CXX) $(CFLAGS) $(LDFLAGS) $(SIM_SAN) -rdynamic -o $@ $^ $(LDLIBS) -lcmocka -ldl -pthread
 $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)

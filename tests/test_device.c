@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/device.h"
+#include "backend/backend.h"
 #include "engine/runtime.h"
 
 static void every_case(void **state)
@@ -66,9 +67,9 @@ static void names(void **state)
                  {"cuda", DEVICE_GPU},    {"cuda:1", DEVICE_GPU}, {"cudax", DEVICE_OTHER},
                  {"cpu:1", DEVICE_OTHER}, {"", DEVICE_OTHER}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_int_equal(backend_device_kind(cases[i].name), cases[i].kind);
-    assert_int_equal(backend_device_kind(backend_device_name(DEVICE_CPU)), DEVICE_CPU);
-    assert_int_equal(backend_device_kind(backend_device_name(DEVICE_GPU)), DEVICE_GPU);
+        assert_int_equal(device_kind(cases[i].name), cases[i].kind);
+    assert_int_equal(device_kind(device_default(DEVICE_CPU)), DEVICE_CPU);
+    assert_int_equal(device_kind(device_default(DEVICE_GPU)), DEVICE_GPU);
 }
 
 static void what_would_fit(void **state)
@@ -146,7 +147,7 @@ static void no_gpu(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct error err = {0};
-        assert_false(backend_no_gpu(cases[i].driver, cases[i].needed, "nothing there", &err));
+        assert_false(device_none(cases[i].driver, cases[i].needed, "nothing there", &err));
         for (int k = 0; k < 3; k++)
             assert_non_null(strstr(err.msg, cases[i].says[k]));
         assert_non_null(strstr(err.msg, "--device cpu"));

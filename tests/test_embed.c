@@ -10,6 +10,8 @@
 #include <cmocka.h>
 
 #include "engine/embed.h"
+#include "backend/backend.h"
+#include "backend/devices.h"
 #include "golden.h"
 #include "steel.h"
 
@@ -37,7 +39,7 @@ static const char *device(void)
 
 static bool on_cpu(void)
 {
-    return backend_device_kind(device()) == DEVICE_CPU;
+    return device_kind(device()) == DEVICE_CPU;
 }
 
 static struct embedder *open_with(const char *path, int kind, enum dtype kv, bool deterministic)

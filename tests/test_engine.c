@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "backend/backend.h"
 #include "text/grammar/grammar.h"
 #include "toy_model.h"
 

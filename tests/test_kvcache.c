@@ -2,6 +2,7 @@
  * free. Its parts by layer, and who has which state. What
  * is stored in it belongs to test_scheduler and test_invariance. */
 #include "engine/kvcache.h"
+#include "backend/backend.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

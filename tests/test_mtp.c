@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "golden.h"
+#include "backend/backend.h"
 #include "mtp_toy.h"
 
 enum { LEN = 45 };

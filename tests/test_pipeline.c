@@ -4,6 +4,7 @@
  * takes what is sent late, from the sender's own buffer: a sanitizer sees it if that is gone.
  */
 #include "base/clock.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 #include "dist/ranks_link.h"
 #include "engine/kvcache.h"

@@ -4,6 +4,7 @@
  * parts, messages and bytes sent must be the plan's. Then the formulas of the prediction, by hand.
  */
 #include "base/mem.h"
+#include "backend/backend.h"
 #include "dist/ranks_link.h"
 #include "engine/kvcache.h"
 #include "engine/plan.h"

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "backend/backend.h"
 #include "engine/scheduler.h"
 
 enum { PAGE = 4, MAX_SEQS = 16, MAX_ROWS = 512 };

@@ -13,9 +13,11 @@
 #ifndef STEEL_BACKEND_BACKEND_H
 #define STEEL_BACKEND_BACKEND_H
 
+#include "backend/batch.h"
 #include "backend/comm.h"
 #include "backend/layer.h"
 #include "backend/lora.h"
+#include "backend/options.h"
 #include "backend/rawweight.h"
 #include "base/error.h"
 
@@ -25,79 +27,6 @@
 struct sampler; /* sample/sampler.h */
 struct sample_probs;
 struct profile; /* backend/profile.h */
-
-/* One step's input. Prefill, decode and any mix of them differ only in data. Host memory. */
-struct batch {
-    int n_tokens, n_seqs, n_decode, n_out, max_pages;
-    /* (n_tokens) Rows of one sequence are adjacent; sequences with one row come first. -1-r stands for the token
-     * sampled for output row r of the previous step (backend.async). */
-    const int32_t *tokens;
-    const int32_t *pos;  /* (n_tokens) position in the sequence */
-    const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
-    const int32_t *q_start;  /* (n_seqs+1) first row of each sequence; the last entry is n_tokens */
-    const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, its own included */
-    const int32_t *pages;    /* (n_seqs, max_pages) block table: page numbers in order */
-    const int32_t *out_rows; /* (n_out) rows that need logits, ascending */
-    const int32_t *types;    /* (n_tokens) for embed.types; NULL = all 0 */
-    /* Slots of recurrent states, (n_seqs) each; NULL if no layer has a state. In one step, no slot is written by
-     * two sequences, and none is read by one sequence and written by another. */
-    const int32_t *state_in; /* the state before the first row; -1 = zeros */
-    const int32_t
-        *state_out; /* receives the state after the last row; may be state_in; -1 = padding */
-    const int32_t
-        *save_rows; /* a checkpoint is taken after this many rows of the sequence; 0 = none */
-    const int32_t *save_state; /* the slot that receives the checkpoint */
-    const struct kv_layer *kv; /* (n_layers) */
-    bool keep; /* all rows go through the last layer, and draft->keep() follows it */
-    /* (n_tokens) For a step of the MTP block (layer.h): the kept row that each row continues. NULL for a step of
-     * the main layers. */
-    const int32_t *from;
-    /* (n_loras) Which rows use which adapters, ascending by adapter, then by row. A row may use several adapters,
-     * but none twice. */
-    const struct lora_use *loras;
-    int n_loras;
-};
-
-/* Whether the stream narrows to the output rows in this layer, which is the last of the step. */
-static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
-{
-    if (net->has_next_stage)
-        return false; /* another rank has the last layer */
-    return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
-}
-
-/* Upper bounds of every step and of the cache. Together with the network's sizes they determine the backend's
- * scratch. */
-struct bounds {
-    int page_len, n_pages;
-    /* Types of keys and values: F32, F16, BF16, or quantised as Q8_0, Q4_0, F8_E4M3 (quant/kvblock.h).
-     * kv_types_check holds for them. */
-    enum dtype k_type, v_type;
-    int max_tokens, max_seqs, max_out, max_pages;
-    int n_states; /* slots of recurrent states */
-    int lora_rank; /* largest total rank that adapters add to one weight (lora_rank()); 0 = no adapters */
-};
-
-/* One layer's part of the cache. Members that the layer does not use are NULL.
- * Attention: keys (n_pages, K, page_len, Dk) of bounds.k_type and values (n_pages, K, page_len, Dv) of
- * bounds.v_type. Latent attention: keys only, (n_pages, page_len, C + Dr). The order inside a (page, kv head)
- * tile is private to the backend; the engine moves whole pages.
- * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
-struct kv_layer {
-    void *k, *v;
-    float *state;
-};
-
-/* The use of a weight, from which a backend chooses its packed form. */
-enum weight_role {
-    WEIGHT_LINEAR,
-    WEIGHT_EXPERTS,
-    WEIGHT_EXPERTS_SHARED, /* experts beside a shared expert of the same shape */
-    WEIGHT_ROUTER,
-    WEIGHT_EMBED, /* rows are looked up */
-    WEIGHT_HEADS, /* one matrix per attention head (n_expert of them), all used by every row */
-    WEIGHT_HEAD,  /* the output head; with tied embeddings, rows are also looked up */
-};
 
 /* Whether a sequence's logits, bit for bit, depend on the rest of the batch or on how its prompt was split. */
 enum invariance {
@@ -122,14 +51,6 @@ struct backend {
     struct comm
         *comm; /* with the processes that share the network's layers; NULL = only this process */
 };
-
-/* Whether a cache of these types can store what this network's layers need. The error names layer and type. */
-bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_type,
-                    struct error *err);
-/* The cache type of a name on the command line, such as "q8_0"; DT_NONE if unknown. */
-enum dtype kv_type_from_name(const char *name);
-const char *kv_type_name(enum dtype t);
-#define KV_TYPE_NAMES "f16, bf16, f32, q8_0, fp8 or q4_0"
 
 struct adapter_ops {
     /* Converts the change that one adapter makes to w into the backend's form, for w->lora. NULL with err if
@@ -242,53 +163,14 @@ struct pick_info {
 /* Prints the tables and how often each row was picked. False: the backend has none. */
 bool backend_print_picks(struct backend *be, FILE *out);
 
-struct backend_options {
-    const char *device; /* "cpu", "cuda", "cuda:N"; NULL = "cpu". runtime.h knows "auto" too */
-    int threads;        /* 0 = all cores */
-    bool deterministic; /* same bytes whatever else is in the batch and however it was cut */
-    bool no_repack;     /* compute from the mapped file */
-};
-
-/* STEEL_ISA=ref|avx2|avx512|vnni|amx forces the CPU's kernels; refused where the CPU lacks it. So is
- * STEEL_PICK=NAME[,NAME], rows of the pick tables, where a model has something for a row that its kernel
- * cannot run, or nothing. */
+/* Opens the device that opt names (devices.h). STEEL_ISA=ref|avx2|avx512|vnni|amx forces the CPU's kernels; an
+ * error if the CPU lacks them. STEEL_PICK=NAME[,NAME] forces rows of the pick tables; an error if a model has a
+ * weight or cache of a row's formats that its kernel cannot run, or none of them. */
 struct backend *backend_open(const struct backend_options *opt, struct error *err);
-/* What the name of a device asks for; NULL is "cpu". Opens none. */
-enum device_kind {
-    DEVICE_CPU,
-    DEVICE_GPU,
-    DEVICE_AUTO,  /* a GPU, or the CPU: engine/device.h decides */
-    DEVICE_OTHER, /* no such thing: backend_open says so */
-};
-enum device_kind backend_device_kind(const char *device);
-/* The name to open where a device of this kind (CPU or GPU) was chosen unasked. */
-const char *backend_device_name(enum device_kind kind);
 struct backend *backend_open_ref(void); /* the scalar specification, ref.c */
-/* For tests, of the reference: how close row `row` of the last step came to other experts, the
- * closest of its layers: how far the last chosen one's key is above the next, of itself. */
-float backend_ref_gap(struct backend *ref, int row);
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err);
-/* Bytes a CUDA device still has to give when `fraction` of its memory may be in use; 0 where
- * there is no such device, or the build knows none. */
-bool backend_has_cuda(void); /* whether there is such a device; opens none */
-size_t backend_cuda_room(const struct backend_options *opt, double fraction);
-int backend_cuda_count(void); /* how many there are */
-/* The line for a machine where CUDA opens no device, and false. Versions of CUDA as it counts them (13.0 is
- * 13000): what the driver is good for (0: there is no driver) and what this build needs. why: what CUDA says. */
-bool backend_no_gpu(int driver, int needed, const char *why, struct error *err);
-/* Which GPU this backend has, of all that there are anywhere; false: none. */
-bool backend_device_id(struct backend *be, unsigned char id[16]);
-/* For a benchmark's record; false where the backend is no GPU. Measures, so it takes a moment. */
-struct gpu_facts {
-    char name[256], driver[32]; /* driver: "" = not known */
-    int sm, n_sm;               /* compute capability x 10, multiprocessors */
-    int max_sm_mhz;             /* 0 = not known, as the next two */
-    int sm_mhz, memory_mhz;     /* now */
-    size_t memory_bytes;
-    double read_bytes_s; /* measured; 0 = not */
-};
-bool backend_gpu_facts(struct backend *be, struct gpu_facts *out);
-/* Only in builds with nvcc (STEEL_CUDA). device: "cuda", "cuda:N" or NULL = the first. */
-struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err);
+/* For tests, of the reference: the smallest relative margin over all layers, for row `row` of the last step, between
+ * the router key of the last expert chosen and that of the next one. */
+float backend_ref_gap(struct backend *ref, int row);
 
 #endif

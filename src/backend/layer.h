@@ -27,6 +27,17 @@ struct weight {
     void **lora; /* (LORA_MAX_ADAPTERS) by adapter: its change (adapt()); NULL: there are none */
 };
 
+/* The use of a weight, from which a backend chooses its packed form. */
+enum weight_role {
+    WEIGHT_LINEAR,
+    WEIGHT_EXPERTS,
+    WEIGHT_EXPERTS_SHARED, /* experts beside a shared expert of the same shape */
+    WEIGHT_ROUTER,
+    WEIGHT_EMBED, /* rows are looked up */
+    WEIGHT_HEADS, /* one matrix per attention head (n_expert of them), all used by every row */
+    WEIGHT_HEAD,  /* the output head; with tied embeddings, rows are also looked up */
+};
+
 enum norm_kind {
     NORM_NONE,  /* y = x */
     NORM_RMS,   /* y = x / sqrt(mean(x^2) + eps) * gain */

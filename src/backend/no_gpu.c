@@ -1,7 +1,7 @@
-/* Why no GPU can be opened, in words that say what to do. Knows no CUDA: a file of its own, for the simulator too. */
-#include "backend/backend.h"
+/* Why no GPU can be opened, and what to do. A file of its own because the simulator links it, too. */
+#include "backend/devices.h"
 
-bool backend_no_gpu(int driver, int needed, const char *why, struct error *err)
+bool device_none(int driver, int needed, const char *why, struct error *err)
 {
     if (!driver)
         return error_set(err, "no NVIDIA driver was found on this machine: install it, or use "

@@ -2,6 +2,8 @@
 #ifndef STEEL_CLI_CLI_H
 #define STEEL_CLI_CLI_H
 
+#include "backend/devices.h"
+#include "backend/kv_type.h"
 #include "cli/args.h"
 #include "engine/runtime.h"
 
@@ -95,7 +97,7 @@ struct model_flags {
          1 << 28,         "N",          "context in tokens (default: the model's, or what fits)"}, \
         {OPT_STRING, 0,           "device",                                                        \
          0,          &(f).device, 0,                                                               \
-         0,          "NAME",      "auto (default: a GPU that fits), cpu, cuda or cuda:N"},         \
+         0,          "NAME",      "auto (default: a GPU that fits), " DEVICE_NAMES},               \
         {OPT_FLOAT,                                                                                \
          0,                                                                                        \
          "gpu-memory-utilization",                                                                 \

@@ -105,7 +105,7 @@ static void check_gpu(void)
     char a[16], b[16], text[700];
     bool driver = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
     bool built = strstr(version_build(), "CUDA");
-    if (!backend_has_cuda() && !(driver && built)) {
+    if (!device_count("auto") && !(driver && built)) {
         if (!driver)
             advise("GPU", "no NVIDIA driver was found; models run on the CPU");
         else
@@ -114,7 +114,7 @@ static void check_gpu(void)
                   "and build again");
         return;
     }
-    struct backend_options opt = {.device = "cuda"};
+    struct backend_options opt = {.device = device_default(DEVICE_GPU)};
     struct error err = {0};
     struct backend *be = backend_open(&opt, &err);
     if (!be) {
@@ -122,11 +122,11 @@ static void check_gpu(void)
         return;
     }
     struct gpu_facts g;
-    if (backend_gpu_facts(be, &g)) {
+    if (device_facts_of(be, &g)) {
         snprintf(text, sizeof text,
                  "%s, sm_%d, driver %s; %s, of which %s are free; reads %.0f GB/s", g.name, g.sm,
                  *g.driver ? g.driver : "unknown", cli_bytes((double)g.memory_bytes, a),
-                 cli_bytes((double)backend_cuda_room(&opt, 1.0), b), g.read_bytes_s * 1e-9);
+                 cli_bytes((double)device_room(opt.device, 1.0), b), g.read_bytes_s * 1e-9);
         good("GPU", text);
         if (g.sm < 80)
             wrong("GPU", "older than Ampere (sm_80): its kernels do not run there");

@@ -194,7 +194,7 @@ static bool embed_ids(struct embedder *e, const struct embed_flags *f, struct er
         if (fread(t.ids, 4, (size_t)t.n, in) != (size_t)t.n)
             ok = error_set(err, "%s: fewer than %d ids", f->ids, t.n);
     }
-    int n_vocab = embedder_runtime(e)->model->config.n_vocab;
+    int n_vocab = embedder_info(e).n_vocab;
     for (int i = 0; ok && i < t.n; i++)
         if (t.ids[i] < 0 || t.ids[i] >= n_vocab)
             ok = error_set(err, "%s: id %d at position %d is outside the vocabulary of %d", f->ids,

@@ -107,8 +107,8 @@ static bool find_memory(const struct usage *u, struct planner *p)
     if (!p->memory && p->told) {
         p->bytes = p->on.memory;
         snprintf(p->whose, sizeof p->whose, "%s", p->on.name);
-    } else if (!p->memory && backend_has_cuda()) {
-        p->bytes = (double)backend_cuda_room(&(struct backend_options){.device = "cuda"}, 1);
+    } else if (!p->memory && device_count("auto") > 0) {
+        p->bytes = (double)device_room("auto", 1);
     }
     if (p->bytes > 0) {
         p->usable = GIVEN_SHARE * p->bytes;
@@ -482,7 +482,7 @@ static bool finish(const struct usage *u, struct planner *p)
     else if (!args_int_list(p->seqs_text, p->seqs, MOST_SEQS, &p->n_seqs))
         args_usage_error(u, "--seqs %s: use up to %d numbers, as 1,64", p->seqs_text, MOST_SEQS);
     else {
-        p->opt.gpu = p->gpu || p->link ? p->on.memory > 0 : backend_has_cuda();
+        p->opt.gpu = p->gpu || p->link ? p->on.memory > 0 : device_count("auto") > 0;
         return true;
     }
     return false;

@@ -6,7 +6,7 @@
 #ifndef STEEL_DIST_PARTS_H
 #define STEEL_DIST_PARTS_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 
 enum { PARTS_ROWS = 16 }; /* no piece of a prompt has fewer rows */
 

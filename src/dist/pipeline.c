@@ -1,5 +1,6 @@
 /* Steps through the stages of a pipeline: see pipeline.h. Owns the buffers between them. */
 #include "dist/pipeline.h"
+#include "backend/backend.h"
 #include "backend/lora.h"
 #include "base/mem.h"
 #include "dist/parts.h"

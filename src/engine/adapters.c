@@ -1,6 +1,7 @@
 /* See adapters.h. One lock over a table of slots; a slot that is being loaded or unloaded belongs to the
  * thread that does it. */
 #include "engine/adapters.h"
+#include "backend/backend.h"
 #include "base/buf.h"
 #include "base/mem.h"
 

@@ -3,6 +3,8 @@
  * Chats are in api_chat.c.
  */
 #include "engine/api_int.h"
+#include "backend/kv_type.h"
+#include "backend/backend.h"
 #include "base/version.h"
 #include "base/mem.h"
 #include "sample/sample_advice.h"
@@ -192,7 +194,7 @@ int steel_engine_context(const struct steel_engine *engine)
 
 int steel_engine_n_vocab(const struct steel_engine *engine)
 {
-    return engine_runtime(engine->e)->model->config.n_vocab;
+    return engine_info(engine->e).n_vocab;
 }
 
 void steel_engine_stats(struct steel_engine *engine, struct steel_stats *out)
@@ -216,15 +218,15 @@ void steel_engine_stats(struct steel_engine *engine, struct steel_stats *out)
 
 void steel_engine_info(const struct steel_engine *engine, struct steel_info *out)
 {
-    const struct runtime *rt = engine_runtime(engine->e);
+    struct engine_info i = engine_info(engine->e);
     *out = (struct steel_info){
-        .path = rt->file->path,
-        .family = rt->model->config.arch_name,
-        .device = rt->be->ops->name,
-        .notice = rt->notice.msg,
-        .n_params = (uint64_t)rt->model->n_params,
-        .n_active = (uint64_t)rt->model->n_active,
-        .bytes = rt->model->bytes,
+        .path = i.path,
+        .family = i.architecture,
+        .device = i.device,
+        .notice = i.notice,
+        .n_params = (uint64_t)i.n_params,
+        .n_active = (uint64_t)i.n_active,
+        .bytes = i.weight_bytes,
     };
 }
 
@@ -245,10 +247,11 @@ int steel_engine_profile(const struct steel_engine *engine, char *text, int cap)
 
 const struct tokenizer *lib_tokenizer(const struct steel_engine *engine, struct steel_error *error)
 {
-    const struct runtime *rt = engine_runtime(engine->e);
-    if (!rt->tokenizer)
-        lib_fail(error, STEEL_INVALID, rt->tokenizer_error.msg);
-    return rt->tokenizer;
+    struct error why;
+    const struct tokenizer *t = engine_tokenizer(engine->e, &why);
+    if (!t)
+        lib_fail(error, STEEL_INVALID, why.msg);
+    return t;
 }
 
 int steel_engine_tokenize(const struct steel_engine *engine, const char *text, size_t len,
@@ -312,7 +315,7 @@ struct steel_request_options steel_request_options(void)
 struct steel_request_options steel_engine_request_options(const struct steel_engine *engine)
 {
     struct sample_params p = sample_params_unset();
-    sample_params_advise(&p, engine_runtime(engine->e)->file);
+    sample_params_advise(&p, engine_file(engine->e));
     return options_of(&p);
 }
 

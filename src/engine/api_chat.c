@@ -59,7 +59,7 @@ struct steel_chat *steel_chat_new(struct steel_engine *engine, const char *templ
         return NULL;
     enum steel_error_kind kind = template_path ? STEEL_INVALID : STEEL_NO_CHAT;
     bool ok = template_path ? chat_source_open(template_path, &source, &err)
-                            : chat_source_load(engine_runtime(engine->e)->file, &source, &err);
+                            : chat_source_load(engine_file(engine->e), &source, &err);
     struct chat *chat = ok ? chat_new(&source, &err) : NULL;
     chat_source_clear(&source);
     if (!chat) {

@@ -98,7 +98,7 @@ bool steel_embed_tokens(struct steel_embedder *embedder, const int32_t *tokens, 
                         struct steel_error *error)
 {
     struct error err = {0};
-    int n_vocab = embedder_runtime(embedder->e)->model->config.n_vocab;
+    int n_vocab = embedder_info(embedder->e).n_vocab;
     if (n < 1 || n > embedder_context(embedder->e))
         return lib_fail(error, STEEL_TOO_LONG, "no tokens, or more than the model takes");
     for (int i = 0; i < n; i++)

@@ -5,7 +5,7 @@
 #ifndef STEEL_ENGINE_DEVICE_H
 #define STEEL_ENGINE_DEVICE_H
 
-#include "backend/backend.h"
+#include "backend/devices.h"
 #include "base/error.h"
 
 #include <stdbool.h>

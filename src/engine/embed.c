@@ -1,5 +1,6 @@
 /* Vectors of texts. See embed.h. */
 #include "engine/embed.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 #include "model/families/family.h"
 
@@ -55,6 +56,11 @@ struct embedder {
 const struct runtime *embedder_runtime(const struct embedder *e)
 {
     return e->rt;
+}
+
+struct engine_info embedder_info(const struct embedder *e)
+{
+    return runtime_info(e->rt);
 }
 
 const struct pooling *embedder_pooling(const struct embedder *e)

@@ -10,6 +10,7 @@
 #define STEEL_ENGINE_EMBED_H
 
 #include "base/budget.h"
+#include "engine/info.h"
 #include "engine/runtime.h"
 #include "model/pooling.h"
 
@@ -52,7 +53,8 @@ struct embedder *embedder_open(const char *path, const struct embed_options *opt
 /* Waits for the step under way; jobs that wait end with an error. */
 void embedder_close(struct embedder *e);
 
-const struct runtime *embedder_runtime(const struct embedder *e);
+struct engine_info embedder_info(const struct embedder *e);
+const struct runtime *embedder_runtime(const struct embedder *e); /* for benchmarks and tests */
 const struct pooling *embedder_pooling(const struct embedder *e);
 int embedder_width(const struct embedder *e);   /* of a vector; 1 for scores of one label */
 int embedder_context(const struct embedder *e); /* tokens a text may have */

@@ -1,6 +1,7 @@
 /* The engine thread: steps planned, started ahead, finished; its life from loading to the end. See the
  * invariants in engine.h. */
 #include "engine/engine_int.h"
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/follow.h"
@@ -529,6 +530,23 @@ void engine_close(struct engine *e)
 const struct runtime *engine_runtime(const struct engine *e)
 {
     return e->rt;
+}
+
+struct engine_info engine_info(const struct engine *e)
+{
+    return runtime_info(e->rt);
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *e, struct error *why)
+{
+    if (!e->rt->tokenizer && why)
+        *why = e->rt->tokenizer_error;
+    return e->rt->tokenizer;
+}
+
+const struct tensorfile *engine_file(const struct engine *e)
+{
+    return e->rt->file;
 }
 
 int engine_context(const struct engine *e)

@@ -18,6 +18,7 @@
 #define STEEL_ENGINE_ENGINE_H
 
 #include "engine/events.h"
+#include "engine/info.h"
 #include "engine/runtime.h"
 #include "engine/draft.h"
 
@@ -116,8 +117,13 @@ void engine_wait_ms(struct engine *e, int ms); /* ... but no longer than that */
 /* Ends running requests (FINISH_CANCEL) and the thread. */
 void engine_close(struct engine *e);
 
-/* The loaded model, to be read only; valid once the engine is ready. */
-const struct runtime *engine_runtime(const struct engine *e);
+/* Valid once the engine is ready. */
+struct engine_info engine_info(const struct engine *e);
+/* NULL: the model has no vocabulary, and why (may be NULL) says so. */
+const struct tokenizer *engine_tokenizer(const struct engine *e, struct error *why);
+const struct tensorfile *engine_file(const struct engine *e); /* for its metadata */
+const struct runtime *
+engine_runtime(const struct engine *e);     /* for the engine's own files and tests */
 int engine_context(const struct engine *e); /* tokens a sequence may have */
 int engine_max_queue(const struct engine *e);
 struct adapters *engine_adapters(const struct engine *e); /* NULL: there are none */

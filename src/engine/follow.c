@@ -1,5 +1,6 @@
 /* Ranks other than the first: see follow.h. Owns the form of what rank 0 says. */
 #include "engine/follow.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* The page allocator behind the KV cache. See the invariants in kvcache.h. */
 #include "engine/kvcache.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 
 #include <stdlib.h>

@@ -18,7 +18,7 @@
 #ifndef STEEL_ENGINE_KVCACHE_H
 #define STEEL_ENGINE_KVCACHE_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 #include "engine/prefix.h"
 #include "engine/states.h"
 

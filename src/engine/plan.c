@@ -1,5 +1,6 @@
 /* How a model would be placed on several ranks: see plan.h. Decides nothing: dist/split.c does. */
 #include "engine/plan.h"
+#include "backend/kv_type.h"
 #include "base/mem.h"
 #include "engine/kvcache.h"
 #include "engine/runtime.h"

@@ -1,5 +1,7 @@
 /* Opening a model: the order in which its parts come to life, and the defaults they get. */
 #include "engine/runtime.h"
+#include "backend/kv_type.h"
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/mem.h"
@@ -109,7 +111,7 @@ static size_t gpu_step_bytes(const struct runtime_options *opt, const struct net
 /* How many ranks of this machine will have the same GPU, before they have met. */
 static int likely_sharers(const struct backend_options *device, const struct ranks *r)
 {
-    int count = backend_cuda_count();
+    int count = device_count(device->device);
     bool named = device->device && strchr(device->device, ':');
     if (!r || r->taken || count < 1)
         return 1;
@@ -120,11 +122,10 @@ static int likely_sharers(const struct backend_options *device, const struct ran
 static void take_gpu(struct runtime *rt, struct backend_options *device)
 {
     const struct ranks *r = ranks_world();
-    int count = r ? backend_cuda_count() : 0;
-    if (count < 1 || backend_device_kind(device->device) != DEVICE_GPU ||
-        strchr(device->device, ':'))
+    int count = r ? device_count(device->device) : 0;
+    if (count < 1 || device_kind(device->device) != DEVICE_GPU || strchr(device->device, ':'))
         return;
-    snprintf(rt->gpu, sizeof rt->gpu, "%s:%d", backend_device_name(DEVICE_GPU), r->local % count);
+    snprintf(rt->gpu, sizeof rt->gpu, "%s:%d", device->device, r->local % count);
     device->device = rt->gpu;
 }
 
@@ -136,7 +137,7 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                           struct error *err)
 {
     *out = opt->backend;
-    enum device_kind asked = backend_device_kind(out->device);
+    enum device_kind asked = device_kind(out->device);
     bool is_auto = asked == DEVICE_AUTO;
     if (!is_auto && asked != DEVICE_GPU)
         return true;
@@ -159,17 +160,17 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     f.scratch = GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim);
     int sharers = likely_sharers(out, r);
     if (is_auto)
-        out->device = backend_device_name(DEVICE_GPU);
+        out->device = device_default(DEVICE_GPU);
     take_gpu(rt, out);
-    if (is_auto && (f.isa_forced || size->bytes < DEVICE_SMALL_MODEL || !backend_has_cuda()))
+    if (is_auto && (f.isa_forced || size->bytes < DEVICE_SMALL_MODEL || !device_count("auto")))
         f.room = 0;
     else if (f.deterministic || f.no_repack)
         f.room = 1; /* there is one, and it will not be used: no need to wake it */
     else
-        f.room = backend_cuda_room(out, gpu_share(opt)) / (size_t)sharers;
+        f.room = device_room(out->device, gpu_share(opt)) / (size_t)sharers;
     enum device_kind chosen = device_choose(&f, &rt->notice);
     if (chosen != DEVICE_GPU && is_auto)
-        out->device = backend_device_name(chosen);
+        out->device = device_default(chosen);
     return is_auto || device_fits(&f, err);
 }
 
@@ -225,7 +226,7 @@ static struct cache_room gpu_room(const struct runtime_options *opt, const struc
                                   int context, const struct backend_options *device, int sharers)
 {
     struct step_limits lim = limits_of(opt, true);
-    size_t room = backend_cuda_room(device, gpu_share(opt)) / (size_t)sharers;
+    size_t room = device_room(device->device, gpu_share(opt)) / (size_t)sharers;
     size_t halves = halves_bytes(opt, net);
     struct cache_room r = {room, room, GPU_SCRATCH / 2 + gpu_step_bytes(opt, net, &lim), true};
     size_t left = room > r.beside ? room - r.beside : 0;
@@ -389,14 +390,14 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
     rt->be = backend_open(device, err);
     if (!rt->be)
         return false;
-    if (backend_device_kind(opt->backend.device) != DEVICE_AUTO)
+    if (device_kind(opt->backend.device) != DEVICE_AUTO)
         return check_adapters(opt, rt->be, err) && check_cache(opt, net, err);
     if (rt->be->ops->supports(rt->be, net, &why) && check_adapters(opt, rt->be, &why) &&
         check_cache(opt, net, &why))
         return true;
     rt->be->ops->close(rt->be);
     rt->be = NULL;
-    device->device = backend_device_name(DEVICE_CPU);
+    device->device = device_default(DEVICE_CPU);
     error_set(&rt->notice, "running on the CPU: %s", why.msg);
     return true;
 }
@@ -441,9 +442,9 @@ static bool plan_as(struct runtime *rt, const struct runtime_options *opt,
     model_measure(rt->file, &c, &size);
     size.bytes += adapters_bytes(opt->loras, opt->n_loras);
     bool ok = choose_device(rt, opt, &c, &o.net, &size, device, err);
-    if (ok && backend_device_kind(device->device) == DEVICE_GPU)
+    if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, &o.net, device, err);
-    if (ok && backend_device_kind(device->device) != DEVICE_GPU) {
+    if (ok && device_kind(device->device) != DEVICE_GPU) {
         struct step_limits lim = limits_of(opt, false);
         rt->be = backend_open(device, err);
         ok = rt->be && check_cache(opt, &o.net, err) &&
@@ -537,7 +538,7 @@ static bool build(struct runtime *rt, const struct runtime_options *opt,
                   const struct backend_options *device, struct cache_size *cache,
                   struct step_limits lim, struct error *err)
 {
-    bool gpu = backend_device_kind(device->device) == DEVICE_GPU;
+    bool gpu = device_kind(device->device) == DEVICE_GPU;
     struct ranks *r = gpu ? ranks_from(rt->be->comm) : NULL; /* who meet on the way */
     int lora_rank = 0;
     if (!ranks_agree(r, load(rt, opt, &lora_rank, err), err))
@@ -582,7 +583,7 @@ static uint64_t fingerprint(const struct tensorfile *f)
 static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
 {
     unsigned char mine[16] = {0}, all[RANKS_MOST][16];
-    bool gpu = backend_device_id(be, mine);
+    bool gpu = device_id(be, mine);
     if (!ranks_share(r, mine, all, sizeof mine))
         return ranks_ok(r, err) && false;
     struct comm *c = &r->comm;
@@ -616,7 +617,7 @@ static bool same_kernels(struct backend *be, struct ranks *r, struct error *err)
     enum isa isa = ISA_REF;
     struct error ignored; /* opening the backend has said it */
     isa_choose(&isa, &ignored);
-    bool gpu = backend_device_id(be, id);
+    bool gpu = device_id(be, id);
     return ranks_same(r, "the devices", gpu ? "a GPU (--device)" : "a CPU (--device)", err) &&
            ranks_same(r, "the kernels (STEEL_ISA)", gpu ? "those of a GPU" : isa_name(isa), err);
 }
@@ -626,7 +627,7 @@ static struct backend *open_same(const struct backend_options *opt, struct error
 {
     struct error why = {0};
     struct backend *be = backend_open(opt, &why);
-    bool gpu = backend_device_kind(opt->device) == DEVICE_GPU;
+    bool gpu = device_kind(opt->device) == DEVICE_GPU;
     if (!be && gpu)
         error_set(err, "the devices differ: rank 0 has a GPU, this one none that it can use: %s",
                   why.msg);
@@ -687,7 +688,7 @@ static bool lead(struct runtime *rt, const char *path, const struct runtime_opti
              r->expert_stats ? r->expert_stats : "");
     const char *asked = opt->backend.device, *name = asked && strchr(asked, ':') ? asked : NULL;
     snprintf(plan->device, sizeof plan->device, "%s",
-             name ? name : backend_device_name(backend_device_kind(device->device)));
+             name ? name : device_default(device_kind(device->device)));
     r->taken = true; /* from here on the others end by themselves where this fails */
     bool ok = follow_tell_plan(r, plan, loras) || ranks_ok(r, err);
     ok = ok && ranks_agree(r, true, err) && join(rt, r, plan->tp, plan->pp, plan->ep, err);
@@ -740,7 +741,7 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
     if (!plan(rt, opt, &device, &cache, err))
         return false;
-    struct step_limits lim = limits_of(opt, backend_device_kind(device.device) == DEVICE_GPU);
+    struct step_limits lim = limits_of(opt, device_kind(device.device) == DEVICE_GPU);
     if (ranks_world() && !ranks_world()->taken)
         return lead(rt, path, opt, &device, &cache, lim, err);
     return build(rt, opt, &device, &cache, lim, err);

@@ -5,6 +5,7 @@
 #ifndef STEEL_ENGINE_RUNTIME_H
 #define STEEL_ENGINE_RUNTIME_H
 
+#include "backend/options.h"
 #include "backend/profile.h"
 #include "engine/adapters.h"
 #include "engine/step.h"

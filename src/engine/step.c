@@ -1,6 +1,7 @@
 /* Lays out a step: decodes first, then prompt chunks, rows of one sequence adjacent. Then masks, and the
  * choice of tokens. */
 #include "engine/step.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "dist/ranks.h"

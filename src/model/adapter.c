@@ -4,6 +4,7 @@
  * reordered to match the weight in memory. Owns nothing but the result.
  */
 #include "model/adapter.h"
+#include "backend/backend.h"
 #include "base/buf.h"
 #include "base/map.h"
 #include "base/mem.h"

@@ -1,5 +1,6 @@
 /* Building a network. See build.h. */
 #include "model/build.h"
+#include "backend/backend.h"
 #include "base/mem.h"
 #include "model/families/family.h"
 

@@ -6,7 +6,7 @@
 #ifndef STEEL_MODEL_BUILD_H
 #define STEEL_MODEL_BUILD_H
 
-#include "backend/backend.h"
+#include "backend/layer.h"
 #include "model/config.h"
 
 struct cut; /* model/cut.h */

@@ -4,6 +4,7 @@
  * Tokens are chosen afterwards (ops->sample): their samplers may still wait for the step before.
  */
 #include "model/model.h"
+#include "backend/backend.h"
 
 void forward_layers(struct model *m)
 {

@@ -5,7 +5,7 @@
 #ifndef STEEL_MODEL_MODEL_H
 #define STEEL_MODEL_MODEL_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 #include "model/config.h"
 
 struct tensor_spec; /* model/build.h */

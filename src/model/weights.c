@@ -5,6 +5,7 @@
  * checks shapes after this.
  */
 #include "base/mem.h"
+#include "backend/backend.h"
 #include "model/families/family.h"
 #include "model/fp8_check.h"
 #include "model/model.h"

@@ -2,6 +2,9 @@
 #include "duo.h"
 
 #include "backend/cpu/kvtile.h"
+#ifdef STEEL_CUDA_SIM
+#include "backend/cuda/device.h"
+#endif
 #include "base/clock.h"
 #include "base/mem.h"
 
@@ -60,7 +63,7 @@ static struct backend *open_named(struct error *err)
 {
     struct backend_options opt = {.device = backend_name, .threads = 2};
 #ifdef STEEL_CUDA_SIM
-    return backend_open_cuda(&opt, err);
+    return cuda_device.open(&opt, err);
 #else
     return backend_open(&opt, err);
 #endif

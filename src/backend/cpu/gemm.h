@@ -10,7 +10,8 @@
 #ifndef STEEL_BACKEND_CPU_GEMM_H
 #define STEEL_BACKEND_CPU_GEMM_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
+#include "backend/rawweight.h"
 #include "backend/cpu/lora.h"
 #include "base/cpu.h"
 #include "base/pool.h"

@@ -11,9 +11,10 @@
 #ifndef STEEL_BACKEND_CPU_LORA_H
 #define STEEL_BACKEND_CPU_LORA_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 #include "base/cpu.h"
 
+struct backend;
 struct cpu_backend;
 struct gemm_ahead;
 

@@ -15,7 +15,7 @@
 #ifndef STEEL_BACKEND_CPU_OPS_H
 #define STEEL_BACKEND_CPU_OPS_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 #include "base/cpu.h"
 #include "base/pool.h"
 

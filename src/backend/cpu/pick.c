@@ -4,6 +4,7 @@
  * can. Knows kernels by their names only.
  */
 #include "backend/cpu/pick.h"
+#include "backend/backend.h"
 #include "backend/cpu/attn.h"
 #include "backend/cpu/attn_decode_amx.h"
 #include "backend/cpu/gemm_kernels.h"

@@ -9,12 +9,13 @@
 #ifndef STEEL_BACKEND_CPU_PICK_H
 #define STEEL_BACKEND_CPU_PICK_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 #include "backend/cpu/gemm.h"
 #include "base/cpu.h"
 
 #include <stdio.h>
 
+struct pick_info; /* backend/backend.h */
 struct attn_kernels;
 struct gemm_call;
 

@@ -5,7 +5,7 @@
 #ifndef STEEL_BACKEND_CPU_ROWOPS_H
 #define STEEL_BACKEND_CPU_ROWOPS_H
 
-#include "backend/backend.h"
+#include "backend/batch.h"
 #include "base/cpu.h"
 
 struct row_kernels {

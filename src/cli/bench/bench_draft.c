@@ -3,6 +3,7 @@
  * time of a step that reads them and of the block that makes them, beside that of a step without. The two are
  * measured in turns.
  */
+#include "backend/backend.h"
 #include "cli/bench/bench_draft.h"
 #include "base/clock.h"
 #include "base/mem.h"

@@ -3,6 +3,7 @@
  * one request of a client that indexes documents. Prints tokens and texts a second, mean and deviation
  * over repetitions, and a hash of the vectors.
  */
+#include "backend/backend.h"
 #include "cli/bench/bench_embed.h"
 #include "base/clock.h"
 #include "base/mem.h"

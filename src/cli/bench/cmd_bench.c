@@ -5,6 +5,7 @@
  * test is measured both ways, repetition by repetition; where it cannot, that is said. With adapters the
  * two ways are with and without them. With --ceiling memory is read between the repetitions.
  */
+#include "backend/backend.h"
 #include "cli/cli.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -427,7 +428,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
         return false;
     char size[16];
     struct gpu_facts facts;
-    const struct gpu_facts *gpu = backend_gpu_facts(rt->be, &facts) ? &facts : NULL;
+    const struct gpu_facts *gpu = device_facts_of(rt->be, &facts) ? &facts : NULL;
     int threads = f->model.threads ? f->model.threads : -1;
     if (!f->json) {
         printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n",

@@ -186,10 +186,9 @@ static bool read_input(struct api_request *req, struct embed_request *x, const j
     struct embed_text *t = add_text(x);
     snprintf(param, sizeof param, "input[%d]", i);
     if (json_is_array(v)) {
-        const struct config *g = &embedder_runtime(x->e)->model->config;
         struct token_list ids = {0};
         int most = embedder_context(x->e);
-        bool ok = api_tokens(v, param, g->n_vocab, &ids, &req->err);
+        bool ok = api_tokens(v, param, embedder_info(x->e).n_vocab, &ids, &req->err);
         t->ids = ids.ids;
         if (ok && ids.n == 0)
             ok = api_invalid(&req->err, param, "no tokens");
@@ -478,9 +477,9 @@ bool embeddings_open(struct server *s, struct error *err)
         *models[i].to = embedder_open(models[i].path, &o, err);
         if (!*models[i].to)
             return false;
-        const struct runtime *rt = embedder_runtime(*models[i].to);
         log_line(LOG_INFO, models[i].rank ? "rerank model" : "embedding model",
-                 LOG_TEXT("model", models[i].name), LOG_TEXT("device", rt->be->ops->name),
+                 LOG_TEXT("model", models[i].name),
+                 LOG_TEXT("device", embedder_info(*models[i].to).device),
                  LOG_NUM("width", embedder_width(*models[i].to)),
                  LOG_NUM("context", embedder_context(*models[i].to)));
     }

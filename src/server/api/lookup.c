@@ -119,19 +119,17 @@ static void add_count(struct buf *b, double n)
 
 static void add_details(const struct server *s, struct buf *b)
 {
-    const struct runtime *rt = server_runtime(s);
-    const char *arch = rt->model->config.arch_name;
-    bool gguf = rt->file->is_gguf;
+    struct engine_info m = engine_info(s->engine);
     buf_addf(b, "\"details\":{\"parent_model\":\"\",\"format\":\"%s\",\"family\":",
-             gguf ? "gguf" : "safetensors");
-    jsonout_text(b, arch);
+             m.is_gguf ? "gguf" : "safetensors");
+    jsonout_text(b, m.architecture);
     buf_adds(b, ",\"families\":[");
-    jsonout_text(b, arch);
+    jsonout_text(b, m.architecture);
     buf_adds(b, "],\"parameter_size\":");
-    add_count(b, (double)rt->model->n_params);
+    add_count(b, (double)m.n_params);
     /* The bits of a weight, since files mix types. */
     buf_addf(b, ",\"quantization_level\":\"%.2f bpw\"}",
-             8.0 * (double)rt->model->bytes / (double)rt->model->n_params);
+             8.0 * (double)m.weight_bytes / (double)m.n_params);
 }
 
 static void add_model(const struct server *s, struct buf *b)
@@ -141,7 +139,7 @@ static void add_model(const struct server *s, struct buf *b)
     buf_adds(b, ",\"model\":");
     jsonout_text(b, s->name);
     add_date(b, "modified_at", s->started);
-    buf_addf(b, ",\"size\":%zu,\"digest\":\"%016llx\",", server_runtime(s)->model->bytes,
+    buf_addf(b, ",\"size\":%zu,\"digest\":\"%016llx\",", engine_info(s->engine).weight_bytes,
              (unsigned long long)s->id_secret);
     add_details(s, b);
 }
@@ -173,12 +171,11 @@ void get_ollama_ps(struct server *s, struct http_exchange *x)
     struct buf b = {0};
     if (reply_if_loading(s, x))
         return;
-    bool gpu = server_runtime(s)->be->own_memory;
     buf_adds(&b, "{\"models\":[");
     add_model(s, &b);
     add_date(&b, "expires_at", 4102444800); /* never: 2100 */
-    buf_addf(&b, ",\"size_vram\":%zu,\"context_length\":%d}]}",
-             gpu ? server_runtime(s)->model->bytes : 0, engine_context(s->engine));
+    buf_addf(&b, ",\"size_vram\":%zu,\"context_length\":%d}]}", engine_info(s->engine).device_bytes,
+             engine_context(s->engine));
     reply_json(x, s, 200, &b);
     buf_clear(&b);
 }
@@ -205,23 +202,22 @@ bool prepare_ollama_show(struct api_request *req, const json_t *body)
 {
     (void)body;
     struct server *s = req->server;
-    const struct runtime *rt = server_runtime(s);
-    const struct config *g = &rt->model->config;
+    struct engine_info m = engine_info(s->engine);
     struct buf *b = &req->reply;
     buf_adds(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
     add_details(s, b);
     buf_adds(b, ",\"model_info\":{\"general.architecture\":");
-    jsonout_text(b, g->arch_name);
-    buf_addf(b, ",\"general.parameter_count\":%lld", (long long)rt->model->n_params);
+    jsonout_text(b, m.architecture);
+    buf_addf(b, ",\"general.parameter_count\":%lld", (long long)m.n_params);
     const struct {
         const char *name;
         int value;
-    } facts[] = {{"context_length", g->context},
-                 {"embedding_length", g->n_embd},
-                 {"block_count", g->n_layers},
-                 {"vocab_size", g->n_vocab}};
+    } facts[] = {{"context_length", m.context_trained},
+                 {"embedding_length", m.n_embd},
+                 {"block_count", m.n_layers},
+                 {"vocab_size", m.n_vocab}};
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
-        buf_addf(b, ",\"%s.%s\":%d", g->arch_name, facts[i].name, facts[i].value);
+        buf_addf(b, ",\"%s.%s\":%d", m.architecture, facts[i].name, facts[i].value);
     buf_adds(b, "},\"capabilities\":");
     add_capabilities(s, b);
     add_date(b, "modified_at", s->started);

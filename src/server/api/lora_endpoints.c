@@ -14,7 +14,7 @@
 
 static struct adapters *adapters_of(const struct server *s)
 {
-    return s->engine ? server_runtime(s)->adapters : NULL;
+    return s->engine ? engine_adapters(s->engine) : NULL;
 }
 
 bool lora_unknown_model(struct api_request *req, const char *name)

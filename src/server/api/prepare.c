@@ -11,16 +11,17 @@
 
 static const struct tokenizer *need_tokenizer(struct api_request *req)
 {
-    const struct runtime *rt = server_runtime(req->server);
-    if (!rt->tokenizer)
+    struct error why;
+    const struct tokenizer *t = engine_tokenizer(req->server->engine, &why);
+    if (!t)
         api_fail(&req->err, 501, "not_supported_error", "this model has no vocabulary: %s",
-                 rt->tokenizer_error.msg);
-    return rt->tokenizer;
+                 why.msg);
+    return t;
 }
 
 int api_request_n_vocab(const struct api_request *req)
 {
-    return server_runtime(req->server)->model->config.n_vocab;
+    return engine_info(req->server->engine).n_vocab;
 }
 
 struct token_list *api_request_add_prompt(struct api_request *req)
@@ -60,7 +61,7 @@ static bool add_text_prompt(struct api_request *req, const json_t *v)
     if (!api_request_encode(req, json_string_value(v), json_string_length(v),
                             TOKENIZE_SPECIAL | TOKENIZE_BOS, out))
         return false;
-    int32_t bos = tokenizer_bos(server_runtime(req->server)->tokenizer);
+    int32_t bos = tokenizer_bos(engine_tokenizer(req->server->engine, NULL));
     if (out->n == 0 && bos >= 0)
         token_list_add(out, bos);
     return true;
@@ -112,7 +113,7 @@ bool prepare_completions(struct api_request *req, const json_t *body)
     for (int i = 0; i < req->n_prompts; i++)
         if (req->prompts[i].n == 0)
             return api_invalid(&req->err, "prompt", "prompt %d is empty", i);
-    const struct tokenizer *t = server_runtime(req->server)->tokenizer;
+    const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
     if (req->p.echo && t) {
         req->echo = mem_zalloc((size_t)req->n_prompts, sizeof *req->echo);
         for (int i = 0; i < req->n_prompts; i++) /* what is too long is refused anyway */

@@ -410,7 +410,7 @@ void server_load_chat(struct server *s)
     struct chat_source source = {0};
     bool ok = s->opt.chat_template
                   ? chat_source_open(s->opt.chat_template, &source, &s->chat_error)
-                  : chat_source_load(server_runtime(s)->file, &source, &s->chat_error);
+                  : chat_source_load(engine_file(s->engine), &source, &s->chat_error);
     if (ok)
         s->chat = chat_new(&source, &s->chat_error);
     chat_source_clear(&source);

@@ -62,7 +62,7 @@ enum { LOGPROBS_A_PIECE = 16 }; /* entries in one event: some 40 kB with 20 alte
 
 static const struct tokenizer *tokenizer_of(const struct api_request *req)
 {
-    return server_runtime(req->server)->tokenizer;
+    return engine_tokenizer(req->server->engine, NULL);
 }
 
 /* "logprobs":..., takes some of what was not sent yet. */

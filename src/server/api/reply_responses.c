@@ -37,7 +37,7 @@ static void add_part(const struct api_request *req, const struct api_choice *o,
     } else {
         buf_adds(b, "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[");
         if (probs)
-            logprobs_list(&o->logprobs, 0, server_runtime(req->server)->tokenizer, b);
+            logprobs_list(&o->logprobs, 0, engine_tokenizer(req->server->engine, NULL), b);
         buf_adds(b, "],\"text\":");
     }
     if (full)
@@ -269,8 +269,8 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
     jsonout_string(b, g->text.p + g->sent, n);
     if (g->kind == SEGMENT_TEXT) {
         buf_adds(b, ",\"logprobs\":[");
-        logprobs_list(&o->logprobs, req->responses->n_probs, server_runtime(req->server)->tokenizer,
-                      b);
+        logprobs_list(&o->logprobs, req->responses->n_probs,
+                      engine_tokenizer(req->server->engine, NULL), b);
         buf_addc(b, ']');
         req->responses->n_probs = o->logprobs.n;
     }

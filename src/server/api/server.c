@@ -27,11 +27,6 @@ enum { GRAMMARS_KEPT = 64 };
 enum { SCORED_ROWS = 64 };       /* of prompts whose log-probabilities are wanted, in a step */
 enum { STORE_AGE_S = 6 * 3600 }; /* a response nobody used for so long is forgotten */
 
-const struct runtime *server_runtime(const struct server *s)
-{
-    return engine_runtime(s->engine);
-}
-
 /* Small replies */
 
 static void fail(struct server *s, struct http_exchange *x, int status, const char *type,
@@ -105,7 +100,7 @@ void get_metrics(struct server *s, struct http_exchange *x)
 
 static void add_model(struct server *s, struct buf *b)
 {
-    const struct runtime *rt = server_runtime(s);
+    struct engine_info m = engine_info(s->engine);
     char date[32];
     struct tm tm;
     time_t t = (time_t)s->started;
@@ -122,9 +117,8 @@ static void add_model(struct server *s, struct buf *b)
     buf_addf(b,
              ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_ctx\":%d,"
              "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}",
-             engine_context(s->engine), rt->model->config.n_vocab, engine_context(s->engine),
-             rt->model->config.context, rt->model->config.n_embd, (long long)rt->model->n_params,
-             rt->model->bytes);
+             engine_context(s->engine), m.n_vocab, engine_context(s->engine), m.context_trained,
+             m.n_embd, (long long)m.n_params, m.weight_bytes);
     /* What a request that says nothing is sampled with. */
     const struct sample_params *p = &s->opt.sample;
     buf_addf(b,
@@ -143,7 +137,7 @@ static void add_helper(const struct server *s, const struct embedder *e, const c
 {
     if (!e)
         return;
-    const struct model *m = embedder_runtime(e)->model;
+    struct engine_info m = embedder_info(e);
     buf_adds(b, b->len ? ",{\"id\":" : "{\"id\":");
     jsonout_text(b, name);
     buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
@@ -152,8 +146,7 @@ static void add_helper(const struct server *s, const struct embedder *e, const c
     buf_addf(b,
              ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_embd\":%d,"
              "\"n_params\":%lld,\"size\":%zu},\"capabilities\":[\"%s\"]}",
-             embedder_context(e), m->config.n_vocab, m->config.n_embd, (long long)m->n_params,
-             m->bytes, can);
+             embedder_context(e), m.n_vocab, m.n_embd, (long long)m.n_params, m.weight_bytes, can);
 }
 
 void get_models(struct server *s, struct http_exchange *x)
@@ -313,17 +306,16 @@ static void on_job_tick(evutil_socket_t fd, short what, void *arg)
 
 static void become_ready(struct server *s)
 {
-    const struct runtime *rt = server_runtime(s);
+    struct engine_info m = engine_info(s->engine);
     server_load_chat(s);
-    sample_params_advise(&s->opt.sample, rt->file);
+    sample_params_advise(&s->opt.sample, engine_file(s->engine));
     s->ready = true;
-    log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", rt->be->ops->name),
-             LOG_NUM("load_s", rt->load_ns * 1e-9), LOG_NUM("context", engine_context(s->engine)),
-             LOG_NUM("sequences", stepper_limits(rt->step)->max_seqs),
-             LOG_NUM("kv_pages", rt->kv->n_pages), LOG_NUM("kv_mb", rt->kv->pool_bytes / 1e6),
-             LOG_NUM("weights_mb", rt->model->bytes / 1e6));
-    if (rt->notice.msg[0])
-        log_line(LOG_WARN, "device", LOG_TEXT("why", rt->notice.msg));
+    log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", m.device),
+             LOG_NUM("load_s", m.load_s), LOG_NUM("context", engine_context(s->engine)),
+             LOG_NUM("sequences", m.max_seqs), LOG_NUM("kv_pages", m.n_pages),
+             LOG_NUM("kv_mb", m.kv_bytes / 1e6), LOG_NUM("weights_mb", m.weight_bytes / 1e6));
+    if (m.notice[0])
+        log_line(LOG_WARN, "device", LOG_TEXT("why", m.notice));
     if (!s->chat)
         log_line(LOG_WARN, "no chat template", LOG_TEXT("why", s->chat_error.msg));
 }

@@ -289,7 +289,6 @@ void get_health(struct server *s, struct http_exchange *x);
 void get_metrics(struct server *s, struct http_exchange *x);
 void get_models(struct server *s, struct http_exchange *x);
 void get_model(struct server *s, struct http_exchange *x);
-const struct runtime *server_runtime(const struct server *s);
 void server_load_chat(struct server *s); /* prepare_chat.c; sets chat or chat_error */
 void server_unload_chat(struct server *s);
 

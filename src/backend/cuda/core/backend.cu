@@ -11,6 +11,7 @@
 #include "backend/cuda/heads/mtp.h"
 
 extern "C" {
+#include "backend/cuda/device.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 }
@@ -382,7 +383,7 @@ static struct backend_ops make_ops(void)
     return o;
 }
 
-extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, struct error *err)
+static struct backend *open_device(const struct backend_options *opt, struct error *err)
 {
     static struct backend_ops ops;
     ops = make_ops();
@@ -398,3 +399,6 @@ extern "C" struct backend *backend_open_cuda(const struct backend_options *opt, 
     }
     return cu->be;
 }
+
+extern "C" const struct device_type cuda_device = {
+    "cuda", DEVICE_GPU, NULL, open_device, cuda_count, cuda_room, cuda_device_id, cuda_facts};

@@ -196,8 +196,8 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
         int driver = 0;
         cudaGetLastError();
         cudaDriverGetVersion(&driver);
-        return backend_no_gpu(driver, CUDART_VERSION,
-                              e != cudaSuccess ? cudaGetErrorString(e) : "none found", err);
+        return device_none(driver, CUDART_VERSION,
+                           e != cudaSuccess ? cudaGetErrorString(e) : "none found", err);
     }
     if (device >= n)
         return error_set(err, "no CUDA device %d: this machine has %d", device, n);
@@ -245,16 +245,7 @@ int cuda_device_number(const char *device)
     return n < 0 ? 0 : n;
 }
 
-extern "C" bool cuda_found(void)
-{
-    int n = 0;
-    bool found = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
-    cudaGetLastError();
-    return found;
-}
-
-/* A globally unique id of the GPU. */
-extern "C" void cuda_device_id(struct backend *be, unsigned char id[16])
+void cuda_device_id(struct backend *be, unsigned char id[16])
 {
     struct cuda_backend *cu = cuda_self(be);
     cudaDeviceProp prop;
@@ -263,7 +254,7 @@ extern "C" void cuda_device_id(struct backend *be, unsigned char id[16])
     memcpy(id, &prop.uuid, 16);
 }
 
-extern "C" int cuda_count(void)
+int cuda_count(void)
 {
     int n = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
@@ -271,7 +262,7 @@ extern "C" int cuda_count(void)
     return e == cudaSuccess ? n : 0;
 }
 
-extern "C" size_t cuda_room(const char *device, double fraction)
+size_t cuda_room(const char *device, double fraction)
 {
     int n = 0, at = cuda_device_number(device);
     size_t free_bytes = 0, total = 0;

@@ -89,7 +89,7 @@ static void ask_nvml(int device, struct gpu_facts *f)
     dlclose(lib);
 }
 
-extern "C" bool cuda_facts(struct backend *be, struct gpu_facts *out)
+bool cuda_facts(struct backend *be, struct gpu_facts *out)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct gpu_facts f = {};
@@ -108,7 +108,7 @@ extern "C" bool cuda_facts(struct backend *be, struct gpu_facts *out)
     return true;
 }
 #else
-extern "C" bool cuda_facts(struct backend *be, struct gpu_facts *out)
+bool cuda_facts(struct backend *be, struct gpu_facts *out)
 {
     (void)be;
     memset(out, 0, sizeof *out);

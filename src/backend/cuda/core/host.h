@@ -10,6 +10,7 @@
 
 extern "C" {
 #include "backend/backend.h"
+#include "backend/devices.h"
 }
 
 /* mtp.cu: multi-token prediction. */
@@ -52,7 +53,11 @@ static inline const struct matrix *cuda_matrix(const struct weight *w)
 bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
 /* The calling thread's device is this one. */
 void cuda_enter(const struct cuda_backend *cu);
-int cuda_device_number(const char *device); /* of "cuda:N", "cuda" or NULL */
+int cuda_device_number(const char *device);            /* of "cuda:N", "cuda" or NULL */
+int cuda_count(void);                                  /* devices */
+size_t cuda_room(const char *device, double fraction); /* devices.h */
+void cuda_device_id(struct backend *be, unsigned char id[16]);
+bool cuda_facts(struct backend *be, struct gpu_facts *out); /* facts.cu */
 void cuda_close(struct backend *be);
 void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
 void cuda_free(struct backend *be, void *p, size_t bytes);

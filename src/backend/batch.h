@@ -1,0 +1,75 @@
+/* A step's input, and what bounds all steps: the data that the engine hands to a backend (backend.h). */
+#ifndef STEEL_BACKEND_BATCH_H
+#define STEEL_BACKEND_BATCH_H
+
+#include "backend/layer.h"
+#include "backend/lora.h"
+#include "quant/quant.h"
+
+#include <stdint.h>
+
+struct kv_layer;
+
+/* One step's input. Prefill, decode and any mix of them differ only in data. Host memory. */
+struct batch {
+    int n_tokens, n_seqs, n_decode, n_out, max_pages;
+    /* (n_tokens) Rows of one sequence are adjacent; sequences with one row come first. -1-r stands for the token
+     * sampled for output row r of the previous step (backend.async). */
+    const int32_t *tokens;
+    const int32_t *pos;  /* (n_tokens) position in the sequence */
+    const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
+    const int32_t *q_start;  /* (n_seqs+1) first row of each sequence; the last entry is n_tokens */
+    const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, its own included */
+    const int32_t *pages;    /* (n_seqs, max_pages) block table: page numbers in order */
+    const int32_t *out_rows; /* (n_out) rows that need logits, ascending */
+    const int32_t *types;    /* (n_tokens) for embed.types; NULL = all 0 */
+    /* Slots of recurrent states, (n_seqs) each; NULL if no layer has a state. In one step, no slot is written by
+     * two sequences, and none is read by one sequence and written by another. */
+    const int32_t *state_in; /* the state before the first row; -1 = zeros */
+    const int32_t
+        *state_out; /* receives the state after the last row; may be state_in; -1 = padding */
+    const int32_t
+        *save_rows; /* a checkpoint is taken after this many rows of the sequence; 0 = none */
+    const int32_t *save_state; /* the slot that receives the checkpoint */
+    const struct kv_layer *kv; /* (n_layers) */
+    bool keep; /* all rows go through the last layer, and draft->keep() follows it */
+    /* (n_tokens) For a step of the MTP block (layer.h): the kept row that each row continues. NULL for a step of
+     * the main layers. */
+    const int32_t *from;
+    /* (n_loras) Which rows use which adapters, ascending by adapter, then by row. A row may use several adapters,
+     * but none twice. */
+    const struct lora_use *loras;
+    int n_loras;
+};
+
+/* Whether the stream narrows to the output rows in this layer, which is the last of the step. */
+static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
+{
+    if (net->has_next_stage)
+        return false; /* another rank has the last layer */
+    return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
+}
+
+/* Upper bounds of every step and of the cache. Together with the network's sizes they determine the backend's
+ * scratch. */
+struct bounds {
+    int page_len, n_pages;
+    /* Types of keys and values: F32, F16, BF16, or quantised as Q8_0, Q4_0, F8_E4M3 (quant/kvblock.h).
+     * kv_types_check holds for them. */
+    enum dtype k_type, v_type;
+    int max_tokens, max_seqs, max_out, max_pages;
+    int n_states; /* slots of recurrent states */
+    int lora_rank; /* largest total rank that adapters add to one weight (lora_rank()); 0 = no adapters */
+};
+
+/* One layer's part of the cache. Members that the layer does not use are NULL.
+ * Attention: keys (n_pages, K, page_len, Dk) of bounds.k_type and values (n_pages, K, page_len, Dv) of
+ * bounds.v_type. Latent attention: keys only, (n_pages, page_len, C + Dr). The order inside a (page, kv head)
+ * tile is private to the backend; the engine moves whole pages.
+ * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
+struct kv_layer {
+    void *k, *v;
+    float *state;
+};
+
+#endif

@@ -1,0 +1,66 @@
+/*
+ * The devices that a model can run on. Every kind of device is one struct device_type, registered in the array of
+ * devices.c. To add a backend, add its entry there: nothing above src/backend names a kind of device.
+ */
+#ifndef STEEL_BACKEND_DEVICES_H
+#define STEEL_BACKEND_DEVICES_H
+
+#include "backend/options.h"
+#include "base/error.h"
+
+#include <stddef.h>
+
+struct backend;
+
+enum device_kind {
+    DEVICE_CPU,
+    DEVICE_GPU,
+    DEVICE_AUTO,  /* "auto": engine/device.h chooses between CPU and GPU */
+    DEVICE_OTHER, /* an unknown name, which backend_open refuses */
+};
+
+/* Facts of a GPU for a benchmark's record. */
+struct gpu_facts {
+    char name[256], driver[32]; /* driver: "" = unknown */
+    int sm, n_sm;               /* compute capability x 10, multiprocessors */
+    int max_sm_mhz;             /* 0 = unknown, as the next two */
+    int sm_mhz, memory_mhz;     /* current clocks */
+    size_t memory_bytes;
+    double read_bytes_s; /* measured; 0 = not measured */
+};
+
+struct device_type {
+    const char *name; /* "cuda"; on the command line also "cuda:N", the Nth of several */
+    enum device_kind kind;
+    /* NULL, or why this build lacks the device. Then all members below are NULL. */
+    const char *missing;
+    struct backend *(*open)(const struct backend_options *opt, struct error *err);
+    /* GPUs only, else NULL. */
+    int (*count)(void);
+    /* Bytes still available on a device of this type if `fraction` of its memory may be in use; 0 = no such device. */
+    size_t (*room)(const char *device, double fraction);
+    void (*id)(struct backend *be, unsigned char id[16]); /* globally unique */
+    bool (*facts)(struct backend *be, struct gpu_facts *out);
+};
+
+/* The names for --help. */
+#define DEVICE_NAMES "cpu, cuda or cuda:N"
+
+/* A device by its name; NULL is "cpu", unknown names are DEVICE_OTHER. Opens nothing. */
+enum device_kind device_kind(const char *device);
+/* The device to open after "auto" chose this kind (CPU or GPU). For GPU: the first type that is present. */
+const char *device_default(enum device_kind kind);
+/* Number of GPUs of the named device's type; of "auto", of the default GPU's type. Opens nothing. */
+int device_count(const char *device);
+/* See device_type.room; "auto" is the default GPU. */
+size_t device_room(const char *device, double fraction);
+
+/* Of an open backend; false if it is no GPU. device_facts_of measures, so it takes a moment. */
+bool device_id(struct backend *be, unsigned char id[16]);
+bool device_facts_of(struct backend *be, struct gpu_facts *out);
+
+/* The message for a machine where CUDA finds no usable GPU; returns false. Versions are CUDA's own numbers (13.0 is
+ * 13000): the one the driver supports (0 = no driver) and the one this build needs. why: CUDA's error text. */
+bool device_none(int driver, int needed, const char *why, struct error *err);
+
+#endif

@@ -1,0 +1,16 @@
+/* The options a backend is opened with. */
+#ifndef STEEL_BACKEND_OPTIONS_H
+#define STEEL_BACKEND_OPTIONS_H
+
+#include <stdbool.h>
+
+struct backend_options {
+    const char *
+        device; /* "cpu", "cuda", "cuda:N" (devices.h); NULL = "cpu". The engine also takes "auto". */
+    int threads; /* 0 = all cores */
+    bool
+        deterministic; /* same bytes whatever else is in the batch and however the prompt was split */
+    bool no_repack;    /* compute from the mapped file */
+};
+
+#endif
