@@ -22,7 +22,7 @@ struct sample_params sample_params_unset(void)
                                   .repeat_last_n = INT_MIN};
 }
 
-static bool advised(const struct tensorfile *f, const struct advice *a, double *v)
+static bool read_advice(const struct tensorfile *f, const struct advice *a, double *v)
 {
     if (f->is_gguf)
         return meta_get_float(f, a->gguf, v) && *v >= a->lo && *v <= a->hi;
@@ -49,7 +49,7 @@ void sample_params_advise(struct sample_params *p, const struct tensorfile *f)
         if (a->whole ? *(int *)a->out != INT_MIN : !isnan(*(float *)a->out))
             continue;
         double v;
-        if (!advised(f, a, &v))
+        if (!read_advice(f, a, &v))
             v = a->fallback;
         if (a->whole)
             *(int *)a->out = (int)v;

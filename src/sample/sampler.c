@@ -656,7 +656,7 @@ static bool edits_any(const struct sampler *s)
     return (s->constraint.state && !s->allows_every) || s->n_sums || s->n_counted;
 }
 
-static void edit(struct sampler *s, float *logits)
+static void edit_logits(struct sampler *s, float *logits)
 {
     if (s->constraint.state && !s->allows_every)
         apply_mask(s, logits);
@@ -664,8 +664,8 @@ static void edit(struct sampler *s, float *logits)
 }
 
 /* Picks a token from edited logits; `scan` belongs to them. */
-static int32_t choose(struct sampler *s, uint64_t draw, const float *logits,
-                      const struct scan *scan)
+static int32_t choose_token(struct sampler *s, uint64_t draw, const float *logits,
+                            const struct scan *scan)
 {
     const struct sample_params *p = &s->p;
     int32_t best = scan_first(scan, logits);
@@ -720,10 +720,10 @@ int32_t sampler_pick_at(struct sampler *s, uint64_t draw, float *logits, struct 
     if (edited) {
         if (wanted) /* log-probabilities are reported for the raw logits */
             l = memcpy(s->edited, logits, (size_t)s->n_vocab * sizeof *logits);
-        edit(s, l);
+        edit_logits(s, l);
         scan_logits(&own, l, s->n_vocab);
     }
-    int32_t token = choose(s, draw, l, edited ? &own : &raw);
+    int32_t token = choose_token(s, draw, l, edited ? &own : &raw);
     if (wanted) {
         int n = s->p.n_top < SAMPLE_MAX_TOP ? s->p.n_top : SAMPLE_MAX_TOP;
         probs->n_top = n < s->n_vocab ? n : s->n_vocab;

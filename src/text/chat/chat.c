@@ -401,7 +401,7 @@ static bool has_role(const json_t *m, const char *role)
 }
 
 /* Converts content of any shape to text. */
-static bool text_of(const json_t *content, size_t index, struct buf *out, struct error *err)
+static bool content_text(const json_t *content, size_t index, struct buf *out, struct error *err)
 {
     if (!content || json_is_null(content))
         return true;
@@ -485,7 +485,7 @@ static json_t *parse_args(struct conversation *s, const json_t *args)
 }
 
 /* Arguments in the shape the template expects. */
-static json_t *fit_args(struct conversation *s, json_t *args)
+static json_t *convert_args(struct conversation *s, json_t *args)
 {
     const struct chat_caps *k = &s->c->caps;
     if (!args)
@@ -503,7 +503,7 @@ static json_t *fit_args(struct conversation *s, json_t *args)
     return json_incref(args);
 }
 
-static json_t *fit_call(struct conversation *s, const json_t *call, size_t n)
+static json_t *convert_call(struct conversation *s, const json_t *call, size_t n)
 {
     json_t *f = json_object_get(call, "function"), *out = json_object(), *fn = json_object();
     if (!f)
@@ -517,13 +517,13 @@ static json_t *fit_call(struct conversation *s, const json_t *call, size_t n)
     json_object_set_new(out, "type", json_string("function"));
     json_t *name = json_object_get(f, "name");
     json_object_set_new(fn, "name", json_is_string(name) ? json_incref(name) : json_string(""));
-    json_object_set_new(fn, "arguments", fit_args(s, json_object_get(f, "arguments")));
+    json_object_set_new(fn, "arguments", convert_args(s, json_object_get(f, "arguments")));
     json_object_set_new(out, "function", fn);
     return out;
 }
 
 /* Appends a call as <tool_call> text, for templates without tool calls. */
-static void call_text(struct conversation *s, const json_t *call, struct buf *out)
+static void append_call_text(struct conversation *s, const json_t *call, struct buf *out)
 {
     const json_t *f = json_object_get(call, "function");
     json_t *args = json_object_get(f, "arguments"), *j = json_object();
@@ -695,7 +695,7 @@ static void add_assistant(struct conversation *s, json_t *m, const json_t *calls
     json_t *fitted = json_array();
     for (size_t i = 0; i < json_array_size(calls); i++) {
         const json_t *call = json_array_get(calls, i);
-        json_t *f = fit_call(s, call, i);
+        json_t *f = convert_call(s, call, i);
         const char *id = json_string_value(json_object_get(call, "id"));
         if (id)
             json_object_set(s->names, id, json_object_get(json_object_get(f, "function"), "name"));
@@ -706,7 +706,7 @@ static void add_assistant(struct conversation *s, json_t *m, const json_t *calls
         const json_t *text = json_object_get(m, "content");
         buf_add(&b, json_string_value(text), json_string_length(text));
         for (size_t i = 0; i < json_array_size(fitted); i++)
-            call_text(s, json_array_get(fitted, i), &b);
+            append_call_text(s, json_array_get(fitted, i), &b);
         set_text(m, b.p, b.len);
         buf_clear(&b);
         json_decref(fitted);
@@ -795,7 +795,7 @@ static bool add_message(struct conversation *s, const json_t *in, size_t index, 
     if (!strcmp(role, "function"))
         role = "tool";
     struct buf text = {0};
-    if (!text_of(json_object_get(in, "content"), index, &text, err)) {
+    if (!content_text(json_object_get(in, "content"), index, &text, err)) {
         buf_clear(&text);
         return false;
     }

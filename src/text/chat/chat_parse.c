@@ -93,7 +93,7 @@ static void trim(struct chat_parser *p)
     p->trim = true;
 }
 
-static void content(struct chat_parser *p)
+static void enter_content(struct chat_parser *p)
 {
     p->state = S_CONTENT;
 }
@@ -190,17 +190,17 @@ void chat_call_break(struct chat_parser *p)
     chat_put(p, CHAT_CONTENT, p->lead.p, p->lead.len);
     chat_put(p, CHAT_CONTENT, p->whole.p, p->whole.len);
     buf_reset(&p->whole);
-    content(p);
+    enter_content(p);
 }
 
 /* ------------------------------------------------------------------ input */
 
 /* The text is not a call after all: emit it as content and continue from here. */
-void chat_not_a_call(struct chat_parser *p)
+void chat_reject_call(struct chat_parser *p)
 {
     chat_put(p, CHAT_CONTENT, p->raw.p, p->raw.len);
     buf_reset(&p->raw);
-    content(p);
+    enter_content(p);
 }
 
 /* Starts the next call, after undecided text (raw) or another call. */
@@ -283,7 +283,7 @@ static bool step_start(struct chat_parser *p)
             return true;
         }
     }
-    content(p);
+    enter_content(p);
     return true;
 }
 
@@ -386,7 +386,7 @@ static const char *call_close(const struct chat_parser *p)
 }
 
 /* Handles the scanner's result for the current byte. */
-static bool scanned(struct chat_parser *p, enum scan_result r, enum parse_state done)
+static bool handle_scan(struct chat_parser *p, enum scan_result r, enum parse_state done)
 {
     if (r != SCAN_BAD) {
         if (r == SCAN_DONE)
@@ -399,7 +399,7 @@ static bool scanned(struct chat_parser *p, enum scan_result r, enum parse_state 
     if (p->call_open)
         chat_call_break(p);
     else
-        chat_not_a_call(p);
+        chat_reject_call(p);
     return true;
 }
 
@@ -453,13 +453,13 @@ static bool step_xml(struct chat_parser *p)
         } else if (c == '{') {
             p->mode = C_JSON; /* these models also write calls as JSON */
         } else {
-            chat_not_a_call(p);
+            chat_reject_call(p);
         }
         return true;
     case X_FUNCTION:
         m = xml_name(p, &p->tag);
         if (m < 0)
-            chat_not_a_call(p);
+            chat_reject_call(p);
         if (m > 0) {
             chat_call_begin(p, p->tag.p, p->tag.len);
             p->xml_any = false;
@@ -562,7 +562,7 @@ bool chat_step_args(struct chat_parser *p)
     } else if (c == '{' || c == '[') {
         s->depth++;
     } else if ((c == '}' || c == ']') && --s->depth <= 0) {
-        content(p);
+        enter_content(p);
         return chat_call_end(p);
     }
     return false;
@@ -584,7 +584,7 @@ static bool step_mistral(struct chat_parser *p)
         } else if (mistral_name_char(c)) {
             p->mode = M_NAME;
         } else {
-            chat_not_a_call(p);
+            chat_reject_call(p);
         }
         return true;
     case M_NAME:
@@ -604,7 +604,7 @@ static bool step_mistral(struct chat_parser *p)
                 buf_addc(&p->tag, c);
             p->pos++;
         } else {
-            chat_not_a_call(p);
+            chat_reject_call(p);
         }
         return true;
     }
@@ -616,14 +616,14 @@ static bool step_mistral(struct chat_parser *p)
             buf_addc(&p->raw, c);
             p->pos++;
         } else {
-            chat_not_a_call(p);
+            chat_reject_call(p);
         }
         return true;
     case M_ARGS:
         chat_step_args(p);
         return true;
     default: /* C_JSON, an object in the list */
-        return scanned(p, json_scan_feed(p, c, true), S_BETWEEN);
+        return handle_scan(p, json_scan_feed(p, c, true), S_BETWEEN);
     }
 }
 
@@ -651,7 +651,7 @@ static bool step_deepseek(struct chat_parser *p)
         if (p->mode == D_TITLE && (c == '\n' || c == '{')) {
             p->mode = D_OPEN;
         } else if (c == '\n' || c == '<' || p->tag.len > MAX_NAME) {
-            chat_not_a_call(p);
+            chat_reject_call(p);
         } else {
             buf_addc(&p->tag, c);
             buf_addc(&p->raw, c);
@@ -680,7 +680,7 @@ static bool step_deepseek(struct chat_parser *p)
         } else if (m < 0) {
             return false;
         } else {
-            chat_not_a_call(p);
+            chat_reject_call(p);
         }
         return true;
     }
@@ -698,11 +698,11 @@ static bool step_deepseek(struct chat_parser *p)
         p->pos += strlen(end ? D_CALL_END : "```");
         p->mode = end ? D_NEXT : D_END;
     } else if (p->raw.len) {
-        chat_not_a_call(p);
+        chat_reject_call(p);
     } else {
         if (all)
             p->pos += strlen(D_CALLS_END);
-        content(p);
+        enter_content(p);
     }
     return true;
 }
@@ -714,7 +714,7 @@ static bool step_call(struct chat_parser *p)
         return step_deepseek(p);
     case CHAT_GLM:
         if (p->mode == C_JSON)
-            return scanned(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
+            return handle_scan(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
         /* fall through */
     case CHAT_MINIMAX:
     case CHAT_KIMI:
@@ -725,13 +725,13 @@ static bool step_call(struct chat_parser *p)
             return step_xml(p);
         /* fall through */
     case CHAT_HERMES:
-        return scanned(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
+        return handle_scan(p, json_scan_feed(p, chat_here(p), true), S_CLOSE);
     case CHAT_MISTRAL:
         return step_mistral(p);
     case CHAT_PYTHONIC:
-        return scanned(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
+        return handle_scan(p, py_scan_feed(p, chat_here(p)), S_BETWEEN);
     default:
-        return scanned(p, json_scan_feed(p, chat_here(p), false), S_BETWEEN);
+        return handle_scan(p, json_scan_feed(p, chat_here(p), false), S_BETWEEN);
     }
 }
 
@@ -748,11 +748,11 @@ static bool step_between(struct chat_parser *p)
                                           : c == '{') {
         chat_next_call(p, C_JSON);
     } else if (p->raw.len) {
-        chat_not_a_call(p);
+        chat_reject_call(p);
     } else {
         if (list && c == ']')
             p->pos++;
-        content(p);
+        enter_content(p);
     }
     return true;
 }
@@ -768,11 +768,11 @@ static bool step_close(struct chat_parser *p)
     if (m < 0)
         return false;
     if (m)
-        content(p);
+        enter_content(p);
     else if (chat_here(p) == '{')
         chat_next_call(p, C_JSON);
     else
-        content(p);
+        enter_content(p);
     return true;
 }
 
@@ -865,7 +865,7 @@ static bool step_body(struct chat_parser *p)
 /* ------------------------------------------------------------------ the parser */
 
 /* Saves the bytes this step consumed if they belong to a call or a possible call. */
-static void keep_whole(struct chat_parser *p)
+static void save_call_text(struct chat_parser *p)
 {
     bool in_call =
         p->call_open || p->state == S_CALL || p->state == S_BETWEEN || p->state == S_HEADER;
@@ -907,7 +907,7 @@ static void run(struct chat_parser *p)
             more = step_body(p);
             break;
         }
-        keep_whole(p);
+        save_call_text(p);
     }
     if (p->pos) {
         p->in.len -= p->pos;
@@ -948,10 +948,10 @@ void chat_parser_finish(struct chat_parser *p)
     } else if (p->call_open) {
         chat_call_break(p);
     } else if ((p->state == S_CALL || p->state == S_BETWEEN) && p->raw.len) {
-        chat_not_a_call(p);
+        chat_reject_call(p);
     } else if (p->state == S_HEADER && p->opt.tools && has_word(&p->tag, "to=")) {
         chat_put(p, CHAT_CONTENT, p->whole.p, p->whole.len);
-        content(p);
+        enter_content(p);
     }
     if (p->state == S_CONTENT || p->state == S_START)
         put(p, CHAT_CONTENT, p->space.p, p->space.len);

@@ -103,7 +103,7 @@ static inline bool chat_space_here(const struct chat_parser *p)
 /* chat_parse.c */
 enum { CHAT_MODE_JSON }; /* mode of a call written as a JSON object, in every format */
 /* The text is not a call after all: emits it (raw) as content and continues from here. */
-void chat_not_a_call(struct chat_parser *p);
+void chat_reject_call(struct chat_parser *p);
 /* Starts a call whose text begins with raw, or the next call of a frame. */
 void chat_start_call(struct chat_parser *p, int mode, const char *raw);
 void chat_next_call(struct chat_parser *p, int mode);

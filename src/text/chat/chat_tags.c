@@ -112,7 +112,7 @@ static bool step_open(struct chat_parser *p, const struct tag_form *t)
         if (p->format == CHAT_GLM && chat_here(p) == '{')
             p->mode = CHAT_MODE_JSON; /* these models also write calls as JSON */
     } else if (p->raw.len) {
-        chat_not_a_call(p);
+        chat_reject_call(p);
     } else {
         if (end)
             p->pos += strlen(t->frame_end);
@@ -135,7 +135,7 @@ static bool step_name(struct chat_parser *p, const struct tag_form *t)
     }
     if (!end && !key && !close) {
         if (p->tag.len > MAX_NAME) {
-            chat_not_a_call(p);
+            chat_reject_call(p);
             return true;
         }
         buf_addc(&p->tag, chat_here(p));
@@ -143,7 +143,7 @@ static bool step_name(struct chat_parser *p, const struct tag_form *t)
         return true;
     }
     if (!is_name(&p->tag)) {
-        chat_not_a_call(p);
+        chat_reject_call(p);
         return true;
     }
     if (glm) {
@@ -183,7 +183,7 @@ static bool step_glm_named(struct chat_parser *p, const struct tag_form *t)
     } else if (chat_space_here(p)) {
         consume(p);
     } else {
-        chat_not_a_call(p);
+        chat_reject_call(p);
     }
     return true;
 }
@@ -259,7 +259,7 @@ static bool step_gap(struct chat_parser *p, const struct tag_form *t)
     }
     if (p->format == CHAT_KIMI) {
         if (chat_here(p) != '{') {
-            chat_not_a_call(p);
+            chat_reject_call(p);
             return true;
         }
         begin(p);

@@ -416,7 +416,7 @@ static uint32_t node_end_cost(const struct grammar_matcher *m, uint32_t node, ui
     return best;
 }
 
-static void cost_rows(struct grammar_matcher *m)
+static void compute_waiter_costs(struct grammar_matcher *m)
 {
     for (uint32_t r = m->n_costed; r < m->n_rows; r++) {
         uint32_t from = m->rows[r], to = r + 1 < m->n_rows ? m->rows[r + 1] : m->n_waiters;
@@ -440,7 +440,7 @@ static void cost_rows(struct grammar_matcher *m)
 
 /* ---- threads ---- */
 
-static uint32_t after_item(const struct grammar_matcher *m, const struct item *it)
+static uint32_t item_total_cost(const struct grammar_matcher *m, const struct item *it)
 {
     uint32_t up = node_end_cost(m, it->node, it->origin);
     return up < COST_MAX ? cost_add(item_cost_to_end(m, it), up) : COST_MAX;
@@ -572,7 +572,7 @@ static uint32_t thread_cost_to_end(const struct grammar_matcher *m, const struct
             own = tm->dfa->label[t->q] ? continue_cost(tm, t->q) : tm->left[t->q];
         else if (!own && kind != SUB_DONE)
             own = char_cost_to_end(m, tm, t, NULL);
-        return own < COST_MAX ? cost_add(own, after_item(m, &t->then)) : COST_MAX;
+        return own < COST_MAX ? cost_add(own, item_total_cost(m, &t->then)) : COST_MAX;
     }
     const struct object_node *o = m->g->nodes[t->then.node].object;
     struct object_cost r = known ? *known : object_cost_to_end(m->g, o, m->data + t->then.data);
@@ -593,7 +593,7 @@ static uint32_t point_cost_to_end(struct grammar_matcher *m, const struct point 
 {
     uint32_t least_cost = COST_MAX;
     *best = NO_LIMIT;
-    cost_rows(m);
+    compute_waiter_costs(m);
     for (uint32_t i = 0; i < p->n_threads; i++) {
         uint32_t c = thread_cost_to_end(m, &m->threads[p->threads + i], NULL);
         if (c <= least_cost && c < COST_MAX) { /* on a tie prefer the newest thread */
@@ -614,7 +614,7 @@ static uint32_t step_cost_to_end(struct grammar_matcher *m, const struct thread 
     uint32_t cost = COST_MAX;
     if (term_ends(m, t)) {
         if (tm->kind != TERM_KEY)
-            return after_item(m, &t->then);
+            return item_total_cost(m, &t->then);
         const struct object_node *o = m->g->nodes[t->then.node].object;
         uint32_t label = key_label(m, tm, t), k = label - 1;
         if (!label)

@@ -613,7 +613,7 @@ bool dfa_empty(const struct dfa *d)
     return !d->label[1] && !d->moves[1];
 }
 
-bool dfa_some(const struct dfa *d, uint32_t q, uint32_t lo, uint32_t hi)
+bool dfa_range_alive(const struct dfa *d, uint32_t q, uint32_t lo, uint32_t hi)
 {
     const uint32_t *row = d->next + (size_t)q * d->n_classes;
     for (; lo < 128 && lo <= hi; lo++)

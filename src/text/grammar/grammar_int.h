@@ -270,7 +270,7 @@ struct grammar_matcher {
     uint16_t todo_head[64];
     uint32_t *nulls; /* nodes completed in the row where they started */
     uint32_t n_nulls, cap_nulls;
-    uint32_t *chain; /* scratch of threads_unique */
+    uint32_t *chain; /* scratch of threads_dedup */
     uint32_t cap_chain;
     size_t work, work_max;
     const char *error;  /* the limit that was exceeded */

@@ -140,7 +140,7 @@ struct walk {
     const uint8_t *open; /* (256) 0 for a first byte that no thread accepts; or NULL */
 };
 
-static void walk_hit(const struct walk *w, int32_t token)
+static void walk_add_token(const struct walk *w, int32_t token)
 {
     const struct grammar_vocab *v = w->m->v;
     if (!w->exits) {
@@ -190,7 +190,7 @@ static void walk_range(const struct walk *w, const struct vocab_trie *trie, uint
             continue;
         }
         if (n->token >= 0)
-            walk_hit(w, n->token);
+            walk_add_token(w, n->token);
         i++;
         if (w->group == DFA_GROUPS || i == n->skip)
             continue;
@@ -356,7 +356,7 @@ static void mask_any_string(struct grammar_matcher *m, const struct thread *at, 
     end.sub = SUB(SUB_DONE, 0, 0);
     end.name = 0;
     if (match_end_term(m, &end, &after)) {
-        walk_hit(&w, 0);
+        walk_add_token(&w, 0);
         walk_range(&w, &v->after, 0, v->after.n, &after);
     }
     match_pop(m, &m->now, base);
@@ -444,7 +444,7 @@ static void mask_constraint(struct grammar_matcher *m, uint32_t *bits)
 
 /* ---- free text ---- */
 
-static void all_set(const struct grammar_vocab *v, uint32_t *bits)
+static void set_all(const struct grammar_vocab *v, uint32_t *bits)
 {
     memset(bits, 0xff, v->n_words * sizeof *bits);
     if (v->n_vocab % 32)
@@ -525,7 +525,7 @@ static void mask_free(struct grammar_matcher *m, const struct thread *now, uint3
 {
     const struct thread t = *now;
     const struct term *tm = &m->g->terms[t.term];
-    all_set(m->v, bits);
+    set_all(m->v, bits);
     if (!m->now.accepts)
         for (size_t i = 0; i < m->v->n_words; i++)
             bits[i] &= ~m->v->ends[i];

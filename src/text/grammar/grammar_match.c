@@ -71,7 +71,7 @@ static bool order_fits(const struct object_node *o, const uint32_t *set,
 
 /* Computes which properties may come next from those seen. Linear in the object's properties, once
  * per property written. */
-static void set_allow(const struct object_node *o, uint32_t *set, bool frugal)
+static void set_update_allowed(const struct object_node *o, uint32_t *set, bool frugal)
 {
     uint32_t words = set_words(o), *seen = set + SET_BITS, *allowed = seen + words;
     uint32_t missing = 0, last = 0, barrier = NO_LIMIT;
@@ -148,7 +148,7 @@ static bool set_complete(const struct object_node *o, const uint32_t *set)
     return true;
 }
 
-static bool set_open(const struct object_node *o, const uint32_t *set)
+static bool set_has_allowed(const struct object_node *o, const uint32_t *set)
 {
     return set[SET_OTHERS] || bits_any(set + SET_BITS + set_words(o), 0, o->n_props);
 }
@@ -184,7 +184,7 @@ static uint32_t set_make(struct grammar_matcher *m, const struct object_node *o,
             m->n_data += 2;
         }
     }
-    set_allow(o, set, m->frugal);
+    set_update_allowed(o, set, m->frugal);
     m->work += 1 + o->n_props / 8;
     return at;
 }
@@ -366,11 +366,11 @@ static void expand_object(struct grammar_matcher *m, const struct item *it)
             }
         }
         to.pos = 2; /* the label is added when the key ends: see end_item */
-        if (set_open(o, m->data + to.data))
+        if (set_has_allowed(o, m->data + to.data))
             start_term(m, o->key, to);
     } else if (it->pos == 3) {
         bool done = set_complete(o, m->data + it->data);
-        if (set_open(o, m->data + it->data) && !(done && m->frugal)) {
+        if (set_has_allowed(o, m->data + it->data) && !(done && m->frugal)) {
             to.pos = 2;
             start_term(m, o->mark[MARK_COMMA] == NO_LIMIT ? o->key : o->mark[MARK_COMMA], to);
         }
@@ -506,7 +506,7 @@ bool match_add_thread(struct grammar_matcher *m, const struct thread *t, struct 
 }
 
 /* Merges identical threads. */
-static void threads_unique(struct grammar_matcher *m, const struct point *p)
+static void threads_dedup(struct grammar_matcher *m, const struct point *p)
 {
     struct thread *t = m->threads + p->threads;
     uint32_t n = m->n_threads - p->threads, k = 0;
@@ -561,7 +561,7 @@ static bool end_tags(struct grammar_matcher *m, const struct point *from, int32_
 }
 
 /* Moves the threads of p down to `base`, dropping the threads in between. */
-static void point_lower(struct grammar_matcher *m, struct point *p, uint32_t base)
+static void point_move_down(struct grammar_matcher *m, struct point *p, uint32_t base)
 {
     memmove(m->threads + base, m->threads + p->threads, p->n_threads * sizeof *m->threads);
     p->threads = base;
@@ -593,7 +593,7 @@ static bool step_free(struct grammar_matcher *m, const struct point *from, uint8
             ok = match_step(m, to, (uint8_t)*text, &next);
         text += n ? n : 1;
         if (ok)
-            point_lower(m, &next, base);
+            point_move_down(m, &next, base);
         *to = next;
     }
     return ok;
@@ -627,7 +627,7 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
     }
     if (ended)
         closure(m, to, false);
-    threads_unique(m, to);
+    threads_dedup(m, to);
     point_end(m, to);
     if (m->work > m->work_max)
         return match_over_limit(m, "a mask takes over 8388608 steps");
@@ -669,7 +669,7 @@ bool match_bytes(struct grammar_matcher *m, const char *s, size_t n)
             match_pop(m, &m->now, base);
             return false;
         }
-        point_lower(m, &to, base);
+        point_move_down(m, &to, base);
         from = to;
     }
     m->now = from;

@@ -118,6 +118,6 @@ static inline uint32_t dfa_step(const struct dfa *d, uint32_t q, uint32_t cp)
 }
 
 /* Can some code point of lo..hi follow in state q? */
-bool dfa_some(const struct dfa *d, uint32_t q, uint32_t lo, uint32_t hi);
+bool dfa_range_alive(const struct dfa *d, uint32_t q, uint32_t lo, uint32_t hi);
 
 #endif

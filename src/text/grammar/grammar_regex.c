@@ -67,12 +67,12 @@ static uint32_t tree_term(struct regex_parser *p, uint32_t term)
     return t;
 }
 
-static bool more(const struct regex_parser *p)
+static bool has_more(const struct regex_parser *p)
 {
     return p->at < p->end;
 }
 
-static bool eat(struct regex_parser *p, const char *s)
+static bool try_consume(struct regex_parser *p, const char *s)
 {
     size_t n = strlen(s);
     if ((size_t)(p->end - p->at) < n || memcmp(p->at, s, n))
@@ -137,7 +137,8 @@ static bool set_add_property(struct regex_parser *p, struct char_set *s, bool ne
         {"Sm", UC_SET(UC_SM)},    {"Sc", UC_SET(UC_SC)},     {"Sk", UC_SET(UC_SK)},
         {"So", UC_SET(UC_SO)},    {"Zs", UC_SET(UC_ZS)},     {"Lowercase_Letter", UC_SET(UC_LL)},
         {"Alphabetic", UC_LETTER}};
-    const char *close = more(p) && *p->at == '{' ? memchr(p->at, '}', (size_t)(p->end - p->at)) : 0;
+    const char *close =
+        has_more(p) && *p->at == '{' ? memchr(p->at, '}', (size_t)(p->end - p->at)) : 0;
     if (!close)
         return fail(p, "\\p without a name in braces");
     const char *name = p->at + 1;
@@ -172,7 +173,7 @@ static bool hex(struct regex_parser *p, int n, uint32_t *value)
 {
     *value = 0;
     for (int i = 0; i < n; i++) {
-        char c = more(p) ? *p->at : 0;
+        char c = has_more(p) ? *p->at : 0;
         int d = c >= '0' && c <= '9'   ? c - '0'
                 : c >= 'a' && c <= 'f' ? c - 'a' + 10
                 : c >= 'A' && c <= 'F' ? c - 'A' + 10
@@ -187,9 +188,9 @@ static bool hex(struct regex_parser *p, int n, uint32_t *value)
 
 static bool escape_unicode(struct regex_parser *p, uint32_t *cp)
 {
-    if (eat(p, "{")) {
+    if (try_consume(p, "{")) {
         *cp = 0;
-        while (more(p) && *p->at != '}') {
+        while (has_more(p) && *p->at != '}') {
             uint32_t d;
             if (!hex(p, 1, &d))
                 return false;
@@ -197,11 +198,11 @@ static bool escape_unicode(struct regex_parser *p, uint32_t *cp)
             if (*cp > CP_MAX)
                 return fail(p, "not a Unicode code point");
         }
-        return eat(p, "}") || fail(p, "\\u{ without }");
+        return try_consume(p, "}") || fail(p, "\\u{ without }");
     }
     if (!hex(p, 4, cp))
         return false;
-    if (*cp >= 0xd800 && *cp < 0xdc00 && eat(p, "\\u")) {
+    if (*cp >= 0xd800 && *cp < 0xdc00 && try_consume(p, "\\u")) {
         uint32_t low;
         if (!hex(p, 4, &low))
             return false;
@@ -218,7 +219,7 @@ static bool escape_unicode(struct regex_parser *p, uint32_t *cp)
  * character */
 static int escape(struct regex_parser *p, struct char_set *s, uint32_t *cp)
 {
-    if (!more(p))
+    if (!has_more(p))
         return (int)fail(p, "trailing backslash");
     char c = *p->at++;
     switch (c) {
@@ -254,13 +255,13 @@ static int escape(struct regex_parser *p, struct char_set *s, uint32_t *cp)
         return 2;
     case '0':
         *cp = 0;
-        return more(p) && *p->at >= '0' && *p->at <= '9' ? (int)fail(p, "an octal escape") : 2;
+        return has_more(p) && *p->at >= '0' && *p->at <= '9' ? (int)fail(p, "an octal escape") : 2;
     case 'x':
         return hex(p, 2, cp) ? 2 : 0;
     case 'u':
         return escape_unicode(p, cp) ? 2 : 0;
     case 'c':
-        if (!more(p) || !((*p->at | 32) >= 'a' && (*p->at | 32) <= 'z'))
+        if (!has_more(p) || !((*p->at | 32) >= 'a' && (*p->at | 32) <= 'z'))
             return (int)fail(p, "\\c without a letter");
         *cp = (uint32_t)*p->at++ & 31;
         return 2;
@@ -284,8 +285,8 @@ static int escape(struct regex_parser *p, struct char_set *s, uint32_t *cp)
 /* One member of a class: 0 failure, 1 a class like \d (added to s), 2 a character. */
 static int class_member(struct regex_parser *p, struct char_set *s, uint32_t *cp)
 {
-    if (eat(p, "\\")) {
-        if (eat(p, "b")) {
+    if (try_consume(p, "\\")) {
+        if (try_consume(p, "b")) {
             *cp = 8;
             return 2;
         }
@@ -302,8 +303,8 @@ static int class_member(struct regex_parser *p, struct char_set *s, uint32_t *cp
 static uint32_t parse_class(struct regex_parser *p)
 {
     struct char_set s = {0};
-    bool negated = eat(p, "^"), ok = true;
-    while (ok && more(p) && *p->at != ']') {
+    bool negated = try_consume(p, "^"), ok = true;
+    while (ok && has_more(p) && *p->at != ']') {
         uint32_t lo, hi;
         int k = class_member(p, &s, &lo);
         ok = k != 0;
@@ -324,7 +325,7 @@ static uint32_t parse_class(struct regex_parser *p)
         if (ok)
             set_add(&s, lo, hi);
     }
-    if (ok && !eat(p, "]"))
+    if (ok && !try_consume(p, "]"))
         ok = fail(p, "[ without ]");
     uint32_t t = ok ? tree_term(p, re_set(p->pool, s.r, s.n, negated)) : 0;
     mem_free(s.r);
@@ -339,19 +340,19 @@ static uint32_t parse_alt(struct regex_parser *p);
 static uint32_t parse_group(struct regex_parser *p)
 {
     enum regex_tree_kind look = TK_TERM;
-    if (eat(p, "?")) {
-        if (eat(p, "=")) {
+    if (try_consume(p, "?")) {
+        if (try_consume(p, "=")) {
             look = TK_AHEAD;
-        } else if (eat(p, "!")) {
+        } else if (try_consume(p, "!")) {
             look = TK_NOT_AHEAD;
-        } else if (eat(p, "<=") || eat(p, "<!")) {
+        } else if (try_consume(p, "<=") || try_consume(p, "<!")) {
             return fail(p, "look-behind, which is not supported,");
-        } else if (eat(p, "P<") || eat(p, "<")) {
-            while (more(p) && *p->at != '>')
+        } else if (try_consume(p, "P<") || try_consume(p, "<")) {
+            while (has_more(p) && *p->at != '>')
                 p->at++;
-            if (!eat(p, ">"))
+            if (!try_consume(p, ">"))
                 return fail(p, "a group's name without >");
-        } else if (!eat(p, ":")) {
+        } else if (!try_consume(p, ":")) {
             return fail(p, "inline flags, which are not supported,");
         }
     }
@@ -361,7 +362,7 @@ static uint32_t parse_group(struct regex_parser *p)
     p->depth--;
     if (!inner)
         return 0;
-    if (!eat(p, ")"))
+    if (!try_consume(p, ")"))
         return fail(p, "( without )");
     if (look == TK_TERM)
         return inner;
@@ -377,20 +378,20 @@ static uint32_t parse_atom(struct regex_parser *p)
 {
     struct char_set s = {0};
     uint32_t cp = 0, t = 0;
-    if (eat(p, "("))
+    if (try_consume(p, "("))
         return parse_group(p);
-    if (eat(p, "["))
+    if (try_consume(p, "["))
         return parse_class(p);
-    if (eat(p, "."))
+    if (try_consume(p, "."))
         return tree_term(p, re_set(p->pool, line_ends, 3, true));
-    if (eat(p, "^"))
+    if (try_consume(p, "^"))
         return tree_new(p, TK_BOL);
-    if (eat(p, "$"))
+    if (try_consume(p, "$"))
         return tree_new(p, TK_EOL);
     if (*p->at == '*' || *p->at == '+' || *p->at == '?')
         return fail(p, "nothing to repeat");
-    if (eat(p, "\\")) {
-        if (more(p) && (*p->at == 'b' || *p->at == 'B'))
+    if (try_consume(p, "\\")) {
+        if (has_more(p) && (*p->at == 'b' || *p->at == 'B'))
             return fail(p, "a word boundary, which is not supported,");
         int k = escape(p, &s, &cp);
         if (k == 1)
@@ -411,7 +412,7 @@ static bool parse_count(struct regex_parser *p, uint32_t *n)
 {
     const char *from = p->at;
     uint64_t v = 0;
-    while (more(p) && *p->at >= '0' && *p->at <= '9') {
+    while (has_more(p) && *p->at >= '0' && *p->at <= '9') {
         v = v * 10 + (uint64_t)(*p->at++ - '0');
         if (v > COUNT_MAX)
             v = COUNT_MAX + 1;
@@ -424,22 +425,22 @@ static bool parse_count(struct regex_parser *p, uint32_t *n)
 static bool parse_quantifier(struct regex_parser *p, uint32_t *lo, uint32_t *hi, bool *found)
 {
     *found = true;
-    if (eat(p, "*")) {
+    if (try_consume(p, "*")) {
         *lo = 0;
         *hi = RE_INF;
-    } else if (eat(p, "+")) {
+    } else if (try_consume(p, "+")) {
         *lo = 1;
         *hi = RE_INF;
-    } else if (eat(p, "?")) {
+    } else if (try_consume(p, "?")) {
         *lo = 0;
         *hi = 1;
-    } else if (more(p) && *p->at == '{') {
+    } else if (has_more(p) && *p->at == '{') {
         const char *from = p->at++;
         bool ok = parse_count(p, lo);
         *hi = *lo;
-        if (ok && eat(p, ",") && !parse_count(p, hi))
+        if (ok && try_consume(p, ",") && !parse_count(p, hi))
             *hi = RE_INF;
-        if (!ok || !eat(p, "}")) { /* a literal brace */
+        if (!ok || !try_consume(p, "}")) { /* a literal brace */
             p->at = from;
             *found = false;
             return true;
@@ -452,7 +453,7 @@ static bool parse_quantifier(struct regex_parser *p, uint32_t *lo, uint32_t *hi,
         *found = false;
         return true;
     }
-    if (!eat(p, "?") && more(p) && *p->at == '+')
+    if (!try_consume(p, "?") && has_more(p) && *p->at == '+')
         return fail(p, "a possessive quantifier, which is not supported,");
     return true;
 }
@@ -467,7 +468,7 @@ static uint32_t parse_alt(struct regex_parser *p)
         uint32_t cat = tree_new(p, TK_CAT), last = 0;
         if (!cat)
             return 0;
-        while (more(p) && *p->at != '|' && *p->at != ')') {
+        while (has_more(p) && *p->at != '|' && *p->at != ')') {
             uint32_t atom = parse_atom(p), lo, hi;
             bool found;
             if (!atom || !parse_quantifier(p, &lo, &hi, &found))
@@ -498,7 +499,7 @@ static uint32_t parse_alt(struct regex_parser *p)
         last_branch = cat;
         p->trees[alt].asserts |= p->trees[cat].asserts;
         p->trees[alt].bol |= p->trees[cat].bol;
-    } while (eat(p, "|"));
+    } while (try_consume(p, "|"));
     return alt;
 }
 
@@ -599,7 +600,7 @@ uint32_t re_parse(struct re_pool *pool, const char *s, size_t n, bool search, st
     uint32_t r = RE_NONE, root;
     tree_new(&p, TK_TERM); /* index 0 means none */
     root = parse_alt(&p);
-    if (root && more(&p))
+    if (root && has_more(&p))
         root = fail(&p, ") without (");
     if (root) {
         p.depth = 0;

@@ -89,12 +89,12 @@ static inline bool term_feed(const struct grammar_matcher *m, const struct term 
 }
 
 /* Whether some character in lo..hi can be read. */
-static inline bool term_some(const struct grammar_matcher *m, const struct term *tm,
-                             const struct thread *t, uint32_t lo, uint32_t hi)
+static inline bool term_range_alive(const struct grammar_matcher *m, const struct term *tm,
+                                    const struct thread *t, uint32_t lo, uint32_t hi)
 {
     if (lo > hi)
         return false;
-    if (t->q && dfa_some(tm->dfa, t->q, lo, hi))
+    if (t->q && dfa_range_alive(tm->dfa, t->q, lo, hi))
         return true;
     if (tm->kind == TERM_KEY && t->name) {
         const struct name_node *nodes = tm->names->nodes;
@@ -170,7 +170,7 @@ static inline bool term_step_utf8(const struct grammar_matcher *m, const struct 
             return false;
         }
         t->sub = SUB(SUB_UTF8, left, v);
-        return term_some(m, tm, t, lo, hi);
+        return term_range_alive(m, tm, t, lo, hi);
     }
     if ((b & 0xc0) != 0x80)
         return false;
@@ -182,7 +182,7 @@ static inline bool term_step_utf8(const struct grammar_matcher *m, const struct 
     if (--left == 0)
         return term_feed(m, tm, t, v);
     t->sub = SUB(SUB_UTF8, left, v);
-    return term_some(m, tm, t, v << 6 * left, (v << 6 * left) | ((1u << 6 * left) - 1));
+    return term_range_alive(m, tm, t, v << 6 * left, (v << 6 * left) | ((1u << 6 * left) - 1));
 }
 
 static inline int hex_digit(uint8_t b)
@@ -205,14 +205,14 @@ static inline bool term_hex_range(const struct grammar_matcher *m, const struct 
 {
     if (lo > hi)
         return false;
-    if (lo < 0xd800 && term_some(m, tm, t, lo, hi < 0xd7ff ? hi : 0xd7ff))
+    if (lo < 0xd800 && term_range_alive(m, tm, t, lo, hi < 0xd7ff ? hi : 0xd7ff))
         return true;
-    if (hi >= 0xe000 && term_some(m, tm, t, lo > 0xe000 ? lo : 0xe000, hi))
+    if (hi >= 0xe000 && term_range_alive(m, tm, t, lo > 0xe000 ? lo : 0xe000, hi))
         return true;
     if (hi < 0xd800 || lo > 0xdbff)
         return false;
     uint32_t a = (lo > 0xd800 ? lo : 0xd800) - 0xd800, z = (hi < 0xdbff ? hi : 0xdbff) - 0xd800;
-    return term_some(m, tm, t, 0x10000 + (a << 10), 0x10000 + (z << 10 | 0x3ff));
+    return term_range_alive(m, tm, t, 0x10000 + (a << 10), 0x10000 + (z << 10 | 0x3ff));
 }
 
 /* With digits v of \u read and `left` missing: whether an allowed character starts so. */
@@ -274,9 +274,10 @@ static inline bool term_step_escape(const struct grammar_matcher *m, const struc
         t->sub = SUB(SUB_LOW, left, high << 12 | digits);
         uint32_t lo = (digits << 4 * left) & 0x3ff;
         if (n == 1)
-            return term_some(m, tm, t, 0x10000 + (high << 10), 0x10000 + (high << 10 | 0x3ff));
-        return term_some(m, tm, t, 0x10000 + (high << 10 | lo),
-                         0x10000 + (high << 10 | lo | ((1u << 4 * left) - 1)));
+            return term_range_alive(m, tm, t, 0x10000 + (high << 10),
+                                    0x10000 + (high << 10 | 0x3ff));
+        return term_range_alive(m, tm, t, 0x10000 + (high << 10 | lo),
+                                0x10000 + (high << 10 | lo | ((1u << 4 * left) - 1)));
     }
     }
 }
@@ -287,8 +288,9 @@ static inline bool term_esc_alive(const struct grammar_matcher *m, const struct 
 {
     if (!tm->plain && t->q && tm->dfa->moves[t->q])
         return true;
-    return term_some(m, tm, t, 0, 0x1f) || term_some(m, tm, t, '"', '"') ||
-           term_some(m, tm, t, '\\', '\\') || term_some(m, tm, t, tm->plain ? 0x7f : 0, CP_MAX);
+    return term_range_alive(m, tm, t, 0, 0x1f) || term_range_alive(m, tm, t, '"', '"') ||
+           term_range_alive(m, tm, t, '\\', '\\') ||
+           term_range_alive(m, tm, t, tm->plain ? 0x7f : 0, CP_MAX);
 }
 
 /* Steps over one byte. False: the thread is dead. */

@@ -18,7 +18,7 @@ static bool id_is_base(const struct jvalue *v)
 }
 
 /* Whether it is part of a plain value rather than a schema. */
-static bool in_data(const struct jvalue *v)
+static bool is_plain_data(const struct jvalue *v)
 {
     for (; v->parent; v = v->parent)
         if (v->parent->kind == J_OBJECT && v->key_len >= 4 && v->key_len <= 8 &&
@@ -54,7 +54,7 @@ static const struct jvalue *ref_find_id(struct schema *s, const char *p, size_t 
     for (int whole = 1; whole >= 0 && !hit; whole--)
         for (uint32_t i = 0; i < jdoc_count(s->doc); i++) {
             const struct jvalue *v = jdoc_at(s->doc, i);
-            if (v->kind != J_OBJECT || !id_is_base(v) || in_data(v))
+            if (v->kind != J_OBJECT || !id_is_base(v) || is_plain_data(v))
                 continue;
             const struct jvalue *id = jvalue_get(v, "$id");
             if (!id)
@@ -133,7 +133,7 @@ static const struct jvalue *ref_anchor(struct schema *s, const struct jvalue *ba
 {
     for (uint32_t i = 0; i < jdoc_count(s->doc); i++) {
         const struct jvalue *v = jdoc_at(s->doc, i);
-        if (v->kind != J_OBJECT || in_data(v))
+        if (v->kind != J_OBJECT || is_plain_data(v))
             continue;
         const struct jvalue *a = jvalue_get(v, "$anchor"), *id = jvalue_get(v, "$id");
         if (!id)
