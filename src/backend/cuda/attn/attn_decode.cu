@@ -425,7 +425,7 @@ int attn_splits(const struct cuda_backend *cu, int n_seqs, int n_heads, int n_kv
 bool attn_clusters(const struct cuda_backend *cu)
 {
 #ifdef STEEL_CUDA_SIM
-    return cu->sm >= 90 && cuda_blocks_meet();
+    return cu->sm >= 90 && cuda_blocks_concurrent();
 #else
     cudaFuncAttributes a = {};
     return cu->sm >= 90 &&

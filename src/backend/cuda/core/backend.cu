@@ -91,8 +91,9 @@ static void op_embed(struct backend *be, const struct embed *e)
     step_mark_end(cu, STAGE_EMBED);
 }
 
-/* [q k v] = n W^T; norms, RoPE; q to cu->act.q, k and v to the cache. True: a step of decodes, whose
- * attention turns and stores; the raw projections are in cu->act.qkv. */
+/* [q k v] = n W^T; norms, RoPE; q is written to cu->act.q, k and v to the cache. Returns true for a
+ * step of decodes whose attention itself rotates and stores; then the raw projections are in
+ * cu->act.qkv. */
 static bool project(struct cuda_backend *cu, const struct attn_layer *l, const struct norm *norm)
 {
     struct step s = cuda_step(cu);
@@ -126,7 +127,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
 void mixer_products(struct cuda_backend *cu, const struct norm *norm,
                     const struct mixer_product *list, int n)
 {
-    struct rows x = {}; /* made by the first product that does not make the norm itself */
+    struct rows x = {}; /* made by the first product without a fused norm */
     for (int i = 0; i < n; i++) {
         struct pick_case c = cuda_case(cu, norm, &x);
         c.w = list[i].w;
@@ -139,7 +140,7 @@ void mixer_products(struct cuda_backend *cu, const struct norm *norm,
     }
 }
 
-/* Rows that need no logits end here: the stream, and the rows that will be added to it. */
+/* Drops rows that need no logits, from the stream and from the pending rows. */
 static void narrow(struct cuda_backend *cu, struct rows *a)
 {
     struct step s = cuda_step(cu);
@@ -230,10 +231,10 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     c.x = &a;
     c.y = cu->act.block;
     c.stream = r;
-    struct resid_epilogue close = cuda_epilogue(cu, &m->block);
+    struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
-    if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !close.set &&
+    if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !epilogue.set &&
         !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.moe.experts = &experts;
@@ -244,11 +245,11 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     pick_go(cu, p, &c);
     if (p->run)
         return;
-    c.stream = NULL; /* the rows are a's */
+    c.stream = NULL; /* the input is a */
     pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
     r->add = ADD_ROWS;
     r->d = cu->act.block;
-    r->close = close;
+    r->epilogue = epilogue;
     comm_sum_stream(cu, m->partial);
 }
 
@@ -278,7 +279,7 @@ static void op_sample(struct backend *be, struct sampler *const *samplers)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct step_flight *f = &cu->queue.steps[(cu->queue.n_begun + 1) % 2]; /* the one begun last */
-    cuda_launch_step(be); /* what is recorded ends with the head */
+    cuda_launch_step(be); /* the recording ends with the head */
     step_mark(cu);
     for (int i = 0; i < f->n_out; i++)
         f->chosen[i] = samplers[i] != NULL;
@@ -326,7 +327,7 @@ static void op_logits_put(struct backend *be, const float *host, int rows)
         encoder_rows_put(cu, host, bytes);
 }
 
-/* Device memory is taken whole: nothing can be given back in part. */
+/* Device memory is freed as a whole, never in part. */
 static void op_forget(struct backend *be, void *p, size_t bytes)
 {
     (void)be, (void)p, (void)bytes;

@@ -128,22 +128,22 @@ static bool is_alone(const struct cuda_backend *cu)
     return !members_of(cu) && wish && !strcmp(wish, "1");
 }
 
-void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool partial,
+void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *epilogue, bool partial,
                      bool experts_partial)
 {
     struct resid *r = &cu->resid;
-    if (!close->beside || !partial)
+    if (!epilogue->beside || !partial)
         return;
-    if (!experts_partial || close->norm.gain || close->beside_norm.gain) {
+    if (!experts_partial || epilogue->norm.gain || epilogue->beside_norm.gain) {
         comm_sum(cu, cu->mlp.dense, r->rows);
         return;
     }
     resid_add_rows(cu, r);
     cuda_launch(cu, comm_beside_kernel,
                 dim3((unsigned)ceil_div(cu->shape.n_embd, COPY_THREADS), (unsigned)r->rows),
-                COPY_THREADS, 0, LAUNCH_EARLY, close->beside, close->beside_gate, cu->act.block,
-                cu->shape.n_embd);
-    close->beside = close->beside_gate = NULL;
+                COPY_THREADS, 0, LAUNCH_EARLY, epilogue->beside, epilogue->beside_gate,
+                cu->act.block, cu->shape.n_embd);
+    epilogue->beside = epilogue->beside_gate = NULL;
 }
 
 /* The vocabulary */

@@ -42,7 +42,7 @@ bool comm_sums(const struct cuda_backend *cu, bool partial);
 void comm_sum_stream(struct cuda_backend *cu, bool partial);
 /* A dense mlp beside experts: its rows are added up. Where both are partial and no norm is between, they are added to
  * what the stream is to add, so that one sum does for both. */
-void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *close, bool partial,
+void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *epilogue, bool partial,
                      bool experts_partial);
 /* Where the head's product goes. Then member 0 gets all of the vocabulary in cu->act.logits. */
 float *comm_head_to(struct cuda_backend *cu, const struct head *h);

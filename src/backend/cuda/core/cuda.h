@@ -1,9 +1,10 @@
 /*
- * What the files of the CUDA backend share: the device form of a weight, the per-step block, the
- * backend struct, and how kernels are launched. One stream carries everything; no op allocates,
- * synchronises or reads the device. Nothing outside src/backend/cuda includes this. It knows nothing
- * of layers and op tables, which host.h adds for the files that run no kernels' code, so that kernels
- * are not compiled again when those change.
+ * Shared by the files of the CUDA backend: the device form of a weight, the step block, the backend
+ * struct, and how kernels are launched.
+ * 1. One stream carries everything. No op allocates, synchronises or reads the device.
+ * 2. Nothing outside src/backend/cuda includes this header.
+ * 3. It knows nothing of layers and op tables. host.h adds those for files without kernels, so that
+ *    kernels are not recompiled when they change.
  */
 #ifndef STEEL_BACKEND_CUDA_CUDA_H
 #define STEEL_BACKEND_CUDA_CUDA_H
@@ -32,17 +33,17 @@ struct rope;
 struct sampler;
 
 /*
- * Weights on the device are cut into tiles of 16 rows x 256 columns (both padded with zeros), since
- * 16 rows are one tensor-core fragment and 256 columns one K-quant block. Tiles of a row tile are
- * contiguous along k, row tiles follow each other, experts follow each other. How a tile lays out
- * its bytes depends on its kind: see format.cuh.
+ * Weights on the device are cut into tiles of 16 rows x 256 columns (padded with zeros): 16 rows
+ * are one tensor-core fragment, 256 columns one K-quant block. Tiles of a row tile are contiguous
+ * along k; row tiles are consecutive, and so are experts. The layout inside a tile depends on its
+ * kind: see format.cuh.
  */
 enum { TILE_ROWS = 16, TILE_K = 256 };
 
 enum tile_kind {
     TILE_Q4_K,
     TILE_Q6_K,
-    TILE_Q8_0, /* from here to GPTQ4: other kinds of codes */
+    TILE_Q8_0, /* from here to GPTQ4: other quantised kinds */
     TILE_Q4_0,
     TILE_Q4_1,
     TILE_Q5_1, /* also Q5_0 */
@@ -58,22 +59,21 @@ enum tile_kind {
     TILE_IQ1, /* IQ1_S, IQ1_M */
     TILE_NVFP4,
     TILE_GPTQ4,
-    TILE_F16, /* also BF16: every bf16 that matters is an exact half */
+    TILE_F16, /* also BF16: in practice every bf16 weight is exact in fp16 */
     TILE_F8,
     TILE_F32,
     TILE_KINDS
 };
 
-/* Which kinds a kernel was compiled for: fewer kinds, fewer registers. */
+/* Kinds that a kernel instance supports. Fewer kinds need fewer registers. */
 enum tile_set {
     SET_K,     /* Q4_K, Q6_K */
-    SET_CODES, /* and all others of codes */
+    SET_CODES, /* and all other quantised kinds */
     SET_FAST,  /* and F16, F8 */
     SET_ALL,
     N_SETS
 };
-/* As a kernel's template argument in place of a kind: the kinds of one of these sets, as they come.
- */
+/* Template arguments in place of a kind: any kind of SET_K, or of SET_CODES. */
 enum { ANY_K = -1, ANY_CODES = -2 };
 
 struct seg {
@@ -94,27 +94,29 @@ struct matrix {
     const float *bias; /* (n_expert, n_out) or NULL */
 };
 
-/* h = act(gate, up) of layer.h as numbers: g = min(gate, limit), u = up within +-limit;
- * h = g / (1 + exp(-(linear g + cubic g^3))) * (u + offset). Plain: g / (1 + exp(-g)) * u. */
+/* Parameters of h = act(gate, up) of layer.h: g = min(gate, limit), u = up clamped to +-limit; h =
+ * g / (1 + exp(-(linear g + cubic g^3))) * (u + offset). plain: g / (1 + exp(-g)) * u. */
 struct gating {
     bool plain;
     bool erf;     /* 0.5 gate (1 + erf(gate / sqrt(2))) * up */
-    bool ungated; /* without up, which counts as 1 */
+    bool ungated; /* no up: it counts as 1 */
     float linear, cubic, limit, offset;
 };
 
-/* How a row's experts are chosen and weighed: struct router of layer.h, see route.cuh. */
+/* How a row's experts are chosen and weighted: struct router of layer.h, see route.cuh. */
 struct route_rule {
     int n_expert, used;
-    bool shared; /* the last expert is used by every row, and counts in both numbers */
-    bool gated;  /* it weighs the sigmoid of its logit, not 1 */
+    bool shared; /* the last expert is used by every row; included in both numbers */
+    bool gated;  /* the shared expert's weight is the sigmoid of its logit, not 1 */
     bool renormalise;
-    bool given;   /* router_give was there: logits are weights of the chosen, -infinity of others */
-    bool sigmoid; /* of logits, in place of their softmax */
-    bool spread; /* given, and other ranks have other experts: of a row's, some are here, or none */
+    bool given;   /* router_select has run: logits are the weights of the chosen experts, -infinity
+                   * for others */
+    bool sigmoid; /* of the logits, instead of a softmax */
+    bool spread;  /* `given`, and other ranks hold other experts: only some of a row's experts are
+                  * here, or none */
     float scale;
     const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
-    int n_groups, n_groups_used;             /* router_give's; 0: no groups */
+    int n_groups, n_groups_used;             /* for router_select; 0: no groups */
 };
 
 /* The experts of a layer. */
@@ -122,9 +124,9 @@ struct experts {
     const struct matrix *gate_up, *down, *router;
     struct gating act;
     struct route_rule rule;
-    bool give; /* rule is what router_give makes of `full` */
+    bool give; /* rule is the rule after router_select has applied `full` */
     struct route_rule full;
-    int first; /* rule.spread: of all experts, those from this one on are here */
+    int first; /* rule.spread: index of the first expert on this rank */
 };
 
 /* The device form behind struct weight.impl. */
@@ -132,16 +134,17 @@ struct cuda_weight {
     struct matrix m;
     void *data;
     size_t bytes;
-    bool room;   /* experts: behind the last there is room for one more */
-    bool joined; /* a router: the last of its experts is the shared one (join.cu) */
+    bool room;   /* experts: there is space for one more after the last */
+    bool joined; /* a router: its last expert is the shared one (join.cu) */
 };
 
-/* Where the step's arrays lie in the block, in ints. Set by begin, baked into recorded steps: it
- * depends on the counts alone. Only the page table's stride may differ between replays. */
+/* Offsets of the step's arrays within the block, in ints. Set by begin and part of recorded steps,
+ * since they depend on the counts alone. Only the page table's stride may differ between
+ * replays. */
 struct step_layout {
     int n_tokens, n_seqs, n_decode, n_out;
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
-    bool deep;       /* a decode has many keys (pick_deep): other kernels for it */
+    bool deep;       /* a decode has many keys (pick_deep), which selects other kernels */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
     int states, types;
@@ -154,16 +157,16 @@ enum {
     STEP_HEAD = 16
 };
 
-/* How an out row's token is chosen: what a sampler says, in pinned memory, with the edits of its
- * logits and its mask beside it. Written when the tokens before are known, so behind the step's block. */
+/* A row's sampling parameters, in pinned memory with its logit edits and mask. Written when the
+ * previous tokens are known, so after the step block. */
 struct row_sampler {
-    int32_t draws; /* 0: the largest logit */
+    int32_t draws; /* 0: greedy */
     int32_t top_k;
     float temp, top_p, min_p, uniform;
-    int32_t n_edits, edits_at; /* struct logit_edit's */
-    int32_t masked;            /* only tokens whose bits are set in its mask */
-    int32_t n_top;             /* log-probabilities of the token and so many best; -1 = none */
-    int32_t by_host;           /* the host chooses */
+    int32_t n_edits, edits_at; /* struct logit_edit */
+    int32_t masked;            /* only tokens whose bits are set in the row's mask */
+    int32_t n_top;             /* log-probabilities of the token and of n_top best; -1 = none */
+    int32_t by_host;           /* the host samples */
 };
 
 /* Sampling (sample.cu). The pinned blocks alternate between the steps in flight. */
@@ -188,26 +191,27 @@ struct step {
     const int32_t *seq_of;              /* (n_tokens) */
     const int32_t *out_rows;            /* (n_out) */
     const int32_t *pages;               /* (n_seqs, head[STEP_PAGE_STRIDE]) */
-    const float2 *rope; /* (n_tokens, n_rot/2) cos, sin of each row's position: the layer's */
+    const float2 *rope; /* (n_tokens, n_rot/2) cos, sin of each row's position, for the layer's
+                         * table */
     int n_tokens, n_seqs, n_decode, n_out;
-    /* (4, n_seqs) slots of recurrent states: read, written; rows until a save, and its slot */
+    /* (4, n_seqs) recurrent states: slot read, slot written, rows until a save, slot of the save */
     const int32_t *states;
-    const int32_t *types; /* (n_tokens), of networks that embed them */
+    const int32_t *types; /* (n_tokens), for networks that embed token types */
 };
 
-/* Rows of activations, and the forms they are in. Forms other than floats lie in the backend's one
- * place for each, so they are good until other rows are put there: nobody keeps them past the
- * product they were made for. */
+/* Rows of activations, and the forms in which they exist. The backend has one buffer per other form
+ * (struct activation_forms). So those are valid only until other rows are written there, at most
+ * until the product they were made for. */
 struct rows {
     float *floats; /* (n, width) */
     int n, width;
-    int n_floats; /* those from here on are halves only */
-    bool fp16;    /* fp16_in, and what undoes their scale in fp16_scale */
-    bool records; /* also in records */
-    bool panels;  /* also in panels */
+    int n_floats; /* rows from here on exist in fp16 only */
+    bool fp16;    /* also in forms.fp16, with forms.scale */
+    bool records; /* also in forms.records */
+    bool panels;  /* also in forms.panels */
 };
 
-/* A gain and the eps of its norm; gain NULL: there is no norm. layer: LayerNorm, not RMS (encoder.cu). */
+/* Gain and eps of a norm; gain NULL: no norm. layer: LayerNorm, not RMS (encoder.cu). */
 struct gain {
     const float *gain; /* (width) */
     float eps;
@@ -215,53 +219,54 @@ struct gain {
     const float *bias; /* (width) of a LayerNorm, or NULL */
 };
 
-/* What is done to a block's rows beyond adding them to the stream (struct block, struct mlp of
- * layer.h): x = (x + scale * out(norm(y) + beside_norm(beside))) * stream_scale; or, with `sum` and
- * without the others, x = sum(x + scale * y). */
+/* Epilogue of a block beyond adding to the stream (struct block, struct mlp of layer.h): x = (x +
+ * scale * out(norm(y) + beside_norm(beside))) * stream_scale; or, with `sum` and without the
+ * others, x = sum(x + scale * y). */
 struct resid_epilogue {
     bool set;
-    const float *beside;      /* (rows, n_embd) the dense part beside experts, or NULL */
-    const float *beside_gate; /* (rows) times the sigmoid of this, or NULL */
+    const float *beside;      /* (rows, n_embd) output of the dense part beside experts, or NULL */
+    const float *beside_gate; /* (rows) its gate, through a sigmoid, or NULL */
     struct gain norm, beside_norm, out, sum;
     float scale, stream_scale;
 };
 
-/* What the experts of many rows came to, not yet added up. */
+/* Outputs of the experts of many rows, not yet added up. */
 struct expert_sum {
-    const uint16_t *out; /* (rows, used, width) halves, see pick.cu; NULL = there is none */
+    const uint16_t *out; /* (rows, used, width) fp16, see pick.cu; NULL = none */
     const float *weight; /* (rows, used) */
-    float *y;            /* (rows, width) where a sum by itself goes */
+    float *y;            /* (rows, width) output of a separate sum */
     int rows, used, width;
 };
 
 enum resid_add {
     ADD_NONE,
     ADD_ROWS,    /* d */
-    ADD_EXPERTS, /* the weighted sum of what a row's experts came to */
-    ADD_PRODUCT  /* a W^T, of one row */
+    ADD_EXPERTS, /* the weighted sum of a row's experts */
+    ADD_PRODUCT  /* a W^T, one row */
 };
 
 /*
- * The residual stream: x, and what is still to be added to it. Blocks leave it in the form that was
- * cheapest for them (mixer: ADD_ROWS or, as pick.cu's table of outputs says, ADD_PRODUCT; mlp:
- * ADD_ROWS or ADD_EXPERTS); the next one's kernel takes what it can along, and residual.cu does the
- * rest. Between two ops there is nothing else to know about it, and a recorded step stores it.
+ * The residual stream: x, and what is pending, still to be added to it. Every block leaves its
+ * output in the cheapest form (mixer: ADD_ROWS, or ADD_PRODUCT where the output table says so; mlp:
+ * ADD_ROWS or ADD_EXPERTS). The next block's kernel adds it while reading if it can; otherwise
+ * residual.cu does. Between two ops this is the stream's whole state, and a recorded step stores
+ * it.
  */
 struct resid {
     float *x;     /* (rows, n_embd) */
-    float *other; /* (NORM_ROWS, n_embd) the sum goes there while other blocks still read x */
+    float *other; /* (NORM_ROWS, n_embd) destination of the sum while other blocks still read x */
     int rows;
     bool narrow; /* the rows are the out rows */
     enum resid_add add;
-    const float *d;              /* ROWS: (rows, n_embd) */
-    struct expert_sum experts;   /* EXPERTS */
-    const struct matrix *w;      /* PRODUCT */
-    struct rows a;               /* PRODUCT: (1, w->n_in) */
-    struct resid_epilogue close; /* ROWS, EXPERTS */
+    const float *d;                 /* ROWS: (rows, n_embd) */
+    struct expert_sum experts;      /* EXPERTS */
+    const struct matrix *w;         /* PRODUCT */
+    struct rows a;                  /* PRODUCT: (1, w->n_in) */
+    struct resid_epilogue epilogue; /* ROWS, EXPERTS */
 };
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 128 };
-/* What the kernels for any shape have room for: others are refused at load. */
+/* Limits of the kernels for any shape. Larger networks are refused at load. */
 enum {
     MAX_HEAD_DIM = 1024,
     MAX_EXPERTS = 512,
@@ -271,39 +276,43 @@ enum {
     MAX_GRID = 65535
 };
 enum { MAX_GRAPHS = 512, MAX_MARKS = 1024 };
-/* Rows that kernels and buffers have room for. (What is worth it: pick.cu.) */
+/* Row capacities of kernels and buffers. (The thresholds are in pick.cu.) */
 enum {
-    HIDDEN_ROWS = 8,  /* hidden units as floats */
+    HIDDEN_ROWS = 8,  /* hidden units stored as floats */
     FEW_ROWS = 8,     /* gemm_few.cu, moe_few.cu: columns of the tensor core */
-    NORM_ROWS = 16,   /* whose norm may become part of a product, or a router */
+    NORM_ROWS = 16,   /* rows whose norm may be fused into a product or a router */
     QUAD_ROWS = 24,   /* moe_quad.cu */
     LIST_ROWS = 256,  /* moe_grouped.cu */
     PANEL_ROWS = 256, /* gemm_cluster.cu */
     ARGMAX_BLOCKS = 32
 };
-enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: a router's sums, and who adds to them */
+enum {
+    SUM_WORDS = 512,
+    SUM_BLOCKS = 128
+}; /* route.cuh: words of a router's sums, and most
+                                             * contributing blocks */
 
-/* What the kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
+/* What kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
  * bounds. A layer's own heads: attn_layer.h. */
 struct kernel_limits {
     int n_layers, n_embd;
-    int n_vocab;                           /* values of a row behind the head: n_embd without one */
+    int n_vocab;                           /* width of the head's output; n_embd without a head */
     int heads;                             /* widest row of queries, or of a mixer's output */
     int n_ff;                              /* dense layers; 0 if none */
     int n_expert, n_expert_used, n_ff_exp; /* 0 if no MoE layers */
     int page_len, n_pages;
     enum dtype k_type, v_type; /* of the cache: see struct bounds */
-    enum dtype kv_type;        /* of both, if that is F32 F16 or BF16; else NONE: kv_quant.cuh */
+    enum dtype kv_type;        /* of both, if F32, F16 or BF16; else NONE: kv_quant.cuh */
     int max_tokens, max_seqs, max_out, max_pages;
 };
 
-/* The RoPE tables of a network: their frequencies, and where a step has the turns of its rows. */
+/* The RoPE tables of a network: frequencies, and where the step's cos and sin are. */
 enum { MAX_ROPES = 8 };
 struct rope_tables {
-    int n, pairs; /* pairs: of all of them */
+    int n, pairs; /* pairs: in all tables */
     struct {
-        int half; /* pairs that turn */
-        int at;   /* the first of its frequencies; its turns begin at max_tokens * at */
+        int half; /* rotated pairs */
+        int at;   /* index of its first frequency; its cos and sin start at max_tokens * at */
         float mscale;
     } of[MAX_ROPES];
 };
@@ -515,25 +524,25 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
 
 enum {
     LAUNCH_PLAIN,
-    LAUNCH_EARLY,       /* may start before its predecessor ends: it calls
-                                     dependency_wait before touching any result */
+    LAUNCH_EARLY,       /* may start before its predecessor ends: the kernel calls dependency_wait
+                         * before it reads a result */
     LAUNCH_CLUSTER = 16 /* LAUNCH_EARLY + n * LAUNCH_CLUSTER: clusters of n blocks along x */
 };
 
-/* Tells the runtime once what a kernel may use: all the shared memory there is. The same split of
- * the L1 for every kernel, too: where it changes between two, the second waits for an empty SM. */
+/* Sets a kernel's attributes once: all the shared memory there is, and the same L1 split for every
+ * kernel. Where the split changes between two kernels, the second waits for an empty SM. */
 void cuda_know(struct cuda_backend *cu, const void *fn);
-/* Blocks of one launch may wait for each other, and clusters exist: not where the simulator runs
- * one block after another. */
-bool cuda_blocks_meet(void);
-/* The log of launches, where one is asked for. */
+/* Whether blocks of one launch may wait for each other, and clusters exist. Not in the simulator,
+ * which runs one block after another. */
+bool cuda_blocks_concurrent(void);
+/* The log of launches (STEEL_LAUNCHES). */
 void cuda_log_open(struct cuda_backend *cu);
 void cuda_log_close(struct cuda_backend *cu);
 void cuda_log_step(struct cuda_backend *cu);
 void cuda_log_launch(struct cuda_backend *cu, const void *fn, dim3 grid, int block, size_t shared,
                      int mode);
 
-/* Kernels are plain functions of plain arguments. */
+/* Kernels are plain functions with plain arguments. */
 template <class... P, class... A>
 static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 grid, int block,
                                size_t shared, int mode, A... args)
@@ -544,7 +553,7 @@ static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 g
     sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
 #else
 #ifdef STEEL_CUDA_TRACE
-    static bool attached; /* a pointer of its own in every file of kernels */
+    static bool attached; /* every file with kernels has its own copy of the pointer */
     if (!attached)
         cudaMemcpyToSymbol(trace_to, &cu->launch.trace, sizeof(void *));
     attached = true;
@@ -579,9 +588,9 @@ static inline size_t align_up(size_t n, size_t to)
 /* weights.cu */
 void cuda_ring_free(struct cuda_backend *cu);
 
-struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as it is */
+struct norm_in { /* input of a product: norm(x + d); gain NULL: x as it is */
     const float *x, *d, *gain;
-    float *x_out; /* where x + d goes; not x */
+    float *x_out; /* destination of x + d; not x */
     float eps;
 };
 
@@ -589,59 +598,60 @@ struct norm_in { /* add + norm in front of a product; gain NULL: x is taken as i
 void step_gather(struct cuda_backend *cu, const struct step *s, const float *src, float *dst,
                  int width);
 struct step cuda_step(const struct cuda_backend *cu);
-/* The step's turns by a table of the network; NULL: none. */
+/* The step's cos and sin for a table of the network; NULL: none. */
 const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope);
-/* --profile: what is enqueued between the two is of this stage. They do not nest. */
+/* --profile: ops enqueued between the two calls belong to this stage. Pairs do not nest. */
 void step_mark(struct cuda_backend *cu);
 void step_mark_end(struct cuda_backend *cu, enum stage stage);
 
-/* residual.cu: the stream. resid_norm: x += what is to be added; the norm of x, as what a product of
- * it will want, and as floats unless there are many rows and nobody is to read those. */
+/* residual.cu: the stream. resid_norm: x += what is pending; returns norm(x) in the forms that a
+ * product of as many rows reads, and as floats unless there are many rows and `floats` is false. */
 struct rows resid_norm(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats);
-/* The same, and other norms of x as floats: more (n, at most MORE_NORMS). */
+/* Like resid_norm, with n more norms of x as floats, at most MORE_NORMS. */
 struct norm_more {
     struct gain gain;
     float *y; /* (rows, n_embd) */
 };
 struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain gain, bool floats,
                         const struct norm_more *more, int n);
-/* The same for a kernel that does it on the way: the stream is x + d from there on. At most
- * NORM_ROWS rows, and nothing but adding to be done (resid_adds). */
+/* For a kernel with the norm fused in: the stream is x + d afterwards. At most NORM_ROWS rows, and
+ * only if what is pending is a plain addition (resid_adds). */
 bool resid_adds(const struct resid *r);
 struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct gain gain);
-/* x itself: nothing is left to be added. */
+/* x itself, after adding what is pending. */
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r);
 
-/* And rows in general. */
+/* Rows in general. */
 struct rows rows_of(float *floats, int n, int width);
 void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float *y, int rows,
                int width);
-void rows_to_fp16(struct cuda_backend *cu, struct rows *x);   /* unless they are there */
-void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* those that are not there */
-/* The first n, which are not there, where the others are. */
+void rows_to_fp16(struct cuda_backend *cu, struct rows *x);   /* unless it exists */
+void rows_to_floats(struct cuda_backend *cu, struct rows *x); /* the rows that exist in fp16 only */
+/* Also converts the first n rows, where the others are in fp16 already. */
 void rows_join_fp16(struct cuda_backend *cu, const struct rows *x, int n);
-/* y (rows, width) = the weighted sum of cu->mlp.expert_out, floats. some: what weighs 0 is not there. */
+/* y (rows, width) = the weighted sum of cu->mlp.expert_out, as floats. some: skips experts of
+ * weight 0. */
 void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int width, bool some);
-/* The same of s.out, in s.y. */
+/* The same for s.out; writes s.y. */
 void resid_sum_some(struct cuda_backend *cu, const struct expert_sum &s);
 
 /* pick.cu */
 enum pick_op {
     PICK_LINEAR, /* y = x W^T + bias */
-    PICK_QKV,    /* the projection in front of attention */
-    PICK_OUTPUT, /* and the one behind it */
+    PICK_QKV,    /* the projection before attention */
+    PICK_OUTPUT, /* the projection after attention */
     PICK_FFN,
     PICK_MOE,
-    PICK_ROUTER, /* of experts that walk a work list */
-    PICK_LOGITS, /* of a router, maybe with the norm in front: pick_case.in, y */
+    PICK_ROUTER, /* choice of experts and work list, for many rows */
+    PICK_LOGITS, /* a router's logits, optionally with the norm fused in: pick_case.in, y */
     PICK_DECODE, /* attention */
     PICK_PROMPT,
-    PICK_DELTA_DECODE, /* a delta net: sequences of one row, and the others */
+    PICK_DELTA_DECODE, /* a delta net: sequences of one row; others */
     PICK_DELTA_PROMPT,
-    PICK_HEADS,         /* a matrix for each head of latent attention */
+    PICK_HEADS,         /* one matrix per head of latent attention */
     PICK_LATENT_DECODE, /* attention over latents */
     PICK_LATENT_PROMPT,
-    PICK_ENCODE,  /* projection and attention where rows see each other both ways */
+    PICK_ENCODE,  /* projection and bidirectional attention */
     PICK_UNGATED, /* an mlp without a gate */
     PICK_OPS
 };
@@ -699,38 +709,39 @@ struct pick_case {
 
 enum pick_takes {
     TAKES_ROWS,
-    TAKES_NORM,   /* the kernel makes the norm in front: pick_case.in */
-    TAKES_PRODUCT /* and the product in front of that: ADD_PRODUCT */
+    TAKES_NORM,   /* the norm is fused in: pick_case.in */
+    TAKES_PRODUCT /* and the product before the norm: ADD_PRODUCT */
 };
 
 enum pick_needs {
     NEEDS_NOTHING,
     NEEDS_WGMMA,
-    NEEDS_WAITS /* blocks that may wait for each other: cuda_backend.may_wait */
+    NEEDS_GRID_BARRIER /* blocks that may wait for each other: device_abilities.grid_barrier */
 };
 
-/* A row of a table: the first that suits a case runs. */
+/* A row of the table. The first row that suits a case runs. */
 struct cuda_pick {
     const char *name;
     enum pick_op op;
-    unsigned formats; /* bits: sets of kinds of tiles */
-    int from, to;     /* rows, as measured; to 0: no end */
+    unsigned formats; /* bits: supported sets of kinds */
+    int from, to;     /* rows where it pays, measured; to 0: no end */
     enum pick_needs needs;
     enum pick_takes takes;
     bool (*pays)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
     bool (*fits)(const struct cuda_backend *cu, const struct pick_case *c); /* NULL: always */
-    void (*run)(struct cuda_backend *cu, const struct pick_case *c); /* NULL: the caller knows */
+    void (*run)(struct cuda_backend *cu,
+                const struct pick_case *c); /* NULL: the caller launches it */
 };
 const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op,
                                   struct pick_case *c);
-/* Makes x what the row reads. */
+/* Makes c->x in the form the kernel reads. */
 void pick_input(struct cuda_backend *cu, const struct cuda_pick *p, struct pick_case *c);
 void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pick_case *c);
-/* All three, timed as `stage`; N_STAGES: as part of what is being timed. */
+/* All three, timed as `stage`; N_STAGES: part of the stage being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
-bool pick_deep(int keys);      /* so many that the step counts as deep */
-bool pick_fp16_only(int rows); /* products of so many rows read them as halves alone */
-/* gemv.cu: products of one row, or a few */
+bool pick_deep(int keys);      /* so many keys that the step counts as deep */
+bool pick_fp16_only(int rows); /* products of this many rows read fp16 only */
+/* gemv.cu: products of one row, or a few one by one */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                  float *y, int rows);
 void gemv_ffn(struct cuda_backend *cu, const struct matrix *gate_up, const struct matrix *down,
@@ -745,7 +756,7 @@ void gemm_quad(struct cuda_backend *cu, const struct matrix *w, const struct nor
 bool gemm_few_fits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void gemm_few(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *y,
               int rows);
-/* The rows are those of cu->forms.records. */
+/* The rows are taken from cu->forms.records. */
 bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
@@ -753,9 +764,9 @@ void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y,
 void gemm_cluster_prepare(struct cuda_backend *cu);
 int gemm_cluster_width(int rows); /* rows of a tile of panels */
 size_t gemm_cluster_bytes(const struct cuda_backend *cu);
-/* cu->forms.panels can hold them */
+/* whether cu->forms.panels can hold them */
 bool gemm_cluster_fits(const struct cuda_backend *cu, int rows, int padded);
-/* The rows are those of cu->forms.panels. */
+/* The rows are taken from cu->forms.panels. */
 bool gemm_cluster_suits(const struct cuda_backend *cu, const struct matrix *w, int rows);
 void gemm_cluster(struct cuda_backend *cu, const struct matrix *w, float *y, int rows);
 
@@ -765,63 +776,63 @@ bool gemm_wgmma_available(struct cuda_backend *cu,
 size_t gemm_wgmma_part_bytes(const struct cuda_backend *cu);
 bool gemm_wgmma_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
 
-/* router.cu. Logits (rows, n_expert) go to cu->routing.logits; with a norm in front, n gets the normed
- * rows. */
+/* router.cu. Logits (rows, n_expert) are written to cu->routing.logits; with a norm, n gets the
+ * normed rows. */
 void router_row(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in, float *n,
                 int rows);
 void router_block(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                   float *n, int rows);
-/* The same, and the normed rows go to cu->forms.records. */
+/* Like router_block; also writes the normed rows to cu->forms.records. */
 size_t router_records_shared(const struct matrix *w);
 void router_records(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,
                     int rows);
-/* Choices that need all logits of a row at once (struct experts.give): logits (parts, rows,
- * n_expert) become weights of the chosen, and -infinity of the others. Nothing is done for experts
- * that need none of it. */
-void router_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows);
-/* Where they are then: in cu->routing.logits, or of experts that are spread, (rows, own), beside it. */
-static inline const float *router_given(const struct cuda_backend *cu, const struct experts *e)
+/* For choices that need all logits of a row at once (struct experts.give): logits (splits, rows,
+ * n_expert) become the weights of the chosen experts, -infinity for others. Does nothing for other
+ * experts. */
+void router_select(struct cuda_backend *cu, const struct experts *e, int parts, int rows);
+/* Its result: cu->routing.logits, or for spread experts (rows, own) in cu->routing.own. */
+static inline const float *router_selected(const struct cuda_backend *cu, const struct experts *e)
 {
     return e->rule.spread ? cu->routing.own : cu->routing.logits;
 }
-/* Logits as n_kt sums of which each is (rows, n_expert). */
+/* Logits as n_kt partial sums of (rows, n_expert) each. */
 void router_rows(struct cuda_backend *cu, const struct matrix *w, const float *x, int rows);
 
-/* moe_gemv.cu: experts of one row, or a few, whose logits are in cu->routing.logits */
+/* moe_gemv.cu: experts of one row, or a few one by one, with logits in cu->routing.logits */
 bool moe_gemv_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down);
 void moe_gemv(struct cuda_backend *cu, const struct experts *e, const float *x, float *y, int rows);
-/* One row with the product in front: x += a W^T; y = experts of norm(x), with in's gain. */
+/* One row, with the preceding product: x += a W^T; y = experts of norm(x), with in's gain. */
 bool moe_gemv_routed_fits(const struct cuda_backend *cu, const struct matrix *w,
                           const struct experts *e);
 void moe_gemv_routed(struct cuda_backend *cu, const struct matrix *w, const float *a,
                      const struct experts *e, const struct norm_in *in, float *x, float *y);
 
-/* moe_few.cu: experts of up to FEW_ROWS rows of K-quants. The rows are those of cu->forms.records, their
- * logits in cu->routing.logits. */
+/* moe_few.cu: experts of up to FEW_ROWS rows of K-quants. Rows are taken from cu->forms.records,
+ * logits from cu->routing.logits. */
 bool moe_few_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                   const struct matrix *down, int rows);
 void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
 
-/* moe_quad.cu: experts of up to QUAD_ROWS rows of K-quants, as moe_few.cu. */
+/* moe_quad.cu: experts of up to QUAD_ROWS rows of K-quants, with the same inputs as moe_few.cu. */
 bool moe_quad_fits(const struct cuda_backend *cu, const struct matrix *gate_up,
                    const struct matrix *down, int rows);
-size_t moe_quad_meeting_bytes(void);
+size_t grid_barrier_bytes(void);
 void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
 
 /* moe_grouped.cu: experts of up to LIST_ROWS rows of K-quants */
 int moe_grouped_records(const struct kernel_limits *s);        /* of cu->forms.records */
 int moe_grouped_hidden_records(const struct kernel_limits *s); /* of cu->mlp.hidden_records */
-enum { RECORD = 576 };                                         /* bytes of one: see rows.cuh */
+enum { RECORD = 576 };                                         /* bytes of a record: see rows.cuh */
 
 /* moe_route.cu */
 size_t moe_route_ints(const struct kernel_limits *s); /* ints in cu->routing.tables */
 
-/* sample.cu: a token for each of the rows of the step begun last; samplers (rows). */
+/* sample.cu: samples a token for each row of the step begun last; samplers (rows). */
 bool sample_prepare(struct cuda_backend *cu, struct error *err);
 void sample_close(struct cuda_backend *cu);
 void sample_tokens(struct cuda_backend *cu, struct sampler *const *samplers, int rows);
-/* What came of it, after the step has ended. turn: of its flight. */
+/* The results, after the step has ended. turn: of its step_flight. */
 const int32_t *sample_tokens_of(const struct cuda_backend *cu, int turn); /* (max_out) */
 const struct sample_probs *sample_probs_of(const struct cuda_backend *cu, int turn);
 

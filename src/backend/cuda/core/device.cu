@@ -110,24 +110,24 @@ bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err)
 /* Blocks that wait for each other must all be resident, and two such kernels side by side could
  * block each other. So of all backends on a device only the first may launch them. */
 enum { MAX_DEVICES = 64 };
-static bool waits_taken[MAX_DEVICES];
+static bool grid_barrier_claimed[MAX_DEVICES];
 
-static bool take_waits(int device)
+static bool claim_grid_barrier(int device)
 {
     return device < MAX_DEVICES &&
-           !__atomic_exchange_n(&waits_taken[device], true, __ATOMIC_ACQ_REL);
+           !__atomic_exchange_n(&grid_barrier_claimed[device], true, __ATOMIC_ACQ_REL);
 }
 
-static void give_waits(struct cuda_backend *cu)
+static void release_grid_barrier(struct cuda_backend *cu)
 {
     if (cu->can.grid_barrier)
-        __atomic_store_n(&waits_taken[cu->device], false, __ATOMIC_RELEASE);
+        __atomic_store_n(&grid_barrier_claimed[cu->device], false, __ATOMIC_RELEASE);
     cu->can.grid_barrier = false;
 }
 
 void cuda_share_device(struct cuda_backend *cu)
 {
-    give_waits(cu);
+    release_grid_barrier(cu);
 }
 
 void cuda_close(struct backend *be)
@@ -163,7 +163,7 @@ void cuda_close(struct backend *be)
     }
     if (cu->stream)
         cudaStreamDestroy(cu->stream);
-    give_waits(cu);
+    release_grid_barrier(cu);
     cuda_log_close(cu);
     mem_free(cu->picks.forced);
     mem_free(be);
@@ -232,7 +232,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     cu->can.wgmma = gemm_wgmma_available(cu, (int *)cu->grids);
     cu->can.cluster_attention = attn_clusters(cu);
     gemm_cluster_prepare(cu);
-    cu->can.grid_barrier = cuda_blocks_meet() && take_waits(device);
+    cu->can.grid_barrier = cuda_blocks_concurrent() && claim_grid_barrier(device);
     cuda_copy_in(cu->be, cu->grids, quant_grids(), QUANT_GRID_POINTS * sizeof(uint16_t));
     if (cu->failed && err)
         *err = cu->error;

@@ -242,7 +242,7 @@ template <int KIND, int STEPS>
 DEVICE void tile_dot_one(const uint8_t *tile, const struct row_slice &x, float factor,
                          float (&sum)[2])
 {
-    static_assert(KIND == TILE_F16, "the one kind of halves that has kernels of its own");
+    static_assert(KIND == TILE_F16, "the one fp16 kind with its own kernels");
     float r[2] = {};
     dot_f16<STEPS>(tile, x, r);
     sum[0] += factor * x.undo * r[0];

@@ -1,6 +1,6 @@
 /*
- * The host's side of the CUDA backend: what backend.cu, device.cu, mlp.cu, prepare.cu, step.cu, pick.cu
- * and weights.cu know beside cuda.h: networks, batches, the op table and its functions.
+ * The host's side of the CUDA backend, for the files without kernels: what they share beyond
+ * cuda.h, such as networks, batches, the op table and its functions.
  */
 #ifndef STEEL_BACKEND_CUDA_HOST_H
 #define STEEL_BACKEND_CUDA_HOST_H
@@ -15,17 +15,17 @@ extern "C" {
 
 /* mtp.cu: multi-token prediction. */
 struct cuda_mtp {
-    float *
-        kept; /* (max_tokens, n_embd) what the last step kept of its rows; NULL: there is no block */
-    float *joined; /* (max_tokens, 2, n_embd) what a step of the block begins with */
-    int from; /* where the step has the kept rows it goes on from, in ints; of the block's steps */
-    /* A step that reads drafts has its rows as decodes, too (mtp_rows): where their numbers, the keys each sees,
-     * and their pages begin, `stride` to a row, a power of two if it can be. stride 0: it has not. */
+    float *kept;   /* (max_tokens, n_embd) rows kept from the last step; NULL: no MTP block */
+    float *joined; /* (max_tokens, 2, n_embd) input of a step of the MTP block */
+    int from; /* step block offset of the kept rows that a step of the MTP block continues from */
+    /* A step that reads draft tokens also has its rows as decodes (mtp_rows). These are the step
+     * block offsets of their row numbers, of the keys each row sees, and of their pages, `stride`
+     * per row (a power of two if possible). stride 0: not such a step. */
     int rows_at, rows_len, rows_pages, stride;
-    int narrows; /* the layer of the step where rows that need no logits end; -1: in the head */
+    int narrows; /* the layer after which rows without logits are dropped; -1: the head */
 };
 
-/* What a struct backend of ours is. */
+/* A struct backend of this kind. */
 struct cuda_whole {
     struct backend be;
     struct cuda_backend cu;
@@ -38,7 +38,7 @@ static inline struct cuda_backend *cuda_self(struct backend *be)
     return &((struct cuda_whole *)be)->cu;
 }
 
-/* Of a cuda_backend that is part of one; const as that is. */
+/* The communicator of the same backend. */
 static inline struct cuda_comm *cuda_comm_of(const struct cuda_backend *cu)
 {
     return &((struct cuda_whole *)cu->be)->comm;
@@ -51,7 +51,7 @@ static inline const struct matrix *cuda_matrix(const struct weight *w)
 
 /* device.cu */
 bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
-/* The calling thread's device is this one. */
+/* Makes the device current for the calling thread. */
 void cuda_enter(const struct cuda_backend *cu);
 int cuda_device_number(const char *device);            /* of "cuda:N", "cuda" or NULL */
 int cuda_count(void);                                  /* devices */
@@ -67,11 +67,12 @@ struct device_buffer {
     void **p;
     size_t bytes;
 };
-/* Device memory that lives as long as the backend; pinned host memory, and as the device sees it. */
+/* cuda_own: device memory that lives as long as the backend. cuda_pin: pinned host memory, with its
+ * device address. */
 bool cuda_own(struct cuda_backend *cu, const struct device_buffer *list, int n, struct error *err);
 bool cuda_pin(void **host, void **mapped, size_t bytes, struct error *err);
 
-/* Other processes use the device too: no kernel may count on all of it. */
+/* Other processes use the device too, so no kernel may assume that all its blocks are resident. */
 void cuda_share_device(struct cuda_backend *cu);
 
 /* weights.cu */
@@ -79,23 +80,23 @@ bool cuda_upload(struct backend *be, const struct raw_weight *src, enum weight_r
                  struct weight *w, struct error *err);
 void cuda_release(struct backend *be, struct weight *w);
 
-/* backend.cu: a stream of so many rows, in cu->act.stream, begins */
+/* backend.cu: starts a stream of `rows` rows in cu->act.stream */
 struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
-/* A case of rows that are norm(stream), not yet made; x: what they become. */
+/* A case whose input is norm(stream), to be made later; x: where its rows will be described. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
 
-/* The tokens' rows of the table (n_tokens, n_embd), of all ranks; timed as part of STAGE_EMBED. */
+/* The tokens' embeddings (n_tokens, n_embd), summed over ranks; timed as part of STAGE_EMBED. */
 void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x);
 
-/* mlp.cu: the op, and what kernels take in place of parts of layer.h */
+/* mlp.cu: the op, and conversions from layer.h to what kernels take */
 void cuda_mlp(struct backend *be, const struct mlp *m, int layer);
 struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n);
 struct resid_epilogue cuda_epilogue(const struct cuda_backend *cu, const struct block *b);
 struct gating cuda_gating(const struct ffn *f);
-struct experts cuda_experts(const struct mlp *m); /* of one that has a router */
-bool cuda_is_plain(const struct mlp *m);          /* one table's pick does it */
+struct experts cuda_experts(const struct mlp *m); /* m has a router */
+bool cuda_is_plain(const struct mlp *m);          /* a single pick runs it */
 
-/* join.cu: a shared expert becomes one of the experts, where their shapes allow it. */
+/* join.cu: makes a shared expert one of the experts, if shapes and formats match. */
 bool join_experts(struct cuda_backend *cu, const struct mlp *m, struct error *err);
 bool join_is_done(const struct mlp *m);
 

@@ -1,9 +1,10 @@
 /*
- * A shared expert beside experts of its own shape and formats becomes one of them, the last, which
- * every row uses: so all kernels for experts read it along, and no others run beside them. Once, before
- * the first step: its tiles are copied behind those of the others (upload has left room), and the router
- * gets one row more, that of the shared expert's gate (zeros where it has none and weighs 1). layer.h's
- * numbers stay what they were; struct route_rule and the matrices count one more.
+ * Joins a shared expert to the experts: if its shapes and formats match, it becomes the last
+ * expert, which every row uses. Then the kernels for experts include it, and no other kernels run
+ * beside them. Done once, before the first step. Its tiles are copied after those of the others
+ * (upload left space), and the router gets one more row, that of the shared expert's gate (zeros if
+ * it has none and its weight is 1). layer.h's numbers do not change; struct route_rule and the
+ * matrices count one more.
  */
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/core/host.h"
@@ -62,7 +63,7 @@ static void append(struct cuda_backend *cu, struct cuda_weight *to, const struct
     to->room = false;
 }
 
-/* One row more: floats, of which a tile holds TILE_ROWS times TILE_K. */
+/* Adds a row of floats to the router. A tile holds TILE_ROWS x TILE_K of them. */
 static bool widen_router(struct cuda_backend *cu, struct cuda_weight *w, const struct matrix *gate,
                          struct error *err)
 {
@@ -86,7 +87,7 @@ static bool widen_router(struct cuda_backend *cu, struct cuda_weight *w, const s
         copy(cu, bias, m.bias, (size_t)n * sizeof(float));
         m.bias = bias;
     }
-    if (gate) { /* a row of a tile is contiguous, those of the next columns a tile further */
+    if (gate) { /* a row is contiguous within a tile; its next columns are one tile further */
         float *to = (float *)(data + (size_t)(n / TILE_ROWS) * row) + n % TILE_ROWS * TILE_K;
         embed_row(cu, gate, 0, to, s->tile_bytes / (int)sizeof(float));
     }

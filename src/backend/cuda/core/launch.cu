@@ -35,7 +35,7 @@ void cuda_know(struct cuda_backend *cu, const void *fn)
 }
 #endif
 
-bool cuda_blocks_meet(void)
+bool cuda_blocks_concurrent(void)
 {
 #ifdef STEEL_CUDA_SIM
     return sim_dry();

@@ -1,4 +1,4 @@
-/* NCCL by its own names: see nccl.h. Owns the library and one communicator. */
+/* Loads NCCL and owns the library and one communicator: see nccl.h. */
 #include "backend/cuda/core/nccl.h"
 
 extern "C" {
@@ -25,7 +25,7 @@ struct nccl {
                   cudaStream_t stream);
 };
 
-/* The library stays: it has threads of its own. */
+/* The library is never unloaded: it has threads of its own. */
 struct nccl *nccl_open(struct error *err)
 {
     void *lib = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);

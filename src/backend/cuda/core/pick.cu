@@ -1,14 +1,14 @@
 /*
- * Which kernel runs: one ordered table per op, and every threshold of the backend in it. The first
- * row whose formats, device, rows and `pays` suit the case, and whose kernel fits it, runs; the
- * last row of an op always fits. Rows and `pays` are what was measured (H200); `fits` is what a
- * kernel can do at all: shapes, shared memory. STEEL_PICK=name[,name] forces a row wherever its
- * kernel fits, whatever was measured, so that tests and benchmarks can run every row; -name leaves a
- * row out, so that a benchmark can say what it gains over the next. How a kernel that was chosen cuts
- * its work (tiles, warps, stages, parts of k) is its own file's.
- *
- * Here: the choice itself, and the rows of products (linear, ffn, moe, router); those of mixers are in
- * pick_mixers.cu.
+ * Which kernel runs: one ordered table per op, with every threshold of the backend.
+ * 1. The first row whose formats, device, rows and `pays` suit the case, and whose kernel fits it,
+ *    runs. The last row of an op always fits.
+ * 2. `rows` and `pays` are measurements (H200). `fits` is what a kernel can do at all: shapes,
+ *    shared memory.
+ * 3. STEEL_PICK=name[,name] forces a row wherever its kernel fits, so that tests and benchmarks can
+ *    run every row. -name leaves a row out, so that a benchmark can measure its gain over the next.
+ * 4. How a kernel splits its work (tiles, warps, stages, k splits) is decided in its own file.
+ * This file has the choice itself and the rows of products (linear, ffn, moe, router). The rows of
+ * mixers are in pick_mixers.cu.
  */
 #include "backend/cuda/heads/encoder.h"
 #include "backend/cuda/gemm/gemm_few.h"
@@ -22,14 +22,13 @@ extern "C" {
 
 #include <string.h>
 
-/* Tiles of a head: long enough to make a norm on the way, and too long for the kernels of a
- * batch. */
+/* As many tiles as an output head: long enough to fuse a norm, too long for the batch kernels. */
 static bool is_long(const struct matrix *w)
 {
     return w->n_tiles >= 2048;
 }
 
-/* Weights that stay in the L2 while several rows read them, one after another. */
+/* The weights stay in the L2 while several rows read them one after another. */
 static bool stays_in_l2(const struct matrix *w)
 {
     return (size_t)w->n_tiles * (size_t)w->n_kt * (size_t)w->max_tile_bytes <= 24 << 20;
@@ -40,13 +39,13 @@ bool pick_deep(int keys)
     return keys > 512;
 }
 
-/* None of those kernels reads panels or records. */
+/* The kernels for this many rows read neither panels nor records. */
 bool pick_fp16_only(int rows)
 {
     return rows > PANEL_ROWS;
 }
 
-/* Rows of the step a block of mma.sync takes when `rows` come its way. */
+/* Rows of an mma.sync block's tile, for `rows` rows. */
 static int tile_width(const struct matrix *w, int rows, bool mma)
 {
     if (mma)
@@ -187,7 +186,7 @@ static bool linear_persistent_pays(const struct cuda_backend *cu, const struct p
 {
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.ldy = c->w->n_out;
-    return gemm_persistent_tiles(cu, p) > cu->n_sm; /* else nothing comes after */
+    return gemm_persistent_tiles(cu, p) > cu->n_sm; /* otherwise no block has a second tile */
 }
 static void linear_persistent(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -214,7 +213,7 @@ static bool linear_fp16_fits(const struct cuda_backend *cu, const struct pick_ca
 }
 static bool linear_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_fp16_tiles(c->w, c->rows) > cu->n_sm; /* else nothing comes after */
+    return gemm_fp16_tiles(c->w, c->rows) > cu->n_sm; /* otherwise no block has a second tile */
 }
 static void linear_fp16(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -231,7 +230,7 @@ static void linear_mma(struct cuda_backend *cu, const struct pick_case *c)
     gemm_mma(cu, linear_args(cu, c), false, width, ceil_div(c->rows, width));
 }
 
-/* Two tiles of 16 rows rather than one of 32: more blocks. */
+/* Two tiles of 16 rows instead of one of 32: more blocks. */
 static int linear_width(const struct pick_case *c)
 {
     return tile_width(c->w, c->rows > 16 && c->rows <= 48 ? 16 : c->rows, false);
@@ -241,7 +240,7 @@ static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     return gemm_stream_fits(cu, p, false, linear_width(c));
 }
-/* Enough blocks for the GPU. */
+/* Whether there are enough blocks for the GPU. */
 static bool stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
                          int width)
 {
@@ -264,8 +263,8 @@ static void linear_splitk(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * ffn: y = act(x Wg^T, x Wu^T) Wd^T. Each of the two products may take another way than the
- * row's where that is not worth it; forced, it does not.
+ * ffn: y = act(x Wg^T, x Wu^T) Wd^T. Each of the two products may use another kernel than the row's
+ * name says where that pays, unless the row is forced.
  */
 static bool ffn_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -354,7 +353,7 @@ static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 /*
  * ungated: y = act(x Wu^T) Wd^T
  */
-/* Hidden units stay halves: adapters would come too late. */
+/* Hidden units stay fp16, so adapters could not be applied in between. */
 static bool ungated_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return c->w->n_seg == 1 && !lora_changes(cu, c->w) && !lora_changes(cu, c->mlp.down);
@@ -423,7 +422,7 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->moe.router, &c->in, c->rows);
-    router_give(cu, c->moe.experts, 1, c->rows);
+    router_select(cu, c->moe.experts, 1, c->rows);
     moe_quad(cu, c->moe.experts, c->y, c->rows);
 }
 
@@ -435,11 +434,11 @@ static bool moe_few_suits(const struct cuda_backend *cu, const struct pick_case 
 static void moe_few_run(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_records(cu, c->moe.router, &c->in, c->rows);
-    router_give(cu, c->moe.experts, 1, c->rows);
+    router_select(cu, c->moe.experts, 1, c->rows);
     moe_few(cu, c->moe.experts, c->y, c->rows);
 }
 
-/* Logits to cu->routing.logits; with a norm in front, n gets the normed rows. */
+/* Router logits to cu->routing.logits; with a norm, n gets the normed rows. */
 static void router_logits(struct cuda_backend *cu, const struct experts *e,
                           const struct norm_in *in, float *n, int rows)
 {
@@ -449,9 +448,9 @@ static void router_logits(struct cuda_backend *cu, const struct experts *e,
     c.in = *in;
     c.y = n;
     pick_run(cu, PICK_LOGITS, &c, N_STAGES);
-    router_give(cu, e, 1, rows);
+    router_select(cu, e, 1, rows);
 }
-/* The same of rows as they are. */
+/* Router logits of rows as they are. */
 static void router_logits_of(struct cuda_backend *cu, const struct experts *e, const struct rows *x)
 {
     struct norm_in plain = {};
@@ -491,7 +490,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
 {
     const struct kernel_limits *s = &cu->shape;
     struct moe_route_args r = {};
-    r.logits = router_given(cu, c->moe.experts);
+    r.logits = router_selected(cu, c->moe.experts);
     r.rows = c->rows;
     r.parts = 1;
     r.rule = c->moe.experts->rule;
@@ -499,7 +498,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     r.even = even;
     r.t = moe_route_tables(cu);
     r.weight = cu->routing.weight;
-    if (even && c->rows > 64) { /* pairs lie by expert from the start: nobody sorts them */
+    if (even && c->rows > 64) { /* pairs are stored by expert directly, without sorting */
         int pairs_most = s->max_tokens * s->n_expert_used;
         r.t.lists = r.t.places + c->moe.router->n_out + pairs_most / MOE_ROUTE_MIN_TILE + 1;
         r.t.done = r.t.lists + c->moe.router->n_out * r.t.room;
@@ -516,8 +515,8 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     return r.t;
 }
 
-/* Narrow sums are left to the norm that reads the stream, but for those of which a row may lack some:
- * other ranks' are to be added to them. */
+/* fp16 sums are added by the norm that reads the stream. Exception: rows of which other ranks hold
+ * some experts, since their sums are added first. */
 static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
 {
     int used = c->moe.experts->rule.used;
@@ -542,7 +541,7 @@ static int moe_tiles(const struct cuda_backend *cu, const struct pick_case *c, i
     (void)cu;
     return moe_route_tiles(c->rows, c->moe.experts->rule.used, c->moe.router->n_out, width);
 }
-/* Rows of an entry: sixteen where there is shared memory for them, else eight; 0: neither. */
+/* Rows of an entry: sixteen if shared memory allows, else eight; 0: neither. */
 static int moe_grouped_width(const struct cuda_backend *cu, const struct pick_case *c)
 {
     int pairs = c->rows * c->moe.experts->rule.used;
@@ -607,8 +606,7 @@ static void moe_wgmma(struct cuda_backend *cu, const struct pick_case *c)
     moe_sum(cu, c, narrow);
 }
 
-/* How many rows an expert gets on average, doubled, says how wide a block should be; both products
- * walk one work list. */
+/* The block width: twice the average number of rows per expert. Both products use one work list. */
 static int moe_width(const struct cuda_backend *cu, const struct pick_case *c, bool mma)
 {
     (void)cu;
@@ -660,7 +658,7 @@ static void moe_splitk(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * router: logits, the choice, and a work list of it
+ * router: logits, choice and work list
  */
 static bool router_choose_suits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -684,7 +682,7 @@ static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
 {
     c->routing.args->parts = c->w->n_kt;
     router_rows(cu, c->w, c->x->floats, c->rows);
-    router_give(cu, c->routing.experts, c->w->n_kt, c->rows);
+    router_select(cu, c->routing.experts, c->w->n_kt, c->rows);
     if (c->routing.experts->give)
         c->routing.args->parts = 1;
     moe_route(cu, *c->routing.args);
@@ -787,14 +785,14 @@ static const struct cuda_pick products[] = {
 };
 enum { N_PRODUCTS = (int)(sizeof products / sizeof *products) };
 
-/* Row i of the whole table; NULL behind the last. */
+/* Row i of the whole table; NULL after the last. */
 static const struct cuda_pick *pick_at(int i)
 {
     int mixer = i - N_PRODUCTS;
     return mixer < 0 ? &products[i] : mixer < pick_mixers.n ? &pick_mixers.rows[mixer] : NULL;
 }
 
-/* Whether `name` is one of "a,b,c"; out: one of those with a minus in front. */
+/* Whether `name` is in the list "a,b,c"; out: whether "-name" is. */
 static bool is_listed(const char *list, const char *name, bool out)
 {
     size_t n = strlen(name);
@@ -808,12 +806,12 @@ static bool is_listed(const char *list, const char *name, bool out)
 
 static bool has_needs(const struct cuda_backend *cu, const struct cuda_pick *p)
 {
-    return p->needs == NEEDS_WGMMA   ? cu->can.wgmma
-           : p->needs == NEEDS_WAITS ? cu->can.grid_barrier
-                                     : true;
+    return p->needs == NEEDS_WGMMA          ? cu->can.wgmma
+           : p->needs == NEEDS_GRID_BARRIER ? cu->can.grid_barrier
+                                            : true;
 }
 
-/* The kernel can do it. */
+/* Whether the kernel can run the case. */
 static bool can_run(const struct cuda_backend *cu, const struct cuda_pick *p,
                     const struct pick_case *c)
 {
@@ -834,7 +832,7 @@ const struct cuda_pick *pick_find(const struct cuda_backend *cu, enum pick_op op
         if (p->op == op && is_listed(cu->picks.forced, p->name, false) && can_run(cu, p, c))
             return p;
     c->forced = false;
-    const struct cuda_pick *left_out = NULL; /* runs where nothing else does */
+    const struct cuda_pick *left_out = NULL; /* used if no other row suits */
     for (int i = 0; (p = pick_at(i)) != NULL; i++) {
         if (p->op != op || c->rows < p->from || (p->to && c->rows > p->to) ||
             (p->pays && !p->pays(cu, c)) || !can_run(cu, p, c))
@@ -919,7 +917,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
                    : p->formats == FAST                         ? "codes F16 F8"
                    : p->formats == CODES                        ? "codes"
                                                                 : "Q4_K Q6_K";
-    info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_WAITS ? "alone" : "";
+    info.device = p->needs == NEEDS_WGMMA ? "wgmma" : p->needs == NEEDS_GRID_BARRIER ? "alone" : "";
     info.rows_from = p->from;
     info.rows_to = p->to;
     info.available = has_needs(cu, p);

@@ -1,7 +1,7 @@
 /*
- * The rows of mixers in the table that picks kernels (pick.cu): attention with its projections, delta
- * nets, latent attention and its heads' matrices. As there, every threshold stands in `pays` or in the
- * rows a line is for, and what a kernel can do at all in `fits`.
+ * The mixers' rows of the kernel table (pick.cu): attention with its projections, delta nets,
+ * latent attention and its per-head matrices. As there, every threshold is in `pays` or in a row's
+ * range, and what a kernel can do at all is in `fits`.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/mixers/delta_net.cuh"
@@ -12,11 +12,11 @@
 #include "backend/cuda/core/host.h"
 
 /*
- * qkv: a projection to q, k, v, of which q is kept and k, v go to the cache
+ * qkv: the projection to q, k, v; q is kept, k and v are written to the cache
  */
 static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    /* A block of gemm_wgmma.cu has whole heads, each of one kind: see struct gemm_heads. */
+    /* A block of gemm_wgmma.cu computes whole heads of one kind: see struct gemm_heads. */
     const struct matrix *w = c->w;
     const struct attn_layer *l = c->attn.layer;
     bool fits = gemm_wgmma_suits(cu, w, false) && l->k_dim == 128 && l->v_dim == 128 &&
@@ -29,7 +29,7 @@ static bool qkv_heads_fit(const struct cuda_backend *cu, const struct pick_case 
 static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->attn.raw; /* decodes are turned by their attention */
+    return !c->attn.raw; /* attention rotates decodes itself */
 }
 static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -55,8 +55,8 @@ static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * output: x += a Wo^T. One row in front of experts is left to them: their kernel adds up the router's
- * logits on the way.
+ * output: x += a Wo^T. A single row before experts is left to their kernel, which accumulates the
+ * router's logits on the way.
  */
 static bool output_experts_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -67,8 +67,8 @@ static bool output_experts_fits(const struct cuda_backend *cu, const struct pick
 static bool output_experts_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)c;
-    /* Behind attn_decode_split.cu, which lets the next kernel start late, a router of its own was
-     * faster. And a profile is to tell the two apart. */
+    /* attn_decode_split.cu lets the next kernel start late; after it a separate router was faster.
+     * A profile also separates the two. */
     return !cu->step.layout.deep && !cu->be->profile;
 }
 static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
@@ -80,7 +80,7 @@ static void output_experts(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * decode, prompt: attention of rows that are their sequence's last, and of the others
+ * decode, prompt: attention of sequences of one row; of longer ones
  */
 static bool tensor_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -103,18 +103,18 @@ static int decode_units(const struct pick_case *c)
     const struct attn_layer *l = c->attn.layer;
     return c->rows * l->n_kv * ceil_div(l->n_heads / l->n_kv, 8);
 }
-/* A decode sees many keys. */
+/* A decode has many keys. */
 static bool decode_deep(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return cu->step.layout.deep && (!c->attn.layer->window || pick_deep(c->attn.layer->window));
 }
 static bool decode_batch_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    /* Of short contexts a block reads one in less time than several need to join. */
+    /* For short contexts one block reads a context faster than several can combine. */
     return decode_units(c) >= (decode_deep(cu, c) ? cu->n_sm * 3 / 4 : cu->n_sm / 5);
 }
-/* One block to an SM: eight warps; of more, three share it, or five where three would not do in one
- * go. */
+/* Warps of a block: eight with one block per SM. With more blocks, three share an SM, or five if
+ * three would need a second round. */
 static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_case *c)
 {
     int units = decode_units(c);
@@ -132,7 +132,7 @@ static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
     c->attn.out->records = true;
     attn_decode_batch(cu, p, decode_batch_warps(cu, c));
 }
-/* The results go to panels too. */
+/* Results are also written as panels. */
 static struct attn_args panels_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct attn_args p = *c->attn.args;
@@ -219,7 +219,7 @@ static void decode_quant_panels(struct cuda_backend *cu, const struct pick_case 
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
-    return !c->attn.raw; /* which only cases have that the rows before take */
+    return !c->attn.raw; /* such cases are taken by the rows above */
 }
 static void decode_any(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -257,7 +257,7 @@ static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_c
 {
     return attn_prefill_quant_suits(cu, c->attn.layer);
 }
-/* A value that no half holds is lost, as it is in a cache of halves. */
+/* Values outside fp16's range are lost, as in an fp16 cache. */
 static bool prompt_quant_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return pick_fp16_only(c->step->n_tokens) && prompt_quant_fits(cu, c);
@@ -301,7 +301,8 @@ static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
 {
     delta_step(cu, *c->delta, c->rows);
 }
-/* Decodes would pay for it in launches, and of many rows products are bound by arithmetic. */
+/* For decodes it would cost more in launches than it gains, and products of many rows are limited
+ * by arithmetic. */
 bool pick_delta_split(int rows, int decodes)
 {
     return decodes < rows && rows > 4 && rows <= DELTA_SPLIT_ROWS;
@@ -312,7 +313,7 @@ static int delta_prompts(const struct pick_case *c)
 }
 static bool delta_step_rows_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)cu; /* what reads drafts: in place of three kernels */
+    (void)cu; /* steps with draft tokens: replaces three kernels */
     return c->rows <= 4 * delta_prompts(c);
 }
 static void delta_prompt_step(struct cuda_backend *cu, const struct pick_case *c)
@@ -346,8 +347,8 @@ static void delta_prompt_any(struct cuda_backend *cu, const struct pick_case *c)
 }
 
 /*
- * heads: y (rows, H, n_out) = x_h W_h^T, every head's rows with its own matrix. A head's rows are an
- * expert's to the kernels.
+ * heads: y (rows, H, n_out) = x_h W_h^T, one matrix per head. The kernels treat a head as an
+ * expert.
  */
 static struct gemm_args heads_args(struct cuda_backend *cu, const struct pick_case *c, int width)
 {
@@ -426,7 +427,7 @@ static bool latent_expanded_suits(const struct cuda_backend *cu, const struct pi
 {
     return latent_expanded_fits(cu, *c->latent);
 }
-/* Keys and values of a step's contexts are made for the rows that read them. */
+/* Keys and values of the whole context are computed for the rows that read them. */
 static bool latent_expanded_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return c->rows >= 128 * (cu->step.layout.n_seqs - cu->step.layout.n_decode);
@@ -446,7 +447,7 @@ static void latent_prompt_any(struct cuda_backend *cu, const struct pick_case *c
 }
 
 /*
- * encode: q, k and v of rows that see each other both ways, and their attention
+ * encode: q, k and v, and bidirectional attention
  */
 static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -456,8 +457,8 @@ static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_cas
 static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     bool fits = encode_mma_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
-                !lora_changes(cu, c->w);  /* which add to floats */
-    for (int i = 0; i < c->w->n_seg; i++) /* results lie as they do without tiles */
+                !lora_changes(cu, c->w);  /* adapters add to floats */
+    for (int i = 0; i < c->w->n_seg; i++) /* results are laid out as without tiles */
         fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
     return fits;
 }
@@ -485,7 +486,7 @@ static void encode_attend(struct cuda_backend *cu, const struct pick_case *c, co
     attn_encode(cu, c->attn.layer, c->step, c->attn.out);
     step_mark_end(cu, STAGE_ATTENTION);
 }
-/* The projection as halves. */
+/* Arguments of the projection to fp16. */
 static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
@@ -540,7 +541,7 @@ static const struct cuda_pick rows[] = {
      decode_batch_pays, decode_panels_fit, decode_panels}, /* for gemm_cluster */
     {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_fits, decode_batch},
-    {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, decode_split_pays,
+    {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_GRID_BARRIER, TAKES_ROWS, decode_split_pays,
      decode_split_fits, decode_split},
     {"attn_decode", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, tensor_fits,
      decode_plain},
@@ -551,7 +552,7 @@ static const struct cuda_pick rows[] = {
      decode_batch_quant_panels}, /* for gemm_cluster */
     {"attn_decode_batch_quant", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_quant_fits, decode_batch_quant},
-    {"attn_decode_split_quant", PICK_DECODE, 0, 1, 0, NEEDS_WAITS, TAKES_ROWS, NULL,
+    {"attn_decode_split_quant", PICK_DECODE, 0, 1, 0, NEEDS_GRID_BARRIER, TAKES_ROWS, NULL,
      decode_split_quant_fits, decode_split_quant},
     {"attn_decode_quant_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
      decode_quant_panels_fit, decode_quant_panels}, /* for gemm_cluster */
@@ -590,7 +591,7 @@ static const struct cuda_pick rows[] = {
      delta_prompt_any},
 
     {"heads_gemv", PICK_HEADS, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, heads_gemv_fits,
-     heads_gemv}, /* and what stands around the product: latent_heads.cu */
+     heads_gemv}, /* also the ops around the product: latent_heads.cu */
     {"heads_wgmma", PICK_HEADS, FAST, 65, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, heads_wgmma_fits,
      heads_wgmma},
     {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_mma_fits,
@@ -604,7 +605,7 @@ static const struct cuda_pick rows[] = {
     {"latent_any", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_decode_any},
     {"latent_expanded", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_NORM, latent_expanded_pays,
-     latent_expanded_suits, latent_prompt_expanded}, /* and what stands around it */
+     latent_expanded_suits, latent_prompt_expanded}, /* also the ops around it */
     {"latent_prefill", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
      latent_mma_fits, latent_prompt},
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,

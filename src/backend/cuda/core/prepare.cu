@@ -1,6 +1,6 @@
 /*
- * What happens to a network before its first step: whether the kernels can run it, the one shape they
- * are given, and the memory that steps need. Everything an op writes to is allocated here, once.
+ * Before the first step: checks that the kernels can run the network, computes kernel_limits, and
+ * allocates, once, all memory that steps write to.
  */
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/mixers/mixers.h"
@@ -13,10 +13,9 @@ extern "C" {
 
 #include <string.h>
 
-/* What attention of decodes leaves for its blocks to join: the most that any layer and any number of
- * sequences needs. */
+/* Largest size of the split decode buffers over all layers and numbers of sequences. */
 struct split_room {
-    size_t floats, units, counts; /* counts: of a sequence */
+    size_t floats, units, counts; /* counts: per sequence */
 };
 
 static void widen(size_t *to, size_t n)
@@ -42,7 +41,7 @@ static struct split_room split_room_of(const struct cuda_backend *cu, const stru
     return r;
 }
 
-/* What the kernels have beyond a plain decoder. */
+/* Parts beyond a plain decoder that the kernels support. */
 enum {
     PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
             PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
@@ -51,17 +50,17 @@ enum {
             PART_MTP
 };
 
-/* Rows whose sum is more than an addition pass through a block's shared memory twice, four columns at
- * a time. */
+/* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
+ * four columns at a time. */
 static bool block_supported(const struct cuda_backend *cu, const struct network *net, int i,
-                            const struct block *b, bool closes, struct error *err)
+                            const struct block *b, bool has_epilogue, struct error *err)
 {
     size_t shared = (2 * align_up((size_t)net->n_embd, TILE_K) + 64) * sizeof(float);
-    if (b->sum.kind && (closes || b->out.kind))
+    if (b->sum.kind && (has_epilogue || b->out.kind))
         return network_refuse(err, i, "a norm of a block's sum beside others is", "cuda");
     if (b->sum.kind)
         return true;
-    if (!closes && !b->out.kind && (b->scale == 0 || b->scale == 1))
+    if (!has_epilogue && !b->out.kind && (b->scale == 0 || b->scale == 1))
         return true;
     if (net->n_embd % 4 || shared > cu->shared_limit)
         return error_set(err,
@@ -90,9 +89,10 @@ static bool mlp_supported(const struct cuda_backend *cu, const struct network *n
                           struct error *err)
 {
     const struct mlp *m = &net->layers[i].mlp;
-    bool closes = (m->dense.gate_up && m->router.w) || m->dense_out.kind || m->experts_out.kind ||
-                  m->embed.gate || (m->stream_scale != 0 && m->stream_scale != 1);
-    return block_supported(cu, net, i, &m->block, closes, err) &&
+    bool has_epilogue = (m->dense.gate_up && m->router.w) || m->dense_out.kind ||
+                        m->experts_out.kind || m->embed.gate ||
+                        (m->stream_scale != 0 && m->stream_scale != 1);
+    return block_supported(cu, net, i, &m->block, has_epilogue, err) &&
            (!m->router.w || experts_supported(net, i, err));
 }
 
@@ -126,7 +126,7 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     const struct cuda_backend *cu = cuda_self(be);
     struct network_max max;
     network_measure(net, &max);
-    /* A row passes through a block's shared memory on its way to halves. */
+    /* A row passes through a block's shared memory when it is converted to fp16. */
     int in = net->mtp.fc ? 2 * net->n_embd : net->n_embd;
     int widest = max.heads > in ? max.heads : in;
     if ((align_up((size_t)widest, TILE_K) + 64) * sizeof(float) > cu->shared_limit)
@@ -142,7 +142,7 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     return mtp_supported(net, err) && encoder_supported(net, err);
 }
 
-/* What cuda_supports has made sure of, in one place. */
+/* The limits, after cuda_supports has checked the network. */
 static struct kernel_limits shape_of(const struct network *net, const struct bounds *b)
 {
     struct network_max max;
@@ -151,13 +151,13 @@ static struct kernel_limits shape_of(const struct network *net, const struct bou
     s.n_layers = net->n_layers;
     s.n_embd = net->n_embd;
     s.n_vocab = net->head.w ? net->n_vocab : net->n_embd;
-    s.heads = max.heads ? max.heads : 1; /* a network of no layers: tests */
+    s.heads = max.heads ? max.heads : 1; /* tests have networks without layers */
     s.n_ff = max.n_ff;
     s.n_expert = max.n_expert;
     s.n_expert_used = max.n_expert_used;
     s.n_ff_exp = max.n_ff_exp;
     for (int i = 0; i < net->n_layers; i++)
-        if (join_is_done(&net->layers[i].mlp)) { /* one more than layer.h knows */
+        if (join_is_done(&net->layers[i].mlp)) { /* one more than in layer.h */
             s.n_expert = max.n_expert + 1;
             s.n_expert_used = max.n_expert_used + 1;
         }
@@ -187,8 +187,8 @@ static struct rope_tables ropes_of(const struct network *net)
     return t;
 }
 
-/* What begin and end need of every step under way. */
-static bool own_steps(struct cuda_backend *cu, struct error *err)
+/* Buffers of begin and end, for every step in flight. */
+static bool alloc_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct kernel_limits *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
@@ -208,9 +208,9 @@ static bool own_steps(struct cuda_backend *cu, struct error *err)
     return sample_prepare(cu, err);
 }
 
-/* What only some networks need: a dense part beside experts, a router's own norm, weights of experts
- * that are spread over ranks, embeddings per layer, gains of norms that have none. */
-static bool own_parts(struct cuda_backend *cu, const struct network *net, struct error *err)
+/* Buffers that only some networks need: a dense part beside experts, a router's own norm, weights
+ * of experts spread over ranks, embeddings per layer, the gain of norms without one. */
+static bool alloc_optional(struct cuda_backend *cu, const struct network *net, struct error *err)
 {
     size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;
     bool beside = false, routes = false, own = false;
@@ -244,7 +244,7 @@ static bool own_parts(struct cuda_backend *cu, const struct network *net, struct
     return true;
 }
 
-/* Hidden units that are rows of a product like others: of mlps without a gate. */
+/* Width of hidden units that are input rows of an ordinary product: mlps without a gate. */
 static size_t ungated_width(const struct network *net)
 {
     size_t most = 0;
@@ -254,8 +254,8 @@ static size_t ungated_width(const struct network *net)
     return most;
 }
 
-/* What ops write to. */
-static bool own_scratch(struct cuda_backend *cu, struct error *err)
+/* Buffers that ops write to. */
+static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
 {
     const struct kernel_limits *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
@@ -302,7 +302,7 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->forms.records, (size_t)moe_grouped_records(s) * RECORD},
         {(void **)&cu->mlp.hidden_records, (size_t)moe_grouped_hidden_records(s) * RECORD},
         {(void **)&cu->forms.panels, gemm_cluster_bytes(cu)},
-        {(void **)&cu->mlp.grid_barrier, moe_quad_meeting_bytes()},
+        {(void **)&cu->mlp.grid_barrier, grid_barrier_bytes()},
         {(void **)&cu->forms.fp16, tokens * align_up(widest, TILE_K) * 2},
         {(void **)&cu->forms.scale, tokens * 4},
         {(void **)&cu->mlp.hidden_fp16, tokens * (hidden + 1) * 2},
@@ -318,7 +318,8 @@ static bool own_scratch(struct cuda_backend *cu, struct error *err)
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
-/* Kernels take gate and up in tiles of 16 rows: one tensor of both must be cut between two. */
+/* Kernels take gate and up in tiles of 16 rows, so a tensor of both must split at a tile
+ * boundary. */
 static bool pairs_fit(const struct network *net, struct error *err)
 {
     for (int i = 0; i < net->n_layers; i++) {
@@ -335,7 +336,7 @@ static bool pairs_fit(const struct network *net, struct error *err)
     return true;
 }
 
-/* Everything but what several ranks do together. */
+/* Everything except what processes do together. */
 static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
                           const struct bounds *bounds, struct error *err)
 {
@@ -352,8 +353,8 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cu->net = net;
     cu->shape = shape_of(net, &own);
     cu->rope.tables = ropes_of(net);
-    return lora_prepare(cu, &own, err) && own_steps(cu, err) && own_scratch(cu, err) &&
-           own_parts(cu, net, err) && delta_net_prepare(cu, &own, err) &&
+    return lora_prepare(cu, &own, err) && alloc_steps(cu, err) && alloc_scratch(cu, err) &&
+           alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            latent_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
            mtp_prepare(cu, net, &own, err);
 }

@@ -1,7 +1,10 @@
 /*
- * The residual stream (struct resid): adding to it, its norm in the forms that products take (floats,
- * halves, records, panels), the sum of what a row's experts came to; and rows of activations from one
- * form to another (struct rows). Knows what is to be added, not what comes next.
+ * The residual stream (struct resid): adds what is pending, and computes its norm in the forms that
+ * products read (floats, fp16, records, panels) and the sum of a row's experts. Also converts rows
+ * between forms (struct rows).
+ * Mapping: one block per row, which passes through shared memory. Limit: latency for few rows;
+ * bytes for many (H200, 30B-A3B, 2,048 rows: norm, sum of experts, router and routing take 95 of a
+ * layer's 700 us; the sum of experts reads 110 MB).
  */
 #include "backend/cuda/heads/encoder.h"
 #include "backend/cuda/core/comm.h"
@@ -11,22 +14,22 @@
 
 struct resid_args {
     float *x;              /* (rows, width) */
-    const float *d, *gain; /* (rows, width) or NULL; (width) or NULL: then x is taken as it is */
-    float *n;              /* (rows, width): norm(x + d) * gain, where there is a gain */
-    uint16_t *out;         /* (rows, padded) halves, in the order of fragment_slot */
-    uint8_t *records;      /* and in that of rows.cuh; or NULL */
-    uint8_t *panels;       /* and in that of gemm_cluster.cu, panel_rows to a tile; or NULL */
+    const float *d, *gain; /* (rows, width) or NULL; (width) or NULL: x as it is */
+    float *n;              /* (rows, width): norm(x + d) * gain, if there is a gain */
+    uint16_t *out;         /* (rows, padded) fp16, in the order of fragment_slot */
+    uint8_t *records;      /* the same as records (rows.cuh), or NULL */
+    uint8_t *panels;       /* the same as panels (gemm_cluster.cu), panel_rows per tile, or NULL */
     int panel_rows;
-    float *scale; /* (rows) */
+    float *scale; /* (rows) inverse of a row's scale */
     int width, padded;
     float eps;
-    struct expert_sum sum;             /* SUM: in place of d */
-    struct resid_epilogue close;       /* CLOSE */
-    struct norm_more more[MORE_NORMS]; /* CLOSE: y NULL: none */
+    struct expert_sum sum;             /* SUM: replaces d */
+    struct resid_epilogue epilogue;    /* EPILOGUE */
+    struct norm_more more[MORE_NORMS]; /* EPILOGUE; y NULL: none */
 };
 
-/* Columns k..k+3 of row t: the weighted sum of what its experts came to. SOME: those that weigh 0 are
- * not there. */
+/* Columns k..k+3 of row t: the weighted sum of its experts' outputs. SOME: skips experts of weight
+ * 0, whose outputs do not exist. */
 template <bool SOME = false> DEVICE float4 expert_columns(const struct expert_sum &s, int t, int k)
 {
     float v[4] = {};
@@ -46,13 +49,13 @@ template <bool SOME = false> DEVICE float4 expert_columns(const struct expert_su
     return make_float4(v[0], v[1], v[2], v[3]);
 }
 
-/* The sums over a block of two numbers a thread has, in every thread. part: (2, 32) */
+/* Sums two numbers over the threads of a block; every thread gets both sums. part: (2, 32) */
 DEVICE float2 block_sums(float a, float b, float *part)
 {
     int warps = (int)blockDim.x >> 5;
     a = warp_sum(a);
     b = warp_sum(b);
-    __syncthreads(); /* whoever used part before is done */
+    __syncthreads(); /* part is free */
     if (lane_id() == 0) {
         part[warp_id()] = a;
         part[32 + warp_id()] = b;
@@ -70,7 +73,7 @@ DEVICE float squares_of(const float4 &v)
 {
     return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
 }
-/* v * s * gain, or v where there is no gain */
+/* v * s * gain, or v if there is no gain */
 DEVICE float4 normed(const float4 &v, float s, const struct gain &g, int k)
 {
     if (!g.gain)
@@ -79,13 +82,14 @@ DEVICE float4 normed(const float4 &v, float s, const struct gain &g, int k)
     return make_float4(v.x * s * f.x, v.y * s * f.y, v.z * s * f.z, v.w * s * f.w);
 }
 
-/* CLOSE: x of struct resid_epilogue, which goes to the stream, and to `row` times the gain; a thread's share
- * of its squares and the largest product. row, aside: (width) of the block's shared memory. */
+/* Computes x of struct resid_epilogue, stores it to the stream, and its product with the gain to
+ * `row`. Returns a thread's part of the sum of squares and the largest product. row, aside: (width)
+ * in shared memory. */
 template <bool SUM>
-DEVICE void resid_close(const struct resid_args &p, float *part, float *row, float *aside,
-                        float *squares, float *top)
+DEVICE void resid_epilogue_columns(const struct resid_args &p, float *part, float *row,
+                                   float *aside, float *squares, float *top)
 {
-    const struct resid_epilogue &c = p.close;
+    const struct resid_epilogue &c = p.epilogue;
     int t = (int)blockIdx.x, first = (int)threadIdx.x * 4, step = (int)blockDim.x * 4;
     size_t at = (size_t)t * (size_t)p.width;
     float gate = 1.0f, a = 0.0f, b = 0.0f, inv = 1.0f / (float)p.width;
@@ -130,15 +134,15 @@ DEVICE void resid_close(const struct resid_args &p, float *part, float *row, flo
         *top = fmaxf(fmaxf(*top, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
         *(float4 *)(row + k) = v;
     }
-    __syncthreads(); /* part is used again */
+    __syncthreads(); /* part is reused */
 }
 
-/* Rows to halves, zeros past width, each scaled by a power of two that takes its largest to about
- * 1024; scale[row] undoes it. With a gain: x += d, and it is the norm of x that goes on. A block
- * per row, which passes through shared memory. VEC: width is a multiple of four. SUM: d are the
- * rows of the experts, still to be weighted and added up. CLOSE: what struct resid_epilogue says is done to
- * them first; VEC then; without `out` that is all. */
-template <bool VEC, bool SUM = false, bool CLOSE = false>
+/* Converts rows to fp16, with zeros past width, each scaled by a power of two that maps its largest
+ * magnitude to about 1024; scale[row] is the inverse. With a gain: x += d, and norm(x) is
+ * converted. One block per row. VEC: width is a multiple of four. SUM: d is the sum of the row's
+ * experts, still to be weighted. EPILOGUE: struct resid_epilogue is applied first; requires VEC;
+ * without `out` that is all. */
+template <bool VEC, bool SUM = false, bool EPILOGUE = false>
 static __global__ void __launch_bounds__(512)
     resid_fp16_kernel(const __grid_constant__ struct resid_args p)
 {
@@ -150,13 +154,13 @@ static __global__ void __launch_bounds__(512)
     dependency_trigger();
     dependency_wait();
     float sum = 0.0f, top = 0.0f;
-    if (CLOSE) {
-        resid_close<SUM>(p, part, row, row + p.padded, &sum, &top);
+    if (EPILOGUE) {
+        resid_epilogue_columns<SUM>(p, part, row, row + p.padded, &sum, &top);
         if (!p.out)
             return;
     }
 #pragma unroll 2
-    for (int k = tid * V; k < p.width && !CLOSE; k += threads * V) {
+    for (int k = tid * V; k < p.width && !EPILOGUE; k += threads * V) {
         float v[V], d[V] = {}, g[V];
         if (VEC) {
             float4 a = *(const float4 *)(p.x + at + (size_t)k);
@@ -204,7 +208,7 @@ static __global__ void __launch_bounds__(512)
     e = e < 16 ? 16 : e;
     float f = float_of((264 - e) << 23);
     uint16_t *out = p.out + (size_t)blockIdx.x * (size_t)p.padded;
-    uint8_t *panel = NULL; /* this row of the tile's first panel */
+    uint8_t *panel = NULL; /* this row in the tile's first panel */
     if (p.panels) {
         int tile = (int)blockIdx.x / p.panel_rows, r = (int)blockIdx.x - tile * p.panel_rows;
         panel =
@@ -221,9 +225,9 @@ static __global__ void __launch_bounds__(512)
         }
         if (VEC && p.gain && p.n && k < p.width)
             *(float4 *)(p.n + at + (size_t)k) = make_float4(v[0], v[1], v[2], v[3]);
-        if (CLOSE && k < p.width)
+        if (EPILOGUE && k < p.width)
 #pragma unroll
-            for (int i = 0; i < MORE_NORMS; i++) /* x of these columns is this thread's own */
+            for (int i = 0; i < MORE_NORMS; i++) /* every thread reads only columns it wrote */
                 if (p.more[i].y)
                     *(float4 *)(p.more[i].y + at + (size_t)k) =
                         normed(four(p.x + at, k), rsqrtf(sum / (float)p.width + p.more[i].gain.eps),
@@ -270,7 +274,7 @@ static void resid_launch_close(struct cuda_backend *cu, const struct resid_args 
                 (size_t)(64 + 2 * p.padded) * 4, LAUNCH_EARLY, p);
 }
 
-/* Every form that there is room for. */
+/* Makes every form for which there is a buffer. */
 static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct rows *to)
 {
     int rows = to->n;
@@ -286,7 +290,7 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
     to->panels = p.panels != NULL;
     int threads = resid_threads(p.width);
     size_t shared = (size_t)(64 + p.padded) * 4;
-    if (p.close.set)
+    if (p.epilogue.set)
         resid_launch_close(cu, p, rows);
     else if (p.sum.out)
         cuda_launch(cu, resid_fp16_kernel<true, true>, dim3((unsigned)rows), threads, shared,
@@ -299,7 +303,7 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
                     LAUNCH_EARLY, p);
 }
 
-/* Grid: (rows), of `width` floats each. */
+/* Grid: (rows), each of `width` floats. */
 static __global__ void __launch_bounds__(256)
     resid_floats_kernel(const uint16_t *fp16, const float *scale, int first, int width, float *x)
 {
@@ -340,7 +344,7 @@ void rows_join_fp16(struct cuda_backend *cu, const struct rows *x, int n)
     rows_to_fp16(cu, &first);
 }
 
-/* y = norm(x) * gain; a block per row. */
+/* y = norm(x) * gain; one block per row. */
 static __global__ void __launch_bounds__(256)
     rows_norm_kernel(const float *x, struct gain gain, int width, float *y)
 {
@@ -368,7 +372,7 @@ void rows_norm(struct cuda_backend *cu, const float *x, struct gain gain, float 
                 y);
 }
 
-/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; a thread per column. SOME: see expert_columns. */
+/* y[t,:] = sum_k weight[t,k] * out[t,k,:]; one thread per column. SOME: see expert_columns. */
 template <bool SOME>
 static __global__ void resid_sum_kernel(const float *out, const float *weight, int used, int width,
                                         float *y)
@@ -386,7 +390,7 @@ static __global__ void resid_sum_kernel(const float *out, const float *weight, i
     y[(size_t)t * (size_t)width + (size_t)k] = v;
 }
 
-/* The same from halves times HIDDEN_SCALE; a thread per 4 columns. */
+/* Like resid_sum_kernel, for fp16 scaled by HIDDEN_SCALE; one thread per 4 columns. */
 template <bool SOME>
 static __global__ void __launch_bounds__(256)
     resid_sum_fp16_kernel(const __grid_constant__ struct expert_sum s)
@@ -405,7 +409,7 @@ void resid_sum_floats(struct cuda_backend *cu, float *y, int rows, int used, int
                 cu->mlp.expert_out, cu->routing.weight, used, width, y);
 }
 
-static void sum_halves(struct cuda_backend *cu, const struct expert_sum &s, bool some)
+static void sum_fp16(struct cuda_backend *cu, const struct expert_sum &s, bool some)
 {
     cuda_launch(cu, some ? resid_sum_fp16_kernel<true> : resid_sum_fp16_kernel<false>,
                 dim3((unsigned)ceil_div(s.width, 1024), (unsigned)s.rows), 256, 0, LAUNCH_EARLY, s);
@@ -413,7 +417,7 @@ static void sum_halves(struct cuda_backend *cu, const struct expert_sum &s, bool
 
 void resid_sum_some(struct cuda_backend *cu, const struct expert_sum &s)
 {
-    sum_halves(cu, s, true);
+    sum_fp16(cu, s, true);
 }
 
 /* x += d, n floats. */
@@ -436,7 +440,7 @@ void resid_add_rows(struct cuda_backend *cu, struct resid *r)
         c.y = cu->act.block;
         pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
     } else if (r->add == ADD_EXPERTS) {
-        sum_halves(cu, r->experts, false);
+        sum_fp16(cu, r->experts, false);
     } else {
         return;
     }
@@ -446,23 +450,23 @@ void resid_add_rows(struct cuda_backend *cu, struct resid *r)
 
 bool resid_adds(const struct resid *r)
 {
-    return r->add == ADD_NONE || !r->close.set;
+    return r->add == ADD_NONE || !r->epilogue.set;
 }
 
-/* Of ROWS or EXPERTS; what becomes of it is the kernel's. */
-static void resid_take(struct resid *r, struct resid_args *p)
+/* Moves pending ROWS or EXPERTS to the kernel's arguments. */
+static void resid_take_pending(struct resid *r, struct resid_args *p)
 {
     p->x = r->x;
     p->d = r->add == ADD_ROWS ? r->d : NULL;
     if (r->add == ADD_EXPERTS)
         p->sum = r->experts;
     if (!resid_adds(r))
-        p->close = r->close;
+        p->epilogue = r->epilogue;
     r->add = ADD_NONE;
-    r->close = resid_epilogue{};
+    r->epilogue = resid_epilogue{};
 }
 
-/* LayerNorm in front of a block: x += d on the way. Few rows are made other forms of later. */
+/* LayerNorm before a block, with x += d fused in. Few rows are converted to other forms later. */
 static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, struct gain gain,
                                     bool floats)
 {
@@ -492,7 +496,7 @@ static struct rows resid_layer_norm(struct cuda_backend *cu, struct resid *r, st
     return n;
 }
 
-/* The norm of a block's sum is the stream. */
+/* Post-norm: the stream becomes the norm of the block's sum. */
 static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
 {
     struct rows x = rows_of(r->x, r->rows, cu->shape.n_embd);
@@ -501,13 +505,13 @@ static struct rows resid_sum_norm(struct cuda_backend *cu, struct resid *r)
     x.fp16 = pick_fp16_only(r->rows);
     p.x = p.y = r->x;
     p.d = r->d;
-    p.scale = r->close.scale;
-    p.gain = r->close.sum;
+    p.scale = r->epilogue.scale;
+    p.gain = r->epilogue.sum;
     p.fp16 = x.fp16;
     p.n = x.n;
     p.width = x.width;
     r->add = ADD_NONE;
-    r->close = resid_epilogue{};
+    r->epilogue = resid_epilogue{};
     step_mark(cu);
     encoder_norm(cu, p);
     step_mark_end(cu, STAGE_NORM);
@@ -529,18 +533,18 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
     floats = floats || !pick_fp16_only(r->rows) || n.width % 4;
     if (r->add == ADD_PRODUCT)
         resid_add_rows(cu, r);
-    if (!resid_adds(r) && r->close.sum.gain)
+    if (!resid_adds(r) && r->epilogue.sum.gain)
         resid_sum_norm(cu, r);
-    resid_take(r, &p);
+    resid_take_pending(r, &p);
     p.gain = gain.gain;
     p.eps = gain.eps;
     p.n = floats ? n.floats : NULL;
     n.n_floats = floats ? n.n : 0;
-    for (int i = 0; i < count && p.close.set; i++)
+    for (int i = 0; i < count && p.epilogue.set; i++)
         p.more[i] = more[i];
     step_mark(cu);
     resid_launch(cu, p, &n);
-    for (int i = 0; i < count && !p.close.set; i++)
+    for (int i = 0; i < count && !p.epilogue.set; i++)
         rows_norm(cu, r->x, more[i].gain, more[i].y, r->rows, n.width);
     step_mark_end(cu, STAGE_NORM);
     return n;
@@ -566,11 +570,11 @@ struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct ga
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r)
 {
     size_t n = (size_t)r->rows * (size_t)cu->shape.n_embd;
-    if (!resid_adds(r) && r->close.sum.gain)
+    if (!resid_adds(r) && r->epilogue.sum.gain)
         return resid_sum_norm(cu, r);
     if (!resid_adds(r)) {
         struct resid_args p = {};
-        resid_take(r, &p);
+        resid_take_pending(r, &p);
         p.width = cu->shape.n_embd;
         p.padded = ceil_div(p.width, TILE_K) * TILE_K;
         resid_launch_close(cu, p, r->rows);

@@ -1,8 +1,8 @@
 /*
- * The life of a step around its ops: begin lays its tables out in one block and brings them to the
- * device, replay and record keep decode steps as graphs, end waits and hands out tokens. Owns the step
- * block, the recorded graphs and the marks of a profile. Also the kernels of it: taking over the block
- * with the turns of its positions, and gathering the rows whose logits are wanted.
+ * The life of a step around its ops: begin lays the batch out in the step block and copies it to
+ * the device; replay and record keep decode steps as CUDA graphs; end waits and returns tokens.
+ * Owns the step block, the recorded graphs and the profile's events. Its kernels load the block
+ * with the cos and sin of the step's positions, and gather the rows that need logits.
  */
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/mtp.h"
@@ -14,8 +14,8 @@ extern "C" {
 #include <math.h>
 #include <string.h>
 
-/* Copies the step's ints out of pinned host memory and makes the table of rotations: cos and sin of
- * every row's position, once per step instead of once per layer. Sums of a router begin at zero. */
+/* Copies the step's ints from pinned host memory and computes cos and sin of every row's position,
+ * once per step instead of once per layer. Clears the router's sums. */
 static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n_ints,
                                         int tokens_at, const int32_t *chosen, int pos_at,
                                         int n_tokens,
@@ -27,7 +27,7 @@ static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n
     for (int j = i; j < n_ints; j += stride) {
         int32_t v = host[j];
         if (v < 0 && j >= tokens_at && j < tokens_at + n_tokens)
-            v = chosen[-1 - v]; /* not known to the host when the step was begun */
+            v = chosen[-1 - v]; /* not yet known to the host when the step was begun */
         dev[j] = v;
     }
     for (int r = 0; r < ropes.n; r++) {
@@ -108,7 +108,7 @@ const float2 *step_rope(const struct cuda_backend *cu, const struct rope *rope)
     return cu->rope.cos_sin + (size_t)cu->shape.max_tokens * (size_t)at;
 }
 
-static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
+static int copy_ints(struct cuda_backend *cu, int *used, const int32_t *src, int n)
 {
     int at = *used;
     CHECK((size_t)(at + n) <= cu->step.capacity, "the step block is full");
@@ -117,8 +117,8 @@ static int put_ints(struct cuda_backend *cu, int *used, const int32_t *src, int 
     return at;
 }
 
-/* Tables of rows: the sequence of each, and tiles of 64 of a prompt's, or of any text's. */
-static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
+/* The sequence of each row, and the tiles of 64 rows of prompts (encoders: of all sequences). */
+static int layout_rows(struct cuda_backend *cu, const struct batch *b, int used)
 {
     struct step_layout *l = &cu->step.layout;
     l->seq_of = used;
@@ -136,7 +136,7 @@ static int put_rows(struct cuda_backend *cu, const struct batch *b, int used)
 }
 
 /* The page table, as wide as the longest sequence. */
-static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
+static int layout_pages(struct cuda_backend *cu, const struct batch *b, int used)
 {
     struct step_layout *l = &cu->step.layout;
     int stride = 1;
@@ -154,8 +154,8 @@ static int put_pages(struct cuda_backend *cu, const struct batch *b, int used)
     return used + b->n_seqs * stride;
 }
 
-/* Slots of recurrent states, where a layer has one. */
-static int put_states(struct cuda_backend *cu, const struct batch *b, int used)
+/* Slots of recurrent states, if a layer has one. */
+static int layout_states(struct cuda_backend *cu, const struct batch *b, int used)
 {
     const int32_t *list[] = {b->state_in, b->state_out, b->save_rows, b->save_state};
     cu->step.layout.states = used;
@@ -164,8 +164,8 @@ static int put_states(struct cuda_backend *cu, const struct batch *b, int used)
     return (used + 3) & ~3;
 }
 
-/* Token types, where they are embedded: of all rows 0 where the batch has none. */
-static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
+/* Token types, if the network embeds them; zeros if the batch has none. */
+static int layout_types(struct cuda_backend *cu, const struct batch *b, int used)
 {
     cu->step.layout.types = used;
     if (!cu->net->embed.types)
@@ -177,8 +177,8 @@ static int put_types(struct cuda_backend *cu, const struct batch *b, int used)
     return (used + b->n_tokens + 3) & ~3;
 }
 
-/* Lays the batch out in the step block; returns how many ints are in use. */
-static int put_batch(struct cuda_backend *cu, const struct batch *b)
+/* Lays the batch out in the step block. Returns the number of ints used. */
+static int layout_batch(struct cuda_backend *cu, const struct batch *b)
 {
     struct step_layout *l = &cu->step.layout;
     int used = STEP_HEAD;
@@ -187,16 +187,16 @@ static int put_batch(struct cuda_backend *cu, const struct batch *b)
     l->n_seqs = b->n_seqs;
     l->n_decode = b->n_decode;
     l->n_out = b->n_out;
-    l->out_is_all = b->n_out == b->n_tokens; /* ascending, so they are all of them */
-    l->tokens = put_ints(cu, &used, b->tokens, b->n_tokens);
-    l->pos = put_ints(cu, &used, b->pos, b->n_tokens);
-    l->slot = put_ints(cu, &used, b->slot, b->n_tokens);
-    l->q_start = put_ints(cu, &used, b->q_start, b->n_seqs + 1);
-    l->kv_len = put_ints(cu, &used, b->kv_len, b->n_seqs);
-    l->out_rows = put_ints(cu, &used, b->out_rows, b->n_out);
-    used = mtp_put(cu, b, put_types(cu, b, put_states(cu, b, used)));
+    l->out_is_all = b->n_out == b->n_tokens; /* out_rows is ascending, so it has all rows */
+    l->tokens = copy_ints(cu, &used, b->tokens, b->n_tokens);
+    l->pos = copy_ints(cu, &used, b->pos, b->n_tokens);
+    l->slot = copy_ints(cu, &used, b->slot, b->n_tokens);
+    l->q_start = copy_ints(cu, &used, b->q_start, b->n_seqs + 1);
+    l->kv_len = copy_ints(cu, &used, b->kv_len, b->n_seqs);
+    l->out_rows = copy_ints(cu, &used, b->out_rows, b->n_out);
+    used = mtp_put(cu, b, layout_types(cu, b, layout_states(cu, b, used)));
     used = lora_put(cu, b, used);
-    used = mtp_put_pages(cu, b, put_pages(cu, b, put_rows(cu, b, used)));
+    used = mtp_put_pages(cu, b, layout_pages(cu, b, layout_rows(cu, b, used)));
     CHECK((size_t)used <= cu->step.capacity, "the step block is full");
     cu->step.host[STEP_INTS] = used;
     return used;
@@ -227,7 +227,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
     }
     cu->kv = b->kv;
     memset(&cu->resid, 0, sizeof cu->resid);
-    step_load(cu, put_batch(cu, b));
+    step_load(cu, layout_batch(cu, b));
 }
 
 static bool same_layout(const struct step_layout *a, const struct step_layout *b)
@@ -253,7 +253,8 @@ bool cuda_replay(struct backend *be, uint64_t key)
     return false;
 }
 
-/* Whether what is launched depends on nothing but the step's counts: of prompts it depends on how long they are. */
+/* Whether the launches depend on the step's counts alone. For prompts they depend on lengths
+ * too. */
 static bool repeats(const struct cuda_backend *cu)
 {
     return cu->step.layout.n_decode == cu->step.layout.n_seqs || mtp_of(cu)->stride;

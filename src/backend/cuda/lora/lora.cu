@@ -584,9 +584,9 @@ static struct route_tables route_rows(struct cuda_backend *cu, const struct pick
         lora_before(cu, cuda_matrix(m->dense_gate), x);
         lora_add(cu, cuda_matrix(m->dense_gate), cu->routing.logits + n - 1, n);
     }
-    router_give(cu, c->moe.experts, 1, c->rows);
+    router_select(cu, c->moe.experts, 1, c->rows);
     struct moe_route_args r = {};
-    r.logits = router_given(cu, c->moe.experts);
+    r.logits = router_selected(cu, c->moe.experts);
     r.rows = c->rows;
     r.parts = 1;
     r.rule = c->moe.experts->rule;

@@ -145,7 +145,7 @@ static void set_experts(struct pick_case *c, const struct experts *e)
 /* Dense beside experts, or experts whose rows or router have a norm of their own. All norms read
  * the same row, so they are computed together, except the experts' norm if the experts need more
  * than floats. */
-static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *close)
+static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *epilogue)
 {
     struct resid *r = &cu->resid;
     struct rows n = {}, route = {}, own = {};
@@ -179,22 +179,22 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
         n = resid_plain(cu, r);
     if (m->dense.gate_up) {
         set_dense(&d, m);
-        close->beside = d.y = cu->mlp.dense;
+        epilogue->beside = d.y = cu->mlp.dense;
         run(cu, PICK_FFN, &d, m);
         if (m->dense_gate) {
             d.w = cuda_matrix(m->dense_gate);
-            close->beside_gate = d.y = cu->mlp.dense_gate;
+            epilogue->beside_gate = d.y = cu->mlp.dense_gate;
             pick_run(cu, PICK_LINEAR, &d, STAGE_FFN);
         }
-        close->beside_norm = cuda_gain(cu, &m->dense_out);
+        epilogue->beside_norm = cuda_gain(cu, &m->dense_out);
     }
     if (m->experts_in.kind && !floats) /* nothing is pending: only the norm */
         n = resid_norm(cu, r, cuda_gain(cu, &m->experts_in), true);
     run(cu, PICK_MOE, &c, m);
-    close->norm = cuda_gain(cu, &m->experts_out);
+    epilogue->norm = cuda_gain(cu, &m->experts_out);
 }
 
-static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *close)
+static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *epilogue)
 {
     struct rows n = {};
     struct experts e = {};
@@ -202,10 +202,10 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid
     if (m->router.w) {
         e = cuda_experts(m);
         set_experts(&c, &e);
-        close->norm = cuda_gain(cu, &m->experts_out);
+        epilogue->norm = cuda_gain(cu, &m->experts_out);
     } else {
         set_dense(&c, m);
-        close->norm = cuda_gain(cu, &m->dense_out);
+        epilogue->norm = cuda_gain(cu, &m->dense_out);
     }
     c.y = cu->act.block;
     run(cu, m->router.w ? PICK_MOE : c.mlp.act.ungated ? PICK_UNGATED : PICK_FFN, &c, m);
@@ -213,7 +213,7 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid
 
 /* x += norm((act(x Wg^T) * e) Wp^T) */
 static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l, int layer,
-                            struct resid_epilogue *close)
+                            struct resid_epilogue *epilogue)
 {
     struct resid *r = &cu->resid;
     struct step s = cuda_step(cu);
@@ -239,10 +239,10 @@ static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l
     c.w = cuda_matrix(l->project);
     c.y = cu->act.block;
     pick_run(cu, PICK_LINEAR, &c, STAGE_FFN);
-    *close = resid_epilogue{};
-    close->set = true;
-    close->norm = cuda_gain(cu, &l->norm);
-    close->scale = close->stream_scale = 1.0f;
+    *epilogue = resid_epilogue{};
+    epilogue->set = true;
+    epilogue->norm = cuda_gain(cu, &l->norm);
+    epilogue->scale = epilogue->stream_scale = 1.0f;
     r->add = ADD_ROWS;
     r->d = cu->act.block;
 }
@@ -251,21 +251,21 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
     struct resid *r = &cu->resid;
-    struct resid_epilogue close = cuda_epilogue(cu, &m->block);
+    struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
     if (!r->rows)
         return;
     if (cuda_is_plain(m))
-        run_plain(cu, m, &close);
+        run_plain(cu, m, &epilogue);
     else
-        run_both(cu, m, &close);
-    comm_sum_beside(cu, &close, m->dense_partial, m->experts_partial);
+        run_both(cu, m, &epilogue);
+    comm_sum_beside(cu, &epilogue, m->dense_partial, m->experts_partial);
     comm_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
-    close.set = close.set || close.beside || close.norm.gain;
+    epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain;
     if (m->embed.gate) {
-        r->close = close;
-        run_layer_embed(cu, &m->embed, layer, &close);
+        r->epilogue = epilogue;
+        run_layer_embed(cu, &m->embed, layer, &epilogue);
     }
-    close.stream_scale = or_one(m->stream_scale);
-    close.set = close.set || close.stream_scale != 1.0f;
-    r->close = close;
+    epilogue.stream_scale = or_one(m->stream_scale);
+    epilogue.set = epilogue.set || epilogue.stream_scale != 1.0f;
+    r->epilogue = epilogue;
 }

@@ -279,7 +279,7 @@ void moe_few(struct cuda_backend *cu, const struct experts *e, float *y, int row
     const struct matrix *gate_up = e->gate_up, *down = e->down;
     struct moe_few_args p = {};
     p.w = *gate_up;
-    p.logits = router_given(cu, e);
+    p.logits = router_selected(cu, e);
     p.x = cu->forms.records;
     p.x_scale = cu->forms.scale;
     p.hidden = cu->mlp.hidden_records;

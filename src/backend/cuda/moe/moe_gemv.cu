@@ -872,7 +872,7 @@ static bool moe_gemv_long_fits(const struct cuda_backend *cu, const struct matri
 
 static void moe_gemv_long(struct cuda_backend *cu, const struct moe_gemv_down_args &d, int rows)
 {
-    struct moe_gemv_long_args q = {d, cuda_blocks_meet() ? (int)LONG_RANKS : 1};
+    struct moe_gemv_long_args q = {d, cuda_blocks_concurrent() ? (int)LONG_RANKS : 1};
     int pairs = ceil_div(ceil_div(d.rule.used * d.w.n_kt, q.ranks), DOWN_WARPS);
     size_t extra = DOWN_TILES * TILE_ROWS * 4;
     q.d.s = moe_gemv_plan(cu, &d.w, DOWN_WARPS, DOWN_TILES, pairs * DOWN_TILES, extra);
@@ -946,7 +946,7 @@ static void launch_experts_as(struct cuda_backend *cu, const struct experts *e,
     int warps = gate_up->n_kt < most ? gate_up->n_kt : most;
     p.s = moe_gemv_plan(cu, gate_up, warps, 2 * per_block,
                         2 * per_block * ceil_div(gate_up->n_kt, warps), extra);
-    p.logits = router_given(cu, e);
+    p.logits = router_selected(cu, e);
     p.rule = rule;
     p.sums = sums;
     p.inv_n = 1.0f / (float)gate_up->n_in;

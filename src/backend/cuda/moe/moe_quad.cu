@@ -46,7 +46,7 @@ struct grid_barrier {
     uint32_t turn, arrived[2];
 };
 
-size_t moe_quad_meeting_bytes(void)
+size_t grid_barrier_bytes(void)
 {
     return sizeof(struct grid_barrier);
 }
@@ -568,7 +568,7 @@ void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int ro
     struct moe_quad_plan plan = moe_quad_plan_of(cu, &p.up, &p.down, rows);
     CHECK(p.rule.used <= MAX_USED && p.rule.n_expert <= QUAD_EXPERTS && plan.shared,
           "%d of %d experts", p.rule.used, p.rule.n_expert);
-    p.logits = router_given(cu, e);
+    p.logits = router_selected(cu, e);
     p.x = cu->forms.records;
     p.x_scale = cu->forms.scale;
     p.hidden = cu->mlp.hidden_records;

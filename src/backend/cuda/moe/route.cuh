@@ -338,7 +338,7 @@ DEVICE float route_weigh(const RULE &rule, int expert, const float (&v)[PER])
 }
 
 /*
- * Experts spread over ranks (route_rule.spread). All ranks make the same choice in router_give and
+ * Experts spread over ranks (route_rule.spread). All ranks make the same choice in router_select and
  * get the chosen weights as input. So there is no search for the largest, and a row's experts are
  * taken in index order. These kernels are separate instances; experts on other ranks never enter
  * their lists.

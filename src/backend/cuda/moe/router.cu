@@ -8,7 +8,7 @@
  *   bits, and three of the four products are computed, which leaves about 22 bits. k is split into
  *   k tiles; their sums are added in order where the logits are read.
  * - router_choose: logits of a batch the same way, and the choice (H200, 64 rows: 10.3 us).
- * - router_give: choices that need all logits of a row.
+ * - router_select: choices that need all logits of a row.
  * Limit: latency for few rows (H200: norm and logits 3 us), bytes for many.
  */
 #include "backend/cuda/core/rows.cuh"
@@ -412,7 +412,7 @@ void router_records(struct cuda_backend *cu, const struct matrix *w, const struc
  * Choices by groups of experts, or by probabilities plus a bias. One warp per row. Logits become
  * weights as route_rule.given describes.
  */
-struct router_give_args {
+struct router_select_args {
     float *logits; /* (parts, rows, n_expert) */
     int parts, rows;
     struct route_rule rule;
@@ -420,14 +420,14 @@ struct router_give_args {
     int n_own, first; /* experts first .. first + n_own - 1; the last one is the shared expert, if
                        * any */
 };
-enum { GIVE_PER = MAX_EXPERTS / 32, GIVE_ROWS = 4 };
+enum { SELECT_PER = MAX_EXPERTS / 32, SELECT_ROWS = 4 };
 
 /* The value of expert e, which lane e % 32 holds as number e / 32; e may differ between lanes. */
-DEVICE float give_value(const float (&v)[GIVE_PER], int e)
+DEVICE float select_value(const float (&v)[SELECT_PER], int e)
 {
     float mine = 0.0f;
 #pragma unroll
-    for (int i = 0; i < GIVE_PER; i++) {
+    for (int i = 0; i < SELECT_PER; i++) {
         float u = __shfl_sync(FULL_WARP, v[i], e & 31);
         mine = e >> 5 == i ? u : mine;
     }
@@ -436,22 +436,22 @@ DEVICE float give_value(const float (&v)[GIVE_PER], int e)
 
 /* Sets the keys of experts outside the best groups to -infinity. A group is ranked by its two
  * largest keys. */
-DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
+DEVICE void select_groups(const struct route_rule &rule, float (&keys)[SELECT_PER])
 {
     int n = route_choices(rule), each = n / rule.n_groups, lane = lane_id();
     float score = 0.0f;
 #pragma unroll 1
     for (int g = 0; g < rule.n_groups; g++) {
-        struct route_keys<GIVE_PER> r;
+        struct route_keys<SELECT_PER> r;
 #pragma unroll
-        for (int i = 0; i < GIVE_PER; i++) {
+        for (int i = 0; i < SELECT_PER; i++) {
             int e = i * 32 + lane;
             bool here = e >= g * each && e < (g + 1) * each;
             route_set(r, i, e, keys[i], here ? n : 0);
         }
-        float sum = give_value(keys, min(route_next(r), n - 1));
+        float sum = select_value(keys, min(route_next(r), n - 1));
         if (each > 1)
-            sum += give_value(keys, min(route_next(r), n - 1));
+            sum += select_value(keys, min(route_next(r), n - 1));
         score = g == lane ? sum : score;
     }
     struct route_keys<1> groups;
@@ -461,25 +461,25 @@ DEVICE void give_groups(const struct route_rule &rule, float (&keys)[GIVE_PER])
     for (int k = 0; k < rule.n_groups_used; k++)
         kept |= 1u << min(route_next(groups), rule.n_groups - 1);
 #pragma unroll
-    for (int i = 0; i < GIVE_PER; i++)
+    for (int i = 0; i < SELECT_PER; i++)
         keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
 }
 
 /* OWN: other ranks hold the other experts (route_rule.spread). */
 template <bool OWN>
-static __global__ void __launch_bounds__(32 * GIVE_ROWS)
-    router_give_kernel(const __grid_constant__ struct router_give_args p)
+static __global__ void __launch_bounds__(32 * SELECT_ROWS)
+    router_select_kernel(const __grid_constant__ struct router_select_args p)
 {
-    int t = (int)blockIdx.x * GIVE_ROWS + warp_id(), lane = lane_id(), n = p.rule.n_expert;
+    int t = (int)blockIdx.x * SELECT_ROWS + warp_id(), lane = lane_id(), n = p.rule.n_expert;
     int choices = route_choices(p.rule);
     float *row = p.logits + (size_t)t * (size_t)n;
-    float v[GIVE_PER], keys[GIVE_PER], top = -INFINITY, total = 0.0f, common = 0.0f;
+    float v[SELECT_PER], keys[SELECT_PER], top = -INFINITY, total = 0.0f, common = 0.0f;
     dependency_wait();
     dependency_trigger();
     if (t >= p.rows)
         return;
 #pragma unroll
-    for (int i = 0; i < GIVE_PER; i++) {
+    for (int i = 0; i < SELECT_PER; i++) {
         int e = i * 32 + lane;
         v[i] = e < n ? row[e] : -INFINITY;
         for (int j = 1; j < p.parts && e < n; j++)
@@ -493,25 +493,25 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
     top = warp_max(top);
     common = __shfl_sync(FULL_WARP, common, (n - 1) & 31);
 #pragma unroll
-    for (int i = 0; i < GIVE_PER; i++) {
+    for (int i = 0; i < SELECT_PER; i++) {
         v[i] = p.rule.sigmoid ? route_sigmoid(v[i]) : fast_exp(v[i] - top);
         total += v[i];
     }
     total = p.rule.sigmoid ? 1.0f : warp_sum(total);
 #pragma unroll
-    for (int i = 0; i < GIVE_PER; i++) {
+    for (int i = 0; i < SELECT_PER; i++) {
         int e = i * 32 + lane;
         v[i] /= total;
         keys[i] = v[i] + (p.rule.choice_bias && e < choices ? p.rule.choice_bias[e] : 0.0f);
     }
     if (p.rule.n_groups > 1)
-        give_groups(p.rule, keys);
+        select_groups(p.rule, keys);
     struct route_rule plain = {};
     plain.n_expert = choices;
     plain.used = route_chosen(p.rule);
     int mine = route_choose(keys, plain);
     bool on = lane < plain.used;
-    float w = give_value(v, mine);
+    float w = select_value(v, mine);
     total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
     w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
     if (OWN) {
@@ -521,7 +521,7 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
         on = on && mine >= 0 && mine < n - (p.rule.shared ? 1 : 0);
     }
 #pragma unroll
-    for (int i = 0; i < GIVE_PER; i++)
+    for (int i = 0; i < SELECT_PER; i++)
         if (i * 32 + lane < n)
             row[i * 32 + lane] = -INFINITY;
     __syncwarp();
@@ -531,16 +531,16 @@ static __global__ void __launch_bounds__(32 * GIVE_ROWS)
         row[n - 1] = p.rule.gated ? route_sigmoid(common) : 1.0f;
 }
 
-void router_give(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
+void router_select(struct cuda_backend *cu, const struct experts *e, int parts, int rows)
 {
     if (!e->give)
         return;
     const struct route_rule &rule = e->full;
     CHECK(rule.n_groups <= MAX_GROUPS, "%d groups of experts", rule.n_groups);
-    struct router_give_args p = {cu->routing.logits, parts,   rows, rule, cu->routing.own,
-                                 e->rule.n_expert,   e->first};
-    cuda_launch(cu, e->rule.spread ? router_give_kernel<true> : router_give_kernel<false>,
-                dim3((unsigned)ceil_div(rows, GIVE_ROWS)), 32 * GIVE_ROWS, 0, LAUNCH_EARLY, p);
+    struct router_select_args p = {cu->routing.logits, parts,   rows, rule, cu->routing.own,
+                                   e->rule.n_expert,   e->first};
+    cuda_launch(cu, e->rule.spread ? router_select_kernel<true> : router_select_kernel<false>,
+                dim3((unsigned)ceil_div(rows, SELECT_ROWS)), 32 * SELECT_ROWS, 0, LAUNCH_EARLY, p);
 }
 
 enum { ROUTER_ROWS = 64, ROUTER_EXPERTS = 128, ROUTER_STRIDE = TILE_K + 16 };
