@@ -14,8 +14,9 @@ extern "C" {
 
 enum { COPY_THREADS = 256, COPY_BLOCKS = 256 };
 
-/* to = from, n floats; one of them is the host's. Rows of an odd vocabulary begin anywhere: then one by one.
- * Not launched early: the host, or what comes from it, stands between this kernel and the one in front. */
+/* Copies n floats; one of the two arrays is pinned host memory. Rows of an odd vocabulary are not
+ * aligned; those are copied one float at a time. A plain launch: this kernel depends on the host,
+ * or on a copy from it. */
 static __global__ void __launch_bounds__(COPY_THREADS)
     comm_copy_kernel(const float *from, float *to, size_t n)
 {
@@ -77,7 +78,7 @@ bool comm_sums(const struct cuda_backend *cu, bool partial)
     return partial || cuda_comm_of(cu)->always;
 }
 
-/* The host waits for what was enqueued; MPI waits for the others. */
+/* Waits for the enqueued input, then MPI waits for the other members. */
 static void sum_by_host(struct cuda_backend *cu, const float *in, float *out, size_t n)
 {
     struct cuda_comm *l = cuda_comm_of(cu);
@@ -121,7 +122,7 @@ void comm_sum_stream(struct cuda_backend *cu, bool partial)
     r->d = to;
 }
 
-/* A process that is alone sums all the same: STEEL_NCCL=1. */
+/* A process alone sums nevertheless (STEEL_NCCL=1). */
 static bool is_alone(const struct cuda_backend *cu)
 {
     const char *wish = getenv("STEEL_NCCL");
@@ -154,7 +155,7 @@ float *comm_head_to(struct cuda_backend *cu, const struct head *h)
     return l->nccl && h->partial ? l->part : cu->act.logits;
 }
 
-/* Rows (rows, own) become (rows, n_vocab) in the same place: the last ones first, so that none is
+/* Spreads rows (rows, own) to (rows, n_vocab) in place, the last row first, so that no row is
  * overwritten before it is read. */
 static void collect_by_host(struct cuda_backend *cu, int own, int rows)
 {
@@ -169,7 +170,7 @@ static void collect_by_host(struct cuda_backend *cu, int own, int rows)
         c->gather(c, l->host, n, width);
         if (c->index == 0) {
             copy(cu, l->mapped, cu->act.logits + at * (size_t)width, (size_t)n * (size_t)width);
-            CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* the room is used again */
+            CUDA_TRY(cu, cudaStreamSynchronize(cu->stream)); /* the buffer is reused */
         }
     }
 }
@@ -203,14 +204,15 @@ bool comm_record(const struct cuda_backend *cu)
     return !c || c->size == 1 || cuda_comm_of(cu)->nccl;
 }
 
-/* Why the step under way will not end. */
+/* The reason why the step in flight cannot end. */
 static bool is_lost(struct cuda_backend *cu, int64_t start, struct error *err)
 {
     struct comm *c = members_of(cu);
     return c->is_lost(c, start, err) || !nccl_ok(cuda_comm_of(cu)->nccl, err);
 }
 
-/* NCCL's kernels wait for others' as long as it takes: whoever has ended would never come. */
+/* NCCL's kernels wait for the other members without limit, and a member that has ended never
+ * arrives. So the wait polls for that. */
 void comm_wait(struct cuda_backend *cu, cudaEvent_t done)
 {
     struct cuda_comm *l = cuda_comm_of(cu);
@@ -253,7 +255,7 @@ static bool own_memory(struct cuda_backend *cu, struct error *err)
     return cuda_pin((void **)&l->host, (void **)&l->mapped, l->room * sizeof(float), err);
 }
 
-/* All processes use it, or none: STEEL_NCCL=0 is MPI. */
+/* All processes use NCCL, or none: STEEL_NCCL=0 forces MPI. */
 static bool choose_nccl(struct cuda_backend *cu, const char *wish, struct error *err)
 {
     struct cuda_comm *l = cuda_comm_of(cu);
@@ -280,7 +282,7 @@ static bool choose_nccl(struct cuda_backend *cu, const char *wish, struct error 
     return true;
 }
 
-/* NCCL's communicator of the members, tried once so that it allocates now. */
+/* Creates NCCL's communicator, and runs one sum so that it allocates now. */
 static bool start_nccl(struct cuda_backend *cu, struct error *err)
 {
     struct cuda_comm *l = cuda_comm_of(cu);

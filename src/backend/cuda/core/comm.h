@@ -17,8 +17,8 @@ struct nccl;
 
 struct cuda_comm {
     struct nccl *nccl;    /* NULL: MPI */
-    bool given_up;        /* NCCL was ended with a step under way: there are no sums any more */
-    bool always;          /* a process that is alone sums all the same (STEEL_NCCL=1): for tests */
+    bool given_up;        /* NCCL was aborted with a step in flight: there are no more sums */
+    bool always;          /* a process alone sums nevertheless (STEEL_NCCL=1): for tests */
     float *host, *mapped; /* MPI: pinned (room), and as the device sees it */
     size_t room;
     float *sum;  /* NCCL: (max_tokens, n_embd) */
@@ -36,19 +36,20 @@ void comm_wait(struct cuda_backend *cu, cudaEvent_t done);
 
 /* Rows (n, n_embd), in place: added up over the members. */
 void comm_sum(struct cuda_backend *cu, float *rows, int n);
-/* Where `partial` says that each member has a part: what the stream is to add becomes rows, added up over
- * the members. comm_sums: whether that happens. */
+/* For a part of which each member computes a partial sum (`partial`): the pending output becomes
+ * rows, summed over the members. comm_sums: whether that happens. */
 bool comm_sums(const struct cuda_backend *cu, bool partial);
 void comm_sum_stream(struct cuda_backend *cu, bool partial);
-/* A dense mlp beside experts: its rows are added up. Where both are partial and no norm is between, they are added to
- * what the stream is to add, so that one sum does for both. */
+/* Sums the rows of a dense mlp beside experts. If both are partial and no norm is between, it adds
+ * them to the pending output first, so that one sum serves both. */
 void comm_sum_beside(struct cuda_backend *cu, struct resid_epilogue *epilogue, bool partial,
                      bool experts_partial);
-/* Where the head's product goes. Then member 0 gets all of the vocabulary in cu->act.logits. */
+/* The output buffer of the head's product. comm_collect then gathers the whole vocabulary on member
+ * 0, in cu->act.logits. */
 float *comm_head_to(struct cuda_backend *cu, const struct head *h);
 void comm_collect(struct cuda_backend *cu, const struct head *h, int rows);
 
-/* residual.cu: what is to be added as rows, if it is anything. */
+/* residual.cu: turns the pending output, if any, into rows. */
 void resid_add_rows(struct cuda_backend *cu, struct resid *r);
 
 #endif

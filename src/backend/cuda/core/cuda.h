@@ -200,7 +200,7 @@ struct step {
 };
 
 /* Rows of activations, and the forms in which they exist. The backend has one buffer per other form
- * (struct activation_forms). So those are valid only until other rows are written there, at most
+ * (struct activation_forms), so these are valid only until other rows are written there: at most
  * until the product they were made for. */
 struct rows {
     float *floats; /* (n, width) */
@@ -447,7 +447,7 @@ struct step_queue {
 struct step_recording {
     struct step_graph graphs[MAX_GRAPHS];
     int n;
-    uint64_t key; /* of the recording under way; 0: none */
+    uint64_t key; /* key of the recording in progress; 0: none */
 };
 
 /* Attention of decodes, with keys split over blocks. */

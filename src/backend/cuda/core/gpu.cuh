@@ -269,7 +269,7 @@ DEVICE void ldmatrix4_trans(uint32_t (&r)[4], const void *row)
 }
 
 /* Transposes an 8x8 matrix of 16-bit values: lane (g, c) passes elements 2c, 2c+1 of row g and gets
- * those of column g. */
+ * elements 2c, 2c+1 of column g. */
 DEVICE uint32_t transpose8(uint32_t a)
 {
 #ifdef STEEL_CUDA_SIM

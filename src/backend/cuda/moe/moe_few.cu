@@ -32,7 +32,7 @@ struct __align__(16) moe_few_choice
     float weight[FEW_EXPERTS][FEW_ROWS]; /* weight of the i-th distinct expert for row r */
     int expert[FEW_EXPERTS];             /* distinct, ascending */
     uint8_t place[MAX_EXPERTS];          /* index of expert e in `expert` */
-    uint16_t chosen[FEW_ROWS][MAX_USED]; /* SPREAD: an expert or NOBODY */
+    uint16_t chosen[FEW_ROWS][MAX_USED]; /* SPREAD: an expert or NO_EXPERT */
     float chosen_weight[FEW_ROWS][MAX_USED];
 };
 
@@ -51,7 +51,7 @@ DEVICE void moe_few_choose_row(struct moe_few_choice *ch, const struct moe_few_a
     if constexpr (SPREAD) {
         int here, e = route_present(v, p.rule, &here);
         if (lane < p.rule.used)
-            ch->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NOBODY);
+            ch->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NO_EXPERT);
         if (lane < here) {
             atomicOr(&ch->rows[e], 1u << row);
             ch->chosen_weight[row][lane] = load_float_l2(logits + e);
@@ -104,7 +104,7 @@ DEVICE int moe_few_choose(struct moe_few_choice *ch, const struct moe_few_args &
 #pragma unroll 1
         for (int i = tid; i < p.rows * MAX_USED; i += (int)blockDim.x) {
             int row = i / MAX_USED, k = i % MAX_USED;
-            if (k < p.rule.used && (!SPREAD || ch->chosen[row][k] != NOBODY))
+            if (k < p.rule.used && (!SPREAD || ch->chosen[row][k] != NO_EXPERT))
                 ch->weight[ch->place[ch->chosen[row][k]]][row] = ch->chosen_weight[row][k];
         }
         __syncthreads();
@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(FEW_WARPS * 32)
         if (p.w.bias)
 #pragma unroll 1
             for (int k = 0; k < p.rule.used; k++) {
-                if (SPREAD && ch->chosen[i >> 4][k] == NOBODY)
+                if (SPREAD && ch->chosen[i >> 4][k] == NO_EXPERT)
                     break;
                 v += ch->chosen_weight[i >> 4][k] *
                      p.w.bias[ch->chosen[i >> 4][k] * p.w.n_out + s->row0 + row];

@@ -113,7 +113,7 @@ struct moe_gemv_args {
  * in.gain. EXPERT_FUSED: EXPERT with such sums in place of logits, and with the norm. EXPERT_TWO:
  * EXPERT, two blocks per SM. */
 enum mode { EXPERT, OUTPUT_ROUTER, EXPERT_FUSED, EXPERT_TWO };
-/* What is known of the experts at compile time: nothing, route_is_plain, experts_are_plain,
+/* Compile-time knowledge of the experts: none, route_is_plain, experts_are_plain,
  * route_rule.spread. */
 enum { PLAIN_NOT, PLAIN_RULE, PLAIN_ALL, SPREAD };
 

@@ -60,10 +60,10 @@ struct __align__(16) moe_quad_list
     uint32_t chose[QUAD_EXPERTS];         /* bit r of chose[e]: row r chose expert e */
     uint16_t expert[MAX_ENTRIES];         /* expert of an entry; ascending */
     uint16_t first[QUAD_EXPERTS];         /* first entry of an expert */
-    uint16_t chosen[QUAD_ROWS][MAX_USED]; /* QUAD_SPREAD: an expert or NOBODY */
+    uint16_t chosen[QUAD_ROWS][MAX_USED]; /* QUAD_SPREAD: an expert or NO_EXPERT */
 };
 
-/* What is known of the experts at compile time: nothing, experts_are_plain, route_rule.spread. */
+/* Compile-time knowledge of the experts: none, experts_are_plain, route_rule.spread. */
 enum { QUAD_ANY, QUAD_PLAIN, QUAD_SPREAD };
 
 /* One warp chooses the experts of a row. */
@@ -82,7 +82,7 @@ DEVICE void moe_quad_choose_row(struct moe_quad_list *l, const struct moe_quad_a
         if (lane < here)
             atomicOr(&l->chose[e], 1u << row);
         if (lane < p.rule.used)
-            l->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NOBODY);
+            l->chosen[row][lane] = (uint16_t)(lane < here ? e : (int)NO_EXPERT);
         return;
     }
     int e = route_choose(v, rule_as<WHAT == QUAD_PLAIN>(p.rule));
@@ -181,7 +181,7 @@ DEVICE void moe_quad_weigh(struct moe_quad_list *l, const struct moe_quad_args &
         const float *logits = p.logits + row * p.rule.n_expert;
         int e = lane < p.rule.used ? l->chosen[row][lane] : 0;
         if constexpr (WHAT == QUAD_SPREAD) {
-            if (lane < p.rule.used && e != NOBODY) {
+            if (lane < p.rule.used && e != NO_EXPERT) {
                 int rank = __popc(l->chose[e] & ((1u << row) - 1));
                 l->weight[l->first[e] + rank / 4][rank % 4] =
                     load_float_l2(logits + e) * (1.0f / HIDDEN_SCALE);
@@ -205,7 +205,7 @@ DEVICE float moe_quad_bias(const struct moe_quad_list *l, const struct moe_quad_
 #pragma unroll 1
     for (int k = 0; k < p.rule.used; k++) {
         int e = l->chosen[row][k];
-        if (WHAT == QUAD_SPREAD && e == NOBODY)
+        if (WHAT == QUAD_SPREAD && e == NO_EXPERT)
             break;
         int rank = __popc(l->chose[e] & ((1u << row) - 1));
         v += l->weight[l->first[e] + rank / 4][rank % 4] * p.down.bias[e * p.down.n_out + at];

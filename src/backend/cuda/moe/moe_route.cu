@@ -40,7 +40,7 @@ struct route_tables moe_route_tables(const struct cuda_backend *cu)
     return r;
 }
 
-/* What is known of the rule at compile time: nothing, route_is_plain, route_rule.spread. */
+/* Compile-time knowledge of the rule: none, route_is_plain, route_rule.spread. */
 enum { ROUTE_ANY, ROUTE_PLAIN, ROUTE_SPREAD };
 
 /* One warp chooses for row t; lane k gets the k-th expert. ROUTE_SPREAD: -1 if the expert is on

@@ -343,7 +343,7 @@ DEVICE float route_weigh(const RULE &rule, int expert, const float (&v)[PER])
  * taken in index order. These kernels are separate instances; experts on other ranks never enter
  * their lists.
  */
-enum { NOBODY = 0xffff }; /* replaces an expert's index, in 16 bits */
+enum { NO_EXPERT = 0xffff }; /* replaces an expert's index, in 16 bits */
 
 /* Lane k gets the k-th of the row's experts on this rank, lanes from *here on some valid expert.
  * Weights in registers: v[i] of lane l belongs to expert 32 i + l. */
