@@ -10,6 +10,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -26,7 +27,7 @@
 #include <cmocka.h>
 
 enum { MAX_THREADS = 5, MAX_PIECES = 300, N_PHASES = 4 };
-static const int64_t HANG_NS = 30000000000; /* longer than any of this takes */
+static const int64_t HANG_NS = 300000000000; /* a wait as long as this is taken for a hang */
 
 /* A job that checks itself: how often each piece ran, and that phases do not overlap. */
 struct counted {
@@ -304,44 +305,90 @@ static void test_stuck_in_a_piece(void **state)
     pool_free(p);
 }
 
-/* Threads that wait long use no processor: neither the helpers between jobs nor the caller. */
+/* Threads that wait long sleep: helpers between jobs, and the caller while a helper is in a piece. */
 
-static double cpu_seconds(clockid_t clock)
+struct thread {
+    pid_t tid; /* 0: not known yet */
+    clockid_t cpu;
+};
+
+static struct thread this_thread(void)
 {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+    struct thread t = {.tid = gettid()};
+    assert_int_equal(pthread_getcpuclockid(pthread_self(), &t.cpu), 0);
+    return t;
 }
 
-static void pause_ms(int ms)
+/* Whether a thread sleeps, and how often it has gone to sleep so far. */
+static bool is_asleep(struct thread t, long *switches)
 {
-    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+    char path[64], line[256], state = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/status", (int)t.tid);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    for (*switches = 0; fgets(line, sizeof line, f);) {
+        sscanf(line, "State: %c", &state);
+        sscanf(line, "voluntary_ctxt_switches: %ld", switches);
+    }
+    fclose(f);
+    return state == 'S';
 }
+
+static double cpu_seconds(struct thread t)
+{
+    struct timespec now;
+    clock_gettime(t.cpu, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* False: the thread has computed for 0.3 s instead, thousands of times what it may spin. */
+static bool goes_to_sleep(struct thread t, long *switches)
+{
+    for (double start = cpu_seconds(t); !is_asleep(t, switches); sched_yield())
+        if (cpu_seconds(t) - start > 0.3)
+            return false;
+    return true;
+}
+
+enum { SLEEPERS = 4 };
+
+struct sleepers {
+    struct thread threads[SLEEPERS]; /* the first is the caller */
+    _Atomic int slow;                /* helpers that have waited for the caller to sleep */
+    _Atomic bool spins;              /* the caller did not */
+};
 
 static void slow_helper(void *arg, int ith, int first, int last)
 {
-    _Atomic int *slow = arg;
+    struct sleepers *s = arg;
     (void)first, (void)last;
-    if (ith && !atomic_fetch_add(slow, 1))
-        pause_ms(400);
+    long switches;
+    s->threads[ith] = this_thread();
+    if (ith && !atomic_fetch_add(&s->slow, 1) && !goes_to_sleep(s->threads[0], &switches))
+        atomic_store(&s->spins, true);
 }
 
 static void test_waiting_sleeps(void **state)
 {
     (void)state;
-    struct pool *p = pool_new(4);
-    struct counted c = job_of(1);
-    pool_phases(p, phases, N_PHASES, &c);
-    double before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
-    pause_ms(400);
-    assert_true(cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - before < 0.2);
+    struct pool *p = pool_new(SLEEPERS);
+    struct sleepers s = {.threads = {this_thread()}};
     int64_t start = clock_ns();
-    for (_Atomic int slow = 0; !slow;) {
-        before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
-        pool_each(p, 100, POOL_SINGLE, slow_helper, &slow);
-        if (slow)
-            assert_true(cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before < 0.2);
+    for (int met = 0; met < SLEEPERS;) {
+        pool_each(p, 100, POOL_SINGLE, slow_helper, &s);
+        met = 0;
+        for (int i = 0; i < SLEEPERS; i++)
+            met += s.threads[i].tid != 0;
         assert_true(clock_ns() - start < HANG_NS);
+    }
+    assert_false(s.spins);
+    long before[SLEEPERS], after[SLEEPERS];
+    for (int i = 1; i < SLEEPERS; i++)
+        assert_true(goes_to_sleep(s.threads[i], &before[i]));
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    for (int i = 1; i < SLEEPERS; i++) {
+        assert_true(is_asleep(s.threads[i], &after[i]));
+        assert_int_equal(after[i], before[i]); /* it has not been up in between */
     }
     pool_free(p);
 }
