@@ -35,8 +35,8 @@ def skip_without_mpi(build):
         sys.exit(77)
 
 
-def mpirun(ranks, *command, over=NEAR, env=None, timeout=300):
-    return subprocess.run([*MPIRUN, *over, "-n", str(ranks), *command], capture_output=True, text=True, timeout=timeout,
+def mpirun(ranks, *command, over=NEAR, env=None):
+    return subprocess.run([*MPIRUN, *over, "-n", str(ranks), *command], capture_output=True, text=True, timeout=HANG,
                           env=dict(os.environ, **(env or {})))
 
 
@@ -45,7 +45,7 @@ def rank_logits(build, model, ranks=1, args=(), ids=None, kernels=None, kv="f32"
     with tempfile.NamedTemporaryFile() as out:
         cmd = [os.path.join(build, "steel"), "logits", model, "--device", "cpu", "-t", "1", "--kv-type", kv, "--ids", ids or f"{model}/golden.bin",
                "--out", out.name, *args]
-        r = subprocess.run([*MPIRUN, *NEAR, "-n", str(ranks), *cmd] if ranks > 1 else cmd, capture_output=True, text=True, timeout=300,
+        r = subprocess.run([*MPIRUN, *NEAR, "-n", str(ranks), *cmd] if ranks > 1 else cmd, capture_output=True, text=True, timeout=HANG,
                            env=dict(os.environ, **({"STEEL_ISA": kernels} if kernels else {})))
         assert r.returncode == 0 or not check, f"{model} {ranks} {args}: {r.stderr[-800:]}"
         return (read_logits(out.name) if r.returncode == 0 else None), r
@@ -67,8 +67,8 @@ def said(stderr):
     return [line for line in stderr.splitlines() if line.startswith("steel: ") or " error " in line]
 
 
-def wait_until(what, seconds, why="waited in vain"):
-    end = time.time() + seconds
+def wait_until(what, why="waited in vain"):
+    end = time.time() + HANG
     while not what():
         assert time.time() < end, why
         time.sleep(0.02)
@@ -80,6 +80,18 @@ def is_alive(pid):
             return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def launcher_end(proc, pids):
+    """The exit status of a launcher whose ranks end. None: it does not end. Open MPI 4.1's mpirun may wait for ever for a mutex
+    of its own (PMIx_server_finalize) when a rank was killed while it connected."""
+    wait_until(lambda: proc.poll() is not None or not any(map(is_alive, pids)), "a rank is left")
+    try:
+        return proc.wait(30)
+    except subprocess.TimeoutExpired:
+        proc.kill()
+        proc.wait()
+        return None
 
 
 def rank_pids(launcher, n):
@@ -116,7 +128,7 @@ class Ranks(Server):
     def stop(self):
         """Rank 0 is told to end, and all do. Launchers that are told take two seconds more, and call it a failure."""
         os.kill(self.pids[0], signal.SIGTERM)
-        rc = self.wait_end(60)
+        rc = self.wait_end()
         assert rc == 0, (rc, self.log())
         return rc
 
@@ -127,10 +139,10 @@ class Ranks(Server):
                 total += int(f.read().split("VmRSS:")[1].split()[0])
         return total
 
-    def wait_end(self, seconds):
-        """The launcher's exit status, when no rank is left."""
-        rc = self.proc.wait(seconds)
-        wait_until(lambda: not any(map(is_alive, self.pids)), 5, "a rank is left")
+    def wait_end(self):
+        """The launcher's exit status, when no rank is left. None: see launcher_end."""
+        rc = launcher_end(self.proc, self.pids)
+        wait_until(lambda: not any(map(is_alive, self.pids)), "a rank is left")
         with self.cond:
             while self.lines[-1:] != [None]:
                 assert self.cond.wait(HANG), self.log()

@@ -95,19 +95,18 @@ def test_leaves_while_queued(_):
 
 
 def test_ends_in_time(_):
-    """SIGTERM with much queued: the end comes grace + 2 s later, not when the queue is empty."""
+    """SIGTERM with much queued: the end comes soon after the grace time, not when the queue is empty."""
     s = Server(BUILD, "--grace", "1")
     data = http_request("/tokenize", {"content": "".join(chr(97 + i * 7 % 26) for i in range(5000)) * 2400})  # 12 MB
-    socks = [s.socket() for _ in range(12)]
+    socks = [s.socket() for _ in range(20)]
     for c in socks:
         c.sendall(data)
     until("all of them", lambda: s.metrics()["steel_connections"] >= len(socks))
-    t = time.time()
     s.proc.send_signal(signal.SIGTERM)
     assert s.proc.wait(HANG) == 0
-    took = time.time() - t
-    print(f"      {took:.2f} s")
-    assert took < 1 + 2 + 2, took  # two more: this machine may be busy
+    n_done = sum(read_reply(c).startswith(b"HTTP/1.1 413") for c in socks)  # more tokens than a reply may have
+    print(f"      {n_done} of {len(socks)} answered")
+    assert n_done < len(socks) * 3 / 4
     for c in socks:
         c.close()
 
@@ -512,23 +511,20 @@ def test_log_bytes(_):
 
 
 def test_retry_after(_):
-    """Retry-After says how long the queue is."""
-    s = Server(BUILD, "-np", "1", "--max-queue", "64", "-c", "8192")
+    """Retry-After grows with the queue."""
+    s = Server(BUILD, "-np", "1", "--max-queue", "128", "-c", "8192")
     body = {"prompt": "abc", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-    socks = [s.socket() for _ in range(5)]
-    socks[0].sendall(http_request(COMP, body))
-    until("the first", lambda: s.metrics()["steel_requests_running"] == 1)
-    for c in socks[1:]:
-        c.sendall(http_request(COMP, dict(body, n=16)))
-    until("the others", lambda: s.metrics()["steel_requests_waiting"] > 60)
-    t0, n0 = time.time(), s.metrics()["steel_generation_tokens_total"]
-    time.sleep(1.5)
-    n1 = s.metrics()["steel_generation_tokens_total"]
-    status, headers, _ = s.post(COMP, {"prompt": "x", "n": 64})
-    rate = (n1 - n0) / (time.time() - t0)
-    want = (65 * 8000 - n1) / rate
-    print(f"      {headers.get('retry-after')} s said, {want:.1f} s reckoned at {rate:.0f} tokens/s")
-    assert status == 429 and want / 3 - 2 < int(headers["retry-after"]) < want * 3 + 2
+    socks, waits = [], []
+    for n_requests, n in ((1, 6), (8, 15)):
+        for _ in range(n_requests):
+            socks.append(s.socket())
+            socks[-1].sendall(http_request(COMP, dict(body, n=n)))
+        until("the queue", lambda: s.metrics()["steel_requests_waiting"] > n_requests * n - 3)
+        status, headers, text = s.post(COMP, {"prompt": "x", "n": 128})
+        assert status == 429, text
+        waits.append(int(headers["retry-after"]))
+    print("      6 answers to come:", waits[0], "s; 126:", waits[1], "s")
+    assert 1 <= waits[0] < waits[1]  # twenty times the work: more than a machine's speed changes meanwhile
     for c in socks:
         c.close()
     assert s.stop() == 0
