@@ -76,7 +76,7 @@ static void run_ceilings(const struct options *o)
     printf("\n");
     for (enum ceiling c = 0; c < N_CEILINGS; c++) {
         const struct ceiling_info *info = &ceiling_table[c];
-        if (info->isa > isa_best())
+        if (!isa_has(isa_best(), info->isa))
             continue;
         printf("%-22s", info->name);
         for (int t = 1; t <= o->threads;
@@ -95,7 +95,7 @@ static double float_peak(enum isa isa)
 {
     if (isa == ISA_AMX)
         return ceilings[CEILING_AMX_BF16];
-    return ceilings[isa >= ISA_AVX512 ? CEILING_FMA_AVX512 : CEILING_FMA_AVX2];
+    return ceilings[isa_has(isa, ISA_AVX512) ? CEILING_FMA_AVX512 : CEILING_FMA_AVX2];
 }
 
 struct attention_case {
@@ -234,7 +234,8 @@ static void attention_case(const struct options *o, const struct attention_case 
     double keys = 0;
     for (int t = 0; t < n; t++)
         keys += pos[t] + 1;
-    for (enum isa isa = ISA_REF; isa <= isa_best(); isa++) {
+    enum isa isa;
+    for (int set = 0; isa_at(set, &isa); set++) {
         if ((int)o->isa >= 0 && isa != o->isa)
             continue;
         if (((isa == ISA_VNNI && kv != DT_Q8_0 && kv != DT_Q4_0) || isa == ISA_REF) &&
@@ -483,7 +484,8 @@ static void matmul_walk(const struct options *o, bool moe)
     static const enum dtype usual[] = {DT_Q4_K, DT_Q6_K, DT_Q8_0, DT_BF16};
     for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
         enum dtype type = o->dtype == DT_NONE ? usual[i] : o->dtype;
-        for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++) {
+        enum isa isa;
+        for (int set = 1; isa_at(set, &isa); set++) {
             bool own = false;
             for (int j = 0; j < n; j++)
                 own |= rows[j].isa == isa && (rows[j].formats->bits >> type & 1);
@@ -527,8 +529,9 @@ static void run_norm(const struct options *o)
     enum { WIDTH = 2048 };
     printf("\nadd_norm, width %d\n%-18s %-5s %-7s %9s %9s\n", WIDTH, "case", "", "isa", "best us",
            "median us");
+    enum isa isa;
     for (int i = 0; i < 3; i++)
-        for (enum isa isa = ISA_AVX2; isa <= isa_best() && isa <= ISA_AVX512; isa++) {
+        for (int set = 1; isa_at(set, &isa) && isa_has(ISA_AVX512, isa); set++) {
             uint32_t seed = 1;
             size_t n = (size_t)rows[i] * WIDTH;
             struct norm_run r = {.rows = rows[i], .width = WIDTH, .isa = isa};
@@ -594,9 +597,10 @@ int main(int argc, char **argv)
                 bad_usage("no such dtype");
             break;
         case 'i': {
-            for (int i = ISA_REF; i <= (int)isa_best(); i++)
-                if (!strcmp(optarg, isa_name((enum isa)i)))
-                    o.isa = (enum isa)i;
+            enum isa isa;
+            for (int set = 0; isa_at(set, &isa); set++)
+                if (!strcmp(optarg, isa_name(isa)))
+                    o.isa = isa;
             if ((int)o.isa < 0)
                 bad_usage("no such instruction set here");
             break;

@@ -253,7 +253,7 @@ static void kernels_agree(void **state)
         folder_make(&f, &bases[i]);
         for (int k = -1; k < 3; k++) {
             const char *isa = k < 0 ? "ref" : isas[k];
-            if (k >= 0 && isa && !strcmp(isa, "avx512") && isa_best() < ISA_AVX512)
+            if (k >= 0 && isa && !strcmp(isa, "avx512") && !isa_has(isa_best(), ISA_AVX512))
                 continue;
             if (isa)
                 setenv("STEEL_ISA", isa, 1);

@@ -375,7 +375,8 @@ static void check_linear(const struct made *m, const char *name)
     norms(raw, grid, MAX_ROWS, norm_grid);
     norms(raw, x, MAX_ROWS, norm);
 
-    for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++) {
+    enum isa isa;
+    for (int set = 1; isa_at(set, &isa); set++) {
         for (int mode = 0; mode < 4; mode++) {
             int threads = 1 + mode % 3;
             char what[200];
@@ -512,7 +513,8 @@ static void embed_is_exact(void **state)
         float *want = floats(37 * 512), *x = floats(37 * 512);
         for (int t = 0; t < 37; t++)
             raw_weight_row(&m.w, 0, rig.tokens[t], want + t * 512);
-        for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++)
+        enum isa isa;
+        for (int set = 1; isa_at(set, &isa); set++)
             for (int no_repack = 0; no_repack < 2; no_repack++) {
                 struct backend *be = open_cpu(isa, 2, no_repack);
                 struct weight w = upload(be, &m.w, WEIGHT_EMBED);
@@ -621,7 +623,8 @@ static void check_mlp(struct test_mlp *m, double limit)
     struct backend *ref = backend_open_ref();
     run_mlp(ref, m, x, want, MAX_ROWS);
     ref->ops->close(ref);
-    for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++)
+    enum isa isa;
+    for (int set = 1; isa_at(set, &isa); set++)
         for (int threads = 1; threads <= 3; threads++) {
             char what[160];
             snprintf(what, sizeof what, "%s %s %d/%d, %s, %d threads", m->n_expert ? "moe" : "ffn",
@@ -643,7 +646,7 @@ static void check_mlp(struct test_mlp *m, double limit)
         }
     /* Without promises about bytes, other kernels may be chosen; by the rows of the batch or by those
      * that an expert gets. One row alone may be worse than the mean of all. */
-    for (enum isa isa = ISA_AVX2; isa <= isa_best(); isa++) {
+    for (int set = 1; isa_at(set, &isa); set++) {
         static const int counts[] = {1, 5, 16, 26, 40, 100, MAX_ROWS};
         struct backend *be = open_with(isa, (struct backend_options){.threads = 2});
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -695,7 +698,7 @@ static void ffn_and_moe(void **state)
 
 int main(void)
 {
-    if (isa_best() < ISA_AVX2) {
+    if (!isa_has(isa_best(), ISA_AVX2)) {
         puts("skipped: this machine has no AVX2");
         return 77;
     }

@@ -522,6 +522,33 @@ static void test_quota(void **state)
     assert_true(pool_cpu_count() >= 1);
 }
 
+/* Sets of features: what STEEL_ISA names must be included in what the machine has. */
+static void test_isa(void **state)
+{
+    (void)state;
+    struct error err = {0};
+    enum isa isa, best = isa_best();
+    int n = 0;
+    for (; isa_at(n, &isa); n++) {
+        assert_true(isa_has(best, isa));
+        setenv("STEEL_ISA", isa_name(isa), 1);
+        enum isa got;
+        assert_true(isa_choose(&got, &err));
+        assert_int_equal(got, isa);
+    }
+    assert_int_equal(isa, best); /* the last is the largest */
+    assert_true(n > 0 && isa_has(ISA_VNNI, ISA_AVX2) && !isa_has(ISA_AVX2, ISA_VNNI));
+    setenv("STEEL_ISA", "neon512", 1);
+    assert_false(isa_choose(&isa, &err));
+    assert_non_null(strstr(err.msg, "unknown"));
+    setenv("STEEL_ISA", "amx", 1);
+    if (!isa_has(best, ISA_AMX)) {
+        assert_false(isa_choose(&isa, &err));
+        assert_non_null(strstr(err.msg, "has no more than"));
+    }
+    unsetenv("STEEL_ISA");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -534,6 +561,7 @@ int main(void)
         cmocka_unit_test(test_waiting_sleeps),
         cmocka_unit_test(test_busy_neighbours),
         cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_isa),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

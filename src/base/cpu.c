@@ -1,9 +1,9 @@
 /*
- * CPU detection: CPUID for the instructions, XGETBV for what the system saves, and for AMX the
- * permission a process must ask the kernel for. And the quota: a container that may use two CPUs of
- * 64 sees 64 in its affinity; what it is paid for stands in the files of its cgroup and of those
- * above it. In a container the mount often shows the process's own cgroup as its root, so paths are
- * taken relative to what is mounted.
+ * CPU detection: CPUID lists the instructions, XGETBV the registers that the system saves. For AMX a process must
+ * request permission from the kernel.
+ * CPU quota: a container limited to two of 64 CPUs still sees 64 in its affinity mask. The limit is in the files of
+ * its cgroup and of the parents. Inside a container the mount's root is often the process's own cgroup, so paths are
+ * relative to the mount's root.
  */
 #include "base/cpu.h"
 
@@ -19,11 +19,32 @@
 #include <cpuid.h>
 #endif
 
-static const char *const names[] = {"ref", "avx2", "avx512", "vnni", "amx"};
+static const struct {
+    const char *name;
+    enum isa isa;
+} named[] = {{"ref", ISA_REF},
+             {"avx2", ISA_AVX2},
+             {"avx512", ISA_AVX512},
+             {"vnni", ISA_VNNI},
+             {"amx", ISA_AMX}};
+enum { N_NAMED = (int)(sizeof named / sizeof *named) };
 
 const char *isa_name(enum isa isa)
 {
-    return names[isa];
+    for (int i = 0; i < N_NAMED; i++)
+        if (named[i].isa == isa)
+            return named[i].name;
+    return "several";
+}
+
+bool isa_at(int i, enum isa *isa)
+{
+    for (int k = 0; k < N_NAMED; k++)
+        if (isa_has(isa_best(), named[k].isa) && i-- == 0) {
+            *isa = named[k].isa;
+            return true;
+        }
+    return false;
 }
 
 #ifdef __x86_64__
@@ -80,13 +101,13 @@ bool isa_choose(enum isa *isa, struct error *err)
     const char *want = getenv("STEEL_ISA");
     if (!want || !*want)
         return true;
-    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
-        if (strcasecmp(want, names[i]))
+    for (int i = 0; i < N_NAMED; i++) {
+        if (strcasecmp(want, named[i].name))
             continue;
-        if ((enum isa)i > *isa)
+        if (!isa_has(*isa, named[i].isa))
             return error_set(err, "STEEL_ISA=%s: this machine has no more than %s", want,
-                             names[*isa]);
-        *isa = (enum isa)i;
+                             isa_name(*isa));
+        *isa = named[i].isa;
         return true;
     }
     return error_set(err, "STEEL_ISA=%s: unknown; use ref, avx2, avx512, vnni or amx", want);
@@ -94,7 +115,7 @@ bool isa_choose(enum isa *isa, struct error *err)
 
 /* Quota */
 
-/* Whether one of the words in `list`, between commas, is `word`. */
+/* Whether the comma-separated `list` contains `word`. */
 static bool has_word(const char *list, const char *word)
 {
     size_t n = strlen(word);
@@ -104,7 +125,7 @@ static bool has_word(const char *list, const char *word)
     return false;
 }
 
-/* The process's cgroup in the hierarchy that bounds CPU time: v2's is numbered 0, v1's names cpu. */
+/* The process's cgroup in the hierarchy that limits CPU time: number 0 in v2, the one with "cpu" in v1. */
 static bool find_group(const char *root, bool v2, char *group, size_t cap)
 {
     char path[PATH_MAX], line[PATH_MAX + 256];
@@ -127,7 +148,7 @@ static bool find_group(const char *root, bool v2, char *group, size_t cap)
     return found;
 }
 
-/* CPUs by the files of one cgroup, rounded up; 0: no limit or no such files. */
+/* The quota of one cgroup in CPUs, rounded up; 0 = no limit, or no such files. */
 static int read_quota(const char *folder, bool v2)
 {
     char path[2 * PATH_MAX + 32], text[64] = "";
@@ -153,7 +174,7 @@ static int read_quota(const char *folder, bool v2)
     return cpus < INT_MAX ? (int)cpus : INT_MAX;
 }
 
-/* The least quota of a mounted hierarchy, from the process's cgroup up to what is mounted. */
+/* The smallest quota from the process's cgroup up to the root of the mounted hierarchy. */
 static int mount_quota(const char *root, const char *top, const char *point, bool v2)
 {
     char group[PATH_MAX], folder[2 * PATH_MAX];

@@ -1,20 +1,36 @@
-/* What this CPU can do and may use, and how much of the machine is ours. AMX counts only when the
- * kernel granted the tile state. */
+/* The CPU's instruction sets, and how many CPUs this process may use. AMX counts only if the kernel grants the tile
+ * state. */
 #ifndef STEEL_BASE_CPU_H
 #define STEEL_BASE_CPU_H
 
 #include "base/error.h"
 
-/* Ordered: each includes the ones before it. */
-enum isa { ISA_REF, ISA_AVX2, ISA_AVX512, ISA_VNNI, ISA_AMX };
+/* A set of instruction-set features: ISA_REF is the empty set, plain C. The constants are the sets that kernels are
+ * written for and that STEEL_ISA names. Each x86 set includes the ones before it. Sets of another architecture take
+ * other bits. */
+enum isa {
+    ISA_REF = 0,
+    ISA_AVX2 = 1, /* with FMA and F16C */
+    ISA_AVX512 = ISA_AVX2 | 2,
+    ISA_VNNI = ISA_AVX512 | 4, /* with VBMI */
+    ISA_AMX = ISA_VNNI | 8,
+};
+
+/* Whether `have` includes all features of `needs`. */
+static inline bool isa_has(enum isa have, enum isa needs)
+{
+    return (have & needs) == needs;
+}
 
 const char *isa_name(enum isa isa);
-enum isa isa_best(void); /* of this machine */
-/* The best, or what STEEL_ISA forces; an unknown or unavailable one is an error that says so. */
+enum isa isa_best(void); /* everything this machine has */
+/* The i-th named set that this machine has, smallest first (0 is ISA_REF); false past the last. */
+bool isa_at(int i, enum isa *isa);
+/* Everything this machine has, or the set that STEEL_ISA names. An unknown or unavailable name is an error. */
 bool isa_choose(enum isa *isa, struct error *err);
 
-/* CPUs that the cgroups (v1 and v2) of this process pay for, rounded up; 0: no limit. `root` stands
- * before the paths of /proc and of the mounts: "" but for tests. */
+/* The CPU quota of this process's cgroups (v1 and v2), rounded up; 0 = no limit. `root` is prepended to the paths of
+ * /proc and of the mounts: "" except in tests. */
 int cpu_quota(const char *root);
 
 #endif

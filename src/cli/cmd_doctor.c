@@ -75,7 +75,7 @@ static void check_cpu(void)
               "plain C only: this CPU lacks AVX2, FMA or F16C, expect a tenth of the speed");
     else {
         snprintf(text, sizeof text, "%s%s", isa_name(isa),
-                 isa < isa_best() ? " (STEEL_ISA asks for it; the CPU has more)" : "");
+                 isa != isa_best() ? " (STEEL_ISA asks for it; the CPU has more)" : "");
         good("kernels", text);
     }
 }

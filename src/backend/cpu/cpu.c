@@ -950,7 +950,7 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
     cb->isa = isa;
     cb->pick = pick;
     cb->base.deterministic = opt && opt->deterministic;
-    cb->base.invariance = isa == ISA_AMX ? INVARIANCE_CHOSEN : INVARIANCE_ALWAYS;
+    cb->base.invariance = isa_has(isa, ISA_AMX) ? INVARIANCE_CHOSEN : INVARIANCE_ALWAYS;
     cb->no_repack = opt && opt->no_repack;
     cb->pool = pool_new(threads);
     return &cb->base;

@@ -32,13 +32,13 @@ struct delta_kernels {
 
 extern const struct delta_kernels delta_kernels_c, delta_kernels_avx2, delta_kernels_avx512;
 
-/* The best kernels not above isa. */
+/* The best kernels that isa includes. */
 static inline const struct delta_kernels *delta_kernels(enum isa isa)
 {
 #ifdef __x86_64__
-    if (isa >= ISA_AVX512)
+    if (isa_has(isa, ISA_AVX512))
         return &delta_kernels_avx512;
-    if (isa >= ISA_AVX2)
+    if (isa_has(isa, ISA_AVX2))
         return &delta_kernels_avx2;
 #endif
     (void)isa;

@@ -77,11 +77,11 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     size_t kernel = gemm_dequant_scratch(widest);
     size_t permuted = (size_t)widest * sizeof(float) + 8 * input_layout(widest).bytes;
     kernel = kernel > permuted ? kernel : permuted;
-    if (cb->isa >= ISA_AMX && gemm_int8_scratch_amx(widest) > kernel)
+    if (isa_has(cb->isa, ISA_AMX) && gemm_int8_scratch_amx(widest) > kernel)
         kernel = gemm_int8_scratch_amx(widest);
-    if (cb->isa >= ISA_AMX && gemm_bf16_scratch(widest) > kernel)
+    if (isa_has(cb->isa, ISA_AMX) && gemm_bf16_scratch(widest) > kernel)
         kernel = gemm_bf16_scratch(widest);
-    if (cb->isa >= ISA_AMX && gemm_split_scratch(widest) > kernel)
+    if (isa_has(cb->isa, ISA_AMX) && gemm_split_scratch(widest) > kernel)
         kernel = gemm_split_scratch(widest);
     kernel = round64(kernel);
     m->thread_bytes = round64((size_t)N_TILES * GEMM_TILE * sizeof(float) + kernel);
@@ -99,7 +99,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     m->xq_bytes = (size_t)s->max_tokens * input_layout(widest).bytes;
     m->xq = mem_aligned(m->xq_bytes);
     bool halves = true;
-    if (cb->isa >= ISA_AMX) {
+    if (isa_has(cb->isa, ISA_AMX)) {
         size_t tokens = (size_t)s->max_tokens + GEMM_PAD;
         size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + GEMM_PAD;
         /* Twice as long as most models need: memory that is not touched is not taken. */
@@ -236,7 +236,7 @@ void gemm_start(struct gemm *m)
 static void quantize(const struct cpu_backend *cb, const struct gemm_weight *w, const float *x,
                      int first, int len, uint8_t *record)
 {
-    if (cb->isa >= ISA_AVX512)
+    if (isa_has(cb->isa, ISA_AVX512))
         input_quantize_avx512(x, w->n_in, first, len, w->wants_fine, record);
     else
         input_quantize_avx2(x, w->n_in, first, len, w->wants_fine, record);
@@ -454,7 +454,7 @@ void gemm_linear(struct cpu_backend *cb, const struct weight *weight, const floa
 void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
                    int n)
 {
-    if (cb->isa >= ISA_AVX512)
+    if (isa_has(cb->isa, ISA_AVX512))
         input_glu_avx512(f, g, u, n);
     else
         input_glu_avx2(f, g, u, n);

@@ -288,8 +288,8 @@ struct lora_work cpu_lora_experts(struct cpu_backend *cb, const struct weight *w
 static lora_low_fn *low_kernel(const struct cpu_backend *cb)
 {
 #ifdef __x86_64__
-    if (cb->isa >= ISA_AVX2)
-        return cb->isa >= ISA_AVX512 ? lora_low_avx512 : lora_low_avx2;
+    if (isa_has(cb->isa, ISA_AVX2))
+        return isa_has(cb->isa, ISA_AVX512) ? lora_low_avx512 : lora_low_avx2;
 #endif
     (void)cb;
     return lora_low_c;
@@ -298,8 +298,8 @@ static lora_low_fn *low_kernel(const struct cpu_backend *cb)
 static lora_up_fn *up_kernel(const struct cpu_backend *cb)
 {
 #ifdef __x86_64__
-    if (cb->isa >= ISA_AVX2)
-        return cb->isa >= ISA_AVX512 ? lora_up_avx512 : lora_up_avx2;
+    if (isa_has(cb->isa, ISA_AVX2))
+        return isa_has(cb->isa, ISA_AVX512) ? lora_up_avx512 : lora_up_avx2;
 #endif
     (void)cb;
     return lora_up_c;

@@ -457,10 +457,10 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     if (n < GEMM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
         memset(dst, 0, panel_bytes(s, w->n_in));
     pack_planes(s, w->n_in, e, first, n, dst);
-    if (n == GEMM_PANEL && isa >= ISA_AVX2) {
+    if (n == GEMM_PANEL && isa_has(isa, ISA_AVX2)) {
         const struct pack_rows p = {s->type, src, row_bytes, w->n_in, s->group_len};
         uint8_t *codes = dst + (s->type == DT_F8_E4M3 ? panel_f8_head(w->n_in) : head_of(s->type));
-        if (isa >= ISA_AVX512)
+        if (isa_has(isa, ISA_AVX512))
             panel_pack_rows_avx512(&p, codes);
         else
             panel_pack_rows_avx2(&p, codes);

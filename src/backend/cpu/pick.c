@@ -270,7 +270,7 @@ bool pick_describe(const struct pick *p, int i, struct pick_info *out)
                               .device = r->isa == ISA_REF ? "" : isa_name(r->isa),
                               .rows_from = r->rows_from,
                               .rows_to = r->rows_to == MANY ? 0 : r->rows_to,
-                              .available = p->isa >= r->isa,
+                              .available = isa_has(p->isa, r->isa),
                               .runs = p->runs[op][i]};
     return true;
 }
@@ -282,7 +282,7 @@ void pick_count(struct pick *p, enum pick_op op, const struct pick_row *row)
 
 static bool can_run(const struct pick *p, const struct pick_row *r, const struct pick_ask *a)
 {
-    return (r->formats->bits & BIT(a->type)) && p->isa >= r->isa && r->fits(a);
+    return (r->formats->bits & BIT(a->type)) && isa_has(p->isa, r->isa) && r->fits(a);
 }
 
 /* The first row that fits and whose input is one of `inputs` (bits). */
@@ -375,7 +375,7 @@ static bool force(struct pick *p, const char *name, struct error *err)
             const struct pick_row *r = &tables[op].rows[i];
             if (strcmp(r->name, name))
                 continue;
-            if (r->isa > p->isa)
+            if (!isa_has(p->isa, r->isa))
                 return error_set(err, "STEEL_PICK=%s: it needs %s, this is %s", name,
                                  isa_name(r->isa), isa_name(p->isa));
             if (p->forced[op])

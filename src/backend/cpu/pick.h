@@ -50,7 +50,7 @@ struct pick_row {
     const char *name;
     const struct pick_formats *formats;
     int rows_from, rows_to; /* what it is best at */
-    enum isa isa;           /* least instruction set */
+    enum isa isa;           /* features it needs */
     bool (*fits)(const struct pick_ask *a);
     void (*gemm)(const struct gemm_call *c);
     const struct attn_kernels *attn;

@@ -25,13 +25,13 @@ struct row_kernels {
 
 extern const struct row_kernels row_kernels_c, row_kernels_avx2, row_kernels_avx512;
 
-/* The best kernels not above isa. */
+/* The best kernels that isa includes. */
 static inline const struct row_kernels *row_kernels(enum isa isa)
 {
 #ifdef __x86_64__
-    if (isa >= ISA_AVX512)
+    if (isa_has(isa, ISA_AVX512))
         return &row_kernels_avx512;
-    if (isa >= ISA_AVX2)
+    if (isa_has(isa, ISA_AVX2))
         return &row_kernels_avx2;
 #endif
     (void)isa;
