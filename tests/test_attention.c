@@ -88,7 +88,7 @@ static void world_open(struct world *w, int heads, int kv_heads, int dim, int n_
     w->freq = mem_zalloc((size_t)n_rot / 2 + 1, sizeof(float));
     for (int i = 0; i < n_rot / 2; i++)
         w->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)n_rot);
-    w->rope_of = (struct rope){n_rot, w->freq, 1.0f};
+    w->rope_of = (struct rope){n_rot, w->freq, 1.0f, NULL};
     /* Shuffled pages, so that no two neighbours in a sequence are neighbours in memory. */
     int32_t *deck = mem_zalloc((size_t)s->n_pages, sizeof *deck);
     for (int i = 0; i < s->n_pages; i++) {

@@ -271,7 +271,7 @@ static void check_attention(void (*change)(struct rig *, struct attention *))
 static const float sinks[] = {0.5f, -1, 2, 0},
                    gains[] = {1, 2, -1, 0.5f, 3, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 1};
 static const float freq[] = {1, 0.25f};
-static const struct rope ropes[] = {{2, freq, 1}, {4, freq, 1.2f}};
+static const struct rope ropes[] = {{2, freq, 1, NULL}, {4, freq, 1.2f, NULL}};
 
 static void plain(struct rig *r, struct attention *a)
 {

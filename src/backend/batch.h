@@ -14,9 +14,16 @@ struct kv_layer;
 struct batch {
     int n_tokens, n_seqs, n_decode, n_out, max_pages;
     /* (n_tokens) Rows of one sequence are adjacent; sequences with one row come first. -1-r stands for the token
-     * sampled for output row r of the previous step (backend.async). */
+     * sampled for output row r of the previous step (backend.async). n_vocab + i stands for embeds[i]. */
     const int32_t *tokens;
-    const int32_t *pos;  /* (n_tokens) position in the sequence */
+    const int32_t *pos; /* (n_tokens) position in the sequence */
+    /* (n_tokens, 3) M-RoPE positions: time, height, width; what ropes with a plane rotate by. NULL = pos three
+     * times. Masks, windows and the cache always use pos. */
+    const int32_t *rope_pos;
+    /* (n_embeds) rows (E) that replace token embeddings, such as an image's features; at most bounds.max_embeds.
+     * Not in a step of the MTP block, and not over ranks. */
+    const float *const *embeds;
+    int n_embeds;
     const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
     const int32_t *q_start;  /* (n_seqs+1) first row of each sequence; the last entry is n_tokens */
     const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, its own included */
@@ -58,7 +65,8 @@ struct bounds {
      * kv_types_check holds for them. */
     enum dtype k_type, v_type;
     int max_tokens, max_seqs, max_out, max_pages;
-    int n_states; /* slots of recurrent states */
+    int n_states;   /* slots of recurrent states */
+    int max_embeds; /* embedding rows of a step; 0 = none */
     int lora_rank; /* largest total rank that adapters add to one weight (lora_rank()); 0 = no adapters */
 };
 

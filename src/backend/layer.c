@@ -214,7 +214,10 @@ bool network_check(const struct network *net, unsigned parts, const char *backen
                         !norm_ok(&c, &net->mtp.head.norm)))
         return false;
     for (int i = 0; i < net->n_layers; i++) {
+        const struct mixer *m = &net->layers[i].mixer;
         c.layer = i;
+        if (m->kind == MIXER_LATENT && m->latent.rope->plane)
+            return network_refuse(err, i, "M-RoPE in latent attention is", backend);
         if (!mixer_ok(&c, &net->layers[i].mixer, &net->layers[0].mixer) ||
             !mlp_ok(&c, &net->layers[i].mlp))
             return false;

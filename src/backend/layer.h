@@ -16,6 +16,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* A matrix, or n_expert of one shape. The sizes are known before upload() makes the rest. */
 struct weight {
@@ -60,12 +61,16 @@ struct block {
 };
 
 /* Rotation of the first n_rot dims of a head: pairs (i, i + n_rot/2) turn by pos * freq[i], and are
- * multiplied by mscale (YaRN). Scaling, long or short factors, and sections of m-RoPE, which agree
- * for text, are in freq already. freq may be 0: such a pair does not turn. */
+ * multiplied by mscale (YaRN). Scaling and long or short factors are in freq already. freq may be 0:
+ * such a pair does not turn.
+ * M-RoPE: pair i turns by rope_pos[plane[i]] * freq[i] (batch.rope_pos). Qwen2.5-VL and GLM-4.5V have
+ * contiguous sections, such as plane = 0 0 1 1 1 2 2 2; Qwen3-VL and Qwen3.5 interleave them, 0 1 2 0 1 2
+ * 0 0. The three positions of a text row are equal. Not for latent attention. */
 struct rope {
     int n_rot;         /* even */
     const float *freq; /* (n_rot/2) host */
     float mscale;
+    const uint8_t *plane; /* (n_rot/2) host: 0 time, 1 height, 2 width; NULL = rotate by pos */
 };
 
 /*
@@ -257,16 +262,19 @@ struct layer {
 };
 
 /* Per-layer embeddings: for each row and layer P values
- *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, x as embed leaves it */
+ *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, x as embed leaves it
+ * For a row of batch.embeds token is pad, Gemma's padding token. */
 struct embed_layers {
     int width;                    /* P; 0 = none */
     const struct weight *table;   /* (n_vocab, n_layers*P) */
     const struct weight *project; /* (n_layers*P, E) */
     struct norm norm;             /* (P) */
     float table_scale, project_scale, scale;
+    int pad;
 };
 
-/* x = norm(scale * T[token] + positions[pos + pos_offset] + types[type]) */
+/* x = norm(scale * T[token] + positions[pos + pos_offset] + types[type])
+ * A row of batch.embeds replaces scale * T[token] and is not scaled. */
 struct embed {
     const struct weight *tokens;            /* (n_vocab, E) */
     float scale;                            /* 0 = 1 */

@@ -174,6 +174,7 @@ static void ref_begin(struct backend *be, const struct batch *b)
     struct ref *r = ref_self(be);
     struct profile *p = be->profile;
     CHECK(r->n_begun - r->n_ended < 2, "two steps are under way");
+    CHECK(b->n_embeds <= r->bounds.max_embeds, "%d embedding rows", b->n_embeds);
     r->now = (int)(r->n_begun++ % 2);
     const int32_t *before = r->sampled[!r->now];
     r->batch = *b;
@@ -328,8 +329,10 @@ static void ref_embed(struct backend *be, const struct embed *e)
         float *x = ref_stream_row(r, t);
         r->row_of[t] = r->at = t;
         memset(x, 0, (size_t)E * sizeof(float));
-        int row = b->tokens[t] - e->first;
-        if (!e->partial || (row >= 0 && row < e->tokens->n_out))
+        int row = b->tokens[t] - e->first, given = b->tokens[t] - r->net->n_vocab;
+        if (given >= 0)
+            memcpy(x, b->embeds[given], (size_t)E * sizeof(float));
+        else if (!e->partial || (row >= 0 && row < e->tokens->n_out))
             add_row(r, e->tokens, row, ref_or_one(e->scale), x);
         if (e->partial)
             be->comm->sum(be->comm, x, (size_t)E);
@@ -338,7 +341,8 @@ static void ref_embed(struct backend *be, const struct embed *e)
         if (e->types)
             add_row(r, e->types, b->types ? b->types[t] : 0, 1, x);
         ref_norm_row(&e->norm, x, x, E);
-        embed_layers(r, &e->layers, b->tokens[t], x, r->layer_embeds + (size_t)t * (size_t)P);
+        embed_layers(r, &e->layers, given >= 0 ? e->layers.pad : b->tokens[t], x,
+                     r->layer_embeds + (size_t)t * (size_t)P);
     }
     ref_stage_end(r, STAGE_EMBED);
 }

@@ -25,23 +25,29 @@ static size_t kv_at(const struct bounds *s, int slot, int n_heads, int head, int
     return ((page * (size_t)n_heads + (size_t)head) * (size_t)s->page_len + off) * (size_t)dim;
 }
 
-static void rotate(const struct rope *rope, float *head, int pos)
+/* The position by which pair i of row t turns. */
+static int pair_pos(const struct rope *rope, const struct batch *b, int t, int i)
+{
+    return rope->plane && b->rope_pos ? b->rope_pos[3 * t + rope->plane[i]] : b->pos[t];
+}
+
+static void rotate(const struct rope *rope, const struct batch *b, int t, float *head)
 {
     int half = rope->n_rot / 2;
     for (int i = 0; i < half; i++) {
         /* The angle is a float product, as in the models' own code; then exact trigonometry. */
-        float angle = (float)pos * rope->freq[i];
+        float angle = (float)pair_pos(rope, b, t, i) * rope->freq[i];
         float c = (float)cos(angle) * rope->mscale;
         float s = (float)sin(angle) * rope->mscale;
-        float a = head[i], b = head[i + half];
-        head[i] = a * c - b * s;
-        head[i + half] = b * c + a * s;
+        float x = head[i], y = head[i + half];
+        head[i] = x * c - y * s;
+        head[i + half] = y * c + x * s;
     }
 }
 
-/* Norm and rotation of n heads that lie side by side. */
-static void finish_heads(const struct norm *norm, bool whole, const struct rope *rope, int pos,
-                         float *heads, int n, int dim)
+/* Norm and rotation of row t's n heads, which are contiguous. */
+static void finish_heads(const struct norm *norm, bool whole, const struct rope *rope,
+                         const struct batch *b, int t, float *heads, int n, int dim)
 {
     if (whole)
         ref_norm_row(norm, heads, heads, n * dim);
@@ -49,7 +55,7 @@ static void finish_heads(const struct norm *norm, bool whole, const struct rope 
         if (!whole)
             ref_norm_row(norm, heads + h * dim, heads + h * dim, dim);
         if (rope)
-            rotate(rope, heads + h * dim, pos);
+            rotate(rope, b, t, heads + h * dim);
     }
 }
 
@@ -79,7 +85,7 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
         if (a->gated)
             memcpy(gate + h * Dv, r->qkv + h * each + Dk, (size_t)Dv * sizeof(float));
     }
-    finish_heads(&a->q_norm, a->norm_whole, a->rope, pos, q, H, Dk);
+    finish_heads(&a->q_norm, a->norm_whole, a->rope, &r->batch, t, q, H, Dk);
     float warm = 1;
     if (a->temp_beta != 0)
         warm += a->temp_beta * (float)log(1.0 + floor((double)pos / a->temp_len));
@@ -90,8 +96,8 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
         return;
     if (a->k_is_v)
         memcpy(v, k, (size_t)(K * Dv) * sizeof(float));
-    finish_heads(&a->k_norm, a->norm_whole, a->rope, pos, k, K, Dk);
-    finish_heads(&a->v_norm, a->norm_whole, NULL, pos, v, K, Dv);
+    finish_heads(&a->k_norm, a->norm_whole, a->rope, &r->batch, t, k, K, Dk);
+    finish_heads(&a->v_norm, a->norm_whole, NULL, &r->batch, t, v, K, Dv);
     turn_heads(r->bounds.k_type, k, K, Dk);
     turn_heads(r->bounds.v_type, v, K, Dv);
     store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], k, K, Dk);
@@ -181,7 +187,7 @@ static void deinterleave(struct ref *r, float *x, int n)
 /* q of row t; its latent and rotated part go to the cache. */
 static void latent_row(struct ref *r, const struct latent *l, const struct kv_layer *kv, int t)
 {
-    int Dn = l->nope_dim, Dr = l->rope_dim, C = l->kv_rank, pos = r->batch.pos[t];
+    int Dn = l->nope_dim, Dr = l->rope_dim, C = l->kv_rank;
     float *q = r->q + (size_t)t * (size_t)(l->n_heads * (Dn + Dr)), *low = r->latent;
     if (l->wqa) {
         ref_matvec(r, l->wqa, 0, r->n, low);
@@ -191,7 +197,7 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
     for (int h = 0; h < l->n_heads; h++) {
         if (l->interleaved)
             deinterleave(r, q + h * (Dn + Dr) + Dn, Dr);
-        rotate(l->rope, q + h * (Dn + Dr) + Dn, pos);
+        rotate(l->rope, &r->batch, t, q + h * (Dn + Dr) + Dn);
     }
     if (r->batch.slot[t] < 0)
         return;
@@ -199,7 +205,7 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
     ref_norm_row(&l->kv_norm, low, low, C);
     if (l->interleaved)
         deinterleave(r, low + C, Dr);
-    rotate(l->rope, low + C, pos);
+    rotate(l->rope, &r->batch, t, low + C);
     store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], low, 1, C + Dr);
 }
 

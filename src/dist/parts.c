@@ -80,6 +80,7 @@ void batch_part_take(struct batch_part *t, const struct batch *b, int first, int
     t->row = first;
     t->b.tokens += first;
     t->b.pos += first;
+    t->b.rope_pos += t->b.rope_pos ? 3 * (size_t)first : 0;
     t->b.slot += first;
     t->b.types += b->types ? first : 0;
     t->b.n_tokens = last - first;

@@ -184,7 +184,7 @@ static void build(struct bench *m, bool moe, int n_layers, int alike)
                                 .max_pages = 4096};
     for (int i = 0; i < m->heads.n_rot / 2; i++)
         m->freq[i] = powf(1e6f, -2 * (float)i / (float)m->heads.n_rot);
-    m->rope = (struct rope){m->heads.n_rot, m->freq, 1};
+    m->rope = (struct rope){m->heads.n_rot, m->freq, 1, NULL};
     int64_t t0 = clock_ns();
     struct random_spec emb = {.n_in = m->net.n_embd,
                               .n_expert = 1,

@@ -82,8 +82,10 @@ void duo_open(struct duo *d, const struct dims *s, int n_layers)
         d->be[DEV]->ops->picks->force(d->be[DEV], forced);
     for (int i = 0; i < s->n_rot / 2; i++)
         d->freq[i] = powf(10000.0f, -2.0f * (float)i / (float)s->n_rot);
-    d->ropes[0] = (struct rope){s->n_rot, d->freq, 1.0f};
-    d->ropes[1] = (struct rope){s->n_rot / 4 * 2, d->freq, 0.8f};
+    for (int i = 0; i < s->n_rot / 2; i++) /* interleaved in small heads, else sections */
+        d->plane[i] = (uint8_t)(s->head_dim < 128 ? i % 3 : 3 * i / (s->n_rot / 2));
+    d->ropes[0] = (struct rope){s->n_rot, d->freq, 1.0f, s->heads & HEADS_PLANES ? d->plane : NULL};
+    d->ropes[1] = (struct rope){s->n_rot / 4 * 2, d->freq, 0.8f, NULL};
     d->no_head = (struct weight){.n_in = s->n_embd, .n_out = s->n_vocab, .n_expert = 1};
     EACH(side)
     {
@@ -332,6 +334,27 @@ void mlp_free(struct duo *d, struct duo_mlp *m)
     if (m->other) {
         array_free(d, &m->choice);
         array_free(d, &m->scale);
+    }
+}
+
+void plan_planes(struct plan *p)
+{
+    for (int i = 0; i < 3 * p->b.n_tokens; i++)
+        p->rope_pos[i] = (int32_t)(random_u64(&rng) % 1000);
+    p->b.rope_pos = p->rope_pos;
+}
+
+void plan_embeds(struct plan *p, const struct dims *s, int every)
+{
+    size_t width = (size_t)s->n_embd;
+    p->embed_rows = random_floats((size_t)p->b.n_tokens * width, 1.0f);
+    p->b.embeds = p->embeds;
+    p->b.n_embeds = 0;
+    for (int i = p->b.n_tokens - 1; i >= 0; i--) {
+        if (i % every)
+            continue;
+        p->embeds[p->b.n_embeds] = p->embed_rows + (size_t)i * width;
+        p->tokens[i] = s->n_vocab + p->b.n_embeds++;
     }
 }
 

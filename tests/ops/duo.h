@@ -54,7 +54,8 @@ enum {
     HEADS_WHOLE = 1 << 3,  /* QK-norm over the projection */
     HEADS_V_NORM = 1 << 4, /* without a gain */
     HEADS_K_IS_V = 1 << 5,
-    HEADS_TEMP = 1 << 6, /* attention temperature */
+    HEADS_TEMP = 1 << 6,   /* attention temperature */
+    HEADS_PLANES = 1 << 7, /* M-RoPE, with three positions a row */
 };
 
 enum { MAX_LAYERS = 4 };
@@ -69,6 +70,7 @@ struct duo {
     struct kv_layer kv[SIDES][MAX_LAYERS];
     struct rope ropes[2]; /* of n_rot, and of half of it with another scale */
     float freq[256];
+    uint8_t plane[256];    /* of the first, where HEADS_PLANES */
     struct weight no_head; /* sizes only */
 };
 
@@ -87,6 +89,9 @@ struct plan {
     struct batch b;
     int32_t tokens[512], pos[512], slot[512], q_start[130], kv_len[130], out_rows[512];
     int32_t *pages;
+    int32_t rope_pos[3 * 512];
+    const float *embeds[512];
+    float *embed_rows; /* what plan_embeds points to; mem_free */
 };
 
 void fail_if(bool bad, const char *what);
@@ -122,6 +127,9 @@ void kv_copy_back(struct duo *d, int layer); /* the reference's becomes the othe
 
 void plan_make(struct plan *p, const struct dims *s, const int (*seqs)[2], int n, bool pad);
 void plan_rows(struct plan *p, const struct dims *s, int rows); /* rows of a prompt, all out rows */
+/* Random positions of three planes; rows of random embeddings in place of every `every`-th token. */
+void plan_planes(struct plan *p);
+void plan_embeds(struct plan *p, const struct dims *s, int every);
 void begin(struct duo *d, struct plan *p);
 void end(struct duo *d, int32_t *ref_tokens, int32_t *dev_tokens);
 void stream_put(struct duo *d, const float *x, int rows);

@@ -76,6 +76,8 @@ void attention_case(const struct dims *s, bool norms, int window, const int (*se
     duo_prepare(&d);
     struct plan p;
     plan_make(&p, s, seqs, n_seqs, pad);
+    if (s->heads & HEADS_PLANES)
+        plan_planes(&p);
     float *x = random_floats((size_t)(p.b.n_tokens * s->n_embd), 1.0f);
     float *x_out = mem_alloc((size_t)(p.b.n_out * s->n_embd) * sizeof *x_out);
     for (int i = 0; i < p.b.n_out; i++)
@@ -166,7 +168,7 @@ void test_heads(void)
             s.n_kv_heads = shapes[i].K;
             s.head_dim = shapes[i].D;
             s.n_rot = shapes[i].rot;
-            s.heads = shapes[i].parts;
+            s.heads = shapes[i].parts | ((i + j / 2) % 2 ? HEADS_PLANES : 0);
             s.b.page_len = shapes[i].page;
             s.b.k_type = s.b.v_type = shapes[i].kv;
             s.b.n_pages = 3600 / s.b.page_len;

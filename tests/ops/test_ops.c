@@ -225,6 +225,7 @@ static void test_embed(void)
         enum dtype t = all_types[i];
         s.n_vocab = 536;
         s.n_embd = dtype_table[t].block_len < 64 ? 544 : 512; /* whole blocks of NVFP4 */
+        s.b.max_embeds = 101;
         duo_open(&d, &s, 1);
         struct random_spec spec = {.n_in = s.n_embd,
                                    .n_expert = 1,
@@ -241,13 +242,21 @@ static void test_embed(void)
         plan_make(&p, &s, (const int[][2]){{0, 60}, {3, 1}, {0, 40}}, 3, false);
         p.tokens[0] = 0;
         p.tokens[1] = 535;
-        begin(&d, &p);
-        EACH(side)
-        d.be[side]->ops->embed(d.be[side], &d.net[side].embed);
-        char what[100];
-        snprintf(what, sizeof what, "embed %s", dtype_name(t));
-        stream_check(&d, what, NULL, p.b.n_tokens, 1e-6);
-        end(&d, NULL, NULL);
+        for (int every = 0; every < 3; every++) { /* tokens; tokens and rows; rows alone */
+            if (every)
+                plan_embeds(&p, &s, 3 - every);
+            begin(&d, &p);
+            EACH(side)
+            {
+                d.net[side].embed.scale = every ? 3 : 0;
+                d.be[side]->ops->embed(d.be[side], &d.net[side].embed);
+            }
+            char what[100];
+            snprintf(what, sizeof what, "embed %s, %d rows given", dtype_name(t), p.b.n_embeds);
+            stream_check(&d, what, NULL, p.b.n_tokens, 1e-6);
+            end(&d, NULL, NULL);
+            mem_free(p.embed_rows);
+        }
         weight_free(&d, &w);
         mem_free(p.pages);
         duo_close(&d);

@@ -26,11 +26,13 @@ static void rope_rows(void *arg, int ith, int first, int last)
     (void)ith;
     const struct rope_job *j = arg;
     int half = j->rope->n_rot / 2;
+    const uint8_t *plane = j->b->rope_pos ? j->rope->plane : NULL;
     for (int t = first; t < last; t++) {
         float *row = j->table + (size_t)t * (size_t)j->rope->n_rot;
         for (int i = 0; i < half; i++) {
             /* The angle is a float product, as in the models' own code; then exact trigonometry. */
-            float angle = (float)j->b->pos[t] * j->rope->freq[i];
+            int pos = plane ? j->b->rope_pos[3 * t + plane[i]] : j->b->pos[t];
+            float angle = (float)pos * j->rope->freq[i];
             double sine, cosine;
             sincos((double)angle, &sine, &cosine);
             row[i] = (float)cosine * j->rope->mscale;

@@ -300,7 +300,8 @@ static void count_step(struct cpu_backend *cb, const struct batch *b)
 static void cpu_begin(struct backend *be, const struct batch *b)
 {
     struct cpu_backend *cb = cpu_self(be);
-    CHECK(b->n_tokens <= cb->bounds.max_tokens && b->n_out <= cb->bounds.max_out,
+    CHECK(b->n_tokens <= cb->bounds.max_tokens && b->n_out <= cb->bounds.max_out &&
+              b->n_embeds <= cb->bounds.max_embeds,
           "batch too large");
     cb->pick.deterministic = be->deterministic;
     count_step(cb, b);
@@ -362,13 +363,16 @@ static void embed_rows(void *arg, int ith, int first, int last)
     int E = j->cb->net->n_embd;
     for (int t = first; t < last; t++) {
         float *x = j->x + (size_t)t * (size_t)E;
-        int row = b->tokens[t] - e->first;
+        int row = b->tokens[t] - e->first, given = b->tokens[t] - j->cb->net->n_vocab;
         if (e->partial && (row < 0 || row >= e->tokens->n_out)) {
             memset(x, 0, (size_t)E * sizeof *x);
             continue;
         }
-        gemm_weight_row(impl(e->tokens), row, x);
-        for (int i = 0; e->scale != 0 && i < E; i++)
+        if (given >= 0)
+            memcpy(x, b->embeds[given], (size_t)E * sizeof *x);
+        else
+            gemm_weight_row(impl(e->tokens), row, x);
+        for (int i = 0; given < 0 && e->scale != 0 && i < E; i++)
             x[i] *= e->scale;
         if (e->positions)
             add_row(j->cb, ith, e->positions, b->pos[t] + e->pos_offset, x);
@@ -396,7 +400,8 @@ static void layers_rows(void *arg, int ith, int first, int last)
         for (int i = 0; i < n; i++)
             to[i] *= e->project_scale;
         cpu_norm_alone(&e->norm, to, cb->net->n_layers, e->width, cb->isa);
-        gemm_weight_row(impl(e->table), cb->batch.tokens[t], row);
+        int32_t token = cb->batch.tokens[t];
+        gemm_weight_row(impl(e->table), token < cb->net->n_vocab ? token : e->pad, row);
         for (int i = 0; i < n; i++)
             to[i] = (to[i] + e->table_scale * row[i]) * e->scale;
     }

@@ -21,8 +21,9 @@
 
 struct pick;
 
-/* Once per step, in begin: table (n_tokens, n_rot) of the angles b->pos[t] * freq[i]; per token
- * n_rot/2 cosines, then n_rot/2 sines, both times mscale. */
+/* Once per step, in begin: table (n_tokens, n_rot) of the angles pos * freq[i], where pos is b->pos[t] or,
+ * with planes, the row's position in the pair's plane. Per token n_rot/2 cosines, then n_rot/2 sines, both
+ * times mscale. */
 void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table,
                     struct pool *pool);
 

@@ -53,6 +53,7 @@ static void embed_values(struct cuda_backend *cu, const struct embed_layers *e)
     p.e = cu->mlp.layer_embeds;
     p.norm = cuda_gain(cu, &e->norm);
     p.width = e->width;
+    p.pad = e->pad;
     p.table_scale = e->table_scale;
     p.project_scale = e->project_scale;
     p.scale = e->scale;
@@ -63,8 +64,13 @@ void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x)
 {
     struct step s = cuda_step(cu);
     float scale = e->scale == 0 ? 1.0f : e->scale;
-    if (!e->partial) {
+    if (!e->partial && !cu->step.layout.n_embeds) {
         embed_tokens(cu, cuda_matrix(e->tokens), &s, scale, x);
+        return;
+    }
+    if (!e->partial) {
+        embed_part(cu, cuda_matrix(e->tokens), &s, 0, scale, x);
+        embed_given(cu, cu->step.embeds, &s, x);
         return;
     }
     embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, x);

@@ -147,7 +147,8 @@ struct step_layout {
     bool deep;       /* a decode has many keys (pick_deep), which selects other kernels */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
-    int states, types;
+    int states, types, rope_pos;
+    int n_embeds;
 };
 
 /* Head of the block. */
@@ -303,17 +304,19 @@ struct kernel_limits {
     int page_len, n_pages;
     enum dtype k_type, v_type; /* of the cache: see struct bounds */
     enum dtype kv_type;        /* of both, if F32, F16 or BF16; else NONE: kv_quant.cuh */
-    int max_tokens, max_seqs, max_out, max_pages;
+    int max_tokens, max_seqs, max_out, max_pages, max_embeds;
 };
 
 /* The RoPE tables of a network: frequencies, and where the step's cos and sin are. */
 enum { MAX_ROPES = 8 };
 struct rope_tables {
     int n, pairs; /* pairs: in all tables */
+    bool planes;  /* some table has planes: the step block has rope_pos */
     struct {
         int half; /* rotated pairs */
         int at;   /* index of its first frequency; its cos and sin start at max_tokens * at */
         float mscale;
+        bool planes; /* M-RoPE: rope_state.plane has the position that each pair turns by */
     } of[MAX_ROPES];
 };
 
@@ -426,6 +429,7 @@ struct routing_buffers {
 struct rope_state {
     struct rope_tables tables;
     float *freq;     /* device (tables.pairs) */
+    uint8_t *plane;  /* device (tables.pairs), set for tables with planes */
     float2 *cos_sin; /* device (tables.pairs, max_tokens), table after table */
 };
 
@@ -435,6 +439,9 @@ struct step_block {
     int32_t *hosts[2], *mappeds[2];
     int32_t *dev;
     size_t capacity; /* ints */
+    /* Pinned (max_embeds, n_embd): rows of batch.embeds; NULL if max_embeds is 0. */
+    float *embeds_hosts[2], *embeds_mappeds[2];
+    const float *embeds; /* this step's, as the device sees it */
     struct step_layout layout;
 };
 

@@ -170,6 +170,7 @@ static struct kernel_limits shape_of(const struct network *net, const struct bou
     s.max_tokens = b->max_tokens;
     s.max_seqs = b->max_seqs;
     s.max_out = b->max_out;
+    s.max_embeds = b->max_embeds;
     s.max_pages = b->max_pages;
     return s;
 }
@@ -182,6 +183,8 @@ static struct rope_tables ropes_of(const struct network *net)
         t.of[t.n].half = r->n_rot / 2;
         t.of[t.n].at = t.pairs;
         t.of[t.n].mscale = r->mscale;
+        t.of[t.n].planes = r->plane != NULL;
+        t.planes |= r->plane != NULL;
         t.pairs += r->n_rot / 2;
     }
     return t;
@@ -192,8 +195,9 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct kernel_limits *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    cu->step.capacity = STEP_HEAD + 64 + 5 * tokens + 6 * seqs + out + 16 +
-                        2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
+    size_t embeds = (size_t)s->max_embeds * (size_t)s->n_embd * sizeof(float);
+    cu->step.capacity = STEP_HEAD + 64 + (cu->rope.tables.planes ? 8 : 5) * tokens + 6 * seqs +
+                        out + 16 + 2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
                         lora_step_ints(cu) + mtp_step_ints(cu);
     for (int i = 0; i < 2; i++) {
         struct step_flight *f = &cu->queue.steps[i];
@@ -202,7 +206,9 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
         if (e != cudaSuccess)
             return error_set(err, "CUDA: %s", cudaGetErrorString(e));
         if (!cuda_pin((void **)&cu->step.hosts[i], (void **)&cu->step.mappeds[i],
-                      cu->step.capacity * 4, err))
+                      cu->step.capacity * 4, err) ||
+            (embeds && !cuda_pin((void **)&cu->step.embeds_hosts[i],
+                                 (void **)&cu->step.embeds_mappeds[i], embeds, err)))
             return false;
     }
     return sample_prepare(cu, err);
@@ -284,6 +290,7 @@ static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
         {(void **)&cu->act.attn_out, (out + 1) * heads * 4},
         {(void **)&cu->act.logits, (out + 1) * (size_t)s->n_vocab * 4},
         {(void **)&cu->rope.freq, (pairs + 1) * 4},
+        {(void **)&cu->rope.plane, pairs + 1},
         {(void **)&cu->rope.cos_sin, tokens * (pairs + 1) * sizeof(float2)},
         {(void **)&cu->step.dev, cu->step.capacity * 4},
         {(void **)&cu->act.shadow, NORM_ROWS * embd * 4},
@@ -374,6 +381,10 @@ bool cuda_prepare(struct backend *be, const struct network *net, const struct bo
         if (cu->rope.tables.of[i].half)
             cuda_copy_in(be, cu->rope.freq + cu->rope.tables.of[i].at, net->ropes[i].freq,
                          (size_t)cu->rope.tables.of[i].half * 4);
+    for (int i = 0; i < net->n_ropes; i++)
+        if (cu->rope.tables.of[i].planes)
+            cuda_copy_in(be, cu->rope.plane + cu->rope.tables.of[i].at, net->ropes[i].plane,
+                         (size_t)cu->rope.tables.of[i].half);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
     cu->prepared = true;
     if (cu->failed && err)

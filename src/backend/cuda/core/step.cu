@@ -18,10 +18,10 @@ extern "C" {
  * once per step instead of once per layer. Clears the router's sums. */
 static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n_ints,
                                         int tokens_at, const int32_t *chosen, int pos_at,
-                                        int n_tokens,
+                                        int rope_pos_at, int n_tokens,
                                         const __grid_constant__ struct rope_tables ropes,
-                                        int max_tokens, const float *freq, float2 *rope,
-                                        uint64_t *sums)
+                                        int max_tokens, const float *freq, const uint8_t *plane,
+                                        float2 *rope, uint64_t *sums)
 {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), stride = (int)(gridDim.x * blockDim.x);
     for (int j = i; j < n_ints; j += stride) {
@@ -35,7 +35,9 @@ static __global__ void step_load_kernel(const int32_t *host, int32_t *dev, int n
         float mscale = ropes.of[r].mscale;
         float2 *to = rope + (size_t)max_tokens * (size_t)at;
         for (int j = i; j < n_tokens * half; j += stride) {
-            float angle = (float)host[pos_at + j / half] * freq[at + j % half], s, c;
+            int row = j / half, k = at + j % half;
+            int pos = host[ropes.of[r].planes ? rope_pos_at + 3 * row + plane[k] : pos_at + row];
+            float angle = (float)pos * freq[k], s, c;
             sincosf(angle, &s, &c);
             to[j] = make_float2(c * mscale, s * mscale);
         }
@@ -53,8 +55,8 @@ static void step_load(struct cuda_backend *cu, int n_ints)
     cuda_log_step(cu);
     cuda_launch(cu, step_load_kernel, dim3((unsigned)(blocks < 256 ? blocks : 256)), 256, 0,
                 LAUNCH_PLAIN, cu->step.mapped, cu->step.dev, n_ints, l->tokens, cu->sampling.chosen,
-                l->pos, l->n_tokens, cu->rope.tables, cu->shape.max_tokens, cu->rope.freq,
-                cu->rope.cos_sin, cu->routing.sums);
+                l->pos, l->rope_pos, l->n_tokens, cu->rope.tables, cu->shape.max_tokens,
+                cu->rope.freq, cu->rope.plane, cu->rope.cos_sin, cu->routing.sums);
 }
 
 static __global__ void step_gather_kernel(const float *src, const int32_t *rows, float *dst,
@@ -177,6 +179,27 @@ static int layout_types(struct cuda_backend *cu, const struct batch *b, int used
     return (used + b->n_tokens + 3) & ~3;
 }
 
+/* Positions of M-RoPE, if a table has planes, whether or not the batch has them. */
+static int layout_rope_pos(struct cuda_backend *cu, const struct batch *b, int used)
+{
+    cu->step.layout.rope_pos = used;
+    if (!cu->rope.tables.planes)
+        return used;
+    for (int i = 0; i < 3 * b->n_tokens; i++)
+        cu->step.host[used + i] = b->rope_pos ? b->rope_pos[i] : b->pos[i / 3];
+    return (used + 3 * b->n_tokens + 3) & ~3;
+}
+
+static void copy_embeds(struct cuda_backend *cu, const struct batch *b, int turn)
+{
+    size_t width = (size_t)cu->shape.n_embd;
+    cu->step.layout.n_embeds = b->n_embeds;
+    cu->step.embeds = cu->step.embeds_mappeds[turn];
+    for (int i = 0; i < b->n_embeds; i++)
+        memcpy(cu->step.embeds_hosts[turn] + (size_t)i * width, b->embeds[i],
+               width * sizeof(float));
+}
+
 /* Lays the batch out in the step block. Returns the number of ints used. */
 static int layout_batch(struct cuda_backend *cu, const struct batch *b)
 {
@@ -195,7 +218,7 @@ static int layout_batch(struct cuda_backend *cu, const struct batch *b)
     l->kv_len = copy_ints(cu, &used, b->kv_len, b->n_seqs);
     l->out_rows = copy_ints(cu, &used, b->out_rows, b->n_out);
     used = mtp_put(cu, b, layout_types(cu, b, layout_states(cu, b, used)));
-    used = lora_put(cu, b, used);
+    used = layout_rope_pos(cu, b, lora_put(cu, b, used));
     used = mtp_put_pages(cu, b, layout_pages(cu, b, layout_rows(cu, b, used)));
     CHECK((size_t)used <= cu->step.capacity, "the step block is full");
     cu->step.host[STEP_INTS] = used;
@@ -207,8 +230,9 @@ void cuda_begin(struct backend *be, const struct batch *b)
     struct cuda_backend *cu = cuda_self(be);
     struct profile *profile = be->profile;
     CHECK(b->n_tokens <= cu->shape.max_tokens && b->n_seqs <= cu->shape.max_seqs &&
-              b->n_out <= cu->shape.max_out,
-          "a step of %d rows, %d sequences, %d outputs", b->n_tokens, b->n_seqs, b->n_out);
+              b->n_out <= cu->shape.max_out && b->n_embeds <= cu->shape.max_embeds,
+          "a step of %d rows, %d sequences, %d outputs, %d embeddings", b->n_tokens, b->n_seqs,
+          b->n_out, b->n_embeds);
     cuda_enter(cu);
     CHECK(cu->queue.n_begun - cu->queue.n_ended < 2, "two steps are under way");
     int turn = (int)(cu->queue.n_begun++ % 2);
@@ -227,13 +251,16 @@ void cuda_begin(struct backend *be, const struct batch *b)
     }
     cu->kv = b->kv;
     memset(&cu->resid, 0, sizeof cu->resid);
-    step_load(cu, layout_batch(cu, b));
+    int n_ints = layout_batch(cu, b);
+    copy_embeds(cu, b, turn);
+    step_load(cu, n_ints);
 }
 
 static bool same_layout(const struct step_layout *a, const struct step_layout *b)
 {
     return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
-           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep;
+           a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep &&
+           a->n_embeds == b->n_embeds;
 }
 
 bool cuda_replay(struct backend *be, uint64_t key)
@@ -257,6 +284,8 @@ bool cuda_replay(struct backend *be, uint64_t key)
  * too. */
 static bool repeats(const struct cuda_backend *cu)
 {
+    if (cu->step.layout.n_embeds)
+        return false;
     return cu->step.layout.n_decode == cu->step.layout.n_seqs || mtp_of(cu)->stride;
 }
 

@@ -56,6 +56,25 @@ void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct st
                 LAUNCH_EARLY, *w, s->tokens, first, scale, x);
 }
 
+/* x[t,:] = embeds[tokens[t] - n_vocab,:] where that is a row. Grid as above. */
+static __global__ void embed_given_kernel(const float *embeds, const int32_t *tokens, int n_vocab,
+                                          int width, float *x)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.y, k = (int)(blockIdx.x * TILE_K + threadIdx.x), i = tokens[t] - n_vocab;
+    if (k < width && i >= 0)
+        x[(size_t)t * (size_t)width + (size_t)k] = embeds[(size_t)i * (size_t)width + (size_t)k];
+}
+
+void embed_given(struct cuda_backend *cu, const float *embeds, const struct step *s, float *x)
+{
+    int width = cu->shape.n_embd;
+    cuda_launch(cu, embed_given_kernel,
+                dim3((unsigned)ceil_div(width, TILE_K), (unsigned)s->n_tokens), TILE_K, 0,
+                LAUNCH_EARLY, embeds, s->tokens, cu->net->n_vocab, width, x);
+}
+
 /* x[t,:] += table[index[t] + offset,:]. Grid as above. */
 static __global__ void embed_add_kernel(const struct matrix w, const int32_t *index, int offset,
                                         float *x)
@@ -110,6 +129,7 @@ static __global__ void __launch_bounds__(EMBED_THREADS)
     if (p.norm.gain)
         rms = rsqrtf(squares / (float)p.width + p.norm.eps);
     row = p.tokens[blockIdx.y];
+    row = row < p.table.n_out ? row : p.pad;
     for (int i = tid; i < p.width; i += EMBED_THREADS) {
         float v = e[i] * p.project_scale * rms * (p.norm.gain ? p.norm.gain[i] : 1.0f);
         e[i] = (v + p.table_scale * matrix_value(p.table, row, layer * p.width + i)) * p.scale;

@@ -18,6 +18,9 @@ void embed_tokens(struct cuda_backend *cu, const struct matrix *w, const struct 
 void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct step *s, int first,
                 float scale, float *x);
 
+/* Rows whose token is n_vocab + i become embeds[i] (bounds.max_embeds, n_embd). */
+void embed_given(struct cuda_backend *cu, const float *embeds, const struct step *s, float *x);
+
 /* x (rows, n_embd) += rows index[t] + offset of a table */
 void embed_add(struct cuda_backend *cu, const struct matrix *w, const int32_t *index, int offset,
                float *x, int rows);
@@ -32,6 +35,7 @@ struct embed_layers_args {
     float *e;              /* (rows, n_layers, P) */
     struct gain norm;      /* (P) */
     int width;             /* P */
+    int pad;               /* the token of rows that are no tokens */
     float table_scale, project_scale, scale;
 };
 void embed_layers(struct cuda_backend *cu, const struct embed_layers_args &p, int n_layers,
