@@ -113,7 +113,8 @@ static bool is_too_sharp(const char *name)
 {
     bool sharp = getenv("STEEL_TEST_DEVICE") && is_sharp(name);
     if (sharp)
-        print_message("skipped: %s: halves choose other experts (docs/gpu-notebook.md)\n", name);
+        print_message("skipped: %s: fp16 chooses other experts (bench/notes/correctness.md)\n",
+                      name);
     return sharp;
 }
 
