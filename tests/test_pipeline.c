@@ -103,7 +103,7 @@ static void run_prompt(struct stepper *st, struct kvcache *kv)
                       .pages = pages,
                       .out_rows = out,
                       .kv = kv->layers};
-    if (!step_follow(st, &b, (struct step_way){0}, &err))
+    if (!step_follow(st, &b, 0, &err))
         fail_msg("%s", err.msg);
 }
 

@@ -184,7 +184,7 @@ static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int eac
     }
     wire.messages = 0;
     wire.bytes = 0;
-    if (!step_follow(st, &b, (struct step_way){0}, &err))
+    if (!step_follow(st, &b, 0, &err))
         fail_msg("%s", err.msg);
 }
 

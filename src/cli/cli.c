@@ -1,6 +1,6 @@
 /* Shared parts of the commands. */
 #include "cli/cli.h"
-#include "dist/ranks.h"
+#include "dist/job.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -141,28 +141,11 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         .profile = f->profile,
         .draft = f->draft,
     };
-    struct ranks *r = ranks_world();
-    if (!r && (f->tp > 1 || f->pp > 1)) {
-        args_usage_error(u, "--tp and --pp need processes: mpirun -n %d steel ...",
-                         (f->tp ? f->tp : 1) * (f->pp ? f->pp : 1));
+    struct error why = {0};
+    struct job_options job = {f->tp, f->pp, f->ep, f->expert_stats, f->rank_timeout};
+    if (!job_arrange(&job, &why)) {
+        args_usage_error(u, "%s", why.msg);
         return false;
-    }
-    if (!r && (f->ep || f->expert_stats)) {
-        args_usage_error(u, "%s places experts on processes: mpirun -n N steel ...",
-                         f->ep ? "--ep" : "--expert-stats");
-        return false;
-    }
-    if (r && (f->ep || f->expert_stats) && (f->tp == 1 || (!f->tp && f->pp == r->size))) {
-        args_usage_error(u, "%s places experts on the --tp ranks that share a layer: here is one",
-                         f->ep ? "--ep" : "--expert-stats");
-        return false;
-    }
-    if (r) {
-        r->tp_asked = f->tp;
-        r->pp_asked = f->pp;
-        r->ep_asked = f->ep;
-        r->expert_stats = f->expert_stats;
-        ranks_set_timeout(r, f->rank_timeout ? f->rank_timeout : RANKS_TIMEOUT);
     }
     return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&

@@ -1,6 +1,6 @@
 /* steel plan: how a model would be placed on several ranks, what fits, and how fast it would be. */
 #include "base/mem.h"
-#include "dist/ranks.h"
+#include "dist/job.h"
 #include "base/sysmem.h"
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -464,14 +464,14 @@ static bool parse_links(const struct usage *u, struct planner *p)
 static bool finish(const struct usage *u, struct planner *p)
 {
     struct error err = {0};
-    const struct ranks *r = ranks_world();
+    int size = job_size();
     p->opt = (struct plan_options){.pp = p->pp ? p->pp : 1,
                                    .ep = p->ep,
                                    .k_type = DT_F16,
                                    .v_type = DT_F16,
                                    .max_tokens = p->prompt,
                                    .max_seqs = p->max_seqs};
-    p->opt.tp = p->tp ? p->tp : r && r->size / p->opt.pp > 0 ? r->size / p->opt.pp : 1;
+    p->opt.tp = p->tp ? p->tp : size > p->opt.pp ? size / p->opt.pp : 1;
     if (!cli_kv_type(u, "kv-type", p->kv, &p->opt.k_type) ||
         !cli_kv_type(u, "kv-type", p->kv, &p->opt.v_type) ||
         !cli_kv_type(u, "cache-type-k", p->k, &p->opt.k_type) ||

@@ -1,8 +1,8 @@
 /* steel: finds the command and runs it. Commands live in cmd_NAME.c. */
 #include "cli/cli.h"
-#include "dist/ranks.h"
+#include "dist/job.h"
 #include "base/version.h"
-#include "engine/follow.h"
+#include "engine/workers.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -107,31 +107,22 @@ static int run(int argc, char **argv)
     return EXIT_USAGE;
 }
 
-/* One of several processes: the first goes on and runs the command, the others follow it. -1: go on. */
-static int join_ranks(int argc, char **argv)
+/* Joins the other processes of a job, where there is one. -1: this one runs the command. */
+static int join_job(int argc, char **argv)
 {
-    static char arguments[RANKS_VALUE], program[128];
-    struct error err = {0};
-    struct ranks *r = ranks_open(&err);
-    if (!r) {
-        if (ranks_first())
-            fprintf(stderr, "steel: %s\n", err.msg);
-        return EXIT_FAIL;
-    }
-    if (r->comm.notice.msg[0])
-        fprintf(stderr, "steel: %s\n", r->comm.notice.msg);
+    static char arguments[JOB_ARGUMENTS], program[128];
+    struct error say;
     for (int i = 1, n = 0; i < argc && n < (int)sizeof arguments - 1; i++)
         n += snprintf(arguments + n, sizeof arguments - (size_t)n, "%s%s", i > 1 ? " " : "",
                       argv[i]);
     snprintf(program, sizeof program, "steel %s (%s%s)", version_number(), version_commit(),
              version_build());
-    r->program = program;
-    r->arguments = arguments;
-    if (r->rank == 0)
-        return -1;
-    int rc = follow(r);
-    ranks_close(r);
-    return rc;
+    enum job_role role = job_join(program, arguments, &say);
+    if (say.msg[0])
+        fprintf(stderr, "steel: %s\n", say.msg);
+    if (role == JOB_FAILED)
+        return EXIT_FAIL;
+    return role == JOB_WORKER ? workers_run() : -1;
 }
 
 /* Streams that were closed stay so, but their numbers are taken: no file or socket gets them, and with
@@ -147,11 +138,9 @@ static void take_closed_streams(void)
 int main(int argc, char **argv)
 {
     take_closed_streams();
-    int rc = ranks_launched() ? join_ranks(argc, argv) : -1;
+    int rc = join_job(argc, argv);
     if (rc < 0)
         rc = run(argc, argv);
-    if (ranks_world() && !ranks_world()->taken)
-        follow_tell_end(ranks_world()); /* there was no model for them */
-    ranks_close(ranks_world());
+    job_leave();
     return rc;
 }

@@ -79,14 +79,14 @@ static void head_init(struct pipeline *p, size_t outs)
     p->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *p->loras);
 }
 
-struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out)
+struct pipeline *pipeline_new(struct model *m, struct ranks *r, const struct bounds *bounds)
 {
     struct pipeline *p = mem_zalloc(1, sizeof *p);
-    size_t width = (size_t)model_row_width(m), outs = (size_t)max_out;
+    size_t width = (size_t)model_row_width(m), outs = (size_t)bounds->max_out;
     p->m = m;
-    p->r = ranks_from(m->be->comm);
+    p->r = r;
     p->most = p->r->pp > PIPELINE_PARTS ? p->r->pp : PIPELINE_PARTS;
-    p->max_seqs = max_seqs;
+    p->max_seqs = bounds->max_seqs;
     p->dear = p->r->comm.n_on_device > 0 ? 0 : PIPELINE_DEAR;
     p->all_embed = m->net.embed.layers.width > 0;
     p->head = stages_head(p->r, m->net.n_vocab);
@@ -94,13 +94,13 @@ struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int
         m->net.head.w && p->head.n && m->net.head.w->n_out == p->head.n && p->r->tp == 1;
     p->whole = parts_whole_seqs(&m->net);
     for (int f = 0; f < FLIGHTS; f++)
-        flight_init(p, &p->flights[f], (size_t)max_tokens, outs);
+        flight_init(p, &p->flights[f], (size_t)bounds->max_tokens, outs);
     if (p->r->rank == 0)
         p->logits = mem_zalloc(outs * width, sizeof(float));
     if (p->r->rank == 0 && p->shares_head)
         head_init(p, outs);
     if (m->net.has_prev_stage)
-        p->in = mem_zalloc((size_t)max_tokens * (size_t)m->net.n_embd, sizeof(float));
+        p->in = mem_zalloc((size_t)bounds->max_tokens * (size_t)m->net.n_embd, sizeof(float));
     return p;
 }
 

@@ -24,8 +24,8 @@ enum {
 int pipeline_parts(int pp, int dear, double rows, double seqs, double outs);
 
 struct pipeline;
-/* Room for steps of so many rows, sequences and outputs. */
-struct pipeline *pipeline_new(struct model *m, int max_tokens, int max_seqs, int max_out);
+/* Allocates everything for steps within the bounds. */
+struct pipeline *pipeline_new(struct model *m, struct ranks *r, const struct bounds *bounds);
 /* Waits until what was sent is there, as long as any wait of ranks; not where the job is lost. */
 void pipeline_free(struct pipeline *p);
 

@@ -4,7 +4,8 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/follow.h"
+#include "engine/masks.h"
+#include "engine/workers.h"
 
 #include <string.h>
 
@@ -28,7 +29,7 @@ static void feed_forced(struct engine *e, struct flight *f)
             e->constrained[n++] = ((const struct choice *)f->seqs[i])->sampler;
     if (!n)
         return;
-    step_prepare(e->rt->step, e->constrained, n);
+    masks_prepare(&e->mask_pool, e->constrained, n);
     for (int i = 0; i < f->n; i++) {
         if (!is_constrained(f, i))
             continue;
@@ -293,21 +294,20 @@ static void finish_step(struct engine *e)
     e->next = f;
 }
 
-/* Waits until something has changed. Other ranks without a line have to hear now and then that there is
- * nothing to do, and rank 0 that they live. */
+/* Waits until something has changed. Other processes may have to hear now and then that this one lives. */
 static void wait_for_change(struct engine *e)
 {
-    struct ranks *r = e->rt ? ranks_from(e->rt->be->comm) : NULL;
-    if (!r || r->lined || !ranks_ok(r, NULL)) {
+    int64_t patience = e->rt ? workers_patience_ns(e->rt) : 0;
+    if (!patience) {
         pthread_cond_wait(&e->changed, &e->lock);
         return;
     }
-    int64_t until = clock_ns() + (int64_t)atomic_load(&r->timeout_s) * 1000000000;
+    int64_t until = clock_ns() + patience;
     struct timespec end = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
     if (pthread_cond_clockwait(&e->changed, &e->lock, CLOCK_MONOTONIC, &end) == 0)
         return;
     pthread_mutex_unlock(&e->lock);
-    follow_tell_here(r);
+    workers_keep_alive(e->rt);
     pthread_mutex_lock(&e->lock);
 }
 
@@ -518,6 +518,7 @@ void engine_close(struct engine *e)
     mem_free(e->touched);
     mem_free(e->logits);
     mem_free(e->constrained);
+    pool_free(e->mask_pool);
     mem_free(e->wants);
     mem_free(e->ends);
     buf_clear(&e->text);

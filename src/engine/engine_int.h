@@ -81,6 +81,7 @@ struct engine {
     struct buf text;
     float *logits;                /* (n_vocab) */
     struct sampler **constrained; /* (max_seqs) scratch */
+    struct pool *mask_pool;       /* makes their masks; NULL until it is needed */
     struct logit_bias *ends;      /* (n_ends) bans of every end token */
     int n_ends;
     struct engine_stats stats;

@@ -3,7 +3,7 @@
 #include "backend/kv_type.h"
 #include "base/mem.h"
 #include "engine/kvcache.h"
-#include "engine/runtime.h"
+#include "engine/sizing.h"
 #include "model/layout.h"
 #include "dist/pipeline.h"
 #include "dist/split.h"
@@ -483,7 +483,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
         to->talk.dear = k->o->gpu ? 0 : PIPELINE_DEAR;
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
         to->state_bytes = kvcache_state_bytes(&o.net);
-        to->scratch = runtime_step_bytes(&o.net, &lim);
+        to->scratch = sizing_step_bytes(&o.net, &lim);
         to->work.kv_bytes = (double)to->token_bytes;
         ok = count_weights(k);
     }

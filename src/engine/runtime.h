@@ -55,7 +55,8 @@ struct runtime {
     struct profile profile;
     int context;
     int draft;    /* as options have it, 0 where nothing drafts */
-    char gpu[32]; /* the device's name where ranks took their GPUs in turn */
+    char gpu[32];             /* the device's name, where processes of this machine take its GPUs in turn */
+    struct model_shard shard; /* the part of the network that this process has; cut NULL = all */
     int64_t load_ns;
     struct grammar_vocab *grammar_vocab; /* made when first needed */
 };
@@ -64,8 +65,6 @@ struct runtime {
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
                              struct error *err);
 void runtime_close(struct runtime *rt);
-/* Working memory of a step, on the safe side: rows of activations, experts' outputs apart, and logits. */
-size_t runtime_step_bytes(const struct network *net, const struct step_limits *lim);
 /* The vocabulary, ready for constraints; the model has a tokenizer. Any thread may ask. */
 const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt);
 

@@ -70,15 +70,9 @@ static inline int step_chosen_row(const struct step_item *it)
     return it->first_row + (it->want == LOGITS_ALL ? it->n_tokens - 1 - it->n_draft : 0);
 }
 
-/* How a step runs, as rank 0 decides for all. */
-struct step_way {
-    uint64_t key;       /* it may be recorded; 0 = not */
-    bool deterministic; /* backend.h */
-};
-
 struct stepper;
-/* A step that another rank has laid out, whole; nothing is chosen. */
-bool step_follow(struct stepper *st, const struct batch *b, struct step_way how, struct error *err);
+/* A step that another process has laid out, from start to end. No tokens are chosen. */
+bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct error *err);
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err);
 void stepper_free(struct stepper *st);
@@ -100,8 +94,6 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
  */
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err);
 void step_sample(struct stepper *st);
-/* sampler_prepare for many at once, on several threads. Samplers with a mask are done already. */
-void step_prepare(struct stepper *st, struct sampler **samplers, int n);
 bool step_finish(struct stepper *st, struct error *err);
 /* A step of the MTP block, after step_finish, or after another one for a draft behind its drafts. */
 bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struct error *err);

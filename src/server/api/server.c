@@ -4,7 +4,7 @@
 #include "server/api/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "dist/ranks.h"
+#include "dist/job.h"
 #include "sample/sample_advice.h"
 #include "server/api/store.h"
 #include "text/grammar/grammar.h"
@@ -324,7 +324,7 @@ static void become_ready(struct server *s)
 enum { LAST_MS = 700, CLOSE_MS = 1000 };
 
 /* Everybody is told why, and has a moment to hear it. Launchers give less than grace_s. */
-static void end_ranks(struct server *s, const char *why)
+static void end_soon(struct server *s, const char *why)
 {
     s->draining = true;
     http_drain(s->http);
@@ -332,19 +332,18 @@ static void end_ranks(struct server *s, const char *why)
     event_add(s->last, &(struct timeval){0, LAST_MS / 2 * 1000});
 }
 
-/* Without the other ranks there is nothing to wait for. */
-static void on_alarm_of_ranks(evutil_socket_t fd, short what, void *arg)
+/* Without the other processes of the job there is nothing to wait for. */
+static void on_job_lost(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
-    struct ranks *r = ranks_world();
-    if (!atomic_load(&r->stop)) /* it is set before the alarm; who has seen it may read `lost` */
+    const char *why = job_lost();
+    if (!why)
         return;
-    atomic_store(&r->said, true);
-    log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", r->lost.msg));
+    log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", why));
     event_del(s->tick); /* the engine fails by this too: no need to say that */
     s->exit_code = 1;
-    end_ranks(s, r->lost.msg);
+    end_soon(s, why);
 }
 
 static void on_tick(evutil_socket_t fd, short what, void *arg)
@@ -368,9 +367,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     struct error why = {0};
     if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
         s->engine_failed = true; /* the server stays, and says so to whoever asks */
-        if (ranks_world())
-            ranks_lose(ranks_world(), "%s", why.msg); /* which is the end, and said there */
-        else
+        if (!job_fail(why.msg)) /* a job ends, and on_job_lost logs it */
             log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
     }
     api_requests_tick(s);
@@ -421,9 +418,9 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
         event_base_loopbreak(s->base);
         return;
     }
-    if (ranks_world()) {
+    if (job_alarm() >= 0) {
         log_line(LOG_INFO, "shutting down", LOG_NUM("running", s->n_requests));
-        end_ranks(s, "the server is shutting down");
+        end_soon(s, "the server is shutting down");
         return;
     }
     s->draining = true;
@@ -499,8 +496,7 @@ static void loop(struct server *s)
 {
     struct event *term = watch(s, SIGTERM, EV_SIGNAL | EV_PERSIST, on_signal);
     struct event *intr = watch(s, SIGINT, EV_SIGNAL | EV_PERSIST, on_signal);
-    struct event *ranks =
-        ranks_world() ? watch(s, ranks_world()->alarm, EV_READ, on_alarm_of_ranks) : NULL;
+    struct event *lost = job_alarm() >= 0 ? watch(s, job_alarm(), EV_READ, on_job_lost) : NULL;
     s->on_events = watch(s, events_fd(s->events), EV_READ | EV_PERSIST, on_events);
     s->on_jobs = watch(s, s->jobs_fd, EV_READ | EV_PERSIST, on_jobs);
     s->more_events = timer(s, 0, on_events);
@@ -538,8 +534,8 @@ static void loop(struct server *s)
                               s->job_tick, s->tick, s->grace,     s->last};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         event_free(events[i]);
-    if (ranks)
-        event_free(ranks);
+    if (lost)
+        event_free(lost);
 }
 
 int server_run(const struct server_options *opt, struct error *err)

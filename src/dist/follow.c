@@ -1,23 +1,22 @@
-/* Ranks other than the first: see follow.h. Owns the form of what rank 0 says. */
-#include "engine/follow.h"
-#include "backend/backend.h"
+/* Messages from rank 0 to the others: see follow.h. */
+#include "dist/follow.h"
 #include "base/mem.h"
 
-#include <stdio.h>
 #include <string.h>
 
-enum word { WORD_END, WORD_PLAN, WORD_STEP, WORD_HERE };
+enum word { WORD_END, WORD_OPEN, WORD_STEP, WORD_ALIVE };
 
 enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
 enum { LORA_INTS = sizeof(struct lora_use) / sizeof(int32_t) };
 
-/* What is said of a step: this, then its arrays. */
+/* A message begins with this. A step's arrays follow. */
 struct word_head {
     int32_t word;
     int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
     int32_t n_loras;
     int32_t has_types, has_states, has_from, keep, deterministic;
-    int32_t n_ints;
+    int32_t page_len;
+    int32_t n_ints; /* of its arrays; WORD_OPEN: bytes */
     uint64_t key;
 };
 
@@ -31,30 +30,35 @@ static size_t bytes_of(size_t ints)
     return ints * sizeof(int32_t);
 }
 
-/* What is said of a step stays until all have heard it, which may be after the next one is said. */
-struct follow_said {
+/* A message stays until all have heard it, which may be after the next one has begun. */
+struct follow_teller {
     struct ranks *r;
-    struct said {
+    int page_len;
+    struct told {
         struct message m;
-        int32_t *ints; /* of a step of many rows */
+        int32_t *ints; /* arrays of a step of many rows */
         struct ranks_wait *head, *rest;
     } last[2];
     unsigned turn;
 };
 
-struct follow_said *follow_said_new(struct ranks *r, const struct step_limits *lim, int max_pages)
+struct follow_teller *follow_teller_new(struct ranks *r, const struct bounds *bounds)
 {
-    struct follow_said *s = mem_zalloc(1, sizeof *s);
-    size_t tokens = (size_t)lim->max_tokens, seqs = (size_t)lim->max_seqs;
-    size_t ints = 5 * tokens + seqs * (6 + (size_t)max_pages + LORA_MAX_USES * LORA_INTS) + 1 +
-                  (size_t)lim->max_out;
+    if (r->rank > 0)
+        return NULL;
+    struct follow_teller *s = mem_zalloc(1, sizeof *s);
+    size_t tokens = (size_t)bounds->max_tokens, seqs = (size_t)bounds->max_seqs;
+    size_t ints = 5 * tokens +
+                  seqs * (6 + (size_t)bounds->max_pages + LORA_MAX_USES * LORA_INTS) + 1 +
+                  (size_t)bounds->max_out;
     s->r = r;
-    for (int i = 0; r->rank == 0 && i < 2; i++)
+    s->page_len = bounds->page_len;
+    for (int i = 0; i < 2; i++)
         s->last[i].ints = mem_zalloc(ints, sizeof(int32_t));
     return s;
 }
 
-void follow_said_free(struct follow_said *s)
+void follow_teller_free(struct follow_teller *s)
 {
     for (int i = 0; s && i < 2; i++) {
         ranks_wait_end(s->r, &s->last[i].head);
@@ -64,11 +68,10 @@ void follow_said_free(struct follow_said *s)
     mem_free(s);
 }
 
-bool follow_tell_plan(struct ranks *r, struct follow_plan *plan, struct follow_lora *loras)
+bool follow_tell_open(struct ranks *r, void *what, size_t bytes)
 {
-    struct message m = {.head.word = WORD_PLAN};
-    return ranks_tell(r, &m, sizeof m, false) && ranks_tell(r, plan, sizeof *plan, false) &&
-           (!plan->n_loras || ranks_tell(r, loras, (size_t)plan->n_loras * sizeof *loras, false));
+    struct message m = {.head = {.word = WORD_OPEN, .n_ints = (int32_t)bytes}};
+    return ranks_tell(r, &m, sizeof m, false) && ranks_tell(r, what, bytes, false);
 }
 
 void follow_tell_end(struct ranks *r)
@@ -80,9 +83,9 @@ void follow_tell_end(struct ranks *r)
     r->following = false;
 }
 
-void follow_tell_here(struct ranks *r)
+void follow_tell_alive(struct ranks *r)
 {
-    struct message m = {.head.word = WORD_HERE};
+    struct message m = {.head.word = WORD_ALIVE};
     if (ranks_tell(r, &m, sizeof m, false))
         ranks_meet(r);
 }
@@ -109,10 +112,10 @@ static const int32_t *take(struct packer *p, int n)
     return p->at - n;
 }
 
-void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len,
-                      struct step_way how)
+void follow_tell_step(struct follow_teller *s, const struct batch *b, struct follow_step how)
 {
-    struct said *now = &s->last[s->turn++ % 2];
+    int page_len = s->page_len;
+    struct told *now = &s->last[s->turn++ % 2];
     ranks_wait_end(s->r, &now->head);
     ranks_wait_end(s->r, &now->rest);
     struct word_head *h = &now->m.head;
@@ -127,6 +130,7 @@ void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len
                             .has_from = b->from != NULL,
                             .keep = b->keep,
                             .deterministic = how.deterministic,
+                            .page_len = page_len,
                             .key = how.key};
     for (int i = 0; i < b->n_seqs; i++)
         h->n_pages += pages_of(b, i, page_len);
@@ -167,7 +171,8 @@ void follow_tell_step(struct follow_said *s, const struct batch *b, int page_len
 
 struct follower {
     struct ranks *r;
-    struct runtime *rt;
+    const struct follow_ops *ops;
+    void *opened; /* NULL: nothing yet */
     struct message m;
     int32_t *ints, *pages;
     struct lora_use *loras;
@@ -199,8 +204,7 @@ static void take_loras(struct follower *f, struct packer *p, struct batch *b)
 static void run_step(struct follower *f)
 {
     const struct word_head *h = &f->m.head;
-    struct model *model = f->rt->model;
-    int page_len = f->rt->kv->page_len, max_pages = 1;
+    int page_len = h->page_len, max_pages = 1;
     int32_t *ints = f->m.ints;
     if (h->n_ints > SHORT_INTS) {
         ints = grow(&f->ints, &f->n_ints, (size_t)h->n_ints);
@@ -213,8 +217,7 @@ static void run_step(struct follower *f)
                       .n_decode = h->n_decode,
                       .n_out = h->n_out,
                       .n_loras = h->n_loras,
-                      .keep = h->keep,
-                      .kv = f->rt->kv->layers};
+                      .keep = h->keep};
     b.tokens = take(&p, b.n_tokens);
     b.pos = take(&p, b.n_tokens);
     b.slot = take(&p, b.n_tokens);
@@ -244,46 +247,37 @@ static void run_step(struct follower *f)
     }
     b.pages = pages;
     b.max_pages = max_pages;
-    struct step_way how = {h->key, h->deterministic};
-    model->be->deterministic = how.deterministic;
     struct error err = {0};
-    if (!step_follow(f->rt->step, &b, how, &err))
+    if (!f->ops->step(f->opened, &b, (struct follow_step){h->key, h->deterministic}, &err))
         ranks_fail(f->r, err.msg);
 }
 
-static bool open_plan(struct follower *f)
+static bool open(struct follower *f)
 {
-    struct follow_plan *plan = mem_zalloc(1, sizeof *plan);
-    struct error err = {0};
-    struct follow_lora *loras = NULL;
-    bool ok = ranks_tell(f->r, plan, sizeof *plan, false);
-    if (ok && plan->n_loras) {
-        size_t n = (size_t)plan->n_loras;
-        loras = mem_zalloc(n, sizeof *loras);
-        ok = ranks_tell(f->r, loras, n * sizeof *loras, false);
-    }
-    f->rt = ok ? runtime_follow(plan, loras, f->r, &err) : NULL;
-    mem_free(loras);
-    mem_free(plan);
-    return f->rt != NULL; /* rank 0 has heard why not */
+    size_t bytes = (size_t)f->m.head.n_ints;
+    void *what = mem_zalloc(1, bytes);
+    if (ranks_tell(f->r, what, bytes, false))
+        f->opened = f->ops->open(f->r, what, bytes);
+    mem_free(what);
+    return f->opened != NULL;
 }
 
-int follow(struct ranks *r)
+int follow(struct ranks *r, const struct follow_ops *ops)
 {
-    struct follower f = {.r = r};
+    struct follower f = {.r = r, .ops = ops};
     bool ok = true;
     while (ok && ranks_tell(r, &f.m, sizeof f.m, true) && f.m.head.word != WORD_END) {
-        if (f.m.head.word == WORD_PLAN)
-            ok = !f.rt && open_plan(&f);
-        else if (f.m.head.word == WORD_HERE)
+        if (f.m.head.word == WORD_OPEN)
+            ok = !f.opened && open(&f);
+        else if (f.m.head.word == WORD_ALIVE)
             ranks_meet(r);
-        else if (f.rt)
+        else if (f.opened)
             run_step(&f);
         ok = ok && ranks_ok(r, NULL);
     }
     mem_free(f.ints);
     mem_free(f.pages);
     mem_free(f.loras);
-    runtime_close(f.rt);
+    ops->close(f.opened);
     return ok && ranks_ok(r, NULL) ? 0 : 1;
 }

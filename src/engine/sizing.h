@@ -1,0 +1,60 @@
+/*
+ * How large things are made: the rows and sequences of a step, the context, the KV cache, slots for
+ * recurrent states. Follows from what the user asked for, from the network's shapes and from free memory.
+ * Opens nothing and allocates nothing.
+ */
+#ifndef STEEL_ENGINE_SIZING_H
+#define STEEL_ENGINE_SIZING_H
+
+#include "engine/runtime.h"
+
+/* Bounds of a step. stages: of a pipeline; 1 = none. */
+struct step_limits sizing_limits(const struct runtime_options *opt, bool gpu, int stages);
+/* Working memory of a step, an upper estimate: rows of activations, each expert's outputs, and logits. */
+size_t sizing_step_bytes(const struct network *net, const struct step_limits *lim);
+/* The same on a GPU, with the backend's own tables. Where adapters change mlps, gate, up and hidden units are kept as
+ * floats besides. */
+size_t sizing_gpu_step_bytes(const struct runtime_options *opt, const struct network *net,
+                             const struct step_limits *lim);
+/* Bytes of a token in the KV cache. */
+size_t sizing_token_bytes(const struct runtime_options *opt, const struct network *net);
+enum dtype sizing_kv_type(enum dtype t); /* DT_NONE becomes the default */
+bool sizing_has_adapters(const struct runtime_options *opt);
+
+/* Free memory while the KV cache is sized. */
+struct cache_room {
+    size_t free;   /* 0 = not known */
+    size_t usable; /* the share of it that may be used */
+    size_t taken;  /* needed for weights and working memory */
+    bool on_gpu;
+};
+
+struct cache_size {
+    int64_t tokens;
+    int n_states;
+    int context;
+};
+
+/* On the CPU, before anything is loaded. Weights that are computed from the file's own pages can be evicted, and do not
+ * count where there is no room for them. */
+struct cache_room sizing_host_room(const struct runtime_options *opt, const struct network *net,
+                                   const struct model_size *size, const struct step_limits *lim);
+/* On a GPU with `room` bytes left, after weights and adapters are loaded. */
+struct cache_room sizing_gpu_room(const struct runtime_options *opt, const struct network *net,
+                                  int context, size_t room);
+/* On a GPU, where the user named no number of sequences: as many as its cache holds. */
+int sizing_sequences(const struct runtime_options *opt, const struct network *net, int context,
+                     const struct cache_room *r);
+/* The context and the cache: as asked for, or as much as is useful and fits. What was asked for and does not fit is an
+ * error. A context below the model's own is added to `notice`. */
+bool sizing_cache(const struct runtime_options *opt, const struct config *c,
+                  const struct network *net, const struct step_limits *lim, struct cache_room room,
+                  struct cache_size *out, struct error *notice, struct error *err);
+/* For texts on a GPU: a cache for two steps in flight. False: only one fits; fit->kv_tokens then asks for one. */
+bool sizing_texts(struct runtime_options *fit, const struct config *c, const struct network *net,
+                  const struct step_limits *lim, struct cache_room room, struct cache_size *out,
+                  struct error *notice);
+/* Adds one thing the user should know; nothing where `what` is empty. */
+void sizing_add_notice(struct error *notice, const struct error *what);
+
+#endif
