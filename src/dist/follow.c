@@ -48,9 +48,8 @@ struct follow_teller *follow_teller_new(struct ranks *r, const struct bounds *bo
         return NULL;
     struct follow_teller *s = mem_zalloc(1, sizeof *s);
     size_t tokens = (size_t)bounds->max_tokens, seqs = (size_t)bounds->max_seqs;
-    size_t ints = 5 * tokens +
-                  seqs * (6 + (size_t)bounds->max_pages + LORA_MAX_USES * LORA_INTS) + 1 +
-                  (size_t)bounds->max_out;
+    size_t ints = 5 * tokens + seqs * (6 + (size_t)bounds->max_pages + LORA_MAX_USES * LORA_INTS) +
+                  1 + (size_t)bounds->max_out;
     s->r = r;
     s->page_len = bounds->page_len;
     for (int i = 0; i < 2; i++)

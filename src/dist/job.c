@@ -3,7 +3,8 @@
 #include "dist/follow.h"
 #include "dist/ranks.h"
 
-_Static_assert((int)JOB_ARGUMENTS == (int)RANKS_VALUE, "arguments are compared as a value of ranks");
+_Static_assert((int)JOB_ARGUMENTS == (int)RANKS_VALUE,
+               "arguments are compared as a value of ranks");
 
 enum job_role job_join(const char *program, const char *arguments, struct error *say)
 {

@@ -5,6 +5,7 @@
 #ifndef STEEL_DIST_JOIN_H
 #define STEEL_DIST_JOIN_H
 
+#include "backend/options.h"
 #include "dist/ranks.h"
 #include "model/model.h"
 

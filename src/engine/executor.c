@@ -18,13 +18,13 @@ struct staged_step {
 struct executor {
     struct model *m;
     struct bounds bounds;
-    struct ranks *r;           /* NULL: this process alone */
+    struct ranks *r;            /* NULL: this process alone */
     struct follow_teller *tell; /* tells the other ranks of steps, or NULL */
-    struct pipeline *pipeline; /* NULL: this process has all layers */
-    int32_t *sampled;          /* (max_out) */
-    struct sampler **samplers; /* (max_out) */
-    int n_out;                 /* of the step started last */
-    unsigned turn;             /* counts steps */
+    struct pipeline *pipeline;  /* NULL: this process has all layers */
+    int32_t *sampled;           /* (max_out) */
+    struct sampler **samplers;  /* (max_out) */
+    int n_out;                  /* of the step started last */
+    unsigned turn;              /* counts steps */
     /* With a pipeline: */
     struct staged_step steps[2]; /* in flight, the oldest first */
     int n_steps;

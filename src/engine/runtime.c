@@ -269,8 +269,8 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
     rt->context = cache.context;
-    rt->kv = kvcache_new(rt->be, net, sizing_kv_type(o->opt->k_type), sizing_kv_type(o->opt->v_type),
-                         page_len, (int)pages, cache.n_states, err);
+    rt->kv = kvcache_new(rt->be, net, sizing_kv_type(o->opt->k_type),
+                         sizing_kv_type(o->opt->v_type), page_len, (int)pages, cache.n_states, err);
     if (!agree(meet, rt->kv != NULL, err))
         return false;
     model_set_context(rt->model, rt->context);

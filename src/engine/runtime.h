@@ -55,7 +55,7 @@ struct runtime {
     struct profile profile;
     int context;
     int draft;    /* as options have it, 0 where nothing drafts */
-    char gpu[32];             /* the device's name, where processes of this machine take its GPUs in turn */
+    char gpu[32]; /* the device's name, where processes of this machine take its GPUs in turn */
     struct model_shard shard; /* the part of the network that this process has; cut NULL = all */
     int64_t load_ns;
     struct grammar_vocab *grammar_vocab; /* made when first needed */

@@ -110,7 +110,8 @@ static size_t expanded_bytes(const struct runtime_options *opt, const struct net
         mixer_cache_dims(&net->layers[i].mixer, &k, &v);
         most = k + v > most ? k + v : most;
     }
-    bool quantised = kv_quantised(sizing_kv_type(opt->k_type)) || kv_quantised(sizing_kv_type(opt->v_type));
+    bool quantised =
+        kv_quantised(sizing_kv_type(opt->k_type)) || kv_quantised(sizing_kv_type(opt->v_type));
     return quantised ? 2 * (size_t)most : 0;
 }
 
@@ -128,7 +129,7 @@ struct cache_room sizing_gpu_room(const struct runtime_options *opt, const struc
 }
 
 int sizing_sequences(const struct runtime_options *opt, const struct network *net, int context,
-                         const struct cache_room *r)
+                     const struct cache_room *r)
 {
     if (opt->max_seqs_gpu <= 0)
         return 0;

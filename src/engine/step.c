@@ -24,20 +24,20 @@ struct stepper {
     struct step_limits limits;
     int max_pages;
     struct batch b;
-    int32_t *tokens, *pos, *slot; /* (max_tokens) */
-    int32_t *types;               /* (max_tokens), or NULL where the model knows none */
-    int32_t *after;            /* (max_tokens) step_item.after */
-    int32_t *q_start, *kv_len; /* (max_seqs + 1), (max_seqs) */
-    int32_t *pages;            /* (max_seqs, max_pages) */
-    int32_t *out_rows;           /* (max_out) */
-    int32_t *states;             /* (4, max_seqs) read, written, rows before a save, saved to */
-    struct row_choice *choices;  /* (max_out) */
-    int32_t *from;               /* (max_tokens) of the MTP block's steps, or NULL */
-    struct sampler *greedy;      /* of drafts */
-    struct lora_use *loras;      /* (max_seqs * LORA_MAX_USES), or NULL */
+    int32_t *tokens, *pos, *slot;   /* (max_tokens) */
+    int32_t *types;                 /* (max_tokens), or NULL where the model knows none */
+    int32_t *after;                 /* (max_tokens) step_item.after */
+    int32_t *q_start, *kv_len;      /* (max_seqs + 1), (max_seqs) */
+    int32_t *pages;                 /* (max_seqs, max_pages) */
+    int32_t *out_rows;              /* (max_out) */
+    int32_t *states;                /* (4, max_seqs) read, written, rows before a save, saved to */
+    struct row_choice *choices;     /* (max_out) */
+    int32_t *from;                  /* (max_tokens) of the MTP block's steps, or NULL */
+    struct sampler *greedy;         /* of drafts */
+    struct lora_use *loras;         /* (max_seqs * LORA_MAX_USES), or NULL */
     struct started_step started[2]; /* the oldest first */
     int n_started;
-    int owed;                   /* sequences of the step that have no slot for their state yet */
+    int owed; /* sequences of the step that have no slot for their state yet */
     struct executor *executor;
 };
 
@@ -98,9 +98,9 @@ void stepper_free(struct stepper *st)
         return;
     executor_free(st->executor);
     sampler_free(st->greedy);
-    void *owned[] = {st->tokens, st->types,  st->pos,      st->slot,    st->q_start,
-                     st->kv_len, st->pages,  st->out_rows, st->choices, st->states,
-                     st->loras,  st->from,   st->after,    st};
+    void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
+                     st->kv_len, st->pages, st->out_rows, st->choices, st->states,
+                     st->loras,  st->from,  st->after,    st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }

@@ -367,7 +367,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     struct error why = {0};
     if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
         s->engine_failed = true; /* the server stays, and says so to whoever asks */
-        if (!job_fail(why.msg)) /* a job ends, and on_job_lost logs it */
+        if (!job_fail(why.msg))  /* a job ends, and on_job_lost logs it */
             log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
     }
     api_requests_tick(s);
