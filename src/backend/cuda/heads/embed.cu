@@ -67,12 +67,13 @@ static __global__ void embed_given_kernel(const float *embeds, const int32_t *to
         x[(size_t)t * (size_t)width + (size_t)k] = embeds[(size_t)i * (size_t)width + (size_t)k];
 }
 
-void embed_given(struct cuda_backend *cu, const float *embeds, const struct step *s, float *x)
+void embed_given(struct cuda_backend *cu, const float *embeds, int n_vocab, const struct step *s,
+                 float *x)
 {
     int width = cu->shape.n_embd;
     cuda_launch(cu, embed_given_kernel,
                 dim3((unsigned)ceil_div(width, TILE_K), (unsigned)s->n_tokens), TILE_K, 0,
-                LAUNCH_EARLY, embeds, s->tokens, cu->net->n_vocab, width, x);
+                LAUNCH_EARLY, embeds, s->tokens, n_vocab, width, x);
 }
 
 /* x[t,:] += table[index[t] + offset,:]. Grid as above. */
