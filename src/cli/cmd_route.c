@@ -1,4 +1,4 @@
-/* steel route: flags for the gateway. */
+/* steel route: the flags of the gateway. */
 #include "cli/listen.h"
 #include "route/balancer.h"
 #include "route/gateway.h"
@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What goes into a header must be one line of it. */
+/* Whether the text is safe inside a header line. */
 static bool is_header_text(const char *s)
 {
     for (; *s; s++)
@@ -22,11 +22,11 @@ static bool finish_options(const struct usage *u, const struct opt_list *upstrea
     o->n_upstreams = upstreams->n;
     o->health_ms = (int)(interval_s * 1000);
     if (!upstreams->n)
-        args_usage_error(u, "no --upstream: where should requests go?");
+        args_usage_error(u, "--upstream is missing: the URL of at least one server");
     else if (upstreams->n > BALANCER_MAX_REPLICAS)
         args_usage_error(u, "%d times --upstream: at most %d", upstreams->n, BALANCER_MAX_REPLICAS);
     else if (o->upstream_key && (!*o->upstream_key || !is_header_text(o->upstream_key)))
-        args_usage_error(u, "--upstream-api-key: blanks and control characters are no key");
+        args_usage_error(u, "--upstream-api-key: a key has no blanks or control characters");
     else if (*o->health_path != '/' || !is_header_text(o->health_path))
         args_usage_error(u, "--health-path %s: use a path such as /health", o->health_path);
     else
@@ -52,51 +52,51 @@ int cmd_route(int argc, char **argv)
                                 .n_prefixes = 1 << 18};
     const struct opt opts[] = {
         {OPT_LIST, 'u', "upstream", 0, &upstreams, 0, 0, "URL",
-         "a server, as http://host:8080 (repeatable, up to 64)"},
+         "a server such as http://host:8080 (repeatable, up to 64)"},
         {OPT_STRING, 0, "upstream-api-key", 0, &o.upstream_key, 0, 0, "KEY",
-         "sent to them instead of the client's own key"},
+         "key for the servers, replaces the client's"},
         {OPT_STRING, 0, "upstream-ca-file", 0, &o.ca_file, 0, 0, "FILE",
-         "certificates that https upstreams are checked by, PEM (default: the system's)"},
+         "CA certificates of https servers, PEM (default: the system's)"},
         {OPT_FLAG, 0, "upstream-insecure", 0, &o.insecure, 0, 0, 0,
-         "do not check certificates of https upstreams"},
+         "do not verify certificates of https servers"},
         {OPT_INT, 0, "max-per-upstream", 0, &o.max_per_upstream, 1, 65536, "N",
-         "requests one server has at once (default 1024); 503 when all have as many"},
+         "concurrent requests per server (default 1024); 503 if all are full"},
         {OPT_INT, 0, "retries", 0, &o.retries, 0, 64, "N",
-         "other servers to try with what has not begun (default 3)"},
+         "retries on other servers before the first byte (default 3)"},
         {OPT_INT, 0, "prefixes", 0, &o.n_prefixes, 8, 1 << 24, "N",
-         "beginnings of prompts to remember, 24 bytes each (default 262144)"},
+         "entries of the prompt prefix table, 24 bytes each (default 262144)"},
         {OPT_HEADING, 0, "health", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "health-path", 0, &o.health_path, 0, 0, "PATH",
-         "what is asked for; 2xx is well (default /health)"},
+         "path of health probes; 2xx is healthy (default /health)"},
         {OPT_FLOAT, 0, "health-interval", 0, &interval_s, 0.01, 3600, "S",
-         "between questions (default 2)"},
+         "interval of probes (default 2)"},
         {OPT_INT, 0, "health-timeout", 0, &o.health_timeout_s, 1, 3600, "S",
-         "for an answer (default 5)"},
+         "timeout of a probe (default 5)"},
         {OPT_INT, 0, "health-fails", 0, &o.fails, 1, 100, "N",
-         "failures in a row that take a server out (default 2)"},
+         "failures in a row before a server is removed (default 2)"},
         {OPT_INT, 0, "health-rises", 0, &o.rises, 1, 100, "N",
-         "good answers in a row that bring it back (default 2)"},
+         "successes in a row before it returns (default 2)"},
         {OPT_INT, 0, "slow-start", 0, &o.slow_start_s, 0, 86400, "S",
-         "time in which its share then grows to a whole one (default 10)"},
-        {OPT_HEADING, 0, "waiting for servers", 0, 0, 0, 0, 0, 0},
-        {OPT_INT, 0, "connect-timeout", 0, &o.connect_s, 1, 3600, "S",
-         "for a connection (default 5)"},
+         "time until it gets its full share again (default 10)"},
+        {OPT_HEADING, 0, "timeouts of servers", 0, 0, 0, 0, 0, 0},
+        {OPT_INT, 0, "connect-timeout", 0, &o.connect_s, 1, 3600, "S", "to connect (default 5)"},
         {OPT_INT, 0, "answer-timeout", 0, &o.answer_s, 1, 86400, "S",
-         "for an answer to begin; then 504 (default 600)"},
+         "to the response head; then 504 (default 600)"},
         {OPT_INT, 0, "idle-timeout", 0, &o.idle_s, 1, 86400, "S",
-         "for it to go on; then it is cut (default 120)"},
+         "between pieces of the body; then it is cut off (default 120)"},
         {OPT_HEADING, 0, "clients", 0, 0, 0, 0, 0, 0},
         LISTEN_ROWS(listen),
     };
     const struct usage u = {
         .command = "route",
         .synopsis = "--upstream URL --upstream URL ... [options]",
-        .about = "One address in front of several servers. A request goes to the one whose cache "
-                 "likely\n"
-                 "holds its beginning, else to the one with least to do. Sick servers are left "
-                 "out, and\n"
-                 "what has not begun is tried on another. /health, /v1/models and /metrics speak "
-                 "for all.",
+        .about =
+            "A gateway in front of several servers. A request goes to the server that probably "
+            "has its\n"
+            "prefix cached, else to the least loaded one. Unhealthy servers get no requests, "
+            "and requests\n"
+            "that have not begun are retried. /health, /v1/models and /metrics cover all "
+            "servers.",
         .examples = "  steel serve model.gguf --port 8081 &\n"
                     "  steel serve model.gguf --port 8082 &\n"
                     "  steel route --upstream http://127.0.0.1:8081 --upstream "

@@ -1,4 +1,4 @@
-/* steel serve: flags for the server. Keeps the names llama-server's and vLLM's users know. */
+/* steel serve: its flags, with the names of llama-server and vLLM as aliases. */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/listen.h"
@@ -25,7 +25,7 @@ struct serve_flags {
     const char *ignored_text;
 };
 
-/* A quarter of the memory that is free now. */
+/* A quarter of the free memory. */
 static size_t default_kv_bytes(void)
 {
     size_t bytes = sysmem_available("") / 4;
@@ -80,9 +80,9 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
         style = !strcmp(f->metrics, styles[i]) ? i : style;
     for (int i = 0; i < f->page_origins.n; i++)
         if (!web_origin_valid(f->page_origins.items[i])) {
-            args_usage_error(u,
-                             "--page-connect %s: use scheme://host:port, as http://localhost:3000",
-                             f->page_origins.items[i]);
+            args_usage_error(
+                u, "--page-connect %s: use scheme://host:port, such as http://localhost:3000",
+                f->page_origins.items[i]);
             return false;
         }
     if (style < 0) {
@@ -95,7 +95,7 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     return true;
 }
 
-/* [NAME=]MODEL of a model beside the one that answers. *name is to be freed. */
+/* Parses [NAME=]MODEL of an embedding or rerank model. The caller frees *name. */
 static bool resolve_helper(const char **model, const char **name, struct error *err)
 {
     const char *equals = *model ? strchr(*model, '=') : NULL,
@@ -109,7 +109,7 @@ static bool resolve_helper(const char **model, const char **name, struct error *
     return hub_resolve(model, err);
 }
 
-/* A template that was named is there and can be read, before a model is loaded for it. */
+/* Checks --chat-template before the model is loaded. */
 static bool check_template(const char *path, struct error *err)
 {
     struct chat_source source = {0};
@@ -141,57 +141,58 @@ int cmd_serve(int argc, char **argv)
         {OPT_STRING, 'a', "alias", "served-model-name", &f.srv.alias, 0, 0, "NAME",
          "the model's name in replies (default: from the file)"},
         {OPT_STRING, 0, "embedding", 0, &f.srv.embedding, 0, 0, "[NAME=]MODEL",
-         "a model for /v1/embeddings beside the one that answers"},
-        {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "[NAME=]MODEL", "one for /v1/rerank"},
+         "also load an embedding model for /v1/embeddings"},
+        {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "[NAME=]MODEL",
+         "also load a model for /v1/rerank"},
         LORA_ROW(f.model),
         {OPT_LIST, 0, "lora-modules", 0, &f.model.loras, 0, 0, "NAME=PATH", NULL},
         {OPT_FLAG, 0, "enable-lora", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "allow-lora-loading", 0, &f.srv.allow_lora_loading, 0, 0, 0,
-         "let clients load and unload adapters from this machine's files"},
+         "clients may load and unload adapters from local files"},
         {OPT_INT, 0, "max-lora-rank", 0, &f.lora_rank, 1, LORA_MAX_RANK, "N",
-         "of adapters that clients load (default 64)"},
+         "maximum rank of adapters that clients load (default 64)"},
         LISTEN_ROWS(f.listen),
         {OPT_LIST, 0, "page-connect", 0, &f.page_origins, 0, 0, "ORIGIN",
-         "let tools of the web page call this origin, as http://localhost:3000 (repeatable)"},
+         "origin that tools of the web page may call, such as http://localhost:3000 (repeatable)"},
         {OPT_INT, 0, "max-body-mb", 0, &f.body_mb, 1, 1024, "N", NULL},
         {OPT_STRING, 0, "max-unsent", 0, &f.max_unsent, 0, 0, "SIZE",
-         "answers kept for a client that does not read them (default 64M)"},
+         "output buffered for a client that reads slowly (default 64M)"},
         {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_INT, 0, "sse-ping", 0, &f.srv.ping_s, 1, 3600, "S",
-         "comment on a silent stream after so long (default 15)"},
+         "interval of keep-alive comments on silent streams (default 15)"},
         {OPT_STRING, 0, "metrics-compat", 0, &f.metrics, 0, 0, "STYLE",
-         "names in /metrics: steel, vllm or llamacpp"},
+         "metric names: steel, vllm or llamacpp (default steel)"},
         {OPT_HEADING, 0, "batching", 0, 0, 0, 0, 0, 0},
         {OPT_INT, 0, "max-num-seqs", "-np", &e->runtime.max_seqs, 1, 4096, "N",
-         "answers generated at once (default 16; on a GPU as many as its cache holds, up to 256)"},
+         "maximum batch size (default 16; on a GPU what its KV cache holds, up to 256)"},
         {OPT_INT, 0, "parallel", 0, &e->runtime.max_seqs, 1, 4096, "N", NULL},
         {OPT_INT, 0, "max-queue", 0, &e->max_queue, 1, 1 << 20, "N",
-         "requests that may wait before 429 (default 512)"},
+         "queued requests before 429 (default 512)"},
         {OPT_INT, 0, "max-parallel-per-client", 0, &e->max_per_client, 1, 4096, "N",
-         "answers of one API key, or address, at once (default: its fair share)"},
+         "sequences in the batch per API key or address (default: a fair share)"},
         {OPT_FLOAT, 0, "step-ms", 0, &f.step_ms, 0, 60000, "MS",
-         "time a step may take while answers run (default: 3 decodes', at least 250)"},
+         "target time of a step with decodes in it (default: 3 decode steps, at least 250)"},
         {OPT_INT, 'b', "batch-size", "max-num-batched-tokens", &e->runtime.max_tokens, 1, 1 << 20,
-         "N", "most tokens in a step (default 512, on a GPU 2048)"},
+         "N", "maximum tokens per step (default 512, on a GPU 2048)"},
         {OPT_STRING, 0, "kv-memory", 0, &f.kv_memory, 0, 0, "SIZE",
-         "most memory for the KV cache (default: a quarter of what is free)"},
+         "memory for the KV cache (default: a quarter of the free memory)"},
         {OPT_STRING, 0, "state-memory", 0, &f.state_memory, 0, 0, "SIZE",
-         "memory for checkpoints of recurrent states (default: 2 a request, at most a quarter)"},
+         "memory for recurrent-state checkpoints (default: 2 per sequence, at most a quarter)"},
         {OPT_INT, 0, "kv-tokens", 0, &f.kv_tokens, 1, 1 << 30, "N",
-         "size of the KV cache in tokens (default: as memory allows)"},
+         "size of the KV cache in tokens (default: by --kv-memory)"},
         {OPT_FLAG, 0, "no-prefix-cache", "no-enable-prefix-caching", &f.no_prefix_cache, 0, 0, 0,
-         "forget prompts when their answers end"},
+         "disable the prefix cache"},
         {OPT_FLAG, 0, "enable-prefix-caching", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "share-prefix-cache", 0, &f.srv.share_prefix_cache, 0, 0, 0,
-         "share cached prompts among all API keys (default: within one key)"},
+         "share the prefix cache among all API keys (default: one per key)"},
         {OPT_FLAG, 0, "cache-salt-by-key", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "chat-template", "chat-template-file", &f.srv.chat_template, 0, 0, "FILE",
          "use this Jinja file instead of the model's template"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.srv.chat_format, 0, 0, "NAME",
-         "how tool calls and thinking are written (default: by the template)"},
-        /* What others need to be told and is always so here. */
+         "format of tool calls and thinking (default: by the template)"},
+        /* Flags of other servers for what is always on here. */
         {OPT_FLAG, 0, "jinja", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "cont-batching", "-cb", &f.ignored, 0, 0, 0, NULL},
         {OPT_SWITCH, 0, "flash-attn", "-fa", &f.ignored_text, 0, 0, "X", NULL},
@@ -199,7 +200,7 @@ int cmd_serve(int argc, char **argv)
         {OPT_INT, 0, "ubatch-size", "-ub", &e->runtime.max_tokens, 1, 1 << 20, "N", NULL},
         {OPT_FLAG, 0, "enable-auto-tool-choice", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "metrics", 0, &f.ignored, 0, 0, 0, NULL},
-        {OPT_HEADING, 0, "sampling, where a request does not say", 0, 0, 0, 0, 0, 0},
+        {OPT_HEADING, 0, "sampling defaults", 0, 0, 0, 0, 0, 0},
         {OPT_FLOAT, 0, "temp", "temperature", &s->temp, 0, 100, "T",
          "default: the model's, or 0.8"},
         {OPT_INT, 0, "top-k", 0, &s->top_k, 0, 1 << 28, "K",
@@ -241,12 +242,12 @@ int cmd_serve(int argc, char **argv)
         resolve_helper(&f.srv.embedding, &f.srv.embedding_name, &err) &&
         resolve_helper(&f.srv.rerank, &f.srv.rerank_name, &err)) {
         if (f.srv.model != asked && !f.srv.alias)
-            f.srv.alias = asked; /* the name that was asked for, not the file's */
+            f.srv.alias = asked; /* the requested name, not the file's */
         f.srv.page_origins = f.page_origins.items;
         f.srv.n_page_origins = f.page_origins.n;
         rc = server_run(&f.srv, &err);
     }
-    if (rc == EXIT_FAIL && err.msg[0]) /* else the log has said it */
+    if (rc == EXIT_FAIL && err.msg[0]) /* else it was logged */
         cli_fail(&err);
     mem_free((char *)(uintptr_t)f.srv.embedding_name);
     mem_free((char *)(uintptr_t)f.srv.rerank_name);

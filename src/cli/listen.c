@@ -1,4 +1,4 @@
-/* Flags of whatever listens. */
+/* See listen.h. */
 #include "cli/listen.h"
 #include "server/http/log.h"
 
@@ -47,7 +47,7 @@ bool listen_flags_finish(const struct usage *u, struct listen_flags *f)
     }
     for (int i = 0; i < f->keys.n; i++)
         if (!*f->keys.items[i]) {
-            args_usage_error(u, "--api-key: it is empty, and would keep nobody out");
+            args_usage_error(u, "--api-key: the key is empty");
             return false;
         }
     h->max_buffered = 8 * h->max_body;
@@ -66,7 +66,7 @@ bool listen_flags_finish(const struct usage *u, struct listen_flags *f)
             return false;
         }
     }
-    h->proxies = f->nets; /* the flags outlive the server */
+    h->proxies = f->nets; /* the flags live longer than the server */
     h->n_proxies = f->proxies.n;
     int level = -1;
     for (int i = 0; i < 4; i++)
@@ -83,7 +83,7 @@ bool listen_flags_finish(const struct usage *u, struct listen_flags *f)
     return false;
 }
 
-/* One key a line; empty lines and lines that begin with # are not keys. */
+/* One key per line. Skips empty lines and lines that begin with #. */
 static bool read_keys(const char *path, struct buf *text, struct opt_list *keys, struct error *err)
 {
     if (!cli_read_file(path, 1 << 20, text, err))
@@ -96,7 +96,7 @@ static bool read_keys(const char *path, struct buf *text, struct opt_list *keys,
         if (*line && *line != '#')
             args_list_add(keys, line);
     }
-    return keys->n > 0 || error_set(err, "%s: no key in it", path);
+    return keys->n > 0 || error_set(err, "%s: the file has no key", path);
 }
 
 bool listen_access(struct listen_flags *f, struct access_rules *out, struct error *err)

@@ -1,4 +1,4 @@
-/* Flags of whatever listens (`steel serve`, `steel route`): address, keys, limits, log. */
+/* The flags that `steel serve` and `steel route` share: address, keys, limits, log. */
 #ifndef STEEL_CLI_LISTEN_H
 #define STEEL_CLI_LISTEN_H
 
@@ -14,10 +14,10 @@ struct listen_flags {
     struct opt_list keys, origins, hosts, proxies;
     struct forwarded_net nets[LISTEN_PROXIES];
     int grace_s;
-    struct buf key_text; /* of the key file */
+    struct buf key_text; /* the text of the key file */
 };
 
-/* Rows for a table of options; f is a struct listen_flags. */
+/* Rows of a table of options; f is a struct listen_flags. */
 #define LISTEN_ROWS(f)                                                                             \
     {OPT_STRING, 0, "host", 0, &(f).http.host, 0, 0, "ADDR", "address (default 127.0.0.1)"},       \
         {OPT_INT,                                                                                  \
@@ -28,11 +28,9 @@ struct listen_flags {
          0,                                                                                        \
          65535,                                                                                    \
          "N",                                                                                      \
-         "port (default 8080; 0 = any free one)"},                                                 \
-        {OPT_LIST, 0,         "api-key",                                                           \
-         0,        &(f).keys, 0,                                                                   \
-         0,        "KEY",     "allow only with this key (repeatable)"},                            \
-        {OPT_STRING, 0, "api-key-file", 0, &(f).key_file, 0, 0, "FILE", "keys, one a line"},       \
+         "port (default 8080; 0 = any free port)"},                                                \
+        {OPT_LIST, 0, "api-key", 0, &(f).keys, 0, 0, "KEY", "require this key (repeatable)"},      \
+        {OPT_STRING, 0, "api-key-file", 0, &(f).key_file, 0, 0, "FILE", "keys, one per line"},     \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "ssl-cert-file",                                                                          \
@@ -52,7 +50,7 @@ struct listen_flags {
          0,                                                                                        \
          0,                                                                                        \
          "ORIGIN",                                                                                 \
-         "let pages of this origin call (default: localhost's); * = any (repeatable)"},            \
+         "origin whose pages may call (default: localhost); * = any (repeatable)"},                \
         {OPT_LIST,                                                                                 \
          0,                                                                                        \
          "allowed-hosts",                                                                          \
@@ -61,7 +59,7 @@ struct listen_flags {
          0,                                                                                        \
          0,                                                                                        \
          "NAME",                                                                                   \
-         "another name of this server in Host headers; * = any (repeatable)"},                     \
+         "further name accepted in Host headers; * = any (repeatable)"},                           \
         {OPT_LIST,                                                                                 \
          0,                                                                                        \
          "trusted-proxy",                                                                          \
@@ -70,7 +68,7 @@ struct listen_flags {
          0,                                                                                        \
          0,                                                                                        \
          "ADDR[/BITS]",                                                                            \
-         "believe this proxy's X-Forwarded-For: clients are told apart by it (repeatable)"},       \
+         "trust X-Forwarded-For from this proxy (repeatable)"},                                    \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "max-body",                                                                               \
@@ -79,7 +77,7 @@ struct listen_flags {
          0,                                                                                        \
          0,                                                                                        \
          "SIZE",                                                                                   \
-         "largest request (default 32M); larger ones get 413"},                                    \
+         "maximum request body (default 32M); larger ones get 413"},                               \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "max-buffered",                                                                           \
@@ -88,9 +86,16 @@ struct listen_flags {
          0,                                                                                        \
          0,                                                                                        \
          "SIZE",                                                                                   \
-         "requests held at once (default 8 of the largest); beyond that 503"},                     \
-        {OPT_INT, 0,   "max-connections",       0, &(f).http.max_conns, 1,                         \
-         65536,   "N", "at once (default 1024)"},                                                  \
+         "request bodies in memory (default 8 times --max-body); beyond that 503"},                \
+        {OPT_INT,                                                                                  \
+         0,                                                                                        \
+         "max-connections",                                                                        \
+         0,                                                                                        \
+         &(f).http.max_conns,                                                                      \
+         1,                                                                                        \
+         65536,                                                                                    \
+         "N",                                                                                      \
+         "open connections (default 1024)"},                                                       \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "max-connections-per-address",                                                            \
@@ -99,7 +104,7 @@ struct listen_flags {
          1,                                                                                        \
          65536,                                                                                    \
          "N",                                                                                      \
-         "of one address (default 7/8 of all; a proxy is one address)"},                           \
+         "open connections per address (default 7/8 of all; a proxy is one address)"},             \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "timeout",                                                                                \
@@ -108,7 +113,7 @@ struct listen_flags {
          1,                                                                                        \
          86400,                                                                                    \
          "S",                                                                                      \
-         "drop a client that takes no data for so long (default 30)"},                             \
+         "disconnect a client that reads no data for this long (default 30)"},                     \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "read-timeout",                                                                           \
@@ -117,7 +122,7 @@ struct listen_flags {
          1,                                                                                        \
          86400,                                                                                    \
          "S",                                                                                      \
-         "for a request to arrive whole; large bodies get 1 s more for 32 kB (default 30)"},       \
+         "timeout of a whole request, plus 1 s per 32 kB of body (default 30)"},                   \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "keep-alive",                                                                             \
@@ -126,7 +131,7 @@ struct listen_flags {
          1,                                                                                        \
          86400,                                                                                    \
          "S",                                                                                      \
-         "keep an idle connection for so long (default 75)"},                                      \
+         "timeout of idle connections (default 75)"},                                              \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "grace",                                                                                  \
@@ -135,7 +140,7 @@ struct listen_flags {
          0,                                                                                        \
          86400,                                                                                    \
          "S",                                                                                      \
-         "after SIGTERM let answers finish for so long (default 30)"},                             \
+         "time to finish requests after SIGTERM (default 30)"},                                    \
         {OPT_STRING,                                                                               \
          0,                                                                                        \
          "log-format",                                                                             \
@@ -151,9 +156,9 @@ struct listen_flags {
     }
 
 struct listen_flags listen_flags_default(void);
-/* Checks the flags and sets up the log; false after a usage message. */
+/* Checks the flags and configures the log; false after a usage message. */
 bool listen_flags_finish(const struct usage *u, struct listen_flags *f);
-/* The rules, with the key file's keys; they point into the flags. */
+/* Fills in the access rules, with the keys of the key file. They point into the flags. */
 bool listen_access(struct listen_flags *f, struct access_rules *out, struct error *err);
 void listen_flags_clear(struct listen_flags *f);
 

@@ -1,4 +1,4 @@
-/* Who may ask. See access.h. */
+/* See access.h. */
 #include "server/http/access.h"
 
 #include <arpa/inet.h>
@@ -17,7 +17,7 @@ const char *access_bearer(struct http_exchange *x)
     return v ? v : http_header(http_request(x), "Api-Key"); /* Azure's */
 }
 
-/* Takes the same time whatever the key's content. */
+/* Constant-time comparison. */
 bool access_key(const struct access_rules *a, struct http_exchange *x)
 {
     const char *key = access_bearer(x);
@@ -32,14 +32,14 @@ bool access_key(const struct access_rules *a, struct http_exchange *x)
 
 uint64_t access_client(const struct access_rules *a, uint64_t secret, struct http_exchange *x)
 {
-    const char *key =
-        a->n_keys ? access_bearer(x) : NULL; /* without keys, anybody could make up many */
+    const char *key = a->n_keys ? access_bearer(x)
+                                : NULL; /* without keys configured, a client could invent many */
     const char *address = http_client(x), *name = key ? key : address;
     size_t n = strlen(name);
     struct in6_addr v6;
     if (!key && inet_pton(AF_INET6, address, &v6) == 1) {
         name = (const char *)&v6;
-        n = 8; /* who has one address of a network has them all */
+        n = 8; /* an IPv6 client owns its whole /64 */
     }
     uint64_t h = secret ^ 0xcbf29ce484222325u;
     for (size_t i = 0; i < n; i++)
@@ -47,7 +47,7 @@ uint64_t access_client(const struct access_rules *a, uint64_t secret, struct htt
     return h;
 }
 
-/* The name in "name:port" or "[address]:port", without a final dot; false if it is no such thing. */
+/* Copies the name of "name:port" or "[address]:port", without a final dot. False: malformed. */
 static bool host_name(const char *v, char *out, size_t size)
 {
     const char *end;
@@ -88,7 +88,7 @@ bool access_is_loopback(const char *host)
     return is_localhost(name);
 }
 
-/* An address cannot be made to mean another machine; a name can, by whoever owns it. */
+/* DNS rebinding needs a name: whoever owns it can point it here. An address is safe. */
 bool access_host(const struct access_rules *a, struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Host");
@@ -97,7 +97,7 @@ bool access_host(const struct access_rules *a, struct http_exchange *x)
     for (int i = 0; i < a->n_hosts; i++)
         if (!strcmp(a->hosts[i], "*"))
             return true;
-    if (!v) /* HTTP/1.0: no browser */
+    if (!v) /* HTTP/1.0: not a browser */
         return true;
     if (!host_name(v, name, sizeof name))
         return false;
@@ -111,7 +111,7 @@ bool access_host(const struct access_rules *a, struct http_exchange *x)
     return is_localhost(name) || !strcasecmp(name, a->host) || !strcasecmp(name, own);
 }
 
-/* A page that this machine serves: http or https, one of the names it has for itself, any port. */
+/* An origin on this machine: http or https, a loopback name, any port. */
 static bool is_local_origin(const char *origin)
 {
     char name[256];
@@ -122,7 +122,7 @@ static bool is_local_origin(const char *origin)
            (is_localhost(name) || !strcmp(name, "127.0.0.1") || !strcmp(name, "::1"));
 }
 
-/* In --cors-origin, or this machine's where there is none; *any: by "*". */
+/* Whether the origin is in --cors-origin, or on this machine if there is none. *any: allowed by "*". */
 static bool origin_listed(const struct access_rules *a, const char *origin, bool *any)
 {
     *any = false;
@@ -136,7 +136,7 @@ static bool origin_listed(const struct access_rules *a, const char *origin, bool
     return false;
 }
 
-/* Browsers say on whose behalf they post, and a page cannot make them say otherwise. */
+/* Browsers send Origin or Sec-Fetch-Site with a POST, and pages cannot forge them. */
 bool access_origin(const struct access_rules *a, struct http_exchange *x)
 {
     const struct http_head *h = http_request(x);
@@ -151,15 +151,15 @@ bool access_origin(const struct access_rules *a, struct http_exchange *x)
     return origin_listed(a, origin, &any) || (name && host && !strcasecmp(name + 3, host));
 }
 
-/* Bodies come as they are: what they would be once unpacked is not known before it is paid for. */
+/* Compressed bodies are refused: their decompressed size is unknown before the work is done. */
 bool access_encoding(struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Content-Encoding");
     return !v || !*v || !strcasecmp(v, "identity");
 }
 
-/* What a form or a page may send anywhere without the browser asking first. Forms' own type is not
- * here: curl says it by default, and from browsers it comes with an Origin. */
+/* Types that a page may post to any site without a CORS preflight. The type of forms is missing because
+ * it is curl's default, and browsers send an Origin with it. */
 bool access_type(struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Content-Type");

@@ -1,7 +1,7 @@
 /*
- * Who may ask: API keys, the Host header (a page of somebody else whose name suddenly means this
- * machine), pages of other sites that post without asking first, and who a client is. Looks at heads
- * only; knows neither bodies nor models. The server and the gateway share it.
+ * Access checks on request heads: API keys, the Host header (against DNS rebinding), origins of posts
+ * without a CORS preflight, and the identity of a client. Knows neither bodies nor models. The server
+ * and the gateway share it.
  */
 #ifndef STEEL_SERVER_ACCESS_H
 #define STEEL_SERVER_ACCESS_H
@@ -9,26 +9,28 @@
 #include "server/http/http.h"
 
 struct access_rules {
-    const char *const *keys; /* (n_keys) API keys; none = open to all */
+    const char *const *keys; /* (n_keys) API keys; none = no key needed */
     int n_keys;
-    const char *const *origins; /* (n_origins) allowed by CORS; "*" = all; none = this machine's */
+    const char *const
+        *origins; /* (n_origins) allowed by CORS; "*" = all; none = origins on this machine */
     int n_origins;
-    const char *const *hosts; /* (n_hosts) names in Host headers beside our own; "*" = all */
+    const char *const *hosts; /* (n_hosts) further names accepted in Host headers; "*" = all */
     int n_hosts;
-    const char *host; /* the name or address that is listened on */
+    const char *host; /* the name or address of the listener */
 };
 
-const char *access_bearer(struct http_exchange *x); /* the API key it carries; NULL = none */
+const char *access_bearer(struct http_exchange *x); /* its API key; NULL = none */
 bool access_key(const struct access_rules *a, struct http_exchange *x);
 uint64_t access_client(const struct access_rules *a, uint64_t secret, struct http_exchange *x);
-bool access_host(const struct access_rules *a, struct http_exchange *x); /* the Host is ours */
+bool access_host(const struct access_rules *a,
+                 struct http_exchange *x); /* the Host header names this server */
 bool access_origin(const struct access_rules *a,
-                   struct http_exchange *x);   /* no other site's page */
-bool access_is_loopback(const char *host);     /* only this machine reaches it */
-bool access_type(struct http_exchange *x);     /* not a type that pages may post unasked */
-bool access_encoding(struct http_exchange *x); /* the body is not packed */
+                   struct http_exchange *x); /* not posted by a page of another site */
+bool access_is_loopback(const char *host);   /* reachable from this machine only */
+bool access_type(struct http_exchange *x); /* not a type that pages may post without a preflight */
+bool access_encoding(struct http_exchange *x); /* the body is not compressed */
 
-/* What a browser wants to read before it gives a page the reply, and the reply to its question. */
+/* Adds the CORS headers of a reply; replies to a preflight. */
 void access_add_cors(const struct access_rules *a, struct http_exchange *x);
 void access_preflight(struct http_exchange *x);
 

@@ -1,4 +1,4 @@
-/* Errors as clients see them. */
+/* See api_error.h. */
 #include "server/http/api_error.h"
 #include "server/http/jsonout.h"
 
@@ -51,7 +51,7 @@ void api_error_json(struct buf *b, const struct api_error *err, enum dialect dia
                                                 : "invalid_request_error";
         char text[sizeof err->msg];
         snprintf(text, sizeof text, "%s", err->msg);
-        if (err->n_ctx) /* agents look for these words, and shorten the conversation */
+        if (err->n_ctx) /* agents match this text to compact the conversation */
             snprintf(text, sizeof text, "prompt is too long: %d tokens > %d maximum", err->n_prompt,
                      err->n_ctx);
         buf_addf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);

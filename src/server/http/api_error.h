@@ -1,20 +1,20 @@
-/* Errors as clients see them: OpenAI's shape, and those of Anthropic's and Ollama's APIs. */
+/* Error replies in the formats of the OpenAI, Anthropic and Ollama APIs. */
 #ifndef STEEL_SERVER_API_ERROR_H
 #define STEEL_SERVER_API_ERROR_H
 
 #include "base/buf.h"
 #include "server/http/http_parse.h"
 
-/* Whose manners errors have. */
+/* The API whose error format is used. */
 enum dialect { DIALECT_OPENAI, DIALECT_ANTHROPIC, DIALECT_OLLAMA };
 
-/* An error as OpenAI's API shows it. */
+/* The fields of an OpenAI error. */
 struct api_error {
     int status; /* 0 = none */
     const char *type, *code;
     char param[64]; /* "" = null */
     char msg[512];
-    int n_prompt, n_ctx; /* of a prompt that is too long; 0 = not that */
+    int n_prompt, n_ctx; /* set if the prompt is too long; else 0 */
 };
 /* Sets status 400, invalid_request_error; returns false. param may be NULL. */
 bool api_invalid(struct api_error *err, const char *param, const char *fmt, ...)

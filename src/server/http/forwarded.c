@@ -1,4 +1,4 @@
-/* Who asks through a proxy: see forwarded.h. */
+/* See forwarded.h. */
 #include "server/http/forwarded.h"
 
 #include <arpa/inet.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* An address of either kind, as one of IPv6. */
+/* Parses an IPv4 or IPv6 address; IPv4 is mapped into IPv6. */
 static bool parse_address(const char *text, struct in6_addr *out)
 {
     struct in_addr four;
@@ -40,7 +40,7 @@ bool forwarded_net_parse(const char *text, struct forwarded_net *out, struct err
     size_t n = strcspn(text, "/");
     snprintf(address, sizeof address, "%.*s", n < sizeof address ? (int)n : 0, text);
     if (!parse_address(address, &out->first))
-        return error_set(err, "%.60s: use an address or a network, as 10.0.0.7 or 10.0.0.0/8",
+        return error_set(err, "%.60s: use an address or a network such as 10.0.0.7 or 10.0.0.0/8",
                          text);
     bool four = !strchr(address, ':');
     int most = four ? 32 : 128, len = 0, digits = 0;
@@ -51,7 +51,7 @@ bool forwarded_net_parse(const char *text, struct forwarded_net *out, struct err
         for (p++; *p >= '0' && *p <= '9' && digits < 3; p++, digits++)
             len = 10 * len + (*p - '0');
     if (*p || (text[n] && !digits) || len > most)
-        return error_set(err, "%.60s: the length of a network is 0 to %d", text, most);
+        return error_set(err, "%.60s: the prefix length must be 0 to %d", text, most);
     out->len = len + (four ? 96 : 0);
     return true;
 }
@@ -70,7 +70,7 @@ bool forwarded_trusts(const struct forwarded_net *nets, int n, const char *addre
     return n && parse_address(address, &a) && trusts(nets, n, &a);
 }
 
-/* One element of the list, [p, p + n): an address, with or without a port. */
+/* Parses one list element, [p, p + n): an address with or without a port. */
 static bool parse_hop(const char *p, size_t n, struct in6_addr *out)
 {
     char text[INET6_ADDRSTRLEN + 8];

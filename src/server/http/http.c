@@ -23,11 +23,11 @@
 #include <time.h>
 
 enum {
-    DRAINED = 16 << 10,   /* unsent bytes at which a stream may go on */
+    DRAINED = 16 << 10,   /* unsent bytes below which a stream continues */
     MAX_AHEAD = 64 << 10, /* input kept while a reply is pending */
-    LINGER_S = 2,         /* for a peer to read a reply that cut its request short */
+    LINGER_S = 2,         /* for a peer to read an early reply to an unfinished request */
     LINGER_BYTES = 64 << 20,
-    OTHER_FILES = 128, /* left for what is no connection */
+    OTHER_FILES = 128, /* descriptors reserved for other uses */
 };
 
 enum conn_state { CONN_HEAD, CONN_BODY, CONN_BUSY, CONN_FLUSH, CONN_LINGER };
@@ -39,18 +39,18 @@ struct http_exchange {
     struct event *timer;
     enum conn_state state;
     char address[48], peer[64], client[INET6_ADDRSTRLEN];
-    uint64_t from; /* the address, as connections are counted by it */
+    uint64_t from; /* the key of the per-address connection count */
     char id[132];
     struct http_head head;
     struct http_chunks chunks;
     struct buf body;
     int64_t body_start_ns;
-    size_t counted;           /* bytes of the body within http->buffered */
+    size_t counted;           /* bytes of the body counted in http->buffered */
     struct evbuffer *headers; /* of the reply */
     bool started, streaming, chunked, keep_alive, head_only;
     bool unread; /* part of the request was not read: linger before closing */
     bool choked;
-    bool failed; /* to be reset by its timer, which is active */
+    bool failed; /* its timer, already active, resets it */
     size_t discarded;
     void *user;
     void (*closed)(void *user), (*drained)(void *user);
@@ -89,7 +89,7 @@ static void conn_free(struct http_exchange *x)
         closed(user);
 }
 
-/* Ends a connection that cannot go on, from the loop: callers may still use x. Needs no memory. */
+/* Resets a connection later, from the loop, so that callers may still use x. Needs no memory. */
 static void reset(struct http_exchange *x)
 {
     if (x->failed)
@@ -138,10 +138,10 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
         conn_free(x);
 }
 
-/* All is written: close, or first let the peer finish what it was sending. */
+/* All is written: closes the connection, after lingering if the request was not read completely. */
 static void finish_closing(struct http_exchange *x)
 {
-    if (x->http->tls) /* says that the end is the end; nobody waits for an answer */
+    if (x->http->tls) /* send close_notify, do not wait for the peer's */
         SSL_shutdown(bufferevent_openssl_get_ssl(x->bev));
     if (!x->unread || x->http->tls) {
         conn_free(x);
@@ -175,7 +175,7 @@ static void next_request(struct http_exchange *x)
     }
     x->state = CONN_HEAD;
     set_timer(x, x->http->opt.idle_s);
-    /* Another request may be there already; not from here, or a pipeline would recurse. */
+    /* The next pipelined request is parsed from the loop, to avoid recursion. */
     if (evbuffer_get_length(bufferevent_get_input(x->bev)))
         bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS);
 }
@@ -187,18 +187,18 @@ static void handle(struct http_exchange *x)
     x->http->opt.handler(x->http->opt.arg, x);
 }
 
-/* Room for n more bytes of the body; false: refused. */
+/* Reserves n more bytes for the body; false: refused. */
 static bool body_room(struct http_exchange *x, size_t n)
 {
     struct http *h = x->http;
     size_t after = x->body.len + n;
     size_t counts = after > HTTP_SMALL_BODY ? after - HTTP_SMALL_BODY : 0;
     if (counts > x->counted && h->buffered + (counts - x->counted) > h->opt.max_buffered) {
-        refuse(x, 503, "the server holds too many large requests; try again later");
+        refuse(x, 503, "too many large requests are buffered (--max-buffered); try again later");
         return false;
     }
     if (!buf_try_reserve(&x->body, n)) {
-        refuse(x, 503, "there is no memory for the request; try again later");
+        refuse(x, 503, "out of memory for the request; try again later");
         return false;
     }
     h->buffered += counts - x->counted;
@@ -212,7 +212,7 @@ void http_body_done(struct http_exchange *x)
     x->counted = 0;
 }
 
-/* The whole body has read_s, and what it takes at the least rate: trickling in does not help. */
+/* The timeout of the whole body: read_s plus its size at the minimum rate. */
 static void set_body_timer(struct http_exchange *x)
 {
     int64_t earned = (int64_t)x->body.len * (1000000000 / HTTP_MIN_RATE);
@@ -288,7 +288,7 @@ static void read_body(struct http_exchange *x)
         read_length(x, in);
 }
 
-/* A head is there. Its sender is let in, or answered, before any of the body is kept. */
+/* The head is complete. It is admitted or refused before any of the body is buffered. */
 static void begin_body(struct http_exchange *x)
 {
     bool has_body = x->head.chunked || x->head.length > 0, keep_alive = x->keep_alive;
@@ -298,8 +298,8 @@ static void begin_body(struct http_exchange *x)
     }
     x->state = CONN_BUSY;
     x->unread = has_body;
-    x->keep_alive = keep_alive && !has_body; /* where admit replies */
-    set_timer(x, 0);                         /* or will reply: that is not the peer's time */
+    x->keep_alive = keep_alive && !has_body; /* if admit replies */
+    set_timer(x, 0);                         /* or will reply: the wait is not the peer's */
     if (!x->http->opt.admit(x->http->opt.arg, x))
         return;
     x->keep_alive = keep_alive;
@@ -314,7 +314,7 @@ static void begin_body(struct http_exchange *x)
         read_body(x);
 }
 
-/* The client's own id where it can be repeated safely, in a header and in the log. */
+/* Uses the client's id if it is safe in a header and in the log. */
 static void set_id(struct http_exchange *x)
 {
     static const char word[] =
@@ -340,10 +340,10 @@ static void read_head(struct http_exchange *x)
         return;
     }
     while (blank < have && (start[blank] == '\r' || start[blank] == '\n'))
-        blank++; /* left over after a body by sloppy clients */
+        blank++; /* some clients send a blank line after a body */
     start += blank;
     have -= blank;
-    if (have && !x->started) { /* the whole head must come in this time, not each byte of it */
+    if (have && !x->started) { /* the timeout is for the whole head */
         x->started = true;
         set_timer(x, x->http->opt.read_s);
     }
@@ -391,7 +391,7 @@ static void on_read(struct bufferevent *bev, void *arg)
     } else if (x->state == CONN_LINGER || x->state == CONN_FLUSH) {
         discard(x, in);
     } else if (x->unread || evbuffer_get_length(in) > MAX_AHEAD) {
-        /* Reading stops nowhere, or a peer that leaves behind its bytes would not be noticed. */
+        /* The socket is always read, so that a disconnect is noticed. */
         x->unread = true;
         x->keep_alive = false;
         discard(x, in);
@@ -420,7 +420,7 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
     struct http_exchange *x = arg;
     if (what & BEV_EVENT_CONNECTED) /* TLS is up */
         return;
-    /* A peer that said all it had to say may still read a finished reply. */
+    /* A half-closed peer may still read a finished reply. */
     if ((what & BEV_EVENT_EOF) && x->state == CONN_FLUSH)
         return;
     conn_free(x);
@@ -429,10 +429,10 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 static void set_socket_options(int fd)
 {
     int one = 1, idle = 30, interval = 10, count = 3, unsent = 128 << 10;
-    /* What a slow client has not read stays where it can be joined, not in the kernel. */
+    /* A small kernel buffer: unsent data stays here, where small writes are merged. */
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &unsent, sizeof unsent);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    /* A peer that vanished without a word is found out in a minute. */
+    /* TCP keep-alive detects a vanished peer within a minute. */
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
@@ -453,7 +453,7 @@ static struct bufferevent *socket_new(struct http *h, evutil_socket_t fd)
     return bev;
 }
 
-/* NULL: no memory, and fd is still open. */
+/* NULL: no memory; fd stays open. */
 static struct http_exchange *conn_new(struct http *h, evutil_socket_t fd)
 {
     struct http_exchange *x = mem_ask(sizeof *x);
@@ -485,7 +485,7 @@ static struct http_exchange *conn_new(struct http *h, evutil_socket_t fd)
     return x;
 }
 
-/* An address as a number; who has one address of an IPv6 network has them all. */
+/* An address as a number. IPv6 addresses count by /64, which one client owns whole. */
 static uint64_t address_key(const struct sockaddr *addr)
 {
     uint64_t key = 0;
@@ -501,7 +501,7 @@ static uint64_t address_key(const struct sockaddr *addr)
     return key;
 }
 
-/* Whether one more of this address would leave too few for the others. */
+/* Whether this address has its maximum of connections. */
 static bool has_too_many(const struct http *h, uint64_t from)
 {
     int most = h->opt.max_conns_each, n = 0;
@@ -523,7 +523,7 @@ static void on_accept(struct evconnlistener *l, evutil_socket_t fd, struct socka
     if (getnameinfo(addr, (socklen_t)len, address, sizeof address, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV))
         snprintf(address, sizeof address, "?");
-    /* A proxy that is trusted has the connections of many. */
+    /* A trusted proxy has the connections of many clients. */
     bool many =
         has_too_many(h, from) && !forwarded_trusts(h->opt.proxies, h->opt.n_proxies, address);
     if (h->n_conns >= h->opt.max_conns || many) {
@@ -586,7 +586,7 @@ static bool open_tls(struct http *h, struct error *err)
         return true;
     unsigned long e = ERR_get_error();
     const char *why = e ? ERR_reason_error_string(e) : NULL;
-    if (e && ERR_SYSTEM_ERROR(e)) /* OpenSSL has no words for those */
+    if (e && ERR_SYSTEM_ERROR(e)) /* OpenSSL has no text for these */
         why = strerror(ERR_GET_REASON(e));
     return error_set(err, "%s: %s", what, why ? why : "cannot be used");
 }
@@ -613,11 +613,11 @@ static bool open_listener(struct http *h, struct error *err)
                          strerror(why));
     evconnlistener_set_error_cb(h->listener, on_accept_error);
     h->retry = evtimer_new(h->base, on_retry, h);
-    return h->retry || error_set(err, "no memory to listen with");
+    return h->retry || error_set(err, "out of memory for the listener");
 }
 
-/* As many files as the system lets us have, and no more connections than they are enough for: what cannot
- * be accepted would wait without a word. */
+/* Raises the limit of open files, and bounds the connections by it: a connection that cannot be
+ * accepted would wait without a reply. */
 static void bound_conns(struct http_options *o)
 {
     struct rlimit lim;
@@ -760,7 +760,7 @@ static void send_head(struct http_exchange *x, int status, const char *type, int
     char text[800], date[40];
     time_t now = time(NULL);
     struct tm tm;
-    if (!x->id[0]) /* no head came */
+    if (!x->id[0]) /* without a head */
         set_id(x);
     strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &tm));
     if (x->http->draining)
@@ -774,7 +774,7 @@ static void send_head(struct http_exchange *x, int status, const char *type, int
                       (long long)length);
     else if (x->chunked)
         n += snprintf(text + n, sizeof text - (size_t)n, "Transfer-Encoding: chunked\r\n");
-    /* OpenAI's clients look for the one, Anthropic's for the other. */
+    /* OpenAI's clients read the first header, Anthropic's the second. */
     n += snprintf(text + n, sizeof text - (size_t)n,
                   "Connection: %s\r\nX-Request-Id: %s\r\nRequest-Id: %s\r\n",
                   x->keep_alive ? "keep-alive" : "close", x->id, x->id);
@@ -788,7 +788,7 @@ void http_reply(struct http_exchange *x, int status, const char *type, const voi
 {
     CHECK(!x->streaming, "a reply inside a stream");
     x->chunked = false;
-    bool bare = status == 204 || status == 304; /* these never have a body */
+    bool bare = status == 204 || status == 304; /* replies without a body */
     send_head(x, status, type, bare ? -1 : (int64_t)n);
     if (!x->head_only && !bare)
         put(x, body, n);

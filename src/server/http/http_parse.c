@@ -1,4 +1,4 @@
-/* The HTTP/1.1 parser. */
+/* See http_parse.h. */
 #include "server/http/http_parse.h"
 #include "base/mem.h"
 
@@ -33,7 +33,7 @@ static int hex(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* In place. A decoded NUL or a bad escape is refused. */
+/* Decodes in place. Refuses a NUL or a bad escape. */
 static bool percent_decode(char *s)
 {
     char *out = s;
@@ -138,7 +138,7 @@ static bool parse_length(const char *value, int64_t *out)
     return true;
 }
 
-/* Length, transfer coding, persistence; length is -1 where there is none. 0, or the status. */
+/* Reads length (-1 = none), transfer coding and persistence. Returns 0 or a status. */
 static int parse_framing(struct http_head *h, const char **why)
 {
     h->keep_alive = h->minor >= 1;
@@ -173,7 +173,7 @@ static int parse_framing(struct http_head *h, const char **why)
     return 0;
 }
 
-/* What only requests have. */
+/* Checks of requests only. */
 static int parse_request_headers(struct http_head *h, const char **why)
 {
     bool have_host = false;
@@ -223,7 +223,7 @@ static int parse_lines(const char *p, size_t n, struct http_head *h,
         return 400;
     const char *eol = memchr(p, '\n', n);
     size_t n_first = eol ? (size_t)(eol - p) : n;
-    *why = "there is no memory for the request; try again later";
+    *why = "out of memory for the request; try again later";
     h->block = mem_ask(n + 1 + n_first + 1);
     if (!h->block)
         return 503;
@@ -312,7 +312,7 @@ enum http_chunks_result http_chunks_feed(struct http_chunks *c, const char *p, s
             continue;
         }
         i++;
-        /* Extensions and trailers are skipped, but not for ever. */
+        /* Extensions and trailers are skipped, up to a limit. */
         if (ch != '\n' && ++c->n_line > 4096)
             return CHUNKS_BAD;
         switch (c->state) {
@@ -373,7 +373,7 @@ enum http_chunks_result http_chunks_feed(struct http_chunks *c, const char *p, s
         case TRAILER_LF:
             if (ch != '\n')
                 return CHUNKS_BAD;
-            c->state = TRAILER_START; /* n_line goes on: all trailers together are bounded */
+            c->state = TRAILER_START; /* n_line is not reset: all trailers together are bounded */
             break;
         default:
             *used = i;

@@ -1,6 +1,6 @@
 /*
- * HTTP/1.1 as bytes: heads (of requests and of answers) and chunked bodies. Strict where
- * leniency has been exploited: two lengths, a length beside chunks, folded headers, spaces before a
+ * Parsing of HTTP/1.1: heads of requests and responses, and chunked bodies. Strict where leniency has
+ * been exploited: two lengths, a length beside chunks, folded headers, spaces before a
  * colon and bare control characters are refused. No I/O, no allocation beyond the head's own block.
  */
 #ifndef STEEL_SERVER_HTTP_PARSE_H
@@ -23,20 +23,20 @@ struct http_head {
     const char *method; /* as sent */
     const char *path;   /* percent-decoded, without the query */
     const char *query;  /* "" = none; not decoded */
-    const char *target; /* path and query as sent, for whoever passes them on */
-    int status;         /* of an answer; method, path, query and target are NULL there */
+    const char *target; /* path and query as sent, for forwarding */
+    int status;         /* of a response; then method, path, query and target are NULL */
     int minor;          /* HTTP/1.minor */
     struct http_header headers[HTTP_MAX_HEADERS];
     int n_headers;
     bool keep_alive, chunked, expect_continue;
-    int64_t length; /* Content-Length; where there is none 0, in an answer -1 */
+    int64_t length; /* Content-Length; without one 0, in a response -1 */
 };
 
-/* Bytes of the head at the start of p (the empty line included), or 0: not complete yet. */
+/* Length of the head at the start of p with its empty line, or 0 if it is incomplete. */
 size_t http_head_end(const char *p, size_t n);
-/* Parses a complete head. Returns 0, or the status to answer with; *why says it in words. */
+/* Parses a complete head. Returns 0, or the status to reply with and the reason in *why. */
 int http_head_parse(const char *p, size_t n, struct http_head *h, const char **why);
-/* The same for the head of an answer. */
+/* Parses the head of a response; false with *why. */
 bool http_response_parse(const char *p, size_t n, struct http_head *h, const char **why);
 void http_head_clear(struct http_head *h);
 /* Value of a header (any case), or NULL. */
@@ -45,11 +45,11 @@ const char *http_header(const struct http_head *h, const char *name);
 /* Decodes a chunked body piece by piece. Zero-initialise. */
 struct http_chunks {
     int state;
-    int64_t left; /* bytes of the chunk */
+    int64_t left; /* bytes left of the chunk */
     int n_digits, n_line;
 };
 enum http_chunks_result { CHUNKS_MORE, CHUNKS_DONE, CHUNKS_BAD, CHUNKS_TOO_LARGE };
-/* Consumes from p; appends data to out while it stays within max; *used says how much was read. */
+/* Consumes *used bytes of p and appends the data to out, which is limited to max bytes. */
 enum http_chunks_result http_chunks_feed(struct http_chunks *c, const char *p, size_t n, size_t max,
                                          struct buf *out, size_t *used);
 

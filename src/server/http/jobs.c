@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum { SPARE = 2, MAX_THREADS = 16 }; /* threads beyond n_long + n_short, for jobs that turn long */
+enum { SPARE = 2, MAX_THREADS = 16 }; /* SPARE: extra threads, for short jobs that turn long */
 
 struct jobs {
     pthread_mutex_t lock;
@@ -35,7 +35,7 @@ struct jobs_count jobs_count(struct jobs *q)
     return n;
 }
 
-/* Under lock: the first job by turn that may start now, taken out; or NULL. */
+/* Removes and returns the first job by turn that may start now, or NULL. Call it under lock. */
 static struct job *take(struct jobs *q)
 {
     int n_long = 0, n_short = 0;
@@ -62,7 +62,7 @@ static void finish(struct jobs *q, struct job *j)
     q->finished = j;
     uint64_t one = 1;
     ssize_t n = write(q->fd, &one, sizeof one);
-    (void)n; /* cannot fail but by being readable already */
+    (void)n; /* fails only if the eventfd is readable already */
 }
 
 static void *worker_main(void *arg)
@@ -83,7 +83,7 @@ static void *worker_main(void *arg)
             pthread_mutex_lock(&q->lock);
             q->running[me] = NULL;
             finish(q, j);
-            pthread_cond_signal(&q->wake); /* what did not fit beside it may fit now */
+            pthread_cond_signal(&q->wake); /* another job may start now */
         } else if (q->trim) {
             q->trim = false;
             pthread_mutex_unlock(&q->lock);
@@ -108,7 +108,7 @@ struct jobs *jobs_new(int n_long, int n_short, void (*run)(struct job *), int fd
     pthread_cond_init(&q->wake, NULL);
     int want = n_long + n_short + SPARE;
     want = want < MAX_THREADS ? want : MAX_THREADS;
-    pthread_mutex_lock(&q->lock); /* a thread looks itself up when it starts */
+    pthread_mutex_lock(&q->lock); /* new threads look up their own entry */
     while (q->n_threads < want && !pthread_create(&q->threads[q->n_threads], NULL, worker_main, q))
         q->n_threads++;
     pthread_mutex_unlock(&q->lock);

@@ -1,4 +1,4 @@
-/* The JSON writer. */
+/* See jsonout.h. */
 #include "server/http/jsonout.h"
 #include "base/mem.h"
 
@@ -29,7 +29,7 @@ void jsonout_string(struct buf *b, const char *s, size_t n)
     static const char names[] = "btn\0fr"; /* 8, 9, 10, -, 12, 13 */
     buf_reserve(b, n + 2);
     buf_addc(b, '"');
-    size_t plain = 0; /* start of what can be copied as it is */
+    size_t plain = 0; /* start of the bytes that need no escape */
     for (size_t i = 0; i < n;) {
         unsigned char c = (unsigned char)s[i];
         size_t len = c < 0x80 ? 1 : character((const unsigned char *)s + i, n - i);

@@ -1,4 +1,4 @@
-/* JSON text written piece by piece into a buf: what replies and log lines are made of. */
+/* Writes JSON text into a buf, for replies and log lines. */
 #ifndef STEEL_SERVER_JSONOUT_H
 #define STEEL_SERVER_JSONOUT_H
 
@@ -6,11 +6,11 @@
 
 #include <jansson.h>
 
-/* A string in quotes. Bytes that are not UTF-8 become U+FFFD. */
+/* Writes a quoted string. Invalid UTF-8 becomes U+FFFD. */
 void jsonout_string(struct buf *b, const char *s, size_t n);
 void jsonout_text(struct buf *b, const char *s); /* NUL-terminated; NULL = null */
 void jsonout_value(struct buf *b, const json_t *v);
-/* The shortest form that keeps a float; null where JSON has no number for it. */
+/* Writes the shortest form that reads back as the same float; null for NaN and infinities. */
 void jsonout_number(struct buf *b, double v);
 
 #endif

@@ -1,4 +1,4 @@
-/* The log writer: a line is built whole and written by one call, so lines never mix. Owns the ring. */
+/* The log writer. A line is written by one call, so that lines never mix. Owns the ring. */
 #include "server/http/log.h"
 #include "base/buf.h"
 
@@ -14,7 +14,7 @@ enum { STOP_MS = 300, PIECE = 8 << 10, MAX_TEXT = 1000 };
 static enum log_level least = LOG_INFO;
 static bool as_json;
 
-/* Under lock. The ring is a copy of whole lines, oldest first from `from`. */
+/* Under lock. The ring holds whole lines, the oldest at `from`. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static char ring[LOG_RING];
@@ -50,8 +50,8 @@ static void add_number(struct buf *b, double v)
         buf_addf(b, "%.3f", v);
 }
 
-/* A JSON string of printable ASCII: what a client sends can neither forge lines nor steer a
- * terminal, whatever its bytes. Characters beyond ASCII are written as escapes, or U+FFFD where they are not UTF-8. Long texts are cut. */
+/* Writes a JSON string of printable ASCII, so that clients can neither forge lines nor send terminal
+ * escapes. Other characters are escaped, invalid UTF-8 becomes U+FFFD, long texts are truncated. */
 static void add_quoted(struct buf *b, const char *s)
 {
     buf_addc(b, '"');
@@ -133,13 +133,13 @@ static void write_all(const char *p, size_t n)
             poll(&(struct pollfd){.fd = STDERR_FILENO, .events = POLLOUT}, 1, -1) >= 0)
             continue;
         if (done <= 0)
-            return; /* nobody is there to be told */
+            return; /* stderr is gone */
         p += done;
         n -= (size_t)done;
     }
 }
 
-/* Under lock: the line, or one more that is missing. */
+/* Under lock. Appends the line, or counts it as dropped. */
 static void ring_add(const char *p, size_t n)
 {
     if (n > sizeof ring - used) {
@@ -154,7 +154,7 @@ static void ring_add(const char *p, size_t n)
     used += n;
 }
 
-/* Under lock. Once half the ring is free, so that this line is not dropped too. */
+/* Under lock. Waits until half the ring is free, so that this line is not dropped too. */
 static void say_dropped(void)
 {
     if (n_dropped == n_dropped_said || used > sizeof ring / 2)
@@ -201,7 +201,7 @@ void log_start(void)
         stopping = false;
         running = !pthread_create(&writer, NULL, writer_main, NULL);
         if (running)
-            pthread_detach(writer); /* it may never come back from its last write */
+            pthread_detach(writer); /* its last write may never return */
     }
     pthread_mutex_unlock(&lock);
 }
@@ -236,7 +236,7 @@ void log_fields(enum log_level level, const char *msg, const struct log_field *f
     struct buf b = {0};
     build_line(&b, level, msg, f, n);
     pthread_mutex_lock(&lock);
-    bool direct = !running; /* a writer that hangs since log_stop takes no more lines */
+    bool direct = !running; /* after log_stop the writer takes no lines */
     if (!direct && !stopping) {
         ring_add(b.p, b.len);
         pthread_cond_broadcast(&changed);

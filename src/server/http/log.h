@@ -1,10 +1,10 @@
 /*
- * The server's log: one line per fact on stderr, as text for people or as JSON for machines. A line
- * is a message and key-value pairs. Any thread.
+ * The server's log on stderr, as text or JSON. A line is a message and key-value pairs. Any thread may
+ * log.
  *
- * Between log_start and log_stop lines go through a ring of LOG_RING bytes to a thread that writes
- * them, so that a stderr nobody reads blocks that thread and nobody else. What finds the ring full is
- * dropped and counted; the log says how many lines are missing once it flows again.
+ * Between log_start and log_stop a thread writes the lines from a ring of LOG_RING bytes, so that a
+ * blocked stderr blocks only that thread. Lines are dropped and counted while the ring is full, and a
+ * later line logs their number.
  */
 #ifndef STEEL_SERVER_LOG_H
 #define STEEL_SERVER_LOG_H
@@ -25,8 +25,8 @@ struct log_field {
 #define LOG_NUM(k, v)  ((struct log_field){.key = (k), .number = (double)(v)})
 
 void log_setup(enum log_level least, bool json);
-void log_start(void); /* without a thread for it, lines are written by those who log */
-void log_stop(void);  /* waits for the ring to empty, but not for long */
+void log_start(void); /* if no thread can be started, callers write their lines */
+void log_stop(void);  /* waits a short time for the ring to drain */
 uint64_t log_dropped(void);
 void log_fields(enum log_level level, const char *msg, const struct log_field *f, int n);
 #define log_line(level, msg, ...)                                                                  \
