@@ -69,7 +69,7 @@ expect 1 "^steel: $tmp/bad.json: not valid JSON" "$steel" run "$tmp/none.gguf" -
 expect 1 'without ) at character 1' "$steel" run -p x --regex '(' && one_line_error
 expect 1 'the context holds 1' "$steel" run -p x -c 1 && one_line_error
 # a key that is none, a template that is not there: refused, not left out
-expect 2 'api-key: it is empty' "$steel" serve --api-key '' --port 0
+expect 2 'api-key: the key is empty' "$steel" serve --api-key '' --port 0
 expect 1 "^steel: --chat-template: $tmp/none.jinja: No such file" "$steel" serve --chat-template "$tmp/none.jinja" --port 0 && one_line_error
 expect 1 "^steel: $tmp/none.pem: No such file" "$steel" serve --ssl-cert-file "$tmp/none.pem" --ssl-key-file "$tmp/none.pem" --port 0 && one_line_error
 

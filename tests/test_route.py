@@ -127,7 +127,7 @@ def test_starts_without_replicas():
     r.wait_line("ready")
     assert r.get("/health")[0] == 200 and r.json(COMP, {"prompt": "x", "max_tokens": 1})
     assert r.stop(signal.SIGINT) == 130 and a.stop() == 0
-    for flags, why in (([], "no --upstream"), (["--upstream", "gpu:80"], "must begin with http"),
+    for flags, why in (([], "--upstream is missing"), (["--upstream", "gpu:80"], "must begin with http"),
                        (["--upstream", "http://x:1", "--upstream", "http://x:1/"], "given twice"),
                        (["--upstream", "http://x:1", "--health-path", "health"], "--health-path"),
                        (["--upstream", "http://x:1", "--upstream-api-key", "a b"], "--upstream-api-key")):

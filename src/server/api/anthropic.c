@@ -1,5 +1,5 @@
 /*
- * Bodies of Anthropic's /v1/messages in OpenAI's shape: content blocks to messages, tool_use to
+ * Translates bodies of Anthropic's /v1/messages to OpenAI's format: content blocks to messages, tool_use to
  * tool_calls, tool_result to tool messages, input_schema to parameters. Pure JSON to JSON; fuzzed.
  */
 #include "server/api/prepare_int.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Text of a string or of text blocks. */
+/* Returns the text of a string or of text blocks. */
 static bool text_of(const json_t *v, const char *where, struct buf *out, struct api_error *err)
 {
     size_t i;
@@ -88,7 +88,7 @@ static bool add_block(struct blocks *s, const json_t *b, const char *where, stru
     return true;
 }
 
-/* One message becomes its tool results, then the message itself. */
+/* Translates one message: its tool results first, then the message itself. */
 static bool add_message(json_t *out, const json_t *m, size_t index, struct api_error *err)
 {
     char where[64];
@@ -202,7 +202,7 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
         if (!add_message(messages, m, i, err))
             return false;
     }
-    /* A last message of the assistant is the beginning of the answer. */
+    /* The output continues a last message of the assistant. */
     const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
     const char *role = json_string_value(json_object_get(last, "role"));
     if (role && !strcmp(role, "assistant") && !json_object_get(last, "tool_calls") &&

@@ -1,4 +1,5 @@
-/* An answer as it grows: tokens in, segments and log-probabilities out. Knows no reply format. */
+/* A choice while it is generated: turns tokens into segments and log-probabilities. Knows no reply
+ * format. */
 #include "server/api/server_int.h"
 #include "base/mem.h"
 
@@ -33,7 +34,7 @@ size_t segment_next(const struct segment *g)
         return n;
     const char *text = g->text.p + g->sent;
     for (n = PIECE; n > PIECE - 4 && (text[n] & 0xc0) == 0x80; n--)
-        ; /* whole characters */
+        ; /* at a character boundary */
     return n;
 }
 
@@ -58,7 +59,7 @@ void api_choice_forget(struct api_choice *o)
     logprobs_clear(&o->logprobs);
 }
 
-/* The last segment is no call after all. One that the client was told of stays, as far as it was sent. */
+/* The last segment is not a tool call after all. It is removed unless its start was already sent. */
 static void take_back(struct api_choice *o)
 {
     struct segment *g = &o->segments[o->n_segments - 1];
@@ -74,7 +75,7 @@ static void take_back(struct api_choice *o)
     o->n_tools--;
 }
 
-/* What the parser makes of the text. */
+/* Adds what the parser found. */
 static void on_chat_event(void *arg, const struct chat_event *e)
 {
     struct api_choice *o = arg;
@@ -89,7 +90,7 @@ static void on_chat_event(void *arg, const struct chat_event *e)
         api_choice_add(o, SEGMENT_REASONING, e->text, e->len);
         break;
     case CHAT_TOOL_BEGIN: {
-        o->in_tool = false; /* each call is a segment of its own */
+        o->in_tool = false; /* each tool call is a new segment */
         api_choice_add(o, SEGMENT_TOOL, "", 0);
         o->in_tool = true;
         struct segment *g = &o->segments[o->n_segments - 1];
@@ -180,7 +181,7 @@ struct usage_count api_request_usage(const struct api_request *req, int *n_reaso
     int thinking = 0;
     for (int i = 0; i < req->n_choices; i++) {
         const struct usage_count *v = &req->choices[i].usage;
-        if (i % req->p.n == 0) { /* choices of one prompt share it */
+        if (i % req->p.n == 0) { /* the choices of a prompt share it */
             u.n_prompt += v->n_prompt;
             u.n_cached += v->n_cached;
         }

@@ -1,5 +1,6 @@
 /*
- * The life of a call: to a worker and back, into the engine, events into text, text to the client.
+ * An API request from its body to its reply: to a worker and back, into the engine, engine events to
+ * text, text to the client.
  * See the invariants in server_int.h.
  */
 #include "server/api/server_int.h"
@@ -85,21 +86,20 @@ static void api_request_release(struct api_request *req)
         api_request_free(req);
 }
 
-/* Nobody waits for it any more: it leaves the workers' queue, or its worker may stop. */
+/* Cancels its job and its engine requests. */
 static void cancel(struct api_request *req)
 {
     atomic_store(&req->cancelled, true);
     if (req->with_worker && jobs_remove(req->server->jobs, &req->job))
         req->with_worker = false;
-    if (!req->with_worker &&
-        req->embed) /* a worker that has it is making it, or writing the reply */
+    if (!req->with_worker && req->embed) /* a worker still uses it */
         embed_cancel(req->embed);
     for (int i = 0; req->parts && i < req->n_prompts; i++)
         if (req->parts[i].request)
             request_cancel(req->parts[i].request);
 }
 
-/* One line per call, when it is over for the client. */
+/* One line per request, when its reply ends. */
 static void log_request(const struct api_request *req, int status, const char *how)
 {
     const char *name = req->endpoint->name;
@@ -132,7 +132,7 @@ static void on_drained(void *user)
     api_request_release(user);
 }
 
-/* The reply is complete: the exchange is no longer ours. */
+/* The reply is complete: lets go of the exchange. */
 static void detach(struct api_request *req)
 {
     http_watch(req->x, NULL, NULL, NULL);
@@ -193,7 +193,7 @@ void api_request_run(struct job *job)
     struct api_request *req = (struct api_request *)job;
     if (mem_try(prepare, req))
         return;
-    /* What was prepared is freed already. */
+    /* mem_try has freed what was prepared. */
     memset(&req->p, 0, sizeof req->p);
     req->prompts = NULL;
     req->echo = NULL;
@@ -203,7 +203,8 @@ void api_request_run(struct job *job)
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
     req->reply = (struct buf){0};
-    api_fail(&req->err, 503, "unavailable_error", "there is no memory for this request now");
+    api_fail(&req->err, 503, "unavailable_error",
+             "out of memory for this request; try again later");
 }
 
 /* Into the engine */
@@ -228,7 +229,7 @@ static void set_submit_error(struct api_request *req, enum submit_result res, co
     }
 }
 
-/* What waits in the call was `before` bytes in some choice, and is `after` now. */
+/* Updates the kept bytes: a part of the request had `before` unsent bytes and has `after` now. */
 static void keep(struct api_request *req, size_t before, size_t after)
 {
     req->kept += after - before;
@@ -242,7 +243,7 @@ static bool submit(struct api_request *req)
     struct server *s = req->server;
     int most = engine_max_queue(s->engine);
     if (req->n_prompts * req->p.n > most)
-        return api_invalid(&req->err, "n", "%d answers in one request; the queue holds %d",
+        return api_invalid(&req->err, "n", "%d choices in one request, and the queue holds %d",
                            req->n_prompts * req->p.n, most);
     req->n_choices = req->n_prompts * req->p.n;
     req->parts = mem_zalloc((size_t)req->n_prompts, sizeof *req->parts);
@@ -295,7 +296,7 @@ static bool submit(struct api_request *req)
     }
     buf_clear(&salt);
     if (!ok)
-        cancel(req); /* accepted whole or not at all */
+        cancel(req); /* all prompts are accepted, or none */
     for (int i = 0; ok && i < req->n_choices; i++)
         keep(req, 0, api_choice_kept(&req->choices[i]));
     return ok;
@@ -307,7 +308,7 @@ static void begin_reply(struct api_request *req)
     if (!req->streaming)
         return;
     http_add_header(req->x, "Cache-Control", "no-cache");
-    http_add_header(req->x, "X-Accel-Buffering", "no"); /* proxies pass tokens on as they come */
+    http_add_header(req->x, "X-Accel-Buffering", "no"); /* nginx: do not buffer */
     req->server->n_http[2]++;
     const char *type = style_of(req)->type;
     http_stream_start(req->x, 200, type ? type : "text/event-stream; charset=utf-8");
@@ -340,7 +341,7 @@ static void prepared(struct api_request *req)
     api_request_release(req);
 }
 
-/* Its vectors are there: a worker writes the reply. */
+/* Its embeddings are computed: a worker writes the reply. */
 static void embedded(struct api_request *req)
 {
     struct server *s = req->server;
@@ -379,7 +380,7 @@ static void end_stream(struct api_request *req)
     http_stream_end(x);
 }
 
-/* No whole answer will come: the client is told so in whatever way is left. */
+/* The reply cannot be completed: sends an error reply, an error event, or a reset. */
 static void fail_answer(struct api_request *req, const struct api_error *err)
 {
     struct http_exchange *x = req->x;
@@ -391,7 +392,7 @@ static void fail_answer(struct api_request *req, const struct api_error *err)
     log_request(req, err->status, err->msg);
     detach(req);
     if (req->whole.sending) {
-        http_abort(x); /* half an object, and no end of it */
+        http_abort(x); /* a part of the JSON was sent */
         return;
     }
     struct buf out = {0};
@@ -401,7 +402,7 @@ static void fail_answer(struct api_request *req, const struct api_error *err)
     http_stream_end(x);
 }
 
-/* Whether an answer has failed, and how. */
+/* Whether a choice has failed, and the error. */
 static bool first_error(const struct api_request *req, struct api_error *err)
 {
     for (int i = 0; req->choices && i < req->n_choices; i++) {
@@ -421,7 +422,7 @@ static bool first_error(const struct api_request *req, struct api_error *err)
     return false;
 }
 
-/* Bytes that may be written now. */
+/* How many bytes may be written now. */
 static size_t room_of(const struct api_request *req)
 {
     size_t unsent = http_unsent(req->x);
@@ -454,7 +455,7 @@ static void pump_stream(struct api_request *req)
         }
     }
     if (full >= 0)
-        req->turn = full; /* who had no room goes first next time */
+        req->turn = full; /* the choice without room goes first next time */
     if (out.len) {
         req->last_write_ns = clock_ns();
         http_stream(req->x, out.p, out.len);
@@ -466,7 +467,7 @@ static void pump_stream(struct api_request *req)
     }
 }
 
-/* The next piece of a reply that does not stream; true: it is the last. */
+/* Writes the next piece of a non-streaming reply; true: the last one. */
 static bool next_piece(struct api_request *req, struct buf *out, size_t room)
 {
     if (req->reply.len) {
@@ -516,7 +517,7 @@ static void pump_whole(struct api_request *req)
     buf_clear(&out);
 }
 
-/* A client that reads more slowly than its answers are written, or asks for more than it may. */
+/* Ends a request whose unsent output exceeds the limits. */
 static void check_kept(struct api_request *req)
 {
     struct server *s = req->server;
@@ -524,17 +525,16 @@ static void check_kept(struct api_request *req)
     struct api_request *largest = req;
     struct api_error err;
     if (req->kept > most) {
-        api_fail(
-            &err, 400, "invalid_request_error",
-            "%zu bytes of answers wait to be sent, and %zu is the limit (--max-unsent): ask for "
-            "fewer tokens, choices or log-probabilities, or read them faster as a stream",
-            req->kept, most);
+        api_fail(&err, 400, "invalid_request_error",
+                 "%zu bytes of output are unsent, and %zu is the limit (--max-unsent): request "
+                 "fewer tokens, choices or log-probabilities, or read a stream faster",
+                 req->kept, most);
     } else if (s->kept > KEPT_REQUESTS * most) {
         for (struct api_request *k = s->requests; k; k = k->next)
             if (k->x && k->kept > largest->kept)
                 largest = k;
         api_fail(&err, 503, "unavailable_error",
-                 "too many answers wait to be sent; this was the largest of them");
+                 "too much unsent output on the server; this request had the most");
     } else {
         return;
     }
@@ -582,7 +582,7 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
         if (ev->kind == EVENT_DONE)
             api_choice_finish(o);
         else if (o->stopped_by_parser && req->p.n == 1)
-            request_cancel(part->request); /* nobody reads on */
+            request_cancel(part->request); /* the rest would be discarded */
         keep(req, before, api_choice_kept(o));
         api_request_pump(req);
         if (req->x)
@@ -591,7 +591,7 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
     api_request_release(req);
 }
 
-/* Of the answers that are running or waiting: tokens to come, as far as one can know. */
+/* Estimates the tokens that running and waiting choices will still generate. */
 static double tokens_to_come(const struct server *s)
 {
     double n = 0;
@@ -612,7 +612,7 @@ int api_requests_wait_s(const struct server *s)
 {
     enum { LEAST = 1, MOST = 600 };
     double rate = s->rate;
-    if (rate <= 0 && s->ready) { /* nothing measured yet: over all the time */
+    if (rate <= 0 && s->ready) { /* nothing measured yet: the average since the start */
         struct engine_stats e;
         engine_stats(s->engine, &e);
         rate = e.busy_s > 0 ? (double)e.generated_tokens / e.busy_s : 0;

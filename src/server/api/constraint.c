@@ -1,8 +1,7 @@
 /*
- * What an answer must fit, as a request says it: OpenAI's response_format, vLLM's guided_* and
- * structured_outputs, llama.cpp's grammar and json_schema, and the tools that may or must be called.
- * Compiled on the worker that prepares the call, or taken from the cache; what cannot be enforced is
- * refused.
+ * The constraint on the output: OpenAI's response_format, vLLM's guided_* and structured_outputs,
+ * llama.cpp's grammar and json_schema, and the tools that may or must be called. Compiled on the worker
+ * that prepares the request, or taken from the cache. A constraint that cannot be enforced is refused.
  */
 #include "base/mem.h"
 #include "server/api/prepare_int.h"
@@ -12,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A constraint as it was found: the field, and what grammar_compile takes. */
+/* The constraint of a request: its field, and the input of grammar_compile. */
 struct found {
     const char *field; /* NULL = none */
     enum grammar_kind kind;
@@ -23,12 +22,13 @@ static bool set(struct found *f, const char *field, enum grammar_kind kind, cons
                 struct api_error *err)
 {
     if (f->field)
-        return api_invalid(err, field, "%s and %s: an answer has one constraint", f->field, field);
+        return api_invalid(err, field, "%s and %s: only one constraint is allowed", f->field,
+                           field);
     f->field = field;
     f->kind = kind;
     if (kind == GRAMMAR_JSON_OBJECT)
         return true;
-    /* Schemas and choices are JSON, or text that holds it; the others are text. */
+    /* Schemas and choices are JSON or a string of JSON; the others are strings. */
     bool json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_CHOICE;
     if (json && !json_is_string(v))
         f->text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -56,7 +56,7 @@ static bool read_format(const json_t *body, struct found *f, struct api_error *e
         return api_invalid(err, "response_format.type", "response_format.type is missing");
     if (!strcmp(type, "text"))
         return true;
-    if (!strcmp(type, "json_object")) /* llama.cpp lets it carry a schema */
+    if (!strcmp(type, "json_object")) /* llama.cpp allows a schema here */
         return api_member(v, "schema") ? set(f, field, GRAMMAR_SCHEMA, api_member(v, "schema"), err)
                                        : set(f, field, GRAMMAR_JSON_OBJECT, NULL, err);
     if (strcmp(type, "json_schema"))
@@ -94,7 +94,7 @@ static bool read_fields(const json_t *body, struct found *f, struct api_error *e
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const json_t *v = api_member(fields[i].outer ? outer : body, fields[i].name);
         if (v && json_is_string(v) && !json_string_length(v) && fields[i].kind == GRAMMAR_GBNF)
-            continue; /* llama.cpp's front ends send an empty grammar for none */
+            continue; /* llama.cpp's front ends send "" for no grammar */
         if (v &&
             !set(f, fields[i].outer ? fields[i].outer : fields[i].name, fields[i].kind, v, err))
             return false;
@@ -104,7 +104,7 @@ static bool read_fields(const json_t *body, struct found *f, struct api_error *e
     return !object || set(f, "structured_outputs", GRAMMAR_JSON_OBJECT, NULL, err);
 }
 
-/* One answer is a whole: thinking, calls and what the text must fit are one grammar. */
+/* One grammar covers thinking, tool calls and the constraint on the text. */
 static struct grammar *compile_answer(struct api_request *req,
                                       const struct grammar_source *response, struct error *why)
 {
@@ -147,7 +147,7 @@ bool api_request_constrain(struct api_request *req, const json_t *body)
     bool banned = ok && has_bans(sample), endless = banned && !engine_may_end(e, sample);
     if (!f.field && tools && !req->chat->required &&
         (req->p.ignore_eos || req->p.min_tokens > 0 || endless))
-        tools = false; /* where the answer ends was decided otherwise */
+        tools = false; /* the end of the output is already determined */
     struct grammar_source src = {.kind = f.kind,
                                  .flags = GRAMMAR_SCHEMA_ORDER,
                                  .text = f.text ? f.text : "",

@@ -1,7 +1,7 @@
 /*
- * Vectors and scores: /v1/embeddings, /v1/rerank and Ollama's /api/embed. A call goes to a worker, which
- * reads its texts; to the embedder, which computes; and to a worker again, which writes the reply. The
- * loop only passes it on.
+ * Embeddings and rerank scores: /v1/embeddings, /v1/rerank and Ollama's /api/embed. A worker reads the
+ * texts, the embedder's thread computes, and a worker writes the reply. The loop passes the request from
+ * one to the next.
  */
 #include "server/api/prepare_int.h"
 #include "server/api/lora_endpoints.h"
@@ -25,15 +25,15 @@ struct embed_request {
     embed_writer *write;
     struct embedder *e;
     float *out; /* (n, width) */
-    int width;  /* of a vector as it is sent */
+    int width;  /* length of a vector in the reply */
     int64_t n_tokens;
     bool base64;
     bool done;
     /* reranking */
     int top_n;
     bool with_documents, raw;
-    char **documents;           /* (n) where they are sent back */
-    struct embed_request *next; /* done, not yet seen by the loop */
+    char **documents;           /* (n) if the reply returns them; else NULL */
+    struct embed_request *next; /* in server->embedded */
     struct api_request *req;
 };
 
@@ -166,7 +166,7 @@ static void write_ranked(const struct api_request *req, struct buf *b)
 
 /* Reading */
 
-/* One text of the call, not read yet. */
+/* Adds an empty text. */
 static struct embed_text *add_text(struct embed_request *x)
 {
     if ((x->job.n & (x->job.n - 1)) == 0)
@@ -177,7 +177,7 @@ static struct embed_text *add_text(struct embed_request *x)
     return t;
 }
 
-/* One element of `input`: a text, or token ids. */
+/* Reads one element of `input`: a text or token ids. */
 static bool read_input(struct api_request *req, struct embed_request *x, const json_t *v, int i,
                        bool truncate)
 {
@@ -193,7 +193,8 @@ static bool read_input(struct api_request *req, struct embed_request *x, const j
         if (ok && ids.n == 0)
             ok = api_invalid(&req->err, param, "no tokens");
         if (ok && ids.n > (size_t)most && !truncate)
-            ok = api_invalid(&req->err, param, "%zu tokens, and the model takes %d", ids.n, most);
+            ok = api_invalid(&req->err, param, "%zu tokens, and the model's limit is %d", ids.n,
+                             most);
         t->n = ok ? (int)(ids.n > (size_t)most ? (size_t)most : ids.n) : 0;
         return ok;
     }
@@ -223,16 +224,15 @@ static bool read_inputs(struct api_request *req, struct embed_request *x, const 
     return true;
 }
 
-/* Where the results go, once all texts are there. */
+/* Allocates the results, once all texts are read. */
 static bool make_room(struct api_request *req, struct embed_request *x, size_t width)
 {
     size_t reply = (size_t)x->job.n * width * (x->base64 ? 6 : VALUE_BYTES);
     if (reply > req->server->opt.max_unsent)
-        return api_invalid(
-            &req->err, "input",
-            "a reply of some %zu bytes, and %zu is the limit (--max-unsent): ask for "
-            "fewer texts at once",
-            reply, req->server->opt.max_unsent);
+        return api_invalid(&req->err, "input",
+                           "a reply of about %zu bytes, and %zu is the limit (--max-unsent): send "
+                           "fewer texts at once",
+                           reply, req->server->opt.max_unsent);
     x->out = mem_zalloc((size_t)x->job.n * width, sizeof *x->out);
     x->width = (int)width;
     for (int i = 0; i < x->job.n; i++) {
@@ -279,7 +279,7 @@ bool embed_names_helper(const struct server *s, const char *model, const char **
     return embeds || ranks;
 }
 
-/* What the call names is the model that this endpoint has. */
+/* Checks that "model" names the model of this endpoint. */
 static bool check_model(struct api_request *req, const json_t *body, const char *name)
 {
     const struct server *s = req->server;
@@ -292,7 +292,8 @@ static bool check_model(struct api_request *req, const json_t *body, const char 
     if (embed_names_helper(s, model, &endpoint))
         return api_invalid(&req->err, "model", "the model '%.100s' is for %s", model, endpoint);
     if (is_named(model, s->name) || lora_find(s, model, &adapter))
-        return api_invalid(&req->err, "model", "the model '%.100s' answers; here it is '%s'", model,
+        return api_invalid(&req->err, "model",
+                           "the model '%.100s' generates text; for this endpoint use '%s'", model,
                            name);
     return lora_unknown_model(req, model);
 }
@@ -413,7 +414,7 @@ static void on_done(struct embed_job *job)
     s->embedded = x;
     pthread_mutex_unlock(&s->embed_lock);
     if (write(s->jobs_fd, &one, sizeof one) != (ssize_t)sizeof one)
-        return; /* it is full, and so will be read */
+        return; /* the eventfd is full, so it will be read */
 }
 
 bool embed_submit(struct api_request *req)

@@ -1,4 +1,4 @@
-/* Vectors and scores over HTTP: what api_request.c, prepare.c and server.c call of embeddings.c. */
+/* Embeddings and rerank scores over HTTP. */
 #ifndef STEEL_SERVER_EMBEDDINGS_H
 #define STEEL_SERVER_EMBEDDINGS_H
 
@@ -6,23 +6,23 @@
 
 struct embed_request;
 
-/* Loads the models that the options name; false: one cannot be. */
+/* Loads the models of the options; false: one cannot be loaded. */
 bool embeddings_open(struct server *s, struct error *err);
-/* Ends what waits: its calls come out of embed_next_done. */
+/* Ends all requests, which embed_next_done then returns. */
 void embeddings_close(struct server *s);
 
-/* Whether the name is that of a model for vectors or scores, and which endpoint that is for. */
+/* Whether it is the name of the embedding or rerank model, and the endpoint of that model. */
 bool embed_names_helper(const struct server *s, const char *model, const char **endpoint);
 
-/* On a worker: the texts of a call, into req->embed; later, its reply. */
+/* On a worker: reads the texts into req->embed; later, writes the reply. */
 bool prepare_embeddings(struct api_request *req, const json_t *body);
 bool prepare_ollama_embed(struct api_request *req, const json_t *body);
 bool prepare_ollama_embeddings(struct api_request *req, const json_t *body);
 bool prepare_rerank(struct api_request *req, const json_t *body);
 void embed_write(struct api_request *req);
 
-/* On the loop. embed_submit: false with an error. embed_next_done: a call whose vectors are there, or
- * whose error is set; NULL: there is none. */
+/* On the loop. embed_submit: false with an error. embed_next_done: the next request that is computed or
+ * failed, or NULL. */
 bool embed_submit(struct api_request *req);
 struct api_request *embed_next_done(struct server *s);
 bool embed_request_done(const struct embed_request *x);

@@ -1,7 +1,7 @@
 /*
- * Older and newer ways to speak of tools in a chat body, told in the one way the rest knows: the
- * `functions` and `function_call` that tools have replaced, and a tool_choice that allows some of
- * the tools (allowed_tools). JSON to JSON; what is sent back in the old way is reply_openai.c's part.
+ * Translates other forms of tools in a chat body to tools and tool_choice: the older `functions` and
+ * `function_call`, and a tool_choice of allowed_tools. JSON to JSON. reply_openai.c writes replies in the
+ * older form.
  */
 #include "server/api/prepare_int.h"
 
@@ -43,8 +43,8 @@ static bool add_choice(json_t *out, const json_t *v, struct api_error *err)
     return true;
 }
 
-/* A message's function_call becomes a tool call, and a message of a function one of a tool. The call
- * and its result stand side by side, so one id for all of them will do. */
+/* Translates function_call to a tool call, and role function to role tool. A call and its result are
+ * adjacent, so all can have the same id. */
 static json_t *message_of(const json_t *m)
 {
     json_t *out = json_copy((json_t *)m), *call = (json_t *)api_member(m, "function_call");
@@ -102,8 +102,8 @@ static json_t *find_tool(const json_t *tools, const char *name)
     return NULL;
 }
 
-/* {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}: the others are not shown
- * to the model, so it cannot call them. */
+/* {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}: the model is not shown the
+ * other tools. */
 static bool add_allowed(json_t *out, const json_t *choice, struct api_error *err)
 {
     const json_t *a = api_member(choice, "allowed_tools"), *list = api_member(a, "tools");
@@ -150,7 +150,7 @@ json_t *functions_translate(const json_t *body, bool *legacy, struct api_error *
     *legacy = functions && !tools;
     if (*legacy) {
         ok = add_functions(out, functions, err) && (!call || add_choice(out, call, err));
-        json_object_set_new(out, "parallel_tool_calls", json_false()); /* a message has one call */
+        json_object_set_new(out, "parallel_tool_calls", json_false()); /* one call per message */
     }
     if (is_legacy(messages))
         add_messages(out, messages);

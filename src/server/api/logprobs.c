@@ -1,6 +1,6 @@
 /*
- * Log-probabilities of an answer: kept as numbers, eight bytes each, and written as JSON only when
- * the client takes them, so that an answer with twenty alternatives a token stays small.
+ * Log-probabilities, stored as eight-byte entries and encoded as JSON only when the client reads them,
+ * so that twenty alternatives per token stay small.
  */
 #include "server/api/server_int.h"
 #include "base/mem.h"
@@ -31,7 +31,7 @@ size_t logprobs_kept(const struct logprobs *l)
     return (size_t)(l->n - l->sent) * (size_t)l->stride * sizeof *l->v;
 }
 
-/* The first `sent` are with the client: forgets them. */
+/* Removes the first `sent` entries. */
 static void forget_sent(struct logprobs *l)
 {
     if (l->sent < l->n)
@@ -59,7 +59,7 @@ static void add_token(struct buf *b, const struct tokenizer *t, const struct tok
     buf_addc(b, ']');
 }
 
-/* An entry as chat shows it. */
+/* An entry in the format of chat. */
 static void add_object(struct buf *b, const struct tokenizer *t, const struct token_prob *row,
                        int stride)
 {
@@ -77,7 +77,7 @@ static void add_object(struct buf *b, const struct tokenizer *t, const struct to
 static void add_tops(struct buf *b, const struct tokenizer *t, const struct token_prob *row,
                      int stride)
 {
-    if (isnan(row->logprob)) { /* a prompt's first token: nothing came before it */
+    if (isnan(row->logprob)) { /* the first token of a prompt has none */
         buf_adds(b, "null");
         return;
     }
@@ -118,7 +118,7 @@ static void add_entry(struct logprobs *l, enum logprobs_field field, int i,
         if (t && tokenizer_kind(t, row->token) == TOKEN_CONTROL)
             n = 0; /* not in the text */
         for (size_t k = 0; k < n; k++)
-            l->at += (piece[k] & 0xc0) != 0x80; /* characters, as Python counts */
+            l->at += (piece[k] & 0xc0) != 0x80; /* counts code points */
         break;
     }
 }
@@ -135,7 +135,7 @@ void logprobs_list(const struct logprobs *l, int from, const struct tokenizer *t
 bool logprobs_write(struct logprobs *l, bool chat, int upto, const struct tokenizer *t,
                     struct buf *b, size_t room)
 {
-    /* The first is chat's only list, the others are completions'. */
+    /* The first list is the one of chat, the others are those of completions. */
     static const char *const opens[] = {[LOGPROBS_OBJECTS] = "{\"content\":[",
                                         [LOGPROBS_TOKENS] = "{\"tokens\":[",
                                         [LOGPROBS_VALUES] = "],\"token_logprobs\":[",

@@ -1,6 +1,6 @@
 /*
- * What is looked up rather than generated: kept responses, and the model as Ollama's API tells of it.
- * Runs on the loop (prepare_ollama_show: on a worker); nothing here waits.
+ * GET and DELETE endpoints: kept responses, and the model in the format of Ollama's API. Runs on the
+ * loop (prepare_ollama_show: on a worker) and never waits.
  */
 #include "server/api/prepare_int.h"
 #include "server/api/store.h"
@@ -14,7 +14,7 @@
 
 static const char RESPONSES[] = "/v1/responses/";
 
-/* The id in a path: all of it, or up to the next slash. */
+/* The id in a path: up to the next slash or the end. */
 static void path_id(struct http_exchange *x, char id[64])
 {
     const char *from = http_request(x)->path + strlen(RESPONSES);
@@ -29,7 +29,7 @@ static void reply_missing(struct server *s, struct http_exchange *x, const char 
     reply_error(x, s, &err, DIALECT_OPENAI);
 }
 
-/* Whoever sends no key owns what was made without one. */
+/* Requests without a key share the owner "". */
 static bool look_up(struct server *s, struct http_exchange *x, const char *id, enum store_part part,
                     struct buf *out)
 {
@@ -91,7 +91,7 @@ void delete_response(struct server *s, struct http_exchange *x)
 
 /* Ollama */
 
-/* The version whose API this is: its clients refuse older ones. */
+/* The version whose API is implemented. Clients refuse older ones. */
 static const char OLLAMA_VERSION[] = "0.12.6";
 
 static void add_date(struct buf *b, const char *name, int64_t when)
@@ -127,7 +127,7 @@ static void add_details(const struct server *s, struct buf *b)
     jsonout_text(b, m.architecture);
     buf_adds(b, "],\"parameter_size\":");
     add_count(b, (double)m.n_params);
-    /* The bits of a weight, since files mix types. */
+    /* Bits per weight, since files mix types. */
     buf_addf(b, ",\"quantization_level\":\"%.2f bpw\"}",
              8.0 * (double)m.weight_bytes / (double)m.n_params);
 }

@@ -1,7 +1,7 @@
 /*
- * A request names its adapter as a model ("NAME", or "BASE:NAME"), or in "lora": a name, or llama.cpp's list
- * of {"id", "scale"}. What it chooses holds until it ends (engine/adapters.h). Who may ask may choose;
- * loading reads files of this machine, so it is only open where the server was started with
+ * LoRA adapters over HTTP. A request selects adapters by "model" ("NAME" or "BASE:NAME") or by "lora" (a
+ * name, or llama.cpp's list of {"id", "scale"}). The selection is valid until the request ends
+ * (engine/adapters.h). Every client may select. Loading reads local files, so it needs
  * --allow-lora-loading.
  */
 #include "server/api/lora_endpoints.h"
@@ -25,7 +25,7 @@ bool lora_unknown_model(struct api_request *req, const char *name)
     return false;
 }
 
-/* The adapter that a model's name means; false where it means none. */
+/* Finds the adapter that a model name selects; false if it selects none. */
 static bool find_model(const struct server *s, const char *model, struct adapter_info *out)
 {
     size_t n = strlen(s->name);
@@ -37,7 +37,7 @@ static bool find_model(const struct server *s, const char *model, struct adapter
            adapters_find(adapters_of(s), model + n + 1, out);
 }
 
-/* Whether the name is that of this model and an adapter that there is not. */
+/* Whether the name is BASE:NAME with an unknown adapter. */
 static bool names_missing(const struct server *s, const char *model)
 {
     size_t n = strlen(s->name);
@@ -118,8 +118,9 @@ bool lora_choose(struct api_request *req, const json_t *body)
         return false;
     if (model && strcmp(model, req->server->name) != 0 &&
         embed_names_helper(req->server, model, &endpoint))
-        return api_invalid(&req->err, "model", "the model '%.100s' does not answer: it is for %s",
-                           model, endpoint);
+        return api_invalid(&req->err, "model",
+                           "the model '%.100s' does not generate text: it is for %s", model,
+                           endpoint);
     if (!model || !adapters_of(req->server))
         return true;
     bool found = find_model(req->server, model, &info);
@@ -137,7 +138,7 @@ static bool may_change(struct api_request *req)
 {
     return req->server->opt.allow_lora_loading ||
            api_fail(&req->err, 403, "permission_error",
-                    "adapters are not loaded over the network here; to allow it, start the server "
+                    "loading adapters over the network is disabled; to allow it, start the server "
                     "with --allow-lora-loading");
 }
 
@@ -182,7 +183,7 @@ bool prepare_load_lora(struct api_request *req, const json_t *body)
         return false;
     if (!strcmp(name, req->server->name))
         return api_invalid(&req->err, "lora_name", "lora_name is the base model's own name");
-    struct mem_job *job = mem_job_suspend(); /* what is loaded outlives this call */
+    struct mem_job *job = mem_job_suspend(); /* the adapter outlives this request */
     enum adapter_result res = adapters_load(adapters_of(req->server), name, path, scale, &e);
     mem_job_resume(job);
     if (res != ADAPTER_OK)

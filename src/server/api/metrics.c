@@ -1,4 +1,4 @@
-/* /metrics in Prometheus' text format: our own names, vLLM's or llama.cpp's, from one table. */
+/* /metrics in the Prometheus text format, with Steel's, vLLM's or llama.cpp's names from one table. */
 #include "server/api/server_int.h"
 
 #include <stdio.h>
@@ -7,11 +7,11 @@ enum metric_kind { GAUGE, COUNTER, HISTOGRAM };
 
 struct metric {
     enum metric_kind kind;
-    const char *own, *vllm, *llamacpp; /* NULL = not shown in that style */
+    const char *own, *vllm, *llamacpp; /* NULL = absent in that style */
     const char *help;
     double value;
     const struct histogram *histogram;
-    const char *label; /* already as name="value"; NULL = none */
+    const char *label; /* name="value"; NULL = none */
 };
 
 static void write_histogram(struct buf *b, const char *name, const char *label,
@@ -52,7 +52,7 @@ static void write_metric(struct buf *b, const struct metric *m, enum metrics_sty
     buf_clear(&label);
 }
 
-/* Models beside the one that answers: each figure of all of them, then the next. */
+/* Metrics of the embedding and rerank models. */
 static void write_embedders(struct server *s, struct buf *out)
 {
     static const struct {
@@ -60,10 +60,9 @@ static void write_embedders(struct server *s, struct buf *out)
         const char *name, *help;
     } rows[] = {
         {GAUGE, "steel_embed_texts_waiting", "Texts waiting to enter a step."},
-        {COUNTER, "steel_embed_texts_total",
-         "Texts that were embedded, or pairs that were scored."},
-        {COUNTER, "steel_embed_tokens_total", "Their tokens."},
-        {COUNTER, "steel_embed_steps_total", "Steps they took."},
+        {COUNTER, "steel_embed_texts_total", "Texts embedded, or pairs scored."},
+        {COUNTER, "steel_embed_tokens_total", "Tokens of these texts."},
+        {COUNTER, "steel_embed_steps_total", "Steps of the embedding model."},
         {COUNTER, "steel_embed_rejections_total", "Requests refused because the queue was full."},
     };
     struct embedder *const of[] = {s->embedder, s->reranker};
@@ -105,34 +104,33 @@ void metrics_write(struct server *s, struct buf *out)
         {GAUGE, "steel_requests_waiting", "vllm:num_requests_waiting", "llamacpp:requests_deferred",
          "Sequences waiting to enter the batch.", N(e.n_waiting), 0, 0},
         {GAUGE, "steel_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc",
-         "llamacpp:kv_cache_usage_ratio", "KV pages held by running sequences, of all.",
+         "llamacpp:kv_cache_usage_ratio", "Fraction of KV pages held by running sequences.",
          e.pages_held / pages, 0, 0},
         {GAUGE, "steel_kv_pages", 0, 0, "KV pages by state.", N(e.pages_held), 0, "state=\"held\""},
         {GAUGE, "steel_kv_pages", 0, 0, "", N(e.pages_idle), 0, "state=\"cached\""},
         {GAUGE, "steel_kv_pages", 0, 0, "", pages - e.pages_held - e.pages_idle, 0,
          "state=\"free\""},
         {COUNTER, "steel_prompt_tokens_total", "vllm:prompt_tokens_total",
-         "llamacpp:prompt_tokens_total", "Tokens of the prompts that were started.",
-         N(e.prompt_tokens), 0, 0},
+         "llamacpp:prompt_tokens_total", "Tokens of started prompts.", N(e.prompt_tokens), 0, 0},
         {COUNTER, "steel_prompt_tokens_computed_total", 0, 0,
-         "Prompt tokens that went through the model (not cached; again after preemption).",
+         "Prompt tokens computed by the model (not cached; again after preemption).",
          N(e.read_tokens), 0, 0},
         {COUNTER, "steel_generation_tokens_total", "vllm:generation_tokens_total",
          "llamacpp:tokens_predicted_total", "Tokens generated.", N(e.generated_tokens), 0, 0},
         {COUNTER, "steel_forced_tokens_total", 0, 0,
-         "Of them those that a constraint left no choice about.", N(e.n_forced), 0, 0},
+         "Generated tokens that a constraint determined.", N(e.n_forced), 0, 0},
         {COUNTER, "steel_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total", 0,
-         "Tokens guessed ahead and read.", N(e.n_drafted), 0, 0},
+         "Draft tokens verified.", N(e.n_drafted), 0, 0},
         {COUNTER, "steel_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
-         0, "Of them those that were right.", N(e.n_accepted), 0, 0},
+         0, "Draft tokens accepted.", N(e.n_accepted), 0, 0},
         {COUNTER, "steel_prefix_cache_queries_total", "vllm:prefix_cache_queries_total", 0,
          "Prompt tokens looked up in the prefix cache.", N(e.cache_queries), 0, 0},
         {COUNTER, "steel_prefix_cache_hits_total", "vllm:prefix_cache_hits_total", 0,
-         "Prompt tokens found there.", N(e.cache_hits), 0, 0},
-        {COUNTER, "steel_prefix_cache_evictions_total", 0, 0, "Cached pages given up.",
+         "Prompt tokens found in the prefix cache.", N(e.cache_hits), 0, 0},
+        {COUNTER, "steel_prefix_cache_evictions_total", 0, 0, "Cached pages evicted.",
          N(e.n_evicted), 0, 0},
         {COUNTER, "steel_preemptions_total", "vllm:num_preemptions_total", 0,
-         "Sequences put back for want of KV pages.", N(e.n_preempted), 0, 0},
+         "Sequences preempted because no KV page was free.", N(e.n_preempted), 0, 0},
         {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_STOP]), 0,
          "finished_reason=\"stop\""},
         {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_LENGTH]), 0,
@@ -141,17 +139,17 @@ void metrics_write(struct server *s, struct buf *out)
          "finished_reason=\"abort\""},
         {COUNTER, done, vdone, 0, done_help, N(e.finished[FINISH_ERROR]), 0,
          "finished_reason=\"error\""},
-        {COUNTER, "steel_cancellations_total", 0, 0, "Answers cancelled before their end.",
+        {COUNTER, "steel_cancellations_total", 0, 0, "Sequences cancelled.",
          N(e.finished[FINISH_CANCEL]), 0, 0},
         {COUNTER, "steel_rejections_total", 0, 0, "Requests refused because the queue was full.",
          N(e.n_rejected), 0, 0},
         {COUNTER, "steel_steps_total", 0, "llamacpp:n_decode_total", "Steps of the engine.",
          N(e.n_steps), 0, 0},
         {COUNTER, "steel_steps_ahead_total", 0, 0,
-         "Of them those that began before the one before had ended.", N(e.n_ahead), 0, 0},
+         "Steps that began before the previous one had ended.", N(e.n_ahead), 0, 0},
         {COUNTER, "steel_steps_read_total", 0, 0,
-         "Of them those that read several tokens of a sequence: prompts, forced tokens.",
-         N(e.n_read_steps), 0, 0},
+         "Steps with several tokens of a sequence: prompts, forced tokens.", N(e.n_read_steps), 0,
+         0},
         {COUNTER, "steel_step_seconds_total", 0, 0, "Time in steps that read prompts.", e.read_s, 0,
          "kind=\"read\""},
         {COUNTER, "steel_step_seconds_total", 0, 0, "", e.decode_s, 0, "kind=\"decode\""},
@@ -164,31 +162,31 @@ void metrics_write(struct server *s, struct buf *out)
         {GAUGE, 0, 0, "llamacpp:predicted_tokens_seconds",
          "Average generation speed, tokens a second.",
          e.busy_s > 0 ? N(e.generated_tokens) / e.busy_s : 0, 0, 0},
-        {GAUGE, "steel_decode_step_seconds", 0, 0, "What a step of the present decodes takes.",
-         e.decode_ms * 1e-3, 0, 0},
-        {GAUGE, "steel_step_budget_seconds", 0, 0, "What a step may take while answers run.",
+        {GAUGE, "steel_decode_step_seconds", 0, 0,
+         "Estimated time of a step with the current decodes.", e.decode_ms * 1e-3, 0, 0},
+        {GAUGE, "steel_step_budget_seconds", 0, 0, "Target time of a step while sequences decode.",
          e.budget_ms * 1e-3, 0, 0},
-        {GAUGE, "steel_prompt_token_seconds", 0, 0, "What a prompt token adds to a step.",
-         e.read_us * 1e-6, 0, 0},
+        {GAUGE, "steel_prompt_token_seconds", 0, 0,
+         "Estimated time that a prompt token adds to a step.", e.read_us * 1e-6, 0, 0},
         {HISTOGRAM, "steel_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", 0,
-         "From the request to its first token.", 0, &e.first_token, 0},
+         "Time from the request to its first token.", 0, &e.first_token, 0},
         {HISTOGRAM, "steel_inter_token_latency_seconds", "vllm:inter_token_latency_seconds", 0,
-         "Between two tokens of an answer.", 0, &e.inter_token, 0},
+         "Time between two tokens of a sequence.", 0, &e.inter_token, 0},
         {HISTOGRAM, "steel_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds", 0,
-         "From the request to the end of its answer.", 0, &e.total, 0},
+         "Time from the request to the end of its output.", 0, &e.total, 0},
         {HISTOGRAM, "steel_request_queue_time_seconds", "vllm:request_queue_time_seconds", 0,
-         "From the request to its first step.", 0, &e.queued, 0},
+         "Time from the request to its first step.", 0, &e.queued, 0},
         {GAUGE, "steel_connections", 0, 0, "Open connections.", N(http_n_conns(s->http)), 0, 0},
-        {GAUGE, "steel_body_bytes", 0, 0, "Bodies of requests being received or prepared.",
+        {GAUGE, "steel_body_bytes", 0, 0, "Bytes of request bodies being received or prepared.",
          N(http_buffered(s->http)), 0, 0},
-        {GAUGE, "steel_unsent_bytes", 0, 0, "Answers that their clients have not taken yet.",
+        {GAUGE, "steel_unsent_bytes", 0, 0, "Bytes of output that clients have not read yet.",
          N(s->kept), 0, 0},
-        {GAUGE, "steel_jobs", 0, 0, "Requests with the workers, by what they are doing.",
-         N(jobs.waiting), 0, "state=\"waiting\""},
+        {GAUGE, "steel_jobs", 0, 0, "Requests at the workers, by state.", N(jobs.waiting), 0,
+         "state=\"waiting\""},
         {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_short), 0, "state=\"short\""},
         {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_long), 0, "state=\"long\""},
-        {COUNTER, "steel_log_lines_dropped_total", 0, 0, "Log lines nobody took from stderr.",
-         N(log_dropped()), 0, 0},
+        {COUNTER, "steel_log_lines_dropped_total", 0, 0,
+         "Log lines dropped because stderr was blocked.", N(log_dropped()), 0, 0},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[2]), 0, "status=\"2xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[3]), 0, "status=\"3xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[4]), 0, "status=\"4xx\""},

@@ -1,7 +1,7 @@
 /*
- * Bodies of Ollama's /api/chat and /api/generate in the shape of OpenAI's: options to sampling
+ * Translates bodies of Ollama's /api/chat and /api/generate to OpenAI's format: options to sampling
  * fields, format to response_format, think to the template's switches, tool calls with ids. Pure
- * JSON to JSON. What this server has no part for (images, suffixes, templates) is refused by name.
+ * JSON to JSON. Unsupported fields (images, suffix, template) are refused by name.
  */
 #include "server/api/ollama.h"
 #include "base/buf.h"
@@ -40,7 +40,7 @@ static bool add_options(const json_t *body, json_t *out, struct api_error *err)
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (api_member(o, same[i]))
             json_object_set(out, same[i], (json_t *)api_member(o, same[i]));
-    /* -1 and -2 are "without end" and "until the context is full". */
+    /* -1: no limit; -2: until the context is full. */
     if (!api_int(o, "num_predict", -2, INT32_MAX, &most, err))
         return false;
     if (most > 0)
@@ -79,7 +79,7 @@ static bool add_think(const json_t *body, json_t *out, struct api_error *err)
     return true;
 }
 
-/* Calls have no ids here: they are numbered, and results answer them in order. */
+/* Ollama's tool calls have no ids: they are numbered, and results are matched in order. */
 struct numbering {
     int called, answered;
 };

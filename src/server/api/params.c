@@ -1,4 +1,4 @@
-/* Reading and checking generation parameters. Pure: no engine, no I/O; fuzzed. */
+/* Reads and checks generation parameters. Pure: no engine, no I/O. Fuzzed. */
 #include "server/api/params.h"
 #include "base/buf.h"
 #include "base/json_guard.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Fields whose text may hold any character; everywhere else a NUL would end a name early. */
+/* Fields that may contain a NUL. Elsewhere it would truncate a name. */
 static bool may_hold_nul(const char *key)
 {
     static const char *const names[] = {
@@ -24,7 +24,7 @@ static bool may_hold_nul(const char *key)
     return false;
 }
 
-/* No NUL outside those fields. `key`: of the member that v is in; path: where v is, restored. */
+/* Refuses a NUL outside those fields. key: the member that v is in; path: of v, restored on return. */
 static bool check_nul(const json_t *v, const char *key, struct buf *path, struct api_error *err)
 {
     size_t mark = path->len, i;
@@ -54,7 +54,7 @@ json_t *api_parse(const char *body, size_t n, struct api_error *err)
 {
     json_error_t e;
     struct error why = {0};
-    if (n >= 3 && !memcmp(body, "\xef\xbb\xbf", 3)) { /* editors of Windows begin a file with it */
+    if (n >= 3 && !memcmp(body, "\xef\xbb\xbf", 3)) { /* a BOM, as Windows editors write it */
         body += 3;
         n -= 3;
     }
@@ -252,7 +252,7 @@ static bool bans_all(const struct logit_bias *list, size_t n, int n_vocab)
     return n_banned == n_vocab;
 }
 
-/* {"id": bias, ...} as OpenAI has it, or [[id, bias or false], ...] as llama.cpp does. */
+/* {"id": bias, ...} in OpenAI's format, or [[id, bias or false], ...] in llama.cpp's. */
 static bool read_bias(const json_t *body, int n_vocab, struct gen_params *p, struct api_error *err)
 {
     static const char name[] = "logit_bias";
@@ -299,7 +299,7 @@ static bool read_bias(const json_t *body, int n_vocab, struct gen_params *p, str
         list[p->sample.n_bias++] = (struct logit_bias){(int32_t)id, (float)value};
     }
     if (n >= (size_t)n_vocab && bans_all(list, n, n_vocab))
-        return api_invalid(err, name, "%s bans every token there is", name);
+        return api_invalid(err, name, "%s bans every token", name);
     return true;
 }
 
@@ -368,7 +368,7 @@ static bool read_stream(const json_t *body, struct gen_params *p, struct api_err
     return api_bool(o, "include_usage", &p->include_usage, err);
 }
 
-/* -1, as llama.cpp and its front ends send it, is no limit. */
+/* -1 is no limit in llama.cpp. */
 static bool read_max(const json_t *body, const char *name, int least, struct gen_params *p,
                      struct api_error *err)
 {

@@ -1,7 +1,7 @@
 /*
- * What a client may ask of a generation, read from a JSON body and checked: the part that the chat,
- * the completions and the messages endpoints share. Unknown fields are ignored, null is absent, a
- * wrong type or a value out of range is an error that names the field.
+ * Generation parameters from a JSON body, for the chat, completions and messages endpoints. Unknown
+ * fields are ignored and null means absent. A wrong type or a value out of range is an error that names
+ * the field.
  */
 #ifndef STEEL_SERVER_PARAMS_H
 #define STEEL_SERVER_PARAMS_H
@@ -14,9 +14,9 @@
 struct gen_params {
     struct sample_params sample; /* bias is owned */
     bool has_seed;
-    int n, max_tokens, min_tokens; /* max_tokens 0 = to the end of the context */
+    int n, max_tokens, min_tokens; /* max_tokens 0 = no limit but the context */
     bool stream, include_usage, logprobs, ignore_eos, no_cache, echo;
-    bool no_answer; /* max_tokens 0, of completions: the prompt is all that is wanted */
+    bool no_answer; /* completions with max_tokens 0: only the prompt's log-probabilities */
     int n_top;
     char **stop; /* (n_stop) owned */
     int n_stop;
@@ -25,25 +25,25 @@ struct gen_params {
 void gen_params_clear(struct gen_params *p);
 
 enum params_api { PARAMS_CHAT, PARAMS_COMPLETIONS, PARAMS_MESSAGES };
-/* `defaults` fill what the body leaves out. n_vocab bounds logit_bias. */
+/* Absent fields get their value from `defaults`. n_vocab bounds logit_bias. */
 bool gen_params_read(const json_t *body, enum params_api api, const struct sample_params *defaults,
                      int n_vocab, struct gen_params *p, struct api_error *err);
 
-/* A body to JSON: an object, or an error with the place. */
+/* Parses a body, which must be a JSON object. Errors name the line. */
 json_t *api_parse(const char *body, size_t n, struct api_error *err);
 
-/* Typed members: false on a wrong type (err says so), *out untouched when absent or null. */
+/* Typed members. False with err on a wrong type; *out is unchanged if absent or null. */
 bool api_bool(const json_t *o, const char *name, bool *out, struct api_error *err);
 bool api_int(const json_t *o, const char *name, int lo, int hi, int *out, struct api_error *err);
 bool api_float(const json_t *o, const char *name, double lo, double hi, float *out,
                struct api_error *err);
 bool api_string(const json_t *o, const char *name, const char **out, struct api_error *err);
-/* Of how much effort thinking is to be; `where` is the member's whole name in errors. */
+/* The effort of thinking. `where` is the member's path in errors. */
 bool api_effort(const json_t *o, const char *name, const char *where, const char **out,
                 struct api_error *err);
 const json_t *api_member(const json_t *o, const char *name); /* NULL when absent or null */
 
-/* A list of token ids, each within n_vocab. */
+/* Reads a list of token ids below n_vocab. */
 bool api_tokens(const json_t *list, const char *param, int n_vocab, struct token_list *out,
                 struct api_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * A worker's part of a call: JSON to checked parameters, messages through the template, text to
- * tokens. Reads only what is constant while the server runs (runtime, chat template).
+ * Preparing a request on a worker: JSON to checked parameters, messages to text by the template, text to
+ * tokens. Reads only data that is constant while the server runs (runtime, chat template).
  */
 #include "server/api/prepare_int.h"
 #include "server/api/lora_endpoints.h"
@@ -116,21 +116,21 @@ bool prepare_completions(struct api_request *req, const json_t *body)
     const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
     if (req->p.echo && t) {
         req->echo = mem_zalloc((size_t)req->n_prompts, sizeof *req->echo);
-        for (int i = 0; i < req->n_prompts; i++) /* what is too long is refused anyway */
+        for (int i = 0; i < req->n_prompts; i++) /* longer prompts are refused later */
             if (req->prompts[i].n <= (size_t)engine_context(req->server->engine))
                 tokenizer_decode(t, req->prompts[i].ids, req->prompts[i].n, false, &req->echo[i]);
     }
     return api_request_constrain(req, body);
 }
 
-/* A reply made of tokens may be many times its request: it has a bound of its own. */
+/* A reply made of tokens may be many times larger than its request, so it is bounded. */
 enum { MAX_REPLY = 64 << 20 };
 static bool reply_fits(struct api_request *req, size_t bytes)
 {
     if (bytes <= MAX_REPLY)
         return true;
     return api_fail(&req->err, 413, "invalid_request_error",
-                    "the reply would have more than %d MB; ask in parts", MAX_REPLY >> 20);
+                    "the reply would have more than %d MB; split the request", MAX_REPLY >> 20);
 }
 
 static void add_ids(struct buf *b, const struct token_list *l)
@@ -141,7 +141,7 @@ static void add_ids(struct buf *b, const struct token_list *l)
     buf_addc(b, ']');
 }
 
-/* llama.cpp's fields and vLLM's. */
+/* Accepts the fields of llama.cpp and of vLLM. */
 bool prepare_tokenize(struct api_request *req, const json_t *body)
 {
     const struct tokenizer *t = need_tokenizer(req);
@@ -245,7 +245,7 @@ bool prepare_detokenize(struct api_request *req, const json_t *body)
 
 void api_request_prepare(struct api_request *req)
 {
-    if (req->embed) { /* it comes back with its vectors */
+    if (req->embed) { /* second pass: the embeddings are computed */
         embed_write(req);
         return;
     }

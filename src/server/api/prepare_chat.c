@@ -1,6 +1,7 @@
 /*
- * Conversations to prompts: has messages and tools checked, renders them through the chat template, and
- * decides how the answer is to be parsed. Bodies of /v1/messages come here translated (anthropic.c).
+ * Conversations to prompts: checks messages and tools, renders them by the chat template, and decides
+ * how the output is parsed. Bodies of other dialects are translated first (anthropic.c, ollama.c,
+ * responses.c).
  */
 #include "server/api/prepare_int.h"
 #include "base/mem.h"
@@ -11,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Parts of messages that hold something else than text are refused by their place. */
+/* Refuses parts of messages that are not text. The error names the part. */
 static bool check_parts(const json_t *messages, struct api_error *err)
 {
     size_t i, k;
@@ -25,11 +26,10 @@ static bool check_parts(const json_t *messages, struct api_error *err)
             if (json_is_string(json_object_get(part, strcmp(type, "refusal") ? "text" : type)))
                 continue;
             snprintf(where, sizeof where, "messages[%zu].content[%zu]", i, k);
-            return api_invalid(
-                err, where,
-                "%s: a part of type '%.40s' holds no text, and text is all that this "
-                "model reads",
-                where, type);
+            return api_invalid(err, where,
+                               "%s: a part of type '%.40s' is not supported: this model reads text "
+                               "only",
+                               where, type);
         }
     }
     return true;
@@ -96,7 +96,7 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
     return true;
 }
 
-/* chat_template_kwargs, with the shorthands other servers take at the top level. */
+/* Reads chat_template_kwargs, and the top-level shorthands of other servers. */
 static bool read_kwargs(const struct chat *chat, const json_t *body, json_t **out,
                         struct api_error *err)
 {
@@ -117,7 +117,7 @@ static bool read_kwargs(const struct chat *chat, const json_t *body, json_t **ou
     return true;
 }
 
-/* The text of a last assistant message that the answer is to continue. */
+/* Removes the last assistant message, whose text the output continues. */
 static bool split_prefill(json_t *messages, struct buf *prefill, struct api_error *err)
 {
     size_t n = json_array_size(messages), i;
@@ -139,7 +139,7 @@ static bool split_prefill(json_t *messages, struct buf *prefill, struct api_erro
     return true;
 }
 
-/* Thinking ends where the answer begins: in gpt-oss that is a channel of its own. */
+/* Sets the delimiters of thinking. In gpt-oss it ends where the final channel begins. */
 static void set_marks(struct chat_prompt *chat)
 {
     bool oss = chat->format == CHAT_GPT_OSS, mistral = chat->format == CHAT_MISTRAL;
@@ -213,7 +213,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
     if (chat->required && !chat_format_calls(chat->format)) {
         api_invalid(
             &req->err, "tool_choice",
-            "this model's template has no form of tool calls that is known: none can be required");
+            "the format of tool calls in this model's template is unknown: none can be required");
         goto out;
     }
     if (prefill.len)
@@ -235,7 +235,7 @@ void chat_prompt_free(struct chat_prompt *p)
     mem_free(p);
 }
 
-/* Text in, text out: what asks for more is told so by name. */
+/* Refuses output other than text. */
 static bool check_modalities(const json_t *body, struct api_error *err)
 {
     const json_t *v = api_member(body, "modalities"), *word;
@@ -255,7 +255,7 @@ static bool check_modalities(const json_t *body, struct api_error *err)
     return true;
 }
 
-/* A chat body that was made of another API's. */
+/* Prepares a chat body that was translated from another API. */
 static bool prepare_translated(struct api_request *req, const json_t *body)
 {
     struct buf prompt = {0};
@@ -275,7 +275,7 @@ static bool fits(const struct api_request *req)
     return req->prompts[0].n + answer <= (size_t)engine_context(req->server->engine);
 }
 
-/* The prompt without the first k turns. */
+/* Prepares the prompt again without the first k turns. */
 static bool prepare_shorter(struct api_request *req, json_t *body, const json_t *messages, int k)
 {
     chat_prompt_free(req->chat);
@@ -286,11 +286,11 @@ static bool prepare_shorter(struct api_request *req, json_t *body, const json_t 
     return prepare_translated(req, body);
 }
 
-/* truncation "auto": leaves out as few of the oldest turns as makes the rest fit. */
+/* truncation "auto": drops the fewest oldest turns such that the rest fits (binary search). */
 static bool truncate_turns(struct api_request *req, json_t *body)
 {
     json_t *messages = json_incref(json_object_get(body, "messages"));
-    int lo = 0, hi = responses_n_turns(messages) - 1; /* lo does not fit; hi is the most */
+    int lo = 0, hi = responses_n_turns(messages) - 1; /* lo does not fit; hi is the maximum */
     bool ok = true;
     while (ok && hi - lo > 1) {
         int mid = lo + (hi - lo) / 2;
@@ -369,7 +369,7 @@ bool prepare_responses(struct api_request *req, const json_t *body)
     return ok;
 }
 
-/* A model and nothing to say to it: clients have it loaded so, before they ask. */
+/* A model without a prompt: Ollama's clients load a model this way. */
 static bool only_loads(const json_t *body, bool generate)
 {
     const json_t *prompt = api_member(body, "prompt"), *messages = api_member(body, "messages");

@@ -1,4 +1,4 @@
-/* Shared by the files that prepare a call (prepare*.c, anthropic.c) on a worker thread. */
+/* The functions that prepare requests on a worker thread. */
 #ifndef STEEL_SERVER_PREPARE_INT_H
 #define STEEL_SERVER_PREPARE_INT_H
 
@@ -12,16 +12,17 @@ bool prepare_template(struct api_request *req, const json_t *body);
 bool prepare_count(struct api_request *req, const json_t *body);
 int api_request_n_vocab(const struct api_request *req);
 struct token_list *api_request_add_prompt(struct api_request *req);
-/* The call is refused for `why`: what costs too much with 413. Returns false. */
+/* Refuses the request for `why`, with 413 if it is over its budget. Returns false. */
 bool api_request_refuse(struct api_request *req, const char *param, const struct error *why);
 bool api_request_encode(struct api_request *req, const char *text, size_t n, int flags,
                         struct token_list *out);
 
-/* constraint.c: what the answer must fit, into req->grammar; after the conversation is prepared. */
+/* constraint.c: compiles the constraint on the output to req->grammar. Call it after the conversation
+ * is prepared. */
 bool api_request_constrain(struct api_request *req, const json_t *body);
 
-/* prepare_chat.c: messages, tools and the rest of a chat body to the text of a prompt; sets req->chat.
- * The checks need nothing but the JSON. */
+/* prepare_chat.c: renders messages, tools and the rest of a chat body to the text of a prompt; sets
+ * req->chat. */
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt);
 bool prepare_chat(struct api_request *req, const json_t *body);
 bool prepare_responses(struct api_request *req, const json_t *body);
@@ -33,12 +34,12 @@ bool prepare_ollama_show(struct api_request *req, const json_t *body); /* lookup
 bool check_messages(const json_t *messages, struct api_error *err);
 bool check_tools(const json_t *tools, struct api_error *err);
 
-/* anthropic.c: a body of /v1/messages as one of /v1/chat/completions; NULL with an error. A new
- * reference. max_tokens is needed where an answer is wanted. */
+/* anthropic.c: translates a body of /v1/messages to one of /v1/chat/completions. Returns a new reference,
+ * or NULL with an error. max_tokens is required if `answer`. */
 json_t *anthropic_translate(const json_t *body, bool answer, struct api_error *err);
 
-/* functions.c: a chat body without `functions` and allowed_tools, told as tools and tool_choice; NULL
- * with an error. A new reference. *legacy: the answer is to speak of a function_call. */
+/* functions.c: translates `functions` and allowed_tools of a chat body to tools and tool_choice. Returns
+ * a new reference, or NULL with an error. *legacy: the reply uses function_call. */
 json_t *functions_translate(const json_t *body, bool *legacy, struct api_error *err);
 
 #endif

@@ -19,7 +19,7 @@ static void add_stop(const struct api_request *req, const struct api_choice *o, 
     jsonout_text(b, o->stop >= 0 && o->stop < req->p.n_stop ? req->p.stop[o->stop] : NULL);
 }
 
-/* input_tokens are those that were not in the cache. */
+/* input_tokens does not count cached tokens. */
 static void add_usage(const struct api_request *req, int n_out, struct buf *b)
 {
     struct usage_count u = api_request_usage(req, NULL);
@@ -46,7 +46,7 @@ static void end_event(struct buf *b)
     buf_adds(b, "}\n\n");
 }
 
-/* message_start tells how much of the prompt was cached, so it waits for the start of the answer. */
+/* message_start has the number of cached tokens, so it waits for the engine's start event. */
 static void stream_open(struct api_request *req, struct buf *b)
 {
     (void)req, (void)b;
@@ -90,7 +90,7 @@ static void close_block(const struct api_request *req, struct buf *b)
     end_event(b);
 }
 
-/* Thinking nobody asked for: the model did it, the client does not hear of it. */
+/* Skips thinking that was not requested. */
 static bool is_hidden(const struct api_request *req, const struct segment *g)
 {
     return g->kind == SEGMENT_REASONING && req->chat->hide_thinking;
@@ -159,7 +159,7 @@ static void stream_error(struct api_request *req, const struct api_error *err, s
     buf_adds(b, "\n\n");
 }
 
-/* One answer without log-probabilities is small enough to be written in one go. */
+/* One choice without log-probabilities is small enough to write at once. */
 static bool whole(struct api_request *req, struct buf *b, size_t room)
 {
     (void)room;
@@ -176,7 +176,7 @@ static bool whole(struct api_request *req, struct buf *b, size_t room)
         if (g->kind == SEGMENT_TOOL) {
             buf_addf(b, "{\"type\":\"tool_use\",\"id\":\"%s\",\"name\":", g->id);
             jsonout_text(b, g->name);
-            /* The arguments are an object, or the model wrote nonsense: shown as it is. */
+            /* The arguments are an object, or invalid JSON, which is sent as text. */
             json_t *input = json_loadb(g->text.p ? g->text.p : "", g->text.len, 0, NULL);
             buf_adds(b, ",\"input\":");
             if (json_is_object(input)) {

@@ -1,6 +1,6 @@
 /*
- * Replies of Ollama's /api/chat and /api/generate: an object a line as the answer grows, or one
- * object. Arguments of a tool call are an object there, so a call goes out when it is complete.
+ * Replies of Ollama's /api/chat and /api/generate: one object per line while streaming, or one object.
+ * The arguments of a tool call are an object, so a tool call is sent when it is complete.
  */
 #include "server/api/server_int.h"
 
@@ -39,13 +39,13 @@ static void add_call(const struct segment *g, struct buf *b)
     json_t *args = json_loadb(g->text.p ? g->text.p : "", g->text.len, 0, NULL);
     if (json_is_object(args))
         jsonout_value(b, args);
-    else /* the model wrote nonsense: shown as it is */
+    else /* invalid JSON is sent as text */
         buf_adds(b, "{\"arguments\":"), add_text(g, g->text.len, b), buf_addc(b, '}');
     json_decref(args);
     buf_adds(b, "}}");
 }
 
-/* A line with what is new of a segment. */
+/* Writes a line with n new bytes of a segment. */
 static void add_line(const struct api_request *req, const struct segment *g, size_t n,
                      struct buf *b)
 {
@@ -133,7 +133,7 @@ static void stream_error(struct api_request *req, const struct api_error *err, s
     buf_addc(b, '\n');
 }
 
-/* All segments of a kind as one string, under a name; nothing where there is none. */
+/* Writes the text of all segments of a kind as the member `name`; nothing if there is none. */
 static void add_all(const struct api_choice *o, enum segment_kind kind, const char *name,
                     bool always, struct buf *b)
 {

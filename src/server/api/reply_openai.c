@@ -1,4 +1,4 @@
-/* Replies of the chat and completions endpoints, whole and streamed, as OpenAI's clients expect them. */
+/* Replies of OpenAI's chat and completions endpoints, whole and streamed. */
 #include "server/api/server_int.h"
 
 #include <stdio.h>
@@ -58,14 +58,14 @@ static void end_event(const struct api_request *req, struct buf *b)
     buf_addf(b, "]%s}\n\n", req->p.include_usage ? ",\"usage\":null" : "");
 }
 
-enum { LOGPROBS_A_PIECE = 16 }; /* entries in one event: some 40 kB with 20 alternatives each */
+enum { LOGPROBS_A_PIECE = 16 }; /* entries per event: about 40 kB with 20 alternatives each */
 
 static const struct tokenizer *tokenizer_of(const struct api_request *req)
 {
     return engine_tokenizer(req->server->engine, NULL);
 }
 
-/* "logprobs":..., takes some of what was not sent yet. */
+/* Writes "logprobs":... with some of the unsent entries. */
 static void add_logprobs(struct api_request *req, struct api_choice *o, struct buf *b)
 {
     struct logprobs *l = &o->logprobs;
@@ -113,7 +113,7 @@ static const char *finish_reason(const struct api_request *req, const struct api
     return is_legacy(req) && !strcmp(r, "tool_calls") ? "function_call" : r;
 }
 
-/* "function_call":{...}: what a call was before there were tools. */
+/* "function_call":{...}, the older form of a tool call. */
 static void add_function_delta(struct segment *g, size_t n, struct buf *b)
 {
     buf_adds(b, "\"function_call\":{");
@@ -180,7 +180,7 @@ static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t r
             o->flushed++;
         }
     }
-    /* Text in large pieces leaves log-probabilities behind. */
+    /* Sends the log-probabilities that remain after large pieces of text. */
     while (o->logprobs.n - o->logprobs.sent > LOGPROBS_A_PIECE) {
         if (b->len >= room)
             return false;
@@ -226,7 +226,7 @@ static void stream_error(struct api_request *req, const struct api_error *err, s
     buf_adds(b, "\n\ndata: [DONE]\n\n");
 }
 
-/* All segments of a kind, as one string; false if there is none. */
+/* Writes the text of all segments of a kind; false if there is none. */
 static bool add_text(const struct api_choice *o, enum segment_kind kind, struct buf *b)
 {
     struct buf all = {0};
@@ -257,7 +257,7 @@ static void add_calls(const struct api_choice *o, bool legacy, struct buf *b)
         jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
         buf_adds(b, legacy ? "}" : "}}");
         if (legacy)
-            return; /* there is no room for another */
+            return; /* this form has only one call */
     }
     if (o->n_tools)
         buf_addc(b, ']');

@@ -1,7 +1,7 @@
 /*
- * Replies of /v1/responses, whole and streamed. Each segment of the answer is an output item; ids of
- * items are made of the response's, so that an item can be found again. A finished response goes to
- * the store, exactly as the client saw it.
+ * Replies of /v1/responses, whole and streamed. Each segment is an output item. The ids of items contain
+ * the response's id, so that an item can be found in the store. A finished response is stored exactly as
+ * it was sent.
  */
 #include "server/api/responses.h"
 #include "server/api/server_int.h"
@@ -27,7 +27,7 @@ static void add_text(const struct segment *g, struct buf *b)
     jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
 }
 
-/* {"type":"output_text",...}: the one part of a message, or of thinking. */
+/* {"type":"output_text",...}: the only part of a message or of thinking. */
 static void add_part(const struct api_request *req, const struct api_choice *o,
                      const struct segment *g, bool full, bool probs, struct buf *b)
 {
@@ -77,7 +77,7 @@ static void add_item(const struct api_request *req, const struct api_choice *o, 
     buf_adds(b, "]}");
 }
 
-/* kept: what a later response goes on from, which has each text once. */
+/* kept: for the store, where each text is stored once. */
 static void add_output(const struct api_request *req, bool kept, struct buf *b)
 {
     const struct api_choice *o = &req->choices[0];
@@ -90,13 +90,13 @@ static void add_output(const struct api_request *req, bool kept, struct buf *b)
     }
 }
 
-/* OpenAI has these, and no finer ones that fit. */
+/* OpenAI's error codes; no finer one fits. */
 static const char *code_of(const struct api_error *err)
 {
     return err->status < 500 ? "invalid_prompt" : "server_error";
 }
 
-/* The response object; err: it failed. */
+/* Writes the response object, of a failed response if err. */
 static void add_response(const struct api_request *req, const char *status,
                          const struct api_error *err, struct buf *b)
 {
@@ -139,7 +139,7 @@ static void add_response(const struct api_request *req, const char *status,
     }
 }
 
-/* Writes the finished response and keeps it. */
+/* Writes the finished response and stores it. */
 static void finish(struct api_request *req, struct buf *b)
 {
     const char *status = req->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
@@ -278,7 +278,7 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
     g->sent += n;
 }
 
-/* Texts stay: what closes an item, and the response, repeat them. */
+/* Texts are not freed: the events that close an item and the response repeat them. */
 static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t room)
 {
     struct api_choice *o = &req->choices[i];
@@ -331,7 +331,7 @@ static void stream_error(struct api_request *req, const struct api_error *err, s
     end_event(b);
 }
 
-/* One answer is small enough to be written in one go. */
+/* One choice is small enough to write at once. */
 static bool whole(struct api_request *req, struct buf *b, size_t room)
 {
     (void)room;

@@ -1,7 +1,7 @@
 /*
- * Bodies of OpenAI's /v1/responses in the shape of chat completions: items to messages, flat tools
- * to nested ones, text.format to response_format, and the items of earlier responses put in front.
- * JSON to JSON; the only state it reads is the store. What cannot be done is refused by name.
+ * Translates bodies of OpenAI's /v1/responses to those of chat completions: items to messages, flat
+ * tools to nested ones, text.format to response_format. The items of earlier responses come first. JSON
+ * to JSON; the only state is the store. Unsupported fields are refused by name.
  */
 #include "server/api/responses.h"
 #include "base/json_guard.h"
@@ -28,15 +28,15 @@ void responses_request_free(struct responses_request *r)
     mem_free(r);
 }
 
-/* What the translation carries along. */
+/* State of a translation. */
 struct responses_reader {
     json_t *messages;
-    json_t *last; /* the assistant message that calls and thinking are added to; NULL = none */
-    struct buf thinking; /* read, and not yet part of a message */
+    json_t *last; /* assistant message that tool calls and thinking are added to; NULL = none */
+    struct buf thinking; /* not yet part of a message */
     struct store *store;
     const char *owner;
     int n_references;
-    size_t n_read;             /* bytes of kept items that were parsed */
+    size_t n_read;             /* bytes of kept items parsed so far */
     struct json_counts counts; /* values in them */
     json_t *beside;            /* items of the response `beside_id`; owned */
     char beside_id[64];
@@ -53,7 +53,7 @@ static void add_string(struct buf *out, const json_t *v)
     buf_add(out, json_string_value(v), json_string_length(v));
 }
 
-/* Text of content: a string, or parts that hold text. */
+/* Returns the text of content: a string, or text parts. */
 static bool content_text(const json_t *v, const char *where, struct buf *out, struct api_error *err)
 {
     size_t i;
@@ -84,7 +84,7 @@ static bool content_text(const json_t *v, const char *where, struct buf *out, st
     return true;
 }
 
-/* The assistant's message in the making: what it said, thought and called belongs together. */
+/* Returns the open assistant message, which collects text, thinking and tool calls. */
 static json_t *assistant(struct responses_reader *r)
 {
     if (!r->last) {
@@ -113,7 +113,7 @@ static bool add_message(struct responses_reader *r, const json_t *item, const ch
     bool ok = content_text(json_object_get(item, "content"), at, &text, r->err);
     if (ok && !strcmp(role, "assistant")) {
         const json_t *had = json_object_get(r->last, "content");
-        /* Said after a call: another message. */
+        /* Text after a tool call begins a new message. */
         if (r->last && (json_object_get(r->last, "tool_calls") || json_string_length(had)))
             r->last = NULL;
         json_object_set_new(assistant(r), "content", string_of(&text));
@@ -160,7 +160,7 @@ static bool add_result(struct responses_reader *r, const json_t *item, const cha
     return ok;
 }
 
-/* Thinking comes before what it led to. What is encrypted is another server's: left out. */
+/* Thinking precedes its message. Encrypted thinking comes from another server and is left out. */
 static bool add_reasoning(struct responses_reader *r, const json_t *item, const char *where)
 {
     const json_t *content = api_member(item, "content"), *summary = api_member(item, "summary");
@@ -171,8 +171,8 @@ static bool add_reasoning(struct responses_reader *r, const json_t *item, const 
     return !json_array_size(summary) || content_text(summary, where, &r->thinking, r->err);
 }
 
-/* Items that were kept, as JSON again: within the limits of a body, all that a request brings back
- * together. NULL with an error. */
+/* Parses kept items. All kept items of a request together stay within the limits of a body. NULL with an
+ * error. */
 static json_t *parse_kept(struct responses_reader *r, const struct buf *items, const char *where)
 {
     struct buf list = {0};
@@ -183,17 +183,17 @@ static json_t *parse_kept(struct responses_reader *r, const struct buf *items, c
     if (r->n_read > HISTORY_MAX)
         api_invalid(r->err, where, "%s: over %d MB of earlier items", where, HISTORY_MAX >> 20);
     else if (!json_guard(list.p, list.len, &json_limits_request, &r->counts, &why))
-        api_fail(r->err, 413, "invalid_request_error", "%s: the items before have %s", where,
+        api_fail(r->err, 413, "invalid_request_error", "%s: the earlier items have %s", where,
                  why.msg);
     else if (!(v = json_loadb(list.p, list.len, JSON_ALLOW_NUL, NULL)))
-        api_fail(r->err, 500, "server_error", "%s: what was kept cannot be read", where);
+        api_fail(r->err, 500, "server_error", "%s: the kept items cannot be read", where);
     if (!v)
         snprintf(r->err->param, sizeof r->err->param, "%s", where);
     buf_clear(&list);
     return v;
 }
 
-/* The item that a reference means: a new reference. Several of one response cost one parse. */
+/* Returns the item with this id, a new reference. Items of the same response are parsed once. */
 static bool find_item(struct responses_reader *r, const char *id, const char *where, json_t **out)
 {
     struct buf text = {0};
@@ -264,7 +264,7 @@ static bool add_items(struct responses_reader *r, const json_t *items, const cha
     return true;
 }
 
-/* The items of the responses this one goes on from. */
+/* Adds the items of the previous responses. */
 static bool add_history(struct responses_reader *r, const char *id, size_t *bytes)
 {
     struct buf text = {0};
@@ -288,7 +288,7 @@ static bool add_history(struct responses_reader *r, const char *id, size_t *byte
     return ok;
 }
 
-/* Items as GET .../input_items lists them, each with an id. */
+/* Stores the items for GET .../input_items, each with an id. */
 static void keep_input(struct responses_request *r, const json_t *input, const char *hex)
 {
     size_t i;
@@ -393,7 +393,7 @@ static bool add_tool_choice(json_t *out, const json_t *v, const json_t **allowed
     return true;
 }
 
-/* text.format has what response_format has, one level up. */
+/* text.format is response_format with one level less. */
 static bool add_format(json_t *out, const json_t *text, struct api_error *err)
 {
     const json_t *f = api_member(text, "format");
@@ -430,7 +430,7 @@ static bool add_reasoning_wish(json_t *out, const json_t *v, struct responses_re
     return true;
 }
 
-/* What the reply repeats of the request, defaults where it says nothing. */
+/* Writes the request fields that the reply repeats, with their defaults. */
 static void make_echo(const json_t *body, struct buf *b)
 {
     static const struct {
@@ -489,7 +489,7 @@ bool responses_truncation(const json_t *body, bool *on, struct api_error *err)
            api_invalid(err, "truncation", "truncation must be auto or disabled");
 }
 
-/* Log-probabilities are asked for by name, among what else is to be included. */
+/* Reads "include", where log-probabilities are requested. */
 static bool read_include(const json_t *body, json_t *out, struct api_error *err)
 {
     size_t i;
@@ -590,7 +590,7 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
     return NULL;
 }
 
-/* A turn begins with a user's message after something else. */
+/* A turn begins with a user message after a message of another role. */
 
 static bool begins_turn(const json_t *messages, size_t i)
 {

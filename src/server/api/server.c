@@ -1,4 +1,5 @@
-/* The server: dispatch, keys, CORS, loading, signals, shutdown. Runs the loop. */
+/* The server: dispatch by the table of endpoints, access checks, loading, signals, shutdown. Runs the
+ * event loop. */
 #include "server/api/server_int.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
@@ -24,8 +25,8 @@
 #include <unistd.h>
 
 enum { GRAMMARS_KEPT = 64 };
-enum { SCORED_ROWS = 64 };       /* of prompts whose log-probabilities are wanted, in a step */
-enum { STORE_AGE_S = 6 * 3600 }; /* a response nobody used for so long is forgotten */
+enum { SCORED_ROWS = 64 };       /* rows per step for log-probabilities of prompts */
+enum { STORE_AGE_S = 6 * 3600 }; /* unused responses are dropped after this time */
 
 /* Small replies */
 
@@ -46,7 +47,7 @@ static void fail(struct server *s, struct http_exchange *x, int status, const ch
     reply_error(x, s, &err, endpoint_dialect(http_request(x)));
 }
 
-/* http.c's own refusals: a broken request, or one over a limit. */
+/* Requests that http.c refuses: malformed, or over a limit. */
 static void on_refuse(void *arg, struct http_exchange *x, int status, const char *why)
 {
     fail(arg, x, status, status == 503 ? "unavailable_error" : "invalid_request_error", "%s", why);
@@ -66,7 +67,7 @@ static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
     else
         api_fail(&err, 503, "unavailable_error", "the model is loading: %d %%", percent);
     api_error_json(&b, &err, DIALECT_OPENAI);
-    b.len--; /* our own fields beside "error" */
+    b.len--; /* adds fields beside "error" */
     buf_addf(&b, ",\"status\":\"%s\",\"percent\":%d}", state == ENGINE_FAILED ? "error" : "loading",
              percent);
     http_add_header(x, "Retry-After", "2");
@@ -107,7 +108,7 @@ static void add_model(struct server *s, struct buf *b)
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &tm));
     buf_adds(b, "{\"id\":");
     jsonout_text(b, s->name);
-    /* Anthropic's clients read these. */
+    /* Read by Anthropic's clients. */
     buf_adds(b, ",\"type\":\"model\",\"display_name\":");
     jsonout_text(b, s->name);
     buf_addf(b, ",\"created_at\":\"%s\"", date);
@@ -119,7 +120,7 @@ static void add_model(struct server *s, struct buf *b)
              "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}",
              engine_context(s->engine), m.n_vocab, engine_context(s->engine), m.context_trained,
              m.n_embd, (long long)m.n_params, m.weight_bytes);
-    /* What a request that says nothing is sampled with. */
+    /* Defaults of requests. */
     const struct sample_params *p = &s->opt.sample;
     buf_addf(b,
              ",\"default_sampling\":{\"temperature\":%.6g,\"top_p\":%.6g,\"top_k\":%d,"
@@ -131,7 +132,7 @@ static void add_model(struct server *s, struct buf *b)
     buf_addc(b, '}');
 }
 
-/* A model beside the one that answers. */
+/* An embedding or rerank model. */
 static void add_helper(const struct server *s, const struct embedder *e, const char *name,
                        const char *path, const char *can, struct buf *b)
 {
@@ -207,7 +208,7 @@ void get_model(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
-/* Whether the sender of this head may send its body, and who gets an answer without one. */
+/* Checks a request's head and responds to requests without a body. True: read the body. */
 static bool on_head(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
@@ -251,7 +252,7 @@ static bool on_head(void *arg, struct http_exchange *x)
     else if (!access_encoding(x)) {
         http_add_header(x, "Accept-Encoding", "identity");
         fail(s, x, 415, "invalid_request_error",
-             "a body with Content-Encoding %.40s is not read: send it as it is",
+             "Content-Encoding %.40s is not supported: send the body uncompressed",
              http_header(h, "Content-Encoding"));
     } else if (s->draining)
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
@@ -263,15 +264,15 @@ static bool on_head(void *arg, struct http_exchange *x)
 static void on_request(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
-    if (s->draining) /* since its head came */
+    if (s->draining) /* since its head was checked */
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
     else
         api_request_dispatch(s, x, endpoint_find(http_request(x), NULL));
 }
 
-/* The loop's other events */
+/* Events, timers and signals */
 
-/* A turn of the loop gives the engine's events this much, then the sockets are looked at. */
+/* Engine events handled per iteration of the loop, so that sockets are not starved. */
 enum { EVENTS_A_TURN = 512, TURN_NS = 4000000 };
 
 static void on_events(evutil_socket_t fd, short what, void *arg)
@@ -283,7 +284,7 @@ static void on_events(evutil_socket_t fd, short what, void *arg)
     for (int n = 1; events_next(s->events, &ev, 0); n++) {
         api_requests_event(s, &ev);
         if (n == EVENTS_A_TURN || clock_ns() - start > TURN_NS) {
-            /* The rest at the next pass: a timer, because what is made active is run in this one. */
+            /* A timer runs the rest in the next iteration; event_active would run it in this one. */
             event_add(s->more_events, &(struct timeval){0, 0});
             return;
         }
@@ -320,10 +321,10 @@ static void become_ready(struct server *s)
         log_line(LOG_WARN, "no chat template", LOG_TEXT("why", s->chat_error.msg));
 }
 
-/* After the grace time: for clients to hear of it; then for workers and the engine to come back. */
+/* After the grace time: to flush errors to clients; then for workers and the engine to stop. */
 enum { LAST_MS = 700, CLOSE_MS = 1000 };
 
-/* Everybody is told why, and has a moment to hear it. Launchers give less than grace_s. */
+/* Ends all requests with an error and flushes it. Launchers kill before grace_s is over. */
 static void end_soon(struct server *s, const char *why)
 {
     s->draining = true;
@@ -332,7 +333,7 @@ static void end_soon(struct server *s, const char *why)
     event_add(s->last, &(struct timeval){0, LAST_MS / 2 * 1000});
 }
 
-/* Without the other processes of the job there is nothing to wait for. */
+/* Another process of the job was lost: the server cannot continue. */
 static void on_job_lost(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
@@ -341,7 +342,7 @@ static void on_job_lost(evutil_socket_t fd, short what, void *arg)
     if (!why)
         return;
     log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", why));
-    event_del(s->tick); /* the engine fails by this too: no need to say that */
+    event_del(s->tick); /* the engine fails too: do not log that again */
     s->exit_code = 1;
     end_soon(s, why);
 }
@@ -366,7 +367,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
     }
     struct error why = {0};
     if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
-        s->engine_failed = true; /* the server stays, and says so to whoever asks */
+        s->engine_failed = true; /* the server keeps running and reports it in /health */
         if (!job_fail(why.msg))  /* a job ends, and on_job_lost logs it */
             log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
     }
@@ -381,23 +382,23 @@ static void on_last(evutil_socket_t fd, short what, void *arg)
     event_base_loopbreak(((struct server *)arg)->base);
 }
 
-/* Everybody is told, and has a moment to hear it. */
+/* Ends all requests with an error and flushes it. */
 static void on_grace(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
-    log_line(LOG_WARN, "grace time is over", LOG_NUM("calls", s->n_requests));
+    log_line(LOG_WARN, "grace time is over", LOG_NUM("requests", s->n_requests));
     api_requests_cut(s, "the server is shutting down");
     event_add(s->last, &(struct timeval){LAST_MS / 1000, LAST_MS % 1000 * 1000});
 }
 
-/* Whatever still runs when the loop has ended (a worker, a step) is not waited for any longer. */
+/* Bounds the time that a worker or a step may still run after the loop has ended. */
 static volatile sig_atomic_t exit_code_now;
 static void on_alarm(int sig)
 {
     (void)sig;
     syscall(SYS_exit_group,
-            (int)exit_code_now); /* not _exit: threads left behind are no leak here */
+            (int)exit_code_now); /* not _exit: leak checkers would report the remaining threads */
 }
 
 static void limit_ending(int code)
@@ -462,10 +463,10 @@ static bool start_workers(struct server *s, struct error *err)
     int n_long = cpus >= 16 ? 3 : cpus >= 8 ? 2 : 1;
     s->jobs_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, api_request_run, s->jobs_fd) : NULL;
-    return s->jobs || error_set(err, "no threads to work with");
+    return s->jobs || error_set(err, "cannot start worker threads");
 }
 
-/* Large blocks go back to the system when they are freed, and few arenas keep the small ones. */
+/* Returns large freed blocks to the system, and limits the number of arenas. */
 static void bound_heap(void)
 {
 #ifdef __GLIBC__
@@ -504,7 +505,7 @@ static void loop(struct server *s)
     s->tick = timer(s, EV_PERSIST, on_tick);
     s->grace = timer(s, 0, on_grace);
     s->last = timer(s, 0, on_last);
-    event_add(s->tick, &(struct timeval){0, 20000}); /* until the model is there */
+    event_add(s->tick, &(struct timeval){0, 20000}); /* until the model is loaded */
     const struct http_options *h = &s->opt.http;
     char url[128];
     snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
@@ -518,7 +519,7 @@ static void loop(struct server *s)
         log_line(LOG_WARN, "anybody who reaches this address may use the model",
                  LOG_TEXT("why", "--host is not loopback and there is no --api-key"));
     event_base_dispatch(s->base);
-    /* Whoever is still there is cut off; the engine answers for what it has. */
+    /* Closes the remaining connections; the engine ends its requests. */
     limit_ending(s->exit_code);
     http_close(s->http);
     jobs_stop(s->jobs);
@@ -529,7 +530,7 @@ static void loop(struct server *s)
     struct engine_event ev;
     while (events_next(s->events, &ev, 0))
         api_requests_event(s, &ev);
-    CHECK(s->n_requests == 0, "%d calls are left", s->n_requests);
+    CHECK(s->n_requests == 0, "%d requests are left", s->n_requests);
     struct event *events[] = {term,        intr,    s->on_events, s->more_events, s->on_jobs,
                               s->job_tick, s->tick, s->grace,     s->last};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
@@ -588,7 +589,7 @@ int server_run(const struct server_options *opt, struct error *err)
         loop(s);
         rc = s->exit_code;
         if (s->failed)
-            error_set(err, "the model cannot be loaded"); /* the log has said why */
+            error_set(err, "the model cannot be loaded"); /* the reason is in the log */
         server_unload_chat(s);
         events_free(s->events);
     } else {

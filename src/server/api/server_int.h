@@ -1,17 +1,17 @@
 /*
- * Inside the server. Three threads' worth of work: the loop (connections, replies), workers (jobs.h:
- * reading bodies, templates, tokenising: a long prompt must not hold up other people's tokens) and
- * the engine. A call is one API request; it belongs to the loop, except between api_request_dispatch and
- * the return of its worker, when the worker may write its `prepared` part.
+ * Internals of the server. Work is divided between the event loop (connections, replies), workers
+ * (jobs.h: parsing bodies, templates, tokenising, so that a long prompt does not delay other clients'
+ * tokens) and the engine's thread. An API request belongs to the loop, except between
+ * api_request_dispatch and the return of its worker, which may write its `prepared` part.
  *
  * Invariants:
- *  1. a call is freed when its worker is back and every request it submitted is done, not before
- *  2. a call whose client has left (x == NULL) has cancelled its requests and writes no more
- *  3. what goes to a slow client waits in the call as text, not as bytes of protocol: at most
- *     UNSENT_LIMIT bytes are handed to the connection ahead of its reading, and one turn of the loop
- *     makes no more than that
- *  4. `kept` of a call is what waits in it, and never more than opt.max_unsent; all calls together
- *     stay within KEPT_REQUESTS times that
+ *  1. An API request is freed once its worker has returned and all its engine requests are done.
+ *  2. Once its client has disconnected (x == NULL), its engine requests are cancelled and it writes no
+ *     more.
+ *  3. Output for a slow client is buffered in the API request as text, not yet encoded. At most
+ *     UNSENT_LIMIT encoded bytes wait in the connection, and one iteration of the loop encodes no more.
+ *  4. `kept` counts the text buffered in an API request. It stays within opt.max_unsent, and the sum over
+ *     all API requests within KEPT_REQUESTS times that.
  */
 #ifndef STEEL_SERVER_SERVER_INT_H
 #define STEEL_SERVER_SERVER_INT_H
@@ -33,37 +33,38 @@
 enum {
     UNSENT_LIMIT = 64 << 10,
     MAX_PROMPTS = 64,
-    WHOLE_ONCE = 256 << 10,  /* a larger reply that does not stream is sent in pieces */
-    WHOLE_EARLY = 4 << 20,   /* kept bytes from which it is sent while its last answers still run */
-    KEPT_REQUESTS = 4,       /* calls that may keep max_unsent each */
-    LARGE_REQUEST = 1 << 20, /* after which free memory is given back */
+    WHOLE_ONCE = 256 << 10, /* larger non-streaming replies are sent in pieces */
+    WHOLE_EARLY =
+        4 << 20,       /* kept bytes from which a reply is sent before its last choice is done */
+    KEPT_REQUESTS = 4, /* limit of all kept bytes, in units of max_unsent */
+    LARGE_REQUEST = 1 << 20, /* after a request of this size free memory is returned */
 };
 
-/* A stretch of an answer: what a client sees as one block. */
+/* A part of a choice that clients see as one block. */
 enum segment_kind { SEGMENT_TEXT, SEGMENT_REASONING, SEGMENT_TOOL };
 struct segment {
     enum segment_kind kind;
-    bool opened;     /* the client was told of it */
-    bool broken;     /* a tool's: and of a call that was none; its text follows */
-    struct buf text; /* tool: the arguments, JSON */
+    bool opened;     /* its start was sent to the client */
+    bool broken;     /* the text was not a tool call after all; it follows as a text segment */
+    struct buf text; /* tool call: the arguments, JSON */
     size_t sent;
-    char id[32]; /* tool */
-    char *name;  /* tool; owned */
-    int tool;    /* number among the tools */
+    char id[32]; /* tool call */
+    char *name;  /* of the tool; owned */
+    int tool;    /* index among the tool calls */
 };
 
-/* Log-probabilities of an answer that were not sent yet. */
+/* Log-probabilities that were not sent yet. */
 struct logprobs {
-    struct token_prob *v; /* (n, stride) the token, then the alternatives; token -1 = no more */
+    struct token_prob *v; /* (n, stride) the token, then its alternatives; token -1 = end */
     int n, cap, stride;
-    size_t at; /* characters of text before the first that was not sent */
-    /* The writer's place: sent ones, list, entry of it, whether the list is open. */
+    size_t at; /* character offset of the first unsent token in the text */
+    /* Position of the writer: entries sent, current list, entry in it, is the list open. */
     int sent, field, entry;
     bool opened;
 };
 enum logprobs_field {
-    LOGPROBS_OBJECTS, /* chat's list */
-    LOGPROBS_TOKENS,  /* completions' */
+    LOGPROBS_OBJECTS, /* the list of chat */
+    LOGPROBS_TOKENS,  /* the lists of completions */
     LOGPROBS_VALUES,
     LOGPROBS_TOPS,
     LOGPROBS_OFFSETS
@@ -71,93 +72,88 @@ enum logprobs_field {
 
 struct api_choice {
     struct segment *segments;          /* (n) */
-    int n_segments, n_tools, n_broken; /* n_broken: of the tools */
-    int flushed;                       /* segments before this one are with the client entirely */
-    size_t n_text_kept;                /* bytes of segments that were not sent */
+    int n_segments, n_tools, n_broken; /* n_broken: tool segments that are broken */
+    int flushed;                       /* segments before this one were sent completely */
+    size_t n_text_kept;                /* unsent bytes of all segments */
     struct logprobs logprobs;
     bool role_sent, done, finish_sent, stopped_by_parser;
     enum finish finish;
     int stop;
     char *error;  /* owned; FINISH_ERROR */
-    bool refused; /* ... which the request itself made */
+    bool refused; /* the error is the request's fault */
     struct usage_count usage;
     int n_reasoning;            /* tokens */
     struct chat_parser *parser; /* NULL = plain text */
-    bool thinking;              /* the last token brought reasoning */
-    bool in_tool;               /* the last segment is a call that goes on */
+    bool thinking;              /* the last token was reasoning */
+    bool in_tool;               /* the last segment is an unfinished tool call */
     bool one_call;
 };
 
-/* How the answers to a prompt are to be parsed. */
+/* How the output for a prompt is parsed. */
 struct chat_prompt {
     enum chat_format format;
     bool tools, in_reasoning;
-    const char *think_open, *think_close; /* marks around thinking */
+    const char *think_open, *think_close; /* delimiters of thinking */
     enum chat_thinking thinking;
-    bool required, one_call; /* a call is asked for; the answer ends with its first */
-    char *only;              /* the tool that is to be called; owned; NULL = any */
-    bool legacy;             /* a call is a function_call, as before there were tools */
-    bool hide_thinking;      /* nobody asked for it */
+    bool required, one_call; /* a tool call is required; the output ends after the first */
+    char *only;              /* the only tool that may be called; owned; NULL = any */
+    bool legacy;             /* reply with function_call, the older form of tool_calls */
+    bool hide_thinking;      /* thinking was not requested: leave it out */
     json_t *schema;          /* the tools; owned */
 };
 
 struct api_request;
-struct prompt_request { /* one prompt of a call: one request to the engine */
+struct prompt_request { /* one prompt of an API request: one engine request */
     struct api_request *req;
-    int first; /* choice */
+    int first; /* its first choice */
     struct request *request;
 };
 
 struct server;
 struct api_request {
-    struct job job;                  /* with_worker */
-    struct api_request *prev, *next; /* all calls */
+    struct job job;                  /* queued or running while with_worker */
+    struct api_request *prev, *next; /* in server->requests */
     struct server *server;
-    struct http_exchange *x; /* NULL: the client has left */
+    struct http_exchange *x; /* NULL: the client has disconnected */
     const struct endpoint *endpoint;
     char id[40];
     int64_t created; /* unix time */
     int64_t start_ns, last_write_ns;
     bool with_worker;
-    atomic_bool cancelled; /* nobody waits for it any more: whoever prepares it may give up */
+    atomic_bool cancelled; /* the client has disconnected: the worker may stop */
     char *body;            /* for the worker; owned */
     size_t n_body;
-    char *key; /* API key it came with; owned, NULL = none, or the cache is shared */
-    char
-        *owner; /* the same, whatever it salts: whose kept responses it may see; owned, "" = none */
+    char *key;   /* API key that salts its cache entries; owned; NULL = none, or a shared cache */
+    char *owner; /* API key, for access to kept responses; owned; NULL = none */
     /* prepared */
-    struct budget budget; /* what preparing may cost */
+    struct budget budget; /* bound on the work of preparing */
     struct api_error err;
     struct gen_params p;
     struct token_list *prompts; /* (n_prompts) */
-    struct buf *echo;           /* (n_prompts) text to repeat, or NULL */
+    struct buf *echo;           /* (n_prompts) text repeated before the output, or NULL */
     int n_prompts;
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) */
     int n_loras;
-    char *model;                         /* its name in the reply; owned; NULL = the server's */
-    bool special;                        /* the parser needs to see control tokens */
-    struct chat_prompt *chat;            /* how to parse the answer; NULL = plain text */
+    char *model;              /* the model's name in the reply; owned; NULL = the server's */
+    bool special;             /* the parser needs control tokens in the text */
+    struct chat_prompt *chat; /* how to parse the output; NULL = plain text */
     struct responses_request *responses; /* /v1/responses; else NULL */
-    struct grammar *grammar;     /* what the answer must fit; NULL = anything; a reference */
-    struct embed_request *embed; /* vectors are wanted: embeddings.h */
-    struct buf reply;            /* JSON to send as it is; empty = generate */
+    struct grammar *grammar;             /* constraint on the output; NULL = none; a reference */
+    struct embed_request *embed;         /* embeddings or rerank scores; else NULL */
+    struct buf reply;                    /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;
     /* running */
     struct prompt_request *parts; /* (n_prompts) */
     struct api_choice *choices;   /* (n_prompts * p.n) */
     int n_choices, n_open;
     bool streaming, over;
-    int block;                /* messages: number of the open content block, -1 = none yet */
-    int turn;                 /* choice that may write first */
-    size_t kept, n_kept_most; /* bytes of answers that the client has not been sent; ever */
+    int block;                /* Anthropic: index of the open content block, -1 = none yet */
+    int turn;                 /* the choice that writes first (round robin) */
+    size_t kept, n_kept_most; /* unsent bytes of all choices; the maximum so far */
     struct {
         bool sending, opened, in_choice;
         int choice;
-    } whole; /* how far a reply that does not stream is written */
-};
-
-struct route_counts {
-    uint64_t n[8]; /* by status class */
+    } whole; /* how much of a non-streaming reply is written */
 };
 
 struct server {
@@ -168,9 +164,9 @@ struct server {
     struct events *events;
     struct chat *chat; /* NULL: the model has no usable template; chat_error says why */
     struct error chat_error;
-    enum chat_format format; /* where opt.chat_format names one */
+    enum chat_format format; /* if opt.chat_format names one */
     bool ready, failed, draining;
-    bool engine_failed; /* after it was ready */
+    bool engine_failed; /* failed after it was ready */
     int n_signals, exit_code;
     char name[128]; /* of the model */
     char fingerprint[32];
@@ -178,8 +174,8 @@ struct server {
     struct event *on_events, *more_events, *on_jobs, *job_tick, *tick, *grace, *last;
     struct api_request *requests;
     int n_requests;
-    size_t kept;        /* of all calls */
-    bool trim_due;      /* a large request is gone */
+    size_t kept;        /* the sum over all API requests */
+    bool trim_due;      /* a large request was freed */
     uint64_t n_http[6]; /* replies by status class */
     uint64_t next_id, id_secret;
     struct store *store; /* kept responses */
@@ -187,71 +183,69 @@ struct server {
     struct embedder *embedder, *reranker; /* or NULL */
     char embed_name[128], rerank_name[128];
     pthread_mutex_t embed_lock;
-    struct embed_request *embedded; /* done, not yet seen by the loop; under embed_lock */
+    struct embed_request *embedded; /* done, to be collected by the loop; under embed_lock */
     struct jobs *jobs;
     int jobs_fd; /* eventfd */
-    /* What Retry-After is reckoned from. */
+    /* For the estimate of Retry-After. */
     uint64_t n_tokens, n_tokens_then; /* generated; at rate_ns */
     int64_t rate_ns;
-    double rate;        /* tokens a second of late */
-    double mean_tokens; /* of an answer */
+    double rate;        /* recent tokens per second */
+    double mean_tokens; /* average length of an output */
 };
 
-/* What a reply calls the model. */
+/* The model's name in the reply. */
 static inline const char *api_request_model(const struct api_request *req)
 {
     return req->model ? req->model : req->server->name;
 }
 
-/* server.c: what a model is called, by its path */
+/* server.c: a model's name from its path */
 void server_name_of(const char *path, char *name, size_t size);
 
 /* api_request.c */
-void api_request_run(struct job *job); /* a worker's: prepares the call */
+void api_request_run(struct job *job); /* on a worker: prepares the request */
 void api_request_dispatch(struct server *s, struct http_exchange *x,
                           const struct endpoint *endpoint);
-void api_requests_prepared(struct server *s); /* workers have finished some */
+void api_requests_prepared(struct server *s); /* collects finished jobs */
 void api_requests_event(struct server *s, const struct engine_event *ev); /* from the engine */
 void api_requests_tick(struct server *s); /* comments on silent streams, speed, memory */
-void api_requests_cut(struct server *s, const char *why); /* the end: everybody is told */
-int api_requests_wait_s(
-    const struct server *s); /* until what is asked now would be answered: Retry-After */
-void api_request_pump(struct api_request *req); /* sends what can be sent */
+void api_requests_cut(struct server *s, const char *why); /* shutdown: ends all with an error */
+int api_requests_wait_s(const struct server *s); /* estimated wait of a new request: Retry-After */
+void api_request_pump(struct api_request *req);  /* sends what the client can take */
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
                  enum dialect dialect);
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
 
-/* prepare.c: a worker's job; fills the prepared part or err */
+/* prepare.c, on a worker: fills the prepared part, or err */
 void api_request_prepare(struct api_request *req);
 void chat_prompt_free(struct chat_prompt *p);
 
-/* api_choice.c: the answer, as it grows */
+/* api_choice.c: a choice while it is generated */
 void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n);
 void api_choice_token(struct api_request *req, struct api_choice *o, const struct engine_event *ev);
 void api_choice_finish(struct api_choice *o);
 void api_choice_init(struct api_request *req, struct api_choice *o);
 void api_choice_clear(struct api_choice *o);
 const char *api_choice_finish_reason(const struct api_request *req, const struct api_choice *o);
-size_t api_choice_kept(const struct api_choice *o); /* bytes that the client was not sent yet */
-size_t segment_next(const struct segment *g);       /* bytes of it for the next piece of a stream */
+size_t api_choice_kept(const struct api_choice *o); /* unsent bytes */
+size_t segment_next(const struct segment *g);       /* length of the next piece to stream */
 void api_choice_sent(struct api_choice *o, struct segment *g,
-                     size_t n);               /* n bytes of its segment g */
-void api_choice_forget(struct api_choice *o); /* all of it was sent */
+                     size_t n);               /* n bytes of segment g were sent */
+void api_choice_forget(struct api_choice *o); /* all was sent: frees the text */
 
-/* logprobs.c. logprobs_write: those before `upto` that were not sent, as one JSON value; false: b has
- * reached `room` bytes, and the rest is written when it is called again. */
+/* logprobs.c. logprobs_write writes the unsent entries before `upto` as one JSON value. False: b has
+ * reached `room` bytes; call it again for the rest. */
 void logprobs_add(struct logprobs *l, const struct engine_event *ev, int n_top);
 bool logprobs_write(struct logprobs *l, bool chat, int upto, const struct tokenizer *t,
                     struct buf *b, size_t room);
 size_t logprobs_kept(const struct logprobs *l);
 void logprobs_clear(struct logprobs *l);
-/* Those from `from` on as chat's objects, separated by commas; forgets nothing. */
+/* Writes the entries from `from` on as objects of chat, separated by commas. Marks nothing as sent. */
 void logprobs_list(const struct logprobs *l, int from, const struct tokenizer *t, struct buf *b);
 
-/* reply_*.c. stream_flush writes what is new of one choice until out has
- * `room` bytes, and says whether that was all; finish and usage once. whole: the reply of a call that
- * does not stream, from where it stopped, as far as choices are done and room goes; true: to its end.
- */
+/* How a dialect writes generated output (reply_*.c). stream_flush writes the new output of one choice
+ * until out has `room` bytes; true: all of it. stream_finish is called once per choice. `whole` continues
+ * a non-streaming reply as far as choices are done and room allows; true: it is complete. */
 struct reply_style {
     void (*stream_open)(struct api_request *req, struct buf *out);
     bool (*stream_flush)(struct api_request *req, int choice, struct buf *out, size_t room);
@@ -259,8 +253,8 @@ struct reply_style {
     void (*stream_close)(struct api_request *req, struct buf *out);
     void (*stream_error)(struct api_request *req, const struct api_error *err, struct buf *out);
     bool (*whole)(struct api_request *req, struct buf *out, size_t room);
-    const char *ping; /* NULL: the format has no room for one */
-    const char *type; /* of a stream; NULL = text/event-stream */
+    const char *ping; /* sent on silent streams; NULL: the format has no comments */
+    const char *type; /* Content-Type of a stream; NULL = text/event-stream */
 };
 extern const struct reply_style reply_chat, reply_completions, reply_anthropic, reply_responses,
     reply_ollama_chat, reply_ollama_generate;
@@ -270,15 +264,16 @@ struct usage_count api_request_usage(const struct api_request *req,
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);
 
-/* lookup.c: what is looked up rather than generated. Paths are those of the routes. */
+/* lookup.c: handlers of GET and DELETE endpoints */
 void get_response(struct server *s, struct http_exchange *x);
 void get_response_items(struct server *s, struct http_exchange *x);
 void delete_response(struct server *s, struct http_exchange *x);
 void get_ollama_tags(struct server *s, struct http_exchange *x);
 void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
-void ollama_loaded(struct api_request *req);                  /* so does this, in reply_ollama.c */
-void add_capabilities(const struct server *s, struct buf *b); /* what the model's template can do */
+void ollama_loaded(
+    struct api_request *req); /* reply_ollama.c: the reply to a request that only loads the model */
+void add_capabilities(const struct server *s, struct buf *b); /* of the model's template */
 
 /* web.c: the web page and its files */
 void get_page(struct server *s, struct http_exchange *x);

@@ -1,4 +1,4 @@
-/* Kept responses: a list in order of use under one lock. See store.h. */
+/* An LRU list and a hash table under one lock. See store.h. */
 #include "server/api/store.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -12,11 +12,11 @@
 enum { STORE_BUCKETS = 4096 };
 
 struct store_entry {
-    struct store_entry *newer, *older; /* by use */
-    struct store_entry *chain;         /* of the bucket */
+    struct store_entry *newer, *older; /* LRU list */
+    struct store_entry *chain;         /* in the hash bucket */
     size_t bytes;
     int64_t used_ns;
-    char *id, *owner, *previous, *reply, *input, *output, *first, *last; /* into text */
+    char *id, *owner, *previous, *reply, *input, *output, *first, *last; /* point into text */
     char text[];
 };
 
@@ -88,7 +88,7 @@ void store_free(struct store *s)
     mem_free(s);
 }
 
-/* The entry, if it is the owner's; now the most recently used. */
+/* Finds an entry of this owner and makes it the most recently used. */
 static struct store_entry *find(struct store *s, const char *id, const char *owner)
 {
     struct store_entry *e = *bucket_of(s, id);
@@ -157,11 +157,11 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
 }
 
 /*
- * What follows runs in jobs that are given up where memory ends (mem.h), which must not happen under
- * the lock: room for a copy is made without it, and then looked at again.
+ * The functions below run in jobs that are abandoned if an allocation fails (mem.h), which must not
+ * happen under the lock. So memory for a copy is allocated without the lock, and its size checked again.
  */
 
-/* Puts items before those that stand from `at` on; returns where they begin then. */
+/* Copies items in front of those that begin at `at`. Returns their start. */
 static size_t put_before(struct buf *out, size_t at, size_t end, const char *items)
 {
     size_t n = strlen(items);
@@ -194,14 +194,14 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
         ok = bytes <= max;
         at = e->previous;
     }
-    bytes -= bytes > 0; /* commas are between */
+    bytes -= bytes > 0; /* no comma after the last */
     if (ok && out->cap < from + bytes + 2) {
         pthread_mutex_unlock(&s->lock);
         buf_reserve(out, bytes + 2);
         return store_history(s, id, owner, max, out, missing);
     }
     size_t end = from + bytes, place = end;
-    for (at = id; ok && *at;) { /* the newest last */
+    for (at = id; ok && *at;) { /* from the newest to the oldest */
         const struct store_entry *e = find(s, at, owner);
         place = put_before(out, place, end, e->output);
         place = put_before(out, place, end, e->input);

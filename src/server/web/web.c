@@ -1,11 +1,9 @@
 /*
- * The web page: its files inside the program, as tools/web.sh packed them, and the replies that carry
- * them. They are held compressed; every browser takes gzip. Browsers ask again each time and are
- * told when nothing has changed (ETag).
+ * Serves the web page. tools/web.sh embeds its files, compressed by gzip, which every browser accepts.
+ * Browsers revalidate each time by ETag.
  *
- * Whatever a model writes is shown by this page, so it is served under a policy that lets no script run
- * but its own files, no markup be made but by DOMPurify, and nothing be loaded from or sent to anybody but
- * this server and the origins that --page-connect names.
+ * The page shows untrusted model output. Its Content-Security-Policy allows only its own scripts, markup
+ * only from DOMPurify, and connections only to this server and the origins of --page-connect.
  */
 #include "server/api/server_int.h"
 
@@ -15,7 +13,7 @@
 struct asset {
     const char *name, *type;
     bool packed;     /* gzip */
-    const char *tag; /* of its content */
+    const char *tag; /* ETag */
     const char *p, *end;
 };
 
@@ -44,7 +42,7 @@ static const struct asset *find(const char *name)
     return NULL;
 }
 
-/* An origin as it may stand in a policy: scheme://host[:port], nothing that ends it. */
+/* scheme://host[:port], without characters that could end the policy. */
 bool web_origin_valid(const char *origin)
 {
     size_t n = !strncmp(origin, "http://", 7) ? 7 : !strncmp(origin, "https://", 8) ? 8 : 0;
