@@ -58,7 +58,7 @@ fi
 # as people type it who come from elsewhere
 expect 0 '' "$steel" run "$tmp/tiny.gguf" --raw -p x -n 1 --seed -1 -c 0 -t -1
 expect 2 "'-2' is not a whole number" "$steel" run --seed -2 -p x
-expect 2 "'-ngl': a GPU that the model fits is used by itself" "$steel" run "$tmp/tiny.gguf" -ngl 99 -p x
+expect 2 "'-ngl': a GPU is used automatically if the model fits" "$steel" run "$tmp/tiny.gguf" -ngl 99 -p x
 expect 2 "'--no-mmap': not needed" "$steel" serve --no-mmap
 expect 2 "'x' is not on, off or auto" "$steel" serve --flash-attn=x
 expect 2 "'70000' is not a whole number" "$steel" serve --flash-attn --port 70000
@@ -75,8 +75,8 @@ expect 1 "^steel: $tmp/none.pem: No such file" "$steel" serve --ssl-cert-file "$
 
 # a prompt that is no text is not cut short
 printf 'ab\0cd' >"$tmp/nul"
-expect 1 'the prompt is no text: byte 3 is NUL' "$steel" run -f "$tmp/nul" && one_line_error
-expect 1 'the prompt is no text: byte 12 is NUL' sh -c "$steel run -p 'what is' <$tmp/nul" && one_line_error
+expect 1 'the prompt is not text: byte 3 is NUL' "$steel" run -f "$tmp/nul" && one_line_error
+expect 1 'the prompt is not text: byte 12 is NUL' sh -c "$steel run -p 'what is' <$tmp/nul" && one_line_error
 # a conversation is saved whole or not at all: what stood there stays (no file may grow: the disk is full)
 printf 'mine\n' >"$tmp/chat.json"
 printf 'Hello\n/save %s\n/bye\n' "$tmp/chat.json" | sh -c "trap '' XFSZ; ulimit -f 0; exec $steel run" 2>&1 | cat >"$tmp/full"
@@ -199,17 +199,17 @@ cp demo/steel-demo.gguf "$tmp/in.gguf"
 cp "$tmp/in.gguf" "$tmp/other.gguf"
 ln -s in.gguf "$tmp/link.gguf"
 q="--allow-requantize -t 2"
-expect 1 'is what is read' "$steel" quantize "$tmp/in.gguf" "$tmp/in.gguf" Q8_0 $q --force && one_line_error
-expect 1 'is what is read' "$steel" quantize "$tmp/in.gguf" "$tmp/link.gguf" Q8_0 $q --force
-expect 1 'there already; --force' "$steel" quantize "$tmp/in.gguf" "$tmp/other.gguf" Q8_0 $q && one_line_error
-expect 1 'no regular file' "$steel" quantize "$tmp/in.gguf" "$tmp" Q8_0 $q --force
-expect 1 'no regular file' "$steel" quantize "$tmp/in.gguf" /dev/null Q8_0 $q --force
+expect 1 'is part of the input' "$steel" quantize "$tmp/in.gguf" "$tmp/in.gguf" Q8_0 $q --force && one_line_error
+expect 1 'is part of the input' "$steel" quantize "$tmp/in.gguf" "$tmp/link.gguf" Q8_0 $q --force
+expect 1 'exists already; --force' "$steel" quantize "$tmp/in.gguf" "$tmp/other.gguf" Q8_0 $q && one_line_error
+expect 1 'not a regular file' "$steel" quantize "$tmp/in.gguf" "$tmp" Q8_0 $q --force
+expect 1 'not a regular file' "$steel" quantize "$tmp/in.gguf" /dev/null Q8_0 $q --force
 cmp -s "$tmp/in.gguf" demo/steel-demo.gguf && cmp -s "$tmp/other.gguf" demo/steel-demo.gguf || fails "a file was overwritten"
 expect 0 'other.gguf' "$steel" quantize "$tmp/in.gguf" "$tmp/other.gguf" Q8_0 $q --force
 cmp -s "$tmp/other.gguf" demo/steel-demo.gguf && fails "--force does not replace"
 mkdir "$tmp/folder" && cp demo/steel-demo/* "$tmp/folder/"
-expect 1 'is what is read' "$steel" convert "$tmp/folder" "$tmp/folder/model.safetensors" --force
-expect 1 'there already; --force' "$steel" convert "$tmp/folder" "$tmp/other.gguf"
+expect 1 'is part of the input' "$steel" convert "$tmp/folder" "$tmp/folder/model.safetensors" --force
+expect 1 'exists already; --force' "$steel" convert "$tmp/folder" "$tmp/other.gguf"
 expect 0 '' "$steel" convert "$tmp/folder" "$tmp/folder/model.gguf"
 cmp -s "$tmp/folder/model.safetensors" demo/steel-demo/model.safetensors || fails "a source was overwritten"
 
@@ -252,8 +252,8 @@ deepseek_v3 YaRN x40 beyond 64 tokens, mscale of scores 1.36889, .*, biases of t
 gemma3 linear RoPE scaling x8, RoPE base 1e+06 (10000 in windows), GeGLU
 gemma4 proportional RoPE, RoPE base 1e+06 (10000 in windows)
 gemma4_moe dense beside experts$
-qwen3_5_moe shared expert 32 wide with a gate of its own$
-qwen3_next shared expert 32 wide with a gate of its own$
+qwen3_5_moe shared expert 32 wide with a gate$
+qwen3_next shared expert 32 wide with a gate$
 glm4_moe biases of the choice, shared expert 32 wide, 1 dense layer$
 EOF
 # a plan for ranks needs no mpirun; what it says is checked in test_plan.c and test_plan.py
@@ -280,7 +280,7 @@ cmp -s "$tmp/a" "$tmp/b" || { echo "FAIL: stdin and file differ"; failures=$((fa
 expect 1 'context' "$steel" run "$tmp/tiny.gguf" --raw -p 'hello hello hello hello hello' -c 3 -n 4
 one_line_error
 # the whole context, then an error that says so; -n 0 reads the prompt and says nothing
-expect 1 'the context of 64 tokens is full (2 of the prompt, 62 generated); see -c' \
+expect 1 'the context of 64 tokens is full (prompt 2, generated 62); see -c' \
     "$steel" run --raw -p hello -c 64 --ignore-eos --temp 0
 expect 0 'prompt 2 tokens' "$steel" run --raw -p hello -n 0
 [ -s "$tmp/out" ] && echo "FAIL: -n 0 generates" && failures=$((failures + 1))

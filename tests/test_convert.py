@@ -362,13 +362,13 @@ def overrides():
         fails("--tensor _norm=Q8_0: fits '", out, *command, "--tensor", "_norm=Q8_0")
         fails("ffn_gate_inp.weight' and its like alone", out, *command, "--tensor", "gate_inp=F16")
     r = steel("quantize", source, out, "Q8_0", "--tensor", "attn_q=Q7")
-    assert r.returncode == 2 and "--tensor attn_q=Q7: not a type that can be made; there are F32, F16" in r.stderr, r.stderr
+    assert r.returncode == 2 and "--tensor attn_q=Q7: unknown or unsupported type; use one of F32, F16" in r.stderr, r.stderr
     assert "IQ3_S" in r.stderr and "NVFP4" not in r.stderr
     r = steel("quantize", source, out, "Q8_0", "--output-tensor-type", "Q7")
-    assert r.returncode == 2 and "--output-tensor-type Q7: not a type that can be made; there are F32" in r.stderr, r.stderr
-    fails("an adapter is written in one type", out, "convert", MICRO + "/qwen3-lora", out, "--base", MICRO + "/qwen3",
+    assert r.returncode == 2 and "--output-tensor-type Q7: unknown or unsupported type; use one of F32" in r.stderr, r.stderr
+    fails("an adapter has one type", out, "convert", MICRO + "/qwen3-lora", out, "--base", MICRO + "/qwen3",
           "--tensor", "attn_q=F16")
-    fails("keeps its types when an adapter is merged", out, "convert", source, out, "--merge-lora", MICRO + "/qwen3moe-lora",
+    fails("merging into a GGUF keeps its types", out, "convert", source, out, "--merge-lora", MICRO + "/qwen3moe-lora",
           "--tensor", "attn_q=F16")
 
 
@@ -996,7 +996,7 @@ def nothing_left_behind():
     fails("nowhere", path("nowhere"), "quantize", source, path("nowhere/x.gguf"), "Q8_0")
     os.mkdir(path("folder"))
     r = steel("quantize", source, path("folder"), "Q8_0")
-    assert r.returncode == 1 and "no regular file" in r.stderr and not glob.glob(path("folder.tmp*"))
+    assert r.returncode == 1 and "not a regular file" in r.stderr and not glob.glob(path("folder.tmp*"))
     open(out, "w").write("old")
     r = steel("quantize", source, out, "Q8_0", limit=100000)
     assert r.returncode == 1 and open(out).read() == "old", "a failure must leave the old file alone"

@@ -463,7 +463,7 @@ def test_merge(_):
     assert kl < beside / 20, (kl, beside)  # the sum is rounded to the weights' own type
     assert "DoRA" in convert(toy, out, "--merge-lora", write_peft(WORK + "/dora", {}, use_dora=True), "--force", code=1)
     assert "--merge-lora" in convert(WORK + "/dora", out, "--force", code=1)
-    assert "no --type" in convert(toy, out, "--merge-lora", small[0], "--type", "f16", "--force", code=1)
+    assert "--type, --tensor and the like do not apply" in convert(toy, out, "--merge-lora", small[0], "--type", "f16", "--force", code=1)
 
 
 def test_encoder(_):
@@ -491,7 +491,7 @@ def test_convert(_):
         assert max_difference(base.logits(adapters=[folder]), base.logits(adapters=[out])) < 2e-4
         convert(folder, out, "--base", base.path, "--type", "f16", "--force")
         assert mean_kl(base.logits(adapters=[folder]), base.logits(adapters=[out])) < 1e-5
-    assert "there already" in convert(folder, out, "--base", base.path, code=1)
+    assert "exists already" in convert(folder, out, "--base", base.path, code=1)
     assert "f32, f16 or bf16" in convert(folder, out, "--base", base.path, "--type", "q4_k_m", "--force", code=1)
 
 

@@ -197,7 +197,7 @@ def test_folder(_):
     assert os.readlink(path + "/config.json") == "../../blobs/" + blob
     assert "some/Folder " in c.steel("list")
     os.unlink(path + "/model-00002-of-00002.safetensors")
-    assert "not whole" in c.steel("list") and "steel pull" in c.steel("show", "some/Folder", rc=1)
+    assert "incomplete" in c.steel("list") and "steel pull" in c.steel("show", "some/Folder", rc=1)
     hub.add("some/Empty", {"README.md": b"r"})
     assert "neither" in c.steel("pull", "some/Empty", rc=1)
 
@@ -278,7 +278,7 @@ def test_wrong_bytes(_):
         os.unlink(blob)
     hub.plan = {"store": ["bytes", "bytes"]}
     e = c.steel("pull", REPO, rc=1)
-    assert "wrong bytes" in e and sum_of(TOY) in e
+    assert "checksum is wrong" in e and sum_of(TOY) in e
     assert not os.path.exists(blob) and not os.path.exists(blob + ".incomplete")
     # a partial file that somebody spoiled
     with open(blob + ".incomplete", "wb") as f:
@@ -310,7 +310,7 @@ def test_hostile_hub(_):
     evil = {"lfs": {"sha256": "b" * 64, "size": 4}, "size": 4}
     hub.plan = {"more": [dict(evil, rfilename=n) for n in ("../../evil-Q3_K_S.gguf", "/tmp/evil-Q3_K_S.gguf", "a/../../evil-Q3_K_S.gguf", "a//evil-Q3_K_S.gguf", "x\u0001-Q3_K_S.gguf", "")] +
                 [{"rfilename": "evil-Q3_K_S.gguf", "size": 4, "lfs": {"sha256": "../../../evil", "size": 4}}, {"rfilename": "neg-Q3_K_S.gguf", "size": -4, "blobId": "c" * 40}, 5, None]}
-    assert "no Q3_K_S" in c.steel("pull", REPO + ":Q3_K_S", rc=1)
+    assert "no quantisation Q3_K_S" in c.steel("pull", REPO + ":Q3_K_S", rc=1)
     for body in (b"", b"[]", b"{}", b'{"sha":"x","siblings":[]}', b'{"sha":"%s","siblings":{}}' % SHA.encode(), b"[" * 100000):
         class Odd(Hub):
             def answer(self, h, body=body):

@@ -427,7 +427,7 @@ def test_how_many():
             assert r.returncode == 2 and how in r.stderr, r.stderr
     for args in (["--pp", "2"], ["--tp", "1", "--pp", "2"]):  # nobody to share experts with
         r = mpirun(2, *logits(more=[*args, "--ep"]))
-        assert r.returncode == 2 and "--ep places experts on the --tp ranks that share a layer: here is one" in r.stderr, r.stderr
+        assert r.returncode == 2 and "--ep needs several --tp ranks to place experts on; there is one" in r.stderr, r.stderr
     r = mpirun(1, *logits(more=["--tp", "1", "--pp", "1"]))
     assert r.returncode == 0, r.stderr
     r = subprocess.run([x for x in MPIRUN if x != "--oversubscribe"] + ["-n", "9999", *logits()], capture_output=True, text=True, timeout=HANG)

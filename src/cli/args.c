@@ -1,4 +1,4 @@
-/* The option parser. Knows no option by name. */
+/* The option parser. Does not know any option by name. */
 #include "cli/args.h"
 #include "cli/config_file.h"
 #include "base/mem.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Arrays of all lists. A command has few. */
+/* The arrays of all list options, for args_release. A command has few. */
 static const char **arrays[16];
 
 void args_list_add(struct opt_list *list, const char *item)
@@ -44,10 +44,10 @@ static void print_help(const struct usage *u)
             printf("\n%s:\n", o->name);
             continue;
         }
-        if (!o->help) /* another spelling of an option above */
+        if (!o->help) /* an alternative spelling */
             continue;
         char left[64];
-        bool brief = o->alias && o->alias[0] == '-'; /* -np, as other programs have it */
+        bool brief = o->alias && o->alias[0] == '-'; /* -np, as in llama.cpp */
         int n = o->letter ? snprintf(left, sizeof left, "-%c, ", o->letter)
                 : brief   ? snprintf(left, sizeof left, "%s, ", o->alias)
                           : snprintf(left, sizeof left, "    ");
@@ -55,10 +55,10 @@ static void print_help(const struct usage *u)
                  o->arg ? o->arg : "");
         printf("  %-28s %s\n", left, o->help);
     }
-    printf("  %-28s %s\n", "-h, --help", "this text");
+    printf("  %-28s %s\n", "-h, --help", "print this help");
     if (u->n_opts)
-        printf("\nAny option may also stand in %s, one a line without dashes, or in the\n"
-               "environment, as STEEL_ and its name: STEEL_CTX_SIZE=8192.\n",
+        printf("\nAny option can also be set in %s, one per line without dashes, or in the\n"
+               "environment as STEEL_ and its name: STEEL_CTX_SIZE=8192.\n",
                CONFIG_FILE_PLACE);
     if (u->examples)
         printf("\nexamples:\n%s", u->examples);
@@ -75,7 +75,8 @@ void args_on_help(void (*take)(const struct usage *u, void *ctx), void *ctx)
     on_help.ctx = ctx;
 }
 
-/* Edits (a letter more, less, other) between two words, up to 3; words of other lengths are far. */
+/* Edit distance between two words, at most 3. Words whose lengths differ by more than 2 count as
+ * 3. */
 static int distance(const char *a, const char *b)
 {
     enum { MAX = 40 };
@@ -108,7 +109,7 @@ const char *args_nearest(const char *word, const char *const *words, int n)
     size_t len = strlen(word);
     for (int i = 0; i < n; i++) {
         int d = distance(word, words[i]);
-        if (len >= 3 && !strncmp(words[i], word, len)) /* the beginning of a word means it */
+        if (len >= 3 && !strncmp(words[i], word, len)) /* a prefix of a word is close to it */
             d = 1;
         if (d < nearest && d < (int)len) {
             nearest = d;
@@ -141,7 +142,7 @@ static const struct opt *find(const struct usage *u, const char *arg, size_t len
             ((strlen(o->name) == len - 2 && !strncmp(arg + 2, o->name, len - 2)) ||
              (o->alias && strlen(o->alias) == len - 2 && !strncmp(arg + 2, o->alias, len - 2))))
             return o;
-        /* Aliases that other programs spell with one dash: -np */
+        /* aliases with one dash, such as -np */
         if (o->alias && o->alias[0] == '-' && strlen(o->alias) == len &&
             !strncmp(arg, o->alias, len))
             return o;
@@ -149,7 +150,7 @@ static const struct opt *find(const struct usage *u, const char *arg, size_t len
     return NULL;
 }
 
-/* What may stand behind an OPT_SWITCH, or not. */
+/* The optional word after an OPT_SWITCH. */
 static bool is_word(const char *s)
 {
     static const char *const words[] = {"on", "off", "auto", "0", "1", "true", "false"};
@@ -173,7 +174,8 @@ static bool store(const struct opt *o, const char *v)
     }
     case OPT_U64: {
         unsigned long long n = strtoull(v, &end, 10);
-        bool any = !strcmp(v, "-1"); /* the largest: what a random seed is called elsewhere */
+        bool any =
+            !strcmp(v, "-1"); /* the largest value: other programs use -1 for a random seed */
         if (*end || end == v || errno || (*v == '-' && !any))
             return false;
         *(uint64_t *)o->out = n;
@@ -206,7 +208,7 @@ static int bad_value(const struct usage *u, const char *where, const struct opt 
                             o->kind == OPT_SWITCH ? "on, off or auto" : "a whole number");
 }
 
-/* A flag outside the command line has a value. */
+/* Stores a value from the environment or the config file, where flags have values, too. */
 static bool store_word(const struct opt *o, const char *v)
 {
     if (o->kind != OPT_FLAG)
@@ -230,7 +232,7 @@ static bool from_config(const struct usage *u)
         char dashed[80];
         snprintf(dashed, sizeof dashed, "--%s", l->name);
         const struct opt *o = find(u, dashed, strlen(dashed));
-        if (!o && l->section) /* without a section it may be another command's */
+        if (!o && l->section) /* without a section it may belong to another command */
             return args_usage_error(u, "%s:%d: unknown option '%s'", f->path, l->line, l->name),
                    false;
         if (o && !store_word(o, l->value)) {
@@ -256,7 +258,7 @@ static bool from_environment(const struct usage *u)
         const char *v = getenv(name);
         if (v && !store_word(o, v)) {
             name[n] = 0;
-            fprintf(stderr, "steel %s: %s='%s' is no value of --%s\n", u->command, name, v,
+            fprintf(stderr, "steel %s: %s='%s' is not a valid value of --%s\n", u->command, name, v,
                     o->name);
             return false;
         }
@@ -264,8 +266,8 @@ static bool from_environment(const struct usage *u)
     return true;
 }
 
-/* What other programs have, and people type: what it is here. */
-#define PLACE "a GPU that the model fits is used by itself; --device cpu or cuda insists"
+/* Options of other programs that people try, and the advice to give. */
+#define PLACE "a GPU is used automatically if the model fits; --device cpu or cuda chooses one"
 static const struct {
     const char *name, *here;
 } foreign[] = {
@@ -274,9 +276,8 @@ static const struct {
     {"--n-gpu-layers", PLACE},
     {"--no-mmap", "not needed, leave it out"},
     {"--mlock", "not needed, leave it out"},
-    {"--trust-remote-code", "not needed, leave it out: no code of a model is ever run"},
-    {"--dtype",
-     "weights stay as the file has them; 'steel quantize' and 'steel convert' change them"},
+    {"--trust-remote-code", "not needed, leave it out: model code is never run"},
+    {"--dtype", "weights keep the file's types; 'steel quantize' and 'steel convert' change them"},
 };
 
 static int unknown_option(const struct usage *u, const char *arg)
@@ -304,7 +305,7 @@ static bool asks_for_help(int argc, char **argv)
     return false;
 }
 
-/* Outputs of the options on the command line; the first few are enough for who asks. */
+/* Outputs of the options on the command line. Options beyond the array are not recorded. */
 static const void *given[128];
 static int n_given;
 
@@ -321,7 +322,7 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
     int n = 0;
     bool options = true;
     n_given = 0;
-    /* A bad config file does not stand between a user and the help. */
+    /* A bad config file must not prevent --help. */
     if (!asks_for_help(argc, argv) && (!from_config(u) || !from_environment(u)))
         return ARGS_BAD;
     for (int i = 1; i < argc; i++) {

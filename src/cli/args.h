@@ -1,8 +1,8 @@
 /*
- * Options as a table: parsing, range checks, --help, man pages and completions come from the same
- * rows. An option's value is, in this order: what the command line says, what the environment says
- * (STEEL_CTX_SIZE for --ctx-size), what the config file says ("ctx-size 8192", one a line; under
- * "[serve]" for that command alone), the default.
+ * Options as a table. Parsing, range checks, --help, man pages and completions all come from the
+ * same rows. The value of an option is taken from the first of: the command line; the environment
+ * (STEEL_CTX_SIZE for --ctx-size); the config file ("ctx-size 8192", one per line, under "[serve]"
+ * for that command only); the default.
  */
 #ifndef STEEL_CLI_ARGS_H
 #define STEEL_CLI_ARGS_H
@@ -10,7 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* OPT_SWITCH: means nothing here; on, off and their like may stand behind it. */
+/* OPT_SWITCH: accepted for compatibility and ignored; an optional word (on, off, auto, ..) may
+ * follow. */
 enum opt_kind {
     OPT_HEADING,
     OPT_FLAG,
@@ -22,7 +23,7 @@ enum opt_kind {
     OPT_SWITCH
 };
 
-/* The array is the parser's: args_release() frees it, whatever way the command ended. */
+/* The values of a repeatable option. The parser owns the array; args_release() frees it. */
 struct opt_list {
     const char **items; /* (n) views into argv */
     int n;
@@ -30,42 +31,43 @@ struct opt_list {
 
 struct opt {
     enum opt_kind kind;
-    char letter;       /* 0 = none */
-    const char *name;  /* without dashes; a heading's text */
-    const char *alias; /* another long name, not shown in help; "-np": a short one; NULL = none */
-    void *out;         /* bool, int, uint64_t, float, const char *, struct opt_list */
-    double lo, hi;     /* of OPT_INT, OPT_FLOAT */
-    const char *arg;   /* what help calls the value */
-    const char *help;  /* NULL: works, but is not shown */
+    char letter;      /* 0 = no short form */
+    const char *name; /* without dashes; for a heading, its text */
+    const char *
+        alias; /* another long name, not shown in help; or a short one such as "-np"; NULL = none */
+    void *out; /* bool, int, uint64_t, float, const char *, struct opt_list */
+    double lo, hi;    /* range of OPT_INT and OPT_FLOAT */
+    const char *arg;  /* the value's name in help */
+    const char *help; /* NULL: accepted, but not shown */
 };
 
 struct usage {
     const char *command;  /* "run" */
     const char *synopsis; /* "[MODEL] -p PROMPT [options]" */
-    const char *about;    /* a sentence or two */
-    const char *examples; /* lines, or NULL */
+    const char *about;    /* one or two sentences */
+    const char *examples; /* command lines, or NULL */
     const struct opt *opts;
     int n_opts;
-    int min_args, max_args; /* positional */
+    int min_args, max_args; /* positional arguments */
 };
 
 enum { ARGS_HELP = -1, ARGS_BAD = -2 };
-/* Fills the options' outputs and positional[] (max_args). Returns how many positionals there are;
- * ARGS_HELP (help went to stdout, exit 0) or ARGS_BAD (a message went to stderr, exit 2). "--" ends
- * options; "-" alone is positional. */
+/* Fills the options' outputs and positional[] (max_args). Returns the number of positionals,
+ * ARGS_HELP (help was printed to stdout: exit 0) or ARGS_BAD (an error was printed to stderr:
+ * exit 2). "--" ends the options; "-" alone is a positional. */
 int args_parse(const struct usage *u, int argc, char **argv, const char **positional);
-/* Whether the option with this output stood on the command line that was parsed last. */
+/* True if the option with this output was on the command line parsed last. */
 bool args_given(const void *out);
 
-/* One more item, as if the command line had it. */
+/* Appends an item, as if it were on the command line. */
 void args_list_add(struct opt_list *list, const char *item);
 
 void args_release(void);
 int args_usage_error(const struct usage *u, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* Whoever wants a command's table instead of its help: while set, --help gives it away. */
+/* While set, --help passes the command's table to `take` instead of printing it. */
 void args_on_help(void (*take)(const struct usage *u, void *ctx), void *ctx);
-/* The one of `words` that was likely meant by `word`; NULL if none is near. */
+/* The word of `words` most similar to `word`, for "did you mean"; NULL if none is similar. */
 const char *args_nearest(const char *word, const char *const *words, int n);
 /* Comma-separated positive integers; false if malformed or more than max. */
 bool args_int_list(const char *s, int *out, int max, int *n);

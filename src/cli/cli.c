@@ -1,4 +1,4 @@
-/* Shared parts of the commands. */
+/* What the commands share. See cli.h. */
 #include "cli/cli.h"
 #include "dist/job.h"
 #include "base/mem.h"
@@ -23,7 +23,7 @@ static bool on_terminal;
 
 static void on_interrupt(int sig)
 {
-    static const char plain[] = "\033[0m\n"; /* in the middle of a style, perhaps */
+    static const char plain[] = "\033[0m\n"; /* resets a style that may be active */
     (void)sig;
     if (++interrupts > 1) {
         if (on_terminal && write(STDOUT_FILENO, plain, sizeof plain - 1) < 0)

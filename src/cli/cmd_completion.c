@@ -1,6 +1,7 @@
 /*
- * steel completion bash|zsh|fish: a script for that shell, made from the commands' own tables.
- * After a command come its options, and files; after an option that wants a value, files.
+ * steel completion bash|zsh|fish: prints a completion script for that shell, generated from the
+ * commands' option tables. After a command it completes options and files; after an option with a
+ * value, files.
  */
 #include "cli/cli.h"
 
@@ -8,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A name of a shell function: "bench serve" -> bench_serve. */
+/* The name of a shell function: "bench serve" -> bench_serve. */
 static const char *identifier(const char *command, char *out, size_t size)
 {
     snprintf(out, size, "%s", command);
@@ -18,7 +19,8 @@ static const char *identifier(const char *command, char *out, size_t size)
     return out;
 }
 
-/* Text inside single quotes; `also` is escaped by a backslash (zsh: brackets and colons). */
+/* Prints s in single quotes. Characters in `also` are escaped by a backslash (zsh: brackets and
+ * colons). */
 static void quoted(const char *s, const char *also)
 {
     putchar('\'');
@@ -106,7 +108,7 @@ static void zsh_command(const struct usage *u, void *ctx)
         char text[600];
         const char *many = o->kind == OPT_LIST ? "*" : "";
         snprintf(text, sizeof text, "[%.500s]", o->help);
-        for (char *c = text + 1; c[1]; c++) /* brackets and colons have a meaning here */
+        for (char *c = text + 1; c[1]; c++) /* brackets and colons are special in zsh */
             if (strchr("[]:", *c))
                 *c = ' ';
         if (o->letter) {
@@ -118,7 +120,7 @@ static void zsh_command(const struct usage *u, void *ctx)
         quoted(text, "");
         printf("%s \\\n", o->kind == OPT_FLAG ? "" : "':value:_files'");
     }
-    printf("        '--help[this text]' '*:file:_files'\n}\n");
+    printf("        '--help[print the help]' '*:file:_files'\n}\n");
 }
 
 static void zsh(void)

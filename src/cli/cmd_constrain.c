@@ -1,7 +1,8 @@
 /*
- * steel constrain: tries constraints without a model's weights. Each line of JSON has a schema, grammar
- * or regular expression and texts; their tokens are walked through the masks, as in generation, and
- * the line's answer says which fitted and how long compiling and masks took.
+ * steel constrain: tests constraints without a model's weights. Each input line has a schema,
+ * grammar or regular expression, and test texts. Their tokens are checked against the masks as in
+ * generation. The output line says which texts were accepted, and how long compilation and masks
+ * took.
  */
 #include "base/mem.h"
 #include "cli/cli.h"
@@ -19,12 +20,12 @@ struct walker {
     const struct tokenizer *tok;
     const struct grammar_vocab *vocab;
     uint32_t *bits;
-    double *us; /* (n_us) of every mask of this line */
+    double *us; /* (n_us) time of each mask of this line */
     size_t n_us, cap_us;
     int flags;
 };
 
-/* Microseconds of this thread's processor: what else runs on the machine does not count. */
+/* CPU microseconds of this thread, so that other load on the machine does not count. */
 static double cpu_us(void)
 {
     struct timespec t;
@@ -47,8 +48,8 @@ static void keep_time(struct walker *w, double us)
     w->us[w->n_us++] = us;
 }
 
-/* The text's tokens. Where the tokenizer would change the text (to NFC), they are its single bytes:
- * what is judged is the text as it stands. */
+/* The tokens of a text. If the tokenizer would change the text (NFC normalisation), its single
+ * bytes are used instead, so that the text itself is judged. */
 static bool text_tokens(struct walker *w, const char *text, size_t len, struct token_list *ids,
                         struct error *err)
 {
@@ -81,7 +82,8 @@ static bool text_tokens(struct walker *w, const char *text, size_t len, struct t
     return true;
 }
 
-/* Is this text a whole answer? A token counts only if the mask before it has it. */
+/* Sets *fits if the text is a complete answer: the mask allows each of its tokens, and the end
+ * after them. */
 static bool walk_text(struct walker *w, struct grammar *g, const char *text, size_t len, bool *fits,
                       struct error *err)
 {
@@ -111,8 +113,8 @@ static bool walk_text(struct walker *w, struct grammar *g, const char *text, siz
     return ok;
 }
 
-/* One test. A value is written in two ways; it has to fit in both to be accepted where it is valid, and
- * in neither to be refused where it is not. */
+/* Runs one test. A value is printed in two forms. A valid value must be accepted in both; an
+ * invalid one must be refused in both. */
 static bool walk_test(struct walker *w, struct grammar *g, const struct jvalue *test,
                       bool *accepted, bool *right, struct error *err)
 {
@@ -120,7 +122,7 @@ static bool walk_test(struct walker *w, struct grammar *g, const struct jvalue *
                         *text = jvalue_get(test, "text");
     bool want = valid && valid->kind == J_TRUE, ok = true;
     if (!data && (!text || text->kind != J_STRING))
-        return error_set(err, "a test without \"data\" or \"text\"");
+        return error_set(err, "a test has neither \"data\" nor \"text\"");
     *accepted = want || !valid;
     for (int form = 0; ok && form < (data ? 2 : 1); form++) {
         struct buf out = {0};
@@ -225,19 +227,18 @@ int cmd_constrain(int argc, char **argv)
     const char *model = NULL;
     const struct opt opts[] = {
         MODEL_ROW(model),
-        {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0,
-         "lines of JSON in, lines of JSON out (the only way)"},
+        {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0, "read and write lines of JSON (required)"},
         {OPT_FLAG, 0, "schema-order", 0, &schema_order, 0, 0, 0,
-         "objects have their properties in the schema's order"},
+         "properties of objects come in the schema's order"},
     };
     const struct usage u = {
         .command = "constrain",
         .synopsis = "[MODEL] [FILE.jsonl] --jsonl [options]",
         .about =
-            "Tries constraints on texts, with a model's vocabulary and without its weights.\n"
+            "Tests constraints on texts, with a model's vocabulary but without its weights.\n"
             "Reads lines {\"schema\": ..., \"tests\": [{\"valid\": bool, \"data\": ...}]} (or "
-            "\"grammar\" or\n\"regex\", and \"text\" in the tests), walks each instance's tokens "
-            "through the masks, compact\nand with blanks after commas and colons, and prints for "
+            "\"grammar\" or\n\"regex\", and \"text\" in the tests), checks each text's tokens "
+            "against the masks, compact\nand with spaces after commas and colons, and prints for "
             "each line which were accepted.",
         .examples = "  steel constrain model.gguf --jsonl < schemas.jsonl\n",
         .opts = opts,
@@ -249,7 +250,7 @@ int cmd_constrain(int argc, char **argv)
     if (n < 0)
         return cli_args_exit(n);
     size_t tail = n == 1 ? strlen(pos[0]) : 0;
-    int files = tail > 6 && !strcmp(pos[0] + tail - 6, ".jsonl"); /* no model, a file alone */
+    int files = tail > 6 && !strcmp(pos[0] + tail - 6, ".jsonl"); /* no model, only a file */
     if (!cli_take_model(&u, &model, pos, &n, files))
         return EXIT_USAGE;
     struct error err = {0};

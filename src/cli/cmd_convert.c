@@ -1,5 +1,5 @@
-/* steel convert: a Hugging Face folder into a GGUF, with adapters merged where asked; or an adapter into a
- * GGUF adapter. */
+/* steel convert: a Hugging Face folder to GGUF, optionally with adapters merged; or a PEFT
+ * adapter to a GGUF adapter. */
 #include "cli/cli.h"
 #include "cli/convert_ui.h"
 #include "convert/lora.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Whether tensors are given types of their own. */
+/* True if options choose types for single tensors. */
 static bool asks_types(const struct convert_options *opt)
 {
     return opt->n_overrides || opt->head_type != DT_NONE || opt->embedding_type != DT_NONE;
@@ -20,24 +20,24 @@ static bool convert(const char *in, const char *base, const char *out,
                     struct error *err)
 {
     if (base && opt->n_merge)
-        return error_set(err, "--base is for writing an adapter, --merge-lora for merging one");
+        return error_set(err,
+                         "use --base to convert an adapter or --merge-lora to merge one, not both");
     if (base && asks_types(opt))
-        return error_set(err, "an adapter is written in one type: no --tensor or the like");
+        return error_set(err, "an adapter has one type: --tensor and the like do not apply");
     if (base)
         return convert_adapter(in, base, out, opt, result, err);
     if (convert_is_adapter(in))
         return error_set(err,
-                         "%s: an adapter: name its model with --base, or merge it: steel "
+                         "%s is an adapter: name its model with --base, or merge it: steel "
                          "convert MODEL OUT.gguf --merge-lora %s",
                          in, in);
     struct stat st;
     bool file = stat(in, &st) == 0 && S_ISREG(st.st_mode) && !strstr(in, "config.json");
     if (file && opt->n_merge && (opt->mix || asks_types(opt)))
-        return error_set(
-            err,
-            "%s: a GGUF keeps its types when an adapter is merged: no --type, --tensor "
-            "or the like",
-            in);
+        return error_set(err,
+                         "%s: merging into a GGUF keeps its types: --type, --tensor "
+                         "and the like do not apply",
+                         in);
     return file && opt->n_merge ? merge_file(in, out, opt, result, err)
                                 : convert_folder(in, out, opt, result, err);
 }
@@ -56,27 +56,27 @@ int cmd_convert(int argc, char **argv)
          "importance matrix (GGUF or .dat) for quantised types"},
         {OPT_INT, 't', "threads", 0, &opt.threads, 1, 1024, "N", "CPU threads (default: all)"},
         {OPT_STRING, 0, "pre", 0, &opt.pre, 0, 0, "NAME",
-         "pre-tokenizer, where GGUF's name for it cannot be told"},
+         "GGUF name of the pre-tokenizer, if it cannot be detected"},
         {OPT_STRING, 0, "output-tensor-type", 0, &head, 0, 0, "TYPE", "type of the output head"},
         {OPT_STRING, 0, "token-embedding-type", 0, &embedding, 0, 0, "TYPE",
          "type of the token embedding"},
         {OPT_LIST, 0, "tensor", "tensor-type", &tensors, 0, 0, "PATTERN=TYPE",
-         "type of the tensors whose names have the pattern; may be given again"},
+         "type of tensors whose names match the pattern (repeatable)"},
         {OPT_LIST, 0, "merge-lora", 0, &merge, 0, 0, "PATH[:SCALE]",
-         "merge a LoRA adapter into the weights; DIR may then be a GGUF, too (repeatable)"},
+         "merge a LoRA adapter into the weights; DIR may be a GGUF (repeatable)"},
         {OPT_STRING, 0, "base", 0, &base, 0, 0, "MODEL",
-         "the model of an adapter: DIR is a PEFT folder and becomes a GGUF adapter"},
-        {OPT_FLAG, 0, "force", 0, &force, 0, 0, 0, "replace OUT.gguf if it is there"},
+         "the adapter's model: DIR is a PEFT folder to convert to a GGUF adapter"},
+        {OPT_FLAG, 0, "force", 0, &force, 0, 0, 0, "replace OUT.gguf if it exists"},
         {OPT_FLAG, 0, "dry-run", 0, &opt.dry_run, 0, 0, 0,
          "print each tensor's type and size, write nothing"},
     };
     const struct usage u = {
         .command = "convert",
         .synopsis = "DIR OUT.gguf [options]",
-        .about =
-            "Makes a GGUF of a Hugging Face folder (config.json, safetensors, tokenizer):\n"
-            "any family that steel runs, also packed (GPTQ, AWQ, FP8, NVFP4, ...). The output\n"
-            "appears under its name only when complete.",
+        .about = "Converts a Hugging Face folder (config.json, safetensors, tokenizer) to GGUF:\n"
+                 "every family that steel runs, also quantised (GPTQ, AWQ, FP8, NVFP4, ...). The "
+                 "output\n"
+                 "file appears only when it is complete.",
         .examples = "  steel convert ~/models/Qwen3-0.6B qwen3-0.6b.gguf\n"
                     "  steel convert ~/models/Qwen3-30B-A3B qwen3-30b-q4.gguf --type q4_k_m\n"
                     "  steel convert model.gguf tuned.gguf --merge-lora ./adapter\n"

@@ -1,6 +1,6 @@
 /*
- * steel doctor: what this machine has for running models, and what keeps it from running them
- * faster. Exit 1 where something is wrong that somebody should mend; advice alone is no failure.
+ * steel doctor: what this machine has for running models, and what slows them down. Exits with 1 if
+ * something is broken; advice alone is not a failure.
  */
 #include "backend/backend.h"
 #include "base/cpu.h"
@@ -62,8 +62,8 @@ static void check_cpu(void)
     snprintf(text, sizeof text, "%s; %d CPUs%s", model, n, quota ? " allowed" : "");
     good("CPU", text);
     if (quota && quota < n) {
-        snprintf(text, sizeof text, "the control group pays for %d of them: so many threads run",
-                 quota);
+        snprintf(text, sizeof text,
+                 "the control group limits steel to %d of them: it runs %d threads", quota, quota);
         advise("CPU", text);
     }
     struct error err = {0};
@@ -72,10 +72,10 @@ static void check_cpu(void)
         wrong("kernels", err.msg);
     else if (isa == ISA_REF)
         wrong("kernels",
-              "plain C only: this CPU lacks AVX2, FMA or F16C, expect a tenth of the speed");
+              "plain C only: this CPU lacks AVX2, FMA or F16C; expect a tenth of the speed");
     else {
         snprintf(text, sizeof text, "%s%s", isa_name(isa),
-                 isa != isa_best() ? " (STEEL_ISA asks for it; the CPU has more)" : "");
+                 isa != isa_best() ? " (chosen by STEEL_ISA; the CPU supports more)" : "");
         good("kernels", text);
     }
 }
@@ -84,9 +84,9 @@ static void check_memory(void)
 {
     char a[16], text[600];
     size_t room = sysmem_available("");
-    snprintf(text, sizeof text, "%s free for models and their caches", cli_bytes((double)room, a));
+    snprintf(text, sizeof text, "%s free for models and KV caches", cli_bytes((double)room, a));
     if (!room)
-        advise("memory", "how much is free is not known here");
+        advise("memory", "the amount of free memory is unknown");
     else if (room < 1000u * 1000 * 1000)
         advise("memory", text);
     else
@@ -94,7 +94,7 @@ static void check_memory(void)
     struct rlimit files;
     if (!getrlimit(RLIMIT_NOFILE, &files) && files.rlim_cur < 256) {
         snprintf(text, sizeof text,
-                 "%ld files and sockets may be open: a server wants more (ulimit -n)",
+                 "only %ld files and sockets may be open; a server needs more (ulimit -n)",
                  (long)files.rlim_cur);
         advise("limits", text);
     }
@@ -110,7 +110,7 @@ static void check_gpu(void)
             advise("GPU", "no NVIDIA driver was found; models run on the CPU");
         else
             wrong("GPU",
-                  "an NVIDIA GPU is here, but this binary was built without CUDA: install nvcc "
+                  "there is an NVIDIA GPU, but this binary was built without CUDA: install nvcc "
                   "and build again");
         return;
     }
@@ -129,7 +129,7 @@ static void check_gpu(void)
                  cli_bytes((double)device_room(opt.device, 1.0), b), g.read_bytes_s * 1e-9);
         good("GPU", text);
         if (g.sm < 80)
-            wrong("GPU", "older than Ampere (sm_80): its kernels do not run there");
+            wrong("GPU", "older than Ampere (sm_80): steel's kernels do not run on it");
     }
     be->ops->close(be);
 }
@@ -143,7 +143,7 @@ static void check_files(void)
                  cli_bytes((double)n, a));
         good("model", text);
     } else
-        advise("model", "none built in: commands need the name of a file");
+        advise("model", "none built in: commands need a MODEL");
     const struct config_file *c = config_file_get();
     if (c->error)
         wrong("config", c->error);
@@ -158,7 +158,7 @@ int cmd_doctor(int argc, char **argv)
     struct usage u = {
         .command = "doctor",
         .synopsis = "",
-        .about = "Looks at this machine: CPU, memory, GPU, driver, config; says what is missing.",
+        .about = "Checks this machine (CPU, memory, GPU, driver, config) and says what is missing.",
         .examples = "  steel doctor\n",
     };
     int n = args_parse(&u, argc, argv, NULL);

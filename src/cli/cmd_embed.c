@@ -1,7 +1,7 @@
 /*
- * steel embed and steel rerank: vectors of texts, and scores of documents for a query. Texts come as
- * arguments, as lines of a file, or as JSON lines; vectors go out as JSON lines or as one .npy file.
- * With --ids both files are the small binary format of `steel logits`.
+ * steel embed and steel rerank: embedding vectors of texts, and scores of documents for a query.
+ * Texts come from arguments, lines of a file, or JSON lines. Vectors are written as JSON lines or
+ * as one .npy file. With --ids, input and output use the binary format of `steel logits`.
  */
 #include "cli/cli.h"
 #include "base/mem.h"
@@ -15,7 +15,7 @@
 
 enum { AT_ONCE = 512, LINE_MAX_BYTES = 16 << 20 };
 
-/* The flags both commands have. */
+/* The options of both commands. */
 struct embed_flags {
     struct model_flags model;
     const char *file, *out, *pooling, *ids, *query, *instruct;
@@ -44,12 +44,12 @@ static struct embedder *open_model(const struct usage *u, const struct embed_fla
     return e;
 }
 
-/* A window of texts on its way. */
+/* A window of texts that are computed together. */
 struct window {
     struct embedder *e;
     struct embed_text texts[AT_ONCE];
     int n;
-    int64_t first; /* of the window, counted from 0 */
+    int64_t first; /* index of the window's first text, from 0 */
     float *vectors;
     const struct embed_flags *f;
     FILE *npy;
@@ -93,7 +93,7 @@ static bool add_text(struct window *w, const char *text, size_t len, struct erro
     return ++w->n < AT_ONCE || flush(w, err);
 }
 
-/* The text of a JSON line: a string, or its member "text", "input" or "content". */
+/* Adds the text of a JSON line: a string, or its member "text", "input" or "content". */
 static bool add_json(struct window *w, const char *line, size_t len, struct error *err)
 {
     static const char *const keys[] = {"text", "input", "content"};
@@ -127,13 +127,13 @@ static bool add_lines(struct window *w, struct error *err)
             ok =
                 w->f->jsonl ? add_json(w, line, (size_t)n, err) : add_text(w, line, (size_t)n, err);
     }
-    free(line); /* getline's */
+    free(line); /* allocated by getline */
     if (in && in != stdin)
         fclose(in);
     return ok;
 }
 
-/* The head of a .npy of n rows: 128 bytes, written again when n is known. */
+/* Writes the 128-byte header of a .npy file with n rows. It is written again when n is known. */
 static bool npy_head(FILE *f, int64_t n, int width)
 {
     char head[128];
@@ -176,8 +176,8 @@ static bool embed_texts(struct embedder *e, const struct embed_flags *f, const c
     return ok;
 }
 
-/* i32 T, i32 V, i32 ids[T] in; i32 T, i32 H, i32 ids[T], f32 rows[T][H] out, or, pooled, i32 1, i32 D,
- * f32 vector[D]. */
+/* Input: i32 T, i32 V, i32 ids[T]. Output: i32 T, i32 H, i32 ids[T], f32 rows[T][H]; pooled: i32
+ * 1, i32 D, f32 vector[D]. */
 static bool embed_ids(struct embedder *e, const struct embed_flags *f, struct error *err)
 {
     int32_t head[2] = {0};
@@ -186,7 +186,7 @@ static bool embed_ids(struct embedder *e, const struct embed_flags *f, struct er
     FILE *in = fopen(f->ids, "rb"), *out = NULL;
     bool ok = in || error_set(err, "%s: %s", f->ids, strerror(errno));
     if (ok && (fread(head, 4, 2, in) != 2 || head[0] < 1 || head[0] > embedder_context(e)))
-        ok = error_set(err, "%s: no header of tokens, of which the model takes %d", f->ids,
+        ok = error_set(err, "%s: the header must give 1 to %d tokens (the model's limit)", f->ids,
                        embedder_context(e));
     if (ok) {
         t.n = head[0];
@@ -226,28 +226,27 @@ int cmd_embed(int argc, char **argv)
 {
     struct embed_flags f = {0};
     const struct opt opts[] = {
-        {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE", "texts, a line each (-: stdin)"},
+        {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE", "texts, one per line (-: stdin)"},
         {OPT_FLAG, 0, "jsonl", 0, &f.jsonl, 0, 0, 0,
          "lines are JSON: a string, or an object with \"text\""},
-        {OPT_STRING, 'o', "out", 0, &f.out, 0, 0, "FILE.npy", "vectors as one array of numpy"},
+        {OPT_STRING, 'o', "out", 0, &f.out, 0, 0, "FILE.npy", "write the vectors as a NumPy array"},
         {OPT_STRING, 0, "pooling", 0, &f.pooling, 0, 0, "KIND",
-         "none, cls, mean, last or rank (default: the model's own)"},
-        {OPT_FLAG, 0, "normalize", 0, &f.normalize, 0, 0, 0, "vectors of length 1"},
-        {OPT_FLAG, 0, "no-normalize", 0, &f.raw, 0, 0, 0, "vectors as they come"},
+         "none, cls, mean, last or rank (default: the model's)"},
+        {OPT_FLAG, 0, "normalize", 0, &f.normalize, 0, 0, 0, "scale vectors to length 1"},
+        {OPT_FLAG, 0, "no-normalize", 0, &f.raw, 0, 0, 0, "do not scale vectors"},
         {OPT_INT, 0, "dims", "dimensions", &f.dims, 1, 1 << 20, "N",
-         "the first N numbers of each vector"},
+         "only the first N numbers of each vector"},
         {OPT_FLAG, 0, "no-truncate", 0, &f.no_truncate, 0, 0, 0,
-         "refuse texts longer than the model takes"},
+         "refuse texts longer than the model's limit, instead of cutting them"},
         {OPT_STRING, 0, "ids", 0, &f.ids, 0, 0, "IN.bin",
-         "token ids, as `steel logits` reads them"},
+         "token ids in the format of `steel logits`"},
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
         .command = "embed",
         .synopsis = "MODEL [TEXT...] [-f FILE] [options]",
-        .about =
-            "Makes vectors of texts: with BERT, XLM-RoBERTa, ModernBERT and their kin, or with\n"
-            "any decoder. A line of JSON for each text, or one .npy file.",
+        .about = "Computes embedding vectors of texts: with BERT, XLM-RoBERTa, ModernBERT or with\n"
+                 "any decoder. Writes a line of JSON per text, or one .npy file.",
         .examples = "  steel embed bge-base.gguf 'a text' 'another one'\n"
                     "  steel embed bge-m3/ -f texts.txt --out vectors.npy\n"
                     "  steel embed Qwen3-Embedding-0.6B/ --jsonl < docs.jsonl\n",
@@ -265,7 +264,7 @@ int cmd_embed(int argc, char **argv)
     if (f.ids && !f.out)
         args_usage_error(&u, "--ids needs --out");
     else if (!f.ids && f.pooling && !strcmp(f.pooling, "none"))
-        args_usage_error(&u, "--pooling none goes with --ids: every token has a row");
+        args_usage_error(&u, "--pooling none needs --ids: it gives one row per token");
     else {
         cli_catch_interrupt();
         struct embedder *e = open_model(&u, &f, pos[0], false, &rc);
@@ -278,9 +277,9 @@ int cmd_embed(int argc, char **argv)
     return rc;
 }
 
-/* Reranking: all documents, then the best first. */
+/* Reranking */
 
-struct scored {
+struct scored_document {
     int index;
     float score;
     char *text;
@@ -288,12 +287,13 @@ struct scored {
 
 static int by_score(const void *a, const void *b)
 {
-    const struct scored *x = a, *y = b;
+    const struct scored_document *x = a, *y = b;
     return x->score != y->score ? (x->score < y->score) - (x->score > y->score)
                                 : x->index - y->index;
 }
 
-static bool read_documents(const char *path, struct scored **out, int *n, struct error *err)
+static bool read_documents(const char *path, struct scored_document **out, int *n,
+                           struct error *err)
 {
     FILE *in = strcmp(path, "-") ? fopen(path, "rb") : stdin;
     char *line = NULL;
@@ -308,10 +308,10 @@ static bool read_documents(const char *path, struct scored **out, int *n, struct
             continue;
         if (*n == room)
             *out = mem_realloc(*out, (size_t)(room = room ? 2 * room : 64), sizeof **out);
-        (*out)[*n] = (struct scored){.index = *n, .text = mem_strdup(line)};
+        (*out)[*n] = (struct scored_document){.index = *n, .text = mem_strdup(line)};
         ++*n;
     }
-    free(line); /* getline's */
+    free(line); /* allocated by getline */
     if (in && in != stdin)
         fclose(in);
     return ok;
@@ -319,7 +319,7 @@ static bool read_documents(const char *path, struct scored **out, int *n, struct
 
 static bool rerank(struct embedder *e, const struct embed_flags *f, struct error *err)
 {
-    struct scored *docs = NULL;
+    struct scored_document *docs = NULL;
     int n = 0, width = embedder_width(e);
     bool ok = read_documents(f->file ? f->file : "-", &docs, &n, err);
     struct embed_text *texts = mem_zalloc((size_t)n + 1, sizeof *texts);
@@ -352,23 +352,23 @@ int cmd_rerank(int argc, char **argv)
 {
     struct embed_flags f = {0};
     const struct opt opts[] = {
-        {OPT_STRING, 'q', "query", 0, &f.query, 0, 0, "TEXT", "what is looked for"},
-        {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE", "documents, a line each (-: stdin)"},
-        {OPT_INT, 'n', "top", "top-n", &f.top, 1, 1 << 28, "N", "the best N only"},
-        {OPT_FLAG, 0, "raw", 0, &f.scores_raw, 0, 0, 0, "scores as they come, not from 0 to 1"},
+        {OPT_STRING, 'q', "query", 0, &f.query, 0, 0, "TEXT", "the query"},
+        {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE", "documents, one per line (-: stdin)"},
+        {OPT_INT, 'n', "top", "top-n", &f.top, 1, 1 << 28, "N", "print only the best N"},
+        {OPT_FLAG, 0, "raw", 0, &f.scores_raw, 0, 0, 0, "raw scores, not mapped to 0..1"},
         {OPT_STRING, 0, "instruct", 0, &f.instruct, 0, 0, "TEXT",
-         "the task, for models that are told one"},
+         "the task, for models that take an instruction"},
         {OPT_FLAG, 0, "no-truncate", 0, &f.no_truncate, 0, 0, 0,
-         "refuse documents longer than the model takes"},
+         "refuse documents longer than the model's limit, instead of cutting them"},
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
         .command = "rerank",
         .synopsis = "MODEL -q QUERY [-f DOCS] [options]",
         .about =
-            "Sorts documents by how well they answer a query: score, number and text of each,\n"
-            "the best first. With a reranker (BERT, XLM-RoBERTa, ModernBERT with a\n"
-            "classification head, Qwen3-Reranker).",
+            "Sorts documents by how well they answer a query, and prints score, number and text,\n"
+            "best first. MODEL is a reranker (BERT, XLM-RoBERTa or ModernBERT with a\n"
+            "classification head, or Qwen3-Reranker).",
         .examples = "  steel rerank bge-reranker-v2-m3/ -q 'what is a panda' -f docs.txt\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,

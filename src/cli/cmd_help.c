@@ -1,6 +1,6 @@
 /*
- * steel help COMMAND: the help of a command; with --man as a man page (roff), which `make install`
- * makes of every command. Both come from the command's own table.
+ * steel help COMMAND: prints a command's help; with --man a man page (roff), as installed by `make
+ * install`. Both come from the command's option table.
  */
 #include "base/version.h"
 #include "cli/cli.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Text in roff: no line may begin with a dot or a quote, dashes are dashes. */
+/* Prints text as roff: lines must not begin with a dot or a quote, and dashes are escaped. */
 static void roff(const char *s)
 {
     for (bool start = true; *s; s++) {
@@ -42,7 +42,7 @@ static const char *about_of(const char *command)
     return "measure a running server"; /* bench serve */
 }
 
-/* "bench serve" has the page steel-bench-serve. */
+/* The page of "bench serve" is steel-bench-serve. */
 static void page_name(const char *command, char *out, size_t size)
 {
     snprintf(out, size, "steel-%s", command);
@@ -89,16 +89,16 @@ static void man_page(const struct usage *u, void *ctx)
         roff(o->help);
         putchar('\n');
     }
-    printf(".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nthe help\n");
+    printf(".TP\n\\fB\\-h\\fR, \\fB\\-\\-help\\fR\nprint the help\n");
     if (u->examples) {
         printf(".SH EXAMPLES\n.nf\n");
         roff(u->examples);
         printf(".fi\n");
     }
     printf(
-        ".SH FILES\n%s: options of every command, one a line, without dashes; those after a line "
-        "[%s] are for this one alone.\n.SH ENVIRONMENT\nSTEEL_ and the name of an option, as in "
-        "STEEL_CTX_SIZE. The command line goes first, then the environment, then the "
+        ".SH FILES\n%s: options of every command, one per line, without dashes; those after a line "
+        "[%s] are for this command only.\n.SH ENVIRONMENT\nSTEEL_ and the name of an option, as in "
+        "STEEL_CTX_SIZE. The command line overrides the environment, which overrides the "
         "file.\n.SH SEE ALSO\n.BR steel (1)\n",
         CONFIG_FILE_PLACE, u->command);
 }
@@ -122,8 +122,8 @@ static void overview(void)
     header("steel", "run large language models");
     printf(".SH SYNOPSIS\n.B steel\n.I COMMAND\n[options]\n.SH DESCRIPTION\nRuns models from GGUF "
            "files and Hugging Face folders: in a terminal, behind a server that speaks the APIs of "
-           "OpenAI, Anthropic and Ollama, or as a C library. Where MODEL may be left out, the "
-           "built-in one answers.\n.SH COMMANDS\n");
+           "OpenAI, Anthropic and Ollama, or as a C library. If an optional MODEL is left out, the "
+           "built-in model is used.\n.SH COMMANDS\n");
     cli_walk(list_command, NULL);
 }
 
@@ -131,13 +131,13 @@ int cmd_help(int argc, char **argv)
 {
     bool man = false, pages = false;
     struct opt opts[] = {
-        {OPT_FLAG, 0, "man", 0, &man, 0, 0, 0, "as a man page, for man -l"},
-        {OPT_FLAG, 0, "pages", 0, &pages, 0, 0, 0, "names of all man pages"},
+        {OPT_FLAG, 0, "man", 0, &man, 0, 0, 0, "print a man page, for man -l"},
+        {OPT_FLAG, 0, "pages", 0, &pages, 0, 0, 0, "print the names of all man pages"},
     };
     struct usage u = {
         .command = "help",
         .synopsis = "[COMMAND [SUBCOMMAND]]",
-        .about = "The help of a command.",
+        .about = "Prints the help of a command.",
         .examples = "  steel help run\n  steel help --man serve | man -l -\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,

@@ -1,6 +1,7 @@
 /*
- * steel logits: ids in, logits of every position out, in one small binary format (little-endian
- * i32 T, i32 V, i32 ids[T], f32 logits[T][V]); what other software computed is compared with this.
+ * steel logits: reads token ids and writes the logits of every position, both in one small binary
+ * format (little-endian i32 T, i32 V, i32 ids[T], f32 logits[T][V]). Used to compare with other
+ * software.
  */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -24,7 +25,7 @@ static bool read_ids(const char *path, struct ids *out, struct error *err)
     int32_t head[2];
     bool ok = fread(head, 4, 2, f) == 2 && head[0] > 0 && head[0] <= 1 << 24;
     if (!ok)
-        error_set(err, "%s: no header of (tokens, vocabulary)", path);
+        error_set(err, "%s: the header (tokens, vocabulary) is missing or invalid", path);
     if (ok) {
         out->n = head[0];
         out->ids = mem_zalloc((size_t)out->n, sizeof *out->ids);
@@ -36,7 +37,7 @@ static bool read_ids(const char *path, struct ids *out, struct error *err)
     return ok;
 }
 
-/* Largest difference between two rows, relative to the largest logit. */
+/* The largest difference between two rows, relative to the largest logit. */
 static float row_difference(const float *a, const float *b, int n)
 {
     float diff = 0, scale = 1e-30f;
@@ -47,8 +48,8 @@ static float row_difference(const float *a, const float *b, int n)
     return diff / scale;
 }
 
-/* Feeds the ids `chunk` at a time to n_copies sequences side by side. Copies must agree exactly, as
- * a row's result must not depend on its neighbours. */
+/* Feeds the ids, `chunk` at a time, to n_copies sequences in one batch. All copies must agree
+ * exactly, because a row's result must not depend on its neighbours. */
 static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_copies, FILE *out,
                     struct error *err)
 {
@@ -143,11 +144,12 @@ int cmd_logits(int argc, char **argv)
     int chunk = 0, copies = 1;
     const struct opt opts[] = {
         MODEL_ROW(model),
-        {OPT_STRING, 0, "ids", 0, &ids, 0, 0, "IN.bin", "token ids (logits in it are ignored)"},
-        {OPT_STRING, 'o', "out", 0, &out, 0, 0, "OUT.bin", "where ids and logits go"},
+        {OPT_STRING, 0, "ids", 0, &ids, 0, 0, "IN.bin",
+         "token ids (logits in the file are ignored)"},
+        {OPT_STRING, 'o', "out", 0, &out, 0, 0, "OUT.bin", "file for ids and logits"},
         {OPT_INT, 0, "chunk", 0, &chunk, 1, 1 << 20, "N", "feed N tokens at a time (default 512)"},
         {OPT_INT, 0, "batch", 0, &copies, 1, 1024, "N",
-         "N copies side by side; fail if they differ"},
+         "run N copies in one batch; fail if they differ"},
         LORA_ROW(f),
         MODEL_FLAG_ROWS(f),
     };

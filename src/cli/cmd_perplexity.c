@@ -1,10 +1,10 @@
 /*
- * steel perplexity: how well a model predicts a text, and how far its predictions are from those of
- * another run (KL divergence, top-1 agreement), which is what quantisation costs.
+ * steel perplexity: how well a model predicts a text, and how much its predictions differ from
+ * another run's (KL divergence, top-1 agreement), which measures the cost of quantisation.
  *
- * The text is cut into windows; the first half of each is context, the second half is scored (the
- * usual measure). Saved logits are records of i32 T, i32 V, i32 ids[T], f32 logits[T][V], one per
- * window: the format of `steel logits`.
+ * The text is cut into windows. The first half of each window is context, the second half is scored
+ * (the usual measure). Saved logits are records of i32 T, i32 V, i32 ids[T], f32 logits[T][V], one
+ * per window: the format of `steel logits`.
  */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -31,7 +31,7 @@ struct totals {
     int64_t same_top;
 };
 
-/* log of the sum of exponentials, and the index of the largest. */
+/* The log of the sum of exponentials; *top: the index of the largest. */
 static double log_sum(const float *row, int n, int *top)
 {
     int best = 0;
@@ -67,23 +67,24 @@ static void score(struct totals *t, const float *row, const float *base, int n_v
     t->same_top += top == base_top;
 }
 
-/* Reads one record's header and ids; the logits follow, row by row. */
+/* Reads a record's header and ids. The logits follow, row by row. */
 static bool base_begin(FILE *f, const char *path, int n_vocab, const int32_t *ids, int n,
                        struct error *err)
 {
     int32_t head[2];
     if (fread(head, 4, 2, f) != 2)
-        return error_set(err, "%s: ends before the text does", path);
+        return error_set(err, "%s: has fewer windows than the text", path);
     if (head[0] != n || head[1] != n_vocab)
         return error_set(err, "%s: window of %d tokens, vocabulary %d; this run has %d and %d",
                          path, head[0], head[1], n, n_vocab);
     for (int i = 0; i < n; i++) {
         int32_t id;
         if (fread(&id, 4, 1, f) != 1)
-            return error_set(err, "%s: cut short", path);
+            return error_set(err, "%s: truncated", path);
         if (id != ids[i])
-            return error_set(err, "%s: made from another text (token %d is %d here, %d there)",
-                             path, i, ids[i], id);
+            return error_set(
+                err, "%s: made from another text (token %d is %d in this run, %d in the file)",
+                path, i, ids[i], id);
     }
     return true;
 }
@@ -127,7 +128,7 @@ static bool one_window(struct evaluation *e, const int32_t *ids, int n, struct e
             if (e->save && fwrite(e->row, 4, (size_t)V, e->save) != (size_t)V)
                 ok = error_set(err, "%s: %s", e->f->save, strerror(errno));
             if (ok && e->base && fread(e->base_row, 4, (size_t)V, e->base) != (size_t)V)
-                ok = error_set(err, "%s: cut short", e->f->kl);
+                ok = error_set(err, "%s: truncated", e->f->kl);
             if (ok && t >= first_scored && t + 1 < n)
                 score(&e->t, e->row, e->base ? e->base_row : NULL, V, ids[t + 1]);
         }
@@ -136,7 +137,7 @@ static bool one_window(struct evaluation *e, const int32_t *ids, int n, struct e
     return ok;
 }
 
-/* Standard error of the mean from sums. */
+/* The standard error of the mean, from the sums of n values and of their squares. */
 static double mean_error(double sum, double squares, int64_t n)
 {
     double mean = sum / (double)n, var = squares / (double)n - mean * mean;
@@ -249,22 +250,21 @@ int cmd_perplexity(int argc, char **argv)
     const struct opt opts[] = {
         MODEL_ROW(model),
         {OPT_STRING, 0, "kl", 0, &f.kl, 0, 0, "BASE.bin",
-         "also KL divergence and top-1 agreement with saved logits"},
+         "also print KL divergence and top-1 agreement with saved logits"},
         {OPT_STRING, 0, "save", 0, &f.save, 0, 0, "OUT.bin",
-         "save the logits of every position, to be the base of others"},
-        {OPT_INT, 'w', "window", 0, &f.window, 2, 1 << 20, "N", "tokens a window (default 512)"},
+         "save the logits of every position, for --kl of other runs"},
+        {OPT_INT, 'w', "window", 0, &f.window, 2, 1 << 20, "N", "tokens per window (default 512)"},
         {OPT_INT, 0, "windows", "chunks", &f.n_windows, 1, 1 << 28, "N", "stop after N windows"},
-        {OPT_FLAG, 0, "all", 0, &f.score_all, 0, 0, 0, "score the first half of windows as well"},
-        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object"},
+        {OPT_FLAG, 0, "all", 0, &f.score_all, 0, 0, 0, "also score the first half of each window"},
+        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object"},
         LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
         .command = "perplexity",
         .synopsis = "[MODEL] FILE [options]",
-        .about =
-            "Measures how well a model predicts a text: exp(mean -log p), the lower the better.\n"
-            "With --kl, how far its predictions are from another run's.",
+        .about = "Measures how well a model predicts a text: exp(mean -log p), lower is better.\n"
+                 "With --kl, also how much its predictions differ from another run's.",
         .examples = "  steel perplexity model-f16.gguf text.txt --save base.bin\n"
                     "  steel perplexity model-q4.gguf text.txt --kl base.bin\n",
         .opts = opts,

@@ -1,4 +1,4 @@
-/* steel quantize: a GGUF into a smaller one. */
+/* steel quantize: quantises a GGUF. */
 #include "cli/convert_ui.h"
 #include "base/mem.h"
 
@@ -14,15 +14,15 @@ int cmd_quantize(int argc, char **argv)
         {OPT_STRING, 0, "imatrix", 0, &opt.imatrix, 0, 0, "FILE",
          "importance matrix (GGUF or .dat)"},
         {OPT_INT, 't', "threads", 0, &opt.threads, 1, 1024, "N", "CPU threads (default: all)"},
-        {OPT_FLAG, 0, "pure", 0, &opt.pure, 0, 0, 0, "every matrix in the one type, no mix"},
+        {OPT_FLAG, 0, "pure", 0, &opt.pure, 0, 0, 0, "all matrices in TYPE, no mix of types"},
         {OPT_FLAG, 0, "allow-requantize", 0, &opt.requantize, 0, 0, 0,
-         "accept tensors that are quantised already"},
+         "accept tensors that are already quantised"},
         {OPT_STRING, 0, "output-tensor-type", 0, &head, 0, 0, "TYPE", "type of the output head"},
         {OPT_STRING, 0, "token-embedding-type", 0, &embedding, 0, 0, "TYPE",
          "type of the token embedding"},
         {OPT_LIST, 0, "tensor", "tensor-type", &tensors, 0, 0, "PATTERN=TYPE",
-         "type of the tensors whose names have the pattern; may be given again"},
-        {OPT_FLAG, 0, "force", 0, &force, 0, 0, 0, "replace OUT.gguf if it is there"},
+         "type of tensors whose names match the pattern (repeatable)"},
+        {OPT_FLAG, 0, "force", 0, &force, 0, 0, 0, "replace OUT.gguf if it exists"},
         {OPT_FLAG, 0, "dry-run", 0, &opt.dry_run, 0, 0, 0,
          "print each tensor's type and size, write nothing"},
     };
@@ -30,9 +30,9 @@ int cmd_quantize(int argc, char **argv)
         .command = "quantize",
         .synopsis = "IN.gguf OUT.gguf TYPE [options]",
         .about =
-            "Makes a smaller GGUF. TYPE is one of Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0,\n"
+            "Quantises a GGUF. TYPE is one of Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0,\n"
             "Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4, Q3_K_L, Q3_K_M, IQ3_S, Q3_K_S,\n"
-            "Q2_K, or F32, F16, BF16. The output appears under its name only when complete.",
+            "Q2_K, or F32, F16, BF16. The output file appears only when it is complete.",
         .examples = "  steel quantize model-f16.gguf model-q4.gguf Q4_K_M\n"
                     "  steel quantize model-f16.gguf model-q3.gguf Q3_K_M --imatrix imatrix.gguf\n"
                     "  steel quantize model-f16.gguf model-q4.gguf Q4_K_M --tensor "

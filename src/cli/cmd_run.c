@@ -1,6 +1,6 @@
 /*
- * steel run: a prompt in, a streamed answer out, timings on stderr; without a prompt a chat
- * (terminal.c). Flags become options of the library (steel.h), which does the rest.
+ * steel run: streams the answer to a prompt to stdout and timings to stderr. Without a prompt it
+ * opens a chat (terminal.c). Options are passed to the library (steel.h), which does the rest.
  */
 #include "cli/term/terminal.h"
 #include "cli/hub/hub.h"
@@ -21,19 +21,20 @@
 
 struct run_flags {
     struct model_flags model;
-    struct steel_request_options o; /* NAN and INT_MIN: not set, so the model's author decides */
+    struct steel_request_options
+        o; /* NAN and INT_MIN: not set, so the model's recommended settings apply */
     const char *model_path, *prompt, *file, *system, *think, *format;
-    const char *words; /* the prompt as positionals, joined; NULL = none */
+    const char *words; /* the prompt given as positionals, joined; NULL = none */
     int n_predict;
     uint64_t seed; /* UINT64_MAX: random */
     struct opt_list stop, bias;
     const char *schema, *grammar; /* files */
     bool quiet, raw, verbose, plain;
     const char *overflow;
-    char *lora; /* names of all adapters */
+    char *lora; /* names of all adapters, comma-separated */
 };
 
-/* "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS"; "ID=false" bans. */
+/* Parses "ID=BIAS", or llama.cpp's "ID+BIAS" and "ID-BIAS". "ID=false" forbids the token. */
 static bool parse_bias(const struct usage *u, const struct opt_list *list, struct steel_bias *out)
 {
     for (int i = 0; i < list->n; i++) {
@@ -73,7 +74,7 @@ static void print_timings(const struct steel_engine *engine, const struct run_fl
         fputs(table, stderr);
 }
 
-/* One prompt, one answer: through the chat template where the model has one, else as it is. */
+/* Answers one prompt: through the chat template if the model has one, otherwise as plain text. */
 static bool answer(struct steel_engine *engine, struct run_flags *f,
                    const struct terminal_options *chat, const struct buf *text, int64_t load_ns,
                    struct steel_error *err)
@@ -96,7 +97,7 @@ static bool answer(struct steel_engine *engine, struct run_flags *f,
     return ok;
 }
 
-enum { PROMPT_MAX = 256 << 20, PATIENCE_MS = 2000 };
+enum { PROMPT_MAX = 256 << 20, STDIN_NOTICE_MS = 2000 };
 
 static bool piped_stdin(void)
 {
@@ -105,7 +106,7 @@ static bool piped_stdin(void)
            (S_ISFIFO(st.st_mode) || S_ISREG(st.st_mode) || S_ISSOCK(st.st_mode));
 }
 
-/* The prompt: -p or the positionals, or a file; and what is piped in, behind it. */
+/* Reads the prompt: -p or the positionals, followed by what is piped in; or a file. */
 static bool read_prompt(const struct run_flags *f, struct buf *text, struct error *err)
 {
     const char *given = f->prompt ? f->prompt : f->words;
@@ -118,7 +119,7 @@ static bool read_prompt(const struct run_flags *f, struct buf *text, struct erro
         return true;
     struct buf more = {0};
     struct pollfd in = {.fd = STDIN_FILENO, .events = POLLIN};
-    if (poll(&in, 1, PATIENCE_MS) == 0) /* somebody left a pipe open: say what is waited for */
+    if (poll(&in, 1, STDIN_NOTICE_MS) == 0) /* a pipe was left open: say what steel waits for */
         fprintf(stderr, "steel: reading the rest of the prompt from stdin (</dev/null: none)\n");
     bool ok = cli_read_file("-", PROMPT_MAX, &more, err);
     if (ok && more.len) {
@@ -129,7 +130,7 @@ static bool read_prompt(const struct run_flags *f, struct buf *text, struct erro
     return ok;
 }
 
-/* What the answer must fit can be enforced: said before a model is loaded, with the name of the file. */
+/* Checks that the constraint compiles, before the model is loaded. Errors in a file name it. */
 static bool check_fit(const struct run_flags *f, const char *file, const struct buf *text,
                       struct error *err)
 {
@@ -163,7 +164,7 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     }
     const char *nul = text.len && !f->raw ? memchr(text.p, 0, text.len) : NULL;
     if (nul)
-        error_set(&e, "the prompt is no text: byte %zu is NUL", (size_t)(nul - text.p) + 1);
+        error_set(&e, "the prompt is not text: byte %zu is NUL", (size_t)(nul - text.p) + 1);
     if (nul || !check_fit(f, fit_file, &fit, &e)) {
         buf_clear(&text);
         buf_clear(&fit);
@@ -219,8 +220,8 @@ static bool parse_overflow(const struct usage *u, const char *s, struct terminal
     return true;
 }
 
-/* Checked as for every command; false after a usage message. One answer at a time is generated. lora: the
- * names of the adapters, for requests. */
+/* Engine options from the command line's. One answer is generated at a time. *lora: the names of
+ * the adapters, for requests. False after a usage message. */
 static bool engine_options(const struct usage *u, const struct model_flags *f,
                            struct steel_engine_options *opt, char **lora)
 {
@@ -257,7 +258,7 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
     return few;
 }
 
-/* Positionals behind the model are the prompt. */
+/* The positionals after the model are the prompt. */
 static char *join_words(const char **words, int n)
 {
     struct buf b = {0};
@@ -266,10 +267,10 @@ static char *join_words(const char **words, int n)
     return n ? buf_take(&b) : NULL;
 }
 
-/* Where the prompt comes from; false after a usage message. */
+/* Decides where the prompt comes from. False after a usage message. */
 static bool check_prompt(const struct usage *u, struct run_flags *f)
 {
-    if (f->prompt && !strcmp(f->prompt, "-")) { /* all of it is on stdin */
+    if (f->prompt && !strcmp(f->prompt, "-")) { /* the whole prompt is on stdin */
         f->prompt = NULL;
         if (!f->file)
             f->file = "-";
@@ -298,14 +299,15 @@ static bool check_prompt(const struct usage *u, struct run_flags *f)
     return false;
 }
 
-/* A prompt where the model should stand is told from a misspelt file. */
+/* Resolves MODEL. A prompt given in its place gets an error of its own. */
 static bool find_model(const char **model, struct error *err)
 {
     if (*model && strchr(*model, ' ') && access(*model, F_OK) != 0)
-        return error_set(err,
-                         "'%.60s' is neither a file nor a name of a model; if it is meant for the "
-                         "built-in one: steel run -p '...'",
-                         *model);
+        return error_set(
+            err,
+            "'%.60s' is neither a file nor a model name; to send it as a prompt to the "
+            "built-in model: steel run -p '...'",
+            *model);
     return hub_resolve(model, err);
 }
 
@@ -322,12 +324,13 @@ static bool check_format(const struct usage *u, const char *name)
     return false;
 }
 
-/* Flags that need more than their table says; false after a usage message. `bias` has room for all. */
+/* Checks what the option table cannot express. `bias` has room for all biases. False after a
+ * usage message. */
 static bool check_flags(const struct usage *u, struct run_flags *f, struct steel_bias *bias,
                         struct terminal_options *chat, struct steel_engine_options *opt)
 {
     if (!!f->schema + !!f->grammar + !!f->o.regex + f->o.json > 1) {
-        args_usage_error(u, "an answer fits one of --schema, --json, --regex and --grammar");
+        args_usage_error(u, "use only one of --schema, --json, --regex and --grammar");
         return false;
     }
     for (int i = 0; i < f->stop.n; i++)
@@ -380,34 +383,34 @@ int cmd_run(int argc, char **argv)
     const struct opt opts[] = {
         MODEL_ROW(f.model_path),
         {OPT_STRING, 'p', "prompt", 0, &f.prompt, 0, 0, "TEXT",
-         "the prompt; - is stdin, and what is piped in is added to any other"},
+         "the prompt; - reads stdin. Piped input is appended"},
         {OPT_STRING, 'f', "file", 0, &f.file, 0, 0, "FILE",
          "read the prompt from a file; - is stdin"},
         {OPT_INT, 'n', "predict", "n-predict", &f.n_predict, -1, 1 << 28, "N",
          "tokens to generate (default: until the end or the context)"},
         {OPT_LIST, 0, "stop", 0, &f.stop, 0, 0, "TEXT", "stop at this text (repeatable)"},
-        {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "go on past the end token"},
-        {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "the prompt as it is, without the chat template"},
-        {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "no timings, no speed after turns"},
-        {OPT_HEADING, 0, "what the answer fits", 0, 0, 0, 0, 0, 0},
+        {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "continue after the end token"},
+        {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "do not apply the chat template to the prompt"},
+        {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "print no timings"},
+        {OPT_HEADING, 0, "constraints on the answer", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "schema", "json-schema-file", &f.schema, 0, 0, "FILE",
-         "JSON that fits a JSON Schema; - is stdin"},
+         "JSON that is valid under a JSON Schema; - is stdin"},
         {OPT_FLAG, 0, "json", 0, &f.o.json, 0, 0, 0, "any JSON object"},
         {OPT_STRING, 0, "regex", 0, &f.o.regex, 0, 0, "RE",
-         "a text that the regular expression matches"},
+         "text that matches a regular expression"},
         {OPT_STRING, 0, "grammar", "grammar-file", &f.grammar, 0, 0, "FILE",
-         "a text of the GBNF grammar; - is stdin"},
+         "text of a GBNF grammar; - is stdin"},
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.format, 0, 0, "NAME",
-         "how thinking and tool calls are written (default: by the template)"},
+         "format of thinking and tool calls (default: from the template)"},
         {OPT_STRING, 0, "context-overflow", 0, &f.overflow, 0, 0, "MODE",
-         "when a chat outgrows its context: drop its oldest turns, or error (default drop)"},
+         "when a chat exceeds its context: drop its oldest turns, or error (default drop)"},
         {OPT_FLAG, 0, "plain", 0, &f.plain, 0, 0, 0,
-         "text as the model writes it: no markdown, no wrapping"},
+         "print the model's text unchanged: no markdown, no wrapping"},
         {OPT_FLAG, 'v', "verbose", 0, &f.verbose, 0, 0, 0,
-         "all counters after every turn of a chat"},
+         "print all counters after each turn of a chat"},
         {OPT_HEADING, 0, "sampling", 0, 0, 0, 0, 0, 0},
         {OPT_FLOAT, 0, "temp", "temperature", &f.o.temperature, 0, 100, "T",
          "temperature; 0 = greedy (default: the model's, or 0.8)"},
@@ -420,15 +423,15 @@ int cmd_run(int argc, char **argv)
         {OPT_FLOAT, 0, "repeat-penalty", 0, &f.o.repeat_penalty, 0.01, 100, "X",
          "1 = off (default: the model's, or 1)"},
         {OPT_INT, 0, "repeat-last-n", 0, &f.o.repeat_last_n, -1, 1 << 20, "N",
-         "tokens it looks back on (default 64, -1 = all)"},
+         "tokens that penalties look back on (default 64, -1 = all)"},
         {OPT_FLOAT, 0, "presence-penalty", 0, &f.o.presence_penalty, -100, 100, "X",
          "0 = off (default 0)"},
         {OPT_FLOAT, 0, "frequency-penalty", 0, &f.o.frequency_penalty, -100, 100, "X",
          "0 = off (default 0)"},
         {OPT_U64, 's', "seed", 0, &f.seed, 0, 0, "N",
-         "same seed, same text (default, and -1: random)"},
+         "same seed, same text (default: random, as is -1)"},
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",
-         "add X to a token's logit; ID=false bans it (repeatable)"},
+         "add X to a token's logit; ID=false forbids it (repeatable)"},
         LORA_ROW(f.model),
         DRAFT_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),

@@ -1,4 +1,4 @@
-/* steel show: what is in a model file, without loading it. */
+/* steel show: prints what a model file contains, without loading it. */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 
@@ -23,7 +23,7 @@ static void print_array(const struct meta_array *a)
     printf("%s\n", a->n > 4 ? " ..." : "");
 }
 
-/* A string on one line, cut, without control characters. */
+/* Prints a string on one line, truncated, without control characters. */
 static void print_string(const char *p, size_t len)
 {
     putchar('"');
@@ -87,7 +87,7 @@ static void print_tensors(const struct tensorfile *f)
     }
 }
 
-/* A list "a, b" on its line, started by the first entry. */
+/* Prints an entry of a list "a, b". The first entry starts the line. */
 static void part(int *n, const char *format, ...)
 {
     va_list ap;
@@ -141,7 +141,7 @@ static void print_attention_parts(const struct network *net, int *n)
         part(n, "values from keys in %d layers", same);
 }
 
-/* How positions beyond those of the training are reached, and where layers differ in it. */
+/* RoPE scaling, and where layers differ in RoPE. */
 static void print_rope_parts(const struct config *c, int *n)
 {
     const struct rope_config *r = &c->rope, *w = &c->rope_window;
@@ -190,15 +190,14 @@ static void print_mlp_parts(const struct config *c, const struct network *net, i
     if (last->router.choice_bias)
         part(n, "biases of the choice");
     if (last->dense.gate_up && c->n_ff_shared)
-        part(n, "shared expert %d wide%s", c->n_ff_shared,
-             last->dense_gate ? " with a gate of its own" : "");
+        part(n, "shared expert %d wide%s", c->n_ff_shared, last->dense_gate ? " with a gate" : "");
     else if (last->dense.gate_up)
         part(n, "dense beside experts");
     if (dense)
         part(n, "%d dense layer%s", dense, dense == 1 ? "" : "s");
 }
 
-/* What the layers have beyond a plain decoder. */
+/* What the layers have beyond a plain decoder's. */
 static void print_parts(const struct config *c, const struct network *net)
 {
     static const char *const kinds[] = {"attention", "latent attention", "gated delta net",
@@ -252,10 +251,11 @@ int cmd_show(int argc, char **argv)
     const char *kv = NULL, *k = NULL, *v = NULL, *model = NULL;
     const struct opt opts[] = {
         MODEL_ROW(model),
-        {OPT_FLAG, 0, "brief", 0, &brief, 0, 0, 0, "the summary alone"},
-        {OPT_STRING, 0, "kv-type", 0, &kv, 0, 0, "TYPE", "count the KV cache as " KV_TYPE_NAMES},
-        {OPT_STRING, 0, "cache-type-k", "-ctk", &k, 0, 0, "TYPE", "keys alone"},
-        {OPT_STRING, 0, "cache-type-v", "-ctv", &v, 0, 0, "TYPE", "values alone"},
+        {OPT_FLAG, 0, "brief", 0, &brief, 0, 0, 0, "print only the summary"},
+        {OPT_STRING, 0, "kv-type", 0, &kv, 0, 0, "TYPE",
+         "KV cache type to compute sizes for: " KV_TYPE_NAMES},
+        {OPT_STRING, 0, "cache-type-k", "-ctk", &k, 0, 0, "TYPE", "type of keys only"},
+        {OPT_STRING, 0, "cache-type-v", "-ctv", &v, 0, 0, "TYPE", "type of values only"},
     };
     const struct usage u = {
         .command = "show",

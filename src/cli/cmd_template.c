@@ -1,6 +1,7 @@
 /*
- * steel template: renders chat templates. One template with the context on stdin, or, with --jsonl,
- * a stream of {"template", "context"} lines answered by {"output"} or {"error"} lines.
+ * steel template: renders chat templates. Either one template, with the context on stdin; or with
+ * --jsonl a stream of {"template", "context"} lines, each answered by a line {"output"} or
+ * {"error"}.
  */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -14,8 +15,8 @@
 #include <unistd.h>
 
 struct loaded {
-    char *name;      /* as the line gave it; NULL for the command line's own */
-    struct jinja *t; /* or NULL: err says why */
+    char *name;      /* as in the request line; NULL for the command line's template */
+    struct jinja *t; /* NULL: see err */
     char *bos, *eos; /* defaults of the context's bos_token and eos_token */
     struct error err;
 };
@@ -23,7 +24,7 @@ struct loaded {
 struct templates {
     struct loaded *v; /* (n) */
     size_t n, cap;
-    const char *dir; /* where names are, or NULL */
+    const char *dir; /* directory of named templates, or NULL */
 };
 
 static bool load(struct templates *ts, const char *name, struct loaded *l)
@@ -55,7 +56,7 @@ static bool load(struct templates *ts, const char *name, struct loaded *l)
     return l->t != NULL;
 }
 
-/* The compiled template of that name; compiled when first asked for. */
+/* The template of that name. Compiles it on first use. */
 static struct loaded *find(struct templates *ts, const char *name)
 {
     for (size_t i = 0; i < ts->n; i++)
@@ -215,14 +216,16 @@ int cmd_template(int argc, char **argv)
         {OPT_STRING, 'p', "prompt", 0, &prompt, 0, 0, "TEXT", "render one user message"},
         {OPT_FLAG, 0, "print", 0, &print, 0, 0, 0, "print the template itself"},
         {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0, "one request per line on stdin"},
-        {OPT_STRING, 0, "templates", 0, &dir, 0, 0, "DIR", "where the names in requests are"},
-        {OPT_STRING, 0, "now", 0, &clock, 0, 0, "TIME", "the clock: \"2026-07-26 12:30:00\""},
+        {OPT_STRING, 0, "templates", 0, &dir, 0, 0, "DIR",
+         "directory of the templates named in requests"},
+        {OPT_STRING, 0, "now", 0, &clock, 0, 0, "TIME",
+         "current time for templates: \"2026-07-26 12:30:00\""},
     };
     const struct usage u = {
         .command = "template",
         .synopsis = "[MODEL|FILE.jinja] [options]",
-        .about = "Renders a chat template with the context (a JSON object) read from stdin.\n"
-                 "With --jsonl each line {\"template\": NAME, \"context\": {...}} is answered by\n"
+        .about = "Renders a chat template with a context (a JSON object) read from stdin.\n"
+                 "With --jsonl, each line {\"template\": NAME, \"context\": {...}} is answered by\n"
                  "{\"output\": TEXT} or {\"error\": MESSAGE}; a line may set \"now\".",
         .examples = "  steel template model.gguf -p 'Why is the sky blue?'\n"
                     "  steel template chat.jinja < context.json\n"

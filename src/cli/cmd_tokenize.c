@@ -1,4 +1,4 @@
-/* steel tokenize, steel detokenize: text to token ids and back, one text or a line of JSON each. */
+/* steel tokenize and steel detokenize: text to token ids and back, one text or many JSON lines. */
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -12,7 +12,8 @@
 
 enum { TEXT_MAX = 1 << 30 };
 
-/* A token's spelling in quotes: escapes for controls and for bytes that are no UTF-8 by themselves. */
+/* Prints a token's text in quotes. Control characters and bytes that are not valid UTF-8 are
+ * escaped. */
 static void print_piece(const char *p, size_t n)
 {
     putchar('"');
@@ -75,7 +76,7 @@ static void print_tokens(const struct tokenizer *t, const struct token_list *l)
     }
 }
 
-/* Calls f for every line of stdin that is not blank; the error names the line. */
+/* Calls f for every non-blank line of stdin. Errors name the line. */
 static bool each_json_line(const struct tokenizer *t, int flags, struct error *err,
                            bool (*f)(const struct tokenizer *, const json_t *, int, struct error *))
 {
@@ -143,7 +144,7 @@ static bool line_decode(const struct tokenizer *t, const json_t *v, int special,
             detok_push(&d, t, (int32_t)json_integer_value(id), special, &out);
     }
     detok_flush(&d, &out);
-    if (ok) { /* JSON holds no invalid UTF-8: what the ids leave cut is U+FFFD by now */
+    if (ok) { /* JSON cannot hold invalid UTF-8; incomplete characters were replaced by U+FFFD */
         json_t *o = json_pack("{s:o}", "text", json_stringn(out.p ? out.p : "", out.len));
         char *s = json_dumps(o, 0);
         puts(s ? s : "{}");
@@ -160,17 +161,17 @@ int cmd_tokenize(int argc, char **argv)
     const char *model = NULL;
     const struct opt opts[] = {
         MODEL_ROW(model),
-        {OPT_FLAG, 0, "ids", 0, &ids_only, 0, 0, 0, "print the ids alone, on one line"},
-        {OPT_FLAG, 0, "bos", 0, &bos, 0, 0, 0, "add BOS and EOS the way the model wants them"},
+        {OPT_FLAG, 0, "ids", 0, &ids_only, 0, 0, 0, "print only the ids, on one line"},
+        {OPT_FLAG, 0, "bos", 0, &bos, 0, 0, 0, "add BOS and EOS as the model expects them"},
         {OPT_FLAG, 0, "no-special", 0, &no_special, 0, 0, 0,
-         "special tokens in the text are plain text"},
+         "treat special tokens in the text as plain text"},
         {OPT_FLAG, 0, "jsonl", 0, &jsonl, 0, 0, 0,
          "read lines {\"text\": ...}, write lines {\"ids\": [...]}"},
     };
     const struct usage u = {
         .command = "tokenize",
         .synopsis = "MODEL [TEXT] [options]",
-        .about = "Prints the tokens of a text, read from standard input where none is given.\n"
+        .about = "Prints the tokens of a text, read from standard input if none is given.\n"
                  "MODEL is a .gguf, a Hugging Face folder or a tokenizer.json.",
         .examples = "  steel tokenize model.gguf 'Hello, world'\n"
                     "  steel tokenize model.gguf --ids < book.txt | wc -w\n",
@@ -218,7 +219,7 @@ int cmd_tokenize(int argc, char **argv)
     return ok ? EXIT_OK : cli_fail(&err);
 }
 
-/* Adds the integers of s (separated by spaces, commas or brackets) to l. */
+/* Adds the token ids in s (separated by spaces, commas or brackets) to l. */
 static bool parse_ids(const struct tokenizer *t, const char *s, struct token_list *l,
                       struct error *err)
 {
@@ -251,7 +252,7 @@ int cmd_detokenize(int argc, char **argv)
     const struct usage u = {
         .command = "detokenize",
         .synopsis = "MODEL [IDS...] [options]",
-        .about = "Prints the text of token ids, read from standard input where none are given.\n"
+        .about = "Prints the text of token ids, read from standard input if none are given.\n"
                  "MODEL is a .gguf, a Hugging Face folder or a tokenizer.json.",
         .examples = "  steel detokenize model.gguf 9707 11 1879\n"
                     "  steel tokenize model.gguf --ids < book.txt | steel detokenize model.gguf\n",

@@ -24,7 +24,8 @@ static char *trim(char *s)
     return s;
 }
 
-/* "$XDG_CONFIG_HOME/steel/config", or under ~/.config; false: nowhere. */
+/* Finds "$XDG_CONFIG_HOME/steel/config" or "~/.config/steel/config". False if neither is
+ * defined. */
 static bool find_path(void)
 {
     const char *given = getenv("STEEL_CONFIG"), *xdg = getenv("XDG_CONFIG_HOME"),
@@ -59,7 +60,7 @@ static void parse(void)
             section = trim(s + 1);
             continue;
         }
-        if (!strncmp(s, "--", 2)) /* as on the command line */
+        if (!strncmp(s, "--", 2)) /* dashes as on the command line are allowed */
             s += 2;
         size_t name = strcspn(s, " \t=");
         char *value = s + name;

@@ -1,7 +1,7 @@
 /*
- * The user's config file, read once: "name value" or "name = value", one a line; "#" begins a
- * comment, "[command]" a part for that command alone. STEEL_CONFIG names another file ("" = none).
- * Knows no option; args.c looks them up.
+ * The user's config file, read once. Lines are "name value" or "name = value"; "#" starts a
+ * comment; "[command]" starts a section for that command only. STEEL_CONFIG names another file (""
+ * = none). Does not know any option; args.c looks them up.
  */
 #ifndef STEEL_CLI_CONFIG_FILE_H
 #define STEEL_CLI_CONFIG_FILE_H
@@ -9,14 +9,14 @@
 #define CONFIG_FILE_PLACE "~/.config/steel/config"
 
 struct config_line {
-    const char *section; /* NULL = every command that has the option */
+    const char *section; /* NULL = for every command that has the option */
     const char *name, *value;
     int line;
 };
 
 struct config_file {
     const char *path;
-    const char *error; /* why it cannot be used; NULL: it can, or there is none */
+    const char *error; /* why the file cannot be used; NULL = it is fine, or there is none */
     struct config_line *lines;
     int n;
 };

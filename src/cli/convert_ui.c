@@ -1,4 +1,4 @@
-/* Progress and summary of the two file tools. */
+/* See convert_ui.h. */
 #include "cli/convert_ui.h"
 #include "quant/quantize.h"
 #include "base/clock.h"
@@ -75,7 +75,7 @@ void convert_ui_done(const struct convert_ui *ui, const char *out,
     fprintf(stderr, "\n");
 }
 
-/* The types a tensor can be given, for messages. */
+/* The types a tensor can be converted to, for messages. */
 static const char *type_names(char *out, size_t size)
 {
     size_t n = 0;
@@ -95,13 +95,13 @@ bool convert_ui_overrides(const struct usage *u, const struct opt_list *list,
     for (int i = 0; i < list->n; i++) {
         const char *equals = strrchr(list->items[i], '=');
         if (!equals || equals == list->items[i]) {
-            args_usage_error(u, "--tensor %s: PATTERN=TYPE is expected", list->items[i]);
+            args_usage_error(u, "--tensor %s: expected PATTERN=TYPE", list->items[i]);
             return false;
         }
         all[i].text = list->items[i];
         all[i].type = dtype_from_name(equals + 1);
         if (!quantize_supported(all[i].type)) {
-            args_usage_error(u, "--tensor %s: not a type that can be made; there are %s",
+            args_usage_error(u, "--tensor %s: unknown or unsupported type; use one of %s",
                              list->items[i], type_names(names, sizeof names));
             return false;
         }
@@ -134,7 +134,7 @@ bool convert_ui_type(const struct usage *u, const char *flag, const char *name, 
     if (!name || (*out != DT_NONE && quantize_supported(*out)))
         return true;
     char names[256];
-    args_usage_error(u, "--%s %s: not a type that can be made; there are %s", flag, name,
+    args_usage_error(u, "--%s %s: unknown or unsupported type; use one of %s", flag, name,
                      type_names(names, sizeof names));
     return false;
 }
@@ -145,7 +145,8 @@ static bool same_file(const struct stat *a, const char *path)
     return path && stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
 }
 
-/* "model-00002-of-00003.gguf" beside "model-00001-of-00003.gguf": parts of one model. */
+/* True if a and b are parts of one split model, such as model-00001-of-00003.gguf and
+ * model-00002-of-00003.gguf. */
 static bool same_split(const char *a, const char *b)
 {
     const char *x = strrchr(a, '/'), *y = strrchr(b, '/');
@@ -156,7 +157,7 @@ static bool same_split(const char *a, const char *b)
            !strcmp(x + n - 14, y + n - 14) && !strncmp(x, y, n - 19);
 }
 
-/* Of what is in a folder, anything but a GGUF may be a part of its model. */
+/* True if out is inside the source folder and may be part of its model: anything but a GGUF. */
 static bool part_of_folder(const char *in, const char *out)
 {
     struct stat folder;
@@ -178,8 +179,8 @@ bool convert_ui_target(const char *in, const char *out, const struct convert_opt
         return true;
     if (same_file(&st, in) || same_split(in, out) || part_of_folder(in, out) ||
         same_file(&st, opt->imatrix))
-        return error_set(err, "%s is what is read: name another file", out);
+        return error_set(err, "%s is part of the input: name another output file", out);
     if (!S_ISREG(st.st_mode))
-        return error_set(err, "%s: exists and is no regular file", out);
-    return force || error_set(err, "%s is there already; --force replaces it", out);
+        return error_set(err, "%s: exists and is not a regular file", out);
+    return force || error_set(err, "%s exists already; --force replaces it", out);
 }

@@ -1,4 +1,4 @@
-/* What `convert` and `quantize` show alike: the bar, the notes, the closing line. */
+/* The output that `convert` and `quantize` share: progress bar, notes, summary. */
 #ifndef STEEL_CLI_CONVERT_UI_H
 #define STEEL_CLI_CONVERT_UI_H
 
@@ -8,24 +8,25 @@
 struct convert_ui {
     const char *verb; /* "quantising" */
     int64_t start;    /* ns */
-    int shown;        /* per cent on the bar; -1: no terminal */
+    int shown;        /* per cent on the bar; -1 = no terminal */
 };
 
 void convert_ui_init(struct convert_ui *ui, const char *verb);
-/* Callbacks of struct convert_options; arg is the convert_ui. */
+/* Callbacks for struct convert_options. arg: the convert_ui. */
 void convert_ui_progress(void *arg, size_t done, size_t total);
 void convert_ui_note(void *arg, const char *message);
-void convert_ui_plan(void *arg, const struct transcode *t); /* a table on stdout */
+void convert_ui_plan(void *arg, const struct transcode *t); /* prints a table to stdout */
 void convert_ui_done(const struct convert_ui *ui, const char *out,
                      const struct convert_options *opt, const struct convert_result *r);
-/* A type name given to an option; false after a usage message. */
+/* Parses the type name given to an option. False after a usage message. */
 bool convert_ui_type(const struct usage *u, const char *flag, const char *name, enum dtype *out);
-/* --tensor PATTERN=TYPE, each; false after a usage message. convert_ui_free undoes it. */
+/* Parses the --tensor PATTERN=TYPE options. False after a usage message. convert_ui_free frees
+ * them. */
 bool convert_ui_overrides(const struct usage *u, const struct opt_list *list,
                           struct convert_options *opt);
 void convert_ui_free(struct convert_options *opt);
 
-/* Whether OUT may be written: not over a source, whatever is asked; over anything else with --force. */
+/* True if OUT may be written: never over a source file; over any other file only with --force. */
 bool convert_ui_target(const char *in, const char *out, const struct convert_options *opt,
                        bool force, struct error *err);
 

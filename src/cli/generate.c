@@ -1,4 +1,4 @@
-/* Opening, a plain completion, counters: see the header. */
+/* See generate.h. */
 #include "cli/generate.h"
 
 #include <limits.h>
@@ -90,7 +90,7 @@ bool generate_text(struct steel_engine *engine, const struct steel_request_optio
         fputc('\n', stdout);
     fflush(stdout);
     bool ok = generate_ended(engine, o, end, err);
-    end->text = end->error = NULL; /* they die with the request */
+    end->text = end->error = NULL; /* these pointers are valid until the request is freed */
     steel_request_free(r);
     return ok;
 }
@@ -107,7 +107,7 @@ bool generate_ended(const struct steel_engine *engine, const struct steel_reques
     if (end->finish != STEEL_LENGTH || all)
         return true;
     snprintf(err->message, sizeof err->message,
-             "the context of %d tokens is full (%d of the prompt, %d generated); see -c",
+             "the context of %d tokens is full (prompt %d, generated %d); see -c",
              steel_engine_context(engine), end->n_prompt, end->n_generated);
     return false;
 }
@@ -129,7 +129,7 @@ void generation_describe(const struct steel_event *end, struct buf *out)
         buf_addf(out, " | generated %d tokens, %.1f tok/s", end->n_generated,
                  rate(end->n_generated - 1, end->total_s - first));
     if (end->n_drafted)
-        buf_addf(out, " | guessed %d ahead, %d right", end->n_drafted, end->n_accepted);
+        buf_addf(out, " | drafted %d, accepted %d", end->n_drafted, end->n_accepted);
 }
 
 void generation_print(const struct steel_event *end, FILE *out)

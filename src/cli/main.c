@@ -1,4 +1,4 @@
-/* steel: finds the command and runs it. Commands live in cmd_NAME.c. */
+/* steel: finds the command and runs it. Commands are in cmd_NAME.c. */
 #include "cli/cli.h"
 #include "dist/job.h"
 #include "base/version.h"
@@ -11,29 +11,28 @@
 #include <unistd.h>
 
 const struct command cli_commands[] = {
-    {"run", "[MODEL] [PROMPT]", "chat, or answer one prompt", cmd_run},
-    {"serve", "[MODEL]", "OpenAI's, Anthropic's and Ollama's APIs and a web page", cmd_serve},
-    {"route", "--upstream URL...", "one address in front of several servers", cmd_route},
-    {"embed", "MODEL [TEXT...]", "vectors of texts", cmd_embed},
-    {"rerank", "MODEL -q QUERY", "sort documents by how well they answer", cmd_rerank},
+    {"run", "[MODEL] [PROMPT]", "chat in the terminal, or answer one prompt", cmd_run},
+    {"serve", "[MODEL]", "serve the OpenAI, Anthropic and Ollama APIs and a web page", cmd_serve},
+    {"route", "--upstream URL...", "a gateway: one address for several servers", cmd_route},
+    {"embed", "MODEL [TEXT...]", "compute embedding vectors of texts", cmd_embed},
+    {"rerank", "MODEL -q QUERY", "sort documents by how well they answer a query", cmd_rerank},
     {"pull", "NAME", "download a model: owner/name[:quant]", cmd_pull},
-    {"list", "", "the models that are here", cmd_list},
-    {"rm", "NAME", "remove one", cmd_rm},
-    {"show", "[MODEL]", "what is in a model file", cmd_show},
-    {"plan", "[MODEL] --tp N", "how a model would be placed on several ranks", cmd_plan},
+    {"list", "", "list downloaded models", cmd_list},
+    {"rm", "NAME", "remove a downloaded model", cmd_rm},
+    {"show", "[MODEL]", "print size, metadata and tensors of a model", cmd_show},
+    {"plan", "[MODEL] --tp N", "show how a model would be split over several ranks", cmd_plan},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
-    {"perplexity", "[MODEL] FILE", "how well a model predicts a text", cmd_perplexity},
-    {"tokenize", "MODEL [TEXT]", "the tokens of a text", cmd_tokenize},
-    {"detokenize", "MODEL [IDS...]", "the text of token ids", cmd_detokenize},
+    {"perplexity", "[MODEL] FILE", "measure how well a model predicts a text", cmd_perplexity},
+    {"tokenize", "MODEL [TEXT]", "print the tokens of a text", cmd_tokenize},
+    {"detokenize", "MODEL [IDS...]", "print the text of token ids", cmd_detokenize},
     {"template", "[MODEL|FILE.jinja]", "render a chat template", cmd_template},
-    {"constrain", "[MODEL] --jsonl", "try schemas and grammars on texts", cmd_constrain},
-    {"convert", "DIR OUT.gguf", "make a GGUF of a Hugging Face folder", cmd_convert},
-    {"quantize", "IN.gguf OUT.gguf TYPE", "make a smaller GGUF", cmd_quantize},
-    {"logits", "[MODEL] --ids IN --out OUT", "logits of given token ids, for comparisons",
-     cmd_logits},
-    {"doctor", "", "what this machine has, and what is missing", cmd_doctor},
-    {"completion", "bash|zsh|fish", "completions for your shell", cmd_completion},
-    {"help", "[COMMAND]", "this text, or a command's", cmd_help},
+    {"constrain", "[MODEL] --jsonl", "test schemas and grammars on texts", cmd_constrain},
+    {"convert", "DIR OUT.gguf", "convert a Hugging Face folder to GGUF", cmd_convert},
+    {"quantize", "IN.gguf OUT.gguf TYPE", "quantise a GGUF to a smaller one", cmd_quantize},
+    {"logits", "[MODEL] --ids IN --out OUT", "compute the logits of given token ids", cmd_logits},
+    {"doctor", "", "check this machine and say what is missing", cmd_doctor},
+    {"completion", "bash|zsh|fish", "print a completion script for your shell", cmd_completion},
+    {"help", "[COMMAND]", "print this help, or a command's", cmd_help},
     {NULL, NULL, NULL, NULL},
 };
 
@@ -66,7 +65,7 @@ static void help(FILE *out)
             "version.\n");
 }
 
-/* Output that did not arrive is a failure, also of a command that went well. */
+/* Failing to write the output is a failure even if the command succeeded. */
 static int finish(int rc)
 {
     args_release();
@@ -107,7 +106,8 @@ static int run(int argc, char **argv)
     return EXIT_USAGE;
 }
 
-/* Joins the other processes of a job, where there is one. -1: this one runs the command. */
+/* Joins the other processes of a job, if there are any. Returns -1 if this process runs the
+ * command, otherwise an exit code. */
 static int join_job(int argc, char **argv)
 {
     static char arguments[JOB_ARGUMENTS], program[128];
@@ -125,8 +125,8 @@ static int join_job(int argc, char **argv)
     return role == JOB_WORKER ? workers_run() : -1;
 }
 
-/* Streams that were closed stay so, but their numbers are taken: no file or socket gets them, and with
- * them what is printed. */
+/* Occupies closed standard streams with /dev/null, so that no file or socket gets their number
+ * and with it what is printed. */
 static void take_closed_streams(void)
 {
     for (int fd = 0; fd < 3; fd++)

@@ -45,7 +45,7 @@ bool job_arrange(const struct job_options *o, struct error *err)
     if (!r && placed)
         return error_set(err, "%s places experts on processes: mpirun -n N steel ...", placed);
     if (r && placed && (o->tp == 1 || (!o->tp && o->pp == r->size)))
-        return error_set(err, "%s places experts on the --tp ranks that share a layer: here is one",
+        return error_set(err, "%s needs several --tp ranks to place experts on; there is one",
                          placed);
     if (!r)
         return true;

@@ -1,7 +1,7 @@
 /*
- * What drafting costs. Ids are random, so how often drafts are right cannot be measured here: what is, is the
- * time of a step that reads them and of the block that makes them, beside that of a step without. The two are
- * measured in turns.
+ * The cost of drafting. Token ids are random, so the acceptance rate cannot be measured here.
+ * Measured are the time of a step that verifies drafts, of the MTP block that makes them, and of a
+ * step without drafts. The two kinds of step alternate.
  */
 #include "backend/backend.h"
 #include "cli/bench/bench_draft.h"
@@ -31,7 +31,7 @@ static int32_t *random_ids(struct draft_run *d, int s, int n)
     return ids;
 }
 
-/* The block over the rows of the step, then over each draft but the last. */
+/* Runs the MTP block over the rows of the step, then over each draft token but the last. */
 static bool run_block(struct draft_run *d, int draft, struct error *err)
 {
     for (int j = 0; j < draft; j++) {
@@ -50,7 +50,7 @@ static bool run_block(struct draft_run *d, int draft, struct error *err)
     return true;
 }
 
-/* One token more for all, with so many drafts, all of which are wrong. */
+/* Generates one token per sequence with `draft` draft tokens, all rejected. */
 static bool run_step(struct draft_run *d, int draft, struct error *err)
 {
     for (int s = 0; s < d->n_seqs; s++)
@@ -91,7 +91,7 @@ static bool measure(struct draft_run *d, int depth, double ms[2], struct error *
             int64_t start = clock_ns();
             if (!run_step(d, k ? draft : 0, err))
                 return false;
-            if (i >= 0) /* the first ones warm up */
+            if (i >= 0) /* the first two warm up */
                 ms[k] += (double)(clock_ns() - start) * 1e-6 / BENCH_DRAFT_STEPS;
         }
     return true;
@@ -118,8 +118,9 @@ bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct er
                "\"pays_above\": %.4f, \"best\": %.4f}\n",
                rt->draft, n_seqs, ms[0], ms[1], share, best);
     else if (ok)
-        printf("drafting %d, %d sequence%s: a step takes %.2f ms, with drafts %.2f: they pay where "
-               "more than %.0f %% are right, and where all are it is %.2f times as fast\n",
+        printf("drafting %d, %d sequence%s: a step takes %.2f ms, with drafts %.2f ms: drafting "
+               "pays if "
+               "more than %.0f %% are accepted; if all are, generation is %.2f times as fast\n",
                rt->draft, n_seqs, n_seqs == 1 ? "" : "s", ms[0], ms[1], 100 * share, best);
     for (size_t i = 0; i < n; i++)
         kvcache_release(rt->kv, &d.seqs[i]);

@@ -1,4 +1,4 @@
-/* What drafting tokens ahead costs, for `steel bench --draft`. */
+/* The cost of speculative decoding, for `steel bench --draft`. */
 #ifndef STEEL_CLI_BENCH_DRAFT_H
 #define STEEL_CLI_BENCH_DRAFT_H
 
@@ -6,8 +6,9 @@
 
 enum { BENCH_DRAFT_STEPS = 32 };
 
-/* Times steps of n_seqs sequences behind `depth` tokens, alone and with rt->draft drafts each and the block's own
- * steps, and prints both, and how many drafts must be right for them to pay. */
+/* Times steps of n_seqs sequences at context `depth`, without drafts and with rt->draft draft
+ * tokens each (including the MTP block's own steps). Prints both times, and the acceptance rate
+ * above which drafting pays. */
 bool bench_draft(struct runtime *rt, int n_seqs, int depth, bool json, struct error *err);
 
 #endif

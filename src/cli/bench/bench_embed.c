@@ -1,7 +1,7 @@
 /*
- * The speed of embeddings: texts of random tokens, 20 to 200 each, all given to the engine at once, as
- * one request of a client that indexes documents. Prints tokens and texts a second, mean and deviation
- * over repetitions, and a hash of the vectors.
+ * The speed of embeddings: texts of 20 to 200 random tokens, all submitted at once, like one
+ * request of a client that indexes documents. Prints tokens and texts per second, mean and
+ * deviation over repetitions, and a hash of the vectors.
  */
 #include "backend/backend.h"
 #include "cli/bench/bench_embed.h"
@@ -62,7 +62,7 @@ static uint64_t hash_of(const float *v, size_t n)
     return h;
 }
 
-/* Seconds a repetition takes on average, and their deviation; one more goes before. */
+/* Mean and deviation of the seconds per repetition, after one warm-up. */
 static bool measure(struct embedder *e, struct embed_text *texts, int n, int reps, double *mean,
                     double *dev, struct error *err)
 {
@@ -116,7 +116,7 @@ bool bench_embed(const char *path, const struct runtime_options *opt, int n_text
         return false;
     bool rows = embedder_pooling(e)->kind == POOLING_NONE, ok = true;
     if (rows)
-        ok = error_set(err, "%s: its files say that it does not pool", path);
+        ok = error_set(err, "%s: the model does not pool, so it has no vector per text", path);
     double mean, dev;
     size_t n = (size_t)n_texts, width = (size_t)embedder_width(e);
     struct embed_text *texts = mem_zalloc(n, sizeof *texts);

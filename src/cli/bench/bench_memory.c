@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Numbers of 8 bytes. */
+/* Sizes in units of 8 bytes. */
 enum { LINE = 8, NEAR = 512 / 8, FAR = 12288 / 8, PIECE = (4 << 20) / 8, N_PIECES = 256 };
 
 static const size_t bytes = (size_t)N_PIECES * PIECE * sizeof(uint64_t);
@@ -16,7 +16,7 @@ static const size_t bytes = (size_t)N_PIECES * PIECE * sizeof(uint64_t);
 struct bench_memory {
     struct pool *pool;
     uint64_t *v;             /* (N_PIECES, PIECE) */
-    uint64_t sums[N_PIECES]; /* so that the reading is for something */
+    uint64_t sums[N_PIECES]; /* keeps the compiler from dropping the reads */
 };
 
 static void fill(void *arg, int ith, int first, int last)
@@ -28,8 +28,8 @@ static void fill(void *arg, int ith, int first, int last)
 
 typedef uint64_t pair __attribute__((vector_size(16)));
 
-/* Where CPUs do not read far enough ahead by themselves, asking for lines is what reads most: far ahead
- * into the second cache, as the kernels do, and just ahead into the first. */
+/* Hardware prefetch alone does not reach the full bandwidth on all CPUs. Software prefetch does:
+ * far ahead into the L2, as the kernels do, and just ahead into the L1. */
 static void read_pieces(void *arg, int ith, int first, int last)
 {
     (void)ith;
@@ -55,7 +55,7 @@ struct bench_memory *bench_memory_new(int threads, struct error *err)
 {
     uint64_t *v = mem_aligned(bytes);
     if (!v) {
-        error_set(err, "out of memory: %zu bytes to measure how fast memory is read", bytes);
+        error_set(err, "out of memory: %zu bytes to measure the memory bandwidth", bytes);
         return NULL;
     }
     struct bench_memory *m = mem_zalloc(1, sizeof *m);

@@ -1,7 +1,8 @@
 /*
- * How fast this machine's memory is read, by all threads of a benchmark: what a generation of one
- * sequence on a CPU is set against. Measured by turns with the tests, since on a machine that is
- * shared it changes from second to second. Owns a gigabyte, more than any cache holds, while it is open.
+ * The read bandwidth of this machine's memory, using all threads of a benchmark: the limit of
+ * single-sequence generation on a CPU. It is measured between the test's repetitions, because on a
+ * shared machine it changes from second to second. Owns one gigabyte, more than any cache, while
+ * open.
  */
 #ifndef STEEL_CLI_BENCH_MEMORY_H
 #define STEEL_CLI_BENCH_MEMORY_H
@@ -12,8 +13,9 @@
 
 struct bench_memory;
 
-struct bench_memory *bench_memory_new(int threads, struct error *err); /* 0: as many as the CPUs */
+struct bench_memory *bench_memory_new(int threads, struct error *err); /* threads 0: one per CPU */
 void bench_memory_free(struct bench_memory *m);                        /* NULL is allowed */
-double bench_memory_read(struct bench_memory *m); /* once over all of it: bytes per second */
+double
+bench_memory_read(struct bench_memory *m); /* reads all of it once; returns bytes per second */
 
 #endif

@@ -1,33 +1,33 @@
-/* Bytes and operations of a step by stage, beside the time a profile measured. */
+/* Bytes and operations of a step by stage, next to the measured time. */
 #include "cli/bench/bench_stages.h"
 
 #include <math.h>
 
-struct work {
-    double bytes, ops; /* of a step */
+struct stage_work {
+    double bytes, ops; /* per step */
 };
 
-/* Multiplications and additions of `rows` rows through one of its matrices. */
+/* Multiplications and additions of `rows` rows times one of the weight's matrices. */
 static double ops_of(const struct weight *w, double rows)
 {
     return 2.0 * w->n_in * w->n_out * rows;
 }
 
-static void add(struct work *to, const struct weight *w, double share, double rows)
+static void add(struct stage_work *to, const struct weight *w, double share, double rows)
 {
     to->bytes += (double)w->bytes * share;
     to->ops += ops_of(w, rows);
 }
 
 static void step_work(const struct model *m, size_t kv_token_bytes, const struct bench_step *s,
-                      struct work *work)
+                      struct stage_work *work)
 {
     const struct network *net = &m->net;
     int depth = network_depth(net);
     for (int i = 0; i < depth; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
         const struct mlp *mlp = &net->layers[i].mlp;
-        double rows = i == depth - 1 ? s->outs : s->rows; /* behind the last attention */
+        double rows = i == depth - 1 ? s->outs : s->rows; /* after the last attention */
         add(&work[STAGE_QKV], a->wqkv, 1, s->rows);
         add(&work[STAGE_OUTPUT], a->wo, 1, rows);
         if (mlp->router.w) {
@@ -52,7 +52,7 @@ void bench_stages_json(const struct model *m, size_t kv_token_bytes, const struc
                        const struct profile *before, const struct profile *after, int phase,
                        FILE *out)
 {
-    struct work work[N_STAGES] = {0};
+    struct stage_work work[N_STAGES] = {0};
     double steps = (double)(after->steps[phase] - before->steps[phase]);
     const char *comma = "";
     step_work(m, kv_token_bytes, s, work);

@@ -1,9 +1,11 @@
 /*
- * steel bench: prompt reading (pp) and generation (tg) speed in tokens per second, mean and
- * deviation over repetitions, the GB/s of weights that implies, and a hash of the logits, so that a
- * speed-up that changes results shows. Where --deterministic changes what a backend computes, each
- * test is measured both ways, repetition by repetition; where it cannot, that is said. With adapters the
- * two ways are with and without them. With --ceiling memory is read between the repetitions.
+ * steel bench: prompt processing (pp) and text generation (tg) speed in tokens per second, mean and
+ * deviation over repetitions; the weight bandwidth in GB/s that implies; and a hash of the logits,
+ * so that a speed-up that changes results is noticed.
+ *
+ * If --deterministic changes what a backend computes, each test is measured both ways, alternating
+ * between repetitions; otherwise the report says so. With adapters, the two ways are with and
+ * without them. With --ceiling, the memory bandwidth is measured between repetitions.
  */
 #include "backend/backend.h"
 #include "cli/cli.h"
@@ -22,7 +24,7 @@
 
 enum { MAX_LIST = 32, MAX_REPS = 1000 };
 
-struct bench_flags {
+struct bench_options {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth, *both;
     int reps, ubatch, texts;
@@ -30,23 +32,23 @@ struct bench_flags {
 };
 
 struct test {
-    int n_prompt, n_gen; /* one of them 0, or both: prompts are read, then answers generated */
+    int n_prompt, n_gen; /* if both are set, prompts are read, then answers generated */
     int n_seqs, depth;
 };
 
 struct result {
     char name[48];
     double mean, dev, gb_s;
-    double rates[MAX_REPS]; /* (n_rates) one by one */
+    double rates[MAX_REPS]; /* (n_rates) rate of each repetition */
     int n_rates;
-    double read_gb_s;  /* --ceiling: of memory, the median of readings between them */
-    double bytes, ops; /* of weights, a token: what the limits of the machine are set against */
-    double kv_bytes;   /* of the KV cache, read by a token of a generation */
+    double
+        read_gb_s; /* --ceiling: memory bandwidth, median of the measurements between repetitions */
+    double bytes, ops; /* weight bytes and operations per token, for the roofline */
+    double kv_bytes;   /* bytes of the KV cache read per generated token */
     uint64_t hash;
     bool deterministic;
-    struct profile before, after; /* --profile: around the first repetition */
-    double
-        cost; /* of determinism, or adapters: the share of speed lost; 0 where both are the same */
+    struct profile before, after; /* --profile: before and after the first repetition */
+    double cost; /* share of speed lost to determinism, or to adapters; 0 if there is one mode */
     int n_loras;
 };
 
@@ -57,7 +59,7 @@ static int32_t random_id(uint32_t *state, int n_vocab)
     return (int32_t)((*state >> 8) % (uint32_t)n_vocab);
 }
 
-/* The adapters of a test; sequence s uses the s-th, in turns. n 0: none. */
+/* The adapters of a test. Sequence s uses adapter s % n; n 0: none. */
 struct bench_loras {
     struct lora_pick picks[LORA_MAX_ADAPTERS];
     int n;
@@ -71,7 +73,7 @@ static void use_adapter(const struct bench_loras *l, int s, struct step_item *it
     it->n_loras = 1;
 }
 
-/* Feeds n random tokens to each sequence; a step has as many rows of as many sequences as it may. */
+/* Feeds n random tokens to each sequence. Steps are filled up to max_tokens, across sequences. */
 static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
                  int n_seqs, int n, struct error *err)
 {
@@ -108,9 +110,10 @@ static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_
     return ok;
 }
 
-/* As generation does, where a backend can: the next step is started while one runs. The tokens are
- * random, so that sequences do not fall into the same answer and share experts; over stages they wait for the
- * logits that they would be chosen from. */
+/* Decodes n tokens per sequence. Like the engine, it starts the next step while one runs if the
+ * backend can. Tokens are random, so that sequences do not converge to the same text and share
+ * experts. With pipeline stages a step waits for the logits of the previous one, as if its
+ * tokens were sampled from them. */
 static bool decode(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
                    int n_seqs, int n, struct error *err)
 {
@@ -145,7 +148,7 @@ static bool decode(struct runtime *rt, const struct bench_loras *loras, struct k
             finished++;
         }
     }
-    while (finished < started) { /* what was under way when something failed */
+    while (finished < started) { /* steps in flight when something failed */
         step_finish(rt->step, &(struct error){0});
         finished++;
     }
@@ -170,7 +173,7 @@ static uint64_t logits_hash(struct runtime *rt)
     return h;
 }
 
-/* Bytes of weights a step of m tokens reads, experts drawn uniformly. */
+/* Weight bytes that a step of `tokens` tokens reads, with experts chosen uniformly. */
 static double step_bytes(const struct model *m, int tokens)
 {
     const struct config *c = &m->config;
@@ -187,7 +190,7 @@ static double step_bytes(const struct model *m, int tokens)
     return dense + experts * (1 - pow(1 - share, tokens));
 }
 
-/* Multiplications and additions of the weights a token needs; the head only where logits are wanted. */
+/* Weight operations per token. The head counts only for rows that need logits. */
 static double token_ops(const struct model *m, const struct test *t)
 {
     double head = (double)m->config.n_vocab * m->config.n_embd;
@@ -212,7 +215,7 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sorts v. */
+/* Also sorts v. */
 static double median_of(double *v, int n)
 {
     qsort(v, (size_t)n, sizeof *v, compare_doubles);
@@ -241,9 +244,9 @@ static int all_adapters(struct runtime *rt, struct lora_pick *picks)
     return n;
 }
 
-/* Fills r[n_modes]: the mode asked for and, where there are two, the other one: with adapters, the one
- * without them; else determinism. */
-static bool run_test(struct runtime *rt, const struct test *t, const struct bench_flags *f,
+/* Fills r[n_modes]: the selected mode and, if n_modes is 2, the other one: without adapters if
+ * there are some, otherwise with determinism inverted. */
+static bool run_test(struct runtime *rt, const struct test *t, const struct bench_options *f,
                      struct bench_memory *memory, struct result *r, int n_modes, struct error *err)
 {
     int reps = f->reps;
@@ -255,8 +258,8 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
     if (rt->adapters)
         loras[0].n = all_adapters(rt, loras[0].picks);
     for (int i = f->no_warmup ? 0 : -n_modes; ok && i < reps * n_modes;
-         i++) { /* one warm-up each */
-        /* The one asked for comes last: what a backend then says of its kernels is true of it. */
+         i++) { /* one warm-up per mode */
+        /* The selected mode runs last, so that the backend's kernel statistics describe it. */
         int mode = n_modes - 1 - (i + n_modes) % n_modes;
         const struct bench_loras *l = &loras[mode];
         r[mode].n_loras = l->n;
@@ -309,8 +312,8 @@ static const char *invariance_name(enum invariance i)
     return i == INVARIANCE_ALWAYS ? "always" : i == INVARIANCE_CHOSEN ? "chosen" : "none";
 }
 
-/* The GPU's part of a JSON line: what ran, and how near to its memory's speed. The limit of a prompt
- * is arithmetic; it is not given here. */
+/* The GPU's part of a JSON line: the device, and the share of its memory bandwidth reached. The
+ * limit of a prompt is arithmetic, so it has none. */
 static void print_gpu(const struct gpu_facts *g, const struct test *t, const struct result *r)
 {
     printf("\"gpu\": \"%s\", \"gpu_driver\": \"%s\", \"gpu_sms\": %d, \"gpu_sm_mhz\": %d, "
@@ -323,7 +326,7 @@ static void print_gpu(const struct gpu_facts *g, const struct test *t, const str
         printf("\"limit_tok_s\": %.1f, \"percent_of_limit\": %.2f, ", limit, 100 * r->mean / limit);
 }
 
-/* Weights and keys that the median of the repetitions reads, of what memory gives. */
+/* Weights and KV cache read by the median repetition, as a percentage of the memory bandwidth. */
 static double read_percent(const struct result *r)
 {
     static double sorted[MAX_REPS];
@@ -332,7 +335,7 @@ static double read_percent(const struct result *r)
     return 100 * gb_s / r->read_gb_s;
 }
 
-/* Where the time of this test went: a step of its last phase. */
+/* Time per stage, for a step of the test's last phase. */
 static void print_stages(const struct runtime *rt, const struct test *t, const struct result *r)
 {
     int max = stepper_limits(rt->step)->max_tokens;
@@ -349,7 +352,8 @@ static void print_stages(const struct runtime *rt, const struct test *t, const s
     printf(", ");
 }
 
-/* A JSON line's single figures, and with --ceiling what share of the memory's speed their median is. */
+/* The single rates of a JSON line, and with --ceiling the share of memory bandwidth of their
+ * median. */
 static void print_rates(const struct result *r)
 {
     printf("\"rates\": [");
@@ -386,13 +390,13 @@ static void print_result(const struct runtime *rt, const struct test *t, const s
                r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "",
                r->n_loras ? " adapters" : "");
         if (r->read_gb_s > 0)
-            printf("| %-20s | %8.2f GB/s, %.0f %% of it | | |\n", "  memory is read at",
+            printf("| %-20s | %8.2f GB/s, %.0f %% reached | | |\n", "  memory bandwidth",
                    r->read_gb_s, read_percent(r));
     }
     fflush(stdout);
 }
 
-/* After the table: what --deterministic costs, or why there is nothing to measure. */
+/* Printed after the table: the cost of --deterministic, or why there is none. */
 static void print_cost(enum invariance i, double least, double most)
 {
     if (i == INVARIANCE_CHOSEN)
@@ -404,13 +408,13 @@ static void print_cost(enum invariance i, double least, double most)
         printf("\n--deterministic is not offered by this backend\n");
 }
 
-static bool bench(const char *path, const struct bench_flags *f, struct runtime_options *opt,
+static bool bench(const char *path, const struct bench_options *f, struct runtime_options *opt,
                   const struct test *tests, int n_tests, struct error *err)
 {
     int need = 1, seqs = 1, tokens = 1;
     for (int i = 0; i < n_tests; i++) {
         int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
-        if (opt->draft) /* in their place: what drafts cost */
+        if (opt->draft) /* the steps of bench_draft */
             len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
         need = len > need ? len : need;
         seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
@@ -436,7 +440,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
                (double)rt->model->n_active * 1e-9, cli_bytes((double)rt->model->bytes, size),
                rt->be->ops->name, (double)rt->load_ns * 1e-9);
         if (gpu)
-            printf("%s, %d SMs at up to %d MHz, driver %s; reads %.2f TB/s, measured\n\n",
+            printf("%s, %d SMs at up to %d MHz, driver %s; measured memory bandwidth %.2f TB/s\n\n",
                    gpu->name, gpu->n_sm, gpu->max_sm_mhz, gpu->driver[0] ? gpu->driver : "unknown",
                    gpu->read_bytes_s * 1e-12);
         printf("| test                 |                tok/s |     GB/s | logits           |\n");
@@ -462,7 +466,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     }
     bench_memory_free(memory);
     if (ok && n_tests && !f->json && !f->skip_cost && rt->adapters)
-        printf("\n%d adapters, in turns, cost %.1f %% to %.1f %% of the speed\n", opt->n_loras,
+        printf("\n%d adapters, alternating, cost %.1f %% to %.1f %% of the speed\n", opt->n_loras,
                least * 100, most * 100);
     else if (ok && n_tests && !f->json && !f->skip_cost)
         print_cost(rt->be->invariance, least, most);
@@ -472,7 +476,7 @@ static bool bench(const char *path, const struct bench_flags *f, struct runtime_
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
     if (ok && f->kernels && !backend_print_picks(rt->be, f->json ? stderr : stdout))
-        fprintf(stderr, "steel: --kernels: this device has no tables of kernels\n");
+        fprintf(stderr, "steel: --kernels: this device has no kernel tables\n");
     runtime_close(rt);
     return ok;
 }
@@ -481,7 +485,7 @@ int cmd_bench(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "serve"))
         return cmd_bench_serve(argc - 1, argv + 1);
-    struct bench_flags f = {.prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3};
+    struct bench_options f = {.prompt = "512", .gen = "128", .batch = "1", .depth = "0", .reps = 3};
     const char *model = NULL;
     const struct opt opts[] = {
         MODEL_ROW(model),
@@ -490,34 +494,35 @@ int cmd_bench(int argc, char **argv)
         {OPT_STRING, 'n', "gen", "n-gen", &f.gen, 0, 0, "N,..",
          "tokens to generate (default 128; 0 = none)"},
         {OPT_STRING, 'b', "batch", 0, &f.batch, 0, 0, "N,..",
-         "sequences decoded side by side (default 1)"},
+         "sequences generated in one batch (default 1)"},
         {OPT_STRING, 'd', "depth", "n-depth", &f.depth, 0, 0, "N,..",
          "tokens already in the context (default 0)"},
         {OPT_STRING, 0, "pg", 0, &f.both, 0, 0, "P,G",
-         "read prompts of P tokens, then generate G; the rate is that of the answers"},
+         "read prompts of P tokens, then generate G; the rate counts generated tokens"},
         {OPT_INT, 'r', "reps", "repetitions", &f.reps, 1, MAX_REPS, "N", "repetitions (default 3)"},
         {OPT_INT, 0, "ubatch", "ubatch-size", &f.ubatch, 1, 1 << 20, "N",
          "most rows of one step (default 512, on a GPU 2048)"},
         {OPT_INT, 0, "texts", 0, &f.texts, 1, 1 << 20, "N",
-         "embed N texts of 20 to 200 tokens instead (an encoder: 512)"},
-        {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no run before the measured ones"},
+         "embed N texts of 20 to 200 tokens instead (default for encoders: 512)"},
+        {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no warm-up before the measured runs"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
-         "do not measure what --deterministic, or adapters, cost"},
+         "do not measure the cost of --deterministic or of adapters"},
         {OPT_FLAG, 0, "ceiling", 0, &f.ceiling, 0, 0, 0,
-         "measure how fast memory is read, too, between the repetitions (CPU)"},
+         "also measure the memory bandwidth between repetitions (CPU)"},
         {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
-         "print which kernels there are, for which rows, and how often each ran"},
-        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a line"},
+         "print the kernel tables and how often each kernel ran"},
+        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per line"},
         {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
-         "measure what drafting N tokens ahead costs a generation, too"},
+         "also measure the cost of N draft tokens per step"},
         LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
     const struct usage u = {
         .command = "bench",
         .synopsis = "[MODEL] [options]",
-        .about = "Measures speed: ppN reads a prompt of N tokens, tgN generates N tokens,\n"
-                 "tgN xS does so for S sequences at once, @D with D tokens in the context.",
+        .about =
+            "Measures speed. ppN reads a prompt of N tokens, tgN generates N tokens,\n"
+            "tgN xS generates for S sequences at once, @D starts with D tokens in the context.",
         .examples = "  steel bench model.gguf -p 512 -n 128 --batch 1,4,16\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
@@ -539,7 +544,7 @@ int cmd_bench(int argc, char **argv)
     int both[2], n_both = 0;
     if (f.both &&
         (!args_int_list(f.both, both, 2, &n_both) || n_both != 2 || both[0] < 1 || both[1] < 1))
-        return cli_args_exit(args_usage_error(&u, "--pg takes two numbers, as 256,128"));
+        return cli_args_exit(args_usage_error(&u, "--pg takes two numbers, such as 256,128"));
     struct test tests[MAX_LIST * 8];
     int n_tests = 0, room = MAX_LIST * 8;
     for (int d = 0; d < n_depth; d++) {
@@ -562,7 +567,7 @@ int cmd_bench(int argc, char **argv)
     bool ok = hub_resolve(&model, &err);
     if (ok && !f.texts && bench_embed_only(model))
         f.texts = 512;
-    opt.max_tokens = f.ubatch; /* of texts; bench has its own */
+    opt.max_tokens = f.ubatch; /* for bench_embed; bench() sets its own */
     if (ok && f.texts)
         ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
     else

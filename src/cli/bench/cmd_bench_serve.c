@@ -1,7 +1,8 @@
 /*
- * steel bench serve: a load generator for any OpenAI-compatible server. Keeps a number of streams
- * going, or starts them at a rate, and tells when tokens came: time to first token, between tokens,
- * end to end. One thread, one libevent loop; knows nothing of our own server.
+ * steel bench serve: a load generator for any OpenAI-compatible server. It keeps a number of
+ * streams running, or starts them at a rate, and measures time to first token (TTFT), inter-token
+ * latency (ITL) and end-to-end latency. One thread, one libevent loop. Does not depend on steel's
+ * own server.
  */
 #include "cli/cli.h"
 #include "base/clock.h"
@@ -24,16 +25,16 @@
 
 enum { CALIBRATION_WORDS = 50 };
 
-struct target {
+struct bench_url {
     bool tls;
     char host[256], port[8], path[256];
     struct addrinfo *addr;
     SSL_CTX *ctx;
 };
 
-struct bench_flags {
+struct bench_serve_options {
     const char *url, *levels, *model, *key, *endpoint, *extra;
-    char *fields; /* of extra, without the braces; NULL = none */
+    char *fields; /* the members of extra, without the braces; NULL = none */
     int n_prompts, n_in, n_out, shared;
     float rate, words_per_token, temp;
     uint64_t seed;
@@ -45,28 +46,28 @@ struct samples {
     size_t n, cap;
 };
 
-/* One run at one concurrency. */
-struct run {
-    const struct bench_flags *f;
-    struct target *to;
+/* A run at one concurrency. */
+struct bench_run {
+    const struct bench_serve_options *f;
+    struct bench_url *to;
     struct event_base *base;
-    struct event *clock; /* --rate: the next start */
+    struct event *clock; /* --rate: timer of the next start */
     double words_per_token;
     uint64_t random;
     int n_started, n_done, n_failed, n_active, concurrency, total;
     int64_t tokens_in, tokens_out, tokens_cached, start_ns, end_ns;
     struct samples first, gap, whole;
-    char error[256]; /* the first one */
+    char error[256]; /* the first error */
 };
 
 struct stream {
-    struct run *run;
+    struct bench_run *run;
     struct bufferevent *bev;
     struct buf line;
     int64_t start_ns, last_ns;
     int status, n_tokens;
     bool in_body, chunked, done;
-    bool said_done;     /* [DONE] came */
+    bool said_done;     /* [DONE] was received */
     int64_t chunk_left; /* -1: a size line comes next; -2: the line end after a chunk */
     int n_usage_in, n_usage_out, n_usage_cached;
     struct buf error_body;
@@ -87,7 +88,7 @@ static int ascending(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Of sorted samples; milliseconds. */
+/* The p-th percentile of sorted samples, in milliseconds. */
 static double percentile(const struct samples *s, double p)
 {
     if (!s->n || !s->v)
@@ -106,7 +107,7 @@ static uint64_t next_random(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Words everybody's vocabulary has, so that a word is about a token. */
+/* Words that are single tokens in most vocabularies. */
 static void add_words(struct buf *b, int n, uint64_t *random)
 {
     static const char *const words[] = {
@@ -119,9 +120,9 @@ static void add_words(struct buf *b, int n, uint64_t *random)
                  words[next_random(random) % (sizeof words / sizeof *words)]);
 }
 
-static void add_body(struct run *r, int n_in, int n_out, struct buf *b)
+static void add_body(struct bench_run *r, int n_in, int n_out, struct buf *b)
 {
-    const struct bench_flags *f = r->f;
+    const struct bench_serve_options *f = r->f;
     bool chat = !strcmp(f->endpoint, "chat");
     struct buf prompt = {0};
     uint64_t same = f->seed + 99;
@@ -144,10 +145,10 @@ static void add_body(struct run *r, int n_in, int n_out, struct buf *b)
     buf_clear(&prompt);
 }
 
-static void start_stream(struct run *r, int n_in, int n_out);
+static void start_stream(struct bench_run *r, int n_in, int n_out);
 
-/* Starts what may start now. */
-static void go_on(struct run *r)
+/* Starts streams up to the concurrency. Ends the loop when all are done. */
+static void start_streams(struct bench_run *r)
 {
     while (r->f->rate <= 0 && r->n_active < r->concurrency && r->n_started < r->total &&
            !cli_interrupted())
@@ -159,26 +160,26 @@ static void go_on(struct run *r)
 static void on_clock(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
-    struct run *r = arg;
+    struct bench_run *r = arg;
     if (r->n_started >= r->total || cli_interrupted()) {
-        go_on(r);
+        start_streams(r);
         return;
     }
     if (r->n_active < r->concurrency)
         start_stream(r, r->f->n_in, r->f->n_out);
     double u = (double)(next_random(&r->random) >> 11) * 0x1p-53;
-    double wait = -log(1 - u) / (double)r->f->rate; /* arrivals of a Poisson process */
+    double wait = -log(1 - u) / (double)r->f->rate; /* Poisson arrivals */
     event_add(r->clock, &(struct timeval){(time_t)wait, (suseconds_t)(fmod(wait, 1) * 1e6)});
 }
 
 static void end_stream(struct stream *s, const char *why)
 {
-    struct run *r = s->run;
+    struct bench_run *r = s->run;
     int64_t now = clock_ns();
     if (!why && s->status != 200)
-        why = s->error_body.len ? s->error_body.p : "no answer";
+        why = s->error_body.len ? s->error_body.p : "no response";
     if (!why && !s->n_tokens && !s->n_usage_out && !s->said_done)
-        why = "an answer without tokens";
+        why = "a response without tokens";
     if (why) {
         r->n_failed++;
         if (!r->error[0] && s->status)
@@ -198,11 +199,11 @@ static void end_stream(struct stream *s, const char *why)
     buf_clear(&s->line);
     buf_clear(&s->error_body);
     mem_free(s);
-    go_on(r);
+    start_streams(r);
 }
 
-/* Whether a chunk of the stream brings text: "content":"x", "text":"x", "reasoning_content":"x". */
-static bool brings_text(const char *line)
+/* True if an event contains text: "content":"x", "text":"x", "reasoning_content":"x". */
+static bool has_text(const char *line)
 {
     static const char *const keys[] = {"content\":", "text\":", "reasoning\":", "arguments\":"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
@@ -238,7 +239,7 @@ static void on_event_line(struct stream *s, const char *line)
     }
     if (strstr(line, "\"usage\":{") || strstr(line, "\"usage\": {"))
         read_usage(s, line);
-    if (!brings_text(line))
+    if (!has_text(line))
         return;
     int64_t now = clock_ns();
     if (s->n_tokens++ == 0)
@@ -270,7 +271,7 @@ static void on_body(struct stream *s, const char *p, size_t n)
     }
 }
 
-/* Takes a line off the input; NULL: none is complete. */
+/* Removes a line from the input; NULL if none is complete. */
 static char *take_line(struct evbuffer *in)
 {
     return evbuffer_readln(in, NULL, EVBUFFER_EOL_CRLF);
@@ -338,9 +339,9 @@ static void on_close(struct bufferevent *bev, short what, void *arg)
         end_stream(s, "the connection failed");
 }
 
-static void start_stream(struct run *r, int n_in, int n_out)
+static void start_stream(struct bench_run *r, int n_in, int n_out)
 {
-    struct target *t = r->to;
+    struct bench_url *t = r->to;
     struct stream *s = mem_zalloc(1, sizeof *s);
     s->run = r;
     s->chunk_left = -1;
@@ -371,12 +372,12 @@ static void start_stream(struct run *r, int n_in, int n_out)
     bufferevent_write(s->bev, body.p, body.len);
     buf_clear(&head);
     buf_clear(&body);
-    /* With deferred callbacks a failure comes through on_close, never from inside here. */
+    /* Callbacks are deferred, so a failure calls on_close later, never from here. */
     if (bufferevent_socket_connect(s->bev, t->addr->ai_addr, (int)t->addr->ai_addrlen) < 0)
         end_stream(s, "cannot connect");
 }
 
-static bool parse_url(const char *url, struct target *t, struct error *err)
+static bool parse_url(const char *url, struct bench_url *t, struct error *err)
 {
     const char *p = url;
     t->tls = !strncmp(p, "https://", 8);
@@ -409,7 +410,7 @@ static bool parse_url(const char *url, struct target *t, struct error *err)
     return true;
 }
 
-static void run_clear(struct run *r)
+static void run_clear(struct bench_run *r)
 {
     if (r->clock)
         event_free(r->clock);
@@ -419,17 +420,17 @@ static void run_clear(struct run *r)
     mem_free(r->whole.v);
 }
 
-static void run_init(struct run *r, const struct bench_flags *f, struct target *t)
+static void run_init(struct bench_run *r, const struct bench_serve_options *f, struct bench_url *t)
 {
-    *r = (struct run){.f = f, .to = t, .base = event_base_new(), .random = f->seed};
+    *r = (struct bench_run){.f = f, .to = t, .base = event_base_new(), .random = f->seed};
     r->words_per_token = 1;
 }
 
-/* One request tells how many tokens a word is, and that the server answers at all. */
-static bool calibrate(const struct bench_flags *f, struct target *t, double *words_per_token,
-                      struct error *err)
+/* Sends one request to learn how many tokens a word has, and whether the server answers at all. */
+static bool calibrate(const struct bench_serve_options *f, struct bench_url *t,
+                      double *words_per_token, struct error *err)
 {
-    struct run r;
+    struct bench_run r;
     run_init(&r, f, t);
     r.concurrency = r.total = 1;
     r.random ^= 0x5bd1e995;
@@ -438,7 +439,7 @@ static bool calibrate(const struct bench_flags *f, struct target *t, double *wor
         event_base_dispatch(r.base);
     bool ok = r.n_done == 1;
     if (!ok)
-        error_set(err, "%s: %s", f->url, r.error[0] ? r.error : "no answer");
+        error_set(err, "%s: %s", f->url, r.error[0] ? r.error : "no response");
     if (f->words_per_token > 0)
         *words_per_token = (double)f->words_per_token;
     else
@@ -448,7 +449,7 @@ static bool calibrate(const struct bench_flags *f, struct target *t, double *wor
     return ok;
 }
 
-static void print_row(const struct run *r)
+static void print_row(const struct bench_run *r)
 {
     double s = (double)(r->end_ns - r->start_ns) * 1e-9;
     s = s > 0 ? s : 1e-9;
@@ -472,7 +473,7 @@ static void json_times(const char *name, const struct samples *s)
            percentile(s, 0.9), percentile(s, 0.99), percentile(s, 1));
 }
 
-static void print_json(const struct run *r)
+static void print_json(const struct bench_run *r)
 {
     double s = (double)(r->end_ns - r->start_ns) * 1e-9;
     printf("{\"concurrency\":%d,\"ok\":%d,\"errors\":%d,\"seconds\":%.4f,\"input_tokens\":%lld,"
@@ -487,8 +488,8 @@ static void print_json(const struct run *r)
     fflush(stdout);
 }
 
-/* --extra: an object's members, as they go into a body. */
-static bool read_extra(struct bench_flags *f)
+/* --extra: the object's members as text, to insert into request bodies. */
+static bool read_extra(struct bench_serve_options *f)
 {
     json_t *v = f->extra ? json_loads(f->extra, 0, NULL) : NULL;
     bool ok = !f->extra || json_is_object(v);
@@ -501,21 +502,21 @@ static bool read_extra(struct bench_flags *f)
     return ok;
 }
 
-static int measure(const struct bench_flags *f, struct target *t, int concurrency,
+static int measure(const struct bench_serve_options *f, struct bench_url *t, int concurrency,
                    double words_per_token)
 {
-    struct run r;
+    struct bench_run r;
     run_init(&r, f, t);
     r.concurrency = concurrency;
     r.total = f->n_prompts > 0 ? f->n_prompts : 4 * concurrency < 16 ? 16 : 4 * concurrency;
     r.words_per_token = words_per_token;
-    r.random += (uint64_t)concurrency * 1000003; /* other prompts at every level */
+    r.random += (uint64_t)concurrency * 1000003; /* different prompts at every level */
     r.start_ns = r.end_ns = clock_ns();
     if (f->rate > 0) {
         r.clock = evtimer_new(r.base, on_clock, &r);
         on_clock(-1, 0, &r);
     } else {
-        go_on(&r);
+        start_streams(&r);
     }
     if (r.n_done + r.n_failed < r.total)
         event_base_dispatch(r.base);
@@ -536,46 +537,49 @@ static int measure(const struct bench_flags *f, struct target *t, int concurrenc
 
 int cmd_bench_serve(int argc, char **argv)
 {
-    struct bench_flags f = {.url = "http://127.0.0.1:8080",
-                            .levels = "1,4,16,64",
-                            .model = "default",
-                            .endpoint = "completions",
-                            .n_in = 128,
-                            .n_out = 64,
-                            .seed = 1};
+    struct bench_serve_options f = {.url = "http://127.0.0.1:8080",
+                                    .levels = "1,4,16,64",
+                                    .model = "default",
+                                    .endpoint = "completions",
+                                    .n_in = 128,
+                                    .n_out = 64,
+                                    .seed = 1};
     const struct opt opts[] = {
         {OPT_STRING, 0, "url", "base-url", &f.url, 0, 0, "URL",
-         "the server (default http://127.0.0.1:8080; /v1 is added)"},
+         "the server (default http://127.0.0.1:8080; /v1 is appended)"},
         {OPT_STRING, 0, "concurrency", "max-concurrency", &f.levels, 0, 0, "N,N",
-         "streams at once, one row each (default 1,4,16,64)"},
+         "concurrent streams, one row per number (default 1,4,16,64)"},
         {OPT_INT, 0, "num-prompts", 0, &f.n_prompts, 1, 1 << 24, "N",
-         "requests a row (default: 4 per stream, at least 16)"},
+         "requests per row (default: 4 per stream, at least 16)"},
         {OPT_INT, 0, "input-len", "random-input-len", &f.n_in, 1, 1 << 24, "N",
-         "prompt tokens, about (default 128)"},
+         "approximate prompt tokens (default 128)"},
         {OPT_INT, 0, "output-len", "random-output-len", &f.n_out, 1, 1 << 24, "N",
          "tokens to generate (default 64)"},
         {OPT_INT, 0, "shared-prefix", 0, &f.shared, 0, 1 << 24, "N",
-         "prompt tokens all requests begin with (default 0)"},
+         "prompt tokens shared by all requests (default 0)"},
         {OPT_FLOAT, 0, "words-per-token", 0, &f.words_per_token, 0, 100, "X",
-         "of the prompts: the same for servers compared (default: as this one counts)"},
+         "prompt words per token; set it to compare servers (default: measured)"},
         {OPT_FLOAT, 0, "rate", "request-rate", &f.rate, 0, 1e6, "R",
-         "start R requests a second at random (default: as streams end)"},
-        {OPT_FLOAT, 0, "temperature", "temp", &f.temp, 0, 100, "T", "of the answers (default 0)"},
+         "start R requests per second, Poisson arrivals (default: as streams end)"},
+        {OPT_FLOAT, 0, "temperature", "temp", &f.temp, 0, 100, "T",
+         "sampling temperature (default 0)"},
         {OPT_STRING, 0, "extra", 0, &f.extra, 0, 0, "JSON",
-         "an object whose members go into every request ('{\"n\": 4}')"},
+         "object whose members are added to every request ('{\"n\": 4}')"},
         {OPT_STRING, 0, "endpoint", 0, &f.endpoint, 0, 0, "NAME",
          "completions or chat (default completions)"},
-        {OPT_STRING, 0, "model", 0, &f.model, 0, 0, "NAME", "the model's name there"},
-        {OPT_STRING, 0, "api-key", 0, &f.key, 0, 0, "KEY", "as a bearer token"},
-        {OPT_U64, 0, "seed", 0, &f.seed, 0, 0, "N", "of the prompts (default 1)"},
-        {OPT_FLAG, 0, "keep-eos", 0, &f.keep_eos, 0, 0, 0, "let answers end before --output-len"},
-        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "one JSON object a row"},
+        {OPT_STRING, 0, "model", 0, &f.model, 0, 0, "NAME", "the model's name on the server"},
+        {OPT_STRING, 0, "api-key", 0, &f.key, 0, 0, "KEY", "API key, sent as a bearer token"},
+        {OPT_U64, 0, "seed", 0, &f.seed, 0, 0, "N", "seed of the prompts (default 1)"},
+        {OPT_FLAG, 0, "keep-eos", 0, &f.keep_eos, 0, 0, 0,
+         "allow responses to end before --output-len"},
+        {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per row"},
     };
     const struct usage u = {
         .command = "bench serve",
         .synopsis = "[--url URL] [options]",
-        .about = "Measures a running OpenAI-compatible server: tokens a second, time to the first\n"
-                 "token (TTFT), between tokens (ITL) and end to end (E2E), in milliseconds.",
+        .about =
+            "Measures a running OpenAI-compatible server: tokens per second, time to first\n"
+            "token (TTFT), inter-token latency (ITL) and end-to-end time (E2E), in milliseconds.",
         .examples = "  steel bench serve --concurrency 1,16 --input-len 512 --output-len 128\n"
                     "  steel bench serve --url http://host:8000 --model name --rate 5\n",
         .opts = opts,
@@ -587,14 +591,15 @@ int cmd_bench_serve(int argc, char **argv)
     if (n < 0)
         return cli_args_exit(n);
     if (!args_int_list(f.levels, levels, 32, &n_levels) || !n_levels || levels[0] < 1)
-        return cli_args_exit(args_usage_error(&u, "--concurrency %s: use a list as 1,4", f.levels));
+        return cli_args_exit(
+            args_usage_error(&u, "--concurrency %s: use a list such as 1,4", f.levels));
     if (strcmp(f.endpoint, "chat") && strcmp(f.endpoint, "completions"))
         return cli_args_exit(
-            args_usage_error(&u, "--endpoint %s: completions or chat", f.endpoint));
+            args_usage_error(&u, "--endpoint %s: use completions or chat", f.endpoint));
     if (!read_extra(&f))
         return cli_args_exit(args_usage_error(&u, "--extra %s: not a JSON object", f.extra));
     struct error err = {0};
-    struct target t = {0};
+    struct bench_url t = {0};
     double words_per_token;
     cli_catch_interrupt();
     if (!parse_url(f.url, &t, &err) || !calibrate(&f, &t, &words_per_token, &err))

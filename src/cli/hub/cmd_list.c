@@ -1,4 +1,4 @@
-/* steel list, steel rm: the models in the cache that other tools share. */
+/* steel list and steel rm: models in the cache shared with other tools. */
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
@@ -26,7 +26,7 @@ static void print_one(void *arg, const struct hub_found *f)
     if (!(*n)++)
         printf("%-52s %10s  %s\n", "name", "size", "pulled");
     printf("%-52s %10s  %s%s\n", name.p, cli_bytes((double)f->bytes, size), date,
-           f->whole ? "" : "  not whole: pull it again");
+           f->whole ? "" : "  incomplete: pull it again");
     buf_clear(&name);
 }
 
@@ -35,8 +35,8 @@ int cmd_list(int argc, char **argv)
     const struct usage u = {
         .command = "list",
         .synopsis = "",
-        .about =
-            "Lists the models in the cache (HF_HUB_CACHE, HF_HOME), whichever tool pulled them.",
+        .about = "Lists the models in the cache (HF_HUB_CACHE, HF_HOME), whichever tool downloaded "
+                 "them.",
     };
     const char *pos[1];
     int n = args_parse(&u, argc, argv, pos), found = 0;
@@ -46,7 +46,7 @@ int cmd_list(int argc, char **argv)
     if (!hub_each(print_one, &found, &err))
         return cli_fail(&err);
     if (!found)
-        fprintf(stderr, "no models yet; 'steel pull --names' lists some to begin with\n");
+        fprintf(stderr, "no models yet; 'steel pull --names' lists some to start with\n");
     return EXIT_OK;
 }
 
@@ -54,7 +54,7 @@ int cmd_list(int argc, char **argv)
 
 struct removal {
     const struct hub_name *name;
-    struct buf blobs; /* their paths, a line each */
+    struct buf blobs; /* their paths, one per line */
     int n_gone, n_left;
     struct error err;
 };
@@ -81,7 +81,7 @@ static void remove_links(void *arg, const struct hub_found *f)
     r->n_gone++;
 }
 
-/* Takes blobs that another snapshot still shows off the list. */
+/* Removes blobs that another snapshot still uses from the list. */
 static void keep_used(void *arg, const struct hub_found *f)
 {
     struct removal *r = arg;
@@ -107,7 +107,8 @@ static int remove_entry(const char *path, const struct stat *st, int kind, struc
     return remove(path);
 }
 
-/* Removes the quantisation, or all of it where none is named, and what nothing refers to then. */
+/* Removes one quantisation, or the whole model if none is named, and blobs that nothing uses any
+ * more. */
 static bool remove_model(const struct hub_name *name, struct error *err)
 {
     struct removal r = {.name = name};
@@ -118,7 +119,7 @@ static bool remove_model(const struct hub_name *name, struct error *err)
         ok = error_set(err, "%s is not in the cache", name->repo);
     ok = ok && hub_each(remove_links, &r, err);
     if (ok && name->quant[0] && !r.n_gone)
-        ok = error_set(err, "there is no %s of %s in the cache", name->quant, name->repo);
+        ok = error_set(err, "the cache has no %s of %s", name->quant, name->repo);
     if (ok && r.err.msg[0])
         ok = error_set(err, "%s", r.err.msg);
     ok = ok && hub_each(keep_used, &r, err);
@@ -127,7 +128,7 @@ static bool remove_model(const struct hub_name *name, struct error *err)
         if (*line != '#' && unlink(line) && errno != ENOENT)
             ok = error_set(err, "%s: %s", line, strerror(errno));
     }
-    /* Nothing of it is left: no need for its folder. */
+    /* Nothing is left: remove the folder. */
     if (ok && !r.n_left && nftw(folder.p, remove_entry, 16, FTW_DEPTH | FTW_PHYS))
         ok = error_set(err, "%s: %s", folder.p, strerror(errno));
     buf_clear(&folder);
@@ -140,9 +141,8 @@ int cmd_rm(int argc, char **argv)
     const struct usage u = {
         .command = "rm",
         .synopsis = "NAME",
-        .about =
-            "Removes a model from the cache: owner/name:quant, or owner/name with all there is of\n"
-            "it. The cache is shared: other tools lose it too.",
+        .about = "Removes a model from the cache: owner/name:quant, or owner/name with all its\n"
+                 "quantisations. The cache is shared: other tools lose the model, too.",
         .min_args = 1,
         .max_args = 1,
     };

@@ -1,4 +1,4 @@
-/* steel pull: a model from the Hub, or from any address, checked as it comes in. */
+/* steel pull: downloads a model from the Hub, or a file from any URL, and verifies it. */
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/hub/fetch.h"
@@ -16,8 +16,8 @@
 
 enum { LIST_MAX = 64 << 20, SPARE_BYTES = 64 << 20, AT_ONCE = 4 };
 
-/* Makes the folders on the way to a file. */
-static bool make_way(const char *path, struct error *err)
+/* Creates the parent folders of a file. */
+static bool make_parents(const char *path, struct error *err)
 {
     char *p = mem_strdup(path);
     bool ok = true;
@@ -30,17 +30,17 @@ static bool make_way(const char *path, struct error *err)
     return ok;
 }
 
-/* One download of a file at a time on this machine, by whatever tool: the Hub's own lock. */
+/* Takes the Hub tools' lock, so that only one program on this machine downloads a file. */
 static int lock_file(const char *folder, const char *id, const char *name, struct error *err)
 {
     struct buf path = {0};
     const char *slash = strrchr(folder, '/');
     buf_addf(&path, "%.*s/.locks/%s/%s.lock", (int)(slash - folder), folder, slash + 1, id);
-    int fd = make_way(path.p, err) ? open(path.p, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
+    int fd = make_parents(path.p, err) ? open(path.p, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
     if (fd < 0 && !err->msg[0])
         error_set(err, "%s: %s", path.p, strerror(errno));
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
-        fprintf(stderr, "steel: another program downloads %s; waiting for it\n", name);
+        fprintf(stderr, "steel: another program is downloading %s; waiting for it\n", name);
         if (flock(fd, LOCK_EX)) {
             error_set(err, "%s: %s", path.p, strerror(errno));
             close(fd);
@@ -62,24 +62,24 @@ static bool has_space(const char *folder, int64_t need, struct error *err)
     struct statvfs fs;
     char a[16], b[16];
     if (need <= 0 || statvfs(folder, &fs))
-        return true; /* nothing to say */
+        return true; /* unknown, so not an error */
     double left = (double)fs.f_bavail * (double)fs.f_frsize;
     return left >= (double)need + SPARE_BYTES ||
            error_set(err,
-                     "%s has %s free, and %s are to come: make room, or set HF_HOME to another "
+                     "%s has %s free, but %s are needed: free space, or set HF_HOME to another "
                      "disk",
                      folder, cli_bytes(left, a), cli_bytes((double)need, b));
 }
 
-/* What is wanted and not there yet. */
-struct haul {
+/* The files still to download. */
+struct download_list {
     struct fetch_file *files; /* (n) with owned strings */
     int *locks;               /* (n) */
     int n;
-    int64_t bytes; /* still to come */
+    int64_t bytes; /* bytes to download */
 };
 
-static void haul_clear(struct haul *h)
+static void download_list_clear(struct download_list *h)
 {
     for (int i = 0; i < h->n; i++) {
         mem_free((char *)h->files[i].url);
@@ -101,20 +101,22 @@ static void add_escaped(struct buf *b, const char *path)
             buf_addf(b, "%%%02X", (unsigned char)*path);
 }
 
-static bool add_to_haul(struct haul *h, const struct hub_name *name, const struct hub_repo *r,
-                        const struct hub_file *f, const char *folder, struct error *err)
+static bool download_list_add(struct download_list *h, const struct hub_name *name,
+                              const struct hub_repo *r, const struct hub_file *f,
+                              const char *folder, struct error *err)
 {
     struct buf blob = {0}, url = {0}, partial = {0};
     for (int i = 0; i < h->n; i++)
         if (!strcmp(h->files[i].hex, f->id))
-            return true; /* two files of the same content are one blob */
+            return true; /* two files with the same content share a blob */
     buf_addf(&blob, "%s/blobs/%s", folder, f->id);
     if (size_on_disk(blob.p) == f->size) {
         buf_clear(&blob);
         return true;
     }
-    int lock = make_way(blob.p, err) ? lock_file(folder, f->id, f->path, err) : -1;
-    if (lock < 0 || size_on_disk(blob.p) == f->size) { /* it came while we waited */
+    int lock = make_parents(blob.p, err) ? lock_file(folder, f->id, f->path, err) : -1;
+    if (lock < 0 ||
+        size_on_disk(blob.p) == f->size) { /* another program has downloaded it meanwhile */
         if (lock >= 0)
             close(lock);
         buf_clear(&blob);
@@ -145,8 +147,9 @@ static bool link_file(const struct hub_repo *r, const struct hub_file *f, const 
     for (const char *c = f->path; (c = strchr(c, '/')); c++)
         buf_adds(&to, "../");
     buf_addf(&to, "../../blobs/%s", f->id);
-    buf_addf(&fresh, "%s.%ld", link.p, (long)getpid()); /* others may do the same just now */
-    bool ok = make_way(link.p, err);
+    buf_addf(&fresh, "%s.%ld", link.p,
+             (long)getpid()); /* other programs may do the same concurrently */
+    bool ok = make_parents(link.p, err);
     if (ok && (symlink(to.p, fresh.p) || rename(fresh.p, link.p))) {
         error_set(err, "%s: %s", link.p, strerror(errno));
         unlink(fresh.p);
@@ -165,7 +168,7 @@ static bool write_ref(const struct hub_name *name, const struct hub_repo *r, con
     if (!strcmp(name->revision, r->sha))
         return true;
     buf_addf(&path, "%s/refs/%s", folder, name->revision);
-    bool ok = make_way(path.p, err);
+    bool ok = make_parents(path.p, err);
     FILE *f = ok ? fopen(path.p, "w") : NULL;
     bool written = f && fputs(r->sha, f) >= 0;
     if (f)
@@ -179,27 +182,27 @@ static bool write_ref(const struct hub_name *name, const struct hub_repo *r, con
 static bool fetch_wanted(const struct hub_name *name, const struct hub_repo *r, const bool *wanted,
                          const char *folder, const struct fetch_options *opt, struct error *err)
 {
-    struct haul h = {.files = mem_zalloc((size_t)r->n, sizeof *h.files),
-                     .locks = mem_zalloc((size_t)r->n, sizeof *h.locks)};
+    struct download_list h = {.files = mem_zalloc((size_t)r->n, sizeof *h.files),
+                              .locks = mem_zalloc((size_t)r->n, sizeof *h.locks)};
     bool ok = true;
     char a[16];
     for (int i = 0; ok && i < r->n; i++)
         if (wanted[i])
-            ok = add_to_haul(&h, name, r, &r->files[i], folder, err);
+            ok = download_list_add(&h, name, r, &r->files[i], folder, err);
     ok = ok && has_space(folder, h.bytes, err);
     if (ok && h.n) {
         fprintf(stderr, "pulling %s%s%s: %d file%s, %s\n", name->repo, name->quant[0] ? ":" : "",
                 name->quant, h.n, h.n == 1 ? "" : "s", cli_bytes((double)h.bytes, a));
         ok = fetch_files(h.files, h.n, opt, err);
     }
-    haul_clear(&h);
+    download_list_clear(&h);
     for (int i = 0; ok && i < r->n; i++)
         if (wanted[i])
             ok = link_file(r, &r->files[i], folder, err);
     return ok && write_ref(name, r, folder, err);
 }
 
-/* The Hub's list of the files of a repository. */
+/* Reads a repository's file list from the Hub. */
 static bool read_list(const struct hub_name *name, const struct fetch_options *opt,
                       struct hub_repo *out, struct error *err)
 {
@@ -246,16 +249,16 @@ bool hub_pull(const struct hub_name *asked, bool quiet, struct buf *out, struct 
     return ok;
 }
 
-/* A file of any other server: into the folder we are in. */
+/* Downloads a file from any other server into the current folder. */
 static bool pull_url(const char *url, bool quiet, struct buf *out, struct error *err)
 {
     const char *from = strrchr(url, '/') + 1;
     size_t n = strcspn(from, "?#");
     if (!n || *from == '.' || n > 200)
-        return error_set(err, "%s names no file", url);
+        return error_set(err, "%s does not name a file", url);
     buf_addf(out, "%.*s", (int)n, from);
     if (size_on_disk(out->p) >= 0)
-        return error_set(err, "%s is here already", out->p);
+        return error_set(err, "%s exists already", out->p);
     struct fetch_file file = {.url = url, .path = out->p, .name = out->p, .size = -1};
     struct fetch_options opt = {.at_once = 1, .quiet = quiet};
     cli_catch_interrupt();
@@ -273,7 +276,7 @@ int cmd_pull(int argc, char **argv)
 {
     bool quiet = false, names = false;
     const struct opt opts[] = {
-        {OPT_FLAG, 'q', "quiet", 0, &quiet, 0, 0, 0, "no progress"},
+        {OPT_FLAG, 'q', "quiet", 0, &quiet, 0, 0, 0, "print no progress"},
         {OPT_FLAG, 0, "names", 0, &names, 0, 0, 0, "list the short names"},
     };
     const struct usage u = {
@@ -281,14 +284,11 @@ int cmd_pull(int argc, char **argv)
         .synopsis = "NAME | URL",
         .about =
             "Downloads a model and prints its path. NAME is owner/name[@revision][:quant] on the\n"
-            "Hub, a short name (--names), or hf://NAME; without a quant the best of Q4_K_M and "
-            "its\n"
-            "like is taken, or the folder of safetensors. Files go to the cache that other tools\n"
-            "share (HF_HOME, HF_HUB_CACHE), go on where they were cut, and are checked. HF_TOKEN "
-            "is\n"
-            "for models that need one, HF_ENDPOINT for another Hub. A file at any other URL goes "
-            "to\n"
-            "the folder you are in.",
+            "Hub, a short name (--names), or hf://NAME. Without a quant, Q4_K_M or the next best\n"
+            "is taken, or the safetensors folder. Files go to the cache shared with other tools\n"
+            "(HF_HOME, HF_HUB_CACHE). Interrupted downloads resume, and files are verified. Set\n"
+            "HF_TOKEN for gated models and HF_ENDPOINT for another Hub. A file at any other URL\n"
+            "goes to the current folder.",
         .examples = "  steel pull Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M\n"
                     "  steel run Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M\n",
         .opts = opts,
@@ -305,7 +305,7 @@ int cmd_pull(int argc, char **argv)
         return EXIT_OK;
     }
     if (n == 0)
-        return cli_args_exit(args_usage_error(&u, "which model?"));
+        return cli_args_exit(args_usage_error(&u, "name a model"));
     struct error err = {0};
     struct buf path = {0};
     struct hub_name name;

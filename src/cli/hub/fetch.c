@@ -1,6 +1,7 @@
 /*
- * Transfers with libcurl's multi interface: one thread, a slot for each file. A slot that was cut
- * waits and goes on from the bytes it has; one whose bytes are wrong starts anew, once.
+ * Transfers with libcurl's multi interface: one thread, one transfer per file. An interrupted
+ * transfer waits and resumes from the bytes it has. A transfer with a wrong digest starts over
+ * once.
  */
 #include "cli/hub/fetch.h"
 #include "base/clock.h"
@@ -19,9 +20,9 @@
 #include <unistd.h>
 
 enum {
-    MOST_TRIES = 6,       /* without a byte of progress */
-    LONGEST_WAIT_S = 120, /* that a server may ask for */
-    STALL_S = 30,         /* without a byte: the connection is given up */
+    MAX_TRIES = 6,    /* consecutive tries without progress */
+    MAX_WAIT_S = 120, /* longest Retry-After that is honoured */
+    STALL_S = 30,     /* seconds without a byte until a connection is dropped */
     SHOWN_EVERY_MS = 200,
     TEXT_OF_ERROR = 300,
 };
@@ -81,11 +82,12 @@ static bool load_curl(struct error *err)
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *at = dlsym(lib, symbols[i].name);
         if (!at)
-            return error_set(err, "the libcurl here is too old: it has no %s", symbols[i].name);
+            return error_set(err, "the installed libcurl is too old: it has no %s",
+                             symbols[i].name);
         memcpy(symbols[i].to, &at, sizeof at);
     }
     if (curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-        return error_set(err, "libcurl does not start");
+        return error_set(err, "libcurl cannot be initialised");
     curl.loaded = true;
     return true;
 }
@@ -97,15 +99,15 @@ const char *fetch_explain(long status)
     case 206:
         return "";
     case 401:
-        return "it needs a token, or does not exist: set HF_TOKEN to one from "
+        return "it needs a token, or does not exist; set HF_TOKEN to one from "
                "https://huggingface.co/settings/tokens";
     case 403:
-        return "access is refused: a gated model must be asked for on its page, and HF_TOKEN be of "
-               "the account that has it";
+        return "access denied: request access to a gated model on its page, and set HF_TOKEN to a "
+               "token of that account";
     case 404:
-        return "it is not there";
+        return "not found";
     case 416:
-        return "the server has fewer bytes than were read before";
+        return "the server's file is smaller than the partial download";
     case 429:
         return "too many requests; try again later";
     default:
@@ -113,7 +115,7 @@ const char *fetch_explain(long status)
     }
 }
 
-/* What every transfer has. */
+/* A handle with the options of every transfer. */
 static CURL *new_handle(const char *url, const struct fetch_options *opt,
                         struct curl_slist **headers, char *text_of_error, struct error *err)
 {
@@ -121,7 +123,7 @@ static CURL *new_handle(const char *url, const struct fetch_options *opt,
     bool https = !strncmp(url, "https://", 8);
     bool ok = h && curl.easy_setopt(h, CURLOPT_URL, url) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
-              /* once encrypted, always so */
+              /* https never redirects to http */
               curl.easy_setopt(h, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https") ==
                   CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_FOLLOWLOCATION, 1L) == CURLE_OK &&
@@ -132,7 +134,7 @@ static CURL *new_handle(const char *url, const struct fetch_options *opt,
               curl.easy_setopt(h, CURLOPT_LOW_SPEED_TIME, (long)STALL_S) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_USERAGENT, "steel") == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_ERRORBUFFER, text_of_error) == CURLE_OK;
-    if (ok && opt->token) { /* a header of ours goes to no other host, redirected or not */
+    if (ok && opt->token) { /* the token is not sent to other hosts after a redirect */
         struct buf line = {0};
         buf_addf(&line, "Authorization: Bearer %s", opt->token);
         *headers = curl.slist_append(NULL, line.p);
@@ -141,7 +143,7 @@ static CURL *new_handle(const char *url, const struct fetch_options *opt,
     }
     if (ok)
         return h;
-    error_set(err, "the libcurl here is too old (7.85 would do)");
+    error_set(err, "the installed libcurl is too old (7.85 is needed)");
     if (h)
         curl.easy_cleanup(h);
     return NULL;
@@ -169,17 +171,17 @@ static int on_tick(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off
     return cli_interrupted();
 }
 
-/* Seconds to wait before try number `tries`: what the server says, or longer each time. */
-static double wait_of(CURL *h, int tries)
+/* Seconds to wait before retry number `tries`: Retry-After, or exponential back-off. */
+static double retry_wait(CURL *h, int tries)
 {
     curl_off_t asked = 0;
     curl.easy_getinfo(h, CURLINFO_RETRY_AFTER, &asked);
     if (asked > 0)
-        return asked < LONGEST_WAIT_S ? (double)asked : LONGEST_WAIT_S;
+        return asked < MAX_WAIT_S ? (double)asked : MAX_WAIT_S;
     return 0.25 * (1 << (tries < 6 ? tries : 6));
 }
 
-static bool may_pass(long status)
+static bool is_temporary(long status)
 {
     return status == 408 || status == 425 || status == 429 || status >= 500;
 }
@@ -199,24 +201,24 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
     curl.easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
     curl.easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_tick);
     CURLcode rc = CURLE_OK;
-    for (int tries = 0; tries < MOST_TRIES && !cli_interrupted(); tries++) {
+    for (int tries = 0; tries < MAX_TRIES && !cli_interrupted(); tries++) {
         buf_reset(out);
         rc = curl.easy_perform(h);
         curl.easy_getinfo(h, CURLINFO_RESPONSE_CODE, status);
-        bool again = rc == CURLE_OK ? may_pass(*status)
+        bool again = rc == CURLE_OK ? is_temporary(*status)
                                     : rc == CURLE_PARTIAL_FILE || rc == CURLE_RECV_ERROR ||
                                           rc == CURLE_GOT_NOTHING || rc == CURLE_OPERATION_TIMEDOUT;
         if (!again)
             break;
-        if (tries + 1 < MOST_TRIES)
-            usleep((useconds_t)(1e6 * wait_of(h, tries)));
+        if (tries + 1 < MAX_TRIES)
+            usleep((useconds_t)(1e6 * retry_wait(h, tries)));
     }
     curl.easy_cleanup(h);
     curl.slist_free_all(headers);
     if (cli_interrupted())
         return error_set(err, "interrupted");
     if (rc == CURLE_WRITE_ERROR)
-        return error_set(err, "%s: the reply is larger than %zu MB", url, max >> 20);
+        return error_set(err, "%s: the response is larger than %zu MB", url, max >> 20);
     if (rc != CURLE_OK)
         return error_set(err, "%s: %s", url, why[0] ? why : curl.easy_strerror(rc));
     return true;
@@ -224,25 +226,25 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
 
 /* Files */
 
-struct slot {
+struct transfer {
     const struct fetch_file *file;
-    char *partial; /* owned: its path */
-    CURL *handle;  /* NULL = none yet */
+    char *partial; /* owned: path of the partial file */
+    CURL *handle;  /* NULL = not created yet */
     struct curl_slist *headers;
     char why[CURL_ERROR_SIZE];
     int fd; /* -1 = closed */
     int64_t at;
     EVP_MD_CTX *sum;
-    bool begun; /* the present reply has brought bytes */
+    bool begun; /* the current response has delivered bytes */
     bool running, done;
     int tries, wrong;
-    int64_t at_then; /* when the present try began */
+    int64_t at_then; /* size when the current try started */
     int64_t wait_until_ns;
     int write_errno;
     char refusal[TEXT_OF_ERROR];
 };
 
-static bool start_sum(struct slot *s)
+static bool start_sum(struct transfer *s)
 {
     if (s->file->digest == FETCH_UNCHECKED)
         return true;
@@ -250,7 +252,7 @@ static bool start_sum(struct slot *s)
     s->sum = EVP_MD_CTX_new();
     bool git = s->file->digest == FETCH_GIT_BLOB;
     bool ok = s->sum && EVP_DigestInit_ex(s->sum, git ? EVP_sha1() : EVP_sha256(), NULL) == 1;
-    if (ok && git) { /* "blob SIZE\0", then the bytes */
+    if (ok && git) { /* git hashes "blob SIZE\0" and the bytes */
         char head[40];
         int n = snprintf(head, sizeof head, "blob %lld", (long long)s->file->size);
         ok = EVP_DigestUpdate(s->sum, head, (size_t)n + 1) == 1;
@@ -258,15 +260,15 @@ static bool start_sum(struct slot *s)
     return ok;
 }
 
-/* From the first byte. */
-static bool start_anew(struct slot *s)
+/* Starts over from the first byte. */
+static bool start_over(struct transfer *s)
 {
     s->at = 0;
     return ftruncate(s->fd, 0) == 0 && lseek(s->fd, 0, SEEK_SET) == 0 && start_sum(s);
 }
 
-/* Opens the partial file and reads what is there already. */
-static bool open_partial(struct slot *s, struct error *err)
+/* Opens the partial file and hashes the bytes it has. */
+static bool open_partial(struct transfer *s, struct error *err)
 {
     static char chunk[1 << 20];
     struct stat st;
@@ -274,13 +276,13 @@ static bool open_partial(struct slot *s, struct error *err)
     if (s->fd < 0 || fstat(s->fd, &st) || !start_sum(s))
         return error_set(err, "%s: %s", s->partial, strerror(errno));
     if (s->file->size >= 0 && st.st_size > s->file->size)
-        return start_anew(s) || error_set(err, "%s: %s", s->partial, strerror(errno));
+        return start_over(s) || error_set(err, "%s: %s", s->partial, strerror(errno));
     for (ssize_t n; s->at < st.st_size; s->at += n) {
         n = read(s->fd, chunk, sizeof chunk);
         if (n <= 0)
-            return error_set(err, "%s: %s", s->partial, n < 0 ? strerror(errno) : "it shrinks");
+            return error_set(err, "%s: %s", s->partial, n < 0 ? strerror(errno) : "truncated");
         if (s->sum && EVP_DigestUpdate(s->sum, chunk, (size_t)n) != 1)
-            return error_set(err, "%s: no memory for its checksum", s->partial);
+            return error_set(err, "%s: out of memory for the checksum", s->partial);
         if (cli_interrupted())
             return error_set(err, "interrupted");
     }
@@ -289,22 +291,22 @@ static bool open_partial(struct slot *s, struct error *err)
 
 static size_t take_bytes(char *p, size_t size, size_t count, void *arg)
 {
-    struct slot *s = arg;
+    struct transfer *s = arg;
     size_t n = size * count;
     long status = 0;
     curl.easy_getinfo(s->handle, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 && status != 206) { /* the words of a refusal */
+    if (status != 200 && status != 206) { /* keep the error body for the message */
         size_t have = strlen(s->refusal);
         snprintf(s->refusal + have, sizeof s->refusal - have, "%.*s", (int)n, p);
         return n;
     }
-    if (!s->begun && status == 200 && s->at && !start_anew(s)) { /* not from where we were */
+    if (!s->begun && status == 200 && s->at && !start_over(s)) { /* the server ignored the range */
         s->write_errno = errno;
         return 0;
     }
     s->begun = true;
     if (s->file->size >= 0 && s->at + (int64_t)n > s->file->size)
-        return 0; /* more than there should be: wrong */
+        return 0; /* larger than announced */
     for (size_t done = 0; done < n;) {
         ssize_t k = write(s->fd, p + done, n - done);
         if (k < 0 && errno == EINTR)
@@ -321,8 +323,8 @@ static size_t take_bytes(char *p, size_t size, size_t count, void *arg)
     return n;
 }
 
-static bool start_slot(struct slot *s, CURLM *multi, const struct fetch_options *opt,
-                       struct error *err)
+static bool start_transfer(struct transfer *s, CURLM *multi, const struct fetch_options *opt,
+                           struct error *err)
 {
     char range[32];
     if (!s->handle && !(s->handle = new_handle(s->file->url, opt, &s->headers, s->why, err)))
@@ -337,15 +339,15 @@ static bool start_slot(struct slot *s, CURLM *multi, const struct fetch_options 
     curl.easy_setopt(s->handle, CURLOPT_RANGE, s->at ? range : NULL);
     curl.easy_setopt(s->handle, CURLOPT_WRITEFUNCTION, take_bytes);
     curl.easy_setopt(s->handle, CURLOPT_WRITEDATA, s);
-    if (s->at == s->file->size) { /* all was there */
+    if (s->at == s->file->size) { /* complete already */
         s->done = true;
         return true;
     }
     s->running = curl.multi_add_handle(multi, s->handle) == CURLM_OK;
-    return s->running || error_set(err, "%s: no memory for the transfer", s->file->name);
+    return s->running || error_set(err, "%s: out of memory for the transfer", s->file->name);
 }
 
-static bool sum_is_right(struct slot *s, char hex[80])
+static bool sum_is_right(struct transfer *s, char hex[80])
 {
     unsigned char md[EVP_MAX_MD_SIZE];
     unsigned n = 0;
@@ -359,8 +361,9 @@ static bool sum_is_right(struct slot *s, char hex[80])
     return !strcmp(hex, s->file->hex);
 }
 
-/* All bytes came. Wrong ones are thrown away, and asked for once more. */
-static bool finish_slot(struct slot *s, struct error *err)
+/* All bytes have arrived. If the digest is wrong, the file is discarded and downloaded once
+ * more. */
+static bool finish_transfer(struct transfer *s, struct error *err)
 {
     char hex[80];
     s->done = true;
@@ -371,21 +374,20 @@ static bool finish_slot(struct slot *s, struct error *err)
         ok = ok && rename(s->partial, s->file->path) == 0;
         return ok || error_set(err, "%s: %s", s->file->path, strerror(errno));
     }
-    if (s->wrong++ == 0 && start_anew(s)) {
+    if (s->wrong++ == 0 && start_over(s)) {
         s->done = false;
         s->tries = 0;
         return true;
     }
     unlink(s->partial);
-    return error_set(
-        err,
-        "%s: wrong bytes came, twice: their checksum is %s, and should be %s; they were "
-        "deleted",
-        s->file->name, hex, s->file->hex);
+    return error_set(err,
+                     "%s: the checksum is wrong, twice: it is %s and should be %s; the file was "
+                     "deleted",
+                     s->file->name, hex, s->file->hex);
 }
 
-/* A transfer ended: well, or to be tried again later, or for good. */
-static bool end_slot(struct slot *s, CURLM *multi, CURLcode rc, struct error *err)
+/* A transfer ended: successfully, to be retried later, or with an error. */
+static bool end_transfer(struct transfer *s, CURLM *multi, CURLcode rc, struct error *err)
 {
     long status = 0;
     curl.easy_getinfo(s->handle, CURLINFO_RESPONSE_CODE, &status);
@@ -393,15 +395,15 @@ static bool end_slot(struct slot *s, CURLM *multi, CURLcode rc, struct error *er
     s->running = false;
     bool good = status == 200 || status == 206;
     if (s->write_errno)
-        return error_set(err, "%s: %s; what came so far is kept, and the next pull goes on from it",
+        return error_set(err, "%s: %s; the partial download is kept, and the next pull resumes it",
                          s->partial, strerror(s->write_errno));
     if (rc == CURLE_OK && good && (s->file->size < 0 || s->at == s->file->size))
-        return finish_slot(s, err);
-    if (rc == CURLE_WRITE_ERROR && good) /* longer than it may be */
-        return finish_slot(s, err);
-    if (status == 416 && start_anew(s)) {
+        return finish_transfer(s, err);
+    if (rc == CURLE_WRITE_ERROR && good) /* larger than announced: the digest check reports it */
+        return finish_transfer(s, err);
+    if (status == 416 && start_over(s)) {
         status = 0;
-    } else if (rc == CURLE_OK && !good && !may_pass(status)) {
+    } else if (rc == CURLE_OK && !good && !is_temporary(status)) {
         s->refusal[strcspn(s->refusal, "\r\n")] = 0;
         return error_set(err, "%s: HTTP %ld: %s%s%.200s%s", s->file->name, status,
                          fetch_explain(status), s->refusal[0] ? " (" : "", s->refusal,
@@ -409,33 +411,34 @@ static bool end_slot(struct slot *s, CURLM *multi, CURLcode rc, struct error *er
     }
     if (s->at > s->at_then)
         s->tries = 0;
-    if (++s->tries >= MOST_TRIES)
+    if (++s->tries >= MAX_TRIES)
         return error_set(err,
-                         "%s: %s, %d times; what came so far is kept, and the next pull goes on "
-                         "from it",
+                         "%s: %s, %d times; the partial download is kept, and the next pull "
+                         "resumes it",
                          s->file->name,
                          rc != CURLE_OK ? (s->why[0] ? s->why : curl.easy_strerror(rc))
-                         : good         ? "the connection was cut"
+                         : good         ? "the connection was closed"
                                         : fetch_explain(status),
                          s->tries);
-    s->wait_until_ns = clock_ns() + (int64_t)(1e9 * wait_of(s->handle, s->tries - 1));
+    s->wait_until_ns = clock_ns() + (int64_t)(1e9 * retry_wait(s->handle, s->tries - 1));
     return true;
 }
 
-/* Progress on a terminal. */
+/* Progress display on a terminal. */
 struct meter {
     bool on;
     int64_t start_ns, shown_ns, from;
 };
 
-static void show(struct meter *m, const struct slot *slots, int n, bool last)
+static void show(struct meter *m, const struct transfer *transfers, int n, bool last)
 {
     int64_t now = clock_ns(), have = 0, total = 0;
     if (!m->on || (!last && now - m->shown_ns < (int64_t)SHOWN_EVERY_MS * 1000000))
         return;
     for (int i = 0; i < n; i++) {
-        have += slots[i].done && slots[i].file->size >= 0 ? slots[i].file->size : slots[i].at;
-        total += slots[i].file->size > 0 ? slots[i].file->size : 0;
+        have += transfers[i].done && transfers[i].file->size >= 0 ? transfers[i].file->size
+                                                                  : transfers[i].at;
+        total += transfers[i].file->size > 0 ? transfers[i].file->size : 0;
     }
     if (!m->start_ns) {
         m->start_ns = now;
@@ -456,7 +459,7 @@ static void show(struct meter *m, const struct slot *slots, int n, bool last)
         fputc('\n', stderr);
 }
 
-static void close_slot(struct slot *s, CURLM *multi)
+static void close_transfer(struct transfer *s, CURLM *multi)
 {
     if (s->running)
         curl.multi_remove_handle(multi, s->handle);
@@ -469,18 +472,18 @@ static void close_slot(struct slot *s, CURLM *multi)
     mem_free(s->partial);
 }
 
-/* Starts what may start; false on an error. *n_open: slots that are not done. */
-static bool start_slots(struct slot *slots, int n, CURLM *multi, const struct fetch_options *opt,
-                        int *n_open, struct error *err)
+/* Starts transfers that may start. *n_open: transfers that are not done. False on an error. */
+static bool start_transfers(struct transfer *transfers, int n, CURLM *multi,
+                            const struct fetch_options *opt, int *n_open, struct error *err)
 {
     int running = 0;
     *n_open = 0;
     for (int i = 0; i < n; i++)
-        running += slots[i].running;
+        running += transfers[i].running;
     for (int i = 0; i < n; i++) {
-        struct slot *s = &slots[i];
+        struct transfer *s = &transfers[i];
         if (!s->done && !s->running && running < opt->at_once && clock_ns() >= s->wait_until_ns) {
-            if (!start_slot(s, multi, opt, err) || (s->done && !finish_slot(s, err)))
+            if (!start_transfer(s, multi, opt, err) || (s->done && !finish_transfer(s, err)))
                 return false;
             running += s->running;
         }
@@ -495,35 +498,35 @@ bool fetch_files(const struct fetch_file *files, int n, const struct fetch_optio
     if (!load_curl(err))
         return false;
     CURLM *multi = curl.multi_init();
-    struct slot *slots = mem_zalloc((size_t)n, sizeof *slots);
+    struct transfer *transfers = mem_zalloc((size_t)n, sizeof *transfers);
     struct meter meter = {.on = !opt->quiet && isatty(STDERR_FILENO)};
-    bool ok = multi || error_set(err, "libcurl does not start");
+    bool ok = multi || error_set(err, "libcurl cannot be initialised");
     int open = n;
     for (int i = 0; i < n; i++) {
         struct buf path = {0};
         buf_addf(&path, "%s.incomplete", files[i].path);
-        slots[i] = (struct slot){.file = &files[i], .partial = buf_take(&path), .fd = -1};
+        transfers[i] = (struct transfer){.file = &files[i], .partial = buf_take(&path), .fd = -1};
     }
     while (ok && open) {
         int left;
-        ok = start_slots(slots, n, multi, opt, &open, err);
+        ok = start_transfers(transfers, n, multi, opt, &open, err);
         if (ok && open) {
             curl.multi_perform(multi, &left);
             curl.multi_poll(multi, NULL, 0, 50, NULL);
         }
         for (CURLMsg *m; ok && multi && (m = curl.multi_info_read(multi, &left));)
             for (int i = 0; i < n; i++)
-                if (m->msg == CURLMSG_DONE && slots[i].handle == m->easy_handle) {
-                    ok = end_slot(&slots[i], multi, m->data.result, err);
+                if (m->msg == CURLMSG_DONE && transfers[i].handle == m->easy_handle) {
+                    ok = end_transfer(&transfers[i], multi, m->data.result, err);
                     break;
                 }
-        show(&meter, slots, n, !ok || !open);
+        show(&meter, transfers, n, !ok || !open);
         if (ok && cli_interrupted())
-            ok = error_set(err, "interrupted; what came so far is kept, and the next pull goes on");
+            ok = error_set(err, "interrupted; the next pull resumes the download");
     }
     for (int i = 0; i < n; i++)
-        close_slot(&slots[i], multi);
-    mem_free(slots);
+        close_transfer(&transfers[i], multi);
+    mem_free(transfers);
     if (multi)
         curl.multi_cleanup(multi);
     return ok;

@@ -1,4 +1,4 @@
-/* Names, places, and what a repository's model is made of. See hub.h. */
+/* Names, locations, and the files a model needs. See hub.h. */
 #include "cli/hub/hub.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Short names of models that people ask for, and that run here. */
+/* Short names of popular models. */
 static const struct {
     const char *name, *full;
 } shorts[] = {
@@ -53,7 +53,8 @@ static const char *full_of(const char *text)
     return text;
 }
 
-/* Letters, digits, '-', '_', '.', and slashes where they may be; nothing that leads out of a folder. */
+/* True for letters, digits, '-', '_', '.', and slashes if allowed, without ".." or a leading
+ * dot. */
 static bool is_word(const char *s, size_t n, bool slashes)
 {
     if (!n || n >= HUB_NAME_MAX || *s == '.' || *s == '-' || memmem(s, n, "..", 2))
@@ -98,7 +99,7 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
     const char *s = without_scheme(full_of(text)), *file = NULL;
     size_t n = strcspn(s, "@:?#");
     *out = (struct hub_name){.revision = "main"};
-    /* https://.../owner/name/resolve/REV/FILE, or tree or blob: what a browser shows */
+    /* https://.../owner/name/resolve/REV/FILE, or tree, or blob, as copied from a browser */
     const char *slash = memchr(s, '/', n), *second = NULL;
     if (slash)
         second = memchr(slash + 1, '/', n - (size_t)(slash + 1 - s));
@@ -106,7 +107,7 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
     if (!slash || !is_word(s, (size_t)(slash - s), false) ||
         !is_word(slash + 1, len - (size_t)(slash + 1 - s), false))
         return error_set(err,
-                         "'%.100s' is no name of a model: owner/name[:quant], as in "
+                         "'%.100s' is not a model name: use owner/name[:quant], such as "
                          "Qwen/Qwen3-8B-GGUF:Q4_K_M",
                          text);
     memcpy(out->repo, s, len);
@@ -118,7 +119,8 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
                 rev = second + strlen(kinds[i]);
         size_t n_rev = rev ? strcspn(rev, "/?#") : 0;
         if (!rev || !is_word(rev, n_rev, false))
-            return error_set(err, "'%.200s' is no address of a model or of a file of one", text);
+            return error_set(err, "'%.200s' is not the address of a model or of one of its files",
+                             text);
         snprintf(out->revision, sizeof out->revision, "%.*s", (int)n_rev, rev);
         if (rev[n_rev] == '/')
             file = rev + n_rev + 1;
@@ -126,8 +128,7 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
         if (file) {
             size_t n_file = strcspn(file, "?#");
             if (n_file >= sizeof out->quant || !is_word(file, n_file, true))
-                return error_set(err, "'%.200s': the file's name is not one that can be asked for",
-                                 file);
+                return error_set(err, "'%.200s': invalid file name", file);
             snprintf(out->quant, sizeof out->quant, "%.*s", (int)n_file, file);
         }
         return true;
@@ -135,7 +136,7 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
     if (s[n] == '@') {
         size_t n_rev = strcspn(s + n + 1, ":");
         if (!is_word(s + n + 1, n_rev, true))
-            return error_set(err, "'%.100s': the revision after @ is no name", text);
+            return error_set(err, "'%.100s': invalid revision after @", text);
         snprintf(out->revision, sizeof out->revision, "%.*s", (int)n_rev, s + n + 1);
         n += 1 + n_rev;
     }
@@ -143,8 +144,8 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
         size_t n_quant = strlen(s + n + 1);
         if (n_quant >= sizeof out->quant || !is_word(s + n + 1, n_quant, true))
             return error_set(err,
-                             "'%.100s': what stands after the colon is no quantisation, as "
-                             "Q4_K_M is",
+                             "'%.100s': the text after the colon is not a quantisation such as "
+                             "Q4_K_M",
                              text);
         memcpy(out->quant, s + n + 1, n_quant);
     }
@@ -160,7 +161,7 @@ void hub_print(const struct hub_name *n, struct buf *out)
         buf_addf(out, ":%s", n->quant);
 }
 
-/* Places */
+/* Locations */
 
 const char *hub_endpoint(void)
 {
@@ -172,7 +173,7 @@ const char *hub_endpoint(void)
     return text;
 }
 
-/* Where the Hub's tools keep what is theirs. */
+/* The home folder of the Hub's tools. */
 static bool hub_home(struct buf *out)
 {
     const char *v = getenv("HF_HOME"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -193,7 +194,7 @@ bool hub_cache(struct buf *out, struct error *err)
         return true;
     }
     if (!hub_home(out))
-        return error_set(err, "there is no place for models: set HF_HOME or HOME");
+        return error_set(err, "there is no folder for models: set HF_HOME or HOME");
     buf_adds(out, "/hub");
     return true;
 }
@@ -241,7 +242,7 @@ static bool is_hex(const char *s, size_t n)
     return s && strlen(s) == n && strspn(s, "0123456789abcdef") == n;
 }
 
-/* A path that stays inside: relative, no "..", no control characters, not hidden on the way. */
+/* True for a relative path that cannot leave its folder: no "..", no control characters. */
 static bool path_is_safe(const char *p)
 {
     if (!p || !*p || *p == '/' || strlen(p) > 512)
@@ -282,7 +283,7 @@ bool hub_repo_read(const char *text, size_t n, struct hub_repo *out, struct erro
     struct error why = {0};
     *out = (struct hub_repo){0};
     if (!json_guard(text, n, &json_limits_request, NULL, &why))
-        return error_set(err, "the Hub's list has %s", why.msg);
+        return error_set(err, "the Hub's file list has %s", why.msg);
     json_t *v = json_loadb(text, n, 0, NULL);
     const json_t *list = json_object_get(v, "siblings"), *item;
     const char *sha = json_string_value(json_object_get(v, "sha"));
@@ -293,14 +294,14 @@ bool hub_repo_read(const char *text, size_t n, struct hub_repo *out, struct erro
         out->files = mem_zalloc(json_array_size(list), sizeof *out->files);
         json_array_foreach((json_t *)list, i, item)
         {
-            out->n += read_file_entry(item, &out->files[out->n]); /* what is odd is left out */
+            out->n += read_file_entry(item, &out->files[out->n]); /* invalid entries are skipped */
         }
     }
     json_decref(v);
-    return ok || error_set(err, "the Hub's reply is no list of files");
+    return ok || error_set(err, "the Hub's response is not a list of files");
 }
 
-/* What a model needs */
+/* Selection of files */
 
 static const char *base_of(const char *path)
 {
@@ -320,7 +321,7 @@ static bool is_gguf(const char *path)
            !strcasestr(base_of(path), "imatrix");
 }
 
-/* Part i of n in "x-00001-of-00003.gguf"; false = it is one file. */
+/* Parses i and n of "x-00001-of-00003.gguf". False for a single file. */
 static bool part_of(const char *path, int *i, int *n)
 {
     size_t len = strlen(path);
@@ -329,7 +330,7 @@ static bool part_of(const char *path, int *i, int *n)
            used == 20;
 }
 
-/* The quantisation in a file's name: the last word that looks like one; "" where none does. */
+/* The quantisation in a file name: the last word that looks like one, or "". */
 static void quant_of(const char *path, char out[64])
 {
     static const char *const begins[] = {"Q", "IQ", "F16", "F32", "BF16", "FP16", "MXFP4", "TQ"};
@@ -344,7 +345,7 @@ static void quant_of(const char *path, char out[64])
         size_t w = strcspn(word, "-.");
         for (size_t k = 0; k < sizeof begins / sizeof *begins; k++) {
             size_t b = strlen(begins[k]);
-            bool number = k > 1 && k < 7; /* whole words; the others go on with a digit */
+            bool number = k > 1 && k < 7; /* whole words; the others need a digit next */
             if (w >= b && w < 64 && !strncasecmp(word, begins[k], b) &&
                 (number ? w == b || word[b] == '_' : word[b] >= '0' && word[b] <= '9'))
                 snprintf(out, 64, "%.*s", (int)w, word);
@@ -365,7 +366,7 @@ bool hub_quant(const char *path, char quant[64])
     return true;
 }
 
-/* Files of one quantisation, all of its parts in one folder. */
+/* Marks the files of one quantisation with all its parts. */
 static bool choose_quant(const struct hub_file *files, int n, const char *quant, bool *wanted,
                          int *first, struct error *err)
 {
@@ -379,7 +380,7 @@ static bool choose_quant(const struct hub_file *files, int n, const char *quant,
         quant_of(files[i].path, q);
         bool same = !strcasecmp(q, quant) || !strcasecmp(files[i].path, quant);
         if (same && *first >= 0 && !part_of(files[i].path, &k, &of))
-            continue; /* a second file of the same kind: the first one stands for it */
+            continue; /* a second file of the same quantisation is ignored */
         if (!same)
             continue;
         bool split = part_of(files[i].path, &k, &of);
@@ -390,7 +391,7 @@ static bool choose_quant(const struct hub_file *files, int n, const char *quant,
         parts = split ? of : 1;
     }
     if (have && have < parts)
-        return error_set(err, "%s: only %d of %d parts are there", quant, have, parts);
+        return error_set(err, "%s: only %d of %d parts are available", quant, have, parts);
     return true;
 }
 
@@ -422,13 +423,13 @@ static bool choose_gguf(const struct hub_file *files, int n, char quant[64], boo
         if (!list.len || !strstr(list.p, word))
             buf_addf(&list, "%s%s", list.len ? ", " : "", word);
     }
-    error_set(err, "there is no %s of it; there is %.300s", quant,
-              list.len ? list.p : "none at all");
+    error_set(err, "no quantisation %s; available: %.300s", quant, list.len ? list.p : "none");
     buf_clear(&list);
     return false;
 }
 
-/* Weights and what reads them; not the same weights in other forms, nor pictures and pages. */
+/* True for weights, configuration and tokenizer; not for other formats of the weights, images or
+ * pages. */
 static bool folder_needs(const char *path)
 {
     static const char *const tails[] = {".safetensors", ".safetensors.index.json", ".jinja"};
@@ -465,7 +466,7 @@ bool hub_choose(const struct hub_file *files, int n, char quant[64], bool *wante
         config |= !strcmp(files[i].path, "config.json");
     }
     if (quant[0])
-        return error_set(err, "there is no GGUF file of it, so no %s", quant);
+        return error_set(err, "the repository has no GGUF file, so no %s", quant);
     return (weights && config) ||
-           error_set(err, "there is neither a GGUF file nor a folder of safetensors in it");
+           error_set(err, "the repository has neither a GGUF file nor a model in safetensors");
 }

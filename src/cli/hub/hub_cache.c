@@ -1,4 +1,4 @@
-/* Models that are in the cache already: finding one, going through all, and what MODEL means. */
+/* Models in the cache: finding one, iterating over all, and resolving MODEL arguments. */
 #include "cli/hub/hub.h"
 #include "base/mem.h"
 #include "cli/cli.h"
@@ -13,7 +13,8 @@
 
 enum { DEEPEST = 4, MOST_FILES = 100000 };
 
-/* Files under a folder, as of a repository: links are followed, and those that lead nowhere left out. */
+/* Lists the files under a folder as of a repository. Links are followed; dangling links are
+ * skipped. */
 static void add_files(struct buf *path, size_t root, int depth, struct hub_repo *out)
 {
     DIR *d = opendir(path->p);
@@ -53,7 +54,7 @@ static void read_snapshot(const char *folder, struct hub_repo *out)
     buf_clear(&path);
 }
 
-/* "x-00001-of-00003.safetensors": all three must be there. */
+/* True if all shards are present: of "x-00001-of-00003.safetensors", all three. */
 static bool shards_are_whole(const struct hub_repo *r, const bool *wanted)
 {
     int have = 0, of = 0;
@@ -70,7 +71,7 @@ static bool shards_are_whole(const struct hub_repo *r, const bool *wanted)
     return have == of;
 }
 
-/* The commit a name means, by what the cache knows; "" = none. */
+/* The commit of a name's revision according to the cache; "" if unknown. */
 static void snapshot_of(const struct hub_name *name, const char *folder, char sha[72])
 {
     struct buf ref = {0}, text = {0};
@@ -141,7 +142,7 @@ bool hub_open(const char *text, struct buf *out, struct error *err)
             ok = hub_pull(&name, false, out, err);
         else if (ok)
             ok = error_set(err,
-                           "%s is neither a file nor a model in the cache; 'steel pull %s' gets it",
+                           "%s is neither a file nor a cached model; 'steel pull %s' downloads it",
                            text, shown.p);
     }
     buf_clear(&shown);
@@ -150,7 +151,7 @@ bool hub_open(const char *text, struct buf *out, struct error *err)
 
 bool hub_resolve(const char **model, struct error *err)
 {
-    static struct buf path; /* for the rest of the process */
+    static struct buf path; /* kept for the rest of the process */
     buf_reset(&path);
     if (!*model)
         return true;
@@ -160,7 +161,7 @@ bool hub_resolve(const char **model, struct error *err)
     return true;
 }
 
-/* Going through all */
+/* Iteration */
 
 static void tell(const struct hub_repo *r, const bool *wanted, struct hub_found *f,
                  void (*fn)(void *arg, const struct hub_found *f), void *arg)
@@ -186,7 +187,7 @@ static void tell(const struct hub_repo *r, const bool *wanted, struct hub_found 
     mem_free(names);
 }
 
-/* Every quantisation of a snapshot, or the folder. */
+/* Reports every quantisation of a snapshot, or the folder. */
 static void each_of(const char *repo, const char *snapshot,
                     void (*fn)(void *arg, const struct hub_found *f), void *arg)
 {

@@ -1,4 +1,4 @@
-/* Words into lines: see the header. */
+/* See flow.h. */
 #include "cli/term/flow.h"
 
 #include <string.h>
@@ -31,7 +31,7 @@ size_t flow_decode(const char *p, size_t n, uint32_t *c)
     while (have < need && have < n && ((unsigned char)p[have] & 0xc0) == 0x80)
         have++;
     if (first < 0xf5 && have < need && have == n)
-        return 0; /* the rest is still to come */
+        return 0; /* incomplete */
     *c = 0xfffd;
     return 1;
 }
@@ -68,7 +68,7 @@ void flow_style(struct flow *f, unsigned style)
     f->shown = f->word_style = style;
 }
 
-/* A line that goes on below, in the same style. */
+/* Starts a continuation line in the same style. */
 static void wrap_line(struct flow *f)
 {
     unsigned style = f->shown;
@@ -100,7 +100,7 @@ void flow_word(struct flow *f)
     buf_reset(&f->word);
 }
 
-/* Marks that close: no line begins with one. */
+/* Closing punctuation (CJK): no line starts with it. */
 static bool is_closing(uint32_t c)
 {
     return (c >= 0x3001 && c <= 0x3002) || c == 0xff0c || c == 0xff0e || c == 0xff01 ||
@@ -110,7 +110,7 @@ static bool is_closing(uint32_t c)
 
 static void add_one(struct flow *f, uint32_t c, int width, unsigned style)
 {
-    if (f->word_width + width > f->width - f->prefix_width) /* longer than a line: cut */
+    if (f->word_width + width > f->width - f->prefix_width) /* longer than a line: break it */
         flow_word(f);
     if (style != f->word_style) {
         add_style(f, &f->word, style);
@@ -129,14 +129,14 @@ void flow_char(struct flow *f, uint32_t c, unsigned style)
         f->joined = false;
         return;
     }
-    if (c < 32 || (c >= 127 && c < 160)) { /* ^[ for an escape */
+    if (c < 32 || (c >= 127 && c < 160)) { /* shown as ^[ for an escape */
         add_one(f, '^', 1, style);
         add_one(f, c < 32 ? c + 64 : '?', 1, style);
         return;
     }
     int width = flow_char_width(c);
     bool wide = width > 1, belongs = !width || f->joined;
-    f->joined = c == 0x200d; /* joins what follows to what was before */
+    f->joined = c == 0x200d; /* zero width joiner */
     if (!belongs && !is_closing(c) && f->word.len && (f->word_ends || wide))
         flow_word(f);
     add_one(f, c, width, style);

@@ -1,7 +1,7 @@
 /*
- * Words into lines: characters with a style come in, lines no wider than asked for come out. Breaks at
- * blanks and beside wide characters; a word that is longer than a line is cut. Widths are those of
- * terminals: 2 for East Asian wide characters, 0 for combining ones.
+ * Word wrapping: styled characters in, lines of at most `width` columns out. Breaks at blanks and
+ * next to wide characters; a word longer than a line is cut. Widths are a terminal's: 2 for East
+ * Asian wide characters, 0 for combining ones.
  */
 #ifndef STEEL_CLI_FLOW_H
 #define STEEL_CLI_FLOW_H
@@ -21,29 +21,30 @@ enum flow_style {
 
 struct flow {
     struct buf *out;
-    int width;         /* columns of a line */
-    bool styles;       /* else styles are not written */
-    struct buf prefix; /* of lines that go on; may hold escape sequences */
+    int width;         /* columns per line */
+    bool styles;       /* write styles */
+    struct buf prefix; /* start of continuation lines; may contain escape sequences */
     int prefix_width;
-    int column; /* of the cursor */
+    int column; /* the cursor's column */
     struct buf word;
     int word_width, spaces;
-    unsigned word_style; /* at the end of the word */
-    unsigned shown;      /* of what was written */
-    bool word_ends;      /* the word's last character allows a break behind it */
-    bool joined;         /* the next character belongs to the last */
+    unsigned word_style; /* style at the end of the word */
+    unsigned shown;      /* style written last */
+    bool word_ends;      /* a break is allowed after the word's last character */
+    bool joined;         /* the next character joins the last one */
 };
 
 void flow_clear(struct flow *f);
 int flow_char_width(uint32_t c);
-/* Adds a character; one that controls terminals is shown, not sent. */
+/* Adds a character. Control characters are shown as ^X, not sent. */
 void flow_char(struct flow *f, uint32_t c, unsigned style);
 void flow_text(struct flow *f, const char *text, unsigned style); /* UTF-8 */
-void flow_word(struct flow *f);                                   /* lets the held word go */
-void flow_style(struct flow *f, unsigned style); /* what follows outside of words is so */
-/* Ends the line: styles off, a newline. */
+void flow_word(struct flow *f);                                   /* writes the pending word */
+void flow_style(struct flow *f, unsigned style); /* sets the style outside of words */
+/* Ends the line: resets the style and writes a newline. */
 void flow_newline(struct flow *f);
-/* The next character of UTF-8 text: bytes taken, 0 where it is cut off; a wrong byte is U+FFFD. */
+/* Decodes the next character of UTF-8 text. Returns the bytes used, 0 if it is incomplete. An
+ * invalid byte gives U+FFFD. */
 size_t flow_decode(const char *p, size_t n, uint32_t *c);
 void flow_encode(struct buf *out, uint32_t c);
 

@@ -1,7 +1,8 @@
 /*
- * libedit behind a small interface; owns the terminal's state while a line is read. Characters are read
- * here, not by libedit: so Ctrl-C, a new size of the window and pasted text are noticed. While a line
- * is read the terminal marks what is pasted ("bracketed paste"): newlines in it do not end the message.
+ * libedit behind a small interface. Owns the terminal's state while a line is read. Characters are
+ * read here and not by libedit, so that Ctrl-C, window size changes and pasted text are noticed.
+ * While a line is read the terminal marks pasted text ("bracketed paste"), so newlines in it do not
+ * end the message.
  */
 #include "cli/term/lineedit.h"
 #include "cli/cli.h"
@@ -54,7 +55,7 @@ static void on_resize(int sig)
     resized = 1;
 }
 
-/* One byte: 1; 0 at the end; -1 after Ctrl-C. */
+/* Reads one byte. Returns 1; 0 at the end of input; -1 after Ctrl-C. */
 static int read_byte(EditLine *el, char *out)
 {
     for (;;) {
@@ -90,7 +91,7 @@ static int read_wide(EditLine *el, wchar_t *out)
     return 1;
 }
 
-/* What follows "\e[200~", up to "\e[201~", goes into the line as it is. */
+/* Inserts the text between "\e[200~" and "\e[201~" into the line. */
 static unsigned char take_paste(EditLine *el, wint_t key)
 {
     static const wchar_t end[] = L"\033[201~";
@@ -101,10 +102,10 @@ static unsigned char take_paste(EditLine *el, wint_t key)
     while (matched < END && el_wgetc(el, &c) == 1) {
         matched = c == end[matched] ? matched + 1 : c == end[0];
         if (c == L'\r')
-            c = L'\n'; /* what terminals send for a newline */
+            c = L'\n'; /* terminals send CR for a newline */
         if (n + 1 == cap)
             text = mem_realloc(text, cap *= 2, sizeof *text);
-        if (n < PASTE_MAX) /* the rest is read and dropped */
+        if (n < PASTE_MAX) /* the rest is discarded */
             text[n++] = c;
     }
     if (matched == END && n < PASTE_MAX)
@@ -120,7 +121,7 @@ static unsigned char take_paste(EditLine *el, wint_t key)
     return CC_REFRESH;
 }
 
-/* Bytes that all lines of the list begin with; *n: how many lines. */
+/* The length of the lines' common prefix; *n: the number of lines. */
 static size_t common_start(const struct buf *list, int *n)
 {
     size_t common = 0;
@@ -132,11 +133,11 @@ static size_t common_start(const struct buf *list, int *n)
         common = (*n)++ ? k : len;
     }
     while (common && ((unsigned char)list->p[common] & 0xc0) == 0x80)
-        common--; /* whole characters */
+        common--; /* do not split a character */
     return common;
 }
 
-/* The choices below the line, in columns that fit. */
+/* Prints the completions below the line, in columns. */
 static void show_choices(const struct buf *list, size_t skip)
 {
     int widest = 1, columns = cli_columns(), at = 0;
@@ -249,7 +250,7 @@ void lineedit_remember(struct lineedit *le, const char *line)
         history(le->history, &le->event, H_ENTER, line);
 }
 
-/* One physical line without its newline, NULL at the end or an interrupt. */
+/* Reads one physical line without its newline. NULL at the end or after Ctrl-C. */
 static const char *read_line(struct lineedit *le, const char *prompt, size_t *len)
 {
     const char *line;
@@ -259,7 +260,7 @@ static const char *read_line(struct lineedit *le, const char *prompt, size_t *le
         if (resized)
             el_resize(le->el);
         resized = 0;
-        fputs("\033[?2004h", stdout); /* pasted text is marked */
+        fputs("\033[?2004h", stdout); /* mark pasted text */
         fflush(stdout);
         line = el_gets(le->el, &n);
         fputs("\033[?2004l", stdout);
@@ -287,7 +288,7 @@ enum line_result lineedit_read(struct lineedit *le, const char *prompt, const ch
                                struct buf *out)
 {
     bool quoted = false, first = true,
-         bare_quote = false; /* bare: nothing behind the opening mark */
+         bare_quote = false; /* bare: the opening mark is alone on its line */
     buf_reset(out);
     for (;; first = false) {
         size_t len = 0;
@@ -321,7 +322,7 @@ enum line_result lineedit_read(struct lineedit *le, const char *prompt, const ch
             buf_add(out, line, len);
             continue;
         }
-        bool pasted = memchr(line, '\n', len) != NULL; /* a whole message */
+        bool pasted = memchr(line, '\n', len) != NULL; /* a complete message */
         if (len && line[len - 1] == '\\' && !pasted) {
             buf_add(out, line, len - 1);
             continue;

@@ -1,11 +1,12 @@
 /*
- * Markdown in pieces: see the header. A line's first characters are held until they tell what the line
- * is; then the rest of it streams. Every line of the text is a line on the screen, as people expect of
- * poems and addresses. Tables are held until they end, code between backticks until it closes.
+ * Streaming markdown: see markdown.h. The first characters of a line are held until they determine
+ * its kind; the rest of the line streams. Each line of the text is a line on the screen, as in
+ * poems and addresses. Tables are held until they end, inline code until it closes.
  *
- * Invariants: 1. bytes are taken one character at a time, so pieces do not matter. 2. A newline is
- * written when something follows it, so a text ends without blank lines. 3. Every loop over held text
- * is bounded by HELD_MAX.
+ * Invariants:
+ * 1. Input is processed one character at a time, so the pieces do not matter.
+ * 2. A newline is written when something follows it, so a text ends without blank lines.
+ * 3. Every loop over held text is bounded by HELD_MAX.
  */
 #include "cli/term/markdown.h"
 #include "cli/term/flow.h"
@@ -18,41 +19,41 @@
 enum { HELD_MAX = 16384, FRAME_WIDTH = 60, LEAST_WIDTH = 12 };
 
 enum line_kind {
-    LINE_UNKNOWN, /* more characters are needed */
+    LINE_UNKNOWN, /* needs more characters */
     LINE_TEXT,
     LINE_HEADING,
     LINE_LIST,
     LINE_QUOTE,
-    LINE_WHOLE, /* a fence, a row of a table, a rule: known at its end */
+    LINE_WHOLE, /* a fence, a table row or a rule: decided at the end of the line */
 };
 
 struct markdown {
     struct markdown_options opt;
     struct flow flow;
     struct buf out;
-    struct buf bytes; /* of a character that is not whole yet */
-    struct buf head;  /* of the line, while its kind is not known */
-    bool in_text;     /* the kind is known: characters go to the inline state */
-    bool whole;       /* the head grows to the end of the line */
-    int newlines;     /* to be written before the next text */
-    bool begun;       /* something was written */
-    unsigned base;    /* style of the line */
+    struct buf bytes; /* an incomplete character */
+    struct buf head;  /* start of the line, while its kind is unknown */
+    bool in_text;     /* the kind is known: characters go to inline_char */
+    bool whole;       /* hold the line until its end */
+    int newlines;     /* newlines to write before the next text */
+    bool begun;       /* something has been written */
+    unsigned base;    /* the line's style */
     /* code between fences */
-    char fence; /* 0 = none */
+    char fence; /* the fence's character; 0 = not in code */
     int fence_len, fence_indent;
-    bool code_line; /* the line is no fence: its characters stream */
+    bool code_line; /* the line is code, not the closing fence: its characters stream */
     int code_column;
-    struct table table;
+    struct markdown_table table;
     /* inside a line */
     unsigned style;
-    char opened[2]; /* the marks that opened italics, bold */
+    char opened[2]; /* characters that opened italics, bold */
     uint32_t before;
-    char run; /* of marks, not judged yet: * _ ~ */
+    char run; /* pending run of * _ ~ */
     int run_len;
     bool escaped;
-    int ticks;       /* that opened code; 0 = not in code */
-    struct buf code; /* from its opening marks on */
-    int code_run;    /* backticks at its end */
+    int ticks;       /* backticks that opened inline code; 0 = none */
+    struct buf code; /* inline code, including its opening backticks */
+    int code_run;    /* trailing backticks of code */
 };
 
 static int line_width(const struct markdown *m)
@@ -88,7 +89,7 @@ void markdown_columns(struct markdown *m, int columns)
     m->flow.width = line_width(m);
 }
 
-/* Lines that wait are written; the cursor is at the beginning of one. */
+/* Writes pending newlines, so that the cursor is at the start of a line. */
 static void begin_output(struct markdown *m)
 {
     for (; m->newlines > 0; m->newlines--)
@@ -106,7 +107,7 @@ static void end_line(struct markdown *m)
     m->newlines++;
 }
 
-/* What lines begin with that go on: blanks, and the bars of quotes. */
+/* Sets the start of continuation lines: blanks, and the bars of quotes. */
 static void set_prefix(struct markdown *m, int bars, int blanks)
 {
     struct flow *f = &m->flow;
@@ -149,8 +150,9 @@ static void show_run(struct markdown *m, int n)
         show(m, (uint32_t)(unsigned char)m->run);
 }
 
-/* A run of marks is over: it opens, closes, or is text. `next` is the character behind it. */
-static void judge_run(struct markdown *m, uint32_t next)
+/* A run of marks has ended: it opens emphasis, closes it, or is text. `next`: the following
+ * character. */
+static void resolve_run(struct markdown *m, uint32_t next)
 {
     int n = m->run_len;
     m->run_len = 0;
@@ -179,8 +181,8 @@ static void judge_run(struct markdown *m, uint32_t next)
 
 static void inline_char(struct markdown *m, uint32_t c);
 
-/* Backticks that nothing closed are text, and so is what is behind them. */
-static void give_up_code(struct markdown *m)
+/* Unclosed backticks are text, and so is what follows them. */
+static void release_code(struct markdown *m)
 {
     struct buf held = m->code;
     int ticks = m->ticks;
@@ -218,7 +220,7 @@ static void show_code(struct markdown *m)
     m->ticks = m->code_run = 0;
 }
 
-/* Takes a character of code, or of the backticks around it; false: it is none of it. */
+/* Handles a character of inline code or of its backticks. False if c is neither. */
 static bool code_char(struct markdown *m, uint32_t c)
 {
     bool opening = (size_t)m->ticks == m->code.len;
@@ -235,7 +237,7 @@ static bool code_char(struct markdown *m, uint32_t c)
     m->code_run = 0;
     flow_encode(&m->code, c);
     if (m->code.len > HELD_MAX)
-        give_up_code(m);
+        release_code(m);
     return true;
 }
 
@@ -255,7 +257,7 @@ static void inline_char(struct markdown *m, uint32_t c)
         return;
     }
     if (m->run_len)
-        judge_run(m, c);
+        resolve_run(m, c);
     if (m->opt.plain || !m->opt.styles)
         show(m, c);
     else if (c == '*' || c == '_' || c == '~') {
@@ -270,15 +272,15 @@ static void inline_char(struct markdown *m, uint32_t c)
         show(m, c);
 }
 
-/* What was held within a line is let go at its end. */
+/* Writes what is pending at the end of a line. */
 static void inline_end(struct markdown *m)
 {
     if (m->ticks && m->code_run == m->ticks && m->code.len > (size_t)m->ticks)
         show_code(m);
     while (m->ticks)
-        give_up_code(m);
+        release_code(m);
     if (m->run_len)
-        judge_run(m, 0);
+        resolve_run(m, 0);
     if (m->escaped)
         show(m, '\\');
     m->escaped = false;
@@ -332,7 +334,7 @@ static void end_table(struct markdown *m)
 
 enum frame { FRAME_TOP, FRAME_BOTTOM, FRAME_RULE };
 
-/* A line above or below code, with a word in it, or one between paragraphs. */
+/* Draws the line above or below code, with the language name, or a rule. */
 static void draw_frame(struct markdown *m, enum frame kind, const char *info, size_t n)
 {
     static const char *const corners[][2] = {
@@ -357,7 +359,7 @@ static void draw_frame(struct markdown *m, enum frame kind, const char *info, si
     m->newlines++;
 }
 
-/* "```python": a fence, its mark and the word behind it. */
+/* Parses a fence such as "```python": its mark, length, indentation and language. */
 static bool read_fence(const char *line, size_t n, char *mark, int *len, int *indent,
                        const char **info, size_t *n_info)
 {
@@ -397,7 +399,7 @@ static void show_code_char(struct markdown *m, uint32_t c)
     }
 }
 
-/* The held beginning of a code line turned out to be code. As far as the fence is indented, so is it. */
+/* The held start of a line is code, not a fence. Removes as much indentation as the fence has. */
 static void start_code_line(struct markdown *m)
 {
     size_t at = 0;
@@ -416,7 +418,7 @@ static void start_code_line(struct markdown *m)
     buf_reset(&m->head);
 }
 
-/* A line of code that may still become the closing fence: blanks, marks, blanks. */
+/* True if the held line may still become the closing fence: blanks, marks, blanks. */
 static bool may_close(const struct markdown *m, bool *closes)
 {
     size_t i = 0, run = 0;
@@ -461,7 +463,8 @@ static void fenced_char(struct markdown *m, uint32_t c)
 
 /* Lines */
 
-/* Kind of a line by its head; *used: bytes of marks, *blanks: before them. */
+/* The kind of a line, from its start. *blanks: leading blanks; *used: bytes up to the end of its
+ * marks. */
 static enum line_kind classify(const char *p, size_t n, size_t *blanks, size_t *used)
 {
     size_t i = 0, run = 0;
@@ -473,7 +476,7 @@ static enum line_kind classify(const char *p, size_t n, size_t *blanks, size_t *
     char c = p[i];
     while (i + run < n && p[i + run] == c)
         run++;
-    size_t behind = i + run; /* what follows the first run */
+    size_t behind = i + run; /* index after the first run */
     if (c == '|')
         return LINE_WHOLE;
     if (c == '`' || c == '~')
@@ -494,7 +497,8 @@ static enum line_kind classify(const char *p, size_t n, size_t *blanks, size_t *
             *used = i + 2;
             return LINE_LIST;
         }
-        return behind == n && n < 200 ? LINE_UNKNOWN : LINE_TEXT; /* a rule is known at its end */
+        return behind == n && n < 200 ? LINE_UNKNOWN
+                                      : LINE_TEXT; /* a rule is decided at the end of the line */
     }
     size_t digits = i;
     while (digits < n && p[digits] >= '0' && p[digits] <= '9')
@@ -510,8 +514,8 @@ static enum line_kind classify(const char *p, size_t n, size_t *blanks, size_t *
     return LINE_TEXT;
 }
 
-/* The line is known: what stands before its text is written, and text streams from here. `bars`: quotes
- * around it. */
+/* The line's kind is known: writes what precedes its text. The text streams from here. `bars`:
+ * level of quotes. */
 static void begin_text(struct markdown *m, enum line_kind kind, int bars, size_t blanks,
                        const char *marks, size_t n_marks)
 {
@@ -539,7 +543,7 @@ static void begin_text(struct markdown *m, enum line_kind kind, int bars, size_t
     m->before = 0;
 }
 
-/* Quotes at the beginning of the head: how many, and the bytes of their marks. */
+/* The level of quotes at the start of the held line; *used: the bytes of their marks. */
 static int count_quotes(const struct markdown *m, size_t *used)
 {
     int bars = 0;
@@ -553,8 +557,8 @@ static int count_quotes(const struct markdown *m, size_t *used)
     return bars;
 }
 
-/* Looks at the head of a line; `over`: nothing more comes. */
-static void judge_head(struct markdown *m, bool over)
+/* Decides the kind of the held line if possible. `over`: the line is complete. */
+static void resolve_head(struct markdown *m, bool over)
 {
     size_t quoted, blanks = 0, used = 0;
     int bars = m->opt.plain ? 0 : count_quotes(m, &quoted);
@@ -568,7 +572,7 @@ static void judge_head(struct markdown *m, bool over)
         used = blanks;
     }
     if (kind == LINE_WHOLE && bars)
-        kind = LINE_TEXT; /* tables and code in quotes are shown as they are */
+        kind = LINE_TEXT; /* tables and code in quotes are printed unchanged */
     if (!over && (kind == LINE_UNKNOWN || kind == LINE_WHOLE)) {
         m->whole = kind == LINE_WHOLE;
         if (m->head.len < HELD_MAX)
@@ -602,7 +606,7 @@ static bool is_rule(const char *p, size_t n)
     return count >= 3;
 }
 
-/* The end of a line whose head was held to it. */
+/* Ends a line that was held to its end. */
 static void end_head(struct markdown *m)
 {
     const char *info;
@@ -611,11 +615,11 @@ static void end_head(struct markdown *m)
     char mark;
     while (n && (m->head.p[n - 1] == ' ' || m->head.p[n - 1] == '\r'))
         n--;
-    if (!n) { /* blank */
+    if (!n) { /* blank line */
         end_table(m);
         m->newlines += m->begun;
     } else if (m->opt.plain) {
-        judge_head(m, true);
+        resolve_head(m, true);
         inline_end(m);
         end_line(m);
     } else if (read_fence(m->head.p, n, &mark, &len, &indent, &info, &n_info)) {
@@ -625,12 +629,12 @@ static void end_head(struct markdown *m)
         m->fence_indent = indent;
         draw_frame(m, FRAME_TOP, info, n_info);
     } else if (m->head.p[strspn(m->head.p, " ")] == '|' && table_add(&m->table, m->head.p, n)) {
-        /* it grows */
+        /* the table continues */
     } else if (is_rule(m->head.p, n)) {
         end_table(m);
         draw_frame(m, FRAME_RULE, "", 0);
     } else {
-        judge_head(m, true);
+        resolve_head(m, true);
         inline_end(m);
         end_line(m);
     }
@@ -658,7 +662,7 @@ static void take(struct markdown *m, uint32_t c)
         else
             flow_encode(&m->head, c);
         if (!m->whole || m->head.len >= HELD_MAX)
-            judge_head(m, false);
+            resolve_head(m, false);
     }
 }
 

@@ -1,9 +1,9 @@
 /*
- * Markdown on its way to a terminal: text comes in pieces as a model writes it, goes out word by word,
- * wrapped to the screen, with bold, italics, code in a frame, lists, quotes and tables. However the text
- * is cut into pieces, what comes out is the same. Nothing of the text reaches the terminal as a
- * control character. Owns what is held back: a word, the beginning of a line, the rows of a table.
- * Knows nothing of terminals: the caller says how wide they are and takes the bytes.
+ * Streaming markdown for terminals. Text arrives in pieces as a model generates it and is written
+ * word by word, wrapped to the screen, with bold, italics, framed code, lists, quotes and tables.
+ * The output does not depend on how the text is cut into pieces. Control characters in the text
+ * never reach the terminal. Pending output (a word, the start of a line, the rows of a table) is
+ * owned here. Does not access the terminal: the caller gives the width and receives the bytes.
  */
 #ifndef STEEL_CLI_MARKDOWN_H
 #define STEEL_CLI_MARKDOWN_H
@@ -14,28 +14,28 @@
 struct markdown;
 
 struct markdown_options {
-    int columns;  /* of the screen; lines are at most one shorter */
-    bool styles;  /* escape sequences; without them marks of emphasis stay as they are */
-    bool unicode; /* lines are drawn with box characters, not with - and | */
-    bool plain;   /* no markdown: words are wrapped, that is all */
-    bool dim;     /* all of it */
+    int columns;  /* width of the screen; lines have at most one column less */
+    bool styles;  /* use escape sequences; otherwise marks of emphasis are printed */
+    bool unicode; /* draw with box characters, not - and | */
+    bool plain;   /* no markdown, only word wrapping */
+    bool dim;     /* dim style for everything */
     void (*write)(void *arg, const char *p, size_t n);
     void *arg;
 };
 
 struct markdown *markdown_new(const struct markdown_options *opt);
 void markdown_free(struct markdown *m);
-void markdown_columns(struct markdown *m, int columns); /* the screen has changed */
+void markdown_columns(struct markdown *m, int columns); /* new width of the screen */
 void markdown_feed(struct markdown *m, const char *text, size_t n);
-/* Lets go what is held back and closes what is open. Newlines at the end are left to the caller. The
- * next piece begins a new text. */
+/* Writes pending output and closes open elements. Trailing newlines are left to the caller. The
+ * next piece starts a new text. */
 void markdown_end(struct markdown *m);
 
-/* One text, wrapped: the first line begins with `first`, the others with `hang` blanks. Ends in a
- * newline. */
+/* Prints one wrapped text: the first line starts with `first`, the others with `hang` blanks.
+ * Ends in a newline. */
 void markdown_wrap(const struct markdown_options *opt, const char *first, int hang,
                    const char *text);
-/* Columns that a text takes on a terminal. */
+/* The width of a text in terminal columns. */
 int markdown_width(const char *text, size_t n);
 
 #endif

@@ -1,4 +1,4 @@
-/* Tables of markdown: columns as wide as their cells, narrowed where the screen is narrower. */
+/* Markdown tables: columns are as wide as their cells, and narrower if the screen is too narrow. */
 #include "cli/term/table.h"
 #include "base/mem.h"
 
@@ -6,7 +6,7 @@
 
 enum { MAX_ROWS = 400, MAX_COLUMNS = 32, LEAST_COLUMN = 5 };
 
-bool table_add(struct table *t, const char *line, size_t n)
+bool table_add(struct markdown_table *t, const char *line, size_t n)
 {
     if (t->n == MAX_ROWS)
         return false;
@@ -18,12 +18,12 @@ bool table_add(struct table *t, const char *line, size_t n)
     return true;
 }
 
-void table_clear(struct table *t)
+void table_clear(struct markdown_table *t)
 {
     for (int i = 0; i < t->n; i++)
         mem_free(t->rows[i].text);
     mem_free(t->rows);
-    *t = (struct table){0};
+    *t = (struct markdown_table){0};
 }
 
 struct cell {
@@ -31,7 +31,7 @@ struct cell {
     size_t n;
 };
 
-/* Cells of a row. A bar in code or behind a backslash is text. */
+/* Splits a row into cells. A bar in code or after a backslash is text. */
 static int split(const struct table_row *r, struct cell cells[MAX_COLUMNS])
 {
     const char *p = r->text, *end = r->text + r->n;
@@ -73,7 +73,7 @@ static bool is_dashes(const struct cell *c)
     return dashes > 0;
 }
 
-/* A cell as lines no wider than `width`, separated by newlines. */
+/* Draws a cell as lines of at most `width` columns, separated by newlines. */
 static void draw_cell(const struct table_look *look, const struct cell *c, int width,
                       unsigned style, struct buf *out)
 {
@@ -84,7 +84,7 @@ static void draw_cell(const struct table_look *look, const struct cell *c, int w
     flow_clear(&f);
 }
 
-/* Columns that a line takes on a screen; escape sequences take none. */
+/* The width of a line on a terminal; escape sequences have none. */
 static int shown_width(const char *p, size_t n)
 {
     int width = 0;
@@ -124,7 +124,7 @@ static void draw_line(const struct table_look *look, const int *widths, int n, s
         buf_adds(out, "\033[0m");
 }
 
-/* The k-th line of a text; its length in *n. */
+/* The k-th line of a text; *n: its length. */
 static const char *line_of(const struct buf *b, int k, size_t *n)
 {
     const char *p = b->p ? b->p : "", *end = p + b->len;
@@ -151,7 +151,8 @@ static int count_lines(const struct buf *b)
     return n;
 }
 
-/* One row: as many lines as its tallest cell. right: bits of columns that are flush right. */
+/* Draws one row, with as many lines as its tallest cell. right: bit mask of right-aligned
+ * columns. */
 static void draw_row(const struct table_look *look, const struct cell *cells, int n,
                      const int *widths, int columns, uint32_t right, unsigned style,
                      struct buf *out)
@@ -186,8 +187,9 @@ static void draw_row(const struct table_look *look, const struct cell *cells, in
         buf_clear(&drawn[i]);
 }
 
-/* Where columns would be too narrow to read: a line for each cell. */
-static void draw_list(const struct table *t, const struct table_look *look, struct buf *out)
+/* Used when columns would be too narrow to read: one line per cell. */
+static void draw_list(const struct markdown_table *t, const struct table_look *look,
+                      struct buf *out)
 {
     struct cell names[MAX_COLUMNS], cells[MAX_COLUMNS];
     int columns = split(&t->rows[0], names);
@@ -211,7 +213,7 @@ static void draw_list(const struct table *t, const struct table_look *look, stru
     }
 }
 
-void table_draw(const struct table *t, const struct table_look *look, struct buf *out)
+void table_draw(const struct markdown_table *t, const struct table_look *look, struct buf *out)
 {
     struct cell cells[MAX_COLUMNS];
     int widths[MAX_COLUMNS] = {0}, columns = split(&t->rows[0], cells), total;

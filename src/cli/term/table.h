@@ -1,4 +1,4 @@
-/* A table of markdown: its rows as they come in, then all of it within the width of a screen. */
+/* Markdown tables: collects the rows, then draws the table within the screen's width. */
 #ifndef STEEL_CLI_TABLE_H
 #define STEEL_CLI_TABLE_H
 
@@ -8,7 +8,7 @@ struct table_row {
     char *text; /* owned */
     size_t n;
 };
-struct table {
+struct markdown_table {
     struct table_row *rows; /* (n) */
     int n, cap;
 };
@@ -16,16 +16,17 @@ struct table {
 struct table_look {
     int width;
     bool styles, unicode;
-    /* Puts a cell's text into the flow, which is as wide as its column; `style` is added to its own. */
+    /* Writes a cell's text to the flow, whose width is the column's. `style` is added to the
+     * text's own. */
     void (*draw)(void *arg, struct flow *f, const char *text, size_t n, unsigned style);
     void *arg;
 };
 
-/* Adds a row, "| a | b |"; false: the table is as large as it may be. */
-bool table_add(struct table *t, const char *line, size_t n);
-/* Without a newline at the end. Rows without a line of dashes below the first are no table: they come
- * out as they are. */
-void table_draw(const struct table *t, const struct table_look *look, struct buf *out);
-void table_clear(struct table *t);
+/* Adds a row, "| a | b |". False if the table has reached its maximal size. */
+bool table_add(struct markdown_table *t, const char *line, size_t n);
+/* Draws the table, without a trailing newline. Rows without a line of dashes after the first are
+ * not a table and are printed unchanged. */
+void table_draw(const struct markdown_table *t, const struct table_look *look, struct buf *out);
+void table_clear(struct markdown_table *t);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * The chat terminal: a conversation of the library (steel.h) on a screen. Shows thinking, text and tool
- * calls as they come, runs the /commands (terminal_commands.c), and has the conversation settled while
- * the person reads and types, so that a turn reads only what is new in it.
+ * The chat terminal: a conversation of the library (steel.h) on a screen. Shows thinking, text and
+ * tool calls as they are generated, runs the /commands (terminal_commands.c), and calls
+ * steel_chat_settle after each answer, so that the next turn reads only what is new in it.
  */
 #include "cli/term/terminal_int.h"
 #include "base/mem.h"
@@ -22,7 +22,7 @@ static bool use_color(void)
     return isatty(STDOUT_FILENO) && !(none && *none) && term && strcmp(term, "dumb") != 0;
 }
 
-/* Whether box characters can be shown; where the locale says nothing, terminals of today can. */
+/* True if box characters can be shown. Without a locale, a modern terminal is assumed. */
 static bool is_utf8(void)
 {
     const char *vars[] = {getenv("LC_ALL"), getenv("LC_CTYPE"), getenv("LANG")};
@@ -31,7 +31,7 @@ static bool is_utf8(void)
     for (int i = 0; i < 3; i++)
         said = said || (vars[i] && *vars[i]);
     if (!utf8)
-        setlocale(LC_CTYPE, "C.UTF-8"); /* models write UTF-8, whatever the locale */
+        setlocale(LC_CTYPE, "C.UTF-8"); /* models generate UTF-8 in any locale */
     return utf8 || !said;
 }
 
@@ -93,12 +93,12 @@ struct steel_request_options terminal_sampling(const struct terminal *t)
     return o;
 }
 
-/* The answer on its way to the screen. */
+/* Display of an answer */
 
-struct answer {
+struct answer_view {
     struct terminal *t;
-    FILE *thoughts;                  /* where thinking goes */
-    struct markdown *text, *thought; /* NULL: as the model writes it */
+    FILE *thoughts;                  /* stream for thinking */
+    struct markdown *text, *thought; /* NULL: unchanged text */
     bool thinking, folded;
 };
 
@@ -119,7 +119,7 @@ static void end_text(struct markdown *m, FILE *out)
     fflush(out);
 }
 
-static void end_thinking(struct answer *a)
+static void end_thinking(struct answer_view *a)
 {
     if (!a->thinking)
         return;
@@ -137,7 +137,7 @@ static void end_thinking(struct answer *a)
     fflush(a->thoughts);
 }
 
-static void show_thought(struct answer *a, const char *text, size_t len)
+static void show_thought(struct answer_view *a, const char *text, size_t len)
 {
     if (a->t->opt.think == THINK_HIDE) {
         if (!a->thinking && a->t->color) {
@@ -153,7 +153,7 @@ static void show_thought(struct answer *a, const char *text, size_t len)
     write_text(a->thought, a->thoughts, text, len);
 }
 
-static void show(struct answer *a, const struct steel_chat_event *e)
+static void show(struct answer_view *a, const struct steel_chat_event *e)
 {
     if (e->kind == STEEL_CHAT_THINKING) {
         show_thought(a, e->text, e->n_text);
@@ -177,8 +177,8 @@ static void show(struct answer *a, const struct steel_chat_event *e)
     fflush(stdout);
 }
 
-/* Markdown for the text, plain words for thinking; each where a person reads it. */
-static void open_renderers(struct answer *a)
+/* Renders text as markdown and thinking as plain wrapped text, each only on a terminal. */
+static void open_renderers(struct answer_view *a)
 {
     struct terminal *t = a->t;
     struct markdown_options look = terminal_look(t);
@@ -192,19 +192,19 @@ static void open_renderers(struct answer *a)
         a->thought = markdown_new(&look);
 }
 
-/* Generates the answer to the conversation as it stands, which it joins. */
+/* Generates and shows the answer, which is appended to the conversation. */
 static bool answer(struct terminal *t, FILE *thoughts, struct steel_error *err)
 {
     struct steel_request_options o = terminal_sampling(t);
     struct steel_answer *stream = steel_chat_answer(t->chat, &o, err);
     if (!stream)
         return false;
-    struct answer a = {.t = t, .thoughts = thoughts};
+    struct answer_view a = {.t = t, .thoughts = thoughts};
     struct steel_chat_event e = {0};
     bool cancelled = false;
     open_renderers(&a);
     while (e.kind != STEEL_CHAT_DONE) {
-        /* Nobody reads on when the output fails; the end of the program says so. */
+        /* If the output fails, the rest is useless; main reports the failure. */
         if ((cli_interrupted() || ferror(stdout)) && !cancelled) {
             steel_answer_cancel(stream);
             cancelled = true;
@@ -214,7 +214,7 @@ static bool answer(struct terminal *t, FILE *thoughts, struct steel_error *err)
     }
     bool ok = generate_ended(t->engine, &o, &e.end, err);
     t->last = e.end;
-    t->last.error = NULL; /* it dies with the answer */
+    t->last.error = NULL; /* valid until the answer is freed */
     steel_answer_free(stream);
     markdown_free(a.text);
     markdown_free(a.thought);
@@ -231,7 +231,7 @@ bool terminal_set_system(struct terminal *t, const char *text, struct steel_erro
     return true;
 }
 
-/* How fast it was, and what is left: one quiet line, also on a narrow screen. */
+/* Prints speed and remaining context in one dim line. */
 static void show_status(const struct terminal *t)
 {
     const struct steel_event *e = &t->last;
@@ -257,7 +257,7 @@ void terminal_reply(struct terminal *t)
     bool ok = terminal_make_room(t, &err);
     if (ok)
         ok = answer(t, t->screen ? stdout : stderr, &err);
-    if (!ok && !t->last.n_prompt && n) { /* it never began: the message is not kept */
+    if (!ok && !t->last.n_prompt && n) { /* the answer never started: drop the message */
         steel_chat_cut(t->chat, steel_chat_n_messages(t->chat) - 1);
         terminal_say(t, "steel: %s", err.message);
         printf("\n");
@@ -308,7 +308,7 @@ static void terminal_clear(struct terminal *t)
     mem_free(t->system);
 }
 
-/* Messages and commands until one of them, or the input, ends it. */
+/* Reads messages and commands until /bye or the end of input. */
 static void talk(struct terminal *t)
 {
     struct buf line = {0};

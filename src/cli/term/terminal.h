@@ -4,28 +4,36 @@
 
 #include "cli/generate.h"
 
-enum think_mode { THINK_ON, THINK_OFF, THINK_HIDE }; /* hide: thinks, but shows only that it does */
-enum overflow_mode { OVERFLOW_DROP, OVERFLOW_ERROR }; /* a chat that outgrows its context */
+enum think_mode {
+    THINK_ON,
+    THINK_OFF,
+    THINK_HIDE
+}; /* hide: the model thinks, but only "thinking..." is shown */
+enum overflow_mode {
+    OVERFLOW_DROP,
+    OVERFLOW_ERROR
+}; /* what to do when a chat exceeds its context */
 
 struct terminal_options {
-    struct steel_request_options request; /* sampling (generate_unset: the model's), stop texts */
-    struct steel_engine_options engine;   /* how /model opens another */
-    const char *system;                   /* NULL = none */
-    const char *format;                   /* how answers are parsed; NULL = by the template */
+    struct steel_request_options
+        request; /* sampling settings (generate_unset: the model's) and stop texts */
+    struct steel_engine_options engine; /* how /model opens another model */
+    const char *system;                 /* NULL = none */
+    const char *format; /* format of thinking and tool calls; NULL = from the template */
     enum think_mode think;
     enum overflow_mode overflow;
-    int n_predict; /* as generate_limit */
-    bool verbose;  /* all counters after every turn */
-    bool quiet;    /* no line with speed and context left */
-    bool plain;    /* text as the model writes it: no markdown, no wrapping */
+    int n_predict; /* see generate_limit */
+    bool verbose;  /* print all counters after every turn */
+    bool quiet;    /* do not print speed and remaining context */
+    bool plain;    /* print the model's text unchanged: no markdown, no wrapping */
 };
 
-/* Talks until /bye or Ctrl-D. /model puts another engine into *engine; NULL: it could not be opened, and
- * neither could the last one again. */
+/* Runs the chat until /bye or Ctrl-D. /model may replace *engine; it is NULL if neither the new
+ * model nor the previous one could be opened. */
 bool terminal_chat(struct steel_engine **engine, const struct terminal_options *opt,
                    struct steel_error *err);
-/* One question, one answer: content on stdout, thinking on stderr. The error is STEEL_NO_CHAT where
- * the model has no chat template. */
+/* Answers one prompt: text to stdout, thinking to stderr. The error is STEEL_NO_CHAT if the
+ * model has no chat template. */
 bool terminal_ask(struct steel_engine *engine, const struct terminal_options *opt,
                   const char *prompt, struct steel_event *end, struct steel_error *err);
 

@@ -1,4 +1,4 @@
-/* The /commands of the chat terminal, and what Tab offers for them. */
+/* The /commands of the chat terminal and their completions. */
 #include "cli/hub/hub.h"
 #include "cli/term/terminal_int.h"
 #include "base/mem.h"
@@ -23,7 +23,7 @@ static void cmd_clear(struct terminal *t, const char *arg)
     steel_chat_cut(t->chat, 0);
     json_array_clear(t->dropped);
     t->last = (struct steel_event){0};
-    terminal_say(t, "the conversation is empty again");
+    terminal_say(t, "the conversation is cleared");
 }
 
 static void cmd_system(struct terminal *t, const char *arg)
@@ -45,7 +45,7 @@ static void cmd_think(struct terminal *t, const char *arg)
     terminal_say(t, "thinking is %s (on, off or hide)", think_modes[t->opt.think]);
 }
 
-/* Settings that are numbers. `used` is what counts where nothing is set. */
+/* Numeric settings. `used`: the effective value if the setting is not set. */
 struct setting {
     const char *name;
     float *f, used_f;
@@ -70,10 +70,10 @@ static void list_settings(struct terminal *t, struct setting out[N_NUMBERS])
     memcpy(out, all, sizeof all);
 }
 
-/* Settings that are words: the first is how it starts. */
+/* Settings with named values. The first value is the default. */
 struct word_setting {
     const char *name, *words[3];
-    size_t at; /* of a bool in the options, or of the overflow mode */
+    size_t at; /* offset of a bool in the options; 0: the overflow mode */
 };
 static const struct word_setting word_settings[] = {
     {"verbose", {"off", "on", NULL}, offsetof(struct terminal_options, verbose)},
@@ -158,11 +158,11 @@ static void cmd_show_model(struct terminal *t, const char *arg)
                  cli_bytes((double)m.bytes, size), m.device);
     terminal_say(t, "context %d tokens, %d in use; %d messages%s", steel_engine_context(t->engine),
                  t->last.n_prompt + t->last.n_generated, steel_chat_n_messages(t->chat),
-                 json_array_size(t->dropped) ? ", older ones left out" : "");
+                 json_array_size(t->dropped) ? ", older ones dropped" : "");
     cmd_system(t, "");
 }
 
-/* A path as people type it: ~ is their home. */
+/* A path as typed by the user: expands ~. */
 static char *typed_path(const char *arg)
 {
     struct buf b = {0};
@@ -174,7 +174,8 @@ static char *typed_path(const char *arg)
     return buf_take(&b);
 }
 
-/* What stood there before is there until all of the new is: a full disk costs no conversation. */
+/* Writes to a temporary file and renames it, so that a full disk does not destroy the previous
+ * file. */
 static bool save_json(const json_t *o, const char *path)
 {
     struct stat st;
@@ -241,7 +242,7 @@ static void cmd_load(struct terminal *t, const char *arg)
     mem_free(path);
 }
 
-/* Removes the last answer, and with `question` what it answered. True if there was one. */
+/* Removes the last answer, and with `question` also the user's message. True if there was one. */
 static bool drop_turn(struct terminal *t, bool question)
 {
     int n = steel_chat_n_messages(t->chat);
@@ -256,7 +257,7 @@ static bool drop_turn(struct terminal *t, bool question)
 static void cmd_undo(struct terminal *t, const char *arg)
 {
     (void)arg;
-    terminal_say(t, drop_turn(t, true) ? "the last turn is gone" : "nothing to undo");
+    terminal_say(t, drop_turn(t, true) ? "the last turn is removed" : "nothing to undo");
 }
 
 static void cmd_retry(struct terminal *t, const char *arg)
@@ -266,7 +267,7 @@ static void cmd_retry(struct terminal *t, const char *arg)
         terminal_say(t, "nothing to retry");
         return;
     }
-    t->opt.request.seed++; /* another answer, still reproducible */
+    t->opt.request.seed++; /* a different answer, still reproducible */
     terminal_reply(t);
 }
 
@@ -284,7 +285,7 @@ static void cmd_tokens(struct terminal *t, const char *arg)
 static void cmd_image(struct terminal *t, const char *arg)
 {
     (void)arg;
-    terminal_say(t, "images are not supported: the models here read text alone");
+    terminal_say(t, "images are not supported: models read text only");
 }
 
 static void cmd_bye(struct terminal *t, const char *arg)
@@ -296,24 +297,24 @@ static void cmd_bye(struct terminal *t, const char *arg)
 enum argument { ARG_NONE, ARG_FILE, ARG_MODEL, ARG_SETTING, ARG_THINK };
 
 static const struct {
-    const char *name, *args, *about; /* without `about`: works, is not listed */
+    const char *name, *args, *about; /* without `about`: not listed */
     void (*run)(struct terminal *t, const char *arg);
     enum argument arg;
 } commands[] = {
-    {"help", "", "this list", cmd_help_text, ARG_NONE},
+    {"help", "", "list the commands", cmd_help_text, ARG_NONE},
     {"clear", "", "forget the conversation", cmd_clear, ARG_NONE},
     {"system", "[TEXT]", "show or set the system prompt ('none' removes it)", cmd_system, ARG_NONE},
-    {"think", "on|off|hide", "think aloud, not at all, or unseen", cmd_think, ARG_THINK},
+    {"think", "on|off|hide", "show thinking, do not think, or hide it", cmd_think, ARG_THINK},
     {"set", "[NAME VALUE]",
      "show or change settings: temp, top_k, top_p, min_p, seed, status, markdown, ...", cmd_set,
      ARG_SETTING},
-    {"model", "[NAME|FILE]", "show models, or go on with another", terminal_model, ARG_MODEL},
-    {"show", "", "the model and the state of the chat", cmd_show_model, ARG_NONE},
-    {"save", "FILE", "keep the conversation as JSON", cmd_save, ARG_FILE},
-    {"load", "FILE", "take up a saved conversation", cmd_load, ARG_FILE},
+    {"model", "[NAME|FILE]", "list models, or switch to another", terminal_model, ARG_MODEL},
+    {"show", "", "show the model and the state of the chat", cmd_show_model, ARG_NONE},
+    {"save", "FILE", "save the conversation as JSON", cmd_save, ARG_FILE},
+    {"load", "FILE", "load a saved conversation", cmd_load, ARG_FILE},
     {"retry", "", "answer the last message again, differently", cmd_retry, ARG_NONE},
-    {"undo", "", "take back the last turn", cmd_undo, ARG_NONE},
-    {"tokens", "", "tokens and speed of the last turn", cmd_tokens, ARG_NONE},
+    {"undo", "", "remove the last turn", cmd_undo, ARG_NONE},
+    {"tokens", "", "show tokens and speed of the last turn", cmd_tokens, ARG_NONE},
     {"bye", "", "leave (also Ctrl-D)", cmd_bye, ARG_NONE},
     {"image", "FILE", NULL, cmd_image, ARG_NONE},
     {"exit", "", NULL, cmd_bye, ARG_NONE},
@@ -333,10 +334,10 @@ static void cmd_help_text(struct terminal *t, const char *arg)
         snprintf(left, sizeof left, "/%s %s", commands[i].name, commands[i].args);
         markdown_wrap(&look, left, 20, commands[i].about);
     }
-    markdown_wrap(
-        &look, "", 0,
-        "Ctrl-C stops an answer, Tab completes. A message of several lines is pasted, stands "
-        "between \"\"\" and \"\"\", or ends each line but the last in a backslash.");
+    markdown_wrap(&look, "", 0,
+                  "Ctrl-C stops an answer, Tab completes. To enter a message of several lines, "
+                  "paste it, put it "
+                  "between \"\"\" and \"\"\", or end each line but the last with a backslash.");
 }
 
 void terminal_command(struct terminal *t, const char *line)
@@ -376,7 +377,7 @@ static void offer_model(void *arg, const struct hub_found *f)
     buf_clear(&name);
 }
 
-/* Files whose path goes on from what is typed. */
+/* Appends files whose path starts with `typed`. */
 static void offer_files(const char *typed, struct buf *list)
 {
     char *path = typed_path(typed), *slash = strrchr(path, '/');
@@ -428,7 +429,7 @@ size_t terminal_offer(void *arg, const char *before, struct buf *list)
     size_t n = strcspn(before, " \t");
     const char *blank = strrchr(before, ' '), *last = blank ? blank + 1 : before;
     if (before[0] != '/' || (!before[n] && strchr(before + 1, '/'))) {
-        if (strchr(last, '/') || last[0] == '~') /* a path in a message */
+        if (strchr(last, '/') || last[0] == '~') /* complete paths in messages, too */
             offer_files(last, list);
         return (size_t)(last - before);
     }

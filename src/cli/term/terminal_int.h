@@ -1,4 +1,4 @@
-/* What the parts of the chat terminal share: its state, and the words it says to people. */
+/* The chat terminal's state and messages, shared by its files. */
 #ifndef STEEL_CLI_TERMINAL_INT_H
 #define STEEL_CLI_TERMINAL_INT_H
 
@@ -13,39 +13,40 @@ struct terminal {
     struct steel_chat *chat;
     struct terminal_options opt;
     char *system;            /* NULL = none */
-    json_t *dropped;         /* array: messages that the context had no room for, oldest first */
-    struct steel_event last; /* the last turn's counters */
+    json_t *dropped;         /* array of messages dropped from the context, oldest first */
+    struct steel_event last; /* counters of the last turn */
     struct lineedit *input;
-    bool color;   /* escape sequences may be written */
-    bool screen;  /* stdout is a terminal: words are wrapped, markdown is drawn */
-    bool unicode; /* lines may be drawn */
+    bool color;   /* use escape sequences */
+    bool screen;  /* stdout is a terminal: wrap words, render markdown */
+    bool unicode; /* use box characters */
     bool quit;
 };
 
 /* terminal.c */
-void terminal_reply(struct terminal *t); /* answers the conversation as it stands */
+void terminal_reply(struct terminal *t); /* generates the next answer */
 bool terminal_set_system(struct terminal *t, const char *text, struct steel_error *err);
-/* A line to the person, wrapped where there is a screen; dim ones are asides. */
+/* Prints a line to the user, wrapped on a terminal. Asides are dim. */
 void terminal_say(const struct terminal *t, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 void terminal_aside(const struct terminal *t, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 struct markdown_options terminal_look(const struct terminal *t);
-/* Sampling as flags, /set and the model's author say. */
+/* Sampling settings from options, /set and the model's recommendations. */
 struct steel_request_options terminal_sampling(const struct terminal *t);
 
 /* terminal_room.c */
-/* Makes the conversation fit its context, leaving room for an answer: drops the oldest turns, if that
- * is allowed, and says so. False: the last message can never fit; nothing was dropped. */
+/* Makes the conversation fit its context with room for an answer: drops the oldest turns if that
+ * is allowed, and says so. False if the last message alone is too long; then nothing is dropped. */
 bool terminal_make_room(struct terminal *t, struct steel_error *err);
-/* The messages from `first` on as JSON; heap. */
+/* The messages from `first` on as JSON. The caller frees it. */
 char *terminal_messages(const struct terminal *t, int first);
-/* The messages in place of those there are; none or all. */
+/* Replaces all messages, or none on failure. */
 bool terminal_replace(struct terminal *t, const char *json, struct steel_error *err);
 
 /* terminal_commands.c */
 void terminal_command(struct terminal *t, const char *line);
-size_t terminal_offer(void *arg, const char *before, struct buf *list); /* a lineedit_offer */
+size_t terminal_offer(void *arg, const char *before,
+                      struct buf *list); /* completions; a lineedit_offer */
 
 /* terminal_model.c */
 void terminal_model(struct terminal *t, const char *name);

@@ -1,4 +1,4 @@
-/* /model: another model in place of the one that answers; the conversation goes on with it. */
+/* /model: switches to another model and continues the conversation with it. */
 #include "cli/hub/hub.h"
 #include "cli/term/terminal_int.h"
 #include "base/mem.h"
@@ -14,7 +14,7 @@ static void list_one(void *arg, const struct hub_found *f)
         terminal_say(arg, "  %s%s%s", f->repo, f->quant[0] ? ":" : "", f->quant);
 }
 
-/* Opens it and takes the conversation over; false: nothing is open. */
+/* Opens a model and moves the conversation to it. False: no model is open. */
 static bool take_over(struct terminal *t, const char *path, const char *messages,
                       struct steel_error *err)
 {
@@ -37,8 +37,8 @@ void terminal_model(struct terminal *t, const char *name)
     struct error e = {0};
     steel_engine_info(t->engine, &info);
     if (!*name) {
-        terminal_say(t, "%s answers. /model NAME or /model FILE changes that; there are",
-                     info.path);
+        terminal_say(t,
+                     "the model is %s. /model NAME or /model FILE switches; available:", info.path);
         terminal_say(t, "  builtin");
         if (!hub_each(list_one, t, &e))
             terminal_say(t, "%s", e.msg);
@@ -53,7 +53,7 @@ void terminal_model(struct terminal *t, const char *name)
         buf_clear(&path);
         return;
     }
-    tensorfile_close(f); /* what is no model at all is known before the other goes */
+    tensorfile_close(f); /* invalid files are rejected before the current model is closed */
     struct steel_error err = {0};
     char *last = mem_strdup(info.path), *messages = terminal_messages(t, 0);
     steel_chat_free(t->chat);
@@ -61,7 +61,7 @@ void terminal_model(struct terminal *t, const char *name)
     t->last = (struct steel_event){0};
     if (take_over(t, file, messages, &err)) {
         steel_engine_info(t->engine, &info);
-        terminal_say(t, "%s answers from here on", info.path);
+        terminal_say(t, "switched to %s", info.path);
     } else {
         terminal_say(t, "%s", err.message);
         if (!take_over(t, last, messages, &err)) {

@@ -1,6 +1,6 @@
 /*
- * A chat that outgrows its context: the oldest turns leave the prompt, the system prompt stays. What left
- * is kept for /save. Counts tokens by rendering what would be sent.
+ * A chat that exceeds its context: the oldest turns are dropped from the prompt; the system prompt
+ * stays. Dropped messages are kept for /save. Tokens are counted by rendering the prompt.
  */
 #include "cli/term/terminal_int.h"
 #include "base/error.h"
@@ -30,7 +30,7 @@ bool terminal_replace(struct terminal *t, const char *json, struct steel_error *
     return ok;
 }
 
-/* Tokens of the next prompt; negative on failure. */
+/* Number of tokens of the next prompt; negative on failure. */
 static int count_tokens(const struct terminal *t, struct steel_error *err)
 {
     int len = steel_chat_render(t->chat, NULL, 0, err);
@@ -43,7 +43,7 @@ static int count_tokens(const struct terminal *t, struct steel_error *err)
     return n;
 }
 
-/* Where turns begin: user messages, in order. */
+/* The indices where turns start: the user messages, in order. */
 static int *turn_starts(const struct terminal *t, int *n)
 {
     int all = steel_chat_n_messages(t->chat);
@@ -55,7 +55,7 @@ static int *turn_starts(const struct terminal *t, int *n)
     return starts;
 }
 
-/* Tokens of the prompt with the messages of `all` from `first` on. */
+/* Number of tokens of the prompt with the messages of `all` from `first` on. */
 static int count_from(struct terminal *t, const json_t *all, int first, struct steel_error *err)
 {
     json_t *rest = json_array();
@@ -68,12 +68,12 @@ static int count_from(struct terminal *t, const json_t *all, int first, struct s
     return ok ? count_tokens(t, err) : -1;
 }
 
-/* The fewest turns without which the rest has at most `limit` tokens; the conversation is left without
- * them. *tokens: of what is left. */
+/* Drops as few turns as possible so that the rest has at most `limit` tokens. Returns how many;
+ * *tokens: the number of tokens left. */
 static int drop_turns(struct terminal *t, const json_t *all, const int *starts, int n, int limit,
                       int *tokens, struct steel_error *err)
 {
-    int lo = 0, hi = n - 1; /* lo dropped turns are too few; hi is the most */
+    int lo = 0, hi = n - 1; /* dropping lo turns is too few; hi is the maximum */
     while (hi - lo > 1) {
         int mid = lo + (hi - lo) / 2, count = count_from(t, all, starts[mid], err);
         if (count >= 0 && count <= limit)
@@ -89,7 +89,7 @@ bool terminal_make_room(struct terminal *t, struct steel_error *err)
 {
     int context = steel_engine_context(t->engine), most = t->opt.n_predict;
     int answer = most > 0 && most < context / 4 ? most : context / 4;
-    int least = context / 16; /* an answer with less room is none */
+    int least = context / 16; /* less room is not worth an answer */
     int tokens = count_tokens(t, err);
     if (tokens < 0)
         return false;
@@ -114,16 +114,16 @@ bool terminal_make_room(struct terminal *t, struct steel_error *err)
     if (!fits) {
         terminal_replace(t, text, NULL);
         snprintf(err->message, sizeof err->message,
-                 "this message is too long: with the system prompt it has %d tokens, and the "
-                 "context of %d must hold an answer too; it is not kept",
+                 "this message is too long: with the system prompt it has %d tokens, but the "
+                 "context of %d must also hold the answer; it is discarded",
                  tokens, context);
     } else if (turns) {
         for (int i = 0; i < starts[turns]; i++)
             json_array_append(t->dropped, json_array_get(all, (size_t)i));
         if (turns == 1)
-            terminal_aside(t, "(the context is full: the oldest turn is left out)");
+            terminal_aside(t, "(the context is full: the oldest turn is dropped)");
         else
-            terminal_aside(t, "(the context is full: the %d oldest turns are left out)", turns);
+            terminal_aside(t, "(the context is full: the %d oldest turns are dropped)", turns);
     }
     json_decref(all);
     mem_free(text);
