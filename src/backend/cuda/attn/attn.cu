@@ -192,7 +192,7 @@ static __global__ void __launch_bounds__(128)
 static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_layer *l,
                                      const struct step *s)
 {
-    const struct kernel_limits *sh = &cu->shape;
+    const struct model_shape *sh = &cu->shape;
     struct attn_args p = {};
     p.kv.k = (const uint8_t *)l->k;
     p.kv.v = (const uint8_t *)l->v;
@@ -272,7 +272,7 @@ static bool read_as_fp16(enum dtype t)
 
 bool attn_quant_suits(const struct cuda_backend *cu, const struct attn_layer *l)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     return !s->kv_type && read_as_fp16(s->k_type) && read_as_fp16(s->v_type) && pages_suit(cu) &&
            dims_suit(l);
 }

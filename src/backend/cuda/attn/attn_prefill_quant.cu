@@ -102,7 +102,7 @@ static size_t attn_prefill_quant_page(const struct cuda_backend *cu, int n_kv)
 
 size_t attn_prefill_quant_bytes(const struct cuda_backend *cu)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     int n_kv = 0;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct attention *a = &cu->net->layers[i].mixer.attention;

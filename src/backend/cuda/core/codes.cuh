@@ -223,7 +223,7 @@ DEVICE int top_bit(int j, int i)
     return j + 4 * (i & 1) + 8 * (i >> 1);
 }
 /* x shifted left by `by`, or right if negative. */
-DEVICE uint32_t move_up(uint32_t x, int by)
+DEVICE uint32_t shift_left(uint32_t x, int by)
 {
     return by < 0 ? x >> -by : x << by;
 }
@@ -239,7 +239,7 @@ template <int ZERO> struct codes_five : codes_apart<ZERO> {
     }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
-        uint32_t w = word[j], h = w >> 8, t = move_up(top, 4 - j), u = top >> (4 + j);
+        uint32_t w = word[j], h = w >> 8, t = shift_left(top, 4 - j), u = top >> (4 + j);
         a[0] = and_or(t, 0x00100010u, and_or(w, 0x000f000fu, H2_1024));
         a[1] = and_or(t, 0x01000100u, and_or(w, 0x00f000f0u, H2_1024));
         a[2] = and_or(u, 0x00100010u, and_or(h, 0x000f000fu, H2_1024));
@@ -247,8 +247,8 @@ template <int ZERO> struct codes_five : codes_apart<ZERO> {
     }
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
-        a[0] = and_or(move_up(top, 4 - j), 0x10101010u, word[j] & 0x0f0f0f0fu);
-        a[1] = and_or(move_up(top, -j), 0x10101010u, word[j] >> 4 & 0x0f0f0f0fu);
+        a[0] = and_or(shift_left(top, 4 - j), 0x10101010u, word[j] & 0x0f0f0f0fu);
+        a[1] = and_or(shift_left(top, -j), 0x10101010u, word[j] >> 4 & 0x0f0f0f0fu);
     }
     static __device__ __forceinline__ float at(const uint8_t *tile, const struct tile_place &p)
     {
@@ -318,13 +318,13 @@ template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
     }
     __device__ __forceinline__ void raw(int j, uint32_t (&a)[4]) const
     {
-        uint32_t w = move_up(word[j >> 1], -2 * (j & 1)), h = word[j >> 1] >> (8 + 2 * (j & 1));
+        uint32_t w = shift_left(word[j >> 1], -2 * (j & 1)), h = word[j >> 1] >> (8 + 2 * (j & 1));
         a[0] = and_or(w, 0x00030003u, H2_1024);
         a[1] = and_or(w, 0x00300030u, H2_1024);
         a[2] = and_or(h, 0x00030003u, H2_1024);
         a[3] = and_or(h, 0x00300030u, H2_1024);
         if (TOPS) {
-            uint32_t t = move_up(top, 2 - j), u = top >> (6 + j);
+            uint32_t t = shift_left(top, 2 - j), u = top >> (6 + j);
             a[0] = and_or(t, 0x00040004u, a[0]);
             a[1] = and_or(t, 0x00400040u, a[1]);
             a[2] = and_or(u, 0x00040004u, a[2]);
@@ -333,10 +333,10 @@ template <int ZERO, bool TOPS> struct codes_pair : codes_apart<ZERO> {
     }
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
-        a[0] = move_up(word[j >> 1], -2 * (j & 1)) & 0x03030303u;
+        a[0] = shift_left(word[j >> 1], -2 * (j & 1)) & 0x03030303u;
         a[1] = word[j >> 1] >> (4 + 2 * (j & 1)) & 0x03030303u;
         if (TOPS) {
-            a[0] = and_or(move_up(top, 2 - j), 0x04040404u, a[0]);
+            a[0] = and_or(shift_left(top, 2 - j), 0x04040404u, a[0]);
             a[1] = and_or(top >> (2 + j), 0x04040404u, a[1]);
         }
     }
@@ -539,8 +539,8 @@ template <class LEVELS> struct codes_level3 : codes_of_bytes {
     }
     __device__ __forceinline__ void bytes(int j, uint32_t (&a)[2]) const
     {
-        uint32_t low = move_up(word[j >> 1], -2 * (j & 1)) & 0x33333333u;
-        uint32_t at = and_or(move_up(top, 2 - j), 0x44444444u, low);
+        uint32_t low = shift_left(word[j >> 1], -2 * (j & 1)) & 0x33333333u;
+        uint32_t at = and_or(shift_left(top, 2 - j), 0x44444444u, low);
         a[0] = byte_perm_sign(LEVELS::four(0), LEVELS::four(1), at);
         a[1] = byte_perm_sign(LEVELS::four(0), LEVELS::four(1), at >> 16);
     }
@@ -795,7 +795,7 @@ struct scales_power {
     }
     __device__ __forceinline__ float scale(int h, int i) const
     {
-        return float_of(move_up(e, 23 - 8 * (2 * h + i)) & 0x7f800000u);
+        return float_of(shift_left(e, 23 - 8 * (2 * h + i)) & 0x7f800000u);
     }
     __device__ __forceinline__ float row(int h) const
     {

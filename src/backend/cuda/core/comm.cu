@@ -238,7 +238,7 @@ void comm_wait(struct cuda_backend *cu, cudaEvent_t done)
 static bool own_memory(struct cuda_backend *cu, struct error *err)
 {
     struct cuda_comm *l = cuda_comm_of(cu);
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     const struct head *h = &cu->net->head;
     size_t rows = (size_t)s->max_tokens, out = (size_t)s->max_out;
     bool nccl = l->nccl != NULL, cut = nccl && !cu->net->has_next_stage && h->partial;

@@ -295,7 +295,7 @@ enum {
 
 /* What kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
  * bounds. A layer's own heads: attn_layer.h. */
-struct kernel_limits {
+struct model_shape {
     int n_layers, n_embd;
     int n_vocab;                           /* width of the head's output; n_embd without a head */
     int heads;                             /* widest row of queries, or of a mixer's output */
@@ -346,7 +346,7 @@ struct device_abilities {
 
 /* Launching (launch.cu). */
 struct launch_state {
-    const void *known[MAX_KERNELS]; /* kernels cuda_know has seen; hashed by address */
+    const void *known[MAX_KERNELS]; /* kernels cuda_set_attributes has seen; hashed by address */
     FILE *log;                      /* or NULL */
     void *trace;                    /* struct trace on the device, with STEEL_CUDA_TRACE */
 };
@@ -496,7 +496,7 @@ struct cuda_backend {
     uint16_t *grids; /* device (QUANT_GRID_POINTS) */
 
     const struct network *net;
-    struct kernel_limits shape;
+    struct model_shape shape;
     bool prepared;
     struct rope_state rope;
 
@@ -538,7 +538,7 @@ enum {
 
 /* Sets a kernel's attributes once: all the shared memory there is, and the same L1 split for every
  * kernel. Where the split changes between two kernels, the second waits for an empty SM. */
-void cuda_know(struct cuda_backend *cu, const void *fn);
+void cuda_set_attributes(struct cuda_backend *cu, const void *fn);
 /* Whether blocks of one launch may wait for each other, and clusters exist. Not in the simulator,
  * which runs one block after another. */
 bool cuda_blocks_concurrent(void);
@@ -565,7 +565,7 @@ static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 g
         cudaMemcpyToSymbol(trace_to, &cu->launch.trace, sizeof(void *));
     attached = true;
 #endif
-    cuda_know(cu, (const void *)fn);
+    cuda_set_attributes(cu, (const void *)fn);
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid;
     cfg.blockDim = dim3((unsigned)block);
@@ -828,12 +828,12 @@ size_t grid_barrier_bytes(void);
 void moe_quad(struct cuda_backend *cu, const struct experts *e, float *y, int rows);
 
 /* moe_grouped.cu: experts of up to LIST_ROWS rows of K-quants */
-int moe_grouped_records(const struct kernel_limits *s);        /* of cu->forms.records */
-int moe_grouped_hidden_records(const struct kernel_limits *s); /* of cu->mlp.hidden_records */
-enum { RECORD = 576 };                                         /* bytes of a record: see rows.cuh */
+int moe_grouped_records(const struct model_shape *s);        /* of cu->forms.records */
+int moe_grouped_hidden_records(const struct model_shape *s); /* of cu->mlp.hidden_records */
+enum { RECORD = 576 };                                       /* bytes of a record: see rows.cuh */
 
 /* moe_route.cu */
-size_t moe_route_ints(const struct kernel_limits *s); /* ints in cu->routing.tables */
+size_t moe_route_ints(const struct model_shape *s); /* ints in cu->routing.tables */
 
 /* sample.cu: samples a token for each row of the step begun last; samplers (rows). */
 bool sample_prepare(struct cuda_backend *cu, struct error *err);

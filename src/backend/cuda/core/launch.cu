@@ -14,7 +14,7 @@ extern "C" {
 #include <stdlib.h>
 
 #ifndef STEEL_CUDA_SIM
-void cuda_know(struct cuda_backend *cu, const void *fn)
+void cuda_set_attributes(struct cuda_backend *cu, const void *fn)
 {
     size_t at = (size_t)fn / 16 % MAX_KERNELS;
     for (int i = 0; i < MAX_KERNELS; i++, at = (at + 1) % MAX_KERNELS) {

@@ -488,7 +488,7 @@ static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
 static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_case *c, int width,
                                      bool listed, bool even)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     struct moe_route_args r = {};
     r.logits = router_selected(cu, c->moe.experts);
     r.rows = c->rows;

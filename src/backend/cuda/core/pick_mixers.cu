@@ -33,7 +33,7 @@ static bool qkv_heads_pay(const struct cuda_backend *cu, const struct pick_case 
 }
 static void qkv_heads(struct cuda_backend *cu, const struct pick_case *c)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     const struct attn_layer *l = c->attn.layer;
     rows_to_fp16(cu, c->x);
     struct gemm_args p = pick_args(cu, c->w, c->rows);

@@ -1,5 +1,5 @@
 /*
- * Before the first step: checks that the kernels can run the network, computes kernel_limits, and
+ * Before the first step: checks that the kernels can run the network, computes model_shape, and
  * allocates, once, all memory that steps write to.
  */
 #include "backend/cuda/attn/attn_layer.h"
@@ -143,11 +143,11 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
 }
 
 /* The limits, after cuda_supports has checked the network. */
-static struct kernel_limits shape_of(const struct network *net, const struct bounds *b)
+static struct model_shape shape_of(const struct network *net, const struct bounds *b)
 {
     struct network_max max;
     network_measure(net, &max);
-    struct kernel_limits s = {};
+    struct model_shape s = {};
     s.n_layers = net->n_layers;
     s.n_embd = net->n_embd;
     s.n_vocab = net->head.w ? net->n_vocab : net->n_embd;
@@ -193,7 +193,7 @@ static struct rope_tables ropes_of(const struct network *net)
 /* Buffers of begin and end, for every step in flight. */
 static bool alloc_steps(struct cuda_backend *cu, struct error *err)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
     size_t embeds = (size_t)s->max_embeds * (size_t)s->n_embd * sizeof(float);
     cu->step.capacity = STEP_HEAD + 64 + (cu->rope.tables.planes ? 8 : 5) * tokens + 6 * seqs +
@@ -263,7 +263,7 @@ static size_t ungated_width(const struct network *net)
 /* Buffers that ops write to. */
 static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
     size_t embd = (size_t)s->n_embd, heads = (size_t)s->heads, used = (size_t)s->n_expert_used;
     size_t ff = align_up((size_t)s->n_ff, TILE_K), ffe = align_up((size_t)s->n_ff_exp, TILE_K);

@@ -266,7 +266,7 @@ static int resid_threads(int width)
     return width >= 2048 ? 512 : 256;
 }
 
-static void resid_launch_close(struct cuda_backend *cu, const struct resid_args &p, int rows)
+static void resid_launch_epilogue(struct cuda_backend *cu, const struct resid_args &p, int rows)
 {
     auto kernel =
         p.sum.out ? resid_fp16_kernel<true, true, true> : resid_fp16_kernel<true, false, true>;
@@ -291,7 +291,7 @@ static void resid_launch(struct cuda_backend *cu, struct resid_args p, struct ro
     int threads = resid_threads(p.width);
     size_t shared = (size_t)(64 + p.padded) * 4;
     if (p.epilogue.set)
-        resid_launch_close(cu, p, rows);
+        resid_launch_epilogue(cu, p, rows);
     else if (p.sum.out)
         cuda_launch(cu, resid_fp16_kernel<true, true>, dim3((unsigned)rows), threads, shared,
                     LAUNCH_EARLY, p);
@@ -454,7 +454,7 @@ bool resid_adds(const struct resid *r)
 }
 
 /* Moves pending ROWS or EXPERTS to the kernel's arguments. */
-static void resid_take_pending(struct resid *r, struct resid_args *p)
+static void resid_pending(struct resid *r, struct resid_args *p)
 {
     p->x = r->x;
     p->d = r->add == ADD_ROWS ? r->d : NULL;
@@ -535,7 +535,7 @@ struct rows resid_norms(struct cuda_backend *cu, struct resid *r, struct gain ga
         resid_add_rows(cu, r);
     if (!resid_adds(r) && r->epilogue.sum.gain)
         resid_sum_norm(cu, r);
-    resid_take_pending(r, &p);
+    resid_pending(r, &p);
     p.gain = gain.gain;
     p.eps = gain.eps;
     p.n = floats ? n.floats : NULL;
@@ -574,10 +574,10 @@ struct rows resid_plain(struct cuda_backend *cu, struct resid *r)
         return resid_sum_norm(cu, r);
     if (!resid_adds(r)) {
         struct resid_args p = {};
-        resid_take_pending(r, &p);
+        resid_pending(r, &p);
         p.width = cu->shape.n_embd;
         p.padded = ceil_div(p.width, TILE_K) * TILE_K;
-        resid_launch_close(cu, p, r->rows);
+        resid_launch_epilogue(cu, p, r->rows);
         return rows_of(r->x, r->rows, p.width);
     }
     resid_add_rows(cu, r);

@@ -259,7 +259,7 @@ int gemm_cluster_width(int rows)
 
 size_t gemm_cluster_bytes(const struct cuda_backend *cu)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     int rows = s->max_tokens < PANEL_ROWS ? s->max_tokens : PANEL_ROWS;
     int width = s->heads > s->n_embd ? s->heads : s->n_embd;
     return cu->can.wgmma ? align_up((size_t)rows, 128) * align_up((size_t)width, TILE_K) * 2 : 0;
@@ -321,7 +321,7 @@ void gemm_cluster_prepare(struct cuda_backend *cu)
 #ifndef STEEL_CUDA_SIM
     if (!cu->can.wgmma || !cu->can.cluster_attention)
         return;
-    cuda_know(cu, (const void *)gemm_cluster_kernel<128>);
+    cuda_set_attributes(cu, (const void *)gemm_cluster_kernel<128>);
     for (int i = 1; i < PANEL_SPLITS; i++) {
         cudaLaunchConfig_t cfg = {};
         cudaLaunchAttribute attr = {};

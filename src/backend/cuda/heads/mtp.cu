@@ -106,7 +106,7 @@ int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used)
 
 size_t mtp_step_ints(const struct cuda_backend *cu)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     return cu->net->mtp.fc ? (size_t)s->max_tokens + DRAFT_ROWS * ((size_t)s->max_pages + 2) + 16
                            : 0;
 }

@@ -208,7 +208,7 @@ static int by_matrix(const void *a, const void *b)
 bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
 {
     struct cuda_loras *a = loras_of(cu);
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     if (!b->lora_rank)
         return true;
     size_t tokens = (size_t)s->max_tokens, used = (size_t)(s->n_expert_used ? s->n_expert_used : 1);

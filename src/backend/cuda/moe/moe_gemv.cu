@@ -185,8 +185,8 @@ struct moe_gemv_schedule {
     int first, slice, b, expert;
 };
 
-DEVICE void moe_gemv_go_to(struct moe_gemv_schedule &f, const struct moe_gemv_args &p,
-                           const struct gemv_span &s, int n)
+DEVICE void moe_gemv_seek(struct moe_gemv_schedule &f, const struct moe_gemv_args &p,
+                          const struct gemv_span &s, int n)
 {
     int warp = warp_id(), warps = p.s.warps;
     int each = (p.w.n_kt - warp + warps - 1) / warps, k = n / (each * s.most);
@@ -255,7 +255,8 @@ DEVICE int moe_gemv_choose(const struct moe_gemv_args &p, const struct moe_gemv_
  * expert and sets its range of units (s) and the address of its hidden units (y). -1: nothing to
  * do. */
 template <bool PAIR>
-DEVICE int moe_gemv_find(const struct moe_gemv_args &p, int row_in, struct gemv_span &s, float *&y)
+DEVICE int moe_gemv_assign(const struct moe_gemv_args &p, int row_in, struct gemv_span &s,
+                           float *&y)
 {
     enum { TILES = PAIR ? 2 : 1 };
     int here, mine = route_present(p.logits + row_in * p.rule.n_expert, p.rule, &here);
@@ -411,7 +412,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     if constexpr (PLAIN == SPREAD) {
         (dependency_wait)();
         dependency_trigger();
-        spread = moe_gemv_find<PAIR>(p, row_in, span, y);
+        spread = moe_gemv_assign<PAIR>(p, row_in, span, y);
         if (spread < 0)
             return;
     }
@@ -420,10 +421,10 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
     const uint8_t *from0 = NULL; /* the first tiles, one per lane; address for expert 0 */
     int bytes0 = 0;
     size_t expert_bytes = 0;
-    moe_gemv_go_to(f, p, span, lane);
+    moe_gemv_seek(f, p, span, lane);
     if (f.first < end)
         from0 = moe_gemv_next<PAIR>(f, p, span, &bytes0, &expert_bytes);
-    moe_gemv_go_to(f, p, span, stages);
+    moe_gemv_seek(f, p, span, stages);
     /* One kind: lane n holds the address of the n-th of 32 tiles, and looks up 32 more at a
      * time. */
     int asked = stages;
@@ -433,7 +434,7 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32) __maxnreg__(moe_gemv_re
         } else {
             if ((asked & 31) == 0) {
                 struct moe_gemv_schedule g = f;
-                moe_gemv_go_to(g, p, span, asked + lane);
+                moe_gemv_seek(g, p, span, asked + lane);
                 bytes0 = 0;
                 if (g.first < end)
                     from0 = moe_gemv_next<PAIR>(g, p, span, &bytes0, &expert_bytes);

@@ -544,13 +544,13 @@ static struct moe_grouped_args moe_grouped_args_of(const struct matrix *w, int n
     return p;
 }
 
-int moe_grouped_records(const struct kernel_limits *s)
+int moe_grouped_records(const struct model_shape *s)
 {
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;
     int width = s->heads > s->n_embd ? s->heads : s->n_embd;
     return rows * ceil_div(width, TILE_K);
 }
-int moe_grouped_hidden_records(const struct kernel_limits *s)
+int moe_grouped_hidden_records(const struct model_shape *s)
 {
     /* moe_grouped.cu: one record per pair; moe_quad.cu: four per possible entry */
     int rows = s->max_tokens < LIST_ROWS ? s->max_tokens : LIST_ROWS;

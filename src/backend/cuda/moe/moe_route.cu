@@ -15,7 +15,7 @@ int moe_route_tiles(int rows, int used, int n_expert, int width)
     return experts + pairs / width;
 }
 
-size_t moe_route_ints(const struct kernel_limits *s)
+size_t moe_route_ints(const struct model_shape *s)
 {
     int pairs = s->max_tokens * s->n_expert_used;
     return 16 + 3 * (size_t)(s->n_expert + pairs / MOE_ROUTE_MIN_TILE + 1) + 2 * (size_t)pairs +
@@ -26,7 +26,7 @@ size_t moe_route_ints(const struct kernel_limits *s)
 
 struct route_tables moe_route_tables(const struct cuda_backend *cu)
 {
-    const struct kernel_limits *s = &cu->shape;
+    const struct model_shape *s = &cu->shape;
     int pairs = s->max_tokens * s->n_expert_used;
     struct route_tables r;
     r.n_tiles = cu->routing.tables;
