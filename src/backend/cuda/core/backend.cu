@@ -1,9 +1,8 @@
 /*
- * The ops of the CUDA backend: what embed, mixer, head and sample are made of, and the op table (mlp:
- * mlp.cu).
- * The residual stream is in cu->resid in whatever form the last op left it (struct resid); all else an
- * op makes is local to it. Which kernels run is pick.cu's; device.cu, prepare.cu and step.cu have what
- * surrounds the ops.
+ * The ops of the CUDA backend (embed, mixer, head, sample) and the op table; mlp is in mlp.cu.
+ * Between ops the residual stream is in cu->resid, in whatever form the last op left it (struct
+ * resid). Everything else an op makes is local to it. pick.cu chooses the kernels; device.cu,
+ * prepare.cu and step.cu have what surrounds the ops.
  */
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/heads/embed.cuh"

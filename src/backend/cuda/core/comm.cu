@@ -1,4 +1,5 @@
-/* Sums over several processes: see comm.h. Owns NCCL, and the pinned memory through which MPI adds up. */
+/* Sums over several processes: see comm.h. Owns NCCL, and the pinned memory through which MPI adds
+ * up. */
 #include "backend/cuda/core/comm.h"
 #include "backend/cuda/core/host.h"
 #include "backend/cuda/core/nccl.h"
@@ -48,7 +49,8 @@ static __global__ void __launch_bounds__(COPY_THREADS)
             at >= 0 && at < n ? part[(size_t)blockIdx.y * (size_t)n + (size_t)at] : 0.0f;
 }
 
-/* d[t, :] += beside[t, :], times the sigmoid of gate[t] where there is one. Grid: (columns, rows). */
+/* d[t, :] += beside[t, :], times the sigmoid of gate[t] where there is one. Grid: (columns,
+ * rows). */
 static __global__ void __launch_bounds__(COPY_THREADS)
     comm_beside_kernel(const float *beside, const float *gate, float *d, int width)
 {

@@ -1,11 +1,11 @@
 /*
- * What ops do where several processes compute a layer together (backend/comm.h): add up what each member
- * has of a block's output, and gather the vocabulary. A process that is alone has none of it: struct
- * cuda_comm is empty, and nothing here enqueues anything.
+ * What ops do where several processes compute a layer together (backend/comm.h): add up what each
+ * member has of a block's output, and gather the vocabulary. A process that is alone has none of
+ * it: struct cuda_comm is empty, and nothing here enqueues anything.
  *
- * There are two ways. With NCCL, where it is found and every process has a GPU of its own, sums are part of
- * the stream and of recorded steps. Otherwise rows go to pinned memory, the host waits for them, MPI adds
- * them up in the order of members, and they come back; such steps are not recorded.
+ * There are two ways. With NCCL, where it is found and every process has a GPU of its own, sums are
+ * part of the stream and of recorded steps. Otherwise rows go to pinned memory, the host waits for
+ * them, MPI adds them up in the order of members, and they come back; such steps are not recorded.
  */
 #ifndef STEEL_BACKEND_CUDA_COMM_H
 #define STEEL_BACKEND_CUDA_COMM_H
@@ -25,8 +25,8 @@ struct cuda_comm {
     float *part; /* NCCL: (max_out, own rows of the head) */
 };
 
-/* Finds the way, after scratch is allocated and before the first step. All processes call it; ok: whether this one
- * has succeeded so far. */
+/* Finds the way, after scratch is allocated and before the first step. All processes call it; ok:
+ * whether this one has succeeded so far. */
 bool comm_prepare(struct cuda_backend *cu, bool ok, struct error *err);
 void comm_close(struct cuda_backend *cu);
 /* Steps may be recorded. */

@@ -109,11 +109,9 @@ struct route_rule {
     bool shared; /* the last expert is used by every row; included in both numbers */
     bool gated;  /* the shared expert's weight is the sigmoid of its logit, not 1 */
     bool renormalise;
-    bool given;   /* router_select has run: logits are the weights of the chosen experts, -infinity
-                   * for others */
+    bool given;   /* set by router_select: logits are weights, or -infinity */
     bool sigmoid; /* of the logits, instead of a softmax */
-    bool spread;  /* `given`, and other ranks hold other experts: only some of a row's experts are
-                  * here, or none */
+    bool spread;  /* `given`, and other ranks hold other experts */
     float scale;
     const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
     int n_groups, n_groups_used;             /* for router_select; 0: no groups */
@@ -192,8 +190,7 @@ struct step {
     const int32_t *seq_of;              /* (n_tokens) */
     const int32_t *out_rows;            /* (n_out) */
     const int32_t *pages;               /* (n_seqs, head[STEP_PAGE_STRIDE]) */
-    const float2 *rope; /* (n_tokens, n_rot/2) cos, sin of each row's position, for the layer's
-                         * table */
+    const float2 *rope;                 /* (n_tokens, n_rot/2) cos, sin, of the layer's table */
     int n_tokens, n_seqs, n_decode, n_out;
     /* (4, n_seqs) recurrent states: slot read, slot written, rows until a save, slot of the save */
     const int32_t *states;
@@ -287,11 +284,7 @@ enum {
     PANEL_ROWS = 256, /* gemm_cluster.cu */
     ARGMAX_BLOCKS = 32
 };
-enum {
-    SUM_WORDS = 512,
-    SUM_BLOCKS = 128
-}; /* route.cuh: words of a router's sums, and most
-                                             * contributing blocks */
+enum { SUM_WORDS = 512, SUM_BLOCKS = 128 }; /* route.cuh: words; most blocks */
 
 /* What kernels are made for: the widest heads and the largest mlp of any layer, and the engine's
  * bounds. A layer's own heads: attn_layer.h. */
@@ -531,8 +524,7 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
 
 enum {
     LAUNCH_PLAIN,
-    LAUNCH_EARLY,       /* may start before its predecessor ends: the kernel calls dependency_wait
-                         * before it reads a result */
+    LAUNCH_EARLY,       /* may start before its predecessor ends */
     LAUNCH_CLUSTER = 16 /* LAUNCH_EARLY + n * LAUNCH_CLUSTER: clusters of n blocks along x */
 };
 

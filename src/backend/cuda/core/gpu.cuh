@@ -329,8 +329,7 @@ template <int N> DEVICE void copy_async_wait()
  * parity 0 for the first, 1 for the second, 0 for the third. */
 #if !defined(STEEL_CUDA_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define BULK_COPIES 1
-DEVICE void bulk_init(uint64_t *bar) /* called by one thread; then __syncthreads before others wait
-                                      * on it */
+DEVICE void bulk_init(uint64_t *bar) /* one thread; then __syncthreads */
 {
     uint32_t a = (uint32_t)__cvta_generic_to_shared(bar);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(a) : "memory");
@@ -399,8 +398,7 @@ DEVICE void dependency_wait()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-#ifdef STEEL_CUDA_TRACE /* make TRACE=1: the first thread of a kernel records when its wait began
-                         * and ended */
+#ifdef STEEL_CUDA_TRACE /* TRACE=1: when the first thread began and ended its wait */
 enum { TRACE_EVENTS = 8192, TRACE_BLOCKS = 1 << 18, TRACE_MARKS = 10 };
 struct trace_block {
     unsigned long long start;                       /* globaltimer */

@@ -101,8 +101,7 @@ DEVICE uint32_t bar_address(const uint64_t *bar)
     return (uint32_t)__cvta_generic_to_shared(bar);
 #endif
 }
-DEVICE void bar_init(uint64_t *bar, int count) /* called by one thread; then bar_ready and
-                                                * __syncthreads */
+DEVICE void bar_init(uint64_t *bar, int count) /* one thread; then bar_ready */
 {
 #ifdef STEEL_CUDA_SIM
     sim_bar_init(bar, count);

@@ -26,8 +26,7 @@ DEVICE float clamp_half(float v)
 
 /* Routing tables. They are offsets in ints from the start of cu->routing.tables. */
 struct route_tables {
-    int32_t *n_tiles; /* entries of the work list; [1], [2]: arrival counters of the routing and the
-                       * working blocks */
+    int32_t *n_tiles; /* entries of the work list; [1], [2]: arrival counters */
     int32_t *tiles;   /* (max tiles, 3): expert, first sorted pair, pairs */
     int32_t *pairs;   /* (rows * used) pair = row * used + k, sorted by expert */
     int32_t *chosen;  /* (rows * used) expert of each pair */

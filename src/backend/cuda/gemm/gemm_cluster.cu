@@ -28,8 +28,7 @@ struct gemm_cluster_args {
     const float *x_scale; /* (rows) inverse of a row's scale */
     float *y;             /* (rows, n_out) */
     int rows, kt_per, pieces;
-    int sums; /* shared-memory offset of partial sums written here by other blocks; 0: sums are read
-               * remotely */
+    int sums; /* where others write partial sums; 0: sums are read remotely */
 };
 
 /* Floats; padded against bank conflicts. */

@@ -237,8 +237,7 @@ template <int NT, bool FLOATS, int STAGES>
 static void gemm_few_launch(struct cuda_backend *cu, struct gemm_few_args p)
 {
     int slices = p.w.n_kt, groups = ceil_div(p.rows, 8 * NT);
-    int per = ceil_div(p.w.n_tiles * groups, cu->n_sm); /* one block per SM: each converts the rows
-                                                         * once */
+    int per = ceil_div(p.w.n_tiles * groups, cu->n_sm); /* one block per SM */
     int teams = NT > 1 && STAGES == FEW_STAGES && per > 1 && 2 * slices <= FEW_WARPS ? 2 : 1;
     p.slot = p.w.max_tile_bytes;
     p.tiles_per_block = per;

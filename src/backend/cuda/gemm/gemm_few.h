@@ -1,7 +1,7 @@
 /*
  * gemm_few.cu with two groups of eight rows per block: every weight becomes a fragment once for
- * sixteen rows. The rows are taken from cu->forms.records. Rings have four stages, or two where four do
- * not fit.
+ * sixteen rows. The rows are taken from cu->forms.records. Rings have four stages, or two where
+ * four do not fit.
  */
 #ifndef STEEL_BACKEND_CUDA_GEMM_FEW_H
 #define STEEL_BACKEND_CUDA_GEMM_FEW_H

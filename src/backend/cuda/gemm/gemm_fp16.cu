@@ -35,8 +35,7 @@ struct gemm_fp16_bars {
 };
 
 struct gemm_fp16_shared {
-    float scale[2][4][FP16_N]; /* scales of a tile's rows, a copy per warpgroup, double-buffered
-                                  * by tile */
+    float scale[2][4][FP16_N]; /* of a tile's rows, per warpgroup, double-buffered */
     struct gemm_fp16_bars bars;
 };
 
@@ -234,9 +233,7 @@ static __global__ void __launch_bounds__(FP16_THREADS, 1)
         gemm_fp16_loop(ring, &sh->bars, p.w.n_kt * 4, at, acc);
         wgmma_use(acc);
         struct gemm_fp16_tile t = gemm_fp16_tile_of(p, block * FP16_TILES + w, first);
-        named_barrier_sync(1 + (w >> 2),
-                           128); /* this tile's scales are written, and the previous tile's
-                                       * were read */
+        named_barrier_sync(1 + (w >> 2), 128); /* the new scales are written, the old ones read */
         if (p.y_fp16)
             gemm_fp16_store_narrow<true>(p, t, scale, acc);
         else if (p.narrow)

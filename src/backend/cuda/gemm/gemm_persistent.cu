@@ -158,8 +158,7 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
         uint32_t at[PER];
 #pragma unroll
         for (int j = 0; j < PER; j++) {
-            int from = min(row0 + j * STEP, count - 1); /* rows past the last are copied but not
-                                                         * read */
+            int from = min(row0 + j * STEP, count - 1); /* past the last: not read */
             int in = moe && !p.sorted_in ? r.lists[place + from] / p.used : first + from;
             at[j] = (uint32_t)in * (uint32_t)p.ldx + (uint32_t)piece * 8;
         }

@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(STREAM_WARPS * 32, 1)
             copy_async_wait<2>();
     } else
         copy_async_wait<0>();
-    __syncthreads(); /* the activations have landed for all; from here on the warps are independent */
+    __syncthreads(); /* the activations have landed; from here on warps are independent */
 
     int at = 0;
     float gate[NT][4];

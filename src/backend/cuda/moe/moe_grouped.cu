@@ -459,7 +459,7 @@ static __global__ void __launch_bounds__(DOWN_WARPS * 32, 1)
                 }
         }
         copy_async_wait<
-            0>(); /* the next rows have landed (and the ring's tiles, where both share a copy group) */
+            0>(); /* the next rows have landed (and tiles, if they share a copy group) */
         __syncthreads();
     }
     copy_async_wait<0>();

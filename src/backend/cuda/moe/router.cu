@@ -417,8 +417,7 @@ struct router_select_args {
     int parts, rows;
     struct route_rule rule;
     float *own;       /* OWN: (rows, n_own) output of the weights */
-    int n_own, first; /* experts first .. first + n_own - 1; the last one is the shared expert, if
-                       * any */
+    int n_own, first; /* experts first .. first + n_own - 1 */
 };
 enum { SELECT_PER = MAX_EXPERTS / 32, SELECT_ROWS = 4 };
 
