@@ -60,7 +60,8 @@ void cli_clear_interrupt(void);
 /* The -m option of every command that takes a model. `path` is a const char *. */
 #define MODEL_ROW(path)                                                                            \
     {                                                                                              \
-        OPT_STRING, 'm', "model", 0, &(path), 0, 0, "MODEL", "the model, if not given first"       \
+        OPT_STRING, 'm', "model", 0, &(path), 0, 0, "MODEL",                                       \
+            "the model, if not the first argument"                                                 \
     }
 /* Finds the model of a command line: the value of -m, or the first of the n positionals, which
  * is removed from them, or the config file's model. `others`: how many positionals must be left.

@@ -121,7 +121,7 @@ static void overview(void)
 {
     header("steel", "run large language models");
     printf(".SH SYNOPSIS\n.B steel\n.I COMMAND\n[options]\n.SH DESCRIPTION\nRuns models from GGUF "
-           "files and Hugging Face folders: in a terminal, behind a server that speaks the APIs of "
+           "files and Hugging Face folders: in a terminal, as a server with the APIs of "
            "OpenAI, Anthropic and Ollama, or as a C library. If an optional MODEL is left out, the "
            "built-in model is used.\n.SH COMMANDS\n");
     cli_walk(list_command, NULL);

@@ -186,7 +186,7 @@ int cmd_tokenize(int argc, char **argv)
     if (!cli_take_model(&u, &model, pos, &n, 0))
         return EXIT_USAGE;
     if (!model)
-        return cli_args_exit(args_usage_error(&u, "whose tokens? Name a model"));
+        return cli_args_exit(args_usage_error(&u, "name the model whose tokenizer to use"));
     if (jsonl && n)
         return cli_args_exit(args_usage_error(&u, "--jsonl reads standard input, not TEXT"));
     struct error err = {0};
@@ -270,7 +270,7 @@ int cmd_detokenize(int argc, char **argv)
     else if (!cli_take_model(&u, &model, pos, &n, 0))
         code = EXIT_USAGE;
     else if (!model)
-        code = cli_args_exit(args_usage_error(&u, "whose tokens? Name a model"));
+        code = cli_args_exit(args_usage_error(&u, "name the model whose tokenizer to use"));
     else if (jsonl && n)
         code = cli_args_exit(args_usage_error(&u, "--jsonl reads standard input, not IDS"));
     else if (!hub_resolve(&model, &err) || !(t = tokenizer_open(model, &err)))

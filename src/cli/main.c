@@ -58,8 +58,11 @@ static void help(FILE *out)
         snprintf(left, sizeof left, "%s %s", c->name, c->args);
         fprintf(out, "  %-34s %s\n", left, c->about);
     }
-    fprintf(out,
-            "\nMODEL is a GGUF file, a Hugging Face folder or a name (owner/name:quant); where it "
+    fprintf(out, "\nMODEL is a GGUF file, a Hugging Face folder or a name (owner/name:quant). If "
+                 "an optional\n"
+                 "MODEL is left out, the built-in model is used. 'steel COMMAND --help' explains a "
+                 "command;\n"
+                 "'steel --version' prints the version.\n"); where it "
             "may be\nleft out, the built-in one answers. 'steel COMMAND --help' teaches each "
             "command; 'steel --version' tells the "
             "version.\n");

@@ -476,29 +476,29 @@ static enum line_kind classify(const char *p, size_t n, size_t *blanks, size_t *
     char c = p[i];
     while (i + run < n && p[i + run] == c)
         run++;
-    size_t behind = i + run; /* index after the first run */
+    size_t after = i + run; /* index after the first run */
     if (c == '|')
         return LINE_WHOLE;
     if (c == '`' || c == '~')
-        return run >= 3 ? LINE_WHOLE : behind == n ? LINE_UNKNOWN : LINE_TEXT;
+        return run >= 3 ? LINE_WHOLE : after == n ? LINE_UNKNOWN : LINE_TEXT;
     if (c == '#') {
-        *used = behind + 1;
-        return run > 6            ? LINE_TEXT
-               : behind == n      ? LINE_UNKNOWN
-               : p[behind] == ' ' ? LINE_HEADING
-                                  : LINE_TEXT;
+        *used = after + 1;
+        return run > 6           ? LINE_TEXT
+               : after == n      ? LINE_UNKNOWN
+               : p[after] == ' ' ? LINE_HEADING
+                                 : LINE_TEXT;
     }
     if (c == '>') {
         *used = i + 1 + (i + 1 < n && p[i + 1] == ' ');
         return i + 1 == n ? LINE_UNKNOWN : LINE_QUOTE;
     }
     if (c == '-' || c == '*' || c == '_' || c == '+') {
-        if (run == 1 && behind < n && p[behind] == ' ' && c != '_') {
+        if (run == 1 && after < n && p[after] == ' ' && c != '_') {
             *used = i + 2;
             return LINE_LIST;
         }
-        return behind == n && n < 200 ? LINE_UNKNOWN
-                                      : LINE_TEXT; /* a rule is decided at the end of the line */
+        return after == n && n < 200 ? LINE_UNKNOWN
+                                     : LINE_TEXT; /* a rule is decided at the end of the line */
     }
     size_t digits = i;
     while (digits < n && p[digits] >= '0' && p[digits] <= '9')

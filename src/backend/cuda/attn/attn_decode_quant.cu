@@ -66,7 +66,7 @@ DEVICE void attn_quant_heads(const struct attn_args &p, const struct attn_quant 
                     pack_half2(from[i] * temperature * by, from[i + 1] * temperature * by);
         } else {
             int is_v = part == ATTN_V, type = is_v ? c.v_type : c.k_type;
-            struct kv_place place = {sh.fresh.codes[is_v], sh.fresh.scales[is_v]};
+            struct kv_place place = {sh.fresh.values[is_v], sh.fresh.scales[is_v]};
             kv_head_put(type, head, D, place);
             if (u.h0 ==
                 u.kv_head * (p.n_heads / p.kv.n_kv)) /* the first group of heads writes the cache */

@@ -86,7 +86,7 @@ DEVICE void attn_split_quant_put(const struct attn_args &p, const struct attn_qu
     if (kv_is_rotated(type))
         kv_lanes_rotate<D / 32, 32>(x);
     const struct kv_place to[2] = {
-        {fresh.codes[which], fresh.scales[which]},
+        {fresh.values[which], fresh.scales[which]},
         kv_place_of(which ? p.kv.v : p.kv.k, type, u.slot, p.kv.page_len, p.kv.n_kv, u.kv_head, D)};
     int n = u.h0 == u.kv_head * (p.n_heads / p.kv.n_kv) ? 2 : 1;
 #pragma unroll

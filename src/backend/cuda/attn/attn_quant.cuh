@@ -22,7 +22,7 @@ enum { QUANT_KEYS = 16, QUANT_STAGES = 4, QUANT_STAGES_DEEP = 7 };
  * scales, values, their scales. */
 struct attn_quant {
     int k_type, v_type, stages;
-    int k_scales, v_codes, v_scales, slot; /* offsets in a slot; bytes of a slot */
+    int k_scales, v_values, v_scales, slot; /* offsets in a slot; bytes of a slot */
     int ring; /* bytes of all rings, or of what reuses their memory if that is more */
 };
 
@@ -62,7 +62,7 @@ template <int D, class T> struct attn_quant_rows {
 
 /* This step's key and value, quantised. */
 template <int D> struct attn_quant_fresh {
-    alignas(16) uint8_t codes[2][2 * D];
+    alignas(16) uint8_t values[2][2 * D];
     uint16_t scales[2][D / 32 < 8 ? 8 : D / 32];
 };
 
@@ -73,16 +73,16 @@ DEVICE void attn_quant_load(const uint8_t *pool, size_t tile, int page_len, int 
 {
     typedef attn_quant_rows<D, T> rows;
     enum { SCALES = T::SCALED ? D / 16 : 0 };
-    const uint8_t *codes = pool + tile * (size_t)(page_len * (rows::ROW + SCALES));
+    const uint8_t *src = pool + tile * (size_t)(page_len * (rows::ROW + SCALES));
 #pragma unroll 4
     for (int i = lane_id(); i < QUANT_KEYS * rows::PIECES; i += 32) {
         int r = i / rows::PIECES;
         copy_async16(to + r * rows::STRIDE + (((i - r * rows::PIECES) * 16) ^ rows::swizzle(r)),
-                     codes + off * rows::ROW + i * 16);
+                     src + off * rows::ROW + i * 16);
     }
     if (T::SCALED)
         for (int i = lane_id(); i < SCALES; i += 32)
-            copy_async16(scales + i * 16, codes + page_len * rows::ROW + off * SCALES + i * 16);
+            copy_async16(scales + i * 16, src + page_len * rows::ROW + off * SCALES + i * 16);
 }
 
 /* Iterates over a warp's n tiles: `first`, first + step, .. */
@@ -110,7 +110,7 @@ template <int D> struct attn_quant_walk {
                                                 to + c.k_scales);
             });
             kv_with(c.v_type, [&](auto t) {
-                attn_quant_load<D, decltype(t)>(p.kv.v, tile, p.kv.page_len, off, to + c.v_codes,
+                attn_quant_load<D, decltype(t)>(p.kv.v, tile, p.kv.page_len, off, to + c.v_values,
                                                 to + c.v_scales);
             });
             issued++;
@@ -254,8 +254,8 @@ DEVICE void attn_quant_tile(const struct attn_args &p, const struct attn_quant &
     kv_with(c.k_type, [&](auto t) {
         typedef decltype(t) T;
         if (last < QUANT_KEYS && fresh)
-            attn_quant_patch<D, T>(tile, tile + c.k_scales, last, fresh->codes[0], fresh->scales[0],
-                                   false);
+            attn_quant_patch<D, T>(tile, tile + c.k_scales, last, fresh->values[0],
+                                   fresh->scales[0], false);
         attn_quant_scores<D, T>(tile, tile + c.k_scales, q, qf, s);
     });
 #pragma unroll
@@ -271,10 +271,10 @@ DEVICE void attn_quant_tile(const struct attn_args &p, const struct attn_quant &
     kv_with(c.v_type, [&](auto t) {
         typedef decltype(t) T;
         if (last < QUANT_KEYS)
-            attn_quant_patch<D, T>(tile + c.v_codes, tile + c.v_scales, last,
-                                   fresh ? fresh->codes[1] : NULL, fresh ? fresh->scales[1] : NULL,
+            attn_quant_patch<D, T>(tile + c.v_values, tile + c.v_scales, last,
+                                   fresh ? fresh->values[1] : NULL, fresh ? fresh->scales[1] : NULL,
                                    true);
-        attn_quant_values<D, T>(tile + c.v_codes, tile + c.v_scales, pf, r);
+        attn_quant_values<D, T>(tile + c.v_values, tile + c.v_scales, pf, r);
     });
 }
 
@@ -306,8 +306,8 @@ static __host__ __device__ constexpr struct attn_quant attn_quant_of(int k_type,
     c.v_type = v_type;
     c.stages = stages;
     c.k_scales = quant_rows(k_type, dim);
-    c.v_codes = c.k_scales + quant_scales(k_type, dim);
-    c.v_scales = c.v_codes + quant_rows(v_type, dim);
+    c.v_values = c.k_scales + quant_scales(k_type, dim);
+    c.v_scales = c.v_values + quant_rows(v_type, dim);
     c.slot = c.v_scales + quant_scales(v_type, dim);
     return c;
 }

@@ -39,7 +39,7 @@ DEVICE bool kv_is_rotated(int type)
     return type == DT_Q8_0 || type == DT_Q4_0;
 }
 /* Bytes of n values, scales excluded. */
-DEVICE size_t kv_code_bytes(int type, size_t n)
+DEVICE size_t kv_value_bytes(int type, size_t n)
 {
     return type == DT_F32    ? 4 * n
            : type == DT_Q4_0 ? n / 2
@@ -48,7 +48,7 @@ DEVICE size_t kv_code_bytes(int type, size_t n)
 
 /* Where one key or value is stored: its quantised values, and its scales or NULL. */
 struct kv_place {
-    uint8_t *codes;
+    uint8_t *values;
     uint16_t *scales; /* (D/32) */
 };
 
@@ -58,10 +58,10 @@ DEVICE struct kv_place kv_place_of(const uint8_t *pool, int type, int slot, int 
     int page = slot / page_len, off = slot - page * page_len;
     size_t n = (size_t)page_len * (size_t)dim, blocks = kv_is_scaled(type) ? n / 32 : 0;
     uint8_t *tile = (uint8_t *)pool + ((size_t)page * (size_t)n_kv + (size_t)head) *
-                                          (kv_code_bytes(type, n) + 2 * blocks);
+                                          (kv_value_bytes(type, n) + 2 * blocks);
     struct kv_place at;
-    at.codes = tile + kv_code_bytes(type, (size_t)off * (size_t)dim);
-    at.scales = (uint16_t *)(tile + kv_code_bytes(type, n)) + off * (dim / 32);
+    at.values = tile + kv_value_bytes(type, (size_t)off * (size_t)dim);
+    at.scales = (uint16_t *)(tile + kv_value_bytes(type, n)) + off * (dim / 32);
     return at;
 }
 
@@ -131,13 +131,13 @@ DEVICE void kv_block_put(int type, float x, int at, const struct kv_place *to, i
     uint32_t word = type == DT_Q4_0 ? kv_nibbles(code & 15) : 0;
     for (int k = 0; k < n; k++) {
         if (type == DT_Q8_0 || type == DT_F8_E4M3)
-            to[k].codes[i] = (uint8_t)code;
+            to[k].values[i] = (uint8_t)code;
         else if (type == DT_F32)
-            ((uint32_t *)to[k].codes)[i] = code;
+            ((uint32_t *)to[k].values)[i] = code;
         else if (type != DT_Q4_0)
-            ((uint16_t *)to[k].codes)[i] = (uint16_t)code;
+            ((uint16_t *)to[k].values)[i] = (uint16_t)code;
         else if (!(lane & 7))
-            *(uint32_t *)(to[k].codes + i / 2) = word;
+            *(uint32_t *)(to[k].values + i / 2) = word;
         if (kv_is_scaled(type) && lane == 0)
             to[k].scales[at] = scale;
     }
@@ -156,17 +156,17 @@ DEVICE void kv_head_put(int type, const float *head, int dim, const struct kv_pl
 DEVICE float kv_head_get(int type, const struct kv_place &at, int i)
 {
     if (type == DT_F32)
-        return ((const float *)at.codes)[i];
+        return ((const float *)at.values)[i];
     if (type == DT_F8_E4M3)
-        return kv_from_fp8(at.codes[i]);
+        return kv_from_fp8(at.values[i]);
     if (type == DT_Q8_0)
-        return half_to_float(at.scales[i >> 5]) * (float)(int8_t)at.codes[i];
+        return half_to_float(at.scales[i >> 5]) * (float)(int8_t)at.values[i];
     if (type == DT_Q4_0) {
-        uint32_t word = ((const uint32_t *)at.codes)[i >> 3];
+        uint32_t word = ((const uint32_t *)at.values)[i >> 3];
         int code = (int)(word >> 4 * ((i >> 1 & 3) + 4 * (i & 1)) & 15);
         return half_to_float(at.scales[i >> 5]) * (float)(code - 8);
     }
-    uint32_t h = ((const uint16_t *)at.codes)[i];
+    uint32_t h = ((const uint16_t *)at.values)[i];
     return type == DT_F16 ? half_to_float(h) : bf16_to_float(h);
 }
 

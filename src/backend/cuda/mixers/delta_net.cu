@@ -622,7 +622,8 @@ static __global__ void __launch_bounds__(STEP_WARPS * 32)
             if (lane == 0)
                 sh->squares[which][w & 3] = squares;
         }
-        __threadfence(); /* reads of the convolution rows must precede the count that lets another block overwrite them */
+        /* Reads of the convolution rows must precede the count that lets another block overwrite them. */
+        __threadfence();
         __syncthreads();
         if (tid == 0 && r == 0) {
             int32_t *count = p.count + seq * p.n_k + kh;
