@@ -186,7 +186,7 @@ expect 2 "unexpected argument 'x': -m names the model" "$steel" show -m "$tmp/ti
 expect 2 "unexpected argument 'x': -m names the model" "$steel" serve -m "$tmp/tiny.gguf" x
 expect 0 '^[0-9 ]*$' "$steel" tokenize -m "$tmp/tiny.gguf" --ids hello
 expect 0 'hello' "$steel" detokenize -m "$tmp/tiny.gguf" $("$steel" tokenize "$tmp/tiny.gguf" --ids hello)
-expect 2 'Name a model' "$steel" tokenize
+expect 2 'name the model' "$steel" tokenize
 expect 0 'tg2' "$steel" bench -m "$tmp/tiny.gguf" -p 0 -n 2 -r 1
 expect 0 'hello' "$steel" template -m builtin -p hello
 expect 0 accepted sh -c "echo '{\"schema\": {}, \"tests\": []}' | $steel constrain -m builtin --jsonl"

@@ -62,10 +62,7 @@ static void help(FILE *out)
                  "an optional\n"
                  "MODEL is left out, the built-in model is used. 'steel COMMAND --help' explains a "
                  "command;\n"
-                 "'steel --version' prints the version.\n"); where it "
-            "may be\nleft out, the built-in one answers. 'steel COMMAND --help' teaches each "
-            "command; 'steel --version' tells the "
-            "version.\n");
+                 "'steel --version' prints the version.\n");
 }
 
 /* Failing to write the output is a failure even if the command succeeded. */
