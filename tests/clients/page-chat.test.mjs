@@ -196,7 +196,7 @@ test("sampling starts from the model's own values; what is chosen is sent", asyn
   const b = world.fake.bodies[1];
   assert.deepEqual([b.temperature, b.seed, b.chat_template_kwargs], [0, 7, { enable_thinking: false }]);
   await page.click("#open-settings");
-  await page.getByRole("button", { name: "Back to the model's own" }).click();
+  await page.getByRole("button", { name: "Reset to defaults" }).click();
   assert.equal(await page.inputValue("#set-temperature"), "");
   await context.close();
 });
@@ -251,9 +251,9 @@ test("a server that is gone, and comes back, is told; the message is kept", asyn
   world.fake.every = (req, res) => { res.destroy(); return true; };
   await say(page, "Anybody?");
   await page.waitForSelector(".notice");
-  assert.match(await page.textContent(".notice"), /does not answer/);
+  assert.match(await page.textContent(".notice"), /does not respond/);
   await settled(page, 1);
-  assert.match(await page.textContent(".msg.assistant .error"), /does not answer/);
+  assert.match(await page.textContent(".msg.assistant .error"), /does not respond/);
   assert.deepEqual(await questions(page), ["Anybody?"]);
   world.fake.every = null;
   world.fake.says("Here I am");
@@ -304,7 +304,7 @@ test("a missing key leads to the settings, and the message is not lost", async (
   try {
     const { page, context } = await world.open({}, locked.origin);
     await page.waitForSelector("#settings[open]");
-    assert.match(await page.textContent("#key-why"), /wants an API key/);
+    assert.match(await page.textContent("#key-why"), /needs an API key/);
     assert.equal(await page.evaluate(() => document.activeElement.id), "key");
     await page.keyboard.press("Escape");
     await say(page, "Hello!");

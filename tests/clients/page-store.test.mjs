@@ -314,7 +314,7 @@ test("hostile files: refused with a reason, or tamed; what is here is not touche
   world.fake.says("mine");
   await ask(page, "Mine");
   const mine = page.url().split("#")[1];
-  for (const [name, text, why] of [["a.json", "{", "no JSON"], ["b.json", "{\"format\":\"other\"}", "no export"], ["c.md", "just text", "no messages"],
+  for (const [name, text, why] of [["a.json", "{", "neither JSON"], ["b.json", "{\"format\":\"other\"}", "not an export"], ["c.md", "just text", "no messages"],
     ["d.json", "{\"format\":\"steel-chats\",\"chats\":[7]}", "no messages"], ["e.json", "[]", "no messages"], ["f.json", "[{\"role\":\"evil\",\"content\":\"x\"}]", "no messages"]]) {
     await importText(page, name, text);
     await toastSays(page, name + " was not imported: ");

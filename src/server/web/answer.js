@@ -1,7 +1,7 @@
 /*
- * Answers in the making. Each is one run: fit the conversation into the context, stream, keep what came so far, call
- * tools, go on. Runs belong to their conversation, not to what is on the screen: one goes on while another conversation
- * is read. What came before a stop, an error or a reload stays.
+ * Generating answers. Each answer is a run: fit the conversation into the context, stream, save the partial text, call
+ * tools, continue. A run belongs to its conversation, not to the screen: it continues while another conversation is open.
+ * The text received before a stop, an error or a reload is kept.
  */
 import * as api from "./api.js";
 import * as chats from "./chats.js";
@@ -23,7 +23,7 @@ addEventListener("pagehide", () => {
 
 /* view: { changed(conv, node), ended(conv, node), failed(conv, error), dropped(conv, turns), toolFailed(why),
  * confirm(conv, call, signal) -> Promise of whether it may run }.
- * Throws TooLong where the path can never fit; every other failure stands in the answer. */
+ * Throws TooLong if the path can never fit. Every other failure is stored in the answer. */
 export async function answer(conv, parent, model, view) {
   if (runs.has(conv.id)) return;
   const ctl = new AbortController();
@@ -63,7 +63,7 @@ async function rounds(conv, parent, model, view, run) {
   }
 }
 
-/* One request and its answer. */
+/* Sends one request and streams its response. */
 async function stream(conv, parent, model, view, run, known) {
   const path = conv.path(parent);
   const body = {
@@ -121,7 +121,7 @@ async function stream(conv, parent, model, view, run, known) {
   return end(conv, node, view, run, failure, false);
 }
 
-/* A call that was cut short or malformed after it had begun: its text follows in the answer. */
+/* A malformed tool call after its start was received: its text follows in the answer. */
 function isBroken(call, content) {
   try {
     JSON.parse(call.arguments);
@@ -160,7 +160,7 @@ async function end(conv, node, view, run, failure, fresh) {
     node.error = failure instanceof api.ServerError ? failure.message : String(failure);
     view.failed(conv, failure);
   }
-  // nothing came and the user wanted no more: there is nothing to keep
+  // stopped before the first token: nothing to keep
   if (fresh && node.status === "stopped") return node;
   if (fresh) await chats.add(conv, node);
   else await db.write([db.put("nodes", node)], { strict: true });

@@ -1,13 +1,13 @@
 /*
- * The server, as the page sees it: requests with the user's key, streams of events, and errors that say what can be
- * done about them. Knows neither conversations nor the page.
+ * The HTTP client: requests with the user's key, event streams, and errors that say what to do about them. Knows neither
+ * conversations nor the page.
  */
 let key = "";
 export const setKey = k => {
   key = k;
 };
 
-/* kind: gone (no answer at all), key, loading, context, busy, request (anything else the server said). */
+/* kind: gone (no response), key, loading, context, busy, request (any other error reply). */
 export class ServerError extends Error {
   constructor(kind, message, more = {}) {
     super(message);
@@ -29,7 +29,7 @@ export async function call(path, body, signal) {
     });
   } catch (e) {
     if (e.name === "AbortError") throw e;
-    throw new ServerError("gone", "The server at " + location.host + " does not answer.");
+    throw new ServerError("gone", "The server at " + location.host + " does not respond.");
   }
   if (r.ok) return r;
   const reply = await r.json().catch(() => null),
@@ -38,7 +38,7 @@ export async function call(path, body, signal) {
   if (r.status === 401)
     throw new ServerError(
       "key",
-      "This server wants an API key" + (key ? ", and not the one it was given." : "."),
+      "This server needs an API key" + (key ? ", and the one given is wrong." : "."),
     );
   if (r.status === 503 && reply?.status === "loading")
     throw new ServerError("loading", said, { percent: reply.percent });
@@ -51,7 +51,7 @@ export async function call(path, body, signal) {
   throw new ServerError("request", said);
 }
 
-/* The events of a stream, parsed. A connection that ends before its last event is an error, not an end. */
+/* Yields the parsed events of a stream. A connection that ends before the last event is an error. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -69,7 +69,7 @@ export async function* events(response) {
     for (let cut; (cut = rest.indexOf("\n\n")) >= 0; rest = rest.slice(cut + 2)) {
       const line = rest.slice(0, cut);
       if (line === "data: [DONE]") return;
-      if (!line.startsWith("data: ")) continue; // a comment that keeps the connection open
+      if (!line.startsWith("data: ")) continue; // a keep-alive comment
       const event = JSON.parse(line.slice(6));
       if (event.error) throw new ServerError("request", event.error.message ?? "the server failed");
       yield event;
@@ -77,7 +77,7 @@ export async function* events(response) {
   }
 }
 
-/* What the server runs: { id, context, sampling, capabilities }. */
+/* The server's model: { id, context, sampling, capabilities }. */
 export async function model() {
   const m = (await (await call("v1/models")).json()).data[0];
   return {

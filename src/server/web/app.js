@@ -1,6 +1,6 @@
 /*
- * Starts the page and holds it together: which conversation is open, what its buttons do, what other tabs changed, and
- * what the user must be told (server gone, key missing, nothing can be saved).
+ * Starts the page and connects its parts: the open conversation, the actions of its buttons, changes from other tabs, and
+ * notices (server gone, key missing, storage full).
  */
 import { $, el, button, announce, notice, toast, saveFile, number, plural } from "./dom.js";
 import * as answers from "./answer.js";
@@ -16,11 +16,11 @@ import * as transfer from "./transfer.js";
 import { startOf, TooLong } from "./request.js";
 import * as settings from "./settings.js";
 
-let conv = null; // the conversation on the screen; not in the database before its first message
-let fresh = true; // ... whether it is such
+let conv = null; // the open conversation; not in the database before its first message
+let fresh = true; // conv is not in the database yet
 let model = { id: "", context: 0, sampling: {}, capabilities: [] };
 
-/* The server: who it runs, whether it is there */
+/* The server: its model and its state */
 
 let asking = null;
 async function greet() {
@@ -36,7 +36,7 @@ async function greet() {
     return false;
   }
 }
-/* Says what is wrong with the server, and looks again until it is not. */
+/* Shows what is wrong with the server, and polls until it is available. */
 function trouble(e) {
   if (e.kind === "key") {
     dialog.open(model, e.message);
@@ -48,7 +48,7 @@ function trouble(e) {
   } else if (e.kind === "gone" || e.kind === "loading") {
     notice(
       "server",
-      e.kind === "gone" ? e.message + " Looking for it…" : `The model is loading: ${e.percent} %`,
+      e.kind === "gone" ? e.message + " Trying again…" : `The model is loading: ${e.percent} %`,
     );
     clearTimeout(asking);
     asking = setTimeout(greet, 1000);
@@ -61,7 +61,7 @@ function trouble(e) {
   }
 }
 
-/* What is on the screen */
+/* The screen */
 
 const STARTERS = ["Hello! Who are you?", "What is 23 + 48?", "Tell me a short story."];
 function welcome() {
@@ -117,7 +117,7 @@ async function open(id, at) {
   await show(answers.runOf(id)?.conv ?? found, false, at);
 }
 
-/* An answer that nobody writes any more was cut off: its tab was closed or reloaded. What came of it is kept. */
+/* An unfinished answer without a writer was interrupted: its tab was closed or reloaded. Its text is kept. */
 async function settle(c, n) {
   if (answers.runOf(c.id)?.node?.id === n.id || (await db.writtenElsewhere(n.id))) return;
   const now = await db.get("nodes", n.id);
@@ -136,7 +136,7 @@ const view = {
   },
   toolFailed: why => toast(why),
   dropped(c, n) {
-    toast(`The conversation outgrew the context: the oldest ${plural(n, "turn")} no longer go to the model.`);
+    toast(`The conversation outgrew the context: the oldest ${plural(n, "turn")} are no longer sent to the model.`);
   },
   failed(c, e) {
     if (e.kind) trouble(e);
@@ -145,7 +145,7 @@ const view = {
   ended(c, n) {
     if (c === conv) drawState();
     sidebar.refresh();
-    if (n?.model && n.model !== model.id) greet(); // the server came back with another one
+    if (n?.model && n.model !== model.id) greet(); // the server was restarted with another model
     if (n?.status === "done") announce("Answer: " + n.content.slice(0, 4000));
     else if (n) announce(n.status === "stopped" ? "Answer stopped." : "The answer failed: " + n.error);
   },
@@ -165,7 +165,7 @@ async function send(message) {
   if (!model.id && !(await greet())) {
     composer.restore(message);
     return;
-  } // nothing is lost, and why stands above the input
+  } // nothing is lost; a notice above the input shows the reason
   const c = conv,
     edited = message.editing,
     was = c.leaf,
@@ -182,7 +182,7 @@ async function send(message) {
   notice("refused", "");
   await chats.add(c, node);
   history.replaceState(null, "", "#" + c.id);
-  if (first) navigator.storage?.persist?.().catch(() => {}); // so that the browser does not clear it by itself
+  if (first) navigator.storage?.persist?.().catch(() => {}); // so that the browser does not evict it
   if (edited) redraw();
   else log.update(c, node);
   announce("Answering.");
@@ -190,7 +190,7 @@ async function send(message) {
     await ask(c, node.id);
   } catch (e) {
     if (!(e instanceof TooLong)) throw e;
-    // never to be answered: it leaves the conversation as if it had not been sent
+    // it can never be answered: remove it from the conversation
     await db.write([db.del("nodes", node.id)]);
     c.drop(node.id);
     if (first) await db.remove([c.id]);
@@ -214,7 +214,7 @@ async function retry(n) {
   if (busy()) return;
   const c = conv;
   let parent = n.parent;
-  // an answer that failed before its first word leaves nothing to step back to
+  // an answer that failed before its first token has no branch to return to
   if (n.status === "failed" && !n.content && !n.reasoning && !c.children.get(n.id)?.length) {
     await db.write([db.del("nodes", n.id)]);
     c.drop(n.id);
@@ -250,7 +250,7 @@ function step(n, by) {
     : by < 0
       ? steps[0]
       : steps[1]
-  )?.focus(); // where the user pressed
+  )?.focus(); // the button the user pressed
   announce(`Version ${all.indexOf(to) + 1} of ${all.length}`);
 }
 
@@ -278,7 +278,7 @@ function setSystem(text) {
 
 /* Other tabs */
 
-const follow = new Map(); // conversations whose records changed -> timer
+const follow = new Map(); // conversations whose records changed in another tab -> timer
 db.onChange(({ changes }) => {
   if (changes.some(c => c.store === "chats")) sidebar.refresh();
   if (changes.some(c => c.store === "kv")) settings.load();
@@ -286,7 +286,7 @@ db.onChange(({ changes }) => {
   clearTimeout(follow.get(conv.id));
   follow.set(conv.id, setTimeout(merge, 60, conv));
 });
-/* What another tab wrote into this conversation; the view follows it where it goes on from what is shown. */
+/* Messages that another tab added. The view follows them if they continue the shown path. */
 async function merge(c) {
   const now = await chats.load(c.id);
   if (c !== conv) return;
@@ -306,7 +306,7 @@ async function merge(c) {
   if (document.activeElement !== $("system")) drawSystem();
 }
 
-/* Wiring */
+/* Event handlers */
 
 function closeMenu() {
   document.body.classList.remove("menu");
@@ -320,7 +320,7 @@ function setTheme(theme) {
   try {
     localStorage.setItem("steel.theme", theme);
   } catch {
-    /* for this visit, then */
+    /* no storage: only for this visit */
   }
   $("theme").textContent = "Theme: " + theme;
 }
@@ -407,7 +407,7 @@ db.onTrouble(e => {
   );
 });
 
-/* Conversations of the page as it was before it had a database. */
+/* Imports conversations from localStorage, which an earlier version used. */
 async function migrate() {
   let old;
   try {
@@ -428,7 +428,7 @@ async function migrate() {
       { keep: false },
     );
   }
-  localStorage.removeItem("steel.chats"); // they are in the database now
+  localStorage.removeItem("steel.chats"); // now in the database
 }
 
 async function start() {
@@ -453,6 +453,6 @@ async function start() {
   document.documentElement.dataset.ready = "true";
 }
 
-/* For the tests: what was done, not how long it took. */
+/* Counters for the tests. */
 window.steel = { work: log.work };
 start();

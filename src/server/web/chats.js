@@ -1,17 +1,16 @@
 /*
- * Conversations. One is a tree of messages: an edited question or a retried answer is a further child of the same
- * parent, and nothing is overwritten. What is shown is the path from the root to `leaf`. Knows the database, not the
- * page.
+ * Conversations. A conversation is a tree of messages: an edited question or a retried answer is another child of the same
+ * parent, and nothing is overwritten. The path from the root to `leaf` is shown. Knows the database, not the page.
  */
 import * as db from "./db.js";
 
 let last = 0;
-/* Times order siblings, so this tab never uses one twice. */
+/* Siblings are ordered by time, so this tab never uses a time twice. */
 const now = () => (last = Math.max(Date.now(), last + 1));
 export const newId = () =>
   [...crypto.getRandomValues(new Uint8Array(12))].map(b => b.toString(16).padStart(2, "0")).join("");
 
-/* Messages that this tab makes: what it has of them is newer than what the database has. */
+/* Messages that this tab is writing. Its copy is newer than the database's. */
 const own = new Set();
 export function newNode(chat, parent, role, content, more = {}) {
   const node = { id: newId(), chat, parent, role, content, created: now(), ...more };
@@ -32,7 +31,7 @@ export class Conversation {
     return this.record.id;
   }
   put(node) {
-    // new, or newer than the one that is here
+    // new, or newer than the local copy
     const old = this.nodes.get(node.id);
     if (old) {
       Object.assign(old, node);
@@ -52,7 +51,7 @@ export class Conversation {
     list.splice(list.indexOf(n), 1);
     if (this.leaf === id) this.leaf = n.parent ?? this.latest(null);
   }
-  /* What the database has by now, of other tabs. */
+  /* Reads changes of other tabs from the database. */
   merge(now) {
     for (const n of now.nodes.values()) if (!own.has(n.id)) this.put(n);
     for (const id of [...this.nodes.keys()]) if (!now.nodes.has(id) && !own.has(id)) this.drop(id);
@@ -61,7 +60,7 @@ export class Conversation {
   siblings(node) {
     return this.children.get(node.parent ?? null) ?? [];
   }
-  /* The newest message below this one, following the newest at every fork. */
+  /* The leaf below this message, taking the newest child at every fork. */
   latest(id) {
     for (let kids; (kids = this.children.get(id))?.length;) id = kids.at(-1).id;
     return id;
@@ -71,7 +70,7 @@ export class Conversation {
     for (let n = this.nodes.get(leaf); n; n = this.nodes.get(n.parent)) out.push(n);
     return out.reverse();
   }
-  /* Whether `id` is the shown end or lies behind it. */
+  /* Whether `id` is the leaf or a descendant of it. */
   isBelow(id, ancestor) {
     for (let n = this.nodes.get(id); n; n = this.nodes.get(n.parent)) if (n.id === ancestor) return true;
     return ancestor === null;
@@ -93,24 +92,24 @@ export function create(system) {
   return new Conversation({ id: newId(), title: "", system, created: t, updated: t, leaf: null });
 }
 
-/* What the conversation is called until somebody gives it a name. */
+/* The default title, from the first message. */
 export const title = record => record.title || "New chat";
 export function nameAfter(text) {
   const line = text.trim().split("\n")[0];
   return line.length > 60 ? line.slice(0, 57).trimEnd() + "…" : line;
 }
 
-/* A message joins the conversation, and is what the conversation shows from now on. */
+/* Adds a message and makes it the leaf. */
 export function add(conv, node) {
   conv.put(node);
   conv.leaf = conv.record.leaf = node.id;
   conv.record.updated = node.created;
-  // whoever writes into a conversation that another tab deleted wants it back
+  // writing into a conversation that another tab deleted restores it
   const fields = { leaf: node.id, updated: node.created, deleted: 0 };
   return db.write([db.merge("chats", fields, conv.record), db.put("nodes", node)], { strict: true });
 }
 
-/* Changes of the conversation's own record, beside what other tabs changed of it. */
+/* Changes fields of the conversation's record and merges the changes of other tabs. */
 export function change(conv, fields) {
   Object.assign(conv.record, fields);
   return db.change("chats", conv.id, fields);
@@ -124,11 +123,11 @@ export async function rename(id, name) {
   if (name.trim()) await db.change("chats", id, { title: name.trim().slice(0, 200) });
 }
 
-/* Deleted conversations stay until nobody can want them back. */
+/* Deletes conversations for good, once undo is no longer possible. */
 const UNDO_MS = 60000;
 export const setDeleted = (id, yes) => db.change("chats", id, { deleted: yes ? Date.now() : 0 });
 export async function purge(age = UNDO_MS) {
-  const written = await db.chatsOfNodes(); // first: what another tab begins after this is no orphan
+  const written = await db.chatsOfNodes(); // read first: conversations that another tab begins later are no orphans
   const chats = await db.all("chats"),
     known = new Set(chats.map(c => c.id));
   const dead = chats.filter(c => c.deleted && Date.now() - c.deleted >= age).map(c => c.id);

@@ -1,5 +1,5 @@
 /*
- * The input: text, files, editing of an earlier message, and the draft, which outlives a reload. Sends through act.send.
+ * The input: text, files, editing of an earlier message, and the draft, which survives a reload. Sends by act.send.
  */
 import { $, el, announce, button, toast, pickFile, number } from "./dom.js";
 
@@ -20,8 +20,8 @@ export function setup(actions) {
   input.onkeydown = e => {
     if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
       e.preventDefault();
-      // who types ahead does not want the answer to stop
-      if (act.busy()) announce("The answer is still coming; Escape stops it.");
+      // typing ahead must not stop the answer
+      if (act.busy()) announce("The answer is still being generated; Escape stops it.");
       else submit();
     }
     if (e.key === "ArrowUp" && !input.value && !files.length) {
@@ -61,11 +61,11 @@ const keepDraft = () => {
   try {
     sessionStorage.setItem("steel.draft." + where, $("input").value);
   } catch {
-    /* only a draft */
+    /* losing a draft is harmless */
   }
 };
 
-/* The draft of this conversation ("" = a new one). */
+/* Shows the draft of this conversation ("" = a new conversation). */
 export function openDraft(id) {
   where = id;
   cancelEdit();
@@ -98,7 +98,7 @@ function clear() {
   drawFiles();
   fit();
 }
-/* What could not be sent is here again. */
+/* Puts a message that could not be sent back into the input. */
 export function restore({ text, files: f, editing: e }) {
   $("input").value = text;
   files = f;

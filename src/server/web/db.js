@@ -1,12 +1,12 @@
 /*
- * What is kept in this browser: IndexedDB, one record a message, so that tabs never write over each other's.
+ * Storage in this browser: IndexedDB, one record per message, so that tabs do not overwrite each other.
  *
  * Invariants:
- *  1. write() never loses anything: what the database did not take (full disk, quota) waits in this tab, is seen by
- *     every read here, is tried again, and the user is told for as long as it waits (onTrouble)
- *  2. a record that several tabs change (merge) is read and written in one transaction, field by field
- *  3. other tabs are told of every change (onChange)
- * Where there is no database (forbidden, private window of some browsers) all of it waits in this tab.
+ *  1. write() never loses data. Changes that the database rejects (full disk, quota) are queued in this tab, visible to
+ *     every read here, and retried; the user is notified while changes are queued (onTrouble).
+ *  2. A record that several tabs change (merge) is read and written in one transaction, field by field.
+ *  3. Other tabs are notified of every change (onChange).
+ * Without a database (forbidden, private windows of some browsers) all changes stay queued in this tab.
  */
 const STORES = { chats: "id", nodes: "id", kv: "key" };
 const RETRY_MS = 3000;
@@ -25,13 +25,13 @@ export const onChange = f => {
 };
 export const unsaved = () => waiting.size;
 
-const asked = new Map(); // node -> resolve: whether some other tab writes it
+const asked = new Map(); // node -> resolve: whether another tab is writing it
 let writes = () => false;
-/* f(node): whether this tab is writing that answer now. */
+/* f(node): whether this tab is writing that answer. */
 export const onAsk = f => {
   writes = f;
 };
-/* Whether another tab that is still open writes this answer. */
+/* Whether another open tab is writing this answer. */
 export function writtenElsewhere(node) {
   if (!channel) return Promise.resolve(false);
   return new Promise(resolve => {
@@ -61,13 +61,13 @@ function request(r) {
   });
 }
 
-/* One transaction; resolves when it is complete. */
+/* Runs a transaction; resolves when it is committed. */
 function transact(stores, mode, body, durability = "default") {
   return new Promise((resolve, reject) => {
     const tx = db.transaction(stores, mode, { durability });
     let result;
     tx.oncomplete = () => resolve(result);
-    tx.onabort = () => reject(tx.error || new Error("the browser gave up the transaction"));
+    tx.onabort = () => reject(tx.error || new Error("the browser aborted the transaction"));
     try {
       result = body(tx);
       if (result instanceof Promise)
@@ -85,7 +85,7 @@ function transact(stores, mode, body, durability = "default") {
 }
 
 export async function open() {
-  if (!window.indexedDB) throw new Error("this browser keeps no data for this page");
+  if (!window.indexedDB) throw new Error("this browser stores no data for this page");
   const r = indexedDB.open("steel", 1);
   r.onupgradeneeded = () => {
     for (const [name, keyPath] of Object.entries(STORES)) r.result.createObjectStore(name, { keyPath });
@@ -96,10 +96,10 @@ export async function open() {
   db.onclose = () => {
     db = null;
     open().catch(e => troubled(e));
-  }; // the user cleared the site's data
+  }; // the user cleared the site data
 }
 
-/* Changes of records, for write(). merge: `fields` over what is there, or over `base` where there is nothing. */
+/* Changes for write(). merge: `fields` are merged into the record, or into `base` if there is none. */
 export const put = (store, value) => ({ store, key: value[STORES[store]], value });
 export const del = (store, key) => ({ store, key });
 export const merge = (store, fields, base) => ({ store, key: base[STORES[store]], fields, base });
@@ -112,18 +112,18 @@ function apply(tx, c) {
   else if (c.value) store.put(c.value);
   else store.delete(c.key);
 }
-/* A change after one that still waits. */
+/* Combines a change with a queued one. */
 function after(c) {
   const w = waiting.get(idOf(c));
   if (!w || !c.fields) return c;
   return w.fields ? { ...c, fields: { ...w.fields, ...c.fields } } : put(c.store, valueOf(c, w.value));
 }
 
-/* All or nothing. keep: what cannot be written waits in this tab; else it fails. strict: on the disk when this ends. */
+/* Atomic. keep: a change that cannot be written is queued in this tab; else it fails. strict: flushed to disk. */
 export async function write(changes, { strict = false, keep = true } = {}) {
   const list = changes.map(after);
   try {
-    if (!db) throw new Error("this browser keeps no data for this page");
+    if (!db) throw new Error("this browser stores no data for this page");
     await transact(
       [...new Set(list.map(c => c.store))],
       "readwrite",
@@ -146,7 +146,7 @@ export async function write(changes, { strict = false, keep = true } = {}) {
 const tell = list =>
   channel?.postMessage({ changes: list.map(c => ({ store: c.store, key: c.key, chat: c.value?.chat })) });
 
-/* What could not be written is tried again, one by one: small ones may fit where large ones do not. */
+/* Retries queued changes one by one: small ones may fit where large ones do not. */
 async function retry() {
   if (!db || !waiting.size) return;
   for (const [id, c] of [...waiting]) {
@@ -163,7 +163,7 @@ async function retry() {
 }
 setInterval(retry, RETRY_MS);
 
-/* The fields of a record that is there; nothing happens where there is none. */
+/* Updates fields of a record if it exists. */
 export async function change(store, key, fields) {
   const old = await get(store, key);
   if (old) await write([merge(store, fields, old)]);
@@ -204,7 +204,7 @@ export async function nodesOf(chat) {
   return overlay("nodes", found, n => n.chat === chat);
 }
 
-/* Every message, one at a time: f(node) returns true to end. */
+/* Calls f(node) for every message until it returns true. */
 export async function eachNode(f) {
   for (const c of waiting.values()) if (c.store === "nodes" && c.value && f(c.value)) return;
   if (!db) return;
@@ -223,7 +223,7 @@ export async function eachNode(f) {
   );
 }
 
-/* Conversations, and their messages with them. */
+/* Deletes conversations with their messages. */
 export async function remove(chats) {
   const gone = new Set(chats);
   for (const [id, c] of [...waiting]) if (gone.has(c.key) || gone.has(c.value?.chat)) waiting.delete(id);
@@ -241,10 +241,10 @@ export async function remove(chats) {
     }
   });
   tell(chats.map(key => ({ store: "chats", key })));
-  await retry(); // there is room again
+  await retry(); // space was freed
 }
 
-/* Ids of conversations that have messages: what is left of one that another tab removed meanwhile is found so. */
+/* Ids of conversations that have messages, to find messages whose conversation another tab deleted. */
 export async function chatsOfNodes() {
   const found = [];
   if (!db) return found;

@@ -1,6 +1,6 @@
 /*
- * The settings dialog: key, sampling, system prompts, tools, files. Drawn anew each time it opens; every change is kept
- * at once.
+ * The settings dialog: key, sampling, system prompts, tools, files. Rebuilt each time it opens; every change is saved at
+ * once.
  */
 import { $, el, button, toast, pickFile, saveFile, plural, number } from "./dom.js";
 import * as chats from "./chats.js";
@@ -30,7 +30,7 @@ const area = (value, oninput, props = {}) => {
 };
 const section = (name, ...parts) => el("section", {}, el("h3", {}, name), ...parts);
 
-/* The model's own value stands where none is chosen. */
+/* The placeholder shows the model's default. */
 function sampling() {
   const rows = SAMPLING.map(([name, label, range]) => {
     const own = model?.sampling[name];
@@ -50,7 +50,7 @@ function sampling() {
     "select",
     { id: "set-think", onchange: () => set("think", think.value) },
     ...[
-      ["", "the model's own way"],
+      ["", "model default"],
       ["on", "on"],
       ["off", "off"],
     ].map(([v, t]) => el("option", { value: v }, t)),
@@ -62,10 +62,10 @@ function sampling() {
     el(
       "p",
       {},
-      "Empty fields are left to the model: what its author advises, or the server was started with.",
+      "Empty fields use the defaults of the server or of the model's author.",
     ),
     el("div", { class: "grid" }, ...(thinks ? [field("Thinking", think)] : []), ...rows),
-    button("Back to the model's own", () => {
+    button("Reset to defaults", () => {
       set("sampling", {});
       set("think", "");
       redraw();
@@ -158,7 +158,7 @@ function toolRow(t, i) {
         save();
       } catch (x) {
         e.setCustomValidity("no JSON");
-        said.textContent = "The schema is no JSON yet: " + x.message;
+        said.textContent = "The schema is not valid JSON: " + x.message;
       }
     },
     { rows: 4, spellcheck: "false" },
@@ -247,10 +247,10 @@ function toolList() {
     el(
       "p",
       {},
-      "Your browser calls them, with a POST of the arguments as JSON. This page may call only this server and the origins it was started with (--page-connect).",
+      "Your browser calls tools with a POST of the arguments as JSON. It can call this server and the origins given by --page-connect.",
     ),
     model && !model.capabilities.includes("tools")
-      ? el("p", { class: "said" }, "This model's chat template has no tools: they are not offered to it.")
+      ? el("p", { class: "said" }, "This model's chat template does not support tools; they are not sent.")
       : null,
     ...settings.tools.map(toolRow),
     button("Add an HTTP tool", add("http"), { id: "add-http" }),
@@ -291,7 +291,7 @@ function data() {
   const space = el("p");
   navigator.storage?.estimate?.().then(
     ({ usage, quota }) => {
-      space.textContent = `Kept in this browser alone: ${number(Math.round(usage / 1e3))} kB of ${number(Math.round(quota / 1e6))} MB.`;
+      space.textContent = `Stored in this browser only: ${number(Math.round(usage / 1e3))} kB of ${number(Math.round(quota / 1e6))} MB.`;
     },
     () => {},
   );
@@ -359,7 +359,7 @@ function redraw(why) {
   box.scrollTop = top;
 }
 
-/* why: the reason it was opened for, with the key's field in focus. */
+/* why: the reason, if it opens by itself; the key field gets the focus. */
 export function open(currentModel, why) {
   model = currentModel;
   redraw(why);

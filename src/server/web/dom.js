@@ -1,6 +1,6 @@
 /*
- * Small things every part of the page uses: making elements, telling the user something (toast, notice, the screen
- * reader's live region), copying, saving files. Text only ever enters the page as text: nothing here takes markup.
+ * DOM helpers: elements, messages to the user (toast, notice, live region for screen readers), copying, saving files.
+ * Text is only inserted as text; no function here accepts markup.
  */
 export const $ = id => document.getElementById(id);
 
@@ -20,7 +20,7 @@ export function el(tag, props = {}, ...children) {
 export const button = (text, onclick, props = {}) =>
   el("button", { type: "button", onclick, ...props }, text);
 
-/* Read out by screen readers, seen by nobody. Set again even when the text is the same. */
+/* Announces text to screen readers, also if it is the same text again. */
 export function announce(text) {
   const live = $("live");
   live.textContent = "";
@@ -30,7 +30,7 @@ export function announce(text) {
 }
 
 const TOAST_MS = 12000;
-/* A line that goes away by itself, not while the pointer or the focus is on it. `done` runs when it has gone unused. */
+/* A message that disappears after a time without pointer or focus on it. `done` runs if its button was not used. */
 export function toast(text, action, done) {
   let timer;
   const box = el("div", { class: "toast" }, el("span", {}, text));
@@ -61,7 +61,7 @@ export function toast(text, action, done) {
   start();
 }
 
-/* A line above the input that stays until what it says is over: one for each kind. */
+/* A persistent message above the input, one of each kind. */
 export function notice(kind, text, ...actions) {
   const old = $("notices").querySelector(`[data-kind="${kind}"]`);
   if (!text) {
@@ -75,7 +75,7 @@ export function notice(kind, text, ...actions) {
   if (said !== text) announce(text);
 }
 
-/* Pages from another machine over plain HTTP have no clipboard object. */
+/* Pages from another machine have no clipboard object over plain HTTP. */
 export async function copyText(text, from) {
   let ok = false;
   if (navigator.clipboard) {
@@ -91,7 +91,7 @@ export async function copyText(text, from) {
     try {
       ok = document.execCommand("copy");
     } catch {
-      /* then not */
+      /* not supported */
     }
     t.remove();
     from.focus();
@@ -110,7 +110,7 @@ export function saveFile(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-/* Asks for one file and gives it, or null. */
+/* Opens a file picker; resolves to the file or null. */
 export function pickFile(accept, multiple = false) {
   return new Promise(resolve => {
     const input = el("input", { type: "file", accept, multiple, class: "hidden" });

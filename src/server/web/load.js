@@ -41,8 +41,8 @@ async function sample() {
     text = await (await api.call("metrics")).text();
   } catch {
     return;
-  } // the server is away; the next sample tells
-  /* Whichever names --metrics-compat chose. */
+  } // no response; the next sample tries again
+  /* In the names of any --metrics-compat style. */
   const get = (...names) => {
     let sum = 0;
     const line = new RegExp(

@@ -1,7 +1,7 @@
 /*
- * The messages of the conversation on the screen. Only the end of a long one is drawn; the rest comes as the reader goes
- * up. While an answer streams only its own element changes, at most once a frame and never more than a third of the
- * time, and who has scrolled up stays there.
+ * The messages of the open conversation. Only the end of a long conversation is rendered; earlier messages are added while
+ * scrolling up. A streaming answer updates only its own element, at most once per frame and for a third of the time. The
+ * scroll position is kept if the user has scrolled up.
  */
 import { $, el, button, number } from "./dom.js";
 import { draw, redraw } from "./message.js";
@@ -17,7 +17,7 @@ let conv = null,
   drawn = 0,
   act = null,
   context = 0;
-/* What was built for the conversation on the screen: the tests count work, not time. */
+/* Counts rendered elements, for the tests. */
 export const work = { messages: 0 };
 
 const log = () => $("log");
@@ -28,7 +28,7 @@ export function setup(actions) {
   log().onscroll = ahead;
   addEventListener("resize", ahead);
 }
-/* Draws ahead of who goes up, a few messages at a time. */
+/* Renders earlier messages before the user scrolls to them, a few at a time. */
 let filling = 0;
 function ahead() {
   if (filling || drawn >= path.length || log().scrollTop >= AHEAD) return;
@@ -44,7 +44,7 @@ function drawOne(n) {
   return draw(n, act);
 }
 
-/* What the model no longer sees is said where it begins. */
+/* Shows where the messages that are sent to the model begin. */
 function divider() {
   log().querySelector(".divider")?.remove();
   const start = startOf(path),
@@ -74,7 +74,7 @@ function earlier() {
   drawn = path.length - from;
   earlierButton();
   divider();
-  box.scrollTop = box.scrollHeight - bottom; // the reader's place stays
+  box.scrollTop = box.scrollHeight - bottom; // keep the scroll position
 }
 
 const toEnd = () => {
@@ -82,7 +82,7 @@ const toEnd = () => {
 };
 const atEnd = () => log().scrollHeight - log().scrollTop - log().clientHeight < NEAR;
 
-/* Shows a conversation, at its end or at one message. */
+/* Shows a conversation, scrolled to its end or to a message. */
 export function show(conversation, contextSize, welcome, at) {
   conv = conversation;
   context = contextSize;
@@ -111,7 +111,7 @@ export function show(conversation, contextSize, welcome, at) {
 let queued = new Map(),
   waiting = false,
   last = 0;
-/* A message is new or has changed. Elements that are there change in place. */
+/* A message is new or has changed. Existing elements are updated in place. */
 export function update(conversation, node) {
   if (conversation !== conv) return;
   queued.set(node.id, node);
@@ -133,7 +133,7 @@ function flush() {
   last = performance.now() - start;
 }
 
-/* The path that is shown goes on with further messages; any other change of it is shown anew. */
+/* Appends messages to the shown path; after any other change it is rendered again. */
 function extend() {
   const now = conv.path();
   if (path.length && now[path.length - 1] !== path.at(-1)) {
@@ -150,7 +150,7 @@ function extend() {
   divider();
 }
 
-/* Asks, below the last message, whether a call may run. The question waits where its conversation is not on the screen. */
+/* Asks below the last message whether a tool call may run. The question waits until its conversation is open. */
 const asks = new Map(); // conversation id -> element
 export function confirm(conversation, text, signal) {
   return new Promise(resolve => {
@@ -169,7 +169,7 @@ export function confirm(conversation, text, signal) {
     signal.addEventListener("abort", () => done(false));
     asks.set(conversation.id, box);
     if (conversation !== conv) return;
-    flush(); // the call itself stands above the question
+    flush(); // render the call above the question
     log().append(box);
     toEnd();
     box.querySelector("button").focus();

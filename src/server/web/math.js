@@ -1,8 +1,8 @@
 /*
  * TeX in Markdown, as a marked extension: $$…$$ and \[…\] on lines of their own, $…$, \(…\) and the others in text.
- * Makes a placeholder that says what it is; render.js lets KaTeX fill it. "$5 and $6" is no formula.
+ * Creates a placeholder, which render.js fills by KaTeX. "$5 and $6" is not a formula.
  */
-const LONGEST = 4000; // a formula; also bounds the search for an end that never comes
+const LONGEST = 4000; // maximum length of a formula; bounds the search for its end
 
 const PAIRS = [
   ["$$", "$$", "display"],

@@ -1,6 +1,6 @@
 /*
- * One message as an element: text, thinking, tool calls, files, figures, and the buttons of what can be done with it.
- * Draws and redraws; knows neither where it stands nor what the buttons do (act).
+ * One message as an element: text, thinking, tool calls, files, statistics and buttons. Renders and updates it; knows
+ * neither its position nor what the buttons do (act).
  */
 import { el, button, copyText, number } from "./dom.js";
 import { render } from "./render.js";
@@ -120,7 +120,7 @@ export function draw(n, act) {
   return box;
 }
 
-/* The message has changed: more of it has come, or it has ended. */
+/* Updates the element after the message has changed. */
 export function redraw(box, n, act) {
   if (n.role === "tool") return;
   const live = n.status === "streaming",
@@ -128,7 +128,7 @@ export function redraw(box, n, act) {
   box.classList.toggle("live", live);
   if (n.reasoning) drawThinking(box, n);
   if (n.role === "user")
-    part("body").textContent = n.content; // people's own text is shown as they wrote it
+    part("body").textContent = n.content; // user text is not Markdown
   else render(part("body"), n.content);
   if (part("calls").children.length !== (n.calls?.length ?? 0) || live)
     part("calls").replaceChildren(...(n.calls ?? []).filter(Boolean).map(drawCall));

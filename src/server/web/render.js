@@ -1,9 +1,9 @@
 /*
- * Markdown to nodes. What a model writes is hostile: marked makes markup of it, DOMPurify lets through the few tags and
- * attributes below, and everything else is text; the page's policy lets nobody else make markup at all. Code is
- * coloured by highlight.js, formulas are set by KaTeX. Where a library was not built in, its part stays plain text.
+ * Markdown to DOM nodes. Model output is untrusted: marked converts it to markup, DOMPurify keeps only the tags and
+ * attributes below, and everything else becomes text. The page's policy (Trusted Types) forbids any other markup.
+ * highlight.js highlights code and KaTeX renders formulas. Without a library its part stays plain text.
  *
- * Nothing is loaded from elsewhere: an image is shown as a link to it.
+ * Nothing is loaded from elsewhere: an image is shown as a link.
  */
 import { el, button, copyText } from "./dom.js";
 import { math } from "./math.js";
@@ -62,10 +62,10 @@ const CLEAN_CODE = {
   ALLOW_DATA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
-/* Tags a model may use itself; any other it writes is shown as it stands (vector<int>, <think>). */
+/* HTML tags that a model may use. Others are shown as text (vector<int>, <think>). */
 const OWN_TAGS = /^\s*<\/?(?:b|br|i|kbd|mark|s|sub|sup|u)\s*\/?>\s*$/i;
 
-/* The DOMPurify that was built in must do its work here, or there is only text. */
+/* If DOMPurify does not work in this browser, only text is shown. */
 function purifies() {
   try {
     const f = DOMPurify.sanitize(
@@ -104,20 +104,20 @@ function tame(token) {
       Object.assign(token, { type: "paragraph", tokens: [asText({ raw: token.raw }, text)] });
     else asText(token, text);
   } else if (token.type === "text" && !token.tokens && /[<>]/.test(token.text)) {
-    token.text = token.text.replace(/[<>]/g, escape); // marked leaves what stands in <kbd> or <script> as it is
+    token.text = token.text.replace(/[<>]/g, escape); // marked does not escape inside <kbd> or <script>
   } else if (token.type === "image") {
     const text = "image: " + (token.text || token.href);
     Object.assign(token, { type: "link", text, tokens: [asText({ raw: text }, text)] });
   } else if (token.type === "list") {
     for (const item of token.items) {
-      // a box in the text, not a form
+      // a checkbox in the text, not a form
       if (item.task) item.tokens.unshift(asText({ raw: "" }, item.checked ? "☑ " : "☐ "));
       item.task = false;
     }
   }
 }
 
-/* The element root shows `text`. Called again with a longer text it touches only the blocks that changed. */
+/* Renders `text` into root. Called again with a longer text, it changes only the blocks that differ. */
 export function render(root, text) {
   let tokens = null;
   if (rich && text.length <= LONGEST) {
@@ -127,7 +127,7 @@ export function render(root, text) {
       tokens = tokens.filter(t => t.type !== "space" && t.type !== "def");
     } catch {
       tokens = null;
-    } // nested too deeply, say
+    } // for example nested too deeply
   }
   root.classList.toggle("plain", !tokens);
   if (!tokens) {
@@ -172,7 +172,7 @@ function finish(box) {
   for (const code of box.querySelectorAll("pre > code")) dressCode(code);
 }
 
-/* What KaTeX cannot set stays as it was written (its own way of saying so needs styles that the policy forbids). */
+/* A formula that KaTeX rejects stays text (KaTeX's own error display needs styles that the policy forbids). */
 function setMath(m) {
   const tex = m.textContent;
   try {

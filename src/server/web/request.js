@@ -1,7 +1,7 @@
 /*
- * From a conversation to what is sent: messages, and which of them. When they outgrow the context the oldest turns stay
- * behind, in one bite that leaves room for a while (every other beginning costs the server its prefix cache); the
- * system prompt always goes. A last message that does not fit even alone can never be answered: TooLong.
+ * From a conversation to a request body. If the messages exceed the context, the oldest turns are dropped, many at once,
+ * because every other prefix misses the server's prefix cache. The system prompt is always sent. A last message that
+ * does not fit alone can never be answered: TooLong.
  */
 import * as api from "./api.js";
 
@@ -13,7 +13,7 @@ export class TooLong extends Error {
   }
 }
 
-/* A fence longer than any in the text, so that a file cannot end its own block. */
+/* A fence longer than any in the text, so that a file cannot close its own block. */
 function fenced(file) {
   const longest = Math.max(2, ...[...file.text.matchAll(/`+/g)].map(m => m[0].length));
   const fence = "`".repeat(longest + 1);
@@ -21,7 +21,7 @@ function fenced(file) {
 }
 export const userText = n => [...(n.files ?? []).map(fenced), n.content].filter(Boolean).join("\n\n");
 
-/* Whether a message says anything to the model. */
+/* Whether a message has content for the model. */
 const spoken = n => n.role !== "assistant" || n.content || n.calls?.length;
 
 export function messages(path, system) {
@@ -30,7 +30,7 @@ export function messages(path, system) {
   path.forEach((n, i) => {
     if (!spoken(n)) return;
     if (n.role === "user") {
-      // two in a row, after an answer that failed: many templates take only turns
+      // two user messages in a row, after a failed answer: many templates need alternating roles
       if (out.at(-1)?.role === "user") out.at(-1).content += "\n\n" + userText(n);
       else out.push({ role: "user", content: userText(n) });
     } else if (n.role === "tool") {
@@ -43,14 +43,14 @@ export function messages(path, system) {
           type: "function",
           function: { name: c.name, arguments: c.arguments },
         }));
-      if (n.reasoning && i > lastUser) m.reasoning_content = n.reasoning; // between calls of one turn
+      if (n.reasoning && i > lastUser) m.reasoning_content = n.reasoning; // between tool calls of one turn
       out.push(m);
     }
   });
   return out;
 }
 
-/* Where the sent part of a path begins: what its newest message says of it. */
+/* The start of the sent part of a path, as stored in its newest message. */
 export function startOf(path) {
   const from = path.findLast(n => n.from)?.from,
     at = from ? path.findIndex(n => n.id === from) : 0;
@@ -58,9 +58,9 @@ export function startOf(path) {
 }
 
 const bytes = s => new TextEncoder().encode(s ?? "").length;
-const BYTES_A_TURN = 64; // more than any template puts around a message
+const BYTES_A_TURN = 64; // upper bound of what a template adds per message
 
-/* At most how many tokens: what the server counted last, and a token for every byte since. */
+/* Upper bound of the tokens: the server's last count, plus one token per byte since. */
 function atMost(path, start, extra) {
   const known = path.findLastIndex(
     (n, i) => i >= start && n.usage && startOf(path.slice(0, i + 1)) === start,
@@ -72,8 +72,8 @@ function atMost(path, start, extra) {
 }
 
 /*
- * The part of the path that is sent: { start, body }. `body` is the request without messages; `full`: the server has said
- * that what atMost() let pass does not fit.
+ * The part of the path that is sent: { start, body }. `body` is the request without messages. full: the server has refused
+ * a request that atMost() allowed.
  */
 export async function fit(path, system, body, context, { full = false, signal } = {}) {
   const start = startOf(path),
@@ -89,14 +89,14 @@ export async function fit(path, system, body, context, { full = false, signal } 
     );
   };
   const first = await count(start);
-  if (first + Math.min(room, 64) <= context) return whole(start); // it still fits, if the answer is short
-  // the turns it could begin with; the last of them is the message itself
+  if (first + Math.min(room, 64) <= context) return whole(start); // it fits if the answer is short
+  // candidates for the first turn; the last is the message itself
   const turns = path.map((n, i) => (n.role === "user" && i > start ? i : -1)).filter(i => i >= 0);
   if (!turns.length) turns.push(start);
   const alone = turns.at(-1) === start ? first : await count(turns.at(-1));
   if (alone >= context) throw new TooLong(alone, context);
   let lo = -1,
-    hi = turns.length - 1; // hi is good enough, lo is not
+    hi = turns.length - 1; // hi fits, lo does not
   while (hi - lo > 1) {
     const mid = lo + Math.floor((hi - lo) / 2);
     if ((await count(turns[mid])) + room <= context) hi = mid;

@@ -1,11 +1,11 @@
 /*
- * What the user chose: key, sampling, system prompts, tools. One record each in the database, the same in all tabs.
- * Knows what they mean to a request, not how they are shown (dialog.js).
+ * User settings: key, sampling, system prompts, tools. One database record each, shared by all tabs. Knows their effect
+ * on a request, not how they are shown (dialog.js).
  */
 import * as db from "./db.js";
 import * as api from "./api.js";
 
-/* Fields of a request, as numbers; empty = what the model's author or the server's command line says. */
+/* Numeric fields of a request; empty = the default of the server or the model's author. */
 export const SAMPLING = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
@@ -20,7 +20,7 @@ export const SAMPLING = [
 
 const DEFAULTS = {
   key: "",
-  think: "", // "" = the model's own way, "on", "off"
+  think: "", // "" = model default, "on", "off"
   sampling: {},
   presets: [
     { id: "none", name: "No system prompt", text: "" },
@@ -31,7 +31,7 @@ const DEFAULTS = {
       text: "You help with programming. Show code first, then explain what is not obvious.",
     },
   ],
-  preset: "none", // new conversations start with it
+  preset: "none", // preset of new conversations
   tools: [], // see tools.js
 };
 export const settings = structuredClone(DEFAULTS);
@@ -50,7 +50,7 @@ export function set(name, value) {
 
 export const presetText = () => settings.presets.find(p => p.id === settings.preset)?.text ?? "";
 
-/* What a request says beside its messages. */
+/* The request fields other than messages. */
 export function requestFields() {
   const out = {};
   for (const [name] of SAMPLING) {

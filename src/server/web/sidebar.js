@@ -1,6 +1,6 @@
 /*
- * The list of conversations: open, search, rename, delete with undo. Draws what chats.js knows; what opening means is
- * app.js' (open).
+ * The list of conversations: open, search, rename, delete with undo. Shows the data of chats.js; app.js opens a
+ * conversation (open).
  */
 import { $, el, button, toast } from "./dom.js";
 import * as chats from "./chats.js";
@@ -35,7 +35,7 @@ export async function refresh() {
   const text = $("search").value.trim(),
     turn = ++drawing;
   const found = text ? await chats.search(text) : (await chats.list()).map(chat => ({ chat }));
-  if (turn !== drawing || renaming) return; // a later one is on its way
+  if (turn !== drawing || renaming) return; // a later draw is running
   $("chats").replaceChildren(...found.slice(0, limit).map(item));
   if (found.length > limit)
     $("chats").append(

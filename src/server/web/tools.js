@@ -1,8 +1,7 @@
 /*
- * Tools the user gave the model: HTTP endpoints (the arguments go as JSON, the reply's text comes back) and MCP servers
- * (streamable HTTP). The browser calls them, not the server, and only where the page's policy lets it: this server,
- * and the origins named by `steel serve --page-connect`. What comes back is text for the model; it is never run or
- * rendered as markup.
+ * User-defined tools: HTTP endpoints (JSON arguments in, text out) and MCP servers (streamable HTTP). The browser calls
+ * them, not the server, and only where the page's policy allows it: this server, and the origins of
+ * `steel serve --page-connect`. Results are text for the model and are never executed or rendered as markup.
  *
  * A tool in the settings: { id, kind: "http" | "mcp", name, url, auth, ask, description, parameters }
  */
@@ -11,14 +10,15 @@ import { settings } from "./settings.js";
 const LONGEST_RESULT = 200000,
   WAIT_MS = 60000;
 
-/* A request the policy forbids fails like one to a server that is down; the policy's own event tells them apart. */
+/* A request that the policy blocks fails like one to a dead server. The securitypolicyviolation event tells them
+ * apart. */
 const forbidden = new Set();
 document.addEventListener("securitypolicyviolation", e => {
   if (e.effectiveDirective === "connect-src")
     try {
       forbidden.add(new URL(e.blockedURI).origin);
     } catch {
-      /* no URL */
+      /* not a URL */
     }
 });
 
@@ -35,12 +35,12 @@ async function request(tool, body, headers = {}, signal = null) {
       headers: { "Content-Type": "application/json", ...headers },
     });
   } catch (e) {
-    await new Promise(r => setTimeout(r, 50)); // the event comes after the failure
+    await new Promise(r => setTimeout(r, 50)); // the event follows the failure
     if (forbidden.has(origin))
       throw new Error(`this page may not call ${origin}: start the server with --page-connect ${origin}`);
     if (signal?.aborted) throw new Error("stopped");
-    if (e.name === "TimeoutError") throw new Error(`${origin} did not answer within ${WAIT_MS / 1000} s`);
-    throw new Error(`${origin} does not answer, or does not let this page call it (CORS)`);
+    if (e.name === "TimeoutError") throw new Error(`${origin} did not respond within ${WAIT_MS / 1000} s`);
+    throw new Error(`${origin} does not respond, or its CORS policy blocks this page`);
   }
 }
 
@@ -48,9 +48,9 @@ async function request(tool, body, headers = {}, signal = null) {
 
 const sessions = new Map(); // tool id -> Promise of { url, session, tools }
 
-/* The reply to one JSON-RPC request, which comes as JSON or as the event that has its id. */
+/* The reply to a JSON-RPC request: JSON, or the event with its id. */
 async function reply(response, id) {
-  if (!response.ok) throw new Error("the MCP server said " + response.status + " " + response.statusText);
+  if (!response.ok) throw new Error("the MCP server returned " + response.status + " " + response.statusText);
   const text = await response.text();
   const messages = (response.headers.get("Content-Type") ?? "").startsWith("text/event-stream")
     ? text
@@ -109,7 +109,7 @@ export async function mcpTools(tool) {
   return (await sessions.get(tool.id)).tools;
 }
 
-/* What a conversation has: [{ name, description, parameters, tool }], and what could not be reached. */
+/* The available tools, [{ name, description, parameters, tool }], and the tools that could not be reached. */
 export async function available() {
   const found = [],
     failed = [];
@@ -140,13 +140,13 @@ export const describe = t => ({
   function: { name: t.name, description: t.description, parameters: t.parameters },
 });
 
-/* Runs one call; the text goes back to the model. An error is a result, too: the model may do better. */
+/* Runs one tool call and returns text for the model. Errors are results too, so that the model can retry. */
 export async function run(known, call, signal) {
   let args;
   try {
     args = JSON.parse(call.arguments || "{}");
   } catch {
-    return "error: the arguments are no JSON";
+    return "error: the arguments are not valid JSON";
   }
   const t = known.find(k => k.name === call.name);
   if (!t) return `error: there is no tool ${call.name}`;

@@ -1,6 +1,6 @@
 /*
- * Conversations as files. JSON holds everything (all branches), Markdown what is shown. What is imported may come from
- * anywhere: it is read field by field, gets new ids, and joins what is here without touching it.
+ * Conversations as files. JSON contains all branches, Markdown the shown path. Imports are untrusted: they are read field
+ * by field, get new ids, and do not change existing conversations.
  */
 import { Conversation, newId, title } from "./chats.js";
 import { userText } from "./request.js";
@@ -22,7 +22,7 @@ export function toJson(conversations) {
   );
 }
 
-/* Marks before each message let it be read back, whatever its text; a mark in the text is not one. */
+/* A marker before each message makes the file readable again, whatever the text. Markers in the text are escaped. */
 const MARK = /^<!-- steel:(user|assistant|tool)(?: ([\w.-]{1,100}))? -->$/;
 const hide = text => text.replace(/^(<!-- )(\\*steel:)/gm, "$1\\$2");
 const unhide = text => text.replace(/^(<!-- )\\(\\*steel:)/gm, "$1$2");
@@ -39,7 +39,7 @@ export function toMarkdown(conv) {
   return out.join("\n\n") + "\n";
 }
 
-/* Reading: every function takes what it knows and drops the rest. */
+/* Reading: every function keeps known fields and drops the rest. */
 
 const text = (v, most = 10e6) => (typeof v === "string" ? v.slice(0, most) : "");
 const count = v => (Number.isFinite(v) && v >= 0 ? v : 0);
@@ -83,7 +83,7 @@ function readNode(n, ids, chat) {
   return out;
 }
 
-/* A parent that is missing, or its own descendant, becomes the root. */
+/* A message whose parent is missing or its own descendant becomes a root. */
 function breakCycles(nodes) {
   const by = new Map(nodes.map(n => [n.id, n])),
     good = new Set();
@@ -116,7 +116,7 @@ function readChat(c) {
   const nodes = c.nodes.map(n => readNode(n, ids, id)).filter(Boolean),
     seen = new Set();
   for (const n of nodes) {
-    // two messages of one id are two messages
+    // a repeated id gets a new one
     if (seen.has(n.id)) n.id = newId();
     seen.add(n.id);
   }
@@ -173,7 +173,7 @@ function fromMarkdown(source, name) {
   return [linear(head || name, system, list)];
 }
 
-/* [{ record, nodes }] of a file's text; throws an error that says what is wrong with it. */
+/* Parses a file to [{ record, nodes }]; throws an error that says what is wrong. */
 export function parse(source, name) {
   if (source.length > LARGEST) throw new Error("it is larger than 100 MB");
   if (!/^\s*[[{]/.test(source)) return fromMarkdown(source, name);
@@ -181,7 +181,7 @@ export function parse(source, name) {
   try {
     d = JSON.parse(source);
   } catch {
-    throw new Error("it is no JSON, and no Markdown that this page wrote");
+    throw new Error("it is neither JSON nor Markdown that this page wrote");
   }
   // a list of messages, as in a request to the API
   const plain = Array.isArray(d) ? d : Array.isArray(d.messages) ? d.messages : null;
@@ -197,7 +197,7 @@ export function parse(source, name) {
     if (!list.length) throw new Error("it has no messages");
     return [linear(name, system, list)];
   }
-  if (d.format !== FORMAT || !Array.isArray(d.chats)) throw new Error("it is no export of this page");
+  if (d.format !== FORMAT || !Array.isArray(d.chats)) throw new Error("it is not an export of this page");
   if (d.chats.length > MAX_CHATS) throw new Error("it has more than " + MAX_CHATS + " conversations");
   return d.chats.map(readChat);
 }
