@@ -7,7 +7,7 @@
 #include "backend/backend.h"
 #include "dist/ranks_link.h"
 #include "engine/kvcache.h"
-#include "engine/plan.h"
+#include "engine/placement.h"
 #include "engine/step.h"
 #include "dist/parts.h"
 #include "dist/pipeline.h"
@@ -188,13 +188,13 @@ static void run_step(struct stepper *st, struct kvcache *kv, int n_seqs, int eac
         fail_msg("%s", err.msg);
 }
 
-static void check_span(struct plan_span s, int n)
+static void check_span(struct placement_span s, int n)
 {
     assert_true(n >= s.least && n <= s.most);
 }
 
 /* The parts of the loaded network are those of the plan. */
-static void check_network(const struct network *net, const struct plan_rank *r)
+static void check_network(const struct network *net, const struct placement_rank *r)
 {
     assert_int_equal(net->n_layers, r->layers.n);
     for (int i = 0; i < net->n_layers; i++) {
@@ -213,7 +213,7 @@ static void check_network(const struct network *net, const struct plan_rank *r)
     }
 }
 
-static void check_steps(struct stepper *st, struct kvcache *kv, const struct plan_rank *r)
+static void check_steps(struct stepper *st, struct kvcache *kv, const struct placement_rank *r)
 {
     static const int steps[][2] = {{1, 1}, {4, 1}, {2, 24}, {1, 20}, {1, 96}};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
@@ -237,7 +237,8 @@ static void check_steps(struct stepper *st, struct kvcache *kv, const struct pla
     }
 }
 
-static void check_rank(const struct tensorfile *f, const struct plan *p, const struct plan_rank *r)
+static void check_rank(const struct tensorfile *f, const struct placement *p,
+                       const struct placement_rank *r)
 {
     struct error err = {0};
     struct ranks ranks = {.link = &counting,
@@ -281,23 +282,23 @@ static void check_model(const char *path, int tp, int pp, bool ep)
 {
     struct error err = {0};
     struct config c = {0};
-    struct plan p;
+    struct placement p;
     struct tensorfile *f = tensorfile_open(path, &err);
     if (!f || !config_load(f, &c, &err))
         fail_msg("%s", err.msg);
     model_choose(&c, MODEL_PLAIN);
-    struct plan_options o = {.tp = tp,
-                             .pp = pp,
-                             .ep = ep,
-                             .k_type = DT_F16,
-                             .v_type = DT_F16,
-                             .max_tokens = MAX_ROWS,
-                             .max_seqs = MAX_SEQS};
-    if (!plan_make(f, &c, &o, &p, &err))
+    struct placement_options o = {.tp = tp,
+                                  .pp = pp,
+                                  .ep = ep,
+                                  .k_type = DT_F16,
+                                  .v_type = DT_F16,
+                                  .max_tokens = MAX_ROWS,
+                                  .max_seqs = MAX_SEQS};
+    if (!placement_make(f, &c, &o, &p, &err))
         fail_msg("%s", err.msg);
     for (int i = 0; i < p.n_ranks; i++)
         check_rank(f, &p, &p.ranks[i]);
-    plan_clear(&p);
+    placement_clear(&p);
     tensorfile_close(f);
 }
 

@@ -21,7 +21,7 @@ struct batch {
      * times. Masks, windows and the cache always use pos. */
     const int32_t *rope_pos;
     /* (n_embeds) rows (E) that replace token embeddings, such as an image's features; at most bounds.max_embeds.
-     * Not in a step of the MTP block, and not over ranks. */
+     * Not in a step of the MTP block, and not over several processes. */
     const float *const *embeds;
     int n_embeds;
     const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */

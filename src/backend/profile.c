@@ -5,7 +5,7 @@ static const char *const stage_names[N_STAGES] = {
     [STAGE_EMBED] = "embed",         [STAGE_NORM] = "norm",     [STAGE_QKV] = "qkv",
     [STAGE_ATTENTION] = "attention", [STAGE_OUTPUT] = "output", [STAGE_ROUTER] = "router",
     [STAGE_EXPERTS] = "experts",     [STAGE_FFN] = "ffn",       [STAGE_HEAD] = "head",
-    [STAGE_SAMPLING] = "sampling",   [STAGE_COMM] = "ranks",    [STAGE_OTHER] = "other",
+    [STAGE_SAMPLING] = "sampling",   [STAGE_COMM] = "comm",     [STAGE_OTHER] = "other",
 };
 static const char *const phase_names[2] = {"prefill", "decode"};
 

@@ -5,7 +5,7 @@
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/listen.h"
-#include "engine/plan.h"
+#include "engine/placement.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -21,10 +21,10 @@ struct planner {
     const char *model, *kv, *k, *v, *memory, *link, *gpu, *seqs_text;
     int tp, pp, context, max_seqs, prompt, depth;
     bool ep, json;
-    struct plan_options opt;
+    struct placement_options opt;
     struct tensorfile *file;
     struct config config;
-    struct plan plan;
+    struct placement plan;
     int seqs[MOST_SEQS], n_seqs;
     struct predict_link inside, between;
     struct predict_device on;
@@ -35,24 +35,24 @@ struct planner {
 };
 
 /* What a rank needs for the context and the sequences that were asked for. */
-static double cache_bytes(const struct planner *p, const struct plan_rank *r)
+static double cache_bytes(const struct planner *p, const struct placement_rank *r)
 {
     return (double)p->max_seqs *
            ((double)p->context * (double)r->token_bytes + (double)r->state_bytes);
 }
 
-static double beside(const struct planner *p, const struct plan_rank *r)
+static double beside(const struct planner *p, const struct placement_rank *r)
 {
     return (double)r->weights + (double)r->scratch + p->extra;
 }
 
-static bool fits(const struct planner *p, const struct plan_rank *r)
+static bool fits(const struct planner *p, const struct placement_rank *r)
 {
     return beside(p, r) + cache_bytes(p, r) <= p->usable;
 }
 
-static const struct plan_rank *first_that_does_not_fit(const struct planner *p,
-                                                       const struct plan *plan)
+static const struct placement_rank *first_that_does_not_fit(const struct planner *p,
+                                                            const struct placement *plan)
 {
     for (int i = 0; i < plan->n_ranks; i++)
         if (!fits(p, &plan->ranks[i]))
@@ -65,7 +65,7 @@ static double room_tokens(const struct planner *p)
 {
     double least = INFINITY;
     for (int i = 0; i < p->plan.n_ranks; i++) {
-        const struct plan_rank *r = &p->plan.ranks[i];
+        const struct placement_rank *r = &p->plan.ranks[i];
         double left = p->usable - beside(p, r) - (double)p->max_seqs * (double)r->state_bytes;
         if (r->token_bytes)
             least = fmin(least, fmax(left, 0) / (double)r->token_bytes);
@@ -79,14 +79,14 @@ static double room_tokens(const struct planner *p)
 static int lanes_that_fit(const struct planner *p)
 {
     for (int tp = 2 * p->opt.tp; tp * p->opt.pp <= RANKS_MOST; tp *= 2) {
-        struct plan other;
-        struct plan_options o = p->opt;
+        struct placement other;
+        struct placement_options o = p->opt;
         struct error ignored;
         o.tp = tp;
-        if (!plan_make(p->file, &p->config, &o, &other, &ignored))
+        if (!placement_make(p->file, &p->config, &o, &other, &ignored))
             return 0;
         bool ok = !first_that_does_not_fit(p, &other);
-        plan_clear(&other);
+        placement_clear(&other);
         if (ok)
             return tp;
     }
@@ -130,7 +130,7 @@ static double more(double a, double b)
 }
 
 /* The largest share of everything in a stage: it lasts as long as its slowest rank takes. */
-static void slowest(const struct plan *plan, int stage, struct predict_work *w,
+static void slowest(const struct placement *plan, int stage, struct predict_work *w,
                     struct predict_talk *t)
 {
     *w = (struct predict_work){0};
@@ -186,7 +186,7 @@ static struct predict_traffic traffic_of(const struct planner *p, const struct p
 {
     struct predict_traffic most = {0, 0};
     for (int i = 0; i < p->plan.n_ranks; i++) {
-        const struct plan_rank *r = &p->plan.ranks[i];
+        const struct placement_rank *r = &p->plan.ranks[i];
         struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, load);
         most.messages = more(most.messages, t.messages);
         most.bytes = more(most.bytes, t.bytes);
@@ -196,13 +196,13 @@ static struct predict_traffic traffic_of(const struct planner *p, const struct p
 
 static struct predict_step step_alone(const struct planner *p, const struct predict_load *load)
 {
-    const struct plan_rank *one = &p->plan.one;
+    const struct placement_rank *one = &p->plan.one;
     return predict_step(&one->work, &one->talk, &p->on, &p->inside, &p->between, load);
 }
 
 /* For people */
 
-static void span_cell(char *out, struct plan_span s, struct plan_span of)
+static void span_cell(char *out, struct placement_span s, struct placement_span of)
 {
     char mine[24];
     if (!s.most)
@@ -229,9 +229,9 @@ static void run_cell(char *out, struct range r, int all)
         snprintf(out, CELL, "%d-%d", r.first, r.first + r.n - 1);
 }
 
-static void fill_row(const struct planner *p, const struct plan_rank *r, char row[][CELL])
+static void fill_row(const struct planner *p, const struct placement_rank *r, char row[][CELL])
 {
-    const struct plan_rank *one = &p->plan.one;
+    const struct placement_rank *one = &p->plan.one;
     char b[16];
     int n = 0;
     snprintf(row[n++], CELL, "%d", r->rank);
@@ -273,14 +273,14 @@ static void print_ranks(const struct planner *p)
     mem_free(cells);
 }
 
-static void print_copies(const struct plan *plan)
+static void print_copies(const struct placement *plan)
 {
     char b[16];
     if (!plan->n_copies)
         return;
     printf("\nwhole on every rank that shares a layer\n");
     for (int i = 0; i < plan->n_copies; i++) {
-        const struct plan_copy *c = &plan->copies[i];
+        const struct placement_copy *c = &plan->copies[i];
         char part[64];
         snprintf(part, sizeof part, c->layers ? "%s in %d layer%s" : "%s", c->part, c->layers,
                  c->layers == 1 ? "" : "s");
@@ -291,7 +291,7 @@ static void print_copies(const struct plan *plan)
 static void print_cache(const struct planner *p)
 {
     char a[16], b[16], d[16], e[16];
-    const struct plan_rank *most = p->plan.ranks;
+    const struct placement_rank *most = p->plan.ranks;
     for (int i = 1; i < p->plan.n_ranks; i++)
         if (beside(p, &p->plan.ranks[i]) + cache_bytes(p, &p->plan.ranks[i]) >
             beside(p, most) + cache_bytes(p, most))
@@ -354,7 +354,7 @@ static void print_steps(const struct planner *p)
 static void print_plan(const struct planner *p)
 {
     char b[16];
-    const struct plan *plan = &p->plan;
+    const struct placement *plan = &p->plan;
     printf("%s: %s, %d layers, %s of weights\n", p->file->path, p->config.arch_name,
            p->config.n_layers, cli_bytes((double)plan->one.weights, b));
     printf("%d rank%s on %s: --tp %d --pp %d%s\n\n", plan->n_ranks, plan->n_ranks == 1 ? "" : "s",
@@ -367,7 +367,7 @@ static void print_plan(const struct planner *p)
 
 /* For programs */
 
-static json_t *span_json(struct plan_span s)
+static json_t *span_json(struct placement_span s)
 {
     return json_pack("[ii]", s.least, s.most);
 }
@@ -377,7 +377,7 @@ static json_t *run_json(struct range r)
     return json_pack("{s:i,s:i}", "first", r.first, "n", r.n);
 }
 
-static json_t *rank_json(const struct planner *p, const struct plan_rank *r)
+static json_t *rank_json(const struct planner *p, const struct placement_rank *r)
 {
     return json_pack(
         "{s:i,s:i,s:i, s:o,s:o,s:o,s:o,s:o,s:o,s:o, s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:b}", "rank",
@@ -415,7 +415,7 @@ static bool print_json(const struct planner *p)
     for (int i = 0; i < p->plan.n_ranks; i++)
         json_array_append_new(ranks, rank_json(p, &p->plan.ranks[i]));
     for (int i = 0; i < p->plan.n_copies; i++) {
-        const struct plan_copy *c = &p->plan.copies[i];
+        const struct placement_copy *c = &p->plan.copies[i];
         json_array_append_new(copies,
                               json_pack("{s:s,s:i,s:I,s:s}", "part", c->part, "layers", c->layers,
                                         "bytes", (json_int_t)c->bytes, "why", c->why));
@@ -465,12 +465,12 @@ static bool finish(const struct usage *u, struct planner *p)
 {
     struct error err = {0};
     int size = job_size();
-    p->opt = (struct plan_options){.pp = p->pp ? p->pp : 1,
-                                   .ep = p->ep,
-                                   .k_type = DT_F16,
-                                   .v_type = DT_F16,
-                                   .max_tokens = p->prompt,
-                                   .max_seqs = p->max_seqs};
+    p->opt = (struct placement_options){.pp = p->pp ? p->pp : 1,
+                                        .ep = p->ep,
+                                        .k_type = DT_F16,
+                                        .v_type = DT_F16,
+                                        .max_tokens = p->prompt,
+                                        .max_seqs = p->max_seqs};
     p->opt.tp = p->tp ? p->tp : size > p->opt.pp ? size / p->opt.pp : 1;
     if (!cli_kv_type(u, "kv-type", p->kv, &p->opt.k_type) ||
         !cli_kv_type(u, "kv-type", p->kv, &p->opt.v_type) ||
@@ -494,7 +494,7 @@ static int plan_run(const struct usage *u, struct planner *p, struct error *err)
     if (!p->file || !config_load(p->file, &p->config, err))
         return EXIT_FAIL;
     model_choose(&p->config, MODEL_PLAIN);
-    if (!plan_make(p->file, &p->config, &p->opt, &p->plan, err))
+    if (!placement_make(p->file, &p->config, &p->opt, &p->plan, err))
         return EXIT_FAIL;
     p->context = p->context ? p->context : p->config.context;
     if (!find_memory(u, p))
@@ -506,7 +506,7 @@ static int plan_run(const struct usage *u, struct planner *p, struct error *err)
                   p->file->path);
         return EXIT_FAIL;
     }
-    const struct plan_rank *r = first_that_does_not_fit(p, &p->plan);
+    const struct placement_rank *r = first_that_does_not_fit(p, &p->plan);
     if (!r || !p->told)
         return EXIT_OK;
     char a[16], b[16], hint[64] = "";
@@ -585,7 +585,7 @@ int cmd_plan(int argc, char **argv)
     if (!cli_take_model(&u, &p.model, pos, &n, 0) || !finish(&u, &p))
         return EXIT_USAGE;
     int rc = plan_run(&u, &p, &err);
-    plan_clear(&p.plan);
+    placement_clear(&p.plan);
     tensorfile_close(p.file);
     return rc == EXIT_FAIL ? cli_fail(&err) : rc;
 }

@@ -20,7 +20,7 @@ const struct command cli_commands[] = {
     {"list", "", "list downloaded models", cmd_list},
     {"rm", "NAME", "remove a downloaded model", cmd_rm},
     {"show", "[MODEL]", "print size, metadata and tensors of a model", cmd_show},
-    {"plan", "[MODEL] --tp N", "show how a model would be split over several ranks", cmd_plan},
+    {"plan", "[MODEL] --tp N", "show how a model would be split over several processes", cmd_plan},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},
     {"perplexity", "[MODEL] FILE", "measure how well a model predicts a text", cmd_perplexity},
     {"tokenize", "MODEL [TEXT]", "print the tokens of a text", cmd_tokenize},

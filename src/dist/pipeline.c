@@ -9,17 +9,17 @@
 #include <math.h>
 #include <string.h>
 
-enum { FLIGHTS = 2 }; /* steps under way */
+enum { IN_FLIGHT = 2 }; /* steps under way */
 
 /* A part of a step on its way. */
-struct micro {
+struct micro_batch {
     struct batch_part part;
     const int32_t *told; /* its tokens where the step has them: they may come later */
     struct ranks_wait *sent, *shared, *given;
 };
 
-struct flight {
-    struct micro *parts; /* (most) */
+struct pipeline_step {
+    struct micro_batch *parts; /* (most) */
     int n_parts, n_taken;
     /* Of all parts, each has its own rows of them: */
     int32_t *tokens, *out_rows; /* (max_tokens), (max_out) */
@@ -37,7 +37,7 @@ struct pipeline {
     int dear;       /* of pipeline_parts */
     bool whole;     /* sequences are not cut: a row sees those behind it */
     bool all_embed; /* stages behind the first need tokens, too */
-    struct flight flights[FLIGHTS];
+    struct pipeline_step steps[IN_FLIGHT];
     uint64_t begun, ended; /* counts of steps */
     float *logits;         /* (max_out, width) of the step that is being taken */
     float *in;             /* (max_tokens, E) from the stage in front */
@@ -49,7 +49,7 @@ struct pipeline {
     struct lora_use *loras;
 };
 
-static void flight_init(const struct pipeline *p, struct flight *f, size_t tokens, size_t outs)
+static void step_init(const struct pipeline *p, struct pipeline_step *f, size_t tokens, size_t outs)
 {
     const struct network *net = &p->m->net;
     size_t embd = (size_t)net->n_embd;
@@ -93,8 +93,8 @@ struct pipeline *pipeline_new(struct model *m, struct ranks *r, const struct bou
     p->shares_head =
         m->net.head.w && p->head.n && m->net.head.w->n_out == p->head.n && p->r->tp == 1;
     p->whole = parts_whole_seqs(&m->net);
-    for (int f = 0; f < FLIGHTS; f++)
-        flight_init(p, &p->flights[f], (size_t)bounds->max_tokens, outs);
+    for (int f = 0; f < IN_FLIGHT; f++)
+        step_init(p, &p->steps[f], (size_t)bounds->max_tokens, outs);
     if (p->r->rank == 0)
         p->logits = mem_zalloc(outs * width, sizeof(float));
     if (p->r->rank == 0 && p->shares_head)
@@ -111,7 +111,7 @@ static void free_all(void *const *owned, size_t n)
 }
 
 /* What was sent of a step is there, or nobody will take it: its buffers are free. */
-static void wait_sent(struct pipeline *p, struct flight *f)
+static void wait_sent(struct pipeline *p, struct pipeline_step *f)
 {
     for (int i = 0; i < p->most; i++) {
         ranks_wait_end(p->r, &f->parts[i].sent);
@@ -124,8 +124,8 @@ void pipeline_free(struct pipeline *p)
 {
     if (!p)
         return;
-    for (int i = 0; i < FLIGHTS; i++) {
-        struct flight *f = &p->flights[i];
+    for (int i = 0; i < IN_FLIGHT; i++) {
+        struct pipeline_step *f = &p->steps[i];
         wait_sent(p, f);
         for (int k = 0; k < p->most; k++)
             batch_part_clear(&f->parts[k].part);
@@ -135,17 +135,17 @@ void pipeline_free(struct pipeline *p)
 }
 
 /* Rows [first, last) of b. */
-static void take_rows(const struct batch *b, int first, int last, const struct flight *f,
-                      struct micro *t)
+static void take_rows(const struct batch *b, int first, int last, const struct pipeline_step *f,
+                      struct micro_batch *t)
 {
     batch_part_take(&t->part, b, first, last, f->out_rows);
     t->told = t->part.b.tokens;
     t->part.b.tokens = f->tokens + first;
 }
 
-static struct flight *latest(struct pipeline *p)
+static struct pipeline_step *latest(struct pipeline *p)
 {
-    return &p->flights[(p->begun - 1) % FLIGHTS];
+    return &p->steps[(p->begun - 1) % IN_FLIGHT];
 }
 
 int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
@@ -164,9 +164,9 @@ int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
 
 int pipeline_begin(struct pipeline *p, const struct batch *b)
 {
-    CHECK(p->begun - p->ended < FLIGHTS, "%d steps are under way", FLIGHTS);
+    CHECK(p->begun - p->ended < IN_FLIGHT, "%d steps are under way", IN_FLIGHT);
     p->begun++;
-    struct flight *f = latest(p);
+    struct pipeline_step *f = latest(p);
     f->n_parts = f->n_taken = 0;
     f->late = false;
     for (int i = 0; i < b->n_tokens; i++)
@@ -186,7 +186,7 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
 
 struct range pipeline_rows(const struct pipeline *p, int i)
 {
-    const struct micro *t = &p->flights[(p->begun - 1) % FLIGHTS].parts[i];
+    const struct micro_batch *t = &p->steps[(p->begun - 1) % IN_FLIGHT].parts[i];
     return (struct range){t->part.row, t->part.b.n_tokens};
 }
 
@@ -199,7 +199,7 @@ static void end_ops(struct pipeline *p)
 }
 
 /* The last stage lets rank 0 begin with its half of the head. */
-static void share_outs(struct pipeline *p, const struct flight *f, struct micro *t)
+static void share_outs(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
 {
     struct backend *be = p->m->be;
     size_t embd = (size_t)p->m->net.n_embd;
@@ -209,7 +209,7 @@ static void share_outs(struct pipeline *p, const struct flight *f, struct micro 
 }
 
 /* The last stage has computed the logits, rank 0 chooses by them. */
-static void give_logits(struct pipeline *p, const struct flight *f, struct micro *t)
+static void give_logits(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
 {
     struct backend *be = p->m->be;
     size_t width = (size_t)(p->shares_head ? p->head.n : model_row_width(p->m));
@@ -222,7 +222,7 @@ static void give_logits(struct pipeline *p, const struct flight *f, struct micro
 }
 
 /* The out rows of a part as a batch of their own, for the head alone. */
-static struct batch outs_of(const struct pipeline *p, const struct micro *t)
+static struct batch outs_of(const struct pipeline *p, const struct micro_batch *t)
 {
     struct batch b = t->part.b;
     b.n_tokens = b.n_out;
@@ -243,7 +243,7 @@ static struct batch outs_of(const struct pipeline *p, const struct micro *t)
 }
 
 /* On rank 0: its half of the head over the out rows of a part, and the other half, into `to` (n_out, n_vocab). */
-static void take_halves(struct pipeline *p, const struct micro *t, float *to)
+static void take_halves(struct pipeline *p, const struct micro_batch *t, float *to)
 {
     struct backend *be = p->m->be;
     const struct backend_ops *op = be->ops;
@@ -271,8 +271,8 @@ void pipeline_part(struct pipeline *p, int i)
     struct backend *be = p->m->be;
     const struct network *net = &p->m->net;
     const struct backend_ops *op = be->ops;
-    struct flight *f = latest(p);
-    struct micro *t = &f->parts[i];
+    struct pipeline_step *f = latest(p);
+    struct micro_batch *t = &f->parts[i];
     size_t bytes = (size_t)t->part.b.n_tokens * (size_t)net->n_embd * sizeof(float);
     int32_t *tokens = f->tokens + t->part.row;
     float *rows = net->has_next_stage ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
@@ -309,9 +309,9 @@ void pipeline_draft(struct pipeline *p, const struct batch *b)
     struct backend *be = p->m->be;
     size_t width = (size_t)model_row_width(p->m), bytes = (size_t)b->n_out * width * sizeof(float);
     CHECK(p->begun == p->ended, "a step is under way");
-    float *given = p->flights[0].given;
+    float *given = p->steps[0].given;
     if (!p->m->net.has_next_stage) {
-        forward_draft(p->m, b, 0);
+        forward(p->m, b, 0);
         end_ops(p);
         for (int i = 0; p->r->lane == 0 && i < b->n_out; i++)
             be->ops->logits(be, i, given + (size_t)i * width);
@@ -324,11 +324,11 @@ void pipeline_draft(struct pipeline *p, const struct batch *b)
 
 struct range pipeline_take(struct pipeline *p)
 {
-    struct flight *f = &p->flights[p->ended % FLIGHTS];
+    struct pipeline_step *f = &p->steps[p->ended % IN_FLIGHT];
     size_t width = (size_t)model_row_width(p->m);
     CHECK(p->ended < p->begun, "no step is under way");
     while (f->n_taken < f->n_parts) {
-        const struct micro *t = &f->parts[f->n_taken++];
+        const struct micro_batch *t = &f->parts[f->n_taken++];
         if (t->part.b.n_out == 0)
             continue;
         float *to = p->logits + (size_t)t->part.out * width;

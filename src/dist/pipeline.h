@@ -37,7 +37,7 @@ struct range pipeline_rows(const struct pipeline *p, int i);
 /* Runs this stage's layers over part i, in order. On rank 0 b's tokens of these rows are known now; the
  * others hear them. */
 void pipeline_part(struct pipeline *p, int i);
-/* In the place of forward_draft(), on every rank, while no step is under way: the last stage has the
+/* In place of forward() for a step of the MTP block, on every rank, while no step is in flight: the last stage has the
  * block, and rank 0 the logits when this returns. */
 void pipeline_draft(struct pipeline *p, const struct batch *b);
 

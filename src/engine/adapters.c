@@ -14,7 +14,7 @@
 
 enum slot_state { SLOT_FREE, SLOT_READY, SLOT_CHANGING };
 
-struct slot {
+struct adapter_slot {
     enum slot_state state;
     struct adapter_info info;
 };
@@ -26,7 +26,7 @@ struct adapters {
     int most_rank; /* of those that were loaded */
     uint64_t next_serial;
     pthread_mutex_t lock;
-    struct slot slots[LORA_MAX_ADAPTERS]; /* under lock */
+    struct adapter_slot slots[LORA_MAX_ADAPTERS]; /* under lock */
 };
 
 struct adapters *adapters_new(struct model *m, const struct tensorfile *f)
@@ -78,7 +78,7 @@ int adapters_settle(struct adapters *a, int rank)
 }
 
 /* Under the lock. */
-static struct slot *find(struct adapters *a, const char *name)
+static struct adapter_slot *find(struct adapters *a, const char *name)
 {
     for (int i = 0; i < LORA_MAX_ADAPTERS; i++)
         if (a->slots[i].state != SLOT_FREE && !strcmp(a->slots[i].info.name, name))
@@ -86,7 +86,8 @@ static struct slot *find(struct adapters *a, const char *name)
     return NULL;
 }
 
-static bool read_adapter(struct adapters *a, struct slot *s, const char *path, struct error *err)
+static bool read_adapter(struct adapters *a, struct adapter_slot *s, const char *path,
+                         struct error *err)
 {
     struct adapter *ad =
         adapter_open(path, &a->m->config, a->model_is_gguf, a->m->specs, a->m->n_specs, err);
@@ -108,10 +109,10 @@ enum adapter_result adapters_load(struct adapters *a, const char *name, const ch
     if (!adapter_name_check(name, err))
         return ADAPTER_INVALID;
     enum adapter_result res = ADAPTER_OK;
-    struct slot *s = NULL;
+    struct adapter_slot *s = NULL;
     if (a->rank && a->m->be->comm) {
-        error_set(err, "with several ranks adapters are loaded at the start: --lora %s=%s", name,
-                  path);
+        error_set(err, "over several processes adapters are loaded at the start: --lora %s=%s",
+                  name, path);
         return ADAPTER_INVALID;
     }
     pthread_mutex_lock(&a->lock);
@@ -122,7 +123,7 @@ enum adapter_result adapters_load(struct adapters *a, const char *name, const ch
     for (int i = 0; res == ADAPTER_OK && !s && i < LORA_MAX_ADAPTERS; i++)
         if (a->slots[i].state == SLOT_FREE) {
             s = &a->slots[i];
-            *s = (struct slot){SLOT_CHANGING, {.number = i, .scale = scale}};
+            *s = (struct adapter_slot){SLOT_CHANGING, {.number = i, .scale = scale}};
             snprintf(s->info.name, sizeof s->info.name, "%s", name);
             snprintf(s->info.path, sizeof s->info.path, "%s", path);
             s->info.serial = a->next_serial++;
@@ -147,7 +148,7 @@ enum adapter_result adapters_unload(struct adapters *a, const char *name, struct
 {
     enum adapter_result res = ADAPTER_OK;
     pthread_mutex_lock(&a->lock);
-    struct slot *s = find(a, name);
+    struct adapter_slot *s = find(a, name);
     if (!s) {
         error_set(err, "no adapter \"%.100s\" is loaded", name);
         res = ADAPTER_UNKNOWN;
@@ -175,7 +176,7 @@ enum adapter_result adapters_unload(struct adapters *a, const char *name, struct
 bool adapters_find(struct adapters *a, const char *name, struct adapter_info *out)
 {
     pthread_mutex_lock(&a->lock);
-    const struct slot *s = find(a, name);
+    const struct adapter_slot *s = find(a, name);
     bool there = s && s->state == SLOT_READY;
     if (there)
         *out = s->info;
@@ -250,7 +251,7 @@ bool adapters_take(struct adapters *a, const struct lora_pick *picks, int n, str
     bool ok = true;
     pthread_mutex_lock(&a->lock);
     for (int i = 0; ok && i < n; i++) {
-        const struct slot *s = &a->slots[picks[i].adapter];
+        const struct adapter_slot *s = &a->slots[picks[i].adapter];
         if (s->state != SLOT_READY || s->info.serial != picks[i].serial)
             ok = error_set(err, "the adapter was unloaded meanwhile");
     }

@@ -92,8 +92,8 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
     struct request *r = c->req;
     for (int i = 0; i < 2; i++) /* what the steps under way compute for it is nobody's */
         if (c->at[i]) {
-            e->flights[i].seqs[c->at[i] - 1] = NULL;
-            e->flights[i].items[c->at[i] - 1].seq = NULL;
+            e->steps[i].seqs[c->at[i] - 1] = NULL;
+            e->steps[i].items[c->at[i] - 1].seq = NULL;
             c->at[i] = 0;
         }
     if (e->now->follows && c->seq.running) { /* no other step is under way */

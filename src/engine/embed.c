@@ -25,7 +25,7 @@ struct client {
 };
 
 /* The texts of a step, and whose they are. */
-struct flight {
+struct embed_step {
     struct step_item *items;   /* (max_seqs) */
     struct kv_seq *seqs;       /* (max_seqs) */
     struct embed_job **jobs;   /* (max_seqs) whose text item i is */
@@ -38,10 +38,10 @@ struct embedder {
     struct pooling pooling;
     int max_queue;
     /* the thread's own */
-    struct flight
-        flights[2]; /* where a backend runs ahead, one computes while the other is ended */
-    float *rows;    /* (rows of the longest text, n_embd) */
-    void *tmp;      /* pooling's */
+    struct embed_step
+        steps[2]; /* where a backend runs ahead, one computes while the other is ended */
+    float *rows;  /* (rows of the longest text, n_embd) */
+    void *tmp;    /* pooling's */
     pthread_t thread;
     bool started;
     /* shared */
@@ -181,7 +181,7 @@ static enum logits_want want_of(const struct pooling *p)
 
 /* Fills a step with texts; those of cancelled jobs are passed over later. wait: for the first. False:
  * closing. */
-static bool gather(struct embedder *e, struct flight *f, bool wait)
+static bool gather(struct embedder *e, struct embed_step *f, bool wait)
 {
     const struct step_limits *lim = stepper_limits(e->rt->step);
     int room = lim->max_tokens;
@@ -207,7 +207,7 @@ static bool gather(struct embedder *e, struct flight *f, bool wait)
 }
 
 /* Nobody waits for these any more. */
-static void drop_cancelled(struct flight *f)
+static void drop_cancelled(struct embed_step *f)
 {
     int kept = 0;
     for (int i = 0; i < f->n; i++) {
@@ -223,7 +223,7 @@ static void drop_cancelled(struct flight *f)
 }
 
 /* Text i's result is there. Numbers that are none are told, not passed on. */
-static void check_text(struct embedder *e, const struct flight *f, int i)
+static void check_text(struct embedder *e, const struct embed_step *f, int i)
 {
     const struct pooling *p = &e->pooling;
     const struct embed_text *t = f->texts[i];
@@ -237,7 +237,7 @@ static void check_text(struct embedder *e, const struct flight *f, int i)
 }
 
 /* Text i's rows are computed: what is made of them. */
-static void finish_text(struct embedder *e, const struct flight *f, int i)
+static void finish_text(struct embedder *e, const struct embed_step *f, int i)
 {
     const struct pooling *p = &e->pooling;
     const struct embed_text *t = f->texts[i];
@@ -253,7 +253,7 @@ static void finish_text(struct embedder *e, const struct flight *f, int i)
 }
 
 /* A text longer than a step, of a model whose rows see only what came before: piece by piece. */
-static bool run_long(struct embedder *e, struct flight *f, struct error *err)
+static bool run_long(struct embedder *e, struct embed_step *f, struct error *err)
 {
     const struct step_limits *lim = stepper_limits(e->rt->step);
     const struct pooling *p = &e->pooling;
@@ -285,13 +285,13 @@ static bool run_long(struct embedder *e, struct flight *f, struct error *err)
     return ok;
 }
 
-static bool is_long(const struct embedder *e, const struct flight *f)
+static bool is_long(const struct embedder *e, const struct embed_step *f)
 {
     return f->n == 1 && f->texts[0]->n > stepper_limits(e->rt->step)->max_tokens;
 }
 
 /* There are pages for it beside the step under way. */
-static bool has_room(const struct embedder *e, const struct flight *f)
+static bool has_room(const struct embedder *e, const struct embed_step *f)
 {
     int pages = 0, len = e->rt->kv->page_len;
     for (int i = 0; i < f->n; i++)
@@ -299,7 +299,7 @@ static bool has_room(const struct embedder *e, const struct flight *f)
     return pages <= kvcache_available(e->rt->kv);
 }
 
-static bool start_flight(struct embedder *e, struct flight *f, struct error *err)
+static bool start_step(struct embedder *e, struct embed_step *f, struct error *err)
 {
     enum logits_want want = want_of(&e->pooling);
     for (int i = 0; i < f->n; i++)
@@ -312,7 +312,7 @@ static bool start_flight(struct embedder *e, struct flight *f, struct error *err
 }
 
 /* Its texts are done, or, !ok, will not be. */
-static void end_flight(struct embedder *e, struct flight *f, bool ok, const struct error *err)
+static void end_step(struct embedder *e, struct embed_step *f, bool ok, const struct error *err)
 {
     int tokens = 0;
     for (int i = 0; i < f->n; i++) {
@@ -337,36 +337,36 @@ static void end_flight(struct embedder *e, struct flight *f, bool ok, const stru
 }
 
 /* Waits for the step under way. */
-static bool land_flight(struct embedder *e, struct flight *f, struct error *err)
+static bool finish_step(struct embedder *e, struct embed_step *f, struct error *err)
 {
     bool ok = step_finish(e->rt->step, err);
     for (int i = 0; ok && i < f->n; i++)
         finish_text(e, f, i);
-    end_flight(e, f, ok, err);
+    end_step(e, f, ok, err);
     return ok;
 }
 
 /* Starts the step gathered in f. It becomes the one under way; the one before it, if any, is ended first or beside it. */
-static bool run_flight(struct embedder *e, struct flight *f, struct flight **under_way,
-                       struct error *err)
+static bool run_step(struct embedder *e, struct embed_step *f, struct embed_step **under_way,
+                     struct error *err)
 {
     bool alone = is_long(e, f), ok = true;
     if (*under_way && (alone || !has_room(e, f))) {
-        ok = land_flight(e, *under_way, err);
+        ok = finish_step(e, *under_way, err);
         *under_way = NULL;
     }
     bool starts = ok && f->n && !alone;
     if (starts)
-        ok = start_flight(e, f, err);
+        ok = start_step(e, f, err);
     else if (ok && alone)
         ok = run_long(e, f, err);
     if (!starts || !ok)
-        end_flight(e, f, ok, err);
-    if (*under_way && !land_flight(e, *under_way, err))
+        end_step(e, f, ok, err);
+    if (*under_way && !finish_step(e, *under_way, err))
         ok = false;
     *under_way = f->n ? f : NULL;
     if (*under_way && (!ok || !e->rt->be->async)) {
-        ok = land_flight(e, f, err) && ok;
+        ok = finish_step(e, f, err) && ok;
         *under_way = NULL;
     }
     return ok;
@@ -375,14 +375,14 @@ static bool run_flight(struct embedder *e, struct flight *f, struct flight **und
 static void *run_thread(void *arg)
 {
     struct embedder *e = arg;
-    struct flight *under_way = NULL;
+    struct embed_step *under_way = NULL;
     struct error err = {0};
     bool ok = true, more = true;
     while (ok && (more || under_way)) {
-        struct flight *f = &e->flights[under_way == &e->flights[0]];
+        struct embed_step *f = &e->steps[under_way == &e->steps[0]];
         more = gather(e, f, !under_way);
         drop_cancelled(f);
-        ok = run_flight(e, f, &under_way, &err);
+        ok = run_step(e, f, &under_way, &err);
     }
     if (!ok)
         end_all(e, &err);
@@ -535,7 +535,7 @@ struct embedder *embedder_open(const char *path, const struct embed_options *opt
     }
     size_t seqs = (size_t)ro.max_seqs, E = (size_t)e->pooling.n_embd;
     for (int i = 0; i < 2; i++) {
-        struct flight *f = &e->flights[i];
+        struct embed_step *f = &e->steps[i];
         f->items = mem_zalloc(seqs, sizeof *f->items);
         f->seqs = mem_zalloc(seqs, sizeof *f->seqs);
         f->jobs = mem_zalloc(seqs, sizeof *f->jobs);
@@ -568,7 +568,7 @@ void embedder_close(struct embedder *e)
     runtime_close(e->rt);
     pooling_clear(&e->pooling);
     for (int i = 0; i < 2; i++) {
-        struct flight *f = &e->flights[i];
+        struct embed_step *f = &e->steps[i];
         mem_free(f->items);
         mem_free(f->seqs);
         mem_free(f->jobs);

@@ -12,7 +12,7 @@
 enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, MOST_SEQS_GPU = 256, MIN_ROWS_TO_READ = 64 };
 
 /* Whether item i of a step chooses under a constraint. */
-static bool is_constrained(const struct flight *f, int i)
+static bool is_constrained(const struct engine_step *f, int i)
 {
     const struct choice *c = (const struct choice *)f->seqs[i];
     return c && c->sampler && f->items[i].want != LOGITS_NONE && sampler_is_constrained(c->sampler);
@@ -21,7 +21,7 @@ static bool is_constrained(const struct flight *f, int i)
 /* Makes the masks that the next choices of a step's sequences need. Where a mask leaves one choice, the
  * token is taken as if it had been chosen: the rows of steps under way that would choose it need not,
  * and the next step reads what has come together like a piece of a prompt. */
-static void feed_forced(struct engine *e, struct flight *f)
+static void feed_forced(struct engine *e, struct engine_step *f)
 {
     int n = 0;
     for (int i = 0; i < f->n; i++)
@@ -37,7 +37,7 @@ static void feed_forced(struct engine *e, struct flight *f)
         for (int32_t token; (token = sampler_forced(c->sampler)) >= 0;) {
             for (int k = 0; k < 2; k++)
                 if (c->at[k])
-                    e->flights[k].items[c->at[k] - 1].sampler = NULL;
+                    e->steps[k].items[c->at[k] - 1].sampler = NULL;
             e->stats.n_forced++;
             if (!choice_take_token(e, c, token, &(struct engine_event){.stop = -1})) {
                 f->seqs[i] = NULL;
@@ -59,7 +59,7 @@ enum started { STARTED, NOTHING_TO_DO, NOT_STARTED };
 
 /* Plans a step and launches it as `f`. NOT_STARTED: those that were planned have failed, the others
  * may go on. */
-static enum started start_step(struct engine *e, struct flight *f)
+static enum started start_step(struct engine *e, struct engine_step *f)
 {
     struct scheduler *s = &e->sched;
     int n = scheduler_plan(s, f->items);
@@ -108,7 +108,7 @@ static bool has_inbox(struct engine *e)
 }
 
 /* The tokens of the step started last: masks are made while it computes. */
-static void sample_step(struct engine *e, struct flight *f)
+static void sample_step(struct engine *e, struct engine_step *f)
 {
     feed_forced(e, f);
     step_sample(e->rt->step);
@@ -122,7 +122,7 @@ static void sample_step(struct engine *e, struct flight *f)
 static void start_ahead(struct engine *e)
 {
     const struct scheduler *s = &e->sched;
-    const struct flight *f = e->now;
+    const struct engine_step *f = e->now;
     if (!e->rt->be->async || f->follows || e->rt->be->profile || s->waiting.n ||
         s->running.n != f->n || kvcache_available(s->kv) < s->running.n || has_inbox(e))
         return;
@@ -211,7 +211,7 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
 }
 
 /* After a step: the drafts for the next one, and an end to those of this one. */
-static void draft_tokens(struct engine *e, const struct flight *f, int64_t ns, int n_right)
+static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t ns, int n_right)
 {
     struct error err = {0};
     int64_t start = clock_ns();
@@ -235,7 +235,7 @@ static void draft_tokens(struct engine *e, const struct flight *f, int64_t ns, i
 /* Waits for the step under way and hands its tokens on. */
 static void finish_step(struct engine *e)
 {
-    struct flight *f = e->now;
+    struct engine_step *f = e->now;
     struct error err = {0};
     bool ok = step_finish(e->rt->step, &err);
     int64_t end = clock_ns();
@@ -408,13 +408,13 @@ static bool start(struct engine *e)
                e->opt.runtime.draft == DRAFT_AUTO);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {
-        struct flight *f = &e->flights[i];
+        struct engine_step *f = &e->steps[i];
         f->slot = i;
         f->items = mem_zalloc((size_t)lim->max_seqs, sizeof *f->items);
         f->seqs = mem_zalloc((size_t)lim->max_seqs, sizeof *f->seqs);
     }
-    e->now = &e->flights[0];
-    e->next = &e->flights[1];
+    e->now = &e->steps[0];
+    e->next = &e->steps[1];
     e->logits = mem_zalloc((size_t)e->rt->model->config.n_vocab, sizeof *e->logits);
     e->constrained = mem_zalloc((size_t)lim->max_seqs, sizeof(struct sampler *));
     find_ends(e);
@@ -511,8 +511,8 @@ void engine_close(struct engine *e)
         pthread_join(e->thread, NULL);
     runtime_close(e->rt);
     for (int i = 0; i < 2; i++) {
-        mem_free(e->flights[i].items);
-        mem_free(e->flights[i].seqs);
+        mem_free(e->steps[i].items);
+        mem_free(e->steps[i].seqs);
     }
     mem_free(e->shares);
     mem_free(e->touched);

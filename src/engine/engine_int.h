@@ -38,7 +38,7 @@ struct request {
 };
 
 /* A step under way. */
-struct flight {
+struct engine_step {
     struct step_item *items;           /* (max_seqs) */
     struct seq **seqs;                 /* (max_seqs) as planned; NULL: left since */
     int slot;                          /* its place in struct choice.at */
@@ -74,9 +74,9 @@ struct engine {
     struct scheduler sched;
     struct drafter spec; /* most 0: nothing is drafted */
     int *wants;          /* (max_seqs) scratch: drafts that sequences of a step have a use for */
-    struct flight flights[2], *now, *next; /* next is started before now ends, where that goes */
-    int64_t end_ns;                        /* of the last step */
-    struct events **touched;               /* (max_seqs) queues with staged events */
+    struct engine_step steps[2], *now, *next; /* next is started before now ends, where that goes */
+    int64_t end_ns;                           /* of the last step */
+    struct events **touched;                  /* (max_seqs) queues with staged events */
     int n_touched, touched_cap;
     struct buf text;
     float *logits;                /* (n_vocab) */

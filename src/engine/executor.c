@@ -205,7 +205,7 @@ bool executor_draft(struct executor *x, const struct batch *b, uint64_t key,
     } else {
         for (int i = 0; i < b->n_out; i++)
             x->samplers[i] = sampler;
-        forward_draft(x->m, b, key);
+        forward(x->m, b, key);
         x->m->be->ops->sample(x->m->be, x->samplers);
         ok = x->m->be->ops->end(x->m->be, x->sampled, err);
     }
@@ -227,7 +227,7 @@ bool executor_follow(struct executor *x, const struct batch *b, uint64_t key, st
             continue; /* tests alone: rank 0 follows nobody */
         pipeline_end(x->pipeline);
     } else {
-        (b->from ? forward_draft : forward)(x->m, b, key);
+        forward(x->m, b, key);
         ok = x->m->be->ops->end(x->m->be, NULL, err);
     }
     mem_guard_leave();

@@ -33,12 +33,12 @@ const struct predict_device predict_devices[] = {
 const char *const predict_bounds[] = {"memory", "compute", "layers", "latency", "bandwidth"};
 
 /* A number with one of the units, which end with a name of NULL; *end behind it. */
-struct unit {
+struct unit_name {
     const char *name;
     double times;
 };
 
-static bool quantity(const char *text, const struct unit *units, double *out, const char **end)
+static bool quantity(const char *text, const struct unit_name *units, double *out, const char **end)
 {
     char *at;
     double v = strtod(text, &at);
@@ -55,9 +55,9 @@ static bool quantity(const char *text, const struct unit *units, double *out, co
     return false;
 }
 
-static const struct unit times[] = {{"us", 1e-6}, {"ns", 1e-9}, {"ms", 1e-3}, {NULL, 0}};
-static const struct unit rates[] = {{"GB/s", 1e9}, {"MB/s", 1e6}, {"TB/s", 1e12}, {NULL, 0}};
-static const struct unit speeds[] = {{"TFLOPS", 1e12}, {"GFLOPS", 1e9}, {NULL, 0}};
+static const struct unit_name times[] = {{"us", 1e-6}, {"ns", 1e-9}, {"ms", 1e-3}, {NULL, 0}};
+static const struct unit_name rates[] = {{"GB/s", 1e9}, {"MB/s", 1e6}, {"TB/s", 1e12}, {NULL, 0}};
+static const struct unit_name speeds[] = {{"TFLOPS", 1e12}, {"GFLOPS", 1e9}, {NULL, 0}};
 
 bool predict_link_parse(const char *text, struct predict_link *out, struct error *err)
 {

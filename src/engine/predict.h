@@ -1,6 +1,6 @@
 /*
  * How long a step of several ranks takes: a model of memory, arithmetic and messages in a page of
- * formulas. Pure arithmetic over what plan.c counts of a network, so that a test can check every
+ * formulas. Pure arithmetic over what placement.c counts of a network, so that a test can check every
  * formula by hand and nothing is measured here. docs/communication.md has the derivation, and what
  * was measured against it.
  *

@@ -3,9 +3,9 @@
 #include "base/error.h"
 #include "base/mem.h"
 
-enum { FREE = -1, HELD = -2 }; /* of struct slot.page */
+enum { FREE = -1, HELD = -2 }; /* of struct state_slot.page */
 
-struct slot {
+struct state_slot {
     int32_t page; /* >= 0: kept for it */
     int pins;
     uint64_t used; /* when it was last kept or pinned */
@@ -13,8 +13,8 @@ struct slot {
 
 struct states {
     int n_slots, n_pages, n_free, n_kept;
-    struct slot *slots; /* (n_slots) */
-    int32_t *of;        /* (n_pages) slot + 1; 0 = none */
+    struct state_slot *slots; /* (n_slots) */
+    int32_t *of;              /* (n_pages) slot + 1; 0 = none */
     uint64_t clock;
 };
 
@@ -69,7 +69,7 @@ int32_t states_take(struct states *s)
 {
     int32_t best = -1;
     for (int32_t i = 0; i < s->n_slots; i++) {
-        const struct slot *a = &s->slots[i];
+        const struct state_slot *a = &s->slots[i];
         if (a->page == FREE) {
             best = i;
             break;
@@ -96,7 +96,7 @@ void states_give(struct states *s, int32_t slot)
 void states_keep(struct states *s, int32_t slot, int32_t page)
 {
     CHECK(s->slots[slot].page == HELD && !s->of[page], "slot %d for page %d", slot, page);
-    s->slots[slot] = (struct slot){.page = page, .used = ++s->clock};
+    s->slots[slot] = (struct state_slot){.page = page, .used = ++s->clock};
     s->of[page] = slot + 1;
     s->n_kept++;
 }
@@ -142,7 +142,7 @@ void states_verify(const struct states *s)
 {
     int n_free = 0, kept = 0, of = 0;
     for (int i = 0; i < s->n_slots; i++) {
-        const struct slot *a = &s->slots[i];
+        const struct state_slot *a = &s->slots[i];
         n_free += a->page == FREE;
         kept += a->page >= 0;
         CHECK(a->page < 0 || s->of[a->page] == i + 1, "slot %d: page %d", i, a->page);

@@ -55,7 +55,7 @@ struct reading {
             double value;
         } * each; /* (n) */
         int n;
-    } ranks, alphas;
+    } rank_of, alphas;
     struct regex_scratch scratch;
     bool turned; /* in and out are swapped for square parameters */
     struct adapter *out;
@@ -68,7 +68,7 @@ static bool fail(struct reading *r, const struct tensor *t, const char *what)
 
 /* Names of the model's weights */
 
-/* Rows of the whole weight, before it is split over ranks. */
+/* Rows of the whole weight, before it is cut for several processes. */
 static int spec_rows(const struct tensor_spec *spec)
 {
     int n = 0;
@@ -386,7 +386,7 @@ static bool check_peft(struct reading *r)
         return refuse(r, "r", "not a rank from 1 to 1024");
     if (!json_is_number(alpha) || !(fabs(json_number_value(alpha)) <= 1e6))
         return refuse(r, "lora_alpha", "not a number up to 1e6");
-    return read_patterns(r, "rank_pattern", LORA_MAX_RANK, &r->ranks) &&
+    return read_patterns(r, "rank_pattern", LORA_MAX_RANK, &r->rank_of) &&
            read_patterns(r, "alpha_pattern", 1e6, &r->alphas);
 }
 
@@ -428,7 +428,7 @@ static bool scale_of(struct reading *r, const struct lora_pair *p, int rank, dou
     }
     double alpha = json_number_value(json_object_get(o, "lora_alpha"));
     double told = json_number_value(json_object_get(o, "r"));
-    if (!pattern_value(r, "rank_pattern", &r->ranks, p->module, &told) ||
+    if (!pattern_value(r, "rank_pattern", &r->rank_of, p->module, &told) ||
         !pattern_value(r, "alpha_pattern", &r->alphas, p->module, &alpha))
         return false;
     *said = (int)told;
@@ -751,7 +751,7 @@ struct adapter *adapter_read(const struct tensorfile *f, const struct config *c,
         mem_free(r.targets[i].name);
     mem_free(r.targets);
     map_clear(&r.by_name);
-    patterns_free(&r.ranks);
+    patterns_free(&r.rank_of);
     patterns_free(&r.alphas);
     regex_scratch_clear(&r.scratch);
     if (ok)

@@ -291,7 +291,7 @@ bool cut_weight(struct raw_weight *w, const struct cut *cut,
         base += s.rows;
         if (s.perm && cut->n_cols)
             return error_set(err, "columns in an order of their own (act-order) cannot be cut for "
-                                  "several ranks");
+                                  "several processes");
         if (n == 0)
             continue;
         /* Gate and up of one tensor become two: tiles of a backend hold rows of one of them. */

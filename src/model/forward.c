@@ -6,12 +6,11 @@
 #include "model/model.h"
 #include "backend/backend.h"
 
-void forward_layers(struct model *m)
+static void run_layers(struct model *m, int first, int last)
 {
     struct backend *be = m->be;
     const struct network *net = &m->net;
-    int n = network_depth(net);
-    for (int i = 0; i < n; i++) {
+    for (int i = first; i < last; i++) {
         be->ops->mixer(be, &net->layers[i].mixer, i); /* what mixes positions */
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
         if (be->comm)
@@ -19,47 +18,33 @@ void forward_layers(struct model *m)
     }
 }
 
-static void run_ops(struct model *m, bool keep)
+void forward_layers(struct model *m)
+{
+    run_layers(m, 0, network_depth(&m->net));
+}
+
+/* A step of the MTP block (batch.from) has another beginning, the layers after those of a step, and another head. */
+static void run_ops(struct model *m, const struct batch *b)
 {
     struct backend *be = m->be;
     const struct network *net = &m->net;
-    be->ops->embed(be, &net->embed);
-    forward_layers(m);
-    if (keep)
-        be->ops->draft->keep(be, &net->head.norm); /* for drafts */
-    be->ops->head(be, &net->head);
-}
-
-static void run_draft_ops(struct model *m, bool keep)
-{
-    const struct backend_ops *op = m->be->ops;
-    const struct network *net = &m->net;
-    int last = net->n_layers - 1;
-    op->draft->join(m->be, &net->mtp);
-    op->mixer(m->be, &net->layers[last].mixer, last);
-    op->mlp(m->be, &net->layers[last].mlp, last);
-    if (keep)
-        op->draft->keep(m->be, &net->mtp.head.norm);
-    op->head(m->be, &net->mtp.head);
-}
-
-/* What was recorded under the key, or the ops, recorded under it. */
-static void run(struct model *m, const struct batch *b, uint64_t key,
-                void (*ops)(struct model *m, bool keep))
-{
-    const struct backend_ops *op = m->be->ops;
-    op->begin(m->be, b);
-    if (!key || !op->replay(m->be, key))
-        ops(m, b->keep);
-    op->launch(m->be);
+    const struct head *head = b->from ? &net->mtp.head : &net->head;
+    int depth = network_depth(net);
+    if (b->from)
+        be->ops->draft->join(be, &net->mtp);
+    else
+        be->ops->embed(be, &net->embed);
+    run_layers(m, b->from ? depth : 0, b->from ? net->n_layers : depth);
+    if (b->keep)
+        be->ops->draft->keep(be, &head->norm); /* for drafts */
+    be->ops->head(be, head);
 }
 
 void forward(struct model *m, const struct batch *b, uint64_t key)
 {
-    run(m, b, key, run_ops);
-}
-
-void forward_draft(struct model *m, const struct batch *b, uint64_t key)
-{
-    run(m, b, key, run_draft_ops);
+    const struct backend_ops *op = m->be->ops;
+    op->begin(m->be, b);
+    if (!key || !op->replay(m->be, key))
+        run_ops(m, b);
+    op->launch(m->be);
 }

@@ -69,12 +69,10 @@ void outline_free(struct outline *o);
 /* Floats per output row: logits, or hidden states of a headless network. */
 int model_row_width(const struct model *m);
 
-/* Begins and launches a step over the batch. The backend's end() waits for it; logits() then
- * returns the output rows. key != 0: the step may be recorded as a graph and replayed. */
+/* Begins and launches a step over the batch, of the MTP block where batch.from is set. The backend's end()
+ * waits for it; logits() then returns the output rows. key != 0: the step may be recorded as a graph and
+ * replayed. */
 void forward(struct model *m, const struct batch *b, uint64_t key);
-/* Its middle: the layers, over the stream as it is. For a stage of a pipeline (pipeline.h). */
+/* The layers alone, over the stream as it is: for a stage of a pipeline. */
 void forward_layers(struct model *m);
-/* The same for a step of the MTP block (batch.from). */
-void forward_draft(struct model *m, const struct batch *b, uint64_t key);
-
 #endif

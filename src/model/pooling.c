@@ -211,8 +211,8 @@ static bool read_folder(struct pooling *p, const struct tensorfile *f, const str
 {
     const char *class =
         json_string_value(json_array_get(json_object_get(f->config, "architectures"), 0));
-    bool found = false, ranks = class && strstr(class, "ForSequenceClassification");
-    if (kind == POOLING_RANK || (kind < 0 && ranks)) {
+    bool found = false, reranks = class && strstr(class, "ForSequenceClassification");
+    if (kind == POOLING_RANK || (kind < 0 && reranks)) {
         p->kind = POOLING_RANK;
         return read_head(p, f, c, err);
     }

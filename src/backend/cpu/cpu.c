@@ -339,7 +339,7 @@ static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
 
 /* Compute */
 
-struct embed_job {
+struct embed_rows_job {
     const struct cpu_backend *cb;
     const struct embed *e;
     float *x; /* (n_tokens, E) */
@@ -357,7 +357,7 @@ static void add_row(const struct cpu_backend *cb, int ith, const struct weight *
 
 static void embed_rows(void *arg, int ith, int first, int last)
 {
-    const struct embed_job *j = arg;
+    const struct embed_rows_job *j = arg;
     const struct embed *e = j->e;
     const struct batch *b = &j->cb->batch;
     int E = j->cb->net->n_embd;
@@ -437,7 +437,7 @@ static void embed_stream(struct cpu_backend *cb, const struct embed *e)
     x->x = x->all;
     x->rows = cb->batch.n_tokens;
     x->pending = x->narrow = false;
-    struct embed_job j = {cb, e, x->x};
+    struct embed_rows_job j = {cb, e, x->x};
     if (pick_alone(SMALL_EMBED, (size_t)x->rows))
         embed_rows(&j, 0, 0, x->rows);
     else

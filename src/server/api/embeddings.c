@@ -274,9 +274,9 @@ static bool is_named(const char *asked, const char *name)
 bool embed_names_helper(const struct server *s, const char *model, const char **endpoint)
 {
     bool embeds = s->embedder && is_named(model, s->embed_name);
-    bool ranks = s->reranker && is_named(model, s->rerank_name);
+    bool reranks = s->reranker && is_named(model, s->rerank_name);
     *endpoint = embeds ? "/v1/embeddings" : "/v1/rerank";
-    return embeds || ranks;
+    return embeds || reranks;
 }
 
 /* Checks that "model" names the model of this endpoint. */

@@ -341,7 +341,7 @@ static void on_job_lost(evutil_socket_t fd, short what, void *arg)
     const char *why = job_lost();
     if (!why)
         return;
-    log_line(LOG_ERROR, "the ranks end", LOG_TEXT("why", why));
+    log_line(LOG_ERROR, "the job ends", LOG_TEXT("why", why));
     event_del(s->tick); /* the engine fails too: do not log that again */
     s->exit_code = 1;
     end_soon(s, why);

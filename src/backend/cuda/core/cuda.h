@@ -111,7 +111,7 @@ struct route_rule {
     bool renormalise;
     bool given;   /* set by router_select: logits are weights, or -infinity */
     bool sigmoid; /* of the logits, instead of a softmax */
-    bool spread;  /* `given`, and other ranks hold other experts */
+    bool spread;  /* `given`, and other processes hold other experts */
     float scale;
     const float *choice_bias, *expert_scale; /* (n_expert) or NULL */
     int n_groups, n_groups_used;             /* for router_select; 0: no groups */
@@ -411,7 +411,7 @@ struct mlp_buffers {
 /* The router's results. */
 struct routing_buffers {
     float *logits;   /* (k tiles of n_embd, max_tokens, n_expert): router.cu */
-    float *own;      /* (max_tokens, experts here) weights of experts spread over ranks */
+    float *own;      /* (max_tokens, experts here) weights of experts spread over processes */
     uint64_t *sums;  /* (2, SUM_WORDS) alternating by layer: route.cuh; the first starts at 0 */
     float *squares;  /* (SUM_BLOCKS) */
     int n_summed;    /* layers of this step that had sums */

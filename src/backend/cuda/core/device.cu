@@ -134,7 +134,7 @@ void cuda_close(struct backend *be)
 {
     struct cuda_backend *cu = cuda_self(be);
     if (cu->failed)
-        comm_close(cu); /* kernels in flight may be waiting for other ranks in vain */
+        comm_close(cu); /* kernels in flight may be waiting for other processes in vain */
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);

@@ -85,7 +85,7 @@ struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
 /* A case whose input is norm(stream), to be made later; x: where its rows will be described. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
 
-/* The tokens' embeddings (n_tokens, n_embd), summed over ranks; timed as part of STAGE_EMBED. */
+/* The tokens' embeddings (n_tokens, n_embd), summed over comm; timed as part of STAGE_EMBED. */
 void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x);
 
 /* mlp.cu: the op, and conversions from layer.h to what kernels take */

@@ -515,7 +515,7 @@ static struct route_tables moe_lists(struct cuda_backend *cu, const struct pick_
     return r.t;
 }
 
-/* fp16 sums are added by the norm that reads the stream. Exception: rows of which other ranks hold
+/* fp16 sums are added by the norm that reads the stream. Exception: rows of which other processes hold
  * some experts, since their sums are added first. */
 static void moe_sum(struct cuda_backend *cu, const struct pick_case *c, bool narrow)
 {

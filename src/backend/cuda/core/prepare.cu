@@ -215,7 +215,7 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
 }
 
 /* Buffers that only some networks need: a dense part beside experts, a router's own norm, weights
- * of experts spread over ranks, embeddings per layer, the gain of norms without one. */
+ * of experts spread over processes, embeddings per layer, the gain of norms without one. */
 static bool alloc_optional(struct cuda_backend *cu, const struct network *net, struct error *err)
 {
     size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;

@@ -49,7 +49,7 @@ DEVICE void lora_find(const struct lora_args &p, int block, struct lora_rows<1> 
     r.slot[0] = r.in[0] = r.out[0] = block;
     if (p.pairs) {
         int pair = p.pairs[block];
-        if (pair < 0) { /* past the last pair: the experts are on other ranks */
+        if (pair < 0) { /* past the last pair: other processes have the experts */
             r.m = NULL;
             return;
         }

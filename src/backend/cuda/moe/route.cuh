@@ -338,9 +338,9 @@ DEVICE float route_weigh(const RULE &rule, int expert, const float (&v)[PER])
 }
 
 /*
- * Experts spread over ranks (route_rule.spread). All ranks make the same choice in router_select
+ * Experts spread over processes (route_rule.spread). All make the same choice in router_select
  * and get the chosen weights as input. So there is no search for the largest, and a row's experts
- * are taken in index order. These kernels are separate instances; experts on other ranks never
+ * are taken in index order. These kernels are separate instances; experts elsewhere never
  * enter their lists.
  */
 enum { NO_EXPERT = 0xffff }; /* replaces an expert's index, in 16 bits */

@@ -464,7 +464,7 @@ DEVICE void select_groups(const struct route_rule &rule, float (&keys)[SELECT_PE
         keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
 }
 
-/* OWN: other ranks hold the other experts (route_rule.spread). */
+/* OWN: other processes hold the other experts (route_rule.spread). */
 template <bool OWN>
 static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     router_select_kernel(const __grid_constant__ struct router_select_args p)

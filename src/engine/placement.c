@@ -1,5 +1,5 @@
-/* How a model would be placed on several ranks: see plan.h. Decides nothing: dist/split.c does. */
-#include "engine/plan.h"
+/* How a model would be placed on several ranks: see placement.h. Decides nothing: dist/split.c does. */
+#include "engine/placement.h"
 #include "backend/kv_type.h"
 #include "base/mem.h"
 #include "engine/kvcache.h"
@@ -16,10 +16,10 @@
 struct counter {
     const struct tensorfile *f;
     const struct config *c;
-    const struct plan_options *o;
-    struct plan *plan;
+    const struct placement_options *o;
+    struct placement *plan;
     const struct outline *net; /* cut */
-    struct plan_rank *to;
+    struct placement_rank *to;
     struct error *err;
 };
 
@@ -33,7 +33,7 @@ struct form {
     bool packed;   /* a folder's: 128 columns stay together */
 };
 
-struct place {
+struct placed_tensor {
     const struct counter *k;
     const struct tensor_name *name;
     int layer;
@@ -41,7 +41,7 @@ struct place {
 
 static const struct tensor *find_part(void *arg, const char *suffix)
 {
-    const struct place *p = arg;
+    const struct placed_tensor *p = arg;
     return build_find(p->k->f, p->k->c, p->name, p->layer, 0, suffix);
 }
 
@@ -84,7 +84,7 @@ static bool plain_form(const struct counter *k, const struct tensor_spec *spec,
 static bool form_of(const struct counter *k, const struct tensor_spec *spec,
                     const struct weight_rows *r, struct form *out)
 {
-    struct place place = {k, r->name, spec->layer};
+    struct placed_tensor place = {k, r->name, spec->layer};
     bool part = (!k->f->is_gguf || r->also_gguf) && r->tensor_rows;
     bool stacked = build_stacked(k->f, r->name) && spec->n_expert > 1 && !r->stride;
     /* pitch: one matrix of all heads */
@@ -186,13 +186,14 @@ static bool measure(const struct counter *k, const struct tensor_spec *spec, siz
 
 /* What is whole, and why */
 
-static void add_copy(struct plan *p, const char *part, const char *why, int layers, size_t bytes)
+static void add_copy(struct placement *p, const char *part, const char *why, int layers,
+                     size_t bytes)
 {
-    struct plan_copy *c = p->copies;
+    struct placement_copy *c = p->copies;
     for (; c < p->copies + p->n_copies; c++)
         if (!strcmp(c->part, part) && !strcmp(c->why, why))
             break;
-    if (c == p->copies + PLAN_COPIES)
+    if (c == p->copies + PLACEMENT_COPIES)
         c--; /* many kinds: the last row has the rest */
     else if (c == p->copies + p->n_copies) {
         p->n_copies++;
@@ -326,13 +327,13 @@ static void explain(const struct counter *k, const struct tensor_spec *spec, siz
 
 /* What a rank has */
 
-static void widen(struct plan_span *s, int n)
+static void widen(struct placement_span *s, int n)
 {
     s->least = !s->most || n < s->least ? n : s->least;
     s->most = n > s->most ? n : s->most;
 }
 
-static void count_mixer(const struct mixer *m, struct plan_rank *to)
+static void count_mixer(const struct mixer *m, struct placement_rank *to)
 {
     switch (m->kind) {
     case MIXER_ATTENTION:
@@ -363,7 +364,7 @@ static int sums_of(const struct layer *l)
     return l->mixer.partial + (once ? 1 : m->dense_partial + m->experts_partial);
 }
 
-static void count_layers(const struct network *net, struct plan_rank *to)
+static void count_layers(const struct network *net, struct placement_rank *to)
 {
     int depth = network_depth(net);
     struct predict_talk *t = &to->talk;
@@ -398,7 +399,7 @@ static struct range rows_of(const struct outline *o, const struct weight *w)
 }
 
 /* shared: first and last stage have parts of the head. */
-static void count_ends(const struct outline *o, bool shared, struct plan_rank *to)
+static void count_ends(const struct outline *o, bool shared, struct placement_rank *to)
 {
     const struct network *net = &o->net;
     const struct head *h = &net->head;
@@ -416,7 +417,7 @@ static void count_ends(const struct outline *o, bool shared, struct plan_rank *t
 
 static bool count_weights(const struct counter *k)
 {
-    struct plan_rank *to = k->to;
+    struct placement_rank *to = k->to;
     const struct network *net = &k->net->net;
     bool first_lane = to->lane == 0;
     for (int i = 0; i < k->net->n_specs; i++) {
@@ -452,13 +453,13 @@ static bool count_weights(const struct counter *k)
 }
 
 /* One rank; r NULL: a single process. */
-static bool place(const struct counter *common, const struct ranks *r, struct plan_rank *to)
+static bool place(const struct counter *common, const struct ranks *r, struct placement_rank *to)
 {
     struct outline o = {0};
     struct counter of_rank = *common, *k = &of_rank;
     int n_layers = k->c->n_layers;
-    *to = (struct plan_rank){.layers = {0, n_layers},
-                             .talk = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
+    *to = (struct placement_rank){.layers = {0, n_layers},
+                                  .talk = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
     if (r) {
         to->rank = r->rank;
         to->lane = r->lane;
@@ -492,7 +493,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
 }
 
 /* Where kv heads are fewer than ranks, they and their cache are on several. */
-static void note_kv_heads(struct plan *p)
+static void note_kv_heads(struct placement *p)
 {
     char why[160];
     int all = p->one.kv_heads.most;
@@ -503,15 +504,15 @@ static void note_kv_heads(struct plan *p)
     add_copy(p, "KV heads", why, 0, 0);
 }
 
-bool plan_make(const struct tensorfile *f, const struct config *c, const struct plan_options *o,
-               struct plan *out, struct error *err)
+bool placement_make(const struct tensorfile *f, const struct config *c,
+                    const struct placement_options *o, struct placement *out, struct error *err)
 {
-    *out = (struct plan){.tp = o->tp, .pp = o->pp, .ep = o->ep, .n_ranks = o->tp * o->pp};
+    *out = (struct placement){.tp = o->tp, .pp = o->pp, .ep = o->ep, .n_ranks = o->tp * o->pp};
     struct counter k = {.f = f, .c = c, .o = o, .plan = out, .err = err};
     if (out->n_ranks > RANKS_MOST)
         return error_set(err, "--tp %d times --pp %d are %d ranks; %d is the most", o->tp, o->pp,
                          out->n_ranks, RANKS_MOST);
-    struct plan_options alone = *o;
+    struct placement_options alone = *o;
     alone.tp = alone.pp = 1;
     k.o = &alone;
     if (!place(&k, NULL, &out->one))
@@ -528,7 +529,7 @@ bool plan_make(const struct tensorfile *f, const struct config *c, const struct 
                           .lane = i % o->tp,
                           .stage = i / o->tp};
         if (!place(&k, &r, &out->ranks[i])) {
-            plan_clear(out);
+            placement_clear(out);
             return false;
         }
     }
@@ -536,8 +537,8 @@ bool plan_make(const struct tensorfile *f, const struct config *c, const struct 
     return true;
 }
 
-void plan_clear(struct plan *p)
+void placement_clear(struct placement *p)
 {
     mem_free(p->ranks);
-    *p = (struct plan){0};
+    *p = (struct placement){0};
 }

@@ -3,22 +3,22 @@
  * the very code that a rank runs (dist/split.h), and what comes out is counted. Reads names and shapes of
  * tensors, never their data. `steel plan` prints it, predict.h says how fast it would be.
  */
-#ifndef STEEL_ENGINE_PLAN_H
-#define STEEL_ENGINE_PLAN_H
+#ifndef STEEL_ENGINE_PLACEMENT_H
+#define STEEL_ENGINE_PLACEMENT_H
 
 #include "dist/ranks.h"
 #include "engine/predict.h"
 #include "model/model.h"
 
 /* Over the layers that have such a part; most 0: none has. */
-struct plan_span {
+struct placement_span {
     int least, most;
 };
 
-struct plan_rank {
+struct placement_rank {
     int rank, stage, lane;
     struct range layers; /* of the model's */
-    struct plan_span heads, kv_heads, ff, ff_exp;
+    struct placement_span heads, kv_heads, ff, ff_exp;
     struct range experts; /* n 0: there are none */
     struct range vocab;   /* rows of the head, or of the embedding; n 0: it has neither */
     size_t weights;       /* bytes, in the file's own formats, vectors and biases as floats */
@@ -30,25 +30,25 @@ struct plan_rank {
 };
 
 /* Something that every lane has whole. */
-struct plan_copy {
+struct placement_copy {
     const char *part;
     char why[160];
     int layers;   /* how many layers; 0: it is of none */
     size_t bytes; /* of one copy, in all stages */
 };
-enum { PLAN_COPIES = 24 };
+enum { PLACEMENT_COPIES = 24 };
 
-struct plan {
+struct placement {
     int tp, pp;
     bool ep;
-    struct plan_rank one; /* as a single process has it */
-    struct plan_rank *ranks;
+    struct placement_rank one; /* as a single process has it */
+    struct placement_rank *ranks;
     int n_ranks;
-    struct plan_copy copies[PLAN_COPIES];
+    struct placement_copy copies[PLACEMENT_COPIES];
     int n_copies;
 };
 
-struct plan_options {
+struct placement_options {
     int tp, pp; /* 1 and more */
     bool ep;
     bool gpu; /* every rank has one of its own: some things are cut otherwise there */
@@ -56,8 +56,8 @@ struct plan_options {
     int max_tokens, max_seqs; /* rows and sequences of a step */
 };
 
-bool plan_make(const struct tensorfile *f, const struct config *c, const struct plan_options *o,
-               struct plan *out, struct error *err);
-void plan_clear(struct plan *p);
+bool placement_make(const struct tensorfile *f, const struct config *c,
+                    const struct placement_options *o, struct placement *out, struct error *err);
+void placement_clear(struct placement *p);
 
 #endif
