@@ -1,6 +1,6 @@
 /*
- * Questions about a network that every backend asks: how large its parts are, and which of them are
- * beyond a plain decoder. Knows the description (layer.h), no backend and no file.
+ * Sizes of a network's parts, and which of them go beyond a plain decoder. Knows only the description (layer.h), no
+ * backend and no file.
  */
 #include "backend/layer.h"
 
@@ -92,7 +92,7 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
                      : error_set(err, "layer %d: %s not supported on %s", layer, what, backend);
 }
 
-/* One network against one set of parts. */
+/* A network being checked against the parts of a backend. */
 struct check {
     unsigned parts;
     int layer;
@@ -100,7 +100,7 @@ struct check {
     struct error *err;
 };
 
-/* True unless the network has what the backend lacks. `what` ends in "is" or "are". */
+/* False with an error if the network needs a part that the backend lacks. `what` ends in "is" or "are". */
 static bool has(const struct check *c, bool needed, enum part part, const char *what)
 {
     if (!needed || c->parts & part)
@@ -114,7 +114,7 @@ static bool norm_ok(const struct check *c, const struct norm *n)
            has(c, n->kind == NORM_RMS && !n->gain, PART_NORM_OUT, "a norm without a gain is");
 }
 
-/* Of queries, keys or values. */
+/* A norm of queries, keys or values. */
 static bool head_norm_ok(const struct check *c, const struct norm *n)
 {
     return has(c, n->kind == NORM_LAYER, PART_NORM_LAYER, "LayerNorm is") &&

@@ -1,13 +1,12 @@
 /*
- * What a network is, as data: an embedding, layers of a mixer (what mixes positions) and an mlp (what
- * each position does alone), a head. model/families makes it from files, the ops of backend.h run
- * it, ref.c says what every field means. What a network lacks is NULL or 0, so that {0} is nothing
- * and a new part changes no old one.
+ * A network as data: an embedding, layers, and a head. A layer is a mixer, which combines positions, and an mlp,
+ * which works on each position alone. model/families builds networks from files, the ops of backend.h run them, and
+ * ref.c specifies every field. An absent part is NULL or 0, so new parts leave old networks unchanged.
  *
- * E: width of the residual stream. H heads, K kv heads, Dk and Dv their dims. F hidden units of an
- * mlp. A weight (rows, columns) multiplies as y = x W^T + bias. Gains, biases and other vectors lie
- * in backend memory (alloc), RoPE tables in host memory. Quirks of files (rotary pairs side by
- * side, gains stored as 1 + w, rotary pairs interleaved) are undone at loading.
+ * Symbols: E is the width of the residual stream. H heads and K kv heads have dims Dk (keys) and Dv (values). F is
+ * the number of hidden units of an mlp. A weight (rows, columns) computes y = x W^T + bias.
+ * Gains, biases and other vectors are in backend memory (alloc), RoPE tables in host memory.
+ * Loading undoes the quirks of files, such as interleaved rotary pairs or gains stored as 1 + w.
  */
 #ifndef STEEL_BACKEND_LAYER_H
 #define STEEL_BACKEND_LAYER_H
@@ -18,14 +17,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A matrix, or n_expert of one shape. The sizes are known before upload() makes the rest. */
+/* A matrix, or n_expert matrices of one shape. The sizes are set before upload(), the rest by it. */
 struct weight {
     int n_in, n_out, n_expert; /* n_expert: 1 for a plain matrix */
-    bool bias;                 /* it has one: (n_expert, n_out) */
-    size_t bytes;              /* compressed size, all experts: what one full pass reads */
+    bool bias;                 /* there is a bias (n_expert, n_out) */
+    size_t bytes;              /* compressed size of all experts */
     void *impl;                /* the backend's own form; NULL = not uploaded */
-    bool owns;                 /* upload copied everything: the file's bytes are not read again */
-    void **lora; /* (LORA_MAX_ADAPTERS) by adapter: its change (adapt()); NULL: there are none */
+    bool owns;                 /* upload copied everything; the file is not read again */
+    void **lora; /* (LORA_MAX_ADAPTERS) change per adapter, from adapt(); NULL = no adapters */
 };
 
 /* The use of a weight, from which a backend chooses its packed form. */
@@ -52,18 +51,17 @@ struct norm {
     float eps;
 };
 
-/* The stream x and what a block does to it:
+/* How a block changes the stream x:
  *   n = in(x); y = out(block(n)); x = sum(x + scale * y)
- * Most models have `in` alone, Gemma has `in` and `out`, BERT has `sum`. */
+ * Most models have only `in`, Gemma has `in` and `out`, BERT has `sum`. */
 struct block {
     struct norm in, out, sum; /* (E) */
     float scale;              /* 0 = 1 */
 };
 
-/* Rotation of the first n_rot dims of a head: pairs (i, i + n_rot/2) turn by pos * freq[i], and are
- * multiplied by mscale (YaRN). Scaling and long or short factors are in freq already. freq may be 0:
- * such a pair does not turn.
- * M-RoPE: pair i turns by rope_pos[plane[i]] * freq[i] (batch.rope_pos). Qwen2.5-VL and GLM-4.5V have
+/* Rotation of the first n_rot dims of a head. The pair (i, i + n_rot/2) is rotated by the angle pos * freq[i] and
+ * multiplied by mscale (YaRN). freq includes scaling and long or short factors. A pair with freq 0 is not rotated.
+ * M-RoPE: pair i is rotated by rope_pos[plane[i]] * freq[i] (batch.rope_pos). Qwen2.5-VL and GLM-4.5V have
  * contiguous sections, such as plane = 0 0 1 1 1 2 2 2; Qwen3-VL and Qwen3.5 interleave them, 0 1 2 0 1 2
  * 0 0. The three positions of a text row are equal. Not for latent attention. */
 struct rope {
@@ -85,34 +83,35 @@ struct rope {
 struct attention {
     int n_heads, n_kv_heads; /* H, K; K divides H */
     int k_dim, v_dim;        /* Dk, Dv */
-    /* Rows: H heads of q (gated: each followed by its gate's Dv rows), K*Dk of k, K*Dv of v; k and
-     * v are left out where shares_kv, v where k_is_v. Columns: E */
+    /* Columns: E. Rows: H heads of q, then K*Dk of k, then K*Dv of v. If gated, the Dv rows of its gate follow each
+     * head of q. With shares_kv there is no k and v, with k_is_v no v. */
     const struct weight *wqkv;
     const struct weight *wo; /* (E, H*Dv) */
-    /* Per head (Dk), (Dk), (Dv); or, norm_whole, of all heads at once: (H*Dk), (K*Dk), (K*Dv) */
+    /* Per head: (Dk), (Dk), (Dv). With norm_whole over all heads at once: (H*Dk), (K*Dk), (K*Dv). */
     struct norm q_norm, k_norm, v_norm;
     bool norm_whole;
-    const struct rope *rope; /* of q and k, one of network.ropes; NULL = not rotated */
+    const struct rope *rope; /* of q and k, an element of network.ropes; NULL = no rotation */
     float scale;
-    int window;         /* a row at p sees keys p-window+1..p; 0 = all */
-    bool bidirectional; /* ... and those after it, up to p+window-1: the sequence is in one step */
-    float softcap;      /* 0 = none */
+    int window; /* the row at p sees keys p-window+1..p; 0 = all up to p */
+    bool
+        bidirectional; /* also keys after p, up to p+window-1. The whole sequence is in one step. */
+    float softcap;     /* 0 = none */
     const float *sinks; /* (H) or NULL */
     bool gated;
-    bool k_is_v;    /* v = k before its norm and rope */
-    bool shares_kv; /* reads the cache of layer kv_layer, stores nothing; same K, Dk, Dv */
+    bool k_is_v;    /* v = k, before k's norm and rope */
+    bool shares_kv; /* reads the cache of layer kv_layer and stores nothing; same K, Dk, Dv */
     int kv_layer;
     float temp_beta; /* 0 = none */
     int temp_len;
 };
 
 /*
- * Latent attention (MLA): keys and values of all heads are made from one latent c of C values, which
- * is what the cache holds, with the Dr values that carry the position.
+ * Latent attention (MLA): keys and values of all heads are computed from one latent c of C values. The cache holds c
+ * and the Dr rotated values r.
  *   q = n Wqa^T -> q_norm -> Wqb^T; q_h = [q_h^nope (Dn), q_h^rope (Dr)]; without wqa: q = n Wqb^T
  *   [c, r] = n Wkva^T; c = kv_norm(c); q_h^rope and r are rotated; [c, r] goes to the cache
  *   absorbed: s_j = scale * ((q_h^nope Wkb_h^T).c_j + q_h^rope.r_j); a_h = (sum_j p_j c_j) Wvb_h^T
- *   expanded, the same in another order: k_h = c Wkb_h, v_h = c Wvb_h^T
+ *   expanded, equivalent: k_h = c Wkb_h, v_h = c Wvb_h^T
  *   y = a Wo^T
  */
 struct latent {
@@ -131,8 +130,8 @@ struct latent {
 };
 
 /*
- * Gated delta net: Hk heads of keys, Hv of values (v head h uses k head h*Hk/Hv; tiled: h % Hk), and
- * per v head a state S (Dk, Dv) that is decayed, corrected and read once per token.
+ * Gated delta net: Hk heads of keys, Hv heads of values. v head h uses k head h*Hk/Hv, or h % Hk if tiled. Each v head
+ * has a state S (Dk, Dv), which every token decays, corrects and reads.
  *   u = n Wqkv^T; u = silu(conv(u)): channel c at t is sum_i conv[c][i] * u[t - W + 1 + i][c]
  *   [q k v] = u; q = q/|q| / sqrt(Dk); k = k/|k|; [z b a] = n Wz^T, n Wba^T
  *   beta = sigmoid(b); g = -decay * ln(1 + exp(a + dt_bias))
@@ -145,7 +144,7 @@ struct delta_net {
     int conv_len;                           /* W */
     const struct weight *wqkv;              /* (2*Hk*Dk + Hv*Dv, E) */
     const struct weight *wz;                /* (Hv*Dv, E) */
-    const struct weight *wba;               /* (2*Hv, E): b of all heads, then a */
+    const struct weight *wba;               /* (2*Hv, E): all heads' b, then all heads' a */
     const struct weight *wo;                /* (E, Hv*Dv) */
     const float *conv;                      /* (2*Hk*Dk + Hv*Dv, W) */
     const float *decay, *dt_bias;           /* (Hv); decay = exp(A_log) */
@@ -160,7 +159,7 @@ static inline int delta_net_k_head(const struct delta_net *d, int h)
 }
 
 /*
- * Short convolution: [b c x] = n Win^T; u = b * x; v = conv(u) as above; y = (c * v) Wout^T.
+ * Short convolution: [b c x] = n Win^T; u = b * x; v = conv(u) as in delta nets; y = (c * v) Wout^T.
  * A sequence keeps the last W-1 rows of u.
  */
 struct short_conv {
@@ -204,21 +203,21 @@ struct ffn {
 };
 
 /*
- * Which experts a row goes to. l = norm(x or n) Wr^T + bias.
- *   SOFTMAX       p = softmax(l); choice by p
+ * Router: the experts of a row and their weights. l = norm(x or n) Wr^T + bias.
+ *   SOFTMAX       p = softmax(l)
  *   SIGMOID       p = 1 / (1 + exp(-l))
- *   SOFTMAX_TOP   choice by l; p = softmax over the chosen
- * The choice is of the n_used largest p + choice_bias (ties: lower index). With groups: experts in
- * n_groups runs of equal length; a group counts by the sum of its two largest, and only experts of
- * the best n_groups_used are chosen from.
- *   weight = p, renorm: / sum of the chosen; * scale * expert_scale[e]
+ *   SOFTMAX_TOP   experts are chosen by l; p = softmax over the chosen ones
+ * Chosen are the n_used experts with the largest p + choice_bias (ties: lower index).
+ * With groups, experts form n_groups runs of equal length. A group's score is the sum of its two largest keys. Only
+ * experts of the best n_groups_used groups can be chosen.
+ *   weight = p * scale * expert_scale[e]; renorm: p is divided by its sum over the chosen experts
  */
 enum router_kind { ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP };
 
 struct router {
     enum router_kind kind;
     const struct weight *w; /* (n_expert, E) */
-    struct norm norm;       /* (E) of the stream; none: the router reads what the experts read */
+    struct norm norm;       /* (E) of the stream; NORM_NONE: the router reads the experts' input */
     int n_used;
     const float *choice_bias;    /* (n_expert) or NULL */
     int n_groups, n_groups_used; /* 0 = no groups */
@@ -227,20 +226,20 @@ struct router {
     const float *expert_scale; /* (n_expert) or NULL */
 };
 
-/* After the sum: x += norm((act(x Wg^T) * e) Wp^T), e: this layer's P values of the row's embedding. */
+/* After the block: x += norm((act(x Wg^T) * e) Wp^T), where e are this layer's P values of the row (embed_layers). */
 struct layer_embed {
     const struct weight *gate;    /* (P, E); NULL = none */
     const struct weight *project; /* (E, P) */
     struct norm norm;             /* (E) */
-    enum activation act;          /* of one input: ACT_GELU_TANH */
+    enum activation act;          /* ACT_GELU_TANH of one input */
 };
 
 /*
  * dense, experts or both:
  *   n = in(x); d = sigmoid(n.dense_gate) * dense(n)
- *   m = experts_in(x), or n where there is none; e = sum over the chosen of weight * expert(m)
+ *   m = experts_in(x), or n without experts_in; e = sum over the chosen experts of weight * expert(m)
  *   y = dense_out(d) + experts_out(e)
- * then out and sum of the block, the layer embedding, and x *= stream_scale.
+ * Then the block's out and sum, the layer embedding, and x *= stream_scale.
  */
 struct mlp {
     struct block block;
@@ -253,7 +252,7 @@ struct mlp {
     struct layer_embed embed;
     float stream_scale; /* 0 = 1 */
     bool dense_partial, experts_partial;
-    int expert_first; /* experts has those from this one on; the router knows all */
+    int expert_first; /* the first of the experts held here; the router covers all of them */
 };
 
 struct layer {
@@ -261,9 +260,9 @@ struct layer {
     struct mlp mlp;
 };
 
-/* Per-layer embeddings: for each row and layer P values
- *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, x as embed leaves it
- * For a row of batch.embeds token is pad, Gemma's padding token. */
+/* Per-layer embeddings: P values for each row and layer.
+ *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, with x the result of embed
+ * A row of batch.embeds uses pad, Gemma's padding token. */
 struct embed_layers {
     int width;                    /* P; 0 = none */
     const struct weight *table;   /* (n_vocab, n_layers*P) */
@@ -301,20 +300,20 @@ struct head {
 };
 
 /*
- * Multi-token prediction: a block that drafts the token after the next. Its layer is the network's last,
- * with a cache like any other, and runs in steps of its own (batch.from). With h, what backend.h's keep
- * kept of the row at position p, and t, the token at p + 1:
+ * Multi-token prediction: a block that drafts the token after the next one. Its layer is the last of the network. It
+ * has a cache like any other layer and runs in steps of its own (batch.from). With h, the row that keep (backend.h)
+ * stored for position p, and t, the token at p + 1:
  *   x = [embed_norm(T[t]), hidden_norm(h)] Wfc^T; the layer, at position p; the head
- * What is kept of that (its head's norm of x) is the h of the next draft.
+ * The h of the next draft is the norm of x by the block's head.
  */
 struct mtp {
-    const struct weight *fc;             /* (E, 2*E); NULL = there is no such block */
+    const struct weight *fc;             /* (E, 2*E); NULL = no such block */
     struct norm embed_norm, hidden_norm; /* (E) */
     struct head head;                    /* w: the network's own */
 };
 
 struct network {
-    int n_layers, n_embd, n_vocab; /* n_embd: E; n_layers: the block's one included */
+    int n_layers, n_embd, n_vocab; /* n_layers includes the MTP block's; n_embd: E */
     struct embed embed;
     struct layer *layers; /* (n_layers) */
     struct head head;
@@ -326,18 +325,18 @@ struct network {
     bool has_prev_stage, has_next_stage;
 };
 
-/* Layers of a step that reads tokens: all but the one of the MTP block. */
+/* The main layers: all but that of the MTP block. */
 static inline int network_depth(const struct network *net)
 {
     return net->n_layers - (net->mtp.fc != NULL);
 }
 
-/* The largest of everything over the layers: what scratch is sized by. */
+/* Maxima over the layers, for sizing scratch. */
 struct network_max {
-    int qkv;                                  /* rows of a mixer's first product */
-    int heads;                                /* width of q or of a mixer's output */
+    int qkv;                                  /* outputs of a mixer's first product */
+    int heads;                                /* width of q, or of the mixer's result before wo */
     int latent;                               /* q_rank or C + Dr */
-    int state_heads;                          /* of a recurrent mixer */
+    int state_heads;                          /* heads with recurrent state */
     int n_heads, n_kv_heads, head_dim, group; /* group: H/K */
     int n_rot;
     int n_ff;                              /* dense hidden units */
@@ -346,22 +345,23 @@ struct network_max {
 
 void network_measure(const struct network *net, struct network_max *out);
 
-/* Values of k and of v that a token's cache holds in this layer; 0, 0 where it stores none. */
+/* Values of k and v that the cache holds per token in this layer; 0, 0 if it stores none. */
 void mixer_cache_dims(const struct mixer *m, int *k, int *v);
-/* Floats of the state that a sequence has in this layer; 0 where it has none. */
+/* Floats of a sequence's state in this layer; 0 = no state. */
 size_t mixer_state_len(const struct mixer *m);
 
-/* False, and an error "layer 3: <what> is not supported on <backend>"; layer < 0: not of a layer. */
+/* Sets "layer 3: <what> not supported on <backend>" and returns false. `what` ends in "is" or "are". layer < 0: the
+ * message names no layer. */
 bool network_refuse(struct error *err, int layer, const char *what, const char *backend);
 
 /*
- * What a backend has beyond the plain decoder (RMS norms before blocks; causal attention with one
- * head dim, RoPE, window, QK-norm per head and biases; silu; softmax routing over all experts): a set
- * of parts. network_check refuses a network that needs others.
+ * The parts of networks beyond a plain decoder. A backend passes the set of parts that it supports, and network_check
+ * refuses a network that needs others. A plain decoder has RMS norms before blocks; causal attention with one head
+ * dim, RoPE, window, QK-norm per head and biases; silu; and softmax routing over all experts.
  */
 enum part {
     PART_NORM_LAYER = 1 << 0,  /* LayerNorm */
-    PART_NORM_OUT = 1 << 1,    /* norms after blocks, of the sum, norms without a gain */
+    PART_NORM_OUT = 1 << 1,    /* norms after a block or of its sum, norms without a gain */
     PART_SCALES = 1 << 2,      /* residual, stream, embedding and logit scales, final softcap */
     PART_EMBED = 1 << 3,       /* position and type embeddings, a norm after them, no head */
     PART_LAYER_EMBED = 1 << 4, /* per-layer embeddings */
@@ -371,7 +371,7 @@ enum part {
     PART_NORM_WHOLE =
         1 << 8, /* QK-norm over the projection, v norm, norms of heads without a gain */
     PART_TEMPERATURE = 1 << 9,
-    PART_SHARED_KV = 1 << 10, /* and k = v */
+    PART_SHARED_KV = 1 << 10, /* shares_kv and k_is_v */
     PART_BIDIRECTIONAL = 1 << 11,
     PART_HEAD_DIMS = 1 << 12,   /* k and v of different dims */
     PART_LAYER_HEADS = 1 << 13, /* heads, dims or RoPE tables that differ between layers */
@@ -382,7 +382,7 @@ enum part {
     PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
     PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
     PART_EXPERT_BIAS = 1 << 20,
-    PART_MTP = 1 << 21, /* a block that drafts tokens ahead */
+    PART_MTP = 1 << 21, /* multi-token prediction */
 };
 
 bool network_check(const struct network *net, unsigned parts, const char *backend,

@@ -1,4 +1,4 @@
-/* Changes of weights in host memory, and what they mean. See lora.h. */
+/* LoRA changes in host memory, and their specification. See lora.h. */
 #include "backend/lora.h"
 #include "base/mem.h"
 

@@ -1,8 +1,8 @@
 /*
- * Low-rank changes of weights (LoRA), as data. An adapter changes some weights: y = x W^T + s * (x A^T) B^T
- * of the rows that use it, s being what the request asks for. A step says which rows use which adapters
- * (batch.loras); a weight holds each adapter's change in the backend's form (weight.lora). Base weights
- * are never touched. Knows nothing of files and names.
+ * Low-rank adapters (LoRA) as data. An adapter changes some of the weights: for the rows that use it,
+ *   y = x W^T + s * (x A^T) B^T
+ * where s is the scale of the request. batch.loras lists which rows use which adapters. weight.lora holds each
+ * adapter's change in the backend's form. Base weights are never modified. Knows no files and names.
  */
 #ifndef STEEL_BACKEND_LORA_H
 #define STEEL_BACKEND_LORA_H
@@ -11,20 +11,20 @@
 #include <stdint.h>
 
 enum {
-    LORA_MAX_ADAPTERS = 256, /* loaded at once: numbers 0.. */
+    LORA_MAX_ADAPTERS = 256, /* loaded at once; an adapter's number is below this */
     LORA_MAX_RANK = 1024,
-    LORA_MAX_PARTS = 3, /* of a weight: its runs of rows */
-    LORA_MAX_USES = 4,  /* adapters of one sequence */
+    LORA_MAX_PARTS = 3, /* ranges of a weight's rows */
+    LORA_MAX_USES = 4,  /* adapters used by one sequence */
 };
 
-/* Rows of the weight, and what is added to them: y[first + i] += b[i] . (A x)[at..at + rank). */
+/* The change of a range of weight rows: y[first + i] += b[i] . (A x)[at..at + rank). */
 struct lora_part {
     int first, n;
     int at, rank;
-    float *b; /* (n, rank), the adapter's own scale in it */
+    float *b; /* (n, rank), multiplied by the adapter's own scale */
 };
 
-/* The change of one matrix. Parts may share rows of a. */
+/* The change of one matrix. Parts may use the same rows of a. */
 struct lora_matrix {
     int rank; /* rows of a; 0 = no change */
     float *a; /* (rank, n_in) */
@@ -32,7 +32,7 @@ struct lora_matrix {
     struct lora_part parts[LORA_MAX_PARTS];
 };
 
-/* One adapter's change of one weight, in host memory: what a backend is given. */
+/* One adapter's change of one weight, in host memory. adapt() converts it to the backend's form. */
 struct lora {
     int n_in, n_out, n_expert;
     struct lora_matrix *of; /* (n_expert) */
@@ -47,10 +47,10 @@ struct lora_use {
 struct lora *lora_new(int n_in, int n_out, int n_expert);
 struct lora *lora_copy(const struct lora *l);
 void lora_free(struct lora *l);
-int lora_rank(const struct lora *l); /* the most rows of any a */
-/* y (n_out) += scale * B (A x), of expert e: what it means. */
+int lora_rank(const struct lora *l); /* largest rank over the experts */
+/* The specification: y (n_out) += scale * B (A x), for expert e. */
 void lora_add(const struct lora *l, int e, float scale, const float *x, float *y);
-/* w (n_in) += scale * what the change adds to row `row` of expert e's matrix itself. */
+/* w (n_in) += scale * (B A)[row], for expert e. */
 void lora_add_row(const struct lora *l, int e, int row, float scale, float *w);
 
 #endif

@@ -1,4 +1,4 @@
-/* Prints where the time went: a line per stage, a group of columns per phase that had steps. */
+/* Prints the time per stage: a line per stage, a group of columns per phase that had steps. */
 #include "backend/profile.h"
 
 static const char *const stage_names[N_STAGES] = {

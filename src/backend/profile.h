@@ -1,4 +1,4 @@
-/* Where the time of a step goes, by stage, for steps that read prompts and steps that only decode. */
+/* Time per stage of a step, separately for steps with prompts and for steps that only decode. */
 #ifndef STEEL_BACKEND_PROFILE_H
 #define STEEL_BACKEND_PROFILE_H
 

@@ -1,4 +1,4 @@
-/* Host-form weights: sizes, one exact row, and copies. Owns only what raw_weight_copy/view made. */
+/* Weights in host memory: sizes, exact rows, copies. See rawweight.h. */
 #include "backend/rawweight.h"
 #include "base/error.h"
 #include "base/mem.h"
@@ -156,7 +156,7 @@ static struct raw_weight *clone(const struct raw_weight *w, bool deep)
     struct layout l = {.base = mem_aligned(count.used)};
     if (!l.base)
         return NULL;
-    /* The block's size sits in front, for mem_aligned_free. */
+    /* The block starts with its size, for mem_aligned_free. */
     *(size_t *)carve(&l, sizeof(size_t)) = count.used;
     fill(&l, w, deep);
     return (struct raw_weight *)(l.base + 64);

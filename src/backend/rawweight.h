@@ -1,8 +1,8 @@
 /*
- * A weight matrix in host memory, in its file's own blocks: what loading hands to a backend, and what
- * the reference ops and the generic CPU kernels compute from. Up to three row segments, each with its
- * own dtype (Q4_K_M mixes Q4_K and Q6_K inside q/k/v); one set of pointers per expert, so that
- * experts are sliced out of 3-D tensors, or gathered from separate ones, without copying.
+ * A weight matrix in host memory, in the file's own blocks. Loading passes it to a backend; the reference ops and the
+ * generic CPU kernels compute from it. It has up to three row segments, each with its own dtype (Q4_K_M mixes Q4_K
+ * and Q6_K within q/k/v). Each expert has its own pointers, so experts are slices of a 3-D tensor or separate tensors,
+ * without a copy.
  */
 #ifndef STEEL_BACKEND_RAWWEIGHT_H
 #define STEEL_BACKEND_RAWWEIGHT_H
@@ -15,8 +15,8 @@ struct raw_seg {
     const uint8_t *const *data; /* (n_expert) -> (rows, n_in) blocks, rows contiguous */
     /* Planes of planar types, else NULL:
      *   DT_F8_E4M3  scale: float (rows, ceil(n_in/128)): value = code * scale; NULL: scale 1
-     *   DT_NVFP4    scale: one float, that multiplies every value; NULL: 1
-     *   DT_GPTQ4    data: (rows, n_in/2), low nibble first; scale: half (rows, n_groups);
+     *   DT_NVFP4    scale: one float for all values; NULL: 1
+     *   DT_GPTQ4    data: (rows, n_in/2), low nibble first; scale: fp16 (rows, n_groups);
      *               zero: u8 (rows, n_groups); value = (code - zero) * scale, column j in
      *               group j / group_len */
     const void *const *scale;   /* (n_expert) */
@@ -32,25 +32,25 @@ struct raw_weight {
     int n_seg;
     struct raw_seg seg[3];
     const float *bias; /* (n_expert, n_out) or NULL */
-    /* NULL, or for a backend that makes its own copy: where these source bytes can be read, buf
-     * (bytes) after a read of the file, which is cheaper than faulting its pages in and leaves
-     * nothing mapped behind, or data itself if it is memory; NULL: the file could not be read. Safe
-     * from many threads. */
+    /* For a backend that makes its own copy; may be NULL. Returns where the source bytes can be read: buf (bytes),
+     * after reading them from the file, or `data` if it is plain memory. A read is cheaper than page faults and leaves
+     * no pages mapped. Returns NULL if the file could not be read. Safe from many threads. */
     const uint8_t *(*read)(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf);
     void *read_arg;
-    bool transient; /* the data lives only during upload: a backend that keeps it must copy */
+    bool
+        transient; /* the data is valid only during upload; a backend that needs it later copies it */
 };
 
 size_t raw_seg_row_bytes(const struct raw_seg *s, int n_in); /* bytes of data per row */
 size_t raw_weight_bytes(const struct raw_weight *w);         /* data and planes of all experts */
 
-/* dst[n_in] = row `row` (0..n_out) of expert e, in input order (perm undone), exact in float. */
+/* dst (n_in) = row `row` (0..n_out) of expert e as floats, exact, in input order (perm undone). */
 void raw_weight_row(const struct raw_weight *w, int e, int row, float *dst);
 
-/* Deep copy (one allocation) that owns its data; the result is not transient. NULL: out of memory. */
+/* A deep copy in one allocation; not transient. NULL: out of memory. */
 struct raw_weight *raw_weight_copy(const struct raw_weight *w);
-/* A copy of the descriptor and pointer tables alone; the data stays where it is. */
+/* A copy of the descriptor and its pointer tables; the data is shared. */
 struct raw_weight *raw_weight_view(const struct raw_weight *w);
-void raw_weight_free(struct raw_weight *w); /* for the two above */
+void raw_weight_free(struct raw_weight *w); /* of raw_weight_copy or raw_weight_view */
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * The specification: every part of a network in plain scalar C, float storage, double accumulation,
- * no tricks, a row at a time. Backends are tested against these files (ref.c, ref_mixer.c, ref_mlp.c). It is also a
- * backend of its own (STEEL_ISA=ref). layer.h has the equations. Here: memory, the step, embeddings, the head.
+ * The specification: every part of a network in plain scalar C, one row at a time, with float storage and double
+ * accumulation. Backends are tested against it (ref.c, ref_mixer.c, ref_mlp.c). It is also a backend itself
+ * (STEEL_ISA=ref). layer.h has the equations. This file: memory, the step, embeddings, the head.
  */
 #include "backend/ref.h"
 #include "base/mem.h"
@@ -76,7 +76,7 @@ static void ref_unadapt(struct backend *be, void *change)
     lora_free(change);
 }
 
-/* Everything but the mixer that no reference exists of yet. */
+/* Everything but the short convolution, which has no reference yet. */
 static bool ref_supports(struct backend *be, const struct network *net, struct error *err)
 {
     (void)be;
@@ -173,7 +173,7 @@ static void ref_begin(struct backend *be, const struct batch *b)
 {
     struct ref *r = ref_self(be);
     struct profile *p = be->profile;
-    CHECK(r->n_begun - r->n_ended < 2, "two steps are under way");
+    CHECK(r->n_begun - r->n_ended < 2, "two steps are in flight");
     CHECK(b->n_embeds <= r->bounds.max_embeds, "%d embedding rows", b->n_embeds);
     r->now = (int)(r->n_begun++ % 2);
     const int32_t *before = r->sampled[!r->now];
@@ -213,9 +213,10 @@ static bool ref_end(struct backend *be, int32_t *tokens, struct error *err)
         memcpy(tokens, r->sampled[at], (size_t)r->n_out[at] * sizeof *tokens);
     return true;
 }
+
 /* Compute */
 
-/* Eight sums, because one alone would wait for itself at every step: tests spend their time here. */
+/* Eight partial sums, so that additions do not wait for each other: tests spend their time here. */
 float ref_dot(const float *a, const float *b, int n)
 {
     double sum[8] = {0}, all = 0;
@@ -230,7 +231,7 @@ float ref_dot(const float *a, const float *b, int n)
     return (float)all;
 }
 
-/* y (n_out) += what the adapters of row r->at change of the product */
+/* y (n_out) += the changes of the product by the adapters of row r->at */
 static void adapt_row(struct ref *r, const struct weight *w, int e, const float *x, float *y)
 {
     for (int i = 0; w->lora && i < r->batch.n_loras; i++) {
@@ -240,7 +241,6 @@ static void adapt_row(struct ref *r, const struct weight *w, int e, const float 
     }
 }
 
-/* y (n_out) = x W^T + bias, of expert e */
 void ref_matvec(struct ref *r, const struct weight *weight, int e, const float *x, float *y)
 {
     const struct raw_weight *w = ref_raw(weight);
@@ -252,7 +252,6 @@ void ref_matvec(struct ref *r, const struct weight *weight, int e, const float *
     adapt_row(r, weight, e, x, y);
 }
 
-/* out may be x */
 void ref_norm_row(const struct norm *norm, const float *x, float *out, int n)
 {
     double mean = 0, sum = 0;
@@ -270,7 +269,6 @@ void ref_norm_row(const struct norm *norm, const float *x, float *out, int n)
     }
 }
 
-/* x = sum(x + scale * out(y)); y is changed */
 void ref_block_add(struct ref *r, const struct block *b, float *y, float *x)
 {
     int E = r->net->n_embd;
@@ -280,7 +278,7 @@ void ref_block_add(struct ref *r, const struct block *b, float *y, float *x)
     ref_norm_row(&b->sum, x, x, E);
 }
 
-/* The stream becomes the out rows. They ascend, so that none is overwritten before it is moved. */
+/* The stream becomes the output rows. They ascend, so none is overwritten before it is moved. */
 void ref_narrow(struct ref *r)
 {
     if (r->narrow)
@@ -293,6 +291,7 @@ void ref_narrow(struct ref *r)
     r->rows = r->batch.n_out;
     r->narrow = true;
 }
+
 static void add_row(struct ref *r, const struct weight *table, int row, float scale, float *x)
 {
     raw_weight_row(ref_raw(table), 0, row, r->row);
@@ -300,7 +299,7 @@ static void add_row(struct ref *r, const struct weight *table, int row, float sc
         x[i] += scale * r->row[i];
 }
 
-/* The values that layers add later: (n_layers, P) of one row. */
+/* out (n_layers, P) = the per-layer embeddings of one row. */
 static void embed_layers(struct ref *r, const struct embed_layers *e, int token, const float *x,
                          float *out)
 {
@@ -346,6 +345,7 @@ static void ref_embed(struct backend *be, const struct embed *e)
     }
     ref_stage_end(r, STAGE_EMBED);
 }
+
 static void ref_keep(struct backend *be, const struct norm *norm)
 {
     struct ref *r = ref_self(be);

@@ -1,6 +1,6 @@
 /*
- * What the files of the reference share: its state, and the sums and norms that all ops are made of. ref.c has the backend,
- * the step, embeddings and the head; ref_mixer.c what mixes positions; ref_mlp.c what each position does alone.
+ * State and basic arithmetic (products, norms) shared by the files of the reference. ref.c: backend, step, embeddings,
+ * head. ref_mixer.c: mixers. ref_mlp.c: mlps.
  */
 #ifndef STEEL_BACKEND_REF_H
 #define STEEL_BACKEND_REF_H
@@ -20,31 +20,31 @@ struct ref {
     struct bounds bounds;
     struct batch batch;  /* views into the caller's arrays, valid from begin to end */
     float *x;            /* (max_tokens, E) the residual stream */
-    int rows;            /* rows of it */
-    int32_t *row_of;     /* (max_tokens) which row of the batch each of them is */
-    bool narrow;         /* it has the out rows only */
+    int rows;            /* rows of x in use */
+    int32_t *row_of;     /* (max_tokens) the batch row of each row of x */
+    bool narrow;         /* x has only the output rows */
     float *layer_embeds; /* (max_tokens, n_layers, P) or NULL */
     float *logits;       /* (max_out, n_vocab or E) */
     float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
     float *qkv;          /* one row of the projection */
-    float *n, *y;        /* (E) one row: normed, what a block adds */
-    float *part, *sum;   /* (E) one expert of that, and the sum of all */
+    float *n, *y;        /* (E) one row: the normed input, the block's result */
+    float *part, *sum;   /* (E) one expert's result, and the sum over experts */
     float *row;          /* one row of floats, of a weight or of the cache */
-    double *mean;        /* as wide: what attention gathers */
+    double *mean;        /* as wide: attention's weighted sum of values */
     float *hidden;       /* one row of gate and up */
     float *latent;       /* (4, widest latent) */
-    float *kept;         /* (max_tokens, E) for drafts; NULL = there is no MTP block */
-    float *joined;       /* (2, E) one row of it beside an embedding */
+    float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
+    float *joined;       /* (2, E) one row's embedding and kept row */
     float *scores;       /* (longest context) */
     float *probs, *keys; /* (n_expert) */
-    float *gap;          /* (max_tokens) of the batch's rows: backend_ref_gap */
-    int32_t *sampled[2]; /* (max_out) each, of the steps under way */
+    float *gap;          /* (max_tokens) per batch row: see backend_ref_gap */
+    int32_t *sampled[2]; /* (max_out) each, of the steps in flight */
     struct sample_probs *told[2];
-    int32_t *tokens; /* (max_tokens) of the step, all known */
+    int32_t *tokens; /* (max_tokens) of the step, with sampled tokens in place of -1-r */
     int n_out[2], now;
     unsigned n_begun, n_ended;
     int64_t stage_start; /* profile clock */
-    int at;              /* the batch's row in work: it says which adapters are used */
+    int at;              /* the batch row being computed, which determines its adapters */
 };
 
 static inline struct ref *ref_self(struct backend *be)
@@ -86,12 +86,12 @@ static inline float *ref_stream_row(struct ref *r, int i)
 }
 
 float ref_dot(const float *a, const float *b, int n);
-/* y (n_out) = x W^T + bias, of expert e, with what the adapters of row r->at change of it */
+/* y (n_out) = x W^T + bias for expert e, plus the adapters of row r->at */
 void ref_matvec(struct ref *r, const struct weight *weight, int e, const float *x, float *y);
 void ref_norm_row(const struct norm *norm, const float *x, float *out, int n); /* out may be x */
-/* x = sum(x + scale * out(y)); y is changed */
+/* x = sum(x + scale * out(y)); overwrites y */
 void ref_block_add(struct ref *r, const struct block *b, float *y, float *x);
-void ref_narrow(struct ref *r); /* the stream becomes the out rows */
+void ref_narrow(struct ref *r); /* the stream becomes the output rows */
 
 /* The ops. */
 void ref_mixer(struct backend *be, const struct mixer *m, int layer);

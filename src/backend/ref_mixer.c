@@ -1,17 +1,17 @@
-/* The specification of what mixes positions: attention, latent attention, delta nets. See ref.c. */
+/* The specification of mixers: attention, latent attention, delta nets. See ref.c. */
 #include "backend/ref.h"
 #include "base/mem.h"
 #include "quant/kvblock.h"
 
 #include <string.h>
 
-/* n values of a head, from element `at` on */
+/* Writes n values of a head at element `at`. */
 static void kv_store(void *base, enum dtype type, size_t at, const float *from, int n)
 {
     kv_row_put(type, from, n, (char *)base + dtype_bytes(type, at));
 }
 
-/* The same back, into r->row */
+/* Reads n values of a head at element `at` into r->row. */
 static const float *kv_load(struct ref *r, const void *base, enum dtype type, size_t at, int n)
 {
     kv_row_get(type, (const char *)base + dtype_bytes(type, at), n, r->row);
@@ -72,7 +72,7 @@ static void store_heads(struct ref *r, void *pool, enum dtype type, int slot, co
         kv_store(pool, type, kv_at(&r->bounds, slot, n, h, dim), heads + h * dim, dim);
 }
 
-/* q of row t, and its gate; its k and v go to the cache. */
+/* Computes q and gate of row t, and stores its k and v in the cache. */
 static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv, int t)
 {
     int H = a->n_heads, K = a->n_kv_heads, Dk = a->k_dim, Dv = a->v_dim;
@@ -104,7 +104,7 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
     store_heads(r, kv->v, r->bounds.v_type, r->batch.slot[t], v, K, Dv);
 }
 
-/* out (Dv) = the values head h of row t sees, weighted */
+/* out (Dv) = the attention of head h of row t */
 static void attend(struct ref *r, const struct attention *a, const struct kv_layer *kv, int seq,
                    int t, int h, const float *q, float *out)
 {
@@ -176,7 +176,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
     ref_stage_end(r, STAGE_ATTENTION);
 }
 
-/* Pairs that lie side by side come apart. */
+/* Interleaved pairs (2i, 2i + 1) become (i, i + n/2). */
 static void deinterleave(struct ref *r, float *x, int n)
 {
     for (int i = 0; i < n; i++)
@@ -184,7 +184,7 @@ static void deinterleave(struct ref *r, float *x, int n)
     memcpy(x, r->hidden, (size_t)n * sizeof(float));
 }
 
-/* q of row t; its latent and rotated part go to the cache. */
+/* Computes q of row t, and stores its latent and rotated part in the cache. */
 static void latent_row(struct ref *r, const struct latent *l, const struct kv_layer *kv, int t)
 {
     int Dn = l->nope_dim, Dr = l->rope_dim, C = l->kv_rank;
@@ -209,7 +209,7 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
     store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], low, 1, C + Dr);
 }
 
-/* out (Dv): what head h of row t, with query q, makes of the latents it sees */
+/* out (Dv) = the attention of head h of row t, with query q, over latents */
 static void attend_latent(struct ref *r, const struct latent *l, const struct kv_layer *kv, int seq,
                           int t, int h, const float *q, float *out)
 {
@@ -264,7 +264,7 @@ static void mix_latent(struct ref *r, const struct mixer *m, int layer)
     ref_stage_end(r, STAGE_ATTENTION);
 }
 
-/* One step of a v head: S (Dk, Dv) decays, is corrected by what it gets wrong about k, and read. */
+/* One token of a v head: S (Dk, Dv) is decayed, corrected by its error at k, and read at q. */
 static void delta_head(float *S, const float *q, const float *k, const float *v, float decay,
                        float beta, int Dk, int Dv, float *out)
 {
@@ -291,8 +291,8 @@ static void l2_norm(float *x, int n, float scale)
         x[i] *= scale;
 }
 
-/* Row t, r->n after its norm, through the net: out (Hv*Dv). state: W-1 rows before the convolution,
- * the oldest first, then S of each head. */
+/* out (Hv*Dv) = the net's result for one row, whose normed input is in r->n. state: the last W-1 rows before the
+ * convolution, oldest first, then S of each head. */
 static void delta_row(struct ref *r, const struct delta_net *d, float *state, float *out)
 {
     int Hk = d->n_k_heads, Hv = d->n_v_heads, Dk = d->k_dim, Dv = d->v_dim, W = d->conv_len;

@@ -1,4 +1,4 @@
-/* The specification of what each position does alone: dense mlps, routers and experts. See ref.c. */
+/* The specification of mlps: dense, routers and experts. See ref.c. */
 #include "backend/ref.h"
 #include "base/mem.h"
 
@@ -49,7 +49,7 @@ static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, f
     ref_matvec(r, f->down, e, r->hidden, y);
 }
 
-/* The largest of keys that is not yet chosen; of equal ones the first. */
+/* Index of the largest key not chosen yet; the first of equal ones. */
 static int best_key(const float *keys, int n, const int *chosen, int n_chosen)
 {
     int best = -1;
@@ -63,8 +63,8 @@ static int best_key(const float *keys, int n, const int *chosen, int n_chosen)
     return best;
 }
 
-/* Experts outside the best groups get a key that nothing is below. Returns by how much of itself the
- * last of those groups is above the best of the others. */
+/* Masks experts outside the best groups with -inf. Returns the relative margin between the last group kept and the first
+ * one dropped. */
 static float keep_groups(const struct router *t, float *keys, int n)
 {
     int each = n / t->n_groups, best[REF_MAX_USED] = {0};
@@ -103,8 +103,8 @@ static void softmax(float *p, int n)
         p[i] = (float)(p[i] / total);
 }
 
-/* Experts and weights (n_used) of one row, from what the router reads. Returns by how much of
- * itself the last one's key (or group) is above the best of those not chosen. */
+/* Chooses the experts of one row and their weights (n_used) from the router's input x. Returns the relative margin
+ * between the last expert (or group) chosen and the first one not chosen. */
 static float route(struct ref *r, const struct router *t, const float *x, int *chosen,
                    float *weight)
 {
@@ -142,7 +142,8 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
     return gap;
 }
 
-/* y += experts_out(sum over the chosen); n: the row as the dense part reads it */
+/* y += experts_out(sum over the chosen experts). n: the dense part's input; overwritten if experts have their own
+ * norm. */
 static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y,
                         float *gap)
 {
