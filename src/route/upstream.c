@@ -493,7 +493,7 @@ void upstream_free(struct upstream *u)
 {
     if (!u)
         return;
-    CHECK(!u->busy, "a call to %s goes on", u->url.name);
+    CHECK(!u->busy, "an exchange with %s is in flight", u->url.name);
     upstream_drop_pool(u);
     buf_clear(&u->piece);
     mem_free(u);
