@@ -1,18 +1,18 @@
 /*
  * The engine: one thread that owns a model, its KV cache and the scheduler, and turns requests into
  * events. Everything else talks to it through two queues: requests go in (engine_submit, any thread),
- * events come out (events.h). Knows tokens, not prompts: templates and protocols are above.
+ * events come out (events.h). It knows tokens, not prompts: templates and protocols are above it.
  *
  * Invariants:
- *  1. only the engine thread touches the model, the KV cache, the scheduler and a request's choices
- *  2. every choice of an accepted request gets exactly one EVENT_DONE, also when it is cancelled, when
- *     the step fails or the engine closes; nothing of that choice comes after it
- *  3. a cancelled request is out of the scheduler, its pages given back, before the next step is
- *     planned; where steps run ahead (backend.h), one may have been planned already
- *  4. at most max_queue choices wait for their first step, and as many again of clients that had none
- *     waiting; a request is accepted whole or not at all
- *  5. what a request generates depends on its prompt, parameters and seed alone: not on when it was
- *     batched, preempted or served from the cache (to the bit with backend.deterministic)
+ *  1. Only the engine thread touches the model, the KV cache, the scheduler and a request's choices.
+ *  2. Every choice of an accepted request gets exactly one EVENT_DONE, also when it is cancelled, when a
+ *     step fails or when the engine closes. It is the choice's last event.
+ *  3. A cancelled request has left the scheduler and released its pages before the next step is planned.
+ *     On async backends (backend.h) one step may have been planned already.
+ *  4. At most max_queue choices wait for their first step, and as many again of clients that had none
+ *     waiting. A request is accepted whole or not at all.
+ *  5. The tokens of a request depend on its prompt, parameters and seed alone. They do not depend on
+ *     batching, preemption or the prefix cache (bit by bit with backend.deterministic).
  */
 #ifndef STEEL_ENGINE_ENGINE_H
 #define STEEL_ENGINE_ENGINE_H
@@ -26,43 +26,43 @@ enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MA
 
 struct engine_options {
     struct runtime_options
-        runtime; /* max_seqs 0 = 16, on a GPU what its cache holds; progress is the engine's own */
-    int max_queue;        /* choices that may wait; 0 = 512 */
-    int max_per_client;   /* choices of one client that run at once; 0 = no bound but its share */
+        runtime;   /* max_seqs 0 = 16, or what a GPU's cache holds; progress is set by the engine */
+    int max_queue; /* waiting choices; 0 = 512 */
+    int max_per_client;   /* running choices of one client; 0 = its share is the only bound */
     double step_ms;       /* time budget of a step with decodes; 0 = automatic */
-    bool no_prefix_cache; /* pages are shared while in use, not kept */
+    bool no_prefix_cache; /* pages are shared while held, and not kept afterwards */
 };
 
-/* FAILED: the model could not be loaded, or a step failed since. Requests then get that error, and
- * the engine runs no more. */
+/* FAILED: the model could not be loaded, or a step has failed. Requests get that error, and no more steps
+ * run. */
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 
-/* Everything but queue and user is copied. Zero is a sensible value for all but prompt and sample. */
+/* All is copied but queue and user. Zero is a valid default for everything but prompt and sample. */
 struct request_spec {
     const int32_t *prompt; /* (n_prompt) */
     int n_prompt;
     int n;                       /* choices; 0 = 1. Choice i draws with seed + i */
     struct sample_params sample; /* seed included */
     int max_tokens;              /* 0 = as many as the context holds */
-    int min_tokens;              /* no end token before that many */
+    int min_tokens;              /* end tokens are banned before */
     bool ignore_eos;
-    bool special;            /* control tokens show in the text */
-    bool no_cache;           /* read the whole prompt anew */
-    bool read_only;          /* no answer: the prompt is read into the cache, then DONE */
-    bool logprobs;           /* with n_top best tokens each */
+    bool special;            /* control tokens are part of the text */
+    bool no_cache;           /* compute the whole prompt */
+    bool read_only;          /* nothing is generated: the prompt is read into the cache */
+    bool logprobs;           /* of each token, and of the n_top best */
     int n_top;               /* 0..ENGINE_MAX_LOGPROBS */
-    bool prompt_logprobs;    /* of the prompt's tokens too: EVENT_PROMPT. All of it is computed */
+    bool prompt_logprobs;    /* of the prompt too: EVENT_PROMPT. The whole prompt is computed */
     const char *const *stop; /* (n_stop) */
     int n_stop;
-    /* Stop strings do not count inside thinking: between these marks, of which the first may only
-     * begin the answer. NULL = there is none. */
+    /* Stop strings do not apply to thinking, the text between these marks. The opening mark counts only at the
+     * beginning. NULL = no thinking. */
     const char *think_open, *think_close;
-    bool in_thinking; /* the prompt has opened it */
+    bool in_thinking; /* the prompt ends inside it */
     struct grammar
-        *grammar;     /* what the answer must fit (text/grammar/grammar.h); NULL = anything */
-    uint64_t client;  /* whose it is: clients take turns; 0 is one like the others */
-    const char *salt; /* keeps cached pages among requests of the same salt; NULL = common */
-    struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, as adapters.h knows them */
+        *grammar;     /* constrains the generated text (text/grammar/grammar.h); NULL = free */
+    uint64_t client;  /* clients take turns; 0 is a client like the others */
+    const char *salt; /* cached pages are shared within one salt only; NULL = no salt */
+    struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, from adapters.h */
     int n_loras;
     struct events *queue;
     void *user;
@@ -70,8 +70,8 @@ struct request_spec {
 
 enum submit_result {
     SUBMIT_OK,
-    SUBMIT_INVALID,   /* the request can never run */
-    SUBMIT_TOO_LONG,  /* ... because its prompt does not fit the context */
+    SUBMIT_INVALID,   /* can never run */
+    SUBMIT_TOO_LONG,  /* can never run: the prompt does not fit the context */
     SUBMIT_FULL,      /* try again later */
     SUBMIT_NOT_READY, /* loading, failed, closing or out of memory */
 };
@@ -88,61 +88,62 @@ struct engine_stats {
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
     uint64_t n_ahead;       /* steps started before the one before them ended */
-    uint64_t n_read_steps;  /* that read several tokens of a sequence: prompts, forced ones */
-    uint64_t n_drafted;     /* tokens drafted and read (draft.h) */
-    uint64_t n_accepted;    /* of those, right */
-    uint64_t n_forced;      /* tokens that a constraint left no choice about: fed unchosen */
-    uint64_t prompt_tokens; /* of requests that started */
-    uint64_t read_tokens;   /* prompt tokens computed, again after preemption included */
+    uint64_t n_read_steps;  /* steps with several tokens of a sequence: prompts, forced tokens */
+    uint64_t n_drafted;     /* draft tokens read (draft.h) */
+    uint64_t n_accepted;    /* draft tokens accepted */
+    uint64_t n_forced;      /* tokens that a constraint determined: fed without sampling */
+    uint64_t prompt_tokens; /* of started requests */
+    uint64_t read_tokens;   /* prompt tokens computed, also again after preemption */
     uint64_t generated_tokens;
     uint64_t cache_queries, cache_hits; /* prompt tokens */
     uint64_t n_preempted, n_evicted;
     uint64_t finished[N_FINISHES];   /* choices */
     uint64_t n_rejected;             /* queue full */
-    double busy_s, read_s, decode_s; /* time in steps; with and without reading */
+    double busy_s, read_s, decode_s; /* time in steps: all, with and without prompt chunks */
     struct histogram first_token, inter_token, total, queued; /* seconds */
-    double decode_ms, read_us; /* learned: a step of the present decodes, a token */
-    double budget_ms;          /* of a step while answers run */
-    int64_t max_gap_ns;        /* the longest time between two tokens of one choice */
+    double decode_ms, read_us; /* learned costs: a step of the current decodes, a prompt token */
+    double budget_ms;          /* of a step with decodes */
+    int64_t max_gap_ns;        /* longest inter-token latency of a choice */
 };
 
 struct engine;
 struct request;
 
-/* Returns at once; the engine's thread loads the model (NULL: the built-in one). engine_wait: until it is ready or failed. */
+/* Returns at once; the engine's thread loads the model (NULL: the built-in one). engine_wait returns when the engine is
+ * ready or has failed. */
 struct engine *engine_open(const char *path, const struct engine_options *opt);
 enum engine_state engine_state(struct engine *e, int *percent, struct error *err);
 bool engine_wait(struct engine *e, struct error *err);
-void engine_wait_ms(struct engine *e, int ms); /* ... but no longer than that */
+void engine_wait_ms(struct engine *e, int ms); /* the same with a bound */
 /* Ends running requests (FINISH_CANCEL) and the thread. */
 void engine_close(struct engine *e);
 
 /* Valid once the engine is ready. */
 struct engine_info engine_info(const struct engine *e);
-/* NULL: the model has no vocabulary, and why (may be NULL) says so. */
+/* NULL where the model has no vocabulary; *why (may be NULL) gets the reason. */
 const struct tokenizer *engine_tokenizer(const struct engine *e, struct error *why);
 const struct tensorfile *engine_file(const struct engine *e); /* for its metadata */
 const struct runtime *
 engine_runtime(const struct engine *e);     /* for the engine's own files and tests */
-int engine_context(const struct engine *e); /* tokens a sequence may have */
+int engine_context(const struct engine *e); /* the most tokens of a sequence */
 int engine_max_queue(const struct engine *e);
-struct adapters *engine_adapters(const struct engine *e); /* NULL: there are none */
+struct adapters *engine_adapters(const struct engine *e); /* NULL = none */
 
-/* On SUBMIT_OK *out (may be NULL: never cancelled) is the caller's handle until request_free. */
+/* On SUBMIT_OK *out is the caller's handle until request_free. out may be NULL: the request is never cancelled. */
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
                                  struct request **out, struct error *err);
-/* Whether the biases leave a token that ends an answer; and besides a beginning to what g allows, as far as
- * that can be said before anything is chosen. Any thread; takes as long as some masks. */
+/* engine_may_end: whether the logit biases leave an end token possible. engine_may_fit: whether they also leave a first
+ * token that g allows, as far as this is known before sampling. Any thread; takes the time of a few masks. */
 bool engine_may_end(const struct engine *e, const struct sample_params *p);
 bool engine_may_fit(struct engine *e, const struct sample_params *p, struct grammar *g,
                     struct error *err);
 void request_cancel(struct request *r); /* any thread; takes effect before the next step */
-void request_free(struct request *r);   /* the handle only: the request goes on */
+void request_free(struct request *r);   /* frees the handle only: the request continues */
 
 void engine_stats(struct engine *e, struct engine_stats *out);
 /* For tests: called by the engine thread before every step with the number of sequences in it. */
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg);
-/* For tests: says what is drafted in the place of the model's block. Before the first request. */
+/* For tests: replaces the MTP block's drafts. Call it before the first request. */
 void engine_on_draft(struct engine *e,
                      void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
                                 int n),

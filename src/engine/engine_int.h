@@ -1,7 +1,7 @@
 /*
- * What the engine's files share: requests and their choices, steps under way, the engine itself. Three
- * files own it together: requests.c the way in (any thread, under the lock), choice.c what becomes of
- * one answer, engine.c the thread, its steps and its life. Nobody else includes this.
+ * What the engine's files share: requests and their choices, steps in flight, the engine itself. Three files
+ * own it together: requests.c accepts requests (any thread, under the lock), choice.c handles the tokens of
+ * one choice, engine.c has the thread and its steps. Nobody else includes this.
  */
 #ifndef STEEL_ENGINE_ENGINE_INT_H
 #define STEEL_ENGINE_ENGINE_INT_H
@@ -13,23 +13,23 @@
 #include <stdatomic.h>
 
 struct choice {
-    struct seq seq; /* first: the scheduler hands it back */
+    struct seq seq; /* first: the scheduler returns it */
     struct request *req;
     int index;
     struct sampler *sampler; /* from the first step on */
     struct output out;
     int64_t entered_ns, first_ns, last_ns;
-    int at[2];    /* where it is in the steps under way, plus 1; 0 = not in that one */
-    bool refused; /* it asks for what cannot be: its constraint and its biases say so */
-    bool drafted; /* its last token stands for one that a step under way will choose */
-    int n_drafted, n_accepted; /* its part of engine_stats' */
-    int n_told;                /* tokens of the prompt whose log-probabilities were told */
+    int at[2];    /* its index in the steps in flight, + 1; 0 = not in that one */
+    bool refused; /* its constraint and biases leave no token */
+    bool drafted; /* its last token is a placeholder for one that a step in flight will choose */
+    int n_drafted, n_accepted; /* its part of engine_stats */
+    int n_told;                /* prompt tokens whose log-probabilities were reported */
 };
 
 struct request {
     struct engine *engine;
     struct request *next; /* in the inbox */
-    atomic_int refs;      /* the caller's handle, the engine */
+    atomic_int refs;      /* of the caller's handle and the engine */
     atomic_bool cancelled;
     struct request_spec spec; /* with copies of all it points to */
     struct choice *choices;   /* (n) */
@@ -37,13 +37,13 @@ struct request {
     int64_t submitted_ns;
 };
 
-/* A step under way. */
+/* A step in flight. */
 struct engine_step {
     struct step_item *items;           /* (max_seqs) */
-    struct seq **seqs;                 /* (max_seqs) as planned; NULL: left since */
-    int slot;                          /* its place in struct choice.at */
-    bool follows;                      /* the MTP block reads its rows, too (draft.h) */
-    bool sampled;                      /* its tokens are being chosen; false: their samplers wait */
+    struct seq **seqs;                 /* (max_seqs) as planned; NULL = has left since */
+    int slot;                          /* its index in choice.at */
+    bool follows;                      /* the MTP block runs after it (draft.h) */
+    bool sampled;                      /* step_sample was called; false: its samplers must wait */
     int n, n_decode, n_read, n_forced; /* n 0 = none */
     int64_t start_ns;
 };
@@ -72,9 +72,9 @@ struct engine {
     struct runtime *rt; /* set before READY, then constant */
     int context;
     struct scheduler sched;
-    struct drafter spec; /* most 0: nothing is drafted */
-    int *wants;          /* (max_seqs) scratch: drafts that sequences of a step have a use for */
-    struct engine_step steps[2], *now, *next; /* next is started before now ends, where that goes */
+    struct drafter spec; /* most 0: no drafts */
+    int *wants;          /* (max_seqs) scratch: drafts wanted by the sequences of a step */
+    struct engine_step steps[2], *now, *next; /* on async backends next starts before now ends */
     int64_t end_ns;                           /* of the last step */
     struct events **touched;                  /* (max_seqs) queues with staged events */
     int n_touched, touched_cap;
@@ -94,18 +94,18 @@ struct engine {
 void request_unref(struct request *r);
 /* The last of its choices has ended. */
 void request_end(struct engine *e, struct request *r);
-/* One of the queue's places is free again; takes the lock. */
+/* Frees a place in the queue; takes the lock. */
 void requests_leave_queue(struct engine *e, const struct request *r);
 
 /* choice.c. Events are staged during a step and delivered at its end. */
 void choice_start(struct engine *e, struct choice *c); /* before its first step */
-/* A token was chosen for c. False: it has ended, and may be gone. */
+/* Appends a token to c. False: c has ended and may be freed. */
 bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev);
-/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. */
+/* The only way to end a choice: leaves the scheduler, sends EVENT_DONE. It may be freed afterwards. */
 void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, const char *error);
-/* What is cancelled leaves; when the engine closes or has failed, all leave. */
+/* Ends cancelled choices, or all when the engine closes or has failed. */
 void choices_drop(struct engine *e, bool all);
-/* A step's rows of a prompt, told of as events. */
+/* Reports log-probabilities of a step's prompt rows as events. */
 void choice_score_prompt(struct engine *e, struct choice *c, const struct step_item *it);
 void choices_deliver(struct engine *e);
 void choices_show_stats(struct engine *e);

@@ -1,33 +1,32 @@
 /*
- * Who runs in the next step, and how much of each prompt. Knows sequences, pages and measured times;
- * knows nothing of requests, text, threads or the model, so that tests can drive it with made-up
- * costs.
+ * Decides which sequences run in the next step, and how much of each prompt is read. Knows sequences, pages
+ * and measured times. Knows nothing of requests, text, threads or the model, so that tests can drive it
+ * with made-up costs.
  *
- * A sequence wants all of its tokens in the KV cache; the last one's logits give the next token. With
- * one token outstanding it decodes, with more it reads (a prompt, or itself again after preemption).
- * Every decode goes into every step. An answer has several outstanding where a constraint left no choice
- * about them; see forced_singly() for when they are read. Reading fills the rest of the step's time budget: the time a
- * step takes is learned as it runs, so the budget is milliseconds, not tokens.
+ * A sequence wants all of its tokens in the KV cache; the logits of the last one give the next token. With
+ * one token outstanding it decodes. With more it reads: a prompt, or all of itself after preemption. Every
+ * decode is part of every step. A decoding sequence has several tokens outstanding where a constraint has
+ * determined them; forced_singly() says when those are read. Reading fills the rest of the step's time
+ * budget. The costs of steps are learned as they run, so the budget is in milliseconds, not in tokens.
  *
  * Invariants:
- *  1. a sequence is in the waiting list or in the running list or in none; both are in order of age
- *  2. a waiting sequence holds no pages
- *  3. a sequence enters only when its unread tokens fit the pages left over by those running, one
- *     more page for each of them: nothing enters to be thrown out at once
- *  4. the oldest running sequence is never preempted: some sequence always advances, so every one
- *     ends
- *  5. clients take turns: of those with sequences waiting the one with the fewest running is next, of
- *     equals the one that was let in longest ago; a client's own sequences enter strictly by age.
- *     Where nothing is free, a client takes a place from one that runs at least two more than it
- *     does, down to one less: nobody is overtaken for ever, and nobody's company is kept waiting
- *     for the whole of somebody else's answers. A client whose next sequence lacks pages does not
- *     hold up the others: up to max_seqs of theirs go past it, then none before it is in
- *  6. every full page of a running sequence is indexed (scheduler_commit), and a sequence that would
- *     compute a page another one is computing in the same step waits and takes that page instead
- *  7. where layers have states (states.h): a sequence starts behind cached pages only where a state was
- *     kept, so states are saved where others will want to start: at the last whole page of a prompt,
- *     where it stops being like another one that is cached, at the ends of steps while slots are
- *     free; and what ends or is preempted leaves its own
+ *  1. A sequence is in the waiting list, in the running list, or in none. Both lists are ordered by age.
+ *  2. A waiting sequence holds no pages.
+ *  3. A sequence is admitted only if its unread tokens fit the pages that the running ones leave free,
+ *     minus one page for each of them. So no sequence is preempted right after admission.
+ *  4. The oldest running sequence is never preempted. So some sequence always advances, and all end.
+ *  5. Clients take turns. Of the clients with waiting sequences, the one with the fewest running is next;
+ *     of equals, the one that was served longest ago. A client's own sequences are admitted by age.
+ *     When no place is free, a client takes one from a client that runs at least two more than itself.
+ *     So nobody is starved, and no client waits for all of another one's sequences to end. A client whose
+ *     next sequence lacks pages does not block others: up to max_seqs of their sequences pass it, then
+ *     none until it has been admitted.
+ *  6. Every full page of a running sequence is indexed (scheduler_commit). A sequence that would compute
+ *     a page which another one computes in the same step waits, and takes that page.
+ *  7. Where layers have states (states.h), a sequence can start after cached pages only where a
+ *     checkpoint exists. So checkpoints are saved where others will start: at the last whole page of a
+ *     prompt, where it diverges from a cached one, and at the ends of steps while slots are free. A
+ *     sequence that ends or is preempted leaves its own state as a checkpoint.
  */
 #ifndef STEEL_ENGINE_SCHEDULER_H
 #define STEEL_ENGINE_SCHEDULER_H
@@ -36,34 +35,32 @@
 #include "engine/step.h"
 
 struct seq {
-    /* for the caller to fill */
-    int32_t *tokens;               /* (cap) the prompt, then what was generated; owned */
-    int n_tokens, cap;             /* n_tokens >= 1 */
-    int n_prompt;                  /* of them the prompt */
-    uint64_t root;                 /* prefix_root: where its chain of pages starts */
-    const struct lora_pick *loras; /* (n_loras) adapters it uses */
+    /* set by the caller */
+    int32_t *tokens;   /* (cap) the prompt, then generated tokens; owned */
+    int n_tokens, cap; /* n_tokens >= 1 */
+    int n_prompt;
+    uint64_t root;                 /* prefix_root */
+    const struct lora_pick *loras; /* (n_loras) adapters */
     int n_loras;
-    bool no_cache;   /* takes no page from the index (it still shares its own) */
-    uint64_t client; /* whose it is: clients share the machine evenly; 0 is one like the others */
-    /* Drafted tokens that stand behind the last one, for the next step to find right or wrong; gone once a
-     * token is appended. */
-    int n_draft;
-    bool all_rows; /* logits after every token of the prompt are wanted; no_cache is set too */
+    bool no_cache;   /* uses no page of the index, but its own pages are indexed */
+    uint64_t client; /* clients share the machine evenly; 0 is a client like the others */
+    int n_draft; /* draft tokens after the last one, for the next step to verify; seq_append drops them */
+    bool all_rows; /* logits of every prompt token are wanted; no_cache is set too */
     bool
-        unfollowed; /* the MTP block has not seen all its rows: nothing is drafted for it (draft.h) */
-    int n_open; /* the last so many of kv's tokens are drafts that no token has confirmed (draft.h) */
-    /* kept by the scheduler */
+        unfollowed; /* the MTP block has not processed all of its rows: it gets no drafts (draft.h) */
+    int n_open;     /* unverified draft tokens at the end of kv (draft.h) */
+    /* set by the scheduler */
     struct seq *prev, *next;
-    struct seq *ahead, *behind; /* the client's neighbours in the waiting list */
+    struct seq *ahead, *behind; /* neighbours in its client's waiting list */
     struct seq_client *of;
     uint64_t age; /* order of arrival */
     struct kv_seq kv;
     uint64_t chain; /* serial of the last indexed page */
     int n_indexed;  /* pages indexed */
-    int branch;     /* tokens up to which cached pages are like its own, where no state was kept */
+    int branch;     /* tokens up to which cached pages match, where no checkpoint was kept */
     bool running;
-    bool entered; /* was admitted before */
-    int n_cached; /* prompt tokens not computed when it first ran */
+    bool entered; /* has been admitted before */
+    int n_cached; /* prompt tokens taken from the cache at its first admission */
     int n_preempted;
 };
 
@@ -72,43 +69,43 @@ struct seq_list {
     int n;
 };
 
-/* One who has sequences here. */
+/* A client with sequences. */
 struct seq_client {
     struct seq_client *prev, *next;
     uint64_t id;
     int n_seqs, n_waiting, n_running;
     struct seq *first, *last; /* waiting, by age */
-    uint64_t let_in;          /* turn in which one entered last; at first: in which it came */
-    uint64_t read;            /* turn in which a prompt of its was read last */
-    int turn;                 /* rotates among its prompts */
-    int n_readers, at, share; /* of the current step: prompts, place in readers, tokens */
-    int64_t need;             /* tokens its prompts still want */
+    uint64_t let_in;          /* turn of its last admission, or of its arrival */
+    uint64_t read;            /* turn in which one of its prompts was last read */
+    int turn;                 /* rotates over its prompts */
+    int n_readers, at, share; /* in the current step: prompts, index in readers, tokens */
+    int64_t need;             /* unread tokens of its prompts */
     const struct seq
-        *blocked;        /* its first, if it lacked pages; looked at again when freed changes */
-    uint64_t blocked_at; /* freed, then */
-    uint64_t round;      /* in which it lacked them */
+        *blocked; /* its first sequence, if it lacked pages; tried again when `freed` changes */
+    uint64_t blocked_at; /* value of freed at that time */
+    uint64_t round;      /* value of round at that time */
 };
 
 enum { COST_BUCKETS = 12 };
 
-/* What steps take, learned from those seen. */
+/* Learned costs of steps. */
 struct step_cost {
-    double decode_ns[COST_BUCKETS]; /* a step of 2^b decodes; 0 = not seen */
-    double read_ns;                 /* one token of a prompt on top; 0 = not seen */
-    int most_read;                  /* tokens read by the step that read most */
+    double decode_ns[COST_BUCKETS]; /* a step of 2^b decodes; 0 = unknown */
+    double read_ns;                 /* each prompt token besides; 0 = unknown */
+    int most_read;                  /* the most prompt tokens of a step so far */
 };
 
 struct scheduler {
     struct kvcache *kv;
     struct step_limits limits;
     int context;
-    double budget_ns; /* 0 = three times what the decodes take, at least 250 ms */
+    double budget_ns; /* 0 = three times the cost of the decodes, at least 250 ms */
     struct seq_list waiting, running;
     uint64_t next_age;
-    struct seq_client *clients;  /* all that have sequences */
-    int max_per_client;          /* of one client's running at once; 0 = no bound */
-    bool records;                /* steps of decodes alone are recorded: cheaper than others */
-    uint64_t entries, reads;     /* turns of entering and of reading so far */
+    struct seq_client *clients; /* those with sequences */
+    int max_per_client;         /* running sequences of one client; 0 = no bound */
+    bool records; /* the backend records steps of decodes alone, which makes them cheaper */
+    uint64_t entries, reads;     /* turns of admission and of reading so far */
     struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;
     struct seq **planned; /* (max_seqs) of the current step */
@@ -116,14 +113,14 @@ struct scheduler {
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
     int n_planned, n_decode, n_read;
-    int n_forced;   /* tokens of answers that are read together; steps with some teach no costs */
-    bool singly;    /* forced tokens are read one a step: see forced_singly() */
-    int n_spare;    /* logits rows of the step beyond one for each that runs */
-    int n_drafted;  /* drafts of the step */
-    uint64_t freed; /* counts what gives pages back */
-    uint64_t round; /* counts plans */
-    struct seq *passed; /* the first that lacked pages, and waits while others go in; NULL = none */
-    int n_passes;       /* how many did */
+    int n_forced;       /* forced tokens of the step; costs are not learned from steps with some */
+    bool singly;        /* forced tokens are read one per step: see forced_singly() */
+    int n_spare;        /* logits rows of the step beyond one for each running sequence */
+    int n_drafted;      /* draft tokens of the step */
+    uint64_t freed;     /* counts releases of pages */
+    uint64_t round;     /* counts plans */
+    struct seq *passed; /* the first sequence that lacked pages and is being passed; NULL = none */
+    int n_passes;       /* sequences that have passed it */
     /* totals */
     int64_t n_preempted;
     int64_t cache_queries, cache_hits; /* prompt tokens looked up, found */
@@ -133,37 +130,38 @@ void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_l
                     int context, double budget_ms);
 void scheduler_clear(struct scheduler *s); /* no sequences may be left */
 
-/* Behind all others of its client. */
+/* After all others of its client. */
 void scheduler_add(struct scheduler *s, struct seq *q);
-/* Takes a sequence out, wherever it is, and gives its pages back (indexed: others may use them). */
+/* Removes a sequence from either list and releases its pages, which stay indexed. */
 void scheduler_remove(struct scheduler *s, struct seq *q);
-/* A token was chosen. */
+/* Appends a sampled token. */
 void seq_append(struct seq *q, int32_t token);
-/* What may come behind its tokens; replaces what was drafted before. */
+/* Replaces the draft tokens after its last token. */
 void seq_draft(struct seq *q, const int32_t *tokens, int n);
-void seq_clear(struct seq *q); /* frees its memory; not in the scheduler any more */
+void seq_clear(struct seq *q); /* frees its memory; it must have left the scheduler */
 static inline int seq_unread(const struct seq *q)
 {
     return q->n_tokens - q->kv.n_tokens;
 }
 
-/* Admits, preempts, and fills items (max_seqs) for step_run: all but the samplers. Sequence i of the
- * step is s->planned[i]. Returns how many; 0 = nothing to do. */
+/* Admits, preempts, and fills items (max_seqs) for step_run, without samplers. Sequence i of the step is
+ * s->planned[i]. Returns the number of items; 0 = nothing to do. */
 int scheduler_plan(struct scheduler *s, struct step_item *items);
-/* The planned step ran, in so many ns: indexes new pages, learns. To be called before tokens are
- * appended. Not called when the step failed. */
+/* The planned step has run in ns: indexes new pages and learns the cost. Call it before tokens are appended, and not
+ * when the step has failed. */
 void scheduler_commit(struct scheduler *s, int64_t ns);
-/* The same for a step planned before the current one: seqs (n), NULL where a sequence left since. With
- * n_decode and n_read 0 nothing is learned. */
+/* The same for a step planned before the current one: seqs (n), NULL for sequences that have left since. With
+ * n_decode and n_read 0 no cost is learned. */
 void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, int n_decode,
                            int n_read, int64_t ns);
 
-/* Indexes the pages of one that has none open and leaves before its step is committed. */
+/* Indexes the pages of a sequence that leaves before its step is committed. It has no unverified drafts. */
 void scheduler_index(struct scheduler *s, struct seq *q);
 
 /* The learned costs, for tests and metrics. */
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);
-double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* longer where n is 0 */
-int scheduler_read_tokens(const struct scheduler *s, int n_decode);  /* to read beside n decodes */
+double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* longer for 0 decodes */
+int scheduler_read_tokens(const struct scheduler *s,
+                          int n_decode); /* prompt tokens that fit beside n decodes */
 
 #endif
