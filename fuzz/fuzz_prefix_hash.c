@@ -1,5 +1,5 @@
 /* libFuzzer entry: a request's body through what the router reads of it. Fields lie within the body,
- * marks are in order, and what follows a list's last member does not change those before it. */
+ * hashes are in order, and what follows a list's last member does not change those before it. */
 #include "route/prefix_hash.h"
 #include "base/error.h"
 
@@ -24,10 +24,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     body_span_text(&f.model, text, sizeof text);
     body_span_text(&f.previous, text, sizeof text);
     prefix_hashes_make(&f, 7, &one);
-    CHECK(one.n <= HASHES_MAX && (!one.n || one.at[one.n - 1] <= one.length), "too many marks");
+    CHECK(one.n <= HASHES_MAX && (!one.n || one.at[one.n - 1] <= one.length), "too many hashes");
     for (int i = 1; i < one.n; i++)
-        CHECK(one.at[i] > one.at[i - 1], "marks out of order");
-    /* The same list with a member more begins with the same marks. */
+        CHECK(one.at[i] > one.at[i - 1], "hashes out of order");
+    /* The same list with a member more begins with the same hashes. */
     struct body_span m = f.messages;
     if (m.p && m.n > 2 && m.p[0] == '[' && m.p[m.n - 1] == ']') {
         static const char more[] =

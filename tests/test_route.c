@@ -1,4 +1,4 @@
-/* The gateway's parts without a network: marks of prompts, the choice, health, answers, URLs. */
+/* The gateway's parts without a network: hashes of prompts, the choice, health, answers, URLs. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #include "route/balancer.h"
 #include "route/upstream.h"
 
-static void marks_of(const char *body, uint64_t seed, struct prefix_hashes *m)
+static void hashes_of(const char *body, uint64_t seed, struct prefix_hashes *m)
 {
     struct body_fields f;
     body_fields_find(body, strlen(body), &f);
@@ -55,14 +55,14 @@ static void test_fields(void **state)
     }
 }
 
-static void test_marks(void **state)
+static void test_hashes(void **state)
 {
     (void)state;
     static struct prefix_hashes a, b;
-    /* A turn later: all marks of the turn before are there again; blanks do not count. */
-    marks_of("{\"messages\":[{\"role\":\"user\",\"content\":\"How tall is the tower of Pisa?\"}]}",
-             1, &a);
-    marks_of(
+    /* A turn later: all hashes of the turn before are there again; blanks do not count. */
+    hashes_of("{\"messages\":[{\"role\":\"user\",\"content\":\"How tall is the tower of Pisa?\"}]}",
+              1, &a);
+    hashes_of(
         "{\"stream\":true,\"messages\":[ {\"role\": \"user\", \"content\":\"How tall is the tower "
         "of "
         "Pisa?\"},\n {\"role\":\"assistant\",\"content\":\"56 m\"},{\"role\":\"user\",\"content\":"
@@ -72,8 +72,8 @@ static void test_marks(void **state)
     assert_int_equal(common(&a, &b), a.n);
     assert_int_equal(a.at[a.n - 1], a.length);
     /* Another key, model, tools or system text: nothing in common. */
-    marks_of("{\"messages\":[{\"role\":\"user\",\"content\":\"How tall is the tower of Pisa?\"}]}",
-             2, &b);
+    hashes_of("{\"messages\":[{\"role\":\"user\",\"content\":\"How tall is the tower of Pisa?\"}]}",
+              2, &b);
     assert_int_equal(common(&a, &b), 0);
     static const char *const before[] = {"\"model\":\"x\"", "\"tools\":[{}]", "\"system\":\"s\"",
                                          "\"instructions\":\"s\""};
@@ -83,23 +83,23 @@ static void test_marks(void **state)
                  "{\"messages\":[{\"role\":\"user\",\"content\":\"How tall is the tower of "
                  "Pisa?\"}],%s}",
                  before[i]);
-        marks_of(text, 1, &b);
+        hashes_of(text, 1, &b);
         assert_true(b.n > 0);
         assert_int_equal(common(&a, &b), 0);
     }
-    /* A long prompt has few marks, and they reach its end. */
+    /* A long prompt has few hashes, and they reach its end. */
     size_t n = 900000;
     char *long_one = malloc(n + 32);
     assert_non_null(long_one);
     size_t at = (size_t)sprintf(long_one, "{\"prompt\":\"");
     memset(long_one + at, 'x', n);
     strcpy(long_one + at + n, "\"}");
-    marks_of(long_one, 1, &a);
+    hashes_of(long_one, 1, &a);
     assert_true(a.n > 100 && a.n < 400);
     assert_true(a.at[a.n - 1] > n * 15 / 16);
-    /* Different in the middle: half the marks at most are the same, and nearly half the text. */
+    /* Different in the middle: half the hashes at most are the same, and nearly half the text. */
     long_one[at + n / 2] = 'y';
-    marks_of(long_one, 1, &b);
+    hashes_of(long_one, 1, &b);
     int same = common(&a, &b);
     assert_true(same > 0 && a.at[same - 1] < n / 2 + 2 && a.at[same - 1] > n * 7 / 16);
     /* 64k messages: bounded. */
@@ -107,11 +107,11 @@ static void test_marks(void **state)
     for (int i = 0; i < 30000; i++)
         at += (size_t)sprintf(long_one + at, "%s{\"role\":\"user\"}", i ? "," : "");
     strcpy(long_one + at, "]}");
-    marks_of(long_one, 1, &a);
+    hashes_of(long_one, 1, &a);
     assert_int_equal(a.n, HASHES_MAX);
     free(long_one);
     /* What says nothing has none. */
-    marks_of("{\"documents\":[\"hello hello hello hello hello hello hello hello hello\"]}", 1, &a);
+    hashes_of("{\"documents\":[\"hello hello hello hello hello hello hello hello hello\"]}", 1, &a);
     assert_int_equal(a.n, 0);
 }
 
@@ -397,7 +397,7 @@ static void test_urls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fields),  cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_fields),  cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_choice),  cmocka_unit_test(test_shared_beginning),
         cmocka_unit_test(test_health),  cmocka_unit_test(test_table_is_bounded),
         cmocka_unit_test(test_answers), cmocka_unit_test(test_bad_answers),
