@@ -163,7 +163,7 @@ static void test_states(void **state)
     struct kvcache *kv = kvcache_new(be, &mixed, DT_F16, DT_F16, PAGE_LEN, 10, 3, &err);
     assert_non_null(kv);
     kv->prefix = prefix_new(10, PAGE_LEN, true);
-    int32_t tokens[2 * PAGE_LEN] = {0};
+    uint64_t tokens[2 * PAGE_LEN] = {0};
     struct kv_seq a = {0}, b = {0}, c = {0}, d = {0};
     assert_true(kvcache_can_grow(kv, &a));
     assert_true(advance(kv, &a, 5));

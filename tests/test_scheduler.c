@@ -157,7 +157,7 @@ static void test_index(void **state)
     (void)state;
     struct prefix *p = prefix_new(8, PAGE, true);
     uint16_t ref[8] = {0};
-    int32_t a[PAGE] = {1, 2, 3, 4}, b[PAGE] = {1, 2, 3, 5};
+    uint64_t a[PAGE] = {1, 2, 3, 4}, b[PAGE] = {1, 2, 3, 5};
     uint64_t s0 = prefix_add(p, 0, a, 0);
     assert_int_equal(prefix_find(p, 0, a), 0);
     assert_int_equal(prefix_find(p, 0, b), -1);
@@ -172,16 +172,16 @@ static void test_index(void **state)
     prefix_add(p, salt, a, 2);
     assert_int_equal(prefix_find(p, salt, a), 2);
     /* the longest tail that fits */
-    prefix_add_tail(p, s1, (int32_t[]){7}, 1, 3);
-    prefix_add_tail(p, s1, (int32_t[]){7, 8, 9}, 3, 4);
-    prefix_add_tail(p, s1, (int32_t[]){7, 6}, 2, 5);
+    prefix_add_tail(p, s1, (uint64_t[]){7}, 1, 3);
+    prefix_add_tail(p, s1, (uint64_t[]){7, 8, 9}, 3, 4);
+    prefix_add_tail(p, s1, (uint64_t[]){7, 6}, 2, 5);
     int len;
-    assert_int_equal(prefix_find_tail(p, s1, (int32_t[]){7, 8, 9, 1}, 4, &len), 4);
+    assert_int_equal(prefix_find_tail(p, s1, (uint64_t[]){7, 8, 9, 1}, 4, &len), 4);
     assert_int_equal(len, 3);
-    assert_int_equal(prefix_find_tail(p, s1, (int32_t[]){7, 8, 9, 1}, 2, &len), 3);
-    assert_int_equal(prefix_find_tail(p, s1, (int32_t[]){8, 8}, 2, &len), -1);
+    assert_int_equal(prefix_find_tail(p, s1, (uint64_t[]){7, 8, 9, 1}, 2, &len), 3);
+    assert_int_equal(prefix_find_tail(p, s1, (uint64_t[]){8, 8}, 2, &len), -1);
     /* the same tail again is not indexed twice */
-    prefix_add_tail(p, s1, (int32_t[]){7, 6}, 2, 6);
+    prefix_add_tail(p, s1, (uint64_t[]){7, 6}, 2, 6);
     assert_int_equal(prefix_serial(p, 6), 0);
     assert_false(prefix_idle(p, 6));
     /* eviction: longest idle first, and what is held again is not evicted */
@@ -198,6 +198,94 @@ static void test_index(void **state)
     assert_int_equal(prefix_find(p, 0, a), -1);
     assert_int_equal(prefix_find(p, salt, a), 2);
     prefix_free(p);
+}
+
+/* Content ids: tokens are themselves, rows of images are their image and index, and no two are equal. */
+static void test_content(void **state)
+{
+    (void)state;
+    struct prefix *p = prefix_new(8, PAGE, true);
+    assert_true(prefix_text(7, 0) == 7);
+    assert_true(prefix_text(7, -30) != prefix_text(7, 0));
+    assert_true(prefix_text(7, -30) != prefix_text(7, 30));
+    assert_true(prefix_text(INT32_MAX, -1) >> 63 == 0);
+    assert_true(prefix_embed(p, "cat0", 4) >> 63 == 1);
+    assert_true(prefix_embed(p, "cat0", 4) == prefix_embed(p, "cat0", 4));
+    assert_true(prefix_embed(p, "cat0", 4) != prefix_embed(p, "cat1", 4));
+    prefix_free(p);
+}
+
+/* A prompt of the same placeholder tokens around an image that `image` names. */
+static struct seq *seq_of_image(struct world *w, struct prompt_rows *rows, uint64_t *content,
+                                const char *image, int delta)
+{
+    struct seq *q = mem_zalloc(1, sizeof *q);
+    for (int i = 0; i < 30; i++) {
+        bool inside = i >= 6 && i < 22;
+        char name[16];
+        snprintf(name, sizeof name, "%s %d", image, i);
+        seq_append(q, inside ? 999 : 100 + i);
+        content[i] = inside ? prefix_embed(w->kv->prefix, name, strlen(name))
+                            : prefix_text(100 + i, i < 6 ? 0 : delta);
+    }
+    *rows = (struct prompt_rows){.n = 30, .rope_delta = delta, .content = content};
+    q->rows = rows;
+    q->n_prompt = 30;
+    scheduler_add(&w->s, q);
+    return q;
+}
+
+/* Prompts of the same tokens share pages up to where their images differ, or their positions do. */
+static void test_images(void **state)
+{
+    (void)state;
+    struct world w;
+    struct prompt_rows rows[6];
+    uint64_t content[6][30];
+    world_open(&w, 64, 0, true);
+    struct seq *cat = seq_of_image(&w, &rows[0], content[0], "cat", -9);
+    struct seq *dog = seq_of_image(&w, &rows[1], content[1], "dog", -9);
+    step(&w, 500); /* at the same time: neither waits for the other's page */
+    step(&w, 500);
+    assert_true(cat->kv.n_tokens >= 30 && dog->kv.n_tokens >= 30);
+    assert_int_equal(cat->kv.pages[0], dog->kv.pages[0]);
+    for (int i = 1; i < 7; i++)
+        assert_int_not_equal(cat->kv.pages[i], dog->kv.pages[i]);
+    for (int i = 0; i < 5; i++)
+        step(&w, 500 + i);
+    struct seq *again = seq_of_image(&w, &rows[2], content[2], "cat", -9);
+    struct seq *bird = seq_of_image(&w, &rows[3], content[3], "bird", -9);
+    struct seq *turned = seq_of_image(&w, &rows[4], content[4], "cat", -8);
+    struct seq *text = seq_new(&w, 0, 0);
+    scheduler_remove(&w.s, text);
+    for (int i = 0; i < 30; i++)
+        seq_append(text, i >= 6 && i < 22 ? 999 : 100 + i);
+    text->n_prompt = 30;
+    scheduler_add(&w.s, text);
+    step(&w, 500);
+    assert_int_equal(again->n_cached, 28); /* whole pages before the last token */
+    assert_int_equal(bird->n_cached, PAGE);
+    assert_int_equal(turned->n_cached, 20); /* to the page in which the text's positions differ */
+    assert_int_equal(text->n_cached, PAGE);
+    /* an answer to an image is found as a part of the next prompt */
+    int n = cat->n_tokens;
+    uint64_t longer[64];
+    memcpy(longer, content[0], sizeof content[0]);
+    for (int i = 30; i < n; i++)
+        longer[i] = prefix_text(cat->tokens[i], -9);
+    rows[5] = (struct prompt_rows){.n = n, .rope_delta = -9, .content = longer};
+    struct seq *next = mem_zalloc(1, sizeof *next);
+    for (int i = 0; i < n; i++)
+        seq_append(next, cat->tokens[i]);
+    next->rows = &rows[5];
+    next->n_prompt = n;
+    scheduler_add(&w.s, next);
+    step(&w, 500);
+    assert_true(next->n_cached >= (n - 1) / PAGE * PAGE);
+    struct seq *all[] = {cat, dog, again, bird, turned, text, next};
+    for (int i = 0; i < 7; i++)
+        seq_end(&w, all[i]);
+    world_close(&w);
 }
 
 /* The second time a prompt comes, all but its last token is there already; the answer too. */
@@ -700,6 +788,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forced),       cmocka_unit_test(test_index),
+        cmocka_unit_test(test_content),      cmocka_unit_test(test_images),
         cmocka_unit_test(test_reuse),        cmocka_unit_test(test_twins),
         cmocka_unit_test(test_merge),        cmocka_unit_test(test_preemption),
         cmocka_unit_test(test_remove),       cmocka_unit_test(test_budget),

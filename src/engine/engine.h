@@ -37,10 +37,21 @@ struct engine_options {
  * run. */
 enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 
+/* Rows of a prompt that are embeddings, such as an image's features. */
+struct prompt_embeds {
+    int at, n;         /* they replace prompt tokens [at, at + n), which are placeholders */
+    const float *rows; /* (n, n_embd) */
+    uint8_t id[32]; /* a hash of the content: equal ids mean equal rows. Cached pages rely on it */
+};
+
 /* All is copied but queue and user. Zero is a valid default for everything but prompt and sample. */
 struct request_spec {
     const int32_t *prompt; /* (n_prompt) */
     int n_prompt;
+    const struct prompt_embeds
+        *embeds; /* (n_embeds) ascending; runtime_options.embeds allows them */
+    int n_embeds;
+    const int32_t *rope_pos;     /* (n_prompt, 3) M-RoPE positions; NULL = the index three times */
     int n;                       /* choices; 0 = 1. Choice i draws with seed + i */
     struct sample_params sample; /* seed included */
     int max_tokens;              /* 0 = as many as the context holds */

@@ -33,6 +33,8 @@ struct request {
     atomic_bool cancelled;
     struct request_spec spec; /* with copies of all it points to */
     struct choice *choices;   /* (n) */
+    struct prompt_rows *rows; /* of embeds and rope_pos; NULL = neither */
+    float *embeds;            /* what rows points to */
     int n, n_open;
     int64_t submitted_ns;
 };

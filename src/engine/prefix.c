@@ -20,10 +20,10 @@ struct entry {
 struct prefix {
     int n_pages, page_len;
     bool keep;
-    struct entry *e; /* (n_pages) */
-    int32_t *tokens; /* (n_pages, page_len) */
+    struct entry *e;   /* (n_pages) */
+    uint64_t *content; /* (n_pages, page_len) */
     int32_t
-        *buckets; /* (n_buckets) first entry; full pages by parent and tokens, tails by parent */
+        *buckets; /* (n_buckets) first entry; full pages by parent and content, tails by parent */
     uint32_t n_buckets;
     uint64_t next_serial;
     uint64_t key[2]; /* secret of this process */
@@ -86,7 +86,7 @@ struct prefix *prefix_new(int n_pages, int page_len, bool keep)
     while (p->n_buckets < (uint32_t)n_pages)
         p->n_buckets *= 2;
     p->e = mem_zalloc((size_t)n_pages, sizeof *p->e);
-    p->tokens = mem_zalloc((size_t)n_pages * (size_t)page_len, sizeof *p->tokens);
+    p->content = mem_zalloc((size_t)n_pages * (size_t)page_len, sizeof *p->content);
     p->buckets = mem_alloc(p->n_buckets * sizeof *p->buckets);
     for (uint32_t i = 0; i < p->n_buckets; i++)
         p->buckets[i] = NONE;
@@ -100,7 +100,7 @@ void prefix_free(struct prefix *p)
     if (!p)
         return;
     mem_free(p->e);
-    mem_free(p->tokens);
+    mem_free(p->content);
     mem_free(p->buckets);
     mem_free(p);
 }
@@ -111,31 +111,36 @@ uint64_t prefix_root(const struct prefix *p, const void *salt, size_t len)
     return len ? siphash(p->key, salt, len) | (uint64_t)1 << 63 : 0;
 }
 
-static int32_t *bucket(const struct prefix *p, uint64_t parent, const int32_t *tokens, int n)
+static int32_t *bucket(const struct prefix *p, uint64_t parent, const uint64_t *content, int n)
 {
     uint64_t h = p->key[0] ^ parent * 0x9e3779b97f4a7c15u;
     for (int i = 0; n == p->page_len && i < n; i++)
-        h = (rotl(h, 27) ^ (uint32_t)tokens[i]) * 0x9fb21c651e98df25u;
+        h = (rotl(h, 27) ^ content[i]) * 0x9fb21c651e98df25u;
     h ^= h >> 32;
     return &p->buckets[(uint32_t)(h ^ (h >> 16)) & (p->n_buckets - 1)];
 }
 
-static int32_t *tokens_of(const struct prefix *p, int32_t page)
+static uint64_t *content_of(const struct prefix *p, int32_t page)
 {
-    return p->tokens + (size_t)page * (size_t)p->page_len;
+    return p->content + (size_t)page * (size_t)p->page_len;
 }
 
-int32_t prefix_find(const struct prefix *p, uint64_t parent, const int32_t *tokens)
+uint64_t prefix_embed(const struct prefix *p, const void *id, size_t len)
+{
+    return siphash(p->key, id, len) | (uint64_t)1 << 63;
+}
+
+int32_t prefix_find(const struct prefix *p, uint64_t parent, const uint64_t *content)
 {
     int n = p->page_len;
-    for (int32_t i = *bucket(p, parent, tokens, n); i != NONE; i = p->e[i].next)
+    for (int32_t i = *bucket(p, parent, content, n); i != NONE; i = p->e[i].next)
         if (p->e[i].parent == parent && p->e[i].n_tokens == n &&
-            !memcmp(tokens_of(p, i), tokens, (size_t)n * sizeof *tokens))
+            !memcmp(content_of(p, i), content, (size_t)n * sizeof *content))
             return i;
     return NONE;
 }
 
-int32_t prefix_find_tail(const struct prefix *p, uint64_t parent, const int32_t *tokens, int n,
+int32_t prefix_find_tail(const struct prefix *p, uint64_t parent, const uint64_t *content, int n,
                          int *len)
 {
     int32_t best = NONE;
@@ -146,7 +151,7 @@ int32_t prefix_find_tail(const struct prefix *p, uint64_t parent, const int32_t 
         const struct entry *e = &p->e[i];
         if (e->parent == parent && e->n_tokens < p->page_len && e->n_tokens <= n &&
             e->n_tokens > *len &&
-            !memcmp(tokens_of(p, i), tokens, (size_t)e->n_tokens * sizeof *tokens)) {
+            !memcmp(content_of(p, i), content, (size_t)e->n_tokens * sizeof *content)) {
             best = i;
             *len = e->n_tokens;
         }
@@ -154,28 +159,29 @@ int32_t prefix_find_tail(const struct prefix *p, uint64_t parent, const int32_t 
     return best;
 }
 
-static void insert(struct prefix *p, uint64_t parent, const int32_t *tokens, int n, int32_t page)
+static void insert(struct prefix *p, uint64_t parent, const uint64_t *content, int n, int32_t page)
 {
     struct entry *e = &p->e[page];
     CHECK(!e->serial, "page %d is already indexed", page);
-    int32_t *head = bucket(p, parent, tokens, n);
+    int32_t *head = bucket(p, parent, content, n);
     *e = (struct entry){.serial = p->next_serial++, .parent = parent, .n_tokens = n, .next = *head};
     *head = page;
-    memcpy(tokens_of(p, page), tokens, (size_t)n * sizeof *tokens);
+    memcpy(content_of(p, page), content, (size_t)n * sizeof *content);
 }
 
-uint64_t prefix_add(struct prefix *p, uint64_t parent, const int32_t *tokens, int32_t page)
+uint64_t prefix_add(struct prefix *p, uint64_t parent, const uint64_t *content, int32_t page)
 {
-    insert(p, parent, tokens, p->page_len, page);
+    insert(p, parent, content, p->page_len, page);
     return p->e[page].serial;
 }
 
-void prefix_add_tail(struct prefix *p, uint64_t parent, const int32_t *tokens, int n, int32_t page)
+void prefix_add_tail(struct prefix *p, uint64_t parent, const uint64_t *content, int n,
+                     int32_t page)
 {
     CHECK(n > 0 && n < p->page_len, "a tail of %d tokens", n);
     int same;
-    if (p->keep && (prefix_find_tail(p, parent, tokens, n, &same) < 0 || same < n))
-        insert(p, parent, tokens, n, page);
+    if (p->keep && (prefix_find_tail(p, parent, content, n, &same) < 0 || same < n))
+        insert(p, parent, content, n, page);
 }
 
 uint64_t prefix_serial(const struct prefix *p, int32_t page)
@@ -226,7 +232,7 @@ void prefix_forget(struct prefix *p, int32_t page)
         return;
     if (e->idle)
         leave_idle(p, page);
-    int32_t *at = bucket(p, e->parent, tokens_of(p, page), e->n_tokens);
+    int32_t *at = bucket(p, e->parent, content_of(p, page), e->n_tokens);
     while (*at != page)
         at = &p->e[*at].next;
     *at = e->next;

@@ -3,11 +3,22 @@
  * inbox. Runs on any thread; what it shares with the engine's is under the lock.
  */
 #include "engine/engine_int.h"
+#include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "text/grammar/grammar.h"
 
 #include <string.h>
+
+static void rows_free(struct prompt_rows *rows)
+{
+    if (!rows)
+        return;
+    mem_free((void *)(uintptr_t)rows->embeds);
+    mem_free((void *)(uintptr_t)rows->rope_pos);
+    mem_free((void *)(uintptr_t)rows->content);
+    mem_free(rows);
+}
 
 void request_unref(struct request *r)
 {
@@ -25,6 +36,8 @@ void request_unref(struct request *r)
     mem_free((char *)r->spec.salt);
     mem_free((char *)r->spec.think_open);
     mem_free((char *)r->spec.think_close);
+    rows_free(r->rows);
+    mem_free(r->embeds);
     grammar_free(r->spec.grammar);
     mem_free(r->choices);
     mem_free(r);
@@ -69,6 +82,64 @@ static uint64_t root_of(const struct engine *e, const struct request_spec *spec)
     return root;
 }
 
+/* What names an embedding row: its image, its index in it, and its position, less the one in the prompt. */
+struct embed_name {
+    uint8_t id[32];
+    int32_t index, pos[3];
+};
+
+/* Tokens alone have content ids, too: their positions may differ from the index. */
+static uint64_t *content_of(const struct engine *e, const struct request_spec *s)
+{
+    uint64_t *content = mem_alloc((size_t)s->n_prompt * sizeof *content);
+    const struct prompt_embeds *next = s->embeds, *end = s->embeds + s->n_embeds;
+    for (int i = 0; i < s->n_prompt; i++) {
+        const int32_t *pos = s->rope_pos ? s->rope_pos + 3 * (size_t)i : NULL;
+        while (next < end && i >= next->at + next->n)
+            next++;
+        content[i] = prefix_text(s->prompt[i], pos ? pos[0] - i : 0);
+        if (next == end || i < next->at)
+            continue;
+        struct embed_name name = {.index = i - next->at};
+        memcpy(name.id, next->id, sizeof name.id);
+        for (int k = 0; k < 3; k++)
+            name.pos[k] = pos ? pos[k] - i : 0;
+        content[i] = prefix_embed(e->rt->kv->prefix, &name, sizeof name);
+    }
+    return content;
+}
+
+/* Copies of the prompt's embeddings and positions. */
+static void copy_rows(struct request *r, const struct request_spec *s)
+{
+    size_t n = (size_t)s->n_prompt, E = (size_t)r->engine->rt->model->net.n_embd, total = 0, at = 0;
+    if (!s->n_embeds && !s->rope_pos)
+        return;
+    struct prompt_rows *rows = r->rows = mem_zalloc(1, sizeof *rows);
+    rows->n = s->n_prompt;
+    for (int i = 0; i < s->n_embeds; i++)
+        total += (size_t)s->embeds[i].n;
+    const float **embeds = mem_zalloc(n, sizeof *embeds);
+    rows->embeds = embeds;
+    r->embeds = mem_alloc(total * E * sizeof *r->embeds);
+    for (int i = 0; i < s->n_embeds; i++) {
+        const struct prompt_embeds *span = &s->embeds[i];
+        memcpy(r->embeds + at * E, span->rows, (size_t)span->n * E * sizeof *r->embeds);
+        for (int k = 0; k < span->n; k++)
+            embeds[span->at + k] = r->embeds + at++ * E;
+    }
+    if (s->rope_pos) {
+        int32_t *pos = mem_alloc(3 * n * sizeof *pos), largest = 0;
+        memcpy(pos, s->rope_pos, 3 * n * sizeof *pos);
+        rows->rope_pos = pos;
+        for (size_t i = 0; i < 3 * n; i++)
+            largest = pos[i] > largest ? pos[i] : largest;
+        rows->rope_delta = largest + 1 - s->n_prompt;
+    }
+    if (r->engine->rt->kv->prefix)
+        rows->content = content_of(r->engine, s);
+}
+
 /* A job (mem_try): a long prompt with many choices may be more than there is memory for. */
 static void request_new(void *arg)
 {
@@ -103,6 +174,7 @@ static void request_new(void *arg)
         r->spec.max_tokens = most;
     if (spec->read_only)
         r->spec.max_tokens = 1; /* nothing is started ahead for it */
+    copy_rows(r, spec);
     r->choices = mem_zalloc((size_t)r->n, sizeof *r->choices);
     for (int i = 0; i < r->n; i++) {
         struct choice *c = &r->choices[i];
@@ -121,11 +193,40 @@ static void request_new(void *arg)
         c->seq.client = spec->client;
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
+        c->seq.rows = r->rows;
+        c->seq.unfollowed = r->rows != NULL; /* the MTP block reads tokens alone */
         c->seq.loras = r->spec.loras;
         c->seq.n_loras = r->spec.n_loras;
         if (e->rt->kv->prefix && (r->spec.salt || r->spec.n_loras))
             c->seq.root = root_of(e, &r->spec);
     }
+}
+
+/* Embeddings are within the prompt, in order and apart. A token has the same position three times. */
+static bool check_rows(const struct engine *e, const struct request_spec *s, struct error *err)
+{
+    int end = 0, at = 0;
+    if (s->n_embeds && !stepper_limits(e->rt->step)->max_embeds)
+        return error_set(err, "embeddings in a prompt are not supported here");
+    if (e->rt->be->comm && (s->n_embeds || s->rope_pos))
+        return error_set(err, "embeddings in a prompt are not supported over several ranks");
+    for (int i = 0; i < s->n_embeds; i++) {
+        const struct prompt_embeds *span = &s->embeds[i];
+        if (span->at < end || span->n < 1 || span->n > s->n_prompt - span->at)
+            return error_set(err, "embeds[%d]: rows %d to %d of a prompt of %d", i, span->at,
+                             span->at + span->n - 1, s->n_prompt);
+        end = span->at + span->n;
+    }
+    for (int i = 0; s->rope_pos && i < s->n_prompt; i++) {
+        const int32_t *p = s->rope_pos + 3 * (size_t)i;
+        while (at < s->n_embeds && i >= s->embeds[at].at + s->embeds[at].n)
+            at++;
+        bool text = at == s->n_embeds || i < s->embeds[at].at;
+        for (int k = 0; k < 3; k++)
+            if (p[k] < 0 || p[k] >= e->context || (text && p[k] != p[0]))
+                return error_set(err, "rope_pos[%d] is %d, %d, %d", i, p[0], p[1], p[2]);
+    }
+    return true;
 }
 
 static enum submit_result check_spec(struct engine *e, const struct request_spec *s,
@@ -147,7 +248,9 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
                       n_vocab - 1);
             return SUBMIT_INVALID;
         }
-    bool ok = true;
+    bool ok = check_rows(e, s, err);
+    if (!ok)
+        return SUBMIT_INVALID;
     if (s->grammar && !e->rt->tokenizer)
         ok = error_set(err, "this model has no vocabulary: nothing can be constrained");
     else if (s->prompt_logprobs && !s->logprobs)

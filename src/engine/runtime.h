@@ -34,7 +34,8 @@ struct runtime_options {
     /* Tokens that an MTP block drafts for a sequence each step; 0 = none, DRAFT_AUTO = one, where the
      * model has a block and the device runs it. */
     int draft;
-    bool embed; /* vectors are wanted, not text: the head stays on disk; encoders need it */
+    bool embeds; /* prompts may have rows of embeddings (engine.h) */
+    bool embed;  /* vectors are wanted, not text: the head stays on disk; encoders need it */
     bool profile;
     const struct adapter_ref *loras; /* (n_loras) adapters to begin with */
     int n_loras;

@@ -35,6 +35,7 @@ void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_l
     s->sorted = mem_zalloc(n, sizeof *s->sorted);
     s->reading = mem_zalloc(n, sizeof *s->reading);
     s->shares = mem_zalloc(n, sizeof *s->shares);
+    s->content = mem_zalloc((size_t)kv->page_len, sizeof *s->content);
 }
 
 void scheduler_clear(struct scheduler *s)
@@ -45,6 +46,7 @@ void scheduler_clear(struct scheduler *s)
     mem_free(s->sorted);
     mem_free(s->reading);
     mem_free(s->shares);
+    mem_free(s->content);
     *s = (struct scheduler){0};
 }
 
@@ -174,13 +176,38 @@ static int pages_for(const struct scheduler *s, int n_tokens)
     return (n_tokens + s->kv->page_len - 1) / s->kv->page_len;
 }
 
+/* The content id of position i. */
+static uint64_t content_at(const struct seq *q, int i)
+{
+    const struct prompt_rows *r = q->rows;
+    return r && i < r->n ? r->content[i] : prefix_text(q->tokens[i], r ? r->rope_delta : 0);
+}
+
+/* The content ids of n positions from `at` on, of a page at most. Good until the next call. */
+static const uint64_t *content_from(struct scheduler *s, const struct seq *q, int at, int n)
+{
+    for (int i = 0; i < n && i < s->kv->page_len; i++)
+        s->content[i] = content_at(q, at + i);
+    return s->content;
+}
+
+static bool same_content(const struct seq *a, const struct seq *b, int at, int n)
+{
+    if (!a->rows && !b->rows)
+        return !memcmp(a->tokens + at, b->tokens + at, (size_t)n * sizeof *a->tokens);
+    for (int i = at; i < at + n; i++)
+        if (content_at(a, i) != content_at(b, i))
+            return false;
+    return true;
+}
+
 /* The pages of a sequence go back; the last one, if not full, becomes a tail others may go on from. */
 static void drop_pages(struct scheduler *s, struct seq *q)
 {
     int len = s->kv->page_len, rest = q->kv.n_tokens % len;
     if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache)
-        prefix_add_tail(s->kv->prefix, q->chain, q->tokens + q->kv.n_tokens - rest, rest,
-                        q->kv.pages[q->kv.n_pages - 1]);
+        prefix_add_tail(s->kv->prefix, q->chain, content_from(s, q, q->kv.n_tokens - rest, rest),
+                        rest, q->kv.pages[q->kv.n_pages - 1]);
     if (s->kv->prefix) /* pages that are not indexed take it along when they go */
         kvcache_retire(s->kv, &q->kv);
     kvcache_cut(s->kv, &q->kv, 0);
@@ -220,13 +247,14 @@ static void attach_states(struct scheduler *s, struct seq *q)
     /* Every sequence that runs must find a slot beside those that are about to be read. */
     bool pin = states_n_pinned(states) < s->kv->n_states - s->limits.max_seqs;
     for (;; at += len) {
-        const int32_t *tokens = q->tokens + at;
-        int32_t end = prefix_find_tail(p, chain, tokens, q->n_tokens - 1 - at, &n);
+        int left = q->n_tokens - 1 - at;
+        const uint64_t *content = content_from(s, q, at, left);
+        int32_t end = prefix_find_tail(p, chain, content, left, &n);
         if (end >= 0 && states_of(states, end) >= 0) {
             best = at + n;
             tail = end;
         }
-        int32_t page = at + len < q->n_tokens ? prefix_find(p, chain, tokens) : -1;
+        int32_t page = at + len < q->n_tokens ? prefix_find(p, chain, content) : -1;
         if (page < 0)
             break;
         chain = prefix_serial(p, page);
@@ -239,7 +267,7 @@ static void attach_states(struct scheduler *s, struct seq *q)
     if (best == q->kv.n_tokens)
         return;
     while (q->kv.n_tokens + len <= best)
-        attach_page(s, q, prefix_find(p, q->chain, q->tokens + q->kv.n_tokens));
+        attach_page(s, q, prefix_find(p, q->chain, content_from(s, q, q->kv.n_tokens, len)));
     if (tail >= 0)
         kvcache_attach(s->kv, &q->kv, tail, best - q->kv.n_tokens);
     kvcache_resume(s->kv, &q->kv);
@@ -257,13 +285,14 @@ static void attach_cached(struct scheduler *s, struct seq *q)
         return;
     }
     while (q->kv.n_tokens + len < q->n_tokens) {
-        int32_t page = prefix_find(p, q->chain, q->tokens + q->kv.n_tokens);
+        int32_t page = prefix_find(p, q->chain, content_from(s, q, q->kv.n_tokens, len));
         if (page < 0)
             break;
         attach_page(s, q, page);
     }
     int n, left = q->n_tokens - 1 - q->kv.n_tokens;
-    int32_t tail = prefix_find_tail(p, q->chain, q->tokens + q->kv.n_tokens, left, &n);
+    int32_t tail =
+        prefix_find_tail(p, q->chain, content_from(s, q, q->kv.n_tokens, left), left, &n);
     if (tail >= 0)
         kvcache_attach(s->kv, &q->kv, tail, n);
 }
@@ -470,6 +499,7 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
     items[s->n_planned++] = (struct step_item){.seq = &q->kv,
                                                .tokens = q->tokens + q->kv.n_tokens,
                                                .n_tokens = n + draft,
+                                               .rows = q->rows,
                                                .n_draft = draft,
                                                .want = all    ? LOGITS_ALL
                                                        : last ? LOGITS_LAST
@@ -509,7 +539,7 @@ static bool is_being_saved(const struct scheduler *s, const struct seq *q, int n
         const struct seq *r = s->readers[i];
         int save = next_save(s, r);
         if (save > q->kv.n_tokens && save < q->n_tokens && r->root == q->root &&
-            !memcmp(r->tokens, q->tokens, (size_t)save * sizeof *q->tokens))
+            same_content(r, q, 0, save))
             return true;
     }
     return false;
@@ -519,16 +549,16 @@ static bool is_being_saved(const struct scheduler *s, const struct seq *q, int n
 static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_readers)
 {
     int len = s->kv->page_len;
+    if (!s->kv->prefix)
+        return false;
     if (s->kv->states && !q->no_cache)
         return is_being_saved(s, q, n_readers);
-    if (!s->kv->prefix || q->no_cache || q->kv.n_tokens % len || seq_unread(q) <= len)
+    if (q->no_cache || q->kv.n_tokens % len || seq_unread(q) <= len)
         return false;
     for (int i = 0; i < n_readers; i++) {
         const struct seq *r = s->readers[i];
         if (r->chain == q->chain && r->n_indexed == q->n_indexed &&
-            r->n_tokens >= q->kv.n_tokens + len &&
-            !memcmp(r->tokens + q->kv.n_tokens, q->tokens + q->kv.n_tokens,
-                    (size_t)len * sizeof *q->tokens))
+            r->n_tokens >= q->kv.n_tokens + len && same_content(r, q, q->kv.n_tokens, len))
             return true;
     }
     return false;
@@ -709,14 +739,14 @@ static void index_pages(struct scheduler *s, struct seq *q)
     int len = s->kv->page_len;
     while (p && (q->n_indexed + 1) * len <= q->kv.n_tokens) {
         int i = q->n_indexed++;
-        const int32_t *tokens = q->tokens + i * len;
-        int32_t known = prefix_find(p, q->chain, tokens);
+        const uint64_t *content = content_from(s, q, i * len, len);
+        int32_t known = prefix_find(p, q->chain, content);
         if (known >= 0) {
             kvcache_replace(s->kv, &q->kv, i, known);
             q->chain = prefix_serial(p, known);
             s->freed++;
         } else {
-            q->chain = prefix_add(p, q->chain, tokens, q->kv.pages[i]);
+            q->chain = prefix_add(p, q->chain, content, q->kv.pages[i]);
         }
         if (s->kv->states)
             kvcache_keep(s->kv, &q->kv, i);

@@ -39,8 +39,9 @@ struct seq {
     int32_t *tokens;   /* (cap) the prompt, then generated tokens; owned */
     int n_tokens, cap; /* n_tokens >= 1 */
     int n_prompt;
-    uint64_t root;                 /* prefix_root */
-    const struct lora_pick *loras; /* (n_loras) adapters */
+    uint64_t root;                  /* prefix_root */
+    const struct prompt_rows *rows; /* embeddings and positions; NULL = tokens alone */
+    const struct lora_pick *loras;  /* (n_loras) adapters */
     int n_loras;
     bool no_cache;   /* uses no page of the index, but its own pages are indexed */
     uint64_t client; /* clients share the machine evenly; 0 is a client like the others */
@@ -112,6 +113,7 @@ struct scheduler {
     struct seq **readers; /* (max_seqs) scratch */
     struct seq **sorted;  /* (max_seqs) scratch: readers by client */
     int *shares;          /* (max_seqs) scratch */
+    uint64_t *content;    /* (page_len) scratch */
     int n_planned, n_decode, n_read;
     int n_forced;       /* forced tokens of the step; costs are not learned from steps with some */
     bool singly;        /* forced tokens are read one per step: see forced_singly() */

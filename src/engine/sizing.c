@@ -52,6 +52,7 @@ struct step_limits sizing_limits(const struct runtime_options *opt, bool gpu, in
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
     lim.max_out = lim.max_out > opt->min_out ? lim.max_out : opt->min_out;
     lim.max_out += DRAFT_SEQS * (opt->draft == DRAFT_AUTO ? 1 : opt->draft);
+    lim.max_embeds = opt->embeds ? lim.max_tokens : 0;
     if (opt->embed && lim.max_out < lim.max_tokens)
         lim.max_out = lim.max_tokens;
     return lim;

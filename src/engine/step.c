@@ -26,6 +26,8 @@ struct stepper {
     struct batch b;
     int32_t *tokens, *pos, *slot;   /* (max_tokens) */
     int32_t *types;                 /* (max_tokens), or NULL where the model knows none */
+    const float **embeds;           /* (max_embeds), or NULL */
+    int32_t *rope_pos;              /* (max_tokens, 3), or NULL if no RoPE has planes */
     int32_t *after;                 /* (max_tokens) step_item.after */
     int32_t *q_start, *kv_len;      /* (max_seqs + 1), (max_seqs) */
     int32_t *pages;                 /* (max_seqs, max_pages) */
@@ -41,6 +43,14 @@ struct stepper {
     struct executor *executor;
 };
 
+static bool has_planes(const struct network *net)
+{
+    bool any = false;
+    for (int i = 0; i < net->n_ropes; i++)
+        any |= net->ropes[i].plane != NULL;
+    return any;
+}
+
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err)
 {
@@ -54,6 +64,9 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->tokens = mem_zalloc(tokens, sizeof(int32_t));
     st->pos = mem_zalloc(tokens, sizeof(int32_t));
     st->types = m->net.embed.types ? mem_zalloc(tokens, sizeof(int32_t)) : NULL;
+    st->embeds =
+        limits->max_embeds ? mem_zalloc((size_t)limits->max_embeds, sizeof *st->embeds) : NULL;
+    st->rope_pos = has_planes(&m->net) ? mem_zalloc(3 * tokens, sizeof(int32_t)) : NULL;
     st->slot = mem_zalloc(tokens, sizeof(int32_t));
     st->q_start = mem_zalloc(seqs + 1, sizeof(int32_t));
     st->kv_len = mem_zalloc(seqs, sizeof(int32_t));
@@ -83,6 +96,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .max_pages = st->max_pages,
         .n_states = kv->n_states,
         .lora_rank = limits->lora_rank,
+        .max_embeds = limits->max_embeds,
     };
     st->executor = executor_new(m, &bounds, err);
     if (!st->executor) {
@@ -98,9 +112,9 @@ void stepper_free(struct stepper *st)
         return;
     executor_free(st->executor);
     sampler_free(st->greedy);
-    void *owned[] = {st->tokens, st->types, st->pos,      st->slot,    st->q_start,
-                     st->kv_len, st->pages, st->out_rows, st->choices, st->states,
-                     st->loras,  st->from,  st->after,    st};
+    void *owned[] = {st->tokens, st->types,    st->pos,      st->slot,   st->q_start, st->kv_len,
+                     st->pages,  st->out_rows, st->choices,  st->states, st->loras,   st->from,
+                     st->after,  st->embeds,   st->rope_pos, st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -212,6 +226,22 @@ static void end_seq(struct stepper *st, const struct kv_seq *seq, int n, int n_k
     b->n_decode += n == 1;
 }
 
+/* The embedding and the M-RoPE position of row `row`, which is position p of its sequence. */
+static void add_beside(struct stepper *st, const struct prompt_rows *r, int row, int p)
+{
+    struct batch *b = &st->b;
+    bool in_prompt = r && p < r->n;
+    if (in_prompt && r->embeds && r->embeds[p]) {
+        CHECK(b->n_embeds < st->limits.max_embeds, "%d embedding rows", b->n_embeds);
+        st->tokens[row] = st->m->net.n_vocab + b->n_embeds;
+        st->embeds[b->n_embeds++] = r->embeds[p];
+    }
+    for (int k = 0; st->rope_pos && k < 3; k++)
+        st->rope_pos[3 * row + k] = in_prompt && r->rope_pos ? r->rope_pos[3 * p + k]
+                                    : r && !in_prompt        ? p + r->rope_delta
+                                                             : p;
+}
+
 static void add_item(struct stepper *st, struct step_item *it)
 {
     struct batch *b = &st->b;
@@ -228,6 +258,7 @@ static void add_item(struct stepper *st, struct step_item *it)
         CHECK(it->tokens[i] < st->m->config.n_vocab && (it->tokens[i] >= 0 || st->n_started),
               "token %d", it->tokens[i]);
         int row = add_row(st, seq, it->tokens[i], first + i);
+        add_beside(st, it->rows, row, first + i);
         if (st->types)
             st->types[row] = it->types ? it->types[i] : 0;
         st->after[row] = it->after;
@@ -294,6 +325,8 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
         return false;
     begin_batch(st, st->limits.keep);
     st->b.types = st->types;
+    st->b.rope_pos = st->rope_pos;
+    st->b.embeds = st->embeds;
     reserve_states(st, items, n_items);
     for (int pass = 0; pass < 2; pass++) /* decodes first */
         for (int i = 0; i < n_items; i++)

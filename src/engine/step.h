@@ -18,11 +18,22 @@ struct lora_pick {
     uint64_t serial;
 };
 
+/* What a prompt has beside its tokens, by position: embedding rows, such as an image's, and M-RoPE
+ * positions. Unchanged while its sequence runs. */
+struct prompt_rows {
+    int n;                      /* tokens of the prompt */
+    const float *const *embeds; /* (n) the row (E) that replaces the token; NULL = none */
+    const int32_t *rope_pos;    /* (n, 3) time, height, width; NULL = the position three times */
+    int rope_delta;             /* later tokens: position + rope_delta three times */
+    const uint64_t *content;    /* (n) content ids (prefix.h) */
+};
+
 struct step_item {
     struct kv_seq *seq;    /* grows by the tokens */
     const int32_t *tokens; /* (n_tokens); -1-r: the token chosen from row r of the step before */
     int n_tokens;
-    const int32_t *types; /* (n_tokens) token types; NULL = all 0 */
+    const int32_t *types;           /* (n_tokens) token types; NULL = all 0 */
+    const struct prompt_rows *rows; /* of the sequence; NULL = tokens alone */
     enum logits_want want;
     const struct lora_pick *loras; /* (n_loras) at most LORA_MAX_USES, no duplicates */
     int n_loras;
@@ -60,6 +71,7 @@ struct step_limits {
     int max_tokens, max_seqs, max_out;
     int read_chunk; /* the smallest prompt chunk that is worth a place in a step; 0 = any */
     int lora_rank;  /* bounds.lora_rank */
+    int max_embeds; /* bounds.max_embeds */
     bool keep;      /* steps keep their hidden rows for step_draft */
 };
 

@@ -188,6 +188,14 @@ const struct rope *build_ropes(struct net_builder *b, int n,
         rope_frequencies(configs[i], ropes[i].n_rot,
                          i == 0 && configs[i]->factors ? b->c->rope_short : NULL, freq,
                          &ropes[i].mscale);
+        const int *part = configs[i]->sections;
+        if (!part[0] && !part[1] && !part[2])
+            continue;
+        uint8_t *plane = mem_zalloc((size_t)n_rot[i] / 2 + 1, sizeof *plane);
+        ropes[i].plane = plane;
+        if (!rope_planes(configs[i], n_rot[i] / 2, plane))
+            b->failed = !error_set(b->err, "%s: mrope_section: %d + %d + %d pairs, expected %d",
+                                   b->f->path, part[0], part[1], part[2], n_rot[i] / 2);
     }
     b->net->ropes = ropes;
     b->net->n_ropes = n;
@@ -218,8 +226,10 @@ void build_free(struct backend *be, struct network *net, struct tensor_spec *spe
         else
             mem_free(w->vector);
     }
-    for (int i = 0; i < net->n_ropes; i++)
+    for (int i = 0; i < net->n_ropes; i++) {
         mem_free((void *)(uintptr_t)net->ropes[i].freq);
+        mem_free((void *)(uintptr_t)net->ropes[i].plane);
+    }
     mem_free((void *)(uintptr_t)net->ropes);
     mem_free(net->layers);
     mem_free(specs);

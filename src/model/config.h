@@ -31,7 +31,9 @@ struct rope_config {
     double log_mul;                           /* yarn; a GGUF's key, already part of attn_factor */
     double partial;                           /* fraction of a head's dims that rotate */
     bool no_truncate;                         /* yarn: keep fractional correction bounds */
-    bool factors; /* config.rope_short divides the frequencies; ROPE_LONG: or rope_long */
+    int sections[3];  /* M-RoPE: pairs that turn by time, height and width; 0, 0, 0 = no M-RoPE */
+    bool interleaved; /* the sections alternate (layer.h) */
+    bool factors;     /* config.rope_short divides the frequencies; ROPE_LONG: or rope_long */
     int original_context;
 };
 
@@ -93,8 +95,8 @@ bool config_is_mtp(const struct config *c, const char *tensor);
  * c->n_rot. */
 bool rope_read_gguf(const struct meta_reader *in);
 bool rope_read_hf(const struct meta_reader *in);
-/* Reads one object of rope_parameters or rope_scaling. *r already has the defaults. */
-bool rope_read_hf_object(const struct meta_reader *in, const json_t *o, struct rope_config *r);
+/* plane (n_pairs) of struct rope from the sections; false if they do not fit n_pairs. */
+bool rope_planes(const struct rope_config *r, int n_pairs, uint8_t *plane);
 /* Computes freq[n_rot/2] and the factor on cos and sin. factors (n_rot/2) or NULL divide the
  * frequencies. */
 void rope_frequencies(const struct rope_config *r, int n_rot, const float *factors, float *freq,

@@ -132,7 +132,25 @@ static bool read_long(const struct meta_reader *in, const json_t *o, struct rope
     return true;
 }
 
-bool rope_read_hf_object(const struct meta_reader *in, const json_t *o, struct rope_config *r)
+/* M-RoPE of one object. */
+static bool read_sections(const struct meta_reader *in, const json_t *o, struct rope_config *r)
+{
+    const json_t *list = reader_get(o, "mrope_section", NULL);
+    const json_t *interleaved = reader_get(o, "mrope_interleaved", NULL);
+    for (int i = 0; list && i < 3; i++) {
+        const json_t *n = json_array_get(list, (size_t)i);
+        json_int_t v = json_is_integer(n) ? json_integer_value(n) : -1;
+        if (json_array_size(list) != 3 || v < 0 || v > 4096)
+            return error_set(in->err,
+                             "%s: config.json: mrope_section: expected three numbers of 0 to 4096",
+                             in->f->path);
+        r->sections[i] = (int)v;
+    }
+    r->interleaved = interleaved && json_is_true(interleaved);
+    return true;
+}
+
+static bool read_hf_object(const struct meta_reader *in, const json_t *o, struct rope_config *r)
 {
     if (!json_is_object(o))
         return error_set(in->err, "%s: config.json: rope_scaling: not an object", in->f->path);
@@ -159,6 +177,8 @@ bool rope_read_hf_object(const struct meta_reader *in, const json_t *o, struct r
     double original = r->original_context, mscale = 0, mscale_all = 0;
     const json_t *truncate = reader_get(o, "truncate", NULL);
     r->no_truncate = truncate && json_is_false(truncate);
+    if (!read_sections(in, o, r))
+        return false;
     bool llama3 = r->kind == ROPE_LLAMA3;
     bool scaled = r->kind == ROPE_LINEAR || r->kind == ROPE_YARN || llama3;
     if (!reader_number(in, o, "rope_theta", 1, 1e12, false, &r->theta) ||
@@ -198,7 +218,7 @@ bool rope_read_hf(const struct meta_reader *in)
     r->original_context = c->context;
     if (!reader_number(in, in->hf, "rope_theta", 1, 1e12, false, &r->theta) ||
         !reader_number(in, in->hf, "partial_rotary_factor", 0, 1, false, &r->partial) ||
-        (scaling && !rope_read_hf_object(in, scaling, r)))
+        (scaling && !read_hf_object(in, scaling, r)))
         return false;
     struct rope_config *local = &c->rope_window;
     local->factor = local->partial = 1;
@@ -207,7 +227,7 @@ bool rope_read_hf(const struct meta_reader *in)
         return false;
     if (sliding) {
         local->theta = 10000;
-        if (!rope_read_hf_object(in, sliding, local))
+        if (!read_hf_object(in, sliding, local))
             return false;
         if (local->kind == ROPE_LONG)
             return error_set(in->err,
@@ -270,4 +290,17 @@ void rope_frequencies(const struct rope_config *r, int n_rot, const float *facto
         }
         freq[i] = (float)(factors ? f / (double)factors[i] : f);
     }
+}
+
+bool rope_planes(const struct rope_config *r, int n_pairs, uint8_t *plane)
+{
+    const int *n = r->sections;
+    for (int i = 0; i < n_pairs; i++) {
+        int at = i % 3;
+        if (r->interleaved)
+            plane[i] = (uint8_t)(at && i < 3 * n[at] ? at : 0);
+        else
+            plane[i] = (uint8_t)((i >= n[0]) + (i >= n[0] + n[1]));
+    }
+    return r->interleaved || n[0] + n[1] + n[2] == n_pairs;
 }
