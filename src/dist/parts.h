@@ -21,13 +21,13 @@ struct batch_part {
 
 void batch_part_init(struct batch_part *t, int max_seqs);
 void batch_part_clear(struct batch_part *t);
-/* Rows [first, last) of b, whose arrays stay. out_rows: (b->n_out), of all parts, each has its own of them. */
+/* Takes rows [first, last) of b, whose arrays stay. out_rows (b->n_out) is shared by all parts, each has its own range. */
 void batch_part_take(struct batch_part *t, const struct batch *b, int first, int last,
                      int32_t *out_rows);
 
-/* Whether rows see those behind them: then sequences stay whole. */
+/* Whether rows attend to later ones: then sequences stay whole. */
 bool parts_whole_seqs(const struct network *net);
-/* Where to cut near row `at`, behind row `after`: inside a long prompt, or else where a sequence ends. 0: nowhere. */
+/* Where to cut near row `at` and after row `after`: inside a long prompt, or else at the end of a sequence. 0 = nowhere. */
 int parts_cut(const struct batch *b, bool whole_seqs, int at, int after);
 
 #endif

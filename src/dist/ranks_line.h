@@ -1,11 +1,11 @@
 /*
- * A line from each rank to rank 0, beside MPI: a TCP connection with a beat now and then. MPI does not
- * say that a process has died, and launchers end all ranks a moment after one of them: who has a word
- * to say must know at once. A line ends when its process does, and is silent when it is stopped.
+ * Lines: a TCP connection from each rank to rank 0 beside MPI, with a heartbeat. MPI does not report that a
+ * process has died, and launchers end all ranks shortly after one of them, so the reason must be known at
+ * once. A line closes when its process ends, and is silent when the process is stopped.
  *
- * A thread watches the lines. It finds a rank that has ended or is silent, and it ends this process
- * where the job is lost and nothing else does, or where MPI never comes back from starting or ending.
- * It waits for nobody, and knows nothing of models.
+ * A thread watches the lines. It finds a rank that has ended or is silent. It ends this process where the job is
+ * lost and nothing else ends it, or where MPI does not return from starting or ending. It never waits for another
+ * rank, and knows nothing of models.
  */
 #ifndef STEEL_DIST_RANKS_LINE_H
 #define STEEL_DIST_RANKS_LINE_H
@@ -14,40 +14,39 @@
 
 struct ranks_line;
 
-/* Who has not looked for so long stood still itself (all ranks were stopped together, as a scheduler suspends a job):
- * that time counts against nobody. */
+/* A rank that has not looked for this long was stopped itself, maybe with all others (a suspended job). That time does not
+ * count against any rank. */
 enum { RANKS_AWAY_MS = 1000 };
 
-/* Where rank 0 is to be reached, and the word that proves who calls. */
+/* The address of rank 0, and the key that proves a caller is one of the ranks. */
 struct ranks_offer {
     uint64_t key[2];
-    int32_t port; /* 0: nowhere */
+    int32_t port; /* 0 = none */
     int32_t n;
-    int32_t named; /* the only address is the one that STEEL_RANK_ADDRESS names */
+    int32_t named; /* the address is that of STEEL_RANK_ADDRESS */
     char address[16][64];
 };
 
-/* From here on MPI has RANKS_START seconds to begin. NULL: there is no thread to be had. */
+/* From here on MPI has RANKS_START seconds to start. NULL: no thread could be created. */
 struct ranks_line *ranks_line_new(struct ranks *r);
-/* On rank 0: listens. nearby: all ranks share its network, so that nobody else need reach it: at 127.0.0.1, or where
- * STEEL_RANK_ADDRESS says. */
+/* On rank 0: listens. nearby: all ranks share its network, so it listens at 127.0.0.1, or at STEEL_RANK_ADDRESS. */
 void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *offer);
-/* On the others: whether rank 0 answered. */
+/* On the others: connects; whether rank 0 has answered. */
 bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool nearby);
-/* What had a limit has come: all lines that will be are there. */
+/* Ends the limit below: what was waited for has come. */
 void ranks_line_ready(struct ranks_line *l);
-/* The process ends after so many seconds and says why, unless ranks_line_ready comes before: for what cannot be waited
- * for otherwise. */
+/* The process ends after this many seconds with the reason, unless ranks_line_ready comes first: for calls that cannot be
+ * interrupted. */
 void ranks_line_limit(struct ranks_line *l, int seconds, const char *why);
-/* The others hear of this rank now, not at the next beat. */
+/* Sends a heartbeat now. */
 void ranks_line_beat(struct ranks_line *l);
-/* Something has changed that the thread should see at once. */
+/* Wakes the thread to look at changed state. */
 void ranks_line_wake(struct ranks_line *l);
-/* Whether another rank is known to work, or to have got on with something lately. */
+/* Whether another rank is known to be busy, or has made progress lately. */
 bool ranks_line_busy(struct ranks_line *l);
-/* On the others: what they end with, for rank 0 to say; then rank 0 has a moment to end first. */
+/* On the others: sends rank 0 the reason of this rank's end, and gives it a moment to end first. */
 void ranks_line_tell(struct ranks_line *l, const char *why);
-/* This rank is about to end as it should: MPI has `timeout` seconds for it. */
+/* This rank ends normally: MPI has timeout_s seconds for it. */
 void ranks_line_bye(struct ranks_line *l);
 void ranks_line_free(struct ranks_line *l);
 

@@ -1,7 +1,7 @@
 /*
- * What the file that speaks MPI (ranks_mpi.c) gives to the one that does not (ranks.c). It is a shared
- * object of its own, so that the program starts where MPI is not installed, and it only begins
- * operations: ranks.c waits, so that every wait can end.
+ * The interface between ranks.c and the file that knows MPI (ranks_mpi.c), a shared object of its own, so that the
+ * program starts where MPI is not installed. It only starts operations: ranks.c waits for them, so every wait can
+ * end.
  */
 #ifndef STEEL_DIST_RANKS_LINK_H
 #define STEEL_DIST_RANKS_LINK_H
@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 enum { RANKS_LINK_VERSION = 7 };
-/* Who takes part in an operation: all ranks, or this rank's stage (the one of `split`). */
+/* The members of an operation: all ranks, or those of this rank's stage (made by `split`). */
 enum { RANKS_ALL_GROUP, RANKS_STAGE_GROUP, RANKS_GROUPS };
 
 /* Operations return a request, or NULL where MPI refused; test frees it when it is done. Operations of one
@@ -23,17 +23,17 @@ struct ranks_link {
     /* To member t `n[t]` floats from mine + at[t], from it got[t] floats to all + got_at[t]. */
     void *(*exchange)(const float *mine, const int *n, const int *at, float *all, const int *got,
                       const int *got_at, int group);
-    /* Of all, member t has n[t] floats at at[t]: everybody gets them there. */
+    /* Member t has n[t] floats of `all` at at[t]; all members get them there. */
     void *(*complete)(float *all, const int *n, const int *at, int group);
     void *(*send)(const void *buf, size_t bytes, int to, int tag);
     void *(*recv)(void *buf, size_t bytes, int from, int tag);
     int (*test)(void *request);       /* 1 done, 0 not yet, -1 failed */
-    void (*poke)(void);               /* lets what is under way move on */
+    void (*poke)(void);               /* lets operations in flight make progress */
     int (*split)(int color, int key); /* makes RANKS_STAGE_GROUP; 0 = done */
     void (*finalize)(void);
 };
 
-/* The one name of the shared object: NULL with why (size) filled in. */
+/* The shared object's only symbol. NULL: why (size) has the reason. */
 typedef const struct ranks_link *ranks_link_open(int version, char *why, size_t size);
 
 #endif

@@ -1,8 +1,7 @@
 /*
- * What one rank takes of a network that several run together (dist/ranks.h): heads, hidden units or
- * experts, and rows of the head. The network becomes a smaller one, and the list of its weights says
- * which rows and columns are read. What cannot be cut (a block of a quantised row would be torn, there
- * are fewer heads than ranks) every rank has whole.
+ * The part of a network that one rank has: heads, hidden units or experts, and rows of the head. Makes the network
+ * smaller, and sets in its specs which rows and columns are read. Every rank has those parts whole that cannot be cut:
+ * a block of a quantised row would be split, or there are fewer heads than ranks.
  */
 #ifndef STEEL_DIST_SPLIT_H
 #define STEEL_DIST_SPLIT_H
@@ -11,7 +10,7 @@
 #include "model/build.h"
 #include "model/cut.h"
 
-/* Cuts net and its wants for rank `r`; does nothing without ranks. */
+/* Cuts net and its specs for rank `r`; nothing if r is NULL. */
 bool split_network(const struct tensorfile *f, const struct config *c, struct network *net,
                    struct tensor_spec *specs, int n_specs, const struct ranks *r,
                    struct error *err);

@@ -1,8 +1,8 @@
 /*
- * What becomes of requests, handed from the engine thread to whoever reads: a queue of events, shared
- * by any number of requests, one reader. The engine stages a step's events and delivers them with one
- * lock and one wake-up. A reader may sleep in events_next, or watch events_fd in a loop of its own.
- * Events live in two byte buffers that trade places: no allocation once they have grown.
+ * Events of requests, from the engine thread to a reader: a queue shared by any number of requests, with one
+ * reader. The engine stages a step's events and delivers them with one lock and one wake-up. A reader sleeps in
+ * events_next, or watches events_fd in an event loop. Events are stored in two byte buffers that swap roles, so
+ * nothing is allocated once they have grown.
  */
 #ifndef STEEL_ENGINE_EVENTS_H
 #define STEEL_ENGINE_EVENTS_H
@@ -16,7 +16,7 @@
 enum event_kind {
     EVENT_START, /* left the queue for the first time */
     EVENT_TOKEN,
-    EVENT_DONE, /* the last one of a choice, always, whatever happened */
+    EVENT_DONE, /* always the last one of a choice */
     EVENT_PROMPT, /* a token of the prompt, in order, between START and the answer; logprob NaN: the first */
 };
 
@@ -24,8 +24,8 @@ enum finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCEL, FINISH_ERROR, N_FINISHE
 
 struct usage_count {
     int n_prompt, n_cached, n_generated, n_preempted;
-    int n_drafted, n_accepted;            /* tokens drafted ahead, and of those the right ones */
-    int64_t queue_ns, first_ns, total_ns; /* since submission; first_ns 0 = no token came */
+    int n_drafted, n_accepted;            /* draft tokens, and those accepted */
+    int64_t queue_ns, first_ns, total_ns; /* since submission; first_ns 0 = no token */
 };
 
 struct engine_event {
@@ -33,21 +33,21 @@ struct engine_event {
     void *user; /* of the request */
     int index;  /* of the choice */
     int32_t token;
-    const char *text; /* (n_text) what can be shown now; whole characters; not NUL-terminated */
+    const char *text; /* (n_text) whole characters; not NUL-terminated */
     size_t n_text;
-    float logprob;                /* of the token, if asked for */
+    float logprob;                /* of the token, if requested */
     const struct token_prob *top; /* (n_top) best tokens */
     int n_top;
     /* DONE (usage.n_prompt and n_cached at START too) */
     enum finish finish;
     int stop;          /* the stop string that ended it, or -1 */
     const char *error; /* NUL-terminated; NULL unless FINISH_ERROR */
-    bool refused;      /* ... and it was the request that asked for what cannot be */
+    bool refused;      /* the error is the request's own: it cannot be satisfied */
     struct usage_count usage;
 };
 
 struct events;
-struct events *events_new(void);    /* NULL: no file descriptor is left */
+struct events *events_new(void);    /* NULL: no file descriptor is available */
 void events_free(struct events *q); /* every request sent to it must be done */
 
 /* The next event; its pointers hold until the next call. Waits up to timeout_ms (-1 = for ever). */
@@ -55,8 +55,8 @@ bool events_next(struct events *q, struct engine_event *ev, int timeout_ms);
 /* Readable while events wait; events_next with timeout 0 until it says false. */
 int events_fd(const struct events *q);
 
-/* The engine's side: stage from the engine thread only, then flush. True if it was the first staged
- * event since the last flush. Nothing is touched after flush: the reader may be gone. */
+/* For the engine: its thread stages events, then flushes. events_stage returns true for the first event since the last
+ * flush. The queue is not touched after events_flush: the reader may have freed it. */
 bool events_stage(struct events *q, const struct engine_event *ev);
 void events_flush(struct events *q);
 
