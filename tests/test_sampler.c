@@ -1,4 +1,5 @@
-/* The sampler's two forms: what it does to logits itself, and the list of changes for a device. */
+/* The sampler: what it does to logits itself, the list of changes for a device, and draws from many
+ * candidates. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -229,6 +230,133 @@ static void passes_find_what_loops_find(void **state)
         }
 }
 
+/* Elements that the sampler has sorted: it calls this one instead of the C library's. */
+static size_t n_sorted;
+struct comparison {
+    int (*of)(const void *, const void *);
+};
+static int compare_plain(const void *a, const void *b, void *comparison)
+{
+    return ((const struct comparison *)comparison)->of(a, b);
+}
+void qsort(void *base, size_t n, size_t size, int (*compare)(const void *, const void *))
+{
+    n_sorted += n;
+    qsort_r(base, n, size, compare_plain, &(struct comparison){compare});
+}
+
+struct sorted_logit {
+    float logit;
+    int32_t id;
+};
+
+static int by_logit(const void *a, const void *b, void *unused)
+{
+    (void)unused;
+    const struct sorted_logit *x = a, *y = b;
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* The definition: sort all candidates, keep top-k, keep top-p, draw in that order. Without top-k and
+ * top-p the order is that of the ids. */
+static int32_t pick_sorted(const struct sample_params *p, uint64_t draw, const float *l,
+                           int n_vocab, struct sorted_logit *c)
+{
+    float max = -INFINITY, least = p->min_p > 1e-9f ? p->min_p : 1e-9f;
+    int n = 0;
+    for (int i = 0; i < n_vocab; i++)
+        max = l[i] > max ? l[i] : max;
+    for (int i = 0; i < n_vocab; i++)
+        if (l[i] >= max + p->temp * logf(least))
+            c[n++] = (struct sorted_logit){l[i], i};
+    double total = 0, sum = 0;
+    bool cut = p->top_k > 0 && p->top_k < n;
+    if (cut || p->top_p < 1)
+        qsort_r(c, (size_t)n, sizeof *c, by_logit, NULL);
+    n = cut ? p->top_k : n;
+    for (int i = 0; i < n; i++)
+        total += (double)expf((c[i].logit - max) / p->temp);
+    for (int i = 0; p->top_p < 1 && i < n; i++) {
+        sum += (double)expf((c[i].logit - max) / p->temp);
+        if (sum >= (double)p->top_p * total)
+            n = i + 1;
+    }
+    total = p->top_p < 1 && sum > 0 ? sum : total;
+    double target = (double)sampler_uniform(p->seed, draw) * total;
+    sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += (double)expf((c[i].logit - max) / p->temp);
+        if (target < sum)
+            return c[i].id;
+    }
+    return c[n - 1].id;
+}
+
+/* Logits of several shapes. */
+static void fill_logits(int shape, float *l, int n, uint32_t *random)
+{
+    for (int i = 0; i < n; i++) {
+        float a = (float)next(random) / 16777216, b = (float)next(random) / 16777216;
+        float bell = sqrtf(-2 * logf(a + 1e-7f)) * cosf(6.2831853f * b);
+        static const float steps[] = {0, -0.0f, 1, 1, 2.5f};
+        l[i] = shape == 0   ? bell * 2
+               : shape == 1 ? roundf(bell * 4) / 4            /* ties */
+               : shape == 2 ? 3                               /* one tie of all */
+               : shape == 3 ? steps[next(random) % 5]         /* few values, two zeros */
+               : shape == 4 ? (i % 97 ? a * 1e-6f : 8 * b)    /* nearly all in one bucket */
+               : shape == 5 ? (i % 3 ? bell : -INFINITY)      /* masked */
+                            : 20 * a * a - 1e-30f * (float)i; /* all of one sign or tiny */
+    }
+    if (shape == 5)
+        l[n / 2] = NAN;
+}
+
+/* A draw from many candidates takes the token that sorting them all would give, and sorts few. */
+static void flat_draws_are_sorted_draws(void **state)
+{
+    (void)state;
+    static const struct sample_params kinds[] = {
+        {.temp = 5, .top_p = 0.999f},
+        {.temp = 5, .top_p = 0.5f},
+        {.temp = 1, .top_p = 0.95f},
+        {.temp = 0.3f, .top_p = 0.9999f},
+        {.temp = 2, .top_p = 1},
+        {.temp = 2, .top_p = 1, .top_k = 20000},
+        {.temp = 2, .top_p = 0.9f, .top_k = 5000},
+        {.temp = 2, .top_p = 0.9f, .top_k = 1000},
+        {.temp = 5, .top_p = 0.99f, .min_p = 0.2f},
+        {.temp = 1000, .top_p = 1e-6f},
+    };
+    static const int sizes[] = {1000, 4096, 33333, 151936};
+    uint32_t random = 3;
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        int n = sizes[k], draws = n > 100000 ? 1 : n > 10000 ? 4 : 12;
+        float *l = malloc((size_t)n * sizeof *l), *own = malloc((size_t)n * sizeof *l);
+        struct sorted_logit *c = malloc((size_t)n * sizeof *c);
+        for (int shape = 0; shape < 7; shape++)
+            for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+                struct sample_params p = kinds[i];
+                p.repeat_penalty = 1;
+                p.seed = next(&random);
+                fill_logits(shape, l, n, &random);
+                struct sampler *s = sampler_new(&p, n);
+                for (int d = 0; d < draws; d++) {
+                    memcpy(own, l, (size_t)n * sizeof *l);
+                    n_sorted = 0;
+                    int32_t token = sampler_pick_at(s, (uint64_t)d, own, NULL);
+                    assert_in_range(n_sorted, 0, 4096);
+                    assert_int_equal(token, pick_sorted(&p, (uint64_t)d, l, n, c));
+                }
+                sampler_free(s);
+            }
+        free(l);
+        free(own);
+        free(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +365,7 @@ int main(void)
         cmocka_unit_test(free_text_has_no_mask),
         cmocka_unit_test(bans_are_masked),
         cmocka_unit_test(passes_find_what_loops_find),
+        cmocka_unit_test(flat_draws_are_sorted_draws),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

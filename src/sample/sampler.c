@@ -663,6 +663,231 @@ static void edit_logits(struct sampler *s, float *logits)
     apply_penalties(s, logits);
 }
 
+/*
+ * Draws from many candidates without sorting them (151,936 take 0.9 ms; sorting took 20 ms). A
+ * histogram by logit holds the number and the mass of the candidates of each bucket. A position in
+ * the sorted order is found by walking the buckets. Only the candidates of the bucket it falls into
+ * are sorted, and a large bucket is divided again first. Ties need no sorting: candidates are
+ * collected in the order of their ids.
+ */
+enum { FLAT_MIN = 1024, BUCKET_BITS = 11, BUCKET_SORT = 256 };
+
+struct logit_histogram {
+    int shift; /* bucket of a key relative to `first`: key >> shift */
+    uint32_t first;
+    int count[1 << BUCKET_BITS];
+    double mass[1 << BUCKET_BITS];
+};
+
+struct flat_row {
+    const float *logits;
+    const struct scan *scan;
+    float max, temp, floor;   /* floor: the least logit of a candidate */
+    struct candidate *bucket; /* (n_vocab) scratch */
+    struct logit_histogram all;
+};
+
+/* The first n candidates in sorted order, their mass, and the last of them. */
+struct mass_prefix {
+    int n;
+    double mass;
+    int32_t last;
+};
+
+/* A prefix is long enough with n candidates, or with this mass. */
+struct mass_goal {
+    int n;
+    double mass;
+    bool above; /* the mass must exceed `mass`, not only reach it */
+};
+
+static bool goal_reached(const struct mass_goal *g, int n, double mass)
+{
+    return n >= g->n || (g->above ? mass > g->mass : mass >= g->mass);
+}
+
+static double flat_weight(const struct flat_row *f, float logit)
+{
+    return (double)expf((logit - f->max) / f->temp);
+}
+
+/* The distance from the largest logit, in representable numbers: ascending in sorted order. */
+static uint32_t flat_key(const struct flat_row *f, float logit)
+{
+    uint32_t bits[2];
+    float v[2] = {f->max + 0.0f, logit + 0.0f}; /* no negative zero */
+    memcpy(bits, v, sizeof bits);
+    for (int i = 0; i < 2; i++)
+        bits[i] = bits[i] >> 31 ? ~bits[i] : bits[i] | 1u << 31;
+    return bits[0] - bits[1];
+}
+
+/* Prepares an empty histogram of keys first .. last. */
+static void histogram_begin(struct logit_histogram *h, uint32_t first, uint32_t last)
+{
+    h->first = first;
+    h->shift = 0;
+    while ((last - first) >> h->shift >> BUCKET_BITS)
+        h->shift++;
+    memset(h->count, 0, sizeof h->count);
+    memset(h->mass, 0, sizeof h->mass);
+}
+
+static inline void histogram_add(struct logit_histogram *h, const struct flat_row *f, float logit)
+{
+    uint32_t b = (flat_key(f, logit) - h->first) >> h->shift;
+    h->count[b]++;
+    h->mass[b] += flat_weight(f, logit);
+}
+
+/* The bucket in which the goal is reached. Adds the buckets before it to *p. */
+static uint32_t histogram_find(const struct logit_histogram *h, const struct mass_goal *g,
+                               struct mass_prefix *p)
+{
+    uint32_t found = 0;
+    struct mass_prefix at = *p;
+    for (uint32_t b = 0; b < 1u << BUCKET_BITS; b++) {
+        if (!h->count[b])
+            continue;
+        found = b;
+        *p = at;
+        at.n += h->count[b];
+        at.mass += h->mass[b];
+        if (goal_reached(g, at.n, at.mass))
+            break;
+    }
+    return found;
+}
+
+/* Collects the candidates with keys first .. last; returns their number. */
+static int flat_collect(const struct flat_row *f, uint32_t first, uint32_t last)
+{
+    const struct scan *sc = f->scan;
+    int n = 0;
+    for (int b = 0; b < sc->n_blocks; b++) {
+        if (!(sc->max_of[b] >= f->floor) || flat_key(f, sc->max_of[b]) > last)
+            continue;
+        for (int i = b * sc->step; i < scan_end(sc, b); i++) {
+            float l = f->logits[i];
+            if (l >= f->floor && flat_key(f, l) - first <= last - first)
+                f->bucket[n++] = (struct candidate){l, i};
+        }
+    }
+    return n;
+}
+
+/* The shortest prefix that reaches the goal. */
+static struct mass_prefix flat_find(struct flat_row *f, const struct mass_goal *g)
+{
+    struct logit_histogram part;
+    struct mass_prefix p = {0};
+    uint32_t b = histogram_find(&f->all, g, &p);
+    int shift = f->all.shift;
+    uint32_t first = b << shift, last = first + (1u << shift) - 1;
+    int n = flat_collect(f, first, last);
+    while (n > BUCKET_SORT && shift) {
+        histogram_begin(&part, first, last);
+        for (int i = 0; i < n; i++)
+            histogram_add(&part, f, f->bucket[i].logit);
+        shift = part.shift;
+        first += histogram_find(&part, g, &p) << shift;
+        last = first + (1u << shift) - 1;
+        int kept = 0;
+        for (int i = 0; i < n; i++)
+            if (flat_key(f, f->bucket[i].logit) - first <= last - first)
+                f->bucket[kept++] = f->bucket[i];
+        n = kept;
+    }
+    if (shift)
+        qsort(f->bucket, (size_t)n, sizeof *f->bucket, compare);
+    for (int i = 0; i < n; i++) {
+        p.n++;
+        p.mass += flat_weight(f, f->bucket[i].logit);
+        p.last = f->bucket[i].id;
+        if (goal_reached(g, p.n, p.mass))
+            break;
+    }
+    return p;
+}
+
+/* Draws from n candidates with a small top-k or top-p: the same token as choose_sorted. */
+static int32_t choose_flat(struct sampler *s, float u, struct flat_row *f, int n)
+{
+    const struct scan *sc = f->scan;
+    double total = 0;
+    histogram_begin(&f->all, 0, flat_key(f, f->floor));
+    for (int b = 0; b < sc->n_blocks; b++)
+        for (int i = b * sc->step; sc->max_of[b] >= f->floor && i < scan_end(sc, b); i++)
+            if (f->logits[i] >= f->floor)
+                histogram_add(&f->all, f, f->logits[i]);
+    for (int b = 0; b < 1 << BUCKET_BITS; b++)
+        total += f->all.mass[b];
+    if (s->p.top_k > 0 && s->p.top_k < n) {
+        struct mass_goal all = {.n = s->p.top_k, .mass = INFINITY};
+        struct mass_prefix p = flat_find(f, &all);
+        n = p.n;
+        total = p.mass;
+    }
+    if (s->p.top_p < 1) {
+        struct mass_goal nucleus = {.n = n, .mass = (double)s->p.top_p * total};
+        struct mass_prefix p = flat_find(f, &nucleus);
+        n = p.n;
+        total = p.mass;
+    }
+    struct mass_goal drawn = {.n = n, .mass = (double)u * total, .above = true};
+    return flat_find(f, &drawn).last;
+}
+
+/* Draws from all candidates, in the order of their ids. */
+static int32_t choose_any(float u, const struct flat_row *f)
+{
+    const struct scan *sc = f->scan;
+    double sum = 0, before[SCAN_BLOCKS]; /* before: the sum at the start of a block */
+    for (int b = 0; b < sc->n_blocks; b++) {
+        before[b] = sum;
+        for (int i = b * sc->step; sc->max_of[b] >= f->floor && i < scan_end(sc, b); i++)
+            if (f->logits[i] >= f->floor)
+                sum += flat_weight(f, f->logits[i]);
+    }
+    double target = (double)u * sum;
+    int32_t token = 0;
+    int b = sc->n_blocks - 1;
+    while (b > 0 && before[b] > target)
+        b--;
+    for (sum = before[b]; b < sc->n_blocks; b++)
+        for (int i = b * sc->step; sc->max_of[b] >= f->floor && i < scan_end(sc, b); i++) {
+            if (!(f->logits[i] >= f->floor))
+                continue;
+            token = i;
+            sum += flat_weight(f, f->logits[i]);
+            if (target < sum)
+                return token;
+        }
+    return token;
+}
+
+/* Draws from the first n entries of s->cand. */
+static int32_t choose_sorted(struct sampler *s, float u, float max, int n)
+{
+    const struct sample_params *p = &s->p;
+    if (p->top_k > 0 && p->top_k < n) {
+        select_top(s->cand, n, p->top_k);
+        n = p->top_k;
+    }
+    if (p->top_p < 1)
+        n = nucleus(s->cand, n, max, p->temp, p->top_p);
+    double total = 0;
+    for (int i = 0; i < n; i++)
+        total += (double)expf((s->cand[i].logit - max) / p->temp);
+    double target = (double)u * total, sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += (double)expf((s->cand[i].logit - max) / p->temp);
+        if (target < sum)
+            return s->cand[i].id;
+    }
+    return s->cand[n - 1].id;
+}
+
 /* Picks a token from edited logits; `scan` belongs to them. */
 static int32_t choose_token(struct sampler *s, uint64_t draw, const float *logits,
                             const struct scan *scan)
@@ -675,7 +900,7 @@ static int32_t choose_token(struct sampler *s, uint64_t draw, const float *logit
     /* Candidates below min-p are never considered. Below 1e-9 of the best, a float draw cannot hit
      * one. */
     float floor_p = p->min_p > 1e-9f ? p->min_p : 1e-9f;
-    float floor_logit = max + p->temp * logf(floor_p);
+    float floor_logit = max + p->temp * logf(floor_p), u = sampler_uniform(p->seed, draw);
     int n = 0;
     for (int b = 0; b < scan->n_blocks; b++) {
         int from = b * scan->step, end = scan_end(scan, b);
@@ -685,22 +910,17 @@ static int32_t choose_token(struct sampler *s, uint64_t draw, const float *logit
     }
     if (n == 0) /* all logits are NaN */
         return best;
-    if (p->top_k > 0 && p->top_k < n) {
-        select_top(s->cand, n, p->top_k);
-        n = p->top_k;
-    }
-    if (p->top_p < 1)
-        n = nucleus(s->cand, n, max, p->temp, p->top_p);
-    double total = 0;
-    for (int i = 0; i < n; i++)
-        total += (double)expf((s->cand[i].logit - max) / p->temp);
-    double target = (double)sampler_uniform(p->seed, draw) * total, sum = 0;
-    for (int i = 0; i < n; i++) {
-        sum += (double)expf((s->cand[i].logit - max) / p->temp);
-        if (target < sum)
-            return s->cand[i].id;
-    }
-    return s->cand[n - 1].id;
+    if (n <= FLAT_MIN || (p->top_k > 0 && p->top_k <= FLAT_MIN))
+        return choose_sorted(s, u, max, n);
+    struct flat_row f = {.logits = logits,
+                         .scan = scan,
+                         .max = max,
+                         .temp = p->temp,
+                         .floor = floor_logit,
+                         .bucket = s->cand};
+    if (p->top_p >= 1 && (p->top_k <= 0 || p->top_k >= n))
+        return choose_any(u, &f);
+    return choose_flat(s, u, &f, n);
 }
 
 int32_t sampler_pick(struct sampler *s, float *logits, struct sample_probs *probs)
