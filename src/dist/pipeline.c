@@ -9,42 +9,42 @@
 #include <math.h>
 #include <string.h>
 
-enum { IN_FLIGHT = 2 }; /* steps under way */
+enum { IN_FLIGHT = 2 }; /* steps */
 
-/* A part of a step on its way. */
+/* A part of a step in flight. */
 struct micro_batch {
     struct batch_part part;
-    const int32_t *told; /* its tokens where the step has them: they may come later */
+    const int32_t *told; /* its tokens in the step's batch, which may be filled in later */
     struct ranks_wait *sent, *shared, *given;
 };
 
 struct pipeline_step {
     struct micro_batch *parts; /* (most) */
     int n_parts, n_taken;
-    /* Of all parts, each has its own rows of them: */
+    /* For all parts; each uses its own rows: */
     int32_t *tokens, *out_rows; /* (max_tokens), (max_out) */
-    float *rows;                /* (max_tokens, E) of the stream, on its way out */
-    float *outs;                /* (max_out, E) of it, for the other half of the head */
-    float *given;               /* (max_out, width) logits on the last stage, until they are sent */
-    bool late;                  /* tokens of it were not known when it began */
+    float *rows;                /* (max_tokens, E) the stream, for the next stage */
+    float *outs;                /* (max_out, E) its out rows, for rank 0's part of the head */
+    float *given;               /* (max_out, width) logits on the last stage */
+    bool late;                  /* some tokens were unknown when it started */
 };
 
 struct pipeline {
     struct model *m;
     struct ranks *r;
-    int most; /* parts of a step: so many that every stage has one */
+    int most; /* the most parts of a step */
     int max_seqs;
     int dear;       /* of pipeline_parts */
-    bool whole;     /* sequences are not cut: a row sees those behind it */
-    bool all_embed; /* stages behind the first need tokens, too */
+    bool whole;     /* sequences are not cut: rows attend to later ones */
+    bool all_embed; /* later stages need tokens, too */
     struct pipeline_step steps[IN_FLIGHT];
     uint64_t begun, ended; /* counts of steps */
-    float *logits;         /* (max_out, width) of the step that is being taken */
-    float *in;             /* (max_tokens, E) from the stage in front */
-    /* The first stage has rows of the head, too (stages.h): */
+    float *logits;         /* (max_out, width) of the oldest step, on rank 0 */
+    float *in;             /* (max_tokens, E) from the previous stage */
+    /* Where the first stage has rows of the head (stages.h): */
     bool shares_head;
-    struct range head;    /* those of this rank */
-    float *outs, *theirs; /* on rank 0: (max_out, E) of the stream, (max_out, the rest of width) */
+    struct range head;    /* this rank's rows */
+    float *outs, *theirs; /* on rank 0: (max_out, E) the stream, (max_out, rest of width) logits */
     int32_t *each;        /* (max_out) 0, 1, ... */
     struct lora_use *loras;
 };
@@ -66,7 +66,7 @@ static void step_init(const struct pipeline *p, struct pipeline_step *f, size_t 
         f->outs = mem_zalloc(outs * embd, sizeof(float));
 }
 
-/* Rank 0's half of the head, and what it is made of. */
+/* Buffers of rank 0's part of the head. */
 static void head_init(struct pipeline *p, size_t outs)
 {
     const struct network *net = &p->m->net;
@@ -110,7 +110,7 @@ static void free_all(void *const *owned, size_t n)
         mem_free(owned[i]);
 }
 
-/* What was sent of a step is there, or nobody will take it: its buffers are free. */
+/* Waits for a step's messages, so that its buffers can be reused. */
 static void wait_sent(struct pipeline *p, struct pipeline_step *f)
 {
     for (int i = 0; i < p->most; i++) {
@@ -164,7 +164,7 @@ int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
 
 int pipeline_begin(struct pipeline *p, const struct batch *b)
 {
-    CHECK(p->begun - p->ended < IN_FLIGHT, "%d steps are under way", IN_FLIGHT);
+    CHECK(p->begun - p->ended < IN_FLIGHT, "%d steps are in flight", IN_FLIGHT);
     p->begun++;
     struct pipeline_step *f = latest(p);
     f->n_parts = f->n_taken = 0;
@@ -190,7 +190,7 @@ struct range pipeline_rows(const struct pipeline *p, int i)
     return (struct range){t->part.row, t->part.b.n_tokens};
 }
 
-/* An op that failed is the end of the job: the other stages wait for rows that do not come. */
+/* A failed op ends the job: the other stages would wait for rows that do not come. */
 static void end_ops(struct pipeline *p)
 {
     struct error err = {0};
@@ -198,7 +198,7 @@ static void end_ops(struct pipeline *p)
         ranks_fail(p->r, err.msg);
 }
 
-/* The last stage lets rank 0 begin with its half of the head. */
+/* The last stage sends the out rows, for rank 0's part of the head. */
 static void share_outs(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
 {
     struct backend *be = p->m->be;
@@ -208,7 +208,7 @@ static void share_outs(struct pipeline *p, const struct pipeline_step *f, struct
     t->shared = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * embd * sizeof(float), 0);
 }
 
-/* The last stage has computed the logits, rank 0 chooses by them. */
+/* The last stage sends its logits to rank 0, which samples. */
 static void give_logits(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
 {
     struct backend *be = p->m->be;
@@ -242,8 +242,8 @@ static struct batch outs_of(const struct pipeline *p, const struct micro_batch *
     return b;
 }
 
-/* On rank 0: its half of the head over the out rows of a part, and the other half, into `to` (n_out, n_vocab). */
-static void take_halves(struct pipeline *p, const struct micro_batch *t, float *to)
+/* On rank 0: to (n_out, n_vocab) = logits of a part, its own rows of the head and those of the last stage. */
+static void take_shared(struct pipeline *p, const struct micro_batch *t, float *to)
 {
     struct backend *be = p->m->be;
     const struct backend_ops *op = be->ops;
@@ -252,7 +252,7 @@ static void take_halves(struct pipeline *p, const struct micro_batch *t, float *
     size_t width = (size_t)p->m->net.n_vocab, mine = (size_t)p->head.n, rest = width - mine;
     ranks_recv(p->r, p->outs, (size_t)n * (size_t)p->m->net.n_embd * sizeof(float), last);
     struct batch b = outs_of(p, t);
-    be->profile = NULL; /* no step of its own */
+    be->profile = NULL; /* not counted as a step */
     op->begin(be, &b);
     be->profile = profile;
     op->stream->put(be, p->outs, n);
@@ -277,7 +277,7 @@ void pipeline_part(struct pipeline *p, int i)
     int32_t *tokens = f->tokens + t->part.row;
     float *rows = net->has_next_stage ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
     memcpy(tokens, t->told, (size_t)t->part.b.n_tokens * sizeof *tokens);
-    /* Only rank 0 reads tokens where one rank is the first stage. */
+    /* If the first stage is one rank, only rank 0 reads tokens. */
     if (f->late && (p->r->tp > 1 || p->all_embed))
         ranks_tell(p->r, tokens, (size_t)t->part.b.n_tokens * sizeof *tokens, false);
     op->begin(be, &t->part.b);
@@ -308,7 +308,7 @@ void pipeline_draft(struct pipeline *p, const struct batch *b)
 {
     struct backend *be = p->m->be;
     size_t width = (size_t)model_row_width(p->m), bytes = (size_t)b->n_out * width * sizeof(float);
-    CHECK(p->begun == p->ended, "a step is under way");
+    CHECK(p->begun == p->ended, "a step is in flight");
     float *given = p->steps[0].given;
     if (!p->m->net.has_next_stage) {
         forward(p->m, b, 0);
@@ -326,14 +326,14 @@ struct range pipeline_take(struct pipeline *p)
 {
     struct pipeline_step *f = &p->steps[p->ended % IN_FLIGHT];
     size_t width = (size_t)model_row_width(p->m);
-    CHECK(p->ended < p->begun, "no step is under way");
+    CHECK(p->ended < p->begun, "no step is in flight");
     while (f->n_taken < f->n_parts) {
         const struct micro_batch *t = &f->parts[f->n_taken++];
         if (t->part.b.n_out == 0)
             continue;
         float *to = p->logits + (size_t)t->part.out * width;
         if (p->shares_head)
-            take_halves(p, t, to);
+            take_shared(p, t, to);
         else
             ranks_recv(p->r, to, (size_t)t->part.b.n_out * width * sizeof(float),
                        p->r->size - p->r->tp);
