@@ -299,7 +299,10 @@ static void write(const struct config *c, struct gguf_writer *w)
     if (c->family == &family_qwen3next)
         return;
     /* M-RoPE sections (time, height, width); readers require the key */
+    const int *own = c->rope.sections;
     int32_t sections[4] = {(half + 2) / 3, (half + 1) / 3, half / 3, 0};
+    for (int i = 0; own[0] && i < 3; i++)
+        sections[i] = own[i];
     snprintf(key, sizeof key, "%s.rope.dimension_sections", arch);
     gguf_set_array(w, key, META_I32, sections, 4);
 }
