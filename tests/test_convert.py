@@ -594,8 +594,8 @@ def hostile_nvfp4(ids):
             assert r.returncode == 1 and len(r.stderr.splitlines()) == 1 and name in r.stderr and what in r.stderr, r
             assert not glob.glob(path("x.gguf*"))
 
-    refused((4,), 0, struct.pack("<4f", 1, 1, float("nan"), 1), "entry 2: nan is no scale")
-    refused((4,), 0, struct.pack("<4f", 1, 1, 1, float("inf")), "entry 3: inf is no scale")
+    refused((4,), 0, struct.pack("<4f", 1, 1, float("nan"), 1), "entry 2: nan is not a valid scale")
+    refused((4,), 0, struct.pack("<4f", 1, 1, 1, float("inf")), "entry 3: inf is not a valid scale")
     refused((3,), 0, bytes(12), "expected")
     refused((2, 2), 0, bytes(16), "expected")
     refused((32, 4), 8, bytes(34 * 4), "expected")
@@ -604,12 +604,12 @@ def hostile_nvfp4(ids):
         stem = "model.layers.0.mlp.experts.2.up_proj.weight"
         last = stem + ("_scale_2" if modelopt else "_global_scale")
         for spoil, what in (
-                (lambda c, t: t.update({last: ("F32", [1], struct.pack("<f", float("nan")))}), last + ": entry 0: nan is no scale"),
-                (lambda c, t: t.update({last: ("F32", [1], bytes(4))}), last + ": entry 0: 0 is no scale"),
+                (lambda c, t: t.update({last: ("F32", [1], struct.pack("<f", float("nan")))}), last + ": entry 0: nan is not a valid scale"),
+                (lambda c, t: t.update({last: ("F32", [1], bytes(4))}), last + ": entry 0: 0 is not a valid scale"),
                 (lambda c, t: t.update({last: ("F32", [2], bytes(8))}), last + ": 8 bytes where one number is expected"),
                 (lambda c, t: t.pop(last), "its global scale is missing"),
                 (lambda c, t: t.update({stem + "_scale": ("F8_E4M3", [64, 4], bytes(200) + b"\x7f" + bytes(55))}),
-                 stem + "_scale: entry 200: nan is no scale"),
+                 stem + "_scale: entry 200: nan is not a valid scale"),
                 (lambda c, t: t.update({stem + "_scale": ("F8_E4M3", [64, 5], bytes(320))}), stem + "_scale: shape"),
                 (lambda c, t: t.pop(stem + "_scale"), "its weight_scale is missing")):
             nvfp4_folder(path("nvfp4"), 4, modelopt, spoil)

@@ -321,7 +321,7 @@ static void test_safetensors_errors(void **state)
         size_t data;
         const char *what;
     } cases[] = {
-        {"[]", 0, "header is no JSON object"},
+        {"[]", 0, "header is not a JSON object"},
         {"{\"a\":1}", 0, "tensor 'a': dtype is missing"},
         {"{\"a\":{\"dtype\":\"X9\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1,
          "unknown dtype 'X9'"},
@@ -333,7 +333,7 @@ static void test_safetensors_errors(void **state)
          "size overflows"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,1]}}", 1,
          "shape"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "data_offsets is no pair"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "data_offsets is not a pair"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,0]}}", 1, "data_offsets"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 1, "past the end"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,1]}}", 1, "shape wants 2"},
@@ -394,14 +394,14 @@ static void test_gguf_errors(void **state)
 {
     (void)state;
     expect_bad_tensor(2, 32, 1, 0, 0, NULL);
-    expect_bad_tensor(2, 32, 1, 16, 0, "no whole blocks of IQ2_XXS");
+    expect_bad_tensor(2, 32, 1, 16, 0, "not whole blocks of IQ2_XXS");
     expect_bad_tensor(5, 32, 1, 0, 0, "5 dimensions");
     expect_bad_tensor(0, 32, 1, 0, 0, "0 dimensions");
     expect_bad_tensor(2, 0, 1, 0, 0, "dimension 0 is 0");
     expect_bad_tensor(2, 1ull << 40, 1ull << 40, 0, 0, "dimension 1 is");
     expect_bad_tensor(2, 1ull << 62, 1, 28, 0, "size overflows");
     expect_bad_tensor(2, 32, 1, 4, 0, "unknown type number 4");
-    expect_bad_tensor(2, 33, 1, 8, 0, "no whole blocks of Q8_0");
+    expect_bad_tensor(2, 33, 1, 8, 0, "not whole blocks of Q8_0");
     expect_bad_tensor(2, 32, 1, 0, 8, "not a multiple of 32");
     expect_bad_tensor(2, 32, 1, 0, 64, "past the end");
     expect_bad_tensor(2, 32, 1, 0, UINT64_MAX - 31, "past the end");

@@ -104,8 +104,8 @@ static bool fold_scale(struct transcode *t, struct out_tensor *s, size_t of, str
     quant_dequantize(in->type, in->data, o->scales, (size_t)o->n_mats);
     for (int i = 0; i < o->n_mats; i++)
         if (!isfinite(o->scales[i]))
-            return error_set(err, "%s: tensor '%s': entry %d: %g is no scale", t->in->path, s->name,
-                             i, (double)o->scales[i]);
+            return error_set(err, "%s: tensor '%s': entry %d: %g is not a valid scale", t->in->path,
+                             s->name, i, (double)o->scales[i]);
     mem_free(s->mats);
     memmove(s, s + 1, (size_t)(t->tensors + t->n - (s + 1)) * sizeof *s);
     t->n--;

@@ -273,7 +273,7 @@ static bool write_merges(struct vocab_writer *v)
         const char *a, *b;
         size_t na, nb;
         if (!merge_parts(m, &a, &na, &b, &nb)) {
-            ok = error_set(v->err, "%s/tokenizer.json: model.merges[%zu] is no pair", v->dir, i);
+            ok = error_set(v->err, "%s/tokenizer.json: model.merges[%zu] is not a pair", v->dir, i);
             break;
         }
         buf_reset(&one);
@@ -307,7 +307,8 @@ static bool scores_from_merges(struct vocab_writer *v)
         int64_t id;
         if (!merge_parts(m, &a, &na, &b, &nb)) {
             buf_clear(&joined);
-            return error_set(v->err, "%s/tokenizer.json: model.merges[%zu] is no pair", v->dir, i);
+            return error_set(v->err, "%s/tokenizer.json: model.merges[%zu] is not a pair", v->dir,
+                             i);
         }
         buf_reset(&joined);
         buf_add(&joined, a, na);
@@ -659,7 +660,8 @@ static bool add_unigram(struct vocab_writer *v)
     {
         const json_t *text = json_array_get(p, 0), *score = json_array_get(p, 1);
         if (!json_is_string(text) || !json_is_number(score))
-            return error_set(v->err, "%s/tokenizer.json: model.vocab[%zu] is no pair", v->dir, i);
+            return error_set(v->err, "%s/tokenizer.json: model.vocab[%zu] is not a pair", v->dir,
+                             i);
         int kind = json_is_integer(unk) && json_integer_value(unk) == (json_int_t)i ? KIND_UNKNOWN
                                                                                     : KIND_NORMAL;
         if (!set_token(v, (json_int_t)i, json_string_value(text), json_string_length(text), kind,

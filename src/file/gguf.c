@@ -97,8 +97,8 @@ static bool take_array(struct cursor *c, struct meta_array *a, const char *field
         if (type == META_BOOL)
             for (size_t i = 0; i < bytes; i++)
                 if (a->data[i] > 1)
-                    return error_set(c->err, "%s: %s: element %zu is no bool (%d)", c->path, field,
-                                     i, a->data[i]);
+                    return error_set(c->err, "%s: %s: element %zu is not a bool (%d)", c->path,
+                                     field, i, a->data[i]);
         c->pos += bytes;
     }
     a->bytes = (size_t)(c->p + c->pos - a->data);
@@ -250,7 +250,7 @@ static bool take_tensor(struct cursor *c, struct tensorfile *f, uint64_t i, stru
     if (!type_lookup(type, t, &block_len, &block_bytes))
         return error_set(c->err, "%s: %s: unknown type number %u", c->path, field, type);
     if (t->dims[0] % block_len)
-        return error_set(c->err, "%s: %s: rows of %lld values are no whole blocks of %s (%d)",
+        return error_set(c->err, "%s: %s: rows of %lld values are not whole blocks of %s (%d)",
                          c->path, field, (long long)t->dims[0], t->type_name, block_len);
     if (!mul_size(count / (size_t)block_len, (size_t)block_bytes, &t->bytes))
         return error_set(c->err, "%s: %s: size overflows", c->path, field);

@@ -87,7 +87,7 @@ struct gguf_writer *gguf_writer_new(const char *path, struct error *err)
 {
     struct stat st;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
-        error_set(err, "%s: exists and is no regular file", path);
+        error_set(err, "%s: exists and is not a regular file", path);
         return NULL;
     }
     struct buf name = {0};

@@ -34,8 +34,8 @@ static bool parse_shape(const char *path, const char *name, json_t *shape, struc
 {
     size_t n = json_array_size(shape);
     if (!json_is_array(shape) || n > MAX_SHAPE)
-        return error_set(err, "%s: tensor '%.100s': shape is no list of at most %d numbers", path,
-                         name, MAX_SHAPE);
+        return error_set(err, "%s: tensor '%.100s': shape is not a list of at most %d numbers",
+                         path, name, MAX_SHAPE);
     *count = 1;
     for (int d = 0; d < TENSOR_MAX_DIMS; d++)
         t->dims[d] = 1;
@@ -76,7 +76,7 @@ static bool parse_tensor(const struct shard *s, size_t start, const char *name, 
 
     json_t *b = json_array_get(offsets, 0), *e = json_array_get(offsets, 1);
     if (json_array_size(offsets) != 2 || !json_is_integer(b) || !json_is_integer(e))
-        return error_set(err, "%s: tensor '%.100s': data_offsets is no pair of numbers", s->path,
+        return error_set(err, "%s: tensor '%.100s': data_offsets is not a pair of numbers", s->path,
                          name);
     json_int_t begin = json_integer_value(b), end = json_integer_value(e);
     if (begin < 0 || end < begin || (size_t)end > s->bytes - start)
@@ -119,7 +119,7 @@ bool safetensors_parse(struct tensorfile *f, int shard, struct error *err)
     const struct shard *s = &f->shards[shard];
     uint64_t len;
     if (s->bytes < 8)
-        return error_set(err, "%s: header length: file of %zu bytes is no safetensors file",
+        return error_set(err, "%s: header length: file of %zu bytes is not a safetensors file",
                          s->path, s->bytes);
     memcpy(&len, s->map, 8);
     if (len > s->bytes - 8 || len > HEADER_MAX)
@@ -135,7 +135,7 @@ bool safetensors_parse(struct tensorfile *f, int shard, struct error *err)
         return error_set(err, "%s: header: %s (byte %d)", s->path, je.text, 8 + je.position);
     bool ok = json_is_object(root);
     if (!ok)
-        error_set(err, "%s: header is no JSON object", s->path);
+        error_set(err, "%s: header is not a JSON object", s->path);
 
     size_t first = f->n_tensors;
     const char *name;

@@ -305,7 +305,7 @@ static bool find_nvfp4(const struct layout_ask *a, struct packed_layout *l, stru
         !check_beside(a, l->data, "global scale", l->global, "float", err))
         return false;
     if (a->n_in % QK_NVFP4)
-        return error_set(err, "%s: tensor %s: row of %d is no multiple of NVFP4's %d", a->path,
+        return error_set(err, "%s: tensor %s: row of %d is not a multiple of NVFP4's %d", a->path,
                          l->data->name, a->n_in, QK_NVFP4);
     l->transposed = is_transposed(a, l->data, a->n_in / 2);
     return check_wide(a, l, l->data, a->n_in / 2, err) &&
@@ -324,7 +324,7 @@ static bool find_mxfp4(const struct layout_ask *a, struct packed_layout *l, cons
     if (!is_type(l->data, "U8"))
         return bad_type(a, l->data, "U8", err);
     if (a->n_in % QK_32)
-        return error_set(err, "%s: tensor %s: row of %d is no multiple of MXFP4's %d", a->path,
+        return error_set(err, "%s: tensor %s: row of %d is not a multiple of MXFP4's %d", a->path,
                          l->data->name, a->n_in, QK_32);
     int64_t stack = a->n_stack ? a->n_stack : 1;
     const int64_t *d = l->data->dims;

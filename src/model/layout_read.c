@@ -74,7 +74,8 @@ static const uint8_t *row_get(struct row_reader *x, int i)
 static bool bad_scale(const char *path, const struct tensor *t, size_t i, float v,
                       struct error *err)
 {
-    return error_set(err, "%s: tensor %s: entry %zu: %g is no scale", path, t->name, i, (double)v);
+    return error_set(err, "%s: tensor %s: entry %zu: %g is not a valid scale", path, t->name, i,
+                     (double)v);
 }
 
 struct layout_bytes layout_bytes(const struct packed_layout *l, int n)

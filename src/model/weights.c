@@ -256,8 +256,8 @@ static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, 
     quant_dequantize(t->type, t->data, scales, (size_t)n_expert);
     for (int e = 0; e < n_expert; e++) {
         if (!isfinite(scales[e]))
-            return error_set(l->err, "%s: tensor %s: entry %d: %g is no scale", l->f->path, t->name,
-                             e, (double)scales[e]);
+            return error_set(l->err, "%s: tensor %s: entry %d: %g is not a valid scale", l->f->path,
+                             t->name, e, (double)scales[e]);
         table[e] = &scales[e];
     }
     s->scale = table;
@@ -403,8 +403,9 @@ static bool add_segment(struct weight_loader *l, struct raw_weight *w,
     }
     CHECK(t, "no expert");
     if (n_in % dtype_table[s->type].block_len)
-        return error_set(l->err, "%s: tensor %s: row of %d is no multiple of %s's %d", l->f->path,
-                         t->name, n_in, dtype_name(s->type), dtype_table[s->type].block_len);
+        return error_set(l->err, "%s: tensor %s: row of %d is not a multiple of %s's %d",
+                         l->f->path, t->name, n_in, dtype_name(s->type),
+                         dtype_table[s->type].block_len);
     if (s->type == DT_NVFP4 && !tensor_scales(l, n, layer, n_expert, s))
         return false;
     w->transient |= s->scale != NULL; /* the scales are in the loader's blocks */
