@@ -82,7 +82,8 @@ $(B)/steel-mpi.so: src/dist/ranks_mpi.c src/dist/ranks_link.h
 help:
 	@echo 'make            build $(B)/steel'
 	@echo 'make try        install what is missing, build, and show it working'
-	@echo 'make test       install what is missing, build, run all tests'
+	@echo 'make test       install what is missing, build, run the tests;  make test-all: the long ones, too'
+	@echo 'make test-busy  the tests, three times in a row, on a machine kept busy'
 	@echo 'make asan       the tests under AddressSanitizer and UBSan'
 	@echo 'make test-faults  every allocation, read, write, accept, thread start fails once'
 	@echo 'make tsan       the tests under ThreadSanitizer'
@@ -91,7 +92,7 @@ help:
 	@echo 'make test-sim   the same GPU kernels, simulated on the CPU'
 	@echo 'make test-amx   ops and golden models through AMX kernels, tiles emulated in C'
 	@echo 'make bench      kernel and model benchmarks'
-	@echo 'make format     clang-format in place;  make format-check, make tidy: as CI runs them'
+	@echo 'make format     clang-format in place;  make format-check, make tidy [ALL=1]: as CI runs them'
 	@echo 'make install    into PREFIX (default /usr/local);  make uninstall'
 	@echo 'make dist       dist/steel: one binary for other machines;  make deb: a Debian package'
 	@echo 'make deps       install the Debian packages that build and tests need (test does so too; try: the build only)'
@@ -222,8 +223,8 @@ $(B)/examples/%: examples/%.c include/steel.h $(B)/lib/libsteel.a
 
 # Only who asks for it (deps, try, test) gets packages installed; plain `make` says what is missing.
 deps:
-	@sh tools/deps.sh $(if $(filter deps test,$(MAKECMDGOALS)),test)
-deps-check: $(if $(filter try test deps,$(MAKECMDGOALS)),deps)
+	@sh tools/deps.sh $(if $(filter deps test test-all,$(MAKECMDGOALS)),test)
+deps-check: $(if $(filter try test test-all deps,$(MAKECMDGOALS)),deps)
 	@sh tools/deps.sh check
 
 try: $(B)/steel
@@ -241,6 +242,14 @@ pictures: $(B)/steel
 # The whole walk of tests/test_faults.py, of which make test takes a sample.
 test-faults: $(B)/steel $(TEST_TOOLS)
 	@python3 tests/test_faults.py $(B) all
+
+# All of it: what make test leaves out takes long.
+test-all: test test-faults
+	@RANKS_ALL=1 ONLY=test_ranks sh tests/run.sh $(B)
+	@STEEL_TEST_SECONDS=60 ONLY=test_route.py sh tests/run.sh $(B)
+	$(Q)$(MAKE) --no-print-directory test-amx
+test-busy: test-build
+	@sh tests/busy.sh $(B)
 
 asan:
 	$(Q)$(MAKE) --no-print-directory B=build-asan CUDA=0 OPT='-O1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer' DEFS=-DSTEEL_DEBUG test
@@ -321,7 +330,7 @@ format:
 format-check:
 	clang-format --dry-run -Werror $(FORMATTED)
 tidy:
-	@printf "%s\n" $(filter-out %_avx2.c %_avx512.c %_vnni.c %_amx.c %/web.c,$(LIB_SRC) $(SRV_SRC) $(CLI_SRC)) | xargs -P 2 -n 4 sh -c 'clang-tidy --quiet "$$@" -- -std=gnu17 -D_GNU_SOURCE -Isrc -Iinclude 2>/dev/null' tidy
+	@sh tools/tidy.sh $(if $(ALL),all)
 
 # What is installed. DESTDIR stands before everything, for packages.
 PREFIX   ?= /usr/local
@@ -387,6 +396,6 @@ deb:
 clean:
 	rm -rf build build-* dist
 
-.PHONY: pictures test-build test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install install-program install-library uninstall docs-build dist deb deps-check clean test-amx amx-run
+.PHONY: pictures test-build test-all test-busy test-faults gpu-tools test-gpu bench-gpu test-sim all help examples deps try test asan tsan fuzz fuzz-build fuzz-run bench format format-check tidy install install-program install-library uninstall docs-build dist deb deps-check clean test-amx amx-run
 .SECONDARY:
 -include $(shell find $(B) -type f -name '*.d' 2>/dev/null)

@@ -32,10 +32,10 @@ static const struct device_type cuda_device = {
 static const struct device_type *const types[] = {&cpu_device, &cuda_device};
 enum { N_TYPES = (int)(sizeof types / sizeof *types) };
 
-/* The type of "cuda" or "cuda:N"; NULL = unknown. Only GPUs are numbered. */
+/* The type of "cuda" or "cuda:N"; NULL = unknown, as is NULL. Only GPUs are numbered. */
 static const struct device_type *type_of(const char *device)
 {
-    for (int i = 0; i < N_TYPES; i++) {
+    for (int i = 0; device && i < N_TYPES; i++) {
         size_t n = strlen(types[i]->name);
         if (!strncmp(device, types[i]->name, n) &&
             (!device[n] || (device[n] == ':' && types[i]->kind == DEVICE_GPU)))
