@@ -129,8 +129,8 @@ def main():
         parts = []
         for model, name in MODELS.items():
             parts.append(f"**{name}, Q4_K_M, tokens per second**\n\n" + "\n".join(model_table(planner, model)))
-        parts.append("**What the link is worth**\n\n" + "\n".join(link_table(planner)))
-        parts.append("**What is said**\n\n" + "\n".join(traffic_table(planner)))
+        parts.append("**By link**\n\n" + "\n".join(link_table(planner)))
+        parts.append("**Messages of a step**\n\n" + "\n".join(traffic_table(planner)))
         text = "\n\n".join(parts)
         if not a.doc:
             print(text)
