@@ -58,7 +58,7 @@ def pack_text(s):
 
 
 def write_gguf(path, meta, tensors):
-    """tensors: list of (name, dims, type, bytes). Values: str, bool, int (u32), float."""
+    """tensors: list of (name, dims, type, bytes). Values: str, bool, int (u32), float, lists of str or of int (i32)."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(meta)))
     for key, v in meta.items():
         out += pack_text(key)
@@ -68,6 +68,10 @@ def write_gguf(path, meta, tensors):
             out += struct.pack("<I?", 7, v)
         elif isinstance(v, int):
             out += struct.pack("<II", 4, v)
+        elif isinstance(v, list):
+            texts = isinstance(v[0], str)
+            out += struct.pack("<IIQ", 9, 8 if texts else 5, len(v))
+            out += b"".join(map(pack_text, v)) if texts else struct.pack("<%di" % len(v), *v)
         else:
             out += struct.pack("<If", 6, v)
     offset = 0
