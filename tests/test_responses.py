@@ -1,9 +1,12 @@
 """/v1/responses and Ollama's API, end to end: shapes, order of events, kept responses, refusals."""
 import json
 import os
+import re
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+import script_model
 from serverlib import Server, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -111,7 +114,13 @@ def test_refused(s):
             ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
             ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
             ({"input": [{"type": "computer_call"}]}, "input[0]"),
-            ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]"), ({"input": "x", "tools": 1}, "tools"),
+            ({"input": "x", "tools": [{"type": "telepathy"}]}, "tools[0]"), ({"input": "x", "tools": 1}, "tools"),
+            ({"input": "x", "tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
+            ({"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0]"),
+            ({"input": "x", "tools": [TOOL, TOOL]}, "tools[1]"), ({"input": [{"type": "additional_tools", "tools": 5}]}, "input[0]"),
+            ({"input": "x", "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "ebnf", "definition": "x"}}]}, "tools[0]"),
+            ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+            ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0]"),
             ({"input": "x", "tool_choice": {"type": "x"}}, "tool_choice"), ({"input": "x", "background": True}, "background"),
             ({"input": "x", "truncation": "maybe"}, "truncation"), ({"input": "x", "instructions": 5}, "instructions"),
             ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
@@ -226,6 +235,64 @@ def test_built_in(_):
     s.stop()
 
 
+def test_agents_tools(_):
+    """Namespaces, custom tools, hosted tools and the items of agents, with a model that calls what it is told to."""
+    close = {"type": "function", "name": "close", "description": "Closes it.", "strict": False, "parameters": {"type": "object", "properties": {"id": {"type": "string"}}}}
+    space = {"type": "namespace", "name": "agents", "description": "Works with agents.", "tools": [close, dict(close, name="open")]}
+    text = {"type": "custom", "name": "patch", "description": "Applies a patch.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}}
+    word = {"type": "custom", "name": "word", "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{2}|x"}}
+    hosted = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "mcp", "server_label": "x"}]
+    with tempfile.TemporaryDirectory() as d:
+        script_model.build(d + "/space.gguf", "agents__close", '{"id":"seven"}')
+        script_model.build(d + "/custom.gguf", "patch", json.dumps({"input": 'a "b"\nc'}))
+        s = Server(BUILD, "-c", "8192", model=d + "/space.gguf")
+        body = {"input": "go", "tools": [*hosted, TOOL, space, text], "tool_choice": {"type": "auto"}}
+        r = s.json(RESP, body)
+        call = r["output"][-1]
+        assert (call["type"], call["namespace"], call["name"]) == ("function_call", "agents", "close"), r["output"]
+        assert json.loads(call["arguments"]) == {"id": "seven"} and r["tools"] == body["tools"]
+        ev = events_of(s, body)
+        same = lambda items: [dict(i, id=0, call_id=0) for i in items]
+        assert same(ev[-1][1]["response"]["output"]) == same(r["output"])
+        assert [d["name"] for n, d in ev if n == "response.function_call_arguments.done"] == ["close"]
+        s.wait_line("web_search")  # left out, and the log says so
+        n = s.json(RESP, dict(body, tools=[TOOL, space, text]))["usage"]["input_tokens"]
+        assert n == r["usage"]["input_tokens"]
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": [{"type": "input_text", "text": "done"}, {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}
+        on = s.json(RESP, dict(body, input=[result], previous_response_id=r["id"]))
+        flat = s.json(RESP, dict(body, input=[{"role": "user", "content": "go"}] + r["output"] + [result]))
+        assert "All is done" in text_of(on) == text_of(flat) and on["usage"]["input_tokens"] == flat["usage"]["input_tokens"]
+        in_text = dict(result, output="done[image: this model reads text only]")
+        assert s.json(RESP, dict(body, input=[in_text], previous_response_id=r["id"]))["usage"]["input_tokens"] == on["usage"]["input_tokens"]
+        named = s.json(RESP, dict(body, tool_choice={"type": "function", "namespace": "agents", "name": "close"}))
+        assert named["output"][-1]["name"] == "close" and s.json(RESP, dict(body, tools=hosted, tool_choice={"type": "none"}))["status"] == "completed"
+        # tools that come with an item, and items that hold nothing for this model
+        extra = [{"type": "additional_tools", "role": "developer", "tools": [space]}, {"type": "compaction", "encrypted_content": "x"},
+                 {"type": "web_search_call", "id": "ws_1", "status": "completed"}, {"role": "user", "content": "go"}]
+        assert s.json(RESP, {"input": extra})["output"][-1]["namespace"] == "agents"
+        s.wait_line("compaction")
+        # a handshake for a websocket is refused in a form that makes clients fall back to posts
+        head = b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        with s.socket() as c:
+            c.sendall(head)
+            assert c.recv(4096).startswith(b"HTTP/1.1 405 ")
+        s.stop()
+        s = Server(BUILD, "-c", "8192", model=d + "/custom.gguf")
+        body = {"input": "go", "tools": [text, word]}
+        r = s.json(RESP, body)
+        call = r["output"][-1]
+        assert call["type"] == "custom_tool_call" and call["name"] == "patch" and call["input"] == 'a "b"\nc' and call["id"].startswith("ctc_"), call
+        ev = events_of(s, body)
+        assert [d["input"] for n, d in ev if n == "response.custom_tool_call_input.done"] == [call["input"]]
+        assert "".join(d["delta"] for n, d in ev if n == "response.custom_tool_call_input.delta") == call["input"]
+        on = s.json(RESP, dict(body, input=[{"role": "user", "content": "go"}, *r["output"], {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}]))
+        assert "All is done" in text_of(on)
+        # the regular expression of a tool holds
+        r = s.json(RESP, dict(body, tool_choice={"type": "custom", "name": "word"}, temperature=2, seed=3))
+        assert re.fullmatch("[a-c]{2}|x", r["output"][-1]["input"]), r["output"]
+        s.stop()
+
+
 def lines_of(s, path, body):
     status, headers, text = s.post(path, body)
     assert status == 200 and headers["content-type"] == "application/x-ndjson", (status, text)
@@ -296,6 +363,6 @@ def ollama_built_in(s):
 server = Server(BUILD, "-np", "8", "-c", "8192")
 try:
     run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_bounded, test_kept_costs,
-               test_built_in, test_reference_has_no_vram], server)
+               test_built_in, test_agents_tools, test_reference_has_no_vram], server)
 finally:
     server.stop()

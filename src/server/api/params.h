@@ -24,6 +24,9 @@ struct gen_params {
 };
 void gen_params_clear(struct gen_params *p);
 
+/* Stands for an image in a tool's result. */
+#define API_NO_IMAGE "[image: this model reads text only]"
+
 enum params_api { PARAMS_CHAT, PARAMS_COMPLETIONS, PARAMS_MESSAGES };
 /* Absent fields get their value from `defaults`. n_vocab bounds logit_bias. */
 bool gen_params_read(const json_t *body, enum params_api api, const struct sample_params *defaults,

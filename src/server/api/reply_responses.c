@@ -15,16 +15,61 @@ static const char *hex_of(const struct api_request *req)
     return req->id + strlen("resp_");
 }
 
+/* Whether a segment is the call of a custom tool: a text, where a function's is JSON. */
+static bool is_custom(const struct api_request *req, const struct segment *g)
+{
+    bool custom = false;
+    const char *space;
+    if (g->kind == SEGMENT_TOOL)
+        responses_tool_of(req->responses->tool_names, g->name, &custom, &space);
+    return custom;
+}
+
 static void add_item_id(const struct api_request *req, const struct segment *g, int index,
                         struct buf *b)
 {
     static const char *const prefixes[] = {"msg", "rs", "fc"};
-    buf_addf(b, "\"%s_%s_%d\"", prefixes[g->kind], hex_of(req), index);
+    buf_addf(b, "\"%s_%s_%d\"", is_custom(req, g) ? "ctc" : prefixes[g->kind], hex_of(req), index);
 }
 
 static void add_text(const struct segment *g, struct buf *b)
 {
     jsonout_string(b, g->text.p ? g->text.p : "", g->text.len);
+}
+
+/* The input of a custom tool, from {"input": "..."}; a call that was cut keeps its JSON. */
+static void add_input(const struct segment *g, struct buf *b)
+{
+    json_t *args = json_loadb(g->text.p ? g->text.p : "", g->text.len, JSON_ALLOW_NUL, NULL);
+    const json_t *input = json_object_get(args, "input");
+    if (json_is_string(input))
+        jsonout_string(b, json_string_value(input), json_string_length(input));
+    else
+        add_text(g, b);
+    json_decref(args);
+}
+
+static void add_call(const struct api_request *req, const struct segment *g, bool full,
+                     struct buf *b)
+{
+    bool custom;
+    const char *space;
+    const char *name = responses_tool_of(req->responses->tool_names, g->name, &custom, &space);
+    buf_addf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
+             custom ? "custom_tool_call" : "function_call", g->id);
+    jsonout_text(b, name);
+    if (space) {
+        buf_adds(b, ",\"namespace\":");
+        jsonout_text(b, space);
+    }
+    buf_adds(b, custom ? ",\"input\":" : ",\"arguments\":");
+    if (!full)
+        buf_adds(b, "\"\"");
+    else if (custom)
+        add_input(g, b);
+    else
+        add_text(g, b);
+    buf_addc(b, '}');
 }
 
 /* {"type":"output_text",...}: the only part of a message or of thinking. */
@@ -56,14 +101,7 @@ static void add_item(const struct api_request *req, const struct api_choice *o, 
     add_item_id(req, g, index, b);
     buf_addf(b, ",\"status\":\"%s\"", !full ? "in_progress" : cut ? "incomplete" : "completed");
     if (g->kind == SEGMENT_TOOL) {
-        buf_addf(b, ",\"type\":\"function_call\",\"call_id\":\"%s\",\"name\":", g->id);
-        jsonout_text(b, g->name);
-        buf_adds(b, ",\"arguments\":");
-        if (full)
-            add_text(g, b);
-        else
-            buf_adds(b, "\"\"");
-        buf_addc(b, '}');
+        add_call(req, g, full, b);
         return;
     }
     bool summary = g->kind == SEGMENT_REASONING && req->responses->summary;
@@ -205,7 +243,7 @@ static void stream_open(struct api_request *req, struct buf *b)
 /* Names of a segment's events: part added, delta, text done, part done. */
 static const char *name_of(const struct api_request *req, const struct segment *g, int which)
 {
-    static const char *const names[4][4] = {
+    static const char *const names[5][4] = {
         {"response.content_part.added", "response.output_text.delta", "response.output_text.done",
          "response.content_part.done"},
         {"response.content_part.added", "response.reasoning_text.delta",
@@ -213,8 +251,11 @@ static const char *name_of(const struct api_request *req, const struct segment *
         {NULL, "response.function_call_arguments.delta", "response.function_call_arguments.done",
          NULL},
         {"response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
-         "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"}};
-    return names[g->kind == SEGMENT_REASONING && req->responses->summary ? 3 : (int)g->kind][which];
+         "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"},
+        {NULL, "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
+         NULL}};
+    bool summary = g->kind == SEGMENT_REASONING && req->responses->summary;
+    return names[summary ? 3 : is_custom(req, g) ? 4 : (int)g->kind][which];
 }
 
 static void part_event(struct api_request *req, const struct api_choice *o, int index, bool full,
@@ -240,13 +281,26 @@ static void open_item(struct api_request *req, struct api_choice *o, int index, 
     g->opened = true;
 }
 
-static void close_item(struct api_request *req, struct api_choice *o, int index, struct buf *b)
+/* The input of a custom tool is known when its JSON is complete: one delta. */
+static void close_custom(struct api_request *req, const struct segment *g, int index, struct buf *b)
+{
+    for (int which = 1; which <= 2; which++) {
+        item_event(req, g, index, b, name_of(req, g, which));
+        buf_adds(b, which == 1 ? ",\"delta\":" : ",\"input\":");
+        add_input(g, b);
+        end_event(b);
+    }
+}
+
+static void close_text(struct api_request *req, struct api_choice *o, int index, struct buf *b)
 {
     const struct segment *g = &o->segments[index];
     item_event(req, g, index, b, name_of(req, g, 2));
     if (g->kind == SEGMENT_TOOL) {
+        bool custom;
+        const char *space;
         buf_adds(b, ",\"name\":");
-        jsonout_text(b, g->name);
+        jsonout_text(b, responses_tool_of(req->responses->tool_names, g->name, &custom, &space));
     }
     buf_adds(b, g->kind == SEGMENT_TOOL ? ",\"arguments\":" : ",\"text\":");
     add_text(g, b);
@@ -254,6 +308,15 @@ static void close_item(struct api_request *req, struct api_choice *o, int index,
         buf_adds(b, ",\"logprobs\":[]");
     end_event(b);
     part_event(req, o, index, true, b, name_of(req, g, 3));
+}
+
+static void close_item(struct api_request *req, struct api_choice *o, int index, struct buf *b)
+{
+    const struct segment *g = &o->segments[index];
+    if (is_custom(req, g))
+        close_custom(req, g, index, b);
+    else
+        close_text(req, o, index, b);
     event(req, b, "response.output_item.done");
     buf_addf(b, ",\"output_index\":%d,\"item\":", index);
     add_item(req, o, index, true, false, b);
@@ -264,6 +327,10 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
                       struct buf *b)
 {
     struct segment *g = &o->segments[index];
+    if (is_custom(req, g)) {
+        g->sent += n;
+        return;
+    }
     item_event(req, g, index, b, name_of(req, g, 1));
     buf_adds(b, ",\"delta\":");
     jsonout_string(b, g->text.p + g->sent, n);

@@ -6,8 +6,9 @@
 #include "server/api/responses.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
-#include "server/http/jsonout.h"
 #include "server/api/store.h"
+#include "server/http/jsonout.h"
+#include "server/http/log.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@ void responses_request_free(struct responses_request *r)
     buf_clear(&r->input);
     buf_clear(&r->first);
     buf_clear(&r->last);
+    json_decref(r->tool_names);
     mem_free(r->previous);
     mem_free(r);
 }
@@ -40,6 +42,7 @@ struct responses_reader {
     struct json_counts counts; /* values in them */
     json_t *beside;            /* items of the response `beside_id`; owned */
     char beside_id[64];
+    json_t *tools; /* of items of type additional_tools; owned; NULL = none */
     struct api_error *err;
 };
 
@@ -53,8 +56,10 @@ static void add_string(struct buf *out, const json_t *v)
     buf_add(out, json_string_value(v), json_string_length(v));
 }
 
-/* Returns the text of content: a string, or text parts. */
-static bool content_text(const json_t *v, const char *where, struct buf *out, struct api_error *err)
+/* Returns the text of content: a string, or text parts. `shown`: the text that stands for an image, or NULL if
+ * images are refused. */
+static bool content_text(const json_t *v, const char *where, const char *shown, struct buf *out,
+                         struct api_error *err)
 {
     size_t i;
     const json_t *part;
@@ -68,6 +73,10 @@ static bool content_text(const json_t *v, const char *where, struct buf *out, st
     {
         const char *type = json_string_value(json_object_get(part, "type"));
         const json_t *text = json_object_get(part, "text");
+        if (shown && type && !strcmp(type, "input_image")) {
+            buf_adds(out, shown);
+            continue;
+        }
         if (type && !strcmp(type, "refusal"))
             text = json_object_get(part, "refusal");
         else if (!type || (strcmp(type, "input_text") && strcmp(type, "output_text") &&
@@ -110,7 +119,7 @@ static bool add_message(struct responses_reader *r, const json_t *item, const ch
     char at[80];
     snprintf(at, sizeof at, "%s.content", where);
     struct buf text = {0};
-    bool ok = content_text(json_object_get(item, "content"), at, &text, r->err);
+    bool ok = content_text(json_object_get(item, "content"), at, NULL, &text, r->err);
     if (ok && !strcmp(role, "assistant")) {
         const json_t *had = json_object_get(r->last, "content");
         /* Text after a tool call begins a new message. */
@@ -126,19 +135,43 @@ static bool add_message(struct responses_reader *r, const json_t *item, const ch
     return ok;
 }
 
-static bool add_call(struct responses_reader *r, const json_t *item, const char *where)
+/* Appends a call to the open assistant message. Takes name and args, strings. */
+static void append_call(struct responses_reader *r, const json_t *id, json_t *name, json_t *args)
 {
-    json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name");
-    json_t *args = json_object_get(item, "arguments");
-    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
-        return api_invalid(r->err, where, "%s needs call_id, name and arguments (strings)", where);
     json_t *msg = assistant(r), *calls = json_object_get(msg, "tool_calls");
     if (!calls) {
         calls = json_array();
         json_object_set_new(msg, "tool_calls", calls);
     }
-    json_array_append_new(calls, json_pack("{s:O,s:s,s:{s:O,s:O}}", "id", id, "type", "function",
-                                           "function", "name", name, "arguments", args));
+    json_array_append_new(calls,
+                          json_pack("{s:O,s:s,s:{s:o,s:o}}", "id", (json_t *)id, "type", "function",
+                                    "function", "name", name, "arguments", args));
+}
+
+static bool add_call(struct responses_reader *r, const json_t *item, const char *where)
+{
+    const json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name");
+    json_t *args = json_object_get(item, "arguments");
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
+        return api_invalid(r->err, where, "%s needs call_id, name and arguments (strings)", where);
+    append_call(r, id, responses_flat_name(json_object_get(item, "namespace"), name),
+                json_incref(args));
+    return true;
+}
+
+/* The call of a custom tool, whose input is one string. */
+static bool add_custom_call(struct responses_reader *r, const json_t *item, const char *where)
+{
+    const json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name");
+    json_t *input = json_object_get(item, "input");
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(input))
+        return api_invalid(r->err, where, "%s needs call_id, name and input (strings)", where);
+    json_t *object = json_pack("{s:O}", "input", input);
+    char *text = json_dumps(object, JSON_COMPACT);
+    append_call(r, id, responses_flat_name(json_object_get(item, "namespace"), name),
+                json_string(text ? text : "{}"));
+    free(text);
+    json_decref(object);
     return true;
 }
 
@@ -150,7 +183,7 @@ static bool add_result(struct responses_reader *r, const json_t *item, const cha
     snprintf(at, sizeof at, "%s.output", where);
     if (!json_is_string(id))
         return api_invalid(r->err, where, "%s.call_id must be a string", where);
-    bool ok = content_text(json_object_get(item, "output"), at, &text, r->err);
+    bool ok = content_text(json_object_get(item, "output"), at, API_NO_IMAGE, &text, r->err);
     if (ok)
         json_array_append_new(r->messages,
                               json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id,
@@ -167,8 +200,8 @@ static bool add_reasoning(struct responses_reader *r, const json_t *item, const 
     r->last = NULL;
     buf_reset(&r->thinking);
     if (json_array_size(content))
-        return content_text(content, where, &r->thinking, r->err);
-    return !json_array_size(summary) || content_text(summary, where, &r->thinking, r->err);
+        return content_text(content, where, NULL, &r->thinking, r->err);
+    return !json_array_size(summary) || content_text(summary, where, NULL, &r->thinking, r->err);
 }
 
 /* Parses kept items. All kept items of a request together stay within the limits of a body. NULL with an
@@ -222,6 +255,38 @@ static bool find_item(struct responses_reader *r, const char *id, const char *wh
     return *out != NULL;
 }
 
+/* Tools that a client adds in the middle of a conversation. */
+static bool add_item_tools(struct responses_reader *r, const json_t *item, const char *where)
+{
+    json_t *tools = json_object_get(item, "tools");
+    if (!json_is_array(tools))
+        return api_invalid(r->err, where, "%s.tools must be an array", where);
+    if (!r->tools)
+        r->tools = json_array();
+    json_array_extend(r->tools, tools);
+    return true;
+}
+
+/* Items that another server made with its own tools, or encrypted: nothing of them can be shown to the model. Each
+ * type is logged once. */
+static bool is_left_out(const char *type)
+{
+    static const char *const types[] = {
+        "web_search_call",       "file_search_call", "code_interpreter_call",
+        "image_generation_call", "mcp_list_tools",   "mcp_approval_request",
+        "mcp_approval_response", "compaction",       "compaction_summary",
+        "context_compaction",    "ghost_snapshot"};
+    static _Atomic(bool) told[sizeof types / sizeof *types];
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (!strcmp(types[i], type)) {
+            if (!told[i])
+                log_line(LOG_WARN, "an input item of another server is left out",
+                         LOG_TEXT("type", type));
+            return told[i] = true;
+        }
+    return false;
+}
+
 static bool add_item(struct responses_reader *r, const json_t *item, const char *where,
                      bool referred)
 {
@@ -232,8 +297,12 @@ static bool add_item(struct responses_reader *r, const json_t *item, const char 
         return add_message(r, item, where);
     if (!strcmp(type, "function_call"))
         return add_call(r, item, where);
-    if (!strcmp(type, "function_call_output"))
+    if (!strcmp(type, "custom_tool_call"))
+        return add_custom_call(r, item, where);
+    if (!strcmp(type, "function_call_output") || !strcmp(type, "custom_tool_call_output"))
         return add_result(r, item, where);
+    if (!strcmp(type, "additional_tools"))
+        return add_item_tools(r, item, where);
     if (!strcmp(type, "reasoning"))
         return add_reasoning(r, item, where);
     if (!strcmp(type, "item_reference") && !referred) {
@@ -247,7 +316,8 @@ static bool add_item(struct responses_reader *r, const json_t *item, const char 
         json_decref(v);
         return ok;
     }
-    return api_invalid(r->err, where, "%s: an item of type '%.40s' is not supported", where, type);
+    return is_left_out(type) ||
+           api_invalid(r->err, where, "%s: an item of type '%.40s' is not supported", where, type);
 }
 
 static bool add_items(struct responses_reader *r, const json_t *items, const char *name)
@@ -304,10 +374,11 @@ static void keep_input(struct responses_request *r, const json_t *input, const c
         if (!json_is_string(json_object_get(copy, "id"))) {
             char id[64];
             snprintf(id, sizeof id, "%s_%s_i%zu",
-                     !type || !strcmp(type, "message") ? "msg"
-                     : !strcmp(type, "function_call")  ? "fc"
-                     : !strcmp(type, "reasoning")      ? "rs"
-                                                       : "fco",
+                     !type || !strcmp(type, "message")   ? "msg"
+                     : !strcmp(type, "function_call")    ? "fc"
+                     : !strcmp(type, "custom_tool_call") ? "ctc"
+                     : !strcmp(type, "reasoning")        ? "rs"
+                                                         : "fco",
                      hex, i);
             json_object_set_new(copy, "id", json_string(id));
         }
@@ -324,73 +395,6 @@ static void keep_input(struct responses_request *r, const json_t *input, const c
         json_decref(copy);
     }
     json_decref(list);
-}
-
-static bool add_tools(json_t *out, const json_t *tools, const json_t *allowed,
-                      struct api_error *err)
-{
-    size_t i, k;
-    const json_t *t, *a;
-    if (!json_is_array(tools))
-        return api_invalid(err, "tools", "tools must be an array");
-    json_t *list = json_array();
-    json_object_set_new(out, "tools", list);
-    json_array_foreach((json_t *)tools, i, t)
-    {
-        char where[64];
-        const char *type = json_string_value(json_object_get(t, "type"));
-        json_t *name = json_object_get(t, "name");
-        bool wanted = !allowed;
-        snprintf(where, sizeof where, "tools[%zu]", i);
-        if (!type || strcmp(type, "function"))
-            return api_invalid(err, where,
-                               "%s.type '%.40s' is not supported: only function tools, "
-                               "which the client runs",
-                               where, type ? type : "?");
-        if (!json_is_string(name))
-            return api_invalid(err, where, "%s.name must be a string", where);
-        json_array_foreach((json_t *)allowed, k, a)
-        {
-            const char *n = json_string_value(json_object_get(a, "name"));
-            wanted |= n && !strcmp(n, json_string_value(name));
-        }
-        if (!wanted)
-            continue;
-        json_t *f = json_object();
-        static const char *const keys[] = {"name", "description", "parameters", "strict"};
-        for (size_t j = 0; j < 4; j++)
-            if (api_member(t, keys[j]))
-                json_object_set(f, keys[j], (json_t *)api_member(t, keys[j]));
-        json_array_append_new(list, json_pack("{s:s,s:o}", "type", "function", "function", f));
-    }
-    return true;
-}
-
-static bool add_tool_choice(json_t *out, const json_t *v, const json_t **allowed,
-                            struct api_error *err)
-{
-    const char *type = json_string_value(json_object_get(v, "type"));
-    json_t *name = json_object_get(v, "name");
-    const char *mode = json_string_value(json_object_get(v, "mode"));
-    const json_t *list = json_object_get(v, "tools");
-    if (json_is_string(v)) {
-        json_object_set(out, "tool_choice", (json_t *)v);
-    } else if (type && !strcmp(type, "function") && json_is_string(name)) {
-        json_object_set_new(
-            out, "tool_choice",
-            json_pack("{s:s,s:{s:O}}", "type", "function", "function", "name", name));
-    } else if (type && !strcmp(type, "allowed_tools") && json_is_array(list)) {
-        if (!mode || (strcmp(mode, "auto") && strcmp(mode, "required")))
-            return api_invalid(err, "tool_choice.mode",
-                               "tool_choice.mode must be auto or required");
-        json_object_set_new(out, "tool_choice", json_string(mode));
-        *allowed = list;
-    } else {
-        return api_invalid(err, "tool_choice",
-                           "tool_choice must be auto, none, required, a "
-                           "function or allowed_tools");
-    }
-    return true;
 }
 
 /* text.format is response_format with one level less. */
@@ -551,9 +555,13 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
             return api_invalid(err, "max_output_tokens", "max_output_tokens must be at least 1");
         json_object_set_new(out, "max_completion_tokens", json_integer(most));
     }
-    if (choice && !add_tool_choice(out, choice, &allowed, err))
+    if (choice && !responses_tool_choice(out, choice, &allowed, err))
         return false;
-    if ((tools && !add_tools(out, tools, allowed, err)) || (text && !add_format(out, text, err)))
+    r->tool_names = json_object();
+    if ((tools || rd->tools) &&
+        !responses_add_tools(out, r->tool_names, tools, rd->tools, allowed, err))
+        return false;
+    if (text && !add_format(out, text, err))
         return false;
     return !thinking || add_reasoning_wish(out, thinking, r, err);
 }
@@ -582,6 +590,7 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
     bool ok = translate(body, out, &rd, hex, r);
     buf_clear(&rd.thinking);
     json_decref(rd.beside);
+    json_decref(rd.tools);
     if (ok) {
         make_echo(body, &r->echo);
         return out;

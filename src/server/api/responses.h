@@ -15,6 +15,7 @@ struct responses_request {
     struct buf input;       /* items of this request, separated by commas */
     struct buf first, last; /* ids of the first and the last of them */
     char *previous;         /* owned; NULL = none */
+    json_t *tool_names;     /* owned; see responses_tool_of */
     bool keep;              /* store */
     bool summary;           /* send thinking as a summary */
     bool truncate;          /* drop the oldest turns if the context is full */
@@ -28,6 +29,19 @@ void responses_request_free(struct responses_request *r);
  * with an error. hex: part of the ids of items. */
 json_t *responses_translate(const json_t *body, struct store *store, const char *owner,
                             const char *hex, struct responses_request *r, struct api_error *err);
+
+/* responses_tools.c. The functions of `tools` and of `more` (an input item's; either may be NULL) become
+ * out["tools"]. `names` receives what responses_tool_of looks up. `allowed`: the only ones wanted, or NULL. */
+bool responses_add_tools(json_t *out, json_t *names, const json_t *tools, const json_t *more,
+                         const json_t *allowed, struct api_error *err);
+bool responses_tool_choice(json_t *out, const json_t *v, const json_t **allowed,
+                           struct api_error *err);
+/* The name a tool of a namespace (a string, or NULL) has for the model. A new reference. */
+json_t *responses_flat_name(const json_t *space, const json_t *name);
+/* The client's name of a tool that the model calls `flat`. *space: its namespace, or NULL. */
+const char *responses_tool_of(const json_t *names, const char *flat, bool *custom,
+                              const char **space);
+bool responses_is_hosted(const char *type); /* a tool that the client expects the server to run */
 
 /* Returns the messages without the first k turns; leading system messages stay. */
 json_t *responses_drop_turns(const json_t *messages, int k);
