@@ -112,6 +112,9 @@ def test_chat(s):
                          {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Rome\"}"}}]},
                       {"role": "tool", "tool_call_id": "c1", "content": "sun"}, {"role": "system", "content": "later"}]):
         s.json(CHAT, dict(HI, messages=messages, tools=[TOOL]))
+    prompt = lambda choice: s.json("/apply-template", {"messages": HI["messages"], "tools": [TOOL], "tool_choice": choice})["prompt"]
+    for word in ("auto", "none"):
+        assert prompt({"type": word}) == prompt(word)
 
 
 def test_completions(s):
@@ -213,6 +216,64 @@ def test_messages(s):
                 dict(body, tool_choice={"type": "x"}), dict(body, thinking=3)):
         e = s.json("/v1/messages", bad, 400)
         assert e["type"] == "error" and e["error"]["type"] == "invalid_request_error" and e["error"]["message"]
+
+
+def test_messages_of_agents(s):
+    """What Claude Code sends: results with images and references, documents, searches, tools of Anthropic's servers."""
+    def tokens(system=None, user=None, **more):
+        body = {"model": "x", "messages": user or [{"role": "user", "content": "hi"}], **more}
+        return s.json("/v1/messages/count_tokens", dict(body, system=system) if system else body)["input_tokens"]
+
+    def talk(result):
+        return [{"role": "user", "content": "go"}, {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": result}]}]
+
+    def same(content, text):
+        """The content reads like the text, in a result and in a message."""
+        assert tokens(user=talk(content)) == tokens(user=talk(text)), content
+
+    # the billing line at the head of a system prompt changes with every request and is no part of the prompt
+    line = "x-anthropic-billing-header: cc_version=9.9.9.%s; cc_entrypoint=cli;"
+    block = lambda t: {"type": "text", "text": t}
+    plain = tokens([block("You are kind.")])
+    assert tokens([block(line % "abc"), block("You are kind.")]) == tokens(line % "zzzzzz" + "\nYou are kind.") == plain
+    assert tokens(line % "abc") == tokens([block(line % "abc")]) == tokens()
+    assert tokens([block("You are kind."), block(line % "abc")]) > plain  # elsewhere it is text like any other
+    body = {"max_tokens": 4, "messages": [{"role": "user", "content": "y" * 600}]}
+    s.json("/v1/messages", dict(body, system=[block(line % "1"), block("z" * 600)]))
+    again = s.json("/v1/messages", dict(body, system=[block(line % "2"), block("z" * 600)]))["usage"]
+    assert again["cache_read_input_tokens"] > 1000, again
+    # results
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+    same([image], "[image: this model reads text only]")
+    same([block("a"), image, block("b")], "a\n[image: this model reads text only]\nb")
+    same([{"type": "tool_reference", "tool_name": "WebFetch"}], "The tool WebFetch is loaded: call it like any other.")
+    same([{"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "body"}}], "T\nbody")
+    same([{"type": "document", "source": {"type": "content", "content": [block("a"), block("b")]}}], "a\nb")
+    same([{"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}], "[document: this model reads text only]")
+    same([{"type": "search_result", "source": "http://x", "title": "T", "content": [block("found")]}], "T\nhttp://x\nfound")
+    # the same in a user's message, but for what the model cannot read: that is refused, where a person can see it
+    assert tokens(user=[{"role": "user", "content": [{"type": "document", "title": "T", "source": {"type": "text", "data": "body"}}]}]) == tokens(user=[{"role": "user", "content": "T\nbody"}])
+    for bad in (image, {"type": "document", "source": {"type": "url", "url": "http://x"}}, {"type": "container_upload"}):
+        e = s.json("/v1/messages", dict(body, messages=[{"role": "user", "content": [bad]}]), 400)
+        assert bad["type"] in e["error"]["message"], e
+    # what Anthropic's servers ran, in the history
+    ran = [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+           {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"type": "web_search_result", "url": "http://x", "title": "T"}]}, block("So.")]
+    s.json("/v1/messages", dict(body, messages=[{"role": "user", "content": "go"}, {"role": "assistant", "content": ran}, {"role": "user", "content": "on"}]))
+    # and tools that they would run
+    mine = {"name": "f", "input_schema": {"type": "object"}}
+    n = tokens(tools=[mine])
+    assert tokens(tools=[{"type": "web_search_20250305", "name": "web_search"}, mine, {"type": "tool_search_tool_regex_20251119", "name": "tool_search"}]) == n
+    s.wait_line("web_search_20250305")
+    e = s.json("/v1/messages", dict(body, tools=[{"type": "web_search_20250305", "name": "web_search"}], tool_choice={"type": "tool", "name": "web_search"}), 400)
+    assert "web_search" in e["error"]["message"]
+    # an image in a chat's tool result
+    chat = lambda content: [{"role": "user", "content": "go"}, {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+                            {"role": "tool", "tool_call_id": "1", "content": content}]
+    prompt = lambda content: s.json("/apply-template", {"messages": chat(content)})["prompt"]
+    url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    assert prompt([{"type": "text", "text": "a"}, url]) == prompt([{"type": "text", "text": t} for t in ("a", "[image: this model reads text only]")])
 
 
 def test_prefix_cache(s):
@@ -708,7 +769,7 @@ def test_bench_serve(s):
 
 server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
-tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages,
+tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages, test_messages_of_agents,
          test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
          test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start, test_open_bind]
 if len(sys.argv) > 2:

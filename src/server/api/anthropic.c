@@ -4,6 +4,8 @@
  */
 #include "server/api/prepare_int.h"
 
+#include "server/http/log.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +35,33 @@ static bool text_of(const json_t *v, const char *where, struct buf *out, struct 
     return true;
 }
 
+/* Claude Code writes this line at the head of its system prompt. It differs in every request, so that with it no two
+ * requests would share a prefix. */
+static bool is_billing_line(const json_t *v)
+{
+    static const char head[] = "x-anthropic-billing-header:";
+    const char *text = json_string_value(v);
+    return text && !strncmp(text, head, sizeof head - 1);
+}
+
+/* The text of a system prompt, without a billing line at its head. */
+static bool system_text(const json_t *v, struct buf *out, struct api_error *err)
+{
+    if (is_billing_line(v)) {
+        const char *text = json_string_value(v), *line = strchr(text, '\n');
+        text = line ? line + strspn(line, "\n") : text + strlen(text);
+        buf_add(out, text, json_string_length(v) - (size_t)(text - json_string_value(v)));
+        return true;
+    }
+    json_t *rest = json_copy((json_t *)v);
+    const json_t *first = json_object_get(json_array_get(v, 0), "text");
+    if (is_billing_line(first) && !strchr(json_string_value(first), '\n'))
+        json_array_remove(rest, 0);
+    bool ok = text_of(rest, "system", out, err);
+    json_decref(rest);
+    return ok;
+}
+
 static json_t *string_of(const struct buf *b)
 {
     return json_stringn(b->p ? b->p : "", b->len);
@@ -43,49 +72,189 @@ struct blocks {
     json_t *calls, *results; /* arrays */
 };
 
+static void add_text(struct buf *out, const char *before, const json_t *v, const char *after)
+{
+    buf_adds(out, before);
+    buf_add(out, json_string_value(v), json_string_length(v));
+    buf_adds(out, after);
+}
+
+/* A document: text, or blocks of text, under its title. Other documents are refused by the caller. */
+static bool add_document(struct buf *out, const json_t *b, const char *where, struct api_error *err)
+{
+    const json_t *source = json_object_get(b, "source"), *data = json_object_get(source, "data");
+    const json_t *title = json_object_get(b, "title"), *context = json_object_get(b, "context");
+    const char *type = json_string_value(json_object_get(source, "type"));
+    if (json_is_string(title))
+        add_text(out, "", title, "\n");
+    if (json_is_string(context))
+        add_text(out, "", context, "\n");
+    if (type && !strcmp(type, "text") && json_is_string(data)) {
+        add_text(out, "", data, "");
+        return true;
+    }
+    if (type && !strcmp(type, "content")) {
+        struct buf text = {0};
+        bool ok = text_of(json_object_get(source, "content"), where, &text, err);
+        buf_add(out, text.p, text.len);
+        buf_clear(&text);
+        return ok;
+    }
+    return api_invalid(err, where,
+                       "%s: a document of type '%.40s' is not supported: this model "
+                       "reads text only",
+                       where, type ? type : "?");
+}
+
+/* A result of a search: its source, its title and the text it found. */
+static bool add_search_result(struct buf *out, const json_t *b, const char *where,
+                              struct api_error *err)
+{
+    const json_t *source = json_object_get(b, "source"), *title = json_object_get(b, "title");
+    struct buf text = {0};
+    if (json_is_string(title))
+        add_text(out, "", title, "\n");
+    if (json_is_string(source))
+        add_text(out, "", source, "\n");
+    bool ok = text_of(json_object_get(b, "content"), where, &text, err);
+    buf_add(out, text.p, text.len);
+    buf_clear(&text);
+    return ok;
+}
+
+static bool has_type(const json_t *b, const char *type)
+{
+    const char *t = json_string_value(json_object_get(b, "type"));
+    return t && !strcmp(t, type);
+}
+
+/* A block with text in it: text, a document, or a search result. *known: it is one of them. */
+static bool add_readable(struct buf *out, const json_t *b, const char *where, bool *known,
+                         struct api_error *err)
+{
+    const json_t *text = json_object_get(b, "text");
+    *known = true;
+    if (out->len)
+        buf_addc(out, '\n');
+    if (has_type(b, "document"))
+        return add_document(out, b, where, err);
+    if (has_type(b, "search_result"))
+        return add_search_result(out, b, where, err);
+    *known = has_type(b, "text");
+    if (*known && !json_is_string(text))
+        return api_invalid(err, where, "%s.text must be a string", where);
+    if (*known)
+        buf_add(out, json_string_value(text), json_string_length(text));
+    return true;
+}
+
+/* The content of a tool's result. What the model cannot read must not end the conversation: it becomes a text that
+ * says so. */
+static bool result_text(const json_t *v, const char *where, struct buf *out, struct api_error *err)
+{
+    size_t i;
+    const json_t *b;
+    if (!json_is_array(v))
+        return text_of(v, where, out, err);
+    json_array_foreach((json_t *)v, i, b)
+    {
+        char at[80];
+        bool known;
+        snprintf(at, sizeof at, "%.50s[%zu]", where, i);
+        const json_t *source = json_object_get(b, "source");
+        bool unread =
+            has_type(b, "document") && !has_type(source, "text") && !has_type(source, "content");
+        if (!has_type(b, "image") && !unread && !has_type(b, "tool_reference")) {
+            if (!add_readable(out, b, at, &known, err))
+                return false;
+            if (!known)
+                return api_invalid(err, at, "%s: only blocks of text are supported here", at);
+            continue;
+        }
+        const json_t *name = json_object_get(b, "tool_name");
+        if (out->len)
+            buf_addc(out, '\n');
+        if (has_type(b, "tool_reference"))
+            add_text(out, "The tool ", name, " is loaded: call it like any other.");
+        else
+            buf_adds(out, unread ? "[document: this model reads text only]" : API_NO_IMAGE);
+    }
+    return true;
+}
+
+static bool add_tool_result(struct blocks *s, const json_t *b, const char *where,
+                            struct api_error *err)
+{
+    json_t *id = json_object_get(b, "tool_use_id");
+    const json_t *content = api_member(b, "content");
+    struct buf out = {0};
+    bool ok = json_is_string(id) || api_invalid(err, where, "%s: tool_use_id is missing", where);
+    ok = ok && (!content || result_text(content, where, &out, err));
+    if (ok)
+        json_array_append_new(s->results, json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id",
+                                                    id, "content", string_of(&out)));
+    buf_clear(&out);
+    return ok;
+}
+
+static bool add_tool_use(struct blocks *s, const json_t *b, const char *where,
+                         struct api_error *err)
+{
+    json_t *id = json_object_get(b, "id"), *name = json_object_get(b, "name");
+    json_t *input = json_object_get(b, "input");
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
+        return api_invalid(err, where, "%s: tool_use needs id, name and input", where);
+    char *args = json_dumps(input, JSON_COMPACT);
+    json_array_append_new(s->calls,
+                          json_pack("{s:O,s:s,s:{s:O,s:s}}", "id", id, "type", "function",
+                                    "function", "name", name, "arguments", args ? args : "{}"));
+    free(args);
+    return true;
+}
+
+/* Calls that Anthropic's servers ran, and their results. The model reads both as text: it was never told of such
+ * tools. */
+static bool add_server_tool(struct blocks *s, const json_t *b, const char *type)
+{
+    const json_t *name = json_object_get(b, "name");
+    const json_t *v = json_object_get(b, strcmp(type, "server_tool_use") ? "content" : "input");
+    size_t n = strlen(type);
+    bool result = n > 12 && !strcmp(type + n - 12, "_tool_result");
+    if (strcmp(type, "server_tool_use") != 0 && !result)
+        return false;
+    if (s->text.len)
+        buf_addc(&s->text, '\n');
+    char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    buf_addf(&s->text, "[%s%s%s: %s]", type, json_is_string(name) ? " " : "",
+             json_is_string(name) ? json_string_value(name) : "", text ? text : "");
+    free(text);
+    return true;
+}
+
 static bool add_block(struct blocks *s, const json_t *b, const char *where, struct api_error *err)
 {
     const char *type = json_string_value(json_object_get(b, "type"));
-    const json_t *text = json_object_get(b, "text"), *thinking = json_object_get(b, "thinking");
-    if (type && !strcmp(type, "text") && json_is_string(text)) {
-        if (s->text.len)
-            buf_addc(&s->text, '\n');
-        buf_add(&s->text, json_string_value(text), json_string_length(text));
-    } else if (type && !strcmp(type, "thinking") && json_is_string(thinking)) {
-        buf_add(&s->thinking, json_string_value(thinking), json_string_length(thinking));
-    } else if (type && !strcmp(type, "redacted_thinking")) {
-        return true;
-    } else if (type && !strcmp(type, "tool_use")) {
-        json_t *id = json_object_get(b, "id"), *name = json_object_get(b, "name");
-        json_t *input = json_object_get(b, "input");
-        if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
-            return api_invalid(err, where, "%s: tool_use needs id, name and input", where);
-        char *args = json_dumps(input, JSON_COMPACT);
-        json_array_append_new(s->calls,
-                              json_pack("{s:O,s:s,s:{s:O,s:s}}", "id", id, "type", "function",
-                                        "function", "name", name, "arguments", args ? args : "{}"));
-        free(args);
-    } else if (type && !strcmp(type, "tool_result")) {
-        json_t *id = json_object_get(b, "tool_use_id");
-        const json_t *content = api_member(b, "content");
-        struct buf out = {0};
-        bool ok =
-            json_is_string(id) || api_invalid(err, where, "%s: tool_use_id is missing", where);
-        ok = ok && (!content || text_of(content, where, &out, err));
-        if (ok)
-            json_array_append_new(s->results,
-                                  json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id,
-                                            "content", string_of(&out)));
-        buf_clear(&out);
-        return ok;
-    } else if (type && (!strcmp(type, "text") || !strcmp(type, "thinking"))) {
-        return api_invalid(err, where, "%s.%s must be a string", where, type);
-    } else if (!type) {
+    const json_t *thinking = json_object_get(b, "thinking");
+    bool known;
+    if (!type)
         return api_invalid(err, where, "%s must be an object with a type", where);
-    } else {
-        return api_invalid(err, where, "%s: a block of type '%.40s' is not supported", where, type);
+    if (!strcmp(type, "tool_use"))
+        return add_tool_use(s, b, where, err);
+    if (!strcmp(type, "tool_result"))
+        return add_tool_result(s, b, where, err);
+    if (!strcmp(type, "redacted_thinking"))
+        return true;
+    if (!strcmp(type, "thinking")) {
+        if (!json_is_string(thinking))
+            return api_invalid(err, where, "%s.thinking must be a string", where);
+        buf_add(&s->thinking, json_string_value(thinking), json_string_length(thinking));
+        return true;
     }
-    return true;
+    if (add_server_tool(s, b, type))
+        return true;
+    if (strcmp(type, "text") && strcmp(type, "document") && strcmp(type, "search_result"))
+        return api_invalid(err, where, "%s: a block of type '%.40s' is not supported", where, type);
+    return add_readable(&s->text, b, where, &known, err);
 }
 
 /* Translates one message: its tool results first, then the message itself. */
@@ -128,6 +297,27 @@ static bool add_message(json_t *out, const json_t *m, size_t index, struct api_e
     return ok;
 }
 
+/* Tools that Anthropic's servers run; their types end in a date. */
+static bool is_server_tool(const char *type)
+{
+    static const char *const heads[] = {"web_search_",       "web_fetch_", "code_execution_",
+                                        "tool_search_tool_", "advisor_",   "mcp_toolset"};
+    for (size_t i = 0; type && i < sizeof heads / sizeof *heads; i++)
+        if (!strncmp(type, heads[i], strlen(heads[i])))
+            return true;
+    return false;
+}
+
+/* Logged once. */
+static void warn_left_out(const char *type)
+{
+    static _Atomic(bool) told;
+    if (!told)
+        log_line(LOG_WARN, "a tool that the server would have to run is left out",
+                 LOG_TEXT("type", type));
+    told = true;
+}
+
 static bool add_tools(json_t *out, const json_t *tools, struct api_error *err)
 {
     size_t i;
@@ -140,7 +330,12 @@ static bool add_tools(json_t *out, const json_t *tools, struct api_error *err)
     {
         char where[64];
         json_t *name = json_object_get(t, "name"), *schema = json_object_get(t, "input_schema");
+        const char *type = json_string_value(json_object_get(t, "type"));
         snprintf(where, sizeof where, "tools[%zu]", i);
+        if (!schema && is_server_tool(type)) {
+            warn_left_out(type);
+            continue;
+        }
         if (!json_is_string(name) || !json_is_object(schema))
             return api_invalid(err, where, "%s needs a name and an input_schema", where);
         json_t *f = json_pack("{s:O,s:O}", "name", name, "parameters", schema);
@@ -187,8 +382,8 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
     json_object_set_new(out, "messages", messages);
     if (system) {
         struct buf text = {0};
-        bool ok = text_of(system, "system", &text, err);
-        if (ok)
+        bool ok = system_text(system, &text, err);
+        if (ok && text.len)
             json_array_append_new(
                 messages, json_pack("{s:s,s:o}", "role", "system", "content", string_of(&text)));
         buf_clear(&text);

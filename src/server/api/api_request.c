@@ -222,9 +222,15 @@ static void set_submit_error(struct api_request *req, enum submit_result res, co
     } else {
         api_invalid(err, param, "%s", e->msg);
         if (res == SUBMIT_TOO_LONG) {
+            int n = (int)req->prompts[part].n, context = engine_context(req->server->engine);
+            /* Agents look for OpenAI's words and then compact their conversation. */
+            api_invalid(err, param,
+                        "This model's maximum context length is %d tokens. However, your prompt "
+                        "has %d tokens, and the answer must fit, too.",
+                        context, n);
             err->code = "context_length_exceeded";
-            err->n_prompt = (int)req->prompts[part].n;
-            err->n_ctx = engine_context(req->server->engine);
+            err->n_prompt = n;
+            err->n_ctx = context;
         }
     }
 }
@@ -318,6 +324,28 @@ static void begin_reply(struct api_request *req)
     buf_clear(&out);
 }
 
+/* The reply cannot be completed: sends an error reply, an error event, or a reset. */
+static void fail_answer(struct api_request *req, const struct api_error *err)
+{
+    struct http_exchange *x = req->x;
+    cancel(req);
+    if (!req->streaming && !req->whole.sending) {
+        fail(req, err);
+        return;
+    }
+    log_request(req, err->status, err->msg);
+    detach(req);
+    if (req->whole.sending) {
+        http_abort(x); /* a part of the JSON was sent */
+        return;
+    }
+    struct buf out = {0};
+    style_of(req)->stream_error(req, err, &out);
+    http_stream(x, out.p, out.len);
+    buf_clear(&out);
+    http_stream_end(x);
+}
+
 static void prepared(struct api_request *req)
 {
     req->with_worker = false;
@@ -334,7 +362,12 @@ static void prepared(struct api_request *req)
         keep(req, 0, req->reply.len);
         api_request_pump(req);
     } else if (!(req->embed ? embed_submit(req) : submit(req))) {
-        fail(req, &req->err);
+        if (req->err.n_ctx && req->p.stream && style_of(req)->too_long_in_stream) {
+            begin_reply(req);
+            fail_answer(req, &req->err);
+        } else {
+            fail(req, &req->err);
+        }
     } else if (!req->embed) {
         begin_reply(req);
     }
@@ -377,28 +410,6 @@ static void end_stream(struct api_request *req)
     http_stream(x, out.p, out.len);
     buf_clear(&out);
     detach(req);
-    http_stream_end(x);
-}
-
-/* The reply cannot be completed: sends an error reply, an error event, or a reset. */
-static void fail_answer(struct api_request *req, const struct api_error *err)
-{
-    struct http_exchange *x = req->x;
-    cancel(req);
-    if (!req->streaming && !req->whole.sending) {
-        fail(req, err);
-        return;
-    }
-    log_request(req, err->status, err->msg);
-    detach(req);
-    if (req->whole.sending) {
-        http_abort(x); /* a part of the JSON was sent */
-        return;
-    }
-    struct buf out = {0};
-    style_of(req)->stream_error(req, err, &out);
-    http_stream(x, out.p, out.len);
-    buf_clear(&out);
     http_stream_end(x);
 }
 

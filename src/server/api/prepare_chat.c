@@ -35,6 +35,47 @@ static bool check_parts(const json_t *messages, struct api_error *err)
     return true;
 }
 
+static bool is_image(const json_t *part)
+{
+    const char *type = json_string_value(json_object_get(part, "type"));
+    return type &&
+           (!strcmp(type, "image_url") || !strcmp(type, "image") || !strcmp(type, "input_image"));
+}
+
+static bool has_image(const json_t *m)
+{
+    size_t k;
+    const json_t *part;
+    const char *role = json_string_value(json_object_get(m, "role"));
+    if (role && !strcmp(role, "tool"))
+        json_array_foreach(json_object_get(m, "content"), k, part) if (is_image(part)) return true;
+    return false;
+}
+
+/* Images in tool results become a text, so that a picture an agent reads does not end its conversation. Images in
+ * other messages are refused later. Returns a new reference. */
+static json_t *images_as_text(const json_t *messages)
+{
+    size_t i, k;
+    json_t *m, *part, *out = NULL;
+    json_array_foreach((json_t *)messages, i, m)
+    {
+        if (!has_image(m))
+            continue;
+        out = out ? out : json_copy((json_t *)messages);
+        json_t *content = json_copy(json_object_get(m, "content")), *fitted = json_copy(m);
+        json_array_foreach(content, k, part)
+        {
+            if (is_image(part))
+                json_array_set_new(content, k,
+                                   json_pack("{s:s,s:s}", "type", "text", "text", API_NO_IMAGE));
+        }
+        json_object_set_new(fitted, "content", content);
+        json_array_set_new(out, i, fitted);
+    }
+    return out ? out : json_incref((json_t *)messages);
+}
+
 bool check_messages(const json_t *v, struct api_error *err)
 {
     char where[CHAT_WHERE];
@@ -65,7 +106,7 @@ static bool has_tool(const json_t *tools, const char *name)
     return false;
 }
 
-/* "auto", "none", "required", or {"type": "function", "function": {"name": ...}}. */
+/* "auto", "none", "required", or {"type": one of them}, or {"type": "function", "function": {"name": ...}}. */
 static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_mode *mode,
                              const char **name, struct api_error *err)
 {
@@ -75,13 +116,14 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
     *name = NULL;
     if (!v)
         return true;
-    const char *word = json_string_value(v);
+    const json_t *type = json_object_get(v, "type"), *function = json_object_get(v, "function");
+    const char *word = json_string_value(type && !function ? type : v);
     if (word && !strcmp(word, "none"))
         *mode = TOOLS_NONE;
     else if (word && !strcmp(word, "required"))
         *mode = TOOLS_REQUIRED;
-    else if (json_is_object(v)) {
-        *name = json_string_value(json_object_get(json_object_get(v, "function"), "name"));
+    else if (json_is_object(v) && !(word && !strcmp(word, "auto"))) {
+        *name = json_string_value(json_object_get(function, "name"));
         *mode = TOOLS_REQUIRED;
         if (!*name)
             return api_invalid(err, where, "tool_choice.function.name is missing");
@@ -171,7 +213,7 @@ static bool render(struct api_request *req, const json_t *messages, const json_t
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt)
 {
     struct chat_prompt *chat = mem_zalloc(1, sizeof *chat);
-    json_t *messages = (json_t *)api_member(body, "messages");
+    json_t *readable = images_as_text(api_member(body, "messages")), *messages = readable;
     const json_t *tools = api_member(body, "tools");
     json_t *kwargs = NULL, *shorter = NULL;
     enum tool_mode mode;
@@ -182,7 +224,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
     if (!req->server->chat) {
         api_fail(&req->err, 501, "not_supported_error",
                  "this model has no usable chat template: %s", req->server->chat_error.msg);
-        return false;
+        goto out;
     }
     if (!check_messages(messages, &req->err) || !check_tools(tools, &req->err) ||
         !read_tool_choice(body, tools, &mode, &name, &req->err) ||
@@ -222,6 +264,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
 out:
     json_decref(kwargs);
     json_decref(shorter);
+    json_decref(readable);
     buf_clear(&prefill);
     return ok;
 }

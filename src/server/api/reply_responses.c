@@ -128,9 +128,11 @@ static void add_output(const struct api_request *req, bool kept, struct buf *b)
     }
 }
 
-/* OpenAI's error codes; no finer one fits. */
+/* OpenAI's error codes. */
 static const char *code_of(const struct api_error *err)
 {
+    if (err->n_ctx)
+        return "context_length_exceeded";
     return err->status < 500 ? "invalid_prompt" : "server_error";
 }
 
@@ -416,4 +418,5 @@ const struct reply_style reply_responses = {
     .stream_error = stream_error,
     .whole = whole,
     .ping = ":\n\n",
+    .too_long_in_stream = true, /* Codex compacts its conversation then */
 };
