@@ -1,4 +1,4 @@
-/* Experts by load: see expert_load.h. Knows counts and lanes, nothing of weights. */
+/* Balances experts by load: see expert_load.h. Knows counts and ranks, nothing of weights. */
 #include "dist/expert_load.h"
 #include "base/mem.h"
 #include "dist/ranks.h"
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Counts of a layer (n), from whichever of its weights the file has; NULL with an error, or without. */
+/* A layer's counts (n), from the first of its expert tensors that has some. NULL: the file has none. */
 static const struct tensor *find_counts(const struct tensorfile *f, int layer)
 {
     static const char *const names[] = {"gate_exps", "up_exps", "gate_up_exps", "down_exps"};
@@ -21,8 +21,8 @@ static const struct tensor *find_counts(const struct tensorfile *f, int layer)
     return NULL;
 }
 
-/* The things with the largest load first, each to the lane that has least and has room. */
-static void share_out(const double *load, int n, int lanes, int *lane_of)
+/* Greedy: assigns each item, largest load first, to the least loaded rank that has room. */
+static void assign(const double *load, int n, int lanes, int *lane_of)
 {
     double sum[RANKS_MOST] = {0};
     int has[RANKS_MOST] = {0};
@@ -51,7 +51,7 @@ void expert_load_share(const float *counts, int n, int n_groups, int lanes, int3
     for (int i = 0; !whole && i < n; i++)
         load[i / each] += (double)counts[i];
     if (!whole)
-        share_out(load, groups, lanes, lane_of);
+        assign(load, groups, lanes, lane_of);
     for (int t = 0; t < (whole ? 1 : lanes); t++)
         for (int i = 0; i < n; i++)
             if (whole || lane_of[i / each] == t)

@@ -6,17 +6,17 @@
 
 enum word { WORD_END, WORD_OPEN, WORD_STEP, WORD_ALIVE };
 
-enum { SHORT_INTS = 1000 }; /* a step of few rows is one message */
+enum { SHORT_INTS = 1000 }; /* a step with few rows fits one message */
 enum { LORA_INTS = sizeof(struct lora_use) / sizeof(int32_t) };
 
-/* A message begins with this. A step's arrays follow. */
+/* The header of a message. A step's arrays follow it. */
 struct word_head {
     int32_t word;
     int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
     int32_t n_loras;
     int32_t has_types, has_states, has_from, keep, deterministic;
     int32_t page_len;
-    int32_t n_ints; /* of its arrays; WORD_OPEN: bytes */
+    int32_t n_ints; /* in its arrays; WORD_OPEN: bytes */
     uint64_t key;
 };
 
@@ -30,13 +30,13 @@ static size_t bytes_of(size_t ints)
     return ints * sizeof(int32_t);
 }
 
-/* A message stays until all have heard it, which may be after the next one has begun. */
+/* A message is kept until all ranks have received it, which may be after the next one was started. */
 struct follow_teller {
     struct ranks *r;
     int page_len;
-    struct told {
+    struct follow_message {
         struct message m;
-        int32_t *ints; /* arrays of a step of many rows */
+        int32_t *ints; /* arrays of a step with many rows */
         struct ranks_wait *head, *rest;
     } last[2];
     unsigned turn;
@@ -94,7 +94,7 @@ static int pages_of(const struct batch *b, int seq, int page_len)
     return (b->kv_len[seq] + page_len - 1) / page_len;
 }
 
-/* Arrays of a batch, one behind the other. */
+/* Packs and unpacks the arrays of a batch, back to back. */
 struct packer {
     int32_t *at;
 };
@@ -114,7 +114,7 @@ static const int32_t *take(struct packer *p, int n)
 void follow_tell_step(struct follow_teller *s, const struct batch *b, struct follow_step how)
 {
     int page_len = s->page_len;
-    struct told *now = &s->last[s->turn++ % 2];
+    struct follow_message *now = &s->last[s->turn++ % 2];
     ranks_wait_end(s->r, &now->head);
     ranks_wait_end(s->r, &now->rest);
     struct word_head *h = &now->m.head;
@@ -171,7 +171,7 @@ void follow_tell_step(struct follow_teller *s, const struct batch *b, struct fol
 struct follower {
     struct ranks *r;
     const struct follow_ops *ops;
-    void *opened; /* NULL: nothing yet */
+    void *opened; /* NULL: nothing opened yet */
     struct message m;
     int32_t *ints, *pages;
     struct lora_use *loras;
@@ -236,7 +236,7 @@ static void run_step(struct follower *f)
         int n = pages_of(&b, i, page_len);
         max_pages = n > max_pages ? n : max_pages;
     }
-    /* A backend may size by max_pages: it is the step's. */
+    /* max_pages must be the step's on every rank: a backend may size by it. */
     size_t n_pages = (size_t)b.n_seqs * (size_t)max_pages;
     int32_t *pages = grow(&f->pages, &f->n_pages, n_pages);
     memset(pages, 0, bytes_of(n_pages));

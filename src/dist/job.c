@@ -1,4 +1,4 @@
-/* The job as commands and the server see it: see job.h. */
+/* The job, as commands and the server use it: see job.h. */
 #include "dist/job.h"
 #include "dist/follow.h"
 #include "dist/ranks.h"
@@ -65,7 +65,7 @@ int job_alarm(void)
 const char *job_lost(void)
 {
     struct ranks *r = ranks_world();
-    if (!r || !atomic_load(&r->stop)) /* set before the alarm; `lost` is complete by then */
+    if (!r || !atomic_load(&r->stop)) /* stop is set before the alarm, and after `lost` is complete */
         return NULL;
     atomic_store(&r->said, true);
     return r->lost.msg;

@@ -1,4 +1,4 @@
-/* Ranks join: see join.h. */
+/* Joining the ranks of a job: see join.h. */
 #include "dist/join.h"
 #include "backend/backend.h"
 #include "backend/devices.h"
@@ -31,7 +31,7 @@ const char *join_gpu(const char *device, int n_gpus, char *name, size_t size)
     return name;
 }
 
-/* Tells a file from others of the same name: names, sizes, and the first bytes of each tensor. */
+/* A hash of the names, sizes and first bytes of all tensors, so that another file of the same name differs. */
 static uint64_t fingerprint(const struct tensorfile *f)
 {
     uint64_t h = 14695981039346656037u;
@@ -43,13 +43,13 @@ static uint64_t fingerprint(const struct tensorfile *f)
         for (size_t k = 0; k < n; k++)
             h = (h ^ t->data[k]) * 1099511628211u;
         h = (h ^ t->bytes) * 1099511628211u;
-        tensorfile_forget(f, t); /* it may be another rank's */
+        tensorfile_forget(f, t); /* this rank may not need the tensor */
     }
     tensorfile_forget_all(f);
     return h;
 }
 
-/* Counts the ranks on each GPU. */
+/* Counts the ranks that share each GPU. */
 static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
 {
     unsigned char mine[16] = {0}, all[RANKS_MOST][16];
@@ -67,7 +67,7 @@ static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
     return true;
 }
 
-/* Experts are placed by this file, so all ranks must have the same one. */
+/* The file decides which experts a rank has, so it must be the same on all ranks. */
 static bool same_stats(struct ranks *r, struct error *err)
 {
     char said[64] = "none";
@@ -79,8 +79,8 @@ static bool same_stats(struct ranks *r, struct error *err)
     return ranks_same(r, "the expert statistics", said, err);
 }
 
-/* Each rank chooses experts for itself. All must choose alike, so all need the same arithmetic. What a rank has of a
- * network depends on the kind of device, too (stages.h, split.h). */
+/* Each rank runs the expert router itself. All must select the same experts, so all need the same arithmetic. A rank's
+ * shard also depends on the kind of device (stages.h, split.h). */
 static bool same_kernels(struct backend *be, struct ranks *r, struct error *err)
 {
     unsigned char id[16];
@@ -117,7 +117,7 @@ bool join_ranks(struct ranks *r, struct join_shape shape, struct backend *be,
         !same_kernels(be, r, err) || !ranks_arrange(r, shape.tp, shape.pp, shape.ep, err))
         return false;
     be->comm = ranks_comm(r);
-    /* Rank 0 chooses tokens, on its device, too. Over stages it chooses as logits come (engine/executor.c). */
+    /* Rank 0 samples, possibly on its device. With stages it samples as logits arrive (engine/executor.c). */
     be->async = shape.pp > 1;
     return find_sharers(be, r, err);
 }

@@ -1,4 +1,4 @@
-/* A step in parts: see parts.h. */
+/* Cuts a step into parts: see parts.h. */
 #include "dist/parts.h"
 #include "base/mem.h"
 
@@ -44,7 +44,7 @@ int parts_cut(const struct batch *b, bool whole_seqs, int at, int after)
     return at > after && at < b->n_tokens ? at : 0;
 }
 
-/* The adapters of its rows. */
+/* The adapters of the part's rows. */
 static void take_loras(struct batch_part *t, const struct batch *b, int first, int last)
 {
     t->b.loras = t->loras;
@@ -59,7 +59,7 @@ static void take_loras(struct batch_part *t, const struct batch *b, int first, i
     }
 }
 
-/* Its rows that want logits. */
+/* The part's rows that need logits. */
 static void take_outs(struct batch_part *t, const struct batch *b, int first, int last,
                       int32_t *out_rows)
 {

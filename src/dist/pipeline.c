@@ -14,19 +14,19 @@ enum { IN_FLIGHT = 2 }; /* steps */
 /* A part of a step in flight. */
 struct micro_batch {
     struct batch_part part;
-    const int32_t *told; /* its tokens in the step's batch, which may be filled in later */
-    struct ranks_wait *sent, *shared, *given;
+    const int32_t *source; /* its tokens in the step's batch; some may be filled in later */
+    struct ranks_wait *sent, *shared, *logits;
 };
 
 struct pipeline_step {
     struct micro_batch *parts; /* (most) */
     int n_parts, n_taken;
-    /* For all parts; each uses its own rows: */
+    /* Shared by all parts; each uses its own rows: */
     int32_t *tokens, *out_rows; /* (max_tokens), (max_out) */
-    float *rows;                /* (max_tokens, E) the stream, for the next stage */
-    float *outs;                /* (max_out, E) its out rows, for rank 0's part of the head */
+    float *rows;                /* (max_tokens, E) the residual stream, for the next stage */
+    float *outs;                /* (max_out, E) its output rows, for rank 0's shard of the head */
     float *given;               /* (max_out, width) logits on the last stage */
-    bool late;                  /* some tokens were unknown when it started */
+    bool late;                  /* some tokens were unknown when the step started */
 };
 
 struct pipeline {
@@ -35,13 +35,13 @@ struct pipeline {
     int most; /* the most parts of a step */
     int max_seqs;
     int dear;       /* of pipeline_parts */
-    bool whole;     /* sequences are not cut: rows attend to later ones */
-    bool all_embed; /* later stages need tokens, too */
+    bool whole;     /* sequences are not cut, because rows attend to later ones */
+    bool all_embed; /* later stages need token ids, too */
     struct pipeline_step steps[IN_FLIGHT];
-    uint64_t begun, ended; /* counts of steps */
+    uint64_t begun, ended; /* number of steps */
     float *logits;         /* (max_out, width) of the oldest step, on rank 0 */
     float *in;             /* (max_tokens, E) from the previous stage */
-    /* Where the first stage has rows of the head (stages.h): */
+    /* If the first stage has rows of the head (stages.h): */
     bool shares_head;
     struct range head;    /* this rank's rows */
     float *outs, *theirs; /* on rank 0: (max_out, E) the stream, (max_out, rest of width) logits */
@@ -110,7 +110,7 @@ static void free_all(void *const *owned, size_t n)
         mem_free(owned[i]);
 }
 
-/* Waits for a step's messages, so that its buffers can be reused. */
+/* Waits until a step's messages are sent, so that its buffers can be reused. */
 static void wait_sent(struct pipeline *p, struct pipeline_step *f)
 {
     for (int i = 0; i < p->most; i++) {
@@ -139,7 +139,7 @@ static void take_rows(const struct batch *b, int first, int last, const struct p
                       struct micro_batch *t)
 {
     batch_part_take(&t->part, b, first, last, f->out_rows);
-    t->told = t->part.b.tokens;
+    t->source = t->part.b.tokens;
     t->part.b.tokens = f->tokens + first;
 }
 
@@ -150,12 +150,12 @@ static struct pipeline_step *latest(struct pipeline *p)
 
 int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
 {
-    /* Sequences go round the stages; the next piece of a prompt that goes on follows by itself; where every
-     * row wants logits, the head is most of the work. */
+    /* One part per stage for three kinds of step. Decodes circulate through the stages. A prompt chunk that needs no
+     * logits is followed by the next chunk without a gap. Where every row needs logits, the head dominates. */
     if (rows <= seqs || outs == 0 || outs >= rows || !dear || pp == 1)
         return (int)fmin(pp, fmax(seqs, floor(rows / PARTS_ROWS)));
     int most = pp > PIPELINE_PARTS ? pp : PIPELINE_PARTS, best = 1;
-    /* n parts take as long as pp + n - 1 of them in one stage. */
+    /* n parts take the time of pp + n - 1 parts in one stage. */
     for (int n = 1; n <= most && n * PARTS_ROWS <= rows; n++)
         if ((pp + n - 1) * (rows / n + dear) < (pp + best - 1) * (rows / best + dear))
             best = n;
@@ -190,7 +190,7 @@ struct range pipeline_rows(const struct pipeline *p, int i)
     return (struct range){t->part.row, t->part.b.n_tokens};
 }
 
-/* A failed op ends the job: the other stages would wait for rows that do not come. */
+/* A failed op ends the job, since the other stages would wait forever for its rows. */
 static void end_ops(struct pipeline *p)
 {
     struct error err = {0};
@@ -198,7 +198,7 @@ static void end_ops(struct pipeline *p)
         ranks_fail(p->r, err.msg);
 }
 
-/* The last stage sends the out rows, for rank 0's part of the head. */
+/* The last stage sends the output rows, for rank 0's shard of the head. */
 static void share_outs(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
 {
     struct backend *be = p->m->be;
@@ -221,7 +221,7 @@ static void give_logits(struct pipeline *p, const struct pipeline_step *f, struc
     t->given = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * width * sizeof(float), 0);
 }
 
-/* The out rows of a part as a batch of their own, for the head alone. */
+/* The output rows of a part as a batch of their own, for the head alone. */
 static struct batch outs_of(const struct pipeline *p, const struct micro_batch *t)
 {
     struct batch b = t->part.b;
@@ -242,7 +242,7 @@ static struct batch outs_of(const struct pipeline *p, const struct micro_batch *
     return b;
 }
 
-/* On rank 0: to (n_out, n_vocab) = logits of a part, its own rows of the head and those of the last stage. */
+/* On rank 0: to (n_out, n_vocab) = a part's logits, joined from this rank's shard of the head and the last stage's. */
 static void take_shared(struct pipeline *p, const struct micro_batch *t, float *to)
 {
     struct backend *be = p->m->be;
@@ -277,7 +277,7 @@ void pipeline_part(struct pipeline *p, int i)
     int32_t *tokens = f->tokens + t->part.row;
     float *rows = net->has_next_stage ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
     memcpy(tokens, t->told, (size_t)t->part.b.n_tokens * sizeof *tokens);
-    /* If the first stage is one rank, only rank 0 reads tokens. */
+    /* If the first stage has one rank, only rank 0 reads tokens. */
     if (f->late && (p->r->tp > 1 || p->all_embed))
         ranks_tell(p->r, tokens, (size_t)t->part.b.n_tokens * sizeof *tokens, false);
     op->begin(be, &t->part.b);

@@ -1,4 +1,4 @@
-/* Several processes that run one model: see ranks.h. Owns the shared object that speaks MPI. */
+/* Ranks, the processes that run one model together: see ranks.h. Owns the shared object that uses MPI. */
 #include "dist/ranks.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -19,15 +19,15 @@
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 1000000, /* of looking before the first nap */
-    LATE_NS = 50000, /* who yields and is back after so long shares the core with other programs: */
-    CROWDED_NS = 5000,    /* then it looks only so long, */
-    CROWDED_WAITS = 1000, /* for so many waits, */
-    SLICE_NS = 100000,    /* and asks to run for so long at a time */
-    NAP_NS = 20000,       /* the first one */
-    MOST_NAP_NS = 500000, /* when nothing has come for long */
+    SPIN_NS = 1000000, /* polling before the first nap */
+    LATE_NS = 50000, /* a yield that takes longer: other programs compete for the core */
+    CROWDED_NS = 5000,    /* then a wait polls only this long */
+    CROWDED_WAITS = 1000, /* for the next so many waits */
+    SLICE_NS = 100000,    /* and the thread requests this scheduler slice */
+    NAP_NS = 20000,       /* the first nap */
+    MOST_NAP_NS = 500000, /* the longest nap */
     VOCAB_UNIT = 64,      /* rows of a head that stay together */
-    SETTLE_MS = 500,      /* for the lines to say which rank it is, where MPI only says that */
+    SETTLE_MS = 500,      /* time for the lines to report which rank has ended, once MPI reports that one has */
 };
 
 static struct ranks *world;
@@ -55,7 +55,7 @@ bool ranks_first(void)
     return true;
 }
 
-/* Beside the program, where it was built, or where it was installed. */
+/* Searches beside the program, in the build folder and in the install folder. */
 static void *find_link(char *why, size_t size)
 {
     char self[4096], path[4224];
@@ -86,7 +86,7 @@ static void *find_link(char *why, size_t size)
     return NULL;
 }
 
-/* What two processes have in common where 127.0.0.1 is the same place for both. */
+/* Names the network namespace: two processes with the same name reach each other at 127.0.0.1. */
 static void name_home(char *text, size_t size)
 {
     char host[64] = "", boot[64] = "", net[64] = "";
@@ -101,7 +101,7 @@ static void name_home(char *text, size_t size)
     snprintf(text, size, "%s %s %s", host, boot, net);
 }
 
-/* A line from every rank to rank 0. Who has none is waited for as long as the timeout says. */
+/* Connects a line from every rank to rank 0. The end of a rank without a line is noticed by the timeout only. */
 static bool connect_lines(struct ranks *r, struct error *err)
 {
     enum { HOME = 256 };
@@ -127,7 +127,7 @@ static bool connect_lines(struct ranks *r, struct error *err)
     mem_free(homes);
     ranks_line_ready(r->line);
     if (has) {
-        /* Launchers send these to all: rank 0 decides, and when it ends so do the others. */
+        /* Launchers send these signals to all ranks. Only rank 0 acts on them; the others end with it. */
         signal(SIGTERM, SIG_IGN);
         signal(SIGINT, SIG_IGN);
     }
@@ -153,7 +153,7 @@ static void ranks_free(struct ranks *r)
     world = NULL;
 }
 
-/* MPI, begun; NULL with why. */
+/* Loads and starts MPI. NULL: `why` has the reason. */
 static const struct ranks_link *open_link(char *why, size_t size)
 {
     void *lib = find_link(why, size);
@@ -171,13 +171,13 @@ struct ranks *ranks_open(struct error *err)
     struct ranks *r = ranks_new();
     world = r;
     prctl(PR_SET_TIMERSLACK,
-          1); /* naps are as short as they say, in threads made from here on, too */
+          1); /* exact naps, also in threads created from here on */
     bool ok = r->line && r->alarm >= 0;
     if (!ok)
         error_set(err, "the system has no thread for the ranks");
     const struct ranks_link *link = ok ? open_link(why, sizeof why) : NULL;
     if (ok && !link)
-        ok = error_set(err, "several processes were started, and MPI is not to be had: %s", why);
+        ok = error_set(err, "several processes were started, but MPI is not available: %s", why);
     if (link) {
         r->link = link;
         r->rank = link->rank;
@@ -204,12 +204,12 @@ void ranks_close(struct ranks *r)
     if (!r)
         return;
     if (atomic_load(&r->stop) && ranks_ok(r, NULL))
-        r->failure = r->lost; /* nobody waited */
+        r->failure = r->lost; /* no wait has set it */
     if (ranks_ok(r, NULL)) {
         ranks_line_bye(r->line);
         r->link->finalize();
     } else {
-        /* MPI would wait for the others in vain. Rank 0 speaks for all, so it is told why. */
+        /* MPI would wait for the others in vain. Rank 0 reports for all ranks, so it is sent the reason. */
         ranks_line_tell(r->line, r->failure.msg);
     }
     ranks_free(r);
@@ -235,7 +235,7 @@ bool ranks_lose(struct ranks *r, const char *fmt, ...)
     atomic_store(&r->stop, true);
     uint64_t one = 1;
     ssize_t n = write(r->alarm, &one, sizeof one);
-    (void)n; /* its first write has room */
+    (void)n; /* the first write to an eventfd never blocks */
     if (r->line)
         ranks_line_wake(r->line);
     return true;
@@ -246,7 +246,7 @@ static void nap_for(int64_t ns)
     nanosleep(&(struct timespec){0, ns}, NULL);
 }
 
-/* The job is lost, by this rank if by nobody else: that is its failure. */
+/* Loses the job, unless another thread has, and makes the reason this rank's failure. */
 static void lose_by(struct ranks *r, const char *what, const char *why)
 {
     ranks_lose(r, "rank %d: %s%.900s", r->rank, what, why);
@@ -271,21 +271,21 @@ void ranks_fail(struct ranks *r, const char *why)
         lose_by(r, "", why);
 }
 
-/* Whether a wait of so long is over. */
+/* Whether a wait has exceeded its limit. */
 static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
 {
     int64_t limit = (int64_t)atomic_load(&r->timeout_s) * 1000000000 + SETTLE_MS * 1000000;
     int64_t most = kind == IN_STEP ? RANKS_PATIENCE * limit : RANKS_LONG * 1000000000LL;
     if (waited <= limit || (kind == FOR_WORD && r->lined))
         return false;
-    /* Without all lines nobody knows who works: one that opens a model may. */
+    /* Without all lines it is unknown who is busy. A rank that opens a model may be. */
     bool may_work = (r->line && ranks_line_busy(r->line)) || (kind != IN_STEP && !r->lined);
     return waited > most || !may_work;
 }
 
-/* Turns of this thread on its core become shorter, and come sooner: it preempts who has long ones when it wakes. Its
- * share stays the same. Kernels before 6.12 ignore it, and the C library has no call for it. */
-static void shorten_turns(void)
+/* Requests a shorter scheduler slice for this thread, so that it preempts threads with longer slices when it wakes.
+ * Its share of the core stays the same. Linux before 6.12 ignores it, and the C library has no call for it. */
+static void shorten_slice(void)
 {
     struct {
         uint32_t size, policy;
@@ -293,20 +293,20 @@ static void shorten_turns(void)
         int32_t nice;
         uint32_t priority;
         uint64_t runtime, deadline, period;
-    } turn = {.size = sizeof turn};
-    static _Thread_local bool asked;
-    if (asked)
+    } slice = {.size = sizeof slice};
+    static _Thread_local bool done;
+    if (done)
         return;
-    asked = true;
-    if (syscall(SYS_sched_getattr, 0, &turn, sizeof turn, 0) == 0 && turn.policy == SCHED_OTHER) {
-        turn.runtime = SLICE_NS;
-        syscall(SYS_sched_setattr, 0, &turn, 0);
+    done = true;
+    if (syscall(SYS_sched_getattr, 0, &slice, sizeof slice, 0) == 0 && slice.policy == SCHED_OTHER) {
+        slice.runtime = SLICE_NS;
+        syscall(SYS_sched_setattr, 0, &slice, 0);
     }
 }
 
-/* Looks for another moment; false: it is time to nap. Who spins where others want the core spends its share of
- * it for nothing, and does not get it back when the answer comes. */
-static bool look_on(struct ranks *r, int64_t waited)
+/* Whether to keep polling; false: it is time to nap. A thread that spins on a shared core uses up its share for
+ * nothing, and has to wait for the core when the message arrives. */
+static bool keep_polling(struct ranks *r, int64_t waited)
 {
     if (r->crowded)
         return waited < CROWDED_NS;
@@ -316,12 +316,12 @@ static bool look_on(struct ranks *r, int64_t waited)
     sched_yield(); /* ranks may share cores */
     if (clock_ns() - before > LATE_NS) {
         r->crowded = CROWDED_WAITS;
-        shorten_turns();
+        shorten_slice();
     }
     return true;
 }
 
-/* Waits for an operation, politely: who waits long sleeps. */
+/* Waits for an operation. Polls first, then naps, so that a long wait leaves the core to others. */
 static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const char *what)
 {
     int64_t start = clock_ns(), last = start, nap = NAP_NS;
@@ -340,7 +340,7 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
             start += now - last;
         last = now;
         waited = now - start;
-        if (look_on(r, waited))
+        if (keep_polling(r, waited))
             continue;
         if (too_long(r, waited, kind))
             return ranks_give_up(r, what, "no answer from another rank (--rank-timeout)");
@@ -373,7 +373,7 @@ struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
         return NULL;
     void *request = r->link->bcast(buf, bytes, 0, 0);
     if (!request)
-        ranks_give_up(r, "word for the others", "MPI refused it");
+        ranks_give_up(r, "a broadcast", "MPI refused it");
     return request;
 }
 
@@ -389,7 +389,7 @@ struct range ranks_vocab(const struct ranks *r, int n_vocab, int lane)
     return range_share(n_vocab, VOCAB_UNIT, lane, r->tp);
 }
 
-/* (n_rows, of.n) behind each other to their columns of (n_rows, width), which may be the same place. */
+/* Spreads contiguous (n_rows, of.n) to columns `of` of (n_rows, width). The two may overlap. */
 static void spread(float *to, const float *from, int n_rows, struct range of, int width)
 {
     for (int i = n_rows - 1; i >= 0; i--)
@@ -475,7 +475,7 @@ bool ranks_agree(struct ranks *r, bool ok, struct error *err)
     return ok && (heard || ranks_ok(r, err));
 }
 
-/* Two values from a little before where they part. */
+/* An error that shows both values, starting a little before their first difference. */
 static bool name_both(struct error *err, const char *what, const char *a, const char *b, int rank)
 {
     size_t same = 0, from;

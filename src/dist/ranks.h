@@ -1,11 +1,11 @@
 /*
  * The processes ("ranks") that run one model together. A launcher (mpirun, srun) starts them and MPI connects them.
  * Without a launcher there is one process, no MPI library is loaded, and every `struct ranks *` is NULL.
- * Rank = stage * tp + lane. The lanes of a stage share its layers (tensor parallel); the stages follow each other
- * (pipeline parallel).
+ * rank = stage * tp + tp_rank. The ranks of a stage share its layers (tensor parallel). The stages run one after the
+ * other (pipeline parallel).
  *
  * Invariants:
- * 1. Sums are in the order of lanes, so the same arrangement gives the same bytes.
+ * 1. Sums are in the order of ranks, so the same arrangement gives the same bytes.
  * 2. Every wait ends: when a rank is lost (ranks_line.h), or when nobody makes progress.
  * 3. The first error is kept, and operations after it do nothing.
  * 4. One thread at a time calls these functions, except ranks_lose.
@@ -24,15 +24,15 @@
 enum {
     RANKS_MOST = COMM_MOST,
     RANKS_GATHER_BYTES =
-        1 << 15,        /* sums up to this size are sent whole to all lanes: one message less */
+        1 << 15,        /* sums up to this size are sent whole to all ranks, which saves a message */
     RANKS_VALUE = 4096, /* bytes of a value that must be the same on all ranks, with its 0 */
     /* Limits of waits, in seconds. */
-    RANKS_TIMEOUT = 10,  /* a rank is silent, or all wait for each other; --rank-timeout */
-    RANKS_PATIENCE = 30, /* times that: for a rank that reports that it is busy */
-    RANKS_START = 120,   /* until MPI has started on all ranks, or has made a group */
+    RANKS_TIMEOUT = 10,  /* a rank is silent, or all ranks wait for each other; --rank-timeout */
+    RANKS_PATIENCE = 30, /* times RANKS_TIMEOUT, for a rank that reports that it is busy */
+    RANKS_START = 120,   /* for MPI to start on all ranks, or to make a group */
     RANKS_LONG =
-        3600, /* a rank opens its part of a model; or rank 0 is silent where there are no lines */
-    RANKS_LAST = 3, /* from knowing that the job is lost to the end of the process */
+        3600, /* for opening a shard of a model, or for an idle rank 0 without lines */
+    RANKS_LAST = 3, /* from the loss of the job to the end of the process */
 };
 
 struct ranks_link;
@@ -46,24 +46,24 @@ struct ranks_sum {
     int n_rows, width;    /* of ranks_sum_rows, else 0 */
     const uint64_t *from; /* (n_rows) */
     float *room;          /* (need) */
-    size_t need, each;    /* each: floats of the largest piece that a lane adds up */
-    int stage;
+    size_t need, each;    /* each: floats of the largest piece that a rank adds up */
+    int phase;
     void *request;           /* of the link; NULL = no sum is in flight */
-    int talk[4][RANKS_MOST]; /* of an exchange: counts and offsets, out and in */
+    int talk[4][RANKS_MOST]; /* counts and offsets of an exchange: sent, sent_at, got, got_at */
 };
 
 struct ranks {
     struct comm comm; /* first: what backends see (ranks_comm) */
     const struct ranks_link *link;
     int rank, size;
-    int local, n_local; /* among those of this machine */
+    int local, n_local; /* among the ranks on this machine */
     int tp, pp;         /* tp * pp = size */
-    bool ep;            /* expert parallel: lanes have whole experts */
-    int lane, stage;
+    bool ep;            /* expert parallel: ranks have whole experts */
+    int tp_rank, stage; /* tp_rank: index within the stage */
     int tp_asked, pp_asked; /* on the command line; 0 = not given */
     bool ep_asked;
     const char *expert_stats;        /* a file of expert counts (expert_load.h); NULL = none */
-    bool taken;                      /* a model uses them, or has tried to */
+    bool taken;                      /* a model uses the ranks, or has tried to */
     bool following;                  /* on rank 0: workers wait for steps */
     const char *program, *arguments; /* set by the caller; must be the same on all ranks */
     float *scratch;                  /* for sums */
@@ -93,7 +93,7 @@ struct ranks *ranks_open(struct error *err);
 struct ranks *ranks_world(void);
 /* On rank 0, for all ranks. */
 void ranks_set_timeout(struct ranks *r, int seconds);
-/* Arranges the ranks. tp 0: as many as pp leaves. */
+/* Arranges the ranks. tp 0 = size / pp. */
 bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err);
 /* The ranks of this one's stage as a backend's communicator; after ranks_arrange. */
 struct comm *ranks_comm(struct ranks *r);
@@ -103,7 +103,7 @@ static inline struct ranks *ranks_from(struct comm *c) /* NULL of NULL */
 }
 /* Whether all ranks have the same value; an error names `what` ("the programs") and two values. */
 bool ranks_same(struct ranks *r, const char *what, const char *value, struct error *err);
-/* Allocates room for sums and rows of this many floats; nothing is allocated later. */
+/* Allocates scratch memory for sums and rows of up to `floats`. Nothing is allocated later. */
 void ranks_reserve(struct ranks *r, size_t floats);
 void ranks_release(struct ranks *r); /* what was reserved */
 void ranks_close(struct ranks *r);   /* r may be NULL */
@@ -117,32 +117,34 @@ bool ranks_lose(struct ranks *r, const char *fmt, ...) __attribute__((format(pri
  * the job, unless it is lost already. Rank 0 hears it at once. */
 void ranks_fail(struct ranks *r, const char *why);
 
-/* Broadcast from rank 0. idle: it may take long to come. Lines then report lost ranks; a rank without a line expects
- * something (ranks_meet) within RANKS_LONG. */
+/* Broadcast from rank 0. idle: the message may take long to come. Lines then report lost ranks; a rank without a line
+ * expects a message within RANKS_LONG. */
 bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);
-/* The same on rank 0, without waiting for the others: buf stays until ranks_wait_end. */
+/* The same on rank 0, without waiting for the others. buf must stay until ranks_wait_end. */
 struct ranks_wait;
 struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes);
 /* Lets messages in flight make progress while this rank computes. */
 void ranks_poke(struct ranks *r);
-/* rows (n) of all lanes of the stage, added up in order, on all of them. */
+/* All-reduce: rows (n) = the sum of rows over the ranks of the stage, in order of tp_rank. */
 void ranks_sum(struct ranks *r, float *rows, size_t n);
-/* The same of rows (n_rows, width). Lane t has zeros in row i unless bit t of from[i] is set. Few rows are sent whole to
- * all lanes (RANKS_GATHER_BYTES). Of many, each row is sent from the lanes that have it to the one that adds it up. */
+/* The same for sparse rows (n_rows, width). Rank t of the stage has zeros in row i unless bit t of from[i] is set. Few
+ * rows are sent whole to all ranks (RANKS_GATHER_BYTES). With many, each row is sent only from the ranks that have it
+ * to the one that adds it up. */
 void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from);
-/* Each lane has (n_rows, its range of the vocabulary) in rows. Lane 0 gets (n_rows, n_vocab). */
+/* Gathers logits: each rank of the stage has (n_rows, its range of the vocabulary) in rows. Its rank 0 receives
+ * (n_rows, n_vocab). */
 void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
 struct range ranks_vocab(const struct ranks *r, int n_vocab, int lane);
-/* Point to point. ranks_send_begin does not wait; buf stays until ranks_wait_end. */
+/* Point to point. ranks_send_begin does not wait. buf must stay until ranks_wait_end. */
 struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t bytes, int to);
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait);
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to);
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from);
-/* A barrier with the timeout. */
+/* A barrier. */
 bool ranks_meet(struct ranks *r);
-/* all (size, bytes) = everyone's `mine`, by rank. A rank that is busy before it arrives has RANKS_LONG. */
+/* all (size, bytes) = `mine` of every rank. A rank that is busy before it arrives has RANKS_LONG. */
 bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes);
-/* On all ranks the first error of any: "rank 2: ...". True if there is none. */
+/* Shares errors: all ranks get the first error of any rank ("rank 2: ..."). True if there is none. */
 bool ranks_agree(struct ranks *r, bool ok, struct error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* The backend's view of ranks (backend/comm.h): the ranks of a stage are the members of its communicator. */
+/* Ranks as a backend's communicator (backend/comm.h). Its members are the ranks of a stage. */
 #include "base/clock.h"
 #include "dist/ranks.h"
 

@@ -1,6 +1,6 @@
-/* Lines from each rank to rank 0, and who watches them: see ranks_line.h. Owns the thread.
+/* Lines from each rank to rank 0, and the thread that watches them: see ranks_line.h. Owns the thread.
  *
- * Everything in the struct is under its lock, but for what the thread alone has. */
+ * All members of struct ranks_line are protected by its lock, except those marked as the thread's. */
 #include "dist/ranks_line.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -26,10 +26,10 @@
 
 enum {
     BEAT_MS = 500,
-    SPEAK_MS = 500, /* for rank 0 to say by itself that the job is lost; launchers wait a second */
-    SAY_MS = 500,   /* for room where the reason is written */
-    DIAL_MS = 2000, /* for an address to answer, or a caller to say who it is */
-    VISITORS = 64,  /* callers that have not said it yet */
+    REPORT_MS = 500,  /* rank 0's main thread has this long to report the reason; launchers wait a second */
+    STDERR_MS = 500,  /* for stderr to become writable */
+    CONNECT_MS = 2000, /* for an address to accept, or for a client to identify itself */
+    VISITORS = 64,    /* clients that have not identified themselves yet */
 };
 #define SECOND 1000000000LL
 
@@ -37,7 +37,7 @@ enum { FRAME_BEAT, FRAME_BYE, FRAME_WHY };
 
 struct frame {
     uint8_t kind, busy;
-    uint16_t timeout_s; /* rank 0's */
+    uint16_t timeout_s; /* from rank 0; the others adopt it */
     char text[508];
 };
 
@@ -48,8 +48,8 @@ struct hello {
 
 struct peer {
     int fd;    /* -1: none */
-    bool bye;  /* it ends as it should */
-    bool told; /* it ends otherwise, and has said or will say why */
+    bool bye;  /* it ends normally */
+    bool told; /* it ends with an error, which it has reported or will report */
     int64_t heard_ns, busy_ns;
     struct frame in;
     size_t have;
@@ -68,17 +68,17 @@ struct ranks_line {
     pthread_mutex_t lock;
     int wake; /* eventfd */
     bool quit;
-    int rank; /* r's, which MPI says after the thread has begun */
+    int rank; /* a copy of r->rank, which is known only after the thread has started */
     int listener;
     uint64_t key[2];
     int n_peers;
-    struct peer peers[RANKS_MOST]; /* by rank; only [0] where this is not rank 0 */
+    struct peer peers[RANKS_MOST]; /* by rank; only [0] on ranks other than 0 */
     struct visitor visitors[VISITORS];
     struct pollfd polled[RANKS_MOST + VISITORS + 2]; /* the thread's */
-    int64_t beat_ns;                                 /* the next */
-    int64_t seen_ns;                                 /* when somebody looked last */
-    int64_t lost_ns;                                 /* when the job was found lost; 0 = not */
-    int64_t end_ns;                                  /* the process ends then; 0 = not */
+    int64_t beat_ns;                                 /* time of the next beat */
+    int64_t seen_ns;                                 /* when the thread last ran */
+    int64_t lost_ns;                                 /* when the thread noticed that the job is lost; 0 = it is not */
+    int64_t end_ns;                                  /* when to end the process; 0 = never */
     const char *end_why;
     unsigned last_done; /* r->done at the last beat */
     bool busy;          /* as of the last beat */
@@ -88,24 +88,24 @@ void ranks_line_wake(struct ranks_line *l)
 {
     uint64_t one = 1;
     ssize_t n = write(l->wake, &one, sizeof one);
-    (void)n; /* full: it wakes anyway */
+    (void)n; /* if the counter is full, the thread wakes anyway */
 }
 
-/* Not _exit: threads left behind are no leak. */
+/* A raw system call, since leak checkers hook _exit and would report the running threads' memory. */
 static _Noreturn void end_process(void)
 {
     for (;;)
         syscall(SYS_exit_group, 1);
 }
 
-static void say(const char *why)
+static void report(const char *why)
 {
     char line[1200];
     int n = snprintf(line, sizeof line, "steel: %s\n", why);
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
-    if (poll(&room, 1, SAY_MS) != 1) /* nobody reads */
+    if (poll(&room, 1, STDERR_MS) != 1) /* nobody reads stderr */
         return;
-    ssize_t done = write(STDERR_FILENO, line, (size_t)n); /* stdio may be locked by who hangs */
+    ssize_t done = write(STDERR_FILENO, line, (size_t)n); /* a hung thread may hold the lock of stdio */
     (void)done;
 }
 
@@ -122,17 +122,17 @@ static void send_frame(struct ranks_line *l, struct peer *p, int kind, const cha
                       .timeout_s = (uint16_t)atomic_load(&l->r->timeout_s)};
     if (text)
         snprintf(f.text, sizeof f.text, "%s", text);
-    /* A beat that finds no room is a beat that nobody reads. */
+    /* If the socket's buffer is full, the peer does not read, and the beat may be dropped. */
     ssize_t n = p->fd < 0 ? 0 : send(p->fd, &f, sizeof f, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)n;
 }
 
-/* A peer that cannot speak any more: where it is rank 0, one of the others does. */
+/* A peer is lost. If it is rank 0, rank 1 reports it to the user instead. */
 static void lose_peer(struct ranks_line *l, int rank, const char *how)
 {
     bool first = ranks_lose(l->r, "rank %d %s", rank, how);
     if (first && l->rank == 1 && !l->peers[0].told)
-        say(l->r->lost.msg);
+        report(l->r->lost.msg);
 }
 
 static void take_frame(struct ranks_line *l, int rank, struct peer *p)
@@ -150,8 +150,8 @@ static void take_frame(struct ranks_line *l, int rank, struct peer *p)
         ranks_lose(l->r, "%s", f->text);
 }
 
-/* What a peer has said; an end without farewell is the job's. */
-static void hear(struct ranks_line *l, int rank, struct peer *p)
+/* Receives a peer's frames. A connection that closes without FRAME_BYE loses the job. */
+static void receive(struct ranks_line *l, int rank, struct peer *p)
 {
     while (p->fd >= 0) {
         ssize_t n = recv(p->fd, (char *)&p->in + p->have, sizeof p->in - p->have, MSG_DONTWAIT);
@@ -177,8 +177,8 @@ static void drop_visitor(struct visitor *v)
     v->fd = -1;
 }
 
-/* A place for one more; NULL: strangers have them all, until their time is up. */
-static struct visitor *free_place(struct ranks_line *l)
+/* A free visitor slot. NULL: all are taken by clients that have not identified themselves yet. */
+static struct visitor *free_slot(struct ranks_line *l)
 {
     for (int i = 0; i < VISITORS; i++)
         if (l->visitors[i].fd < 0)
@@ -188,14 +188,14 @@ static struct visitor *free_place(struct ranks_line *l)
 
 static void accept_visitor(struct ranks_line *l)
 {
-    struct visitor *v = free_place(l);
+    struct visitor *v = free_slot(l);
     int fd = v ? accept4(l->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC) : -1;
     if (fd >= 0)
-        *v = (struct visitor){.fd = fd, .until_ns = clock_ns() + DIAL_MS * 1000000LL};
+        *v = (struct visitor){.fd = fd, .until_ns = clock_ns() + CONNECT_MS * 1000000LL};
 }
 
-/* Who knows the key is a rank; strangers are hung up on. */
-static void hear_visitor(struct ranks_line *l, struct visitor *v)
+/* A client that sends the key becomes a peer; others are disconnected. */
+static void check_visitor(struct ranks_line *l, struct visitor *v)
 {
     ssize_t n = recv(v->fd, (char *)&v->in + v->have, sizeof v->in - v->have, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
@@ -220,20 +220,20 @@ static void hear_visitor(struct ranks_line *l, struct visitor *v)
     v->fd = -1;
 }
 
-static void look_at_visitors(struct ranks_line *l, int64_t now)
+static void serve_visitors(struct ranks_line *l, int64_t now)
 {
     if (l->listener >= 0)
         accept_visitor(l);
     for (int i = 0; i < VISITORS; i++) {
         struct visitor *v = &l->visitors[i];
         if (v->fd >= 0)
-            hear_visitor(l, v);
+            check_visitor(l, v);
         if (v->fd >= 0 && (now > v->until_ns || l->listener < 0))
             drop_visitor(v);
     }
 }
 
-/* What goes to the others: whether this rank works, and from rank 0 whether any does. */
+/* Sends a heartbeat: whether this rank is busy, and from rank 0 whether any rank is. */
 static void beat(struct ranks_line *l, int64_t now)
 {
     unsigned done = atomic_load(&l->r->done);
@@ -246,8 +246,8 @@ static void beat(struct ranks_line *l, int64_t now)
     l->beat_ns = now + BEAT_MS * 1000000LL;
 }
 
-/* Silence counts while somebody listens. */
-static void catch_up(struct ranks_line *l)
+/* Time during which this thread did not run does not count as a peer's silence. */
+static void forgive_pause(struct ranks_line *l)
 {
     int64_t now = clock_ns(), away = now - l->seen_ns;
     l->seen_ns = now;
@@ -259,10 +259,10 @@ static void catch_up(struct ranks_line *l)
     }
 }
 
-static void look_at_peers(struct ranks_line *l)
+static void serve_peers(struct ranks_line *l)
 {
     for (int i = 0; i < l->n_peers; i++)
-        hear(l, i, &l->peers[i]);
+        receive(l, i, &l->peers[i]);
     int64_t now = clock_ns();
     int timeout = atomic_load(&l->r->timeout_s);
     for (int i = 0; i < l->n_peers; i++) {
@@ -276,26 +276,26 @@ static void look_at_peers(struct ranks_line *l)
         beat(l, now);
 }
 
-/* Ends this process where nothing else does. */
-static void look_at_end(struct ranks_line *l, int64_t now)
+/* Ends this process when its time is up and nothing else has ended it. */
+static void check_end(struct ranks_line *l, int64_t now)
 {
     struct ranks *r = l->r;
     bool lost = atomic_load(&r->stop);
     if (lost && !l->lost_ns) {
         l->lost_ns = now;
         l->end_ns = now + RANKS_LAST * SECOND;
-        for (int i = 0; i < l->n_peers; i++) /* the others tell rank 0, which tells the rest */
+        for (int i = 0; i < l->n_peers; i++) /* the others send it to rank 0, which forwards it */
             send_frame(l, &l->peers[i], FRAME_WHY, r->lost.msg);
     }
     if (lost && l->rank == 0 && !atomic_load(&r->said) &&
-        now - l->lost_ns >= SPEAK_MS * 1000000LL) {
-        say(r->lost.msg);
+        now - l->lost_ns >= REPORT_MS * 1000000LL) {
+        report(r->lost.msg);
         end_process();
     }
     if (!l->end_ns || now < l->end_ns)
         return;
-    if (!lost && (l->n_peers || ranks_first())) /* before there are lines all would say it */
-        say(l->end_why);
+    if (!lost && (l->n_peers || ranks_first())) /* without lines only rank 0 reports, or all ranks would */
+        report(l->end_why);
     end_process();
 }
 
@@ -313,7 +313,7 @@ static void *watch(void *arg)
     pthread_mutex_lock(&l->lock);
     while (!l->quit) {
         int n = add_polled(l, 0, l->wake);
-        n = add_polled(l, n, free_place(l) ? l->listener : -1); /* else poll would not wait */
+        n = add_polled(l, n, free_slot(l) ? l->listener : -1); /* without a slot, poll would return at once */
         for (int i = 0; i < VISITORS; i++)
             n = add_polled(l, n, l->visitors[i].fd);
         for (int i = 0; i < l->n_peers; i++)
@@ -324,10 +324,10 @@ static void *watch(void *arg)
         ssize_t got = read(l->wake, &times, sizeof times);
         (void)got;
         pthread_mutex_lock(&l->lock);
-        catch_up(l);
-        look_at_visitors(l, clock_ns());
-        look_at_peers(l);
-        look_at_end(l, clock_ns());
+        forgive_pause(l);
+        serve_visitors(l, clock_ns());
+        serve_peers(l);
+        check_end(l, clock_ns());
     }
     pthread_mutex_unlock(&l->lock);
     return NULL;
@@ -348,7 +348,7 @@ struct ranks_line *ranks_line_new(struct ranks *r)
     l->end_ns = l->seen_ns + RANKS_START * SECOND;
     l->end_why = "the ranks have not found each other in two minutes";
     l->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    /* Signals are for the program's own threads. */
+    /* Signals are handled by the program's other threads. */
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -363,7 +363,7 @@ struct ranks_line *ranks_line_new(struct ranks *r)
     return NULL;
 }
 
-/* Addresses that others may know this machine by. */
+/* Lists the addresses at which other machines may reach this one. */
 static void list_addresses(struct ranks_offer *o)
 {
     int most = (int)(sizeof o->address / sizeof *o->address);
@@ -382,7 +382,7 @@ static void list_addresses(struct ranks_offer *o)
             continue;
         const struct sockaddr_in6 *six = (const void *)a->ifa_addr;
         if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
-            continue; /* means nothing elsewhere */
+            continue; /* not valid on other machines */
         if (getnameinfo(a->ifa_addr, (socklen_t)size, o->address[o->n], sizeof o->address[0], NULL,
                         0, NI_NUMERICHOST) == 0)
             o->n++;
@@ -390,7 +390,7 @@ static void list_addresses(struct ranks_offer *o)
     freeifaddrs(list);
 }
 
-/* A socket that listens at an address, on a port of the system's choice; -1 = none. */
+/* A socket that listens at an address, on a port that the system chooses; -1 = failed. */
 static int listen_at(const char *host, int *port)
 {
     struct addrinfo hint = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
@@ -406,7 +406,7 @@ static int listen_at(const char *host, int *port)
     if (getaddrinfo(host, "0", &hint, &at) != 0)
         return -1;
     int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && at->ai_family == AF_INET6) /* "::" is any address of both kinds */
+    if (fd >= 0 && at->ai_family == AF_INET6) /* "::" accepts IPv4 connections, too */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     bool ok = fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 &&
               listen(fd, RANKS_MOST) == 0 && getsockname(fd, &is.any, &size) == 0;
@@ -447,11 +447,11 @@ void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *of
 static bool wait_socket(int fd, short what)
 {
     struct pollfd p = {.fd = fd, .events = what};
-    return poll(&p, 1, DIAL_MS) == 1;
+    return poll(&p, 1, CONNECT_MS) == 1;
 }
 
-/* A connection to rank 0, which has shown that it is rank 0; -1: not there. */
-static int call(const char *host, const struct ranks_offer *offer, int rank)
+/* Connects to rank 0 and checks that it knows the key. -1: failed. */
+static int connect_to(const char *host, const struct ranks_offer *offer, int rank)
 {
     char port[16];
     struct addrinfo hint = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,

@@ -3,8 +3,8 @@
  * process has died, and launchers end all ranks shortly after one of them, so the reason must be known at
  * once. A line closes when its process ends, and is silent when the process is stopped.
  *
- * A thread watches the lines. It finds a rank that has ended or is silent. It ends this process where the job is
- * lost and nothing else ends it, or where MPI does not return from starting or ending. It never waits for another
+ * A thread watches the lines. It detects a rank that has ended or is silent. It ends this process if the job is
+ * lost and nothing else ends it, or if MPI does not return from starting or ending. It never waits for another
  * rank, and knows nothing of models.
  */
 #ifndef STEEL_DIST_RANKS_LINE_H
@@ -14,8 +14,8 @@
 
 struct ranks_line;
 
-/* A rank that has not looked for this long was stopped itself, maybe with all others (a suspended job). That time does not
- * count against any rank. */
+/* A rank whose own thread did not run for this long was stopped, maybe with all others (a suspended job). That time
+ * does not count as silence of any rank. */
 enum { RANKS_AWAY_MS = 1000 };
 
 /* The address of rank 0, and the key that proves a caller is one of the ranks. */
@@ -27,13 +27,13 @@ struct ranks_offer {
     char address[16][64];
 };
 
-/* From here on MPI has RANKS_START seconds to start. NULL: no thread could be created. */
+/* Starts the thread. From here on MPI has RANKS_START seconds to start. NULL: no thread could be created. */
 struct ranks_line *ranks_line_new(struct ranks *r);
 /* On rank 0: listens. nearby: all ranks share its network, so it listens at 127.0.0.1, or at STEEL_RANK_ADDRESS. */
 void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *offer);
 /* On the others: connects; whether rank 0 has answered. */
 bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool nearby);
-/* Ends the limit below: what was waited for has come. */
+/* Cancels the limit below. */
 void ranks_line_ready(struct ranks_line *l);
 /* The process ends after this many seconds with the reason, unless ranks_line_ready comes first: for calls that cannot be
  * interrupted. */

@@ -1,7 +1,7 @@
 /*
  * The interface between ranks.c and the file that knows MPI (ranks_mpi.c), a shared object of its own, so that the
- * program starts where MPI is not installed. It only starts operations: ranks.c waits for them, so every wait can
- * end.
+ * program starts where MPI is not installed. It only starts operations. ranks.c waits for them, so that every wait
+ * can end.
  */
 #ifndef STEEL_DIST_RANKS_LINK_H
 #define STEEL_DIST_RANKS_LINK_H
@@ -20,10 +20,10 @@ struct ranks_link {
     int local, n_local; /* among those of this machine */
     void *(*bcast)(void *buf, size_t bytes, int root, int group);
     void *(*allgather)(const void *mine, void *all, size_t bytes_each, int group);
-    /* To member t `n[t]` floats from mine + at[t], from it got[t] floats to all + got_at[t]. */
+    /* All-to-all: sends n[t] floats at mine + at[t] to member t, receives got[t] floats from it at all + got_at[t]. */
     void *(*exchange)(const float *mine, const int *n, const int *at, float *all, const int *got,
                       const int *got_at, int group);
-    /* Member t has n[t] floats of `all` at at[t]; all members get them there. */
+    /* Allgather in place: member t has the n[t] floats at all + at[t]; afterwards all members have them. */
     void *(*complete)(float *all, const int *n, const int *at, int group);
     void *(*send)(const void *buf, size_t bytes, int to, int tag);
     void *(*recv)(void *buf, size_t bytes, int from, int tag);

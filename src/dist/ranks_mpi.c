@@ -1,6 +1,6 @@
 /*
  * MPI, as a shared object of its own (steel-mpi.so): see ranks_link.h. Nothing else includes mpi.h.
- * Operations are begun here and never waited for.
+ * Operations are started here and never waited for.
  */
 #include "dist/ranks_link.h"
 
@@ -10,7 +10,7 @@
 
 static MPI_Comm groups[RANKS_GROUPS];
 
-/* Those under way: a handful, so that a step asks for no memory. */
+/* Requests in flight, in a fixed array so that a step allocates nothing. */
 enum { MOST = 64 };
 static MPI_Request requests[MOST];
 static char taken[MOST];
@@ -30,7 +30,7 @@ static void done(const MPI_Request *r)
     taken[r - requests] = 0;
 }
 
-/* The request, or NULL where MPI refused to begin. */
+/* The started request, or NULL if MPI refused to start it. */
 static MPI_Request *begun(MPI_Request *r, int rc)
 {
     if (rc == MPI_SUCCESS)
@@ -136,7 +136,7 @@ const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
                  version);
         return NULL;
     }
-    /* The engine's thread computes, another one may end the program. */
+    /* The engine's thread makes the calls, but another thread may end the program. */
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS ||
         level < MPI_THREAD_SERIALIZED) {
         snprintf(why, size, "MPI does not start, or knows no threads");

@@ -1,7 +1,7 @@
 /*
- * Sums over the lanes of a stage (ranks.h). Each goes through stages: what lanes have is exchanged, added up in
- * the order of lanes, and given to all. A stage begins when the messages of the one before have come, which is
- * found out by who waits for the sum. Owns the memory for it.
+ * Sums over the ranks of a pipeline stage (ranks.h). The phases of a sum: exchange, add in the order of ranks,
+ * distribute the result. The thread that waits for a sum starts its next phase when the messages of the previous
+ * one have arrived. Owns the scratch memory.
  */
 #include "base/mem.h"
 #include "dist/ranks.h"
@@ -10,12 +10,12 @@
 
 #include <string.h>
 
-enum { ADD_FLOATS = 4096 }; /* at a time: of all lanes they are in the cache */
+enum { ADD_FLOATS = 4096 }; /* block size: the blocks of all ranks fit the CPU's cache */
 
-enum stage {
-    SUM_GATHER, /* few rows: everybody gets all that lanes have */
-    SUM_PIECES, /* each lane gets its piece of what the others have */
-    SUM_RESULT, /* and gives what it added up to all */
+enum phase {
+    SUM_GATHER, /* few rows: all ranks get everything (allgather) and add it up */
+    SUM_PIECES, /* each rank gets the others' summands of its piece (reduce-scatter) */
+    SUM_RESULT, /* and sends the sum to all (allgather) */
 };
 
 void ranks_reserve(struct ranks *r, size_t floats)
@@ -40,7 +40,7 @@ float *ranks_scratch(struct ranks *r, size_t n)
     return r->scratch;
 }
 
-/* out[i] = sum over lanes of parts[lane][i], in their order. */
+/* out[i] = sum over t of parts[t][i], in order of t */
 static void add_parts(float *out, const float *parts, size_t n, int lanes)
 {
     memcpy(out, parts, n * sizeof *out);
@@ -56,7 +56,7 @@ static bool is_sparse(const struct ranks_sum *s)
     return s->from != NULL;
 }
 
-/* The floats that lane t adds up. */
+/* The floats that rank t adds up. */
 static struct range piece_of(const struct ranks *r, const struct ranks_sum *s, int t)
 {
     if (is_sparse(s)) {
@@ -68,7 +68,7 @@ static struct range piece_of(const struct ranks *r, const struct ranks_sum *s, i
     return (struct range){(int)first, (int)n};
 }
 
-/* Rows of a piece that lane t has something of, one behind the other. How many floats. */
+/* Packs the rows of a piece to which rank t contributes. Returns the number of floats. */
 static int pack_rows(float *to, const struct ranks_sum *s, struct range piece, int t)
 {
     int n = 0;
@@ -80,7 +80,7 @@ static int pack_rows(float *to, const struct ranks_sum *s, struct range piece, i
     return n;
 }
 
-/* Floats that lane t has of a piece. */
+/* The number of floats that rank t contributes to a piece. */
 static int count_floats(const struct ranks_sum *s, struct range piece, int t)
 {
     int n = is_sparse(s) ? 0 : piece.n;
@@ -89,13 +89,13 @@ static int count_floats(const struct ranks_sum *s, struct range piece, int t)
     return n;
 }
 
-/* What the others have of this lane's piece. In front of it lies a copy of what goes out, where one is needed. */
+/* Receives the others' summands of this rank's piece. A copy of the outgoing floats lies before it, if one is needed. */
 static float *incoming(const struct ranks *r, const struct ranks_sum *s)
 {
     return s->room + (is_sparse(s) || s->to ? s->each * (size_t)r->tp : 0);
 }
 
-/* Each lane's pieces to those who add them up; its own stays where it is. */
+/* Sends each piece to the rank that adds it up. This rank's own piece is not moved. */
 static void *begin_pieces(struct ranks *r, struct ranks_sum *s)
 {
     struct range mine = piece_of(r, s, r->lane);
@@ -122,8 +122,8 @@ static void add(float *restrict to, const float *restrict from, int n)
         to[i] += from[i];
 }
 
-/* own (n) = the sum of parts (lanes), in their order; NULL: that lane has nothing. own is one of them, or zeros. The
- * others' are not needed any more. */
+/* own (n) = the sum of parts (lanes) in order; parts[t] NULL: rank t contributes nothing. own is one of the parts, or
+ * zeros. The other parts are overwritten. */
 static void add_in_order(float *own, float *const *parts, int lanes, int n)
 {
     float *sum = NULL;
@@ -140,7 +140,7 @@ static void add_in_order(float *own, float *const *parts, int lanes, int n)
         memcpy(own, sum, (size_t)n * sizeof *own);
 }
 
-/* This lane's piece, added up where it is. */
+/* Adds up this rank's piece in place. */
 static void add_up(const struct ranks *r, const struct ranks_sum *s)
 {
     struct range mine = piece_of(r, s, r->lane);
@@ -159,7 +159,7 @@ static void add_up(const struct ranks *r, const struct ranks_sum *s)
     }
 }
 
-/* It goes to all, and theirs come to where they belong. */
+/* Adds up this rank's piece and starts the exchange of all pieces. */
 static void *begin_result(struct ranks *r, struct ranks_sum *s)
 {
     add_up(r, s);
@@ -171,25 +171,25 @@ static void *begin_result(struct ranks *r, struct ranks_sum *s)
     return r->link->complete(s->rows, s->talk[0], s->talk[1], RANKS_STAGE_GROUP);
 }
 
-static void begin_stage(struct ranks *r, struct ranks_sum *s, enum stage stage)
+static void begin_phase(struct ranks *r, struct ranks_sum *s, enum phase phase)
 {
-    s->stage = (int)stage;
-    if (stage == SUM_GATHER)
+    s->phase = (int)phase;
+    if (phase == SUM_GATHER)
         s->request = r->link->allgather(s->rows, s->room, s->n * sizeof(float), RANKS_STAGE_GROUP);
     else
-        s->request = stage == SUM_PIECES ? begin_pieces(r, s) : begin_result(r, s);
+        s->request = phase == SUM_PIECES ? begin_pieces(r, s) : begin_result(r, s);
     if (!s->request)
         ranks_give_up(r, "a sum", "MPI refused it");
 }
 
-/* The messages of its stage have come. */
-static void go_on(struct ranks *r, struct ranks_sum *s)
+/* Finishes the current phase, whose messages have arrived. */
+static void advance(struct ranks *r, struct ranks_sum *s)
 {
     s->request = NULL;
-    if (s->stage == SUM_GATHER)
+    if (s->phase == SUM_GATHER)
         add_parts(s->rows, s->room, s->n, r->tp);
-    else if (s->stage == SUM_PIECES)
-        begin_stage(r, s, SUM_RESULT);
+    else if (s->phase == SUM_PIECES)
+        begin_phase(r, s, SUM_RESULT);
     else if (s->to)
         memcpy(s->to, s->rows, s->n * sizeof(float));
 }
@@ -213,14 +213,14 @@ static void begin(struct ranks *r, float *rows, int n_rows, int width, size_t n,
     s->from = sparse ? from : NULL;
     s->each = sparse ? (size_t)range_share(n_rows, 1, 0, r->tp).n * (size_t)width
                      : (n + lanes - 1) / lanes;
-    /* MPI may let the others read rows where they are, and memory that a GPU's driver has pinned is not to be read so. */
+    /* MPI may let other ranks read the rows directly, which does not work for memory pinned by a GPU driver. */
     bool copied = r->comm.n_on_device > 0 && !few && !sparse;
     s->need = few ? n * lanes : (sparse || copied ? 2 : 1) * s->each * lanes;
     s->room = ranks_scratch(r, s->need);
     s->to = copied ? rows : NULL;
     if (copied)
         s->rows = memcpy(s->room, rows, n * sizeof(float));
-    begin_stage(r, s, few ? SUM_GATHER : SUM_PIECES);
+    begin_phase(r, s, few ? SUM_GATHER : SUM_PIECES);
 }
 
 static void end(struct ranks *r)
@@ -228,7 +228,7 @@ static void end(struct ranks *r)
     struct ranks_sum *s = r ? &r->sum : NULL;
     while (s && s->request && ranks_ok(r, NULL))
         if (ranks_wait_for(r, s->request, IN_STEP, "a sum"))
-            go_on(r, s);
+            advance(r, s);
 }
 
 void ranks_sum(struct ranks *r, float *rows, size_t n)

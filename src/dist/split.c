@@ -1,4 +1,4 @@
-/* Networks cut for ranks: see split.h. Knows layers and the list of wants, nothing of backends. */
+/* Cuts a network for ranks: see split.h. Knows layers and tensor specs, nothing of backends. */
 #include "dist/split.h"
 #include "base/mem.h"
 #include "dist/expert_load.h"
@@ -7,7 +7,7 @@
 #include <string.h>
 
 enum {
-    UNEVEN_PERCENT = 10, /* more than its share that a lane may have of every expert */
+    UNEVEN_PERCENT = 10, /* a rank may have this much more than its share of every expert */
 };
 
 struct splitter {
@@ -17,11 +17,11 @@ struct splitter {
     struct tensor_spec *specs;
     int n_specs;
     const struct ranks *r;
-    struct tensorfile *stats; /* how often experts are used (expert_load.h); NULL = not known */
+    struct tensorfile *stats; /* counts of expert use (expert_load.h), or NULL */
     struct error *err;
 };
 
-/* Of positive numbers. */
+/* a, b > 0 */
 static int gcd(int a, int b)
 {
     CHECK(a > 0 && b > 0, "%d and %d", a, b);
@@ -38,62 +38,62 @@ static int lcm(int a, int b)
     return a / gcd(a, b) * b;
 }
 
-static struct tensor_spec *want_of(struct splitter *s, const struct weight *w)
+static struct tensor_spec *spec_of(struct splitter *s, const struct weight *w)
 {
     for (int i = 0; i < s->n_specs; i++)
         if (s->specs[i].w == w)
             return &s->specs[i];
-    CHECK(false, "a weight nobody wants");
+    CHECK(false, "a weight without a tensor spec");
     return NULL;
 }
 
-/* The cut of a want, made when first asked for. */
-static struct cut *cut_of(struct tensor_spec *want)
+/* The spec's cut, allocated on first use. */
+static struct cut *cut_of(struct tensor_spec *spec)
 {
-    if (!want->cut)
-        want->cut = mem_zalloc(1, sizeof *want->cut);
-    return want->cut;
+    if (!spec->cut)
+        spec->cut = mem_zalloc(1, sizeof *spec->cut);
+    return spec->cut;
 }
 
-/* So many columns of the weight stay together. */
+/* The number of columns that must stay together: columns are cut at multiples of it. */
 static int unit_of(struct splitter *s, const struct weight *w)
 {
-    const struct tensor_spec *want = want_of(s, w);
+    const struct tensor_spec *spec = spec_of(s, w);
     int unit = 1;
-    for (int i = 0; i < want->n_rows; i++) {
+    for (int i = 0; i < spec->n_rows; i++) {
         const struct tensor *t =
-            build_find(s->f, s->c, want->rows[i].name, want->layer, 0, "weight");
-        /* Codes may be called "weight", of bytes or of no type of ours. */
+            build_find(s->f, s->c, spec->rows[i].name, spec->layer, 0, "weight");
+        /* A packed checkpoint's "weight" may be codes, as bytes or as a type that we do not have. */
         bool packed = !t || t->type == DT_F8_E4M3 || !dtype_is_weight(t->type);
         unit = lcm(unit, packed ? CUT_PACKED_UNIT : dtype_table[t->type].block_len);
     }
     return unit;
 }
 
-/* Rows of w in runs, all of them its new rows. */
+/* Keeps these runs of w's rows only. */
 static void keep_rows(struct splitter *s, const struct weight *w, int n, const struct range *runs)
 {
-    struct tensor_spec *want = want_of(s, w);
-    struct cut *k = cut_of(want);
+    struct tensor_spec *spec = spec_of(s, w);
+    struct cut *k = cut_of(spec);
     CHECK(n <= CUT_RUNS, "%d runs", n);
-    want->w->n_out = 0;
+    spec->w->n_out = 0;
     for (int i = 0; i < n; i++) {
         k->rows[i] = runs[i];
-        want->w->n_out += runs[i].n;
+        spec->w->n_out += runs[i].n;
     }
     k->n_rows = n;
 }
 
-/* Columns of w: the other ranks have the others, and what they give is added up. */
+/* Keeps these runs of w's columns only. The products of all ranks are summed. */
 static void keep_cols(struct splitter *s, const struct weight *w, int n, const struct range *runs)
 {
-    struct tensor_spec *want = want_of(s, w);
-    struct cut *k = cut_of(want);
+    struct tensor_spec *spec = spec_of(s, w);
+    struct cut *k = cut_of(spec);
     CHECK(n <= CUT_RUNS, "%d runs", n);
-    want->w->n_in = 0;
+    spec->w->n_in = 0;
     for (int i = 0; i < n; i++) {
         k->cols[i] = runs[i];
-        want->w->n_in += runs[i].n;
+        spec->w->n_in += runs[i].n;
     }
     k->n_cols = n;
     k->no_bias = s->r->lane > 0;
@@ -101,20 +101,20 @@ static void keep_cols(struct splitter *s, const struct weight *w, int n, const s
 
 static void keep_experts(struct splitter *s, const struct weight *w, struct range run)
 {
-    struct tensor_spec *want = want_of(s, w);
-    cut_of(want)->experts = run;
-    want->w->n_expert = run.n;
-    if (want->role == WEIGHT_EXPERTS_SHARED)
-        want->role = WEIGHT_EXPERTS;
+    struct tensor_spec *spec = spec_of(s, w);
+    cut_of(spec)->experts = run;
+    spec->w->n_expert = run.n;
+    if (spec->role == WEIGHT_EXPERTS_SHARED)
+        spec->role = WEIGHT_EXPERTS;
 }
 
-/* The experts of `want`, or its rows or values by expert, are in this order now. */
-static void keep_order(struct tensor_spec *want, const int32_t *order, int n)
+/* Reorders the spec's experts, or its rows or values by expert. */
+static void keep_order(struct tensor_spec *spec, const int32_t *order, int n)
 {
     size_t bytes = (size_t)n * sizeof *order;
-    want->cut = mem_realloc(cut_of(want), 1, sizeof *want->cut + bytes);
-    memcpy(want->cut->order, order, bytes);
-    want->cut->n_order = n;
+    spec->cut = mem_realloc(cut_of(spec), 1, sizeof *spec->cut + bytes);
+    memcpy(spec->cut->order, order, bytes);
+    spec->cut->n_order = n;
 }
 
 static void keep_vector_order(struct splitter *s, const float *vector, const int32_t *order, int n)
@@ -146,8 +146,8 @@ static struct range after(struct range r, int n)
 
 /* Attention */
 
-/* The heads of a lane: whole kv heads, or, where there are fewer than lanes, some of those that share
- * one. False: it would have none, or tear a unit of heads apart. */
+/* The heads of one rank: whole kv groups, or a part of one group if there are fewer kv heads than ranks. False: the
+ * rank would have no heads, or a unit of heads would be split. */
 static bool heads_of(int H, int K, int unit, int lane, int lanes, struct range *q, struct range *kv)
 {
     int group = H / K;
@@ -195,7 +195,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
     case MIXER_LATENT:
         return can_cut_heads(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), lanes);
     case MIXER_DELTA_NET: {
-        /* tiled: the v heads of a k head lie apart, and so do wo's columns */
+        /* tiled: the v heads of a k head are not contiguous, nor are wo's columns for them */
         int each = d->n_v_heads / d->n_k_heads, unit = head_unit(s, d->wo, d->v_dim);
         return d->n_v_heads % d->n_k_heads == 0 && (!d->tiled || each <= CUT_RUNS / 2) &&
                d->n_k_heads >= lanes &&
@@ -285,7 +285,7 @@ static void cut_mixer(struct splitter *s, struct mixer *m)
         cut_delta_net(s, &m->delta_net);
 }
 
-/* Layers that read another's cache must be cut as that one is. */
+/* A layer that reads another layer's cache must be cut like that layer. */
 static void choose_mixers(struct splitter *s, bool *cut)
 {
     struct layer *layers = s->net->layers;
@@ -304,18 +304,18 @@ static void choose_mixers(struct splitter *s, bool *cut)
     }
 }
 
-/* Mlps */
+/* MLPs */
 
-/* Hidden units that stay together; 0: some lane would have none. */
+/* The number of hidden units that stay together; 0: some rank would have none. */
 static int hidden_unit(struct splitter *s, const struct ffn *f)
 {
     int F = f->down->n_in, unit = unit_of(s, f->down), wide = lcm(unit, 32);
     if (F % wide == 0 && F / wide >= s->r->tp)
-        unit = wide; /* whole vectors are faster */
+        unit = wide; /* whole SIMD vectors are faster */
     return F % unit || F / unit < s->r->tp ? 0 : unit;
 }
 
-/* Hidden units of a lane; false: some lane would have none. */
+/* Keeps this rank's hidden units. False: some rank would have none. */
 static bool cut_hidden(struct splitter *s, struct ffn *f)
 {
     int F = f->down->n_in, unit = hidden_unit(s, f);
@@ -328,9 +328,11 @@ static bool cut_hidden(struct splitter *s, struct ffn *f)
     return true;
 }
 
-/* Whether each lane takes whole experts: where that was asked for, where their hidden units cannot be cut,
- * and on CPUs where blocks of them would leave a lane with much more than its share (768 units in blocks of 256
- * on two lanes). A GPU reads as many experts as a row takes, whether they are its own or not. */
+/* Whether each rank takes whole experts. It does so in three cases:
+ * 1. The user chose expert parallel.
+ * 2. The experts' hidden units cannot be cut.
+ * 3. On CPUs, cutting at block boundaries would give a rank much more than its share (768 units in blocks of 256 on
+ *    two ranks). This does not hold on a GPU, which reads all experts that a row selects, its own or not. */
 static bool by_expert(struct splitter *s, const struct mlp *m)
 {
     int lanes = s->r->tp, unit = hidden_unit(s, &m->experts);
@@ -343,19 +345,19 @@ static bool by_expert(struct splitter *s, const struct mlp *m)
     return !on_gpu && 100 * most * lanes > (100 + UNEVEN_PERCENT) * units;
 }
 
-/* Experts change places so that runs of them have about the same load: their weights, and with them what the
- * router has of each. */
+/* Reorders the experts so that the ranks' runs of them have about equal load. The router's rows and biases are
+ * reordered with the weights. */
 static bool order_experts(struct splitter *s, const struct mlp *m)
 {
     const struct router *r = &m->router;
     int n = m->experts.gate_up->n_expert;
-    struct tensor_spec *router = want_of(s, r->w);
+    struct tensor_spec *router = spec_of(s, r->w);
     int32_t *order = mem_zalloc((size_t)n, sizeof *order);
     bool ok = expert_load_order(s->stats, router->layer, r, n, s->r->tp, order, s->err);
     if (ok) {
         keep_order(router, order, n);
-        keep_order(want_of(s, m->experts.gate_up), order, n);
-        keep_order(want_of(s, m->experts.down), order, n);
+        keep_order(spec_of(s, m->experts.gate_up), order, n);
+        keep_order(spec_of(s, m->experts.down), order, n);
         keep_vector_order(s, r->choice_bias, order, n);
         keep_vector_order(s, r->expert_scale, order, n);
     }
@@ -384,7 +386,7 @@ static bool cut_mlp(struct splitter *s, struct mlp *m)
     return true;
 }
 
-/* Rows of the embedding and of the head, which may be the same. */
+/* Cuts the rows of the embedding and of the head, which may be tied. */
 static void cut_ends(struct splitter *s)
 {
     struct head *h = &s->net->head;
@@ -415,10 +417,10 @@ static void cut_ends(struct splitter *s)
 static void leave(struct splitter *s, const struct weight *w)
 {
     if (w)
-        cut_of(want_of(s, w))->none = true;
+        cut_of(spec_of(s, w))->none = true;
 }
 
-/* The layers of this stage become the network's. */
+/* Keeps this stage's layers only. */
 static bool cut_layers(struct splitter *s, struct error *err)
 {
     const struct ranks *r = s->r;
@@ -430,13 +432,13 @@ static bool cut_layers(struct splitter *s, struct error *err)
     if (!stages_layers(s->f, s->c, net, s->specs, s->n_specs, r, &mine, err))
         return false;
     if (r->stage == r->pp - 1)
-        mine.n += net->n_layers - depth; /* the block that drafts is beside the head */
+        mine.n += net->n_layers - depth; /* the MTP block is on the head's stage */
     else
         net->mtp = (struct mtp){0};
     for (int i = mine.first; i < mine.first + mine.n; i++) {
         struct attention *a = &net->layers[i].mixer.attention;
         if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
-            a->kv_layer -= mine.first; /* is of this stage, too */
+            a->kv_layer -= mine.first; /* that layer is on this stage, too */
     }
     for (int i = 0; i < s->n_specs; i++) {
         int layer = s->specs[i].layer;
@@ -447,7 +449,7 @@ static bool cut_layers(struct splitter *s, struct error *err)
     net->has_prev_stage = r->stage > 0;
     net->has_next_stage = r->stage < r->pp - 1;
     bool tied = net->head.w == net->embed.tokens;
-    /* Embeddings of layers are made of the token's own; the block that drafts reads tokens, too. */
+    /* Per-layer embeddings are computed from the token's embedding. The MTP block reads tokens, too. */
     if (net->has_prev_stage && !e->width && !net->mtp.fc && (!tied || net->has_next_stage))
         leave(s, net->embed.tokens);
     struct range head = stages_head(r, net->n_vocab);
@@ -458,7 +460,7 @@ static bool cut_layers(struct splitter *s, struct error *err)
     if (e->width) {
         struct range part = times(mine, e->width);
         if (part.first % unit_of(s, e->table) || part.n % unit_of(s, e->table))
-            return error_set(err, "--pp %d: embeddings of layers cannot be cut so", r->pp);
+            return error_set(err, "--pp %d: per-layer embeddings cannot be divided into stages", r->pp);
         keep_rows(s, e->project, 1, &part);
         keep_cols(s, e->table, 1, &part);
     }

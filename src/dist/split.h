@@ -1,7 +1,7 @@
 /*
- * The part of a network that one rank has: heads, hidden units or experts, and rows of the head. Makes the network
- * smaller, and sets in its specs which rows and columns are read. Every rank has those parts whole that cannot be cut:
- * a block of a quantised row would be split, or there are fewer heads than ranks.
+ * Cuts a network to one rank's shard: heads, hidden units or experts, and rows of the head. Shrinks the network and
+ * sets in its tensor specs which rows and columns are read. A tensor is replicated on every rank if it cannot be cut,
+ * because a block of a quantised row would be split, or because there are fewer heads than ranks.
  */
 #ifndef STEEL_DIST_SPLIT_H
 #define STEEL_DIST_SPLIT_H

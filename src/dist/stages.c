@@ -1,4 +1,4 @@
-/* Layers of pipeline stages, by cost: see stages.h. Knows shapes and formats, nothing of data or backends. */
+/* Divides layers into pipeline stages by cost: see stages.h. Knows shapes and formats, nothing of data or backends. */
 #include "dist/stages.h"
 #include "base/mem.h"
 #include "file/tensorfile.h"
@@ -6,13 +6,13 @@
 #include <math.h>
 #include <string.h>
 
-enum { HEAD_UNIT = 64 }; /* rows of a head that stay together */
+enum { HEAD_UNIT = 64 }; /* rows of the head are cut at multiples of this */
 
 bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
-                          const struct tensor_spec *want)
+                          const struct tensor_spec *spec)
 {
-    const struct tensor_name *n = want->rows[0].name;
-    return want->layer >= c->n_layers || strstr(f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
+    const struct tensor_name *n = spec->rows[0].name;
+    return spec->layer >= c->n_layers || strstr(f->is_gguf ? n->gguf : n->hf, "%d") != NULL;
 }
 
 bool stages_share_head(const struct network *net, const struct ranks *r)
@@ -28,60 +28,61 @@ struct range stages_head(const struct ranks *r, int n_vocab)
     return range_share(n_vocab, HEAD_UNIT, r->stage > 0, 2);
 }
 
-/* Bytes of the weight, of one expert. What folders pack has about 4.5 bits a value. */
+/* Bytes of the weight, or of one of its experts. Packed formats of checkpoint folders are counted as 4.5 bits a value. */
 static double weight_bytes(const struct tensorfile *f, const struct config *c,
-                           const struct tensor_spec *want)
+                           const struct tensor_spec *spec)
 {
     double bytes = 0;
-    for (int i = 0; i < want->n_rows; i++) {
-        const struct tensor *t = build_find(f, c, want->rows[i].name, want->layer, 0, "weight");
+    for (int i = 0; i < spec->n_rows; i++) {
+        const struct tensor *t = build_find(f, c, spec->rows[i].name, spec->layer, 0, "weight");
         double each = 4.5 / 8;
         if (t && dtype_is_weight(t->type)) {
             int len = dtype_table[t->type].block_len;
             each = (double)dtype_bytes(t->type, (size_t)len) / len;
         }
-        bytes += each * want->rows[i].n * want->n_in;
+        bytes += each * spec->rows[i].n * spec->n_in;
     }
     return bytes;
 }
 
-/* Of n experts, those that STAGES_ROWS rows meet, chosen evenly. */
+/* The expected number of experts, of n, that STAGES_ROWS rows select at random. */
 static double experts_met(const struct mlp *m, int n)
 {
     int used = m->router.n_used < n ? m->router.n_used : n;
     return m->router.w ? n * (1 - pow(1 - (double)used / n, STAGES_ROWS)) : n;
 }
 
-/* What a step reads of a want: rows of an embedding are next to nothing. */
+/* Bytes that a step reads of a weight. The few rows of an embedding count as 0. */
 static double cost_of(const struct tensorfile *f, const struct config *c, const struct network *net,
-                      const struct tensor_spec *want)
+                      const struct tensor_spec *spec)
 {
-    bool experts = want->role == WEIGHT_EXPERTS || want->role == WEIGHT_EXPERTS_SHARED;
-    if (!want->w || (want->role == WEIGHT_EMBED && want->w != net->head.w))
+    bool experts = spec->role == WEIGHT_EXPERTS || spec->role == WEIGHT_EXPERTS_SHARED;
+    if (!spec->w || (spec->role == WEIGHT_EMBED && spec->w != net->head.w))
         return 0;
-    double times = want->n_expert > 1 ? want->n_expert : 1;
-    if (experts && want->layer < net->n_layers)
-        times = experts_met(&net->layers[want->layer].mlp, want->n_expert);
-    return floor(times * weight_bytes(f, c, want));
+    double times = spec->n_expert > 1 ? spec->n_expert : 1;
+    if (experts && spec->layer < net->n_layers)
+        times = experts_met(&net->layers[spec->layer].mlp, spec->n_expert);
+    return floor(times * weight_bytes(f, c, spec));
 }
 
-/* What is to be cut. */
-struct cutter {
-    const double *sums; /* (n + 1) of costs */
+/* The input of a cut. */
+struct stage_input {
+    const double *sums; /* (n + 1) prefix sums of the costs */
     const bool *joined;
     int n, pp;
     double front, back;
 };
 
-/* Layers [j, i) as stage p. */
-static double stage_cost(const struct cutter *k, int p, int j, int i)
+/* The cost of layers [j, i) as stage p. */
+static double stage_cost(const struct stage_input *k, int p, int j, int i)
 {
     return k->sums[i] - k->sums[j] + (p == 0 ? k->front : 0) + (p == k->pp - 1 ? k->back : 0);
 }
 
-/* table (pp, n + 1): the least that stages 0..p over layers [0, i) can have as their largest cost; or, where
- * most >= 0, as the sum of the squares of costs that are no larger than it. from (pp, n + 1): where stage p begins. */
-static void fill_table(const struct cutter *k, double most, double *table, int *from)
+/* Dynamic programming over table (pp, n + 1). Entry (p, i) is the minimum over all cuts of layers [0, i) into stages
+ * 0..p: of the largest cost if most < 0, else of the sum of squared costs with no cost above `most`.
+ * from (pp, n + 1): the first layer of stage p in that cut. */
+static void fill_table(const struct stage_input *k, double most, double *table, int *from)
 {
     size_t width = (size_t)k->n + 1;
     for (int p = 0; p < k->pp; p++)
@@ -89,7 +90,7 @@ static void fill_table(const struct cutter *k, double most, double *table, int *
             double best = INFINITY;
             int at = 0;
             bool ends = i == k->n || (i > 0 && !k->joined[i]);
-            /* from behind: costs grow on the way, and of equals the first stages have more */
+            /* Downwards, so that the cost only grows. Among equal cuts, earlier stages get more layers. */
             for (int j = i - 1; ends && j >= p; j--) {
                 double cost = stage_cost(k, p, j, i);
                 if (cost > (most >= 0 ? most : best))
@@ -117,11 +118,11 @@ bool stages_cut(const double *cost, const bool *joined, int n, double front, dou
     int *from = mem_zalloc(cells, sizeof *from);
     for (int i = 0; i < n; i++)
         sums[i + 1] = sums[i] + cost[i];
-    struct cutter k = {sums, joined, n, pp, front, back};
+    struct stage_input k = {sums, joined, n, pp, front, back};
     fill_table(&k, -1, table, from);
     double most = table[cells - 1];
     bool ok = isfinite(most);
-    if (ok) /* the dearest stage is as cheap as can be; now the others are evened out */
+    if (ok) /* the largest cost is minimal; now the others are evened out */
         fill_table(&k, most, table, from);
     for (int p = pp - 1, end = n; ok && p >= 0; p--)
         end = first[p] = from[(size_t)p * ((size_t)n + 1) + (size_t)end];
@@ -131,7 +132,7 @@ bool stages_cut(const double *cost, const bool *joined, int n, double front, dou
     return ok;
 }
 
-/* Layers that read another one's cache stay with it. */
+/* A layer that reads another layer's cache must be on the same stage. */
 static void join_layers(const struct network *net, int depth, bool *joined)
 {
     for (int i = 0; i < depth; i++) {

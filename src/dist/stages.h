@@ -1,7 +1,7 @@
 /*
- * Which layers a pipeline stage has: ranges of about equal cost. The cost is what a stage reads of its weights in
- * a step of STAGES_ROWS sequences: the experts that they choose on average, and all of the head. So stages take equal
- * time in decoding. Memory is not balanced: the embedding costs nothing, and a stage with few, expensive layers may hold
+ * Divides layers into pipeline stages of about equal cost. The cost is the weight bytes that a stage reads in a step of
+ * STAGES_ROWS sequences: the expected number of experts, and all of the head. So stages take equal time in decoding.
+ * Memory is not balanced: the embedding costs nothing, and a stage with few, expensive layers may hold
  * less of the model than another one. Depends on the file's names and shapes alone, so every rank and `steel plan`
  * get the same result.
  */
@@ -13,8 +13,8 @@
 
 enum { STAGES_ROWS = 8 };
 
-/* The layers of stage r->stage in a network that is not cut yet, without the MTP block, which is with the head. False:
- * there are too few layers, or too many that must stay together. */
+/* The layers of stage r->stage in a network that is not cut yet, without the MTP block, which is on the head's stage.
+ * False: there are too few layers, or too many that must stay together. */
 bool stages_layers(const struct tensorfile *f, const struct config *c, const struct network *net,
                    const struct tensor_spec *specs, int n_specs, const struct ranks *r,
                    struct range *out, struct error *err);
@@ -30,7 +30,7 @@ bool stages_share_head(const struct network *net, const struct ranks *r);
 struct range stages_head(const struct ranks *r, int n_vocab);
 
 /* Whether the spec belongs to a layer, and not to embedding or head. */
-bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
-                          const struct tensor_spec *want);
+bool stages_spec_of_layer(const struct tensorfile *f, const struct config *c,
+                          const struct tensor_spec *spec);
 
 #endif
