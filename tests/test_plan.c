@@ -24,7 +24,7 @@
 
 /* A link whose operations are done at once; nothing comes, and what is sent is counted. */
 static struct {
-    int lanes, lane, messages;
+    int tp, tp_rank, messages;
     double bytes;
 } wire;
 static char done;
@@ -46,8 +46,8 @@ static void *link_allgather(const void *mine, void *all, size_t each, int group)
 {
     (void)mine;
     assert_in_range(group, 1, RANKS_GROUPS - 1);
-    memset(all, 0, each * (size_t)wire.lanes);
-    return begin((double)each * (wire.lanes - 1));
+    memset(all, 0, each * (size_t)wire.tp);
+    return begin((double)each * (wire.tp - 1));
 }
 
 static void *link_exchange(const float *mine, const int *n, const int *at, float *all,
@@ -55,7 +55,7 @@ static void *link_exchange(const float *mine, const int *n, const int *at, float
 {
     (void)mine, (void)at, (void)got_at, (void)group;
     double sent = 0;
-    for (int t = 0; t < wire.lanes; t++) {
+    for (int t = 0; t < wire.tp; t++) {
         sent += n[t] * 4.0;
         memset(all + got_at[t], 0, (size_t)got[t] * sizeof *all);
     }
@@ -66,7 +66,7 @@ static void *link_complete(float *all, const int *n, const int *at, int group)
 {
     (void)all, (void)at;
     assert_int_equal(group, 1);
-    return begin(n[wire.lane] * 4.0 * (wire.lanes - 1));
+    return begin(n[wire.tp_rank] * 4.0 * (wire.tp - 1));
 }
 
 static void *link_send(const void *buf, size_t bytes, int to, int tag)
@@ -221,7 +221,7 @@ static void check_steps(struct stepper *st, struct kvcache *kv, const struct pla
         if (r->talk.pp > 1 && seqs > 1 && seqs * each % 4)
             continue;
         struct predict_load load = {seqs * each, seqs, seqs, each};
-        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, &load);
+        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->tp_rank, &load);
         run_step(st, kv, seqs, each);
         /* a long prompt has its logits in the second part alone */
         bool halves = r->talk.pp > 1 && seqs == 1 && each >= 32;
@@ -247,12 +247,12 @@ static void check_rank(const struct tensorfile *f, const struct placement *p,
                           .tp = p->tp,
                           .pp = p->pp,
                           .ep = p->ep,
-                          .lane = r->lane,
+                          .tp_rank = r->tp_rank,
                           .stage = r->stage};
     struct backend *be = backend_open_cpu(&(struct backend_options){.threads = 1}, &err);
     assert_non_null(be);
-    wire.lanes = p->tp;
-    wire.lane = r->lane;
+    wire.tp = p->tp;
+    wire.tp_rank = r->tp_rank;
     be->comm = ranks_comm(&ranks);
     be->async = false;
     struct model *m =
@@ -348,7 +348,7 @@ static void test_experts(void **state)
     assert_true(predict_experts(128, 8, 4096) > 127.99);
     assert_true(near(predict_most(0, 4), 0.25));
     assert_true(predict_most(1, 4) == 1);
-    /* against draws: 8 and 512 things on 8 lanes */
+    /* against draws: 8 and 512 things on 8 ranks */
     uint64_t seed = 1;
     static const int totals[] = {8, 64, 512};
     for (int k = 0; k < 3; k++) {
@@ -357,8 +357,8 @@ static void test_experts(void **state)
             int n[8] = {0}, most = 0;
             for (int i = 0; i < totals[k]; i++) {
                 seed = seed * 6364136223846793005u + 1442695040888963407u;
-                int lane = (int)(seed >> 61);
-                most = ++n[lane] > most ? n[lane] : most;
+                int tp_rank = (int)(seed >> 61);
+                most = ++n[tp_rank] > most ? n[tp_rank] : most;
             }
             sum += (double)most / totals[k];
         }
@@ -440,7 +440,7 @@ static void test_steps(void **state)
     struct predict_load prompt = {1000, 1, 1, 0};
     s = predict_step(&w, &t, &d, &slow, &slow, &prompt);
     assert_true(near(s.compute, 2) && s.bound == BOUND_COMPUTE && near(s.seconds, 2 + 2e-3));
-    /* two lanes: four sums of 400 bytes, and what rank 0 says */
+    /* two ranks: four sums of 400 bytes, and what rank 0 says */
     t.tp = 2;
     t.sums = 4;
     s = predict_step(&w, &t, &d, &slow, &slow, &one);
@@ -482,14 +482,14 @@ static void test_steps(void **state)
     assert_true(near(s.transfer, 400e-9 + 400e-9 + 2000e-9 + 4096e-9));
     struct predict_traffic said = predict_traffic(talks, 1, 0, &one);
     assert_true(near(said.messages, 3) && near(said.bytes, 400 + 2000));
-    /* experts: half of them met by one row; whole ones on two lanes, the busiest */
+    /* experts: half of them met by one row; whole ones on two ranks, the busiest */
     w = (struct predict_work){.layers = 1, .expert_bytes = 1e9, .n_expert = 2, .n_used = 1};
     t = (struct predict_talk){.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
     assert_true(near(predict_step(&w, &t, &d, &slow, &slow, &one).memory, 0.5));
     t.tp = 2;
     t.ep = true;
     assert_true(near(predict_step(&w, &t, &d, &slow, &slow, &one).memory, 1));
-    /* many rows: a lane has half of what they chose, and what chance adds */
+    /* many rows: a rank has half of what they chose, and what chance adds */
     w = (struct predict_work){
         .layers = 1, .expert_bytes = 1e9, .expert_params = 1e9, .n_expert = 4, .n_used = 2};
     struct predict_load rows = {1000, 1, 1, 0};

@@ -438,13 +438,13 @@ def test_no_mpi():
     steel = os.path.join(WORK, "bare", "steel")
     os.makedirs(os.path.dirname(steel))
     shutil.copy(STEEL, steel)
-    refused(mpirun(2, *logits(steel=steel)), "MPI is not to be had", "steel-mpi.so", "make mpi")
+    refused(mpirun(2, *logits(steel=steel)), "MPI is not available", "steel-mpi.so", "make mpi")
     refused(mpirun(2, *logits(), env={"STEEL_MPI": "/nowhere/steel-mpi.so"}), "STEEL_MPI", "/nowhere/steel-mpi.so")
     lib = patched("other.so", os.path.join(BUILD, "steel-mpi.so"), b"libmpi.so.", b"libnix.so.")
-    refused(mpirun(2, *logits(), env={"STEEL_MPI": lib}), "MPI is not to be had", "libnix.so")
+    refused(mpirun(2, *logits(), env={"STEEL_MPI": lib}), "MPI is not available", "libnix.so")
     with open(os.path.join(WORK, "empty.so"), "w"):
         pass
-    refused(mpirun(2, *logits(), env={"STEEL_MPI": os.path.join(WORK, "empty.so")}), "MPI is not to be had", "empty.so")
+    refused(mpirun(2, *logits(), env={"STEEL_MPI": os.path.join(WORK, "empty.so")}), "MPI is not available", "empty.so")
 
 
 def test_flags_are_known():

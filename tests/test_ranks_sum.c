@@ -1,6 +1,6 @@
 /*
- * Sums over lanes (dist/ranks.h) by threads instead of processes: rows of which lanes have some, few and many,
- * come out as when all lanes send all; what lanes lack is not sent. Waits in company. And experts by load (dist/expert_load.h).
+ * Sums over ranks (dist/ranks.h) by threads instead of processes: rows of which ranks have some, few and many,
+ * come out as when all ranks send all; what ranks lack is not sent. Waits in company. And experts by load (dist/expert_load.h).
  */
 #include "base/clock.h"
 #include "base/mem.h"
@@ -19,12 +19,12 @@
 
 enum { MOST = 5, WIDTH = 40, OPS = 64 };
 
-/* Operations as MPI has them: those of a group are matched in the order they are begun, and each ends when all lanes
- * have begun it and have taken what is theirs. Lanes that begin different ones in the same place are caught. */
+/* Operations as MPI has them: those of a group are matched in the order they are begun, and each ends when all ranks
+ * have begun it and have taken what is theirs. Ranks that begin different ones in the same place are caught. */
 enum op { GATHER, EXCHANGE, COMPLETE };
 
 struct meeting {
-    int here, taken; /* lanes */
+    int here, taken; /* ranks */
     enum op op;
     size_t bytes;
     const void *mine[MOST];
@@ -40,13 +40,13 @@ struct request {
 };
 
 static struct {
-    int lanes;
+    int tp;
     pthread_mutex_t lock;
     struct meeting meetings[RANKS_GROUPS][OPS];
     int exchanged[MOST]; /* floats to others */
 } wire = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static _Thread_local int lane;
+static _Thread_local int tp_rank;
 static _Thread_local int n_begun[RANKS_GROUPS];
 static _Thread_local struct request requests[8];
 static _Thread_local unsigned dice;
@@ -62,9 +62,9 @@ static void *begin(int group, enum op op, size_t bytes, const void *mine, const 
         abort(); /* MPI forbids it */
     m->op = op;
     m->bytes = bytes;
-    m->mine[lane] = mine;
-    m->n[lane] = n;
-    m->at[lane] = at;
+    m->mine[tp_rank] = mine;
+    m->n[tp_rank] = n;
+    m->at[tp_rank] = at;
     pthread_mutex_unlock(&wire.lock);
     int i = 0;
     while (requests[i].used)
@@ -85,8 +85,8 @@ static void *link_allgather(const void *mine, void *all, size_t each, int group)
 static void *link_exchange(const float *mine, const int *n, const int *at, float *all,
                            const int *got, const int *got_at, int group)
 {
-    for (int t = 0; t < wire.lanes; t++)
-        wire.exchanged[lane] += t == lane ? 0 : n[t];
+    for (int t = 0; t < wire.tp; t++)
+        wire.exchanged[tp_rank] += t == tp_rank ? 0 : n[t];
     return begin(group, EXCHANGE, 0, mine, n, at,
                  (struct request){.all = all, .got = got, .got_at = got_at});
 }
@@ -97,7 +97,7 @@ static void *link_complete(float *all, const int *n, const int *at, int group)
                  (struct request){.all = all, .got = n, .got_at = at});
 }
 
-/* What lane t has for this one. */
+/* What rank t has for this one. */
 static void take(const struct request *q, int t)
 {
     const struct meeting *m = q->of;
@@ -107,13 +107,13 @@ static void take(const struct request *q, int t)
     } else if (m->op == COMPLETE) {
         if (m->n[t][t] != q->got[t] || m->at[t][t] != q->got_at[t])
             abort();
-        if (t != lane)
+        if (t != tp_rank)
             memcpy((float *)q->all + q->got_at[t], (const float *)m->mine[t] + q->got_at[t],
                    (size_t)q->got[t] * sizeof(float));
     } else {
-        if (m->n[t][lane] != q->got[t])
+        if (m->n[t][tp_rank] != q->got[t])
             abort(); /* both sides count alike */
-        memcpy((float *)q->all + q->got_at[t], (const float *)m->mine[t] + m->at[t][lane],
+        memcpy((float *)q->all + q->got_at[t], (const float *)m->mine[t] + m->at[t][tp_rank],
                (size_t)q->got[t] * sizeof(float));
     }
 }
@@ -124,13 +124,13 @@ static int link_test(void *request)
     if (!q->used)
         abort(); /* it had ended */
     pthread_mutex_lock(&wire.lock);
-    if (q->of->here == wire.lanes && !q->taken) {
-        for (int t = 0; t < wire.lanes; t++)
+    if (q->of->here == wire.tp && !q->taken) {
+        for (int t = 0; t < wire.tp; t++)
             take(q, t);
         q->taken = true;
         q->of->taken++;
     }
-    bool over = q->of->taken == wire.lanes && q->late-- <= 0;
+    bool over = q->of->taken == wire.tp && q->late-- <= 0;
     pthread_mutex_unlock(&wire.lock);
     q->used = !over;
     return over;
@@ -143,20 +143,20 @@ static const struct ranks_link threads = {.version = RANKS_LINK_VERSION,
                                           .test = link_test};
 
 struct job {
-    int lane, rows;
+    int tp_rank, rows;
     const uint64_t *from;
     float *dense, *sparse; /* (rows, WIDTH) */
 };
 
-static void *run_lane(void *arg)
+static void *run_rank(void *arg)
 {
     struct job *j = arg;
-    struct ranks r = {.link = &threads, .size = wire.lanes, .tp = wire.lanes, .pp = 1};
-    r.rank = r.lane = lane = j->lane;
-    dice = (unsigned)(7919 * lane + j->rows);
+    struct ranks r = {.link = &threads, .size = wire.tp, .tp = wire.tp, .pp = 1};
+    r.rank = r.tp_rank = tp_rank = j->tp_rank;
+    dice = (unsigned)(7919 * tp_rank + j->rows);
     memset(n_begun, 0, sizeof n_begun);
     atomic_store(&r.timeout_s, 10);
-    ranks_reserve(&r, (size_t)(j->rows + wire.lanes) * WIDTH);
+    ranks_reserve(&r, (size_t)(j->rows + wire.tp) * WIDTH);
     r.comm.n_on_device = j->rows % 2; /* as on GPUs: from a copy */
     ranks_sum(&r, j->dense, (size_t)j->rows * WIDTH);
     r.comm.n_on_device = 0;
@@ -165,28 +165,28 @@ static void *run_lane(void *arg)
     return NULL;
 }
 
-/* What lane t has of (row, column). */
-static float value_of(int t, int lanes, int row, int column, const uint64_t *from)
+/* What rank t has of (row, column). */
+static float value_of(int t, int tp, int row, int column, const uint64_t *from)
 {
-    return from[row] >> t & 1 ? (float)(t + 1) / (float)(row + column + 3 + lanes) : 0;
+    return from[row] >> t & 1 ? (float)(t + 1) / (float)(row + column + 3 + tp) : 0;
 }
 
-static void job_init(struct job *j, int t, int lanes, int rows, const uint64_t *from)
+static void job_init(struct job *j, int t, int tp, int rows, const uint64_t *from)
 {
     size_t n = (size_t)rows * WIDTH;
-    *j = (struct job){.lane = t, .rows = rows, .from = from};
+    *j = (struct job){.tp_rank = t, .rows = rows, .from = from};
     j->dense = mem_zalloc(n, sizeof(float));
     for (int i = 0; i < rows; i++)
         for (int k = 0; k < WIDTH; k++)
-            j->dense[i * WIDTH + k] = value_of(t, lanes, i, k, from);
+            j->dense[i * WIDTH + k] = value_of(t, tp, i, k, from);
     j->sparse = mem_zalloc(n, sizeof(float));
     memcpy(j->sparse, j->dense, n * sizeof(float));
 }
 
-/* Floats that lane t has for others, where rows are shared out. */
-static int floats_for_others(int t, int lanes, int rows, const uint64_t *from)
+/* Floats that rank t has for others, where rows are shared out. */
+static int floats_for_others(int t, int tp, int rows, const uint64_t *from)
 {
-    struct range own = range_share(rows, 1, t, lanes);
+    struct range own = range_share(rows, 1, t, tp);
     int n = 0;
     for (int i = 0; i < rows; i++) {
         bool mine = i >= own.first && i < own.first + own.n;
@@ -195,10 +195,10 @@ static int floats_for_others(int t, int lanes, int rows, const uint64_t *from)
     return n;
 }
 
-/* The same where all lanes have all: floats are shared out, not rows. */
-static int all_for_others(int t, int lanes, int rows)
+/* The same where all ranks have all: floats are shared out, not rows. */
+static int all_for_others(int t, int tp, int rows)
 {
-    return rows * WIDTH - range_share(rows * WIDTH, (rows * WIDTH + lanes - 1) / lanes, t, lanes).n;
+    return rows * WIDTH - range_share(rows * WIDTH, (rows * WIDTH + tp - 1) / tp, t, tp).n;
 }
 
 static bool is_large(int rows)
@@ -206,7 +206,7 @@ static bool is_large(int rows)
     return (size_t)rows * WIDTH * sizeof(float) > RANKS_GATHER_BYTES;
 }
 
-static void check_sum(int lanes, int rows)
+static void check_sum(int tp, int rows)
 {
     struct job jobs[MOST];
     pthread_t ids[MOST];
@@ -214,45 +214,45 @@ static void check_sum(int lanes, int rows)
     size_t bytes = (size_t)rows * WIDTH * sizeof(float);
     memset(wire.meetings, 0, sizeof wire.meetings);
     memset(wire.exchanged, 0, sizeof wire.exchanged);
-    wire.lanes = lanes;
+    wire.tp = tp;
     for (int i = 0; i < rows; i++)
-        from[i] = (uint64_t)(i * 7 % 31) & ((1u << lanes) - 1); /* none, some or all */
-    for (int t = 0; t < lanes; t++)
-        job_init(&jobs[t], t, lanes, rows, from);
-    for (int t = 0; t < lanes; t++)
-        pthread_create(&ids[t], NULL, run_lane, &jobs[t]);
-    for (int t = 0; t < lanes; t++)
+        from[i] = (uint64_t)(i * 7 % 31) & ((1u << tp) - 1); /* none, some or all */
+    for (int t = 0; t < tp; t++)
+        job_init(&jobs[t], t, tp, rows, from);
+    for (int t = 0; t < tp; t++)
+        pthread_create(&ids[t], NULL, run_rank, &jobs[t]);
+    for (int t = 0; t < tp; t++)
         pthread_join(ids[t], NULL);
     for (int i = 0; i < rows; i++)
         for (int k = 0; k < WIDTH; k++) {
-            float sum = value_of(0, lanes, i, k, from);
-            for (int t = 1; t < lanes; t++)
-                sum += value_of(t, lanes, i, k, from);
+            float sum = value_of(0, tp, i, k, from);
+            for (int t = 1; t < tp; t++)
+                sum += value_of(t, tp, i, k, from);
             assert_memory_equal(&jobs[0].dense[i * WIDTH + k], &sum, sizeof sum);
         }
-    for (int t = 0; t < lanes; t++) {
-        int sent = is_large(rows) ? floats_for_others(t, lanes, rows, from) : 0;
-        sent += is_large(rows) ? all_for_others(t, lanes, rows) : 0;
+    for (int t = 0; t < tp; t++) {
+        int sent = is_large(rows) ? floats_for_others(t, tp, rows, from) : 0;
+        sent += is_large(rows) ? all_for_others(t, tp, rows) : 0;
         assert_memory_equal(jobs[t].dense, jobs[0].dense, bytes);
         assert_memory_equal(jobs[t].sparse, jobs[0].dense, bytes);
         assert_int_equal(wire.exchanged[t], sent);
     }
-    for (int t = 0; t < lanes; t++) {
+    for (int t = 0; t < tp; t++) {
         mem_free(jobs[t].dense);
         mem_free(jobs[t].sparse);
     }
     mem_free(from);
 }
 
-static void test_rows_of_some_lanes(void **state)
+static void test_rows_of_some_ranks(void **state)
 {
     (void)state;
-    for (int lanes = 2; lanes <= MOST; lanes++) {
+    for (int tp = 2; tp <= MOST; tp++) {
         int most = RANKS_GATHER_BYTES / (WIDTH * 4); /* rows that go whole */
-        check_sum(lanes, 1);
-        check_sum(lanes, most);
-        check_sum(lanes, most + 1);
-        check_sum(lanes, 3 * most + lanes - 1);
+        check_sum(tp, 1);
+        check_sum(tp, most);
+        check_sum(tp, most + 1);
+        check_sum(tp, 3 * most + tp - 1);
     }
 }
 
@@ -268,11 +268,11 @@ static void test_runs(void **state)
             }
 }
 
-static double heaviest(const float *counts, const int32_t *order, int n, int lanes)
+static double heaviest(const float *counts, const int32_t *order, int n, int tp)
 {
     double most = 0;
-    for (int t = 0; t < lanes; t++) {
-        struct range r = range_share(n, 1, t, lanes);
+    for (int t = 0; t < tp; t++) {
+        struct range r = range_share(n, 1, t, tp);
         double sum = 0;
         for (int i = r.first; i < r.first + r.n; i++)
             sum += (double)counts[order[i]];
@@ -293,17 +293,17 @@ static void test_experts_by_load(void **state)
         all += (double)counts[i];
         plain[i] = i;
     }
-    for (int lanes = 2; lanes <= 5; lanes++) {
+    for (int tp = 2; tp <= 5; tp++) {
         bool seen[64] = {false};
-        expert_load_share(counts, 64, 0, lanes, order);
+        expert_load_share(counts, 64, 0, tp, order);
         for (int i = 0; i < 64; i++) {
             assert_true(order[i] >= 0 && order[i] < 64 && !seen[order[i]]);
             seen[order[i]] = true;
         }
-        assert_true(heaviest(counts, plain, 64, lanes) > 1.9 * all / lanes);
-        assert_true(heaviest(counts, order, 64, lanes) < 1.2 * all / lanes);
+        assert_true(heaviest(counts, plain, 64, tp) > 1.9 * all / tp);
+        assert_true(heaviest(counts, order, 64, tp) < 1.2 * all / tp);
     }
-    /* groups of eight stay whole, and where lanes would cut them nothing moves */
+    /* groups of eight stay whole, and where ranks would cut them nothing moves */
     expert_load_share(counts, 64, 8, 4, order);
     for (int i = 0; i < 64; i++)
         assert_int_equal(order[i] % 8, i % 8);
@@ -369,7 +369,7 @@ static void test_breaks(void **state)
         memset(wire.meetings, 0, sizeof wire.meetings);
         memset(n_begun, 0, sizeof n_begun);
         memset(requests, 0, sizeof requests);
-        lane = 0;
+        tp_rank = 0;
         atomic_store(&r.timeout_s, 10);
         ranks_reserve(&r, (size_t)n);
         ranks_sum(&r, rows, (size_t)n);
@@ -384,7 +384,7 @@ static void test_breaks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_of_some_lanes),
+        cmocka_unit_test(test_rows_of_some_ranks),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_experts_by_load),
         cmocka_unit_test(test_naps_in_company),

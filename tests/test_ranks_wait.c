@@ -129,11 +129,11 @@ static void test_a_step(void **state)
     struct ranks r;
     char buf[4], all[8];
     begin(&r, 1, 100, true);
-    assert_ends_after(&r, ranks_tell(&r, buf, sizeof buf, false), 100);
-    assert_false(ranks_share(&r, buf, all, sizeof buf)); /* nothing is waited for any more */
+    assert_ends_after(&r, ranks_broadcast(&r, buf, sizeof buf, false), 100);
+    assert_false(ranks_allgather(&r, buf, all, sizeof buf)); /* nothing is waited for any more */
     ranks_line_free(r.line);
     begin(&r, 0, 100, false);
-    assert_ends_after(&r, ranks_meet(&r), 100);
+    assert_ends_after(&r, ranks_barrier(&r), 100);
     ranks_line_free(r.line);
 }
 
@@ -146,9 +146,9 @@ static void test_stopped_meanwhile(void **state)
     begin(&r, 1, 100, true);
     step = HOUR * SECOND;
     wire.until = clock_ns() + 50 * HOUR * SECOND;
-    assert_true(ranks_tell(&r, buf, sizeof buf, false));
+    assert_true(ranks_broadcast(&r, buf, sizeof buf, false));
     step = STEP;
-    assert_ends_after(&r, ranks_tell(&r, buf, sizeof buf, false), 100);
+    assert_ends_after(&r, ranks_broadcast(&r, buf, sizeof buf, false), 100);
     ranks_line_free(r.line);
 }
 
@@ -159,7 +159,7 @@ static void test_opening_and_nobody_works(void **state)
     struct ranks r;
     char mine[4] = {0}, all[8];
     begin(&r, 1, 100, true);
-    assert_ends_after(&r, ranks_share(&r, mine, all, sizeof mine), 100);
+    assert_ends_after(&r, ranks_allgather(&r, mine, all, sizeof mine), 100);
     ranks_line_free(r.line);
 }
 
@@ -170,7 +170,7 @@ static void test_opening_without_lines(void **state)
     struct ranks r;
     char mine[4] = {0}, all[8];
     begin(&r, 1, 100, false);
-    assert_ends_after(&r, ranks_share(&r, mine, all, sizeof mine), HOUR);
+    assert_ends_after(&r, ranks_allgather(&r, mine, all, sizeof mine), HOUR);
     ranks_line_free(r.line);
 }
 
@@ -186,7 +186,7 @@ static void test_opening_and_one_works(void **state)
     ranks_line_listen(first.line, true, &offer);
     assert_true(ranks_line_dial(second.line, &offer, true));
     step = SECOND / 2; /* its beats are of real time */
-    assert_ends_after(&first, ranks_share(&first, mine, all, sizeof mine), HOUR);
+    assert_ends_after(&first, ranks_allgather(&first, mine, all, sizeof mine), HOUR);
     step = STEP;
     ranks_line_free(second.line);
     ranks_line_free(first.line);
@@ -240,11 +240,11 @@ static void test_refused(void **state)
         atomic_store(&r.said, true); /* else the line says it, and ends this program */
         r.link = &refusing;
         r.alarm = eventfd(0, EFD_NONBLOCK);
-        assert_null(tells ? ranks_tell_begin(&r, buf, sizeof buf)
+        assert_null(tells ? ranks_broadcast_begin(&r, buf, sizeof buf)
                           : ranks_send_begin(&r, buf, sizeof buf, 1));
         assert_true(atomic_load(&r.stop));
         assert_int_equal(read(r.alarm, &rings, sizeof rings), sizeof rings);
-        assert_string_equal(r.lost.msg, tells ? "rank 0: word for the others: MPI refused it"
+        assert_string_equal(r.lost.msg, tells ? "rank 0: a broadcast: MPI refused it"
                                               : "rank 0: rows for another rank: MPI refused them");
         assert_string_equal(r.failure.msg, r.lost.msg);
         close(r.alarm);
@@ -299,10 +299,10 @@ static void test_for_word(void **state)
     char buf[4];
     begin(&r, 1, 100, true);
     wire.until = clock_ns() + 2 * HOUR * SECOND;
-    assert_true(ranks_tell(&r, buf, sizeof buf, true));
+    assert_true(ranks_broadcast(&r, buf, sizeof buf, true));
     ranks_line_free(r.line);
     begin(&r, 1, 100, false);
-    assert_ends_after(&r, ranks_tell(&r, buf, sizeof buf, true), HOUR);
+    assert_ends_after(&r, ranks_broadcast(&r, buf, sizeof buf, true), HOUR);
     ranks_line_free(r.line);
 }
 

@@ -76,7 +76,7 @@ static double room_tokens(const struct planner *p)
 }
 
 /* The fewest ranks, by twos, that would hold it; 0: 64 would not. */
-static int lanes_that_fit(const struct planner *p)
+static int tp_that_fits(const struct planner *p)
 {
     for (int tp = 2 * p->opt.tp; tp * p->opt.pp <= RANKS_MOST; tp *= 2) {
         struct placement other;
@@ -187,7 +187,7 @@ static struct predict_traffic traffic_of(const struct planner *p, const struct p
     struct predict_traffic most = {0, 0};
     for (int i = 0; i < p->plan.n_ranks; i++) {
         const struct placement_rank *r = &p->plan.ranks[i];
-        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->lane, load);
+        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->tp_rank, load);
         most.messages = more(most.messages, t.messages);
         most.bytes = more(most.bytes, t.bytes);
     }
@@ -381,7 +381,7 @@ static json_t *rank_json(const struct planner *p, const struct placement_rank *r
 {
     return json_pack(
         "{s:i,s:i,s:i, s:o,s:o,s:o,s:o,s:o,s:o,s:o, s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:b}", "rank",
-        r->rank, "stage", r->stage, "lane", r->lane, "layers", run_json(r->layers), "heads",
+        r->rank, "stage", r->stage, "lane", r->tp_rank, "layers", run_json(r->layers), "heads",
         span_json(r->heads), "kv_heads", span_json(r->kv_heads), "mlp", span_json(r->ff),
         "expert_width", span_json(r->ff_exp), "experts", run_json(r->experts), "vocabulary",
         run_json(r->vocab), "weight_bytes", (json_int_t)r->weights, "whole_bytes",
@@ -510,7 +510,7 @@ static int plan_run(const struct usage *u, struct planner *p, struct error *err)
     if (!r || !p->told)
         return EXIT_OK;
     char a[16], b[16], hint[64] = "";
-    int tp = lanes_that_fit(p);
+    int tp = tp_that_fits(p);
     if (tp)
         snprintf(hint, sizeof hint, "; --tp %d would", tp);
     error_set(err, "%s: does not fit: rank %d needs %s of the %s that may be used%s", p->file->path,

@@ -22,46 +22,46 @@ static const struct tensor *find_counts(const struct tensorfile *f, int layer)
 }
 
 /* Greedy: assigns each item, largest load first, to the least loaded rank that has room. */
-static void assign(const double *load, int n, int lanes, int *lane_of)
+static void assign(const double *load, int n, int tp, int *rank_of)
 {
     double sum[RANKS_MOST] = {0};
     int has[RANKS_MOST] = {0};
     for (int i = 0; i < n; i++)
-        lane_of[i] = -1;
+        rank_of[i] = -1;
     for (int k = 0; k < n; k++) {
         int next = -1, to = -1;
         for (int i = 0; i < n; i++)
-            if (lane_of[i] < 0 && (next < 0 || load[i] > load[next]))
+            if (rank_of[i] < 0 && (next < 0 || load[i] > load[next]))
                 next = i;
-        for (int t = 0; t < lanes; t++)
-            if (has[t] < range_share(n, 1, t, lanes).n && (to < 0 || sum[t] < sum[to]))
+        for (int t = 0; t < tp; t++)
+            if (has[t] < range_share(n, 1, t, tp).n && (to < 0 || sum[t] < sum[to]))
                 to = t;
-        lane_of[next] = to;
+        rank_of[next] = to;
         sum[to] += load[next];
         has[to]++;
     }
 }
 
-void expert_load_share(const float *counts, int n, int n_groups, int lanes, int32_t *order)
+void expert_load_share(const float *counts, int n, int n_groups, int tp, int32_t *order)
 {
     int groups = n_groups > 1 ? n_groups : n, each = n / groups, at = 0;
-    bool whole = n_groups > 1 && (groups % lanes || n % groups);
+    bool whole = n_groups > 1 && (groups % tp || n % groups);
     double *load = mem_zalloc((size_t)groups, sizeof *load);
-    int *lane_of = mem_zalloc((size_t)groups, sizeof *lane_of);
+    int *rank_of = mem_zalloc((size_t)groups, sizeof *rank_of);
     for (int i = 0; !whole && i < n; i++)
         load[i / each] += (double)counts[i];
     if (!whole)
-        assign(load, groups, lanes, lane_of);
-    for (int t = 0; t < (whole ? 1 : lanes); t++)
+        assign(load, groups, tp, rank_of);
+    for (int t = 0; t < (whole ? 1 : tp); t++)
         for (int i = 0; i < n; i++)
-            if (whole || lane_of[i / each] == t)
+            if (whole || rank_of[i / each] == t)
                 order[at++] = i;
     mem_free(load);
-    mem_free(lane_of);
+    mem_free(rank_of);
 }
 
 bool expert_load_order(const struct tensorfile *stats, int layer, const struct router *router,
-                       int n, int lanes, int32_t *order, struct error *err)
+                       int n, int tp, int32_t *order, struct error *err)
 {
     const struct tensor *t = find_counts(stats, layer);
     for (int i = 0; i < n; i++)
@@ -79,7 +79,7 @@ bool expert_load_order(const struct tensorfile *stats, int layer, const struct r
             ok = error_set(err, "%s: tensor %.200s: count %d is negative or not finite",
                            stats->path, t->name, i);
     if (ok)
-        expert_load_share(counts, n, router->n_groups, lanes, order);
+        expert_load_share(counts, n, router->n_groups, tp, order);
     mem_free(counts);
     return ok;
 }

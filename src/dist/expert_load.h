@@ -13,8 +13,8 @@
  * the file has no counts of the layer, or if the groups cannot be divided by tp. False: the counts do not fit the
  * layer. */
 bool expert_load_order(const struct tensorfile *stats, int layer, const struct router *router,
-                       int n, int lanes, int32_t *order, struct error *err);
+                       int n, int tp, int32_t *order, struct error *err);
 /* The same for given counts (n). */
-void expert_load_share(const float *counts, int n, int n_groups, int lanes, int32_t *order);
+void expert_load_share(const float *counts, int n, int n_groups, int tp, int32_t *order);
 
 #endif

@@ -4,24 +4,24 @@
 
 #include <string.h>
 
-enum word { WORD_END, WORD_OPEN, WORD_STEP, WORD_ALIVE };
+enum message_kind { MESSAGE_END, MESSAGE_OPEN, MESSAGE_STEP, MESSAGE_ALIVE };
 
 enum { SHORT_INTS = 1000 }; /* a step with few rows fits one message */
 enum { LORA_INTS = sizeof(struct lora_use) / sizeof(int32_t) };
 
 /* The header of a message. A step's arrays follow it. */
-struct word_head {
-    int32_t word;
+struct message_head {
+    int32_t kind;
     int32_t n_tokens, n_seqs, n_decode, n_out, n_pages; /* n_pages: of all sequences */
     int32_t n_loras;
     int32_t has_types, has_states, has_from, keep, deterministic;
     int32_t page_len;
-    int32_t n_ints; /* in its arrays; WORD_OPEN: bytes */
+    int32_t n_ints; /* in its arrays; MESSAGE_OPEN: bytes */
     uint64_t key;
 };
 
 struct message {
-    struct word_head head;
+    struct message_head head;
     int32_t ints[SHORT_INTS];
 };
 
@@ -31,7 +31,7 @@ static size_t bytes_of(size_t ints)
 }
 
 /* A message is kept until all ranks have received it, which may be after the next one was started. */
-struct follow_teller {
+struct follow_sender {
     struct ranks *r;
     int page_len;
     struct follow_message {
@@ -42,11 +42,11 @@ struct follow_teller {
     unsigned turn;
 };
 
-struct follow_teller *follow_teller_new(struct ranks *r, const struct bounds *bounds)
+struct follow_sender *follow_sender_new(struct ranks *r, const struct bounds *bounds)
 {
     if (r->rank > 0)
         return NULL;
-    struct follow_teller *s = mem_zalloc(1, sizeof *s);
+    struct follow_sender *s = mem_zalloc(1, sizeof *s);
     size_t tokens = (size_t)bounds->max_tokens, seqs = (size_t)bounds->max_seqs;
     size_t ints = 5 * tokens + seqs * (6 + (size_t)bounds->max_pages + LORA_MAX_USES * LORA_INTS) +
                   1 + (size_t)bounds->max_out;
@@ -57,7 +57,7 @@ struct follow_teller *follow_teller_new(struct ranks *r, const struct bounds *bo
     return s;
 }
 
-void follow_teller_free(struct follow_teller *s)
+void follow_sender_free(struct follow_sender *s)
 {
     for (int i = 0; s && i < 2; i++) {
         ranks_wait_end(s->r, &s->last[i].head);
@@ -67,26 +67,26 @@ void follow_teller_free(struct follow_teller *s)
     mem_free(s);
 }
 
-bool follow_tell_open(struct ranks *r, void *what, size_t bytes)
+bool follow_send_open(struct ranks *r, void *what, size_t bytes)
 {
-    struct message m = {.head = {.word = WORD_OPEN, .n_ints = (int32_t)bytes}};
-    return ranks_tell(r, &m, sizeof m, false) && ranks_tell(r, what, bytes, false);
+    struct message m = {.head = {.kind = MESSAGE_OPEN, .n_ints = (int32_t)bytes}};
+    return ranks_broadcast(r, &m, sizeof m, false) && ranks_broadcast(r, what, bytes, false);
 }
 
-void follow_tell_end(struct ranks *r)
+void follow_send_end(struct ranks *r)
 {
-    struct message m = {.head.word = WORD_END};
+    struct message m = {.head.kind = MESSAGE_END};
     if (!r || r->rank > 0)
         return;
-    ranks_tell(r, &m, sizeof m, false);
+    ranks_broadcast(r, &m, sizeof m, false);
     r->following = false;
 }
 
-void follow_tell_alive(struct ranks *r)
+void follow_send_alive(struct ranks *r)
 {
-    struct message m = {.head.word = WORD_ALIVE};
-    if (ranks_tell(r, &m, sizeof m, false))
-        ranks_meet(r);
+    struct message m = {.head.kind = MESSAGE_ALIVE};
+    if (ranks_broadcast(r, &m, sizeof m, false))
+        ranks_barrier(r);
 }
 
 static int pages_of(const struct batch *b, int seq, int page_len)
@@ -111,26 +111,26 @@ static const int32_t *take(struct packer *p, int n)
     return p->at - n;
 }
 
-void follow_tell_step(struct follow_teller *s, const struct batch *b, struct follow_step how)
+void follow_send_step(struct follow_sender *s, const struct batch *b, struct follow_step how)
 {
     int page_len = s->page_len;
     struct follow_message *now = &s->last[s->turn++ % 2];
     ranks_wait_end(s->r, &now->head);
     ranks_wait_end(s->r, &now->rest);
-    struct word_head *h = &now->m.head;
-    *h = (struct word_head){.word = WORD_STEP,
-                            .n_tokens = b->n_tokens,
-                            .n_seqs = b->n_seqs,
-                            .n_decode = b->n_decode,
-                            .n_out = b->n_out,
-                            .n_loras = b->n_loras,
-                            .has_types = b->types != NULL,
-                            .has_states = b->state_in != NULL,
-                            .has_from = b->from != NULL,
-                            .keep = b->keep,
-                            .deterministic = how.deterministic,
-                            .page_len = page_len,
-                            .key = how.key};
+    struct message_head *h = &now->m.head;
+    *h = (struct message_head){.kind = MESSAGE_STEP,
+                               .n_tokens = b->n_tokens,
+                               .n_seqs = b->n_seqs,
+                               .n_decode = b->n_decode,
+                               .n_out = b->n_out,
+                               .n_loras = b->n_loras,
+                               .has_types = b->types != NULL,
+                               .has_states = b->state_in != NULL,
+                               .has_from = b->from != NULL,
+                               .keep = b->keep,
+                               .deterministic = how.deterministic,
+                               .page_len = page_len,
+                               .key = how.key};
     for (int i = 0; i < b->n_seqs; i++)
         h->n_pages += pages_of(b, i, page_len);
     h->n_ints = (3 + h->has_types + h->has_from) * b->n_tokens +
@@ -161,9 +161,9 @@ void follow_tell_step(struct follow_teller *s, const struct batch *b, struct fol
     }
     for (int i = 0; i < b->n_seqs; i++)
         put(&p, b->pages + (size_t)i * (size_t)b->max_pages, pages_of(b, i, page_len));
-    now->head = ranks_tell_begin(s->r, &now->m, sizeof now->m);
+    now->head = ranks_broadcast_begin(s->r, &now->m, sizeof now->m);
     if (!is_short)
-        now->rest = ranks_tell_begin(s->r, ints, bytes_of((size_t)h->n_ints));
+        now->rest = ranks_broadcast_begin(s->r, ints, bytes_of((size_t)h->n_ints));
 }
 
 /* The followers' side */
@@ -202,12 +202,12 @@ static void take_loras(struct follower *f, struct packer *p, struct batch *b)
 /* A step as rank 0 laid it out. */
 static void run_step(struct follower *f)
 {
-    const struct word_head *h = &f->m.head;
+    const struct message_head *h = &f->m.head;
     int page_len = h->page_len, max_pages = 1;
     int32_t *ints = f->m.ints;
     if (h->n_ints > SHORT_INTS) {
         ints = grow(&f->ints, &f->n_ints, (size_t)h->n_ints);
-        if (!ranks_tell(f->r, ints, bytes_of((size_t)h->n_ints), false))
+        if (!ranks_broadcast(f->r, ints, bytes_of((size_t)h->n_ints), false))
             return;
     }
     struct packer p = {ints};
@@ -255,7 +255,7 @@ static bool open(struct follower *f)
 {
     size_t bytes = (size_t)f->m.head.n_ints;
     void *what = mem_zalloc(1, bytes);
-    if (ranks_tell(f->r, what, bytes, false))
+    if (ranks_broadcast(f->r, what, bytes, false))
         f->opened = f->ops->open(f->r, what, bytes);
     mem_free(what);
     return f->opened != NULL;
@@ -265,11 +265,11 @@ int follow(struct ranks *r, const struct follow_ops *ops)
 {
     struct follower f = {.r = r, .ops = ops};
     bool ok = true;
-    while (ok && ranks_tell(r, &f.m, sizeof f.m, true) && f.m.head.word != WORD_END) {
-        if (f.m.head.word == WORD_OPEN)
+    while (ok && ranks_broadcast(r, &f.m, sizeof f.m, true) && f.m.head.kind != MESSAGE_END) {
+        if (f.m.head.kind == MESSAGE_OPEN)
             ok = !f.opened && open(&f);
-        else if (f.m.head.word == WORD_ALIVE)
-            ranks_meet(r);
+        else if (f.m.head.kind == MESSAGE_ALIVE)
+            ranks_barrier(r);
         else if (f.opened)
             run_step(&f);
         ok = ok && ranks_ok(r, NULL);

@@ -27,16 +27,16 @@ struct follow_ops {
 int follow(struct ranks *r, const struct follow_ops *ops);
 
 /* On rank 0: sends what the others open. Success or failure is then agreed on by all (ranks_agree). */
-bool follow_tell_open(struct ranks *r, void *what, size_t bytes);
+bool follow_send_open(struct ranks *r, void *what, size_t bytes);
 /* On rank 0: allocates messages for steps within the bounds. NULL on other ranks. */
-struct follow_teller;
-struct follow_teller *follow_teller_new(struct ranks *r, const struct bounds *bounds);
-void follow_teller_free(struct follow_teller *s);
+struct follow_sender;
+struct follow_sender *follow_sender_new(struct ranks *r, const struct bounds *bounds);
+void follow_sender_free(struct follow_sender *s);
 /* On rank 0: sends a step before running it. Does not wait for the others to receive it. */
-void follow_tell_step(struct follow_teller *s, const struct batch *b, struct follow_step how);
+void follow_send_step(struct follow_sender *s, const struct batch *b, struct follow_step how);
 /* On rank 0, when it has been idle for long: a barrier with all ranks, where no heartbeat shows that they are alive. */
-void follow_tell_alive(struct ranks *r);
+void follow_send_alive(struct ranks *r);
 /* On rank 0: no more steps come. */
-void follow_tell_end(struct ranks *r);
+void follow_send_end(struct ranks *r);
 
 #endif

@@ -26,7 +26,7 @@ enum job_role job_join(const char *program, const char *arguments, struct error 
 void job_leave(void)
 {
     if (ranks_world() && !ranks_world()->taken)
-        follow_tell_end(ranks_world());
+        follow_send_end(ranks_world());
     ranks_close(ranks_world());
 }
 
@@ -65,7 +65,8 @@ int job_alarm(void)
 const char *job_lost(void)
 {
     struct ranks *r = ranks_world();
-    if (!r || !atomic_load(&r->stop)) /* stop is set before the alarm, and after `lost` is complete */
+    if (!r ||
+        !atomic_load(&r->stop)) /* stop is set before the alarm, and after `lost` is complete */
         return NULL;
     atomic_store(&r->said, true);
     return r->lost.msg;

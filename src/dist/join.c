@@ -54,7 +54,7 @@ static bool find_sharers(struct backend *be, struct ranks *r, struct error *err)
 {
     unsigned char mine[16] = {0}, all[RANKS_MOST][16];
     bool gpu = device_id(be, mine);
-    if (!ranks_share(r, mine, all, sizeof mine))
+    if (!ranks_allgather(r, mine, all, sizeof mine))
         return ranks_ok(r, err) && false;
     struct comm *c = &r->comm;
     c->n_on_device = 0;

@@ -25,7 +25,7 @@ struct pipeline_step {
     int32_t *tokens, *out_rows; /* (max_tokens), (max_out) */
     float *rows;                /* (max_tokens, E) the residual stream, for the next stage */
     float *outs;                /* (max_out, E) its output rows, for rank 0's shard of the head */
-    float *given;               /* (max_out, width) logits on the last stage */
+    float *logits;              /* (max_out, width) logits on the last stage */
     bool late;                  /* some tokens were unknown when the step started */
 };
 
@@ -61,7 +61,7 @@ static void step_init(const struct pipeline *p, struct pipeline_step *f, size_t 
     if (net->has_next_stage)
         f->rows = mem_zalloc(tokens * embd, sizeof(float));
     else
-        f->given = mem_zalloc(outs * (size_t)model_row_width(p->m), sizeof(float));
+        f->logits = mem_zalloc(outs * (size_t)model_row_width(p->m), sizeof(float));
     if (!net->has_next_stage && p->shares_head)
         f->outs = mem_zalloc(outs * embd, sizeof(float));
 }
@@ -116,7 +116,7 @@ static void wait_sent(struct pipeline *p, struct pipeline_step *f)
     for (int i = 0; i < p->most; i++) {
         ranks_wait_end(p->r, &f->parts[i].sent);
         ranks_wait_end(p->r, &f->parts[i].shared);
-        ranks_wait_end(p->r, &f->parts[i].given);
+        ranks_wait_end(p->r, &f->parts[i].logits);
     }
 }
 
@@ -129,7 +129,7 @@ void pipeline_free(struct pipeline *p)
         wait_sent(p, f);
         for (int k = 0; k < p->most; k++)
             batch_part_clear(&f->parts[k].part);
-        free_all((void *[]){f->parts, f->tokens, f->out_rows, f->rows, f->outs, f->given}, 6);
+        free_all((void *[]){f->parts, f->tokens, f->out_rows, f->rows, f->outs, f->logits}, 6);
     }
     free_all((void *[]){p->logits, p->in, p->outs, p->theirs, p->each, p->loras, p}, 7);
 }
@@ -209,16 +209,16 @@ static void share_outs(struct pipeline *p, const struct pipeline_step *f, struct
 }
 
 /* The last stage sends its logits to rank 0, which samples. */
-static void give_logits(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
+static void send_logits(struct pipeline *p, const struct pipeline_step *f, struct micro_batch *t)
 {
     struct backend *be = p->m->be;
     size_t width = (size_t)(p->shares_head ? p->head.n : model_row_width(p->m));
-    if (p->r->lane > 0 || t->part.b.n_out == 0)
+    if (p->r->tp_rank > 0 || t->part.b.n_out == 0)
         return;
-    float *rows = f->given + (size_t)t->part.out * width;
+    float *rows = f->logits + (size_t)t->part.out * width;
     for (int i = 0; i < t->part.b.n_out; i++)
         be->ops->logits(be, i, rows + (size_t)i * width);
-    t->given = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * width * sizeof(float), 0);
+    t->logits = ranks_send_begin(p->r, rows, (size_t)t->part.b.n_out * width * sizeof(float), 0);
 }
 
 /* The output rows of a part as a batch of their own, for the head alone. */
@@ -276,10 +276,10 @@ void pipeline_part(struct pipeline *p, int i)
     size_t bytes = (size_t)t->part.b.n_tokens * (size_t)net->n_embd * sizeof(float);
     int32_t *tokens = f->tokens + t->part.row;
     float *rows = net->has_next_stage ? f->rows + (size_t)t->part.row * (size_t)net->n_embd : NULL;
-    memcpy(tokens, t->told, (size_t)t->part.b.n_tokens * sizeof *tokens);
+    memcpy(tokens, t->source, (size_t)t->part.b.n_tokens * sizeof *tokens);
     /* If the first stage has one rank, only rank 0 reads tokens. */
     if (f->late && (p->r->tp > 1 || p->all_embed))
-        ranks_tell(p->r, tokens, (size_t)t->part.b.n_tokens * sizeof *tokens, false);
+        ranks_broadcast(p->r, tokens, (size_t)t->part.b.n_tokens * sizeof *tokens, false);
     op->begin(be, &t->part.b);
     if (!net->has_prev_stage || net->embed.layers.width)
         op->embed(be, &net->embed);
@@ -301,7 +301,7 @@ void pipeline_part(struct pipeline *p, int i)
     }
     end_ops(p);
     if (!net->has_next_stage)
-        give_logits(p, f, t);
+        send_logits(p, f, t);
 }
 
 void pipeline_draft(struct pipeline *p, const struct batch *b)
@@ -309,14 +309,14 @@ void pipeline_draft(struct pipeline *p, const struct batch *b)
     struct backend *be = p->m->be;
     size_t width = (size_t)model_row_width(p->m), bytes = (size_t)b->n_out * width * sizeof(float);
     CHECK(p->begun == p->ended, "a step is in flight");
-    float *given = p->steps[0].given;
+    float *logits = p->steps[0].logits;
     if (!p->m->net.has_next_stage) {
         forward(p->m, b, 0);
         end_ops(p);
-        for (int i = 0; p->r->lane == 0 && i < b->n_out; i++)
-            be->ops->logits(be, i, given + (size_t)i * width);
-        if (p->r->lane == 0 && b->n_out)
-            ranks_send(p->r, given, bytes, 0);
+        for (int i = 0; p->r->tp_rank == 0 && i < b->n_out; i++)
+            be->ops->logits(be, i, logits + (size_t)i * width);
+        if (p->r->tp_rank == 0 && b->n_out)
+            ranks_send(p->r, logits, bytes, 0);
     } else if (p->r->rank == 0 && b->n_out) {
         ranks_recv(p->r, p->logits, bytes, p->r->size - p->r->tp);
     }

@@ -19,15 +19,16 @@
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 1000000, /* polling before the first nap */
-    LATE_NS = 50000, /* a yield that takes longer: other programs compete for the core */
+    SPIN_NS = 1000000,    /* polling before the first nap */
+    LATE_NS = 50000,      /* a yield that takes longer: other programs compete for the core */
     CROWDED_NS = 5000,    /* then a wait polls only this long */
-    CROWDED_WAITS = 1000, /* for the next so many waits */
+    CROWDED_WAITS = 1000, /* number of waits for which that holds */
     SLICE_NS = 100000,    /* and the thread requests this scheduler slice */
     NAP_NS = 20000,       /* the first nap */
     MOST_NAP_NS = 500000, /* the longest nap */
     VOCAB_UNIT = 64,      /* rows of a head that stay together */
-    SETTLE_MS = 500,      /* time for the lines to report which rank has ended, once MPI reports that one has */
+    SETTLE_MS =
+        500, /* time for the lines to report which rank has ended, once MPI reports that one has */
 };
 
 static struct ranks *world;
@@ -108,15 +109,15 @@ static bool connect_lines(struct ranks *r, struct error *err)
     struct ranks_offer offer = {0};
     char mine[HOME] = "", *homes = mem_zalloc((size_t)r->size, HOME), *all = homes;
     name_home(mine, sizeof mine);
-    bool ok = ranks_share(r, mine, homes, sizeof mine), nearby = true;
+    bool ok = ranks_allgather(r, mine, homes, sizeof mine), nearby = true;
     for (int i = 1; i < r->size; i++)
         nearby &= !strcmp(homes, homes + (size_t)i * HOME);
     if (ok && r->rank == 0)
         ranks_line_listen(r->line, nearby, &offer);
-    ok = ok && ranks_tell(r, &offer, sizeof offer, true);
+    ok = ok && ranks_broadcast(r, &offer, sizeof offer, true);
     bool has = ok && r->rank > 0 && ranks_line_dial(r->line, &offer, !strcmp(homes, mine));
     mine[0] = has || r->rank == 0;
-    ok = ok && ranks_share(r, mine, all, 1);
+    ok = ok && ranks_allgather(r, mine, all, 1);
     r->lined = ok && !memchr(all, 0, (size_t)r->size);
     if (ok && r->rank == 0 && !r->lined)
         error_set(&r->comm.notice,
@@ -170,8 +171,7 @@ struct ranks *ranks_open(struct error *err)
     char why[512] = "";
     struct ranks *r = ranks_new();
     world = r;
-    prctl(PR_SET_TIMERSLACK,
-          1); /* exact naps, also in threads created from here on */
+    prctl(PR_SET_TIMERSLACK, 1); /* exact naps, also in threads created from here on */
     bool ok = r->line && r->alarm >= 0;
     if (!ok)
         error_set(err, "the system has no thread for the ranks");
@@ -275,11 +275,11 @@ void ranks_fail(struct ranks *r, const char *why)
 static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
 {
     int64_t limit = (int64_t)atomic_load(&r->timeout_s) * 1000000000 + SETTLE_MS * 1000000;
-    int64_t most = kind == IN_STEP ? RANKS_PATIENCE * limit : RANKS_LONG * 1000000000LL;
-    if (waited <= limit || (kind == FOR_WORD && r->lined))
+    int64_t most = kind == WAIT_STEP ? RANKS_PATIENCE * limit : RANKS_LONG * 1000000000LL;
+    if (waited <= limit || (kind == WAIT_IDLE && r->lined))
         return false;
     /* Without all lines it is unknown who is busy. A rank that opens a model may be. */
-    bool may_work = (r->line && ranks_line_busy(r->line)) || (kind != IN_STEP && !r->lined);
+    bool may_work = (r->line && ranks_line_busy(r->line)) || (kind != WAIT_STEP && !r->lined);
     return waited > most || !may_work;
 }
 
@@ -298,7 +298,8 @@ static void shorten_slice(void)
     if (done)
         return;
     done = true;
-    if (syscall(SYS_sched_getattr, 0, &slice, sizeof slice, 0) == 0 && slice.policy == SCHED_OTHER) {
+    if (syscall(SYS_sched_getattr, 0, &slice, sizeof slice, 0) == 0 &&
+        slice.policy == SCHED_OTHER) {
         slice.runtime = SLICE_NS;
         syscall(SYS_sched_setattr, 0, &slice, 0);
     }
@@ -345,7 +346,7 @@ static bool wait_to_end(struct ranks *r, void *request, enum wait kind, const ch
         if (too_long(r, waited, kind))
             return ranks_give_up(r, what, "no answer from another rank (--rank-timeout)");
         nap_for(nap);
-        if (kind != IN_STEP && nap < MOST_NAP_NS && waited > 1000000000)
+        if (kind != WAIT_STEP && nap < MOST_NAP_NS && waited > 1000000000)
             nap *= 2;
     }
 }
@@ -360,14 +361,14 @@ bool ranks_wait_for(struct ranks *r, void *request, enum wait kind, const char *
     return ok;
 }
 
-bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle)
+bool ranks_broadcast(struct ranks *r, void *buf, size_t bytes, bool idle)
 {
     return ranks_ok(r, NULL) &&
            ranks_wait_for(r, r->link->bcast(buf, bytes, 0, 0),
-                          idle && r->rank > 0 ? FOR_WORD : IN_STEP, "word from rank 0");
+                          idle && r->rank > 0 ? WAIT_IDLE : WAIT_STEP, "a message from rank 0");
 }
 
-struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
+struct ranks_wait *ranks_broadcast_begin(struct ranks *r, void *buf, size_t bytes)
 {
     if (!ranks_ok(r, NULL))
         return NULL;
@@ -377,16 +378,16 @@ struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes)
     return request;
 }
 
-void ranks_poke(struct ranks *r)
+void ranks_progress(struct ranks *r)
 {
     if (!ranks_ok(r, NULL))
         return;
     r->link->poke();
 }
 
-struct range ranks_vocab(const struct ranks *r, int n_vocab, int lane)
+struct range ranks_vocab(const struct ranks *r, int n_vocab, int tp_rank)
 {
-    return range_share(n_vocab, VOCAB_UNIT, lane, r->tp);
+    return range_share(n_vocab, VOCAB_UNIT, tp_rank, r->tp);
 }
 
 /* Spreads contiguous (n_rows, of.n) to columns `of` of (n_rows, width). The two may overlap. */
@@ -397,11 +398,11 @@ static void spread(float *to, const float *from, int n_rows, struct range of, in
                 (size_t)of.n * sizeof(float));
 }
 
-void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab)
+void ranks_gather_logits(struct ranks *r, float *rows, int n_rows, int n_vocab)
 {
-    struct range mine = ranks_vocab(r, n_vocab, r->lane);
+    struct range mine = ranks_vocab(r, n_vocab, r->tp_rank);
     int base = r->stage * r->tp;
-    if (r->lane > 0) {
+    if (r->tp_rank > 0) {
         ranks_send(r, rows, (size_t)n_rows * (size_t)mine.n * sizeof(float), base);
         return;
     }
@@ -429,33 +430,33 @@ struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t byt
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait)
 {
     if (*wait && ranks_ok(r, NULL))
-        ranks_wait_for(r, *wait, IN_STEP, "rows for another rank");
+        ranks_wait_for(r, *wait, WAIT_STEP, "rows for another rank");
     *wait = NULL;
 }
 
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to)
 {
     return ranks_ok(r, NULL) &&
-           ranks_wait_for(r, r->link->send(buf, bytes, to, 0), IN_STEP, "rows for another rank");
+           ranks_wait_for(r, r->link->send(buf, bytes, to, 0), WAIT_STEP, "rows for another rank");
 }
 
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from)
 {
     return ranks_ok(r, NULL) &&
-           ranks_wait_for(r, r->link->recv(buf, bytes, from, 0), IN_STEP, "rows of another rank");
+           ranks_wait_for(r, r->link->recv(buf, bytes, from, 0), WAIT_STEP, "rows of another rank");
 }
 
-bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes)
+bool ranks_allgather(struct ranks *r, const void *mine, void *all, size_t bytes)
 {
     return ranks_ok(r, NULL) &&
-           ranks_wait_for(r, r->link->allgather(mine, all, bytes, 0), OPENING, "all ranks");
+           ranks_wait_for(r, r->link->allgather(mine, all, bytes, 0), WAIT_OPEN, "all ranks");
 }
 
-bool ranks_meet(struct ranks *r)
+bool ranks_barrier(struct ranks *r)
 {
     char mine = 0, all[RANKS_MOST];
     return ranks_ok(r, NULL) &&
-           ranks_wait_for(r, r->link->allgather(&mine, all, 1, 0), IN_STEP, "all ranks");
+           ranks_wait_for(r, r->link->allgather(&mine, all, 1, 0), WAIT_STEP, "all ranks");
 }
 
 bool ranks_agree(struct ranks *r, bool ok, struct error *err)
@@ -467,7 +468,7 @@ bool ranks_agree(struct ranks *r, bool ok, struct error *err)
         mine = *err;
     if (!ok && !mine.msg[0])
         error_set(&mine, "failed");
-    bool heard = ranks_share(r, &mine, all, sizeof mine);
+    bool heard = ranks_allgather(r, &mine, all, sizeof mine);
     for (int i = 0; heard && ok && i < r->size; i++)
         if (all[i].msg[0])
             ok = error_set(err, "rank %d: %.1000s", i, all[i].msg);
@@ -491,7 +492,7 @@ bool ranks_same(struct ranks *r, const char *what, const char *value, struct err
 {
     char *mine = mem_zalloc(1, RANKS_VALUE), *all = mem_zalloc((size_t)r->size, RANKS_VALUE);
     snprintf(mine, RANKS_VALUE, "%s", value);
-    bool ok = ranks_share(r, mine, all, RANKS_VALUE) || ranks_ok(r, err);
+    bool ok = ranks_allgather(r, mine, all, RANKS_VALUE) || ranks_ok(r, err);
     for (int i = 1; ok && i < r->size; i++) {
         const char *other = all + (size_t)i * RANKS_VALUE;
         if (strcmp(all, other) != 0)
@@ -519,10 +520,10 @@ bool ranks_arrange(struct ranks *r, int tp, int pp, bool ep, struct error *err)
     r->tp = tp;
     r->pp = pp;
     r->ep = ep;
-    r->lane = r->rank % tp;
+    r->tp_rank = r->rank % tp;
     r->stage = r->rank / tp;
     ranks_line_limit(r->line, RANKS_START, "MPI has not made a group of ranks in two minutes");
-    bool made = r->link->split(r->stage, r->lane) == 0;
+    bool made = r->link->split(r->stage, r->tp_rank) == 0;
     ranks_line_ready(r->line);
     if (!made)
         return error_set(err, "rank %d: MPI refused a group of %d", r->rank, tp);

@@ -24,15 +24,14 @@
 enum {
     RANKS_MOST = COMM_MOST,
     RANKS_GATHER_BYTES =
-        1 << 15,        /* sums up to this size are sent whole to all ranks, which saves a message */
+        1 << 15, /* sums up to this size are sent whole to all ranks, which saves a message */
     RANKS_VALUE = 4096, /* bytes of a value that must be the same on all ranks, with its 0 */
     /* Limits of waits, in seconds. */
     RANKS_TIMEOUT = 10,  /* a rank is silent, or all ranks wait for each other; --rank-timeout */
     RANKS_PATIENCE = 30, /* times RANKS_TIMEOUT, for a rank that reports that it is busy */
     RANKS_START = 120,   /* for MPI to start on all ranks, or to make a group */
-    RANKS_LONG =
-        3600, /* for opening a shard of a model, or for an idle rank 0 without lines */
-    RANKS_LAST = 3, /* from the loss of the job to the end of the process */
+    RANKS_LONG = 3600,   /* for opening a shard of a model, or for an idle rank 0 without lines */
+    RANKS_LAST = 3,      /* from the loss of the job to the end of the process */
 };
 
 struct ranks_link;
@@ -56,10 +55,10 @@ struct ranks {
     struct comm comm; /* first: what backends see (ranks_comm) */
     const struct ranks_link *link;
     int rank, size;
-    int local, n_local; /* among the ranks on this machine */
-    int tp, pp;         /* tp * pp = size */
-    bool ep;            /* expert parallel: ranks have whole experts */
-    int tp_rank, stage; /* tp_rank: index within the stage */
+    int local, n_local;     /* among the ranks on this machine */
+    int tp, pp;             /* tp * pp = size */
+    bool ep;                /* expert parallel: ranks have whole experts */
+    int tp_rank, stage;     /* tp_rank: index within the stage */
     int tp_asked, pp_asked; /* on the command line; 0 = not given */
     bool ep_asked;
     const char *expert_stats;        /* a file of expert counts (expert_load.h); NULL = none */
@@ -119,12 +118,12 @@ void ranks_fail(struct ranks *r, const char *why);
 
 /* Broadcast from rank 0. idle: the message may take long to come. Lines then report lost ranks; a rank without a line
  * expects a message within RANKS_LONG. */
-bool ranks_tell(struct ranks *r, void *buf, size_t bytes, bool idle);
+bool ranks_broadcast(struct ranks *r, void *buf, size_t bytes, bool idle);
 /* The same on rank 0, without waiting for the others. buf must stay until ranks_wait_end. */
 struct ranks_wait;
-struct ranks_wait *ranks_tell_begin(struct ranks *r, void *buf, size_t bytes);
+struct ranks_wait *ranks_broadcast_begin(struct ranks *r, void *buf, size_t bytes);
 /* Lets messages in flight make progress while this rank computes. */
-void ranks_poke(struct ranks *r);
+void ranks_progress(struct ranks *r);
 /* All-reduce: rows (n) = the sum of rows over the ranks of the stage, in order of tp_rank. */
 void ranks_sum(struct ranks *r, float *rows, size_t n);
 /* The same for sparse rows (n_rows, width). Rank t of the stage has zeros in row i unless bit t of from[i] is set. Few
@@ -133,17 +132,17 @@ void ranks_sum(struct ranks *r, float *rows, size_t n);
 void ranks_sum_rows(struct ranks *r, float *rows, int n_rows, int width, const uint64_t *from);
 /* Gathers logits: each rank of the stage has (n_rows, its range of the vocabulary) in rows. Its rank 0 receives
  * (n_rows, n_vocab). */
-void ranks_collect(struct ranks *r, float *rows, int n_rows, int n_vocab);
-struct range ranks_vocab(const struct ranks *r, int n_vocab, int lane);
+void ranks_gather_logits(struct ranks *r, float *rows, int n_rows, int n_vocab);
+struct range ranks_vocab(const struct ranks *r, int n_vocab, int tp_rank);
 /* Point to point. ranks_send_begin does not wait. buf must stay until ranks_wait_end. */
 struct ranks_wait *ranks_send_begin(struct ranks *r, const void *buf, size_t bytes, int to);
 void ranks_wait_end(struct ranks *r, struct ranks_wait **wait);
 bool ranks_send(struct ranks *r, const void *buf, size_t bytes, int to);
 bool ranks_recv(struct ranks *r, void *buf, size_t bytes, int from);
 /* A barrier. */
-bool ranks_meet(struct ranks *r);
+bool ranks_barrier(struct ranks *r);
 /* all (size, bytes) = `mine` of every rank. A rank that is busy before it arrives has RANKS_LONG. */
-bool ranks_share(struct ranks *r, const void *mine, void *all, size_t bytes);
+bool ranks_allgather(struct ranks *r, const void *mine, void *all, size_t bytes);
 /* Shares errors: all ranks get the first error of any rank ("rank 2: ..."). True if there is none. */
 bool ranks_agree(struct ranks *r, bool ok, struct error *err);
 

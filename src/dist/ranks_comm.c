@@ -19,17 +19,17 @@ static void comm_sum_rows(struct comm *c, float *rows, int n_rows, int width, co
 
 static void comm_gather(struct comm *c, float *rows, int n_rows, int width)
 {
-    ranks_collect(ranks_of(c), rows, n_rows, width);
+    ranks_gather_logits(ranks_of(c), rows, n_rows, width);
 }
 
 static void comm_progress(struct comm *c)
 {
-    ranks_poke(ranks_of(c));
+    ranks_progress(ranks_of(c));
 }
 
 static bool comm_share(struct comm *c, const void *mine, void *all, size_t bytes, struct error *err)
 {
-    return ranks_share(ranks_of(c), mine, all, bytes) || (ranks_ok(ranks_of(c), err) && false);
+    return ranks_allgather(ranks_of(c), mine, all, bytes) || (ranks_ok(ranks_of(c), err) && false);
 }
 
 static bool comm_agree(struct comm *c, bool ok, struct error *err)
@@ -58,7 +58,7 @@ struct comm *ranks_comm(struct ranks *r)
 {
     struct comm *c = &r->comm;
     c->size = r->tp;
-    c->index = r->lane;
+    c->index = r->tp_rank;
     c->n_all = r->size;
     c->first = r->stage * r->tp;
     c->sum = comm_sum;

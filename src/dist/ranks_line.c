@@ -26,10 +26,11 @@
 
 enum {
     BEAT_MS = 500,
-    REPORT_MS = 500,  /* rank 0's main thread has this long to report the reason; launchers wait a second */
-    STDERR_MS = 500,  /* for stderr to become writable */
+    REPORT_MS =
+        500, /* rank 0's main thread has this long to report the reason; launchers wait a second */
+    STDERR_MS = 500,   /* for stderr to become writable */
     CONNECT_MS = 2000, /* for an address to accept, or for a client to identify itself */
-    VISITORS = 64,    /* clients that have not identified themselves yet */
+    VISITORS = 64,     /* clients that have not identified themselves yet */
 };
 #define SECOND 1000000000LL
 
@@ -77,8 +78,8 @@ struct ranks_line {
     struct pollfd polled[RANKS_MOST + VISITORS + 2]; /* the thread's */
     int64_t beat_ns;                                 /* time of the next beat */
     int64_t seen_ns;                                 /* when the thread last ran */
-    int64_t lost_ns;                                 /* when the thread noticed that the job is lost; 0 = it is not */
-    int64_t end_ns;                                  /* when to end the process; 0 = never */
+    int64_t lost_ns; /* when the thread noticed that the job is lost; 0 = it is not */
+    int64_t end_ns;  /* when to end the process; 0 = never */
     const char *end_why;
     unsigned last_done; /* r->done at the last beat */
     bool busy;          /* as of the last beat */
@@ -91,7 +92,7 @@ void ranks_line_wake(struct ranks_line *l)
     (void)n; /* if the counter is full, the thread wakes anyway */
 }
 
-/* A raw system call, since leak checkers hook _exit and would report the running threads' memory. */
+/* A raw system call, because sanitizers intercept _exit and would report the running threads as leaks. */
 static _Noreturn void end_process(void)
 {
     for (;;)
@@ -105,7 +106,8 @@ static void report(const char *why)
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
     if (poll(&room, 1, STDERR_MS) != 1) /* nobody reads stderr */
         return;
-    ssize_t done = write(STDERR_FILENO, line, (size_t)n); /* a hung thread may hold the lock of stdio */
+    ssize_t done =
+        write(STDERR_FILENO, line, (size_t)n); /* a hung thread may hold the lock of stdio */
     (void)done;
 }
 
@@ -294,7 +296,8 @@ static void check_end(struct ranks_line *l, int64_t now)
     }
     if (!l->end_ns || now < l->end_ns)
         return;
-    if (!lost && (l->n_peers || ranks_first())) /* without lines only rank 0 reports, or all ranks would */
+    if (!lost &&
+        (l->n_peers || ranks_first())) /* without lines only rank 0 reports, or all ranks would */
         report(l->end_why);
     end_process();
 }
@@ -313,7 +316,8 @@ static void *watch(void *arg)
     pthread_mutex_lock(&l->lock);
     while (!l->quit) {
         int n = add_polled(l, 0, l->wake);
-        n = add_polled(l, n, free_slot(l) ? l->listener : -1); /* without a slot, poll would return at once */
+        n = add_polled(
+            l, n, free_slot(l) ? l->listener : -1); /* without a slot, poll would return at once */
         for (int i = 0; i < VISITORS; i++)
             n = add_polled(l, n, l->visitors[i].fd);
         for (int i = 0; i < l->n_peers; i++)
@@ -484,9 +488,9 @@ bool ranks_line_dial(struct ranks_line *l, const struct ranks_offer *offer, bool
     if (!offer->port)
         return false;
     if (nearby && !offer->named)
-        fd = call("127.0.0.1", offer, l->rank);
+        fd = connect_to("127.0.0.1", offer, l->rank);
     for (int i = 0; fd < 0 && i < offer->n && i < most; i++)
-        fd = call(offer->address[i], offer, l->rank);
+        fd = connect_to(offer->address[i], offer, l->rank);
     if (fd < 0)
         return false;
     pthread_mutex_lock(&l->lock);
@@ -528,7 +532,7 @@ bool ranks_line_busy(struct ranks_line *l)
 {
     bool busy = false;
     pthread_mutex_lock(&l->lock);
-    catch_up(l);
+    forgive_pause(l);
     int64_t since = l->seen_ns - atomic_load(&l->r->timeout_s) * SECOND;
     for (int i = 0; i < l->n_peers; i++)
         busy |= l->peers[i].fd >= 0 && l->peers[i].busy_ns > since;

@@ -41,10 +41,10 @@ float *ranks_scratch(struct ranks *r, size_t n)
 }
 
 /* out[i] = sum over t of parts[t][i], in order of t */
-static void add_parts(float *out, const float *parts, size_t n, int lanes)
+static void add_parts(float *out, const float *parts, size_t n, int tp)
 {
     memcpy(out, parts, n * sizeof *out);
-    for (int t = 1; t < lanes; t++) {
+    for (int t = 1; t < tp; t++) {
         const float *part = parts + (size_t)t * n;
         for (size_t i = 0; i < n; i++)
             out[i] += part[i];
@@ -98,14 +98,14 @@ static float *incoming(const struct ranks *r, const struct ranks_sum *s)
 /* Sends each piece to the rank that adds it up. This rank's own piece is not moved. */
 static void *begin_pieces(struct ranks *r, struct ranks_sum *s)
 {
-    struct range mine = piece_of(r, s, r->lane);
+    struct range mine = piece_of(r, s, r->tp_rank);
     int sent = 0, got = 0;
     for (int t = 0; t < r->tp; t++) {
         struct range theirs = piece_of(r, s, t);
-        bool other = t != r->lane;
+        bool other = t != r->tp_rank;
         s->talk[1][t] = is_sparse(s) ? sent : theirs.first;
         s->talk[0][t] = !other         ? 0
-                        : is_sparse(s) ? pack_rows(s->room + sent, s, theirs, r->lane)
+                        : is_sparse(s) ? pack_rows(s->room + sent, s, theirs, r->tp_rank)
                                        : theirs.n;
         sent += s->talk[0][t];
         s->talk[3][t] = got;
@@ -122,12 +122,12 @@ static void add(float *restrict to, const float *restrict from, int n)
         to[i] += from[i];
 }
 
-/* own (n) = the sum of parts (lanes) in order; parts[t] NULL: rank t contributes nothing. own is one of the parts, or
+/* own (n) = the sum of parts (ranks) in order; parts[t] NULL: rank t contributes nothing. own is one of the parts, or
  * zeros. The other parts are overwritten. */
-static void add_in_order(float *own, float *const *parts, int lanes, int n)
+static void add_in_order(float *own, float *const *parts, int tp, int n)
 {
     float *sum = NULL;
-    for (int t = 0; t < lanes; t++) {
+    for (int t = 0; t < tp; t++) {
         float *part = parts[t];
         if (part && sum && part == own)
             add(own, sum, n);
@@ -143,17 +143,17 @@ static void add_in_order(float *own, float *const *parts, int lanes, int n)
 /* Adds up this rank's piece in place. */
 static void add_up(const struct ranks *r, const struct ranks_sum *s)
 {
-    struct range mine = piece_of(r, s, r->lane);
+    struct range mine = piece_of(r, s, r->tp_rank);
     float *own = s->rows + mine.first, *next[RANKS_MOST], *parts[RANKS_MOST];
     int width = is_sparse(s) ? s->width : ADD_FLOATS, row = is_sparse(s) ? mine.first / width : 0;
     for (int t = 0; t < r->tp; t++)
-        next[t] = t == r->lane ? own : incoming(r, s) + s->talk[3][t];
+        next[t] = t == r->tp_rank ? own : incoming(r, s) + s->talk[3][t];
     for (int at = 0; at < mine.n; at += width, row++) {
         int n = mine.n - at < width ? mine.n - at : width;
         for (int t = 0; t < r->tp; t++) {
             bool has = !is_sparse(s) || (s->from[row] >> t & 1);
             parts[t] = has ? next[t] : NULL;
-            next[t] += has || t == r->lane ? n : 0;
+            next[t] += has || t == r->tp_rank ? n : 0;
         }
         add_in_order(own + at, parts, r->tp, n);
     }
@@ -197,8 +197,8 @@ static void advance(struct ranks *r, struct ranks_sum *s)
 static void begin(struct ranks *r, float *rows, int n_rows, int width, size_t n,
                   const uint64_t *from)
 {
-    size_t lanes = r ? (size_t)r->tp : 1;
-    if (lanes == 1 || n == 0 || !ranks_ok(r, NULL))
+    size_t tp = r ? (size_t)r->tp : 1;
+    if (tp == 1 || n == 0 || !ranks_ok(r, NULL))
         return;
     if (n > INT32_MAX) {
         ranks_give_up(r, "a sum", "it has more rows than MPI can count");
@@ -211,11 +211,11 @@ static void begin(struct ranks *r, float *rows, int n_rows, int width, size_t n,
     s->n_rows = n_rows;
     s->width = width;
     s->from = sparse ? from : NULL;
-    s->each = sparse ? (size_t)range_share(n_rows, 1, 0, r->tp).n * (size_t)width
-                     : (n + lanes - 1) / lanes;
+    s->each =
+        sparse ? (size_t)range_share(n_rows, 1, 0, r->tp).n * (size_t)width : (n + tp - 1) / tp;
     /* MPI may let other ranks read the rows directly, which does not work for memory pinned by a GPU driver. */
     bool copied = r->comm.n_on_device > 0 && !few && !sparse;
-    s->need = few ? n * lanes : (sparse || copied ? 2 : 1) * s->each * lanes;
+    s->need = few ? n * tp : (sparse || copied ? 2 : 1) * s->each * tp;
     s->room = ranks_scratch(r, s->need);
     s->to = copied ? rows : NULL;
     if (copied)
@@ -227,7 +227,7 @@ static void end(struct ranks *r)
 {
     struct ranks_sum *s = r ? &r->sum : NULL;
     while (s && s->request && ranks_ok(r, NULL))
-        if (ranks_wait_for(r, s->request, IN_STEP, "a sum"))
+        if (ranks_wait_for(r, s->request, WAIT_STEP, "a sum"))
             advance(r, s);
 }
 

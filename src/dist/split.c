@@ -96,7 +96,7 @@ static void keep_cols(struct splitter *s, const struct weight *w, int n, const s
         spec->w->n_in += runs[i].n;
     }
     k->n_cols = n;
-    k->no_bias = s->r->lane > 0;
+    k->no_bias = s->r->tp_rank > 0;
 }
 
 static void keep_experts(struct splitter *s, const struct weight *w, struct range run)
@@ -148,20 +148,20 @@ static struct range after(struct range r, int n)
 
 /* The heads of one rank: whole kv groups, or a part of one group if there are fewer kv heads than ranks. False: the
  * rank would have no heads, or a unit of heads would be split. */
-static bool heads_of(int H, int K, int unit, int lane, int lanes, struct range *q, struct range *kv)
+static bool heads_of(int H, int K, int unit, int tp_rank, int tp, struct range *q, struct range *kv)
 {
     int group = H / K;
-    if (K >= lanes) {
-        *kv = range_share(K, 1, lane, lanes);
+    if (K >= tp) {
+        *kv = range_share(K, 1, tp_rank, tp);
         *q = times(*kv, group);
         return kv->n > 0 && q->first % unit == 0 && q->n % unit == 0;
     }
     for (int k = 0; k < K; k++) {
-        struct range who = range_share(lanes, 1, k, K);
-        if (lane < who.first || lane >= who.first + who.n)
+        struct range who = range_share(tp, 1, k, K);
+        if (tp_rank < who.first || tp_rank >= who.first + who.n)
             continue;
         *kv = (struct range){k, 1};
-        *q = after(range_share(group, unit, lane - who.first, who.n), k * group);
+        *q = after(range_share(group, unit, tp_rank - who.first, who.n), k * group);
         return group % unit == 0 && q->n > 0;
     }
     return false;
@@ -173,35 +173,35 @@ static int head_unit(struct splitter *s, const struct weight *wo, int v_dim)
     return lcm(unit_of(s, wo), v_dim) / v_dim;
 }
 
-static bool can_cut_heads(int H, int K, int unit, int lanes)
+static bool can_cut_heads(int H, int K, int unit, int tp)
 {
     struct range q = {0}, kv = {0};
-    for (int t = 0; t < lanes; t++)
-        if (!heads_of(H, K, unit, t, lanes, &q, &kv))
+    for (int t = 0; t < tp; t++)
+        if (!heads_of(H, K, unit, t, tp, &q, &kv))
             return false;
     return true;
 }
 
 static bool can_cut(struct splitter *s, const struct mixer *m)
 {
-    int lanes = s->r->tp;
+    int tp = s->r->tp;
     const struct attention *a = &m->attention;
     const struct latent *l = &m->latent;
     const struct delta_net *d = &m->delta_net;
     switch (m->kind) {
     case MIXER_ATTENTION:
         return !a->norm_whole &&
-               can_cut_heads(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), lanes);
+               can_cut_heads(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), tp);
     case MIXER_LATENT:
-        return can_cut_heads(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), lanes);
+        return can_cut_heads(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), tp);
     case MIXER_DELTA_NET: {
         /* tiled: the v heads of a k head are not contiguous, nor are wo's columns for them */
         int each = d->n_v_heads / d->n_k_heads, unit = head_unit(s, d->wo, d->v_dim);
         return d->n_v_heads % d->n_k_heads == 0 && (!d->tiled || each <= CUT_RUNS / 2) &&
-               d->n_k_heads >= lanes &&
+               d->n_k_heads >= tp &&
                (d->tiled ? d->n_k_heads % unit == 0 &&
-                               can_cut_heads(d->n_k_heads, d->n_k_heads, unit, lanes)
-                         : can_cut_heads(d->n_v_heads, d->n_k_heads, unit, lanes));
+                               can_cut_heads(d->n_k_heads, d->n_k_heads, unit, tp)
+                         : can_cut_heads(d->n_v_heads, d->n_k_heads, unit, tp));
     }
     case MIXER_SHORT_CONV:
         break;
@@ -212,7 +212,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
 static void cut_attention(struct splitter *s, struct attention *a)
 {
     struct range q = {0}, kv = {0}, rows[3];
-    heads_of(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), s->r->lane, s->r->tp, &q,
+    heads_of(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), s->r->tp_rank, s->r->tp, &q,
              &kv);
     int each = a->k_dim + (a->gated ? a->v_dim : 0), n = 1;
     int k0 = a->n_heads * each, v0 = k0 + a->n_kv_heads * a->k_dim;
@@ -231,7 +231,8 @@ static void cut_attention(struct splitter *s, struct attention *a)
 static void cut_latent(struct splitter *s, struct latent *l)
 {
     struct range q = {0}, kv = {0};
-    heads_of(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), s->r->lane, s->r->tp, &q, &kv);
+    heads_of(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), s->r->tp_rank, s->r->tp, &q,
+             &kv);
     keep_rows(s, l->wqb, 1, (struct range[]){times(q, l->nope_dim + l->rope_dim)});
     keep_experts(s, l->wkb, q);
     keep_experts(s, l->wvb, q);
@@ -245,11 +246,11 @@ static void cut_delta_net(struct splitter *s, struct delta_net *d)
     int unit = head_unit(s, d->wo, d->v_dim);
     struct range v[CUT_RUNS] = {{0}}, k = {0}, q = {0}, rows[CUT_RUNS];
     if (d->tiled) {
-        heads_of(d->n_k_heads, d->n_k_heads, unit, s->r->lane, s->r->tp, &q, &k);
+        heads_of(d->n_k_heads, d->n_k_heads, unit, s->r->tp_rank, s->r->tp, &q, &k);
         for (n = 0; n < each; n++)
             v[n] = after(k, n * d->n_k_heads);
     } else {
-        heads_of(d->n_v_heads, d->n_k_heads, unit, s->r->lane, s->r->tp, &v[0], &k);
+        heads_of(d->n_v_heads, d->n_k_heads, unit, s->r->tp_rank, s->r->tp, &v[0], &k);
     }
     rows[0] = times(k, d->k_dim);
     rows[1] = after(times(k, d->k_dim), keys);
@@ -321,7 +322,7 @@ static bool cut_hidden(struct splitter *s, struct ffn *f)
     int F = f->down->n_in, unit = hidden_unit(s, f);
     if (!unit)
         return false;
-    struct range mine = range_share(F, unit, s->r->lane, s->r->tp);
+    struct range mine = range_share(F, unit, s->r->tp_rank, s->r->tp);
     int n = f->gate_up->n_out > F ? 2 : 1;
     keep_rows(s, f->gate_up, n, (struct range[]){mine, after(mine, F)});
     keep_cols(s, f->down, 1, &mine);
@@ -335,14 +336,14 @@ static bool cut_hidden(struct splitter *s, struct ffn *f)
  *    two ranks). This does not hold on a GPU, which reads all experts that a row selects, its own or not. */
 static bool by_expert(struct splitter *s, const struct mlp *m)
 {
-    int lanes = s->r->tp, unit = hidden_unit(s, &m->experts);
-    if (m->experts.gate_up->n_expert < lanes)
+    int tp = s->r->tp, unit = hidden_unit(s, &m->experts);
+    if (m->experts.gate_up->n_expert < tp)
         return false;
     if (s->r->ep || !unit)
         return true;
-    int units = m->experts.down->n_in / unit, most = (units + lanes - 1) / lanes;
+    int units = m->experts.down->n_in / unit, most = (units + tp - 1) / tp;
     bool on_gpu = s->r->comm.n_on_device > 0;
-    return !on_gpu && 100 * most * lanes > (100 + UNEVEN_PERCENT) * units;
+    return !on_gpu && 100 * most * tp > (100 + UNEVEN_PERCENT) * units;
 }
 
 /* Reorders the experts so that the ranks' runs of them have about equal load. The router's rows and biases are
@@ -375,7 +376,7 @@ static bool cut_mlp(struct splitter *s, struct mlp *m)
     if (by_expert(s, m)) {
         if (s->stats && !order_experts(s, m))
             return false;
-        struct range mine = range_share(n, 1, s->r->lane, s->r->tp);
+        struct range mine = range_share(n, 1, s->r->tp_rank, s->r->tp);
         keep_experts(s, m->experts.gate_up, mine);
         keep_experts(s, m->experts.down, mine);
         m->expert_first = mine.first;
@@ -391,7 +392,7 @@ static void cut_ends(struct splitter *s)
 {
     struct head *h = &s->net->head;
     struct embed *e = &s->net->embed;
-    struct range mine = ranks_vocab(s->r, s->net->n_vocab, s->r->lane);
+    struct range mine = ranks_vocab(s->r, s->net->n_vocab, s->r->tp_rank);
     if (ranks_vocab(s->r, s->net->n_vocab, s->r->tp - 1).n == 0)
         return;
     bool plain = !e->positions && !e->types && e->norm.kind == NORM_NONE;
@@ -442,7 +443,7 @@ static bool cut_layers(struct splitter *s, struct error *err)
     }
     for (int i = 0; i < s->n_specs; i++) {
         int layer = s->specs[i].layer;
-        if (stages_want_of_layer(s->f, s->c, &s->specs[i]) &&
+        if (stages_spec_of_layer(s->f, s->c, &s->specs[i]) &&
             (layer < mine.first || layer >= mine.first + mine.n))
             cut_of(&s->specs[i])->none = true;
     }
@@ -460,7 +461,8 @@ static bool cut_layers(struct splitter *s, struct error *err)
     if (e->width) {
         struct range part = times(mine, e->width);
         if (part.first % unit_of(s, e->table) || part.n % unit_of(s, e->table))
-            return error_set(err, "--pp %d: per-layer embeddings cannot be divided into stages", r->pp);
+            return error_set(err, "--pp %d: per-layer embeddings cannot be divided into stages",
+                             r->pp);
         keep_rows(s, e->project, 1, &part);
         keep_cols(s, e->table, 1, &part);
     }

@@ -8,7 +8,7 @@
 
 enum { HEAD_UNIT = 64 }; /* rows of the head are cut at multiples of this */
 
-bool stages_want_of_layer(const struct tensorfile *f, const struct config *c,
+bool stages_spec_of_layer(const struct tensorfile *f, const struct config *c,
                           const struct tensor_spec *spec)
 {
     const struct tensor_name *n = spec->rows[0].name;
@@ -159,7 +159,7 @@ bool stages_layers(const struct tensorfile *f, const struct config *c, const str
         if (specs[i].w && specs[i].w == net->head.w) {
             front += shared ? reads / 2 : 0;
             back += shared ? reads / 2 : reads;
-        } else if (stages_want_of_layer(f, c, &specs[i])) {
+        } else if (stages_spec_of_layer(f, c, &specs[i])) {
             *(specs[i].layer < depth ? &cost[specs[i].layer] : &back) += reads;
         }
     }

@@ -19,7 +19,7 @@ struct executor {
     struct model *m;
     struct bounds bounds;
     struct ranks *r;            /* NULL: this process alone */
-    struct follow_teller *tell; /* tells the other ranks of steps, or NULL */
+    struct follow_sender *tell; /* tells the other ranks of steps, or NULL */
     struct pipeline *pipeline;  /* NULL: this process has all layers */
     int32_t *sampled;           /* (max_out) */
     struct sampler **samplers;  /* (max_out) */
@@ -57,7 +57,7 @@ struct executor *executor_new(struct model *m, const struct bounds *bounds, stru
         size_t stream = (size_t)(bounds->max_tokens + r->tp) * (size_t)m->net.n_embd,
                logits = outs * (size_t)m->net.n_vocab;
         ranks_reserve(r, stream > logits ? stream : logits);
-        x->tell = follow_teller_new(r, bounds);
+        x->tell = follow_sender_new(r, bounds);
     }
     if (!m->be->ops->prepare(m->be, &m->net, bounds, err)) {
         executor_free(x);
@@ -73,7 +73,7 @@ void executor_free(struct executor *x)
     if (!x)
         return;
     pipeline_free(x->pipeline);
-    follow_teller_free(x->tell);
+    follow_sender_free(x->tell);
     for (int i = 0; i < 2; i++) {
         mem_free(x->steps[i].choices);
         mem_free(x->steps[i].draws);
@@ -88,7 +88,7 @@ void executor_free(struct executor *x)
 static void tell_step(struct executor *x, const struct batch *b, uint64_t key)
 {
     if (x->tell)
-        follow_tell_step(x->tell, b, (struct follow_step){key, x->m->be->deterministic});
+        follow_send_step(x->tell, b, (struct follow_step){key, x->m->be->deterministic});
 }
 
 /* The next logits of the oldest step, and the tokens chosen from them. */

@@ -355,7 +355,7 @@ static void count_mixer(const struct mixer *m, struct placement_rank *to)
     }
 }
 
-/* Sums over lanes that a layer needs, as the backends do them. */
+/* Sums over ranks that a layer needs, as the backends do them. */
 static int sums_of(const struct layer *l)
 {
     const struct mlp *m = &l->mlp;
@@ -419,7 +419,7 @@ static bool count_weights(const struct counter *k)
 {
     struct placement_rank *to = k->to;
     const struct network *net = &k->net->net;
-    bool first_lane = to->lane == 0;
+    bool first_in_stage = to->tp_rank == 0;
     for (int i = 0; i < k->net->n_specs; i++) {
         const struct tensor_spec *spec = &k->net->specs[i];
         const struct cut *cut = spec->cut;
@@ -445,7 +445,7 @@ static bool count_weights(const struct counter *k)
         bool whole = !cut || (!cut->n_rows && !cut->n_cols && !cut->experts.n);
         if (whole && k->o->tp > 1) {
             to->whole += bytes;
-            if (first_lane)
+            if (first_in_stage)
                 explain(k, spec, bytes);
         }
     }
@@ -462,7 +462,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
                                   .talk = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
     if (r) {
         to->rank = r->rank;
-        to->lane = r->lane;
+        to->tp_rank = r->tp_rank;
         to->stage = r->stage;
     }
     if (!outline_load(k->f, k->c, &o, k->err))
@@ -526,7 +526,7 @@ bool placement_make(const struct tensorfile *f, const struct config *c,
                           .pp = o->pp,
                           .ep = o->ep,
                           .comm.n_on_device = o->gpu,
-                          .lane = i % o->tp,
+                          .tp_rank = i % o->tp,
                           .stage = i / o->tp};
         if (!place(&k, &r, &out->ranks[i])) {
             placement_clear(out);

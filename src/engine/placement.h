@@ -16,20 +16,20 @@ struct placement_span {
 };
 
 struct placement_rank {
-    int rank, stage, lane;
+    int rank, stage, tp_rank;
     struct range layers; /* of the model's */
     struct placement_span heads, kv_heads, ff, ff_exp;
     struct range experts; /* n 0: there are none */
     struct range vocab;   /* rows of the head, or of the embedding; n 0: it has neither */
     size_t weights;       /* bytes, in the file's own formats, vectors and biases as floats */
-    size_t whole;         /* of which every lane of the stage has its own copy */
+    size_t whole;         /* of which every rank of the stage has its own copy */
     size_t token_bytes, state_bytes; /* of the cache: a token, and a sequence whatever its length */
     size_t scratch;                  /* working memory of a step, about */
     struct predict_work work;
     struct predict_talk talk;
 };
 
-/* Something that every lane has whole. */
+/* Something that every rank has whole. */
 struct placement_copy {
     const char *part;
     char why[160];

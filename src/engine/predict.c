@@ -98,10 +98,10 @@ double predict_experts(int n, int used, double m)
     return n ? n * (1 - pow(1 - (double)used / n, m)) : 0;
 }
 
-double predict_most(double total, int lanes)
+double predict_most(double total, int tp)
 {
-    double mean = total / lanes, most = mean + sqrt(2 * mean * log(lanes));
-    return total > 0 ? fmin(most, total) / total : 1.0 / lanes;
+    double mean = total / tp, most = mean + sqrt(2 * mean * log(tp));
+    return total > 0 ? fmin(most, total) / total : 1.0 / tp;
 }
 
 /* What messages cost: rounds of latency, and bytes on the wire one after the other. */
@@ -114,19 +114,19 @@ static double rounds(int ranks)
     return ranks > 1 ? ceil(log2(ranks)) : 0;
 }
 
-static struct cost sum_cost(const struct predict_link *l, int lanes, double bytes)
+static struct cost sum_cost(const struct predict_link *l, int tp, double bytes)
 {
-    double latency = rounds(lanes) * l->latency;
-    if (lanes == 1)
+    double latency = rounds(tp) * l->latency;
+    if (tp == 1)
         return (struct cost){0, 0};
     if (bytes <= RANKS_GATHER_BYTES)
-        return (struct cost){latency, (lanes - 1) * bytes / l->rate};
-    return (struct cost){2 * latency, 2 * (lanes - 1) * bytes / lanes / l->rate};
+        return (struct cost){latency, (tp - 1) * bytes / l->rate};
+    return (struct cost){2 * latency, 2 * (tp - 1) * bytes / tp / l->rate};
 }
 
-double predict_sum(const struct predict_link *link, int lanes, double bytes)
+double predict_sum(const struct predict_link *link, int tp, double bytes)
 {
-    struct cost c = sum_cost(link, lanes, bytes);
+    struct cost c = sum_cost(link, tp, bytes);
     return c.latency + c.transfer;
 }
 
@@ -135,15 +135,15 @@ int predict_parts(const struct predict_talk *t, const struct predict_load *load)
     return pipeline_parts(t->pp, t->dear, load->rows, load->seqs, load->outs);
 }
 
-static void add_sums(struct predict_traffic *to, int lanes, double bytes, double n)
+static void add_sums(struct predict_traffic *to, int tp, double bytes, double n)
 {
     bool whole = bytes <= RANKS_GATHER_BYTES;
-    double each = whole ? bytes : ceil(bytes / 4 / lanes) * 4;
+    double each = whole ? bytes : ceil(bytes / 4 / tp) * 4;
     to->messages += n * (whole ? 1 : 2);
-    to->bytes += n * (whole ? 1 : 2) * (lanes - 1) * each;
+    to->bytes += n * (whole ? 1 : 2) * (tp - 1) * each;
 }
 
-struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
+struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int tp_rank,
                                        const struct predict_load *load)
 {
     struct predict_traffic out = {0, 0};
@@ -155,7 +155,7 @@ struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, 
         add_sums(&out, t->tp, load->rows / parts * row, (double)parts * t->sums);
         add_sums(&out, t->tp, load->outs / parts * row, (double)parts * t->sums_last);
     }
-    if (last && t->collects && lane > 0) {
+    if (last && t->collects && tp_rank > 0) {
         out.messages += parts;
         out.bytes += logits / t->tp;
     } else if (last && t->collects) {
@@ -167,26 +167,26 @@ struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, 
         out.messages += parts; /* and go */
         out.bytes += load->rows * row;
     }
-    if (t->pp > 1 && lane == 0 && (last || stage == 0))
+    if (t->pp > 1 && tp_rank == 0 && (last || stage == 0))
         out.messages +=
             parts * (t->head_rows ? 2 : 1); /* logits, to rank 0, and what it makes its own of */
-    if (t->pp > 1 && lane == 0 && last)
+    if (t->pp > 1 && tp_rank == 0 && last)
         out.bytes += logits + (t->head_rows ? load->outs * row : 0);
     return out;
 }
 
-/* The experts of the slowest lane: what part of its bytes a step reads, and of its operations. */
+/* The experts of the slowest rank: what part of its bytes a step reads, and of its operations. */
 static void expert_shares(const struct predict_work *w, const struct predict_talk *t, double m,
                           double *read, double *computed)
 {
-    int lanes = t->ep ? t->tp : 1;
+    int tp = t->ep ? t->tp : 1;
     double met = predict_experts(w->n_expert, w->n_used, m), pairs = m * w->n_used;
-    double mine = (double)w->n_expert / lanes;
+    double mine = (double)w->n_expert / tp;
     *read = *computed = 0;
     if (!w->n_expert)
         return;
-    *read = lanes > 1 ? fmin(met * predict_most(met, lanes) / mine, 1) : met / mine;
-    *computed = pairs * (lanes > 1 ? predict_most(pairs, lanes) : 1) / mine;
+    *read = tp > 1 ? fmin(met * predict_most(met, tp) / mine, 1) : met / mine;
+    *computed = pairs * (tp > 1 ? predict_most(pairs, tp) : 1) / mine;
 }
 
 static enum predict_bound largest(const struct predict_step *s)

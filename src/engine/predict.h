@@ -58,9 +58,9 @@ struct predict_talk {
     int tp, pp;
     bool ep; /* a rank has whole experts */
     int embd, vocab;
-    int sums;      /* over lanes, of all rows */
+    int sums;      /* over ranks, of all rows */
     int sums_last; /* of the rows that want logits alone */
-    bool collects; /* lanes have parts of the logits */
+    bool collects; /* ranks have parts of the logits */
     int head_rows; /* first and last stage share the head: so many are this one's; 0 = the last has it alone */
     int dear; /* of pipeline_parts */
 };
@@ -93,14 +93,14 @@ struct predict_step {
 
 /* Experts that m rows meet, of n with `used` each, chosen evenly. */
 double predict_experts(int n, int used, double m);
-/* Of `total` things spread at random over lanes, the share of the lane that has most: 1/lanes and more. */
-double predict_most(double total, int lanes);
-/* A sum over lanes of so many bytes, as dist/ranks.c does it. */
-double predict_sum(const struct predict_link *link, int lanes, double bytes);
+/* Of `total` things spread at random over ranks, the share of the rank that has most: 1/ranks and more. */
+double predict_most(double total, int tp);
+/* A sum over ranks of so many bytes, as dist/ranks.c does it. */
+double predict_sum(const struct predict_link *link, int tp, double bytes);
 /* Parts ("micro-batches") that dist/pipeline.c cuts a step into. */
 int predict_parts(const struct predict_talk *t, const struct predict_load *load);
-/* What lane `lane` of stage `stage` begins and sends in a step. */
-struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int lane,
+/* What rank `rank` of stage `stage` begins and sends in a step. */
+struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int tp_rank,
                                        const struct predict_load *load);
 /* The step. w, t: (t->pp) of the stages, each that of its slowest rank. link: inside a stage; between:
  * from stage to stage. */

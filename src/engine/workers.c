@@ -87,7 +87,7 @@ bool workers_open(struct runtime *rt, const char *path, const struct opening *o,
         return error_set(err, "several ranks need a model file");
     struct worker_opening *w = describe(rt, r, path, o, &bytes);
     r->taken = true; /* from here on the others end by themselves where this fails */
-    bool ok = follow_tell_open(r, w, bytes) || ranks_ok(r, err);
+    bool ok = follow_send_open(r, w, bytes) || ranks_ok(r, err);
     ok = ok && ranks_agree(r, true, err) && join(rt, r, w->shape, err);
     mem_free(w);
     r->following = ok && ranks_agree(r, runtime_build(rt, o, err), err);
@@ -158,7 +158,7 @@ void workers_close(struct runtime *rt)
 {
     struct ranks *r = ranks_of(rt);
     if (r && r->following)
-        follow_tell_end(r);
+        follow_send_end(r);
 }
 
 int64_t workers_patience_ns(const struct runtime *rt)
@@ -171,5 +171,5 @@ int64_t workers_patience_ns(const struct runtime *rt)
 
 void workers_keep_alive(struct runtime *rt)
 {
-    follow_tell_alive(ranks_of(rt));
+    follow_send_alive(ranks_of(rt));
 }
