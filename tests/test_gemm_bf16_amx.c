@@ -16,7 +16,7 @@ static const enum dtype types[] = {DT_Q4_K,   DT_Q5_K,  DT_Q6_K,    DT_IQ4_XS,  
 
 static void check(enum dtype type, int n_in, int n_rows, int n, bool bias)
 {
-    size_t stride = half_stride(n_in);
+    size_t stride = bf16_stride(n_in);
     struct amx_weight weight = amx_weight_new(type, n_in, n_rows);
     struct gemm_weight *w = weight.w;
     size_t h_bytes = (size_t)(n + GEMM_PAD) * stride;

@@ -17,7 +17,7 @@ static void check(enum dtype type, int n_in, int n_rows, int n, bool bias)
     struct amx_weight weight = amx_weight_new(type, n_in, n_rows);
     struct gemm_weight *w = weight.w;
     struct gemm_x in = {.n_in = n_in, .split = true};
-    size_t stride = gemm_half_stride(&in), h_bytes = (size_t)(n + GEMM_PAD) * stride;
+    size_t stride = gemm_bf16_stride(&in), h_bytes = (size_t)(n + GEMM_PAD) * stride;
     uint8_t *h = mem_aligned(h_bytes);
     float *x = mem_zalloc((size_t)n * (size_t)n_in, sizeof *x);
     memset(h, 0x7f, h_bytes); /* what lies behind the last row must not matter */

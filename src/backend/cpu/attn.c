@@ -449,7 +449,7 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
     end = u->hi < end ? u->hi : end;
     bool whole = j->s->page_len % kn->width == 0, packed = u->pack;
     struct attn_block found[2], pack;
-    found[0].halves = found[1].halves = (uint16_t *)a->k_pack;
+    found[0].fp16 = found[1].fp16 = (uint16_t *)a->k_pack;
     int at = 0, start = begin / kn->block * kn->block;
     for (int first = start; first <= end; first += kn->block) {
         int next = first + kn->block, n_seen = 0;

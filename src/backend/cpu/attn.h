@@ -1,6 +1,6 @@
 /*
- * Inside the attention op: what the driver (attn.c) hands to the kernels compiled per
- * instruction set (attn_kernel.h). Nobody else includes this.
+ * Private to the attention op: the interface between its driver (attn.c) and the kernels, which are compiled once per
+ * instruction set (attn_kernel.h).
  */
 #ifndef STEEL_BACKEND_CPU_ATTN_H
 #define STEEL_BACKEND_CPU_ATTN_H
@@ -18,8 +18,8 @@ enum {
     ATTN_ROWS = 32,      /* tokens of a cache of rows that are packed at a time */
 };
 
-/* Scores of keys a row must not see, and the running maximum before any key. Far enough apart that
- * 2^(masked - start) is 0, and finite, so that no NaN arises. */
+/* The score of a masked key, and the initial running maximum. They are finite, to avoid NaN, and far enough apart that
+ * 2^(masked - start) is 0. */
 #define ATTN_MASKED -3e38f
 #define ATTN_START  -1e38f
 
@@ -39,26 +39,26 @@ struct attn_block {
     const struct attn_block *ahead;
     const void *k_tile[ATTN_BLOCK], *v_tile[ATTN_BLOCK];
     size_t k_step, v_step;
-    uint16_t *halves; /* (ATTN_BLOCK, D up to a whole panel) scratch: FP8 on its way */
+    uint16_t *fp16; /* (ATTN_BLOCK, D up to a whole panel) scratch: FP8 on its way */
 };
 
-/* Up to kernels.rows query rows of one kv head, and what they gathered since the chunk began. D: values
- * of a key; Dv: of a value, at most D. */
+/* Up to kernels.rows query rows of one kv head, with their partial softmax sums for the chunk. A key has D values, a
+ * value Dv <= D. */
 struct attn_tile {
     int rows;
     int lo, hi;                 /* keys some row sees: union of the ranges below */
-    bool fresh;                 /* o and l hold nothing yet and count as zeros */
+    bool fresh;                 /* o and l are uninitialised and count as zeros */
     const int *row_lo, *row_hi; /* (rows) keys each row sees, both ends included */
     const float *q;             /* (D, kernels.rows), times attn_scale * log2(e) */
     float *m;                   /* (ATTN_MAX_ROWS) running maximum per row, in log2 units */
     float *l;                   /* (rows, VW) running sums of 2^(score - m) */
     float *o;                   /* (rows, Dv) running weighted sums of values */
     float *s;     /* (kernels.rows, kernels.block) scores, then weights, of the block */
-    float *scale; /* (ATTN_MAX_ROWS) what the block multiplies o and l by */
+    float *scale; /* (ATTN_MAX_ROWS) factor of this block for o and l */
     float cap;    /* of scores, in log2 units; 0 = none */
 };
 
-/* What is done to one row of floats, whatever made it. */
+/* Operations on single rows of floats. */
 struct attn_row_kernels {
     /* The sum of the VW lanes of l */
     float (*sum)(const float *l);

@@ -303,14 +303,14 @@ static int tile_type(enum dtype t)
            : t == DT_BF16 ? 2
            : t == DT_Q8_0 ? 3
            : t == DT_Q4_0 ? 4
-                          : 1; /* FP8 too, as halves */
+                          : 1; /* FP8 too, as fp16 */
 }
 
-/* The panel of keys at vector i, of FP8, becomes halves once for all tiles: from there a load makes
+/* The panel of keys at vector i, of FP8, becomes fp16 once for all tiles: from there a load makes
  * floats of them, which bytes take four instructions for. Vectors that lie side by side stay so. */
-static void keys_as_halves(const struct attn_block *b, int i, int dim, struct attn_block *to)
+static void keys_as_fp16(const struct attn_block *b, int i, int dim, struct attn_block *to)
 {
-    uint16_t *out = b->halves;
+    uint16_t *out = b->fp16;
     bool beside = true;
     for (int j = 1; j < NV; j++)
         beside = beside && (const char *)b->k[i + j] == (const char *)b->k[i] + j * VW;
@@ -329,15 +329,15 @@ static void keys_as_halves(const struct attn_block *b, int i, int dim, struct at
 }
 
 /* n columns, from c on, of keys [k0, k1) likewise. */
-INLINE void values_as_halves(const struct attn_block *b, int k0, int k1, int c, int n,
-                             struct attn_block *to)
+INLINE void values_as_fp16(const struct attn_block *b, int k0, int k1, int c, int n,
+                           struct attn_block *to)
 {
     for (int key = k0; key < k1; key++)
         vec_fp8_halves((const uint8_t *)b->v[key / VW] + (size_t)(key % VW) * b->v_stride + c, n,
-                       b->halves + (size_t)key * PANEL);
+                       b->fp16 + (size_t)key * PANEL);
     to->v_stride = PANEL;
     for (int i = k0 / VW; i <= (k1 - 1) / VW; i++)
-        to->v[i] = b->halves + (size_t)i * VW * PANEL;
+        to->v[i] = b->fp16 + (size_t)i * VW * PANEL;
 }
 
 /* The keys that some tile sees. */
@@ -360,18 +360,18 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
     const struct tile_fns *all = tile_table[tile_type(k_type)][0],
                           *one = tile_table[tile_type(k_type)][1];
     bool k_fp8 = k_type == DT_F8_E4M3, v_fp8 = v_type == DT_F8_E4M3;
-    struct attn_block halves;
+    struct attn_block fp16;
     int low = 0, high = ATTN_BLOCK;
     if (k_fp8 || v_fp8) {
         span_all(list, n, b, &low, &high);
-        halves.first = b->first;
-        halves.ahead = b->ahead;
-        halves.v_step = b->v_step;
+        fp16.first = b->first;
+        fp16.ahead = b->ahead;
+        fp16.v_step = b->v_step;
     }
-    const struct attn_block *keys = k_fp8 ? &halves : b, *values = v_fp8 ? &halves : b;
+    const struct attn_block *keys = k_fp8 ? &fp16 : b, *values = v_fp8 ? &fp16 : b;
     for (int i = low / PANEL * NV; i * VW < high; i += NV) {
         if (k_fp8)
-            keys_as_halves(b, i, dim, &halves);
+            keys_as_fp16(b, i, dim, &fp16);
         for (int j = 0; j < n; j++) {
             int k0, k1;
             span(list[j], b, &k0, &k1);
@@ -391,13 +391,13 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
     size_t panel = 0, step = v_fp8 ? 0 : b->v_panel;
     for (; c + PANEL <= v_dim; c += PANEL, panel += step) {
         if (v_fp8)
-            values_as_halves(b, low, high, c, PANEL, &halves);
+            values_as_fp16(b, low, high, c, PANEL, &fp16);
         for (int j = 0; j < n; j++)
             all[list[j]->rows - 1].values(list[j], values, c, panel, v_dim);
     }
     for (; c < v_dim; c += VW, panel += v_fp8 ? 0 : VW) {
         if (v_fp8)
-            values_as_halves(b, low, high, c, VW, &halves);
+            values_as_fp16(b, low, high, c, VW, &fp16);
         for (int j = 0; j < n; j++)
             one[list[j]->rows - 1].values(list[j], values, c, panel, v_dim);
     }

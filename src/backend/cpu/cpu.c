@@ -1,7 +1,6 @@
 /*
- * The CPU backend: its life, its memory and its op table. Owns the thread pool and all scratch. The
- * arithmetic is elsewhere: gemm.c and moe.c (on the kernels of gemm.h), attention and norms
- * (ops.h). Knows nothing of files and models.
+ * The CPU backend: opening, memory and the op table. Owns the thread pool and all scratch. The arithmetic is in gemm.c
+ * and moe.c (on the kernels of gemm.h) and, for attention and norms, behind ops.h. Knows no files and models.
  */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/ops.h"
@@ -34,7 +33,7 @@ static void *cpu_alloc(struct backend *be, size_t bytes, const char *what, struc
     void *p = mem_aligned(bytes);
     if (!p)
         error_set(err, "out of memory: %zu bytes for %s", bytes, what);
-    return p; /* zeroed, and taken from the system as it is touched */
+    return p; /* zeroed; pages are committed when first touched */
 }
 
 static void cpu_free(struct backend *be, void *p, size_t bytes)
@@ -382,7 +381,7 @@ static void embed_rows(void *arg, int ith, int first, int last)
     }
 }
 
-/* The values that layers add later: project (n_tokens, n_layers * P) is there. */
+/* Per-layer embeddings; their projection (n_tokens, n_layers * P) is done. */
 struct layers_job {
     const struct cpu_backend *cb;
     const struct embed_layers *e;
@@ -416,7 +415,7 @@ static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
     pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
 }
 
-/* rows += those of the other members of comm. from: which members have something of a row; NULL = all. */
+/* Adds up rows over the members of comm. from: bit mask per row of the members that contribute; NULL = all. */
 static void sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from)
 {
     int n = cb->stream.rows, E = cb->net->n_embd;
@@ -456,7 +455,7 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
-/* Adds what the last block gave, where no norm does it on the way. */
+/* Adds the pending result of the last block, where no norm does it in passing. */
 static void settle(struct cpu_backend *cb)
 {
     struct cpu_stream *x = &cb->stream;
@@ -465,14 +464,14 @@ static void settle(struct cpu_backend *cb)
     x->pending = false;
 }
 
-/* norm(from) in `to` (rows of the stream, E), which may be from. */
+/* to = norm(from), rows of the stream; to may be from. */
 static void norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to)
 {
     if (norm->kind != NORM_NONE)
         cpu_add_norm(from, NULL, norm, to, cb->stream.rows, cb->net->n_embd, cb->pool, cb->isa);
 }
 
-/* d holds what the block gives: it is normed, scaled and waits to be added. */
+/* Norms and scales the block's result in d, and marks it pending. */
 static void finish_block(struct cpu_backend *cb, const struct block *b)
 {
     struct cpu_stream *x = &cb->stream;
@@ -486,7 +485,7 @@ static void finish_block(struct cpu_backend *cb, const struct block *b)
     cpu_stage_end(cb, STAGE_NORM);
 }
 
-/* The rows a block reads: (rows, E) */
+/* The input rows of a block: (rows, E) */
 static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
 {
     struct cpu_stream *x = &cb->stream;
@@ -501,7 +500,7 @@ static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
     return norm->kind == NORM_NONE ? x->x : cb->n;
 }
 
-/* The stream becomes its out rows. */
+/* The stream becomes its output rows. */
 static void narrow(struct cpu_backend *cb)
 {
     struct cpu_stream *x = &cb->stream;
@@ -608,7 +607,8 @@ static void dense_gate(struct cpu_backend *cb, const struct weight *w, const flo
                       1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
 }
 
-/* Which members of comm have something of the experts' output rows; NULL: all have, as hidden units are cut. */
+/* Bit mask per row of the comm members that contribute to the experts' output. NULL: all of them, because hidden units
+ * are split. */
 static const uint64_t *expert_members(struct cpu_backend *cb, const struct mlp *m)
 {
     return m->experts.down->n_expert == m->router.w->n_out
@@ -616,8 +616,8 @@ static const uint64_t *expert_members(struct cpu_backend *cb, const struct mlp *
                : moe_members(cb, m, cb->stream.rows, cb->base.comm->size);
 }
 
-/* Experts, with a dense mlp beside them where there is one: into d. True: the members' parts of d are not added up
- * yet. */
+/* d = experts, plus the dense mlp if there is one. Returns true if d is still to be added up over the members of
+ * comm. */
 static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
 {
     struct cpu_stream *x = &cb->stream;
@@ -632,10 +632,10 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         asked = cb->n3;
     }
     cpu_stage_end(cb, STAGE_NORM);
-    moe_run(cb, m, asked, in, x->d, x->rows); /* keeps its own times */
+    moe_run(cb, m, asked, in, x->d, x->rows); /* measures its own stages */
     if (!m->dense.gate_up)
         return m->experts_partial;
-    /* Two parts without norms between need one sum. */
+    /* Without norms of their own, both parts share one sum over members. */
     bool once = m->dense_partial && m->experts_partial && m->experts_out.kind == NORM_NONE &&
                 m->dense_out.kind == NORM_NONE;
     if (m->experts_partial && !once)
@@ -675,7 +675,7 @@ static void gate_rows(void *arg, int ith, int first, int last)
     }
 }
 
-/* The layer's part of the embedding: into d, once the mlp is added. */
+/* d = the layer embedding, after the mlp has been added to x. */
 static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int layer)
 {
     struct cpu_stream *x = &cb->stream;
@@ -690,7 +690,7 @@ static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int
     cpu_stage_end(cb, STAGE_FFN);
 }
 
-/* d holds what the mlp gives: of both parts, normed, or of its only one. */
+/* d = the result of the mlp: of its only part, or the sum of both parts after their norms. */
 static void finish_mlp(struct cpu_backend *cb, const struct mlp *m, int layer)
 {
     struct cpu_stream *x = &cb->stream;
@@ -724,7 +724,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
         gemm_ffn(cb, &m->dense, n, x->d, x->rows);
         cpu_stage_end(cb, STAGE_FFN);
     }
-    /* a dense part that is added to the experts' is of every row */
+    /* with a dense part, every member contributes to every row */
     bool some = has_experts && !m->dense.gate_up;
     if (partial)
         sum_members(cb, x->d, some ? expert_members(cb, m) : NULL);

@@ -1,8 +1,7 @@
 /*
- * The CPU backend's own struct, shared by the files that implement its ops: cpu.c (life, memory, the
- * op table), gemm.c and moe.c (products, on the kernels of gemm.h). Each op splits
- * its work over the pool by output, so results do not depend on the number of threads. Scratch is
- * allocated in prepare() alone.
+ * The CPU backend's struct, shared by the files that implement its ops: cpu.c (opening, memory, op table), gemm.c and
+ * moe.c (products, on the kernels of gemm.h). Each op splits its work over the pool by output, so results do not
+ * depend on the number of threads. Only prepare() allocates scratch.
  */
 #ifndef STEEL_BACKEND_CPU_CPU_H
 #define STEEL_BACKEND_CPU_CPU_H
@@ -15,14 +14,14 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 
-/* The residual stream: x + d, rows of n_embd. What a block adds waits in d for the next norm, which
- * adds it on the way. */
+/* The residual stream x + d, rows of n_embd. A block leaves its result in d, and the next norm adds it to x in the same
+ * pass. */
 struct cpu_stream {
-    float *x, *d;     /* (rows, E); x is one of the two below */
+    float *x, *d;     /* (rows, E); x is all or out */
     float *all, *out; /* (max_tokens, E), (max_out, E) */
     int rows;
-    bool pending; /* d is not yet added */
-    bool narrow;  /* the rows are the out rows */
+    bool pending; /* d is still to be added */
+    bool narrow;  /* only output rows are left */
 };
 
 struct cpu_backend {
@@ -42,25 +41,25 @@ struct cpu_backend {
     } blocks[32]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
     int n_ropes;
-    float **rope;        /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
-    float *n;            /* (max_tokens, E) normed rows */
-    float *n2, *n3;      /* the same, as experts and routers read them where they have own norms */
-    float *dense;        /* (max_tokens, E) of a dense mlp beside experts */
-    float *gate;         /* (max_tokens) its gate */
+    float **rope;   /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
+    float *n;       /* (max_tokens, E) normed rows */
+    float *n2, *n3; /* (max_tokens, E) inputs of experts and routers that have norms of their own */
+    float *dense;   /* (max_tokens, E) of a dense mlp beside experts */
+    float *gate;    /* (max_tokens) its gate */
     float *layer_embeds; /* (max_tokens, n_layers, P), and one layer's: */
     float *layer_gate;   /* (max_tokens, P) */
     float *qkv;          /* (max_tokens, widest wqkv) projections before norm and RoPE */
-    float *q, *a;        /* (max_tokens, widest H*D) queries, and what heads give */
+    float *q, *a;        /* (max_tokens, widest H*D) queries, attention outputs */
     float *a_out;        /* (max_out, widest H*D) out rows of a */
     float *logits;       /* (max_out, n_vocab) */
-    float *kept;         /* (max_tokens, E) for drafts; NULL = there is no MTP block */
-    float *joined;       /* (max_tokens, 2*E) it beside embeddings */
+    float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
+    float *joined;       /* (max_tokens, 2*E) embeddings and kept rows */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
     float *z, *ba;       /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */
     float *low, *wide; /* (max_tokens, widest latent), (max_tokens, H, C+Dr) of latent attention */
     float *delta_old;  /* (threads, delta_len) its scratch */
     size_t delta_len;
-    float **taps; /* (n_layers) -> (W, C) convolutions as the kernels read them; NULL = none */
+    float **taps; /* (n_layers) -> (W, C) transposed convolutions; NULL = none */
     int n_taps;
     int32_t *sampled;            /* (max_out) */
     struct sample_probs *probs;  /* (max_out) */

@@ -12,16 +12,16 @@
 
 #include <string.h>
 
-bool gemm_halves(const struct cpu_backend *cb, const struct gemm_weight *w, int load)
+bool gemm_takes_bf16(const struct cpu_backend *cb, const struct gemm_weight *w, int load)
 {
-    return pick_gemm(&cb->pick, w, &w->seg[0], load)->input == INPUT_HALVES;
+    return pick_gemm(&cb->pick, w, &w->seg[0], load)->input == INPUT_BF16;
 }
 
-void gemm_count(struct cpu_backend *cb, const struct gemm_weight *w, int load, bool halves)
+void gemm_count(struct cpu_backend *cb, const struct gemm_weight *w, int load, bool bf16)
 {
     for (int i = 0; i < w->n_seg; i++)
         pick_count(&cb->pick, PICK_GEMM,
-                   pick_gemm_for(&cb->pick, w, &w->seg[i], load > 1 ? load : 1, halves));
+                   pick_gemm_for(&cb->pick, w, &w->seg[i], load > 1 ? load : 1, bf16));
 }
 
 bool gemm_stream(const struct cpu_backend *cb, const struct gemm_weight *w, int rows)
@@ -98,22 +98,22 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     m->hidden_q = mem_aligned(m->hidden_q_bytes);
     m->xq_bytes = (size_t)s->max_tokens * input_layout(widest).bytes;
     m->xq = mem_aligned(m->xq_bytes);
-    bool halves = true;
+    bool bf16 = true;
     if (isa_has(cb->isa, ISA_AMX)) {
         size_t tokens = (size_t)s->max_tokens + GEMM_PAD;
         size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + GEMM_PAD;
         /* Twice as long as most models need: memory that is not touched is not taken. */
-        size_t linear = tokens * half_stride(2 * widest),
-               gathered = slots * half_stride(2 * n_embd);
-        size_t dense = tokens * half_stride(2 * max->n_ff),
-               experts = slots * half_stride(2 * max->n_ff_exp);
+        size_t linear = tokens * bf16_stride(2 * widest),
+               gathered = slots * bf16_stride(2 * n_embd);
+        size_t dense = tokens * bf16_stride(2 * max->n_ff),
+               experts = slots * bf16_stride(2 * max->n_ff_exp);
         m->xh_bytes = max->n_expert && gathered > linear ? gathered : linear;
         m->hidden_h_bytes = max->n_expert && experts > dense ? experts : dense;
         m->xh = mem_aligned(m->xh_bytes);
         m->hidden_h = mem_aligned(m->hidden_h_bytes);
-        halves = m->xh && m->hidden_h;
+        bf16 = m->xh && m->hidden_h;
     }
-    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq || !halves)
+    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq || !bf16)
         return error_set(err, "out of memory: %zu bytes of scratch",
                          m->thread_bytes * n_threads + m->hidden_bytes + m->hidden_q_bytes +
                              m->xq_bytes + m->xh_bytes + m->hidden_h_bytes);
@@ -167,7 +167,7 @@ static void block_ahead(const struct cpu_backend *cb, int ith, const struct gemm
                         int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
                         float *y, size_t stride, const struct gemm_ahead *ahead)
 {
-    CHECK(!x->h || !rows, "halves are in the order they are used in");
+    CHECK(!x->h || !rows, "bf16 are in the order they are used in");
     const float *bias = w->bias ? w->bias + (size_t)e * (size_t)w->n_out : NULL;
     for (int i = 0; i < w->n_seg; i++) {
         const struct gemm_seg *seg = &w->seg[i];
@@ -219,10 +219,10 @@ static void block_and_up(const struct cpu_backend *cb, int ith, const struct gem
     cpu_lora_up(cb, lora, c0, c1, row0, n, r0, r1, y, stride);
 }
 
-int gemm_width(const struct cpu_backend *cb, const struct gemm_weight *w, int n, bool halves)
+int gemm_width(const struct cpu_backend *cb, const struct gemm_weight *w, int n, bool bf16)
 {
     int most = n < GEMM_MANY ? n : GEMM_MANY;
-    return halves || gemm_stream(cb, w, n) ? GEMM_TILE / most / GEMM_UNIT * GEMM_UNIT : GEMM_UNIT;
+    return bf16 || gemm_stream(cb, w, n) ? GEMM_TILE / most / GEMM_UNIT * GEMM_UNIT : GEMM_UNIT;
 }
 
 void gemm_start(struct gemm *m)
@@ -249,29 +249,29 @@ struct gemm_x gemm_x_at(struct gemm_x x, int row)
     if (x.q)
         x.q += (size_t)row * input_layout(x.n_in).bytes;
     if (x.h)
-        x.h += (size_t)row * gemm_half_stride(&x);
+        x.h += (size_t)row * gemm_bf16_stride(&x);
     return x;
 }
 
 /* Columns [first, first + len) of row `row` of x, whose memory is `to`, as bf16. */
-static void to_halves(const struct gemm_x *x, uint8_t *to, int row, int first, int len,
-                      const float *from)
+static void to_bf16(const struct gemm_x *x, uint8_t *to, int row, int first, int len,
+                    const float *from)
 {
-    uint16_t *out = (uint16_t *)(to + (size_t)row * gemm_half_stride(x)) + first;
+    uint16_t *out = (uint16_t *)(to + (size_t)row * gemm_bf16_stride(x)) + first;
     if (x->split)
         input_split_amx(from, len, out, out + x->n_in);
     else
-        input_halves_amx(from, len, out);
+        input_bf16_amx(from, len, out);
 }
 
 /* Columns of a piece of quantising, so that one row spreads over the threads too. */
 enum { CODE_COLUMNS = 1024 };
 
 struct gemm_source gemm_source(const struct cpu_backend *cb, const struct gemm_weight *w,
-                               const float *x, int rows, bool halves)
+                               const float *x, int rows, bool bf16)
 {
     struct gemm_source s = {.x = {.n_in = w->n_in, .x = x}, .w = w, .from = x};
-    if (halves) {
+    if (bf16) {
         s.x.h = cb->gemm->xh;
         s.x.split = panel_reads_split(w->seg[0].type);
         s.n_pieces = rows;
@@ -298,8 +298,8 @@ void gemm_convert(const struct cpu_backend *cb, const struct gemm_source *s, int
     int n_in = s->w->n_in, per_row = (n_in + CODE_COLUMNS - 1) / CODE_COLUMNS;
     if (s->x.h) {
         for (int i = first; i < last; i++)
-            to_halves(&s->x, cb->gemm->xh, i, 0, n_in,
-                      s->from + (size_t)(s->order ? s->order[i] : i) * (size_t)n_in);
+            to_bf16(&s->x, cb->gemm->xh, i, 0, n_in,
+                    s->from + (size_t)(s->order ? s->order[i] : i) * (size_t)n_in);
         return;
     }
     size_t bytes = input_layout(n_in).bytes;
@@ -311,48 +311,48 @@ void gemm_convert(const struct cpu_backend *cb, const struct gemm_source *s, int
     }
 }
 
-struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight *down, bool halves)
+struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight *down, bool bf16)
 {
     const struct pick_row *forced = cb->pick.forced[PICK_GEMM];
-    bool floats = (down->wants_x && !halves) || (forced && forced->input == INPUT_FLOATS);
+    bool floats = (down->wants_x && !bf16) || (forced && forced->input == INPUT_FLOATS);
     return (struct gemm_x){.n_in = down->n_in,
                            .x = floats ? cb->gemm->hidden : NULL,
-                           .q = down->wants_q && !halves ? cb->gemm->hidden_q : NULL,
-                           .h = halves ? cb->gemm->hidden_h : NULL,
-                           .split = halves && panel_reads_split(down->seg[0].type),
+                           .q = down->wants_q && !bf16 ? cb->gemm->hidden_q : NULL,
+                           .h = bf16 ? cb->gemm->hidden_h : NULL,
+                           .split = bf16 && panel_reads_split(down->seg[0].type),
                            .stamp = cb->gemm->stamp};
 }
 
-/* Rows of a head in a thread's tiles: as halves in three of them; else floats in one, records in the
+/* Rows of a head in a thread's tiles: as bf16 in three of them; else floats in one, records in the
  * next two. */
 static struct gemm_x head_rows(const struct cpu_backend *cb, int ith, const struct gemm_weight *w,
-                               bool halves)
+                               bool bf16)
 {
     uint8_t *first = (uint8_t *)gemm_tile(cb, ith, 0), *next = (uint8_t *)gemm_tile(cb, ith, 1);
     return (struct gemm_x){.n_in = w->n_in,
-                           .x = halves ? NULL : (float *)first,
-                           .q = w->wants_q && !halves ? next : NULL,
-                           .h = halves ? first : NULL,
-                           .split = halves && panel_reads_split(w->seg[0].type)};
+                           .x = bf16 ? NULL : (float *)first,
+                           .q = w->wants_q && !bf16 ? next : NULL,
+                           .h = bf16 ? first : NULL,
+                           .split = bf16 && panel_reads_split(w->seg[0].type)};
 }
 
-int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool halves)
+int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool bf16)
 {
-    struct gemm_x x = head_rows(cb, 0, w, halves);
+    struct gemm_x x = head_rows(cb, 0, w, bf16);
     size_t room = (size_t)(N_TILES - 1) * GEMM_TILE * sizeof(float);
-    int n = halves ? (int)(room / gemm_half_stride(&x)) - GEMM_PAD : GEMM_TILE / w->n_in;
+    int n = bf16 ? (int)(room / gemm_bf16_stride(&x)) - GEMM_PAD : GEMM_TILE / w->n_in;
     int most = gemm_most(&x);
     return n < most ? n : most;
 }
 
 void gemm_head(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
-               const float *from, size_t apart, int n, bool halves, float *y, size_t stride)
+               const float *from, size_t apart, int n, bool bf16, float *y, size_t stride)
 {
-    struct gemm_x x = head_rows(cb, ith, w, halves);
+    struct gemm_x x = head_rows(cb, ith, w, bf16);
     size_t width = (size_t)w->n_in, bytes = input_layout(w->n_in).bytes;
     for (int i = 0; i < n; i++, from += apart) {
         if (x.h)
-            to_halves(&x, (uint8_t *)gemm_tile(cb, ith, 0), i, 0, w->n_in, from);
+            to_bf16(&x, (uint8_t *)gemm_tile(cb, ith, 0), i, 0, w->n_in, from);
         if (x.x)
             memcpy(gemm_tile(cb, ith, 0) + (size_t)i * width, from, width * sizeof(float));
         if (x.q)
@@ -375,7 +375,7 @@ static void linear_units(const struct cpu_backend *cb, int ith, int first, int l
 {
     int end = last * GEMM_UNIT < w->n_out ? last * GEMM_UNIT : w->n_out;
     /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
-     * kernels for halves do by themselves. */
+     * kernels for bf16 do by themselves. */
     int step = x->h || gemm_stream(cb, w, rows) ? end - first * GEMM_UNIT : GEMM_UNIT;
     for (int t = 0, most = gemm_most(x); t < rows; t += most) {
         struct gemm_x part = gemm_x_at(*x, t);
@@ -443,7 +443,7 @@ void gemm_linear(struct cpu_backend *cb, const struct weight *weight, const floa
     if (rows == 0)
         return;
     gemm_start(cb->gemm);
-    struct linear_job j = {cb, w,    gemm_source(cb, w, x, rows, gemm_halves(cb, w, rows)),
+    struct linear_job j = {cb, w,    gemm_source(cb, w, x, rows, gemm_takes_bf16(cb, w, rows)),
                            y,  rows, cpu_lora_work(cb, weight, LORA_FIRST)};
     gemm_count(cb, w, rows, j.in.x.h != NULL);
     pool_phases(cb->pool, phases, 2, &j);
@@ -478,7 +478,7 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
         const float *up = u + (size_t)i * (size_t)width;
         gemm_activate(cb, f, out, up, width);
         if (hidden->h)
-            to_halves(hidden, cb->gemm->hidden_h, slot + i, h0, width, out);
+            to_bf16(hidden, cb->gemm->hidden_h, slot + i, h0, width, out);
         if (hidden->q)
             quantize(cb, down, out, h0, width, cb->gemm->hidden_q + (size_t)(slot + i) * record);
         if (hidden->x)
@@ -574,8 +574,8 @@ void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float
                         .f = f,
                         .gate_up = gate_up,
                         .down = down,
-                        .in = gemm_source(cb, gate_up, x, rows, gemm_halves(cb, gate_up, rows)),
-                        .hidden = gemm_hidden(cb, down, gemm_halves(cb, down, rows)),
+                        .in = gemm_source(cb, gate_up, x, rows, gemm_takes_bf16(cb, gate_up, rows)),
+                        .hidden = gemm_hidden(cb, down, gemm_takes_bf16(cb, down, rows)),
                         .y = y,
                         .rows = rows,
                         .lora = cpu_lora_work(cb, f->gate_up, LORA_FIRST),

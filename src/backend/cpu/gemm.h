@@ -1,11 +1,10 @@
 /*
- * Matrix products of the CPU backend: how a weight lies in memory, the forms its inputs take, and the
- * one way to multiply. linear, ffn and moe are built on gemm_block, which computes a range of weight
- * rows for a list of input rows with the kernel that pick.c gives.
+ * Matrix products of the CPU backend: the layout of weights, the forms of inputs, and the product itself. linear, ffn
+ * and moe are built on gemm_block, which multiplies a range of weight rows with a list of input rows, using the kernel
+ * that pick.c chooses.
  *
- * Rows are independent: a kernel adds the products of one (input row, weight row) pair in an order
- * that depends on the weight alone, so a row's result does not change with the batch around it, and
- * never with the number of threads.
+ * Rows are independent. The order of additions for one (input row, weight row) pair depends only on the weight, so a
+ * row's result does not depend on the rest of the batch or on the number of threads.
  */
 #ifndef STEEL_BACKEND_CPU_GEMM_H
 #define STEEL_BACKEND_CPU_GEMM_H
@@ -22,7 +21,7 @@ enum {
     GEMM_CHUNK = 128, /* input rows a thread takes at a time */
     GEMM_MANY = 512,  /* the same for kernels that first convert a whole weight row */
     GEMM_TILE = GEMM_MANY * GEMM_UNIT, /* floats of results that pass through a thread's scratch */
-    GEMM_PAD = 31 /* rows behind the last that such kernels may read (and not use) */
+    GEMM_PAD = 31 /* rows after the last one that these kernels may read without using them */
 };
 
 /* One row segment of a weight. Packed: (n_expert, n_panels) panels of panel_bytes. */
@@ -40,24 +39,24 @@ struct gemm_weight {
     int n_in, n_out, n_expert, n_seg;
     struct gemm_seg seg[3];
     bool wants_q, wants_x;  /* packed segments read quantised input, the others floats */
-    bool wants_fine;        /* and some the fine part of it */
+    bool wants_fine;        /* some packed segments also read the fine part */
     struct raw_weight *raw; /* view or copy, for segments that are not packed; NULL if none */
     float *bias;            /* (n_expert, n_out) or NULL */
     uint8_t *mem;           /* (mem_bytes) packed panels of all segments, then perms */
     size_t mem_bytes;
 };
 
-/* Input rows, in the forms that the segments of a weight read. */
+/* Input rows in the forms that a weight's segments read. */
 struct gemm_x {
     int n_in;
-    const float *x;   /* (rows, n_in) or NULL where nobody reads it */
+    const float *x;   /* (rows, n_in), or NULL if no segment reads floats */
     const uint8_t *q; /* (rows) records of panel.h, or NULL */
-    const uint8_t *h; /* (rows + GEMM_PAD) rows of bf16, gemm_half_stride() bytes apart, or NULL */
-    bool split;       /* h: each row's n_in values are followed by what rounding them lost */
-    unsigned stamp;   /* equal stamp and pointers: equal contents; 0: nothing is known */
+    const uint8_t *h; /* (rows + GEMM_PAD) rows of bf16, gemm_bf16_stride() bytes apart, or NULL */
+    bool split;       /* h: each row's n_in values are followed by their n_in rounding errors */
+    unsigned stamp;   /* equal stamp and pointers mean equal contents; 0 = unknown */
 };
 
-/* Memory that is read right behind a product: kernels that are bound by arithmetic ask for it as they go. */
+/* Memory that is read right after a product. Kernels bound by arithmetic prefetch it while they run. */
 struct gemm_ahead {
     int n;
     const char *at[32];
@@ -88,7 +87,7 @@ struct cpu_backend;
 struct gemm {
     size_t thread_bytes;
     uint8_t *threads;  /* (n_threads, thread_bytes) */
-    unsigned stamp;    /* of the op in work */
+    unsigned stamp;    /* of the current op */
     float *hidden;     /* (max_tokens * experts per token, n_ff): input of the down projection */
     uint8_t *hidden_q; /* the same as records */
     uint8_t *xq;       /* (max_tokens) records of the op's input */
@@ -99,11 +98,11 @@ struct gemm {
     struct moe_state *moe; /* NULL without experts */
 };
 
-/* A weight in the backend's form. repack: interleave what has a packed layout; else, and for what
- * has none, the file's blocks are read in place (copied where src is transient). */
+/* A weight in the backend's form. With repack, segments with a packed layout are interleaved. All others are read in
+ * place from the file's blocks, which are copied if src is transient. */
 struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
                                     struct error *err);
-/* Heads' matrices, packed. Those in a format that has no packed layout become F16: they are a hundredth of a
+/* Per-head matrices, packed. Formats without a packed layout are converted to F16: these matrices are a hundredth of a
  * model's weights. */
 struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool *pool,
                                       struct error *err);
@@ -114,7 +113,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err);
 void gemm_clear(struct cpu_backend *cb);
 
 /* y[i*stride + j] = x[rows[i]] . W_e[r0 + j] + bias_e[r0 + j], i < n, j < r1 - r0. n <= gemm_most(x);
- * rows is NULL with halves. Runs on the calling thread, number ith of the team. */
+ * rows is NULL with bf16. Runs on the calling thread, number ith of the team. */
 void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e, int r0,
                 int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y,
                 size_t stride);
@@ -129,63 +128,61 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
 void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
                    int n);
 /* Whether w is best multiplied as bf16 where each of its rows meets `load` input rows. */
-bool gemm_halves(const struct cpu_backend *cb, const struct gemm_weight *w, int load);
+bool gemm_takes_bf16(const struct cpu_backend *cb, const struct gemm_weight *w, int load);
 /* Input rows one call of gemm_block may take. */
 static inline int gemm_most(const struct gemm_x *x)
 {
     return x->h ? GEMM_MANY : GEMM_CHUNK;
 }
-/* How input rows get into the forms that a weight reads: the pieces of a phase of its own. */
+/* The conversion of input rows into the forms a weight reads, as pieces of a phase of its own. */
 struct gemm_source {
-    struct gemm_x x;             /* what the rows will be, in the backend's scratch */
-    const struct gemm_weight *w; /* who reads them */
+    struct gemm_x x;             /* the converted rows, in the backend's scratch */
+    const struct gemm_weight *w; /* the weight that reads them */
     const float *from;           /* (rows, n_in) */
-    const int32_t *order;        /* (n) halves only: row i is row order[i] of from; NULL: i */
-    int n_pieces;                /* 0: the rows are read as they are */
+    const int32_t *order;        /* (n) bf16 only: row i is row order[i] of from; NULL: i */
+    int n_pieces;                /* 0: no conversion is needed */
 };
 
-/* Rows x (rows, w->n_in) as w reads them; as halves: where gemm_halves says so. */
+/* Rows x (rows, w->n_in) as w reads them; as bf16: where gemm_takes_bf16 says so. */
 struct gemm_source gemm_source(const struct cpu_backend *cb, const struct gemm_weight *w,
-                               const float *x, int rows, bool halves);
-/* Rows order[i] of x as halves, in that order, i < n. */
+                               const float *x, int rows, bool bf16);
+/* Rows order[i] of x as bf16, in that order, i < n. */
 struct gemm_source gemm_source_ordered(const struct cpu_backend *cb, const struct gemm_weight *w,
                                        const float *x, const int32_t *order, int n);
 void gemm_convert(const struct cpu_backend *cb, const struct gemm_source *s, int first, int last);
-struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight *down,
-                          bool halves);
+struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight *down, bool bf16);
 struct gemm_x gemm_x_at(struct gemm_x x, int row);              /* rows from `row` on */
 float *gemm_tile(const struct cpu_backend *cb, int ith, int i); /* (GEMM_TILE), i < 3 */
 /* Matrices of heads: y[i*stride + j] = from[i*apart ..] . W_e[j], i < n <= gemm_head_most, j < n_out.
  * Rows take the forms w reads in this thread's tiles. */
-int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool halves);
+int gemm_head_most(const struct cpu_backend *cb, const struct gemm_weight *w, bool bf16);
 void gemm_head(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
-               const float *from, size_t apart, int n, bool halves, float *y, size_t stride);
+               const float *from, size_t apart, int n, bool bf16, float *y, size_t stride);
 /* Counts the kernels of a product in the pick table. Called by one thread, once an op. */
-void gemm_count(struct cpu_backend *cb, const struct gemm_weight *w, int load, bool halves);
-/* Whether a range of w is best read in one go, for `rows` input rows at once (pick.h). */
+void gemm_count(struct cpu_backend *cb, const struct gemm_weight *w, int load, bool bf16);
+/* Whether kernels read a range of w in one pass for `rows` input rows (pick_row.stream). */
 bool gemm_stream(const struct cpu_backend *cb, const struct gemm_weight *w, int rows);
-/* Weight rows to take at a time, in units, where results pass through a tile: all that fit where
- * ranges are read in one go, and for kernels that convert them; else one unit. */
-int gemm_width(const struct cpu_backend *cb, const struct gemm_weight *w, int n, bool halves);
-/* How units of weight rows are claimed: few input rows leave the memory the bound, so that ranges
- * should be long. */
+/* Units of weight rows per call where results pass through a tile. As many as fit for kernels that read ranges in one
+ * pass or convert weights, else one. */
+int gemm_width(const struct cpu_backend *cb, const struct gemm_weight *w, int n, bool bf16);
+/* How threads claim units of weight rows. With few input rows memory is the limit, and long ranges are best. */
 static inline enum pool_cut gemm_cut(const struct cpu_backend *cb, const struct gemm_weight *w,
                                      int rows)
 {
     return gemm_stream(cb, w, rows) ? POOL_LONG : POOL_EVEN;
 }
-void gemm_start(struct gemm *m); /* of an op: a new stamp */
-/* y = x w^T + bias and what adapters change of it; rows: all rows of the stream as it is now. */
+void gemm_start(struct gemm *m); /* begins an op with a new stamp */
+/* y = x w^T + bias + the adapters' changes; rows: all current rows of the stream. */
 void gemm_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y,
                  int rows);
 void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows);
 
 bool moe_init(struct cpu_backend *cb, struct error *err);
 void moe_clear(struct cpu_backend *cb);
-/* The experts of l, chosen by its router from rows of `asked`, applied to rows of x, and added up. */
+/* y = the weighted sum of l's experts over rows of x. The router reads rows of `asked`. */
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,
              float *y, int rows);
-/* After moe_run: which of n_members processes have experts of each row, a bit each; (rows), until the next one. */
+/* After moe_run, and valid until the next one: (rows) bit masks of the processes that have experts of a row. */
 const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members);
 
 #endif

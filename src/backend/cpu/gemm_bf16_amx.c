@@ -6,7 +6,7 @@
  * order is the tile's own: --deterministic goes the other way.
  *
  *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows)
- * A: rows of halves (gemm_x.h); B: 16 rows of column pairs. tmm0-3: C of (inputs, panel); tmm4, 6: A;
+ * A: rows of bf16 (gemm_x.h); B: 16 rows of column pairs. tmm0-3: C of (inputs, panel); tmm4, 6: A;
  * tmm5, 7: B. The last tiles of inputs read rows behind the last one and drop what comes of them.
  */
 #include "backend/cpu/gemm_tiles_amx.h"
@@ -151,7 +151,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
     struct scratch *s = c->scratch;
     const struct gemm_seg *seg = c->seg;
     int n_in = c->w->n_in, n_tiles = n_in / 32;
-    size_t stride = half_stride(n_in), bytes = seg->panel_bytes;
+    size_t stride = bf16_stride(n_in), bytes = seg->panel_bytes;
     tiles_configure();
     size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
     struct source now = {0};
@@ -231,7 +231,7 @@ void gemm_bf16_amx(const struct gemm_call *c)
     by_type[c->seg->type](c);
 }
 
-void input_halves_amx(const float *x, int n, uint16_t *out)
+void input_bf16_amx(const float *x, int n, uint16_t *out)
 {
     int i = 0;
     for (; i + 32 <= n; i += 32)

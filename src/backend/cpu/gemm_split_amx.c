@@ -7,7 +7,7 @@
  * order is the tile's own, so --deterministic goes through gemm_float instead.
  *
  *   C (16 inputs, 16 weight rows) += A (16 inputs, 32 columns) * B (32 columns, 16 weight rows)
- * A: rows of halves, then of their rests (gemm_x); B: 16 rows of column pairs, as BF16's panels are
+ * A: rows of bf16, then of their rests (gemm_x); B: 16 rows of column pairs, as BF16's panels are
  * and others become, two panels at a time. tmm0-3: C of (inputs, panel); tmm4, 6: A; tmm5, 7: B. The
  * last tiles of inputs read rows behind the last one and drop what comes of them.
  */
@@ -137,7 +137,7 @@ INLINE void gemm(const struct gemm_call *c, const enum dtype type)
     struct scratch *s = c->scratch;
     const struct gemm_seg *seg = c->seg;
     int n_in = c->w->n_in;
-    size_t stride = gemm_half_stride(c->x), bytes = seg->panel_bytes;
+    size_t stride = gemm_bf16_stride(c->x), bytes = seg->panel_bytes;
     size_t first = (size_t)c->expert * (size_t)seg->n_panels + (size_t)(c->row / GEMM_PANEL);
     const uint8_t *panel = seg->data + first * bytes;
     tiles_configure();

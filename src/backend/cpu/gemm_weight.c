@@ -172,15 +172,15 @@ struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool 
         return gemm_weight_new(src, true, pool, err);
     size_t n_in = (size_t)src->n_in, each = (size_t)src->n_out * n_in;
     size_t bytes = each * (size_t)src->n_expert * sizeof(uint16_t);
-    uint16_t *halves = mem_aligned(bytes);
-    if (!halves) {
+    uint16_t *fp16 = mem_aligned(bytes);
+    if (!fp16) {
         error_set(err, "out of memory: %zu bytes for heads' matrices", bytes);
         return NULL;
     }
     const uint8_t **data = mem_zalloc((size_t)src->n_expert, sizeof *data);
     float *row = mem_zalloc(n_in, sizeof *row);
     for (int e = 0; e < src->n_expert; e++) {
-        uint16_t *to = halves + (size_t)e * each;
+        uint16_t *to = fp16 + (size_t)e * each;
         data[e] = (const uint8_t *)to;
         for (int r = 0; r < src->n_out; r++) {
             raw_weight_row(src, e, r, row);
@@ -198,7 +198,7 @@ struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool 
     struct gemm_weight *own = gemm_weight_new(&as, true, pool, err);
     mem_free(row);
     mem_free(data);
-    mem_aligned_free(halves, bytes);
+    mem_aligned_free(fp16, bytes);
     return own;
 }
 

@@ -2,7 +2,7 @@
  * How keys and values lie in a tile of the CPU's cache: page_len tokens of one kv head, D values each
  * (ops.h). Plain types, and FP8, keys (D, page_len) and values (page_len, D): a vector load holds one
  * component of adjacent keys, or adjacent columns of a value. Blocks of 32 along D have their codes
- * first, then their scales, (D/32, page_len) halves:
+ * first, then their scales, (D/32, page_len) fp16:
  *   Q8_0  keys (D/4, page_len, 4): four components of a key side by side, as 8-bit dot products take
  *         them; values (page_len, D)
  *   Q4_0  keys (D/32, 4, page_len, 4): byte j of group g has component 4g + j of the block in its

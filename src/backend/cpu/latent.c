@@ -71,16 +71,16 @@ static void tokens_run(void *arg, int ith, int first, int last)
 /* Pieces of a product by heads: a head's tokens, as many as it takes at a time. */
 struct pieces {
     const struct gemm_weight *w;
-    bool halves;
+    bool bf16;
     int chunk, chunks; /* tokens of a piece, pieces of a head */
 };
 
 static struct pieces pieces_of(const struct latent_job *j, const struct weight *w)
 {
     int T = j->cb->batch.n_tokens;
-    struct pieces p = {.w = w->impl, .halves = gemm_halves(j->cb, w->impl, T)};
-    p.halves &= gemm_head_most(j->cb, p.w, true) > 0; /* rows too wide for a tile */
-    p.chunk = gemm_head_most(j->cb, p.w, p.halves);
+    struct pieces p = {.w = w->impl, .bf16 = gemm_takes_bf16(j->cb, w->impl, T)};
+    p.bf16 &= gemm_head_most(j->cb, p.w, true) > 0; /* rows too wide for a tile */
+    p.chunk = gemm_head_most(j->cb, p.w, p.bf16);
     p.chunks = (T + p.chunk - 1) / p.chunk;
     return p;
 }
@@ -103,7 +103,7 @@ static void queries_run(void *arg, int ith, int first, int last)
         int h = p / chunks, t = p % chunks * chunk, n = T - t < chunk ? T - t : chunk;
         const float *q = j->q + ((size_t)t * (size_t)H + (size_t)h) * (size_t)D;
         float *to = j->wide + (size_t)t * wide + (size_t)h * (size_t)(C + Dr);
-        gemm_head(j->cb, ith, in.w, h, q, (size_t)H * (size_t)D, n, in.halves, to, wide);
+        gemm_head(j->cb, ith, in.w, h, q, (size_t)H * (size_t)D, n, in.bf16, to, wide);
         for (int i = 0; i < n; i++)
             memcpy(to + (size_t)i * wide + C, q + (size_t)i * (size_t)H * (size_t)D + Dn,
                    (size_t)Dr * sizeof(float));
@@ -128,7 +128,7 @@ static void values_run(void *arg, int ith, int first, int last)
         int h = p / chunks, t = p % chunks * chunk, n = T - t < chunk ? T - t : chunk;
         gemm_head(j->cb, ith, in.w, h,
                   j->wide + (size_t)t * wide + (size_t)h * (size_t)(C + l->rope_dim), wide, n,
-                  in.halves, j->a + (size_t)t * out + (size_t)h * (size_t)l->v_dim, out);
+                  in.bf16, j->a + (size_t)t * out + (size_t)h * (size_t)l->v_dim, out);
     }
 }
 
@@ -154,7 +154,7 @@ void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_
     gemm_start(cb->gemm);
     const struct weight *heads[] = {l->wkb, l->wvb};
     for (int i = 0; i < 2; i++)
-        gemm_count(cb, heads[i]->impl, cb->batch.n_tokens, pieces_of(&j, heads[i]).halves);
+        gemm_count(cb, heads[i]->impl, cb->batch.n_tokens, pieces_of(&j, heads[i]).bf16);
     pool_phases(cb->pool, before, 2, &j);
     cpu_attention_rows(&cb->bounds, &cb->batch, &inner, kv->k, wide, cb->attn_scratch, cb->pool,
                        &cb->pick);

@@ -13,7 +13,7 @@
  * multiples of LORA_PANEL of the weight's rows. */
 struct cpu_lora_part {
     int first, n, at, rank;
-    float scale; /* powers of two that the halves lack */
+    float scale; /* power of two taken out of the fp16 values */
     uint16_t *b; /* (panels, rank, LORA_PANEL) */
 };
 
@@ -51,7 +51,7 @@ static int panels_of(int first, int n)
     return n ? (first + n - 1) / LORA_PANEL - first / LORA_PANEL + 1 : 0;
 }
 
-/* A power of two that brings the largest of n values near 1, so that halves hold what they can. */
+/* A power of two that brings the largest of n values near 1, for the best fp16 precision. */
 static float power_for(const float *v, size_t n)
 {
     float most = 0;
@@ -63,7 +63,7 @@ static float power_for(const float *v, size_t n)
     return ldexpf(1, e);
 }
 
-static size_t matrix_halves(const struct lora *l, const struct lora_matrix *m)
+static size_t matrix_values(const struct lora *l, const struct lora_matrix *m)
 {
     size_t n = (size_t)panels_of(0, m->rank) * (size_t)l->n_in;
     for (int i = 0; i < m->n_parts; i++)
@@ -110,11 +110,11 @@ void *cpu_lora_adapt(struct backend *be, const struct weight *w, const struct lo
 {
     (void)be, (void)w;
     struct cpu_lora *c = mem_zalloc(1, sizeof *c);
-    size_t halves = 0;
+    size_t n_values = 0;
     for (int e = 0; e < l->n_expert; e++)
-        halves += matrix_halves(l, &l->of[e]);
+        n_values += matrix_values(l, &l->of[e]);
     c->n_expert = l->n_expert;
-    c->bytes = halves * sizeof(uint16_t);
+    c->bytes = n_values * sizeof(uint16_t);
     c->mem = mem_aligned(c->bytes ? c->bytes : 1);
     if (!c->mem) {
         error_set(err, "out of memory: %zu bytes of an adapter", c->bytes);

@@ -16,7 +16,7 @@ enum {
     TOGETHER = VW == 16  ? LORA_ROWS
                : VW == 8 ? 2
                          : 1,
-    LINE = 32, /* halves of a cache line */
+    LINE = 32, /* fp16 values in a cache line */
     AHEAD = 32 * LINE
 };
 

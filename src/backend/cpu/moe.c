@@ -14,7 +14,7 @@
 
 struct moe_state {
     float *logits;       /* (max_tokens, n_expert) */
-    float *keys;         /* (max_tokens, n_expert) what the choice is made by */
+    float *keys;         /* (max_tokens, n_expert) keys that experts are chosen by */
     int32_t *chosen;     /* (max_tokens, n_used) experts of a token, ascending */
     float *weights;      /* (max_tokens, n_used) */
     int32_t *start;      /* (n_expert + 1) first slot of each expert */
@@ -66,7 +66,7 @@ struct moe_job {
     const struct router *rule;
     const struct ffn *experts;
     int n_expert, used; /* of this layer */
-    int first, n_here;  /* those this rank has; weights begin with the first */
+    int first, n_here;  /* experts of this process; weights start with the first */
     const struct gemm_weight *router, *gate_up, *down;
     struct gemm_source to_router;
     struct gemm_source in; /* of the experts; as bf16 its rows lie in the order of slots */
@@ -86,8 +86,7 @@ static int best_of(const float *keys, int n)
     return best;
 }
 
-/* Experts outside the best groups get a key that nothing is below. A group counts by the sum of its
- * two largest keys. */
+/* Masks experts outside the best groups with -inf. A group's score is the sum of its two largest keys. */
 static void keep_groups(const struct router *r, float *keys, int n)
 {
     float score[MOE_MAX_GROUPS] = {0};
@@ -113,8 +112,8 @@ static void keep_groups(const struct router *r, float *keys, int n)
             keys[e] = -INFINITY;
 }
 
-/* What the choice is made by, from the router's logits l, which become p of layer.h but for the sum
- * that divides it: that is returned. */
+/* Computes the keys that experts are chosen by. The router's logits l become the unnormalised p of layer.h; their sum is
+ * returned. */
 static float rate(const struct router *r, float *l, float *keys, int n)
 {
     float max = -INFINITY, total = 0.0f;
@@ -132,7 +131,7 @@ static float rate(const struct router *r, float *l, float *keys, int n)
     return total > 0 ? total : 1;
 }
 
-/* The best n_used experts of a token (ties: lower index), in ascending order, and their weights. */
+/* The best n_used experts of a token (ties: lower index) in ascending order, with their weights. */
 static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chosen, float *weights)
 {
     const struct router *r = j->rule;
@@ -140,7 +139,7 @@ static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chos
     float total = rate(r, p, keys, n), kept = 0.0f, top = -INFINITY;
     for (int k = 0; k < used; k++) {
         int best = best_of(keys, n), at = k;
-        /* A taken one can not be the best again, unless nothing else is left. */
+        /* A chosen expert cannot be the best again unless no other is left. */
         for (; at > 0 && chosen[at - 1] > best; at--) {
             chosen[at] = chosen[at - 1];
             weights[at] = weights[at - 1];
@@ -193,7 +192,7 @@ static void sort_slots(const struct moe_job *j)
         slots++;
     }
     for (; slots < n; slots++)
-        m->slot_token[slots] = 0; /* nobody's, but read */
+        m->slot_token[slots] = 0; /* past the last slot: read, but not used */
     for (int e = j->n_here; e > 0; e--)
         m->start[e] = m->start[e - 1];
     m->start[0] = 0;
@@ -248,7 +247,7 @@ static void router_multiply(void *arg, int ith, int first, int last)
     }
 }
 
-/* The choice, a piece per token; then, where they need not wait for it, the experts' inputs. */
+/* Chooses experts, a piece per token; then converts the experts' inputs if they do not depend on the choice. */
 
 static struct pool_work choice(void *arg)
 {
@@ -270,7 +269,7 @@ static void choice_make(void *arg, int ith, int first, int last)
         gemm_convert(j->cb, &j->in, first, last - j->rows);
 }
 
-/* Tokens are sorted by expert; inputs as halves follow that order. */
+/* Sorts tokens by expert; bf16 inputs are stored in that order. */
 
 static int convert_pieces(const struct moe_job *j)
 {
@@ -459,12 +458,12 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, co
                         .router = router,
                         .gate_up = gate_up,
                         .down = down,
-                        /* not as halves: the choice hangs on last bits */
+                        /* not as bf16: the choice depends on the last bits */
                         .to_router = gemm_source(cb, router, asked, rows, false),
-                        .in = gemm_halves(cb, gate_up, load)
+                        .in = gemm_takes_bf16(cb, gate_up, load)
                                   ? gemm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
                                   : gemm_source(cb, gate_up, x, rows, false),
-                        .hidden = gemm_hidden(cb, down, gemm_halves(cb, down, load)),
+                        .hidden = gemm_hidden(cb, down, gemm_takes_bf16(cb, down, load)),
                         .y = y,
                         .rows = rows,
                         .lora_router = cpu_lora_work(cb, l->router.w, LORA_FIRST)};

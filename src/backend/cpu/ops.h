@@ -1,16 +1,16 @@
 /*
- * What cpu.c calls to compute attention, norms and row gathers: plain arguments, no backend struct,
- * no allocation. Every function runs on the whole team (or on the caller alone where the work is too
- * small to share) and returns when the work is done. `isa`, or `pick`, says which kernels; any
- * instruction set up to isa_best() is legal. Each gives the same bytes for any thread count; and, but
- * for AMX, for any batch around a row and any cut of a prompt into steps. With AMX attention takes
- * rows that come many at a time on tiles, the others on AVX-512, equal but for the last bits: unless
+ * Attention, norms and row gathers for cpu.c, with plain arguments: no backend struct, no allocation. Every function runs
+ * on the whole team, or on the caller alone if the work is small, and returns when it is done. `isa` or `pick` selects
+ * the kernels; any set that isa_best() includes is legal.
+ *
+ * Results are the same bytes for any thread count and, without AMX, for any batch and any split of a prompt into steps.
+ * With AMX, attention runs many rows on tiles and few rows on AVX-512. The results differ in the last bits, unless
  * pick is deterministic.
  *
- * The KV pool of one layer: per (page, kv head) one tile of page_len * D values, of bounds.k_type or
- * v_type. V tiles are (page_len, D). K tiles are (D, page_len): a vector load then holds the same
- * component of adjacent keys, so scores need neither a transpose nor a horizontal sum; codes: see
- * kvtile.h. Only the functions here read or write tiles; everybody else moves whole pages.
+ * The KV pool of one layer has, per (page, kv head), one tile of page_len * D values of bounds.k_type or v_type. V tiles
+ * are (page_len, D). K tiles are (D, page_len), so a vector load holds the same component of adjacent keys and scores
+ * need no transpose and no horizontal sum. kvtile.h has the layout of quantised tiles. Only these functions read or
+ * write tiles; other code moves whole pages.
  */
 #ifndef STEEL_BACKEND_CPU_OPS_H
 #define STEEL_BACKEND_CPU_OPS_H
@@ -51,7 +51,7 @@ void cpu_attention_rows(const struct bounds *s, const struct batch *b, const str
                         const void *rows, float *q, void *scratch, struct pool *pool,
                         struct pick *pick);
 
-/* a (n_tokens, H*D) *= sigmoid of the gates that lie behind each head's q in qkv (n_tokens, width). */
+/* a (n_tokens, H*D) *= sigmoid(gate). Gates follow each head's q in qkv (n_tokens, width). */
 void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
                    float *a, struct pool *pool, enum isa isa);
 
@@ -76,7 +76,7 @@ void cpu_delta_taps(const struct delta_net *d, float *taps);
  */
 enum { CPU_MAX_LATENT = 1024 }; /* C + Dr at most */
 struct cpu_backend;
-/* The attention that l does over its cache, for cpu_attention_rows_scratch. */
+/* The absorbed form of l as attention over its cache, for cpu_attention_rows_scratch. */
 void cpu_latent_attention(const struct latent *l, struct attention *a);
 void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_layer *kv,
                 const float *rope, float *q, float *low, float *wide, float *a);

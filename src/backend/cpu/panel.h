@@ -6,11 +6,11 @@
  * Codes of a block of 32 columns (8 column groups g), byte 4*r + j = row r, column 4*g + j:
  *   4 bits    4 vectors i: low nibble group 2i, high nibble group 2i + 1
  *   8 bits    8 vectors (Q8_0: code + 128)
- * What is read first lies first, so that a panel is one stream. A format's unit has its scales, then
+ * Data is stored in the order it is read, so a panel is one stream. A format's unit has its scales, then
  * its blocks; "dwords" are one 32-bit lane per row:
  *   Q4_K    8 blocks, 2304 bytes: scales 64 and mins 64 (dwords of 4 bytes j: low nibble = low bits of
  *           block j, high nibble = of block 4 + j), high bits 64 (byte j: bits 0-1 scale j, 2-3 scale
- *           4 + j, 4-5 min j, 6-7 min 4 + j), d 32, dmin 32 (halves); blocks of 256
+ *           4 + j, 4-5 min j, 6-7 min 4 + j), d 32, dmin 32 (fp16); blocks of 256
  *   Q5_K    8 blocks, 2816: as Q4_K; blocks of 64 (bit g: bit 4 of group g) + 256
  *   Q6_K    8 blocks, 3392: scales 256 (vector s, byte j: sub-block 4s + j), d 32, unused 32; 16 times
  *           16 columns: 128 (as 4 bits), 64 (bits 2g: bits 4-5 of group g)
@@ -35,7 +35,7 @@
  *   TQ*     8 blocks, 1088: d 32, unused 32; blocks as Q2_K: value + 1
  *   NVFP4   before the first unit the tensor's scale, 16 floats; 2 blocks, 576: scales of 16 columns
  *           each (bytes, E4M3) 64; blocks of 256
- *   GPTQ4   a group: scales 32 (halves), zeros 16 (bytes), unused 16; blocks of 256
+ *   GPTQ4   a group: scales 32 (fp16), zeros 16 (bytes), unused 16; blocks of 256
  * Float weights are multiplied as floats: columns of 16 values, BF16 in pairs of columns (one row's
  * two values adjacent), F8_E4M3 after its scales, 16 floats per 128 columns.
  */
@@ -73,7 +73,7 @@ static inline size_t panel_f8_head(int n_in)
 size_t panel_bytes(const struct raw_seg *s, int n_in);
 bool panel_reads_floats(enum dtype t); /* the input form its kernels take; else quantised */
 bool panel_reads_fine(enum dtype t);   /* with the fine part */
-bool panel_reads_split(enum dtype t);  /* as halves: with what rounding to them lost */
+bool panel_reads_split(enum dtype t);  /* bf16 input is followed by its rounding errors */
 /* dst[n_in] = row `row` of expert e of a packed segment, exact. */
 void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst);
 
@@ -112,16 +112,16 @@ static inline struct input_layout input_layout(int n_in)
     return l;
 }
 
-/* Bytes from one row of halves to the next: a line more than the row, so that the 16 rows of a tile
- * do not share a set of the cache. */
-static inline size_t half_stride(int n_in)
+/* Stride in bytes of bf16 rows: a cache line more than the row, so that the 16 rows of a tile do not map to one cache
+ * set. */
+static inline size_t bf16_stride(int n_in)
 {
     return (size_t)n_in * 2 + 64;
 }
 
-static inline size_t gemm_half_stride(const struct gemm_x *x)
+static inline size_t gemm_bf16_stride(const struct gemm_x *x)
 {
-    return half_stride(x->split ? 2 * x->n_in : x->n_in);
+    return bf16_stride(x->split ? 2 * x->n_in : x->n_in);
 }
 
 /* Columns [first, first + len) of a row of n_in, both multiples of 32; x: (len). The fine part only
@@ -133,8 +133,8 @@ void input_quantize_avx512(const float *x, int n_in, int first, int len, bool fi
 struct ffn;
 void input_glu_avx2(const struct ffn *f, float *g, const float *u, int n);
 void input_glu_avx512(const struct ffn *f, float *g, const float *u, int n);
-/* x (n) to bf16; split: and what that rounds away, as bf16 too */
-void input_halves_amx(const float *x, int n, uint16_t *out);
+/* x (n) to bf16; split: also the rounding errors as bf16 */
+void input_bf16_amx(const float *x, int n, uint16_t *out);
 void input_split_amx(const float *x, int n, uint16_t *out, uint16_t *rest);
 
 #endif

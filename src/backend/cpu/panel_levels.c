@@ -48,7 +48,7 @@ bool panel_levels_unit(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
     }
 }
 
-/* What a type's codes stand for, and what its d is times. */
+/* The levels that a type's codes name, and the factor of its d. */
 static const uint8_t *levels_of(enum dtype t, float *factor)
 {
     switch (t) {
@@ -116,7 +116,7 @@ static int get_scale(const uint8_t *src, int j, int lane)
     return (int)(2 * (load4(src + 64 * (j / 8) + 4 * lane) >> 4 * (j % 8) & 15) + 1);
 }
 
-/* The half of d as it stands in the file: IQ1_M's is in four pieces. */
+/* d as the file's fp16 bits. IQ1_M stores it in four pieces. */
 static uint16_t file_d(enum dtype t, const uint8_t *src)
 {
     uint16_t d;
@@ -128,7 +128,7 @@ static uint16_t file_d(enum dtype t, const uint8_t *src)
     return d;
 }
 
-/* 256 codes of up to `bits` bits, one a byte, behind a unit's scales. */
+/* Packs 256 codes of up to `bits` bits, given one per byte, after a unit's scales. */
 static void put_codes(const uint8_t *code, int bits, uint8_t *dst, int lane)
 {
     clear_lane(dst, bits * 8, lane);
@@ -163,7 +163,8 @@ static void pack_nvfp4(const uint8_t *src, uint8_t *unit, int lane)
     memcpy(&b, src, sizeof b);
     clear_lane(unit + UNIT_SCALES, 8, lane);
     for (int s = 0; s < 4; s++) {
-        /* What the file's reader calls 0 and 480 get the bytes that arithmetic makes that of. */
+        /* The file's E4M3 scales 0x7f and 0xff mean 0 and 480. Stored as 0 and 0x7f, kernels decode them
+         * without a special case. */
         unit[16 * s + lane] = b.d[s] == 0x7f ? 0 : b.d[s] == 0xff ? 0x7f : b.d[s] & 0x7f;
         for (int i = 0; i < 16; i += 4) { /* columns 0-7 in low nibbles, 8-15 in high ones */
             uint32_t q = load4(b.qs + 8 * s + i % 8) >> (i / 8 * 4) & 0x0f0f0f0fu;
@@ -206,7 +207,7 @@ void panel_levels_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int lane
         put_codes(code, 3, unit + IQ2_SCALES, lane);
         return;
     }
-    uint32_t down = 0; /* the third bit is one for 8 columns */
+    uint32_t down = 0; /* 8 columns share their third bit */
     for (int i = 0; i < 32; i++)
         down |= (uint32_t)(code[8 * i] >> 2) << i;
     memcpy(unit + 192 + 4 * lane, &down, 4);
@@ -215,7 +216,7 @@ void panel_levels_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int lane
     put_codes(code, 2, unit + IQ1_SCALES, lane);
 }
 
-/* Grids once more, with a digit in each byte, so that 8 codes (IQ3: 4) are one look-up. */
+/* The grids with one digit per byte, so that one lookup gives 8 codes (IQ3: 4). */
 static uint64_t digits[QUANT_GRID_POINTS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -235,7 +236,7 @@ static void spread_digits(void)
     }
 }
 
-/* 8 codes: the grid's digits, and a bit each at `bit`. */
+/* 8 codes: the grid's digits, with one sign bit each at position `bit`. */
 static void put_signed(uint64_t grid, unsigned signs, int bit, uint8_t *out)
 {
     const uint64_t low = UINT64_C(0x0101010101010101);

@@ -44,7 +44,7 @@ static inline void store(uint8_t *p, vec v)
 }
 
 /* The low half, the low byte of every lane. */
-static inline void store_halves(uint8_t *p, vec v)
+static inline void store_fp16(uint8_t *p, vec v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
 }
@@ -83,7 +83,7 @@ static inline void store(uint8_t *p, vec v)
     _mm256_storeu_si256((__m256i *)p, (__m256i)v);
 }
 
-static inline void store_halves(uint8_t *p, vec v)
+static inline void store_fp16(uint8_t *p, vec v)
 {
     __m256i h = _mm256_packus_epi32((__m256i)(v & 0xffff), (__m256i)(v & 0xffff));
     h = _mm256_permute4x64_epi64(h, 0x08);
@@ -160,8 +160,8 @@ static inline void pack_scales(const uint8_t *src, size_t stride, uint8_t *dst, 
     store(dst + 4 * lane, low_nibbles(h[1], h[3]));
     store(dst + 64 + 4 * lane, (h[2] & LOW4) | (h[3] & HIGH4));
     store(dst + 128 + 4 * lane, (h[1] >> 4 & LOW4) | (h[2] & HIGH4));
-    store_halves(dst + 192 + 2 * lane, h[0]);
-    store_halves(dst + 224 + 2 * lane, h[0] >> 16);
+    store_fp16(dst + 192 + 2 * lane, h[0]);
+    store_fp16(dst + 224 + 2 * lane, h[0] >> 16);
 }
 
 static inline void pack_q4k(const uint8_t *src, size_t stride, uint8_t *dst, int lane)
@@ -234,8 +234,8 @@ static inline void pack_iq4xs(const uint8_t *src, size_t stride, uint8_t *dst, i
     vec h[4];
     load4(src, stride, h);
     store(dst + 4 * lane, h[1]);
-    store_halves(dst + 64 + 2 * lane, h[0] >> 16);
-    store_halves(dst + 96 + 2 * lane, h[0]);
+    store_fp16(dst + 64 + 2 * lane, h[0] >> 16);
+    store_fp16(dst + 96 + 2 * lane, h[0]);
     for (int b = 0; b < 8; b++)
         pack_split16(src + 8 + 16 * b, stride, dst + IQ4XS_SCALES + 256 * b + 4 * lane);
 }
@@ -277,8 +277,8 @@ static inline void pack_floats(enum dtype t, const uint8_t *src, size_t stride, 
             store(dst + 64 * i + 4 * lane, q[i]);
             break;
         case DT_F16:
-            store_halves(dst + 64 * i + 2 * lane, q[i]);
-            store_halves(dst + 64 * i + 32 + 2 * lane, q[i] >> 16);
+            store_fp16(dst + 64 * i + 2 * lane, q[i]);
+            store_fp16(dst + 64 * i + 32 + 2 * lane, q[i] >> 16);
             break;
         default:
             for (int j = 0; j < 4; j++)

@@ -111,15 +111,15 @@ static bool always(const struct pick_ask *a)
 #define MANY INT_MAX
 
 static const struct pick_row gemm_rows[] = {
-    GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_HALVES, gemm_bf16_amx),
-    GEMM(SPLIT_TILES_FROM, MANY, ISA_AMX, is_split, split, INPUT_HALVES, gemm_split_amx),
-    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, tiles8, INPUT_CODES, gemm_int8_amx),
-    GEMV(ISA_VNNI, is_packed, coded, INPUT_CODES, int8_vnni),
-    GEMM(1, MANY, ISA_VNNI, is_packed, coded, INPUT_CODES, gemm_int8_vnni),
-    GEMV(ISA_AVX512, is_packed, coded, INPUT_CODES, int8_avx512),
-    GEMM(1, MANY, ISA_AVX512, is_packed, coded, INPUT_CODES, gemm_int8_avx512),
-    GEMV(ISA_AVX2, is_packed, coded, INPUT_CODES, int8_avx2),
-    GEMM(1, MANY, ISA_AVX2, is_packed, coded, INPUT_CODES, gemm_int8_avx2),
+    GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_BF16, gemm_bf16_amx),
+    GEMM(SPLIT_TILES_FROM, MANY, ISA_AMX, is_split, split, INPUT_BF16, gemm_split_amx),
+    GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, tiles8, INPUT_INT8, gemm_int8_amx),
+    GEMV(ISA_VNNI, is_packed, coded, INPUT_INT8, int8_vnni),
+    GEMM(1, MANY, ISA_VNNI, is_packed, coded, INPUT_INT8, gemm_int8_vnni),
+    GEMV(ISA_AVX512, is_packed, coded, INPUT_INT8, int8_avx512),
+    GEMM(1, MANY, ISA_AVX512, is_packed, coded, INPUT_INT8, gemm_int8_avx512),
+    GEMV(ISA_AVX2, is_packed, coded, INPUT_INT8, int8_avx2),
+    GEMM(1, MANY, ISA_AVX2, is_packed, coded, INPUT_INT8, gemm_int8_avx2),
     GEMV(ISA_AVX512, is_packed, floats, INPUT_FLOATS, float_avx512),
     GEMM(1, MANY, ISA_AVX512, is_packed, floats, INPUT_FLOATS, gemm_float_avx512),
     GEMV(ISA_AVX2, is_packed, floats, INPUT_FLOATS, float_avx2),
@@ -302,7 +302,7 @@ static const struct pick_row *find(const struct pick *p, enum pick_op op, struct
     return NULL;
 }
 
-enum { ANY_INPUT = 1 << INPUT_FLOATS | 1 << INPUT_CODES | 1 << INPUT_HALVES };
+enum { ANY_INPUT = 1 << INPUT_FLOATS | 1 << INPUT_INT8 | 1 << INPUT_BF16 };
 
 const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight *w,
                                  const struct gemm_seg *seg, int rows)
@@ -314,12 +314,12 @@ const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight 
 }
 
 const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_weight *w,
-                                     const struct gemm_seg *seg, int rows, bool halves)
+                                     const struct gemm_seg *seg, int rows, bool bf16)
 {
-    /* Whether halves pay was asked for the whole op: here some of its rows may be few. */
-    struct pick_ask a = {.type = seg->type, .rows = halves ? INT_MAX : rows, .w = w, .seg = seg};
+    /* bf16 was chosen for the whole op; some of its pieces may have few rows. */
+    struct pick_ask a = {.type = seg->type, .rows = bf16 ? INT_MAX : rows, .w = w, .seg = seg};
     const struct pick_row *r =
-        find(p, PICK_GEMM, &a, halves ? 1 << INPUT_HALVES : ANY_INPUT & ~(1 << INPUT_HALVES));
+        find(p, PICK_GEMM, &a, bf16 ? 1 << INPUT_BF16 : ANY_INPUT & ~(1 << INPUT_BF16));
     CHECK(r, "no kernel for %s on %s", dtype_name(seg->type), isa_name(p->isa));
     return r;
 }
@@ -543,7 +543,7 @@ void pick_print_shapes(const struct pick *p, const struct network *net, const st
         print_weight(p, &seen, "down", m->dense.down, 1, out);
         if (!m->router.w)
             continue;
-        /* what an expert meets of a step's rows, on average: what decides about halves */
+        /* what an expert meets of a step's rows, on average: what decides about bf16 */
         double share = (double)m->router.n_used / m->router.w->n_out;
         print_weight(p, &seen, "router", m->router.w, 1, out);
         print_weight(p, &seen, "experts' gate, up", m->experts.gate_up, share, out);

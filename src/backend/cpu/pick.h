@@ -1,10 +1,9 @@
 /*
- * Which kernel runs: per op one ordered table. The first row that fits what is asked runs, the last
- * one always fits. All thresholds of the CPU backend stand in pick.c. STEEL_PICK=name[,name] forces
- * rows, one per op, whatever the number of input rows: for tests and experiments. What a forced row
- * has no format for goes on as usual; a weight or a cache of its formats that it cannot run is an
- * error, and so is a model that has nothing for it. Tests force rows with pick_force, which refuses
- * nothing: a row runs where it can.
+ * The choice of kernels: one ordered table per op. The first row that fits runs, and the last row always fits. All
+ * thresholds of the CPU backend are in pick.c.
+ * STEEL_PICK=name[,name] forces rows, one per op, for any number of input rows; for tests and experiments. Formats
+ * that a forced row does not cover are picked as usual. It is an error if a weight or cache of its formats cannot run
+ * on it, or if the model has none of them. pick_force, for tests, never fails: a row runs where it can.
  */
 #ifndef STEEL_BACKEND_CPU_PICK_H
 #define STEEL_BACKEND_CPU_PICK_H
@@ -27,9 +26,9 @@ enum pick_op {
 };
 
 /* The form of input rows that a product reads. */
-enum pick_input { INPUT_FLOATS, INPUT_CODES, INPUT_HALVES };
+enum pick_input { INPUT_FLOATS, INPUT_INT8, INPUT_BF16 };
 
-/* What is asked for. */
+/* The work a kernel is picked for. */
 struct pick_ask {
     enum dtype type;   /* of the weight's segment, or of keys in the cache */
     enum dtype v_type; /* ... and of values */
@@ -49,14 +48,14 @@ struct pick_formats {
 struct pick_row {
     const char *name;
     const struct pick_formats *formats;
-    int rows_from, rows_to; /* what it is best at */
+    int rows_from, rows_to; /* the range of rows it is best at */
     enum isa isa;           /* features it needs */
     bool (*fits)(const struct pick_ask *a);
     void (*gemm)(const struct gemm_call *c);
     const struct attn_kernels *attn;
     enum pick_input input;
-    bool stream; /* products: a range of weight rows is read in one go, for all input rows at once;
-                    else two panels at a time, which stay in the cache */
+    bool stream; /* products: a range of weight rows is read in one pass for all input rows; else
+                    two panels at a time, which stay in the cache */
     bool pack;   /* attention: a block of K and V is converted first, for many query rows */
 };
 
@@ -67,8 +66,8 @@ struct pick {
     enum isa isa;
     bool deterministic;
     const struct pick_row *forced[PICK_OPS]; /* NULL: none */
-    bool strict;                             /* they came from STEEL_PICK */
-    bool used;                               /* some weight can take the forced product */
+    bool strict;                             /* rows were forced by STEEL_PICK */
+    bool used;                               /* some weight can run on the forced product */
     uint64_t runs[PICK_OPS][PICK_MAX_ROWS];  /* ops that a row ran */
 };
 
@@ -81,25 +80,25 @@ void pick_force(struct pick *p, const char *names); /* NULL: none */
 bool pick_describe(const struct pick *p, int i, struct pick_info *out);
 /* Counts an op. Called by one thread. */
 void pick_count(struct pick *p, enum pick_op op, const struct pick_row *row);
-/* Whether a forced row can run a weight that was uploaded, and at the end, what a network needs. */
+/* Whether forced rows can run an uploaded weight, and at the end, the whole network. */
 bool pick_check_weight(struct pick *p, const struct gemm_weight *w, struct error *err);
 bool pick_check_network(const struct pick *p, const struct network *net, const struct bounds *b,
                         struct error *err);
 
 /* The kernel for a segment of w where each weight row meets `rows` input rows. Its input may be
- * INPUT_HALVES: then all segments of w take it. */
+ * INPUT_BF16: then all segments of w take it. */
 const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight *w,
                                  const struct gemm_seg *seg, int rows);
-/* The same where the input's form is settled: halves, or not halves. */
+/* The same for a given form of the input: bf16, or any other. */
 const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_weight *w,
-                                     const struct gemm_seg *seg, int rows, bool halves);
+                                     const struct gemm_seg *seg, int rows, bool bf16);
 const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
                                  int head_dim, int page_len, int rows);
 
 const struct pick_row *pick_latent(const struct pick *p, enum dtype type, int dim, int v_dim,
                                    int rows);
 
-/* Whether work is too small to be worth waking the team: floats, but for attention. */
+/* Whether work is too small to wake the team. The unit is floats, except for attention. */
 enum pick_small {
     SMALL_EMBED,
     SMALL_ROPE,
@@ -111,7 +110,7 @@ enum pick_small {
 };
 bool pick_alone(enum pick_small what, size_t work);
 
-/* Prints what the tables give the network's shapes for some numbers of rows. */
+/* Prints the rows picked for the network's shapes at some numbers of input rows. */
 void pick_print_shapes(const struct pick *p, const struct network *net, const struct bounds *b,
                        FILE *out);
 
