@@ -216,7 +216,7 @@ bool network_check(const struct network *net, unsigned parts, const char *backen
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
         c.layer = i;
-        if (m->kind == MIXER_LATENT && m->latent.rope->plane)
+        if (m->kind == MIXER_LATENT && m->latent.rope && m->latent.rope->plane)
             return network_refuse(err, i, "M-RoPE in latent attention is", backend);
         if (!mixer_ok(&c, &net->layers[i].mixer, &net->layers[0].mixer) ||
             !mlp_ok(&c, &net->layers[i].mlp))
