@@ -218,19 +218,19 @@ static void check_steps(struct stepper *st, struct kvcache *kv, const struct pla
     static const int steps[][2] = {{1, 1}, {4, 1}, {2, 24}, {1, 20}, {1, 96}};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         int seqs = steps[i][0], each = steps[i][1];
-        if (r->talk.pp > 1 && seqs > 1 && seqs * each % 4)
+        if (r->comm.pp > 1 && seqs > 1 && seqs * each % 4)
             continue;
         struct predict_load load = {seqs * each, seqs, seqs, each};
-        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->tp_rank, &load);
+        struct predict_traffic t = predict_traffic(&r->comm, r->stage, r->tp_rank, &load);
         run_step(st, kv, seqs, each);
         /* a long prompt has its logits in the second part alone */
-        bool halves = r->talk.pp > 1 && seqs == 1 && each >= 32;
+        bool halves = r->comm.pp > 1 && seqs == 1 && each >= 32;
         if (wire.messages != (int)t.messages && !halves)
             fail_msg("rank %d, %d x %d: %d messages, planned %g", r->rank, seqs, each,
                      wire.messages, t.messages);
-        double logits = (double)load.outs * r->talk.vocab * 4;
-        double slack = r->talk.collects ? logits : 0; /* parts of the vocabulary are uneven */
-        slack += halves ? logits + (double)r->talk.sums_last * load.outs * r->talk.embd * 4 : 0;
+        double logits = (double)load.outs * r->comm.vocab * 4;
+        double slack = r->comm.collects ? logits : 0; /* parts of the vocabulary are uneven */
+        slack += halves ? logits + (double)r->comm.sums_last * load.outs * r->comm.embd * 4 : 0;
         if (fabs(wire.bytes - t.bytes) > slack + 0.01 * t.bytes)
             fail_msg("rank %d, %d x %d: %g bytes, planned %g", r->rank, seqs, each, wire.bytes,
                      t.bytes);
@@ -346,8 +346,8 @@ static void test_experts(void **state)
     assert_true(near(predict_experts(128, 8, 1), 8));
     assert_true(near(predict_experts(128, 8, 2), 15.5));
     assert_true(predict_experts(128, 8, 4096) > 127.99);
-    assert_true(near(predict_most(0, 4), 0.25));
-    assert_true(predict_most(1, 4) == 1);
+    assert_true(near(predict_busiest(0, 4), 0.25));
+    assert_true(predict_busiest(1, 4) == 1);
     /* against draws: 8 and 512 things on 8 ranks */
     uint64_t seed = 1;
     static const int totals[] = {8, 64, 512};
@@ -362,7 +362,7 @@ static void test_experts(void **state)
             }
             sum += (double)most / totals[k];
         }
-        double drawn = sum / 2000, said = predict_most(totals[k], 8);
+        double drawn = sum / 2000, said = predict_busiest(totals[k], 8);
         assert_true(said > 0.95 * drawn && said < 1.3 * drawn);
     }
 }
@@ -431,7 +431,7 @@ static void test_steps(void **state)
     (void)state;
     struct predict_device d = {"d", 0, 1e9, 1e12, 1e-3, ""};
     struct predict_work w = {.layers = 2, .bytes = 1e9, .params = 1e9, .kv_bytes = 1000};
-    struct predict_talk t = {.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
+    struct predict_comm t = {.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
     struct predict_load one = {1, 1, 1, 0};
     struct predict_step s = predict_step(&w, &t, &d, &slow, &slow, &one);
     assert_true(near(s.seconds, 1 + 2e-3) && s.bound == BOUND_MEMORY);
@@ -449,9 +449,9 @@ static void test_steps(void **state)
     /* stages: a single sequence goes through all of them, which need not be alike; several in parts,
      * one for each stage */
     struct predict_work stages[4] = {w, w, w, w};
-    struct predict_talk talks[4];
+    struct predict_comm talks[4];
     for (int i = 0; i < 4; i++)
-        talks[i] = (struct predict_talk){.tp = 1, .pp = 4, .embd = 100, .vocab = 1000};
+        talks[i] = (struct predict_comm){.tp = 1, .pp = 4, .embd = 100, .vocab = 1000};
     s = predict_step(stages, talks, &d, &slow, &slow, &one);
     assert_true(near(s.memory, 4));
     assert_true(near(s.latency, 3 * 10e-6 + 10e-6 + 2 * 10e-6));
@@ -474,7 +474,7 @@ static void test_steps(void **state)
         ends[i].bytes = 2e9;
         ends[i].head_bytes = 1e9;
         talks[i] =
-            (struct predict_talk){.tp = 1, .pp = 2, .embd = 100, .vocab = 1000, .head_rows = 500};
+            (struct predict_comm){.tp = 1, .pp = 2, .embd = 100, .vocab = 1000, .head_rows = 500};
     }
     s = predict_step(ends, talks, &d, &slow, &slow, &one);
     assert_true(near(s.memory, 3) && near(s.seconds, s.memory + s.layers + s.latency + s.transfer));
@@ -484,7 +484,7 @@ static void test_steps(void **state)
     assert_true(near(said.messages, 3) && near(said.bytes, 400 + 2000));
     /* experts: half of them met by one row; whole ones on two ranks, the busiest */
     w = (struct predict_work){.layers = 1, .expert_bytes = 1e9, .n_expert = 2, .n_used = 1};
-    t = (struct predict_talk){.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
+    t = (struct predict_comm){.tp = 1, .pp = 1, .embd = 100, .vocab = 1000};
     assert_true(near(predict_step(&w, &t, &d, &slow, &slow, &one).memory, 0.5));
     t.tp = 2;
     t.ep = true;

@@ -53,7 +53,7 @@ struct batch {
 static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
 {
     if (net->has_next_stage)
-        return false; /* another rank has the last layer */
+        return false; /* another process has the last layer */
     return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
 }
 

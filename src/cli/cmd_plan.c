@@ -131,7 +131,7 @@ static double more(double a, double b)
 
 /* The largest share of everything in a stage: it lasts as long as its slowest rank takes. */
 static void slowest(const struct placement *plan, int stage, struct predict_work *w,
-                    struct predict_talk *t)
+                    struct predict_comm *t)
 {
     *w = (struct predict_work){0};
     for (int i = stage * plan->tp; i < (stage + 1) * plan->tp; i++) {
@@ -147,7 +147,7 @@ static void slowest(const struct placement *plan, int stage, struct predict_work
         w->head_bytes = more(w->head_bytes, o->head_bytes);
         w->kv_bytes = more(w->kv_bytes, o->kv_bytes);
         w->attn_flops = more(w->attn_flops, o->attn_flops);
-        *t = plan->ranks[i].talk;
+        *t = plan->ranks[i].comm;
     }
 }
 
@@ -175,7 +175,7 @@ static int kinds_of(const struct planner *p, struct kind *out)
 static struct predict_step step_of(const struct planner *p, const struct predict_load *load)
 {
     struct predict_work w[RANKS_MOST];
-    struct predict_talk t[RANKS_MOST];
+    struct predict_comm t[RANKS_MOST];
     for (int i = 0; i < p->plan.pp; i++)
         slowest(&p->plan, i, &w[i], &t[i]);
     return predict_step(w, t, &p->on, &p->inside, &p->between, load);
@@ -187,7 +187,7 @@ static struct predict_traffic traffic_of(const struct planner *p, const struct p
     struct predict_traffic most = {0, 0};
     for (int i = 0; i < p->plan.n_ranks; i++) {
         const struct placement_rank *r = &p->plan.ranks[i];
-        struct predict_traffic t = predict_traffic(&r->talk, r->stage, r->tp_rank, load);
+        struct predict_traffic t = predict_traffic(&r->comm, r->stage, r->tp_rank, load);
         most.messages = more(most.messages, t.messages);
         most.bytes = more(most.bytes, t.bytes);
     }
@@ -197,7 +197,7 @@ static struct predict_traffic traffic_of(const struct planner *p, const struct p
 static struct predict_step step_alone(const struct planner *p, const struct predict_load *load)
 {
     const struct placement_rank *one = &p->plan.one;
-    return predict_step(&one->work, &one->talk, &p->on, &p->inside, &p->between, load);
+    return predict_step(&one->work, &one->comm, &p->on, &p->inside, &p->between, load);
 }
 
 /* For people */

@@ -34,7 +34,7 @@ struct pipeline {
     struct ranks *r;
     int most; /* the most parts of a step */
     int max_seqs;
-    int dear;       /* of pipeline_parts */
+    int overhead;   /* of pipeline_parts */
     bool whole;     /* sequences are not cut, because rows attend to later ones */
     bool all_embed; /* later stages need token ids, too */
     struct pipeline_step steps[IN_FLIGHT];
@@ -87,7 +87,7 @@ struct pipeline *pipeline_new(struct model *m, struct ranks *r, const struct bou
     p->r = r;
     p->most = p->r->pp > PIPELINE_PARTS ? p->r->pp : PIPELINE_PARTS;
     p->max_seqs = bounds->max_seqs;
-    p->dear = p->r->comm.n_on_device > 0 ? 0 : PIPELINE_DEAR;
+    p->overhead = p->r->comm.n_on_device > 0 ? 0 : PIPELINE_PART_OVERHEAD;
     p->all_embed = m->net.embed.layers.width > 0;
     p->head = stages_head(p->r, m->net.n_vocab);
     p->shares_head =
@@ -148,16 +148,16 @@ static struct pipeline_step *latest(struct pipeline *p)
     return &p->steps[(p->begun - 1) % IN_FLIGHT];
 }
 
-int pipeline_parts(int pp, int dear, double rows, double seqs, double outs)
+int pipeline_parts(int pp, int overhead, double rows, double seqs, double outs)
 {
     /* One part per stage for three kinds of step. Decodes circulate through the stages. A prompt chunk that needs no
      * logits is followed by the next chunk without a gap. Where every row needs logits, the head dominates. */
-    if (rows <= seqs || outs == 0 || outs >= rows || !dear || pp == 1)
+    if (rows <= seqs || outs == 0 || outs >= rows || !overhead || pp == 1)
         return (int)fmin(pp, fmax(seqs, floor(rows / PARTS_ROWS)));
     int most = pp > PIPELINE_PARTS ? pp : PIPELINE_PARTS, best = 1;
     /* n parts take the time of pp + n - 1 parts in one stage. */
     for (int n = 1; n <= most && n * PARTS_ROWS <= rows; n++)
-        if ((pp + n - 1) * (rows / n + dear) < (pp + best - 1) * (rows / best + dear))
+        if ((pp + n - 1) * (rows / n + overhead) < (pp + best - 1) * (rows / best + overhead))
             best = n;
     return (int)fmax(best, fmin(pp, seqs));
 }
@@ -172,7 +172,8 @@ int pipeline_begin(struct pipeline *p, const struct batch *b)
     for (int i = 0; i < b->n_tokens; i++)
         f->late |= b->tokens[i] < 0;
     wait_sent(p, f);
-    int most = b->keep ? 1 : pipeline_parts(p->r->pp, p->dear, b->n_tokens, b->n_seqs, b->n_out);
+    int most =
+        b->keep ? 1 : pipeline_parts(p->r->pp, p->overhead, b->n_tokens, b->n_seqs, b->n_out);
     for (int i = 1, first = 0; i <= most; i++) {
         int at = (int)((int64_t)b->n_tokens * i / most);
         int last = i == most ? b->n_tokens : parts_cut(b, p->whole, at, first);

@@ -13,14 +13,15 @@
 
 enum {
     PIPELINE_PARTS = 8, /* the most of a step, or one per stage if that is more */
-    /* The fixed cost of a part in rows, on CPUs: its weights are read, and kernels prefer many rows. Measured on two
-     * cores, with experts and without. */
-    PIPELINE_DEAR = 64,
+    /* The fixed cost of a part on CPUs, in rows: its weights are read again, and kernels prefer many rows. Measured on
+     * two cores, with experts and without. */
+    PIPELINE_PART_OVERHEAD = 64,
 };
 
-/* The number of parts of a step. Decodes have one part per stage: they take turns. A prompt has the number that ends
- * soonest: with more parts all stages start sooner, but each part costs `dear` rows. dear 0 (unknown): one per stage. */
-int pipeline_parts(int pp, int dear, double rows, double seqs, double outs);
+/* The number of parts of a step. Decodes have one part per stage: they take turns. A prompt has the number that finishes
+ * soonest: with more parts all stages start sooner, but each part costs `overhead` rows. overhead 0 (unknown): one part
+ * per stage. */
+int pipeline_parts(int pp, int overhead, double rows, double seqs, double outs);
 
 struct pipeline;
 /* Allocates everything for steps within the bounds. */

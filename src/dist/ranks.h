@@ -47,8 +47,8 @@ struct ranks_sum {
     float *room;          /* (need) */
     size_t need, each;    /* each: floats of the largest piece that a rank adds up */
     int phase;
-    void *request;           /* of the link; NULL = no sum is in flight */
-    int talk[4][RANKS_MOST]; /* counts and offsets of an exchange: sent, sent_at, got, got_at */
+    void *request;             /* of the link; NULL = no sum is in flight */
+    int counts[4][RANKS_MOST]; /* counts and offsets of an exchange: sent, sent_at, got, got_at */
 };
 
 struct ranks {

@@ -103,17 +103,17 @@ static void *begin_pieces(struct ranks *r, struct ranks_sum *s)
     for (int t = 0; t < r->tp; t++) {
         struct range theirs = piece_of(r, s, t);
         bool other = t != r->tp_rank;
-        s->talk[1][t] = is_sparse(s) ? sent : theirs.first;
-        s->talk[0][t] = !other         ? 0
-                        : is_sparse(s) ? pack_rows(s->room + sent, s, theirs, r->tp_rank)
-                                       : theirs.n;
-        sent += s->talk[0][t];
-        s->talk[3][t] = got;
-        s->talk[2][t] = other ? count_floats(s, mine, t) : 0;
-        got += s->talk[2][t];
+        s->counts[1][t] = is_sparse(s) ? sent : theirs.first;
+        s->counts[0][t] = !other         ? 0
+                          : is_sparse(s) ? pack_rows(s->room + sent, s, theirs, r->tp_rank)
+                                         : theirs.n;
+        sent += s->counts[0][t];
+        s->counts[3][t] = got;
+        s->counts[2][t] = other ? count_floats(s, mine, t) : 0;
+        got += s->counts[2][t];
     }
-    return r->link->exchange(is_sparse(s) ? s->room : s->rows, s->talk[0], s->talk[1],
-                             incoming(r, s), s->talk[2], s->talk[3], RANKS_STAGE_GROUP);
+    return r->link->exchange(is_sparse(s) ? s->room : s->rows, s->counts[0], s->counts[1],
+                             incoming(r, s), s->counts[2], s->counts[3], RANKS_STAGE_GROUP);
 }
 
 static void add(float *restrict to, const float *restrict from, int n)
@@ -147,7 +147,7 @@ static void add_up(const struct ranks *r, const struct ranks_sum *s)
     float *own = s->rows + mine.first, *next[RANKS_MOST], *parts[RANKS_MOST];
     int width = is_sparse(s) ? s->width : ADD_FLOATS, row = is_sparse(s) ? mine.first / width : 0;
     for (int t = 0; t < r->tp; t++)
-        next[t] = t == r->tp_rank ? own : incoming(r, s) + s->talk[3][t];
+        next[t] = t == r->tp_rank ? own : incoming(r, s) + s->counts[3][t];
     for (int at = 0; at < mine.n; at += width, row++) {
         int n = mine.n - at < width ? mine.n - at : width;
         for (int t = 0; t < r->tp; t++) {
@@ -165,10 +165,10 @@ static void *begin_result(struct ranks *r, struct ranks_sum *s)
     add_up(r, s);
     for (int t = 0; t < r->tp; t++) {
         struct range piece = piece_of(r, s, t);
-        s->talk[0][t] = piece.n;
-        s->talk[1][t] = piece.first;
+        s->counts[0][t] = piece.n;
+        s->counts[1][t] = piece.first;
     }
-    return r->link->complete(s->rows, s->talk[0], s->talk[1], RANKS_STAGE_GROUP);
+    return r->link->complete(s->rows, s->counts[0], s->counts[1], RANKS_STAGE_GROUP);
 }
 
 static void begin_phase(struct ranks *r, struct ranks_sum *s, enum phase phase)

@@ -1,4 +1,4 @@
-/* Steps in one process or over several: see executor.h. */
+/* Runs steps in one process or over several: see executor.h. */
 #include "engine/executor.h"
 #include "backend/backend.h"
 #include "base/mem.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* A step over pipeline stages whose tokens are chosen as its logits come, maybe after the next one has started. */
+/* A step over pipeline stages. Its tokens are sampled as logits arrive, maybe after the next step has started. */
 struct staged_step {
     bool sampled;
     struct row_choice *choices; /* (max_out) */
@@ -18,17 +18,17 @@ struct staged_step {
 struct executor {
     struct model *m;
     struct bounds bounds;
-    struct ranks *r;            /* NULL: this process alone */
-    struct follow_sender *tell; /* tells the other ranks of steps, or NULL */
-    struct pipeline *pipeline;  /* NULL: this process has all layers */
-    int32_t *sampled;           /* (max_out) */
-    struct sampler **samplers;  /* (max_out) */
-    int n_out;                  /* of the step started last */
-    unsigned turn;              /* counts steps */
+    struct ranks *r;              /* NULL: a single process */
+    struct follow_sender *sender; /* broadcasts steps to the other processes, or NULL */
+    struct pipeline *pipeline;    /* NULL: this process has all layers */
+    int32_t *sampled;             /* (max_out) */
+    struct sampler **samplers;    /* (max_out) */
+    int n_out;                    /* output rows of the step started last */
+    unsigned turn;                /* counts steps */
     /* With a pipeline: */
-    struct staged_step steps[2]; /* in flight, the oldest first */
+    struct staged_step steps[2]; /* in flight, oldest first */
     int n_steps;
-    int n_taken;                /* logits rows of the oldest step that have come */
+    int n_taken;                /* logits rows of the oldest step that have arrived */
     struct sample_probs *probs; /* (max_out) */
 };
 
@@ -57,7 +57,7 @@ struct executor *executor_new(struct model *m, const struct bounds *bounds, stru
         size_t stream = (size_t)(bounds->max_tokens + r->tp) * (size_t)m->net.n_embd,
                logits = outs * (size_t)m->net.n_vocab;
         ranks_reserve(r, stream > logits ? stream : logits);
-        x->tell = follow_sender_new(r, bounds);
+        x->sender = follow_sender_new(r, bounds);
     }
     if (!m->be->ops->prepare(m->be, &m->net, bounds, err)) {
         executor_free(x);
@@ -73,7 +73,7 @@ void executor_free(struct executor *x)
     if (!x)
         return;
     pipeline_free(x->pipeline);
-    follow_sender_free(x->tell);
+    follow_sender_free(x->sender);
     for (int i = 0; i < 2; i++) {
         mem_free(x->steps[i].choices);
         mem_free(x->steps[i].draws);
@@ -84,14 +84,14 @@ void executor_free(struct executor *x)
     mem_free(x);
 }
 
-/* The other ranks run the step, too. */
-static void tell_step(struct executor *x, const struct batch *b, uint64_t key)
+/* Sends the step to the other processes, which run it as well. */
+static void send_step(struct executor *x, const struct batch *b, uint64_t key)
 {
-    if (x->tell)
-        follow_send_step(x->tell, b, (struct follow_step){key, x->m->be->deterministic});
+    if (x->sender)
+        follow_send_step(x->sender, b, (struct follow_step){key, x->m->be->deterministic});
 }
 
-/* The next logits of the oldest step, and the tokens chosen from them. */
+/* Waits for the next logits of the oldest step and samples their tokens. */
 static void take_logits(struct executor *x)
 {
     const struct staged_step *s = &x->steps[0];
@@ -106,7 +106,7 @@ static void take_logits(struct executor *x)
     x->n_taken = outs.n ? outs.first + outs.n : x->bounds.max_out;
 }
 
-/* Rows that depend on tokens of the step before wait for those tokens alone. */
+/* Starts the parts of a step. A part whose rows need tokens of the previous step waits for those tokens only. */
 static void start_stages(struct executor *x, const struct batch *b, int32_t *tokens,
                          const int32_t *after)
 {
@@ -118,7 +118,7 @@ static void start_stages(struct executor *x, const struct batch *b, int32_t *tok
             int from = known ? after[r] - 1 : -1 - tokens[r];
             while (x->n_steps && x->n_taken <= from)
                 take_logits(x);
-            /* No token: that step has failed, and its end reports it. */
+            /* If there is no token, that step has failed, which its end reports. */
             if (!known)
                 tokens[r] = x->sampled[from] > 0 ? x->sampled[from] : 0;
         }
@@ -131,7 +131,7 @@ void executor_start(struct executor *x, const struct batch *b, int32_t *tokens,
                     const int32_t *after, uint64_t key)
 {
     x->n_out = b->n_out;
-    tell_step(x, b, key);
+    send_step(x, b, key);
     mem_guard_enter();
     if (x->pipeline)
         start_stages(x, b, tokens, after);
@@ -147,7 +147,7 @@ void executor_sample(struct executor *x, const struct row_choice *choices)
         memcpy(s->choices, choices, (size_t)x->n_out * sizeof *choices);
         for (int i = 0; i < x->n_out; i++) {
             if (i > 0 && choices[i].owner == choices[i - 1].owner)
-                s->choices[i].sampler = NULL; /* of several rows the first alone */
+                s->choices[i].sampler = NULL; /* only the first of a sequence's rows is sampled */
             if (s->choices[i].sampler)
                 s->draws[i] = sampler_counter(choices[i].sampler);
         }
@@ -161,7 +161,7 @@ void executor_sample(struct executor *x, const struct row_choice *choices)
     mem_guard_leave();
 }
 
-/* Weights read from the file in every step: it must not have been cut short. */
+/* If steps read weights from the mapped file, checks that it has not been truncated. */
 static bool check_file(struct executor *x, struct error *err)
 {
     x->turn = (x->turn + 1) & INT32_MAX;
@@ -196,7 +196,7 @@ bool executor_draft(struct executor *x, const struct batch *b, uint64_t key,
                     struct sampler *sampler, struct error *err)
 {
     bool ok = true;
-    tell_step(x, b, key);
+    send_step(x, b, key);
     mem_guard_enter();
     if (x->pipeline) {
         pipeline_draft(x->pipeline, b);
@@ -224,7 +224,7 @@ bool executor_follow(struct executor *x, const struct batch *b, uint64_t key, st
         for (int i = 0; i < n; i++)
             pipeline_part(x->pipeline, i);
         while (x->r->rank == 0 && pipeline_take(x->pipeline).n)
-            continue; /* tests alone: rank 0 follows nobody */
+            continue; /* only in tests, where rank 0 is a follower */
         pipeline_end(x->pipeline);
     } else {
         forward(x->m, b, key);

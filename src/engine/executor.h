@@ -1,7 +1,6 @@
 /*
- * Computes batches that step.c has laid out and chooses their tokens: in this process alone, or together
- * with others (dist/). Owns the pipeline and the choice of tokens over its stages. Must not know sequences
- * or the cache.
+ * Computes batches that step.c has laid out and samples their tokens, in this process alone or together with others
+ * (dist/). Owns the pipeline and sampling over its stages. Must not know sequences or the cache.
  *
  * Invariants:
  * 1. Steps end in the order in which they were started. Two at most are in flight, one where the backend
@@ -16,8 +15,8 @@
 
 struct kv_seq; /* kvcache.h */
 
-/* Who chooses from an out row: the sampler, unless *owner has become NULL in the meantime (its sequence has
- * left, and its sampler with it). */
+/* The sampler of an output row. It is not used if *owner has become NULL in the meantime, because the sequence has
+ * ended and its sampler is freed. */
 struct row_choice {
     struct sampler *sampler; /* NULL = no token is wanted */
     struct kv_seq *const *owner;
@@ -37,13 +36,13 @@ void executor_start(struct executor *x, const struct batch *b, int32_t *tokens,
 void executor_sample(struct executor *x, const struct row_choice *choices);
 /* Waits for the oldest step. */
 bool executor_end(struct executor *x, struct error *err);
-/* A whole step of the MTP block, whose tokens `sampler` chooses; no other step is in flight. */
+/* A whole step of the MTP block; `sampler` chooses its tokens. No other step may be in flight. */
 bool executor_draft(struct executor *x, const struct batch *b, uint64_t key,
                     struct sampler *sampler, struct error *err);
 /* A step that another process has laid out, from start to end. No tokens are chosen. */
 bool executor_follow(struct executor *x, const struct batch *b, uint64_t key, struct error *err);
 
-/* Results of the step that ended last, by out row. The token is -1 where none was wanted, or none could be chosen. */
+/* Results of the step that ended last, by output row. The token is -1 if none was wanted or none could be chosen. */
 int32_t executor_token(const struct executor *x, int row);
 void executor_probs(struct executor *x, int row, struct sample_probs *out);
 void executor_logits(struct executor *x, int row, float *out); /* (model_row_width) */

@@ -1,4 +1,4 @@
-/* How a model would be placed on several ranks: see placement.h. Decides nothing: dist/split.c does. */
+/* How a model would be placed on several ranks: see placement.h. Only counts; dist/split.c decides. */
 #include "engine/placement.h"
 #include "backend/kv_type.h"
 #include "base/mem.h"
@@ -13,28 +13,28 @@
 #include <stdio.h>
 #include <string.h>
 
-struct counter {
+struct rank_counter {
     const struct tensorfile *f;
     const struct config *c;
     const struct placement_options *o;
     struct placement *plan;
-    const struct outline *net; /* cut */
+    const struct outline *net; /* cut for this rank */
     struct placement_rank *to;
     struct error *err;
 };
 
 /* Bytes of weights */
 
-/* The form that rows of a tensor have once they are read (backend/rawweight.h). */
-struct form {
+/* The format of a tensor's rows once they are read (backend/rawweight.h). */
+struct row_format {
     enum dtype type;
-    int group_len; /* of GPTQ4 */
-    bool scales;   /* of F8_E4M3 and NVFP4 */
-    bool packed;   /* a folder's: 128 columns stay together */
+    int group_len; /* for GPTQ4 */
+    bool scales;   /* for F8_E4M3 and NVFP4 */
+    bool packed;   /* packed in a checkpoint folder: 128 columns stay together */
 };
 
 struct placed_tensor {
-    const struct counter *k;
+    const struct rank_counter *k;
     const struct tensor_name *name;
     int layer;
 };
@@ -45,13 +45,13 @@ static const struct tensor *find_part(void *arg, const char *suffix)
     return build_find(p->k->f, p->k->c, p->name, p->layer, 0, suffix);
 }
 
-/* As loading does it: matrices that lie in one tensor and are turned become halves. */
-static enum dtype turned(enum dtype t)
+/* The type after loading: quantised matrices that are cut out of one tensor and transposed become fp16. */
+static enum dtype transposed_type(enum dtype t)
 {
     return t == DT_F32 || t == DT_BF16 ? t : DT_F16;
 }
 
-static bool missing(const struct counter *k, const struct tensor_spec *spec,
+static bool missing(const struct rank_counter *k, const struct tensor_spec *spec,
                     const struct tensor_name *n)
 {
     char name[192];
@@ -59,9 +59,9 @@ static bool missing(const struct counter *k, const struct tensor_spec *spec,
     return error_set(k->err, "%s: tensor %s: missing", k->f->path, name);
 }
 
-static bool plain_form(const struct counter *k, const struct tensor_spec *spec,
+static bool plain_form(const struct rank_counter *k, const struct tensor_spec *spec,
                        const struct weight_rows *r, int n_in, int64_t height, int n_stack,
-                       struct form *out)
+                       struct row_format *out)
 {
     const struct tensor *t = build_find(k->f, k->c, r->name, spec->layer, 0, "weight");
     bool transposed = !k->f->is_gguf && r->transposed && !r->stride;
@@ -81,20 +81,20 @@ static bool plain_form(const struct counter *k, const struct tensor_spec *spec,
     return true;
 }
 
-static bool form_of(const struct counter *k, const struct tensor_spec *spec,
-                    const struct weight_rows *r, struct form *out)
+static bool form_of(const struct rank_counter *k, const struct tensor_spec *spec,
+                    const struct weight_rows *r, struct row_format *out)
 {
     struct placed_tensor place = {k, r->name, spec->layer};
     bool part = (!k->f->is_gguf || r->also_gguf) && r->tensor_rows;
     bool stacked = build_stacked(k->f, r->name) && spec->n_expert > 1 && !r->stride;
-    /* pitch: one matrix of all heads */
+    /* stride: one tensor has the matrices of all heads */
     int64_t height = part ? r->tensor_rows : r->n;
     int n_in = spec->n_in;
     if (r->stride) {
         height = (int64_t)spec->n_expert * r->stride;
         n_in = r->transposed ? r->n : spec->n_in;
     }
-    *out = (struct form){0};
+    *out = (struct row_format){0};
     if (height > INT32_MAX)
         return error_set(k->err, "%s: %" PRId64 " rows of a weight of layer %d", k->f->path, height,
                          spec->layer);
@@ -113,14 +113,14 @@ static bool form_of(const struct counter *k, const struct tensor_spec *spec,
         if (!plain_form(k, spec, r, n_in, height, stacked ? spec->n_expert : 1, out))
             return false;
     } else {
-        *out = (struct form){lay.type, lay.group_len, lay.scale != NULL, true};
+        *out = (struct row_format){lay.type, lay.group_len, lay.scale != NULL, true};
     }
     if (r->stride)
-        *out = (struct form){.type = turned(out->type)};
+        *out = (struct row_format){.type = transposed_type(out->type)};
     return true;
 }
 
-/* Rows [base, base + rows) of a weight: how many are kept. */
+/* The number of rows in [base, base + rows) that the cut keeps. */
 static int rows_kept(const struct cut *cut, int base, int rows)
 {
     int n = 0;
@@ -140,8 +140,8 @@ static size_t groups(int n_in, int len)
     return (size_t)((n_in + len - 1) / len);
 }
 
-/* A row of n_in columns with the planes beside it. */
-static size_t row_bytes(const struct form *f, int n_in)
+/* Bytes of a row of n_in columns, including its scales and zeros. */
+static size_t row_bytes(const struct row_format *f, int n_in)
 {
     size_t n = dtype_bytes(f->type, (size_t)n_in);
     if (f->type == DT_F8_E4M3 && f->scales)
@@ -151,14 +151,14 @@ static size_t row_bytes(const struct form *f, int n_in)
     return n;
 }
 
-/* What this rank has of it; bytes and values. */
-static bool measure(const struct counter *k, const struct tensor_spec *spec, size_t *bytes,
+/* Bytes and number of values of this rank's shard of a weight or vector. */
+static bool measure(const struct rank_counter *k, const struct tensor_spec *spec, size_t *bytes,
                     double *values)
 {
     *bytes = 0;
     *values = 0;
     if (!spec->w) {
-        /* a single number stands in the layer itself */
+        /* a single number is a member of struct layer */
         if (spec->n_in > 1)
             *bytes = (size_t)rows_kept(spec->cut, 0, spec->n_in) * sizeof(float);
         return build_find(k->f, k->c, spec->rows[0].name, spec->layer, 0, "weight") ||
@@ -167,7 +167,7 @@ static bool measure(const struct counter *k, const struct tensor_spec *spec, siz
     int base = 0;
     size_t experts = (size_t)spec->w->n_expert;
     for (int i = 0; i < spec->n_rows; i++) {
-        struct form form;
+        struct row_format form;
         if (!form_of(k, spec, &spec->rows[i], &form))
             return false;
         size_t rows = (size_t)rows_kept(spec->cut, base, spec->rows[i].n);
@@ -184,7 +184,7 @@ static bool measure(const struct counter *k, const struct tensor_spec *spec, siz
     return true;
 }
 
-/* What is whole, and why */
+/* Replicated parts, and the reason */
 
 static void add_copy(struct placement *p, const char *part, const char *why, int layers,
                      size_t bytes)
@@ -194,7 +194,7 @@ static void add_copy(struct placement *p, const char *part, const char *why, int
         if (!strcmp(c->part, part) && !strcmp(c->why, why))
             break;
     if (c == p->copies + PLACEMENT_COPIES)
-        c--; /* many kinds: the last row has the rest */
+        c--; /* too many: the last entry counts the rest */
     else if (c == p->copies + p->n_copies) {
         p->n_copies++;
         c->part = part;
@@ -204,14 +204,14 @@ static void add_copy(struct placement *p, const char *part, const char *why, int
     c->bytes += bytes;
 }
 
-/* Columns of a weight that stay together, in its file. */
-static int block_of(const struct counter *k, const struct weight *w)
+/* The block length of a weight in its file: columns are cut at multiples of it. */
+static int block_of(const struct rank_counter *k, const struct weight *w)
 {
     for (int i = 0; i < k->net->n_specs; i++) {
         const struct tensor_spec *spec = &k->net->specs[i];
-        struct form form;
+        struct row_format form;
         struct error ignored;
-        struct counter quiet = *k;
+        struct rank_counter quiet = *k;
         quiet.err = &ignored;
         if (spec->w == w && form_of(&quiet, spec, &spec->rows[0], &form))
             return form.packed || form.type == DT_F8_E4M3 ? 128 : dtype_table[form.type].block_len;
@@ -219,7 +219,7 @@ static int block_of(const struct counter *k, const struct weight *w)
     return 1;
 }
 
-static void why_heads(const struct counter *k, const struct weight *wo, int heads, int dim,
+static void why_heads(const struct rank_counter *k, const struct weight *wo, int heads, int dim,
                       char *why, size_t size)
 {
     int block = block_of(k, wo);
@@ -230,7 +230,8 @@ static void why_heads(const struct counter *k, const struct weight *wo, int head
                  dim, k->o->tp, block);
 }
 
-static const char *why_mixer(const struct counter *k, const struct mixer *m, char *why, size_t size)
+static const char *why_mixer(const struct rank_counter *k, const struct mixer *m, char *why,
+                             size_t size)
 {
     const struct attention *a = &m->attention;
     const struct delta_net *d = &m->delta_net;
@@ -249,14 +250,14 @@ static const char *why_mixer(const struct counter *k, const struct mixer *m, cha
     return why;
 }
 
-static char *why_ffn(const struct counter *k, const struct ffn *f, char *why, size_t size)
+static char *why_ffn(const struct rank_counter *k, const struct ffn *f, char *why, size_t size)
 {
     snprintf(why, size, "%d hidden units in blocks of %d cannot be shared by %d ranks",
              f->down->n_in, block_of(k, f->down), k->o->tp);
     return why;
 }
 
-/* The last matrix of a mixer: who has it whole has the mixer whole. */
+/* The last matrix of a mixer. If it is replicated, the mixer is. */
 static const struct weight *mixer_out(const struct mixer *m)
 {
     switch (m->kind) {
@@ -279,8 +280,8 @@ static bool is_mlp_weight(const struct mlp *m, const struct weight *w)
            w == m->embed.project;
 }
 
-static void explain_layer(const struct counter *k, const struct weight *w, const struct layer *l,
-                          size_t bytes)
+static void explain_layer(const struct rank_counter *k, const struct weight *w,
+                          const struct layer *l, size_t bytes)
 {
     static const char *const mixers[] = {"attention", "latent attention", "delta net",
                                          "short convolution"};
@@ -305,7 +306,7 @@ static void explain_layer(const struct counter *k, const struct weight *w, const
                  bytes);
 }
 
-static void explain(const struct counter *k, const struct tensor_spec *spec, size_t bytes)
+static void explain(const struct rank_counter *k, const struct tensor_spec *spec, size_t bytes)
 {
     const struct network *net = &k->net->net;
     const struct weight *w = spec->w;
@@ -325,7 +326,7 @@ static void explain(const struct counter *k, const struct tensor_spec *spec, siz
         add_copy(k->plan, "other embeddings", "their rows are looked up by all", 0, bytes);
 }
 
-/* What a rank has */
+/* Counts of a rank */
 
 static void widen(struct placement_span *s, int n)
 {
@@ -355,7 +356,7 @@ static void count_mixer(const struct mixer *m, struct placement_rank *to)
     }
 }
 
-/* Sums over ranks that a layer needs, as the backends do them. */
+/* The number of all-reduces that backends do for a layer. */
 static int sums_of(const struct layer *l)
 {
     const struct mlp *m = &l->mlp;
@@ -367,7 +368,7 @@ static int sums_of(const struct layer *l)
 static void count_layers(const struct network *net, struct placement_rank *to)
 {
     int depth = network_depth(net);
-    struct predict_talk *t = &to->talk;
+    struct predict_comm *t = &to->comm;
     t->sums = net->embed.partial && !net->has_prev_stage;
     for (int i = 0; i < depth; i++) {
         const struct layer *l = &net->layers[i];
@@ -387,7 +388,7 @@ static void count_layers(const struct network *net, struct placement_rank *to)
     t->ep = to->experts.n < to->work.n_expert;
 }
 
-/* The rows that are kept of a weight that is cut in one run, or not at all. */
+/* The kept rows of a weight that is cut to one run, or not cut. */
 static struct range rows_of(const struct outline *o, const struct weight *w)
 {
     for (int i = 0; i < o->n_specs; i++) {
@@ -398,24 +399,24 @@ static struct range rows_of(const struct outline *o, const struct weight *w)
     return (struct range){0, w->n_out};
 }
 
-/* shared: first and last stage have parts of the head. */
+/* shared: first and last stage share the rows of the head. */
 static void count_ends(const struct outline *o, bool shared, struct placement_rank *to)
 {
     const struct network *net = &o->net;
     const struct head *h = &net->head;
     bool has_head = h->w && (!net->has_next_stage || (shared && !net->has_prev_stage));
     shared = shared && has_head;
-    to->talk.embd = net->n_embd;
-    to->talk.vocab = h->w ? net->n_vocab : net->n_embd;
+    to->comm.embd = net->n_embd;
+    to->comm.vocab = h->w ? net->n_vocab : net->n_embd;
     if (has_head)
         to->vocab = rows_of(o, h->w);
     else if (!net->has_prev_stage)
         to->vocab = rows_of(o, net->embed.tokens);
-    to->talk.collects = h->w && h->w->n_out < net->n_vocab && !net->has_next_stage && !shared;
-    to->talk.head_rows = shared ? h->w->n_out : 0;
+    to->comm.collects = h->w && h->w->n_out < net->n_vocab && !net->has_next_stage && !shared;
+    to->comm.head_rows = shared ? h->w->n_out : 0;
 }
 
-static bool count_weights(const struct counter *k)
+static bool count_weights(const struct rank_counter *k)
 {
     struct placement_rank *to = k->to;
     const struct network *net = &k->net->net;
@@ -436,7 +437,7 @@ static bool count_weights(const struct counter *k)
             to->work.expert_bytes += (double)bytes;
             to->work.expert_params += values;
         } else if (spec->w && spec->role == WEIGHT_EMBED && !head) {
-            /* a row of it is read for a token */
+            /* an embedding: only a row per token is read */
         } else {
             to->work.bytes += (double)bytes;
             to->work.head_bytes += head ? (double)bytes : 0;
@@ -452,14 +453,15 @@ static bool count_weights(const struct counter *k)
     return true;
 }
 
-/* One rank; r NULL: a single process. */
-static bool place(const struct counter *common, const struct ranks *r, struct placement_rank *to)
+/* Counts one rank; r NULL: a single process. */
+static bool place(const struct rank_counter *common, const struct ranks *r,
+                  struct placement_rank *to)
 {
     struct outline o = {0};
-    struct counter of_rank = *common, *k = &of_rank;
+    struct rank_counter of_rank = *common, *k = &of_rank;
     int n_layers = k->c->n_layers;
     *to = (struct placement_rank){.layers = {0, n_layers},
-                                  .talk = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
+                                  .comm = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
     if (r) {
         to->rank = r->rank;
         to->tp_rank = r->tp_rank;
@@ -481,7 +483,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
             .max_tokens = k->o->max_tokens, .max_seqs = k->o->max_seqs, .max_out = k->o->max_seqs};
         count_layers(&o.net, to);
         count_ends(&o, shared, to);
-        to->talk.dear = k->o->gpu ? 0 : PIPELINE_DEAR;
+        to->comm.overhead = k->o->gpu ? 0 : PIPELINE_PART_OVERHEAD;
         to->token_bytes = kvcache_token_bytes(&o.net, k->o->k_type, k->o->v_type);
         to->state_bytes = kvcache_state_bytes(&o.net);
         to->scratch = sizing_step_bytes(&o.net, &lim);
@@ -492,7 +494,7 @@ static bool place(const struct counter *common, const struct ranks *r, struct pl
     return ok;
 }
 
-/* Where kv heads are fewer than ranks, they and their cache are on several. */
+/* If there are fewer kv heads than ranks, each kv head and its cache are on several ranks. */
 static void note_kv_heads(struct placement *p)
 {
     char why[160];
@@ -508,7 +510,7 @@ bool placement_make(const struct tensorfile *f, const struct config *c,
                     const struct placement_options *o, struct placement *out, struct error *err)
 {
     *out = (struct placement){.tp = o->tp, .pp = o->pp, .ep = o->ep, .n_ranks = o->tp * o->pp};
-    struct counter k = {.f = f, .c = c, .o = o, .plan = out, .err = err};
+    struct rank_counter k = {.f = f, .c = c, .o = o, .plan = out, .err = err};
     if (out->n_ranks > RANKS_MOST)
         return error_set(err, "--tp %d times --pp %d are %d ranks; %d is the most", o->tp, o->pp,
                          out->n_ranks, RANKS_MOST);

@@ -1,7 +1,7 @@
 /*
- * How a model would be placed on several ranks, without loading it: each rank's network is made and cut by
- * the very code that a rank runs (dist/split.h), and what comes out is counted. Reads names and shapes of
- * tensors, never their data. `steel plan` prints it, predict.h says how fast it would be.
+ * How a model would be placed on several ranks, without loading it. Each rank's network is made and cut by the code
+ * that ranks run (dist/split.h), then its bytes and operations are counted. Reads names and shapes of tensors, never
+ * their data. `steel plan` prints the result; predict.h estimates its speed.
  */
 #ifndef STEEL_ENGINE_PLACEMENT_H
 #define STEEL_ENGINE_PLACEMENT_H
@@ -10,30 +10,31 @@
 #include "engine/predict.h"
 #include "model/model.h"
 
-/* Over the layers that have such a part; most 0: none has. */
+/* The smallest and largest number over the layers that have such a part; most 0: no layer has. */
 struct placement_span {
     int least, most;
 };
 
 struct placement_rank {
     int rank, stage, tp_rank;
-    struct range layers; /* of the model's */
+    struct range layers; /* of the model */
     struct placement_span heads, kv_heads, ff, ff_exp;
-    struct range experts; /* n 0: there are none */
-    struct range vocab;   /* rows of the head, or of the embedding; n 0: it has neither */
-    size_t weights;       /* bytes, in the file's own formats, vectors and biases as floats */
-    size_t whole;         /* of which every rank of the stage has its own copy */
-    size_t token_bytes, state_bytes; /* of the cache: a token, and a sequence whatever its length */
-    size_t scratch;                  /* working memory of a step, about */
+    struct range experts; /* n 0: the model has none */
+    struct range vocab; /* rows of the head, or else of the embedding; n 0: this rank has neither */
+    size_t weights;     /* bytes in the file's formats; vectors and biases are floats */
+    size_t whole;       /* bytes among `weights` that every rank of the stage has a copy of */
+    size_t token_bytes,
+        state_bytes; /* cache bytes per token, and per sequence regardless of its length */
+    size_t scratch;  /* working memory of a step, estimated */
     struct predict_work work;
-    struct predict_talk talk;
+    struct predict_comm comm;
 };
 
-/* Something that every rank has whole. */
+/* A part of the model that every rank has a full copy of, and the reason. */
 struct placement_copy {
     const char *part;
     char why[160];
-    int layers;   /* how many layers; 0: it is of none */
+    int layers;   /* number of layers; 0: not part of a layer */
     size_t bytes; /* of one copy, in all stages */
 };
 enum { PLACEMENT_COPIES = 24 };
@@ -41,7 +42,7 @@ enum { PLACEMENT_COPIES = 24 };
 struct placement {
     int tp, pp;
     bool ep;
-    struct placement_rank one; /* as a single process has it */
+    struct placement_rank one; /* for a single process */
     struct placement_rank *ranks;
     int n_ranks;
     struct placement_copy copies[PLACEMENT_COPIES];
@@ -49,9 +50,9 @@ struct placement {
 };
 
 struct placement_options {
-    int tp, pp; /* 1 and more */
+    int tp, pp; /* at least 1 */
     bool ep;
-    bool gpu; /* every rank has one of its own: some things are cut otherwise there */
+    bool gpu; /* every rank has a GPU of its own, which changes how experts and the head are cut */
     enum dtype k_type, v_type;
     int max_tokens, max_seqs; /* rows and sequences of a step */
 };

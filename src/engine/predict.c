@@ -1,4 +1,4 @@
-/* How long a step of several ranks takes: see predict.h. Knows no network and no file. */
+/* Predicts the time of a step of several ranks: see predict.h. Knows no network and no file. */
 #include "engine/predict.h"
 #include "dist/ranks.h"
 #include "dist/pipeline.h"
@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TELL_BYTES = 4096 }; /* what rank 0 says before a step */
+enum { STEP_MESSAGE_BYTES = 4096 }; /* what rank 0 broadcasts before a step */
 
-/* Latencies are those of a whole message as a rank sees it, not of a wire. None was measured here but
- * by others: docs/communication.md says by whom. */
+/* Latencies are of a whole message as a rank sees it, not of the wire. They are published measurements;
+ * docs/communication.md has the sources. */
 const struct predict_link predict_links[] = {
     {"nvlink", 5e-6, 360e9, "NVLink 4 with NVSwitch: H100, H200"},
     {"pcie5", 8e-6, 40e9, "PCIe 5.0 x16, GPU to GPU"},
@@ -21,8 +21,8 @@ const struct predict_link predict_links[] = {
     {NULL, 0, 0, NULL},
 };
 
-/* Fitted to what Steel measured of Qwen3-30B-A3B Q4_K_M on one H200; the others are scaled from it by
- * their makers' figures. */
+/* h200 is fitted to measurements of Qwen3-30B-A3B Q4_K_M on one H200. The others are scaled from it by their
+ * specifications. */
 const struct predict_device predict_devices[] = {
     {"h200", 139.0 * 1073741824, 2.77e12, 420e12, 13.4e-6, "measured"},
     {"h100", 79.0 * 1073741824, 1.93e12, 420e12, 13.4e-6, "H100 SXM 80 GB, scaled from h200"},
@@ -32,7 +32,7 @@ const struct predict_device predict_devices[] = {
 
 const char *const predict_bounds[] = {"memory", "compute", "layers", "latency", "bandwidth"};
 
-/* A number with one of the units, which end with a name of NULL; *end behind it. */
+/* A unit of a quantity. Tables of units end with name NULL. */
 struct unit_name {
     const char *name;
     double times;
@@ -98,14 +98,14 @@ double predict_experts(int n, int used, double m)
     return n ? n * (1 - pow(1 - (double)used / n, m)) : 0;
 }
 
-double predict_most(double total, int tp)
+double predict_busiest(double total, int tp)
 {
     double mean = total / tp, most = mean + sqrt(2 * mean * log(tp));
     return total > 0 ? fmin(most, total) / total : 1.0 / tp;
 }
 
-/* What messages cost: rounds of latency, and bytes on the wire one after the other. */
-struct cost {
+/* Seconds of messages: rounds of latency, and bytes sent one after the other. */
+struct message_cost {
     double latency, transfer;
 };
 
@@ -114,25 +114,25 @@ static double rounds(int ranks)
     return ranks > 1 ? ceil(log2(ranks)) : 0;
 }
 
-static struct cost sum_cost(const struct predict_link *l, int tp, double bytes)
+static struct message_cost sum_cost(const struct predict_link *l, int tp, double bytes)
 {
     double latency = rounds(tp) * l->latency;
     if (tp == 1)
-        return (struct cost){0, 0};
+        return (struct message_cost){0, 0};
     if (bytes <= RANKS_GATHER_BYTES)
-        return (struct cost){latency, (tp - 1) * bytes / l->rate};
-    return (struct cost){2 * latency, 2 * (tp - 1) * bytes / tp / l->rate};
+        return (struct message_cost){latency, (tp - 1) * bytes / l->rate};
+    return (struct message_cost){2 * latency, 2 * (tp - 1) * bytes / tp / l->rate};
 }
 
 double predict_sum(const struct predict_link *link, int tp, double bytes)
 {
-    struct cost c = sum_cost(link, tp, bytes);
+    struct message_cost c = sum_cost(link, tp, bytes);
     return c.latency + c.transfer;
 }
 
-int predict_parts(const struct predict_talk *t, const struct predict_load *load)
+int predict_parts(const struct predict_comm *t, const struct predict_load *load)
 {
-    return pipeline_parts(t->pp, t->dear, load->rows, load->seqs, load->outs);
+    return pipeline_parts(t->pp, t->overhead, load->rows, load->seqs, load->outs);
 }
 
 static void add_sums(struct predict_traffic *to, int tp, double bytes, double n)
@@ -143,7 +143,7 @@ static void add_sums(struct predict_traffic *to, int tp, double bytes, double n)
     to->bytes += n * (whole ? 1 : 2) * (tp - 1) * each;
 }
 
-struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, int tp_rank,
+struct predict_traffic predict_traffic(const struct predict_comm *t, int stage, int tp_rank,
                                        const struct predict_load *load)
 {
     struct predict_traffic out = {0, 0};
@@ -162,21 +162,23 @@ struct predict_traffic predict_traffic(const struct predict_talk *t, int stage, 
         out.messages += (double)parts * (t->tp - 1);
     }
     if (stage > 0)
-        out.messages += parts; /* rows come */
+        out.messages += parts; /* receives rows */
     if (!last) {
-        out.messages += parts; /* and go */
+        out.messages += parts; /* sends rows */
         out.bytes += load->rows * row;
     }
     if (t->pp > 1 && tp_rank == 0 && (last || stage == 0))
         out.messages +=
-            parts * (t->head_rows ? 2 : 1); /* logits, to rank 0, and what it makes its own of */
+            parts * (t->head_rows
+                         ? 2
+                         : 1); /* logits to rank 0, and output rows for its shard of the head */
     if (t->pp > 1 && tp_rank == 0 && last)
         out.bytes += logits + (t->head_rows ? load->outs * row : 0);
     return out;
 }
 
-/* The experts of the slowest rank: what part of its bytes a step reads, and of its operations. */
-static void expert_shares(const struct predict_work *w, const struct predict_talk *t, double m,
+/* For the busiest rank: the fraction of its experts' bytes that a step reads, and of row-expert pairs it computes. */
+static void expert_shares(const struct predict_work *w, const struct predict_comm *t, double m,
                           double *read, double *computed)
 {
     int tp = t->ep ? t->tp : 1;
@@ -185,8 +187,8 @@ static void expert_shares(const struct predict_work *w, const struct predict_tal
     *read = *computed = 0;
     if (!w->n_expert)
         return;
-    *read = tp > 1 ? fmin(met * predict_most(met, tp) / mine, 1) : met / mine;
-    *computed = pairs * (tp > 1 ? predict_most(pairs, tp) : 1) / mine;
+    *read = tp > 1 ? fmin(met * predict_busiest(met, tp) / mine, 1) : met / mine;
+    *computed = pairs * (tp > 1 ? predict_busiest(pairs, tp) : 1) / mine;
 }
 
 static enum predict_bound largest(const struct predict_step *s)
@@ -199,8 +201,8 @@ static enum predict_bound largest(const struct predict_step *s)
     return most;
 }
 
-/* One part of a step in one stage, with what it sends to the next. */
-static struct predict_step stage_part(const struct predict_work *w, const struct predict_talk *t,
+/* One part of a step in one stage, including its messages to the next. */
+static struct predict_step stage_part(const struct predict_work *w, const struct predict_comm *t,
                                       const struct predict_device *d,
                                       const struct predict_link *link,
                                       const struct predict_link *between,
@@ -215,7 +217,8 @@ static struct predict_step stage_part(const struct predict_work *w, const struct
     s.memory = bytes / d->read;
     s.compute = (flops + 2 * outs * w->head_params) / d->flops;
     s.layers = w->layers * d->layer;
-    struct cost all = sum_cost(link, t->tp, rows * row), few = sum_cost(link, t->tp, outs * row);
+    struct message_cost all = sum_cost(link, t->tp, rows * row),
+                        few = sum_cost(link, t->tp, outs * row);
     s.latency = t->sums * all.latency + t->sums_last * few.latency;
     s.transfer = t->sums * all.transfer + t->sums_last * few.transfer;
     if (t->collects) {
@@ -241,7 +244,7 @@ static void add_step(struct predict_step *to, const struct predict_step *s, doub
     to->transfer += n * s->transfer;
 }
 
-struct predict_step predict_step(const struct predict_work *w, const struct predict_talk *t,
+struct predict_step predict_step(const struct predict_work *w, const struct predict_comm *t,
                                  const struct predict_device *d, const struct predict_link *link,
                                  const struct predict_link *between,
                                  const struct predict_load *load)
@@ -256,7 +259,7 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
         if (one.seconds > slowest.seconds)
             slowest = one;
         if (t->head_rows && i == 0 &&
-            !last) { /* its part of the head is computed while the last one's is */
+            !last) { /* its shard of the head runs at the same time as the last stage's */
             struct predict_work less = w[i];
             less.bytes -= less.head_bytes;
             less.head_params = 0;
@@ -264,16 +267,16 @@ struct predict_step predict_step(const struct predict_work *w, const struct pred
         }
         add_step(&s, &one, 1);
     }
-    /* Stages work one behind the other. The other parts of a prompt come behind the first; those of
-     * sequences go round, and wait only where the slowest stage has more to do than one round lasts. */
-    double behind = parts - 1;
+    /* s is the time of one part through all stages. Each further part of a prompt adds the time of the slowest
+     * stage. Parts of decodes circulate, and add time only if the slowest stage needs longer than one round. */
+    double more = parts - 1;
     if (load->rows <= load->seqs && slowest.seconds > 0)
-        behind = fmax(parts - s.seconds / slowest.seconds, 0);
-    add_step(&s, &slowest, behind);
+        more = fmax(parts - s.seconds / slowest.seconds, 0);
+    add_step(&s, &slowest, more);
     if (t->tp * t->pp > 1) {
         const struct predict_link *far = t->pp > 1 ? between : link;
         tell.latency = rounds(t->tp * t->pp) * far->latency;
-        tell.transfer = TELL_BYTES / far->rate;
+        tell.transfer = STEP_MESSAGE_BYTES / far->rate;
         tell.seconds = tell.latency + tell.transfer;
         add_step(&s, &tell, 1);
     }

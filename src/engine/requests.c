@@ -209,7 +209,7 @@ static bool check_rows(const struct engine *e, const struct request_spec *s, str
     if (s->n_embeds && !stepper_limits(e->rt->step)->max_embeds)
         return error_set(err, "embeddings in a prompt are not supported here");
     if (e->rt->be->comm && (s->n_embeds || s->rope_pos))
-        return error_set(err, "embeddings in a prompt are not supported over several ranks");
+        return error_set(err, "embeddings in a prompt are not supported by several processes");
     for (int i = 0; i < s->n_embeds; i++) {
         const struct prompt_embeds *span = &s->embeds[i];
         if (span->at < end || span->n < 1 || span->n > s->n_prompt - span->at)

@@ -1,4 +1,4 @@
-/* Runtimes of several ranks: see workers.h. Owns what rank 0 tells workers to open. */
+/* A runtime over several processes: see workers.h. Owns the message that tells workers what to open. */
 #include "engine/workers.h"
 #include "backend/backend.h"
 #include "backend/devices.h"
@@ -16,13 +16,13 @@ struct worker_adapter {
     float scale;
 };
 
-/* What rank 0 has decided for all. */
+/* What workers open, as decided by rank 0. */
 struct worker_opening {
     char path[4096], device[64];
     char expert_stats[4096];    /* a file; "" = none */
     struct runtime_options opt; /* its pointers are invalid */
     struct join_shape shape;
-    int timeout_s; /* of ranks: lines tell it too, where there are some */
+    int timeout_s; /* --rank-timeout; lines send it, too, but there may be none */
     struct cache_size cache;
     struct step_limits limits;
     int draft; /* runtime.draft */
@@ -35,7 +35,7 @@ static struct ranks *ranks_of(const struct runtime *rt)
     return rt->be ? ranks_from(rt->be->comm) : NULL;
 }
 
-/* On all ranks, once the device is open. */
+/* In every process, once the device is open. */
 static bool join(struct runtime *rt, struct ranks *r, struct join_shape shape, struct error *err)
 {
     rt->shard = (struct model_shard){split_for, r};
@@ -72,7 +72,7 @@ static struct worker_opening *describe(const struct runtime *rt, const struct ra
     }
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->expert_stats, sizeof w->expert_stats, "%s", r->expert_stats ? r->expert_stats : "");
-    /* A GPU without a number is another one for each rank of a machine. */
+    /* A GPU without a number: each process of a machine takes another one. */
     if (!asked || !strchr(asked, ':'))
         asked = device_default(device_kind(o->device.device));
     snprintf(w->device, sizeof w->device, "%s", asked);
@@ -84,9 +84,9 @@ bool workers_open(struct runtime *rt, const char *path, const struct opening *o,
     struct ranks *r = ranks_world();
     size_t bytes;
     if (!path || strlen(path) >= sizeof((struct worker_opening *)0)->path)
-        return error_set(err, "several ranks need a model file");
+        return error_set(err, "several processes need a model file");
     struct worker_opening *w = describe(rt, r, path, o, &bytes);
-    r->taken = true; /* from here on the others end by themselves where this fails */
+    r->taken = true; /* from here on a failure ends the workers as well */
     bool ok = follow_send_open(r, w, bytes) || ranks_ok(r, err);
     ok = ok && ranks_agree(r, true, err) && join(rt, r, w->shape, err);
     mem_free(w);
@@ -94,9 +94,9 @@ bool workers_open(struct runtime *rt, const char *path, const struct opening *o,
     return r->following;
 }
 
-/* On a worker. False: rank 0 has heard why. */
-static bool open_told(struct runtime *rt, struct ranks *r, const struct worker_opening *w,
-                      const struct runtime_options *opt)
+/* On a worker. False: rank 0 has received the error. */
+static bool open_runtime(struct runtime *rt, struct ranks *r, const struct worker_opening *w,
+                         const struct runtime_options *opt)
 {
     struct error err = {0};
     struct opening o = {opt, opt->backend, w->limits, w->cache};
@@ -126,8 +126,8 @@ static void *worker_open(struct ranks *r, const void *what, size_t bytes)
     opt.loras = refs;
     atomic_store(&r->timeout_s, w->timeout_s);
     r->expert_stats = w->expert_stats[0] ? w->expert_stats : NULL;
-    bool ok = open_told(rt, r, w, &opt);
-    r->expert_stats = NULL; /* was w's, and has been read */
+    bool ok = open_runtime(rt, r, w, &opt);
+    r->expert_stats = NULL; /* it pointed into w, and has been read */
     mem_free(refs);
     if (ok)
         return rt;
