@@ -43,13 +43,13 @@ struct backend {
     /* Steps run beside the host from launch() on. The next step may begin before the current one ends, with
      * tokens the host does not know yet. At most two steps are in flight. */
     bool async;
-    bool
-        records; /* replay() may record steps and replay them, so equal shapes are worth padding for */
-    bool
-        own_memory; /* alloc() takes memory of a device, such as VRAM. Else it is host memory, which is
-                            committed when first touched. */
-    struct comm
-        *comm; /* with the processes that share the network's layers; NULL = only this process */
+    /* replay() may record steps and replay them, so equal shapes are worth padding for */
+    bool records;
+    /* alloc() takes memory of a device, such as VRAM. Else it is host memory, which is
+     * committed when first touched. */
+    bool own_memory;
+    /* with the processes that share the network's layers; NULL = only this process */
+    struct comm *comm;
 };
 
 struct adapter_ops {

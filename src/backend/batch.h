@@ -33,10 +33,10 @@ struct batch {
     /* Slots of recurrent states, (n_seqs) each; NULL if no layer has a state. In one step, no slot is written by
      * two sequences, and none is read by one sequence and written by another. */
     const int32_t *state_in; /* the state before the first row; -1 = zeros */
-    const int32_t
-        *state_out; /* receives the state after the last row; may be state_in; -1 = padding */
-    const int32_t
-        *save_rows; /* a checkpoint is taken after this many rows of the sequence; 0 = none */
+    /* receives the state after the last row; may be state_in; -1 = padding */
+    const int32_t *state_out;
+    /* a checkpoint is taken after this many rows of the sequence; 0 = none */
+    const int32_t *save_rows;
     const int32_t *save_state; /* the slot that receives the checkpoint */
     const struct kv_layer *kv; /* (n_layers) */
     bool keep; /* all rows go through the last layer, and draft->keep() follows it */

@@ -93,9 +93,9 @@ struct attention {
     const struct rope *rope; /* of q and k, an element of network.ropes; NULL = no rotation */
     float scale;
     int window; /* the row at p sees keys p-window+1..p; 0 = all up to p */
-    bool
-        bidirectional; /* also keys after p, up to p+window-1. The whole sequence is in one step. */
-    float softcap;     /* 0 = none */
+    /* also keys after p, up to p+window-1. The whole sequence is in one step. */
+    bool bidirectional;
+    float softcap;      /* 0 = none */
     const float *sinks; /* (H) or NULL */
     bool gated;
     bool k_is_v;    /* v = k, before k's norm and rope */
@@ -124,8 +124,8 @@ struct latent {
     const struct weight *wo;        /* (E, H*Dv) */
     struct norm q_norm, kv_norm;    /* (q_rank), (C) */
     const struct rope *rope;        /* n_rot = Dr */
-    bool
-        interleaved; /* pairs of the rotated part lie side by side: (2i, 2i + 1) turn into (i, Dr/2 + i) */
+    /* pairs of the rotated part lie side by side: (2i, 2i + 1) turn into (i, Dr/2 + i) */
+    bool interleaved;
     float scale; /* YaRN's mscale^2 is in it */
 };
 

@@ -5,12 +5,12 @@
 #include <stdbool.h>
 
 struct backend_options {
-    const char *
-        device; /* "cpu", "cuda", "cuda:N" (devices.h); NULL = "cpu". The engine also takes "auto". */
+    /* "cpu", "cuda", "cuda:N" (devices.h); NULL = "cpu". The engine also takes "auto". */
+    const char *device;
     int threads; /* 0 = all cores */
-    bool
-        deterministic; /* same bytes whatever else is in the batch and however the prompt was split */
-    bool no_repack;    /* compute from the mapped file */
+    /* same bytes whatever else is in the batch and however the prompt was split */
+    bool deterministic;
+    bool no_repack; /* compute from the mapped file */
 };
 
 #endif

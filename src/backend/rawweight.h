@@ -37,8 +37,8 @@ struct raw_weight {
      * no pages mapped. Returns NULL if the file could not be read. Safe from many threads. */
     const uint8_t *(*read)(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf);
     void *read_arg;
-    bool
-        transient; /* the data is valid only during upload; a backend that needs it later copies it */
+    /* the data is valid only during upload; a backend that needs it later copies it */
+    bool transient;
 };
 
 size_t raw_seg_row_bytes(const struct raw_seg *s, int n_in); /* bytes of data per row */

@@ -33,9 +33,9 @@ struct opt {
     enum opt_kind kind;
     char letter;      /* 0 = no short form */
     const char *name; /* without dashes; for a heading, its text */
-    const char *
-        alias; /* another long name, not shown in help; or a short one such as "-np"; NULL = none */
-    void *out; /* bool, int, uint64_t, float, const char *, struct opt_list */
+    /* another long name, not shown in help; or a short one such as "-np"; NULL = none */
+    const char *alias;
+    void *out;        /* bool, int, uint64_t, float, const char *, struct opt_list */
     double lo, hi;    /* range of OPT_INT and OPT_FLOAT */
     const char *arg;  /* the value's name in help */
     const char *help; /* NULL: accepted, but not shown */

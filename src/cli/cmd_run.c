@@ -21,8 +21,8 @@
 
 struct run_flags {
     struct model_flags model;
-    struct steel_request_options
-        o; /* NAN and INT_MIN: not set, so the model's recommended settings apply */
+    /* NAN and INT_MIN: not set, so the model's recommended settings apply */
+    struct steel_request_options o;
     const char *model_path, *prompt, *file, *system, *think, *format;
     const char *words; /* the prompt given as positionals, joined; NULL = none */
     int n_predict;

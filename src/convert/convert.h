@@ -30,8 +30,8 @@ struct convert_options {
     const struct convert_override *overrides; /* (n_overrides) the last match applies */
     int n_overrides;
     const char *imatrix; /* path or NULL */
-    const struct adapter_ref
-        *merge; /* (n_merge) adapters to merge into the weights: convert alone */
+    /* (n_merge) adapters to merge into the weights: convert alone */
+    const struct adapter_ref *merge;
     int n_merge;
     const char *pre; /* convert: pre-tokenizer name, if the folder's is unknown */
     void (*progress)(void *arg, size_t done, size_t total);

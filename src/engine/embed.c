@@ -38,10 +38,10 @@ struct embedder {
     struct pooling pooling;
     int max_queue;
     /* the thread's own */
-    struct embed_step
-        steps[2]; /* where a backend runs ahead, one computes while the other is ended */
-    float *rows;  /* (rows of the longest text, n_embd) */
-    void *tmp;    /* pooling's */
+    /* where a backend runs ahead, one computes while the other is ended */
+    struct embed_step steps[2];
+    float *rows; /* (rows of the longest text, n_embd) */
+    void *tmp;   /* pooling's */
     pthread_t thread;
     bool started;
     /* shared */

@@ -25,9 +25,9 @@
 enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
 
 struct engine_options {
-    struct runtime_options
-        runtime;   /* max_seqs 0 = 16, or what a GPU's cache holds; progress is set by the engine */
-    int max_queue; /* waiting choices; 0 = 512 */
+    /* max_seqs 0 = 16, or what a GPU's cache holds; progress is set by the engine */
+    struct runtime_options runtime;
+    int max_queue;        /* waiting choices; 0 = 512 */
     int max_per_client;   /* running choices of one client; 0 = its share is the only bound */
     double step_ms;       /* time budget of a step with decodes; 0 = automatic */
     bool no_prefix_cache; /* pages are shared while held, and not kept afterwards */
@@ -48,8 +48,8 @@ struct prompt_embeds {
 struct request_spec {
     const int32_t *prompt; /* (n_prompt) */
     int n_prompt;
-    const struct prompt_embeds
-        *embeds; /* (n_embeds) ascending; runtime_options.embeds allows them */
+    /* (n_embeds) ascending; runtime_options.embeds allows them */
+    const struct prompt_embeds *embeds;
     int n_embeds;
     const int32_t *rope_pos;     /* (n_prompt, 3) M-RoPE positions; NULL = the index three times */
     int n;                       /* choices; 0 = 1. Choice i draws with seed + i */
@@ -69,8 +69,8 @@ struct request_spec {
      * beginning. NULL = no thinking. */
     const char *think_open, *think_close;
     bool in_thinking; /* the prompt ends inside it */
-    struct grammar
-        *grammar;     /* constrains the generated text (text/grammar/grammar.h); NULL = free */
+    /* constrains the generated text (text/grammar/grammar.h); NULL = free */
+    struct grammar *grammar;
     uint64_t client;  /* clients take turns; 0 is a client like the others */
     const char *salt; /* cached pages are shared within one salt only; NULL = no salt */
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, from adapters.h */

@@ -22,8 +22,8 @@ struct prefix {
     bool keep;
     struct entry *e;   /* (n_pages) */
     uint64_t *content; /* (n_pages, page_len) */
-    int32_t
-        *buckets; /* (n_buckets) first entry; full pages by parent and content, tails by parent */
+    /* (n_buckets) first entry; full pages by parent and content, tails by parent */
+    int32_t *buckets;
     uint32_t n_buckets;
     uint64_t next_serial;
     uint64_t key[2]; /* secret of this process */

@@ -47,9 +47,9 @@ struct seq {
     uint64_t client; /* clients share the machine evenly; 0 is a client like the others */
     int n_draft; /* draft tokens after the last one, for the next step to verify; seq_append drops them */
     bool all_rows; /* logits of every prompt token are wanted; no_cache is set too */
-    bool
-        unfollowed; /* the MTP block has not processed all of its rows: it gets no drafts (draft.h) */
-    int n_open;     /* unverified draft tokens at the end of kv (draft.h) */
+    /* the MTP block has not processed all of its rows: it gets no drafts (draft.h) */
+    bool unfollowed;
+    int n_open; /* unverified draft tokens at the end of kv (draft.h) */
     /* set by the scheduler */
     struct seq *prev, *next;
     struct seq *ahead, *behind; /* neighbours in its client's waiting list */
@@ -81,8 +81,8 @@ struct seq_client {
     int turn;                 /* rotates over its prompts */
     int n_readers, at, share; /* in the current step: prompts, index in readers, tokens */
     int64_t need;             /* unread tokens of its prompts */
-    const struct seq
-        *blocked; /* its first sequence, if it lacked pages; tried again when `freed` changes */
+    /* its first sequence, if it lacked pages; tried again when `freed` changes */
+    const struct seq *blocked;
     uint64_t blocked_at; /* value of freed at that time */
     uint64_t round;      /* value of round at that time */
 };

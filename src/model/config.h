@@ -62,8 +62,8 @@ struct config {
     int n_ff_shared;             /* hidden units of the shared experts; 0 = none */
     int n_groups, n_groups_used; /* of experts; 0 = no groups */
     float attn_scale;            /* of scores; 0 = 1 / sqrt(head_dim) */
-    float
-        attn_fold; /* factor folded into a GGUF's q norms, whose readers assume another attn_scale; 0 = 1 */
+    /* factor folded into a GGUF's q norms, whose readers assume another attn_scale; 0 = 1 */
+    float attn_fold;
     float attn_softcap, head_softcap, embed_scale;
     float act_limit;  /* of ACT_SWIGLU_CLAMP */
     int n_shared_kv;  /* trailing layers that read the cache of earlier ones */

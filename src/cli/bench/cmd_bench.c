@@ -41,8 +41,8 @@ struct result {
     double mean, dev, gb_s;
     double rates[MAX_REPS]; /* (n_rates) rate of each repetition */
     int n_rates;
-    double
-        read_gb_s; /* --ceiling: memory bandwidth, median of the measurements between repetitions */
+    /* --ceiling: memory bandwidth, median of the measurements between repetitions */
+    double read_gb_s;
     double bytes, ops; /* weight bytes and operations per token, for the roofline */
     double kv_bytes;   /* bytes of the KV cache read per generated token */
     uint64_t hash;

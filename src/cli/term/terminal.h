@@ -15,8 +15,8 @@ enum overflow_mode {
 }; /* what to do when a chat exceeds its context */
 
 struct terminal_options {
-    struct steel_request_options
-        request; /* sampling settings (generate_unset: the model's) and stop texts */
+    /* sampling settings (generate_unset: the model's) and stop texts */
+    struct steel_request_options request;
     struct steel_engine_options engine; /* how /model opens another model */
     const char *system;                 /* NULL = none */
     const char *format; /* format of thinking and tool calls; NULL = from the template */

@@ -255,8 +255,8 @@ struct reply_style {
     bool (*whole)(struct api_request *req, struct buf *out, size_t room);
     const char *ping; /* sent on silent streams; NULL: the format has no comments */
     const char *type; /* Content-Type of a stream; NULL = text/event-stream */
-    bool
-        too_long_in_stream; /* clients look for a prompt that exceeds the context among the events */
+    /* clients look for a prompt that exceeds the context among the events */
+    bool too_long_in_stream;
 };
 extern const struct reply_style reply_chat, reply_completions, reply_anthropic, reply_responses,
     reply_ollama_chat, reply_ollama_generate;

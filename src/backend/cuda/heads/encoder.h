@@ -9,8 +9,8 @@
 #include "backend/cuda/attn/attn_layer.h"
 
 struct encoder_scratch {
-    uint16_t
-        *qkv; /* (max_tokens, widest wqkv) fp16 scaled by HIDDEN_SCALE, for bidirectional layers */
+    /* (max_tokens, widest wqkv) fp16 scaled by HIDDEN_SCALE, for bidirectional layers */
+    uint16_t *qkv;
     float *hidden; /* (max_tokens, n_ff) for MLPs without a gate */
     /* pinned host memory, (max_out, n_embd): the result of a network without an LM head, for two
      * steps in flight */

@@ -53,8 +53,8 @@ struct lora_gate_args {
     int width, ld;
     int padded;         /* width of the other forms, a multiple of TILE_K; 0: not needed */
     uint16_t *fp16_out; /* (n, padded) fp16 scaled by HIDDEN_SCALE, or NULL */
-    uint8_t
-        *panels; /* the same as panels of panel_rows rows, or NULL; scale (n) undoes HIDDEN_SCALE */
+    /* the same as panels of panel_rows rows, or NULL; scale (n) undoes HIDDEN_SCALE */
+    uint8_t *panels;
     float *scale;
     int panel_rows;
 };

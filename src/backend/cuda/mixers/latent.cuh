@@ -23,15 +23,15 @@ struct latent_args {
     int page_len, type;
     const float *q;  /* (n_tokens, H, C) queries absorbed into the latent space */
     const float *qr; /* (n_tokens, H, Dn + Dr); only the last Dr, with RoPE, are read */
-    uint16_t *
-        sums; /* (H, n_tokens, ldx) the weighted sums of latents, fp16 in the order of fragment_slot */
+    /* (H, n_tokens, ldx) the weighted sums of latents, fp16 in the order of fragment_slot */
+    uint16_t *sums;
     int ldx;
     int n_heads, nope_dim, rope_dim, rank;
     float scale;
     int n_split;                        /* splits of the keys, each with its own sums */
     const struct latent_expand *expand; /* host only: for prompts that may be expanded, or NULL */
-    struct latent_splits
-        *splits; /* host only: decodes may leave splits uncombined and report them here; or NULL */
+    /* host only: decodes may leave splits uncombined and report them here; or NULL */
+    struct latent_splits *splits;
     float *part; /* (units, n_split, rows per unit, C) */
     float *ml;   /* (units, n_split, rows per unit, 2) largest score, softmax sum */
 };
