@@ -1,6 +1,6 @@
 /*
- * What becomes of one answer: its sampler and its start, tokens counted and made text, its end, whoever
- * ends it; and the events and figures that tell of it. The engine's thread only.
+ * The life of a choice (one answer to a request): its sampler and start, its tokens and their text, its end; and its
+ * events and statistics. Only the engine's thread calls these functions.
  */
 #include "engine/engine_int.h"
 #include "base/clock.h"
@@ -61,7 +61,7 @@ void choices_show_stats(struct engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Figures first: who reads an event finds it counted. */
+/* Statistics first, so that the reader of an event finds it counted. */
 void choices_deliver(struct engine *e)
 {
     choices_show_stats(e);
@@ -86,28 +86,27 @@ static struct usage_count count_usage(const struct choice *c, int64_t now)
     };
 }
 
-/* The one way out: out of the scheduler, EVENT_DONE. The choice may be gone afterwards. */
 void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
 {
     struct request *r = c->req;
-    for (int i = 0; i < 2; i++) /* what the steps under way compute for it is nobody's */
+    for (int i = 0; i < 2; i++) /* steps in flight drop its results */
         if (c->at[i]) {
             e->steps[i].seqs[c->at[i] - 1] = NULL;
             e->steps[i].items[c->at[i] - 1].seq = NULL;
             c->at[i] = 0;
         }
-    if (e->now->follows && c->seq.running) { /* no other step is under way */
+    if (e->now->follows && c->seq.running) { /* no other step is in flight */
         draft_settle(&e->spec, &c->seq);
         scheduler_index(&e->sched, &c->seq);
     }
-    if (c->drafted) { /* the token never came */
+    if (c->drafted) { /* removes the placeholder of a token that was never chosen */
         if (c->seq.kv.n_tokens == c->seq.n_tokens)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.n_tokens - 1);
         c->seq.n_tokens--;
         c->drafted = false;
     }
-    /* A step under way has read the last token, which those who go on may not have: its state is the
-     * one before, unless that token filled a page. */
+    /* A step in flight has read the last token, but sequences that continue this prefix may not have that token.
+     * So the recurrent state is reset to the one before it, unless the token filled a page. */
     struct kv_seq *kv = &c->seq.kv;
     if (kv->back && c->seq.n_indexed * e->rt->kv->page_len <= kv->back_at)
         kvcache_cut(e->rt->kv, kv, kv->back_at);
@@ -136,14 +135,13 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
     e->stats.finished[how]++;
     if (how == FINISH_STOP || how == FINISH_LENGTH)
         histogram_add(&e->stats.total, now - r->submitted_ns);
-    /* The heavy parts go now, not when the caller drops its handle. */
+    /* Large memory is freed now, not when the caller drops its handle. */
     sampler_free(c->sampler);
     c->sampler = NULL;
     if (--r->n_open == 0)
         request_end(e, r);
 }
 
-/* A token was chosen for c. False: it has ended, and may be gone. */
 bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct engine_event *ev)
 {
     const struct request_spec *spec = &c->req->spec;
@@ -171,7 +169,7 @@ bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct
         return false;
     }
     if (c->drafted)
-        c->drafted = false; /* it stands there already */
+        c->drafted = false; /* the placeholder has been replaced already */
     else
         seq_append(&c->seq, token);
     int n = c->seq.n_tokens - c->seq.n_prompt;
@@ -199,7 +197,7 @@ struct new_sampler {
     int n_vocab;
     const struct request_spec *spec;
     const struct grammar_vocab *vocab;
-    int n_tokens; /* of the vocabulary */
+    int n_tokens; /* in the tokenizer's vocabulary */
     struct sampler *sampler;
 };
 
@@ -258,8 +256,8 @@ bool engine_may_fit(struct engine *e, const struct sample_params *p, struct gram
     if (!engine_may_end(e, p))
         return error_set(err, "logit_bias bans every token that ends an answer, and a constraint "
                               "decides where it ends");
-    enum { FORCED_MOST = 16 };                 /* tokens: a mask takes its time */
-    struct mem_job *outer = mem_job_suspend(); /* masks are remembered for others */
+    enum { FORCED_MOST = 16 };                 /* tokens checked, since each mask takes time */
+    struct mem_job *outer = mem_job_suspend(); /* cached masks outlive this job */
     struct request_spec spec = {.grammar = g};
     struct new_sampler job = {.p = *p,
                               .n_vocab = e->rt->model->config.n_vocab,
@@ -278,9 +276,9 @@ bool engine_may_fit(struct engine *e, const struct sample_params *p, struct gram
     return ok;
 }
 
-/* A token of the prompt, and what the model thought of it. */
-static void tell_prompt(struct engine *e, struct choice *c, int at, float logprob,
-                        const struct token_prob *top, int n_top)
+/* Reports the log-probability of a prompt token. */
+static void report_prompt_token(struct engine *e, struct choice *c, int at, float logprob,
+                                const struct token_prob *top, int n_top)
 {
     struct engine_event ev = {.kind = EVENT_PROMPT,
                               .token = c->seq.tokens[at],
@@ -292,7 +290,7 @@ static void tell_prompt(struct engine *e, struct choice *c, int at, float logpro
     c->n_told = at + 1;
 }
 
-/* Before the first step of a choice. Without memory for its sampler it fails at the step's end. */
+/* If there is no memory for its sampler, the choice fails at the end of its first step. */
 void choice_start(struct engine *e, struct choice *c)
 {
     const struct request_spec *spec = &c->req->spec;
@@ -317,10 +315,9 @@ void choice_start(struct engine *e, struct choice *c)
         .kind = EVENT_START, .token = -1, .stop = -1, .usage = count_usage(c, c->entered_ns)};
     emit(e, c, &ev);
     if (spec->prompt_logprobs)
-        tell_prompt(e, c, 0, NAN, NULL, 0);
+        report_prompt_token(e, c, 0, NAN, NULL, 0);
 }
 
-/* What is cancelled leaves; when the engine closes or has failed, all leave. */
 void choices_drop(struct engine *e, bool all)
 {
     const char *failed = e->state == ENGINE_FAILED ? e->error.msg : NULL;
@@ -336,8 +333,8 @@ void choices_drop(struct engine *e, bool all)
         }
 }
 
-/* The rows of an item are those before the tokens they tell of. What was told before the sequence
- * lost its pages is not told again. */
+/* The row before a token has its log-probability. Tokens that were reported before a preemption are not reported
+ * again. */
 void choice_score_prompt(struct engine *e, struct choice *c, const struct step_item *it)
 {
     int n_vocab = e->rt->model->config.n_vocab, from = c->seq.kv.n_tokens - it->n_tokens;
@@ -349,6 +346,6 @@ void choice_score_prompt(struct engine *e, struct choice *c, const struct step_i
             continue;
         step_logits(e->rt->step, it->first_row + i, e->logits);
         float p = sample_logprobs(e->logits, n_vocab, c->seq.tokens[at], top, n_top);
-        tell_prompt(e, c, at, p, top, n_top);
+        report_prompt_token(e, c, at, p, top, n_top);
     }
 }

@@ -1,4 +1,4 @@
-/* Speculation. See draft.h. */
+/* Speculative decoding with an MTP block: see draft.h. */
 #include "engine/draft.h"
 #include "base/mem.h"
 
@@ -36,8 +36,8 @@ static bool rate_pays(const struct draft_rate *r)
     return r->plain_ns * r->tokens > r->draft_ns;
 }
 
-/* Whether the block should follow steps of n sequences: as long as drafts pay or are being tried. Those who do not
- * draft count the steps until they are tried again, by a sequence whose rows the block has all seen. */
+/* Whether the block should follow steps of n sequences: if drafts pay or are being measured. Otherwise counts steps until
+ * the next measurement, which needs a sequence whose rows the block has all processed. */
 static bool follows_pay(struct drafter *sp, int n)
 {
     if (n > sp->max_seqs)
@@ -78,19 +78,20 @@ bool draft_pays(struct drafter *sp, int n)
     return at >= SPEC_TRY + SPEC_REST && rate_pays(r);
 }
 
-/* The mean of the last ones, roughly: enough of them that luck does not decide. */
+/* A running mean, over about the last 32 values. */
 static void learn(double *mean, int *n, double seen)
 {
     *n += *n < 32;
     *mean += (seen - *mean) / *n;
 }
 
-void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_right, int64_t ns)
+void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_accepted,
+                 int64_t ns)
 {
     int drafting = 0;
     for (int i = 0; i < n; i++)
         drafting += items[i].n_draft > 0;
-    if (n > sp->max_seqs || (drafting && drafting < n)) /* some of both say little */
+    if (n > sp->max_seqs || (drafting && drafting < n)) /* mixed steps measure neither case */
         return;
     struct draft_rate *r = &sp->rates[n];
     if (!drafting) {
@@ -98,10 +99,10 @@ void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n
         return;
     }
     learn(&r->draft_ns, &r->n_draft, (double)ns);
-    learn(&r->tokens, &r->n_tokens, 1 + (double)n_right / n);
+    learn(&r->tokens, &r->n_tokens, 1 + (double)n_accepted / n);
 }
 
-/* The rows of a step, but for open ones, with the tokens behind them. Returns how many items. */
+/* Items for the rows of a step, except unverified drafts, each with the token after it. Returns the number of items. */
 static int add_rows(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                     const int *wants, int n)
 {
@@ -114,7 +115,7 @@ static int add_rows(struct drafter *sp, const struct step_item *items, struct se
         int first = q->kv.n_tokens - items[i].n_tokens, end = q->kv.n_tokens - q->n_open;
         CHECK(end > first && end < q->n_tokens, "rows %d to %d of %d tokens", first, end - 1,
               q->n_tokens);
-        /* nothing is drafted behind tokens that no step has read */
+        /* no drafts after tokens that no step has read yet */
         int want = pays && end == q->n_tokens - 1 ? wants[i] : 0;
         want = want < sp->most ? want : sp->most;
         sp->seqs[k] = q;
@@ -129,8 +130,8 @@ static int add_rows(struct drafter *sp, const struct step_item *items, struct se
     return k;
 }
 
-/* The draft after the j-th: of those that want one, and have a page for the row it takes. Returns how
- * many; they move to the front. */
+/* Items for draft j + 1 of the sequences that want one and have a page for its row. Moves them to the front and returns
+ * their number. */
 static int add_next(struct drafter *sp, int n, int j)
 {
     int k = 0;

@@ -63,7 +63,8 @@ bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *c
  * and SPEC_REST steps. */
 bool draft_pays(struct drafter *sp, int n);
 /* Learns from a step (items, n) of decodes alone: its time, and its accepted drafts. */
-void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_right, int64_t ns);
+void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_accepted,
+                 int64_t ns);
 /* Drops the sequence's unverified draft tokens from the KV cache. */
 void draft_settle(struct drafter *sp, struct seq *q);
 

@@ -1,5 +1,4 @@
-/* The engine thread: steps planned, started ahead, finished; its life from loading to the end. See the
- * invariants in engine.h. */
+/* The engine's thread, from loading to closing: plans, starts and finishes steps. See the invariants in engine.h. */
 #include "engine/engine_int.h"
 #include "backend/backend.h"
 #include "base/clock.h"
@@ -11,16 +10,16 @@
 
 enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, MOST_SEQS_GPU = 256, MIN_ROWS_TO_READ = 64 };
 
-/* Whether item i of a step chooses under a constraint. */
+/* Whether item i of a step is sampled under a constraint. */
 static bool is_constrained(const struct engine_step *f, int i)
 {
     const struct choice *c = (const struct choice *)f->seqs[i];
     return c && c->sampler && f->items[i].want != LOGITS_NONE && sampler_is_constrained(c->sampler);
 }
 
-/* Makes the masks that the next choices of a step's sequences need. Where a mask leaves one choice, the
- * token is taken as if it had been chosen: the rows of steps under way that would choose it need not,
- * and the next step reads what has come together like a piece of a prompt. */
+/* Computes the masks for the next token of a step's constrained sequences. If a mask allows a single token, that token
+ * is forced: it is appended at once, and rows of steps in flight need not be sampled for it. The next step reads a run
+ * of forced tokens like a prompt chunk. */
 static void feed_forced(struct engine *e, struct engine_step *f)
 {
     int n = 0;
@@ -48,7 +47,7 @@ static void feed_forced(struct engine *e, struct engine_step *f)
     }
 }
 
-/* Whether the next n + 1 tokens are picked alike, whatever those between them are. */
+/* Whether the next n + 1 tokens can be sampled without knowing the tokens between them. */
 static bool picks_chained(const struct choice *c, int n)
 {
     int now = c->seq.n_tokens - c->seq.n_prompt, least = c->req->spec.min_tokens;
@@ -57,8 +56,7 @@ static bool picks_chained(const struct choice *c, int n)
 
 enum started { STARTED, NOTHING_TO_DO, NOT_STARTED };
 
-/* Plans a step and launches it as `f`. NOT_STARTED: those that were planned have failed, the others
- * may go on. */
+/* Plans a step and launches it as `f`. NOT_STARTED: the planned choices have failed; others may continue. */
 static enum started start_step(struct engine *e, struct engine_step *f)
 {
     struct scheduler *s = &e->sched;
@@ -76,7 +74,8 @@ static enum started start_step(struct engine *e, struct engine_step *f)
         f->seqs[i] = &c->seq;
         c->at[f->slot] = i + 1;
     }
-    if (e->n_touched && !e->rt->be->async) /* tell of starts before a step that may take long */
+    if (e->n_touched &&
+        !e->rt->be->async) /* delivers EVENT_START before a step that may take long */
         choices_deliver(e);
     if (e->on_step)
         e->on_step(e->on_step_arg, n);
@@ -107,7 +106,7 @@ static bool has_inbox(struct engine *e)
     return any;
 }
 
-/* The tokens of the step started last: masks are made while it computes. */
+/* Samples the step started last. Masks are computed while its network runs. */
 static void sample_step(struct engine *e, struct engine_step *f)
 {
     feed_forced(e, f);
@@ -115,10 +114,10 @@ static void sample_step(struct engine *e, struct engine_step *f)
     f->sampled = true;
 }
 
-/* Starts the step after the one under way, with the tokens that one will choose, so that the device
- * never waits for the host. Only where all of them will be chosen. A sequence that then turns out to
- * have ended wasted a row. Where choices depend on tokens that the host has to see first (a constraint,
- * penalties), the network computes meanwhile, and the choosing waits: see loop(). */
+/* Starts the next step before the current one has ended, so that the device never waits for the host. Its input tokens
+ * are placeholders for the tokens that the current step will choose, so every sequence must choose one. A sequence
+ * that turns out to have ended wastes a row. If sampling depends on tokens that the host must see first (a
+ * constraint, penalties), the network runs ahead and only sampling waits (see loop). */
 static void start_ahead(struct engine *e)
 {
     const struct scheduler *s = &e->sched;
@@ -131,12 +130,12 @@ static void start_ahead(struct engine *e)
         const struct choice *c = (const struct choice *)f->seqs[i];
         if (!c || !c->sampler || f->items[i].want != LOGITS_LAST)
             return;
-        int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* answer tokens when `now` ends */
+        int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* generated tokens when `now` ends */
         wait |= sampler_has_memory(c->sampler) || n == c->req->spec.min_tokens;
     }
     for (int i = 0; i < f->n; i++) {
         struct choice *c = (struct choice *)f->seqs[i];
-        if (seq_unread(&c->seq) > 0) /* forced: what comes next is known */
+        if (seq_unread(&c->seq) > 0) /* forced: the next token is known */
             continue;
         if (c->seq.n_tokens + 1 - c->seq.n_prompt >= c->req->spec.max_tokens ||
             c->seq.n_tokens + 1 >= e->context)
@@ -162,7 +161,7 @@ static void set_state(struct engine *e, enum engine_state state, const struct er
     pthread_mutex_unlock(&e->lock);
 }
 
-/* A device that failed once gives no answers that can be trusted: nothing runs after that. */
+/* After a failure the device's results cannot be trusted, so nothing runs any more. */
 static void fail_engine(struct engine *e, const struct error *why)
 {
     if (e->state != ENGINE_FAILED)
@@ -170,36 +169,36 @@ static void fail_engine(struct engine *e, const struct error *why)
     choices_drop(e, true);
 }
 
-/* Hands on what a step chose for c, and behind it the drafts it has read for as long as they are what the
- * sampler chooses from the row before. False: c has ended, and may be gone. */
+/* Appends the token that a step chose for c, then verifies its drafts: each is accepted if the sampler chooses it from
+ * the row before. False: c has ended and may be freed. */
 static bool take_chosen(struct engine *e, struct choice *c, const struct step_item *it)
 {
     struct sample_probs probs = {0};
     int row = step_chosen_row(it);
     int32_t token = it->token;
-    bool told = c->req->spec.logprobs, right = true;
-    if (told)
+    bool logprobs = c->req->spec.logprobs, accepted = true;
+    if (logprobs)
         step_probs(e->rt->step, row, &probs);
     e->stats.n_drafted += (uint64_t)it->n_draft;
     c->n_drafted += it->n_draft;
-    for (int i = 0; right; i++) {
+    for (int i = 0; accepted; i++) {
         struct engine_event ev = {.stop = -1};
-        if (told) {
+        if (logprobs) {
             ev.logprob = probs.logprob;
             ev.top = probs.top;
             ev.n_top = probs.n_top;
         }
-        right = i < it->n_draft && token == c->seq.tokens[c->seq.n_tokens];
-        c->n_accepted += right;
-        e->stats.n_accepted += right;
+        accepted = i < it->n_draft && token == c->seq.tokens[c->seq.n_tokens];
+        c->n_accepted += accepted;
+        e->stats.n_accepted += accepted;
         c->seq.n_open =
-            it->n_draft - i; /* where it ends with this token, that is not in the cache */
+            it->n_draft - i; /* if c ends with this token, the token is not in the cache */
         if (!choice_take_token(e, c, token, &ev))
             return false;
-        if (right) {
+        if (accepted) {
             c->seq.n_open--;
             token = it->chained ? step_token(e->rt->step, row + i + 1) : -1;
-            if (token >= 0 && told)
+            if (token >= 0 && logprobs)
                 step_probs(e->rt->step, row + i + 1, &probs);
             if (token < 0) {
                 step_logits(e->rt->step, row + i + 1, e->logits);
@@ -210,19 +209,19 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
     return true;
 }
 
-/* After a step: the drafts for the next one, and an end to those of this one. */
-static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t ns, int n_right)
+/* After a step: makes the drafts for the next one, and drops the unverified drafts of this one. */
+static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t ns, int n_accepted)
 {
     struct error err = {0};
     int64_t start = clock_ns();
     for (int i = 0; i < f->n; i++) {
         const struct choice *c = (const struct choice *)f->seqs[i];
-        if (c) /* the last token is chosen, never drafted */
+        if (c) /* the last allowed token is never drafted */
             e->wants[i] = c->req->spec.max_tokens - (c->seq.n_tokens - c->seq.n_prompt) - 1;
     }
     bool ok = draft_make(&e->spec, f->items, f->seqs, e->wants, f->n, &err);
     if (!f->n_read && !f->n_forced)
-        draft_learn(&e->spec, f->items, f->n, n_right, ns + clock_ns() - start);
+        draft_learn(&e->spec, f->items, f->n, n_accepted, ns + clock_ns() - start);
     for (int i = 0; i < f->n; i++)
         if (f->seqs[i])
             draft_settle(&e->spec, f->seqs[i]);
@@ -232,7 +231,7 @@ static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t 
         fail_engine(e, &err);
 }
 
-/* Waits for the step under way and hands its tokens on. */
+/* Waits for the current step and appends its tokens. */
 static void finish_step(struct engine *e)
 {
     struct engine_step *f = e->now;
@@ -243,7 +242,7 @@ static void finish_step(struct engine *e)
     e->end_ns = end;
     e->stats.n_steps++;
     e->stats.busy_s += (double)ns * 1e-9;
-    uint64_t n_right = e->stats.n_accepted; /* before */
+    uint64_t n_accepted = e->stats.n_accepted; /* before this step */
     bool reads = f->n_read || f->n_forced;
     *(reads ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
     e->stats.read_tokens += (uint64_t)f->n_read;
@@ -253,7 +252,7 @@ static void finish_step(struct engine *e)
         if (!c)
             continue;
         c->at[f->slot] = 0;
-        if (!ok) /* step_finish took its rows back */
+        if (!ok) /* step_finish has removed its rows */
             c->seq.n_open = 0;
         if (ok && c->drafted)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
@@ -288,13 +287,13 @@ static void finish_step(struct engine *e)
     else
         fail_engine(e, &err);
     if (ok && f->follows)
-        draft_tokens(e, f, ns, (int)(e->stats.n_accepted - n_right));
+        draft_tokens(e, f, ns, (int)(e->stats.n_accepted - n_accepted));
     f->n = 0;
     e->now = e->next;
     e->next = f;
 }
 
-/* Waits until something has changed. Other processes may have to hear now and then that this one lives. */
+/* Waits until something has changed. Sends other processes a sign of life if they need one. */
 static void wait_for_change(struct engine *e)
 {
     int64_t patience = e->rt ? workers_patience_ns(e->rt) : 0;
@@ -311,7 +310,7 @@ static void wait_for_change(struct engine *e)
     pthread_mutex_lock(&e->lock);
 }
 
-/* Waits for work and takes the inbox over; false when the engine closes. */
+/* Waits for work and moves the inbox to the scheduler. False: the engine closes. */
 static bool take_inbox(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
@@ -335,8 +334,8 @@ static bool take_inbox(struct engine *e, bool idle)
     return !quit;
 }
 
-/* On a device events of a step are told while the next one runs. A step that was started ahead and
- * waits for tokens chooses its own as soon as they are there. */
+/* On async backends a step's events are delivered while the next step runs. A step that was started ahead and waits for
+ * tokens is sampled as soon as they are known. */
 static void loop(struct engine *e)
 {
     bool idle = false;
@@ -427,7 +426,7 @@ static void *engine_main(void *arg)
     pthread_setname_np(pthread_self(), "steel-engine");
     bool ok = start(e);
     if (ok) {
-        mem_reserve(); /* from here on others depend on this process */
+        mem_reserve(); /* from here on clients depend on this process */
         choices_show_stats(e);
     }
     set_state(e, ok ? ENGINE_READY : ENGINE_FAILED, NULL);
@@ -451,7 +450,7 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
         r->max_seqs = DEFAULT_SEQS;
         r->max_seqs_gpu = MOST_SEQS_GPU;
     }
-    r->read_rows = MIN_ROWS_TO_READ; /* decodes must leave rows for prompts */
+    r->read_rows = MIN_ROWS_TO_READ; /* decodes must leave rows for prompt chunks */
     e->inbox_end = &e->inbox;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);

@@ -5,19 +5,19 @@
 #include <string.h>
 
 enum {
-    MIN_READ = 16,   /* tokens a step reads at least: a prompt always advances */
-    FIRST_READ = 64, /* ... before anything is known of costs */
-    FORCED_SHARE =
-        4, /* forced tokens of a step, for one in so many sequences, pay to be read together */
-    FORCED_MOST = 64, /* tokens that wait behind an answer and are no prompt's worth of work */
-    IDLE_FACTOR = 4,  /* a step without decodes keeps nobody waiting: it may take longer */
+    MIN_READ = 16,    /* least prompt tokens per step, so that a prompt always advances */
+    FIRST_READ = 64,  /* the same, before costs are known */
+    FORCED_SHARE = 4, /* reading together pays with a forced token for every 4th sequence */
+    FORCED_MOST =
+        64, /* up to this many forced tokens are read at once; more are read like a prompt */
+    IDLE_FACTOR = 4, /* a step without decodes delays nobody and may take this much longer */
 };
 
-/* The automatic budget: much less, and a mixture of experts is read for few tokens at a time, at half
- * its speed or worse; much more, and the others' answers stutter. */
+/* The automatic budget. With much less, prompt chunks get so small that a mixture of experts runs at half its speed or
+ * worse. With much more, inter-token latency of other sequences suffers. */
 static const double AUTO_NS = 250e6, AUTO_IDLE_NS = 500e6;
 
-/* How full a step is planned: what it takes varies, and the budget is a promise. */
+/* The fraction of the budget that is planned, because step times vary and the budget should hold. */
 static const double TARGET = 0.8;
 
 void scheduler_init(struct scheduler *s, struct kvcache *kv, const struct step_limits *limits,
@@ -58,7 +58,7 @@ static void list_remove(struct seq_list *l, struct seq *q)
     l->n--;
 }
 
-/* By age. Nearly always it is the youngest, or older than all. */
+/* Inserts by age. Nearly always q is the youngest, or older than all. */
 static void list_insert(struct seq_list *l, struct seq *q)
 {
     struct seq *before = l->last;
@@ -101,7 +101,7 @@ static void client_leave(struct scheduler *s, struct seq_client *c)
     mem_free(c);
 }
 
-/* Into the lists of those who wait, and out of them. */
+/* Add to and remove from the lists of waiting sequences. */
 static void start_waiting(struct scheduler *s, struct seq *q)
 {
     struct seq_client *c = q->of;
@@ -183,7 +183,7 @@ static uint64_t content_at(const struct seq *q, int i)
     return r && i < r->n ? r->content[i] : prefix_text(q->tokens[i], r ? r->rope_delta : 0);
 }
 
-/* The content ids of n positions from `at` on, of a page at most. Good until the next call. */
+/* The content ids of n positions starting at `at`, at most a page of them. Valid until the next call. */
 static const uint64_t *content_from(struct scheduler *s, const struct seq *q, int at, int n)
 {
     for (int i = 0; i < n && i < s->kv->page_len; i++)
@@ -201,14 +201,14 @@ static bool same_content(const struct seq *a, const struct seq *b, int at, int n
     return true;
 }
 
-/* The pages of a sequence go back; the last one, if not full, becomes a tail others may go on from. */
+/* Releases the pages of a sequence. A last page that is not full is indexed as a tail, which others may continue. */
 static void drop_pages(struct scheduler *s, struct seq *q)
 {
     int len = s->kv->page_len, rest = q->kv.n_tokens % len;
     if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache)
         prefix_add_tail(s->kv->prefix, q->chain, content_from(s, q, q->kv.n_tokens - rest, rest),
                         rest, q->kv.pages[q->kv.n_pages - 1]);
-    if (s->kv->prefix) /* pages that are not indexed take it along when they go */
+    if (s->kv->prefix) /* before the cut, which drops the state of unindexed pages */
         kvcache_retire(s->kv, &q->kv);
     kvcache_cut(s->kv, &q->kv, 0);
     q->chain = q->root;
@@ -236,7 +236,7 @@ static void attach_page(struct scheduler *s, struct seq *q, int32_t page)
     q->n_indexed++;
 }
 
-/* The same where layers have states: up to the furthest page, or tail, whose state was kept. */
+/* Attaches cached pages for a network with recurrent states: up to the last page, or tail, with a saved state. */
 static void attach_states(struct scheduler *s, struct seq *q)
 {
     const struct prefix *p = s->kv->prefix;
@@ -244,7 +244,7 @@ static void attach_states(struct scheduler *s, struct seq *q)
     int len = s->kv->page_len, at = q->kv.n_tokens, best = at, n;
     uint64_t chain = q->chain;
     int32_t tail = -1;
-    /* Every sequence that runs must find a slot beside those that are about to be read. */
+    /* Pinned slots must leave one for every running sequence. */
     bool pin = states_n_pinned(states) < s->kv->n_states - s->limits.max_seqs;
     for (;; at += len) {
         int left = q->n_tokens - 1 - at;
@@ -273,7 +273,7 @@ static void attach_states(struct scheduler *s, struct seq *q)
     kvcache_resume(s->kv, &q->kv);
 }
 
-/* Takes every page the index has for the tokens not read yet; the last token is always computed. */
+/* Attaches every indexed page of the unread tokens. The last token is always computed. */
 static void attach_cached(struct scheduler *s, struct seq *q)
 {
     struct prefix *p = s->kv->prefix;
@@ -297,7 +297,7 @@ static void attach_cached(struct scheduler *s, struct seq *q)
         kvcache_attach(s->kv, &q->kv, tail, n);
 }
 
-/* Counts what was found in the cache, once per prompt token. */
+/* Counts prompt tokens found in the cache, each token once. */
 static void count_cached(struct scheduler *s, struct seq *q, int before)
 {
     int found = (q->kv.n_tokens < q->n_prompt ? q->kv.n_tokens : q->n_prompt) - before;
@@ -307,7 +307,7 @@ static void count_cached(struct scheduler *s, struct seq *q, int before)
     }
 }
 
-/* Pages that running sequences will still take for the tokens they have. */
+/* Pages that running sequences still need for the tokens they have. */
 static int pages_promised(const struct scheduler *s)
 {
     int n = 0;
@@ -316,7 +316,7 @@ static int pages_promised(const struct scheduler *s)
     return n;
 }
 
-/* *lacking: pages that are not there. */
+/* *lacking: the number of pages that are missing. */
 static bool admit(struct scheduler *s, struct seq *q, int *lacking)
 {
     attach_cached(s, q);
@@ -325,7 +325,7 @@ static bool admit(struct scheduler *s, struct seq *q, int *lacking)
     if (*lacking > 0) {
         uint64_t freed = s->freed;
         drop_pages(s, q);
-        s->freed = freed; /* those it had just taken are nobody's gain */
+        s->freed = freed; /* releasing the pages it had just attached helps nobody */
         return false;
     }
     if (!q->entered) {
@@ -350,7 +350,7 @@ static void preempt(struct scheduler *s, struct seq *q)
     start_waiting(s, q);
 }
 
-/* Whether a comes before b: fewer running, then let in longer ago, then waiting longer. */
+/* Whether a comes before b: fewer running sequences, then least recently admitted, then waiting longer. */
 static bool comes_first(const struct seq_client *a, const struct seq_client *b)
 {
     if (a->n_running != b->n_running)
@@ -358,7 +358,7 @@ static bool comes_first(const struct seq_client *a, const struct seq_client *b)
     return a->let_in != b->let_in ? a->let_in < b->let_in : a->first->age < b->first->age;
 }
 
-/* Whose turn it is to let a sequence in; NULL = nobody waits who may. */
+/* The client whose sequence is admitted next; NULL = none is waiting and allowed to. */
 static struct seq_client *next_client(const struct scheduler *s)
 {
     struct seq_client *best = NULL;
@@ -370,8 +370,8 @@ static struct seq_client *next_client(const struct scheduler *s)
     return best;
 }
 
-/* Takes a place, or `pages` where that many are wanted, from the client that has most, for one that
- * has at least two fewer. False: there is none, or it would not be enough. */
+/* Preempts the youngest sequence of the client with the most running, in favour of a client with at least two fewer.
+ * False: there is none, or preempting would not free `pages`. */
 static bool take_place(struct scheduler *s, const struct seq_client *c, int pages)
 {
     const struct seq_client *most = c;
@@ -390,7 +390,7 @@ static bool take_place(struct scheduler *s, const struct seq_client *c, int page
     return true;
 }
 
-/* The head of c's queue lacks pages: it waits for them, and others may go past it for a while. */
+/* The first sequence of c's queue lacks pages. It waits for them; a limited number of others may overtake it. */
 static void hold_back(struct scheduler *s, struct seq_client *c)
 {
     c->blocked = c->first;
@@ -420,12 +420,12 @@ static void let_in(struct scheduler *s)
         } else if (known || !take_place(s, c, lacking)) {
             hold_back(s, c);
             if (s->n_passes >= s->limits.max_seqs)
-                return; /* nobody else before the one they all went past */
+                return; /* nobody else may overtake the waiting one */
         }
     }
 }
 
-/* Where the state of q is to be saved next, as a number of tokens; 0 = nowhere. */
+/* The number of tokens after which the state of q is saved next; 0 = never. */
 static int next_save(const struct scheduler *s, const struct seq *q)
 {
     int len = s->kv->page_len, at = q->kv.n_tokens, last = (q->n_prompt - 1) / len * len;
@@ -436,8 +436,8 @@ static int next_save(const struct scheduler *s, const struct seq *q)
     return last > at ? last : 0;
 }
 
-/* Where in the next n tokens of q its state is saved, as plan_item has it. At the end of a step it is
- * if slots are left over: others may begin like it and go on differently. */
+/* After how many of the next n tokens of q its state is saved; 0 = it is not. If slots are left over it is saved at the
+ * last page boundary of a step, for other sequences that share this prefix. */
 static int save_in(const struct scheduler *s, const struct seq *q, int n)
 {
     int len = s->kv->page_len, at = q->kv.n_tokens, save = next_save(s, q);
@@ -454,9 +454,9 @@ static bool is_forced(const struct scheduler *s, const struct seq *q)
     return s->singly && seq_unread(q) > 1 && q->kv.n_tokens >= q->n_prompt;
 }
 
-/* Whether tokens that were forced on answers are read one by one, like chosen ones. Read together they
- * save steps; but a step with a sequence of several tokens cannot be a recorded one. So they are where
- * the backend records nothing, where a prompt is read anyway, or where they are many. */
+/* Whether forced tokens are read one per step, like sampled tokens. Reading them together saves steps, but such a step
+ * cannot be recorded. So they are read together only if the backend does not record, if a prompt is read in the same
+ * step, or if there are many. */
 static bool forced_singly(const struct scheduler *s)
 {
     int more = 0;
@@ -468,8 +468,8 @@ static bool forced_singly(const struct scheduler *s)
     return s->records && more < s->running.n / FORCED_SHARE;
 }
 
-/* How many of its drafts go into the step behind n tokens of q: they take what is left over, rows, logits
-     * and pages, of which one stays for each that runs. */
+/* The number of drafts read after n tokens of q. Drafts use only spare rows, logits and pages, and leave one page for
+ * each running sequence. */
 static int draft_room(const struct scheduler *s, const struct seq *q, int n, int taken)
 {
     int end = q->kv.n_tokens + n, pages = pages_for(s, end);
@@ -483,7 +483,7 @@ static int draft_room(const struct scheduler *s, const struct seq *q, int n, int
     return room > 0 ? room : 0;
 }
 
-/* Plans the next n tokens of q, which fit, and drafts behind them; *taken: pages spoken for. */
+/* Plans the next n tokens of q, which must fit, and drafts after them. *taken: pages used by this step's plan. */
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n,
                       int *taken)
 {
@@ -491,7 +491,7 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
     int draft = draft_room(s, q, n, *taken);
     *taken += pages_for(s, q->kv.n_tokens + n + draft) - pages_for(s, q->kv.n_tokens + n);
     s->n_drafted += draft;
-    /* a forced token that others follow has logits nobody asks for: its step is like all of decodes */
+    /* a forced token that is read singly gets logits that are not used, so that the step has the shape of decodes */
     bool last = n == seq_unread(q) || is_forced(s, q),
          all = q->all_rows && q->kv.n_tokens + 1 < q->n_prompt;
     s->n_spare -= (all ? n - 1 : 0) + draft;
@@ -510,7 +510,7 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
                                                .token = -1};
 }
 
-/* Every decode runs. One that needs a page nobody has takes it from the youngest. */
+/* Plans every decode. If one needs a page and none is free, the youngest sequence is preempted. */
 static int plan_decodes(struct scheduler *s, struct step_item *items)
 {
     int taken = 0;
@@ -532,7 +532,7 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
     return taken;
 }
 
-/* Somebody in `readers` will save the state after tokens that q begins with, too. */
+/* Whether a sequence in `readers` will save the state of a prefix that q shares. */
 static bool is_being_saved(const struct scheduler *s, const struct seq *q, int n_readers)
 {
     for (int i = 0; i < n_readers; i++) {
@@ -545,7 +545,7 @@ static bool is_being_saved(const struct scheduler *s, const struct seq *q, int n
     return false;
 }
 
-/* Somebody in `readers` computes the very page q would begin with. */
+/* Whether a sequence in `readers` computes the page that q would compute first. */
 static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_readers)
 {
     int len = s->kv->page_len;
@@ -564,8 +564,8 @@ static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_
     return false;
 }
 
-/* Splits `budget` tokens among readers (n) of one client, starting with its turn: equal shares, and
- * what one does not need goes to the others. */
+/* Splits `budget` tokens among the n readers of one client, starting with its turn. Shares are equal; the unused part
+ * of a share goes to the others. */
 static void share(struct scheduler *s, struct seq_client *c, int budget, int chunk)
 {
     struct seq **readers = s->readers + c->at;
@@ -584,13 +584,13 @@ static void share(struct scheduler *s, struct seq_client *c, int budget, int chu
             hungry += left > give;
         }
     }
-    for (int i = 0; i < served; i++) { /* those who are done leave, and the others move up */
+    for (int i = 0; i < served; i++) { /* removes readers that are done */
         int r = (first + i) % n;
         c->turn += shares[r] < seq_unread(readers[r]);
     }
 }
 
-/* Puts the readers (n) of a client side by side; returns how many clients there are. */
+/* Groups the n readers by client. Returns the number of clients. */
 static int sort_readers(struct scheduler *s, int n)
 {
     int n_clients = 0, at = 0;
@@ -619,15 +619,15 @@ static int sort_readers(struct scheduler *s, int n)
     return n_clients;
 }
 
-/* Splits `budget` tokens among the clients with prompts to read: those who waited longest first where
- * it is too little for all, equal shares, and what one does not need goes to the others. */
+/* Splits `budget` tokens among clients with prompts to read. If it is too small for all, clients that waited longest
+ * are served. Shares are equal; the unused part of a share goes to the others. */
 static void share_among_clients(struct scheduler *s, int n_readers, int budget)
 {
     int chunk = s->limits.read_chunk > MIN_READ ? s->limits.read_chunk : MIN_READ;
     int n = sort_readers(s, n_readers);
     int served = budget / chunk < n ? budget / chunk : n;
     served = served ? served : 1;
-    for (int i = 0; i < served; i++) /* the longest waiting to the front */
+    for (int i = 0; i < served; i++) /* moves the longest waiting to the front */
         for (int k = i + 1; k < n; k++)
             if (s->reading[k]->read < s->reading[i]->read) {
                 struct seq_client *swap = s->reading[i];
@@ -656,7 +656,7 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
     }
 }
 
-/* Tokens of q that fit the pages left when `taken` are spoken for, and the logits rows left. */
+/* Tokens of q that fit the free pages, less `taken`, and the spare logits rows. */
 static int room_for(const struct scheduler *s, const struct seq *q, int taken)
 {
     int room =
@@ -664,8 +664,7 @@ static int room_for(const struct scheduler *s, const struct seq *q, int taken)
     return q->all_rows && room > s->n_spare + 1 ? s->n_spare + 1 : room;
 }
 
-/* A few tokens that were forced on an answer are read at once, as decodes are: they are cheap, and the
- * answer waits for them. Prompts share what is left. */
+/* Up to FORCED_MOST forced tokens are read at once, before prompts: they are cheap, and their answer waits for them. */
 static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq *q, int *taken)
 {
     int n = seq_unread(q);
@@ -694,7 +693,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
         if (want <= 0)
             continue;
-        /* one save a step: the prompt's end waits for the next */
+        /* at most one save per step: the one at the prompt's end is left for the next step */
         if (next_save(s, q) == q->branch && q->branch > q->kv.n_tokens &&
             q->kv.n_tokens + want >= (q->n_prompt - 1) / s->kv->page_len * s->kv->page_len)
             want = q->branch - q->kv.n_tokens;
@@ -703,7 +702,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
     }
     if (s->n_planned)
         return;
-    /* Nothing runs for want of pages: the oldest takes them from the youngest. */
+    /* Nothing could be planned for lack of pages: the youngest are preempted in favour of the oldest. */
     struct seq *q = s->running.first;
     while (room_for(s, q, 0) <= 0) {
         CHECK(s->running.last != q, "one sequence outgrew the KV cache");
@@ -731,8 +730,8 @@ int scheduler_plan(struct scheduler *s, struct step_item *items)
     return s->n_planned;
 }
 
-/* Names the pages that are full now. Where another sequence named the same content first, its page
- * is held instead: one copy of every prefix. */
+/* Indexes the pages that are full now. If the same content is indexed already, the sequence uses that page instead, so
+ * that there is one copy of every prefix. */
 static void index_pages(struct scheduler *s, struct seq *q)
 {
     struct prefix *p = s->kv->prefix;
@@ -772,7 +771,7 @@ double scheduler_decode_ns(const struct scheduler *s, int n_decode)
         return 0;
     const double *ns = s->cost.decode_ns;
     int b = bucket(n_decode);
-    for (int d = 0; d < COST_BUCKETS; d++) { /* the nearest size seen */
+    for (int d = 0; d < COST_BUCKETS; d++) { /* the nearest size that was measured */
         if (b + d < COST_BUCKETS && ns[b + d] > 0)
             return ns[b + d];
         if (b - d >= 0 && ns[b - d] > 0)
@@ -797,12 +796,12 @@ int scheduler_read_tokens(const struct scheduler *s, int n_decode)
     if (s->cost.read_ns <= 0)
         return FIRST_READ;
     double fits = (TARGET * budget - decode) / s->cost.read_ns;
-    double most = 2.0 * s->cost.most_read + MIN_READ; /* costs may differ far from what was seen */
+    double most = 2.0 * s->cost.most_read + MIN_READ; /* costs of much larger chunks are unknown */
     fits = fits < most ? fits : most;
     return fits < MIN_READ ? MIN_READ : (int)fits;
 }
 
-/* Slow steps count more than fast ones. */
+/* A running mean in which slow steps weigh more than fast ones. */
 static void learn(double *mean, double seen)
 {
     double weight = seen > *mean ? 0.5 : 0.2;
@@ -827,7 +826,7 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
             learn(&s->cost.decode_ns[bucket(n_decode)], (double)ns);
         return;
     }
-    /* Decodes never seen alone are charged to reading; never less than a tenth of the step. */
+    /* Without measured decodes the whole step is charged to reading; at least a tenth of it always is. */
     double extra = (double)ns - scheduler_decode_ns(s, n_decode);
     extra = extra > 0.1 * (double)ns ? extra : 0.1 * (double)ns;
     learn(&s->cost.read_ns, extra / n_read);

@@ -7,11 +7,11 @@
 #include <string.h>
 
 enum {
-    BLOCK_KEY = 1 << 27, /* of recorded steps: those of the MTP block */
-    BLOCK_ROWS = 16,     /* more rows of a sequence are a prompt's */
+    BLOCK_KEY = 1 << 27, /* offset of the keys of the MTP block's recorded steps */
+    BLOCK_ROWS = 16,     /* more rows of a sequence count as a prompt */
 };
 
-/* A step that is started and not finished. */
+/* A step in flight. */
 struct started_step {
     struct step_item *items;
     int n_items;
@@ -24,22 +24,22 @@ struct stepper {
     struct step_limits limits;
     int max_pages;
     struct batch b;
-    int32_t *tokens, *pos, *slot;   /* (max_tokens) */
-    int32_t *types;                 /* (max_tokens), or NULL where the model knows none */
-    const float **embeds;           /* (max_embeds), or NULL */
-    int32_t *rope_pos;              /* (max_tokens, 3), or NULL if no RoPE has planes */
-    int32_t *after;                 /* (max_tokens) step_item.after */
-    int32_t *q_start, *kv_len;      /* (max_seqs + 1), (max_seqs) */
-    int32_t *pages;                 /* (max_seqs, max_pages) */
-    int32_t *out_rows;              /* (max_out) */
-    int32_t *states;                /* (4, max_seqs) read, written, rows before a save, saved to */
+    int32_t *tokens, *pos, *slot; /* (max_tokens) */
+    int32_t *types;               /* (max_tokens), or NULL if the model has no token types */
+    const float **embeds;         /* (max_embeds), or NULL */
+    int32_t *rope_pos;            /* (max_tokens, 3), or NULL if no RoPE has planes */
+    int32_t *after;               /* (max_tokens) step_item.after */
+    int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
+    int32_t *pages;               /* (max_seqs, max_pages) */
+    int32_t *out_rows;            /* (max_out) */
+    int32_t *states; /* (4, max_seqs) slot read, slot written, rows before a save, slot saved to */
     struct row_choice *choices;     /* (max_out) */
-    int32_t *from;                  /* (max_tokens) of the MTP block's steps, or NULL */
-    struct sampler *greedy;         /* of drafts */
+    int32_t *from;                  /* (max_tokens) for the MTP block's steps, or NULL */
+    struct sampler *greedy;         /* for drafts */
     struct lora_use *loras;         /* (max_seqs * LORA_MAX_USES), or NULL */
-    struct started_step started[2]; /* the oldest first */
+    struct started_step started[2]; /* oldest first */
     int n_started;
-    int owed; /* sequences of the step that have no slot for their state yet */
+    int owed; /* sequences of the step that still need a slot for their state */
     struct executor *executor;
 };
 
@@ -153,14 +153,14 @@ static bool check_room(struct stepper *st, const struct step_item *items, int n_
     return true;
 }
 
-/* The slots of sequence i of the batch. Saving one is no need: it is left where none is free. */
+/* Sets the state slots of sequence i of the batch. A save is optional, and skipped if no slot is free. */
 static void add_states(struct stepper *st, struct step_item *it, int i)
 {
     int32_t *to = st->states, n = st->limits.max_seqs, saved = -1;
     struct kv_seq *seq = it->seq;
     if (!st->kv->states)
         return;
-    if (it->n_draft) { /* save_at is of prompts */
+    if (it->n_draft) { /* save_at is for prompts only */
         to[i] = seq->from - 1;
         to[n + i] = seq->state - 1;
         to[2 * n + i] = it->n_tokens - it->n_draft;
@@ -170,7 +170,7 @@ static void add_states(struct stepper *st, struct step_item *it, int i)
     if (it->save_at && states_available(st->kv->states) > st->owed)
         saved = kvcache_save(st->kv, seq, seq->n_tokens + it->save_at);
     if (it->tokens[0] < 0 && states_available(st->kv->states) > st->owed)
-        kvcache_fork(st->kv, seq); /* its sequence may have ended with the token not known yet */
+        kvcache_fork(st->kv, seq); /* the sequence may turn out to have ended before this step */
     to[i] = seq->n_tokens ? seq->from - 1 : -1;
     to[n + i] = seq->state - 1;
     to[2 * n + i] = saved < 0 ? 0 : it->save_at;
@@ -205,7 +205,7 @@ static void begin_batch(struct stepper *st, bool keep)
     point_states(st);
 }
 
-/* One more row of the sequence that is being added: a token of it at position p. Returns which. */
+/* Adds a row to the current sequence: its token at position p. Returns the row. */
 static int add_row(struct stepper *st, const struct kv_seq *seq, int32_t token, int p)
 {
     int row = st->b.n_tokens++, len = st->kv->page_len;
@@ -215,7 +215,7 @@ static int add_row(struct stepper *st, const struct kv_seq *seq, int32_t token, 
     return row;
 }
 
-/* All n rows of a sequence are there, the last at position n_kv - 1. */
+/* Ends the current sequence after its n rows, the last at position n_kv - 1. */
 static void end_seq(struct stepper *st, const struct kv_seq *seq, int n, int n_kv)
 {
     struct batch *b = &st->b;
@@ -226,7 +226,7 @@ static void end_seq(struct stepper *st, const struct kv_seq *seq, int n, int n_k
     b->n_decode += n == 1;
 }
 
-/* The embedding and the M-RoPE position of row `row`, which is position p of its sequence. */
+/* Sets the embedding and the M-RoPE position of row `row`, which is position p of its sequence. */
 static void add_beside(struct stepper *st, const struct prompt_rows *r, int row, int p)
 {
     struct batch *b = &st->b;
@@ -270,7 +270,7 @@ static void add_item(struct stepper *st, struct step_item *it)
     end_seq(st, seq, it->n_tokens, first + it->n_tokens);
 }
 
-/* Which rows use which adapters, by adapter. Items have their rows in the order of add_item. */
+/* Lists the rows of each adapter. Items have their rows in the order of add_item. */
 static void add_loras(struct stepper *st, const struct step_item *items, int n_items)
 {
     bool used[LORA_MAX_ADAPTERS] = {false};
@@ -298,7 +298,7 @@ static void add_loras(struct stepper *st, const struct step_item *items, int n_i
     }
 }
 
-/* Before rows are laid out: drafts that a state could not go back from are left out. */
+/* Reserves state slots before rows are laid out. Drops drafts for which no slot can keep the state before them. */
 static void reserve_states(struct stepper *st, struct step_item *items, int n_items)
 {
     for (int i = 0; st->kv->states && i < n_items; i++) {
@@ -320,7 +320,7 @@ bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct
 
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
-    CHECK(st->n_started < (st->m->be->async ? 2 : 1), "%d steps are under way", st->n_started);
+    CHECK(st->n_started < (st->m->be->async ? 2 : 1), "%d steps are in flight", st->n_started);
     if (!check_room(st, items, n_items, err))
         return false;
     begin_batch(st, st->limits.keep);
@@ -334,7 +334,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
                 add_item(st, &items[i]);
     if (st->loras)
         add_loras(st, items, n_items);
-    /* Steps that only decode, or read drafts, repeat the same ops: a backend may record them. */
+    /* Steps of decodes and drafts only repeat the same ops, so a backend may record them. */
     int n_draft = 0;
     for (int i = 0; i < n_items; i++)
         n_draft += items[i].n_draft;
@@ -417,7 +417,7 @@ static void add_draft(struct stepper *st, struct draft_item *it)
     it->row = it->want ? b->n_out : -1;
     if (it->want)
         st->out_rows[b->n_out++] = b->n_tokens - 1;
-    for (int k = 0; st->kv->states && k < 4; k++) /* the block has none */
+    for (int k = 0; st->kv->states && k < 4; k++) /* the block has no states */
         st->states[k * st->limits.max_seqs + seq] = k == 2 ? 0 : -1;
     end_seq(st, it->seq, it->n, it->first + it->n);
 }
