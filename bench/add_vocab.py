@@ -1,5 +1,5 @@
-"""Gives a GGUF without a vocabulary one, so that servers that insist on text can run it: a made-up one (all bytes, then
-filler tokens), or that of another GGUF, which must have as many tokens:
+"""Adds a vocabulary to a GGUF that has none, so that servers that need text can run it. It is synthetic (all bytes, then
+filler tokens), or copied from another GGUF with the same number of tokens:
 
     python3 bench/add_vocab.py IN.gguf OUT.gguf [VOCAB.gguf]"""
 import struct

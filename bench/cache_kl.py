@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a cache of fewer bits costs: mean KL of the logits with each type of KV cache from those with f32.
+"""The precision of each KV cache type: mean KL of its logits from those of an f32 cache.
 
   bench/cache_kl.py [BUILD] [MODEL IDS.bin]...     default: the demo model on its fixture's texts, and the goldens
 
-Prompts are read in chunks of 32, so that most keys and values have been through the cache by way of both kernels.
-STEEL_ISA=ref asks the reference, STEEL_TEST_DEVICE=cuda a GPU. Prints a table by type; keys and values apart are K/V.
+Prompts are computed in chunks of 32, so most keys and values are read back from the cache. STEEL_ISA=ref runs the
+reference, STEEL_TEST_DEVICE=cuda a GPU. Prints a table by type; K/V means different types for keys and values.
 """
 import math
 import array

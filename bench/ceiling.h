@@ -1,7 +1,7 @@
 /*
- * What this machine can do at most: bytes read from memory and multiply-adds from registers, with any
- * number of threads. Loops are written as assembly, so that this header needs no compiler flags and
- * no compiler can improve on the measurement; each runs only where the CPU has the instructions.
+ * The ceilings of this machine: bytes read from memory and multiply-adds from registers, with any
+ * number of threads. Loops are assembly, so this header needs no compiler flags and no compiler can change
+ * the measurement. Each runs only if the CPU has the instructions.
  */
 #ifndef STEEL_BENCH_CEILING_H
 #define STEEL_BENCH_CEILING_H

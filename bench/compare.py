@@ -4,11 +4,10 @@
   compare.py --steel build/steel --kernel build/bench/kernel --llama LLAMA_BIN_DIR
              --moe moe6.gguf --dense dense8.gguf [-t 2] [--rounds 5] [--seconds N] -o results.jsonl
 
-Every round runs each test once with each engine, one after the other, the order changing from round to round; each
-run is warmed up by its own program. A run beside which other programs (or the hypervisor) took more than --disturbed
-percent of the CPUs is thrown away and repeated, with --strict never counted. What is not given (an engine, a model) is left out. Writes JSON lines as it goes:
-the machine, its measured ceilings, then every single figure; prints medians at the end. bench/report.py makes tables
-and pictures of them.
+Every round runs each test once with each engine, in an order that changes from round to round. Each program warms itself
+up. A run during which other programs (or the hypervisor) took more than --disturbed percent of the CPUs is repeated; with
+--strict it never counts. An engine or a model that is not given is left out. Writes JSON lines while it runs: the machine, its
+measured ceilings, then every figure. Prints medians at the end. bench/report.py makes tables and pictures of them.
 
 The models: bench/synth_gguf.py moe6.gguf --shape qwen3-30b-a3b --layers 6;  dense8.gguf --shape qwen3-4b --layers 8
 (real shapes, random weights), or any other GGUF files of those kinds.
@@ -110,7 +109,7 @@ class Bench(Record):
         if not exe:
             return []
         most = max(int(b) for b in batches.split(","))
-        # It does not warm up, so the largest batch goes first, once, and does not count.
+        # It has no warm-up, so the largest batch runs once first and is not counted.
         rows = self.json_lines([exe, "-m", path, *t, "-tb", t[1], "-npp", "0", "-ntg", gen, "-npl",
                                 f"{most},{batches}", "-c", str(most * int(gen) + 512), "--output-format", "jsonl"])
         return [(f"tg{r['tg']} x{r['pl']}", r["speed_tg"], {}) for r in rows[1:]]

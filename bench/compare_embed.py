@@ -5,13 +5,15 @@
                    [--quants f16,q8_0,q4_k_m] [--texts 512] [--rounds 2] [--threads 2] [--batches 512,2048]
                    [--dir /dev/shm/embed] -o results.jsonl
 
-For each shape and format bench/synth_gguf.py writes a file of the real model's size with random weights. Both engines embed the
-same number of texts of the same lengths, 20 to 200 tokens, by turns: `steel bench --texts`, and llama-embedding, whose own
-figure is taken (the total behind loading and warm-up: tokenising and printing are in it, a hundredth or so), at each of the
-batch sizes given; its best one counts. A few texts go through both first: the least cosine between their vectors says that both
-compute the same. With --device cuda llama.cpp has all layers on the GPU; where its folder has no llama-embedding, llama-bench
--embd 1 stands in for it (one text of 512 tokens at a time, or one as long as the batch, for which the file gets 2,048 positions;
-flash attention off and on; its best counts; no vectors to compare). Prints a table of medians and writes JSON lines as it goes.
+For each shape and format bench/synth_gguf.py writes a file of the real model's size with random weights. Both engines embed the same
+number of texts of the same lengths, 20 to 200 tokens, in interleaved rounds:
+- Steel by `steel bench --texts`;
+- llama.cpp by llama-embedding at each of the given batch sizes, of which the best counts. Its own figure is used: the total after loading
+  and warm-up, which includes tokenising and printing (about a hundredth).
+First both embed a few texts, and the least cosine between their vectors shows whether both compute the same. With --device cuda llama.cpp has all
+layers on the GPU. If its folder has no llama-embedding, llama-bench -embd 1 replaces it (one text of 512 tokens at a time, or one as long as the
+batch, for which the file gets 2,048 positions; flash attention off and on, of which the best counts; no vectors to compare). Prints a table of
+medians, and writes JSON lines while it runs.
 """
 import argparse
 import json

@@ -4,10 +4,10 @@
   compare_families.py --steel build/steel [--llama LLAMA_BIN_DIR] [--device cuda | cpu] [--shapes gpt-oss-20b,...]
                       [--layers N] [--rounds 2] [--seconds 300] [--dir /dev/shm/families] -o results.jsonl
 
-For each shape bench/synth_gguf.py writes a file of the real model's size (Q4_K_M; gpt-oss: MXFP4), or of fewer layers, both
-engines are measured on it by turns as bench/compare_formats.py does, and the file is removed; the next is written meanwhile (files already in DIR
-are taken as they are). On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on a CPU: tg32 and pp512, of six layers unless told. Prints a table
-of medians and writes JSON lines as it goes.
+For each shape bench/synth_gguf.py writes a file of the real model's size (Q4_K_M; gpt-oss: MXFP4), or of fewer layers. Both engines are
+measured on it in interleaved rounds, as in bench/compare_formats.py, while the next file is written. Then the file is removed. Files that
+already exist in DIR are used. On a GPU: tg128, pp2048, and 32 sequences after prompts of 256. On a CPU: tg32 and pp512, by default of six
+layers. Prints a table of medians, and writes JSON lines while it runs.
 """
 import argparse
 import os

@@ -5,12 +5,11 @@
                      [--layers 12] [--rounds 2] [--seconds 300] [--dir /dev/shm/formats] -o results.jsonl
   compare_formats.py --picture OUT.svg --title TITLE --test tg32 results.jsonl     medians of one test as bars, both engines
 
-For each format bench/synth_gguf.py writes a file with a real model's shapes (formats of folders: bench/synth_folder.py, for
-Steel alone), both engines are measured on it by turns, the order changing from round to round, and the file is removed; on a GPU
-the next is written meanwhile. On a GPU: tg128, pp2048, and 32 sequences behind prompts of 256; on a CPU: tg32 and pp256. llama.cpp gets
-what is best for it (all layers on the GPU, flash attention, micro-batches of 2,048). Prints a table of medians, and which share
-of what the memory's measured speed allows generation reached (experts counted as drawn evenly), also beside that of Q4_K_M
-(formats of 4 bits) or Q8_0 if those were measured; writes JSON lines as it goes.
+For each format bench/synth_gguf.py writes a file with a real model's shapes (formats of folders: bench/synth_folder.py, Steel only). Both engines
+are measured on it in interleaved rounds of changing order. Then the file is removed; on a GPU the next one is written meanwhile. On a GPU: tg128,
+pp2048, and 32 sequences after prompts of 256. On a CPU: tg32 and pp256. llama.cpp has its best settings (all layers on the GPU, flash attention,
+micro-batches of 2,048). Prints a table of medians, and the share of the memory-bound limit that generation reached (experts drawn evenly), also
+relative to Q4_K_M (4-bit formats) or Q8_0 if those were measured. Writes JSON lines while it runs.
 """
 import argparse
 import json

@@ -7,14 +7,14 @@
 The models: bench/synth_gguf.py moe.gguf --shape qwen3-30b-a3b, then bench/add_vocab.py (a server wants text), and
 --shape llama-3.1-8b: real shapes, random weights; or any other GGUF files of those kinds.
 
-Every round runs each group of tests with each engine, one after the other, the order changing from round to round.
-llama.cpp gets what is best for it: all layers on the GPU, flash attention, micro-batches of 2,048. Each program warms
-itself up; llama-batched-bench does not, so its first line is a warm-up and not counted. Batched decoding: every
-sequence has read a prompt of 256 tokens of its own. --serve adds `steel serve` under load (Steel alone): the same work
-is first done by `steel bench --pg`, which reads all prompts and then generates all answers, without HTTP.
---before names an older build of Steel, measured the same way in the same rounds; a table at the end shows both, and
-whether the hashes of the logits are equal. What is not given (an engine, a model) is left out. Writes JSON lines as it goes; bench/report.py makes tables and
-pictures of them. --quick: short tests, to see that everything works.
+Every round runs each group of tests with each engine, in an order that changes from round to round. llama.cpp has its best settings: all
+layers on the GPU, flash attention, micro-batches of 2,048. Each program warms itself up, except llama-batched-bench, whose first line is not
+counted. In batched decoding every sequence follows a prompt of 256 tokens of its own.
+
+--serve adds `steel serve` under load (Steel only). The same work is first done without HTTP by `steel bench --pg`, which computes all prompts and
+then generates all outputs. --before names an older build of Steel, measured in the same rounds; a table at the end shows both, and whether the
+hashes of the logits are equal. An engine or a model that is not given is left out. Writes JSON lines while it runs; bench/report.py makes tables
+and pictures of them. --quick: short tests, to see that everything works.
 """
 import argparse, json, os, socket, statistics, subprocess, sys, time, urllib.request
 
@@ -174,7 +174,7 @@ class Compare(Record):
         try:
             if not wait_ready(server, port):
                 return
-            # Greedy, then drawn: answers of random weights fall into loops unless their tokens are drawn.
+            # Greedy, then sampled: greedy outputs of random weights fall into loops.
             runs = [(n, t) for t in (0, 1) for n in clients] * a.serve_rounds
             for i, (n, temperature) in enumerate(runs):
                 if self.spent():

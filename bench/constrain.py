@@ -3,10 +3,10 @@
 
     bench/constrain.py maskbench [-v]     one table: right, refused, wrong; compile and mask times
     bench/constrain.py suite [-v]         a table by keyword file of the official test suite
-    bench/constrain.py eval               the built-in model's tool calls and JSON answers, with and without
+    bench/constrain.py eval               the built-in model's tool calls and JSON outputs, with and without constraints
 
 Reads ../shared/golden (STEEL=build/steel names the binary, MODEL the vocabulary). -v lists every
-schema that is not wholly right.
+schema that is not entirely right.
 """
 import collections
 import json

@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Whether another program reads what `steel convert` writes: its logits beside Steel's and the golden ones.
+"""Checks that another program reads what `steel convert` writes: compares its logits with Steel's and the golden ones.
 
   bench/convert_peer.py PROGRAM [FOLDER]... [--steel build/steel] [--type TYPE] [--set KEY=VALUE]...
 
-FOLDER holds models (config.json, golden.bin) or is one; default: tests/golden. Each decoder is converted, in its own type or
---type, and `PROGRAM MODEL.gguf GOLDEN.bin OUT.bin` is run: it reads the ids of GOLDEN.bin (little-endian i32 T, i32 V,
-i32 ids[T]; what follows does not matter) and writes OUT.bin, the same beginning and f32 logits[T][V]: of one sequence, at
-every position. With llama.cpp's llama.h that takes some thirty lines: load the model, a context with type_k and type_v F32
-and flash attention off, one batch of the T ids that asks for all logits, llama_get_logits_ith for each. PROGRAM may be any shell
-words, as "python3 mine.py".
+FOLDER is a model (config.json, golden.bin) or has models; default: tests/golden. Each decoder is converted, in its own type or --type. Then
+`PROGRAM MODEL.gguf GOLDEN.bin OUT.bin` runs. It reads the ids of GOLDEN.bin (little-endian i32 T, i32 V, i32 ids[T]; the rest is ignored). It writes
+OUT.bin: the same header, then f32 logits[T][V] of one sequence at every position. With llama.cpp's llama.h that takes some thirty lines: load the
+model, a context with type_k and type_v F32 and flash attention off, one batch of the T ids with all logits, llama_get_logits_ith for each.
+PROGRAM may be several shell words, such as "python3 mine.py".
 
-Printed by model: mean KL divergence of PROGRAM's logits from Steel's on the same file (reference kernels, f32 cache), its
-largest row, mean KL from golden.bin of both, and the share of rows with the same most likely token as Steel's. --set changes config.json of
-a copy first (KEY may be a path with dots; VALUE is JSON): it asks what a difference comes from. Then Steel's logits are those of the
-changed folder, and golden.bin counts for its ids alone.
+Prints for each model the mean KL divergence of PROGRAM's logits from Steel's on the same file (reference kernels, f32 cache), its largest
+row, the mean KL of both from golden.bin, and the share of rows with the same top token. --set first changes config.json of a copy (KEY may be a
+path with dots; VALUE is JSON), to find the cause of a difference. Then Steel's logits are those of the changed folder, and golden.bin
+is used for its ids only.
 """
 import argparse
 import glob

@@ -1,9 +1,9 @@
-"""A long prompt among running answers: how long do they wait for their next token?
+"""Inter-token latency of decoding requests while a long prompt is computed.
 
     python3 bench/gap.py BUILD [--model FILE] [--answers 8] [--prompt 4000] [--step-ms 0] [--rounds 5]
 
-Prints the gaps between tokens of the running answers while the prompt is read, and while it is not. --step-ms 0 is the
-server's own choice, as /metrics tells it. Exits 1 if the p99 while it is read is not under twice the budget.
+Prints the latency with and without the prompt. --step-ms 0 uses the server's own budget, as /metrics reports it. Exits 1 if
+the p99 with the prompt is twice the budget or more.
 """
 import argparse
 import os

@@ -1,5 +1,5 @@
-"""Clients that cost as much as they can with little: what an attack on the server once found to stop it. They come from
-127.0.0.2, so that the server can tell them from others. Used by bench/load.py --hostile."""
+"""Hostile clients that try to cause much work with little data. Each of these requests once stopped the server. They come from
+127.0.0.2, so that the server can separate them from others. Used by bench/load.py --hostile."""
 import json
 import random
 import socket

@@ -1,7 +1,7 @@
 /*
- * Kernel benchmark: one op at a time, every variant of its table that this machine can run, beside
- * the measured ceilings of the machine. Times are the best and the median of many runs; memory is
- * cold where a model would find it cold (the KV of many layers is walked in turn).
+ * Kernel benchmark: one op at a time, with every kernel of its pick table that this machine can run, and
+ * the measured ceilings of the machine. Times are the best and the median of many runs. Memory is
+ * cold where it would be cold in a model (the KV caches of many layers are used in turn).
  */
 #include "ceiling.h"
 

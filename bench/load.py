@@ -1,13 +1,13 @@
-"""Rough company for the server: many streams at once, 30 % of them aborted at random moments, slow
-readers, half-open sockets, malformed requests, in a KV cache too small for all. Afterwards every page
-is free, memory is flat, and every finished answer is byte-equal to the same request alone.
+"""Rough load for the server: many streams at once, 30 % of them aborted at random moments, slow
+readers, half-open sockets and malformed requests, with a KV cache too small for all. Afterwards every page
+must be free, memory flat, and every finished output byte-equal to the same request alone.
 
     python3 bench/load.py BUILD [--clients 64] [--seconds 120] [--seqs 16] [--kv-tokens 2400] [--seed 1] [--model GGUF]
 
-With --ranks N and --flags "--tp 2" several ranks (docs/ranks.md) give the answers, and they are compared with those of one process.
+With --ranks N and --flags "--tp 2" several ranks (docs/ranks.md) compute the outputs, which are compared with those of one process.
 
-With --hostile N the same company twice: alone, then beside N clients from another address (bench/hostile.py) that send
-whatever small thing is known to cost much. Prints the others' time to the first token in both, and the server's memory.
+With --hostile N the load runs twice: alone, then beside N hostile clients from another address (bench/hostile.py). Prints
+the others' TTFT in both runs, and the server's memory.
 """
 import argparse
 import json

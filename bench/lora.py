@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What adapters cost: tokens a second of many sequences with adapters, in turns, beside the same without, interleaved.
+"""The cost of adapters: tokens a second of many sequences with different adapters and without, in interleaved rounds.
 
   lora.py MODEL.gguf [--adapters 8] [--rank 16] [--batch 32] [--gen 32] [--threads 2] [--targets attention|linear] [--steel BIN]
 
 Writes random GGUF adapters for the model's attention (and, with linear, its dense or expert) weights into a temporary
-folder and runs `steel bench --lora`: medians of --reps repetitions, and half the distance of their extremes. Exit 1 where
+folder and runs `steel bench --lora`. Prints medians of --reps repetitions, and half the distance of their extremes. Exits 1 if
 less than --least percent of the speed is left. Standard library only."""
 import argparse
 import json

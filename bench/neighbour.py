@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Speed beside busy neighbours: every program alone and beside N endless loops, rounds interleaved, medians.
+"""Speed beside busy programs: each engine alone and beside N endless loops, in interleaved rounds, medians.
 
     python3 bench/neighbour.py --model moe6.gguf --steel Steel=build/steel [--steel before=OTHER/steel ...]
         [--llama LLAMA_CPP/build/bin] [--loops 2] [-t 2] [--gen 64] [--prompt 0] [--rounds 5] [-o results.jsonl]
 
-Every round runs each program alone, then each beside the loops, in an order that alternates. A loop is a shell that does
-nothing but count, at the same priority, free to run on any core; there are as many as threads unless --loops says
-otherwise. Several --steel compare builds. Prints the median of each and what is left of the undisturbed speed; rounds
-that the output file already holds count too, so that they can be run one by one.
+Every round runs each program alone, then each beside the loops, in alternating order. A loop is a counting shell of the
+same priority that may run on any core. By default there are as many loops as threads. Several --steel compare builds. Prints
+medians, and the share of the undisturbed speed. Rounds in the output file count, too, so they can be run one by one.
 """
 import argparse
 import json

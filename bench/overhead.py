@@ -1,9 +1,9 @@
-"""What the server adds to a token: CPU time of its threads, by thread, while many streams run.
+"""The cost of the server per token: CPU time of each of its threads while many streams run.
 
     python3 bench/overhead.py BUILD [--model FILE] [--streams 64] [--input 32] [--output 256] [--rounds 3]
 
-The load generator is `steel bench serve`, a process of its own. A thread's CPU time comes from /proc; what the model
-takes is the time in steps (/metrics). Exits 1 if the server's part is over the limit (--limit, microseconds a token).
+The load generator is `steel bench serve`, a process of its own. CPU times come from /proc, the model's time in steps from
+/metrics. Exits 1 if the server's part exceeds --limit (microseconds a token).
 """
 import argparse
 import json

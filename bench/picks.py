@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What each row of the tables of kernels gains over the next: tok/s with it and with it left out (STEEL_PICK=-name).
+"""The gain of each row of the pick tables over the next row: tok/s with it and without it (STEEL_PICK=-name).
 
   picks.py --steel build/steel MODEL [--rows 1,2,4,8,16,32,64] [--prompts 300,2048] [--only name,...] [--rounds 2]
            [--seconds S] [-o results.jsonl]
 
-For each row that a model's steps picked, the tests whose rows are in its range, by turns with and without it; the figure is the
-geometric mean over the rounds. A row that gains less than 2 % everywhere is a candidate for deletion. Standard library only.
+For each row that a model's steps picked, runs the tests whose number of rows is in its range, in turn with and without it. The figure is
+the geometric mean over the rounds. A row that gains less than 2 % everywhere is a candidate for deletion. Standard library only.
 """
 import argparse
 import json

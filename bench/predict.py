@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What `steel plan --link` says of large models on 1 to 16 GPUs, as the tables and the picture of docs/communication.md.
+"""Predictions of `steel plan --link` for large models on 1 to 16 GPUs: the tables and the picture of docs/communication.md.
 
   predict.py BUILD                              prints the tables
-  predict.py BUILD --doc docs/communication.md  replaces what is between <!-- predictions --> and <!-- /predictions --> there,
-                                                and draws img/predictions.svg beside it
+  predict.py BUILD --doc docs/communication.md  replaces the text between <!-- predictions --> and <!-- /predictions -->
+                                                there, and draws img/predictions.svg beside it
 
-The models are names and shapes alone (synth_gguf.py --empty). Nothing is measured. Standard library only."""
+The model files have only names and shapes (synth_gguf.py --empty). Nothing is measured. Standard library only."""
 import argparse
 import html
 import json

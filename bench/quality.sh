@@ -1,5 +1,5 @@
 #!/bin/sh
-# What each quantisation costs a model: bench/quality.sh MODEL.gguf TEXT [TYPE...]
+# The quality of each quantisation of a model: bench/quality.sh MODEL.gguf TEXT [TYPE...]
 # MODEL is F32, F16 or BF16. Prints size, perplexity, KL to MODEL and same top token, as Markdown.
 set -e
 [ $# -ge 2 ] || { sed -n 2,3p "$0" >&2; exit 2; }

@@ -2,7 +2,7 @@
  * Quantiser benchmark: for each type, the mean squared error over a Gaussian 4096 x 4096 matrix and the
  * speed of one core, as values and as megabytes of F16 input. With two files,
  *   quantize REFERENCE.gguf OTHER.gguf
- * the error of each tensor of the second against the first, so that other tools' files compare.
+ * it prints the error of each tensor of the second against the first, to compare files of other tools.
  */
 #include "quant/quantize.h"
 #include "base/mem.h"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Ranks of one thread beside one process of as many threads, on one machine: rounds that take turns, medians, as a Markdown table.
+"""Several ranks of one thread, compared with one process of as many threads on one machine: interleaved rounds, medians, a Markdown table.
 
   ranks.py BUILD MODEL [--ranks 2] [--rounds 5] [--arrangements '--tp 2;--tp 2 --ep;--pp 2'] [--prompts 512,2048] [--batch 1,16] [--gen 32]
                        [--quiet 'chrt -r 1']
 
-A figure is a round's own median of three. --quiet runs every process under a command that keeps others away. Standard library only."""
+A round's figure is a median of three. --quiet runs every process under a command that keeps other programs away. Standard library only."""
 import argparse
 import json
 import os

@@ -1,9 +1,9 @@
 /*
- * How fast ranks speak to each other, by the very calls of a step (dist/ranks.h):
+ * Measures the link between ranks with the calls that a step makes (dist/ranks.h):
  *   mpirun -n 2 build/bench/ranks_link                              over shared memory
  *   mpirun -n 2 --mca btl tcp,self build/bench/ranks_link           over TCP
- * Medians, in microseconds: a sum of so many bytes, a message there, what rank 0 tells all. The last line
- * is what `steel plan --link` takes: the latency that small sums have (256 bytes), and the rate of large ones (4 MB).
+ * Prints medians in microseconds by size: a sum, a message one way, a broadcast of rank 0. The last line is the
+ * argument of `steel plan --link`: the latency of small sums (256 bytes), and the rate of large ones (4 MB).
  */
 #include "base/clock.h"
 #include "base/mem.h"

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Two ranks on two "machines": network namespaces with a wire of a given rate between them. Runs a command in each by
-# mpirun, as root, and takes the namespaces away again. The rate is what tc takes, or none:
+# Two ranks on two "machines": network namespaces with a link of a given rate between them. Runs a command in each by
+# mpirun, as root, and removes the namespaces afterwards. The rate has the syntax of tc, or is none:
 #   bench/ranks_net.sh 2.5gbit build/steel bench model.gguf -t 1 -p 512 -n 0
-# RANKS_NET_DELAY=50us: on the way, each way. Everything a rank needs is on this machine, so both see the same files.
+# RANKS_NET_DELAY=50us adds a delay in each direction. Both ranks see the same files.
 set -eu
 [ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
 rate=$1; shift
@@ -25,8 +25,8 @@ for end in a b; do
     fi
     [ "$rate" = none ] || tc -n $ns qdisc add dev v$id-$end $parent tbf rate "$rate" burst 256kb latency 50ms
 done
-# What mpirun starts its helper on the other machine with: its first word is the machine. The other name keeps the two
-# from sharing memory.
+# The command with which mpirun starts its helper on the other machine. Its first word is the machine. A different host name
+# prevents shared memory between the two.
 cat > "$work/agent" <<END
 #!/bin/sh
 shift

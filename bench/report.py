@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tables and pictures from what bench/compare.py or bench/compare_gpu.py measured. Standard library only.
+"""Tables and pictures from the results of bench/compare.py or bench/compare_gpu.py. Standard library only.
 
-  report.py results.jsonl...                       the tables, as Markdown, on stdout; files of one machine add up
+  report.py results.jsonl...                       the tables, as Markdown, on stdout; files of one machine are merged
   report.py results.jsonl... --doc docs/performance.md --section NAME
                                                    puts them between <!-- NAME --> and <!-- /NAME --> of that page,
                                                    its pictures into img/NAME-*.svg beside it
@@ -57,7 +57,7 @@ def rates(lines):
         table.setdefault(key, {}).setdefault(r["engine"], []).append(r["tok_s"])
         if r["engine"] == "Steel":
             limits[key] = limit(ceil, r)
-    # llama-batched-bench gives whole runs for every batch; without Steel's they say nothing here
+    # llama-batched-bench reports whole runs for every batch; they are shown only beside Steel's
     return {k: e for k, e in table.items() if "Steel" in e or "+" not in k[1]}, limits
 
 

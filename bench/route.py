@@ -1,9 +1,8 @@
-"""What `steel route` costs: the same load on a server, and on it through a gateway, rounds interleaved.
+"""The cost of `steel route`: the same load on a server directly and through a gateway, in interleaved rounds.
 
     python3 bench/route.py BUILD [--rounds 3] [--levels 1,16,64] [--input 128] [--output 16]
 
-Prints requests a second and the time to the first token of both (medians of the rounds), and the gateway's CPU time for each
-request and for each token it passed on.
+Prints requests a second and TTFT of both (medians of the rounds), and the gateway's CPU time per request and per forwarded token.
 """
 import argparse
 import json

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Kernel benchmarks, then the model benchmark where a model is named: MODEL=file make bench
+# Kernel benchmarks, then the model benchmark if a model is given: MODEL=file make bench
 B=${1:-build}
 "$B/bench/kernel" || exit 1
 "$B/bench/quantize" || exit 1

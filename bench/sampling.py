@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What choosing tokens in other ways costs: tokens a second of the same streams with a schema, penalties, biases,
-log-probabilities and several choices, beside plain ones. All in one run on one server, by turns.
+"""The cost of sampling features: tokens a second of the same streams with a schema, penalties, biases,
+log-probabilities and several choices, and plain. All in one run on one server, in turn.
 
     python3 bench/sampling.py --steel build/steel --model MODEL.gguf [--device cpu] [--streams 32] [--rounds 3]
 
 The model needs a real vocabulary for the schema (bench/add_vocab.py MODEL OUT ggml-vocab-qwen2.gguf gives a synthetic
-one Qwen's). Prints a table: median tok/s of the rounds, how much of the plain speed of the same round that is, and the
-server's processor time a token, which on a CPU says the same and does not mind neighbours. Then what the steps were:
-those that read several tokens of a sequence (prompts, forced tokens) are not recorded on a GPU. Every run is told on
-stderr; --seconds ends it after the round under way. Exits 1 where a variant is below its share (--check): 95 % with a
+one Qwen's). Prints a table: median tok/s of the rounds, the share of the plain speed of the same round, and the server's
+CPU time per token, which on a CPU shows the same and does not depend on other programs. Then the kinds of steps:
+those with several tokens of a sequence (prompts, forced tokens) are not recorded on a GPU. Every run is reported on stderr.
+--seconds ends the program after the current round. With --check it exits 1 if a variant is below its share: 95 % with a
 schema, 85 % otherwise.
 """
 import argparse
@@ -21,8 +21,8 @@ import tempfile
 import time
 import urllib.request
 
-# Answers can end before --output: one that cannot would be in a hurry from its first token, which is another thing to
-# measure.
+# Outputs can end before --output. One that cannot would be shortened by its budget from the first token, which would measure
+# something else.
 SCHEMA = {"type": "array", "minItems": 2, "items": {
     "type": "object", "additionalProperties": False, "required": ["name", "id", "tags", "state", "price"],
     "properties": {"name": {"type": "string", "maxLength": 40}, "id": {"type": "integer", "minimum": 0, "maximum": 999999},

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes a Hugging Face folder with a real model's exact shapes and random weights, compressed as the tools do it.
+"""Writes a Hugging Face folder with a real model's exact shapes and random weights, compressed as quantisation tools do it.
 
   synth_folder.py OUT_DIR --quant gptq|awq|fp8|nvfp4|mxfp4|bf16 [--shape qwen3-30b-a3b] [--layers N] [--seed S]
 
-As synth_gguf.py does for GGUF: names, types and sizes of the real files, values of about the usual size. Embedding, head, norms
-and routers are BF16, as these tools leave them. There is no tokenizer: drive it with token ids. Standard library only.
+Like synth_gguf.py for GGUF: names, types and sizes of the real files, values of a usual size. Embedding, head, norms and
+routers are BF16, as these tools leave them. There is no tokenizer, so run it with token ids. Standard library only.
 """
 import argparse
 import json
@@ -134,7 +134,7 @@ def n_bytes(kind, dims):
 
 def write(path, tensors, rnd):
     banks = {name: (bank(rnd, draw, size), size) for name, (size, draw) in DRAWS.items()}
-    # routers from a bank that is larger than any of them, so that no two experts are alike
+    # the bank is larger than any router, so no two experts are alike
     banks["router"] = (b"".join(bf16(rnd.gauss(0, 0.02)) for _ in range(1 << 19)), 2)
     head, at = {}, 0
     for name, kind, dims, _ in tensors:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Writes a GGUF with a real model's exact shapes and random weights.
 
-Speed does not depend on what the weights say, so a benchmark needs no download: the file has the tensor names,
+Speed does not depend on the values of weights, so a benchmark needs no download. The file has the tensor names,
 types and sizes of the real one. The same arguments give the same bytes. Standard library only.
 
   synth_gguf.py OUT.gguf --shape qwen3-30b-a3b [--layers N] [--quant q4_k_m|q8_0|mxfp4|...] [--seed S]
   synth_gguf.py OUT.gguf --shape deepseek-v3 --empty     a hole for the weights: for `steel plan` and `steel show`
 
 Every engine that reads GGUF can load the result. The vocabulary is declared absent (tokenizer.ggml.model =
-"no_vocab"): drive it with token ids, or add one with bench/add_vocab.py. Encoders (bge-base, bge-m3) have one of made-up
-words, w0 w1 w2 and so on, a token each.
+"no_vocab"): run it with token ids, or add one with bench/add_vocab.py. Encoders (bge-base, bge-m3) have a synthetic vocabulary
+of words w0, w1, w2 and so on, one token each.
 """
 import argparse
 import functools
@@ -314,8 +314,8 @@ def block(kind, rnd):
         return half(rnd.gauss(0, 0.02))
     if kind == BF16:
         return struct.pack("<f", rnd.gauss(0, 0.02))[2:]
-    # Where the middle code means zero, the lowest is left out: a mean other than zero would be the same direction for all
-    # rows, and all sequences would choose the same experts.
+    # If the middle code is zero, the lowest code is not used. Otherwise the mean would not be zero, all rows would share
+    # its direction, and all sequences would choose the same experts.
     if kind == Q4_0:
         return half(4e-3) + bytes(rnd.randrange(1, 16) | rnd.randrange(1, 16) << 4 for _ in range(16))
     if kind == Q4_1:
@@ -452,7 +452,7 @@ def main():
             f.truncate(len(head) + total)
         print(f"{a.out}: {len(m.tensors)} tensors, {total / 1e9:.2f} GB, empty", file=sys.stderr)
         return
-    # The bank of floats is larger than any router, so that no two experts of a layer are alike.
+    # The bank of floats is larger than any router, so no two experts of a layer are alike.
     experts = any("exps" in name for name, _, _ in m.tensors)
     n_blocks = lambda kind: 1 << 19 if kind == F32 and experts else 1 << 14
     kinds = sorted({kind for _, _, kind in m.tensors})

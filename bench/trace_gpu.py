@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tables from what a bench_gpu built with TRACE=1 writes (trace_ROWS_DEPTH.txt): for every kernel of a step, how
-long its blocks took from one mark to the next (see struct marks in src/backend/cuda/core/gpu.cuh).
+"""Tables from the trace of a bench_gpu built with TRACE=1 (trace_ROWS_DEPTH.txt): for every kernel of a step, the time
+of its blocks from one mark to the next (see struct marks in src/backend/cuda/core/gpu.cuh).
 
     trace_gpu.py FILE [GHZ]
 
-Times are differences of one SM's clock, so they are exact; nothing here compares the clocks of two SMs. GHZ turns clocks
-into microseconds (1.98 unless told)."""
+Times are differences of one SM's clock, so they are exact. Clocks of different SMs are never compared. GHZ converts clocks to
+microseconds (default 1.98)."""
 import sys
 from collections import defaultdict
 

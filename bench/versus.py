@@ -1,9 +1,9 @@
-"""Two servers side by side: the same prompts, the same load generator, runs interleaved, medians.
+"""Compares two servers: the same prompts and load generator, interleaved runs, medians.
 
     python3 bench/versus.py BUILD MODEL --other 'llama-server -m {model} -t 2 -np 16 -c 16384 -fa on --port {port}'
         [--steel '-t 2 -np 16 -c 4096'] [--clients 16] [--prompts 32] [--input 128] [--output 64] [--rounds 3]
 
-Both stay up during all rounds; only one has work at a time. Exits 1 if the ratio is under --ratio.
+Both run during all rounds, and one has work at a time. Exits 1 if the ratio is below --ratio.
 --quiet COMMAND runs every round under a command that keeps the machine quiet.
 """
 import argparse

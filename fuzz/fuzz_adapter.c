@@ -1,5 +1,5 @@
 /* libFuzzer entry: adapters for a small model with experts (tests/golden/qwen3moe; run it from the project's root). The
- * input is a GGUF, or adapter_config.json, a NUL and a safetensors file. Whatever it holds: changes that fit the
+ * input is a GGUF, or adapter_config.json, a NUL and a safetensors file. The result is changes that fit the
  * model's weights, or an error of one line. */
 #include "base/error.h"
 #include "model/adapter.h"

@@ -1,5 +1,5 @@
-/* libFuzzer entry: bodies of /v1/embeddings, /api/embed, /api/embeddings and /v1/rerank, read up to where the
- * model would run: texts within the context and the vocabulary, or a status and a message. */
+/* libFuzzer entry: bodies of /v1/embeddings, /api/embed, /api/embeddings and /v1/rerank, processed up to the point where
+ * the model would run. The result is texts within the context and the vocabulary, or a status and a message. */
 #include "base/mem.h"
 #include "server/api/embeddings.h"
 #include "server/api/prepare_int.h"

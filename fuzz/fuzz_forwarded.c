@@ -1,5 +1,5 @@
-/* libFuzzer entry: who asks through a proxy. The first line of an input is networks that are trusted, the second the
- * peer, each other one a header (# before it: of another name). Held against a plain reading of the whole list. */
+/* libFuzzer entry: a client's address behind proxies. The first line of an input has the trusted networks, the second the
+ * peer, each other line a header (after #: of another name). Compared with a plain parser of the whole list. */
 #include "server/http/forwarded.h"
 #include "base/buf.h"
 

@@ -1,6 +1,6 @@
 /*
- * libFuzzer entry: any bytes as a GGUF file, through directory, config and metadata readers, the first
- * and last block of each tensor as floats, and the list of what its family would load.
+ * libFuzzer entry: any bytes as a GGUF file. Reads directory, config and metadata, dequantises the first
+ * and last block of each tensor, and builds the list of tensors that its family would load.
  */
 #include "base/mem.h"
 #include "file/tensorfile.h"

@@ -1,4 +1,4 @@
-/* Shared by the grammar fuzzers: a small vocabulary, and a walk that checks the promises of
+/* Shared by the grammar fuzzers: a small vocabulary, and a walk that checks the guarantees of
  * grammar.h. */
 #ifndef STEEL_FUZZ_GRAMMAR_H
 #define STEEL_FUZZ_GRAMMAR_H

@@ -1,4 +1,4 @@
-/* libFuzzer entry: a connection's bytes, cut in two at any place, through head and body parsers. */
+/* libFuzzer entry: a connection's bytes, split at any place, through the head and body parsers. */
 #include "server/http/http_parse.h"
 #include "base/error.h"
 

@@ -1,4 +1,4 @@
-/* Markdown for a terminal: any text, in any pieces, at any width. */
+/* libFuzzer entry: Markdown for a terminal, any text in any pieces at any width. */
 #include "base/buf.h"
 #include "base/error.h"
 #include "cli/term/markdown.h"

@@ -1,6 +1,6 @@
 /* libFuzzer entry: the files of sentence-transformers beside a model. The input is modules.json,
- * 1_Pooling/config.json (2_Dense's, too) and 2_Dense/model.safetensors, with a NUL between them. Whatever they hold:
- * a way of pooling within its bounds, or an error of one line. */
+ * 1_Pooling/config.json (2_Dense's, too) and 2_Dense/model.safetensors, with a NUL between them. The result is a
+ * kind of pooling within its bounds, or an error of one line. */
 #include "base/error.h"
 #include "model/families/family.h"
 #include "model/pooling.h"

@@ -1,5 +1,5 @@
-/* libFuzzer entry: a request's body through what the router reads of it. Fields lie within the body,
- * hashes are in order, and what follows a list's last member does not change those before it. */
+/* libFuzzer entry: a request's body through the gateway's prefix hashing. Fields are within the body,
+ * hashes are in order, and text after a list's last member does not change the hashes before it. */
 #include "route/prefix_hash.h"
 #include "base/error.h"
 

@@ -1,5 +1,5 @@
-/* libFuzzer entry: a request body, as each endpoint reads it. Whatever comes: accepted and within the
- * documented ranges, or refused with a status and a message. */
+/* libFuzzer entry: a request body through each endpoint. It is accepted with values in the documented ranges, or
+ * refused with a status and a message. */
 #include "base/mem.h"
 #include "server/api/ollama.h"
 #include "server/api/prepare_int.h"

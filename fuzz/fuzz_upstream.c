@@ -1,5 +1,5 @@
-/* libFuzzer entry: a server's bytes, whole and cut in three at any places, through the reader of
- * answers: the same must come out, and never more than was sent. */
+/* libFuzzer entry: a server's bytes through the response parser, whole and split in three at any places. The output must
+ * be the same, and never more than was sent. */
 #include "route/http_response.h"
 #include "base/error.h"
 

@@ -87,7 +87,7 @@ def chat_seeds():
         if reasoning.strip() == calls.strip() == "NULL":
             continue
         said = b"".join(unescape(x) for x in re.findall(r'"((?:[^"\\]|\\.)*)"', answer))
-        # the fuzzer's first byte: the format by its rest, bits 8 and 16 take tools and reasoning away, 32: it has begun
+        # the fuzzer's first byte: the format by its remainder; bits 8 and 16 remove tools and reasoning; 32: thinking has begun
         how = next(b for b in range(256) if b % len(formats) == formats.index(name) and not b & 24 and bool(b & 32) == (thinks == "true"))
         counts[name] = counts.get(name, -1) + 1
         with open(os.path.join(to, f"{name.lower()}{counts[name]}"), "wb") as f:

@@ -5,11 +5,11 @@ refactoring can be shown to cost nothing.
   cubin_gate.py OLD_TREE NEW_TREE [old1.cu,old2.cu [new1.cu,new2.cu]] [--rename=OLD=NEW ...]
 
 Files are names in or below src/backend/cuda; without them, all. For every kernel: identical bytes, or how
-registers, spills and instructions changed; kernels that are gone or new. Kernels whose name changed
-and whose code did not are found by themselves; where both changed, --rename says how (a regular
-expression of the mangled name). Exit 1 on a new spill.
-Needs nvcc and no GPU. What a tree came to is kept in a file beside its sources' hash (in the
-temporary folder), so that the tree one compares with is compiled once."""
+registers, spills and instructions changed; removed and new kernels. A kernel with a new name and the
+same code is found automatically. If both changed, --rename gives the new name (a regular
+expression on the mangled name). Exits 1 on a new spill.
+Needs nvcc and no GPU. The result of a tree is cached by its sources' hash (in the
+temporary folder), so that the old tree is compiled once."""
 import concurrent.futures, glob, hashlib, json, os, re, struct, subprocess, sys, tempfile
 
 

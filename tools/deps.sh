@@ -1,8 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages the build needs and does not find. Says what it does; quiet when
-# there is nothing to do. `deps.sh test` adds what only tests use (where that cannot be installed, they are skipped),
-# `deps.sh dev` what CI uses besides; `deps.sh check` installs nothing, and fails where something is missing that the
-# build cannot do without.
+# Installs the Debian packages that the build needs and that are missing. Prints what it does, and nothing if there is
+# nothing to do. `deps.sh test` adds packages that only tests use (without them tests are skipped), `deps.sh dev` those that
+# only CI uses. `deps.sh check` installs nothing, and fails if a package that the build needs is missing.
 missing= extra=
 have() { # header, file or program
     case $1 in
@@ -13,7 +12,7 @@ have() { # header, file or program
     esac
 }
 need() { have "$1" || missing="$missing $2"; } # WHAT PACKAGE
-want() { have "$1" || extra="$extra $2"; }     # goes without
+want() { have "$1" || extra="$extra $2"; }     # optional
 need gcc gcc
 need jansson.h libjansson-dev
 need pcre2.h libpcre2-dev
@@ -23,7 +22,7 @@ need event2/event.h libevent-dev
 need openssl/ssl.h libssl-dev
 need histedit.h libedit-dev
 need curl/curl.h libcurl4-openssl-dev
-# The web page renders with these; without them it shows plain text.
+# Renderers of the web page; without them it shows plain text.
 want /usr/share/javascript/marked libjs-marked
 want /usr/share/nodejs/dompurify node-dompurify
 want /usr/share/javascript/katex libjs-katex

@@ -6,7 +6,7 @@ change nothing else.
 
 Compiles every src/**/*.c of the new tree (or those below the given paths) and its file of the same name in the old
 tree, with __LINE__ and __FILE__ fixed, and compares the bytes of the code and of the constants. Strings are compared
-apart: a message may change on purpose. Files whose name changed are given as OLD=NEW. Exit 1 where code differs."""
+separately, because a message may change on purpose. A renamed file is given as OLD=NEW. Exits 1 if code differs."""
 import concurrent.futures, glob, hashlib, os, struct, subprocess, sys, tempfile
 
 FLAGS = ("-std=gnu17 -O2 -g0 -w -fno-math-errno -ffp-contract=off -pthread -fPIC -Isrc -Iinclude -D_GNU_SOURCE "

@@ -5,8 +5,8 @@
 
 IN.json: {"title": ..., "unit": "tok/s", "groups": [{"name": "pp512", "bars": {"Steel": 900, "llama.cpp": 250},
           "limit": 1390}, ...]}   ("limit" draws a line: the machine's bound; it may be absent)
-Each group has its own scale. The first bar says how many times the last one it is ("less": true turns that round:
-times as fast) and what share of the limit.
+Each group has its own scale. The first bar is labelled with its ratio to the last one ("less": true: with how many times
+faster it is) and its share of the limit.
 """
 import html, json, sys
 
@@ -51,7 +51,7 @@ def chart(data):
         if "limit" in g:
             lx = left + g["limit"] * scale
             out.append(f'<line x1="{lx:.1f}" y1="{y}" x2="{lx:.1f}" y2="{y + n_bars * bar}" stroke="#a33" stroke-width="2"/>')
-        # Over the limit's line, on a ground of their own where they cross it.
+        # Labels are drawn over the limit's line, with a background where they cross it.
         for lx, ly, label in labels:
             out.append(f'<text x="{lx:.1f}" y="{ly}" stroke="#fff" stroke-width="4" paint-order="stroke">{html.escape(label)}</text>')
         y += n_bars * bar + gap

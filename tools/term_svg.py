@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws a terminal's screen: what `tmux capture-pane -p -e` says, as SVG. Standard library only.
+"""Draws a terminal's screen, the output of `tmux capture-pane -p -e`, as SVG. Standard library only.
 
   tmux capture-pane -p -e | term_svg.py [TITLE] > OUT.svg
 """

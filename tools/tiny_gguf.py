@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a complete, tiny Qwen3-MoE GGUF with random weights and a byte-level vocabulary.
 
-Text made by it is noise; tests and demonstrations need nothing more of it. Standard library only.
+Its text is noise, which is enough for tests and demonstrations. Standard library only.
   tiny_gguf.py OUT.gguf [--seed N]
 """
 import argparse, random, struct

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Packs the web page for the binary: web.sh OUT. Takes src/server/web/ and, where this machine has them, the
-# libraries the page renders with (marked, DOMPurify, KaTeX, highlight.js: Debian's packages, `make deps` installs
-# them), compresses each file and writes OUT/assets.inc, one line a file, for src/server/web/web.c. A page without the
-# libraries shows plain text. Of KaTeX's fonts and highlight.js' 185 languages only what chats use is kept.
+# Packs the web page for the binary: web.sh OUT. Takes src/server/web/ and, if installed, the rendering libraries
+# (marked, DOMPurify, KaTeX, highlight.js: Debian's packages, which `make deps` installs). Compresses each file and writes
+# OUT/assets.inc, one line per file, for src/server/web/web.c. Without the libraries the page shows plain text. Of KaTeX's fonts
+# and highlight.js' 185 languages only those that chats use are kept.
 set -eu
 out=$1 src=src/server/web
 rm -rf "$out" && mkdir -p "$out"
@@ -30,7 +30,7 @@ lib purify.js node-dompurify $node/dompurify/dist/purify.min.js
 lib katex.js libjs-katex $js/katex/katex.min.js $js/katex/katex.js
 lib highlight.js libjs-highlight.js $js/highlight.js/highlight.min.js
 
-# KaTeX: its style names three kinds of every font; browsers of today take woff2.
+# KaTeX: its style names three formats of every font; current browsers use woff2.
 fonts='AMS-Regular Caligraphic-Regular Fraktur-Regular Main-Bold Main-Italic Main-Regular Math-BoldItalic Math-Italic
     SansSerif-Regular Script-Regular Size1-Regular Size2-Regular Size3-Regular Size4-Regular Typewriter-Regular'
 if [ -f "$out/katex.js" ]; then
@@ -50,7 +50,7 @@ if [ -f "$out/highlight.js" ]; then
     mv "$out/highlight.tmp" "$out/highlight.js"
 fi
 
-# What is not there is not asked for.
+# Missing libraries are not requested by the page.
 for f in marked.js purify.js katex.js katex.css highlight.js; do
     [ -f "$out/$f" ] || sed -i "/web\/$f/d" "$out/index.html"
 done
@@ -68,7 +68,7 @@ for f in "$out"/*; do
     *.woff2) type='font/woff2' ;;
     esac
     packed=false file=$f
-    # The first page is small and often read by hand; fonts are compressed already.
+    # index.html is small and often read by hand; fonts are already compressed.
     case $name in
     *.html | *.woff2) ;;
     *) gzip -9nc "$f" >"$f.gz" && packed=true file=$f.gz ;;
