@@ -1,5 +1,5 @@
-/* See adapters.h. One lock over a table of slots; a slot that is being loaded or unloaded belongs to the
- * thread that does it. */
+/* LoRA adapters: see adapters.h. One lock protects a table of slots. A slot that is being loaded or unloaded belongs to
+ * the thread that does it. */
 #include "engine/adapters.h"
 #include "backend/backend.h"
 #include "base/buf.h"
@@ -22,8 +22,8 @@ struct adapter_slot {
 struct adapters {
     struct model *m;
     bool model_is_gguf;
-    int rank;      /* the most allowed; 0 = no bound yet */
-    int most_rank; /* of those that were loaded */
+    int rank;      /* largest allowed rank; 0 = no bound yet */
+    int most_rank; /* largest rank loaded so far */
     uint64_t next_serial;
     pthread_mutex_t lock;
     struct adapter_slot slots[LORA_MAX_ADAPTERS]; /* under lock */
@@ -40,7 +40,7 @@ struct adapters *adapters_new(struct model *m, const struct tensorfile *f)
     return a;
 }
 
-/* Of a file, or of the weights in a folder; 0: neither is there, which loading will say. */
+/* Bytes of a file, or of the weights in a folder; 0: missing, which loading reports. */
 static size_t file_bytes(const char *path)
 {
     static const char config[] = "/adapter_config.json", weights[] = "/adapter_model.safetensors";
@@ -77,7 +77,7 @@ int adapters_settle(struct adapters *a, int rank)
     return a->rank = a->most_rank > rank ? a->most_rank : rank;
 }
 
-/* Under the lock. */
+/* Call under the lock. */
 static struct adapter_slot *find(struct adapters *a, const char *name)
 {
     for (int i = 0; i < LORA_MAX_ADAPTERS; i++)

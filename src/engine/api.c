@@ -1,6 +1,6 @@
 /*
- * include/steel.h over the engine: translates structs, owns a request's own queue. Nothing else.
- * Chats are in api_chat.c.
+ * Implements include/steel.h over the engine: translates structs and owns a request's private queue. Chats are in
+ * api_chat.c.
  */
 #include "engine/api_int.h"
 #include "backend/kv_type.h"
@@ -21,8 +21,8 @@ struct steel_queue {
 
 struct steel_request {
     struct request *r;
-    struct steel_queue *own; /* NULL: shared */
-    int n_open;              /* choices not done, as its reader has seen */
+    struct steel_queue *own; /* NULL: a shared queue */
+    int n_open;              /* choices not done, as far as the reader has seen */
 };
 
 bool lib_fail(struct steel_error *out, enum steel_error_kind kind, const char *msg)
@@ -47,7 +47,7 @@ int lib_put(const char *text, size_t len, char *out, int cap)
     return (int)len;
 }
 
-/* Reports progress from the caller's thread: the engine's own must not run foreign code. */
+/* Reports progress on the caller's thread, because the engine's thread must not run the caller's code. */
 static bool wait_ready(struct engine *e, const struct steel_engine_options *o, struct error *err)
 {
     int percent, shown = -1;
@@ -134,7 +134,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
         lib_fail(error, STEEL_INVALID, err.msg);
         engine_close(e);
     }
-    free_refs(refs, o.n_loras); /* the engine's thread has read them, or has ended */
+    free_refs(refs, o.n_loras); /* the engine's thread has copied them, or has ended */
     if (!ready)
         return NULL;
     struct steel_engine *engine = mem_zalloc(1, sizeof *engine);
@@ -379,7 +379,7 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
     return fits < 0 || (fits && !g) ? NULL : lib_submit(engine, o, g, error);
 }
 
-/* The prompt's tokens, where it is a text. */
+/* Encodes the prompt if it is a text. */
 static bool encode_prompt(struct steel_engine *engine, const struct steel_request_options *o,
                           struct token_list *out, struct steel_error *error)
 {
@@ -392,7 +392,7 @@ static bool encode_prompt(struct steel_engine *engine, const struct steel_reques
     size_t len = o->n_text ? o->n_text : strlen(o->text);
     if (!tokenizer_encode(t, o->text, len, TOKENIZE_SPECIAL | TOKENIZE_BOS, out, &err))
         return lib_fail(error, STEEL_INVALID, err.msg);
-    if (out->n == 0 && tokenizer_bos(t) >= 0) /* from nothing a text can begin too */
+    if (out->n == 0 && tokenizer_bos(t) >= 0) /* an empty prompt starts with BOS */
         token_list_add(out, tokenizer_bos(t));
     return true;
 }

@@ -1,8 +1,7 @@
 /*
- * Chats of include/steel.h: messages kept as JSON, rendered by a template (text/chat/chat.h), answered by a
- * request of the public API itself, whose text goes through the parser of the model's format
- * (text/chat/chat_parse.h) and comes out as events. Owns the conversation and what was parsed but not
- * read yet. Knows nothing of steps and pages.
+ * Chats of include/steel.h. Messages are kept as JSON and rendered by a template (text/chat/chat.h). A request of the
+ * public API generates the answer, and the parser of the model's format (text/chat/chat_parse.h) turns its text into
+ * events. Owns the conversation and the parsed events that were not read yet. Knows nothing of steps and pages.
  */
 #include "base/clock.h"
 #include "base/mem.h"
@@ -17,19 +16,19 @@
 struct steel_chat {
     struct steel_engine *engine;
     struct chat *chat;
-    json_t *messages;  /* array, without the system text */
+    json_t *messages;  /* array, without the system message */
     json_t *tools;     /* array or NULL */
     json_t *variables; /* object or NULL */
     json_t *system;    /* string or NULL */
     enum steel_thinking thinking;
     enum chat_format format;
-    bool has_format;               /* else the template tells */
-    struct steel_answer *answer;   /* under way, or NULL */
-    struct steel_request *settler; /* reads the past into the cache, or NULL */
-    struct token_list settled;     /* what it reads */
+    bool has_format;               /* set by the caller; false: from the template */
+    struct steel_answer *answer;   /* in progress, or NULL */
+    struct steel_request *settler; /* reads the conversation into the prefix cache, or NULL */
+    struct token_list settled;     /* the tokens it reads */
 };
 
-/* A parsed event that waits for its reader; its text and id lie in the answer's buffer. */
+/* A parsed event that was not read yet. Its text and id are in the answer's buffer. */
 struct news {
     enum steel_chat_event_kind kind;
     int call;
@@ -40,9 +39,9 @@ struct steel_answer {
     struct steel_chat *chat;
     struct steel_request *request;
     struct chat_parser *parser;
-    json_t *tools; /* the chat's, as they were; the parser looks at them */
+    json_t *tools; /* the chat's tools at the start of the answer; used by the parser */
     struct chat_message message;
-    struct news *news; /* (n_news), from next_news on unread */
+    struct news *news; /* (n_news), unread from next_news */
     int n_news, next_news, cap_news;
     struct buf text;
     struct steel_event end; /* once the request is done */
@@ -80,10 +79,10 @@ static void end_settling(struct steel_chat *c)
     token_list_clear(&c->settled);
 }
 
-/* Before an answer to `ids`. Where one request runs at a time the answer waits its turn and finds all
- * of the past read, so the settling goes on, if it is of use; beside others they would only read the
- * same twice. */
-static void settle_or_not(struct steel_chat *c, const struct token_list *ids)
+/* Called before an answer to `ids`. If only one request runs at a time, the answer waits for the settling and finds the
+ * conversation in the cache, so a useful settling continues. If several run, both would read the same tokens, so the
+ * settling ends. */
+static void settle_or_end(struct steel_chat *c, const struct token_list *ids)
 {
     const struct step_limits *lim = stepper_limits(engine_runtime(c->engine->e)->step);
     size_t n = c->settled.n;
@@ -106,7 +105,7 @@ void steel_chat_free(struct steel_chat *chat)
     mem_free(chat);
 }
 
-/* JSON text to a value; `what` names it in errors. */
+/* Parses JSON. `what` names the value in errors. */
 static json_t *parse_json(const char *text, const char *what, struct steel_error *error)
 {
     json_error_t e;
@@ -271,7 +270,7 @@ int steel_chat_json(const struct steel_chat *chat, int first, char *text, int ca
     return n;
 }
 
-/* The prompt, with one more user message where `extra` is given. */
+/* Renders the prompt, with one more user message if `extra` is not NULL. */
 static bool render(const struct steel_chat *c, const json_t *tools, const char *extra,
                    struct buf *out, struct error *err)
 {
@@ -329,7 +328,7 @@ static void on_event(void *arg, const struct chat_event *e)
     struct steel_answer *a = arg;
     chat_message_event(&a->message, e);
     struct news *n = add_news(a, kinds[e->type]);
-    /* Numbers of calls that were taken back are used again. */
+    /* Numbers of tool calls that were taken back are used again. */
     int calls = a->message.n_calls;
     n->call = e->type == CHAT_TOOL_BROKEN ? calls : calls > 0 ? calls - 1 : 0;
     n->n = e->len;
@@ -350,7 +349,7 @@ static bool has_tool(const json_t *tools, const char *name)
     return false;
 }
 
-/* Which tools an answer may call: *choice is NULL, "required" or a name. */
+/* Which tools an answer may call. *choice is NULL, "required" or a tool's name. */
 static bool read_choice(const struct steel_chat *c, const struct steel_request_options *o,
                         const json_t **tools, const char **choice, struct steel_error *error)
 {
@@ -371,7 +370,7 @@ static bool read_choice(const struct steel_chat *c, const struct steel_request_o
     return lib_fail(error, STEEL_INVALID, err.msg);
 }
 
-/* What the answer must fit: thinking first, then calls or a text. 0: nothing, -1: an error. */
+/* The grammar of the answer: thinking first, then tool calls or text. 0: no grammar, -1: an error. */
 static int answer_grammar(struct steel_chat *c, const struct steel_request_options *o,
                           const struct buf *prompt, const json_t *tools, const char *choice,
                           enum chat_format format, struct grammar **out, struct steel_error *error)
@@ -432,7 +431,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         !tokenizer_encode(t, prompt.p ? prompt.p : "", prompt.len, TOKENIZE_SPECIAL, &ids, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);
     } else if (answer_grammar(chat, &o, &prompt, tools, choice, format, &fit, error) >= 0) {
-        settle_or_not(chat, &ids);
+        settle_or_end(chat, &ids);
         o.text = NULL;
         o.tokens = ids.ids;
         o.n_tokens = (int)ids.n;
@@ -482,7 +481,7 @@ void steel_answer_free(struct steel_answer *answer)
     mem_free(answer);
 }
 
-/* The engine's event into news; the last one ends the answer. */
+/* Parses the text of an engine event into events of the answer. The last event ends the answer. */
 static void take_event(struct steel_answer *a, const struct steel_event *ev)
 {
     a->n_news = a->next_news = 0;
@@ -530,7 +529,7 @@ int steel_answer_fd(const struct steel_answer *answer)
     return steel_request_fd(answer->request);
 }
 
-/* What any next turn begins with is the part that two different next messages share. */
+/* Reads the prefix that any next prompt will share: the common prefix of the prompts for two different next messages. */
 void steel_chat_settle(struct steel_chat *chat)
 {
     const struct tokenizer *t = lib_tokenizer(chat->engine, NULL);

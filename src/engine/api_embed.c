@@ -1,4 +1,4 @@
-/* include/steel.h: embeddings and reranking, over embed.h. */
+/* Implements embeddings and reranking of include/steel.h over embed.h. */
 #include "engine/api_int.h"
 #include "base/mem.h"
 #include "engine/embed.h"
@@ -59,7 +59,7 @@ int steel_embedder_context(const struct steel_embedder *embedder)
     return embedder_context(embedder->e);
 }
 
-/* Runs texts that are encoded, and clears them. ok: whether all were. */
+/* Runs encoded texts, and frees them. ok: whether all were encoded. */
 static bool run(struct steel_embedder *embedder, struct embed_text *texts, int n, bool ok,
                 struct error *err, struct steel_error *error)
 {

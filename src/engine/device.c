@@ -1,4 +1,4 @@
-/* The choice of a device. See device.h. */
+/* Chooses a device: see device.h. */
 #include "engine/device.h"
 
 static double gb(size_t bytes)

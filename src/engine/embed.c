@@ -1,4 +1,4 @@
-/* Vectors of texts. See embed.h. */
+/* Embeddings and reranking: see embed.h. */
 #include "engine/embed.h"
 #include "backend/backend.h"
 #include "base/mem.h"
@@ -12,23 +12,23 @@
 enum {
     MAX_SEQS = 256,
     STEP_TOKENS = 2048,
-    STEP_TOKENS_GPU = 16896, /* of encoders: 128 for each of a large GPU's 132 multiprocessors */
+    STEP_TOKENS_GPU = 16896, /* for encoders: 128 per SM of a large GPU with 132 SMs */
     MAX_CONTEXT = 8192,
     MAX_QUEUE = 16384
 };
 
-/* Jobs of one client, in order; clients form a ring. */
+/* The queued jobs of one client. Clients form a ring. */
 struct client {
     uint64_t id;
     struct embed_job *first, *last;
     struct client *next;
 };
 
-/* The texts of a step, and whose they are. */
+/* The texts of a step and their jobs. */
 struct embed_step {
     struct step_item *items;   /* (max_seqs) */
     struct kv_seq *seqs;       /* (max_seqs) */
-    struct embed_job **jobs;   /* (max_seqs) whose text item i is */
+    struct embed_job **jobs;   /* (max_seqs) the job of item i */
     struct embed_text **texts; /* (max_seqs) */
     int n;
 };
@@ -37,19 +37,19 @@ struct embedder {
     struct runtime *rt;
     struct pooling pooling;
     int max_queue;
-    /* the thread's own */
-    /* where a backend runs ahead, one computes while the other is ended */
+    /* used by the thread only */
+    /* on async backends one computes while the other is finished */
     struct embed_step steps[2];
     float *rows; /* (rows of the longest text, n_embd) */
-    void *tmp;   /* pooling's */
+    void *tmp;   /* scratch for pooling */
     pthread_t thread;
     bool started;
     /* shared */
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct client *ring; /* whose turn it is; NULL = nothing waits */
+    struct client *ring; /* the client whose turn it is; NULL = no jobs wait */
     bool closing, broken;
-    struct error why; /* broken: what the step said */
+    struct error why; /* if broken: the error of the step */
     struct embed_stats stats;
 };
 
@@ -95,7 +95,7 @@ static struct client *client_of(struct embedder *e, uint64_t id)
         while ((c = c->next) != e->ring);
     c = mem_zalloc(1, sizeof *c);
     c->id = id;
-    if (e->ring) { /* behind all others */
+    if (e->ring) { /* after all others */
         struct client *last = e->ring;
         while (last->next != e->ring)
             last = last->next;
@@ -108,7 +108,7 @@ static struct client *client_of(struct embedder *e, uint64_t id)
     return c;
 }
 
-/* Takes the client out whose turn it is. */
+/* Removes the client whose turn it is from the ring. */
 static void drop_client(struct embedder *e)
 {
     struct client *c = e->ring, *before = c;
@@ -119,7 +119,7 @@ static void drop_client(struct embedder *e)
     mem_free(c);
 }
 
-/* The text whose turn it is, if it has at most `room` tokens; it stays where it is if not. */
+/* Takes the text whose turn it is. NULL: it has more than `room` tokens and stays queued. */
 static struct embed_text *take_text(struct embedder *e, int room, struct embed_job **job)
 {
     struct client *c = e->ring;
@@ -140,7 +140,7 @@ static struct embed_text *take_text(struct embedder *e, int room, struct embed_j
     return t;
 }
 
-/* Ends a job once nothing of it is under way. */
+/* Counts n_texts of a job as done, and ends the job after its last one. */
 static void job_end(struct embed_job *j, int n_texts)
 {
     j->left -= n_texts;
@@ -150,7 +150,7 @@ static void job_end(struct embed_job *j, int n_texts)
     }
 }
 
-/* Everything that waits ends with that error; called without the lock. */
+/* Ends all waiting jobs with an error. Call without the lock. */
 static void end_all(struct embedder *e, const struct error *why)
 {
     for (;;) {
@@ -179,8 +179,8 @@ static enum logits_want want_of(const struct pooling *p)
     return row == POOLING_CLS ? LOGITS_FIRST : row == POOLING_LAST ? LOGITS_LAST : LOGITS_ALL;
 }
 
-/* Fills a step with texts; those of cancelled jobs are passed over later. wait: for the first. False:
- * closing. */
+/* Fills a step with texts. Texts of cancelled jobs are dropped later. wait: waits for the first text. False: the
+ * embedder closes. */
 static bool gather(struct embedder *e, struct embed_step *f, bool wait)
 {
     const struct step_limits *lim = stepper_limits(e->rt->step);
@@ -192,7 +192,7 @@ static bool gather(struct embedder *e, struct embed_step *f, bool wait)
     bool more = !e->closing;
     while (more && e->ring && f->n < lim->max_seqs) {
         struct embed_job *job;
-        /* A text longer than a step has one to itself, and more. */
+        /* A text longer than a step gets several steps of its own. */
         struct embed_text *t = take_text(e, f->n ? room : INT32_MAX, &job);
         if (!t)
             break;
@@ -206,7 +206,7 @@ static bool gather(struct embedder *e, struct embed_step *f, bool wait)
     return more;
 }
 
-/* Nobody waits for these any more. */
+/* Drops the texts of cancelled jobs. */
 static void drop_cancelled(struct embed_step *f)
 {
     int kept = 0;
@@ -222,7 +222,7 @@ static void drop_cancelled(struct embed_step *f)
     f->n = kept;
 }
 
-/* Text i's result is there. Numbers that are none are told, not passed on. */
+/* Fails text i if its result is not finite. */
 static void check_text(struct embedder *e, const struct embed_step *f, int i)
 {
     const struct pooling *p = &e->pooling;
@@ -231,12 +231,12 @@ static void check_text(struct embedder *e, const struct embed_step *f, int i)
     size_t n = p->kind == POOLING_NONE ? (size_t)t->n * (size_t)p->n_embd : (size_t)width;
     for (size_t k = 0; k < n; k++)
         if (!isfinite(t->out[k])) {
-            error_set(&f->jobs[i]->err, "the model gives numbers that are not finite");
+            error_set(&f->jobs[i]->err, "the model computed numbers that are not finite");
             return;
         }
 }
 
-/* Text i's rows are computed: what is made of them. */
+/* Pools the computed rows of text i. */
 static void finish_text(struct embedder *e, const struct embed_step *f, int i)
 {
     const struct pooling *p = &e->pooling;
@@ -252,7 +252,7 @@ static void finish_text(struct embedder *e, const struct embed_step *f, int i)
     check_text(e, f, i);
 }
 
-/* A text longer than a step, of a model whose rows see only what came before: piece by piece. */
+/* Runs a text longer than a step in chunks. Causal models only. */
 static bool run_long(struct embedder *e, struct embed_step *f, struct error *err)
 {
     const struct step_limits *lim = stepper_limits(e->rt->step);
@@ -290,7 +290,7 @@ static bool is_long(const struct embedder *e, const struct embed_step *f)
     return f->n == 1 && f->texts[0]->n > stepper_limits(e->rt->step)->max_tokens;
 }
 
-/* There are pages for it beside the step under way. */
+/* Whether there are free pages for it besides the step in flight. */
 static bool has_room(const struct embedder *e, const struct embed_step *f)
 {
     int pages = 0, len = e->rt->kv->page_len;
@@ -311,7 +311,7 @@ static bool start_step(struct embedder *e, struct embed_step *f, struct error *e
     return step_start(e->rt->step, f->items, f->n, err);
 }
 
-/* Its texts are done, or, !ok, will not be. */
+/* Counts the texts of a step as done; !ok: they have failed. */
 static void end_step(struct embedder *e, struct embed_step *f, bool ok, const struct error *err)
 {
     int tokens = 0;
@@ -336,7 +336,7 @@ static void end_step(struct embedder *e, struct embed_step *f, bool ok, const st
     f->n = 0;
 }
 
-/* Waits for the step under way. */
+/* Waits for the step in flight. */
 static bool finish_step(struct embedder *e, struct embed_step *f, struct error *err)
 {
     bool ok = step_finish(e->rt->step, err);
@@ -346,14 +346,15 @@ static bool finish_step(struct embedder *e, struct embed_step *f, struct error *
     return ok;
 }
 
-/* Starts the step gathered in f. It becomes the one under way; the one before it, if any, is ended first or beside it. */
-static bool run_step(struct embedder *e, struct embed_step *f, struct embed_step **under_way,
+/* Starts the step in f, which becomes the step in flight. The previous one is finished first if both do not fit, or
+ * while f computes. */
+static bool run_step(struct embedder *e, struct embed_step *f, struct embed_step **in_flight,
                      struct error *err)
 {
     bool alone = is_long(e, f), ok = true;
-    if (*under_way && (alone || !has_room(e, f))) {
-        ok = finish_step(e, *under_way, err);
-        *under_way = NULL;
+    if (*in_flight && (alone || !has_room(e, f))) {
+        ok = finish_step(e, *in_flight, err);
+        *in_flight = NULL;
     }
     bool starts = ok && f->n && !alone;
     if (starts)
@@ -362,12 +363,12 @@ static bool run_step(struct embedder *e, struct embed_step *f, struct embed_step
         ok = run_long(e, f, err);
     if (!starts || !ok)
         end_step(e, f, ok, err);
-    if (*under_way && !finish_step(e, *under_way, err))
+    if (*in_flight && !finish_step(e, *in_flight, err))
         ok = false;
-    *under_way = f->n ? f : NULL;
-    if (*under_way && (!ok || !e->rt->be->async)) {
+    *in_flight = f->n ? f : NULL;
+    if (*in_flight && (!ok || !e->rt->be->async)) {
         ok = finish_step(e, f, err) && ok;
-        *under_way = NULL;
+        *in_flight = NULL;
     }
     return ok;
 }
@@ -375,14 +376,14 @@ static bool run_step(struct embedder *e, struct embed_step *f, struct embed_step
 static void *run_thread(void *arg)
 {
     struct embedder *e = arg;
-    struct embed_step *under_way = NULL;
+    struct embed_step *in_flight = NULL;
     struct error err = {0};
     bool ok = true, more = true;
-    while (ok && (more || under_way)) {
-        struct embed_step *f = &e->steps[under_way == &e->steps[0]];
-        more = gather(e, f, !under_way);
+    while (ok && (more || in_flight)) {
+        struct embed_step *f = &e->steps[in_flight == &e->steps[0]];
+        more = gather(e, f, !in_flight);
         drop_cancelled(f);
-        ok = run_step(e, f, &under_way, &err);
+        ok = run_step(e, f, &in_flight, &err);
     }
     if (!ok)
         end_all(e, &err);
@@ -405,7 +406,7 @@ bool embedder_submit(struct embedder *e, struct embed_job *job, struct error *er
     bool ok = !e->closing && !e->broken;
     if (!ok)
         error_set(err, "%s", e->broken ? e->why.msg : "closing");
-    /* One job may always wait, or none that is larger than the queue ever ran. */
+    /* An empty queue accepts any job, or a job larger than the queue would never run. */
     if (ok && e->stats.n_waiting && e->stats.n_waiting + job->n > e->max_queue) {
         ok = error_set(err, "%d texts wait already: try again later", e->stats.n_waiting);
         e->stats.n_rejected++;
@@ -460,9 +461,9 @@ void embedder_stats(struct embedder *e, struct embed_stats *out)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Life */
+/* Opening and closing */
 
-/* A decoder that was trained to answer yes or no: its score. */
+/* Sets up a decoder that was trained to answer yes or no. */
 static bool load_yes_no(struct embedder *e, struct error *err)
 {
     const struct tokenizer *t = e->rt->tokenizer;
@@ -489,7 +490,7 @@ static bool load_pooling(struct embedder *e, const struct embed_options *opt, st
     return ok;
 }
 
-/* A step must hold the longest text where positions see each other both ways. */
+/* Sizes of steps. A bidirectional model needs steps that hold the longest text. */
 static bool size_of(const char *path, const struct embed_options *opt, struct runtime_options *out,
                     struct error *err)
 {
@@ -512,7 +513,7 @@ static bool size_of(const char *path, const struct embed_options *opt, struct ru
         }
         if (c.family->encoder && out->max_tokens < out->context)
             out->max_tokens = out->context;
-        /* Every text's last page may be almost empty; the runtime adds a page for each. */
+        /* A text's last page may be almost empty. The runtime adds a page per sequence for that. */
         out->kv_tokens = out->max_tokens > out->context ? out->max_tokens : out->context;
     }
     tensorfile_close(f);
@@ -600,8 +601,8 @@ static bool encode(const struct embedder *e, const char *text, size_t len, int f
     return tokenizer_encode_within(e->rt->tokenizer, text, len, flags, budget, out, err);
 }
 
-/* How many tokens behind the text the tokenizer added: they stay when it is cut. */
-static size_t added_behind(const struct embedder *e, const struct token_list *l)
+/* The number of tokens that the tokenizer appends to a text. They are kept when the text is cut. */
+static size_t n_appended(const struct embedder *e, const struct token_list *l)
 {
     return l->n > 1 && tokenizer_kind(e->rt->tokenizer, l->ids[l->n - 1]) == TOKEN_CONTROL;
 }
@@ -622,7 +623,7 @@ bool embed_encode(const struct embedder *e, const char *text, size_t len, bool t
         ok = error_set(err, "a text of no tokens has no embedding");
     if (ok && l.n > most) {
         ok = truncate || too_long(e, l.n, err);
-        size_t tail = added_behind(e, &l);
+        size_t tail = n_appended(e, &l);
         if (tail)
             l.ids[most - 1] = l.ids[l.n - 1];
         l.n = most;
@@ -637,7 +638,7 @@ bool embed_encode(const struct embedder *e, const char *text, size_t len, bool t
     return true;
 }
 
-/* A decoder's question, as Qwen's rerankers know it. */
+/* Encodes the prompt of Qwen's decoder rerankers. */
 static bool encode_question(const struct embedder *e, const char *query, size_t n_query,
                             const char *doc, size_t n_doc, const char *instruct, bool truncate,
                             struct budget *budget, struct embed_text *out, struct error *err)
@@ -656,7 +657,7 @@ static bool encode_question(const struct embedder *e, const char *query, size_t 
     buf_add(&text, query, n_query);
     buf_adds(&text, "\n<Document>: ");
     buf_add(&text, doc, n_doc);
-    /* Only the frame may hold special tokens. */
+    /* Special tokens are parsed in the template only, not in the user's text. */
     bool ok = encode(e, head, sizeof head - 1, TOKENIZE_SPECIAL, budget, &l, err) &&
               encode(e, text.p, text.len, 0, budget, &l, err) &&
               encode(e, tail, sizeof tail - 1, TOKENIZE_SPECIAL, budget, &end, err);
@@ -679,7 +680,7 @@ static bool encode_question(const struct embedder *e, const char *query, size_t 
     return true;
 }
 
-/* [CLS] query [SEP] document [SEP]; RoBERTa's have two </s> between. */
+/* Encodes [CLS] query [SEP] document [SEP]. RoBERTa models have two </s> between query and document. */
 bool embed_encode_pair(const struct embedder *e, const char *query, size_t n_query, const char *doc,
                        size_t n_doc, const char *instruct, bool truncate, struct budget *budget,
                        struct embed_text *out, struct error *err)
@@ -701,7 +702,7 @@ bool embed_encode_pair(const struct embedder *e, const char *query, size_t n_que
             token_list_add(&l, d.ids[i]);
         if (l.n > most) {
             ok = (truncate && first < most) || too_long(e, l.n, err);
-            if (ok && added_behind(e, &l))
+            if (ok && n_appended(e, &l))
                 l.ids[most - 1] = l.ids[l.n - 1];
             l.n = ok ? most : l.n;
         }

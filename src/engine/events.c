@@ -13,14 +13,14 @@ struct events {
     pthread_mutex_t lock;
     pthread_cond_t arrived;
     struct buf pending; /* delivered, under lock */
-    struct buf taken;   /* the reader's, from `at` on */
-    struct buf staged;  /* the engine's */
+    struct buf taken;   /* the reader's; unread from `at` */
+    struct buf staged;  /* the engine's, not delivered yet */
     size_t at;
     int fd;
 };
 
 struct record {
-    size_t size; /* of all, padded */
+    size_t size; /* of the whole record, padded */
     struct engine_event ev;
     size_t n_error;
 };
@@ -45,7 +45,7 @@ void events_free(struct events *q)
 {
     if (!q)
         return;
-    pthread_mutex_lock(&q->lock); /* the engine may be about to leave events_flush */
+    pthread_mutex_lock(&q->lock); /* waits until the engine has left events_flush */
     pthread_mutex_unlock(&q->lock);
     pthread_mutex_destroy(&q->lock);
     pthread_cond_destroy(&q->arrived);
@@ -91,13 +91,13 @@ void events_flush(struct events *q)
     if (was_empty && q->pending.len) {
         uint64_t one = 1;
         ssize_t n = write(q->fd, &one, sizeof one);
-        (void)n; /* cannot fail but by being readable already */
+        (void)n; /* fails only if the eventfd is readable already */
         pthread_cond_signal(&q->arrived);
     }
     pthread_mutex_unlock(&q->lock);
 }
 
-/* Waits for events and takes them all; false after the timeout. */
+/* Waits for events and takes all of them. False: the timeout has passed. */
 static bool take(struct events *q, int timeout_ms)
 {
     int64_t until = clock_ns() + (int64_t)timeout_ms * 1000000;
@@ -113,7 +113,8 @@ static bool take(struct events *q, int timeout_ms)
     q->pending = old;
     q->at = 0;
     uint64_t count;
-    ssize_t n = read(q->fd, &count, sizeof count); /* nothing waits now */
+    ssize_t n =
+        read(q->fd, &count, sizeof count); /* clears the eventfd: all events have been taken */
     (void)n;
     pthread_mutex_unlock(&q->lock);
     return q->taken.len > 0;

@@ -1,4 +1,4 @@
-/* Facts of a loaded model. See info.h. */
+/* Facts about a loaded model: see info.h. */
 #include "engine/info.h"
 #include "backend/backend.h"
 #include "engine/runtime.h"

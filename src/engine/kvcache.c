@@ -1,4 +1,4 @@
-/* The page allocator behind the KV cache. See the invariants in kvcache.h. */
+/* The page allocator of the KV cache: see the invariants in kvcache.h. */
 #include "engine/kvcache.h"
 #include "backend/backend.h"
 #include "base/mem.h"
@@ -7,8 +7,8 @@
 
 enum {
     HUGE_PAGE = 2 << 20,
-    HUGE_WASTE = 32 << 20, /* what a first token may take in huge pages, all layers together */
-    TRIM_BYTES = 64 << 20, /* unused memory below this is not worth giving back */
+    HUGE_WASTE = 32 << 20, /* memory that a first token may take in huge pages, over all planes */
+    TRIM_BYTES = 64 << 20, /* less unused memory than this is not returned to the system */
 };
 
 size_t kvcache_token_bytes(const struct network *net, enum dtype k_type, enum dtype v_type)
@@ -35,7 +35,7 @@ static size_t round64(size_t n)
     return (n + 63) & ~(size_t)63;
 }
 
-/* The planes of the pool, one behind the other; with base NULL only counts. Returns the bytes. */
+/* Lays out the planes of the pool, one after the other. base NULL: only counts. Returns the bytes. */
 static size_t lay_planes(struct kvcache *kv, const struct network *net, char *base)
 {
     size_t at = 0, len = (size_t)kv->page_len, pages = (size_t)kv->n_pages;
@@ -164,7 +164,7 @@ static void let_go(struct kvcache *kv, int32_t page)
         states_drop(kv->states, page);
 }
 
-/* Low pages first, and used ones before fresh ones: the touched part of the pool stays small. */
+/* Takes low pages first, and used pages before fresh ones, so that little of the pool is touched. */
 static int32_t take_page(struct kvcache *kv)
 {
     if (!kv->n_free) {
@@ -203,7 +203,7 @@ bool kvcache_can_grow(const struct kvcache *kv, const struct kv_seq *s)
     return !kv->states || !s->n_tokens || s->from;
 }
 
-/* What the sequence was to go on from is not wanted any more. */
+/* Drops the state that the sequence was to continue from. */
 static void drop_from(struct kvcache *kv, struct kv_seq *s)
 {
     if (s->from && s->from != s->state && s->from != s->back)
@@ -296,7 +296,7 @@ void kvcache_resume(struct kvcache *kv, struct kv_seq *s)
     int32_t page = s->pages[s->n_pages - 1], slot = states_of(kv->states, page);
     CHECK(slot >= 0, "page %d has no state", page);
     drop_state(kv, s);
-    if (s->n_tokens % kv->page_len) { /* a tail: nobody else can want it */
+    if (s->n_tokens % kv->page_len) { /* a tail is not shared, so its state can be taken */
         s->state = s->from = states_take_from(kv->states, page) + 1;
         return;
     }
@@ -331,7 +331,7 @@ void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens)
 
 void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_tokens)
 {
-    CHECK(s->n_tokens == s->n_pages * kv->page_len, "attach behind %d tokens", s->n_tokens);
+    CHECK(s->n_tokens == s->n_pages * kv->page_len, "attach after %d tokens", s->n_tokens);
     reserve(s, s->n_pages + 1);
     hold(kv, page);
     s->pages[s->n_pages++] = page;
@@ -378,7 +378,7 @@ size_t kvcache_trim(struct kvcache *kv)
     if (kv->be->own_memory || bytes < TRIM_BYTES)
         return 0;
     qsort(kv->free + kv->n_cold, (size_t)(n - kv->n_cold), sizeof *kv->free, descending);
-    for (int at = kv->n_cold, end; at < n; at = end) { /* runs of neighbours */
+    for (int at = kv->n_cold, end; at < n; at = end) { /* runs of adjacent pages */
         for (end = at + 1; end < n && kv->free[end] == kv->free[end - 1] - 1;)
             end++;
         for (int i = 0; i < kv->n_planes; i++) {

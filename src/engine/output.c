@@ -1,9 +1,9 @@
-/* Text of an answer, stop strings. */
+/* The text of an answer and its stop strings. */
 #include "engine/output.h"
 
 #include <string.h>
 
-/* How many bytes at the end of held might be the start of `s`. */
+/* The number of bytes at the end of `held` that may be the start of `s`. */
 static size_t begun(const struct output *o, const char *s)
 {
     size_t n = strlen(s) - 1;
@@ -13,7 +13,7 @@ static size_t begun(const struct output *o, const char *s)
     return 0;
 }
 
-/* ... of a stop string. */
+/* The same for all stop strings: these bytes cannot be shown yet. */
 static size_t undecided(const struct output *o)
 {
     size_t most = 0;
@@ -33,7 +33,7 @@ static void release(struct output *o, size_t n, struct buf *out)
     memmove(o->held.p, o->held.p + n, o->held.len);
 }
 
-/* Shows what stands before the answer. False: it has not begun. */
+/* Shows the text before the answer, to which stop strings do not apply. False: the answer has not started. */
 static bool skip_thinking(struct output *o, struct buf *out)
 {
     if (o->zone == OUTPUT_START) {
@@ -62,7 +62,7 @@ static bool skip_thinking(struct output *o, struct buf *out)
     return true;
 }
 
-/* Shows what is decided. The stop string that begins first ends the answer. */
+/* Shows the decided bytes. The stop string that starts first ends the answer. */
 static int show(struct output *o, bool final, struct buf *out)
 {
     int hit = -1;

@@ -26,7 +26,7 @@ struct prefix {
     int32_t *buckets;
     uint32_t n_buckets;
     uint64_t next_serial;
-    uint64_t key[2]; /* secret of this process */
+    uint64_t key[2]; /* random, secret to this process */
     int32_t oldest, youngest;
     int n_idle;
     int64_t n_evicted;
@@ -37,7 +37,7 @@ static uint64_t rotl(uint64_t x, int n)
     return x << n | x >> (64 - n);
 }
 
-/* SipHash-2-4: with an unknown key nobody can make two inputs meet. */
+/* SipHash-2-4. With a secret key clients cannot construct collisions. */
 static uint64_t siphash(const uint64_t key[2], const unsigned char *in, size_t len)
 {
     uint64_t v0 = key[0] ^ 0x736f6d6570736575u, v1 = key[1] ^ 0x646f72616e646f6du;
@@ -91,7 +91,8 @@ struct prefix *prefix_new(int n_pages, int page_len, bool keep)
     for (uint32_t i = 0; i < p->n_buckets; i++)
         p->buckets[i] = NONE;
     if (getrandom(p->key, sizeof p->key, 0) != (ssize_t)sizeof p->key)
-        p->key[0] = (uint64_t)(uintptr_t)p; /* no entropy: salts still differ, only guessably */
+        p->key[0] =
+            (uint64_t)(uintptr_t)p; /* without entropy salts still differ, but can be guessed */
     return p;
 }
 
@@ -105,7 +106,7 @@ void prefix_free(struct prefix *p)
     mem_free(p);
 }
 
-/* Roots have the top bit set, serials never reach it. */
+/* Roots have the top bit set; serials never do. */
 uint64_t prefix_root(const struct prefix *p, const void *salt, size_t len)
 {
     return len ? siphash(p->key, salt, len) | (uint64_t)1 << 63 : 0;
@@ -145,7 +146,7 @@ int32_t prefix_find_tail(const struct prefix *p, uint64_t parent, const uint64_t
 {
     int32_t best = NONE;
     *len = 0;
-    int seen = 0; /* a common parent may have very many tails; the newest come first */
+    int seen = 0; /* a bound, because a parent may have very many tails; the newest come first */
     for (int32_t i = *bucket(p, parent, NULL, 0); i != NONE && seen < MAX_TAILS_SEEN;
          i = p->e[i].next, seen++) {
         const struct entry *e = &p->e[i];

@@ -1,6 +1,6 @@
 /*
- * The way of a request into the engine: checks, copies of all it points to, a place in the queue, the
- * inbox. Runs on any thread; what it shares with the engine's is under the lock.
+ * Submits requests to the engine: checks a request, copies all it points to, reserves a place in the queue and adds it
+ * to the inbox. Runs on any thread. State shared with the engine's thread is under the lock.
  */
 #include "engine/engine_int.h"
 #include "backend/backend.h"
@@ -64,7 +64,7 @@ struct new_request {
     struct request *r;
 };
 
-/* Where the chain of its pages starts: what was computed with an adapter is of use with that alone. */
+/* The root of its chain of pages. It depends on the adapters, since pages computed with one must not be used without. */
 static uint64_t root_of(const struct engine *e, const struct request_spec *spec)
 {
     struct buf key = {0};
@@ -73,7 +73,7 @@ static uint64_t root_of(const struct engine *e, const struct request_spec *spec)
         buf_add(&key, &p->serial, sizeof p->serial);
         buf_add(&key, &p->scale, sizeof p->scale);
     }
-    if (spec->n_loras) /* no salt reads like this: it has no NUL */
+    if (spec->n_loras) /* differs from every salt, which has no NUL */
         buf_add(&key, "\0lora", 6);
     if (spec->salt)
         buf_adds(&key, spec->salt);
@@ -82,13 +82,13 @@ static uint64_t root_of(const struct engine *e, const struct request_spec *spec)
     return root;
 }
 
-/* What names an embedding row: its image, its index in it, and its position, less the one in the prompt. */
+/* The name of an embedding row: its image, its index in the image, and its position relative to the prompt's. */
 struct embed_name {
     uint8_t id[32];
     int32_t index, pos[3];
 };
 
-/* Tokens alone have content ids, too: their positions may differ from the index. */
+/* Tokens need content ids as well, because their M-RoPE position may differ from the index. */
 static uint64_t *content_of(const struct engine *e, const struct request_spec *s)
 {
     uint64_t *content = mem_alloc((size_t)s->n_prompt * sizeof *content);
@@ -109,7 +109,7 @@ static uint64_t *content_of(const struct engine *e, const struct request_spec *s
     return content;
 }
 
-/* Copies of the prompt's embeddings and positions. */
+/* Copies the prompt's embeddings and positions. */
 static void copy_rows(struct request *r, const struct request_spec *s)
 {
     size_t n = (size_t)s->n_prompt, E = (size_t)r->engine->rt->model->net.n_embd, total = 0, at = 0;
@@ -140,7 +140,7 @@ static void copy_rows(struct request *r, const struct request_spec *s)
         rows->content = content_of(r->engine, s);
 }
 
-/* A job (mem_try): a long prompt with many choices may be more than there is memory for. */
+/* Runs under mem_try: a long prompt with many choices may need more memory than there is. */
 static void request_new(void *arg)
 {
     struct new_request *job = arg;
@@ -160,7 +160,7 @@ static void request_new(void *arg)
     r->spec.think_open = spec->think_open ? mem_strdup(spec->think_open) : NULL;
     r->spec.think_close = spec->think_close ? mem_strdup(spec->think_close) : NULL;
     r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
-    /* The bans of min_tokens stand behind the caller's biases: sampler_keep_bias drops them. */
+    /* The bans of min_tokens come after the caller's biases, so that sampler_keep_bias can drop them. */
     int n_bias = spec->sample.n_bias, bans = spec->min_tokens > 0 ? e->n_ends : 0;
     struct logit_bias *bias = mem_zalloc((size_t)(n_bias + bans), sizeof *bias);
     if (n_bias)
@@ -173,7 +173,7 @@ static void request_new(void *arg)
     if (r->spec.max_tokens <= 0 || r->spec.max_tokens > most)
         r->spec.max_tokens = most;
     if (spec->read_only)
-        r->spec.max_tokens = 1; /* nothing is started ahead for it */
+        r->spec.max_tokens = 1; /* so that no step is started ahead for it */
     copy_rows(r, spec);
     r->choices = mem_zalloc((size_t)r->n, sizeof *r->choices);
     for (int i = 0; i < r->n; i++) {
@@ -194,7 +194,7 @@ static void request_new(void *arg)
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
         c->seq.rows = r->rows;
-        c->seq.unfollowed = r->rows != NULL; /* the MTP block reads tokens alone */
+        c->seq.unfollowed = r->rows != NULL; /* the MTP block reads tokens only */
         c->seq.loras = r->spec.loras;
         c->seq.n_loras = r->spec.n_loras;
         if (e->rt->kv->prefix && (r->spec.salt || r->spec.n_loras))
@@ -202,7 +202,8 @@ static void request_new(void *arg)
     }
 }
 
-/* Embeddings are within the prompt, in order and apart. A token has the same position three times. */
+/* Checks that embeddings are within the prompt, in order and do not overlap, and that a token has three equal
+ * positions. */
 static bool check_rows(const struct engine *e, const struct request_spec *s, struct error *err)
 {
     int end = 0, at = 0;
@@ -262,7 +263,8 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
         ok = error_set(err, "%d adapters; at most %d", s->n_loras,
                        e->rt->adapters ? LORA_MAX_USES : 0);
     int most = e->opt.max_queue < ENGINE_MAX_CHOICES ? e->opt.max_queue : ENGINE_MAX_CHOICES;
-    if (ok && (s->n < 0 || s->n > most)) /* more than the queue holds would be refused for ever */
+    if (ok &&
+        (s->n < 0 || s->n > most)) /* more choices than the queue holds could never be accepted */
         ok = error_set(err, "n is %d; at most %d choices", s->n, most);
     else if (ok && (s->n_stop < 0 || s->n_stop > ENGINE_MAX_STOPS))
         ok = error_set(err, "%d stop strings; at most %d", s->n_stop, ENGINE_MAX_STOPS);
@@ -274,7 +276,7 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
     return ok ? SUBMIT_OK : SUBMIT_INVALID;
 }
 
-/* How much of the queue is a client's; counts n more for it. Under the lock. */
+/* Returns the client's number of queued choices, then adds n to it. Call under the lock. */
 static int queue_share(struct engine *e, uint64_t client, int n)
 {
     int i = 0;
@@ -297,7 +299,8 @@ static int queue_share(struct engine *e, uint64_t client, int n)
     return had;
 }
 
-/* Whether n more fit. A queue full of others' requests has room for a client that has none in it. */
+/* Whether n more choices fit. A client without queued choices may use up to twice the limit, so that others cannot
+ * lock it out. */
 static bool queue_has_room(struct engine *e, uint64_t client, int n)
 {
     int64_t most = e->opt.max_queue;
@@ -328,7 +331,7 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
         return SUBMIT_INVALID;
     if (!mem_try(request_new, &job)) {
         give_back(e, spec);
-        error_set(err, "there is no memory for the request; try again later");
+        error_set(err, "not enough memory for the request; try again later");
         return SUBMIT_NOT_READY;
     }
     struct request *r = job.r;

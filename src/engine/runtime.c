@@ -1,4 +1,4 @@
-/* Opening a model: the order in which its parts are made, and the choice of the device. */
+/* Opens a model: chooses the device, then makes the parts in order. */
 #include "engine/runtime.h"
 #include "backend/backend.h"
 #include "backend/devices.h"
@@ -16,9 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GPU_LEAST_CONTEXT = 4096 }; /* tokens a GPU must have room for to be chosen by default */
+enum { GPU_LEAST_CONTEXT = 4096 }; /* a GPU with room for fewer tokens is not chosen by default */
 
-/* The share of a GPU's memory that may be in use. */
+/* The fraction of a GPU's memory that may be used. */
 static double gpu_share(const struct runtime_options *opt)
 {
     return opt->gpu_memory > 0 ? (double)opt->gpu_memory : 0.9;
@@ -30,8 +30,8 @@ static bool check_cache(const struct runtime_options *opt, const struct network 
     return kv_types_check(net, sizing_kv_type(opt->k_type), sizing_kv_type(opt->v_type), err);
 }
 
-/* "auto" becomes the GPU where there is one and the model fits, or else the CPU. A GPU that was named and cannot hold
- * the model is an error before anything is loaded. */
+/* "auto" becomes the GPU if there is one and the model fits, else the CPU. If a named GPU cannot hold the model, that
+ * is an error before anything is loaded. */
 static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                           const struct config *c, const struct network *net,
                           const struct model_size *size, struct backend_options *out,
@@ -48,7 +48,7 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
                              .no_repack = out->no_repack,
                              .isa_forced = getenv("STEEL_ISA") != NULL};
     int least = c->context < GPU_LEAST_CONTEXT ? c->context : GPU_LEAST_CONTEXT;
-    struct runtime_options fewest = *opt; /* with the sequences that must fit */
+    struct runtime_options fewest = *opt; /* with the least number of sequences */
     if (fewest.max_seqs_gpu > DEVICE_LEAST_SEQS)
         fewest.max_seqs_gpu = DEVICE_LEAST_SEQS;
     struct step_limits lim = sizing_limits(&fewest, true, 1);
@@ -64,7 +64,7 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     if (is_auto && (f.isa_forced || size->bytes < DEVICE_SMALL_MODEL || !device_count("auto")))
         f.room = 0;
     else if (f.deterministic || f.no_repack)
-        f.room = 1; /* there is one that will not be used: it is not woken */
+        f.room = 1; /* a GPU that will not be used is not initialised */
     else
         f.room = device_room(out->device, gpu_share(opt)) / (size_t)look.on_gpu;
     enum device_kind chosen = device_choose(&f, &rt->notice);
@@ -80,7 +80,7 @@ static bool check_adapters(const struct runtime_options *opt, const struct backe
            error_set(err, "LoRA adapters are not supported on %s", be->ops->name);
 }
 
-/* The adapters to start with: all of them, or an error. rank: bounds.lora_rank. */
+/* Loads the adapters of the options. rank: for bounds.lora_rank. */
 static bool load_adapters(struct runtime *rt, const struct runtime_options *opt, int *rank,
                           struct error *err)
 {
@@ -120,12 +120,12 @@ static enum model_parts parts_of(const struct runtime_options *opt, const struct
     return opt->embed ? MODEL_HEADLESS : rt->draft ? MODEL_DRAFTING : MODEL_PLAIN;
 }
 
-/* rt->draft: tokens to draft, from what the file has and what was asked for. */
+/* Sets rt->draft, the number of draft tokens, from the file and the options. */
 static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
                          const struct config *c, struct error *err)
 {
     if (opt->draft > DRAFT_MOST)
-        return error_set(err, "drafting %d tokens ahead; at most %d", opt->draft, DRAFT_MOST);
+        return error_set(err, "%d draft tokens; at most %d", opt->draft, DRAFT_MOST);
     if (opt->draft > 0 && !c->n_mtp)
         return error_set(err, "%s: the model has no block that drafts tokens ahead (--draft)",
                          rt->file->path);
@@ -171,8 +171,8 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
     return ok;
 }
 
-/* The same. The MTP block is on by default, and left out where its memory is needed for the rest. without: the options
- * then, which stay as long as o. */
+/* The same, but leaves out the MTP block, which is on by default, if the model does not fit with it. without: storage
+ * for the options in that case, which must stay as long as o. */
 static bool prepare(struct runtime *rt, const struct runtime_options *opt,
                     struct runtime_options *without, struct opening *o, struct error *err)
 {
@@ -194,8 +194,8 @@ static bool agree(struct comm *c, bool ok, struct error *err)
     return c ? c->agree(c, ok, err) : ok;
 }
 
-/* values (n) become the least that any process has of each. */
-static bool take_least(struct comm *c, int64_t *values, int n, struct error *err)
+/* values (n) = the minimum over all processes. */
+static bool take_minimum(struct comm *c, int64_t *values, int n, struct error *err)
 {
     enum { MOST = 4 };
     int64_t mine[MOST] = {0}, all[COMM_MOST][MOST];
@@ -209,8 +209,8 @@ static bool take_least(struct comm *c, int64_t *values, int n, struct error *err
     return true;
 }
 
-/* On a GPU, from the memory that is left: how many sequences, and their cache. Processes measure when all have loaded, and
- * take the least of all before any allocates. */
+/* On a GPU, decides the number of sequences and the cache from the memory that is left. Processes measure after all have
+ * loaded, and agree on the minimum before any allocates. */
 static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_limits *lim,
                     struct cache_size *cache, struct error *err)
 {
@@ -222,7 +222,7 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
     size_t free = device_room(o->device.device, gpu_share(o->opt)) / share;
     struct cache_room room = sizing_gpu_room(o->opt, net, c->context, free);
     int64_t seqs = sizing_sequences(o->opt, net, c->context, &room);
-    if (!take_least(comm, &seqs, 1, err))
+    if (!take_minimum(comm, &seqs, 1, err))
         return false;
     fit.max_seqs_gpu = (int)seqs;
     *lim = sizing_limits(&fit, true, 1);
@@ -231,13 +231,13 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
     bool ok = (fit.embed && sizing_texts(&fit, c, net, lim, room, cache, &rt->notice)) ||
               sizing_cache(&fit, c, net, lim, room, cache, &rt->notice, err);
     int64_t least[] = {cache->tokens, cache->n_states, cache->context};
-    if (!agree(comm, ok, err) || !take_least(comm, least, 3, err))
+    if (!agree(comm, ok, err) || !take_minimum(comm, least, 3, err))
         return false;
     *cache = (struct cache_size){least[0], (int)least[1], (int)least[2]};
     return true;
 }
 
-/* The model, and checks that come before memory is taken for steps. */
+/* Loads the model and its adapters, before memory is allocated for steps. */
 static bool load(struct runtime *rt, const struct runtime_options *opt, int *lora_rank,
                  struct error *err)
 {
@@ -255,7 +255,7 @@ static bool load(struct runtime *rt, const struct runtime_options *opt, int *lor
 bool runtime_build(struct runtime *rt, const struct opening *o, struct error *err)
 {
     bool gpu = device_kind(o->device.device) == DEVICE_GPU;
-    struct comm *meet = gpu ? rt->be->comm : NULL; /* sizes are decided together */
+    struct comm *meet = gpu ? rt->be->comm : NULL; /* GPU processes decide sizes together */
     struct step_limits lim = o->limits;
     struct cache_size cache = o->cache;
     int lora_rank = 0;

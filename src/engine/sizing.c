@@ -12,12 +12,12 @@ enum {
     HOST_SCRATCH = 64 << 20,
     LEAST_CONTEXT = 512, /* a model with room for less is refused */
     TOKEN_EXTRA = 8,     /* bytes of bookkeeping for a token of the KV cache */
-    CHECKPOINTS = 2,     /* of recurrent states, for each sequence that may run */
+    CHECKPOINTS = 2,     /* checkpoints of recurrent states per running sequence */
     LEAST_CHECKPOINTS = 8,
     MOST_CHECKPOINTS = 1 << 16,
 };
 
-/* The share of the host's free memory that weights and cache may use. */
+/* The fraction of the host's free memory that weights and cache may use. */
 static const double HOST_SHARE = 0.8;
 
 static int or_default(int value, int fallback)
@@ -41,7 +41,7 @@ struct step_limits sizing_limits(const struct runtime_options *opt, bool gpu, in
     if (gpu && opt->max_seqs_gpu > 0)
         lim.max_seqs = opt->max_seqs_gpu;
     lim.max_tokens = or_default(opt->max_tokens, gpu ? 2048 : 512);
-    /* A step over stages is cut into parts (dist/pipeline.h), each as large as a whole step otherwise. */
+    /* A pipeline cuts a step into parts (dist/pipeline.h), each as large as a whole step of a single process. */
     if (!gpu && opt->max_tokens <= 0)
         lim.max_tokens *= stages;
     if (gpu && lim.max_tokens < opt->max_tokens_gpu)
@@ -101,8 +101,8 @@ struct cache_room sizing_host_room(const struct runtime_options *opt, const stru
     return r;
 }
 
-/* On a GPU with a quantised cache, for each token: one layer's keys and values as fp16, which prompts expand for the
- * longest sequence. */
+/* Bytes per token on a GPU with a quantised cache: prompts expand one layer's keys and values to fp16, for the longest
+ * sequence. */
 static size_t expanded_bytes(const struct runtime_options *opt, const struct network *net)
 {
     int most = 0;
@@ -144,8 +144,8 @@ int sizing_sequences(const struct runtime_options *opt, const struct network *ne
                             or_default(opt->context, context), opt->max_seqs_gpu);
 }
 
-/* Slots for recurrent states: one for each sequence that may run, another where it may draft, and checkpoints as memory
- * allows. They take room from the keys and values. */
+/* Number of slots for recurrent states: one per running sequence, a second one if it may draft, and checkpoints as memory
+ * allows. Slots reduce the memory for keys and values. */
 static int size_states(const struct runtime_options *opt, const struct network *net,
                        const struct step_limits *lim, struct cache_room *r)
 {
@@ -195,7 +195,7 @@ bool sizing_cache(const struct runtime_options *opt, const struct config *c,
     out->n_states = size_states(opt, net, lim, r);
     double each = (double)(sizing_token_bytes(opt, net) + TOKEN_EXTRA);
     int least = c->context < LEAST_CONTEXT ? c->context : LEAST_CONTEXT;
-    /* The default bound is about the host's memory. */
+    /* The default bound limits the host's memory only. */
     bool soft = !opt->kv_bytes || opt->kv_bytes_host;
     size_t bound = r->on_gpu && soft ? 0 : opt->kv_bytes;
     double left = r->usable > r->taken ? (double)(r->usable - r->taken) : 0;
@@ -205,7 +205,7 @@ bool sizing_cache(const struct runtime_options *opt, const struct config *c,
     if (opt->kv_tokens > fit)
         return refuse_cache(err, "a KV cache", opt->kv_tokens, each, r, fit);
     if (fit < least && !opt->context && !opt->kv_tokens) {
-        /* Where memory is tight, the share left to other programs is used first. */
+        /* If memory is tight, the fraction left for other programs is used first. */
         if ((double)r->taken + each * least > (double)r->free && !opt->backend.no_repack)
             return error_set(err,
                              "the model needs %.2f GB for weights and working memory and %.2f GB "

@@ -1,14 +1,14 @@
-/* Slots of recurrent states. See states.h. They are few, so that everything is a scan. */
+/* Slots of recurrent states: see states.h. There are few slots, so every search is a linear scan. */
 #include "engine/states.h"
 #include "base/error.h"
 #include "base/mem.h"
 
-enum { FREE = -1, HELD = -2 }; /* of struct state_slot.page */
+enum { FREE = -1, HELD = -2 }; /* values of state_slot.page */
 
 struct state_slot {
-    int32_t page; /* >= 0: kept for it */
+    int32_t page; /* >= 0: saved for this page */
     int pins;
-    uint64_t used; /* when it was last kept or pinned */
+    uint64_t used; /* time of the last save or pin */
 };
 
 struct states {
@@ -64,7 +64,7 @@ int states_n_pinned(const struct states *s)
     return n;
 }
 
-/* Low slots first: the touched part of their memory stays small. */
+/* Takes low slots first, so that little of the pool is touched. */
 int32_t states_take(struct states *s)
 {
     int32_t best = -1;
