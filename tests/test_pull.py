@@ -311,6 +311,9 @@ def test_hostile_hub(_):
     hub.plan = {"more": [dict(evil, rfilename=n) for n in ("../../evil-Q3_K_S.gguf", "/tmp/evil-Q3_K_S.gguf", "a/../../evil-Q3_K_S.gguf", "a//evil-Q3_K_S.gguf", "x\u0001-Q3_K_S.gguf", "")] +
                 [{"rfilename": "evil-Q3_K_S.gguf", "size": 4, "lfs": {"sha256": "../../../evil", "size": 4}}, {"rfilename": "neg-Q3_K_S.gguf", "size": -4, "blobId": "c" * 40}, 5, None]}
     assert "no quantisation Q3_K_S" in c.steel("pull", REPO + ":Q3_K_S", rc=1)
+    # sizes whose sum overflows
+    hub.plan = {"more": [{"rfilename": f"Huge-Q3_K_L-0000{i}-of-00002.gguf", "lfs": {"sha256": f"{i}" * 64, "size": 2 ** 62}} for i in (1, 2)]}
+    assert "no quantisation Q3_K_L" in c.steel("pull", REPO + ":Q3_K_L", rc=1)
     for body in (b"", b"[]", b"{}", b'{"sha":"x","siblings":[]}', b'{"sha":"%s","siblings":{}}' % SHA.encode(), b"[" * 100000):
         class Odd(Hub):
             def answer(self, h, body=body):
@@ -329,6 +332,72 @@ def test_url(_):
     assert open(there.name + "/Toy-Q4_K_M.gguf", "rb").read() == TOY and len(os.listdir(there.name)) == 1
     assert "already" in c.steel("pull", url, rc=1, cwd=there.name)
     c.steel("pull", "ftp://x/y.gguf", rc=1)
+
+
+class Files(Hub):
+    """A server of one file, `data`, with `etag` (None: nothing says which version it is). `plan`: "cut", a status, "rest": Range
+    is honoured and If-Range is not, or a Content-Range to lie with; then all is well."""
+
+    def __init__(self, data, etag):
+        self.data, self.etag = data, etag
+        super().__init__()
+        self.plan = []
+
+    def answer(self, h):
+        begin = re.fullmatch(r"bytes=(\d+)-", h.headers.get("Range") or "")
+        self.log.append((h.path, h.headers.get("Range"), h.headers.get("If-Range")))
+        what, data = self.plan.pop(0) if self.plan else "", self.data
+        if isinstance(what, int):
+            return self.reply(h, what)
+        same = what == "rest" or h.headers.get("If-Range") in (None, self.etag)
+        at = int(begin.group(1)) if begin and same else 0
+        h.send_response(206 if at else 200)
+        if at:
+            h.send_header("Content-Range", what if what.startswith("bytes") else f"bytes {at}-{len(data) - 1}/{len(data)}")
+        if self.etag:
+            h.send_header("ETag", self.etag)
+        n = len(data) - at
+        h.send_header("Content-Length", str(n))
+        h.end_headers()
+        h.wfile.write(data[at:at + (n // 2 if what == "cut" else n)])
+        h.wfile.flush()
+        if what == "cut":
+            h.close_connection = True
+            h.connection.shutdown(socket.SHUT_RDWR)
+        return None
+
+
+def test_url_changed(_):
+    """A cut download of a URL is resumed only from the same URL and the same file there."""
+    old, new = b"A" * 400000, b"B" * 400000
+
+    def twice(etag, data, url="/a/x.bin", plan=(), was='"1"'):
+        """A pull of `old` that is cut in the middle and refused then, and another pull after the server's file is `data`."""
+        s, d = Files(old, was), tempfile.TemporaryDirectory()
+        c = Cache(Hub())
+        s.plan = ["cut", 404]
+        c.steel("pull", s.url + "/a/x.bin", rc=1, cwd=d.name)
+        assert os.path.getsize(d.name + "/x.bin.incomplete") == (200000 if was else 0)
+        s.data, s.etag, s.plan, s.log[:] = data, etag, list(plan), []
+        c.steel("pull", s.url + url, cwd=d.name)
+        assert open(d.name + "/x.bin", "rb").read() == data and os.listdir(d.name) == ["x.bin"], (os.listdir(d.name), s.log)
+        return s.log
+    rest = ("/a/x.bin", "bytes=200000-", '"1"')
+    assert twice('"1"', old) == [rest]
+    assert twice('"2"', new) == [rest]
+    assert twice('"2"', new, plan=["rest"]) == [rest, ("/a/x.bin", None, None)]  # a server that ignores If-Range
+    assert twice('"1"', old, plan=["bytes 100-200099/400000"]) == [rest, ("/a/x.bin", None, None)]
+    assert twice('"2"', new, url="/b/x.bin") == [("/b/x.bin", None, None)]  # the same name at another URL
+    assert twice(None, new, was=None) == [("/a/x.bin", None, None)]
+    # cuts in one pull, of a server that says nothing about its file: whole each time, and not for ever
+    s, d = Files(old, None), tempfile.TemporaryDirectory()
+    s.plan = ["cut"] * 20
+    assert "closed" in Cache(Hub()).steel("pull", s.url + "/x.bin", rc=1, cwd=d.name) and [l[1] for l in s.log] == [None] * 6
+    # a link in place of the partial file is not written through
+    open(d.name + "/theirs", "wb").write(b"theirs")
+    os.symlink("theirs", d.name + "/y.bin.incomplete")
+    Cache(Hub()).steel("pull", s.url + "/y.bin", rc=1, cwd=d.name)
+    assert open(d.name + "/theirs", "rb").read() == b"theirs"
 
 
 def test_names(_):
@@ -362,6 +431,55 @@ def test_names(_):
         env = {"HF_HUB_CACHE": d + "/x"}
         assert c.steel("pull", REPO, env=env).startswith(d + "/x/models--some--Toy-GGUF/")
         assert REPO in c.steel("list", env=env) and REPO not in c.steel("list")
+
+
+def test_rm_revision(_):
+    """rm owner/name@rev removes that revision: its links, its ref, and the blobs that nothing else uses."""
+    hub, c = fresh()
+    c.steel("pull", REPO)
+    c.steel("pull", REPO + ":Q8_0")
+    root, old = c.repo(REPO), "f" * 40
+    os.makedirs(root + f"/snapshots/{old}")
+    os.symlink("../../blobs/" + sum_of(TOY), root + f"/snapshots/{old}/Toy-Q4_K_M.gguf")
+    os.symlink("../../blobs/" + "e" * 64, root + f"/snapshots/{old}/Old-Q8_0.gguf")
+    open(root + "/blobs/" + "e" * 64, "wb").write(b"old")
+    open(root + "/refs/v1", "w").write(old)
+    assert "no revision v2" in c.steel("rm", REPO + "@v2", rc=1)
+    assert "no revision" in c.steel("rm", REPO + "@" + "a" * 40, rc=1)
+    c.steel("rm", REPO + "@v1")
+    assert os.listdir(root + "/snapshots") == [SHA] and os.listdir(root + "/refs") == ["main"]
+    assert sorted(os.listdir(root + "/blobs")) == sorted([sum_of(TOY), sum_of(BIG)])
+    # one quantisation of one revision
+    os.makedirs(root + f"/snapshots/{old}")
+    os.symlink("../../blobs/" + sum_of(BIG), root + f"/snapshots/{old}/Toy-Q8_0.gguf")
+    c.steel("rm", f"{REPO}@{SHA}:Q8_0")
+    assert os.listdir(root + f"/snapshots/{SHA}") == ["Toy-Q4_K_M.gguf"] and os.path.exists(root + f"/snapshots/{old}/Toy-Q8_0.gguf")
+    c.steel("rm", REPO + "@main")
+    assert os.listdir(root + "/snapshots") == [old] and os.listdir(root + "/blobs") == [sum_of(BIG)]
+    c.steel("rm", REPO + "@" + old)
+    assert not os.path.exists(root)
+
+
+def test_rm_links(_):
+    """rm removes nothing outside the model's folder, whatever links in it lead to."""
+    hub, c = fresh()
+    path = c.steel("pull", REPO).strip()
+    root = c.repo(REPO)
+    away = c.dir.name + "/elsewhere/blobs"
+    os.makedirs(away)
+    for name in ("theirs", "Toy-Q5_K_M.gguf"):
+        open(f"{away}/{name}", "wb").write(b"keep me")
+    os.symlink(away + "/theirs", root + f"/snapshots/{SHA}/Toy-Q8_0.gguf")
+    c.steel("rm", REPO + ":Q8_0")
+    assert os.path.exists(away + "/theirs") and not os.path.lexists(root + f"/snapshots/{SHA}/Toy-Q8_0.gguf")
+    os.symlink(away, root + f"/snapshots/{SHA}/more")
+    assert "leaves the cache" in c.steel("rm", REPO + ":Q5_K_M", rc=1)
+    os.symlink(away, root + "/snapshots/" + "d" * 40)
+    assert "leaves the cache" in c.steel("rm", REPO + ":Q5_K_M", rc=1)
+    c.steel("rm", REPO + "@" + "d" * 40)
+    assert os.path.exists(path) and not os.path.lexists(root + "/snapshots/" + "d" * 40)
+    c.steel("rm", REPO)
+    assert not os.path.exists(root) and sorted(os.listdir(away)) == ["Toy-Q5_K_M.gguf", "theirs"]
 
 
 def test_asked(_):
@@ -411,7 +529,7 @@ out = subprocess.run([STEEL, "pull", "a/b"], capture_output=True, text=True, env
 if "need libcurl" in out:
     print("skipped: test_pull.py: no libcurl here")
     sys.exit(77)
-tests = [test_pull, test_folder, test_token, test_missing, test_busy, test_cut, test_wrong_bytes, test_no_room, test_hostile_hub, test_url, test_names, test_asked, test_together]
+tests = [test_pull, test_folder, test_token, test_missing, test_busy, test_cut, test_wrong_bytes, test_no_room, test_hostile_hub, test_url, test_names, test_rm_revision, test_rm_links, test_url_changed, test_asked, test_together]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 run_tests(tests, None)

@@ -4,8 +4,10 @@
 #include "cli/hub/hub.h"
 
 #include <errno.h>
+#include <fts.h>
 #include <ftw.h>
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,53 +54,73 @@ int cmd_list(int argc, char **argv)
 
 /* rm */
 
+/* Files are removed by their names within the cache's folder of the model. Links there are never
+ * followed out of it. */
 struct removal {
     const struct hub_name *name;
-    struct buf blobs; /* their paths, one per line */
-    int n_gone, n_left;
+    const char *folder;  /* models--owner--name */
+    char sha[72];        /* of the revision that the name gives; "" = all */
+    char home[PATH_MAX]; /* the real path of FOLDER/snapshots */
+    struct buf blobs;    /* names in FOLDER/blobs that the removed links led to, one per line */
+    int n_gone, n_left, n_here; /* models removed, left, and left in snapshot `sha` */
     struct error err;
 };
 
-static void remove_links(void *arg, const struct hub_found *f)
+/* The name of the blob that a link leads to; NULL if it leads to something else. */
+static const char *blob_of(const struct removal *r, const char *link, char to[PATH_MAX])
 {
-    struct removal *r = arg;
-    if (strcmp(f->repo, r->name->repo) != 0)
-        return;
-    if (r->name->quant[0] && strcasecmp(f->quant, r->name->quant) != 0) {
-        r->n_left++;
-        return;
-    }
-    for (int i = 0; i < f->n; i++) {
-        struct buf path = {0};
-        char real[PATH_MAX];
-        buf_addf(&path, "%s/%s", f->snapshot, f->files[i]);
-        if (realpath(path.p, real) && strstr(real, "/blobs/"))
-            buf_addf(&r->blobs, "%s\n", real);
-        if (unlink(path.p) && !r->err.msg[0])
-            error_set(&r->err, "%s: %s", path.p, strerror(errno));
-        buf_clear(&path);
-    }
-    r->n_gone++;
+    struct buf blob = {0};
+    struct stat a, b;
+    ssize_t n = readlink(link, to, PATH_MAX - 1);
+    to[n > 0 ? n : 0] = 0;
+    const char *slash = strrchr(to, '/');
+    buf_addf(&blob, "%s/blobs/%s", r->folder, slash ? slash + 1 : "");
+    bool same = slash && slash[1] && !stat(link, &a) && !stat(blob.p, &b) && a.st_dev == b.st_dev &&
+                a.st_ino == b.st_ino && S_ISREG(a.st_mode);
+    buf_clear(&blob);
+    return same ? slash + 1 : NULL;
 }
 
-/* Removes blobs that another snapshot still uses from the list. */
-static void keep_used(void *arg, const struct hub_found *f)
+static void note_blob(struct removal *r, const char *link)
 {
-    struct removal *r = arg;
-    if (strcmp(f->repo, r->name->repo) != 0)
-        return;
-    for (int i = 0; i < f->n; i++) {
-        struct buf path = {0};
-        char real[PATH_MAX + 1];
-        buf_addf(&path, "%s/%s", f->snapshot, f->files[i]);
-        if (realpath(path.p, real)) {
-            strcat(real, "\n");
-            char *at = r->blobs.p ? strstr(r->blobs.p, real) : NULL;
-            if (at)
-                *at = '#';
-        }
-        buf_clear(&path);
-    }
+    char to[PATH_MAX];
+    const char *blob = blob_of(r, link, to);
+    if (blob)
+        buf_addf(&r->blobs, "%s\n", blob);
+}
+
+/* Takes a blob that a remaining link uses off the list. */
+static void keep_blob(struct removal *r, const char *link)
+{
+    char to[PATH_MAX], line[PATH_MAX + 1];
+    const char *blob = blob_of(r, link, to);
+    snprintf(line, sizeof line, "%s\n", blob ? blob : "");
+    for (char *at = blob ? r->blobs.p : NULL; at && (at = strstr(at, line));)
+        *at = '#';
+}
+
+static void remove_ref(struct removal *r, const char *path)
+{
+    struct buf text = {0};
+    struct error ignored = {0};
+    bool same = cli_read_file(path, 4096, &text, &ignored) && text.len >= strlen(r->sha) &&
+                !strncmp(text.p, r->sha, strlen(r->sha));
+    if (same && unlink(path) && !r->err.msg[0])
+        error_set(&r->err, "%s: %s", path, strerror(errno));
+    buf_clear(&text);
+}
+
+/* Calls fn for every file (or every link) below a folder. Does not enter links to folders. */
+static void each_below(const char *root, bool links, struct removal *r,
+                       void (*fn)(struct removal *r, const char *path))
+{
+    char *roots[] = {(char *)(uintptr_t)root, NULL};
+    FTS *t = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    for (FTSENT *e; t && (e = fts_read(t));)
+        if (links ? e->fts_info == FTS_SL || e->fts_info == FTS_SLNONE : e->fts_info == FTS_F)
+            fn(r, e->fts_path);
+    if (t)
+        fts_close(t);
 }
 
 static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *at)
@@ -107,30 +129,128 @@ static int remove_entry(const char *path, const struct stat *st, int kind, struc
     return remove(path);
 }
 
-/* Removes one quantisation, or the whole model if none is named, and blobs that nothing uses any
- * more. */
+static bool remove_tree(const char *path, struct error *err)
+{
+    return !nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) ||
+           error_set(err, "%s: %s", path, strerror(errno));
+}
+
+/* True if the folder of a file, with all links resolved, is inside the model's snapshots. */
+static bool is_inside(const struct removal *r, const char *path)
+{
+    char *folder = mem_strdup(path), real[PATH_MAX];
+    *strrchr(folder, '/') = 0;
+    size_t n = strlen(r->home);
+    bool inside = realpath(folder, real) && !strncmp(real, r->home, n) && real[n] == '/';
+    mem_free(folder);
+    return inside;
+}
+
+/* Removes the links of one quantisation. */
+static void remove_links(void *arg, const struct hub_found *f)
+{
+    struct removal *r = arg;
+    if (strcmp(f->repo, r->name->repo) != 0)
+        return;
+    bool here = r->sha[0] && !strcmp(strrchr(f->snapshot, '/') + 1, r->sha);
+    if ((r->sha[0] && !here) || strcasecmp(f->quant, r->name->quant) != 0) {
+        r->n_left++;
+        r->n_here += here;
+        return;
+    }
+    for (int i = 0; i < f->n; i++) {
+        struct buf path = {0};
+        buf_addf(&path, "%s/%s", f->snapshot, f->files[i]);
+        note_blob(r, path.p);
+        if (!is_inside(r, path.p))
+            error_set(&r->err, "%s is behind a link that leaves the cache", path.p);
+        else if (unlink(path.p) && !r->err.msg[0])
+            error_set(&r->err, "%s: %s", path.p, strerror(errno));
+        buf_clear(&path);
+    }
+    r->n_gone++;
+}
+
+/* Removes blobs that no remaining link uses. */
+static bool remove_blobs(struct removal *r, struct error *err)
+{
+    struct buf path = {0};
+    bool ok = true;
+    buf_addf(&path, "%s/snapshots", r->folder);
+    each_below(path.p, true, r, keep_blob);
+    for (char *line = r->blobs.p, *end; ok && line && (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        buf_reset(&path);
+        buf_addf(&path, "%s/blobs/%s", r->folder, line);
+        if (*line != '#' && unlink(path.p) && errno != ENOENT)
+            ok = error_set(err, "%s: %s", path.p, strerror(errno));
+    }
+    buf_clear(&path);
+    return ok;
+}
+
+/* Removes a snapshot and the refs that name it. */
+static bool remove_snapshot(struct removal *r, struct error *err)
+{
+    struct buf path = {0};
+    buf_addf(&path, "%s/snapshots/%s", r->folder, r->sha);
+    each_below(path.p, true, r, note_blob);
+    bool ok = remove_tree(path.p, err);
+    buf_reset(&path);
+    buf_addf(&path, "%s/refs", r->folder);
+    if (ok)
+        each_below(path.p, false, r, remove_ref);
+    buf_clear(&path);
+    return ok;
+}
+
+/* Removes a quantisation, a revision (@REV), or both. Other revisions stay. */
+static bool remove_part(struct removal *r, struct error *err)
+{
+    struct buf path = {0};
+    struct stat st;
+    bool ok = true;
+    buf_addf(&path, "%s/snapshots", r->folder);
+    if (!realpath(path.p, r->home))
+        r->home[0] = 0;
+    if (r->name->has_revision) {
+        hub_snapshot(r->name, r->folder, r->sha);
+        buf_addf(&path, "/%s", r->sha);
+        if (!r->sha[0] || lstat(path.p, &st))
+            ok = error_set(err, "the cache has no revision %s of %s", r->name->revision,
+                           r->name->repo);
+    }
+    if (ok && r->name->quant[0]) {
+        ok = hub_each(remove_links, r, err);
+        if (ok && !r->n_gone)
+            ok = error_set(err, "the cache has no %s of %s", r->name->quant, r->name->repo);
+    }
+    if (ok && r->sha[0] && !r->n_here && !r->err.msg[0])
+        ok = remove_snapshot(r, err);
+    if (ok && r->err.msg[0])
+        ok = error_set(err, "%s", r->err.msg);
+    ok = ok && remove_blobs(r, err);
+    buf_reset(&path);
+    buf_addf(&path, "%s/snapshots", r->folder);
+    /* Nothing is left: remove the folder. */
+    if (ok && (r->sha[0] ? !rmdir(path.p) : !r->n_left))
+        ok = remove_tree(r->folder, err);
+    buf_clear(&path);
+    return ok;
+}
+
 static bool remove_model(const struct hub_name *name, struct error *err)
 {
     struct removal r = {.name = name};
     struct buf folder = {0};
     struct stat st;
     bool ok = hub_repo_folder(name->repo, &folder, err);
+    r.folder = folder.p;
     if (ok && (stat(folder.p, &st) || !S_ISDIR(st.st_mode)))
         ok = error_set(err, "%s is not in the cache", name->repo);
-    ok = ok && hub_each(remove_links, &r, err);
-    if (ok && name->quant[0] && !r.n_gone)
-        ok = error_set(err, "the cache has no %s of %s", name->quant, name->repo);
-    if (ok && r.err.msg[0])
-        ok = error_set(err, "%s", r.err.msg);
-    ok = ok && hub_each(keep_used, &r, err);
-    for (char *line = r.blobs.p, *end; ok && line && (end = strchr(line, '\n')); line = end + 1) {
-        *end = 0;
-        if (*line != '#' && unlink(line) && errno != ENOENT)
-            ok = error_set(err, "%s: %s", line, strerror(errno));
-    }
-    /* Nothing is left: remove the folder. */
-    if (ok && !r.n_left && nftw(folder.p, remove_entry, 16, FTW_DEPTH | FTW_PHYS))
-        ok = error_set(err, "%s: %s", folder.p, strerror(errno));
+    if (ok)
+        ok = name->quant[0] || name->has_revision ? remove_part(&r, err)
+                                                  : remove_tree(folder.p, err);
     buf_clear(&folder);
     buf_clear(&r.blobs);
     return ok;
@@ -142,7 +262,8 @@ int cmd_rm(int argc, char **argv)
         .command = "rm",
         .synopsis = "NAME",
         .about = "Removes a model from the cache: owner/name:quant, or owner/name with all its\n"
-                 "quantisations. The cache is shared: other tools lose the model, too.",
+                 "quantisations. owner/name@revision removes that revision only. The cache is\n"
+                 "shared: other tools lose the model, too.",
         .min_args = 1,
         .max_args = 1,
     };
@@ -154,6 +275,7 @@ int cmd_rm(int argc, char **argv)
     struct hub_name name;
     if (!hub_parse(pos[0], &name, &err) || !remove_model(&name, &err))
         return cli_fail(&err);
-    fprintf(stderr, "removed %s%s%s\n", name.repo, name.quant[0] ? ":" : "", name.quant);
+    fprintf(stderr, "removed %s%s%s%s%s\n", name.repo, name.has_revision ? "@" : "",
+            name.has_revision ? name.revision : "", name.quant[0] ? ":" : "", name.quant);
     return EXIT_OK;
 }

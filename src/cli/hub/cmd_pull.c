@@ -126,7 +126,14 @@ static bool download_list_add(struct download_list *h, const struct hub_name *na
     add_escaped(&url, f->path);
     buf_addf(&partial, "%s.incomplete", blob.p);
     int64_t have = size_on_disk(partial.p);
-    h->bytes += f->size - (have > 0 && have <= f->size ? have : 0);
+    if (__builtin_add_overflow(h->bytes, f->size - (have > 0 && have <= f->size ? have : 0),
+                               &h->bytes)) {
+        close(lock);
+        buf_clear(&blob);
+        buf_clear(&url);
+        buf_clear(&partial);
+        return error_set(err, "%s: the sizes of its files are too large", name->repo);
+    }
     h->locks[h->n] = lock;
     h->files[h->n++] = (struct fetch_file){.url = buf_take(&url),
                                            .path = buf_take(&blob),
@@ -257,7 +264,8 @@ static bool pull_url(const char *url, bool quiet, struct buf *out, struct error 
     if (!n || *from == '.' || n > 200)
         return error_set(err, "%s does not name a file", url);
     buf_addf(out, "%.*s", (int)n, from);
-    if (size_on_disk(out->p) >= 0)
+    struct stat st;
+    if (lstat(out->p, &st) == 0)
         return error_set(err, "%s exists already", out->p);
     struct fetch_file file = {.url = url, .path = out->p, .name = out->p, .size = -1};
     struct fetch_options opt = {.at_once = 1, .quiet = quiet};
@@ -288,7 +296,8 @@ int cmd_pull(int argc, char **argv)
             "is taken, or the safetensors folder. Files go to the cache shared with other tools\n"
             "(HF_HOME, HF_HUB_CACHE). Interrupted downloads resume, and files are verified. Set\n"
             "HF_TOKEN for gated models and HF_ENDPOINT for another Hub. A file at any other URL\n"
-            "goes to the current folder.",
+            "goes to the current folder; it is not verified, and its download resumes only if\n"
+            "the server's ETag or date says that the file is still the same.",
         .examples = "  steel pull Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M\n"
                     "  steel run Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M\n",
         .opts = opts,

@@ -1,7 +1,8 @@
 /*
  * Transfers with libcurl's multi interface: one thread, one transfer per file. An interrupted
  * transfer waits and resumes from the bytes it has. A transfer with a wrong digest starts over
- * once.
+ * once. Without a digest nothing else would notice that two halves are of two files, so such a file
+ * is resumed only if PATH.incomplete.from names the same URL, and with If-Range.
  */
 #include "cli/hub/fetch.h"
 #include "base/clock.h"
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,6 +27,7 @@ enum {
     STALL_S = 30,     /* seconds without a byte until a connection is dropped */
     SHOWN_EVERY_MS = 200,
     TEXT_OF_ERROR = 300,
+    VALIDATOR_MAX = 256, /* an ETag or a date */
 };
 
 /* libcurl */
@@ -242,7 +245,125 @@ struct transfer {
     int64_t wait_until_ns;
     int write_errno;
     char refusal[TEXT_OF_ERROR];
+    /* Which file on the server the bytes are of: a strong ETag, or a date. "" = unknown. */
+    char validator[VALIDATOR_MAX];
+    struct {
+        char etag[VALIDATOR_MAX], date[VALIDATOR_MAX];
+        long long from; /* of Content-Range; -1 = none */
+    } response;
+    bool other_file; /* the response does not continue the bytes at hand */
 };
+
+static bool is_checked(const struct transfer *s)
+{
+    return s->file->digest != FETCH_UNCHECKED;
+}
+
+/* Copies the value of a header line "NAME: value". False if the line is another header. */
+static bool header_value(const char *line, size_t n, const char *name, char out[VALIDATOR_MAX])
+{
+    size_t len = strlen(name);
+    if (n <= len || strncasecmp(line, name, len) != 0 || line[len] != ':')
+        return false;
+    const char *from = line + len + 1, *end = line + n;
+    while (from < end && (*from == ' ' || *from == '\t'))
+        from++;
+    while (end > from && strchr(" \t\r\n", end[-1]))
+        end--;
+    size_t size = (size_t)(end - from);
+    for (const char *c = from; c < end; c++)
+        size = (unsigned char)*c < 32 ? VALIDATOR_MAX : size;
+    if (size >= VALIDATOR_MAX)
+        size = 0;
+    memcpy(out, from, size);
+    out[size] = 0;
+    return true;
+}
+
+static size_t take_header(char *line, size_t size, size_t count, void *arg)
+{
+    struct transfer *s = arg;
+    size_t n = size * count;
+    char text[VALIDATOR_MAX];
+    if (n > 5 && !strncasecmp(line, "HTTP/", 5)) { /* of the next response, after a redirect */
+        s->response.etag[0] = s->response.date[0] = 0;
+        s->response.from = -1;
+    } else if (header_value(line, n, "ETag", text)) {
+        snprintf(s->response.etag, sizeof s->response.etag, "%s",
+                 strncmp(text, "W/", 2) ? text : ""); /* a weak one does not tell bytes apart */
+    } else if (header_value(line, n, "Last-Modified", text)) {
+        memcpy(s->response.date, text, sizeof text);
+    } else if (header_value(line, n, "Content-Range", text)) {
+        if (sscanf(text, "bytes %18lld-", &s->response.from) != 1)
+            s->response.from = -1;
+    }
+    return n;
+}
+
+/* The text of PATH.incomplete.from: the URL's hash, as URLs may hold secrets, and the validator. */
+static bool origin_text(const struct transfer *s, struct buf *out)
+{
+    unsigned char md[EVP_MAX_MD_SIZE];
+    unsigned n = 0;
+    const char *url = s->file->url;
+    if (EVP_Digest(url, strlen(url), md, &n, EVP_sha256(), NULL) != 1)
+        return false;
+    for (unsigned i = 0; i < n; i++)
+        buf_addf(out, "%02x", md[i]);
+    buf_addf(out, " %s\n", s->validator);
+    return true;
+}
+
+static void origin_path(const struct transfer *s, struct buf *out)
+{
+    buf_addf(out, "%s.from", s->partial);
+}
+
+/* Reads the validator of the partial file. "" if it has another URL, or none that is known. */
+static void read_origin(struct transfer *s)
+{
+    struct buf path = {0}, want = {0};
+    char text[128 + VALIDATOR_MAX] = "";
+    origin_path(s, &path);
+    int fd = open(path.p, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+    text[n > 0 ? n : 0] = 0;
+    s->validator[0] = 0;
+    if (origin_text(s, &want) && !strncmp(text, want.p, want.len - 1) && strchr(text, '\n'))
+        snprintf(s->validator, sizeof s->validator, "%.*s", (int)strcspn(text + want.len - 1, "\n"),
+                 text + want.len - 1);
+    if (fd >= 0)
+        close(fd);
+    buf_clear(&path);
+    buf_clear(&want);
+}
+
+static void forget_origin(const struct transfer *s)
+{
+    struct buf path = {0};
+    origin_path(s, &path);
+    unlink(path.p);
+    buf_clear(&path);
+}
+
+/* Takes the response's validator, before its first byte is written. */
+static bool write_origin(struct transfer *s)
+{
+    struct buf path = {0}, text = {0};
+    memcpy(s->validator, s->response.etag[0] ? s->response.etag : s->response.date,
+           sizeof s->validator);
+    forget_origin(s);
+    origin_path(s, &path);
+    bool ok = true;
+    if (s->validator[0] && origin_text(s, &text)) {
+        int fd = open(path.p, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+        ok = fd >= 0 && write(fd, text.p, text.len) == (ssize_t)text.len;
+        ok = fd >= 0 && close(fd) == 0 && ok;
+    }
+    buf_clear(&path);
+    buf_clear(&text);
+    return ok;
+}
 
 static bool start_sum(struct transfer *s)
 {
@@ -272,10 +393,14 @@ static bool open_partial(struct transfer *s, struct error *err)
 {
     static char chunk[1 << 20];
     struct stat st;
-    s->fd = open(s->partial, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    s->fd = open(s->partial, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (s->fd < 0 || fstat(s->fd, &st) || !start_sum(s))
         return error_set(err, "%s: %s", s->partial, strerror(errno));
-    if (s->file->size >= 0 && st.st_size > s->file->size)
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, "%s is not a file", s->partial);
+    if (!is_checked(s))
+        read_origin(s);
+    if ((s->file->size >= 0 && st.st_size > s->file->size) || (!is_checked(s) && !s->validator[0]))
         return start_over(s) || error_set(err, "%s: %s", s->partial, strerror(errno));
     for (ssize_t n; s->at < st.st_size; s->at += n) {
         n = read(s->fd, chunk, sizeof chunk);
@@ -285,6 +410,27 @@ static bool open_partial(struct transfer *s, struct error *err)
             return error_set(err, "%s: out of memory for the checksum", s->partial);
         if (cli_interrupted())
             return error_set(err, "interrupted");
+    }
+    return true;
+}
+
+/* Before the first byte of a file: checks that the response continues the bytes at hand, or drops
+ * them if the response is the whole file. */
+static bool begin_body(struct transfer *s, long status)
+{
+    const char *now = s->response.etag[0] ? s->response.etag : s->response.date;
+    bool changed = !is_checked(s) && *now && strcmp(now, s->validator) != 0;
+    if (status == 206 && (s->response.from != s->at || (s->at && changed))) {
+        s->other_file = true;
+        return false;
+    }
+    if (status == 200 && s->at && !start_over(s)) { /* the server ignored the range */
+        s->write_errno = errno;
+        return false;
+    }
+    if (status == 200 && !is_checked(s) && !write_origin(s)) {
+        s->write_errno = errno;
+        return false;
     }
     return true;
 }
@@ -300,10 +446,8 @@ static size_t take_bytes(char *p, size_t size, size_t count, void *arg)
         snprintf(s->refusal + have, sizeof s->refusal - have, "%.*s", (int)n, p);
         return n;
     }
-    if (!s->begun && status == 200 && s->at && !start_over(s)) { /* the server ignored the range */
-        s->write_errno = errno;
+    if (!s->begun && !begin_body(s, status))
         return 0;
-    }
     s->begun = true;
     if (s->file->size >= 0 && s->at + (int64_t)n > s->file->size)
         return 0; /* larger than announced */
@@ -323,15 +467,36 @@ static size_t take_bytes(char *p, size_t size, size_t count, void *arg)
     return n;
 }
 
+/* A file without a digest is resumed only if it is still the same. No token is sent for it, so the
+ * handle has no other headers. */
+static bool set_if_range(struct transfer *s)
+{
+    struct buf line = {0};
+    curl.easy_setopt(s->handle, CURLOPT_HTTPHEADER, NULL);
+    curl.slist_free_all(s->headers);
+    s->headers = NULL;
+    if (!s->at)
+        return true;
+    buf_addf(&line, "If-Range: %s", s->validator);
+    s->headers = curl.slist_append(NULL, line.p);
+    buf_clear(&line);
+    return s->headers && curl.easy_setopt(s->handle, CURLOPT_HTTPHEADER, s->headers) == CURLE_OK;
+}
+
 static bool start_transfer(struct transfer *s, CURLM *multi, const struct fetch_options *opt,
                            struct error *err)
 {
     char range[32];
+    if (s->fd >= 0 && !is_checked(s) && !s->validator[0] && s->at && !start_over(s))
+        return error_set(err, "%s: %s", s->partial, strerror(errno));
     if (!s->handle && !(s->handle = new_handle(s->file->url, opt, &s->headers, s->why, err)))
         return false;
     if (s->fd < 0 && !open_partial(s, err))
         return false;
-    s->begun = false;
+    if (!is_checked(s) && !set_if_range(s))
+        return error_set(err, "%s: out of memory for the transfer", s->file->name);
+    s->begun = s->other_file = false;
+    s->response.from = -1;
     s->at_then = s->at;
     s->why[0] = s->refusal[0] = 0;
     s->write_errno = 0;
@@ -339,6 +504,8 @@ static bool start_transfer(struct transfer *s, CURLM *multi, const struct fetch_
     curl.easy_setopt(s->handle, CURLOPT_RANGE, s->at ? range : NULL);
     curl.easy_setopt(s->handle, CURLOPT_WRITEFUNCTION, take_bytes);
     curl.easy_setopt(s->handle, CURLOPT_WRITEDATA, s);
+    curl.easy_setopt(s->handle, CURLOPT_HEADERFUNCTION, take_header);
+    curl.easy_setopt(s->handle, CURLOPT_HEADERDATA, s);
     if (s->at == s->file->size) { /* complete already */
         s->done = true;
         return true;
@@ -372,6 +539,8 @@ static bool finish_transfer(struct transfer *s, struct error *err)
         ok = close(s->fd) == 0 && ok;
         s->fd = -1;
         ok = ok && rename(s->partial, s->file->path) == 0;
+        if (ok && !is_checked(s))
+            forget_origin(s);
         return ok || error_set(err, "%s: %s", s->file->path, strerror(errno));
     }
     if (s->wrong++ == 0 && start_over(s)) {
@@ -399,7 +568,10 @@ static bool end_transfer(struct transfer *s, CURLM *multi, CURLcode rc, struct e
                          s->partial, strerror(s->write_errno));
     if (rc == CURLE_OK && good && (s->file->size < 0 || s->at == s->file->size))
         return finish_transfer(s, err);
-    if (rc == CURLE_WRITE_ERROR && good) /* larger than announced: the digest check reports it */
+    if (s->other_file && !start_over(s))
+        return error_set(err, "%s: %s", s->partial, strerror(errno));
+    if (rc == CURLE_WRITE_ERROR && good &&
+        !s->other_file) /* larger than announced: the digest check reports it */
         return finish_transfer(s, err);
     if (status == 416 && start_over(s)) {
         status = 0;
@@ -409,16 +581,18 @@ static bool end_transfer(struct transfer *s, CURLM *multi, CURLcode rc, struct e
                          fetch_explain(status), s->refusal[0] ? " (" : "", s->refusal,
                          s->refusal[0] ? ")" : "");
     }
-    if (s->at > s->at_then)
+    /* Bytes that cannot be resumed are no progress. */
+    if (s->at > s->at_then && (is_checked(s) || s->validator[0]))
         s->tries = 0;
     if (++s->tries >= MAX_TRIES)
         return error_set(err,
                          "%s: %s, %d times; the partial download is kept, and the next pull "
                          "resumes it",
                          s->file->name,
-                         rc != CURLE_OK ? (s->why[0] ? s->why : curl.easy_strerror(rc))
-                         : good         ? "the connection was closed"
-                                        : fetch_explain(status),
+                         s->other_file    ? "the server sent another range than asked for"
+                         : rc != CURLE_OK ? (s->why[0] ? s->why : curl.easy_strerror(rc))
+                         : good           ? "the connection was closed"
+                                          : fetch_explain(status),
                          s->tries);
     s->wait_until_ns = clock_ns() + (int64_t)(1e9 * retry_wait(s->handle, s->tries - 1));
     return true;

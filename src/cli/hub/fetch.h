@@ -16,7 +16,8 @@ enum fetch_digest { FETCH_UNCHECKED, FETCH_SHA256, FETCH_GIT_BLOB };
 
 struct fetch_file {
     const char *url;
-    const char *path; /* destination; PATH.incomplete while it is downloaded */
+    const char *path; /* destination; PATH.incomplete while it is downloaded. Without a digest,
+                         PATH.incomplete.from says which file of which URL that is. */
     const char *name; /* for messages */
     int64_t size;     /* -1 = unknown */
     enum fetch_digest digest;

@@ -122,6 +122,7 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
             return error_set(err, "'%.200s' is not the address of a model or of one of its files",
                              text);
         snprintf(out->revision, sizeof out->revision, "%.*s", (int)n_rev, rev);
+        out->has_revision = true;
         if (rev[n_rev] == '/')
             file = rev + n_rev + 1;
         n = (size_t)(rev + n_rev - s);
@@ -138,6 +139,7 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err)
         if (!is_word(s + n + 1, n_rev, true))
             return error_set(err, "'%.100s': invalid revision after @", text);
         snprintf(out->revision, sizeof out->revision, "%.*s", (int)n_rev, s + n + 1);
+        out->has_revision = true;
         n += 1 + n_rev;
     }
     if (s[n] == ':') {
@@ -259,6 +261,9 @@ static bool path_is_safe(const char *p)
     return true;
 }
 
+/* The largest file that a repository may list. */
+static const int64_t FILE_MOST = (int64_t)1 << 60;
+
 static bool read_file_entry(const json_t *v, struct hub_file *out)
 {
     const char *path = json_string_value(json_object_get(v, "rfilename"));
@@ -271,7 +276,8 @@ static bool read_file_entry(const json_t *v, struct hub_file *out)
         out->size = json_integer_value(json_object_get(v, "size"));
     out->large = json_is_object(lfs);
     const char *id = out->large ? sum : blob;
-    if (!path_is_safe(path) || out->size < 0 || !is_hex(id, out->large ? 64 : 40))
+    if (!path_is_safe(path) || out->size < 0 || out->size > FILE_MOST ||
+        !is_hex(id, out->large ? 64 : 40))
         return false;
     snprintf(out->id, sizeof out->id, "%s", id);
     out->path = mem_strdup(path);

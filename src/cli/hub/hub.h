@@ -19,6 +19,7 @@ struct hub_name {
     char repo[HUB_NAME_MAX];     /* owner/name */
     char revision[HUB_NAME_MAX]; /* "main" by default */
     char quant[64];              /* "" = the best available; or a file name */
+    bool has_revision;           /* the text gave a revision */
 };
 
 /* True if the text is a model name and not an existing path. */
@@ -62,6 +63,9 @@ bool hub_choose(const struct hub_file *files, int n, char quant[64], bool *wante
 /* True if path is a GGUF file that may be a model. quant: its quantisation, or the file's path
  * if the name does not tell. */
 bool hub_quant(const char *path, char quant[64]);
+
+/* The commit of a name's revision according to the cache; "" if unknown. folder: of the repository. */
+void hub_snapshot(const struct hub_name *name, const char *folder, char sha[72]);
 
 /* Finds a model in the cache and appends the path to open. False with an empty error: not
  * cached. */

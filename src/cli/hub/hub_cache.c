@@ -71,8 +71,7 @@ static bool shards_are_whole(const struct hub_repo *r, const bool *wanted)
     return have == of;
 }
 
-/* The commit of a name's revision according to the cache; "" if unknown. */
-static void snapshot_of(const struct hub_name *name, const char *folder, char sha[72])
+void hub_snapshot(const struct hub_name *name, const char *folder, char sha[72])
 {
     struct buf ref = {0}, text = {0};
     struct error ignored = {0};
@@ -95,7 +94,7 @@ bool hub_find(const struct hub_name *name, struct buf *out, struct error *err)
     char sha[72], quant[64];
     if (!hub_repo_folder(name->repo, &folder, err))
         return false;
-    snapshot_of(name, folder.p, sha);
+    hub_snapshot(name, folder.p, sha);
     buf_addf(&folder, "/snapshots/%s", sha);
     struct hub_repo files = {0};
     int first = -1;
