@@ -37,13 +37,13 @@ def string(s):
 
 
 def byte_name(b):
-    """What byte-level BPE writes for a byte."""
+    """The character that byte-level BPE uses for a byte."""
     plain = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
     return chr(b if b in plain else 256 + [x for x in range(256) if x not in plain].index(b)).encode()
 
 
 def tokenizer_of(path):
-    """The metadata of a GGUF that make its vocabulary, as bytes; how many tokens it has."""
+    """A GGUF's vocabulary metadata as bytes, and its number of tokens."""
     found, n = [], 0
     with open(path, "rb") as f:
         r = Reader(f)

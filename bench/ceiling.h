@@ -125,7 +125,7 @@ static inline void ceiling_read(const char *p, size_t bytes)
 
 struct ceiling_job {
     enum ceiling what;
-    int threads; /* of the team that take part */
+    int threads; /* of the pool that take part */
     long rounds;
     const char *memory;
     size_t bytes;
@@ -145,7 +145,7 @@ static inline void ceiling_run(void *arg, int ith, int nth)
     }
 }
 
-/* Best of `tries` runs with `threads` of the team. memory: (bytes), written before, for reading. */
+/* Best of `tries` runs with `threads` of the pool. memory: (bytes), already written, for the read test. */
 static inline double ceiling_measure(struct pool *pool, enum ceiling what, int threads, int tries,
                                      const char *memory, size_t bytes)
 {

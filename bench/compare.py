@@ -19,7 +19,7 @@ BATCHES = {"moe": "4,16", "dense": ""}
 
 
 class Record:
-    """JSON lines, written as they come, and the time they may take."""
+    """Writes JSON lines at once, and knows the time limit."""
 
     def __init__(self, args):
         self.args, self.start = args, time.monotonic()
@@ -41,7 +41,7 @@ class Bench(Record):
         self.prefix = shlex.split(args.prefix)
 
     def command(self, cmd):
-        """Stdout of a command and its wall time; a failure is shown and gives nothing."""
+        """Stdout of a command and its wall time; a failure is printed and returns nothing."""
         t0 = time.monotonic()
         busy, own = machine_busy(), children_busy()
         r = subprocess.run(self.prefix + cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,7 +58,7 @@ class Bench(Record):
         return [json.loads(re.sub(r"-?nan\b", "null", l)) for l in text.splitlines() if l.startswith("{")]
 
     def undisturbed(self, run):
-        """What run() returns from a run with the machine to itself; after some tries the last one, or nothing."""
+        """The result of run() without disturbance; after some tries the last one, or nothing."""
         for _ in range(self.args.tries):
             self.others = 0
             out = run()
@@ -152,7 +152,7 @@ class Bench(Record):
 
 
 def machine_busy():
-    """CPU seconds used on this machine since it started, by anybody; what the hypervisor took counts as used."""
+    """CPU seconds used on this machine since its start by all programs, including time stolen by the hypervisor."""
     with open("/proc/stat") as f:
         v = [int(x) for x in f.readline().split()[1:]]
     return (sum(v[:3]) + sum(v[5:8])) / os.sysconf("SC_CLK_TCK")

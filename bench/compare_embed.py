@@ -28,7 +28,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def lengths(n):
-    """As `steel bench --texts` draws them; the ids in between are drawn and left out."""
+    """The lengths that `steel bench --texts` draws; the ids drawn in between are skipped."""
     rnd, out = 7, []
 
     def draw():
@@ -43,7 +43,7 @@ def lengths(n):
 
 
 def words(tokens, seed):
-    """A text of so many tokens, two of which the tokenizer adds."""
+    """A text of this many tokens, of which the tokenizer adds two."""
     return " ".join(f"w{(seed * 7919 + i * 104729) % 30000}" for i in range(tokens - 2))
 
 

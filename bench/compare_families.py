@@ -22,7 +22,7 @@ SHAPES = "gpt-oss-20b,qwen3.5-35b-a3b,glm-4.7-flash,gemma-4-26b-a4b"
 
 
 class Families(Formats):
-    """A family's shape takes the place of a format."""
+    """Like Formats, with a family's shape in place of a format."""
     kind = "shape"
 
     def __init__(self, args):

@@ -26,7 +26,7 @@ FOLDERS = {"gptq": "q4_k_m", "awq": "q4_k_m", "nvfp4": "q4_k_m", "fp8": "q8_0"} 
 
 
 def run(cmd):
-    """Lines of JSON a command printed; a failure is shown and gives none."""
+    """The JSON lines of a command; a failure is printed and returns none."""
     r = subprocess.run(cmd, capture_output=True, text=True)
     if r.returncode:
         print(f"{cmd[0]}: {r.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
@@ -71,7 +71,7 @@ class Formats:
         return os.path.join(self.a.dir, name)
 
     def write(self, name):
-        """Starts what writes the model; somebody waits for it later."""
+        """Starts writing the model; the caller waits for it later."""
         tool = "synth_folder.py" if name in FOLDERS else "synth_gguf.py"
         return subprocess.Popen([sys.executable, os.path.join(HERE, tool), self.path(name), "--layers", str(self.a.layers),
                                  "--quant", name], stderr=subprocess.DEVNULL)
@@ -122,7 +122,7 @@ class Formats:
 
 
 def picture(args):
-    """The formats that both engines ran, in the order of their speed."""
+    """The formats that both engines ran, by speed."""
     sys.path.insert(0, os.path.join(os.path.dirname(HERE), "tools"))
     import plot
     seen = {}

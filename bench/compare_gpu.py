@@ -35,7 +35,7 @@ class Compare(Record):
         print(f"{time.monotonic() - self.start:6.1f} s  {what}", file=sys.stderr, flush=True)
 
     def command(self, cmd):
-        """Lines of JSON a command printed, and its wall time; a failure is shown and gives nothing."""
+        """The JSON lines of a command, and its wall time; a failure is printed and returns nothing."""
         t0 = time.monotonic()
         try:
             r = subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
@@ -128,7 +128,7 @@ class Compare(Record):
             self.starts(number)
 
     def profile(self):
-        """Where the time of a step goes, op by op: events between ops keep them from overlapping."""
+        """The time of each op of a step; events between ops prevent overlap."""
         a = self.args
         for path, batches in ((a.moe, "1,2" if a.quick else "1,32,128"), (a.dense, "1")):
             if not path or not a.steel or self.spent():
@@ -196,7 +196,7 @@ class Compare(Record):
 
 
 def before_after(lines):
-    """A line per test measured with both builds: medians, their ratio, and whether the logits are the same."""
+    """One line per test that both builds ran: medians, their ratio, and whether the logits are equal."""
     runs = {}
     for r in lines:
         if r["kind"] == "run" and r["engine"] in ("Steel", BEFORE):

@@ -104,7 +104,7 @@ def suite(verbose, flags):
 
 
 def evaluate(verbose, flags):
-    """demo/eval.jsonl asked as a client does: tools as they are and strict, JSON with and without its schema."""
+    """Sends demo/eval.jsonl as a client does: tools plain and strict, JSON with and without its schema."""
     import concurrent.futures
     root = pathlib.Path(__file__).resolve().parent.parent
     sys.path[:0] = [str(root / "demo"), str(root / "tests")]

@@ -47,7 +47,7 @@ def what_it_says(r):
 
 
 def changed(folder, to, changes):
-    """A copy of the folder whose config.json has other values."""
+    """A copy of the folder with a changed config.json."""
     os.makedirs(to)
     for f in os.listdir(folder):
         if f != "config.json":

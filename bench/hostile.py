@@ -51,7 +51,7 @@ class Guest(threading.Thread):
         return c
 
     def whole(self, data):
-        """Sends it, and reads what comes; one in three leaves in the middle."""
+        """Sends a request and reads the response; one client in three leaves in the middle."""
         with self.dial() as c:
             c.sendall(data)
             if self.rng.random() < 0.33:
@@ -91,7 +91,7 @@ class Guest(threading.Thread):
             try:
                 act()
             except OSError:
-                pass  # the server may cut off whoever it likes
+                pass  # the server may disconnect any client
             with self.lock:
                 self.counts[name] = self.counts.get(name, 0) + 1
         for c in self.held:

@@ -164,7 +164,7 @@ static void attention_case(const struct options *o, const struct attention_case 
     uint32_t seed = 1;
     size_t n_kv = (size_t)r.s.n_pages * (size_t)(o->kv_heads * page_len * o->dim);
     size_t kv_bytes = dtype_bytes(kv, n_kv);
-    /* As many layers as it takes to outgrow the caches, as in a model. */
+    /* Enough layers to exceed the caches, as in a model. */
     r.n_layers = 1 + (int)(((size_t)256 << 20) / (2 * kv_bytes));
     r.n_layers = r.n_layers > 48 ? 48 : r.n_layers;
     r.layers = mem_zalloc((size_t)r.n_layers, sizeof *r.layers);
@@ -185,7 +185,7 @@ static void attention_case(const struct options *o, const struct attention_case 
             fprintf(stderr, "kernel: no memory for %zu bytes of KV\n", kv_bytes);
             exit(1);
         }
-        /* a tile, over and over */
+        /* one tile, repeated */
         float *head = floats((size_t)o->dim, &seed);
         size_t tile = dtype_bytes(kv, (size_t)(page_len * o->dim));
         for (int v = 0; v < 2; v++) {
@@ -240,11 +240,11 @@ static void attention_case(const struct options *o, const struct attention_case 
             continue;
         if (((isa == ISA_VNNI && kv != DT_Q8_0 && kv != DT_Q4_0) || isa == ISA_REF) &&
             isa != o->isa)
-            continue; /* no kernels of its own; plain C is no contender */
+            continue; /* no kernels of its own; plain C is not measured */
         if (isa == ISA_AMX &&
             (post || kv == DT_F32 ||
              (kv != DT_Q4_0 && kv != DT_F8_E4M3 && c->tokens * o->heads / o->kv_heads < 32)))
-            continue; /* falls to AVX-512 */
+            continue; /* AVX-512 runs instead */
         r.isa = isa;
         struct timing t = measure(post ? post_once : attention_once, &r, o->seconds);
         printf("%-18s %-5s %-7s %9.1f %9.1f", c->name, dtype_name(kv), isa_name(isa), t.best * 1e6,
@@ -326,7 +326,7 @@ enum {
 
 struct matmul_run {
     struct backend *be;
-    struct weight *w; /* (n) linear: matrices walked in turn; moe: router, gate and up, down */
+    struct weight *w; /* (n) linear: matrices used in turn; moe: router, gate and up, down */
     struct mlp moe;
     int n, rows;
     float *x, *y;
@@ -341,12 +341,12 @@ static void linear_once(void *arg, int run)
 static void moe_once(void *arg, int run)
 {
     struct matmul_run *r = arg;
-    /* Other rows each time, or the experts they choose would be found in the cache. */
+    /* Different rows each time, or the chosen experts would be in the cache. */
     const float *x = r->x + (size_t)(run * 61 % (MAX_TOKENS + 1 - r->rows)) * MATMUL_IN;
     moe_run(cpu_self(r->be), &r->moe, x, x, r->y, r->rows);
 }
 
-/* A matrix (n_expert times) of values about normal. One band of rows is quantised and repeated. */
+/* n_expert matrices of roughly normal values. One band of rows is quantised and repeated. */
 static void upload(struct backend *be, enum dtype type, int n_in, int n_out, int n_expert,
                    struct weight *w, uint32_t *seed)
 {
@@ -379,7 +379,7 @@ static void upload(struct backend *be, enum dtype type, int n_in, int n_out, int
     mem_free(values);
 }
 
-/* A CPU backend held to one instruction set. */
+/* A CPU backend with one instruction set. */
 static struct backend *open_backend(const struct options *o, enum isa isa)
 {
     setenv("STEEL_ISA", isa_name(isa), 1);
@@ -393,7 +393,7 @@ static struct backend *open_backend(const struct options *o, enum isa isa)
     return be;
 }
 
-/* The integer or float peak, whichever the kernels of a type run on. */
+/* The integer or the float peak, depending on the kernels of the type. */
 static double matmul_peak(enum dtype type, enum isa isa)
 {
     bool floats_only = type == DT_F32 || type == DT_F16 || type == DT_BF16;
@@ -408,7 +408,7 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
     struct matmul_run r = {.be = open_backend(o, isa)};
     uint32_t seed = 1;
     size_t one = dtype_bytes(type, (size_t)MATMUL_IN * MATMUL_OUT);
-    r.n = moe ? 3 : 1 + (int)(((size_t)256 << 20) / one); /* more than the caches hold */
+    r.n = moe ? 3 : 1 + (int)(((size_t)256 << 20) / one); /* exceeds the caches */
     r.w = mem_zalloc((size_t)r.n, sizeof *r.w);
     if (moe) {
         upload(r.be, DT_F32, MATMUL_IN, EXPERTS, 1, &r.w[0], &seed);
@@ -418,7 +418,7 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
         for (int i = 0; i < r.n; i++)
             upload(r.be, type, MATMUL_IN, MATMUL_OUT, 1, &r.w[i], &seed);
     }
-    /* Scratch for either. */
+    /* Scratch for both. */
     struct weight router = {.n_in = MATMUL_IN, .n_out = EXPERTS, .n_expert = 1};
     struct weight gate_up = {.n_in = MATMUL_IN, .n_out = 2 * EXPERT_FF, .n_expert = EXPERTS};
     struct weight down = {.n_in = EXPERT_FF, .n_out = MATMUL_IN, .n_expert = EXPERTS};
@@ -454,7 +454,7 @@ static void matmul_case(const struct options *o, bool moe, enum dtype type, enum
         double ops = 2 * macs * rows[i];
         printf("%-7s %-7s %5d %10.1f %10.1f", dtype_name(type), isa_name(isa), rows[i],
                t.best * 1e6, t.median * 1e6);
-        /* Of experts, one row reads those it uses; how many several rows read is up to the router. */
+        /* One row reads its n_used experts. For several rows the number depends on the router. */
         double bytes = moe ? (double)(r.w[1].bytes + r.w[2].bytes) * EXPERTS_USED / EXPERTS
                            : (double)r.w[0].bytes;
         if (!moe || rows[i] == 1)

@@ -30,7 +30,7 @@ SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength
 
 
 def specs(n):
-    """Requests of many kinds; every third begins like the one before it."""
+    """Requests of many kinds; every third one has the prefix of the one before it."""
     rng = random.Random(7)
     out = []
     for i in range(n):
@@ -57,7 +57,7 @@ def texts(choices):
 
 class Load:
     def __init__(self, server, args, alone=None):
-        """alone: what gives the answers that are right, where it is not the server itself."""
+        """alone: the server that computes the expected outputs, if it is not this one."""
         self.s, self.args = server, args
         alone = alone or server
         self.specs = specs(40)
@@ -67,7 +67,7 @@ class Load:
         self.wrong, self.first = [], []  # first: seconds to the first token of streams read to their end
 
     def dial(self, rng):
-        """Each client has an address of its own, as clients have."""
+        """Each client has an address of its own."""
         return socket.create_connection(("127.0.0.1", self.s.port), source_address=(rng.address, 0))
 
     def add(self, what):
@@ -207,7 +207,7 @@ def percentile(values, p):
 
 
 def compare(s, load, args):
-    """The load beside hostile clients, after it ran alone."""
+    """The load alone, then beside hostile clients."""
     idle(s)
     alone, small = load.first, s.rss_kb()
     load.first = []

@@ -18,7 +18,7 @@ from serverlib import Server
 
 
 def cpu_by_thread(pid):
-    """{name: seconds}; the loop is the process' first thread."""
+    """{name: seconds}; the event loop is the process' first thread."""
     out = {}
     for tid in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{tid}/schedstat") as f:

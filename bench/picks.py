@@ -41,7 +41,7 @@ def bench(a, tests, left_out=None):
 
 
 def picked(table):
-    """Rows of the tables that ran: name -> least, most rows."""
+    """Rows of the tables that ran: name -> (fewest, most) input rows."""
     out = {}
     for line in table.splitlines():
         m = re.match(r"(\w+)\s+(\w+)\s+(?:wgmma\s+|alone\s+)?(\d+) (?:to (\d+)|and more)\s+(\d+)\b", line)

@@ -82,7 +82,7 @@ def traffic_table(planner):
 
 
 def picture(planner):
-    """Where the time of a decode goes: one bar an arrangement, one sequence and 64."""
+    """The parts of a decode's time: one bar per arrangement, for one sequence and 64."""
     bar, left, width, y = 20, 300, 980, 62
     out = []
     for model, name in MODELS.items():

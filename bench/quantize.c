@@ -65,7 +65,7 @@ static void bench_types(void)
             continue;
         size_t row = dtype_bytes((enum dtype)t, SIDE);
         int64_t best = INT64_MAX;
-        /* as the tools do it: halves in, blocks out, a few rows at a time */
+        /* like the commands: fp16 in, blocks out, a few rows at a time */
         float *rows = mem_alloc(16 * SIDE * sizeof *rows);
         for (int repeat = 0; repeat < 2; repeat++) {
             int64_t start = cpu_ns();

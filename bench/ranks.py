@@ -17,7 +17,7 @@ MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none
 
 
 def rates(command):
-    """Tokens a second by the name of what was measured."""
+    """Tokens a second by test name."""
     r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if r.returncode:
         sys.exit(f"{shlex.join(command)}\n{r.stderr}")

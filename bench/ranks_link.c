@@ -36,18 +36,18 @@ static void once(struct ranks *r, enum what what, float *buf, size_t bytes)
         ranks_send(r, buf, bytes, 0);
 }
 
-/* Microseconds of one, the median. A sum in front keeps ranks together. */
+/* The median in microseconds. A sum before each keeps the ranks together. */
 static double measure(struct ranks *r, enum what what, float *buf, size_t bytes)
 {
     static int64_t ns[MOST];
     int n = 0;
-    float more = 1; /* rank 0 has time left: all of them go on as long */
+    float more = 1; /* as long as rank 0 has time left, all ranks continue */
     for (int64_t begin = clock_ns(); n < MOST && more > 0 && ranks_ok(r, NULL); n++) {
         more = r->rank == 0 && clock_ns() - begin < EACH_NS;
         ranks_sum(r, &more, 1);
         int64_t start = clock_ns();
         once(r, what, buf, bytes);
-        if (what == TELL) /* who tells does not wait for those who hear */
+        if (what == TELL) /* the sender of a broadcast does not wait for its receivers */
             ranks_sum(r, buf, 1);
         ns[n] = clock_ns() - start;
     }

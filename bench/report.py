@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 
 def middle(values):
-    """Median, and half of the range from the lowest to the highest as a share of it."""
+    """The median, and half of the range relative to it."""
     m = statistics.median(values)
     return m, (max(values) - min(values)) / 2 / m if m else 0
 
@@ -31,7 +31,7 @@ def ceilings(lines):
 
 
 def limit(ceil, record):
-    """Tokens a second if every byte came at the measured bandwidth, every operation at the peak: the lower of both,
+    """Tokens a second at the measured bandwidth and at the peak of operations: the lower of both,
     and which one it is."""
     read = ceil.get("memory read", {}).get("value")
     ops = max((c["value"] for n, c in ceil.items() if n.startswith("int8")), default=None)
@@ -153,7 +153,7 @@ def serve_chart(title, data):
 
 
 def profile_tables(lines):
-    """Per test: what each stage took, read and computed, and the nearer of its two limits."""
+    """Per test: time, bytes and operations of each stage, and the nearer of its two limits."""
     ceil, out = ceilings(lines), []
     read = ceil.get("memory read", {}).get("value")
     ops = next((c["value"] for n, c in ceil.items() if n.startswith(("tensor", "int8"))), None)

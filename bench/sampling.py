@@ -100,7 +100,7 @@ def main():
     p.add_argument("--output", type=int, default=256)
     p.add_argument("--requests", type=int, help="a run (default: one a stream)")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--seconds", type=float, help="no further round after so many")
+    p.add_argument("--seconds", type=float, help="start no round after this many seconds")
     p.add_argument("--temperature", type=float, default=0.8)
     p.add_argument("--only", help="variants whose names contain this, beside plain")
     p.add_argument("--check", action="store_true")

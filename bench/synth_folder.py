@@ -19,7 +19,7 @@ BANK = 1 << 20  # bytes; repeated from a random place on
 
 
 def bank(rnd, draw, size):
-    """BANK bytes of `size`-byte items, of 1,021 drawn ones: no row length is a multiple of that."""
+    """BANK bytes of items of `size` bytes, cycling through 1,021 random ones; no row length is a multiple of that."""
     items = [draw(rnd) for _ in range(1021)]
     data = b"".join(items) * (BANK // (1021 * size) + 1)
     return data[:BANK // size * size]
@@ -30,7 +30,7 @@ def bf16(x):
 
 
 def fp8(rnd):
-    """Of the usual size: 0.25 to 3.75, with a sign."""
+    """A signed value of a usual size: 0.25 to 3.75."""
     return bytes([rnd.randrange(0x28, 0x47) | rnd.choice((0, 0x80))])
 
 

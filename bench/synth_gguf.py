@@ -49,7 +49,7 @@ SHAPES = {
 
 
 class Model:
-    """Metadata and tensors as they are laid down: (key, value) and (name, dims, type)."""
+    """Metadata and tensors in file order: (key, value) and (name, dims, type)."""
 
     def __init__(self, arch, layers, vocab, main, high):
         self.arch, self.layers, self.vocab, self.main, self.high = arch, layers, vocab, main, high
@@ -57,7 +57,7 @@ class Model:
         self.vocabulary = [("tokenizer.ggml.model", "no_vocab")]
 
     def set(self, **values):
-        """Keys under the architecture's name; __ stands for a dot."""
+        """Keys below the architecture's name; __ is a dot."""
         self.meta += [(f"{self.arch}.{key.replace('__', '.')}", v) for key, v in values.items()]
 
     def ends(self, embd, main, high):
@@ -77,13 +77,13 @@ class Model:
             self.add(f"blk.{i}.{name}", dims, kind)
 
     def more_bits(self, i):
-        """The type of attn_v and ffn_down: in which layers it is the higher one, as in Q4_K_M."""
+        """The type of attn_v and ffn_down: higher in some layers, as in Q4_K_M."""
         n = self.layers
         return self.high if i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 else self.main
 
 
 def add_mtp(m, embd):
-    """A block that drafts tokens ahead, whose layer is like the last one with attention."""
+    """An MTP block. Its layer is like the last one with attention."""
     n = m.layers
     like = max(i for i in range(n) if any(name.startswith(f"blk.{i}.attn_output") for name, _, _ in m.tensors))
     for name, dims, kind in [t for t in m.tensors if t[0].startswith(f"blk.{like}.")]:
@@ -282,7 +282,7 @@ def encoder(shape, layers, vocab, main, high, positions=None):
 
 
 def words(n, types, unigram):
-    """The metadata of a vocabulary of special tokens, then words: WordPiece, or, unigram, as XLM-RoBERTa has it."""
+    """Metadata of a vocabulary of special tokens, then words: WordPiece, or unigram as in XLM-RoBERTa."""
     special = ["<s>", "<pad>", "</s>", "<unk>"] if unigram else ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     ids = dict(bos=0, eos=2, unknown=3, seperator=2, padding=1, cls=0) if unigram else \
         dict(bos=2, eos=3, unknown=1, seperator=3, padding=0, cls=2, mask=4)
@@ -307,7 +307,7 @@ def half(x):
 
 
 def block(kind, rnd):
-    """A random block, its values roughly N(0, 0.02)."""
+    """A random block with values of roughly N(0, 0.02)."""
     if kind == F32:
         return struct.pack("<f", rnd.gauss(0, 0.02))
     if kind == F16:
@@ -390,7 +390,7 @@ def n_bytes(dims, kind):
 
 
 def header(meta, tensors):
-    """All that stands before the data, and the data's length."""
+    """Everything before the data, and the data's length."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(meta)) + b"".join(gguf_kv(*m) for m in meta)
     at = 0
     for name, dims, kind in tensors:

@@ -10,7 +10,7 @@
 
 enum { NETS = 4 };
 
-/* The next piece of *p, without what it ends with, in a block of its own: its end is watched. */
+/* The next piece of *p without its delimiter, in a block of its own, so that reads past its end are detected. */
 static char *piece(const char **p, const char *end, char at)
 {
     const char *stop = *p < end ? memchr(*p, at, (size_t)(end - *p)) : NULL;
@@ -43,7 +43,7 @@ static int read_nets(const char *p, struct forwarded_net *nets)
     return n;
 }
 
-/* An address as the program prints it; false: none. */
+/* An address in the form that the program prints; false: it is none. */
 static bool plain(char *text, char *out)
 {
     unsigned char a[16], mapped[12] = {[10] = 0xff, [11] = 0xff};
@@ -55,11 +55,11 @@ static bool plain(char *text, char *out)
     return inet_ntop(four ? AF_INET : AF_INET6, a + (four ? 12 : 0), out, INET6_ADDRSTRLEN);
 }
 
-/* The same of an element of the list: [a]:1, [a], a:1, a. */
+/* The same for an element of the list: [a]:1, [a], a:1, a. */
 static bool plain_hop(char *text, char *out)
 {
     char *close = strchr(text, ']'), *colon = strrchr(text, ':'), *port = NULL;
-    if (strlen(text) >= INET6_ADDRSTRLEN + 8) /* no port has so many digits */
+    if (strlen(text) >= INET6_ADDRSTRLEN + 8) /* too long for an address and a port */
         return false;
     if (text[0] == '[') {
         if (!close || (close[1] && close[1] != ':'))
@@ -77,7 +77,7 @@ static bool plain_hop(char *text, char *out)
     return plain(text, out);
 }
 
-/* From the right: as long as whoever said it is trusted. */
+/* From the right, as long as the address that added the entry is trusted. */
 static void walk(const struct forwarded_net *nets, int n, char *list, bool any, char *who)
 {
     for (int hops = 0; any && hops < FORWARDED_HOPS && forwarded_trusts(nets, n, who); hops++) {
@@ -117,7 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     snprintf(want, sizeof want, "%.*s", INET6_ADDRSTRLEN - 1, peer);
     forwarded_client(nets, n, peer, &h, got);
     CHECK(memchr(got, 0, sizeof got), "no end");
-    if (forwarded_trusts(nets, n, peer)) /* as it was sent: what is cut off is no address */
+    if (forwarded_trusts(nets, n, peer)) /* unchanged: a truncated entry is no address */
         walk(nets, n, list.len ? list.p : (char[1]){0}, said > 0, want);
     CHECK(!strcmp(got, want), "%s, not %s", got, want);
     for (int i = 0; i < h.n_headers; i++)

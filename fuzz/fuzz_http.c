@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         http_header(&h, "Authorization");
         http_head_clear(&h);
     }
-    /* the rest as a chunked body: whole, and cut where the first byte says */
+    /* the rest as a chunked body: whole, and split where the first byte says */
     p += end;
     size -= end;
     size_t cut = size ? (unsigned char)p[0] % (size + 1) : 0, used[2] = {0}, more = 0;

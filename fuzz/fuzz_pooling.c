@@ -21,7 +21,7 @@ static void put(const char *dir, const char *name, const void *data, size_t n)
 static char where[32] = "/tmp/steel-fuzz-XXXXXX";
 static struct tensorfile *file;
 
-/* A folder with the least that can be opened. */
+/* The smallest folder that can be opened. */
 static struct tensorfile *folder(void)
 {
     static const char config[] = "{\"model_type\": \"bert\"}";
@@ -42,7 +42,7 @@ static struct tensorfile *folder(void)
     return f;
 }
 
-/* The folder goes when the fuzzer ends by itself. */
+/* The folder is removed when the fuzzer exits. */
 static void remove_folder(void)
 {
     static const char *const all[] = {"modules.json",

@@ -10,7 +10,7 @@ static struct prefix_hashes one, two;
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char *body = malloc(size ? size : 1); /* its end is watched */
+    char *body = malloc(size ? size : 1); /* exact size, so that reads past its end are detected */
     struct body_fields f;
     char text[64];
     if (!body)
@@ -27,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(one.n <= HASHES_MAX && (!one.n || one.at[one.n - 1] <= one.length), "too many hashes");
     for (int i = 1; i < one.n; i++)
         CHECK(one.at[i] > one.at[i - 1], "hashes out of order");
-    /* The same list with a member more begins with the same hashes. */
+    /* The same list with one more member begins with the same hashes. */
     struct body_span m = f.messages;
     if (m.p && m.n > 2 && m.p[0] == '[' && m.p[m.n - 1] == ']') {
         static const char more[] =

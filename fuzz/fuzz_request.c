@@ -43,7 +43,7 @@ static void conversation(const json_t *body)
     buf_clear(&prompt);
 }
 
-/* Bodies of the other APIs: a chat body that is checked like any other, or an error with a reason. */
+/* Bodies of other APIs become a chat body, which is checked like any other, or an error with a reason. */
 static void translations(const json_t *body)
 {
     static struct store *store;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* The tensor whose name ends with the suffix: names are the fuzzer's. */
+/* The tensor whose name ends with the suffix, because the fuzzer chooses the names. */
 static const struct tensor *find(void *arg, const char *suffix)
 {
     const struct tensorfile *f = arg;
@@ -17,7 +17,7 @@ static const struct tensor *find(void *arg, const char *suffix)
     return NULL;
 }
 
-/* Whatever layout the tensors make, for a few shapes: found and read, or refused in one line. */
+/* For a few shapes: the layout of the tensors is found and read, or refused in one line. */
 static void try_layouts(struct tensorfile *f)
 {
     static const int shapes[][3] = {{64, 16, 0}, {128, 8, 0}, {64, 8, 2}, {32, 3, 0}};

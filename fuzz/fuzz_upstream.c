@@ -13,7 +13,7 @@ struct got {
     size_t used;
 };
 
-/* Until the reader wants more, or has ended. */
+/* Until the parser needs more bytes, or has ended. */
 static bool feed(struct http_response *a, const char *p, size_t n, struct got *g)
 {
     for (;;) {

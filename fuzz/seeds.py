@@ -39,7 +39,7 @@ def folder(fuzzer):
 
 
 def shrink(source, out):
-    """The metadata byte for byte; of the tensors the names, and one value each."""
+    """The metadata byte for byte, and the tensors with their names and one value each."""
     g = Gguf(source)
     names = [x for x in g.tensors if not re.match(r"blk\.([2-9]|\d\d)", x)]
     g.at = 8
