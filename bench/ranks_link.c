@@ -29,7 +29,7 @@ static void once(struct ranks *r, enum what what, float *buf, size_t bytes)
     if (what == SUM)
         ranks_sum(r, buf, bytes / sizeof *buf);
     else if (what == TELL)
-        ranks_tell(r, buf, bytes, false);
+        ranks_broadcast(r, buf, bytes, false);
     else if (r->rank == 0 && ranks_send(r, buf, bytes, 1))
         ranks_recv(r, buf, bytes, 1);
     else if (r->rank == 1 && ranks_recv(r, buf, bytes, 0))

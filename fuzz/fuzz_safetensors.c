@@ -35,7 +35,7 @@ static void try_layouts(struct tensorfile *f)
                                            .first = 1,
                                            .step = 2,
                                            .n = shapes[i][1] / 2 - 1,
-                                           .run = awq};
+                                           .run_length = awq};
                 struct layout_bytes b = layout_bytes(&l, rows.n);
                 struct layout_planes to = {mem_zalloc(b.data + 1, 1), mem_zalloc(b.scale + 1, 1),
                                            mem_zalloc(b.zero + 1, 1), mem_zalloc(b.order + 1, 1)};
