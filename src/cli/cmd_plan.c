@@ -1,4 +1,4 @@
-/* steel plan: how a model would be placed on several ranks, what fits, and how fast it would be. */
+/* steel plan: how a model would be placed on several ranks, whether it fits, and its predicted speed. */
 #include "base/mem.h"
 #include "dist/job.h"
 #include "base/sysmem.h"
@@ -14,7 +14,7 @@
 
 enum { MOST_SEQS = 8, COLUMNS = 10, CELL = 40 };
 
-static const double GIVEN_SHARE = 0.9, HOST_SHARE = 0.8; /* as runtime.c has them */
+static const double GIVEN_SHARE = 0.9, HOST_SHARE = 0.8; /* the same as in runtime.c and sizing.c */
 static const double GIVEN_EXTRA = 512 << 20, HOST_EXTRA = 64 << 20;
 
 struct planner {
@@ -28,13 +28,13 @@ struct planner {
     int seqs[MOST_SEQS], n_seqs;
     struct predict_link inside, between;
     struct predict_device on;
-    /* a rank's memory: what there is, what of it may be used, and whose it is */
+    /* a rank's memory: all of it, the usable part, and the part for the backend itself */
     double bytes, usable, extra;
-    bool told; /* it was named, and not looked up here */
-    char whose[96];
+    bool told;      /* given on the command line, not measured here */
+    char whose[96]; /* where the figure comes from, for the output */
 };
 
-/* What a rank needs for the context and the sequences that were asked for. */
+/* A rank's cache bytes for the wanted context and sequences. */
 static double cache_bytes(const struct planner *p, const struct placement_rank *r)
 {
     return (double)p->max_seqs *
@@ -60,7 +60,7 @@ static const struct placement_rank *first_that_does_not_fit(const struct planner
     return NULL;
 }
 
-/* Tokens that all caches have room for; 0: not even the weights fit. */
+/* Tokens that fit the caches of all ranks; 0: not even the weights fit. */
 static double room_tokens(const struct planner *p)
 {
     double least = INFINITY;
@@ -75,7 +75,7 @@ static double room_tokens(const struct planner *p)
     return floor(least);
 }
 
-/* The fewest ranks, by twos, that would hold it; 0: 64 would not. */
+/* The smallest --tp, doubling from the given one, with which the model fits; 0: none up to RANKS_MOST ranks. */
 static int tp_that_fits(const struct planner *p)
 {
     for (int tp = 2 * p->opt.tp; tp * p->opt.pp <= RANKS_MOST; tp *= 2) {
@@ -129,7 +129,7 @@ static double more(double a, double b)
     return a > b ? a : b;
 }
 
-/* The largest share of everything in a stage: it lasts as long as its slowest rank takes. */
+/* The maximum of each figure over a stage's ranks, since a stage takes as long as its slowest rank. */
 static void slowest(const struct placement *plan, int stage, struct predict_work *w,
                     struct predict_comm *t)
 {
@@ -151,23 +151,23 @@ static void slowest(const struct placement *plan, int stage, struct predict_work
     }
 }
 
-/* A kind of step: generation of so many sequences, or a piece of a prompt. */
-struct kind {
+/* A kind of step: a decode of some number of sequences, or a prompt chunk. */
+struct plan_load {
     char name[48];
     struct predict_load load;
-    double tokens; /* that it makes or reads */
+    double tokens; /* generated or read */
 };
 
-static int kinds_of(const struct planner *p, struct kind *out)
+static int kinds_of(const struct planner *p, struct plan_load *out)
 {
     int n = 0;
     for (; n < p->n_seqs; n++) {
         double s = p->seqs[n];
-        out[n] = (struct kind){.load = {s, s, s, p->depth}, .tokens = s};
+        out[n] = (struct plan_load){.load = {s, s, s, p->depth}, .tokens = s};
         snprintf(out[n].name, sizeof out[n].name, "%d sequence%s", p->seqs[n],
                  p->seqs[n] == 1 ? "" : "s");
     }
-    out[n] = (struct kind){.load = {p->prompt, 1, 1, p->prompt / 2.0}, .tokens = p->prompt};
+    out[n] = (struct plan_load){.load = {p->prompt, 1, 1, p->prompt / 2.0}, .tokens = p->prompt};
     snprintf(out[n].name, sizeof out[n].name, "prompt of %d", p->prompt);
     return n + 1;
 }
@@ -181,7 +181,7 @@ static struct predict_step step_of(const struct planner *p, const struct predict
     return predict_step(w, t, &p->on, &p->inside, &p->between, load);
 }
 
-/* The most that one rank begins and sends. */
+/* The largest number of messages, and of bytes, of any rank. */
 static struct predict_traffic traffic_of(const struct planner *p, const struct predict_load *load)
 {
     struct predict_traffic most = {0, 0};
@@ -200,7 +200,7 @@ static struct predict_step step_alone(const struct planner *p, const struct pred
     return predict_step(&one->work, &one->comm, &p->on, &p->inside, &p->between, load);
 }
 
-/* For people */
+/* Output as text */
 
 static void span_cell(char *out, struct placement_span s, struct placement_span of)
 {
@@ -320,7 +320,7 @@ static void print_cache(const struct planner *p)
 
 static void print_steps(const struct planner *p)
 {
-    struct kind kinds[MOST_SEQS + 1];
+    struct plan_load kinds[MOST_SEQS + 1];
     int n = kinds_of(p, kinds);
     char b[16];
     if (p->plan.n_ranks > 1) {
@@ -365,7 +365,7 @@ static void print_plan(const struct planner *p)
     print_steps(p);
 }
 
-/* For programs */
+/* Output as JSON */
 
 static json_t *span_json(struct placement_span s)
 {
@@ -390,7 +390,7 @@ static json_t *rank_json(const struct planner *p, const struct placement_rank *r
         cache_bytes(p, r), "needed_bytes", beside(p, r) + cache_bytes(p, r), "fits", fits(p, r));
 }
 
-static json_t *step_json(const struct planner *p, const struct kind *k)
+static json_t *step_json(const struct planner *p, const struct plan_load *k)
 {
     struct predict_traffic t = traffic_of(p, &k->load);
     json_t *o = json_pack("{s:s,s:f,s:f,s:f,s:f}", "step", k->name, "rows", k->load.rows,
@@ -409,7 +409,7 @@ static json_t *step_json(const struct planner *p, const struct kind *k)
 
 static bool print_json(const struct planner *p)
 {
-    struct kind kinds[MOST_SEQS + 1];
+    struct plan_load kinds[MOST_SEQS + 1];
     int n = kinds_of(p, kinds);
     json_t *ranks = json_array(), *copies = json_array(), *steps = json_array();
     for (int i = 0; i < p->plan.n_ranks; i++)
@@ -438,9 +438,9 @@ static bool print_json(const struct planner *p)
     return ok;
 }
 
-/* The command */
+/* Command line */
 
-/* "A" or "A,B": inside a stage, between stages. */
+/* Parses "A" or "A,B": the link inside a stage, and between stages. */
 static bool parse_links(const struct usage *u, struct planner *p)
 {
     static char first[64];

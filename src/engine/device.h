@@ -1,6 +1,6 @@
 /*
- * Where a model runs when nobody said: on the GPU if there is one and the model fits it. Pure
- * arithmetic over facts that others gathered, so that machines without a GPU test it.
+ * Chooses the device of a model by default: the GPU if there is one and the model fits. Pure arithmetic over given
+ * facts, so that machines without a GPU can test it.
  */
 #ifndef STEEL_ENGINE_DEVICE_H
 #define STEEL_ENGINE_DEVICE_H
@@ -15,25 +15,24 @@
 struct device_facts {
     enum device_kind asked;
     const char *name;              /* as the user gave it */
-    bool deterministic, no_repack; /* flags only the CPU has */
+    bool deterministic, no_repack; /* options that only the CPU supports */
     bool isa_forced;               /* STEEL_ISA names the CPU's kernels */
-    size_t room;                   /* bytes a GPU has to give; 0 = no GPU */
+    size_t room;                   /* free bytes of the GPU; 0 = no GPU */
     int64_t n_params;
-    size_t weights, kv, scratch; /* bytes the model needs there, at least */
+    size_t weights, kv, scratch; /* least bytes that the model needs there */
 };
 
-/* Models under this run faster on a CPU than a GPU wakes up. */
+/* Below this size, in bytes, a model runs on a CPU before a GPU is initialised. */
 enum { DEVICE_SMALL_MODEL = 64 << 20 };
 
-/* The device to open. `notice` is left empty, or says why a GPU that is there is not used. */
+/* The device to open. `notice` says why an existing GPU is not used, or stays empty. */
 enum device_kind device_choose(const struct device_facts *f, struct error *notice);
-/* Sequences that a cache is made for where nobody said how many: as many as it holds of the length
- * most requests have, within bounds. room: bytes for keys, values and states; token: bytes of one;
- * state: bytes that a sequence has whatever its length. */
+/* The default number of sequences: how many of DEVICE_SEQ_TOKENS tokens the cache holds, within bounds. room: bytes for
+ * keys, values and states; token: bytes per token; state: bytes per sequence regardless of its length. */
 enum { DEVICE_SEQ_TOKENS = 1024, DEVICE_LEAST_SEQS = 16 };
 int device_sequences(size_t room, size_t token, size_t state, int context, int most);
-/* For a GPU that was named: an error that says what would fit, where the model does not. True where
- * there is no such GPU: opening it will say so. */
+/* Checks that the model fits the named GPU; the error says what would fit. True if there is no such GPU, which opening
+ * reports. */
 bool device_fits(const struct device_facts *f, struct error *err);
 
 #endif

@@ -7,7 +7,7 @@
 
 #include "text/tokenizer/tokenizer.h"
 
-/* The current position: at the start, where thinking may begin; inside thinking; in the answer. */
+/* The current position: in the answer; at the start, where thinking may begin; inside thinking. */
 enum output_zone { OUTPUT_ANSWER, OUTPUT_START, OUTPUT_THINKING };
 
 struct output {
@@ -23,7 +23,7 @@ struct output {
 /* Adds a token and appends text that may be shown to `out`. Returns the stop string that was completed (its text is not
  * shown), or -1. t NULL: no vocabulary, no text. */
 int output_push(struct output *o, const struct tokenizer *t, int32_t token, struct buf *out);
-/* Ends the text: what is still held is shown. Returns like output_push. */
+/* Ends the text and shows the held bytes. Returns like output_push. */
 int output_finish(struct output *o, struct buf *out);
 void output_clear(struct output *o);
 

@@ -1,6 +1,6 @@
 /*
- * Everything behind one model file, opened and sized together: file, tokenizer, backend, model, KV
- * cache, stepper. The commands and the engine start from here.
+ * A loaded model with everything that runs it, opened and sized together: file, tokenizer, backend, model, KV cache,
+ * stepper. Commands and the engine start from here.
  */
 #ifndef STEEL_ENGINE_RUNTIME_H
 #define STEEL_ENGINE_RUNTIME_H
@@ -11,35 +11,35 @@
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
 
-/* DRAFT_SEQS: where more sequences run, drafts would cost more than they save. */
+/* DRAFT_SEQS: with more running sequences drafts would cost more than they save. */
 enum { DRAFT_AUTO = -1, DRAFT_MOST = 8, DRAFT_SEQS = 4 };
 
 struct runtime_options {
     struct backend_options backend;
-    int context;        /* tokens per sequence; 0 = what the model was trained for, or fits */
-    int kv_tokens;      /* tokens in the whole pool; 0 = max_seqs x context */
-    size_t kv_bytes;    /* ... but no more than this; 0 = no bound */
-    size_t state_bytes; /* for checkpoints of recurrent states; 0 = automatic */
-    bool kv_bytes_host; /* that bound is about the host's memory: a GPU's own takes its place */
-    float gpu_memory;   /* share of a GPU's memory that may be in use; 0 = 0.9 */
+    int context;               /* tokens per sequence; 0 = the model's own, or as many as fit */
+    int kv_tokens;             /* tokens in the whole pool; 0 = max_seqs x context */
+    size_t kv_bytes;           /* ... but no more than this; 0 = no bound */
+    size_t state_bytes;        /* for checkpoints of recurrent states; 0 = automatic */
+    bool kv_bytes_host;        /* kv_bytes bounds the host's memory only; a GPU uses its own */
+    float gpu_memory;          /* fraction of a GPU's memory that may be used; 0 = 0.9 */
     enum dtype k_type, v_type; /* of the cache; DT_NONE = F16 */
     int page_len;              /* 0 = 16 */
     int max_seqs;              /* 0 = 1 */
     int max_seqs_gpu;   /* ... on a GPU: as many as its cache holds, at most this; 0 = max_seqs */
     int max_tokens;     /* rows of one step; 0 = 512, on a GPU 2048 */
     int max_tokens_gpu; /* ... on a GPU, if that is more */
-    int read_rows; /* of which so many, at least, are left for prompts beside max_seqs decodes */
-    int max_out;   /* logits rows of one step; 0 = max_seqs; embed: all rows may be wanted */
-    int min_out;   /* ... but at least so many */
-    /* Tokens that an MTP block drafts for a sequence each step; 0 = none, DRAFT_AUTO = one, where the
-     * model has a block and the device runs it. */
+    int read_rows;      /* at least this many rows are left for prompts besides max_seqs decodes */
+    int max_out;        /* logits rows of one step; 0 = max_seqs; embed: at least max_tokens */
+    int min_out;        /* ... but at least this */
+    /* Draft tokens of an MTP block per sequence and step; 0 = none, DRAFT_AUTO = one if the model has a block and the
+     * device supports it. */
     int draft;
     bool embeds; /* prompts may have rows of embeddings (engine.h) */
-    bool embed;  /* vectors are wanted, not text: the head stays on disk; encoders need it */
+    bool embed;  /* for embeddings: the head is not loaded; required for encoders */
     bool profile;
-    const struct adapter_ref *loras; /* (n_loras) adapters to begin with */
+    const struct adapter_ref *loras; /* (n_loras) adapters loaded at the start */
     int n_loras;
-    int lora_rank; /* more may come later, of up to this rank; 0 = none may */
+    int lora_rank; /* adapters up to this rank may be loaded later; 0 = none */
     const struct progress *progress;
 };
 
@@ -52,21 +52,22 @@ struct runtime {
     struct model *model;
     struct kvcache *kv;
     struct stepper *step;
-    struct adapters *adapters; /* NULL: there are none, and none can come */
+    struct adapters *adapters; /* NULL: no adapters, and none can be loaded */
     struct profile profile;
     int context;
-    int draft;    /* as options have it, 0 where nothing drafts */
-    char gpu[32]; /* the device's name, where processes of this machine take its GPUs in turn */
-    struct model_shard shard; /* the part of the network that this process has; cut NULL = all */
+    int draft;    /* draft tokens in use; 0 = none */
+    char gpu[32]; /* the device's name, if this machine's processes take its GPUs in turn */
+    struct model_shard
+        shard; /* this process's shard of the network; cut NULL = the whole network */
     int64_t load_ns;
-    struct grammar_vocab *grammar_vocab; /* made when first needed */
+    struct grammar_vocab *grammar_vocab; /* made on first use */
 };
 
 /* path NULL: the built-in model. */
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
                              struct error *err);
 void runtime_close(struct runtime *rt);
-/* The vocabulary, ready for constraints; the model has a tokenizer. Any thread may ask. */
+/* The vocabulary, prepared for constraints. The model must have a tokenizer. Any thread may call it. */
 const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt);
 
 #endif

@@ -1,10 +1,10 @@
-/* A runtime on its way: what runtime.c and workers.c share. Nobody else includes this. */
+/* Shared by runtime.c and workers.c only: a runtime that is being opened. */
 #ifndef STEEL_ENGINE_RUNTIME_INT_H
 #define STEEL_ENGINE_RUNTIME_INT_H
 
 #include "engine/sizing.h"
 
-/* What was decided before loading. On a GPU limits and cache are decided after it. */
+/* Decisions made before loading. On a GPU limits and cache are decided after loading. */
 struct opening {
     const struct runtime_options *opt;
     struct backend_options device; /* never "auto" */

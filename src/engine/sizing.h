@@ -1,7 +1,6 @@
 /*
- * How large things are made: the rows and sequences of a step, the context, the KV cache, slots for
- * recurrent states. Follows from what the user asked for, from the network's shapes and from free memory.
- * Opens nothing and allocates nothing.
+ * Decides sizes: the rows and sequences of a step, the context, the KV cache, slots for recurrent states. Computed from
+ * the user's options, the network's shapes and free memory. Opens nothing and allocates nothing.
  */
 #ifndef STEEL_ENGINE_SIZING_H
 #define STEEL_ENGINE_SIZING_H
@@ -10,10 +9,10 @@
 
 /* Bounds of a step. stages: of a pipeline; 1 = none. */
 struct step_limits sizing_limits(const struct runtime_options *opt, bool gpu, int stages);
-/* Working memory of a step, an upper estimate: rows of activations, each expert's outputs, and logits. */
+/* An upper estimate of a step's working memory: rows of activations, each expert's outputs, and logits. */
 size_t sizing_step_bytes(const struct network *net, const struct step_limits *lim);
-/* The same on a GPU, with the backend's own tables. Where adapters change mlps, gate, up and hidden units are kept as
- * floats besides. */
+/* The same on a GPU, including the backend's own tables. If adapters change mlps, gate, up and hidden units are also
+ * kept as floats. */
 size_t sizing_gpu_step_bytes(const struct runtime_options *opt, const struct network *net,
                              const struct step_limits *lim);
 /* Bytes of a token in the KV cache. */
@@ -24,7 +23,7 @@ bool sizing_has_adapters(const struct runtime_options *opt);
 /* Free memory while the KV cache is sized. */
 struct cache_room {
     size_t free;   /* 0 = not known */
-    size_t usable; /* the share of it that may be used */
+    size_t usable; /* the part of it that may be used */
     size_t taken;  /* needed for weights and working memory */
     bool on_gpu;
 };
@@ -35,26 +34,26 @@ struct cache_size {
     int context;
 };
 
-/* On the CPU, before anything is loaded. Weights that are computed from the file's own pages can be evicted, and do not
- * count where there is no room for them. */
+/* On the CPU, before anything is loaded. Weights that are read from the mapped file can be evicted, so they do not count
+ * if there is no room for them. */
 struct cache_room sizing_host_room(const struct runtime_options *opt, const struct network *net,
                                    const struct model_size *size, const struct step_limits *lim);
 /* On a GPU with `room` bytes left, after weights and adapters are loaded. */
 struct cache_room sizing_gpu_room(const struct runtime_options *opt, const struct network *net,
                                   int context, size_t room);
-/* On a GPU, where the user named no number of sequences: as many as its cache holds. */
+/* The default number of sequences on a GPU: as many as its cache holds. */
 int sizing_sequences(const struct runtime_options *opt, const struct network *net, int context,
                      const struct cache_room *r);
-/* The context and the cache: as asked for, or as much as is useful and fits. What was asked for and does not fit is an
- * error. A context below the model's own is added to `notice`. */
+/* Sizes of the context and the cache: the user's, or as much as is useful and fits. It is an error if the user's do not
+ * fit. A context below the model's own is added to `notice`. */
 bool sizing_cache(const struct runtime_options *opt, const struct config *c,
                   const struct network *net, const struct step_limits *lim, struct cache_room room,
                   struct cache_size *out, struct error *notice, struct error *err);
-/* For texts on a GPU: a cache for two steps in flight. False: only one fits; fit->kv_tokens then asks for one. */
+/* For texts on a GPU: a cache for two steps in flight. False: only one fits, and fit->kv_tokens is set for one. */
 bool sizing_texts(struct runtime_options *fit, const struct config *c, const struct network *net,
                   const struct step_limits *lim, struct cache_room room, struct cache_size *out,
                   struct error *notice);
-/* Adds one thing the user should know; nothing where `what` is empty. */
+/* Appends `what` to the notice for the user, unless it is empty. */
 void sizing_add_notice(struct error *notice, const struct error *what);
 
 #endif

@@ -18,8 +18,8 @@ struct lora_pick {
     uint64_t serial;
 };
 
-/* What a prompt has beside its tokens, by position: embedding rows, such as an image's, and M-RoPE
- * positions. Unchanged while its sequence runs. */
+/* Data of a prompt besides its tokens, by position: embedding rows, such as an image's, and M-RoPE positions. Unchanged
+ * while its sequence runs. */
 struct prompt_rows {
     int n;                      /* tokens of the prompt */
     const float *const *embeds; /* (n) the row (E) that replaces the token; NULL = none */
@@ -33,15 +33,14 @@ struct step_item {
     const int32_t *tokens; /* (n_tokens); -1-r: the token chosen from row r of the step before */
     int n_tokens;
     const int32_t *types;           /* (n_tokens) token types; NULL = all 0 */
-    const struct prompt_rows *rows; /* of the sequence; NULL = tokens alone */
+    const struct prompt_rows *rows; /* of the sequence; NULL = tokens only */
     enum logits_want want;
     const struct lora_pick *loras; /* (n_loras) at most LORA_MAX_USES, no duplicates */
     int n_loras;
-    /* Draft tokens at the end of tokens. LOGITS_LAST then wants the rows from the last token before them on.
-     * A recurrent state can be reset to before them (kvcache_cut). Where no slot is free for that, they are left
-     * out. */
+    /* Number of draft tokens at the end of tokens. LOGITS_LAST then starts at the row of the last token before them. A
+     * recurrent state can be reset to before them (kvcache_cut). If no slot is free for that, they are dropped. */
     int n_draft;
-    int save_at;             /* recurrent states are saved after this many tokens; 0 = not */
+    int save_at;             /* recurrent states are saved after this many tokens; 0 = never */
     struct sampler *sampler; /* picks the token (step_sample); NULL = none */
     /* It also picks a token from each draft's row, as if the drafts before it were accepted (step_token). Async
      * backends only, and samplers that do not depend on earlier tokens. */
@@ -55,7 +54,7 @@ struct step_item {
     int32_t token; /* sampled; -1 without sampler */
 };
 
-/* Rows of the MTP block (layer.h), which reads hidden rows of the step before. */
+/* Rows of the MTP block (layer.h), which reads hidden rows of the previous step. */
 struct draft_item {
     struct kv_seq *seq;    /* does not grow: its pages have the rows already */
     const int32_t *tokens; /* (n) the tokens after the rows: tokens[i] is at first + i + 1 */
@@ -63,13 +62,13 @@ struct draft_item {
     int from;              /* the first of them in the step before (step_item.row) */
     bool want;             /* the token after the last of them is drafted */
     /* results */
-    int row;       /* the last row, for a draft after this one; -1 if nothing was wanted */
+    int row;       /* the last row, for a draft after this one; -1 = no draft */
     int32_t token; /* drafted */
 };
 
 struct step_limits {
     int max_tokens, max_seqs, max_out;
-    int read_chunk; /* the smallest prompt chunk that is worth a place in a step; 0 = any */
+    int read_chunk; /* the smallest prompt chunk worth planning; 0 = any */
     int lora_rank;  /* bounds.lora_rank */
     int max_embeds; /* bounds.max_embeds */
     bool keep;      /* steps keep their hidden rows for step_draft */
@@ -95,8 +94,8 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
 /*
  * The same in three parts.
  * step_start launches a step; its sequences have grown when it returns. On async backends (backend.h) a
- * second step may be started before the first is finished. Items must not move until step_finish. A
- * caller sets seq to NULL where the sequence leaves before that.
+ * second step may be started before the first is finished. Items must not move until step_finish. If a
+ * sequence ends before that, the caller sets its seq to NULL.
  * step_sample chooses the tokens of the step started last, by the samplers' state at that time: at once, or
  * after the step before has finished and its tokens were accepted. It comes before the next step_start.
  * Without it there are no tokens.
@@ -109,7 +108,7 @@ bool step_finish(struct stepper *st, struct error *err);
 bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struct error *err);
 /* The token picked from row `row` of the step finished last; -1 = none. */
 int32_t step_token(const struct stepper *st, int row);
-/* The log-probabilities of that row, where its sampler wanted them. */
+/* The log-probabilities of that row, if its sampler computes them. */
 void step_probs(struct stepper *st, int row, struct sample_probs *out);
 /* Copies logits row `row` (model_row_width) of the last step to the host. */
 void step_logits(struct stepper *st, int row, float *out);
