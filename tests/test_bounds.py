@@ -404,7 +404,8 @@ def test_hosts(_):
     s = Server(BUILD)
     for host, status in (("localhost", 200), ("LOCALHOST:80", 200), ("a.localhost", 200), ("127.0.0.1:8080", 200), ("127.8.9.1", 200),
                          ("[::1]:99", 200), ("192.168.3.4", 200), ("localhost.", 200), ("evil.example", 403), ("evil.example:8080", 403),
-                         ("127.0.0.1.evil.example", 403), ("localhost.evil.example", 403), ("xlocalhost", 403), ("", 403), ("[::1", 403)):
+                         ("127.0.0.1.evil.example", 403), ("localhost.evil.example", 403), ("x.localhost.example", 403), ("", 403), ("[::1", 403),
+                         ("box", 200), ("box.local:80", 200), ("host.docker.internal", 200), ("local", 200), ("evil.notlocal", 403), ("x.local.evil.example", 403)):
         got, _, text = s.get("/health", headers={"Host": host})
         assert got == status, (host, got, text)
         if status == 403:
@@ -413,10 +414,15 @@ def test_hosts(_):
     assert s.stop() == 0
     s = Server(BUILD, "--allowed-hosts", "llm.example", "--allowed-hosts", "other")
     assert s.get("/health", headers={"Host": "LLM.example:8080"})[0] == 200 and s.get("/health", headers={"Host": "other"})[0] == 200
-    assert s.get("/health", headers={"Host": "third"})[0] == 403
+    assert s.get("/health", headers={"Host": "third.example"})[0] == 403
     assert s.stop() == 0
+    # off loopback a key protects more than a name; on loopback the name still counts
+    for flags, status in ((("--host", "0.0.0.0", "--api-key", "k"), 200), (("--api-key", "k"), 403)):
+        s = Server(BUILD, *flags)
+        assert s.get("/health", headers={"Host": "llm.example"})[0] == status, flags
+        assert s.stop() == 0
     s = Server(BUILD, "--allowed-hosts", "*")
-    assert s.get("/health", headers={"Host": "third"})[0] == 200
+    assert s.get("/health", headers={"Host": "third.example"})[0] == 200
     assert s.stop() == 0
 
 
@@ -428,7 +434,9 @@ def test_other_sites(_):
     assert ask() == 200 and ask(Origin="http://ok.example") == 200 and ask(Origin=f"http://127.0.0.1:{port}") == 200
     assert ask(Origin="http://evil.example") == 403 and ask(Origin="null") == 403 and ask(Origin=f"http://127.0.0.1:{port + 1}") == 403
     assert ask(Sec_Fetch_Site="cross-site") == 403 and ask(Sec_Fetch_Site="same-origin", Origin="https://proxy.example") == 200
-    assert ask(Content_Type="text/plain") == 415 and ask(Content_Type="text/plain;charset=UTF-8") == 415
+    # fetch() without a content type; from another site it is refused all the same
+    assert ask(Content_Type="text/plain") == 200 and ask(Content_Type="text/plain;charset=UTF-8", Origin="http://ok.example") == 200
+    assert ask(Content_Type="text/plain", Origin="http://evil.example") == 403 and ask(Content_Type="text/plain", Sec_Fetch_Site="cross-site") == 403
     assert ask(Content_Type="Multipart/Form-Data; boundary=x") == 415
     assert ask(Content_Type="application/json") == 200 and ask(Content_Type="application/x-www-form-urlencoded") == 200
     status, _, text = s.post(COMP, "{}", headers={"Origin": "http://evil.example"})

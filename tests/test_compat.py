@@ -144,6 +144,20 @@ def test_too_long(s):
     assert e["type"] == "error" and e["error"] == {"type": "invalid_request_error", "message": f"prompt is too long: {n} tokens > 8192 maximum"}
 
 
+def test_other_forms(s):
+    """Paths of Azure's clients, and texts that were cut inside an emoji."""
+    assert s.json("/openai" + CHAT, HI)["choices"] == s.json(CHAT, HI)["choices"]
+    r = s.json("/openai/v1/responses", {"input": "hi", "max_output_tokens": 4})
+    assert json.loads(s.get("/openai/v1/responses/" + r["id"])[2])["id"] == r["id"]
+    assert json.loads(s.get("/openai/v1/models/toy")[2])["id"] == "toy" and s.get("/openai/v2/models")[0] == 404
+    prompt = lambda text: json.loads(s.post("/apply-template", '{"messages":[{"role":"user","content":"%s"}]}' % text)[2])["prompt"]
+    for cut in (r"\ud83d", r"\ude00", r"\uD83D", r"\ud83dx", r"\ud83d\n", r"\ud83d\ud83d", r"\\\ud83d", r"\ude00\ud83d"):
+        whole = re.sub(r"\\u[dD][89a-fA-F]..", r"\\ufffd", cut)
+        assert prompt("a" + cut) == prompt("a" + whole), cut
+    assert "\U0001f600" in prompt(r"\ud83d\ude00") and r"\ud83d" in prompt(r"\\ud83d")  # a pair, and no escape at all
+    assert s.post(CHAT, '{"messages":"\\ud8')[0] == 400 and s.post(CHAT, r'{"messages":"\ud8zz"}')[0] == 400
+
+
 def test_request_ids(s):
     seen = set()
     for method, path, body in (("GET", "/health", None), ("GET", "/nothing", None), ("POST", CHAT, HI), ("POST", CHAT, "{"), ("OPTIONS", CHAT, None), ("POST", CHAT, dict(HI, stream=True))):
@@ -467,7 +481,7 @@ def test_built_in(_):
 
 
 server = Server(BUILD, "-np", "8", "-c", "8192")
-tests = [test_prompt_logprobs, test_prompt_logprobs_in_company, test_legacy_functions, test_allowed_tools, test_modalities, test_embeddings, test_too_long, test_request_ids,
+tests = [test_prompt_logprobs, test_prompt_logprobs_in_company, test_legacy_functions, test_allowed_tools, test_modalities, test_embeddings, test_too_long, test_other_forms, test_request_ids,
          test_models, test_encoding, test_cors, test_azure, test_connections_of_one_address, test_trusted_proxy,
          test_open_files, test_effort, test_cut_calls, test_built_in]
 if len(sys.argv) > 2:

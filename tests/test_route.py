@@ -192,7 +192,7 @@ def test_access():
     assert r.post(COMP, "x" * 1001, headers=key)[0] == 413
     assert r.post(COMP, "{}", headers=dict(key, Host="evil.example"))[0] == 403
     assert r.post(COMP, "{}", headers=dict(key, Origin="http://evil.example"))[0] == 403
-    assert r.post(COMP, "{}", headers=dict(key, **{"Content-Type": "text/plain"}))[0] == 415
+    assert r.post(COMP, "{}", headers=dict(key, **{"Content-Type": "multipart/form-data; boundary=x"}))[0] == 415
     assert not fake.seen
     assert r.post(COMP, "{}", headers=key)[0] == 200
     assert b"Authorization: Bearer k1" in fake.seen[-1][0]

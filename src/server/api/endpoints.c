@@ -128,6 +128,13 @@ static const char *method_of(const struct http_head *h)
     return !strcmp(h->method, "HEAD") ? "GET" : h->method;
 }
 
+const char *endpoint_path(const struct http_head *h)
+{
+    static const char azure[] = "/openai"; /* before /v1/ */
+    size_t n = sizeof azure - 1;
+    return strncmp(h->path, azure, n) || strncmp(h->path + n, "/v1/", 4) ? h->path : h->path + n;
+}
+
 const struct endpoint *endpoint_find(const struct http_head *h, char allow[ENDPOINT_ALLOW_SIZE])
 {
     const struct endpoint *found = NULL;
@@ -136,7 +143,7 @@ const struct endpoint *endpoint_find(const struct http_head *h, char allow[ENDPO
         allow[0] = 0;
     for (int i = 0; i < n_endpoints; i++) {
         const struct endpoint *e = &endpoints[i];
-        size_t n = is_served(e) ? fit_of(e, h->path, false) : 0;
+        size_t n = is_served(e) ? fit_of(e, endpoint_path(h), false) : 0;
         if (n > best && !strcmp(e->method, method_of(h))) {
             found = e;
             best = n;

@@ -63,6 +63,9 @@ struct endpoint {
 extern const struct endpoint endpoints[]; /* (n_endpoints) */
 extern const int n_endpoints;
 
+/* The path as the table spells it: /openai/v1/..., which Azure's clients use, is /v1/... */
+const char *endpoint_path(const struct http_head *h);
+
 /* The served endpoint with this method and path; the most specific path wins. Without one, `allow`
  * lists the methods of this path for an Allow header, "" = the path is unknown. allow may be NULL. */
 const struct endpoint *endpoint_find(const struct http_head *h, char allow[ENDPOINT_ALLOW_SIZE]);

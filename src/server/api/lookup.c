@@ -17,7 +17,7 @@ static const char RESPONSES[] = "/v1/responses/";
 /* The id in a path: up to the next slash or the end. */
 static void path_id(struct http_exchange *x, char id[64])
 {
-    const char *from = http_request(x)->path + strlen(RESPONSES);
+    const char *from = endpoint_path(http_request(x)) + strlen(RESPONSES);
     snprintf(id, 64, "%.*s", (int)strcspn(from, "/"), from);
 }
 

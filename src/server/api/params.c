@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "text/chat/chat.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -50,6 +51,50 @@ static bool check_nul(const json_t *v, const char *key, struct buf *path, struct
     return ok;
 }
 
+/* Four hexadecimal digits after "\\u", or -1. */
+static int escape_at(const char *body, size_t n, size_t at)
+{
+    int v = 0;
+    if (at + 6 > n || body[at] != '\\' || body[at + 1] != 'u')
+        return -1;
+    for (size_t i = at + 2; i < at + 6; i++) {
+        if (!isxdigit((unsigned char)body[i]))
+            return -1;
+        v = v * 16 + (isdigit((unsigned char)body[i]) ? body[i] - '0' : (body[i] | 0x20) - 'a' + 10);
+    }
+    return v;
+}
+
+/* Half of a surrogate pair, as a client writes that cuts texts inside an emoji, becomes U+FFFD. Returns a copy
+ * (mem_free), or NULL if there is none. */
+static char *without_lone_surrogates(const char *body, size_t n)
+{
+    char *copy = NULL;
+    for (size_t i = 0; i + 1 < n;) {
+        const char *next = memchr(body + i, '\\', n - i);
+        if (!next)
+            break;
+        i = (size_t)(next - body);
+        int v = escape_at(body, n, i);
+        if (v < 0xd800 || v > 0xdfff) {
+            i += v < 0 ? 2 : 6;
+            continue;
+        }
+        int low = v < 0xdc00 ? escape_at(body, n, i + 6) : -1;
+        if (low >= 0xdc00 && low <= 0xdfff) {
+            i += 12;
+            continue;
+        }
+        if (!copy) {
+            copy = mem_alloc(n);
+            memcpy(copy, body, n);
+        }
+        memcpy(copy + i, "\\ufffd", 6);
+        i += 6;
+    }
+    return copy;
+}
+
 json_t *api_parse(const char *body, size_t n, struct api_error *err)
 {
     json_error_t e;
@@ -66,7 +111,9 @@ json_t *api_parse(const char *body, size_t n, struct api_error *err)
         api_fail(err, 413, "invalid_request_error", "the body has %s", why.msg);
         return NULL;
     }
-    json_t *v = json_loadb(body, n, JSON_ALLOW_NUL, &e);
+    char *mended = without_lone_surrogates(body, n);
+    json_t *v = json_loadb(mended ? mended : body, n, JSON_ALLOW_NUL, &e);
+    mem_free(mended);
     if (!v) {
         if (json_error_code(&e) == json_error_null_byte_in_key)
             snprintf(e.text, sizeof e.text, "a name holds the character NUL (\\u0000)");

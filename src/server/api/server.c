@@ -181,7 +181,7 @@ static bool add_helper_named(const struct server *s, const char *name, struct bu
 void get_model(struct server *s, struct http_exchange *x)
 {
     const char *id = strrchr(http_request(x)->path, '/') + 1;
-    const char *full = http_request(x)->path + strlen("/v1/models/");
+    const char *full = endpoint_path(http_request(x)) + strlen("/v1/models/");
     struct buf b = {0};
     if (reply_if_not_ready(s, x))
         return;

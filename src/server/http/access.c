@@ -88,7 +88,21 @@ bool access_is_loopback(const char *host)
     return is_localhost(name);
 }
 
-/* DNS rebinding needs a name: whoever owns it can point it here. An address is safe. */
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n > m && !strcasecmp(name + n - m, end);
+}
+
+/* A name that nobody can register: of this machine or of its own network. */
+static bool is_private_name(const char *name)
+{
+    return is_localhost(name) || !strchr(name, '.') || ends_with(name, ".local") ||
+           ends_with(name, ".internal");
+}
+
+/* DNS rebinding needs a public name: whoever owns it can point it here. An address is safe. A page does not know the
+ * key, so that behind a key a server on the network takes any name. */
 bool access_host(const struct access_rules *a, struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Host");
@@ -108,7 +122,8 @@ bool access_host(const struct access_rules *a, struct http_exchange *x)
             return true;
     if (gethostname(own, sizeof own - 1))
         own[0] = 0;
-    return is_localhost(name) || !strcasecmp(name, a->host) || !strcasecmp(name, own);
+    return is_private_name(name) || !strcasecmp(name, a->host) || !strcasecmp(name, own) ||
+           (a->n_keys && !access_is_loopback(a->host));
 }
 
 /* An origin on this machine: http or https, a loopback name, any port. */
@@ -158,14 +173,13 @@ bool access_encoding(struct http_exchange *x)
     return !v || !*v || !strcasecmp(v, "identity");
 }
 
-/* Types that a page may post to any site without a CORS preflight. The type of forms is missing because
- * it is curl's default, and browsers send an Origin with it. */
+/* A form with files is never JSON. Any other type is taken: fetch() sends text/plain unless told otherwise, and
+ * access_origin refuses the posts of other sites, whatever their type. */
 bool access_type(struct http_exchange *x)
 {
     const char *v = http_header(http_request(x), "Content-Type");
     size_t n = v ? strcspn(v, "; \t") : 0;
-    return !(n == 10 && !strncasecmp(v, "text/plain", n)) &&
-           !(n == 19 && !strncasecmp(v, "multipart/form-data", n));
+    return !(n == 19 && !strncasecmp(v, "multipart/form-data", n));
 }
 
 void access_add_cors(const struct access_rules *a, struct http_exchange *x)

@@ -27,7 +27,7 @@ bool access_host(const struct access_rules *a,
 bool access_origin(const struct access_rules *a,
                    struct http_exchange *x); /* not posted by a page of another site */
 bool access_is_loopback(const char *host);   /* reachable from this machine only */
-bool access_type(struct http_exchange *x); /* not a type that pages may post without a preflight */
+bool access_type(struct http_exchange *x);     /* the body may be JSON */
 bool access_encoding(struct http_exchange *x); /* the body is not compressed */
 
 /* Adds the CORS headers of a reply; replies to a preflight. */
