@@ -77,13 +77,13 @@ def matrices(script, end):
     return width, embedding.tobytes(), output.tobytes()
 
 
-def build(out, tool, args, answer=ANSWER):
+def build(out, tool, args, answer=ANSWER, thought=THOUGHT):
     demo = Gguf(os.path.join(ROOT, "demo/steel-demo.gguf")).meta
     s = Script(demo["tokenizer.ggml.tokens"], demo["tokenizer.ggml.token_type"])
     end = s.id("<|im_end|>")
     line, lines = s.id(byte_level("\n")), s.id(byte_level("\n\n"))
     call = '\n{"name": "%s", "arguments": %s}\n' % (tool, args)
-    s.say([line, s.id("<think>"), *s.pieces(THOUGHT, 7), s.id("</think>"), s.id("<tool_call>"), *s.pieces(call, 9),
+    s.say([line, s.id("<think>"), *s.pieces(thought, 7), s.id("</think>"), s.id("<tool_call>"), *s.pieces(call, 9),
            s.id("</tool_call>"), end])
     s.say([lines, *s.pieces(answer, 6), end])
     template = demo["tokenizer.chat_template"]

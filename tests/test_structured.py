@@ -3,8 +3,10 @@ import json
 import os
 import re
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+import script_model
 from serverlib import Server, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -116,7 +118,7 @@ def test_forced_calls(s):
 
 
 def test_free_calls(s):
-    """Nothing is asked for: text is free; a call that was begun is one, and by its schema where that is strict."""
+    """Nothing is asked for: text is free; a call that was begun is one, and by its schema."""
     begin = [{"role": "user", "content": "Send a letter to Jana."}, {"role": "assistant", "content": "<tool_call>\n{\"name\": \""}]
     n_calls = 0
     for seed in range(10):
@@ -130,6 +132,28 @@ def test_free_calls(s):
     assert all(is_send(c["function"]["name"], c["function"]["arguments"]) for c in r["message"].get("tool_calls", [])), r
     none = s.json(CHAT, dict(ASK, seed=1, max_tokens=60, tools=[SEND], tool_choice="none"))["choices"][0]
     assert "tool_calls" not in none["message"] and none["finish_reason"] in ("stop", "length")
+
+
+def test_lazy_schemas(_):
+    """Nothing is required: a call that was begun follows its tool's schema, strict or not, in streams as well; inside thinking
+    nothing is a call."""
+    thought = "\nI could write <tool_call>\n{\"name\": \"ping\"}\n</tool_call> here. But first I think.\n"
+    with tempfile.TemporaryDirectory() as d:
+        script_model.build(d + "/m.gguf", "send", '{"to":5,"copies":"many","more":[1]}', thought=thought)
+        s = Server(BUILD, "-c", "32768", model=d + "/m.gguf")
+        # not to be enforced as it is: loosened, no error; and a large one
+        odd = {"type": "function", "function": {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}}
+        huge = {"type": "function", "function": {"name": "huge", "parameters": {"type": "object", "properties": {f"p{i}": {"enum": [f"{i}-{k}" for k in range(40)]} for i in range(40)}}}}
+        for tools in ([PING, SEND], [SEND, odd], [odd, odd | {"function": odd["function"] | {"name": "odd2"}}, SEND], [SEND, PING, huge]):
+            ask = {"messages": ASK["messages"], "max_tokens": 200, "temperature": 0, "tools": tools}
+            r = s.json(CHAT, ask)
+            (call,) = calls_of(r)
+            assert is_send(*call), (call, [t["function"]["name"] for t in tools])
+            assert r["choices"][0]["message"]["reasoning_content"].strip() == thought.strip()
+            parts = [json.loads(e)["choices"][0]["delta"] for e in s.stream(CHAT, ask)[:-1]]
+            assert "".join(c["function"].get("arguments", "") for p in parts for c in p.get("tool_calls", [])) == call[1]
+        s.json(CHAT, dict(ask, tools=[{"type": "function", "function": dict(odd["function"], strict=True)}]), 400)
+        s.stop()
 
 
 def test_call_or_answer(s):
@@ -252,6 +276,6 @@ def test_bans(s):
 
 server = Server(BUILD, model="demo/steel-demo.gguf")
 try:
-    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_call_or_answer, test_random_model, test_every_form, test_refused, test_bans], server)
+    run_tests([test_schema, test_kinds, test_apis, test_thinking, test_forced_calls, test_free_calls, test_lazy_schemas, test_call_or_answer, test_random_model, test_every_form, test_refused, test_bans], server)
 finally:
     server.stop()

@@ -60,7 +60,8 @@ static int escape_at(const char *body, size_t n, size_t at)
     for (size_t i = at + 2; i < at + 6; i++) {
         if (!isxdigit((unsigned char)body[i]))
             return -1;
-        v = v * 16 + (isdigit((unsigned char)body[i]) ? body[i] - '0' : (body[i] | 0x20) - 'a' + 10);
+        v = v * 16 +
+            (isdigit((unsigned char)body[i]) ? body[i] - '0' : (body[i] | 0x20) - 'a' + 10);
     }
     return v;
 }

@@ -25,8 +25,8 @@ uint64_t access_client(const struct access_rules *a, uint64_t secret, struct htt
 bool access_host(const struct access_rules *a,
                  struct http_exchange *x); /* the Host header names this server */
 bool access_origin(const struct access_rules *a,
-                   struct http_exchange *x); /* not posted by a page of another site */
-bool access_is_loopback(const char *host);   /* reachable from this machine only */
+                   struct http_exchange *x);   /* not posted by a page of another site */
+bool access_is_loopback(const char *host);     /* reachable from this machine only */
 bool access_type(struct http_exchange *x);     /* the body may be JSON */
 bool access_encoding(struct http_exchange *x); /* the body is not compressed */
 

@@ -596,14 +596,15 @@ static void relax_schema(const struct jvalue *p, struct buf *out)
     buf_adds(out, "}");
 }
 
-enum { ARGS_WORK = 1500000, MAX_RELAXED = 3 };
+enum { ARGS_WORK = 1500000, WISHED_WORK = 1000000, MAX_RELAXED = 3 };
 
 static bool compile_args(struct reply_builder *a, struct tool *t, int flags)
 {
     const struct jvalue *p = t->parameters;
     struct error why = {0};
     static const char any[] = "{}";
-    bool whole = p && (t->strict || a->required);
+    bool demanded = t->strict || a->required;
+    bool whole = p && (demanded || a->work < WISHED_WORK);
     flags |= SCHEMA_OBJECT;
     if (!whole && a->any_args) {
         t->args = a->any_args;
@@ -626,6 +627,11 @@ static bool compile_args(struct reply_builder *a, struct tool *t, int flags)
         error_set(&named, "the parameters of the tool '%.*s': %.600s", (int)t->name->len,
                   t->name->text, why.msg);
         return reply_fail(a, named.msg);
+    }
+    if (!demanded && whole && a->work + g->work + g->n_nodes > WISHED_WORK) {
+        grammar_free(g);
+        a->work = WISHED_WORK; /* any object will do for this tool and the following ones */
+        return compile_args(a, t, flags);
     }
     a->work += g->work + g->n_nodes;
     if (a->work > ARGS_WORK) {
@@ -792,8 +798,10 @@ static void reply_build(struct reply_builder *a, uint32_t response)
     const struct call_form *f = form_of(a->format);
     struct call_graph gr = {0};
     uint32_t calls = 0, from, think;
-    for (uint32_t i = 0; i < a->n_tools && !a->failed; i++)
-        compile_args(a, &a->tools[i], f->args);
+    for (int strict = 1; strict >= 0; strict--) /* the schemas that must hold come first */
+        for (uint32_t i = 0; i < a->n_tools && !a->failed; i++)
+            if (a->tools[i].strict == strict)
+                compile_args(a, &a->tools[i], f->args);
     if (a->failed)
         return;
     if (a->n_tools) {

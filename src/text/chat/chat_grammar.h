@@ -34,10 +34,10 @@ struct chat_constraint {
 enum { CHAT_TOOLS_MAX = 512 };
 
 /*
- * The source text of the constraint (mem_free). Arguments follow the tool's schema if it is
- * `strict` or a call is required; otherwise they are any JSON object. A schema that cannot be
- * enforced is an error if it is strict. Else it is relaxed to property names, simple types and the
- * required list.
+ * The source text of the constraint (mem_free). Arguments follow the tool's schema. A schema that
+ * cannot be enforced is an error if it is `strict`. Else it is relaxed to property names, simple
+ * types and the required list. Where no call is required and the schemas are too large together,
+ * the arguments of the last tools that are not strict are any JSON object.
  */
 char *chat_constraint_text(const struct chat_constraint *c);
 /* Whether the format has tool calls. */
