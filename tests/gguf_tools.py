@@ -66,6 +66,10 @@ def write_gguf(path, meta, tensors):
             out += struct.pack("<I", 8) + pack_text(v)
         elif isinstance(v, bool):
             out += struct.pack("<I?", 7, v)
+        elif isinstance(v, list) and v and isinstance(v[0], int):
+            out += struct.pack(f"<IIQ{len(v)}i", 9, 5, len(v), *v)
+        elif isinstance(v, list):
+            out += struct.pack("<IIQ", 9, 8, len(v)) + b"".join(map(pack_text, v))
         elif isinstance(v, int):
             out += struct.pack("<II", 4, v)
         elif isinstance(v, list):
@@ -84,6 +88,34 @@ def write_gguf(path, meta, tensors):
         f.write(out)
         for _, _, _, data in tensors:
             f.write(data + bytes(-len(data) % 32))
+
+
+def grow_vocab(src, dst, n):
+    """Copies a GGUF of few tokens with a vocabulary of n: made-up words of letters, digits and signs, as a real one has
+    them. Their rows are those of the first tokens, rotated."""
+    import random
+    rng, model = random.Random(1), Gguf(src)
+    tokens, kinds = model.meta["tokenizer.ggml.tokens"], model.meta["tokenizer.ggml.token_type"]
+    small, known = len(tokens), set(tokens)
+    alphabet = "etaoinshrdlucmfwypvbgkqjxz" * 4 + "ETAOINSHRDLUCMFWYPVBGKQJXZ" + "0123456789" + "_.,-:;/'\"()[]{}=+*"
+    while len(tokens) < n:
+        word = ("\u0120" if rng.random() < 0.4 else "") + "".join(rng.choices(alphabet, k=rng.randint(2, 7)))
+        if word not in known:
+            known.add(word)
+            tokens.append(word)
+    meta = dict(model.meta)
+    meta["tokenizer.ggml.token_type"] = kinds + [1] * (n - small)
+    tensors = []
+    for name, (dims, kind, data) in model.tensors.items():
+        if small in dims[1:]:
+            size, unit = len(data) // small, len(data) // small // dims[0]
+            rows = [data]
+            for i in range(small, n):
+                row, at = data[i % small * size:(i % small + 1) * size], i // small * unit % size
+                rows.append(row[at:] + row[:at])
+            dims, data = (dims[0], n), b"".join(rows)
+        tensors.append((name, dims, kind, data))
+    write_gguf(dst, meta, tensors)
 
 
 def write_safetensors(path, tensors):

@@ -824,6 +824,88 @@ static void test_forced(void **state)
     }
 }
 
+/* A grammar whose masks take some 200,000 steps from the fifth token on. */
+static struct grammar *costly_grammar(void)
+{
+    struct buf text = {0};
+    buf_adds(&text, "root ::= [a-z] [a-z] [a-z] [a-z] h\nh ::= ");
+    for (int i = 0; i < 600; i++)
+        buf_addf(&text, "[ -~] h \"%d\" | ", i);
+    buf_adds(&text, "\"\"\n");
+    struct grammar *g = grammar_of(GRAMMAR_GBNF, text.p);
+    buf_clear(&text);
+    return g;
+}
+
+/* Sequences whose masks are costly sit steps out: others get their tokens meanwhile. Their answers are the same
+ * as alone; a cancel and the engine's end need not wait for a mask. */
+static void test_costly(void **state)
+{
+    (void)state;
+    enum { COSTLY = 5, TOKENS = 40 };
+    static struct answer alone[COSTLY + 1], beside[COSTLY + 1], gone[2];
+    static int32_t prompts[COSTLY + 1][20];
+    struct request_spec s[COSTLY + 1];
+    struct engine_options opt = {.runtime = {.max_seqs = 8, .context = 512, .page_len = 16}};
+    struct engine *e = open_engine(&opt);
+    struct grammar *g = costly_grammar();
+    struct engine_stats st;
+    struct engine_event ev;
+    for (int i = 0; i <= COSTLY; i++) {
+        prompt_of(i, prompts[i], 20);
+        s[i] = spec_of(prompts[i], 20, TOKENS, (uint64_t)i);
+        s[i].client = 1 + (i == COSTLY);
+        s[i].grammar = i < COSTLY ? g : NULL;
+        s[i].ignore_eos = i == COSTLY;
+        run(e, &s[i], &alone[i]);
+    }
+    engine_stats(e, &st);
+    assert_true(st.n_held > 4 && st.mask_s > 0);
+    assert_int_equal(st.pages_held, 0);
+    engine_close(e);
+
+    e = open_engine(&opt);
+    struct events *q = events_new();
+    for (int i = 0; i < COSTLY; i++)
+        submit(e, &s[i], q, &beside[i], NULL);
+    for (int n = 0; n < COSTLY;) {
+        assert_true(events_next(q, &ev, -1));
+        struct answer *a = ev.user;
+        take(&ev);
+        n += ev.kind == EVENT_TOKEN && a->n == 1;
+    }
+    submit(e, &s[COSTLY], q, &beside[COSTLY], NULL);
+    int left = COSTLY;
+    while (!beside[COSTLY].n_done) {
+        assert_true(events_next(q, &ev, -1));
+        left -= take(&ev) && ev.user != &beside[COSTLY];
+    }
+    assert_true(left > 0);
+    struct request *r[2];
+    for (int i = 0; i < 2; i++)
+        submit(e, &s[i], q, &gone[i], &r[i]);
+    bool cancelled = false;
+    for (left = COSTLY + 2; left > 1 || !gone[0].n_done;) {
+        assert_true(events_next(q, &ev, -1));
+        take(&ev);
+        if (gone[0].n == 6 && !cancelled) { /* it is held now, or will be next */
+            request_cancel(r[0]);
+            cancelled = true;
+        }
+        left = 1;
+        for (int i = 0; i < COSTLY; i++)
+            left += !beside[i].n_done;
+    }
+    assert_int_equal(gone[0].finish, FINISH_CANCEL);
+    for (int i = 0; i <= COSTLY; i++)
+        assert_same(&alone[i], &beside[i]);
+    engine_close(e); /* gone[1] may still run */
+    request_free(r[0]);
+    request_free(r[1]);
+    events_free(q);
+    grammar_free(g);
+}
+
 /* The reference backend lets steps overlap as a device does; with a profile they do not. The answers
  * are the same, whatever ends them: length, a stop string, a cancel of others; and however tokens are
  * chosen: by constraints and penalties, whose next choice waits for the last one, too. */
@@ -1146,8 +1228,14 @@ static int run_hybrid(void)
         cmocka_unit_test(test_threads),     cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_states),      cmocka_unit_test(test_few_states),
         cmocka_unit_test(test_rough_load),  cmocka_unit_test(test_end_state),
+        cmocka_unit_test(test_costly),
     };
-    return cmocka_run_group_tests_name("hybrid", tests, NULL, NULL);
+    const struct CMUnitTest overlapping[] = {cmocka_unit_test(test_costly)};
+    int rc = cmocka_run_group_tests_name("hybrid", tests, NULL, NULL);
+    setenv("STEEL_ISA", "ref", 1);
+    rc |= cmocka_run_group_tests_name("hybrid", overlapping, NULL, NULL);
+    unsetenv("STEEL_ISA");
+    return rc;
 }
 
 int main(void)
@@ -1173,12 +1261,13 @@ int main(void)
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_ahead),
         cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_costly),
     };
     /* Some again where steps overlap; the reference is too slow for all. */
     const struct CMUnitTest overlapping[] = {
         cmocka_unit_test(test_choices),        cmocka_unit_test(test_queue),
         cmocka_unit_test(test_device_failure), cmocka_unit_test(test_text),
-        cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_forced),         cmocka_unit_test(test_costly),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     setenv("STEEL_ISA", "ref", 1);

@@ -136,6 +136,7 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
     if (how == FINISH_STOP || how == FINISH_LENGTH)
         histogram_add(&e->stats.total, now - r->submitted_ns);
     /* Large memory is freed now, not when the caller drops its handle. */
+    choice_drop_mask(e, c);
     sampler_free(c->sampler);
     c->sampler = NULL;
     if (--r->n_open == 0)
@@ -213,6 +214,10 @@ static void fit_relax(void *m)
 {
     grammar_set_budget(m, 0);
 }
+static void fit_pace(void *m, bool (*go_on)(void *arg), void *arg)
+{
+    grammar_set_pace(m, go_on, arg);
+}
 static void fit_free(void *m)
 {
     grammar_matcher_free(m);
@@ -226,6 +231,7 @@ static void make_sampler(void *arg)
         struct sample_constraint fit = {.mask = fit_mask,
                                         .accept = fit_accept,
                                         .relax = fit_relax,
+                                        .pace = fit_pace,
                                         .free = fit_free,
                                         .n_tokens = job->n_tokens};
         fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);

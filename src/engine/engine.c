@@ -3,49 +3,11 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/masks.h"
 #include "engine/workers.h"
 
 #include <string.h>
 
 enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, MOST_SEQS_GPU = 256, MIN_ROWS_TO_READ = 64 };
-
-/* Whether item i of a step is sampled under a constraint. */
-static bool is_constrained(const struct engine_step *f, int i)
-{
-    const struct choice *c = (const struct choice *)f->seqs[i];
-    return c && c->sampler && f->items[i].want != LOGITS_NONE && sampler_is_constrained(c->sampler);
-}
-
-/* Computes the masks for the next token of a step's constrained sequences. If a mask allows a single token, that token
- * is forced: it is appended at once, and rows of steps in flight need not be sampled for it. The next step reads a run
- * of forced tokens like a prompt chunk. */
-static void feed_forced(struct engine *e, struct engine_step *f)
-{
-    int n = 0;
-    for (int i = 0; i < f->n; i++)
-        if (is_constrained(f, i))
-            e->constrained[n++] = ((const struct choice *)f->seqs[i])->sampler;
-    if (!n)
-        return;
-    masks_prepare(&e->mask_pool, e->constrained, n);
-    for (int i = 0; i < f->n; i++) {
-        if (!is_constrained(f, i))
-            continue;
-        struct choice *c = (struct choice *)f->seqs[i];
-        for (int32_t token; (token = sampler_forced(c->sampler)) >= 0;) {
-            for (int k = 0; k < 2; k++)
-                if (c->at[k])
-                    e->steps[k].items[c->at[k] - 1].sampler = NULL;
-            e->stats.n_forced++;
-            if (!choice_take_token(e, c, token, &(struct engine_event){.stop = -1})) {
-                f->seqs[i] = NULL;
-                break;
-            }
-            sampler_prepare(c->sampler);
-        }
-    }
-}
 
 /* Whether the next n + 1 tokens can be sampled without knowing the tokens between them. */
 static bool picks_chained(const struct choice *c, int n)
@@ -54,21 +16,46 @@ static bool picks_chained(const struct choice *c, int n)
     return !sampler_has_memory(c->sampler) && (now >= least || now + n < least);
 }
 
+/* Whether the step chooses the next token of item i. */
+static bool chooses(const struct step_item *it, const struct seq *q)
+{
+    return it->want != LOGITS_NONE && it->n_tokens - it->n_draft == seq_unread(q);
+}
+
+/* Plans a step of the sequences whose masks are ready: where a new one's is not, the plan is made again without its
+ * last token. Returns the number of items. */
+static int plan_step(struct engine *e, struct engine_step *f)
+{
+    struct scheduler *s = &e->sched;
+    choices_grant(e, false);
+    for (;;) {
+        int n = scheduler_plan(s, f->items), n_held = e->n_held, n_choosing = 0;
+        for (int i = 0; i < n; i++) {
+            struct choice *c = (struct choice *)s->planned[i];
+            if (!c->entered_ns)
+                choice_start(e, c);
+            if (!c->drafted && chooses(&f->items[i], &c->seq))
+                e->constrained[n_choosing++] = c;
+        }
+        choices_prepare_planned(e, e->constrained, n_choosing);
+        if (e->n_held == n_held)
+            return n;
+    }
+}
+
 enum started { STARTED, NOTHING_TO_DO, NOT_STARTED };
 
 /* Plans a step and launches it as `f`. NOT_STARTED: the planned choices have failed; others may continue. */
 static enum started start_step(struct engine *e, struct engine_step *f)
 {
     struct scheduler *s = &e->sched;
-    int n = scheduler_plan(s, f->items);
+    int n = plan_step(e, f);
     if (!n)
         return NOTHING_TO_DO;
     for (int i = 0; i < n; i++) {
         struct choice *c = (struct choice *)s->planned[i];
-        if (!c->entered_ns)
-            choice_start(e, c);
         struct step_item *it = &f->items[i];
-        if (it->want != LOGITS_NONE && it->n_tokens - it->n_draft == seq_unread(&c->seq))
+        if (chooses(it, &c->seq))
             it->sampler = c->sampler;
         it->chained = it->sampler && e->rt->be->async && picks_chained(c, it->n_draft);
         f->seqs[i] = &c->seq;
@@ -109,7 +96,7 @@ static bool has_inbox(struct engine *e)
 /* Samples the step started last. Masks are computed while its network runs. */
 static void sample_step(struct engine *e, struct engine_step *f)
 {
-    feed_forced(e, f);
+    choices_prepare(e, f);
     step_sample(e->rt->step);
     f->sampled = true;
 }
@@ -128,7 +115,9 @@ static void start_ahead(struct engine *e)
     bool wait = false;
     for (int i = 0; i < f->n; i++) {
         const struct choice *c = (const struct choice *)f->seqs[i];
-        if (!c || !c->sampler || f->items[i].want != LOGITS_LAST)
+        if (!c || !c->sampler || c->seq.held || f->items[i].want != LOGITS_LAST)
+            return;
+        if (c->costly && e->rt->kv->states) /* its row could not be read again */
             return;
         int n = c->seq.n_tokens + 1 - c->seq.n_prompt; /* generated tokens when `now` ends */
         wait |= sampler_has_memory(c->sampler) || n == c->req->spec.min_tokens;
@@ -195,6 +184,10 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             it->n_draft - i; /* if c ends with this token, the token is not in the cache */
         if (!choice_take_token(e, c, token, &ev))
             return false;
+        if (accepted)
+            choices_prepare_planned(e, &(struct choice *){c}, 1);
+        if (c->seq.held) /* its row is read again */
+            return true;
         if (accepted) {
             c->seq.n_open--;
             token = it->chained ? step_token(e->rt->step, row + i + 1) : -1;
@@ -240,6 +233,7 @@ static void finish_step(struct engine *e)
     int64_t end = clock_ns();
     int64_t ns = end - (f->start_ns > e->end_ns ? f->start_ns : e->end_ns);
     e->end_ns = end;
+    e->step_ns = ns;
     e->stats.n_steps++;
     e->stats.busy_s += (double)ns * 1e-9;
     uint64_t n_accepted = e->stats.n_accepted; /* before this step */
@@ -256,6 +250,9 @@ static void finish_step(struct engine *e)
             c->seq.n_open = 0;
         if (ok && c->drafted)
             c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
+        if (ok && c->reread)
+            kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.kv.n_tokens - 1);
+        c->reread = false;
     }
     if (ok && !f->follows && e->spec.most && !reads)
         draft_learn(&e->spec, f->items, f->n, 0, ns);
@@ -283,7 +280,7 @@ static void finish_step(struct engine *e)
         }
     }
     if (ok)
-        feed_forced(e, f);
+        choices_prepare(e, f);
     else
         fail_engine(e, &err);
     if (ok && f->follows)
@@ -314,7 +311,7 @@ static void wait_for_change(struct engine *e)
 static bool take_inbox(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
-    while (idle && !e->inbox && !e->quit && !e->cancels)
+    while (idle && !e->inbox && !e->quit && !e->cancels && !e->masks_done)
         wait_for_change(e);
     struct request *r = e->inbox;
     e->inbox = NULL;
@@ -341,6 +338,7 @@ static void loop(struct engine *e)
     bool idle = false;
     while (take_inbox(e, idle)) {
         enum started how = STARTED;
+        choices_release(e);
         if (!e->now->n)
             do
                 how = start_step(e, e->now);
@@ -348,9 +346,11 @@ static void loop(struct engine *e)
         idle = how == NOTHING_TO_DO;
         if (e->now->n && !e->now->sampled)
             sample_step(e, e->now);
-        CHECK(!idle || e->sched.running.n + e->sched.waiting.n == 0,
+        CHECK(!idle || e->n_held || e->sched.running.n + e->sched.waiting.n == 0,
               "%d sequences wait and nothing runs", e->sched.waiting.n);
-        if (idle)
+        if (idle && e->n_held)
+            choices_grant(e, true);
+        else if (idle)
             kvcache_trim(e->rt->kv);
         else
             start_ahead(e);
@@ -387,6 +387,16 @@ static void find_ends(struct engine *e)
     }
 }
 
+/* A mask that was computed in the background is ready. */
+static void on_mask(void *arg)
+{
+    struct engine *e = arg;
+    pthread_mutex_lock(&e->lock);
+    e->masks_done = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
 static bool start(struct engine *e)
 {
     struct progress progress = {on_progress, e};
@@ -415,7 +425,9 @@ static bool start(struct engine *e)
     e->now = &e->steps[0];
     e->next = &e->steps[1];
     e->logits = mem_zalloc((size_t)e->rt->model->config.n_vocab, sizeof *e->logits);
-    e->constrained = mem_zalloc((size_t)lim->max_seqs, sizeof(struct sampler *));
+    e->constrained = mem_zalloc((size_t)lim->max_seqs, sizeof(struct choice *));
+    e->mask_jobs = mem_zalloc((size_t)lim->max_seqs, sizeof(struct mask_job *));
+    e->masks = masks_new(on_mask, e);
     find_ends(e);
     return true;
 }
@@ -517,7 +529,8 @@ void engine_close(struct engine *e)
     mem_free(e->touched);
     mem_free(e->logits);
     mem_free(e->constrained);
-    pool_free(e->mask_pool);
+    mem_free(e->mask_jobs);
+    masks_free(e->masks);
     mem_free(e->wants);
     mem_free(e->ends);
     buf_clear(&e->text);

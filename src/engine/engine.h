@@ -102,6 +102,8 @@ struct engine_stats {
     uint64_t n_read_steps;  /* steps with several tokens of a sequence: prompts, forced tokens */
     uint64_t n_drafted;     /* draft tokens read (draft.h) */
     uint64_t n_accepted;    /* draft tokens accepted */
+    uint64_t n_held;        /* times a choice sat steps out because its mask was not ready */
+    double mask_s;          /* CPU time of masks */
     uint64_t n_forced;      /* tokens that a constraint determined: fed without sampling */
     uint64_t prompt_tokens; /* of started requests */
     uint64_t read_tokens;   /* prompt tokens computed, also again after preemption */

@@ -7,6 +7,7 @@
 #define STEEL_ENGINE_ENGINE_INT_H
 
 #include "engine/engine.h"
+#include "engine/masks.h"
 #include "engine/scheduler.h"
 
 #include <pthread.h>
@@ -24,6 +25,9 @@ struct choice {
     bool drafted; /* its last token is a placeholder for one that a step in flight will choose */
     int n_drafted, n_accepted; /* its part of engine_stats */
     int n_told;                /* prompt tokens whose log-probabilities were reported */
+    struct mask_job mask;      /* seq.held: the background computes it */
+    bool costly;               /* its last mask took longer than a step waits */
+    bool reread;               /* a step in flight reads its last token in vain: it is dropped from the cache */
 };
 
 struct request {
@@ -63,7 +67,7 @@ struct engine {
         int n;
     } * shares; /* (n_shares) of n_queued, by client */
     int n_shares, shares_cap;
-    bool quit, cancels;
+    bool quit, cancels, masks_done;
     enum engine_state state;
     struct error error;
     struct engine_stats shown;
@@ -82,8 +86,12 @@ struct engine {
     int n_touched, touched_cap;
     struct buf text;
     float *logits;                /* (n_vocab) */
-    struct sampler **constrained; /* (max_seqs) scratch */
-    struct pool *mask_pool;       /* makes their masks; NULL until it is needed */
+    struct choice **constrained;  /* (max_seqs) scratch */
+    struct mask_job **mask_jobs;  /* (max_seqs) scratch */
+    struct mask_maker *masks;
+    int n_held;      /* choices whose seq is held */
+    int64_t try_ns;  /* what the engine has waited for masks since the last plan */
+    int64_t step_ns; /* of the last step */
     struct logit_bias *ends;      /* (n_ends) bans of every end token */
     int n_ends;
     struct engine_stats stats;
@@ -98,6 +106,20 @@ void request_unref(struct request *r);
 void request_end(struct engine *e, struct request *r);
 /* Frees a place in the queue; takes the lock. */
 void requests_leave_queue(struct engine *e, const struct request *r);
+
+/* choice_mask.c */
+/* Computes the masks of the next choices of a step's sequences, or holds those whose masks take long. Where a mask
+ * leaves one token, that is taken as if it had been chosen: steps in flight need not choose it, and the next step
+ * reads what has accumulated like a piece of a prompt. */
+void choices_prepare(struct engine *e, struct engine_step *f);
+/* The same for choices (n, reordered) that a step in flight does not have, without forced tokens. */
+void choices_prepare_planned(struct engine *e, struct choice **choices, int n);
+/* Ends the holding of those whose masks are ready. */
+void choices_release(struct engine *e);
+/* Gives the mask of c up, if it is held. */
+void choice_drop_mask(struct engine *e, struct choice *c);
+/* The CPU time that masks may take in the background during the next step; as much as they can use while idle. */
+void choices_grant(struct engine *e, bool idle);
 
 /* choice.c. Events are staged during a step and delivered at its end. */
 void choice_start(struct engine *e, struct choice *c); /* before its first step */

@@ -10,6 +10,7 @@ enum {
     FORCED_SHARE = 4, /* reading together pays with a forced token for every 4th sequence */
     FORCED_MOST =
         64, /* up to this many forced tokens are read at once; more are read like a prompt */
+    CHARGE_FREE = 4, /* masks may take 1 / CHARGE_FREE of a client's time in steps */
     IDLE_FACTOR = 4, /* a step without decodes delays nobody and may take this much longer */
 };
 
@@ -449,6 +450,12 @@ static int save_in(const struct scheduler *s, const struct seq *q, int n)
     return 0;
 }
 
+/* Unread tokens that a step may read. */
+static int readable(const struct seq *q)
+{
+    return seq_unread(q) - q->held;
+}
+
 static bool is_forced(const struct scheduler *s, const struct seq *q)
 {
     return s->singly && seq_unread(q) > 1 && q->kv.n_tokens >= q->n_prompt;
@@ -515,7 +522,7 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
 {
     int taken = 0;
     for (struct seq *q = s->running.first, *next; q; q = next) {
-        if (seq_unread(q) == 1 || is_forced(s, q)) {
+        if (readable(q) && (seq_unread(q) == 1 || is_forced(s, q))) {
             bool need = q->kv.n_tokens == q->kv.n_pages * s->kv->page_len;
             while (need && taken + 1 > kvcache_available(s->kv) && s->running.last != q)
                 preempt(s, s->running.last); /* younger than q: not planned yet */
@@ -576,7 +583,7 @@ static void share(struct scheduler *s, struct seq_client *c, int budget, int chu
         int each = budget / hungry ? budget / hungry : 1;
         hungry = 0;
         for (int i = 0; i < served && budget > 0; i++) {
-            int r = (first + i) % n, left = seq_unread(readers[r]) - shares[r];
+            int r = (first + i) % n, left = readable(readers[r]) - shares[r];
             int give = left < each ? left : each;
             give = give < budget ? give : budget;
             shares[r] += give;
@@ -586,7 +593,7 @@ static void share(struct scheduler *s, struct seq_client *c, int budget, int chu
     }
     for (int i = 0; i < served; i++) { /* removes readers that are done */
         int r = (first + i) % n;
-        c->turn += shares[r] < seq_unread(readers[r]);
+        c->turn += shares[r] < readable(readers[r]);
     }
 }
 
@@ -602,7 +609,7 @@ static int sort_readers(struct scheduler *s, int n)
             s->reading[n_clients++] = c;
             c->need = c->share = 0;
         }
-        c->need += seq_unread(s->readers[i]);
+        c->need += readable(s->readers[i]);
     }
     for (int i = 0; i < n_clients; i++) {
         s->reading[i]->at = at;
@@ -619,8 +626,38 @@ static int sort_readers(struct scheduler *s, int n)
     return n_clients;
 }
 
+static double debt_of(const struct scheduler *s, const struct seq_client *c)
+{
+    double debt = c->debt_ns - (s->elapsed_ns - c->debt_at) / CHARGE_FREE;
+    return debt > 0 ? debt : 0;
+}
+
+void scheduler_charge(struct scheduler *s, struct seq *q, int64_t ns)
+{
+    struct seq_client *c = q->of;
+    c->debt_ns = debt_of(s, c) + (double)ns;
+    c->debt_at = s->elapsed_ns;
+}
+
+double scheduler_debt_ns(const struct scheduler *s, const struct seq *q)
+{
+    return debt_of(s, q->of);
+}
+
+/* A client's debt as tokens of its share, of which it keeps at least `chunk`. Returns the rest. */
+static int repay(struct scheduler *s, struct seq_client *c, int tokens, int chunk)
+{
+    double debt = debt_of(s, c), most = tokens > chunk ? (double)(tokens - chunk) : 0;
+    if (debt <= 0 || s->cost.read_ns <= 0)
+        return tokens;
+    double paid = debt / s->cost.read_ns < most ? debt / s->cost.read_ns : most;
+    c->debt_ns = debt - paid * s->cost.read_ns;
+    c->debt_at = s->elapsed_ns;
+    return tokens - (int)paid;
+}
+
 /* Splits `budget` tokens among clients with prompts to read. If it is too small for all, clients that waited longest
- * are served. Shares are equal; the unused part of a share goes to the others. */
+ * are served. Shares are equal, less debts; the unused part of a share goes to the others. */
 static void share_among_clients(struct scheduler *s, int n_readers, int budget)
 {
     int chunk = s->limits.read_chunk > MIN_READ ? s->limits.read_chunk : MIN_READ;
@@ -634,7 +671,7 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
                 s->reading[i] = s->reading[k];
                 s->reading[k] = swap;
             }
-    for (int hungry = served; hungry > 0 && budget > 0;) {
+    for (int hungry = served, pass = 0; hungry > 0 && budget > 0; pass++) {
         int each = budget / hungry ? budget / hungry : 1;
         hungry = 0;
         for (int i = 0; i < served && budget > 0; i++) {
@@ -642,10 +679,19 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
             int64_t left = c->need - c->share;
             int give = left < each ? (int)left : each;
             give = give < budget ? give : budget;
+            if (pass == 0 && served > 1)
+                give = repay(s, c, give, chunk);
             c->share += give;
             budget -= give;
-            hungry += left > give;
+            hungry += left > give && debt_of(s, c) <= 0;
         }
+    }
+    for (int i = 0; i < served && budget > 0; i++) { /* nobody else wants it: those in debt may */
+        struct seq_client *c = s->reading[i];
+        int64_t left = c->need - c->share;
+        int give = left < budget ? (int)left : budget;
+        c->share += give;
+        budget -= give;
     }
     for (int i = 0; i < n_readers; i++)
         s->shares[i] = 0;
@@ -667,7 +713,7 @@ static int room_for(const struct scheduler *s, const struct seq *q, int taken)
 /* Up to FORCED_MOST forced tokens are read at once, before prompts: they are cheap, and their answer waits for them. */
 static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq *q, int *taken)
 {
-    int n = seq_unread(q);
+    int n = readable(q);
     if (q->kv.n_tokens < q->n_prompt || n > FORCED_MOST || n > room_for(s, q, *taken) ||
         n > s->limits.max_tokens - s->running.n - s->n_forced - s->n_drafted)
         return false;
@@ -702,13 +748,17 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
     }
     if (s->n_planned)
         return;
-    /* Nothing could be planned for lack of pages: the youngest are preempted in favour of the oldest. */
+    /* Nothing could be planned for lack of pages: the youngest are preempted in favour of the oldest that can read. */
     struct seq *q = s->running.first;
-    while (room_for(s, q, 0) <= 0) {
-        CHECK(s->running.last != q, "one sequence outgrew the KV cache");
+    while (!readable(q))
+        q = q->next;
+    while (room_for(s, q, 0) <= 0 && s->running.last != q)
         preempt(s, s->running.last);
+    if (room_for(s, q, 0) <= 0) {
+        CHECK(q != s->running.first, "one sequence outgrew the KV cache");
+        return; /* it waits for the pages of an older one */
     }
-    int room = room_for(s, q, 0), want = seq_unread(q) < MIN_READ ? seq_unread(q) : MIN_READ;
+    int room = room_for(s, q, 0), want = readable(q) < MIN_READ ? readable(q) : MIN_READ;
     s->n_read = want < room ? want : room;
     plan_item(s, items, q, s->n_read, &taken);
 }
@@ -795,7 +845,7 @@ int scheduler_read_tokens(const struct scheduler *s, int n_decode)
     double decode = scheduler_decode_ns(s, n_decode), budget = scheduler_budget_ns(s, n_decode);
     if (s->cost.read_ns <= 0)
         return FIRST_READ;
-    double fits = (TARGET * budget - decode) / s->cost.read_ns;
+    double fits = (TARGET * budget - decode - s->mask_ns) / s->cost.read_ns;
     double most = 2.0 * s->cost.most_read + MIN_READ; /* costs of much larger chunks are unknown */
     fits = fits < most ? fits : most;
     return fits < MIN_READ ? MIN_READ : (int)fits;
@@ -821,6 +871,7 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
     for (int i = 0; i < n; i++)
         if (seqs[i])
             index_pages(s, seqs[i]);
+    s->elapsed_ns += (double)ns;
     if (n_read == 0) {
         if (n_decode)
             learn(&s->cost.decode_ns[bucket(n_decode)], (double)ns);

@@ -44,6 +44,7 @@ struct seq {
     const struct lora_pick *loras;  /* (n_loras) adapters */
     int n_loras;
     bool no_cache;   /* uses no page of the index, but its own pages are indexed */
+    bool held;       /* its last token is not read: what may follow it is not known yet (masks.h) */
     uint64_t client; /* clients share the machine evenly; 0 is a client like the others */
     int n_draft; /* draft tokens after the last one, for the next step to verify; seq_append drops them */
     bool all_rows; /* logits of every prompt token are wanted; no_cache is set too */
@@ -78,6 +79,8 @@ struct seq_client {
     struct seq *first, *last; /* waiting, by age */
     uint64_t let_in;          /* turn of its last admission, or of its arrival */
     uint64_t read;            /* turn in which one of its prompts was last read */
+    double debt_ns;           /* CPU time beside the steps, not paid yet at debt_at: scheduler_charge */
+    double debt_at;           /* scheduler.elapsed_ns, then */
     int turn;                 /* rotates over its prompts */
     int n_readers, at, share; /* in the current step: prompts, index in readers, tokens */
     int64_t need;             /* unread tokens of its prompts */
@@ -106,6 +109,8 @@ struct scheduler {
     struct seq_client *clients; /* those with sequences */
     int max_per_client;         /* running sequences of one client; 0 = no bound */
     bool records; /* the backend records steps of decodes alone, which makes them cheaper */
+    double elapsed_ns;           /* time of all steps */
+    double mask_ns;              /* part of the next step's time that masks will take; set by the caller */
     uint64_t entries, reads;     /* turns of admission and of reading so far */
     struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;
@@ -161,6 +166,11 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
 void scheduler_index(struct scheduler *s, struct seq *q);
 
 /* The learned costs, for tests and metrics. */
+/* Charges a sequence's client with CPU time that its masks took. A client may use a part of a core
+ * (CHARGE_FREE); what it uses beyond that is its debt, which prompts of other clients gain. */
+void scheduler_charge(struct scheduler *s, struct seq *q, int64_t ns);
+double scheduler_debt_ns(const struct scheduler *s, const struct seq *q);
+
 double scheduler_decode_ns(const struct scheduler *s, int n_decode);
 double scheduler_budget_ns(const struct scheduler *s, int n_decode); /* longer for 0 decodes */
 int scheduler_read_tokens(const struct scheduler *s,

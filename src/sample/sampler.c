@@ -38,6 +38,10 @@ struct sampler {
     bool allows_every;                   /* mask allows every token */
     int32_t only;                        /* the only token the mask allows, or -1 */
     struct error failed;                 /* error of the constraint; empty = none */
+    int32_t pending;                     /* accepted, not yet by the constraint; -1 = none */
+    bool (*go_on)(void *arg);            /* of the sampler_prepare_paced under way */
+    void *go_on_arg;
+    bool given_up; /* by go_on */
 };
 
 struct sample_params sample_params_default(void)
@@ -105,6 +109,7 @@ struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
     size_t n = (size_t)n_vocab;
     s->p = *p;
     s->n_vocab = n_vocab;
+    s->pending = -1;
     copy_bias(s, p);
     s->p.bias = s->bias;
     if (p->repeat_penalty != 1.0f && p->repeat_last_n != 0) {
@@ -198,7 +203,7 @@ static bool make_mask(struct sampler *s, bool *fits)
 {
     *fits = false;
     if (!s->constraint.mask(s->constraint.state, s->mask, &s->failed)) {
-        if (!s->failed.msg[0])
+        if (!s->failed.msg[0] && !s->given_up)
             error_set(&s->failed, "the constraint failed without a reason");
         return false;
     }
@@ -210,20 +215,32 @@ static bool make_mask(struct sampler *s, bool *fits)
     return allows_some(s->mask, s->n_vocab);
 }
 
-void sampler_prepare(struct sampler *s)
+/* Hands the last token to the constraint. False: it does not fit, or this was given up. */
+static bool accept_pending(struct sampler *s)
 {
-    if (!s->constraint.state || s->masked)
-        return;
-    s->masked = true;
+    if (s->pending < 0)
+        return true;
+    bool ok = s->constraint.accept(s->constraint.state, s->pending, &s->failed);
+    if (!ok && !s->failed.msg[0] && !s->given_up)
+        error_set(&s->failed, "the token does not fit the constraint");
+    if (!s->given_up)
+        s->pending = -1;
+    return ok;
+}
+
+static void prepare(struct sampler *s)
+{
     s->allows_every = false;
     s->only = -1;
-    if (s->failed.msg[0]) /* the next token will not be accepted */
+    if (s->failed.msg[0] || !accept_pending(s)) /* the next token will not be accepted */
         return;
     bool fits, left = make_mask(s, &fits);
     if (!left && fits && s->constraint.relax) { /* all tokens that end soonest are banned */
         s->constraint.relax(s->constraint.state);
         left = make_mask(s, &fits);
     }
+    if (s->given_up)
+        return;
     if (left)
         s->only = only_token(s->mask, s->n_vocab);
     else if (!s->failed.msg[0])
@@ -231,6 +248,40 @@ void sampler_prepare(struct sampler *s)
                   fits ? "logit_bias bans every token that fits the constraint after %llu tokens"
                        : "no token of the vocabulary fits the constraint after %llu tokens",
                   (unsigned long long)s->counter);
+}
+
+static bool sampler_goes_on(void *arg)
+{
+    struct sampler *s = arg;
+    s->given_up = s->given_up || !s->go_on(s->go_on_arg);
+    return !s->given_up;
+}
+
+bool sampler_prepare_paced(struct sampler *s, bool (*go_on)(void *arg), void *arg)
+{
+    struct sample_constraint *c = &s->constraint;
+    if (!c->state || s->masked)
+        return true;
+    s->given_up = false;
+    s->go_on = go_on;
+    s->go_on_arg = arg;
+    if (c->pace)
+        c->pace(c->state, go_on ? sampler_goes_on : NULL, s);
+    prepare(s);
+    if (c->pace)
+        c->pace(c->state, NULL, NULL);
+    s->masked = !s->given_up;
+    return s->masked;
+}
+
+bool sampler_is_prepared(const struct sampler *s)
+{
+    return !s->constraint.state || s->masked;
+}
+
+void sampler_prepare(struct sampler *s)
+{
+    sampler_prepare_paced(s, NULL, NULL);
 }
 
 const uint32_t *sampler_mask(const struct sampler *s)
@@ -350,9 +401,10 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
         s->expected -= s->expected > 0;
     }
     if (s->constraint.state && generated && !s->failed.msg[0]) {
+        s->given_up = false;
+        accept_pending(s); /* two tokens without a mask between them */
         s->masked = false;
-        if (!s->constraint.accept(s->constraint.state, token, &s->failed) && !s->failed.msg[0])
-            error_set(&s->failed, "the token does not fit the constraint");
+        s->pending = token;
     }
 }
 

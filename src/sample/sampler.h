@@ -81,6 +81,9 @@ struct sample_constraint {
     void (*free)(void *state);
     void *state;  /* owned by the sampler after sampler_constrain */
     int n_tokens; /* number of bits in the mask */
+    /* go_on is called now and then by mask and accept, and may wait. If it returns false, they return false
+     * with err empty, and may be called again. NULL ends that. `pace` may be NULL: they cannot be given up. */
+    void (*pace)(void *state, bool (*go_on)(void *arg), void *arg);
 };
 /* From now on only tokens that satisfy the constraint may be picked. */
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c);
@@ -88,6 +91,9 @@ bool sampler_is_constrained(const struct sampler *s);
 /* Computes the mask of the next choice unless it is up to date. May be slow and allocate, so call
  * it outside a step. Safe on any thread, in parallel with other samplers. */
 void sampler_prepare(struct sampler *s);
+/* The same with a go_on (sample_constraint.pace, or NULL). False: it was given up. The next call starts anew. */
+bool sampler_prepare_paced(struct sampler *s, bool (*go_on)(void *arg), void *arg);
+bool sampler_is_prepared(const struct sampler *s); /* the mask is up to date */
 /* Bit i: token i may be picked next, that is, it fits the constraint and no bias bans it. Call
  * after sampler_prepare. NULL means that every token is allowed. */
 const uint32_t *sampler_mask(const struct sampler *s);
@@ -98,7 +104,8 @@ int32_t sampler_forced(const struct sampler *s);
 /* False, with the reason, if the constraint exceeded a limit or left no token to pick. The request
  * is at fault. */
 bool sampler_ok(const struct sampler *s, struct error *err);
-/* Records a token: of the prompt (generated = false) or picked (true). */
+/* Records a token: of the prompt (generated = false) or picked (true). The constraint takes it in the next
+ * sampler_prepare. */
 void sampler_accept(struct sampler *s, int32_t token, bool generated);
 /* Log-probability of a token under the raw logits. Lists are sorted, best first. */
 struct token_prob {

@@ -60,7 +60,8 @@ struct grammar_source {
 
 enum {
     GRAMMAR_TEXT_MAX = 1 << 20,  /* bytes of a source */
-    GRAMMAR_MASK_WORK = 8 << 20, /* automaton and parser steps per mask */
+    GRAMMAR_MASK_WORK = 8 << 20, /* automaton and parser steps per mask, 5 ns each */
+    GRAMMAR_PIECE = 1 << 14,     /* steps between two calls of go_on: see grammar_set_pace */
 };
 
 /* NULL with err set if the source is invalid, cannot be enforced, or exceeds a limit. */
@@ -99,6 +100,10 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err);
 /* Accepts a token. If it does not fit (or a limit is exceeded, see err), returns false and changes
  * nothing. */
 bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err);
+/* Lets long masks be paused or given up. `go_on` is called about every GRAMMAR_PIECE steps of grammar_mask and
+ * grammar_accept, and may wait. If it returns false they return false without an error, and change nothing: they
+ * may be called again. NULL: they run to the end. */
+void grammar_set_pace(struct grammar_matcher *m, bool (*go_on)(void *arg), void *arg);
 /* Undoes the last n accepted tokens (at most all of them). */
 void grammar_rollback(struct grammar_matcher *m, size_t n);
 /* The only token that may come next, or -1. Cheap when there are many choices. */

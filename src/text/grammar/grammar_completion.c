@@ -771,7 +771,8 @@ static uint32_t completion_tokens(struct grammar_matcher *m, int32_t *first)
     }
     m->now = now;
     match_pop(m, &heights, n_threads);
-    m->error = NULL; /* errors of the trial do not count */
+    if (!match_given_up(m))
+        m->error = NULL; /* errors of the trial do not count */
     buf_clear(&text);
     return ok ? count : 0;
 }
@@ -800,6 +801,8 @@ bool match_must_end(struct grammar_matcher *m, int32_t *token)
     uint32_t n = cost;
     if (cost + m->slack >= left) {
         n = cost < COST_MAX && cost > 2 * COMPLETION_MAX ? 0 : completion_tokens(m, token);
+        if (m->error) /* given up */
+            return false;
         if (!n || n > left) {
             /* The budget is too small, so the reply will be cut: let the model continue freely. The
              * completion gets shorter with the model's own tokens, so it is not recomputed for

@@ -249,6 +249,8 @@ struct accept_record { /* an accepted token: the state before it */
     uint32_t n_threads_all;
 };
 
+enum { TODO_HEADS = 64, TODO_HEADS_MOST = 2048 };
+
 struct grammar_matcher {
     struct grammar *g;
     const struct grammar_vocab *v;
@@ -267,12 +269,16 @@ struct grammar_matcher {
     struct item *todo;
     uint32_t n_todo, cap_todo;
     uint32_t *todo_next;
-    uint16_t todo_head[64];
+    uint16_t todo_head[TODO_HEADS_MOST];
+    uint32_t todo_mask; /* heads in use - 1 */
     uint32_t *nulls; /* nodes completed in the row where they started */
     uint32_t n_nulls, cap_nulls;
     uint32_t *chain; /* scratch of threads_dedup */
     uint32_t cap_chain;
     size_t work, work_max;
+    size_t pause_at; /* go_on is called at this work */
+    bool (*go_on)(void *arg);
+    void *go_on_arg;
     const char *error;  /* the limit that was exceeded */
     int32_t *tag_token; /* (n_terms) token of each tag terminal or -1; NULL: no tags */
     int32_t spelled[8]; /* (n_spelled) special tokens that terminals spell out */
@@ -307,6 +313,16 @@ bool match_tag(struct grammar_matcher *m, int32_t token); /* accepts a special t
 /* The free-text thread at p, or NULL. */
 const struct thread *match_free(const struct grammar_matcher *m, const struct point *p);
 bool match_over_limit(struct grammar_matcher *m, const char *what);
+/* Starts counting the work of a mask or a token. */
+void match_begin_work(struct grammar_matcher *m);
+/* Whether go_on ended the work: m->error is set until then, so that all loops end. */
+bool match_given_up(const struct grammar_matcher *m);
+bool match_pause(struct grammar_matcher *m);
+/* Calls go_on now and then; false sets m->error. */
+static inline bool match_goes_on(struct grammar_matcher *m)
+{
+    return m->work < m->pause_at || match_pause(m);
+}
 
 /* grammar_memo.c: the mask cache. memo_key returns false if the state is too long to cache. */
 enum { MEMO_KEY_MAX = 1024 };

@@ -79,6 +79,7 @@ struct grammar_matcher *grammar_matcher_new(struct grammar *g, const struct gram
     if (g->tags)
         find_tags(m);
     find_spelled(m);
+    match_begin_work(m);
     match_begin(m);
     return m;
 }
@@ -228,6 +229,8 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie,
         }
         *t = level[n->depth - 1];
         m->work++;
+        if (!match_goes_on(m))
+            break;
         if (!term_step(m, t, n->byte)) {
             i = n->skip;
             continue;
@@ -328,7 +331,8 @@ static void mask_names(const struct walk *w, const struct thread *t, uint32_t no
     if (names->nodes[node].name)
         mask_name(w, t, node, p, n);
     w->m->work += 4;
-    for (uint32_t c = names->nodes[node].child; c; c = names->nodes[c].sibling) {
+    for (uint32_t c = names->nodes[node].child; c && match_goes_on(w->m);
+         c = names->nodes[c].sibling) {
         if (n + 4 > VOCAB_TOKEN_MAX) /* longer than any token */
             return;
         mask_names(w, t, c, p, n + (size_t)utf8_encode(names->nodes[c].cp, p + n));
@@ -509,6 +513,8 @@ static void mask_begun_stop(struct grammar_matcher *m, const struct thread *t, u
             const struct trie_node *n = &trie->nodes[i];
             q[n->depth] = dfa_step(d, q[n->depth - 1], n->byte);
             m->work++;
+            if (!match_goes_on(m))
+                return;
             if (!d->label[q[n->depth]]) {
                 i = q[n->depth] == idle ? n->skip : i + 1;
                 continue;
@@ -575,16 +581,35 @@ static void mask_cached(struct grammar_matcher *m, uint32_t *bits)
         memo_add(m->v->memo, &key, bits);
 }
 
+void grammar_set_pace(struct grammar_matcher *m, bool (*go_on)(void *arg), void *arg)
+{
+    m->go_on = go_on;
+    m->go_on_arg = arg;
+}
+
+/* The end of a mask or a token: false if it was given up, or a limit was exceeded. */
+static bool work_done(struct grammar_matcher *m, struct error *err)
+{
+    bool ok = !m->error;
+    if (match_given_up(m))
+        m->error = NULL;
+    else if (!ok)
+        error_set(err, "%s", m->error);
+    return ok;
+}
+
 bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
 {
     const struct grammar_vocab *v = m->v;
-    m->work = 0;
     if (m->error)
         return error_set(err, "%s", m->error);
+    match_begin_work(m);
     int32_t only;
     bool hurry = match_must_end(m, &only);
     const struct thread *free_text = match_free(m, &m->now);
-    if (hurry) {
+    if (m->error) {
+        /* given up */
+    } else if (hurry) {
         memset(bits, 0, v->n_words * sizeof *bits);
         if (only < 0)
             bits_or(bits, v->ends, v->n_words);
@@ -595,9 +620,7 @@ bool grammar_mask(struct grammar_matcher *m, uint32_t *bits, struct error *err)
     } else {
         mask_cached(m, bits);
     }
-    if (m->error)
-        return error_set(err, "%s", m->error);
-    return true;
+    return work_done(m, err);
 }
 
 bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
@@ -614,7 +637,7 @@ bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
     r.point.n_rows = m->n_rows;
     r.point.n_waiters = m->n_waiters;
     r.point.n_data = m->n_data;
-    m->work = 0;
+    match_begin_work(m);
     bool ok;
     size_t n;
     const char *p = tokenizer_piece(m->v->tok, token, &n);
@@ -631,7 +654,7 @@ bool grammar_accept(struct grammar_matcher *m, int32_t token, struct error *err)
     if (!ok) {
         m->now = r.point;
         match_pop(m, &r.point, r.n_threads_all);
-        return m->error ? error_set(err, "%s", m->error)
+        return m->error ? work_done(m, err)
                         : error_set(err, "the token does not fit the constraint");
     }
     m->history[m->n_history++] = r;
@@ -669,7 +692,7 @@ int32_t grammar_forced(struct grammar_matcher *m)
     for (uint32_t i = 0; m->tag_token && i < m->now.n_threads; i++)
         choices += m->g->terms[m->threads[m->now.threads + i].term].tag ? 1 : 0;
     struct point to;
-    m->work = 0;
+    match_begin_work(m);
     for (uint32_t b = 0; b < 256 && choices < 2; b++) {
         choices += match_step(m, &m->now, (uint8_t)b, &to);
         match_pop(m, &m->now, base);

@@ -35,6 +35,25 @@ bool match_over_limit(struct grammar_matcher *m, const char *what)
     return false;
 }
 
+static const char given_up[] = "the mask was given up";
+
+void match_begin_work(struct grammar_matcher *m)
+{
+    m->work = 0;
+    m->pause_at = m->go_on ? GRAMMAR_PIECE : SIZE_MAX;
+}
+
+bool match_given_up(const struct grammar_matcher *m)
+{
+    return m->error == given_up;
+}
+
+bool match_pause(struct grammar_matcher *m)
+{
+    m->pause_at = m->work + GRAMMAR_PIECE;
+    return m->go_on(m->go_on_arg) || match_over_limit(m, given_up);
+}
+
 static struct thread *thread_push(struct grammar_matcher *m)
 {
     if (m->n_threads == m->cap_threads) {
@@ -191,9 +210,28 @@ static uint32_t set_make(struct grammar_matcher *m, const struct object_node *o,
 
 /* ---- the closure ---- */
 
+static uint32_t item_hash(const struct item *it)
+{
+    return it->node * 31 + it->pos * 17 + it->data * 7 + it->origin * 3;
+}
+
+/* Spreads a long list over more heads. */
+static void todo_spread(struct grammar_matcher *m)
+{
+    m->todo_mask = TODO_HEADS_MOST - 1;
+    memset(m->todo_head, 0, sizeof m->todo_head);
+    for (uint32_t i = 0; i < m->n_todo; i++) {
+        uint32_t h = item_hash(&m->todo[i]) & m->todo_mask;
+        m->todo_next[i] = m->todo_head[h];
+        m->todo_head[h] = (uint16_t)(i + 1);
+    }
+}
+
 static void todo_add(struct grammar_matcher *m, struct item it)
 {
-    uint32_t h = (it.node * 31 + it.pos * 17 + it.data * 7 + it.origin * 3) & 63;
+    if (m->n_todo == 4 * TODO_HEADS && m->todo_mask < TODO_HEADS_MOST - 1)
+        todo_spread(m);
+    uint32_t h = item_hash(&it) & m->todo_mask;
     for (uint32_t i = m->todo_head[h]; i; i = m->todo_next[i - 1])
         if (!memcmp(&m->todo[i - 1], &it, sizeof it))
             return;
@@ -414,7 +452,7 @@ static void closure(struct grammar_matcher *m, struct point *to, bool first)
     uint32_t row_start = m->n_waiters;
     const struct grammar *g = m->g;
     m->n_nulls = 0;
-    for (uint32_t i = 0; i < m->n_todo && !m->error; i++) {
+    for (uint32_t i = 0; i < m->n_todo && !m->error && match_goes_on(m); i++) {
         struct item it = m->todo[i];
         const struct gnode *n = &g->nodes[it.node];
         m->work++;
@@ -455,7 +493,8 @@ static void closure(struct grammar_matcher *m, struct point *to, bool first)
 static void todo_clear(struct grammar_matcher *m)
 {
     m->n_todo = 0;
-    memset(m->todo_head, 0, sizeof m->todo_head);
+    m->todo_mask = TODO_HEADS - 1;
+    memset(m->todo_head, 0, TODO_HEADS * sizeof *m->todo_head);
 }
 
 const struct thread *match_free(const struct grammar_matcher *m, const struct point *p)
@@ -627,6 +666,8 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
     }
     if (ended)
         closure(m, to, false);
+    if (!match_goes_on(m))
+        return false;
     threads_dedup(m, to);
     point_end(m, to);
     if (m->work > m->work_max)
