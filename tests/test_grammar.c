@@ -532,6 +532,80 @@ static void test_forced(void **state)
     grammar_free(g);
 }
 
+/* Gives up at the first call after `left` ones. */
+struct patience {
+    int left, calls;
+};
+static bool is_patient(void *arg)
+{
+    struct patience *p = arg;
+    p->calls++;
+    return p->left-- > 0;
+}
+
+/* A mask or a token that is given up changes nothing: it comes out the same later, as it does without. It is asked
+ * about at steady intervals of work. */
+static void test_pace(void **state)
+{
+    (void)state;
+    struct buf text = {0};
+    struct error err = {0};
+    buf_adds(&text, "root ::= ");
+    for (int i = 0; i < 300; i++)
+        buf_addf(&text, "[a-z] root \"%d\" | ", i);
+    buf_adds(&text, "\"\"\n");
+    struct grammar *g = compile(GRAMMAR_GBNF, text.p);
+    struct grammar_matcher *m = grammar_matcher_new(g, vocab),
+                           *plain = grammar_matcher_new(g, vocab);
+    uint32_t *bits = mem_zalloc(words, 4), *want = mem_zalloc(words, 4);
+    int given_up = 0;
+    m->no_cache = plain->no_cache = true;
+    grammar_set_budget(m, 40);
+    grammar_set_budget(plain, 40);
+    for (int n = 0; n < 30; n++) {
+        struct patience p = {0};
+        assert_true(grammar_mask(plain, want, &err));
+        size_t work = grammar_mask_work(plain);
+        grammar_set_pace(m, is_patient, &p);
+        for (int left = 0; left < 6; left += 2) {
+            p = (struct patience){.left = left};
+            if (grammar_mask(m, bits, &err))
+                break;
+            assert_true(!err.msg[0] && p.calls == left + 1);
+            given_up++;
+        }
+        p = (struct patience){.left = 1 << 30};
+        assert_true(grammar_mask(m, bits, &err));
+        assert_memory_equal(bits, want, words * 4);
+        assert_true(p.calls >= (int)(work / GRAMMAR_PIECE / 4) &&
+                    p.calls <= (int)(work / GRAMMAR_PIECE));
+        int32_t id = -1;
+        for (int32_t i = 0; i < tokenizer_n_vocab(tok) && id < 0; i++)
+            id = has(bits, (i * 7919 + n * 31) % tokenizer_n_vocab(tok))
+                     ? (i * 7919 + n * 31) % tokenizer_n_vocab(tok)
+                     : -1;
+        assert_true(id >= 0);
+        if (tokenizer_is_end(tok, id))
+            break;
+        p = (struct patience){0};
+        if (!grammar_accept(m, id, &err)) {
+            assert_false(err.msg[0]);
+            given_up++;
+            grammar_set_pace(m, NULL, NULL);
+            assert_true(grammar_accept(m, id, &err));
+        }
+        grammar_set_pace(m, NULL, NULL);
+        assert_true(grammar_accept(plain, id, &err));
+    }
+    assert_true(given_up > 10);
+    mem_free(bits);
+    mem_free(want);
+    grammar_matcher_free(m);
+    grammar_matcher_free(plain);
+    grammar_free(g);
+    buf_clear(&text);
+}
+
 /* A place where a sequence stood before has its mask: the next item of a list, another sequence; not
  * where something else may follow. */
 static void test_kept(void **state)
@@ -676,6 +750,7 @@ int main(void)
         cmocka_unit_test(test_rollback),   cmocka_unit_test(test_forced),
         cmocka_unit_test(test_special),    cmocka_unit_test(test_cache),
         cmocka_unit_test(test_threads),    cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_pace),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     grammar_vocab_free(vocab);

@@ -173,8 +173,8 @@ static void bans_are_masked(void **state)
     uint32_t none[3] = {0, 0, 1u << 16}; /* token 80: there is none */
     struct sampler *s = sampler_new(&p, 80);
     struct error err = {0};
-    sampler_constrain(s,
-                      &(struct sample_constraint){own_mask, own_accept, NULL, own_free, none, 96, NULL});
+    sampler_constrain(
+        s, &(struct sample_constraint){own_mask, own_accept, NULL, own_free, none, 96, NULL});
     sampler_prepare(s);
     assert_false(sampler_ok(s, &err));
     assert_non_null(strstr(err.msg, "no token of the vocabulary"));

@@ -657,6 +657,94 @@ static void test_clients(void **state)
     world_close(&w);
 }
 
+/* The last token of a held sequence is not read: it sits steps out, and others run. A step of held ones alone is
+ * none, and nobody is preempted for want of something to do. */
+static void test_held(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 20, 20, true);
+    struct seq *a = seq_new(&w, 30, 1000), *b = seq_new(&w, 10, 2000);
+    a->held = true;
+    for (int i = 0; i < 4; i++)
+        step(&w, i);
+    assert_int_equal(seq_unread(a), 1);
+    assert_int_equal(a->n_tokens, 30);
+    assert_int_equal(b->n_tokens, 14);
+    a->held = false;
+    b->held = true;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(step(&w, i), 1);
+    assert_int_equal(a->n_tokens, 33);
+    assert_int_equal(b->n_tokens, 14);
+    seq_append(b, 1); /* forced: the tokens before the last one are read */
+    seq_append(b, 2);
+    step(&w, 3);
+    step(&w, 4);
+    assert_int_equal(seq_unread(b), 1);
+    a->held = true;
+    assert_int_equal(step(&w, 5), 0);
+    assert_int_equal(w.s.n_preempted, 0);
+    assert_true(a->running && b->running);
+    /* one that the oldest, held, leaves no pages: it waits, and is not thrown out for ever */
+    struct seq *c = seq_new(&w, 6 * PAGE, 5000);
+    for (int i = 0; i < 4; i++)
+        step(&w, i);
+    assert_true(c->n_tokens > 6 * PAGE || !c->running);
+    b->held = a->held = false;
+    assert_true(step(&w, 6) >= 2);
+    seq_end(&w, a);
+    seq_end(&w, b);
+    seq_end(&w, c);
+    world_close(&w);
+}
+
+/* What masks cost a client is taken from its prompts' share while others want it, down to a chunk, and from the
+ * step's time. */
+static void test_debt(void **state)
+{
+    (void)state;
+    struct world w;
+    world_open(&w, 6000, 20, true);
+    struct seq *a = seq_new_for(&w, 1, 4000, 10000), *b = seq_new_for(&w, 2, 4000, 20000);
+    for (int i = 0; i < 8; i++)
+        step(&w, i);
+    int even = a->kv.n_tokens - b->kv.n_tokens;
+    step(&w, 1);
+    even -= a->kv.n_tokens - b->kv.n_tokens;
+    assert_in_range(even + 2, 0, 4);
+    int before = scheduler_read_tokens(&w.s, 0);
+    w.s.mask_ns = 20e6;
+    assert_true(scheduler_read_tokens(&w.s, 0) < before);
+    w.s.mask_ns = 0;
+    scheduler_charge(&w.s, a, (int64_t)(400 * w.read_ns));
+    assert_true(scheduler_debt_ns(&w.s, a) > 0 && scheduler_debt_ns(&w.s, b) <= 0);
+    int n_a = a->kv.n_tokens, n_b = b->kv.n_tokens, steps = 0;
+    while (scheduler_debt_ns(&w.s, a) > 0 && ++steps < 50) {
+        int last = a->kv.n_tokens;
+        step(&w, 1);
+        assert_true(a->kv.n_tokens > last); /* it advances */
+    }
+    int lost = (b->kv.n_tokens - n_b) - (a->kv.n_tokens - n_a);
+    assert_in_range(lost, 100, 801); /* the free part of the time pays the rest */
+    n_a = a->kv.n_tokens;
+    n_b = b->kv.n_tokens;
+    step(&w, 1);
+    assert_in_range(a->kv.n_tokens - n_a - (b->kv.n_tokens - n_b) + 2, 0, 4);
+    /* alone it loses nothing */
+    seq_end(&w, b);
+    step(&w, 1);
+    before = a->kv.n_tokens;
+    step(&w, 1);
+    int free_run = a->kv.n_tokens - before;
+    scheduler_charge(&w.s, a, (int64_t)(400 * w.read_ns));
+    before = a->kv.n_tokens;
+    step(&w, 1);
+    assert_true(a->kv.n_tokens - before >= free_run);
+    seq_end(&w, a);
+    world_close(&w);
+}
+
 /* A client that holds all pages gives some to one that comes. */
 static void test_clients_pages(void **state)
 {
@@ -796,7 +884,8 @@ int main(void)
         cmocka_unit_test(test_fairness),     cmocka_unit_test(test_random),
         cmocka_unit_test(test_clients),      cmocka_unit_test(test_clients_pages),
         cmocka_unit_test(test_clients_read), cmocka_unit_test(test_clients_bound),
-        cmocka_unit_test(test_clients_pass),
+        cmocka_unit_test(test_clients_pass), cmocka_unit_test(test_held),
+        cmocka_unit_test(test_debt),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,8 +11,8 @@
 
 enum {
     HOST_SHARE = 4,          /* of the time of steps on the CPU, for masks in the background */
-    FORCED_SHARE = 2,        /* of a step's time, for masks of forced tokens while others wait */
-    FORCED_NS = 1000000,     /* ... but at least this long */
+    TRY_SHARE = 2,           /* of a step's time, for masks that the engine waits for */
+    TRY_NS = 1000000,        /* ... but at least this long */
     FIRST_GRANT_NS = 250000, /* before a step has been measured */
 };
 
@@ -31,7 +31,6 @@ static void charge(struct engine *e, struct choice *c)
 static void hold(struct engine *e, struct choice *c)
 {
     c->costly = c->seq.held = true;
-    c->mask.used_ns = (int64_t)scheduler_debt_ns(&e->sched, &c->seq);
     e->n_held++;
     e->stats.n_held++;
     masks_start(e->masks, &c->mask);
@@ -65,18 +64,19 @@ static bool must_choose(const struct engine *e, const struct choice *c)
 /* Computes the masks of choices (n) that are not known to take long, and holds the others. */
 static void prepare(struct engine *e, struct choice **choices, int n)
 {
-    int64_t start = clock_ns();
+    int64_t start = clock_ns(), most = e->step_ns / TRY_SHARE;
     int n_jobs = 0;
+    most = most > TRY_NS ? most : TRY_NS;
     for (int i = 0; i < n; i++) {
         struct choice *c = choices[i];
-        bool debtor = scheduler_debt_ns(&e->sched, &c->seq) > 0;
         c->mask.sampler = c->sampler;
-        c->mask.most = debtor ? MASK_TRY_DEBTOR : MASK_TRY;
+        c->mask.used_ns = (int64_t)scheduler_debt_ns(&e->sched, &c->seq);
+        c->mask.most = c->mask.used_ns ? MASK_TRY_DEBTOR : MASK_TRY;
         if (!c->costly && !sampler_is_prepared(c->sampler))
             e->mask_jobs[n_jobs++] = &c->mask;
     }
     if (n_jobs)
-        masks_try(e->masks, e->mask_jobs, n_jobs);
+        masks_try(e->masks, e->mask_jobs, n_jobs, start + most - e->try_ns);
     for (int i = 0; i < n_jobs; i++)
         charge(e, (struct choice *)((char *)e->mask_jobs[i] - offsetof(struct choice, mask)));
     for (int i = 0; i < n; i++) {
@@ -96,8 +96,6 @@ static void prepare(struct engine *e, struct choice **choices, int n)
 /* Takes the tokens that c's masks leave no choice about, as if they had been chosen. False: c has ended. */
 static bool take_forced(struct engine *e, struct choice *c)
 {
-    int64_t most = e->step_ns / FORCED_SHARE;
-    most = most > FORCED_NS ? most : FORCED_NS;
     for (int32_t token; !c->seq.held && (token = sampler_forced(c->sampler)) >= 0;) {
         for (int k = 0; k < 2; k++)
             if (c->at[k])
@@ -105,8 +103,6 @@ static bool take_forced(struct engine *e, struct choice *c)
         e->stats.n_forced++;
         if (!choice_take_token(e, c, token, &(struct engine_event){.stop = -1}))
             return false;
-        if (e->try_ns > most) /* a long chain of them */
-            c->costly = true;
         prepare(e, &c, 1);
     }
     return true;

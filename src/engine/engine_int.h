@@ -27,7 +27,7 @@ struct choice {
     int n_told;                /* prompt tokens whose log-probabilities were reported */
     struct mask_job mask;      /* seq.held: the background computes it */
     bool costly;               /* its last mask took longer than a step waits */
-    bool reread;               /* a step in flight reads its last token in vain: it is dropped from the cache */
+    bool reread; /* a step in flight reads its last token in vain: it is dropped from the cache */
 };
 
 struct request {
@@ -85,14 +85,14 @@ struct engine {
     struct events **touched;                  /* (max_seqs) queues with staged events */
     int n_touched, touched_cap;
     struct buf text;
-    float *logits;                /* (n_vocab) */
-    struct choice **constrained;  /* (max_seqs) scratch */
-    struct mask_job **mask_jobs;  /* (max_seqs) scratch */
+    float *logits;               /* (n_vocab) */
+    struct choice **constrained; /* (max_seqs) scratch */
+    struct mask_job **mask_jobs; /* (max_seqs) scratch */
     struct mask_maker *masks;
-    int n_held;      /* choices whose seq is held */
-    int64_t try_ns;  /* what the engine has waited for masks since the last plan */
-    int64_t step_ns; /* of the last step */
-    struct logit_bias *ends;      /* (n_ends) bans of every end token */
+    int n_held;              /* choices whose seq is held */
+    int64_t try_ns;          /* what the engine has waited for masks since the last plan */
+    int64_t step_ns;         /* of the last step */
+    struct logit_bias *ends; /* (n_ends) bans of every end token */
     int n_ends;
     struct engine_stats stats;
     void (*on_step)(void *arg, int n_items);

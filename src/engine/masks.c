@@ -1,21 +1,18 @@
 /* Masks of constrained rows, in the step and in the background: see masks.h. */
 #include "engine/masks.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <time.h>
 
-enum {
-    MASK_THREADS = 4,
-    STEP_TRY = 8, /* pieces of work that a step spends on masks that do not get ready in one */
-};
+enum { MASK_THREADS = 4 };
 
 struct mask_maker {
-    struct pool *pool;    /* of masks_try; NULL until it is needed */
-    atomic_int step_left; /* pieces left in this masks_try */
-    struct mask_job **jobs;
+    struct pool *pool;      /* of masks_try; NULL until it is needed */
+    struct mask_job **jobs; /* of masks_try */
+    int64_t until_ns;
     void (*done)(void *arg);
     void *done_arg;
     pthread_t threads[MASK_THREADS];
@@ -81,7 +78,7 @@ struct mask_try {
 static bool try_goes_on(void *arg)
 {
     struct mask_try *t = arg;
-    return ++t->job->pieces < t->job->most && atomic_fetch_sub(&t->k->step_left, 1) > 1;
+    return ++t->job->pieces < t->job->most && clock_ns() < t->k->until_ns;
 }
 
 static void try_masks(void *arg, int ith, int first, int last)
@@ -91,19 +88,28 @@ static void try_masks(void *arg, int ith, int first, int last)
     for (int i = first; i < last; i++) {
         struct mask_job *job = k->jobs[i];
         struct mask_try t = {k, job};
-        int64_t start = thread_ns();
         job->pieces = 0;
+        job->cpu_ns = 0;
+        if (clock_ns() >= k->until_ns)
+            continue;
+        int64_t start = thread_ns();
         sampler_prepare_paced(job->sampler, try_goes_on, &t);
         job->cpu_ns = thread_ns() - start;
     }
 }
 
-void masks_try(struct mask_maker *k, struct mask_job **jobs, int n)
+void masks_try(struct mask_maker *k, struct mask_job **jobs, int n, int64_t until_ns)
 {
+    for (int i = 1; i < n; i++)
+        for (int j = i; j > 0 && jobs[j]->used_ns < jobs[j - 1]->used_ns; j--) {
+            struct mask_job *swap = jobs[j];
+            jobs[j] = jobs[j - 1];
+            jobs[j - 1] = swap;
+        }
     if (n > 1 && !k->pool)
         k->pool = pool_new(thread_count());
     k->jobs = jobs;
-    atomic_store(&k->step_left, STEP_TRY);
+    k->until_ns = until_ns;
     if (n > 1)
         pool_each(k->pool, n, POOL_SINGLE, try_masks, k);
     else

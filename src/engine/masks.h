@@ -24,17 +24,17 @@ enum mask_state {
 /* The mask of one sequence. Zero at first. */
 struct mask_job {
     struct sampler *sampler;
-    int64_t used_ns;   /* of its client, when the job starts: jobs with less come first */
-    int most;          /* pieces of work that masks_try may spend on it */
-    int64_t cpu_ns;    /* CPU time of the last masks_try, or of the job once it is done */
-    int pieces;        /* the same in pieces of work (sample_constraint.pace) */
-    bool dropped;      /* these three under the maker's lock */
+    int64_t used_ns; /* of its client, when the job starts: jobs with less come first */
+    int most;        /* pieces of work that masks_try may spend on it */
+    int64_t cpu_ns;  /* CPU time of the last masks_try, or of the job once it is done */
+    int pieces;      /* the same in pieces of work (sample_constraint.pace) */
+    bool dropped;    /* these three under the maker's lock */
     enum mask_state state;
     struct mask_job *next;
 };
 
 enum {
-    MASK_TRY = 4,       /* pieces that a step spends on one mask */
+    MASK_TRY = 4,        /* pieces that a step spends on one mask */
     MASK_TRY_DEBTOR = 1, /* ... of a client that has used more than its share */
 };
 
@@ -43,8 +43,9 @@ struct mask_maker;
 struct mask_maker *masks_new(void (*done)(void *arg), void *arg);
 void masks_free(struct mask_maker *k); /* all jobs must be taken or dropped */
 
-/* Computes the masks of jobs (n), as far as their work and that of the step allows (sampler_is_prepared). */
-void masks_try(struct mask_maker *k, struct mask_job **jobs, int n);
+/* Computes the masks of jobs (n) that take no more than their `most` and are ready at that time (clock_ns); see
+ * sampler_is_prepared. Jobs of clients that have used less come first. */
+void masks_try(struct mask_maker *k, struct mask_job **jobs, int n, int64_t until_ns);
 /* Computes the mask in the background; until masks_take or masks_drop the sampler is not the caller's. */
 void masks_start(struct mask_maker *k, struct mask_job *job);
 /* Whether the job is done; then it is the caller's again. */

@@ -681,6 +681,8 @@ static void share_among_clients(struct scheduler *s, int n_readers, int budget)
             give = give < budget ? give : budget;
             if (pass == 0 && served > 1)
                 give = repay(s, c, give, chunk);
+            else if (debt_of(s, c) > 0)
+                give = 0;
             c->share += give;
             budget -= give;
             hungry += left > give && debt_of(s, c) <= 0;

@@ -27,6 +27,7 @@
  *     checkpoint exists. So checkpoints are saved where others will start: at the last whole page of a
  *     prompt, where it diverges from a cached one, and at the ends of steps while slots are free. A
  *     sequence that ends or is preempted leaves its own state as a checkpoint.
+ *  8. A held sequence (masks.h) is not planned for its last token. It keeps its pages.
  */
 #ifndef STEEL_ENGINE_SCHEDULER_H
 #define STEEL_ENGINE_SCHEDULER_H
@@ -79,9 +80,9 @@ struct seq_client {
     struct seq *first, *last; /* waiting, by age */
     uint64_t let_in;          /* turn of its last admission, or of its arrival */
     uint64_t read;            /* turn in which one of its prompts was last read */
-    double debt_ns;           /* CPU time beside the steps, not paid yet at debt_at: scheduler_charge */
-    double debt_at;           /* scheduler.elapsed_ns, then */
-    int turn;                 /* rotates over its prompts */
+    double debt_ns; /* CPU time beside the steps, not paid yet at debt_at: scheduler_charge */
+    double debt_at; /* scheduler.elapsed_ns, then */
+    int turn;       /* rotates over its prompts */
     int n_readers, at, share; /* in the current step: prompts, index in readers, tokens */
     int64_t need;             /* unread tokens of its prompts */
     /* its first sequence, if it lacked pages; tried again when `freed` changes */
@@ -108,9 +109,9 @@ struct scheduler {
     uint64_t next_age;
     struct seq_client *clients; /* those with sequences */
     int max_per_client;         /* running sequences of one client; 0 = no bound */
-    bool records; /* the backend records steps of decodes alone, which makes them cheaper */
-    double elapsed_ns;           /* time of all steps */
-    double mask_ns;              /* part of the next step's time that masks will take; set by the caller */
+    bool records;      /* the backend records steps of decodes alone, which makes them cheaper */
+    double elapsed_ns; /* time of all steps */
+    double mask_ns;    /* part of the next step's time that masks will take; set by the caller */
     uint64_t entries, reads;     /* turns of admission and of reading so far */
     struct seq_client **reading; /* (max_seqs) scratch: clients with prompts to read */
     struct step_cost cost;

@@ -271,7 +271,7 @@ struct grammar_matcher {
     uint32_t *todo_next;
     uint16_t todo_head[TODO_HEADS_MOST];
     uint32_t todo_mask; /* heads in use - 1 */
-    uint32_t *nulls; /* nodes completed in the row where they started */
+    uint32_t *nulls;    /* nodes completed in the row where they started */
     uint32_t n_nulls, cap_nulls;
     uint32_t *chain; /* scratch of threads_dedup */
     uint32_t cap_chain;
