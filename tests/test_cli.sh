@@ -105,6 +105,27 @@ expect 2 "config:1: temp: 'warm' is not a number" env STEEL_CONFIG="$tmp/config"
 printf '[run]\n\nfrob = 1\n' >"$tmp/config"
 expect 2 "config:3: unknown option 'frob'" env STEEL_CONFIG="$tmp/config" "$steel" run "$tmp/tiny.gguf" -p x
 expect 0 '' env STEEL_CONFIG="$tmp/config" "$steel" show "$tmp/tiny.gguf"
+# names that are no option of any command: an error in the file, a warning in the environment
+for line in 'api_key secret' 'api-keys secret' 'apikey=secret' '[sevre]
+port 1'; do
+    printf '# mine\nport 9000\n%s\n' "$line" >"$tmp/config"
+    expect 2 "config:[34]: .*did you mean" env STEEL_CONFIG="$tmp/config" "$steel" show "$tmp/tiny.gguf"
+    expect 2 "config:[34]: .*did you mean" env STEEL_CONFIG="$tmp/config" "$steel" serve "$tmp/tiny.gguf"
+    expect 0 'usage: steel serve' env STEEL_CONFIG="$tmp/config" "$steel" serve --help
+done
+printf 'max-model-len 64\napi-key x\n[bench serve]\nrequests 1\n' >"$tmp/config"
+expect 0 '' env STEEL_CONFIG="$tmp/config" "$steel" show "$tmp/tiny.gguf"
+expect 0 'STEEL_API_KEYS is not an option; did you mean api-key?' env STEEL_API_KEYS=secret "$steel" show "$tmp/tiny.gguf"
+expect 0 '' env STEEL_API_KEY=secret STEEL_ISA=avx2 "$steel" pull --names
+[ -s "$tmp/err" ] && echo "FAIL: a known variable is warned of" && failures=$((failures + 1))
+# named pipes are refused, not waited for; a pipe of the shell is read
+mkfifo "$tmp/pipe.jinja"
+expect 2 "pipe.jinja: it is a named pipe" env STEEL_CONFIG="$tmp/pipe.jinja" "$steel" show "$tmp/tiny.gguf"
+expect 1 "pipe.jinja: it is a named pipe" "$steel" serve "$tmp/tiny.gguf" --port 0 --api-key-file "$tmp/pipe.jinja"
+expect 1 "pipe.jinja: it is a named pipe" "$steel" serve "$tmp/tiny.gguf" --port 0 --chat-template "$tmp/pipe.jinja"
+expect 1 "pipe.jinja: it is a named pipe" "$steel" template "$tmp/pipe.jinja"
+expect 1 "pipe.jinja: it is a named pipe" "$steel" run "$tmp/tiny.gguf" -f "$tmp/pipe.jinja"
+expect 0 'generated 1 tokens' sh -c "printf x | $steel run $tmp/tiny.gguf --raw -n 1 -f /dev/stdin"
 expect 2 "STEEL_THREADS='many'" env STEEL_THREADS=many "$steel" run "$tmp/tiny.gguf" -p x
 expect 2 "STEEL_QUIET='perhaps'" env STEEL_QUIET=perhaps "$steel" run "$tmp/tiny.gguf" -p x
 for c in run show plan bench logits perplexity tokenize detokenize; do

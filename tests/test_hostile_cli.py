@@ -4,6 +4,7 @@ folder. Each run ends with exit 0, or with exit 1 and one line that names the fi
 the tens of thousands in one process; this one sees what a user sees."""
 import json
 import os
+import pty
 import random
 import struct
 import subprocess
@@ -74,6 +75,49 @@ def torment(file, model, header):
     print(f"{os.path.basename(file)}: {N_CUTS} cuts, {N_MUTATIONS} mutations, {survived} of them harmless")
 
 
+def at_terminal(*args):
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    p = subprocess.Popen([STEEL, *args], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    seen = b""
+    try:
+        while piece := os.read(ours, 65536):
+            seen += piece
+    except OSError:  # the terminal is closed
+        pass
+    os.close(ours)
+    return p.wait(), seen
+
+
+def escapes(tmp):
+    """Escape sequences of a model, or of a file's name, do not reach the terminal; files get all bytes."""
+    toy, text = tmp + "/toy.gguf", "\x1b]0;mine\x07\x1b[31m\u009b2J\r\x08red"
+    subprocess.run([os.path.join(os.path.dirname(STEEL), "tests/toy_gguf"), toy], check=True)
+    vocab, spelled = {}, {}
+    keep = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    rest = [b for b in range(256) if b not in keep]
+    for b in range(256):
+        vocab[chr(b if b in keep else 256 + rest.index(b))] = b
+    json.dump({"model": {"type": "BPE", "vocab": vocab, "merges": []}, "decoder": {"type": "ByteLevel"},
+               "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}}, open(tmp + "/tokenizer.json", "w"))
+    ids = [str(b) for b in text.encode()]
+    plain = "".join(c if c >= " " and c < "\x7f" else "^?" if c > "~" else "^" + chr(ord(c) + 64) for c in text).encode()
+    rc, seen = at_terminal("detokenize", tmp + "/tokenizer.json", *ids)
+    assert rc == 0 and seen.strip() == plain, (seen, plain)
+    got = subprocess.run([STEEL, "detokenize", tmp + "/tokenizer.json", *ids], capture_output=True).stdout
+    assert got == text.encode()
+    pattern = "".join(f"\\u{ord(c):04x}" for c in text)
+    rc, seen = at_terminal("run", toy, "--raw", "-p", "x", "--regex", pattern, "-q")
+    assert rc == 0 and plain in seen and b"\x1b]" not in seen and b"\x1b[31m" not in seen, seen
+    got = subprocess.run([STEEL, "run", toy, "--raw", "-p", "x", "--regex", pattern, "-q"], capture_output=True, stdin=subprocess.DEVNULL).stdout
+    assert got == text.encode() + b"\n", got
+    # C1 controls in errors, as characters and as bytes; other characters stay
+    for name, shown in (("n\u009b31m\u00fc\u4e8c", "n??31m\u00fc\u4e8c".encode()), (b"n\x9b31m\x1b[31m", b"n?31m?[31m")):
+        r = subprocess.run([STEEL, "show", os.path.join(os.fsencode(tmp), os.fsencode(name) + b".gguf")], capture_output=True)
+        assert r.returncode == 1 and shown in r.stderr, r.stderr
+
+
 def hostile_configs(tmp):
     """Every family, with one number of its config.json that cannot be: it still runs, or one line names the
     folder. A crash, a hang or a second line is a failure."""
@@ -114,6 +158,7 @@ def main():
     # in memory where possible: rewriting a file over and over waits for the disk
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="steel-hostile-", dir=base) as tmp:
+        escapes(tmp)
         folder, gguf = tmp + "/folder", tmp + "/model.gguf"
         make_folder(folder)
         subprocess.run([STEEL, "convert", folder, gguf], check=True, capture_output=True)

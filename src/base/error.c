@@ -6,12 +6,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A message is one line: control characters from a hostile file must not reach a terminal. */
-static void make_one_line(char *s)
+/* The length of the UTF-8 character at s; 0 if there is none. */
+static int character(const unsigned char *s)
 {
-    for (; *s; s++)
-        if ((unsigned char)*s < 0x20 || *s == 0x7f)
+    int n = s[0] < 0x80   ? 1
+            : s[0] < 0xc2 ? 0
+            : s[0] < 0xe0 ? 2
+            : s[0] < 0xf0 ? 3
+            : s[0] < 0xf5 ? 4
+                          : 0;
+    for (int i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80)
+            return 0;
+    return n;
+}
+
+/* A message is one line of UTF-8: control characters from a hostile file must not reach a terminal.
+ * Those of C1 are the characters U+0080 to U+009F, or single bytes. */
+static void make_one_line(char *text)
+{
+    for (unsigned char *s = (unsigned char *)text; *s;) {
+        int n = character(s);
+        if (n <= 1 && (n == 0 || *s < 0x20 || *s == 0x7f))
             *s = '?';
+        else if (n == 2 && s[0] == 0xc2 && s[1] < 0xa0)
+            s[0] = s[1] = '?';
+        s += n ? n : 1;
+    }
 }
 
 bool error_set(struct error *err, const char *fmt, ...)

@@ -1,6 +1,7 @@
 /* What the commands share. See cli.h. */
 #include "cli/cli.h"
 #include "dist/job.h"
+#include "base/input.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -212,9 +213,9 @@ struct runtime *cli_open(const char *path, struct runtime_options *opt, struct e
 bool cli_read_file(const char *path, size_t max, struct buf *out, struct error *err)
 {
     bool is_stdin = !strcmp(path, "-");
-    FILE *f = is_stdin ? stdin : fopen(path, "rb");
+    FILE *f = is_stdin ? stdin : input_open(path, err);
     if (!f)
-        return error_set(err, "%s: %s", path, strerror(errno));
+        return false;
     char chunk[65536];
     size_t n;
     bool ok = true;

@@ -1,6 +1,7 @@
 /* steel show: prints what a model file contains, without loading it. */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
+#include "cli/plain.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -15,9 +16,11 @@ static void print_array(const struct meta_array *a)
         const char *p;
         size_t len;
         double v;
-        if (a->type == META_STRING && meta_array_string(a, &cursor, &p, &len))
-            printf(" \"%.*s\"", (int)(len < 24 ? len : 24), p);
-        else if (a->type != META_STRING && meta_array_number(a, i, &v))
+        if (a->type == META_STRING && meta_array_string(a, &cursor, &p, &len)) {
+            fputs(" \"", stdout);
+            plain_print(stdout, p, len < 24 ? len : 24);
+            putchar('"');
+        } else if (a->type != META_STRING && meta_array_number(a, i, &v))
             printf(" %g", v);
     }
     printf("%s\n", a->n > 4 ? " ..." : "");
@@ -27,8 +30,11 @@ static void print_array(const struct meta_array *a)
 static void print_string(const char *p, size_t len)
 {
     putchar('"');
-    for (size_t i = 0; i < len && i < 70; i++)
-        putchar((unsigned char)p[i] < 0x20 ? ' ' : p[i]);
+    char line[70];
+    size_t n = len < sizeof line ? len : sizeof line;
+    for (size_t i = 0; i < n; i++)
+        line[i] = (unsigned char)p[i] < 0x20 ? ' ' : p[i];
+    plain_print(stdout, line, n);
     printf("%s\"\n", len > 70 ? "..." : "");
 }
 

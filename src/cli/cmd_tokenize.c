@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
+#include "cli/plain.h"
 #include "text/tokenizer/tokenizer.h"
 
 #include <errno.h>
@@ -291,7 +292,7 @@ int cmd_detokenize(int argc, char **argv)
             buf_reset(&text);
             if (ok) {
                 tokenizer_decode(t, l.ids, l.n, !no_special, &text);
-                fwrite(text.p ? text.p : "", 1, text.len, stdout);
+                plain_print(stdout, text.p ? text.p : "", text.len);
                 if (isatty(STDOUT_FILENO))
                     putchar('\n');
             }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_BYTES = 64 << 10, MAX_LINES = 1000, MAX_NAME = 64 };
 
@@ -86,15 +87,8 @@ const struct config_file *config_file_get(void)
     file.path = path;
     if (!find_path())
         return &file;
-    FILE *f = fopen(path, "r");
-    if (!f) {
-        if (errno == ENOENT || errno == ENOTDIR)
-            return &file;
-        snprintf(problem, sizeof problem, "%s: %s", path, strerror(errno));
-        file.error = problem;
+    if (access(path, F_OK) && (errno == ENOENT || errno == ENOTDIR))
         return &file;
-    }
-    fclose(f);
     struct error err = {0};
     struct buf b = {0};
     if (!cli_read_file(path, MAX_BYTES, &b, &err)) {

@@ -1,5 +1,6 @@
 /* See generate.h. */
 #include "cli/generate.h"
+#include "cli/plain.h"
 
 #include <limits.h>
 #include <math.h>
@@ -81,7 +82,7 @@ bool generate_text(struct steel_engine *engine, const struct steel_request_optio
         if (!steel_request_next(r, &ev, INTERRUPT_MS))
             continue;
         if (ev.n_text) {
-            fwrite(ev.text, 1, ev.n_text, stdout);
+            plain_print(stdout, ev.text, ev.n_text);
             fflush(stdout);
         }
         *end = ev;

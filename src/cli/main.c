@@ -1,5 +1,6 @@
 /* steel: finds the command and runs it. Commands are in cmd_NAME.c. */
 #include "cli/cli.h"
+#include "cli/settings.h"
 #include "dist/job.h"
 #include "base/version.h"
 #include "engine/workers.h"
@@ -76,6 +77,17 @@ static int finish(int rc)
     return rc == EXIT_OK ? EXIT_FAIL : rc;
 }
 
+/* Help and completions work whatever the settings are. */
+static bool wants_help(int argc, char **argv)
+{
+    if (!strcmp(argv[1], "help") || !strcmp(argv[1], "completion"))
+        return true;
+    for (int i = 2; i < argc && strcmp(argv[i], "--"); i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            return true;
+    return false;
+}
+
 static int run(int argc, char **argv)
 {
     if (argc < 2) {
@@ -96,6 +108,8 @@ static int run(int argc, char **argv)
     const char *words[64];
     int n = 0;
     for (const struct command *c = cli_commands; c->name; c++) {
+        if (!strcmp(argv[1], c->name) && !wants_help(argc, argv) && !settings_check(c->name))
+            return EXIT_USAGE;
         if (!strcmp(argv[1], c->name))
             return finish(c->run(argc - 1, argv + 1));
         words[n++] = c->name;

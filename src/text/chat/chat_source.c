@@ -2,6 +2,7 @@
 #include "text/chat/chat_source.h"
 #include "file/builtin.h"
 #include "base/buf.h"
+#include "base/input.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -21,9 +22,9 @@ void chat_source_clear(struct chat_source *s)
 
 static bool read_text(const char *path, struct chat_source *s, struct error *err)
 {
-    FILE *f = fopen(path, "rb");
+    FILE *f = input_open(path, err);
     if (!f)
-        return error_set(err, "%s: %s", path, strerror(errno));
+        return false;
     struct buf b = {0};
     char chunk[16384];
     size_t n;
@@ -184,7 +185,8 @@ bool chat_source_open(const char *path, struct chat_source *s, struct error *err
         return true;
     }
     char magic[4] = "";
-    FILE *f = gguf ? NULL : fopen(path, "rb");
+    struct error ignored = {0};
+    FILE *f = gguf || !S_ISREG(st.st_mode) ? NULL : input_open(path, &ignored);
     gguf = gguf || (f && fread(magic, 1, 4, f) == 4 && !memcmp(magic, "GGUF", 4));
     if (f)
         fclose(f);
