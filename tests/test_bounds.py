@@ -3,14 +3,17 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
+from gguf_tools import grow_vocab
 from serverlib import HANG, Server, http_request, run_tests, sanitized
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -538,9 +541,47 @@ def test_retry_after(_):
     assert s.stop() == 0
 
 
+def test_costly_masks(_):
+    """A vocabulary of 151,936 and fifteen requests whose masks take milliseconds: somebody else's tokens come meanwhile,
+    the same as alone. Fifteen that draw from the whole vocabulary keep the same bytes, too."""
+    d = tempfile.mkdtemp(prefix="steel-bounds-")
+    small, large = os.path.join(d, "small.gguf"), os.path.join(d, "large.gguf")
+    subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), small], check=True)
+    grow_vocab(small, large, 151936)
+    s = Server(BUILD, "--max-num-seqs", "20", "-c", "2048", model=large)
+    shutil.rmtree(d)
+    grammar = "root ::= " + " | ".join(f'[a-zA-Z0-9 ] root "{c}"' for c in "0123") + ' | ""'
+    mine = {"prompt": "Hello", "max_tokens": 40, "seed": 1, "ignore_eos": True}
+    alone = s.json(COMP, mine)["choices"][0]["text"]
+    for fields in ({"grammar": grammar}, {"temperature": 5, "top_k": 0, "top_p": 0.999, "min_p": 0, "ignore_eos": True}):
+        waits = s.metrics()["steel_mask_waits_total"]
+        guests = []
+        for i in range(15):
+            g = s.socket()
+            g.sendall(http_request(COMP, {"prompt": str(i), "max_tokens": 400, "seed": i, "stream": True, **fields}))
+            g.recv(15)  # it is answered
+            guests.append(g)
+        if "grammar" in fields:
+            until("they wait", lambda: s.metrics()["steel_mask_waits_total"] >= waits + 15)
+        else:
+            until("they run", lambda: s.metrics()["steel_requests_running"] == 15)
+        before = s.metrics()["steel_generation_tokens_total"]
+        assert s.json(COMP, mine)["choices"][0]["text"] == alone
+        after = s.metrics()
+        if "grammar" in fields:
+            theirs = after["steel_generation_tokens_total"] - before - 40
+            assert after["steel_mask_waits_total"] > waits and after["steel_mask_seconds_total"] > 0
+            assert theirs < 15 * 40 / 2, theirs  # they had a token for each of its, when it waited for them
+        for g in guests:
+            g.close()
+        until("they are gone", lambda: s.metrics()["steel_requests_running"] == 0)
+    s.stop()
+
+
 tests = [test_short_overtakes, test_leaves_while_queued, test_ends_in_time, test_max_body, test_memory_comes_back, test_key_before_body,
          test_whole_body_timeout, test_bodies_together, test_large_replies, test_unsent, test_leaves_behind_bytes, test_grace_error,
-         test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_retry_after]
+         test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_retry_after,
+         test_costly_masks]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 run_tests(tests, None)
