@@ -1,4 +1,5 @@
 """/v1/responses and Ollama's API, end to end: shapes, order of events, kept responses, refusals."""
+import http.client
 import json
 import os
 import re
@@ -171,6 +172,46 @@ def test_bounded(_):
     s.stop()
     s = Server(BUILD, "--store-mb", "0")
     assert s.get(f"{RESP}/{s.json(RESP, HI)['id']}")[0] == 404
+    s.stop()
+
+
+def test_ids(s):
+    """Ids cannot be guessed from others: 128 random bits."""
+    ids = [s.json(RESP, HI)["id"] for _ in range(20)]
+    assert all(re.fullmatch("resp_[0-9a-f]{32}", i) for i in ids), ids
+    for at in range(5, 37):  # a digit that never changes in 20 random ids has a chance of 16^-19
+        assert len({i[at] for i in ids}) > 1, (at, ids)
+    assert re.fullmatch("chatcmpl-[0-9a-f]{32}", s.json("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})["id"])
+
+
+def test_owners(s):
+    """Without keys, a response belongs to the address that made it."""
+    def from_address(address, method, path, body=None):
+        c = http.client.HTTPConnection("127.0.0.1", s.port, source_address=(address, 0))
+        c.request(method, path, body)
+        r = c.getresponse()
+        status = r.status, json.loads(r.read())
+        c.close()
+        return status
+    mine = s.json(RESP, HI)["id"]
+    for address, status in (("127.0.0.2", 404), ("127.0.0.1", 200)):
+        assert from_address(address, "GET", f"{RESP}/{mine}")[0] == status
+        assert from_address(address, "POST", RESP, json.dumps(dict(HI, previous_response_id=mine)))[0] == status
+        assert from_address(address, "GET", f"{RESP}/{mine}/input_items")[0] == status
+        assert from_address(address, "DELETE", f"{RESP}/{mine}")[0] == status
+
+
+def test_shares(_):
+    """One key does not push the responses of others out of the store."""
+    s = Server(BUILD, "--store-mb", "1", "--api-key", "one", "--api-key", "two")
+    key = lambda k: {"headers": {"Authorization": "Bearer " + k}}
+    large = dict(HI, input="x" * 4000, metadata={"a": "y" * 100000})
+    mine = [s.json(RESP, large, **key("one"))["id"] for _ in range(2)]
+    theirs = [s.json(RESP, large, **key("two"))["id"] for _ in range(16)]
+    kept = lambda ids, k: [s.get(f"{RESP}/{i}", **key(k))[0] == 200 for i in ids]
+    assert all(kept(mine, "one")) and kept(theirs, "two")[-1] and not kept(theirs, "two")[0]
+    mine += [s.json(RESP, large, **key("one"))["id"] for _ in range(16)]
+    assert 1 < sum(kept(theirs, "two")) and 1 < sum(kept(mine, "one"))
     s.stop()
 
 
@@ -362,7 +403,7 @@ def ollama_built_in(s):
 
 server = Server(BUILD, "-np", "8", "-c", "8192")
 try:
-    run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_bounded, test_kept_costs,
+    run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_ids, test_owners, test_shares, test_bounded, test_kept_costs,
                test_built_in, test_agents_tools, test_reference_has_no_vram], server)
 finally:
     server.stop()

@@ -162,13 +162,14 @@ void api_request_dispatch(struct server *s, struct http_exchange *x,
     req->created = time(NULL);
     req->start_ns = req->last_write_ns = clock_ns();
     req->block = -1;
-    snprintf(req->id, sizeof req->id, "%s%08llx%012llx",
-             endpoint->id_prefix ? endpoint->id_prefix : "",
-             (unsigned long long)(s->id_secret & 0xffffffff), (unsigned long long)++s->next_id);
+    unsigned long long id[2];
+    CHECK(getrandom(id, sizeof id, 0) == (ssize_t)sizeof id, "the kernel has no random bytes");
+    snprintf(req->id, sizeof req->id, "%s%016llx%016llx",
+             endpoint->id_prefix ? endpoint->id_prefix : "", id[0], id[1]);
     req->body = http_take_body(x, &req->n_body);
     const char *key = access_bearer(x);
     req->key = key && !s->opt.share_prefix_cache ? mem_strdup(key) : NULL;
-    req->owner = key ? mem_strdup(key) : NULL;
+    req->owner = access_owner(&s->opt.access, x);
     req->next = s->requests;
     if (req->next)
         req->next->prev = req;

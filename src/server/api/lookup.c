@@ -29,12 +29,13 @@ static void reply_missing(struct server *s, struct http_exchange *x, const char 
     reply_error(x, s, &err, DIALECT_OPENAI);
 }
 
-/* Requests without a key share the owner "". */
 static bool look_up(struct server *s, struct http_exchange *x, const char *id, enum store_part part,
                     struct buf *out)
 {
-    const char *owner = access_bearer(x);
-    return store_get(s->store, id, owner ? owner : "", part, out);
+    char *owner = access_owner(&s->opt.access, x);
+    bool found = store_get(s->store, id, owner, part, out);
+    mem_free(owner);
+    return found;
 }
 
 void get_response(struct server *s, struct http_exchange *x)
@@ -74,11 +75,11 @@ void get_response_items(struct server *s, struct http_exchange *x)
 
 void delete_response(struct server *s, struct http_exchange *x)
 {
-    const char *owner = access_bearer(x);
+    char *owner = access_owner(&s->opt.access, x);
     char id[64];
     struct buf b = {0};
     path_id(x, id);
-    if (store_delete(s->store, id, owner ? owner : "")) {
+    if (store_delete(s->store, id, owner)) {
         buf_adds(&b, "{\"id\":");
         jsonout_text(&b, id);
         buf_adds(&b, ",\"object\":\"response\",\"deleted\":true}");
@@ -86,6 +87,7 @@ void delete_response(struct server *s, struct http_exchange *x)
     } else {
         reply_missing(s, x, id);
     }
+    mem_free(owner);
     buf_clear(&b);
 }
 

@@ -399,7 +399,7 @@ bool prepare_anthropic(struct api_request *req, const json_t *body)
 bool prepare_responses(struct api_request *req, const json_t *body)
 {
     req->responses = mem_zalloc(1, sizeof *req->responses);
-    json_t *chat = responses_translate(body, req->server->store, req->owner ? req->owner : "",
+    json_t *chat = responses_translate(body, req->server->store, req->owner,
                                        req->id + strlen("resp_"), req->responses, &req->err);
     bool ok = chat &&
               gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample, api_request_n_vocab(req),

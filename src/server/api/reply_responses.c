@@ -189,7 +189,7 @@ static void finish(struct api_request *req, struct buf *b)
     if (req->responses->keep) {
         add_output(req, true, &output);
         struct stored r = {.id = req->id,
-                           .owner = req->owner ? req->owner : "",
+                           .owner = req->owner,
                            .previous = req->responses->previous,
                            .reply = b->p + at,
                            .input = req->responses->input.p ? req->responses->input.p : "",

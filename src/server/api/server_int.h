@@ -116,7 +116,7 @@ struct api_request {
     struct server *server;
     struct http_exchange *x; /* NULL: the client has disconnected */
     const struct endpoint *endpoint;
-    char id[40];
+    char id[48];     /* the endpoint's prefix and 128 random bits: whoever has it was told it */
     int64_t created; /* unix time */
     int64_t start_ns, last_write_ns;
     bool with_worker;
@@ -124,7 +124,7 @@ struct api_request {
     char *body;            /* for the worker; owned */
     size_t n_body;
     char *key;   /* API key that salts its cache entries; owned; NULL = none, or a shared cache */
-    char *owner; /* API key, for access to kept responses; owned; NULL = none */
+    char *owner; /* of kept responses (access_owner); owned */
     /* prepared */
     struct budget budget; /* bound on the work of preparing */
     struct api_error err;
@@ -177,7 +177,7 @@ struct server {
     size_t kept;        /* the sum over all API requests */
     bool trim_due;      /* a large request was freed */
     uint64_t n_http[6]; /* replies by status class */
-    uint64_t next_id, id_secret;
+    uint64_t id_secret;
     struct store *store; /* kept responses */
     struct grammar_cache *grammars;
     struct embedder *embedder, *reranker; /* or NULL */

@@ -1,4 +1,4 @@
-/* An LRU list and a hash table under one lock. See store.h. */
+/* Two LRU lists (of all, and of each owner) and a hash table under one lock. See store.h. */
 #include "server/api/store.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -10,13 +10,30 @@
 #include <string.h>
 
 enum { STORE_BUCKETS = 4096 };
+enum list { LIST_ALL, LIST_OWN, N_LISTS }; /* of all entries, and of the owner's */
+
+/* Entries by use. */
+struct lru {
+    struct store_entry *newest, *oldest;
+};
+
+/* A client with responses. Freed with its last one. */
+struct owner {
+    struct owner *next, *prev;
+    struct lru own;
+    size_t bytes;
+    char name[];
+};
 
 struct store_entry {
-    struct store_entry *newer, *older; /* LRU list */
-    struct store_entry *chain;         /* in the hash bucket */
+    struct {
+        struct store_entry *newer, *older;
+    } links[N_LISTS];
+    struct store_entry *chain; /* in the hash bucket */
+    struct owner *owner;
     size_t bytes;
     int64_t used_ns;
-    char *id, *owner, *previous, *reply, *input, *output, *first, *last; /* point into text */
+    char *id, *previous, *reply, *input, *output, *first, *last; /* point into text */
     char text[];
 };
 
@@ -24,7 +41,8 @@ struct store {
     pthread_mutex_t lock;
     size_t max_bytes, bytes;
     int64_t max_age_ns;
-    struct store_entry *newest, *oldest;
+    struct lru all;
+    struct owner *owners;
     struct store_entry *buckets[STORE_BUCKETS];
 };
 
@@ -45,19 +63,56 @@ static struct store_entry **bucket_of(struct store *s, const char *id)
     return &s->buckets[h % STORE_BUCKETS];
 }
 
+static struct lru *lru_of(struct store *s, struct store_entry *e, enum list l)
+{
+    return l == LIST_ALL ? &s->all : &e->owner->own;
+}
+
 static void unlink_entry(struct store *s, struct store_entry *e)
 {
-    *(e->newer ? &e->newer->older : &s->newest) = e->older;
-    *(e->older ? &e->older->newer : &s->oldest) = e->newer;
+    for (enum list l = 0; l < N_LISTS; l++) {
+        struct lru *lru = lru_of(s, e, l);
+        struct store_entry *newer = e->links[l].newer, *older = e->links[l].older;
+        *(newer ? &newer->links[l].older : &lru->newest) = older;
+        *(older ? &older->links[l].newer : &lru->oldest) = newer;
+    }
 }
 
 static void link_newest(struct store *s, struct store_entry *e)
 {
-    e->newer = NULL;
-    e->older = s->newest;
-    *(s->newest ? &s->newest->newer : &s->oldest) = e;
-    s->newest = e;
+    for (enum list l = 0; l < N_LISTS; l++) {
+        struct lru *lru = lru_of(s, e, l);
+        e->links[l].newer = NULL;
+        e->links[l].older = lru->newest;
+        *(lru->newest ? &lru->newest->links[l].newer : &lru->oldest) = e;
+        lru->newest = e;
+    }
     e->used_ns = clock_ns();
+}
+
+static struct owner *find_owner(const struct store *s, const char *name)
+{
+    struct owner *o = s->owners;
+    while (o && strcmp(o->name, name))
+        o = o->next;
+    return o;
+}
+
+static void add_owner(struct store *s, struct owner *o)
+{
+    o->prev = NULL;
+    o->next = s->owners;
+    if (o->next)
+        o->next->prev = o;
+    s->owners = o;
+}
+
+static void remove_owner(struct store *s, struct owner *o)
+{
+    *(o->prev ? &o->prev->next : &s->owners) = o->next;
+    if (o->next)
+        o->next->prev = o->prev;
+    mem_free(o);
 }
 
 static void remove_entry(struct store *s, struct store_entry *e)
@@ -68,22 +123,32 @@ static void remove_entry(struct store *s, struct store_entry *e)
     *at = e->chain;
     unlink_entry(s, e);
     s->bytes -= e->bytes;
+    e->owner->bytes -= e->bytes;
+    if (!e->owner->own.newest)
+        remove_owner(s, e->owner);
     mem_free(e);
 }
 
 static void forget_old(struct store *s)
 {
     int64_t now = clock_ns();
-    while (s->oldest && (s->bytes > s->max_bytes || now - s->oldest->used_ns > s->max_age_ns))
-        remove_entry(s, s->oldest);
+    while (s->all.oldest && now - s->all.oldest->used_ns > s->max_age_ns)
+        remove_entry(s, s->all.oldest);
+    while (s->bytes > s->max_bytes) {
+        struct owner *most = s->owners;
+        for (struct owner *o = s->owners; o; o = o->next)
+            if (o->bytes > most->bytes)
+                most = o;
+        remove_entry(s, most->own.oldest);
+    }
 }
 
 void store_free(struct store *s)
 {
     if (!s)
         return;
-    while (s->oldest)
-        remove_entry(s, s->oldest);
+    while (s->all.oldest)
+        remove_entry(s, s->all.oldest);
     pthread_mutex_destroy(&s->lock);
     mem_free(s);
 }
@@ -94,7 +159,7 @@ static struct store_entry *find(struct store *s, const char *id, const char *own
     struct store_entry *e = *bucket_of(s, id);
     while (e && strcmp(e->id, id))
         e = e->chain;
-    if (!e || strcmp(e->owner, owner))
+    if (!e || strcmp(e->owner->name, owner))
         return NULL;
     unlink_entry(s, e);
     link_newest(s, e);
@@ -103,30 +168,39 @@ static struct store_entry *find(struct store *s, const char *id, const char *own
 
 bool store_put(struct store *s, const struct stored *r)
 {
-    const char *parts[] = {r->id,    r->owner, r->previous ? r->previous : "",
-                           r->reply, r->input, r->output,
-                           r->first, r->last};
+    const char *parts[] = {
+        r->id, r->previous ? r->previous : "", r->reply, r->input, r->output, r->first, r->last};
     enum { N = sizeof parts / sizeof *parts };
-    size_t sizes[N], total = sizeof(struct store_entry);
+    size_t sizes[N], n_name = strlen(r->owner) + 1;
+    size_t total = sizeof(struct store_entry) + sizeof(struct owner) + n_name;
     for (int i = 0; i < N; i++)
         total += sizes[i] = strlen(parts[i]) + 1;
     if (total > s->max_bytes)
         return false;
+    struct owner *spare = mem_alloc(sizeof *spare + n_name);
+    *spare = (struct owner){0};
+    memcpy(spare->name, r->owner, n_name);
     struct store_entry *e = mem_alloc(total);
     *e = (struct store_entry){.bytes = total};
-    char **to[] = {&e->id,    &e->owner,  &e->previous, &e->reply,
-                   &e->input, &e->output, &e->first,    &e->last};
+    char **to[] = {&e->id, &e->previous, &e->reply, &e->input, &e->output, &e->first, &e->last};
     char *at = e->text;
     for (int i = 0; i < N; at += sizes[i++])
         *to[i] = memcpy(at, parts[i], sizes[i]);
     pthread_mutex_lock(&s->lock);
+    e->owner = find_owner(s, r->owner);
+    if (!e->owner) {
+        add_owner(s, e->owner = spare);
+        spare = NULL;
+    }
     struct store_entry **bucket = bucket_of(s, e->id);
     e->chain = *bucket;
     *bucket = e;
     link_newest(s, e);
     s->bytes += e->bytes;
+    e->owner->bytes += e->bytes;
     forget_old(s);
     pthread_mutex_unlock(&s->lock);
+    mem_free(spare);
     return true;
 }
 

@@ -1,12 +1,14 @@
 /*
  * Kept responses, for GET /v1/responses/ID and previous_response_id. In memory only, bounded in bytes
- * and age; the least recently used are evicted first. Values are JSON text, so that their size is known
+ * and age; the least recently used of the owner with the most bytes are evicted first. Values are JSON text, so that their size is known
  * and any thread may copy them.
  *
  * Invariants:
  *  1. The bytes of all responses never exceed the bound. A larger response is not kept.
- *  2. Only its owner (API key) can see a response.
- *  3. Continuing a response counts as a use of all responses before it.
+ *  2. Only its owner (API key, or address) can see a response.
+ *  3. Room is taken from the owner with the most bytes. So whoever has less than an equal share of the
+ *     bound loses nothing to others.
+ *  4. Continuing a response counts as a use of all responses before it.
  */
 #ifndef STEEL_SERVER_STORE_H
 #define STEEL_SERVER_STORE_H
@@ -22,7 +24,7 @@ struct store *store_new(size_t max_bytes, int max_age_s);
 void store_free(struct store *s);
 
 struct stored {
-    const char *id, *owner, *previous; /* owner "" = no API key; previous NULL = none */
+    const char *id, *owner, *previous; /* previous NULL = none */
     const char *reply;                 /* the response object */
     const char *input, *output;        /* items, separated by commas; "" = none */
     const char *first, *last;          /* ids of the input's first and last item; "" = none */

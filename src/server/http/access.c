@@ -1,5 +1,6 @@
 /* See access.h. */
 #include "server/http/access.h"
+#include "base/buf.h"
 
 #include <arpa/inet.h>
 #include <openssl/crypto.h>
@@ -30,16 +31,40 @@ bool access_key(const struct access_rules *a, struct http_exchange *x)
     return found;
 }
 
+/* The /64 of an IPv6 address, which a client owns whole. False: it is another address. */
+static bool network_of(const char *address, unsigned char out[8])
+{
+    struct in6_addr v6;
+    if (inet_pton(AF_INET6, address, &v6) != 1)
+        return false;
+    memcpy(out, &v6, 8);
+    return true;
+}
+
+char *access_owner(const struct access_rules *a, struct http_exchange *x)
+{
+    const char *key = access_bearer(x);
+    unsigned char net[8];
+    struct buf b = {0};
+    if (a->n_keys == 0 && network_of(http_client(x), net))
+        for (int i = 0; i < 8; i++)
+            buf_addf(&b, "%02x", net[i]);
+    else if (a->n_keys == 0)
+        buf_adds(&b, http_client(x));
+    buf_addf(&b, "\n%s", key ? key : "");
+    return buf_take(&b);
+}
+
 uint64_t access_client(const struct access_rules *a, uint64_t secret, struct http_exchange *x)
 {
     const char *key = a->n_keys ? access_bearer(x)
                                 : NULL; /* without keys configured, a client could invent many */
     const char *address = http_client(x), *name = key ? key : address;
     size_t n = strlen(name);
-    struct in6_addr v6;
-    if (!key && inet_pton(AF_INET6, address, &v6) == 1) {
-        name = (const char *)&v6;
-        n = 8; /* an IPv6 client owns its whole /64 */
+    unsigned char net[8];
+    if (!key && network_of(address, net)) {
+        name = (const char *)net;
+        n = sizeof net;
     }
     uint64_t h = secret ^ 0xcbf29ce484222325u;
     for (size_t i = 0; i < n; i++)

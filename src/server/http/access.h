@@ -22,6 +22,9 @@ struct access_rules {
 const char *access_bearer(struct http_exchange *x); /* its API key; NULL = none */
 bool access_key(const struct access_rules *a, struct http_exchange *x);
 uint64_t access_client(const struct access_rules *a, uint64_t secret, struct http_exchange *x);
+/* Who owns what a request keeps on the server: its key, or without configured keys its address (and
+ * the key that it sent anyway). Equal for equal clients. The caller frees it. */
+char *access_owner(const struct access_rules *a, struct http_exchange *x);
 bool access_host(const struct access_rules *a,
                  struct http_exchange *x); /* the Host header names this server */
 bool access_origin(const struct access_rules *a,
