@@ -1,24 +1,28 @@
 /*
- * The attention op of the CPU backend: plans the step's work, spreads it over the team and folds
- * partial results. The arithmetic is in attn_kernel.h, compiled per instruction set; this file is
- * also its plain C instance, which takes any head_dim.
+ * The attention op of the CPU backend: plans the step's work, distributes it over the threads and folds
+ * partial results. The arithmetic is in attn_kernel.h, compiled per instruction set. This file is also
+ * its plain C instance, which takes any head_dim.
  *
- * Work is cut into units (a run of a sequence's tokens x one kv head, with all query heads that read
- * it), so that a GQA group shares each read of K and V. A unit that is long compared with the step is
- * cut again by key chunk and its partial results are folded by whichever thread finishes last.
- * Prefill and decode differ only in how many rows a unit has.
+ * A unit of work is a run of a sequence's tokens x one kv head, with all query heads of its group, so
+ * that the group shares each read of K and V. A unit that is long compared with the step is split
+ * further by key chunk, and the thread that finishes last folds its partial results. Prefill and decode
+ * differ only in the number of rows in a unit.
  *
- * Invariant: the bytes of one output row depend on its query, its keys and values, its position, the
- * window and the kernels alone; not on the batch around it, the cut of the prompt into steps, the page
- * numbers, or the number of threads. (The choice of kernels depends on the step with ISA_AMX only.)
+ * Invariant: the bytes of an output row depend only on its query, its keys and values, its position, the
+ * window and the kernels. They do not depend on the rest of the batch, the split of the prompt into
+ * steps, the page numbers, or the number of threads. (The choice of kernels depends on the step with
+ * ISA_AMX only.)
  *   1. Keys are taken in blocks of ATTN_BLOCK and chunks of ATTN_CHUNK at absolute positions. A chunk
- *      starts from nothing; the chunks of a row are folded in order, always, also when one thread
- *      runs them all.
+ *      starts from empty sums. The chunks of a row are always folded in order, even when one thread runs
+ *      them all.
  *   2. Within a block every sum runs in key or component order in a lane of its own (attn_kernel.h).
- *   3. Blocks, keys or chunks that only other rows of a tile see add weight exactly 0.
+ *   3. Blocks, chunks and keys that only other rows of a tile see add weight exactly 0.
  *
- * A cache of rows (cpu_attention_rows) has one kv head, whose keys are turned into the kernels' order as
- * they are packed, for every unit: queries read nothing else of it.
+ * A cache of rows (cpu_attention_rows) has one kv head. Each unit packs its keys into the kernels' order,
+ * a transposition, before it computes with them.
+ *
+ * Decode is limited by memory bandwidth: every key and value is read once per unit. Prefill is limited by
+ * FMA (or tile) throughput, since a unit's rows share each block.
  */
 #define KERNELS     attn_kernels_c
 #define ROW_KERNELS attn_rows_c
@@ -33,14 +37,14 @@
 #include <stdatomic.h>
 
 enum {
-    /* query rows a unit aims at: enough to pay for converting a block of K and V; of rows, which must
-     * be turned as well */
+    /* target query rows of a unit: enough to pay for converting a block of K and V, and for
+     * transposing it in a cache of rows */
     UNIT_ROWS = 128,
-    UNIT_ROWS_TURNED = 256,
+    UNIT_ROWS_TRANSPOSED = 256,
     UNITS_PER_THREAD = 4,
-    SPLITS_PER_THREAD = 4, /* a unit of more than 1/(this * threads) of the work is split */
+    SPLITS_PER_THREAD = 4, /* units of more than 1/(this * threads) of the work are split */
     MIN_ROWS = 4,
-    SPLIT_ROWS = 8, /* rows of a split unit, on average: decoding */
+    SPLIT_ROWS = 8, /* average rows of a split unit, which is usually a decode */
     ALIGN = 64,
 };
 
@@ -49,24 +53,24 @@ enum {
 struct unit {
     int seq, kv_head, head, heads; /* query heads [head, head + heads) */
     int token, tokens;             /* rows of the batch */
-    int lo, hi;                    /* keys any row sees; hi < lo: none */
+    int lo, hi;                    /* keys that any row sees; hi < lo: none */
     int64_t cost;
     int chunk, chunks;    /* chunks of [lo, hi] */
     size_t partial;       /* split: first row in the partial arrays, (chunks, rows) */
     _Atomic int unfolded; /* split: tasks still running; 0 = not split */
     const struct attn_kernels *kernels;
-    bool pack; /* K and V of a block are converted first */
+    bool pack; /* convert K and V of each block first */
 };
 
 struct task {
     int unit, chunk, chunks; /* chunks 0: the whole unit */
 };
 
-struct job {
+struct attn_job {
     const struct bounds *s;
     const struct batch *b;
     const struct attention *l;
-    bool rows; /* the cache k has a row of D values a token, the first Dv of them its value */
+    bool row_cache; /* k is a cache of rows: D values per token, the first Dv of which are its value */
     struct pick *pick;
     const void *k, *v;
     const float *q;
@@ -77,22 +81,22 @@ struct job {
     char *thread;                    /* (n_threads) areas of thread_bytes */
     size_t thread_bytes;
     int rows_cap, units_cap, n_units, n_tasks;
-    int64_t cost; /* pairs of a row and a key it sees */
+    int64_t cost; /* (row, key) pairs where the row sees the key */
 };
 
-/* One thread's working memory, for rows_cap rows. */
+/* One thread's working memory, for units of up to rows_cap rows. */
 struct area {
-    struct attn_tile *tiles, **seen;    /* (tiles) the unit's rows; those that see a block */
-    float *q, *m, *l, *o, *s, *scale;   /* (tiles) times what struct attn_tile says */
+    struct attn_tile *tiles, **seen;    /* (tiles) all of the unit; those that see the block */
+    float *q, *m, *l, *o, *s, *scale;   /* (tiles) arrays of struct attn_tile */
     float *total_m, *total_l, *total_o; /* (rows), (rows), (rows, Dv) */
-    float *k_pack, *v_pack;             /* (ATTN_CHUNK, D up to a whole panel) each */
+    float *k_pack, *v_pack;             /* (ATTN_CHUNK, D rounded up to whole panels) each */
     float *rows;                        /* (ATTN_ROWS, D) */
     int *lo, *hi;                       /* (rows) */
 };
 
-/* Sizes that follow from the shape and the team. */
+/* Sizes that follow from the model's shape and the number of threads. */
 struct limits {
-    int rows_cap;   /* rows of a unit, whole tiles */
+    int rows_cap;   /* rows of a unit, a multiple of ATTN_MAX_ROWS */
     int tokens_cap; /* tokens of a unit */
     size_t units, tasks, split_rows, thread_bytes;
 };
@@ -103,7 +107,7 @@ static int first_head(const struct attention *l, int k)
     return (k * l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
 }
 
-/* The next `bytes` of memory that starts at base; with base NULL only counts. */
+/* The next `bytes` of the memory at base. With base NULL it only counts. */
 static void *take(char *base, size_t *at, size_t bytes)
 {
     void *p = base ? base + *at : NULL;
@@ -111,8 +115,8 @@ static void *take(char *base, size_t *at, size_t bytes)
     return p;
 }
 
-/* Lays an area out at base; returns its size. */
-static size_t area_lay(struct area *a, char *base, const struct attention *l, int rows)
+/* Lays out an area at base and returns its size. */
+static size_t area_layout(struct area *a, char *base, const struct attention *l, int rows)
 {
     size_t at = 0, n = (size_t)rows, dim = (size_t)l->k_dim;
     size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_CHUNK * sizeof(float);
@@ -124,7 +128,8 @@ static size_t area_lay(struct area *a, char *base, const struct attention *l, in
     a->m = take(base, &at, tiles * lanes);
     a->l = take(base, &at, n * ATTN_MAX_WIDTH * sizeof(float));
     a->o = take(base, &at, n * dim * sizeof(float));
-    /* by tile, or for one tile of a whole chunk: scores, then as much again for weights */
+    /* Scores of all tiles, or those of one tile over a whole chunk with as much again for
+     * weights. */
     size_t s_len = n * ATTN_BLOCK, chunk = 2 * ATTN_MAX_ROWS * ATTN_CHUNK;
     a->s = take(base, &at, (s_len > chunk ? s_len : chunk) * sizeof(float));
     a->scale = take(base, &at, tiles * lanes);
@@ -144,25 +149,25 @@ static struct limits limits_of(const struct bounds *s, const struct attention *l
 {
     struct limits x;
     int group = (l->n_heads + l->n_kv_heads - 1) / l->n_kv_heads;
-    int aim = rows ? UNIT_ROWS_TURNED : UNIT_ROWS;
+    int aim = rows ? UNIT_ROWS_TRANSPOSED : UNIT_ROWS;
     x.tokens_cap = group < aim ? aim / group : 1;
     x.rows_cap = (x.tokens_cap * group + ATTN_MAX_ROWS - 1) / ATTN_MAX_ROWS * ATTN_MAX_ROWS;
     size_t chunks = ((size_t)s->max_pages * (size_t)s->page_len) / ATTN_CHUNK + 1;
     size_t threads = (size_t)n_threads, kv = (size_t)l->n_kv_heads;
     x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / (size_t)x.tokens_cap + 1) +
               UNITS_PER_THREAD * threads;
-    /* Fewer than SPLITS_PER_THREAD units a thread are that large; those beyond the room for their
+    /* Fewer than SPLITS_PER_THREAD units per thread are large enough. Units without room for their
      * chunks are not split. */
     size_t split = n_threads > 1 ? SPLITS_PER_THREAD / 2 * threads * chunks : 0;
     x.tasks = x.units + split;
     x.split_rows = split * (size_t)(group > SPLIT_ROWS ? group : SPLIT_ROWS);
     struct area a;
-    x.thread_bytes = area_lay(&a, NULL, l, x.rows_cap);
+    x.thread_bytes = area_layout(&a, NULL, l, x.rows_cap);
     return x;
 }
 
-/* Lays the job's arrays out at base; returns their size. */
-static size_t job_lay(struct job *j, const struct limits *x, const struct attention *l,
+/* Lays out the job's arrays at base and returns their size. */
+static size_t job_layout(struct attn_job *j, const struct limits *x, const struct attention *l,
                       int n_threads, char *base)
 {
     size_t at = 0;
@@ -181,19 +186,19 @@ static size_t job_lay(struct job *j, const struct limits *x, const struct attent
 size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads)
 {
     struct limits x = limits_of(s, l, false, n_threads);
-    struct job j;
-    return job_lay(&j, &x, l, n_threads, NULL);
+    struct attn_job j;
+    return job_layout(&j, &x, l, n_threads, NULL);
 }
 
 size_t cpu_attention_rows_scratch(const struct bounds *s, const struct attention *l, int n_threads)
 {
     struct limits x = limits_of(s, l, true, n_threads);
-    struct job j;
-    return job_lay(&j, &x, l, n_threads, NULL);
+    struct attn_job j;
+    return job_layout(&j, &x, l, n_threads, NULL);
 }
 
-/* Keys row t of a sequence sees: [*lo, *hi]; none for padding. */
-static void row_range(const struct job *j, int seq, int t, int *lo, int *hi)
+/* [*lo, *hi]: the keys that row t of a sequence sees; empty for padding. */
+static void row_range(const struct attn_job *j, int seq, int t, int *lo, int *hi)
 {
     int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t], window = j->l->window;
     *hi = pos;
@@ -204,7 +209,7 @@ static void row_range(const struct job *j, int seq, int t, int *lo, int *hi)
     *hi = window > 0 && pos + window - 1 < last ? pos + window - 1 : last;
 }
 
-static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
+static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int tokens)
 {
     CHECK(j->n_units < j->units_cap, "%d units of attention", j->units_cap);
     struct unit *u = &j->units[j->n_units++];
@@ -229,9 +234,9 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
     u->cost *= u->heads;
     int rows = tokens * u->heads;
     const struct pick_row *row =
-        j->rows ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
+        j->row_cache ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
                 : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->s->page_len, rows);
-    pick_count(j->pick, j->rows ? PICK_LATENT : PICK_ATTN, row);
+    pick_count(j->pick, j->row_cache ? PICK_LATENT : PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
     if (u->hi >= u->lo) {
@@ -240,8 +245,8 @@ static void unit_add(struct job *j, int seq, int kv_head, int token, int tokens)
     }
 }
 
-/* Fills units and tasks. Its choices shape the schedule, never the result. */
-static void plan(struct job *j, const struct limits *x, int n_threads)
+/* Fills units and tasks. Its choices affect the schedule, never the result. */
+static void plan(struct attn_job *j, const struct limits *x, int n_threads)
 {
     const struct batch *b = j->b;
     int kv = j->l->n_kv_heads;
@@ -250,7 +255,7 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
     int64_t total = 0;
     for (int seq = 0; seq < b->n_seqs; seq++)
         for (int k = 0; k < kv; k++)
-            /* Last tokens first: they see the most keys, so the short units even out the end. */
+            /* Last tokens first: they see the most keys, so short units balance the end. */
             for (int end = b->q_start[seq + 1]; end > b->q_start[seq]; end -= tokens) {
                 int begin = end - tokens > b->q_start[seq] ? end - tokens : b->q_start[seq];
                 unit_add(j, seq, k, begin, end - begin);
@@ -267,7 +272,8 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
             continue;
         u->partial = rows;
         rows += need;
-        /* Runs of chunks, as many as even out the end: within a run the next chunk is prefetched. */
+        /* Each task is a run of chunks, since the next chunk is prefetched within a run. There are
+         * as many runs as balance the end. */
         int tasks = share / total < u->chunks ? (int)(share / total) : u->chunks;
         u->unfolded = tasks;
         for (int t = 0; t < tasks; t++) {
@@ -281,9 +287,9 @@ static void plan(struct job *j, const struct limits *x, int n_threads)
             j->tasks[j->n_tasks++] = (struct task){i, 0, 0};
 }
 
-/* Sets up the unit's tiles: queries scaled so that scores are in log2 units, and what each row sees.
- * o is where the rows' sums go: (rows, Dv). */
-static int load_tiles(const struct job *j, const struct unit *u, const struct area *a, float *o)
+/* Sets up the unit's tiles: queries, scaled so that scores are in log2 units, and each row's range
+ * of keys. o: (rows, Dv) the rows' sums. */
+static int load_tiles(const struct attn_job *j, const struct unit *u, const struct area *a, float *o)
 {
     const struct attn_kernels *kn = u->kernels;
     int rows = u->tokens * u->heads, n = 0;
@@ -317,29 +323,29 @@ static int load_tiles(const struct job *j, const struct unit *u, const struct ar
     return n;
 }
 
-/* The tiles of keys and of values that a key lies in, and which token of them it is. */
-struct place {
+/* The pool tiles that hold a key and its value, and the token's index in them. */
+struct key_place {
     const char *k, *v;
     size_t off;
 };
 
-static struct place find_key(const struct job *j, const int32_t *pages, int kv_head, int key)
+static struct key_place find_key(const struct attn_job *j, const int32_t *pages, int kv_head, int key)
 {
     const struct bounds *s = j->s;
     size_t page = (size_t)pages[key / s->page_len], len = (size_t)s->page_len;
     size_t tile = page * (size_t)j->l->n_kv_heads + (size_t)kv_head, dim = (size_t)j->l->k_dim;
-    return (struct place){.k = (const char *)j->k + tile * kv_tile_bytes(s->k_type, len, dim),
+    return (struct key_place){.k = (const char *)j->k + tile * kv_tile_bytes(s->k_type, len, dim),
                           .v = (const char *)j->v + tile * kv_tile_bytes(s->v_type, len, dim),
                           .off = (size_t)key % len};
 }
 
-/* Points b at keys and values that lie packed in a thread's area. */
+/* Points b at packed keys and values in a thread's area. */
 static void point_at(const struct attn_kernels *kn, int first, int dim, const struct area *a,
                      struct attn_block *b)
 {
     int panel = kn->panel;
     b->first = first;
-    b->ahead = b;
+    b->next = b;
     b->k_stride = b->v_stride = (size_t)panel;
     b->v_panel = (size_t)ATTN_BLOCK * (size_t)panel;
     b->k_step = b->v_step = (size_t)kn->width * sizeof(float);
@@ -353,7 +359,7 @@ static void point_at(const struct attn_kernels *kn, int first, int dim, const st
 }
 
 /* Packs the block's tokens up to `last` from a cache of rows. */
-static void turn_rows(const struct job *j, const struct unit *u, int first, int last,
+static void pack_from_rows(const struct attn_job *j, const struct unit *u, int first, int last,
                       const struct area *a, struct attn_block *b)
 {
     const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
@@ -376,8 +382,9 @@ static void turn_rows(const struct job *j, const struct unit *u, int first, int 
     point_at(kn, first, dim, a, b);
 }
 
-/* Packs keys [k0, k1] of the block one by one: pages that no whole vector of keys fits into. */
-static void pack_keys(const struct job *j, const struct unit *u, int first, int k0, int k1,
+/* Packs keys [k0, k1] of the block one by one, for page lengths that are not a multiple of the
+ * vector width. */
+static void pack_keys(const struct attn_job *j, const struct unit *u, int first, int k0, int k1,
                       const struct area *a, struct attn_block *b)
 {
     const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
@@ -387,7 +394,7 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
     int dim = j->l->k_dim, panel = kn->panel;
     size_t len = (size_t)j->s->page_len;
     for (int key = k0; key <= k1; key++) {
-        struct place at = find_key(j, pages, u->kv_head, key);
+        struct key_place at = find_key(j, pages, u->kv_head, key);
         int i = key - first;
         float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
         float *vp = a->v_pack + (size_t)(i * panel);
@@ -402,8 +409,8 @@ static void pack_keys(const struct job *j, const struct unit *u, int first, int 
     point_at(kn, first, dim, a, b);
 }
 
-/* Points b at the keys of [k0, k1] that lie in the block at `first`, in their pages. */
-static void find_block(const struct job *j, const struct unit *u, int first, int k0, int k1,
+/* Points b at keys [k0, k1] of the block at `first`, in their pages. */
+static void find_block(const struct attn_job *j, const struct unit *u, int first, int k0, int k1,
                        struct attn_block *b)
 {
     const struct bounds *s = j->s;
@@ -417,12 +424,12 @@ static void find_block(const struct job *j, const struct unit *u, int first, int
     b->k_stride = b->scale_stride = len;
     b->v_stride = kv_quantised(s->v_type) ? v_step : dim;
     b->v_panel = (size_t)u->kernels->panel;
-    b->ahead = b;
+    b->next = b;
     b->k_step = (kv_tile_bytes(s->k_type, w, dim) + dim - 1) / dim;
     b->v_step = (kv_tile_bytes(s->v_type, w, dim) + dim - 1) / dim;
     for (int i = 0; i <= last; i++) {
         int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
-        struct place at = find_key(j, pages, u->kv_head, key);
+        struct key_place at = find_key(j, pages, u->kv_head, key);
         b->k[i] = at.k + at.off * k_step;
         b->v[i] = at.v + at.off * v_step;
         if (kv_scaled(s->k_type))
@@ -434,8 +441,8 @@ static void find_block(const struct job *j, const struct unit *u, int first, int
     }
 }
 
-/* One chunk of keys for the n tiles of a unit. Tiles that see none of it stay fresh. */
-static void run_chunk(const struct job *j, const struct unit *u, int chunk, int n,
+/* Attends to one chunk of keys with the n tiles of a unit. Tiles that see none of it stay fresh. */
+static void run_chunk(const struct attn_job *j, const struct unit *u, int chunk, int n,
                       const struct area *a)
 {
     const struct attn_kernels *kn = u->kernels;
@@ -454,18 +461,18 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
     for (int first = start; first <= end; first += kn->block) {
         int next = first + kn->block, n_seen = 0;
         const struct attn_block *b = &found[at];
-        if (j->rows) {
-            turn_rows(j, u, first, end, a, &found[at]);
+        if (j->row_cache) {
+            pack_from_rows(j, u, first, end, a, &found[at]);
         } else if (!whole) {
             pack_keys(j, u, first, begin, end, a, &found[at]);
         } else {
             if (first == start)
                 find_block(j, u, first, begin, end, &found[at]);
-            /* The next block is on its way while this one is computed, also across the end of the
+            /* The next block is prefetched while this one is computed, also across the end of the
              * chunk. */
             if (next <= u->hi) {
                 find_block(j, u, next, begin, u->hi, &found[1 - at]);
-                found[at].ahead = &found[1 - at];
+                found[at].next = &found[1 - at];
             }
             if (packed) {
                 int k0 = begin > first ? begin - first : 0;
@@ -479,20 +486,20 @@ static void run_chunk(const struct job *j, const struct unit *u, int chunk, int 
         for (int i = 0; i < n; i++)
             if (a->tiles[i].lo < next && a->tiles[i].hi >= first)
                 a->seen[n_seen++] = &a->tiles[i];
-        bool plain = j->rows ? !kn->packs_own : (packed && !kn->packs_own) || !whole;
-        enum dtype v_type = j->rows ? j->s->k_type : j->s->v_type;
+        bool plain = j->row_cache ? !kn->packs_own : (packed && !kn->packs_own) || !whole;
+        enum dtype v_type = j->row_cache ? j->s->k_type : j->s->v_type;
         kn->attend(plain ? DT_F32 : j->s->k_type, plain ? DT_F32 : v_type, a->seen, n_seen, b,
                    j->l->k_dim, j->l->v_dim);
     }
 }
 
-/* Row r of a unit after a chunk. */
+/* Row r's sums over one chunk. */
 struct partial {
     float m, l;
-    const float *o; /* (Dv), not to be read where l is 0 */
+    const float *o; /* (Dv), not read where l is 0 */
 };
 
-static struct partial partial_of(const struct job *j, const struct unit *u, const struct area *a,
+static struct partial partial_of(const struct attn_job *j, const struct unit *u, const struct area *a,
                                  int r)
 {
     int rows = u->kernels->rows;
@@ -503,9 +510,9 @@ static struct partial partial_of(const struct job *j, const struct unit *u, cons
                             .o = t->o + (size_t)r * (size_t)j->l->v_dim};
 }
 
-/* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). A sink is one more key,
- * without a value. */
-static void write_row(const struct job *j, const struct unit *u, int r, float m, float l,
+/* Output of row r: o / l, or zeros where it saw no key (l = 0; o is not read). A sink is one more
+ * key, without a value. */
+static void write_row(const struct attn_job *j, const struct unit *u, int r, float m, float l,
                       const float *o)
 {
     if (j->l->sinks && l != 0) {
@@ -515,12 +522,12 @@ static void write_row(const struct job *j, const struct unit *u, int r, float m,
     size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
     row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
     u->kernels->row->finish(l, o, j->a + row * dim, j->l->v_dim);
-    if (!j->rows && kv_turned(j->s->v_type))
+    if (!j->row_cache && kv_turned(j->s->v_type))
         u->kernels->row->turn(j->a + row * dim, j->l->k_dim);
 }
 
-/* Folds a chunk's partial result into a row's total, whose o is `to`; *l is 0 before the first. */
-static void fold(const struct job *j, const struct unit *u, float *m, float *l, float *to,
+/* Folds a chunk's partial result into a row's total (*m, *l, to). *l is 0 before the first. */
+static void fold(const struct attn_job *j, const struct unit *u, float *m, float *l, float *to,
                  struct partial p)
 {
     if (p.l == 0)
@@ -534,7 +541,7 @@ static void fold(const struct job *j, const struct unit *u, float *m, float *l, 
     }
 }
 
-static void run_unit(const struct job *j, const struct unit *u, const struct area *a)
+static void run_unit(const struct attn_job *j, const struct unit *u, const struct area *a)
 {
     int rows = u->tokens * u->heads;
     size_t dim = (size_t)j->l->v_dim;
@@ -557,7 +564,7 @@ static void run_unit(const struct job *j, const struct unit *u, const struct are
                 write_row(j, u, r, a->total_m[r], a->total_l[r], a->total_o + (size_t)r * dim);
 }
 
-static void run_split(const struct job *j, struct unit *u, const struct task *task,
+static void run_split(const struct attn_job *j, struct unit *u, const struct task *task,
                       const struct area *a)
 {
     size_t rows = (size_t)u->tokens * (size_t)u->heads, dim = (size_t)j->l->v_dim;
@@ -588,9 +595,9 @@ static void run_split(const struct job *j, struct unit *u, const struct task *ta
 
 static void run_tasks(void *arg, int ith, int first, int last)
 {
-    struct job *j = arg;
+    struct attn_job *j = arg;
     struct area a;
-    area_lay(&a, j->thread + (size_t)ith * j->thread_bytes, j->l, j->rows_cap);
+    area_layout(&a, j->thread + (size_t)ith * j->thread_bytes, j->l, j->rows_cap);
     for (int i = first; i < last; i++) {
         struct unit *u = &j->units[j->tasks[i].unit];
         if (j->tasks[i].chunks == 0)
@@ -600,14 +607,14 @@ static void run_tasks(void *arg, int ith, int first, int last)
     }
 }
 
-static void run(struct job *j, void *scratch, struct pool *pool)
+static void run(struct attn_job *j, void *scratch, struct pool *pool)
 {
     int n_threads = pool_size(pool);
     const struct attention *l = j->l;
-    struct limits x = limits_of(j->s, l, j->rows, n_threads);
+    struct limits x = limits_of(j->s, l, j->row_cache, n_threads);
     CHECK(j->b->n_tokens <= j->s->max_tokens && j->b->n_seqs <= j->s->max_seqs,
           "step of %d tokens, %d seqs", j->b->n_tokens, j->b->n_seqs);
-    job_lay(j, &x, l, n_threads, scratch);
+    job_layout(j, &x, l, n_threads, scratch);
     plan(j, &x, n_threads);
     if (j->n_tasks > 1 && !pick_alone(SMALL_ATTN, (size_t)j->cost * (size_t)l->k_dim))
         pool_each(pool, j->n_tasks, POOL_SINGLE, run_tasks, j);
@@ -619,7 +626,7 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick)
 {
-    struct job j = {.s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
+    struct attn_job j = {.s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
     CHECK(l->v_dim == l->k_dim, "heads of %d and %d", l->k_dim, l->v_dim);
     run(&j, scratch, pool);
 }
@@ -628,8 +635,8 @@ void cpu_attention_rows(const struct bounds *s, const struct batch *b, const str
                         const void *rows, float *q, void *scratch, struct pool *pool,
                         struct pick *pick)
 {
-    /* A unit has read its queries by the time it writes. */
-    struct job j = {.s = s, .b = b, .l = l, .rows = true, .pick = pick, .k = rows, .q = q, .a = q};
+    /* q may alias a: a unit has read its queries before it writes. */
+    struct attn_job j = {.s = s, .b = b, .l = l, .row_cache = true, .pick = pick, .k = rows, .q = q, .a = q};
     CHECK(l->n_kv_heads == 1 && l->v_dim <= l->k_dim, "a row is of all heads");
     run(&j, scratch, pool);
 }

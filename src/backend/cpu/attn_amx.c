@@ -1,17 +1,23 @@
 /*
- * Attention kernels for AMX: prefill on bf16 tiles at nearly float precision. Every factor is split
- * into two bf16 numbers, x = hi + lo (exact for f16, bf16 and fp8 keys and values; 16 bits of the
- * mantissa for others, queries and weights), and a product becomes hi*hi + hi*lo + lo*hi: three tile products, still
- * five times the rate of float FMA. What is dropped is below 2^-16 of a term.
+ * Attention kernels for prefill on AMX bf16 tiles, at nearly fp32 precision.
  *
- * One call takes a whole chunk of 256 keys, so the softmax needs no rescaling. A query tile is 32
- * rows: two row tiles A times two tiles B fill four accumulators (tmm0-3); tmm4-5 hold A, tmm6-7 B.
+ * Every factor is split into two bf16 numbers, x = hi + lo. That is exact for fp16, bf16 and fp8 keys and
+ * values; queries, weights and other types keep 16 bits of mantissa. A product becomes
+ * hi*hi + hi*lo + lo*hi, and the dropped lo*lo is below 2^-16 of a term. Three tile products still run at
+ * five times the rate of float FMA, which is the limit of attn_avx512.c.
+ *
+ * One call takes a whole chunk of 256 keys, so the softmax needs no rescaling. A query tile has 32 rows:
+ * two row tiles A times two tiles B fill four accumulators.
  *   scores   C (rows, keys)    += A (rows, 32 d)    * B (32 d, keys)
  *   values   C (rows, columns) += A (rows, 32 keys) * B (32 keys, columns)
- * B tiles hold pairs of the summed index side by side: 16 rows of 16 x (even, odd).
+ * tmm0-3: C; tmm4-5: A; tmm6-7: B. A tile B interleaves pairs of the summed index: 16 rows of
+ * 16 x (even, odd).
  *
- * Rows are independent of each other here too, but a row computed here and the same row computed by
- * attn_avx512.c differ in the last bits: see ops.h on determinism.
+ * Rows are independent of each other here too. A row computed here and by attn_avx512.c differs in the
+ * last bits (see ops.h on determinism).
+ *
+ * Reached on a Xeon with two threads: 512 tokens at depth 4,096 in 73 ms, with AVX-512 143 ms; a prompt
+ * of 512 in 4.5 ms, with AVX-512 11.2 ms (docs/performance.md).
  */
 #include "backend/cpu/attn.h"
 #include "backend/cpu/attn_load.h"
@@ -31,14 +37,14 @@ struct tile_config {
     uint8_t rows[16];
 };
 
-/* GCC's tile loads do not tell the compiler that they read memory: what was stored must be there. */
-static inline void settle(void)
+/* GCC's tile loads are not declared to read memory. This barrier completes earlier stores first. */
+static inline void memory_barrier(void)
 {
     __asm__ volatile("" ::: "memory");
 }
 
-/* Tiles for `rows` query rows: the second row tile has what the first leaves, at least one row, so
- * that it is legal; it is not used where rows <= 16. */
+/* Configures tiles for `rows` query rows. The second row tile has the rows beyond 16, or a single
+ * unused one, since a tile must have a row. */
 static void configure(int rows)
 {
     int top = rows < 16 ? rows : 16, bottom = rows > 16 ? rows - 16 : 1;
@@ -51,7 +57,7 @@ static void configure(int rows)
     _tile_loadconfig(&c);
 }
 
-/* hi + lo of 32 floats, packed. */
+/* Splits 32 floats into hi and lo bf16 parts. */
 static inline void split(__m512 even, __m512 odd, void *hi_out, void *lo_out)
 {
     __m512i hi = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
@@ -63,13 +69,13 @@ static inline void split(__m512 even, __m512 odd, void *hi_out, void *lo_out)
     _mm512_storeu_si512(lo_out, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
 }
 
-/* Whether a type's values are bf16 numbers: there is no lo part. */
+/* Whether values of the type are exact in bf16, so that there is no lo part. */
 static inline bool is_bf16(enum dtype type)
 {
     return type == DT_BF16 || type == DT_F8_E4M3;
 }
 
-/* Pairs (even[i], odd[i]) of values: hi and lo parts of a row of a B tile. */
+/* Writes pairs (a[i], b[i]): the hi and lo parts of a row of a tile B. */
 INLINE void pair(enum dtype type, __m512 a, __m512 b, uint16_t *hi_out, uint16_t *lo_out)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000);
@@ -79,17 +85,18 @@ INLINE void pair(enum dtype type, __m512 a, __m512 b, uint16_t *hi_out, uint16_t
                             _mm512_or_si512(low, _mm512_and_si512(_mm512_castps_si512(b), upper)));
         return;
     }
-    /* hi: rounded to the upper half of a float; what is left of an f16 value fits in another. */
+    /* hi is rounded to the upper 16 bits of the float. The remainder of an fp16 value fits in the
+     * upper 16 bits of another. */
     __m512i a_hi = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(a), half), upper);
     __m512i b_hi = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(b), half), upper);
     __m512i a_lo = _mm512_castps_si512(_mm512_sub_ps(a, _mm512_castsi512_ps(a_hi)));
     __m512i b_lo = _mm512_castps_si512(_mm512_sub_ps(b, _mm512_castsi512_ps(b_hi)));
     _mm512_storeu_si512(hi_out, _mm512_or_si512(_mm512_srli_epi32(a_hi, 16), b_hi));
-    b_lo = _mm512_and_si512(b_lo, upper); /* f16 has nothing below; codes times scales do */
+    b_lo = _mm512_and_si512(b_lo, upper); /* no-op for fp16; truncates products of code and scale */
     _mm512_storeu_si512(lo_out, _mm512_or_si512(_mm512_srli_epi32(a_lo, 16), b_lo));
 }
 
-/* q: per row tile and step of 32 components, a tile of hi and one of lo. */
+/* q: for each row tile and step of 32 components, a hi tile and a lo tile. */
 static void load(const float *const *from, int rows, int dim, float scale, float *q)
 {
     uint16_t *out = (uint16_t *)q;
@@ -110,8 +117,9 @@ static inline void fetch(const void *p, int bytes)
         __builtin_prefetch((const char *)p + i, 0, 2);
 }
 
-/* k_out: per 16 keys, dim/32 tiles of hi, then dim/32 of lo. v_out: per 32 keys and 16 columns, a tile
- * of hi and one of lo; keys outside [k0, k1] are zeros there, since 0 times garbage may not be 0. */
+/* k_out: for each 16 keys, dim/32 hi tiles, then dim/32 lo tiles. v_out: for each 32 keys and 16
+ * columns, a hi tile and a lo tile. Values of keys outside [k0, k1] are written as zeros, since 0
+ * times garbage may be NaN. */
 INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_block *b, int k0,
                     int k1, int dim, float *k_out, float *v_out)
 {
@@ -132,10 +140,10 @@ INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_bloc
                 }
             }
         }
-        fetch(b->ahead->k_tile[i], dim * (int)b->k_step);
+        fetch(b->next->k_tile[i], dim * (int)b->k_step);
     }
     for (int key = k0 / 32 * 32; key <= k1; key += 2) {
-        /* rows of two keys, or zeros */
+        /* the values of two keys, or NULL for zeros */
         const char *row[2];
         float scale[2] = {FP8_SCALE, FP8_SCALE};
         int at = key % 16;
@@ -165,10 +173,10 @@ INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_bloc
                 pair(v_type, x[0], x[1], hi, hi + TILE);
             }
         }
-        fetch((const char *)b->ahead->v_tile[key / 16] + (size_t)(at * dim) * b->v_step / 16,
+        fetch((const char *)b->next->v_tile[key / 16] + (size_t)(at * dim) * b->v_step / 16,
               dim * (int)b->v_step / 8);
     }
-    /* pairs up to the end of the last 32 keys */
+    /* zero pairs up to the end of the last 32 keys */
     for (int key = (k1 / 2 + 1) * 2; key % 32; key += 2)
         for (int c = 0; c < dim; c += 16) {
             uint16_t *hi = (uint16_t *)v_out + (size_t)(key / 32 * 2) * 2 * part +
@@ -207,13 +215,13 @@ static void pack(enum dtype k, enum dtype v, const struct attn_block *b, int k0,
     default:
         CHECK(false, "keys of %s", dtype_name(k));
     }
-    *to = (struct attn_block){.first = b->first, .ahead = to, .k = {k_out}, .v = {v_out}};
+    *to = (struct attn_block){.first = b->first, .next = to, .k = {k_out}, .v = {v_out}};
 }
 
-/* A tile of keys: 16 rows of 16 pairs of components become 16 rows of 16 keys' pairs. */
-static inline void turn_tile(const uint16_t *from, uint16_t *to)
+/* Transposes a tile of keys: 16 keys x 16 pairs of components become 16 pairs x 16 keys. */
+static inline void transpose_tile(const uint16_t *from, uint16_t *to)
 {
-    const float *x = (const float *)from; /* moved, never computed with */
+    const float *x = (const float *)from; /* only moved, never used in arithmetic */
     float *y = (float *)to;
     for (int r = 0; r < 16; r += 4)
         for (int c = 0; c < 16; c += 4) {
@@ -240,8 +248,8 @@ static void pack_rows(enum dtype type, const void *const *from, int at, int dim,
                 const float *x = rows + (size_t)(i + j) * (size_t)dim + d;
                 split(_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16), hi + j * 32, lo + j * 32);
             }
-            turn_tile(hi, to);
-            turn_tile(lo, to + part);
+            transpose_tile(hi, to);
+            transpose_tile(lo, to + part);
         }
     }
     for (int i = 0; i < ATTN_ROWS; i += 2) {
@@ -253,8 +261,9 @@ static void pack_rows(enum dtype type, const void *const *from, int at, int dim,
     }
 }
 
-/* C0..C3 += A (two row tiles) * B (two tiles): hi*hi, lo*hi and, unless lo is zero, hi*lo. a, b: hi
- * tiles; their lo tiles are a_lo and b_lo values further; the second ones `a_next`, `b_next`. */
+/* C0..C3 += A (two row tiles) * B (two tiles): hi*hi, lo*hi and, if has_lo, hi*lo. a, b: hi tiles.
+ * Their lo tiles are a_lo and b_lo values further, the second row and column tiles a_next and
+ * b_next further. */
 #define PRODUCT(two_rows, two_cols, has_lo, a, a_lo, a_next, b, b_lo, b_next)                      \
     do {                                                                                           \
         const uint16_t *a_ = (a), *b_ = (b);                                                       \
@@ -319,9 +328,10 @@ static void scores(const struct attn_tile *t, bool lo, int i0, int i1, int dim, 
     }
 }
 
-/* Weights 2^(s - m) of the 32-key steps [j0, j1], of which tiles [i0, i1] were computed, as hi and lo
- * A tiles: p per row tile and step; m and l follow. */
-static void soften(const struct attn_tile *t, int first, int i0, int i1, uint16_t *p)
+/* Computes weights 2^(s - m) of 32-key steps, as hi and lo tiles A in p (by row tile and step),
+ * and updates m and l. Scores are those of the 16-key tiles [i0, i1]; `first` is the block's
+ * first key. */
+static void scores_to_weights(const struct attn_tile *t, int first, int i0, int i1, uint16_t *p)
 {
     for (int r = 0; r < t->rows; r++) {
         float *row = t->s + r * KEYS;
@@ -358,7 +368,7 @@ static void soften(const struct attn_tile *t, int first, int i0, int i1, uint16_
     }
 }
 
-/* o = weights of the 32-key steps [j0, j1] times values of dim columns */
+/* o = weights of the 32-key steps [j0, j1] times `dim` columns of values */
 static void values(const struct attn_tile *t, bool lo, int j0, int j1, int dim, const uint16_t *p,
                    const uint16_t *v)
 {
@@ -394,10 +404,10 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
         if (rows != t->rows)
             configure(rows = t->rows);
         uint16_t *p = (uint16_t *)(t->s + ROWS * KEYS);
-        settle();
+        memory_barrier();
         scores(t, k_lo, k0 / 16, k1 / 16, dim, b->k[0]);
-        soften(t, b->first, k0 / 16, k1 / 16, p);
-        settle();
+        scores_to_weights(t, b->first, k0 / 16, k1 / 16, p);
+        memory_barrier();
         values(t, v_lo, k0 / 32, k1 / 32, v_dim, p, b->v[0]);
         t->fresh = false;
     }

@@ -1,20 +1,26 @@
 /*
- * Attention kernels for AMX that decode: a tile is the eight query rows of a group twice, high parts in
- * rows 0 to 7 and low parts in rows 8 to 15, so that few rows fill it and 16 bits of every factor count.
- * One call takes a chunk of 256 keys, so the softmax needs no rescaling.
- *
- *   amx_q4   keys and values of Q4_0 on 8-bit tiles. Scores: queries as attn_int8.h rounds them, 32
- *            components a tile, since the scales of keys change there; the same bytes as attn_vnni.c.
- *            Values: weights times the values' scales become 16 bits, by chunk and block of 32 columns
- *            with a scale each; tiles of 64 keys x 16 columns. (Q8_0 so was no faster than attn_vnni.c.)
- *   amx_fp8  FP8 on bf16 tiles: its values are bf16 numbers.
+ * Attention kernels for decode on AMX. A tile A is the eight query rows of a group twice: high parts in
+ * rows 0 to 7, low parts in rows 8 to 15. So few rows fill a tile, and every factor keeps 16 bits. One
+ * call takes a chunk of 256 keys, so the softmax needs no rescaling.
  *
  *   scores   C (rows, keys)    += A (rows, d)    * B (d, keys)
  *   values   C (rows, columns) += A (rows, keys) * B (keys, columns)
- * B tiles hold four (bf16: two) of the summed index side by side. tmm0-3: C; tmm4, 5: A and B of 8-bit
- * scores; tmm6, 7: A and B of everything else. What is written for a tile load is loaded one step later:
- * tile loads wait until stores have left for the cache. While keys are multiplied the chunk's values are
- * prefetched, and with values the next chunk's keys.
+ *
+ *   amx_q4   Q4_0 keys and values on 8-bit tiles.
+ *            Scores: queries are rounded as in attn_int8.h. A tile spans 32 components, because keys
+ *            have a scale per 32. The result has the same bytes as attn_vnni.c.
+ *            Values: weights times the values' scales are rounded to 16 bits, with one scale per chunk
+ *            and block of 32 columns. A tile B is 64 keys x 16 columns.
+ *            (The same kernel for Q8_0 was no faster than attn_vnni.c.)
+ *   amx_fp8  FP8 keys and values on bf16 tiles; FP8 numbers are exact in bf16.
+ *
+ * Tiles B interleave four values of the summed index (bf16: two). tmm0-3: C; tmm4, 5: A and B of 8-bit
+ * scores; tmm6, 7: A and B of everything else. Data stored for a tile load is loaded one step later,
+ * because tile loads wait until the stores have reached the cache. The chunk's values are prefetched
+ * while its keys are multiplied, and the next chunk's keys while its values are.
+ *
+ * Arithmetic is the limit, not memory. Reached on a Xeon, one thread, one sequence at 8,192: Q4_0 839 us,
+ * FP8 985 us; F16 with AVX-512 1,312 us (docs/formats.md).
  */
 #include "backend/cpu/attn_decode_amx.h"
 #include "backend/cpu/amx.h"
@@ -26,17 +32,18 @@
 
 enum { ROWS = 8, KEYS = ATTN_CHUNK, VECTORS = KEYS / 16, TILE = 1024, BLOCKS = 4 };
 
-/* What a tile's s holds: attn.c gives room for two times ATTN_MAX_ROWS * ATTN_CHUNK floats. */
+/* Contents of a tile's s. attn.c allocates 2 * ATTN_MAX_ROWS * ATTN_CHUNK floats for it. */
 struct work {
     float s[ROWS][KEYS];          /* scores, then weights */
-    int32_t dots[2][BLOCKS][256]; /* of C, or floats; of this step and of the one before */
-    uint8_t weights[8][TILE];     /* A: by 64 keys, or by 32 */
-    uint8_t tiles[2][8][TILE];    /* B, of this step and of the one before; D is at most 256 */
+    int32_t dots[2][BLOCKS][256]; /* C as integers or floats, of this step and the previous one */
+    uint8_t weights[8][TILE];     /* A, for each 64 keys (bf16: 32) */
+    uint8_t tiles[2][8][TILE];    /* B, of this step and the previous one; D is at most 256 */
 };
 _Static_assert(sizeof(struct work) <= (size_t)2 * ATTN_MAX_ROWS * ATTN_CHUNK * sizeof(float),
                "the room for s");
 
-/* Tiles of queries have rows of query_bytes bytes, and those of keys as many rows as that takes. */
+/* Configures tile 4 (queries) with rows of query_bytes bytes, and tile 5 (keys) with the matching
+ * number of rows. */
 static void configure(int query_bytes)
 {
     struct amx_config c = {.palette = 1};
@@ -47,22 +54,22 @@ static void configure(int query_bytes)
     amx_configure(&c);
 }
 
-/* Vectors of 16 keys that some row sees. */
+/* [*i0, *i1]: the vectors of 16 keys that some row sees. */
 static void span(const struct attn_tile *t, const struct attn_block *b, int *i0, int *i1)
 {
     *i0 = t->lo > b->first ? (t->lo - b->first) / 16 : 0;
     *i1 = t->hi - b->first < KEYS - 1 ? (t->hi - b->first) / 16 : VECTORS - 1;
 }
 
-/* Prefetches bytes [from, to) of what a vector has of keys or values to the second level. */
+/* Prefetches bytes [from, to) of a vector's keys or values to the second-level cache. */
 INLINE void fetch(const void *tile, size_t from, size_t to)
 {
     for (size_t i = (from + 63) / 64 * 64; i < to; i += 64)
         __builtin_prefetch((const char *)tile + i, 0, 2);
 }
 
-/* Weights 2^(s - m); m and l follow. */
-static void soften(const struct attn_tile *t, const struct attn_block *b, int i0, int i1,
+/* Turns scores into weights 2^(s - m) and updates m and l. */
+static void scores_to_weights(const struct attn_tile *t, const struct attn_block *b, int i0, int i1,
                    struct work *w)
 {
     for (int r = 0; r < t->rows; r++) {
@@ -93,8 +100,8 @@ static void soften(const struct attn_tile *t, const struct attn_block *b, int i0
 
 /* 8-bit tiles */
 
-/* What a tile's q holds: codes (D/32) tiles A of 16 rows, 32 bytes each; per block and row a scale and
- * the sum of the codes. */
+/* Contents of a tile's q: codes as D/32 tiles A of 16 rows x 32 bytes; per block and row a scale
+ * and the sum of the codes. */
 struct queries {
     int8_t *codes;
     float *scale; /* (D/32, ROWS) */
@@ -108,7 +115,7 @@ static inline struct queries queries(const float *q, int dim)
     return (struct queries){p, scale, (int32_t *)scale + dim / KV_BLOCK * ROWS};
 }
 
-enum { INT8_MOST = 127 * 256 + 127 }; /* of a query's code */
+enum { INT8_MOST = 127 * 256 + 127 }; /* largest code of a query */
 
 static void load_q4(const float *const *from, int rows, int dim, float factor, float *q)
 {
@@ -121,7 +128,7 @@ static void load_q4(const float *const *from, int rows, int dim, float factor, f
             float inverse = max > 0 ? (float)INT8_MOST / max : 0.0f;
             __m512i c0 = _mm512_cvtps_epi32(vec_mul(x0, vec_set(inverse)));
             __m512i c1 = _mm512_cvtps_epi32(vec_mul(x1, vec_set(inverse)));
-            c0 = _mm512_min_epi32(c0, most); /* a product of two roundings */
+            c0 = _mm512_min_epi32(c0, most); /* two roundings may exceed it */
             c1 = _mm512_min_epi32(c1, most);
             __m128i *high = (__m128i *)(to.codes + b * 512 + r * 32);
             __m128i *low = (__m128i *)(to.codes + b * 512 + (ROWS + r) * 32);
@@ -136,7 +143,7 @@ static void load_q4(const float *const *from, int rows, int dim, float factor, f
         }
 }
 
-/* Q4_0: 32 components of 16 keys as a tile B of codes 0 to 15 */
+/* Unpacks 32 components of 16 Q4_0 keys as a tile B of codes 0 to 15. */
 INLINE void unpack_keys(const char *k, size_t stride, uint8_t *out)
 {
     const __m512i nibble = _mm512_set1_epi8(15);
@@ -158,7 +165,7 @@ INLINE void unpack_keys(const char *k, size_t stride, uint8_t *out)
         amx_store(n, dots[n], 64);                                                                 \
     }
 
-/* The products of blocks [first, first + count) of the queries with vector i of keys. */
+/* Multiplies blocks [first, first + count) of the queries with vector i of keys. */
 INLINE void multiply_keys(const struct attn_tile *t, int i, int first, int count, int dim,
                           struct work *w)
 {
@@ -171,7 +178,8 @@ INLINE void multiply_keys(const struct attn_tile *t, int i, int first, int count
     SCORE_BLOCK(3)
 }
 
-/* s[r, 16 i ..] += what the products of vector i are worth, while its values come */
+/* s[r, 16 i ..] += products of vector i times their scales. Prefetches the vector's values
+ * meanwhile. */
 INLINE void add_scores(const struct attn_tile *t, const struct attn_block *b, int i, int first,
                        int count, int dim, struct work *w)
 {
@@ -200,12 +208,12 @@ INLINE void add_scores(const struct attn_tile *t, const struct attn_block *b, in
     }
 }
 
-/* s[r, 16 i ..] (+)= q[r] . K for vectors [i0, i1] and `count` blocks of components, in three steps a
- * vector behind each other. */
+/* s[r, 16 i ..] (+)= q[r] . K for vectors [i0, i1] and `count` blocks of components. A pipeline of
+ * three stages, one vector apart: unpack, multiply, scale. */
 INLINE void scores_q4(const struct attn_tile *t, const struct attn_block *b, int i0, int i1,
                       int first, int count, int dim, struct work *w)
 {
-    size_t line = b->k_stride * 4; /* from one group of four components to the next */
+    size_t line = b->k_stride * 4; /* stride between groups of four components */
     for (int i = i0; i <= i1 + 2; i++) {
         if (i <= i1) {
             const char *keys = (const char *)b->k[i] + (size_t)first * 4 * line;
@@ -219,14 +227,16 @@ INLINE void scores_q4(const struct attn_tile *t, const struct attn_block *b, int
     }
 }
 
-/* The scales of the values of vector i in block c: 0 where no row sees a key, since there may be none. */
+/* The scales of the values of vector i in block c. Keys that no row sees get 0, since their scales
+ * may be garbage. */
 INLINE VEC scales_seen(const struct attn_tile *t, const struct attn_block *b, int i, int c)
 {
     return vec_within(value_scale(DT_Q4_0, b, i, c), b->first + i * 16, t->lo, t->hi, 0.0f);
 }
 
-/* A for the columns of block c, 64 keys each; returns what a unit of them is worth: weights are at most
- * 1. Byte 16 L + 4 m + e of a row is key 16 m + 4 L + e: the order in which vectors are narrowed. */
+/* Packs the weights for block c of columns as tiles A of 64 keys, and returns the value of one code
+ * (weights are at most 1). Byte 16 L + 4 m + e of a row is key 16 m + 4 L + e: the order in which
+ * packs interleaves vectors. */
 INLINE float pack_weights(const struct attn_tile *t, const struct attn_block *b, int c, int i0,
                           int i1, struct work *w)
 {
@@ -265,7 +275,7 @@ INLINE float pack_weights(const struct attn_tile *t, const struct attn_block *b,
     return max / 32512.0f;
 }
 
-/* 32 columns of a value as signed bytes */
+/* 32 columns of a value as signed bytes. */
 INLINE __m256i value_bytes(const char *v, int c)
 {
     __m128i x = _mm_loadu_si128((const __m128i *)(v + 16 * c));
@@ -273,16 +283,17 @@ INLINE __m256i value_bytes(const char *v, int c)
     return _mm256_sub_epi8(_mm256_and_si256(both, _mm256_set1_epi8(15)), _mm256_set1_epi8(8));
 }
 
-/* B for 64 keys and the 32 columns of block c: two tiles of 16 columns, in the order in which four rows of
- * bytes are interleaved: 8T to 8T + 3, 16 more, 8T + 4 to 8T + 7, 16 more. Row 4 L + m of a tile has keys
- * 16 m + 4 L and the three behind it. Meanwhile lines of the next chunk's keys are fetched. */
+/* Packs 64 keys x the 32 columns of block c as two tiles B, and prefetches lines of the next
+ * chunk's keys. Columns have the order of interleaving four rows of bytes: tile T has columns 8T to
+ * 8T + 3, the same + 16, 8T + 4 to 8T + 7, the same + 16. Row 4 L + m of a tile has keys 16 m + 4 L
+ * to 16 m + 4 L + 3. */
 INLINE void pack_values(const struct attn_block *b, int j, int c, int blocks, size_t k_bytes,
                         uint8_t (*out)[TILE])
 {
     size_t step = k_bytes / (size_t)(4 * blocks) + 1;
     for (int m = 0; m < 4; m++) {
         const char *v = b->v[4 * j + m];
-        const void *next = b->ahead->k_tile[4 * j + m];
+        const void *next = b->next->k_tile[4 * j + m];
         UNROLL
         for (int quad = 0; quad < 4; quad++, v += 4 * b->v_stride) {
             __m256i v0 = value_bytes(v, c), v1 = value_bytes(v + b->v_stride, c);
@@ -303,7 +314,7 @@ INLINE void pack_values(const struct attn_block *b, int j, int c, int blocks, si
     }
 }
 
-/* o[r] of block c from its tiles */
+/* o[r] of block c from its tiles. */
 INLINE void multiply_values(const struct attn_tile *t, int c, int j0, int j1, int dim, float unit,
                             struct work *w)
 {
@@ -340,7 +351,7 @@ static void values_q4(const struct attn_tile *t, const struct attn_block *b, int
         if (c < blocks) {
             unit[c & 1] = pack_weights(t, b, c, i0, i1, w);
             for (int j = j0; j <= j1; j++)
-                pack_values(b, j, c, blocks, (size_t)dim * b->ahead->k_step,
+                pack_values(b, j, c, blocks, (size_t)dim * b->next->k_step,
                             w->tiles[c & 1] + 2 * j);
         }
         if (c > 0)
@@ -362,7 +373,7 @@ static void attend_q4(enum dtype k_type, enum dtype v_type, struct attn_tile *co
             scores_q4(t, b, i0, i1, first, BLOCKS, dim, w);
         for (; first < blocks; first++)
             scores_q4(t, b, i0, i1, first, 1, dim, w);
-        soften(t, b, i0, i1, w);
+        scores_to_weights(t, b, i0, i1, w);
         values_q4(t, b, i0, i1, dim, w);
         t->fresh = false;
     }
@@ -371,7 +382,7 @@ static void attend_q4(enum dtype k_type, enum dtype v_type, struct attn_tile *co
 
 /* bf16 tiles */
 
-/* 32 floats as bf16, and what that lost. */
+/* Splits 32 floats into bf16 and the bf16 rounding error. */
 static inline void split(VEC low, VEC high, void *out, void *lost)
 {
     __m512i x = (__m512i)_mm512_cvtne2ps_pbh(high, low);
@@ -383,7 +394,7 @@ static inline void split(VEC low, VEC high, void *out, void *lost)
     _mm512_storeu_si512(lost, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
-/* q: tiles A of 32 components */
+/* q: tiles A of 32 components. */
 static void load_fp8(const float *const *from, int rows, int dim, float factor, float *q)
 {
     for (int r = 0; r < rows; r++)
@@ -395,9 +406,9 @@ static void load_fp8(const float *const *from, int rows, int dim, float factor, 
         }
 }
 
-/* 64 codes as bf16, those of the lower half of each 16 in *low. The four bits of an exponent straddle two
- * bytes: low byte eMMM0000, high byte s0111Exx or s1000Exx. What is below the least normal number, eight
- * codes, is looked up: multiples of 2^-9. */
+/* Converts 64 FP8 codes to bf16. *low gets the lower half of each 16 codes, *high the upper. The
+ * exponent's four bits straddle two bytes: low byte eMMM0000, high byte s0111Exx or s1000Exx. The
+ * eight subnormal codes, multiples of 2^-9, are looked up. */
 INLINE void widen(__m512i x, __m512i *low, __m512i *high)
 {
     const __m512i sign = _mm512_set1_epi8((char)0x80);
@@ -417,7 +428,7 @@ INLINE void widen(__m512i x, __m512i *low, __m512i *high)
     *high = _mm512_unpackhi_epi8(l, h);
 }
 
-/* Four components of 16 keys */
+/* Four components of 16 keys. */
 INLINE __m512i four_rows(const char *k, size_t stride)
 {
     if (stride == 16)
@@ -428,8 +439,8 @@ INLINE __m512i four_rows(const char *k, size_t stride)
     return _mm512_inserti32x4(x, _mm_loadu_si128((const __m128i *)(k + 3 * stride)), 3);
 }
 
-/* Four rows of 16 bytes so that widen gives two rows of a tile B: bytes of rows 0 and 1 side by side in
- * the lower half of each 16, of rows 2 and 3 in the upper one. */
+/* Orders four rows of 16 bytes so that `widen` gives two rows of a tile B: bytes of rows 0 and 1
+ * interleaved in the lower half of each 16, those of rows 2 and 3 in the upper. */
 INLINE __m512i pair_rows(__m512i x)
 {
     const __m512i order = _mm512_set_epi8(
@@ -439,7 +450,8 @@ INLINE __m512i pair_rows(__m512i x)
     return _mm512_permutexvar_epi8(order, x);
 }
 
-/* Vector i of keys as tiles B of 32 components, while as many lines of its values come. */
+/* Converts vector i of keys to tiles B of 32 components, and prefetches as many lines of its
+ * values. */
 INLINE void widen_keys(const struct attn_block *b, int i, int dim, uint8_t *to)
 {
     const char *k = b->k[i], *v = b->v_tile[i];
@@ -452,7 +464,7 @@ INLINE void widen_keys(const struct attn_block *b, int i, int dim, uint8_t *to)
     }
 }
 
-/* C of even and of odd tiles of a vector: two chains of products. */
+/* C of even and of odd tiles of a vector, as two independent chains of products. */
 #define SCORE_VECTOR(even, odd)                                                                    \
     do {                                                                                           \
         amx_zero(even);                                                                            \
@@ -467,7 +479,8 @@ INLINE void widen_keys(const struct attn_block *b, int i, int dim, uint8_t *to)
         }                                                                                          \
     } while (0)
 
-/* s[r, 16 i ..] = q[r] . K for vectors [i0, i1], in four steps a vector behind each other. */
+/* s[r, 16 i ..] = q[r] . K for vectors [i0, i1]. A pipeline of four stages, one vector apart:
+ * convert, multiply, store, add. */
 static void scores_fp8(const struct attn_tile *t, const struct attn_block *b, int i0, int i1,
                        int dim, struct work *w)
 {
@@ -475,7 +488,7 @@ static void scores_fp8(const struct attn_tile *t, const struct attn_block *b, in
     for (int i = i0; i <= i1 + 3; i++) {
         if (i <= i1)
             widen_keys(b, i, dim, w->tiles[i & 1][0]);
-        int at = i - 2; /* what is stored */
+        int at = i - 2; /* the vector to store */
         if (at >= i0 && at <= i1 && (at & 1)) {
             amx_store(2, w->dots[1][0], 64);
             amx_store(3, w->dots[1][1], 64);
@@ -499,7 +512,7 @@ static void scores_fp8(const struct attn_tile *t, const struct attn_block *b, in
     }
 }
 
-/* A for 32 keys each */
+/* Packs weights as tiles A of 32 keys. */
 static void pack_weights_fp8(const struct attn_tile *t, int i0, int i1, struct work *w)
 {
     for (int r = 0; r < t->rows; r++)
@@ -512,13 +525,13 @@ static void pack_weights_fp8(const struct attn_tile *t, int i0, int i1, struct w
         }
 }
 
-/* 64 columns, from c on, of 32 keys from vector 2j on as four tiles B: tile n has columns 16 L + 4 n + i
- * at 4 L + i. Meanwhile as many lines of the next chunk's keys come. */
+/* Converts 64 columns from c on of 32 keys, from vector 2j on, to four tiles B, and prefetches as
+ * many lines of the next chunk's keys. Tile n has column 16 L + 4 n + i at 4 L + i. */
 INLINE void widen_values(const struct attn_block *b, int j, int c, uint8_t (*out)[TILE])
 {
     for (int half = 0; half < 2; half++) {
         const char *v = (const char *)b->v[2 * j + half] + c;
-        const char *next = (const char *)b->ahead->k_tile[2 * j + half] + (size_t)c * 16;
+        const char *next = (const char *)b->next->k_tile[2 * j + half] + (size_t)c * 16;
         uint8_t *to = out[0] + 512 * half;
         UNROLL
         for (int row = 0; row < 8; row++, v += 2 * b->v_stride, to += 64) {
@@ -539,7 +552,7 @@ INLINE void widen_values(const struct attn_block *b, int j, int c, uint8_t (*out
     amx_load(tile, tiles[n], 64);                                                                  \
     amx_dot_bf16(n, 4, tile);
 
-/* Columns [c, c + 64) */
+/* o for columns [c, c + 64). */
 static void values_fp8(const struct attn_tile *t, const struct attn_block *b, int i0, int i1, int c,
                        int dim, struct work *w)
 {
@@ -585,7 +598,7 @@ static void attend_fp8(enum dtype k_type, enum dtype v_type, struct attn_tile *c
         int i0, i1;
         span(t, b, &i0, &i1);
         scores_fp8(t, b, i0, i1, dim, w);
-        soften(t, b, i0, i1, w);
+        scores_to_weights(t, b, i0, i1, w);
         pack_weights_fp8(t, i0, i1, w);
         for (int c = 0; c < dim; c += 64)
             values_fp8(t, b, i0, i1, c, dim, w);

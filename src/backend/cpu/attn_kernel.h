@@ -1,17 +1,23 @@
 /*
- * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain
- * C), attn_avx2.c, attn_avx512.c, attn_vnni.c and attn_madd_*.c. The includer defines KERNELS and
- * ROW_KERNELS (the tables' names), ROWS (query rows per tile) and NV (vectors per row of the register
- * tile), and INT8_SCORES where keys are coded and multiplied as such.
+ * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain C),
+ * attn_avx2.c, attn_avx512.c, attn_vnni.c and attn_madd_*.c. The includer defines KERNELS and ROW_KERNELS
+ * (names of the tables), ROWS (query rows per tile), NV (vectors per row of the register tile), and
+ * INT8_SCORES to multiply quantised keys as integers.
  *
- * The register tile of both products is ROWS x NV vectors. Scores: one vector is VW keys, each step
- * of d multiplies NV loads of K by ROWS broadcasts of q. Values: one vector is VW columns of V, each
- * key multiplies NV loads of V by ROWS broadcasts of p. So K and V are read (and converted to float)
- * once per tile, whichever heads and tokens its rows are.
+ *   s[r, key] = q[r] . K[key]     m[r] = max over keys of s     p = 2^(s - m)
+ *   l[r] = sum over keys of p     o[r] = sum over keys of p * V[key]
  *
- * Every lane of a row is a chain of its own: score = sum over d in order; o = sum over keys in order;
- * l by lane. The number of rows in the tile and keys that a row does not see (weight exactly 0) do
- * not change a row's bytes.
+ * The register tile of both products is ROWS x NV vectors. Scores: a vector is VW keys; each component d
+ * multiplies NV loads of K by ROWS broadcasts of q. Values: a vector is VW columns of V; each key
+ * multiplies NV loads of V by ROWS broadcasts of p. So K and V are read, and converted to float, once per
+ * tile, whichever heads and tokens its rows are. Few rows are limited by memory, full tiles by FMA.
+ *
+ * Every lane of a row is a chain of its own: a score sums over d in order, o over keys in order, l by
+ * lane. A row's bytes do not depend on the number of rows in the tile, nor on keys the row does not see,
+ * which have weight exactly 0.
+ *
+ * Reached with AVX-512 on Zen 4, one thread, of an FMA peak of 117 GFLOP/s: 77 % for a prompt of 512,
+ * 85 % for 512 tokens at depth 4,096, 76 % for decode at 4,096 (docs/performance.md).
  */
 #include "backend/cpu/attn.h"
 #include "backend/cpu/attn_load.h"
@@ -20,9 +26,10 @@
 
 enum { VECS = ATTN_BLOCK / VW, PANEL = NV * VW };
 
-/* Prefetches a tile's bytes [at, at + step), step <= 128, to the second level: the first is full of
- * the block at hand. Called step by step, it covers a tile in the time of a block. */
-INLINE void ahead(const void *tile, size_t at, size_t step)
+/* Prefetches a tile's bytes [at, at + step), step <= 128, to the second-level cache, since the
+ * first is full of the current block. Called once per step, it covers a tile in the time of a
+ * block. */
+INLINE void prefetch_step(const void *tile, size_t at, size_t step)
 {
     if (at % 64 < step)
         __builtin_prefetch((const char *)tile + at, 0, 2);
@@ -30,7 +37,7 @@ INLINE void ahead(const void *tile, size_t at, size_t step)
         __builtin_prefetch((const char *)tile + at + 64, 0, 2);
 }
 
-/* The keys of the block that some row of the tile sees: [*k0, *k1), counted from its first. */
+/* [*k0, *k1): the keys of the block, counted from its first, that some row of the tile sees. */
 INLINE void span(const struct attn_tile *t, const struct attn_block *b, int *k0, int *k1)
 {
     *k0 = t->lo > b->first ? t->lo - b->first : 0;
@@ -52,7 +59,7 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
     }
     const float *q = t->q;
     size_t fetch = 0;
-    /* codes: four components, which share a load, of a block of 32, which share a scale */
+    /* quantised: 4 components share a load, and a block of 32 shares a scale */
     int unit = kv_quantised(type) ? 4 : 1;
     VEC scale[NV];
     UNROLL
@@ -72,7 +79,7 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
                 k[j] = key_code(type, b, i + j, d, e);
                 if (kv_quantised(type))
                     k[j] = vec_mul(k[j], scale[j]);
-                ahead(b->ahead->v_tile[i + j], fetch, b->v_step);
+                prefetch_step(b->next->v_tile[i + j], fetch, b->v_step);
             }
             UNROLL
             for (int r = 0; r < rows; r++) {
@@ -92,9 +99,9 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
 }
 #endif
 
-/* The weights of keys [k0, k1) times the scales of their values' columns from 32 * c on: cheaper than
- * scaling the values, since a weight serves 32 of them. */
-INLINE void weigh(enum dtype type, int rows, const struct attn_tile *t, const struct attn_block *b,
+/* Multiplies the weights of keys [k0, k1) by the scales of their values' block c of columns. That
+ * is cheaper than scaling the values, since a weight serves 32 of them. */
+INLINE void scale_weights(enum dtype type, int rows, const struct attn_tile *t, const struct attn_block *b,
                   int k0, int k1, int c, float *weights)
 {
     for (int i = k0 / VW; i <= (k1 - 1) / VW; i++) {
@@ -107,8 +114,8 @@ INLINE void weigh(enum dtype type, int rows, const struct attn_tile *t, const st
     }
 }
 
-/* o[r] = o[r] * scale[r] + sum over the block's keys of s[r, key] * V[key], for nv vectors of columns
- * from column c, which begin at `column` in a row of V. high: value_code_at. */
+/* o[r] = o[r] * scale[r] + sum over the block's keys of s[r, key] * V[key], for nv vectors of
+ * columns from column c on, which is at offset `column` of a row of V. high: see value_code_at. */
 INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
                    const struct attn_block *b, int c, size_t column, int dim, bool high)
 {
@@ -135,15 +142,15 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
     span(t, b, &k0, &k1);
     float weights[ROWS * ATTN_BLOCK];
     if (kv_quantised(type)) {
-        weigh(type, rows, t, b, k0, k1, c / KV_BLOCK, weights);
+        scale_weights(type, rows, t, b, k0, k1, c / KV_BLOCK, weights);
         p = weights;
     }
-    size_t step = (size_t)nv * b->ahead->k_step;
+    size_t step = (size_t)nv * b->next->k_step;
     for (int key = k0; key < k1;) {
         int end = key / VW * VW + VW;
         size_t at = (kv_quantised(type) ? 0 : column) + (size_t)(key % VW) * b->v_stride;
         const void *v = b->v[key / VW];
-        const char *next = (const char *)b->ahead->k_tile[key / VW] + (size_t)c * b->ahead->k_step;
+        const char *next = (const char *)b->next->k_tile[key / VW] + (size_t)c * b->next->k_step;
         size_t fetch = (size_t)(key % VW) * step;
         for (end = end < k1 ? end : k1; key < end; key++, at += b->v_stride, fetch += step) {
             VEC x[NV];
@@ -152,7 +159,7 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
                 x[j] = kv_quantised(type)
                            ? value_code_at(type, (const char *)v + at, c, j * VW, high)
                            : vec_load_as(type, v, at + (size_t)(j * VW));
-            ahead(next, fetch, step);
+            prefetch_step(next, fetch, step);
             UNROLL
             for (int r = 0; r < rows; r++) {
                 VEC w = vec_set(p[r * ATTN_BLOCK + key]);
@@ -170,10 +177,10 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
     }
 }
 
-/* Scores become weights 2^(s - m); m, l and scale follow. k_worth, v_worth: what scores lack, and what
- * weights must make up for. */
-static void soften(const struct attn_tile *t, const struct attn_block *b, float k_worth,
-                   float v_worth)
+/* Turns scores into weights 2^(s - m), and updates m, l and scale. score_factor multiplies scores,
+ * weight_factor the weights (FP8's scale). */
+static void scores_to_weights(const struct attn_tile *t, const struct attn_block *b, float score_factor,
+                   float weight_factor)
 {
     int k0, k1;
     span(t, b, &k0, &k1);
@@ -186,12 +193,12 @@ static void soften(const struct attn_tile *t, const struct attn_block *b, float 
         bool cut = t->row_lo[r] > first + i0 * VW || t->row_hi[r] < first + i1 * VW + VW - 1;
         VEC max = vec_set(ATTN_MASKED);
         for (int i = i0; i <= i1; i++) {
-            VEC x = vec_mul(vec_load(row + i * VW), vec_set(k_worth));
+            VEC x = vec_mul(vec_load(row + i * VW), vec_set(score_factor));
             if (t->cap != 0)
                 x = vec_softcap(x, t->cap, 1.0f / t->cap);
             if (cut)
                 x = vec_within(x, first + i * VW, t->row_lo[r], t->row_hi[r], ATTN_MASKED);
-            if (cut || t->cap != 0 || k_worth != 1.0f)
+            if (cut || t->cap != 0 || score_factor != 1.0f)
                 vec_store(row + i * VW, x);
             max = vec_max(max, x);
         }
@@ -210,7 +217,7 @@ static void soften(const struct attn_tile *t, const struct attn_block *b, float 
             sum = vec_mul(vec_load(t->l + r * VW), vec_set(scale[r]));
         for (int i = i0; i <= i1; i++) {
             VEC p = vec_exp2(vec_sub(vec_load(row + i * VW), max));
-            vec_store(row + i * VW, vec_mul(p, vec_set(v_worth)));
+            vec_store(row + i * VW, vec_mul(p, vec_set(weight_factor)));
             sum = vec_add(sum, p);
         }
         vec_store(t->l + r * VW, sum);
@@ -232,8 +239,8 @@ INLINE void scores_of(enum dtype type, int rows, int nv, const struct attn_tile 
 #endif
 }
 
-/* The register tiles for every type and number of rows: NV vectors, or the last one alone. Functions
- * of their own, since in a larger body compilers run out of registers and spill the operands. */
+/* The register tiles for every type and number of rows, with NV vectors or one. Each is a function
+ * of its own: in a larger body compilers run out of registers and spill the operands. */
 struct tile_fns {
     void (*scores)(const struct attn_tile *t, const struct attn_block *b, int i, int dim);
     void (*values)(const struct attn_tile *t, const struct attn_block *b, int c, size_t column,
@@ -291,7 +298,7 @@ TILES(8)
 #else
 #error "ROWS must be 4 or 8"
 #endif
-/* by type, by whole panel or single vector, by rows - 1 */
+/* [type][all NV vectors, or one][rows - 1] */
 static const struct tile_fns tile_table[][2][ROWS] = {
     {UP_TO(f32_all), UP_TO(f32_one)},   {UP_TO(f16_all), UP_TO(f16_one)},
     {UP_TO(bf16_all), UP_TO(bf16_one)}, {UP_TO(q8_all), UP_TO(q8_one)},
@@ -303,44 +310,44 @@ static int tile_type(enum dtype t)
            : t == DT_BF16 ? 2
            : t == DT_Q8_0 ? 3
            : t == DT_Q4_0 ? 4
-                          : 1; /* FP8 too, as fp16 */
+                          : 1; /* FP8 is converted to fp16 first */
 }
 
-/* The panel of keys at vector i, of FP8, becomes fp16 once for all tiles: from there a load makes
- * floats of them, which bytes take four instructions for. Vectors that lie side by side stay so. */
+/* Converts the panel of FP8 keys at vector i to fp16, once for all tiles. An fp16 load converts to
+ * float in one instruction, bytes need four. Adjacent vectors stay adjacent. */
 static void keys_as_fp16(const struct attn_block *b, int i, int dim, struct attn_block *to)
 {
     uint16_t *out = b->fp16;
-    bool beside = true;
+    bool adjacent = true;
     for (int j = 1; j < NV; j++)
-        beside = beside && (const char *)b->k[i + j] == (const char *)b->k[i] + j * VW;
-    int n = beside ? PANEL : VW;
+        adjacent = adjacent && (const char *)b->k[i + j] == (const char *)b->k[i] + j * VW;
+    int n = adjacent ? PANEL : VW;
     to->k_stride = (size_t)n;
     for (int j = 0; j < NV; j += n / VW, out += (size_t)n * (size_t)dim) {
         const uint8_t *k = b->k[i + j];
         if (b->k_stride == (size_t)n)
-            vec_fp8_halves(k, n * dim, out);
+            vec_fp8_to_fp16(k, n * dim, out);
         else
             for (int d = 0; d < dim; d++)
-                vec_fp8_halves(k + (size_t)d * b->k_stride, n, out + (size_t)d * (size_t)n);
+                vec_fp8_to_fp16(k + (size_t)d * b->k_stride, n, out + (size_t)d * (size_t)n);
         for (int m = 0; m < n / VW; m++)
             to->k[i + j + m] = out + m * VW;
     }
 }
 
-/* n columns, from c on, of keys [k0, k1) likewise. */
+/* The same for n columns of values, from c on, of keys [k0, k1). */
 INLINE void values_as_fp16(const struct attn_block *b, int k0, int k1, int c, int n,
                            struct attn_block *to)
 {
     for (int key = k0; key < k1; key++)
-        vec_fp8_halves((const uint8_t *)b->v[key / VW] + (size_t)(key % VW) * b->v_stride + c, n,
+        vec_fp8_to_fp16((const uint8_t *)b->v[key / VW] + (size_t)(key % VW) * b->v_stride + c, n,
                        b->fp16 + (size_t)key * PANEL);
     to->v_stride = PANEL;
     for (int i = k0 / VW; i <= (k1 - 1) / VW; i++)
         to->v[i] = b->fp16 + (size_t)i * VW * PANEL;
 }
 
-/* The keys that some tile sees. */
+/* [*k0, *k1): the keys that some tile sees. */
 static void span_all(struct attn_tile *const *list, int n, const struct attn_block *b, int *k0,
                      int *k1)
 {
@@ -353,7 +360,8 @@ static void span_all(struct attn_tile *const *list, int n, const struct attn_blo
     }
 }
 
-/* Panel by panel of K, then of V, each for all tiles: a panel stays in the first-level cache. */
+/* Computes panel by panel of K, then of V, each for all tiles, so that a panel stays in the first-
+ * level cache. */
 static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const *list, int n,
                    const struct attn_block *b, int dim, int v_dim)
 {
@@ -365,7 +373,7 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
     if (k_fp8 || v_fp8) {
         span_all(list, n, b, &low, &high);
         fp16.first = b->first;
-        fp16.ahead = b->ahead;
+        fp16.next = b->next;
         fp16.v_step = b->v_step;
     }
     const struct attn_block *keys = k_fp8 ? &fp16 : b, *values = v_fp8 ? &fp16 : b;
@@ -384,7 +392,7 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
         }
     }
     for (int j = 0; j < n; j++)
-        soften(list[j], b, k_fp8 ? FP8_SCALE : 1.0f, v_fp8 ? FP8_SCALE : 1.0f);
+        scores_to_weights(list[j], b, k_fp8 ? FP8_SCALE : 1.0f, v_fp8 ? FP8_SCALE : 1.0f);
     all = tile_table[tile_type(v_type)][0];
     one = tile_table[tile_type(v_type)][1];
     int c = 0;
@@ -440,7 +448,7 @@ INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int 
         float *k = k_out + (size_t)(i / NV) * (size_t)dim * PANEL + i % NV * VW;
         for (int d = 0; d < dim; d++) {
             vec_store(k + (size_t)d * PANEL, vec_load_as(type, b->k[i], (size_t)d * b->k_stride));
-            ahead(b->ahead->k_tile[i], (size_t)d * b->k_step, b->k_step);
+            prefetch_step(b->next->k_tile[i], (size_t)d * b->k_step, b->k_step);
         }
         for (int j = 0; j < VW; j++) {
             float *v = v_out + (size_t)(i * VW + j) * PANEL;
@@ -448,7 +456,7 @@ INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int 
                 size_t at = (size_t)j * (size_t)dim + (size_t)c;
                 vec_store(v + (size_t)(c / PANEL) * ATTN_BLOCK * PANEL + c % PANEL,
                           vec_load_as(type, b->v[i], (size_t)j * b->v_stride + (size_t)c));
-                ahead(b->ahead->v_tile[i], at / VW * b->v_step, b->v_step);
+                prefetch_step(b->next->v_tile[i], at / VW * b->v_step, b->v_step);
             }
         }
     }
@@ -466,7 +474,7 @@ static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b,
     else
         pack_as(DT_BF16, b, first, last, dim, k_out, v_out);
     to->first = b->first;
-    to->ahead = to;
+    to->next = to;
     to->k_stride = to->v_stride = PANEL;
     to->v_panel = ATTN_BLOCK * PANEL;
     to->k_step = to->v_step = VW * sizeof(float);
@@ -478,7 +486,7 @@ static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b,
     }
 }
 
-/* Four keys at a time turn from rows into columns. */
+/* Packs rows of keys; transposes four keys at a time. */
 static void pack_rows(enum dtype type, const void *const *from, int at, int dim, int v_dim,
                       float *rows, float *k_out, float *v_out)
 {
@@ -542,7 +550,7 @@ static void finish(float tl, const float *to, float *out, int dim)
         memset(out, 0, (size_t)dim * sizeof(float));
         return;
     }
-    /* + 0: a sum that underflowed to -0 comes out as 0, as it does with more zero weights around it */
+    /* + 0 turns -0, from a sum that underflowed, into 0, as further zero weights would */
     for (int c = 0; c < dim; c += VW)
         vec_store(out + c, vec_add(vec_mul(vec_load(to + c), vec_set(1.0f / tl)), vec_set(0.0f)));
 }

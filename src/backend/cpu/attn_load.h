@@ -1,5 +1,5 @@
 /*
- * Keys and values of a block (attn.h) as vectors of floats, whatever their type: for attn_kernel.h and
+ * Loads keys and values of a block (attn.h) of any type as vectors of floats, for attn_kernel.h and
  * attn_amx.c. `type` is a constant wherever speed matters.
  */
 #ifndef STEEL_BACKEND_CPU_ATTN_LOAD_H
@@ -9,10 +9,10 @@
 #include "backend/cpu/kvtile.h"
 #include "backend/cpu/vec.h"
 
-/* What an FP8 value as vec_fp8 gives it is short of. */
+/* vec_fp8 returns FP8 values divided by this. */
 #define FP8_SCALE 256.0f
 
-/* Component d + e of vector i of keys, before its scale. Codes: d a multiple of 4, e below it. */
+/* Component d + e of vector i of keys, before its scale. Quantised: d is a multiple of 4, e < 4. */
 INLINE VEC key_code(enum dtype type, const struct attn_block *b, int i, int d, int e)
 {
     const char *k = b->k[i];
@@ -26,16 +26,16 @@ INLINE VEC key_code(enum dtype type, const struct attn_block *b, int i, int d, i
     return type == DT_F8_E4M3 ? vec_fp8(k + at) : vec_load_as(type, k, at);
 }
 
-/* The scales of vector i of keys for components from 32 * c on. */
+/* The scales of vector i of keys for components 32 * c to 32 * c + 31. */
 INLINE VEC key_scale(enum dtype type, const struct attn_block *b, int i, int c)
 {
     return kv_scaled(type) ? vec_load_f16(b->k_scale[i] + (size_t)c * b->scale_stride)
                            : vec_set(type == DT_F8_E4M3 ? FP8_SCALE : 1.0f);
 }
 
-/* VW columns of a value of a coded type, before their scale, from column c + e on; v: column 0. c is a
- * multiple of the 16 columns that have one half of Q4_0's bytes, or of as many as e goes over; high: it
- * begins the upper ones, a constant wherever speed matters. */
+/* VW columns of a quantised value at v, from column c + e on, before their scale. c is a multiple
+ * of 16, or of the range of e. high: column c is in the upper half of a Q4_0 block (high nibbles);
+ * a constant wherever speed matters. */
 INLINE VEC value_code_at(enum dtype type, const char *v, int c, int e, bool high)
 {
     if (type == DT_Q8_0)
@@ -50,7 +50,7 @@ INLINE VEC value_code(enum dtype type, const char *v, int c, int e)
     return value_code_at(type, v, c, e, c % 32 >= 16);
 }
 
-/* n values of a cache of rows, as floats; NULL: zeros. */
+/* n values of a row as floats. */
 INLINE void row_as(enum dtype type, const void *from, int n, float *to)
 {
     int i = 0;
@@ -75,7 +75,7 @@ static inline void row_load(enum dtype type, const void *from, int n, float *to)
         row_as(DT_BF16, from, n, to);
 }
 
-/* The scales of vector i of values for columns from 32 * c on. */
+/* The scales of vector i of values for columns 32 * c to 32 * c + 31. */
 INLINE VEC value_scale(enum dtype type, const struct attn_block *b, int i, int c)
 {
     return kv_scaled(type) ? vec_load_f16(b->v_scale[i] + (size_t)c * b->scale_stride)

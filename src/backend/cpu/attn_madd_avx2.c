@@ -1,5 +1,7 @@
-/* Attention kernels for AVX2, for keys of Q8_0 and Q4_0: 8 lanes, tiles of 4 query rows; scores by dot
- * products of 16-bit numbers, values as attn_avx2.c has them. */
+/*
+ * Attention kernels for AVX2 and Q8_0 or Q4_0 keys: 8 lanes, tiles of 4 query rows. Scores by dot
+ * products of 16-bit numbers (attn_int8.h), values as in attn_avx2.c.
+ */
 #define KERNELS     attn_kernels_madd_avx2
 #define ROW_KERNELS attn_rows_madd_avx2
 #define ROWS        4

@@ -1,5 +1,7 @@
-/* Attention kernels for AVX-512 without VNNI, for keys of Q8_0 and Q4_0: 16 lanes, tiles of 8 query rows;
- * scores by dot products of 16-bit numbers, values as attn_avx512.c has them. */
+/*
+ * Attention kernels for AVX-512 without VNNI and Q8_0 or Q4_0 keys: 16 lanes, tiles of 8 query rows.
+ * Scores by dot products of 16-bit numbers (attn_int8.h), values as in attn_avx512.c.
+ */
 #define KERNELS     attn_kernels_madd_avx512
 #define ROW_KERNELS attn_rows_madd_avx512
 #define ROWS        8

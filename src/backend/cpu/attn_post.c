@@ -1,7 +1,8 @@
 /*
- * Attention between projection and scores: per-head norm, RoPE by the step's table of cosines and
- * sines (made once in begin, shared by all layers), and the append of k and v to the paged pool. Owns
- * the layout of a pool tile (ops.h). Split by token: every output belongs to one token.
+ * Attention between projection and scores: per-head norm, RoPE, and the append of k and v to the paged
+ * pool. RoPE reads the step's table of cosines and sines, which is computed once in begin and shared by
+ * all layers. Owns the layout of a pool tile (ops.h). Work is split by token: every output belongs to one
+ * token.
  */
 #include "backend/cpu/kvtile.h"
 #include "backend/cpu/ops.h"
@@ -13,7 +14,7 @@
 
 enum {
     TOKEN_RUN = 16
-}; /* tokens a thread takes together: a page, whose cache lines it then owns */
+}; /* tokens a thread takes together: a page, so that no two threads write the same cache lines */
 
 struct rope_job {
     const struct rope *rope;
@@ -30,7 +31,8 @@ static void rope_rows(void *arg, int ith, int first, int last)
     for (int t = first; t < last; t++) {
         float *row = j->table + (size_t)t * (size_t)j->rope->n_rot;
         for (int i = 0; i < half; i++) {
-            /* The angle is a float product, as in the models' own code; then exact trigonometry. */
+            /* The angle is a float product, as in the reference implementations. The rest is in
+             * double. */
             int pos = plane ? j->b->rope_pos[3 * t + plane[i]] : j->b->pos[t];
             float angle = (float)pos * j->rope->freq[i];
             double sine, cosine;
@@ -61,8 +63,8 @@ struct post_job {
     int run; /* tokens of a piece */
 };
 
-/* Norm and rotation of n heads of D, `stride` apart (norm_whole: side by side), to heads side by side;
- * to may be from. */
+/* Norm and RoPE of n heads of D, `stride` apart (norm_whole: contiguous), to contiguous heads. `to`
+ * may be `from`. */
 static void finish_heads(const struct post_job *j, const struct norm *norm, const float *rope,
                          float *from, int n, int D, size_t stride, float *to)
 {
@@ -86,14 +88,14 @@ static void post_token(const struct post_job *j, int t)
     int width = H * (l->gated ? 2 : 1) + (l->shares_kv ? 0 : l->k_is_v ? K : 2 * K);
     size_t dim = (size_t)D, page_len = (size_t)s->page_len;
     const float *rope = n_rot ? j->rope + (size_t)t * (size_t)n_rot : NULL;
-    size_t each = l->gated ? 2 : 1; /* a gate lies behind every head */
+    size_t each = l->gated ? 2 : 1; /* each query head is followed by its gate */
     float *qkv = j->qkv + (size_t)t * (size_t)width * dim;
     float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * each * dim;
     finish_heads(j, &l->q_norm, rope, qkv, H, D, each * dim, q);
     if (l->temp_beta != 0) {
-        float warm = 1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
+        float temperature = 1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
         for (size_t i = 0; i < (size_t)H * dim; i++)
-            q[i] *= warm;
+            q[i] *= temperature;
     }
     for (int h = 0; h < H && kv_turned(s->k_type); h++)
         j->kernels->turn(q + (size_t)h * dim, D);
@@ -101,11 +103,11 @@ static void post_token(const struct post_job *j, int t)
     if (slot < 0 || l->shares_kv)
         return;
     float *value = key + (size_t)K * dim;
-    if (l->k_is_v) { /* the queries have been taken out of their place */
+    if (l->k_is_v) { /* the queries have already been copied out of it */
         value = qkv;
         memcpy(value, key, (size_t)K * dim * sizeof(float));
     }
-    finish_heads(j, &l->k_norm, rope, key, K, D, dim, key); /* in place: scratch of the mixer */
+    finish_heads(j, &l->k_norm, rope, key, K, D, dim, key); /* in place: qkv is the mixer's scratch */
     if (l->v_norm.kind != NORM_NONE)
         finish_heads(j, &l->v_norm, NULL, value, K, D, dim, value);
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;

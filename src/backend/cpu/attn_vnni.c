@@ -1,5 +1,7 @@
-/* Attention kernels for AVX-512 with VNNI, for keys of Q8_0 and Q4_0: 16 lanes, tiles of 8 query rows;
- * scores by 8-bit dot products, values as attn_avx512.c has them. */
+/*
+ * Attention kernels for AVX-512 with VNNI and Q8_0 or Q4_0 keys: 16 lanes, tiles of 8 query rows. Scores
+ * by 8-bit dot products (attn_int8.h), values as in attn_avx512.c.
+ */
 #define KERNELS     attn_kernels_vnni
 #define ROW_KERNELS attn_rows_vnni
 #define ROWS        8

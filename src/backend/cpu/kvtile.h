@@ -1,12 +1,15 @@
 /*
- * How keys and values lie in a tile of the CPU's cache: page_len tokens of one kv head, D values each
- * (ops.h). Plain types, and FP8, keys (D, page_len) and values (page_len, D): a vector load holds one
- * component of adjacent keys, or adjacent columns of a value. Blocks of 32 along D have their codes
- * first, then their scales, (D/32, page_len) fp16:
- *   Q8_0  keys (D/4, page_len, 4): four components of a key side by side, as 8-bit dot products take
+ * Layout of keys and values in a tile of the CPU's KV cache: page_len tokens of one kv head, D values each
+ * (ops.h).
+ *
+ * F32, F16, BF16 and FP8: keys (D, page_len), values (page_len, D). A vector load takes one component of
+ * adjacent keys, or adjacent columns of a value.
+ *
+ * Types with a scale per block of 32 components: all codes, then the scales, (D/32, page_len) fp16.
+ *   Q8_0  keys (D/4, page_len, 4): four components of a key are adjacent, as 8-bit dot products read
  *         them; values (page_len, D)
  *   Q4_0  keys (D/32, 4, page_len, 4): byte j of group g has component 4g + j of the block in its
- *         low half and 16 + 4g + j in the high one; values (page_len, D/32, 16): columns i and 16 + i
+ *         low nibble and 16 + 4g + j in the high one; values (page_len, D/32, 16): columns i and 16 + i
  */
 #ifndef STEEL_BACKEND_CPU_KVTILE_H
 #define STEEL_BACKEND_CPU_KVTILE_H
@@ -18,7 +21,7 @@ static inline bool kv_scaled(enum dtype t)
     return t == DT_Q8_0 || t == DT_Q4_0;
 }
 
-/* Bytes from a key to the next in a tile of keys. */
+/* Bytes between adjacent keys in a tile of keys. */
 static inline size_t kv_key_step(enum dtype t)
 {
     return t == DT_F32 || kv_scaled(t) ? 4 : t == DT_F8_E4M3 ? 1 : 2;
@@ -42,7 +45,7 @@ static inline const uint16_t *kv_tile_scales(enum dtype t, const void *tile, siz
     return (const uint16_t *)((const char *)tile + page_len * kv_value_step(t, dim));
 }
 
-/* Byte of component d of key `off`; Q4_0: *high says which half of it. */
+/* Offset in bytes of component d of key `off`. Q4_0: *high tells which nibble holds it. */
 static inline size_t kv_key_at(enum dtype t, size_t page_len, size_t off, size_t d, bool *high)
 {
     *high = t == DT_Q4_0 && d % 32 >= 16;
@@ -78,7 +81,7 @@ static inline float kv_tile_get(enum dtype t, const void *tile, bool keys, size_
     return x * (float)(t == DT_Q8_0 ? (int8_t)*p : (high ? *p >> 4 : *p & 15) - 8);
 }
 
-/* The head x (D) becomes token `off` of a tile: a coded type. */
+/* Stores the head x (D) as token `off` of a tile of a quantised type. */
 static inline void kv_tile_put(enum dtype t, const float *x, void *tile, bool keys, size_t page_len,
                                size_t dim, size_t off)
 {
@@ -101,7 +104,7 @@ static inline void kv_tile_put(enum dtype t, const float *x, void *tile, bool ke
         size_t n = t == DT_Q8_0 ? 32 : 16;
         if (!keys)
             memcpy(to + kv_value_at(t, dim, off, b * 32, &high), code, n);
-        for (size_t j = 0; keys && j < n; j += 4) /* four components lie side by side */
+        for (size_t j = 0; keys && j < n; j += 4) /* four components are adjacent */
             memcpy(to + kv_key_at(t, page_len, off, b * 32 + j, &high), code + j, 4);
     }
 }

@@ -1,9 +1,12 @@
 /*
- * Latent attention of the CPU backend between its projections: the cache holds one row of C + Dr
- * values a token, of which the first C are keys and values of all heads at once. Absorbed: queries are
- * taken into the latent's space (Wkb), attend there as heads of one kv head (attn.c), and what they
- * gather comes back (Wvb): decodes and prompts alike. The expanded form would save half of attention's
- * products for a prompt at the start of a context, and pay for it again deeper in.
+ * Multi-head latent attention of the CPU backend, between its projections. The cache holds one row of
+ * C + Dr values per token; its first C values are the keys and values of all heads.
+ *
+ * The absorbed form is used for decode and prefill alike: queries are projected into the latent space
+ * (Wkb), attend there as heads of one kv head (attn.c), and their sums are projected back (Wvb).
+ *   wide[t, h] = q_nope[t, h] . Wkb[h]     a[t, h] = (sum over keys of p * latent) . Wvb[h]
+ * The expanded form would halve attention's products for a prompt at the start of a context, but costs
+ * more deeper in.
  */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm.h"
@@ -18,7 +21,7 @@ struct latent_job {
     const struct kv_layer *kv;
     const float *rope; /* (n_tokens, Dr) */
     float *q, *low;    /* (n_tokens, H*(Dn+Dr)), (n_tokens, C+Dr) */
-    float *wide; /* (n_tokens, H, C+Dr) queries in the latent's space; then, C of each, sums */
+    float *wide; /* (n_tokens, H, C+Dr) queries in the latent space; then sums, in the first C of each */
     float *a;    /* (n_tokens, H*Dv) */
 };
 
@@ -36,7 +39,7 @@ static void rotate(float *x, const float *rope, int n, bool interleaved)
     }
 }
 
-/* The row of token t goes to the cache; the turning parts of its queries are turned. */
+/* Stores token t's row in the cache, and applies RoPE to its queries. */
 static void store_token(const struct latent_job *j, int t)
 {
     const struct latent *l = j->l;
@@ -68,18 +71,18 @@ static void tokens_run(void *arg, int ith, int first, int last)
         store_token(arg, t);
 }
 
-/* Pieces of a product by heads: a head's tokens, as many as it takes at a time. */
+/* How a product by heads is split: each piece is a run of tokens of one head. */
 struct pieces {
     const struct gemm_weight *w;
     bool bf16;
-    int chunk, chunks; /* tokens of a piece, pieces of a head */
+    int chunk, chunks; /* tokens per piece, pieces per head */
 };
 
 static struct pieces pieces_of(const struct latent_job *j, const struct weight *w)
 {
     int T = j->cb->batch.n_tokens;
     struct pieces p = {.w = w->impl, .bf16 = gemm_takes_bf16(j->cb, w->impl, T)};
-    p.bf16 &= gemm_head_most(j->cb, p.w, true) > 0; /* rows too wide for a tile */
+    p.bf16 &= gemm_head_most(j->cb, p.w, true) > 0; /* 0 where rows are too wide for a thread's tile */
     p.chunk = gemm_head_most(j->cb, p.w, p.bf16);
     p.chunks = (T + p.chunk - 1) / p.chunk;
     return p;

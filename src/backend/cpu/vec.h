@@ -155,7 +155,7 @@ INLINE VEC vec_fp8(const void *p)
     x = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16((short)0xbfff));
     return _mm512_cvtph_ps(x);
 }
-INLINE void vec_fp8_halves(const uint8_t *p, int n, uint16_t *to)
+INLINE void vec_fp8_to_fp16(const uint8_t *p, int n, uint16_t *to)
 {
     for (int i = 0; i + 32 <= n; i += 32) {
         __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(p + i)));
@@ -301,7 +301,7 @@ INLINE VEC vec_fp8(const void *p)
     x = _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff));
     return _mm256_cvtph_ps(x);
 }
-INLINE void vec_fp8_halves(const uint8_t *p, int n, uint16_t *to)
+INLINE void vec_fp8_to_fp16(const uint8_t *p, int n, uint16_t *to)
 {
     for (int i = 0; i + 16 <= n; i += 16) {
         __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(p + i)));
@@ -412,7 +412,7 @@ INLINE VEC vec_fp8(const void *p)
     uint8_t b = *(const uint8_t *)p;
     return f16_to_f32((uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7));
 }
-INLINE void vec_fp8_halves(const uint8_t *p, int n, uint16_t *to)
+INLINE void vec_fp8_to_fp16(const uint8_t *p, int n, uint16_t *to)
 {
     for (int i = 0; i < n; i++)
         to[i] = (uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7);
