@@ -41,7 +41,7 @@ static void tables_are_whole(void **state)
             assert_true(bits == rows[i].formats->bits);
         }
         const struct pick_row *last = &rows[n - 1];
-        struct pick_ask odd = {.head_dim = 3, .page_len = 7, .deterministic = true};
+        struct pick_query odd = {.head_dim = 3, .page_len = 7, .deterministic = true};
         assert_true(last->formats->bits == ~(uint64_t)0 && last->rows_from == 1);
         assert_int_equal(last->isa, op == PICK_GEMM ? ISA_AVX2 : ISA_REF);
         assert_true(last->fits(&odd));

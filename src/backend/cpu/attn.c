@@ -70,7 +70,8 @@ struct attn_job {
     const struct bounds *s;
     const struct batch *b;
     const struct attention *l;
-    bool row_cache; /* k is a cache of rows: D values per token, the first Dv of which are its value */
+    bool
+        row_cache; /* k is a cache of rows: D values per token, the first Dv of which are its value */
     struct pick *pick;
     const void *k, *v;
     const float *q;
@@ -168,7 +169,7 @@ static struct limits limits_of(const struct bounds *s, const struct attention *l
 
 /* Lays out the job's arrays at base and returns their size. */
 static size_t job_layout(struct attn_job *j, const struct limits *x, const struct attention *l,
-                      int n_threads, char *base)
+                         int n_threads, char *base)
 {
     size_t at = 0;
     j->units = take(base, &at, x->units * sizeof *j->units);
@@ -234,8 +235,9 @@ static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int to
     u->cost *= u->heads;
     int rows = tokens * u->heads;
     const struct pick_row *row =
-        j->row_cache ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
-                : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->s->page_len, rows);
+        j->row_cache
+            ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
+            : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->s->page_len, rows);
     pick_count(j->pick, j->row_cache ? PICK_LATENT : PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
@@ -289,7 +291,8 @@ static void plan(struct attn_job *j, const struct limits *x, int n_threads)
 
 /* Sets up the unit's tiles: queries, scaled so that scores are in log2 units, and each row's range
  * of keys. o: (rows, Dv) the rows' sums. */
-static int load_tiles(const struct attn_job *j, const struct unit *u, const struct area *a, float *o)
+static int load_tiles(const struct attn_job *j, const struct unit *u, const struct area *a,
+                      float *o)
 {
     const struct attn_kernels *kn = u->kernels;
     int rows = u->tokens * u->heads, n = 0;
@@ -329,14 +332,15 @@ struct key_place {
     size_t off;
 };
 
-static struct key_place find_key(const struct attn_job *j, const int32_t *pages, int kv_head, int key)
+static struct key_place find_key(const struct attn_job *j, const int32_t *pages, int kv_head,
+                                 int key)
 {
     const struct bounds *s = j->s;
     size_t page = (size_t)pages[key / s->page_len], len = (size_t)s->page_len;
     size_t tile = page * (size_t)j->l->n_kv_heads + (size_t)kv_head, dim = (size_t)j->l->k_dim;
     return (struct key_place){.k = (const char *)j->k + tile * kv_tile_bytes(s->k_type, len, dim),
-                          .v = (const char *)j->v + tile * kv_tile_bytes(s->v_type, len, dim),
-                          .off = (size_t)key % len};
+                              .v = (const char *)j->v + tile * kv_tile_bytes(s->v_type, len, dim),
+                              .off = (size_t)key % len};
 }
 
 /* Points b at packed keys and values in a thread's area. */
@@ -360,7 +364,7 @@ static void point_at(const struct attn_kernels *kn, int first, int dim, const st
 
 /* Packs the block's tokens up to `last` from a cache of rows. */
 static void pack_from_rows(const struct attn_job *j, const struct unit *u, int first, int last,
-                      const struct area *a, struct attn_block *b)
+                           const struct area *a, struct attn_block *b)
 {
     const int32_t *pages = j->b->pages + (size_t)u->seq * (size_t)j->b->max_pages;
     const struct attn_kernels *kn = u->kernels;
@@ -499,8 +503,8 @@ struct partial {
     const float *o; /* (Dv), not read where l is 0 */
 };
 
-static struct partial partial_of(const struct attn_job *j, const struct unit *u, const struct area *a,
-                                 int r)
+static struct partial partial_of(const struct attn_job *j, const struct unit *u,
+                                 const struct area *a, int r)
 {
     int rows = u->kernels->rows;
     const struct attn_tile *t = &a->tiles[r / rows];
@@ -616,7 +620,7 @@ static void run(struct attn_job *j, void *scratch, struct pool *pool)
           "step of %d tokens, %d seqs", j->b->n_tokens, j->b->n_seqs);
     job_layout(j, &x, l, n_threads, scratch);
     plan(j, &x, n_threads);
-    if (j->n_tasks > 1 && !pick_alone(SMALL_ATTN, (size_t)j->cost * (size_t)l->k_dim))
+    if (j->n_tasks > 1 && !pick_single_thread(SMALL_ATTN, (size_t)j->cost * (size_t)l->k_dim))
         pool_each(pool, j->n_tasks, POOL_SINGLE, run_tasks, j);
     else
         run_tasks(j, 0, 0, j->n_tasks);
@@ -626,7 +630,8 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,
                    struct pool *pool, struct pick *pick)
 {
-    struct attn_job j = {.s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
+    struct attn_job j = {
+        .s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
     CHECK(l->v_dim == l->k_dim, "heads of %d and %d", l->k_dim, l->v_dim);
     run(&j, scratch, pool);
 }
@@ -636,7 +641,8 @@ void cpu_attention_rows(const struct bounds *s, const struct batch *b, const str
                         struct pick *pick)
 {
     /* q may alias a: a unit has read its queries before it writes. */
-    struct attn_job j = {.s = s, .b = b, .l = l, .row_cache = true, .pick = pick, .k = rows, .q = q, .a = q};
+    struct attn_job j = {
+        .s = s, .b = b, .l = l, .row_cache = true, .pick = pick, .k = rows, .q = q, .a = q};
     CHECK(l->n_kv_heads == 1 && l->v_dim <= l->k_dim, "a row is of all heads");
     run(&j, scratch, pool);
 }

@@ -44,7 +44,8 @@ struct attn_block {
     const struct attn_block *next;
     const void *k_tile[ATTN_BLOCK], *v_tile[ATTN_BLOCK];
     size_t k_step, v_step;
-    uint16_t *fp16; /* (ATTN_BLOCK, D rounded up to whole panels) scratch for FP8 converted to fp16 */
+    uint16_t
+        *fp16; /* (ATTN_BLOCK, D rounded up to whole panels) scratch for FP8 converted to fp16 */
 };
 
 /* Up to kernels.rows query rows of one kv head, with their partial softmax sums of the chunk. A key
@@ -77,12 +78,13 @@ struct attn_row_kernels {
 };
 
 struct attn_kernels {
-    int unit;       /* head_dim must be a multiple of it */
-    bool packs_own; /* needs pages of whole vectors of keys, and packs them in a layout of its own */
-    int rows;       /* query rows per tile */
-    int width;      /* VW */
-    int block;      /* keys per block: ATTN_BLOCK or ATTN_CHUNK */
-    int panel;      /* columns of V, and keys of K, in a packed panel */
+    int unit; /* head_dim must be a multiple of it */
+    bool
+        packs_own; /* needs pages of whole vectors of keys, and packs them in a layout of its own */
+    int rows;      /* query rows per tile */
+    int width;     /* VW */
+    int block;     /* keys per block: ATTN_BLOCK or ATTN_CHUNK */
+    int panel;     /* columns of V, and keys of K, in a packed panel */
     /* Loads the queries of a tile, from[r] (D) times scale, in the kernel's order. For the kernels
      * of attn_kernel.h the order is (D, kernels.rows). */
     void (*load)(const float *const *from, int rows, int dim, float scale, float *q);

@@ -70,7 +70,7 @@ INLINE void fetch(const void *tile, size_t from, size_t to)
 
 /* Turns scores into weights 2^(s - m) and updates m and l. */
 static void scores_to_weights(const struct attn_tile *t, const struct attn_block *b, int i0, int i1,
-                   struct work *w)
+                              struct work *w)
 {
     for (int r = 0; r < t->rows; r++) {
         float *row = w->s[r];

@@ -107,9 +107,8 @@ INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
             }
         }
         for (size_t at = 0; at < KV_BLOCK * b->v_step; at += 64)
-            __builtin_prefetch((const char *)b->next->v_tile[i] +
-                                   (size_t)block * KV_BLOCK * b->v_step + at,
-                               0, 2);
+            __builtin_prefetch(
+                (const char *)b->next->v_tile[i] + (size_t)block * KV_BLOCK * b->v_step + at, 0, 2);
         VEC scale = key_scale(type, b, i, block);
         UNROLL
         for (int r = 0; r < rows; r++) {
@@ -168,7 +167,8 @@ static void load_int8(const float *const *from, int rows, int dim, float factor,
                 memcpy(codes + i, &c, sizeof c);
             }
             for (int i = 0; i < KV_BLOCK; i++) {
-                codes[i] = codes[i] < INT8_MOST ? codes[i] : INT8_MOST; /* two roundings may exceed it */
+                codes[i] =
+                    codes[i] < INT8_MOST ? codes[i] : INT8_MOST; /* two roundings may exceed it */
                 sum += codes[i];
             }
             for (int g = 0; g < 8; g++) {
@@ -219,9 +219,8 @@ INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
             }
         }
         for (size_t at = 0; at < KV_BLOCK * b->v_step; at += 64)
-            __builtin_prefetch((const char *)b->next->v_tile[i] +
-                                   (size_t)block * KV_BLOCK * b->v_step + at,
-                               0, 2);
+            __builtin_prefetch(
+                (const char *)b->next->v_tile[i] + (size_t)block * KV_BLOCK * b->v_step + at, 0, 2);
         VEC scale = key_scale(type, b, i, block);
         UNROLL
         for (int r = 0; r < rows; r++) {

@@ -101,8 +101,8 @@ INLINE void scores(enum dtype type, int rows, int nv, const struct attn_tile *t,
 
 /* Multiplies the weights of keys [k0, k1) by the scales of their values' block c of columns. That
  * is cheaper than scaling the values, since a weight serves 32 of them. */
-INLINE void scale_weights(enum dtype type, int rows, const struct attn_tile *t, const struct attn_block *b,
-                  int k0, int k1, int c, float *weights)
+INLINE void scale_weights(enum dtype type, int rows, const struct attn_tile *t,
+                          const struct attn_block *b, int k0, int k1, int c, float *weights)
 {
     for (int i = k0 / VW; i <= (k1 - 1) / VW; i++) {
         VEC scale = value_scale(type, b, i, c);
@@ -179,8 +179,8 @@ INLINE void values(enum dtype type, int rows, int nv, const struct attn_tile *t,
 
 /* Turns scores into weights 2^(s - m), and updates m, l and scale. score_factor multiplies scores,
  * weight_factor the weights (FP8's scale). */
-static void scores_to_weights(const struct attn_tile *t, const struct attn_block *b, float score_factor,
-                   float weight_factor)
+static void scores_to_weights(const struct attn_tile *t, const struct attn_block *b,
+                              float score_factor, float weight_factor)
 {
     int k0, k1;
     span(t, b, &k0, &k1);
@@ -341,7 +341,7 @@ INLINE void values_as_fp16(const struct attn_block *b, int k0, int k1, int c, in
 {
     for (int key = k0; key < k1; key++)
         vec_fp8_to_fp16((const uint8_t *)b->v[key / VW] + (size_t)(key % VW) * b->v_stride + c, n,
-                       b->fp16 + (size_t)key * PANEL);
+                        b->fp16 + (size_t)key * PANEL);
     to->v_stride = PANEL;
     for (int i = k0 / VW; i <= (k1 - 1) / VW; i++)
         to->v[i] = b->fp16 + (size_t)i * VW * PANEL;

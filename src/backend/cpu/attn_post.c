@@ -46,7 +46,7 @@ static void rope_rows(void *arg, int ith, int first, int last)
 void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table, struct pool *pool)
 {
     struct rope_job j = {rope, b, table};
-    if (pick_alone(SMALL_ROPE, (size_t)b->n_tokens * (size_t)rope->n_rot))
+    if (pick_single_thread(SMALL_ROPE, (size_t)b->n_tokens * (size_t)rope->n_rot))
         rope_rows(&j, 0, 0, b->n_tokens);
     else
         pool_each(pool, b->n_tokens, POOL_EVEN, rope_rows, &j);
@@ -93,7 +93,8 @@ static void post_token(const struct post_job *j, int t)
     float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * each * dim;
     finish_heads(j, &l->q_norm, rope, qkv, H, D, each * dim, q);
     if (l->temp_beta != 0) {
-        float temperature = 1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
+        float temperature =
+            1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
         for (size_t i = 0; i < (size_t)H * dim; i++)
             q[i] *= temperature;
     }
@@ -107,7 +108,8 @@ static void post_token(const struct post_job *j, int t)
         value = qkv;
         memcpy(value, key, (size_t)K * dim * sizeof(float));
     }
-    finish_heads(j, &l->k_norm, rope, key, K, D, dim, key); /* in place: qkv is the mixer's scratch */
+    finish_heads(j, &l->k_norm, rope, key, K, D, dim,
+                 key); /* in place: qkv is the mixer's scratch */
     if (l->v_norm.kind != NORM_NONE)
         finish_heads(j, &l->v_norm, NULL, value, K, D, dim, value);
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;
@@ -141,7 +143,7 @@ void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct a
     int n = (b->n_tokens + run - 1) / run;
     struct post_job j = {s, b, l, kv, rope, qkv, q, row_kernels(isa), run};
     size_t work = (size_t)b->n_tokens * (size_t)(l->n_heads + 2 * l->n_kv_heads) * (size_t)l->k_dim;
-    if (b->n_tokens < 2 || pick_alone(SMALL_POST, work))
+    if (b->n_tokens < 2 || pick_single_thread(SMALL_POST, work))
         post_tokens(&j, 0, 0, n);
     else
         pool_each(pool, n, POOL_EVEN, post_tokens, &j);

@@ -437,7 +437,7 @@ static void embed_stream(struct cpu_backend *cb, const struct embed *e)
     x->rows = cb->batch.n_tokens;
     x->pending = x->narrow = false;
     struct embed_rows_job j = {cb, e, x->x};
-    if (pick_alone(SMALL_EMBED, (size_t)x->rows))
+    if (pick_single_thread(SMALL_EMBED, (size_t)x->rows))
         embed_rows(&j, 0, 0, x->rows);
     else
         pool_each(cb->pool, x->rows, POOL_EVEN, embed_rows, &j);
@@ -817,7 +817,7 @@ static void cpu_join(struct backend *be, const struct mtp *m)
     if (cb->net->embed.partial)
         sum_members(cb, x->x, NULL);
     cpu_stage_begin(cb);
-    if (pick_alone(SMALL_EMBED, (size_t)x->rows))
+    if (pick_single_thread(SMALL_EMBED, (size_t)x->rows))
         join_rows(&j, 0, 0, x->rows);
     else
         pool_each(cb->pool, x->rows, POOL_EVEN, join_rows, &j);

@@ -1,10 +1,13 @@
 /*
- * The gated delta net between its projections, and the gate of gated attention. One job of three
- * phases: convolution, norms and gates by head; the recurrence by panel of a head's state; norm and
- * gate of what came out by row. A piece belongs to one sequence, whose rows it takes in order, so that
- * decodes, prompts and mixes of them differ only in how many rows a piece has. Owns the layout of a
- * state: W-1 rows before the convolution, the oldest first, (W-1, C); then of each v head panels of
- * DELTA_PANEL columns, (Dk, width) each. Also the plain C instance of delta_net_kernel.h.
+ * The gated delta net between its projections, and the output gate of gated attention. Also the plain C
+ * instance of delta_net_kernel.h.
+ *
+ * A job has three phases: convolution, norms and gates by head; the recurrence by panel of a head's
+ * state; norm and gate of the outputs by row. Each piece of work belongs to one sequence and takes the
+ * sequence's rows in order, so decode, prefill and mixed steps differ only in the number of rows.
+ *
+ * Owns the layout of a state: the W-1 inputs of the convolution before the current row, oldest first,
+ * (W-1, C); then, for each v head, panels of DELTA_PANEL columns, (Dk, width) each.
  */
 #define KERNELS delta_kernels_c
 #include "backend/cpu/delta_net_kernel.h"
@@ -23,7 +26,7 @@ struct delta_job {
     float *u, *ba;     /* (n_tokens, C), (n_tokens, 2*Hv) */
     const float *z;    /* (n_tokens, Hv*Dv) */
     float *o;          /* (n_tokens, Hv*Dv) */
-    float *old;        /* (n_threads, old_len) a head's rows before the step */
+    float *old;        /* (n_threads, old_len) a head's convolution inputs before the step */
     size_t old_len;
 };
 
@@ -41,14 +44,14 @@ void cpu_delta_taps(const struct delta_net *d, float *taps)
             taps[i * C + c] = d->conv[c * d->conv_len + i];
 }
 
-static float *slot_of(const struct delta_job *j, int32_t slot)
+static float *state_of_slot(const struct delta_job *j, int32_t slot)
 {
     return slot < 0 ? NULL : j->states + (size_t)slot * j->len;
 }
 
-/* The W-1 rows before row t of the head's channels, from those before the step and those in it. */
-static void keep_rows(const struct delta_job *j, const float *old, const float *u, int t, int dim,
-                      float *to)
+/* Copies the W-1 rows before row t of a head's channels. Rows before the step are in `old`. */
+static void copy_past_rows(const struct delta_job *j, const float *old, const float *u, int t,
+                           int dim, float *to)
 {
     int past = j->d->conv_len - 1;
     for (int i = 0; i < past; i++) {
@@ -59,8 +62,8 @@ static void keep_rows(const struct delta_job *j, const float *old, const float *
     }
 }
 
-/* Beta and decay of a v head's rows, in the place of b and a. */
-static void open_gates(const struct delta_job *j, int first, int rows, int h)
+/* Replaces b and a of a v head's rows by beta and decay. */
+static void compute_gates(const struct delta_job *j, int first, int rows, int h)
 {
     int Hv = j->d->n_v_heads;
     for (int t = first; t < first + rows; t++) {
@@ -72,7 +75,7 @@ static void open_gates(const struct delta_job *j, int first, int rows, int h)
     }
 }
 
-/* One head of q, k or v of a sequence: convolved in place, from the last row back. */
+/* Convolves one head of q, k or v of a sequence in place, from the last row back. */
 static void conv_head(const struct delta_job *j, int ith, int seq, int head)
 {
     const struct delta_net *d = j->d;
@@ -82,17 +85,18 @@ static void conv_head(const struct delta_job *j, int ith, int seq, int head)
     size_t at = head < 2 * Hk ? (size_t)head * (size_t)d->k_dim
                               : (size_t)(2 * Hk * d->k_dim + (head - 2 * Hk) * d->v_dim);
     float *u = j->u + (size_t)first * j->channels + at, *old = j->old + (size_t)ith * j->old_len;
-    const float *in = slot_of(j, b->state_in[seq]);
-    float *out = slot_of(j, b->state_out[seq]);
+    const float *in = state_of_slot(j, b->state_in[seq]);
+    float *out = state_of_slot(j, b->state_out[seq]);
     if (!out)
         return;
     memset(old, 0, (size_t)(past * dim) * sizeof(float));
     for (int i = 0; in && i < past; i++)
         memcpy(old + (size_t)(i * dim), in + (size_t)i * j->channels + at,
                (size_t)dim * sizeof(float));
-    keep_rows(j, old, u, rows, dim, out + at);
+    copy_past_rows(j, old, u, rows, dim, out + at);
     if (b->save_rows[seq])
-        keep_rows(j, old, u, b->save_rows[seq], dim, slot_of(j, b->save_state[seq]) + at);
+        copy_past_rows(j, old, u, b->save_rows[seq], dim,
+                       state_of_slot(j, b->save_state[seq]) + at);
     for (int t = rows - 1; t >= 0; t--) {
         const float *x[CPU_MAX_TAPS];
         float *y = u + (size_t)t * j->channels;
@@ -105,10 +109,10 @@ static void conv_head(const struct delta_job *j, int ith, int seq, int head)
             j->kernels->unit(y, dim, head < Hk ? 1.0f / sqrtf((float)dim) : 1.0f);
     }
     if (head >= 2 * Hk)
-        open_gates(j, first, rows, head - 2 * Hk);
+        compute_gates(j, first, rows, head - 2 * Hk);
 }
 
-/* All rows of a sequence through one panel of a head's state. */
+/* Runs all rows of a sequence through one panel of a head's state. */
 static void run_panel(const struct delta_job *j, int seq, int h, int panel)
 {
     const struct delta_net *d = j->d;
@@ -118,8 +122,8 @@ static void run_panel(const struct delta_job *j, int seq, int h, int panel)
     int width = Dv - col < DELTA_PANEL ? Dv - col : DELTA_PANEL, of = delta_net_k_head(d, h);
     size_t at = (size_t)(d->conv_len - 1) * j->channels + (size_t)h * (size_t)(Dk * Dv) +
                 (size_t)(col * Dk);
-    const float *in = slot_of(j, b->state_in[seq]);
-    float *out = slot_of(j, b->state_out[seq]);
+    const float *in = state_of_slot(j, b->state_in[seq]);
+    float *out = state_of_slot(j, b->state_out[seq]);
     size_t keys = (size_t)(d->n_k_heads * Dk);
     for (int t = 0; t < rows; t++) {
         size_t row = (size_t)(first + t);
@@ -136,7 +140,7 @@ static void run_panel(const struct delta_job *j, int seq, int h, int panel)
                          u + 2 * keys + (size_t)(h * Dv + col), gates[Hv + h], gates[h], Dk, width,
                          o);
         if (b->save_rows[seq] == t + 1)
-            memcpy(slot_of(j, b->save_state[seq]) + at, out + at,
+            memcpy(state_of_slot(j, b->save_state[seq]) + at, out + at,
                    (size_t)(Dk * width) * sizeof(float));
     }
 }
@@ -213,7 +217,7 @@ void cpu_delta_net(const struct batch *b, const struct mixer *m, float *states, 
                           .old_len = scratch_len};
     j.channels = 2 * (size_t)d->n_k_heads * (size_t)d->k_dim + j.values;
     CHECK(d->conv_len <= CPU_MAX_TAPS, "a convolution of %d", d->conv_len);
-    if (pick_alone(SMALL_DELTA, (size_t)b->n_tokens * j.values * (size_t)d->k_dim)) {
+    if (pick_single_thread(SMALL_DELTA, (size_t)b->n_tokens * j.values * (size_t)d->k_dim)) {
         heads_run(&j, 0, 0, heads_work(&j).n);
         panels_run(&j, 0, 0, panels_work(&j).n);
         rows_run(&j, 0, 0, rows_work(&j).n);
@@ -247,7 +251,7 @@ void cpu_attn_gate(const struct batch *b, const struct attention *l, const float
                    float *a, struct pool *pool, enum isa isa)
 {
     struct gate_job j = {l, delta_kernels(isa), qkv, (size_t)width, a};
-    if (pick_alone(SMALL_POST, (size_t)b->n_tokens * (size_t)(l->n_heads * l->v_dim)))
+    if (pick_single_thread(SMALL_POST, (size_t)b->n_tokens * (size_t)(l->n_heads * l->v_dim)))
         gate_run(&j, 0, 0, b->n_tokens);
     else
         pool_each(pool, b->n_tokens, POOL_EVEN, gate_run, &j);

@@ -1,6 +1,6 @@
 /*
- * Inside the gated delta net of the CPU backend: what the driver (delta_net.c) hands to the kernels
- * compiled per instruction set (delta_net_kernel.h). Nobody else includes this.
+ * The interface between the driver of the CPU's gated delta net (delta_net.c) and its kernels, which are
+ * compiled per instruction set (delta_net_kernel.h). Private to these files.
  */
 #ifndef STEEL_BACKEND_CPU_DELTA_NET_H
 #define STEEL_BACKEND_CPU_DELTA_NET_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 enum {
-    DELTA_PANEL = 16, /* columns of a head's state that lie, and are computed, together */
+    DELTA_PANEL = 16, /* columns of a head's state that are stored and computed together */
 };
 
 struct delta_kernels {
@@ -20,7 +20,8 @@ struct delta_kernels {
     void (*unit)(float *x, int n, float scale);
     /*
      * One row through `width` columns of a state (Dk, width):
-     *   S = from * decay; S += k (beta * (v - S^T k))^T; o = S^T q; to = S. from NULL: zeros.
+     *   S = from * decay; S += k (beta * (v - S^T k))^T; o = S^T q; to = S.
+     * from NULL: zeros.
      */
     void (*step)(const float *from, float *to, const float *q, const float *k, const float *v,
                  float decay, float beta, int Dk, int width, float *o);
@@ -32,7 +33,7 @@ struct delta_kernels {
 
 extern const struct delta_kernels delta_kernels_c, delta_kernels_avx2, delta_kernels_avx512;
 
-/* The best kernels that isa includes. */
+/* The best kernels that isa supports. */
 static inline const struct delta_kernels *delta_kernels(enum isa isa)
 {
 #ifdef __x86_64__

@@ -1,11 +1,11 @@
 /*
  * Kernels of the gated delta net over vec.h, compiled per instruction set by delta_net.c (plain C),
- * delta_net_avx2.c and delta_net_avx512.c. The includer defines KERNELS. A row's bytes depend on its
- * inputs and the state before it alone, so that cutting a prompt changes nothing.
+ * delta_net_avx2.c and delta_net_avx512.c. The includer defines KERNELS. A row's bytes depend only on its
+ * inputs and the state before it, so the split of a prompt into steps changes nothing.
  *
- * Columns of a state do not meet: a panel of 16 stays in the first cache (8 KB at 128 rows) while all
- * rows of a prompt pass through it, and the recurrence costs three products a value: as many as the
- * chunked form, which pays where products are cheaper than they are here.
+ * Columns of a state are independent. A panel of 16 columns (8 KB at Dk = 128) stays in the first-level
+ * cache while all rows of a prompt pass through it. The recurrence costs three products per value of the
+ * state, as many as the chunked form, which pays only where matrix products are cheaper than vector ones.
  */
 #include "backend/cpu/delta_net.h"
 #include "backend/cpu/vec.h"
@@ -15,7 +15,7 @@ enum { VECS = DELTA_PANEL / VW, CHAINS = 4 };
 /* 1 / (1 + exp(-x)) */
 INLINE VEC sigmoid_of(VEC x)
 {
-    VEC z = vec_mul(x, vec_set(-1.44269504f)); /* far below 0 the result is 0 */
+    VEC z = vec_mul(x, vec_set(-1.44269504f)); /* limits z: for very negative x the result is 0 */
     z = vec_sub(vec_set(0.0f), vec_max(vec_sub(vec_set(0.0f), z), vec_set(-126.0f)));
     float one[VW], e[VW];
     vec_store(e, vec_exp2(z));
@@ -46,7 +46,7 @@ static void conv(const float *const *x, const float *w, size_t stride, int taps,
     }
 }
 
-/* Sum of squares, four chains of vectors. */
+/* Sum of squares, in four independent chains of vectors. */
 INLINE float squares(const float *x, int n)
 {
     VEC acc[CHAINS] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
@@ -69,7 +69,7 @@ static void unit(float *x, int n, float scale)
         x[i] *= scale;
 }
 
-/* A whole panel. Sums over Dk run in CHAINS chains. */
+/* A whole panel. Sums over Dk run in CHAINS independent chains. */
 INLINE void step_panel(const float *from, float *to, const float *q, const float *k, const float *v,
                        float decay, float beta, int Dk, float *o)
 {
@@ -143,7 +143,8 @@ static void step(const float *from, float *to, const float *q, const float *k, c
             step_panel(NULL, to, q, k, v, decay, beta, Dk, o);
         return;
     }
-    for (int j = 0; j < width; j++) { /* the last columns of an odd head */
+    for (int j = 0; j < width;
+         j++) { /* the last columns, where Dv is not a multiple of DELTA_PANEL */
         float seen = 0, sum = 0;
         for (int i = 0; from && i < Dk; i++)
             seen += from[i * width + j] * k[i];

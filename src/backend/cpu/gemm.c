@@ -165,7 +165,7 @@ static void call_offset(const struct cpu_backend *cb, int ith, struct gemm_call 
 /* gemm_block; `ahead` is read next (or NULL). */
 static void block_ahead(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
                         int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
-                        float *y, size_t stride, const struct gemm_ahead *ahead)
+                        float *y, size_t stride, const struct gemm_prefetch *prefetch)
 {
     CHECK(!x->h || !rows, "bf16 are in the order they are used in");
     const float *bias = w->bias ? w->bias + (size_t)e * (size_t)w->n_out : NULL;
@@ -187,7 +187,7 @@ static void block_ahead(const struct cpu_backend *cb, int ith, const struct gemm
                               .stride = stride,
                               .bias = bias ? bias + a : NULL,
                               .scratch = kernel_scratch(cb, ith),
-                              .ahead = ahead};
+                              .prefetch = prefetch};
         void (*gemm)(const struct gemm_call *c) =
             pick_gemm_for(&cb->pick, w, seg, n, x->h != NULL)->gemm;
         if (!seg->packed || c.row % GEMM_PANEL == 0) {
@@ -213,9 +213,9 @@ static void block_and_up(const struct cpu_backend *cb, int ith, const struct gem
                          float *y, size_t stride, const struct lora_work *lora, int c0, int c1,
                          int row0)
 {
-    struct gemm_ahead ahead = {0};
-    cpu_lora_ahead(lora, c0, c1, r0, r1, &ahead);
-    block_ahead(cb, ith, w, e, r0, r1, x, rows, n, y, stride, &ahead);
+    struct gemm_prefetch prefetch = {0};
+    cpu_lora_prefetch(lora, c0, c1, r0, r1, &prefetch);
+    block_ahead(cb, ith, w, e, r0, r1, x, rows, n, y, stride, &prefetch);
     cpu_lora_up(cb, lora, c0, c1, row0, n, r0, r1, y, stride);
 }
 

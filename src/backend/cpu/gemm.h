@@ -57,7 +57,7 @@ struct gemm_x {
 };
 
 /* Memory that is read right after a product. Kernels bound by arithmetic prefetch it while they run. */
-struct gemm_ahead {
+struct gemm_prefetch {
     int n;
     const char *at[32];
     size_t bytes[32]; /* (n) */
@@ -73,9 +73,9 @@ struct gemm_call {
     int n;
     float *y; /* y[i * stride + j], i < n, j < n_rows */
     size_t stride;
-    const float *bias;              /* (n_rows) or NULL */
-    void *scratch;                  /* this thread's, gemm_scratch_bytes */
-    const struct gemm_ahead *ahead; /* or NULL */
+    const float *bias;                    /* (n_rows) or NULL */
+    void *scratch;                        /* this thread's, gemm_scratch_bytes */
+    const struct gemm_prefetch *prefetch; /* or NULL */
 };
 
 enum { MOE_MAX_GROUPS = 256 };

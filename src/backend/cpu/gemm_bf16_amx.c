@@ -43,7 +43,7 @@ struct scratch {
 
 /* What is read behind the product, and how far it has been asked for. */
 struct asked {
-    const struct gemm_ahead *list;
+    const struct gemm_prefetch *list;
     int run;
     size_t at;
     int share; /* lines to ask for with each tile of columns */
@@ -51,10 +51,10 @@ struct asked {
 
 static struct asked asked_for(const struct gemm_call *c, int n_tiles)
 {
-    struct asked a = {.list = c->ahead};
+    struct asked a = {.list = c->prefetch};
     size_t bytes = 0, steps = (size_t)((c->n_rows + GEMM_UNIT - 1) / GEMM_UNIT) * (size_t)n_tiles;
-    for (int i = 0; c->ahead && i < c->ahead->n; i++)
-        bytes += c->ahead->bytes[i];
+    for (int i = 0; c->prefetch && i < c->prefetch->n; i++)
+        bytes += c->prefetch->bytes[i];
     if (bytes && bytes <= AHEAD_MOST)
         a.share = (int)(bytes / 64 / steps) + 1;
     return a;

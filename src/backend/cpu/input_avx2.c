@@ -1,4 +1,4 @@
-/* Input rows to 8 bits with AVX2. See input_kernel.h. */
+/* Quantises input rows to 8 bits with AVX2. See input_kernel.h. */
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -13,10 +13,10 @@ static inline float max32(const float *x)
     return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
 }
 
-/* Stores four vectors of integers as bytes and sums each half. */
+/* Stores four vectors of integers as 32 bytes and sums each 16 of them. */
 static inline void store_codes(const __m256i n[4], int8_t *q, int32_t sum[2])
 {
-    /* packs works in 128-bit lanes: the last step puts the eight quarters back in order */
+    /* packs works within 128-bit lanes; the permutation restores the order */
     __m256i a = _mm256_packs_epi32(n[0], n[1]), b = _mm256_packs_epi32(n[2], n[3]);
     __m256i v = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b),
                                             _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));

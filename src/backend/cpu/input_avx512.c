@@ -1,4 +1,4 @@
-/* Input rows to 8 bits with AVX-512. See input_kernel.h. */
+/* Quantises input rows to 8 bits with AVX-512. See input_kernel.h. */
 #include <immintrin.h>
 #include <stdint.h>
 

@@ -1,7 +1,9 @@
 /*
- * Quantising input rows into the records of panel.h, and activations, included once per instruction
- * set with these defined: max32, the largest magnitude of 32 values; codes32, which rounds 32 values
- * times inv to codes and gives the sums of both halves; fine32, the same for what rounding lost.
+ * Quantises input rows into the records of panel.h, and computes activations. Included once per
+ * instruction set, after these definitions:
+ *   max32    the largest magnitude of 32 values
+ *   codes32  rounds 32 values times inv to codes, and returns the sums of each 16
+ *   fine32   the same for the rounding errors, in 1/254 of a code
  */
 #include "backend/cpu/panel.h"
 #include "backend/layer.h"
@@ -21,7 +23,7 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
     for (int i = 0; i < len; i += 32) {
         int blk = (first + i) / 32;
         float max = max32(x + i);
-        /* Subnormal maxima have no finite inverse: such a block is as good as zero. */
+        /* A subnormal maximum has no finite inverse. Such a block is taken as zeros. */
         max = max < 1e-36f ? 0.0f : max;
         float inv = max > 0.0f ? 127.0f / max : 0.0f;
         int8_t *q = (int8_t *)record + first + i;
@@ -45,12 +47,13 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
 /* x / (1 + e^-(y ln 2)) */
 INLINE VEC gate_vec(VEC x, VEC y)
 {
-    y = vec_max(vec_set(-126.0f), y); /* NaN stays */
+    y = vec_max(vec_set(-126.0f), y); /* NaN stays NaN */
     return vec_div(x, vec_add(vec_set(1.0f), vec_exp2(vec_sub(vec_set(0.0f), y))));
 }
 
-/* 0.5 g (1 + erf(g / sqrt(2))): what erfc(|g| / sqrt(2)) leaves of max(g, 0). erfc by a polynomial
- * in 1 / (1 + p z) times e^-z^2, wrong by 1.5e-7 at most (Abramowitz and Stegun 7.1.26). */
+/* GELU: 0.5 g (1 + erf(g / sqrt(2))) = max(g, 0) - 0.5 |g| erfc(|g| / sqrt(2)). erfc(z) is a
+ * polynomial in 1 / (1 + p z) times e^-z^2, with an error of at most 1.5e-7 (Abramowitz and Stegun
+ * 7.1.26). */
 INLINE VEC gelu_vec(VEC g)
 {
     VEC size = vec_max(g, vec_sub(vec_set(0.0f), g)), z = vec_mul(size, vec_set(0.7071067812f));
@@ -63,7 +66,7 @@ INLINE VEC gelu_vec(VEC g)
     return vec_sub(vec_max(g, vec_set(0.0f)), vec_mul(vec_mul(size, vec_set(0.5f)), vec_mul(p, e)));
 }
 
-/* act(g, u) of layer.h; kind is a constant where this is inlined. GELU by tanh is a sigmoid too:
+/* act(g, u) of layer.h; kind is a constant where this is inlined. GELU with tanh is a sigmoid, too:
  * (1 + tanh z) / 2 = 1 / (1 + e^-2z). */
 INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
 {

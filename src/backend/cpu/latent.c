@@ -21,8 +21,9 @@ struct latent_job {
     const struct kv_layer *kv;
     const float *rope; /* (n_tokens, Dr) */
     float *q, *low;    /* (n_tokens, H*(Dn+Dr)), (n_tokens, C+Dr) */
-    float *wide; /* (n_tokens, H, C+Dr) queries in the latent space; then sums, in the first C of each */
-    float *a;    /* (n_tokens, H*Dv) */
+    float *
+        wide; /* (n_tokens, H, C+Dr) queries in the latent space; then sums, in the first C of each */
+    float *a; /* (n_tokens, H*Dv) */
 };
 
 /* RoPE over Dr values. interleaved: input pairs are (2i, 2i + 1), output pairs (i, Dr/2 + i). */
@@ -82,7 +83,8 @@ static struct pieces pieces_of(const struct latent_job *j, const struct weight *
 {
     int T = j->cb->batch.n_tokens;
     struct pieces p = {.w = w->impl, .bf16 = gemm_takes_bf16(j->cb, w->impl, T)};
-    p.bf16 &= gemm_head_most(j->cb, p.w, true) > 0; /* 0 where rows are too wide for a thread's tile */
+    p.bf16 &=
+        gemm_head_most(j->cb, p.w, true) > 0; /* 0 where rows are too wide for a thread's tile */
     p.chunk = gemm_head_most(j->cb, p.w, p.bf16);
     p.chunks = (T + p.chunk - 1) / p.chunk;
     return p;

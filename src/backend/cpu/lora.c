@@ -1,4 +1,4 @@
-/* See lora.h. Owns the lists of rows that use adapters, and t. */
+/* See lora.h. Owns the lists of rows that use adapters, and the low-rank values t. */
 #include "backend/cpu/cpu.h"
 #include "base/mem.h"
 #include "quant/quant.h"
@@ -9,11 +9,11 @@
 #define KERNEL c
 #include "backend/cpu/lora_kernel.h"
 
-/* A panel's part of B: rows [first, first + n) of the weight, from t[at..at + rank). Panels begin at
- * multiples of LORA_PANEL of the weight's rows. */
+/* Part of B: rows [first, first + n) of the weight, which multiply t[at..at + rank). Panels begin
+ * at multiples of LORA_PANEL of the weight's rows. */
 struct cpu_lora_part {
     int first, n, at, rank;
-    float scale; /* power of two taken out of the fp16 values */
+    float scale; /* power of two that the fp16 values were divided by */
     uint16_t *b; /* (panels, rank, LORA_PANEL) */
 };
 
@@ -33,15 +33,15 @@ struct cpu_lora {
 };
 
 struct cpu_lora_state {
-    size_t t_len; /* floats of an entry's t */
-    float *t;     /* (entries or slots' entries, t_len) */
+    size_t t_len; /* floats of t per entry */
+    float *t;     /* (entries, or slots' entries of experts, t_len) */
     size_t t_bytes;
-    int n_entries;              /* of the stream's rows, by adapter */
+    int n_entries;              /* entries of the stream's rows, sorted by adapter */
     struct lora_entry *entries; /* (max_tokens * LORA_MAX_USES) */
-    struct lora_entry *slots;   /* (max_tokens * used * LORA_MAX_USES) of experts */
-    int32_t *out_of;            /* (max_tokens) which out row a row is; -1 = none */
+    struct lora_entry *slots;   /* (max_tokens * used * LORA_MAX_USES) entries of experts' slots */
+    int32_t *out_row;           /* (max_tokens) the output row of a row; -1 = none */
     struct lora_chunk *chunks[LORA_PLACES];
-    bool uses[LORA_MAX_ADAPTERS]; /* which adapters the step has */
+    bool uses[LORA_MAX_ADAPTERS]; /* adapters that the step uses */
 };
 
 /* Packing */
@@ -51,8 +51,8 @@ static int panels_of(int first, int n)
     return n ? (first + n - 1) / LORA_PANEL - first / LORA_PANEL + 1 : 0;
 }
 
-/* A power of two that brings the largest of n values near 1, for the best fp16 precision. */
-static float power_for(const float *v, size_t n)
+/* The power of two that scales the largest of n values to near 1, for the best fp16 precision. */
+static float fp16_scale(const float *v, size_t n)
 {
     float most = 0;
     int e = 0;
@@ -77,7 +77,7 @@ static uint16_t *pack_matrix(const struct lora *l, const struct lora_matrix *m,
     size_t n_in = (size_t)l->n_in;
     *out = (struct cpu_lora_matrix){.rank = m->rank,
                                     .n_panels = panels_of(0, m->rank),
-                                    .scale = power_for(m->a, (size_t)m->rank * n_in),
+                                    .scale = fp16_scale(m->a, (size_t)m->rank * n_in),
                                     .a = to,
                                     .n_parts = m->n_parts};
     for (int p = 0; p < out->n_panels; p++)
@@ -91,7 +91,7 @@ static uint16_t *pack_matrix(const struct lora *l, const struct lora_matrix *m,
         const struct lora_part *from = &m->parts[i];
         struct cpu_lora_part *part = &out->parts[i];
         *part = (struct cpu_lora_part){from->first, from->n, from->at, from->rank, 1, to};
-        part->scale = power_for(from->b, (size_t)from->n * (size_t)from->rank);
+        part->scale = fp16_scale(from->b, (size_t)from->n * (size_t)from->rank);
         int begin = from->first / LORA_PANEL * LORA_PANEL;
         for (int p = 0; p < panels_of(from->first, from->n); p++)
             for (int k = 0; k < from->rank; k++)
@@ -148,13 +148,14 @@ bool cpu_lora_init(struct cpu_backend *cb, struct error *err)
     size_t tokens = (size_t)cb->bounds.max_tokens, used = (size_t)cb->max.n_expert_used;
     size_t entries = tokens * LORA_MAX_USES, slots = entries * (used ? used : 1);
     s->t_len = (size_t)panels_of(0, cb->bounds.lora_rank) * LORA_PANEL;
-    s->t_bytes = slots * s->t_len * sizeof(float); /* taken as it is touched */
+    s->t_bytes =
+        slots * s->t_len * sizeof(float); /* virtual memory; pages are used as they are touched */
     s->t = mem_aligned(s->t_bytes);
     if (!s->t)
         return error_set(err, "out of memory: %zu bytes for adapters", s->t_bytes);
     s->entries = mem_zalloc(entries, sizeof *s->entries);
     s->slots = mem_zalloc(slots, sizeof *s->slots);
-    s->out_of = mem_zalloc(tokens, sizeof *s->out_of);
+    s->out_row = mem_zalloc(tokens, sizeof *s->out_row);
     for (int i = 0; i < LORA_PLACES; i++)
         s->chunks[i] = mem_zalloc(slots, sizeof *s->chunks[i]);
     return true;
@@ -168,7 +169,7 @@ void cpu_lora_clear(struct cpu_backend *cb)
     mem_aligned_free(s->t, s->t_bytes);
     mem_free(s->entries);
     mem_free(s->slots);
-    mem_free(s->out_of);
+    mem_free(s->out_row);
     for (int i = 0; i < LORA_PLACES; i++)
         mem_free(s->chunks[i]);
     mem_free(s);
@@ -200,21 +201,21 @@ void cpu_lora_narrow(struct cpu_backend *cb)
     int n = 0;
     if (!s || !s->n_entries)
         return;
-    memset(s->out_of, -1, (size_t)b->n_tokens * sizeof *s->out_of);
+    memset(s->out_row, -1, (size_t)b->n_tokens * sizeof *s->out_row);
     for (int i = 0; i < b->n_out; i++)
-        s->out_of[b->out_rows[i]] = i;
+        s->out_row[b->out_rows[i]] = i;
     for (int i = 0; i < s->n_entries; i++) {
         struct lora_entry e = s->entries[i];
-        e.row = e.from = s->out_of[e.row];
+        e.row = e.from = s->out_row[e.row];
         if (e.row >= 0)
             s->entries[n++] = e;
     }
     s->n_entries = n;
 }
 
-/* Works */
+/* Adapter work of a product */
 
-/* Adds entries [first, last), all of one matrix. */
+/* Adds chunks for entries [first, last), all of one matrix. */
 static void add_chunks(struct lora_work *l, const struct cpu_lora_matrix *m, int first, int last)
 {
     for (; m->rank && first < last; first += LORA_ROWS) {
@@ -269,7 +270,7 @@ struct lora_work cpu_lora_experts(struct cpu_backend *cb, const struct weight *w
             for (end = i + 1; end < s->n_entries && s->entries[end].adapter == group->adapter;)
                 end++;
             int from = n, at = i;
-            /* both are in order of rows */
+            /* slots and entries are both in order of rows */
             for (int slot = start[e]; slot < start[e + 1]; slot++) {
                 while (at < end && s->entries[at].row < token[slot])
                     at++;
@@ -332,10 +333,10 @@ void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const
     }
 }
 
-/* Outputs [at, end) of a panel of a part that is not wanted whole: through a copy, so that they get what
- * they would in a whole one. */
-static void add_some(lora_up_fn *add, const uint16_t *m, const struct cpu_lora_part *p,
-                     const float *const *t, float *const *y, int n, int at, int end)
+/* Adds outputs [at, end) of a panel, part of which lies outside the range. Goes through a copy of
+ * the panel, so that these outputs have the same bytes as in a whole one. */
+static void add_partial(lora_up_fn *add, const uint16_t *m, const struct cpu_lora_part *p,
+                        const float *const *t, float *const *y, int n, int at, int end)
 {
     float whole[LORA_ROWS][LORA_PANEL] = {0}, *rows[LORA_ROWS];
     size_t bytes = (size_t)(end - at) * sizeof(float);
@@ -348,7 +349,7 @@ static void add_some(lora_up_fn *add, const uint16_t *m, const struct cpu_lora_p
         memcpy(y[i], whole[i] + at, bytes);
 }
 
-/* One chunk's rows, all of them wanted, and one part of its matrix. */
+/* Adds one part of a matrix to rows of one chunk: weight rows [r0, r1). */
 static void add_part(const struct cpu_backend *cb, const struct cpu_lora_part *p,
                      const float *const *t, float *const *y, int n, int r0, int r1)
 {
@@ -369,26 +370,26 @@ static void add_part(const struct cpu_backend *cb, const struct cpu_lora_part *p
             add(m, p->rank, whole, low, n, p->scale, to);
         } else {
             end = at - skip + LORA_PANEL < b ? at - skip + LORA_PANEL : b;
-            add_some(add, m, p, low, to, n, skip, skip + end - at);
+            add_partial(add, m, p, low, to, n, skip, skip + end - at);
         }
     }
 }
 
-void cpu_lora_ahead(const struct lora_work *l, int c0, int c1, int r0, int r1,
-                    struct gemm_ahead *ahead)
+void cpu_lora_prefetch(const struct lora_work *l, int c0, int c1, int r0, int r1,
+                       struct gemm_prefetch *prefetch)
 {
-    int room = (int)(sizeof ahead->at / sizeof *ahead->at);
+    int room = (int)(sizeof prefetch->at / sizeof *prefetch->at);
     for (int c = c0; c < c1; c++) {
         const struct cpu_lora_matrix *m = l->chunks[c].m;
         for (int i = 0; i < m->n_parts && (c == c0 || m != l->chunks[c - 1].m); i++) {
             const struct cpu_lora_part *p = &m->parts[i];
             int a = r0 > p->first ? r0 : p->first, b = r1 < p->first + p->n ? r1 : p->first + p->n;
-            if (a >= b || ahead->n == room)
+            if (a >= b || prefetch->n == room)
                 continue;
             size_t panel = (size_t)p->rank * LORA_PANEL;
-            ahead->at[ahead->n] =
+            prefetch->at[prefetch->n] =
                 (const char *)(p->b + panel * (size_t)(a / LORA_PANEL - p->first / LORA_PANEL));
-            ahead->bytes[ahead->n++] = panel * (size_t)panels_of(a, b - a) * sizeof(uint16_t);
+            prefetch->bytes[prefetch->n++] = panel * (size_t)panels_of(a, b - a) * sizeof(uint16_t);
         }
     }
 }

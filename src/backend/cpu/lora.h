@@ -15,7 +15,7 @@
 
 struct backend;
 struct cpu_backend;
-struct gemm_ahead;
+struct gemm_prefetch;
 
 enum { LORA_PANEL = 16, LORA_ROWS = 4 };
 
@@ -71,8 +71,8 @@ void cpu_lora_low(const struct cpu_backend *cb, const struct lora_work *l, const
                   bool by_row, int first, int last);
 /* Lists the parts of B that cpu_lora_up will read for chunks [c0, c1) and weight rows [r0, r1), as far as the list has
  * room. */
-void cpu_lora_ahead(const struct lora_work *l, int c0, int c1, int r0, int r1,
-                    struct gemm_ahead *ahead);
+void cpu_lora_prefetch(const struct lora_work *l, int c0, int c1, int r0, int r1,
+                       struct gemm_prefetch *prefetch);
 /* y[(row - row0) * stride + r - r0] += B t, of entries of chunks [c0, c1) with rows [row0, row0 + n), and
  * rows [r0, r1) of the weight. */
 void cpu_lora_up(const struct cpu_backend *cb, const struct lora_work *l, int c0, int c1, int row0,

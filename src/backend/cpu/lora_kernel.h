@@ -1,8 +1,11 @@
 /*
- * Low-rank products of a few rows, compiled per instruction set: A's panel of 16 outputs, and B's panels
- * added to rows of a result. How many sums an output has does not depend on the rows beside it, so a
- * row's result does not either. An adapter is read once a step and in runs too short for the CPU to
- * foresee, so memory is asked for what lies behind.
+ * Low-rank products of a few rows, compiled per instruction set.
+ *   low   out[i][j] = sum over k of A[k][j] * x[i][k], for a panel of 16 outputs
+ *   up    y[i][j] += scale * sum over k of B[k][j] * t[i][k], for panels of 16 outputs
+ * A vector is VW outputs; each k multiplies one load by n broadcasts of x. Adapters are read once per
+ * step, so memory bandwidth is the limit. Runs are too short for the hardware prefetcher, so each load
+ * prefetches the line PREFETCH_DISTANCE further on. An output's number of partial sums does not depend on
+ * the number of rows, so neither do a row's bytes.
  */
 #include "backend/cpu/lora.h"
 #include "backend/cpu/vec.h"
@@ -11,20 +14,20 @@
 #define NAME(a, b)  NAME_(a, b)
 
 enum {
-    LOW_SUMS = 4, /* of an output of A x: every fourth k */
-    UP_SUMS = 2,  /* of B t, whose sums are short */
-    TOGETHER = VW == 16  ? LORA_ROWS
-               : VW == 8 ? 2
-                         : 1,
+    LOW_SUMS = 4, /* partial sums of an output of A x: every fourth k */
+    UP_SUMS = 2,  /* partial sums of an output of B t, where k is small */
+    ROWS_AT_ONCE = VW == 16  ? LORA_ROWS
+                   : VW == 8 ? 2
+                             : 1,
     LINE = 32, /* fp16 values in a cache line */
-    AHEAD = 32 * LINE
+    PREFETCH_DISTANCE = 32 * LINE
 };
 
-/* VW outputs of n rows; n and n_sums are constant where this is inlined. */
+/* VW outputs of n rows; n and n_sums are constants where this is inlined. */
 INLINE void rows_of_panel(const uint16_t *m, int k, const float *const *x, const int n,
                           const int n_sums, VEC *out)
 {
-    VEC sum[TOGETHER][LOW_SUMS];
+    VEC sum[ROWS_AT_ONCE][LOW_SUMS];
     int at = 0;
     UNROLL
     for (int i = 0; i < n; i++) {
@@ -38,7 +41,7 @@ INLINE void rows_of_panel(const uint16_t *m, int k, const float *const *x, const
             const uint16_t *from = m + (size_t)(at + s) * LORA_PANEL;
             VEC v = vec_load_f16(from);
             if (s * LORA_PANEL % LINE == 0)
-                __builtin_prefetch(from + AHEAD);
+                __builtin_prefetch(from + PREFETCH_DISTANCE);
             UNROLL
             for (int i = 0; i < n; i++)
                 sum[i][s] = vec_fma(v, vec_set(x[i][at + s]), sum[i][s]);
@@ -62,7 +65,7 @@ INLINE void low_rows(const uint16_t *m, int k, const float *const *x, const int 
                      float (*out)[LORA_PANEL])
 {
     for (int j = 0; j < LORA_PANEL; j += VW) {
-        VEC sum[TOGETHER];
+        VEC sum[ROWS_AT_ONCE];
         rows_of_panel(m + j, k, x, n, LOW_SUMS, sum);
         UNROLL
         for (int i = 0; i < n; i++)
@@ -74,7 +77,7 @@ INLINE void up_rows(const uint16_t *m, int k, int n_panels, const float *const *
                     float scale, float *const *y)
 {
     for (int j = 0; j < n_panels * LORA_PANEL; j += VW) {
-        VEC sum[TOGETHER];
+        VEC sum[ROWS_AT_ONCE];
         const uint16_t *panel = m + (size_t)(j / LORA_PANEL) * (size_t)k * LORA_PANEL;
         rows_of_panel(panel + j % LORA_PANEL, k, t, n, UP_SUMS, sum);
         UNROLL
@@ -87,12 +90,12 @@ void NAME(lora_low_, KERNEL)(const uint16_t *m, int k, const float *const *x, in
                              float (*out)[LORA_PANEL])
 {
     int i = 0;
-    for (; i + TOGETHER <= n; i += TOGETHER)
-        low_rows(m, k, x + i, TOGETHER, out + i);
-    if (TOGETHER > 2 && n - i == 3)
-        low_rows(m, k, x + i, TOGETHER > 2 ? 3 : 1, out + i);
-    else if (TOGETHER > 2 && n - i == 2)
-        low_rows(m, k, x + i, TOGETHER > 2 ? 2 : 1, out + i);
+    for (; i + ROWS_AT_ONCE <= n; i += ROWS_AT_ONCE)
+        low_rows(m, k, x + i, ROWS_AT_ONCE, out + i);
+    if (ROWS_AT_ONCE > 2 && n - i == 3)
+        low_rows(m, k, x + i, ROWS_AT_ONCE > 2 ? 3 : 1, out + i);
+    else if (ROWS_AT_ONCE > 2 && n - i == 2)
+        low_rows(m, k, x + i, ROWS_AT_ONCE > 2 ? 2 : 1, out + i);
     else if (i < n)
         low_rows(m, k, x + i, 1, out + i);
 }
@@ -101,12 +104,12 @@ void NAME(lora_up_, KERNEL)(const uint16_t *m, int k, int n_panels, const float 
                             float scale, float *const *y)
 {
     int i = 0;
-    for (; i + TOGETHER <= n; i += TOGETHER)
-        up_rows(m, k, n_panels, t + i, TOGETHER, scale, y + i);
-    if (TOGETHER > 2 && n - i == 3)
-        up_rows(m, k, n_panels, t + i, TOGETHER > 2 ? 3 : 1, scale, y + i);
-    else if (TOGETHER > 2 && n - i == 2)
-        up_rows(m, k, n_panels, t + i, TOGETHER > 2 ? 2 : 1, scale, y + i);
+    for (; i + ROWS_AT_ONCE <= n; i += ROWS_AT_ONCE)
+        up_rows(m, k, n_panels, t + i, ROWS_AT_ONCE, scale, y + i);
+    if (ROWS_AT_ONCE > 2 && n - i == 3)
+        up_rows(m, k, n_panels, t + i, ROWS_AT_ONCE > 2 ? 3 : 1, scale, y + i);
+    else if (ROWS_AT_ONCE > 2 && n - i == 2)
+        up_rows(m, k, n_panels, t + i, ROWS_AT_ONCE > 2 ? 2 : 1, scale, y + i);
     else if (i < n)
         up_rows(m, k, n_panels, t + i, 1, scale, y + i);
 }

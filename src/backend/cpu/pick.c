@@ -1,7 +1,7 @@
 /*
- * The pick tables of the CPU backend and every threshold in it. A row says what a kernel can run
- * (formats, instruction set, fits) and from how many to how many rows it is the best of those that
- * can. Knows kernels by their names only.
+ * The pick tables of the CPU backend and all of its thresholds. A row says what a kernel can run (formats,
+ * instruction set, fits) and for which range of rows it is the best of the kernels that can. This file
+ * knows kernels only by name.
  */
 #include "backend/cpu/pick.h"
 #include "backend/backend.h"
@@ -13,24 +13,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Input rows that one pass over a weight serves: ranges are then read in one go. */
-enum { FEW = 8 };
-/* Input rows from which 8-bit tiles are used, and from which weights are converted to bf16. Measured
- * against VNNI on a Xeon: 16 rows were 7 to 20 % and 18 to 48 % slower, 128 rows of Q4_K 1.6 and 2.6
- * times as fast, of Q6_K 1.03 and 1.3 times. Where between them it turns has not been measured. */
+/* Up to this many input rows, kernels read a range of weight rows in one pass. */
+enum { ONE_PASS_ROWS = 8 };
+/* Input rows from which 8-bit tiles are used, and from which weights are converted to bf16.
+ * Measured against VNNI on a Xeon: 16 rows were 7 to 20 % and 18 to 48 % slower; 128 rows were 1.6
+ * and 2.6 times as fast for Q4_K, 1.03 and 1.3 times for Q6_K. The break-even point between them
+ * was not measured. */
 enum { INT8_TILES_FROM = 32, BF16_TILES_FROM = 24 };
-/* The same for floats and GPTQ4, which are two or three products of tiles. BF16 on a Xeon: 9 rows were 1.4
- * times as fast as AVX-512, 16 rows 2.5 times, 24 rows 2.1 times. Up to 8 rows are one pass. */
-enum { SPLIT_TILES_FROM = FEW + 1 };
-/* Query rows from which attention's tiles are used, and from which K and V are converted first. */
+/* The same for floats and GPTQ4, which take two or three tile products. BF16 on a Xeon, against
+ * AVX-512: 9 rows were 1.4 times as fast, 16 rows 2.5 times, 24 rows 2.1 times. Up to 8 rows are
+ * read in one pass. */
+enum { SPLIT_TILES_FROM = ONE_PASS_ROWS + 1 };
+/* Query rows from which attention runs on AMX tiles, and from which K and V are converted first. */
 enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
-/* Query rows that are decoded on tiles where the cache is Q4_0 or FP8: of one row it is no slower than
- * AVX-512, of eight 1.3 and 1.5 times as fast. */
-enum { ATTN_FEW_FROM = 1, ATTN_FEW_TO = ATTN_TILES_FROM - 1 };
+/* Query rows that decode on AMX tiles if the cache is Q4_0 or FP8. Against AVX-512, one row is no
+ * slower, and eight rows are 1.3 and 1.5 times as fast. */
+enum { ATTN_DECODE_TILES_FROM = 1, ATTN_DECODE_TILES_TO = ATTN_TILES_FROM - 1 };
 
 #define BIT(t) ((uint64_t)1 << (t))
-/* Formats that have 8-bit tiles of their own, and those that do without: panel_low.c,
- * panel_levels.c. */
+/* Formats with 8-bit tile kernels of their own, and formats without (panel_low.c,
+ * panel_levels.c). */
 #define TILE_BITS                                                                                  \
     (BIT(DT_Q4_K) | BIT(DT_Q5_K) | BIT(DT_Q6_K) | BIT(DT_IQ4_XS) | BIT(DT_Q8_0) | BIT(DT_Q4_0) |   \
      BIT(DT_IQ4_NL) | BIT(DT_MXFP4))
@@ -43,35 +45,36 @@ enum { ATTN_FEW_FROM = 1, ATTN_FEW_TO = ATTN_TILES_FROM - 1 };
 #define LOW_NAMES                                                                                  \
     "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
 static const struct pick_formats
-    /* what is converted to bf16 */
+    /* formats that are converted to bf16 */
     tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
     tiles8 = {TILE_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4"},
-    coded = {TILE_BITS | LOW_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4 " LOW_NAMES},
+    quantised = {TILE_BITS | LOW_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4 " LOW_NAMES},
     floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
     split = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3) | BIT(DT_GPTQ4),
              "F32 F16 BF16 F8_E4M3 GPTQ4"},
-    half = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
-    small = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"}, q4 = {BIT(DT_Q4_0), "Q4_0"},
+    fp16_bf16 = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
+    q8_q4 = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"}, q4 = {BIT(DT_Q4_0), "Q4_0"},
     fp8 = {BIT(DT_F8_E4M3), "F8_E4M3"},
-    /* of attention's tiles, which are not emulated */
+    /* formats of attention's AMX tiles, which are not emulated */
     __attribute__((unused))
-    short_ = {BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_Q8_0) | BIT(DT_Q4_0) | BIT(DT_F8_E4M3),
-              "F16 BF16 Q8_0 Q4_0 F8_E4M3"},
+    at_most_16 = {BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_Q8_0) | BIT(DT_Q4_0) | BIT(DT_F8_E4M3),
+                  "F16 BF16 Q8_0 Q4_0 F8_E4M3"},
     any = {~(uint64_t)0, "any"};
 
-static bool is_packed(const struct pick_ask *a)
+static bool is_packed(const struct pick_query *a)
 {
     return a->seg->packed;
 }
 
-/* Inputs in the order of the columns: tiles share what they pack of them. */
-static bool is_ordered(const struct pick_ask *a)
+/* Whether inputs are read in the order of the columns, which tiles need to share their packing. */
+static bool is_ordered(const struct pick_query *a)
 {
     return a->seg->packed && !a->seg->perm;
 }
 
-/* Inputs have one form for all segments. Rounds more than the others, and not in their order. */
-static bool is_tiled(const struct pick_ask *a)
+/* Whether all segments can read bf16 inputs. bf16 rounds more than other inputs, and sums in
+ * another order. */
+static bool is_tiled(const struct pick_query *a)
 {
     for (int i = 0; i < a->w->n_seg; i++) {
         const struct gemm_seg *s = &a->w->seg[i];
@@ -81,8 +84,9 @@ static bool is_tiled(const struct pick_ask *a)
     return !a->deterministic;
 }
 
-/* As is_tiled, for what is split: whole tiles of columns, and all segments of them. */
-static bool is_split(const struct pick_ask *a)
+/* As is_tiled, for gemm_split_amx: needs whole tiles of columns, and all segments in its
+ * formats. */
+static bool is_split(const struct pick_query *a)
 {
     for (int i = 0; i < a->w->n_seg; i++) {
         const struct gemm_seg *s = &a->w->seg[i];
@@ -92,7 +96,7 @@ static bool is_split(const struct pick_ask *a)
     return a->w->n_in % 32 == 0 && !a->deterministic;
 }
 
-static bool always(const struct pick_ask *a)
+static bool always(const struct pick_query *a)
 {
     (void)a;
     return true;
@@ -102,11 +106,11 @@ static bool always(const struct pick_ask *a)
     {                                                                                              \
 #run, &formats, from, to, isa, fits, run, NULL, input, false, false                        \
     }
-/* The same kernel over ranges in one go. */
+/* The same kernel, for few rows: reads a range of weight rows in one pass. */
 #define GEMV(isa, fits, formats, input, technique)                                                 \
     {                                                                                              \
-        "gemv_" #technique, &formats, 1, FEW, isa, fits, gemm_##technique, NULL, input, true,      \
-            false                                                                                  \
+        "gemv_" #technique, &formats, 1, ONE_PASS_ROWS, isa, fits, gemm_##technique, NULL, input,  \
+            true, false                                                                            \
     }
 #define MANY INT_MAX
 
@@ -114,12 +118,12 @@ static const struct pick_row gemm_rows[] = {
     GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_BF16, gemm_bf16_amx),
     GEMM(SPLIT_TILES_FROM, MANY, ISA_AMX, is_split, split, INPUT_BF16, gemm_split_amx),
     GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, tiles8, INPUT_INT8, gemm_int8_amx),
-    GEMV(ISA_VNNI, is_packed, coded, INPUT_INT8, int8_vnni),
-    GEMM(1, MANY, ISA_VNNI, is_packed, coded, INPUT_INT8, gemm_int8_vnni),
-    GEMV(ISA_AVX512, is_packed, coded, INPUT_INT8, int8_avx512),
-    GEMM(1, MANY, ISA_AVX512, is_packed, coded, INPUT_INT8, gemm_int8_avx512),
-    GEMV(ISA_AVX2, is_packed, coded, INPUT_INT8, int8_avx2),
-    GEMM(1, MANY, ISA_AVX2, is_packed, coded, INPUT_INT8, gemm_int8_avx2),
+    GEMV(ISA_VNNI, is_packed, quantised, INPUT_INT8, int8_vnni),
+    GEMM(1, MANY, ISA_VNNI, is_packed, quantised, INPUT_INT8, gemm_int8_vnni),
+    GEMV(ISA_AVX512, is_packed, quantised, INPUT_INT8, int8_avx512),
+    GEMM(1, MANY, ISA_AVX512, is_packed, quantised, INPUT_INT8, gemm_int8_avx512),
+    GEMV(ISA_AVX2, is_packed, quantised, INPUT_INT8, int8_avx2),
+    GEMM(1, MANY, ISA_AVX2, is_packed, quantised, INPUT_INT8, gemm_int8_avx2),
     GEMV(ISA_AVX512, is_packed, floats, INPUT_FLOATS, float_avx512),
     GEMM(1, MANY, ISA_AVX512, is_packed, floats, INPUT_FLOATS, gemm_float_avx512),
     GEMV(ISA_AVX2, is_packed, floats, INPUT_FLOATS, float_avx2),
@@ -130,21 +134,21 @@ static const struct pick_row gemm_rows[] = {
     GEMM(1, MANY, ISA_AVX2, always, any, INPUT_FLOATS, gemm_dequant_avx2),
 };
 
-/* Heads of whole vectors. */
+/* Whether heads, pages, types or rows are made of whole vectors for the kernels of an isa. */
 #define FITS(isa)                                                                                  \
-    static bool heads_##isa(const struct pick_ask *a)                                              \
+    static bool heads_##isa(const struct pick_query *a)                                            \
     {                                                                                              \
         return a->head_dim % attn_kernels_##isa.unit == 0;                                         \
     }                                                                                              \
-    static bool pages_##isa(const struct pick_ask *a)                                              \
+    static bool pages_##isa(const struct pick_query *a)                                            \
     {                                                                                              \
         return heads_##isa(a) && a->page_len % attn_kernels_##isa.width == 0;                      \
     }                                                                                              \
-    __attribute__((unused)) static bool alike_##isa(const struct pick_ask *a)                      \
+    __attribute__((unused)) static bool same_type_##isa(const struct pick_query *a)                \
     {                                                                                              \
         return pages_##isa(a) && a->v_type == a->type;                                             \
     }                                                                                              \
-    __attribute__((unused)) static bool rows_##isa(const struct pick_ask *a)                       \
+    __attribute__((unused)) static bool rows_##isa(const struct pick_query *a)                     \
     {                                                                                              \
         return heads_##isa(a) && a->v_dim % attn_kernels_##isa.unit == 0;                          \
     }
@@ -158,34 +162,34 @@ FITS(madd_avx512)
 FITS(amx_q4)
 FITS(amx_fp8)
 
-/* Sums in another order than other kernels. */
-static bool codes_amx_q4(const struct pick_ask *a)
+/* Sums in another order than the other kernels. */
+static bool decode_amx_q4(const struct pick_query *a)
 {
-    return alike_amx_q4(a) && !a->deterministic;
+    return same_type_amx_q4(a) && !a->deterministic;
 }
 
 /* A vector's tiles of keys have room for 256 components. */
-static bool codes_amx_fp8(const struct pick_ask *a)
+static bool decode_amx_fp8(const struct pick_query *a)
 {
-    return alike_amx_fp8(a) && a->head_dim <= 256 && !a->deterministic;
+    return same_type_amx_fp8(a) && a->head_dim <= 256 && !a->deterministic;
 }
 #ifndef AMX_EMULATE
 FITS(amx)
 
-/* A row's bytes depend on how many come with it. */
-static bool tiles_amx(const struct pick_ask *a)
+/* A row's bytes depend on the number of rows next to it. */
+static bool tiles_amx(const struct pick_query *a)
 {
     return pages_amx(a) && a->v_type != DT_F32 && !a->deterministic;
 }
 
-static bool latents_amx(const struct pick_ask *a)
+static bool latents_amx(const struct pick_query *a)
 {
     return rows_amx(a) && !a->deterministic;
 }
 #endif
 #endif
 
-/* Packs K and V of a block first, or reads them in their pages. */
+/* Attention that packs K and V of a block first, or reads them from their pages. */
 #define PREFILL(from, isa, fits, formats, kernels)                                                 \
     {                                                                                              \
         "attn_prefill_" #kernels, &formats, from, MANY, isa, fits, NULL, &attn_kernels_##kernels,  \
@@ -196,28 +200,28 @@ static bool latents_amx(const struct pick_ask *a)
         "attn_decode_" #kernels, &formats, 1, MANY, isa, fits, NULL, &attn_kernels_##kernels,      \
             INPUT_FLOATS, false, false                                                             \
     }
-#define FEW_ROWS(fits, formats, kernels)                                                           \
+#define DECODE_TILES(fits, formats, kernels)                                                       \
     {                                                                                              \
-        "attn_decode_" #kernels, &formats, ATTN_FEW_FROM, ATTN_FEW_TO, ISA_AMX, fits, NULL,        \
-            &attn_kernels_##kernels, INPUT_FLOATS, false, false                                    \
+        "attn_decode_" #kernels, &formats, ATTN_DECODE_TILES_FROM, ATTN_DECODE_TILES_TO, ISA_AMX,  \
+            fits, NULL, &attn_kernels_##kernels, INPUT_FLOATS, false, false                        \
     }
 
 static const struct pick_row attn_rows[] = {
 #ifdef __x86_64__
 #ifndef AMX_EMULATE
-    PREFILL(ATTN_TILES_FROM, ISA_AMX, tiles_amx, short_, amx),
+    PREFILL(ATTN_TILES_FROM, ISA_AMX, tiles_amx, at_most_16, amx),
 #endif
-    FEW_ROWS(codes_amx_q4, q4, amx_q4),
-    FEW_ROWS(codes_amx_fp8, fp8, amx_fp8),
-    DECODE(ISA_VNNI, pages_vnni, small, vnni),
-    DECODE(ISA_AVX512, pages_madd_avx512, small, madd_avx512),
-    PREFILL(ATTN_PACK_FROM, ISA_AVX512, alike_avx512, half, avx512),
+    DECODE_TILES(decode_amx_q4, q4, amx_q4),
+    DECODE_TILES(decode_amx_fp8, fp8, amx_fp8),
+    DECODE(ISA_VNNI, pages_vnni, q8_q4, vnni),
+    DECODE(ISA_AVX512, pages_madd_avx512, q8_q4, madd_avx512),
+    PREFILL(ATTN_PACK_FROM, ISA_AVX512, same_type_avx512, fp16_bf16, avx512),
     DECODE(ISA_AVX512, heads_avx512, any, avx512),
-    DECODE(ISA_AVX2, pages_madd_avx2, small, madd_avx2),
-    PREFILL(ATTN_PACK_FROM, ISA_AVX2, alike_avx2, half, avx2),
+    DECODE(ISA_AVX2, pages_madd_avx2, q8_q4, madd_avx2),
+    PREFILL(ATTN_PACK_FROM, ISA_AVX2, same_type_avx2, fp16_bf16, avx2),
     DECODE(ISA_AVX2, heads_avx2, any, avx2),
 #endif
-    PREFILL(ATTN_PACK_FROM, ISA_REF, alike_c, half, c),
+    PREFILL(ATTN_PACK_FROM, ISA_REF, same_type_c, fp16_bf16, c),
     DECODE(ISA_REF, always, any, c),
 };
 
@@ -230,7 +234,7 @@ static const struct pick_row attn_rows[] = {
 static const struct pick_row latent_rows[] = {
 #ifdef __x86_64__
 #ifndef AMX_EMULATE
-    LATENT(tiles_amx, ATTN_TILES_FROM, ISA_AMX, latents_amx, short_, amx),
+    LATENT(tiles_amx, ATTN_TILES_FROM, ISA_AMX, latents_amx, at_most_16, amx),
 #endif
     LATENT(avx512, 1, ISA_AVX512, rows_avx512, any, avx512),
     LATENT(avx2, 1, ISA_AVX2, rows_avx2, any, avx2),
@@ -280,13 +284,13 @@ void pick_count(struct pick *p, enum pick_op op, const struct pick_row *row)
     p->runs[op][row - tables[op].rows]++;
 }
 
-static bool can_run(const struct pick *p, const struct pick_row *r, const struct pick_ask *a)
+static bool can_run(const struct pick *p, const struct pick_row *r, const struct pick_query *a)
 {
     return (r->formats->bits & BIT(a->type)) && isa_has(p->isa, r->isa) && r->fits(a);
 }
 
-/* The first row that fits and whose input is one of `inputs` (bits). */
-static const struct pick_row *find(const struct pick *p, enum pick_op op, struct pick_ask *a,
+/* The first row that fits and whose input form is in the bit set `inputs`. */
+static const struct pick_row *find(const struct pick *p, enum pick_op op, struct pick_query *a,
                                    unsigned inputs)
 {
     a->deterministic = p->deterministic;
@@ -307,7 +311,7 @@ enum { ANY_INPUT = 1 << INPUT_FLOATS | 1 << INPUT_INT8 | 1 << INPUT_BF16 };
 const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight *w,
                                  const struct gemm_seg *seg, int rows)
 {
-    struct pick_ask a = {.type = seg->type, .rows = rows > 1 ? rows : 1, .w = w, .seg = seg};
+    struct pick_query a = {.type = seg->type, .rows = rows > 1 ? rows : 1, .w = w, .seg = seg};
     const struct pick_row *r = find(p, PICK_GEMM, &a, ANY_INPUT);
     CHECK(r, "no kernel for %s on %s", dtype_name(seg->type), isa_name(p->isa));
     return r;
@@ -316,8 +320,8 @@ const struct pick_row *pick_gemm(const struct pick *p, const struct gemm_weight 
 const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_weight *w,
                                      const struct gemm_seg *seg, int rows, bool bf16)
 {
-    /* bf16 was chosen for the whole op; some of its pieces may have few rows. */
-    struct pick_ask a = {.type = seg->type, .rows = bf16 ? INT_MAX : rows, .w = w, .seg = seg};
+    /* bf16 was chosen for the whole op, some pieces of which may have few rows. */
+    struct pick_query a = {.type = seg->type, .rows = bf16 ? INT_MAX : rows, .w = w, .seg = seg};
     const struct pick_row *r =
         find(p, PICK_GEMM, &a, bf16 ? 1 << INPUT_BF16 : ANY_INPUT & ~(1 << INPUT_BF16));
     CHECK(r, "no kernel for %s on %s", dtype_name(seg->type), isa_name(p->isa));
@@ -327,7 +331,7 @@ const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_wei
 const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
                                  int head_dim, int page_len, int rows)
 {
-    struct pick_ask a = {
+    struct pick_query a = {
         .type = k_type, .v_type = v_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
     const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
     CHECK(r, "no attention for heads of %d", head_dim);
@@ -337,21 +341,21 @@ const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum d
 const struct pick_row *pick_latent(const struct pick *p, enum dtype type, int dim, int v_dim,
                                    int rows)
 {
-    struct pick_ask a = {.type = type, .rows = rows, .head_dim = dim, .v_dim = v_dim};
+    struct pick_query a = {.type = type, .rows = rows, .head_dim = dim, .v_dim = v_dim};
     const struct pick_row *r = find(p, PICK_LATENT, &a, ANY_INPUT);
     CHECK(r, "no attention for latents of %d", dim);
     return r;
 }
 
-bool pick_alone(enum pick_small what, size_t work)
+bool pick_single_thread(enum pick_small what, size_t work)
 {
     static const size_t least[] = {
         [SMALL_EMBED] = 5,    /* rows */
         [SMALL_ROPE] = 512,   /* angles */
-        [SMALL_POST] = 65536, /* of q, k and v */
+        [SMALL_POST] = 65536, /* floats of q, k and v */
         [SMALL_NORM] = 16384,    [SMALL_GATHER] = 65536,
-        [SMALL_ATTN] = 1 << 17,  /* products of scores */
-        [SMALL_DELTA] = 1 << 15, /* values of states */
+        [SMALL_ATTN] = 1 << 17,  /* (query row, key) pairs times head_dim */
+        [SMALL_DELTA] = 1 << 15, /* floats of states */
     };
     return work < least[what];
 }
@@ -418,7 +422,7 @@ bool pick_check_weight(struct pick *p, const struct gemm_weight *w, struct error
 {
     const struct pick_row *r = p->forced[PICK_GEMM];
     for (int i = 0; r && p->strict && i < w->n_seg; i++) {
-        struct pick_ask a = {
+        struct pick_query a = {
             .type = w->seg[i].type, .w = w, .seg = &w->seg[i], .deterministic = p->deterministic};
         if (!(r->formats->bits & BIT(a.type)))
             continue;
@@ -444,10 +448,10 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
     r = p->forced[PICK_LATENT];
     for (int i = 0; r && i < net->n_layers; i++) {
         const struct latent *l = &net->layers[i].mixer.latent;
-        struct pick_ask a = {.type = b->k_type,
-                             .deterministic = p->deterministic,
-                             .head_dim = l->kv_rank + l->rope_dim,
-                             .v_dim = l->kv_rank};
+        struct pick_query a = {.type = b->k_type,
+                               .deterministic = p->deterministic,
+                               .head_dim = l->kv_rank + l->rope_dim,
+                               .v_dim = l->kv_rank};
         if (net->layers[i].mixer.kind == MIXER_LATENT && !can_run(p, r, &a))
             return error_set(
                 err, "STEEL_PICK=%s cannot run layer %d: latents of %d + %d, a cache of %s%s",
@@ -459,11 +463,11 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
         if (net->layers[i].mixer.kind != MIXER_ATTENTION)
             continue;
         const struct attention *l = &net->layers[i].mixer.attention;
-        struct pick_ask a = {.type = b->k_type,
-                             .v_type = b->v_type,
-                             .deterministic = p->deterministic,
-                             .head_dim = l->k_dim,
-                             .page_len = b->page_len};
+        struct pick_query a = {.type = b->k_type,
+                               .v_type = b->v_type,
+                               .deterministic = p->deterministic,
+                               .head_dim = l->k_dim,
+                               .page_len = b->page_len};
         if (!can_run(p, r, &a))
             return error_set(err,
                              "STEEL_PICK=%s cannot run layer %d: heads of %d, a cache of %s in "
@@ -479,7 +483,7 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
 static const int shown_rows[] = {1, 4, 16, 64, 512};
 enum { N_SHOWN = sizeof shown_rows / sizeof *shown_rows };
 
-/* One line: a weight's segment, and its kernel for steps of some rows. */
+/* Prints one line: a weight's segment, and its kernel for several numbers of rows. */
 static void print_seg(const struct pick *p, const char *what, const struct weight *w, int seg,
                       double share, FILE *out)
 {
@@ -495,8 +499,8 @@ static void print_seg(const struct pick *p, const char *what, const struct weigh
     fputc('\n', out);
 }
 
-/* The layers' weights that are not like one of a layer before. */
-struct seen {
+/* The shapes printed so far: layers repeat them. */
+struct pick_seen {
     int n;
     struct {
         const char *what;
@@ -505,7 +509,7 @@ struct seen {
     } of[64];
 };
 
-static void print_weight(const struct pick *p, struct seen *seen, const char *what,
+static void print_weight(const struct pick *p, struct pick_seen *seen, const char *what,
                          const struct weight *w, double share, FILE *out)
 {
     const struct gemm_weight *own = w ? w->impl : NULL;
@@ -527,7 +531,7 @@ static void print_weight(const struct pick *p, struct seen *seen, const char *wh
 void pick_print_shapes(const struct pick *p, const struct network *net, const struct bounds *b,
                        FILE *out)
 {
-    struct seen seen = {0};
+    struct pick_seen seen = {0};
     fprintf(out, "\n%-32s", "this model, rows of a step");
     for (int i = 0; i < N_SHOWN; i++)
         fprintf(out, " %-19d", shown_rows[i]);
@@ -543,7 +547,7 @@ void pick_print_shapes(const struct pick *p, const struct network *net, const st
         print_weight(p, &seen, "down", m->dense.down, 1, out);
         if (!m->router.w)
             continue;
-        /* what an expert meets of a step's rows, on average: what decides about bf16 */
+        /* average rows per expert in a step, which decides on bf16 */
         double share = (double)m->router.n_used / m->router.w->n_out;
         print_weight(p, &seen, "router", m->router.w, 1, out);
         print_weight(p, &seen, "experts' gate, up", m->experts.gate_up, share, out);

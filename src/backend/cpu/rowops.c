@@ -1,6 +1,6 @@
 /*
- * add_norm and gather of the CPU backend: rows are split over the team; a row is always computed by
- * one thread, so its bytes do not depend on the others. Also the plain C instance of rowops_kernel.h.
+ * add_norm and gather of the CPU backend. Rows are split over the threads. One thread computes a whole
+ * row, so its bytes do not depend on other rows. Also the plain C instance of rowops_kernel.h.
  */
 #define KERNELS     row_kernels_c
 #define KERNELS_ISA ISA_REF
@@ -31,7 +31,7 @@ void cpu_add_norm(float *x, const float *d, const struct norm *norm, float *n, i
                   struct pool *pool, enum isa isa)
 {
     struct norm_job j = {x, n, d, norm, rows, width, row_kernels(isa)};
-    if (rows < 2 || pick_alone(SMALL_NORM, (size_t)rows * (size_t)width))
+    if (rows < 2 || pick_single_thread(SMALL_NORM, (size_t)rows * (size_t)width))
         norm_rows(&j, 0, 0, rows);
     else
         pool_each(pool, rows, POOL_EVEN, norm_rows, &j);
@@ -65,7 +65,7 @@ static void scale_rows(void *arg, int ith, int first, int last)
 void cpu_add_scale(float *x, const float *d, float scale, int rows, int width, struct pool *pool)
 {
     struct scale_job j = {x, d, scale, width};
-    if (rows < 2 || pick_alone(SMALL_NORM, (size_t)rows * (size_t)width))
+    if (rows < 2 || pick_single_thread(SMALL_NORM, (size_t)rows * (size_t)width))
         scale_rows(&j, 0, 0, rows);
     else
         pool_each(pool, rows, POOL_EVEN, scale_rows, &j);
@@ -92,7 +92,7 @@ void cpu_gather(const float *src, const int32_t *index, int n, int width, float 
                 struct pool *pool)
 {
     struct gather_job j = {src, index, dst, n, width};
-    if (n < 2 || pick_alone(SMALL_GATHER, (size_t)n * (size_t)width))
+    if (n < 2 || pick_single_thread(SMALL_GATHER, (size_t)n * (size_t)width))
         gather_rows(&j, 0, 0, n);
     else
         pool_each(pool, n, POOL_EVEN, gather_rows, &j);

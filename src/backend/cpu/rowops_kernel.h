@@ -1,7 +1,7 @@
 /*
  * Row kernels over vec.h, compiled per instruction set by rowops.c (plain C), rowops_avx2.c and
- * rowops_avx512.c. The includer defines KERNELS and KERNELS_ISA. Any width: whole vectors, then single
- * floats; the order of additions depends on the width alone.
+ * rowops_avx512.c. The includer defines KERNELS and KERNELS_ISA. Rows may have any width: whole vectors
+ * come first, then single floats. The order of additions depends on the width alone.
  */
 #include "backend/cpu/kvtile.h"
 #include "backend/cpu/rowops.h"
@@ -12,7 +12,8 @@ INLINE float inverse_rms(float squares, int width, float eps)
     return 1.0f / sqrtf(squares / (float)width + eps);
 }
 
-/* Sum of squares of x, or of sum = x + d where d is given; four chains of vectors. */
+/* Sum of squares of x, or with d of x + d, which is stored in sum. Four independent chains of
+ * vectors. */
 INLINE float sum_squares(const float *x, const float *d, float *sum, int width)
 {
     VEC acc[4] = {vec_set(0), vec_set(0), vec_set(0), vec_set(0)};
@@ -60,7 +61,7 @@ INLINE VEC or_vec(const float *p, int i, float none)
     return p ? vec_load(p + i) : vec_set(none);
 }
 
-/* LayerNorm: n = (x - mean) * scale * gain + bias. x holds the sum already. */
+/* LayerNorm: n = (x - mean) * scale * gain + bias. */
 static void layer_norm(const float *x, const struct norm *norm, float *n, int width)
 {
     VEC sum = vec_set(0), squares = vec_set(0);

@@ -1,7 +1,7 @@
 /*
- * Float vectors for code written once and compiled per instruction set: the width VW and a dozen
- * operations, chosen by the flags of the including file (*_avx512.c, *_avx2.c; any other file gets
- * VW = 1, plain C). Nothing here reorders: equal inputs give equal bytes in every lane position.
+ * Float vectors for code that is written once and compiled per instruction set: the width VW and about
+ * twenty operations. The flags of the including file choose: *_avx512.c, *_avx2.c, or plain C with VW = 1
+ * in any other file. No operation depends on the lane: equal inputs give equal bytes in every position.
  */
 #ifndef STEEL_BACKEND_CPU_VEC_H
 #define STEEL_BACKEND_CPU_VEC_H
@@ -19,13 +19,15 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* 2^f on [-1/2, 1/2]: relative minimax of degree 5 with 2^0 = 1 exact; error 0.8 ulp before rounding */
+/* 2^f on [-1/2, 1/2]: minimax polynomial of degree 5 for the relative error, with 2^0 = 1 exact.
+ * Its error is 0.8 ulp before rounding. */
 #define EXP2_C1 0x1.62e429p-1f
 #define EXP2_C2 0x1.ebf9bcp-3f
 #define EXP2_C3 0x1.c6b753p-5f
 #define EXP2_C4 0x1.3cea89p-7f
 #define EXP2_C5 0x1.5bba15p-10f
-/* Below this 2^x is denormal: taken as 0, since denormals are slow and mean nothing here. */
+/* Below this, 2^x is subnormal. It is taken as 0, since subnormals are slow and make no difference
+ * here. */
 #define EXP2_MIN -126.0f
 
 #if defined __AVX512F__
@@ -125,9 +127,15 @@ INLINE VEC vec_exp2(VEC x) /* 2^x, x <= 127; 0 below EXP2_MIN; NaN stays NaN */
     return _mm512_maskz_scalef_ps(keep, p, n);
 }
 
-/* Codes of the KV cache (kvtile.h). Byte j of VW groups of four; a nibble of them, at bit `shift`, less
- * 8; VW bytes; a nibble of each, less 8; VW FP8 values, 256 times too small; n of them as halves, n a
- * multiple of VW. */
+/*
+ * Values of the quantised KV cache (kvtile.h):
+ *   vec_byte_of4      byte j of each of VW groups of four bytes
+ *   vec_nibble_of8    the nibble at bit `shift` of each of VW groups of eight, minus 8
+ *   vec_bytes         VW bytes
+ *   vec_nibbles       the low or high nibbles of VW bytes, minus 8
+ *   vec_fp8           VW FP8 values, divided by 256
+ *   vec_fp8_to_fp16   n FP8 values, divided by 256, as fp16; n is a multiple of VW
+ */
 INLINE VEC vec_byte_of4(const void *p, int j)
 {
     __m512i x = _mm512_slli_epi32(_mm512_loadu_si512(p), (unsigned)(24 - 8 * j));
@@ -147,7 +155,8 @@ INLINE VEC vec_nibbles(const void *p, bool high)
 {
     const VEC levels = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(x, 4) : x, levels); /* by four bits */
+    return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(x, 4) : x,
+                                 levels); /* permutexvar reads only the low four bits */
 }
 INLINE VEC vec_fp8(const void *p)
 {
@@ -419,10 +428,10 @@ INLINE void vec_fp8_to_fp16(const uint8_t *p, int n, uint16_t *to)
 }
 #endif
 
-/* cap * tanh(x / cap), inverse = 1 / cap. Far from 0 it is cap with the sign of x. */
+/* cap * tanh(x / cap) with inverse = 1 / cap. For large |x| it is cap with the sign of x. */
 INLINE VEC vec_softcap(VEC x, float cap, float inverse)
 {
-    VEC z = vec_mul(x, vec_set(inverse * 2 * 1.44269504f)); /* e^2x/cap as a power of 2 */
+    VEC z = vec_mul(x, vec_set(inverse * 2 * 1.44269504f)); /* 2^z = e^(2x/cap) */
     z = vec_min(vec_max(z, vec_set(-60.0f)), vec_set(60.0f));
     VEC e = vec_exp2(z);
     return vec_mul(vec_set(cap), vec_div(vec_sub(e, vec_set(1.0f)), vec_add(e, vec_set(1.0f))));
