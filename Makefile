@@ -247,6 +247,7 @@ test-faults: $(B)/steel $(TEST_TOOLS)
 test-all: test test-faults
 	@RANKS_ALL=1 ONLY=test_ranks sh tests/run.sh $(B)
 	@STEEL_TEST_SECONDS=60 ONLY=test_route.py sh tests/run.sh $(B)
+	@STEEL_TEST_AGENTS=1 ONLY=test_clients sh tests/run.sh $(B)
 	$(Q)$(MAKE) --no-print-directory test-amx
 test-busy: test-build
 	@sh tests/busy.sh $(B)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the pinned packages, once: two tests that need them may run at the same time. Without a registry that
+# install.sh [FOLDER]: installs the pinned packages of FOLDER (default: this one), once: two tests that need them may run at the same time. Without a registry that
 # answers it fails within seconds, where npm would retry for minutes.
-cd "$(dirname "$0")" || exit 1
+cd "$(dirname "$0")/${1:-.}" || exit 1
 exec 9<package-lock.json
 flock 9 2>/dev/null
 whole=node_modules/.package-lock.json # npm writes it last

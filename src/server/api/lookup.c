@@ -94,7 +94,7 @@ void delete_response(struct server *s, struct http_exchange *x)
 /* Ollama */
 
 /* The version whose API is implemented. Clients refuse older ones. */
-static const char OLLAMA_VERSION[] = "0.12.6";
+static const char OLLAMA_VERSION[] = "0.13.4";
 
 static void add_date(struct buf *b, const char *name, int64_t when)
 {

@@ -1,0 +1,104 @@
+// Coding agents as they are installed, in their non-interactive forms: each reads a file with a tool of its own and gets
+// the answer of a scripted model. `make test-all` installs them; otherwise they run only if they are there.
+import { test } from "node:test";
+import assert from "node:assert/strict";
+import { spawn, spawnSync } from "node:child_process";
+import { once } from "node:events";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { startServer } from "./common.mjs";
+
+const root = path.resolve(import.meta.dirname, "../..");
+const bin = path.join(import.meta.dirname, "agents/node_modules/.bin");
+const answer = "Hello from the **scripted** model. All is done.";
+const readFile = { command: "cat hello.txt" };
+
+// What each agent is told: files of its home, environment, arguments; the tool it runs commands with.
+const agents = {
+  claude: {
+    tool: "Bash", args: readFile,
+    env: s => ({ ANTHROPIC_BASE_URL: s.origin, ANTHROPIC_API_KEY: "x", ANTHROPIC_MODEL: "scripted", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1", IS_SANDBOX: "1" }),
+    run: ["-p", "Read hello.txt", "--dangerously-skip-permissions"],
+  },
+  codex: {
+    tool: "exec_command", args: { cmd: "cat hello.txt" },
+    env: s => ({ CODEX_OSS_BASE_URL: s.baseURL }),
+    files: s => ({ ".codex/config.toml": `model = "scripted"\nmodel_provider = "steel"\n[model_providers.steel]\nname = "steel"\nbase_url = "${s.baseURL}"\nwire_api = "responses"\n` }),
+    run: ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Read hello.txt"],
+  },
+  opencode: {
+    tool: "bash", args: { ...readFile, description: "Reads it" },
+    files: s => ({ ".config/opencode/opencode.json": JSON.stringify({ model: "steel/scripted", provider: { steel: {
+      npm: "@ai-sdk/openai-compatible", name: "Steel", options: { baseURL: s.baseURL, apiKey: "x" }, models: { scripted: { name: "scripted", limit: { context: 200000, output: 8000 } } } } } }) }),
+    run: ["run", "Read hello.txt"],
+  },
+  qwen: {
+    tool: "run_shell_command", args: { ...readFile, is_background: false },
+    env: s => ({ OPENAI_API_KEY: "x", OPENAI_BASE_URL: s.baseURL, OPENAI_MODEL: "scripted" }),
+    run: ["--auth-type", "openai", "-p", "Read hello.txt", "--yolo"],
+  },
+  pi: {
+    tool: "bash", args: readFile,
+    files: s => ({ ".pi/agent/models.json": JSON.stringify({ providers: { steel: { baseUrl: s.baseURL, api: "openai-completions", apiKey: "x", models: [{ id: "scripted", contextWindow: 200000, maxTokens: 8000 }] } } }) }),
+    run: ["-p", "--provider", "steel", "--model", "scripted", "Read hello.txt"],
+  },
+};
+
+// A home of its own, a folder with the file, and a server with a model that calls the agent's tool.
+async function withAgent(t, name, work) {
+  if (!fs.existsSync(path.join(bin, name))) return t.skip(`${name} is not installed: make test-all does it`);
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), "steel-agent-"));
+  const { tool, args, files, env } = agents[name];
+  const made = spawnSync("python3", ["tests/script_model.py", path.join(dir, "scripted.gguf"), tool, JSON.stringify(args)], { cwd: root });
+  assert.equal(made.status, 0, String(made.stderr));
+  fs.mkdirSync(path.join(dir, "work"));
+  fs.writeFileSync(path.join(dir, "work/hello.txt"), "The word is plum.\n");
+  const server = await startServer(path.join(dir, "scripted.gguf"), "-c", "131072");
+  try {
+    for (const [file, text] of Object.entries(files?.(server) ?? {})) {
+      fs.mkdirSync(path.join(dir, path.dirname(file)), { recursive: true });
+      fs.writeFileSync(path.join(dir, file), text);
+    }
+    const run = async (...more) => {
+      const child = spawn(path.join(bin, name), more, { cwd: path.join(dir, "work"), stdio: ["ignore", "pipe", "pipe"],
+        env: { PATH: process.env.PATH, HOME: dir, TERM: "dumb", NO_COLOR: "1", ...env?.(server) } });
+      let out = "";
+      child.stdout.on("data", d => { out += d; });
+      child.stderr.on("data", d => { out += d; });
+      const [code] = await once(child, "close");
+      return { code, out };
+    };
+    await work(run, server, dir);
+  } finally {
+    await server.stop();
+    fs.rmSync(dir, { recursive: true, force: true });
+  }
+}
+
+for (const name of Object.keys(agents))
+  test(`${name} finishes a tool loop`, t => withAgent(t, name, async (run, server) => {
+    const { code, out } = await run(...agents[name].run);
+    assert.equal(code, 0, out + server.log());
+    assert.ok(out.includes(answer), out + server.log());
+    // one request called the tool, a later one had its result
+    assert.ok(await server.metric("requests_finished_total") >= 2, server.log());
+    assert.ok(!/status=[45]\d\d/.test(server.log()), server.log());
+  }));
+
+test("codex exec --output-schema", t => withAgent(t, "codex", async (run, server, dir) => {
+  const schema = { type: "object", properties: { word: { enum: ["plum", "pear"] } }, required: ["word"], additionalProperties: false };
+  fs.writeFileSync(path.join(dir, "schema.json"), JSON.stringify(schema));
+  const [exec, ...rest] = agents.codex.run;
+  const last = path.join(dir, "last.txt");
+  const { code, out } = await run(exec, "--output-schema", path.join(dir, "schema.json"), "-o", last, ...rest);
+  assert.equal(code, 0, out);
+  assert.ok(["plum", "pear"].includes(JSON.parse(fs.readFileSync(last, "utf8")).word), out);
+}));
+
+test("codex --oss finds Ollama", t => withAgent(t, "codex", async (run, server) => {
+  const [exec, ...rest] = agents.codex.run;
+  const { code, out } = await run(exec, "--oss", "--local-provider", "ollama", "-m", "scripted", ...rest);
+  assert.equal(code, 0, out + server.log());
+  assert.ok(out.includes(answer), out);
+}));
