@@ -22,7 +22,7 @@ grep -q 'missing:.* gcc' "$tmp/out" && grep -q 'make deps' "$tmp/out" || fail "d
 [ -e "$tmp/called" ] && fail "deps.sh check installs packages"
 grep -n sudo Makefile | grep -v echo && fail "the Makefile runs sudo"
 opts="B=$B"
-[ -e "$B/without-cuda" ] && opts="$opts CUDA=0"
+grep -qs without "$B/cuda" && opts="$opts CUDA=0"
 make -s $opts PREFIX="$tmp/usr" LIBDIR="$tmp/usr/lib" install >"$tmp/log" 2>&1 || { cat "$tmp/log"; exit 1; }
 bin=$tmp/usr/bin/steel
 
