@@ -284,6 +284,16 @@ static void steps_follow(void **state)
     }
 }
 
+/* The reference ops, too, have two steps in flight. */
+static void steps_follow_in_ref(void **state)
+{
+    if (!on_cpu())
+        skip();
+    setenv("STEEL_ISA", "ref", 1);
+    steps_follow(state);
+    unsetenv("STEEL_ISA");
+}
+
 /* A decoder reads a text that is longer than a step piece by piece. */
 static void long_texts(void **state)
 {
@@ -549,11 +559,11 @@ static void the_library(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_models),       cmocka_unit_test(larger_models),
-        cmocka_unit_test(steps_follow),       cmocka_unit_test(together_is_alone),
-        cmocka_unit_test(long_texts),         cmocka_unit_test(clients_take_turns),
-        cmocka_unit_test(modules_are_obeyed), cmocka_unit_test(what_cannot_be_is_said),
-        cmocka_unit_test(the_library),
+        cmocka_unit_test(small_models),           cmocka_unit_test(larger_models),
+        cmocka_unit_test(steps_follow_in_ref),    cmocka_unit_test(steps_follow),
+        cmocka_unit_test(together_is_alone),      cmocka_unit_test(long_texts),
+        cmocka_unit_test(clients_take_turns),     cmocka_unit_test(modules_are_obeyed),
+        cmocka_unit_test(what_cannot_be_is_said), cmocka_unit_test(the_library),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -743,6 +743,12 @@ static void test_supports(void **state)
     struct backend_options opt = {.threads = 1};
     struct error err = {{0}};
     struct backend *cpu = backend_open_cpu(&opt, &err), *ref = backend_open_ref();
+    if (cpu->ops == ref->ops) {
+        cpu->ops->close(cpu);
+        ref->ops->close(ref);
+        print_message("skipped: this CPU has no kernels\n");
+        skip();
+    }
     struct weight w = {.n_in = 64, .n_out = 64, .n_expert = 1};
     struct weight many = {.n_in = 64, .n_out = 64, .n_expert = 8, .bias = true};
     struct layer plain_layer = {

@@ -96,12 +96,12 @@ static float *floats(size_t n)
 
 static void clear(struct ref *r)
 {
-    void *owned[] = {r->x,      r->row_of,     r->layer_embeds, r->logits,  r->q,
-                     r->gate,   r->a,          r->qkv,          r->n,       r->y,
-                     r->part,   r->row,        r->keys,         r->hidden,  r->scores,
-                     r->probs,  r->sampled[0], r->sampled[1],   r->tokens,  r->sum,
-                     r->gap,    r->latent,     r->told[0],      r->told[1], r->kept,
-                     r->joined, r->mean};
+    void *owned[] = {
+        r->x,          r->row_of, r->layer_embeds, r->logits[0], r->logits[1], r->q,
+        r->gate,       r->a,      r->qkv,          r->n,         r->y,         r->part,
+        r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
+        r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
+        r->told[1],    r->kept,   r->joined,       r->mean};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -128,7 +128,8 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->x = floats(tokens * embd);
     r->row_of = mem_zalloc(tokens + 1, sizeof(int32_t));
     r->layer_embeds = floats(tokens * per_layer * (size_t)net->n_layers);
-    r->logits = floats((size_t)s->max_out * (net->head.w ? (size_t)net->n_vocab : embd));
+    for (int i = 0; i < 2; i++)
+        r->logits[i] = floats((size_t)s->max_out * (net->head.w ? (size_t)net->n_vocab : embd));
     r->q = floats(tokens * heads);
     r->gate = floats(tokens * heads);
     r->a = floats(tokens * heads);
@@ -176,6 +177,8 @@ static void ref_begin(struct backend *be, const struct batch *b)
     CHECK(r->n_begun - r->n_ended < 2, "two steps are in flight");
     CHECK(b->n_embeds <= r->bounds.max_embeds, "%d embedding rows", b->n_embeds);
     r->now = (int)(r->n_begun++ % 2);
+    if (r->n_begun - r->n_ended == 1)
+        r->readable = r->now;
     const int32_t *before = r->sampled[!r->now];
     r->batch = *b;
     for (int i = 0; i < b->n_tokens; i++) {
@@ -208,7 +211,7 @@ static bool ref_end(struct backend *be, int32_t *tokens, struct error *err)
 {
     (void)err;
     struct ref *r = ref_self(be);
-    int at = (int)(r->n_ended++ % 2);
+    int at = r->readable = (int)(r->n_ended++ % 2);
     if (tokens)
         memcpy(tokens, r->sampled[at], (size_t)r->n_out[at] * sizeof *tokens);
     return true;
@@ -388,7 +391,7 @@ static void ref_head(struct backend *be, const struct head *h)
     ref_stage_begin(r);
     ref_narrow(r);
     for (int t = 0; t < r->rows; t++) {
-        float *l = r->logits + (size_t)t * (size_t)n;
+        float *l = r->logits[r->now] + (size_t)t * (size_t)n;
         r->at = r->row_of[t];
         ref_norm_row(&h->norm, ref_stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
         if (h->w)
@@ -410,8 +413,9 @@ static void ref_sample(struct backend *be, struct sampler *const *samplers)
     ref_stage_begin(r);
     for (int i = 0; i < r->batch.n_out; i++)
         if (samplers[i])
-            r->sampled[r->now][i] = sampler_pick(
-                samplers[i], r->logits + (size_t)i * (size_t)r->net->n_vocab, &r->told[r->now][i]);
+            r->sampled[r->now][i] =
+                sampler_pick(samplers[i], r->logits[r->now] + (size_t)i * (size_t)r->net->n_vocab,
+                             &r->told[r->now][i]);
     ref_stage_end(r, STAGE_SAMPLING);
 }
 
@@ -425,7 +429,7 @@ static void ref_logits(struct backend *be, int row, float *host)
 {
     struct ref *r = ref_self(be);
     size_t n = (size_t)logits_width(r);
-    memcpy(host, r->logits + (size_t)row * n, n * sizeof(float));
+    memcpy(host, r->logits[r->readable] + (size_t)row * n, n * sizeof(float));
 }
 
 static void ref_stream_put(struct backend *be, const float *host, int rows)
@@ -448,7 +452,7 @@ static void ref_stream_get(struct backend *be, float *host, int rows)
 static void ref_logits_put(struct backend *be, const float *host, int rows)
 {
     struct ref *r = ref_self(be);
-    memcpy(r->logits, host, (size_t)rows * (size_t)logits_width(r) * sizeof(float));
+    memcpy(r->logits[r->now], host, (size_t)rows * (size_t)logits_width(r) * sizeof(float));
 }
 
 static const struct adapter_ops ref_adapters = {.adapt = ref_adapt, .unadapt = ref_unadapt};

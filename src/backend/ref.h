@@ -24,7 +24,8 @@ struct ref {
     int32_t *row_of;     /* (max_tokens) the batch row of each row of x */
     bool narrow;         /* x has only the output rows */
     float *layer_embeds; /* (max_tokens, n_layers, P) or NULL */
-    float *logits;       /* (max_out, n_vocab or E) */
+    float *logits[2];    /* (max_out, n_vocab or E) of two steps in flight */
+    int readable;        /* which of them ref_logits reads */
     float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
     float *qkv;          /* one row of the projection */
     float *n, *y;        /* (E) one row: the normed input, the block's result */

@@ -16,9 +16,11 @@ static void choose(void)
     struct error err = {0};
     if (!isa_choose(&best, &err)) /* opening a backend reports a bad STEEL_ISA */
         best = isa_best();
-    isa = isa_has(best, ISA_AVX512) ? &quantize_avx512
-          : isa_has(best, ISA_AVX2) ? &quantize_avx2
-                                    : &quantize_base;
+    isa = &quantize_base;
+#ifdef __x86_64__
+    if (isa_has(best, ISA_AVX2))
+        isa = isa_has(best, ISA_AVX512) ? &quantize_avx512 : &quantize_avx2;
+#endif
 }
 
 static const struct quantize_isa *table(void)

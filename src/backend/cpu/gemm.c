@@ -77,8 +77,10 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     size_t kernel = gemm_dequant_scratch(widest);
     size_t permuted = (size_t)widest * sizeof(float) + 8 * input_layout(widest).bytes;
     kernel = kernel > permuted ? kernel : permuted;
+#ifdef __x86_64__
     if (isa_has(cb->isa, ISA_AMX) && gemm_int8_scratch_amx(widest) > kernel)
         kernel = gemm_int8_scratch_amx(widest);
+#endif
     if (isa_has(cb->isa, ISA_AMX) && gemm_bf16_scratch(widest) > kernel)
         kernel = gemm_bf16_scratch(widest);
     if (isa_has(cb->isa, ISA_AMX) && gemm_split_scratch(widest) > kernel)
@@ -236,10 +238,14 @@ void gemm_start(struct gemm *m)
 static void quantize(const struct cpu_backend *cb, const struct gemm_weight *w, const float *x,
                      int first, int len, uint8_t *record)
 {
+#ifdef __x86_64__
     if (isa_has(cb->isa, ISA_AVX512))
         input_quantize_avx512(x, w->n_in, first, len, w->wants_fine, record);
     else
         input_quantize_avx2(x, w->n_in, first, len, w->wants_fine, record);
+#else /* no row of the tables leads here */
+    (void)cb, (void)w, (void)x, (void)first, (void)len, (void)record;
+#endif
 }
 
 struct gemm_x gemm_x_at(struct gemm_x x, int row)
@@ -258,10 +264,14 @@ static void to_bf16(const struct gemm_x *x, uint8_t *to, int row, int first, int
                     const float *from)
 {
     uint16_t *out = (uint16_t *)(to + (size_t)row * gemm_bf16_stride(x)) + first;
+#ifdef __x86_64__
     if (x->split)
         input_split_amx(from, len, out, out + x->n_in);
     else
         input_bf16_amx(from, len, out);
+#else /* no row of the tables leads here */
+    (void)out, (void)len, (void)from;
+#endif
 }
 
 /* Columns of a piece of quantising, so that one row spreads over the threads too. */
@@ -454,10 +464,14 @@ void gemm_linear(struct cpu_backend *cb, const struct weight *weight, const floa
 void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
                    int n)
 {
+#ifdef __x86_64__
     if (isa_has(cb->isa, ISA_AVX512))
         input_glu_avx512(f, g, u, n);
     else
         input_glu_avx2(f, g, u, n);
+#else /* a CPU without kernels for products runs the reference ops */
+    (void)cb, (void)f, (void)g, (void)u, (void)n;
+#endif
 }
 
 void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,

@@ -457,6 +457,7 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     if (n < GEMM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
         memset(dst, 0, panel_bytes(s, w->n_in));
     pack_planes(s, w->n_in, e, first, n, dst);
+#ifdef __x86_64__
     if (n == GEMM_PANEL && isa_has(isa, ISA_AVX2)) {
         const struct pack_rows p = {s->type, src, row_bytes, w->n_in, s->group_len};
         uint8_t *codes = dst + (s->type == DT_F8_E4M3 ? panel_f8_head(w->n_in) : head_of(s->type));
@@ -466,6 +467,9 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
             panel_pack_rows_avx2(&p, codes);
         return;
     }
+#else
+    (void)isa;
+#endif
     if (pack_planar(s, w->n_in, src, n, dst))
         return;
     int n_blocks = w->n_in / dtype_table[s->type].block_len, blocks;

@@ -44,9 +44,10 @@ enum { ATTN_DECODE_TILES_FROM = 1, ATTN_DECODE_TILES_TO = ATTN_TILES_FROM - 1 };
      BIT(DT_IQ3_XXS) | BIT(DT_IQ3_S) | BIT(DT_TQ1_0) | BIT(DT_TQ2_0) | BIT(DT_NVFP4))
 #define LOW_NAMES                                                                                  \
     "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
-static const struct pick_formats
-    /* formats that are converted to bf16 */
-    tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
+/* Not every architecture has kernels for all of them. */
+static const struct pick_formats __attribute__((unused))
+/* formats that are converted to bf16 */
+tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
     tiles8 = {TILE_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4"},
     quantised = {TILE_BITS | LOW_BITS | BIT(DT_GPTQ4), TILE_NAMES " GPTQ4 " LOW_NAMES},
     floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
@@ -56,11 +57,11 @@ static const struct pick_formats
     q8_q4 = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"}, q4 = {BIT(DT_Q4_0), "Q4_0"},
     fp8 = {BIT(DT_F8_E4M3), "F8_E4M3"},
     /* formats of attention's AMX tiles, which are not emulated */
-    __attribute__((unused))
     at_most_16 = {BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_Q8_0) | BIT(DT_Q4_0) | BIT(DT_F8_E4M3),
                   "F16 BF16 Q8_0 Q4_0 F8_E4M3"},
     any = {~(uint64_t)0, "any"};
 
+#ifdef __x86_64__
 static bool is_packed(const struct pick_query *a)
 {
     return a->seg->packed;
@@ -95,6 +96,7 @@ static bool is_split(const struct pick_query *a)
     }
     return a->w->n_in % 32 == 0 && !a->deterministic;
 }
+#endif
 
 static bool always(const struct pick_query *a)
 {
@@ -115,6 +117,7 @@ static bool always(const struct pick_query *a)
 #define MANY INT_MAX
 
 static const struct pick_row gemm_rows[] = {
+#ifdef __x86_64__
     GEMM(BF16_TILES_FROM, MANY, ISA_AMX, is_tiled, tiled, INPUT_BF16, gemm_bf16_amx),
     GEMM(SPLIT_TILES_FROM, MANY, ISA_AMX, is_split, split, INPUT_BF16, gemm_split_amx),
     GEMM(INT8_TILES_FROM, MANY, ISA_AMX, is_ordered, tiles8, INPUT_INT8, gemm_int8_amx),
@@ -132,6 +135,7 @@ static const struct pick_row gemm_rows[] = {
     GEMM(1, MANY, ISA_AVX512, always, any, INPUT_FLOATS, gemm_dequant_avx512),
     GEMV(ISA_AVX2, always, any, INPUT_FLOATS, dequant_avx2),
     GEMM(1, MANY, ISA_AVX2, always, any, INPUT_FLOATS, gemm_dequant_avx2),
+#endif
 };
 
 /* Whether heads, pages, types or rows are made of whole vectors for the kernels of an isa. */
