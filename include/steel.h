@@ -160,6 +160,24 @@ struct steel_request_options {
     float repeat_penalty; /* 1 = off */
     int repeat_last_n;    /* tokens the penalties look back on; -1 = all */
     float presence_penalty, frequency_penalty;
+    float typical_p;   /* 1 = off */
+    float top_n_sigma; /* keep logits within this many standard deviations of the best; 0 = off */
+    float xtc_probability; /* how often the best tokens are left out; 0 = off */
+    float xtc_threshold;   /* ... those with at least this probability, but for the last of them */
+    float dynatemp_range;  /* the temperature follows the entropy, this far up and down; 0 = off */
+    float dynatemp_exponent;
+    int mirostat; /* 1 or 2: keep the surprise near mirostat_tau; 0 = off */
+    float mirostat_tau, mirostat_eta;
+    /* DRY: tokens that would continue a repetition of more than dry_allowed_length tokens lose
+     * dry_multiplier * dry_base ^ (length - dry_allowed_length). 0 = off */
+    float dry_multiplier, dry_base;
+    int dry_allowed_length, dry_last_n; /* dry_last_n: tokens to look back on; -1 = all */
+    const char *const *dry_breakers;    /* (n_dry_breakers) no repetition goes across these texts;
+                                         * NULL = newline, colon, quote and asterisk */
+    int n_dry_breakers;
+    /* The sampling stages, separated by ";" or ",": penalties, dry, top_n_sigma, top_k, temperature,
+     * typ_p, top_p, min_p, xtc. Others are off. NULL = all, in this order */
+    const char *samplers;
     uint64_t seed;           /* the same request with the same seed gives the same answer */
     const char *const *stop; /* (n_stop) the answer ends before the first of these texts */
     int n_stop;

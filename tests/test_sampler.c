@@ -357,6 +357,315 @@ static void flat_draws_are_sorted_draws(void **state)
     }
 }
 
+/* ---- the stages of sample_chain.h, against plain arithmetic ---- */
+
+enum { SMALL = 12, DRAWS = 20000 };
+
+struct plain {
+    double logit[SMALL];
+    bool in[SMALL];
+};
+
+/* Probabilities of the tokens that are in. */
+static void plain_probs(const struct plain *d, double *p)
+{
+    double sum = 0;
+    for (int i = 0; i < SMALL; i++)
+        sum += p[i] = d->in[i] ? exp(d->logit[i]) : 0;
+    for (int i = 0; i < SMALL; i++)
+        p[i] /= sum;
+}
+
+static int plain_count(const struct plain *d)
+{
+    int n = 0;
+    for (int i = 0; i < SMALL; i++)
+        n += d->in[i];
+    return n;
+}
+
+static double plain_entropy(const struct plain *d)
+{
+    double p[SMALL], h = 0;
+    plain_probs(d, p);
+    for (int i = 0; i < SMALL; i++)
+        h -= p[i] > 0 ? p[i] * log(p[i]) : 0;
+    return h;
+}
+
+/* Keeps the tokens with the smallest keys until `most` of them or a mass of `mass`. */
+static void plain_keep(struct plain *d, const double *key, int most, double mass)
+{
+    double p[SMALL], sum = 0;
+    bool keep[SMALL] = {false};
+    plain_probs(d, p);
+    for (int k = 0; k < most && sum < mass; k++) {
+        int best = -1;
+        for (int i = 0; i < SMALL; i++)
+            if (d->in[i] && !keep[i] && (best < 0 || key[i] < key[best]))
+                best = i;
+        if (best < 0)
+            break;
+        keep[best] = true;
+        sum += p[best];
+    }
+    memcpy(d->in, keep, sizeof keep);
+}
+
+static void plain_stage(struct plain *d, int stage, const struct sample_params *p, bool xtc)
+{
+    double prob[SMALL], key[SMALL], mean = 0, var = 0, h = plain_entropy(d);
+    int n = plain_count(d), best = -1, least = -1, above = 0;
+    plain_probs(d, prob);
+    for (int i = 0; i < SMALL; i++) {
+        key[i] = -d->logit[i];
+        if (!d->in[i])
+            continue;
+        mean += d->logit[i] / n;
+        best = best < 0 || d->logit[i] > d->logit[best] ? i : best;
+        if (prob[i] >= (double)p->xtc_threshold) {
+            above++;
+            least = least < 0 || prob[i] < prob[least] ? i : least;
+        }
+    }
+    double most = d->logit[best], top = prob[best];
+    for (int i = 0; i < SMALL; i++)
+        var += d->in[i] ? (d->logit[i] - mean) * (d->logit[i] - mean) / n : 0;
+    double t = (double)p->temp, r = (double)p->dynatemp_range;
+    if (r > 0) {
+        double lo = t > r ? t - r : 0;
+        t = lo + (t + r - lo) * pow(h / log(n), (double)p->dynatemp_exponent);
+    }
+    for (int i = 0; i < SMALL; i++) {
+        if (stage == STAGE_TOP_N_SIGMA && p->top_n_sigma > 0)
+            d->in[i] &= d->logit[i] >= most - (double)p->top_n_sigma * sqrt(var);
+        if (stage == STAGE_TEMPERATURE)
+            d->logit[i] /= t;
+        if (stage == STAGE_MIN_P)
+            d->in[i] &= prob[i] >= (double)p->min_p * top;
+        if (stage == STAGE_XTC && xtc && above > 1)
+            d->in[i] &= prob[i] < (double)p->xtc_threshold || i == least;
+        if (stage == STAGE_TYPICAL)
+            key[i] = fabs(-log(prob[i]) - h);
+    }
+    if (stage == STAGE_TOP_K && p->top_k)
+        plain_keep(d, key, p->top_k, 2);
+    if (stage == STAGE_TOP_P)
+        plain_keep(d, key, SMALL, (double)p->top_p);
+    if (stage == STAGE_TYPICAL && p->typical_p > 0 && p->typical_p < 1)
+        plain_keep(d, key, SMALL, (double)p->typical_p);
+}
+
+static void plain_run(const double *logits, const struct sample_params *p, bool xtc, double *out)
+{
+    struct plain d;
+    uint64_t order = p->order ? p->order : 0x987654321u;
+    for (int i = 0; i < SMALL; i++) {
+        d.logit[i] = logits[i];
+        d.in[i] = true;
+    }
+    for (; order; order >>= 4)
+        plain_stage(&d, (int)(order & 15), p, xtc);
+    plain_probs(&d, out);
+}
+
+/* Draws have the frequencies p; what cannot be drawn is not. */
+static void check_draws(struct sampler *s, const double *logits, const double *p)
+{
+    int count[SMALL] = {0};
+    for (int k = 0; k < DRAWS; k++) {
+        float l[SMALL];
+        for (int i = 0; i < SMALL; i++)
+            l[i] = (float)logits[i];
+        count[sampler_pick_at(s, (uint64_t)k, l, NULL)]++;
+    }
+    for (int i = 0; i < SMALL; i++) {
+        assert_true(p[i] > 0 || count[i] == 0);
+        assert_true(fabs(count[i] - p[i] * DRAWS) <= 5 * sqrt(p[i] * (1 - p[i]) * DRAWS) + 1);
+    }
+}
+
+static void stages_draw_what_they_say(void **state)
+{
+    (void)state;
+    static const struct sample_params kinds[] = {
+        {.temp = 1, .top_p = 1, .top_n_sigma = 1},
+        {.temp = 1.5f, .top_p = 1, .top_n_sigma = 0.7f, .top_k = 4},
+        {.temp = 1, .top_p = 1, .typical_p = 0.5f},
+        {.temp = 0.7f, .top_p = 0.9f, .typical_p = 0.8f, .min_p = 0.05f},
+        {.temp = 1, .top_p = 1, .xtc_probability = 1, .xtc_threshold = 0.1f},
+        {.temp = 1, .top_p = 1, .xtc_probability = 0.3f, .xtc_threshold = 0.08f},
+        {.temp = 1, .top_p = 1, .xtc_probability = 1, .xtc_threshold = 0.6f},
+        {.temp = 1, .top_p = 1, .dynatemp_range = 0.5f, .dynatemp_exponent = 1},
+        {.temp = 1.2f, .top_p = 1, .dynatemp_range = 2, .dynatemp_exponent = 1.7f, .top_k = 5},
+        /* top_k comes after min_p, and temperature last */
+        {.temp = 3,
+         .top_p = 0.5f,
+         .min_p = 0.1f,
+         .top_k = 3,
+         .order = STAGE_MIN_P | STAGE_TOP_K << 4 | STAGE_TEMPERATURE << 8},
+        {.temp = 2, .top_p = 0.6f, .min_p = 0.3f, .order = STAGE_TOP_P | STAGE_TEMPERATURE << 4},
+        {.temp = 2, .top_p = 0.6f, .order = STAGE_TEMPERATURE | STAGE_TOP_P << 4},
+    };
+    uint32_t random = 11;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (int shape = 0; shape < 3; shape++) {
+            struct sample_params p = kinds[k];
+            double logits[SMALL], with[SMALL], without[SMALL];
+            p.repeat_penalty = 1;
+            p.seed = 3 + k;
+            for (int i = 0; i < SMALL; i++)
+                logits[i] =
+                    (double)(float)((double)(next(&random) % 4000) / 1000 * (shape + 1) / 2);
+            plain_run(logits, &p, true, with);
+            plain_run(logits, &p, false, without);
+            double share = p.xtc_threshold > 0.5f ? 0 : (double)p.xtc_probability;
+            for (int i = 0; i < SMALL; i++)
+                with[i] = share * with[i] + (1 - share) * without[i];
+            struct sampler *s = sampler_new(&p, SMALL);
+            check_draws(s, logits, with);
+            sampler_free(s);
+        }
+}
+
+/* The longest sequence before place `at` that is also at the end of the history. */
+static int plain_match(const int32_t *t, int n, int at, int32_t breaker)
+{
+    int len = 0;
+    while (len < at && t[at - 1 - len] == t[n - 1 - len] && t[n - 1 - len] != breaker)
+        len++;
+    return len;
+}
+
+static void dry_lowers_what_would_repeat(void **state)
+{
+    (void)state;
+    enum { LONG = 200, WINDOW = 60, BREAKER = 1 };
+    uint32_t random = 21;
+    int n_lowered = 0;
+    for (int round = 0; round < 30; round++) {
+        const int32_t breaker = BREAKER;
+        struct sample_params p = {.temp = 1,
+                                  .top_p = 1,
+                                  .repeat_penalty = 1,
+                                  .dry_multiplier = 0.8f,
+                                  .dry_base = 1.5f,
+                                  .dry_allowed_length = 1 + round % 3,
+                                  .dry_last_n = round % 2 ? WINDOW : -1,
+                                  .dry_breakers = &breaker,
+                                  .n_dry_breakers = 1,
+                                  .seed = (uint64_t)round};
+        struct sampler *s = sampler_new(&p, SMALL);
+        int32_t t[LONG];
+        for (int i = 0; i < LONG; i++) {
+            t[i] = i > 20 && next(&random) % 8 ? t[i - 7] : (int32_t)(next(&random) % 5);
+            sampler_accept(s, t[i], i > 100);
+        }
+        int from = p.dry_last_n > 0 ? LONG - WINDOW : 0;
+        struct plain d;
+        double probs[SMALL], logits[SMALL] = {0};
+        int longest[SMALL] = {0};
+        for (int at = from + 1; at < LONG; at++) {
+            int len = plain_match(t + from, LONG - from, at - from, BREAKER);
+            if (t[at] != BREAKER && len > longest[t[at]])
+                longest[t[at]] = len;
+        }
+        for (int i = 0; i < SMALL; i++) {
+            int over = longest[i] - p.dry_allowed_length;
+            d.in[i] = true;
+            d.logit[i] = over < 0 ? 0 : -(double)p.dry_multiplier * pow((double)p.dry_base, over);
+            n_lowered += over >= 0;
+        }
+        plain_probs(&d, probs);
+        check_draws(s, logits, probs);
+        sampler_free(s);
+    }
+    assert_true(n_lowered > 20);
+}
+
+/* Mirostat 2 token by token, and that both versions hold the mean surprise near tau. */
+static void mirostat_holds_the_surprise(void **state)
+{
+    (void)state;
+    enum { MANY = 400, LAST = 3000 };
+    for (int version = 1; version <= 2; version++) {
+        struct sample_params p = {.temp = 1,
+                                  .top_p = 0.1f, /* not used */
+                                  .repeat_penalty = 1,
+                                  .mirostat = version,
+                                  .mirostat_tau = 3,
+                                  .mirostat_eta = 0.1f,
+                                  .seed = 4};
+        struct sampler *s = sampler_new(&p, MANY);
+        assert_true(sampler_has_memory(s));
+        double mu = 6, mean = 0, total = 0, prob[MANY];
+        for (int i = 0; i < MANY; i++)
+            total += prob[i] = 1 / pow(i + 1, 1.1);
+        for (int k = 0; k < LAST; k++) {
+            float l[MANY];
+            for (int i = 0; i < MANY; i++)
+                l[i] = (float)log(prob[i]);
+            int32_t token = sampler_pick(s, l, NULL);
+            int n = 0;
+            double kept = 0, sum = 0;
+            while (n < MANY && (n == 0 || -log2(prob[n] / total) <= mu))
+                kept += prob[n++];
+            int want = 0;
+            double target = (double)sampler_uniform(p.seed, (uint64_t)k) * kept;
+            while (want < n - 1 && (sum += prob[want]) <= target)
+                want++;
+            if (version == 2 && k < 200)
+                assert_int_equal(token, want);
+            mu -= (double)p.mirostat_eta * (-log2(prob[want] / kept) - (double)p.mirostat_tau);
+            mean += -log2(prob[token] / total) / LAST;
+            sampler_accept(s, token, true);
+        }
+        assert_true(mean > 2.5 && mean < 4.5); /* all candidates: 5.8 bits */
+        sampler_free(s);
+    }
+}
+
+/* Penalties are a stage: an order without them leaves them out. Greedy choices see them, and DRY. */
+static void an_order_has_the_penalties_or_not(void **state)
+{
+    (void)state;
+    for (int with = 0; with < 2; with++)
+        for (int dry = 0; dry < 2; dry++) {
+            struct sample_params p = {.top_p = 1,
+                                      .repeat_penalty = 4,
+                                      .repeat_last_n = 8,
+                                      .dry_multiplier = 10,
+                                      .dry_base = 2,
+                                      .dry_allowed_length = 1,
+                                      .dry_last_n = -1,
+                                      .order = STAGE_TOP_K | (with ? STAGE_PENALTIES << 4 : 0) |
+                                               (dry ? STAGE_DRY << 8 : 0)};
+            const int32_t tokens[] = {6, 7, 2, 3, 6, 7};
+            struct sampler *s = sampler_new(&p, SMALL);
+            for (int i = 0; i < 6; i++)
+                sampler_accept(s, tokens[i], true);
+            float l[SMALL] = {[2] = 9, [4] = 1, [3] = 8};
+            assert_int_equal(sampler_pick(s, l, NULL), dry ? 3 : 2);
+            float m[SMALL] = {[7] = 9, [4] = 5};
+            assert_int_equal(sampler_pick(s, m, NULL), with ? 4 : 7);
+            sampler_free(s);
+        }
+}
+
+static void stages_have_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"penalties", "dry",   "top_n_sigma", "top_k", "temperature",
+                                        "typ_p",     "top_p", "min_p",       "xtc"};
+    static const char letters[] = "edsktypmx";
+    for (int i = 0; i < 9; i++) {
+        assert_int_equal(sample_stage_named(names[i]), i + 1);
+        assert_int_equal(sample_stage_letter(letters[i]), i + 1);
+    }
+    assert_int_equal(sample_stage_named("nothing"), 0);
+    assert_int_equal(sample_stage_letter('i'), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -366,6 +675,11 @@ int main(void)
         cmocka_unit_test(bans_are_masked),
         cmocka_unit_test(passes_find_what_loops_find),
         cmocka_unit_test(flat_draws_are_sorted_draws),
+        cmocka_unit_test(stages_draw_what_they_say),
+        cmocka_unit_test(dry_lowers_what_would_repeat),
+        cmocka_unit_test(mirostat_holds_the_surprise),
+        cmocka_unit_test(an_order_has_the_penalties_or_not),
+        cmocka_unit_test(stages_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "base/version.h"
 #include "base/mem.h"
+#include "sample/dry_breakers.h"
 #include "sample/sample_advice.h"
 
 #include <stdio.h>
@@ -303,6 +304,14 @@ static struct steel_request_options options_of(const struct sample_params *p)
                                           .min_p = p->min_p,
                                           .repeat_penalty = p->repeat_penalty,
                                           .repeat_last_n = p->repeat_last_n,
+                                          .typical_p = p->typical_p,
+                                          .xtc_threshold = p->xtc_threshold,
+                                          .dynatemp_exponent = p->dynatemp_exponent,
+                                          .mirostat_tau = p->mirostat_tau,
+                                          .mirostat_eta = p->mirostat_eta,
+                                          .dry_base = p->dry_base,
+                                          .dry_allowed_length = p->dry_allowed_length,
+                                          .dry_last_n = p->dry_last_n,
                                           .top_logprobs = -1};
 }
 
@@ -397,17 +406,64 @@ static bool encode_prompt(struct steel_engine *engine, const struct steel_reques
     return true;
 }
 
+/* The parameters of sampling. `breakers` gets the tokens of DRY's texts. */
+static bool read_sampling(struct steel_engine *engine, const struct steel_request_options *o,
+                          struct sample_params *p, struct token_list *breakers,
+                          struct steel_error *error)
+{
+    struct error err = {0};
+    *p = (struct sample_params){.temp = o->temperature,
+                                .top_k = o->top_k,
+                                .top_p = o->top_p,
+                                .min_p = o->min_p,
+                                .repeat_penalty = o->repeat_penalty,
+                                .presence_penalty = o->presence_penalty,
+                                .frequency_penalty = o->frequency_penalty,
+                                .repeat_last_n = o->repeat_last_n,
+                                .seed = o->seed,
+                                .bias = (const struct logit_bias *)o->bias,
+                                .n_bias = o->n_bias,
+                                .typical_p = o->typical_p,
+                                .top_n_sigma = o->top_n_sigma,
+                                .xtc_probability = o->xtc_probability,
+                                .xtc_threshold = o->xtc_threshold,
+                                .dynatemp_range = o->dynatemp_range,
+                                .dynatemp_exponent = o->dynatemp_exponent,
+                                .mirostat = o->mirostat,
+                                .mirostat_tau = o->mirostat_tau,
+                                .mirostat_eta = o->mirostat_eta,
+                                .dry_multiplier = o->dry_multiplier,
+                                .dry_base = o->dry_base,
+                                .dry_allowed_length = o->dry_allowed_length,
+                                .dry_last_n = o->dry_last_n};
+    if (o->samplers && !sample_order_parse(o->samplers, &p->order, &err))
+        return lib_fail(error, STEEL_INVALID, err.msg);
+    if (o->dry_multiplier == 0)
+        return true;
+    const struct tokenizer *t = engine_tokenizer(engine->e, NULL);
+    bool own = o->dry_breakers != NULL;
+    if (t)
+        dry_breakers_find(t, own ? o->dry_breakers : dry_default_breakers,
+                          own ? o->n_dry_breakers : DRY_DEFAULT_BREAKERS, breakers);
+    p->dry_breakers = breakers->ids;
+    p->n_dry_breakers = (int)breakers->n;
+    return true;
+}
+
 struct steel_request *lib_submit(struct steel_engine *engine, const struct steel_request_options *o,
                                  struct grammar *fit, struct steel_error *error)
 {
-    struct token_list prompt = {0};
+    struct token_list prompt = {0}, breakers = {0};
     struct error err = {0};
-    bool ok = encode_prompt(engine, o, &prompt, error);
+    struct sample_params sample;
+    bool ok = read_sampling(engine, o, &sample, &breakers, error) &&
+              encode_prompt(engine, o, &prompt, error);
     struct steel_queue *own = o->queue || !ok ? NULL : steel_queue_new();
     if (ok && !o->queue && !own)
         ok = lib_fail(error, STEEL_NOT_READY, "no file descriptor is left for a queue");
     if (!ok) {
         token_list_clear(&prompt);
+        token_list_clear(&breakers);
         grammar_free(fit);
         return NULL;
     }
@@ -417,17 +473,7 @@ struct steel_request *lib_submit(struct steel_engine *engine, const struct steel
         .prompt = o->text ? prompt.ids : o->tokens,
         .n_prompt = o->text ? (int)prompt.n : o->n_tokens,
         .n = o->choices,
-        .sample = {.temp = o->temperature,
-                   .top_k = o->top_k,
-                   .top_p = o->top_p,
-                   .min_p = o->min_p,
-                   .repeat_penalty = o->repeat_penalty,
-                   .presence_penalty = o->presence_penalty,
-                   .frequency_penalty = o->frequency_penalty,
-                   .repeat_last_n = o->repeat_last_n,
-                   .seed = o->seed,
-                   .bias = (const struct logit_bias *)o->bias,
-                   .n_bias = o->n_bias},
+        .sample = sample,
         .max_tokens = o->max_tokens,
         .min_tokens = o->min_tokens,
         .ignore_eos = o->ignore_eos,
@@ -448,6 +494,7 @@ struct steel_request *lib_submit(struct steel_engine *engine, const struct steel
         adapters_parse(engine_adapters(engine->e), o->lora, spec.loras, &spec.n_loras, &err))
         res = engine_submit(engine->e, &spec, &r->r, &err);
     token_list_clear(&prompt);
+    token_list_clear(&breakers);
     grammar_free(fit);
     r->n_open = o->choices > 0 ? o->choices : 1;
     if (res == SUBMIT_OK)

@@ -33,6 +33,7 @@ void request_unref(struct request *r)
         mem_free((char *)r->spec.stop[i]);
     mem_free((void *)r->spec.stop);
     mem_free((void *)r->spec.sample.bias);
+    mem_free((void *)r->spec.sample.dry_breakers);
     mem_free((char *)r->spec.salt);
     mem_free((char *)r->spec.think_open);
     mem_free((char *)r->spec.think_close);
@@ -140,6 +141,18 @@ static void copy_rows(struct request *r, const struct request_spec *s)
         rows->content = content_of(r->engine, s);
 }
 
+static void copy_breakers(struct request *r, const struct request_spec *spec)
+{
+    size_t n = (size_t)spec->sample.n_dry_breakers;
+    int32_t *own = mem_zalloc(n, sizeof *own);
+    if (n)
+        memcpy(own, spec->sample.dry_breakers, n * sizeof *own);
+    r->spec.sample.dry_breakers = own;
+    /* No sequence is longer than the context. */
+    if (spec->sample.dry_last_n < 0 || spec->sample.dry_last_n > r->engine->context)
+        r->spec.sample.dry_last_n = r->engine->context;
+}
+
 /* Runs under mem_try: a long prompt with many choices may need more memory than there is. */
 static void request_new(void *arg)
 {
@@ -169,6 +182,7 @@ static void request_new(void *arg)
         memcpy(bias + n_bias, e->ends, (size_t)bans * sizeof *bias);
     r->spec.sample.bias = bias;
     r->spec.sample.n_bias = n_bias + bans;
+    copy_breakers(r, spec);
     int most = e->context - spec->n_prompt;
     if (r->spec.max_tokens <= 0 || r->spec.max_tokens > most)
         r->spec.max_tokens = most;

@@ -14,12 +14,10 @@ struct advice {
 
 struct sample_params sample_params_unset(void)
 {
-    return (struct sample_params){.temp = NAN,
-                                  .top_k = INT_MIN,
-                                  .top_p = NAN,
-                                  .min_p = NAN,
-                                  .repeat_penalty = NAN,
-                                  .repeat_last_n = INT_MIN};
+    struct sample_params p = sample_params_default();
+    p.temp = p.top_p = p.min_p = p.repeat_penalty = NAN;
+    p.top_k = p.repeat_last_n = INT_MIN;
+    return p;
 }
 
 static bool read_advice(const struct tensorfile *f, const struct advice *a, double *v)

@@ -1,17 +1,13 @@
 /* The host sampler. Owns its token counts and candidate buffer. Allocates nothing after
  * sampler_new, except in its constraint. */
 #include "sample/sampler.h"
+#include "sample/sample_chain.h"
 #include "base/error.h"
 #include "base/mem.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct candidate {
-    float logit;
-    int32_t id;
-};
 
 struct sampler {
     struct sample_params p;
@@ -28,8 +24,9 @@ struct sampler {
     int32_t *counted;    /* (n_counted <= n_vocab) every token counted in seen or generated */
     uint8_t *is_counted; /* (n_vocab) */
     int n_counted;
-    struct candidate *cand; /* (n_vocab) */
-    float *edited;          /* (n_vocab) edited copy if raw logits are needed; else NULL */
+    struct sample_chain *chain; /* stages that only the host has; NULL = none */
+    struct candidate *cand;     /* (n_vocab) */
+    float *edited;              /* (n_vocab) edited copy if raw logits are needed; else NULL */
     uint64_t counter;
     uint64_t expected;                   /* tokens picked but not accepted yet */
     struct sample_constraint constraint; /* state NULL = none */
@@ -51,7 +48,15 @@ struct sample_params sample_params_default(void)
                                   .top_p = 0.95f,
                                   .min_p = 0.05f,
                                   .repeat_penalty = 1.0f,
-                                  .repeat_last_n = 64};
+                                  .repeat_last_n = 64,
+                                  .typical_p = 1,
+                                  .xtc_threshold = 0.1f,
+                                  .dynatemp_exponent = 1,
+                                  .mirostat_tau = 5,
+                                  .mirostat_eta = 0.1f,
+                                  .dry_base = 1.75f,
+                                  .dry_allowed_length = 2,
+                                  .dry_last_n = -1};
 }
 
 /* Sums the biases of each token, in the order given. */
@@ -123,7 +128,8 @@ struct sampler *sampler_new(const struct sample_params *p, int n_vocab)
         s->counted = mem_zalloc(n, sizeof *s->counted);
         s->is_counted = mem_zalloc(n, sizeof *s->is_counted);
     }
-    if (p->temp > 0)
+    s->chain = sample_chain_new(p, n_vocab);
+    if (p->temp > 0 || s->chain)
         s->cand = mem_zalloc(n, sizeof *s->cand);
     if (p->logprobs)
         s->edited = mem_zalloc(n, sizeof *s->edited);
@@ -142,6 +148,7 @@ void sampler_free(struct sampler *s)
     mem_free(s->generated);
     mem_free(s->counted);
     mem_free(s->is_counted);
+    sample_chain_free(s->chain);
     mem_free(s->cand);
     mem_free(s->edited);
     if (s->constraint.state)
@@ -325,7 +332,7 @@ uint64_t sampler_counter(const struct sampler *s)
 static bool is_used(const struct sampler *s, enum sample_field f)
 {
     const struct sample_params *p = &s->p;
-    bool draws = p->temp > 0;
+    bool draws = p->temp > 0, dry = p->dry_multiplier != 0;
     switch (f) {
     case SAMPLE_TEMP:
     case SAMPLE_SEED:
@@ -346,6 +353,30 @@ static bool is_used(const struct sampler *s, enum sample_field f)
     case SAMPLE_BIAS:
     case SAMPLE_N_BIAS:
         return s->n_sums > 0;
+    case SAMPLE_TYPICAL_P:
+        return draws && p->typical_p > 0 && p->typical_p < 1;
+    case SAMPLE_TOP_N_SIGMA:
+        return draws && p->top_n_sigma > 0;
+    case SAMPLE_XTC_PROBABILITY:
+    case SAMPLE_XTC_THRESHOLD:
+        return draws && p->xtc_probability > 0;
+    case SAMPLE_DYNATEMP_RANGE:
+    case SAMPLE_DYNATEMP_EXPONENT:
+        return draws && p->dynatemp_range > 0;
+    case SAMPLE_MIROSTAT:
+    case SAMPLE_MIROSTAT_TAU:
+    case SAMPLE_MIROSTAT_ETA:
+        return draws && p->mirostat != 0;
+    case SAMPLE_DRY_MULTIPLIER:
+    case SAMPLE_DRY_BASE:
+    case SAMPLE_DRY_ALLOWED_LENGTH:
+    case SAMPLE_DRY_LAST_N:
+        return dry;
+    case SAMPLE_DRY_BREAKERS:
+    case SAMPLE_N_DRY_BREAKERS:
+        return dry && p->n_dry_breakers > 0;
+    case SAMPLE_ORDER:
+        return p->order != 0;
     case SAMPLE_LOGPROBS:
         return p->logprobs;
     case SAMPLE_N_TOP:
@@ -368,7 +399,8 @@ uint32_t sampler_uses(const struct sampler *s)
 
 bool sampler_has_memory(const struct sampler *s)
 {
-    return s->seen || s->generated || s->constraint.state;
+    return s->seen || s->generated || s->constraint.state ||
+           (s->chain && sample_chain_has_memory(s->chain));
 }
 
 void sampler_expect(struct sampler *s)
@@ -380,6 +412,8 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
 {
     if (token < 0 || token >= s->n_vocab)
         return;
+    if (s->chain)
+        sample_chain_accept(s->chain, token, generated);
     if (s->is_counted && !s->is_counted[token] && (s->seen || generated)) {
         s->is_counted[token] = 1;
         s->counted[s->n_counted++] = token;
@@ -421,46 +455,6 @@ float sampler_uniform(uint64_t seed, uint64_t counter)
     return (float)(z >> 40) * 0x1p-24f;
 }
 
-/* Larger logit first; equal logits by lower id, for a total order. */
-static bool before(struct candidate a, struct candidate b)
-{
-    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-}
-
-static int compare(const void *a, const void *b)
-{
-    const struct candidate *x = a, *y = b;
-    return before(*x, *y) ? -1 : 1;
-}
-
-/* Moves the first k candidates (by `before`) to the front, sorted. Expected linear time. */
-static void select_top(struct candidate *c, int n, int k)
-{
-    int lo = 0, hi = n;
-    while (k < n && hi - lo > 1) {
-        struct candidate pivot = c[lo + (hi - lo) / 2];
-        int i = lo, j = hi - 1;
-        while (i <= j) {
-            while (before(c[i], pivot))
-                i++;
-            while (before(pivot, c[j]))
-                j--;
-            if (i <= j) {
-                struct candidate t = c[i];
-                c[i++] = c[j];
-                c[j--] = t;
-            }
-        }
-        if (k <= j + 1)
-            hi = j + 1;
-        else if (k >= i)
-            lo = i;
-        else
-            break;
-    }
-    qsort(c, (size_t)(k < n ? k : n), sizeof *c, compare);
-}
-
 /* Effect of the penalties on a counted token: divisor of a positive logit, and subtrahend. */
 static float repeat_divisor(const struct sampler *s, int32_t token)
 {
@@ -473,13 +467,20 @@ static float penalty_of(const struct sampler *s, int32_t token)
     return n ? s->p.presence_penalty + s->p.frequency_penalty * (float)n : 0.0f;
 }
 
+static float penalised(const struct sampler *s, int32_t token, float logit)
+{
+    float by = repeat_divisor(s, token);
+    return (logit > 0 ? logit / by : logit * by) - penalty_of(s, token);
+}
+
+/* Adds the biases. The penalties are a stage of the chain if there is one. */
 static void apply_penalties(struct sampler *s, float *logits)
 {
     for (int i = 0; i < s->n_sums; i++)
         logits[s->sums[i].token] += s->sums[i].bias;
-    for (int i = 0; i < s->n_counted; i++) {
-        float *l = &logits[s->counted[i]], by = repeat_divisor(s, s->counted[i]);
-        *l = (*l > 0 ? *l / by : *l * by) - penalty_of(s, s->counted[i]);
+    for (int i = 0; !s->chain && i < s->n_counted; i++) {
+        float *l = &logits[s->counted[i]];
+        *l = penalised(s, s->counted[i], *l);
     }
 }
 
@@ -680,7 +681,7 @@ static int nucleus(struct candidate *c, int n, float max, float temp, float top_
     for (int k = 64;; k *= 8) {
         if (k > n)
             k = n;
-        select_top(c, n, k);
+        candidates_select(c, n, k);
         double sum = 0;
         for (int i = 0; i < k; i++) {
             sum += (double)expf((c[i].logit - max) / temp);
@@ -705,7 +706,7 @@ static void apply_mask(const struct sampler *s, float *logits)
 /* Whether mask, bias or penalties change any logit. */
 static bool edits_any(const struct sampler *s)
 {
-    return (s->constraint.state && !s->allows_every) || s->n_sums || s->n_counted;
+    return (s->constraint.state && !s->allows_every) || s->n_sums || (s->n_counted && !s->chain);
 }
 
 static void edit_logits(struct sampler *s, float *logits)
@@ -851,7 +852,7 @@ static struct mass_prefix flat_find(struct flat_row *f, const struct mass_goal *
         n = kept;
     }
     if (shift)
-        qsort(f->bucket, (size_t)n, sizeof *f->bucket, compare);
+        qsort(f->bucket, (size_t)n, sizeof *f->bucket, candidates_compare);
     for (int i = 0; i < n; i++) {
         p.n++;
         p.mass += flat_weight(f, f->bucket[i].logit);
@@ -923,7 +924,7 @@ static int32_t choose_sorted(struct sampler *s, float u, float max, int n)
 {
     const struct sample_params *p = &s->p;
     if (p->top_k > 0 && p->top_k < n) {
-        select_top(s->cand, n, p->top_k);
+        candidates_select(s->cand, n, p->top_k);
         n = p->top_k;
     }
     if (p->top_p < 1)
@@ -940,6 +941,15 @@ static int32_t choose_sorted(struct sampler *s, float u, float max, int n)
     return s->cand[n - 1].id;
 }
 
+static int32_t choose_by_chain(struct sampler *s, uint64_t draw, const float *logits, int32_t best)
+{
+    int n = 0;
+    for (int i = 0; i < s->n_vocab; i++)
+        if (logits[i] > -INFINITY)
+            s->cand[n++] = (struct candidate){logits[i], i};
+    return n ? sample_chain_pick(s->chain, s->cand, n, draw, s, penalised) : best;
+}
+
 /* Picks a token from edited logits; `scan` belongs to them. */
 static int32_t choose_token(struct sampler *s, uint64_t draw, const float *logits,
                             const struct scan *scan)
@@ -947,6 +957,8 @@ static int32_t choose_token(struct sampler *s, uint64_t draw, const float *logit
     const struct sample_params *p = &s->p;
     int32_t best = scan_first(scan, logits);
     float max = logits[best];
+    if (s->chain && isfinite(max))
+        return choose_by_chain(s, draw, logits, best);
     if (p->temp <= 0 || !isfinite(max))
         return best;
     /* Candidates below min-p are never considered. Below 1e-9 of the best, a float draw cannot hit

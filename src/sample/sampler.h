@@ -5,7 +5,8 @@
  * backend.
  *
  * Order: log-probabilities of the raw logits, constraint, logit bias, penalties. Then the argmax if
- * temp <= 0, else top-k, temperature, top-p, min-p and a draw.
+ * temp <= 0, else top-k, temperature, top-p, min-p and a draw. Samplers with further stages, or an
+ * order of their own, choose by sample_chain.h.
  *
  * A backend that samples on a device reads a sampler through sampler_edits, sampler_mask and its
  * parameters. For every field of SAMPLE_FIELDS it declares whether the device supports it. Rows
@@ -20,6 +21,7 @@
 #include <stdint.h>
 
 enum { SAMPLE_MAX_TOP = 20 }; /* maximum number of alternatives with log-probabilities */
+enum { SAMPLE_DRY_WINDOW = 1 << 16 };
 
 struct logit_bias {
     int32_t token;
@@ -42,6 +44,24 @@ struct logit_bias {
     FIELD(SEED, uint64_t, seed)                                                                    \
     FIELD(BIAS, const struct logit_bias *, bias) /* (n_bias), copied by sampler_new */             \
     FIELD(N_BIAS, int, n_bias)                                                                     \
+    /* The stages of sample_chain.h. */                                                            \
+    FIELD(TYPICAL_P, float, typical_p)             /* outside (0, 1): off */                       \
+    FIELD(TOP_N_SIGMA, float, top_n_sigma)         /* <= 0: off */                                 \
+    FIELD(XTC_PROBABILITY, float, xtc_probability) /* 0 = off */                                   \
+    FIELD(XTC_THRESHOLD, float, xtc_threshold)                                                     \
+    FIELD(DYNATEMP_RANGE, float, dynatemp_range) /* 0 = off */                                     \
+    FIELD(DYNATEMP_EXPONENT, float, dynatemp_exponent)                                             \
+    FIELD(MIROSTAT, int, mirostat) /* 0 = off, 1, 2; replaces the truncating stages */             \
+    FIELD(MIROSTAT_TAU, float, mirostat_tau)                                                       \
+    FIELD(MIROSTAT_ETA, float, mirostat_eta)                                                       \
+    FIELD(DRY_MULTIPLIER, float, dry_multiplier) /* 0 = off */                                     \
+    FIELD(DRY_BASE, float, dry_base)                                                               \
+    FIELD(DRY_ALLOWED_LENGTH, int, dry_allowed_length)                                             \
+    FIELD(DRY_LAST_N, int, dry_last_n) /* window in tokens; < 0: SAMPLE_DRY_WINDOW */              \
+    FIELD(DRY_BREAKERS, const int32_t *, dry_breakers) /* (n_dry_breakers), copied */              \
+    FIELD(N_DRY_BREAKERS, int, n_dry_breakers)                                                     \
+    FIELD(ORDER, uint64_t,                                                                         \
+          order) /* stages, four bits each, the first in the lowest; 0 = default */                \
     FIELD(LOGPROBS, bool, logprobs) /* report the token's log-probability */                       \
     FIELD(N_TOP, int, n_top)        /* ... and those of the best n_top, up to SAMPLE_MAX_TOP */
 
@@ -60,6 +80,28 @@ enum sample_field {
 };
 
 struct sample_params sample_params_default(void);
+
+/* Stages in their default order. A list of sample_params.order has each at most once; stages that
+ * are not in it are off. */
+enum sample_stage {
+    STAGE_PENALTIES = 1,
+    STAGE_DRY,
+    STAGE_TOP_N_SIGMA,
+    STAGE_TOP_K,
+    STAGE_TEMPERATURE,
+    STAGE_TYPICAL,
+    STAGE_TOP_P,
+    STAGE_MIN_P,
+    STAGE_XTC,
+    N_STAGES_END
+};
+/* The stage with a name of llama.cpp ("top_k") or a letter of its short form; 0 = unknown. */
+int sample_stage_named(const char *name);
+int sample_stage_letter(char letter);
+/* Appends a stage to an order of n stages. False if the order has it already. */
+bool sample_order_add(uint64_t *order, int n, int stage);
+/* An order from names ("top_k;temperature", also separated by commas) or letters ("kt"). */
+bool sample_order_parse(const char *text, uint64_t *order, struct error *err);
 
 struct sampler;
 struct sampler *sampler_new(const struct sample_params *p, int n_vocab);

@@ -481,20 +481,36 @@ static __global__ void __launch_bounds__(DRAW_THREADS)
 /* Whether the kernels above implement a sampler field; all fields, in the order of
  * SAMPLE_FIELDS. */
 static const bool device_fields[] = {
-    true, /* temp */
-    true, /* top_k */
-    true, /* top_p */
-    true, /* min_p */
-    true, /* repeat_penalty: sampler_edits, also the next three */
-    true, /* presence_penalty */
-    true, /* frequency_penalty */
-    true, /* repeat_last_n */
-    true, /* seed: sampler_uniform */
-    true, /* bias: sampler_edits */
-    true, /* n_bias */
-    true, /* logprobs */
-    true, /* n_top */
-    true, /* the constraint: sampler_mask */
+    true,  /* temp */
+    true,  /* top_k */
+    true,  /* top_p */
+    true,  /* min_p */
+    true,  /* repeat_penalty: sampler_edits, also the next three */
+    true,  /* presence_penalty */
+    true,  /* frequency_penalty */
+    true,  /* repeat_last_n */
+    true,  /* seed: sampler_uniform */
+    true,  /* bias: sampler_edits */
+    true,  /* n_bias */
+    false, /* typical_p: sample_chain.h, also the next fifteen */
+    false, /* top_n_sigma */
+    false, /* xtc_probability */
+    false, /* xtc_threshold */
+    false, /* dynatemp_range */
+    false, /* dynatemp_exponent */
+    false, /* mirostat */
+    false, /* mirostat_tau */
+    false, /* mirostat_eta */
+    false, /* dry_multiplier */
+    false, /* dry_base */
+    false, /* dry_allowed_length */
+    false, /* dry_last_n */
+    false, /* dry_breakers */
+    false, /* n_dry_breakers */
+    false, /* order */
+    true,  /* logprobs */
+    true,  /* n_top */
+    true,  /* the constraint: sampler_mask */
 };
 static_assert(sizeof device_fields / sizeof *device_fields == N_SAMPLE_FIELDS,
               "every field of a sampler has an answer");
