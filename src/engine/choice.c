@@ -175,8 +175,15 @@ bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct
         seq_append(&c->seq, token);
     int n = c->seq.n_tokens - c->seq.n_prompt;
     if (n == spec->min_tokens)
-        sampler_keep_bias(c->sampler, spec->sample.n_bias - e->n_ends);
+        sampler_keep_bias(c->sampler, spec->sample.n_bias - e->n_ends - spec->n_stop_tokens);
     if (!spec->ignore_eos && rt->tokenizer && tokenizer_is_end(rt->tokenizer, token)) {
+        choice_end(e, c, FINISH_STOP, -1, NULL);
+        return false;
+    }
+    bool stop_token = false;
+    for (int i = 0; i < spec->n_stop_tokens; i++)
+        stop_token |= spec->stop_tokens[i] == token;
+    if (stop_token && !spec->include_stop) {
         choice_end(e, c, FINISH_STOP, -1, NULL);
         return false;
     }
@@ -188,8 +195,9 @@ bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct
     ev->n_text = e->text.len;
     emit(e, c, ev);
     buf_reset(&e->text);
+    full |= stop_token;
     if (stop >= 0 || full)
-        choice_end(e, c, stop >= 0 ? FINISH_STOP : FINISH_LENGTH, stop, NULL);
+        choice_end(e, c, stop >= 0 || stop_token ? FINISH_STOP : FINISH_LENGTH, stop, NULL);
     return stop < 0 && !full;
 }
 
@@ -227,17 +235,21 @@ static void make_sampler(void *arg)
 {
     struct new_sampler *job = arg;
     job->sampler = sampler_new(&job->p, job->n_vocab);
+    struct sample_constraint fit = {0};
     if (job->spec->grammar) {
-        struct sample_constraint fit = {.mask = fit_mask,
-                                        .accept = fit_accept,
-                                        .relax = fit_relax,
-                                        .pace = fit_pace,
-                                        .free = fit_free,
-                                        .n_tokens = job->n_tokens};
+        fit = (struct sample_constraint){.mask = fit_mask,
+                                         .accept = fit_accept,
+                                         .relax = fit_relax,
+                                         .pace = fit_pace,
+                                         .free = fit_free,
+                                         .n_tokens = job->n_tokens};
         fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);
         grammar_set_budget(fit.state, job->spec->max_tokens);
-        sampler_constrain(job->sampler, &fit);
     }
+    if (job->spec->rules)
+        fit = token_rules_match(job->spec->rules, fit, job->n_vocab);
+    if (fit.state)
+        sampler_constrain(job->sampler, &fit);
 }
 
 static bool bans(const struct sample_params *p, int32_t token)

@@ -20,6 +20,7 @@
 #include "engine/events.h"
 #include "engine/info.h"
 #include "engine/runtime.h"
+#include "engine/token_rules.h"
 #include "engine/draft.h"
 
 enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
@@ -69,10 +70,15 @@ struct request_spec {
      * beginning. NULL = no thinking. */
     const char *think_open, *think_close;
     bool in_thinking; /* the prompt ends inside it */
-    /* constrains the generated text (text/grammar/grammar.h); NULL = free */
-    struct grammar *grammar;
-    uint64_t client;  /* clients take turns; 0 is a client like the others */
-    const char *salt; /* cached pages are shared within one salt only; NULL = no salt */
+    struct grammar
+        *grammar; /* constrains the generated text (text/grammar/grammar.h); NULL = free */
+    struct token_rules *rules; /* further rules about tokens (token_rules.h); NULL = none */
+    const int32_t
+        *stop_tokens; /* (n_stop_tokens) tokens that end the answer, besides the model's */
+    int n_stop_tokens;
+    bool include_stop; /* the stop string, or the text of the stop token, is part of the answer */
+    uint64_t client;   /* clients take turns; 0 is a client like the others */
+    const char *salt;  /* cached pages are shared within one salt only; NULL = no salt */
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, from adapters.h */
     int n_loras;
     struct events *queue;

@@ -84,6 +84,8 @@ static int show(struct output *o, bool final, struct buf *out)
             hit = i;
         }
     }
+    if (hit >= 0 && o->include_stop)
+        cut += strlen(o->stop[hit]);
     if (hit < 0 && !final)
         cut -= undecided(o);
     buf_add(out, o->held.p, cut);

@@ -15,7 +15,8 @@ struct output {
     int n_stop;
     const char *think_open, *think_close; /* not owned; read only outside OUTPUT_ANSWER */
     enum output_zone zone;
-    bool special; /* show control tokens */
+    bool special;      /* show control tokens */
+    bool include_stop; /* show the stop string */
     struct detok detok;
     struct buf held;
 };

@@ -40,6 +40,8 @@ void request_unref(struct request *r)
     rows_free(r->rows);
     mem_free(r->embeds);
     grammar_free(r->spec.grammar);
+    token_rules_free(r->spec.rules);
+    mem_free((void *)r->spec.stop_tokens);
     mem_free(r->choices);
     mem_free(r);
 }
@@ -141,13 +143,17 @@ static void copy_rows(struct request *r, const struct request_spec *s)
         rows->content = content_of(r->engine, s);
 }
 
+static int32_t *copy_ids(const int32_t *ids, int n)
+{
+    int32_t *own = mem_zalloc((size_t)n, sizeof *own);
+    if (n)
+        memcpy(own, ids, (size_t)n * sizeof *own);
+    return own;
+}
+
 static void copy_breakers(struct request *r, const struct request_spec *spec)
 {
-    size_t n = (size_t)spec->sample.n_dry_breakers;
-    int32_t *own = mem_zalloc(n, sizeof *own);
-    if (n)
-        memcpy(own, spec->sample.dry_breakers, n * sizeof *own);
-    r->spec.sample.dry_breakers = own;
+    r->spec.sample.dry_breakers = copy_ids(spec->sample.dry_breakers, spec->sample.n_dry_breakers);
     /* No sequence is longer than the context. */
     if (spec->sample.dry_last_n < 0 || spec->sample.dry_last_n > r->engine->context)
         r->spec.sample.dry_last_n = r->engine->context;
@@ -173,13 +179,18 @@ static void request_new(void *arg)
     r->spec.think_open = spec->think_open ? mem_strdup(spec->think_open) : NULL;
     r->spec.think_close = spec->think_close ? mem_strdup(spec->think_close) : NULL;
     r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
+    r->spec.rules = spec->rules ? token_rules_ref(spec->rules) : NULL;
+    r->spec.stop_tokens = copy_ids(spec->stop_tokens, spec->n_stop_tokens);
     /* The bans of min_tokens come after the caller's biases, so that sampler_keep_bias can drop them. */
-    int n_bias = spec->sample.n_bias, bans = spec->min_tokens > 0 ? e->n_ends : 0;
+    int n_bias = spec->sample.n_bias, ends = e->n_ends, stops = spec->n_stop_tokens;
+    int bans = spec->min_tokens > 0 ? ends + stops : 0;
     struct logit_bias *bias = mem_zalloc((size_t)(n_bias + bans), sizeof *bias);
     if (n_bias)
         memcpy(bias, spec->sample.bias, (size_t)n_bias * sizeof *bias);
     if (bans)
-        memcpy(bias + n_bias, e->ends, (size_t)bans * sizeof *bias);
+        memcpy(bias + n_bias, e->ends, (size_t)ends * sizeof *bias);
+    for (int i = 0; bans && i < stops; i++)
+        bias[n_bias + ends + i] = (struct logit_bias){spec->stop_tokens[i], -__builtin_inff()};
     r->spec.sample.bias = bias;
     r->spec.sample.n_bias = n_bias + bans;
     copy_breakers(r, spec);
@@ -194,7 +205,10 @@ static void request_new(void *arg)
         struct choice *c = &r->choices[i];
         c->req = r;
         c->index = i;
-        c->out = (struct output){.stop = stop, .n_stop = spec->n_stop, .special = spec->special};
+        c->out = (struct output){.stop = stop,
+                                 .n_stop = spec->n_stop,
+                                 .special = spec->special,
+                                 .include_stop = spec->include_stop};
         c->seq.n_tokens = c->seq.cap = c->seq.n_prompt = spec->n_prompt;
         c->out.think_open = r->spec.think_open;
         c->out.think_close = r->spec.think_close;

@@ -408,6 +408,16 @@ void sampler_expect(struct sampler *s)
     s->expected++;
 }
 
+/* Drops a constraint that allows everything from now on. */
+static void drop_if_done(struct sampler *s)
+{
+    struct sample_constraint *c = &s->constraint;
+    if (!c->state || !c->done || !s->masked || s->failed.msg[0] || !c->done(c->state))
+        return;
+    c->free(c->state);
+    c->state = NULL;
+}
+
 void sampler_accept(struct sampler *s, int32_t token, bool generated)
 {
     if (token < 0 || token >= s->n_vocab)
@@ -434,6 +444,8 @@ void sampler_accept(struct sampler *s, int32_t token, bool generated)
         s->counter++;
         s->expected -= s->expected > 0;
     }
+    if (generated)
+        drop_if_done(s);
     if (s->constraint.state && generated && !s->failed.msg[0]) {
         s->given_up = false;
         accept_pending(s); /* two tokens without a mask between them */

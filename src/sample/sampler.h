@@ -126,6 +126,9 @@ struct sample_constraint {
     /* go_on is called now and then by mask and accept, and may wait. If it returns false, they return false
      * with err empty, and may be called again. NULL ends that. `pace` may be NULL: they cannot be given up. */
     void (*pace)(void *state, bool (*go_on)(void *arg), void *arg);
+    /* Whether every token is allowed from now on; the constraint is then dropped. NULL = never.
+     * Called after mask. */
+    bool (*done)(void *state);
 };
 /* From now on only tokens that satisfy the constraint may be picked. */
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c);

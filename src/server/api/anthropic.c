@@ -376,7 +376,7 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
 {
     const json_t *list = api_member(body, "messages"), *system = api_member(body, "system");
     const json_t *tools = api_member(body, "tools"), *choice = api_member(body, "tool_choice");
-    const json_t *thinking = api_member(body, "thinking"), *m;
+    const json_t *m;
     json_t *messages = json_array();
     size_t i;
     json_object_set_new(out, "messages", messages);
@@ -403,13 +403,7 @@ static bool translate(const json_t *body, json_t *out, struct api_error *err)
     if (role && !strcmp(role, "assistant") && !json_object_get(last, "tool_calls") &&
         json_array_size(messages) > 1)
         json_object_set_new(out, "continue_final_message", json_true());
-    if (thinking) {
-        const char *type = json_string_value(json_object_get(thinking, "type"));
-        if (!type)
-            return api_invalid(err, "thinking", "thinking must be an object with a type");
-        if (!strcmp(type, "enabled") || !strcmp(type, "disabled"))
-            json_object_set_new(out, "enable_thinking", json_boolean(!strcmp(type, "enabled")));
-    }
+    thinking_copy(body, out);
     const json_t *config = api_member(body, "output_config");
     const char *effort = NULL;
     if (config && !json_is_object(config))

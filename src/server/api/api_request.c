@@ -70,6 +70,7 @@ static void api_request_free(struct api_request *req)
     chat_prompt_free(req->chat);
     responses_request_free(req->responses);
     grammar_free(req->grammar);
+    token_rules_free(req->rules);
     embed_request_free(req->embed);
     gen_params_clear(&req->p);
     buf_clear(&req->reply);
@@ -201,6 +202,7 @@ void api_request_run(struct job *job)
     req->n_prompts = 0;
     req->model = NULL;
     req->chat = NULL;
+    req->rules = NULL;
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
     req->reply = (struct buf){0};
@@ -290,6 +292,10 @@ static bool submit(struct api_request *req)
             .queue = s->events,
             .user = part,
             .grammar = req->grammar,
+            .rules = req->rules,
+            .stop_tokens = req->p.stop_tokens.ids,
+            .n_stop_tokens = (int)req->p.stop_tokens.n,
+            .include_stop = req->p.include_stop,
             .n_loras = req->n_loras,
         };
         memcpy(spec.loras, req->loras, sizeof spec.loras);

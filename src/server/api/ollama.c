@@ -4,6 +4,7 @@
  * JSON to JSON. Unsupported fields (images, suffix, template) are refused by name.
  */
 #include "server/api/ollama.h"
+#include "server/api/prepare_int.h"
 #include "base/buf.h"
 #include "text/chat/chat.h"
 
@@ -184,6 +185,7 @@ static bool add_prompt(const json_t *body, json_t *out, json_t *messages, bool *
 json_t *ollama_translate(const json_t *body, bool generate, bool *raw, struct api_error *err)
 {
     json_t *out = json_object(), *messages = json_array();
+    thinking_copy(body, out);
     bool stream = true;
     *raw = false;
     json_object_set_new(out, "messages", messages);

@@ -244,6 +244,13 @@ bool api_tokens(const json_t *list, const char *param, int n_vocab, struct token
     return true;
 }
 
+static void text_list_clear(struct text_list *l)
+{
+    for (int i = 0; i < l->n; i++)
+        mem_free(l->v[i]);
+    mem_free(l->v);
+}
+
 void gen_params_clear(struct gen_params *p)
 {
     for (int i = 0; i < p->n_stop; i++)
@@ -251,6 +258,11 @@ void gen_params_clear(struct gen_params *p)
     mem_free(p->stop);
     mem_free((void *)p->sample.bias);
     mem_free(p->salt);
+    text_list_clear(&p->bad_words);
+    text_list_clear(&p->breakers);
+    token_list_clear(&p->stop_tokens);
+    token_list_clear(&p->allowed);
+    mem_free((void *)p->sample.dry_breakers);
     *p = (struct gen_params){0};
 }
 
@@ -367,6 +379,115 @@ static bool read_seed(const json_t *body, struct gen_params *p, struct api_error
     return true;
 }
 
+/* A list of texts, none of them empty. */
+static bool read_texts(const json_t *body, const char *name, int most, struct text_list *out,
+                       bool *found, struct api_error *err)
+{
+    enum { TEXT_MOST = 256 };
+    const json_t *v = api_member(body, name), *item;
+    size_t i;
+    if (!v)
+        return true;
+    if (!json_is_array(v))
+        return api_invalid(err, name, "%s must be an array of strings, not %s", name, kind(v));
+    if (json_array_size(v) > (size_t)most)
+        return api_invalid(err, name, "%s: at most %d strings", name, most);
+    out->v = mem_zalloc(json_array_size(v), sizeof *out->v);
+    json_array_foreach((json_t *)v, i, item)
+    {
+        size_t n = json_string_length(item);
+        if (!json_is_string(item) || !n || n > TEXT_MOST || memchr(json_string_value(item), 0, n))
+            return api_invalid(err, name, "%s[%zu] must be a string of 1 to %d bytes", name, i,
+                               TEXT_MOST);
+        out->v[out->n++] = mem_strndup(json_string_value(item), n);
+    }
+    *found = true;
+    return true;
+}
+
+/* A list of token ids. */
+static bool read_ids(const json_t *body, const char *name, int most, int n_vocab,
+                     struct token_list *out, bool *found, struct api_error *err)
+{
+    const json_t *v = api_member(body, name);
+    if (!v)
+        return true;
+    if (!json_is_array(v))
+        return api_invalid(err, name, "%s must be an array of token ids, not %s", name, kind(v));
+    if (most && json_array_size(v) > (size_t)most)
+        return api_invalid(err, name, "%s: at most %d token ids", name, most);
+    *found = true;
+    return api_tokens(v, name, n_vocab, out, err);
+}
+
+/* Stages of sampling: a list of names, or a text as sample_order_parse reads it. */
+static bool read_order(const json_t *body, uint64_t *order, struct api_error *err)
+{
+    static const char name[] = "samplers";
+    const json_t *v = api_member(body, name), *item;
+    struct error why = {0};
+    size_t i;
+    if (!v)
+        return true;
+    if (json_is_string(v))
+        return sample_order_parse(json_string_value(v), order, &why) ||
+               api_invalid(err, name, "%s", why.msg);
+    if (!json_is_array(v) || !json_array_size(v))
+        return api_invalid(err, name, "%s must be an array of names, not %s", name, kind(v));
+    *order = 0;
+    json_array_foreach((json_t *)v, i, item)
+    {
+        int stage = json_is_string(item) ? sample_stage_named(json_string_value(item)) : 0;
+        if (!stage || !sample_order_add(order, (int)i, stage))
+            return api_invalid(err, name, "%s[%zu] is %s", name, i,
+                               stage ? "there twice" : "not the name of a stage");
+    }
+    return true;
+}
+
+/* The stages of sample/sample_chain.h. */
+static bool read_stages(const json_t *body, struct gen_params *p, struct api_error *err)
+{
+    enum { BREAKERS_MOST = 64 };
+    struct sample_params *s = &p->sample;
+    return api_float(body, "typical_p", 0, 1, &s->typical_p, err) &&
+           api_float(body, "top_n_sigma", -1, 100, &s->top_n_sigma, err) &&
+           api_float(body, "xtc_probability", 0, 1, &s->xtc_probability, err) &&
+           api_float(body, "xtc_threshold", 0, 1, &s->xtc_threshold, err) &&
+           api_float(body, "dynatemp_range", 0, 100, &s->dynatemp_range, err) &&
+           api_float(body, "dynatemp_exponent", 0, 100, &s->dynatemp_exponent, err) &&
+           api_int(body, "mirostat", 0, 2, &s->mirostat, err) &&
+           api_float(body, "mirostat_tau", 0, 100, &s->mirostat_tau, err) &&
+           api_float(body, "mirostat_eta", 0, 1, &s->mirostat_eta, err) &&
+           api_float(body, "dry_multiplier", 0, 100, &s->dry_multiplier, err) &&
+           api_float(body, "dry_base", 1, 100, &s->dry_base, err) &&
+           api_int(body, "dry_allowed_length", 1, 1 << 20, &s->dry_allowed_length, err) &&
+           api_int(body, "dry_penalty_last_n", -1, 1 << 20, &s->dry_last_n, err) &&
+           read_texts(body, "dry_sequence_breakers", BREAKERS_MOST, &p->breakers, &p->has_breakers,
+                      err) &&
+           read_order(body, &s->order, err);
+}
+
+/* Fields about tokens: what may not, must or may end a text. */
+static bool read_token_fields(const json_t *body, int n_vocab, struct gen_params *p,
+                              struct api_error *err)
+{
+    enum { WORDS_MOST = 256, STOPS_MOST = 64 };
+    bool found = false;
+    if (!read_texts(body, "bad_words", WORDS_MOST, &p->bad_words, &found, err) ||
+        !read_ids(body, "stop_token_ids", STOPS_MOST, n_vocab, &p->stop_tokens, &found, err) ||
+        !read_ids(body, "allowed_token_ids", 0, n_vocab, &p->allowed, &p->has_allowed, err) ||
+        !api_bool(body, "include_stop_str_in_output", &p->include_stop, err) ||
+        !api_int(body, "truncate_prompt_tokens", -1, INT_MAX, &p->truncate_prompt, err))
+        return false;
+    if (p->has_allowed && !p->allowed.n)
+        return api_invalid(err, "allowed_token_ids", "allowed_token_ids is empty");
+    if (api_member(body, "truncate_prompt_tokens") && !p->truncate_prompt)
+        return api_invalid(err, "truncate_prompt_tokens",
+                           "truncate_prompt_tokens must be at least 1, or -1 for the context");
+    return true;
+}
+
 static bool read_sampling(const json_t *body, struct gen_params *p, struct api_error *err)
 {
     struct sample_params *s = &p->sample;
@@ -380,7 +501,7 @@ static bool read_sampling(const json_t *body, struct gen_params *p, struct api_e
               api_float(body, "repetition_penalty", 0.01, 100, &s->repeat_penalty, err) &&
               api_int(body, "repeat_last_n", -1, 1 << 20, &s->repeat_last_n, err);
     s->top_k = s->top_k < 0 ? 0 : s->top_k;
-    return ok;
+    return ok && read_stages(body, p, err);
 }
 
 static bool read_logprobs(const json_t *body, enum params_api api, struct gen_params *p,
@@ -441,16 +562,16 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
         !read_max(body, "max_tokens", least, p, err) ||
         !api_bool(body, "ignore_eos", &p->ignore_eos, err))
         return false;
-    const char *salt = NULL;
-    if (api == PARAMS_MESSAGES)
-        return read_stop(body, "stop_sequences", p, err);
+    const char *salt = NULL, *stop = api == PARAMS_MESSAGES ? "stop_sequences" : "stop";
     bool cache = true;
     if (!read_seed(body, p, err) || !read_max(body, "max_completion_tokens", least, p, err) ||
         !api_int(body, "min_tokens", 0, INT_MAX, &p->min_tokens, err) ||
-        !api_int(body, "n", 1, ENGINE_MAX_CHOICES, &p->n, err) ||
+        !api_int(body, "n", 1, api == PARAMS_MESSAGES ? 1 : ENGINE_MAX_CHOICES, &p->n, err) ||
         !api_bool(body, "cache_prompt", &cache, err) ||
-        !api_string(body, "cache_salt", &salt, err) || !read_stop(body, "stop", p, err) ||
-        !read_bias(body, n_vocab, p, err) || !read_logprobs(body, api, p, err))
+        !api_string(body, "cache_salt", &salt, err) || !read_stop(body, stop, p, err) ||
+        !read_bias(body, n_vocab, p, err) || !read_token_fields(body, n_vocab, p, err))
+        return false;
+    if (api != PARAMS_MESSAGES && !read_logprobs(body, api, p, err))
         return false;
     p->no_cache = !cache;
     p->salt = salt ? mem_strdup(salt) : NULL;

@@ -11,6 +11,11 @@
 
 #include <jansson.h>
 
+struct text_list {
+    char **v; /* (n) owned */
+    int n;
+};
+
 struct gen_params {
     struct sample_params sample; /* bias is owned */
     bool has_seed;
@@ -21,6 +26,12 @@ struct gen_params {
     char **stop; /* (n_stop) owned */
     int n_stop;
     char *salt; /* owned; NULL = none */
+    /* Texts that the preparation turns into tokens (token_params.c). */
+    struct text_list bad_words, breakers;
+    bool has_breakers;
+    struct token_list stop_tokens, allowed;
+    bool has_allowed, include_stop;
+    int truncate_prompt; /* keep the last tokens of the prompt: at most this many; 0 = all */
 };
 void gen_params_clear(struct gen_params *p);
 

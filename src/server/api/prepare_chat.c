@@ -138,27 +138,6 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
     return true;
 }
 
-/* Reads chat_template_kwargs, and the top-level shorthands of other servers. */
-static bool read_kwargs(const struct chat *chat, const json_t *body, json_t **out,
-                        struct api_error *err)
-{
-    const json_t *v = api_member(body, "chat_template_kwargs");
-    if (v && !json_is_object(v))
-        return api_invalid(err, "chat_template_kwargs", "chat_template_kwargs must be an object");
-    *out = v ? json_copy((json_t *)v) : json_object();
-    const char *effort = NULL;
-    const json_t *thinking = api_member(body, "enable_thinking");
-    if (!api_effort(body, "reasoning_effort", "reasoning_effort", &effort, err))
-        return false;
-    if (thinking && !json_is_boolean(thinking))
-        return api_invalid(err, "enable_thinking", "enable_thinking must be a boolean");
-    if (thinking)
-        json_object_set(*out, "enable_thinking", (json_t *)thinking);
-    if (effort)
-        chat_set_effort(chat, effort, *out);
-    return true;
-}
-
 /* Removes the last assistant message, whose text the output continues. */
 static bool split_prefill(json_t *messages, struct buf *prefill, struct api_error *err)
 {
@@ -231,7 +210,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
         !api_bool(body, "parallel_tool_calls", &parallel, &req->err) ||
         !api_bool(body, "add_generation_prompt", &generation, &req->err) ||
         !api_bool(body, "continue_final_message", &go_on, &req->err) ||
-        !read_kwargs(req->server->chat, body, &kwargs, &req->err))
+        !thinking_read(req->server->chat, body, &kwargs, &chat->budget, &req->err))
         goto out;
     if (go_on) {
         messages = shorter = json_copy(messages);

@@ -17,6 +17,17 @@ bool api_request_refuse(struct api_request *req, const char *param, const struct
 bool api_request_encode(struct api_request *req, const char *text, size_t n, int flags,
                         struct token_list *out);
 
+/* thinking.c: reads switches, efforts and budgets of thinking from a chat body. *kwargs: the variables of
+ * the template, a new reference. *budget: most tokens of thinking, -1 = no limit. */
+bool thinking_read(const struct chat *chat, const json_t *body, json_t **kwargs, int *budget,
+                   struct api_error *err);
+/* Copies those fields to a translated body. */
+void thinking_copy(const json_t *from, json_t *to);
+extern const char *const thinking_fields[]; /* ends with NULL */
+
+/* token_params.c: turns words and marks into tokens, and sets req->rules. */
+bool api_request_resolve(struct api_request *req);
+
 /* constraint.c: compiles the constraint on the output to req->grammar. Call it after the conversation
  * is prepared. */
 bool api_request_constrain(struct api_request *req, const json_t *body);

@@ -428,8 +428,7 @@ static bool add_reasoning_wish(json_t *out, const json_t *v, struct responses_re
     if (!api_effort(v, "effort", "reasoning.effort", &effort, err) ||
         !api_string(v, "summary", &summary, err))
         return false;
-    if (effort)
-        json_object_set_new(out, "reasoning_effort", json_string(effort));
+    json_object_set(out, "reasoning", (json_t *)v);
     r->summary = summary != NULL;
     return true;
 }

@@ -98,6 +98,7 @@ struct chat_prompt {
     bool required, one_call; /* a tool call is required; the output ends after the first */
     char *only;              /* the only tool that may be called; owned; NULL = any */
     bool legacy;             /* reply with function_call, the older form of tool_calls */
+    int budget;              /* most tokens of thinking; -1 = no limit */
     bool hide_thinking;      /* thinking was not requested: leave it out */
     json_t *schema;          /* the tools; owned */
 };
@@ -139,6 +140,7 @@ struct api_request {
     struct chat_prompt *chat; /* how to parse the output; NULL = plain text */
     struct responses_request *responses; /* /v1/responses; else NULL */
     struct grammar *grammar;             /* constraint on the output; NULL = none; a reference */
+    struct token_rules *rules;           /* other rules about its tokens; NULL = none */
     struct embed_request *embed;         /* embeddings or rerank scores; else NULL */
     struct buf reply;                    /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;

@@ -51,6 +51,34 @@ char *chat_constraint_text(const struct chat_constraint *c)
     return copy;
 }
 
+struct chat_marks chat_marks_of(enum chat_format f, bool tools)
+{
+#define WHY "\n\nThe budget for thinking is used up, so I give my answer now."
+    static const struct chat_marks tags = {"<think>",        "</think>", WHY "\n</think>\n\n",
+                                           "\n</think>\n\n", NULL,       false},
+                                   mistral = {"[THINK]",  "[/THINK]", WHY "[/THINK]",
+                                              "[/THINK]", NULL,       false},
+                                   gemma = {"<|channel>thought", "<channel|>", WHY "\n<channel|>",
+                                            "\n<channel|>",      NULL,         false};
+    static const char open[] = "<|channel|>analysis<|message|>", close[] = "<|end|>";
+    if (f == CHAT_GPT_OSS && tools) /* a call or the answer, but no further thinking */
+        return (struct chat_marks){open,
+                                   close,
+                                   WHY "<|end|><|start|>assistant<|channel|>",
+                                   "<|end|><|start|>assistant<|channel|>",
+                                   "analysis",
+                                   true};
+    if (f == CHAT_GPT_OSS)
+        return (struct chat_marks){open,
+                                   close,
+                                   WHY "<|end|><|start|>assistant<|channel|>final<|message|>",
+                                   "<|end|><|start|>assistant<|channel|>final<|message|>",
+                                   NULL,
+                                   true};
+#undef WHY
+    return f == CHAT_MISTRAL ? mistral : f == CHAT_GEMMA ? gemma : tags;
+}
+
 enum chat_thinking chat_thinking_of(const char *prompt, size_t len)
 {
     static const char *const closed[] = {"</think>", "[/THINK]", "<channel|>"};

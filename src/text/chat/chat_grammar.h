@@ -42,6 +42,14 @@ enum { CHAT_TOOLS_MAX = 512 };
 char *chat_constraint_text(const struct chat_constraint *c);
 /* Whether the format has tool calls. */
 bool chat_format_calls(enum chat_format f);
+/* The texts around thinking in a format, and the text that ends thinking early: `end` has a sentence
+ * that says why, `end_at_once` is for thinking that has just begun. */
+struct chat_marks {
+    const char *open, *close, *end, *end_at_once;
+    const char *not_after; /* must not follow the early end; NULL = none */
+    bool reopens;          /* thinking may begin again later */
+};
+struct chat_marks chat_marks_of(enum chat_format f, bool tools);
 /* How a reply to this prompt begins. */
 enum chat_thinking chat_thinking_of(const char *prompt, size_t len);
 

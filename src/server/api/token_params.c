@@ -1,0 +1,65 @@
+/* Parameters that need the vocabulary: words become tokens, and a limit on thinking its text. On the
+ * worker, after the prompt is prepared. */
+#include "server/api/prepare_int.h"
+#include "base/mem.h"
+#include "sample/dry_breakers.h"
+
+#include <string.h>
+
+/* Keeps the last tokens of prompts. */
+static bool truncate_prompts(struct api_request *req)
+{
+    int context = engine_context(req->server->engine);
+    int most = req->p.truncate_prompt;
+    for (int i = 0; most && i < req->n_prompts; i++) {
+        struct token_list *l = &req->prompts[i];
+        size_t keep = (size_t)(most > 0 && most < context ? most : context - 1);
+        if (req->p.max_tokens > 0 && most < 0 && keep > (size_t)req->p.max_tokens)
+            keep = (size_t)(context - req->p.max_tokens);
+        if (l->n <= keep)
+            continue;
+        memmove(l->ids, l->ids + l->n - keep, keep * sizeof *l->ids);
+        l->n = keep;
+    }
+    return true;
+}
+
+static void find_breakers(struct api_request *req, const struct tokenizer *t)
+{
+    struct gen_params *p = &req->p;
+    struct token_list found = {0};
+    if (p->sample.dry_multiplier == 0 || !t)
+        return;
+    dry_breakers_find(t,
+                      p->has_breakers ? (const char *const *)p->breakers.v : dry_default_breakers,
+                      p->has_breakers ? p->breakers.n : DRY_DEFAULT_BREAKERS, &found);
+    p->sample.dry_breakers = found.ids;
+    p->sample.n_dry_breakers = (int)found.n;
+}
+
+bool api_request_resolve(struct api_request *req)
+{
+    struct gen_params *p = &req->p;
+    const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
+    struct chat_marks marks;
+    struct think_limit limit;
+    bool limited = req->chat && req->chat->thinking != CHAT_THINKS_NOT && req->chat->budget >= 0;
+    if (p->bad_words.n && !t)
+        return api_invalid(&req->err, "bad_words", "bad_words: this model has no vocabulary");
+    find_breakers(req, t);
+    if (limited) {
+        marks = chat_marks_of(req->chat->format, req->chat->tools);
+        limit = (struct think_limit){.tokens = req->chat->budget,
+                                     .open = marks.open,
+                                     .close = marks.close,
+                                     .inside = req->chat->in_reasoning,
+                                     .reopens = marks.reopens,
+                                     .end = req->chat->budget ? marks.end : marks.end_at_once,
+                                     .not_after = marks.not_after};
+    }
+    if (limited || p->bad_words.n || p->has_allowed)
+        req->rules = token_rules_new(t, p->has_allowed ? &p->allowed : NULL,
+                                     (const char *const *)p->bad_words.v, p->bad_words.n,
+                                     limited ? &limit : NULL);
+    return truncate_prompts(req);
+}
