@@ -6,7 +6,6 @@
 #include "cli/hub/hub.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "sample/sampler.h"
 #include "text/chat/chat_parse.h"
 #include "text/grammar/grammar.h"
 
@@ -332,12 +331,6 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
 {
     if (!!f->schema + !!f->grammar + !!f->o.regex + f->o.json > 1) {
         args_usage_error(u, "use only one of --schema, --json, --regex and --grammar");
-        return false;
-    }
-    struct error err = {0};
-    uint64_t order;
-    if (f->o.samplers && !sample_order_parse(f->o.samplers, &order, &err)) {
-        args_usage_error(u, "--%s", err.msg);
         return false;
     }
     for (int i = 0; i < f->breakers.n; i++)
