@@ -521,6 +521,23 @@ def test_log_bytes(_):
         assert s.stop() == 0
 
 
+def test_log_quotes_nothing(_):
+    """What a refused request says is in the reply, not in the log."""
+    s = Server(BUILD)
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for body, field in ((dict(chat, regex="my-secret(["), "regex"), (dict(chat, response_format={"type": "my-secret"}), "response_format"),
+                        (dict(chat, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "my-secret(["}}}), "response_format"),
+                        (dict(chat, reasoning_effort="my-secret"), "reasoning_effort"), (dict(chat, grammar='root ::= "my-secret" secret'), "grammar")):
+        n = s.log().count(" 400") + s.log().count("status=400")
+        status, _, text = s.post("/v1/chat/completions", body)
+        if status == 200:  # not a field of this endpoint
+            continue
+        assert status == 400, (body, text)
+        s.wait_count("status=400", n + 1)
+    assert "secret" not in s.log() and "invalid_request_error" in s.log(), s.log()
+    assert s.stop() == 0
+
+
 def test_retry_after(_):
     """Retry-After grows with the queue."""
     s = Server(BUILD, "-np", "1", "--max-queue", "128", "-c", "8192")
@@ -580,7 +597,7 @@ def test_costly_masks(_):
 
 tests = [test_short_overtakes, test_leaves_while_queued, test_ends_in_time, test_max_body, test_memory_comes_back, test_key_before_body,
          test_whole_body_timeout, test_bodies_together, test_large_replies, test_unsent, test_leaves_behind_bytes, test_grace_error,
-         test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_retry_after,
+         test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_log_quotes_nothing, test_retry_after,
          test_costly_masks]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]

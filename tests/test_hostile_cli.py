@@ -6,10 +6,12 @@ import json
 import os
 import pty
 import random
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import write_safetensors  # noqa: E402
@@ -118,6 +120,36 @@ def escapes(tmp):
         assert r.returncode == 1 and shown in r.stderr, r.stderr
 
 
+def endless_streams():
+    """bench serve ends a stream that does not end by itself."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    token = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"text":"x"}]}\n\n'
+
+    def serve(first, piece):
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def run():
+            while True:
+                c, _ = listener.accept()
+                threading.Thread(target=send, args=(c,), daemon=True).start()
+
+        def send(c):
+            try:
+                c.recv(65536)
+                c.sendall(first)
+                while True:
+                    c.sendall(piece)
+            except OSError:
+                c.close()
+        threading.Thread(target=run, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    for first, piece in ((head, token * 100), (head, b": ping\n\n" * 1000), (head, b"x" * 65536), (b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536),
+                         (b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 1000)):
+        r = subprocess.run([STEEL, "bench", "serve", "--url", serve(first, piece), "--model", "m", "--concurrency", "1", "--num-prompts", "1",
+                            "--output-len", "4"], capture_output=True, stdin=subprocess.DEVNULL)
+        assert b"sends more than it was asked for" in r.stdout + r.stderr or first.startswith(b"HTTP/1.1 500"), (first, piece[:20], r)
+
+
 def hostile_configs(tmp):
     """Every family, with one number of its config.json that cannot be: it still runs, or one line names the
     folder. A crash, a hang or a second line is a failure."""
@@ -159,6 +191,7 @@ def main():
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="steel-hostile-", dir=base) as tmp:
         escapes(tmp)
+        endless_streams()
         folder, gguf = tmp + "/folder", tmp + "/model.gguf"
         make_folder(folder)
         subprocess.run([STEEL, "convert", folder, gguf], check=True, capture_output=True)

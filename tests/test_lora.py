@@ -626,7 +626,13 @@ def test_loading(_):
                        ({"lora_name": "toy", "lora_path": ADAPTERS[0]}, "lora_name"), ({"lora_name": "y", "lora_path": BUILD}, "lora_path")):
         assert load(400, **bad)["error"]["param"] == param, bad
     big = toy_adapter(WORK + "/big.gguf", 1, rank=40)
-    assert "--max-lora-rank" in load(400, lora_name="y", lora_path=big)["error"]["message"]
+    # replies do not tell which paths exist, the log does
+    open(WORK + "/text.gguf", "w").write("no adapter")
+    os.makedirs(WORK + "/locked", exist_ok=True)
+    said = {load(400, lora_name="y", lora_path=p)["error"]["message"] for p in (big, "/nowhere", BUILD, WORK + "/text.gguf", WORK + "/locked", "/dev/null")}
+    assert len(said) == 1 and "log" in said.pop(), said
+    s.wait_line("--max-lora-rank")
+    s.wait_line("/nowhere: No such file")
     assert unload(404, lora_name="y")["error"]["type"] == "not_found_error"
     # one that answers with it holds it
     sock = s.socket()

@@ -112,6 +112,19 @@ def test_one_roof():
     assert r.stop() == 0 and a.stop() == 0 and b.stop() == 0
 
 
+def test_climbing():
+    """Paths with "/../" reach no replica, however they are written."""
+    got = []
+    fake = Fake(lambda request, c: got.append(request) or b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    r = Gateway(BUILD, [fake])
+    for path in ("/v1/../admin", "/../admin", "/v1/..", "/%2e%2e/admin", "/v1/%2E./admin", "/v1/..%2fadmin", "/v1\\..\\admin", "/v1/./admin", "/v1/x/%2e"):
+        out = r.send(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}".encode())
+        assert out.startswith(b"HTTP/1.1 400 "), (path, out[:200])
+    assert not got, got
+    assert r.post("/v1/a..b/...", {})[0] == 200 and len(got) == 1
+    r.stop()
+
+
 def test_starts_without_replicas():
     """It listens and says 503 until one is there; exit code and message where an option is wrong."""
     port = socket.create_server(("127.0.0.1", 0))
@@ -140,7 +153,7 @@ def test_heads():
     fake = Fake(lambda head, c: b"HTTP/1.1 200 Fine\r\nContent-Length: 2\r\nX-Own: yes\r\nConnection: x-hop\r\n"
                 b"X-Hop: no\r\nKeep-Alive: timeout=5\r\nX-Request-Id: theirs\r\nServer: theirs\r\n\r\nok")
     r = Gateway(BUILD, [fake], *QUICK)
-    status, headers, text = r.request("POST", "/v1/x%2Fy/../z?q=%20a&b", b"body", {
+    status, headers, text = r.request("POST", "/v1/x%2Fy/..z?q=%20a&b", b"body", {
         "Authorization": "Bearer secret", "X-Own": "kept", "Connection": "close, X-Mine", "X-Mine": "hop", "TE": "trailers",
         "Upgrade": "h2c", "X-Forwarded-For": "10.1.2.3", "X-Request-Id": "id-7", "Content-Type": "application/json",
         "Origin": "http://localhost:5000", "Proxy-Authorization": "x"})
@@ -150,7 +163,7 @@ def test_heads():
     head, body = fake.seen[-1]
     lines = head.decode().split("\r\n")
     got = {l.split(": ")[0].lower(): l.split(": ", 1)[1] for l in lines[1:]}
-    assert lines[0] == "POST /v1/x%2Fy/../z?q=%20a&b HTTP/1.1" and body == b"body"
+    assert lines[0] == "POST /v1/x%2Fy/..z?q=%20a&b HTTP/1.1" and body == b"body"
     assert got["authorization"] == "Bearer secret" and got["x-own"] == "kept" and got["content-length"] == "4"
     assert got["host"] == name_of(fake) and got["x-forwarded-for"] == "10.1.2.3, 127.0.0.1" and got["x-request-id"] == "id-7"
     assert got["x-forwarded-proto"] == "http"
@@ -895,7 +908,7 @@ def test_tls():
     a.stop()
 
 
-TESTS = [test_one_roof, test_starts_without_replicas, test_heads, test_access, test_bytes, test_backpressure, test_client_leaves,
+TESTS = [test_one_roof, test_climbing, test_starts_without_replicas, test_heads, test_access, test_bytes, test_backpressure, test_client_leaves,
          test_hit_rate, test_keys_apart, test_kept_responses, test_full, test_hostile, test_broken_streams,
          test_kept_connections, test_killed_and_restarted, test_killed_with_a_queue, test_hung, test_draining_replica, test_sigterm, test_tls]
 

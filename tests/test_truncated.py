@@ -36,6 +36,21 @@ def main():
             s.wait_line("the engine failed")
             s.proc.send_signal(signal.SIGTERM)
             assert s.proc.wait(HANG) == 0, s.log()
+        # an embedding model: 503 that names no path, and /health knows
+        model = os.path.join(tmp, "embed.gguf")
+        subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), model], check=True)
+        s = Server(BUILD, "--embedding", "e=" + model, "--no-repack")
+        assert s.post("/v1/embeddings", {"model": "e", "input": "x"})[0] == 200 and s.get("/health")[0] == 200
+        os.truncate(model, os.path.getsize(model) // 2)
+        status, _, text = s.post("/v1/embeddings", {"model": "e", "input": "y"})
+        assert status == 500 and "embed.gguf" not in text, (status, text)
+        status, headers, text = s.post("/v1/embeddings", {"model": "e", "input": "z"})
+        assert status == 503 and "embed.gguf" not in text and "failed" in text, (status, text)
+        status, _, text = s.get("/health")
+        assert status == 503 and "embedding model has failed" in text and "embed.gguf" not in text, (status, text)
+        assert "was truncated" in s.wait_line("the embedding model has failed")
+        s.proc.send_signal(signal.SIGTERM)
+        assert s.proc.wait(HANG) == 0, s.log()
         s, text = serve_and_cut(tmp, 0.5)
         assert s.json("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == text
         assert s.get("/health")[0] == 200

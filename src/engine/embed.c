@@ -425,6 +425,16 @@ bool embedder_submit(struct embedder *e, struct embed_job *job, struct error *er
     return ok;
 }
 
+bool embedder_failed(struct embedder *e, struct error *err)
+{
+    pthread_mutex_lock(&e->lock);
+    bool failed = e->broken;
+    if (failed)
+        *err = e->why;
+    pthread_mutex_unlock(&e->lock);
+    return failed;
+}
+
 struct waiter {
     pthread_mutex_t lock;
     pthread_cond_t done;

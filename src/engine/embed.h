@@ -66,6 +66,9 @@ bool embedder_submit(struct embedder *e, struct embed_job *job, struct error *er
 /* The same, and waits until the job is done. */
 bool embedder_run(struct embedder *e, struct embed_job *job, struct error *err);
 
+/* True after a failed step, with its error: the embedder takes no more jobs. */
+bool embedder_failed(struct embedder *e, struct error *err);
+
 struct embed_stats {
     uint64_t n_texts, n_tokens, n_steps, n_rejected;
     int n_waiting; /* texts */

@@ -72,6 +72,18 @@ static void get_health(struct gateway *gw, struct http_exchange *x)
 
 /* Heads */
 
+/* Whether a decoded path has a segment "." or "..". A replica, or a proxy before it, might resolve
+ * it to a path that was not checked here. */
+static bool climbs(const char *path)
+{
+    for (const char *at = path; (at = strpbrk(at, "/\\"));) {
+        size_t n = strcspn(++at, "/\\");
+        if ((n == 1 && at[0] == '.') || (n == 2 && !strncmp(at, "..", 2)))
+            return true;
+    }
+    return false;
+}
+
 static bool on_head(void *arg, struct http_exchange *x)
 {
     struct gateway *gw = arg;
@@ -92,7 +104,9 @@ static bool on_head(void *arg, struct http_exchange *x)
         return false;
     }
     access_add_cors(a, x);
-    if (!strcmp(h->method, "OPTIONS")) {
+    if (climbs(h->path)) {
+        gateway_fail(gw, x, 400, "invalid_request_error", "the path has a segment \"..\" or \".\"");
+    } else if (!strcmp(h->method, "OPTIONS")) {
         gw->n_http[2]++;
         access_preflight(x);
     } else if (role == GATEWAY_RESPONDS) {

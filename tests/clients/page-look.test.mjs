@@ -50,6 +50,16 @@ $$\\int_0^1 x^2\\,dx = \\frac{1}{3}$$
 \\[ \\sqrt{2} \\]
 `;
 
+test("a text whose Markdown would take too much work is shown as it is", { skip: skipRich }, async () => {
+  const { page } = await world.open();
+  for (const mark of ["**a ", "[a](", "<a ", "``a`"]) {
+    world.fake.says("Begin. " + mark.repeat(10000) + "The end.");
+    await ask(page, "Go on");
+    assert.match((await answers(page)).at(-1), /The end\.$/);
+    assert.ok(await page.locator(".msg.assistant .body").last().evaluate(e => e.classList.contains("plain")), mark);
+  }
+});
+
 test("Markdown, code and formulas are rendered; code is copied", { skip: skipRich }, async () => {
   world.fake.says(RICH);
   const { page, errors, context } = await world.open({ permissions: ["clipboard-read", "clipboard-write"] });

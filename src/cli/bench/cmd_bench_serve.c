@@ -23,7 +23,7 @@
 #include <strings.h>
 #include <sys/socket.h>
 
-enum { CALIBRATION_WORDS = 50 };
+enum { CALIBRATION_WORDS = 50, EVENT_BYTES = 64 << 10, ERROR_BYTES = 512 };
 
 struct bench_url {
     bool tls;
@@ -65,7 +65,8 @@ struct stream {
     struct bufferevent *bev;
     struct buf line;
     int64_t start_ns, last_ns;
-    int status, n_tokens;
+    int status, n_tokens, n_asked;
+    int64_t n_bytes; /* received */
     bool in_body, chunked, done;
     bool said_done;     /* [DONE] was received */
     int64_t chunk_left; /* -1: a size line comes next; -2: the line end after a chunk */
@@ -252,7 +253,8 @@ static void on_event_line(struct stream *s, const char *line)
 static void on_body(struct stream *s, const char *p, size_t n)
 {
     if (s->status != 200) {
-        buf_add(&s->error_body, p, n < 512 ? n : 512);
+        size_t room = ERROR_BYTES - s->error_body.len;
+        buf_add(&s->error_body, p, n < room ? n : room);
         return;
     }
     for (size_t i = 0; i < n; i++) {
@@ -292,17 +294,16 @@ static bool read_head(struct stream *s, struct evbuffer *in)
     return s->in_body;
 }
 
-static void on_read(struct bufferevent *bev, void *arg)
+/* Takes what has arrived. False: the response is complete. */
+static bool read_body(struct stream *s, struct evbuffer *in)
 {
-    struct stream *s = arg;
-    struct evbuffer *in = bufferevent_get_input(bev);
     if (!read_head(s, in))
-        return;
+        return true;
     while (evbuffer_get_length(in)) {
         if (s->chunked && s->chunk_left <= 0) {
             char *line = take_line(in);
             if (!line)
-                return;
+                return true;
             if (*line) {
                 s->chunk_left = strtol(line, NULL, 16);
                 if (s->chunk_left == 0)
@@ -323,7 +324,21 @@ static void on_read(struct bufferevent *bev, void *arg)
         evbuffer_drain(in, n);
         s->chunk_left -= s->chunked ? (int64_t)n : 0;
     }
-    if (s->done)
+    return !s->done;
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    struct stream *s = arg;
+    struct evbuffer *in = bufferevent_get_input(bev);
+    size_t before = evbuffer_get_length(in);
+    bool over = !read_body(s, in);
+    s->n_bytes += (int64_t)(before - evbuffer_get_length(in));
+    /* A server may send a token in several events, but not without end. */
+    if (s->n_tokens > 4 * s->n_asked + 64 ||
+        s->n_bytes + (int64_t)evbuffer_get_length(in) > (s->n_asked + 64) * (int64_t)EVENT_BYTES)
+        end_stream(s, "the server sends more than it was asked for");
+    else if (over)
         end_stream(s, NULL);
 }
 
@@ -345,6 +360,7 @@ static void start_stream(struct bench_run *r, int n_in, int n_out)
     struct stream *s = mem_zalloc(1, sizeof *s);
     s->run = r;
     s->chunk_left = -1;
+    s->n_asked = n_out;
     s->bev =
         t->tls
             ? bufferevent_openssl_socket_new(r->base, -1, SSL_new(t->ctx),

@@ -144,7 +144,10 @@ static void detach(struct api_request *req)
 static void fail(struct api_request *req, const struct api_error *err)
 {
     struct http_exchange *x = req->x;
-    log_request(req, err->status, err->msg);
+    char what[sizeof err->type + sizeof err->param + 2];
+    snprintf(what, sizeof what, "%s%s%s", err->type, err->param[0] ? ": " : "", err->param);
+    /* The message of a refused request may quote it, which has no place in a log. */
+    log_request(req, err->status, err->status < 500 ? what : err->msg);
     if (!x)
         return;
     detach(req);

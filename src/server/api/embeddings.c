@@ -15,6 +15,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* What clients are told: the reason may name a path of the server. */
+static const char FAILED[] = "the model has failed; the server's log says why";
+
 enum { MAX_TEXTS = 4096, VALUE_BYTES = 16 };
 
 /* Writes the JSON reply. */
@@ -427,6 +430,10 @@ bool embed_submit(struct api_request *req)
     if (embedder_submit(x->e, &x->job, &why))
         return true;
     req->n_open = 0;
+    if (embedder_failed(x->e, &why)) {
+        api_fail(&req->err, 503, "unavailable_error", "%s", FAILED);
+        return false;
+    }
     api_fail(&req->err, 429, "rate_limit_error", "%s", why.msg);
     req->err.code = "queue_full";
     return false;
@@ -449,12 +456,23 @@ struct api_request *embed_next_done(struct server *s)
     struct api_request *req = x->req;
     req->n_open = 0;
     x->done = true;
+    struct error ignored;
     if (!x->job.ok)
-        api_fail(&req->err, 500, "server_error", "%s", x->job.err.msg);
+        api_fail(&req->err, 500, "server_error", "%s",
+                 embedder_failed(x->e, &ignored) ? FAILED : x->job.err.msg);
     return req;
 }
 
 /* Life */
+
+const char *embeddings_failed(struct server *s, struct error *why)
+{
+    if (s->embedder && embedder_failed(s->embedder, why))
+        return "the embedding model has failed";
+    if (s->reranker && embedder_failed(s->reranker, why))
+        return "the rerank model has failed";
+    return NULL;
+}
 
 bool embeddings_open(struct server *s, struct error *err)
 {

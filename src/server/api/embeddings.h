@@ -9,6 +9,8 @@ struct embed_request;
 /* Loads the models of the options; false: one cannot be loaded. */
 bool embeddings_open(struct server *s, struct error *err);
 /* Ends all requests, which embed_next_done then returns. */
+/* Says which of the two models has failed, and why. NULL: none. */
+const char *embeddings_failed(struct server *s, struct error *why);
 void embeddings_close(struct server *s);
 
 /* Whether it is the name of the embedding or rerank model, and the endpoint of that model. */

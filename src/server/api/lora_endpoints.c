@@ -172,6 +172,20 @@ static void reply_done(struct api_request *req, const char *name, const char *wh
     buf_addc(&req->reply, '}');
 }
 
+/* Why a file is no adapter is for the log: a client must not learn which paths exist. */
+static bool refuse_loading(struct api_request *req, enum adapter_result res, const char *name,
+                           const char *path, const struct error *e)
+{
+    static const struct error hidden = {
+        "no adapter for this model could be loaded from there; the server's log says why"};
+    struct error ignored = {0};
+    bool file = res == ADAPTER_INVALID && adapter_name_check(name, &ignored);
+    if (file)
+        log_line(LOG_WARN, "adapter not loaded", LOG_TEXT("name", name), LOG_TEXT("path", path),
+                 LOG_TEXT("why", e->msg));
+    return refuse(req, res, res == ADAPTER_KNOWN ? "lora_name" : "lora_path", file ? &hidden : e);
+}
+
 bool prepare_load_lora(struct api_request *req, const json_t *body)
 {
     const char *name = NULL, *path = NULL;
@@ -187,7 +201,7 @@ bool prepare_load_lora(struct api_request *req, const json_t *body)
     enum adapter_result res = adapters_load(adapters_of(req->server), name, path, scale, &e);
     mem_job_resume(job);
     if (res != ADAPTER_OK)
-        return refuse(req, res, res == ADAPTER_KNOWN ? "lora_name" : "lora_path", &e);
+        return refuse_loading(req, res, name, path, &e);
     log_line(LOG_INFO, "adapter loaded", LOG_TEXT("name", name), LOG_TEXT("path", path));
     reply_done(req, name, "added");
     return true;

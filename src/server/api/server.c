@@ -85,6 +85,12 @@ void get_health(struct server *s, struct http_exchange *x)
     }
     if (reply_if_not_ready(s, x))
         return;
+    struct error why = {0};
+    const char *failed = embeddings_failed(s, &why);
+    if (failed) {
+        fail(s, x, 503, "unavailable_error", "%s", failed);
+        return;
+    }
     buf_adds(&b, "{\"status\":\"ok\"}");
     reply_json(x, s, 200, &b);
     buf_clear(&b);
@@ -370,6 +376,11 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
         s->engine_failed = true; /* the server keeps running and reports it in /health */
         if (!job_fail(why.msg))  /* a job ends, and on_job_lost logs it */
             log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
+    }
+    const char *failed = embeddings_failed(s, &why);
+    if (failed && !s->embed_failed) {
+        s->embed_failed = true;
+        log_line(LOG_ERROR, failed, LOG_TEXT("why", why.msg));
     }
     api_requests_tick(s);
     if (s->draining && s->n_requests == 0 && http_n_conns(s->http) == 0)

@@ -168,7 +168,7 @@ struct server {
     struct error chat_error;
     enum chat_format format; /* if opt.chat_format names one */
     bool ready, failed, draining;
-    bool engine_failed; /* failed after it was ready */
+    bool engine_failed, embed_failed; /* failed after it was ready */
     int n_signals, exit_code;
     char name[128]; /* of the model */
     char fingerprint[32];

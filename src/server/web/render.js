@@ -6,6 +6,7 @@
  * Nothing is loaded from elsewhere: an image is shown as a link.
  */
 import { el, button, copyText } from "./dom.js";
+import { begin, tokenizer } from "./effort.js";
 import { math } from "./math.js";
 
 const { marked, DOMPurify, katex, hljs } = window;
@@ -90,6 +91,7 @@ if (rich)
     breaks: true,
     mangle: false,
     headerIds: false,
+    tokenizer,
     ...(katex ? { extensions: math } : {}),
   });
 
@@ -120,14 +122,17 @@ function tame(token) {
 /* Renders `text` into root. Called again with a longer text, it changes only the blocks that differ. */
 export function render(root, text) {
   let tokens = null;
-  if (rich && text.length <= LONGEST) {
+  if (root.hard && text.length < root.hard) root.hard = 0; // another text
+  if (rich && text.length <= LONGEST && !root.hard) {
     try {
+      begin();
       tokens = marked.lexer(text);
       marked.walkTokens(tokens, tame);
       tokens = tokens.filter(t => t.type !== "space" && t.type !== "def");
     } catch {
-      tokens = null;
-    } // for example nested too deeply
+      tokens = null; // nested too deeply, or too much work: not tried again as the text grows
+      root.hard = text.length;
+    }
   }
   root.classList.toggle("plain", !tokens);
   if (!tokens) {
