@@ -28,6 +28,7 @@ int cmd_rerank(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
+int cmd_launch(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_logits(int argc, char **argv);
 int cmd_plan(int argc, char **argv);

@@ -1,4 +1,5 @@
 /* steel: finds the command and runs it. Commands are in cmd_NAME.c. */
+#include "cli/agents.h"
 #include "cli/cli.h"
 #include "cli/settings.h"
 #include "dist/job.h"
@@ -14,6 +15,7 @@
 const struct command cli_commands[] = {
     {"run", "[MODEL] [PROMPT]", "chat in the terminal, or answer one prompt", cmd_run},
     {"serve", "[MODEL]", "serve the OpenAI, Anthropic and Ollama APIs and a web page", cmd_serve},
+    {"launch", AGENT_NAMES, "run a coding agent with a local model", cmd_launch},
     {"route", "--upstream URL...", "a gateway: one address for several servers", cmd_route},
     {"embed", "MODEL [TEXT...]", "compute embedding vectors of texts", cmd_embed},
     {"rerank", "MODEL -q QUERY", "sort documents by how well they answer a query", cmd_rerank},
