@@ -192,6 +192,8 @@ int cmd_serve(int argc, char **argv)
          "use this Jinja file instead of the model's template"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.srv.chat_format, 0, 0, "NAME",
          "format of tool calls and thinking (default: by the template)"},
+        {OPT_FLAG, 0, "allow-special-in-text", 0, &f.srv.allow_special, 0, 0, 0,
+         "control tokens spelled in messages count, as if the template had written them"},
         /* Flags of other servers for what is always on here. */
         {OPT_FLAG, 0, "jinja", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "cont-batching", "-cb", &f.ignored, 0, 0, 0, NULL},

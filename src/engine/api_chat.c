@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/api_int.h"
+#include "text/literal.h"
 #include "text/chat/chat.h"
 #include "text/chat/chat_check.h"
 #include "text/chat/chat_grammar.h"
@@ -283,8 +284,10 @@ static bool render(const struct steel_chat *c, const json_t *tools, const char *
     json_t *kwargs = c->variables ? json_copy(c->variables) : json_object();
     if (c->thinking != STEEL_THINK_AUTO)
         json_object_set_new(kwargs, "enable_thinking", json_boolean(c->thinking == STEEL_THINK_ON));
-    struct chat_request req = {
-        .messages = all, .tools = json_array_size(tools) ? tools : NULL, .kwargs = kwargs};
+    struct chat_request req = {.messages = all,
+                               .tools = json_array_size(tools) ? tools : NULL,
+                               .kwargs = kwargs,
+                               .literal = true};
     bool ok = json_array_size(all) ? chat_render(c->chat, &req, out, err)
                                    : error_set(err, "the conversation is empty");
     json_decref(kwargs);
@@ -297,9 +300,10 @@ int steel_chat_render(const struct steel_chat *chat, char *text, int cap, struct
     struct buf prompt = {0};
     struct error err = {0};
     int n = -1;
-    if (render(chat, chat->tools, NULL, &prompt, &err))
+    if (render(chat, chat->tools, NULL, &prompt, &err)) {
+        literal_unmark(prompt.p, prompt.len);
         n = lib_put(prompt.p, prompt.len, text, cap);
-    else
+    } else
         lib_fail(error, STEEL_INVALID, err.msg);
     buf_clear(&prompt);
     return n;
@@ -428,7 +432,8 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
     enum chat_format format =
         chat->has_format ? chat->format : chat_reply_format(chat->chat, tools != NULL);
     if (!render(chat, tools, NULL, &prompt, &err) ||
-        !tokenizer_encode(t, prompt.p ? prompt.p : "", prompt.len, TOKENIZE_SPECIAL, &ids, &err)) {
+        !tokenizer_encode_prompt(t, prompt.p, prompt.len, chat_template_text(chat->chat), NULL,
+                                 &ids, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);
     } else if (answer_grammar(chat, &o, &prompt, tools, choice, format, &fit, error) >= 0) {
         settle_or_end(chat, &ids);
@@ -543,7 +548,8 @@ void steel_chat_settle(struct steel_chat *chat)
             same++;
         struct steel_request_options o = steel_request_options();
         o.read_only = true;
-        if (tokenizer_encode(t, a.p, same, TOKENIZE_SPECIAL, &chat->settled, &ignored) &&
+        if (tokenizer_encode_prompt(t, a.p, same, chat_template_text(chat->chat), NULL,
+                                    &chat->settled, &ignored) &&
             chat->settled.n) {
             o.tokens = chat->settled.ids;
             o.n_tokens = (int)chat->settled.n;

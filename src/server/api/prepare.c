@@ -43,6 +43,18 @@ bool api_request_refuse(struct api_request *req, const char *param, const struct
     return false;
 }
 
+bool api_request_encode_prompt(struct api_request *req, struct buf *prompt, struct token_list *out)
+{
+    struct error e = {0};
+    const struct tokenizer *t = need_tokenizer(req);
+    if (!t)
+        return false;
+    if (!tokenizer_encode_prompt(t, prompt->p, prompt->len, chat_template_text(req->server->chat),
+                                 &req->budget, out, &e))
+        return api_request_refuse(req, NULL, &e);
+    return true;
+}
+
 bool api_request_encode(struct api_request *req, const char *text, size_t n, int flags,
                         struct token_list *out)
 {
@@ -191,7 +203,7 @@ bool prepare_template(struct api_request *req, const json_t *body)
     bool legacy;
     json_t *chat = functions_translate(body, &legacy, &req->err);
     bool ok = chat && prepare_conversation(req, chat, &prompt) &&
-              api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL, ids) &&
+              api_request_encode_prompt(req, &prompt, ids) &&
               reply_fits(req, prompt.len * 2 + ids->n * 8);
     if (ok) {
         buf_adds(&req->reply, "{\"prompt\":");

@@ -8,6 +8,7 @@
 #include "server/api/ollama.h"
 #include "server/api/responses.h"
 #include "text/chat/chat_check.h"
+#include "text/literal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -183,10 +184,30 @@ static bool render(struct api_request *req, const json_t *messages, const json_t
                              .tools = json_array_size(tools) ? tools : NULL,
                              .kwargs = kwargs,
                              .no_generation_prompt = no_generation,
-                             .budget = &req->budget};
+                             .budget = &req->budget,
+                             .literal = !req->server->opt.allow_special};
     if (!chat_render(req->server->chat, &r, prompt, &e))
         return api_request_refuse(req, "messages", &e);
     return true;
+}
+
+/* The text that the output continues. Of the control tokens in it only the marks of thinking count: clients open and
+ * close thinking with them. */
+static void add_prefill(const struct api_request *req, const char *text, size_t n,
+                        struct buf *prompt)
+{
+    const char *marks[] = {req->chat->think_open, req->chat->think_close};
+    size_t begin = prompt->len;
+    buf_add(prompt, text, n);
+    if (req->server->opt.allow_special)
+        return;
+    literal_mark(prompt->p + begin, n);
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < 2; k++) {
+            size_t len = strlen(marks[k]);
+            if (i + len <= n && !memcmp(text + i, marks[k], len))
+                memcpy(prompt->p + begin + i, marks[k], len);
+        }
 }
 
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt)
@@ -238,7 +259,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
         goto out;
     }
     if (prefill.len)
-        buf_add(prompt, prefill.p, prefill.len);
+        add_prefill(req, prefill.p, prefill.len, prompt);
     ok = true;
 out:
     json_decref(kwargs);
@@ -284,8 +305,7 @@ static bool prepare_translated(struct api_request *req, const json_t *body)
     size_t history = req->responses ? req->responses->n_history : 0;
     req->budget = budget_for(req->n_body + history, &req->cancelled);
     bool ok = prepare_conversation(req, body, &prompt) &&
-              api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
-                                 api_request_add_prompt(req));
+              api_request_encode_prompt(req, &prompt, api_request_add_prompt(req));
     req->special = true;
     buf_clear(&prompt);
     return ok;
@@ -338,8 +358,7 @@ bool prepare_chat(struct api_request *req, const json_t *body)
         (chat = functions_translate(body, &legacy, &req->err)) &&
         check_modalities(chat, &req->err) && responses_truncation(chat, &truncate, &req->err) &&
         prepare_conversation(req, chat, &prompt) &&
-        api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
-                           api_request_add_prompt(req)) &&
+        api_request_encode_prompt(req, &prompt, api_request_add_prompt(req)) &&
         (!truncate || fits(req) || truncate_turns(req, chat)) && api_request_constrain(req, chat);
     req->special = true; /* the parser looks for the format's control tokens */
     if (req->chat)
@@ -359,8 +378,7 @@ bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool 
                               api_request_n_vocab(req), &req->p, &req->err) &&
               (chat = anthropic_translate(body, generate, &req->err)) &&
               prepare_conversation(req, chat, &prompt) &&
-              api_request_encode(req, prompt.p, prompt.len, TOKENIZE_SPECIAL,
-                                 api_request_add_prompt(req)) &&
+              api_request_encode_prompt(req, &prompt, api_request_add_prompt(req)) &&
               api_request_constrain(req, chat);
     req->special = true;
     if (req->chat)

@@ -16,6 +16,8 @@ struct token_list *api_request_add_prompt(struct api_request *req);
 bool api_request_refuse(struct api_request *req, const char *param, const struct error *why);
 bool api_request_encode(struct api_request *req, const char *text, size_t n, int flags,
                         struct token_list *out);
+/* Encodes a rendered conversation, whose literal bytes (text/literal.h) become plain. */
+bool api_request_encode_prompt(struct api_request *req, struct buf *prompt, struct token_list *out);
 
 /* thinking.c: reads switches, efforts and budgets of thinking from a chat body. *kwargs: the variables of
  * the template, a new reference. *budget: most tokens of thinking, -1 = no limit. */

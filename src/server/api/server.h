@@ -24,6 +24,7 @@ struct server_options {
     size_t max_unsent;         /* bytes of output buffered for a slow client */
     bool allow_lora_loading;   /* clients may load and unload adapters */
     const char *chat_template; /* file; NULL = the model's own */
+    bool allow_special;        /* control tokens in messages count */
     const char *chat_format;   /* how output is parsed; NULL = by the template */
     enum metrics_style metrics;
     int ping_s;  /* interval of comments on silent streams */

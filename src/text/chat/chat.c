@@ -10,6 +10,7 @@ enum { N_EFFORTS = 7 };
 
 struct chat {
     struct jinja *t;
+    char *source; /* the template */
     char *bos, *eos;
     struct chat_caps caps;
     enum chat_format format;
@@ -52,7 +53,7 @@ static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, c
 
 static bool render(const struct chat *c, const json_t *messages, const json_t *tools,
                    const json_t *kwargs, bool generation, const struct tm *now,
-                   struct budget *budget, struct buf *out, struct error *err)
+                   struct budget *budget, bool literal, struct buf *out, struct error *err)
 {
     json_t *ctx = json_object();
     const char *key;
@@ -67,10 +68,10 @@ static bool render(const struct chat *c, const json_t *messages, const json_t *t
                         : c->empty_tools       ? json_array()
                                                : json_null());
     add_extras(c, ctx, tools, now);
-    json_object_set_new(ctx, "bos_token", json_string(c->bos));
-    json_object_set_new(ctx, "eos_token", json_string(c->eos));
-    struct jinja_options opt = {.now = now, .budget = budget};
+    json_t *own = json_pack("{s:s,s:s}", "bos_token", c->bos, "eos_token", c->eos);
+    struct jinja_options opt = {.now = now, .budget = budget, .literal = literal, .own = own};
     bool ok = jinja_render(c->t, ctx, &opt, out, err);
+    json_decref(own);
     json_decref(ctx);
     return ok;
 }
@@ -93,7 +94,7 @@ static char *probe_with(const struct chat *c, json_t *messages, const json_t *to
 {
     struct buf out = {0};
     struct error err;
-    bool ok = messages && render(c, messages, tools, kwargs, true, NULL, NULL, &out, &err);
+    bool ok = messages && render(c, messages, tools, kwargs, true, NULL, NULL, false, &out, &err);
     json_decref(messages);
     if (ok)
         return buf_take(&out);
@@ -346,6 +347,7 @@ struct chat *chat_new(const struct chat_source *s, struct error *err)
     }
     struct chat *c = mem_zalloc(1, sizeof *c);
     c->t = t;
+    c->source = mem_strndup(s->template, s->template_len);
     c->bos = mem_strdup(s->bos ? s->bos : "");
     c->eos = mem_strdup(s->eos ? s->eos : "");
     c->format = chat_format_detect(s->template, s->template_len);
@@ -358,6 +360,7 @@ void chat_free(struct chat *c)
     if (!c)
         return;
     jinja_free(c->t);
+    mem_free(c->source);
     mem_free(c->bos);
     mem_free(c->eos);
     mem_free(c);
@@ -945,9 +948,9 @@ static bool render_request(const struct chat *c, const struct chat_request *r, s
             *err = plain ? second : first;
             return false;
         }
-        bool ok =
-            render(c, m, c->caps.tools && !plain ? r->tools : NULL, r->kwargs,
-                   !r->no_generation_prompt, r->now, r->budget, out, plain ? &second : &first);
+        bool ok = render(c, m, c->caps.tools && !plain ? r->tools : NULL, r->kwargs,
+                         !r->no_generation_prompt, r->now, r->budget, r->literal, out,
+                         plain ? &second : &first);
         json_decref(m);
         if (ok)
             return true;
@@ -956,6 +959,11 @@ static bool render_request(const struct chat *c, const struct chat_request *r, s
     }
     *err = first;
     return error_prefix(err, "chat template");
+}
+
+const char *chat_template_text(const struct chat *c)
+{
+    return c->source;
 }
 
 bool chat_render(const struct chat *c, const struct chat_request *r, struct buf *out,

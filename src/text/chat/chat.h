@@ -45,7 +45,9 @@ struct chat_request {
     bool no_generation_prompt;
     const struct tm *now;  /* NULL = the clock */
     struct budget *budget; /* limits the work; NULL = only the template's own limits */
+    bool literal; /* the prompt has literal bytes where it comes from the request (literal.h) */
 };
+const char *chat_template_text(const struct chat *c); /* its source */
 /* Appends the prompt. On failure the request is at fault, and err says how. Takes time linear in
  * the messages, plus the template's own. */
 bool chat_render(const struct chat *c, const struct chat_request *r, struct buf *out,

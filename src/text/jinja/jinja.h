@@ -29,6 +29,8 @@ struct jinja_options {
     int64_t max_steps;
     size_t max_memory, max_output; /* bytes */
     struct budget *budget;         /* charged one unit per step; NULL = none */
+    bool literal;      /* the context is data: its texts get literal bytes (literal.h) */
+    const json_t *own; /* further variables, which are the template's own; NULL = none */
 };
 
 /* Compiles src[0..len). On failure returns NULL with a message that begins with "line N: ". */

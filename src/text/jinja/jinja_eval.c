@@ -59,7 +59,12 @@ static void scope_set(struct jstate *st, struct jscope *s, int sym, struct jval 
 static struct jval load_global(struct jstate *st, int sym)
 {
     struct jval name = st->t->names[sym], v;
-    const json_t *j = st->context ? json_object_getn(st->context, name.u.s, name.len) : NULL;
+    const json_t *j = st->own ? json_object_getn(st->own, name.u.s, name.len) : NULL;
+    bool literal = st->literal;
+    if (j)
+        st->literal = false;
+    else if (st->context)
+        j = json_object_getn(st->context, name.u.s, name.len);
     int func = jfunc_lookup(name);
     if (j)
         v = jval_fromjson(st, j, 0);
@@ -67,6 +72,7 @@ static struct jval load_global(struct jstate *st, int sym)
         v = (struct jval){.type = JT_FUNC, .u.func = func};
     else
         v = jval_undef(st, UNDEF_NAME, name, JV_NONE, NULL);
+    st->literal = literal;
     st->globals[sym] = v;
     return v;
 }
@@ -763,6 +769,8 @@ bool jinja_render(const struct jinja *t, const json_t *context, const struct jin
                         .t = t,
                         .line = 1,
                         .context = json_is_object(context) ? context : NULL,
+                        .own = json_is_object(opt->own) ? opt->own : NULL,
+                        .literal = opt->literal,
                         .now = opt->now,
                         .out = out,
                         .out_limit = mark + output,

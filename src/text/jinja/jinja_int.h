@@ -12,6 +12,7 @@
 #define STEEL_TEXT_JINJA_INT_H
 
 #include "text/jinja/jinja.h"
+#include "text/literal.h"
 
 #include <setjmp.h>
 
@@ -322,6 +323,8 @@ struct jstate { /* of one compile or one render */
     struct jinja *building;      /* compile: the template; NULL in a render */
     const struct jinja *t;       /* render: the template */
     const json_t *context;       /* render: object or NULL */
+    const json_t *own;           /* render: object or NULL */
+    bool literal;                /* strings of the context get literal bytes */
     const struct tm *now;        /* or NULL */
     struct jval *globals;        /* (n_names) context and built-ins, MISSING until first read */
     struct jval *top;            /* (n_names) assigned at the top level, MISSING = not */
@@ -431,7 +434,7 @@ bool jparse_int(struct jval s, int base, int64_t *out); /* Python's int(str, bas
 bool jparse_float(struct jval s, double *out);
 
 /* jinja_str.c */
-/* Code point at *i, which is advanced; -1 for an invalid byte. */
+/* Code point at *i, which is advanced; -1 for an invalid byte. A literal byte is what it stands for. */
 int jutf8_next(const char *s, size_t n, size_t *i);
 size_t jutf8_put(int cp, char *out);                /* bytes written, at most 4 */
 int64_t jstr_len(struct jstate *st, struct jval s); /* code points */
@@ -453,6 +456,7 @@ struct jlist *jstr_splitlines(struct jstate *st, struct jval s, bool keep);
 struct jval jstr_pad(struct jstate *st, struct jval s, int64_t width, struct jval fill, char how);
 struct jval jstr_concat(struct jstate *st, struct jval a, struct jval b);
 const char *jstr_find(const char *hay, size_t n, const char *needle, size_t m);
+bool jstr_same(const char *a, const char *b, size_t n); /* literal bytes are what they stand for */
 
 /* jinja_method.c */
 enum jmethod_id { M_NONE = -1 };

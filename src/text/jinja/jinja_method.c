@@ -151,11 +151,12 @@ static const char *find_last(struct jstate *st, const char *s, size_t n, const c
     if (m > n)
         return NULL;
     for (size_t end = n - m + 1; end > 0;) {
-        const char *p = memrchr(s, needle[0], end);
-        if (!p || !memcmp(p, needle, m))
+        const char *p = s + --end;
+        if (literal_plain((uint8_t)p[0]) != literal_plain((uint8_t)needle[0]))
+            continue;
+        if (jstr_same(p, needle, m))
             return p;
         jcharge(st, 1 + m / 32);
-        end = (size_t)(p - s);
     }
     return NULL;
 }
@@ -218,7 +219,8 @@ static struct jval m_affix(struct jstate *st, struct jval s, const struct jargs 
             jinja_fail(st, "%s first arg must be str or a tuple of str, not %s",
                        ends ? "endswith" : "startswith", jval_typename(f));
         jcharge_bytes(st, f.len);
-        if (!empty && f.len <= w.len && !memcmp(ends ? w.u.s + w.len - f.len : w.u.s, f.u.s, f.len))
+        if (!empty && f.len <= w.len &&
+            jstr_same(ends ? w.u.s + w.len - f.len : w.u.s, f.u.s, f.len))
             return jval_bool(true);
     }
     return jval_bool(false);
@@ -449,7 +451,7 @@ static struct jval m_remove_affix(struct jstate *st, struct jval s, const struct
     struct jval f;
     jargs_bind(st, end ? "removesuffix" : "removeprefix", a, names, 1, 1, &f);
     jarg_str(st, f, end ? "removesuffix" : "removeprefix");
-    if (f.len <= s.len && !memcmp(end ? s.u.s + s.len - f.len : s.u.s, f.u.s, f.len)) {
+    if (f.len <= s.len && jstr_same(end ? s.u.s + s.len - f.len : s.u.s, f.u.s, f.len)) {
         s.u.s += end ? 0 : f.len;
         s.len -= f.len;
     }

@@ -252,7 +252,7 @@ static void jprint_escaped(struct jstate *st, struct jval v)
     for (uint32_t i = 0, from = 0; i <= s.len; i++) {
         const char *e = NULL;
         if (i < s.len) {
-            switch (s.u.s[i]) {
+            switch (literal_plain((uint8_t)s.u.s[i])) {
             case '&':
                 e = "&amp;";
                 break;
@@ -308,7 +308,7 @@ static void json_str(struct jstate *st, struct jval s, bool ascii)
     size_t from = 0;
     for (size_t i = 0; i < s.len;) {
         uint8_t c = (uint8_t)s.u.s[i];
-        if (c >= 0x20 && c != '"' && c != '\\' && (!ascii || c < 0x7f)) {
+        if (c >= 0x20 && c != '"' && c != '\\' && (!ascii || c < 0x7f || literal_is(c))) {
             i++;
             continue;
         }

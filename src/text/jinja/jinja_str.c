@@ -14,9 +14,9 @@ int jutf8_next(const char *s, size_t n, size_t *i)
 {
     const uint8_t *p = (const uint8_t *)s + *i;
     size_t left = n - *i;
-    if (p[0] < 0x80) {
+    if (p[0] < 0x80 || literal_is(p[0])) {
         *i += 1;
-        return p[0];
+        return literal_plain(p[0]);
     }
     int len = p[0] >= 0xf0 ? 4 : p[0] >= 0xe0 ? 3 : 2;
     int cp = p[0] & (0xff >> (len + 1));
@@ -120,11 +120,36 @@ struct jval jstr_slice(struct jstate *st, struct jval s, int64_t start, int64_t 
     return r;
 }
 
+bool jstr_same(const char *a, const char *b, size_t n)
+{
+    if (!memcmp(a, b, n))
+        return true;
+    for (size_t i = 0; i < n; i++)
+        if (literal_plain((uint8_t)a[i]) != literal_plain((uint8_t)b[i]))
+            return false;
+    return true;
+}
+
+/* Whether s has a character that may be there as a literal byte, too. */
+static bool has_two_forms(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (literal_is((uint8_t)s[i]) || (s[i] && strchr(LITERAL_CHARS, s[i])))
+            return true;
+    return false;
+}
+
 const char *jstr_find(const char *hay, size_t n, const char *needle, size_t m)
 {
-    if (m == 1)
-        return memchr(hay, needle[0], n);
-    return m == 0 ? hay : memmem(hay, n, needle, m);
+    if (m == 0)
+        return hay;
+    if (!has_two_forms(needle, m))
+        return m == 1 ? memchr(hay, needle[0], n) : memmem(hay, n, needle, m);
+    uint8_t first = literal_plain((uint8_t)needle[0]);
+    for (size_t i = 0; i + m <= n; i++)
+        if (literal_plain((uint8_t)hay[i]) == first && jstr_same(hay + i, needle, m))
+            return hay + i;
+    return NULL;
 }
 
 struct jval jstr_concat(struct jstate *st, struct jval a, struct jval b)
@@ -394,7 +419,7 @@ struct jval jstr_case(struct jstate *st, struct jval s, char how)
             want = start ? 't' : 'l';
         start = how == 't' ? !is_cased(cp) : false;
         const char *wide = want == 'u' || want == 't' ? wide_upper(cp, want == 't') : NULL;
-        if (cp < 0) {
+        if (cp < 0 || literal_is((uint8_t)s.u.s[from])) {
             *o++ = s.u.s[from];
         } else if (wide) {
             memcpy(o, wide, strlen(wide));

@@ -319,7 +319,7 @@ static bool eq_deep(struct jstate *st, struct jval a, struct jval b, int depth)
         if (a.len != b.len || a.u.s == b.u.s)
             return a.len == b.len;
         jcharge_bytes(st, a.len);
-        return !memcmp(a.u.s, b.u.s, a.len);
+        return jstr_same(a.u.s, b.u.s, a.len);
     case JT_LIST:
     case JT_TUPLE:
         if (a.u.list == b.u.list)
@@ -375,7 +375,7 @@ bool jval_same(struct jval a, struct jval b)
     case JT_FUNC:
         return a.u.func == b.u.func;
     case JT_STR: /* CPython shares equal short literals and keys */
-        return a.len == b.len && !memcmp(a.u.s, b.u.s, a.len);
+        return a.len == b.len && jstr_same(a.u.s, b.u.s, a.len);
     default:
         return a.u.list == b.u.list; /* all other types: compare the pointer */
     }
@@ -397,7 +397,10 @@ static int cmp_deep(struct jstate *st, struct jval a, struct jval b, const char 
     if (a.type == JT_STR && b.type == JT_STR) {
         uint32_t n = a.len < b.len ? a.len : b.len;
         jcharge_bytes(st, n);
-        int c = n ? memcmp(a.u.s, b.u.s, n) : 0; /* byte order of UTF-8 is code point order */
+        uint32_t i = 0; /* byte order of UTF-8 is code point order */
+        while (i < n && literal_plain((uint8_t)a.u.s[i]) == literal_plain((uint8_t)b.u.s[i]))
+            i++;
+        int c = i < n ? literal_plain((uint8_t)a.u.s[i]) - literal_plain((uint8_t)b.u.s[i]) : 0;
         return c < 0 ? -1 : c > 0 ? 1 : a.len < b.len ? -1 : a.len > b.len;
     }
     if (a.type == b.type && (a.type == JT_LIST || a.type == JT_TUPLE)) {
@@ -581,7 +584,7 @@ static uint64_t hash(struct jstate *st, struct jval v)
     if (v.type == JT_STR) {
         jcharge_bytes(st, v.len);
         for (uint32_t i = 0; i < v.len; i++)
-            h = (h ^ (uint8_t)v.u.s[i]) * 0x100000001b3u;
+            h = (h ^ literal_plain((uint8_t)v.u.s[i])) * 0x100000001b3u;
     } else if (jval_isnum(v)) {
         double f = jval_todouble(v); /* equal numbers of any type have equal hashes */
         if (f == 0)
@@ -626,7 +629,7 @@ static struct jpair *dict_find(struct jstate *st, struct jdict *d, struct jval k
         for (uint32_t i = 0; i < d->n; i++) {
             struct jval k = d->e[i].k;
             if (key.type == JT_STR
-                    ? k.type == JT_STR && k.len == key.len && !memcmp(k.u.s, key.u.s, k.len)
+                    ? k.type == JT_STR && k.len == key.len && jstr_same(k.u.s, key.u.s, k.len)
                     : jval_eq(st, k, key))
                 return &d->e[i];
         }
@@ -726,6 +729,17 @@ static void grow(size_t *limit, size_t by, size_t end)
 }
 
 /* The limits grow with the size of the context. */
+/* A text of the context; a copy with literal bytes if it is data that needs them. */
+static struct jval context_str(struct jstate *st, const char *s, size_t n)
+{
+    if (!st->literal || !literal_needed(s, n))
+        return jval_str(s, n);
+    char *copy = jstr_alloc(st, n + 1);
+    memcpy(copy, s, n);
+    literal_mark(copy, n);
+    return jval_str(copy, n);
+}
+
 struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
 {
     st->steps_bank += st->steps_bank < JINJA_MAX_STEPS ? 2000 : 0;
@@ -740,7 +754,7 @@ struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
         grow(&st->str.limit, len * 32, JINJA_MAX_MEMORY);
         grow(&st->out_limit, len * 16, JINJA_MAX_OUTPUT);
         st->steps_bank += st->steps_bank < JINJA_MAX_STEPS ? (int64_t)len * 4 : 0;
-        return jval_str(json_string_value(j), len);
+        return context_str(st, json_string_value(j), len);
     }
     case JSON_INTEGER:
         return jval_int(json_integer_value(j));
@@ -765,7 +779,7 @@ struct jval jval_fromjson(struct jstate *st, const json_t *j, int depth)
         json_object_keylen_foreach((json_t *)j, key, key_len, value)
         {
             /* keys are distinct: no look-up */
-            d->e[d->n].k = jval_str(key, key_len); /* NOLINT: e has room for all of them */
+            d->e[d->n].k = context_str(st, key, key_len); /* NOLINT: e has room for all of them */
             d->e[d->n++].v = jval_fromjson(st, value, depth + 1);
         }
         return jval_dict(d);

@@ -4,6 +4,7 @@
  */
 #include "text/tokenizer/tokenizer.h"
 #include "base/mem.h"
+#include "text/literal.h"
 #include "text/tokenizer/tokenizer_impl.h"
 
 #include <string.h>
@@ -389,6 +390,9 @@ struct encoder {
     struct token_list *out;
     struct error *err;
     bool special;
+    const char *literal; /* (n_text) the text with literal bytes; NULL = it has none */
+    const char *text;    /* start of the plain text */
+    const char *marks;   /* the chat template, or NULL */
     struct bpe_scratch bpe;
     struct unigram_scratch unigram;
     struct buf tmp;
@@ -457,6 +461,20 @@ static bool word_char_after(const char *p, const char *end)
     return utf8_decode(p, (size_t)(end - p), &cp) && unicode_is(cp, UC_WORD);
 }
 
+/* Whether the added token at text[i, k) is made of data, which must not become a mark. */
+static bool is_data(const struct encoder *e, const struct added_token *a, const char *text,
+                    size_t i, size_t k)
+{
+    bool any = false;
+    if (!e->literal)
+        return false;
+    if (a->normalized) /* no offsets there: special tokens are matched in text without data only */
+        return a->special;
+    for (const char *p = e->literal + (text - e->text); i < k && !any; i++)
+        any = literal_is((unsigned char)p[i]);
+    return any && (a->special || (e->marks && memmem(e->marks, strlen(e->marks), a->text, a->len)));
+}
+
 /* Finds the first added token in text[from, n): leftmost, then longest. Its range grows by the
  * white space it strips. Also NULL when the budget is exhausted, which the caller's next spend
  * reports. */
@@ -474,7 +492,7 @@ static const struct added_token *added_find(struct encoder *e, const struct trie
         for (; node; k++) {
             int32_t v = trie->value[node];
             const struct added_token *a = v < 0 ? NULL : &t->added[v];
-            if (a && (e->special || !a->special) &&
+            if (a && (e->special || !a->special) && !is_data(e, a, text, i, k) &&
                 !(a->single_word &&
                   (word_char_before(text, text + i) || word_char_after(text + k, text + n)))) {
                 best = a;
@@ -580,14 +598,9 @@ static bool starts_with(const int32_t *ids, size_t n, const struct token_list *l
     return n >= l->n && (!l->n || !memcmp(ids, l->ids, l->n * sizeof *ids));
 }
 
-bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
-                      struct token_list *out, struct error *err)
-{
-    return tokenizer_encode_within(t, text, len, flags, NULL, out, err);
-}
-
-bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, int flags,
-                             struct budget *budget, struct token_list *out, struct error *err)
+static bool encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                   const char *literal, const char *marks, struct budget *budget,
+                   struct token_list *out, struct error *err)
 {
     if (len >= UINT32_MAX / 4)
         return error_set(err, "a text of %zu bytes is too long to tokenise at once", len);
@@ -595,6 +608,9 @@ bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t
                         .out = out,
                         .err = err,
                         .special = (flags & TOKENIZE_SPECIAL) != 0,
+                        .literal = literal,
+                        .text = text,
+                        .marks = marks,
                         .bpe.budget = budget,
                         .norm.budget = budget,
                         .regex.budget = budget,
@@ -641,6 +657,30 @@ bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t
     norm_scratch_clear(&e.norm);
     regex_scratch_clear(&e.regex);
     pre_words_clear(&e.words);
+    return ok;
+}
+
+bool tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                      struct token_list *out, struct error *err)
+{
+    return tokenizer_encode_within(t, text, len, flags, NULL, out, err);
+}
+
+bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, int flags,
+                             struct budget *budget, struct token_list *out, struct error *err)
+{
+    return encode(t, text, len, flags, NULL, NULL, budget, out, err);
+}
+
+bool tokenizer_encode_prompt(const struct tokenizer *t, char *text, size_t len, const char *marks,
+                             struct budget *budget, struct token_list *out, struct error *err)
+{
+    char *literal = len ? mem_alloc(len) : NULL;
+    if (len)
+        memcpy(literal, text, len);
+    bool any = literal_unmark(text, len);
+    bool ok = encode(t, text, len, TOKENIZE_SPECIAL, any ? literal : NULL, marks, budget, out, err);
+    mem_free(literal);
     return ok;
 }
 

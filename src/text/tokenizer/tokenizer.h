@@ -56,6 +56,11 @@ enum {
     TOKENIZE_SPECIAL = 1, /* parse special tokens found in the text */
     TOKENIZE_BOS = 2,     /* add BOS/EOS as the file says, never twice */
 };
+/* Like tokenizer_encode_within with TOKENIZE_SPECIAL, for a prompt with literal bytes (literal.h). No special token is
+ * matched across a literal byte, nor is another added token whose spelling occurs in `marks`, the chat template (NULL =
+ * none): such tokens are marks of turns and calls, too. Its literal bytes are replaced: text is plain afterwards. */
+bool tokenizer_encode_prompt(const struct tokenizer *t, char *text, size_t len, const char *marks,
+                             struct budget *budget, struct token_list *out, struct error *err);
 /* Appends ids to out. Any bytes are accepted; invalid UTF-8 is encoded byte by byte where possible.
  * Growth of the text by normalizers is bounded, and so is the work if there is a budget. */
 bool tokenizer_encode_within(const struct tokenizer *t, const char *text, size_t len, int flags,
