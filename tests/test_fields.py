@@ -1,6 +1,7 @@
 """Fields of requests: what each does to an answer, in every API, and that none is ignored in silence."""
 import json
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -124,9 +125,83 @@ def test_sampling(_, s):
         assert r["error"]["param"] == field, r
 
 
+def table():
+    """{(field, API): use} of docs/server.md, and of the server."""
+    docs, source = {}, {}
+    for line in open("docs/server.md"):
+        m = re.match(r"\| `(\w+)` \| ([A-Zo]+) \| (read|not used|refused) \| \S", line)
+        for api in m.group(2) if m else "":
+            docs[m.group(1), api] = {"read": "READ", "not used": "UNUSED", "refused": "REFUSED"}[m.group(3)]
+    for m in re.finditer(r'^    \{"(\w+)",\s*"([A-Zo]+)",\s*(\w+),', open("src/server/api/fields.c").read(), re.M):
+        for api in m.group(2):
+            source[m.group(1), api] = m.group(3)
+    return docs, source
+
+
+def test_table(_, s):
+    docs, source = table()
+    assert len(source) > 300 and docs == source, set(docs.items()) ^ set(source.items())
+    # what the server reads by name is in the table
+    known = {name for name, _ in source}
+    for file in ("params", "prepare_chat", "constraint", "thinking", "anthropic", "responses", "ollama", "functions"):
+        for m in re.finditer(r'\b(?:api_\w+|read_\w+)\((?:body|o), "(\w+)"', open(f"src/server/api/{file}.c").read()):
+            assert m.group(1) in known or m.group(1) in ("include_usage", "num_ctx"), (file, m.group(1))
+    # each row, with a value of the wrong kind: what is read or refused says so
+    bodies = {"C": (CHAT, ASK), "P": (COMP, {"prompt": "a"}), "M": (MSG, ASK), "R": (RESP, {"input": "a"}),
+              "O": ("/api/chat", ollama()), "o": ("/api/chat", ollama())}
+    free = {"model", "lora", "images"}  # any name; per message
+    wrong = []
+    for (name, api), use in source.items():
+        path, body = bodies[api]
+        body = dict(json.loads(json.dumps(body)), max_tokens=1)
+        where = body["options"] if api == "o" else body
+        if name in ("prompt", "suffix", "raw", "system", "template", "images", "context") and api == "O":
+            path, body["prompt"] = "/api/generate", "a"
+        if (name, api) == ("top_logprobs", "R"):
+            body["include"] = ["message.output_text.logprobs"]
+        if name == "function_call":
+            body["functions"] = [{"name": "f", "parameters": {}}]
+        for value in ({"?": [{}]}, [["x"]], 7.5):
+            where[name] = value
+            status, _, text = s.post(path, body)
+            if status != 200:
+                break
+        if status != (200 if use == "UNUSED" else 400) and name not in free:
+            wrong.append((name, api, use, status, text[:200]))
+    assert not wrong, wrong
+
+
+def test_unknown(_, s):
+    for _ in range(3):
+        s.json(CHAT, dict(ASK, max_tokens=1, no_such_field=1))
+    s.wait_line("no_such_field")
+    assert s.log().count("no_such_field") == 1
+    for path, body, name in [(MSG, dict(ASK, mcp_servers=[{"url": "x"}]), "mcp_servers"), (COMP, {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+                             ("/api/generate", {"prompt": "a", "context": [1]}, "context")]:
+        text = s.post(path, body)
+        assert text[0] == 400 and name in text[2], text
+    s.json(MSG, dict(ASK, max_tokens=1, mcp_servers=[]))
+
+
+def test_ollama(_, s):
+    r = s.json("/api/chat", ollama(options={"num_ctx": 64, "temperature": 0}))
+    assert r["prompt_eval_count"] + r["eval_count"] == 64 and r["done_reason"] == "length", r
+    assert "num_ctx" in s.json("/api/chat", ollama(options={"num_ctx": 2}), status=400)["error"]
+    ask = ollama(logprobs=True, top_logprobs=2, options={"num_predict": 6, "temperature": 0})
+    whole = s.json("/api/chat", ask)["logprobs"]
+    assert len(whole) == 6 and all(len(t["top_logprobs"]) == 2 and t["logprob"] <= 0 for t in whole)
+    lines = [json.loads(l) for l in s.post("/api/chat", dict(ask, stream=True))[2].splitlines()]
+    assert [t for l in lines for t in l.get("logprobs", [])] == whole
+    raw = s.json("/api/generate", {"prompt": "ab", "raw": True, "stream": False, "logprobs": True, "options": {"num_predict": 3}})
+    assert len(raw["logprobs"]) == 3
+    plain = s.json("/api/chat", ollama(options={"num_predict": 6}))
+    assert "logprobs" not in plain
+
+
 demo, toy = Server(BUILD, model=DEMO), Server(BUILD)
 try:
-    run_tests([test_thinking_budget, test_thinking_off, test_tokens, test_sampling],
+    run_tests([test_thinking_budget, test_thinking_off, test_tokens, test_sampling, test_table,
+               test_unknown, test_ollama],
               demo, toy)
 finally:
     assert demo.stop() == 0 and toy.stop() == 0

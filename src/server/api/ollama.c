@@ -26,12 +26,38 @@ static bool add_options(const json_t *body, json_t *out, struct api_error *err)
                                        "top_k",
                                        "top_p",
                                        "min_p",
-                                       "seed",
-                                       "stop",
                                        "repeat_penalty",
                                        "repeat_last_n",
                                        "presence_penalty",
-                                       "frequency_penalty"};
+                                       "frequency_penalty",
+                                       "seed",
+                                       "repetition_penalty",
+                                       "typical_p",
+                                       "top_n_sigma",
+                                       "xtc_probability",
+                                       "xtc_threshold",
+                                       "dynatemp_range",
+                                       "dynatemp_exponent",
+                                       "mirostat",
+                                       "mirostat_tau",
+                                       "mirostat_eta",
+                                       "dry_multiplier",
+                                       "dry_base",
+                                       "dry_allowed_length",
+                                       "dry_penalty_last_n",
+                                       "dry_sequence_breakers",
+                                       "samplers",
+                                       "logit_bias",
+                                       "min_tokens",
+                                       "ignore_eos",
+                                       "stop",
+                                       "stop_token_ids",
+                                       "include_stop_str_in_output",
+                                       "bad_words",
+                                       "allowed_token_ids",
+                                       "truncate_prompt_tokens",
+                                       "cache_prompt",
+                                       "cache_salt"};
     const json_t *o = api_member(body, "options");
     int most = 0;
     if (!o)
@@ -41,6 +67,11 @@ static bool add_options(const json_t *body, json_t *out, struct api_error *err)
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         if (api_member(o, same[i]))
             json_object_set(out, same[i], (json_t *)api_member(o, same[i]));
+    int context = 0;
+    if (!api_int(o, "num_ctx", 0, INT32_MAX, &context, err))
+        return false;
+    if (context > 0)
+        json_object_set_new(out, "num_ctx", json_integer(context));
     /* -1: no limit; -2: until the context is full. */
     if (!api_int(o, "num_predict", -2, INT32_MAX, &most, err))
         return false;
@@ -193,6 +224,10 @@ json_t *ollama_translate(const json_t *body, bool generate, bool *raw, struct ap
         api_bool(body, "stream", &stream, err) && add_options(body, out, err) &&
         add_format(body, out, err) && add_think(body, out, err) &&
         (generate ? add_prompt(body, out, messages, raw, err) : add_messages(body, messages, err));
+    static const char *const probs[] = {"logprobs", "top_logprobs"};
+    for (int i = 0; i < 2; i++)
+        if (api_member(body, probs[i]))
+            json_object_set(out, probs[i], (json_t *)api_member(body, probs[i]));
     json_object_set_new(out, "stream", json_boolean(stream));
     if (api_member(body, "tools"))
         json_object_set(out, "tools", (json_t *)api_member(body, "tools"));

@@ -31,6 +31,7 @@ struct gen_params {
     bool has_breakers;
     struct token_list stop_tokens, allowed;
     bool has_allowed, include_stop;
+    int context;         /* bounds prompt and answer together; 0 = the server's context */
     int truncate_prompt; /* keep the last tokens of the prompt: at most this many; 0 = all */
 };
 void gen_params_clear(struct gen_params *p);

@@ -268,7 +268,8 @@ void api_request_prepare(struct api_request *req)
     if (!body)
         return;
     const struct endpoint *e = req->endpoint;
-    bool ok = (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) && e->prepare(req, body);
+    bool ok = fields_check(e, body, &req->err) &&
+              (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) && e->prepare(req, body);
     ok = ok && (e->effect != ENDPOINT_GENERATES || req->reply.len || api_request_resolve(req));
     CHECK(ok == (req->err.status == 0), "%s failed without a reason", e->name);
     json_decref(body);

@@ -431,6 +431,7 @@ static bool prepare_ollama(struct api_request *req, const json_t *body, bool gen
                            : gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
                                              api_request_n_vocab(req), &req->p, &req->err) &&
                                  prepare_translated(req, chat) && api_request_constrain(req, chat));
+    ok = ok && api_int(chat, "num_ctx", 0, INT32_MAX, &req->p.context, &req->err);
     json_decref(chat);
     return ok;
 }

@@ -27,6 +27,9 @@ bool thinking_read(const struct chat *chat, const json_t *body, json_t **kwargs,
 void thinking_copy(const json_t *from, json_t *to);
 extern const char *const thinking_fields[]; /* ends with NULL */
 
+/* fields.c: refuses fields that are not to be had, and tells unknown ones in the log. */
+bool fields_check(const struct endpoint *e, const json_t *body, struct api_error *err);
+
 /* token_params.c: turns words and marks into tokens, and sets req->rules. */
 bool api_request_resolve(struct api_request *req);
 

@@ -45,9 +45,21 @@ static void add_call(const struct segment *g, struct buf *b)
     buf_adds(b, "}}");
 }
 
+/* The log-probabilities since the last time. */
+static void add_logprobs(const struct api_request *req, struct api_choice *o, struct buf *b)
+{
+    struct logprobs *l = &o->logprobs;
+    if (!req->p.logprobs || l->sent == l->n)
+        return;
+    buf_adds(b, ",\"logprobs\":[");
+    logprobs_list(l, l->sent, engine_tokenizer(req->server->engine, NULL), b);
+    buf_addc(b, ']');
+    l->sent = l->n;
+}
+
 /* Writes a line with n new bytes of a segment. */
-static void add_line(const struct api_request *req, const struct segment *g, size_t n,
-                     struct buf *b)
+static void add_line(const struct api_request *req, struct api_choice *o, const struct segment *g,
+                     size_t n, struct buf *b)
 {
     open_line(req, b);
     if (!is_chat(req)) {
@@ -68,6 +80,7 @@ static void add_line(const struct api_request *req, const struct segment *g, siz
         }
         buf_addc(b, '}');
     }
+    add_logprobs(req, o, b);
     buf_adds(b, ",\"done\":false}\n");
 }
 
@@ -88,7 +101,7 @@ static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t r
         if (call && last && o->in_tool && !o->done)
             break; /* not complete */
         if (call ? !g->opened : n > 0) {
-            add_line(req, g, n, b);
+            add_line(req, o, g, n, b);
             g->opened = true;
             api_choice_sent(o, g, n);
         } else if (last) {
@@ -100,8 +113,9 @@ static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t r
     return true;
 }
 
-static void add_end(const struct api_request *req, const struct api_choice *o, struct buf *b)
+static void add_end(const struct api_request *req, struct api_choice *o, struct buf *b)
 {
+    add_logprobs(req, o, b);
     struct usage_count u = api_request_usage(req, NULL);
     int64_t total = o->usage.total_ns, read = u.first_ns > u.queue_ns ? u.first_ns - u.queue_ns : 0;
     buf_addf(b,
@@ -151,7 +165,7 @@ static void add_all(const struct api_choice *o, enum segment_kind kind, const ch
 static bool whole(struct api_request *req, struct buf *b, size_t room)
 {
     (void)room;
-    const struct api_choice *o = &req->choices[0];
+    struct api_choice *o = &req->choices[0];
     if (!o->done)
         return false;
     open_line(req, b);

@@ -24,6 +24,24 @@ static bool truncate_prompts(struct api_request *req)
     return true;
 }
 
+/* Ollama's num_ctx. Nothing is cut: a prompt that is too long is refused. */
+static bool bound_context(struct api_request *req)
+{
+    struct gen_params *p = &req->p;
+    size_t most = (size_t)p->context;
+    if (!p->context || !req->n_prompts)
+        return true;
+    if (req->prompts[0].n >= most) {
+        api_invalid(&req->err, "num_ctx", "the prompt has %zu tokens; num_ctx is %zu",
+                    req->prompts[0].n, most);
+        req->err.code = "context_length_exceeded";
+        return false;
+    }
+    int left = (int)(most - req->prompts[0].n);
+    p->max_tokens = p->max_tokens > 0 && p->max_tokens < left ? p->max_tokens : left;
+    return true;
+}
+
 static void find_breakers(struct api_request *req, const struct tokenizer *t)
 {
     struct gen_params *p = &req->p;
@@ -61,5 +79,5 @@ bool api_request_resolve(struct api_request *req)
         req->rules = token_rules_new(t, p->has_allowed ? &p->allowed : NULL,
                                      (const char *const *)p->bad_words.v, p->bad_words.n,
                                      limited ? &limit : NULL);
-    return truncate_prompts(req);
+    return truncate_prompts(req) && bound_context(req);
 }
