@@ -12,7 +12,8 @@ from gguf_tools import read_logits
 from serverlib import HANG, Server, run_tests
 
 # --bind-to none: ranks may share cores. As root only tests run. One machine: what else there is takes long to begin.
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1"]
+BARE = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+MPIRUN = [*BARE, "--mca", "pml", "ob1"]
 NEAR = ["--mca", "btl", "self,vader"]
 TCP = ["--mca", "btl", "self,tcp"]
 # The launcher's own shared memory has a lock that a killed process may hold for ever.
@@ -111,12 +112,24 @@ def rank_pids(launcher, n):
     return [found[i] for i in range(n)] if len(found) == n else None
 
 
-class Ranks(Server):
-    """mpirun -n N steel serve; one is by itself."""
+def listeners(pid):
+    """The addresses at which a process listens, as the kernel writes them."""
+    fds = [f"/proc/{pid}/fd/{f}" for f in os.listdir(f"/proc/{pid}/fd")]
+    sockets = {os.readlink(f) for f in fds if os.path.lexists(f)}
+    found = []
+    for kind in ("tcp", "tcp6"):
+        with open(f"/proc/{pid}/net/{kind}") as f:
+            rows = [line.split() for line in f.read().splitlines()[1:]]
+        found += [r[1] for r in rows if r[3] == "0A" and f"socket:[{r[9]}]" in sockets]
+    return found
 
-    def __init__(self, build, n, *flags, model=DEMO, over=NEAR, env=None, wait=True, steel=None):
+
+class Ranks(Server):
+    """mpirun -n N steel serve; one is by itself. bare: mpirun chooses how the ranks talk."""
+
+    def __init__(self, build, n, *flags, model=DEMO, over=NEAR, env=None, wait=True, steel=None, bare=False):
         super().__init__(build, "--device", "cpu", *flags, model=model, wait=wait, env=dict(os.environ, **(env or {})),
-                         launch=[*MPIRUN, *over, "-n", str(n)] if n > 1 else [], steel=steel)
+                         launch=[*(BARE if bare else [*MPIRUN, *over]), "-n", str(n)] if n > 1 else [], steel=steel)
         self.pids = rank_pids(self.proc.pid, n) if n > 1 else [self.proc.pid]
 
     def __enter__(self):

@@ -1028,6 +1028,19 @@ def nothing_left_behind():
         p.communicate()
         assert p.returncode == -sig, (sig, p.returncode)
         assert not glob.glob(out + "*"), glob.glob(out + "*")
+    # kill -9 leaves the file to the next run; those of living processes and other names stay
+    p = subprocess.Popen([STEEL, "quantize", big, out, "Q2_K", "-t", "1"], stderr=subprocess.PIPE)
+    while not glob.glob(out + ".tmp-*") and p.poll() is None:
+        time.sleep(0.005)
+    p.kill()
+    p.communicate()
+    left, theirs = glob.glob(out + ".tmp-*"), [f"{out}.tmp-{os.getpid()}", out + ".tmp-x", out + ".tmp-"]
+    for f in theirs:
+        open(f, "w").close()
+    assert len(left) == 1 and steel("quantize", source, out, "Q8_0").returncode == 0
+    assert sorted(glob.glob(out + "*")) == sorted([out, *theirs]), glob.glob(out + "*")
+    for f in (out, *theirs):
+        os.remove(f)
 
 
 def main():

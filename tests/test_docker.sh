@@ -10,14 +10,17 @@ fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
 # One instruction a line, comments and continuations gone.
 plain() { sed -e '/^#/d' -e '/^$/d' "$file" | sed -e ':a' -e '/\\$/N; s/\\\n//; ta'; }
 
-plain | awk '{ print $1 }' | sort -u | grep -qvx 'ARG\|FROM\|RUN\|WORKDIR\|COPY\|ENV\|VOLUME\|EXPOSE\|ENTRYPOINT\|CMD' &&
+plain | awk '{ print $1 }' | sort -u | grep -qvx 'ARG\|FROM\|RUN\|WORKDIR\|COPY\|USER\|ENV\|VOLUME\|EXPOSE\|ENTRYPOINT\|CMD' &&
     fail "an instruction that is none"
 [ "$(plain | grep -c '^FROM')" = 2 ] || fail "there are two stages"
+# The server does not run as root: the last USER of the last stage.
+user=$(plain | sed -n '/^FROM.*RUN_BASE/,$p' | awk '$1 == "USER" { u = $2 } END { print u }')
+case $user in '' | root | 0) fail "the image runs as root" ;; esac
 for arg in $(plain | sed -n 's/^FROM \${\([A-Z_]*\)}.*/\1/p'); do
     plain | grep -q "^ARG $arg=" || fail "$arg is not set"
 done
 for target in $(plain | grep '^RUN' | grep -o 'make [a-z]*' | awk '{ print $2 }' | grep -v '^git$' | sort -u); do
-    grep -q "^$target:" Makefile || fail "make $target is no target"
+    grep -q "^$target:" Makefile packaging/install.mk || fail "make $target is no target"
 done
 program=$(plain | sed -n 's/^ENTRYPOINT \["\([^"]*\)"\]/\1/p')
 plain | grep -q "^COPY --from=build /steel/dist/steel $program\$" || fail "the entry point is not what is copied"

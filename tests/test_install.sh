@@ -88,6 +88,13 @@ else
     echo "skipped: zsh: not installed"
 fi
 grep -q "ExecStart=$tmp/usr/bin/steel serve" "$tmp/usr/lib/systemd/system/steel.service" || fail "systemd unit"
+if command -v systemd-analyze >/dev/null && systemd-analyze security --help 2>/dev/null | grep -q offline; then
+    systemd-analyze verify "$tmp/usr/lib/systemd/system/steel.service" 2>&1 | grep steel.service | grep -v "Command 'man" && fail "the unit has errors"
+    systemd-analyze security --offline=yes --threshold=25 "$tmp/usr/lib/systemd/system/steel.service" >"$tmp/out" 2>&1 ||
+        fail "the unit is exposed: $(tail -1 "$tmp/out")"
+else
+    echo "skipped: systemd unit: no systemd-analyze that works offline"
+fi
 
 make -s $opts PREFIX="$tmp/usr" LIBDIR="$tmp/usr/lib" uninstall >/dev/null 2>&1
 left=$(find "$tmp/usr" -type f -o -type l)

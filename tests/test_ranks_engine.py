@@ -12,7 +12,7 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy  # noqa: E402
 from gguf_tools import max_difference, mean_kl, read_logits  # noqa: E402
-from ranklib import Ranks, rank_logits, run_rank_tests  # noqa: E402
+from ranklib import Ranks, listeners, rank_logits, run_rank_tests  # noqa: E402
 from serverlib import bodies  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -128,6 +128,14 @@ def test_constraints():
             for text, why, _ in (c for one in got for c in one):
                 assert why == "stop" and set(json.loads(text)) == {"name", "age"}, (arrangement, text)
             assert arrangement != PP or got == want
+
+
+def test_listens_nowhere():
+    """Ranks on one machine open no port to the network, whatever transports mpirun would choose."""
+    with Ranks(BUILD, 2, "--tp", "2", bare=True) as s:
+        assert s.json("/v1/completions", {"prompt": "x", "max_tokens": 2})["usage"]["completion_tokens"] == 2
+        open_to = [a for pid in s.pids for a in listeners(pid)]
+        assert open_to and all(a.startswith("0100007F:") for a in open_to), open_to  # the server itself: 127.0.0.1
 
 
 def test_prefixes():

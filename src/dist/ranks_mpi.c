@@ -7,6 +7,8 @@
 #include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static MPI_Comm groups[RANKS_GROUPS];
 
@@ -128,6 +130,17 @@ static struct ranks_link table = {
 
 __attribute__((visibility("default"))) ranks_link_open steel_ranks_link;
 
+/* Open MPI's network transports listen on all addresses, even if all ranks are on one machine and use
+ * shared memory. Then only shared memory is used, unless the user has chosen transports. */
+static void stay_inside(void)
+{
+    const char *here = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *all = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!here || !all || strcmp(here, all) != 0 || getenv("OMPI_MCA_btl") || getenv("OMPI_MCA_pml"))
+        return;
+    setenv("OMPI_MCA_btl", "self,vader", 1);
+    setenv("OMPI_MCA_pml", "ob1", 1);
+}
+
 const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
 {
     int level = 0;
@@ -136,6 +149,7 @@ const struct ranks_link *steel_ranks_link(int version, char *why, size_t size)
                  version);
         return NULL;
     }
+    stay_inside();
     /* The engine's thread makes the calls, but another thread may end the program. */
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS ||
         level < MPI_THREAD_SERIALIZED) {

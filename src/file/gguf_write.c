@@ -6,6 +6,8 @@
 #include "file/gguf_write.h"
 #include "base/mem.h"
 
+#include <sys/file.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -83,6 +85,31 @@ static void release_temp(void)
     doomed = NULL;
 }
 
+/* Removes temporary files of the same output whose writers were killed: their process is gone, and
+ * nobody holds their lock. */
+static void remove_leftovers(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *folder = slash ? mem_strndup(path, (size_t)(slash - path) + 1) : mem_strdup(".");
+    DIR *d = opendir(folder);
+    size_t n = strlen(name);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const char *number = e->d_name + n + strlen(".tmp-");
+        if (strncmp(e->d_name, name, n) != 0 || strncmp(e->d_name + n, ".tmp-", 5) != 0 ||
+            !*number || strspn(number, "0123456789") != strlen(number) ||
+            kill((pid_t)strtol(number, NULL, 10), 0) == 0 || errno != ESRCH)
+            continue;
+        int fd = openat(dirfd(d), e->d_name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+            unlinkat(dirfd(d), e->d_name, 0);
+        if (fd >= 0)
+            close(fd);
+    }
+    if (d)
+        closedir(d);
+    mem_free(folder);
+}
+
 struct gguf_writer *gguf_writer_new(const char *path, struct error *err)
 {
     struct stat st;
@@ -90,6 +117,7 @@ struct gguf_writer *gguf_writer_new(const char *path, struct error *err)
         error_set(err, "%s: exists and is not a regular file", path);
         return NULL;
     }
+    remove_leftovers(path);
     struct buf name = {0};
     buf_addf(&name, "%s.tmp-%ld", path, (long)getpid());
     char *temp = buf_take(&name);
@@ -105,6 +133,7 @@ struct gguf_writer *gguf_writer_new(const char *path, struct error *err)
         mem_free(temp);
         return NULL;
     }
+    flock(fd, LOCK_EX | LOCK_NB); /* says to others, also in other containers, that it is in use */
     struct gguf_writer *w = mem_zalloc(1, sizeof *w);
     w->path = mem_strdup(path);
     w->temp = temp;
