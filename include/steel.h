@@ -195,6 +195,9 @@ struct steel_request_options {
      * model decides. Arguments follow the tool's schema if it is "strict" or if a call is
      * required. */
     const char *tool_choice;
+    /* For chats: most tokens of thinking; then the model's own end of thinking is written. -1 = no
+     * limit, 0 = none */
+    int thinking_budget;
     bool one_call;             /* at most one tool call */
     bool ignore_eos;           /* do not stop at the model's end tokens */
     bool show_special;         /* control tokens are part of the text */

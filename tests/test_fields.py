@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -58,6 +59,29 @@ def test_thinking_budget(s, _):
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
     thought, text = thought_of(s, dict(ASK, reasoning_budget=4, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}))
     assert WHY in thought and list(json.loads(text)) == ["sum"], (thought, text)
+
+
+def test_run_flags(_, __):
+    """The flags of steel run, by the names of llama.cpp."""
+    steel = os.path.join(BUILD, "steel")
+
+    def run(*flags):
+        r = subprocess.run([steel, "run", DEMO, "-q", "-s", "1", "-p", "What is 17 + 25?", *flags], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return r.returncode, r.stdout, r.stderr
+    code, out, err = run("--temp", "0")
+    assert code == 0 and "42" in out and WHY not in err, (out, err)
+    code, out, err = run("--temp", "0", "--reasoning-budget", "4")
+    assert code == 0 and WHY in err and out.strip(), (out, err)
+    code, out, err = run("--temp", "0", "--reasoning-budget", "0")
+    assert code == 0 and WHY not in err and "ones 7" not in err and out.strip(), (out, err)
+    hot = ("--temp", "3", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-n", "30", "--raw")
+    plain = run(*hot)[1]
+    for flags in (("--typical", "0.2"), ("--top-nsigma", "0.5"), ("--xtc-probability", "1", "--xtc-threshold", "0.001"), ("--dynatemp-range", "2.9"),
+                  ("--mirostat", "2", "--mirostat-ent", "1"), ("--samplers", "top_k"), ("--dry-multiplier", "50", "--dry-allowed-length", "1", "--temp", "0.1")):
+        code, out, err = run(*hot, *flags)
+        assert code == 0 and out != plain, (flags, err)
+    code, _, err = run("--samplers", "top_k;nothing")
+    assert code == 1 and "'nothing' is unknown" in err, err
 
 
 def test_thinking_off(s, _):
@@ -200,7 +224,7 @@ def test_ollama(_, s):
 
 demo, toy = Server(BUILD, model=DEMO), Server(BUILD)
 try:
-    run_tests([test_thinking_budget, test_thinking_off, test_tokens, test_sampling, test_table,
+    run_tests([test_thinking_budget, test_thinking_off, test_tokens, test_sampling, test_run_flags, test_table,
                test_unknown, test_ollama],
               demo, toy)
 finally:

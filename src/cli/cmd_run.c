@@ -412,6 +412,8 @@ int cmd_run(int argc, char **argv)
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
+        {OPT_INT, 0, "reasoning-budget", 0, &f.o.thinking_budget, -1, 1 << 28, "N",
+         "most tokens of thinking; 0 = none, -1 = no limit (default -1)"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.format, 0, 0, "NAME",
          "format of thinking and tool calls (default: from the template)"},
         {OPT_STRING, 0, "context-overflow", 0, &f.overflow, 0, 0, "MODE",

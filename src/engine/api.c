@@ -312,6 +312,7 @@ static struct steel_request_options options_of(const struct sample_params *p)
                                           .dry_base = p->dry_base,
                                           .dry_allowed_length = p->dry_allowed_length,
                                           .dry_last_n = p->dry_last_n,
+                                          .thinking_budget = -1,
                                           .top_logprobs = -1};
 }
 
@@ -385,7 +386,7 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
     struct grammar *g = fits > 0 ? grammar_cache_get(engine->grammars, &src, NULL, &err) : NULL;
     if (fits > 0 && !g)
         lib_fail(error, STEEL_INVALID, err.msg);
-    return fits < 0 || (fits && !g) ? NULL : lib_submit(engine, o, g, error);
+    return fits < 0 || (fits && !g) ? NULL : lib_submit(engine, o, g, NULL, error);
 }
 
 /* Encodes the prompt if it is a text. */
@@ -451,7 +452,8 @@ static bool read_sampling(struct steel_engine *engine, const struct steel_reques
 }
 
 struct steel_request *lib_submit(struct steel_engine *engine, const struct steel_request_options *o,
-                                 struct grammar *fit, struct steel_error *error)
+                                 struct grammar *fit, struct token_rules *rules,
+                                 struct steel_error *error)
 {
     struct token_list prompt = {0}, breakers = {0};
     struct error err = {0};
@@ -488,6 +490,7 @@ struct steel_request *lib_submit(struct steel_engine *engine, const struct steel
         .queue = o->queue ? o->queue->q : r->own->q,
         .user = o->user,
         .grammar = fit,
+        .rules = rules,
     };
     enum submit_result res = SUBMIT_INVALID;
     if (!o->lora ||

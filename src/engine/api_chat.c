@@ -443,7 +443,15 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         o.choices = 1;
         o.queue = NULL;
         o.show_special = true; /* the parser looks for the format's control tokens */
-        a->request = lib_submit(chat->engine, &o, fit, error);
+        struct token_rules *rules = NULL;
+        if (o.thinking_budget >= 0 && chat_thinking_of(prompt.p, prompt.len) != CHAT_THINKS_NOT) {
+            struct think_limit limit =
+                think_limit_of(format, tools != NULL, chat_opens_reasoning(prompt.p, prompt.len),
+                               o.thinking_budget);
+            rules = token_rules_new(t, NULL, NULL, 0, &limit);
+        }
+        a->request = lib_submit(chat->engine, &o, fit, rules, error);
+        token_rules_free(rules);
     }
     if (a->request) {
         a->tools = tools ? json_incref((json_t *)tools) : NULL;

@@ -17,7 +17,8 @@ int lib_constraint(const struct steel_request_options *o, struct grammar_source 
                    struct steel_error *error);
 /* steel_request_submit with a compiled constraint, or NULL. Takes the reference. */
 struct steel_request *lib_submit(struct steel_engine *engine, const struct steel_request_options *o,
-                                 struct grammar *fit, struct steel_error *error);
+                                 struct grammar *fit, struct token_rules *rules,
+                                 struct steel_error *error);
 /* Fills the caller's error, unless it is NULL. Returns false. */
 bool lib_fail(struct steel_error *out, enum steel_error_kind kind, const char *msg);
 /* The model's tokenizer, or NULL with an error. */

@@ -59,22 +59,14 @@ bool api_request_resolve(struct api_request *req)
 {
     struct gen_params *p = &req->p;
     const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
-    struct chat_marks marks;
     struct think_limit limit;
     bool limited = req->chat && req->chat->thinking != CHAT_THINKS_NOT && req->chat->budget >= 0;
     if (p->bad_words.n && !t)
         return api_invalid(&req->err, "bad_words", "bad_words: this model has no vocabulary");
     find_breakers(req, t);
-    if (limited) {
-        marks = chat_marks_of(req->chat->format, req->chat->tools);
-        limit = (struct think_limit){.tokens = req->chat->budget,
-                                     .open = marks.open,
-                                     .close = marks.close,
-                                     .inside = req->chat->in_reasoning,
-                                     .reopens = marks.reopens,
-                                     .end = req->chat->budget ? marks.end : marks.end_at_once,
-                                     .not_after = marks.not_after};
-    }
+    if (limited)
+        limit = think_limit_of(req->chat->format, req->chat->tools, req->chat->in_reasoning,
+                               req->chat->budget);
     if (limited || p->bad_words.n || p->has_allowed)
         req->rules = token_rules_new(t, p->has_allowed ? &p->allowed : NULL,
                                      (const char *const *)p->bad_words.v, p->bad_words.n,
