@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 STEEL = os.path.join(sys.argv[1] if len(sys.argv) > 1 else "build", "steel")
-PAGES = ["README.md", "CONTRIBUTING.md", "demo/README.md", *sorted(glob.glob("docs/*.md") + glob.glob("bench/notes/*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "demo/README.md", *sorted(glob.glob("docs/*.md") + glob.glob("bench/notes/*.md"))]
 TOPS = "src|include|tests|bench|fuzz|tools|docs|demo|examples"
 GUIDES = ["docs/architecture.md", "docs/gpu.md", "docs/speculation.md", "docs/ranks.md"]
 CODE = [f for top in ("src", "include", "tests", "bench", "tools", "fuzz") for f in glob.glob(top + "/**/*", recursive=True)
