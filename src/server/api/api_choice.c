@@ -1,6 +1,7 @@
 /* A choice while it is generated: turns tokens into segments and log-probabilities. Knows no reply
  * format. */
 #include "server/api/server_int.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <stdio.h>
@@ -23,7 +24,7 @@ void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *te
 
 size_t api_choice_kept(const struct api_choice *o)
 {
-    return o->n_text_kept + logprobs_kept(&o->logprobs);
+    return o->n_text_kept + logprobs_kept(&o->logprobs) + o->tokens.n * sizeof *o->tokens.ids;
 }
 
 size_t segment_next(const struct segment *g)
@@ -56,6 +57,7 @@ void api_choice_forget(struct api_choice *o)
     for (int i = 0; i < o->n_segments; i++)
         buf_clear(&o->segments[i].text);
     o->n_text_kept = 0;
+    token_list_clear(&o->tokens);
     logprobs_clear(&o->logprobs);
 }
 
@@ -113,17 +115,59 @@ static void on_chat_event(void *arg, const struct chat_event *e)
     }
 }
 
+/* The length of the text before the first character of a line that is indented too little, or n. */
+static size_t indented(struct api_choice *o, int least, const char *text, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        bool blank = text[i] == ' ' || text[i] == '\t';
+        if (text[i] == '\n') {
+            o->new_line = o->in_indent = true;
+            o->indent = 0;
+        } else if (o->in_indent && blank) {
+            o->indent++;
+        } else if (o->in_indent && o->indent < least) {
+            return i;
+        } else {
+            o->in_indent = false;
+        }
+    }
+    return n;
+}
+
+/* Adds text of an output without a parser, as far as the limits of indentation and time allow. */
+static void add_limited(struct api_request *req, struct api_choice *o, const char *text, size_t n)
+{
+    const struct completion_options *opt = &req->completion;
+    int64_t now = opt->max_predict_ms > 0 ? clock_ns() : 0;
+    size_t kept = indented(o, opt->n_indent, text, n);
+    api_choice_add(o, SEGMENT_TEXT, text, kept);
+    if (!o->first_ns)
+        o->first_ns = now;
+    bool late = now && o->new_line && now - o->first_ns > (int64_t)opt->max_predict_ms * 1000000;
+    if (kept == n && !late)
+        return;
+    o->stopped_by_parser = o->limited = true;
+    struct segment *g = kept < n && o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
+    for (; g && g->text.len > g->sent; g->text.len--, o->n_text_kept--) {
+        char last = g->text.p[g->text.len - 1];
+        if (last != ' ' && last != '\t') /* the indentation of the line that was left out */
+            break;
+    }
+}
+
 void api_choice_token(struct api_request *req, struct api_choice *o, const struct engine_event *ev)
 {
     if ((ev->kind == EVENT_TOKEN || ev->kind == EVENT_PROMPT) && req->p.logprobs)
         logprobs_add(&o->logprobs, ev, req->p.n_top);
     if (ev->kind == EVENT_TOKEN)
         o->usage.n_generated++;
+    if (ev->kind == EVENT_TOKEN && req->completion.keep_tokens && !o->stopped_by_parser)
+        token_list_add(&o->tokens, ev->token);
     if (!ev->n_text || o->stopped_by_parser)
         return;
     o->thinking = false;
     if (!o->parser)
-        api_choice_add(o, SEGMENT_TEXT, ev->text, ev->n_text);
+        add_limited(req, o, ev->text, ev->n_text);
     else
         chat_parser_push(o->parser, ev->text, ev->n_text);
     o->n_reasoning += ev->kind == EVENT_TOKEN && o->thinking;
@@ -162,6 +206,7 @@ void api_choice_clear(struct api_choice *o)
         mem_free(o->segments[i].name);
     }
     mem_free(o->segments);
+    token_list_clear(&o->tokens);
     logprobs_clear(&o->logprobs);
     mem_free(o->error);
     chat_parser_free(o->parser);

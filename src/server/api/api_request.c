@@ -73,6 +73,9 @@ static void api_request_free(struct api_request *req)
     token_rules_free(req->rules);
     embed_request_free(req->embed);
     gen_params_clear(&req->p);
+    json_decref(req->completion.fields);
+    if (req->prompt_timer)
+        event_free(req->prompt_timer);
     buf_clear(&req->reply);
     mem_free(req->body);
     mem_free(req->key);
@@ -208,6 +211,7 @@ void api_request_run(struct job *job)
     req->rules = NULL;
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
+    req->completion = (struct completion_options){0};
     req->reply = (struct buf){0};
     api_fail(&req->err, 503, "unavailable_error",
              "out of memory for this request; try again later");
@@ -318,6 +322,31 @@ static bool submit(struct api_request *req)
     return ok;
 }
 
+/* The prompt was not read in time: its choices end without text. */
+static void on_prompt_late(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct api_request *req = arg;
+    for (int i = 0; i < req->n_choices; i++) {
+        struct api_choice *o = &req->choices[i];
+        if (o->done || o->usage.n_generated)
+            continue;
+        o->stopped_by_parser = o->limited = true;
+        request_cancel(req->parts[i / req->p.n].request);
+    }
+}
+
+static void limit_prompt(struct api_request *req)
+{
+    int ms = req->completion.max_prompt_ms;
+    if (ms <= 0)
+        return;
+    req->prompt_timer = evtimer_new(req->server->base, on_prompt_late, req);
+    if (!req->prompt_timer)
+        mem_die(event_get_struct_event_size());
+    event_add(req->prompt_timer, &(struct timeval){ms / 1000, ms % 1000 * 1000});
+}
+
 static void begin_reply(struct api_request *req)
 {
     req->streaming = req->p.stream;
@@ -379,6 +408,7 @@ static void prepared(struct api_request *req)
             fail(req, &req->err);
         }
     } else if (!req->embed) {
+        limit_prompt(req);
         begin_reply(req);
     }
     api_request_release(req);

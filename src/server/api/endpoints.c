@@ -29,7 +29,7 @@ const struct endpoint endpoints[] = {
                "/openai/deployments/*/chat/completions" /* Azure's */},
      .name = "chat", .effect = ENDPOINT_GENERATES, .prepare = prepare_chat, .reply = &reply_chat,
      .id_prefix = "chatcmpl-", .prompt_field = "messages"},
-    {POST, .paths = {"/v1/completions", "/completions"}, .name = "completions",
+    {POST, .paths = {"/v1/completions"}, .name = "completions",
      .effect = ENDPOINT_GENERATES, .prepare = prepare_completions, .reply = &reply_completions,
      .id_prefix = "cmpl-", .prompt_field = "prompt"},
     {POST, .paths = {"/v1/responses", "/responses"}, .name = "responses",
@@ -76,6 +76,11 @@ const struct endpoint endpoints[] = {
      .open = true, .respond = get_ollama_version},
 
     /* llama.cpp and vLLM */
+    {POST, .paths = {"/completion", "/completions"}, .name = "completion",
+     .effect = ENDPOINT_GENERATES, .prepare = prepare_completion, .reply = &reply_llamacpp,
+     .prompt_field = "prompt"},
+    {POST, .paths = {"/infill"}, .name = "infill", .effect = ENDPOINT_GENERATES,
+     .prepare = prepare_infill, .reply = &reply_llamacpp, .prompt_field = "input_prefix"},
     {POST, .paths = {"/tokenize"}, .name = "tokenize", .effect = ENDPOINT_COMPUTES,
      .prepare = prepare_tokenize},
     {POST, .paths = {"/detokenize"}, .name = "detokenize", .effect = ENDPOINT_COMPUTES,
@@ -89,7 +94,6 @@ const struct endpoint endpoints[] = {
     {GET, .paths = {"/lora-adapters"}, .name = "adapters", .respond = get_lora_adapters},
 
     /* theirs alone */
-    {POST, .paths = {"/completion", "/infill"}, .name = "-", .effect = ENDPOINT_GENERATES},
     {POST, .paths = {"/embedding", "/score", "/classify"}, .name = "-",
      .effect = ENDPOINT_COMPUTES},
 };

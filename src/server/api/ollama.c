@@ -1,7 +1,7 @@
 /*
  * Translates bodies of Ollama's /api/chat and /api/generate to OpenAI's format: options to sampling
  * fields, format to response_format, think to the template's switches, tool calls with ids. Pure
- * JSON to JSON. Unsupported fields (images, suffix, template) are refused by name.
+ * JSON to JSON. Unsupported fields (images, template) are refused by name.
  */
 #include "server/api/ollama.h"
 #include "server/api/prepare_int.h"
@@ -194,12 +194,21 @@ static bool add_prompt(const json_t *body, json_t *out, json_t *messages, bool *
 {
     json_t *prompt = (json_t *)api_member(body, "prompt"),
            *system = (json_t *)api_member(body, "system");
-    if (!api_bool(body, "raw", raw, err) || !refuse(body, "suffix", err) ||
+    if (!api_bool(body, "raw", raw, err) ||
         !refuse(body, "images", err) || !refuse(body, "template", err))
         return false;
     if (!json_is_string(prompt) || (system && !json_is_string(system)))
         return api_invalid(err, json_is_string(prompt) ? "system" : "prompt",
                            "prompt and system must be strings");
+    const json_t *suffix = api_member(body, "suffix");
+    if (suffix && !json_is_string(suffix))
+        return api_invalid(err, "suffix", "suffix must be a string");
+    if (json_string_length(suffix)) {
+        if (json_string_length(system))
+            return api_invalid(err, "system", "system is not supported together with suffix");
+        json_object_set(out, "suffix", (json_t *)suffix);
+        *raw = true; /* no template */
+    }
     if (*raw) {
         json_object_set(out, "prompt", prompt);
         if (!api_member(out, "max_completion_tokens"))

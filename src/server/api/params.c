@@ -584,8 +584,6 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
             return false;
         if (best_of != p->n)
             return api_invalid(err, "best_of", "best_of other than n is not supported");
-        if (*suffix)
-            return api_invalid(err, "suffix", "suffix is not supported");
     }
     return true;
 }

@@ -3,6 +3,7 @@
  * tokens. Reads only data that is constant while the server runs (runtime, chat template).
  */
 #include "server/api/prepare_int.h"
+#include "server/api/fim.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
 #include "base/mem.h"
@@ -113,18 +114,33 @@ static bool read_prompts(struct api_request *req, const json_t *body)
     return true;
 }
 
-bool prepare_completions(struct api_request *req, const json_t *body)
+bool prepare_prompts(struct api_request *req, const json_t *body)
 {
-    if (!gen_params_read(body, PARAMS_COMPLETIONS, &req->server->opt.sample,
-                         api_request_n_vocab(req), &req->p, &req->err))
-        return false;
-    if (!req->p.max_tokens && !req->p.no_answer)
-        req->p.max_tokens = 16; /* OpenAI's default for this endpoint */
     if (!read_prompts(req, body))
         return false;
     for (int i = 0; i < req->n_prompts; i++)
         if (req->prompts[i].n == 0)
             return api_invalid(&req->err, "prompt", "prompt %d is empty", i);
+    return true;
+}
+
+bool prepare_completions(struct api_request *req, const json_t *body)
+{
+    struct fim_source fim = {.prefix = api_member(body, "prompt"),
+                             .suffix = api_member(body, "suffix")};
+    if (!gen_params_read(body, PARAMS_COMPLETIONS, &req->server->opt.sample,
+                         api_request_n_vocab(req), &req->p, &req->err))
+        return false;
+    if (!api_member(body, "max_tokens") && !api_member(body, "max_completion_tokens"))
+        req->p.max_tokens = 16; /* OpenAI's default for this endpoint */
+    if (!json_string_length(fim.suffix)) {
+        if (!prepare_prompts(req, body))
+            return false;
+    } else if (!json_is_string(fim.prefix)) {
+        return api_invalid(&req->err, "prompt", "with suffix, prompt must be a string");
+    } else if (!fim_add_prompt(req, &fim, 400, "suffix")) {
+        return false;
+    }
     const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
     if (req->p.echo && t) {
         req->echo = mem_zalloc((size_t)req->n_prompts, sizeof *req->echo);

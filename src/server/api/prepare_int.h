@@ -6,6 +6,8 @@
 
 /* prepare.c */
 bool prepare_completions(struct api_request *req, const json_t *body);
+/* Reads "prompt" into prompts, none of which is empty. */
+bool prepare_prompts(struct api_request *req, const json_t *body);
 bool prepare_tokenize(struct api_request *req, const json_t *body);
 bool prepare_detokenize(struct api_request *req, const json_t *body);
 bool prepare_template(struct api_request *req, const json_t *body);
@@ -49,6 +51,10 @@ bool prepare_ollama_generate(struct api_request *req, const json_t *body);
 bool prepare_ollama_show(struct api_request *req, const json_t *body); /* lookup.c */
 bool check_messages(const json_t *messages, struct api_error *err);
 bool check_tools(const json_t *tools, struct api_error *err);
+
+/* llamacpp.c */
+bool prepare_completion(struct api_request *req, const json_t *body);
+bool prepare_infill(struct api_request *req, const json_t *body);
 
 /* anthropic.c: translates a body of /v1/messages to one of /v1/chat/completions. Returns a new reference,
  * or NULL with an error. max_tokens is required if `answer`. */

@@ -70,6 +70,15 @@ enum logprobs_field {
     LOGPROBS_OFFSETS
 };
 
+/* Options of llama.cpp's /completion and /infill. */
+struct completion_options {
+    json_t *fields; /* response_fields; owned; NULL = all */
+    bool keep_tokens, return_tokens, timings_per_token;
+    bool truncated;                    /* the prompt was cut to fit */
+    int n_indent;                      /* a later line with less indentation ends the output */
+    int max_prompt_ms, max_predict_ms; /* <= 0: none */
+};
+
 struct api_choice {
     struct segment *segments;          /* (n) */
     int n_segments, n_tools, n_broken; /* n_broken: tool segments that are broken */
@@ -87,6 +96,12 @@ struct api_choice {
     bool thinking;              /* the last token was reasoning */
     bool in_tool;               /* the last segment is an unfinished tool call */
     bool one_call;
+    struct token_list tokens; /* unsent, if they are kept */
+    bool new_line;            /* the text has one */
+    bool in_indent;           /* at the beginning of a line ... */
+    int indent;               /* ... with this many blanks */
+    int64_t first_ns;         /* when its first token came, if its time is limited */
+    bool limited;             /* ended by a limit of time or indentation */
 };
 
 /* How the output for a prompt is parsed. */
@@ -141,6 +156,8 @@ struct api_request {
     struct responses_request *responses; /* /v1/responses; else NULL */
     struct grammar *grammar;             /* constraint on the output; NULL = none; a reference */
     struct token_rules *rules;           /* other rules about its tokens; NULL = none */
+    struct completion_options completion;
+    struct event *prompt_timer; /* limit on the time to the first token, or NULL */
     struct embed_request *embed;         /* embeddings or rerank scores; else NULL */
     struct buf reply;                    /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;
@@ -261,9 +278,13 @@ struct reply_style {
     bool too_long_in_stream;
 };
 extern const struct reply_style reply_chat, reply_completions, reply_anthropic, reply_responses,
-    reply_ollama_chat, reply_ollama_generate;
+    reply_ollama_chat, reply_ollama_generate, reply_llamacpp;
 struct usage_count api_request_usage(const struct api_request *req,
                                      int *n_reasoning); /* of all choices */
+
+/* reply_llamacpp.c: writes llama.cpp's generation_settings */
+void llamacpp_add_settings(const struct gen_params *p, const struct completion_options *o,
+                           struct buf *b);
 
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);

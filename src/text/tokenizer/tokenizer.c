@@ -33,6 +33,8 @@ struct tokenizer *tokenizer_new(void)
 {
     struct tokenizer *t = mem_zalloc(1, sizeof *t);
     t->bos = t->eos = t->unk = -1;
+    t->fim = (struct fim_tokens){.prefix = -1, .suffix = -1, .middle = -1,
+                                 .pad = -1,    .repo = -1,   .file = -1};
     t->bpe.unk = t->unigram.unk = t->wordpiece.unk = -1;
     return t;
 }
@@ -330,6 +332,7 @@ bool tokenizer_finish(struct tokenizer *t, struct error *err)
     pretokenizer_finish(&t->pretokenizer);
     mark_known_ends(t);
     tokenizer_mark_end(t, t->eos);
+    tokenizer_find_fim(t);
     return true;
 }
 

@@ -49,6 +49,15 @@ bool tokenizer_is_end(const struct tokenizer *t, int32_t id);
 enum token_kind tokenizer_kind(const struct tokenizer *t, int32_t id);
 /* Id of the token with exactly this spelling (special or not), or -1. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len);
+/* Fill-in-the-middle tokens. Optional ones are -1. */
+struct fim_tokens {
+    int32_t prefix, suffix;
+    int32_t middle;          /* optional if suffix_first */
+    int32_t pad, repo, file; /* optional: padding, repository name, start of a file */
+    bool suffix_first;       /* the prompt is suffix, prefix; else prefix, suffix, middle */
+    bool usable;
+};
+const struct fim_tokens *tokenizer_fim(const struct tokenizer *t); /* NULL: the model has none */
 /* The token's spelling as bytes (not NUL-terminated). A special token's spelling is its name. */
 const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *len);
 

@@ -339,6 +339,26 @@ static bool load_ids(struct gguf_loader *l, int32_t *sep, int32_t *cls)
            get_id(l, KEY("cls_token_id"), cls);
 }
 
+static bool load_fim(struct gguf_loader *l)
+{
+    struct fim_tokens *f = &l->t->fim;
+    const struct {
+        const char *key, *older;
+        int32_t *id;
+    } ids[] = {
+        {KEY("fim_pre_token_id"), KEY("prefix_token_id"), &f->prefix},
+        {KEY("fim_suf_token_id"), KEY("suffix_token_id"), &f->suffix},
+        {KEY("fim_mid_token_id"), KEY("middle_token_id"), &f->middle},
+        {KEY("fim_pad_token_id"), KEY("fim_pad_token_id"), &f->pad},
+        {KEY("fim_rep_token_id"), KEY("fim_rep_token_id"), &f->repo},
+        {KEY("fim_sep_token_id"), KEY("fim_sep_token_id"), &f->file},
+    };
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+        if (!get_id(l, ids[i].older, ids[i].id) || !get_id(l, ids[i].key, ids[i].id))
+            return false;
+    return true;
+}
+
 static bool load_ends(struct gguf_loader *l)
 {
     static const char *const keys[] = {KEY("eot_token_id"), KEY("eom_token_id")};
@@ -434,7 +454,7 @@ static bool load_all(struct gguf_loader *l, const char *model)
     if (!load(l))
         return false;
     set_template(l, sep);
-    return load_added(l) && load_ends(l) && tokenizer_finish(t, l->err);
+    return load_added(l) && load_ends(l) && load_fim(l) && tokenizer_finish(t, l->err);
 }
 
 struct tokenizer *tokenizer_from_gguf(const struct tensorfile *f, struct error *err)

@@ -71,6 +71,7 @@ struct tokenizer {
     int strip_start;                 /* spaces to drop at the start of a text */
     struct token_list before, after; /* ids added before and after a text (BOS, EOS) */
     int32_t bos, eos, unk;           /* or -1 */
+    struct fim_tokens fim;
     bool add_bos, add_eos, add_sep;  /* a GGUF file's settings for `before` and `after` */
 };
 
@@ -88,6 +89,9 @@ bool tokenizer_add_token(struct tokenizer *t, struct added_token a, const char *
                          struct error *err);
 /* Builds the tries and marks end-of-generation tokens known by name. */
 bool tokenizer_finish(struct tokenizer *t, struct error *err);
+
+/* fim.c: completes the declared fill-in-the-middle tokens by name, and marks those that end an output. */
+void tokenizer_find_fim(struct tokenizer *t);
 
 /* Marks an id as an end of generation; ids out of range are ignored. */
 void tokenizer_mark_end(struct tokenizer *t, int64_t id);
