@@ -90,8 +90,10 @@ static void drop_infill_sampler(json_t *body)
         if (name && !strcmp(name, "infill"))
             json_array_remove(list, i);
     }
-    if (json_is_array(list))
+    if (json_array_size(list))
         json_object_set(body, "samplers", list);
+    else if (json_is_array(list)) /* as editors send it to fill the cache */
+        json_object_del(body, "samplers");
     json_decref(list);
 }
 

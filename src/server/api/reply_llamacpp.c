@@ -34,8 +34,8 @@ void llamacpp_add_settings(const struct gen_params *p, const struct completion_o
 {
     const struct sample_params *s = &p->sample;
     int most = p->max_tokens || p->no_answer ? p->max_tokens : -1;
-    buf_addf(b, "{\"n_predict\":%d,\"max_tokens\":%d,\"seed\":%llu", most, most,
-             (unsigned long long)s->seed);
+    buf_addf(b, "{\"n_predict\":%d,\"max_tokens\":%d,\"seed\":%lld", most, most,
+             (long long)s->seed);
     add_number(b, "temperature", (double)s->temp);
     buf_addf(b, ",\"top_k\":%d", s->top_k);
     add_number(b, "top_p", (double)s->top_p);
@@ -44,6 +44,19 @@ void llamacpp_add_settings(const struct gen_params *p, const struct completion_o
     add_number(b, "repeat_penalty", (double)s->repeat_penalty);
     add_number(b, "presence_penalty", (double)s->presence_penalty);
     add_number(b, "frequency_penalty", (double)s->frequency_penalty);
+    add_number(b, "typical_p", (double)s->typical_p);
+    add_number(b, "top_n_sigma", (double)s->top_n_sigma);
+    add_number(b, "xtc_probability", (double)s->xtc_probability);
+    add_number(b, "xtc_threshold", (double)s->xtc_threshold);
+    add_number(b, "dynatemp_range", (double)s->dynatemp_range);
+    add_number(b, "dynatemp_exponent", (double)s->dynatemp_exponent);
+    buf_addf(b, ",\"mirostat\":%d", s->mirostat);
+    add_number(b, "mirostat_tau", (double)s->mirostat_tau);
+    add_number(b, "mirostat_eta", (double)s->mirostat_eta);
+    add_number(b, "dry_multiplier", (double)s->dry_multiplier);
+    add_number(b, "dry_base", (double)s->dry_base);
+    buf_addf(b, ",\"dry_allowed_length\":%d,\"dry_penalty_last_n\":%d", s->dry_allowed_length,
+             s->dry_last_n);
     buf_adds(b, ",\"stop\":[");
     for (int i = 0; i < p->n_stop; i++) {
         buf_adds(b, i ? "," : "");
