@@ -104,8 +104,7 @@ bool fim_add_prompt(struct api_request *req, struct fim_source *src, int status,
     const struct fim_tokens *f = t ? tokenizer_fim(t) : NULL;
     struct token_list extra = {0}, prefix = {0}, suffix = {0};
     if (!f) {
-        api_fail(&req->err, status,
-                 status == 501 ? "not_supported_error" : "invalid_request_error",
+        api_fail(&req->err, status, status == 501 ? "not_supported_error" : "invalid_request_error",
                  "%s: this model has no fill-in-the-middle tokens", param);
         snprintf(req->err.param, sizeof req->err.param, "%s", param);
         return false;

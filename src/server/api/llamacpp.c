@@ -15,8 +15,8 @@ enum { MAX_FIELDS = 64, MAX_TIME_MS = 1 << 30 };
 /* Renames and checks the fields whose names or meanings differ from /v1/completions'. */
 static bool translate(struct api_request *req, json_t *body)
 {
-    static const char *const others[] = {"logprobs", "top_logprobs", "echo", "best_of", "suffix",
-                                         "stream_options"}; /* of other APIs */
+    static const char *const others[] = {"logprobs", "top_logprobs",  "echo", "best_of",
+                                         "suffix",   "stream_options"}; /* of other APIs */
     struct completion_options *o = &req->completion;
     struct api_error *err = &req->err;
     int n_predict = -1, n_probs = 0, unused = 0;
@@ -75,8 +75,8 @@ static bool read_options(struct api_request *req, json_t *body)
 bool prepare_completion(struct api_request *req, const json_t *body)
 {
     json_t *copy = json_copy((json_t *)body);
-    bool ok = read_options(req, copy) && prepare_prompts(req, copy) &&
-              api_request_constrain(req, copy);
+    bool ok =
+        read_options(req, copy) && prepare_prompts(req, copy) && api_request_constrain(req, copy);
     json_decref(copy);
     return ok;
 }

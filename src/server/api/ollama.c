@@ -194,8 +194,8 @@ static bool add_prompt(const json_t *body, json_t *out, json_t *messages, bool *
 {
     json_t *prompt = (json_t *)api_member(body, "prompt"),
            *system = (json_t *)api_member(body, "system");
-    if (!api_bool(body, "raw", raw, err) ||
-        !refuse(body, "images", err) || !refuse(body, "template", err))
+    if (!api_bool(body, "raw", raw, err) || !refuse(body, "images", err) ||
+        !refuse(body, "template", err))
         return false;
     if (!json_is_string(prompt) || (system && !json_is_string(system)))
         return api_invalid(err, json_is_string(prompt) ? "system" : "prompt",

@@ -292,6 +292,10 @@ static bool whole(struct api_request *req, struct buf *b, size_t room)
     return true;
 }
 
-const struct reply_style reply_llamacpp = {
-    .stream_open = stream_open, .stream_flush = stream_flush, .stream_finish = stream_finish,
-    .stream_close = stream_close, .stream_error = stream_error, .whole = whole, .ping = ":\n\n"};
+const struct reply_style reply_llamacpp = {.stream_open = stream_open,
+                                           .stream_flush = stream_flush,
+                                           .stream_finish = stream_finish,
+                                           .stream_close = stream_close,
+                                           .stream_error = stream_error,
+                                           .whole = whole,
+                                           .ping = ":\n\n"};

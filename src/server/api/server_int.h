@@ -157,9 +157,9 @@ struct api_request {
     struct grammar *grammar;             /* constraint on the output; NULL = none; a reference */
     struct token_rules *rules;           /* other rules about its tokens; NULL = none */
     struct completion_options completion;
-    struct event *prompt_timer; /* limit on the time to the first token, or NULL */
-    struct embed_request *embed;         /* embeddings or rerank scores; else NULL */
-    struct buf reply;                    /* JSON to send unchanged; empty = generate */
+    struct event *prompt_timer;  /* limit on the time to the first token, or NULL */
+    struct embed_request *embed; /* embeddings or rerank scores; else NULL */
+    struct buf reply;            /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;
     /* running */
     struct prompt_request *parts; /* (n_prompts) */

@@ -23,7 +23,7 @@ static const struct fim_names families[] = {
     {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", NULL, NULL, NULL, false}, /* GLM */
     {"▁<PRE>", "▁<SUF>", "▁<MID>", NULL, NULL, NULL, false}, /* Code Llama */
     {"<PRE>", "<SUF>", "<MID>", NULL, NULL, NULL, false},
-    {"[PREFIX]", "[SUFFIX]", NULL, NULL, NULL, NULL, true}, /* Codestral */
+    {"[PREFIX]", "[SUFFIX]", NULL, NULL, NULL, NULL, true},                         /* Codestral */
     {"<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", NULL, NULL, NULL, true}, /* Seed-Coder */
 };
 

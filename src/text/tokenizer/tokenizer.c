@@ -33,8 +33,8 @@ struct tokenizer *tokenizer_new(void)
 {
     struct tokenizer *t = mem_zalloc(1, sizeof *t);
     t->bos = t->eos = t->unk = -1;
-    t->fim = (struct fim_tokens){.prefix = -1, .suffix = -1, .middle = -1,
-                                 .pad = -1,    .repo = -1,   .file = -1};
+    t->fim = (struct fim_tokens){
+        .prefix = -1, .suffix = -1, .middle = -1, .pad = -1, .repo = -1, .file = -1};
     t->bpe.unk = t->unigram.unk = t->wordpiece.unk = -1;
     return t;
 }

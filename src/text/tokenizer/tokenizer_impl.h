@@ -72,7 +72,7 @@ struct tokenizer {
     struct token_list before, after; /* ids added before and after a text (BOS, EOS) */
     int32_t bos, eos, unk;           /* or -1 */
     struct fim_tokens fim;
-    bool add_bos, add_eos, add_sep;  /* a GGUF file's settings for `before` and `after` */
+    bool add_bos, add_eos, add_sep; /* a GGUF file's settings for `before` and `after` */
 };
 
 struct tokenizer *tokenizer_new(void);
