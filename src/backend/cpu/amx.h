@@ -1,6 +1,6 @@
 /*
- * Tile instructions, or, with AMX_EMULATE, the same in plain C: so that what is built on tiles is
- * tested on machines without them. Tile numbers must be constants.
+ * AMX tile instructions. With AMX_EMULATE they are plain C, so that kernels built on tiles are tested on
+ * machines without AMX. Tile numbers must be constants.
  */
 #ifndef STEEL_BACKEND_CPU_AMX_H
 #define STEEL_BACKEND_CPU_AMX_H
@@ -94,7 +94,8 @@ static inline void amx_dot_bf16(int c, int a, int b)
 
 #include <immintrin.h>
 
-/* GCC's tile loads and stores do not say that they touch memory: the barriers say it for them. */
+/* GCC's tile loads and stores are not declared to access memory. The barriers order them with other
+ * accesses. */
 #define AMX_BARRIER() __asm__ volatile("" ::: "memory")
 
 static inline void amx_configure(const struct amx_config *c)

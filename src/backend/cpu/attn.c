@@ -21,8 +21,8 @@
  * A cache of rows (cpu_attention_rows) has one kv head. Each unit packs its keys into the kernels' order,
  * a transposition, before it computes with them.
  *
- * Decode is limited by memory bandwidth: every key and value is read once per unit. Prefill is limited by
- * FMA (or tile) throughput, since a unit's rows share each block.
+ * A unit reads every key and value once. Prefill is limited by FMA (or tile) throughput, since a unit's
+ * rows share each block; so is decode with GQA groups that fill a tile (attn_kernel.h).
  */
 #define KERNELS     attn_kernels_c
 #define ROW_KERNELS attn_rows_c

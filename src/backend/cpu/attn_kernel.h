@@ -10,7 +10,8 @@
  * The register tile of both products is ROWS x NV vectors. Scores: a vector is VW keys; each component d
  * multiplies NV loads of K by ROWS broadcasts of q. Values: a vector is VW columns of V; each key
  * multiplies NV loads of V by ROWS broadcasts of p. So K and V are read, and converted to float, once per
- * tile, whichever heads and tokens its rows are. Few rows are limited by memory, full tiles by FMA.
+ * tile, whichever heads and tokens its rows are. Full tiles, such as a GQA group of 8 heads that decodes,
+ * are limited by FMA throughput.
  *
  * Every lane of a row is a chain of its own: a score sums over d in order, o over keys in order, l by
  * lane. A row's bytes do not depend on the number of rows in the tile, nor on keys the row does not see,

@@ -1,7 +1,7 @@
 /*
- * linear and ffn over the kernels that pick.c gives. Work is cut into units of weight rows that
- * threads claim: whole rows of output, so the cut never changes a result. Owns the scratch of all
- * products; knows no kernel's inside.
+ * linear and ffn over the kernels that pick.c chooses. Threads claim units of weight rows. A unit is whole
+ * rows of output, so the split never changes a result. Owns the scratch of all products, and knows
+ * nothing about the inside of a kernel.
  */
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/cpu.h"
@@ -29,7 +29,7 @@ bool gemm_stream(const struct cpu_backend *cb, const struct gemm_weight *w, int 
     return pick_gemm_for(&cb->pick, w, &w->seg[0], rows, false)->stream;
 }
 
-/* A thread's scratch: results on their way (tiles of GEMM_TILE floats), then the kernel's. */
+/* A thread's scratch: tiles of GEMM_TILE floats for results, then the kernel's own scratch. */
 enum { N_TILES = 4 };
 
 static uint8_t *thread_scratch(const struct cpu_backend *cb, int ith)
@@ -52,13 +52,13 @@ static size_t round64(size_t n)
     return (n + 63) & ~(size_t)63;
 }
 
-bool gemm_few_ahead;
+bool gemm_prefetch_few;
 
 bool gemm_init(struct cpu_backend *cb, struct error *err)
 {
 #ifdef __x86_64__
     __builtin_cpu_init();
-    gemm_few_ahead = !__builtin_cpu_is("amd");
+    gemm_prefetch_few = !__builtin_cpu_is("amd");
 #endif
     const struct bounds *s = &cb->bounds;
     const struct network_max *max = &cb->max;
@@ -73,7 +73,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
         mem_die(sizeof *m);
     memset(m, 0, sizeof *m);
     cb->gemm = m;
-    /* Rows as floats, or GPTQ4's permuted inputs: a row of floats and 8 records. */
+    /* Rows as floats; or, for GPTQ4's permuted inputs, a row of floats and 8 records. */
     size_t kernel = gemm_dequant_scratch(widest);
     size_t permuted = (size_t)widest * sizeof(float) + 8 * input_layout(widest).bytes;
     kernel = kernel > permuted ? kernel : permuted;
@@ -104,7 +104,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     if (isa_has(cb->isa, ISA_AMX)) {
         size_t tokens = (size_t)s->max_tokens + GEMM_PAD;
         size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + GEMM_PAD;
-        /* Twice as long as most models need: memory that is not touched is not taken. */
+        /* Twice what most models need. Untouched memory costs nothing. */
         size_t linear = tokens * bf16_stride(2 * widest),
                gathered = slots * bf16_stride(2 * n_embd);
         size_t dense = tokens * bf16_stride(2 * max->n_ff),
@@ -138,7 +138,7 @@ void gemm_clear(struct cpu_backend *cb)
     cb->gemm = NULL;
 }
 
-/* A packed range that does not start on a panel goes through a tile: compute whole panels, copy. */
+/* Computes a packed range that does not start on a panel: whole panels into a tile, then a copy. */
 static void call_offset(const struct cpu_backend *cb, int ith, struct gemm_call *c,
                         void (*gemm)(const struct gemm_call *c))
 {
@@ -164,8 +164,8 @@ static void call_offset(const struct cpu_backend *cb, int ith, struct gemm_call 
     }
 }
 
-/* gemm_block; `ahead` is read next (or NULL). */
-static void block_ahead(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
+/* gemm_block; `prefetch` is memory that is read next (or NULL). */
+static void block_prefetching(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
                         int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
                         float *y, size_t stride, const struct gemm_prefetch *prefetch)
 {
@@ -206,10 +206,11 @@ static void block_ahead(const struct cpu_backend *cb, int ith, const struct gemm
 void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e, int r0,
                 int r1, const struct gemm_x *x, const int32_t *rows, int n, float *y, size_t stride)
 {
-    block_ahead(cb, ith, w, e, r0, r1, x, rows, n, y, stride, NULL);
+    block_prefetching(cb, ith, w, e, r0, r1, x, rows, n, y, stride, NULL);
 }
 
-/* The same, and what chunks [c0, c1) of adapters add to it; x's rows are rows from row0 on of theirs. */
+/* The same, plus what chunks [c0, c1) of adapters add. Row i of x is row row0 + i of the adapters'
+ * entries. */
 static void block_and_up(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
                          int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
                          float *y, size_t stride, const struct lora_work *lora, int c0, int c1,
@@ -217,7 +218,7 @@ static void block_and_up(const struct cpu_backend *cb, int ith, const struct gem
 {
     struct gemm_prefetch prefetch = {0};
     cpu_lora_prefetch(lora, c0, c1, r0, r1, &prefetch);
-    block_ahead(cb, ith, w, e, r0, r1, x, rows, n, y, stride, &prefetch);
+    block_prefetching(cb, ith, w, e, r0, r1, x, rows, n, y, stride, &prefetch);
     cpu_lora_up(cb, lora, c0, c1, row0, n, r0, r1, y, stride);
 }
 
@@ -234,7 +235,7 @@ void gemm_start(struct gemm *m)
 
 /* Inputs */
 
-/* Columns [first, first + len) of a row, for w to read. */
+/* Quantises columns [first, first + len) of a row for w. */
 static void quantize(const struct cpu_backend *cb, const struct gemm_weight *w, const float *x,
                      int first, int len, uint8_t *record)
 {
@@ -259,7 +260,7 @@ struct gemm_x gemm_x_at(struct gemm_x x, int row)
     return x;
 }
 
-/* Columns [first, first + len) of row `row` of x, whose memory is `to`, as bf16. */
+/* Converts columns [first, first + len) of row `row` of x, at `to`, to bf16. */
 static void to_bf16(const struct gemm_x *x, uint8_t *to, int row, int first, int len,
                     const float *from)
 {
@@ -274,7 +275,7 @@ static void to_bf16(const struct gemm_x *x, uint8_t *to, int row, int first, int
 #endif
 }
 
-/* Columns of a piece of quantising, so that one row spreads over the threads too. */
+/* Columns per piece of quantisation, so that even a single row uses several threads. */
 enum { CODE_COLUMNS = 1024 };
 
 struct gemm_source gemm_source(const struct cpu_backend *cb, const struct gemm_weight *w,
@@ -333,8 +334,8 @@ struct gemm_x gemm_hidden(const struct cpu_backend *cb, const struct gemm_weight
                            .stamp = cb->gemm->stamp};
 }
 
-/* Rows of a head in a thread's tiles: as bf16 in three of them; else floats in one, records in the
- * next two. */
+/* Converts rows of a head into this thread's tiles: bf16 takes three of them; otherwise floats take
+ * one and records the next two. */
 static struct gemm_x head_rows(const struct cpu_backend *cb, int ith, const struct gemm_weight *w,
                                bool bf16)
 {
@@ -378,14 +379,14 @@ static int units_of(int rows)
     return (rows + GEMM_UNIT - 1) / GEMM_UNIT;
 }
 
-/* Units [first, last) of w for all rows of x, and what adapters add to them. */
+/* Multiplies units [first, last) of w by all rows of x, and adds the adapters' changes. */
 static void linear_units(const struct cpu_backend *cb, int ith, int first, int last,
                          const struct gemm_weight *w, const struct gemm_x *x,
                          const struct lora_work *lora, float *y, int rows)
 {
     int end = last * GEMM_UNIT < w->n_out ? last * GEMM_UNIT : w->n_out;
-    /* Few rows read the whole range once; many go over two panels at a time, in the cache, which
-     * kernels for bf16 do by themselves. */
+    /* Few rows read the whole range once. Many rows take two panels at a time, which stay in the
+     * cache; bf16 kernels do that themselves. */
     int step = x->h || gemm_stream(cb, w, rows) ? end - first * GEMM_UNIT : GEMM_UNIT;
     for (int t = 0, most = gemm_most(x); t < rows; t += most) {
         struct gemm_x part = gemm_x_at(*x, t);
@@ -399,7 +400,8 @@ static void linear_units(const struct cpu_backend *cb, int ith, int first, int l
     }
 }
 
-/* Pieces [first, last) of a phase that converts the input and multiplies it by the adapters' A. */
+/* Runs pieces [first, last) of a phase that converts the input and multiplies it by the adapters'
+ * A. */
 static void convert_and_low(const struct cpu_backend *cb, const struct gemm_source *in,
                             const struct lora_work *lora, int first, int last)
 {
@@ -459,7 +461,7 @@ void gemm_linear(struct cpu_backend *cb, const struct weight *weight, const floa
     pool_phases(cb->pool, phases, 2, &j);
 }
 
-/* ffn: units of hidden dimensions, gate and up together; then the down projection. */
+/* ffn: units of hidden dimensions, gate and up together; then the down projection */
 
 void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
                    int n)
@@ -546,7 +548,7 @@ static void ffn_glu(void *arg, int ith, int first, int last)
     }
 }
 
-/* With adapters: down's A of the hidden rows. */
+/* With adapters: multiplies the hidden rows by down's A. */
 static struct pool_work ffn_between(void *arg)
 {
     const struct ffn_job *j = arg;
@@ -597,7 +599,7 @@ void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float
     gemm_count(cb, gate_up, rows, j.in.x.h != NULL);
     gemm_count(cb, down, rows, j.hidden.h != NULL);
     if (j.lora_down.n_chunks) {
-        j.hidden.x = cb->gemm->hidden; /* as floats too */
+        j.hidden.x = cb->gemm->hidden; /* also as floats */
         pool_phases(cb->pool, adapted, 4, &j);
     } else {
         pool_phases(cb->pool, phases, 3, &j);

@@ -1,4 +1,4 @@
-/* Any weight, from floats, with AVX-512. See gemm_dequant_kernel.h. */
+/* Any weight, dequantised to floats, with AVX-512. See gemm_dequant_kernel.h. */
 #include <immintrin.h>
 
 #define NAME(x)        x##_avx512

@@ -1,8 +1,11 @@
 /*
- * The kernel that takes any weight, included once per instruction set with V_* defined as its float
- * vectors. Each
- * pair of rows is one chain of fused multiply-adds per lane over the columns, then a horizontal
- * sum, whatever the number of input rows: so results do not depend on the batch.
+ * The kernel that takes any weight: y = x . dequantise(w). Included once per instruction set, with V_*
+ * defined as its float vectors. A vector is adjacent columns; 4 weight rows x 4 input rows are computed
+ * together.
+ *
+ * Each (weight row, input row) pair is one chain of fused multiply-adds per lane over the columns, then a
+ * horizontal sum, for any number of input rows. So results do not depend on the batch. Weights are
+ * dequantised once per call, DEQUANT_ROWS rows at a time.
  */
 #include "backend/cpu/gemm_kernels.h"
 
@@ -28,7 +31,7 @@ static void dot_block(const float *w, size_t w_stride, const float *const *x, in
                 acc[t][r] = V_FMA(xv, wv[r], acc[t][r]);
         }
     }
-    if (k < n_in) { /* the rows of w are padded with zeros, those of x are not */
+    if (k < n_in) { /* rows of w are padded with zeros, rows of x are not */
         for (int t = 0; t < X_ROWS; t++) {
             float tail[V_LEN] = {0};
             memcpy(tail, x[t] + k, (size_t)(n_in - k) * sizeof(float));

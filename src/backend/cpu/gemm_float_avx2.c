@@ -3,7 +3,8 @@
 
 #define NAME(x) x##_avx2
 
-/* 8 codes times 1/256: the bits of E4M3 shifted into a half, whose exponent's bias is 8 larger. */
+/* 8 FP8 codes times 1/256: the bits of E4M3 shifted into an fp16, whose exponent bias is larger by
+ * 8. */
 static inline __m256 vf_load_f8(const uint8_t *p)
 {
     __m128i v = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p));

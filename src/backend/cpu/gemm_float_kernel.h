@@ -1,8 +1,11 @@
 /*
- * The kernels for packed float weights (F32 F16 BF16 F8_E4M3), included once per instruction set with
- * the vectors of gemm_int8_kernel.h defined. Inputs stay float. Each (weight row, input row) pair has two
- * chains of fused multiply-adds, over even and odd columns, added at the end (at every 128 columns
- * for F8, whose scale changes there), whatever the number of input rows T.
+ * Kernels for packed float weights (F32 F16 BF16 F8_E4M3) with float inputs. Included once per instruction
+ * set, after the vectors of gemm_int8_kernel.h are defined.
+ *
+ * A vector is V_LANES weight rows; each column multiplies one load of weights by T broadcasts of inputs.
+ * Each (weight row, input row) pair has two chains of fused multiply-adds, over even and odd columns, for
+ * any number of input rows T. They are added at the end; for F8 at every 128 columns, where the scale
+ * changes. Few rows are limited by memory bandwidth, many by FMA throughput.
  */
 #include "backend/cpu/gemm_kernels.h"
 
@@ -15,7 +18,7 @@
 
 enum { V_BYTES = V_LANES * 4, V_PARTS = GEMM_PANEL / V_LANES, PREFETCH_BYTES = 12288 };
 
-/* Columns k and k + 1 of a panel for the lanes at byte `at` of a vector of floats. */
+/* Columns k and k + 1 of a panel, for the lanes from byte `at` of a vector of floats on. */
 INLINE void load_two(const uint8_t *panel, size_t at, size_t k, const enum dtype type, VF *w0,
                      VF *w1)
 {
@@ -23,8 +26,8 @@ INLINE void load_two(const uint8_t *panel, size_t at, size_t k, const enum dtype
         *w0 = vf_load((const float *)(panel + 64 * k + at));
         *w1 = vf_load((const float *)(panel + 64 * k + 64 + at));
     } else if (type == DT_F16) {
-        *w0 = vf_load_half(panel + 32 * k + at / 2);
-        *w1 = vf_load_half(panel + 32 * k + 32 + at / 2);
+        *w0 = vf_load_f16(panel + 32 * k + at / 2);
+        *w1 = vf_load_f16(panel + 32 * k + 32 + at / 2);
     } else if (type == DT_BF16) {
         VI v = vi_load(panel + 32 * k + at);
         *w0 = vf_from_bits(vi_sll32(v, 16));
@@ -44,12 +47,12 @@ INLINE void add_columns(const uint8_t *panel, size_t at, int k, int end, const f
     for (int t = 0; t < T; t++)
         even[t] = odd[t] = vf_zero();
     const int pair = type == DT_F32 ? 128 : type == DT_F8_E4M3 ? 32 : 64; /* bytes of two columns */
-    const char *ahead = (const char *)panel + PREFETCH_BYTES;
+    const char *later = (const char *)panel + PREFETCH_BYTES;
     for (; k + 1 < end; k += 2) {
-        if (gemm_few_ahead) {
-            _mm_prefetch(ahead + (size_t)(k / 2) * pair, _MM_HINT_T1);
+        if (gemm_prefetch_few) {
+            _mm_prefetch(later + (size_t)(k / 2) * pair, _MM_HINT_T1);
             if (type == DT_F32)
-                _mm_prefetch(ahead + (size_t)(k / 2) * pair + 64, _MM_HINT_T1);
+                _mm_prefetch(later + (size_t)(k / 2) * pair + 64, _MM_HINT_T1);
         }
         load_two(panel, at, (size_t)k, type, &w0, &w1);
         UNROLL
@@ -94,7 +97,7 @@ INLINE void run_pass(const enum dtype type, const struct gemm_call *c, const uin
     UNROLL
     for (int t = 0; t < T; t++)
         x[t] = c->x->x + (size_t)(c->rows ? c->rows[i0 + t] : i0 + t) * (size_t)n_in;
-    /* F8: a scale per row and 128 columns first; the codes come as 1/256 of their value. */
+    /* F8 panels begin with a scale per row and 128 columns. vf_load_f8 returns 1/256 of a value. */
     const float *scales = (const float *)panel;
     if (type == DT_F8_E4M3)
         panel += panel_f8_head(n_in);

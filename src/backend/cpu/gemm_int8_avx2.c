@@ -1,6 +1,7 @@
 /*
- * Packed panels with AVX2: half a panel (8 rows) a vector. Byte products are added in pairs to 16
- * bits, which holds for codes up to 63; full 8-bit codes take their sign to the other factor first.
+ * Packed panels with AVX2: a vector holds half a panel (8 rows). maddubs adds pairs of byte products in 16
+ * bits, which cannot overflow for codes up to 63. For full 8-bit codes the sign is first moved to the
+ * other factor.
  */
 #include "backend/cpu/gemm_vec_avx2.h"
 
@@ -18,7 +19,7 @@ static inline __m256i vi_dot(__m256i acc, __m256i u, __m256i s)
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* u is signed here: vi_load8 and vi_table took the 128 off. */
+/* u is signed here: vi_load8 and vi_table have subtracted the 128. */
 static inline __m256i vi_dot8(__m256i acc, __m256i u, __m256i s)
 {
     return vi_dot(acc, _mm256_abs_epi8(u), _mm256_sign_epi8(s, u));

@@ -1,6 +1,6 @@
 /*
- * Packed panels with AVX-512 without VNNI. Byte products are added in pairs to 16 bits, which holds
- * for codes up to 63; full 8-bit codes take their sign to the other factor first.
+ * Packed panels with AVX-512 without VNNI. maddubs adds pairs of byte products in 16 bits, which cannot
+ * overflow for codes up to 63. For full 8-bit codes the sign is first moved to the other factor.
  */
 #include "backend/cpu/gemm_vec_avx512.h"
 
@@ -18,7 +18,7 @@ static inline __m512i vi_dot(__m512i acc, __m512i u, __m512i s)
     return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
 
-/* u is signed here: vi_load8 and vi_table took the 128 off. */
+/* u is signed here: vi_load8 and vi_table have subtracted the 128. */
 static inline __m512i vi_dot8(__m512i acc, __m512i u, __m512i s)
 {
     __mmask64 negative = _mm512_movepi8_mask(u);

@@ -1,16 +1,27 @@
 /*
- * The kernels that read packed panels, included once per instruction set with its vectors defined:
- *   V_LANES 16 or 8      rows of a panel one vector holds; narrower sets take a panel in two parts
- *   VI, VF               vectors of integers and of floats, vi_*, vf_*: operations on them
- *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
- *   vi_start, vi_dot8    the same for codes stored as code + 128: vi_start gives what acc starts from
- *   vi_levels(t)         16 bytes of a table, for lookups
- *   MAX_T                input rows one pass takes; FEW_PASSES: passes are compiled for fewer T
- *   NAME(x)              x with the set's suffix; X_QUANTIZE: its way to quantise inputs
+ * Kernels for packed panels with 8-bit inputs, by dot products of bytes.
  *
- * Every kernel walks the columns in order; per block of 32 the integer dot product is exact, then
- * acc += dot * (weight scale * input scale) in float. The order is the same for any number of input
- * rows T, which is a constant in each copy of a pass, so a row's bytes do not depend on T.
+ *   acc[t][row] += dot(w codes, x[t] codes) * (w scale * x[t] scale)    for each block of 32 columns
+ *   acc[t][row] -= w min * x[t] sum                                     for formats with mins
+ *
+ * A vector is V_LANES weight rows, with four adjacent columns in each 32-bit lane. Each column group
+ * multiplies one load of weights by T broadcasts of inputs. Blocks are taken in column order, and their
+ * integer dot products are exact. The order is the same for any number of input rows T, which is a
+ * constant in each copy of a pass, so a row's bytes do not depend on T.
+ *
+ * Few rows are limited by memory bandwidth. Many are limited by arithmetic: a Q4_K block needs 3 float
+ * operations next to every 8 dot products, which allows at most 73 % of the int8 peak. Whole models in
+ * Q4_K_M reach, with VNNI on Zen 4, 57 to 63 % of the int8 peak for prompts and 71 to 72 % of the memory
+ * limit for one sequence; on a Xeon 86 to 93 % of the memory limit (docs/performance.md).
+ *
+ * Included once per instruction set, after these definitions:
+ *   V_LANES 16 or 8      rows of a panel per vector; narrower sets take a panel in two parts
+ *   VI, VF               vectors of integers and floats; vi_*, vf_*: operations on them
+ *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
+ *   vi_start, vi_dot8    the same for codes stored as code + 128; vi_start is acc's initial value
+ *   vi_levels(t)         a table of 16 bytes, for lookups
+ *   MAX_T                input rows per pass; FEW_PASSES: compile passes for fewer values of T
+ *   NAME(x)              x with the set's suffix; X_QUANTIZE: the set's function to quantise inputs
  */
 #include "backend/cpu/gemm_kernels.h"
 #include "backend/cpu/gemm_tables.h"
@@ -29,19 +40,18 @@ enum { V_BYTES = V_LANES * 4, V_PARTS = GEMM_PANEL / V_LANES, PREFETCH_BYTES = 1
 /* One pass: V_LANES rows of a panel times T input rows. */
 struct pass {
     const uint8_t *panel;
-    size_t lane4; /* bytes to this part's first lane in a vector of 32-bit lanes */
+    size_t lane4; /* byte offset of this part's first lane in a vector of 32-bit lanes */
     int n_in, group_len;
-    bool few_ahead;
+    bool prefetch_few;
     struct input_layout l;
     const uint8_t *x[MAX_T]; /* records */
 };
 
-/* Asks for `bytes` bytes of the panel (or the next one) that a pass of T rows reaches later. A pass of
- * one or two rows moves so fast that it is better left to the hardware's prefetching where that is
- * good: see gemm_few_ahead. */
-INLINE void fetch_ahead(const struct pass *p, const uint8_t *at, const int bytes, const int T)
+/* Prefetches `bytes` bytes of the panel (or the next one), PREFETCH_BYTES further on. Passes of one
+ * or two rows leave prefetching to the hardware where that is good: see gemm_prefetch_few. */
+INLINE void prefetch_panel(const struct pass *p, const uint8_t *at, const int bytes, const int T)
 {
-    if (T < 3 && !p->few_ahead)
+    if (T < 3 && !p->prefetch_few)
         return;
     UNROLL
     for (int i = 0; i < bytes; i += 64)
@@ -62,7 +72,7 @@ INLINE VF vf_bcast(const uint8_t *p)
     return vf_set1(v);
 }
 
-/* acc[t] += dots of block `blk`: dot * (scale of the weights * scale of the input) */
+/* acc[t] += dot[t] * (scale of the weights * scale of the input), for block `blk` */
 INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, int blk,
                       const int T)
 {
@@ -73,7 +83,7 @@ INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, 
     }
 }
 
-/* The same where inputs have a fine part, whose dots are beside the others. */
+/* The same for inputs with a fine part, whose dot products are in `fine`. */
 INLINE void add_block_fine(VF *acc, const VI *dot, const VI *fine, VF w_scale, const struct pass *p,
                            int blk, const int T)
 {
@@ -101,7 +111,7 @@ INLINE void dot8_group(VI *dot, VI u, const struct pass *p, size_t col, const in
         dot[t] = vi_dot8(dot[t], u, vi_bcast(p->x[t] + col));
 }
 
-/* Q4_K (five = 0) and Q5_K (five = 1) */
+/* Q4_K (five = 0) and Q5_K (five = 1). */
 INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
 {
     const VI nib = vi_set1_8(15), two = vi_set1_8(0x30), fifth = vi_set1_8(16);
@@ -109,16 +119,16 @@ INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
     const size_t bytes = five ? Q5K_BLOCK : Q4K_BLOCK, at = p->lane4;
     const uint8_t *s = p->panel, *q = s + K45_SCALES + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += K45_SCALES) {
-        fetch_ahead(p, s, K45_SCALES, T);
+        prefetch_panel(p, s, K45_SCALES, T);
         VI sl = vi_load(s + at), ml = vi_load(s + 64 + at), h = vi_load(s + 128 + at);
-        VF d = vf_load_half(s + 192 + at / 2), dmin = vf_load_half(s + 224 + at / 2);
+        VF d = vf_load_f16(s + 192 + at / 2), dmin = vf_load_f16(s + 224 + at / 2);
         VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
         VI mn = vi_or_and(vi_and(ml, nib), h, two);
         VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
         VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
         for (int b = 0; b < 8; b++, q += bytes) {
             size_t col = (size_t)(k + 32 * b);
-            fetch_ahead(p, q, (int)bytes, T);
+            prefetch_panel(p, q, (int)bytes, T);
             VI dot[MAX_T], high = five ? vi_load(q) : vi_zero();
             const uint8_t *nibbles = five ? q + 64 : q;
             UNROLL
@@ -158,8 +168,8 @@ INLINE void pass_q5k(const struct pass *p, VF *acc, const int T)
     pass_k45(p, acc, 1, T);
 }
 
-/* Dots of 16 columns of Q6_K: two vectors of nibbles and one of high bits. */
-INLINE void dot_sixes(VI *dot, const uint8_t *q, const struct pass *p, size_t col, const int T)
+/* Dot products of 16 columns of Q6_K: two vectors of nibbles and one of high bits. */
+INLINE void dot_6bit(VI *dot, const uint8_t *q, const struct pass *p, size_t col, const int T)
 {
     const VI nib = vi_set1_8(15), two = vi_set1_8(0x30);
     UNROLL
@@ -176,13 +186,13 @@ INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
 {
     const uint8_t *q = p->panel + p->lane4;
     for (int k = 0; k < p->n_in; k += 256) {
-        fetch_ahead(p, q, Q6K_SCALES, T);
+        prefetch_panel(p, q, Q6K_SCALES, T);
         const uint8_t *s = q;
-        VF d = vf_load_half(q + 256 - p->lane4 / 2);
+        VF d = vf_load_f16(q + 256 - p->lane4 / 2);
         VI sc = vi_zero();
         q += Q6K_SCALES;
         for (int b = 0; b < 8; b++, q += Q6K_BLOCK) {
-            fetch_ahead(p, q, Q6K_BLOCK, T);
+            prefetch_panel(p, q, Q6K_BLOCK, T);
             if (b % 2 == 0)
                 sc = vi_load(s + 32 * b);
             VF s0 = vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d);
@@ -191,11 +201,11 @@ INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
             size_t col = (size_t)(k + 32 * b);
             VI dot[MAX_T];
             VF sum[MAX_T];
-            dot_sixes(dot, q, p, col, T);
+            dot_6bit(dot, q, p, col, T);
             UNROLL
             for (int t = 0; t < T; t++)
                 sum[t] = vf_mul(vi_to_f(dot[t]), s0);
-            dot_sixes(dot, q + 192, p, col + 16, T);
+            dot_6bit(dot, q + 192, p, col + 16, T);
             UNROLL
             for (int t = 0; t < T; t++) {
                 sum[t] = vf_fma(vi_to_f(dot[t]), s1, sum[t]);
@@ -205,7 +215,7 @@ INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* Dots of 32 columns of 4-bit codes that stand for table entries. */
+/* Dot products of 32 columns of 4-bit codes that index a table. */
 INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p, size_t col,
                       const int T)
 {
@@ -220,35 +230,35 @@ INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p,
     }
 }
 
-INLINE void pass_small4(const struct pass *p, VF *acc, const uint8_t *table, const int T)
+INLINE void pass_4bit_table(const struct pass *p, VF *acc, const uint8_t *table, const int T)
 {
     const size_t at = p->lane4;
     const uint8_t *q = p->panel;
     VI lut = vi_table(table);
     for (int k0 = 0; k0 < p->n_in; k0 += 64) {
-        fetch_ahead(p, q, UNIT_SCALES, T);
+        prefetch_panel(p, q, UNIT_SCALES, T);
         const uint8_t *s = q + at / 2;
         q += UNIT_SCALES;
         for (int k = k0; k < k0 + 64 && k < p->n_in; k += 32, q += 256, s += 32) {
             VI dot[MAX_T];
-            fetch_ahead(p, q, 256, T);
+            prefetch_panel(p, q, 256, T);
             dot_table(dot, q + at, lut, p, (size_t)k, T);
-            add_block(acc, dot, vf_load_half(s), p, k / 32, T);
+            add_block(acc, dot, vf_load_f16(s), p, k / 32, T);
         }
     }
 }
 
 INLINE void pass_q4_0(const struct pass *p, VF *acc, const int T)
 {
-    pass_small4(p, acc, table_q4_0, T);
+    pass_4bit_table(p, acc, table_q4_0, T);
 }
 
 INLINE void pass_iq4nl(const struct pass *p, VF *acc, const int T)
 {
-    pass_small4(p, acc, table_iq4, T);
+    pass_4bit_table(p, acc, table_iq4, T);
 }
 
-/* What dots of a block begin with where weights are stored as code + 128. */
+/* Initial values of a block's dot products, for weights stored as code + 128. */
 INLINE void start_fine(VI *dot, VI *fine, const struct pass *p, int k, const int T)
 {
     UNROLL
@@ -258,26 +268,26 @@ INLINE void start_fine(VI *dot, VI *fine, const struct pass *p, int k, const int
     }
 }
 
-/* One column group of them. */
+/* Adds one column group to both dot products. */
 INLINE void dot8_fine(VI *dot, VI *fine, VI u, const struct pass *p, int k, const int T)
 {
     dot8_group(dot, u, p, (size_t)k, T);
     dot8_group(fine, u, p, p->l.fine + (size_t)k, T);
 }
 
-/* Two dot products per block: with the input's codes and with what rounding to them lost. */
+/* Two dot products per block: with the input's codes, and with the fine part. */
 INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
 {
     const VI nib = vi_set1_8(15), lut = vi_table(table_mxfp4);
     const size_t at = p->lane4;
     const uint8_t *q = p->panel;
     for (int k0 = 0; k0 < p->n_in; k0 += 128) {
-        fetch_ahead(p, q, UNIT_SCALES, T);
+        prefetch_panel(p, q, UNIT_SCALES, T);
         const uint8_t *s = q + at / 4;
         q += UNIT_SCALES;
         for (int k = k0; k < k0 + 128 && k < p->n_in; k += 32, q += 256, s += 16) {
             VI dot[MAX_T], fine[MAX_T];
-            fetch_ahead(p, q, 256, T);
+            prefetch_panel(p, q, 256, T);
             start_fine(dot, fine, p, k, T);
             for (int i = 0; i < 4; i++) {
                 VI v = vi_load(q + at + 64 * i);
@@ -297,12 +307,12 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
     VI lut = vi_table(table_iq4);
     const uint8_t *s = p->panel, *q = s + IQ4XS_SCALES + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += IQ4XS_SCALES) {
-        fetch_ahead(p, s, IQ4XS_SCALES, T);
+        prefetch_panel(p, s, IQ4XS_SCALES, T);
         VI sl = vi_load(s + at), sh = vi_sll32(vi_load_u16(s + 64 + at / 2), 4);
-        VF d = vf_load_half(s + 96 + at / 2);
+        VF d = vf_load_f16(s + 96 + at / 2);
         for (int b = 0; b < 8; b++, q += 256) {
             VI dot[MAX_T];
-            fetch_ahead(p, q, 256, T);
+            prefetch_panel(p, q, 256, T);
             dot_table(dot, q, lut, p, (size_t)(k + 32 * b), T);
             VI sc = vi_sub32(vi_or_and(vi_and(sl, low), sh, two), center);
             add_block(acc, dot, vf_mul(vi_to_f(sc), d), p, k / 32 + b, T);
@@ -312,41 +322,41 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* Two dot products per block as in MXFP4. */
+/* Two dot products per block, as for MXFP4. */
 INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
 {
     const size_t at = p->lane4;
     const uint8_t *q = p->panel, *s = NULL;
     for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
         if (k % 64 == 0) {
-            fetch_ahead(p, q, UNIT_SCALES, T);
+            prefetch_panel(p, q, UNIT_SCALES, T);
             s = q + at / 2;
             q += UNIT_SCALES;
         }
         VI dot[MAX_T], fine[MAX_T];
-        fetch_ahead(p, q, 512, T);
+        prefetch_panel(p, q, 512, T);
         start_fine(dot, fine, p, k, T);
         for (int g = 0; g < 8; g++)
             dot8_fine(dot, fine, vi_load8(q + at + 64 * g), p, k + 4 * g, T);
-        add_block_fine(acc, dot, fine, vf_load_half(s), p, k / 32, T);
+        add_block_fine(acc, dot, fine, vf_load_f16(s), p, k / 32, T);
     }
 }
 
-/* Two dot products per block as in MXFP4; the zeros of a group act as mins. */
+/* Two dot products per block, as for MXFP4. A group's zero points act as mins. */
 INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
 {
     const VI nib = vi_set1_8(15);
     const size_t at = p->lane4;
     const uint8_t *q = p->panel;
     for (int k0 = 0; k0 < p->n_in; k0 += p->group_len) {
-        fetch_ahead(p, q, UNIT_SCALES, T);
-        VF w_scale = vf_load_half(q + at / 2);
+        prefetch_panel(p, q, UNIT_SCALES, T);
+        VF w_scale = vf_load_f16(q + at / 2);
         VF min = vf_mul(w_scale, vi_to_f(vi_load_u8(q + 32 + at / 4)));
         int end = k0 + p->group_len < p->n_in ? k0 + p->group_len : p->n_in;
         q += UNIT_SCALES;
         for (int k = k0; k < end; k += 32, q += 256) {
             VI dot[MAX_T], fine[MAX_T];
-            fetch_ahead(p, q, 256, T);
+            prefetch_panel(p, q, 256, T);
             UNROLL
             for (int t = 0; t < T; t++)
                 dot[t] = fine[t] = vi_zero();
@@ -369,7 +379,7 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* The scales of sub-blocks 2b and 2b + 1, from a dword of four in which they come first. */
+/* The scales of sub-blocks 2b and 2b + 1, the lowest two bytes of a lane. */
 INLINE VF scale_first(VI sc)
 {
     return vi_to_f(vi_sra32(vi_sll32(sc, 24), 24));
@@ -380,8 +390,8 @@ INLINE VF scale_second(VI sc)
     return vi_to_f(vi_sra32(vi_sll32(sc, 16), 24));
 }
 
-/* dot[t] = 16 columns of 2-bit codes, a vector of them, `start` to begin with */
-INLINE void dot_twos(VI *dot, VI v, const struct pass *p, size_t col, const int T)
+/* dot[t] += 16 columns of 2-bit codes */
+INLINE void dot_2bit(VI *dot, VI v, const struct pass *p, size_t col, const int T)
 {
     const VI two = vi_set1_8(3);
     dot_group(dot, vi_and(v, two), p, col, T);
@@ -390,16 +400,16 @@ INLINE void dot_twos(VI *dot, VI v, const struct pass *p, size_t col, const int 
     dot_group(dot, vi_and(vi_srl16(v, 6), two), p, col + 12, T);
 }
 
-/* A half of a block of Q2_K: sum[t] += scale * dot - min * sum of the inputs; min is times 1/32, since
- * init16 is -32 times that sum. */
-INLINE void add_twos(VF *sum, const uint8_t *q, VF scale, VF min, const struct pass *p, size_t col,
+/* Half a block of Q2_K: sum[t] += scale * dot - min * sum of the inputs. min is passed times 1/32,
+ * since init16 is -32 times that sum. */
+INLINE void add_2bit(VF *sum, const uint8_t *q, VF scale, VF min, const struct pass *p, size_t col,
                      const int T)
 {
     VI dot[MAX_T];
     UNROLL
     for (int t = 0; t < T; t++)
         dot[t] = vi_zero();
-    dot_twos(dot, vi_load(q), p, col, T);
+    dot_2bit(dot, vi_load(q), p, col, T);
     UNROLL
     for (int t = 0; t < T; t++) {
         sum[t] = vf_fma(vi_to_f(dot[t]), scale, sum[t]);
@@ -420,14 +430,14 @@ INLINE void pass_q2k(const struct pass *p, VF *acc, const int T)
     const VI nib = vi_set1_32(15);
     const uint8_t *q = p->panel + p->lane4;
     for (int k = 0; k < p->n_in; k += 256) {
-        fetch_ahead(p, q, LOW_SCALES, T);
+        prefetch_panel(p, q, LOW_SCALES, T);
         const uint8_t *s = q;
-        VF d = vf_load_half(q + 256 - p->lane4 / 2);
-        VF dmin = vf_mul(vf_load_half(q + 288 - p->lane4 / 2), vf_set1(1.0f / 32));
+        VF d = vf_load_f16(q + 256 - p->lane4 / 2);
+        VF dmin = vf_mul(vf_load_f16(q + 288 - p->lane4 / 2), vf_set1(1.0f / 32));
         VI sc = vi_zero();
         q += LOW_SCALES;
         for (int b = 0; b < 8; b++, q += Q2K_BLOCK) {
-            fetch_ahead(p, q, Q2K_BLOCK, T);
+            prefetch_panel(p, q, Q2K_BLOCK, T);
             if (b % 2 == 0)
                 sc = vi_load(s + 32 * b);
             size_t col = (size_t)(k + 32 * b);
@@ -435,9 +445,9 @@ INLINE void pass_q2k(const struct pass *p, VF *acc, const int T)
             UNROLL
             for (int t = 0; t < T; t++)
                 sum[t] = vf_zero();
-            add_twos(sum, q, vf_mul(vi_to_f(vi_and(sc, nib)), d),
+            add_2bit(sum, q, vf_mul(vi_to_f(vi_and(sc, nib)), d),
                      vf_mul(vi_to_f(vi_and(vi_srl32(sc, 4), nib)), dmin), p, col, T);
-            add_twos(sum, q + 64, vf_mul(vi_to_f(vi_and(vi_srl32(sc, 8), nib)), d),
+            add_2bit(sum, q + 64, vf_mul(vi_to_f(vi_and(vi_srl32(sc, 8), nib)), d),
                      vf_mul(vi_to_f(vi_and(vi_srl32(sc, 12), nib)), dmin), p, col + 16, T);
             sc = vi_srl32(sc, 16);
             add_sums(acc, sum, p, col, T);
@@ -445,8 +455,8 @@ INLINE void pass_q2k(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* 16 columns of Q3_K, codes + 4: the low bits v, and the third ones at bits 2, 3, 4 and 5 of h. */
-INLINE void add_threes(VF *sum, VI v, VI h, VF scale, const struct pass *p, size_t col, const int T)
+/* 16 columns of Q3_K, stored as code + 4: low bits in v, third bits at bits 2, 3, 4 and 5 of h. */
+INLINE void add_3bit(VF *sum, VI v, VI h, VF scale, const struct pass *p, size_t col, const int T)
 {
     const VI two = vi_set1_8(3), third = vi_set1_8(4);
     VI dot[MAX_T];
@@ -466,13 +476,13 @@ INLINE void pass_q3k(const struct pass *p, VF *acc, const int T)
 {
     const uint8_t *q = p->panel + p->lane4;
     for (int k = 0; k < p->n_in; k += 256) {
-        fetch_ahead(p, q, LOW_SCALES, T);
+        prefetch_panel(p, q, LOW_SCALES, T);
         const uint8_t *s = q;
-        VF d = vf_load_half(q + 256 - p->lane4 / 2);
+        VF d = vf_load_f16(q + 256 - p->lane4 / 2);
         VI sc = vi_zero();
         q += LOW_SCALES;
         for (int b = 0; b < 8; b++, q += Q3K_BLOCK) {
-            fetch_ahead(p, q, Q3K_BLOCK, T);
+            prefetch_panel(p, q, Q3K_BLOCK, T);
             if (b % 2 == 0)
                 sc = vi_load(s + 32 * b);
             size_t col = (size_t)(k + 32 * b);
@@ -481,8 +491,8 @@ INLINE void pass_q3k(const struct pass *p, VF *acc, const int T)
             UNROLL
             for (int t = 0; t < T; t++)
                 sum[t] = vf_zero();
-            add_threes(sum, vi_load(q + 64), vi_sll16(h, 2), vf_mul(scale_first(sc), d), p, col, T);
-            add_threes(sum, vi_load(q + 128), vi_srl16(h, 2), vf_mul(scale_second(sc), d), p,
+            add_3bit(sum, vi_load(q + 64), vi_sll16(h, 2), vf_mul(scale_first(sc), d), p, col, T);
+            add_3bit(sum, vi_load(q + 128), vi_srl16(h, 2), vf_mul(scale_second(sc), d), p,
                        col + 16, T);
             sc = vi_srl32(sc, 16);
             add_sums(acc, sum, p, col, T);
@@ -490,7 +500,7 @@ INLINE void pass_q3k(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* Q4_1, Q5_0 and Q5_1: codes of 4 or 5 bits, and m, or for Q5_0 -16 * d, times the sum of the inputs */
+/* Q4_1, Q5_0 and Q5_1: codes of 4 or 5 bits, plus m (Q5_0: -16 * d) times the sum of the inputs. */
 INLINE void pass_offset(const struct pass *p, VF *acc, const int five, const int mins, const int T)
 {
     const VI nib = vi_set1_8(15), fifth = vi_set1_8(16);
@@ -498,11 +508,11 @@ INLINE void pass_offset(const struct pass *p, VF *acc, const int five, const int
     const uint8_t *q = p->panel, *s = NULL;
     for (int k = 0; k < p->n_in; k += 32, q += bytes, s += 32) {
         if (k % 64 == 0) {
-            fetch_ahead(p, q, mins ? 2 * UNIT_SCALES : UNIT_SCALES, T);
+            prefetch_panel(p, q, mins ? 2 * UNIT_SCALES : UNIT_SCALES, T);
             s = q + at / 2;
             q += mins ? 2 * UNIT_SCALES : UNIT_SCALES;
         }
-        fetch_ahead(p, q, (int)bytes, T);
+        prefetch_panel(p, q, (int)bytes, T);
         VI dot[MAX_T], high = five ? vi_load(q + at) : vi_zero();
         const uint8_t *nibbles = q + at + (five ? 64 : 0);
         UNROLL
@@ -520,8 +530,8 @@ INLINE void pass_offset(const struct pass *p, VF *acc, const int five, const int
             dot_group(dot, lo, p, col, T);
             dot_group(dot, hi, p, col + 4, T);
         }
-        VF d = vf_load_half(s);
-        VF m = mins ? vf_load_half(s + UNIT_SCALES) : vf_mul(d, vf_set1(-16.0f));
+        VF d = vf_load_f16(s);
+        VF m = mins ? vf_load_f16(s + UNIT_SCALES) : vf_mul(d, vf_set1(-16.0f));
         add_block(acc, dot, d, p, k / 32, T);
         UNROLL
         for (int t = 0; t < T; t++)
@@ -546,7 +556,7 @@ INLINE void pass_q5_1(const struct pass *p, VF *acc, const int T)
 
 #include "backend/cpu/gemm_int8_levels.h"
 
-/* n sums of V_LANES rows, from `col` on, to y. Not inline: there are many passes. */
+/* Stores n sums of V_LANES rows, from `col` on, to y. Not inlined, since there are many passes. */
 static __attribute__((noinline)) void store(const struct gemm_call *c, float (*sum)[V_LANES],
                                             int col, int i0, int n)
 {
@@ -563,8 +573,8 @@ static __attribute__((noinline)) void store(const struct gemm_call *c, float (*s
     }
 }
 
-/* The records of input rows [i0, i0 + n). Weights with a column order of their own have them made
- * here, in scratch, from the floats. */
+/* The records of input rows [i0, i0 + n). For weights with a column order of their own, they are
+ * quantised here, in scratch, from permuted floats. */
 static void find_records(const struct gemm_call *c, int i0, int n, const uint8_t **x)
 {
     int n_in = c->w->n_in;
@@ -586,7 +596,7 @@ static void find_records(const struct gemm_call *c, int i0, int n, const uint8_t
     }
 }
 
-/* Passes are compiled for some T; for others a row is repeated. */
+/* Passes are compiled for some values of T. Other numbers of rows repeat the last row. */
 #if MAX_T == 4
 enum { PASS_3 = 4, PASS_6 = 0 };
 #define PASSES(X, name) X(name, 1) X(name, 2) X(name, 4)
@@ -603,8 +613,8 @@ static inline int pass_rows(int n)
     return n <= 2 ? n : n == 3 ? PASS_3 : n == 4 ? 4 : n <= 6 ? PASS_6 : 8;
 }
 
-/* All panels of the call; input rows in passes of at most MAX_T, as even as pass_rows allows. passes: by
- * T, (T) sums of V_LANES to `sum`. */
+/* Runs all panels of the call, in passes of at most MAX_T input rows, as even as pass_rows allows.
+ * passes[T] writes (T) sums of V_LANES to `sum`. */
 static void run(const struct gemm_call *c,
                 void (*const *passes)(const struct pass *p, float (*sum)[V_LANES]))
 {
@@ -614,7 +624,7 @@ static void run(const struct gemm_call *c,
     float sum[MAX_T][V_LANES];
     struct pass p = {.n_in = c->w->n_in,
                      .group_len = s->group_len,
-                     .few_ahead = gemm_few_ahead,
+                     .prefetch_few = gemm_prefetch_few,
                      .l = input_layout(c->w->n_in)};
     for (int k = 0, i0 = 0, n; i0 < c->n; k++, i0 += n) {
         int left = c->n - i0, T = pass_rows((left + n_passes - k - 1) / (n_passes - k));

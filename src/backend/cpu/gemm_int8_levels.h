@@ -1,10 +1,10 @@
 /*
- * Passes over the panels whose codes name levels (IQ1 IQ2 IQ3 TQ NVFP4), a part of gemm_int8_kernel.h,
- * which includes this after its helpers. A code becomes its level plus 64 by one lookup in a register; what
- * a dot product starts from takes the 64 off again.
+ * Passes over panels whose codes index a table of levels (IQ1 IQ2 IQ3 TQ NVFP4): part of
+ * gemm_int8_kernel.h, which includes this after its helpers. One register lookup turns a code into its
+ * level + 64. The initial value of a dot product subtracts the 64.
  */
 
-/* 2n + 1 for the nibble n at the bottom of each lane */
+/* 2n + 1, for the nibble n at the bottom of each lane */
 INLINE VF odd_scale(VI nibbles)
 {
     return vi_to_f(vi_or_and(vi_set1_32(1), vi_sll32(nibbles, 1), vi_set1_32(30)));
@@ -32,12 +32,12 @@ INLINE void pass_iq3(const struct pass *p, VF *acc, const uint8_t *levels, const
     VI lut = vi_levels(levels);
     const uint8_t *s = p->panel, *q = s + IQ3_SCALES + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += IQ3_SCALES) {
-        fetch_ahead(p, s, IQ3_SCALES, T);
+        prefetch_panel(p, s, IQ3_SCALES, T);
         VI sc = vi_load(s + at);
-        VF d = vf_mul(vf_load_half(s + 64 + at / 2), vf_set1(factor));
+        VF d = vf_mul(vf_load_f16(s + 64 + at / 2), vf_set1(factor));
         for (int b = 0; b < 8; b++, q += 256) {
             VI dot[MAX_T];
-            fetch_ahead(p, q, 256, T);
+            prefetch_panel(p, q, 256, T);
             dot_levels32(dot, q, lut, p, (size_t)(k + 32 * b), T);
             add_block(acc, dot, vf_mul(odd_scale(sc), d), p, k / 32 + b, T);
             sc = vi_srl32(sc, 4);
@@ -55,7 +55,7 @@ INLINE void pass_iq3xxs(const struct pass *p, VF *acc, const int T)
     pass_iq3(p, acc, levels_iq3xxs, 0.25f, T);
 }
 
-/* sum[t] += scale * 16 columns of levels, a vector of four columns each */
+/* sum[t] += scale * 16 columns of levels, four columns per vector */
 INLINE void add_levels(VF *sum, VI u0, VI u1, VI u2, VI u3, VF scale, const struct pass *p,
                        size_t col, const int T)
 {
@@ -72,8 +72,9 @@ INLINE void add_levels(VF *sum, VI u0, VI u1, VI u2, VI u3, VF scale, const stru
         sum[t] = vf_fma(vi_to_f(dot[t]), scale, sum[t]);
 }
 
-/* 16 columns of 2-bit codes v whose third bits are bit 2 of h's bytes, one vector for each group */
-INLINE void add_three_bits(VF *sum, VI v, VI h0, VI h1, VI h2, VI h3, VI lut, VF scale,
+/* 16 columns of 3-bit codes: low two bits in v, the third in bit 2 of the bytes of h0-h3, one
+ * vector per group */
+INLINE void add_3bit_levels(VF *sum, VI v, VI h0, VI h1, VI h2, VI h3, VI lut, VF scale,
                            const struct pass *p, size_t col, const int T)
 {
     const VI two = vi_set1_8(3), third = vi_set1_8(4);
@@ -83,7 +84,7 @@ INLINE void add_three_bits(VF *sum, VI v, VI h0, VI h1, VI h2, VI h3, VI lut, VF
                vi_lookup(lut, vi_or_and(vi_and(vi_srl16(v, 6), two), h3, third)), scale, p, col, T);
 }
 
-/* IQ2 (one = 0): the third bits lie with the codes; IQ1: one bit for 8 columns, with the scales. */
+/* IQ2 (one = 0) stores third bits with the codes; IQ1 stores one per 8 columns, with the scales. */
 INLINE void pass_iq12(const struct pass *p, VF *acc, const int one, const int T)
 {
     const int scales = one ? IQ1_SCALES : IQ2_SCALES, bytes = one ? Q2K_BLOCK : Q3K_BLOCK;
@@ -91,11 +92,11 @@ INLINE void pass_iq12(const struct pass *p, VF *acc, const int one, const int T)
     VI lut = vi_levels(one ? levels_iq1 : levels_iq2);
     const uint8_t *s = p->panel, *q = s + scales + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += scales) {
-        fetch_ahead(p, s, scales, T);
-        VF d = vf_mul(vf_load_half(s + 128 + at / 2), vf_set1(0.125f));
+        prefetch_panel(p, s, scales, T);
+        VF d = vf_mul(vf_load_f16(s + 128 + at / 2), vf_set1(0.125f));
         VI sc = vi_zero(), down = one ? vi_load(s + 192 + at) : vi_zero();
         for (int b = 0; b < 8; b++, q += bytes) {
-            fetch_ahead(p, q, bytes, T);
+            prefetch_panel(p, q, bytes, T);
             if (b % 4 == 0)
                 sc = vi_load(s + 16 * b + at);
             VF s0 = vf_mul(odd_scale(sc), d), s1 = vf_mul(odd_scale(vi_srl32(sc, 4)), d);
@@ -107,14 +108,14 @@ INLINE void pass_iq12(const struct pass *p, VF *acc, const int one, const int T)
             if (one) {
                 VI m0 = vi_sra32(vi_sll32(down, 31), 31), m1 = vi_sra32(vi_sll32(down, 30), 31);
                 VI m2 = vi_sra32(vi_sll32(down, 29), 31), m3 = vi_sra32(vi_sll32(down, 28), 31);
-                add_three_bits(sum, vi_load(q), m0, m0, m1, m1, lut, s0, p, col, T);
-                add_three_bits(sum, vi_load(q + 64), m2, m2, m3, m3, lut, s1, p, col + 16, T);
+                add_3bit_levels(sum, vi_load(q), m0, m0, m1, m1, lut, s0, p, col, T);
+                add_3bit_levels(sum, vi_load(q + 64), m2, m2, m3, m3, lut, s1, p, col + 16, T);
                 down = vi_srl32(down, 4);
             } else {
                 VI h = vi_load(q);
-                add_three_bits(sum, vi_load(q + 64), vi_sll16(h, 2), vi_sll16(h, 1), h,
+                add_3bit_levels(sum, vi_load(q + 64), vi_sll16(h, 2), vi_sll16(h, 1), h,
                                vi_srl16(h, 1), lut, s0, p, col, T);
-                add_three_bits(sum, vi_load(q + 128), vi_srl16(h, 2), vi_srl16(h, 3),
+                add_3bit_levels(sum, vi_load(q + 128), vi_srl16(h, 2), vi_srl16(h, 3),
                                vi_srl16(h, 4), vi_srl16(h, 5), lut, s1, p, col + 16, T);
             }
             sc = vi_srl32(sc, 8);
@@ -138,23 +139,23 @@ INLINE void pass_tq(const struct pass *p, VF *acc, const int T)
     const size_t at = p->lane4;
     const uint8_t *s = p->panel, *q = s + UNIT_SCALES + at;
     for (int k = 0; k < p->n_in; k += 256, s = q - at, q += UNIT_SCALES) {
-        fetch_ahead(p, s, UNIT_SCALES, T);
-        VF d = vf_load_half(s + at / 2);
+        prefetch_panel(p, s, UNIT_SCALES, T);
+        VF d = vf_load_f16(s + at / 2);
         for (int b = 0; b < 8; b++, q += Q2K_BLOCK) {
             size_t col = (size_t)(k + 32 * b);
             VI dot[MAX_T];
-            fetch_ahead(p, q, Q2K_BLOCK, T);
+            prefetch_panel(p, q, Q2K_BLOCK, T);
             UNROLL
             for (int t = 0; t < T; t++) /* codes are values + 1 */
                 dot[t] = vi_sra32(vi_bcast(p->x[t] + p->l.init32 + col / 8), 7);
-            dot_twos(dot, vi_load(q), p, col, T);
-            dot_twos(dot, vi_load(q + 64), p, col + 16, T);
+            dot_2bit(dot, vi_load(q), p, col, T);
+            dot_2bit(dot, vi_load(q + 64), p, col + 16, T);
             add_block(acc, dot, d, p, k / 32 + b, T);
         }
     }
 }
 
-/* The same with the inputs' fine part. */
+/* add_levels for inputs with a fine part. */
 INLINE void add_levels_fine(VF *sum, const VI *u, VF scale, const struct pass *p, size_t col,
                             const int T)
 {
@@ -175,20 +176,20 @@ INLINE void add_levels_fine(VF *sum, const VI *u, VF scale, const struct pass *p
         sum[t] = vf_fma(vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t])), scale, sum[t]);
 }
 
-/* Two dot products, as in MXFP4. */
+/* Two dot products, as for MXFP4. */
 INLINE void pass_nvfp4(const struct pass *p, VF *acc, const int T)
 {
     const VI nib = vi_set1_8(15);
-    const VF unit = vf_set1(0x1p119f); /* half of what makes E4M3's exponent a float's */
+    const VF unit = vf_set1(0x1p119f); /* half of the factor that converts E4M3's exponent to a float's */
     const size_t at = p->lane4;
     VI lut = vi_levels(levels_fp4);
     const uint8_t *s = p->panel + NVFP4_HEAD, *q = s + UNIT_SCALES + at;
     for (int k = 0; k < p->n_in; k += 64, s = q - at, q += UNIT_SCALES) {
-        fetch_ahead(p, s, UNIT_SCALES, T);
+        prefetch_panel(p, s, UNIT_SCALES, T);
         for (int b = 0; b < 2; b++, q += 256) {
             size_t col = (size_t)(k + 32 * b);
             VF sum[MAX_T];
-            fetch_ahead(p, q, 256, T);
+            prefetch_panel(p, q, 256, T);
             UNROLL
             for (int t = 0; t < T; t++)
                 sum[t] = vf_zero();
@@ -204,7 +205,7 @@ INLINE void pass_nvfp4(const struct pass *p, VF *acc, const int T)
             add_sums(acc, sum, p, col, T);
         }
     }
-    VF scale = vf_load((const float *)(p->panel + at)); /* the tensor's */
+    VF scale = vf_load((const float *)(p->panel + at)); /* the tensor's scale */
     UNROLL
     for (int t = 0; t < T; t++)
         acc[t] = vf_mul(acc[t], scale);

@@ -1,12 +1,12 @@
 /*
- * The kernels of matrix products, one function for each technique and instruction set; each takes
- * every format that its row of the pick table names (pick.c), and looks the format up itself.
- *   gemm_int8     packed panels times inputs of 8 bits, by dot products of bytes (on AMX: tiles)
- *   gemm_bf16     packed panels converted to bf16, times inputs of bf16, on AMX tiles
- *   gemm_split    packed float weights and inputs, each as two bf16 that add up to it, on AMX tiles
+ * The kernels of matrix products, one function per technique and instruction set. Each takes every format
+ * that its row of the pick table names (pick.c), and dispatches on the format itself.
+ *   gemm_int8     packed panels times 8-bit inputs, by dot products of bytes (on AMX: tiles)
+ *   gemm_bf16     packed panels converted to bf16, times bf16 inputs, on AMX tiles
+ *   gemm_split    packed float weights and inputs, each as a sum of two bf16, on AMX tiles
  *   gemm_float    packed float weights times float inputs
- *   gemm_dequant  any weight, from the file's blocks or from panels: a few rows become floats, exactly,
- *                 and are multiplied with float inputs. Slow, right, and always there
+ *   gemm_dequant  any weight, from the file's blocks or from panels: a few rows are dequantised exactly and
+ *                 multiplied with float inputs. Slow, but always available
  */
 #ifndef STEEL_BACKEND_CPU_GEMM_KERNELS_H
 #define STEEL_BACKEND_CPU_GEMM_KERNELS_H
@@ -24,10 +24,10 @@ void gemm_float_avx512(const struct gemm_call *c);
 void gemm_dequant_avx2(const struct gemm_call *c);
 void gemm_dequant_avx512(const struct gemm_call *c);
 
-/* Bytes of scratch that they need. */
+/* Bytes of scratch that the kernels need. */
 size_t gemm_int8_scratch_amx(int n_in); /* zeroed before the first call */
 
-/* chunks, sums, and twice two panels as bf16 */
+/* chunks, sums, and tiles of two panels and of the next two */
 static inline size_t gemm_bf16_scratch(int n_in)
 {
     return (size_t)(32 << 10) + (size_t)n_in * 4 * GEMM_PANEL * 2;
@@ -39,7 +39,7 @@ static inline size_t gemm_split_scratch(int n_in)
     return (size_t)(8 << 10) + (size_t)n_in * 4 * GEMM_PANEL * 2;
 }
 
-enum { DEQUANT_ROWS = 4 }; /* weight rows that become floats at a time */
+enum { DEQUANT_ROWS = 4 }; /* weight rows that are dequantised at a time */
 
 static inline size_t gemm_dequant_stride(int n_in)
 {
@@ -51,9 +51,9 @@ static inline size_t gemm_dequant_scratch(int n_in)
     return gemm_dequant_stride(n_in) * DEQUANT_ROWS * sizeof(float);
 }
 
-/* Whether passes of one or two input rows (float weights: of any number) ask for memory themselves:
- * set before the first. AMD's processors fetch such streams better alone; Intel's reach half of the
- * bandwidth alone, all of it with help. */
-extern bool gemm_few_ahead;
+/* Whether passes of one or two input rows (float weights: of any number) prefetch in software. Set
+ * before the first pass. AMD's hardware prefetchers do better alone. Intel's alone reach half of
+ * the memory bandwidth, with software prefetching all of it. */
+extern bool gemm_prefetch_few;
 
 #endif

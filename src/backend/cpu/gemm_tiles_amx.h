@@ -1,6 +1,6 @@
 /*
- * What gemm_bf16_amx.c and gemm_split_amx.c share: all tiles are 16 rows of 64 bytes, tmm0-3 are the sums
- * of two tiles of inputs and two panels, and sums leave by way of out (32 inputs, GEMM_UNIT rows).
+ * Shared by gemm_bf16_amx.c and gemm_split_amx.c. All tiles have 16 rows of 64 bytes. tmm0-3 are the sums
+ * of two tiles of inputs and two panels; they are stored to out (32 inputs, GEMM_UNIT rows).
  */
 #ifndef STEEL_BACKEND_CPU_GEMM_TILES_AMX_H
 #define STEEL_BACKEND_CPU_GEMM_TILES_AMX_H
@@ -11,7 +11,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { TILE = 1024 }; /* bytes: 32 columns of a panel */
+enum { TILE = 1024 }; /* bytes of 32 columns of a panel in bf16 */
 
 INLINE void tiles_configure(void)
 {
@@ -31,7 +31,7 @@ INLINE void tiles_zero(void)
     amx_zero(3);
 }
 
-/* two: the second tile of inputs, too. */
+/* two: also stores the second tile of inputs. */
 INLINE void tiles_store(float (*out)[GEMM_UNIT], const int two)
 {
     amx_store(0, out[0], sizeof *out);
@@ -42,7 +42,7 @@ INLINE void tiles_store(float (*out)[GEMM_UNIT], const int two)
     }
 }
 
-/* The sums of input rows [i0, i0 + n) and weight rows from col on, with the bias. */
+/* Stores the sums of input rows [i0, i0 + n) and weight rows from col on to y, plus the bias. */
 INLINE void put_sums(const float (*out)[GEMM_UNIT], const struct gemm_call *c, int i0, int n,
                      int col)
 {

@@ -39,7 +39,7 @@
 #define vf_mul(a, b)          _mm512_mul_ps(a, b)
 #define vf_fma(a, b, c)       _mm512_fmadd_ps(a, b, c)
 #define vf_fnma(a, b, c)      _mm512_fnmadd_ps(a, b, c)
-#define vf_load_half(p)       _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
+#define vf_load_f16(p)       _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 
 /* Half of 2^(e - 127), exact for subnormal results too. */
 static inline __m512 vf_load_e8m0_half(const uint8_t *p)
@@ -51,18 +51,19 @@ static inline __m512 vf_load_e8m0_half(const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, small, tiny));
 }
 
-/* 16 codes times 1/256: the bits of E4M3 shifted into a half, whose exponent's bias is 8 larger. */
+/* 16 FP8 codes times 1/256: the bits of E4M3 shifted into an fp16, whose exponent bias is larger by
+ * 8. */
 static inline __m512 vf_load_f8(const uint8_t *p)
 {
     __m256i v = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
     __m256i sign = _mm256_slli_epi16(v, 1);
-    /* sign from one, the rest from the other */
+    /* the sign bit from `sign`, the other bits from v */
     v = _mm256_ternarylogic_epi32(_mm256_set1_epi16((short)0x8000), sign, v, 0xca);
     return _mm512_cvtph_ps(_mm256_and_si256(v, _mm256_set1_epi16((short)0xbf80)));
 }
 
 #ifdef __AVX512VNNI__
-/* As assembly, because gcc copies accumulators of the intrinsic around in loops. */
+/* In assembly, because gcc copies the intrinsic's accumulators around in loops. */
 static inline __attribute__((always_inline)) __m512i vnni_dot(__m512i acc, __m512i u, __m512i s)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));

@@ -1,10 +1,10 @@
 /*
- * Weights in the CPU backend's form: which segments are packed (panel.h), the packing itself and
- * reading one row back for the embedding. Packing is cut into pieces of a few panels, which the
- * threads take in the order of the file: each reads its piece into a buffer that stays in the second
- * cache (cheaper than faulting the file's pages in, and nothing is mapped that must be given back) and
- * packs it to its place, while the file's next pieces are on their way. Owns the packed memory;
- * kernels only read it.
+ * Weights in the CPU backend's form: which segments are packed (panel.h), the packing, and reading one row
+ * back for the embedding. Owns the packed memory; kernels only read it.
+ *
+ * Packing is split into pieces of a few panels, which threads take in the order of the file. A thread reads
+ * its piece into a buffer that stays in the second-level cache, and packs it to its place while the file's
+ * next pieces are read. Reading is cheaper than faulting the file's pages in, and leaves no mapping.
  */
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel_pack.h"
@@ -14,22 +14,23 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* Source bytes of a piece: half of a small second cache, so that it is still there to be packed. */
+/* Source bytes of a piece: half of a small second-level cache, so that they are still there to be
+ * packed. */
 enum { PIECE_BYTES = 256 << 10 };
 
 struct pack_job {
     const struct raw_weight *src;
     const struct gemm_weight *w;
     enum isa isa;
-    int step[3];      /* panels of a piece, per segment */
-    int n_pieces[3];  /* pieces of an expert, per segment */
-    int total;        /* pieces of the weight */
-    uint8_t *buffers; /* (n_threads, buffer_bytes), NULL: the source is memory */
+    int step[3];      /* panels per piece, by segment */
+    int n_pieces[3];  /* pieces per expert, by segment */
+    int total;        /* pieces of the whole weight */
+    uint8_t *buffers; /* (n_threads, buffer_bytes); NULL: the source is in memory */
     size_t buffer_bytes;
     _Atomic bool failed; /* the file could not be read */
 };
 
-/* Pieces, and the bytes of the largest. */
+/* Counts the pieces, and the bytes of the largest. */
 static void plan(struct pack_job *j)
 {
     for (int i = 0; i < j->w->n_seg; i++) {

@@ -1,7 +1,7 @@
 /*
- * Packing the file's blocks into panels (panel.h) and back, in plain C: what the layout means. Panels
- * of 16 rows go to the vector packers (panel_pack.h), byte for byte the same and as fast as memory. The way
- * back rebuilds the file's block and lets quant.c say what it means, so a packed row is exact by
+ * Packs the file's blocks into panels (panel.h) and back, in plain C, which defines the layout. Whole panels
+ * of 16 rows go to the vector packers (panel_pack.h), which write the same bytes as fast as memory allows.
+ * The way back rebuilds the file's block and dequantises it with quant.c, so a packed row is exact by
  * construction.
  */
 #include "backend/cpu/panel_pack.h"
@@ -29,60 +29,62 @@ static void store4(uint8_t *p, uint64_t v)
 #define LOW2 UINT64_C(0x0303030303030303)
 #define LOW1 UINT64_C(0x0101010101010101)
 
-/* 8 codes of 4 bits (one a byte) become 4 bytes: columns 0-3 low, 4-7 high. */
-static uint64_t nibbles(uint64_t codes)
+/* Packs 8 codes of 4 bits (one per byte) into 4 bytes: columns 0-3 low, 4-7 high. */
+static uint64_t pack_nibbles(uint64_t codes)
 {
     return codes | codes >> 28;
 }
 
-/* And back: 8 codes, one a byte. */
-static uint64_t unnibble(const uint8_t *p)
+/* The inverse: 8 codes, one per byte. */
+static uint64_t unpack_nibbles(const uint8_t *p)
 {
     uint32_t v;
     memcpy(&v, p, 4);
     return ((uint64_t)(v >> 4) << 32 | v) & LOW4;
 }
 
-/* One row's 32 codes, 16 bytes with columns 0-15 in the low nibbles: the small formats' order. */
+/* Packs 32 codes of one row, in the order of Q4_0: 16 bytes with columns 0-15 in the low
+ * nibbles. */
 static void pack_split16(const uint8_t *qs, uint8_t *dst, int lane)
 {
     for (int i = 0; i < 2; i++) {
         uint64_t q = load8(qs + 8 * i);
-        store4(dst + 64 * i + 4 * lane, nibbles(q & LOW4));
-        store4(dst + 64 * (i + 2) + 4 * lane, nibbles(q >> 4 & LOW4));
+        store4(dst + 64 * i + 4 * lane, pack_nibbles(q & LOW4));
+        store4(dst + 64 * (i + 2) + 4 * lane, pack_nibbles(q >> 4 & LOW4));
     }
 }
 
 static void unpack_split16(const uint8_t *src, int lane, uint8_t *qs)
 {
     for (int i = 0; i < 2; i++) {
-        uint64_t q = unnibble(src + 64 * i + 4 * lane) | unnibble(src + 64 * (i + 2) + 4 * lane)
+        uint64_t q = unpack_nibbles(src + 64 * i + 4 * lane) | unpack_nibbles(src + 64 * (i + 2) + 4 * lane)
                                                              << 4;
         memcpy(qs + 8 * i, &q, 8);
     }
 }
 
-/* 64 codes, 32 bytes with columns 0-31 in the low nibbles (the order of Q4_K and Q5_K) and two blocks
- * of ours, `block` bytes apart. */
+/* Packs 64 codes, in the order of Q4_K and Q5_K (32 bytes with columns 0-31 in the low nibbles),
+ * into two blocks of the panel, `block` bytes apart. */
 static void pack_split32(const uint8_t *qs, uint8_t *dst, int block, int lane)
 {
     for (int i = 0; i < 4; i++) {
         uint64_t q = load8(qs + 8 * i);
-        store4(dst + 64 * i + 4 * lane, nibbles(q & LOW4));
-        store4(dst + block + 64 * i + 4 * lane, nibbles(q >> 4 & LOW4));
+        store4(dst + 64 * i + 4 * lane, pack_nibbles(q & LOW4));
+        store4(dst + block + 64 * i + 4 * lane, pack_nibbles(q >> 4 & LOW4));
     }
 }
 
 static void unpack_split32(const uint8_t *src, int block, int lane, uint8_t *qs)
 {
     for (int i = 0; i < 4; i++) {
-        uint64_t q = unnibble(src + 64 * i + 4 * lane) | unnibble(src + block + 64 * i + 4 * lane)
+        uint64_t q = unpack_nibbles(src + 64 * i + 4 * lane) | unpack_nibbles(src + block + 64 * i + 4 * lane)
                                                              << 4;
         memcpy(qs + 8 * i, &q, 8);
     }
 }
 
-/* Q4_K and Q5_K: 8 scales and mins of 6 bits in 12 bytes <-> the four vectors at dst. */
+/* Q4_K and Q5_K: converts 8 scales and mins of 6 bits in 12 bytes to the four vectors at dst, or
+ * back. */
 static void pack_scales(const uint8_t *in, uint16_t d, uint16_t dmin, uint8_t *dst, int lane)
 {
     uint8_t sc[8], mn[8];
@@ -136,7 +138,8 @@ static void pack_q5k(const struct block_q5_k *b, uint8_t *dst, int lane)
 {
     for (int c = 0; c < 4; c++)
         pack_split32(b->qs + 32 * c, dst + K45_SCALES + 2 * Q5K_BLOCK * c + 64, Q5K_BLOCK, lane);
-    /* qh[l] bit b = bit 4 of column 32 b + l; a dword of ours gathers 8 column groups of a block. */
+    /* qh[l] bit b is bit 4 of column 32 b + l. A dword of the panel collects 8 column groups of a
+     * block. */
     for (int blk = 0; blk < 8; blk++) {
         uint64_t bits = 0;
         for (int i = 0; i < 4; i++) {
@@ -168,12 +171,12 @@ static void pack_q6k(const struct block_q6_k *b, uint8_t *dst, int lane)
     memcpy(dst + 256 + 2 * lane, &b->d, 2);
     uint8_t *out = dst + Q6K_SCALES + 4 * lane;
     for (int blk = 0; blk < 8; blk++) {
-        /* Block 4h + m: nibbles of ql[64 h + 32 (m & 1) ..], high bits of qh[32 h ..] >> 2m. */
+        /* Block 4h + m: nibbles of ql[64 h + 32 (m & 1) ..], and bits 2m of qh[32 h ..]. */
         int h = blk / 4, m = blk % 4, shift = m < 2 ? 0 : 4;
         const uint8_t *ql = b->ql + 64 * h + 32 * (m & 1), *qh = b->qh + 32 * h;
         for (int i = 0; i < 32; i += 16, out += 192) {
-            store4(out, nibbles(load8(ql + i) >> shift & LOW4));
-            store4(out + 64, nibbles(load8(ql + i + 8) >> shift & LOW4));
+            store4(out, pack_nibbles(load8(ql + i) >> shift & LOW4));
+            store4(out + 64, pack_nibbles(load8(ql + i + 8) >> shift & LOW4));
             uint64_t a = load8(qh + i) >> 2 * m & LOW2, c = load8(qh + i + 8) >> 2 * m & LOW2;
             store4(out + 128, (a | a >> 30) | (c | c >> 30) << 4);
         }
@@ -230,7 +233,7 @@ static void unpack_q8_0(const uint8_t *src, int lane, struct block_q8_0 *b)
             b->qs[4 * g + j] = (int8_t)(src[64 * g + 4 * lane + j] ^ 0x80);
 }
 
-/* GPTQ4: 32 columns in 16 bytes, the even column in the low nibble. */
+/* GPTQ4: 32 columns in 16 bytes, the even columns in the low nibbles. */
 static void pack_gptq(const uint8_t *qs, uint8_t *dst, int lane)
 {
     for (int i = 0; i < 4; i++) {
@@ -241,15 +244,15 @@ static void pack_gptq(const uint8_t *qs, uint8_t *dst, int lane)
         even = (even | even << 8) & UINT64_C(0x00ff00ff00ff00ff);
         odd = (odd | odd << 16) & UINT64_C(0x0000ffff0000ffff);
         odd = (odd | odd << 8) & UINT64_C(0x00ff00ff00ff00ff);
-        store4(dst + 64 * i + 4 * lane, nibbles(even | odd << 8));
+        store4(dst + 64 * i + 4 * lane, pack_nibbles(even | odd << 8));
     }
 }
 
-/* Values of `size` bytes to columns of 16; pair: two columns' values adjacent. */
+/* Packs values of `size` bytes as columns of 16; pair: two columns' values are adjacent. */
 static void pack_columns(const uint8_t *src, size_t row_bytes, int n, int n_in, size_t size,
                          bool pair, uint8_t *dst)
 {
-    enum { RUN = 64 }; /* columns whose lines stay in the first cache while all rows go by */
+    enum { RUN = 64 }; /* columns whose cache lines stay in the first-level cache while all rows are copied */
     for (int k0 = 0; k0 < n_in; k0 += RUN)
         for (int r = 0; r < n; r++)
             for (int k = k0; k < n_in && k < k0 + RUN; k++) {
@@ -265,7 +268,7 @@ static void pack_columns(const uint8_t *src, size_t row_bytes, int n, int n_in, 
             }
 }
 
-/* A format's unit: how many of the file's blocks, and their bytes after the unit's scales. */
+/* A format's unit: its number of file blocks, the bytes of its scales, and of one block. */
 static bool unit_of(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
 {
     *blocks = 1;
@@ -319,7 +322,7 @@ static size_t round64(size_t n)
     return (n + 63) & ~(size_t)63;
 }
 
-/* Bytes before a panel's first unit. */
+/* Bytes of a panel before its first unit. */
 static size_t head_of(enum dtype t)
 {
     return t == DT_NVFP4 ? NVFP4_HEAD : 0;
@@ -354,7 +357,7 @@ size_t panel_bytes(const struct raw_seg *s, int n_in)
     }
 }
 
-/* Block `i` of a unit, of one row, into its lane. */
+/* Packs block `i` of a unit, of one row, into its lane. */
 static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, int lane)
 {
     switch (t) {
@@ -391,7 +394,7 @@ static void pack_block(enum dtype t, const uint8_t *src, uint8_t *unit, int i, i
     }
 }
 
-/* The planes beside the codes: the scales of F8_E4M3, NVFP4 and GPTQ4. */
+/* Packs scales that the file stores apart from the codes: F8_E4M3, NVFP4 and GPTQ4. */
 static void pack_planes(const struct raw_seg *s, int n_in, int e, int first, int n, uint8_t *dst)
 {
     if (s->type == DT_F8_E4M3) {
@@ -418,7 +421,7 @@ static void pack_planes(const struct raw_seg *s, int n_in, int e, int first, int
     }
 }
 
-/* The formats that are not made of blocks: floats and GPTQ4. */
+/* Packs the formats that are not made of blocks: floats and GPTQ4. */
 static bool pack_planar(const struct raw_seg *s, int n_in, const uint8_t *src, int n, uint8_t *dst)
 {
     size_t row_bytes = raw_seg_row_bytes(s, n_in);
@@ -454,7 +457,7 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     int first = panel * GEMM_PANEL, n = s->rows - first < GEMM_PANEL ? s->rows - first : GEMM_PANEL;
     size_t row_bytes = raw_seg_row_bytes(s, w->n_in), scales, bytes;
     const uint8_t *src = rows ? rows : s->data[e] + (size_t)first * row_bytes;
-    if (n < GEMM_PANEL || w->n_in % 256) /* lanes or columns that only pad */
+    if (n < GEMM_PANEL || w->n_in % 256) /* padded lanes or columns */
         memset(dst, 0, panel_bytes(s, w->n_in));
     pack_planes(s, w->n_in, e, first, n, dst);
 #ifdef __x86_64__
@@ -484,7 +487,7 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
     }
 }
 
-/* The way back for what pack_planar packed. */
+/* Unpacks a row that pack_planar packed. */
 static bool row_planar(const struct gemm_seg *s, const int32_t *perm, const uint8_t *panel,
                        int lane, int n_in, float *dst)
 {
@@ -539,7 +542,7 @@ void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst)
         struct block_q6_k q6k;
         struct block_iq4_xs iq4xs;
         struct block_q8_0 q8_0;
-        struct block_q4_0 q4_0; /* IQ4_NL's layout too */
+        struct block_q4_0 q4_0; /* also IQ4_NL's layout */
         struct block_mxfp4 mx;
     } b;
     size_t scales, bytes;

@@ -1,9 +1,11 @@
 /*
- * Panels of the formats whose values are a few levels, in plain C: packing a block of the file into its
- * lane, and a row back to floats. The grids of the IQ formats are looked up here, once, at loading: a
- * panel names levels, in a bit or so a value more than the file takes to name points of a grid, and
- * kernels need no gathers. Everything is exact: panel.h has the layouts. panel_levels_pack is what a
- * panel is; panel_levels_read gives the same codes to the vector packers, without the detour of values.
+ * Panels of formats whose values are a few levels, in plain C: packs a block of the file into its lane, and
+ * dequantises a row. Both are exact; panel.h has the layouts.
+ *
+ * Codes of the IQ formats index a grid of points in the file. They are looked up here, once, at loading. A
+ * panel stores an index of a level for each value, about one bit per value more than the file, so that
+ * kernels need no gathers. panel_levels_pack defines the layout. panel_levels_read computes the same codes
+ * for the vector packers, without going through values.
  */
 #include "backend/cpu/panel_levels.h"
 #include "backend/cpu/gemm_tables.h"
@@ -48,7 +50,7 @@ bool panel_levels_unit(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
     }
 }
 
-/* The levels that a type's codes name, and the factor of its d. */
+/* The table of levels of a type, and the factor of its d. */
 static const uint8_t *levels_of(enum dtype t, float *factor)
 {
     switch (t) {
@@ -71,21 +73,21 @@ static const uint8_t *levels_of(enum dtype t, float *factor)
     }
 }
 
-/* The codes of all values, by the value as a byte. */
+/* Inverts a table of levels: codes[(uint8_t)level] = code. */
 static void invert(const uint8_t *levels, int n, uint8_t *codes)
 {
     for (int i = n - 1; i >= 0; i--)
         codes[(uint8_t)(levels[i] - LEVEL_ZERO)] = (uint8_t)i;
 }
 
-/* A lane of `vectors` vectors to zeros. */
+/* Zeros a lane of `vectors` vectors. */
 static void clear_lane(uint8_t *p, int vectors, int lane)
 {
     for (int i = 0; i < vectors; i++)
         memset(p + 64 * i + 4 * lane, 0, 4);
 }
 
-/* Puts four columns' codes, a byte each, `shift` bits up into a dword of a lane. */
+/* Inserts codes of four columns, a byte each, into a lane's dword, shifted left by `shift` bits. */
 static void put_group(uint8_t *vector, int lane, uint32_t codes, int shift)
 {
     uint32_t v;
@@ -101,7 +103,7 @@ static uint32_t load4(const uint8_t *p)
     return v;
 }
 
-/* Bits of 16 scales 2n + 1, a nibble n each: vector j / 8, nibble j % 8 of a lane's dword. */
+/* Packs 16 scales 2n + 1 as nibbles n: nibble j % 8 of the lane's dword in vector j / 8. */
 static void put_scales(const int8_t *scale, int step, int n, uint8_t *dst, int lane)
 {
     uint32_t v[2] = {0, 0};
@@ -116,7 +118,7 @@ static int get_scale(const uint8_t *src, int j, int lane)
     return (int)(2 * (load4(src + 64 * (j / 8) + 4 * lane) >> 4 * (j % 8) & 15) + 1);
 }
 
-/* d as the file's fp16 bits. IQ1_M stores it in four pieces. */
+/* d as the file's fp16 bits. IQ1_M stores it in four parts. */
 static uint16_t file_d(enum dtype t, const uint8_t *src)
 {
     uint16_t d;
@@ -128,7 +130,7 @@ static uint16_t file_d(enum dtype t, const uint8_t *src)
     return d;
 }
 
-/* Packs 256 codes of up to `bits` bits, given one per byte, after a unit's scales. */
+/* Packs 256 codes of up to `bits` bits, one per byte, after a unit's scales. */
 static void put_codes(const uint8_t *code, int bits, uint8_t *dst, int lane)
 {
     clear_lane(dst, bits * 8, lane);
@@ -163,8 +165,8 @@ static void pack_nvfp4(const uint8_t *src, uint8_t *unit, int lane)
     memcpy(&b, src, sizeof b);
     clear_lane(unit + UNIT_SCALES, 8, lane);
     for (int s = 0; s < 4; s++) {
-        /* The file's E4M3 scales 0x7f and 0xff mean 0 and 480. Stored as 0 and 0x7f, kernels decode them
-         * without a special case. */
+        /* E4M3 scales 0x7f and 0xff mean 0 and 480 in the file. They are stored as 0 and 0x7f,
+         * which kernels decode without a special case. */
         unit[16 * s + lane] = b.d[s] == 0x7f ? 0 : b.d[s] == 0xff ? 0x7f : b.d[s] & 0x7f;
         for (int i = 0; i < 16; i += 4) { /* columns 0-7 in low nibbles, 8-15 in high ones */
             uint32_t q = load4(b.qs + 8 * s + i % 8) >> (i / 8 * 4) & 0x0f0f0f0fu;
@@ -216,7 +218,7 @@ void panel_levels_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int lane
     put_codes(code, 2, unit + IQ1_SCALES, lane);
 }
 
-/* The grids with one digit per byte, so that one lookup gives 8 codes (IQ3: 4). */
+/* The points of the grids with one digit per byte, so that one lookup returns 8 codes (IQ3: 4). */
 static uint64_t digits[QUANT_GRID_POINTS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -236,7 +238,7 @@ static void spread_digits(void)
     }
 }
 
-/* 8 codes: the grid's digits, with one sign bit each at position `bit`. */
+/* 8 codes: the digits of a grid point, with one sign bit each at bit `bit`. */
 static void put_signed(uint64_t grid, unsigned signs, int bit, uint8_t *out)
 {
     const uint64_t low = UINT64_C(0x0101010101010101);

@@ -1,6 +1,6 @@
 /*
- * Panels of the formats of few bits, in plain C: packing a block of the file into its lane, and a row
- * back to floats. Everything is exact: panel.h has the layouts.
+ * Panels of the formats with few bits, in plain C: packs a block of the file into its lane, and dequantises
+ * a row. Both are exact; panel.h has the layouts.
  */
 #include "backend/cpu/panel_low.h"
 #include "backend/cpu/panel.h"
@@ -40,7 +40,7 @@ bool panel_low_unit(enum dtype t, int *blocks, size_t *scales, size_t *bytes)
     }
 }
 
-/* Puts a code of up to 4 bits at a column of 32 in the 4-bit order, into zeros. */
+/* Inserts a code of up to 4 bits at a column of a C4 block that holds zeros there. */
 static void put4(uint8_t *block, int lane, int col, int code)
 {
     int g = col / 4;
@@ -53,14 +53,14 @@ static int get4(const uint8_t *block, int lane, int col)
     return block[64 * (g / 2) + 4 * lane + col % 4] >> 4 * (g & 1) & 15;
 }
 
-/* A lane of `vectors` vectors to zeros. */
+/* Zeros a lane of `vectors` vectors. */
 static void clear_lane(uint8_t *p, int vectors, int lane)
 {
     for (int i = 0; i < vectors; i++)
         memset(p + 64 * i + 4 * lane, 0, 4);
 }
 
-/* The two bits of column i of Q2_K and Q3_K. */
+/* The two low bits of column i of Q2_K and Q3_K. */
 static int two_bits(const uint8_t *qs, int i)
 {
     return qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
@@ -92,7 +92,7 @@ static void pack_q3k(const struct block_q3_k *b, uint8_t *unit, int lane)
     }
 }
 
-/* 32 codes, in the low nibbles first, and (qh) their fifth bits. */
+/* Packs 32 codes, columns 0-15 in the low nibbles, and (qh) their fifth bits. */
 static void pack_small(const uint8_t *qs, const uint8_t *qh, uint8_t *block, int lane)
 {
     uint8_t *nibbles = block + (qh ? 64 : 0);
@@ -117,7 +117,7 @@ void panel_low_pack(enum dtype t, const uint8_t *src, uint8_t *unit, int i, int 
     size_t scales, bytes;
     CHECK(panel_low_unit(t, &blocks, &scales, &bytes), "%s has no layout", dtype_name(t));
     uint8_t *block = unit + scales + (size_t)i * bytes;
-    memcpy(&b, src, (size_t)dtype_table[t].block_bytes); /* files promise no alignment */
+    memcpy(&b, src, (size_t)dtype_table[t].block_bytes); /* files guarantee no alignment */
     switch (t) {
     case DT_Q2_K:
         pack_q2k(&b.q2k, unit, lane);

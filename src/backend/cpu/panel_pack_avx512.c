@@ -1,4 +1,4 @@
-/* Packing, 16 rows at a time. */
+/* Packs panels 16 rows at a time. */
 #include "backend/cpu/panel_pack_kernel.h"
 
 void panel_pack_rows_avx512(const struct pack_rows *p, uint8_t *dst)

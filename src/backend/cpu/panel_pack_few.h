@@ -1,14 +1,14 @@
 /*
- * The vector packers of the formats of few bits and of those whose codes name levels: part of
- * panel_pack_kernel.h, which has the vectors. Where the file names points of a grid, codes are looked up
- * row by row (panel_levels_read); all else is bytes within lanes.
+ * Vector packers for formats with few bits and for formats with tables of levels: part of
+ * panel_pack_kernel.h, which defines the vectors. Codes that index a grid are looked up row by row
+ * (panel_levels_read). All other work is on bytes within lanes.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_PACK_FEW_H
 #define STEEL_BACKEND_CPU_PANEL_PACK_FEW_H
 
 #define LOW2 0x03030303u
 
-/* The first `size` <= 16 bytes of each row, 16 bytes apart. */
+/* Copies the first `size` <= 16 bytes of each row to rows 16 bytes apart. */
 static inline void gather_small(const uint8_t *src, size_t stride, size_t size, uint8_t to[16 * W])
 {
     for (size_t r = 0; r < W; r++)
@@ -26,21 +26,21 @@ static inline vec load_dwords(const uint8_t *src, size_t stride)
     return out;
 }
 
-/* 16 columns of two bits: group g of q at bits 2g. */
-static inline vec join2(const vec q[4])
+/* Packs 16 columns of two bits: group g of q at bits 2g. */
+static inline vec join_2bit(const vec q[4])
 {
     return (q[0] & LOW2) | (q[1] & LOW2) << 2 | (q[2] & LOW2) << 4 | (q[3] & LOW2) << 6;
 }
 
-/* Q2_K, Q3_K, TQ2_0: 64 bytes, byte k of a half has columns k, 32 + k, 64 + k and 96 + k of it. Columns
- * 32 b + 16 s ... + 15 go to dst + block * b + 64 s. */
+/* Q2_K, Q3_K, TQ2_0: 64 bytes. Byte k of each half has columns k, 32 + k, 64 + k and 96 + k of that
+ * half. Columns 32 b + 16 s ... + 15 go to dst + block * b + 64 s. */
 static inline void pack_pairs(const uint8_t *qs, size_t stride, uint8_t *dst, int block)
 {
     for (int half = 0; half < 2; half++)
         for (int s = 0; s < 2; s++) {
             vec q[4];
             load4(qs + 32 * half + 16 * s, stride, q);
-            /* Pairs of bits j of group g become pairs g of block j. */
+            /* Bit pairs j of group g become bit pairs g of block j. */
             swap_bits(&q[0], &q[2], 4, 0x0f0f0f0f);
             swap_bits(&q[1], &q[3], 4, 0x0f0f0f0f);
             swap_bits(&q[0], &q[1], 2, 0x33333333);
@@ -61,8 +61,8 @@ static inline void pack_q2k(const uint8_t *src, size_t stride, uint8_t *dst, int
     pack_pairs(src + 16, stride, dst + LOW_SCALES + 4 * lane, Q2K_BLOCK);
 }
 
-/* Six bits less 32, as bytes. */
-static inline vec six_signed(vec low, vec high)
+/* Codes of six bits minus 32, as bytes. */
+static inline vec signed_6bit(vec low, vec high)
 {
     vec x = ((low & LOW4) | (high & LOW2) << 4) ^ 0x20202020u;
     return x | (x & 0x20202020u) << 1 | (x & 0x20202020u) << 2;
@@ -74,17 +74,17 @@ static inline void pack_q3k(const uint8_t *src, size_t stride, uint8_t *dst, int
     vec s[4];
     gather_small(src + 96, stride, 12, small);
     load4(small, 16, s);
-    store(dst + 4 * lane, six_signed(s[0], s[2]));
-    store(dst + 64 + 4 * lane, six_signed(s[1], s[2] >> 2));
-    store(dst + 128 + 4 * lane, six_signed(s[0] >> 4, s[2] >> 4));
-    store(dst + 192 + 4 * lane, six_signed(s[1] >> 4, s[2] >> 6));
+    store(dst + 4 * lane, signed_6bit(s[0], s[2]));
+    store(dst + 64 + 4 * lane, signed_6bit(s[1], s[2] >> 2));
+    store(dst + 128 + 4 * lane, signed_6bit(s[0] >> 4, s[2] >> 4));
+    store(dst + 192 + 4 * lane, signed_6bit(s[1] >> 4, s[2] >> 6));
     copy_small(src + 108, stride, 2, dst + 256 + 2 * lane);
     dst += LOW_SCALES + 4 * lane;
     pack_high(src, stride, dst, Q3K_BLOCK);
     pack_pairs(src + 32, stride, dst + 64, Q3K_BLOCK);
 }
 
-/* Bit 4 g + c of a dword to bit g of its byte c: the fifth bits of Q5_0 and Q5_1. */
+/* Moves bit 4 g + c of a dword to bit g of its byte c: the fifth bits of Q5_0 and Q5_1. */
 static inline vec spread_bits(vec v)
 {
     vec out = v & 0;
@@ -97,7 +97,7 @@ static inline vec spread_bits(vec v)
     return out;
 }
 
-/* Block i of a unit of two: d, perhaps m, perhaps fifth bits, nibbles. */
+/* Block i of a unit of two: d, m if has_m, fifth bits if has_h, nibbles. */
 static inline void pack_small_block(const uint8_t *src, size_t stride, bool has_m, bool has_h,
                                     uint8_t *unit, int i, int lane)
 {
@@ -139,7 +139,7 @@ static inline void pack_tq2(const uint8_t *src, size_t stride, uint8_t *dst, int
     pack_pairs(src, stride, dst + UNIT_SCALES + 4 * lane, Q2K_BLOCK);
 }
 
-/* The next base-3 digit of each byte, a fraction of 256; q is left with what follows it. */
+/* The next base-3 digit of each byte, which is a fraction of 256. q keeps the remaining digits. */
 static inline vec next_trit(vec *q)
 {
     vec even = (*q & 0x00ff00ffu) * 3u, odd = (*q >> 8 & 0x00ff00ffu) * 3u;
@@ -163,10 +163,10 @@ static inline void pack_tq1(const uint8_t *src, size_t stride, uint8_t *dst, int
         code[60 + n] = next_trit(&q[12]);
     copy_small(src + 52, stride, 2, dst + 2 * lane);
     for (int i = 0; i < 16; i++)
-        store(dst + UNIT_SCALES + 64 * i + 4 * lane, join2(code + 4 * i));
+        store(dst + UNIT_SCALES + 64 * i + 4 * lane, join_2bit(code + 4 * i));
 }
 
-/* Codes of a level format, looked up before: a byte each. */
+/* Packs codes of a level format, one per byte. */
 static inline void pack_codes(const struct level_codes *c, int bits, uint8_t *dst)
 {
     for (int b = 0; b < 8; b++) {
@@ -185,8 +185,8 @@ static inline void pack_codes(const struct level_codes *c, int bits, uint8_t *ds
                 store(block, high);
                 block += 64;
             }
-            store(block, join2(q));
-            store(block + 64, join2(q + 4));
+            store(block, join_2bit(q));
+            store(block + 64, join_2bit(q + 4));
         }
     }
 }
@@ -208,8 +208,9 @@ static void pack_levels(enum dtype t, const uint8_t *src, size_t stride, uint8_t
     pack_codes(c, three ? 4 : one ? 2 : 3, dst);
 }
 
-/* All columns of W rows, where the type is one of these. dst: the panel, NVFP4's behind its head. */
-static bool pack_few(const struct pack_rows *p, const uint8_t *src, uint8_t *dst, int lane)
+/* Packs all columns of W rows, if the type is one of these formats. dst: the panel; NVFP4: after
+ * its head. */
+static bool pack_low_bits(const struct pack_rows *p, const uint8_t *src, uint8_t *dst, int lane)
 {
     size_t stride = p->row_bytes, step = (size_t)dtype_table[p->type].block_bytes, bytes, scales;
     int n = p->n_in / dtype_table[p->type].block_len, blocks;

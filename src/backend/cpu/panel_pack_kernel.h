@@ -1,7 +1,7 @@
 /*
- * The vector packers, for W rows at a time: 16 with AVX-512, 8 with AVX2 (twice a panel). Everything
- * stands on one step: 16 bytes from each of W rows become four vectors, vector i with dword i of every
- * row in its lane. From there on the work is bytes within lanes, the same for all rows.
+ * Vector packers for W rows at a time: 16 with AVX-512, 8 with AVX2 (twice per panel). All of them are built
+ * on one step: 16 bytes from each of W rows become four vectors, where vector i has dword i of every row in
+ * the row's lane. The rest of the work is on bytes within lanes, the same for all rows.
  */
 #include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
@@ -17,7 +17,8 @@
 enum { W = 16 };
 typedef uint32_t vec __attribute__((vector_size(64)));
 
-/* Row 4l + i comes to 128-bit lane l of x[i], so that a 4 x 4 transpose in each lane ends in order. */
+/* Loads row 4l + i into 128-bit lane l of x[i], so that a 4 x 4 transpose within lanes leaves rows
+ * in order. */
 static inline void load4(const uint8_t *p, size_t stride, vec t[4])
 {
     __m512i x[4];
@@ -43,7 +44,7 @@ static inline void store(uint8_t *p, vec v)
     _mm512_storeu_si512(p, (__m512i)v);
 }
 
-/* The low half, the low byte of every lane. */
+/* Stores the low 16 bits, or the low byte, of every lane. */
 static inline void store_fp16(uint8_t *p, vec v)
 {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
@@ -103,7 +104,8 @@ static inline void store_bytes(uint8_t *p, vec v)
 #define LOW4  0x0f0f0f0fu
 #define HIGH4 0xf0f0f0f0u
 
-/* Four columns and the next four: their low nibbles in one dword, their high ones. */
+/* Low nibbles of a and b in one dword: four columns and the next four. high_nibbles: the high
+ * ones. */
 static inline vec low_nibbles(vec a, vec b)
 {
     return (a & LOW4) | (b & LOW4) << 4;
@@ -114,7 +116,7 @@ static inline vec high_nibbles(vec a, vec b)
     return (a >> 4 & LOW4) | (b & HIGH4);
 }
 
-/* Swaps the bits of a that mask << n covers with those of b that mask covers. */
+/* Swaps the bits of a under mask << n with the bits of b under mask. */
 static inline void swap_bits(vec *a, vec *b, int n, uint32_t mask)
 {
     vec t = (*a >> n ^ *b) & mask;
@@ -122,14 +124,14 @@ static inline void swap_bits(vec *a, vec *b, int n, uint32_t mask)
     *a ^= t << n;
 }
 
-/* `size` bytes of each row: what is no multiple of a vector. */
+/* Copies `size` bytes of each row, for sizes that are not a multiple of a vector. */
 static inline void copy_small(const uint8_t *src, size_t stride, size_t size, uint8_t *dst)
 {
     for (size_t r = 0; r < W; r++)
         memcpy(dst + size * r, src + r * stride, size);
 }
 
-/* 64 columns of Q4_K and Q5_K: 32 bytes, columns 0-31 in the low nibbles. */
+/* Packs 64 columns of Q4_K or Q5_K: 32 bytes, columns 0-31 in the low nibbles. */
 static inline void pack_split32(const uint8_t *qs, size_t stride, uint8_t *dst, int block)
 {
     vec q[8];
@@ -141,7 +143,7 @@ static inline void pack_split32(const uint8_t *qs, size_t stride, uint8_t *dst, 
     }
 }
 
-/* 32 columns of the small formats: 16 bytes, columns 0-15 in the low nibbles. */
+/* Packs 32 columns in the order of Q4_0: 16 bytes, columns 0-15 in the low nibbles. */
 static inline void pack_split16(const uint8_t *qs, size_t stride, uint8_t *dst)
 {
     vec q[4];
@@ -152,7 +154,7 @@ static inline void pack_split16(const uint8_t *qs, size_t stride, uint8_t *dst)
     store(dst + 192, high_nibbles(q[2], q[3]));
 }
 
-/* d, dmin and the 12 bytes of scales and mins, which panel.h only cuts at another place. */
+/* Packs d, dmin and the 12 bytes of scales and mins, which panel.h splits at other bits. */
 static inline void pack_scales(const uint8_t *src, size_t stride, uint8_t *dst, int lane)
 {
     vec h[4];
@@ -172,8 +174,8 @@ static inline void pack_q4k(const uint8_t *src, size_t stride, uint8_t *dst, int
                      Q4K_BLOCK);
 }
 
-/* 32 bytes, bit b of byte k is column 32 b + k: to the first vector of block b, bit g of group g. That is
- * a transpose of 8 x 8 bits. */
+/* Packs high bits: bit b of byte k is column 32 b + k and becomes bit g of group g in the first
+ * vector of block b. This is a transpose of 8 x 8 bits. */
 static inline void pack_high(const uint8_t *src, size_t stride, uint8_t *dst, int block)
 {
     vec h[8];
@@ -209,8 +211,9 @@ static inline void pack_q6k(const uint8_t *src, size_t stride, uint8_t *dst, int
     dst += Q6K_SCALES + 4 * lane;
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < 2; i++) {
-            /* Blocks m = 0..3 of this half, 16 columns of each: block m has the nibbles of a (m even)
-             * or b, low for m < 2, and bits 2m of h, here transposed as 4 x 4 pairs of bits. */
+            /* Blocks m = 0..3 of this half, 16 columns of each. Block m has nibbles of a (m even)
+             * or b, low for m < 2, and bits 2m of h, which is transposed here as 4 x 4 pairs of
+             * bits. */
             vec a[4], b[4], h[4];
             load4(ql + 64 * half + 16 * i, stride, a);
             load4(ql + 64 * half + 32 + 16 * i, stride, b);
@@ -250,7 +253,8 @@ static inline void pack_q8_0(const uint8_t *src, size_t stride, uint8_t *unit, i
         store(unit + UNIT_SCALES + 512 * i + 64 * g + 4 * lane, q[g] ^ 0x80808080u);
 }
 
-/* GPTQ4: 32 columns, the even one in the low nibble; nibbles 01234567 of a dword become 04152637. */
+/* GPTQ4: 32 columns, the even ones in the low nibbles. Nibbles 01234567 of a dword become
+ * 04152637. */
 static inline void pack_gptq(const uint8_t *src, size_t stride, uint8_t *dst)
 {
     vec q[4];
@@ -303,7 +307,7 @@ static void pack_float_rows(const struct pack_rows *p, const uint8_t *src, uint8
 
 static void pack_lanes(const struct pack_rows *p, const uint8_t *src, uint8_t *dst, int lane)
 {
-    if (pack_few(p, src, dst, lane))
+    if (pack_low_bits(p, src, dst, lane))
         return;
     size_t stride = p->row_bytes;
     int n = p->n_in / dtype_table[p->type].block_len;

@@ -1,7 +1,7 @@
 /*
- * Unpacking panels: some columns of 16 rows become one signed byte a code, in column groups of 64 bytes,
- * with float scales (and mins) in vectors of 16. For kernels that multiply the same weights with many
- * input rows. Needs the 512-bit vectors of gemm_vec_avx512.h.
+ * Unpacks columns of a panel's 16 rows to one signed byte per code, in column groups of 64 bytes, with float
+ * scales (and mins) in vectors of 16. For kernels that multiply the same weights with many input rows.
+ * Needs the 512-bit vectors of gemm_vec_avx512.h.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_UNPACK_H
 #define STEEL_BACKEND_CPU_PANEL_UNPACK_H
@@ -12,16 +12,16 @@
 
 enum { CHUNK_COLUMNS = 256 };
 
-/* CHUNK_COLUMNS of a panel; scale and min: a vector per 32 columns, or per 16: Q2_K, Q3_K, Q6_K, IQ1,
- * IQ2 and NVFP4. */
+/* CHUNK_COLUMNS of a panel. scale and min have a vector per 32 columns; per 16 for Q2_K, Q3_K,
+ * Q6_K, IQ1, IQ2 and NVFP4. */
 struct chunk {
     _Alignas(64) uint8_t unpacked[CHUNK_COLUMNS * GEMM_PANEL];
     float scale[CHUNK_COLUMNS / 16][GEMM_PANEL];
     float min[CHUNK_COLUMNS / 16][GEMM_PANEL];
-    int group_len; /* of GPTQ4, set before */
+    int group_len; /* GPTQ4; set by the caller */
 };
 
-/* Columns [k, k + n) of a panel, both multiples of the format's unit; returns the codes. */
+/* Unpacks columns [k, k + n) of a panel, both multiples of the format's unit. Returns the codes. */
 static inline const uint8_t *unpack_k45(const uint8_t *panel, int k, int n, struct chunk *c,
                                         const int five)
 {
@@ -33,7 +33,7 @@ static inline const uint8_t *unpack_k45(const uint8_t *panel, int k, int n, stru
     for (int i = 0; i < n / 32; i++, q += block) {
         if (i % 8 == 0) {
             VI sl = vi_load(q), ml = vi_load(q + 64), h = vi_load(q + 128);
-            VF d = vf_load_half(q + 192), dmin = vf_load_half(q + 224);
+            VF d = vf_load_f16(q + 192), dmin = vf_load_f16(q + 224);
             VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
             VI mn = vi_or_and(vi_and(ml, nib), h, two);
             VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
@@ -80,7 +80,7 @@ static inline const uint8_t *unpack_q6k(const uint8_t *panel, int k, int n, stru
     uint8_t *out = c->unpacked;
     for (int i = 0; i < n / 16; i++, q += Q6K_BLOCK / 2, out += 256) {
         if (i % 16 == 0) {
-            VF d = vf_load_half(q + 256);
+            VF d = vf_load_f16(q + 256);
             for (int j = 0; j < 16; j++) {
                 VI sc = vi_srln32(vi_load(q + 64 * (j / 4)), 8 * (j % 4));
                 vf_store(c->scale[i + j], vf_mul(vi_to_f(vi_sra32(vi_sll32(sc, 24), 24)), d));
@@ -125,7 +125,7 @@ static inline const uint8_t *unpack_small4(const uint8_t *panel, int k, int n, s
     for (int i = 0; i < n / 32; i++) {
         int in = i % blocks;
         vf_store(c->scale[i],
-                 mx ? vf_load_e8m0_half(unit + 16 * in) : vf_load_half(unit + 32 * in));
+                 mx ? vf_load_e8m0_half(unit + 16 * in) : vf_load_f16(unit + 32 * in));
         unpack_nibbles(unit + UNIT_SCALES + 256 * in, lut, c->unpacked + 512 * i);
         if (in == blocks - 1)
             unit += UNIT_SCALES + 256 * blocks;
@@ -155,7 +155,7 @@ static inline const uint8_t *unpack_iq4xs(const uint8_t *panel, int k, int n, st
     const uint8_t *q = panel + (size_t)(k / 256) * (IQ4XS_SCALES + 8 * 256);
     for (int i = 0; i < n / 32; i += 8) {
         VI sl = vi_load(q), sh = vi_sll32(vi_load_u16(q + 64), 4);
-        VF d = vf_load_half(q + 96);
+        VF d = vf_load_f16(q + 96);
         q += IQ4XS_SCALES;
         for (int b = i; b < i + 8; b++, q += 256) {
             unpack_nibbles(q, lut, c->unpacked + 512 * b);
@@ -168,7 +168,7 @@ static inline const uint8_t *unpack_iq4xs(const uint8_t *panel, int k, int n, st
     return c->unpacked;
 }
 
-/* The scales of a block are its group's; its zeros are mins. */
+/* Every block has the scale of its group. The group's zero point becomes the min. */
 static inline const uint8_t *unpack_gptq4(const uint8_t *panel, int k, int n, struct chunk *c)
 {
     const VI nib = vi_set1_8(15);
@@ -176,7 +176,7 @@ static inline const uint8_t *unpack_gptq4(const uint8_t *panel, int k, int n, st
         int col = k + 32 * i, len = c->group_len;
         const uint8_t *group = panel + (size_t)(col / len) * (UNIT_SCALES + 8 * (size_t)len);
         const uint8_t *q = group + UNIT_SCALES + 8 * (size_t)(col % len);
-        VF scale = vf_load_half(group);
+        VF scale = vf_load_f16(group);
         vf_store(c->scale[i], scale);
         vf_store(c->min[i], vf_mul(scale, vi_to_f(vi_load_u8(group + 32))));
         for (int j = 0; j < 4; j++) {
@@ -201,7 +201,7 @@ static inline const uint8_t *unpack_q2k(const uint8_t *panel, int k, int n, stru
     uint8_t *out = c->unpacked;
     for (int i = 0; i < n / 16; i++, q += 64, out += 256) {
         if (i % 16 == 0) {
-            VF d = vf_load_half(q + 256), dmin = vf_load_half(q + 288);
+            VF d = vf_load_f16(q + 256), dmin = vf_load_f16(q + 288);
             for (int j = 0; j < 16; j++) {
                 VI sc = unpack_scale(q, j);
                 vf_store(c->scale[i + j], vf_mul(vi_to_f(vi_and(sc, nib)), d));
@@ -218,7 +218,7 @@ static inline const uint8_t *unpack_q2k(const uint8_t *panel, int k, int n, stru
     return c->unpacked;
 }
 
-/* 16 scales, signed bytes, times d */
+/* 16 scales (signed bytes) times d */
 static inline void unpack_scales16(const uint8_t *scales, VF d, float (*out)[GEMM_PANEL])
 {
     for (int j = 0; j < 16; j++)
@@ -232,7 +232,7 @@ static inline const uint8_t *unpack_q3k(const uint8_t *panel, int k, int n, stru
     uint8_t *out = c->unpacked;
     for (int i = 0; i < n / 32; i++, q += Q3K_BLOCK) {
         if (i % 8 == 0) {
-            unpack_scales16(q, vf_load_half(q + 256), c->scale + 2 * i);
+            unpack_scales16(q, vf_load_f16(q + 256), c->scale + 2 * i);
             q += LOW_SCALES;
         }
         VI h = vi_sll16(vi_load(q), 2);
@@ -249,7 +249,7 @@ static inline const uint8_t *unpack_q3k(const uint8_t *panel, int k, int n, stru
     return c->unpacked;
 }
 
-/* Q5_0: codes less 16; the others: min is -m */
+/* Q5_0 subtracts 16 from codes; Q4_1 and Q5_1 have min = -m. */
 static inline const uint8_t *unpack_offset(const uint8_t *panel, int k, int n, struct chunk *c,
                                            const int five, const int mins)
 {
@@ -260,9 +260,9 @@ static inline const uint8_t *unpack_offset(const uint8_t *panel, int k, int n, s
     for (int i = 0; i < n / 32; i++) {
         int in = i % 2;
         const uint8_t *q = unit + scales + (size_t)in * bytes;
-        vf_store(c->scale[i], vf_load_half(unit + 32 * in));
+        vf_store(c->scale[i], vf_load_f16(unit + 32 * in));
         if (mins)
-            vf_store(c->min[i], vf_mul(vf_load_half(unit + UNIT_SCALES + 32 * in), vf_set1(-1.0f)));
+            vf_store(c->min[i], vf_mul(vf_load_f16(unit + UNIT_SCALES + 32 * in), vf_set1(-1.0f)));
         VI high = five ? vi_load(q) : vi_zero();
         for (int j = 0; j < 4; j++, out += 128) {
             VI v = vi_load(q + (five ? 64 : 0) + 64 * j);
@@ -301,7 +301,7 @@ static inline VI unpack_levels(const uint8_t *levels)
     return vi_sub8(vi_levels(levels), vi_set1_8(LEVEL_ZERO));
 }
 
-/* 2n + 1 for nibble j of each lane, times d */
+/* (2n + 1) * d, for nibble j of each lane */
 static inline VF unpack_odd_scale(VI nibbles, int j, VF d)
 {
     VI n = vi_srln32(nibbles, 4 * j);
@@ -315,7 +315,7 @@ static inline const uint8_t *unpack_iq3(const uint8_t *panel, int k, int n, stru
     const uint8_t *q = panel + (size_t)(k / 256) * (IQ3_SCALES + 8 * 256);
     for (int i = 0; i < n / 32; i++, q += 256) {
         if (i % 8 == 0) {
-            VF d = vf_mul(vf_load_half(q + 64), vf_set1(factor));
+            VF d = vf_mul(vf_load_f16(q + 64), vf_set1(factor));
             for (int j = 0; j < 8; j++)
                 vf_store(c->scale[i + j], unpack_odd_scale(vi_load(q), j, d));
             q += IQ3_SCALES;
@@ -335,7 +335,7 @@ static inline const uint8_t *unpack_iq3xxs(const uint8_t *panel, int k, int n, s
     return unpack_iq3(panel, k, n, c, levels_iq3xxs, 0.25f);
 }
 
-/* A scale per 16 columns. IQ1: a third bit for each 8 columns, beside the scales. */
+/* A scale per 16 columns. IQ1 stores third bits, one per 8 columns, next to the scales. */
 static inline const uint8_t *unpack_iq12(const uint8_t *panel, int k, int n, struct chunk *c,
                                          const int one)
 {
@@ -346,7 +346,7 @@ static inline const uint8_t *unpack_iq12(const uint8_t *panel, int k, int n, str
     uint8_t *out = c->unpacked;
     for (int i = 0; i < n / 32; i++, q += bytes) {
         if (i % 8 == 0) {
-            VF d = vf_mul(vf_load_half(q + 128), vf_set1(0.125f));
+            VF d = vf_mul(vf_load_f16(q + 128), vf_set1(0.125f));
             for (int j = 0; j < 16; j++)
                 vf_store(c->scale[2 * i + j],
                          unpack_odd_scale(vi_load(q + 64 * (j / 8)), j % 8, d));
@@ -382,7 +382,7 @@ static inline const uint8_t *unpack_tq(const uint8_t *panel, int k, int n, struc
     for (int i = 0; i < n / 32; i++, q += Q2K_BLOCK) {
         if (i % 8 == 0) {
             for (int j = 0; j < 8; j++)
-                vf_store(c->scale[i + j], vf_load_half(q));
+                vf_store(c->scale[i + j], vf_load_f16(q));
             q += UNIT_SCALES;
         }
         for (int g = 0; g < 8; g++, out += 64) {
@@ -396,7 +396,7 @@ static inline const uint8_t *unpack_tq(const uint8_t *panel, int k, int n, struc
 static inline const uint8_t *unpack_nvfp4(const uint8_t *panel, int k, int n, struct chunk *c)
 {
     VI lut = unpack_levels(levels_fp4);
-    VF scale = vf_load((const float *)panel); /* the tensor's */
+    VF scale = vf_load((const float *)panel); /* the tensor's scale */
     const uint8_t *unit = panel + NVFP4_HEAD + (size_t)(k / 64) * (UNIT_SCALES + 512);
     for (int i = 0; i < n / 32; i++) {
         for (int j = 0; j < 2; j++) {
@@ -415,7 +415,7 @@ static inline const uint8_t *unpack_q8_0(const uint8_t *panel, int k, int n, str
     const VI offset = vi_set1_8((char)0x80);
     const uint8_t *unit = panel + (size_t)(k / 64) * (UNIT_SCALES + 1024);
     for (int i = 0; i < n / 32; i++) {
-        vf_store(c->scale[i], vf_load_half(unit + 32 * (i % 2)));
+        vf_store(c->scale[i], vf_load_f16(unit + 32 * (i % 2)));
         for (int g = 0; g < 8; g++)
             vi_store(c->unpacked + 512 * i + 64 * g,
                      vi_sub8(vi_load(unit + UNIT_SCALES + 512 * (i % 2) + 64 * g), offset));
