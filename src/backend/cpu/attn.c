@@ -212,7 +212,7 @@ static void row_range(const struct attn_job *j, int seq, int t, int *lo, int *hi
 
 static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int tokens)
 {
-    CHECK(j->n_units < j->units_cap, "%d units of attention", j->units_cap);
+    CHECK(j->n_units < j->units_cap, "more than %d units of attention", j->units_cap);
     struct unit *u = &j->units[j->n_units++];
     int head = first_head(j->l, kv_head), end = first_head(j->l, kv_head + 1);
     *u = (struct unit){.seq = seq,
@@ -617,7 +617,7 @@ static void run(struct attn_job *j, void *scratch, struct pool *pool)
     const struct attention *l = j->l;
     struct limits x = limits_of(j->s, l, j->row_cache, n_threads);
     CHECK(j->b->n_tokens <= j->s->max_tokens && j->b->n_seqs <= j->s->max_seqs,
-          "step of %d tokens, %d seqs", j->b->n_tokens, j->b->n_seqs);
+          "step of %d tokens, %d sequences", j->b->n_tokens, j->b->n_seqs);
     job_layout(j, &x, l, n_threads, scratch);
     plan(j, &x, n_threads);
     if (j->n_tasks > 1 && !pick_single_thread(SMALL_ATTN, (size_t)j->cost * (size_t)l->k_dim))
@@ -632,7 +632,7 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
 {
     struct attn_job j = {
         .s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
-    CHECK(l->v_dim == l->k_dim, "heads of %d and %d", l->k_dim, l->v_dim);
+    CHECK(l->v_dim == l->k_dim, "k_dim %d and v_dim %d differ", l->k_dim, l->v_dim);
     run(&j, scratch, pool);
 }
 
@@ -643,6 +643,7 @@ void cpu_attention_rows(const struct bounds *s, const struct batch *b, const str
     /* q may alias a: a unit has read its queries before it writes. */
     struct attn_job j = {
         .s = s, .b = b, .l = l, .row_cache = true, .pick = pick, .k = rows, .q = q, .a = q};
-    CHECK(l->n_kv_heads == 1 && l->v_dim <= l->k_dim, "a row is of all heads");
+    CHECK(l->n_kv_heads == 1 && l->v_dim <= l->k_dim,
+          "a cache of rows needs one kv head, and v_dim <= k_dim");
     run(&j, scratch, pool);
 }

@@ -199,7 +199,7 @@ INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_bloc
             PACK(k_type, DT_Q4_0);                                                                 \
             PACK(k_type, DT_F8_E4M3);                                                              \
         default:                                                                                   \
-            CHECK(false, "values of %s", dtype_name(v));                                           \
+            CHECK(false, "no AMX attention for %s values", dtype_name(v));                         \
         }                                                                                          \
         break
 
@@ -213,7 +213,7 @@ static void pack(enum dtype k, enum dtype v, const struct attn_block *b, int k0,
         PACK_KEYS(DT_Q4_0);
         PACK_KEYS(DT_F8_E4M3);
     default:
-        CHECK(false, "keys of %s", dtype_name(k));
+        CHECK(false, "no AMX attention for %s keys", dtype_name(k));
     }
     *to = (struct attn_block){.first = b->first, .next = to, .k = {k_out}, .v = {v_out}};
 }
@@ -398,7 +398,7 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
     bool k_lo = !is_bf16(k_type), v_lo = !is_bf16(v_type);
     for (int i = 0; i < n; i++) {
         struct attn_tile *t = tiles[i];
-        CHECK(t->fresh, "a second block in a chunk");
+        CHECK(t->fresh, "a chunk has one block");
         int k0 = t->lo > b->first ? t->lo - b->first : 0;
         int k1 = t->hi - b->first < KEYS - 1 ? t->hi - b->first : KEYS - 1;
         if (rows != t->rows)

@@ -467,7 +467,7 @@ static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b,
                  int dim, float *k_out, float *v_out, struct attn_block *to)
 {
     int first = k0 / VW, last = k1 / VW;
-    CHECK(type == v_type && !kv_quantised(type), "nothing is gained by packing other types");
+    CHECK(type == v_type && !kv_quantised(type), "only F32, F16 and BF16 caches are packed");
     if (type == DT_F32)
         pack_as(DT_F32, b, first, last, dim, k_out, v_out);
     else if (type == DT_F16)

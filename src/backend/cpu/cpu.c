@@ -621,18 +621,18 @@ static const uint64_t *expert_members(struct cpu_backend *cb, const struct mlp *
 static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
 {
     struct cpu_stream *x = &cb->stream;
-    const float *asked = n, *in = n;
+    const float *router_x = n, *in = n;
     cpu_stage_begin(cb);
     if (m->experts_in.kind != NORM_NONE) {
         norm_rows(cb, &m->experts_in, x->x, cb->n2);
-        asked = in = cb->n2;
+        router_x = in = cb->n2;
     }
     if (m->router.norm.kind != NORM_NONE) {
         norm_rows(cb, &m->router.norm, x->x, cb->n3);
-        asked = cb->n3;
+        router_x = cb->n3;
     }
     cpu_stage_end(cb, STAGE_NORM);
-    moe_run(cb, m, asked, in, x->d, x->rows); /* measures its own stages */
+    moe_run(cb, m, router_x, in, x->d, x->rows); /* measures its own stages */
     if (!m->dense.gate_up)
         return m->experts_partial;
     /* Without norms of their own, both parts share one sum over members. */

@@ -216,7 +216,7 @@ void cpu_delta_net(const struct batch *b, const struct mixer *m, float *states, 
                           .old = scratch,
                           .old_len = scratch_len};
     j.channels = 2 * (size_t)d->n_k_heads * (size_t)d->k_dim + j.values;
-    CHECK(d->conv_len <= CPU_MAX_TAPS, "a convolution of %d", d->conv_len);
+    CHECK(d->conv_len <= CPU_MAX_TAPS, "a convolution of %d taps", d->conv_len);
     if (pick_single_thread(SMALL_DELTA, (size_t)b->n_tokens * j.values * (size_t)d->k_dim)) {
         heads_run(&j, 0, 0, heads_work(&j).n);
         panels_run(&j, 0, 0, panels_work(&j).n);
@@ -226,7 +226,7 @@ void cpu_delta_net(const struct batch *b, const struct mixer *m, float *states, 
     }
 }
 
-struct gate_job {
+struct attn_gate_job {
     const struct attention *l;
     const struct delta_kernels *kernels;
     const float *qkv; /* (n_tokens, width) */
@@ -237,7 +237,7 @@ struct gate_job {
 static void gate_run(void *arg, int ith, int first, int last)
 {
     (void)ith;
-    const struct gate_job *j = arg;
+    const struct attn_gate_job *j = arg;
     int H = j->l->n_heads;
     size_t Dk = (size_t)j->l->k_dim, Dv = (size_t)j->l->v_dim;
     for (int t = first; t < last; t++)
@@ -250,7 +250,7 @@ static void gate_run(void *arg, int ith, int first, int last)
 void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
                    float *a, struct pool *pool, enum isa isa)
 {
-    struct gate_job j = {l, delta_kernels(isa), qkv, (size_t)width, a};
+    struct attn_gate_job j = {l, delta_kernels(isa), qkv, (size_t)width, a};
     if (pick_single_thread(SMALL_POST, (size_t)b->n_tokens * (size_t)(l->n_heads * l->v_dim)))
         gate_run(&j, 0, 0, b->n_tokens);
     else

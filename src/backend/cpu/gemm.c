@@ -165,11 +165,11 @@ static void call_offset(const struct cpu_backend *cb, int ith, struct gemm_call 
 }
 
 /* gemm_block; `prefetch` is memory that is read next (or NULL). */
-static void block_prefetching(const struct cpu_backend *cb, int ith, const struct gemm_weight *w, int e,
-                        int r0, int r1, const struct gemm_x *x, const int32_t *rows, int n,
-                        float *y, size_t stride, const struct gemm_prefetch *prefetch)
+static void block_prefetching(const struct cpu_backend *cb, int ith, const struct gemm_weight *w,
+                              int e, int r0, int r1, const struct gemm_x *x, const int32_t *rows,
+                              int n, float *y, size_t stride, const struct gemm_prefetch *prefetch)
 {
-    CHECK(!x->h || !rows, "bf16 are in the order they are used in");
+    CHECK(!x->h || !rows, "bf16 rows are read in order, without a list");
     const float *bias = w->bias ? w->bias + (size_t)e * (size_t)w->n_out : NULL;
     for (int i = 0; i < w->n_seg; i++) {
         const struct gemm_seg *seg = &w->seg[i];

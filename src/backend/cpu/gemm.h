@@ -179,8 +179,8 @@ void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float
 
 bool moe_init(struct cpu_backend *cb, struct error *err);
 void moe_clear(struct cpu_backend *cb);
-/* y = the weighted sum of l's experts over rows of x. The router reads rows of `asked`. */
-void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,
+/* y = the weighted sum of l's experts over rows of x. The router reads router_x, which may differ from x. */
+void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x, const float *x,
              float *y, int rows);
 /* After moe_run, and valid until the next one: (rows) bit masks of the processes that have experts of a row. */
 const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members);

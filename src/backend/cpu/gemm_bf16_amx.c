@@ -19,10 +19,10 @@
 enum { PREFETCH_MAX = 512 << 10 }; /* bytes that may wait in the second-level cache */
 
 enum kind {
-    KIND_SCALE32, /* signed codes, scale per 32 */
-    KIND_SCALE32_MIN,   /* small unsigned codes, scale and min per 32 */
-    KIND_SCALE16,   /* signed codes, scale per 16 */
-    KIND_SCALE16_MIN,   /* small unsigned codes, scale and min per 16 */
+    KIND_SCALE32,     /* signed codes, scale per 32 */
+    KIND_SCALE32_MIN, /* small unsigned codes, scale and min per 32 */
+    KIND_SCALE16,     /* signed codes, scale per 16 */
+    KIND_SCALE16_MIN, /* small unsigned codes, scale and min per 16 */
 };
 
 /* Packs floats a and b as pairs of bf16 (a low, b high), rounded half up. */
@@ -110,8 +110,8 @@ INLINE void tile_of(const uint8_t *codes, const struct chunk *chunk, int b, uint
 
 /* Converts tile i of both panels. Tiles are converted in order, since codes are unpacked a chunk at
  * a time. */
-INLINE void convert(struct bf16_scratch *s, struct panel_pair *src, int i, int n_in, const enum kind kind,
-                    unpack_fn *unpack)
+INLINE void convert(struct bf16_scratch *s, struct panel_pair *src, int i, int n_in,
+                    const enum kind kind, unpack_fn *unpack)
 {
     int b = i % (CHUNK_COLUMNS / 32), k = 32 * i;
     for (int p = 0; p < 2; p++) {
@@ -125,9 +125,10 @@ INLINE void convert(struct bf16_scratch *s, struct panel_pair *src, int i, int n
 
 /* Multiplies one or two tiles of inputs by two panels, all columns; sums go to s->out. Meanwhile it
  * converts `next` (if not NULL) and prefetches `fetch` bytes at `later`. */
-INLINE void multiply(struct bf16_scratch *s, const struct panel_pair *src, struct panel_pair *next, int n_in,
-                     const uint8_t *a, size_t stride, const uint8_t *later, size_t fetch,
-                     struct prefetch_progress *more, const int two, const enum kind kind, unpack_fn *unpack)
+INLINE void multiply(struct bf16_scratch *s, const struct panel_pair *src, struct panel_pair *next,
+                     int n_in, const uint8_t *a, size_t stride, const uint8_t *later, size_t fetch,
+                     struct prefetch_progress *more, const int two, const enum kind kind,
+                     unpack_fn *unpack)
 {
     const uint8_t *a1 = a + 16 * stride;
     size_t share = (fetch * 32 / (size_t)n_in + 63) & ~(size_t)63, at = 0;
@@ -169,7 +170,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind, unpack_fn *unp
             bool both = col + i * GEMM_UNIT + GEMM_PANEL < c->n_rows;
             uint8_t *tiles = s->tiles + (size_t)((u + i) % 2) * 2 * (size_t)n_tiles * TILE;
             next[i] = (struct panel_pair){.panel = {panel, both ? panel + bytes : panel},
-                                      .tiles = {tiles, tiles + (size_t)n_tiles * TILE}};
+                                          .tiles = {tiles, tiles + (size_t)n_tiles * TILE}};
         }
         /* With few inputs, converting takes longer than multiplying, so the two overlap. */
         bool more = col + GEMM_UNIT < c->n_rows, overlap = more && c->n <= 64;

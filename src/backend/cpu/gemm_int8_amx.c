@@ -25,11 +25,11 @@ enum { ROWS = 16 };
 
 /* How a block's sums become floats. */
 enum kind {
-    KIND_SCALE32_MIN,   /* scale and min per 32: Q4_K Q5_K */
-    KIND_SCALE32, /* scale per 32: Q4_0 IQ4_NL IQ4_XS */
-    KIND_SCALE16,   /* scale per 16: Q6_K */
-    KIND_FINE,  /* scale per 32, inputs in two parts: Q8_0 MXFP4 */
-    KIND_FINE_MIN,  /* the same with a min: GPTQ4 */
+    KIND_SCALE32_MIN, /* scale and min per 32: Q4_K Q5_K */
+    KIND_SCALE32,     /* scale per 32: Q4_0 IQ4_NL IQ4_XS */
+    KIND_SCALE16,     /* scale per 16: Q6_K */
+    KIND_FINE,        /* scale per 32, inputs in two parts: Q8_0 MXFP4 */
+    KIND_FINE_MIN,    /* the same with a min: GPTQ4 */
 };
 
 /* A thread's working memory. */
@@ -165,7 +165,7 @@ INLINE void add_blocks(struct int8_scratch *s, float (*acc)[GEMM_UNIT], int whic
 /* Adds one block in two parts: two halves with a scale each (Q6_K), or codes and fine parts of the
  * inputs. */
 INLINE void add_two_parts(struct int8_scratch *s, float (*acc)[GEMM_UNIT], int which,
-                       const struct inputs *in, int b, int blk, const enum kind kind)
+                          const struct inputs *in, int b, int blk, const enum kind kind)
 {
     const VF unit = vf_set1(1.0f / 254.0f);
     VF w[2][2];
@@ -200,8 +200,8 @@ struct panel_prefetch {
 };
 
 /* Multiplies columns [k, k + n) of two panels by one group of input rows. */
-INLINE void multiply(struct int8_scratch *s, const uint8_t *const *codes, const struct inputs *in, int k,
-                     int n, float (*acc)[GEMM_UNIT], const struct panel_prefetch *later,
+INLINE void multiply(struct int8_scratch *s, const uint8_t *const *codes, const struct inputs *in,
+                     int k, int n, float (*acc)[GEMM_UNIT], const struct panel_prefetch *later,
                      const enum kind kind)
 {
     const int step = kind == KIND_SCALE32_MIN || kind == KIND_SCALE32 ? 2 : 1;
@@ -224,8 +224,8 @@ INLINE void multiply(struct int8_scratch *s, const uint8_t *const *codes, const 
 }
 
 /* Packs the call's inputs, unless they are still packed from the call before. */
-INLINE void pack_inputs(const struct gemm_call *c, struct int8_scratch *s, const struct group_layout *g,
-                        const enum kind kind)
+INLINE void pack_inputs(const struct gemm_call *c, struct int8_scratch *s,
+                        const struct group_layout *g, const enum kind kind)
 {
     const struct gemm_x *x = c->x;
     int n_in = c->w->n_in;
@@ -303,7 +303,7 @@ INLINE void gemm(const struct gemm_call *c, const enum kind kind,
             /* The part of the next two panels that corresponds to this chunk. */
             size_t at = seg->panel_bytes * (size_t)k / (size_t)n_in + 2 * seg->panel_bytes;
             struct panel_prefetch later = {{panel + at, panel + seg->panel_bytes + at},
-                                  (int)(seg->panel_bytes * (size_t)n / (size_t)n_in)};
+                                           (int)(seg->panel_bytes * (size_t)n / (size_t)n_in)};
             for (int i0 = 0; i0 < c->n; i0 += ROWS, later.bytes = 0) {
                 const uint8_t *group = s->packed + (size_t)(i0 / ROWS) * g.bytes;
                 struct inputs in = {group, group + g.fine, (const float *)(group + g.scale),

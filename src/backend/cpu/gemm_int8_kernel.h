@@ -493,7 +493,7 @@ INLINE void pass_q3k(const struct pass *p, VF *acc, const int T)
                 sum[t] = vf_zero();
             add_3bit(sum, vi_load(q + 64), vi_sll16(h, 2), vf_mul(scale_first(sc), d), p, col, T);
             add_3bit(sum, vi_load(q + 128), vi_srl16(h, 2), vf_mul(scale_second(sc), d), p,
-                       col + 16, T);
+                     col + 16, T);
             sc = vi_srl32(sc, 16);
             add_sums(acc, sum, p, col, T);
         }

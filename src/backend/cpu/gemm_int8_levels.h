@@ -75,7 +75,7 @@ INLINE void add_levels(VF *sum, VI u0, VI u1, VI u2, VI u3, VF scale, const stru
 /* 16 columns of 3-bit codes: low two bits in v, the third in bit 2 of the bytes of h0-h3, one
  * vector per group */
 INLINE void add_3bit_levels(VF *sum, VI v, VI h0, VI h1, VI h2, VI h3, VI lut, VF scale,
-                           const struct pass *p, size_t col, const int T)
+                            const struct pass *p, size_t col, const int T)
 {
     const VI two = vi_set1_8(3), third = vi_set1_8(4);
     add_levels(sum, vi_lookup(lut, vi_or_and(vi_and(v, two), h0, third)),
@@ -114,9 +114,9 @@ INLINE void pass_iq12(const struct pass *p, VF *acc, const int one, const int T)
             } else {
                 VI h = vi_load(q);
                 add_3bit_levels(sum, vi_load(q + 64), vi_sll16(h, 2), vi_sll16(h, 1), h,
-                               vi_srl16(h, 1), lut, s0, p, col, T);
+                                vi_srl16(h, 1), lut, s0, p, col, T);
                 add_3bit_levels(sum, vi_load(q + 128), vi_srl16(h, 2), vi_srl16(h, 3),
-                               vi_srl16(h, 4), vi_srl16(h, 5), lut, s1, p, col + 16, T);
+                                vi_srl16(h, 4), vi_srl16(h, 5), lut, s1, p, col + 16, T);
             }
             sc = vi_srl32(sc, 8);
             add_sums(acc, sum, p, col, T);
@@ -180,7 +180,8 @@ INLINE void add_levels_fine(VF *sum, const VI *u, VF scale, const struct pass *p
 INLINE void pass_nvfp4(const struct pass *p, VF *acc, const int T)
 {
     const VI nib = vi_set1_8(15);
-    const VF unit = vf_set1(0x1p119f); /* half of the factor that converts E4M3's exponent to a float's */
+    const VF unit =
+        vf_set1(0x1p119f); /* half of the factor that converts E4M3's exponent to a float's */
     const size_t at = p->lane4;
     VI lut = vi_levels(levels_fp4);
     const uint8_t *s = p->panel + NVFP4_HEAD, *q = s + UNIT_SCALES + at;

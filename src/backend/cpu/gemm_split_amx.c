@@ -110,8 +110,8 @@ INLINE void convert(const enum dtype type, const uint8_t *panel, int n_in, uint8
     } while (0)
 
 /* Multiplies one or two tiles of inputs at a by panels b[2], all columns. Sums go to s->out. */
-INLINE void multiply(struct split_scratch *s, const enum dtype type, const uint8_t *const b[2], int n_in,
-                     const uint8_t *a, size_t stride, const int two)
+INLINE void multiply(struct split_scratch *s, const enum dtype type, const uint8_t *const b[2],
+                     int n_in, const uint8_t *a, size_t stride, const int two)
 {
     const bool exact = type == DT_BF16; /* weights have no remainders */
     const size_t step = exact ? TILE : 2 * TILE;

@@ -32,7 +32,7 @@
 #define vf_mul(a, b)          _mm256_mul_ps(a, b)
 #define vf_fma(a, b, c)       _mm256_fmadd_ps(a, b, c)
 #define vf_fnma(a, b, c)      _mm256_fnmadd_ps(a, b, c)
-#define vf_load_f16(p)       _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
+#define vf_load_f16(p)        _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 
 /* Half of 2^(e - 127), exact for subnormal results too. */
 static inline __m256 vf_load_e8m0_half(const uint8_t *p)

@@ -39,7 +39,7 @@
 #define vf_mul(a, b)          _mm512_mul_ps(a, b)
 #define vf_fma(a, b, c)       _mm512_fmadd_ps(a, b, c)
 #define vf_fnma(a, b, c)      _mm512_fnmadd_ps(a, b, c)
-#define vf_load_f16(p)       _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
+#define vf_load_f16(p)        _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 
 /* Half of 2^(e - 127), exact for subnormal results too. */
 static inline __m512 vf_load_e8m0_half(const uint8_t *p)

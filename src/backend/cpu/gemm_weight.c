@@ -93,8 +93,7 @@ static bool pack_all(const struct raw_weight *src, const struct gemm_weight *w, 
         return error_set(err, "out of memory for reading a weight");
     pool_each(pool, job.total, POOL_SINGLE, pack_pieces, &job);
     mem_aligned_free(job.buffers, bytes);
-    return !job.failed ||
-           error_set(err, "the file could not be read: it changed or its disk fails");
+    return !job.failed || error_set(err, "cannot read the file: it changed, or its disk fails");
 }
 
 struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
@@ -175,7 +174,7 @@ struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool 
     size_t bytes = each * (size_t)src->n_expert * sizeof(uint16_t);
     uint16_t *fp16 = mem_aligned(bytes);
     if (!fp16) {
-        error_set(err, "out of memory: %zu bytes for heads' matrices", bytes);
+        error_set(err, "out of memory: %zu bytes for per-head matrices", bytes);
         return NULL;
     }
     const uint8_t **data = mem_zalloc((size_t)src->n_expert, sizeof *data);

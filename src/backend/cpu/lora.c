@@ -117,7 +117,7 @@ void *cpu_lora_adapt(struct backend *be, const struct weight *w, const struct lo
     c->bytes = n_values * sizeof(uint16_t);
     c->mem = mem_aligned(c->bytes ? c->bytes : 1);
     if (!c->mem) {
-        error_set(err, "out of memory: %zu bytes of an adapter", c->bytes);
+        error_set(err, "out of memory: %zu bytes for an adapter", c->bytes);
         mem_free(c);
         return NULL;
     }

@@ -429,7 +429,7 @@ const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int row
     return m->members;
 }
 
-void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, const float *x,
+void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x, const float *x,
              float *y, int rows)
 {
     static const struct pool_phase phases[] = {
@@ -459,7 +459,7 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *asked, co
                         .gate_up = gate_up,
                         .down = down,
                         /* not as bf16: the choice depends on the last bits */
-                        .to_router = gemm_source(cb, router, asked, rows, false),
+                        .to_router = gemm_source(cb, router, router_x, rows, false),
                         .in = gemm_takes_bf16(cb, gate_up, load)
                                   ? gemm_source_ordered(cb, gate_up, x, m->slot_token, rows * used)
                                   : gemm_source(cb, gate_up, x, rows, false),

@@ -57,8 +57,8 @@ static void pack_split16(const uint8_t *qs, uint8_t *dst, int lane)
 static void unpack_split16(const uint8_t *src, int lane, uint8_t *qs)
 {
     for (int i = 0; i < 2; i++) {
-        uint64_t q = unpack_nibbles(src + 64 * i + 4 * lane) | unpack_nibbles(src + 64 * (i + 2) + 4 * lane)
-                                                             << 4;
+        uint64_t q = unpack_nibbles(src + 64 * i + 4 * lane) |
+                     unpack_nibbles(src + 64 * (i + 2) + 4 * lane) << 4;
         memcpy(qs + 8 * i, &q, 8);
     }
 }
@@ -77,8 +77,8 @@ static void pack_split32(const uint8_t *qs, uint8_t *dst, int block, int lane)
 static void unpack_split32(const uint8_t *src, int block, int lane, uint8_t *qs)
 {
     for (int i = 0; i < 4; i++) {
-        uint64_t q = unpack_nibbles(src + 64 * i + 4 * lane) | unpack_nibbles(src + block + 64 * i + 4 * lane)
-                                                             << 4;
+        uint64_t q = unpack_nibbles(src + 64 * i + 4 * lane) |
+                     unpack_nibbles(src + block + 64 * i + 4 * lane) << 4;
         memcpy(qs + 8 * i, &q, 8);
     }
 }
@@ -252,7 +252,9 @@ static void pack_gptq(const uint8_t *qs, uint8_t *dst, int lane)
 static void pack_columns(const uint8_t *src, size_t row_bytes, int n, int n_in, size_t size,
                          bool pair, uint8_t *dst)
 {
-    enum { RUN = 64 }; /* columns whose cache lines stay in the first-level cache while all rows are copied */
+    enum {
+        RUN = 64
+    }; /* columns whose cache lines stay in the first-level cache while all rows are copied */
     for (int k0 = 0; k0 < n_in; k0 += RUN)
         for (int r = 0; r < n; r++)
             for (int k = k0; k < n_in && k < k0 + RUN; k++) {

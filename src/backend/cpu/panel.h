@@ -80,9 +80,11 @@ static inline size_t panel_f8_head(int n_in)
 
 /* Bytes of one panel, a multiple of 64; 0 if this segment has no packed layout. */
 size_t panel_bytes(const struct raw_seg *s, int n_in);
-bool panel_reads_floats(enum dtype t); /* whether its kernels read float inputs; otherwise quantised */
-bool panel_reads_fine(enum dtype t);   /* whether they also read the fine part */
-bool panel_reads_split(enum dtype t);  /* whether bf16 inputs are followed by their rounding errors */
+bool panel_reads_floats(
+    enum dtype t); /* whether its kernels read float inputs; otherwise quantised */
+bool panel_reads_fine(enum dtype t); /* whether they also read the fine part */
+bool panel_reads_split(
+    enum dtype t); /* whether bf16 inputs are followed by their rounding errors */
 /* dst[n_in] = row `row` of expert e of a packed segment, without loss. */
 void panel_row(const struct gemm_seg *s, int n_in, int e, int row, float *dst);
 

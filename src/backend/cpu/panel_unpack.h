@@ -124,8 +124,7 @@ static inline const uint8_t *unpack_small4(const uint8_t *panel, int k, int n, s
     VI lut = unpack_table(table);
     for (int i = 0; i < n / 32; i++) {
         int in = i % blocks;
-        vf_store(c->scale[i],
-                 mx ? vf_load_e8m0_half(unit + 16 * in) : vf_load_f16(unit + 32 * in));
+        vf_store(c->scale[i], mx ? vf_load_e8m0_half(unit + 16 * in) : vf_load_f16(unit + 32 * in));
         unpack_nibbles(unit + UNIT_SCALES + 256 * in, lut, c->unpacked + 512 * i);
         if (in == blocks - 1)
             unit += UNIT_SCALES + 256 * blocks;

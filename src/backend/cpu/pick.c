@@ -338,7 +338,7 @@ const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum d
     struct pick_query a = {
         .type = k_type, .v_type = v_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
     const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
-    CHECK(r, "no attention for heads of %d", head_dim);
+    CHECK(r, "no attention kernel for head_dim %d", head_dim);
     return r;
 }
 
@@ -347,7 +347,7 @@ const struct pick_row *pick_latent(const struct pick *p, enum dtype type, int di
 {
     struct pick_query a = {.type = type, .rows = rows, .head_dim = dim, .v_dim = v_dim};
     const struct pick_row *r = find(p, PICK_LATENT, &a, ANY_INPUT);
-    CHECK(r, "no attention for latents of %d", dim);
+    CHECK(r, "no attention kernel for latent rows of %d", dim);
     return r;
 }
 
@@ -373,7 +373,7 @@ static bool unknown(const char *name, struct error *err)
     for (int op = 0; op < PICK_OPS; op++)
         for (int i = 0; i < tables[op].n && len < sizeof list; i++)
             len += (size_t)snprintf(list + len, sizeof list - len, " %s", tables[op].rows[i].name);
-    return error_set(err, "STEEL_PICK=%s: no such kernel; there are%s", name, list);
+    return error_set(err, "STEEL_PICK=%s: no such kernel; kernels:%s", name, list);
 }
 
 static bool force(struct pick *p, const char *name, struct error *err)
@@ -384,11 +384,11 @@ static bool force(struct pick *p, const char *name, struct error *err)
             if (strcmp(r->name, name))
                 continue;
             if (!isa_has(p->isa, r->isa))
-                return error_set(err, "STEEL_PICK=%s: it needs %s, this is %s", name,
+                return error_set(err, "STEEL_PICK=%s: needs %s, but %s is in use", name,
                                  isa_name(r->isa), isa_name(p->isa));
             if (p->forced[op])
-                return error_set(err, "STEEL_PICK: both %s and %s of %s", p->forced[op]->name, name,
-                                 tables[op].name);
+                return error_set(err, "STEEL_PICK: both %s and %s are kernels for %s",
+                                 p->forced[op]->name, name, tables[op].name);
             p->forced[op] = r;
             return true;
         }
@@ -433,7 +433,7 @@ bool pick_check_weight(struct pick *p, const struct gemm_weight *w, struct error
         if (!can_run(p, r, &a))
             return error_set(err, "STEEL_PICK=%s cannot run a weight of %s, %d x %d%s%s", r->name,
                              dtype_name(a.type), w->n_out, w->n_in,
-                             a.seg->packed ? "" : ", that is not repacked",
+                             a.seg->packed ? "" : " that is not repacked",
                              p->deterministic ? " (--deterministic)" : "");
         p->used = true;
     }
@@ -447,8 +447,8 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
     if (!p->strict)
         return true;
     if (r && !p->used)
-        return error_set(err, "STEEL_PICK=%s: no weight of this model is in a format it takes",
-                         r->name);
+        return error_set(
+            err, "STEEL_PICK=%s: no weight of this model has a format that it supports", r->name);
     r = p->forced[PICK_LATENT];
     for (int i = 0; r && i < net->n_layers; i++) {
         const struct latent *l = &net->layers[i].mixer.latent;
@@ -458,7 +458,7 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
                                .v_dim = l->kv_rank};
         if (net->layers[i].mixer.kind == MIXER_LATENT && !can_run(p, r, &a))
             return error_set(
-                err, "STEEL_PICK=%s cannot run layer %d: latents of %d + %d, a cache of %s%s",
+                err, "STEEL_PICK=%s cannot run layer %d: latent rows of %d + %d, cache type %s%s",
                 r->name, i, l->kv_rank, l->rope_dim, dtype_name(b->k_type),
                 p->deterministic ? " (--deterministic)" : "");
     }
@@ -474,8 +474,8 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
                                .page_len = b->page_len};
         if (!can_run(p, r, &a))
             return error_set(err,
-                             "STEEL_PICK=%s cannot run layer %d: heads of %d, a cache of %s in "
-                             "pages of %d%s",
+                             "STEEL_PICK=%s cannot run layer %d: head_dim %d, cache type %s, "
+                             "page length %d%s",
                              r->name, i, l->k_dim, dtype_name(b->k_type), b->page_len,
                              p->deterministic ? " (--deterministic)" : "");
     }
