@@ -90,3 +90,9 @@ for row in '| tg8 x32 @256 | 5,000 ± 0 % | 2,500 ± 0 % | 2.00x | 10,000 (memor
     grep -qF "$row" "$tmp/page.md" || { echo "FAIL: no row $row"; cat "$tmp/page.md"; exit 1; }
 done
 python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$tmp/img/here-serve.svg" || exit 1
+
+# The cache benchmark of agents, which must fail where nothing is cached.
+python3 bench/agents.py "$B/steel" --agents pi --variants recorded || { echo "FAIL: bench/agents.py"; exit 1; }
+python3 bench/agents.py "$B/steel" --agents pi --variants recorded --flags "-c 65536 --no-prefix-cache" >"$tmp/agents" &&
+    { echo "FAIL: bench/agents.py without a prefix cache"; exit 1; }
+grep -q 'common prefixes   0.0 %  MISSED' "$tmp/agents" || { echo "FAIL: bench/agents.py without a prefix cache:"; cat "$tmp/agents"; exit 1; }
