@@ -3,6 +3,7 @@
 clients that leave. The model with fill-in-the-middle tokens is the toy with renamed tokens."""
 import json
 import os
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
@@ -174,6 +175,66 @@ def test_names(plain, fim):
         s.stop()
 
 
+def test_lookups(plain, fim):
+    props = json.loads(plain.get("/props")[2])
+    settings = props["default_generation_settings"]
+    assert settings["n_ctx"] == 8192 and settings["params"]["n_predict"] == -1 and settings["params"]["top_k"] == 40, settings
+    assert props["model_alias"] == "toy" and props["eos_token"] == "<|im_end|>" and props["chat_template"].startswith("{%- if tools %}")
+    assert props["modalities"] == {"vision": False, "audio": False} and props["build_info"].startswith("steel-")
+    idle = json.loads(plain.get("/slots")[2])
+    assert len(idle) == props["total_slots"] > 1
+    assert idle == [{"id": i, "n_ctx": 8192, "is_processing": False} for i in range(len(idle))]
+    sock = plain.socket()
+    sock.sendall(http_request("/completion", {"prompt": "secret", "stream": True, "ignore_eos": True, "n_predict": 8000}))
+    while b"data: " not in sock.recv(65536):
+        pass
+    text = plain.get("/slots")[2]
+    busy = json.loads(text)
+    assert [s["is_processing"] for s in busy] == [True] + [False] * (len(idle) - 1) and "secret" not in text, busy
+    assert busy[0]["n_prompt_tokens"] == 6 and busy[0]["next_token"]["n_decoded"] > 0
+    sock.close()
+    plain.wait_metric("steel_requests_running", 0)
+    for action in ("save", "restore", "erase"):
+        e = plain.json(f"/slots/0?action={action}", {"filename": "a"}, 501)["error"]
+        assert e["type"] == "not_supported_error" and "slots cannot be saved" in e["message"]
+    assert json.loads(plain.get("/version")[2])["version"] == props["build_info"][6:]
+    assert plain.get("/ping")[::2] == plain.get("/health")[::2]
+
+
+def test_counts(plain, fim):
+    hi = [{"role": "user", "content": "hi"}]
+    n = plain.json("/v1/chat/completions", {"messages": hi, "max_tokens": 1})["usage"]["prompt_tokens"]
+    for stream in (False, True):
+        c = plain.json("/v1/chat/completions/input_tokens", {"messages": hi, "stream": stream})
+        assert c == {"object": "chat.completion.input_tokens", "input_tokens": n}, c
+    assert plain.json("/v1/responses/input_tokens", {"input": "hi"}) == {"object": "response.input_tokens", "input_tokens": n}
+    assert plain.json("/v1/chat/completions/input_tokens", {"messages": 3}, 400)["error"]["param"] == "messages"
+    assert plain.json("/v1/responses/input_tokens", {"input": 3}, 400)["error"]["param"] == "input"
+
+
+def test_openapi(plain, fim):
+    doc = json.loads(plain.get("/openapi.json")[2])
+    rows = [json.loads(line) for line in subprocess.run([os.path.join(BUILD, "tests/test_endpoints"), "--list"], check=True,
+                                                        capture_output=True, text=True).stdout.splitlines()]
+    want = {(p.replace("*", "{name}"), r["method"].lower()) for r in rows if r["served"] for p in r["paths"]}
+    assert {(p, m) for p, methods in doc["paths"].items() for m in methods} == want
+    assert doc["paths"]["/completion"]["post"]["requestBody"] and doc["paths"]["/ping"]["get"]["security"] == []
+
+
+def test_embedding(plain, fim):
+    for path in ("/embedding", "/reranking", "/v1/reranking"):
+        assert plain.json(path, {"content": "a", "query": "a", "documents": ["a"]}, 501)["error"]["type"] == "not_supported_error"
+    s = Server(BUILD, "--embedding", os.path.join(plain.dir.name, "toy.gguf"))
+    want = [d["embedding"] for d in s.json("/v1/embeddings", {"input": ["a", "b"]})["data"]]
+    for key in ("content", "input"):
+        got = s.json("/embedding", {key: ["a", "b"]})
+        assert got == [{"index": 0, "embedding": [want[0]]}, {"index": 1, "embedding": [want[1]]}]
+    for body, where in (({}, "content"), ({"content": 3}, "content"), ({"content": ["a", {}]}, "content[1]"), ({"input": []}, "input"),
+                        ({"content": "a", "embd_normalize": 0}, "embd_normalize")):
+        assert s.json("/embedding", body, 400)["error"]["param"] == where, body
+    s.stop()
+
+
 def test_hostile(plain, fim):
     good = {"prompt": "a", "n_predict": 1}
     for field, bad in (("n_predict", (-3, "x", 1.5, [], 2 ** 40)), ("n_probs", (-1, 21, "x")), ("id_slot", ("x", -2)), ("n_keep", ({},)),
@@ -222,5 +283,6 @@ def test_gateway(plain, fim):
 
 plain = Server(BUILD)
 fim = Server(BUILD, model=fim_model(plain, os.path.join(plain.dir.name, "fim.gguf"), QWEN))
-run_tests([test_completion, test_stream, test_response_fields, test_limits, test_infill, test_suffix, test_names, test_hostile,
+run_tests([test_completion, test_stream, test_response_fields, test_limits, test_infill, test_suffix, test_names, test_lookups, test_counts,
+           test_openapi, test_embedding, test_hostile,
            test_cancel, test_gateway], plain, fim)

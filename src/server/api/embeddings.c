@@ -30,6 +30,7 @@ struct embed_request {
     float *out; /* (n, width) */
     int width;  /* length of a vector in the reply */
     int64_t n_tokens;
+    const char *key; /* the field with the texts */
     bool base64;
     bool done;
     /* reranking */
@@ -111,6 +112,17 @@ static void write_ollama_single(const struct api_request *req, struct buf *b)
     buf_addc(b, '}');
 }
 
+static void write_llamacpp(const struct api_request *req, struct buf *b)
+{
+    const struct embed_request *x = req->embed;
+    for (int i = 0; i < x->job.n; i++) {
+        buf_addf(b, "%c{\"index\":%d,\"embedding\":[", i ? ',' : '[', i);
+        add_floats(b, x->job.texts[i].out, x->width);
+        buf_adds(b, "]}");
+    }
+    buf_addc(b, ']');
+}
+
 static void write_ollama(const struct api_request *req, struct buf *b)
 {
     const struct embed_request *x = req->embed;
@@ -151,7 +163,9 @@ static void write_ranked(const struct api_request *req, struct buf *b)
     jsonout_text(b, req->id);
     buf_adds(b, ",\"model\":");
     jsonout_text(b, req->server->rerank_name);
-    buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},\"results\":[",
+    buf_addf(b,
+             ",\"object\":\"list\",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},"
+             "\"results\":[",
              (long long)x->n_tokens, (long long)x->n_tokens);
     for (int i = 0; i < x->job.n && i < x->top_n; i++) {
         buf_addf(b, "%s{\"index\":%d,\"relevance_score\":%.9g", i ? "," : "", all[i].index,
@@ -187,7 +201,7 @@ static bool read_input(struct api_request *req, struct embed_request *x, const j
     char param[32];
     struct error why = {0};
     struct embed_text *t = add_text(x);
-    snprintf(param, sizeof param, "input[%d]", i);
+    snprintf(param, sizeof param, "%s[%d]", x->key, i);
     if (json_is_array(v)) {
         struct token_list ids = {0};
         int most = embedder_context(x->e);
@@ -215,12 +229,12 @@ static bool read_inputs(struct api_request *req, struct embed_request *x, const 
                 !json_is_integer(json_array_get(input, 0));
     size_t n = many ? json_array_size(input) : 1;
     if (!json_is_string(input) && !json_is_array(input))
-        return api_invalid(&req->err, "input",
-                           "input must be a text, an array of texts, or token ids");
+        return api_invalid(&req->err, x->key, "%s must be a text, an array of texts, or token ids",
+                           x->key);
     if (json_is_array(input) && !json_array_size(input))
-        return api_invalid(&req->err, "input", "input is empty");
+        return api_invalid(&req->err, x->key, "%s is empty", x->key);
     if (n > MAX_TEXTS)
-        return api_invalid(&req->err, "input", "%zu texts, and %d is the limit", n, MAX_TEXTS);
+        return api_invalid(&req->err, x->key, "%zu texts, and %d is the limit", n, MAX_TEXTS);
     for (size_t i = 0; i < n; i++)
         if (!read_input(req, x, many ? json_array_get(input, i) : input, (int)i, truncate))
             return false;
@@ -324,6 +338,7 @@ static bool read_embeddings(struct api_request *req, const json_t *body, const c
         return false;
     struct embed_request *x = req->embed;
     x->write = write;
+    x->key = key;
     if (!read_bool(req, body, "truncate", &truncate) ||
         !read_count(req, body, "dimensions", embedder_width(x->e), &x->job.dims))
         return false;
@@ -346,6 +361,19 @@ bool prepare_embeddings(struct api_request *req, const json_t *body)
 bool prepare_ollama_embed(struct api_request *req, const json_t *body)
 {
     return read_embeddings(req, body, "input", true, write_ollama);
+}
+
+bool prepare_llamacpp_embedding(struct api_request *req, const json_t *body)
+{
+    int normalize = 2;
+    if (!api_int(body, "embd_normalize", -1, 1 << 10, &normalize, &req->err))
+        return false;
+    if (normalize != 2)
+        return api_invalid(&req->err, "embd_normalize",
+                           "embd_normalize other than 2 is not "
+                           "supported");
+    const char *key = api_member(body, "input") ? "input" : "content";
+    return read_embeddings(req, body, key, false, write_llamacpp);
 }
 
 bool prepare_ollama_embeddings(struct api_request *req, const json_t *body)

@@ -20,6 +20,7 @@ bool embed_names_helper(const struct server *s, const char *model, const char **
 bool prepare_embeddings(struct api_request *req, const json_t *body);
 bool prepare_ollama_embed(struct api_request *req, const json_t *body);
 bool prepare_ollama_embeddings(struct api_request *req, const json_t *body);
+bool prepare_llamacpp_embedding(struct api_request *req, const json_t *body);
 bool prepare_rerank(struct api_request *req, const json_t *body);
 void embed_write(struct api_request *req);
 

@@ -15,10 +15,13 @@ const struct endpoint endpoints[] = {
     /* the server itself */
     {GET, .paths = {"/", "/index.html"}, .name = "page", .open = true, .respond = get_page},
     {GET, .paths = {"/web/*"}, .name = "page file", .open = true, .respond = get_page_file},
-    {GET, .paths = {"/health", "/v1/health"}, .name = "health", .open = true,
+    {GET, .paths = {"/health", "/v1/health", "/ping"}, .name = "health", .open = true,
      .gateway = GATEWAY_RESPONDS, .respond = get_health},
     {GET, .paths = {"/metrics"}, .name = "metrics", .gateway = GATEWAY_MERGES_METRICS,
      .respond = get_metrics},
+
+    {GET, .paths = {"/version"}, .name = "version", .open = true, .respond = get_version},
+    {GET, .paths = {"/openapi.json"}, .name = "openapi", .open = true, .respond = get_openapi},
 
     /* OpenAI */
     {GET, .paths = {"/v1/models", "/models"}, .name = "models", .gateway = GATEWAY_MERGES_LISTS,
@@ -35,6 +38,10 @@ const struct endpoint endpoints[] = {
     {POST, .paths = {"/v1/responses", "/responses"}, .name = "responses",
      .effect = ENDPOINT_GENERATES, .creates_response = true, .prepare = prepare_responses,
      .reply = &reply_responses, .id_prefix = "resp_", .prompt_field = "input"},
+    {POST, .paths = {"/v1/responses/input_tokens"}, .name = "responses count",
+     .effect = ENDPOINT_COMPUTES, .prepare = prepare_responses_count, .id_prefix = "resp_"},
+    {POST, .paths = {"/v1/chat/completions/input_tokens"}, .name = "chat count",
+     .effect = ENDPOINT_COMPUTES, .prepare = prepare_chat_count},
     {GET, .paths = {"/v1/responses/*"}, .name = "response", .names_response = true,
      .respond = get_response},
     {GET, .paths = {"/v1/responses/*/input_items"}, .name = "response items",
@@ -43,8 +50,9 @@ const struct endpoint endpoints[] = {
      .names_response = true, .respond = delete_response},
     {POST, .paths = {"/v1/embeddings", "/embeddings", "/openai/deployments/*/embeddings"},
      .name = "embeddings", .effect = ENDPOINT_COMPUTES, .prepare = prepare_embeddings},
-    {POST, .paths = {"/v1/rerank", "/v2/rerank", "/rerank"}, .name = "rerank",
-     .effect = ENDPOINT_COMPUTES, .prepare = prepare_rerank, .id_prefix = "rerank-"},
+    {POST, .paths = {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"},
+     .name = "rerank", .effect = ENDPOINT_COMPUTES, .prepare = prepare_rerank,
+     .id_prefix = "rerank-"},
 
     /* Anthropic */
     {POST, .paths = {"/v1/messages"}, .name = "messages", .dialect = DIALECT_ANTHROPIC,
@@ -81,6 +89,11 @@ const struct endpoint endpoints[] = {
      .prompt_field = "prompt"},
     {POST, .paths = {"/infill"}, .name = "infill", .effect = ENDPOINT_GENERATES,
      .prepare = prepare_infill, .reply = &reply_llamacpp, .prompt_field = "input_prefix"},
+    {GET, .paths = {"/props"}, .name = "props", .respond = get_props},
+    {GET, .paths = {"/slots"}, .name = "slots", .respond = get_slots},
+    {POST, .paths = {"/slots/*"}, .name = "slot action", .prepare = prepare_slot_action},
+    {POST, .paths = {"/embedding"}, .name = "embedding", .effect = ENDPOINT_COMPUTES,
+     .prepare = prepare_llamacpp_embedding},
     {POST, .paths = {"/tokenize"}, .name = "tokenize", .effect = ENDPOINT_COMPUTES,
      .prepare = prepare_tokenize},
     {POST, .paths = {"/detokenize"}, .name = "detokenize", .effect = ENDPOINT_COMPUTES,
@@ -94,8 +107,7 @@ const struct endpoint endpoints[] = {
     {GET, .paths = {"/lora-adapters"}, .name = "adapters", .respond = get_lora_adapters},
 
     /* theirs alone */
-    {POST, .paths = {"/embedding", "/score", "/classify"}, .name = "-",
-     .effect = ENDPOINT_COMPUTES},
+    {POST, .paths = {"/score", "/classify"}, .name = "-", .effect = ENDPOINT_COMPUTES},
 };
 const int n_endpoints = sizeof endpoints / sizeof *endpoints;
 

@@ -21,7 +21,7 @@ struct http_exchange;
 struct reply_style;
 struct server;
 
-enum { ENDPOINT_MAX_PATHS = 4, ENDPOINT_ALLOW_SIZE = 64 };
+enum { ENDPOINT_MAX_PATHS = 5, ENDPOINT_ALLOW_SIZE = 64 };
 
 /* What a request does on the server, and so whether the gateway may send it twice. */
 enum endpoint_effect {

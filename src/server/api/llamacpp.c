@@ -6,7 +6,6 @@
 #include "server/api/prepare_int.h"
 #include "base/mem.h"
 #include "base/version.h"
-#include "text/chat/chat_source.h"
 
 #include <string.h>
 
@@ -123,4 +122,94 @@ bool prepare_infill(struct api_request *req, const json_t *body)
     req->completion.truncated = src.cut;
     json_decref(copy);
     return ok;
+}
+
+static bool reply_if_loading(struct server *s, struct http_exchange *x)
+{
+    struct api_error err;
+    if (s->ready)
+        return false;
+    api_fail(&err, 503, "unavailable_error", "the model is loading");
+    reply_error(x, s, &err, DIALECT_OPENAI);
+    return true;
+}
+
+void get_props(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    struct completion_options none = {0};
+    struct gen_params p = {.sample = s->opt.sample};
+    if (reply_if_loading(s, x))
+        return;
+    struct engine_info m = engine_info(s->engine);
+    buf_addf(&b, "{\"default_generation_settings\":{\"n_ctx\":%d,\"params\":",
+             engine_context(s->engine));
+    llamacpp_add_settings(&p, &none, &b);
+    buf_addf(&b, "},\"total_slots\":%d,\"model_alias\":", m.max_seqs);
+    jsonout_text(&b, s->name);
+    buf_adds(&b, ",\"model_path\":");
+    jsonout_text(&b, m.path);
+    buf_adds(&b, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
+    jsonout_text(&b, s->chat_source.template ? s->chat_source.template : "");
+    buf_adds(&b, ",\"bos_token\":");
+    jsonout_text(&b, s->chat_source.bos ? s->chat_source.bos : "");
+    buf_adds(&b, ",\"eos_token\":");
+    jsonout_text(&b, s->chat_source.eos ? s->chat_source.eos : "");
+    buf_addf(&b, ",\"build_info\":\"steel-%s\"}", version_number());
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+/* Sequences that may run at the same time, first the running ones. No texts: they are other clients'. */
+void get_slots(struct server *s, struct http_exchange *x)
+{
+    struct buf b = {0};
+    int n = 0;
+    if (reply_if_loading(s, x))
+        return;
+    int most = engine_info(s->engine).max_seqs, context = engine_context(s->engine);
+    buf_addc(&b, '[');
+    for (const struct api_request *req = s->requests; req; req = req->next)
+        for (int i = 0; i < req->n_choices && n < most; i++) {
+            const struct usage_count *u = &req->choices[i].usage;
+            if (!u->n_prompt || req->choices[i].done)
+                continue;
+            buf_addf(&b,
+                     "%s{\"id\":%d,\"n_ctx\":%d,\"is_processing\":true,\"n_prompt_tokens\":%d,"
+                     "\"next_token\":{\"n_decoded\":%d}}",
+                     n ? "," : "", n, context, u->n_prompt, u->n_generated);
+            n++;
+        }
+    for (; n < most; n++)
+        buf_addf(&b, "%s{\"id\":%d,\"n_ctx\":%d,\"is_processing\":false}", n ? "," : "", n,
+                 context);
+    buf_addc(&b, ']');
+    reply_json(x, s, 200, &b);
+    buf_clear(&b);
+}
+
+bool prepare_slot_action(struct api_request *req, const json_t *body)
+{
+    (void)body;
+    return api_fail(&req->err, 501, "not_supported_error",
+                    "slots cannot be saved, restored or erased: the prefix cache keeps what was "
+                    "computed");
+}
+
+static bool add_count(struct api_request *req, bool ok, const char *object)
+{
+    if (ok)
+        buf_addf(&req->reply, "{\"object\":\"%s\",\"input_tokens\":%zu}", object,
+                 req->prompts[0].n);
+    return ok;
+}
+
+bool prepare_chat_count(struct api_request *req, const json_t *body)
+{
+    return add_count(req, prepare_chat(req, body), "chat.completion.input_tokens");
+}
+
+bool prepare_responses_count(struct api_request *req, const json_t *body)
+{
+    return add_count(req, prepare_responses(req, body), "response.input_tokens");
 }

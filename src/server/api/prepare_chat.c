@@ -450,16 +450,15 @@ bool prepare_ollama_generate(struct api_request *req, const json_t *body)
 
 void server_load_chat(struct server *s)
 {
-    struct chat_source source = {0};
     bool ok = s->opt.chat_template
-                  ? chat_source_open(s->opt.chat_template, &source, &s->chat_error)
-                  : chat_source_load(engine_file(s->engine), &source, &s->chat_error);
+                  ? chat_source_open(s->opt.chat_template, &s->chat_source, &s->chat_error)
+                  : chat_source_load(engine_file(s->engine), &s->chat_source, &s->chat_error);
     if (ok)
-        s->chat = chat_new(&source, &s->chat_error);
-    chat_source_clear(&source);
+        s->chat = chat_new(&s->chat_source, &s->chat_error);
 }
 
 void server_unload_chat(struct server *s)
 {
     chat_free(s->chat);
+    chat_source_clear(&s->chat_source);
 }

@@ -55,6 +55,9 @@ bool check_tools(const json_t *tools, struct api_error *err);
 /* llamacpp.c */
 bool prepare_completion(struct api_request *req, const json_t *body);
 bool prepare_infill(struct api_request *req, const json_t *body);
+bool prepare_slot_action(struct api_request *req, const json_t *body);
+bool prepare_chat_count(struct api_request *req, const json_t *body);
+bool prepare_responses_count(struct api_request *req, const json_t *body);
 
 /* anthropic.c: translates a body of /v1/messages to one of /v1/chat/completions. Returns a new reference,
  * or NULL with an error. max_tokens is required if `answer`. */

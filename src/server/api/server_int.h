@@ -183,7 +183,8 @@ struct server {
     struct events *events;
     struct chat *chat; /* NULL: the model has no usable template; chat_error says why */
     struct error chat_error;
-    enum chat_format format; /* if opt.chat_format names one */
+    struct chat_source chat_source; /* of chat */
+    enum chat_format format;        /* if opt.chat_format names one */
     bool ready, failed, draining;
     bool engine_failed, embed_failed; /* failed after it was ready */
     int n_signals, exit_code;
@@ -285,6 +286,12 @@ struct usage_count api_request_usage(const struct api_request *req,
 /* reply_llamacpp.c: writes llama.cpp's generation_settings */
 void llamacpp_add_settings(const struct gen_params *p, const struct completion_options *o,
                            struct buf *b);
+
+/* llamacpp.c, openapi.c */
+void get_props(struct server *s, struct http_exchange *x);
+void get_slots(struct server *s, struct http_exchange *x);
+void get_openapi(struct server *s, struct http_exchange *x);
+void get_version(struct server *s, struct http_exchange *x);
 
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);
