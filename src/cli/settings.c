@@ -57,7 +57,9 @@ static bool is_among(const char *word, const char *const *words, int n)
 static const char *advice(const char *word, const char *const *words, int n, char out[120])
 {
     const char *near = args_nearest(word, words, n);
-    snprintf(out, 120, near ? "; did you mean %s?" : "", near);
+    *out = 0;
+    if (near)
+        snprintf(out, 120, "; did you mean %s?", near);
     return out;
 }
 

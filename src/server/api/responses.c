@@ -282,7 +282,8 @@ static bool is_left_out(const char *type)
             if (!told[i])
                 log_line(LOG_WARN, "an input item of another server is left out",
                          LOG_TEXT("type", type));
-            return told[i] = true;
+            told[i] = true;
+            return true;
         }
     return false;
 }

@@ -91,7 +91,8 @@ static bool is_allowed(const struct tools_reader *r, const json_t *name, const j
     return !r->allowed;
 }
 
-/* Appends the function f, whose client calls it `name` of the namespace `space` (or NULL). Takes f. */
+/* Appends the function f, its members in the order in which chat clients send them: templates print that
+ * order, and models were trained on it. The client calls it `name` of the namespace `space` (or NULL). Takes f. */
 static bool append_tool(struct tools_reader *r, json_t *f, const json_t *name, const json_t *space,
                         bool custom, const char *where)
 {
@@ -101,8 +102,11 @@ static bool append_tool(struct tools_reader *r, json_t *f, const json_t *name, c
               api_invalid(r->err, where, "%s: two tools are named '%.100s'", where, key);
     if (ok && is_allowed(r, name, flat)) {
         json_object_set_new(r->seen, key, json_true());
-        json_object_set(f, "name", flat);
-        json_array_append_new(r->list, json_pack("{s:s,s:O}", "type", "function", "function", f));
+        json_array_append_new(r->list, json_pack("{s:s,s:{s:O,s:O*,s:O*,s:O*}}", "type", "function",
+                                                 "function", "name", flat, "description",
+                                                 json_object_get(f, "description"), "parameters",
+                                                 json_object_get(f, "parameters"), "strict",
+                                                 json_object_get(f, "strict")));
         if (custom || space) {
             json_t *v = json_pack("{s:O,s:b}", "name", (json_t *)name, "custom", custom);
             if (space)
