@@ -1,6 +1,6 @@
 # Steel. `make` builds build/steel, `make try` shows it working, `make test` runs the tests, `make help` lists the targets.
 # Variables: CC, OPT, B (the build folder), CUDA=0, STATIC=1 (static third-party libraries), V=1 (prints commands), CROSS
-# (a cross compiler's prefix, as aarch64-linux-gnu).
+# (a cross compiler's prefix, as aarch64-linux-gnu) with SYSROOT (where its libraries are, if not in Debian's place).
 
 # All cores by default; -j on the command line overrides it.
 ifeq ($(MAKELEVEL),0)
@@ -16,6 +16,8 @@ CC      := $(filter ccache,$(CC)) $(CROSS)-gcc
 CUDA    := 0
 MPICC   :=
 TOOL    := $(CROSS)-
+CPPFLAGS += $(SYSROOT:%=-isystem %/usr/include -isystem %/usr/include/$(CROSS))
+LDFLAGS += $(SYSROOT:%=-L%/usr/lib/$(CROSS) -Wl,-rpath-link=%/usr/lib/$(CROSS):%/lib/$(CROSS))
 endif
 Q       := $(if $(V),,@)
 say      = $(if $(Q),@mkdir -p $(@D) && echo '  $1 $(or $2,$<)',@mkdir -p $(@D))
@@ -221,6 +223,8 @@ test-busy: test-build ## the tests, three times in a row, beside busy loops
 test-faults: $(B)/steel $(TEST_TOOLS) ## every allocation, read, write, accept and thread start fails once
 	@python3 tests/test_faults.py $(B) all
 
+test-arm: ## build for aarch64 and run the tests that tests/arm.sh lists, under qemu-user
+	@sh tests/arm.sh
 pictures: $(B)/steel ## the docs' terminal screens, as the tests see them
 	@python3 tests/test_terminal.py $(B) picture && cp $(B)/terminal.svg $(B)/terminal-markdown.svg docs/img/
 
