@@ -63,7 +63,8 @@ def test_adapters_later():
     """Adapters that come later would be rank 0's alone: that is said. What rows use which is told to all."""
     with serve(TP, f"{GOLDEN}/qwen3", "--lora", f"style={GOLDEN}/qwen3-lora", "--allow-lora-loading") as s:
         status, _, text = s.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": f"{GOLDEN}/qwen3-lora"})
-        assert status == 400 and "--lora x=" in text, (status, text)
+        assert status == 400 and '"lora_path"' in text, (status, text)
+        assert "--lora x=" in s.log(), s.log()
 
 
 def answer(s, body):
