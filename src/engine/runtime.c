@@ -4,6 +4,7 @@
 #include "backend/devices.h"
 #include "backend/kv_type.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/mem.h"
 #include "dist/join.h"
 #include "engine/device.h"
@@ -254,6 +255,7 @@ static bool load(struct runtime *rt, const struct runtime_options *opt, int *lor
 
 bool runtime_build(struct runtime *rt, const struct opening *o, struct error *err)
 {
+    CHECK(o->opt && rt->be, "a runtime is built after it was prepared");
     bool gpu = device_kind(o->device.device) == DEVICE_GPU;
     struct comm *meet = gpu ? rt->be->comm : NULL; /* GPU processes decide sizes together */
     struct step_limits lim = o->limits;
