@@ -101,7 +101,6 @@ struct engine {
 };
 
 /* requests.c */
-void request_unref(struct request *r);
 /* The last of its choices has ended. */
 void request_end(struct engine *e, struct request *r);
 /* Frees a place in the queue; takes the lock. */

@@ -10,8 +10,8 @@
 enum { STEP_MESSAGE_BYTES = 4096 }; /* what rank 0 broadcasts before a step */
 
 /* Latencies are of a whole message as a rank sees it, not of the wire. They are published measurements;
- * docs/communication.md has the sources. */
-const struct predict_link predict_links[] = {
+ * docs/communication.md has the sources. Both tables end with name NULL. */
+static const struct predict_link predict_links[] = {
     {"nvlink", 5e-6, 360e9, "NVLink 4 with NVSwitch: H100, H200"},
     {"pcie5", 8e-6, 40e9, "PCIe 5.0 x16, GPU to GPU"},
     {"pcie4", 8e-6, 20e9, "PCIe 4.0 x16, GPU to GPU"},
@@ -23,7 +23,7 @@ const struct predict_link predict_links[] = {
 
 /* h200 is fitted to measurements of Qwen3-30B-A3B Q4_K_M on one H200. The others are scaled from it by their
  * specifications. */
-const struct predict_device predict_devices[] = {
+static const struct predict_device predict_devices[] = {
     {"h200", 139.0 * 1073741824, 2.77e12, 420e12, 13.4e-6, "measured"},
     {"h100", 79.0 * 1073741824, 1.93e12, 420e12, 13.4e-6, "H100 SXM 80 GB, scaled from h200"},
     {"a100", 79.0 * 1073741824, 1.18e12, 132e12, 16e-6, "A100 SXM 80 GB, scaled from h200"},

@@ -31,9 +31,6 @@ struct predict_device {
     const char *about;
 };
 
-/* Both tables end with name NULL. */
-extern const struct predict_link predict_links[];
-extern const struct predict_device predict_devices[];
 /* Parses a name from the table, or "LATENCY:RATE" as in 12us:3GB/s. */
 bool predict_link_parse(const char *text, struct predict_link *out, struct error *err);
 bool predict_device_parse(const char *text, struct predict_device *out, struct error *err);

@@ -20,7 +20,7 @@ static void rows_free(struct prompt_rows *rows)
     mem_free(rows);
 }
 
-void request_unref(struct request *r)
+static void request_unref(struct request *r)
 {
     if (atomic_fetch_sub(&r->refs, 1) > 1)
         return;

@@ -119,11 +119,6 @@ void token_rules_free(struct token_rules *r)
     mem_free(r);
 }
 
-bool token_rules_limits_thinking(const struct token_rules *r)
-{
-    return r->limited;
-}
-
 /* ---- one choice ---- */
 
 enum think_state {

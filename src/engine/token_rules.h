@@ -34,7 +34,6 @@ struct token_rules *token_rules_new(const struct tokenizer *t, const struct toke
                                     const struct think_limit *limit);
 struct token_rules *token_rules_ref(struct token_rules *r);
 void token_rules_free(struct token_rules *r); /* drops a reference; NULL is allowed */
-bool token_rules_limits_thinking(const struct token_rules *r);
 
 /* The constraint of one choice. `inner` is a grammar's constraint, owned from now on; its state is
  * NULL if there is none. */

@@ -162,9 +162,11 @@ float f8e4m3_to_f32(uint8_t b)
     return float_from_bits(sign | float_bits((float)man * 0x1p-9f));
 }
 
-const int8_t quant_iq4_levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                     1,    13,   25,  38,  53,  69,  89,  113};
-const int8_t quant_mxfp4_levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+/* The 16 levels of IQ4_NL and IQ4_XS; the 16 levels of MXFP4, doubled. */
+static const int8_t quant_iq4_levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                            1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t quant_mxfp4_levels[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                              0, -1, -2, -3, -4, -6, -8, -12};
 
 float quant_mxfp4_scale(uint8_t e)
 {

@@ -198,9 +198,6 @@ bool dtype_is_weight(enum dtype t);
 /* dst[0..n) = values of n/block_len blocks; exact in float. Not for planar formats. */
 void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n);
 
-/* The 16 levels of IQ4_NL and IQ4_XS; the 16 levels of MXFP4, doubled. */
-extern const int8_t quant_iq4_levels[16];
-extern const int8_t quant_mxfp4_levels[16];
 /* The grid of an IQ1, IQ2 or IQ3 format: points of 8 digits of 2 bits, or (IQ3) 4 digits of 3
  * bits, the first value in the low bits. NULL for other types. quant_grids has all of them
  * concatenated. */

@@ -67,10 +67,6 @@ bool hub_quant(const char *path, char quant[64]);
 /* The commit of a name's revision according to the cache; "" if unknown. folder: of the repository. */
 void hub_snapshot(const struct hub_name *name, const char *folder, char sha[72]);
 
-/* Finds a model in the cache and appends the path to open. False with an empty error: not
- * cached. */
-bool hub_find(const struct hub_name *name, struct buf *out, struct error *err);
-
 /* Resolves a MODEL argument. A name in the cache becomes its path (appended to out). A name that
  * is not cached is pulled if the user at the terminal agrees. For a path, out stays untouched:
  * use text. */

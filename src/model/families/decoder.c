@@ -192,10 +192,11 @@ bool decoder_read(const struct meta_reader *in, const struct decoder *d)
 const struct decoder_names decoder_names = {DECODER_ENDS, DECODER_ATTENTION, DECODER_MLP,
                                             DECODER_EXPERTS};
 
-const struct tensor_name decoder_fused_up = {"blk.%d.ffn_gate_up_exps",
-                                             "=model.layers.%d.mlp.experts.gate_up_proj"},
-                         decoder_fused_down = {"blk.%d.ffn_down_exps",
-                                               "=model.layers.%d.mlp.experts.down_proj"};
+/* Experts in two tensors: gate and up of all experts, down of all experts. */
+static const struct tensor_name decoder_fused_up = {"blk.%d.ffn_gate_up_exps",
+                                                    "=model.layers.%d.mlp.experts.gate_up_proj"},
+                                decoder_fused_down = {"blk.%d.ffn_down_exps",
+                                                      "=model.layers.%d.mlp.experts.down_proj"};
 
 static const struct decoder_names *names_of(const struct decoder *d)
 {

@@ -87,9 +87,6 @@ struct decoder_names {
 
 extern const struct decoder_names decoder_names; /* DECODER_ENDS to DECODER_EXPERTS */
 
-/* Experts in two tensors: gate and up of all experts, down of all experts. */
-extern const struct tensor_name decoder_fused_up, decoder_fused_down;
-
 /* Properties of a plain decoder that are not in its metadata. */
 struct decoder {
     const struct decoder_names *names; /* NULL: decoder_names */

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n)
+static void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n)
 {
     struct segment *g = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
     if (!n && kind != SEGMENT_TOOL)

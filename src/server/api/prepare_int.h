@@ -27,7 +27,6 @@ bool thinking_read(const struct chat *chat, const json_t *body, json_t **kwargs,
                    struct api_error *err);
 /* Copies those fields to a translated body. */
 void thinking_copy(const json_t *from, json_t *to);
-extern const char *const thinking_fields[]; /* ends with NULL */
 
 /* fields.c: refuses fields that are not to be had, and tells unknown ones in the log. */
 bool fields_check(const struct endpoint *e, const json_t *body, struct api_error *err);

@@ -41,7 +41,6 @@ json_t *responses_flat_name(const json_t *space, const json_t *name);
 /* The client's name of a tool that the model calls `flat`. *space: its namespace, or NULL. */
 const char *responses_tool_of(const json_t *names, const char *flat, bool *custom,
                               const char **space);
-bool responses_is_hosted(const char *type); /* a tool that the client expects the server to run */
 
 /* Returns the messages without the first k turns; leading system messages stay. */
 json_t *responses_drop_turns(const json_t *messages, int k);

@@ -35,7 +35,8 @@ static int hosted_index(const char *type)
     return -1;
 }
 
-bool responses_is_hosted(const char *type)
+/* A tool that the client expects the server to run. */
+static bool responses_is_hosted(const char *type)
 {
     return hosted_index(type) >= 0;
 }

@@ -241,7 +241,6 @@ void api_request_prepare(struct api_request *req);
 void chat_prompt_free(struct chat_prompt *p);
 
 /* api_choice.c: a choice while it is generated */
-void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n);
 void api_choice_token(struct api_request *req, struct api_choice *o, const struct engine_event *ev);
 void api_choice_finish(struct api_choice *o);
 void api_choice_init(struct api_request *req, struct api_choice *o);

@@ -9,16 +9,16 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const thinking_fields[] = {"enable_thinking",
-                                       "thinking",
-                                       "reasoning",
-                                       "reasoning_effort",
-                                       "reasoning_budget",
-                                       "thinking_budget",
-                                       "thinking_budget_tokens",
-                                       "thinking_token_budget",
-                                       "chat_template_kwargs",
-                                       NULL};
+static const char *const thinking_fields[] = {"enable_thinking",
+                                              "thinking",
+                                              "reasoning",
+                                              "reasoning_effort",
+                                              "reasoning_budget",
+                                              "thinking_budget",
+                                              "thinking_budget_tokens",
+                                              "thinking_token_budget",
+                                              "chat_template_kwargs",
+                                              NULL};
 
 void thinking_copy(const json_t *from, json_t *to)
 {
