@@ -907,6 +907,7 @@ static int32_t choose_flat(struct sampler *s, float u, struct flat_row *f, int n
 static int32_t choose_any(float u, const struct flat_row *f)
 {
     const struct scan *sc = f->scan;
+    CHECK(sc->n_blocks > 0 && sc->n_blocks <= SCAN_BLOCKS, "a scan has blocks");
     double sum = 0, before[SCAN_BLOCKS]; /* before: the sum at the start of a block */
     for (int b = 0; b < sc->n_blocks; b++) {
         before[b] = sum;
