@@ -136,6 +136,7 @@ static void forget_old(struct store *s)
         remove_entry(s, s->all.oldest);
     while (s->bytes > s->max_bytes) {
         struct owner *most = s->owners;
+        CHECK(most, "bytes without an owner");
         for (struct owner *o = s->owners; o; o = o->next)
             if (o->bytes > most->bytes)
                 most = o;
