@@ -6,7 +6,7 @@ missing= extra=
 have() { # header, file or program
     case $1 in
     /*) [ -e "$1" ] ;;
-    *.h) for d in /usr/include /usr/include/x86_64-linux-gnu /usr/local/include; do [ -e "$d/$1" ] && return; done
+    *.h) for d in /usr/include /usr/include/*-linux-gnu /usr/local/include; do [ -e "$d/$1" ] && return; done
         return 1 ;;
     *) command -v "$1" >/dev/null 2>&1 ;;
     esac
@@ -68,7 +68,7 @@ if [ -n "$missing" ]; then
 fi
 if [ -n "$extra" ]; then
     install $extra || for p in $extra; do
-        install "$p" || echo "steel: $p could not be installed: going on without" >&2
+        install "$p" || echo "steel: $p could not be installed: continuing without" >&2
     done
 fi
 exit 0
