@@ -6,7 +6,7 @@ missing= extra=
 have() { # header, file or program
     case $1 in
     /*) [ -e "$1" ] ;;
-    *.h) for d in /usr/include /usr/include/*-linux-gnu /usr/local/include; do [ -e "$d/$1" ] && return; done
+    *.h) for d in /usr/include "/usr/include/$(uname -m)-linux-gnu" /usr/local/include; do [ -e "$d/$1" ] && return; done
         return 1 ;;
     *) command -v "$1" >/dev/null 2>&1 ;;
     esac
