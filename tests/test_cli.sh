@@ -73,6 +73,18 @@ expect 2 'api-key: the key is empty' "$steel" serve --api-key '' --port 0
 expect 1 "^steel: --chat-template: $tmp/none.jinja: No such file" "$steel" serve --chat-template "$tmp/none.jinja" --port 0 && one_line_error
 expect 1 "^steel: $tmp/none.pem: No such file" "$steel" serve --ssl-cert-file "$tmp/none.pem" --ssl-key-file "$tmp/none.pem" --port 0 && one_line_error
 
+# a template of one's own, and of another model
+printf '%s' '{%- for m in messages %}<|im_start|>user
+What is 3 + 4?<|im_end|>
+{% endfor %}<|im_start|>assistant
+' >"$tmp/sum.jinja"
+expect 1 "^steel: --chat-template: $tmp/none.jinja: No such file" "$steel" run "$tmp/none.gguf" -p x --chat-template "$tmp/none.jinja" && one_line_error
+expect 1 "^steel: --chat-template: .*none.gguf" "$steel" run -p x --chat-template "$tmp/none.gguf" && one_line_error
+expect 2 'no effect with --raw' "$steel" run --raw -p x --chat-template builtin
+if "$steel" show builtin --brief >/dev/null 2>&1; then
+    expect 0 '3 + 4 = 7' "$steel" run -q --temp 0 -p 'What is 9 + 20?' --chat-template "$tmp/sum.jinja" </dev/null
+    expect 0 '9 + 20 = 29' "$steel" run -q --temp 0 -p 'What is 9 + 20?' --chat-template builtin </dev/null
+fi
 # a prompt that is no text is not cut short
 printf 'ab\0cd' >"$tmp/nul"
 expect 1 'the prompt is not text: byte 3 is NUL' "$steel" run -f "$tmp/nul" && one_line_error

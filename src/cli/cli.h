@@ -223,6 +223,9 @@ bool cli_few_adapters(const struct runtime_options *opt, struct error *err);
 /* Opens the model, with a progress bar if stderr is a terminal. */
 struct runtime *cli_open(const char *path, struct runtime_options *opt, struct error *err);
 
+/* Checks --chat-template, a Jinja file or a model, before the model is loaded. A model's name
+ * becomes its path, which stays valid. NULL is the model's own template. */
+bool cli_chat_template(const char **path, struct error *err);
 /* Reads a whole file (or "-": stdin) into out, at most `max` bytes. */
 bool cli_read_file(const char *path, size_t max, struct buf *out, struct error *err);
 /* "1.23 GB", "512.0 MB" into buf (>= 16). */

@@ -23,7 +23,7 @@ struct run_flags {
     struct model_flags model;
     /* NAN and INT_MIN: not set, so the model's recommended settings apply */
     struct steel_request_options o;
-    const char *model_path, *prompt, *file, *system, *think, *format;
+    const char *model_path, *prompt, *file, *system, *think, *format, *template;
     const char *words; /* the prompt given as positionals, joined; NULL = none */
     int n_predict;
     uint64_t seed; /* UINT64_MAX: random */
@@ -333,6 +333,10 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
         args_usage_error(u, "use only one of --schema, --json, --regex and --grammar");
         return false;
     }
+    if (f->raw && args_given(&f->template)) {
+        args_usage_error(u, "--chat-template has no effect with --raw");
+        return false;
+    }
     for (int i = 0; i < f->breakers.n; i++)
         if (!*f->breakers.items[i]) {
             args_usage_error(u, "--dry-sequence-breaker: empty text");
@@ -375,7 +379,9 @@ static int run_checked(const struct usage *u, struct run_flags *f)
         if (f->seed == UINT64_MAX && getrandom(&f->o.seed, 4, 0) == 4)
             f->o.seed &= 0xffffffffu;
         cli_catch_interrupt();
-        if (find_model(&model, &err))
+        bool found = find_model(&model, &err) && cli_chat_template(&f->template, &err);
+        chat.chat_template = f->template;
+        if (found)
             rc = run(model, f, &chat, &opt);
         else
             rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
@@ -414,6 +420,8 @@ int cmd_run(int argc, char **argv)
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
         {OPT_INT, 0, "reasoning-budget", 0, &f.o.thinking_budget, -1, 1 << 28, "N",
          "most tokens of thinking; 0 = none, -1 = no limit (default -1)"},
+        {OPT_STRING, 0, "chat-template", "chat-template-file", &f.template, 0, 0, "FILE|MODEL",
+         "a Jinja file, or a model whose template is used instead"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.format, 0, 0, "NAME",
          "format of thinking and tool calls (default: from the template)"},
         {OPT_STRING, 0, "context-overflow", 0, &f.overflow, 0, 0, "MODE",

@@ -6,7 +6,6 @@
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
 #include "server/api/server.h"
-#include "text/chat/chat.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -109,21 +108,6 @@ static bool resolve_helper(const char **model, const char **name, struct error *
     return hub_resolve(model, err);
 }
 
-/* Checks --chat-template before the model is loaded. */
-static bool check_template(const char *path, struct error *err)
-{
-    struct chat_source source = {0};
-    struct chat *chat = NULL;
-    if (!path)
-        return true;
-    if (chat_source_open(path, &source, err))
-        chat = chat_new(&source, err);
-    bool ok = chat || error_prefix(err, "--chat-template");
-    chat_free(chat);
-    chat_source_clear(&source);
-    return ok;
-}
-
 int cmd_serve(int argc, char **argv)
 {
     struct serve_flags f = {
@@ -188,8 +172,8 @@ int cmd_serve(int argc, char **argv)
          "share the prefix cache among all API keys (default: one per key)"},
         {OPT_FLAG, 0, "cache-salt-by-key", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
-        {OPT_STRING, 0, "chat-template", "chat-template-file", &f.srv.chat_template, 0, 0, "FILE",
-         "use this Jinja file instead of the model's template"},
+        {OPT_STRING, 0, "chat-template", "chat-template-file", &f.srv.chat_template, 0, 0,
+         "FILE|MODEL", "a Jinja file, or a model whose template is used instead"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.srv.chat_format, 0, 0, "NAME",
          "format of tool calls and thinking (default: by the template)"},
         {OPT_FLAG, 0, "allow-special-in-text", 0, &f.srv.allow_special, 0, 0, 0,
@@ -240,7 +224,7 @@ int cmd_serve(int argc, char **argv)
     f.srv.model = f.model_path;
     const char *asked = f.srv.model;
     if (listen_access(&f.listen, &f.srv.access, &err) &&
-        check_template(f.srv.chat_template, &err) && hub_resolve(&f.srv.model, &err) &&
+        cli_chat_template(&f.srv.chat_template, &err) && hub_resolve(&f.srv.model, &err) &&
         resolve_helper(&f.srv.embedding, &f.srv.embedding_name, &err) &&
         resolve_helper(&f.srv.rerank, &f.srv.rerank_name, &err)) {
         if (f.srv.model != asked && !f.srv.alias)

@@ -6,7 +6,7 @@
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "base/mem.h"
-#include "text/chat/chat_source.h"
+#include "text/chat/chat.h"
 #include "text/jinja/jinja.h"
 
 #include <stdio.h>
@@ -205,6 +205,26 @@ static int run_print(const char *path)
     fwrite(s.template, 1, s.template_len, stdout);
     chat_source_clear(&s);
     return EXIT_OK;
+}
+
+bool cli_chat_template(const char **path, struct error *err)
+{
+    static struct buf file; /* kept for the rest of the process */
+    struct chat_source source = {0};
+    struct chat *chat = NULL;
+    if (!*path)
+        return true;
+    buf_reset(&file);
+    if (!hub_open(*path, &file, err))
+        return error_prefix(err, "--chat-template");
+    if (file.len)
+        *path = file.p;
+    if (chat_source_open(*path, &source, err))
+        chat = chat_new(&source, err);
+    bool ok = chat || error_prefix(err, "--chat-template");
+    chat_free(chat);
+    chat_source_clear(&source);
+    return ok;
 }
 
 int cmd_template(int argc, char **argv)

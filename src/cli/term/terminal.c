@@ -296,7 +296,7 @@ static bool terminal_init(struct terminal *t, struct steel_engine *engine,
                            .screen = isatty(STDOUT_FILENO),
                            .unicode = is_utf8(),
                            .dropped = json_array()};
-    t->chat = steel_chat_new(engine, NULL, err);
+    t->chat = steel_chat_new(engine, opt->chat_template, err);
     return t->chat && steel_chat_set_format(t->chat, opt->format, err) &&
            terminal_set_system(t, opt->system, err);
 }

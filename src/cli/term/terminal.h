@@ -19,6 +19,7 @@ struct terminal_options {
     struct steel_request_options request;
     struct steel_engine_options engine; /* how /model opens another model */
     const char *system;                 /* NULL = none */
+    const char *chat_template;          /* a file or a model; NULL = the model's own */
     const char *format; /* format of thinking and tool calls; NULL = from the template */
     enum think_mode think;
     enum overflow_mode overflow;

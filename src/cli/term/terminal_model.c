@@ -14,12 +14,13 @@ static void list_one(void *arg, const struct hub_found *f)
         terminal_say(arg, "  %s%s%s", f->repo, f->quant[0] ? ":" : "", f->quant);
 }
 
-/* Opens a model and moves the conversation to it. False: no model is open. */
-static bool take_over(struct terminal *t, const char *path, const char *messages,
-                      struct steel_error *err)
+/* Opens a model and moves the conversation to it. template: NULL = the model's own. False: no model
+ * is open. */
+static bool take_over(struct terminal *t, const char *path, const char *template,
+                      const char *messages, struct steel_error *err)
 {
     t->engine = generate_open(path, &t->opt.engine, err);
-    t->chat = t->engine ? steel_chat_new(t->engine, NULL, err) : NULL;
+    t->chat = t->engine ? steel_chat_new(t->engine, template, err) : NULL;
     if (t->chat && steel_chat_set_format(t->chat, t->opt.format, err) &&
         steel_chat_set_system(t->chat, t->system, err) &&
         steel_chat_add_json(t->chat, messages, err))
@@ -59,12 +60,13 @@ void terminal_model(struct terminal *t, const char *name)
     steel_chat_free(t->chat);
     steel_engine_close(t->engine);
     t->last = (struct steel_event){0};
-    if (take_over(t, file, messages, &err)) {
+    if (take_over(t, file, NULL, messages, &err)) {
+        t->opt.chat_template = NULL;
         steel_engine_info(t->engine, &info);
         terminal_say(t, "switched to %s", info.path);
     } else {
         terminal_say(t, "%s", err.message);
-        if (!take_over(t, last, messages, &err)) {
+        if (!take_over(t, last, t->opt.chat_template, messages, &err)) {
             terminal_say(t, "steel: %s", err.message);
             t->quit = true;
         }
