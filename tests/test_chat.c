@@ -390,10 +390,16 @@ static void test_effort(void **state)
     /* What the request says itself of the template's variables stays. */
     struct chat *c = load("tests/data/gpt_oss");
     char line[128];
+    const char *own[8];
+    assert_int_equal(chat_own_efforts(c, own, 8), 3);
+    assert_string_equal(own[0], "low");
+    assert_string_equal(own[2], "high");
+    assert_int_equal(chat_own_efforts(c, own, 2), 2);
     effort_line(c, "high", "{\"reasoning_effort\":\"own\"}", "Reasoning: ", line, sizeof line);
     assert_string_equal(line, "own");
     chat_free(c);
     c = inline_chat("{{ messages[0].content }}{{ thinking }}{{ enable_thinking }}");
+    assert_int_equal(chat_own_efforts(c, own, 8), 0);
     effort_line(c, "high", "{\"enable_thinking\":false}", "Hi", line, sizeof line);
     assert_string_equal(line, "False");
     effort_line(c, "none", "{\"enable_thinking\":true}", "Hi", line, sizeof line);

@@ -768,6 +768,44 @@ static void test_splits(void **state)
     assert_true(n_calls > 10000 && n_reasoning > 1000);
 }
 
+/* The prompt has the beginning of the text: white space is kept, and no thinking begins in the text. */
+static void test_continued(void **state)
+{
+    (void)state;
+    static const struct {
+        enum chat_format format;
+        bool thinks;
+        const char *text, *content, *reasoning;
+    } cases[] = {
+        {CHAT_HERMES, false, " world", " world", NULL},
+        {CHAT_HERMES, false, "<think> is a tag", "<think> is a tag", NULL},
+        {CHAT_HERMES, true, " so.</think>\n\nYes", "Yes", " so."},
+        {CHAT_GPT_OSS, false, " world", " world", NULL},
+        {CHAT_GPT_OSS, true, " so.<|end|><|start|>assistant<|channel|>final<|message|>Yes", "Yes",
+         " so."},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct chat_message m = {0};
+        struct chat_parse_options opt = {.tools = true,
+                                         .reasoning = cases[i].thinks,
+                                         .in_reasoning = cases[i].thinks,
+                                         .continues = true,
+                                         .event = chat_message_event,
+                                         .arg = &m};
+        struct chat_parser *p = chat_parser_new(cases[i].format, &opt);
+        for (const char *c = cases[i].text; *c; c++)
+            chat_parser_push(p, c, 1);
+        chat_parser_finish(p);
+        chat_parser_free(p);
+        json_t *j = chat_message_json(&m);
+        const char *thought = json_string_value(json_object_get(j, "reasoning_content"));
+        assert_string_equal(json_string_value(json_object_get(j, "content")), cases[i].content);
+        assert_string_equal(thought ? thought : "", cases[i].reasoning ? cases[i].reasoning : "");
+        json_decref(j);
+        chat_message_clear(&m);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -777,7 +815,7 @@ int main(void)
         cmocka_unit_test(test_deepseek),  cmocka_unit_test(test_tags),
         cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
         cmocka_unit_test(test_splits),    cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_cut_short),
+        cmocka_unit_test(test_cut_short), cmocka_unit_test(test_continued),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(schema);

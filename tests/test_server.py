@@ -319,6 +319,47 @@ def test_text_stays_text(s):
     old.stop()
 
 
+def test_continue(_):
+    """The output continues the last message: its text, its thinking, and where a template opens or closes thinking."""
+    demo = Server(BUILD, "-c", "4096", model="demo/steel-demo.gguf")
+    ask = {"messages": [{"role": "user", "content": "Tell me a short story."}], "temperature": 0, "enable_thinking": False}
+    whole = demo.json(CHAT, dict(ask, max_tokens=40))["choices"][0]["message"]["content"]
+    for n in (3, 9, 17):
+        a = demo.json(CHAT, dict(ask, max_tokens=n))["choices"][0]
+        assert a["finish_reason"] == "length" and whole.startswith(a["message"]["content"])
+        go_on = dict(ask, messages=ask["messages"] + [{"role": "assistant", "content": a["message"]["content"]}], continue_final_message=True, max_tokens=40 - n)
+        b = demo.json(CHAT, go_on)["choices"][0]["message"]
+        assert a["message"]["content"] + b["content"] == whole and "reasoning_content" not in b, (n, a, b)
+    user = {"role": "user", "content": "a"}
+    def prompt(srv, said, **more):
+        d = srv.json("/apply-template", dict({"messages": [user, dict({"role": "assistant"}, **said)], "continue_final_message": True}, **more))
+        return d["prompt"].split("assistant", 1)[1], d["thinking"]
+    thought = {"reasoning_content": "hm"}
+    assert prompt(demo, {"content": "So"}) == ("\nSo", False)
+    assert prompt(demo, dict(thought, content="So")) == ("\n<think>\nhm\n</think>\n\nSo", False)
+    assert prompt(demo, dict(thought, content="")) == ("\n<think>\nhm", True)
+    assert prompt(demo, dict(thought, content="So"), enable_thinking=False) == ("\n<think>\n\n</think>\n\nSo", False)
+    assert prompt(demo, {"content": "<think>\nhm"}) == ("\n<think>\nhm", True)
+    assert prompt(demo, {"content": "<think>\nhm</think>So"}) == ("\n<think>\nhm</think>So", False)
+    demo.stop()
+    with open(os.path.join(BUILD, "opens.jinja"), "w") as f:
+        f.write("{%- for m in messages -%}{{ m.role }}: {{ m.content }}; {%- endfor -%}{{- 'assistant<think>\\n' -}}")
+    opens = Server(BUILD, "-c", "4096", "--chat-template", os.path.join(BUILD, "opens.jinja"), model="demo/steel-demo.gguf")
+    assert prompt(opens, {"content": "So"}) == ("<think>\n\n</think>\n\nSo", False)
+    assert prompt(opens, dict(thought, content="So")) == ("<think>\nhm\n</think>\n\nSo", False)
+    assert prompt(opens, dict(thought, content="")) == ("<think>\nhm", True)
+    assert prompt(opens, {"content": ""}) == ("<think>\n", True)
+    assert prompt(opens, {"content": "hm</think>So"}) == ("<think>\nhm</think>So", False)
+    opens.stop()
+    oss = Server(BUILD, "-c", "4096", "--chat-template", "tests/data/gpt_oss.jinja", model="demo/steel-demo.gguf")
+    assert json.loads(oss.get("/v1/models")[2])["data"][0]["reasoning_efforts"] == ["low", "medium", "high"]
+    final, analysis = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
+    assert prompt(oss, {"content": "So"}) == (final + "So", False)
+    assert prompt(oss, dict(thought, content="So")) == (analysis + "hm<|end|><|start|>assistant" + final + "So", False)
+    assert prompt(oss, dict(thought, content="")) == (analysis + "hm", True)
+    oss.stop()
+
+
 def test_prefix_cache(s):
     before = s.metrics()
     text = "".join(chr(97 + i * 7 % 26) for i in range(2000))
@@ -812,7 +853,7 @@ def test_bench_serve(s):
 
 server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
-tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages, test_messages_of_agents, test_text_stays_text,
+tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages, test_messages_of_agents, test_text_stays_text, test_continue,
          test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
          test_ping, test_loading, test_demo_model, test_keys, test_tls, test_shutdown, test_start, test_open_bind]
 if len(sys.argv) > 2:

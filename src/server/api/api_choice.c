@@ -188,8 +188,9 @@ void api_choice_init(struct api_request *req, struct api_choice *o)
     if (!req->chat)
         return;
     struct chat_parse_options opt = {.tools = req->chat->tools,
-                                     .reasoning = true,
+                                     .reasoning = !req->chat->continues || req->chat->in_reasoning,
                                      .in_reasoning = req->chat->in_reasoning,
+                                     .continues = req->chat->continues,
                                      .id_seed = req->server->id_secret ^ (uint64_t)req->start_ns ^
                                                 (uint64_t)i << 56,
                                      .schema = req->chat->schema,

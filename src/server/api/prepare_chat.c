@@ -139,9 +139,15 @@ static bool read_tool_choice(const json_t *body, const json_t *tools, enum tool_
     return true;
 }
 
-/* Removes the last assistant message, whose text the output continues. */
-static bool split_prefill(json_t *messages, struct buf *prefill, struct api_error *err)
+/* The beginning of the answer, which the output continues. */
+struct prefill {
+    struct buf text, reasoning;
+};
+
+/* Removes the last assistant message, which the output continues. */
+static bool split_prefill(json_t *messages, struct prefill *prefill, struct api_error *err)
 {
+    static const char *const keys[] = {"reasoning_content", "reasoning", "thinking"};
     size_t n = json_array_size(messages), i;
     json_t *last = json_array_get(messages, n - 1), *part;
     const char *role = json_string_value(json_object_get(last, "role"));
@@ -150,12 +156,17 @@ static bool split_prefill(json_t *messages, struct buf *prefill, struct api_erro
                            "there is no assistant message at the end to continue");
     json_t *content = json_object_get(last, "content");
     if (json_is_string(content))
-        buf_add(prefill, json_string_value(content), json_string_length(content));
+        buf_add(&prefill->text, json_string_value(content), json_string_length(content));
     json_array_foreach(content, i, part)
     {
         const json_t *text = json_object_get(part, "text");
         if (json_is_string(text))
-            buf_add(prefill, json_string_value(text), json_string_length(text));
+            buf_add(&prefill->text, json_string_value(text), json_string_length(text));
+    }
+    for (size_t k = 0; k < sizeof keys / sizeof *keys && !prefill->reasoning.len; k++) {
+        const json_t *thought = json_object_get(last, keys[k]);
+        if (json_is_string(thought))
+            buf_add(&prefill->reasoning, json_string_value(thought), json_string_length(thought));
     }
     json_array_remove(messages, n - 1);
     return true;
@@ -210,6 +221,50 @@ static void add_prefill(const struct api_request *req, const char *text, size_t 
         }
 }
 
+/* The offset after the last occurrence of the mark, 0 = none. */
+static size_t after_last(const struct buf *text, const char *mark)
+{
+    size_t n = strlen(mark);
+    for (size_t end = text->len; text->p && end >= n; end--)
+        if (!memcmp(text->p + end - n, mark, n))
+            return end;
+    return 0;
+}
+
+/* Adds the beginning of the answer as the model would have written it: its thinking, the end of thinking, and its
+ * text. Text with marks of thinking is added unchanged. */
+static void add_beginning(const struct api_request *req, const struct prefill *f,
+                          struct buf *prompt)
+{
+    struct chat_prompt *chat = req->chat;
+    struct chat_marks marks = chat_marks_of(chat->format, false);
+    size_t opened = after_last(&f->text, chat->think_open);
+    size_t closed = after_last(&f->text, chat->think_close);
+    bool oss = chat->format == CHAT_GPT_OSS;
+    chat->continues = f->text.len || f->reasoning.len;
+    if (!chat->continues)
+        return;
+    if (opened || closed) {
+        chat->in_reasoning = opened > closed || (chat->in_reasoning && !closed);
+    } else {
+        bool thinks = f->reasoning.len && chat->thinking != CHAT_THINKS_NOT;
+        if (thinks && !chat->in_reasoning) {
+            buf_adds(prompt, marks.open);
+            buf_adds(prompt, oss || chat->format == CHAT_MISTRAL ? "" : "\n");
+        }
+        if (thinks)
+            add_prefill(req, f->reasoning.p, f->reasoning.len, prompt);
+        if (f->text.len && (thinks || chat->in_reasoning))
+            buf_adds(prompt, marks.end_at_once);
+        else if (f->text.len && oss)
+            buf_adds(prompt, "<|channel|>final<|message|>");
+        chat->in_reasoning = !f->text.len && (thinks || chat->in_reasoning);
+        chat->thinking = chat->in_reasoning ? CHAT_THINKS_FIRST : CHAT_THINKS_NOT;
+    }
+    if (f->text.len)
+        add_prefill(req, f->text.p, f->text.len, prompt);
+}
+
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt)
 {
     struct chat_prompt *chat = mem_zalloc(1, sizeof *chat);
@@ -219,7 +274,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
     enum tool_mode mode;
     const char *name;
     bool parallel = true, generation = true, go_on = false, ok = false;
-    struct buf prefill = {0};
+    struct prefill prefill = {0};
     req->chat = chat;
     if (!req->server->chat) {
         api_fail(&req->err, 501, "not_supported_error",
@@ -258,14 +313,14 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
             "the format of tool calls in this model's template is unknown: none can be required");
         goto out;
     }
-    if (prefill.len)
-        add_prefill(req, prefill.p, prefill.len, prompt);
+    add_beginning(req, &prefill, prompt);
     ok = true;
 out:
     json_decref(kwargs);
     json_decref(shorter);
     json_decref(readable);
-    buf_clear(&prefill);
+    buf_clear(&prefill.text);
+    buf_clear(&prefill.reasoning);
     return ok;
 }
 

@@ -105,6 +105,50 @@ void get_metrics(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
+/* Defaults of requests. */
+static void add_defaults(const struct sample_params *p, struct buf *b)
+{
+    const struct {
+        const char *name;
+        double value;
+    } defaults[] = {
+        {"temperature", (double)p->temp},
+        {"top_p", (double)p->top_p},
+        {"top_k", p->top_k},
+        {"min_p", (double)p->min_p},
+        {"repetition_penalty", (double)p->repeat_penalty},
+        {"repeat_last_n", p->repeat_last_n},
+        {"presence_penalty", (double)p->presence_penalty},
+        {"frequency_penalty", (double)p->frequency_penalty},
+        {"typical_p", (double)p->typical_p},
+        {"top_n_sigma", (double)p->top_n_sigma},
+        {"xtc_probability", (double)p->xtc_probability},
+        {"xtc_threshold", (double)p->xtc_threshold},
+        {"dynatemp_range", (double)p->dynatemp_range},
+        {"dynatemp_exponent", (double)p->dynatemp_exponent},
+        {"mirostat", p->mirostat},
+        {"mirostat_tau", (double)p->mirostat_tau},
+        {"mirostat_eta", (double)p->mirostat_eta},
+        {"dry_multiplier", (double)p->dry_multiplier},
+        {"dry_base", (double)p->dry_base},
+        {"dry_allowed_length", p->dry_allowed_length},
+        {"dry_penalty_last_n", p->dry_last_n},
+    };
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
+        buf_addf(b, "%s\"%s\":%.6g", i ? "," : "", defaults[i].name, defaults[i].value);
+}
+
+/* The words of reasoning_effort that the template knows. Without any, other words only turn thinking on. */
+static void add_efforts(const struct server *s, struct buf *b)
+{
+    const char *words[8];
+    int n = s->chat ? chat_own_efforts(s->chat, words, 8) : 0;
+    buf_adds(b, ",\"reasoning_efforts\":[");
+    for (int i = 0; i < n; i++)
+        buf_addf(b, "%s\"%s\"", i ? "," : "", words[i]);
+    buf_addc(b, ']');
+}
+
 static void add_model(struct server *s, struct buf *b)
 {
     struct engine_info m = engine_info(s->engine);
@@ -126,14 +170,11 @@ static void add_model(struct server *s, struct buf *b)
              "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}",
              engine_context(s->engine), m.n_vocab, engine_context(s->engine), m.context_trained,
              m.n_embd, (long long)m.n_params, m.weight_bytes);
-    /* Defaults of requests. */
-    const struct sample_params *p = &s->opt.sample;
-    buf_addf(b,
-             ",\"default_sampling\":{\"temperature\":%.6g,\"top_p\":%.6g,\"top_k\":%d,"
-             "\"min_p\":%.6g,\"repetition_penalty\":%.6g,\"presence_penalty\":%.6g,"
-             "\"frequency_penalty\":%.6g},\"capabilities\":",
-             (double)p->temp, (double)p->top_p, p->top_k, (double)p->min_p,
-             (double)p->repeat_penalty, (double)p->presence_penalty, (double)p->frequency_penalty);
+    buf_adds(b, ",\"default_sampling\":{");
+    add_defaults(&s->opt.sample, b);
+    buf_addc(b, '}');
+    add_efforts(s, b);
+    buf_adds(b, ",\"capabilities\":");
     add_capabilities(s, b);
     buf_addc(b, '}');
 }

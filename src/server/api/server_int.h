@@ -108,6 +108,7 @@ struct api_choice {
 struct chat_prompt {
     enum chat_format format;
     bool tools, in_reasoning;
+    bool continues;                       /* the prompt has the beginning of the answer */
     const char *think_open, *think_close; /* delimiters of thinking */
     enum chat_thinking thinking;
     bool required, one_call; /* a tool call is required; the output ends after the first */

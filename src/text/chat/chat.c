@@ -278,6 +278,15 @@ static void probe_efforts(struct chat *c)
     mem_free(other);
 }
 
+int chat_own_efforts(const struct chat *c, const char **out, int most_out)
+{
+    int n = 0;
+    for (int i = EFFORT_MINIMAL; i < N_EFFORTS && n < most_out; i++)
+        if (c->effort_key && c->effort[i] && !strcmp(c->effort[i], efforts[i]))
+            out[n++] = efforts[i];
+    return n;
+}
+
 void chat_set_effort(const struct chat *c, const char *word, json_t *kwargs)
 {
     int i = effort_index(word);

@@ -56,6 +56,8 @@ bool chat_render(const struct chat *c, const struct chat_request *r, struct buf 
 /* Reasoning effort: "none", "minimal", "low", "medium", "high", "xhigh", "max". */
 extern const char chat_efforts[]; /* the list of words for error messages */
 bool chat_effort_known(const char *word);
+/* Words that the template itself knows, at most most_out; 0 = it has no efforts. Turning thinking off is not among them. */
+int chat_own_efforts(const struct chat *c, const char **out, int most_out);
 /* Turns a known word into template variables. The template's effort variable is set to the nearest
  * word it accepts. Thinking is off at "none", else on unless kwargs says otherwise. An effort
  * already in kwargs is kept. */

@@ -923,9 +923,13 @@ struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_
     p->format = f;
     p->opt = *opt;
     p->state = S_START;
-    if (opt->in_reasoning && opt->reasoning && f != CHAT_GPT_OSS) {
+    bool reasons = opt->in_reasoning && opt->reasoning;
+    if (reasons && f != CHAT_GPT_OSS) {
         p->state = S_REASONING;
-        p->trim = true;
+        p->trim = !opt->continues;
+    } else if (reasons && opt->continues) {
+        p->state = S_BODY;
+        p->mode = G_REASONING;
     }
     return p;
 }

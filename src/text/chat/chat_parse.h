@@ -62,6 +62,7 @@ struct chat_parse_options {
     bool tools;           /* recognise tool calls, else their text is content */
     bool reasoning;       /* recognise reasoning, else its text is content */
     bool in_reasoning;    /* the prompt opened the reasoning (it ends in <think>) */
+    bool continues;       /* the prompt has the beginning of this text: its white space counts */
     uint64_t id_seed;     /* seed of the call ids */
     const json_t *schema; /* the request's tools, for the types of XML parameters; or NULL */
     void (*event)(void *arg, const struct chat_event *e);
