@@ -27,7 +27,8 @@ CPPFLAGS += -Isrc -Iinclude -D_GNU_SOURCE $(DEFS)
 comma   := ,
 # Libraries; with STATIC=1 their archives and what those depend on.
 libs     = $(if $(STATIC),-Wl$(comma)-Bstatic $1 -Wl$(comma)-Bdynamic,$1)
-LDLIBS  := $(if $(STATIC),$(B)/static/jansson.o,-ljansson) $(call libs,-lpcre2-8 -lutf8proc) -lm
+IMG_LIBS := -lwebpdemux -lwebp -lgif -ljpeg -lpng16 -lz
+LDLIBS  := $(if $(STATIC),$(B)/static/jansson.o,-ljansson) $(call libs,-lpcre2-8 -lutf8proc $(IMG_LIBS)) -lm
 CLI_LIBS := $(if $(STATIC),$(B)/static/edit.o $(call libs,-ltinfo -lbsd -lmd),-ledit)
 SRV_LIBS := $(call libs,-levent_openssl -levent -lssl -lcrypto) $(if $(STATIC),-ldl)
 

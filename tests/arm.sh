@@ -10,14 +10,15 @@ TESTS="api chat chat_ids chat_parse device embeds endpoints grammar hostile http
 FAMILIES="qwen3moe gpt_oss_mxfp4 qwen3_5 deepseek_v3 gemma4"
 PACKAGES="libjansson-dev libjansson4 libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2 libedit-dev libedit2 libtinfo6
     libbsd0 libmd0 libssl-dev libssl3 libevent-dev libevent-2.1-7 libevent-core-2.1-7 libevent-openssl-2.1-7 libcmocka-dev
-    libcmocka0 libcurl4-openssl-dev libc6 libgcc-s1"
+    libcmocka0 libcurl4-openssl-dev libpng-dev libpng16-16 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7
+    libwebpdemux2 libgif-dev libgif7 zlib1g-dev zlib1g libc6 libgcc-s1"
 
 for tool in $CROSS-gcc qemu-aarch64; do
     command -v $tool >/dev/null || { echo "skipped: arm: no $tool here"; exit 0; }
 done
 sysroot=
 if [ ! -e /lib/ld-linux-aarch64.so.1 ] || ! echo 'int main(void) { return 0; }' | $CROSS-gcc -x c -o /dev/null - -ljansson -lpcre2-8 -lutf8proc -ledit \
-    -levent_openssl -levent -lssl -lcmocka 2>/dev/null; then
+    -levent_openssl -levent -lssl -lcmocka -lwebpdemux -lgif -ljpeg -lpng16 2>/dev/null; then
     sysroot=$B/sysroot
     mkdir -p $sysroot/packages
     for p in $PACKAGES; do

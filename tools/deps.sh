@@ -22,6 +22,10 @@ need event2/event.h libevent-dev
 need openssl/ssl.h libssl-dev
 need histedit.h libedit-dev
 need curl/curl.h libcurl4-openssl-dev
+need png.h libpng-dev
+need jpeglib.h libjpeg-dev
+need webp/demux.h libwebp-dev
+need gif_lib.h libgif-dev
 # Renderers of the web page; without them it shows plain text.
 want /usr/share/javascript/marked libjs-marked
 want /usr/share/nodejs/dompurify node-dompurify
