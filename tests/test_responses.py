@@ -3,8 +3,10 @@ import http.client
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 import script_model
@@ -122,7 +124,7 @@ def test_refused(s):
             ({"input": "x", "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "ebnf", "definition": "x"}}]}, "tools[0]"),
             ({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
             ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0]"),
-            ({"input": "x", "tool_choice": {"type": "x"}}, "tool_choice"), ({"input": "x", "background": True}, "background"),
+            ({"input": "x", "tool_choice": {"type": "x"}}, "tool_choice"), ({"input": "x", "background": "y"}, "background"),
             ({"input": "x", "truncation": "maybe"}, "truncation"), ({"input": "x", "instructions": 5}, "instructions"),
             ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
             ({"input": "x", "temperature": "hot"}, "temperature"), ({"input": "x", "text": 5}, "text"),
@@ -151,6 +153,167 @@ def test_truncation(s):
     assert s.json("/v1/chat/completions", dict(chat, truncation="some"), 400)["error"]["param"] == "truncation"
     # one message that can never fit is refused all the same
     assert s.json(RESP, dict(HI, input="x" * 9000, truncation="auto"), 400)["error"]["code"] == "context_length_exceeded"
+
+
+def ended(s, id, **kw):
+    """The response once it is over."""
+    while True:
+        r = json.loads(s.get(f"{RESP}/{id}", **kw)[2])
+        if r["status"] not in ("queued", "in_progress"):
+            return r
+        time.sleep(0.02)
+
+
+def parsed(text):
+    """[(sequence number, data)] of a stream's text."""
+    return [(d["sequence_number"], d) for d in (json.loads(b.split("\ndata: ")[1]) for b in text.strip().split("\n\n") if b and not b.startswith(":"))]
+
+
+LONG = {"input": "hi", "seed": 1, "ignore_eos": True, "max_output_tokens": 6000, "background": True}
+SHORT = dict(HI, background=True)
+
+
+def test_background(_):
+    s = Server(BUILD, "-np", "1", "-c", "8192")
+    many = [s.json(RESP, LONG) for _ in range(24)]  # one sequence runs at a time: the last ones wait for seconds
+    long = many[-1]
+    assert long["status"] == "queued" and long["background"] is True and long["output"] == [] and long["usage"] is None
+    short = s.json(RESP, SHORT)
+    assert short["status"] == "queued" and json.loads(s.get(f"{RESP}/{short['id']}")[2]) == short
+    seen = set()
+    while not seen & {"in_progress", "incomplete"}:
+        seen.add(json.loads(s.get(f"{RESP}/{many[0]['id']}")[2])["status"])
+    items = json.loads(s.get(f"{RESP}/{long['id']}/input_items")[2])
+    assert items["data"][0]["content"][0]["text"] == "hi"
+    # cancelled, and again
+    status, _, text = s.post(f"{RESP}/{long['id']}/cancel", "")
+    cancelled = json.loads(text)
+    assert status == 200 and cancelled["status"] == "cancelled" and cancelled["id"] == long["id"], text
+    assert json.loads(s.post(f"{RESP}/{long['id']}/cancel", "")[2]) == cancelled == json.loads(s.get(f"{RESP}/{long['id']}")[2])
+    for r in many:
+        s.post(f"{RESP}/{r['id']}/cancel", "")
+    done = ended(s, short["id"])
+    same = s.json(RESP, HI)
+    assert done["status"] == same["status"] and text_of(done) == text_of(same) and done["usage"]["output_tokens"] == same["usage"]["output_tokens"]
+    assert json.loads(s.post(f"{RESP}/{short['id']}/cancel", "{}")[2]) == done  # it is over: nothing changes
+    e = json.loads(s.post(f"{RESP}/{same['id']}/cancel", "")[2])["error"]
+    assert "background" in e["message"] and e["param"] == "response_id", e
+    assert s.post(f"{RESP}/resp_none/cancel", "")[0] == 404
+    s.wait_line("end=cancelled")
+    # it continues a kept response, and is continued
+    on = ended(s, s.json(RESP, dict(SHORT, input="more", previous_response_id=done["id"]))["id"])
+    assert text_of(on) == text_of(s.json(RESP, dict(HI, input="more", previous_response_id=same["id"])))
+    # deleted while it runs: nothing is left, and the next one runs
+    long = s.json(RESP, LONG)
+    assert json.loads(s.request("DELETE", f"{RESP}/{long['id']}")[2])["deleted"] is True
+    assert s.get(f"{RESP}/{long['id']}")[0] == 404 and s.post(f"{RESP}/{long['id']}/cancel", "")[0] == 404
+    assert ended(s, s.json(RESP, SHORT)["id"])["status"] == done["status"]
+    for body in (dict(SHORT, store=False), dict(SHORT, background="yes"), dict(SHORT, background=1)):
+        assert s.json(RESP, body, 400)["error"]["param"] == "background"
+    # errors of the request are told at once
+    assert s.json(RESP, dict(SHORT, input="x" * 9000), 400)["error"]["code"] == "context_length_exceeded"
+    assert s.json(RESP, dict(SHORT, input="x" * 9000, stream=True), 400)["error"]["code"] == "context_length_exceeded"
+    s.wait_metric("steel_requests_running", 0)
+    assert s.stop() == 0
+    s = Server(BUILD, "--store-mb", "0")
+    assert "--store-mb" in s.json(RESP, SHORT, 400)["error"]["message"]
+    s.stop()
+
+
+def test_background_bounds(_):
+    """A client has a bounded number of them, which others do not fill; nobody else's are seen."""
+    s = Server(BUILD, "-np", "1", "-c", "8192", "--api-key", "one", "--api-key", "two")
+    key = lambda k: {"headers": {"Authorization": "Bearer " + k}}
+    ids = []
+    while True:  # they come in faster than they end
+        status, _, text = s.post(RESP, LONG, **key("one"))
+        if status != 200:
+            break
+        ids.append(json.loads(text)["id"])
+    e = json.loads(text)["error"]
+    assert status == 429 and len(ids) >= 32, (status, len(ids))
+    assert e["param"] == "background" and "32" in e["message"], e
+    assert ended(s, s.json(RESP, SHORT, **key("two"))["id"], **key("two"))["status"] in ("completed", "incomplete")
+    for path in (f"{RESP}/{ids[1]}", f"{RESP}/{ids[1]}?stream=true", f"{RESP}/{ids[1]}/input_items"):
+        assert s.get(path, **key("two"))[0] == 404
+    assert s.post(f"{RESP}/{ids[1]}/cancel", "", **key("two"))[0] == 404 and s.request("DELETE", f"{RESP}/{ids[1]}", **key("two"))[0] == 404
+    assert json.loads(s.get(f"{RESP}/{ids[-1]}", **key("one"))[2])["status"] == "queued"
+    for i in ids:
+        assert json.loads(s.post(f"{RESP}/{i}/cancel", "", **key("one"))[2])["status"] in ("cancelled", "incomplete")
+    assert ended(s, s.json(RESP, SHORT, **key("one"))["id"], **key("one"))["status"] in ("completed", "incomplete")
+    # a page of another site cannot cancel
+    assert s.post(f"{RESP}/{ids[1]}/cancel", "", headers={"Authorization": "Bearer one", "Origin": "http://evil.example"})[0] == 403
+    # at the end nobody waits for those without a reader
+    s.json(RESP, LONG, **key("one"))
+    assert s.stop() == 0
+
+
+def test_background_stream(_):
+    s = Server(BUILD, "-np", "1", "-c", "8192")
+    ev = events_of(s, SHORT)
+    names = [n for n, _ in ev]
+    assert names[:3] == ["response.created", "response.queued", "response.in_progress"], names
+    plain = events_of(s, HI)
+    assert names[3:] == [n for n, _ in plain][2:] and ev[0][1]["response"]["status"] == "queued"
+    final = ev[-1][1]["response"]
+    assert json.loads(s.get(f"{RESP}/{final['id']}")[2]) == final and text_of(final) == text_of(plain[-1][1]["response"])
+    # the events of one that is over, from any number on
+    whole = [(n, d) for n, (_, d) in enumerate(ev)]
+    for after in (None, 0, 5, len(ev) - 2, len(ev) - 1, 10**6):
+        query = "" if after is None else f"&starting_after={after}"
+        status, headers, text = s.get(f"{RESP}/{final['id']}?stream=true{query}")
+        assert status == 200 and headers["content-type"].startswith("text/event-stream")
+        assert parsed(text) == whole[0 if after is None else after + 1:], (after, text[:300])
+    for bad, param in (("stream=maybe", "stream"), ("stream=true&starting_after=-1", "starting_after"), ("stream=true&starting_after=x", "starting_after")):
+        assert json.loads(s.get(f"{RESP}/{final['id']}?{bad}")[2])["error"]["param"] == param
+    for id in (plain[-1][1]["response"]["id"], ended(s, s.json(RESP, SHORT)["id"])["id"]):
+        status, _, text = s.get(f"{RESP}/{id}?stream=true")
+        assert status == 400 and json.loads(text)["error"]["param"] == "stream"
+    # the client leaves in the middle; another goes on where it was
+    c = http.client.HTTPConnection("127.0.0.1", s.port)
+    c.request("POST", RESP, json.dumps(dict(LONG, stream=True, max_output_tokens=1500)))
+    r = c.getresponse()
+    seen = b""
+    while seen.count(b"output_text.delta") < 10:
+        seen += r.read1(4096)
+    r.close()
+    c.close()
+    head = parsed(seen[:seen.rindex(b"\n\n")].decode())
+    id, last = head[0][1]["response"]["id"], head[-1][0]
+    tail = parsed(s.get(f"{RESP}/{id}?stream=true&starting_after={last}")[2])  # to its end
+    assert [n for n, _ in head + tail] == list(range(len(head) + len(tail)))
+    assert tail[-1][1]["type"] == "response.incomplete" and tail[-1][1]["response"]["usage"]["output_tokens"] == 1500
+    assert "".join(d["delta"] for _, d in head + tail if d["type"].endswith("text.delta")) == text_of(tail[-1][1]["response"])
+    # a cancel ends the streams of its readers
+    ahead = [s.json(RESP, LONG)["id"] for _ in range(24)]
+    c.request("POST", RESP, json.dumps(dict(LONG, stream=True)))
+    r = c.getresponse()
+    seen = b""
+    while b"response.queued" not in seen or not seen.endswith(b"\n\n"):
+        seen += r.read1(4096)
+    id = parsed(seen[:seen.index(b"\n\n")].decode())[0][1]["response"]["id"]
+    assert json.loads(s.post(f"{RESP}/{id}/cancel", "")[2])["status"] == "cancelled"
+    last = parsed((seen + r.read()).decode())[-1][1]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "cancelled"
+    assert parsed(s.get(f"{RESP}/{id}?stream=true")[2])[-1][1] == last
+    for other in ahead:
+        s.post(f"{RESP}/{other}/cancel", "")
+    # the kept events are bounded: the first ones go
+    many = dict(LONG, stream=True, max_output_tokens=7000, include=["message.output_text.logprobs"], top_logprobs=20)
+    status, _, text = s.post(RESP, many)
+    ev = parsed(text)
+    assert len(text) > 5 << 20 and [n for n, _ in ev] == list(range(len(ev)))
+    id = ev[0][1]["response"]["id"]
+    e = json.loads(s.get(f"{RESP}/{id}?stream=true")[2])["error"]
+    assert e["param"] == "starting_after" and "no longer kept" in e["message"], e
+    assert parsed(s.get(f"{RESP}/{id}?stream=true&starting_after={len(ev) - 100}")[2]) == ev[-99:]
+    # at a shutdown one that is read ends in its own time
+    c.request("POST", RESP, json.dumps(dict(LONG, stream=True, max_output_tokens=1000)))
+    r = c.getresponse()
+    seen = r.read1(1)
+    s.proc.send_signal(signal.SIGTERM)
+    assert parsed((seen + r.read()).decode())[-1][1]["type"] == "response.incomplete"
+    assert s.proc.wait() == 0
 
 
 def test_keys(_):
@@ -403,7 +566,7 @@ def ollama_built_in(s):
 
 server = Server(BUILD, "-np", "8", "-c", "8192")
 try:
-    run_tests([test_whole, test_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_ids, test_owners, test_shares, test_bounded, test_kept_costs,
+    run_tests([test_whole, test_stream, test_background, test_background_bounds, test_background_stream, test_kept, test_refused, test_truncation, test_ollama, test_keys, test_ids, test_owners, test_shares, test_bounded, test_kept_costs,
                test_built_in, test_agents_tools, test_reference_has_no_vram], server)
 finally:
     server.stop()

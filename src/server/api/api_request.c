@@ -4,6 +4,7 @@
  * See the invariants in server_int.h.
  */
 #include "server/api/server_int.h"
+#include "server/api/background.h"
 #include "server/api/embeddings.h"
 #include "server/api/responses.h"
 #include "text/grammar/grammar.h"
@@ -84,9 +85,15 @@ static void api_request_free(struct api_request *req)
     mem_free(req);
 }
 
-static void api_request_release(struct api_request *req)
+/* Whether its output goes anywhere. */
+static bool is_wanted(const struct api_request *req)
 {
-    if (!req->with_worker && req->n_open == 0 && !req->x)
+    return req->x || req->background;
+}
+
+void api_request_release(struct api_request *req)
+{
+    if (!req->with_worker && req->n_open == 0 && !is_wanted(req))
         api_request_free(req);
 }
 
@@ -121,12 +128,17 @@ static void log_request(const struct api_request *req, int status, const char *h
              LOG_NUM("preempted", u.n_preempted), LOG_TEXT("end", how));
 }
 
+void api_request_stop(struct api_request *req, int status, const char *how)
+{
+    cancel(req);
+    log_request(req, status, how);
+}
+
 static void on_closed(void *user)
 {
     struct api_request *req = user;
     req->x = NULL;
-    cancel(req);
-    log_request(req, 499, "client left");
+    api_request_stop(req, 499, "client left");
     api_request_release(req);
 }
 
@@ -245,8 +257,7 @@ static void set_submit_error(struct api_request *req, enum submit_result res, co
     }
 }
 
-/* Updates the kept bytes: a part of the request had `before` unsent bytes and has `after` now. */
-static void keep(struct api_request *req, size_t before, size_t after)
+void api_request_keep(struct api_request *req, size_t before, size_t after)
 {
     req->kept += after - before;
     req->server->kept += after - before;
@@ -318,7 +329,7 @@ static bool submit(struct api_request *req)
     if (!ok)
         cancel(req); /* all prompts are accepted, or none */
     for (int i = 0; ok && i < req->n_choices; i++)
-        keep(req, 0, api_choice_kept(&req->choices[i]));
+        api_request_keep(req, 0, api_choice_kept(&req->choices[i]));
     return ok;
 }
 
@@ -350,6 +361,10 @@ static void limit_prompt(struct api_request *req)
 static void begin_reply(struct api_request *req)
 {
     req->streaming = req->p.stream;
+    if (req->responses && req->responses->background) {
+        background_begin(req);
+        return;
+    }
     if (!req->streaming)
         return;
     http_add_header(req->x, "Cache-Control", "no-cache");
@@ -363,10 +378,27 @@ static void begin_reply(struct api_request *req)
     buf_clear(&out);
 }
 
+static void fail_background(struct api_request *req, const struct api_error *err)
+{
+    struct buf out = {0};
+    if (req->streaming) {
+        style_of(req)->stream_error(req, err, &out);
+        background_write(req->background, &out);
+    }
+    buf_clear(&out);
+    responses_keep_failed(req, "failed", err);
+    api_request_stop(req, err->status, err->msg);
+    background_end(req);
+}
+
 /* The reply cannot be completed: sends an error reply, an error event, or a reset. */
 static void fail_answer(struct api_request *req, const struct api_error *err)
 {
     struct http_exchange *x = req->x;
+    if (req->background) {
+        fail_background(req, err);
+        return;
+    }
     cancel(req);
     if (!req->streaming && !req->whole.sending) {
         fail(req, err);
@@ -398,10 +430,13 @@ static void prepared(struct api_request *req)
     if (req->err.status) {
         fail(req, &req->err);
     } else if (req->reply.len) {
-        keep(req, 0, req->reply.len);
+        api_request_keep(req, 0, req->reply.len);
         api_request_pump(req);
+    } else if (req->responses && req->responses->background && !background_admit(req)) {
+        fail(req, &req->err);
     } else if (!(req->embed ? embed_submit(req) : submit(req))) {
-        if (req->err.n_ctx && req->p.stream && style_of(req)->too_long_in_stream) {
+        bool background = req->responses && req->responses->background;
+        if (req->err.n_ctx && req->p.stream && style_of(req)->too_long_in_stream && !background) {
             begin_reply(req);
             fail_answer(req, &req->err);
         } else {
@@ -447,6 +482,13 @@ static void end_stream(struct api_request *req)
     struct http_exchange *x = req->x;
     struct buf out = {0};
     style_of(req)->stream_close(req, &out);
+    if (req->background) {
+        background_write(req->background, &out);
+        buf_clear(&out);
+        responses_keep_finished(req);
+        background_end(req);
+        return;
+    }
     http_stream(x, out.p, out.len);
     buf_clear(&out);
     detach(req);
@@ -476,6 +518,8 @@ static bool first_error(const struct api_request *req, struct api_error *err)
 /* How many bytes may be written now. */
 static size_t room_of(const struct api_request *req)
 {
+    if (req->background)
+        return SIZE_MAX;
     size_t unsent = http_unsent(req->x);
     return unsent < UNSENT_LIMIT ? UNSENT_LIMIT - unsent : 0;
 }
@@ -499,7 +543,7 @@ static void pump_stream(struct api_request *req)
             o->finish_sent = true;
             n_finished++;
         }
-        keep(req, before, api_choice_kept(o));
+        api_request_keep(req, before, api_choice_kept(o));
         if (!all) {
             full = i;
             break;
@@ -509,7 +553,10 @@ static void pump_stream(struct api_request *req)
         req->turn = full; /* the choice without room goes first next time */
     if (out.len) {
         req->last_write_ns = clock_ns();
-        http_stream(req->x, out.p, out.len);
+        if (req->background)
+            background_write(req->background, &out);
+        else
+            http_stream(req->x, out.p, out.len);
     }
     buf_clear(&out);
     if (n_finished == req->n_choices) {
@@ -525,7 +572,7 @@ static bool next_piece(struct api_request *req, struct buf *out, size_t room)
         size_t left = req->reply.len - req->n_reply_sent, n = left < room ? left : room;
         buf_add(out, req->reply.p + req->n_reply_sent, n);
         req->n_reply_sent += n;
-        keep(req, n, 0);
+        api_request_keep(req, n, 0);
         return n == left;
     }
     size_t before = 0, after = 0;
@@ -534,7 +581,7 @@ static bool next_piece(struct api_request *req, struct buf *out, size_t room)
     bool all = style_of(req)->whole(req, out, room);
     for (int i = req->whole.choice; i < req->n_choices; i++)
         after += api_choice_kept(&req->choices[i]);
-    keep(req, before, after);
+    api_request_keep(req, before, after);
     return all;
 }
 
@@ -544,6 +591,14 @@ static void pump_whole(struct api_request *req)
     bool early = req->n_open && req->kept >= WHOLE_EARLY && req->choices && req->choices[0].done;
     if (!req->whole.sending && req->n_open && !early)
         return;
+    if (req->background) {
+        if (req->n_open)
+            return;
+        responses_keep_finished(req);
+        log_request(req, 200, api_choice_finish_reason(req, &req->choices[0]));
+        background_end(req);
+        return;
+    }
     size_t room = req->whole.sending ? room_of(req) : WHOLE_ONCE;
     struct buf out = {0};
     bool all = room && next_piece(req, &out, room);
@@ -582,7 +637,7 @@ static void check_kept(struct api_request *req)
                  req->kept, most);
     } else if (s->kept > KEPT_REQUESTS * most) {
         for (struct api_request *k = s->requests; k; k = k->next)
-            if (k->x && k->kept > largest->kept)
+            if (is_wanted(k) && k->kept > largest->kept)
                 largest = k;
         api_fail(&err, 503, "unavailable_error",
                  "too much unsent output on the server; this request had the most");
@@ -597,7 +652,7 @@ static void check_kept(struct api_request *req)
 void api_request_pump(struct api_request *req)
 {
     struct api_error err;
-    if (!req->x || (!req->choices && !req->reply.len))
+    if (!is_wanted(req) || (!req->choices && !req->reply.len))
         return;
     if (first_error(req, &err))
         fail_answer(req, &err);
@@ -627,16 +682,16 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
     } else if (ev->kind == EVENT_START) {
         o->usage = ev->usage;
     }
-    if (req->x) {
+    if (is_wanted(req)) {
         size_t before = api_choice_kept(o);
         api_choice_token(req, o, ev);
         if (ev->kind == EVENT_DONE)
             api_choice_finish(o);
         else if (o->stopped_by_parser && req->p.n == 1)
             request_cancel(part->request); /* the rest would be discarded */
-        keep(req, before, api_choice_kept(o));
+        api_request_keep(req, before, api_choice_kept(o));
         api_request_pump(req);
-        if (req->x)
+        if (is_wanted(req))
             check_kept(req);
     }
     api_request_release(req);
@@ -700,6 +755,7 @@ void api_requests_tick(struct server *s)
             req->last_write_ns = now;
             http_stream(req->x, ping, strlen(ping));
         }
+    background_tick(s, now);
 }
 
 void api_requests_cut(struct server *s, const char *why)
@@ -708,7 +764,7 @@ void api_requests_cut(struct server *s, const char *why)
     api_fail(&err, 503, "unavailable_error", "%s", why);
     for (struct api_request *req = s->requests, *next; req; req = next) {
         next = req->next;
-        if (req->x)
+        if (is_wanted(req))
             fail_answer(req, &err);
         api_request_release(req);
     }

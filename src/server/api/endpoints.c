@@ -48,6 +48,8 @@ const struct endpoint endpoints[] = {
      .names_response = true, .respond = get_response_items},
     {DELETE, .paths = {"/v1/responses/*"}, .name = "delete response", .effect = ENDPOINT_CHANGES,
      .names_response = true, .respond = delete_response},
+    {POST, .paths = {"/v1/responses/*/cancel"}, .name = "cancel response",
+     .effect = ENDPOINT_CHANGES, .names_response = true, .respond = post_response_cancel},
     {POST, .paths = {"/v1/embeddings", "/embeddings", "/openai/deployments/*/embeddings"},
      .name = "embeddings", .effect = ENDPOINT_COMPUTES, .prepare = prepare_embeddings},
     {POST, .paths = {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"},

@@ -3,7 +3,7 @@
  * takes log names, error formats and id prefixes from it; the gateway decides by it what it may retry,
  * merge or show without a key. The order of rows has no meaning.
  *
- * A row is a request answered on the loop (`respond`: nothing in it may wait), a request prepared by a
+ * A row is a request answered on the loop (`respond`: nothing in it may wait, and a body is ignored), a request prepared by a
  * worker (`prepare`), or an endpoint that only other servers have (neither): the gateway forwards it,
  * this server does not know it.
  *

@@ -3,6 +3,9 @@
  * loop (prepare_ollama_show: on a worker) and never waits.
  */
 #include "server/api/prepare_int.h"
+#include "server/api/background.h"
+#include "server/api/query.h"
+#include "server/api/responses.h"
 #include "server/api/store.h"
 #include "base/mem.h"
 
@@ -15,13 +18,13 @@
 static const char RESPONSES[] = "/v1/responses/";
 
 /* The id in a path: up to the next slash or the end. */
-static void path_id(struct http_exchange *x, char id[64])
+void response_path_id(struct http_exchange *x, char id[RESPONSE_ID_SIZE])
 {
     const char *from = endpoint_path(http_request(x)) + strlen(RESPONSES);
-    snprintf(id, 64, "%.*s", (int)strcspn(from, "/"), from);
+    snprintf(id, RESPONSE_ID_SIZE, "%.*s", (int)strcspn(from, "/"), from);
 }
 
-static void reply_missing(struct server *s, struct http_exchange *x, const char *id)
+void response_missing(struct server *s, struct http_exchange *x, const char *id)
 {
     struct api_error err;
     api_fail(&err, 404, "invalid_request_error", "Response with id '%s' not found.", id);
@@ -40,23 +43,43 @@ static bool look_up(struct server *s, struct http_exchange *x, const char *id, e
 
 void get_response(struct server *s, struct http_exchange *x)
 {
-    char id[64];
+    char id[RESPONSE_ID_SIZE];
     struct buf b = {0};
-    path_id(x, id);
-    if (look_up(s, x, id, STORE_REPLY, &b))
+    struct api_error err;
+    bool stream = false;
+    response_path_id(x, id);
+    if (!query_bool(http_request(x), "stream", &stream, &err)) {
+        reply_error(x, s, &err, DIALECT_OPENAI);
+        return;
+    }
+    if (stream) {
+        background_stream(s, x, id);
+        return;
+    }
+    struct api_request *running = background_find(s, x, id);
+    if (running)
+        responses_add_now(running, &b);
+    if (running || look_up(s, x, id, STORE_REPLY, &b))
         reply_json(x, s, 200, &b);
     else
-        reply_missing(s, x, id);
+        response_missing(s, x, id);
     buf_clear(&b);
 }
 
 void get_response_items(struct server *s, struct http_exchange *x)
 {
-    char id[64];
+    char id[RESPONSE_ID_SIZE];
     struct buf items = {0}, b = {0}, first = {0}, last = {0};
-    path_id(x, id);
-    if (look_up(s, x, id, STORE_INPUT, &items) && look_up(s, x, id, STORE_FIRST_ID, &first) &&
-        look_up(s, x, id, STORE_LAST_ID, &last)) {
+    response_path_id(x, id);
+    struct api_request *running = background_find(s, x, id);
+    if (running) {
+        buf_adds(&items, running->responses->input.p);
+        buf_adds(&first, running->responses->first.p);
+        buf_adds(&last, running->responses->last.p);
+    }
+    if (running ||
+        (look_up(s, x, id, STORE_INPUT, &items) && look_up(s, x, id, STORE_FIRST_ID, &first) &&
+         look_up(s, x, id, STORE_LAST_ID, &last))) {
         buf_addf(&b, "{\"object\":\"list\",\"data\":[%s]", items.p ? items.p : "");
         buf_adds(&b, ",\"first_id\":");
         jsonout_text(&b, first.len ? first.p : NULL);
@@ -65,7 +88,7 @@ void get_response_items(struct server *s, struct http_exchange *x)
         buf_adds(&b, ",\"has_more\":false}");
         reply_json(x, s, 200, &b);
     } else {
-        reply_missing(s, x, id);
+        response_missing(s, x, id);
     }
     buf_clear(&items);
     buf_clear(&first);
@@ -76,16 +99,19 @@ void get_response_items(struct server *s, struct http_exchange *x)
 void delete_response(struct server *s, struct http_exchange *x)
 {
     char *owner = access_owner(&s->opt.access, x);
-    char id[64];
+    char id[RESPONSE_ID_SIZE];
     struct buf b = {0};
-    path_id(x, id);
-    if (store_delete(s->store, id, owner)) {
+    response_path_id(x, id);
+    struct api_request *running = background_find(s, x, id);
+    if (running)
+        background_cancel(running, false);
+    if (running || store_delete(s->store, id, owner)) {
         buf_adds(&b, "{\"id\":");
         jsonout_text(&b, id);
         buf_adds(&b, ",\"object\":\"response\",\"deleted\":true}");
         reply_json(x, s, 200, &b);
     } else {
-        reply_missing(s, x, id);
+        response_missing(s, x, id);
     }
     mem_free(owner);
     buf_clear(&b);

@@ -3,6 +3,7 @@
  * the response's id, so that an item can be found in the store. A finished response is stored exactly as
  * it was sent.
  */
+#include "server/api/background.h"
 #include "server/api/responses.h"
 #include "server/api/server_int.h"
 #include "server/api/store.h"
@@ -179,26 +180,79 @@ static void add_response(const struct api_request *req, const char *status,
     }
 }
 
-/* Writes the finished response and stores it. */
+/* Stores a response that is over. Without room for the events they are left out. */
+static bool keep(const struct api_request *req, const char *reply, const struct buf *output)
+{
+    const struct responses_request *rr = req->responses;
+    const struct buf *events = req->background ? background_events(req->background) : NULL;
+    struct stored r = {.id = req->id,
+                       .owner = req->owner,
+                       .previous = rr->previous,
+                       .reply = reply,
+                       .input = rr->input.p ? rr->input.p : "",
+                       .output = output->p ? output->p : "",
+                       .first = rr->first.p ? rr->first.p : "",
+                       .last = rr->last.p ? rr->last.p : "",
+                       .events = events && events->p ? events->p : "",
+                       .background = rr->background};
+    if (store_put(req->server->store, &r))
+        return true;
+    r.events = "";
+    return store_put(req->server->store, &r);
+}
+
+static const char *final_status(const struct api_request *req)
+{
+    return req->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
+}
+
+/* Writes the finished response and stores it. One in the background is stored with its last event. */
 static void finish(struct api_request *req, struct buf *b)
 {
-    const char *status = req->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
     size_t at = b->len;
     struct buf output = {0};
-    add_response(req, status, NULL, b);
-    if (req->responses->keep) {
+    add_response(req, final_status(req), NULL, b);
+    if (req->responses->keep && !req->background) {
         add_output(req, true, &output);
-        struct stored r = {.id = req->id,
-                           .owner = req->owner,
-                           .previous = req->responses->previous,
-                           .reply = b->p + at,
-                           .input = req->responses->input.p ? req->responses->input.p : "",
-                           .output = output.p ? output.p : "",
-                           .first = req->responses->first.p ? req->responses->first.p : "",
-                           .last = req->responses->last.p ? req->responses->last.p : ""};
-        store_put(req->server->store, &r);
+        keep(req, b->p + at, &output);
     }
     buf_clear(&output);
+}
+
+void responses_keep_failed(struct api_request *req, const char *status, const struct api_error *err)
+{
+    struct buf b = {0}, none = {0};
+    add_response(req, status, err, &b);
+    if (!keep(req, b.p, &none)) { /* its input alone is too large */
+        buf_clear(&req->responses->input);
+        keep(req, b.p, &none);
+    }
+    buf_clear(&b);
+}
+
+void responses_keep_finished(struct api_request *req)
+{
+    struct buf b = {0}, output = {0};
+    add_response(req, final_status(req), NULL, &b);
+    add_output(req, true, &output);
+    if (!keep(req, b.p, &output)) {
+        struct api_error err;
+        api_fail(&err, 500, "server_error", "the response is larger than the store (--store-mb)");
+        responses_keep_failed(req, "failed", &err);
+    }
+    buf_clear(&b);
+    buf_clear(&output);
+}
+
+/* The status of a response in the background. */
+static const char *status_now(const struct api_request *req)
+{
+    return req->choices[0].usage.n_prompt ? "in_progress" : "queued";
+}
+
+void responses_add_now(const struct api_request *req, struct buf *b)
+{
+    add_response(req, status_now(req), NULL, b);
 }
 
 /* Events */
@@ -236,8 +290,20 @@ static void response_event(struct api_request *req, struct buf *b, const char *n
     end_event(b);
 }
 
+/* Events have no name of their own for a cancelled response. */
+void responses_add_cancelled(struct api_request *req, struct buf *b)
+{
+    response_event(req, b, "response.failed", "cancelled");
+}
+
 static void stream_open(struct api_request *req, struct buf *b)
 {
+    req->responses->queued = req->responses->background;
+    if (req->responses->queued) {
+        response_event(req, b, "response.created", "queued");
+        response_event(req, b, "response.queued", "queued");
+        return;
+    }
     response_event(req, b, "response.created", "in_progress");
     response_event(req, b, "response.in_progress", "in_progress");
 }
@@ -351,6 +417,10 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
 static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t room)
 {
     struct api_choice *o = &req->choices[i];
+    if (req->responses->queued && o->usage.n_prompt) {
+        req->responses->queued = false;
+        response_event(req, b, "response.in_progress", "in_progress");
+    }
     while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
         size_t n = segment_next(g);

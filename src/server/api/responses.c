@@ -471,11 +471,6 @@ static void make_echo(const json_t *body, struct buf *b)
 
 static bool refuse_unsupported(const json_t *body, struct api_error *err)
 {
-    bool background = false;
-    if (!api_bool(body, "background", &background, err))
-        return false;
-    if (background)
-        return api_invalid(err, "background", "background responses are not supported");
     static const char *const names[] = {"conversation", "prompt"};
     for (size_t i = 0; i < 2; i++)
         if (api_member(body, names[i]))
@@ -524,9 +519,13 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
     r->keep = true;
     if (!refuse_unsupported(body, err) ||
         !api_string(body, "previous_response_id", &previous, err) ||
-        !api_bool(body, "store", &r->keep, err) || !responses_truncation(body, &r->truncate, err) ||
-        !read_include(body, out, err))
+        !api_bool(body, "store", &r->keep, err) ||
+        !api_bool(body, "background", &r->background, err) ||
+        !responses_truncation(body, &r->truncate, err) || !read_include(body, out, err))
         return false;
+    if (r->background && (!r->keep || !store_max_bytes(rd->store)))
+        return api_invalid(err, "background", "background needs %s",
+                           r->keep ? "a server that keeps responses (--store-mb)" : "store");
     if (instructions && !json_is_string(instructions))
         return api_invalid(err, "instructions", "instructions must be a string");
     if (instructions)

@@ -8,6 +8,7 @@
 #include "base/buf.h"
 #include "server/api/params.h"
 
+struct api_request;
 struct store;
 
 struct responses_request {
@@ -22,8 +23,19 @@ struct responses_request {
     size_t n_history;       /* bytes of earlier items */
     int sequence;           /* number of the next stream event */
     int n_probs;            /* log-probabilities sent */
+    bool background;        /* it runs although nobody waits */
+    bool queued;            /* background: its stream has not told that it is in progress */
 };
 void responses_request_free(struct responses_request *r);
+
+/* reply_responses.c, of a background response. responses_add_now writes it as it is while it runs;
+ * responses_add_cancelled the last event of a stream that was cancelled. */
+void responses_add_now(const struct api_request *req, struct buf *b);
+void responses_add_cancelled(struct api_request *req, struct buf *b);
+/* Stores it, finished or with the status failed or cancelled. */
+void responses_keep_finished(struct api_request *req);
+void responses_keep_failed(struct api_request *req, const char *status,
+                           const struct api_error *err);
 
 /* Translates a body of /v1/responses to one of /v1/chat/completions. Returns a new reference, or NULL
  * with an error. hex: part of the ids of items. */

@@ -1,6 +1,7 @@
 /* The server: dispatch by the table of endpoints, access checks, loading, signals, shutdown. Runs the
  * event loop. */
 #include "server/api/server_int.h"
+#include "server/api/background.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
 #include "base/clock.h"
@@ -286,7 +287,7 @@ static bool on_head(void *arg, struct http_exchange *x)
         fail(s, x, 405, "invalid_request_error", "%.200s does not take %.8s", h->path, h->method);
     } else if (!e->open && !access_key(&s->opt.access, x))
         fail(s, x, 401, "authentication_error", "missing or wrong API key");
-    else if (e->respond)
+    else if (e->respond && strcmp(e->method, "POST"))
         e->respond(s, x);
     else if (!access_origin(&s->opt.access, x))
         fail(s, x, 403, "permission_error",
@@ -311,10 +312,13 @@ static bool on_head(void *arg, struct http_exchange *x)
 static void on_request(void *arg, struct http_exchange *x)
 {
     struct server *s = arg;
+    const struct endpoint *e = endpoint_find(http_request(x), NULL);
     if (s->draining) /* since its head was checked */
         fail(s, x, 503, "unavailable_error", "the server is shutting down");
+    else if (e->respond)
+        e->respond(s, x);
     else
-        api_request_dispatch(s, x, endpoint_find(http_request(x), NULL));
+        api_request_dispatch(s, x, e);
 }
 
 /* Events, timers and signals */
@@ -424,6 +428,8 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
         log_line(LOG_ERROR, failed, LOG_TEXT("why", why.msg));
     }
     api_requests_tick(s);
+    if (s->draining)
+        background_drain(s);
     if (s->draining && s->n_requests == 0 && http_n_conns(s->http) == 0)
         event_base_loopbreak(s->base);
 }
@@ -483,6 +489,7 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
     event_add(s->grace, &(struct timeval){s->opt.grace_s, 0});
     event_del(s->tick);
     event_add(s->tick, &(struct timeval){0, 20000});
+    background_drain(s);
     if (s->n_requests == 0 && http_n_conns(s->http) == 0)
         event_base_loopbreak(s->base);
 }

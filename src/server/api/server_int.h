@@ -7,7 +7,7 @@
  * Invariants:
  *  1. An API request is freed once its worker has returned and all its engine requests are done.
  *  2. Once its client has disconnected (x == NULL), its engine requests are cancelled and it writes no
- *     more.
+ *     more. A background response (background.h) has no client, and writes to its readers and the store.
  *  3. Output for a slow client is buffered in the API request as text, not yet encoded. At most
  *     UNSENT_LIMIT encoded bytes wait in the connection, and one iteration of the loop encodes no more.
  *  4. `kept` counts the text buffered in an API request. It stays within opt.max_unsent, and the sum over
@@ -131,7 +131,7 @@ struct api_request {
     struct job job;                  /* queued or running while with_worker */
     struct api_request *prev, *next; /* in server->requests */
     struct server *server;
-    struct http_exchange *x; /* NULL: the client has disconnected */
+    struct http_exchange *x; /* NULL: the client has disconnected, or it has a reply already */
     const struct endpoint *endpoint;
     char id[48];     /* the endpoint's prefix and 128 random bits: whoever has it was told it */
     int64_t created; /* unix time */
@@ -155,6 +155,7 @@ struct api_request {
     bool special;             /* the parser needs control tokens in the text */
     struct chat_prompt *chat; /* how to parse the output; NULL = plain text */
     struct responses_request *responses; /* /v1/responses; else NULL */
+    struct background *background;       /* it runs without a client (background.h); else NULL */
     struct grammar *grammar;             /* constraint on the output; NULL = none; a reference */
     struct token_rules *rules;           /* other rules about its tokens; NULL = none */
     struct completion_options completion;
@@ -195,9 +196,10 @@ struct server {
     struct event *on_events, *more_events, *on_jobs, *job_tick, *tick, *grace, *last;
     struct api_request *requests;
     int n_requests;
-    size_t kept;        /* the sum over all API requests */
-    bool trim_due;      /* a large request was freed */
-    uint64_t n_http[6]; /* replies by status class */
+    struct background *backgrounds; /* background.h */
+    size_t kept;                    /* the sum over all API requests */
+    bool trim_due;                  /* a large request was freed */
+    uint64_t n_http[6];             /* replies by status class */
     uint64_t id_secret;
     struct store *store; /* kept responses */
     struct grammar_cache *grammars;
@@ -233,6 +235,11 @@ void api_requests_tick(struct server *s); /* comments on silent streams, speed, 
 void api_requests_cut(struct server *s, const char *why); /* shutdown: ends all with an error */
 int api_requests_wait_s(const struct server *s); /* estimated wait of a new request: Retry-After */
 void api_request_pump(struct api_request *req);  /* sends what the client can take */
+/* Ends its work, with a line in the log. */
+void api_request_stop(struct api_request *req, int status, const char *how);
+void api_request_release(struct api_request *req); /* frees it if nothing needs it */
+/* A part of the request had `before` unsent bytes and has `after` now. */
+void api_request_keep(struct api_request *req, size_t before, size_t after);
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
                  enum dialect dialect);
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
@@ -296,7 +303,13 @@ void get_version(struct server *s, struct http_exchange *x);
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);
 
+/* background.c */
+void post_response_cancel(struct server *s, struct http_exchange *x);
+
 /* lookup.c: handlers of GET and DELETE endpoints */
+enum { RESPONSE_ID_SIZE = 64 };
+void response_path_id(struct http_exchange *x, char id[RESPONSE_ID_SIZE]);
+void response_missing(struct server *s, struct http_exchange *x, const char *id);
 void get_response(struct server *s, struct http_exchange *x);
 void get_response_items(struct server *s, struct http_exchange *x);
 void delete_response(struct server *s, struct http_exchange *x);

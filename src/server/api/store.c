@@ -33,7 +33,8 @@ struct store_entry {
     struct owner *owner;
     size_t bytes;
     int64_t used_ns;
-    char *id, *previous, *reply, *input, *output, *first, *last; /* point into text */
+    char *id, *previous, *reply, *input, *output, *first, *last, *events; /* point into text */
+    bool background;
     char text[];
 };
 
@@ -170,7 +171,8 @@ static struct store_entry *find(struct store *s, const char *id, const char *own
 bool store_put(struct store *s, const struct stored *r)
 {
     const char *parts[] = {
-        r->id, r->previous ? r->previous : "", r->reply, r->input, r->output, r->first, r->last};
+        r->id,   r->previous ? r->previous : "", r->reply, r->input, r->output, r->first,
+        r->last, r->events ? r->events : ""};
     enum { N = sizeof parts / sizeof *parts };
     size_t sizes[N], n_name = strlen(r->owner) + 1;
     size_t total = sizeof(struct store_entry) + sizeof(struct owner) + n_name;
@@ -182,8 +184,9 @@ bool store_put(struct store *s, const struct stored *r)
     *spare = (struct owner){0};
     memcpy(spare->name, r->owner, n_name);
     struct store_entry *e = mem_alloc(total);
-    *e = (struct store_entry){.bytes = total};
-    char **to[] = {&e->id, &e->previous, &e->reply, &e->input, &e->output, &e->first, &e->last};
+    *e = (struct store_entry){.bytes = total, .background = r->background};
+    char **to[] = {&e->id,     &e->previous, &e->reply, &e->input,
+                   &e->output, &e->first,    &e->last,  &e->events};
     char *at = e->text;
     for (int i = 0; i < N; at += sizes[i++])
         *to[i] = memcpy(at, parts[i], sizes[i]);
@@ -226,7 +229,10 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
         buf_adds(out, part == STORE_REPLY      ? e->reply
                       : part == STORE_INPUT    ? e->input
                       : part == STORE_FIRST_ID ? e->first
-                                               : e->last);
+                      : part == STORE_LAST_ID  ? e->last
+                      : part == STORE_EVENTS   ? e->events
+                      : e->background          ? "true"
+                                               : "");
     pthread_mutex_unlock(&s->lock);
     return e != NULL;
 }
@@ -328,4 +334,9 @@ size_t store_bytes(struct store *s)
     size_t n = s->bytes;
     pthread_mutex_unlock(&s->lock);
     return n;
+}
+
+size_t store_max_bytes(const struct store *s)
+{
+    return s->max_bytes;
 }

@@ -28,11 +28,20 @@ struct stored {
     const char *reply;                 /* the response object */
     const char *input, *output;        /* items, separated by commas; "" = none */
     const char *first, *last;          /* ids of the input's first and last item; "" = none */
+    const char *events;                /* of its stream, if it ran in the background; "" = none */
+    bool background;
 };
 bool store_put(struct store *s, const struct stored *r);
 bool store_delete(struct store *s, const char *id, const char *owner);
 
-enum store_part { STORE_REPLY, STORE_INPUT, STORE_FIRST_ID, STORE_LAST_ID };
+enum store_part {
+    STORE_REPLY,
+    STORE_INPUT,
+    STORE_FIRST_ID,
+    STORE_LAST_ID,
+    STORE_EVENTS,
+    STORE_BACKGROUND, /* "true", or "" */
+};
 bool store_get(struct store *s, const char *id, const char *owner, enum store_part part,
                struct buf *out);
 
@@ -46,5 +55,6 @@ bool store_items_beside(struct store *s, const char *item, const char *owner, si
                         struct buf *out, char id[64]);
 
 size_t store_bytes(struct store *s);
+size_t store_max_bytes(const struct store *s);
 
 #endif
