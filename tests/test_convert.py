@@ -86,7 +86,9 @@ def micro_models():
     converted_models(MICRO, [(m, None) for m in (
         "qwen3moe", "qwen3", "qwen2", "llama3-rope", "mistral-window", "mixtral", "phi3", "ministral3", "minimax_m2",
         "gpt_oss", "gpt_oss_mxfp4", "gemma3", "gemma4", "gemma4_moe", "glm4_moe",
-        "qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite")])
+        "qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v3", "glm4_moe_lite",
+        "dots1", "exaone4", "exaone_moe", "gemma2", "granite", "granitemoe", "hy_v3", "mellum", "olmo2", "olmo3",
+        "olmoe", "qwen2_moe", "seed_oss", "smollm3", "solar_open")])
     for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):  # taps that other readers take as floats only
         types = {t[1] for name, t in Gguf(path(m + ".gguf")).tensors.items() if "ssm_conv1d" in name}
         assert types == {0}, (m, types)

@@ -53,7 +53,8 @@ struct config {
     bool headless;  /* hidden states are wanted, not logits: the head's weights are not loaded */
     int pos_offset; /* row of position 0 in the position table */
     bool is_moe[CONFIG_MAX_LAYERS];
-    int window[CONFIG_MAX_LAYERS]; /* 0 = full attention */
+    int window[CONFIG_MAX_LAYERS];   /* 0 = full attention */
+    bool no_rope[CONFIG_MAX_LAYERS]; /* attention without RoPE */
     /* Per-layer values; 0 = n_kv_heads, head_dim, n_ff. */
     int layer_kv_heads[CONFIG_MAX_LAYERS], layer_head_dim[CONFIG_MAX_LAYERS],
         layer_ff[CONFIG_MAX_LAYERS];
@@ -64,8 +65,9 @@ struct config {
     float attn_scale;            /* of scores; 0 = 1 / sqrt(head_dim) */
     /* factor folded into a GGUF's q norms, whose readers assume another attn_scale; 0 = 1 */
     float attn_fold;
-    float attn_softcap, head_softcap, embed_scale;
-    float act_limit;  /* of ACT_SWIGLU_CLAMP */
+    float attn_softcap, head_softcap;
+    float embed_scale, residual_scale, head_scale; /* 0 = 1 */
+    float act_limit;                               /* of ACT_SWIGLU_CLAMP */
     int n_shared_kv;  /* trailing layers that read the cache of earlier ones */
     bool k_is_v;      /* in layers without a window */
     int n_embd_layer; /* width of the per-layer embedding; 0 = none */

@@ -141,6 +141,55 @@ static bool read_layers(const struct meta_reader *in, const struct decoder *d)
     return true;
 }
 
+bool decoder_read_window_rope(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    c->n_rot_window = c->n_rot;
+    if (!in->f->is_gguf) {
+        if (c->rope_window.theta == 0)
+            c->rope_window.theta = c->rope.theta;
+        return true;
+    }
+    c->rope_window = (struct rope_config){.theta = c->rope.theta, .factor = 1, .partial = 1};
+    return reader_gguf_float(in, "rope.freq_base_swa", 1, 1e12, false, &c->rope_window.theta);
+}
+
+bool decoder_read_routed(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    int shared = 0, dense = 0;
+    double scale = 1;
+    c->norm_topk = true;
+    if (!reader_int(in, "n_routed_experts", "num_experts", 1, 4096, true, &c->n_expert) ||
+        !reader_int(in, "num_experts_per_tok", NULL, 1, CONFIG_MAX_EXPERTS_USED, true,
+                    &c->n_expert_used) ||
+        !reader_int(in, "moe_intermediate_size", NULL, 1, 1 << 24, true, &c->n_ff_exp) ||
+        !reader_int(in, "n_shared_experts", "num_shared_experts", 0, 64, false, &shared) ||
+        !reader_int(in, "first_k_dense_replace", NULL, 0, 1 << 20, false, &dense) ||
+        !reader_int(in, "n_group", NULL, 0, 256, false, &c->n_groups) ||
+        !reader_int(in, "topk_group", NULL, 0, 256, false, &c->n_groups_used) ||
+        !reader_number(in, in->hf, "routed_scaling_factor", 1e-3, 1e3, false, &scale) ||
+        !reader_number(in, in->hf, "router_scaling_factor", 1e-3, 1e3, false, &scale) ||
+        !reader_bool(in, "norm_topk_prob", &c->norm_topk))
+        return false;
+    const char *score = json_string_value(reader_get(in->hf, "scoring_func", NULL));
+    if (score && strcmp(score, "sigmoid") != 0)
+        return error_set(in->err,
+                         "%s: config.json: scoring_func \"%.40s\" is not supported (sigmoid is)",
+                         in->f->path, score);
+    const json_t *types = reader_get(in->hf, "mlp_layer_types", NULL);
+    if (types && json_array_size(types) != (size_t)c->n_layers)
+        return error_set(in->err, "%s: config.json: mlp_layer_types: %zu entries for %d layers",
+                         in->f->path, json_array_size(types), c->n_layers);
+    for (int i = 0; i < c->n_layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        c->is_moe[i] = type ? !strcmp(type, "sparse") : i >= dense;
+    }
+    c->expert_scale = (float)scale;
+    c->n_ff_shared = shared * c->n_ff_exp;
+    return true;
+}
+
 static bool read_hf(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
@@ -223,8 +272,9 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
                                         {.name = &n->v, .n = n_kv}};
     const struct weight_rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
     bool is_fused = n->qkv.gguf != NULL;
-    *m = (struct mixer){.kind = MIXER_ATTENTION};
-    m->block.in = rms(b, d, i, &n->attn_norm, c->n_embd);
+    *m = (struct mixer){.kind = MIXER_ATTENTION, .block.scale = c->residual_scale};
+    if (n->attn_norm.gguf)
+        m->block.in = rms(b, d, i, &n->attn_norm, c->n_embd);
     m->attention = (struct attention){
         .n_heads = c->n_heads,
         .n_kv_heads = K,
@@ -302,7 +352,9 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
     int F = c->layer_ff[i] ? c->layer_ff[i] : c->n_ff;
-    *m = (struct mlp){.block.in = rms(b, d, i, &n->ffn_norm, c->n_embd)};
+    *m = (struct mlp){.block.scale = c->residual_scale};
+    if (n->ffn_norm.gguf)
+        m->block.in = rms(b, d, i, &n->ffn_norm, c->n_embd);
     m->dense.act = m->experts.act = d->act;
     if (n->ffn_post.gguf)
         m->block.out = rms(b, d, i, &n->ffn_post, c->n_embd);
@@ -337,8 +389,42 @@ void decoder_ends(struct net_builder *b, const struct decoder *d)
     if (c->headless)
         return;
     net->head.softcap = c->head_softcap;
+    net->head.scale = c->head_scale;
     net->head.w = c->tied ? net->embed.tokens
                           : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);
+}
+
+void decoder_write_windows(const struct config *c, struct gguf_writer *w)
+{
+    uint8_t slides[CONFIG_MAX_LAYERS];
+    int n = c->n_layers, period = 1;
+    while (period <= n && c->window[period - 1])
+        period++;
+    bool regular = true;
+    for (int i = 0; i < n; i++) {
+        slides[i] = c->window[i] != 0;
+        regular &= slides[i] == (i % period < period - 1);
+    }
+    if (period == 1 && regular)
+        return; /* no windows */
+    char key[96];
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern",
+             c->family->gguf_as ? c->family->gguf_as : c->family->name);
+    if (regular)
+        gguf_set_u32(w, key, (uint32_t)period);
+    else
+        gguf_set_array(w, key, META_BOOL, slides, (size_t)n);
+}
+
+void decoder_write_dense(const struct config *c, struct gguf_writer *w)
+{
+    char key[96];
+    uint32_t dense = 0;
+    while (dense < (uint32_t)c->n_layers && !c->is_moe[dense])
+        dense++;
+    snprintf(key, sizeof key, "%s.leading_dense_block_count",
+             c->family->gguf_as ? c->family->gguf_as : c->family->name);
+    gguf_set_u32(w, key, dense);
 }
 
 const struct mtp_names mtp_names = {
@@ -376,10 +462,15 @@ void mtp_build(struct net_builder *b, const struct mtp_names *n, float add)
 
 void decoder_build(struct net_builder *b, const struct decoder *d)
 {
-    const struct rope *rope = build_rope(b);
+    const struct config *c = b->c;
+    const struct rope_config *const configs[] = {&c->rope, &c->rope_window};
+    const struct rope *ropes =
+        d->window_rope ? build_ropes(b, 2, configs, (const int[]){c->n_rot, c->n_rot_window})
+                       : build_rope(b);
     decoder_ends(b, d);
-    for (int i = 0; i < b->c->n_layers; i++) {
-        decoder_mixer(b, d, i, rope, &b->net->layers[i].mixer);
+    for (int i = 0; i < c->n_layers; i++) {
+        const struct rope *rope = d->window_rope && c->window[i] && ropes ? &ropes[1] : ropes;
+        decoder_mixer(b, d, i, c->no_rope[i] ? NULL : rope, &b->net->layers[i].mixer);
         decoder_mlp(b, d, i, &b->net->layers[i].mlp);
     }
 }

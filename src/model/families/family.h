@@ -37,7 +37,10 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_llama, family_minimax_m2, family_ministral3, family_mistral, family_mixtral, family_phi3,
     family_qwen2, family_qwen3, family_qwen3moe, family_qwen3next, family_qwen35, family_qwen35moe,
     family_deepseek2, family_kimi_k2, family_glm4_moe_lite, family_bert, family_roberta,
-    family_xlm_roberta, family_nomic_bert, family_modern_bert;
+    family_xlm_roberta, family_nomic_bert, family_modern_bert, family_dots1, family_exaone4,
+    family_exaone_moe, family_gemma2, family_granite, family_granitemoe, family_hy_v3,
+    family_mellum, family_olmo2, family_olmo3, family_olmoe, family_qwen2moe, family_seed_oss,
+    family_smollm3, family_solar_open;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -60,24 +63,35 @@ struct decoder_names {
 #define DECODER_ENDS                                                                               \
     .emb = {"token_embd", "model.embed_tokens"}, .norm = {"output_norm", "model.norm"},            \
     .head = {"output", "lm_head"}
-#define DECODER_ATTENTION                                                                          \
-    .attn_norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},                          \
+#define DECODER_QKV                                                                                \
     .q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},                                    \
     .k = {"blk.%d.attn_k", "model.layers.%d.self_attn.k_proj"},                                    \
     .v = {"blk.%d.attn_v", "model.layers.%d.self_attn.v_proj"},                                    \
     .o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"},                               \
     .q_norm = {"blk.%d.attn_q_norm", "model.layers.%d.self_attn.q_norm"},                          \
     .k_norm = {"blk.%d.attn_k_norm", "model.layers.%d.self_attn.k_norm"}
-#define DECODER_MLP                                                                                \
-    .ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.post_attention_layernorm"},                   \
+#define DECODER_ATTENTION                                                                          \
+    DECODER_QKV, .attn_norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"}
+#define DECODER_FFN                                                                                \
     .gate = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},                                  \
     .up = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},                                        \
     .down = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"}
+#define DECODER_MLP                                                                                \
+    DECODER_FFN, .ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.post_attention_layernorm"}
 #define DECODER_EXPERTS                                                                            \
     .router = {"blk.%d.ffn_gate_inp", "model.layers.%d.mlp.gate"},                                 \
     .gate_exp = {"blk.%d.ffn_gate_exps", "model.layers.%d.mlp.experts.%d.gate_proj"},              \
     .up_exp = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.%d.up_proj"},                    \
     .down_exp = {"blk.%d.ffn_down_exps", "model.layers.%d.mlp.experts.%d.down_proj"}
+/* Shared experts as DeepSeek calls them. */
+#define DECODER_SHARED                                                                             \
+    .gate_shared = {"blk.%d.ffn_gate_shexp", "model.layers.%d.mlp.shared_experts.gate_proj"},      \
+    .up_shared = {"blk.%d.ffn_up_shexp", "model.layers.%d.mlp.shared_experts.up_proj"},            \
+    .down_shared = {"blk.%d.ffn_down_shexp", "model.layers.%d.mlp.shared_experts.down_proj"}
+/* Norms of OLMo 2 and EXAONE 4: after both blocks, none before. */
+#define DECODER_NORMS_AFTER                                                                        \
+    .attn_post = {"blk.%d.post_attention_norm", "model.layers.%d.post_attention_layernorm"},       \
+    .ffn_post = {"blk.%d.post_ffw_norm", "model.layers.%d.post_feedforward_layernorm"}
 /* Experts as Mixtral calls them. */
 #define DECODER_EXPERTS_W                                                                          \
     .router = {"blk.%d.ffn_gate_inp", "model.layers.%d.block_sparse_moe.gate"},                    \
@@ -103,9 +117,18 @@ struct decoder {
     enum activation act;
     const char *act_name; /* as config.json spells it; NULL: "silu" */
     int window_period;    /* by default one layer per period has full attention; 0 = none */
+    bool window_rope;     /* layers with a window have a RoPE of their own (config.rope_window) */
 };
 
 bool decoder_read(const struct meta_reader *in, const struct decoder *d);
+/* After decoder_read, from a folder: the routing that DeepSeek V3 began. Experts with sigmoid scores and a bias of the
+ * choice, groups, shared experts, dense first layers (first_k_dense_replace or mlp_layer_types). */
+bool decoder_read_routed(const struct meta_reader *in);
+/* After decoder_read, of a family with window_rope: its theta in a GGUF, which has no scaling, and n_rot_window. */
+bool decoder_read_window_rope(const struct meta_reader *in);
+/* For `convert`: which layers have a window, as a period if they follow one; and leading_dense_block_count. */
+void decoder_write_windows(const struct config *c, struct gguf_writer *w);
+void decoder_write_dense(const struct config *c, struct gguf_writer *w);
 void decoder_build(struct net_builder *b, const struct decoder *d);
 
 /* Names of an MTP block's tensors, except its decoder layer's. */

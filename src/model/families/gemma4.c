@@ -16,9 +16,7 @@ static const struct decoder_names names = {
     .attn_post = {"blk.%d.post_attention_norm", "model.layers.%d.post_attention_layernorm"},
     .ffn_norm = {"blk.%d.ffn_norm", "model.layers.%d.pre_feedforward_layernorm"},
     .ffn_post = {"blk.%d.post_ffw_norm", "model.layers.%d.post_feedforward_layernorm"},
-    .gate = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},
-    .up = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},
-    .down = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"}};
+    DECODER_FFN};
 static const struct tensor_name
     router = {"blk.%d.ffn_gate_inp", "model.layers.%d.router.proj"},
     router_scale = {"=blk.%d.ffn_gate_inp.scale", "=model.layers.%d.router.scale"},

@@ -9,9 +9,7 @@ static const struct decoder_names names = {
     DECODER_ATTENTION,
     DECODER_EXPERTS,
     .ffn_norm = {"blk.%d.post_attention_norm", "model.layers.%d.post_attention_layernorm"},
-    .gate = {"blk.%d.ffn_gate", "model.layers.%d.mlp.gate_proj"},
-    .up = {"blk.%d.ffn_up", "model.layers.%d.mlp.up_proj"},
-    .down = {"blk.%d.ffn_down", "model.layers.%d.mlp.down_proj"},
+    DECODER_FFN,
     .choice_bias = {"=blk.%d.exp_probs_b.bias",
                     "=model.layers.%d.mlp.gate.e_score_correction_bias"},
     .gate_shared = {"blk.%d.ffn_gate_shexp", "model.layers.%d.mlp.shared_experts.gate_proj"},
@@ -89,6 +87,17 @@ const struct model_family family_glm4_moe = {
     .name = "glm4moe",
     .hf = "glm4_moe",
     .hf_class = "Glm4MoeForCausalLM",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+/* Solar Open is the same architecture, with RoPE over whole heads and no dense layers. */
+const struct model_family family_solar_open = {
+    .name = "solar_open",
+    .hf = "solar_open",
+    .hf_class = "SolarOpenForCausalLM",
+    .gguf_as = "glm4moe",
     .read = read,
     .build = build,
     .write = write,
