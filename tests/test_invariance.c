@@ -13,15 +13,15 @@
 #include "golden.h"
 
 static const char *const micro[] = {
-    MICRO "qwen3moe",      MICRO "mistral-window", MICRO "qwen2",       MICRO "mixtral",
-    MICRO "phi3",          MICRO "ministral3",     MICRO "minimax_m2",  MICRO "gpt_oss",
-    MICRO "gpt_oss_mxfp4", MICRO "gemma3",         MICRO "gemma4",      MICRO "gemma4_moe",
-    MICRO "glm4_moe",      MICRO "qwen3_5",        MICRO "qwen3_5_moe", MICRO "qwen3_next",
-    MICRO "deepseek_v3",   MICRO "glm4_moe_lite",  MICRO "dots1",       MICRO "exaone4",
-    MICRO "exaone_moe",    MICRO "gemma2",         MICRO "granite",     MICRO "granitemoe",
-    MICRO "hy_v3",         MICRO "mellum",         MICRO "olmo2",       MICRO "olmo3",
-    MICRO "olmoe",         MICRO "qwen2_moe",      MICRO "seed_oss",    MICRO "smollm3",
-    MICRO "solar_open"};
+    MICRO "qwen3moe",      MICRO "mistral-window", MICRO "qwen2",        MICRO "mixtral",
+    MICRO "phi3",          MICRO "ministral3",     MICRO "minimax_m2",   MICRO "gpt_oss",
+    MICRO "gpt_oss_mxfp4", MICRO "gemma3",         MICRO "gemma4",       MICRO "gemma4_moe",
+    MICRO "glm4_moe",      MICRO "qwen3_5",        MICRO "qwen3_5_moe",  MICRO "qwen3_next",
+    MICRO "deepseek_v3",   MICRO "glm4_moe_lite",  MICRO "dots1",        MICRO "exaone4",
+    MICRO "exaone_moe",    MICRO "gemma2",         MICRO "granite",      MICRO "granitemoe",
+    MICRO "hy_v3",         MICRO "mellum",         MICRO "olmo2",        MICRO "olmo3",
+    MICRO "olmoe",         MICRO "qwen2_moe",      MICRO "seed_oss",     MICRO "smollm3",
+    MICRO "solar_open",    MICRO "ernie4_5",       MICRO "ernie4_5_moe", MICRO "glm4"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

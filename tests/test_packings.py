@@ -297,6 +297,12 @@ def every_tool():
     case("fp8, modelopt, blocks", {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, fp8_apart)
     case("fp8, fbgemm", {"quant_method": "fbgemm_fp8"}, lambda m: pk.fp8(m, (1, 0), "weight_scale"))
     case("fp8, quark", {"quant_method": "quark"}, fp8_static)
+    # adjacent rotary pairs of half a head: rows and their scales change places
+    case("awq, glm4", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, pk.awq, model="glm4")
+    case("fp8, dynamic, glm4", ct("float-quantized", num_bits=8, type="float", strategy="channel"),
+         lambda m: pk.fp8(m, (1, 0), "weight_scale", "BF16"), model="glm4")
+    case("nf4, glm4", bnb, halves(pk.bnb4), model="glm4", bound=2e-3)
+    case("int8, channels, ernie", ct("int-quantized", num_bits=8, strategy="channel"), pk.int8, model="ernie4_5")
     wide = r"layers\.\d+\..*(q|k|v|o|gate|up)_proj\.weight$"  # rows of 64 and more
     case("nvfp4a16", ct("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16), lambda m: pk.nvfp4(m, False), wide)
     case("nvfp4, the head too", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, pk.nvfp4, wide[:-2].replace(

@@ -129,6 +129,12 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
     return true;
 }
 
+/* Whether rotary pairs become adjacent: they are in the GGUF, but not in the folder. */
+static bool swaps(const struct weight_rows *rows)
+{
+    return rows->interleaved && !rows->interleaved_folder;
+}
+
 /* The bias of `rows`, if any, as F32: (n_expert, n). Interleaved like the rows. */
 static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
                      const struct weight_rows *rows)
@@ -153,8 +159,7 @@ static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
         if (!v)
             return false;
         for (int64_t i = 0; i < n * count; i++) {
-            int64_t r = i % n, D = rows->interleaved ? rows->interleaved : n, j = r % D;
-            int64_t at = rows->interleaved ? r - j + j % 2 * (D / 2) + j / 2 : r;
+            int64_t r = i % n, at = swaps(rows) ? rows_from_tensor(rows, (int)r) : r;
             o->values[e * n + i] = v[i / n * of + rows->first + step * at];
         }
         mem_free(v);
@@ -295,7 +300,7 @@ static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
                                          (const int64_t[]){spec->n_in, rows->n, experts});
     o->rows = rows->n;
     o->n_mats = experts;
-    o->heads = rows->interleaved ? rows->n / rows->interleaved : 0;
+    o->heads = swaps(rows) ? rows->n / rows->interleaved : 0;
     o->mats = mem_zalloc((size_t)experts, sizeof *o->mats);
     for (int e = 0; e < (stacked ? 1 : experts); e++)
         if (!matrix_source(p, spec, rows, e, stacked, &o->mats[e]))

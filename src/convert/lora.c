@@ -24,10 +24,9 @@ static struct out_tensor *find_out(struct transcode *t, const char *name)
 }
 
 /* The weight's row that is row i of a GGUF's tensor. */
-static int interleaved_row(const struct weight_rows *rows, int i)
+static int weight_row(const struct weight_rows *rows, int i)
 {
-    int D = rows->interleaved, in = D ? i % D : 0;
-    return D ? i - in + in % 2 * (D / 2) + in / 2 : i;
+    return rows->interleaved ? rows_from_tensor(rows, i) : i;
 }
 
 /* Whether a GGUF has a separate tensor for these rows, in this order. */
@@ -43,7 +42,7 @@ static bool refuse_place(const char *path, const char *name, struct error *err)
     return error_set(err, "%s: tensor %s: its change has no place in a GGUF", path, name);
 }
 
-static void add_merge(struct out_tensor *o, const struct tensor_spec *spec, int k, bool is_gguf,
+static void add_merge(struct out_tensor *o, const struct tensor_spec *spec, int k,
                       const struct lora *l, float scale)
 {
     int first = 0;
@@ -53,11 +52,9 @@ static void add_merge(struct out_tensor *o, const struct tensor_spec *spec, int 
     o->merges[o->n_merges++] = (struct merge_part){l, scale};
     if (o->merge_rows)
         return;
-    /* o->heads: the folder's rows are interleaved while they are written */
-    bool interleaved = is_gguf ? spec->rows[k].interleaved != 0 : o->heads != 0;
     o->merge_rows = mem_zalloc((size_t)o->rows, sizeof *o->merge_rows);
     for (int r = 0; r < (int)o->rows; r++)
-        o->merge_rows[r] = first + (interleaved ? interleaved_row(&spec->rows[k], r) : r);
+        o->merge_rows[r] = first + weight_row(&spec->rows[k], r);
 }
 
 /* Whether the adapter changes any of these rows. */
@@ -86,7 +83,7 @@ static bool attach(struct merge *m, int which, struct transcode *t, const struct
             struct out_tensor *o = find_out(t, name);
             if (!has_place(spec, &spec->rows[k], f->is_gguf) || !o || !o->mats)
                 return refuse_place(m->refs[which].path, name, err);
-            add_merge(o, spec, k, f->is_gguf, a->changes[i], m->refs[which].scale);
+            add_merge(o, spec, k, a->changes[i], m->refs[which].scale);
         }
     }
     return true;
@@ -224,7 +221,7 @@ static void add_run(struct transcode *t, const struct tensor_spec *spec, int k,
         memcpy(a, l->of[e].a + (size_t)p->at * n_in, (size_t)p->rank * n_in * sizeof *a);
         for (size_t r = 0; r < n; r++)
             memcpy(b + r * rank,
-                   p->b + (size_t)interleaved_row(&spec->rows[k], (int)r) * (size_t)p->rank,
+                   p->b + (size_t)weight_row(&spec->rows[k], (int)r) * (size_t)p->rank,
                    (size_t)p->rank * sizeof *b);
     }
 }

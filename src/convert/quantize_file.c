@@ -19,7 +19,7 @@ void convert_mix_model(const struct config *c, bool importance, struct mix_model
         .n_expert = c->n_expert,
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,
-        .is_llama = c->family->interleaved_qk,
+        .is_llama = !strcmp(c->arch_name, "llama"),
         .tied = c->tied,
         .importance = importance,
     };

@@ -470,11 +470,7 @@ static int b_row(const struct reading *r, const struct weight_rows *rows, int i)
     int step = rows->step ? rows->step : 1, run = rows->run_length ? rows->run_length : 1;
     if (part)
         return rows->first + step * (i / run) + i % run;
-    if (r->f->is_gguf && rows->interleaved) { /* adjacent rotary pairs */
-        int D = rows->interleaved, in = i % D;
-        return i - in + in % (D / 2) * 2 + in / (D / 2);
-    }
-    return i;
+    return rows_interleaved(rows, r->f->is_gguf) ? rows_to_tensor(rows, i) : i;
 }
 
 /* Whether the matrix's last rows of A are already these: gate and up of one module share A. */

@@ -36,6 +36,8 @@ struct weight_rows {
     const struct tensor_name *name;
     int n;
     int interleaved; /* rows of a head whose rotary pairs are adjacent in a GGUF; 0 = none are */
+    int n_rot;       /* ... of which only so many, the first, form pairs; 0 = all */
+    bool interleaved_folder; /* the pairs are adjacent in folders too */
     /* Row i is tensor row first + step * (i / run_length) + i % run_length, in folders (also_gguf:
      * and in GGUFs). tensor_rows: the tensor's rows; 0: it has exactly n. run_length 0 means 1. */
     int first, step, tensor_rows;
@@ -51,6 +53,25 @@ struct weight_rows {
         bool columns;
     } tiles;
 };
+
+/* Whether the file's rotary pairs are adjacent. */
+static inline bool rows_interleaved(const struct weight_rows *rows, bool is_gguf)
+{
+    return rows->interleaved && (is_gguf || rows->interleaved_folder);
+}
+
+/* With adjacent pairs: the tensor row of the weight's row i, and the weight's row of tensor row i. */
+static inline int rows_to_tensor(const struct weight_rows *rows, int i)
+{
+    int in = i % rows->interleaved, n = rows->n_rot ? rows->n_rot : rows->interleaved;
+    return in < n ? i - in + in % (n / 2) * 2 + in / (n / 2) : i;
+}
+
+static inline int rows_from_tensor(const struct weight_rows *rows, int i)
+{
+    int in = i % rows->interleaved, n = rows->n_rot ? rows->n_rot : rows->interleaved;
+    return in < n ? i - in + in % 2 * (n / 2) + in / 2 : i;
+}
 
 /* Changes to a vector's values at loading: value = (stored + add) * times, with add for folders only.
  * `convert` multiplies the values it writes by fold, for readers that do not know that factor.

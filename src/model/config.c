@@ -14,15 +14,17 @@
 /* what: the key that holds the name. */
 static bool unknown(const struct meta_reader *in, const char *what, const char *name)
 {
-    char list[512] = "";
-    for (size_t i = 0, at = 0; families[i]; i++)
-        at += (size_t)snprintf(list + at, sizeof list - at, "%s%s",
-                               !i                ? ""
-                               : families[i + 1] ? ", "
-                                                 : " and ",
-                               families[i]->name);
-    return error_set(in->err, "%s: %s \"%.40s\" is not supported; Steel runs %s", in->f->path, what,
-                     name, list);
+    enum { LISTED = 12 };
+    char list[LISTED * 34] = "";
+    int n = 0;
+    for (size_t at = 0; families[n]; n++)
+        if (n < LISTED)
+            at += (size_t)snprintf(list + at, sizeof list - at, "%s%.31s", n ? ", " : "",
+                                   families[n]->name);
+    return error_set(in->err,
+                     "%s: %s \"%.40s\" is not supported; Steel runs %s and %d more "
+                     "(docs/families.md)",
+                     in->f->path, what, name, list, n - LISTED);
 }
 
 static bool find_gguf(const struct meta_reader *in)

@@ -264,20 +264,39 @@ static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, 
     return true;
 }
 
-/* GGUF's llama stores rotary pairs adjacent: row 2i+j of a head is row j*D/2+i of the model. */
-static void unpermute(struct weight_loader *l, struct raw_seg *s, int n_in, int head_dim)
+/* One plane of a segment in the weight's order of rows. */
+static const uint8_t *reorder_plane(struct weight_loader *l, const struct weight_rows *rows,
+                                    const void *plane, size_t row)
 {
-    size_t row = raw_seg_row_bytes(s, n_in);
-    uint8_t *copy = block(l, (size_t)s->rows, row);
-    int half = head_dim / 2;
-    for (int r = 0; r < s->rows; r++) {
-        int in_head = r % head_dim, first = r - in_head;
-        int from = first + (in_head % half) * 2 + in_head / half;
-        memcpy(copy + (size_t)r * row, s->data[0] + (size_t)from * row, row);
+    uint8_t *copy = block(l, (size_t)rows->n, row);
+    for (int r = 0; r < rows->n; r++)
+        memcpy(copy + (size_t)r * row,
+               (const uint8_t *)plane + (size_t)rows_to_tensor(rows, r) * row, row);
+    return copy;
+}
+
+/* Undoes adjacent rotary pairs: row 2i+j of a head is row j*n/2+i of the model. */
+static void unpermute(struct weight_loader *l, struct raw_seg *s, const struct weight_rows *rows,
+                      int n_in)
+{
+    CHECK(s->data, "a segment without data");
+    const uint8_t **data = block(l, 1, sizeof *data);
+    data[0] = reorder_plane(l, rows, s->data[0], raw_seg_row_bytes(s, n_in));
+    s->data = data;
+    size_t n_groups = s->group_len ? (size_t)(n_in / s->group_len) : 0;
+    size_t scales = s->type == DT_F8_E4M3 ? ((size_t)n_in + 127) / 128 * sizeof(float)
+                    : s->type == DT_GPTQ4 ? n_groups * sizeof(uint16_t)
+                                          : 0; /* NVFP4: one for all rows */
+    if (s->scale && scales) {
+        const void **table = block(l, 1, sizeof *table);
+        table[0] = reorder_plane(l, rows, s->scale[0], scales);
+        s->scale = table;
     }
-    const uint8_t **table = block(l, 1, sizeof *table);
-    table[0] = copy;
-    s->data = table;
+    if (s->zero) {
+        const uint8_t **table = block(l, 1, sizeof *table);
+        table[0] = reorder_plane(l, rows, s->zero[0], n_groups);
+        s->zero = table;
+    }
 }
 
 /* Copies the weight's rows out of a tensor that has more rows or is transposed. */
@@ -364,15 +383,12 @@ static bool add_heads(struct weight_loader *l, struct raw_weight *w, const struc
     return true;
 }
 
-/* One tensor (or n_expert of them) as a segment of the weight under construction. */
-static bool add_segment(struct weight_loader *l, struct raw_weight *w,
-                        const struct weight_rows *rows, int layer)
+/* One tensor (or n_expert of them) as a segment, in the file's order of rotary pairs. */
+static bool read_segment(struct weight_loader *l, struct raw_weight *w,
+                         const struct weight_rows *rows, int layer, struct raw_seg *s)
 {
     const struct tensor_name *n = rows->name;
-    int n_out = rows->n;
-    struct raw_seg *s = &w->seg[w->n_seg++];
-    int n_in = w->n_in, n_expert = w->n_expert;
-    w->n_out += n_out;
+    int n_out = rows->n, n_in = w->n_in, n_expert = w->n_expert;
     if (rows->stride)
         return add_heads(l, w, rows, layer, s);
     if (!l->f->is_gguf && (!add_packed(l, w, rows, layer, s) || s->data))
@@ -413,8 +429,19 @@ static bool add_segment(struct weight_loader *l, struct raw_weight *w,
         take_rows(l, s, t, rows, n_in, n_expert);
         w->transient = true;
     }
-    if (rows->interleaved && l->f->is_gguf) {
-        unpermute(l, s, n_in, rows->interleaved);
+    return true;
+}
+
+/* A segment of the weight under construction. */
+static bool add_segment(struct weight_loader *l, struct raw_weight *w,
+                        const struct weight_rows *rows, int layer)
+{
+    struct raw_seg *s = &w->seg[w->n_seg++];
+    w->n_out += rows->n;
+    if (!read_segment(l, w, rows, layer, s))
+        return false;
+    if (rows_interleaved(rows, l->f->is_gguf)) {
+        unpermute(l, s, rows, w->n_in);
         w->transient = true;
     }
     return true;
@@ -427,7 +454,7 @@ static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
 {
     const struct tensor *t = NULL;
     bool stacked = build_stacked(l->f, rows->name), part = !l->f->is_gguf && rows->tensor_rows;
-    int D = l->f->is_gguf ? rows->interleaved : 0, width = part ? rows->tensor_rows : rows->n;
+    int width = part ? rows->tensor_rows : rows->n;
     for (int e = 0; e < spec->n_expert; e++, bias += stride) {
         if (e == 0 || !stacked) {
             t = lookup(l, rows->name, spec->layer, e, "bias");
@@ -447,12 +474,9 @@ static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
         } else {
             quant_dequantize(t->type, t->data + skip, bias, (size_t)rows->n);
         }
-        if (!D)
-            continue;
-        float *copy = block(l, (size_t)rows->n, sizeof *copy);
-        memcpy(copy, bias, (size_t)rows->n * sizeof *copy);
-        for (int r = 0; r < rows->n; r++)
-            bias[r] = copy[r - r % D + r % D % (D / 2) * 2 + r % D / (D / 2)];
+        if (rows_interleaved(rows, l->f->is_gguf))
+            memcpy(bias, reorder_plane(l, rows, bias, sizeof *bias),
+                   (size_t)rows->n * sizeof *bias);
     }
     return true;
 }

@@ -265,11 +265,16 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     const struct decoder_names *n = names_of(d);
     int D = c->layer_head_dim[i] ? c->layer_head_dim[i] : c->head_dim;
     int K = c->layer_kv_heads[i] ? c->layer_kv_heads[i] : c->n_kv_heads;
-    int interleaved = c->family->interleaved_qk && D % 2 == 0 ? D : 0, n_q = c->n_heads * D,
-        n_kv = K * D;
-    const struct weight_rows apart[] = {{.name = &n->q, .n = n_q, .interleaved = interleaved},
-                                        {.name = &n->k, .n = n_kv, .interleaved = interleaved},
-                                        {.name = &n->v, .n = n_kv}};
+    bool folder = c->family->interleaved_folder;
+    int interleaved = (folder || c->family->interleaved_qk) && D % 2 == 0 ? D : 0;
+    int n_q = c->n_heads * D, n_kv = K * D;
+    struct weight_rows apart[] = {{.name = &n->q, .n = n_q, .interleaved = interleaved},
+                                  {.name = &n->k, .n = n_kv, .interleaved = interleaved},
+                                  {.name = &n->v, .n = n_kv}};
+    for (int k = 0; k < 2 && folder; k++) {
+        apart[k].n_rot = c->n_rot;
+        apart[k].interleaved_folder = true;
+    }
     const struct weight_rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
     bool is_fused = n->qkv.gguf != NULL;
     *m = (struct mixer){.kind = MIXER_ATTENTION, .block.scale = c->residual_scale};

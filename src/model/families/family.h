@@ -18,6 +18,7 @@ struct model_family {
     const char *hf_embed;      /* its token embedding in a folder; NULL: "embed_tokens" */
     bool encoder;              /* it produces embeddings, not text */
     bool interleaved_qk;       /* rotary pairs of q and k are adjacent in its GGUF files */
+    bool interleaved_folder;   /* ... and in its folders */
     bool (*read)(const struct meta_reader *in); /* metadata to in->c */
     void (*build)(struct net_builder *b);       /* b->c to b->net */
     /* Writes extra GGUF keys for `convert`; NULL = none. */
@@ -40,7 +41,7 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_xlm_roberta, family_nomic_bert, family_modern_bert, family_dots1, family_exaone4,
     family_exaone_moe, family_gemma2, family_granite, family_granitemoe, family_hy_v3,
     family_mellum, family_olmo2, family_olmo3, family_olmoe, family_qwen2moe, family_seed_oss,
-    family_smollm3, family_solar_open;
+    family_smollm3, family_solar_open, family_ernie4_5, family_ernie4_5_moe, family_glm4;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
