@@ -21,6 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
                                    .styles = data[1] & 1,
                                    .unicode = data[1] & 2,
                                    .plain = data[1] & 4,
+                                   .links = data[1] & 8,
                                    .write = to_buf,
                                    .arg = &whole};
     size_t step = 1 + data[2] % 16;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The chat terminal as a person meets it, in a real terminal (tmux): an answer streams, Ctrl-C stops one and
-the chat goes on, history, several lines, pasted text, Tab, commands, markdown at any width, conversations that outgrow
-their context, and ten turns that each read only their own new tokens. Two screens are drawn as BUILD/terminal*.svg;
+the chat goes on, history, several lines, pasted text, Tab, commands, markdown at any width, a window that
+changes its size, thinking and its time, hostile texts, conversations that outgrow their context, and ten turns that each read only their own new tokens. Two screens are drawn as BUILD/terminal*.svg;
 `make pictures` puts them into docs/img."""
 import fcntl, json, os, pty, re, shutil, struct, subprocess, sys, tempfile, termios, time, unicodedata
 
@@ -211,6 +211,112 @@ def narrow(home):
     check(40 < max(map(len, story)) < 62, "an answer fills the new width", s)
 
 
+def resize(home):
+    """The window changes its size while a line is edited and while an answer streams: there is one prompt, with the line."""
+    t = Terminal(home, "--temp 0 --think off", "STEEL_ISA=ref", columns=80, rows=40)
+    line = "Tell me a short story about the sea, the sand"
+    t.type(line)
+    t.wait(lambda s: s.rstrip().endswith(line), "the line")
+    lines_of = lambda s: [l for l in s.split("\n") if l.strip()]
+    for n in (1, 2):
+        for width in (50, 30, 20, 60, 100, 25, 49, 80):
+            tmux("resize-window", "-x", str(width), "-y", "40")
+            whole = ">>> " + line
+            want = [whole[i:i + width].rstrip() for i in range(0, len(whole), width)]
+            s = t.wait(lambda s: [l.rstrip() for l in lines_of(s)[-len(want):]] == want, f"one line at {width} columns, {want}")
+            check(s.count(">>>") == 1 and "Ctrl-D" in s, f"one prompt at {width} columns", s)
+        if n == 1:  # once more, with the cursor in the middle of the line
+            t.keys("C-a")
+            for _ in range(24):
+                t.keys("Right")
+            t.type("_")
+            line = line[:24] + "_" + line[24:]
+    t.keys("C-e")
+    t.type(" X")
+    t.wait(lambda s: s.rstrip().endswith(line + " X"), "typing after it")
+    t.keys("C-u")
+    t.type("Tell me a long story.")
+    t.keys("Enter")
+    t.wait(lambda s: len(s.partition("long story.")[2].split()) > 3, "the start of a story")
+    for width in (50, 30, 70, 44):
+        tmux("resize-window", "-x", str(width), "-y", "40")
+        seen = len(t.screen().split())
+        t.wait(lambda s: len(s.split()) > seen or "tokens" in s, "more of the story")
+    s = t.wait(lambda s: s.rstrip().endswith(">>>") and "tokens" in s, "the end of the story")
+    check(s.count(">>>") == 2, "one prompt after an answer during which the size changed", s)
+    t.type("What is 2 + 2?")
+    t.wait(lambda s: s.rstrip().endswith(">>> What is 2 + 2?"), "typing after it")
+
+
+def recorded(home, args, env):
+    """The bytes that a terminal gets of one answer."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execve(STEEL, [STEEL, "run", "-q", "--temp", "0", *args], {"HOME": home, "LANG": "C.UTF-8", "TERM": "xterm", **env})
+    out = b""
+    try:
+        while more := os.read(fd, 65536):
+            out += more
+    except OSError:
+        pass
+    os.waitpid(pid, 0)
+    return re.sub(rb"^[^\033]*\r\033\[K", b"", out)  # the progress of loading
+
+
+HOSTILE = ("<think>t\033[2J \033]0;t\007 \u009b2J</think>a\033[2Jb \033]52;c;eA==\007 \u009b2J **\033[1m** `\033[2J`\n"
+           "[x](http://a.b/\033\\\033[2J) [y\007](http://a.b/c) [z](http://a.b/\u009c)\n\n"
+           "| a\033[2J | b |\n|---|---|\n| [q\007](http://a.b/d) | \033]8;;http://e.v\033\\ |\n\n"
+           "```python\033[2J\nif 1: \033[2J '\033]0;s\007' # \033[2J\n```\n"
+           "```\033]0;u\007\n\033[2J\r\b\n```\nend")
+
+
+def escapes(home):
+    """Whatever the model writes, the terminal gets only Steel's own sequences: styles, and links to web addresses."""
+    grammar = os.path.join(home, "hostile.gbnf")
+    open(grammar, "w").write("root ::= " + json.dumps(HOSTILE).replace("\\b", "\\x08"))
+    ours = re.compile(rb"\033\[[0-9;]*m|\033\]8;;(https?://[!-\[\]-~]*)?\033\\|\r\033\[K")
+    for more, env in ((["--think", "off"], {"FORCE_HYPERLINK": "1"}), (["--think", "hide"], {}), (["--plain"], {}), ([], {"NO_COLOR": "1"}),
+                      (["--plain"], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"}), (["--raw"], {})):
+        out = recorded(home, ["-p", "Go", "--grammar", grammar, *more], env)
+        what = f"{' '.join(more)} {env}"
+        rest = ours.sub(b"", out).decode()
+        bad = [c for c in rest if (ord(c) < 32 and c not in "\r\n\t") or 127 <= ord(c) < 160]
+        check("end" in rest and "^[" in rest and not bad, "no control character of the model gets through: " + what, (bad, out))
+        check(not env or "FORCE_HYPERLINK" in env or b"\033[" not in out.replace(b"\033[K", b""), "no styles where there are none: " + what, out)
+        if "FORCE_HYPERLINK" in env:
+            check(re.findall(rb"\033\]8;;([^\033]+)", out) == [b"http://a.b/c", b"http://a.b/%C2%9C", b"http://a.b/d"], "links: " + what, out)
+            check(b"\033[0;35mif" in out and b"Thought for" in out, "code has colours: " + what, out)
+    out = subprocess.run([STEEL, "run", "-q", "--think", "off", "-p", "Go", "--grammar", grammar], capture_output=True, stdin=subprocess.DEVNULL)
+    check(out.stdout.decode().rstrip("\n") == HOSTILE.split("</think>")[1] and b"Think" not in out.stderr.replace(b"<think>", b""),
+          "a pipe gets the bytes as they are", out)
+
+
+def thinking(home):
+    """The line that tells of thinking: live, then its time; with the text or without it."""
+    t = Terminal(home, "--temp 0")
+    took = r"Thought for \d+\.\d s\n\n"
+    a = t.ask("What is 17 + 25?")
+    check(re.match(r"Thinking\.\.\.\n.*ones.*\n" + took + r"17 \+ 25 = 42", a, re.S), "thinking is shown, and how long it took", a)
+    check(re.search("\033\\[2mThinking", t.screen("-e")), "it is dim", t.screen("-e"))
+    for command in ("/think hide", "/set think hide"):
+        t.ask("/think on")
+        check("hide" in t.ask(command), command)
+        a = t.ask("What is 17 + 25?")
+        check(re.match(took + r"17 \+ 25 = 42", a), command + " leaves only the time", a)
+    check("off" in t.ask("/set nothink"), "/set nothink")
+    a = t.ask("What is 17 + 25?")
+    check(a.startswith("17 + 25 = 42"), "no thinking, no line", a)
+    check("thinking is on" in t.ask("/set think"), "/set think")
+    for more in (["--hidethinking"], ["--think", "hide"]):
+        out = recorded(home, ["-p", "What is 17 + 25?", *more], {})
+        check(re.match(rb"\033\[2mThinking\.\.\.\033\[0m\r\033\[K(\033\[2mThinking\.\.\. \d+ s\033\[0m\r\033\[K)*\033\[2mThought for [\d.]+ s\033\[0m\r\n\r\n17", out),
+              f"{more}: one line that changes", out)
+        out = recorded(home, ["-p", "What is 17 + 25?", *more], {"NO_COLOR": "1"})
+        check(re.match(rb"Thinking\.\.\.\r\nThought for [\d.]+ s\r\n\r\n17", out), f"{more}: without colours, two lines", out)
+        out = subprocess.run([STEEL, "run", "-q", "--temp", "0", "-p", "What is 17 + 25?", *more], capture_output=True, stdin=subprocess.DEVNULL)
+        check(out.stdout == b"17 + 25 = 42.\n" and out.stderr == b"", f"{more}: nothing of it in a pipe", out)
+
+
 def long_chat(home):
     """A context of 256 tokens: the chat outlives it."""
     t = Terminal(home, "--temp 0 --think off -c 256 --system 'You are Rolf.'")
@@ -299,7 +405,7 @@ def main():
     if subprocess.run([STEEL, "show", "builtin", "--brief"], capture_output=True).returncode:
         print("this build carries no model")
         sys.exit(77)
-    parts = [paste_and_tab, markdown, narrow, long_chat, other_model, narrow_bar, picture]
+    parts = [paste_and_tab, markdown, narrow, resize, escapes, thinking, long_chat, other_model, narrow_bar, picture]
     wanted = sys.argv[2:]
     for part in parts:
         if not wanted or part.__name__ in wanted:

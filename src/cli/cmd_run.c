@@ -29,7 +29,7 @@ struct run_flags {
     uint64_t seed; /* UINT64_MAX: random */
     struct opt_list stop, bias, breakers;
     const char *schema, *grammar; /* files */
-    bool quiet, raw, verbose, plain;
+    bool quiet, raw, verbose, plain, hide_thinking;
     const char *overflow;
     char *lora; /* names of all adapters, comma-separated */
 };
@@ -195,13 +195,17 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     return EXIT_FAIL;
 }
 
-static bool parse_think(const struct usage *u, const char *s, enum think_mode *out)
+static bool parse_think(const struct usage *u, const struct run_flags *f, enum think_mode *out)
 {
-    static const char *const modes[] = {
-        [THINK_ON] = "on", [THINK_OFF] = "off", [THINK_HIDE] = "hide"};
+    static const char *const modes[][2] = {[THINK_ON] = {"on", "true"},
+                                           [THINK_OFF] = {"off", "false"},
+                                           [THINK_HIDE] = {"hide", "hide"}};
+    const char *s = f->think;
+    *out = f->hide_thinking ? THINK_HIDE : THINK_ON;
     for (int i = 0; s && i < 3; i++)
-        if (!strcmp(s, modes[i])) {
-            *out = (enum think_mode)i;
+        if (!strcmp(s, modes[i][0]) || !strcmp(s, modes[i][1])) {
+            if (i != THINK_ON)
+                *out = (enum think_mode)i;
             return true;
         }
     if (s)
@@ -348,7 +352,7 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
             return false;
         }
     return engine_options(u, &f->model, opt, &f->lora) && parse_bias(u, &f->bias, bias) &&
-           parse_think(u, f->think, &chat->think) && parse_overflow(u, f->overflow, chat) &&
+           parse_think(u, f, &chat->think) && parse_overflow(u, f->overflow, chat) &&
            check_format(u, f->format);
 }
 
@@ -418,6 +422,8 @@ int cmd_run(int argc, char **argv)
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
+        {OPT_FLAG, 0, "hidethinking", "hide-thinking", &f.hide_thinking, 0, 0, 0,
+         "as --think hide: tell only how long the model thinks"},
         {OPT_INT, 0, "reasoning-budget", 0, &f.o.thinking_budget, -1, 1 << 28, "N",
          "most tokens of thinking; 0 = none, -1 = no limit (default -1)"},
         {OPT_STRING, 0, "chat-template", "chat-template-file", &f.template, 0, 0, "FILE|MODEL",

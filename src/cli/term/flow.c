@@ -8,6 +8,7 @@ void flow_clear(struct flow *f)
 {
     buf_clear(&f->prefix);
     buf_clear(&f->word);
+    buf_clear(&f->link);
 }
 
 int flow_char_width(uint32_t c)
@@ -42,18 +43,19 @@ void flow_encode(struct buf *out, uint32_t c)
     buf_add(out, (char *)bytes, (size_t)utf8proc_encode_char((utf8proc_int32_t)c, bytes));
 }
 
-static void add_style(const struct flow *f, struct buf *out, unsigned style)
+/* `was`: the style before. */
+static void add_style(const struct flow *f, struct buf *out, unsigned was, unsigned style)
 {
     static const struct {
         unsigned bit;
         const char *code;
-    } codes[] = {{FLOW_BOLD, ";1"},
-                 {FLOW_DIM, ";2"},
-                 {FLOW_ITALIC, ";3"},
-                 {FLOW_STRIKE, ";9"},
-                 {FLOW_CODE, ";36"}};
+    } codes[] = {{FLOW_BOLD, ";1"},     {FLOW_DIM, ";2"},     {FLOW_ITALIC, ";3"},
+                 {FLOW_STRIKE, ";9"},   {FLOW_CODE, ";36"},   {FLOW_LINK, ";4"},
+                 {FLOW_KEYWORD, ";35"}, {FLOW_STRING, ";32"}, {FLOW_NUMBER, ";33"}};
     if (!f->styles)
         return;
+    if (f->links && f->link.len && ((was | style) & FLOW_LINK))
+        buf_addf(out, "\033]8;;%s\033\\", style & FLOW_LINK ? f->link.p : "");
     buf_adds(out, "\033[0");
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (style & codes[i].bit)
@@ -61,10 +63,20 @@ static void add_style(const struct flow *f, struct buf *out, unsigned style)
     buf_addc(out, 'm');
 }
 
+void flow_link(struct flow *f, const char *url)
+{
+    if ((f->word_style | f->shown) & FLOW_LINK) { /* the word before belongs to another link */
+        flow_word(f);
+        flow_style(f, f->word_style & ~(unsigned)FLOW_LINK);
+    }
+    buf_reset(&f->link);
+    buf_adds(&f->link, url);
+}
+
 void flow_style(struct flow *f, unsigned style)
 {
     if (f->shown != style)
-        add_style(f, f->out, style);
+        add_style(f, f->out, f->shown, style);
     f->shown = f->word_style = style;
 }
 
@@ -73,12 +85,12 @@ static void wrap_line(struct flow *f)
 {
     unsigned style = f->shown;
     if (style)
-        add_style(f, f->out, 0);
+        add_style(f, f->out, style, 0);
     buf_addc(f->out, '\n');
     buf_add(f->out, f->prefix.p ? f->prefix.p : "", f->prefix.len);
     f->column = f->prefix_width;
     if (style)
-        add_style(f, f->out, style);
+        add_style(f, f->out, 0, style);
 }
 
 void flow_word(struct flow *f)
@@ -113,7 +125,7 @@ static void add_one(struct flow *f, uint32_t c, int width, unsigned style)
     if (f->word_width + width > f->width - f->prefix_width) /* longer than a line: break it */
         flow_word(f);
     if (style != f->word_style) {
-        add_style(f, &f->word, style);
+        add_style(f, &f->word, f->word_style, style);
         f->word_style = style;
     }
     flow_encode(&f->word, c);

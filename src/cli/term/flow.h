@@ -17,12 +17,18 @@ enum flow_style {
     FLOW_ITALIC = 4,
     FLOW_STRIKE = 8,
     FLOW_CODE = 16,
+    FLOW_LINK = 32, /* underlined; leads to the link of flow_link */
+    FLOW_KEYWORD = 64,
+    FLOW_STRING = 128,
+    FLOW_NUMBER = 256,
 };
 
 struct flow {
     struct buf *out;
     int width;         /* columns per line */
     bool styles;       /* write styles */
+    bool links;        /* the terminal takes hyperlinks (OSC 8) */
+    struct buf link;   /* where FLOW_LINK leads to; empty = nowhere */
     struct buf prefix; /* start of continuation lines; may contain escape sequences */
     int prefix_width;
     int column; /* the cursor's column */
@@ -40,6 +46,8 @@ int flow_char_width(uint32_t c);
 void flow_char(struct flow *f, uint32_t c, unsigned style);
 void flow_text(struct flow *f, const char *text, unsigned style); /* UTF-8 */
 void flow_word(struct flow *f);                                   /* writes the pending word */
+/* From now on FLOW_LINK leads to this address. It must be of printable ASCII characters. */
+void flow_link(struct flow *f, const char *url);
 void flow_style(struct flow *f, unsigned style); /* sets the style outside of words */
 /* Ends the line: resets the style and writes a newline. */
 void flow_newline(struct flow *f);

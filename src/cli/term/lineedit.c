@@ -28,7 +28,8 @@ struct lineedit {
     HistEvent event;
     char *history_path;
     const char *prompt;
-    char *line; /* getline's buffer */
+    int columns; /* the terminal's width when the prompt was drawn */
+    char *line;  /* getline's buffer */
     size_t cap;
     lineedit_offer offer;
     void *offer_arg;
@@ -55,6 +56,93 @@ static void on_resize(int sig)
     resized = 1;
 }
 
+/* Most terminals wrap their lines anew when their width changes. */
+static bool wraps_anew(void)
+{
+    const char *term = getenv("TERM");
+    return !getenv("XTERM_VERSION") && !getenv("STY") && term && strcmp(term, "linux") != 0;
+}
+
+struct place {
+    int row, column; /* below the start of the prompt */
+};
+
+/* The place after a text that begins at `at`, on a screen of that width. */
+static struct place place_after(struct place at, const char *text, size_t n, int columns)
+{
+    for (size_t used; n; text += used, n -= used) {
+        uint32_t c = 0xfffd;
+        used = flow_decode(text, n, &c);
+        used = used ? used : n;
+        int width = c < 32 || c == 127 ? 2 : flow_char_width(c);
+        if (c == '\n' || at.column + width > columns) {
+            at.row++;
+            at.column = 0;
+        }
+        at.column += c == '\n' ? 0 : width;
+    }
+    return at;
+}
+
+/* The same of the cursor, which never waits behind the last column. */
+static struct place cursor_after(struct place at, const char *text, size_t n, int columns)
+{
+    at = place_after(at, text, n, columns);
+    return at.column < columns ? at : (struct place){at.row + 1, 0};
+}
+
+static void move_up(int rows)
+{
+    fputc('\r', stdout);
+    if (rows > 0)
+        printf("\033[%dA", rows);
+}
+
+/* Writes the prompt and the line once more over what libedit has drawn. libedit leaves out a blank
+ * at the end of a row and moves to the next one, and such rows are not joined again when the
+ * terminal gets wider. */
+static void rewrite(const struct lineedit *le, const LineInfo *li, int columns)
+{
+    size_t n = (size_t)(li->lastchar - li->buffer), before = (size_t)(li->cursor - li->buffer);
+    struct place prompt =
+        place_after((struct place){0, 0}, le->prompt, strlen(le->prompt), columns);
+    struct place end = place_after(prompt, li->buffer, n, columns);
+    struct place cursor = cursor_after(prompt, li->buffer, before, columns);
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)li->buffer[i] < 32 || li->buffer[i] == 127)
+            return;
+    if (!end.row)
+        return;
+    move_up(cursor.row);
+    printf("%s%.*s", le->prompt, (int)n, li->buffer);
+    if (end.column == columns) { /* the blank makes the terminal wrap */
+        fputs(" \r", stdout);
+        end = (struct place){end.row + 1, 0};
+    }
+    move_up(end.row - cursor.row);
+    if (cursor.column)
+        printf("\033[%dC", cursor.column);
+    fflush(stdout);
+}
+
+/* Clears the prompt and the line from the screen and draws them at the new width. */
+static void redraw(EditLine *el)
+{
+    struct lineedit *le;
+    el_get(el, EL_CLIENTDATA, &le);
+    const LineInfo *li = el_line(el);
+    int columns = wraps_anew() ? cli_columns() : le->columns;
+    struct place at = place_after((struct place){0, 0}, le->prompt, strlen(le->prompt), columns);
+    at = cursor_after(at, li->buffer, (size_t)(li->cursor - li->buffer), columns);
+    move_up(at.row);
+    fputs("\033[J", stdout);
+    fflush(stdout);
+    le->columns = cli_columns();
+    el_resize(el);
+    el_set(el, EL_REFRESH);
+    rewrite(le, el_line(el), le->columns);
+}
+
 /* Reads one byte. Returns 1; 0 at the end of input; -1 after Ctrl-C. */
 static int read_byte(EditLine *el, char *out)
 {
@@ -65,8 +153,7 @@ static int read_byte(EditLine *el, char *out)
             return -1;
         if (resized) {
             resized = 0;
-            el_resize(el);
-            el_set(el, EL_REFRESH);
+            redraw(el);
         }
         if (ready <= 0)
             continue;
@@ -260,6 +347,7 @@ static const char *read_line(struct lineedit *le, const char *prompt, size_t *le
         if (resized)
             el_resize(le->el);
         resized = 0;
+        le->columns = cli_columns();
         fputs("\033[?2004h", stdout); /* mark pasted text */
         fflush(stdout);
         line = el_gets(le->el, &n);

@@ -1,7 +1,7 @@
 /*
  * Streaming markdown: see markdown.h. The first characters of a line are held until they determine
  * its kind; the rest of the line streams. Each line of the text is a line on the screen, as in
- * poems and addresses. Tables are held until they end, inline code until it closes.
+ * poems and addresses. Tables are held until they end, inline code and links until they close.
  *
  * Invariants:
  * 1. Input is processed one character at a time, so the pieces do not matter.
@@ -10,13 +10,24 @@
  */
 #include "cli/term/markdown.h"
 #include "cli/term/flow.h"
+#include "cli/term/highlight.h"
 #include "cli/term/table.h"
 #include "base/mem.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
-enum { HELD_MAX = 16384, FRAME_WIDTH = 60, LEAST_WIDTH = 12 };
+enum {
+    HELD_MAX = 16384,
+    FRAME_WIDTH = 60,
+    LEAST_WIDTH = 12,
+    LINK_TEXT_MAX = 300,
+    LINK_URL_MAX = 2000
+};
+
+/* The part of "[text](url)" that is being held. */
+enum link_part { LINK_NONE, LINK_TEXT_PART, LINK_BETWEEN, LINK_URL };
 
 enum line_kind {
     LINE_UNKNOWN, /* needs more characters */
@@ -43,6 +54,8 @@ struct markdown {
     int fence_len, fence_indent;
     bool code_line; /* the line is code, not the closing fence: its characters stream */
     int code_column;
+    struct highlight highlight; /* of the code's language */
+    bool highlighted;           /* the language is known */
     struct markdown_table table;
     /* inside a line */
     unsigned style;
@@ -54,6 +67,11 @@ struct markdown {
     int ticks;       /* backticks that opened inline code; 0 = none */
     struct buf code; /* inline code, including its opening backticks */
     int code_run;    /* trailing backticks of code */
+    enum link_part link_part;
+    struct buf link;   /* the held characters of a link, including its marks */
+    size_t link_text;  /* bytes of its text, once that is complete */
+    int link_depth;    /* open brackets in the part */
+    bool in_link_text; /* a "[" is text */
 };
 
 static int line_width(const struct markdown *m)
@@ -65,7 +83,10 @@ struct markdown *markdown_new(const struct markdown_options *opt)
 {
     struct markdown *m = mem_zalloc(1, sizeof *m);
     m->opt = *opt;
-    m->flow = (struct flow){.out = &m->out, .styles = opt->styles, .width = line_width(m)};
+    m->flow = (struct flow){.out = &m->out,
+                            .styles = opt->styles,
+                            .links = opt->styles && opt->links,
+                            .width = line_width(m)};
     m->base = opt->dim ? FLOW_DIM : 0;
     return m;
 }
@@ -80,6 +101,7 @@ void markdown_free(struct markdown *m)
     buf_clear(&m->bytes);
     buf_clear(&m->head);
     buf_clear(&m->code);
+    buf_clear(&m->link);
     mem_free(m);
 }
 
@@ -180,6 +202,7 @@ static void resolve_run(struct markdown *m, uint32_t next)
 }
 
 static void inline_char(struct markdown *m, uint32_t c);
+static void inline_text(struct markdown *m, const char *p, size_t n);
 
 /* Unclosed backticks are text, and so is what follows them. */
 static void release_code(struct markdown *m)
@@ -241,8 +264,124 @@ static bool code_char(struct markdown *m, uint32_t c)
     return true;
 }
 
+/* The held characters are no link: they are text. */
+static void release_link(struct markdown *m)
+{
+    struct buf held = m->link;
+    bool nested = m->in_link_text;
+    m->link = (struct buf){0};
+    m->link_part = LINK_NONE;
+    m->in_link_text = true;
+    inline_text(m, held.p, held.len);
+    m->in_link_text = nested;
+    buf_clear(&held);
+}
+
+/* Copies the address of a link, without its title. Bytes that an escape sequence must not have are
+ * percent-encoded. False if it is not an address that a terminal should open. */
+static bool link_url(const char *p, size_t n, struct buf *url, bool *opens)
+{
+    static const char *const schemes[] = {"https://", "http://", "mailto:"};
+    while (n && *p == ' ') {
+        p++;
+        n--;
+    }
+    if (n > 1 && *p == '<' && memchr(p, '>', n)) {
+        n = (size_t)((const char *)memchr(p, '>', n) - p) - 1;
+        p++;
+    }
+    *opens = false;
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++)
+        *opens = *opens || (n > strlen(schemes[i]) && !strncmp(p, schemes[i], strlen(schemes[i])));
+    for (size_t i = 0; i < n && p[i] != ' '; i++) {
+        unsigned char c = (unsigned char)p[i];
+        if (c < 32 || c == 127)
+            return false;
+        if (c > 127 || strchr("\\\"<>^`{|}", c))
+            buf_addf(url, "%%%02X", c);
+        else
+            buf_addc(url, (char)c);
+    }
+    return url->len > 0;
+}
+
+/* Whether a link's text is an address, but not the one it leads to. */
+static bool link_deceives(const char *text, size_t n, const char *url)
+{
+    bool address = memmem(text, n, "://", 3) || (n > 4 && !strncasecmp(text, "www.", 4));
+    return address && (strlen(url) < n || strncmp(url, text, n) != 0 ||
+                       strspn(url + n, "/") != strlen(url + n));
+}
+
+static void inline_settle(struct markdown *m, uint32_t next);
+
+/* A link is complete. The terminal gets it as a hyperlink if it takes those, else as "text (url)". */
+static void show_link(struct markdown *m)
+{
+    struct buf held = m->link, url = {0};
+    const char *text = held.p + 1, *address = text + m->link_text + 2;
+    size_t n = m->link_text, n_address = held.len - n - 4;
+    unsigned was = m->style;
+    bool opens = false;
+    if (!n || !link_url(address, n_address, &url, &opens)) {
+        buf_clear(&url);
+        release_link(m);
+        return;
+    }
+    bool hidden = opens && m->flow.links && !link_deceives(text, n, url.p);
+    bool same = n == url.len && !memcmp(text, url.p, n);
+    m->link = (struct buf){0};
+    m->link_part = LINK_NONE;
+    m->in_link_text = true;
+    flow_link(&m->flow, hidden ? url.p : "");
+    m->style |= FLOW_LINK;
+    inline_text(m, text, n);
+    inline_settle(m, 0);
+    m->style = was;
+    if (!hidden && !same) {
+        show(m, ' ');
+        show(m, '(');
+        for (size_t i = 0; i < url.len; i++)
+            show(m, (uint32_t)(unsigned char)url.p[i]);
+        show(m, ')');
+    }
+    m->in_link_text = false;
+    m->before = ')';
+    buf_clear(&held);
+    buf_clear(&url);
+}
+
+/* Handles a character of a held link. False if c is not part of one; then the held characters
+ * have become text. */
+static bool link_char(struct markdown *m, uint32_t c)
+{
+    if (m->link_part == LINK_BETWEEN && c != '(') {
+        release_link(m);
+        return false;
+    }
+    flow_encode(&m->link, c);
+    if (m->link_part == LINK_BETWEEN) {
+        m->link_part = LINK_URL;
+        m->link_depth = 1;
+        return true;
+    }
+    bool url = m->link_part == LINK_URL;
+    m->link_depth += c == (url ? '(' : '[');
+    m->link_depth -= c == (url ? ')' : ']');
+    if (!m->link_depth && url) {
+        show_link(m);
+    } else if (!m->link_depth) {
+        m->link_part = LINK_BETWEEN;
+        m->link_text = m->link.len - 2;
+    } else if (m->link.len > (size_t)(url ? LINK_URL_MAX : LINK_TEXT_MAX))
+        release_link(m);
+    return true;
+}
+
 static void inline_char(struct markdown *m, uint32_t c)
 {
+    if (m->link_part && link_char(m, c))
+        return;
     if (m->ticks && code_char(m, c))
         return;
     if (m->escaped) {
@@ -266,24 +405,35 @@ static void inline_char(struct markdown *m, uint32_t c)
     } else if (c == '`') {
         m->ticks = 1;
         buf_addc(&m->code, '`');
+    } else if (c == '[' && !m->in_link_text) {
+        m->link_part = LINK_TEXT_PART;
+        m->link_depth = 1;
+        flow_encode(&m->link, c);
     } else if (c == '\\')
         m->escaped = true;
     else
         show(m, c);
 }
 
-/* Writes what is pending at the end of a line. */
-static void inline_end(struct markdown *m)
+/* Writes what is pending, as if `next` followed. */
+static void inline_settle(struct markdown *m, uint32_t next)
 {
+    if (m->link_part)
+        release_link(m);
     if (m->ticks && m->code_run == m->ticks && m->code.len > (size_t)m->ticks)
         show_code(m);
     while (m->ticks)
         release_code(m);
     if (m->run_len)
-        resolve_run(m, 0);
+        resolve_run(m, next);
     if (m->escaped)
         show(m, '\\');
     m->escaped = false;
+}
+
+static void inline_end(struct markdown *m)
+{
+    inline_settle(m, 0);
     m->style = 0;
     m->before = 0;
 }
@@ -319,6 +469,7 @@ static void end_table(struct markdown *m)
 {
     struct table_look look = {.width = m->flow.width,
                               .styles = m->opt.styles,
+                              .links = m->flow.links,
                               .unicode = m->opt.unicode,
                               .draw = draw_cell,
                               .arg = m};
@@ -383,8 +534,16 @@ static bool read_fence(const char *line, size_t n, char *mark, int *len, int *in
     return *mark != '`' || !memchr(line + i, '`', n - i);
 }
 
-static void show_code_char(struct markdown *m, uint32_t c)
+/* Writes a character of code in the style of its kind. */
+static void write_code_char(void *arg, uint32_t c, enum highlight_kind kind)
 {
+    static const unsigned styles[] = {[HIGHLIGHT_PLAIN] = 0,
+                                      [HIGHLIGHT_COMMENT] = FLOW_DIM,
+                                      [HIGHLIGHT_STRING] = FLOW_STRING,
+                                      [HIGHLIGHT_NUMBER] = FLOW_NUMBER,
+                                      [HIGHLIGHT_KEYWORD] = FLOW_KEYWORD};
+    struct markdown *m = arg;
+    flow_style(&m->flow, m->highlighted ? styles[kind] : FLOW_CODE);
     if (c == '\t')
         do
             buf_addc(&m->out, ' ');
@@ -399,12 +558,21 @@ static void show_code_char(struct markdown *m, uint32_t c)
     }
 }
 
+static void show_code_char(struct markdown *m, uint32_t c)
+{
+    if (m->highlighted)
+        highlight_char(&m->highlight, c);
+    else
+        write_code_char(m, c, HIGHLIGHT_PLAIN);
+}
+
 /* The held start of a line is code, not a fence. Removes as much indentation as the fence has. */
 static void start_code_line(struct markdown *m)
 {
     size_t at = 0;
     begin_output(m);
-    flow_style(&m->flow, FLOW_CODE);
+    if (!m->highlighted)
+        flow_style(&m->flow, FLOW_CODE);
     m->code_line = true;
     m->code_column = 0;
     while (at < m->head.len && (int)at < m->fence_indent && m->head.p[at] == ' ')
@@ -447,6 +615,8 @@ static void fenced_char(struct markdown *m, uint32_t c)
         }
         if (!m->code_line)
             start_code_line(m);
+        if (m->highlighted)
+            highlight_newline(&m->highlight);
         flow_style(&m->flow, 0);
         m->code_line = false;
         m->newlines++;
@@ -627,6 +797,8 @@ static void end_head(struct markdown *m)
         m->fence = mark;
         m->fence_len = len;
         m->fence_indent = indent;
+        m->highlight = (struct highlight){.write = write_code_char, .arg = m};
+        m->highlighted = m->opt.styles && highlight_begin(&m->highlight, info, n_info);
         draw_frame(m, FRAME_TOP, info, n_info);
     } else if (m->head.p[strspn(m->head.p, " ")] == '|' && table_add(&m->table, m->head.p, n)) {
         /* the table continues */

@@ -1,6 +1,7 @@
 /*
  * Streaming markdown for terminals. Text arrives in pieces as a model generates it and is written
- * word by word, wrapped to the screen, with bold, italics, framed code, lists, quotes and tables.
+ * word by word, wrapped to the screen, with bold, italics, links, lists, quotes, tables, and framed
+ * code with coloured words.
  * The output does not depend on how the text is cut into pieces. Control characters in the text
  * never reach the terminal. Pending output (a word, the start of a line, the rows of a table) is
  * owned here. Does not access the terminal: the caller gives the width and receives the bytes.
@@ -18,6 +19,7 @@ struct markdown_options {
     bool styles;  /* use escape sequences; otherwise marks of emphasis are printed */
     bool unicode; /* draw with box characters, not - and | */
     bool plain;   /* no markdown, only word wrapping */
+    bool links;   /* with styles: the terminal takes hyperlinks (OSC 8) */
     bool dim;     /* dim style for everything */
     void (*write)(void *arg, const char *p, size_t n);
     void *arg;

@@ -77,7 +77,7 @@ static bool is_dashes(const struct cell *c)
 static void draw_cell(const struct table_look *look, const struct cell *c, int width,
                       unsigned style, struct buf *out)
 {
-    struct flow f = {.out = out, .width = width, .styles = look->styles};
+    struct flow f = {.out = out, .width = width, .styles = look->styles, .links = look->links};
     look->draw(look->arg, &f, c->p, c->n, style);
     flow_word(&f);
     flow_style(&f, 0);
@@ -92,7 +92,10 @@ static int shown_width(const char *p, size_t n)
         uint32_t c = 0xfffd;
         used = flow_decode(p, n, &c);
         used = used ? used : n;
-        if (c == 27)
+        if (c == 27 && n > 1 && p[1] == ']') /* a hyperlink; it ends in ESC \ */
+            while (used < n && p[used - 1] != '\\')
+                used++;
+        else if (c == 27)
             while (used < n && p[used - 1] != 'm')
                 used++;
         else
@@ -196,7 +199,8 @@ static void draw_list(const struct markdown_table *t, const struct table_look *l
     for (int r = 2; r < t->n; r++) {
         int n = split(&t->rows[r], cells);
         for (int i = 0; i < n && i < columns; i++) {
-            struct flow f = {.out = out, .width = look->width, .styles = look->styles};
+            struct flow f = {
+                .out = out, .width = look->width, .styles = look->styles, .links = look->links};
             if (r > 2 || i)
                 buf_addc(out, '\n');
             if (r > 2 && !i)
@@ -226,7 +230,8 @@ void table_draw(const struct markdown_table *t, const struct table_look *look, s
             right |= 1u << i;
     }
     for (int r = 0; r < t->n && !table; r++) {
-        struct flow f = {.out = out, .width = look->width, .styles = look->styles};
+        struct flow f = {
+            .out = out, .width = look->width, .styles = look->styles, .links = look->links};
         if (r)
             buf_addc(out, '\n');
         look->draw(look->arg, &f, t->rows[r].text, t->rows[r].n, 0);

@@ -15,7 +15,7 @@ struct markdown_table {
 
 struct table_look {
     int width;
-    bool styles, unicode;
+    bool styles, links, unicode;
     /* Writes a cell's text to the flow, whose width is the column's. `style` is added to the
      * text's own. */
     void (*draw)(void *arg, struct flow *f, const char *text, size_t n, unsigned style);

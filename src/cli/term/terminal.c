@@ -4,6 +4,8 @@
  * steel_chat_settle after each answer, so that the next turn reads only what is new in it.
  */
 #include "cli/term/terminal_int.h"
+#include "cli/plain.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <langinfo.h>
@@ -20,6 +22,38 @@ static bool use_color(void)
 {
     const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
     return isatty(STDOUT_FILENO) && !(none && *none) && term && strcmp(term, "dumb") != 0;
+}
+
+/* Whether the terminal takes hyperlinks (OSC 8). Terminals cannot be asked, so known ones are
+ * recognised by their variables. FORCE_HYPERLINK (0 or 1) decides for others. */
+static bool takes_links(void)
+{
+    static const char *const programs[] = {"iTerm.app", "WezTerm", "ghostty", "vscode", "Hyper"};
+    static const char *const terms[] = {"xterm-kitty", "alacritty", "foot", "xterm-ghostty"};
+    static const struct {
+        const char *variable;
+        double least;
+    } versions[] = {{"VTE_VERSION", 5000}, {"KONSOLE_VERSION", 201200}};
+    const char *forced = getenv("FORCE_HYPERLINK"), *program = getenv("TERM_PROGRAM");
+    const char *version = getenv("TERM_PROGRAM_VERSION"), *term = getenv("TERM");
+    if (forced && *forced)
+        return strcmp(forced, "0") != 0;
+    if (getenv("STY")) /* GNU screen */
+        return false;
+    if (program && !strcmp(program, "tmux"))
+        return version && strtod(version, NULL) >= 3.4;
+    for (size_t i = 0; program && i < sizeof programs / sizeof *programs; i++)
+        if (!strcmp(program, programs[i]))
+            return true;
+    for (size_t i = 0; term && i < sizeof terms / sizeof *terms; i++)
+        if (!strcmp(term, terms[i]))
+            return true;
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
+        const char *v = getenv(versions[i].variable);
+        if (v && strtod(v, NULL) >= versions[i].least)
+            return true;
+    }
+    return getenv("WT_SESSION") != NULL; /* Windows Terminal */
 }
 
 /* True if box characters can be shown. Without a locale, a modern terminal is assumed. */
@@ -44,6 +78,7 @@ struct markdown_options terminal_look(const struct terminal *t)
 {
     return (struct markdown_options){.columns = t->screen ? cli_columns() : 1 << 20,
                                      .styles = t->color,
+                                     .links = t->links,
                                      .unicode = t->unicode,
                                      .write = to_file,
                                      .arg = stdout};
@@ -99,7 +134,10 @@ struct answer_view {
     struct terminal *t;
     FILE *thoughts;                  /* stream for thinking */
     struct markdown *text, *thought; /* NULL: unchanged text */
-    bool thinking, folded;
+    bool live;                       /* thoughts is a terminal: say how long thinking takes */
+    bool thinking;
+    int64_t since; /* when thinking began */
+    int shown_s;   /* the seconds in the line that tells them */
 };
 
 static void write_text(struct markdown *m, FILE *out, const char *p, size_t n)
@@ -108,7 +146,7 @@ static void write_text(struct markdown *m, FILE *out, const char *p, size_t n)
         markdown_columns(m, cli_columns());
         markdown_feed(m, p, n);
     } else
-        fwrite(p, 1, n, out);
+        plain_print(out, p, n);
     fflush(out);
 }
 
@@ -119,38 +157,66 @@ static void end_text(struct markdown *m, FILE *out)
     fflush(out);
 }
 
+static void print_dim(const struct answer_view *a, const char *text)
+{
+    fprintf(a->thoughts, "%s%s%s", a->t->color ? DIM : "", text, a->t->color ? PLAIN : "");
+}
+
+/* While hidden thinking goes on, its line tells the seconds. */
+static void show_waiting(struct answer_view *a)
+{
+    char line[64];
+    int s = (int)((clock_ns() - a->since) / 1000000000);
+    if (!a->live || !a->thinking || a->t->opt.think != THINK_HIDE || !a->t->color ||
+        s == a->shown_s || cli_columns() < 24)
+        return;
+    a->shown_s = s;
+    snprintf(line, sizeof line, "Thinking... %d s", s);
+    fputs("\r\033[K", a->thoughts);
+    print_dim(a, line);
+    fflush(a->thoughts);
+}
+
+static void begin_thinking(struct answer_view *a)
+{
+    bool hidden = a->t->opt.think == THINK_HIDE;
+    a->thinking = true;
+    a->since = clock_ns();
+    a->shown_s = 0;
+    if (a->live) {
+        print_dim(a, "Thinking...");
+        fputs(hidden && a->t->color ? "" : "\n", a->thoughts);
+    } else if (!hidden)
+        fputs("<think>\n", a->thoughts);
+    if (a->live && !hidden && !a->thought && a->t->color)
+        fputs(DIM, a->thoughts);
+}
+
 static void end_thinking(struct answer_view *a)
 {
+    char line[64];
+    bool hidden = a->t->opt.think == THINK_HIDE;
     if (!a->thinking)
         return;
     a->thinking = false;
-    if (a->folded) {
-        if (a->t->color)
-            fputs("\r\033[K", a->thoughts);
-    } else if (a->thought) {
-        end_text(a->thought, a->thoughts);
+    end_text(hidden ? NULL : a->thought, a->thoughts);
+    snprintf(line, sizeof line, "Thought for %.1f s", (double)(clock_ns() - a->since) * 1e-9);
+    if (a->live) {
+        fputs(!hidden ? "\n" : a->t->color ? "\r\033[K" : "", a->thoughts);
+        print_dim(a, line);
         fputs("\n\n", a->thoughts);
-    } else {
-        fputs(a->t->color ? "\033[0m\n\n" : "\n</think>\n\n", a->thoughts);
-    }
-    a->folded = false;
+    } else if (!hidden)
+        fputs("\n</think>\n\n", a->thoughts);
     fflush(a->thoughts);
 }
 
 static void show_thought(struct answer_view *a, const char *text, size_t len)
 {
-    if (a->t->opt.think == THINK_HIDE) {
-        if (!a->thinking && a->t->color) {
-            fprintf(a->thoughts, "%sthinking...%s", DIM, PLAIN);
-            fflush(a->thoughts);
-        }
-        a->thinking = a->folded = true;
-        return;
-    }
-    if (!a->thinking && !a->thought)
-        fputs(a->t->color ? DIM : "<think>\n", a->thoughts);
-    a->thinking = true;
-    write_text(a->thought, a->thoughts, text, len);
+    if (!a->thinking)
+        begin_thinking(a);
+    if (a->t->opt.think != THINK_HIDE)
+        write_text(a->thought, a->thoughts, text, len);
+    fflush(a->thoughts);
 }
 
 static void show(struct answer_view *a, const struct steel_chat_event *e)
@@ -163,7 +229,9 @@ static void show(struct answer_view *a, const struct steel_chat_event *e)
         end_thinking(a);
     if (e->kind == STEEL_CHAT_CALL) {
         end_text(a->text, stdout);
-        printf("[tool call] %.*s(", (int)e->n_text, e->text);
+        fputs("[tool call] ", stdout);
+        plain_print(stdout, e->text, e->n_text);
+        fputc('(', stdout);
     } else if (e->kind == STEEL_CHAT_CALL_END)
         printf(")\n");
     else if (e->kind == STEEL_CHAT_CALL_BROKEN)
@@ -171,7 +239,7 @@ static void show(struct answer_view *a, const struct steel_chat_event *e)
     else if (e->kind == STEEL_CHAT_TEXT)
         write_text(a->text, stdout, e->text, e->n_text);
     else if (e->n_text)
-        fwrite(e->text, 1, e->n_text, stdout);
+        plain_print(stdout, e->text, e->n_text);
     if (e->kind == STEEL_CHAT_DONE)
         end_text(a->text, stdout);
     fflush(stdout);
@@ -182,13 +250,13 @@ static void open_renderers(struct answer_view *a)
 {
     struct terminal *t = a->t;
     struct markdown_options look = terminal_look(t);
-    bool aside = a->thoughts == stdout ? t->screen : isatty(STDERR_FILENO) && t->screen;
+    a->live = t->screen && isatty(fileno(a->thoughts));
     if (t->opt.plain || !t->screen)
         return;
     a->text = markdown_new(&look);
     look.plain = look.dim = true;
     look.arg = a->thoughts;
-    if (aside && t->color)
+    if (a->live)
         a->thought = markdown_new(&look);
 }
 
@@ -211,6 +279,7 @@ static bool answer(struct terminal *t, FILE *thoughts, struct steel_error *err)
         }
         if (steel_answer_next(stream, &e, INTERRUPT_MS))
             show(&a, &e);
+        show_waiting(&a);
     }
     bool ok = generate_ended(t->engine, &o, &e.end, err);
     t->last = e.end;
@@ -293,6 +362,7 @@ static bool terminal_init(struct terminal *t, struct steel_engine *engine,
     *t = (struct terminal){.engine = engine,
                            .opt = *opt,
                            .color = use_color(),
+                           .links = use_color() && takes_links(),
                            .screen = isatty(STDOUT_FILENO),
                            .unicode = is_utf8(),
                            .dropped = json_array()};

@@ -8,7 +8,7 @@ enum think_mode {
     THINK_ON,
     THINK_OFF,
     THINK_HIDE
-}; /* hide: the model thinks, but only "thinking..." is shown */
+}; /* hide: the model thinks, but only the time is shown */
 enum overflow_mode {
     OVERFLOW_DROP,
     OVERFLOW_ERROR

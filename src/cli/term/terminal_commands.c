@@ -123,6 +123,10 @@ static void cmd_set(struct terminal *t, const char *arg)
     char name[32] = "", value[64] = "", *end;
     int n = sscanf(arg, "%31s %63s", name, value);
     bool found = n < 1;
+    if (!strcmp(name, "think") || !strcmp(name, "nothink")) {
+        cmd_think(t, n == 2 ? value : name[0] == 't' ? "on" : "off");
+        return;
+    }
     list_settings(t, numbers);
     for (int i = 0; i < N_NUMBERS; i++)
         if (n < 1 || !strcmp(name, numbers[i].name)) {
@@ -414,9 +418,13 @@ static void offer_setting(struct terminal *t, const char *arg, const char *last,
         for (int i = 0; i < N_WORDS; i++)
             offer_word(list, word_settings[i].name, last);
         offer_word(list, "seed", last);
+        offer_word(list, "think", last);
+        offer_word(list, "nothink", last);
         return;
     }
     sscanf(arg, "%31s", name);
+    for (int i = 0; think_modes[i] && !strcmp(name, "think"); i++)
+        offer_word(list, think_modes[i], last);
     for (int i = 0; i < N_WORDS; i++)
         for (int k = 0; k < 2 && !strcmp(name, word_settings[i].name); k++)
             offer_word(list, word_settings[i].words[k], last);

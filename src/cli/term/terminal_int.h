@@ -17,6 +17,7 @@ struct terminal {
     struct steel_event last; /* counters of the last turn */
     struct lineedit *input;
     bool color;   /* use escape sequences */
+    bool links;   /* the terminal takes hyperlinks */
     bool screen;  /* stdout is a terminal: wrap words, render markdown */
     bool unicode; /* use box characters */
     bool quit;
