@@ -219,6 +219,36 @@ def test_token(_):
     assert "403" in c.steel("pull", REPO + ":Q8_0", rc=1)
 
 
+def test_short_names(_):
+    """A short name that is not on this machine: the repository, the file and the size are told, and nothing is pulled."""
+    hub, c = fresh()
+    repo = "Qwen/Qwen3-30B-A3B-GGUF"
+    hub.add(repo, {"Qwen3-30B-A3B-Q4_K_M.gguf": BIG, "Qwen3-30B-A3B-Q8_0.gguf": BIG + BIG})
+    for args in (["run", "qwen3", "-p", "hi"], ["run", "QWEN3", "hi"], ["show", "qwen3"], ["serve", "qwen3", "--port", "0"]):
+        e = c.steel(*args, rc=1)
+        assert f"{args[1]} is neither a file nor a cached model; 'steel pull {repo}:Q4_K_M' downloads it (Qwen3-30B-A3B-Q4_K_M.gguf, 2.10 MB) from {hub.url}" in e, e
+        assert e.count("\n") == 1, e
+    assert not [l for l in hub.log if "resolve" in l[0]] and not os.path.exists(c.dir.name + "/hub")
+    c.steel("pull", "qwen3")
+    n = len(hub.log)
+    assert "Q4_K_M" in c.steel("list") and c.steel("show", "qwen3", rc=1) and len(hub.log) == n  # no model, but no network either
+    # split files and folders are counted; a Hub that says nothing is asked once
+    assert "404" in c.steel("run", "some/Nothing", "-p", "hi", rc=1)
+    assert "(2 files, 6.00 kB)" in c.steel("run", REPO + ":F16", "-p", "hi", rc=1)
+    hub.plan = {"api": [500, 500]}
+    e = c.steel("run", REPO, "-p", "hi", rc=1)
+    assert "cannot be listed" in e and "500" in e and len(hub.plan["api"]) == 1, e
+    hub.plan = {}
+    n = len(hub.log)
+    assert "HF_HUB_OFFLINE" in c.steel("run", REPO, "-p", "hi", rc=1, env={"HF_HUB_OFFLINE": "1"}) and len(hub.log) == n
+    # what the Hub calls a file cannot reach the terminal
+    hub.add(REPO, {"Toy-\x9b2J-Q4_K_M.gguf": TOY})
+    e = c.steel("run", REPO, "-p", "hi", rc=1)
+    assert "\x9b" not in e and "Q4_K_M" in e, e
+    names = c.steel("pull", "--names").split("\n")
+    assert len(names) > 20 and all(re.fullmatch(r"[a-z0-9.:-]+ +[\w.-]+/[\w.-]+:\w+", l) for l in names if l), names
+
+
 def test_missing(_):
     hub, c = fresh()
     e = c.steel("pull", "some/Nothing", rc=1)
@@ -404,7 +434,7 @@ def test_names(_):
     """Names where a model is expected; list and rm over the same cache, which is shared with other tools."""
     hub, c = fresh()
     e = c.steel("run", REPO, "-p", "hi", rc=1)
-    assert "steel pull " + REPO in e and not hub.log  # nobody is at a terminal to be asked
+    assert "steel pull " + REPO in e and len(hub.log) == 1  # nobody is at a terminal to be asked
     c.steel("pull", REPO)
     n = len(hub.log)
     assert c.steel("run", f"{REPO}:Q4_K_M", "-p", "hi", "-n", "3", "--temp", "0") == c.steel("run", DIR.name + "/toy.gguf", "-p", "hi", "-n", "3", "--temp", "0")
@@ -485,14 +515,17 @@ def test_rm_links(_):
 def test_asked(_):
     """At a terminal one is asked, and Ctrl-C ends a download that is kept."""
     hub, c = fresh()
-    for answer, rc in ((b"n\n", 1), (b"y\n", 0)):
+    size = b"%.2f kB" % (len(TOY) / 1e3)
+    for answer, rc in ((b"n\n", 1), (b"\n", 1), (b"y\n", 0)):
         ours, theirs = pty.openpty()
         p = subprocess.Popen([STEEL, "run", REPO, "-p", "hi", "-n", "3"], env=c.env, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)
         seen = b""
-        while b"[Y/n]" not in seen:
+        while b"[y/N]" not in seen:
             seen += os.read(ours, 1000)
-        assert not hub.log
+        assert b"Pull some/Toy-GGUF (Toy-Q4_K_M.gguf, " + size + b") from " + hub.url.encode() in seen, seen
+        assert [l[0] for l in hub.log] == [f"/api/models/{REPO}/revision/main"], hub.log  # the list only
+        hub.log.clear()
         os.write(ours, answer)
         try:
             while piece := os.read(ours, 1000):
@@ -529,7 +562,7 @@ out = subprocess.run([STEEL, "pull", "a/b"], capture_output=True, text=True, env
 if "need libcurl" in out:
     print("skipped: test_pull.py: no libcurl here")
     sys.exit(77)
-tests = [test_pull, test_folder, test_token, test_missing, test_busy, test_cut, test_wrong_bytes, test_no_room, test_hostile_hub, test_url, test_names, test_rm_revision, test_rm_links, test_url_changed, test_asked, test_together]
+tests = [test_pull, test_folder, test_token, test_short_names, test_missing, test_busy, test_cut, test_wrong_bytes, test_no_room, test_hostile_hub, test_url, test_names, test_rm_revision, test_rm_links, test_url_changed, test_asked, test_together]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 run_tests(tests, None)

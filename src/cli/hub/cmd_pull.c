@@ -228,6 +228,41 @@ static bool read_list(const struct hub_name *name, const struct fetch_options *o
     return ok;
 }
 
+bool hub_describe(const struct hub_name *asked, struct buf *out, struct error *err)
+{
+    struct hub_name name = *asked;
+    struct hub_repo r = {0};
+    struct buf token = {0};
+    struct error why = {0};
+    struct fetch_options opt = {.once = true};
+    const char *offline = getenv("HF_HUB_OFFLINE");
+    int first = -1, n = 0;
+    double bytes = 0;
+    char size[16];
+    if (offline && *offline && strcmp(offline, "0") != 0)
+        return error_set(err, "HF_HUB_OFFLINE is set");
+    if (hub_token(&token))
+        opt.token = token.p;
+    bool ok = read_list(&name, &opt, &r, err);
+    bool *wanted = mem_zalloc((size_t)r.n + 1, sizeof *wanted);
+    if (ok && !hub_choose(r.files, r.n, name.quant, wanted, &first, &why))
+        ok = error_set(err, "%s: %s", name.repo, why.msg);
+    for (int i = 0; ok && i < r.n; i++)
+        if (wanted[i]) {
+            n++;
+            bytes += (double)r.files[i].size;
+        }
+    cli_bytes(bytes, size);
+    if (ok && n == 1 && first >= 0)
+        buf_addf(out, "%s, %s", r.files[first].path, size);
+    else if (ok)
+        buf_addf(out, "%d files, %s", n, size);
+    mem_free(wanted);
+    hub_repo_clear(&r);
+    buf_clear(&token);
+    return ok;
+}
+
 bool hub_pull(const struct hub_name *asked, bool quiet, struct buf *out, struct error *err)
 {
     struct hub_name name = *asked;

@@ -132,7 +132,7 @@ static CURL *new_handle(const char *url, const struct fetch_options *opt,
               curl.easy_setopt(h, CURLOPT_FOLLOWLOCATION, 1L) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_MAXREDIRS, 10L) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
-              curl.easy_setopt(h, CURLOPT_CONNECTTIMEOUT, 30L) == CURLE_OK &&
+              curl.easy_setopt(h, CURLOPT_CONNECTTIMEOUT, opt->once ? 10L : 30L) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_LOW_SPEED_LIMIT, 1L) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_LOW_SPEED_TIME, (long)STALL_S) == CURLE_OK &&
               curl.easy_setopt(h, CURLOPT_USERAGENT, "steel") == CURLE_OK &&
@@ -211,7 +211,7 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
         bool again = rc == CURLE_OK ? is_temporary(*status)
                                     : rc == CURLE_PARTIAL_FILE || rc == CURLE_RECV_ERROR ||
                                           rc == CURLE_GOT_NOTHING || rc == CURLE_OPERATION_TIMEDOUT;
-        if (!again)
+        if (!again || opt->once)
             break;
         if (tries + 1 < MAX_TRIES)
             usleep((useconds_t)(1e6 * retry_wait(h, tries)));

@@ -28,6 +28,7 @@ struct fetch_options {
     const char *token; /* bearer token, sent to the URL's host only; NULL = none */
     int at_once;       /* concurrent transfers */
     bool quiet;        /* print no progress */
+    bool once;         /* somebody waits for it: no second try, and no long wait for a connection */
 };
 
 /* Downloads a small document into out, at most `max` bytes. *status: the HTTP status, 0 if there

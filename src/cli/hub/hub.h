@@ -29,6 +29,8 @@ bool hub_parse(const char *text, struct hub_name *out, struct error *err);
 void hub_print(const struct hub_name *n, struct buf *out);
 /* The i-th short name (*name) and the full name it stands for; NULL after the last. */
 const char *hub_short(int i, const char **name);
+/* The full name that a short name stands for. Any other text is returned as it is. */
+const char *hub_full(const char *text);
 
 /* Locations. Paths are appended to out. */
 const char *hub_endpoint(void); /* HF_ENDPOINT, or the Hub; without a trailing slash */
@@ -75,6 +77,8 @@ bool hub_open(const char *text, struct buf *out, struct error *err);
 bool hub_resolve(const char **model, struct error *err);
 
 /* cmd_pull.c */
+/* Asks the Hub what a pull would download, and appends "FILE, SIZE" or "N files, SIZE". */
+bool hub_describe(const struct hub_name *name, struct buf *out, struct error *err);
 bool hub_pull(const struct hub_name *name, bool quiet, struct buf *out, struct error *err);
 
 /* Iterates over the cache, for list and rm: calls fn for each model (a quantisation, or a

@@ -2,6 +2,7 @@
 #include "cli/hub/hub.h"
 #include "base/mem.h"
 #include "cli/cli.h"
+#include "cli/plain.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -119,34 +120,48 @@ static bool hub_find(const struct hub_name *name, struct buf *out, struct error 
     return found;
 }
 
-static bool user_agrees(const char *name)
+/* Pulls a model that is not on this machine, if the user at the terminal agrees. Says which files of
+ * which repository that would be, and their size; without a terminal that is the error. */
+static bool offer_pull(const char *text, const struct hub_name *name, struct buf *out,
+                       struct error *err)
 {
+    struct buf full = {0}, files = {0};
+    struct error why = {0};
     char line[16] = "";
-    if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
-        return false;
-    fprintf(stderr, "%s is not on this machine. Pull it from %s? [Y/n] ", name, hub_endpoint());
-    return fgets(line, sizeof line, stdin) && (line[0] == '\n' || (line[0] | 32) == 'y');
+    bool terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO), agreed = false;
+    hub_print(name, &full);
+    bool known = hub_describe(name, &files, &why);
+    if (known && terminal) {
+        fprintf(stderr, "%s is not on this machine. Pull %s (", text, full.p);
+        plain_print(stderr, files.p, files.len); /* the Hub's text */
+        fprintf(stderr, ") from %s? [y/N] ", hub_endpoint());
+        agreed = fgets(line, sizeof line, stdin) && (line[0] | 32) == 'y';
+    }
+    bool ok = agreed;
+    if (agreed)
+        ok = hub_pull(name, false, out, err);
+    else if (known)
+        error_set(err,
+                  "%s is neither a file nor a cached model; 'steel pull %s' downloads it (%s) "
+                  "from %s",
+                  text, full.p, files.p, hub_endpoint());
+    else
+        error_set(err,
+                  "%s is neither a file nor a cached model; 'steel pull %s' downloads it, but its "
+                  "files cannot be listed: %s",
+                  text, full.p, why.msg);
+    buf_clear(&full);
+    buf_clear(&files);
+    return ok;
 }
 
 bool hub_open(const char *text, struct buf *out, struct error *err)
 {
     struct hub_name name;
-    struct buf shown = {0};
     if (!hub_is_name(text))
         return true;
-    bool ok = hub_parse(text, &name, err);
-    if (ok && !hub_find(&name, out, err)) {
-        hub_print(&name, &shown);
-        ok = !err->msg[0];
-        if (ok && user_agrees(shown.p))
-            ok = hub_pull(&name, false, out, err);
-        else if (ok)
-            ok = error_set(err,
-                           "%s is neither a file nor a cached model; 'steel pull %s' downloads it",
-                           text, shown.p);
-    }
-    buf_clear(&shown);
-    return ok;
+    return hub_parse(text, &name, err) &&
+           (hub_find(&name, out, err) || (!err->msg[0] && offer_pull(text, &name, out, err)));
 }
 
 bool hub_resolve(const char **model, struct error *err)
