@@ -8,7 +8,7 @@ import re
 import sys
 
 ORDER = "base quant file text image sample backend model dist engine server route convert cli".split()
-SHELVES = {"text": "tokenizer jinja grammar chat".split(), "server": "http api web".split()}  # in their order
+SHELVES = {"text": "tokenizer jinja grammar chat".split(), "server": "http mcp api web".split()}  # in their order
 NOT_IN_RUN = {"engine", "sample", "model", "backend"}  # cmd_run.c, terminal.c, generate.c
 RUN = {"src/cli/cmd_run.c", "src/cli/term/terminal.c", "src/cli/generate.c"}
 SOURCE = (".c", ".h", ".cu", ".cuh", ".inc")

@@ -15,7 +15,8 @@ struct serve_flags {
     struct model_flags model;
     struct server_options srv;
     struct listen_flags listen;
-    const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent;
+    const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent, *mcp_file;
+    struct mcp_config mcp;
     struct opt_list page_origins;
     float step_ms;
     int body_mb, kv_tokens, store_mb, lora_rank;
@@ -108,6 +109,20 @@ static bool resolve_helper(const char **model, const char **name, struct error *
     return hub_resolve(model, err);
 }
 
+/* Reads --mcp-config. Its servers run commands, so strangers must not reach them. */
+static bool read_mcp(struct serve_flags *f, struct error *err)
+{
+    if (!f->mcp_file)
+        return true;
+    f->srv.mcp = &f->mcp;
+    if (!f->srv.access.n_keys && !access_is_loopback(f->srv.http.host))
+        return error_set(err,
+                         "--mcp-config: whoever reaches --host %.100s could run its tools; use "
+                         "--api-key, too",
+                         f->srv.http.host);
+    return mcp_config_load(f->mcp_file, &f->mcp, err) || error_prefix(err, "--mcp-config");
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct serve_flags f = {
@@ -115,7 +130,7 @@ int cmd_serve(int argc, char **argv)
         .metrics = "steel",
         .store_mb = 64,
         .lora_rank = 64,
-        .srv = {.sample = sample_params_unset(), .ping_s = 15},
+        .srv = {.sample = sample_params_unset(), .ping_s = 15, .mcp_call_s = 60},
     };
     f.model.draft = DRAFT_AUTO;
     struct engine_options *e = &f.srv.engine;
@@ -145,6 +160,10 @@ int cmd_serve(int argc, char **argv)
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_INT, 0, "sse-ping", 0, &f.srv.ping_s, 1, 3600, "S",
          "interval of keep-alive comments on silent streams (default 15)"},
+        {OPT_STRING, 0, "mcp-config", 0, &f.mcp_file, 0, 0, "FILE",
+         "MCP servers whose tools clients may use (a file such as mcp.json)"},
+        {OPT_INT, 0, "mcp-timeout", 0, &f.srv.mcp_call_s, 1, 86400, "S",
+         "time of one call of a tool (default 60)"},
         {OPT_STRING, 0, "metrics-compat", 0, &f.metrics, 0, 0, "STYLE",
          "metric names: steel, vllm or llamacpp (default steel)"},
         {OPT_HEADING, 0, "batching", 0, 0, 0, 0, 0, 0},
@@ -223,7 +242,7 @@ int cmd_serve(int argc, char **argv)
     int rc = EXIT_FAIL;
     f.srv.model = f.model_path;
     const char *asked = f.srv.model;
-    if (listen_access(&f.listen, &f.srv.access, &err) &&
+    if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) &&
         cli_chat_template(&f.srv.chat_template, &err) && hub_resolve(&f.srv.model, &err) &&
         resolve_helper(&f.srv.embedding, &f.srv.embedding_name, &err) &&
         resolve_helper(&f.srv.rerank, &f.srv.rerank_name, &err)) {
@@ -237,6 +256,7 @@ int cmd_serve(int argc, char **argv)
         cli_fail(&err);
     mem_free((char *)(uintptr_t)f.srv.embedding_name);
     mem_free((char *)(uintptr_t)f.srv.rerank_name);
+    mcp_config_clear(&f.mcp);
     listen_flags_clear(&f.listen);
     cli_runtime_options_clear(&f.srv.engine.runtime);
     return rc;

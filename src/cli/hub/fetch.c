@@ -6,11 +6,10 @@
  */
 #include "cli/hub/fetch.h"
 #include "base/clock.h"
+#include "base/curl.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 
-#include <curl/curl.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/evp.h>
@@ -29,71 +28,6 @@ enum {
     TEXT_OF_ERROR = 300,
     VALIDATOR_MAX = 256, /* an ETag or a date */
 };
-
-/* libcurl */
-
-static struct {
-    bool loaded;
-    CURLcode (*global_init)(long);
-    CURL *(*easy_init)(void);
-    void (*easy_cleanup)(CURL *);
-    CURLcode (*easy_setopt)(CURL *, CURLoption, ...);
-    CURLcode (*easy_getinfo)(CURL *, CURLINFO, ...);
-    CURLcode (*easy_perform)(CURL *);
-    const char *(*easy_strerror)(CURLcode);
-    struct curl_slist *(*slist_append)(struct curl_slist *, const char *);
-    void (*slist_free_all)(struct curl_slist *);
-    CURLM *(*multi_init)(void);
-    CURLMcode (*multi_cleanup)(CURLM *);
-    CURLMcode (*multi_add_handle)(CURLM *, CURL *);
-    CURLMcode (*multi_remove_handle)(CURLM *, CURL *);
-    CURLMcode (*multi_perform)(CURLM *, int *);
-    CURLMcode (*multi_poll)(CURLM *, struct curl_waitfd *, unsigned, int, int *);
-    CURLMsg *(*multi_info_read)(CURLM *, int *);
-} curl;
-
-static bool load_curl(struct error *err)
-{
-    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4"};
-    const struct {
-        const char *name;
-        void *to;
-    } symbols[] = {{"curl_global_init", &curl.global_init},
-                   {"curl_easy_init", &curl.easy_init},
-                   {"curl_easy_cleanup", &curl.easy_cleanup},
-                   {"curl_easy_setopt", &curl.easy_setopt},
-                   {"curl_easy_getinfo", &curl.easy_getinfo},
-                   {"curl_easy_perform", &curl.easy_perform},
-                   {"curl_easy_strerror", &curl.easy_strerror},
-                   {"curl_slist_append", &curl.slist_append},
-                   {"curl_slist_free_all", &curl.slist_free_all},
-                   {"curl_multi_init", &curl.multi_init},
-                   {"curl_multi_cleanup", &curl.multi_cleanup},
-                   {"curl_multi_add_handle", &curl.multi_add_handle},
-                   {"curl_multi_remove_handle", &curl.multi_remove_handle},
-                   {"curl_multi_perform", &curl.multi_perform},
-                   {"curl_multi_poll", &curl.multi_poll},
-                   {"curl_multi_info_read", &curl.multi_info_read}};
-    if (curl.loaded)
-        return true;
-    void *lib = NULL;
-    for (size_t i = 0; !lib && i < sizeof names / sizeof *names; i++)
-        lib = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    if (!lib)
-        return error_set(err, "downloads need libcurl, which is not installed here (Debian: apt "
-                              "install libcurl4)");
-    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-        void *at = dlsym(lib, symbols[i].name);
-        if (!at)
-            return error_set(err, "the installed libcurl is too old: it has no %s",
-                             symbols[i].name);
-        memcpy(symbols[i].to, &at, sizeof at);
-    }
-    if (curl.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-        return error_set(err, "libcurl cannot be initialised");
-    curl.loaded = true;
-    return true;
-}
 
 const char *fetch_explain(long status)
 {
@@ -196,7 +130,7 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
     struct curl_slist *headers = NULL;
     struct text text = {out, max};
     *status = 0;
-    CURL *h = load_curl(err) ? new_handle(url, opt, &headers, why, err) : NULL;
+    CURL *h = curl_load("downloads need", err) ? new_handle(url, opt, &headers, why, err) : NULL;
     if (!h)
         return false;
     curl.easy_setopt(h, CURLOPT_WRITEFUNCTION, take_text);
@@ -669,7 +603,7 @@ static bool start_transfers(struct transfer *transfers, int n, CURLM *multi,
 bool fetch_files(const struct fetch_file *files, int n, const struct fetch_options *opt,
                  struct error *err)
 {
-    if (!load_curl(err))
+    if (!curl_load("downloads need", err))
         return false;
     CURLM *multi = curl.multi_init();
     struct transfer *transfers = mem_zalloc((size_t)n, sizeof *transfers);

@@ -73,6 +73,8 @@ static void api_request_free(struct api_request *req)
     grammar_free(req->grammar);
     token_rules_free(req->rules);
     embed_request_free(req->embed);
+    mcp_call_free(req->mcp_call);
+    mcp_list_release(req->mcp_list);
     gen_params_clear(&req->p);
     json_decref(req->completion.fields);
     if (req->prompt_timer)
@@ -105,6 +107,8 @@ static void cancel(struct api_request *req)
         req->with_worker = false;
     if (!req->with_worker && req->embed) /* a worker still uses it */
         embed_cancel(req->embed);
+    if (!req->with_worker && req->mcp_call && req->n_open)
+        mcp_call_cancel(req->server->mcp, req->mcp_call);
     for (int i = 0; req->parts && i < req->n_prompts; i++)
         if (req->parts[i].request)
             request_cancel(req->parts[i].request);
@@ -189,6 +193,7 @@ void api_request_dispatch(struct server *s, struct http_exchange *x,
     const char *key = access_bearer(x);
     req->key = key && !s->opt.share_prefix_cache ? mem_strdup(key) : NULL;
     req->owner = access_owner(&s->opt.access, x);
+    req->mcp_list = s->mcp ? mcp_list_get(s->mcp) : NULL;
     req->next = s->requests;
     if (req->next)
         req->next->prev = req;
@@ -220,6 +225,8 @@ void api_request_run(struct job *job)
     req->n_prompts = 0;
     req->model = NULL;
     req->chat = NULL;
+    req->responses = NULL;
+    req->mcp_call = NULL;
     req->rules = NULL;
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
@@ -434,6 +441,8 @@ static void prepared(struct api_request *req)
         api_request_pump(req);
     } else if (req->responses && req->responses->background && !background_admit(req)) {
         fail(req, &req->err);
+    } else if (req->mcp_call) {
+        mcp_submit(req);
     } else if (!(req->embed ? embed_submit(req) : submit(req))) {
         bool background = req->responses && req->responses->background;
         if (req->err.n_ctx && req->p.stream && style_of(req)->too_long_in_stream && !background) {
@@ -464,6 +473,19 @@ static void embedded(struct api_request *req)
     api_request_release(req);
 }
 
+/* A tool of an MCP server has replied. */
+static void called(struct mcp_call *call)
+{
+    struct api_request *req = call->user;
+    req->n_open--;
+    if (req->x) {
+        mcp_write(req);
+        api_request_keep(req, 0, req->reply.len);
+        api_request_pump(req);
+    }
+    api_request_release(req);
+}
+
 void api_requests_prepared(struct server *s)
 {
     struct job *job = jobs_finished(s->jobs);
@@ -473,6 +495,8 @@ void api_requests_prepared(struct server *s)
     }
     for (struct api_request *req; (req = embed_next_done(s));)
         embedded(req);
+    for (struct mcp_call *call; s->mcp && (call = mcp_next_done(s->mcp));)
+        called(call);
 }
 
 /* To the client */

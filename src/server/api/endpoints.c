@@ -108,6 +108,11 @@ const struct endpoint endpoints[] = {
      .effect = ENDPOINT_CHANGES, .prepare = prepare_unload_lora},
     {GET, .paths = {"/lora-adapters"}, .name = "adapters", .respond = get_lora_adapters},
 
+    /* tools of MCP servers */
+    {GET, .paths = {"/mcp/tools"}, .name = "mcp tools", .respond = get_mcp_tools},
+    {POST, .paths = {"/mcp/call"}, .name = "mcp call", .effect = ENDPOINT_CHANGES,
+     .prepare = prepare_mcp_call},
+
     /* theirs alone */
     {POST, .paths = {"/score", "/classify"}, .name = "-", .effect = ENDPOINT_COMPUTES},
 };

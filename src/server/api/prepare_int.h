@@ -51,6 +51,9 @@ bool prepare_ollama_show(struct api_request *req, const json_t *body); /* lookup
 bool check_messages(const json_t *messages, struct api_error *err);
 bool check_tools(const json_t *tools, struct api_error *err);
 
+/* mcp_endpoints.c */
+bool prepare_mcp_call(struct api_request *req, const json_t *body);
+
 /* llamacpp.c */
 bool prepare_completion(struct api_request *req, const json_t *body);
 bool prepare_infill(struct api_request *req, const json_t *body);

@@ -580,10 +580,12 @@ static void loop(struct server *s)
     event_base_dispatch(s->base);
     /* Closes the remaining connections; the engine ends its requests. */
     limit_ending(s->exit_code);
+    mcp_stop(s->mcp);
     http_close(s->http);
     jobs_stop(s->jobs);
     api_requests_prepared(s);
     embeddings_close(s);
+    mcp_close(s->mcp);
     api_requests_prepared(s);
     engine_close(s->engine);
     struct engine_event ev;
@@ -596,6 +598,14 @@ static void loop(struct server *s)
         event_free(events[i]);
     if (lost)
         event_free(lost);
+}
+
+static bool open_mcp(struct server *s, struct error *err)
+{
+    struct mcp_options opt = {
+        .config = s->opt.mcp, .call_s = s->opt.mcp_call_s, .done_fd = s->jobs_fd};
+    s->mcp = s->opt.mcp ? mcp_open(&opt, err) : NULL;
+    return s->mcp || !s->opt.mcp;
 }
 
 int server_run(const struct server_options *opt, struct error *err)
@@ -638,7 +648,7 @@ int server_run(const struct server_options *opt, struct error *err)
     bool ok = s->http && start_workers(s, err);
     if (ok && !(s->events = events_new()))
         ok = error_set(err, "no file descriptor is left");
-    if (ok && !embeddings_open(s, err)) {
+    if (ok && !(embeddings_open(s, err) && open_mcp(s, err))) {
         embeddings_close(s);
         events_free(s->events);
         ok = false;
@@ -656,6 +666,7 @@ int server_run(const struct server_options *opt, struct error *err)
         jobs_stop(s->jobs);
     }
     jobs_free(s->jobs);
+    mcp_free(s->mcp);
     if (s->jobs_fd >= 0)
         close(s->jobs_fd);
     if (s->base)

@@ -4,6 +4,7 @@
 
 #include "engine/engine.h"
 #include "server/http/access.h"
+#include "server/mcp/mcp_config.h"
 
 enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 
@@ -20,12 +21,14 @@ struct server_options {
     const char *const
         *page_origins; /* (n_page_origins) origins that tools of the web page may call */
     int n_page_origins;
-    size_t store_bytes;        /* for responses kept for previous_response_id */
-    size_t max_unsent;         /* bytes of output buffered for a slow client */
-    bool allow_lora_loading;   /* clients may load and unload adapters */
-    const char *chat_template; /* file; NULL = the model's own */
-    bool allow_special;        /* control tokens in messages count */
-    const char *chat_format;   /* how output is parsed; NULL = by the template */
+    size_t store_bytes;           /* for responses kept for previous_response_id */
+    size_t max_unsent;            /* bytes of output buffered for a slow client */
+    bool allow_lora_loading;      /* clients may load and unload adapters */
+    const struct mcp_config *mcp; /* MCP servers; NULL = none */
+    int mcp_call_s;               /* time of one call of a tool */
+    const char *chat_template;    /* file; NULL = the model's own */
+    bool allow_special;           /* control tokens in messages count */
+    const char *chat_format;      /* how output is parsed; NULL = by the template */
     enum metrics_style metrics;
     int ping_s;  /* interval of comments on silent streams */
     int grace_s; /* for running requests after SIGTERM */

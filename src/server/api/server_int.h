@@ -21,6 +21,7 @@
 #include "server/http/jobs.h"
 #include "server/http/jsonout.h"
 #include "server/http/log.h"
+#include "server/mcp/mcp.h"
 #include "server/api/endpoints.h"
 #include "server/api/params.h"
 #include "server/api/server.h"
@@ -161,6 +162,8 @@ struct api_request {
     struct completion_options completion;
     struct event *prompt_timer;  /* limit on the time to the first token, or NULL */
     struct embed_request *embed; /* embeddings or rerank scores; else NULL */
+    struct mcp_list *mcp_list;   /* MCP servers when the request came; NULL = none */
+    struct mcp_call *mcp_call;   /* /mcp/call; else NULL */
     struct buf reply;            /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;
     /* running */
@@ -203,6 +206,7 @@ struct server {
     uint64_t id_secret;
     struct store *store; /* kept responses */
     struct grammar_cache *grammars;
+    struct mcp *mcp;                      /* NULL without --mcp-config */
     struct embedder *embedder, *reranker; /* or NULL */
     char embed_name[128], rerank_name[128];
     pthread_mutex_t embed_lock;
@@ -299,6 +303,12 @@ void get_props(struct server *s, struct http_exchange *x);
 void get_slots(struct server *s, struct http_exchange *x);
 void get_openapi(struct server *s, struct http_exchange *x);
 void get_version(struct server *s, struct http_exchange *x);
+
+/* mcp_endpoints.c: the tools of MCP servers. On the loop, mcp_submit starts the call of /mcp/call, and
+ * mcp_write writes its reply. */
+void get_mcp_tools(struct server *s, struct http_exchange *x);
+void mcp_submit(struct api_request *req);
+void mcp_write(struct api_request *req);
 
 /* metrics.c */
 void metrics_write(struct server *s, struct buf *out);
