@@ -216,7 +216,7 @@ def test_openapi(plain, fim):
     doc = json.loads(plain.get("/openapi.json")[2])
     rows = [json.loads(line) for line in subprocess.run([os.path.join(BUILD, "tests/test_endpoints"), "--list"], check=True,
                                                         capture_output=True, text=True).stdout.splitlines()]
-    want = {(p.replace("*", "{name}"), r["method"].lower()) for r in rows if r["served"] for p in r["paths"]}
+    want = {(p.replace("*", "{name}", 1).replace("*", "{part}"), r["method"].lower()) for r in rows if r["served"] for p in r["paths"]}
     assert {(p, m) for p, methods in doc["paths"].items() for m in methods} == want
     assert doc["paths"]["/completion"]["post"]["requestBody"] and doc["paths"]["/ping"]["get"]["security"] == []
 

@@ -126,7 +126,7 @@ def test_refused(s):
             ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}, "input[0]"),
             ({"input": "x", "tool_choice": {"type": "x"}}, "tool_choice"), ({"input": "x", "background": "y"}, "background"),
             ({"input": "x", "truncation": "maybe"}, "truncation"), ({"input": "x", "instructions": 5}, "instructions"),
-            ({"input": "x", "conversation": "c"}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
+            ({"input": "x", "conversation": 5}, "conversation"), ({"input": "x", "reasoning": 1}, "reasoning"),
             ({"input": "x", "temperature": "hot"}, "temperature"), ({"input": "x", "text": 5}, "text"),
             ({"input": "x", "previous_response_id": 5}, "previous_response_id"), ({"input": "x", "store": "no"}, "store"),
             ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"), ({"input": "x", "max_output_tokens": "9"}, "max_output_tokens")]:

@@ -1,4 +1,4 @@
-// What the server keeps for the Responses API, with the OpenAI SDK: background responses.
+// What the server keeps for the Responses API, with the OpenAI SDK: background responses and conversations.
 import { test, before, after } from "node:test";
 import assert from "node:assert/strict";
 import OpenAI from "openai";
@@ -61,4 +61,30 @@ test("a background stream is left and continued", async () => {
   again.on("event", () => seen++);
   for await (const e of again) assert.ok(e.sequence_number > 0);
   assert.ok(seen > 4);
+});
+
+test("a conversation is made, continued, read in pages, changed and deleted", async () => {
+  const made = await client.conversations.create({ metadata: { topic: "x" }, items: [{ type: "message", role: "user", content: "My name is Ann." }] });
+  assert.equal(made.object, "conversation");
+  assert.deepEqual((await client.conversations.retrieve(made.id)).metadata, { topic: "x" });
+  const first = await client.responses.create({ model, input, temperature, conversation: made.id });
+  assert.deepEqual(first.conversation, { id: made.id });
+  const second = await client.responses.create({ model, input: "Go on.", temperature, conversation: { id: made.id } });
+  const flat = await client.responses.create({ model, temperature, input: [{ role: "user", content: "My name is Ann." }, { role: "user", content: input }, ...first.output, { role: "user", content: "Go on." }] });
+  assert.equal(second.output_text, flat.output_text);
+  const ids = [];
+  for await (const item of client.conversations.items.list(made.id, { limit: 2, order: "asc" })) ids.push(item.id);
+  assert.equal(ids.length, 3 + first.output.length + second.output.length);
+  assert.equal(new Set(ids).size, ids.length);
+  const added = await client.conversations.items.create(made.id, { items: [{ type: "message", role: "user", content: [{ type: "input_text", text: "more" }] }] });
+  assert.equal(added.data[0].content[0].text, "more");
+  assert.equal((await client.conversations.items.retrieve(added.first_id, { conversation_id: made.id })).id, added.last_id);
+  assert.equal((await client.conversations.items.delete(added.first_id, { conversation_id: made.id })).id, made.id);
+  await assert.rejects(client.conversations.items.retrieve(added.first_id, { conversation_id: made.id }), OpenAI.NotFoundError);
+  assert.deepEqual((await client.conversations.update(made.id, { metadata: { topic: "y" } })).metadata, { topic: "y" });
+  assert.deepEqual(await client.conversations.delete(made.id), { id: made.id, object: "conversation.deleted", deleted: true });
+  await assert.rejects(client.responses.create({ model, input, conversation: made.id }), OpenAI.NotFoundError);
+  const inputs = [];
+  for await (const item of client.responses.inputItems.list(flat.id, { limit: 1, order: "asc" })) inputs.push(item.type);
+  assert.equal(inputs.length, 3 + first.output.length);
 });

@@ -81,6 +81,8 @@ static void api_request_free(struct api_request *req)
         event_free(req->prompt_timer);
     buf_clear(&req->reply);
     mem_free(req->body);
+    mem_free(req->path);
+    mem_free(req->query);
     mem_free(req->key);
     mem_free(req->owner);
     mem_free(req->model);
@@ -190,6 +192,10 @@ void api_request_dispatch(struct server *s, struct http_exchange *x,
     snprintf(req->id, sizeof req->id, "%s%016llx%016llx",
              endpoint->id_prefix ? endpoint->id_prefix : "", id[0], id[1]);
     req->body = http_take_body(x, &req->n_body);
+    if (strchr(endpoint->paths[0], '*')) {
+        req->path = mem_strdup(endpoint_path(http_request(x)));
+        req->query = mem_strdup(http_request(x)->query);
+    }
     const char *key = access_bearer(x);
     req->key = key && !s->opt.share_prefix_cache ? mem_strdup(key) : NULL;
     req->owner = access_owner(&s->opt.access, x);
@@ -228,6 +234,7 @@ void api_request_run(struct job *job)
     req->responses = NULL;
     req->mcp_call = NULL;
     req->rules = NULL;
+    req->responses = NULL;
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
     req->completion = (struct completion_options){0};

@@ -307,15 +307,13 @@ void background_stream(struct server *s, struct http_exchange *x, const char *id
     int after = -1;
     size_t at;
     struct buf kept = {0};
-    if (!query_int(http_request(x), "starting_after", 0, INT_MAX - 1, &after, &err)) {
+    if (!query_int(http_request(x)->query, "starting_after", 0, INT_MAX - 1, &after, &err)) {
         reply_error(x, s, &err, DIALECT_OPENAI);
         return;
     }
     struct api_request *req = background_find(s, x, id);
-    char *owner = access_owner(&s->opt.access, x);
-    bool found = req || store_get(s->store, id, owner, STORE_EVENTS, &kept);
+    bool found = req || response_look_up(s, x, id, STORE_EVENTS, &kept);
     const struct buf *events = req ? &req->background->events : &kept;
-    mem_free(owner);
     if (!found) {
         response_missing(s, x, id);
     } else if (!events->len) {
@@ -343,14 +341,9 @@ void post_response_cancel(struct server *s, struct http_exchange *x)
     struct api_request *req = background_find(s, x, id);
     if (req)
         background_cancel(req, true);
-    char *owner = access_owner(&s->opt.access, x);
-    bool found = store_get(s->store, id, owner, STORE_BACKGROUND, &b);
-    bool background = b.len > 0;
+    bool found = response_look_up(s, x, id, STORE_BACKGROUND, &b), background = b.len > 0;
     buf_reset(&b);
-    if (background)
-        store_get(s->store, id, owner, STORE_REPLY, &b);
-    mem_free(owner);
-    if (background) {
+    if (background && response_look_up(s, x, id, STORE_REPLY, &b)) {
         reply_json(x, s, 200, &b);
     } else if (found) {
         struct api_error err;

@@ -30,7 +30,7 @@ void background_end(struct api_request *req);
 void background_tick(struct server *s, int64_t now_ns); /* comments on silent streams */
 void background_drain(struct server *s);                /* shutdown: see invariant 4 */
 
-/* GET with stream=true; POST .../cancel. */
+/* GET with stream=true. */
 void background_stream(struct server *s, struct http_exchange *x, const char *id);
 /* The running request with this id, if the client owns it. NULL = none. */
 struct api_request *background_find(struct server *s, struct http_exchange *x, const char *id);

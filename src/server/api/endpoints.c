@@ -50,6 +50,22 @@ const struct endpoint endpoints[] = {
      .names_response = true, .respond = delete_response},
     {POST, .paths = {"/v1/responses/*/cancel"}, .name = "cancel response",
      .effect = ENDPOINT_CHANGES, .names_response = true, .respond = post_response_cancel},
+    {POST, .paths = {"/v1/conversations"}, .name = "conversation", .effect = ENDPOINT_CHANGES,
+     .prepare = prepare_conversation_new, .id_prefix = "conv_"},
+    {GET, .paths = {"/v1/conversations/*"}, .name = "get conversation",
+     .respond = get_conversation},
+    {POST, .paths = {"/v1/conversations/*"}, .name = "update conversation",
+     .effect = ENDPOINT_CHANGES, .prepare = prepare_conversation_update},
+    {DELETE, .paths = {"/v1/conversations/*"}, .name = "delete conversation",
+     .effect = ENDPOINT_CHANGES, .respond = delete_conversation},
+    {GET, .paths = {"/v1/conversations/*/items"}, .name = "conversation items",
+     .respond = get_conversation_items},
+    {POST, .paths = {"/v1/conversations/*/items"}, .name = "add conversation items",
+     .effect = ENDPOINT_CHANGES, .prepare = prepare_conversation_items, .id_prefix = "msg_"},
+    {GET, .paths = {"/v1/conversations/*/items/*"}, .name = "conversation item",
+     .respond = get_conversation_item},
+    {DELETE, .paths = {"/v1/conversations/*/items/*"}, .name = "delete conversation item",
+     .effect = ENDPOINT_CHANGES, .respond = delete_conversation_item},
     {POST, .paths = {"/v1/embeddings", "/embeddings", "/openai/deployments/*/embeddings"},
      .name = "embeddings", .effect = ENDPOINT_COMPUTES, .prepare = prepare_embeddings},
     {POST, .paths = {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"},
@@ -123,9 +139,13 @@ static bool path_fits(const char *pattern, const char *path)
     const char *star = strchr(pattern, '*');
     if (!star)
         return !strcmp(pattern, path);
-    size_t before = (size_t)(star - pattern), after = strlen(star + 1), n = strlen(path);
-    return n > before + after && !strncmp(pattern, path, before) &&
-           !strcmp(star + 1, path + n - after);
+    size_t before = (size_t)(star - pattern);
+    if (strncmp(pattern, path, before))
+        return false;
+    for (path += before; *path;) /* a star is not empty */
+        if (path_fits(star + 1, ++path))
+            return true;
+    return false;
 }
 
 /* The length of the longest of e's paths that fits, 0 = none. nested: path may begin with a prefix. */

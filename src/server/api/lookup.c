@@ -32,11 +32,11 @@ void response_missing(struct server *s, struct http_exchange *x, const char *id)
     reply_error(x, s, &err, DIALECT_OPENAI);
 }
 
-static bool look_up(struct server *s, struct http_exchange *x, const char *id, enum store_part part,
-                    struct buf *out)
+bool response_look_up(struct server *s, struct http_exchange *x, const char *id,
+                      enum store_part part, struct buf *out)
 {
     char *owner = access_owner(&s->opt.access, x);
-    bool found = store_get(s->store, id, owner, part, out);
+    bool found = !strncmp(id, "resp_", 5) && store_get(s->store, id, owner, part, out);
     mem_free(owner);
     return found;
 }
@@ -48,7 +48,7 @@ void get_response(struct server *s, struct http_exchange *x)
     struct api_error err;
     bool stream = false;
     response_path_id(x, id);
-    if (!query_bool(http_request(x), "stream", &stream, &err)) {
+    if (!query_bool(http_request(x)->query, "stream", &stream, &err)) {
         reply_error(x, s, &err, DIALECT_OPENAI);
         return;
     }
@@ -59,7 +59,7 @@ void get_response(struct server *s, struct http_exchange *x)
     struct api_request *running = background_find(s, x, id);
     if (running)
         responses_add_now(running, &b);
-    if (running || look_up(s, x, id, STORE_REPLY, &b))
+    if (running || response_look_up(s, x, id, STORE_REPLY, &b))
         reply_json(x, s, 200, &b);
     else
         response_missing(s, x, id);
@@ -69,30 +69,30 @@ void get_response(struct server *s, struct http_exchange *x)
 void get_response_items(struct server *s, struct http_exchange *x)
 {
     char id[RESPONSE_ID_SIZE];
-    struct buf items = {0}, b = {0}, first = {0}, last = {0};
+    struct page_query page;
+    struct api_error err;
+    struct buf b = {0};
     response_path_id(x, id);
-    struct api_request *running = background_find(s, x, id);
-    if (running) {
-        buf_adds(&items, running->responses->input.p);
-        buf_adds(&first, running->responses->first.p);
-        buf_adds(&last, running->responses->last.p);
+    if (!query_page(http_request(x)->query, &page, &err)) {
+        reply_error(x, s, &err, DIALECT_OPENAI);
+        return;
     }
-    if (running ||
-        (look_up(s, x, id, STORE_INPUT, &items) && look_up(s, x, id, STORE_FIRST_ID, &first) &&
-         look_up(s, x, id, STORE_LAST_ID, &last))) {
-        buf_addf(&b, "{\"object\":\"list\",\"data\":[%s]", items.p ? items.p : "");
-        buf_adds(&b, ",\"first_id\":");
-        jsonout_text(&b, first.len ? first.p : NULL);
-        buf_adds(&b, ",\"last_id\":");
-        jsonout_text(&b, last.len ? last.p : NULL);
-        buf_adds(&b, ",\"has_more\":false}");
+    const struct api_request *running = background_find(s, x, id);
+    char *owner = access_owner(&s->opt.access, x);
+    enum store_result r =
+        running ? kept_items_page(&running->responses->input, &page, &b) ? STORE_OK : STORE_NO_ITEM
+        : strncmp(id, "resp_", 5) ? STORE_NO_ENTRY
+                                  : store_page(s->store, id, owner, &page, &b);
+    mem_free(owner);
+    if (r == STORE_OK) {
         reply_json(x, s, 200, &b);
+    } else if (r == STORE_NO_ITEM) {
+        api_fail(&err, 404, "invalid_request_error", "Item with id '%s' not found.", page.after);
+        snprintf(err.param, sizeof err.param, "after");
+        reply_error(x, s, &err, DIALECT_OPENAI);
     } else {
         response_missing(s, x, id);
     }
-    buf_clear(&items);
-    buf_clear(&first);
-    buf_clear(&last);
     buf_clear(&b);
 }
 
@@ -105,7 +105,7 @@ void delete_response(struct server *s, struct http_exchange *x)
     struct api_request *running = background_find(s, x, id);
     if (running)
         background_cancel(running, false);
-    if (running || store_delete(s->store, id, owner)) {
+    if (running || (!strncmp(id, "resp_", 5) && store_delete(s->store, id, owner))) {
         buf_adds(&b, "{\"id\":");
         jsonout_text(&b, id);
         buf_adds(&b, ",\"object\":\"response\",\"deleted\":true}");

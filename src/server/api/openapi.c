@@ -21,16 +21,25 @@ static bool is_repeated(const char *path, int row, int place)
     return false;
 }
 
-static void add_method(const struct endpoint *e, bool has_part, struct buf *b)
+enum { N_PARTS = 2 };
+static const char *const part_names[N_PARTS] = {"name", "part"}; /* of the stars of a path */
+
+static void add_method(const struct endpoint *e, int n_parts, struct buf *b)
 {
     buf_addc(b, '"');
     for (const char *m = e->method; *m; m++)
         buf_addc(b, (char)tolower((unsigned char)*m));
     buf_adds(b, "\":{\"summary\":");
     jsonout_text(b, e->name);
-    if (has_part)
-        buf_adds(b, ",\"parameters\":[{\"name\":\"name\",\"in\":\"path\",\"required\":true,"
-                    "\"schema\":{\"type\":\"string\"}}]");
+    if (n_parts)
+        buf_adds(b, ",\"parameters\":[");
+    for (int i = 0; i < n_parts; i++)
+        buf_addf(b,
+                 "%s{\"name\":\"%s\",\"in\":\"path\",\"required\":true,"
+                 "\"schema\":{\"type\":\"string\"}}",
+                 i ? "," : "", part_names[i]);
+    if (n_parts)
+        buf_addc(b, ']');
     if (e->prepare)
         buf_adds(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":{"
                     "\"schema\":{\"type\":\"object\"}}}}");
@@ -43,17 +52,20 @@ static void add_method(const struct endpoint *e, bool has_part, struct buf *b)
 /* All methods of a path. */
 static void add_path(const char *path, struct buf *b)
 {
-    const char *star = strchr(path, '*');
-    int n = 0;
-    if (star)
-        buf_addf(b, "\"%.*s{name}%s\":{", (int)(star - path), path, star + 1);
-    else
-        buf_addf(b, "\"%s\":{", path);
+    int n = 0, n_parts = 0;
+    buf_addc(b, '"');
+    for (const char *p = path; *p; p++) {
+        if (*p == '*' && n_parts < N_PARTS)
+            buf_addf(b, "{%s}", part_names[n_parts++]);
+        else
+            buf_addc(b, *p);
+    }
+    buf_adds(b, "\":{");
     for (int i = 0; i < n_endpoints; i++)
         for (int k = 0; is_served(&endpoints[i]) && k < ENDPOINT_MAX_PATHS; k++)
             if (endpoints[i].paths[k] && !strcmp(endpoints[i].paths[k], path)) {
                 buf_adds(b, n++ ? "," : "");
-                add_method(&endpoints[i], star, b);
+                add_method(&endpoints[i], n_parts, b);
             }
     buf_addc(b, '}');
 }

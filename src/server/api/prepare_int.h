@@ -61,6 +61,11 @@ bool prepare_slot_action(struct api_request *req, const json_t *body);
 bool prepare_chat_count(struct api_request *req, const json_t *body);
 bool prepare_responses_count(struct api_request *req, const json_t *body);
 
+/* conversations.c */
+bool prepare_conversation_new(struct api_request *req, const json_t *body);
+bool prepare_conversation_update(struct api_request *req, const json_t *body);
+bool prepare_conversation_items(struct api_request *req, const json_t *body);
+
 /* anthropic.c: translates a body of /v1/messages to one of /v1/chat/completions. Returns a new reference,
  * or NULL with an error. max_tokens is required if `answer`. */
 json_t *anthropic_translate(const json_t *body, bool answer, struct api_error *err);

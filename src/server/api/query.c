@@ -48,23 +48,23 @@ static const char *next_value(const char *at, const char *name, const char **val
     return NULL;
 }
 
-bool query_text(const struct http_head *h, const char *name, char out[QUERY_TEXT_MAX],
+bool query_text(const char *query, const char *name, char out[QUERY_TEXT_MAX],
                 struct api_error *err)
 {
     const char *value;
     size_t n;
     out[0] = 0;
-    if (!next_value(h->query, name, &value, &n))
+    if (!next_value(query, name, &value, &n))
         return true;
     return decode(value, n, out) ||
            api_invalid(err, name, "%s must be a text of less than %d bytes", name, QUERY_TEXT_MAX);
 }
 
-bool query_int(const struct http_head *h, const char *name, int least, int most, int *out,
+bool query_int(const char *query, const char *name, int least, int most, int *out,
                struct api_error *err)
 {
     char text[QUERY_TEXT_MAX], *end;
-    if (!query_text(h, name, text, err))
+    if (!query_text(query, name, text, err))
         return false;
     if (!text[0])
         return true;
@@ -78,10 +78,10 @@ bool query_int(const struct http_head *h, const char *name, int least, int most,
     return true;
 }
 
-bool query_bool(const struct http_head *h, const char *name, bool *out, struct api_error *err)
+bool query_bool(const char *query, const char *name, bool *out, struct api_error *err)
 {
     char text[QUERY_TEXT_MAX];
-    if (!query_text(h, name, text, err))
+    if (!query_text(query, name, text, err))
         return false;
     if (text[0])
         *out = !strcmp(text, "true") || !strcmp(text, "1");
@@ -90,13 +90,13 @@ bool query_bool(const struct http_head *h, const char *name, bool *out, struct a
 }
 
 /* Nothing of the kept items is left out, so that `include` adds nothing; what items never have is refused. */
-static bool check_include(const struct http_head *h, struct api_error *err)
+static bool check_include(const char *query, struct api_error *err)
 {
     static const char *const names[] = {"include", "include[]", "include%5B%5D", "include%5b%5d"};
     static const char *const had[] = {"message.output_text.logprobs",
                                       "reasoning.encrypted_content"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *at = h->query, *value;
+        const char *at = query, *value;
         size_t n;
         while ((at = next_value(at, names[i], &value, &n))) {
             char text[QUERY_TEXT_MAX];
@@ -109,13 +109,13 @@ static bool check_include(const struct http_head *h, struct api_error *err)
     return true;
 }
 
-bool query_page(const struct http_head *h, struct page_query *out, struct api_error *err)
+bool query_page(const char *query, struct page_query *out, struct api_error *err)
 {
     char order[QUERY_TEXT_MAX];
     *out = (struct page_query){.limit = 20};
-    if (!query_text(h, "after", out->after, err) ||
-        !query_int(h, "limit", 1, 100, &out->limit, err) || !query_text(h, "order", order, err) ||
-        !check_include(h, err))
+    if (!query_text(query, "after", out->after, err) ||
+        !query_int(query, "limit", 1, 100, &out->limit, err) ||
+        !query_text(query, "order", order, err) || !check_include(query, err))
         return false;
     out->descending = strcmp(order, "asc") != 0;
     return !order[0] || !strcmp(order, "asc") || !strcmp(order, "desc") ||

@@ -3,19 +3,18 @@
 #define STEEL_SERVER_QUERY_H
 
 #include "server/http/api_error.h"
-#include "server/http/http_parse.h"
 
 #include <stdbool.h>
 
 enum { QUERY_TEXT_MAX = 128 };
 
-/* Reads the first parameter `name`, decoded. "" = absent. */
-bool query_text(const struct http_head *h, const char *name, char out[QUERY_TEXT_MAX],
+/* Reads the first parameter `name` of a query, decoded. "" = absent. */
+bool query_text(const char *query, const char *name, char out[QUERY_TEXT_MAX],
                 struct api_error *err);
 /* Leaves *out as it is if the parameter is absent. */
-bool query_int(const struct http_head *h, const char *name, int least, int most, int *out,
+bool query_int(const char *query, const char *name, int least, int most, int *out,
                struct api_error *err);
-bool query_bool(const struct http_head *h, const char *name, bool *out, struct api_error *err);
+bool query_bool(const char *query, const char *name, bool *out, struct api_error *err);
 
 /* A page of a list. */
 struct page_query {
@@ -25,6 +24,6 @@ struct page_query {
 };
 /* Reads after, limit and order; the last items come first by default. `include` may name nothing that is not there
  * anyway. */
-bool query_page(const struct http_head *h, struct page_query *out, struct api_error *err);
+bool query_page(const char *query, struct page_query *out, struct api_error *err);
 
 #endif

@@ -26,11 +26,21 @@ static bool is_custom(const struct api_request *req, const struct segment *g)
     return custom;
 }
 
+enum { ITEM_ID_SIZE = 64 };
+static void item_id(const struct api_request *req, const struct segment *g, int index,
+                    char id[ITEM_ID_SIZE])
+{
+    static const char *const prefixes[] = {"msg", "rs", "fc"};
+    snprintf(id, ITEM_ID_SIZE, "%s_%s_%d", is_custom(req, g) ? "ctc" : prefixes[g->kind],
+             hex_of(req), index);
+}
+
 static void add_item_id(const struct api_request *req, const struct segment *g, int index,
                         struct buf *b)
 {
-    static const char *const prefixes[] = {"msg", "rs", "fc"};
-    buf_addf(b, "\"%s_%s_%d\"", is_custom(req, g) ? "ctc" : prefixes[g->kind], hex_of(req), index);
+    char id[ITEM_ID_SIZE];
+    item_id(req, g, index, id);
+    buf_addf(b, "\"%s\"", id);
 }
 
 static void add_text(const struct segment *g, struct buf *b)
@@ -116,16 +126,29 @@ static void add_item(const struct api_request *req, const struct api_choice *o, 
     buf_adds(b, "]}");
 }
 
-/* kept: for the store, where each text is stored once. */
-static void add_output(const struct api_request *req, bool kept, struct buf *b)
+static void add_output(const struct api_request *req, struct buf *b)
 {
     const struct api_choice *o = &req->choices[0];
-    for (int i = 0, n = 0; i < o->n_segments; i++) {
-        if (kept && o->segments[i].broken)
-            continue;
-        if (n++)
+    for (int i = 0; i < o->n_segments; i++) {
+        if (i)
             buf_addc(b, ',');
         add_item(req, o, i, true, true, b);
+    }
+}
+
+/* The output for the store, where each text is stored once. */
+static void keep_output(const struct api_request *req, struct kept_items *l)
+{
+    const struct api_choice *o = &req->choices[0];
+    for (int i = 0; i < o->n_segments; i++) {
+        char id[ITEM_ID_SIZE];
+        struct buf b = {0};
+        if (o->segments[i].broken)
+            continue;
+        item_id(req, &o->segments[i], i, id);
+        add_item(req, o, i, true, true, &b);
+        kept_items_add(l, id, b.p, b.len);
+        buf_clear(&b);
     }
 }
 
@@ -157,7 +180,7 @@ static void add_response(const struct api_request *req, const char *status,
     jsonout_text(b, api_request_model(req));
     buf_adds(b, ",\"output\":[");
     if (over)
-        add_output(req, false, b);
+        add_output(req, b);
     buf_adds(b, "]");
     buf_add(b, req->responses->echo.p, req->responses->echo.len);
     buf_adds(b, ",\"temperature\":");
@@ -181,24 +204,62 @@ static void add_response(const struct api_request *req, const char *status,
 }
 
 /* Stores a response that is over. Without room for the events they are left out. */
-static bool keep(const struct api_request *req, const char *reply, const struct buf *output)
+static bool keep(struct api_request *req, const char *reply, struct kept_items *output)
 {
-    const struct responses_request *rr = req->responses;
+    struct responses_request *rr = req->responses;
     const struct buf *events = req->background ? background_events(req->background) : NULL;
     struct stored r = {.id = req->id,
                        .owner = req->owner,
                        .previous = rr->previous,
                        .reply = reply,
-                       .input = rr->input.p ? rr->input.p : "",
-                       .output = output->p ? output->p : "",
-                       .first = rr->first.p ? rr->first.p : "",
-                       .last = rr->last.p ? rr->last.p : "",
-                       .events = events && events->p ? events->p : "",
+                       .input = &rr->input,
+                       .output = output,
+                       .events = events ? events->p : NULL,
                        .background = rr->background};
     if (store_put(req->server->store, &r))
         return true;
-    r.events = "";
+    r.events = NULL;
     return store_put(req->server->store, &r);
+}
+
+/* Appends the items of the request and of its output to its conversation. */
+static void add_to_conversation(const struct api_request *req, const struct kept_items *output)
+{
+    struct kept_items all = {0};
+    if (!req->responses->conversation)
+        return;
+    kept_items_copy(&all, &req->responses->input);
+    kept_items_copy(&all, output);
+    if (store_append(req->server->store, req->responses->conversation, req->owner, &all) !=
+        STORE_OK)
+        log_line(LOG_WARN, "a conversation was deleted or has no room for a response",
+                 LOG_TEXT("id", req->id));
+    kept_items_clear(&all);
+}
+
+void responses_keep_failed(struct api_request *req, const char *status, const struct api_error *err)
+{
+    struct buf b = {0};
+    add_response(req, status, err, &b);
+    if (!keep(req, b.p, NULL)) { /* its input alone is too large */
+        kept_items_clear(&req->responses->input);
+        keep(req, b.p, NULL);
+    }
+    buf_clear(&b);
+}
+
+/* Stores the finished response, whose object is `reply`, and adds it to its conversation. */
+static void keep_finished(struct api_request *req, const char *reply)
+{
+    struct kept_items output = {0};
+    keep_output(req, &output);
+    add_to_conversation(req, &output);
+    if (req->responses->keep && !keep(req, reply, &output) && req->background) {
+        struct api_error err;
+        api_fail(&err, 500, "server_error", "the response is larger than the store (--store-mb)");
+        responses_keep_failed(req, "failed", &err);
+    }
+    kept_items_clear(&output);
 }
 
 static const char *final_status(const struct api_request *req)
@@ -206,42 +267,21 @@ static const char *final_status(const struct api_request *req)
     return req->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
 }
 
-/* Writes the finished response and stores it. One in the background is stored with its last event. */
+/* Writes the finished response and stores it. One in the background is stored after its last event. */
 static void finish(struct api_request *req, struct buf *b)
 {
     size_t at = b->len;
-    struct buf output = {0};
     add_response(req, final_status(req), NULL, b);
-    if (req->responses->keep && !req->background) {
-        add_output(req, true, &output);
-        keep(req, b->p + at, &output);
-    }
-    buf_clear(&output);
-}
-
-void responses_keep_failed(struct api_request *req, const char *status, const struct api_error *err)
-{
-    struct buf b = {0}, none = {0};
-    add_response(req, status, err, &b);
-    if (!keep(req, b.p, &none)) { /* its input alone is too large */
-        buf_clear(&req->responses->input);
-        keep(req, b.p, &none);
-    }
-    buf_clear(&b);
+    if (!req->background)
+        keep_finished(req, b->p + at);
 }
 
 void responses_keep_finished(struct api_request *req)
 {
-    struct buf b = {0}, output = {0};
+    struct buf b = {0};
     add_response(req, final_status(req), NULL, &b);
-    add_output(req, true, &output);
-    if (!keep(req, b.p, &output)) {
-        struct api_error err;
-        api_fail(&err, 500, "server_error", "the response is larger than the store (--store-mb)");
-        responses_keep_failed(req, "failed", &err);
-    }
+    keep_finished(req, b.p);
     buf_clear(&b);
-    buf_clear(&output);
 }
 
 /* The status of a response in the background. */

@@ -22,11 +22,10 @@ void responses_request_free(struct responses_request *r)
     if (!r)
         return;
     buf_clear(&r->echo);
-    buf_clear(&r->input);
-    buf_clear(&r->first);
-    buf_clear(&r->last);
+    kept_items_clear(&r->input);
     json_decref(r->tool_names);
     mem_free(r->previous);
+    mem_free(r->conversation);
     mem_free(r);
 }
 
@@ -335,64 +334,90 @@ static bool add_items(struct responses_reader *r, const json_t *items, const cha
     return true;
 }
 
-/* Adds the items of the previous responses. */
-static bool add_history(struct responses_reader *r, const char *id, size_t *bytes)
+/* Adds the items of the previous responses, or of a conversation. */
+static bool add_history(struct responses_reader *r, const char *id, bool conversation,
+                        size_t *bytes)
 {
     struct buf text = {0};
     char missing[64];
-    bool ok = store_history(r->store, id, r->owner, HISTORY_MAX, &text, missing);
-    if (!ok && missing[0]) {
+    const char *name = conversation ? "conversation" : "previous_response_id";
+    bool ok = !strncmp(id, conversation ? "conv_" : "resp_", 5);
+    if (ok)
+        ok = store_history(r->store, id, r->owner, HISTORY_MAX, &text, missing);
+    else
+        snprintf(missing, sizeof missing, "%s", id);
+    if (!ok && missing[0] && conversation) {
+        api_fail(r->err, 404, "invalid_request_error", "Conversation with id '%s' not found.",
+                 missing);
+        snprintf(r->err->param, sizeof r->err->param, "%s", name);
+    } else if (!ok && missing[0]) {
         api_fail(r->err, 404, "invalid_request_error", "Previous response with id '%s' not found.",
                  missing);
         r->err->code = "previous_response_not_found";
-        snprintf(r->err->param, sizeof r->err->param, "previous_response_id");
+        snprintf(r->err->param, sizeof r->err->param, "%s", name);
     } else if (!ok) {
-        api_invalid(r->err, "previous_response_id",
-                    "the conversation before this response is over %d MB", HISTORY_MAX >> 20);
+        api_invalid(r->err, name, "the conversation before this response is over %d MB",
+                    HISTORY_MAX >> 20);
     } else {
         *bytes = text.len;
-        json_t *items = parse_kept(r, &text, "previous_response_id");
-        ok = items && add_items(r, items, "previous_response_id");
+        json_t *items = parse_kept(r, &text, name);
+        ok = items && add_items(r, items, name);
         json_decref(items);
     }
     buf_clear(&text);
     return ok;
 }
 
-/* Stores the items for GET .../input_items, each with an id. */
-static void keep_input(struct responses_request *r, const json_t *input, const char *hex)
+/* The prefix of an item's id. */
+static const char *id_prefix(const char *type)
+{
+    return !strcmp(type, "message")            ? "msg"
+           : !strcmp(type, "function_call")    ? "fc"
+           : !strcmp(type, "custom_tool_call") ? "ctc"
+           : !strcmp(type, "reasoning")        ? "rs"
+                                               : "fco";
+}
+
+/* A message's text as a list of one part, as it is listed. */
+static json_t *part_of(const json_t *item, json_t *text)
+{
+    const char *role = json_string_value(json_object_get(item, "role"));
+    return role && !strcmp(role, "assistant")
+               ? json_pack("[{s:s,s:O,s:[],s:[]}]", "type", "output_text", "text", text,
+                           "annotations", "logprobs")
+               : json_pack("[{s:s,s:O}]", "type", "input_text", "text", text);
+}
+
+void responses_keep_items(struct kept_items *l, const json_t *input, const char *hex)
 {
     size_t i;
     const json_t *item;
     json_t *list = json_is_array(input)
                        ? json_incref((json_t *)input)
-                       : json_pack("[{s:s,s:s,s:[{s:s,s:O}]}]", "type", "message", "role", "user",
-                                   "content", "type", "input_text", "text", input);
+                       : json_pack("[{s:s,s:O}]", "role", "user", "content", input);
     json_array_foreach(list, i, item)
     {
+        enum { ID_MOST = 64 };
+        json_t *copy = json_copy((json_t *)item), *text = json_object_get(copy, "content");
         const char *type = json_string_value(json_object_get(item, "type"));
-        json_t *copy = json_copy((json_t *)item);
-        if (!json_is_string(json_object_get(copy, "id"))) {
-            char id[64];
-            snprintf(id, sizeof id, "%s_%s_i%zu",
-                     !type || !strcmp(type, "message")   ? "msg"
-                     : !strcmp(type, "function_call")    ? "fc"
-                     : !strcmp(type, "custom_tool_call") ? "ctc"
-                     : !strcmp(type, "reasoning")        ? "rs"
-                                                         : "fco",
-                     hex, i);
-            json_object_set_new(copy, "id", json_string(id));
-        }
-        if (!type)
-            json_object_set_new(copy, "type", json_string("message"));
         const char *id = json_string_value(json_object_get(copy, "id"));
-        if (i == 0)
-            buf_adds(&r->first, id);
-        buf_reset(&r->last);
-        buf_adds(&r->last, id);
-        if (i)
-            buf_addc(&r->input, ',');
-        jsonout_value(&r->input, copy);
+        char made[64 + 32];
+        struct buf b = {0};
+        if (!type)
+            json_object_set_new(copy, "type", json_string(type = "message"));
+        if (!id || !*id || strlen(id) > ID_MOST) {
+            snprintf(made, sizeof made, "%s_%s_i%zu", id_prefix(type), hex, i);
+            json_object_set_new(copy, "id", json_string(id = made));
+        }
+        if (!strcmp(type, "message")) {
+            if (json_is_string(text))
+                json_object_set_new(copy, "content", part_of(copy, text));
+            if (!api_member(copy, "status"))
+                json_object_set_new(copy, "status", json_string("completed"));
+        }
+        jsonout_value(&b, copy);
+        kept_items_add(l, id, b.p, b.len);
+        buf_clear(&b);
         json_decref(copy);
     }
     json_decref(list);
@@ -469,12 +494,32 @@ static void make_echo(const json_t *body, struct buf *b)
     }
 }
 
+static void add_conversation(const struct responses_request *r, struct buf *b)
+{
+    buf_adds(b, r->conversation ? ",\"conversation\":{\"id\":" : ",\"conversation\":");
+    jsonout_text(b, r->conversation);
+    if (r->conversation)
+        buf_addc(b, '}');
+}
+
 static bool refuse_unsupported(const json_t *body, struct api_error *err)
 {
-    static const char *const names[] = {"conversation", "prompt"};
-    for (size_t i = 0; i < 2; i++)
-        if (api_member(body, names[i]))
-            return api_invalid(err, names[i], "%s is not supported", names[i]);
+    return !api_member(body, "prompt") || api_invalid(err, "prompt", "prompt is not supported");
+}
+
+/* The id of `conversation`: a string, or an object with one. */
+static bool read_conversation(const json_t *body, struct responses_request *r,
+                              struct api_error *err)
+{
+    static const char name[] = "conversation";
+    const json_t *v = api_member(body, name), *id = json_is_object(v) ? api_member(v, "id") : v;
+    if (!v)
+        return true;
+    if (!json_is_string(id))
+        return api_invalid(err, name, "conversation must be an id, or an object with one");
+    if (api_member(body, "previous_response_id"))
+        return api_invalid(err, name, "conversation and previous_response_id exclude each other");
+    r->conversation = mem_strdup(json_string_value(id));
     return true;
 }
 
@@ -520,7 +565,7 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
     if (!refuse_unsupported(body, err) ||
         !api_string(body, "previous_response_id", &previous, err) ||
         !api_bool(body, "store", &r->keep, err) ||
-        !api_bool(body, "background", &r->background, err) ||
+        !api_bool(body, "background", &r->background, err) || !read_conversation(body, r, err) ||
         !responses_truncation(body, &r->truncate, err) || !read_include(body, out, err))
         return false;
     if (r->background && (!r->keep || !store_max_bytes(rd->store)))
@@ -531,7 +576,8 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
     if (instructions)
         json_array_append_new(rd->messages, json_pack("{s:s,s:O}", "role", "system", "content",
                                                       (json_t *)instructions));
-    if (previous && !add_history(rd, previous, &r->n_history))
+    const char *history = previous ? previous : r->conversation;
+    if (history && !add_history(rd, history, !previous, &r->n_history))
         return false;
     r->previous = previous ? mem_strdup(previous) : NULL;
     if (json_is_string(input)) {
@@ -545,7 +591,7 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
     }
     if (!json_array_size(rd->messages))
         return api_invalid(err, "input", "input is empty");
-    keep_input(r, input, hex);
+    responses_keep_items(&r->input, input, hex);
     int most = 0;
     if (!api_int(body, "max_output_tokens", -1, INT_MAX, &most, err))
         return false;
@@ -575,6 +621,7 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
                                         "text",
                                         "reasoning",
                                         "previous_response_id",
+                                        "conversation",
                                         "store",
                                         "n",
                                         "max_output_tokens",
@@ -592,10 +639,27 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
     json_decref(rd.tools);
     if (ok) {
         make_echo(body, &r->echo);
+        add_conversation(r, &r->echo);
         return out;
     }
     json_decref(out);
     return NULL;
+}
+
+bool responses_check_items(const json_t *items, const char *name, struct api_error *err)
+{
+    struct responses_reader rd = {.messages = json_array(), .err = err};
+    bool ok = true;
+    for (size_t i = 0; ok && i < json_array_size(items); i++) {
+        const char *type = json_string_value(json_object_get(json_array_get(items, i), "type"));
+        if (type && !strcmp(type, "item_reference"))
+            ok = api_invalid(err, name, "%s[%zu]: an item_reference cannot be kept", name, i);
+    }
+    ok = ok && add_items(&rd, items, name);
+    buf_clear(&rd.thinking);
+    json_decref(rd.tools);
+    json_decref(rd.messages);
+    return ok;
 }
 
 /* A turn begins with a user message after a message of another role. */

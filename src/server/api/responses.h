@@ -6,25 +6,26 @@
 #define STEEL_SERVER_RESPONSES_H
 
 #include "base/buf.h"
+#include "server/api/kept_items.h"
 #include "server/api/params.h"
 
 struct api_request;
 struct store;
 
 struct responses_request {
-    struct buf echo;        /* request fields as JSON: ,"instructions":...,"tools":... */
-    struct buf input;       /* items of this request, separated by commas */
-    struct buf first, last; /* ids of the first and the last of them */
-    char *previous;         /* owned; NULL = none */
-    json_t *tool_names;     /* owned; see responses_tool_of */
-    bool keep;              /* store */
-    bool summary;           /* send thinking as a summary */
-    bool truncate;          /* drop the oldest turns if the context is full */
-    size_t n_history;       /* bytes of earlier items */
-    int sequence;           /* number of the next stream event */
-    int n_probs;            /* log-probabilities sent */
-    bool background;        /* it runs although nobody waits */
-    bool queued;            /* background: its stream has not told that it is in progress */
+    struct buf echo;         /* request fields as JSON: ,"instructions":...,"tools":... */
+    struct kept_items input; /* of this request */
+    char *previous;          /* owned; NULL = none */
+    char *conversation;      /* its id; owned; NULL = none */
+    json_t *tool_names;      /* owned; see responses_tool_of */
+    bool keep;               /* store */
+    bool summary;            /* send thinking as a summary */
+    bool truncate;           /* drop the oldest turns if the context is full */
+    size_t n_history;        /* bytes of earlier items */
+    int sequence;            /* number of the next stream event */
+    int n_probs;             /* log-probabilities sent */
+    bool background;         /* it runs although nobody waits */
+    bool queued;             /* background: its stream has not told that it is in progress */
 };
 void responses_request_free(struct responses_request *r);
 
@@ -53,6 +54,11 @@ json_t *responses_flat_name(const json_t *space, const json_t *name);
 /* The client's name of a tool that the model calls `flat`. *space: its namespace, or NULL. */
 const char *responses_tool_of(const json_t *names, const char *flat, bool *custom,
                               const char **space);
+
+/* Adds input items, each with an id, a type and a status, as they are listed. hex: part of new ids. */
+void responses_keep_items(struct kept_items *l, const json_t *input, const char *hex);
+/* Whether these can be items of a conversation; false with an error about `name`. */
+bool responses_check_items(const json_t *items, const char *name, struct api_error *err);
 
 /* Returns the messages without the first k turns; leading system messages stay. */
 json_t *responses_drop_turns(const json_t *messages, int k);

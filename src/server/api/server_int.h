@@ -25,6 +25,7 @@
 #include "server/api/endpoints.h"
 #include "server/api/params.h"
 #include "server/api/server.h"
+#include "server/api/store.h"
 #include "text/chat/chat.h"
 #include "text/chat/chat_grammar.h"
 
@@ -140,6 +141,7 @@ struct api_request {
     bool with_worker;
     atomic_bool cancelled; /* the client has disconnected: the worker may stop */
     char *body;            /* for the worker; owned */
+    char *path, *query;    /* of a request to an endpoint whose path has an id; owned; else NULL */
     size_t n_body;
     char *key;   /* API key that salts its cache entries; owned; NULL = none, or a shared cache */
     char *owner; /* of kept responses (access_owner); owned */
@@ -316,10 +318,20 @@ void metrics_write(struct server *s, struct buf *out);
 /* background.c */
 void post_response_cancel(struct server *s, struct http_exchange *x);
 
+/* conversations.c */
+void get_conversation(struct server *s, struct http_exchange *x);
+void get_conversation_items(struct server *s, struct http_exchange *x);
+void get_conversation_item(struct server *s, struct http_exchange *x);
+void delete_conversation(struct server *s, struct http_exchange *x);
+void delete_conversation_item(struct server *s, struct http_exchange *x);
+
 /* lookup.c: handlers of GET and DELETE endpoints */
 enum { RESPONSE_ID_SIZE = 64 };
 void response_path_id(struct http_exchange *x, char id[RESPONSE_ID_SIZE]);
 void response_missing(struct server *s, struct http_exchange *x, const char *id);
+/* A part of a kept response that the client owns. */
+bool response_look_up(struct server *s, struct http_exchange *x, const char *id,
+                      enum store_part part, struct buf *out);
 void get_response(struct server *s, struct http_exchange *x);
 void get_response_items(struct server *s, struct http_exchange *x);
 void delete_response(struct server *s, struct http_exchange *x);

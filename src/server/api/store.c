@@ -33,8 +33,10 @@ struct store_entry {
     struct owner *owner;
     size_t bytes;
     int64_t used_ns;
-    char *id, *previous, *reply, *input, *output, *first, *last, *events; /* point into text */
     bool background;
+    struct kept_items input, output;
+    char *reply;                  /* owned */
+    char *id, *previous, *events; /* point into text */
     char text[];
 };
 
@@ -127,6 +129,9 @@ static void remove_entry(struct store *s, struct store_entry *e)
     e->owner->bytes -= e->bytes;
     if (!e->owner->own.newest)
         remove_owner(s, e->owner);
+    kept_items_clear(&e->input);
+    kept_items_clear(&e->output);
+    mem_free(e->reply);
     mem_free(e);
 }
 
@@ -170,26 +175,28 @@ static struct store_entry *find(struct store *s, const char *id, const char *own
 
 bool store_put(struct store *s, const struct stored *r)
 {
-    const char *parts[] = {
-        r->id,   r->previous ? r->previous : "", r->reply, r->input, r->output, r->first,
-        r->last, r->events ? r->events : ""};
+    const char *parts[] = {r->id, r->previous ? r->previous : "", r->events ? r->events : ""};
     enum { N = sizeof parts / sizeof *parts };
-    size_t sizes[N], n_name = strlen(r->owner) + 1;
-    size_t total = sizeof(struct store_entry) + sizeof(struct owner) + n_name;
+    size_t sizes[N], n_name = strlen(r->owner) + 1, n_text = 0;
     for (int i = 0; i < N; i++)
-        total += sizes[i] = strlen(parts[i]) + 1;
+        n_text += sizes[i] = strlen(parts[i]) + 1;
+    size_t total = sizeof(struct store_entry) + sizeof(struct owner) + n_name + n_text +
+                   strlen(r->reply) + 1 + r->input->bytes + (r->output ? r->output->bytes : 0);
     if (total > s->max_bytes)
         return false;
     struct owner *spare = mem_alloc(sizeof *spare + n_name);
     *spare = (struct owner){0};
     memcpy(spare->name, r->owner, n_name);
-    struct store_entry *e = mem_alloc(total);
+    struct store_entry *e = mem_alloc(sizeof *e + n_text);
     *e = (struct store_entry){.bytes = total, .background = r->background};
-    char **to[] = {&e->id,     &e->previous, &e->reply, &e->input,
-                   &e->output, &e->first,    &e->last,  &e->events};
+    char **to[] = {&e->id, &e->previous, &e->events};
     char *at = e->text;
     for (int i = 0; i < N; at += sizes[i++])
         *to[i] = memcpy(at, parts[i], sizes[i]);
+    e->reply = mem_strdup(r->reply);
+    kept_items_move(&e->input, r->input);
+    if (r->output)
+        kept_items_move(&e->output, r->output);
     pthread_mutex_lock(&s->lock);
     e->owner = find_owner(s, r->owner);
     if (!e->owner) {
@@ -226,15 +233,99 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
     forget_old(s);
     struct store_entry *e = find(s, id, owner);
     if (e)
-        buf_adds(out, part == STORE_REPLY      ? e->reply
-                      : part == STORE_INPUT    ? e->input
-                      : part == STORE_FIRST_ID ? e->first
-                      : part == STORE_LAST_ID  ? e->last
-                      : part == STORE_EVENTS   ? e->events
-                      : e->background          ? "true"
-                                               : "");
+        buf_adds(out, part == STORE_REPLY    ? e->reply
+                      : part == STORE_EVENTS ? e->events
+                      : e->background        ? "true"
+                                             : "");
     pthread_mutex_unlock(&s->lock);
     return e != NULL;
+}
+
+enum store_result store_page(struct store *s, const char *id, const char *owner,
+                             const struct page_query *q, struct buf *out)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    const struct store_entry *e = find(s, id, owner);
+    enum store_result r = !e                                   ? STORE_NO_ENTRY
+                          : kept_items_page(&e->input, q, out) ? STORE_OK
+                                                               : STORE_NO_ITEM;
+    pthread_mutex_unlock(&s->lock);
+    return r;
+}
+
+enum store_result store_item(struct store *s, const char *id, const char *owner, const char *item,
+                             struct buf *out)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    const struct store_entry *e = find(s, id, owner);
+    const struct kept_item *i = e ? kept_items_find(&e->input, item) : NULL;
+    if (i)
+        buf_add(out, i->json, i->n);
+    pthread_mutex_unlock(&s->lock);
+    return !e ? STORE_NO_ENTRY : !i ? STORE_NO_ITEM : STORE_OK;
+}
+
+/* The entry has `more` bytes than before. */
+static void grow(struct store *s, struct store_entry *e, size_t more)
+{
+    e->bytes += more;
+    e->owner->bytes += more;
+    s->bytes += more;
+}
+
+enum store_result store_remove_item(struct store *s, const char *id, const char *owner,
+                                    const char *item)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct store_entry *e = find(s, id, owner);
+    struct kept_item *i = e ? kept_items_find(&e->input, item) : NULL;
+    if (i) {
+        size_t before = e->input.bytes;
+        kept_items_remove(&e->input, i);
+        grow(s, e, e->input.bytes - before);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return !e ? STORE_NO_ENTRY : !i ? STORE_NO_ITEM : STORE_OK;
+}
+
+enum store_result store_set_reply(struct store *s, const char *id, const char *owner,
+                                  const char *reply)
+{
+    char *copy = mem_strdup(reply);
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct store_entry *e = find(s, id, owner);
+    size_t more = e ? strlen(copy) - strlen(e->reply) : 0;
+    bool fits = e && e->bytes + more <= s->max_bytes;
+    if (fits) {
+        char *old = e->reply;
+        e->reply = copy;
+        copy = old;
+        grow(s, e, more);
+        forget_old(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    mem_free(copy);
+    return !e ? STORE_NO_ENTRY : !fits ? STORE_NO_ROOM : STORE_OK;
+}
+
+enum store_result store_append(struct store *s, const char *id, const char *owner,
+                               struct kept_items *items)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    struct store_entry *e = find(s, id, owner);
+    bool fits = e && e->bytes + items->bytes <= s->max_bytes;
+    if (fits) {
+        grow(s, e, items->bytes);
+        kept_items_move(&e->input, items);
+        forget_old(s); /* it is its owner's newest entry: others go first */
+    }
+    pthread_mutex_unlock(&s->lock);
+    return !e ? STORE_NO_ENTRY : !fits ? STORE_NO_ROOM : STORE_OK;
 }
 
 /*
@@ -242,16 +333,16 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
  * happen under the lock. So memory for a copy is allocated without the lock, and its size checked again.
  */
 
-/* Copies items in front of those that begin at `at`. Returns their start. */
-static size_t put_before(struct buf *out, size_t at, size_t end, const char *items)
+/* Copies a list in front of the items that begin at `at`. Returns their start. */
+static size_t put_before(struct buf *out, size_t at, size_t end, const struct kept_items *l)
 {
-    size_t n = strlen(items);
-    if (!n)
-        return at;
-    if (at < end)
-        out->p[--at] = ',';
-    memcpy(out->p + at - n, items, n);
-    return at - n;
+    for (const struct kept_item *i = l->last; i; i = i->prev) {
+        if (at < end)
+            out->p[--at] = ',';
+        memcpy(out->p + at - i->n, i->json, i->n);
+        at -= i->n;
+    }
+    return at;
 }
 
 bool store_history(struct store *s, const char *id, const char *owner, size_t max, struct buf *out,
@@ -270,7 +361,7 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
             ok = false;
             break;
         }
-        size_t input = strlen(e->input), output = strlen(e->output);
+        size_t input = kept_items_text(&e->input), output = kept_items_text(&e->output);
         bytes += input + output + (input > 0) + (output > 0);
         ok = bytes <= max;
         at = e->previous;
@@ -284,8 +375,8 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
     size_t end = from + bytes, place = end;
     for (at = id; ok && *at;) { /* from the newest to the oldest */
         const struct store_entry *e = find(s, at, owner);
-        place = put_before(out, place, end, e->output);
-        place = put_before(out, place, end, e->input);
+        place = put_before(out, place, end, &e->output);
+        place = put_before(out, place, end, &e->input);
         at = e->previous;
     }
     pthread_mutex_unlock(&s->lock);
@@ -310,7 +401,7 @@ bool store_items_beside(struct store *s, const char *item, const char *owner, si
     pthread_mutex_lock(&s->lock);
     forget_old(s);
     const struct store_entry *e = find(s, id, owner);
-    size_t bytes = e ? strlen(e->input) + strlen(e->output) + 1 : 0;
+    size_t bytes = e ? kept_items_text(&e->input) + kept_items_text(&e->output) + 1 : 0;
     bool fits = e && bytes <= max;
     if (fits && out->cap < out->len + bytes + 2) {
         pthread_mutex_unlock(&s->lock);
@@ -319,10 +410,12 @@ bool store_items_beside(struct store *s, const char *item, const char *owner, si
         return store_items_beside(s, item, owner, max, out, id);
     }
     if (fits) {
-        buf_adds(out, e->input);
-        if (*e->input && *e->output)
-            buf_addc(out, ',');
-        buf_adds(out, e->output);
+        size_t text = bytes - 1 + (e->input.n && e->output.n), start = out->len, end = start + text;
+        size_t place = put_before(out, end, end, &e->output);
+        place = put_before(out, place, end, &e->input);
+        CHECK(place == start, "items of %zu bytes were counted as %zu", end - place, text);
+        out->len = end;
+        out->p[end] = 0;
     }
     pthread_mutex_unlock(&s->lock);
     return fits;

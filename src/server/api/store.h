@@ -1,19 +1,24 @@
 /*
- * Kept responses, for GET /v1/responses/ID and previous_response_id. In memory only, bounded in bytes
- * and age; the least recently used of the owner with the most bytes are evicted first. Values are JSON text, so that their size is known
- * and any thread may copy them.
+ * Kept responses and conversations, for GET /v1/responses/ID, previous_response_id and /v1/conversations. In
+ * memory only, bounded in bytes and age; the least recently used of the owner with the most bytes are evicted
+ * first. Values are JSON text, so that their size is known and any thread may copy them.
  *
  * Invariants:
- *  1. The bytes of all responses never exceed the bound. A larger response is not kept.
- *  2. Only its owner (API key, or address) can see a response.
+ *  1. The bytes of all entries never exceed the bound. A larger response is not kept, and a conversation does
+ *     not grow beyond it.
+ *  2. Only its owner (API key, or address) can see an entry.
  *  3. Room is taken from the owner with the most bytes. So whoever has less than an equal share of the
  *     bound loses nothing to others.
  *  4. Continuing a response counts as a use of all responses before it.
+ *
+ * Functions that add allocate memory that outlives their caller's job: call them outside jobs, or suspend the
+ * job (mem.h).
  */
 #ifndef STEEL_SERVER_STORE_H
 #define STEEL_SERVER_STORE_H
 
 #include "base/buf.h"
+#include "server/api/kept_items.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,29 +28,42 @@ struct store;
 struct store *store_new(size_t max_bytes, int max_age_s);
 void store_free(struct store *s);
 
+/* A response, or a conversation, whose items are its input. */
 struct stored {
     const char *id, *owner, *previous; /* previous NULL = none */
-    const char *reply;                 /* the response object */
-    const char *input, *output;        /* items, separated by commas; "" = none */
-    const char *first, *last;          /* ids of the input's first and last item; "" = none */
+    const char *reply;                 /* the object */
+    struct kept_items *input, *output; /* output may be NULL */
     const char *events;                /* of its stream, if it ran in the background; "" = none */
     bool background;
 };
+/* Moves the items. False: there is no room; the items are left. */
 bool store_put(struct store *s, const struct stored *r);
 bool store_delete(struct store *s, const char *id, const char *owner);
 
 enum store_part {
     STORE_REPLY,
-    STORE_INPUT,
-    STORE_FIRST_ID,
-    STORE_LAST_ID,
     STORE_EVENTS,
     STORE_BACKGROUND, /* "true", or "" */
 };
 bool store_get(struct store *s, const char *id, const char *owner, enum store_part part,
                struct buf *out);
 
-/* Appends the items of a response and of all responses before it, oldest first, separated by commas.
+enum store_result { STORE_OK, STORE_NO_ENTRY, STORE_NO_ITEM, STORE_NO_ROOM };
+/* A page of the input. */
+enum store_result store_page(struct store *s, const char *id, const char *owner,
+                             const struct page_query *q, struct buf *out);
+/* The rest is for conversations. */
+enum store_result store_item(struct store *s, const char *id, const char *owner, const char *item,
+                             struct buf *out);
+enum store_result store_remove_item(struct store *s, const char *id, const char *owner,
+                                    const char *item);
+enum store_result store_set_reply(struct store *s, const char *id, const char *owner,
+                                  const char *reply);
+/* Moves the items to the end, unless the result is not STORE_OK. */
+enum store_result store_append(struct store *s, const char *id, const char *owner,
+                               struct kept_items *items);
+
+/* Appends the items of an entry and of all responses before it, oldest first, separated by commas.
  * False: one of them is not kept, and `missing` is its id; or "" if there are more than `max` bytes. */
 bool store_history(struct store *s, const char *id, const char *owner, size_t max, struct buf *out,
                    char missing[64]);
