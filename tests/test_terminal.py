@@ -317,6 +317,28 @@ def thinking(home):
         check(out.stdout == b"17 + 25 = 42.\n" and out.stderr == b"", f"{more}: nothing of it in a pipe", out)
 
 
+def settings(home):
+    """/set knows every sampling setting, shows what is in force, and an answer follows it."""
+    t = Terminal(home, "--temp 0 --think off --top-nsigma 1.5 --samplers top_k")
+    a = t.ask("/set")
+    for line in ("temp = 0", "top_n_sigma = 1.5", "typical_p = 1", "xtc_threshold = 0.1", "dry_base = 1.75", "dry_penalty_last_n = -1",
+                 "mirostat_tau = 5", "dynatemp_exponent = 1", "repeat_last_n = 64", "samplers = top_k"):
+        check(line in a.split("\n"), f"/set lists {line}", a)
+    for name, value in (("xtc_probability", "0.5"), ("dry_multiplier", "0.75"), ("mirostat", "2"), ("dynatemp_range", "0.25"), ("samplers", "top_k;temperature")):
+        check(f"{name} = {value}" in t.ask(f"/set {name} {value}"), f"/set {name}")
+    check("takes a number in 0..2" in t.ask("/set mirostat 3") and "unknown" in t.ask("/set samplers nonsense"), "what is out of range is refused")
+    check("samplers = default" in t.ask("/set samplers default"), "/set samplers default")
+    for line in ("/set mirostat 0", "/set xtc_probability 0", "/set dry_multiplier 0", "/set dynatemp_range 0", "/set top_n_sigma 0", "/set temp 0"):
+        t.ask(line)
+    say = lambda: (t.ask("/clear"), re.sub(r"\n\d.* left", "", t.ask("Tell me a short story.")))[1]
+    usual = say()
+    t.ask("/set dry_multiplier 5")
+    t.ask("/set dry_allowed_length 1")
+    check(say() != usual, "DRY changes the answer")
+    t.ask("/set dry_multiplier 0")
+    check(say() == usual, "and no longer")
+
+
 def long_chat(home):
     """A context of 256 tokens: the chat outlives it."""
     t = Terminal(home, "--temp 0 --think off -c 256 --system 'You are Rolf.'")
@@ -405,7 +427,7 @@ def main():
     if subprocess.run([STEEL, "show", "builtin", "--brief"], capture_output=True).returncode:
         print("this build carries no model")
         sys.exit(77)
-    parts = [paste_and_tab, markdown, narrow, resize, escapes, thinking, long_chat, other_model, narrow_bar, picture]
+    parts = [paste_and_tab, markdown, narrow, resize, escapes, thinking, settings, long_chat, other_model, narrow_bar, picture]
     wanted = sys.argv[2:]
     for part in parts:
         if not wanted or part.__name__ in wanted:

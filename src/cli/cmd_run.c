@@ -4,6 +4,7 @@
  */
 #include "cli/term/terminal.h"
 #include "cli/hub/hub.h"
+#include "cli/sampling.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "text/chat/chat_parse.h"
@@ -341,11 +342,9 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
         args_usage_error(u, "--chat-template has no effect with --raw");
         return false;
     }
-    for (int i = 0; i < f->breakers.n; i++)
-        if (!*f->breakers.items[i]) {
-            args_usage_error(u, "--dry-sequence-breaker: empty text");
-            return false;
-        }
+    uint64_t order;
+    if (!sampling_check(u, f->o.samplers, &order, &f->breakers))
+        return false;
     for (int i = 0; i < f->stop.n; i++)
         if (!*f->stop.items[i]) {
             args_usage_error(u, "--stop: empty text");
@@ -375,10 +374,9 @@ static int run_checked(const struct usage *u, struct run_flags *f)
         f->o.lora = f->lora;
         f->o.stop = (const char *const *)f->stop.items;
         f->o.n_stop = f->stop.n;
-        bool no_breaker = f->breakers.n == 1 && !strcmp(f->breakers.items[0], "none");
         if (f->breakers.n)
             f->o.dry_breakers = (const char *const *)f->breakers.items;
-        f->o.n_dry_breakers = no_breaker ? 0 : f->breakers.n;
+        f->o.n_dry_breakers = sampling_n_breakers(&f->breakers);
         f->o.seed = f->seed;
         if (f->seed == UINT64_MAX && getrandom(&f->o.seed, 4, 0) == 4)
             f->o.seed &= 0xffffffffu;
@@ -448,43 +446,7 @@ int cmd_run(int argc, char **argv)
          "drop tokens less likely than P times the best; 0 = off (default: the model's, or 0.05)"},
         {OPT_FLOAT, 0, "repeat-penalty", 0, &f.o.repeat_penalty, 0.01, 100, "X",
          "make repeated tokens less likely by a factor; 1 = off (default: the model's, or 1)"},
-        {OPT_INT, 0, "repeat-last-n", 0, &f.o.repeat_last_n, -1, 1 << 20, "N",
-         "tokens that penalties look back on (default 64, -1 = all)"},
-        {OPT_FLOAT, 0, "presence-penalty", 0, &f.o.presence_penalty, -100, 100, "X",
-         "subtract X from the logit of tokens that occurred (default 0)"},
-        {OPT_FLOAT, 0, "frequency-penalty", 0, &f.o.frequency_penalty, -100, 100, "X",
-         "subtract X per occurrence of a token (default 0)"},
-        {OPT_STRING, 0, "samplers", "sampler-seq", &f.o.samplers, 0, 0, "LIST",
-         "sampling stages in this order, as in top_k;top_p;temperature; others are off"},
-        {OPT_FLOAT, 0, "typical", "typical-p", &f.o.typical_p, 0, 1, "P",
-         "typical sampling; 1 = off (default 1)"},
-        {OPT_FLOAT, 0, "top-nsigma", "top-n-sigma", &f.o.top_n_sigma, -1, 100, "N",
-         "keep logits within N standard deviations of the best; 0 = off (default 0)"},
-        {OPT_FLOAT, 0, "xtc-probability", 0, &f.o.xtc_probability, 0, 1, "P",
-         "how often the best tokens are left out; 0 = off (default 0)"},
-        {OPT_FLOAT, 0, "xtc-threshold", 0, &f.o.xtc_threshold, 0, 1, "P",
-         "... those of at least this probability, but for the last (default 0.1)"},
-        {OPT_FLOAT, 0, "dynatemp-range", 0, &f.o.dynatemp_range, 0, 100, "X",
-         "the temperature follows the entropy, X up and down; 0 = off (default 0)"},
-        {OPT_FLOAT, 0, "dynatemp-exp", 0, &f.o.dynatemp_exponent, 0, 100, "X",
-         "exponent of the entropy in it (default 1)"},
-        {OPT_INT, 0, "mirostat", 0, &f.o.mirostat, 0, 2, "N",
-         "mirostat 1 or 2 in place of the stages that cut; 0 = off (default 0)"},
-        {OPT_FLOAT, 0, "mirostat-ent", 0, &f.o.mirostat_tau, 0, 100, "X",
-         "its surprise in bits (default 5)"},
-        {OPT_FLOAT, 0, "mirostat-lr", 0, &f.o.mirostat_eta, 0, 1, "X",
-         "how fast it learns (default 0.1)"},
-        {OPT_FLOAT, 0, "dry-multiplier", 0, &f.o.dry_multiplier, 0, 100, "X",
-         "DRY: lower tokens that would continue a repetition; 0 = off (default 0)"},
-        {OPT_FLOAT, 0, "dry-base", 0, &f.o.dry_base, 1, 100, "X",
-         "growth of that with the length of the repetition (default 1.75)"},
-        {OPT_INT, 0, "dry-allowed-length", 0, &f.o.dry_allowed_length, 1, 1 << 20, "N",
-         "repetitions of fewer tokens are free (default 2)"},
-        {OPT_INT, 0, "dry-penalty-last-n", 0, &f.o.dry_last_n, -1, 1 << 20, "N",
-         "tokens that DRY looks back on (default -1 = all)"},
-        {OPT_LIST, 0, "dry-sequence-breaker", 0, &f.breakers, 0, 0, "TEXT",
-         "no repetition goes across this text; none = no breaker (repeatable; default newline : \" "
-         "*)"},
+        SAMPLING_ROWS(f.o, f.o.samplers, f.breakers),
         {OPT_U64, 's', "seed", 0, &f.seed, 0, 0, "N",
          "same seed, same text (default: random, as is -1)"},
         {OPT_LIST, 0, "logit-bias", 0, &f.bias, 0, 0, "ID=X",

@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/listen.h"
+#include "cli/sampling.h"
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
@@ -15,9 +16,9 @@ struct serve_flags {
     struct model_flags model;
     struct server_options srv;
     struct listen_flags listen;
-    const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent, *mcp_file;
+    const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent, *mcp_file, *samplers;
     struct mcp_config mcp;
-    struct opt_list page_origins;
+    struct opt_list page_origins, breakers;
     float step_ms;
     int body_mb, kv_tokens, store_mb, lora_rank;
     bool no_prefix_cache;
@@ -59,6 +60,11 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     e->runtime.kv_tokens = f->kv_tokens;
     if (f->srv.allow_lora_loading)
         e->runtime.lora_rank = f->lora_rank;
+    if (!sampling_check(u, f->samplers, &f->srv.sample.order, &f->breakers))
+        return false;
+    if (f->breakers.n)
+        f->srv.dry_breakers = f->breakers.items;
+    f->srv.n_dry_breakers = sampling_n_breakers(&f->breakers);
     e->step_ms = (double)f->step_ms;
     e->no_prefix_cache = f->no_prefix_cache;
     e->runtime.kv_bytes = default_kv_bytes();
@@ -214,6 +220,7 @@ int cmd_serve(int argc, char **argv)
         {OPT_FLOAT, 0, "min-p", 0, &s->min_p, 0, 1, "P", "default: the model's, or 0.05"},
         {OPT_FLOAT, 0, "repeat-penalty", 0, &s->repeat_penalty, 0.01, 100, "X",
          "1 = off; default: the model's, or 1"},
+        SAMPLING_ROWS(*s, f.samplers, f.breakers),
         DRAFT_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };

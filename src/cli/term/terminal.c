@@ -376,6 +376,7 @@ static void terminal_clear(struct terminal *t)
     steel_chat_free(t->chat);
     json_decref(t->dropped);
     mem_free(t->system);
+    mem_free(t->samplers);
 }
 
 /* Reads messages and commands until /bye or the end of input. */

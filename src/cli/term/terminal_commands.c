@@ -2,7 +2,7 @@
 #include "cli/hub/hub.h"
 #include "cli/term/terminal_int.h"
 #include "base/mem.h"
-#include "file/tensorfile.h"
+#include "sample/sampler.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -52,7 +52,7 @@ struct setting {
     int *i, used_i;
     double lo, hi;
 };
-enum { N_NUMBERS = 8 };
+enum { N_NUMBERS = 22 };
 
 static void list_settings(struct terminal *t, struct setting out[N_NUMBERS])
 {
@@ -65,6 +65,20 @@ static void list_settings(struct terminal *t, struct setting out[N_NUMBERS])
         {"repeat_penalty", &p->repeat_penalty, u.repeat_penalty, NULL, 0, 0.01, 100},
         {"presence_penalty", &p->presence_penalty, u.presence_penalty, NULL, 0, -100, 100},
         {"frequency_penalty", &p->frequency_penalty, u.frequency_penalty, NULL, 0, -100, 100},
+        {"repeat_last_n", NULL, 0, &p->repeat_last_n, u.repeat_last_n, -1, 1 << 20},
+        {"typical_p", &p->typical_p, u.typical_p, NULL, 0, 0, 1},
+        {"top_n_sigma", &p->top_n_sigma, u.top_n_sigma, NULL, 0, -1, 100},
+        {"xtc_probability", &p->xtc_probability, u.xtc_probability, NULL, 0, 0, 1},
+        {"xtc_threshold", &p->xtc_threshold, u.xtc_threshold, NULL, 0, 0, 1},
+        {"dynatemp_range", &p->dynatemp_range, u.dynatemp_range, NULL, 0, 0, 100},
+        {"dynatemp_exponent", &p->dynatemp_exponent, u.dynatemp_exponent, NULL, 0, 0, 100},
+        {"mirostat", NULL, 0, &p->mirostat, u.mirostat, 0, 2},
+        {"mirostat_tau", &p->mirostat_tau, u.mirostat_tau, NULL, 0, 0, 100},
+        {"mirostat_eta", &p->mirostat_eta, u.mirostat_eta, NULL, 0, 0, 1},
+        {"dry_multiplier", &p->dry_multiplier, u.dry_multiplier, NULL, 0, 0, 100},
+        {"dry_base", &p->dry_base, u.dry_base, NULL, 0, 1, 100},
+        {"dry_allowed_length", NULL, 0, &p->dry_allowed_length, u.dry_allowed_length, 1, 1 << 20},
+        {"dry_penalty_last_n", NULL, 0, &p->dry_last_n, u.dry_last_n, -1, 1 << 20},
         {"max_tokens", NULL, 0, &t->opt.n_predict, t->opt.n_predict, -1, 1 << 28},
     };
     memcpy(out, all, sizeof all);
@@ -117,11 +131,27 @@ static void set_number(struct terminal *t, struct setting *s, const char *value)
         terminal_say(t, "%s = %d", s->name, s->used_i);
 }
 
+/* The order of the sampling stages; "default" is the usual one. NULL: shows it. */
+static void set_samplers(struct terminal *t, const char *value)
+{
+    struct error err = {0};
+    uint64_t order;
+    if (value && strcmp(value, "default") != 0 && !sample_order_parse(value, &order, &err)) {
+        terminal_say(t, "%s", err.msg);
+    } else if (value) {
+        mem_free(t->samplers);
+        t->samplers = strcmp(value, "default") ? mem_strdup(value) : NULL;
+        t->opt.request.samplers = t->samplers;
+    }
+    const char *now = t->opt.request.samplers;
+    terminal_say(t, "samplers = %s", now ? now : "default");
+}
+
 static void cmd_set(struct terminal *t, const char *arg)
 {
     struct setting numbers[N_NUMBERS];
-    char name[32] = "", value[64] = "", *end;
-    int n = sscanf(arg, "%31s %63s", name, value);
+    char name[32] = "", value[160] = "", *end;
+    int n = sscanf(arg, "%31s %159s", name, value);
     bool found = n < 1;
     if (!strcmp(name, "think") || !strcmp(name, "nothink")) {
         cmd_think(t, n == 2 ? value : name[0] == 't' ? "on" : "off");
@@ -140,6 +170,10 @@ static void cmd_set(struct terminal *t, const char *arg)
         else if (n == 2)
             t->opt.request.seed = seed;
         terminal_say(t, "seed = %llu", (unsigned long long)t->opt.request.seed);
+        found = true;
+    }
+    if (n < 1 || !strcmp(name, "samplers")) {
+        set_samplers(t, n == 2 ? value : NULL);
         found = true;
     }
     for (int i = 0; i < N_WORDS; i++)
@@ -418,6 +452,7 @@ static void offer_setting(struct terminal *t, const char *arg, const char *last,
         for (int i = 0; i < N_WORDS; i++)
             offer_word(list, word_settings[i].name, last);
         offer_word(list, "seed", last);
+        offer_word(list, "samplers", last);
         offer_word(list, "think", last);
         offer_word(list, "nothink", last);
         return;

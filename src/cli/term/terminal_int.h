@@ -13,6 +13,7 @@ struct terminal {
     struct steel_chat *chat;
     struct terminal_options opt;
     char *system;            /* NULL = none */
+    char *samplers;          /* set by /set; NULL = the options' */
     json_t *dropped;         /* array of messages dropped from the context, oldest first */
     struct steel_event last; /* counters of the last turn */
     struct lineedit *input;

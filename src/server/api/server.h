@@ -14,10 +14,12 @@ struct server_options {
     const char *embedding_name, *rerank_name; /* NULL: from their paths */
     const char *alias;                        /* name in replies; NULL = from the path */
     struct engine_options engine;
-    struct sample_params sample; /* defaults of requests */
-    struct http_options http;    /* handler and arg are the server's own */
-    struct access_rules access;  /* host is the server's own */
-    bool share_prefix_cache;     /* one prefix cache for all API keys */
+    struct sample_params sample;     /* defaults of requests */
+    const char *const *dry_breakers; /* (n_dry_breakers) texts; NULL = dry_default_breakers */
+    int n_dry_breakers;
+    struct http_options http;   /* handler and arg are the server's own */
+    struct access_rules access; /* host is the server's own */
+    bool share_prefix_cache;    /* one prefix cache for all API keys */
     const char *const
         *page_origins; /* (n_page_origins) origins that tools of the web page may call */
     int n_page_origins;

@@ -45,12 +45,17 @@ static bool bound_context(struct api_request *req)
 static void find_breakers(struct api_request *req, const struct tokenizer *t)
 {
     struct gen_params *p = &req->p;
+    const struct server_options *o = &req->server->opt;
+    const char *const *texts = o->dry_breakers ? o->dry_breakers : dry_default_breakers;
+    int n = o->dry_breakers ? o->n_dry_breakers : DRY_DEFAULT_BREAKERS;
     struct token_list found = {0};
     if (p->sample.dry_multiplier == 0 || !t)
         return;
-    dry_breakers_find(t,
-                      p->has_breakers ? (const char *const *)p->breakers.v : dry_default_breakers,
-                      p->has_breakers ? p->breakers.n : DRY_DEFAULT_BREAKERS, &found);
+    if (p->has_breakers) {
+        texts = (const char *const *)p->breakers.v;
+        n = p->breakers.n;
+    }
+    dry_breakers_find(t, texts, n, &found);
     p->sample.dry_breakers = found.ids;
     p->sample.n_dry_breakers = (int)found.n;
 }
