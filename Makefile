@@ -219,6 +219,7 @@ test-all: test test-faults ## the same and what takes long
 	@STEEL_TEST_SECONDS=60 ONLY=test_route.py sh tests/run.sh $(B)
 	@STEEL_TEST_AGENTS=1 ONLY=test_clients sh tests/run.sh $(B)
 	$(Q)$(MAKE) --no-print-directory test-amx
+	$(Q)$(MAKE) --no-print-directory CUDA=0 test-cuda-faults
 test-busy: test-build ## the tests, three times in a row, beside busy loops
 	@sh tests/busy.sh $(B)
 test-faults: $(B)/steel $(TEST_TOOLS) ## every allocation, read, write, accept and thread start fails once

@@ -38,6 +38,9 @@ enum invariance {
 struct backend {
     const struct backend_ops *ops;
     struct profile *profile; /* NULL = off */
+    /* The device's first failure; NULL = none. Nothing it computes afterwards means anything. end() returns it;
+     * whoever reads logits after end() checks it. */
+    const struct error *failure;
     enum invariance invariance;
     bool deterministic; /* may change between steps */
     /* Steps run beside the host from launch() on. The next step may begin before the current one ends, with

@@ -41,7 +41,7 @@ struct comm {
     bool (*agree)(struct comm *c, bool ok, struct error *err);
     /* Whether a sum that this process has waited for since start (clock_ns) will not come, and why. */
     bool (*is_lost)(struct comm *c, int64_t start, struct error *err);
-    /* An operation of the backend's own has failed. */
+    /* An operation of the backend's own has failed, or its device. */
     void (*fail)(struct comm *c, const struct error *why);
 };
 

@@ -79,6 +79,7 @@ static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_c
                     ok = error_set(err, "position %d: copy %d differs from copy 0 by %g", at + t, i,
                                    (double)diff);
             }
+            ok = ok && step_ok(rt->step, err);
             if (ok && fwrite(row, sizeof *row, (size_t)V, out) != (size_t)V)
                 ok = error_set(err, "cannot write logits: %s", strerror(errno));
         }

@@ -125,7 +125,8 @@ static bool one_window(struct evaluation *e, const int32_t *ids, int n, struct e
         for (int i = 0; ok && i < take; i++) {
             int t = at + i;
             step_logits(e->rt->step, item.first_row + i, e->row);
-            if (e->save && fwrite(e->row, 4, (size_t)V, e->save) != (size_t)V)
+            ok = step_ok(e->rt->step, err);
+            if (ok && e->save && fwrite(e->row, 4, (size_t)V, e->save) != (size_t)V)
                 ok = error_set(err, "%s: %s", e->f->save, strerror(errno));
             if (ok && e->base && fread(e->base_row, 4, (size_t)V, e->base) != (size_t)V)
                 ok = error_set(err, "%s: truncated", e->f->kl);

@@ -363,6 +363,8 @@ void choice_score_prompt(struct engine *e, struct choice *c, const struct step_i
         if (at < c->n_told)
             continue;
         step_logits(e->rt->step, it->first_row + i, e->logits);
+        if (!step_ok(e->rt->step, NULL))
+            return;
         float p = sample_logprobs(e->logits, n_vocab, c->seq.tokens[at], top, n_top);
         report_prompt_token(e, c, at, p, top, n_top);
     }

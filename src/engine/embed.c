@@ -275,6 +275,7 @@ static bool run_long(struct embedder *e, struct embed_step *f, struct error *err
         for (int r = 0; ok && here && r < (want == LOGITS_ALL ? n : 1); r++)
             step_logits(e->rt->step, f->items[0].first_row + r,
                         to + (want == LOGITS_ALL ? (size_t)(at + r) * E : 0));
+        ok = ok && step_ok(e->rt->step, err);
     }
     if (ok && p->kind != POOLING_NONE)
         pooling_apply(p, to, want == LOGITS_ALL ? t->n : 1, f->jobs[0]->dims, e->tmp, t->out);
@@ -342,6 +343,7 @@ static bool finish_step(struct embedder *e, struct embed_step *f, struct error *
     bool ok = step_finish(e->rt->step, err);
     for (int i = 0; ok && i < f->n; i++)
         finish_text(e, f, i);
+    ok = ok && step_ok(e->rt->step, err);
     end_step(e, f, ok, err);
     return ok;
 }

@@ -195,6 +195,8 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
                 step_probs(e->rt->step, row + i + 1, &probs);
             if (token < 0) {
                 step_logits(e->rt->step, row + i + 1, e->logits);
+                if (!step_ok(e->rt->step, NULL))
+                    return true;
                 token = sampler_pick(c->sampler, e->logits, &probs);
             }
         }
@@ -222,6 +224,26 @@ static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t 
                           f->n_forced ? 0 : f->n_read, ns);
     if (!ok)
         fail_engine(e, &err);
+}
+
+/* Takes the results of item i of a step. */
+static void take_item(struct engine *e, struct engine_step *f, int i)
+{
+    const struct step_item *it = &f->items[i];
+    struct choice *c = (struct choice *)f->seqs[i];
+    if (c->sampler && it->want == LOGITS_ALL)
+        choice_score_prompt(e, c, it);
+    if (!step_ok(e->rt->step, NULL))
+        return;
+    if (!c->sampler) {
+        choice_end(e, c, FINISH_ERROR, -1, "there is no memory for the answer; try again later");
+        f->seqs[i] = NULL;
+    } else if (it->sampler) {
+        if (!take_chosen(e, c, it))
+            f->seqs[i] = NULL;
+        else if (!f->follows)
+            kvcache_settle(e->rt->kv, &c->seq.kv);
+    }
 }
 
 /* Waits for the current step and appends its tokens. */
@@ -259,25 +281,10 @@ static void finish_step(struct engine *e)
     if (ok && !f->follows)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                               f->n_forced ? 0 : f->n_read, ns);
-    for (int i = 0; i < f->n; i++) {
-        const struct step_item *it = &f->items[i];
-        struct choice *c = (struct choice *)f->seqs[i];
-        if (!c)
-            continue;
-        if (!ok)
-            continue;
-        if (c->sampler && it->want == LOGITS_ALL)
-            choice_score_prompt(e, c, it);
-        if (!c->sampler) {
-            choice_end(e, c, FINISH_ERROR, -1,
-                       "there is no memory for the answer; try again later");
-            f->seqs[i] = NULL;
-        } else if (it->sampler) {
-            if (!take_chosen(e, c, it))
-                f->seqs[i] = NULL;
-            else if (!f->follows)
-                kvcache_settle(e->rt->kv, &c->seq.kv);
-        }
+    for (int i = 0; ok && i < f->n; i++) {
+        if (f->seqs[i])
+            take_item(e, f, i);
+        ok = step_ok(e->rt->step, &err);
     }
     if (ok)
         choices_prepare(e, f);

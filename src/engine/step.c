@@ -404,6 +404,14 @@ void step_logits(struct stepper *st, int row, float *out)
     executor_logits(st->executor, row, out);
 }
 
+bool step_ok(const struct stepper *st, struct error *err)
+{
+    const struct error *failure = st->m->be->failure;
+    if (failure && err)
+        *err = *failure;
+    return !failure;
+}
+
 static void add_draft(struct stepper *st, struct draft_item *it)
 {
     struct batch *b = &st->b;

@@ -110,7 +110,9 @@ bool step_draft(struct stepper *st, struct draft_item *items, int n_items, struc
 int32_t step_token(const struct stepper *st, int row);
 /* The log-probabilities of that row, if its sampler computes them. */
 void step_probs(struct stepper *st, int row, struct sample_probs *out);
-/* Copies logits row `row` (model_row_width) of the last step to the host. */
+/* Copies logits row `row` (model_row_width) of the last step to the host. The device may fail there: check step_ok
+ * before the values are used. */
 void step_logits(struct stepper *st, int row, float *out);
+bool step_ok(const struct stepper *st, struct error *err);
 
 #endif

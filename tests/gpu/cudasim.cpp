@@ -8,10 +8,12 @@
 #include "cudasim.h"
 
 #include <elf.h>
+#include <fcntl.h>
 #include <link.h>
 #include <map>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 sim_thread_id sim_self;
 
@@ -582,13 +584,16 @@ struct sim_event {
     cudaStream_t on; /* the stream of the last record */
 };
 
+static std::atomic<bool> device_stuck; /* nothing runs any more */
+
 static void catch_up(cudaStream_t s)
 {
     std::vector<std::function<void()>> now;
     if (s)
         now.swap(s->deferred);
     for (auto &fn : now)
-        fn();
+        if (!device_stuck)
+            fn();
 }
 
 static void enqueue(cudaStream_t s, std::function<void()> fn)
@@ -597,7 +602,7 @@ static void enqueue(cudaStream_t s, std::function<void()> fn)
         s->capture->nodes.push_back(std::move(fn));
     else if (s && s->late)
         s->deferred.push_back(std::move(fn));
-    else
+    else if (!device_stuck)
         fn();
 }
 
@@ -650,11 +655,68 @@ cudaError_t cudaFuncGetName(const char **name, const void *fn)
     return *name ? 0 : cudaErrorMemoryAllocation;
 }
 
-void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::function<void()> fn)
+/* Faults */
+
+static const char *const call_names[SIM_CALLS] = SIM_CALL_NAMES;
+
+static struct sim_faults *map_faults()
+{
+    const char *path = getenv("SIM_FAULTS");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return NULL;
+    void *p = mmap(NULL, sizeof(struct sim_faults), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : (struct sim_faults *)p;
+}
+
+static std::atomic<bool> device_lost;
+static thread_local cudaError_t last_error;
+
+bool sim_call_fails(enum sim_call call)
+{
+    static struct sim_faults *const f = map_faults();
+    if (!f)
+        return false;
+    int n = ++f->count[call], all = ++f->count[SIM_ANY], at = f->at;
+    bool now = at && (f->call == SIM_ANY ? all == at : f->call == call && n == at);
+    if (now)
+        f->n_failed++;
+    if (now && f->lost)
+        device_lost = true;
+    if (now && getenv("SIM_FAULTS_SAY"))
+        fprintf(stderr, "cudasim: %s %d fails\n", call_names[call], n);
+    return now || device_lost;
+}
+
+void sim_get_stuck()
+{
+    device_stuck = true;
+}
+
+/* The result of a call that may fail. */
+static cudaError_t called(enum sim_call call)
+{
+    if (!sim_call_fails(call))
+        return cudaSuccess;
+    bool memory = !device_lost && (call == SIM_ALLOC || call == SIM_HOST);
+    return last_error = memory ? cudaErrorMemoryAllocation : cudaErrorUnknown;
+}
+#define MAY_FAIL(call)                                                                             \
+    do {                                                                                           \
+        cudaError_t e_ = called(call);                                                             \
+        if (e_ != cudaSuccess)                                                                     \
+            return e_;                                                                             \
+    } while (0)
+
+cudaError_t sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared,
+                       std::function<void()> fn)
 {
     if (sim_dry() && grid.x * grid.y * grid.z * block.x > 32)
-        return;
+        return cudaSuccess;
+    MAY_FAIL(SIM_LAUNCH);
     enqueue(s, [=] { run_grid(grid, block, shared, fn); });
+    return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
@@ -664,16 +726,19 @@ cudaError_t cudaDriverGetVersion(int *version)
 }
 cudaError_t cudaGetDeviceCount(int *n)
 {
+    MAY_FAIL(SIM_DEVICE);
     const char *gpus = getenv("SIM_GPUS");
     *n = gpus ? atoi(gpus) : 1;
     return 0;
 }
 cudaError_t cudaSetDevice(int)
 {
+    MAY_FAIL(SIM_DEVICE);
     return 0;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
+    MAY_FAIL(SIM_DEVICE);
     memset(p, 0, sizeof *p);
     p->uuid.bytes[0] = (char)(device + 1);
     snprintf(p->name, sizeof p->name, "simulated GPU");
@@ -692,12 +757,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
 {
+    MAY_FAIL(SIM_DEVICE);
     *free = *total = (size_t)1 << 32;
     return 0;
 }
-cudaError_t cudaMalloc(void **p, size_t bytes)
+static cudaError_t allocate(void **p, size_t bytes)
 {
-    *p = NULL;
     if (bytes > (size_t)1 << 36)
         return cudaErrorMemoryAllocation;
     if (posix_memalign(p, 256, bytes ? bytes : 1))
@@ -705,14 +770,22 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     memset(*p, 0xff, bytes);
     return 0;
 }
+cudaError_t cudaMalloc(void **p, size_t bytes)
+{
+    *p = NULL;
+    MAY_FAIL(SIM_ALLOC);
+    return allocate(p, bytes);
+}
 cudaError_t cudaFree(void *p)
 {
-    free(p);
-    return 0;
+    free(p); /* also if it fails: what a lost device held is gone */
+    return device_lost ? last_error = cudaErrorUnknown : cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
 {
-    return cudaMalloc(p, bytes);
+    *p = NULL;
+    MAY_FAIL(SIM_HOST);
+    return allocate(p, bytes);
 }
 cudaError_t cudaFreeHost(void *p)
 {
@@ -721,21 +794,26 @@ cudaError_t cudaFreeHost(void *p)
 }
 cudaError_t cudaHostGetDevicePointer(void **d, void *h, unsigned)
 {
+    *d = NULL;
+    MAY_FAIL(SIM_HOST);
     *d = h;
     return 0;
 }
 cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind, cudaStream_t st)
 {
+    MAY_FAIL(SIM_COPY);
     enqueue(st, [=] { memcpy(d, s, n); });
     return 0;
 }
 cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t st)
 {
+    MAY_FAIL(SIM_COPY);
     enqueue(st, [=] { memset(d, v, n); });
     return 0;
 }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
+    MAY_FAIL(SIM_EVENT);
     *s = new sim_stream();
     return 0;
 }
@@ -746,6 +824,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
+    MAY_FAIL(SIM_SYNC);
     if (s && s->capture)
         die("a synchronisation inside a captured step");
     catch_up(s);
@@ -753,6 +832,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
+    MAY_FAIL(SIM_EVENT);
     if (s->capture)
         die("another stream's event inside a captured step");
     if (e->on && e->on->late)
@@ -763,24 +843,34 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, int)
 {
+    MAY_FAIL(SIM_GRAPH);
     s->capture = new sim_graph();
     return 0;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
 {
+    *g = NULL;
+    if (sim_call_fails(SIM_GRAPH)) {
+        delete s->capture;
+        s->capture = NULL;
+        return last_error = cudaErrorUnknown;
+    }
     *g = s->capture;
     s->capture = NULL;
     return 0;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *e, cudaGraph_t g, unsigned long long)
 {
+    MAY_FAIL(SIM_GRAPH);
     *e = new sim_graph(*g);
     return 0;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t)
 {
+    MAY_FAIL(SIM_GRAPH);
     for (auto &fn : e->nodes)
-        fn();
+        if (!device_stuck)
+            fn();
     return 0;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t g)
@@ -795,26 +885,33 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e)
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 {
+    MAY_FAIL(SIM_EVENT);
     *e = new sim_event();
     return 0;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
+    MAY_FAIL(SIM_EVENT);
     e->on = s;
     return 0;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
+    MAY_FAIL(SIM_SYNC);
     catch_up(e->on);
     return 0;
 }
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
+    MAY_FAIL(SIM_SYNC);
+    if (device_stuck)
+        return cudaErrorNotReady;
     catch_up(e->on);
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
 {
+    MAY_FAIL(SIM_EVENT);
     *ms = 0;
     return 0;
 }
@@ -825,7 +922,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 }
 cudaError_t cudaGetLastError()
 {
-    return 0;
+    cudaError_t e = device_lost ? (cudaError_t)cudaErrorUnknown : last_error;
+    last_error = cudaSuccess;
+    return e;
 }
 const char *cudaGetErrorString(cudaError_t e)
 {

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <atomic>
 #include <functional>
 #include <vector>
 
@@ -277,6 +278,34 @@ cudaError_t cudaFuncGetName(const char **name, const void *fn);
 /* SIM_DRY=1: launches do nothing, except those of a single warp, with which the backend queries
  * the device. With STEEL_LAUNCHES this shows what a step of any size would launch. */
 bool sim_dry();
-void sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared, std::function<void()> body);
+cudaError_t sim_launch(cudaStream_t s, dim3 grid, dim3 block, size_t shared,
+                       std::function<void()> body);
+
+/* Calls that fail: the file named by SIM_FAULTS is a struct sim_faults that the test shares. Call
+ * number `at` (from 1; 0 = none) of the kind `call` fails, and with `lost` every later call of any
+ * kind. Counts only go up; the test sets them to 0. */
+enum sim_call {
+    SIM_ALLOC,
+    SIM_HOST, /* pinned memory */
+    SIM_LAUNCH,
+    SIM_COPY,
+    SIM_SYNC,
+    SIM_EVENT,
+    SIM_GRAPH,
+    SIM_DEVICE,
+    SIM_NCCL,
+    SIM_ANY,
+    SIM_CALLS
+};
+#define SIM_CALL_NAMES                                                                             \
+    {                                                                                              \
+        "alloc", "host", "launch", "copy", "sync", "event", "graph", "device", "nccl", "any"       \
+    }
+struct sim_faults {
+    std::atomic<int> call, at, lost, n_failed, count[SIM_CALLS];
+};
+bool sim_call_fails(enum sim_call call);
+/* Events never complete from here on: a kernel waits for a process that has ended. */
+void sim_get_stuck();
 
 #endif

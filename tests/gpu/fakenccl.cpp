@@ -9,6 +9,7 @@
 #include <atomic>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,8 @@
 enum { MAX_RANKS = 8, PIECE = 1 << 16 };
 
 struct meeting {
-    std::atomic<int> here, round, calls[MAX_RANKS];
+    std::atomic<int> here, round, calls[MAX_RANKS], pids[MAX_RANKS];
+    std::atomic<bool> aborted;
     float part[MAX_RANKS][PIECE];
 };
 
@@ -31,15 +33,32 @@ struct id {
     char name[128];
 };
 
-static void meet(struct comm *c)
+/* NCCL's kernels wait for the other ranks without limit. Here that would be the host's thread, so
+ * once a rank has ended or given up the stream is stuck instead: its events never complete. */
+static bool is_broken(const struct comm *c)
+{
+    bool gone = c->m->aborted;
+    for (int r = 0; r < c->size && !gone; r++)
+        gone = c->m->pids[r] && kill(c->m->pids[r], 0) != 0;
+    return gone;
+}
+
+/* False: not all ranks will come. */
+static bool meet(struct comm *c)
 {
     int round = c->m->round.load();
     if (c->m->here.fetch_add(1) + 1 == c->size) {
         c->m->here.store(0);
         c->m->round.fetch_add(1);
     }
-    while (c->m->round.load() == round)
+    for (int i = 0; c->m->round.load() == round; i++) {
+        if (i % 256 == 255 && is_broken(c)) {
+            sim_get_stuck();
+            return false;
+        }
         sched_yield();
+    }
+    return true;
 }
 
 /* root < 0: all ranks get the sum. */
@@ -49,7 +68,8 @@ static void add_up(struct comm *c, const float *in, float *out, size_t n, int ro
         size_t k = n - at < PIECE ? n - at : PIECE;
         memcpy(c->m->part[c->rank], in + at, k * sizeof *in);
         c->m->calls[c->rank] = (int)k;
-        meet(c);
+        if (!meet(c))
+            return;
         for (int r = 0; r < c->size; r++)
             if (c->m->calls[r] != (int)k) {
                 fprintf(stderr, "fakenccl: this rank reduces %zu floats, another one %d\n", k,
@@ -62,22 +82,27 @@ static void add_up(struct comm *c, const float *in, float *out, size_t n, int ro
                 sum += c->m->part[r][i];
             out[at + i] = sum;
         }
-        meet(c);
+        if (!meet(c))
+            return;
     }
 }
 
 extern "C" {
-const char *ncclGetErrorString(int)
+const char *ncclGetErrorString(int e)
 {
-    return "no error";
+    return e ? "simulated failure" : "no error";
 }
 int ncclGetUniqueId(struct id *id)
 {
+    if (sim_call_fails(SIM_NCCL))
+        return 1;
     snprintf(id->name, sizeof id->name, "/steel-fakenccl-%d", (int)getpid());
     return 0;
 }
 int ncclCommInitRank(void **comm, int size, struct id id, int rank)
 {
+    if (sim_call_fails(SIM_NCCL))
+        return 1;
     struct comm *c = new struct comm();
     int fd = shm_open(id.name, O_RDWR | O_CREAT, 0600);
     if (fd < 0 || size > MAX_RANKS || ftruncate(fd, sizeof(struct meeting)) != 0)
@@ -88,34 +113,42 @@ int ncclCommInitRank(void **comm, int size, struct id id, int rank)
     c->rank = rank;
     c->size = size;
     snprintf(c->name, sizeof c->name, "%s", id.name);
-    meet(c);
+    c->m->pids[rank] = (int)getpid();
+    if (!meet(c)) {
+        delete c;
+        return 1;
+    }
     shm_unlink(c->name); /* all ranks have mapped it */
     *comm = c;
     fprintf(stderr, "fakenccl: rank %d of %d\n", rank, size);
     return 0;
 }
-int ncclCommDestroy(void *)
+int ncclCommDestroy(void *comm)
 {
+    munmap(((struct comm *)comm)->m, sizeof(struct meeting));
+    delete (struct comm *)comm;
     return 0;
 }
-int ncclCommAbort(void *)
+int ncclCommAbort(void *comm)
 {
-    return 0;
+    ((struct comm *)comm)->m->aborted = true;
+    return ncclCommDestroy(comm);
 }
 int ncclCommGetAsyncError(void *, int *result)
 {
     *result = 0;
-    return 0;
+    return sim_call_fails(SIM_NCCL) ? 1 : 0;
 }
 int ncclReduce(const float *in, float *out, size_t n, int, int, int root, void *comm,
                cudaStream_t stream)
 {
     struct comm *c = (struct comm *)comm;
-    sim_launch(stream, dim3(1), dim3(32), 0, [=] {
+    if (sim_call_fails(SIM_NCCL))
+        return 1;
+    return sim_launch(stream, dim3(1), dim3(32), 0, [=] {
         if (threadIdx.x == 0)
             add_up(c, in, out, n, root);
     });
-    return 0;
 }
 int ncclAllReduce(const float *in, float *out, size_t n, int type, int op, void *comm,
                   cudaStream_t stream)

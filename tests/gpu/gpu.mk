@@ -29,6 +29,8 @@ $(B)/sim/steel $(B)/sim/test_speculate: $(B)/sim/src/backend/devices.c.o $(SIM_C
 $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=gnu++17 -Wall $(SIM_FLAGS) -fPIC -shared -o $@ $<
+test-cuda-faults: test-build $(B)/sim/steel $(B)/sim/libnccl.so.2 ## CUDA and NCCL calls fail, in the simulator
+	@SIM_TESTS=1 ONLY=test_cuda_faults sh tests/run.sh $(B)
 test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(MPI) ## the GPU's kernels, simulated on the CPU
 	LD_LIBRARY_PATH=$(B)/sim $(B)/sim/test_ops
 	python3 tests/gpu/ranks_sim.py $(B)

@@ -73,6 +73,15 @@ static void fail(struct cuda_backend *cu, const struct error *why)
     if (!cu->failed)
         cu->error = *why;
     cu->failed = true;
+    cu->be->failure = &cu->error;
+}
+
+bool comm_has_failed(struct cuda_backend *cu)
+{
+    struct comm *c = members_of(cu);
+    if (cu->failed && c)
+        c->fail(c, &cu->error);
+    return cu->failed;
 }
 
 bool comm_sums(const struct cuda_backend *cu, bool partial)
@@ -87,6 +96,8 @@ static void sum_by_host(struct cuda_backend *cu, const float *in, float *out, si
     CHECK(n <= l->room, "a sum of %zu floats, %zu of room", n, l->room);
     copy(cu, in, l->mapped, n);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    if (comm_has_failed(cu))
+        return;
     members_of(cu)->sum(members_of(cu), l->host, n);
     copy(cu, l->mapped, out, n);
 }
@@ -97,7 +108,7 @@ static void sum(struct cuda_backend *cu, const float *in, float *out, int rows)
     struct cuda_comm *l = cuda_comm_of(cu);
     struct error err = {};
     size_t n = (size_t)rows * (size_t)cu->shape.n_embd;
-    if (!n || l->given_up)
+    if (!n || l->given_up || comm_has_failed(cu))
         return;
     step_mark(cu);
     if (!l->nccl)
@@ -169,6 +180,8 @@ static void collect_by_host(struct cuda_backend *cu, int own, int rows)
         size_t at = (size_t)(last - n);
         copy(cu, cu->act.logits + at * (size_t)own, l->mapped, (size_t)n * (size_t)own);
         CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+        if (comm_has_failed(cu))
+            return;
         c->gather(c, l->host, n, width);
         if (c->index == 0) {
             copy(cu, l->mapped, cu->act.logits + at * (size_t)width, (size_t)n * (size_t)width);
@@ -182,7 +195,7 @@ void comm_collect(struct cuda_backend *cu, const struct head *h, int rows)
     struct cuda_comm *l = cuda_comm_of(cu);
     struct error err = {};
     int width = cu->shape.n_vocab, own = h->w->n_out;
-    if (!h->partial || l->given_up)
+    if (!h->partial || l->given_up || comm_has_failed(cu))
         return;
     step_mark(cu);
     if (l->nccl) {
@@ -284,6 +297,14 @@ static bool choose_nccl(struct cuda_backend *cu, const char *wish, struct error 
     return true;
 }
 
+/* Others may wait in NCCL for a process that has failed, so it leaves the job. */
+static bool leave(struct cuda_backend *cu, const struct error *why, struct error *err)
+{
+    fail(cu, why);
+    comm_has_failed(cu);
+    return error_set(err, "%s", cu->error.msg);
+}
+
 /* Creates NCCL's communicator, and runs one sum so that it allocates now. */
 static bool start_nccl(struct cuda_backend *cu, struct error *err)
 {
@@ -291,16 +312,18 @@ static bool start_nccl(struct cuda_backend *cu, struct error *err)
     struct comm *c = members_of(cu);
     int index = c ? c->index : 0, size = c ? c->size : 1;
     struct nccl_id ids[COMM_MOST] = {}, mine = {};
+    struct error why = {};
     bool ok = index > 0 || nccl_make_id(l->nccl, &mine, err);
     ids[0] = mine;
     if (c && (!c->agree(c, ok, err) || !c->share(c, &mine, ids, sizeof mine, err)))
         return false;
-    if (!ok || !nccl_join(l->nccl, &ids[c ? c->first : 0], index, size, err))
+    if (!ok)
         return false;
-    if (!nccl_sum(l->nccl, l->sum, l->sum, (size_t)cu->shape.n_embd, cu->stream, err))
-        return false;
+    if (!nccl_join(l->nccl, &ids[c ? c->first : 0], index, size, &why) ||
+        !nccl_sum(l->nccl, l->sum, l->sum, (size_t)cu->shape.n_embd, cu->stream, &why))
+        return leave(cu, &why, err);
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
-    return true;
+    return !cu->failed || leave(cu, &cu->error, err);
 }
 
 bool comm_prepare(struct cuda_backend *cu, bool ok, struct error *err)

@@ -34,6 +34,10 @@ bool comm_record(const struct cuda_backend *cu);
 /* Waits for a step. Ends with an error where another process has ended. */
 void comm_wait(struct cuda_backend *cu, cudaEvent_t done);
 
+/* Whether this process has failed. It then takes part in no more operations, because what it would
+ * add was not computed. The others wait until they learn that it has ended. */
+bool comm_has_failed(struct cuda_backend *cu);
+
 /* Rows (n, n_embd), in place: added up over the members. */
 void comm_sum(struct cuda_backend *cu, float *rows, int n);
 /* For a part of which each member computes a partial sum (`partial`): the pending output becomes

@@ -513,7 +513,7 @@ struct cuda_backend {
     struct encoder_scratch *encoder; /* encoder.h: likewise */
 };
 
-/* Keeps the first error. */
+/* Keeps the first error. After it no kernel is launched and no recorded step replayed. */
 void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what);
 #define CUDA_TRY(cu, call)                                                                         \
     do {                                                                                           \
@@ -546,10 +546,13 @@ template <class... P, class... A>
 static inline void cuda_launch(struct cuda_backend *cu, void (*fn)(P...), dim3 grid, int block,
                                size_t shared, int mode, A... args)
 {
+    if (cu->failed) /* its inputs may never have been written */
+        return;
     if (cu->launch.log)
         cuda_log_launch(cu, (const void *)fn, grid, block, shared, mode);
 #ifdef STEEL_CUDA_SIM
-    sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); });
+    CUDA_TRY(cu,
+             sim_launch(cu->stream, grid, dim3((unsigned)block), shared, [=] { fn(P(args)...); }));
 #else
 #ifdef STEEL_CUDA_TRACE
     static bool attached; /* every file with kernels has its own copy of the pointer */

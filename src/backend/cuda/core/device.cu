@@ -20,6 +20,7 @@ void cuda_fail(struct cuda_backend *cu, cudaError_t e, const char *what)
     cu->failed = true;
     error_set(&cu->error, "CUDA: %s (%s) in %.100s", cudaGetErrorString(e), cudaGetErrorName(e),
               what);
+    cu->be->failure = &cu->error;
 }
 
 void cuda_enter(const struct cuda_backend *cu)
@@ -54,7 +55,12 @@ void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct erro
     }
     cu->memory.bytes += rounded;
     CUDA_TRY(cu, cudaMemsetAsync(p, 0, rounded, cu->stream));
-    return p;
+    if (!cu->failed)
+        return p;
+    cuda_free(be, p, bytes);
+    if (err)
+        *err = cu->error;
+    return NULL;
 }
 
 void cuda_free(struct backend *be, void *p, size_t bytes)
@@ -82,6 +88,8 @@ void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes
     cuda_enter(cu);
     CUDA_TRY(cu, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+    if (cu->failed)
+        memset(host, 0, bytes);
 }
 
 bool cuda_own(struct cuda_backend *cu, const struct device_buffer *list, int n, struct error *err)

@@ -274,7 +274,8 @@ bool cuda_replay(struct backend *be, uint64_t key)
         if (g->key != key || !same_layout(&g->layout, &cu->step.layout))
             continue;
         cu->resid = g->resid;
-        CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
+        if (!cu->failed)
+            CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
         return true;
     }
     return false;
@@ -292,7 +293,8 @@ static bool repeats(const struct cuda_backend *cu)
 void cuda_record(struct backend *be, uint64_t key)
 {
     struct cuda_backend *cu = cuda_self(be);
-    if (be->profile || cu->recording.n == MAX_GRAPHS || !repeats(cu) || !comm_record(cu))
+    if (be->profile || cu->failed || cu->recording.n == MAX_GRAPHS || !repeats(cu) ||
+        !comm_record(cu))
         return;
     cudaError_t e = cudaStreamBeginCapture(cu->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess)
@@ -310,11 +312,11 @@ static void finish_recording(struct cuda_backend *cu)
     g->resid = cu->resid;
     cu->recording.key = 0;
     cudaError_t e = cudaStreamEndCapture(cu->stream, &graph);
-    if (e == cudaSuccess)
+    if (e == cudaSuccess && !cu->failed)
         e = cudaGraphInstantiate(&g->exec, graph, 0);
     if (e != cudaSuccess) {
         cuda_fail(cu, e, "the end of a recording");
-    } else {
+    } else if (!cu->failed) {
         cu->recording.n++;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
     }
@@ -386,7 +388,7 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
     const int32_t *chosen = sample_tokens_of(cu, turn);
     for (int i = 0; i < f->n_out && tokens; i++)
         tokens[i] = f->chosen[i] && !cu->failed ? chosen[i] : -1;
-    if (!cu->failed)
+    if (!comm_has_failed(cu))
         return true;
     if (err)
         *err = cu->error;

@@ -108,6 +108,8 @@ static void send_piece(struct cuda_backend *cu, const struct raw_seg *s, int exp
                        struct repack p, int first, int rows, const int32_t *inverse, uint8_t *out)
 {
     int slot = cu->upload.next++ % RING_SLOTS;
+    if (cu->failed)
+        return;
     CUDA_TRY(cu, cudaEventSynchronize(cu->upload.done[slot]));
     struct slot_fill f = {cu, slot, 0};
     p.rows = rows;

@@ -610,7 +610,7 @@ static void sample_on_host(struct cuda_backend *cu, uint8_t *host, struct sample
     CUDA_TRY(cu, cudaMemcpyAsync(sm->logits_row, cu->act.logits + (size_t)i * n, n * sizeof(float),
                                  cudaMemcpyDeviceToHost, cu->stream));
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
-    if (again) {
+    if (again || cu->failed) {
         *token = -1;
         return;
     }

@@ -103,15 +103,17 @@ static void pack_change(const struct lora *l, struct lora_change *to, uint16_t *
 
 /* Copies to the device on its own stream, because another thread may be running or recording
  * steps. */
-static bool upload(void *to, const void *from, size_t bytes)
+static cudaError_t upload(void *to, const void *from, size_t bytes)
 {
     cudaStream_t stream = NULL;
-    bool ok = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
-              cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
-              cudaStreamSynchronize(stream) == cudaSuccess;
+    cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(stream);
     if (stream)
         cudaStreamDestroy(stream);
-    return ok;
+    return e;
 }
 
 void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *l,
@@ -127,14 +129,14 @@ void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *
     uint8_t *host = (uint8_t *)mem_zalloc(1, bytes);
     c->rank = lora_rank(l);
     cudaSetDevice(cu->device);
-    bool ok = cudaMalloc((void **)&c->of, bytes) == cudaSuccess;
-    if (ok) {
+    cudaError_t e = cudaMalloc((void **)&c->of, bytes);
+    if (e == cudaSuccess) {
         pack_change(l, (struct lora_change *)host, (uint16_t *)(host + head), host,
                     (const uint8_t *)c->of);
-        ok = upload(c->of, host, bytes);
+        e = upload(c->of, host, bytes);
     }
     mem_free(host);
-    if (ok) {
+    if (e == cudaSuccess) {
         __atomic_add_fetch(&loras_of(cu)->generation, 1, __ATOMIC_ACQ_REL);
         return c;
     }
@@ -142,7 +144,8 @@ void *lora_adapt(struct backend *be, const struct weight *w, const struct lora *
     if (c->of)
         cudaFree(c->of);
     mem_free(c);
-    error_set(err, "out of GPU memory: %zu bytes for a LoRA adapter", bytes);
+    error_set(err, "%s: %zu bytes for a LoRA adapter",
+              e == cudaErrorMemoryAllocation ? "out of GPU memory" : cudaGetErrorString(e), bytes);
     return NULL;
 }
 
