@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-ORDER = "base quant file text image sample backend model dist engine server route convert cli".split()
+ORDER = "base quant file text image sample backend model vision dist engine server route convert cli".split()
 SHELVES = {"text": "tokenizer jinja grammar chat".split(), "server": "http mcp api web".split()}  # in their order
 NOT_IN_RUN = {"engine", "sample", "model", "backend"}  # cmd_run.c, terminal.c, generate.c
 RUN = {"src/cli/cmd_run.c", "src/cli/term/terminal.c", "src/cli/generate.c"}

@@ -427,6 +427,8 @@ static double act_of(const struct ffn *f, double g, double u)
         return g * sigmoid((double)f->alpha * g) * (u + 1);
     case ACT_PLAIN_GELU:
         return 0.5 * g * (1 + erf(g / sqrt(2)));
+    case ACT_PLAIN_GELU_TANH:
+        return 0.5 * g * (1 + tanh(sqrt(2 / 3.14159265358979) * (g + 0.044715 * g * g * g)));
     }
     return NAN;
 }
@@ -438,23 +440,23 @@ static void ffn_of(const struct rig *r, const struct ffn *f, int i, int e, const
     double h[2 * FF], out[FF];
     times(r, i, e, x, h);
     for (int j = 0; j < FF; j++)
-        out[j] = act_of(f, h[j], f->act == ACT_PLAIN_GELU ? 0 : h[FF + j]);
+        out[j] = act_of(f, h[j], activation_is_gated(f->act) ? h[FF + j] : 0);
     times(r, i + 1, e, out, y);
 }
 
 static void test_activations(void **state)
 {
     (void)state;
-    for (enum activation act = ACT_SILU; act <= ACT_PLAIN_GELU; act++) {
+    for (enum activation act = ACT_SILU; act <= ACT_PLAIN_GELU_TANH; act++) {
         struct rig r;
         rig_open(&r);
         struct mlp *m = &r.layers[0].mlp;
-        m->dense =
-            (struct ffn){.gate_up = weight_of(&r, act == ACT_PLAIN_GELU ? FF : 2 * FF, E, 1, true),
-                         .down = weight_of(&r, E, FF, 1, true),
-                         .act = act,
-                         .alpha = 1.702f,
-                         .limit = 0.8f};
+        m->dense = (struct ffn){
+            .gate_up = weight_of(&r, activation_is_gated(act) ? 2 * FF : FF, E, 1, true),
+            .down = weight_of(&r, E, FF, 1, true),
+            .act = act,
+            .alpha = 1.702f,
+            .limit = 0.8f};
         rig_prepare(&r);
         r.be->ops->mlp(r.be, m, 0);
         r.be->ops->stream->get(r.be, r.after, ROWS);

@@ -2,7 +2,7 @@
  * The boundary between a network (layer.h) and the backend that computes it: a table of a few coarse ops.
  *
  *  1. Every op of struct backend_ops is mandatory. A fallback lives inside the op.
- *  2. Optional features are sub-tables (adapters, draft, stream, picks). A backend has a sub-table whole or
+ *  2. Optional features are sub-tables (adapters, draft, tower, stream, picks). A backend has a sub-table whole or
  *     its pointer is NULL. supports() refuses a network that needs a missing one.
  *  3. ref.c is the specification of every op; other backends are tested against it (tests/ops).
  *  4. Compute ops return void and only enqueue. The backend keeps the first error and end() reports it.
@@ -69,6 +69,14 @@ struct draft_ops {
     void (*keep)(struct backend *be, const struct norm *norm);
     /* Starts the stream of a step of the MTP block, in place of embed. */
     void (*join)(struct backend *be, const struct mtp *m);
+};
+
+/* Image towers (layer.h). */
+struct tower_ops {
+    /* Computes the features of merger number `i` of the network from the stream's rows. */
+    void (*merge)(struct backend *be, const struct merger *m, int i);
+    /* After end(): feature `row` of merger i, (ffn.down's n_out). */
+    void (*feature)(struct backend *be, int i, int row, float *host);
 };
 
 /* Access to the stream inside a step, for pipeline stages and tests. Rows are of n_embd. */
@@ -148,6 +156,7 @@ struct backend_ops {
 
     const struct adapter_ops *adapters; /* NULL: no LoRA */
     const struct draft_ops *draft;      /* NULL: no PART_MTP */
+    const struct tower_ops *tower;      /* NULL: no PART_TOWER */
     const struct stream_ops *stream;    /* NULL: no pipeline stages */
     const struct pick_ops *picks;       /* NULL: no kernel tables */
 };

@@ -20,8 +20,8 @@ struct batch {
     /* (n_tokens, 3) M-RoPE positions: time, height, width; what ropes with a plane rotate by. NULL = pos three
      * times. Masks, windows and the cache always use pos. */
     const int32_t *rope_pos;
-    /* (n_embeds) rows (E) that replace token embeddings, such as an image's features; at most bounds.max_embeds.
-     * Not in a step of the MTP block, and not over several processes. */
+    /* (n_embeds) rows (network_embed_width) that replace token embeddings, such as an image's features, or are a
+     * tower's patches; at most bounds.max_embeds. With deepstack, E values for each level follow the first E. Not in a step of the MTP block, and not over several processes. */
     const float *const *embeds;
     int n_embeds;
     const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
@@ -52,8 +52,8 @@ struct batch {
 /* Whether the stream narrows to the output rows in this layer, which is the last of the step. */
 static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)
 {
-    if (net->has_next_stage)
-        return false; /* another process has the last layer */
+    if (net->has_next_stage || net->n_mergers)
+        return false; /* another process has the last layer; mergers read all rows */
     return b->from ? layer == net->n_layers - 1 : !b->keep && layer == network_depth(net) - 1;
 }
 

@@ -59,6 +59,18 @@ void network_measure(const struct network *net, struct network_max *out)
         widen(&out->n_expert_used, m->router.n_used);
         widen(&out->n_ff_exp, m->experts.down->n_in);
     }
+    for (int i = 0; i < net->n_mergers; i++)
+        widen(&out->n_ff, net->mergers[i].ffn.down->n_in);
+    for (int i = 0; i < net->n_mergers; i++)
+        widen(&out->merged, net->mergers[i].ffn.gate_up->n_in);
+}
+
+int network_embed_width(const struct network *net)
+{
+    int levels = 0;
+    for (int i = 0; i < net->n_layers; i++)
+        widen(&levels, net->layers[i].mlp.deepstack);
+    return (1 + levels) * net->n_embd + (net->embed.patches ? net->embed.patches->n_in : 0);
 }
 
 void mixer_cache_dims(const struct mixer *m, int *k, int *v)
@@ -183,6 +195,9 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
         !norm_ok(c, &m->experts_out) ||
         !has(c, (d->gate_up && d->act) || (m->router.w && e->act), PART_ACTIVATIONS,
              "an activation other than silu is") ||
+        !has(c, d->gate_up && d->act == ACT_PLAIN_GELU_TANH, PART_TOWER,
+             "a tanh GELU without a gate is") ||
+        !has(c, m->deepstack, PART_DEEPSTACK, "features of an image tower's inner layers are") ||
         !has(c, m->embed.gate, PART_LAYER_EMBED, "an embedding per layer is") ||
         !has(c, m->stream_scale != 0 && m->stream_scale != 1, PART_SCALES, "a layer scale is"))
         return false;
@@ -208,8 +223,12 @@ bool network_check(const struct network *net, unsigned parts, const char *backen
         !has(&c, e->norm.kind, PART_EMBED, "a norm of embeddings is") ||
         !has(&c, !h->w, PART_EMBED, "a model without a head is") ||
         !has(&c, e->layers.width, PART_LAYER_EMBED, "an embedding per layer is") ||
-        !has(&c, net->mtp.fc, PART_MTP, "multi-token prediction is"))
+        !has(&c, net->mtp.fc, PART_MTP, "multi-token prediction is") ||
+        !has(&c, e->patches || net->n_mergers, PART_TOWER, "an image tower is"))
         return false;
+    for (int i = 0; i < net->n_mergers; i++)
+        if (!norm_ok(&c, &net->mergers[i].norm))
+            return false;
     if (net->mtp.fc && (!norm_ok(&c, &net->mtp.embed_norm) || !norm_ok(&c, &net->mtp.hidden_norm) ||
                         !norm_ok(&c, &net->mtp.head.norm)))
         return false;

@@ -186,13 +186,20 @@ struct mixer {
 
 /* h = act(g, u) with [g u] = x Wgu^T + bias; kinds without a gate have no u. */
 enum activation {
-    ACT_SILU,         /* g / (1 + exp(-g)) * u */
-    ACT_GELU_TANH,    /* 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) * u */
-    ACT_GELU,         /* 0.5 g (1 + erf(g / sqrt(2))) * u */
-    ACT_SWIGLU_CLAMP, /* g' = min(g, limit); u' = clamp(u, -limit, limit);
+    ACT_SILU,            /* g / (1 + exp(-g)) * u */
+    ACT_GELU_TANH,       /* 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) * u */
+    ACT_GELU,            /* 0.5 g (1 + erf(g / sqrt(2))) * u */
+    ACT_SWIGLU_CLAMP,    /* g' = min(g, limit); u' = clamp(u, -limit, limit);
                          g' / (1 + exp(-alpha g')) * (u' + 1) */
-    ACT_PLAIN_GELU,   /* as ACT_GELU without u */
+    ACT_PLAIN_GELU,      /* as ACT_GELU without u */
+    ACT_PLAIN_GELU_TANH, /* as ACT_GELU_TANH without u */
 };
+
+/* Whether h has a factor u. */
+static inline bool activation_is_gated(enum activation act)
+{
+    return act != ACT_PLAIN_GELU && act != ACT_PLAIN_GELU_TANH;
+}
 
 /* y = act(x Wgu^T + bias) Wd^T + bias, of one matrix or of each expert's. */
 struct ffn {
@@ -251,6 +258,9 @@ struct mlp {
     struct norm experts_in, experts_out; /* (E) */
     struct layer_embed embed;
     float stream_scale; /* 0 = 1 */
+    /* After all of this, a row of batch.embeds adds its values from deepstack * E on (0 = none): features of an
+     * image tower's inner layers. */
+    int deepstack;
     bool dense_partial, experts_partial;
     int expert_first; /* the first of the experts held here; the router covers all of them */
 };
@@ -273,9 +283,12 @@ struct embed_layers {
 };
 
 /* x = norm(scale * T[token] + positions[pos + pos_offset] + types[type])
- * A row of batch.embeds replaces scale * T[token] and is not scaled. */
+ * A row of batch.embeds replaces scale * T[token] and is not scaled.
+ * With patches, every row is one of batch.embeds and has D + E values: p, of an image's patch, and q, such as
+ * its position's: x = p Wpatches^T + bias + q */
 struct embed {
-    const struct weight *tokens;            /* (n_vocab, E) */
+    const struct weight *tokens;            /* (n_vocab, E); NULL with patches */
+    const struct weight *patches;           /* (E, D) or NULL */
     float scale;                            /* 0 = 1 */
     const struct weight *positions, *types; /* (n, E) or NULL */
     int pos_offset;
@@ -312,6 +325,19 @@ struct mtp {
     struct head head;                    /* w: the network's own */
 };
 
+/*
+ * The end of an image tower: `rows` adjacent rows become one feature.
+ *   wide:  y = norm([x_0 .. x_rows-1]), else y = [norm(x_0) .. norm(x_rows-1)]; feature = ffn(y)
+ */
+struct merger {
+    int after; /* the layer whose output it reads */
+    int rows;
+    bool wide;
+    struct norm norm; /* (rows*E) if wide, else (E) */
+    struct ffn
+        ffn; /* gate_up (F, rows*E), down (features' width, F); an activation without a gate */
+};
+
 struct network {
     int n_layers, n_embd, n_vocab; /* n_layers includes the MTP block's; n_embd: E */
     struct embed embed;
@@ -320,6 +346,10 @@ struct network {
     struct mtp mtp;
     const struct rope *ropes; /* (n_ropes) */
     int n_ropes;
+    /* (n_mergers) ascending by `after`. An image tower: it has patches, no tokens and no head, and all rows of its
+     * steps reach the last layer. */
+    struct merger *mergers;
+    int n_mergers;
     /* A stage of a pipeline: other processes have the layers before, or the layers after and the head. The
      * stream comes by stream_put, goes by stream_get, and keeps all its rows. */
     bool has_prev_stage, has_next_stage;
@@ -341,9 +371,13 @@ struct network_max {
     int n_rot;
     int n_ff;                              /* dense hidden units */
     int n_expert, n_expert_used, n_ff_exp; /* 0 = no experts */
+    int merged;                            /* inputs of a merger; 0 = none */
 };
 
 void network_measure(const struct network *net, struct network_max *out);
+
+/* Values of a row of batch.embeds. */
+int network_embed_width(const struct network *net);
 
 /* Values of k and v that the cache holds per token in this layer; 0, 0 if it stores none. */
 void mixer_cache_dims(const struct mixer *m, int *k, int *v);
@@ -382,7 +416,9 @@ enum part {
     PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
     PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
     PART_EXPERT_BIAS = 1 << 20,
-    PART_MTP = 1 << 21, /* multi-token prediction */
+    PART_MTP = 1 << 21,       /* multi-token prediction */
+    PART_TOWER = 1 << 22,     /* image towers: patches, mergers, tanh GELU without a gate */
+    PART_DEEPSTACK = 1 << 23, /* features added after layers */
 };
 
 bool network_check(const struct network *net, unsigned parts, const char *backend,

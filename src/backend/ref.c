@@ -101,9 +101,25 @@ static void clear(struct ref *r)
         r->gate,       r->a,      r->qkv,          r->n,         r->y,         r->part,
         r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
         r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
-        r->told[1],    r->kept,   r->joined,       r->mean};
+        r->told[1],    r->kept,   r->joined,       r->mean,      r->merged};
+    for (int i = 0; i < r->n_features; i++)
+        mem_free(r->features[i]);
+    mem_free(r->features);
+    r->features = NULL;
+    r->n_features = 0;
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
+}
+
+static void prepare_features(struct ref *r, const struct network *net, size_t tokens)
+{
+    r->merged = floats((size_t)r->max.merged);
+    r->features = mem_zalloc((size_t)net->n_mergers + 1, sizeof *r->features);
+    r->n_features = net->n_mergers;
+    for (int i = 0; i < net->n_mergers; i++) {
+        const struct merger *m = &net->mergers[i];
+        r->features[i] = floats(tokens / (size_t)m->rows * (size_t)m->ffn.down->n_out);
+    }
 }
 
 static bool ref_prepare(struct backend *be, const struct network *net, const struct bounds *s,
@@ -123,6 +139,9 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     wide = (size_t)max->latent > wide ? (size_t)max->latent : wide;
     wide = (size_t)max->state_heads > wide ? (size_t)max->state_heads : wide;
     wide = ff > wide ? ff : wide;
+    wide = (size_t)max->merged > wide ? (size_t)max->merged : wide;
+    size_t patch = net->embed.patches ? (size_t)net->embed.patches->n_in : 0;
+    wide = patch > wide ? patch : wide;
     wide = net->mtp.fc && 2 * embd > wide ? 2 * embd : wide;
     wide = per_layer * (size_t)net->n_layers > wide ? per_layer * (size_t)net->n_layers : wide;
     r->x = floats(tokens * embd);
@@ -146,6 +165,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->probs = floats((size_t)max->n_expert);
     r->keys = floats((size_t)max->n_expert);
     r->gap = floats(tokens);
+    prepare_features(r, net, tokens);
     r->kept = net->mtp.fc ? floats(tokens * embd) : NULL;
     r->joined = net->mtp.fc ? floats(2 * embd) : NULL;
     for (int i = 0; i < 2; i++) {
@@ -319,6 +339,14 @@ static void embed_layers(struct ref *r, const struct embed_layers *e, int token,
         out[i] *= e->scale;
 }
 
+/* x = p W^T + bias + q, where the row is p, then q */
+static void patch_row(struct ref *r, const struct weight *w, const float *row, float *x)
+{
+    ref_matvec(r, w, 0, row, x);
+    for (int i = 0; i < w->n_out; i++)
+        x[i] += row[w->n_in + i];
+}
+
 static void ref_embed(struct backend *be, const struct embed *e)
 {
     struct ref *r = ref_self(be);
@@ -332,7 +360,9 @@ static void ref_embed(struct backend *be, const struct embed *e)
         r->row_of[t] = r->at = t;
         memset(x, 0, (size_t)E * sizeof(float));
         int row = b->tokens[t] - e->first, given = b->tokens[t] - r->net->n_vocab;
-        if (given >= 0)
+        if (e->patches)
+            patch_row(r, e->patches, b->embeds[given], x);
+        else if (given >= 0)
             memcpy(x, b->embeds[given], (size_t)E * sizeof(float));
         else if (!e->partial || (row >= 0 && row < e->tokens->n_out))
             add_row(r, e->tokens, row, ref_or_one(e->scale), x);
@@ -432,6 +462,13 @@ static void ref_logits(struct backend *be, int row, float *host)
     memcpy(host, r->logits[r->readable] + (size_t)row * n, n * sizeof(float));
 }
 
+static void ref_feature(struct backend *be, int i, int row, float *host)
+{
+    const struct ref *r = ref_self(be);
+    size_t n = (size_t)r->net->mergers[i].ffn.down->n_out;
+    memcpy(host, r->features[i] + (size_t)row * n, n * sizeof *host);
+}
+
 static void ref_stream_put(struct backend *be, const float *host, int rows)
 {
     struct ref *r = ref_self(be);
@@ -457,6 +494,7 @@ static void ref_logits_put(struct backend *be, const float *host, int rows)
 
 static const struct adapter_ops ref_adapters = {.adapt = ref_adapt, .unadapt = ref_unadapt};
 static const struct draft_ops ref_draft = {.keep = ref_keep, .join = ref_join};
+static const struct tower_ops ref_tower = {.merge = ref_merge, .feature = ref_feature};
 static const struct stream_ops ref_stream = {
     .put = ref_stream_put, .get = ref_stream_get, .put_logits = ref_logits_put};
 
@@ -485,6 +523,7 @@ static const struct backend_ops ref_ops = {
     .logits = ref_logits,
     .adapters = &ref_adapters,
     .draft = &ref_draft,
+    .tower = &ref_tower,
     .stream = &ref_stream,
 };
 

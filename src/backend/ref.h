@@ -36,6 +36,9 @@ struct ref {
     float *latent;       /* (4, widest latent) */
     float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
     float *joined;       /* (2, E) one row's embedding and kept row */
+    float *merged;       /* a merger's input */
+    float **features;    /* (n_mergers) -> (max_tokens / rows, n_out) */
+    int n_features;
     float *scores;       /* (longest context) */
     float *probs, *keys; /* (n_expert) */
     float *gap;          /* (max_tokens) per batch row: see backend_ref_gap */
@@ -97,5 +100,6 @@ void ref_narrow(struct ref *r); /* the stream becomes the output rows */
 /* The ops. */
 void ref_mixer(struct backend *be, const struct mixer *m, int layer);
 void ref_mlp(struct backend *be, const struct mlp *m, int layer);
+void ref_merge(struct backend *be, const struct merger *m, int index);
 
 #endif

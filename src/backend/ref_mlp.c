@@ -38,6 +38,9 @@ static void activate(const struct ffn *f, float *h, int width)
         case ACT_PLAIN_GELU:
             h[i] = gelu(g);
             break;
+        case ACT_PLAIN_GELU_TANH:
+            h[i] = gelu_tanh(g);
+            break;
         }
     }
 }
@@ -223,6 +226,27 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
                 r->layer_embeds + (size_t)((r->row_of[i] * r->net->n_layers + layer) * P), x);
         for (int j = 0; j < E; j++)
             x[j] *= ref_or_one(m->stream_scale);
+        int given = r->batch.tokens[r->row_of[i]] - r->net->n_vocab;
+        for (int j = 0; m->deepstack && given >= 0 && j < E; j++)
+            x[j] += r->batch.embeds[given][m->deepstack * E + j];
         ref_stage_end(r, STAGE_NORM);
     }
+}
+
+/* Each group of rows, side by side and normed, through the ffn. */
+void ref_merge(struct backend *be, const struct merger *m, int index)
+{
+    struct ref *r = ref_self(be);
+    int E = r->net->n_embd, wide = m->rows * E, n_out = m->ffn.down->n_out;
+    ref_stage_begin(r);
+    for (int i = 0; i < r->rows / m->rows; i++) {
+        const float *x = ref_stream_row(r, i * m->rows);
+        if (m->wide)
+            ref_norm_row(&m->norm, x, r->merged, wide);
+        for (int k = 0; !m->wide && k < m->rows; k++)
+            ref_norm_row(&m->norm, x + k * E, r->merged + k * E, E);
+        r->at = i * m->rows;
+        ffn_row(r, &m->ffn, 0, r->merged, r->features[index] + (size_t)i * (size_t)n_out);
+    }
+    ref_stage_end(r, STAGE_HEAD);
 }

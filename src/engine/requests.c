@@ -115,7 +115,8 @@ static uint64_t *content_of(const struct engine *e, const struct request_spec *s
 /* Copies the prompt's embeddings and positions. */
 static void copy_rows(struct request *r, const struct request_spec *s)
 {
-    size_t n = (size_t)s->n_prompt, E = (size_t)r->engine->rt->model->net.n_embd, total = 0, at = 0;
+    size_t n = (size_t)s->n_prompt, E = (size_t)network_embed_width(&r->engine->rt->model->net);
+    size_t total = 0, at = 0;
     if (!s->n_embeds && !s->rope_pos)
         return;
     struct prompt_rows *rows = r->rows = mem_zalloc(1, sizeof *rows);

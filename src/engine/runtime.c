@@ -118,7 +118,10 @@ static bool open_gpu(struct runtime *rt, const struct runtime_options *opt,
 
 static enum model_parts parts_of(const struct runtime_options *opt, const struct runtime *rt)
 {
-    return opt->embed ? MODEL_HEADLESS : rt->draft ? MODEL_DRAFTING : MODEL_PLAIN;
+    return (opt->embed  ? MODEL_HEADLESS
+            : rt->draft ? MODEL_DRAFTING
+                        : MODEL_PLAIN) |
+           (opt->embeds ? MODEL_SEEING : MODEL_PLAIN);
 }
 
 /* Sets rt->draft, the number of draft tokens, from the file and the options. */

@@ -375,6 +375,9 @@ static bool open_folder(struct tensorfile *f, const char *dir, struct error *err
     if (ok)
         f->generation_config =
             load_object(dir, "generation_config.json", CONFIG_MAX, true, &ok, err);
+    if (ok)
+        f->preprocessor_config =
+            load_object(dir, "preprocessor_config.json", CONFIG_MAX, true, &ok, err);
     if (!ok)
         return false;
     if (has_file(dir, "model.safetensors"))
@@ -531,6 +534,7 @@ void tensorfile_close(struct tensorfile *f)
     }
     json_decref(f->config);
     json_decref(f->tokenizer_config);
+    json_decref(f->preprocessor_config);
     json_decref(f->generation_config);
     map_clear(&f->by_name);
     map_clear(&f->by_key);

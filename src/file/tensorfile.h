@@ -83,10 +83,11 @@ struct tensorfile {
     struct meta *meta;  /* (n_meta) GGUF only */
     size_t n_meta;
     struct map by_key;
-    json_t *config;            /* HF only: config.json (always an object) */
-    json_t *tokenizer_config;  /* HF only, or NULL */
-    json_t *generation_config; /* HF only, or NULL */
-    struct shard *shards;      /* (n_shards) */
+    json_t *config;              /* HF only: config.json (always an object) */
+    json_t *tokenizer_config;    /* HF only, or NULL */
+    json_t *generation_config;   /* HF only, or NULL */
+    json_t *preprocessor_config; /* HF only, or NULL: of images */
+    struct shard *shards;        /* (n_shards) */
     int n_shards;
     struct name_chunk *names; /* storage of tensor names and keys */
 };

@@ -46,6 +46,7 @@ struct weight_rows {
     /* One matrix per head, in both kinds of file. Head h's rows (transposed: columns) start at
      * stride * h + offset. stride 0: the tensor is not split by heads. */
     int stride, offset;
+    bool flat; /* a convolution's tensor: its dims multiply to n * n_in, outputs outermost */
     /* GGUF only: after the first `plain` rows (columns), heads of `len` rows are tiled. Head j of
      * group g is stored at j * groups + g. For `convert`; the readers use delta_net.tiled. */
     struct head_tiles {

@@ -13,6 +13,7 @@ enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256, ROPE_MAX_FACTORS
 
 struct model_family; /* model/families/family.h */
 struct meta_reader;  /* model/reader.h */
+struct tower_config; /* vision/tower.h */
 
 enum rope_kind {
     ROPE_PLAIN,
@@ -79,6 +80,8 @@ struct config {
     bool is_linear[CONFIG_MAX_LAYERS]; /* a gated delta net instead of attention */
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     int n_rot, context;
+    int n_deepstack; /* layers, the first ones, that add features of an image tower's inner layers */
+    const struct tower_config *tower; /* of an image tower (vision/tower.h); NULL = a text model */
     struct rope_config rope;
     struct rope_config rope_window; /* of layers with a window; theta 0: as rope */
     int n_rot_window;
@@ -97,6 +100,8 @@ bool config_is_mtp(const struct config *c, const char *tensor);
  * c->n_rot. */
 bool rope_read_gguf(const struct meta_reader *in);
 bool rope_read_hf(const struct meta_reader *in);
+/* The sections of Qwen's M-RoPE, which are interleaved. */
+bool rope_read_gguf_sections(const struct meta_reader *in);
 /* plane (n_pairs) of struct rope from the sections; false if they do not fit n_pairs. */
 bool rope_planes(const struct rope_config *r, int n_pairs, uint8_t *plane);
 /* Computes freq[n_rot/2] and the factor on cos and sin. factors (n_rot/2) or NULL divide the

@@ -11,8 +11,13 @@ static void run_layers(struct model *m, int first, int last)
     struct backend *be = m->be;
     const struct network *net = &m->net;
     for (int i = first; i < last; i++) {
+        if (m->stop && atomic_load_explicit(m->stop, memory_order_relaxed))
+            return;                                   /* the result is not wanted any more */
         be->ops->mixer(be, &net->layers[i].mixer, i); /* what mixes positions */
         be->ops->mlp(be, &net->layers[i].mlp, i);     /* what each position does alone */
+        for (int k = 0; k < net->n_mergers; k++)
+            if (net->mergers[k].after == i)
+                be->ops->tower->merge(be, &net->mergers[k], k); /* an image's features */
         if (be->comm)
             be->comm->progress(be->comm);
     }
@@ -37,7 +42,8 @@ static void run_ops(struct model *m, const struct batch *b)
     run_layers(m, b->from ? depth : 0, b->from ? net->n_layers : depth);
     if (b->keep)
         be->ops->draft->keep(be, &head->norm); /* for drafts */
-    be->ops->head(be, head);
+    if (!net->n_mergers)
+        be->ops->head(be, head);
 }
 
 void forward(struct model *m, const struct batch *b, uint64_t key)

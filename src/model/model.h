@@ -8,6 +8,8 @@
 #include "backend/batch.h"
 #include "model/config.h"
 
+#include <stdatomic.h>
+
 struct tensor_spec; /* model/build.h */
 
 struct model {
@@ -20,6 +22,7 @@ struct model {
     size_t bytes;                   /* of all weights, as stored */
     size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */
     int64_t n_params, n_active;
+    const atomic_bool *stop; /* true: a step skips its remaining layers; NULL = never */
 };
 
 /* Called while loading, with done of total bytes. Returning false cancels with an error. */
@@ -37,11 +40,20 @@ struct model_shard {
 };
 
 /* Parts to load: everything text generation needs; all but the head, for embeddings (encoders have
- * no head); or with the block that drafts tokens. */
-enum model_parts { MODEL_PLAIN, MODEL_HEADLESS, MODEL_DRAFTING };
+ * no head); with the block that drafts tokens; for prompts with images. The last three are flags. */
+enum model_parts {
+    MODEL_PLAIN = 0,
+    MODEL_HEADLESS = 1,
+    MODEL_DRAFTING = 2,
+    MODEL_SEEING = 4, /* with what an image tower's inner layers add */
+};
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
                          const struct model_shard *shard, const struct progress *progress,
                          struct error *err);
+/* The same of a config that the caller has read. */
+struct model *model_load_config(const struct tensorfile *f, struct backend *be,
+                                const struct config *c, const struct model_shard *shard,
+                                const struct progress *progress, struct error *err);
 void model_choose(struct config *c, enum model_parts parts); /* applies `parts` to a config */
 void model_free(struct model *m);
 /* The largest context in use: long RoPE has different factors for short and long contexts. Call it

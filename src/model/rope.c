@@ -242,6 +242,22 @@ bool rope_read_hf(const struct meta_reader *in)
     return r->kind != ROPE_LONG || read_long(in, scaling, r);
 }
 
+/* M-RoPE. GGUF has no key that says that the sections are interleaved. */
+bool rope_read_gguf_sections(const struct meta_reader *in)
+{
+    char key[64];
+    snprintf(key, sizeof key, "%s.rope.dimension_sections", in->c->arch_name);
+    const struct meta *m = tensorfile_meta(in->f, key);
+    for (size_t i = 0; m && i < 3; i++) {
+        double n = -1;
+        if (m->type != META_ARRAY || !meta_array_number(&m->v.a, i, &n) || !(n >= 0 && n <= 4096))
+            return error_set(in->err, "%s: %s: expected numbers of 0 to 4096", in->f->path, key);
+        in->c->rope.sections[i] = (int)n;
+    }
+    in->c->rope.interleaved = true;
+    return true;
+}
+
 /* Dimension whose wave makes `rotations` turns over the original context (YaRN). */
 static double yarn_dim(const struct rope_config *r, int n_rot, double rotations)
 {

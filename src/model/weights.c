@@ -59,6 +59,13 @@ static bool check_shape(struct weight_loader *l, const struct tensor *t, int64_t
                      l->f->path, t->name, t->dims[0], t->dims[1], t->dims[2], d0, d1, d2);
 }
 
+static bool check_values(struct weight_loader *l, const struct tensor *t, int64_t n)
+{
+    int64_t has = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3]; /* at most the file's bytes */
+    return has == n || error_set(l->err, "%s: tensor %s: %" PRId64 " values, expected %" PRId64,
+                                 l->f->path, t->name, has, n);
+}
+
 static bool check_type(struct weight_loader *l, const struct tensor *t)
 {
     return dtype_is_weight(t->type) || error_set(l->err, "%s: tensor %s: type %s is not supported",
@@ -404,8 +411,9 @@ static bool read_segment(struct weight_loader *l, struct raw_weight *w,
         if (e == 0 || !stacked) {
             t = need(l, n, layer, e, "weight");
             if (!t || !check_type(l, t) || (transposed && !check_floats(l, t)) ||
-                !check_shape(l, t, transposed ? height : n_in, transposed ? n_in : height,
-                             stacked ? n_expert : 1))
+                !(rows->flat ? check_values(l, t, (int64_t)n_in * height)
+                             : check_shape(l, t, transposed ? height : n_in,
+                                           transposed ? n_in : height, stacked ? n_expert : 1)))
                 return false;
             mark_used(l, t);
             if (e == 0)
@@ -575,20 +583,35 @@ int model_row_width(const struct model *m)
 
 void model_choose(struct config *c, enum model_parts parts)
 {
-    c->headless |= parts == MODEL_HEADLESS;
-    if (parts != MODEL_DRAFTING || c->headless)
+    c->headless |= (parts & MODEL_HEADLESS) != 0;
+    if (!(parts & MODEL_DRAFTING) || c->headless)
         c->n_mtp = 0;
+    if (!(parts & MODEL_SEEING))
+        c->n_deepstack = 0;
 }
 
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,
                          const struct model_shard *shard, const struct progress *progress,
                          struct error *err)
 {
+    struct config *c = mem_zalloc(1, sizeof *c);
+    struct model *m = NULL;
+    if (config_load(f, c, err)) {
+        model_choose(c, parts);
+        m = model_load_config(f, be, c, shard, progress, err);
+    }
+    mem_free(c);
+    return m;
+}
+
+struct model *model_load_config(const struct tensorfile *f, struct backend *be,
+                                const struct config *c, const struct model_shard *shard,
+                                const struct progress *progress, struct error *err)
+{
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
-    bool ok = config_load(f, &m->config, err);
-    model_choose(&m->config, parts);
-    ok = ok && build(m, f, shard, err);
+    m->config = *c;
+    bool ok = build(m, f, shard, err);
     struct weight_loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
     for (int i = 0; ok && i < m->n_specs; i++) {

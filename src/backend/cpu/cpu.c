@@ -96,7 +96,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "a latent of more than 1024 values is", "cpu");
         if (x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS)
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
-        if (m->router.w && m->experts.act == ACT_PLAIN_GELU)
+        if (m->router.w && !activation_is_gated(m->experts.act))
             return network_refuse(err, i, "an expert without a gate is", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
@@ -110,7 +110,8 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
                              PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
                              PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
                              PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP,
+                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
+                             PART_TOWER | PART_DEEPSTACK,
                          "cpu", err);
 }
 
@@ -130,6 +131,8 @@ static void clear(struct cpu_backend *cb)
     cb->taps = NULL;
     cb->n_taps = 0;
     mem_free(cb->rope);
+    mem_free(cb->features);
+    cb->features = NULL;
     mem_free(cb->sampled);
     mem_free(cb->probs);
     cb->rope = NULL;
@@ -223,6 +226,24 @@ static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T
                             (cb->joined = rows_of(cb, T, 2 * E, "inputs of drafts", err)));
 }
 
+static bool prepare_tower(struct cpu_backend *cb, const struct network *net, int T,
+                          struct error *err)
+{
+    const struct weight *patches = net->embed.patches;
+    cb->patches = cb->merged = NULL;
+    cb->features = mem_zalloc((size_t)net->n_mergers + 1, sizeof *cb->features);
+    if ((patches && !(cb->patches = rows_of(cb, T, patches->n_in, "patches", err))) ||
+        (net->n_mergers && !(cb->merged = rows_of(cb, T, net->n_embd, "inputs of mergers", err))))
+        return false;
+    for (int i = 0; i < net->n_mergers; i++) {
+        const struct merger *m = &net->mergers[i];
+        cb->features[i] = rows_of(cb, T / m->rows, m->ffn.down->n_out, "an image's features", err);
+        if (!cb->features[i])
+            return false;
+    }
+    return true;
+}
+
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
                         struct error *err)
 {
@@ -266,7 +287,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
            prepare_latent(cb, net, T, err) && prepare_mtp(cb, net, T, err) &&
-           cpu_lora_init(cb, err) && gemm_init(cb, err);
+           prepare_tower(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -367,10 +388,15 @@ static void embed_rows(void *arg, int ith, int first, int last)
             memset(x, 0, (size_t)E * sizeof *x);
             continue;
         }
-        if (given >= 0)
+        if (e->patches) { /* added to the product of the patch */
+            const float *q = b->embeds[given] + e->patches->n_in;
+            for (int i = 0; i < E; i++)
+                x[i] += q[i];
+        } else if (given >= 0) {
             memcpy(x, b->embeds[given], (size_t)E * sizeof *x);
-        else
+        } else {
             gemm_weight_row(impl(e->tokens), row, x);
+        }
         for (int i = 0; given < 0 && e->scale != 0 && i < E; i++)
             x[i] *= e->scale;
         if (e->positions)
@@ -379,6 +405,18 @@ static void embed_rows(void *arg, int ith, int first, int last)
             add_row(j->cb, ith, e->types, b->types ? b->types[t] : 0, x);
         cpu_norm_alone(&e->norm, x, 1, E, j->cb->isa);
     }
+}
+
+/* Collects the patches' values. */
+static void patch_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct embed_rows_job *j = arg;
+    const struct batch *b = &j->cb->batch;
+    size_t n = (size_t)j->e->patches->n_in;
+    for (int t = first; t < last; t++)
+        memcpy(j->cb->patches + (size_t)t * n, b->embeds[b->tokens[t] - j->cb->net->n_vocab],
+               n * sizeof(float));
 }
 
 /* Per-layer embeddings; their projection (n_tokens, n_layers * P) is done. */
@@ -437,6 +475,10 @@ static void embed_stream(struct cpu_backend *cb, const struct embed *e)
     x->rows = cb->batch.n_tokens;
     x->pending = x->narrow = false;
     struct embed_rows_job j = {cb, e, x->x};
+    if (e->patches) {
+        pool_each(cb->pool, x->rows, POOL_EVEN, patch_rows, &j);
+        gemm_linear(cb, e->patches, cb->patches, x->x, x->rows);
+    }
     if (pick_single_thread(SMALL_EMBED, (size_t)x->rows))
         embed_rows(&j, 0, 0, x->rows);
     else
@@ -455,8 +497,7 @@ static void cpu_embed(struct backend *be, const struct embed *e)
     cpu_stage_end(cb, STAGE_EMBED);
 }
 
-/* Adds the pending result of the last block, where no norm does it in passing. */
-static void settle(struct cpu_backend *cb)
+void cpu_settle(struct cpu_backend *cb)
 {
     struct cpu_stream *x = &cb->stream;
     if (x->pending)
@@ -492,7 +533,7 @@ static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
     int E = cb->net->n_embd;
     cpu_stage_begin(cb);
     if (norm->kind == NORM_NONE)
-        settle(cb);
+        cpu_settle(cb);
     else
         cpu_add_norm(x->x, x->pending ? x->d : NULL, norm, cb->n, x->rows, E, cb->pool, cb->isa);
     x->pending = false;
@@ -507,7 +548,7 @@ static void narrow(struct cpu_backend *cb)
     const struct batch *b = &cb->batch;
     if (x->narrow)
         return;
-    settle(cb);
+    cpu_settle(cb);
     cpu_gather(x->x, b->out_rows, b->n_out, cb->net->n_embd, x->out, cb->pool);
     x->x = x->out;
     x->rows = b->n_out;
@@ -681,7 +722,7 @@ static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int
     struct cpu_stream *x = &cb->stream;
     struct gate_job j = {cb, {.act = l->act}, layer, l->gate->n_out};
     cpu_stage_begin(cb);
-    settle(cb);
+    cpu_settle(cb);
     gemm_linear(cb, l->gate, x->x, cb->layer_gate, x->rows);
     pool_each(cb->pool, x->rows, POOL_EVEN, gate_rows, &j);
     gemm_linear(cb, l->project, cb->layer_gate, x->d, x->rows);
@@ -709,6 +750,8 @@ static void finish_mlp(struct cpu_backend *cb, const struct mlp *m, int layer)
         x->pending = false;
         cpu_stage_end(cb, STAGE_NORM);
     }
+    if (m->deepstack)
+        cpu_deepstack(cb, m->deepstack);
 }
 
 static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
@@ -782,7 +825,7 @@ static void cpu_keep(struct backend *be, const struct norm *norm)
 {
     struct cpu_backend *cb = cpu_self(be);
     const struct cpu_stream *x = &cb->stream;
-    settle(cb); /* the head reads the stream, too */
+    cpu_settle(cb); /* the head reads the stream, too */
     cpu_stage_begin(cb);
     cpu_add_norm(x->x, NULL, norm, cb->kept, x->rows, cb->net->n_embd, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_NORM);
@@ -846,7 +889,7 @@ static void cpu_stream_put(struct backend *be, const float *host, int rows)
 static void cpu_stream_get(struct backend *be, float *host, int rows)
 {
     struct cpu_backend *cb = cpu_self(be);
-    settle(cb);
+    cpu_settle(cb);
     memcpy(host, cb->stream.x, (size_t)rows * (size_t)cb->net->n_embd * sizeof(float));
 }
 
@@ -905,6 +948,7 @@ static void cpu_pick_shapes(struct backend *be, FILE *out)
 static const struct adapter_ops cpu_adapters = {.adapt = cpu_lora_adapt,
                                                 .unadapt = cpu_lora_unadapt};
 static const struct draft_ops cpu_draft = {.keep = cpu_keep, .join = cpu_join};
+static const struct tower_ops cpu_tower = {.merge = cpu_merge, .feature = cpu_feature};
 static const struct stream_ops cpu_stream_ops = {
     .put = cpu_stream_put, .get = cpu_stream_get, .put_logits = cpu_logits_put};
 static const struct pick_ops cpu_picks = {
@@ -935,6 +979,7 @@ static const struct backend_ops cpu_ops = {
     .logits = cpu_logits,
     .adapters = &cpu_adapters,
     .draft = &cpu_draft,
+    .tower = &cpu_tower,
     .stream = &cpu_stream_ops,
     .picks = &cpu_picks,
 };

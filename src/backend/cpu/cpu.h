@@ -38,7 +38,7 @@ struct cpu_backend {
     struct cpu_block {
         void *p;
         size_t bytes;
-    } blocks[32]; /* (n_blocks) scratch that prepare made */
+    } blocks[48]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
     int n_ropes;
     float **rope;   /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
@@ -54,6 +54,9 @@ struct cpu_backend {
     float *logits;       /* (max_out, n_vocab) */
     float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
     float *joined;       /* (max_tokens, 2*E) embeddings and kept rows */
+    float *patches;      /* (max_tokens, D) a tower's inputs; NULL = no tower */
+    float *merged;       /* (max_tokens, E) inputs of its mergers */
+    float **features;    /* (n_mergers) -> (max_tokens / rows, n_out) */
     void *attn_scratch;  /* cpu_attention_scratch bytes */
     float *z, *ba;       /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */
     float *low, *wide; /* (max_tokens, widest latent), (max_tokens, H, C+Dr) of latent attention */
@@ -85,5 +88,13 @@ static inline void cpu_stage_end(struct cpu_backend *cb, enum stage stage)
     if (p)
         p->ns[p->phase][stage] += (double)(clock_ns() - cb->stage_start);
 }
+
+/* Adds the pending result of the last block, where no norm does it in passing. */
+void cpu_settle(struct cpu_backend *cb);
+
+/* tower.c */
+void cpu_deepstack(struct cpu_backend *cb, int level); /* after an mlp, see struct mlp */
+void cpu_merge(struct backend *be, const struct merger *m, int i);
+void cpu_feature(struct backend *be, int i, int row, float *host);
 
 #endif

@@ -82,10 +82,11 @@ INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
         return gelu_vec(g);
     if (kind == ACT_GELU)
         return vec_mul(gelu_vec(g), u);
-    if (kind == ACT_GELU_TANH) {
+    if (kind == ACT_GELU_TANH || kind == ACT_PLAIN_GELU_TANH) {
         VEC cube = vec_mul(vec_mul(g, g), g);
         VEC z = vec_fma(cube, vec_set(0.044715f), g);
-        return vec_mul(gate_vec(g, vec_mul(z, vec_set(2 * 0.7978845608f * log2_e))), u);
+        VEC h = gate_vec(g, vec_mul(z, vec_set(2 * 0.7978845608f * log2_e)));
+        return kind == ACT_GELU_TANH ? vec_mul(h, u) : h;
     }
     return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e))), u);
 }
@@ -115,6 +116,8 @@ static inline void glu(const struct ffn *f, float *g, const float *u, int n)
         glu_row(ACT_SWIGLU_CLAMP, f, g, u, n);
     else if (f->act == ACT_GELU)
         glu_row(ACT_GELU, f, g, u, n);
+    else if (f->act == ACT_PLAIN_GELU_TANH)
+        glu_row(ACT_PLAIN_GELU_TANH, f, g, g, n);
     else
         glu_row(ACT_PLAIN_GELU, f, g, g, n);
 }

@@ -6,6 +6,8 @@ const struct model_family *const families[] = {
     &family_llama,
     &family_qwen3,
     &family_qwen3moe,
+    &family_qwen3vl,
+    &family_qwen3vlmoe,
     &family_qwen35,
     &family_qwen35moe,
     &family_qwen3next,

@@ -48,22 +48,6 @@ static const struct decoder dense = {.names = &names, .qk_norm = true, .norm_add
 static const struct decoder sparse = {
     .names = &names, .qk_norm = true, .norm_add = 1, .experts = true};
 
-/* M-RoPE. GGUF has no key that says that the sections are interleaved. */
-static bool read_gguf_sections(const struct meta_reader *in)
-{
-    char key[64];
-    snprintf(key, sizeof key, "%s.rope.dimension_sections", in->c->arch_name);
-    const struct meta *m = tensorfile_meta(in->f, key);
-    for (size_t i = 0; m && i < 3; i++) {
-        double n = -1;
-        if (m->type != META_ARRAY || !meta_array_number(&m->v.a, i, &n) || !(n >= 0 && n <= 4096))
-            return error_set(in->err, "%s: %s: expected numbers of 0 to 4096", in->f->path, key);
-        in->c->rope.sections[i] = (int)n;
-    }
-    in->c->rope.interleaved = true;
-    return true;
-}
-
 static bool read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
@@ -75,7 +59,7 @@ static bool read_gguf(const struct meta_reader *in)
         !reader_gguf_int(in, "ssm.time_step_rank", 1, 1 << 12, true, &c->linear_v_heads) ||
         !reader_gguf_int(in, "ssm.inner_size", 1, 1 << 24, true, &inner) ||
         !reader_gguf_int(in, "full_attention_interval", 1, 1 << 20, false, &interval) ||
-        !read_gguf_sections(in))
+        !rope_read_gguf_sections(in))
         return false;
     if (inner % c->linear_v_heads)
         return error_set(in->err, "%s: %s.ssm.inner_size: %d does not divide by %d heads",

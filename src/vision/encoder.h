@@ -1,0 +1,52 @@
+/*
+ * Runs an image tower: patches in, features out. The tower is a network of its own on a backend of its own, so that it
+ * may run beside the steps of the engine.
+ *
+ *  1. One image runs at a time (a lock). Its patches are one sequence of one step.
+ *  2. All layers share the memory of one layer's keys and values: no layer reads another's.
+ *  3. Equal patches give equal features, whatever ran before.
+ */
+#ifndef STEEL_VISION_ENCODER_H
+#define STEEL_VISION_ENCODER_H
+
+#include "backend/options.h"
+#include "model/model.h"
+#include "vision/patches.h"
+
+struct encoder;
+
+struct encoder_options {
+    struct backend_options backend;
+    enum dtype kv_type; /* of keys and values: F32, F16 or BF16; DT_NONE = F16 */
+    int max_features;   /* of an image; 0 = 4096. Larger images are made smaller */
+    const struct progress *progress;
+};
+
+/* The features of an image in the decoder's form: the rows of batch.embeds. */
+struct features {
+    int rows, cols; /* of features */
+    int n, width;   /* rows * cols; values of a row */
+    float *values;  /* (n, width): the last layer's, then each deepstack level's */
+};
+
+struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_options *opt,
+                             struct error *err);
+void encoder_close(struct encoder *e);
+/* The tower's config, with the bounds of an image as they apply. */
+const struct tower_config *encoder_config(const struct encoder *e);
+const struct model *encoder_model(const struct encoder *e);
+
+/* From any thread. stop: true ends it early with an error; NULL = never. */
+bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,
+                 struct features *out, struct error *err);
+void features_free(struct features *f);
+
+/* An image among the tokens of a prompt: placeholders [at, at + rows * cols). */
+struct image_span {
+    int at, rows, cols;
+};
+/* pos (n_tokens, 3) = Qwen's M-RoPE positions: a text token's are equal; an image's are those of its features' grid, and
+ * the text after it continues from the longer side. images ascending. */
+void image_positions(const struct image_span *images, int n_images, int n_tokens, int32_t *pos);
+
+#endif

@@ -1,0 +1,407 @@
+/*
+ * Image towers against transformers, for every folder of tests/golden_images (and of ../shared/golden/vision, where it is
+ * present): an image's pixels after preprocessing, the tower's features from the golden's pixels, M-RoPE positions, and
+ * the decoder's logits from the features computed here, whole and in chunks. On the reference and on the CPU's kernels.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "golden.h"
+#include "vision/encoder.h"
+
+enum { IMAGES = 2, MAX_TOKENS = 128, CAP = 1 << 20 };
+
+static const char *const models[] = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"};
+
+/* A golden: its folder and what input.json says. */
+struct golden {
+    char path[256];
+    struct logits want;
+    struct image_span spans[IMAGES];
+    int32_t pos[MAX_TOKENS * 3];
+    int rope_delta;
+    struct patches pixels[IMAGES]; /* of pixel_values.bin */
+};
+
+static FILE *open_in(const struct golden *g, const char *name)
+{
+    char path[320];
+    snprintf(path, sizeof path, "%s/%s", g->path, name);
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        fail_msg("cannot open %s", path);
+    return f;
+}
+
+/* A record: i32 n, i32 dims[n], floats; here two dims. */
+static float *read_record(FILE *f, int *rows, int *cols)
+{
+    int32_t head[3];
+    assert_int_equal(fread(head, 4, 3, f), 3);
+    assert_int_equal(head[0], 2);
+    size_t n = (size_t)head[1] * (size_t)head[2];
+    float *v = mem_zalloc(n, sizeof *v);
+    assert_int_equal(fread(v, sizeof *v, n, f), n);
+    *rows = head[1];
+    *cols = head[2];
+    return v;
+}
+
+static int number(const json_t *list, size_t i)
+{
+    return (int)json_integer_value(json_array_get(list, i));
+}
+
+static void read_spans(struct golden *g, const json_t *o)
+{
+    const json_t *grids = json_object_get(o, "image_grid_thw");
+    int image = (int)json_integer_value(json_object_get(o, "image_token_id")), k = 0;
+    for (int i = 0; i < g->want.n_tokens; i++)
+        if (g->want.ids[i] == image && (!i || g->want.ids[i - 1] != image)) {
+            const json_t *grid = json_array_get(grids, (size_t)k);
+            assert_true(k < IMAGES);
+            g->spans[k++] = (struct image_span){i, number(grid, 1) / 2, number(grid, 2) / 2};
+        }
+    assert_int_equal(k, IMAGES);
+}
+
+static void golden_read(struct golden *g, const char *path)
+{
+    struct error err = {0};
+    char file[320];
+    *g = (struct golden){0};
+    snprintf(g->path, sizeof g->path, "%s", path);
+    snprintf(file, sizeof file, "%s/golden.bin", path);
+    g->want = logits_read(file);
+    assert_true(g->want.n_tokens <= MAX_TOKENS);
+    snprintf(file, sizeof file, "%s/input.json", path);
+    json_t *o = json_load_path(file, CAP, &err);
+    const json_t *planes = json_object_get(o, "position_ids");
+    assert_int_equal(json_array_size(planes), 3);
+    for (int i = 0; i < g->want.n_tokens; i++)
+        for (size_t k = 0; k < 3; k++)
+            g->pos[3 * i + (int)k] = number(json_array_get(planes, k), (size_t)i);
+    g->rope_delta = (int)json_integer_value(json_object_get(o, "rope_delta"));
+    read_spans(g, o);
+    json_decref(o);
+    FILE *f = open_in(g, "pixel_values.bin");
+    int rows, width, at = 0;
+    float *all = read_record(f, &rows, &width);
+    fclose(f);
+    for (int i = 0; i < IMAGES; i++) {
+        const struct image_span *s = &g->spans[i];
+        int n = 4 * s->rows * s->cols;
+        assert_true(at + n <= rows);
+        g->pixels[i] = (struct patches){2 * s->rows, 2 * s->cols, width,
+                                        mem_zalloc((size_t)(n * width), sizeof(float))};
+        memcpy(g->pixels[i].values, all + at * width, (size_t)(n * width) * sizeof(float));
+        at += n;
+    }
+    assert_int_equal(at, rows);
+    mem_free(all);
+}
+
+static void golden_clear(struct golden *g)
+{
+    for (int i = 0; i < IMAGES; i++)
+        patches_free(&g->pixels[i]);
+    logits_free(&g->want);
+}
+
+static struct encoder *open_encoder(const char *path, enum dtype kv_type)
+{
+    struct error err = {0};
+    struct encoder_options opt = {.backend.threads = 2, .kv_type = kv_type};
+    struct tensorfile *f = tensorfile_open(path, &err);
+    assert_non_null(f);
+    struct encoder *e = encoder_open(f, &opt, &err);
+    if (!e)
+        fail_msg("%s", err.msg);
+    /* the encoder may read the mapped weights in each step: the file stays open until the process ends */
+    return e;
+}
+
+static double most_difference(const float *a, const float *b, size_t n)
+{
+    double most = 0;
+    for (size_t i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - (double)b[i]);
+        most = d <= most ? most : d;
+    }
+    return most;
+}
+
+/* The difference of the features of both images from the goldens', over all levels. */
+static double compare_features(const struct golden *g, const struct encoder *e,
+                               const struct features *got)
+{
+    const struct tower_config *t = encoder_config(e);
+    double most = 0;
+    FILE *f = open_in(g, "features.bin"), *deep = t->n_levels ? open_in(g, "deepstack.bin") : NULL;
+    for (int level = 0; level <= t->n_levels; level++) {
+        float *both = NULL;
+        int rows, cols, at = 0;
+        if (level)
+            both = read_record(deep, &rows, &cols);
+        for (int i = 0; i < IMAGES; i++) {
+            float *one = level ? both + at * t->n_out : read_record(f, &rows, &cols);
+            assert_int_equal(cols, t->n_out);
+            assert_true(level || rows == got[i].n);
+            for (int r = 0; r < got[i].n; r++) {
+                double d = most_difference(
+                    one + r * cols, got[i].values + r * got[i].width + level * cols, (size_t)cols);
+                most = d <= most ? most : d;
+            }
+            at += got[i].n;
+            if (!level)
+                mem_free(one);
+        }
+        mem_free(both);
+    }
+    fclose(f);
+    if (deep)
+        fclose(deep);
+    return most;
+}
+
+static void encode(const struct golden *g, struct encoder *e, struct features *out)
+{
+    struct error err = {0};
+    for (int i = 0; i < IMAGES; i++)
+        if (!encoder_run(e, &g->pixels[i], NULL, &out[i], &err))
+            fail_msg("%s", err.msg);
+}
+
+static void check_pixels(const struct golden *g, const struct encoder *e)
+{
+    static const char *const names[IMAGES] = {"a.png", "b.png"};
+    static uint8_t bytes[CAP];
+    const struct tower_config *t = encoder_config(e);
+    struct image_limits limits = {0};
+    struct error err = {0};
+    for (int i = 0; i < IMAGES; i++) {
+        struct image m;
+        struct patches p;
+        FILE *f = open_in(g, names[i]);
+        size_t n = fread(bytes, 1, sizeof bytes, f);
+        fclose(f);
+        assert_true(image_decode(bytes, n, &limits, &m, &err));
+        assert_true(patches_make(t, &m, NULL, &p, &err));
+        assert_int_equal(p.rows, g->pixels[i].rows);
+        assert_int_equal(p.cols, g->pixels[i].cols);
+        size_t values = (size_t)(p.rows * p.cols * p.width);
+        double most = most_difference(p.values, g->pixels[i].values, values) * (double)t->std[0];
+        print_message("  %s: %d x %d patches, %.2f/255 from the golden's\n", names[i], p.cols,
+                      p.rows, most * 255);
+        assert_true(most <= 2.0 / 255 + 1e-6);
+        patches_free(&p);
+        image_free(&m);
+    }
+}
+
+static void check_positions(const struct golden *g)
+{
+    int32_t pos[MAX_TOKENS * 3], largest = 0;
+    int n = g->want.n_tokens;
+    image_positions(g->spans, IMAGES, n, pos);
+    assert_memory_equal(pos, g->pos, (size_t)(3 * n) * sizeof *pos);
+    for (int i = 0; i < 3 * n; i++)
+        largest = pos[i] > largest ? pos[i] : largest;
+    assert_int_equal(largest + 1 - n, g->rope_delta);
+}
+
+/* Logits from the features, `chunk` tokens at a time. */
+static double logits_off(const struct golden *g, const struct features *features, int chunk)
+{
+    struct runtime_options opt = {.context = MAX_TOKENS,
+                                  .k_type = DT_F32,
+                                  .v_type = DT_F32,
+                                  .max_tokens = chunk,
+                                  .max_out = chunk,
+                                  .embeds = true};
+    struct error err = {0};
+    const float *embeds[MAX_TOKENS] = {0};
+    for (int i = 0; i < IMAGES; i++)
+        for (int k = 0; k < features[i].n; k++)
+            embeds[g->spans[i].at + k] = features[i].values + k * features[i].width;
+    opt.backend.threads = 2;
+    struct runtime *rt = runtime_open(g->path, &opt, &err);
+    if (!rt)
+        fail_msg("%s", err.msg);
+    assert_int_equal(network_embed_width(&rt->model->net), features[0].width);
+    struct prompt_rows rows = {.n = g->want.n_tokens, .embeds = embeds, .rope_pos = g->pos};
+    struct kv_seq seq = {0};
+    struct logits out = {.n_tokens = g->want.n_tokens, .n_vocab = g->want.n_vocab};
+    out.rows = mem_zalloc((size_t)out.n_tokens * (size_t)out.n_vocab, sizeof(float));
+    for (int at = 0; at < out.n_tokens; at += chunk) {
+        int left = out.n_tokens - at;
+        struct step_item item = {.seq = &seq,
+                                 .tokens = g->want.ids + at,
+                                 .n_tokens = left < chunk ? left : chunk,
+                                 .rows = &rows,
+                                 .want = LOGITS_ALL};
+        if (!step_run(rt->step, &item, 1, &err))
+            fail_msg("%s", err.msg);
+        for (int t = 0; t < item.n_tokens; t++)
+            step_logits(rt->step, item.first_row + t,
+                        out.rows + (size_t)(at + t) * (size_t)out.n_vocab);
+    }
+    kvcache_release(rt->kv, &seq);
+    runtime_close(rt);
+    double kl = logits_kl(&g->want, &out);
+    mem_free(out.rows);
+    return kl;
+}
+
+/* isa: what STEEL_ISA says; NULL = the best kernels. */
+static void check_model(const char *path, const char *isa, double most)
+{
+    struct golden g;
+    struct features got[IMAGES];
+    if (isa)
+        setenv("STEEL_ISA", isa, 1);
+    golden_read(&g, path);
+    struct encoder *e = open_encoder(path, isa ? DT_F32 : DT_NONE);
+    encode(&g, e, got);
+    double off = compare_features(&g, e, got);
+    print_message("%s on %s: features %.1e from the golden's\n", path, isa ? isa : "the CPU", off);
+    assert_true(off < most);
+    if (isa) {
+        check_pixels(&g, e);
+        check_positions(&g);
+    }
+    const int chunks[] = {MAX_TOKENS, 7, 1};
+    for (int i = 0; i < 3; i++) {
+        double kl = logits_off(&g, got, chunks[i]);
+        print_message("  logits in chunks of %d: KL %.1e\n", chunks[i], kl);
+        assert_true(kl < 5e-4);
+    }
+    /* without a level of deepstack they are others */
+    int n_out = encoder_config(e)->n_out, width = got[0].width;
+    for (int i = 0; i < IMAGES && width > n_out; i++)
+        for (int k = 0; k < got[i].n; k++)
+            memset(got[i].values + k * width + width - n_out, 0, (size_t)n_out * sizeof(float));
+    if (width > n_out)
+        assert_true(logits_off(&g, got, MAX_TOKENS) > 5e-4);
+    for (int i = 0; i < IMAGES; i++)
+        features_free(&got[i]);
+    encoder_close(e);
+    golden_clear(&g);
+    unsetenv("STEEL_ISA");
+}
+
+static void test_reference(void **state)
+{
+    (void)state;
+    char path[256];
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        snprintf(path, sizeof path, "tests/golden_images/%s", models[i]);
+        check_model(path, "ref", 2e-4);
+    }
+}
+
+static void test_kernels(void **state)
+{
+    (void)state;
+    char path[256];
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        snprintf(path, sizeof path, "tests/golden_images/%s", models[i]);
+        check_model(path, NULL, 2e-2);
+    }
+}
+
+static void test_larger(void **state)
+{
+    (void)state;
+    char path[256];
+    GOLDEN_NEEDED(GOLDEN "vision");
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        snprintf(path, sizeof path, GOLDEN "vision/vl-%s", models[i]);
+        check_model(path, "ref", 2e-4);
+        check_model(path, NULL, 2e-2);
+    }
+}
+
+/* libjpeg's pixels are Pillow's. */
+static void test_jpeg(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"b.jpg", "b_from_jpg.png"};
+    struct image m[2];
+    struct error err = {0};
+    struct image_limits limits = {0};
+    static uint8_t bytes[CAP];
+    struct golden g = {.path = "tests/golden_images"};
+    for (int i = 0; i < 2; i++) {
+        FILE *f = open_in(&g, names[i]);
+        size_t n = fread(bytes, 1, sizeof bytes, f);
+        fclose(f);
+        assert_true(image_decode(bytes, n, &limits, &m[i], &err));
+    }
+    assert_int_equal(m[0].width, m[1].width);
+    assert_int_equal(m[0].height, m[1].height);
+    assert_memory_equal(m[0].rgb, m[1].rgb, (size_t)(m[0].width * m[0].height * 3));
+    image_free(&m[0]);
+    image_free(&m[1]);
+}
+
+/* Sizes by the rule of Qwen's processor. */
+static void test_sizes(void **state)
+{
+    (void)state;
+    struct tower_config t = {.patch = 16, .merge = 2, .min_pixels = 65536, .max_pixels = 16777216};
+    static const int cases[][4] = {{1024, 1024, 1024, 1024}, {1000, 500, 992, 512},
+                                   {10, 10, 256, 256},       {1, 199, 32, 3616},
+                                   {8000, 6000, 4704, 3520}, {48, 2000, 64, 1984}};
+    struct error err = {0};
+    int w, h;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_true(patches_size(&t, cases[i][0], cases[i][1], &w, &h, &err));
+        if (w != cases[i][2] || h != cases[i][3])
+            fail_msg("%d x %d becomes %d x %d", cases[i][0], cases[i][1], w, h);
+    }
+    assert_false(patches_size(&t, 201, 1, &w, &h, &err));
+    assert_string_equal(err.msg, "an image of 201 x 1: one side is more than 200 times the other");
+}
+
+/* Other work before does not change an image's features; a stopped encoding says so. */
+static void test_encoder(void **state)
+{
+    (void)state;
+    struct golden g;
+    struct features first[IMAGES], again[IMAGES], none;
+    struct error err = {0};
+    atomic_bool stop = true;
+    golden_read(&g, "tests/golden_images/qwen3_vl");
+    struct encoder *e = open_encoder(g.path, DT_NONE);
+    encode(&g, e, first);
+    assert_false(encoder_run(e, &g.pixels[0], &stop, &none, &err));
+    assert_string_equal(err.msg, "cancelled");
+    assert_null(none.values);
+    encode(&g, e, again);
+    for (int i = 0; i < IMAGES; i++) {
+        assert_memory_equal(first[i].values, again[i].values,
+                            (size_t)(first[i].n * first[i].width) * sizeof(float));
+        features_free(&first[i]);
+        features_free(&again[i]);
+    }
+    struct patches large = g.pixels[0];
+    large.rows = 2000;
+    assert_false(encoder_run(e, &large, NULL, &none, &err));
+    assert_non_null(strstr(err.msg, "an image of 20000 patches; at most "));
+    encoder_close(e);
+    golden_clear(&g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_larger),    cmocka_unit_test(test_jpeg),
+        cmocka_unit_test(test_sizes),     cmocka_unit_test(test_encoder),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
