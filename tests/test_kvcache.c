@@ -175,7 +175,7 @@ static void test_states(void **state)
     assert_true(kvcache_save(kv, &a, 16) >= 0);
     kvcache_advance(kv, &a, 15);
     uint64_t serial = prefix_add(kv->prefix, 0, tokens, a.pages[0]);
-    kvcache_keep(kv, &a, 0);
+    kvcache_keep(kv, &a, 0, 20, true);
     assert_int_equal(a.saved, 0);
     assert_int_equal(states_n_kept(kv->states), 1);
     kvcache_verify(kv);
@@ -221,7 +221,7 @@ static void test_states(void **state)
 
     /* a page that is given away loses its checkpoint */
     assert_true(kvcache_save(kv, &d, 16) >= 0);
-    kvcache_keep(kv, &d, 0);
+    kvcache_keep(kv, &d, 0, d.n_tokens, true);
     assert_true(states_of(kv->states, d.pages[0]) >= 0);
     kvcache_release(kv, &d);
     assert_int_equal(states_n_kept(kv->states), 1);

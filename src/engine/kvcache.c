@@ -271,12 +271,22 @@ int32_t kvcache_save(struct kvcache *kv, struct kv_seq *s, int n_tokens)
     return s->saved - 1;
 }
 
-void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i)
+/* The slot of the last checkpoint before page i of the sequence; -1 = none. */
+static int32_t state_before(const struct kvcache *kv, const struct kv_seq *s, int i)
+{
+    int32_t slot = -1;
+    while (slot < 0 && i > 0)
+        slot = states_of(kv->states, s->pages[--i]);
+    return slot;
+}
+
+void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i, int n_tokens, bool end)
 {
     if (!s->saved || s->saved_at != (i + 1) * kv->page_len)
         return;
     if (states_of(kv->states, s->pages[i]) < 0) {
-        states_keep(kv->states, s->saved - 1, s->pages[i]);
+        states_keep(kv->states, s->saved - 1, s->pages[i], s->saved_at, end);
+        states_pass(kv->states, s->saved - 1, state_before(kv, s, i), n_tokens);
         s->saved = 0;
     }
     drop_saved(kv, s);
@@ -284,10 +294,12 @@ void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i)
 
 void kvcache_retire(struct kvcache *kv, struct kv_seq *s)
 {
+    int last = s->n_pages - 1;
     if (!kv->states || !s->n_tokens || !s->state || s->from != s->state ||
-        states_of(kv->states, s->pages[s->n_pages - 1]) >= 0)
+        states_of(kv->states, s->pages[last]) >= 0)
         return;
-    states_keep(kv->states, s->state - 1, s->pages[s->n_pages - 1]);
+    states_keep(kv->states, s->state - 1, s->pages[last], s->n_tokens, true);
+    states_pass(kv->states, s->state - 1, state_before(kv, s, last), s->n_tokens);
     s->state = s->from = 0;
 }
 

@@ -91,11 +91,12 @@ void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_to
 void kvcache_replace(struct kvcache *kv, struct kv_seq *s, int i, int32_t page);
 /* States.
  * save: returns a slot in which the next step saves the state after n_tokens; -1 if none is free.
- * keep: the saved state becomes the checkpoint of page i, which ends at its position.
+ * keep: the saved state becomes the checkpoint of page i, which ends at its position. The sequence will have n_tokens.
+ *       end: see states_keep.
  * retire: the sequence's own state becomes the checkpoint of its last page. It does not grow any more.
  * resume: the sequence continues from the checkpoint of its last page. */
 int32_t kvcache_save(struct kvcache *kv, struct kv_seq *s, int n_tokens);
-void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i);
+void kvcache_keep(struct kvcache *kv, struct kv_seq *s, int i, int n_tokens, bool end);
 void kvcache_retire(struct kvcache *kv, struct kv_seq *s);
 void kvcache_resume(struct kvcache *kv, struct kv_seq *s);
 /* For a step that may be rolled back. fork: the step writes its state to another slot if one is free, so that

@@ -160,6 +160,15 @@ static void copy_breakers(struct request *r, const struct request_spec *spec)
         r->spec.sample.dry_last_n = r->engine->context;
 }
 
+/* Recurrent states are saved where messages of the prompt end. */
+static void mark_turns(const struct engine *e, struct seq *q)
+{
+    const struct tokenizer *t = e->rt->tokenizer;
+    for (int i = 0; t && e->rt->kv->states && i < q->n_prompt; i++)
+        if (tokenizer_is_end(t, q->tokens[i]))
+            seq_turn(q, i + 1);
+}
+
 /* Runs under mem_try: a long prompt with many choices may need more memory than there is. */
 static void request_new(void *arg)
 {
@@ -222,6 +231,7 @@ static void request_new(void *arg)
         c->seq.client = spec->client;
         c->seq.tokens = mem_alloc((size_t)spec->n_prompt * sizeof *c->seq.tokens);
         memcpy(c->seq.tokens, spec->prompt, (size_t)spec->n_prompt * sizeof *c->seq.tokens);
+        mark_turns(e, &c->seq);
         c->seq.rows = r->rows;
         c->seq.unfollowed = r->rows != NULL; /* the MTP block reads tokens only */
         c->seq.loras = r->spec.loras;

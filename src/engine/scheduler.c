@@ -1,11 +1,10 @@
 /* The scheduler. See the invariants in scheduler.h. */
-#include "engine/scheduler.h"
+#include "engine/reuse.h"
 #include "base/mem.h"
 
 #include <string.h>
 
 enum {
-    MIN_READ = 16,    /* least prompt tokens per step, so that a prompt always advances */
     FIRST_READ = 64,  /* the same, before costs are known */
     FORCED_SHARE = 4, /* reading together pays with a forced token for every 4th sequence */
     FORCED_MOST =
@@ -172,42 +171,12 @@ void scheduler_add(struct scheduler *s, struct seq *q)
     start_waiting(s, q);
 }
 
-static int pages_for(const struct scheduler *s, int n_tokens)
-{
-    return (n_tokens + s->kv->page_len - 1) / s->kv->page_len;
-}
-
-/* The content id of position i. */
-static uint64_t content_at(const struct seq *q, int i)
-{
-    const struct prompt_rows *r = q->rows;
-    return r && i < r->n ? r->content[i] : prefix_text(q->tokens[i], r ? r->rope_delta : 0);
-}
-
-/* The content ids of n positions starting at `at`, at most a page of them. Valid until the next call. */
-static const uint64_t *content_from(struct scheduler *s, const struct seq *q, int at, int n)
-{
-    for (int i = 0; i < n && i < s->kv->page_len; i++)
-        s->content[i] = content_at(q, at + i);
-    return s->content;
-}
-
-static bool same_content(const struct seq *a, const struct seq *b, int at, int n)
-{
-    if (!a->rows && !b->rows)
-        return !memcmp(a->tokens + at, b->tokens + at, (size_t)n * sizeof *a->tokens);
-    for (int i = at; i < at + n; i++)
-        if (content_at(a, i) != content_at(b, i))
-            return false;
-    return true;
-}
-
 /* Releases the pages of a sequence. A last page that is not full is indexed as a tail, which others may continue. */
 static void drop_pages(struct scheduler *s, struct seq *q)
 {
     int len = s->kv->page_len, rest = q->kv.n_tokens % len;
     if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache)
-        prefix_add_tail(s->kv->prefix, q->chain, content_from(s, q, q->kv.n_tokens - rest, rest),
+        prefix_add_tail(s->kv->prefix, q->chain, reuse_content(s, q, q->kv.n_tokens - rest, rest),
                         rest, q->kv.pages[q->kv.n_pages - 1]);
     if (s->kv->prefix) /* before the cut, which drops the state of unindexed pages */
         kvcache_retire(s->kv, &q->kv);
@@ -215,6 +184,9 @@ static void drop_pages(struct scheduler *s, struct seq *q)
     q->chain = q->root;
     q->n_indexed = 0;
     q->n_draft = 0;
+    q->resumed = 0;
+    q->leader = 0;
+    q->forgone = 0;
     s->freed++;
 }
 
@@ -228,74 +200,6 @@ void scheduler_remove(struct scheduler *s, struct seq *q)
     drop_pages(s, q);
     client_leave(s, q->of);
     q->of = NULL;
-}
-
-static void attach_page(struct scheduler *s, struct seq *q, int32_t page)
-{
-    kvcache_attach(s->kv, &q->kv, page, s->kv->page_len);
-    q->chain = prefix_serial(s->kv->prefix, page);
-    q->n_indexed++;
-}
-
-/* Attaches cached pages for a network with recurrent states: up to the last page, or tail, with a saved state. */
-static void attach_states(struct scheduler *s, struct seq *q)
-{
-    const struct prefix *p = s->kv->prefix;
-    const struct states *states = s->kv->states;
-    int len = s->kv->page_len, at = q->kv.n_tokens, best = at, n;
-    uint64_t chain = q->chain;
-    int32_t tail = -1;
-    /* Pinned slots must leave one for every running sequence. */
-    bool pin = states_n_pinned(states) < s->kv->n_states - s->limits.max_seqs;
-    for (;; at += len) {
-        int left = q->n_tokens - 1 - at;
-        const uint64_t *content = content_from(s, q, at, left);
-        int32_t end = prefix_find_tail(p, chain, content, left, &n);
-        if (end >= 0 && states_of(states, end) >= 0) {
-            best = at + n;
-            tail = end;
-        }
-        int32_t page = at + len < q->n_tokens ? prefix_find(p, chain, content) : -1;
-        if (page < 0)
-            break;
-        chain = prefix_serial(p, page);
-        if (pin && states_of(states, page) >= 0) {
-            best = at + len;
-            tail = -1;
-        }
-    }
-    q->branch = at;
-    if (best == q->kv.n_tokens)
-        return;
-    while (q->kv.n_tokens + len <= best)
-        attach_page(s, q, prefix_find(p, q->chain, content_from(s, q, q->kv.n_tokens, len)));
-    if (tail >= 0)
-        kvcache_attach(s->kv, &q->kv, tail, best - q->kv.n_tokens);
-    kvcache_resume(s->kv, &q->kv);
-}
-
-/* Attaches every indexed page of the unread tokens. The last token is always computed. */
-static void attach_cached(struct scheduler *s, struct seq *q)
-{
-    struct prefix *p = s->kv->prefix;
-    int len = s->kv->page_len, before = q->kv.n_tokens;
-    if (!p || q->no_cache || before % len || q->n_indexed != q->kv.n_pages)
-        return;
-    if (s->kv->states) {
-        attach_states(s, q);
-        return;
-    }
-    while (q->kv.n_tokens + len < q->n_tokens) {
-        int32_t page = prefix_find(p, q->chain, content_from(s, q, q->kv.n_tokens, len));
-        if (page < 0)
-            break;
-        attach_page(s, q, page);
-    }
-    int n, left = q->n_tokens - 1 - q->kv.n_tokens;
-    int32_t tail =
-        prefix_find_tail(p, q->chain, content_from(s, q, q->kv.n_tokens, left), left, &n);
-    if (tail >= 0)
-        kvcache_attach(s->kv, &q->kv, tail, n);
 }
 
 /* Counts prompt tokens found in the cache, each token once. */
@@ -313,15 +217,15 @@ static int pages_promised(const struct scheduler *s)
 {
     int n = 0;
     for (const struct seq *q = s->running.first; q; q = q->next)
-        n += pages_for(s, q->n_tokens) - q->kv.n_pages;
+        n += scheduler_pages(s, q->n_tokens) - q->kv.n_pages;
     return n;
 }
 
 /* *lacking: the number of pages that are missing. */
 static bool admit(struct scheduler *s, struct seq *q, int *lacking)
 {
-    attach_cached(s, q);
-    int need = pages_for(s, q->n_tokens) - q->kv.n_pages;
+    reuse_attach(s, q);
+    int need = scheduler_pages(s, q->n_tokens) - q->kv.n_pages;
     *lacking = need + pages_promised(s) + s->running.n - kvcache_available(s->kv);
     if (*lacking > 0) {
         uint64_t freed = s->freed;
@@ -331,6 +235,8 @@ static bool admit(struct scheduler *s, struct seq *q, int *lacking)
     }
     if (!q->entered) {
         q->entered = true;
+        if (s->kv->states)
+            states_tick(s->kv->states);
         s->cache_queries += q->n_prompt;
         count_cached(s, q, 0);
     }
@@ -383,7 +289,7 @@ static bool take_place(struct scheduler *s, const struct seq_client *c, int page
     for (struct seq *q = s->running.last; q != s->running.first && n < may; q = q->prev)
         if (q->of == most) {
             youngest = n++ ? youngest : q;
-            found += pages_for(s, q->n_tokens) + 1;
+            found += scheduler_pages(s, q->n_tokens) + 1;
         }
     if (!n || found < pages)
         return false;
@@ -426,30 +332,6 @@ static void let_in(struct scheduler *s)
     }
 }
 
-/* The number of tokens after which the state of q is saved next; 0 = never. */
-static int next_save(const struct scheduler *s, const struct seq *q)
-{
-    int len = s->kv->page_len, at = q->kv.n_tokens, last = (q->n_prompt - 1) / len * len;
-    if (!s->kv->states || !s->kv->prefix)
-        return 0;
-    if (q->branch > at && q->branch < last)
-        return q->branch;
-    return last > at ? last : 0;
-}
-
-/* After how many of the next n tokens of q its state is saved; 0 = it is not. If slots are left over it is saved at the
- * last page boundary of a step, for other sequences that share this prefix. */
-static int save_in(const struct scheduler *s, const struct seq *q, int n)
-{
-    int len = s->kv->page_len, at = q->kv.n_tokens, save = next_save(s, q);
-    if (save && save <= at + n)
-        return save - at;
-    int end = (at + n) / len * len;
-    if (save && end > at && states_n_free(s->kv->states) > s->limits.max_seqs)
-        return end - at;
-    return 0;
-}
-
 /* Unread tokens that a step may read. */
 static int readable(const struct seq *q)
 {
@@ -479,7 +361,7 @@ static bool forced_singly(const struct scheduler *s)
  * each running sequence. */
 static int draft_room(const struct scheduler *s, const struct seq *q, int n, int taken)
 {
-    int end = q->kv.n_tokens + n, pages = pages_for(s, end);
+    int end = q->kv.n_tokens + n, pages = scheduler_pages(s, end);
     int spare = kvcache_available(s->kv) - taken - s->running.n;
     int most[] = {q->n_draft, s->context - end, s->n_spare,
                   s->limits.max_tokens - s->running.n - s->n_forced - s->n_drafted - (n - 1),
@@ -494,9 +376,10 @@ static int draft_room(const struct scheduler *s, const struct seq *q, int n, int
 static void plan_item(struct scheduler *s, struct step_item *items, struct seq *q, int n,
                       int *taken)
 {
-    *taken += pages_for(s, q->kv.n_tokens + n) - q->kv.n_pages;
+    *taken += scheduler_pages(s, q->kv.n_tokens + n) - q->kv.n_pages;
     int draft = draft_room(s, q, n, *taken);
-    *taken += pages_for(s, q->kv.n_tokens + n + draft) - pages_for(s, q->kv.n_tokens + n);
+    *taken +=
+        scheduler_pages(s, q->kv.n_tokens + n + draft) - scheduler_pages(s, q->kv.n_tokens + n);
     s->n_drafted += draft;
     /* a forced token that is read singly gets logits that are not used, so that the step has the shape of decodes */
     bool last = n == seq_unread(q) || is_forced(s, q),
@@ -511,7 +394,7 @@ static void plan_item(struct scheduler *s, struct step_item *items, struct seq *
                                                .want = all    ? LOGITS_ALL
                                                        : last ? LOGITS_LAST
                                                               : LOGITS_NONE,
-                                               .save_at = save_in(s, q, n),
+                                               .save_at = reuse_save_in(s, q, n),
                                                .loras = q->loras,
                                                .n_loras = q->n_loras,
                                                .token = -1};
@@ -537,38 +420,6 @@ static int plan_decodes(struct scheduler *s, struct step_item *items)
     }
     s->n_decode = s->n_planned;
     return taken;
-}
-
-/* Whether a sequence in `readers` will save the state of a prefix that q shares. */
-static bool is_being_saved(const struct scheduler *s, const struct seq *q, int n_readers)
-{
-    for (int i = 0; i < n_readers; i++) {
-        const struct seq *r = s->readers[i];
-        int save = next_save(s, r);
-        if (save > q->kv.n_tokens && save < q->n_tokens && r->root == q->root &&
-            same_content(r, q, 0, save))
-            return true;
-    }
-    return false;
-}
-
-/* Whether a sequence in `readers` computes the page that q would compute first. */
-static bool is_being_read(const struct scheduler *s, const struct seq *q, int n_readers)
-{
-    int len = s->kv->page_len;
-    if (!s->kv->prefix)
-        return false;
-    if (s->kv->states && !q->no_cache)
-        return is_being_saved(s, q, n_readers);
-    if (q->no_cache || q->kv.n_tokens % len || seq_unread(q) <= len)
-        return false;
-    for (int i = 0; i < n_readers; i++) {
-        const struct seq *r = s->readers[i];
-        if (r->chain == q->chain && r->n_indexed == q->n_indexed &&
-            r->n_tokens >= q->kv.n_tokens + len && same_content(r, q, q->kv.n_tokens, len))
-            return true;
-    }
-    return false;
 }
 
 /* Splits `budget` tokens among the n readers of one client, starting with its turn. Shares are equal; the unused part
@@ -726,25 +577,22 @@ static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq
 
 static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
 {
-    int n = 0;
+    int n = 0, budget = scheduler_read_tokens(s, s->n_decode);
+    reuse_begin(s, budget < s->limits.max_tokens ? budget : s->limits.max_tokens);
     for (struct seq *q = s->running.first; q; q = q->next)
         if (seq_unread(q) > 1 && !is_forced(s, q) && !plan_forced(s, items, q, &taken) &&
-            !is_being_read(s, q, n))
+            !reuse_waits(s, q, n))
             s->readers[n++] = q;
     if (n == 0)
         return;
     int rows = s->limits.max_tokens - s->n_decode - s->n_forced - s->n_drafted;
-    int budget = scheduler_read_tokens(s, s->n_decode);
     share_among_clients(s, n, budget < rows ? budget : rows);
     for (int i = 0; i < n; i++) {
         struct seq *q = s->readers[i];
         int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
         if (want <= 0)
             continue;
-        /* at most one save per step: the one at the prompt's end is left for the next step */
-        if (next_save(s, q) == q->branch && q->branch > q->kv.n_tokens &&
-            q->kv.n_tokens + want >= (q->n_prompt - 1) / s->kv->page_len * s->kv->page_len)
-            want = q->branch - q->kv.n_tokens;
+        want = reuse_cut(s, q, want);
         plan_item(s, items, q, want, &taken);
         s->n_read += want;
     }
@@ -772,7 +620,7 @@ int scheduler_plan(struct scheduler *s, struct step_item *items)
     for (struct seq *q = s->running.first; q; q = q->next) {
         int before = q->kv.n_tokens;
         if (seq_unread(q) > 1)
-            attach_cached(s, q);
+            reuse_attach(s, q);
         count_cached(s, q, before);
     }
     s->singly = forced_singly(s);
@@ -782,31 +630,9 @@ int scheduler_plan(struct scheduler *s, struct step_item *items)
     return s->n_planned;
 }
 
-/* Indexes the pages that are full now. If the same content is indexed already, the sequence uses that page instead, so
- * that there is one copy of every prefix. */
-static void index_pages(struct scheduler *s, struct seq *q)
-{
-    struct prefix *p = s->kv->prefix;
-    int len = s->kv->page_len;
-    while (p && (q->n_indexed + 1) * len <= q->kv.n_tokens) {
-        int i = q->n_indexed++;
-        const uint64_t *content = content_from(s, q, i * len, len);
-        int32_t known = prefix_find(p, q->chain, content);
-        if (known >= 0) {
-            kvcache_replace(s->kv, &q->kv, i, known);
-            q->chain = prefix_serial(p, known);
-            s->freed++;
-        } else {
-            q->chain = prefix_add(p, q->chain, content, q->kv.pages[i]);
-        }
-        if (s->kv->states)
-            kvcache_keep(s->kv, &q->kv, i);
-    }
-}
-
 void scheduler_index(struct scheduler *s, struct seq *q)
 {
-    index_pages(s, q);
+    reuse_index(s, q);
 }
 
 static int bucket(int n_decode)
@@ -872,7 +698,7 @@ void scheduler_commit_step(struct scheduler *s, struct seq *const *seqs, int n, 
 {
     for (int i = 0; i < n; i++)
         if (seqs[i])
-            index_pages(s, seqs[i]);
+            reuse_index(s, seqs[i]);
     s->elapsed_ns += (double)ns;
     if (n_read == 0) {
         if (n_decode)

@@ -22,10 +22,9 @@
  *     next sequence lacks pages does not block others: up to max_seqs of their sequences pass it, then
  *     none until it has been admitted.
  *  6. Every full page of a running sequence is indexed (scheduler_commit). A sequence that would compute
- *     a page which another one computes in the same step waits, and takes that page.
+ *     tokens which another one is computing waits for a bounded time, and takes its pages (reuse.h).
  *  7. Where layers have states (states.h), a sequence can start after cached pages only where a
- *     checkpoint exists. So checkpoints are saved where others will start: at the last whole page of a
- *     prompt, where it diverges from a cached one, and at the ends of steps while slots are free. A
+ *     checkpoint exists. So checkpoints are saved where others are likely to start (reuse.h). A
  *     sequence that ends or is preempted leaves its own state as a checkpoint.
  *  8. A held sequence (masks.h) is not planned for its last token. It keeps its pages.
  */
@@ -34,6 +33,8 @@
 
 #include "engine/kvcache.h"
 #include "engine/step.h"
+
+enum { SEQ_TURNS = 8 };
 
 struct seq {
     /* set by the caller */
@@ -51,7 +52,8 @@ struct seq {
     bool all_rows; /* logits of every prompt token are wanted; no_cache is set too */
     /* the MTP block has not processed all of its rows: it gets no drafts (draft.h) */
     bool unfollowed;
-    int n_open; /* unverified draft tokens at the end of kv (draft.h) */
+    int n_open;                    /* unverified draft tokens at the end of kv (draft.h) */
+    int turns[SEQ_TURNS], n_turns; /* seq_turn */
     /* set by the scheduler */
     struct seq *prev, *next;
     struct seq *ahead, *behind; /* neighbours in its client's waiting list */
@@ -61,6 +63,14 @@ struct seq {
     uint64_t chain; /* serial of the last indexed page */
     int n_indexed;  /* pages indexed */
     int branch;     /* tokens up to which cached pages match, where no checkpoint was kept */
+    int resumed;    /* tokens of the checkpoint it started from */
+    int wanted;     /* tokens up to which another sequence waits for its state; 0 = none does */
+    /* While it waits for another sequence to compute common tokens (reuse.h) */
+    uint64_t leader; /* the other one's age; 0 = it does not wait */
+    int shared;      /* the tokens in common, in whole pages */
+    int waits_from;  /* its own tokens when it began to wait */
+    int64_t forgone; /* prompt tokens that it could have read meanwhile */
+    bool impatient;  /* has waited too long and waits no more */
     bool running;
     bool entered; /* has been admitted before */
     int n_cached; /* prompt tokens taken from the cache at its first admission */
@@ -91,7 +101,10 @@ struct seq_client {
     uint64_t round;      /* value of round at that time */
 };
 
-enum { COST_BUCKETS = 12 };
+enum {
+    COST_BUCKETS = 12,
+    MIN_READ = 16, /* least prompt tokens per step, so that a prompt always advances */
+};
 
 /* Learned costs of steps. */
 struct step_cost {
@@ -123,6 +136,7 @@ struct scheduler {
     int n_planned, n_decode, n_read;
     int n_forced;       /* forced tokens of the step; costs are not learned from steps with some */
     bool singly;        /* forced tokens are read one per step: see forced_singly() */
+    int client_share;   /* prompt tokens of the step for each client: reuse_begin */
     int n_spare;        /* logits rows of the step beyond one for each running sequence */
     int n_drafted;      /* draft tokens of the step */
     uint64_t freed;     /* counts releases of pages */
@@ -146,6 +160,9 @@ void scheduler_remove(struct scheduler *s, struct seq *q);
 void seq_append(struct seq *q, int32_t token);
 /* Replaces the draft tokens after its last token. */
 void seq_draft(struct seq *q, const int32_t *tokens, int n);
+/* A message of the prompt ends after `at` tokens, so other prompts may diverge there. In ascending order; the first is
+ * kept, and the last SEQ_TURNS - 1. */
+void seq_turn(struct seq *q, int at);
 void seq_clear(struct seq *q); /* frees its memory; it must have left the scheduler */
 static inline int seq_unread(const struct seq *q)
 {
