@@ -73,12 +73,17 @@ endif
 
 # Files for one instruction set have its name at their end: they are compiled with its flags, if it is the target's, and
 # chosen at run time.
-KERNELS  := avx2 avx512 vnni amx
-KERNELS_x86_64 := avx2 avx512 vnni amx
+KERNELS  := avx2 avx512 vnni amx neon dotprod i8mm
+KERNELS_x86_64  := avx2 avx512 vnni amx
+KERNELS_aarch64 := neon dotprod i8mm
 FLAGS_avx2   := -mavx2 -mfma -mf16c -mbmi2
 FLAGS_avx512 := $(FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 FLAGS_vnni   := $(FLAGS_avx512) -mavx512vnni -mavx512vbmi
 FLAGS_amx    := $(FLAGS_vnni) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
+# Every aarch64 compiler has NEON on: the macro tells these files from plain C.
+FLAGS_neon    := -DSTEEL_NEON
+FLAGS_dotprod := $(FLAGS_neon) -march=armv8.2-a+dotprod
+FLAGS_i8mm    := $(FLAGS_neon) -march=armv8.2-a+dotprod+i8mm
 $(foreach k,$(KERNELS),$(eval $(B)/src/backend/cpu/%_$k.o $(B)/src/quant/%_$k.o: CFLAGS += $(FLAGS_$k)))
 native    = $(filter-out $(foreach k,$(filter-out $(KERNELS_$(ARCH)),$(KERNELS)),%_$k.c),$1)
 

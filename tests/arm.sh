@@ -1,12 +1,12 @@
 #!/bin/sh
-# `make test-arm`: builds for aarch64 with Debian's cross compiler and runs the tests named here under qemu-user, on the
-# reference ops (there are no kernels for ARM yet). A small set: emulation is slow. Needs gcc-aarch64-linux-gnu, qemu-user
+# `make test-arm`: builds for aarch64 with Debian's cross compiler and runs the tests named here under qemu-user.
+# A small set: emulation is slow. Needs gcc-aarch64-linux-gnu, qemu-user
 # and arm64 in dpkg's architectures. Libraries that are not installed for arm64 (not all -dev packages can be, beside the
 # host's own) are unpacked from their packages into build-aarch64-linux-gnu/sysroot.
 CROSS=aarch64-linux-gnu
 B=build-$CROSS
 TESTS="api chat chat_ids chat_parse device embeds endpoints grammar hostile http http_faults jinja jobs kvcache layout
-    markdown mem pool quant quantize ref sampler scheduler tensorfile tokenizer_parts"
+    markdown mem pack pick pool quant quantize ref sampler scheduler tensorfile tokenizer_parts"
 FAMILIES="qwen3moe gpt_oss_mxfp4 qwen3_5 deepseek_v3 gemma4"
 PACKAGES="libjansson-dev libjansson4 libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2 libedit-dev libedit2 libtinfo6
     libbsd0 libmd0 libssl-dev libssl3 libevent-dev libevent-2.1-7 libevent-core-2.1-7 libevent-openssl-2.1-7 libcmocka-dev
@@ -42,7 +42,7 @@ echo $TESTS | tr ' ' '\n' | arm=$arm B=$B xargs -P "$(nproc)" -n 1 sh -c '
 for f in $FAMILIES; do
     $arm $B/steel logits tests/golden/$f --kv-type f32 --ids tests/golden/$f/golden.bin --out $B/logits.bin 2>$B/logits.log &&
         python3 -c "import sys; sys.path.insert(0, 'tests'); from gguf_tools import max_difference, read_logits
-off = max_difference(*map(read_logits, sys.argv[1:])); print(f'{off:.1e} from the golden logits:', end=' '); sys.exit(not off < 2e-4)" \
+off = max_difference(*map(read_logits, sys.argv[1:])); print(f'{off:.1e} from the golden logits:', end=' '); sys.exit(not off < 1e-3)" \
             $B/logits.bin tests/golden/$f/golden.bin && echo "ok    $f" || { echo "FAIL  $f"; cat $B/logits.log; failed=1; }
 done
 [ -z "$failed" ]

@@ -39,9 +39,10 @@ static float noise(uint32_t a, uint32_t b, uint32_t c)
 }
 
 /* The instruction sets of this machine that have kernels of their own here. */
-static const enum isa isas[] = {ISA_REF, ISA_AVX2, ISA_AVX512, ISA_VNNI, ISA_AMX};
+static const enum isa isas[] = {ISA_REF, ISA_AVX2, ISA_AVX512, ISA_VNNI,
+                                ISA_AMX, ISA_NEON, ISA_DOTPROD};
 #define FOR_EACH_ISA(isa)                                                                          \
-    for (int isa##_i = 0; isa##_i < 5; isa##_i++)                                                  \
+    for (int isa##_i = 0; isa##_i < (int)(sizeof isas / sizeof *isas); isa##_i++)                  \
         for (enum isa isa = isas[isa##_i], isa##_once = isa_has(isa_best(), isa); isa##_once;      \
              isa##_once = 0)
 
@@ -602,7 +603,8 @@ static void test_quant(void **state)
                 double diff = max_diff(want, got, bytes / sizeof(float));
                 /* F16 and BF16 may round the other way than the oracle */
                 bool short_queries = isa_has(isa, ISA_VNNI) || /* of 16 bits */
-                                     (isa_has(isa, ISA_AVX2) && coded[k].k != DT_F8_E4M3);
+                                     ((isa_has(isa, ISA_AVX2) || isa_has(isa, ISA_DOTPROD)) &&
+                                      coded[k].k != DT_F8_E4M3);
                 double allowed = coded[k].v == DT_BF16  ? 2e-2
                                  : coded[k].k == DT_F16 ? 3e-3
                                  : short_queries        ? 5e-4

@@ -14,6 +14,7 @@
 #include "golden.h"
 #include "base/buf.h"
 #include "base/cpu.h"
+#include "isas.h"
 
 #include <steel.h>
 #include <unistd.h>
@@ -237,7 +238,7 @@ static void mixed_batches(void **state)
     for (size_t i = 0; i < sizeof bases / sizeof *bases; i++)
         for (int several = 0; several < 2; several++) {
             check_mixed(&bases[i], "ref", several);
-            check_mixed(&bases[i], "avx2", several);
+            check_mixed(&bases[i], FIRST_NAME, several);
             check_mixed(&bases[i], NULL, several);
         }
 }
@@ -246,14 +247,14 @@ static void mixed_batches(void **state)
 static void kernels_agree(void **state)
 {
     (void)state;
-    static const char *const isas[] = {"avx2", "avx512", NULL};
+    static const char *const isas[] = {FIRST_NAME, SECOND_NAME, NULL};
     for (size_t i = 0; i < sizeof bases / sizeof *bases; i++) {
         struct folder f;
         struct logits ref = {.n_tokens = N_SEQS * N_TOKENS}, got = {.n_tokens = N_SEQS * N_TOKENS};
         folder_make(&f, &bases[i]);
         for (int k = -1; k < 3; k++) {
             const char *isa = k < 0 ? "ref" : isas[k];
-            if (k >= 0 && isa && !strcmp(isa, "avx512") && !isa_has(isa_best(), ISA_AVX512))
+            if (k >= 0 && isa && !strcmp(isa, SECOND_NAME) && !isa_has(isa_best(), SECOND_ISA))
                 continue;
             if (isa)
                 setenv("STEEL_ISA", isa, 1);

@@ -7,6 +7,7 @@
 #include "backend/cpu/panel_pack.h"
 #include "backend/cpu/panel.h"
 #include "base/mem.h"
+#include "isas.h"
 
 #include <setjmp.h>
 #include <stdatomic.h>
@@ -88,7 +89,7 @@ static void compare(enum dtype t, int n_in, int rows, int group_len)
             memset(want, 0, bytes);
             panel_pack(&f.raw, 0, e, p, NULL, ISA_REF, want);
             enum isa isa;
-            for (int set = 1; isa_at(set, &isa) && isa_has(ISA_AVX512, isa); set++) {
+            for (int set = 1; set < 3 && isa_at(set, &isa); set++) { /* larger sets use the same */
                 memset(got, 0, bytes);
                 int n = rows - p * GEMM_PANEL < GEMM_PANEL ? rows - p * GEMM_PANEL : GEMM_PANEL;
                 uint8_t *copy = mem_alloc((size_t)n * row_bytes + 1);
@@ -219,8 +220,8 @@ static void test_read(void **state)
 
 int main(void)
 {
-    if (!isa_has(isa_best(), ISA_AVX2)) {
-        puts("no AVX2 here: weights are not packed");
+    if (!isa_has(isa_best(), FIRST_ISA)) {
+        puts(NO_KERNELS);
         return 77;
     }
     const struct CMUnitTest tests[] = {

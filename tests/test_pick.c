@@ -6,6 +6,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/pick.h"
 #include "base/mem.h"
+#include "isas.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -43,7 +44,7 @@ static void tables_are_whole(void **state)
         const struct pick_row *last = &rows[n - 1];
         struct pick_query odd = {.head_dim = 3, .page_len = 7, .deterministic = true};
         assert_true(last->formats->bits == ~(uint64_t)0 && last->rows_from == 1);
-        assert_int_equal(last->isa, op == PICK_GEMM ? ISA_AVX2 : ISA_REF);
+        assert_int_equal(last->isa, op == PICK_GEMM ? FIRST_ISA : ISA_REF);
         assert_true(last->fits(&odd));
     }
 }
@@ -65,9 +66,11 @@ static void expect_error(const char *pick, const char *isa, const char *part)
 static void bad_names_are_errors(void **state)
 {
     (void)state;
-    expect_error("gemm_nothing", NULL, "STEEL_PICK=gemm_nothing: no such kernel; kernels: gemm_");
-    expect_error("gemm_int8_avx512", "avx2", "needs avx512, but avx2 is in use");
-    expect_error("attn_decode_c,attn_decode_avx2", NULL, "both attn_decode_c and attn_decode_avx2");
+    expect_error("gemm_nothing", NULL, "STEEL_PICK=gemm_nothing: no such kernel; kernels: gem");
+    expect_error("gemm_int8_" SECOND_NAME, FIRST_NAME,
+                 "needs " SECOND_NAME ", but " FIRST_NAME " is in use");
+    expect_error("attn_decode_c,attn_decode_" FIRST_NAME, NULL,
+                 "both attn_decode_c and attn_decode_" FIRST_NAME);
     char longer[300];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
@@ -129,23 +132,23 @@ static void forced_rows_run_or_say_why_not(void **state)
 {
     (void)state;
     struct error err = {{0}};
-    assert_true(open_and_upload("gemm_int8_avx2", DT_Q4_K, false, true, &err));
-    assert_true(open_and_upload("gemv_int8_avx2", DT_Q4_K, false, true, &err));
-    assert_true(open_and_upload("gemm_dequant_avx2", DT_Q4_K, false, true, &err));
-    assert_true(open_and_upload("gemm_dequant_avx2", DT_Q2_K, true, true, &err));
+    assert_true(open_and_upload("gemm_int8_" FIRST_NAME, DT_Q4_K, false, true, &err));
+    assert_true(open_and_upload("gemv_int8_" FIRST_NAME, DT_Q4_K, false, true, &err));
+    assert_true(open_and_upload("gemm_dequant_" FIRST_NAME, DT_Q4_K, false, true, &err));
+    assert_true(open_and_upload("gemm_dequant_" FIRST_NAME, DT_Q2_K, true, true, &err));
     assert_true(open_and_upload("attn_decode_c", DT_F32, true, true, &err));
-    assert_false(open_and_upload("gemm_int8_avx2", DT_Q4_K, true, true, &err));
+    assert_false(open_and_upload("gemm_int8_" FIRST_NAME, DT_Q4_K, true, true, &err));
     assert_non_null(strstr(err.msg, "cannot run a weight of Q4_K, 48 x 256 that is not repacked"));
-    assert_false(open_and_upload("gemm_int8_avx2", DT_F16, false, true, &err));
+    assert_false(open_and_upload("gemm_int8_" FIRST_NAME, DT_F16, false, true, &err));
     assert_non_null(strstr(err.msg, "no weight of this model has a format that it supports"));
-    assert_false(open_and_upload("attn_prefill_avx2", DT_F16, false, true, &err));
+    assert_false(open_and_upload("attn_prefill_" FIRST_NAME, DT_F16, false, true, &err));
     assert_non_null(strstr(err.msg, "cannot run layer 0: head_dim 40, cache type F32"));
 }
 
 int main(void)
 {
-    if (!isa_has(isa_best(), ISA_AVX2)) {
-        puts("skipped: this machine has no AVX2");
+    if (!isa_has(isa_best(), FIRST_ISA)) {
+        puts(NO_KERNELS);
         return 77;
     }
     unsetenv("STEEL_ISA");

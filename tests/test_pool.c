@@ -538,6 +538,7 @@ static void test_isa(void **state)
     }
     assert_int_equal(isa, best); /* the last is the largest */
     assert_true(n > 0 && isa_has(ISA_VNNI, ISA_AVX2) && !isa_has(ISA_AVX2, ISA_VNNI));
+    assert_true(isa_has(ISA_I8MM, ISA_NEON) && !isa_has(ISA_AMX, ISA_NEON));
     setenv("STEEL_ISA", "neon512", 1);
     assert_false(isa_choose(&isa, &err));
     assert_non_null(strstr(err.msg, "unknown"));

@@ -133,6 +133,8 @@ static void test_same_bits(void **state)
 #ifdef __x86_64__
         {ISA_AVX2, &quantize_avx2},
         {ISA_AVX512, &quantize_avx512},
+#elif defined __aarch64__
+        {ISA_NEON, &quantize_neon},
 #endif
     };
     /* 6,400 values: 25 super-blocks, so that the last step has idle lanes */

@@ -1,6 +1,6 @@
 /*
- * CPU detection: CPUID lists the instructions, XGETBV the registers that the system saves. For AMX a process must
- * request permission from the kernel.
+ * CPU detection. x86: CPUID lists the instructions, XGETBV the registers that the system saves. For AMX a process must
+ * request permission from the kernel. ARM: the auxiliary vector lists the instructions.
  * CPU quota: a container limited to two of 64 CPUs still sees 64 in its affinity mask. The limit is in the files of
  * its cgroup and of the parents. Inside a container the mount's root is often the process's own cgroup, so paths are
  * relative to the mount's root.
@@ -17,16 +17,20 @@
 #include <unistd.h>
 #ifdef __x86_64__
 #include <cpuid.h>
+#elif defined __aarch64__
+#include <sys/auxv.h>
 #endif
 
 static const struct {
     const char *name;
     enum isa isa;
-} named[] = {{"ref", ISA_REF},
-             {"avx2", ISA_AVX2},
-             {"avx512", ISA_AVX512},
-             {"vnni", ISA_VNNI},
-             {"amx", ISA_AMX}};
+} named[] = {{"ref", ISA_REF}, {"avx2", ISA_AVX2}, {"avx512", ISA_AVX512},   {"vnni", ISA_VNNI},
+             {"amx", ISA_AMX}, {"neon", ISA_NEON}, {"dotprod", ISA_DOTPROD}, {"i8mm", ISA_I8MM}};
+#ifdef __aarch64__
+#define SETS "neon, dotprod or i8mm"
+#else
+#define SETS "avx2, avx512, vnni or amx"
+#endif
 enum { N_NAMED = (int)(sizeof named / sizeof *named) };
 
 const char *isa_name(enum isa isa)
@@ -88,6 +92,14 @@ enum isa isa_best(void)
 #endif
     return amx && bf16 && amx_permitted() ? ISA_AMX : ISA_VNNI;
 }
+#elif defined __aarch64__
+enum isa isa_best(void)
+{
+    enum { DOT_PRODUCTS = 1 << 20, MATRIX_PRODUCTS = 1 << 13 }; /* bits of the kernel's interface */
+    if (!(getauxval(AT_HWCAP) & DOT_PRODUCTS))
+        return ISA_NEON;
+    return getauxval(AT_HWCAP2) & MATRIX_PRODUCTS ? ISA_I8MM : ISA_DOTPROD;
+}
 #else
 enum isa isa_best(void)
 {
@@ -110,7 +122,7 @@ bool isa_choose(enum isa *isa, struct error *err)
         *isa = named[i].isa;
         return true;
     }
-    return error_set(err, "STEEL_ISA=%s: unknown; use ref, avx2, avx512, vnni or amx", want);
+    return error_set(err, "STEEL_ISA=%s: unknown; use ref, " SETS, want);
 }
 
 /* Quota */

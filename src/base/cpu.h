@@ -6,14 +6,16 @@
 #include "base/error.h"
 
 /* A set of instruction-set features: ISA_REF is the empty set, plain C. The constants are the sets that kernels are
- * written for and that STEEL_ISA names. Each x86 set includes the ones before it. Sets of another architecture take
- * other bits. */
+ * written for and that STEEL_ISA names. Each set includes the ones of its architecture before it. */
 enum isa {
     ISA_REF = 0,
     ISA_AVX2 = 1, /* with FMA and F16C */
     ISA_AVX512 = ISA_AVX2 | 2,
     ISA_VNNI = ISA_AVX512 | 4, /* with VBMI */
     ISA_AMX = ISA_VNNI | 8,
+    ISA_NEON = 16, /* of Armv8.0 */
+    ISA_DOTPROD = ISA_NEON | 32,
+    ISA_I8MM = ISA_DOTPROD | 64,
 };
 
 /* Whether `have` includes all features of `needs`. */

@@ -20,6 +20,9 @@ static void choose(void)
 #ifdef __x86_64__
     if (isa_has(best, ISA_AVX2))
         isa = isa_has(best, ISA_AVX512) ? &quantize_avx512 : &quantize_avx2;
+#elif defined __aarch64__
+    if (isa_has(best, ISA_NEON))
+        isa = &quantize_neon;
 #endif
 }
 

@@ -16,6 +16,6 @@ struct quantize_isa {
 /* The same for every instruction set (quantize_iq3.c). */
 void quantize_iq3_s(const float *src, void *dst, size_t rows, size_t n, const float *importance);
 
-extern const struct quantize_isa quantize_base, quantize_avx2, quantize_avx512;
+extern const struct quantize_isa quantize_base, quantize_avx2, quantize_avx512, quantize_neon;
 
 #endif

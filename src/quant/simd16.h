@@ -1,7 +1,7 @@
 /*
- * Sixteen floats at a time: one AVX-512 register, two AVX2 registers or a plain array, depending on
- * what the including file is compiled for. Every operation is one IEEE operation per lane and sums
- * are reduced in a fixed order, so all three give the same bits. Has only what the quantisers need.
+ * Sixteen floats at a time: one AVX-512 register, two AVX2 registers, four NEON registers or a plain
+ * array, depending on what the including file is compiled for. Every operation is one IEEE operation per
+ * lane and sums are reduced in a fixed order, so all of them give the same bits. Has only what the quantisers need.
  */
 #ifndef STEEL_QUANT_SIMD16_H
 #define STEEL_QUANT_SIMD16_H
@@ -12,11 +12,13 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined STEEL_NEON
+#include <arm_neon.h>
 #endif
 
 /* Without vector registers, inlining everything would take a minute to compile, for a path that
  * only machines older than AVX2 take. There each step stays a call. */
-#ifdef __AVX2__
+#if defined __AVX2__ || defined STEEL_NEON
 #define V_INLINE static inline __attribute__((always_inline))
 #else
 #define V_INLINE static __attribute__((noinline, unused))
@@ -196,6 +198,116 @@ V_INLINE void v_store_f16(uint8_t *p, vf x)
     enum { NEAREST = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, NEAREST));
     _mm_storeu_si128((__m128i *)(p + 16), _mm256_cvtps_ph(x.b, NEAREST));
+}
+
+#elif defined STEEL_NEON
+
+typedef struct {
+    float32x4_t a, b, c, d;
+} vf;
+typedef struct {
+    uint32x4_t a, b, c, d;
+} vm;
+
+#define V_FOUR(op)                                                                                 \
+    {                                                                                              \
+        op(x.a, y.a), op(x.b, y.b), op(x.c, y.c), op(x.d, y.d)                                     \
+    }
+
+V_INLINE vf v_set(float f)
+{
+    float32x4_t v = vdupq_n_f32(f);
+    return (vf){v, v, v, v};
+}
+V_INLINE vf v_load(const float *p)
+{
+    return (vf){vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+}
+V_INLINE void v_store(float *p, vf x)
+{
+    vst1q_f32(p, x.a);
+    vst1q_f32(p + 4, x.b);
+    vst1q_f32(p + 8, x.c);
+    vst1q_f32(p + 12, x.d);
+}
+V_INLINE vf v_add(vf x, vf y)
+{
+    return (vf)V_FOUR(vaddq_f32);
+}
+V_INLINE vf v_sub(vf x, vf y)
+{
+    return (vf)V_FOUR(vsubq_f32);
+}
+V_INLINE vf v_mul(vf x, vf y)
+{
+    return (vf)V_FOUR(vmulq_f32);
+}
+V_INLINE vf v_div(vf x, vf y)
+{
+    return (vf)V_FOUR(vdivq_f32);
+}
+V_INLINE vm v_gt(vf x, vf y)
+{
+    return (vm)V_FOUR(vcgtq_f32);
+}
+V_INLINE vf v_pick(vm m, vf x, vf y)
+{
+    return (vf){vbslq_f32(m.a, x.a, y.a), vbslq_f32(m.b, x.b, y.b), vbslq_f32(m.c, x.c, y.c),
+                vbslq_f32(m.d, x.d, y.d)};
+}
+V_INLINE vf v_min(vf x, vf y) /* y where one is NaN, unlike vminq_f32 */
+{
+    return v_pick(v_gt(y, x), x, y);
+}
+V_INLINE vf v_max(vf x, vf y)
+{
+    return v_pick(v_gt(x, y), x, y);
+}
+V_INLINE vf v_abs(vf x)
+{
+    return (vf){vabsq_f32(x.a), vabsq_f32(x.b), vabsq_f32(x.c), vabsq_f32(x.d)};
+}
+V_INLINE vf v_round(vf x)
+{
+    return (vf){vrndnq_f32(x.a), vrndnq_f32(x.b), vrndnq_f32(x.c), vrndnq_f32(x.d)};
+}
+V_INLINE float32x4_t v_and4(uint32x4_t m, float32x4_t x)
+{
+    return vreinterpretq_f32_u32(vandq_u32(m, vreinterpretq_u32_f32(x)));
+}
+V_INLINE vf v_add_if(vm m, vf x, vf y)
+{
+    y = (vf){v_and4(m.a, y.a), v_and4(m.b, y.b), v_and4(m.c, y.c), v_and4(m.d, y.d)};
+    return v_add(x, y);
+}
+V_INLINE void v_store_u8(uint8_t *p, vf x)
+{
+    uint16x8_t low = vcombine_u16(vmovn_u32(vcvtq_u32_f32(x.a)), vmovn_u32(vcvtq_u32_f32(x.b)));
+    uint16x8_t high = vcombine_u16(vmovn_u32(vcvtq_u32_f32(x.c)), vmovn_u32(vcvtq_u32_f32(x.d)));
+    vst1q_u8(p, vcombine_u8(vmovn_u16(low), vmovn_u16(high)));
+}
+V_INLINE float32x4_t v_half4(const uint8_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+}
+V_INLINE vf v_load_f16(const uint8_t *p)
+{
+    return (vf){v_half4(p), v_half4(p + 8), v_half4(p + 16), v_half4(p + 24)};
+}
+V_INLINE float32x4_t v_bf16x4(const uint8_t *p)
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+}
+V_INLINE vf v_load_bf16(const uint8_t *p)
+{
+    return (vf){v_bf16x4(p), v_bf16x4(p + 8), v_bf16x4(p + 16), v_bf16x4(p + 24)};
+}
+V_INLINE void v_store_f16(uint8_t *p, vf x)
+{
+    vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(x.a)));
+    vst1_u8(p + 8, vreinterpret_u8_f16(vcvt_f16_f32(x.b)));
+    vst1_u8(p + 16, vreinterpret_u8_f16(vcvt_f16_f32(x.c)));
+    vst1_u8(p + 24, vreinterpret_u8_f16(vcvt_f16_f32(x.d)));
 }
 
 #else /* any machine */

@@ -105,10 +105,11 @@ struct attn_kernels {
     const struct attn_row_kernels *row;
 };
 
-/* vnni, madd: only for Q8_0 and Q4_0 keys, by integer dot products with 16-bit queries. */
+/* vnni, madd, dotprod: only for Q8_0 and Q4_0 keys, by integer dot products with 16-bit queries. */
 extern const struct attn_row_kernels attn_rows_c, attn_rows_avx2, attn_rows_avx512, attn_rows_vnni,
-    attn_rows_madd_avx2, attn_rows_madd_avx512;
+    attn_rows_madd_avx2, attn_rows_madd_avx512, attn_rows_neon, attn_rows_dotprod;
 extern const struct attn_kernels attn_kernels_c, attn_kernels_avx2, attn_kernels_avx512,
-    attn_kernels_vnni, attn_kernels_madd_avx2, attn_kernels_madd_avx512, attn_kernels_amx;
+    attn_kernels_vnni, attn_kernels_madd_avx2, attn_kernels_madd_avx512, attn_kernels_amx,
+    attn_kernels_neon, attn_kernels_dotprod;
 
 #endif

@@ -1,14 +1,14 @@
 /*
  * Scores of Q8_0 and Q4_0 keys by integer dot products. Part of attn_kernel.h for attn_vnni.c,
- * attn_madd_avx512.c and attn_madd_avx2.c.
+ * attn_dotprod.c, attn_madd_avx512.c and attn_madd_avx2.c.
  *
  *   score = sum over blocks of 32 components of q_scale * k_scale * sum(q_code * k_code)
  *
  * A query is rounded to 16 bits per block of 32 components, with a scale each, which is a small error
  * next to the keys' own rounding. A vector is VW keys; each lane holds four components of a key.
  * VNNI: the query is two bytes, 256 * high + low, and key bytes count as unsigned. The excess, 128 (Q4_0:
- * 8) times the sum of the query's codes, is subtracted at the start. Without VNNI: key codes are widened
- * to 16 bits. Everything up to the scales is exact, so both ways give the same bytes.
+ * 8) times the sum of the query's codes, is subtracted at the start. SDOT: the same with signed keys.
+ * Others: key codes are widened to 16 bits. Everything up to the scales is exact, so both ways give the same bytes.
  *
  * Reached with VNNI on a Xeon, one thread, one sequence at 8,192: Q8_0 1,043 us, F16 1,312 us
  * (docs/formats.md).
@@ -114,6 +114,97 @@ INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
         for (int r = 0; r < rows; r++) {
             __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
             VEC x = vec_mul(_mm512_cvtepi32_ps(sum), vec_set(q.scale[block * ROWS + r]));
+            acc[r] = vec_fma(x, scale, acc[r]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        vec_store(t->s + r * ATTN_BLOCK + i * VW, acc[r]);
+}
+#elif defined STEEL_NEON
+static void load_int8(const float *const *from, int rows, int dim, float factor, float *q)
+{
+    struct int8_queries to = int8_queries(q, dim);
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < dim / KV_BLOCK; b++) {
+            const float *x = from[r] + b * KV_BLOCK;
+            VEC most = vec_set(0.0f);
+            for (int i = 0; i < KV_BLOCK; i += VW)
+                most = vec_max(most, vabsq_f32(vec_load(x + i)));
+            float max = vec_hmax(most);
+            float inverse = max > 0 ? (float)INT8_MOST / max : 0.0f;
+            int32x4_t sum = vdupq_n_s32(0);
+            for (int g = 0; g < 8; g++) {
+                int32x4_t c = vcvtnq_s32_f32(vec_mul(vec_load(x + 4 * g), vec_set(inverse)));
+                c = vminq_s32(c, vdupq_n_s32(INT8_MOST)); /* two roundings may exceed it */
+                sum = vaddq_s32(sum, c);
+                int16x4_t low = vmovn_s32(c), high = vshr_n_s16(vadd_s16(low, vdup_n_s16(128)), 8);
+                int at = (b * 8 + g) * ROWS + r;
+                vst1_lane_s32(to.low + at, vreinterpret_s32_s8(vmovn_s16(vcombine_s16(low, low))),
+                              0);
+                vst1_lane_s32(to.high + at,
+                              vreinterpret_s32_s8(vmovn_s16(vcombine_s16(high, high))), 0);
+            }
+            to.scale[b * ROWS + r] = inverse > 0 ? factor / inverse : 0.0f;
+            to.sum[b * ROWS + r] = vaddvq_s32(sum);
+        }
+}
+
+/* Four components of 4 keys, as signed bytes. */
+INLINE int8x16_t int8_keys(enum dtype type, const struct attn_block *b, int i, int block, int g)
+{
+    const int8_t *k = b->k[i];
+    if (type == DT_Q8_0)
+        return vld1q_s8(k + (size_t)(block * 8 + g) * b->k_stride * 4);
+    uint8x16_t x = vreinterpretq_u8_s8(vld1q_s8(k + (size_t)(block * 4 + g % 4) * b->k_stride * 4));
+    return vreinterpretq_s8_u8(g >= 4 ? vshrq_n_u8(x, 4) : vandq_u8(x, vdupq_n_u8(15)));
+}
+
+/* The g-th four codes of ROWS queries: row r in lane r. */
+INLINE int8x16_t int8_codes(const int32_t *codes, int block, int g)
+{
+    return vreinterpretq_s8_s32(vld1q_s32(codes + (block * 8 + g) * ROWS));
+}
+
+INLINE int32x4_t int8_dot(int32x4_t acc, int8x16_t k, int8x16_t q, const int r)
+{
+    return r == 0   ? vdotq_laneq_s32(acc, k, q, 0)
+           : r == 1 ? vdotq_laneq_s32(acc, k, q, 1)
+           : r == 2 ? vdotq_laneq_s32(acc, k, q, 2)
+                    : vdotq_laneq_s32(acc, k, q, 3);
+}
+
+/* s[r, i*VW ..] = q[r] . K for vector i of keys */
+INLINE void scores_int8(enum dtype type, int rows, const struct attn_tile *t,
+                        const struct attn_block *b, int i, int dim)
+{
+    struct int8_queries q = int8_queries(t->q, dim);
+    VEC acc[ROWS];
+    UNROLL
+    for (int r = 0; r < rows; r++)
+        acc[r] = vec_set(0.0f);
+    for (int block = 0; block < dim / KV_BLOCK; block++) {
+        int32x4_t high[ROWS], low[ROWS];
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            high[r] = vdupq_n_s32(0);
+            low[r] = vdupq_n_s32(type == DT_Q4_0 ? -8 * q.sum[block * ROWS + r] : 0);
+        }
+        UNROLL
+        for (int g = 0; g < 8; g++) {
+            int8x16_t k = int8_keys(type, b, i, block, g);
+            int8x16_t h = int8_codes(q.high, block, g), l = int8_codes(q.low, block, g);
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                high[r] = int8_dot(high[r], k, h, r);
+                low[r] = int8_dot(low[r], k, l, r);
+            }
+        }
+        VEC scale = key_scale(type, b, i, block);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            int32x4_t sum = vaddq_s32(vshlq_n_s32(high[r], 8), low[r]);
+            VEC x = vec_mul(vcvtq_f32_s32(sum), vec_set(q.scale[block * ROWS + r]));
             acc[r] = vec_fma(x, scale, acc[r]);
         }
     }

@@ -1,6 +1,6 @@
 /*
  * Attention kernels, written once over vec.h and compiled per instruction set by attn.c (plain C),
- * attn_avx2.c, attn_avx512.c, attn_vnni.c and attn_madd_*.c. The includer defines KERNELS and ROW_KERNELS
+ * attn_avx2.c, attn_avx512.c, attn_vnni.c, attn_madd_*.c, attn_neon.c and attn_dotprod.c. The includer defines KERNELS and ROW_KERNELS
  * (names of the tables), ROWS (query rows per tile), NV (vectors per row of the register tile), and
  * INT8_SCORES to multiply quantised keys as integers.
  *
@@ -421,7 +421,15 @@ static void attend(enum dtype k_type, enum dtype v_type, struct attn_tile *const
 static void load(const float *const *from, int rows, int dim, float scale, float *q)
 {
     int r = 0;
-#ifdef __AVX2__
+#ifdef STEEL_NEON
+    for (; r + 4 <= rows && dim % 4 == 0; r += 4)
+        for (int d = 0; d < dim; d += 4) {
+            float32x4x4_t x;
+            for (int i = 0; i < 4; i++)
+                x.val[i] = vec_mul(vec_load(from[r + i] + d), vec_set(scale));
+            vst4q_f32(q + (size_t)d * ROWS, x); /* ROWS is 4 */
+        }
+#elif defined __AVX2__
     __m128 x = _mm_set1_ps(scale);
     for (; r + 4 <= rows && dim % 4 == 0; r += 4)
         for (int d = 0; d < dim; d += 4) {
@@ -501,7 +509,17 @@ static void pack_rows(enum dtype type, const void *const *from, int at, int dim,
         const float *row = rows + (size_t)i * (size_t)dim;
         float *k = k_out + (size_t)((at + i) / PANEL) * (size_t)dim * PANEL + (at + i) % PANEL;
         int d = 0;
-#ifdef __AVX2__
+#ifdef STEEL_NEON
+        for (; d + 4 <= dim; d += 4) {
+            float32x4x4_t x;
+            float column[16];
+            for (int j = 0; j < 4; j++)
+                x.val[j] = vec_load(row + j * dim + d);
+            vst4q_f32(column, x);
+            for (int j = 0; j < 4; j++)
+                vec_store(k + (size_t)(d + j) * PANEL, vec_load(column + 4 * j));
+        }
+#elif defined __AVX2__
         for (; d + 4 <= dim; d += 4) {
             __m128 x[4];
             UNROLL

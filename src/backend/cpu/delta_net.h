@@ -31,7 +31,8 @@ struct delta_kernels {
     void (*sigmoid)(float *a, const float *z, int n);
 };
 
-extern const struct delta_kernels delta_kernels_c, delta_kernels_avx2, delta_kernels_avx512;
+extern const struct delta_kernels delta_kernels_c, delta_kernels_avx2, delta_kernels_avx512,
+    delta_kernels_neon;
 
 /* The best kernels that isa supports. */
 static inline const struct delta_kernels *delta_kernels(enum isa isa)
@@ -41,6 +42,9 @@ static inline const struct delta_kernels *delta_kernels(enum isa isa)
         return &delta_kernels_avx512;
     if (isa_has(isa, ISA_AVX2))
         return &delta_kernels_avx2;
+#elif defined __aarch64__
+    if (isa_has(isa, ISA_NEON))
+        return &delta_kernels_neon;
 #endif
     (void)isa;
     return &delta_kernels_c;

@@ -246,6 +246,9 @@ static void quantize(const struct cpu_backend *cb, const struct gemm_weight *w, 
         input_quantize_avx512(x, w->n_in, first, len, w->wants_fine, record);
     else
         input_quantize_avx2(x, w->n_in, first, len, w->wants_fine, record);
+#elif defined __aarch64__
+    (void)cb;
+    input_quantize_neon(x, w->n_in, first, len, w->wants_fine, record);
 #else /* no row of the tables leads here */
     (void)cb, (void)w, (void)x, (void)first, (void)len, (void)record;
 #endif
@@ -473,6 +476,9 @@ void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, 
         input_glu_avx512(f, g, u, n);
     else
         input_glu_avx2(f, g, u, n);
+#elif defined __aarch64__
+    (void)cb;
+    input_glu_neon(f, g, u, n);
 #else /* a CPU without kernels for products runs the reference ops */
     (void)cb, (void)f, (void)g, (void)u, (void)n;
 #endif

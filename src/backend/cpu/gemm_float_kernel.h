@@ -50,9 +50,9 @@ INLINE void add_columns(const uint8_t *panel, size_t at, int k, int end, const f
     const char *later = (const char *)panel + PREFETCH_BYTES;
     for (; k + 1 < end; k += 2) {
         if (gemm_prefetch_few) {
-            _mm_prefetch(later + (size_t)(k / 2) * pair, _MM_HINT_T1);
+            v_prefetch(later + (size_t)(k / 2) * pair);
             if (type == DT_F32)
-                _mm_prefetch(later + (size_t)(k / 2) * pair + 64, _MM_HINT_T1);
+                v_prefetch(later + (size_t)(k / 2) * pair + 64);
         }
         load_two(panel, at, (size_t)k, type, &w0, &w1);
         UNROLL

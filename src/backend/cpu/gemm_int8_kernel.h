@@ -20,6 +20,8 @@
  *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
  *   vi_start, vi_dot8    the same for codes stored as code + 128; vi_start is acc's initial value
  *   vi_levels(t)         a table of 16 bytes, for lookups
+ *   vi_dot_at, vi_dot8_at  optional: the same with four columns at an address, the lane-th of the 16
+ *                        columns around it; COLUMNS then unrolls loops over columns
  *   MAX_T                input rows per pass; FEW_PASSES: compile passes for fewer values of T
  *   NAME(x)              x with the set's suffix; X_QUANTIZE: the set's function to quantise inputs
  */
@@ -55,7 +57,7 @@ INLINE void prefetch_panel(const struct pass *p, const uint8_t *at, const int by
         return;
     UNROLL
     for (int i = 0; i < bytes; i += 64)
-        _mm_prefetch((const char *)at + PREFETCH_BYTES + i, _MM_HINT_T1);
+        v_prefetch(at + PREFETCH_BYTES + i);
 }
 
 INLINE VI vi_bcast(const uint8_t *p)
@@ -71,6 +73,12 @@ INLINE VF vf_bcast(const uint8_t *p)
     memcpy(&v, p, 4);
     return vf_set1(v);
 }
+
+#ifndef vi_dot_at
+#define vi_dot_at(acc, u, x, lane)  ((void)(lane), vi_dot(acc, u, vi_bcast(x)))
+#define vi_dot8_at(acc, u, x, lane) ((void)(lane), vi_dot8(acc, u, vi_bcast(x)))
+#define COLUMNS
+#endif
 
 /* acc[t] += dot[t] * (scale of the weights * scale of the input), for block `blk` */
 INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, int blk,
@@ -96,19 +104,20 @@ INLINE void add_block_fine(VF *acc, const VI *dot, const VI *fine, VF w_scale, c
     }
 }
 
-/* dot[t] += codes u of one column group times the inputs at column col */
-INLINE void dot_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
+/* dot[t] += codes u of one column group times the inputs at column col; lane: col / 4 % 4, a
+ * constant */
+INLINE void dot_group(VI *dot, VI u, const struct pass *p, size_t col, const int lane, const int T)
 {
     UNROLL
     for (int t = 0; t < T; t++)
-        dot[t] = vi_dot(dot[t], u, vi_bcast(p->x[t] + col));
+        dot[t] = vi_dot_at(dot[t], u, p->x[t] + col, lane);
 }
 
-INLINE void dot8_group(VI *dot, VI u, const struct pass *p, size_t col, const int T)
+INLINE void dot8_group(VI *dot, VI u, const struct pass *p, size_t col, const int lane, const int T)
 {
     UNROLL
     for (int t = 0; t < T; t++)
-        dot[t] = vi_dot8(dot[t], u, vi_bcast(p->x[t] + col));
+        dot[t] = vi_dot8_at(dot[t], u, p->x[t] + col, lane);
 }
 
 /* Q4_K (five = 0) and Q5_K (five = 1). */
@@ -124,8 +133,8 @@ INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
         VF d = vf_load_f16(s + 192 + at / 2), dmin = vf_load_f16(s + 224 + at / 2);
         VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
         VI mn = vi_or_and(vi_and(ml, nib), h, two);
-        VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
-        VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
+        VI sc_next = vi_or_and(vi_high4(sl, nib), vi_sll16(h, 2), two);
+        VI mn_next = vi_or_and(vi_high4(ml, nib), vi_srl16(h, 2), two);
         for (int b = 0; b < 8; b++, q += bytes) {
             size_t col = (size_t)(k + 32 * b);
             prefetch_panel(p, q, (int)bytes, T);
@@ -134,16 +143,17 @@ INLINE void pass_k45(const struct pass *p, VF *acc, const int five, const int T)
             UNROLL
             for (int t = 0; t < T; t++)
                 dot[t] = vi_zero();
+            COLUMNS
             for (int i = 0; i < 4; i++, col += 8) {
                 VI v = vi_load(nibbles + 64 * i);
-                VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+                VI lo = vi_and(v, nib), hi = vi_high4(v, nib);
                 if (five) {
                     lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
                     hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
                     high = vi_srl16(high, 2);
                 }
-                dot_group(dot, lo, p, col, T);
-                dot_group(dot, hi, p, col + 4, T);
+                dot_group(dot, lo, p, col, 2 * i % 4, T);
+                dot_group(dot, hi, p, col + 4, 2 * i % 4 + 1, T);
             }
             VF scale = vf_mul(vi_to_f(vi_and(sc, byte)), d);
             VF min = vf_mul(vi_to_f(vi_and(mn, byte)), dmin);
@@ -176,10 +186,10 @@ INLINE void dot_6bit(VI *dot, const uint8_t *q, const struct pass *p, size_t col
     for (int t = 0; t < T; t++)
         dot[t] = vi_bcast(p->x[t] + p->l.init16 + col / 4);
     VI v = vi_load(q), w = vi_load(q + 64), h = vi_load(q + 128);
-    dot_group(dot, vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two), p, col, T);
-    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two), p, col + 4, T);
-    dot_group(dot, vi_or_and(vi_and(w, nib), h, two), p, col + 8, T);
-    dot_group(dot, vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two), p, col + 12, T);
+    dot_group(dot, vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two), p, col, 0, T);
+    dot_group(dot, vi_or_and(vi_high4(v, nib), vi_sll16(h, 2), two), p, col + 4, 1, T);
+    dot_group(dot, vi_or_and(vi_and(w, nib), h, two), p, col + 8, 2, T);
+    dot_group(dot, vi_or_and(vi_high4(w, nib), vi_srl16(h, 2), two), p, col + 12, 3, T);
 }
 
 INLINE void pass_q6k(const struct pass *p, VF *acc, const int T)
@@ -223,10 +233,11 @@ INLINE void dot_table(VI *dot, const uint8_t *q, VI table, const struct pass *p,
     UNROLL
     for (int t = 0; t < T; t++)
         dot[t] = vi_start(p->x[t] + p->l.init32 + col / 8);
+    COLUMNS
     for (int i = 0; i < 4; i++, col += 8) {
         VI v = vi_load(q + 64 * i);
-        dot8_group(dot, vi_lookup(table, vi_and(v, nib)), p, col, T);
-        dot8_group(dot, vi_lookup(table, vi_and(vi_srl16(v, 4), nib)), p, col + 4, T);
+        dot8_group(dot, vi_lookup(table, vi_and(v, nib)), p, col, 2 * i % 4, T);
+        dot8_group(dot, vi_lookup(table, vi_high4(v, nib)), p, col + 4, 2 * i % 4 + 1, T);
     }
 }
 
@@ -269,10 +280,11 @@ INLINE void start_fine(VI *dot, VI *fine, const struct pass *p, int k, const int
 }
 
 /* Adds one column group to both dot products. */
-INLINE void dot8_fine(VI *dot, VI *fine, VI u, const struct pass *p, int k, const int T)
+INLINE void dot8_fine(VI *dot, VI *fine, VI u, const struct pass *p, int k, const int lane,
+                      const int T)
 {
-    dot8_group(dot, u, p, (size_t)k, T);
-    dot8_group(fine, u, p, p->l.fine + (size_t)k, T);
+    dot8_group(dot, u, p, (size_t)k, lane, T);
+    dot8_group(fine, u, p, p->l.fine + (size_t)k, lane, T);
 }
 
 /* Two dot products per block: with the input's codes, and with the fine part. */
@@ -289,11 +301,12 @@ INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
             VI dot[MAX_T], fine[MAX_T];
             prefetch_panel(p, q, 256, T);
             start_fine(dot, fine, p, k, T);
+            COLUMNS
             for (int i = 0; i < 4; i++) {
                 VI v = vi_load(q + at + 64 * i);
-                dot8_fine(dot, fine, vi_lookup(lut, vi_and(v, nib)), p, k + 8 * i, T);
-                dot8_fine(dot, fine, vi_lookup(lut, vi_and(vi_srl16(v, 4), nib)), p, k + 8 * i + 4,
-                          T);
+                dot8_fine(dot, fine, vi_lookup(lut, vi_and(v, nib)), p, k + 8 * i, 2 * i % 4, T);
+                dot8_fine(dot, fine, vi_lookup(lut, vi_high4(v, nib)), p, k + 8 * i + 4,
+                          2 * i % 4 + 1, T);
             }
             add_block_fine(acc, dot, fine, vf_load_e8m0_half(s), p, k / 32, T);
         }
@@ -336,8 +349,9 @@ INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
         VI dot[MAX_T], fine[MAX_T];
         prefetch_panel(p, q, 512, T);
         start_fine(dot, fine, p, k, T);
+        COLUMNS
         for (int g = 0; g < 8; g++)
-            dot8_fine(dot, fine, vi_load8(q + at + 64 * g), p, k + 4 * g, T);
+            dot8_fine(dot, fine, vi_load8(q + at + 64 * g), p, k + 4 * g, g % 4, T);
         add_block_fine(acc, dot, fine, vf_load_f16(s), p, k / 32, T);
     }
 }
@@ -361,13 +375,14 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
             for (int t = 0; t < T; t++)
                 dot[t] = fine[t] = vi_zero();
             size_t col = (size_t)k;
+            COLUMNS
             for (int i = 0; i < 4; i++, col += 8) {
                 VI v = vi_load(q + at + 64 * i);
-                VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
-                dot_group(dot, lo, p, col, T);
-                dot_group(dot, hi, p, col + 4, T);
-                dot_group(fine, lo, p, p->l.fine + col, T);
-                dot_group(fine, hi, p, p->l.fine + col + 4, T);
+                VI lo = vi_and(v, nib), hi = vi_high4(v, nib);
+                dot_group(dot, lo, p, col, 2 * i % 4, T);
+                dot_group(dot, hi, p, col + 4, 2 * i % 4 + 1, T);
+                dot_group(fine, lo, p, p->l.fine + col, 2 * i % 4, T);
+                dot_group(fine, hi, p, p->l.fine + col + 4, 2 * i % 4 + 1, T);
             }
             add_block_fine(acc, dot, fine, w_scale, p, k / 32, T);
             UNROLL
@@ -394,10 +409,10 @@ INLINE VF scale_second(VI sc)
 INLINE void dot_2bit(VI *dot, VI v, const struct pass *p, size_t col, const int T)
 {
     const VI two = vi_set1_8(3);
-    dot_group(dot, vi_and(v, two), p, col, T);
-    dot_group(dot, vi_and(vi_srl16(v, 2), two), p, col + 4, T);
-    dot_group(dot, vi_and(vi_srl16(v, 4), two), p, col + 8, T);
-    dot_group(dot, vi_and(vi_srl16(v, 6), two), p, col + 12, T);
+    dot_group(dot, vi_and(v, two), p, col, 0, T);
+    dot_group(dot, vi_and(vi_srl16(v, 2), two), p, col + 4, 1, T);
+    dot_group(dot, vi_and(vi_srl16(v, 4), two), p, col + 8, 2, T);
+    dot_group(dot, vi_and(vi_srl16(v, 6), two), p, col + 12, 3, T);
 }
 
 /* Half a block of Q2_K: sum[t] += scale * dot - min * sum of the inputs. min is passed times 1/32,
@@ -463,10 +478,11 @@ INLINE void add_3bit(VF *sum, VI v, VI h, VF scale, const struct pass *p, size_t
     UNROLL
     for (int t = 0; t < T; t++) /* -4 times the sum of the inputs */
         dot[t] = vi_sra32(vi_bcast(p->x[t] + p->l.init16 + col / 4), 3);
-    dot_group(dot, vi_or_and(vi_and(v, two), h, third), p, col, T);
-    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 2), two), vi_srl16(h, 1), third), p, col + 4, T);
-    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), two), vi_srl16(h, 2), third), p, col + 8, T);
-    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 6), two), vi_srl16(h, 3), third), p, col + 12, T);
+    dot_group(dot, vi_or_and(vi_and(v, two), h, third), p, col, 0, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 2), two), vi_srl16(h, 1), third), p, col + 4, 1, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 4), two), vi_srl16(h, 2), third), p, col + 8, 2, T);
+    dot_group(dot, vi_or_and(vi_and(vi_srl16(v, 6), two), vi_srl16(h, 3), third), p, col + 12, 3,
+              T);
     UNROLL
     for (int t = 0; t < T; t++)
         sum[t] = vf_fma(vi_to_f(dot[t]), scale, sum[t]);
@@ -519,16 +535,17 @@ INLINE void pass_offset(const struct pass *p, VF *acc, const int five, const int
         for (int t = 0; t < T; t++)
             dot[t] = vi_zero();
         size_t col = (size_t)k;
+        COLUMNS
         for (int i = 0; i < 4; i++, col += 8) {
             VI v = vi_load(nibbles + 64 * i);
-            VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+            VI lo = vi_and(v, nib), hi = vi_high4(v, nib);
             if (five) {
                 lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
                 hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
                 high = vi_srl16(high, 2);
             }
-            dot_group(dot, lo, p, col, T);
-            dot_group(dot, hi, p, col + 4, T);
+            dot_group(dot, lo, p, col, 2 * i % 4, T);
+            dot_group(dot, hi, p, col + 4, 2 * i % 4 + 1, T);
         }
         VF d = vf_load_f16(s);
         VF m = mins ? vf_load_f16(s + UNIT_SCALES) : vf_mul(d, vf_set1(-16.0f));

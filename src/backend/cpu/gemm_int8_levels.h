@@ -18,10 +18,11 @@ INLINE void dot_levels32(VI *dot, const uint8_t *q, VI lut, const struct pass *p
     UNROLL
     for (int t = 0; t < T; t++) /* init32: -128 times the sum of the inputs */
         dot[t] = vi_sra32(vi_bcast(p->x[t] + p->l.init32 + col / 8), 1);
+    COLUMNS
     for (int i = 0; i < 4; i++, col += 8) {
         VI v = vi_load(q + 64 * i);
-        dot_group(dot, vi_lookup(lut, vi_and(v, nib)), p, col, T);
-        dot_group(dot, vi_lookup(lut, vi_and(vi_srl16(v, 4), nib)), p, col + 4, T);
+        dot_group(dot, vi_lookup(lut, vi_and(v, nib)), p, col, 2 * i % 4, T);
+        dot_group(dot, vi_lookup(lut, vi_high4(v, nib)), p, col + 4, 2 * i % 4 + 1, T);
     }
 }
 
@@ -63,10 +64,10 @@ INLINE void add_levels(VF *sum, VI u0, VI u1, VI u2, VI u3, VF scale, const stru
     UNROLL
     for (int t = 0; t < T; t++) /* init16: -32 times the sum of the inputs */
         dot[t] = vi_sll32(vi_bcast(p->x[t] + p->l.init16 + col / 4), 1);
-    dot_group(dot, u0, p, col, T);
-    dot_group(dot, u1, p, col + 4, T);
-    dot_group(dot, u2, p, col + 8, T);
-    dot_group(dot, u3, p, col + 12, T);
+    dot_group(dot, u0, p, col, 0, T);
+    dot_group(dot, u1, p, col + 4, 1, T);
+    dot_group(dot, u2, p, col + 8, 2, T);
+    dot_group(dot, u3, p, col + 12, 3, T);
     UNROLL
     for (int t = 0; t < T; t++)
         sum[t] = vf_fma(vi_to_f(dot[t]), scale, sum[t]);
@@ -168,8 +169,8 @@ INLINE void add_levels_fine(VF *sum, const VI *u, VF scale, const struct pass *p
     }
     UNROLL
     for (int i = 0; i < 4; i++) {
-        dot_group(dot, u[i], p, col + 4 * (size_t)i, T);
-        dot_group(fine, u[i], p, p->l.fine + col + 4 * (size_t)i, T);
+        dot_group(dot, u[i], p, col + 4 * (size_t)i, i, T);
+        dot_group(fine, u[i], p, p->l.fine + col + 4 * (size_t)i, i, T);
     }
     UNROLL
     for (int t = 0; t < T; t++)
@@ -197,9 +198,8 @@ INLINE void pass_nvfp4(const struct pass *p, VF *acc, const int T)
             for (int i = 0; i < 2; i++) {
                 VI bits = vi_sll32(vi_load_u8(s + 32 * b + 16 * i + at / 4), 20);
                 VI v = vi_load(q + 128 * i), w = vi_load(q + 128 * i + 64);
-                VI u[] = {
-                    vi_lookup(lut, vi_and(v, nib)), vi_lookup(lut, vi_and(vi_srl16(v, 4), nib)),
-                    vi_lookup(lut, vi_and(w, nib)), vi_lookup(lut, vi_and(vi_srl16(w, 4), nib))};
+                VI u[] = {vi_lookup(lut, vi_and(v, nib)), vi_lookup(lut, vi_high4(v, nib)),
+                          vi_lookup(lut, vi_and(w, nib)), vi_lookup(lut, vi_high4(w, nib))};
                 add_levels_fine(sum, u, vf_mul(vf_from_bits(bits), unit), p, col + 16 * (size_t)i,
                                 T);
             }

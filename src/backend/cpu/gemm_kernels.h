@@ -16,13 +16,17 @@
 void gemm_int8_avx2(const struct gemm_call *c);
 void gemm_int8_avx512(const struct gemm_call *c);
 void gemm_int8_vnni(const struct gemm_call *c);
+void gemm_int8_neon(const struct gemm_call *c);
+void gemm_int8_dotprod(const struct gemm_call *c);
 void gemm_int8_amx(const struct gemm_call *c);
 void gemm_bf16_amx(const struct gemm_call *c);
 void gemm_split_amx(const struct gemm_call *c);
 void gemm_float_avx2(const struct gemm_call *c);
 void gemm_float_avx512(const struct gemm_call *c);
+void gemm_float_neon(const struct gemm_call *c);
 void gemm_dequant_avx2(const struct gemm_call *c);
 void gemm_dequant_avx512(const struct gemm_call *c);
+void gemm_dequant_neon(const struct gemm_call *c);
 
 /* Bytes of scratch that the kernels need. */
 size_t gemm_int8_scratch_amx(int n_in); /* zeroed before the first call */

@@ -6,6 +6,7 @@
 #define MAX_T                 4
 #define VI                    __m256i
 #define VF                    __m256
+#define v_prefetch(p)         _mm_prefetch((const char *)(p), _MM_HINT_T1)
 #define vi_zero()             _mm256_setzero_si256()
 #define vi_load(p)            _mm256_loadu_si256((const __m256i *)(p))
 #define vi_set1_8(x)          _mm256_set1_epi8(x)
@@ -14,6 +15,7 @@
 #define vi_or_and(a, b, mask) _mm256_or_si256(a, _mm256_and_si256(b, mask))
 #define vi_sll16(a, n)        _mm256_slli_epi16(a, n)
 #define vi_srl16(a, n)        _mm256_srli_epi16(a, n)
+#define vi_high4(a, nib)      vi_and(vi_srl16(a, 4), nib)
 #define vi_sll32(a, n)        _mm256_slli_epi32(a, n)
 #define vi_srl32(a, n)        _mm256_srli_epi32(a, n)
 #define vi_sra32(a, n)        _mm256_srai_epi32(a, n)

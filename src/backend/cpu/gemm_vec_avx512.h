@@ -9,6 +9,7 @@
 #define MAX_T                 8
 #define VI                    __m512i
 #define VF                    __m512
+#define v_prefetch(p)         _mm_prefetch((const char *)(p), _MM_HINT_T1)
 #define vi_zero()             _mm512_setzero_si512()
 #define vi_load(p)            _mm512_loadu_si512(p)
 #define vi_store(p, v)        _mm512_store_si512(p, v)
@@ -20,6 +21,7 @@
 #define vi_or_and(a, b, mask) _mm512_ternarylogic_epi32(a, b, mask, 0xf8) /* a | (b & mask) */
 #define vi_sll16(a, n)        _mm512_slli_epi16(a, n)
 #define vi_srl16(a, n)        _mm512_srli_epi16(a, n)
+#define vi_high4(a, nib)      vi_and(vi_srl16(a, 4), nib)
 #define vi_sll32(a, n)        _mm512_slli_epi32(a, n)
 #define vi_srl32(a, n)        _mm512_srli_epi32(a, n)
 #define vi_sra32(a, n)        _mm512_srai_epi32(a, n)

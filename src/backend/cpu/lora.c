@@ -291,6 +291,9 @@ static lora_low_fn *low_kernel(const struct cpu_backend *cb)
 #ifdef __x86_64__
     if (isa_has(cb->isa, ISA_AVX2))
         return isa_has(cb->isa, ISA_AVX512) ? lora_low_avx512 : lora_low_avx2;
+#elif defined __aarch64__
+    if (isa_has(cb->isa, ISA_NEON))
+        return lora_low_neon;
 #endif
     (void)cb;
     return lora_low_c;
@@ -301,6 +304,9 @@ static lora_up_fn *up_kernel(const struct cpu_backend *cb)
 #ifdef __x86_64__
     if (isa_has(cb->isa, ISA_AVX2))
         return isa_has(cb->isa, ISA_AVX512) ? lora_up_avx512 : lora_up_avx2;
+#elif defined __aarch64__
+    if (isa_has(cb->isa, ISA_NEON))
+        return lora_up_neon;
 #endif
     (void)cb;
     return lora_up_c;

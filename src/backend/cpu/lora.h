@@ -84,7 +84,7 @@ typedef void lora_low_fn(const uint16_t *m, int k, const float *const *x, int n,
 /* y[i][16 p + j] += scale * sum_k m[p][k][j] * t[i][k]: panels (n_panels, k, 16). */
 typedef void lora_up_fn(const uint16_t *m, int k, int n_panels, const float *const *t, int n,
                         float scale, float *const *y);
-lora_low_fn lora_low_c, lora_low_avx2, lora_low_avx512;
-lora_up_fn lora_up_c, lora_up_avx2, lora_up_avx512;
+lora_low_fn lora_low_c, lora_low_avx2, lora_low_avx512, lora_low_neon;
+lora_up_fn lora_up_c, lora_up_avx2, lora_up_avx512, lora_up_neon;
 
 #endif

@@ -16,9 +16,9 @@
 enum {
     LOW_SUMS = 4, /* partial sums of an output of A x: every fourth k */
     UP_SUMS = 2,  /* partial sums of an output of B t, where k is small */
-    ROWS_AT_ONCE = VW == 16  ? LORA_ROWS
-                   : VW == 8 ? 2
-                             : 1,
+    ROWS_AT_ONCE = VW == 16 || VW == 4 ? LORA_ROWS
+                   : VW == 8           ? 2
+                                       : 1,
     LINE = 32, /* fp16 values in a cache line */
     PREFETCH_DISTANCE = 32 * LINE
 };

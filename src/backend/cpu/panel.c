@@ -222,7 +222,7 @@ static void pack_q8_0(const struct block_q8_0 *b, uint8_t *dst, int lane)
     for (int g = 0; g < 8; g++) {
         uint32_t v;
         memcpy(&v, b->qs + 4 * g, 4);
-        store4(dst + 64 * g + 4 * lane, v ^ 0x80808080u);
+        store4(dst + 64 * g + 4 * lane, v ^ PANEL_Q8_SIGNS);
     }
 }
 
@@ -230,7 +230,7 @@ static void unpack_q8_0(const uint8_t *src, int lane, struct block_q8_0 *b)
 {
     for (int g = 0; g < 8; g++)
         for (int j = 0; j < 4; j++)
-            b->qs[4 * g + j] = (int8_t)(src[64 * g + 4 * lane + j] ^ 0x80);
+            b->qs[4 * g + j] = (int8_t)(src[64 * g + 4 * lane + j] ^ (PANEL_Q8_SIGNS & 0x80));
 }
 
 /* GPTQ4: 32 columns in 16 bytes, the even columns in the low nibbles. */
@@ -470,6 +470,13 @@ void panel_pack(const struct raw_weight *w, int seg, int e, int panel, const uin
             panel_pack_rows_avx512(&p, codes);
         else
             panel_pack_rows_avx2(&p, codes);
+        return;
+    }
+#elif defined __aarch64__
+    if (n == GEMM_PANEL && isa_has(isa, ISA_NEON)) {
+        const struct pack_rows p = {s->type, src, row_bytes, w->n_in, s->group_len};
+        panel_pack_rows_neon(
+            &p, dst + (s->type == DT_F8_E4M3 ? panel_f8_head(w->n_in) : head_of(s->type)));
         return;
     }
 #else

@@ -20,7 +20,7 @@
  *   Q6_K     8       3392   16 scales (3), d, unused 32                            2 x 16 columns (4)
  *   IQ4_XS   8       2176   lanes: nibble b is block b's low scale bits; 32: two   C4
  *                           high bits per block; d
- *   Q8_0     2       1088   d of both                                              C8 of code + 128
+ *   Q8_0     2       1088   d of both                                              C8 (7)
  *   Q4_0     2       576    d of both                                              C4
  *   IQ4_NL   2       576    d of both                                              C4
  *   MXFP4    4       1088   exponent bytes, 16 per block                           C4
@@ -44,6 +44,7 @@
  * (4) 128 bytes as C4, then 64 bytes: bits 2g and 2g + 1 are bits 4-5 of group g.
  * (5) codes index the levels of gemm_tables.h.
  * (6) the panel begins with the tensor's scale, 16 floats.
+ * (7) of code + 128; on ARM, whose dot products are of signed bytes, of the codes.
  *
  * Float weights are multiplied as floats: columns of 16 values. BF16 is stored in pairs of columns (a row's
  * two values adjacent). F8_E4M3 begins with its scales, 16 floats per 128 columns.
@@ -68,6 +69,13 @@ enum {
     IQ1_SCALES = 256,
     UNIT_SCALES = 64, /* scales of a unit of the other formats */
 };
+
+/* Four codes of Q8_0 xor this are stored. */
+#ifdef __aarch64__
+#define PANEL_Q8_SIGNS 0u
+#else
+#define PANEL_Q8_SIGNS 0x80808080u
+#endif
 
 /* Bytes of an NVFP4 panel before its first unit. */
 enum { NVFP4_HEAD = GEMM_PANEL * 4 };
@@ -140,10 +148,12 @@ static inline size_t gemm_bf16_stride(const struct gemm_x *x)
 void input_quantize_avx2(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
 void input_quantize_avx512(const float *x, int n_in, int first, int len, bool fine,
                            uint8_t *record);
+void input_quantize_neon(const float *x, int n_in, int first, int len, bool fine, uint8_t *record);
 /* g = act(g, u) of f (layer.h); g, u: (n) */
 struct ffn;
 void input_glu_avx2(const struct ffn *f, float *g, const float *u, int n);
 void input_glu_avx512(const struct ffn *f, float *g, const float *u, int n);
+void input_glu_neon(const struct ffn *f, float *g, const float *u, int n);
 /* Converts x (n) to bf16; split: also its rounding errors. */
 void input_bf16_amx(const float *x, int n, uint16_t *out);
 void input_split_amx(const float *x, int n, uint16_t *out, uint16_t *rest);

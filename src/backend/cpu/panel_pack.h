@@ -21,6 +21,7 @@ struct pack_rows {
  * since its scales are separate arrays. dst: the panel; for F8_E4M3 the panel after its scales. */
 void panel_pack_rows_avx2(const struct pack_rows *p, uint8_t *dst);
 void panel_pack_rows_avx512(const struct pack_rows *p, uint8_t *dst);
+void panel_pack_rows_neon(const struct pack_rows *p, uint8_t *dst);
 
 struct raw_weight;
 /* Packs rows [16 * panel, ...) of expert e into dst (panel_bytes). rows: the first of these rows,

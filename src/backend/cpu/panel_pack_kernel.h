@@ -1,5 +1,5 @@
 /*
- * Vector packers for W rows at a time: 16 with AVX-512, 8 with AVX2 (twice per panel). All of them are built
+ * Vector packers for W rows at a time: 16 with AVX-512, 8 with AVX2, 4 with NEON. All of them are built
  * on one step: 16 bytes from each of W rows become four vectors, where vector i has dword i of every row in
  * the row's lane. The rest of the work is on bytes within lanes, the same for all rows.
  */
@@ -9,10 +9,51 @@
 #include "backend/cpu/panel_low.h"
 #include "base/error.h"
 
-#include <immintrin.h>
 #include <string.h>
+#ifdef STEEL_NEON
+#include <arm_neon.h>
+#else
+#include <immintrin.h>
+#endif
 
-#ifdef __AVX512F__
+#ifdef STEEL_NEON
+
+enum { W = 4 };
+typedef uint32_t vec __attribute__((vector_size(16)));
+
+static inline void load4(const uint8_t *p, size_t stride, vec t[4])
+{
+    uint32x4_t x[4];
+    for (size_t i = 0; i < 4; i++)
+        x[i] = vreinterpretq_u32_u8(vld1q_u8(p + i * stride));
+    uint64x2_t a = vreinterpretq_u64_u32(vtrn1q_u32(x[0], x[1]));
+    uint64x2_t b = vreinterpretq_u64_u32(vtrn2q_u32(x[0], x[1]));
+    uint64x2_t c = vreinterpretq_u64_u32(vtrn1q_u32(x[2], x[3]));
+    uint64x2_t d = vreinterpretq_u64_u32(vtrn2q_u32(x[2], x[3]));
+    t[0] = (vec)vtrn1q_u64(a, c);
+    t[1] = (vec)vtrn1q_u64(b, d);
+    t[2] = (vec)vtrn2q_u64(a, c);
+    t[3] = (vec)vtrn2q_u64(b, d);
+}
+
+static inline void store(uint8_t *p, vec v)
+{
+    vst1q_u8(p, (uint8x16_t)v);
+}
+
+static inline void store_fp16(uint8_t *p, vec v)
+{
+    vst1_u8(p, vreinterpret_u8_u16(vmovn_u32((uint32x4_t)v)));
+}
+
+static inline void store_bytes(uint8_t *p, vec v)
+{
+    uint16x4_t h = vmovn_u32((uint32x4_t)v);
+    uint8x8_t b = vmovn_u16(vcombine_u16(h, h));
+    vst1_lane_u32((uint32_t *)p, vreinterpret_u32_u8(b), 0);
+}
+
+#elif defined __AVX512F__
 
 enum { W = 16 };
 typedef uint32_t vec __attribute__((vector_size(64)));
@@ -250,7 +291,7 @@ static inline void pack_q8_0(const uint8_t *src, size_t stride, uint8_t *unit, i
     load4(src + 2, stride, q);
     load4(src + 18, stride, q + 4);
     for (int g = 0; g < 8; g++)
-        store(unit + UNIT_SCALES + 512 * i + 64 * g + 4 * lane, q[g] ^ 0x80808080u);
+        store(unit + UNIT_SCALES + 512 * i + 64 * g + 4 * lane, q[g] ^ PANEL_Q8_SIGNS);
 }
 
 /* GPTQ4: 32 columns, the even ones in the low nibbles. Nibbles 01234567 of a dword become

@@ -36,8 +36,8 @@ static inline const uint8_t *unpack_k45(const uint8_t *panel, int k, int n, stru
             VF d = vf_load_f16(q + 192), dmin = vf_load_f16(q + 224);
             VI sc = vi_or_and(vi_and(sl, nib), vi_sll16(h, 4), two);
             VI mn = vi_or_and(vi_and(ml, nib), h, two);
-            VI sc_next = vi_or_and(vi_and(vi_srl16(sl, 4), nib), vi_sll16(h, 2), two);
-            VI mn_next = vi_or_and(vi_and(vi_srl16(ml, 4), nib), vi_srl16(h, 2), two);
+            VI sc_next = vi_or_and(vi_high4(sl, nib), vi_sll16(h, 2), two);
+            VI mn_next = vi_or_and(vi_high4(ml, nib), vi_srl16(h, 2), two);
             for (int j = 0; j < 8; j++) {
                 vf_store(c->scale[i + j], vf_mul(vi_to_f(vi_and(sc, byte)), d));
                 vf_store(c->min[i + j], vf_mul(vi_to_f(vi_and(mn, byte)), dmin));
@@ -50,7 +50,7 @@ static inline const uint8_t *unpack_k45(const uint8_t *panel, int k, int n, stru
         const uint8_t *nibbles = five ? q + 64 : q;
         for (int j = 0; j < 4; j++, out += 128) {
             VI v = vi_load(nibbles + 64 * j);
-            VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+            VI lo = vi_and(v, nib), hi = vi_high4(v, nib);
             if (five) {
                 lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
                 hi = vi_or_and(hi, vi_sll16(high, 3), fifth);
@@ -89,9 +89,9 @@ static inline const uint8_t *unpack_q6k(const uint8_t *panel, int k, int n, stru
         }
         VI v = vi_load(q), w = vi_load(q + 64), h = vi_load(q + 128);
         VI g0 = vi_or_and(vi_and(v, nib), vi_sll16(h, 4), two);
-        VI g1 = vi_or_and(vi_and(vi_srl16(v, 4), nib), vi_sll16(h, 2), two);
+        VI g1 = vi_or_and(vi_high4(v, nib), vi_sll16(h, 2), two);
         VI g2 = vi_or_and(vi_and(w, nib), h, two);
-        VI g3 = vi_or_and(vi_and(vi_srl16(w, 4), nib), vi_srl16(h, 2), two);
+        VI g3 = vi_or_and(vi_high4(w, nib), vi_srl16(h, 2), two);
         vi_store(out, vi_sub8(g0, center));
         vi_store(out + 64, vi_sub8(g1, center));
         vi_store(out + 128, vi_sub8(g2, center));
@@ -106,7 +106,7 @@ static inline void unpack_nibbles(const uint8_t *q, VI table, uint8_t *out)
     for (int j = 0; j < 4; j++) {
         VI v = vi_load(q + 64 * j);
         vi_store(out + 128 * j, vi_lookup(table, vi_and(v, nib)));
-        vi_store(out + 128 * j + 64, vi_lookup(table, vi_and(vi_srl16(v, 4), nib)));
+        vi_store(out + 128 * j + 64, vi_lookup(table, vi_high4(v, nib)));
     }
 }
 
@@ -181,7 +181,7 @@ static inline const uint8_t *unpack_gptq4(const uint8_t *panel, int k, int n, st
         for (int j = 0; j < 4; j++) {
             VI v = vi_load(q + 64 * j);
             vi_store(c->unpacked + 512 * i + 128 * j, vi_and(v, nib));
-            vi_store(c->unpacked + 512 * i + 128 * j + 64, vi_and(vi_srl16(v, 4), nib));
+            vi_store(c->unpacked + 512 * i + 128 * j + 64, vi_high4(v, nib));
         }
     }
     return c->unpacked;
@@ -265,7 +265,7 @@ static inline const uint8_t *unpack_offset(const uint8_t *panel, int k, int n, s
         VI high = five ? vi_load(q) : vi_zero();
         for (int j = 0; j < 4; j++, out += 128) {
             VI v = vi_load(q + (five ? 64 : 0) + 64 * j);
-            VI lo = vi_and(v, nib), hi = vi_and(vi_srl16(v, 4), nib);
+            VI lo = vi_and(v, nib), hi = vi_high4(v, nib);
             if (five) {
                 lo = vi_or_and(lo, vi_sll16(high, 4), fifth);
                 hi = vi_or_and(hi, vi_sll16(high, 3), fifth);

@@ -61,12 +61,12 @@ tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
                   "F16 BF16 Q8_0 Q4_0 F8_E4M3"},
     any = {~(uint64_t)0, "any"};
 
-#ifdef __x86_64__
-static bool is_packed(const struct pick_query *a)
+__attribute__((unused)) static bool is_packed(const struct pick_query *a)
 {
     return a->seg->packed;
 }
 
+#ifdef __x86_64__
 /* Whether inputs are read in the order of the columns, which tiles need to share their packing. */
 static bool is_ordered(const struct pick_query *a)
 {
@@ -136,6 +136,16 @@ static const struct pick_row gemm_rows[] = {
     GEMV(ISA_AVX2, always, any, INPUT_FLOATS, dequant_avx2),
     GEMM(1, MANY, ISA_AVX2, always, any, INPUT_FLOATS, gemm_dequant_avx2),
 #endif
+#ifdef __aarch64__
+    GEMV(ISA_DOTPROD, is_packed, quantised, INPUT_INT8, int8_dotprod),
+    GEMM(1, MANY, ISA_DOTPROD, is_packed, quantised, INPUT_INT8, gemm_int8_dotprod),
+    GEMV(ISA_NEON, is_packed, quantised, INPUT_INT8, int8_neon),
+    GEMM(1, MANY, ISA_NEON, is_packed, quantised, INPUT_INT8, gemm_int8_neon),
+    GEMV(ISA_NEON, is_packed, floats, INPUT_FLOATS, float_neon),
+    GEMM(1, MANY, ISA_NEON, is_packed, floats, INPUT_FLOATS, gemm_float_neon),
+    GEMV(ISA_NEON, always, any, INPUT_FLOATS, dequant_neon),
+    GEMM(1, MANY, ISA_NEON, always, any, INPUT_FLOATS, gemm_dequant_neon),
+#endif
 };
 
 /* Whether heads, pages, types or rows are made of whole vectors for the kernels of an isa. */
@@ -157,6 +167,10 @@ static const struct pick_row gemm_rows[] = {
         return heads_##isa(a) && a->v_dim % attn_kernels_##isa.unit == 0;                          \
     }
 FITS(c)
+#ifdef __aarch64__
+FITS(neon)
+FITS(dotprod)
+#endif
 #ifdef __x86_64__
 FITS(avx2)
 FITS(avx512)
@@ -211,6 +225,11 @@ static bool latents_amx(const struct pick_query *a)
     }
 
 static const struct pick_row attn_rows[] = {
+#ifdef __aarch64__
+    DECODE(ISA_DOTPROD, pages_dotprod, q8_q4, dotprod),
+    PREFILL(ATTN_PACK_FROM, ISA_NEON, same_type_neon, fp16_bf16, neon),
+    DECODE(ISA_NEON, heads_neon, any, neon),
+#endif
 #ifdef __x86_64__
 #ifndef AMX_EMULATE
     PREFILL(ATTN_TILES_FROM, ISA_AMX, tiles_amx, at_most_16, amx),
@@ -236,6 +255,9 @@ static const struct pick_row attn_rows[] = {
     }
 
 static const struct pick_row latent_rows[] = {
+#ifdef __aarch64__
+    LATENT(neon, 1, ISA_NEON, rows_neon, any, neon),
+#endif
 #ifdef __x86_64__
 #ifndef AMX_EMULATE
     LATENT(tiles_amx, ATTN_TILES_FROM, ISA_AMX, latents_amx, at_most_16, amx),

@@ -25,7 +25,8 @@ struct row_kernels {
     void (*turn)(float *x, int dim); /* kv_turn */
 };
 
-extern const struct row_kernels row_kernels_c, row_kernels_avx2, row_kernels_avx512;
+extern const struct row_kernels row_kernels_c, row_kernels_avx2, row_kernels_avx512,
+    row_kernels_neon;
 
 /* The best kernels that isa supports. */
 static inline const struct row_kernels *row_kernels(enum isa isa)
@@ -35,6 +36,9 @@ static inline const struct row_kernels *row_kernels(enum isa isa)
         return &row_kernels_avx512;
     if (isa_has(isa, ISA_AVX2))
         return &row_kernels_avx2;
+#elif defined __aarch64__
+    if (isa_has(isa, ISA_NEON))
+        return &row_kernels_neon;
 #endif
     (void)isa;
     return &row_kernels_c;

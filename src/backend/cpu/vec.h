@@ -1,7 +1,8 @@
 /*
  * Float vectors for code that is written once and compiled per instruction set: the width VW and about
- * twenty operations. The flags of the including file choose: *_avx512.c, *_avx2.c, or plain C with VW = 1
- * in any other file. No operation depends on the lane: equal inputs give equal bytes in every position.
+ * twenty operations. The flags of the including file choose: *_avx512.c, *_avx2.c, *_neon.c (and the sets that
+ * include it), or plain C with VW = 1 in any other file. No operation depends on the lane: equal inputs
+ * give equal bytes in every position.
  */
 #ifndef STEEL_BACKEND_CPU_VEC_H
 #define STEEL_BACKEND_CPU_VEC_H
@@ -321,6 +322,148 @@ INLINE void vec_fp8_to_fp16(const uint8_t *p, int n, uint16_t *to)
         __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(p + n / 16 * 16)));
         x = _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((short)0xbfff));
         _mm_storeu_si128((__m128i *)(to + n / 16 * 16), x);
+    }
+}
+
+#elif defined STEEL_NEON
+#include <arm_neon.h>
+
+enum { VW = 4 };
+#define VEC float32x4_t
+INLINE VEC vec_load(const float *p)
+{
+    return vld1q_f32(p);
+}
+INLINE VEC vec_load_f16(const uint16_t *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+INLINE VEC vec_load_bf16(const uint16_t *p)
+{
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+INLINE void vec_store(float *p, VEC x)
+{
+    vst1q_f32(p, x);
+}
+INLINE void vec_store_f16(uint16_t *p, VEC x)
+{
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
+INLINE void vec_store_bf16(uint16_t *p, VEC x)
+{
+    uint32x4_t bits = vreinterpretq_u32_f32(x);
+    uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    uint32x4_t up = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7fff)));
+    uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), up, quiet), 16));
+}
+INLINE VEC vec_set(float x)
+{
+    return vdupq_n_f32(x);
+}
+INLINE VEC vec_add(VEC a, VEC b)
+{
+    return vaddq_f32(a, b);
+}
+INLINE VEC vec_sub(VEC a, VEC b)
+{
+    return vsubq_f32(a, b);
+}
+INLINE VEC vec_mul(VEC a, VEC b)
+{
+    return vmulq_f32(a, b);
+}
+INLINE VEC vec_div(VEC a, VEC b)
+{
+    return vdivq_f32(a, b);
+}
+INLINE VEC vec_min(VEC a, VEC b)
+{
+    return vminq_f32(a, b);
+}
+INLINE VEC vec_fma(VEC a, VEC b, VEC c)
+{
+    return vfmaq_f32(c, a, b);
+}
+INLINE VEC vec_max(VEC a, VEC b)
+{
+    return vmaxq_f32(a, b);
+}
+INLINE float vec_hmax(VEC x)
+{
+    return vmaxvq_f32(x);
+}
+INLINE float vec_sum(VEC x)
+{
+    return vaddvq_f32(x);
+}
+INLINE VEC vec_within(VEC x, int first, int lo, int hi, float other)
+{
+    const int32_t lanes[4] = {0, 1, 2, 3};
+    int32x4_t at = vaddq_s32(vld1q_s32(lanes), vdupq_n_s32(first));
+    uint32x4_t in = vandq_u32(vcgeq_s32(at, vdupq_n_s32(lo)), vcleq_s32(at, vdupq_n_s32(hi)));
+    return vbslq_f32(in, x, vdupq_n_f32(other));
+}
+INLINE VEC vec_exp2(VEC x)
+{
+    uint32x4_t drop = vcltq_f32(x, vdupq_n_f32(EXP2_MIN));
+    VEC y = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), drop));
+    VEC n = vrndnq_f32(y), f = vsubq_f32(y, n);
+    VEC p = vfmaq_f32(vdupq_n_f32(EXP2_C4), vdupq_n_f32(EXP2_C5), f);
+    p = vfmaq_f32(vdupq_n_f32(EXP2_C3), p, f);
+    p = vfmaq_f32(vdupq_n_f32(EXP2_C2), p, f);
+    p = vfmaq_f32(vdupq_n_f32(EXP2_C1), p, f);
+    p = vfmaq_f32(vdupq_n_f32(1.0f), p, f);
+    int32x4_t power = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
+    VEC scaled = vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(power, 23)));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(scaled), drop));
+}
+
+INLINE VEC vec_byte_of4(const void *p, int j)
+{
+    int32x4_t x = vreinterpretq_s32_u8(vld1q_u8(p));
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(x, vdupq_n_s32(24 - 8 * j)), 24));
+}
+INLINE VEC vec_nibble_of8(const void *p, int shift)
+{
+    uint32x4_t x = vreinterpretq_u32_u8(vld1q_u8(p));
+    x = vandq_u32(vshlq_u32(x, vdupq_n_s32(-shift)), vdupq_n_u32(15));
+    return vcvtq_f32_s32(vsubq_s32(vreinterpretq_s32_u32(x), vdupq_n_s32(8)));
+}
+/* Four bytes, each in a lane of 16 bits. */
+INLINE int16x4_t vec_four_bytes(const void *p)
+{
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vget_low_s16(vmovl_s8(vcreate_s8(four)));
+}
+INLINE VEC vec_bytes(const void *p)
+{
+    return vcvtq_f32_s32(vmovl_s16(vec_four_bytes(p)));
+}
+INLINE VEC vec_nibbles(const void *p, bool high)
+{
+    uint32_t four;
+    memcpy(&four, p, 4);
+    four = (high ? four >> 4 : four) & 0x0f0f0f0f;
+    int16x4_t x = vget_low_s16(vmovl_s8(vsub_s8(vcreate_s8(four), vdup_n_s8(8))));
+    return vcvtq_f32_s32(vmovl_s16(x));
+}
+INLINE VEC vec_fp8(const void *p)
+{
+    uint16x4_t x = vreinterpret_u16_s16(vshl_n_s16(vec_four_bytes(p), 7));
+    return vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(x, vdup_n_u16(0xbfff))));
+}
+INLINE void vec_fp8_to_fp16(const uint8_t *p, int n, uint16_t *to)
+{
+    for (int i = 0; i + 8 <= n; i += 8) {
+        uint16x8_t x = vreinterpretq_u16_s16(vshll_n_s8(vreinterpret_s8_u8(vld1_u8(p + i)), 7));
+        vst1q_u16(to + i, vandq_u16(x, vdupq_n_u16(0xbfff)));
+    }
+    if (n % 8) {
+        uint16x4_t x = vreinterpret_u16_s16(vshl_n_s16(vec_four_bytes(p + n / 8 * 8), 7));
+        vst1_u16(to + n / 8 * 8, vand_u16(x, vdup_n_u16(0xbfff)));
     }
 }
 

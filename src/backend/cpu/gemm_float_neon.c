@@ -1,0 +1,6 @@
+/* Packed float weights with NEON. */
+#include "backend/cpu/gemm_vec_neon.h"
+
+#define NAME(x) x##_neon
+
+#include "backend/cpu/gemm_float_kernel.h"
