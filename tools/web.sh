@@ -64,13 +64,15 @@ for f in "$out"/*; do
     *.js) type='text/javascript; charset=utf-8' ;;
     *.css) type='text/css; charset=utf-8' ;;
     *.svg) type='image/svg+xml' ;;
+    *.png) type='image/png' ;;
+    *.webmanifest) type='application/manifest+json' ;;
     *.txt) type='text/plain; charset=utf-8' ;;
     *.woff2) type='font/woff2' ;;
     esac
     packed=false file=$f
-    # index.html is small and often read by hand; fonts are already compressed.
+    # index.html is small and often read by hand; fonts and pictures are already compressed.
     case $name in
-    *.html | *.woff2) ;;
+    *.html | *.woff2 | *.png) ;;
     *) gzip -9nc "$f" >"$f.gz" && packed=true file=$f.gz ;;
     esac
     label=$(echo "$name" | tr -c 'A-Za-z0-9\n' _)

@@ -1,7 +1,9 @@
 // The web page in a real Chromium, for the tests beside this file: a browser, the server it is served by, and a stand-in for
 // that server whose answers the tests write themselves (everything else passes through to the real one).
-import { existsSync } from "node:fs";
+import assert from "node:assert/strict";
+import { existsSync, readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
+import { createRequire } from "node:module";
 import { once } from "node:events";
 import { chromium } from "playwright-core";
 import { startServer } from "./common.mjs";
@@ -44,7 +46,7 @@ export async function reload(page) { await page.reload(); await ready(page); }
 
 async function startFake(server) {
   const sockets = new Set();
-  const fake = { script: null, bodies: [] };
+  const fake = { script: null, bodies: [], models: null, tools: [] };
   const pass = (req, res, body) => {
     const up = request({ host: "127.0.0.1", port: server.port, path: req.url, method: req.method, headers: req.headers }, r => {
       res.writeHead(r.statusCode, r.headers);
@@ -59,6 +61,11 @@ async function startFake(server) {
     for await (const p of req) parts.push(p);
     const body = Buffer.concat(parts);
     if (fake.every && fake.every(req, res)) return;
+    const json = d => { res.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify(d)); };
+    if (req.url === "/v1/models" && fake.models) { json({ object: "list", data: fake.models }); return; }
+    if (req.url === "/openapi.json") { json({ paths: { "/mcp/tools": {} } }); return; }
+    if (req.url === "/mcp/tools") { json({ tools: fake.tools }); return; }
+    if (req.url === "/mcp/call" && fake.call) { json(await fake.call(JSON.parse(body))); return; }
     if (req.url !== "/v1/chat/completions" || !fake.script) { pass(req, res, body); return; }
     const asked = JSON.parse(body);
     fake.bodies.push(asked);
@@ -96,6 +103,14 @@ class Stream {
   }
   fail(status, error, headers = {}) { this.res.writeHead(status, { "Content-Type": "application/json", ...headers }).end(JSON.stringify({ error })); }
   cut() { this.res.destroy(); }
+}
+
+// What axe has to say about the page: nothing.
+const axeSource = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+export async function axe(page, where) {
+  await page.evaluate(axeSource + ";0");
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  assert.deepEqual(violations.map(v => `${where}: ${v.id}: ${v.nodes.map(n => n.target.join(" ") + " " + (n.any[0]?.message ?? n.failureSummary)).slice(0, 3).join("; ")}`), []);
 }
 
 /* What users do. */

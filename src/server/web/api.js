@@ -77,15 +77,23 @@ export async function* events(response) {
   }
 }
 
-/* The server's model: { id, context, sampling, capabilities }. */
-export async function model() {
-  const m = (await (await call("v1/models")).json()).data[0];
-  return {
-    id: m.id,
-    context: m.max_model_len,
-    sampling: m.default_sampling ?? {},
-    capabilities: m.capabilities ?? [],
-  };
+/* The server's models and adapters: [{ id, parent, context, sampling, capabilities, efforts, params }]. An adapter has
+ * its parent's defaults. */
+export async function models() {
+  const all = (await (await call("v1/models")).json()).data;
+  const chats = all.filter(m => !Array.isArray(m.capabilities) || m.capabilities.includes("completion"));
+  return (chats.length ? chats : all).map(m => {
+    const base = all.find(x => x.id === m.parent) ?? m;
+    return {
+      id: String(m.id),
+      parent: m.parent ?? null,
+      context: m.max_model_len,
+      sampling: base.default_sampling ?? {},
+      capabilities: m.capabilities ?? [],
+      efforts: base.reasoning_efforts ?? [],
+      params: base.meta?.n_params ?? Infinity,
+    };
+  });
 }
 
 export async function countTokens(body, signal) {

@@ -11,30 +11,42 @@ import * as db from "./db.js";
 import * as dialog from "./dialog.js";
 import * as load from "./load.js";
 import * as log from "./log.js";
+import * as models from "./models.js";
 import * as sidebar from "./sidebar.js";
+import * as titles from "./titles.js";
+import * as tools from "./tools.js";
 import * as transfer from "./transfer.js";
 import { startOf, TooLong } from "./request.js";
 import * as settings from "./settings.js";
 
 let conv = null; // the open conversation; not in the database before its first message
 let fresh = true; // conv is not in the database yet
-let model = { id: "", context: 0, sampling: {}, capabilities: [] };
+let model = models.of({}); // of the open conversation
 
-/* The server: its model and its state */
+/* The server: its models and its state */
 
 let asking = null;
 async function greet() {
   clearTimeout(asking);
   try {
-    model = await api.model();
-    $("model").textContent = $("model").title = model.id;
+    await models.load();
+    drawMenus();
     notice("server", "");
     if (fresh) redraw();
+    tools.loadServerTools().then(drawMenus);
     return true;
   } catch (e) {
     trouble(e);
     return false;
   }
+}
+/* The menus below the input, and what they choose. */
+function drawMenus() {
+  model = models.of(conv.record);
+  models.draw(conv.record);
+  const n = tools.count();
+  $("tools-button").textContent = "Tools: " + (n || "none on");
+  $("tools-button").hidden = !model.capabilities.includes("tools") || (!n && !tools.serverTools().length);
 }
 /* Shows what is wrong with the server, and polls until it is available. */
 function trouble(e) {
@@ -79,7 +91,7 @@ function drawState() {
   $("send").textContent = busy() ? "Stop" : "Send";
   $("title").textContent = chats.title(conv.record);
   document.title = fresh ? "Steel" : chats.title(conv.record) + " · Steel";
-  $("export-md").disabled = $("export-json").disabled = fresh;
+  $("export").disabled = fresh;
   const path = conv.path(),
     t = path.findLast(n => n.usage)?.usage;
   $("status").textContent =
@@ -98,13 +110,14 @@ async function show(conversation, isFresh, at) {
   history.replaceState(null, "", fresh ? "#" : "#" + conv.id);
   composer.openDraft(fresh ? "" : conv.id);
   drawSystem();
+  drawMenus();
   redraw(at);
   closeMenu();
   sidebar.refresh();
   for (const n of conv.nodes.values()) if (n.status === "streaming") settle(conv, n);
 }
 const newChat = () => {
-  show(chats.create(settings.presetText()), true);
+  show(chats.create(settings.presetText(), models.defaults()), true);
   $("input").focus();
 };
 async function open(id, at) {
@@ -141,18 +154,29 @@ const view = {
   failed(c, e) {
     if (e.kind) trouble(e);
   },
-  confirm: (c, call, signal) => log.confirm(c, `Run ${call.name}(${call.arguments.slice(0, 300)})?`, signal),
+  confirm: log.confirm,
   ended(c, n) {
     if (c === conv) drawState();
     sidebar.refresh();
-    if (n?.model && n.model !== model.id) greet(); // the server was restarted with another model
-    if (n?.status === "done") announce("Answer: " + n.content.slice(0, 4000));
-    else if (n) announce(n.status === "stopped" ? "Answer stopped." : "The answer failed: " + n.error);
+    if (n?.model && !models.known(n.model)) greet(); // the server was restarted with another model
+    if (n?.status === "done") {
+      announce("Answer: " + n.content.slice(0, 4000));
+      nameIt(c);
+    }
+    else if (n?.role === "assistant") announce(n.status === "stopped" ? "Answer stopped." : "The answer failed: " + n.error);
   },
 };
 
-async function ask(c, parent) {
-  const pending = answers.answer(c, parent, model, view);
+async function nameIt(c) {
+  if (!(await titles.name(c))) return;
+  if (c === conv) drawState();
+  sidebar.refresh();
+}
+
+/* to: { parent } to answer it, { node } to go on with it */
+async function ask(c, to) {
+  titles.stop();
+  const pending = answers.answer(c, to, models.of(c.record), view);
   const run = answers.runOf(c.id);
   if (run) run.conv = c;
   drawState();
@@ -177,7 +201,10 @@ async function send(message) {
     message.text,
     message.files.length ? { files: message.files } : {},
   );
-  if (!c.record.title) c.record.title = chats.nameAfter(message.text || message.files[0].name);
+  if (!c.record.title) {
+    c.record.title = chats.nameAfter(message.text || message.files[0].name);
+    c.record.untitled = true;
+  }
   fresh = false;
   notice("refused", "");
   await chats.add(c, node);
@@ -187,7 +214,7 @@ async function send(message) {
   else log.update(c, node);
   announce("Answering.");
   try {
-    await ask(c, node.id);
+    await ask(c, { parent: node.id });
   } catch (e) {
     if (!(e instanceof TooLong)) throw e;
     // it can never be answered: remove it from the conversation
@@ -210,6 +237,13 @@ async function send(message) {
   }
 }
 
+const tooLong = e =>
+  notice(
+    "refused",
+    `This no longer fits the context: ${number(e.tokens)} tokens of ${number(e.context)}.`,
+    button("Dismiss", () => notice("refused", "")),
+  );
+
 async function retry(n) {
   if (busy()) return;
   const c = conv;
@@ -222,18 +256,48 @@ async function retry(n) {
   c.leaf = parent;
   redraw();
   try {
-    await ask(c, parent);
+    await ask(c, { parent });
   } catch (e) {
     if (!(e instanceof TooLong)) throw e;
-    notice(
-      "refused",
-      `This no longer fits the context: ${number(e.tokens)} tokens of ${number(e.context)}.`,
-      button("Dismiss", () => notice("refused", "")),
-    );
+    tooLong(e);
     await chats.show(c, c.latest(parent));
     redraw();
   }
 }
+
+/* Goes on with an answer where it ended. */
+const mayGoOn = n =>
+  n.id === conv.leaf &&
+  !n.calls?.length &&
+  !!(n.content || n.reasoning) &&
+  (n.status !== "done" || n.finish === "length" || !!n.edited);
+async function goOn(n) {
+  if (busy() || (!model.id && !(await greet()))) return;
+  announce("Going on.");
+  try {
+    await ask(conv, { node: n });
+  } catch (e) {
+    if (!(e instanceof TooLong)) throw e;
+    tooLong(e);
+    redraw();
+  }
+}
+
+/* Saves a version of a message without asking the model. */
+async function rewrite(n, changes, keep) {
+  const c = conv;
+  if (busy()) return toast("An answer is being generated; stop it first.");
+  const nodes = chats.rewrite(c, n, changes, keep);
+  const saved = chats.add(c, ...nodes);
+  redraw(nodes[0].id);
+  const box = $("log").querySelector(`article[data-id="${nodes[0].id}"]`);
+  box?.classList.remove("found");
+  box?.querySelector(".edit")?.focus();
+  announce("Saved.");
+  await saved;
+  sidebar.refresh();
+}
+const later = n => conv.path().length - 1 - conv.path().indexOf(n);
 
 function step(n, by) {
   if (busy()) return;
@@ -304,6 +368,7 @@ async function merge(c) {
   else log.update(c, c.nodes.get(shown));
   drawState();
   if (document.activeElement !== $("system")) drawSystem();
+  drawMenus();
 }
 
 /* Event handlers */
@@ -341,12 +406,21 @@ function keys(e) {
   }
 }
 
+function save(ending, type, text) {
+  $("export-menu").hidePopover();
+  saveFile(chats.title(conv.record) + ending, type, text);
+}
+
 function wire() {
   log.setup({
     edit: n => {
       if (!busy()) composer.edit(n);
     },
+    later,
+    saveAnswer: (n, content, keep) => rewrite(n, { content }, keep),
     retry,
+    goOn,
+    mayGoOn,
     step,
     siblings: n => conv.siblings(n),
   });
@@ -357,7 +431,21 @@ function wire() {
     forget: newChat,
     stop: answers.stop,
   });
-  composer.setup({ send, busy, stop: () => answers.stop(conv.id), editLast });
+  composer.setup({
+    send,
+    busy,
+    stop: () => answers.stop(conv.id),
+    editLast,
+    later,
+    saveEdit: ({ text, files, editing }) => rewrite(editing, { content: text, files }, true),
+  });
+  models.setup({
+    current: () => ({ conv, fresh }),
+    changed() {
+      drawMenus();
+      redraw();
+    },
+  });
   dialog.setup({ keyChanged: greet, imported: open });
   load.setup();
   $("new").onclick = newChat;
@@ -365,7 +453,11 @@ function wire() {
     $("menu").setAttribute("aria-expanded", String(document.body.classList.toggle("menu")));
   $("log").onclick = closeMenu;
   $("open-settings").onclick = () => dialog.open(model);
-  $("settings").onclose = () => drawSystem();
+  $("tools-button").onclick = () => dialog.open(model, "", "tools");
+  $("settings").onclose = () => {
+    drawSystem();
+    drawMenus();
+  };
   $("theme").onclick = () =>
     setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % 3]);
   setTheme(document.documentElement.dataset.theme ?? "system");
@@ -378,10 +470,8 @@ function wire() {
     if (p) setSystem(p.text);
   };
   $("system").onchange = () => setSystem($("system").value);
-  $("export-md").onclick = () =>
-    saveFile(chats.title(conv.record) + ".md", "text/markdown", transfer.toMarkdown(conv));
-  $("export-json").onclick = () =>
-    saveFile(chats.title(conv.record) + ".json", "application/json", transfer.toJson([conv]));
+  $("export-md").onclick = () => save(".md", "text/markdown", transfer.toMarkdown(conv));
+  $("export-json").onclick = () => save(".json", "application/json", transfer.toJson([conv]));
   addEventListener("keydown", keys);
   addEventListener("hashchange", () => {
     if (location.hash.slice(1) !== (fresh ? "" : conv.id)) open(location.hash.slice(1));

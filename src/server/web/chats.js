@@ -18,6 +18,9 @@ export function newNode(chat, parent, role, content, more = {}) {
   return node;
 }
 
+/* This tab goes on writing the message. */
+export const claim = node => own.add(node.id);
+
 export class Conversation {
   constructor(record, nodes = []) {
     this.record = record;
@@ -87,26 +90,49 @@ export async function load(id) {
   return record && !record.deleted ? new Conversation(record, await db.nodesOf(id)) : null;
 }
 
-export function create(system) {
+export function create(system, more = {}) {
   const t = now();
-  return new Conversation({ id: newId(), title: "", system, created: t, updated: t, leaf: null });
+  return new Conversation({ id: newId(), title: "", system, created: t, updated: t, leaf: null, ...more });
 }
 
-/* The default title, from the first message. */
+/* The default title, from the first message; `untitled`: the model has not been asked for a better one. */
 export const title = record => record.title || "New chat";
 export function nameAfter(text) {
   const line = text.trim().split("\n")[0];
   return line.length > 60 ? line.slice(0, 57).trimEnd() + "…" : line;
 }
 
-/* Adds a message and makes it the leaf. */
-export function add(conv, node) {
-  conv.put(node);
+/* Adds messages, each the child of the one before, and makes the last one the leaf. */
+export function add(conv, ...nodes) {
+  const node = nodes.at(-1);
+  for (const n of nodes) conv.put(n);
   conv.leaf = conv.record.leaf = node.id;
-  conv.record.updated = node.created;
+  conv.record.updated = Math.max(conv.record.updated, node.created);
   // writing into a conversation that another tab deleted restores it
-  const fields = { leaf: node.id, updated: node.created, deleted: 0 };
-  return db.write([db.merge("chats", fields, conv.record), db.put("nodes", node)], { strict: true });
+  const fields = { leaf: node.id, updated: conv.record.updated, deleted: 0 };
+  const puts = nodes.map(n => db.put("nodes", n));
+  return db.write([db.merge("chats", fields, conv.record), ...puts], { strict: true });
+}
+
+/* A changed version of a message, beside it, as a list of messages to add. keep: the messages after it follow as copies. Token counts do not
+ * hold for a changed path. */
+export function rewrite(conv, node, changes, keep) {
+  const path = conv.path(),
+    later = keep ? path.slice(path.indexOf(node) + 1) : [],
+    ids = new Map();
+  const copy = (n, changed) => {
+    const { id, parent, role, content, ...more } = { ...n, ...changed };
+    for (const field of ["chat", "created", "usage", "error"]) delete more[field];
+    if (more.from) more.from = ids.get(more.from) ?? more.from;
+    const now = newNode(conv.id, ids.get(parent) ?? parent, role, content, more);
+    ids.set(id, now.id);
+    return now;
+  };
+  const first = copy(node, { ...changes, edited: true });
+  if (node.role === "assistant") first.status = "done";
+  for (const field of ["finish", "full", "timings"]) delete first[field];
+  if (!later.length) delete first.calls; // they would have no results
+  return [first, ...later.map(n => copy(n))];
 }
 
 /* Changes fields of the conversation's record and merges the changes of other tabs. */
@@ -120,7 +146,7 @@ export function show(conv, leaf) {
 }
 
 export async function rename(id, name) {
-  if (name.trim()) await db.change("chats", id, { title: name.trim().slice(0, 200) });
+  if (name.trim()) await db.change("chats", id, { title: name.trim().slice(0, 200), untitled: false });
 }
 
 /* Deletes conversations for good, once undo is no longer possible. */

@@ -45,6 +45,13 @@ export function setup(actions) {
   };
   $("attach").onclick = async () => attach(await pickFile("", true));
   $("cancel-edit").onclick = cancelEdit;
+  $("save-edit").onclick = () => {
+    const text = $("input").value.trim();
+    if (act.busy() || (!text && !files.length)) return;
+    const message = { text, files, editing };
+    clear();
+    act.saveEdit(message);
+  };
   addEventListener("dragover", e => e.preventDefault());
   addEventListener("drop", e => {
     e.preventDefault();
@@ -113,6 +120,7 @@ export function restore({ text, files: f, editing: e }) {
 function setEditing(node) {
   editing = node;
   $("editing").hidden = !node;
+  $("save-edit").hidden = !node || !act.later(node);
 }
 export function edit(node) {
   restore({ text: node.content, files: [...(node.files ?? [])], editing: node });

@@ -7,7 +7,7 @@ import * as chats from "./chats.js";
 import * as db from "./db.js";
 import * as tools from "./tools.js";
 import * as transfer from "./transfer.js";
-import { settings, set, SAMPLING } from "./settings.js";
+import { settings, set, SAMPLING, ADVANCED } from "./settings.js";
 
 let act = null,
   model = null;
@@ -30,11 +30,12 @@ const area = (value, oninput, props = {}) => {
 };
 const section = (name, ...parts) => el("section", {}, el("h3", {}, name), ...parts);
 
-/* The placeholder shows the model's default. */
-function sampling() {
-  const rows = SAMPLING.map(([name, label, range]) => {
+/* Fields of SAMPLING or ADVANCED. The placeholder shows the model's default. */
+const numbers = list =>
+  list.map(([name, label, range]) => {
     const own = model?.sampling[name];
-    const hint = own !== undefined ? "model: " + own : name === "seed" ? "random" : "no limit";
+    const hint =
+      own !== undefined ? "model: " + own : name === "seed" ? "random" : name === "max_tokens" ? "no limit" : "";
     return field(
       label,
       input(settings.sampling[name], v => set("sampling", { ...settings.sampling, [name]: v }), {
@@ -46,32 +47,33 @@ function sampling() {
       }),
     );
   });
-  const think = el(
-    "select",
-    { id: "set-think", onchange: () => set("think", think.value) },
-    ...[
-      ["", "model default"],
-      ["on", "on"],
-      ["off", "off"],
-    ].map(([v, t]) => el("option", { value: v }, t)),
-  );
-  think.value = settings.think;
-  const thinks = model?.capabilities.includes("thinking");
+
+function sampling() {
+  const used = ADVANCED.some(([name]) => ![undefined, ""].includes(settings.sampling[name]));
   return section(
     "Sampling",
+    el("p", {}, "Empty fields use the defaults of the server or of the model's author."),
+    el("div", { class: "grid" }, ...numbers(SAMPLING)),
     el(
-      "p",
-      {},
-      "Empty fields use the defaults of the server or of the model's author.",
+      "details",
+      { id: "advanced", open: used },
+      el("summary", {}, "Advanced"),
+      el("div", { class: "grid" }, ...numbers(ADVANCED)),
     ),
-    el("div", { class: "grid" }, ...(thinks ? [field("Thinking", think)] : []), ...rows),
     button("Reset to defaults", () => {
       set("sampling", {});
-      set("think", "");
       redraw();
     }),
   );
 }
+
+const check = (text, checked, onchange, props = {}) =>
+  el(
+    "label",
+    { class: "check" },
+    el("input", { type: "checkbox", checked, onchange: e => onchange(e.target.checked), ...props }),
+    " " + text,
+  );
 
 function presets() {
   const save = () => set("presets", settings.presets);
@@ -207,24 +209,40 @@ function toolRow(t, i) {
           field("Parameters (JSON schema)", schema, true),
         ]),
     said,
-    el(
-      "label",
-      { class: "check" },
-      el("input", {
-        type: "checkbox",
-        checked: t.ask,
-        onchange: e => {
-          t.ask = e.target.checked;
-          save();
-        },
-      }),
-      " ask before each call",
-    ),
+    check("ask before each call", t.ask, yes => {
+      t.ask = yes;
+      save();
+    }),
     button("Remove", () => {
       settings.tools.splice(i, 1);
       save();
       redraw();
     }),
+  );
+}
+
+/* A switch for each of the server's tools. */
+function serverTools() {
+  const list = tools.serverTools(),
+    servers = [...new Set(list.map(t => t.server))];
+  const toggle = (key, yes) =>
+    set("serverTools", [...settings.serverTools.filter(k => k !== key), ...(yes ? [key] : [])]);
+  return servers.map(server =>
+    el(
+      "fieldset",
+      { class: "server-tools" },
+      el("legend", {}, "On this server: " + server),
+      ...list
+        .filter(t => t.server === server)
+        .map(t =>
+          el(
+            "div",
+            { class: "server-tool" },
+            check(t.name, settings.serverTools.includes(t.key), yes => toggle(t.key, yes)),
+            el("small", {}, t.description),
+          ),
+        ),
+    ),
   );
 }
 
@@ -242,20 +260,24 @@ function toolList() {
     set("tools", settings.tools);
     redraw();
   };
-  return section(
+  const part = section(
     "Tools",
-    el(
-      "p",
-      {},
-      "Your browser calls tools with a POST of the arguments as JSON. It can call this server and the origins given by --page-connect.",
-    ),
+    el("p", {}, "The page asks you before each call. A tool's result goes to the model."),
     model && !model.capabilities.includes("tools")
       ? el("p", { class: "said" }, "This model's chat template does not support tools; they are not sent.")
       : null,
+    ...serverTools(),
+    el(
+      "p",
+      {},
+      "Your browser calls the tools below with a POST of the arguments as JSON. It can call this server and the origins given by --page-connect.",
+    ),
     ...settings.tools.map(toolRow),
     button("Add an HTTP tool", add("http"), { id: "add-http" }),
     button("Add an MCP server", add("mcp"), { id: "add-mcp" }),
   );
+  part.dataset.part = "tools";
+  return part;
 }
 
 /* Files */
@@ -298,9 +320,10 @@ function data() {
   return section(
     "Conversations",
     space,
-    button("Export all (JSON)", exportAll, { id: "export-all" }),
+    check("The model writes their titles", settings.titles, yes => set("titles", yes), { id: "set-titles" }),
+    button("Export all conversations (JSON)", exportAll, { id: "export-all" }),
     button(
-      "Import…",
+      "Import conversations…",
       async () => importFiles(await pickFile(".json,.md,.markdown,application/json,text/markdown", true)),
       { id: "import" },
     ),
@@ -359,10 +382,15 @@ function redraw(why) {
   box.scrollTop = top;
 }
 
-/* why: the reason, if it opens by itself; the key field gets the focus. */
-export function open(currentModel, why) {
+/* why: the reason, if it opens by itself; the key field gets the focus. part: "tools" shows that section. */
+export function open(currentModel, why, part) {
   model = currentModel;
   redraw(why);
   if (!$("settings").open) $("settings").showModal();
   if (why) $("key").focus();
+  if (part) {
+    const box = $("settings").querySelector(`section[data-part="${part}"]`);
+    box.scrollIntoView();
+    box.querySelector("input, button").focus();
+  }
 }

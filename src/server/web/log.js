@@ -3,8 +3,8 @@
  * scrolling up. A streaming answer updates only its own element, at most once per frame and for a third of the time. The
  * scroll position is kept if the user has scrolled up.
  */
-import { $, el, button, number } from "./dom.js";
-import { draw, redraw } from "./message.js";
+import { $, el, announce, button, number } from "./dom.js";
+import { draw, pretty, redraw } from "./message.js";
 import { startOf } from "./request.js";
 
 const FIRST = 8,
@@ -145,33 +145,41 @@ function extend() {
     question = asks.get(conv.id);
   if (question?.isConnected) question.before(...fresh);
   else log().append(...fresh);
+  const before = path.at(-1),
+    box = before && elementOf(before.id);
+  if (box) redraw(box, before, act); // it is no longer the last one
   drawn += now.length - path.length;
   path = now;
   divider();
 }
 
-/* Asks below the last message whether a tool call may run. The question waits until its conversation is open. */
+/* Asks below the last message whether a tool call may run: "run", "always" or "". The question waits until its
+ * conversation is open. */
 const asks = new Map(); // conversation id -> element
-export function confirm(conversation, text, signal) {
+export function confirm(conversation, call, tool, signal) {
   return new Promise(resolve => {
-    const done = yes => {
+    const done = said => {
       box.remove();
       asks.delete(conversation.id);
-      resolve(yes);
+      resolve(said);
     };
     const box = el(
       "div",
-      { class: "ask", role: "group", "aria-label": "Tool call" },
-      el("span", {}, text),
-      button("Run", () => done(true), { class: "main" }),
-      button("Do not run", () => done(false)),
+      { class: "ask", role: "group", "aria-label": "Tool call", tabindex: "-1" },
+      el("p", {}, "Run ", el("b", {}, tool.remote), tool.server ? ` of ${tool.server}` : "", "?"),
+      el("pre", { tabindex: "0", "aria-label": "Arguments" }, pretty(call.arguments || "{}")),
+      button("Run", () => done("run"), { class: "main" }),
+      button("Always allow in this conversation", () => done("always")),
+      button("Deny", () => done("")),
     );
-    signal.addEventListener("abort", () => done(false));
+    signal.addEventListener("abort", () => done(""));
     asks.set(conversation.id, box);
     if (conversation !== conv) return;
     flush(); // render the call above the question
     log().append(box);
     toEnd();
-    box.querySelector("button").focus();
+    announce(`The model wants to run ${tool.remote}.`);
+    // not on a button: a key that was meant for something else must not allow a call
+    if (!$("input").value) box.focus();
   });
 }

@@ -2,7 +2,7 @@
  * One message as an element: text, thinking, tool calls, files, statistics and buttons. Renders and updates it; knows
  * neither its position nor what the buttons do (act).
  */
-import { el, button, copyText, number } from "./dom.js";
+import { $, el, button, copyText, number, plural } from "./dom.js";
 import { render } from "./render.js";
 
 const WHO = { user: "You", assistant: "Assistant", tool: "Tool" };
@@ -20,6 +20,7 @@ function figures(n) {
       `prompt ${number(read)}${t.cache_n ? " + " + number(t.cache_n) + " cached" : ""}${rate && read > 1 ? `, ${number(Math.round(rate))} tok/s` : ""}`,
     );
   }
+  if (n.edited && n.role === "assistant") out.push("edited");
   if (n.status === "stopped") out.push("stopped");
   if (n.status === "cut") out.push("interrupted: the page was closed or reloaded");
   if (n.status === "done" && n.finish === "length")
@@ -27,7 +28,7 @@ function figures(n) {
   return out.join(" · ");
 }
 
-function pretty(json) {
+export function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
@@ -60,7 +61,7 @@ function drawThinking(box, n) {
   d.lastChild.textContent = n.reasoning;
 }
 
-/* act: { edit(n), retry(n), step(n, by), siblings(n) } */
+/* act: { edit(n), later(n), saveAnswer(n, text, keep), retry(n), goOn(n), mayGoOn(n), step(n, by), siblings(n) } */
 function drawMeta(n, act, live) {
   const meta = el("div", { class: "meta" });
   const all = act.siblings(n),
@@ -81,11 +82,49 @@ function drawMeta(n, act, live) {
     );
   if (n.role === "assistant" && figures(n)) meta.append(el("span", { class: "figures" }, figures(n)));
   if (live) return meta;
-  if (n.role === "user") meta.append(button("Edit", () => act.edit(n)));
+  if (n.role === "assistant" && act.mayGoOn(n))
+    meta.append(button("Continue", () => act.goOn(n), { title: "Go on where the answer ended" }));
   if (n.role === "assistant") meta.append(button("Retry", () => act.retry(n)));
+  const edit = button("Edit", () => (n.role === "user" ? act.edit(n) : openEditor(n, act)), { class: "edit" });
+  if (n.role === "user" || n.content) meta.append(edit);
   const copy = button("Copy", () => copyText(n.content, copy), { "aria-label": "Copy message" });
   if (n.content) meta.append(copy);
   return meta;
+}
+
+/* An editor in place of the answer's text. */
+function openEditor(n, act) {
+  const box = $("log").querySelector(`article[data-id="${CSS.escape(n.id)}"]`),
+    later = act.later(n);
+  if (box.classList.contains("editing")) return;
+  const close = () => {
+    form.remove();
+    box.classList.remove("editing");
+    box.querySelector(":scope > .meta .edit")?.focus();
+  };
+  const text = el("textarea", { "aria-label": "Text of the answer", rows: 4 });
+  const save = keep => act.saveAnswer(n, text.value, keep);
+  const follow = later ? `${plural(later, "message")} ${later === 1 ? "follows" : "follow"}. ` : "";
+  const form = el(
+    "div",
+    { class: "editor", role: "group", "aria-label": "Edit the answer" },
+    text,
+    el("p", {}, follow + "The old version stays as another branch."),
+    button(later ? "Save, keep later messages" : "Save", () => save(true), { class: "main" }),
+    later ? button("Save without them", () => save(false)) : null,
+    button("Cancel", close),
+  );
+  text.value = n.content;
+  form.onkeydown = e => {
+    if (e.key === "Escape") {
+      e.stopPropagation();
+      close();
+    } else if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) save(true);
+  };
+  box.classList.add("editing");
+  box.querySelector(":scope > .body").after(form);
+  text.style.height = Math.min(text.scrollHeight + 4, innerHeight * 0.6) + "px";
+  text.focus();
 }
 
 export function draw(n, act) {
@@ -130,6 +169,7 @@ export function redraw(box, n, act) {
   if (n.role === "user")
     part("body").textContent = n.content; // user text is not Markdown
   else render(part("body"), n.content);
+  if (live) part("editor")?.remove();
   if (part("calls").children.length !== (n.calls?.length ?? 0) || live)
     part("calls").replaceChildren(...(n.calls ?? []).filter(Boolean).map(drawCall));
   part("error").textContent = n.error ?? "";

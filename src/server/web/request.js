@@ -24,11 +24,12 @@ export const userText = n => [...(n.files ?? []).map(fenced), n.content].filter(
 /* Whether a message has content for the model. */
 const spoken = n => n.role !== "assistant" || n.content || n.calls?.length;
 
-export function messages(path, system) {
+/* goOn: the last message is an answer to continue. */
+export function messages(path, system, goOn) {
   const out = system ? [{ role: "system", content: system }] : [];
   const lastUser = path.findLastIndex(n => n.role === "user");
   path.forEach((n, i) => {
-    if (!spoken(n)) return;
+    if (!spoken(n) && !(goOn && i === path.length - 1)) return;
     if (n.role === "user") {
       // two user messages in a row, after a failed answer: many templates need alternating roles
       if (out.at(-1)?.role === "user") out.at(-1).content += "\n\n" + userText(n);
@@ -79,14 +80,13 @@ export async function fit(path, system, body, context, { full = false, signal } 
   const start = startOf(path),
     room = Math.min(body.max_tokens ?? Infinity, Math.ceil(context / 4));
   const extra = system + JSON.stringify(body.tools ?? "");
-  const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system) } });
+  const goOn = body.continue_final_message;
+  const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system, goOn) } });
   if (!full && atMost(path, start, extra) + room <= context) return whole(start);
   const count = async at => {
-    const { body: b } = whole(at);
-    return api.countTokens(
-      { messages: b.messages, tools: b.tools, chat_template_kwargs: b.chat_template_kwargs },
-      signal,
-    );
+    const fields = ["messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message"],
+      all = whole(at).body;
+    return api.countTokens(Object.fromEntries(fields.filter(f => f in all).map(f => [f, all[f]])), signal);
   };
   const first = await count(start);
   if (first + Math.min(room, 64) <= context) return whole(start); // it fits if the answer is short

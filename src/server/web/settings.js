@@ -17,10 +17,28 @@ export const SAMPLING = [
   ["max_tokens", "Max tokens", { min: 1, step: 1 }],
   ["seed", "Seed", { min: 0, step: 1 }],
 ];
+export const ADVANCED = [
+  ["typical_p", "Typical p", { min: 0, max: 1, step: 0.05 }],
+  ["top_n_sigma", "Top n sigma", { min: -1, max: 100, step: 0.1 }],
+  ["dynatemp_range", "Dynamic temperature: range", { min: 0, max: 100, step: 0.1 }],
+  ["dynatemp_exponent", "Dynamic temperature: exponent", { min: 0, max: 100, step: 0.1 }],
+  ["xtc_probability", "XTC: probability", { min: 0, max: 1, step: 0.05 }],
+  ["xtc_threshold", "XTC: threshold", { min: 0, max: 1, step: 0.05 }],
+  ["dry_multiplier", "DRY: multiplier", { min: 0, max: 100, step: 0.1 }],
+  ["dry_base", "DRY: base", { min: 1, max: 100, step: 0.05 }],
+  ["dry_allowed_length", "DRY: allowed length", { min: 1, step: 1 }],
+  ["dry_penalty_last_n", "DRY: last tokens", { min: -1, step: 1 }],
+  ["repeat_last_n", "Penalties: last tokens", { min: -1, step: 1 }],
+  ["mirostat", "Mirostat (0, 1 or 2)", { min: 0, max: 2, step: 1 }],
+  ["mirostat_tau", "Mirostat: tau", { min: 0, max: 100, step: 0.1 }],
+  ["mirostat_eta", "Mirostat: eta", { min: 0, max: 1, step: 0.01 }],
+];
 
 const DEFAULTS = {
   key: "",
-  think: "", // "" = model default, "on", "off"
+  model: "", // of new conversations; "" = the server's first
+  effort: "", // of new conversations; see models.js
+  titles: true, // the model writes titles
   sampling: {},
   presets: [
     { id: "none", name: "No system prompt", text: "" },
@@ -33,6 +51,7 @@ const DEFAULTS = {
   ],
   preset: "none", // preset of new conversations
   tools: [], // see tools.js
+  serverTools: [], // keys of the server's tools that are on
 };
 export const settings = structuredClone(DEFAULTS);
 
@@ -53,10 +72,9 @@ export const presetText = () => settings.presets.find(p => p.id === settings.pre
 /* The request fields other than messages. */
 export function requestFields() {
   const out = {};
-  for (const [name] of SAMPLING) {
+  for (const [name] of [...SAMPLING, ...ADVANCED]) {
     const v = settings.sampling[name];
     if (v !== undefined && v !== "" && Number.isFinite(Number(v))) out[name] = Number(v);
   }
-  if (settings.think) out.chat_template_kwargs = { enable_thinking: settings.think === "on" };
   return out;
 }

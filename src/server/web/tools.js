@@ -1,10 +1,12 @@
 /*
- * User-defined tools: HTTP endpoints (JSON arguments in, text out) and MCP servers (streamable HTTP). The browser calls
- * them, not the server, and only where the page's policy allows it: this server, and the origins of
- * `steel serve --page-connect`. Results are text for the model and are never executed or rendered as markup.
+ * Tools of the model. The server's own (`steel serve --mcp-config`) run on the server. User-defined tools are HTTP
+ * endpoints (JSON arguments in, text out) and MCP servers (streamable HTTP). The browser calls those, and only where the
+ * page's policy allows it: this server, and the origins of `steel serve --page-connect`. Results are text for the model
+ * and are never executed or rendered as markup.
  *
  * A tool in the settings: { id, kind: "http" | "mcp", name, url, auth, ask, description, parameters }
  */
+import * as api from "./api.js";
 import { settings } from "./settings.js";
 
 const LONGEST_RESULT = 200000,
@@ -109,22 +111,83 @@ export async function mcpTools(tool) {
   return (await sessions.get(tool.id)).tools;
 }
 
-/* The available tools, [{ name, description, parameters, tool }], and the tools that could not be reached. */
+/* The server's tools: [{ server, name, description, parameters, key }]; none if it has none. */
+let ofServer = [];
+export const serverTools = () => ofServer;
+export async function loadServerTools() {
+  let list = [];
+  try {
+    const { paths } = await (await api.call("openapi.json")).json(); // a request for a missing path is an error in the log
+    if ("/mcp/tools" in paths) list = (await (await api.call("mcp/tools")).json()).tools;
+  } catch {
+    /* no such endpoint */
+  }
+  const known = Array.isArray(list) ? list.filter(t => typeof t?.name === "string") : [];
+  ofServer = known.map(t => {
+    const server = String(t.server ?? "");
+    return {
+      server,
+      name: t.name,
+      description: String(t.description ?? ""),
+      parameters: t.parameters ?? {},
+      key: `server:${server}/${t.name}`,
+    };
+  });
+  return ofServer;
+}
+
+/* How many tools the model may use. */
+export const count = () =>
+  settings.tools.length + ofServer.filter(t => settings.serverTools.includes(t.key)).length;
+
+const LONGEST_NAME = 64;
+/* A function name that is not in use, as the API allows it. */
+function nameFor(t, used) {
+  const fit = text => text.replace(/[^\w-]/g, "_").slice(0, LONGEST_NAME - 3) || "tool";
+  const first = fit(t.remote),
+    second = t.server ? fit(t.server + "_" + t.remote) : first;
+  let name = used.has(first) ? second : first;
+  for (let i = 2; used.has(name); i++) name = second + "_" + i;
+  used.add(name);
+  return name;
+}
+
+/* The tools a model may use, and the ones that could not be reached. A tool: { name (for the model), remote (its own
+ * name), server, description, parameters, ask, key (of a permission), tool (of the settings) }. */
 export async function available() {
+  const { found, failed } = await ofUser(),
+    used = new Set();
+  for (const t of ofServer)
+    if (settings.serverTools.includes(t.key)) found.push({ ...t, remote: t.name, ask: true, tool: null });
+  for (const t of found) t.name = nameFor(t, used);
+  return { found, failed };
+}
+async function ofUser() {
   const found = [],
     failed = [];
   for (const tool of settings.tools) {
     if (tool.kind === "http") {
-      found.push({ name: tool.name, description: tool.description, parameters: tool.parameters, tool });
+      found.push({
+        remote: tool.name,
+        server: "",
+        description: tool.description,
+        parameters: tool.parameters,
+        ask: tool.ask,
+        key: "http:" + tool.id,
+        tool,
+      });
       continue;
     }
     try {
       for (const t of await mcpTools(tool))
         if (typeof t.name === "string")
           found.push({
-            name: t.name,
+            remote: t.name,
+            server: tool.name,
             description: String(t.description ?? ""),
             parameters: t.inputSchema ?? {},
+            ask: tool.ask,
+            key: `mcp:${tool.id}/${t.name}`,
             tool,
           });
     } catch (e) {
@@ -140,6 +203,12 @@ export const describe = t => ({
   function: { name: t.name, description: t.description, parameters: t.parameters },
 });
 
+/* The text of an MCP result. */
+function resultText(result) {
+  const text = (result.content ?? []).map(c => (c.type === "text" ? c.text : `[${c.type}]`)).join("\n");
+  return result.isError ? "error: " + text : text;
+}
+
 /* Runs one tool call and returns text for the model. Errors are results too, so that the model can retry. */
 export async function run(known, call, signal) {
   let args;
@@ -152,15 +221,17 @@ export async function run(known, call, signal) {
   if (!t) return `error: there is no tool ${call.name}`;
   let text;
   try {
-    if (t.tool.kind === "http") {
+    if (!t.tool) {
+      const body = { server: t.server, name: t.remote, arguments: args };
+      text = resultText(await (await api.call("mcp/call", body, signal)).json());
+    } else if (t.tool.kind === "http") {
       const r = await request(t.tool, args, {}, signal);
       text = await r.text();
       if (!r.ok) text = `error: ${r.status} ${r.statusText}\n${text}`;
     } else {
       const { session } = await sessions.get(t.tool.id);
-      const { result } = await rpc(t.tool, session, "tools/call", { name: t.name, arguments: args }, signal);
-      text = (result.content ?? []).map(c => (c.type === "text" ? c.text : `[${c.type}]`)).join("\n");
-      if (result.isError) text = "error: " + text;
+      const { result } = await rpc(t.tool, session, "tools/call", { name: t.remote, arguments: args }, signal);
+      text = resultText(result);
     }
   } catch (e) {
     text = "error: " + e.message;

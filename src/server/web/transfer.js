@@ -69,6 +69,8 @@ function readNode(n, ids, chat) {
       model: text(n.model, 200),
       status: ["done", "stopped", "failed", "cut"].includes(n.status) ? n.status : "done",
     });
+    if (n.edited === true) out.edited = true;
+    if (n.finish === "length") out.finish = "length";
     if (n.error) out.error = text(n.error, 2000);
     if (n.usage && typeof n.usage === "object")
       out.usage = { prompt: count(n.usage.prompt), answer: count(n.usage.answer) };
@@ -128,6 +130,8 @@ function readChat(c) {
     created: time(c.created),
     updated: time(c.updated),
     leaf: ids.get(c.leaf) ?? null,
+    model: text(c.model, 200),
+    effort: text(c.effort, 20),
   };
   const conv = new Conversation(record, nodes);
   record.leaf = conv.leaf;

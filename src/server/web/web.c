@@ -56,7 +56,7 @@ static void add_policy(const struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
     buf_adds(&b, "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
-                 "img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+                 "img-src 'self' data:; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
                  "frame-ancestors 'none'; require-trusted-types-for 'script'; "
                  "trusted-types dompurify; connect-src 'self'");
     for (int i = 0; i < s->opt.n_page_origins; i++)
