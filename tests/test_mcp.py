@@ -88,8 +88,9 @@ def test_refused(s, bare):
                                 ({"server": "t", "name": "nothing"}, 404, "name"),
                                 ({"server": "t", "name": "echo", "arguments": {"text": "x" * (1 << 20)}}, 400, "arguments")]:
         assert s.json("/mcp/call", body, status)["error"]["param"] == param, body
-    for got in (bare.get("/mcp/tools"), bare.post("/mcp/call", {"server": "t", "name": "echo"})):
-        assert got[0] == 404 and "--mcp-config" in json.loads(got[2])["error"]["message"], got
+    assert json.loads(bare.get("/mcp/tools")[2]) == {"tools": [], "servers": []}
+    got = bare.post("/mcp/call", {"server": "t", "name": "echo"})
+    assert got[0] == 404 and "--mcp-config" in json.loads(got[2])["error"]["message"], got
     page = {"Origin": "http://elsewhere.example"}
     assert s.post("/mcp/call", {"server": "t", "name": "echo"}, headers=page)[0] == 403
 

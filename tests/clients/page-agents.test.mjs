@@ -4,7 +4,7 @@ import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { createServer, request } from "node:http";
-import { mkdtempSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { once } from "node:events";
 import { tmpdir } from "node:os";
 import path from "node:path";
@@ -15,7 +15,7 @@ const root = path.resolve(import.meta.dirname, "../..");
 let world;
 before(async () => { world = await startWorld(); });
 after(() => world.stop());
-beforeEach(() => Object.assign(world.fake, { script: null, every: null, models: null, tools: [], call: null, bodies: [] }));
+beforeEach(() => Object.assign(world.fake, { script: null, every: null, models: null, tools: null, servers: [], call: null, bodies: [] }));
 
 // An entry of /v1/models.
 const model = (id, more = {}) => ({ id, max_model_len: 4096, parent: null, default_sampling: { temperature: 0.7 }, reasoning_efforts: [], capabilities: ["completion", "tools", "thinking"], meta: { n_params: 1e6 }, ...more });
@@ -639,6 +639,22 @@ test("a model that only calls tools comes to an end", async () => {
   await context.close();
 });
 
+test("tools that come later, and servers that fail, are shown when the settings open", async () => {
+  world.fake.tools = [];
+  world.fake.servers = [{ name: "files", state: "starting" }, { name: "web", state: "failed", error: "HTTP status 401" }];
+  const { page, context } = await world.open();
+  await page.waitForSelector("#tools-button:not([hidden])");
+  await page.click("#tools-button");
+  assert.match(await page.innerText("#server-tools"), /files: starting[^]*web: HTTP status 401/);
+  await page.click("#close-settings");
+  world.fake.tools = TOOLS.slice(0, 1);
+  world.fake.servers = [{ name: "files", state: "running" }];
+  await page.click("#tools-button");
+  await page.waitForSelector(".server-tools");
+  assert.doesNotMatch(await page.innerText("#server-tools"), /starting|401/);
+  await context.close();
+});
+
 test("a server without tools shows none", async () => {
   const { page, errors, context } = await world.open({}, world.server.origin);
   await page.waitForFunction(() => document.querySelector("#model").textContent);
@@ -650,27 +666,32 @@ test("a server without tools shows none", async () => {
   await context.close();
 });
 
-test("a scripted model thinks, calls a tool of the server with consent, and answers", async () => {
-  const dir = mkdtempSync(path.join(tmpdir(), "steel-page-")), file = path.join(dir, "scripted.gguf");
-  execFileSync("python3", [path.join(root, "tests/script_model.py"), file, "read", '{"path": "notes.txt"}', "The notes are read."], { cwd: root });
+test("a scripted model calls a tool of a real MCP server with consent, with a key, and answers", async () => {
+  const dir = mkdtempSync(path.join(tmpdir(), "steel-page-")), file = path.join(dir, "scripted.gguf"), config = path.join(dir, "mcp.json");
+  execFileSync("python3", [path.join(root, "tests/script_model.py"), file, "echo", '{"text": "<i>milk</i>"}', "The tool has answered."], { cwd: root });
+  writeFileSync(config, JSON.stringify({ mcpServers: { shop: { command: "python3", args: [path.join(root, "tests/mcp_server.py")] } } }));
   const was = process.env.STEEL_TEST_MODEL;
   process.env.STEEL_TEST_MODEL = file;
-  const other = await startWorld();
+  const other = await startServer("--mcp-config", config, "--api-key", "sesame");
   if (was === undefined) delete process.env.STEEL_TEST_MODEL; else process.env.STEEL_TEST_MODEL = was;
   try {
-    other.fake.tools = TOOLS.slice(0, 1);
-    const calls = [];
-    other.fake.call = body => { calls.push(body); return { content: [{ type: "text", text: "milk, bread" }] }; };
-    const { page, errors, context } = await other.open();
+    const { page, context } = await world.open({}, other.origin);
+    await page.fill("#key", "sesame");
+    await page.evaluate(() => document.querySelector("#key").blur());
+    await page.click("#close-settings");
     await page.waitForSelector("#tools-button:not([hidden])");
-    await switchOn(page, "read");
-    await say(page, "What do the notes say?");
+    await page.click("#tools-button");
+    await page.getByLabel("echo", { exact: true }).check();
+    await page.click("#close-settings");
+    await say(page, "What shall I buy?");
+    await page.waitForSelector(".ask");
+    assert.match(await page.textContent(".ask"), /Run echo of shop\?[^]*<i>milk<\/i>/);
     await role(page, "Run").click();
-    await page.waitForFunction(() => document.body.innerText.includes("The notes are read."));
+    await page.waitForFunction(() => document.body.innerText.includes("The tool has answered."));
     await settled(page);
-    assert.deepEqual(calls, [{ server: "files", name: "read", arguments: { path: "notes.txt" } }]);
     assert.match(await page.textContent(".think > div"), /wants me to use a tool/);
-    assert.deepEqual(errors, []);
+    await page.click(".msg.tool summary");
+    assert.equal(await page.innerText(".msg.tool pre"), "echo: <i>milk</i>");
     await context.close();
   } finally {
     await other.stop();

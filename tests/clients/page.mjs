@@ -46,7 +46,7 @@ export async function reload(page) { await page.reload(); await ready(page); }
 
 async function startFake(server) {
   const sockets = new Set();
-  const fake = { script: null, bodies: [], models: null, tools: [] };
+  const fake = { script: null, bodies: [], models: null, tools: null, servers: [] };
   const pass = (req, res, body) => {
     const up = request({ host: "127.0.0.1", port: server.port, path: req.url, method: req.method, headers: req.headers }, r => {
       res.writeHead(r.statusCode, r.headers);
@@ -63,8 +63,7 @@ async function startFake(server) {
     if (fake.every && fake.every(req, res)) return;
     const json = d => { res.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify(d)); };
     if (req.url === "/v1/models" && fake.models) { json({ object: "list", data: fake.models }); return; }
-    if (req.url === "/openapi.json") { json({ paths: { "/mcp/tools": {} } }); return; }
-    if (req.url === "/mcp/tools") { json({ tools: fake.tools }); return; }
+    if (req.url === "/mcp/tools" && fake.tools) { json({ tools: fake.tools, servers: fake.servers }); return; }
     if (req.url === "/mcp/call" && fake.call) { json(await fake.call(JSON.parse(body))); return; }
     if (req.url !== "/v1/chat/completions" || !fake.script) { pass(req, res, body); return; }
     const asked = JSON.parse(body);

@@ -46,7 +46,8 @@ function drawMenus() {
   models.draw(conv.record);
   const n = tools.count();
   $("tools-button").textContent = "Tools: " + (n || "none on");
-  $("tools-button").hidden = !model.capabilities.includes("tools") || (!n && !tools.serverTools().length);
+  const any = n || tools.serverTools().length || tools.missingServers().length;
+  $("tools-button").hidden = !model.capabilities.includes("tools") || !any;
 }
 /* Shows what is wrong with the server, and polls until it is available. */
 function trouble(e) {

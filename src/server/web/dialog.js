@@ -221,13 +221,17 @@ function toolRow(t, i) {
   );
 }
 
-/* A switch for each of the server's tools. */
+/* A switch for each of the server's tools, and which of its MCP servers are not there. */
 function serverTools() {
   const list = tools.serverTools(),
     servers = [...new Set(list.map(t => t.server))];
+  const missing = tools.missingServers().map(s => {
+    const why = s.state === "starting" ? "starting" : (s.error ?? s.state);
+    return el("p", { class: "said" }, `On this server: ${s.name}: ${why}`);
+  });
   const toggle = (key, yes) =>
     set("serverTools", [...settings.serverTools.filter(k => k !== key), ...(yes ? [key] : [])]);
-  return servers.map(server =>
+  const parts = servers.map(server =>
     el(
       "fieldset",
       { class: "server-tools" },
@@ -244,6 +248,7 @@ function serverTools() {
         ),
     ),
   );
+  return [...parts, ...missing];
 }
 
 function toolList() {
@@ -266,7 +271,7 @@ function toolList() {
     model && !model.capabilities.includes("tools")
       ? el("p", { class: "said" }, "This model's chat template does not support tools; they are not sent.")
       : null,
-    ...serverTools(),
+    el("div", { id: "server-tools" }, ...serverTools()),
     el(
       "p",
       {},
@@ -382,12 +387,21 @@ function redraw(why) {
   box.scrollTop = top;
 }
 
+/* The server's tools may have changed since the page was opened. */
+async function refreshTools() {
+  const state = () => JSON.stringify([tools.serverTools(), tools.missingServers()]),
+    was = state();
+  await tools.loadServerTools();
+  if ($("settings").open && state() !== was) $("server-tools").replaceChildren(...serverTools());
+}
+
 /* why: the reason, if it opens by itself; the key field gets the focus. part: "tools" shows that section. */
 export function open(currentModel, why, part) {
   model = currentModel;
   redraw(why);
   if (!$("settings").open) $("settings").showModal();
   if (why) $("key").focus();
+  else refreshTools();
   if (part) {
     const box = $("settings").querySelector(`section[data-part="${part}"]`);
     box.scrollIntoView();

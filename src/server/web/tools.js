@@ -112,17 +112,18 @@ export async function mcpTools(tool) {
 }
 
 /* The server's tools: [{ server, name, description, parameters, key }]; none if it has none. */
-let ofServer = [];
+let ofServer = [],
+  missing = [];
+/* Servers whose tools are not there: [{ name, state, error }]. */
+export const missingServers = () => missing;
 export const serverTools = () => ofServer;
 export async function loadServerTools() {
-  let list = [];
-  try {
-    const { paths } = await (await api.call("openapi.json")).json(); // a request for a missing path is an error in the log
-    if ("/mcp/tools" in paths) list = (await (await api.call("mcp/tools")).json()).tools;
-  } catch {
-    /* no such endpoint */
-  }
-  const known = Array.isArray(list) ? list.filter(t => typeof t?.name === "string") : [];
+  const { tools = [], servers = [] } = await api.call("mcp/tools").then(
+    r => r.json(),
+    () => ({}), // told by the request for the models
+  );
+  missing = servers.filter(s => s.state !== "running");
+  const known = tools.filter(t => typeof t?.name === "string");
   ofServer = known.map(t => {
     const server = String(t.server ?? "");
     return {
