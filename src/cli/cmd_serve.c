@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct serve_flags {
     struct model_flags model;
@@ -40,6 +42,12 @@ static bool finish_limits(const struct usage *u, struct serve_flags *f)
         f->listen.http.max_body = (size_t)f->body_mb << 20;
     if (!listen_flags_finish(u, &f->listen))
         return false;
+    struct stat st;
+    const char *dir = f->srv.slot_save_path;
+    if (dir && (stat(dir, &st) || !S_ISDIR(st.st_mode) || access(dir, W_OK | X_OK))) {
+        args_usage_error(u, "--slot-save-path %s: not a folder that can be written to", dir);
+        return false;
+    }
     f->srv.store_bytes = (size_t)f->store_mb << 20;
     f->srv.max_unsent = (size_t)64 << 20;
     if (f->max_unsent &&
@@ -164,6 +172,9 @@ int cmd_serve(int argc, char **argv)
          "output buffered for a client that reads slowly (default 64M)"},
         {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
+        {OPT_STRING, 0, "slot-save-path", 0, &f.srv.slot_save_path, 0, 0, "DIR",
+         "clients may save and restore slots, with the cached pages of their prompts, in this "
+         "folder"},
         {OPT_INT, 0, "sse-ping", 0, &f.srv.ping_s, 1, 3600, "S",
          "interval of keep-alive comments on silent streams (default 15)"},
         {OPT_STRING, 0, "mcp-config", 0, &f.mcp_file, 0, 0, "FILE",

@@ -88,7 +88,7 @@ static enum started start_step(struct engine *e, struct engine_step *f)
 static bool has_inbox(struct engine *e)
 {
     pthread_mutex_lock(&e->lock);
-    bool any = e->inbox || e->cancels || e->quit;
+    bool any = e->inbox || e->calls || e->cancels || e->quit;
     pthread_mutex_unlock(&e->lock);
     return any;
 }
@@ -318,7 +318,7 @@ static void wait_for_change(struct engine *e)
 static bool take_inbox(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
-    while (idle && !e->inbox && !e->quit && !e->cancels && !e->masks_done)
+    while (idle && !e->inbox && !e->calls && !e->quit && !e->cancels && !e->masks_done)
         wait_for_change(e);
     struct request *r = e->inbox;
     e->inbox = NULL;
@@ -338,6 +338,44 @@ static bool take_inbox(struct engine *e, bool idle)
     return !quit;
 }
 
+bool engine_call(struct engine *e, void (*fn)(void *arg), void *arg)
+{
+    struct engine_call c = {.fn = fn, .arg = arg};
+    pthread_mutex_lock(&e->lock);
+    if (e->state != ENGINE_READY || e->quit)
+        c.state = CALL_DROPPED;
+    if (c.state == CALL_WAITS) {
+        *e->calls_end = &c;
+        e->calls_end = &c.next;
+        pthread_cond_broadcast(&e->changed);
+    }
+    while (c.state == CALL_WAITS)
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    return c.state == CALL_DONE;
+}
+
+/* Runs the first call, or drops it. False: there is none. */
+static bool take_call(struct engine *e, bool drop)
+{
+    pthread_mutex_lock(&e->lock);
+    struct engine_call *c = e->calls;
+    if (c) {
+        e->calls = c->next;
+        e->calls_end = c->next ? e->calls_end : &e->calls;
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (!c)
+        return false;
+    if (!drop)
+        c->fn(c->arg);
+    pthread_mutex_lock(&e->lock);
+    c->state = drop ? CALL_DROPPED : CALL_DONE;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    return true;
+}
+
 /* On async backends a step's events are delivered while the next step runs. A step that was started ahead and waits for
  * tokens is sampled as soon as they are known. */
 static void loop(struct engine *e)
@@ -346,6 +384,8 @@ static void loop(struct engine *e)
     while (take_inbox(e, idle)) {
         enum started how = STARTED;
         choices_release(e);
+        if (!e->now->n) /* one call between two steps */
+            take_call(e, e->state == ENGINE_FAILED);
         if (!e->now->n)
             do
                 how = start_step(e, e->now);
@@ -371,6 +411,8 @@ static void loop(struct engine *e)
     while (e->now->n)
         finish_step(e);
     choices_deliver(e);
+    while (take_call(e, true))
+        ;
 }
 
 static bool on_progress(void *arg, size_t done, size_t total)
@@ -471,6 +513,7 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
     }
     r->read_rows = MIN_ROWS_TO_READ; /* decodes must leave rows for prompt chunks */
     e->inbox_end = &e->inbox;
+    e->calls_end = &e->calls;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);
     int rc = pthread_create(&e->thread, NULL, engine_main, e);

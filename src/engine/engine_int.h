@@ -54,6 +54,14 @@ struct engine_step {
     int64_t start_ns;
 };
 
+/* Work of another thread for the engine's thread: engine_call. */
+struct engine_call {
+    struct engine_call *next;
+    void (*fn)(void *arg);
+    void *arg;
+    enum { CALL_WAITS, CALL_DONE, CALL_DROPPED } state;
+};
+
 struct engine {
     pthread_t thread;
     bool has_thread;
@@ -61,6 +69,7 @@ struct engine {
     pthread_cond_t changed;
     /* under lock */
     struct request *inbox, **inbox_end;
+    struct engine_call *calls, **calls_end;
     int n_queued; /* choices in the inbox or waiting for their first step */
     struct queue_share {
         uint64_t client;
@@ -99,6 +108,10 @@ struct engine {
     void *on_step_arg;
     atomic_int percent;
 };
+
+/* engine.c. Runs fn(arg) on the engine's thread while no step is in flight, and waits for it. It must be short.
+ * False: the engine closes or has failed, and fn did not run. Not for the engine's thread. */
+bool engine_call(struct engine *e, void (*fn)(void *arg), void *arg);
 
 /* requests.c */
 /* The last of its choices has ended. */

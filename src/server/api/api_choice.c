@@ -182,7 +182,7 @@ void api_choice_finish(struct api_choice *o)
 void api_choice_init(struct api_request *req, struct api_choice *o)
 {
     int i = (int)(o - req->choices);
-    o->stop = -1;
+    o->stop = o->slot = -1;
     if (req->echo)
         api_choice_add(o, SEGMENT_TEXT, req->echo[i / req->p.n].p, req->echo[i / req->p.n].len);
     if (!req->chat)

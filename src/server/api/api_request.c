@@ -7,6 +7,7 @@
 #include "server/api/background.h"
 #include "server/api/embeddings.h"
 #include "server/api/responses.h"
+#include "server/api/slots.h"
 #include "text/grammar/grammar.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -186,7 +187,7 @@ void api_request_dispatch(struct server *s, struct http_exchange *x,
     req->x = x;
     req->created = time(NULL);
     req->start_ns = req->last_write_ns = clock_ns();
-    req->block = -1;
+    req->block = req->completion.id_slot = -1;
     unsigned long long id[2];
     CHECK(getrandom(id, sizeof id, 0) == (ssize_t)sizeof id, "the kernel has no random bytes");
     snprintf(req->id, sizeof req->id, "%s%016llx%016llx",
@@ -237,7 +238,7 @@ void api_request_run(struct job *job)
     req->responses = NULL;
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
-    req->completion = (struct completion_options){0};
+    req->completion = (struct completion_options){.id_slot = -1};
     req->reply = (struct buf){0};
     api_fail(&req->err, 503, "unavailable_error",
              "out of memory for this request; try again later");
@@ -293,9 +294,7 @@ static bool submit(struct api_request *req)
         api_choice_init(req, &req->choices[i]);
     if (!req->p.has_seed && getrandom(&req->p.sample.seed, 8, 0) != 8)
         req->p.sample.seed = (uint64_t)clock_ns();
-    struct buf salt = {0};
-    if (req->key || req->p.salt)
-        buf_addf(&salt, "%s\n%s", req->key ? req->key : "", req->p.salt ? req->p.salt : "");
+    char *salt = api_request_salt(req, req->p.salt);
     bool ok = true;
     for (int i = 0; ok && i < req->n_prompts; i++) {
         struct prompt_request *part = &req->parts[i];
@@ -320,7 +319,7 @@ static bool submit(struct api_request *req)
             .think_close = req->chat ? req->chat->think_close : NULL,
             .in_thinking = req->chat && req->chat->in_reasoning,
             .client = req->job.client,
-            .salt = salt.p,
+            .salt = salt,
             .queue = s->events,
             .user = part,
             .grammar = req->grammar,
@@ -339,7 +338,7 @@ static bool submit(struct api_request *req)
         else
             set_submit_error(req, res, &e, i);
     }
-    buf_clear(&salt);
+    mem_free(salt);
     if (!ok)
         cancel(req); /* all prompts are accepted, or none */
     for (int i = 0; ok && i < req->n_choices; i++)
@@ -700,6 +699,7 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
     struct api_choice *o = &req->choices[part->first + ev->index];
     s->n_tokens += ev->kind == EVENT_TOKEN;
     if (ev->kind == EVENT_DONE) {
+        slots_end(s->slots, o);
         req->n_open--;
         o->done = true;
         o->finish = ev->finish;
@@ -712,6 +712,9 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
             s->mean_tokens += (ev->usage.n_generated - s->mean_tokens) / (s->mean_tokens ? 16 : 1);
     } else if (ev->kind == EVENT_START) {
         o->usage = ev->usage;
+        slots_start(s->slots, req, o);
+    } else if (ev->kind == EVENT_TOKEN) {
+        slots_token(s->slots, o, ev->token);
     }
     if (is_wanted(req)) {
         size_t before = api_choice_kept(o);

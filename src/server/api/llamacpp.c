@@ -1,6 +1,6 @@
 /*
- * llama.cpp's own API: /completion and /infill are translated to bodies of /v1/completions; /props, /slots
- * and counts of tokens. reply_llamacpp.c writes the output.
+ * llama.cpp's own API: /completion and /infill are translated to bodies of /v1/completions; /props and
+ * counts of tokens. reply_llamacpp.c writes the output.
  */
 #include "server/api/fim.h"
 #include "server/api/prepare_int.h"
@@ -22,11 +22,13 @@ static bool translate(struct api_request *req, json_t *body)
     bool after = false;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         json_object_del(body, others[i]);
-    /* There is no context shift and no choice of a slot: those fields have nothing to change. */
+    o->id_slot = -1;
+    /* There is no context shift: n_keep has nothing to change. */
     if (!api_int(body, "n_predict", -2, INT32_MAX, &n_predict, err) ||
         !api_int(body, "n_probs", 0, ENGINE_MAX_LOGPROBS, &n_probs, err) ||
         !api_int(body, "n_keep", -1, INT32_MAX, &unused, err) ||
-        !api_int(body, "id_slot", -1, INT32_MAX, &unused, err) ||
+        !api_int(body, "id_slot", -1, engine_info(req->server->engine).max_seqs - 1, &o->id_slot,
+                 err) ||
         !api_int(body, "n_indent", 0, 4096, &o->n_indent, err) ||
         !api_int(body, "t_max_predict_ms", -1, MAX_TIME_MS, &o->max_predict_ms, err) ||
         !api_int(body, "t_max_prompt_ms", -1, MAX_TIME_MS, &o->max_prompt_ms, err) ||
@@ -158,42 +160,6 @@ void get_props(struct server *s, struct http_exchange *x)
     buf_addf(&b, ",\"build_info\":\"steel-%s\"}", version_number());
     reply_json(x, s, 200, &b);
     buf_clear(&b);
-}
-
-/* Sequences that may run at the same time, first the running ones. No texts: they are other clients'. */
-void get_slots(struct server *s, struct http_exchange *x)
-{
-    struct buf b = {0};
-    int n = 0;
-    if (reply_if_loading(s, x))
-        return;
-    int most = engine_info(s->engine).max_seqs, context = engine_context(s->engine);
-    buf_addc(&b, '[');
-    for (const struct api_request *req = s->requests; req; req = req->next)
-        for (int i = 0; i < req->n_choices && n < most; i++) {
-            const struct usage_count *u = &req->choices[i].usage;
-            if (!u->n_prompt || req->choices[i].done)
-                continue;
-            buf_addf(&b,
-                     "%s{\"id\":%d,\"n_ctx\":%d,\"is_processing\":true,\"n_prompt_tokens\":%d,"
-                     "\"next_token\":{\"n_decoded\":%d}}",
-                     n ? "," : "", n, context, u->n_prompt, u->n_generated);
-            n++;
-        }
-    for (; n < most; n++)
-        buf_addf(&b, "%s{\"id\":%d,\"n_ctx\":%d,\"is_processing\":false}", n ? "," : "", n,
-                 context);
-    buf_addc(&b, ']');
-    reply_json(x, s, 200, &b);
-    buf_clear(&b);
-}
-
-bool prepare_slot_action(struct api_request *req, const json_t *body)
-{
-    (void)body;
-    return api_fail(&req->err, 501, "not_supported_error",
-                    "slots cannot be saved, restored or erased: the prefix cache keeps what was "
-                    "computed");
 }
 
 static bool add_count(struct api_request *req, bool ok, const char *object)

@@ -278,7 +278,8 @@ void api_request_prepare(struct api_request *req)
         return;
     }
     req->budget = budget_for(req->n_body, &req->cancelled);
-    json_t *body = api_parse(req->body, req->n_body, &req->err);
+    bool none = !req->n_body && req->endpoint->body_optional;
+    json_t *body = none ? json_object() : api_parse(req->body, req->n_body, &req->err);
     mem_free(req->body);
     req->body = NULL;
     if (!body)

@@ -57,9 +57,11 @@ bool prepare_mcp_call(struct api_request *req, const json_t *body);
 /* llamacpp.c */
 bool prepare_completion(struct api_request *req, const json_t *body);
 bool prepare_infill(struct api_request *req, const json_t *body);
-bool prepare_slot_action(struct api_request *req, const json_t *body);
 bool prepare_chat_count(struct api_request *req, const json_t *body);
 bool prepare_responses_count(struct api_request *req, const json_t *body);
+
+/* slots.c */
+bool prepare_slot_action(struct api_request *req, const json_t *body);
 
 /* conversations.c */
 bool prepare_conversation_new(struct api_request *req, const json_t *body);

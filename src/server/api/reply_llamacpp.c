@@ -151,7 +151,7 @@ static void add_end(struct api_request *req, int i, struct buf *b)
     struct api_choice *o = &req->choices[i];
     const struct token_list *prompt = &req->prompts[i / req->p.n];
     const struct usage_count *u = &o->usage;
-    buf_adds(b, ",\"id_slot\":-1,\"stop\":true,\"model\":");
+    buf_addf(b, ",\"id_slot\":%d,\"stop\":true,\"model\":", o->slot);
     jsonout_text(b, api_request_model(req));
     buf_addf(b, ",\"tokens_predicted\":%d,\"tokens_evaluated\":%d,\"generation_settings\":",
              u->n_generated, u->n_prompt);
@@ -223,8 +223,8 @@ static void add_piece(struct api_request *req, int i, struct segment *g, size_t 
     buf_adds(b, ",\"tokens\":");
     add_ids(b, o->tokens.ids, o->tokens.n);
     o->tokens.n = 0;
-    buf_addf(b, ",\"stop\":false,\"id_slot\":-1,\"tokens_predicted\":%d,\"tokens_evaluated\":%d",
-             o->usage.n_generated, o->usage.n_prompt);
+    buf_addf(b, ",\"stop\":false,\"id_slot\":%d,\"tokens_predicted\":%d,\"tokens_evaluated\":%d",
+             o->slot, o->usage.n_generated, o->usage.n_prompt);
     if (req->completion.timings_per_token)
         add_timings(&o->usage, b);
     if (req->p.logprobs)

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "dist/job.h"
 #include "sample/sample_advice.h"
+#include "server/api/slots.h"
 #include "server/api/store.h"
 #include "text/grammar/grammar.h"
 
@@ -360,6 +361,7 @@ static void become_ready(struct server *s)
 {
     struct engine_info m = engine_info(s->engine);
     server_load_chat(s);
+    s->slots = slots_new(m.max_seqs, s->opt.slot_save_path != NULL);
     sample_params_advise(&s->opt.sample, engine_file(s->engine));
     s->ready = true;
     log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", m.device),
@@ -660,6 +662,7 @@ int server_run(const struct server_options *opt, struct error *err)
         if (s->failed)
             error_set(err, "the model cannot be loaded"); /* the reason is in the log */
         server_unload_chat(s);
+        slots_free(s->slots);
         events_free(s->events);
     } else {
         http_close(s->http);

@@ -25,6 +25,7 @@ struct server_options {
     int n_page_origins;
     size_t store_bytes;           /* for responses kept for previous_response_id */
     size_t max_unsent;            /* bytes of output buffered for a slow client */
+    const char *slot_save_path;   /* folder of saved slots; NULL = they are not saved */
     bool allow_lora_loading;      /* clients may load and unload adapters */
     const struct mcp_config *mcp; /* MCP servers; NULL = none */
     int mcp_call_s;               /* time of one call of a tool */

@@ -77,6 +77,7 @@ struct completion_options {
     json_t *fields; /* response_fields; owned; NULL = all */
     bool keep_tokens, return_tokens, timings_per_token;
     bool truncated;                    /* the prompt was cut to fit */
+    int id_slot;                       /* -1 = any */
     int n_indent;                      /* a later line with less indentation ends the output */
     int max_prompt_ms, max_predict_ms; /* <= 0: none */
 };
@@ -94,6 +95,7 @@ struct api_choice {
     bool refused; /* the error is the request's fault */
     struct usage_count usage;
     int n_reasoning;            /* tokens */
+    int slot;                   /* slots.h; -1 = none */
     struct chat_parser *parser; /* NULL = plain text */
     bool thinking;              /* the last token was reasoning */
     bool in_tool;               /* the last segment is an unfinished tool call */
@@ -207,6 +209,7 @@ struct server {
     uint64_t n_http[6];             /* replies by status class */
     uint64_t id_secret;
     struct store *store; /* kept responses */
+    struct slots *slots; /* made when the model is ready */
     struct grammar_cache *grammars;
     struct mcp *mcp;                      /* NULL without --mcp-config */
     struct embedder *embedder, *reranker; /* or NULL */
@@ -300,7 +303,7 @@ struct usage_count api_request_usage(const struct api_request *req,
 void llamacpp_add_settings(const struct gen_params *p, const struct completion_options *o,
                            struct buf *b);
 
-/* llamacpp.c, openapi.c */
+/* llamacpp.c, slots.c, openapi.c */
 void get_props(struct server *s, struct http_exchange *x);
 void get_slots(struct server *s, struct http_exchange *x);
 void get_openapi(struct server *s, struct http_exchange *x);
