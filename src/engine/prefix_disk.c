@@ -326,7 +326,8 @@ static bool save_records(struct piece *p, const struct prefix_shape *shape, stru
 {
     static const char gone[] = "the pages have left the cache meanwhile";
     const struct kvcache *kv = p->e->rt->kv;
-    int most = pages_a_piece(kv), full = p->ids.n_tokens / kv->page_len, ends[PREFIX_STATES_MOST];
+    int most = pages_a_piece(kv), full = p->ids.n_tokens / kv->page_len,
+        ends[PREFIX_STATES_MOST] = {0};
     int n_ends = find_ends(&p->ids, kv->page_len, ends);
     bool ok = true;
     for (p->from = 0; ok && p->from < full; p->from += p->count) {
@@ -355,7 +356,9 @@ bool prefix_disk_save(struct engine *e, const struct prefix_disk *d, const int32
     p.root = prefix_root(e->rt->kv->prefix, d->salt, d->salt ? strlen(d->salt) : 0);
     uint64_t *content = mem_ask(((size_t)n + 1) * sizeof *content);
     p.bytes = piece_memory(&shape, pages_a_piece(e->rt->kv), err);
-    bool ok = p.bytes && (content || error_set(err, "out of memory"));
+    bool ok = p.bytes && content;
+    if (!content)
+        error_set(err, "out of memory");
     for (int i = 0; ok && i < n; i++)
         content[i] = prefix_text(tokens[i], 0);
     p.ids.content = content;
@@ -375,7 +378,8 @@ static bool restore_records(struct piece *p, struct prefix_reader *r, struct err
 {
     static const char no_room[] = "the cache has no room for the saved pages";
     const struct kvcache *kv = p->e->rt->kv;
-    int most = pages_a_piece(kv), full = p->ids.n_tokens / kv->page_len, ends[PREFIX_STATES_MOST];
+    int most = pages_a_piece(kv), full = p->ids.n_tokens / kv->page_len,
+        ends[PREFIX_STATES_MOST] = {0};
     int n_ends = find_ends(&p->ids, kv->page_len, ends);
     int states = full + (p->ids.n_tokens % kv->page_len != 0); /* record of the first state */
     bool ok = true;
@@ -412,7 +416,9 @@ bool prefix_disk_restore(struct engine *e, const struct prefix_disk *d, int32_t 
     *n = p.ids.n_tokens;
     *bytes = prefix_reader_bytes(r);
     *tokens = mem_ask((size_t)*n * sizeof **tokens);
-    bool ok = p.bytes && (*tokens || error_set(err, "out of memory"));
+    bool ok = p.bytes && *tokens;
+    if (!*tokens)
+        error_set(err, "out of memory");
     for (int i = 0; ok && i < *n; i++) {
         if (p.ids.content[i] >= (uint64_t)n_vocab)
             ok = error_set(err, "token %d of the file is not in the vocabulary", i);
