@@ -132,7 +132,7 @@ def test_too_long(s):
     e = s.json(CHAT, {"messages": [{"role": "user", "content": long}]}, 400)["error"]
     assert e["code"] == "context_length_exceeded" and e["type"] == "invalid_request_error" and e["param"] == "messages" and e["n_ctx"] == 8192
     # agents compact their conversation if the text matches one of their patterns; this one most of them have
-    assert re.match(r"This model's maximum context length is 8192 tokens\. However, your prompt has \d+ tokens", e["message"]), e
+    assert re.match(r"This model's maximum context length is 8192 tokens\. However, your prompt resulted in \d+ tokens", e["message"]), e
     e = s.json("/v1/responses", {"input": long}, 400)["error"]
     assert e["code"] == "context_length_exceeded" and "maximum context length is 8192 tokens" in e["message"]
     # Codex looks for it in the stream
@@ -141,7 +141,7 @@ def test_too_long(s):
     assert status == 200 and last["type"] == "response.failed" and last["response"]["error"]["code"] == "context_length_exceeded", text
     n = s.json(MESSAGES + "/count_tokens", {"messages": [{"role": "user", "content": long}]})["input_tokens"]
     e = s.json(MESSAGES, {"max_tokens": 5, "messages": [{"role": "user", "content": long}]}, 400)
-    assert e["type"] == "error" and e["error"] == {"type": "invalid_request_error", "message": f"prompt is too long: {n} tokens > 8192 maximum"}
+    assert e["type"] == "error" and e["error"] == {"type": "invalid_request_error", "message": f"prompt is too long: {n} tokens > 8192 maximum (the model's context)"}
 
 
 def test_other_forms(s):

@@ -81,7 +81,7 @@ def test_run_flags(_, __):
         code, out, err = run(*hot, *flags)
         assert code == 0 and out != plain, (flags, err)
     code, _, err = run("--samplers", "top_k;nothing")
-    assert code == 1 and "'nothing' is unknown" in err, err
+    assert code == 2 and "'nothing' is unknown" in err, err
 
 
 def test_thinking_off(s, _):

@@ -260,10 +260,12 @@ static void set_submit_error(struct api_request *req, enum submit_result res, co
         api_invalid(err, param, "%s", e->msg);
         if (res == SUBMIT_TOO_LONG) {
             int n = (int)req->prompts[part].n, context = engine_context(req->server->engine);
-            /* Agents look for OpenAI's words and then compact their conversation. */
+            /* Agents look for OpenAI's words, read both numbers and compact their conversation
+             * (tests/test_overflow_words.py). */
             api_invalid(err, param,
                         "This model's maximum context length is %d tokens. However, your prompt "
-                        "has %d tokens, and the answer must fit, too.",
+                        "resulted in %d tokens, and the answer must fit, too. Please reduce the "
+                        "length of the messages.",
                         context, n);
             err->code = "context_length_exceeded";
             err->n_prompt = n;

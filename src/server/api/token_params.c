@@ -32,8 +32,10 @@ static bool bound_context(struct api_request *req)
     if (!p->context || !req->n_prompts)
         return true;
     if (req->prompts[0].n >= most) {
-        api_invalid(&req->err, "num_ctx", "the prompt has %zu tokens; num_ctx is %zu",
-                    req->prompts[0].n, most);
+        api_invalid(&req->err, "num_ctx",
+                    "num_ctx: the request's maximum context length is %zu tokens. However, its "
+                    "prompt resulted in %zu tokens, and the answer must fit, too",
+                    most, req->prompts[0].n);
         req->err.code = "context_length_exceeded";
         return false;
     }

@@ -52,8 +52,9 @@ void api_error_json(struct buf *b, const struct api_error *err, enum dialect dia
         char text[sizeof err->msg];
         snprintf(text, sizeof text, "%s", err->msg);
         if (err->n_ctx) /* agents match this text to compact the conversation */
-            snprintf(text, sizeof text, "prompt is too long: %d tokens > %d maximum", err->n_prompt,
-                     err->n_ctx);
+            snprintf(text, sizeof text,
+                     "prompt is too long: %d tokens > %d maximum (the model's context)",
+                     err->n_prompt, err->n_ctx);
         buf_addf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
         jsonout_text(b, text);
         buf_adds(b, "}}");
