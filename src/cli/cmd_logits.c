@@ -5,6 +5,7 @@
  */
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
+#include "cli/logits_images.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -12,12 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-struct ids {
-    int32_t n;
-    int32_t *ids; /* (n) */
-};
-
-static bool read_ids(const char *path, struct ids *out, struct error *err)
+static bool read_ids(const char *path, struct image_input *out, struct error *err)
 {
     FILE *f = fopen(path, "rb");
     if (!f)
@@ -50,8 +46,8 @@ static float row_difference(const float *a, const float *b, int n)
 
 /* Feeds the ids, `chunk` at a time, to n_copies sequences in one batch. All copies must agree
  * exactly, because a row's result must not depend on its neighbours. */
-static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_copies, FILE *out,
-                    struct error *err)
+static bool compute(struct runtime *rt, const struct image_input *in, int chunk, int n_copies,
+                    FILE *out, struct error *err)
 {
     struct lora_pick picks[LORA_MAX_USES];
     int n_picks = cli_all_adapters(rt, picks);
@@ -66,6 +62,7 @@ static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_c
             items[i] = (struct step_item){.seq = &seqs[i],
                                           .tokens = in->ids + at,
                                           .n_tokens = n,
+                                          .rows = in->rows.n ? &in->rows : NULL,
                                           .loras = picks,
                                           .n_loras = n_picks,
                                           .want = LOGITS_ALL};
@@ -93,14 +90,21 @@ static bool compute(struct runtime *rt, const struct ids *in, int chunk, int n_c
     return ok;
 }
 
-static bool logits(const char *model, struct runtime_options *opt, const char *ids_path,
-                   const char *out_path, int chunk, int n_copies, struct error *err)
+/* Files of the command; pixels and features belong to input. */
+struct logits_files {
+    const char *ids, *input, *pixels, *features, *out;
+};
+
+static bool logits(const char *model, struct runtime_options *opt, const struct logits_files *files,
+                   int chunk, int n_copies, struct error *err)
 {
-    struct ids in = {0};
-    if (!read_ids(ids_path, &in, err)) {
-        mem_free(in.ids);
+    struct image_input in = {.pixels = files->pixels};
+    const char *ids_path = files->input ? files->input : files->ids, *out_path = files->out;
+    if (!(files->input ? image_input_read(&in, ids_path, err) : read_ids(ids_path, &in, err))) {
+        image_input_clear(&in);
         return false;
     }
+    opt->images = files->input;
     if (chunk <= 0 || chunk > in.n)
         chunk = in.n < 512 ? in.n : 512;
     opt->max_seqs = n_copies;
@@ -116,6 +120,7 @@ static bool logits(const char *model, struct runtime_options *opt, const char *i
         if (in.ids[i] < 0 || in.ids[i] >= rt->model->config.n_vocab)
             ok = error_set(err, "%s: id %d at position %d is outside the vocabulary of %d",
                            ids_path, in.ids[i], i, rt->model->config.n_vocab);
+    ok = ok && (!files->input || image_input_encode(&in, rt, files->features, err));
     if (ok) {
         out = fopen(out_path, "wb");
         ok = out ? true : error_set(err, "%s: %s", out_path, strerror(errno));
@@ -134,20 +139,27 @@ static bool logits(const char *model, struct runtime_options *opt, const char *i
     if (ok && opt->profile)
         profile_print(&rt->profile, stderr);
     runtime_close(rt);
-    mem_free(in.ids);
+    image_input_clear(&in);
     return ok;
 }
 
 int cmd_logits(int argc, char **argv)
 {
     struct model_flags f = {0};
-    const char *ids = NULL, *out = NULL, *model = NULL;
+    struct logits_files files = {0};
+    const char *model = NULL;
     int chunk = 0, copies = 1;
     const struct opt opts[] = {
         MODEL_ROW(model),
-        {OPT_STRING, 0, "ids", 0, &ids, 0, 0, "IN.bin",
+        {OPT_STRING, 0, "ids", 0, &files.ids, 0, 0, "IN.bin",
          "token ids (logits in the file are ignored)"},
-        {OPT_STRING, 'o', "out", 0, &out, 0, 0, "OUT.bin", "file for ids and logits"},
+        {OPT_STRING, 0, "input", 0, &files.input, 0, 0, "INPUT.json",
+         "instead: ids and the images at their placeholders"},
+        {OPT_STRING, 0, "pixels", 0, &files.pixels, 0, 0, "IN.bin",
+         "with --input: the images' patches, instead of the pictures"},
+        {OPT_STRING, 0, "features", 0, &files.features, 0, 0, "OUT.bin",
+         "with --input: file for the images' features"},
+        {OPT_STRING, 'o', "out", 0, &files.out, 0, 0, "OUT.bin", "file for ids and logits"},
         {OPT_INT, 0, "chunk", 0, &chunk, 1, 1 << 20, "N", "feed N tokens at a time (default 512)"},
         {OPT_INT, 0, "batch", 0, &copies, 1, 1024, "N",
          "run N copies in one batch; fail if they differ"},
@@ -156,9 +168,11 @@ int cmd_logits(int argc, char **argv)
     };
     const struct usage u = {
         .command = "logits",
-        .synopsis = "[MODEL] --ids IN.bin --out OUT.bin [options]",
-        .about = "Computes the logits after every token. Both files are little-endian:\n"
-                 "i32 T, i32 V, i32 ids[T], f32 logits[T][V].",
+        .synopsis = "[MODEL] --ids IN.bin|--input INPUT.json --out OUT.bin [options]",
+        .about =
+            "Computes the logits after every token. Both files are little-endian:\n"
+            "i32 T, i32 V, i32 ids[T], f32 logits[T][V]. INPUT.json has ids, with a placeholder\n"
+            "for each feature of an image, image_token_id, and images: files beside it.",
         .examples = "  steel logits model.gguf --ids golden.bin --out mine.bin --chunk 7\n",
         .opts = opts,
         .n_opts = sizeof opts / sizeof *opts,
@@ -171,15 +185,17 @@ int cmd_logits(int argc, char **argv)
         return cli_args_exit(n);
     if (!cli_take_model(&u, &model, pos, &n, 0))
         return EXIT_USAGE;
-    if (!ids || !out)
-        return cli_args_exit(args_usage_error(&u, "--ids and --out are needed"));
+    if (!files.ids == !files.input || !files.out)
+        return cli_args_exit(args_usage_error(&u, "--ids or --input, and --out, are needed"));
+    if ((files.pixels || files.features) && !files.input)
+        return cli_args_exit(args_usage_error(&u, "--pixels and --features need --input"));
     struct runtime_options opt;
     if (!cli_runtime_options(&u, &f, &opt))
         return EXIT_USAGE;
     struct error err = {0};
     cli_catch_interrupt();
     bool ok = cli_few_adapters(&opt, &err) && hub_resolve(&model, &err) &&
-              logits(model, &opt, ids, out, chunk, copies, &err);
+              logits(model, &opt, &files, chunk, copies, &err);
     cli_runtime_options_clear(&opt);
     if (ok)
         return EXIT_OK;

@@ -617,6 +617,11 @@ int engine_context(const struct engine *e)
     return e->context;
 }
 
+struct encoder *engine_encoder(const struct engine *e)
+{
+    return e->rt->encoder;
+}
+
 struct adapters *engine_adapters(const struct engine *e)
 {
     return e->rt->adapters;

@@ -41,7 +41,7 @@ enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 /* Rows of a prompt that are embeddings, such as an image's features. */
 struct prompt_embeds {
     int at, n;         /* they replace prompt tokens [at, at + n), which are placeholders */
-    const float *rows; /* (n, n_embd) */
+    const float *rows; /* (n, network_embed_width) */
     uint8_t id[32]; /* a hash of the content: equal ids mean equal rows. Cached pages rely on it */
 };
 
@@ -147,6 +147,7 @@ engine_runtime(const struct engine *e);     /* for the engine's own files and te
 int engine_context(const struct engine *e); /* the most tokens of a sequence */
 int engine_max_queue(const struct engine *e);
 struct adapters *engine_adapters(const struct engine *e); /* NULL = none */
+struct encoder *engine_encoder(const struct engine *e);   /* of images; NULL = none */
 
 /* On SUBMIT_OK *out is the caller's handle until request_free. out may be NULL: the request is never cancelled. */
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,

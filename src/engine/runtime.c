@@ -121,7 +121,7 @@ static enum model_parts parts_of(const struct runtime_options *opt, const struct
     return (opt->embed  ? MODEL_HEADLESS
             : rt->draft ? MODEL_DRAFTING
                         : MODEL_PLAIN) |
-           (opt->embeds ? MODEL_SEEING : MODEL_PLAIN);
+           (opt->embeds || rt->sees ? MODEL_SEEING : MODEL_PLAIN);
 }
 
 /* Sets rt->draft, the number of draft tokens, from the file and the options. */
@@ -135,6 +135,44 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
                          rt->file->path);
     rt->draft = !c->n_mtp ? 0 : opt->draft == DRAFT_AUTO ? 1 : opt->draft;
     return true;
+}
+
+/* Whether the file's image tower will be loaded; it runs on the CPU, beside a model on the CPU. */
+static void choose_images(struct runtime *rt, const struct runtime_options *opt,
+                          struct step_limits *lim, struct model_size *size)
+{
+    struct error why = {0};
+    struct tower_config tower;
+    struct model_size more;
+    struct config *c = mem_zalloc(1, sizeof *c);
+    rt->sees = opt->images && !workers_wait() && tower_present(rt->file);
+    if (rt->sees && !tower_load(rt->file, c, &tower, &why)) {
+        sizing_add_notice(&rt->notice, &why);
+        rt->sees = false;
+    }
+    if (rt->sees) {
+        model_measure(rt->file, c, &more);
+        size->bytes += more.bytes;
+        lim->max_embeds = lim->max_tokens;
+    }
+    mem_free(c);
+}
+
+/* A tower that cannot be opened leaves a model that reads text. */
+static void open_images(struct runtime *rt, const struct runtime_options *opt)
+{
+    struct error why = {0};
+    struct encoder_options o = {.backend.threads = opt->backend.threads,
+                                .backend.deterministic = opt->backend.deterministic,
+                                .kv_type = opt->k_type == DT_F32 ? DT_F32 : DT_NONE,
+                                .max_features = opt->image_features};
+    if (!rt->sees)
+        return;
+    rt->encoder = encoder_open(rt->file, &o, &why);
+    if (!rt->encoder) {
+        error_prefix(&why, "no images");
+        sizing_add_notice(&rt->notice, &why);
+    }
 }
 
 /* Decides everything that can be decided before loading, and opens the device. */
@@ -166,6 +204,7 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
         ok = open_gpu(rt, opt, net, device, err);
     if (ok && device_kind(device->device) != DEVICE_GPU) {
         o->limits = sizing_limits(opt, false, join_outlook(device->device, 0).stages);
+        choose_images(rt, opt, &o->limits, &size);
         struct cache_room room = sizing_host_room(opt, net, &size, &o->limits);
         rt->be = backend_open(device, err);
         ok = rt->be && check_cache(opt, net, err) &&
@@ -307,6 +346,7 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
         runtime_close(rt);
         return NULL;
     }
+    open_images(rt, opt);
     rt->load_ns = clock_ns() - t0;
     if (rt->be->comm)
         sizing_add_notice(&rt->notice, &rt->be->comm->notice);
@@ -333,6 +373,7 @@ void runtime_close(struct runtime *rt)
     stepper_free(rt->step);
     kvcache_free(rt->kv);
     adapters_free(rt->adapters);
+    encoder_close(rt->encoder);
     model_free(rt->model);
     if (rt->be)
         rt->be->ops->close(rt->be);

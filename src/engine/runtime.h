@@ -10,6 +10,7 @@
 #include "engine/adapters.h"
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
+#include "vision/encoder.h"
 
 /* DRAFT_SEQS: with more running sequences drafts would cost more than they save. */
 enum { DRAFT_AUTO = -1, DRAFT_MOST = 8, DRAFT_SEQS = 4 };
@@ -35,7 +36,9 @@ struct runtime_options {
      * device supports it. */
     int draft;
     bool embeds; /* prompts may have rows of embeddings (engine.h) */
-    bool embed;  /* for embeddings: the head is not loaded; required for encoders */
+    bool images; /* the file's image tower is loaded, if there is one that the device can run */
+    int image_features; /* most features, which are prompt tokens, of an image; 0 = automatic */
+    bool embed;         /* for embeddings: the head is not loaded; required for encoders */
     bool profile;
     const struct adapter_ref *loras; /* (n_loras) adapters loaded at the start */
     int n_loras;
@@ -53,6 +56,8 @@ struct runtime {
     struct kvcache *kv;
     struct stepper *step;
     struct adapters *adapters; /* NULL: no adapters, and none can be loaded */
+    struct encoder *encoder;   /* of images; NULL = the model reads text only */
+    bool sees;                 /* the encoder is to be opened */
     struct profile profile;
     int context;
     int draft;    /* draft tokens in use; 0 = none */
