@@ -12,9 +12,8 @@ enum {
     LEAST_SHARED = 64, /* fewer common tokens are not worth a saved state */
     /* The end of a prompt that the next one may not share: it opens the answer, and its first tokens may differ. */
     PROMPT_END = 8,
-    /* A sequence that waits forgoes at most so many times the tokens it hopes to take, and so many shares of a step. */
-    WAIT_FACTOR = 2,
-    WAIT_STEPS = 4,
+    WAIT_FACTOR = 2, /* a leader may be slower than the sequence that waits by this factor */
+    WAIT_STEPS = 4,  /* and by this many of its shares of a step */
 };
 
 void seq_turn(struct seq *q, int at)
@@ -271,13 +270,15 @@ void reuse_begin(struct scheduler *s, int budget)
 bool reuse_waits(struct scheduler *s, struct seq *q, int n_readers)
 {
     struct seq *r;
+    uint64_t before = q->leader;
     if (!s->kv->prefix || q->no_cache || q->impatient || !(r = find_leader(s, q, n_readers)))
         return false;
     int share = s->client_share / q->of->n_running + 1;
-    if (!q->forgone)
-        q->waits_from = q->kv.n_tokens;
+    if (r->age == before && r->kv.n_tokens > q->leader_at)
+        q->awaited += r->kv.n_tokens - q->leader_at;
+    q->leader_at = r->kv.n_tokens;
     q->forgone += share;
-    if (q->forgone > WAIT_FACTOR * (int64_t)(q->shared - q->waits_from) + WAIT_STEPS * share) {
+    if (q->forgone > WAIT_FACTOR * q->awaited + WAIT_STEPS * share) {
         q->impatient = true;
         return false;
     }

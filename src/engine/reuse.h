@@ -9,8 +9,9 @@
  * Invariants:
  *  1. A sequence waits only for one that is in `readers`, so does not wait itself. So there is no deadlock,
  *     and a sequence whose leader is cancelled, fails or is preempted finds another one or reads.
- *  2. A sequence that waits forgoes its fair share of each step. When it has forgone about twice what it hopes to
- *     save, it waits no more. So a slow leader cannot delay it by much more than reading everything itself.
+ *  2. A sequence that waits forgoes its fair share of each step. It waits no more when it has forgone
+ *     WAIT_FACTOR times what its leaders have read meanwhile, and a few steps besides. So it waits for a slow
+ *     or a stopped leader for those few steps, and for any other in proportion to what it gains.
  */
 #ifndef STEEL_ENGINE_REUSE_H
 #define STEEL_ENGINE_REUSE_H

@@ -186,7 +186,7 @@ static void drop_pages(struct scheduler *s, struct seq *q)
     q->n_draft = 0;
     q->resumed = 0;
     q->leader = 0;
-    q->forgone = 0;
+    q->awaited = q->forgone = 0;
     s->freed++;
 }
 

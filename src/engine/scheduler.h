@@ -68,8 +68,9 @@ struct seq {
     /* While it waits for another sequence to compute common tokens (reuse.h) */
     uint64_t leader; /* the other one's age; 0 = it does not wait */
     int shared;      /* the tokens in common, in whole pages */
-    int waits_from;  /* its own tokens when it began to wait */
-    int64_t forgone; /* prompt tokens that it could have read meanwhile */
+    int leader_at;   /* the other one's tokens in the step before */
+    int64_t awaited; /* tokens that it has read meanwhile */
+    int64_t forgone; /* prompt tokens that this one could have read meanwhile */
     bool impatient;  /* has waited too long and waits no more */
     bool running;
     bool entered; /* has been admitted before */
