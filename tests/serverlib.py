@@ -240,6 +240,18 @@ def bodies(n, longer):
         yield body
 
 
+def fim_model(server, path, names, keys=()):
+    """The toy of a server with tokens 264, 265, ... renamed; keys: metadata that names them instead."""
+    from gguf_tools import Gguf, write_gguf
+    toy = Gguf(os.path.join(server.dir.name, "toy.gguf"))
+    for i, name in enumerate(names):
+        toy.meta["tokenizer.ggml.tokens"][264 + i] = name
+    for i, key in enumerate(keys):
+        toy.meta[f"tokenizer.ggml.{key}_token_id"] = 264 + i
+    write_gguf(path, toy.meta, [(name, *t) for name, t in toy.tensors.items()])
+    return path
+
+
 def run_tests(functions, *args):
     failed = 0
     for f in functions:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serverlib import Server, run_tests
+from serverlib import Server, fim_model, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 DEMO = os.path.join(os.path.dirname(__file__), "..", "demo", "steel-demo.gguf")
@@ -153,10 +153,10 @@ def table():
     """{(field, API): use} of docs/server.md, and of the server."""
     docs, source = {}, {}
     for line in open("docs/server.md"):
-        m = re.match(r"\| `(\w+)` \| ([A-Zo]+) \| (read|not used|refused) \| \S", line)
+        m = re.match(r"\| `([\w.]+)` \| ([A-Zo]+) \| (read|not used|refused) \| \S", line)
         for api in m.group(2) if m else "":
             docs[m.group(1), api] = {"read": "READ", "not used": "UNUSED", "refused": "REFUSED"}[m.group(3)]
-    for m in re.finditer(r'^    \{"(\w+)",\s*"([A-Zo]+)",\s*(\w+),', open("src/server/api/fields.c").read(), re.M):
+    for m in re.finditer(r'^    \{"([\w.]+)",\s*"([A-Zo]+)",\s*(\w+),', open("src/server/api/fields.c").read(), re.M):
         for api in m.group(2):
             source[m.group(1), api] = m.group(3)
     return docs, source
@@ -167,14 +167,17 @@ def test_table(_, s):
     assert len(source) > 300 and docs == source, set(docs.items()) ^ set(source.items())
     # what the server reads by name is in the table
     known = {name for name, _ in source}
-    for file in ("params", "prepare_chat", "constraint", "thinking", "anthropic", "responses", "ollama", "functions"):
+    for file in ("params", "prepare_chat", "constraint", "thinking", "anthropic", "responses", "ollama", "functions", "llamacpp"):
         for m in re.finditer(r'\b(?:api_\w+|read_\w+)\((?:body|o), "(\w+)"', open(f"src/server/api/{file}.c").read()):
             assert m.group(1) in known or m.group(1) in ("include_usage", "num_ctx"), (file, m.group(1))
     # each row, with a value of the wrong kind: what is read or refused says so
     bodies = {"C": (CHAT, ASK), "P": (COMP, {"prompt": "a"}), "M": (MSG, ASK), "R": (RESP, {"input": "a"}),
-              "O": ("/api/chat", ollama()), "o": ("/api/chat", ollama())}
+              "O": ("/api/chat", ollama()), "o": ("/api/chat", ollama()),
+              "L": ("/completion", {"prompt": "a"}), "I": ("/infill", {"input_prefix": "a", "input_suffix": "b"})}
     free = {"model", "lora", "images"}  # any name; per message
     wrong = []
+    names = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    fim = Server(BUILD, model=fim_model(s, os.path.join(s.dir.name, "fim.gguf"), names))
     for (name, api), use in source.items():
         path, body = bodies[api]
         body = dict(json.loads(json.dumps(body)), max_tokens=1)
@@ -187,12 +190,17 @@ def test_table(_, s):
             body["functions"] = [{"name": "f", "parameters": {}}]
         for value in ({"?": [{}]}, [["x"]], 7.5):
             where[name] = value
-            status, _, text = s.post(path, body)
+            status, _, text = (fim if api == "I" else s).post(path, body)
             if status != 200:
                 break
         if status != (200 if use == "UNUSED" else 400) and name not in free:
             wrong.append((name, api, use, status, text[:200]))
     assert not wrong, wrong
+    fim.stop()
+    # what llama.cpp's API has by other names, and what says nothing
+    for body in ({"min_keep": 0}, {"image_data": []}, {"logprobs": 0}, {"n_cmpl": 1}, {"adaptive_target": -1}, {"grammar_lazy": False}):
+        assert s.json("/completion", dict(body, prompt="a", n_predict=2))["tokens_predicted"] <= 2
+    assert len(s.json("/completion", {"prompt": "a", "n_predict": 2, "n_cmpl": 3})) == 3
 
 
 def test_unknown(_, s):

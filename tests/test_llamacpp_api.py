@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
-from gguf_tools import Gguf, write_gguf
-from serverlib import Gateway, Server, http_request, run_tests
+from serverlib import Gateway, Server, fim_model, http_request, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 PREFIX, SUFFIX, MIDDLE, PAD, REPO, FILE = range(264, 270)
@@ -16,17 +15,6 @@ QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|
 KEYS = ["fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"]
 SMALL = {"n_predict": 6, "temperature": 0, "ignore_eos": True}
 ASCII = [[i, False] for i in range(128, 288)]
-
-
-def fim_model(server, path, names, keys=()):
-    """The toy of a server with tokens 264, 265, ... renamed; keys: metadata that names them instead."""
-    toy = Gguf(os.path.join(server.dir.name, "toy.gguf"))
-    for i, name in enumerate(names):
-        toy.meta["tokenizer.ggml.tokens"][PREFIX + i] = name
-    for i, key in enumerate(keys):
-        toy.meta[f"tokenizer.ggml.{key}_token_id"] = PREFIX + i
-    write_gguf(path, toy.meta, [(name, *t) for name, t in toy.tensors.items()])
-    return path
 
 
 def ids(text):
@@ -237,7 +225,7 @@ def test_embedding(plain, fim):
 
 def test_hostile(plain, fim):
     good = {"prompt": "a", "n_predict": 1}
-    for field, bad in (("n_predict", (-3, "x", 1.5, [], 2 ** 40)), ("n_probs", (-1, 21, "x")), ("id_slot", ("x", -2, 16)), ("n_keep", ({},)),
+    for field, bad in (("n_predict", (-3, "x", 1.5, [], 2 ** 40)), ("n_probs", (-1, 21, "x")), ("id_slot", ("x", -2, 16)), ("n_cmpl", (0, "x")),
                        ("n_indent", (-1, 5000, "x")), ("t_max_predict_ms", (-2, "x", 2 ** 31)), ("t_max_prompt_ms", ({}, 2 ** 40)),
                        ("return_tokens", (1, "x")), ("timings_per_token", (0,)), ("response_fields", ("x", [1], ["a"] * 65, {})),
                        ("prompt", (None, 3, {}, [[]], [1, "a"], [-1], [288], [""] * 65)), ("stop", (3, [""])), ("stream", ("x",)),

@@ -15,64 +15,65 @@ enum use {
     REFUSED, /* changes answers, and is not to be had */
 };
 
-/* APIs: C chat, P completions, R Responses, M Messages, O Ollama, o Ollama's options. */
+/* APIs: C chat, P completions, R Responses, M Messages, O Ollama, o Ollama's options, L and I llama.cpp's /completion and
+ * /infill. */
 static const struct field {
     const char *name, *apis;
     enum use use;
     const char *why; /* of a refusal */
 } fields[] = {
     /* clang-format off */
-    {"model", "CPRMO", READ, NULL},
-    {"lora", "CPRMO", READ, NULL},
-    {"stream", "CPRMO", READ, NULL},
+    {"model", "CPRMOLI", READ, NULL},
+    {"lora", "CPRMOLI", READ, NULL},
+    {"stream", "CPRMOLI", READ, NULL},
     {"messages", "CMO", READ, NULL},
-    {"prompt", "PO", READ, NULL},
-    {"max_tokens", "CPRM", READ, NULL},
-    {"max_completion_tokens", "CPRM", READ, NULL},
-    {"temperature", "CPRMo", READ, NULL},
-    {"top_k", "CPRMo", READ, NULL},
-    {"top_p", "CPRMo", READ, NULL},
-    {"min_p", "CPRMo", READ, NULL},
-    {"repeat_penalty", "CPRMo", READ, NULL},
-    {"repeat_last_n", "CPRMo", READ, NULL},
-    {"presence_penalty", "CPRMo", READ, NULL},
-    {"frequency_penalty", "CPRMo", READ, NULL},
-    {"seed", "CPRMo", READ, NULL},
-    {"repetition_penalty", "CPRMo", READ, NULL},
-    {"typical_p", "CPRMo", READ, NULL},
-    {"top_n_sigma", "CPRMo", READ, NULL},
-    {"xtc_probability", "CPRMo", READ, NULL},
-    {"xtc_threshold", "CPRMo", READ, NULL},
-    {"dynatemp_range", "CPRMo", READ, NULL},
-    {"dynatemp_exponent", "CPRMo", READ, NULL},
-    {"mirostat", "CPRMo", READ, NULL},
-    {"mirostat_tau", "CPRMo", READ, NULL},
-    {"mirostat_eta", "CPRMo", READ, NULL},
-    {"dry_multiplier", "CPRMo", READ, NULL},
-    {"dry_base", "CPRMo", READ, NULL},
-    {"dry_allowed_length", "CPRMo", READ, NULL},
-    {"dry_penalty_last_n", "CPRMo", READ, NULL},
-    {"dry_sequence_breakers", "CPRMo", READ, NULL},
-    {"samplers", "CPRMo", READ, NULL},
-    {"logit_bias", "CPRMo", READ, NULL},
-    {"min_tokens", "CPRMo", READ, NULL},
-    {"ignore_eos", "CPRMo", READ, NULL},
-    {"stop", "CPRo", READ, NULL},
+    {"prompt", "POLI", READ, NULL},
+    {"max_tokens", "CPRMLI", READ, NULL},
+    {"max_completion_tokens", "CPRMLI", READ, NULL},
+    {"temperature", "CPRMoLI", READ, NULL},
+    {"top_k", "CPRMoLI", READ, NULL},
+    {"top_p", "CPRMoLI", READ, NULL},
+    {"min_p", "CPRMoLI", READ, NULL},
+    {"repeat_penalty", "CPRMoLI", READ, NULL},
+    {"repeat_last_n", "CPRMoLI", READ, NULL},
+    {"presence_penalty", "CPRMoLI", READ, NULL},
+    {"frequency_penalty", "CPRMoLI", READ, NULL},
+    {"seed", "CPRMoLI", READ, NULL},
+    {"repetition_penalty", "CPRMoLI", READ, NULL},
+    {"typical_p", "CPRMoLI", READ, NULL},
+    {"top_n_sigma", "CPRMoLI", READ, NULL},
+    {"xtc_probability", "CPRMoLI", READ, NULL},
+    {"xtc_threshold", "CPRMoLI", READ, NULL},
+    {"dynatemp_range", "CPRMoLI", READ, NULL},
+    {"dynatemp_exponent", "CPRMoLI", READ, NULL},
+    {"mirostat", "CPRMoLI", READ, NULL},
+    {"mirostat_tau", "CPRMoLI", READ, NULL},
+    {"mirostat_eta", "CPRMoLI", READ, NULL},
+    {"dry_multiplier", "CPRMoLI", READ, NULL},
+    {"dry_base", "CPRMoLI", READ, NULL},
+    {"dry_allowed_length", "CPRMoLI", READ, NULL},
+    {"dry_penalty_last_n", "CPRMoLI", READ, NULL},
+    {"dry_sequence_breakers", "CPRMoLI", READ, NULL},
+    {"samplers", "CPRMoLI", READ, NULL},
+    {"logit_bias", "CPRMoLI", READ, NULL},
+    {"min_tokens", "CPRMoLI", READ, NULL},
+    {"ignore_eos", "CPRMoLI", READ, NULL},
+    {"stop", "CPRoLI", READ, NULL},
     {"stop_sequences", "M", READ, NULL},
-    {"stop_token_ids", "CPRMo", READ, NULL},
-    {"include_stop_str_in_output", "CPRMo", READ, NULL},
-    {"bad_words", "CPRMo", READ, NULL},
-    {"allowed_token_ids", "CPRMo", READ, NULL},
-    {"truncate_prompt_tokens", "CPRMo", READ, NULL},
-    {"cache_prompt", "CPRMo", READ, NULL},
-    {"cache_salt", "CPRMo", READ, NULL},
-    {"n", "CPM", READ, NULL},
+    {"stop_token_ids", "CPRMoLI", READ, NULL},
+    {"include_stop_str_in_output", "CPRMoLI", READ, NULL},
+    {"bad_words", "CPRMoLI", READ, NULL},
+    {"allowed_token_ids", "CPRMoLI", READ, NULL},
+    {"truncate_prompt_tokens", "CPRMoLI", READ, NULL},
+    {"cache_prompt", "CPRMoLI", READ, NULL},
+    {"cache_salt", "CPRMoLI", READ, NULL},
+    {"n", "CPMLI", READ, NULL},
     {"n", "R", REFUSED, "one answer; above 1"},
     {"best_of", "P", READ, NULL},
     {"echo", "P", READ, NULL},
     {"logprobs", "CPRO", READ, NULL},
     {"top_logprobs", "CRO", READ, NULL},
-    {"prompt_logprobs", "CPRMOo", REFUSED, "completions have echo with logprobs"},
+    {"prompt_logprobs", "CPRMOoLI", REFUSED, "completions have echo with logprobs"},
     {"stream_options", "CPR", READ, NULL},
     {"enable_thinking", "CRMO", READ, NULL},
     {"thinking", "CRMO", READ, NULL},
@@ -91,14 +92,14 @@ static const struct field {
     {"continue_final_message", "CR", READ, NULL},
     {"functions", "C", READ, NULL},
     {"function_call", "C", READ, NULL},
-    {"response_format", "CPR", READ, NULL},
-    {"guided_json", "CPR", READ, NULL},
-    {"guided_regex", "CPR", READ, NULL},
-    {"guided_choice", "CPR", READ, NULL},
-    {"guided_grammar", "CPR", READ, NULL},
-    {"grammar", "CPR", READ, NULL},
-    {"json_schema", "CPR", READ, NULL},
-    {"structured_outputs", "CPR", READ, NULL},
+    {"response_format", "CPRLI", READ, NULL},
+    {"guided_json", "CPRLI", READ, NULL},
+    {"guided_regex", "CPRLI", READ, NULL},
+    {"guided_choice", "CPRLI", READ, NULL},
+    {"guided_grammar", "CPRLI", READ, NULL},
+    {"grammar", "CPRLI", READ, NULL},
+    {"json_schema", "CPRLI", READ, NULL},
+    {"structured_outputs", "CPRLI", READ, NULL},
     {"modalities", "C", READ, NULL},
     {"audio", "C", READ, NULL},
     {"truncation", "CR", READ, NULL},
@@ -139,22 +140,22 @@ static const struct field {
     {"f16_kv", "o", UNUSED, NULL},
     {"vocab_only", "o", UNUSED, NULL},
     {"penalize_newline", "o", UNUSED, NULL},
-    {"tfs_z", "o", REFUSED, "tail-free sampling"},
+    {"tfs_z", "oLI", REFUSED, "tail-free sampling"},
     {"mcp_servers", "CPRM", REFUSED, "the client runs tools"},
     {"container", "M", UNUSED, NULL},
     {"context_management", "M", UNUSED, NULL},
-    {"use_beam_search", "CPR", REFUSED, "beam search"},
-    {"logits_processors", "CPR", REFUSED, "code of another server"},
-    {"vllm_xargs", "CPR", REFUSED, "code of another server"},
-    {"length_penalty", "CPR", UNUSED, NULL},
-    {"early_stopping", "CPR", UNUSED, NULL},
-    {"skip_special_tokens", "CPR", UNUSED, NULL},
-    {"spaces_between_special_tokens", "CPR", UNUSED, NULL},
-    {"priority", "CPR", UNUSED, NULL},
-    {"request_id", "CPR", UNUSED, NULL},
+    {"use_beam_search", "CPRLI", REFUSED, "beam search"},
+    {"logits_processors", "CPRLI", REFUSED, "code of another server"},
+    {"vllm_xargs", "CPRLI", REFUSED, "code of another server"},
+    {"length_penalty", "CPRLI", UNUSED, NULL},
+    {"early_stopping", "CPRLI", UNUSED, NULL},
+    {"skip_special_tokens", "CPRLI", UNUSED, NULL},
+    {"spaces_between_special_tokens", "CPRLI", UNUSED, NULL},
+    {"priority", "CPRLI", UNUSED, NULL},
+    {"request_id", "CPRLI", UNUSED, NULL},
     {"web_search_options", "C", REFUSED, "the client runs tools"},
-    {"user", "CPRM", UNUSED, NULL},
-    {"metadata", "CPRM", UNUSED, NULL},
+    {"user", "CPRMLI", UNUSED, NULL},
+    {"metadata", "CPRMLI", UNUSED, NULL},
     {"service_tier", "CPRM", UNUSED, NULL},
     {"safety_identifier", "CPRM", UNUSED, NULL},
     {"prompt_cache_key", "CPRM", UNUSED, NULL},
@@ -162,6 +163,42 @@ static const struct field {
     {"store", "C", UNUSED, NULL},
     {"prediction", "C", UNUSED, NULL},
     {"verbosity", "C", UNUSED, NULL},
+    {"n_predict", "LI", READ, NULL},
+    {"n_cmpl", "LI", READ, NULL},
+    {"n_probs", "LI", READ, NULL},
+    {"post_sampling_probs", "LI", READ, NULL},
+    {"id_slot", "LI", READ, NULL},
+    {"n_indent", "LI", READ, NULL},
+    {"t_max_prompt_ms", "LI", READ, NULL},
+    {"t_max_predict_ms", "LI", READ, NULL},
+    {"return_tokens", "LI", READ, NULL},
+    {"timings_per_token", "LI", READ, NULL},
+    {"response_fields", "LI", READ, NULL},
+    {"input_prefix", "I", READ, NULL},
+    {"input_suffix", "I", READ, NULL},
+    {"input_extra", "I", READ, NULL},
+    {"image_data", "LI", REFUSED, "this model reads text only"},
+    {"min_keep", "LI", REFUSED, "stages of sampling may keep one token; above 1"},
+    {"adaptive_target", "LI", REFUSED, "adaptive sampling; above 0"},
+    {"grammar_lazy", "LI", REFUSED, "tools of chats have lazy grammars"},
+    {"grammar_triggers", "LI", REFUSED, "tools of chats have lazy grammars"},
+    {"logprobs", "LI", REFUSED, "n_probs"},
+    {"top_logprobs", "LI", REFUSED, "n_probs"},
+    {"echo", "LI", REFUSED, "/v1/completions has it"},
+    {"best_of", "LI", REFUSED, "/v1/completions has it"},
+    {"suffix", "LI", REFUSED, "send it to /infill as input_suffix"},
+    {"adaptive_decay", "LI", UNUSED, NULL},
+    {"n_keep", "LI", UNUSED, NULL},
+    {"n_discard", "LI", UNUSED, NULL},
+    {"n_cache_reuse", "LI", UNUSED, NULL},
+    {"return_progress", "LI", UNUSED, NULL},
+    {"penalize_nl", "LI", UNUSED, NULL},
+    {"preserved_tokens", "LI", UNUSED, NULL},
+    {"backend_sampling", "LI", UNUSED, NULL},
+    {"speculative.n_max", "LI", UNUSED, NULL},
+    {"speculative.n_min", "LI", UNUSED, NULL},
+    {"speculative.p_min", "LI", UNUSED, NULL},
+    {"stream_options", "LI", UNUSED, NULL},
     /* clang-format on */
 };
 
@@ -182,8 +219,19 @@ static bool is_empty(const json_t *v)
 /* A value that says what happens anyway. */
 static bool is_default(const struct field *f, const json_t *v)
 {
-    return is_empty(v) || ((!strcmp(f->name, "n") || !strcmp(f->name, "tfs_z")) &&
-                           json_is_number(v) && json_number_value(v) == 1);
+    static const struct {
+        const char *name;
+        double most;
+    } off[] = {{"n", 1},        {"min_keep", 1},     {"best_of", 1},
+               {"logprobs", 0}, {"top_logprobs", 0}, {"adaptive_target", 0}};
+    if (is_empty(v))
+        return true;
+    if (!strcmp(f->name, "tfs_z"))
+        return json_is_number(v) && json_number_value(v) == 1;
+    for (size_t i = 0; i < sizeof off / sizeof *off; i++)
+        if (!strcmp(f->name, off[i].name))
+            return json_is_number(v) && json_number_value(v) <= off[i].most;
+    return false;
 }
 
 enum { TOLD_MOST = 256 };
@@ -229,12 +277,16 @@ static bool check(const json_t *o, char api, const char *endpoint, struct api_er
 
 bool fields_check(const struct endpoint *e, const json_t *body, struct api_error *err)
 {
-    char api = e->prepare == prepare_chat                                                   ? 'C'
-               : e->prepare == prepare_completions                                          ? 'P'
-               : e->prepare == prepare_responses                                            ? 'R'
-               : e->prepare == prepare_anthropic                                            ? 'M'
-               : e->prepare == prepare_ollama_chat || e->prepare == prepare_ollama_generate ? 'O'
-                                                                                            : 0;
+    static const struct {
+        bool (*prepare)(struct api_request *, const json_t *);
+        char api;
+    } apis[] = {{prepare_chat, 'C'},        {prepare_completions, 'P'},
+                {prepare_responses, 'R'},   {prepare_anthropic, 'M'},
+                {prepare_ollama_chat, 'O'}, {prepare_ollama_generate, 'O'},
+                {prepare_completion, 'L'},  {prepare_infill, 'I'}};
+    char api = 0;
+    for (size_t i = 0; i < sizeof apis / sizeof *apis; i++)
+        api = e->prepare == apis[i].prepare ? apis[i].api : api;
     return !api || (check(body, api, e->name, err) &&
                     (api != 'O' || check(api_member(body, "options"), 'o', e->name, err)));
 }

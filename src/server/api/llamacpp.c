@@ -15,18 +15,17 @@ enum { MAX_FIELDS = 64, MAX_TIME_MS = 1 << 30 };
 static bool translate(struct api_request *req, json_t *body)
 {
     static const char *const others[] = {"logprobs", "top_logprobs",  "echo", "best_of",
-                                         "suffix",   "stream_options"}; /* of other APIs */
+                                         "suffix",   "stream_options"}; /* off, or of no use here */
     struct completion_options *o = &req->completion;
     struct api_error *err = &req->err;
-    int n_predict = -1, n_probs = 0, unused = 0;
+    int n_predict = -1, n_probs = 0, n_choices = 0;
     bool after = false;
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         json_object_del(body, others[i]);
     o->id_slot = -1;
-    /* There is no context shift: n_keep has nothing to change. */
     if (!api_int(body, "n_predict", -2, INT32_MAX, &n_predict, err) ||
+        !api_int(body, "n_cmpl", 1, ENGINE_MAX_CHOICES, &n_choices, err) ||
         !api_int(body, "n_probs", 0, ENGINE_MAX_LOGPROBS, &n_probs, err) ||
-        !api_int(body, "n_keep", -1, INT32_MAX, &unused, err) ||
         !api_int(body, "id_slot", -1, engine_info(req->server->engine).max_seqs - 1, &o->id_slot,
                  err) ||
         !api_int(body, "n_indent", 0, 4096, &o->n_indent, err) ||
@@ -38,8 +37,11 @@ static bool translate(struct api_request *req, json_t *body)
         return false;
     if (after && n_probs)
         return api_invalid(err, "post_sampling_probs", "post_sampling_probs is not supported");
-    if (api_member(body, "n_predict") || !api_member(body, "max_tokens"))
+    bool limited = api_member(body, "max_tokens") || api_member(body, "max_completion_tokens");
+    if (api_member(body, "n_predict") || !limited)
         json_object_set_new(body, "max_tokens", json_integer(n_predict < 0 ? -1 : n_predict));
+    if (n_choices)
+        json_object_set_new(body, "n", json_integer(n_choices));
     if (n_probs)
         json_object_set_new(body, "logprobs", json_integer(n_probs));
     return true;
