@@ -18,6 +18,7 @@ THOUGHT = "\nThe user wants me to use a tool. I will call it now, without delay.
 ANSWER = "Hello from the **scripted** model. All is done."
 # The demo's template opens the reasoning unless thinking is off. Here it does so only where a tool call is due.
 THINKS_NOT = "{%- if enable_thinking is defined and enable_thinking is false -%}"
+THINKS_AGAIN = "{%- if not tools or (enable_thinking is defined and enable_thinking is false) -%}"  # it never stops calling
 THINKS_FIRST = "{%- if not tools or messages[-1].role == 'tool' or (enable_thinking is defined and enable_thinking is false) -%}"
 
 
@@ -77,7 +78,7 @@ def matrices(script, end):
     return width, embedding.tobytes(), output.tobytes()
 
 
-def build(out, tool, args, answer=ANSWER, thought=THOUGHT):
+def build(out, tool, args, answer=ANSWER, thought=THOUGHT, thinks=THINKS_FIRST):
     demo = Gguf(os.path.join(ROOT, "demo/steel-demo.gguf")).meta
     s = Script(demo["tokenizer.ggml.tokens"], demo["tokenizer.ggml.token_type"])
     end = s.id("<|im_end|>")
@@ -100,7 +101,7 @@ def build(out, tool, args, answer=ANSWER, thought=THOUGHT):
             "tokenizer.ggml.bos_token_id": demo["tokenizer.ggml.bos_token_id"], "tokenizer.ggml.eos_token_id": end,
             "tokenizer.ggml.padding_token_id": demo["tokenizer.ggml.padding_token_id"],
             "tokenizer.ggml.add_bos_token": False,
-            "tokenizer.chat_template": template.replace(THINKS_NOT, THINKS_FIRST)}
+            "tokenizer.chat_template": template.replace(THINKS_NOT, thinks)}
     ones = floats([1.0] * width)
     tensors = [("token_embd.weight", (width, len(s.tokens)), 0, embedding),
                ("output.weight", (width, len(s.tokens)), 0, output), ("output_norm.weight", (width,), 0, ones)]

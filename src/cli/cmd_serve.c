@@ -144,7 +144,7 @@ int cmd_serve(int argc, char **argv)
         .metrics = "steel",
         .store_mb = 64,
         .lora_rank = 64,
-        .srv = {.sample = sample_params_unset(), .ping_s = 15, .mcp_call_s = 60},
+        .srv = {.sample = sample_params_unset(), .ping_s = 15, .mcp_call_s = 60, .mcp_rounds = 16},
     };
     f.model.draft = DRAFT_AUTO;
     struct engine_options *e = &f.srv.engine;
@@ -181,6 +181,8 @@ int cmd_serve(int argc, char **argv)
          "MCP servers whose tools clients may use (a file such as mcp.json)"},
         {OPT_INT, 0, "mcp-timeout", 0, &f.srv.mcp_call_s, 1, 86400, "S",
          "time of one call of a tool (default 60)"},
+        {OPT_INT, 0, "mcp-max-rounds", 0, &f.srv.mcp_rounds, 1, 1000, "N",
+         "most rounds of tool calls in one response (default 16)"},
         {OPT_STRING, 0, "metrics-compat", 0, &f.metrics, 0, 0, "STYLE",
          "metric names: steel, vllm or llamacpp (default steel)"},
         {OPT_HEADING, 0, "batching", 0, 0, 0, 0, 0, 0},

@@ -7,19 +7,30 @@
 #include <stdio.h>
 #include <string.h>
 
+struct segment *api_choice_append(struct api_choice *o, enum segment_kind kind)
+{
+    o->segments = mem_realloc(o->segments, (size_t)o->n_segments + 1, sizeof *o->segments);
+    struct segment *g = &o->segments[o->n_segments++];
+    *g = (struct segment){.kind = kind, .round = o->round};
+    return g;
+}
+
+void api_choice_put(struct api_choice *o, struct segment *g, const char *text, size_t n)
+{
+    buf_add(&g->text, text, n);
+    o->n_text_kept += n;
+}
+
 static void api_choice_add(struct api_choice *o, enum segment_kind kind, const char *text, size_t n)
 {
     struct segment *g = o->n_segments ? &o->segments[o->n_segments - 1] : NULL;
     if (!n && kind != SEGMENT_TOOL)
         return;
     if (!g || g->kind != kind || (kind == SEGMENT_TOOL && !o->in_tool) ||
-        o->flushed == o->n_segments) {
-        o->segments = mem_realloc(o->segments, (size_t)o->n_segments + 1, sizeof *o->segments);
-        g = &o->segments[o->n_segments++];
-        *g = (struct segment){.kind = kind};
-    }
-    buf_add(&g->text, text, n);
-    o->n_text_kept += n;
+        o->flushed == o->n_segments || o->new_round)
+        g = api_choice_append(o, kind);
+    o->new_round = false;
+    api_choice_put(o, g, text, n);
 }
 
 size_t api_choice_kept(const struct api_choice *o)
@@ -179,12 +190,9 @@ void api_choice_finish(struct api_choice *o)
         chat_parser_finish(o->parser);
 }
 
-void api_choice_init(struct api_request *req, struct api_choice *o)
+static void open_parser(struct api_request *req, struct api_choice *o)
 {
     int i = (int)(o - req->choices);
-    o->stop = o->slot = -1;
-    if (req->echo)
-        api_choice_add(o, SEGMENT_TEXT, req->echo[i / req->p.n].p, req->echo[i / req->p.n].len);
     if (!req->chat)
         return;
     struct chat_parse_options opt = {.tools = req->chat->tools,
@@ -192,7 +200,7 @@ void api_choice_init(struct api_request *req, struct api_choice *o)
                                      .in_reasoning = req->chat->in_reasoning,
                                      .continues = req->chat->continues,
                                      .id_seed = req->server->id_secret ^ (uint64_t)req->start_ns ^
-                                                (uint64_t)i << 56,
+                                                (uint64_t)i << 56 ^ (uint64_t)o->n_segments << 40,
                                      .schema = req->chat->schema,
                                      .event = on_chat_event,
                                      .arg = o};
@@ -200,11 +208,45 @@ void api_choice_init(struct api_request *req, struct api_choice *o)
     o->parser = chat_parser_new(req->chat->format, &opt);
 }
 
+void api_choice_init(struct api_request *req, struct api_choice *o)
+{
+    int i = (int)(o - req->choices);
+    o->stop = o->slot = -1;
+    if (req->echo)
+        api_choice_add(o, SEGMENT_TEXT, req->echo[i / req->p.n].p, req->echo[i / req->p.n].len);
+    open_parser(req, o);
+}
+
+void api_choice_end_round(struct api_choice *o)
+{
+    struct usage_count *sum = &o->before, *u = &o->usage;
+    sum->n_prompt += u->n_prompt;
+    sum->n_cached += u->n_cached;
+    sum->n_generated += u->n_generated;
+    sum->n_preempted += u->n_preempted;
+    sum->queue_ns = sum->queue_ns ? sum->queue_ns : u->queue_ns;
+    sum->first_ns = sum->first_ns ? sum->first_ns : u->first_ns;
+    *u = (struct usage_count){0};
+}
+
+void api_choice_next_round(struct api_request *req, struct api_choice *o)
+{
+    chat_parser_free(o->parser);
+    o->parser = NULL;
+    o->done = o->stopped_by_parser = o->thinking = o->in_tool = false;
+    o->new_round = true;
+    o->round++;
+    o->stop = -1;
+    open_parser(req, o);
+}
+
 void api_choice_clear(struct api_choice *o)
 {
     for (int i = 0; i < o->n_segments; i++) {
         buf_clear(&o->segments[i].text);
         mem_free(o->segments[i].name);
+        mem_free(o->segments[i].approved);
+        mcp_call_free(o->segments[i].call);
     }
     mem_free(o->segments);
     token_list_clear(&o->tokens);
@@ -226,17 +268,18 @@ struct usage_count api_request_usage(const struct api_request *req, int *n_reaso
     struct usage_count u = {0};
     int thinking = 0;
     for (int i = 0; i < req->n_choices; i++) {
-        const struct usage_count *v = &req->choices[i].usage;
+        const struct usage_count *v = &req->choices[i].usage, *before = &req->choices[i].before;
         if (i % req->p.n == 0) { /* the choices of a prompt share it */
-            u.n_prompt += v->n_prompt;
-            u.n_cached += v->n_cached;
+            u.n_prompt += v->n_prompt + before->n_prompt;
+            u.n_cached += v->n_cached + before->n_cached;
         }
-        u.n_generated += v->n_generated;
-        u.n_preempted += v->n_preempted;
+        u.n_generated += v->n_generated + before->n_generated;
+        u.n_preempted += v->n_preempted + before->n_preempted;
         if (!u.queue_ns)
-            u.queue_ns = v->queue_ns;
-        if (!u.first_ns || (v->first_ns && v->first_ns < u.first_ns))
-            u.first_ns = v->first_ns;
+            u.queue_ns = before->n_prompt ? before->queue_ns : v->queue_ns;
+        int64_t first_ns = before->n_prompt ? before->first_ns : v->first_ns;
+        if (!u.first_ns || (first_ns && first_ns < u.first_ns))
+            u.first_ns = first_ns;
         thinking += req->choices[i].n_reasoning;
     }
     if (n_reasoning)

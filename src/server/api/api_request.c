@@ -6,6 +6,7 @@
 #include "server/api/server_int.h"
 #include "server/api/background.h"
 #include "server/api/embeddings.h"
+#include "server/api/mcp_loop.h"
 #include "server/api/responses.h"
 #include "server/api/slots.h"
 #include "text/grammar/grammar.h"
@@ -112,6 +113,7 @@ static void cancel(struct api_request *req)
         embed_cancel(req->embed);
     if (!req->with_worker && req->mcp_call && req->n_open)
         mcp_call_cancel(req->server->mcp, req->mcp_call);
+    mcp_loop_cancel(req);
     for (int i = 0; req->parts && i < req->n_prompts; i++)
         if (req->parts[i].request)
             request_cancel(req->parts[i].request);
@@ -226,13 +228,15 @@ void api_request_run(struct job *job)
     if (mem_try(prepare, req))
         return;
     /* mem_try has freed what was prepared. */
-    memset(&req->p, 0, sizeof req->p);
+    if (!req->choices) { /* else they are of an earlier round */
+        memset(&req->p, 0, sizeof req->p);
+        req->model = NULL;
+        req->responses = NULL;
+    }
     req->prompts = NULL;
     req->echo = NULL;
     req->n_prompts = 0;
-    req->model = NULL;
     req->chat = NULL;
-    req->responses = NULL;
     req->mcp_call = NULL;
     req->rules = NULL;
     req->responses = NULL;
@@ -282,6 +286,15 @@ void api_request_keep(struct api_request *req, size_t before, size_t after)
         req->n_kept_most = req->kept;
 }
 
+static void make_choices(struct api_request *req, int n)
+{
+    req->n_choices = n;
+    req->choices = mem_zalloc((size_t)n, sizeof *req->choices);
+    for (int i = 0; i < n; i++)
+        api_choice_init(req, &req->choices[i]);
+    mcp_loop_begin(req);
+}
+
 static bool submit(struct api_request *req)
 {
     struct server *s = req->server;
@@ -289,11 +302,12 @@ static bool submit(struct api_request *req)
     if (req->n_prompts * req->p.n > most)
         return api_invalid(&req->err, "n", "%d choices in one request, and the queue holds %d",
                            req->n_prompts * req->p.n, most);
-    req->n_choices = req->n_prompts * req->p.n;
     req->parts = mem_zalloc((size_t)req->n_prompts, sizeof *req->parts);
-    req->choices = mem_zalloc((size_t)req->n_choices, sizeof *req->choices);
-    for (int i = 0; i < req->n_choices; i++)
-        api_choice_init(req, &req->choices[i]);
+    bool first = !req->choices;
+    if (first)
+        make_choices(req, req->n_prompts * req->p.n);
+    else
+        api_choice_next_round(req, &req->choices[0]);
     if (!req->p.has_seed && getrandom(&req->p.sample.seed, 8, 0) != 8)
         req->p.sample.seed = (uint64_t)clock_ns();
     char *salt = api_request_salt(req, req->p.salt);
@@ -343,7 +357,7 @@ static bool submit(struct api_request *req)
     mem_free(salt);
     if (!ok)
         cancel(req); /* all prompts are accepted, or none */
-    for (int i = 0; ok && i < req->n_choices; i++)
+    for (int i = 0; ok && first && i < req->n_choices; i++)
         api_request_keep(req, 0, api_choice_kept(&req->choices[i]));
     return ok;
 }
@@ -432,8 +446,45 @@ static void fail_answer(struct api_request *req, const struct api_error *err)
     http_stream_end(x);
 }
 
+static void to_worker(struct api_request *req)
+{
+    struct server *s = req->server;
+    req->with_worker = true;
+    jobs_add(s->jobs, &req->job, clock_ns());
+    if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))
+        event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
+}
+
+/* The next round of a response is prepared. */
+static void prepared_again(struct api_request *req)
+{
+    req->with_worker = false;
+    if (is_wanted(req) && (req->err.status || !submit(req)))
+        fail_answer(req, &req->err);
+    api_request_release(req);
+}
+
+/* A response begins with calls that its client has approved. */
+static bool begin_with_calls(struct api_request *req)
+{
+    if (!req->responses || !req->responses->mcp || !json_object_size(req->responses->mcp->approved))
+        return false;
+    make_choices(req, 1);
+    api_request_keep(req, 0, api_choice_kept(&req->choices[0]));
+    begin_reply(req);
+    mcp_loop_run_approved(req);
+    if (mcp_loop_is_due(req))
+        to_worker(req);
+    api_request_pump(req);
+    return true;
+}
+
 static void prepared(struct api_request *req)
 {
+    if (req->choices) {
+        prepared_again(req);
+        return;
+    }
     req->with_worker = false;
     req->server->trim_due |= req->n_body >= LARGE_REQUEST;
     if (!req->x) {
@@ -451,6 +502,8 @@ static void prepared(struct api_request *req)
         fail(req, &req->err);
     } else if (req->mcp_call) {
         mcp_submit(req);
+    } else if (begin_with_calls(req)) {
+        ;
     } else if (!(req->embed ? embed_submit(req) : submit(req))) {
         bool background = req->responses && req->responses->background;
         if (req->err.n_ctx && req->p.stream && style_of(req)->too_long_in_stream && !background) {
@@ -469,24 +522,30 @@ static void prepared(struct api_request *req)
 /* Its embeddings are computed: a worker writes the reply. */
 static void embedded(struct api_request *req)
 {
-    struct server *s = req->server;
-    if (req->x && req->err.status) {
+    if (req->x && req->err.status)
         fail(req, &req->err);
-    } else if (req->x) {
-        req->with_worker = true;
-        jobs_add(s->jobs, &req->job, clock_ns());
-        if (!event_pending(s->job_tick, EV_TIMEOUT, NULL))
-            event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
-    }
+    else if (req->x)
+        to_worker(req);
     api_request_release(req);
 }
+
+static void check_kept(struct api_request *req);
 
 /* A tool of an MCP server has replied. */
 static void called(struct mcp_call *call)
 {
     struct api_request *req = call->user;
     req->n_open--;
-    if (req->x) {
+    if (req->choices) {
+        size_t before = api_choice_kept(&req->choices[0]);
+        mcp_loop_called(req, call);
+        api_request_keep(req, before, api_choice_kept(&req->choices[0]));
+        if (is_wanted(req) && mcp_loop_is_due(req))
+            to_worker(req);
+        api_request_pump(req);
+        if (is_wanted(req))
+            check_kept(req);
+    } else if (req->x) {
         mcp_write(req);
         api_request_keep(req, 0, req->reply.len);
         api_request_pump(req);
@@ -621,7 +680,7 @@ static void pump_whole(struct api_request *req)
 {
     struct http_exchange *x = req->x;
     bool early = req->n_open && req->kept >= WHOLE_EARLY && req->choices && req->choices[0].done;
-    if (!req->whole.sending && req->n_open && !early)
+    if (!req->whole.sending && (req->n_open || req->with_worker) && !early)
         return;
     if (req->background) {
         if (req->n_open)
@@ -694,6 +753,15 @@ void api_request_pump(struct api_request *req)
         pump_whole(req);
 }
 
+/* The engine is done with a choice. Its response may continue after calls of tools. */
+static void finish_choice(struct api_request *req, struct api_choice *o)
+{
+    api_choice_finish(o);
+    o->done = !mcp_loop_continue(req);
+    if (!o->done && mcp_loop_is_due(req)) /* none of them could be started */
+        to_worker(req);
+}
+
 void api_requests_event(struct server *s, const struct engine_event *ev)
 {
     struct prompt_request *part = ev->user;
@@ -722,7 +790,7 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
         size_t before = api_choice_kept(o);
         api_choice_token(req, o, ev);
         if (ev->kind == EVENT_DONE)
-            api_choice_finish(o);
+            finish_choice(req, o);
         else if (o->stopped_by_parser && req->p.n == 1)
             request_cancel(part->request); /* the rest would be discarded */
         api_request_keep(req, before, api_choice_kept(o));

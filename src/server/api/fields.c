@@ -113,7 +113,7 @@ static const struct field {
     {"text", "R", READ, NULL},
     {"background", "R", READ, NULL},
     {"conversation", "R", READ, NULL},
-    {"max_tool_calls", "R", UNUSED, NULL},
+    {"max_tool_calls", "R", READ, NULL},
     {"system", "M", READ, NULL},
     {"output_config", "M", READ, NULL},
     {"output_format", "M", READ, NULL},

@@ -277,6 +277,11 @@ void api_request_prepare(struct api_request *req)
         embed_write(req);
         return;
     }
+    if (req->choices) { /* of an earlier round */
+        if (prepare_responses_again(req))
+            api_request_resolve(req);
+        return;
+    }
     req->budget = budget_for(req->n_body, &req->cancelled);
     bool none = !req->n_body && req->endpoint->body_optional;
     json_t *body = none ? json_object() : api_parse(req->body, req->n_body, &req->err);

@@ -5,6 +5,7 @@
  */
 #include "server/api/prepare_int.h"
 #include "base/mem.h"
+#include "server/api/mcp_loop.h"
 #include "server/api/ollama.h"
 #include "server/api/responses.h"
 #include "text/chat/chat_check.h"
@@ -357,7 +358,9 @@ static bool check_modalities(const json_t *body, struct api_error *err)
 static bool prepare_translated(struct api_request *req, const json_t *body)
 {
     struct buf prompt = {0};
+    const struct responses_mcp *mcp = req->responses ? req->responses->mcp : NULL;
     size_t history = req->responses ? req->responses->n_history : 0;
+    history += mcp ? mcp->items.len : 0;
     req->budget = budget_for(req->n_body + history, &req->cancelled);
     bool ok = prepare_conversation(req, body, &prompt) &&
               api_request_encode_prompt(req, &prompt, api_request_add_prompt(req));
@@ -448,18 +451,41 @@ bool prepare_anthropic(struct api_request *req, const json_t *body)
     return prepare_anthropic_prompt(req, body, true);
 }
 
-bool prepare_responses(struct api_request *req, const json_t *body)
+/* Prepares a translated body. */
+static bool prepare_response(struct api_request *req, json_t *chat)
 {
-    req->responses = mem_zalloc(1, sizeof *req->responses);
-    json_t *chat = responses_translate(body, req->server->store, req->owner,
-                                       req->id + strlen("resp_"), req->responses, &req->err);
-    bool ok = chat &&
-              gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample, api_request_n_vocab(req),
-                              &req->p, &req->err) &&
-              prepare_translated(req, chat);
+    bool ok = prepare_translated(req, chat);
     if (ok && req->responses->truncate && !fits(req))
         ok = truncate_turns(req, chat);
-    ok = ok && api_request_constrain(req, chat);
+    return ok && api_request_constrain(req, chat);
+}
+
+bool prepare_responses_again(struct api_request *req)
+{
+    const struct responses_mcp *m = req->responses->mcp;
+    json_t *chat = responses_continue(&m->chat, &m->items, &req->err);
+    const char *choice = json_string_value(json_object_get(chat, "tool_choice"));
+    if (m->begun && !(choice && !strcmp(choice, "none")))
+        json_object_del(chat, "tool_choice"); /* else it would demand a call in every round */
+    bool ok = chat && prepare_response(req, chat);
+    json_decref(chat);
+    return ok;
+}
+
+bool prepare_responses(struct api_request *req, const json_t *body)
+{
+    struct responses_request *r = mem_zalloc(1, sizeof *r);
+    req->responses = r;
+    r->servers = req->mcp_list;
+    json_t *chat = responses_translate(body, req->server->store, req->owner,
+                                       req->id + strlen("resp_"), req->responses, &req->err);
+    bool ok = chat && gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
+                                      api_request_n_vocab(req), &req->p, &req->err);
+    if (ok && r->mcp)
+        jsonout_value(&r->mcp->chat, chat);
+    /* Approved calls run before the first prompt. */
+    if (!req->endpoint->reply || !json_object_size(r->approved))
+        ok = ok && prepare_response(req, chat);
     json_decref(chat);
     return ok;
 }

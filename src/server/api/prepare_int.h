@@ -43,6 +43,7 @@ bool api_request_constrain(struct api_request *req, const json_t *body);
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt);
 bool prepare_chat(struct api_request *req, const json_t *body);
 bool prepare_responses(struct api_request *req, const json_t *body);
+bool prepare_responses_again(struct api_request *req); /* a later round: see mcp_loop.h */
 bool prepare_anthropic(struct api_request *req, const json_t *body);
 bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool generate);
 bool prepare_ollama_chat(struct api_request *req, const json_t *body);

@@ -4,6 +4,7 @@
  * it was sent.
  */
 #include "server/api/background.h"
+#include "server/api/mcp_loop.h"
 #include "server/api/responses.h"
 #include "server/api/server_int.h"
 #include "server/api/store.h"
@@ -16,23 +17,42 @@ static const char *hex_of(const struct api_request *req)
     return req->id + strlen("resp_");
 }
 
-/* Whether a segment is the call of a custom tool: a text, where a function's is JSON. */
-static bool is_custom(const struct api_request *req, const struct segment *g)
+/* The kinds of output items. */
+enum item {
+    ITEM_MESSAGE,
+    ITEM_REASONING,
+    ITEM_FUNCTION,
+    ITEM_LIST,
+    ITEM_CUSTOM, /* its input is a text, where a function's is JSON */
+    ITEM_MCP,    /* a call that Steel runs */
+    ITEM_APPROVAL,
+    N_ITEMS
+};
+
+static struct responses_tool tool_of(const struct api_request *req, const struct segment *g)
 {
-    bool custom = false;
-    const char *space;
-    if (g->kind == SEGMENT_TOOL)
-        responses_tool_of(req->responses->tool_names, g->name, &custom, &space);
-    return custom;
+    return responses_tool_of(req->responses->tool_names, g->name);
+}
+
+static enum item item_of(const struct api_request *req, const struct segment *g)
+{
+    if (g->kind != SEGMENT_TOOL)
+        return (enum item)g->kind;
+    struct responses_tool t = tool_of(req, g);
+    if (t.server)
+        return t.approve && !g->approved ? ITEM_APPROVAL : ITEM_MCP;
+    return t.custom ? ITEM_CUSTOM : ITEM_FUNCTION;
 }
 
 enum { ITEM_ID_SIZE = 64 };
 static void item_id(const struct api_request *req, const struct segment *g, int index,
                     char id[ITEM_ID_SIZE])
 {
-    static const char *const prefixes[] = {"msg", "rs", "fc"};
-    snprintf(id, ITEM_ID_SIZE, "%s_%s_%d", is_custom(req, g) ? "ctc" : prefixes[g->kind],
-             hex_of(req), index);
+    static const char *const prefixes[] = {"msg", "rs", "fc", "mcpl", "ctc", "mcp", "mcpr"};
+    enum item item = item_of(req, g);
+    int n = snprintf(id, ITEM_ID_SIZE, "%s_%s_%d", prefixes[item], hex_of(req), index);
+    if (item == ITEM_MCP) /* responses.c reads it */
+        snprintf(id + n, ITEM_ID_SIZE - (size_t)n, "r%d", g->round);
 }
 
 static void add_item_id(const struct api_request *req, const struct segment *g, int index,
@@ -63,24 +83,98 @@ static void add_input(const struct segment *g, struct buf *b)
 static void add_call(const struct api_request *req, const struct segment *g, bool full,
                      struct buf *b)
 {
-    bool custom;
-    const char *space;
-    const char *name = responses_tool_of(req->responses->tool_names, g->name, &custom, &space);
+    struct responses_tool t = tool_of(req, g);
     buf_addf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
-             custom ? "custom_tool_call" : "function_call", g->id);
-    jsonout_text(b, name);
-    if (space) {
+             t.custom ? "custom_tool_call" : "function_call", g->id);
+    jsonout_text(b, t.name);
+    if (t.space) {
         buf_adds(b, ",\"namespace\":");
-        jsonout_text(b, space);
+        jsonout_text(b, t.space);
     }
-    buf_adds(b, custom ? ",\"input\":" : ",\"arguments\":");
+    buf_adds(b, t.custom ? ",\"input\":" : ",\"arguments\":");
     if (!full)
         buf_adds(b, "\"\"");
-    else if (custom)
+    else if (t.custom)
         add_input(g, b);
     else
         add_text(g, b);
     buf_addc(b, '}');
+}
+
+static void add_arguments(const struct segment *g, struct buf *b)
+{
+    if (g->text.len)
+        add_text(g, b);
+    else
+        buf_adds(b, "\"{}\"");
+}
+
+static bool has_failed(const struct segment *g)
+{
+    return !g->call || g->call->failed || g->call->is_error;
+}
+
+/* The call of an MCP server's tool, with its result once that is there. */
+static void add_mcp_call(const struct api_request *req, const struct segment *g, bool full,
+                         struct buf *b)
+{
+    struct responses_tool t = tool_of(req, g);
+    buf_addf(b, ",\"status\":\"%s\",\"type\":\"mcp_call\",\"approval_request_id\":",
+             !full           ? "in_progress"
+             : !g->call      ? "incomplete"
+             : has_failed(g) ? "failed"
+                             : "completed");
+    jsonout_text(b, g->approved);
+    buf_adds(b, ",\"arguments\":");
+    if (full)
+        add_arguments(g, b);
+    else
+        buf_adds(b, "\"\"");
+    const struct buf *text = full && g->call ? &g->call->text : NULL;
+    const char *p = text && text->p ? text->p : "";
+    buf_adds(b, ",\"error\":");
+    if (text && has_failed(g))
+        jsonout_string(b, p, text->len);
+    else
+        buf_adds(b, full && !g->call ? "\"the call is incomplete and did not run\"" : "null");
+    buf_adds(b, ",\"name\":");
+    jsonout_text(b, t.name);
+    buf_adds(b, ",\"output\":");
+    if (text && !has_failed(g))
+        jsonout_string(b, p, text->len);
+    else
+        buf_adds(b, "null");
+    buf_adds(b, ",\"server_label\":");
+    jsonout_text(b, t.server);
+    buf_addc(b, '}');
+}
+
+/* A call that the client has to approve. */
+static void add_approval(const struct api_request *req, const struct segment *g, struct buf *b)
+{
+    struct responses_tool t = tool_of(req, g);
+    buf_adds(b, ",\"type\":\"mcp_approval_request\",\"arguments\":");
+    add_arguments(g, b);
+    buf_adds(b, ",\"name\":");
+    jsonout_text(b, t.name);
+    buf_adds(b, ",\"server_label\":");
+    jsonout_text(b, t.server);
+    buf_addc(b, '}');
+}
+
+/* The tools of an MCP server. The segment's text is an object. */
+static void add_list(const struct segment *g, bool full, struct buf *b)
+{
+    buf_adds(b, ",\"type\":\"mcp_list_tools\",");
+    if (full) {
+        buf_add(b, g->text.p + 1, g->text.len - 1);
+        return;
+    }
+    json_t *v = json_loadb(g->text.p, g->text.len, JSON_ALLOW_NUL, NULL);
+    buf_adds(b, "\"server_label\":");
+    jsonout_value(b, json_object_get(v, "server_label"));
+    buf_adds(b, ",\"tools\":[]}");
+    json_decref(v);
 }
 
 /* {"type":"output_text",...}: the only part of a message or of thinking. */
@@ -110,6 +204,15 @@ static void add_item(const struct api_request *req, const struct api_choice *o, 
     bool cut = g->broken || (o->done && o->finish == FINISH_LENGTH && index == o->n_segments - 1);
     buf_adds(b, "{\"id\":");
     add_item_id(req, g, index, b);
+    enum item item = item_of(req, g);
+    if (item == ITEM_LIST)
+        add_list(g, full, b);
+    else if (item == ITEM_MCP)
+        add_mcp_call(req, g, full, b);
+    else if (item == ITEM_APPROVAL)
+        add_approval(req, g, b);
+    if (item == ITEM_LIST || item == ITEM_MCP || item == ITEM_APPROVAL)
+        return;
     buf_addf(b, ",\"status\":\"%s\"", !full ? "in_progress" : cut ? "incomplete" : "completed");
     if (g->kind == SEGMENT_TOOL) {
         add_call(req, g, full, b);
@@ -152,6 +255,28 @@ static void keep_output(const struct api_request *req, struct kept_items *l)
     }
 }
 
+void responses_add_items(const struct api_request *req, struct buf *b)
+{
+    const struct api_choice *o = &req->choices[0];
+    for (int i = 0, n = 0; i < o->n_segments; i++) {
+        if (o->segments[i].broken)
+            continue;
+        if (n++)
+            buf_addc(b, ',');
+        add_item(req, o, i, true, false, b);
+    }
+}
+
+static bool is_stopped(const struct api_request *req)
+{
+    return req->responses->mcp && req->responses->mcp->stopped;
+}
+
+static const char *final_status(const struct api_request *req)
+{
+    return req->choices[0].finish == FINISH_LENGTH || is_stopped(req) ? "incomplete" : "completed";
+}
+
 /* OpenAI's error codes. */
 static const char *code_of(const struct api_error *err)
 {
@@ -176,7 +301,9 @@ static void add_response(const struct api_request *req, const char *status,
         buf_adds(b, "null");
     }
     buf_addf(b, ",\"incomplete_details\":%s,\"model\":",
-             !strcmp(status, "incomplete") ? "{\"reason\":\"max_output_tokens\"}" : "null");
+             strcmp(status, "incomplete") != 0 ? "null"
+             : is_stopped(req)                 ? "{\"reason\":\"mcp_max_rounds\"}"
+                                               : "{\"reason\":\"max_output_tokens\"}");
     jsonout_text(b, api_request_model(req));
     buf_adds(b, ",\"output\":[");
     if (over)
@@ -262,11 +389,6 @@ static void keep_finished(struct api_request *req, const char *reply)
     kept_items_clear(&output);
 }
 
-static const char *final_status(const struct api_request *req)
-{
-    return req->choices[0].finish == FINISH_LENGTH ? "incomplete" : "completed";
-}
-
 /* Writes the finished response and stores it. One in the background is stored after its last event. */
 static void finish(struct api_request *req, struct buf *b)
 {
@@ -287,7 +409,8 @@ void responses_keep_finished(struct api_request *req)
 /* The status of a response in the background. */
 static const char *status_now(const struct api_request *req)
 {
-    return req->choices[0].usage.n_prompt ? "in_progress" : "queued";
+    const struct api_choice *o = &req->choices[0];
+    return o->usage.n_prompt || o->before.n_prompt ? "in_progress" : "queued";
 }
 
 void responses_add_now(const struct api_request *req, struct buf *b)
@@ -310,7 +433,7 @@ static void item_event(struct api_request *req, const struct segment *g, int ind
     buf_adds(b, ",\"item_id\":");
     add_item_id(req, g, index, b);
     buf_addf(b, ",\"output_index\":%d", index);
-    if (g->kind != SEGMENT_TOOL)
+    if (g->kind < SEGMENT_TOOL)
         buf_adds(b, g->kind == SEGMENT_REASONING && req->responses->summary
                         ? ",\"summary_index\":0"
                         : ",\"content_index\":0");
@@ -351,19 +474,24 @@ static void stream_open(struct api_request *req, struct buf *b)
 /* Names of a segment's events: part added, delta, text done, part done. */
 static const char *name_of(const struct api_request *req, const struct segment *g, int which)
 {
-    static const char *const names[5][4] = {
-        {"response.content_part.added", "response.output_text.delta", "response.output_text.done",
-         "response.content_part.done"},
-        {"response.content_part.added", "response.reasoning_text.delta",
-         "response.reasoning_text.done", "response.content_part.done"},
-        {NULL, "response.function_call_arguments.delta", "response.function_call_arguments.done",
-         NULL},
-        {"response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
-         "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"},
-        {NULL, "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
-         NULL}};
-    bool summary = g->kind == SEGMENT_REASONING && req->responses->summary;
-    return names[summary ? 3 : is_custom(req, g) ? 4 : (int)g->kind][which];
+    static const char *const summary[4] = {
+        "response.reasoning_summary_part.added", "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done", "response.reasoning_summary_part.done"};
+    static const char *const names[N_ITEMS][4] = {
+        [ITEM_MESSAGE] = {"response.content_part.added", "response.output_text.delta",
+                          "response.output_text.done", "response.content_part.done"},
+        [ITEM_REASONING] = {"response.content_part.added", "response.reasoning_text.delta",
+                            "response.reasoning_text.done", "response.content_part.done"},
+        [ITEM_FUNCTION] = {NULL, "response.function_call_arguments.delta",
+                           "response.function_call_arguments.done", NULL},
+        [ITEM_CUSTOM] = {NULL, "response.custom_tool_call_input.delta",
+                         "response.custom_tool_call_input.done", NULL},
+        [ITEM_MCP] = {NULL, "response.mcp_call_arguments.delta", "response.mcp_call_arguments.done",
+                      NULL},
+    };
+    if (g->kind == SEGMENT_REASONING && req->responses->summary)
+        return summary[which];
+    return names[item_of(req, g)][which];
 }
 
 static void part_event(struct api_request *req, const struct api_choice *o, int index, bool full,
@@ -378,14 +506,28 @@ static void part_event(struct api_request *req, const struct api_choice *o, int 
     end_event(b);
 }
 
+/* An event without a value of its own. */
+static void bare_event(struct api_request *req, const struct segment *g, int index, struct buf *b,
+                       const char *name)
+{
+    item_event(req, g, index, b, name);
+    end_event(b);
+}
+
 static void open_item(struct api_request *req, struct api_choice *o, int index, struct buf *b)
 {
     struct segment *g = &o->segments[index];
+    enum item item = item_of(req, g);
     event(req, b, "response.output_item.added");
     buf_addf(b, ",\"output_index\":%d,\"item\":", index);
     add_item(req, o, index, false, false, b);
     end_event(b);
-    part_event(req, o, index, false, b, name_of(req, g, 0));
+    if (item == ITEM_MCP)
+        bare_event(req, g, index, b, "response.mcp_call.in_progress");
+    else if (item == ITEM_LIST)
+        bare_event(req, g, index, b, "response.mcp_list_tools.in_progress");
+    else if (item != ITEM_APPROVAL)
+        part_event(req, o, index, false, b, name_of(req, g, 0));
     g->opened = true;
 }
 
@@ -405,10 +547,8 @@ static void close_text(struct api_request *req, struct api_choice *o, int index,
     const struct segment *g = &o->segments[index];
     item_event(req, g, index, b, name_of(req, g, 2));
     if (g->kind == SEGMENT_TOOL) {
-        bool custom;
-        const char *space;
         buf_adds(b, ",\"name\":");
-        jsonout_text(b, responses_tool_of(req->responses->tool_names, g->name, &custom, &space));
+        jsonout_text(b, tool_of(req, g).name);
     }
     buf_adds(b, g->kind == SEGMENT_TOOL ? ",\"arguments\":" : ",\"text\":");
     add_text(g, b);
@@ -418,13 +558,42 @@ static void close_text(struct api_request *req, struct api_choice *o, int index,
     part_event(req, o, index, true, b, name_of(req, g, 3));
 }
 
+/* The arguments of an MCP server's tool are complete. */
+static void end_arguments(struct api_request *req, struct segment *g, int index, struct buf *b)
+{
+    if (g->args_sent)
+        return;
+    g->args_sent = true;
+    item_event(req, g, index, b, name_of(req, g, 2));
+    buf_adds(b, ",\"arguments\":");
+    add_arguments(g, b);
+    end_event(b);
+}
+
+static void close_list(struct api_request *req, const struct segment *g, int index, struct buf *b)
+{
+    json_t *v = json_loadb(g->text.p, g->text.len, JSON_ALLOW_NUL, NULL);
+    bare_event(req, g, index, b,
+               json_object_get(v, "error") ? "response.mcp_list_tools.failed"
+                                           : "response.mcp_list_tools.completed");
+    json_decref(v);
+}
+
 static void close_item(struct api_request *req, struct api_choice *o, int index, struct buf *b)
 {
-    const struct segment *g = &o->segments[index];
-    if (is_custom(req, g))
+    struct segment *g = &o->segments[index];
+    enum item item = item_of(req, g);
+    if (item == ITEM_CUSTOM) {
         close_custom(req, g, index, b);
-    else
+    } else if (item == ITEM_MCP) {
+        end_arguments(req, g, index, b);
+        bare_event(req, g, index, b,
+                   has_failed(g) ? "response.mcp_call.failed" : "response.mcp_call.completed");
+    } else if (item == ITEM_LIST) {
+        close_list(req, g, index, b);
+    } else if (item != ITEM_APPROVAL) {
         close_text(req, o, index, b);
+    }
     event(req, b, "response.output_item.done");
     buf_addf(b, ",\"output_index\":%d,\"item\":", index);
     add_item(req, o, index, true, false, b);
@@ -435,7 +604,8 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
                       struct buf *b)
 {
     struct segment *g = &o->segments[index];
-    if (is_custom(req, g)) {
+    enum item item = item_of(req, g);
+    if (item == ITEM_CUSTOM || item == ITEM_LIST || item == ITEM_APPROVAL) {
         g->sent += n;
         return;
     }
@@ -453,6 +623,16 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
     g->sent += n;
 }
 
+/* Whether nothing more will come for an item. */
+static bool is_complete(const struct api_request *req, const struct api_choice *o, int index)
+{
+    const struct segment *g = &o->segments[index];
+    enum item item = item_of(req, g);
+    if (item == ITEM_LIST || (item == ITEM_MCP && g->call))
+        return item == ITEM_LIST || g->is_called;
+    return index < o->n_segments - 1 && (item != ITEM_MCP || g->broken);
+}
+
 /* Texts are not freed: the events that close an item and the response repeat them. */
 static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t room)
 {
@@ -464,16 +644,22 @@ static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t r
     while (o->flushed < o->n_segments) {
         struct segment *g = &o->segments[o->flushed];
         size_t n = segment_next(g);
+        bool complete = is_complete(req, o, o->flushed);
         if (b->len >= room)
             return false;
+        if (!complete && item_of(req, g) == ITEM_APPROVAL)
+            break; /* it is sent whole */
         if (!g->opened)
             open_item(req, o, o->flushed, b);
-        if (n)
+        if (n) {
             add_delta(req, o, o->flushed, n, b);
-        else if (o->flushed == o->n_segments - 1)
-            break; /* it may grow */
-        else
+        } else if (complete) {
             close_item(req, o, o->flushed++, b);
+        } else {
+            if (g->call)
+                end_arguments(req, g, o->flushed, b);
+            break;
+        }
     }
     return true;
 }
@@ -481,13 +667,16 @@ static bool stream_flush(struct api_request *req, int i, struct buf *b, size_t r
 static void stream_finish(struct api_request *req, int i, struct buf *b)
 {
     struct api_choice *o = &req->choices[i];
-    if (o->n_segments)
-        close_item(req, o, o->n_segments - 1, b);
+    for (; o->flushed < o->n_segments; o->flushed++) {
+        if (!o->segments[o->flushed].opened)
+            open_item(req, o, o->flushed, b);
+        close_item(req, o, o->flushed, b);
+    }
 }
 
 static void stream_close(struct api_request *req, struct buf *b)
 {
-    bool cut = req->choices[0].finish == FINISH_LENGTH;
+    bool cut = !strcmp(final_status(req), "incomplete");
     event(req, b, cut ? "response.incomplete" : "response.completed");
     buf_adds(b, ",\"response\":");
     struct buf text = {0};

@@ -6,6 +6,7 @@
 #include "server/api/responses.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
+#include "server/api/mcp_loop.h"
 #include "server/api/store.h"
 #include "server/http/jsonout.h"
 #include "server/http/log.h"
@@ -24,6 +25,9 @@ void responses_request_free(struct responses_request *r)
     buf_clear(&r->echo);
     kept_items_clear(&r->input);
     json_decref(r->tool_names);
+    json_decref(r->listed);
+    json_decref(r->approved);
+    responses_mcp_free(r->mcp);
     mem_free(r->previous);
     mem_free(r->conversation);
     mem_free(r);
@@ -41,7 +45,12 @@ struct responses_reader {
     struct json_counts counts; /* values in them */
     json_t *beside;            /* items of the response `beside_id`; owned */
     char beside_id[64];
-    json_t *tools; /* of items of type additional_tools; owned; NULL = none */
+    json_t *tools;    /* of items of type additional_tools; owned; NULL = none */
+    json_t *results;  /* messages of tools that follow the last message; owned */
+    char round[64];   /* of the calls that these are of */
+    json_t *requests; /* id -> item of type mcp_approval_request; owned */
+    json_t *approved; /* those of them that are approved and have not run; borrowed */
+    json_t *listed;   /* of responses_request; borrowed */
     struct api_error *err;
 };
 
@@ -192,6 +201,115 @@ static bool add_result(struct responses_reader *r, const json_t *item, const cha
     return ok;
 }
 
+/* Tools of MCP servers */
+
+/* Adds the results of the calls before, which together are one round of the model. */
+static void end_calls(struct responses_reader *r)
+{
+    if (!json_array_size(r->results))
+        return;
+    json_array_extend(r->messages, r->results);
+    json_array_clear(r->results);
+    r->last = NULL;
+}
+
+/* A call of the model with its result, which takes `text`. */
+static void append_result(struct responses_reader *r, const json_t *item, const json_t *id,
+                          json_t *text)
+{
+    json_t *name = mcp_flat_name(json_string_value(json_object_get(item, "server_label")),
+                                 json_string_value(json_object_get(item, "name")));
+    append_call(r, id, name, json_incref(json_object_get(item, "arguments")));
+    json_array_append_new(r->results, json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id",
+                                                (json_t *)id, "content", text));
+}
+
+static bool check_mcp_item(struct responses_reader *r, const json_t *item, const char *where)
+{
+    static const char *const names[] = {"id", "server_label", "name", "arguments"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *v = json_object_get(item, names[i]);
+        if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
+            return api_invalid(r->err, where, "%s.%s must be a string", where, names[i]);
+    }
+    return true;
+}
+
+/* Calls of one round have ids that differ only between the last '_' and the 'r' before the round's number. */
+static bool add_mcp_call(struct responses_reader *r, const json_t *item, const char *where)
+{
+    const json_t *output = api_member(item, "output"), *error = api_member(item, "error");
+    const json_t *approval = api_member(item, "approval_request_id"), *text;
+    char round[sizeof r->round] = "";
+    if (!check_mcp_item(r, item, where))
+        return false;
+    if ((output && !json_is_string(output)) || (error && !json_is_string(error)))
+        return api_invalid(r->err, where, "%s.output and %s.error must be strings", where, where);
+    const char *id = json_string_value(json_object_get(item, "id"));
+    const char *end = strrchr(id, '_'), *number = end ? strchr(end, 'r') : NULL;
+    if (number)
+        snprintf(round, sizeof round, "%.*s%s", (int)(end - id), id, number);
+    if (!round[0] || strcmp(round, r->round) != 0)
+        end_calls(r);
+    snprintf(r->round, sizeof r->round, "%s", round);
+    text = error ? error : output;
+    append_result(r, item, json_object_get(item, "id"),
+                  text ? json_incref((json_t *)text) : json_string(""));
+    if (json_is_string(approval))
+        json_object_del(r->approved, json_string_value(approval));
+    return true;
+}
+
+/* The model is shown its own request for approval only when that is answered. */
+static bool add_approval(struct responses_reader *r, const json_t *item, const char *where)
+{
+    const json_t *id = json_object_get(item, "approval_request_id"), *reason;
+    const json_t *yes = json_object_get(item, "approve");
+    json_t *asked = json_object_get(r->requests, json_is_string(id) ? json_string_value(id) : "");
+    char at[100];
+    if (!r->requests)
+        return true; /* an item alone: its request may be elsewhere */
+    snprintf(at, sizeof at, "%s.approval_request_id", where);
+    if (!asked)
+        return api_invalid(r->err, at, "%s names no mcp_approval_request before it", at);
+    if (!json_is_boolean(yes))
+        return api_invalid(r->err, where, "%s.approve must be a boolean", where);
+    if (json_is_true(yes)) {
+        json_object_set(r->approved, json_string_value(id), asked);
+        return true;
+    }
+    reason = api_member(item, "reason");
+    end_calls(r);
+    append_result(r, asked, id,
+                  json_is_string(reason)
+                      ? json_sprintf("The user refused this call: %s", json_string_value(reason))
+                      : json_string("The user refused this call."));
+    return true;
+}
+
+/* *handled: it is an item of an MCP server's tool. */
+static bool add_mcp_item(struct responses_reader *r, const char *type, const json_t *item,
+                         const char *where, bool *handled)
+{
+    *handled = true;
+    if (!strcmp(type, "mcp_call"))
+        return add_mcp_call(r, item, where);
+    if (!strcmp(type, "mcp_approval_response"))
+        return add_approval(r, item, where);
+    if (!strcmp(type, "mcp_approval_request")) {
+        if (!check_mcp_item(r, item, where))
+            return false;
+        json_object_set(r->requests, json_string_value(json_object_get(item, "id")),
+                        (json_t *)item);
+        return true;
+    }
+    *handled = !strcmp(type, "mcp_list_tools");
+    const char *label = json_string_value(json_object_get(item, "server_label"));
+    if (*handled && label && json_array_size(json_object_get(item, "tools")))
+        json_object_set_new(r->listed, label, json_true());
+    return true;
+}
+
 /* Thinking precedes its message. Encrypted thinking comes from another server and is left out. */
 static bool add_reasoning(struct responses_reader *r, const json_t *item, const char *where)
 {
@@ -271,10 +389,8 @@ static bool add_item_tools(struct responses_reader *r, const json_t *item, const
 static bool is_left_out(const char *type)
 {
     static const char *const types[] = {
-        "web_search_call",       "file_search_call", "code_interpreter_call",
-        "image_generation_call", "mcp_list_tools",   "mcp_approval_request",
-        "mcp_approval_response", "compaction",       "compaction_summary",
-        "context_compaction",    "ghost_snapshot"};
+        "web_search_call", "file_search_call",   "code_interpreter_call", "image_generation_call",
+        "compaction",      "compaction_summary", "context_compaction",    "ghost_snapshot"};
     static _Atomic(bool) told[sizeof types / sizeof *types];
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (!strcmp(types[i], type)) {
@@ -293,6 +409,10 @@ static bool add_item(struct responses_reader *r, const json_t *item, const char 
     const char *type = json_string_value(json_object_get(item, "type"));
     if (!json_is_object(item))
         return api_invalid(r->err, where, "%s must be an object", where);
+    bool handled = false, ok = !type || add_mcp_item(r, type, item, where, &handled);
+    if (!ok || handled)
+        return ok;
+    end_calls(r);
     if (!type || !strcmp(type, "message"))
         return add_message(r, item, where);
     if (!strcmp(type, "function_call"))
@@ -312,7 +432,7 @@ static bool add_item(struct responses_reader *r, const json_t *item, const char 
         json_t *v = NULL;
         if (!find_item(r, id ? id : "", where, &v))
             return false;
-        bool ok = add_item(r, v, where, true);
+        ok = add_item(r, v, where, true);
         json_decref(v);
         return ok;
     }
@@ -331,6 +451,7 @@ static bool add_items(struct responses_reader *r, const json_t *items, const cha
         if (!add_item(r, item, where, false))
             return false;
     }
+    end_calls(r);
     return true;
 }
 
@@ -375,6 +496,7 @@ static const char *id_prefix(const char *type)
            : !strcmp(type, "function_call")    ? "fc"
            : !strcmp(type, "custom_tool_call") ? "ctc"
            : !strcmp(type, "reasoning")        ? "rs"
+           : !strncmp(type, "mcp_", 4)         ? "mcp"
                                                : "fco";
 }
 
@@ -600,11 +722,12 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
             return api_invalid(err, "max_output_tokens", "max_output_tokens must be at least 1");
         json_object_set_new(out, "max_completion_tokens", json_integer(most));
     }
-    if (choice && !responses_tool_choice(out, choice, &allowed, err))
+    if (choice && !responses_tool_choice(out, choice, r->servers, &allowed, err))
         return false;
     r->tool_names = json_object();
-    if ((tools || rd->tools) &&
-        !responses_add_tools(out, r->tool_names, tools, rd->tools, allowed, err))
+    if ((tools || rd->tools) && !responses_add_tools(out, r, tools, rd->tools, allowed, err))
+        return false;
+    if (!mcp_tools_finish(r, body, err))
         return false;
     if (text && !add_format(out, text, err))
         return false;
@@ -628,8 +751,16 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
                                         "include",
                                         "truncation"};
     json_t *out = json_copy((json_t *)body);
-    struct responses_reader rd = {
-        .messages = json_array(), .store = store, .owner = owner, .err = err};
+    r->listed = json_object();
+    r->approved = json_object();
+    struct responses_reader rd = {.messages = json_array(),
+                                  .store = store,
+                                  .owner = owner,
+                                  .results = json_array(),
+                                  .requests = json_object(),
+                                  .approved = r->approved,
+                                  .listed = r->listed,
+                                  .err = err};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         json_object_del(out, taken[i]);
     json_object_set_new(out, "messages", rd.messages);
@@ -637,6 +768,8 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
     buf_clear(&rd.thinking);
     json_decref(rd.beside);
     json_decref(rd.tools);
+    json_decref(rd.results);
+    json_decref(rd.requests);
     if (ok) {
         make_echo(body, &r->echo);
         add_conversation(r, &r->echo);
@@ -648,7 +781,7 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
 
 bool responses_check_items(const json_t *items, const char *name, struct api_error *err)
 {
-    struct responses_reader rd = {.messages = json_array(), .err = err};
+    struct responses_reader rd = {.messages = json_array(), .results = json_array(), .err = err};
     bool ok = true;
     for (size_t i = 0; ok && i < json_array_size(items); i++) {
         const char *type = json_string_value(json_object_get(json_array_get(items, i), "type"));
@@ -658,8 +791,30 @@ bool responses_check_items(const json_t *items, const char *name, struct api_err
     ok = ok && add_items(&rd, items, name);
     buf_clear(&rd.thinking);
     json_decref(rd.tools);
+    json_decref(rd.results);
     json_decref(rd.messages);
     return ok;
+}
+
+json_t *responses_continue(const struct buf *chat, const struct buf *items, struct api_error *err)
+{
+    json_t *out = json_loadb(chat->p, chat->len, JSON_ALLOW_NUL, NULL), *unused = json_object();
+    struct responses_reader rd = {.messages = json_object_get(out, "messages"),
+                                  .results = json_array(),
+                                  .requests = unused,
+                                  .approved = unused,
+                                  .listed = unused,
+                                  .err = err};
+    json_t *list = parse_kept(&rd, items, "output");
+    bool ok = list && add_items(&rd, list, "output");
+    buf_clear(&rd.thinking);
+    json_decref(list);
+    json_decref(rd.results);
+    json_decref(unused);
+    if (ok)
+        return out;
+    json_decref(out);
+    return NULL;
 }
 
 /* A turn begins with a user message after a message of another role. */

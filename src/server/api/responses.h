@@ -10,22 +10,28 @@
 #include "server/api/params.h"
 
 struct api_request;
+struct mcp_list;
+struct responses_mcp;
 struct store;
 
 struct responses_request {
-    struct buf echo;         /* request fields as JSON: ,"instructions":...,"tools":... */
-    struct kept_items input; /* of this request */
-    char *previous;          /* owned; NULL = none */
-    char *conversation;      /* its id; owned; NULL = none */
-    json_t *tool_names;      /* owned; see responses_tool_of */
-    bool keep;               /* store */
-    bool summary;            /* send thinking as a summary */
-    bool truncate;           /* drop the oldest turns if the context is full */
-    size_t n_history;        /* bytes of earlier items */
-    int sequence;            /* number of the next stream event */
-    int n_probs;             /* log-probabilities sent */
-    bool background;         /* it runs although nobody waits */
-    bool queued;             /* background: its stream has not told that it is in progress */
+    struct buf echo;                /* request fields as JSON: ,"instructions":...,"tools":... */
+    struct kept_items input;        /* of this request */
+    char *previous;                 /* owned; NULL = none */
+    char *conversation;             /* its id; owned; NULL = none */
+    json_t *tool_names;             /* owned; see responses_tool_of */
+    bool keep;                      /* store */
+    bool summary;                   /* send thinking as a summary */
+    bool truncate;                  /* drop the oldest turns if the context is full */
+    size_t n_history;               /* bytes of earlier items */
+    int sequence;                   /* number of the next stream event */
+    int n_probs;                    /* log-probabilities sent */
+    const struct mcp_list *servers; /* MCP servers whose tools may be used; NULL = none */
+    struct responses_mcp *mcp;      /* the use of their tools (mcp_loop.h); NULL = none */
+    json_t *listed;   /* server_label -> true: its tools are listed in the history; owned */
+    json_t *approved; /* of responses_mcp; owned */
+    bool background;  /* it runs although nobody waits */
+    bool queued;      /* background: its stream has not told that it is in progress */
 };
 void responses_request_free(struct responses_request *r);
 
@@ -33,6 +39,8 @@ void responses_request_free(struct responses_request *r);
  * responses_add_cancelled the last event of a stream that was cancelled. */
 void responses_add_now(const struct api_request *req, struct buf *b);
 void responses_add_cancelled(struct api_request *req, struct buf *b);
+/* Writes the output items so far, as they are stored. */
+void responses_add_items(const struct api_request *req, struct buf *b);
 /* Stores it, finished or with the status failed or cancelled. */
 void responses_keep_finished(struct api_request *req);
 void responses_keep_failed(struct api_request *req, const char *status,
@@ -43,17 +51,26 @@ void responses_keep_failed(struct api_request *req, const char *status,
 json_t *responses_translate(const json_t *body, struct store *store, const char *owner,
                             const char *hex, struct responses_request *r, struct api_error *err);
 
+/* The same for a later round: the chat body with the messages of output items. */
+json_t *responses_continue(const struct buf *chat, const struct buf *items, struct api_error *err);
+
 /* responses_tools.c. The functions of `tools` and of `more` (an input item's; either may be NULL) become
- * out["tools"]. `names` receives what responses_tool_of looks up. `allowed`: the only ones wanted, or NULL. */
-bool responses_add_tools(json_t *out, json_t *names, const json_t *tools, const json_t *more,
-                         const json_t *allowed, struct api_error *err);
-bool responses_tool_choice(json_t *out, const json_t *v, const json_t **allowed,
+ * out["tools"]. r->tool_names receives what responses_tool_of looks up. `allowed`: the only ones wanted, or NULL. */
+bool responses_add_tools(json_t *out, struct responses_request *r, const json_t *tools,
+                         const json_t *more, const json_t *allowed, struct api_error *err);
+/* has_mcp: tools of MCP servers can be chosen. */
+bool responses_tool_choice(json_t *out, const json_t *v, bool has_mcp, const json_t **allowed,
                            struct api_error *err);
 /* The name a tool of a namespace (a string, or NULL) has for the model. A new reference. */
 json_t *responses_flat_name(const json_t *space, const json_t *name);
-/* The client's name of a tool that the model calls `flat`. *space: its namespace, or NULL. */
-const char *responses_tool_of(const json_t *names, const char *flat, bool *custom,
-                              const char **space);
+struct responses_tool {
+    const char *name, *space; /* the client's name; its namespace or NULL */
+    const char *server;       /* an MCP server's tool, or NULL */
+    bool custom;
+    bool approve; /* the client has to approve each call */
+};
+/* The tool that the model calls `flat`. */
+struct responses_tool responses_tool_of(const json_t *names, const char *flat);
 
 /* Adds input items, each with an id, a type and a status, as they are listed. hex: part of new ids. */
 void responses_keep_items(struct kept_items *l, const json_t *input, const char *hex);

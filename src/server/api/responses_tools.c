@@ -3,6 +3,7 @@
  * type `custom` become functions with one string, and reply_responses.c names both as the client did. Tools that
  * OpenAI's servers run (web_search ...) are left out with a warning. JSON to JSON.
  */
+#include "server/api/mcp_loop.h"
 #include "server/api/responses.h"
 #include "server/http/log.h"
 
@@ -61,19 +62,24 @@ json_t *responses_flat_name(const json_t *space, const json_t *name)
     return json_sprintf("%s%s%s", s, joined ? "" : "__", n);
 }
 
-const char *responses_tool_of(const json_t *names, const char *flat, bool *custom,
-                              const char **space)
+struct responses_tool responses_tool_of(const json_t *names, const char *flat)
 {
     const json_t *v = json_object_get(names, flat);
     const char *name = json_string_value(json_object_get(v, "name"));
-    *space = json_string_value(json_object_get(v, "namespace"));
-    *custom = json_is_true(json_object_get(v, "custom"));
-    return name ? name : flat;
+    return (struct responses_tool){
+        .name = name ? name : flat,
+        .space = json_string_value(json_object_get(v, "namespace")),
+        .server = json_string_value(json_object_get(v, "server")),
+        .custom = json_is_true(json_object_get(v, "custom")),
+        .approve = json_is_true(json_object_get(v, "approve")),
+    };
 }
 
 struct tools_reader {
-    json_t *list;  /* functions of chat completions */
-    json_t *names; /* flat name -> {"name", "namespace"?, "custom"?} where they differ */
+    json_t *list; /* functions of chat completions */
+    struct responses_request *request;
+    json_t *names; /* its tool_names: flat name -> {"name", "namespace"?, "custom"?, "server"?,
+                      "approve"?} where they differ */
     json_t *seen;  /* flat name -> true */
     const json_t *allowed;
     struct api_error *err;
@@ -191,6 +197,8 @@ static bool add_tool(struct tools_reader *r, const json_t *t, const json_t *spac
     const json_t *name = json_object_get(t, "name");
     int left_out = hosted_index(type);
     bool custom = type && !strcmp(type, "custom");
+    if (type && !strcmp(type, "mcp") && r->request->servers)
+        return mcp_tools_add(r->request, t, r->allowed, r->list, r->seen, where, r->err);
     if (left_out >= 0) {
         warn_left_out(left_out);
         return true;
@@ -234,11 +242,12 @@ static bool add_tools(struct tools_reader *r, const json_t *tools, const json_t 
     return true;
 }
 
-bool responses_add_tools(json_t *out, json_t *names, const json_t *tools, const json_t *more,
-                         const json_t *allowed, struct api_error *err)
+bool responses_add_tools(json_t *out, struct responses_request *request, const json_t *tools,
+                         const json_t *more, const json_t *allowed, struct api_error *err)
 {
     struct tools_reader r = {.list = json_array(),
-                             .names = names,
+                             .request = request,
+                             .names = request->tool_names,
                              .seen = json_object(),
                              .allowed = allowed,
                              .err = err};
@@ -256,7 +265,7 @@ static json_t *chosen(const json_t *v)
     return json_pack("{s:s,s:{s:o}}", "type", "function", "function", "name", flat);
 }
 
-bool responses_tool_choice(json_t *out, const json_t *v, const json_t **allowed,
+bool responses_tool_choice(json_t *out, const json_t *v, bool has_mcp, const json_t **allowed,
                            struct api_error *err)
 {
     const char *type = json_string_value(json_object_get(v, "type"));
@@ -270,6 +279,8 @@ bool responses_tool_choice(json_t *out, const json_t *v, const json_t **allowed,
     } else if (type &&
                (!strcmp(type, "auto") || !strcmp(type, "none") || !strcmp(type, "required"))) {
         json_object_set_new(out, "tool_choice", json_string(type));
+    } else if (has_mcp && type && !strcmp(type, "mcp")) {
+        return mcp_tool_choice(out, v, err);
     } else if (responses_is_hosted(type)) {
         return api_invalid(err, "tool_choice",
                            "tool_choice demands '%.40s', which this server does not run", type);

@@ -29,6 +29,7 @@ struct server_options {
     bool allow_lora_loading;      /* clients may load and unload adapters */
     const struct mcp_config *mcp; /* MCP servers; NULL = none */
     int mcp_call_s;               /* time of one call of a tool */
+    int mcp_rounds;               /* most rounds of calls in one response */
     const char *chat_template;    /* file; NULL = the model's own */
     bool allow_special;           /* control tokens in messages count */
     const char *chat_format;      /* how output is parsed; NULL = by the template */

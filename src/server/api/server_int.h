@@ -43,7 +43,12 @@ enum {
 };
 
 /* A part of a choice that clients see as one block. */
-enum segment_kind { SEGMENT_TEXT, SEGMENT_REASONING, SEGMENT_TOOL };
+enum segment_kind {
+    SEGMENT_TEXT,
+    SEGMENT_REASONING,
+    SEGMENT_TOOL,
+    SEGMENT_LIST /* the tools of an MCP server, JSON */
+};
 struct segment {
     enum segment_kind kind;
     bool opened;     /* its start was sent to the client */
@@ -53,6 +58,12 @@ struct segment {
     char id[32]; /* tool call */
     char *name;  /* of the tool; owned */
     int tool;    /* index among the tool calls */
+    /* of a call that Steel runs (mcp_loop.h) */
+    struct mcp_call *call; /* owned; NULL = not started */
+    bool is_called;        /* it has come back */
+    bool args_sent;
+    char *approved; /* id of the client's approval; owned; NULL = it needed none */
+    int round;      /* of the engine request whose output it is */
 };
 
 /* Log-probabilities that were not sent yet. */
@@ -94,10 +105,13 @@ struct api_choice {
     char *error;  /* owned; FINISH_ERROR */
     bool refused; /* the error is the request's fault */
     struct usage_count usage;
+    struct usage_count before;  /* of earlier rounds (mcp_loop.h) */
     int n_reasoning;            /* tokens */
     int slot;                   /* slots.h; -1 = none */
     struct chat_parser *parser; /* NULL = plain text */
     bool thinking;              /* the last token was reasoning */
+    int round;                  /* mcp_loop.h */
+    bool new_round;             /* the next text begins a segment */
     bool in_tool;               /* the last segment is an unfinished tool call */
     bool one_call;
     struct token_list tokens; /* unsent, if they are kept */
@@ -261,6 +275,12 @@ void chat_prompt_free(struct chat_prompt *p);
 void api_choice_token(struct api_request *req, struct api_choice *o, const struct engine_event *ev);
 void api_choice_finish(struct api_choice *o);
 void api_choice_init(struct api_request *req, struct api_choice *o);
+/* Appends a segment, and text to the last one. */
+struct segment *api_choice_append(struct api_choice *o, enum segment_kind kind);
+void api_choice_put(struct api_choice *o, struct segment *g, const char *text, size_t n);
+/* Another engine request will continue the choice; it has been prepared. */
+void api_choice_end_round(struct api_choice *o);
+void api_choice_next_round(struct api_request *req, struct api_choice *o);
 void api_choice_clear(struct api_choice *o);
 const char *api_choice_finish_reason(const struct api_request *req, const struct api_choice *o);
 size_t api_choice_kept(const struct api_choice *o); /* unsent bytes */

@@ -51,7 +51,7 @@ static void find_breakers(struct api_request *req, const struct tokenizer *t)
     const char *const *texts = o->dry_breakers ? o->dry_breakers : dry_default_breakers;
     int n = o->dry_breakers ? o->n_dry_breakers : DRY_DEFAULT_BREAKERS;
     struct token_list found = {0};
-    if (p->sample.dry_multiplier == 0 || !t)
+    if (p->sample.dry_multiplier == 0 || !t || p->sample.dry_breakers)
         return;
     if (p->has_breakers) {
         texts = (const char *const *)p->breakers.v;
