@@ -82,6 +82,9 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
 #ifdef __x86_64__
     if (isa_has(cb->isa, ISA_AMX) && gemm_int8_scratch_amx(widest) > kernel)
         kernel = gemm_int8_scratch_amx(widest);
+#elif defined __aarch64__
+    if (isa_has(cb->isa, ISA_I8MM) && gemm_int8_scratch_i8mm(widest) > kernel)
+        kernel = gemm_int8_scratch_i8mm(widest);
 #endif
     if (isa_has(cb->isa, ISA_AMX) && gemm_bf16_scratch(widest) > kernel)
         kernel = gemm_bf16_scratch(widest);

@@ -2,6 +2,7 @@
  * Packed panels with SDOT, two vectors to half a panel (8 rows): one instruction per 4 rows x 4 columns,
  * which takes its inputs from a quarter of a register of 16.
  */
+#define V_LANES 8
 #include "backend/cpu/gemm_vec_neon.h"
 
 #define X_QUANTIZE input_quantize_neon

@@ -2,6 +2,7 @@
  * Packed panels with NEON of Armv8.0, two vectors to half a panel (8 rows). Products of bytes are 16 bits
  * wide; sums of two fit, as inputs are at most 127.
  */
+#define V_LANES 8
 #include "backend/cpu/gemm_vec_neon.h"
 
 #define X_QUANTIZE         input_quantize_neon

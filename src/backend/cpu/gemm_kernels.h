@@ -1,7 +1,7 @@
 /*
  * The kernels of matrix products, one function per technique and instruction set. Each takes every format
  * that its row of the pick table names (pick.c), and dispatches on the format itself.
- *   gemm_int8     packed panels times 8-bit inputs, by dot products of bytes (on AMX: tiles)
+ *   gemm_int8     packed panels times 8-bit inputs, by dot products of bytes (on AMX and I8MM: tiles)
  *   gemm_bf16     packed panels converted to bf16, times bf16 inputs, on AMX tiles
  *   gemm_split    packed float weights and inputs, each as a sum of two bf16, on AMX tiles
  *   gemm_float    packed float weights times float inputs
@@ -18,6 +18,7 @@ void gemm_int8_avx512(const struct gemm_call *c);
 void gemm_int8_vnni(const struct gemm_call *c);
 void gemm_int8_neon(const struct gemm_call *c);
 void gemm_int8_dotprod(const struct gemm_call *c);
+void gemm_int8_i8mm(const struct gemm_call *c);
 void gemm_int8_amx(const struct gemm_call *c);
 void gemm_bf16_amx(const struct gemm_call *c);
 void gemm_split_amx(const struct gemm_call *c);
@@ -29,7 +30,8 @@ void gemm_dequant_avx512(const struct gemm_call *c);
 void gemm_dequant_neon(const struct gemm_call *c);
 
 /* Bytes of scratch that the kernels need. */
-size_t gemm_int8_scratch_amx(int n_in); /* zeroed before the first call */
+size_t gemm_int8_scratch_amx(int n_in);  /* zeroed before the first call */
+size_t gemm_int8_scratch_i8mm(int n_in); /* likewise */
 
 /* chunks, sums, and tiles of two panels and of the next two */
 static inline size_t gemm_bf16_scratch(int n_in)

@@ -1,13 +1,17 @@
 /*
  * Unpacks columns of a panel's 16 rows to one signed byte per code, in column groups of 64 bytes, with float
  * scales (and mins) in vectors of 16. For kernels that multiply the same weights with many input rows.
- * Needs the 512-bit vectors of gemm_vec_avx512.h.
+ * Needs vectors of 16 rows: those of gemm_vec_avx512.h, or of gemm_vec_neon.h with 16 lanes.
  */
 #ifndef STEEL_BACKEND_CPU_PANEL_UNPACK_H
 #define STEEL_BACKEND_CPU_PANEL_UNPACK_H
 
 #include "backend/cpu/panel.h"
+#ifdef STEEL_NEON
+#include "backend/cpu/gemm_vec_neon.h"
+#else
 #include "backend/cpu/gemm_vec_avx512.h"
+#endif
 #include "backend/cpu/gemm_tables.h"
 
 enum { CHUNK_COLUMNS = 256 };
@@ -112,8 +116,7 @@ static inline void unpack_nibbles(const uint8_t *q, VI table, uint8_t *out)
 
 static inline VI unpack_table(const uint8_t *t)
 {
-    return vi_sub8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t)),
-                   vi_set1_8((char)0x80));
+    return vi_sub8(vi_levels(t), vi_set1_8((char)0x80));
 }
 
 static inline const uint8_t *unpack_small4(const uint8_t *panel, int k, int n, struct chunk *c,
@@ -411,7 +414,7 @@ static inline const uint8_t *unpack_nvfp4(const uint8_t *panel, int k, int n, st
 
 static inline const uint8_t *unpack_q8_0(const uint8_t *panel, int k, int n, struct chunk *c)
 {
-    const VI offset = vi_set1_8((char)0x80);
+    const VI offset = vi_set1_8((char)(PANEL_Q8_SIGNS & 0xff));
     const uint8_t *unit = panel + (size_t)(k / 64) * (UNIT_SCALES + 1024);
     for (int i = 0; i < n / 32; i++) {
         vf_store(c->scale[i], vf_load_f16(unit + 32 * (i % 2)));

@@ -24,6 +24,8 @@ enum { INT8_TILES_FROM = 32, BF16_TILES_FROM = 24 };
  * AVX-512: 9 rows were 1.4 times as fast, 16 rows 2.5 times, 24 rows 2.1 times. Up to 8 rows are
  * read in one pass. */
 enum { SPLIT_TILES_FROM = ONE_PASS_ROWS + 1 };
+/* Input rows from which SMMLA is used: counted in instructions, eight rows are the break-even point. */
+enum { MATRICES_FROM = ONE_PASS_ROWS + 1 };
 /* Query rows from which attention runs on AMX tiles, and from which K and V are converted first. */
 enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
 /* Query rows that decode on AMX tiles if the cache is Q4_0 or FP8. Against AVX-512, one row is no
@@ -53,6 +55,11 @@ tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
     floats = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3), "F32 F16 BF16 F8_E4M3"},
     split = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3) | BIT(DT_GPTQ4),
              "F32 F16 BF16 F8_E4M3 GPTQ4"},
+    /* Without formats whose sums gemm_int8_i8mm.c cannot add in the order of the other kernels. */
+    matrices = {(TILE_BITS | LOW_BITS | BIT(DT_GPTQ4)) &
+                    ~(BIT(DT_Q2_K) | BIT(DT_Q5_0) | BIT(DT_NVFP4)),
+                TILE_NAMES " GPTQ4 Q3_K Q4_1 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S "
+                           "TQ1_0 TQ2_0"},
     fp16_bf16 = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
     q8_q4 = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"}, q4 = {BIT(DT_Q4_0), "Q4_0"},
     fp8 = {BIT(DT_F8_E4M3), "F8_E4M3"},
@@ -66,13 +73,13 @@ __attribute__((unused)) static bool is_packed(const struct pick_query *a)
     return a->seg->packed;
 }
 
-#ifdef __x86_64__
 /* Whether inputs are read in the order of the columns, which tiles need to share their packing. */
-static bool is_ordered(const struct pick_query *a)
+__attribute__((unused)) static bool is_ordered(const struct pick_query *a)
 {
     return a->seg->packed && !a->seg->perm;
 }
 
+#ifdef __x86_64__
 /* Whether all segments can read bf16 inputs. bf16 rounds more than other inputs, and sums in
  * another order. */
 static bool is_tiled(const struct pick_query *a)
@@ -137,6 +144,7 @@ static const struct pick_row gemm_rows[] = {
     GEMM(1, MANY, ISA_AVX2, always, any, INPUT_FLOATS, gemm_dequant_avx2),
 #endif
 #ifdef __aarch64__
+    GEMM(MATRICES_FROM, MANY, ISA_I8MM, is_ordered, matrices, INPUT_INT8, gemm_int8_i8mm),
     GEMV(ISA_DOTPROD, is_packed, quantised, INPUT_INT8, int8_dotprod),
     GEMM(1, MANY, ISA_DOTPROD, is_packed, quantised, INPUT_INT8, gemm_int8_dotprod),
     GEMV(ISA_NEON, is_packed, quantised, INPUT_INT8, int8_neon),
