@@ -75,6 +75,40 @@ test("one model is shown, several are a menu, and the choice belongs to the conv
   await context.close();
 });
 
+test("a real server's adapter is in the menu and answers", async () => {
+  const dir = mkdtempSync(path.join(tmpdir(), "steel-page-")), file = path.join(dir, "poems.gguf");
+  const make = `import array, random, sys
+sys.path.insert(0, "tests")
+from gguf_tools import write_gguf
+draw, pack = random.Random(1), lambda n: array.array("f", [draw.uniform(-1, 1) for _ in range(n)]).tobytes()
+tensors = [(f"blk.{l}.attn_q.weight.lora_{x}", [256, 2] if x == "a" else [2, 256], 0, pack(512)) for l in range(6) for x in "ab"]
+write_gguf(sys.argv[1], {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "qwen3moe", "adapter.lora.alpha": 2.0}, tensors)`;
+  execFileSync("python3", ["-c", make, file], { cwd: root });
+  const other = await startServer("--lora", "poems=" + file);
+  try {
+    const { page, errors, context } = await world.open({}, other.origin);
+    await page.waitForSelector("#pick", { state: "visible" });
+    assert.deepEqual(await options(page, "#pick"), ["steel-demo", "poems (adapter of steel-demo)"]);
+    await page.click("#open-settings");
+    await page.fill("#set-temperature", "0");
+    await page.fill("#set-max_tokens", "30");
+    await page.click("#close-settings");
+    await page.selectOption("#effort", "none");
+    await ask(page, "Tell me a short story.");
+    const [base] = await answers(page);
+    await page.selectOption("#pick", "poems");
+    await role(page, "Retry").click();
+    await page.waitForFunction(() => document.querySelector(".steps")?.textContent.includes("2/2"));
+    await settled(page);
+    assert.notEqual((await answers(page))[0], base);
+    assert.deepEqual(errors, []);
+    await context.close();
+  } finally {
+    await other.stop();
+    rmSync(dir, { recursive: true });
+  }
+});
+
 /* Continue */
 
 test("Continue goes on where an answer was stopped or cut, in place", async () => {
@@ -230,6 +264,28 @@ test("a question is changed without asking again; an answer with tool calls keep
   assert.ok(!await page.isVisible("#editing"));
   assert.equal(await page.inputValue("#input"), "");
   assert.equal(world.fake.bodies.length, 1);
+  // with its results the call stays, without them it goes
+  world.fake.tools = TOOLS;
+  world.fake.call = () => ({ content: [{ type: "text", text: "ok" }] });
+  await reload(page);
+  await page.waitForSelector("#tools-button:not([hidden])");
+  await switchOn(page, "read");
+  let round = 0;
+  world.fake.script = (body, s) => { if (++round === 1) { s.text("I look."); s.call("read", {}); s.end("tool_calls"); } else { s.text("Seen."); s.end(); } };
+  await say(page, "Look");
+  await role(page, "Run").click();
+  await page.waitForFunction(() => document.body.innerText.includes("Seen."));
+  await settled(page);
+  const edit = async how => {
+    await page.locator(".msg.assistant").nth(1).getByRole("button", { name: "Edit" }).click();
+    await page.getByLabel("Text of the answer").fill("I look again.");
+    await role(page, how).click();
+    await page.waitForFunction(() => !document.querySelector(".editor"));
+    await ask(page, "Next");
+    return last().messages.slice(2, 5).map(m => m.role + (m.tool_calls ? " calls" : ""));
+  };
+  assert.deepEqual(await edit("Save, keep later messages"), ["user", "assistant calls", "tool"]);
+  assert.deepEqual(await edit("Save without them"), ["user", "assistant", "user"]);
   await context.close();
 });
 
@@ -411,6 +467,31 @@ test("the model writes the title, once, outside the conversation", async () => {
   assert.equal(await page.textContent("#title"), "A Fine Question");
   assert.equal(asked.length, 1);
   assert.deepEqual(errors, []);
+  await context.close();
+});
+
+test("a title leaves the conversation's cache as it is", async () => {
+  const real = (await (await fetch(world.server.baseURL + "/models")).json()).data[0];
+  const sent = [], { page, context } = await world.open();
+  page.on("request", r => { if (r.url().endsWith("/v1/chat/completions")) sent.push(JSON.parse(r.postData())); });
+  await page.click("#open-settings");
+  await page.fill("#set-max_tokens", "8");
+  await page.click("#close-settings");
+  const cached = [];
+  for (const params of [1e6, 7e9]) { // without a title, with one
+    world.fake.models = [{ ...real, meta: { n_params: params } }];
+    await reload(page);
+    await page.waitForFunction(() => document.querySelector("#model").textContent);
+    await page.click("#new");
+    await page.waitForSelector(".welcome");
+    await ask(page, `${params}: ` + "the red fox walks over the old bridge ".repeat(30));
+    if (params > 1e8) await until(() => sent.some(b => b.cache_prompt === false));
+    await world.server.idle();
+    await ask(page, "And then?");
+    cached.push(Number(/\+ (\d+) cached/.exec(await page.locator(".figures").last().textContent())[1]));
+  }
+  assert.equal(sent.filter(b => b.cache_prompt === false).length, 1);
+  assert.ok(cached[0] > 250 && cached[1] === cached[0], String(cached));
   await context.close();
 });
 

@@ -43,7 +43,12 @@ async function greet() {
 /* The menus below the input, and what they choose. */
 function drawMenus() {
   model = models.of(conv.record);
-  models.draw(conv.record);
+  log.resize(() => {
+    models.draw(conv.record);
+    drawToolsButton();
+  });
+}
+function drawToolsButton() {
   const n = tools.count();
   $("tools-button").textContent = "Tools: " + (n || "none on");
   const any = n || tools.serverTools().length || tools.missingServers().length;
@@ -346,7 +351,7 @@ function setSystem(text) {
 const follow = new Map(); // conversations whose records changed in another tab -> timer
 db.onChange(({ changes }) => {
   if (changes.some(c => c.store === "chats")) sidebar.refresh();
-  if (changes.some(c => c.store === "kv")) settings.load();
+  if (changes.some(c => c.store === "kv")) settings.load().then(drawMenus);
   if (fresh || !changes.some(c => c.key === conv.id || c.chat === conv.id)) return;
   clearTimeout(follow.get(conv.id));
   follow.set(conv.id, setTimeout(merge, 60, conv));

@@ -81,6 +81,12 @@ const toEnd = () => {
   log().scrollTop = log().scrollHeight;
 };
 const atEnd = () => log().scrollHeight - log().scrollTop - log().clientHeight < NEAR;
+/* Does what changes the log's size; its end stays in view. */
+export function resize(change) {
+  const follow = atEnd();
+  change();
+  if (follow) toEnd();
+}
 
 /* Shows a conversation, scrolled to its end or to a message. */
 export function show(conversation, contextSize, welcome, at) {
