@@ -55,6 +55,42 @@ static void test_fields(void **state)
     }
 }
 
+/* The fields of /infill and /v1/responses that choose a replica. */
+static void test_choosing_fields(void **state)
+{
+    (void)state;
+    static struct prefix_hashes a, b;
+    hashes_of(
+        "{\"input_prefix\":\"a file of some length, which the model has read\",\"prompt\":\"x\"}",
+        1, &a);
+    hashes_of("{\"prompt\":\"y\",\"input_suffix\":\"z\",\"input_prefix\":\"a file of some length, "
+              "which the model has read\"}",
+              1, &b);
+    assert_true(a.length > 40 && a.length == b.length && common(&a, &b) == a.n);
+    hashes_of("{\"input_extra\":[{\"text\":\"other\"}],\"input_prefix\":\"a file of some length, "
+              "which the model has read\"}",
+              1, &b);
+    assert_int_equal(common(&a, &b), 0);
+    static const struct {
+        const char *body, *id;
+    } cases[] = {
+        {"{\"conversation\":\"conv_1\"}", "conv_1"},
+        {"{\"conversation\": {\"x\":{\"id\":\"no\"}, \"id\" : \"conv_2\"}}", "conv_2"},
+        {"{\"conversation\":null}", NULL},
+        {"{\"conversation\":{}}", NULL},
+        {"{\"conversation\":{\"id\":5}}", NULL},
+        {"{\"conversation\":{\"id\":\"a", NULL},
+        {"{\"input\":\"x\"}", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct body_fields f;
+        char id[16];
+        body_fields_find(cases[i].body, strlen(cases[i].body), &f);
+        bool found = body_conversation_id(&f, id, sizeof id);
+        assert_true(found == (cases[i].id != NULL) && (!found || !strcmp(id, cases[i].id)));
+    }
+}
+
 static void test_hashes(void **state)
 {
     (void)state;
@@ -397,11 +433,11 @@ static void test_urls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fields),  cmocka_unit_test(test_hashes),
-        cmocka_unit_test(test_choice),  cmocka_unit_test(test_shared_beginning),
-        cmocka_unit_test(test_health),  cmocka_unit_test(test_table_is_bounded),
-        cmocka_unit_test(test_answers), cmocka_unit_test(test_bad_answers),
-        cmocka_unit_test(test_urls),
+        cmocka_unit_test(test_fields),           cmocka_unit_test(test_choosing_fields),
+        cmocka_unit_test(test_hashes),           cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_shared_beginning), cmocka_unit_test(test_health),
+        cmocka_unit_test(test_table_is_bounded), cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_bad_answers),      cmocka_unit_test(test_urls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -452,6 +452,58 @@ def test_kept_responses():
         s.stop()
 
 
+def test_kept_conversations():
+    """A conversation lives on one replica: its items and the responses that continue it go there, also after the gateway has forgotten."""
+    three = [replica() for _ in range(3)]
+    r = Gateway(BUILD, three, *QUICK)
+    r.wait_count("replica is in", 3)
+    made = [r.json("/v1/conversations", {"items": [{"role": "user", "content": f"question {i} " * 5}]})["id"] for i in range(6)]
+    assert len({next(s.port for s in three if s.get(f"/v1/conversations/{id}")[0] == 200) for id in made}) > 1
+    size = 1
+    for again in range(2):
+        for i, id in enumerate(made):
+            got = r.json(RESP, {"input": "more", "max_output_tokens": 2, "conversation": id if i % 2 else {"id": id}})
+            assert got["conversation"] == {"id": id} and r.get(f"/v1/responses/{got['id']}")[0] == 200
+            assert r.json(f"/v1/conversations/{id}/items", {"items": [{"role": "user", "content": "x"}]})["data"]
+            items = json.loads(r.get(f"/v1/conversations/{id}/items?order=asc&limit=100")[2])["data"]
+            assert len(items) == size + 3, (again, len(items))
+            assert r.get(f"/v1/conversations/{id}/items/{items[0]['id']}")[0] == 200
+            assert r.json(f"/v1/conversations/{id}", {"metadata": {"a": "b"}})["metadata"] == {"a": "b"}
+        size += 3
+        if not again:
+            assert value(r, "steel_route_choices_total", by="pin") == 36 and value(r, "steel_route_retries_total") == 0
+            r.stop()
+            r = Gateway(BUILD, three, *QUICK)
+            r.wait_count("replica is in", 3)
+    # in the background: asked about, cancelled and streamed where it runs
+    for _ in range(6):
+        id = r.json(RESP, {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 40})["id"]
+        status, _, text = r.get(f"/v1/responses/{id}")
+        assert status == 200 and json.loads(text)["id"] == id
+        assert r.post(f"/v1/responses/{id}/cancel", "")[0] == 200
+    assert r.request("DELETE", f"/v1/conversations/{made[0]}")[0] == 200
+    assert r.get(f"/v1/conversations/{made[0]}")[0] == 404
+    for s in (r, *three):
+        s.stop()
+
+
+def test_infill():
+    """Infills of one file find the replica that has read it: what comes before the cursor decides, not what is typed."""
+    fakes = [Fake(lambda h, c: OK) for _ in range(3)]
+    r = Gateway(BUILD, fakes, *QUICK)
+    r.wait_count("replica is in", 3)
+    for i in range(12):
+        before = [len(f.seen) for f in fakes]
+        body = lambda typed: {"input_extra": [{"filename": "a.py", "text": f"file {i} " * 60}], "input_prefix": f"lines of {i} " * 60, "prompt": typed, "input_suffix": "rest " * 20}
+        for typed in ("a", "other", "zzz"):
+            assert r.post("/infill", body(typed))[0] == 200
+        assert sorted(len(f.seen) - n for f, n in zip(fakes, before)) == [0, 0, 3], i
+    assert all(f.seen for f in fakes)
+    r.stop()
+    for f in fakes:
+        f.close()
+
+
 def test_full():
     """429 of one replica asks the next; nobody left: what the last said, or 503 with Retry-After."""
     busy = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy"
@@ -909,7 +961,7 @@ def test_tls():
 
 
 TESTS = [test_one_roof, test_climbing, test_starts_without_replicas, test_heads, test_access, test_bytes, test_backpressure, test_client_leaves,
-         test_hit_rate, test_keys_apart, test_kept_responses, test_full, test_hostile, test_broken_streams,
+         test_hit_rate, test_keys_apart, test_kept_responses, test_kept_conversations, test_infill, test_full, test_hostile, test_broken_streams,
          test_kept_connections, test_killed_and_restarted, test_killed_with_a_queue, test_hung, test_draining_replica, test_sigterm, test_tls]
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ struct proxied_request {
     int pinned;     /* the only replica that can respond; -1 = any */
     bool searching; /* the pinned replica is unknown: after a 404 the next one is tried */
     bool of_responses;
-    bool wants_id; /* the id of a kept response was not found yet */
+    bool wants_id; /* the id of a kept response or conversation was not found yet */
     bool begun;
     const char *by; /* why its replica was chosen, for the log */
     int64_t start_ns, first_ns;
@@ -187,8 +187,7 @@ static void no_replica(struct proxied_request *p, enum balancer_reason why)
     if (why == BALANCER_ALL_FULL)
         refuse(p, 503, "unavailable_error", "all replicas are at their limit; try again later");
     else if (p->pinned >= 0)
-        refuse(p, 503, "unavailable_error",
-               "the replica that wants_id this response is not available");
+        refuse(p, 503, "unavailable_error", "the replica that keeps this is not available");
     else
         refuse(p, 503, "unavailable_error", "no replica is available");
 }
@@ -285,7 +284,7 @@ static void begin(struct proxied_request *p)
         http_stream_start(p->x, p->status, p->type);
 }
 
-/* Finds the id of a kept response and pins it to this replica. */
+/* Finds the id of a kept response or conversation and pins it to this replica. */
 static void look_for_id(struct proxied_request *p, const char *text, size_t n)
 {
     static const char mark[] = "\"id\":";
@@ -294,7 +293,7 @@ static void look_for_id(struct proxied_request *p, const char *text, size_t n)
         at += sizeof mark - 1;
         while (at < end && *at == ' ')
             at++;
-        if (end - at < 6 || memcmp(at, "\"resp_", 6))
+        if (end - at < 6 || (memcmp(at, "\"resp_", 6) && memcmp(at, "\"conv_", 6)))
             continue;
         at++;
         const char *quote = memchr(at, '"', (size_t)(end - at));
@@ -447,27 +446,40 @@ static void pin(struct proxied_request *p, const char *id, size_t n)
     p->searching = p->pinned < 0;
 }
 
+/* The id of a kept response or conversation in a path; NULL = none. */
+static const char *kept_id(const char *path)
+{
+    static const char *const before[] = {"/responses/", "/conversations/"};
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
+        const char *at = strstr(path, before[i]);
+        if (at)
+            return at + strlen(before[i]);
+    }
+    return NULL;
+}
+
 /* Reads from path and body what the choice of a replica depends on. */
 static void read_request(struct proxied_request *p)
 {
     const struct http_head *h = http_request(p->x);
     const struct endpoint *e = endpoint_find_forwarded(h);
     bool looks = !strcmp(h->method, "GET") || !strcmp(h->method, "HEAD");
-    static const char kept[] = "/responses/";
     p->effect = e ? e->effect : looks ? ENDPOINT_READS : ENDPOINT_CHANGES;
-    if (e && e->names_response) {
-        const char *id = strstr(h->path, kept) + sizeof kept - 1;
+    if (e && e->names_kept) {
+        const char *id = kept_id(h->path);
         pin(p, id, strcspn(id, "/"));
     }
+    p->wants_id = e && e->creates_kept;
     if (!p->body || (p->effect != ENDPOINT_GENERATES && p->effect != ENDPOINT_COMPUTES))
         return;
     struct body_fields f;
-    char previous[160];
+    char id[160];
     body_fields_find(p->body->p, p->body->n, &f);
     body_span_text(&f.model, p->model, sizeof p->model);
-    p->wants_id = p->of_responses = e->creates_response;
-    if (p->wants_id && body_span_text(&f.previous, previous, sizeof previous))
-        pin(p, previous, strlen(previous));
+    p->of_responses = p->wants_id;
+    if (p->of_responses &&
+        (body_span_text(&f.previous, id, sizeof id) || body_conversation_id(&f, id, sizeof id)))
+        pin(p, id, strlen(id));
     if (f.background.n == 4 && !memcmp(f.background.p, "true", 4))
         p->effect = ENDPOINT_CHANGES; /* it continues after its response */
     if (p->effect == ENDPOINT_GENERATES) {

@@ -50,24 +50,14 @@ static const char *skip_value(const char *p, const char *end)
     return NULL;
 }
 
-void body_fields_find(const char *body, size_t n, struct body_fields *out)
+struct field_place {
+    const char *name;
+    struct body_span *to;
+};
+
+/* Finds members of the object that the text begins with. */
+static void find_fields(const char *body, size_t n, const struct field_place *known, size_t n_known)
 {
-    memset(out, 0, sizeof *out);
-    const struct {
-        const char *name;
-        struct body_span *to;
-    } known[] = {
-        {"model", &out->model},
-        {"tools", &out->tools},
-        {"functions", &out->functions},
-        {"system", &out->system},
-        {"instructions", &out->instructions},
-        {"prompt", &out->prompt},
-        {"messages", &out->messages},
-        {"input", &out->input},
-        {"previous_response_id", &out->previous},
-        {"background", &out->background},
-    };
     const char *end = body + n, *p = skip_blank(body, end);
     if (p >= end || *p != '{')
         return;
@@ -82,7 +72,7 @@ void body_fields_find(const char *body, size_t n, struct body_fields *out)
         const char *value = skip_blank(p + 1, end);
         if (value >= end || !(p = skip_value(value, end)))
             return;
-        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        for (size_t i = 0; i < n_known; i++)
             if (n_name == strlen(known[i].name) && !memcmp(name, known[i].name, n_name))
                 *known[i].to = (struct body_span){value, (size_t)(p - value)};
         p = skip_blank(p, end);
@@ -90,6 +80,35 @@ void body_fields_find(const char *body, size_t n, struct body_fields *out)
             return;
         p = skip_blank(p + 1, end);
     }
+}
+
+void body_fields_find(const char *body, size_t n, struct body_fields *out)
+{
+    memset(out, 0, sizeof *out);
+    const struct field_place known[] = {
+        {"model", &out->model},
+        {"tools", &out->tools},
+        {"functions", &out->functions},
+        {"system", &out->system},
+        {"instructions", &out->instructions},
+        {"prompt", &out->prompt},
+        {"messages", &out->messages},
+        {"input", &out->input},
+        {"input_prefix", &out->input_prefix},
+        {"input_extra", &out->input_extra},
+        {"previous_response_id", &out->previous},
+        {"conversation", &out->conversation},
+        {"background", &out->background},
+    };
+    find_fields(body, n, known, sizeof known / sizeof *known);
+}
+
+bool body_conversation_id(const struct body_fields *f, char *out, size_t size)
+{
+    struct body_span id = {0};
+    if (f->conversation.p && f->conversation.p[0] == '{')
+        find_fields(f->conversation.p, f->conversation.n, &(struct field_place){"id", &id}, 1);
+    return body_span_text(id.p ? &id : &f->conversation, out, size);
 }
 
 bool body_span_text(const struct body_span *s, char *out, size_t size)
@@ -183,14 +202,16 @@ void prefix_hashes_make(const struct body_fields *f, uint64_t seed, struct prefi
 {
     out->n = 0;
     out->length = 0;
-    const struct body_span *prompt = f->messages.p ? &f->messages
-                                     : f->prompt.p ? &f->prompt
-                                                   : &f->input;
+    const struct body_span *prompt = f->messages.p       ? &f->messages
+                                     : f->input_prefix.p ? &f->input_prefix /* of /infill */
+                                     : f->prompt.p       ? &f->prompt
+                                                         : &f->input;
     if (!prompt->p)
         return;
     struct prefix_hasher m = {.out = out, .h = seed};
     /* In the order in which templates render them before the conversation. */
-    const struct body_span *before[] = {&f->tools, &f->functions, &f->system, &f->instructions};
+    const struct body_span *before[] = {&f->tools, &f->functions, &f->system, &f->instructions,
+                                        &f->input_extra};
     m.h = prefix_hash(m.h, f->model.p ? f->model.p : "", f->model.n);
     for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
         if (before[i]->p)

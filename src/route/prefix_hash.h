@@ -1,6 +1,6 @@
 /*
  * Hashes of prompt prefixes, and the fields of a request that choose a replica (model,
- * previous_response_id). Scans the JSON text once without building a tree. A body that is not JSON has
+ * previous_response_id, conversation). Scans the JSON text once without building a tree. A body that is not JSON has
  * no fields. Knows neither replicas nor connections.
  *
  * A prefix hash covers the API key, model, tools and system text, then the prompt or the messages up to
@@ -29,11 +29,13 @@ struct body_span {
 
 struct body_fields {
     struct body_span model, tools, functions, system, instructions, prompt, messages, input,
-        previous, background;
+        input_prefix, input_extra, previous, conversation, background;
 };
 /* Finds the top-level fields of a JSON object; none if it is not an object. Of repeated names the last
  * one counts. */
 void body_fields_find(const char *body, size_t n, struct body_fields *out);
+/* The id of a conversation: a text, or an object with one. False if there is none, or as body_span_text. */
+bool body_conversation_id(const struct body_fields *f, char *out, size_t size);
 /* Copies a string without its quotes. False if it is not a string, has escapes or does not fit. */
 bool body_span_text(const struct body_span *s, char *out, size_t size);
 

@@ -49,9 +49,9 @@ struct endpoint {
     enum endpoint_effect effect;
     enum endpoint_gateway gateway;
     const char *list, *list_id; /* GATEWAY_MERGES_LISTS: member of the reply; key of its elements */
-    bool creates_response;      /* its reply has the id of a response that may be kept */
-    bool names_response;        /* its path has such an id */
-    bool body_optional;         /* no body is an empty object */
+    bool creates_kept;  /* its reply has the id of a response or conversation that may be kept */
+    bool names_kept;    /* its path has such an id */
+    bool body_optional; /* no body is an empty object */
 
     void (*respond)(struct server *s, struct http_exchange *x);
     /* Fills req->reply, or what to generate or embed; false with req->err. */
