@@ -101,8 +101,8 @@ static bool add_document(struct buf *out, const json_t *b, const char *where, st
         return ok;
     }
     return api_invalid(err, where,
-                       "%s: a document of type '%.40s' is not supported: this model "
-                       "reads text only",
+                       "%s.document: the source '%.40s' is not supported: this model reads text "
+                       "only",
                        where, type ? type : "?");
 }
 
@@ -253,7 +253,12 @@ static bool add_block(struct blocks *s, const json_t *b, const char *where, stru
     if (add_server_tool(s, b, type))
         return true;
     if (strcmp(type, "text") && strcmp(type, "document") && strcmp(type, "search_result"))
-        return api_invalid(err, where, "%s: a block of type '%.40s' is not supported", where, type);
+        /* Claude Code finds a picture by this path, and leaves it out from then on. */
+        return !strcmp(type, "image")
+                   ? api_invalid(err, where, "%s.image: not supported: this model reads text only",
+                                 where)
+                   : api_invalid(err, where, "%s: a block of type '%.40s' is not supported", where,
+                                 type);
     return add_readable(&s->text, b, where, &known, err);
 }
 
