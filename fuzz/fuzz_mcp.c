@@ -11,7 +11,8 @@ static void check_tools(const struct mcp_tools *t)
     CHECK(t->n <= MCP_MAX_TOOLS && t->bytes <= MCP_MAX_LIST, "too many tools");
     for (int i = 0; i < t->n; i++) {
         const struct mcp_tool *v = &t->v[i];
-        CHECK(v->name[0] && strlen(v->name) <= MCP_MAX_TOOL_NAME, "a name of %zu bytes", strlen(v->name));
+        CHECK(v->name[0] && strlen(v->name) <= MCP_MAX_TOOL_NAME, "a name of %zu bytes",
+              strlen(v->name));
         CHECK(strlen(v->description) <= MCP_MAX_DESCRIPTION, "a long description");
         json_t *schema = json_loads(v->parameters, JSON_ALLOW_NUL, NULL);
         CHECK(json_is_object(schema), "parameters that are no object");
@@ -45,7 +46,8 @@ static void read_one(const json_t *v)
     struct mcp_message m;
     mcp_message_read(v, &m);
     CHECK(m.kind == MCP_INVALID || (m.kind == MCP_REQUEST && m.method && m.request_id) ||
-              (m.kind == MCP_NOTIFICATION && m.method) || (m.kind == MCP_RESULT && json_is_object(m.result)) ||
+              (m.kind == MCP_NOTIFICATION && m.method) ||
+              (m.kind == MCP_RESULT && json_is_object(m.result)) ||
               (m.kind == MCP_ERROR && strlen(m.error) <= MCP_MAX_ERROR),
           "a message with holes");
     if (m.kind == MCP_RESULT)
@@ -74,7 +76,8 @@ static void run_stream(const char *p, size_t n, const size_t cuts[2], struct buf
     struct mcp_sse s = {0};
     size_t at[] = {0, cuts[0], cuts[1], n};
     for (int i = 0; i < 3; i++)
-        CHECK(mcp_sse_feed(&s, p + at[i], at[i + 1] - at[i], read_message, out), "a short stream is too long");
+        CHECK(mcp_sse_feed(&s, p + at[i], at[i + 1] - at[i], read_message, out),
+              "a short stream is too long");
     mcp_sse_clear(&s);
 }
 
@@ -89,7 +92,8 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t n)
         struct buf whole = {0}, split = {0};
         run_stream(p, len, (size_t[]){len, len}, &whole);
         run_stream(p, len, (size_t[]){a < b ? a : b, a < b ? b : a}, &split);
-        CHECK(whole.len == split.len && (!whole.len || !memcmp(whole.p, split.p, whole.len)), "the split shows");
+        CHECK(whole.len == split.len && (!whole.len || !memcmp(whole.p, split.p, whole.len)),
+              "the split shows");
         buf_clear(&whole);
         buf_clear(&split);
     } else if (data[0] % 3 == 1) {
