@@ -18,14 +18,20 @@
 #define MODELS GOLDEN "models/"
 
 /* Families that run: a refusal of these is a failure, not a skip. */
-static const char *const running[] = {
-    "gpt_oss_mxfp4", "gemma3",        "gemma4",     "gemma4_moe",     "glm4_moe",    "gpt_oss",
-    "llama3-rope",   "minimax_m2",    "ministral3", "mistral-window", "mixtral",     "phi3",
-    "qwen2",         "qwen3",         "qwen3moe",   "qwen3_5",        "qwen3_5_moe", "qwen3_next",
-    "deepseek_v3",   "glm4_moe_lite", "dots1",      "exaone4",        "exaone_moe",  "gemma2",
-    "granite",       "granitemoe",    "hy_v3",      "mellum",         "olmo2",       "olmo3",
-    "olmoe",         "qwen2_moe",     "seed_oss",   "smollm3",        "solar_open",  "ernie4_5",
-    "ernie4_5_moe",  "glm4"};
+static const char *const running[] = {"gpt_oss_mxfp4",  "gemma3",        "gemma4",
+                                      "gemma4_moe",     "glm4_moe",      "gpt_oss",
+                                      "llama3-rope",    "minimax_m2",    "ministral3",
+                                      "mistral-window", "mixtral",       "phi3",
+                                      "qwen2",          "qwen3",         "qwen3moe",
+                                      "qwen3_5",        "qwen3_5_moe",   "qwen3_next",
+                                      "deepseek_v3",    "glm4_moe_lite", "dots1",
+                                      "exaone4",        "exaone_moe",    "gemma2",
+                                      "granite",        "granitemoe",    "hy_v3",
+                                      "mellum",         "olmo2",         "olmo3",
+                                      "olmoe",          "qwen2_moe",     "seed_oss",
+                                      "smollm3",        "solar_open",    "ernie4_5",
+                                      "ernie4_5_moe",   "glm4",          "granitemoehybrid",
+                                      "mamba2",         "lfm2",          "lfm2_moe"};
 
 static const struct {
     const char *model, *golden;

@@ -38,6 +38,37 @@ static void measure_delta_net(const struct delta_net *d, struct network_max *out
     widen(&out->state_heads, d->n_v_heads);
 }
 
+static void measure_ssm(const struct ssm *m, struct network_max *out)
+{
+    widen(&out->qkv, m->w_in->n_out);
+    widen(&out->heads, m->n_heads * m->head_dim);
+    widen(&out->state_heads, m->n_heads);
+}
+
+static void measure_mixer(const struct mixer *m, struct network_max *out)
+{
+    switch (m->kind) {
+    case MIXER_ATTENTION:
+        measure_attention(&m->attention, out);
+        break;
+    case MIXER_LATENT:
+        measure_latent(&m->latent, out);
+        break;
+    case MIXER_DELTA_NET:
+        measure_delta_net(&m->delta_net, out);
+        break;
+    case MIXER_SHORT_CONV:
+        widen(&out->qkv, m->short_conv.w_in->n_out);
+        widen(&out->heads, m->short_conv.w_out->n_in);
+        break;
+    case MIXER_SSM:
+        measure_ssm(&m->ssm, out);
+        break;
+    case MIXER_NONE:
+        break;
+    }
+}
+
 void network_measure(const struct network *net, struct network_max *out)
 {
     *out = (struct network_max){0};
@@ -45,12 +76,7 @@ void network_measure(const struct network *net, struct network_max *out)
         widen(&out->n_rot, net->ropes[i].n_rot);
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
-        if (net->layers[i].mixer.kind == MIXER_ATTENTION)
-            measure_attention(&net->layers[i].mixer.attention, out);
-        if (net->layers[i].mixer.kind == MIXER_LATENT)
-            measure_latent(&net->layers[i].mixer.latent, out);
-        if (net->layers[i].mixer.kind == MIXER_DELTA_NET)
-            measure_delta_net(&net->layers[i].mixer.delta_net, out);
+        measure_mixer(&net->layers[i].mixer, out);
         if (m->dense.down)
             widen(&out->n_ff, m->dense.down->n_in);
         if (!m->router.w)
@@ -73,6 +99,25 @@ int network_embed_width(const struct network *net)
     return (1 + levels) * net->n_embd + (net->embed.patches ? net->embed.patches->n_in : 0);
 }
 
+const struct weight *mixer_out(const struct mixer *m)
+{
+    switch (m->kind) {
+    case MIXER_ATTENTION:
+        return m->attention.wo;
+    case MIXER_LATENT:
+        return m->latent.wo;
+    case MIXER_DELTA_NET:
+        return m->delta_net.wo;
+    case MIXER_SHORT_CONV:
+        return m->short_conv.w_out;
+    case MIXER_SSM:
+        return m->ssm.w_out;
+    case MIXER_NONE:
+        break;
+    }
+    return NULL;
+}
+
 void mixer_cache_dims(const struct mixer *m, int *k, int *v)
 {
     const struct attention *a = &m->attention;
@@ -92,6 +137,11 @@ size_t mixer_state_len(const struct mixer *m)
         size_t keys = (size_t)d->n_k_heads * (size_t)d->k_dim;
         size_t values = (size_t)d->n_v_heads * (size_t)d->v_dim;
         return values * (size_t)d->k_dim + (size_t)(d->conv_len - 1) * (2 * keys + values);
+    }
+    if (m->kind == MIXER_SSM) {
+        const struct ssm *s = &m->ssm;
+        size_t values = (size_t)s->n_heads * (size_t)s->head_dim;
+        return values * (size_t)s->state_dim + (size_t)(s->conv_len - 1) * (size_t)ssm_channels(s);
     }
     if (m->kind == MIXER_SHORT_CONV)
         return (size_t)(m->short_conv.conv_len - 1) * (size_t)m->short_conv.w_in->n_in;
@@ -165,6 +215,10 @@ static bool mixer_ok(const struct check *c, const struct mixer *m, const struct 
         return has(c, true, PART_DELTA_NET, "a gated delta net is");
     if (m->kind == MIXER_SHORT_CONV)
         return has(c, true, PART_SHORT_CONV, "a short convolution is");
+    if (m->kind == MIXER_SSM)
+        return has(c, true, PART_SSM, "a state-space model is");
+    if (m->kind == MIXER_NONE)
+        return has(c, true, PART_ALONE, "a layer without a mixer is");
     const struct attention *a = &m->attention, *b = &first->attention;
     bool heads = false, rope = false;
     if (first->kind == MIXER_ATTENTION) {
@@ -191,6 +245,8 @@ static bool router_ok(const struct check *c, const struct router *r)
 static bool mlp_ok(const struct check *c, const struct mlp *m)
 {
     const struct ffn *d = &m->dense, *e = &m->experts;
+    if (mlp_is_none(m))
+        return has(c, true, PART_ALONE, "a layer without an mlp is");
     if (!block_ok(c, &m->block) || !norm_ok(c, &m->dense_out) || !norm_ok(c, &m->experts_in) ||
         !norm_ok(c, &m->experts_out) ||
         !has(c, (d->gate_up && d->act) || (m->router.w && e->act), PART_ACTIVATIONS,

@@ -159,6 +159,36 @@ static inline int delta_net_k_head(const struct delta_net *d, int h)
 }
 
 /*
+ * State-space model of Mamba-2: H heads of P values; head h uses the keys b and c of group h*G/H, which have N values.
+ * Each head has a state S (N, P), which every token decays, adds to and reads.
+ *   [z u dt] = n Win^T + bias, with widths H*P, H*P + 2*G*N and H
+ *   [x b c] = silu(conv(u) + conv_bias), the convolution as in delta nets
+ *   dt = clamp(ln(1 + exp(dt + dt_bias)), dt_min, dt_max)
+ *   S = exp(-decay * dt) S + b (dt * x)^T; o = S^T c + skip * x
+ *   o = norm(o * silu(z)), or norm(o) * silu(z) with norm_first; NORM_NONE: o * silu(z)
+ *   y = o Wout^T + bias
+ * The norm is over each of n_norms equal parts of o. A sequence keeps S and the last W-1 rows of u.
+ */
+struct ssm {
+    int n_heads, n_groups, head_dim, state_dim; /* H, G, P, N; G divides H */
+    int conv_len;                               /* W */
+    const struct weight *w_in;                  /* (2*H*P + 2*G*N + H, E) */
+    const struct weight *w_out;                 /* (E, H*P) */
+    const float *conv, *conv_bias;              /* (H*P + 2*G*N, W); (H*P + 2*G*N) or NULL */
+    const float *decay, *dt_bias, *skip;        /* (H); decay = exp(A_log) */
+    float dt_min, dt_max;                       /* dt_max 0 = no limit */
+    struct norm norm;                           /* gain (H*P) */
+    int n_norms;
+    bool norm_first;
+};
+
+/* Channels of its convolution. */
+static inline int ssm_channels(const struct ssm *m)
+{
+    return m->n_heads * m->head_dim + 2 * m->n_groups * m->state_dim;
+}
+
+/*
  * Short convolution: [b c x] = n Win^T; u = b * x; v = conv(u) as in delta nets; y = (c * v) Wout^T.
  * A sequence keeps the last W-1 rows of u.
  */
@@ -168,7 +198,15 @@ struct short_conv {
     const float *conv, *bias;          /* (E, W); (E) or NULL */
 };
 
-enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA_NET, MIXER_SHORT_CONV };
+/* MIXER_NONE: the layer is an mlp alone. */
+enum mixer_kind {
+    MIXER_ATTENTION,
+    MIXER_LATENT,
+    MIXER_DELTA_NET,
+    MIXER_SHORT_CONV,
+    MIXER_SSM,
+    MIXER_NONE
+};
 
 /* partial: this process has some of the heads, of the hidden units or of the experts. The outputs of all members of the
  * backend's comm are added up before any norm. */
@@ -181,6 +219,7 @@ struct mixer {
         struct latent latent;
         struct delta_net delta_net;
         struct short_conv short_conv;
+        struct ssm ssm;
     };
 };
 
@@ -247,6 +286,7 @@ struct layer_embed {
  *   m = experts_in(x), or n without experts_in; e = sum over the chosen experts of weight * expert(m)
  *   y = dense_out(d) + experts_out(e)
  * Then the block's out and sum, the layer embedding, and x *= stream_scale.
+ * neither: the layer is a mixer alone.
  */
 struct mlp {
     struct block block;
@@ -265,10 +305,18 @@ struct mlp {
     int expert_first; /* the first of the experts held here; the router covers all of them */
 };
 
+/* The last matrix of a mixer; NULL: MIXER_NONE. */
+const struct weight *mixer_out(const struct mixer *m);
+
 struct layer {
     struct mixer mixer;
     struct mlp mlp;
 };
+
+static inline bool mlp_is_none(const struct mlp *m)
+{
+    return !m->dense.gate_up && !m->router.w;
+}
 
 /* Per-layer embeddings: P values for each row and layer.
  *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, with x the result of embed
@@ -419,6 +467,8 @@ enum part {
     PART_MTP = 1 << 21,       /* multi-token prediction */
     PART_TOWER = 1 << 22,     /* image towers: patches, mergers, tanh GELU without a gate */
     PART_DEEPSTACK = 1 << 23, /* features added after layers */
+    PART_SSM = 1 << 24,
+    PART_ALONE = 1 << 25, /* layers of a mixer or an mlp alone */
 };
 
 bool network_check(const struct network *net, unsigned parts, const char *backend,

@@ -86,7 +86,7 @@ static bool ref_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "more than 256 experts of a token, or groups, are",
                                   "ref");
     }
-    return network_check(net, ~(unsigned)PART_SHORT_CONV, "ref", err);
+    return network_check(net, ~0u, "ref", err);
 }
 
 static float *floats(size_t n)

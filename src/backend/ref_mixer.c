@@ -283,6 +283,22 @@ static void delta_head(float *S, const float *q, const float *k, const float *v,
     }
 }
 
+/* u = conv(u) + bias of one row. past: the W-1 rows before it, oldest first, which it joins. */
+static void convolve(const float *conv, const float *bias, int W, int width, float *past, float *u)
+{
+    for (int c = 0; c < width; c++, past++) {
+        float now = u[c];
+        double sum = (double)conv[c * W + W - 1] * now + (bias ? bias[c] : 0);
+        for (int i = 0; i < W - 1; i++)
+            sum += (double)conv[c * W + i] * past[i * width];
+        for (int i = 0; i + 1 < W - 1; i++)
+            past[i * width] = past[(i + 1) * width];
+        if (W > 1)
+            past[(W - 2) * width] = now;
+        u[c] = (float)sum;
+    }
+}
+
 /* x = x / |x| * scale */
 static void l2_norm(float *x, int n, float scale)
 {
@@ -301,17 +317,9 @@ static void delta_row(struct ref *r, const struct delta_net *d, float *state, fl
     float *S = state + (size_t)(W - 1) * (size_t)width;
     ref_matvec(r, d->wqkv, 0, r->n, u);
     ref_matvec(r, d->wba, 0, r->n, ba);
-    for (int c = 0; c < width; c++) {
-        float *past = state + c, now = u[c];
-        double sum = (double)d->conv[c * W + W - 1] * now;
-        for (int i = 0; i < W - 1; i++)
-            sum += (double)d->conv[c * W + i] * past[i * width];
-        for (int i = 0; i + 1 < W - 1; i++)
-            past[i * width] = past[(i + 1) * width];
-        if (W > 1)
-            past[(W - 2) * width] = now;
-        u[c] = (float)sum * ref_sigmoid((float)sum);
-    }
+    convolve(d->conv, NULL, W, width, state, u);
+    for (int c = 0; c < width; c++)
+        u[c] *= ref_sigmoid(u[c]);
     for (int h = 0; h < Hk; h++) {
         l2_norm(u + h * Dk, Dk, 1.0f / sqrtf((float)Dk));
         l2_norm(k + h * Dk, Dk, 1.0f);
@@ -329,11 +337,75 @@ static void delta_row(struct ref *r, const struct delta_net *d, float *state, fl
         out[i] *= r->gate[i] * ref_sigmoid(r->gate[i]);
 }
 
-static void mix_delta_net(struct ref *r, const struct mixer *m, int layer)
+/* out (H*P) = the result for one row, whose normed input is in r->n. state: the last W-1 rows of u, oldest first, then S
+ * of each head. */
+static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out)
 {
-    const struct delta_net *d = &m->delta_net;
+    int H = m->n_heads, P = m->head_dim, N = m->state_dim, width = ssm_channels(m), values = H * P;
+    float *z = r->qkv, *x = z + values, *dt = x + width;
+    float *S = state + (size_t)(m->conv_len - 1) * (size_t)width;
+    ref_matvec(r, m->w_in, 0, r->n, z);
+    convolve(m->conv, m->conv_bias, m->conv_len, width, state, x);
+    for (int c = 0; c < width; c++)
+        x[c] *= ref_sigmoid(x[c]);
+    for (int h = 0; h < H; h++, S += (size_t)N * (size_t)P) {
+        const float *b = x + values + h * m->n_groups / H * N, *c = b + m->n_groups * N;
+        float t = dt[h] + m->dt_bias[h];
+        t = t > 20.0f ? t : log1pf(expf(t)); /* ln(1 + exp(t)) */
+        t = t < m->dt_min ? m->dt_min : t;
+        t = m->dt_max != 0 && t > m->dt_max ? m->dt_max : t;
+        float decay = expf(-m->decay[h] * t);
+        for (int p = 0; p < P; p++) {
+            float v = x[h * P + p];
+            double sum = 0;
+            for (int n = 0; n < N; n++) {
+                float *s = &S[(size_t)n * (size_t)P + (size_t)p];
+                *s = *s * decay + b[n] * (t * v);
+                sum += (double)*s * c[n];
+            }
+            out[h * P + p] = (float)sum + m->skip[h] * v;
+        }
+    }
+    int part = values / (m->n_norms ? m->n_norms : 1);
+    for (int i = 0; i < values && !m->norm_first; i++)
+        out[i] *= z[i] * ref_sigmoid(z[i]);
+    for (int i = 0; i < values && m->norm.kind != NORM_NONE; i += part) {
+        struct norm norm = m->norm;
+        norm.gain = norm.gain ? norm.gain + i : NULL;
+        ref_norm_row(&norm, out + i, out + i, part);
+    }
+    for (int i = 0; i < values && m->norm_first; i++)
+        out[i] *= z[i] * ref_sigmoid(z[i]);
+}
+
+/* out (E) = the result for one row, whose normed input is in r->n. state: the last W-1 rows of u, oldest first. */
+static void short_conv_row(struct ref *r, const struct short_conv *m, float *state, float *out)
+{
+    int E = m->w_out->n_in;
+    float *b = r->qkv, *c = b + E, *x = c + E;
+    ref_matvec(r, m->w_in, 0, r->n, b);
+    for (int i = 0; i < E; i++)
+        out[i] = b[i] * x[i];
+    convolve(m->conv, m->bias, m->conv_len, E, state, out);
+    for (int i = 0; i < E; i++)
+        out[i] *= c[i];
+}
+
+static void state_row(struct ref *r, const struct mixer *m, float *state, float *out)
+{
+    if (m->kind == MIXER_DELTA_NET)
+        delta_row(r, &m->delta_net, state, out);
+    else if (m->kind == MIXER_SSM)
+        ssm_row(r, &m->ssm, state, out);
+    else
+        short_conv_row(r, &m->short_conv, state, out);
+}
+
+/* Mixers with a recurrent state: rows in order. values: width of a row's result. */
+static void mix_state(struct ref *r, const struct mixer *m, int layer, size_t values)
+{
     const struct batch *b = &r->batch;
-    size_t len = mixer_state_len(m), values = (size_t)d->n_v_heads * (size_t)d->v_dim;
+    size_t len = mixer_state_len(m);
     float *states = b->kv[layer].state;
     ref_stage_begin(r);
     for (int seq = 0; seq < b->n_seqs; seq++) {
@@ -351,7 +423,7 @@ static void mix_delta_net(struct ref *r, const struct mixer *m, int layer)
         for (int t = first; t < b->q_start[seq + 1]; t++) {
             r->at = t;
             ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
-            delta_row(r, d, state, r->a + (size_t)t * values);
+            state_row(r, m, state, r->a + (size_t)t * values);
             if (b->save_rows[seq] == t - first + 1)
                 memcpy(states + (size_t)b->save_state[seq] * len, state, len * sizeof(float));
         }
@@ -362,22 +434,17 @@ static void mix_delta_net(struct ref *r, const struct mixer *m, int layer)
 void ref_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct ref *r = ref_self(be);
-    const struct weight *wo = NULL;
-    if (m->kind == MIXER_ATTENTION) {
+    const struct weight *wo = mixer_out(m);
+    if (m->kind == MIXER_ATTENTION)
         mix_attention(r, m, layer);
-        wo = m->attention.wo;
-    } else if (m->kind == MIXER_LATENT) {
+    else if (m->kind == MIXER_LATENT)
         mix_latent(r, m, layer);
-        wo = m->latent.wo;
-    } else if (m->kind == MIXER_DELTA_NET) {
-        mix_delta_net(r, m, layer);
-        wo = m->delta_net.wo;
-    }
-    CHECK(wo, "a mixer of kind %d", (int)m->kind);
+    else if (wo)
+        mix_state(r, m, layer, (size_t)wo->n_in);
     ref_stage_begin(r);
     if (batch_narrows(&r->batch, r->net, layer))
         ref_narrow(r);
-    for (int i = 0; i < r->rows; i++) {
+    for (int i = 0; wo && i < r->rows; i++) {
         r->at = r->row_of[i];
         ref_matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
         if (m->partial)

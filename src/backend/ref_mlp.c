@@ -196,7 +196,7 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
 {
     struct ref *r = ref_self(be);
     int E = r->net->n_embd, P = r->net->embed.layers.width;
-    for (int i = 0; i < r->rows; i++) {
+    for (int i = 0; !mlp_is_none(m) && i < r->rows; i++) {
         float *x = ref_stream_row(r, i), *y = r->y;
         r->at = r->row_of[i];
         ref_stage_begin(r);

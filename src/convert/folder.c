@@ -101,10 +101,12 @@ static bool add_table(struct folder_plan *p, const struct tensor_spec *spec, con
         out[i] = spec->adjust.decay ? -expf(x) : x;
     }
     mem_free(v);
-    struct out_tensor *o = transcode_add(p->t, to, spec->width ? 2 : 1,
-                                         (const int64_t[]){spec->width ? width : n, rows});
+    width = spec->width ? width : spec->adjust.wrap ? spec->adjust.wrap : n;
+    rows = n / width;
+    struct out_tensor *o =
+        transcode_add(p->t, to, rows > 1 ? 2 : 1, (const int64_t[]){width, rows});
     o->values = out;
-    o->rows = spec->width ? rows : 1;
+    o->rows = rows;
     return true;
 }
 
@@ -125,7 +127,11 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
         return false;
     for (int64_t i = 0; i < n; i++)
         v[i] = (v[i] + adjust->add) * (adjust->fold == 0 ? 1 : adjust->fold);
-    transcode_add(p->t, to, 1, &n)->values = v;
+    int64_t width = adjust->wrap ? adjust->wrap : n, rows = n / width;
+    struct out_tensor *o =
+        transcode_add(p->t, to, rows > 1 ? 2 : 1, (const int64_t[]){width, rows});
+    o->values = v;
+    o->rows = rows;
     return true;
 }
 
@@ -468,6 +474,17 @@ static void set_layers(struct gguf_writer *w, const char *arch, const char *key,
         gguf_set_u32(w, full, (uint32_t)list[0]);
 }
 
+/* KV heads by layer: none where a recurrent state takes the place of attention. */
+static void set_hybrid_heads(struct gguf_writer *w, const char *arch, const struct config *c)
+{
+    char key[96];
+    int32_t heads[CONFIG_MAX_LAYERS];
+    for (int i = 0; i < c->n_layers; i++)
+        heads[i] = c->is_linear[i] ? 0 : c->n_kv_heads;
+    snprintf(key, sizeof key, "%s.attention.head_count_kv", arch);
+    gguf_set_array(w, key, META_I32, heads, (size_t)c->n_layers);
+}
+
 static void set_rope(struct gguf_writer *w, const char *arch, const struct config *c)
 {
     const struct rope_config *r = &c->rope;
@@ -568,8 +585,11 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
     set_u32(w, arch, "attention.head_count", c->n_heads);
     /* a latent is one key and value for all heads; the rotated part is in the key only */
     bool latent = c->kv_rank > 0;
-    set_layers(w, arch, "attention.head_count_kv", latent ? 1 : c->n_kv_heads, c->layer_kv_heads,
-               n_layers);
+    if (c->family->zero_heads)
+        set_hybrid_heads(w, arch, c);
+    else
+        set_layers(w, arch, "attention.head_count_kv", latent ? 1 : c->n_kv_heads,
+                   c->layer_kv_heads, n_layers);
     set_u32(w, arch, "attention.key_length", latent ? c->kv_rank + c->rope_dim : c->head_dim);
     set_u32(w, arch, "attention.value_length", latent ? c->kv_rank : c->head_dim);
     if (!c->family->encoder)

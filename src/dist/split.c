@@ -204,6 +204,8 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
                          : can_cut_heads(d->n_v_heads, d->n_k_heads, unit, tp));
     }
     case MIXER_SHORT_CONV:
+    case MIXER_SSM:
+    case MIXER_NONE:
         break;
     }
     return false;

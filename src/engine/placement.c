@@ -237,6 +237,8 @@ static const char *why_mixer(const struct rank_counter *k, const struct mixer *m
     const struct delta_net *d = &m->delta_net;
     if (m->kind == MIXER_SHORT_CONV)
         return "it has no heads";
+    if (m->kind == MIXER_SSM)
+        return "state-space models are not shared";
     if (m->kind == MIXER_ATTENTION && a->norm_whole)
         return "its QK-norm is over all heads";
     if (m->kind == MIXER_ATTENTION && a->shares_kv)
@@ -257,22 +259,6 @@ static char *why_ffn(const struct rank_counter *k, const struct ffn *f, char *wh
     return why;
 }
 
-/* The last matrix of a mixer. If it is replicated, the mixer is. */
-static const struct weight *mixer_out(const struct mixer *m)
-{
-    switch (m->kind) {
-    case MIXER_ATTENTION:
-        return m->attention.wo;
-    case MIXER_LATENT:
-        return m->latent.wo;
-    case MIXER_DELTA_NET:
-        return m->delta_net.wo;
-    case MIXER_SHORT_CONV:
-        break;
-    }
-    return m->short_conv.w_out;
-}
-
 static bool is_mlp_weight(const struct mlp *m, const struct weight *w)
 {
     return w == m->dense.gate_up || w == m->dense.down || w == m->experts.gate_up ||
@@ -283,8 +269,8 @@ static bool is_mlp_weight(const struct mlp *m, const struct weight *w)
 static void explain_layer(const struct rank_counter *k, const struct weight *w,
                           const struct layer *l, size_t bytes)
 {
-    static const char *const mixers[] = {"attention", "latent attention", "delta net",
-                                         "short convolution"};
+    static const char *const mixers[] = {"attention",         "latent attention",  "delta net",
+                                         "short convolution", "state-space model", "none"};
     const struct mlp *m = &l->mlp;
     char why[160];
     bool last = w == mixer_out(&l->mixer) || w == m->dense.down || w == m->experts.down;
@@ -351,7 +337,11 @@ static void count_mixer(const struct mixer *m, struct placement_rank *to)
     case MIXER_DELTA_NET:
         widen(&to->heads, m->delta_net.n_v_heads);
         break;
+    case MIXER_SSM:
+        widen(&to->heads, m->ssm.n_heads);
+        break;
     case MIXER_SHORT_CONV:
+    case MIXER_NONE:
         break;
     }
 }

@@ -243,6 +243,20 @@ static bool open_gguf(struct tensorfile *f, const char *path, struct error *err)
     return true;
 }
 
+/* Python writes infinite numbers as Infinity, which JSON does not know: outside strings it becomes 1e308. */
+static void replace_infinity(char *text, size_t n)
+{
+    bool quoted = false;
+    for (size_t i = 0; i + 8 <= n; i++) {
+        if (quoted && text[i] == '\\')
+            i++;
+        else if (text[i] == '"')
+            quoted = !quoted;
+        else if (!quoted && text[i] == 'I' && !memcmp(text + i, "Infinity", 8))
+            memcpy(text + i, "1e308   ", 8);
+    }
+}
+
 json_t *json_load_path(const char *path, size_t max_bytes, struct error *err)
 {
     struct stat st;
@@ -267,6 +281,8 @@ json_t *json_load_path(const char *path, size_t max_bytes, struct error *err)
     }
     json_t *root = NULL;
     json_error_t je;
+    if (got == n)
+        replace_infinity(text, n);
     if (fd < 0 || got < n)
         error_set(err, "%s: cannot read: %s", path,
                   fd < 0 || errno ? strerror(errno) : "cut short");

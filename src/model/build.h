@@ -80,6 +80,7 @@ static inline int rows_from_tensor(const struct weight_rows *rows, int i)
 struct adjust {
     float add, times, fold;
     bool decay; /* stored as a logarithm in a folder, negated in a GGUF */
+    int wrap;   /* a GGUF stores the vector as rows of so many values; 0 = as one row */
 };
 
 /* A weight or vector of the network, and the tensors it is assembled from. */

@@ -48,7 +48,8 @@ static bool find_gguf(const struct meta_reader *in)
 static void find_names(const struct meta_reader *in)
 {
     static const char *const roots[] = {
-        "model.", "model.language_model.", "language_model.model.", "", "bert.", "roberta."};
+        "model.",   "model.language_model.", "language_model.model.", "", "bert.", "roberta.",
+        "backbone."};
     struct config *c = in->c;
     const char *embed = c->family->hf_embed ? c->family->hf_embed : "embed_tokens";
     c->hf_model = roots[0];

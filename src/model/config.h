@@ -77,8 +77,11 @@ struct config {
     /* latent attention (layer.h); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
     float attn_mscale;
-    bool is_linear[CONFIG_MAX_LAYERS]; /* a gated delta net instead of attention */
+    /* a mixer with a recurrent state instead of attention: a gated delta net, a state-space model (k_heads: groups,
+     * v_heads: heads, k_dim: values of a state, v_dim: of a head) or a short convolution */
+    bool is_linear[CONFIG_MAX_LAYERS];
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
+    float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */
     int n_rot, context;
     int n_deepstack; /* layers, the first ones, that add features of an image tower's inner layers */
     const struct tower_config *tower; /* of an image tower (vision/tower.h); NULL = a text model */

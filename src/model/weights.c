@@ -105,11 +105,13 @@ static bool check_floats(struct weight_loader *l, const struct tensor *t)
 
 /* Reads a vector as floats: norms, biases, RoPE factors. width: row length if it is a table, whose
  * folder tensor may have an extra dimension of 1. */
-static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, int width,
+static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, int width, int wrap,
                         float *out)
 {
     bool apart = width && t->dims[1] == 1;
     int64_t rows = width ? n / width : 1;
+    if (wrap && t->dims[0] == wrap && t->dims[0] * t->dims[1] == n)
+        width = wrap, rows = n / wrap, apart = false;
     if (!check_shape(l, t, width ? width : n, apart ? 1 : rows, apart ? rows : 1) ||
         !check_floats(l, t))
         return false;
@@ -124,7 +126,8 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
         return false;
     size_t n = (size_t)spec->n_in;
     float *host = mem_zalloc(n, sizeof(float));
-    bool ok = read_vector(l, t, spec->n_in, spec->width, host);
+    bool ok =
+        read_vector(l, t, spec->n_in, spec->width, l->f->is_gguf ? spec->adjust.wrap : 0, host);
     float add = l->f->is_gguf ? 0 : spec->adjust.add;
     float times = spec->adjust.times == 0 ? 1 : spec->adjust.times;
     for (size_t i = 0; i < n; i++)

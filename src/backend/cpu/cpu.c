@@ -94,7 +94,9 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
                                   "cpu");
         if (x->kind == MIXER_LATENT && x->latent.kv_rank + x->latent.rope_dim > CPU_MAX_LATENT)
             return network_refuse(err, i, "a latent of more than 1024 values is", "cpu");
-        if (x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS)
+        if ((x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS) ||
+            (x->kind == MIXER_SSM && x->ssm.conv_len > CPU_MAX_TAPS) ||
+            (x->kind == MIXER_SHORT_CONV && x->short_conv.conv_len > CPU_MAX_TAPS))
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
         if (m->router.w && !activation_is_gated(m->experts.act))
             return network_refuse(err, i, "an expert without a gate is", "cpu");
@@ -111,7 +113,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
                              PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
                              PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
                              PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
-                             PART_TOWER | PART_DEEPSTACK,
+                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE,
                          "cpu", err);
 }
 
@@ -179,28 +181,55 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
              (cb->layer_gate = rows_of(cb, T, P, "layer embeddings", err))));
 }
 
-/* What delta nets need. */
-static bool prepare_delta_net(struct cpu_backend *cb, const struct network *net, int T,
-                              struct error *err)
+/* The transposed convolution of a layer with a recurrent state. */
+static float *taps_of(const struct mixer *m)
 {
+    const float *conv;
+    int channels, W;
+    if (m->kind == MIXER_DELTA_NET) {
+        const struct delta_net *d = &m->delta_net;
+        conv = d->conv, W = d->conv_len;
+        channels = 2 * d->n_k_heads * d->k_dim + d->n_v_heads * d->v_dim;
+    } else if (m->kind == MIXER_SSM) {
+        conv = m->ssm.conv, W = m->ssm.conv_len, channels = ssm_channels(&m->ssm);
+    } else {
+        conv = m->short_conv.conv, W = m->short_conv.conv_len;
+        channels = m->short_conv.w_out->n_in;
+    }
+    float *taps = mem_zalloc((size_t)channels, (size_t)W * sizeof(float));
+    cpu_conv_taps(conv, channels, W, taps);
+    return taps;
+}
+
+static size_t state_scratch(const struct mixer *m)
+{
+    return m->kind == MIXER_DELTA_NET ? cpu_delta_scratch(&m->delta_net)
+           : m->kind == MIXER_SSM     ? cpu_ssm_scratch(m->ssm.conv_len)
+                                      : cpu_ssm_scratch(m->short_conv.conv_len);
+}
+
+/* What mixers with recurrent states need. */
+static bool prepare_states(struct cpu_backend *cb, const struct network *net, int T,
+                           struct error *err)
+{
+    bool nets = false;
     cb->taps = mem_zalloc((size_t)net->n_layers, sizeof *cb->taps);
     cb->n_taps = net->n_layers;
     cb->delta_len = 0;
     for (int i = 0; i < net->n_layers; i++) {
-        const struct delta_net *d = &net->layers[i].mixer.delta_net;
-        if (net->layers[i].mixer.kind != MIXER_DELTA_NET)
+        const struct mixer *m = &net->layers[i].mixer;
+        if (!mixer_state_len(m))
             continue;
-        size_t scratch = cpu_delta_scratch(d);
+        size_t scratch = state_scratch(m);
         cb->delta_len = scratch > cb->delta_len ? scratch : cb->delta_len;
-        cb->taps[i] = mem_zalloc((size_t)(2 * d->n_k_heads * d->k_dim + d->n_v_heads * d->v_dim),
-                                 (size_t)d->conv_len * sizeof(float));
-        cpu_delta_taps(d, cb->taps[i]);
+        cb->taps[i] = taps_of(m);
+        nets |= m->kind == MIXER_DELTA_NET;
     }
     if (!cb->delta_len)
         return true;
     size_t old = cb->delta_len * (size_t)pool_size(cb->pool) * sizeof(float);
-    return (cb->z = rows_of(cb, T, cb->max.heads, "gates", err)) &&
-           (cb->ba = rows_of(cb, T, 2 * cb->max.state_heads, "gates", err)) &&
+    return (!nets || ((cb->z = rows_of(cb, T, cb->max.heads, "gates", err)) &&
+                      (cb->ba = rows_of(cb, T, 2 * cb->max.state_heads, "gates", err)))) &&
            (cb->delta_old = block(cb, old, "convolutions", err));
 }
 
@@ -285,7 +314,7 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
            (cb->logits = rows_of(cb, s->max_out, logits_width(cb), "logits", err)) &&
            (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
-           prepare_parts(cb, net, T, err) && prepare_delta_net(cb, net, T, err) &&
+           prepare_parts(cb, net, T, err) && prepare_states(cb, net, T, err) &&
            prepare_latent(cb, net, T, err) && prepare_mtp(cb, net, T, err) &&
            prepare_tower(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
@@ -595,6 +624,18 @@ static void mix_delta_net(struct cpu_backend *cb, const struct mixer *m, int lay
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
+/* A state-space model or a short convolution. */
+static void mix_ssm(struct cpu_backend *cb, const struct mixer *m, int layer, const float *n)
+{
+    const struct batch *b = &cb->batch;
+    bool is_ssm = m->kind == MIXER_SSM;
+    linear(cb, is_ssm ? m->ssm.w_in : m->short_conv.w_in, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    cpu_stage_begin(cb);
+    (is_ssm ? cpu_ssm : cpu_short_conv)(b, m, b->kv[layer].state, cb->taps[layer], cb->qkv, cb->a,
+                                        cb->delta_old, cb->delta_len, cb->pool, cb->isa);
+    cpu_stage_end(cb, STAGE_ATTENTION);
+}
+
 static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer, const float *n)
 {
     const struct batch *b = &cb->batch;
@@ -617,22 +658,27 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct cpu_backend *cb = cpu_self(be);
     const struct batch *b = &cb->batch;
-    const float *n = norm_stream(cb, &m->block.in), *a = cb->a;
-    const struct weight *wo = m->attention.wo;
-    if (m->kind == MIXER_DELTA_NET) {
-        mix_delta_net(cb, m, layer, n);
-        wo = m->delta_net.wo;
-    } else if (m->kind == MIXER_LATENT) {
-        mix_latent(cb, &m->latent, layer, n);
-        wo = m->latent.wo;
-    } else {
-        mix_attention(cb, &m->attention, layer, n);
+    const struct weight *wo = mixer_out(m);
+    const float *a = cb->a;
+    if (wo) {
+        const float *n = norm_stream(cb, &m->block.in);
+        if (m->kind == MIXER_DELTA_NET)
+            mix_delta_net(cb, m, layer, n);
+        else if (m->kind == MIXER_LATENT)
+            mix_latent(cb, &m->latent, layer, n);
+        else if (m->kind == MIXER_ATTENTION)
+            mix_attention(cb, &m->attention, layer, n);
+        else
+            mix_ssm(cb, m, layer, n);
     }
     if (batch_narrows(b, cb->net, layer)) {
         narrow(cb);
-        cpu_gather(cb->a, b->out_rows, b->n_out, wo->n_in, cb->a_out, cb->pool);
+        if (wo)
+            cpu_gather(cb->a, b->out_rows, b->n_out, wo->n_in, cb->a_out, cb->pool);
         a = cb->a_out;
     }
+    if (!wo)
+        return;
     linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
     if (m->partial)
         sum_members(cb, cb->stream.d, NULL);
@@ -758,6 +804,8 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
 {
     struct cpu_backend *cb = cpu_self(be);
     struct cpu_stream *x = &cb->stream;
+    if (mlp_is_none(m))
+        return;
     const float *n = norm_stream(cb, &m->block.in);
     bool partial = m->dense_partial, has_experts = m->router.w;
     if (has_experts) {

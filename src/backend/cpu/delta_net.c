@@ -36,14 +36,6 @@ size_t cpu_delta_scratch(const struct delta_net *d)
     return (size_t)(d->conv_len - 1) * (size_t)dim + DELTA_PANEL;
 }
 
-void cpu_delta_taps(const struct delta_net *d, float *taps)
-{
-    int C = 2 * d->n_k_heads * d->k_dim + d->n_v_heads * d->v_dim;
-    for (int c = 0; c < C; c++)
-        for (int i = 0; i < d->conv_len; i++)
-            taps[i * C + c] = d->conv[c * d->conv_len + i];
-}
-
 static float *state_of_slot(const struct delta_job *j, int32_t slot)
 {
     return slot < 0 ? NULL : j->states + (size_t)slot * j->len;

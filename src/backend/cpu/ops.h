@@ -58,7 +58,7 @@ void cpu_attn_gate(const struct batch *b, const struct attention *l, const float
 /*
  * The gated delta net m after its projections: u (n_tokens, C = 2*Hk*Dk + Hv*Dv), z (n_tokens, Hv*Dv),
  * ba (n_tokens, 2*Hv) -> o (n_tokens, Hv*Dv), what wo multiplies; states (n_states, mixer_state_len)
- * as the batch says. u and ba are changed. taps (W, C): m's convolution, by cpu_delta_taps. scratch:
+ * as the batch says. u and ba are changed. taps (W, C): m's convolution, by cpu_conv_taps. scratch:
  * scratch_len floats for each thread, at least cpu_delta_scratch.
  */
 void cpu_delta_net(const struct batch *b, const struct mixer *m, float *states, const float *taps,
@@ -66,7 +66,20 @@ void cpu_delta_net(const struct batch *b, const struct mixer *m, float *states, 
                    size_t scratch_len, struct pool *pool, enum isa isa);
 enum { CPU_MAX_TAPS = 64 }; /* W at most */
 size_t cpu_delta_scratch(const struct delta_net *d);
-void cpu_delta_taps(const struct delta_net *d, float *taps);
+
+/*
+ * A state-space model (short convolution) m after its projection in (n_tokens, w_in->n_out), which is changed
+ * -> o (n_tokens, H*P or E), what w_out multiplies; states as the batch says. taps (W, C): the convolution,
+ * by cpu_conv_taps. scratch: scratch_len floats for each thread, at least cpu_ssm_scratch.
+ */
+void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const float *taps,
+             float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
+             enum isa isa);
+void cpu_short_conv(const struct batch *b, const struct mixer *m, float *states, const float *taps,
+                    float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
+                    enum isa isa);
+size_t cpu_ssm_scratch(int conv_len);
+void cpu_conv_taps(const float *conv, int channels, int conv_len, float *taps);
 
 /*
  * Latent attention l after its projections: q (n_tokens, H*(Dn+Dr)), low (n_tokens, C+Dr) before its

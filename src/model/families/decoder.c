@@ -62,9 +62,16 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
     c->n_kv_heads = c->n_heads;
     c->head_dim = c->n_embd / c->n_heads;
     c->context = 2048;
-    if (!reader_gguf_layers(in, "attention.head_count_kv", 1, 1 << 14, false, c->layer_kv_heads))
+    if (!reader_gguf_layers(in, "attention.head_count_kv", c->family->zero_heads ? 0 : 1, 1 << 14,
+                            false, c->layer_kv_heads))
         return false;
-    c->n_kv_heads = c->layer_kv_heads[0] ? c->layer_kv_heads[0] : c->n_heads;
+    c->n_kv_heads = 0;
+    for (int i = 0; i < c->n_layers && !c->n_kv_heads; i++)
+        c->n_kv_heads = c->layer_kv_heads[i];
+    for (int i = 0; i < c->n_layers && c->n_kv_heads; i++)
+        c->is_linear[i] = !c->layer_kv_heads[i];
+    if (!c->n_kv_heads)
+        c->n_kv_heads = c->n_heads;
     if (!reader_gguf_int(in, "attention.key_length", 1, 1 << 14, false, &c->head_dim) ||
         !reader_gguf_layers(in, "feed_forward_length", 0, 1 << 24, false, c->layer_ff) ||
         !reader_gguf_int(in, "context_length", 1, 1 << 30, false, &c->context) ||

@@ -26,6 +26,7 @@ struct model_family {
     /* Each expert's output has a factor, called ffn_down_exps.scale in GGUF. With NVFP4 experts
      * their own scales are multiplied into it. */
     bool scales_experts;
+    bool zero_heads;  /* its GGUF gives layers with a recurrent state no KV heads */
     bool own_windows; /* its GGUF lists the layers that have a window */
     /* Whether a folder's tensor of the text model is unused; NULL = all are used. */
     bool (*spare)(const struct config *c, const char *tensor);
@@ -42,7 +43,8 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_modern_bert, family_dots1, family_exaone4, family_exaone_moe, family_gemma2,
     family_granite, family_granitemoe, family_hy_v3, family_mellum, family_olmo2, family_olmo3,
     family_olmoe, family_qwen2moe, family_seed_oss, family_smollm3, family_solar_open,
-    family_ernie4_5, family_ernie4_5_moe, family_glm4;
+    family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
+    family_lfm2, family_lfm2_moe;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -144,6 +146,24 @@ extern const struct mtp_names mtp_names;
 void mtp_read(const struct meta_reader *in, const struct mtp_names *n, int extra);
 /* Builds the block except its layer. add: see decoder.norm_add. */
 void mtp_build(struct net_builder *b, const struct mtp_names *n, float add);
+
+/* State-space models of Mamba-2 (mamba.c). Names of the tensors, and keys of config.json. */
+struct ssm_names {
+    struct tensor_name in, conv, conv_bias, dt, decay, skip, norm, out;
+};
+#define SSM_NAMES(prefix)                                                                          \
+    .in = {"blk.%d.ssm_in", prefix ".in_proj"}, .conv = {"blk.%d.ssm_conv1d", prefix ".conv1d"},   \
+    .conv_bias = {"=blk.%d.ssm_conv1d.bias", "=" prefix ".conv1d.bias"},                           \
+    .dt = {"=blk.%d.ssm_dt.bias", "=" prefix ".dt_bias"},                                          \
+    .decay = {"=blk.%d.ssm_a", "=" prefix ".A_log"}, .skip = {"=blk.%d.ssm_d", "=" prefix ".D"},   \
+    .norm = {"blk.%d.ssm_norm", prefix ".norm"}, .out = {"blk.%d.ssm_out", prefix ".out_proj"}
+struct ssm_keys {
+    const char *heads, *head_dim, *state, *groups, *conv;
+};
+bool ssm_read(const struct meta_reader *in, const struct ssm_keys *keys);
+void ssm_build(struct net_builder *b, const struct ssm_names *n, int layer, struct mixer *m);
+/* For `convert`: the sizes. */
+void ssm_write(const struct config *c, struct gguf_writer *w);
 
 /* Parts of decoder_build, for families that modify them. */
 void decoder_ends(struct net_builder *b, const struct decoder *d); /* embedding and head */
