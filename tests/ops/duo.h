@@ -176,6 +176,8 @@ void mlp_case(const struct dims *s, int n_expert, int n_ff, enum dtype up, enum 
 void test_heads(void);
 void test_cache_types(int part, int parts); /* heads.c; cases part, part + parts and so on */
 void test_delta_net(void);                  /* mixers.c */
+void test_ssm(void);
+void test_short_conv(void);
 void test_latent(void);
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);

@@ -76,6 +76,44 @@ static void turn_plan(struct plan *p, const struct dims *s, const struct turn *t
     p->b.save_state = states + 12;
 }
 
+/* Runs the turns through layer 0, which is the last. */
+static void run_turns(struct duo *d, const struct dims *s, const char *group, const char *name,
+                      const struct turn *list, int n_turns)
+{
+    if (!runs(d, group))
+        return;
+    int E = s->n_embd;
+    size_t bytes = mixer_state_len(&d->layers[0][0].mixer) * SLOTS * sizeof(float);
+    struct error err = {0};
+    EACH(side)
+    {
+        d->kv[side][0].state = d->be[side]->ops->alloc(d->be[side], bytes, "states", &err);
+        fail_if(!d->kv[side][0].state, err.msg);
+    }
+    duo_prepare(d);
+    for (int i = 0; i < n_turns; i++) {
+        struct plan p;
+        int32_t states[16];
+        char what[100];
+        turn_plan(&p, s, &list[i], states);
+        p.b.n_out = p.b.n_tokens;
+        for (int r = 0; r < p.b.n_tokens; r++)
+            p.out_rows[r] = r;
+        float *x = random_floats((size_t)(p.b.n_tokens * E), 1.0f);
+        snprintf(what, sizeof what, "%s, step %d", name, i);
+        begin(d, &p);
+        stream_put(d, x, p.b.n_tokens);
+        EACH(side)
+        d->be[side]->ops->mixer(d->be[side], &d->layers[side][0].mixer, 0);
+        stream_check(d, what, x, p.b.n_tokens, mixer_tol());
+        end(d, NULL, NULL);
+        mem_free(x);
+        mem_free(p.pages);
+    }
+    EACH(side)
+    d->be[side]->ops->free(d->be[side], d->kv[side][0].state, bytes);
+}
+
 static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled, const struct turn *list,
                        int n_turns)
 {
@@ -115,38 +153,9 @@ static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled, const 
                                           .norm = {NORM_RMS, norm.on[side], NULL, 1e-6f},
                                           .tiled = tiled};
     }
-    if (runs(&d, "delta net")) {
-        size_t bytes = mixer_state_len(&d.layers[0][0].mixer) * SLOTS * sizeof(float);
-        struct error err = {0};
-        EACH(side)
-        {
-            d.kv[side][0].state = d.be[side]->ops->alloc(d.be[side], bytes, "states", &err);
-            fail_if(!d.kv[side][0].state, err.msg);
-        }
-        duo_prepare(&d);
-        for (int i = 0; i < n_turns; i++) {
-            struct plan p;
-            int32_t states[16];
-            char what[100];
-            turn_plan(&p, &s, &list[i], states);
-            p.b.n_out = p.b.n_tokens; /* the layer is the last */
-            for (int r = 0; r < p.b.n_tokens; r++)
-                p.out_rows[r] = r;
-            float *x = random_floats((size_t)(p.b.n_tokens * E), 1.0f);
-            snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, step %d", Hk, Hv, Dk, Dv, W,
-                     i);
-            begin(&d, &p);
-            stream_put(&d, x, p.b.n_tokens);
-            EACH(side)
-            d.be[side]->ops->mixer(d.be[side], &d.layers[side][0].mixer, 0);
-            stream_check(&d, what, x, p.b.n_tokens, mixer_tol());
-            end(&d, NULL, NULL);
-            mem_free(x);
-            mem_free(p.pages);
-        }
-        EACH(side)
-        d.be[side]->ops->free(d.be[side], d.kv[side][0].state, bytes);
-    }
+    char what[80];
+    snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d", Hk, Hv, Dk, Dv, W);
+    run_turns(&d, &s, "delta net", what, list, n_turns);
     struct array *arrays[] = {&conv, &dt, &norm, &gain, &slow};
     struct duo_weight *weights[] = {&wqkv, &wz, &wba, &wo};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -174,6 +183,115 @@ static void delta_lengths(int most, int stride)
         struct turn all[3] = {list[0], list[1], {1, {{40, 4, 4, 0, -1}}}};
         delta_case(1, 2, 128, 128, 4, n & 1, all, 3);
     }
+}
+
+/* norms: parts of the norm; 0 = no norm. limits: of dt. */
+static void ssm_case(int H, int G, int P, int N, int W, int norms, bool norm_first, bool limits,
+                     bool bias)
+{
+    struct dims s = base_dims();
+    s.b.n_states = SLOTS;
+    struct duo d;
+    duo_open(&d, &s, 1);
+    int C = H * P + 2 * G * N, E = s.n_embd;
+    struct duo_weight w_in = plain_weight(&d, E, H * P + C + H), w_out = plain_weight(&d, H * P, E);
+    struct array conv = array_random(&d, (size_t)(C * W), 0.5f),
+                 conv_bias = array_random(&d, (size_t)C, 0.5f),
+                 dt = array_random(&d, (size_t)H, 1.0f), skip = array_random(&d, (size_t)H, 1.0f),
+                 norm = array_random(&d, (size_t)(H * P), 1.0f),
+                 gain = array_random(&d, (size_t)E, 1.0f), slow = array_random(&d, (size_t)H, 1.0f);
+    float decay[64];
+    for (int h = 0; h < H; h++)
+        decay[h] = 0.02f * (float)(1 + h);
+    EACH(side)
+    {
+        struct backend *be = d.be[side];
+        be->ops->copy_in(be, slow.on[side], decay, (size_t)H * sizeof *decay);
+        struct mixer *m = &d.layers[side][0].mixer;
+        *m = (struct mixer){.kind = MIXER_SSM, .block.in = {NORM_RMS, gain.on[side], NULL, 1e-6f}};
+        m->ssm = (struct ssm){.n_heads = H,
+                              .n_groups = G,
+                              .head_dim = P,
+                              .state_dim = N,
+                              .conv_len = W,
+                              .w_in = &w_in.on[side],
+                              .w_out = &w_out.on[side],
+                              .conv = conv.on[side],
+                              .conv_bias = bias ? conv_bias.on[side] : NULL,
+                              .decay = slow.on[side],
+                              .dt_bias = dt.on[side],
+                              .skip = skip.on[side],
+                              .dt_min = limits ? 0.3f : 0,
+                              .dt_max = limits ? 0.9f : 0,
+                              .n_norms = norms,
+                              .norm_first = norm_first};
+        if (norms)
+            m->ssm.norm = (struct norm){NORM_RMS, norm.on[side], NULL, 1e-6f};
+    }
+    char what[80];
+    snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, %d norms", H, G, N, P, W, norms);
+    run_turns(&d, &s, "ssm", what, turns, small ? 1 : STEPS);
+    struct array *arrays[] = {&conv, &conv_bias, &dt, &skip, &norm, &gain, &slow};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        array_free(&d, arrays[i]);
+    weight_free(&d, &w_in);
+    weight_free(&d, &w_out);
+    duo_close(&d);
+}
+
+void test_ssm(void)
+{
+    int before = n_checks;
+    if (!wanted("ssm"))
+        return;
+    if (!small)
+        ssm_case(8, 2, 64, 128, 4, 1, false, false, true); /* Mamba-2, Nemotron */
+    ssm_case(4, 1, 64, 32, 4, 4, false, true, true);
+    ssm_case(6, 3, 20, 24, 3, 1, true, false, false); /* no whole vectors, no whole panels */
+    ssm_case(3, 1, 7, 16, 2, 0, false, false, true);
+    report("ssm", before);
+}
+
+static void short_conv_case(int W, bool bias)
+{
+    struct dims s = base_dims();
+    s.b.n_states = SLOTS;
+    struct duo d;
+    duo_open(&d, &s, 1);
+    int E = s.n_embd;
+    struct duo_weight w_in = plain_weight(&d, E, 3 * E), w_out = plain_weight(&d, E, E);
+    struct array conv = array_random(&d, (size_t)(E * W), 0.5f),
+                 add = array_random(&d, (size_t)E, 0.5f), gain = array_random(&d, (size_t)E, 1.0f);
+    EACH(side)
+    {
+        struct mixer *m = &d.layers[side][0].mixer;
+        *m = (struct mixer){.kind = MIXER_SHORT_CONV,
+                            .block.in = {NORM_RMS, gain.on[side], NULL, 1e-6f}};
+        m->short_conv = (struct short_conv){.conv_len = W,
+                                            .w_in = &w_in.on[side],
+                                            .w_out = &w_out.on[side],
+                                            .conv = conv.on[side],
+                                            .bias = bias ? add.on[side] : NULL};
+    }
+    char what[80];
+    snprintf(what, sizeof what, "conv %d, bias %d", W, bias);
+    run_turns(&d, &s, "short convolution", what, turns, small ? 2 : STEPS);
+    array_free(&d, &conv);
+    array_free(&d, &add);
+    array_free(&d, &gain);
+    weight_free(&d, &w_in);
+    weight_free(&d, &w_out);
+    duo_close(&d);
+}
+
+void test_short_conv(void)
+{
+    int before = n_checks;
+    if (!wanted("short convolution"))
+        return;
+    short_conv_case(3, false);
+    short_conv_case(4, true);
+    report("short convolution", before);
 }
 
 void test_delta_net(void)

@@ -221,12 +221,16 @@ static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m,
 static void op_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct cuda_backend *cu = cuda_self(be);
-    struct rows a = m->kind == MIXER_DELTA_NET ? delta_net_mix(cu, m, layer)
-                    : m->kind == MIXER_LATENT  ? latent_mix(cu, m, layer)
-                                               : mix_attention(cu, m, layer);
-    const struct weight *wo = m->kind == MIXER_DELTA_NET ? m->delta_net.wo
-                              : m->kind == MIXER_LATENT  ? m->latent.wo
-                                                         : m->attention.wo;
+    const struct weight *wo = mixer_out(m);
+    if (!wo) { /* the layer is an mlp alone */
+        if (layer == mtp_of(cu)->narrows)
+            narrow(cu, NULL);
+        return;
+    }
+    struct rows a = m->kind == MIXER_DELTA_NET   ? delta_net_mix(cu, m, layer)
+                    : m->kind == MIXER_LATENT    ? latent_mix(cu, m, layer)
+                    : m->kind == MIXER_ATTENTION ? mix_attention(cu, m, layer)
+                                                 : ssm_mix(cu, m, layer);
     if (layer == mtp_of(cu)->narrows)
         narrow(cu, &a);
     struct resid *r = &cu->resid;

@@ -157,6 +157,7 @@ void cuda_close(struct backend *be)
         cuda_free(be, cu->memory.owned[i].p, cu->memory.owned[i].bytes);
     sample_close(cu);
     delta_net_close(cu);
+    ssm_close(cu);
     latent_close(cu);
     encoder_close(cu);
     lora_close(cu);

@@ -47,7 +47,7 @@ enum {
             PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
             PART_LAYER_HEADS | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS |
             PART_DELTA_NET | PART_LATENT | PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL |
-            PART_MTP
+            PART_MTP | PART_SSM | PART_SHORT_CONV | PART_ALONE
 };
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
@@ -118,6 +118,10 @@ static bool mixer_supported(const struct cuda_backend *cu, const struct network 
         return delta_net_supported(cu, &m->delta_net, i, err);
     if (m->kind == MIXER_LATENT)
         return latent_supported(cu, &m->latent, i, err);
+    if (m->kind == MIXER_SSM || m->kind == MIXER_SHORT_CONV)
+        return ssm_supported(cu, m, i, err);
+    if (m->kind == MIXER_NONE)
+        return true;
     return attention_supported(&m->attention, i, err);
 }
 
@@ -362,8 +366,8 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cu->rope.tables = ropes_of(net);
     return lora_prepare(cu, &own, err) && alloc_steps(cu, err) && alloc_scratch(cu, err) &&
            alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
-           latent_prepare(cu, &own, err) && encoder_prepare(cu, &own, err) &&
-           mtp_prepare(cu, net, &own, err);
+           ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
+           encoder_prepare(cu, &own, err) && mtp_prepare(cu, net, &own, err);
 }
 
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,

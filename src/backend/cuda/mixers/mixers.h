@@ -1,6 +1,6 @@
 /*
  * Mixers other than attention, as backend.cu and prepare.cu see them: the gated delta net
- * (delta_net.cu), MLA (latent.cu, latent_attn.cu), and the layers of encoders (encoder.cu). Each
+ * (delta_net.cu), state-space models (ssm.cu), MLA (latent.cu, latent_attn.cu), and the layers of encoders (encoder.cu). Each
  * has scratch of its own, allocated if the network has such a layer. A mixer reads the residual
  * stream through its norm and returns rows for the output projection.
  */
@@ -23,6 +23,13 @@ bool delta_net_supported(const struct cuda_backend *cu, const struct delta_net *
 bool delta_net_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
 struct rows delta_net_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
 void delta_net_close(struct cuda_backend *cu);
+
+/* ssm.cu: state-space models and short convolutions */
+bool ssm_supported(const struct cuda_backend *cu, const struct mixer *m, int layer,
+                   struct error *err);
+bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+struct rows ssm_mix(struct cuda_backend *cu, const struct mixer *m, int layer);
+void ssm_close(struct cuda_backend *cu);
 
 /* latent.cu */
 bool latent_supported(const struct cuda_backend *cu, const struct latent *l, int layer,

@@ -252,7 +252,7 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     struct cuda_backend *cu = cuda_self(be);
     struct resid *r = &cu->resid;
     struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
-    if (!r->rows)
+    if (!r->rows || mlp_is_none(m))
         return;
     if (cuda_is_plain(m))
         run_plain(cu, m, &epilogue);

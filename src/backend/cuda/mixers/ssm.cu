@@ -1,0 +1,339 @@
+/*
+ * Mamba-2's state-space models and short convolutions between their projections. A step takes up to four kernels: the
+ * convolution of every row (conv_rows), the convolution's new state (conv_states), the recurrence with a head's state in
+ * shared memory over all rows of a sequence (ssm_scan), and gate and norm (ssm_gate). Rows of a sequence are processed
+ * in order, so decodes, prompts and mixed steps differ only in the number of rows.
+ *
+ * Owns the scratch of these layers and the layout of a state: the last W-1 rows before the convolution, oldest first,
+ * (W-1, C); then S of each head, (N, P).
+ */
+#include "backend/cuda/core/cuda.h"
+#include "backend/cuda/mixers/mixers.h"
+
+extern "C" {
+#include "base/mem.h"
+}
+
+enum { SSM_THREADS = 256, SSM_MAX_TAPS = 8 };
+
+struct ssm_args {
+    struct step step;
+    const float *in; /* (n_tokens, width) of the projection */
+    int width;
+    bool gated; /* a short convolution of b * x, multiplied by c, with in = [b c x] */
+    int first;  /* else: column of in where the convolution's channels begin */
+    const float *conv, *conv_bias; /* (C, W); (C) or NULL */
+    int taps, channels;
+    float *states; /* (n_states, len) */
+    size_t len;
+    float *uc;                           /* (n_tokens, C) after the convolution */
+    float *dt;                           /* (n_tokens, H) */
+    float *o;                            /* (n_tokens, H*P), or E of a short convolution */
+    const float *decay, *dt_bias, *skip; /* (H) */
+    float dt_min, dt_max;
+    int n_heads, n_groups, head_dim, state_dim;
+    const float *gain; /* (H*P) or NULL */
+    float eps;
+    int n_norms; /* 0 = no norm */
+    bool norm_first;
+};
+
+DEVICE float *ssm_state(const struct ssm_args &p, int slot)
+{
+    return p.states + (size_t)slot * p.len;
+}
+
+/* Channel c of row t before the convolution. */
+DEVICE float conv_input(const struct ssm_args &p, int t, int c)
+{
+    const float *row = p.in + (size_t)t * (size_t)p.width;
+    return p.gated ? row[c] * row[2 * p.channels + c] : row[p.first + c];
+}
+
+/* Grid: (blocks of 128 columns, rows). A thread has a channel, or after the channels a head's dt. */
+static __global__ void __launch_bounds__(128) conv_rows(const __grid_constant__ struct ssm_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int c = (int)(blockIdx.x * 128 + threadIdx.x), t = (int)blockIdx.y, C = p.channels;
+    int seq = p.step.seq_of[t], in = p.step.states[seq], first = p.step.q_start[seq];
+    bool padding = p.step.states[p.step.n_seqs + seq] < 0;
+    if (c >= C) {
+        int h = c - C;
+        if (p.gated || h >= p.n_heads)
+            return;
+        float x = p.in[(size_t)t * (size_t)p.width + (size_t)(p.first + C + h)] + p.dt_bias[h];
+        x = x > 20.0f ? x : log1pf(expf(x));
+        x = fmaxf(x, p.dt_min);
+        p.dt[(size_t)t * (size_t)p.n_heads + (size_t)h] = p.dt_max != 0.0f ? fminf(x, p.dt_max) : x;
+        return;
+    }
+    float sum = p.conv_bias ? p.conv_bias[c] : 0.0f;
+    int past = p.taps - 1;
+    for (int k = 0; k < p.taps && !padding; k++) {
+        int at = t - past + k;
+        float x = at >= first ? conv_input(p, at, c)
+                  : in >= 0 ? ssm_state(p, in)[(size_t)(at - first + past) * (size_t)C + (size_t)c]
+                            : 0.0f;
+        sum += p.conv[(size_t)c * (size_t)p.taps + (size_t)k] * x;
+    }
+    if (p.gated)
+        p.o[(size_t)t * (size_t)C + (size_t)c] =
+            padding ? 0.0f : sum * p.in[(size_t)t * (size_t)p.width + (size_t)(C + c)];
+    else
+        p.uc[(size_t)t * (size_t)C + (size_t)c] = silu(sum);
+}
+
+/* The rows of channel c before row `rows` of a sequence go to a slot, which may be the one read. */
+DEVICE void conv_put(const struct ssm_args &p, int seq, int c, int rows, int slot)
+{
+    int in = p.step.states[seq], past = p.taps - 1, first = p.step.q_start[seq];
+    float v[SSM_MAX_TAPS];
+#pragma unroll
+    for (int k = 0; k < SSM_MAX_TAPS - 1; k++) {
+        int at = rows - past + k;
+        if (k < past)
+            v[k] = at >= 0 ? conv_input(p, first + at, c)
+                   : in >= 0
+                       ? ssm_state(p, in)[(size_t)(at + past) * (size_t)p.channels + (size_t)c]
+                       : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < SSM_MAX_TAPS - 1; k++)
+        if (k < past)
+            ssm_state(p, slot)[(size_t)k * (size_t)p.channels + (size_t)c] = v[k];
+}
+
+/* Grid: (blocks of 128 channels, sequences). The saved copy goes first: the final slot may be the one read. */
+static __global__ void __launch_bounds__(128) conv_states(const __grid_constant__ struct ssm_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int c = (int)(blockIdx.x * 128 + threadIdx.x), seq = (int)blockIdx.y, n = p.step.n_seqs;
+    int out = p.step.states[n + seq], save = p.step.states[2 * n + seq];
+    if (c >= p.channels || out < 0)
+        return;
+    if (save)
+        conv_put(p, seq, c, save, p.step.states[3 * n + seq]);
+    conv_put(p, seq, c, p.step.q_start[seq + 1] - p.step.q_start[seq], out);
+}
+
+/*
+ * Grid: (heads, sequences). S is in shared memory. The threads form parts of P: a thread has one column p and every
+ * `parts`th row of S.
+ */
+static __global__ void __launch_bounds__(SSM_THREADS)
+    ssm_scan(const __grid_constant__ struct ssm_args p)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int h = (int)blockIdx.x, seq = (int)blockIdx.y, n = p.step.n_seqs, tid = (int)threadIdx.x;
+    int P = p.head_dim, N = p.state_dim, values = p.n_heads * P, group = h * p.n_groups / p.n_heads;
+    int parts = SSM_THREADS / P, col = tid % P, part = tid / P;
+    int in = p.step.states[seq], out = p.step.states[n + seq], save = p.step.states[2 * n + seq];
+    int first = p.step.q_start[seq], rows = p.step.q_start[seq + 1] - first;
+    size_t at = (size_t)(p.taps - 1) * (size_t)p.channels + (size_t)h * (size_t)(N * P);
+    float *S = (float *)shared, *b = S + N * P, *c = b + N, *sums = c + N; /* sums: (parts, P) */
+    for (int i = tid; out >= 0 && i < N * P; i += SSM_THREADS)
+        S[i] = in < 0 ? 0.0f : ssm_state(p, in)[at + (size_t)i];
+    for (int t = first; t < first + rows; t++) {
+        const float *u = p.uc + (size_t)t * (size_t)p.channels;
+        float *o = p.o + (size_t)t * (size_t)values + (size_t)(h * P);
+        if (out < 0) { /* padding */
+            for (int i = tid; i < P; i += SSM_THREADS)
+                o[i] = 0.0f;
+            continue;
+        }
+        for (int i = tid; i < N; i += SSM_THREADS) {
+            b[i] = u[values + group * N + i];
+            c[i] = u[values + (p.n_groups + group) * N + i];
+        }
+        __syncthreads();
+        if (part < parts) {
+            float dt = p.dt[(size_t)t * (size_t)p.n_heads + (size_t)h];
+            float decay = expf(-p.decay[h] * dt), x = dt * u[h * P + col], sum = 0.0f;
+            for (int i = part; i < N; i += parts) {
+                float s = S[i * P + col] * decay + b[i] * x;
+                S[i * P + col] = s;
+                sum += s * c[i];
+            }
+            sums[part * P + col] = sum;
+        }
+        __syncthreads();
+        for (int i = tid; i < P; i += SSM_THREADS) {
+            float sum = p.skip[h] * u[h * P + i];
+            for (int k = 0; k < parts; k++)
+                sum += sums[k * P + i];
+            o[i] = sum;
+        }
+        if (save == t - first + 1)
+            for (int i = tid; i < N * P; i += SSM_THREADS)
+                ssm_state(p, p.step.states[3 * n + seq])[at + (size_t)i] = S[i];
+        __syncthreads(); /* the next row overwrites b, c and sums */
+    }
+    for (int i = tid; out >= 0 && i < N * P; i += SSM_THREADS)
+        ssm_state(p, out)[at + (size_t)i] = S[i];
+}
+
+/* Grid: (parts of the norm, rows). o *= silu(z) before or after the norm of a part. */
+static __global__ void __launch_bounds__(SSM_THREADS)
+    ssm_gate(const __grid_constant__ struct ssm_args p)
+{
+    __shared__ float squares[SSM_THREADS / 32];
+    dependency_wait();
+    dependency_trigger();
+    int t = (int)blockIdx.y, values = p.n_heads * p.head_dim, n = values / (int)gridDim.x;
+    int from = (int)blockIdx.x * n, tid = (int)threadIdx.x;
+    const float *z = p.in + (size_t)t * (size_t)p.width + (size_t)from;
+    float *o = p.o + (size_t)t * (size_t)values + (size_t)from, sum = 0.0f;
+    for (int i = tid; i < n; i += SSM_THREADS) {
+        float y = p.norm_first ? o[i] : o[i] * silu(z[i]);
+        o[i] = y;
+        sum += y * y;
+    }
+    if (!p.n_norms && !p.norm_first)
+        return;
+    sum = warp_sum(sum);
+    if (lane_id() == 0)
+        squares[warp_id()] = sum;
+    __syncthreads();
+    sum = 0.0f;
+    for (int i = 0; i < SSM_THREADS / 32; i++)
+        sum += squares[i];
+    float scale = p.n_norms ? rsqrtf(sum / (float)n + p.eps) : 1.0f;
+    for (int i = tid; i < n; i += SSM_THREADS)
+        o[i] *= scale * (p.gain ? p.gain[from + i] : 1.0f) * (p.norm_first ? silu(z[i]) : 1.0f);
+}
+
+/* Host */
+
+struct ssm_scratch {
+    float *in, *uc, *dt, *o;
+};
+
+static size_t scan_shared(const struct ssm *m)
+{
+    size_t P = (size_t)m->head_dim, N = (size_t)m->state_dim;
+    return (N * P + 2 * N + SSM_THREADS / P * P) * sizeof(float);
+}
+
+bool ssm_supported(const struct cuda_backend *cu, const struct mixer *m, int layer,
+                   struct error *err)
+{
+    int taps = m->kind == MIXER_SSM ? m->ssm.conv_len : m->short_conv.conv_len;
+    if (taps > SSM_MAX_TAPS)
+        return error_set(err, "layer %d: a convolution of %d is not supported on cuda (%d at most)",
+                         layer, taps, SSM_MAX_TAPS);
+    if (m->kind != MIXER_SSM)
+        return true;
+    if (m->ssm.head_dim > SSM_THREADS || scan_shared(&m->ssm) > cu->shared_limit)
+        return error_set(err, "layer %d: state-space heads of %d x %d are not supported on cuda",
+                         layer, m->ssm.state_dim, m->ssm.head_dim);
+    if (m->ssm.norm.kind == NORM_LAYER)
+        return network_refuse(err, layer, "LayerNorm of a state-space model is", "cuda");
+    return true;
+}
+
+bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
+{
+    size_t in = 0, channels = 0, heads = 0, values = 0, tokens = (size_t)b->max_tokens;
+    for (int i = 0; i < cu->net->n_layers; i++) {
+        const struct mixer *m = &cu->net->layers[i].mixer;
+        bool is_ssm = m->kind == MIXER_SSM;
+        if (!is_ssm && m->kind != MIXER_SHORT_CONV)
+            continue;
+        size_t n = (size_t)(is_ssm ? m->ssm.w_in : m->short_conv.w_in)->n_out;
+        size_t c = is_ssm ? (size_t)ssm_channels(&m->ssm) : 0;
+        size_t h = is_ssm ? (size_t)m->ssm.n_heads : 0, v = (size_t)mixer_out(m)->n_in;
+        in = n > in ? n : in;
+        channels = c > channels ? c : channels;
+        heads = h > heads ? h : heads;
+        values = v > values ? v : values;
+    }
+    if (!in)
+        return true;
+    struct ssm_scratch *s = (struct ssm_scratch *)mem_zalloc(1, sizeof *s);
+    cu->ssm = s;
+    const struct device_buffer list[] = {{(void **)&s->in, tokens * in * 4},
+                                         {(void **)&s->uc, tokens * channels * 4},
+                                         {(void **)&s->dt, tokens * heads * 4},
+                                         {(void **)&s->o, tokens * values * 4}};
+    return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
+}
+
+void ssm_close(struct cuda_backend *cu)
+{
+    mem_free(cu->ssm);
+}
+
+static struct ssm_args args_of(struct cuda_backend *cu, const struct mixer *m, int layer,
+                               const struct step *s)
+{
+    const struct ssm_scratch *b = cu->ssm;
+    struct ssm_args p = {};
+    p.step = *s;
+    p.in = b->in;
+    p.states = cu->kv[layer].state;
+    p.len = mixer_state_len(m);
+    p.uc = b->uc;
+    p.dt = b->dt;
+    p.o = b->o;
+    if (m->kind == MIXER_SHORT_CONV) {
+        const struct short_conv *c = &m->short_conv;
+        p.width = c->w_in->n_out;
+        p.gated = true;
+        p.conv = c->conv;
+        p.conv_bias = c->bias;
+        p.taps = c->conv_len;
+        p.channels = c->w_out->n_in;
+        return p;
+    }
+    const struct ssm *d = &m->ssm;
+    p.width = d->w_in->n_out;
+    p.first = d->n_heads * d->head_dim;
+    p.conv = d->conv;
+    p.conv_bias = d->conv_bias;
+    p.taps = d->conv_len;
+    p.channels = ssm_channels(d);
+    p.decay = d->decay;
+    p.dt_bias = d->dt_bias;
+    p.skip = d->skip;
+    p.dt_min = d->dt_min;
+    p.dt_max = d->dt_max;
+    p.n_heads = d->n_heads;
+    p.n_groups = d->n_groups;
+    p.head_dim = d->head_dim;
+    p.state_dim = d->state_dim;
+    p.gain = d->norm.gain;
+    p.eps = d->norm.eps;
+    p.n_norms = d->norm.kind == NORM_NONE ? 0 : d->n_norms > 1 ? d->n_norms : 1;
+    p.norm_first = d->norm_first;
+    return p;
+}
+
+struct rows ssm_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
+{
+    const struct ssm_scratch *b = cu->ssm;
+    bool is_ssm = m->kind == MIXER_SSM;
+    struct step s = cuda_step(cu);
+    const struct mixer_product product = {cuda_matrix(is_ssm ? m->ssm.w_in : m->short_conv.w_in),
+                                          b->in};
+    mixer_products(cu, &m->block.in, &product, 1);
+    struct ssm_args p = args_of(cu, m, layer, &s);
+    unsigned rows = (unsigned)s.n_tokens, seqs = (unsigned)s.n_seqs;
+    int columns = p.channels + p.n_heads;
+    step_mark(cu);
+    cuda_launch(cu, conv_rows, dim3((unsigned)ceil_div(columns, 128), rows), 128, 0, LAUNCH_EARLY,
+                p);
+    cuda_launch(cu, conv_states, dim3((unsigned)ceil_div(p.channels, 128), seqs), 128, 0,
+                LAUNCH_EARLY, p);
+    if (is_ssm) {
+        cuda_launch(cu, ssm_scan, dim3((unsigned)p.n_heads, seqs), SSM_THREADS,
+                    scan_shared(&m->ssm), LAUNCH_EARLY, p);
+        cuda_launch(cu, ssm_gate, dim3((unsigned)(p.n_norms ? p.n_norms : 1), rows), SSM_THREADS, 0,
+                    LAUNCH_EARLY, p);
+    }
+    step_mark_end(cu, STAGE_ATTENTION);
+    return rows_of(b->o, s.n_tokens, mixer_out(m)->n_in);
+}
