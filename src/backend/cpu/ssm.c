@@ -166,7 +166,7 @@ static void conv_run(void *arg, int ith, int first, int last)
     for (int i = first; i < last; i++) {
         if (i % n < blocks)
             conv_block(j, ith, i / n, i % n);
-        else
+        else if (j->m)
             compute_dt(j, i / n);
     }
 }

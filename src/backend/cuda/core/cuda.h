@@ -507,7 +507,7 @@ struct cuda_backend {
     struct routing_buffers routing;
     struct attn_split_buffers split;
     struct dequant_buffers dequant;
-    float *splitk_sums;          /* gemm_wgmma.cu: sums of k splits */
+    float *splitk_sums; /* gemm_wgmma.cu: sums of k splits */
     struct ssm_scratch *ssm;
     struct delta_scratch *delta; /* mixers.h: for networks with such mixers, else NULL */
     struct latent_scratch *latent;
