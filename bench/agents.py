@@ -1,6 +1,6 @@
 """How much of an agent's prompts comes from the prefix cache, turn by turn.
 
-    python3 bench/agents.py [build/steel] [--model MODEL] [--agents claude,pi] [--ids GOLDEN_FOLDER] [--thin N] [--json]
+    python3 bench/agents.py [build/steel] [--model MODEL | --like tests/golden/qwen3_5] [--agents claude,pi] [--json]
     python3 bench/agents.py record AGENT VERSION LOG_FOLDER OUT.json
 
 bench/agents/*.json are loops that real agents ran: which messages each request had, their roles and lengths, the tools, and
@@ -9,11 +9,12 @@ what changed from one request to the next. All words are made up. Every dialect 
 For each request it prints the prompt's tokens, the longest prefix in common with an earlier prompt of the same run, and the
 tokens from the cache. `record` makes such a file from the .req files of a logging proxy.
 
---ids sends token ids to a model without a vocabulary, such as those of tests/golden. --thin N keeps every Nth token, for models with a short
-context. The exit status is 1 if less than 98 % of what can be cached came from the cache: only whole pages and checkpoints of
+--like takes the network of a small model, such as those of tests/golden, with the vocabulary and the template of the built-in model.
+The exit status is 1 if less than 98 % of what can be cached came from the cache: only whole pages and checkpoints of
 recurrent states can, so a prompt may miss up to SLACK tokens."""
 import argparse
 import atexit
+import concurrent.futures
 import copy
 import glob
 import http.client
@@ -24,6 +25,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -230,7 +232,12 @@ def variant_two_agents(loop):
     return [b for pair in zip(first, second) for b in pair]
 
 
-VARIANTS = [variant_recorded, variant_no_thinking, variant_tool_added, variant_turn_edited, variant_two_agents]
+def variant_at_once(loop):
+    """The same two agents, whose requests arrive in pairs."""
+    return variant_two_agents(loop)
+
+
+VARIANTS = [variant_recorded, variant_no_thinking, variant_tool_added, variant_turn_edited, variant_two_agents, variant_at_once]
 
 
 class Server:
@@ -264,6 +271,25 @@ class Server:
         self.proc.wait()
 
 
+def with_vocabulary(steel, folder, out):
+    """The model in `folder` with the vocabulary and the template of the built-in one, and a long context."""
+    sys.path.insert(0, os.path.join(os.path.dirname(HERE), "tests"))
+    from gguf_tools import Gguf, write_gguf
+    subprocess.run([steel, "convert", folder, out, "--type", "f32"], check=True, capture_output=True)
+    model, demo = Gguf(out), Gguf(os.path.join(os.path.dirname(HERE), "demo/steel-demo.gguf")).meta
+    small, n = model.tensors["token_embd.weight"][0][1], len(demo["tokenizer.ggml.tokens"])
+    meta = {k: v for k, v in model.meta.items() if not k.startswith("tokenizer.")}
+    meta.update((k, v) for k, v in demo.items() if k.startswith("tokenizer."))
+    meta[meta["general.architecture"] + ".context_length"] = 65536
+    meta[meta["general.architecture"] + ".vocab_size"] = n
+    tensors = []
+    for name, (dims, kind, data) in model.tensors.items():
+        if name in ("token_embd.weight", "output.weight"):  # the same rows again and again
+            dims, data = (dims[0], n), (data * (n // small + 1))[:len(data) // small * n]
+        tensors.append((name, dims, kind, data))
+    write_gguf(out, meta, tensors)
+
+
 def tokens(server, body):
     return server.post("/apply-template", body)["tokens"]
 
@@ -280,14 +306,17 @@ def common(a, b):
     return lo
 
 
-def replay(prompts, ask):
+def replay(prompts, ask, together):
     """A row for each prompt: tokens, common prefix with an earlier one, from the cache."""
     rows = []
-    for i, p in enumerate(prompts):
-        usage = ask(i)["usage"]
-        assert usage["prompt_tokens"] == len(p), (usage, len(p))
-        shared = max([common(p, q) for q in prompts[:i]], default=0)
-        rows.append((len(p), shared, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)))
+    for at in range(0, len(prompts), together):
+        with concurrent.futures.ThreadPoolExecutor(together) as pool:
+            usages = [r["usage"] for r in pool.map(ask, range(at, at + together))]
+        for i, usage in enumerate(usages, at):
+            p = prompts[i]
+            assert usage["prompt_tokens"] == len(p), (usage, len(p))
+            shared = max([common(p, q) for q in prompts[:i]], default=0)
+            rows.append((len(p), shared, (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)))
     return rows
 
 
@@ -299,31 +328,28 @@ def main():
     a.add_argument("--model", help="a model with a vocabulary (default: the built-in one)")
     a.add_argument("--agents", default="claude,codex,opencode,qwen,pi")
     a.add_argument("--variants", default=",".join(v.__name__[8:] for v in VARIANTS))
-    a.add_argument("--ids", help="a model without a vocabulary: gets the token ids, modulo its vocabulary")
-    a.add_argument("--thin", type=int, default=1, help="keep every Nth token (with --ids)")
-    a.add_argument("--flags", default="-c 65536", help="of the server with the vocabulary")
-    a.add_argument("--id-flags", default="", help="of the server of --ids")
+    a.add_argument("--like", help="the folder of a small model, which gets the vocabulary of the built-in one")
+    a.add_argument("--flags", default="-c 65536", help="of the server")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers end, too
     a.add_argument("--json", action="store_true", help="print one line of JSON for each loop")
     o = a.parse_args()
     missed = False
     salt = 0
-    words = Server(o.steel, o.model, o.flags.split())
-    server = Server(o.steel, o.ids, o.id_flags.split()) if o.ids else words
-    config = json.load(open(os.path.join(o.ids, "config.json"))) if o.ids else {}
-    vocab = config.get("text_config", config).get("vocab_size", 0)
+    work = tempfile.TemporaryDirectory(prefix="steel-agents-")
+    if o.like:
+        o.model = os.path.join(work.name, "model.gguf")
+        with_vocabulary(o.steel, o.like, o.model)
+    server = Server(o.steel, o.model, o.flags.split())
     try:
         for agent in o.agents.split(","):
             loop = json.load(open(os.path.join(HERE, "agents", agent + ".json"), encoding="utf-8"))
             for variant in [v for v in VARIANTS if v.__name__[8:] in o.variants.split(",")]:
                 salt += 1
                 sent = variant(loop)
-                prompts = [tokens(words, b) for b in sent]
-                if o.ids:
-                    prompts = [[t % (vocab - 2) + 1 for t in p[::o.thin]] for p in prompts]
+                prompts = [tokens(server, b) for b in sent]
                 extra = {"max_tokens": 1, "temperature": 0, "cache_salt": "loop %d" % salt}
-                rows = replay(prompts, lambda i: server.post("/v1/completions", dict(extra, prompt=prompts[i])) if o.ids else
-                              server.post("/v1/chat/completions", dict(extra, **sent[i])))
+                rows = replay(prompts, lambda i: server.post("/v1/chat/completions", dict(extra, **sent[i])),
+                              2 if variant is variant_at_once else 1)
                 shared, cached = sum(r[1] for r in rows), sum(r[2] for r in rows)
                 able = sum(max(r[1] - SLACK, 0) for r in rows)
                 missed |= cached < AIM * able
@@ -336,7 +362,6 @@ def main():
                 print("    " + "  ".join("%d/%d/%d" % (r[2], r[1], r[0]) for r in rows), flush=True)
     finally:
         server.stop()
-        words.stop()
     return missed
 
 

@@ -416,7 +416,7 @@ static void test_attention(void **state)
     assert_true(run_in_turns("attention", 0, 2) >= 100 * AIM);
 }
 
-/* By default there are 32 checkpoints beside the slots of 16 running sequences. */
+/* By default there are 64 checkpoints beside the slots of 16 running sequences. */
 static void test_states(void **state)
 {
     (void)state;

@@ -117,6 +117,18 @@ def test_what_fits():
     assert not plan(path, "--tp", "2", "--memory", "40G", code=1)["fits"]
 
 
+def test_states():
+    """Checkpoints of recurrent states: 64 on a CPU, fewer where they would take more than a quarter of the room."""
+    rank = plan("tests/golden/qwen3_5", "--memory", "8G", "-c", "1024")["ranks"][0]
+    assert rank["checkpoints"] == 64 and rank["fits"]
+    assert rank["cache_bytes"] == 1024 * rank["cache_token_bytes"] + (1 + 64) * rank["state_bytes"]
+    assert plan("tests/golden/qwen3_5", "--memory", "8G", "-np", "100")["ranks"][0]["checkpoints"] == 200
+    assert plan("tests/golden/qwen3", "--memory", "8G")["ranks"][0]["checkpoints"] == 0
+    beside = rank["needed_bytes"] - rank["cache_bytes"]
+    tight = int((beside + 81 * rank["state_bytes"]) / 0.9)
+    assert plan("tests/golden/qwen3_5", "--memory", "%dK" % (tight // 1024 + 1), "-c", "512")["ranks"][0]["checkpoints"] in (19, 20, 21)
+
+
 def test_prediction():
     """The parts make the whole, slower links are slower, and one H200 is what was measured there (docs/communication.md)."""
     path = model("qwen3-30b-a3b")

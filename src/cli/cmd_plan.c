@@ -6,6 +6,7 @@
 #include "cli/hub/hub.h"
 #include "cli/listen.h"
 #include "engine/placement.h"
+#include "engine/sizing.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -34,16 +35,30 @@ struct planner {
     char whose[96]; /* where the figure comes from, for the output */
 };
 
-/* A rank's cache bytes for the wanted context and sequences. */
-static double cache_bytes(const struct planner *p, const struct placement_rank *r)
-{
-    return (double)p->max_seqs *
-           ((double)p->context * (double)r->token_bytes + (double)r->state_bytes);
-}
-
 static double beside(const struct planner *p, const struct placement_rank *r)
 {
     return (double)r->weights + (double)r->scratch + p->extra;
+}
+
+/* A rank's checkpoints of recurrent states. */
+static int checkpoints(const struct planner *p, const struct placement_rank *r)
+{
+    double left = p->usable - beside(p, r) - (double)p->max_seqs * (double)r->state_bytes;
+    return r->state_bytes
+               ? sizing_checkpoints(r->state_bytes, p->max_seqs, p->opt.gpu, (size_t)fmax(left, 0))
+               : 0;
+}
+
+/* A rank's bytes of states: those of the sequences and checkpoints. */
+static double all_states(const struct planner *p, const struct placement_rank *r)
+{
+    return (double)(p->max_seqs + checkpoints(p, r)) * (double)r->state_bytes;
+}
+
+/* A rank's cache bytes for the wanted context and sequences. */
+static double cache_bytes(const struct planner *p, const struct placement_rank *r)
+{
+    return (double)p->max_seqs * (double)p->context * (double)r->token_bytes + all_states(p, r);
 }
 
 static bool fits(const struct planner *p, const struct placement_rank *r)
@@ -66,7 +81,7 @@ static double room_tokens(const struct planner *p)
     double least = INFINITY;
     for (int i = 0; i < p->plan.n_ranks; i++) {
         const struct placement_rank *r = &p->plan.ranks[i];
-        double left = p->usable - beside(p, r) - (double)p->max_seqs * (double)r->state_bytes;
+        double left = p->usable - beside(p, r) - all_states(p, r);
         if (r->token_bytes)
             least = fmin(least, fmax(left, 0) / (double)r->token_bytes);
         else if (left < 0)
@@ -302,8 +317,8 @@ static void print_cache(const struct planner *p)
         most->token_bytes, p->plan.one.token_bytes, cli_bytes(cache_bytes(p, most), a), p->max_seqs,
         p->max_seqs == 1 ? "" : "s", p->context);
     if (most->state_bytes)
-        printf("states          %s a sequence on a rank\n",
-               cli_bytes((double)most->state_bytes, b));
+        printf("states          %s a sequence on a rank, and %d checkpoints\n",
+               cli_bytes((double)most->state_bytes, b), checkpoints(p, most));
     printf("memory          %s (%s), of which %s may be used; rank %d needs %s\n",
            cli_bytes(p->bytes, a), p->whose, cli_bytes(p->usable, b), most->rank,
            cli_bytes(beside(p, most) + cache_bytes(p, most), d));
@@ -380,14 +395,15 @@ static json_t *run_json(struct range r)
 static json_t *rank_json(const struct planner *p, const struct placement_rank *r)
 {
     return json_pack(
-        "{s:i,s:i,s:i, s:o,s:o,s:o,s:o,s:o,s:o,s:o, s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:b}", "rank",
+        "{s:i,s:i,s:i, s:o,s:o,s:o,s:o,s:o,s:o,s:o, s:I,s:I,s:I,s:I,s:i,s:I,s:f,s:f,s:b}", "rank",
         r->rank, "stage", r->stage, "lane", r->tp_rank, "layers", run_json(r->layers), "heads",
         span_json(r->heads), "kv_heads", span_json(r->kv_heads), "mlp", span_json(r->ff),
         "expert_width", span_json(r->ff_exp), "experts", run_json(r->experts), "vocabulary",
         run_json(r->vocab), "weight_bytes", (json_int_t)r->weights, "whole_bytes",
         (json_int_t)r->whole, "cache_token_bytes", (json_int_t)r->token_bytes, "state_bytes",
-        (json_int_t)r->state_bytes, "working_bytes", (json_int_t)r->scratch, "cache_bytes",
-        cache_bytes(p, r), "needed_bytes", beside(p, r) + cache_bytes(p, r), "fits", fits(p, r));
+        (json_int_t)r->state_bytes, "checkpoints", checkpoints(p, r), "working_bytes",
+        (json_int_t)r->scratch, "cache_bytes", cache_bytes(p, r), "needed_bytes",
+        beside(p, r) + cache_bytes(p, r), "fits", fits(p, r));
 }
 
 static json_t *step_json(const struct planner *p, const struct plan_load *k)

@@ -200,7 +200,8 @@ int cmd_serve(int argc, char **argv)
         {OPT_STRING, 0, "kv-memory", 0, &f.kv_memory, 0, 0, "SIZE",
          "memory for the KV cache (default: a quarter of the free memory)"},
         {OPT_STRING, 0, "state-memory", 0, &f.state_memory, 0, 0, "SIZE",
-         "memory for recurrent-state checkpoints (default: 2 per sequence, at most a quarter)"},
+         "memory for recurrent-state checkpoints (default: 2 per sequence, 64 or more on a CPU; at "
+         "most a quarter)"},
         {OPT_INT, 0, "kv-tokens", 0, &f.kv_tokens, 1, 1 << 30, "N",
          "size of the KV cache in tokens (default: by --kv-memory)"},
         {OPT_FLAG, 0, "no-prefix-cache", "no-enable-prefix-caching", &f.no_prefix_cache, 0, 0, 0,

@@ -14,6 +14,7 @@ enum {
     TOKEN_EXTRA = 8,     /* bytes of bookkeeping for a token of the KV cache */
     CHECKPOINTS = 2,     /* checkpoints of recurrent states per running sequence */
     LEAST_CHECKPOINTS = 8,
+    HOST_CHECKPOINTS = 64, /* at least, where slots take memory only once they are used */
     MOST_CHECKPOINTS = 1 << 16,
 };
 
@@ -144,6 +145,15 @@ int sizing_sequences(const struct runtime_options *opt, const struct network *ne
                             or_default(opt->context, context), opt->max_seqs_gpu);
 }
 
+int sizing_checkpoints(size_t slot, int max_seqs, bool gpu, size_t room)
+{
+    size_t n = CHECKPOINTS * (size_t)max_seqs, most = room / 4 / slot;
+    size_t least = gpu ? LEAST_CHECKPOINTS : HOST_CHECKPOINTS;
+    n = n < least ? least : n;
+    n = n < most ? n : most;
+    return (int)(n < MOST_CHECKPOINTS ? n : MOST_CHECKPOINTS);
+}
+
 /* Number of slots for recurrent states: one per running sequence, a second one if it may draft, and checkpoints as memory
  * allows. Slots reduce the memory for keys and values. */
 static int size_states(const struct runtime_options *opt, const struct network *net,
@@ -155,13 +165,10 @@ static int size_states(const struct runtime_options *opt, const struct network *
     int draft = lim->max_seqs < DRAFT_SEQS ? lim->max_seqs : DRAFT_SEQS;
     int own = lim->max_seqs + (net->mtp.fc ? draft : 0);
     r->taken += slot * (size_t)own;
-    size_t n = CHECKPOINTS * (size_t)lim->max_seqs, most = SIZE_MAX;
-    n = n < LEAST_CHECKPOINTS ? LEAST_CHECKPOINTS : n;
+    size_t room = !r->free ? SIZE_MAX : r->usable > r->taken ? r->usable - r->taken : 0;
+    size_t n = (size_t)sizing_checkpoints(slot, lim->max_seqs, r->on_gpu, room);
     if (opt->state_bytes)
         n = opt->state_bytes / slot;
-    else if (r->free)
-        most = r->usable > r->taken ? (r->usable - r->taken) / 4 / slot : 0;
-    n = n < most ? n : most;
     n = n < MOST_CHECKPOINTS ? n : MOST_CHECKPOINTS;
     r->taken += n * slot;
     return own + (int)n;

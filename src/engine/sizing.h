@@ -20,6 +20,10 @@ size_t sizing_token_bytes(const struct runtime_options *opt, const struct networ
 enum dtype sizing_kv_type(enum dtype t); /* DT_NONE becomes the default */
 bool sizing_has_adapters(const struct runtime_options *opt);
 
+/* The default number of checkpoints of recurrent states, `slot` bytes each, with `room` bytes left beside the weights and
+ * the states of running sequences. */
+int sizing_checkpoints(size_t slot, int max_seqs, bool gpu, size_t room);
+
 /* Free memory while the KV cache is sized. */
 struct cache_room {
     size_t free;   /* 0 = not known */
