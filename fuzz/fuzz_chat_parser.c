@@ -14,6 +14,7 @@ static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t ho
     struct chat_parse_options opt = {.tools = !(how & 8),
                                      .reasoning = !(how & 16),
                                      .in_reasoning = how & 32,
+                                     .continues = how & 64,
                                      .event = chat_message_event,
                                      .arg = &m};
     struct chat_parser *p = chat_parser_new((enum chat_format)(how % CHAT_N_FORMATS), &opt);

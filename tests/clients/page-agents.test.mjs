@@ -1,4 +1,4 @@
-// The page, working with agents' things: models and adapters, going on, edited answers, effort of thinking, exports, an
+// The page and agents: models and adapters, Continue, edited answers, effort of thinking, exports, an
 // installable page, titles, and the server's tools, which run only with the user's consent.
 import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";

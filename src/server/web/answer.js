@@ -24,7 +24,7 @@ addEventListener("pagehide", () => {
 
 /* view: { changed(conv, node), ended(conv, node), failed(conv, error), dropped(conv, turns), toolFailed(why),
  * confirm(conv, call, tool, signal) -> Promise of "run", "always" or "" }.
- * Answers the message `parent`, or goes on with the answer `node`. Throws TooLong if the path can never fit. Every other
+ * Answers the message `parent`, or continues the answer `node`. Throws TooLong if the path can never fit. Every other
  * failure is stored in the answer. */
 export async function answer(conv, { parent, node }, model, view) {
   if (runs.has(conv.id)) return;
@@ -107,7 +107,7 @@ async function stream(conv, { parent, begun }, model, view, run, { list, last })
   }
   if (start > before) view.dropped(conv, path.slice(before, start).filter(n => n.role === "user").length);
   run.node = node;
-  if (begun) goOn(node, run);
+  if (begun) reopen(node, run);
   await chats.add(conv, node);
   view.changed(conv, node);
   let saving = 0,
@@ -132,8 +132,8 @@ async function stream(conv, { parent, begun }, model, view, run, { list, last })
   return end(conv, node, view, run, failure, false);
 }
 
-/* An answer that ended is written again. */
-function goOn(node, run) {
+/* Prepares an answer that had ended for more text. */
+function reopen(node, run) {
   chats.claim(node);
   node.status = "streaming";
   for (const field of ["error", "finish", "full", "usage"]) delete node[field];

@@ -179,7 +179,7 @@ async function nameIt(c) {
   sidebar.refresh();
 }
 
-/* to: { parent } to answer it, { node } to go on with it */
+/* to: { parent } is answered, { node } is continued */
 async function ask(c, to) {
   titles.stop();
   const pending = answers.answer(c, to, models.of(c.record), view);
@@ -271,15 +271,15 @@ async function retry(n) {
   }
 }
 
-/* Goes on with an answer where it ended. */
-const mayGoOn = n =>
+/* Continues an answer where it ended. */
+const mayContinue = n =>
   n.id === conv.leaf &&
   !n.calls?.length &&
   !!(n.content || n.reasoning) &&
   (n.status !== "done" || n.finish === "length" || !!n.edited);
-async function goOn(n) {
+async function resume(n) {
   if (busy() || (!model.id && !(await greet()))) return;
-  announce("Going on.");
+  announce("Continuing.");
   try {
     await ask(conv, { node: n });
   } catch (e) {
@@ -425,8 +425,8 @@ function wire() {
     later,
     saveAnswer: (n, content, keep) => rewrite(n, { content }, keep),
     retry,
-    goOn,
-    mayGoOn,
+    resume,
+    mayContinue,
     step,
     siblings: n => conv.siblings(n),
   });

@@ -18,7 +18,7 @@ export function newNode(chat, parent, role, content, more = {}) {
   return node;
 }
 
-/* This tab goes on writing the message. */
+/* From now on this tab writes the message. */
 export const claim = node => own.add(node.id);
 
 export class Conversation {

@@ -221,7 +221,7 @@ function toolRow(t, i) {
   );
 }
 
-/* A switch for each of the server's tools, and which of its MCP servers are not there. */
+/* A switch for each of the server's tools, and the state of MCP servers that do not run. */
 function serverTools() {
   const list = tools.serverTools(),
     servers = [...new Set(list.map(t => t.server))];
@@ -387,7 +387,7 @@ function redraw(why) {
   box.scrollTop = top;
 }
 
-/* The server's tools may have changed since the page was opened. */
+/* The list may have changed since the page was opened. */
 async function refreshTools() {
   const state = () => JSON.stringify([tools.serverTools(), tools.missingServers()]),
     was = state();

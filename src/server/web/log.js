@@ -81,7 +81,7 @@ const toEnd = () => {
   log().scrollTop = log().scrollHeight;
 };
 const atEnd = () => log().scrollHeight - log().scrollTop - log().clientHeight < NEAR;
-/* Does what changes the log's size; its end stays in view. */
+/* Runs `change`, which changes the log's size. If the end was in view, it stays there. */
 export function resize(change) {
   const follow = atEnd();
   change();
@@ -185,7 +185,7 @@ export function confirm(conversation, call, tool, signal) {
     log().append(box);
     toEnd();
     announce(`The model wants to run ${tool.remote}.`);
-    // not on a button: a key that was meant for something else must not allow a call
+    // the focus is not on a button: a key press meant for the input must not allow a call
     if (!$("input").value) box.focus();
   });
 }

@@ -61,7 +61,7 @@ function drawThinking(box, n) {
   d.lastChild.textContent = n.reasoning;
 }
 
-/* act: { edit(n), later(n), saveAnswer(n, text, keep), retry(n), goOn(n), mayGoOn(n), step(n, by), siblings(n) } */
+/* act: { edit(n), later(n), saveAnswer(n, text, keep), retry(n), resume(n), mayContinue(n), step(n, by), siblings(n) } */
 function drawMeta(n, act, live) {
   const meta = el("div", { class: "meta" });
   const all = act.siblings(n),
@@ -82,8 +82,8 @@ function drawMeta(n, act, live) {
     );
   if (n.role === "assistant" && figures(n)) meta.append(el("span", { class: "figures" }, figures(n)));
   if (live) return meta;
-  if (n.role === "assistant" && act.mayGoOn(n))
-    meta.append(button("Continue", () => act.goOn(n), { title: "Go on where the answer ended" }));
+  if (n.role === "assistant" && act.mayContinue(n))
+    meta.append(button("Continue", () => act.resume(n), { title: "Continue where the answer ended" }));
   if (n.role === "assistant") meta.append(button("Retry", () => act.retry(n)));
   const edit = button("Edit", () => (n.role === "user" ? act.edit(n) : openEditor(n, act)), { class: "edit" });
   if (n.role === "user" || n.content) meta.append(edit);

@@ -43,7 +43,7 @@ export function fields(record) {
   return out;
 }
 
-/* What a new conversation begins with. */
+/* Fields of a new conversation. */
 export const defaults = () => ({
   ...(settings.model ? { model: settings.model } : {}),
   ...(settings.effort ? { effort: settings.effort } : {}),

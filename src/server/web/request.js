@@ -24,12 +24,12 @@ export const userText = n => [...(n.files ?? []).map(fenced), n.content].filter(
 /* Whether a message has content for the model. */
 const spoken = n => n.role !== "assistant" || n.content || n.calls?.length;
 
-/* goOn: the last message is an answer to continue. */
-export function messages(path, system, goOn) {
+/* continued: the last message is an answer that the model continues. */
+export function messages(path, system, continued) {
   const out = system ? [{ role: "system", content: system }] : [];
   const lastUser = path.findLastIndex(n => n.role === "user");
   path.forEach((n, i) => {
-    if (!spoken(n) && !(goOn && i === path.length - 1)) return;
+    if (!spoken(n) && !(continued && i === path.length - 1)) return;
     if (n.role === "user") {
       // two user messages in a row, after a failed answer: many templates need alternating roles
       if (out.at(-1)?.role === "user") out.at(-1).content += "\n\n" + userText(n);
@@ -80,8 +80,8 @@ export async function fit(path, system, body, context, { full = false, signal } 
   const start = startOf(path),
     room = Math.min(body.max_tokens ?? Infinity, Math.ceil(context / 4));
   const extra = system + JSON.stringify(body.tools ?? "");
-  const goOn = body.continue_final_message;
-  const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system, goOn) } });
+  const continued = body.continue_final_message;
+  const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system, continued) } });
   if (!full && atMost(path, start, extra) + room <= context) return whole(start);
   const count = async at => {
     const fields = ["messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message"],

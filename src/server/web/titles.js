@@ -14,7 +14,7 @@ const SMALLEST = 1e8, // parameters of a model that can write titles
   WAIT_MS = 60000;
 
 let ctl = null;
-/* The user's requests come first. */
+/* Aborts the request: those of the user have priority. */
 export const stop = () => ctl?.abort();
 
 /* One line without marks, or "" if the text is no title. */

@@ -114,13 +114,13 @@ export async function mcpTools(tool) {
 /* The server's tools: [{ server, name, description, parameters, key }]; none if it has none. */
 let ofServer = [],
   missing = [];
-/* Servers whose tools are not there: [{ name, state, error }]. */
+/* MCP servers that are not running: [{ name, state, error }]. */
 export const missingServers = () => missing;
 export const serverTools = () => ofServer;
 export async function loadServerTools() {
   const { tools = [], servers = [] } = await api.call("mcp/tools").then(
     r => r.json(),
-    () => ({}), // told by the request for the models
+    () => ({}), // the request for the models reports what is wrong
   );
   missing = servers.filter(s => s.state !== "running");
   const known = tools.filter(t => typeof t?.name === "string");
