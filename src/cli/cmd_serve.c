@@ -23,7 +23,8 @@ struct serve_flags {
     struct opt_list page_origins, breakers;
     float step_ms;
     int body_mb, kv_tokens, store_mb, lora_rank;
-    bool no_prefix_cache;
+    int image_pixels, image_tokens;
+    bool no_prefix_cache, no_images;
     bool ignored;
     const char *ignored_text;
 };
@@ -66,6 +67,9 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
         return false;
     e->runtime.max_seqs = max_seqs;
     e->runtime.kv_tokens = f->kv_tokens;
+    e->runtime.images = !f->no_images;
+    e->runtime.image_features = f->image_tokens;
+    f->srv.max_image_pixels = f->image_pixels;
     if (f->srv.allow_lora_loading)
         e->runtime.lora_rank = f->lora_rank;
     if (!sampling_check(u, f->samplers, &f->srv.sample.order, &f->breakers))
@@ -170,6 +174,12 @@ int cmd_serve(int argc, char **argv)
         {OPT_INT, 0, "max-body-mb", 0, &f.body_mb, 1, 1024, "N", NULL},
         {OPT_STRING, 0, "max-unsent", 0, &f.max_unsent, 0, 0, "SIZE",
          "output buffered for a client that reads slowly (default 64M)"},
+        {OPT_FLAG, 0, "no-images", 0, &f.no_images, 0, 0, 0,
+         "do not load the model's image tower: it reads text only"},
+        {OPT_INT, 0, "max-image-pixels", 0, &f.image_pixels, 1, 1 << 30, "N",
+         "largest image that is decoded, width x height (default 33554432)"},
+        {OPT_INT, 0, "max-image-tokens", 0, &f.image_tokens, 4, 16384, "N",
+         "larger images are made smaller until they are N tokens (default 4096)"},
         {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_STRING, 0, "slot-save-path", 0, &f.srv.slot_save_path, 0, 0, "DIR",

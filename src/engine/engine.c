@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/images.h"
 #include "engine/workers.h"
 
 #include <string.h>
@@ -512,6 +513,7 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
         r->max_seqs_gpu = MOST_SEQS_GPU;
     }
     r->read_rows = MIN_ROWS_TO_READ; /* decodes must leave rows for prompt chunks */
+    e->images = image_cache_new();
     e->inbox_end = &e->inbox;
     e->calls_end = &e->calls;
     pthread_mutex_init(&e->lock, NULL);
@@ -575,6 +577,7 @@ void engine_close(struct engine *e)
         mem_free(e->steps[i].items);
         mem_free(e->steps[i].seqs);
     }
+    image_cache_free(e->images);
     mem_free(e->shares);
     mem_free(e->touched);
     mem_free(e->logits);
@@ -619,7 +622,12 @@ int engine_context(const struct engine *e)
 
 struct encoder *engine_encoder(const struct engine *e)
 {
-    return e->rt->encoder;
+    return e->rt ? e->rt->encoder : NULL;
+}
+
+struct image_cache *engine_image_cache(const struct engine *e)
+{
+    return e->images;
 }
 
 struct adapters *engine_adapters(const struct engine *e)

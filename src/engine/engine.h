@@ -146,8 +146,9 @@ const struct runtime *
 engine_runtime(const struct engine *e);     /* for the engine's own files and tests */
 int engine_context(const struct engine *e); /* the most tokens of a sequence */
 int engine_max_queue(const struct engine *e);
-struct adapters *engine_adapters(const struct engine *e); /* NULL = none */
-struct encoder *engine_encoder(const struct engine *e);   /* of images; NULL = none */
+struct adapters *engine_adapters(const struct engine *e);       /* NULL = none */
+struct encoder *engine_encoder(const struct engine *e);         /* of images; NULL = none */
+struct image_cache *engine_image_cache(const struct engine *e); /* engine/images.h */
 
 /* On SUBMIT_OK *out is the caller's handle until request_free. out may be NULL: the request is never cancelled. */
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,

@@ -64,6 +64,7 @@ struct engine_call {
 
 struct engine {
     pthread_t thread;
+    struct image_cache *images; /* features of recent images */
     bool has_thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;

@@ -22,6 +22,8 @@ struct tower_config {
     int64_t min_pixels, max_pixels;
     enum image_filter filter;
     float mean[3], std[3]; /* of channels between 0 and 1 */
+    /* An image in a prompt, and the token in it that stands for a feature. */
+    const char *mark, *placeholder;
 };
 
 /* Whether the file has a tower that Steel runs. */

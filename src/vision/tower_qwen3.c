@@ -65,6 +65,8 @@ static bool read_tower(const struct meta_reader *in)
                          "(gelu_pytorch_tanh is)",
                          in->f->path, act);
     t->merge = t->frames = 2;
+    t->mark = "<|vision_start|><|image_pad|><|vision_end|>";
+    t->placeholder = "<|image_pad|>";
     if (!reader_int(in, "depth", NULL, 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
         !reader_int(in, "hidden_size", NULL, 1, 1 << 16, true, &c->n_embd) ||
         !reader_int(in, "num_heads", NULL, 1, 1 << 10, true, &c->n_heads) ||

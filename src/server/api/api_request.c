@@ -76,6 +76,7 @@ static void api_request_free(struct api_request *req)
     token_rules_free(req->rules);
     embed_request_free(req->embed);
     mcp_call_free(req->mcp_call);
+    prompt_images_free(req->images);
     mcp_list_release(req->mcp_list);
     gen_params_clear(&req->p);
     json_decref(req->completion.fields);
@@ -238,6 +239,8 @@ void api_request_run(struct job *job)
     req->n_prompts = 0;
     req->chat = NULL;
     req->mcp_call = NULL;
+    prompt_images_abandon(req->images);
+    req->images = NULL;
     req->rules = NULL;
     req->responses = NULL;
     if (req->embed && !embed_request_done(req->embed))
@@ -346,6 +349,7 @@ static bool submit(struct api_request *req)
             .n_loras = req->n_loras,
         };
         memcpy(spec.loras, req->loras, sizeof spec.loras);
+        prompt_images_submit(req->images, &spec);
         struct error e = {0};
         enum submit_result res = engine_submit(s->engine, &spec, &part->request, &e);
         ok = res == SUBMIT_OK;
@@ -355,6 +359,10 @@ static bool submit(struct api_request *req)
             set_submit_error(req, res, &e, i);
     }
     mem_free(salt);
+    if (!req->responses || !req->responses->mcp) { /* the engine has copied what it needs */
+        prompt_images_free(req->images);
+        req->images = NULL;
+    }
     if (!ok)
         cancel(req); /* all prompts are accepted, or none */
     for (int i = 0; ok && first && i < req->n_choices; i++)

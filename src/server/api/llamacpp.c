@@ -153,7 +153,8 @@ void get_props(struct server *s, struct http_exchange *x)
     jsonout_text(&b, s->name);
     buf_adds(&b, ",\"model_path\":");
     jsonout_text(&b, m.path);
-    buf_adds(&b, ",\"modalities\":{\"vision\":false,\"audio\":false},\"chat_template\":");
+    buf_addf(&b, ",\"modalities\":{\"vision\":%s,\"audio\":false},\"chat_template\":",
+             engine_encoder(s->engine) ? "true" : "false");
     jsonout_text(&b, s->chat_source.template ? s->chat_source.template : "");
     buf_adds(&b, ",\"bos_token\":");
     jsonout_text(&b, s->chat_source.bos ? s->chat_source.bos : "");

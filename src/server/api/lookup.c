@@ -223,6 +223,8 @@ void add_capabilities(const struct server *s, struct buf *b)
         buf_adds(b, ",\"tools\"");
     if (s->chat && chat_caps(s->chat)->reasoning_key)
         buf_adds(b, ",\"thinking\"");
+    if (engine_encoder(s->engine))
+        buf_adds(b, ",\"vision\"");
     buf_adds(b, "]");
 }
 

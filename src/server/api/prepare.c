@@ -50,10 +50,12 @@ bool api_request_encode_prompt(struct api_request *req, struct buf *prompt, stru
     const struct tokenizer *t = need_tokenizer(req);
     if (!t)
         return false;
+    prompt_images_show(req->images, prompt);
     if (!tokenizer_encode_prompt(t, prompt->p, prompt->len, chat_template_text(req->server->chat),
                                  &req->budget, out, &e))
         return api_request_refuse(req, NULL, &e);
-    return true;
+    return prompt_images_expand(req->images, out, &e) ||
+           api_request_refuse(req, req->endpoint->prompt_field, &e);
 }
 
 bool api_request_encode(struct api_request *req, const char *text, size_t n, int flags,
@@ -271,6 +273,25 @@ bool prepare_detokenize(struct api_request *req, const json_t *body)
     return true;
 }
 
+/* Ready to take images out of the body, if there can be any. */
+static void expect_images(struct api_request *req)
+{
+    const struct image_rules rules = {.max_pixels = req->server->opt.max_image_pixels,
+                                      .stop = &req->cancelled,
+                                      .budget = &req->budget,
+                                      .salt = req->key};
+    bool kept = req->endpoint->prepare == prepare_responses; /* earlier items may have images */
+    if (kept || (req->n_body && memmem(req->body, req->n_body, "image", 5)))
+        req->images = prompt_images_new(req->server->engine, &rules);
+}
+
+static bool encode_images(struct api_request *req)
+{
+    struct error e = {0};
+    return prompt_images_encode(req->images, &e) ||
+           api_request_refuse(req, req->endpoint->prompt_field, &e);
+}
+
 void api_request_prepare(struct api_request *req)
 {
     if (req->embed) { /* second pass: the embeddings are computed */
@@ -278,11 +299,12 @@ void api_request_prepare(struct api_request *req)
         return;
     }
     if (req->choices) { /* of an earlier round */
-        if (prepare_responses_again(req))
-            api_request_resolve(req);
+        if (prepare_responses_again(req) && api_request_resolve(req))
+            encode_images(req);
         return;
     }
     req->budget = budget_for(req->n_body, &req->cancelled);
+    expect_images(req);
     bool none = !req->n_body && req->endpoint->body_optional;
     json_t *body = none ? json_object() : api_parse(req->body, req->n_body, &req->err);
     mem_free(req->body);
@@ -292,7 +314,8 @@ void api_request_prepare(struct api_request *req)
     const struct endpoint *e = req->endpoint;
     bool ok = fields_check(e, body, &req->err) &&
               (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) && e->prepare(req, body);
-    ok = ok && (e->effect != ENDPOINT_GENERATES || req->reply.len || api_request_resolve(req));
+    ok = ok && (e->effect != ENDPOINT_GENERATES || req->reply.len ||
+                (api_request_resolve(req) && encode_images(req)));
     CHECK(ok == (req->err.status == 0), "%s failed without a reason", e->name);
     json_decref(body);
 }

@@ -37,20 +37,14 @@ static bool check_parts(const json_t *messages, struct api_error *err)
     return true;
 }
 
-static bool is_image(const json_t *part)
-{
-    const char *type = json_string_value(json_object_get(part, "type"));
-    return type &&
-           (!strcmp(type, "image_url") || !strcmp(type, "image") || !strcmp(type, "input_image"));
-}
-
 static bool has_image(const json_t *m)
 {
     size_t k;
     const json_t *part;
     const char *role = json_string_value(json_object_get(m, "role"));
     if (role && !strcmp(role, "tool"))
-        json_array_foreach(json_object_get(m, "content"), k, part) if (is_image(part)) return true;
+        json_array_foreach(json_object_get(m, "content"), k,
+                           part) if (image_is_part(part)) return true;
     return false;
 }
 
@@ -68,7 +62,7 @@ static json_t *images_as_text(const json_t *messages)
         json_t *content = json_copy(json_object_get(m, "content")), *fitted = json_copy(m);
         json_array_foreach(content, k, part)
         {
-            if (is_image(part))
+            if (image_is_part(part))
                 json_array_set_new(content, k,
                                    json_pack("{s:s,s:s}", "type", "text", "text", API_NO_IMAGE));
         }
@@ -76,6 +70,16 @@ static json_t *images_as_text(const json_t *messages)
         json_array_set_new(out, i, fitted);
     }
     return out ? out : json_incref((json_t *)messages);
+}
+
+/* The messages of a body with marks in place of images. A new reference; NULL with an error. */
+static json_t *take_images(struct api_request *req, const json_t *body)
+{
+    struct error e = {0};
+    json_t *taken = prompt_images_take(req->images, api_member(body, "messages"), &e);
+    if (e.msg[0])
+        api_request_refuse(req, "messages", &e);
+    return taken;
 }
 
 bool check_messages(const json_t *v, struct api_error *err)
@@ -269,7 +273,8 @@ static void add_beginning(const struct api_request *req, const struct prefill *f
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt)
 {
     struct chat_prompt *chat = mem_zalloc(1, sizeof *chat);
-    json_t *readable = images_as_text(api_member(body, "messages")), *messages = readable;
+    json_t *taken = take_images(req, body);
+    json_t *readable = images_as_text(taken), *messages = readable;
     const json_t *tools = api_member(body, "tools");
     json_t *kwargs = NULL, *shorter = NULL;
     enum tool_mode mode;
@@ -282,7 +287,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
                  "this model has no usable chat template: %s", req->server->chat_error.msg);
         goto out;
     }
-    if (!check_messages(messages, &req->err) || !check_tools(tools, &req->err) ||
+    if (req->err.status || !check_messages(messages, &req->err) || !check_tools(tools, &req->err) ||
         !read_tool_choice(body, tools, &mode, &name, &req->err) ||
         !api_bool(body, "parallel_tool_calls", &parallel, &req->err) ||
         !api_bool(body, "add_generation_prompt", &generation, &req->err) ||
@@ -320,6 +325,7 @@ out:
     json_decref(kwargs);
     json_decref(shorter);
     json_decref(readable);
+    json_decref(taken);
     buf_clear(&prefill.text);
     buf_clear(&prefill.reasoning);
     return ok;
@@ -431,10 +437,13 @@ bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool 
     struct buf prompt = {0};
     const char *thinking = json_string_value(json_object_get(api_member(body, "thinking"), "type"));
     bool shown = thinking && strcmp(thinking, "disabled") != 0;
-    json_t *chat = NULL;
-    bool ok = gen_params_read(body, PARAMS_MESSAGES, &req->server->opt.sample,
+    json_t *chat = NULL, *messages = take_images(req, body), *taken = json_copy((json_t *)body);
+    if (messages)
+        json_object_set_new(taken, "messages", messages);
+    bool ok = !req->err.status &&
+              gen_params_read(body, PARAMS_MESSAGES, &req->server->opt.sample,
                               api_request_n_vocab(req), &req->p, &req->err) &&
-              (chat = anthropic_translate(body, generate, &req->err)) &&
+              (chat = anthropic_translate(taken, generate, &req->err)) &&
               prepare_conversation(req, chat, &prompt) &&
               api_request_encode_prompt(req, &prompt, api_request_add_prompt(req)) &&
               api_request_constrain(req, chat);
@@ -443,6 +452,7 @@ bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool 
         req->chat->hide_thinking = !shown;
     buf_clear(&prompt);
     json_decref(chat);
+    json_decref(taken);
     return ok;
 }
 
@@ -477,6 +487,7 @@ bool prepare_responses(struct api_request *req, const json_t *body)
     struct responses_request *r = mem_zalloc(1, sizeof *r);
     req->responses = r;
     r->servers = req->mcp_list;
+    r->images = req->images;
     json_t *chat = responses_translate(body, req->server->store, req->owner,
                                        req->id + strlen("resp_"), req->responses, &req->err);
     bool ok = chat && gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
@@ -509,13 +520,18 @@ static bool prepare_ollama(struct api_request *req, const json_t *body, bool gen
         return true;
     }
     bool raw = false;
-    json_t *chat = ollama_translate(body, generate, &raw, &req->err);
+    struct error e = {0};
+    json_t *taken = prompt_images_take_lists(req->images, body, &e);
+    if (!taken)
+        return api_request_refuse(req, "images", &e);
+    json_t *chat = ollama_translate(taken, generate, &raw, &req->err);
     bool ok = chat && (raw ? prepare_completions(req, chat)
                            : gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
                                              api_request_n_vocab(req), &req->p, &req->err) &&
                                  prepare_translated(req, chat) && api_request_constrain(req, chat));
     ok = ok && api_int(chat, "num_ctx", 0, INT32_MAX, &req->p.context, &req->err);
     json_decref(chat);
+    json_decref(taken);
     return ok;
 }
 

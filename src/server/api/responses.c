@@ -4,6 +4,7 @@
  * to JSON; the only state is the store. Unsupported fields are refused by name.
  */
 #include "server/api/responses.h"
+#include "engine/images.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
 #include "server/api/mcp_loop.h"
@@ -40,6 +41,7 @@ struct responses_reader {
     struct buf thinking; /* not yet part of a message */
     struct store *store;
     const char *owner;
+    struct prompt_images *images;
     int n_references;
     size_t n_read;             /* bytes of kept items parsed so far */
     struct json_counts counts; /* values in them */
@@ -64,10 +66,11 @@ static void add_string(struct buf *out, const json_t *v)
     buf_add(out, json_string_value(v), json_string_length(v));
 }
 
-/* Returns the text of content: a string, or text parts. `shown`: the text that stands for an image, or NULL if
+/* Returns the text of content: a string, or text parts. images: takes images; NULL = the model reads text. `shown`: the
+ * text that then stands for an image, or NULL if
  * images are refused. */
-static bool content_text(const json_t *v, const char *where, const char *shown, struct buf *out,
-                         struct api_error *err)
+static bool content_text(const json_t *v, const char *where, struct prompt_images *images,
+                         const char *shown, struct buf *out, struct api_error *err)
 {
     size_t i;
     const json_t *part;
@@ -81,6 +84,14 @@ static bool content_text(const json_t *v, const char *where, const char *shown, 
     {
         const char *type = json_string_value(json_object_get(part, "type"));
         const json_t *text = json_object_get(part, "text");
+        if (images && image_is_part(part)) {
+            struct error e = {0};
+            char at[IMAGES_WHERE];
+            snprintf(at, sizeof at, "%.40s[%zu]", where, i);
+            if (!prompt_images_add_part(images, part, at, out, &e))
+                return api_invalid(err, at, "%s", e.msg);
+            continue;
+        }
         if (shown && type && !strcmp(type, "input_image")) {
             buf_adds(out, shown);
             continue;
@@ -127,7 +138,7 @@ static bool add_message(struct responses_reader *r, const json_t *item, const ch
     char at[80];
     snprintf(at, sizeof at, "%s.content", where);
     struct buf text = {0};
-    bool ok = content_text(json_object_get(item, "content"), at, NULL, &text, r->err);
+    bool ok = content_text(json_object_get(item, "content"), at, r->images, NULL, &text, r->err);
     if (ok && !strcmp(role, "assistant")) {
         const json_t *had = json_object_get(r->last, "content");
         /* Text after a tool call begins a new message. */
@@ -191,7 +202,8 @@ static bool add_result(struct responses_reader *r, const json_t *item, const cha
     snprintf(at, sizeof at, "%s.output", where);
     if (!json_is_string(id))
         return api_invalid(r->err, where, "%s.call_id must be a string", where);
-    bool ok = content_text(json_object_get(item, "output"), at, API_NO_IMAGE, &text, r->err);
+    bool ok =
+        content_text(json_object_get(item, "output"), at, r->images, API_NO_IMAGE, &text, r->err);
     if (ok)
         json_array_append_new(r->messages,
                               json_pack("{s:s,s:O,s:o}", "role", "tool", "tool_call_id", id,
@@ -317,8 +329,9 @@ static bool add_reasoning(struct responses_reader *r, const json_t *item, const 
     r->last = NULL;
     buf_reset(&r->thinking);
     if (json_array_size(content))
-        return content_text(content, where, NULL, &r->thinking, r->err);
-    return !json_array_size(summary) || content_text(summary, where, NULL, &r->thinking, r->err);
+        return content_text(content, where, NULL, NULL, &r->thinking, r->err);
+    return !json_array_size(summary) ||
+           content_text(summary, where, NULL, NULL, &r->thinking, r->err);
 }
 
 /* Parses kept items. All kept items of a request together stay within the limits of a body. NULL with an
@@ -756,6 +769,7 @@ json_t *responses_translate(const json_t *body, struct store *store, const char 
     struct responses_reader rd = {.messages = json_array(),
                                   .store = store,
                                   .owner = owner,
+                                  .images = r->images,
                                   .results = json_array(),
                                   .requests = json_object(),
                                   .approved = r->approved,

@@ -13,12 +13,14 @@ struct api_request;
 struct mcp_list;
 struct responses_mcp;
 struct store;
+struct prompt_images;
 
 struct responses_request {
     struct buf echo;                /* request fields as JSON: ,"instructions":...,"tools":... */
     struct kept_items input;        /* of this request */
     char *previous;                 /* owned; NULL = none */
     char *conversation;             /* its id; owned; NULL = none */
+    struct prompt_images *images;   /* of the request; NULL = the model reads text only */
     json_t *tool_names;             /* owned; see responses_tool_of */
     bool keep;                      /* store */
     bool summary;                   /* send thinking as a summary */

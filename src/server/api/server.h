@@ -24,6 +24,7 @@ struct server_options {
         *page_origins; /* (n_page_origins) origins that tools of the web page may call */
     int n_page_origins;
     size_t store_bytes;           /* for responses kept for previous_response_id */
+    int64_t max_image_pixels;     /* 0 = IMAGE_DEFAULT_PIXELS (image.h) */
     size_t max_unsent;            /* bytes of output buffered for a slow client */
     const char *slot_save_path;   /* folder of saved slots; NULL = they are not saved */
     bool allow_lora_loading;      /* clients may load and unload adapters */

@@ -18,6 +18,7 @@
 
 #include "base/budget.h"
 #include "engine/embed.h"
+#include "engine/images.h"
 #include "server/http/jobs.h"
 #include "server/http/jsonout.h"
 #include "server/http/log.h"
@@ -178,11 +179,12 @@ struct api_request {
     struct grammar *grammar;             /* constraint on the output; NULL = none; a reference */
     struct token_rules *rules;           /* other rules about its tokens; NULL = none */
     struct completion_options completion;
-    struct event *prompt_timer;  /* limit on the time to the first token, or NULL */
-    struct embed_request *embed; /* embeddings or rerank scores; else NULL */
-    struct mcp_list *mcp_list;   /* MCP servers when the request came; NULL = none */
-    struct mcp_call *mcp_call;   /* /mcp/call; else NULL */
-    struct buf reply;            /* JSON to send unchanged; empty = generate */
+    struct event *prompt_timer;   /* limit on the time to the first token, or NULL */
+    struct embed_request *embed;  /* embeddings or rerank scores; else NULL */
+    struct prompt_images *images; /* of the prompt; NULL = none */
+    struct mcp_list *mcp_list;    /* MCP servers when the request came; NULL = none */
+    struct mcp_call *mcp_call;    /* /mcp/call; else NULL */
+    struct buf reply;             /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;
     /* running */
     struct prompt_request *parts; /* (n_prompts) */

@@ -1,0 +1,403 @@
+/* See images.h. */
+#include "engine/images.h"
+#include "base/mem.h"
+#include "base/siphash.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+enum {
+    MAX_IMAGES = 256,
+    NONCE = 32, /* characters */
+    INDEX = 4,
+    PIXELS_A_UNIT = 4, /* of the budget */
+    CACHE_ENTRIES = 64,
+    CACHE_BYTES = 256 << 20,
+    ID_WORDS = 4,
+};
+#define MARK                                                                                       \
+    "image" /* then the nonce and the index, all letters and digits: no template changes them */
+enum { MARK_LEN = sizeof MARK - 1 + NONCE + INDEX };
+
+/* Features that the cache and prompts share. Under the cache's lock. */
+struct seen {
+    uint8_t id[32];
+    struct features features;
+    int n_users;
+    uint64_t used; /* time of the last use */
+};
+
+struct image_cache {
+    pthread_mutex_t lock;
+    struct seen *entries[CACHE_ENTRIES]; /* NULL = free */
+    uint64_t now;
+    size_t bytes;
+    uint64_t keys[ID_WORDS][2]; /* secrets of the content ids */
+};
+
+struct item {
+    char *bytes; /* (n) the file */
+    size_t n;
+    char where[IMAGES_WHERE];
+    int rows, cols; /* of features; 0 = not known yet */
+    struct seen *seen;
+};
+
+struct prompt_images {
+    struct engine *engine;
+    struct image_cache *cache;
+    struct image_rules rules;
+    struct item items[MAX_IMAGES];
+    int n;
+    char mark[MARK_LEN + 1]; /* without the index */
+    int order[MAX_IMAGES];   /* (n_shown) the item of each image of the prompt */
+    struct image_span spans[MAX_IMAGES];
+    struct prompt_embeds embeds[MAX_IMAGES];
+    int n_shown;
+    int32_t *pos; /* (n_tokens, 3) */
+    int n_tokens;
+    bool ready; /* the features are computed */
+};
+
+static void random_bytes(void *to, size_t n)
+{
+    CHECK(getrandom(to, n, 0) == (ssize_t)n, "the kernel has no random bytes");
+}
+
+/* The cache */
+
+struct image_cache *image_cache_new(void)
+{
+    struct image_cache *c = mem_zalloc(1, sizeof *c);
+    pthread_mutex_init(&c->lock, NULL);
+    random_bytes(c->keys, sizeof c->keys);
+    return c;
+}
+
+static size_t seen_bytes(const struct seen *s)
+{
+    return (size_t)s->features.n * (size_t)s->features.width * sizeof(float);
+}
+
+static void seen_free(struct seen *s)
+{
+    features_free(&s->features);
+    mem_free(s);
+}
+
+void image_cache_free(struct image_cache *c)
+{
+    if (!c)
+        return;
+    for (int i = 0; i < CACHE_ENTRIES; i++)
+        if (c->entries[i])
+            seen_free(c->entries[i]);
+    pthread_mutex_destroy(&c->lock);
+    mem_free(c);
+}
+
+static struct seen *cache_find(struct image_cache *c, const uint8_t *id)
+{
+    struct seen *found = NULL;
+    pthread_mutex_lock(&c->lock);
+    for (int i = 0; i < CACHE_ENTRIES && !found; i++)
+        if (c->entries[i] && !memcmp(c->entries[i]->id, id, sizeof c->entries[i]->id))
+            found = c->entries[i];
+    if (found) {
+        found->n_users++;
+        found->used = ++c->now;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return found;
+}
+
+/* The entry that was unused longest; -1 = all are in use. Under the lock. */
+static int cache_oldest(const struct image_cache *c)
+{
+    int best = -1;
+    for (int i = 0; i < CACHE_ENTRIES; i++) {
+        const struct seen *s = c->entries[i];
+        if (s && !s->n_users && (best < 0 || s->used < c->entries[best]->used))
+            best = i;
+    }
+    return best;
+}
+
+static int cache_slot(const struct image_cache *c)
+{
+    for (int i = 0; i < CACHE_ENTRIES; i++)
+        if (!c->entries[i])
+            return i;
+    return -1;
+}
+
+/* Makes room and adds s, which has one user. An image that finds no room belongs to its prompt alone. */
+static void cache_add(struct image_cache *c, struct seen *s)
+{
+    size_t bytes = seen_bytes(s);
+    pthread_mutex_lock(&c->lock);
+    s->used = ++c->now;
+    while (c->bytes + bytes > CACHE_BYTES || cache_slot(c) < 0) {
+        int at = cache_oldest(c);
+        if (at < 0)
+            break;
+        c->bytes -= seen_bytes(c->entries[at]);
+        seen_free(c->entries[at]);
+        c->entries[at] = NULL;
+    }
+    int slot = cache_slot(c);
+    if (slot >= 0 && c->bytes + bytes <= CACHE_BYTES) {
+        c->entries[slot] = s;
+        c->bytes += bytes;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void cache_release(struct image_cache *c, struct seen *s)
+{
+    bool kept = false;
+    pthread_mutex_lock(&c->lock);
+    s->n_users--;
+    for (int i = 0; i < CACHE_ENTRIES; i++)
+        kept |= c->entries[i] == s;
+    bool gone = !kept && !s->n_users;
+    pthread_mutex_unlock(&c->lock);
+    if (gone)
+        seen_free(s);
+}
+
+/* Images to marks */
+
+struct prompt_images *prompt_images_new(struct engine *e, const struct image_rules *rules)
+{
+    uint8_t random[NONCE / 2];
+    if (!engine_encoder(e))
+        return NULL;
+    struct mem_job *job = mem_job_suspend(); /* it holds references to features */
+    struct prompt_images *m = mem_zalloc(1, sizeof *m);
+    mem_job_resume(job);
+    m->engine = e;
+    m->cache = engine_image_cache(e);
+    m->rules = *rules;
+    random_bytes(random, sizeof random);
+    char *at = stpcpy(m->mark, MARK);
+    for (size_t i = 0; i < sizeof random; i++)
+        at += snprintf(at, 3, "%02x", random[i]);
+    return m;
+}
+
+void prompt_images_free(struct prompt_images *m)
+{
+    if (!m)
+        return;
+    for (int i = 0; i < m->n; i++) {
+        mem_free(m->items[i].bytes);
+        if (m->items[i].seen)
+            cache_release(m->cache, m->items[i].seen);
+    }
+    mem_free(m->pos);
+    mem_free(m);
+}
+
+void prompt_images_abandon(struct prompt_images *m)
+{
+    for (int i = 0; m && i < m->n; i++)
+        m->items[i].bytes = NULL;
+    if (m)
+        m->pos = NULL;
+    prompt_images_free(m);
+}
+
+int prompt_images_count(const struct prompt_images *m)
+{
+    return m ? m->n : 0;
+}
+
+bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, const char *where,
+                       struct buf *out, struct error *err)
+{
+    if (m->n == MAX_IMAGES)
+        return error_set(err, "%s: more than %d images", where, MAX_IMAGES);
+    char *copy = mem_ask(n ? n : 1);
+    if (!copy)
+        return error_set(err, "%s: out of memory for the image", where);
+    struct item *item = &m->items[m->n];
+    memcpy(copy, bytes, n);
+    *item = (struct item){.bytes = copy, .n = n};
+    snprintf(item->where, sizeof item->where, "%s", where);
+    buf_addf(out, "%s%04d", m->mark, m->n++);
+    return true;
+}
+
+/* Into the prompt */
+
+void prompt_images_show(struct prompt_images *m, struct buf *prompt)
+{
+    struct buf out = {0};
+    if (!m || !m->n)
+        return;
+    const char *at = prompt->p, *end = at + prompt->len, *next;
+    size_t len = MARK_LEN - INDEX;
+    m->n_shown = 0;
+    while ((next = memmem(at, (size_t)(end - at), m->mark, len)) && end - next >= MARK_LEN) {
+        int index = 0;
+        for (int i = 0; i < INDEX; i++)
+            index = index * 10 + (next[len + (size_t)i] - '0');
+        if (index < 0 || index >= m->n || m->n_shown == MAX_IMAGES)
+            break; /* only a template that changes texts gets here */
+        buf_add(&out, at, (size_t)(next - at));
+        buf_adds(&out, encoder_config(engine_encoder(m->engine))->mark);
+        m->order[m->n_shown++] = index;
+        at = next + MARK_LEN;
+    }
+    buf_add(&out, at, (size_t)(end - at));
+    buf_clear(prompt);
+    *prompt = out;
+}
+
+static bool fail(const struct item *item, struct error *err)
+{
+    return error_prefix(err, "%s", item->where);
+}
+
+static struct image_limits limits_of(const struct prompt_images *m)
+{
+    return (struct image_limits){.max_pixels = m->rules.max_pixels, .stop = m->rules.stop};
+}
+
+/* Reads the image's size, from which the number of its features follows. */
+static bool measure(struct prompt_images *m, struct item *item, struct error *err)
+{
+    const struct tower_config *t = encoder_config(engine_encoder(m->engine));
+    struct image_limits limits = limits_of(m);
+    struct image image;
+    int width = 0, height = 0;
+    if (item->rows)
+        return true;
+    if (!image_decode(item->bytes, item->n, &limits, &image, err))
+        return fail(item, err);
+    bool ok = patches_size(t, image.width, image.height, &width, &height, err);
+    uint64_t pixels = (uint64_t)image.width * (uint64_t)image.height;
+    image_free(&image);
+    if (ok && !budget_spend(m->rules.budget, pixels / PIXELS_A_UNIT))
+        ok = budget_error(m->rules.budget, err);
+    item->rows = height / t->patch / t->merge;
+    item->cols = width / t->patch / t->merge;
+    return ok || fail(item, err);
+}
+
+bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struct error *err)
+{
+    struct token_list out = {0};
+    bool ok = true;
+    int k = 0;
+    if (!m || !m->n_shown)
+        return true;
+    const char *word = encoder_config(engine_encoder(m->engine))->placeholder;
+    int32_t token = tokenizer_find(engine_tokenizer(m->engine, NULL), word, strlen(word));
+    for (size_t i = 0; ok && i < ids->n; i++) {
+        if (ids->ids[i] != token || k == m->n_shown) {
+            token_list_add(&out, ids->ids[i]);
+            continue;
+        }
+        struct item *item = &m->items[m->order[k]];
+        ok = measure(m, item, err);
+        m->spans[k++] = (struct image_span){(int)out.n, item->rows, item->cols};
+        for (int n = 0; ok && n < item->rows * item->cols; n++)
+            token_list_add(&out, token);
+    }
+    token_list_clear(ids);
+    *ids = out;
+    if (ok && k < m->n_shown)
+        ok = error_set(err, "the model's vocabulary has no token %s", word);
+    if (!ok)
+        return false;
+    mem_free(m->pos);
+    m->n_tokens = (int)out.n;
+    m->pos = mem_alloc(out.n * 3 * sizeof *m->pos);
+    image_positions(m->spans, m->n_shown, m->n_tokens, m->pos);
+    return true;
+}
+
+/* The content id of an image for this salt. */
+static void name_item(const struct prompt_images *m, const struct item *item, uint8_t *id)
+{
+    size_t salt = m->rules.salt ? strlen(m->rules.salt) : 0;
+    struct buf all = {0};
+    buf_add(&all, (const char *)&salt, sizeof salt);
+    buf_add(&all, m->rules.salt ? m->rules.salt : "", salt);
+    buf_add(&all, item->bytes, item->n);
+    for (int i = 0; i < ID_WORDS; i++) {
+        uint64_t h = siphash(m->cache->keys[i], all.p, all.len);
+        memcpy(id + 8 * i, &h, sizeof h);
+    }
+    buf_clear(&all);
+}
+
+static bool encode(struct prompt_images *m, const struct item *item, struct features *out,
+                   struct error *err)
+{
+    struct encoder *encoder = engine_encoder(m->engine);
+    struct image_limits limits = limits_of(m);
+    struct image image = {0};
+    struct patches patches = {0};
+    bool ok = image_decode(item->bytes, item->n, &limits, &image, err) &&
+              patches_make(encoder_config(encoder), &image, m->rules.stop, &patches, err);
+    image_free(&image);
+    if (ok) {
+        struct mem_job *job = mem_job_suspend(); /* for features that outlive it */
+        ok = encoder_run(encoder, &patches, m->rules.stop, out, err);
+        mem_job_resume(job);
+    }
+    patches_free(&patches);
+    return ok;
+}
+
+/* Sets item->seen. */
+static bool find_features(struct prompt_images *m, struct item *item, struct error *err)
+{
+    struct features features = {0};
+    uint8_t id[32];
+    if (item->seen)
+        return true;
+    name_item(m, item, id);
+    item->seen = cache_find(m->cache, id);
+    if (item->seen)
+        return true;
+    if (!encode(m, item, &features, err))
+        return fail(item, err);
+    struct mem_job *job = mem_job_suspend();
+    item->seen = mem_zalloc(1, sizeof *item->seen);
+    *item->seen = (struct seen){.features = features, .n_users = 1};
+    memcpy(item->seen->id, id, sizeof id);
+    cache_add(m->cache, item->seen);
+    mem_job_resume(job);
+    return true;
+}
+
+bool prompt_images_encode(struct prompt_images *m, struct error *err)
+{
+    if (!m || !m->n_shown || m->n_tokens > engine_context(m->engine))
+        return true;
+    for (int i = 0; i < m->n_shown; i++) {
+        struct item *item = &m->items[m->order[i]];
+        if (!find_features(m, item, err))
+            return false;
+        m->embeds[i] = (struct prompt_embeds){
+            .at = m->spans[i].at, .n = item->seen->features.n, .rows = item->seen->features.values};
+        memcpy(m->embeds[i].id, item->seen->id, sizeof m->embeds[i].id);
+    }
+    m->ready = true;
+    return true;
+}
+
+void prompt_images_submit(const struct prompt_images *m, struct request_spec *spec)
+{
+    if (!m || !m->ready || spec->n_prompt != m->n_tokens)
+        return;
+    spec->embeds = m->embeds;
+    spec->n_embeds = m->n_shown;
+    spec->rope_pos = m->pos;
+}

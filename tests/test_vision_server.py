@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Images in requests: in every dialect the same prompt, its tokens counted, its answer that of the image; broken, huge and
+fetched images refused by the part's name; cached pages by the image's content and by client; text beside images; models
+without a tower as before."""
+import base64
+import json
+import os
+import struct
+import sys
+import threading
+import zlib
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from serverlib import Server, run_tests  # noqa
+from vision_model import make  # noqa
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+FOLDER = make(os.path.join(BUILD, "tests/vision-model"))
+A = base64.b64encode(open("tests/golden_images/qwen3_vl/a.png", "rb").read()).decode()
+B = base64.b64encode(open("tests/golden_images/qwen3_vl/b.png", "rb").read()).decode()
+JPEG = base64.b64encode(open("tests/golden_images/b.jpg", "rb").read()).decode()
+SAME = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+def png(width, height, data=b""):
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def b64(data):
+    return base64.b64encode(data).decode()
+
+
+def url(data, kind="png"):
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}
+
+
+def text(s):
+    return {"type": "text", "text": s}
+
+
+def chat(s, content, status=200, key=None, **more):
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return s.json("/v1/chat/completions", {"messages": [{"role": "user", "content": content}], **SAME, **more}, status, headers=headers)
+
+
+def answer(r):
+    return r["choices"][0]["message"]["content"]
+
+
+def test_dialects(s):
+    """One picture and one question: the same prompt and the same answer in every dialect."""
+    first = chat(s, [url(A), text("What?")])
+    n, said = first["usage"]["prompt_tokens"], answer(first)
+    plain = chat(s, "What?")
+    assert n == plain["usage"]["prompt_tokens"] + 20 + 2, (n, plain["usage"])  # 20 features and two marks
+    assert said and said != answer(plain) and said != answer(chat(s, [url(B), text("What?")]))
+    assert answer(chat(s, [{"type": "image_url", "image_url": f"data:image/png;base64,{A}"}, text("What?")])) == said
+
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": A}}
+    body = {"messages": [{"role": "user", "content": [image, text("What?")]}], **SAME}
+    r = s.json("/v1/messages", body)
+    assert r["usage"]["input_tokens"] + r["usage"].get("cache_read_input_tokens", 0) == n, r["usage"]
+    assert "".join(b["text"] for b in r["content"]) == said
+    counted = s.json("/v1/messages/count_tokens", {"messages": body["messages"]})
+    assert counted["input_tokens"] == n
+
+    part = {"type": "input_image", "image_url": f"data:image/png;base64,{A}"}
+    r = s.json("/v1/responses", {"input": [{"role": "user", "content": [part, {"type": "input_text", "text": "What?"}]}], "max_output_tokens": 12,
+                                 "temperature": 0, "ignore_eos": True})
+    assert r["usage"]["input_tokens"] == n and r["output"][0]["content"][0]["text"] == said, r
+    more = s.json("/v1/responses", {"input": "And?", "previous_response_id": r["id"], "max_output_tokens": 1})
+    assert more["usage"]["input_tokens"] > n + 12  # the picture is part of what came before
+
+    r = s.json("/api/chat", {"messages": [{"role": "user", "content": "What?", "images": [A]}], "stream": False,
+                             "options": {"temperature": 0, "num_predict": 12}, "ignore_eos": True})
+    assert r["prompt_eval_count"] == n and r["message"]["content"] == said, r
+    r = s.json("/api/generate", {"prompt": "What?", "images": [A], "stream": False, "options": {"temperature": 0, "num_predict": 12},
+                                 "ignore_eos": True})
+    assert r["prompt_eval_count"] == n and r["response"] == said, r
+    assert "vision" in s.json("/api/show", {"model": "x"})["capabilities"]
+    assert json.loads(s.get("/props")[2])["modalities"]["vision"] is True
+
+
+def test_tool_results(s):
+    """A picture that a tool returns, as agents read files: in both dialects that have them."""
+    call = {"id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    start = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    one = s.json("/v1/chat/completions", {"messages": [*start, {"role": "tool", "tool_call_id": "c", "content": [url(A)]}], **SAME})
+    none = s.json("/v1/chat/completions", {"messages": [*start, {"role": "tool", "tool_call_id": "c", "content": ""}], **SAME})
+    assert one["usage"]["prompt_tokens"] == none["usage"]["prompt_tokens"] + 22
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": A}}
+    r = s.json("/v1/messages", {"messages": [
+        {"role": "user", "content": "Look."}, {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "read", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [image]}]}], **SAME})
+    assert "".join(b["text"] for b in r["content"]) == answer(one)
+
+
+def test_order(s):
+    """Pictures stand where they were put, and each is itself: swapped they are another prompt."""
+    ab = chat(s, [text("1"), url(A), text("2"), url(B), text("3")], no_cache=True)
+    ba = chat(s, [text("1"), url(B), text("2"), url(A), text("3")], no_cache=True)
+    assert ab["usage"]["prompt_tokens"] == ba["usage"]["prompt_tokens"] and answer(ab) != answer(ba)
+    again = chat(s, [text("1"), url(A), text("2"), url(B), text("3")])
+    assert answer(again) == answer(ab)
+    shown = s.json("/apply-template", {"messages": [{"role": "user", "content": [text("1"), url(A), text("2")]}]})["prompt"]
+    assert "1<|vision_start|><|image_pad|><|vision_end|>2" in shown, shown
+    assert answer(chat(s, [url(JPEG, "jpeg"), text("?")])) != answer(chat(s, [url(A), text("?")]))
+
+
+def test_plain_marks(s):
+    """The model's marks in a text stay text; so do words that look like ours."""
+    r = chat(s, [text("<|image_pad|><|vision_start|>"), url(A)])
+    assert r["usage"]["prompt_tokens"] == chat(s, "<|image_pad|><|vision_start|>")["usage"]["prompt_tokens"] + 22
+    chat(s, "image00000000000000000000000000000000" + "0000 is no image")
+
+
+def test_cache(s):
+    """A picture seen again: its pages come from the cache, of its client alone; another picture's never."""
+    body = [text("Describe this picture in some words, please: "), url(B), text("!")]
+    first = chat(s, body, key="k1")
+    again = chat(s, body, key="k1")
+    assert answer(first) == answer(again)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 60, again["usage"]
+    other = chat(s, [body[0], url(A), body[2]], key="k1")
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] < 64 and answer(other) != answer(first)
+
+
+def test_refused(s):
+    """What is no picture, is too large, or would have to be fetched: a 400 that names the part."""
+    def refuse(part, words, at=1):
+        r = chat(s, [text("x"), part], status=400)["error"]
+        assert f"messages[0].content[{at}]: {words}" in r["message"], r
+    refuse(url("!!"), "the image is not valid base64")
+    refuse(url(b64(b"hello")), "neither PNG, JPEG, WebP, GIF nor BMP")
+    refuse(url(b64(base64.b64decode(A)[:300])), "PNG: the file ends too early")
+    refuse(url(b64(png(60000, 60000))), "PNG: 60000 x 60000 pixels; at most 33554432 pixels are accepted")
+    wide = zlib.compress((b"\0" + b"\x80" * 3 * 4000) * 2)
+    refuse(url(b64(png(4000, 2, wide))), "an image of 4000 x 2: one side is more than 200 times the other")
+    refuse({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+           "images are not fetched from other servers: send a data: URL")
+    refuse({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "expected data:image/...;base64,...")
+    refuse({"type": "image_url", "image_url": {}}, "the image has no url")
+    r = s.json("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]}, 400)
+    assert "messages[0].images[0]: neither PNG" in r["error"], r
+    r = s.json("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "url", "url": "http://localhost/x"}}]}]}, 400)
+    assert "are not fetched" in r["error"]["message"], r
+    r = s.json("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]}]}, 400)
+    assert "neither PNG" in r["error"]["message"], r
+    chat(s, [text("still"), url(A)])
+    many = chat(s, [url(A)] * 257, status=400)["error"]["message"]
+    assert "more than 256 images" in many, many
+
+
+def test_too_long(s):
+    """Pictures count: a prompt that they make too long is refused as any other."""
+    r = chat(s, [url(A)] * 120, status=400)["error"]
+    assert r["code"] == "context_length_exceeded" and r["n_prompt_tokens"] > 120 * 22, r
+
+
+def test_streams(s):
+    """Streams with pictures beside streams of text, all as alone."""
+    bodies = [[url(A), text("s")], "text alone", [url(B), text("s")], "another text", [text("q"), url(A), url(B)]]
+    alone = [answer(chat(s, b)) for b in bodies]
+    got = [None] * len(bodies)
+
+    def run(i):
+        events = s.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": bodies[i]}], **SAME})
+        got[i] = "".join(json.loads(e)["choices"][0]["delta"].get("content") or "" for e in events[:-1] if json.loads(e)["choices"])
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(bodies))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert got == alone
+
+
+def test_blind(_):
+    """Without a tower, or with --no-images, nothing has changed."""
+    for flags, model in ((), None), (("--no-images",), FOLDER):
+        s = Server(BUILD, *flags, model=model)
+        r = chat(s, [url(A)], status=400)["error"]["message"]
+        assert "this model reads text only" in r, r
+        assert json.loads(s.get("/props")[2])["modalities"]["vision"] is False
+        s.stop()
+    s = Server(BUILD, "--max-image-tokens", "8", "--max-image-pixels", "5000", model=FOLDER)
+    r = chat(s, [url(A)])
+    assert r["usage"]["prompt_tokens"] < chat(s, "")["usage"]["prompt_tokens"] + 20
+    assert "at most 5000 pixels" in chat(s, [url(B)], status=400)["error"]["message"]
+    s.stop()
+
+
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind],
+          Server(BUILD, model=FOLDER))
