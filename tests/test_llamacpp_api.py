@@ -74,7 +74,7 @@ def test_stream(plain, fim):
 def test_response_fields(plain, fim):
     fields = ["content", "generation_settings/n_predict", "timings/prompt_n", "nothing", "content/x", "/", ""]
     c = plain.json("/completion", dict(SMALL, prompt="zz", response_fields=fields))
-    assert c.keys() == {"content", "n_predict", "prompt_n"} and c["n_predict"] == 6, c
+    assert c.keys() == {"content", "generation_settings/n_predict", "timings/prompt_n"} and c["generation_settings/n_predict"] == 6, c
     assert plain.json("/completion", dict(SMALL, prompt="zz", response_fields=[""])) == {}
     end = events(plain, "/completion", dict(SMALL, prompt="zz", response_fields=["stop", "prompt"]))[-1]
     assert end == {"stop": True, "prompt": "zz"}, end
@@ -125,7 +125,7 @@ def test_infill(plain, fim):
     c = fim.json("/infill", dict(body, prompt="", samplers=["top_k", "top_p", "infill"], top_k=40, top_p=0.9, cache_prompt=True, stop=[],
                                  n_indent=0, t_max_prompt_ms=10000, t_max_predict_ms=10000, input_extra=[],
                                  response_fields=["content", "timings/prompt_n", "timings/predicted_ms", "truncated", "tokens_cached"]))
-    assert c.keys() == {"content", "prompt_n", "predicted_ms", "truncated", "tokens_cached"}, c
+    assert c.keys() == {"content", "timings/prompt_n", "timings/predicted_ms", "truncated", "tokens_cached"}, c
     assert fim.json("/infill", dict(body, n_predict=0, samplers=[], temperature=0.0, response_fields=[""])) == {}
     got = events(fim, "/infill", body)
     assert "".join(e["content"] for e in got) == fim.json("/infill", body)["content"] and got[-1]["stop"]

@@ -384,10 +384,11 @@ static void on_prompt_late(evutil_socket_t fd, short what, void *arg)
     }
 }
 
+/* A request that only fills the cache is never late. llama.vim sends a limit of 1 ms with it. */
 static void limit_prompt(struct api_request *req)
 {
     int ms = req->completion.max_prompt_ms;
-    if (ms <= 0)
+    if (ms <= 0 || req->p.no_answer)
         return;
     req->prompt_timer = evtimer_new(req->server->base, on_prompt_late, req);
     if (!req->prompt_timer)

@@ -163,7 +163,7 @@ static const struct field {
     {"store", "C", UNUSED, NULL},
     {"prediction", "C", UNUSED, NULL},
     {"verbosity", "C", UNUSED, NULL},
-    {"n_predict", "LI", READ, NULL},
+    {"n_predict", "CLI", READ, NULL},
     {"n_cmpl", "LI", READ, NULL},
     {"n_probs", "LI", READ, NULL},
     {"post_sampling_probs", "LI", READ, NULL},

@@ -432,8 +432,10 @@ static bool read_order(const json_t *body, uint64_t *order, struct api_error *er
     if (json_is_string(v))
         return sample_order_parse(json_string_value(v), order, &why) ||
                api_invalid(err, name, "%s", why.msg);
-    if (!json_is_array(v) || !json_array_size(v))
+    if (!json_is_array(v))
         return api_invalid(err, name, "%s must be an array of names, not %s", name, kind(v));
+    if (!json_array_size(v)) /* as editors send it to fill the cache */
+        return true;
     *order = 0;
     json_array_foreach((json_t *)v, i, item)
     {
@@ -551,6 +553,17 @@ static bool read_max(const json_t *body, const char *name, int least, struct gen
     return true;
 }
 
+/* llama.cpp's name for the limit, also in chats. Editors send 0 to fill the cache: one token. */
+static bool read_n_predict(const json_t *body, struct gen_params *p, struct api_error *err)
+{
+    int n = -1;
+    if (!api_int(body, "n_predict", -1, INT_MAX, &n, err))
+        return false;
+    if (n >= 0 && !p->max_tokens)
+        p->max_tokens = n ? n : 1;
+    return true;
+}
+
 bool gen_params_read(const json_t *body, enum params_api api, const struct sample_params *defaults,
                      int n_vocab, struct gen_params *p, struct api_error *err)
 {
@@ -572,6 +585,8 @@ bool gen_params_read(const json_t *body, enum params_api api, const struct sampl
         !read_bias(body, n_vocab, p, err) || !read_token_fields(body, n_vocab, p, err))
         return false;
     if (api != PARAMS_MESSAGES && !read_logprobs(body, api, p, err))
+        return false;
+    if (api == PARAMS_CHAT && !read_n_predict(body, p, err))
         return false;
     p->no_cache = !cache;
     p->salt = salt ? mem_strdup(salt) : NULL;

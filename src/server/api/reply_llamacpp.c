@@ -174,7 +174,8 @@ static void add_end(struct api_request *req, int i, struct buf *b)
         add_probs(req, &o->logprobs, b);
 }
 
-/* Keeps the members that response_fields names. The last name of a path becomes the member's. */
+/* Keeps the members that response_fields names. A path is the name of its value, slashes included,
+ * as editors read it. */
 static void select_fields(const struct api_request *req, struct buf *all, struct buf *b)
 {
     json_t *from = json_loadb(all->p, all->len, JSON_ALLOW_NUL, NULL), *to = json_object();
@@ -182,12 +183,12 @@ static void select_fields(const struct api_request *req, struct buf *all, struct
     const json_t *v;
     json_array_foreach(req->completion.fields, i, v)
     {
-        const char *path = json_string_value(v), *slash;
+        const char *name = json_string_value(v), *path = name, *slash;
         json_t *at = from;
         for (; at && (slash = strchr(path, '/')); path = slash + 1)
             at = json_object_getn(at, path, (size_t)(slash - path));
         if (json_object_get(at, path))
-            json_object_set(to, path, json_object_get(at, path));
+            json_object_set(to, name, json_object_get(at, path));
     }
     jsonout_value(b, to);
     json_decref(from);
