@@ -81,6 +81,8 @@ struct steel_engine_options {
     int n_loras;
     int max_lora_rank; /* adapters up to this rank may be loaded later; 0 = none */
     int draft; /* draft tokens per step from the model's MTP block; 0 = 1 if it has one, -1 = none */
+    bool images;          /* load the model's image tower, if it has one that runs here */
+    int max_image_tokens; /* larger images are made smaller until they are so many; 0 = 4096 */
 };
 
 /* Loads a model: a GGUF file or a Hugging Face folder; path NULL = the built-in model. options
@@ -304,6 +306,11 @@ struct steel_message {
 /* Appends a message to the conversation. */
 bool steel_chat_add(struct steel_chat *chat, const struct steel_message *message,
                     struct steel_error *error);
+/* An image (n bytes of a PNG, JPEG, WebP, GIF or BMP file) for the next message of the user. It
+ * needs steel_engine_options.images. Messages in JSON may have images, too, as data: URLs. An
+ * image that cannot be decoded fails the next answer. */
+bool steel_chat_add_image(struct steel_chat *chat, const void *bytes, size_t n,
+                          struct steel_error *error);
 /* Appends one message, or an array of messages, in the JSON of OpenAI's API. Adds all of them or
  * none. */
 bool steel_chat_add_json(struct steel_chat *chat, const char *json, struct steel_error *error);

@@ -49,7 +49,7 @@ def test_error_shape(s):
         assert says in s.json(CHAT, body, 400)["error"]["message"], body
     s.json(CHAT, b"\xef\xbb\xbf" + json.dumps(HI).encode())  # as editors of Windows save it
     for content, says in (([{"type": "text"}], "content[0].text must be a string"), ([{}], "content[0] must be an object with a type"),
-                          ([{"type": "image"}], "'image' is not supported")):
+                          ([{"type": "image"}], "content[0].image: not supported")):
         e = s.json("/v1/messages", {"messages": [{"role": "user", "content": content}], "max_tokens": 3}, 400)["error"]
         assert says in e["message"], e
     msg = HI["messages"]

@@ -130,7 +130,8 @@ def paste_and_tab(home):
     t.wait(lambda s: s.rstrip().endswith("/set overflow error"), "settings and their values by <Tab>")
     t.keys("Enter")
     check("overflow = error" in t.wait(lambda s: "overflow = error" in s, "the setting"), "Tab completes commands, paths and settings")
-    check("not supported" in t.ask("/image cat.png"), "/image is refused with a reason")
+    check("No such file" in t.ask("/image cat.png"), "/image names a file that is missing")
+    check("this model reads text only" in t.ask("/image README.md"), "/image is refused with a reason")
     check("did you mean /system" in t.ask("/sytem"), "a misspelt command is recognised")
 
 

@@ -1,4 +1,4 @@
-/* Base64 decoding, for tables that tokenizer.json holds as text. */
+/* See base64.h. */
 #include "base/base64.h"
 
 #include <stdint.h>
@@ -25,4 +25,19 @@ bool base64_decode(const char *s, size_t n, struct buf *out)
         }
     }
     return true;
+}
+
+void base64_encode(const void *bytes, size_t n, struct buf *out)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint8_t *p = bytes;
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t v = (uint32_t)p[i] << 16;
+        v |= i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0;
+        v |= i + 2 < n ? p[i + 2] : 0;
+        buf_addc(out, digits[v >> 18]);
+        buf_addc(out, digits[v >> 12 & 63]);
+        buf_addc(out, i + 1 < n ? digits[v >> 6 & 63] : '=');
+        buf_addc(out, i + 2 < n ? digits[v & 63] : '=');
+    }
 }

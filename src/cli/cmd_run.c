@@ -28,7 +28,7 @@ struct run_flags {
     const char *words; /* the prompt given as positionals, joined; NULL = none */
     int n_predict;
     uint64_t seed; /* UINT64_MAX: random */
-    struct opt_list stop, bias, breakers;
+    struct opt_list stop, bias, breakers, images;
     const char *schema, *grammar; /* files */
     bool quiet, raw, verbose, plain, hide_thinking;
     const char *overflow;
@@ -173,13 +173,17 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     }
     if (fit_file)
         *(f->schema ? &f->o.json_schema : &f->o.grammar) = fit.p ? fit.p : "";
+    bool talks = !f->prompt && !f->words && !f->file;
+    opt->images = talks || f->images.n;
+    chat->images = f->images.items;
+    chat->n_images = f->images.n;
     int64_t t0 = clock_ns();
     struct steel_engine *engine = generate_open(model, opt, &err);
     int64_t load_ns = clock_ns() - t0;
     bool ok = engine != NULL;
     chat->request = f->o;
     chat->engine = *opt;
-    if (ok && !f->prompt && !f->words && !f->file) {
+    if (ok && talks) {
         ok = terminal_chat(&engine, chat, &err);
         cli_clear_interrupt();
     } else if (ok) {
@@ -290,6 +294,10 @@ static bool check_prompt(const struct usage *u, struct run_flags *f)
     if (f->words && (f->prompt || f->file)) {
         args_usage_error(u, "unexpected argument '%s': the prompt is given with %s", f->words,
                          f->prompt ? "-p" : "-f");
+        return false;
+    }
+    if (f->raw && f->images.n) {
+        args_usage_error(u, "--image needs the chat template: not with --raw");
         return false;
     }
     if (f->prompt && f->file) {
@@ -407,6 +415,8 @@ int cmd_run(int argc, char **argv)
          "tokens to generate (default: until the answer ends or the context is full)"},
         {OPT_LIST, 0, "stop", 0, &f.stop, 0, 0, "TEXT", "stop at this text (repeatable)"},
         {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "continue after the end token"},
+        {OPT_LIST, 0, "image", 0, &f.images, 0, 0, "FILE",
+         "an image for the prompt: PNG, JPEG, WebP, GIF or BMP (repeatable)"},
         {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "do not apply the chat template to the prompt"},
         {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "print no timings"},
         {OPT_HEADING, 0, "constraints on the answer", 0, 0, 0, 0, 0, 0},

@@ -3,6 +3,7 @@
  * api_chat.c.
  */
 #include "engine/api_int.h"
+#include "engine/images.h"
 #include "backend/kv_type.h"
 #include "backend/backend.h"
 #include "base/version.h"
@@ -123,6 +124,8 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .draft = o.draft == 0  ? DRAFT_AUTO
                              : o.draft < 0 ? 0
                                            : o.draft,
+                    .images = o.images,
+                    .image_features = o.max_image_tokens,
                     .profile = o.profile},
         .max_queue = o.max_queue,
         .max_per_client = o.max_per_client,
@@ -386,7 +389,7 @@ struct steel_request *steel_request_submit(struct steel_engine *engine,
     struct grammar *g = fits > 0 ? grammar_cache_get(engine->grammars, &src, NULL, &err) : NULL;
     if (fits > 0 && !g)
         lib_fail(error, STEEL_INVALID, err.msg);
-    return fits < 0 || (fits && !g) ? NULL : lib_submit(engine, o, g, NULL, error);
+    return fits < 0 || (fits && !g) ? NULL : lib_submit(engine, o, g, NULL, NULL, error);
 }
 
 /* Encodes the prompt if it is a text. */
@@ -453,7 +456,7 @@ static bool read_sampling(struct steel_engine *engine, const struct steel_reques
 
 struct steel_request *lib_submit(struct steel_engine *engine, const struct steel_request_options *o,
                                  struct grammar *fit, struct token_rules *rules,
-                                 struct steel_error *error)
+                                 const struct prompt_images *images, struct steel_error *error)
 {
     struct token_list prompt = {0}, breakers = {0};
     struct error err = {0};
@@ -492,6 +495,7 @@ struct steel_request *lib_submit(struct steel_engine *engine, const struct steel
         .grammar = fit,
         .rules = rules,
     };
+    prompt_images_submit(images, &spec);
     enum submit_result res = SUBMIT_INVALID;
     if (!o->lora ||
         adapters_parse(engine_adapters(engine->e), o->lora, spec.loras, &spec.n_loras, &err))

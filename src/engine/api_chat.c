@@ -3,9 +3,11 @@
  * public API generates the answer, and the parser of the model's format (text/chat/chat_parse.h) turns its text into
  * events. Owns the conversation and the parsed events that were not read yet. Knows nothing of steps and pages.
  */
+#include "base/base64.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/api_int.h"
+#include "engine/images.h"
 #include "text/literal.h"
 #include "text/chat/chat.h"
 #include "text/chat/chat_check.h"
@@ -18,6 +20,7 @@ struct steel_chat {
     struct steel_engine *engine;
     struct chat *chat;
     json_t *messages;  /* array, without the system message */
+    json_t *images;    /* parts for the next message of the user, or NULL */
     json_t *tools;     /* array or NULL */
     json_t *variables; /* object or NULL */
     json_t *system;    /* string or NULL */
@@ -100,6 +103,7 @@ void steel_chat_free(struct steel_chat *chat)
     end_settling(chat);
     chat_free(chat->chat);
     json_decref(chat->messages);
+    json_decref(chat->images);
     json_decref(chat->tools);
     json_decref(chat->variables);
     json_decref(chat->system);
@@ -203,6 +207,32 @@ static bool set_text(json_t *m, const char *key, const char *text, struct steel_
     return true;
 }
 
+bool steel_chat_add_image(struct steel_chat *chat, const void *bytes, size_t n,
+                          struct steel_error *error)
+{
+    struct buf url = {0};
+    if (!engine_encoder(chat->engine->e))
+        return lib_fail(error, STEEL_INVALID, "this model reads text only");
+    buf_adds(&url, "data:;base64,");
+    base64_encode(bytes, n, &url);
+    if (!chat->images)
+        chat->images = json_array();
+    json_array_append_new(chat->images, json_pack("{s:s, s:{s:s%}}", "type", "image_url",
+                                                  "image_url", "url", url.p, url.len));
+    buf_clear(&url);
+    return true;
+}
+
+/* Puts the images that wait before the text of a message. */
+static void attach_images(struct steel_chat *chat, json_t *m)
+{
+    json_t *text = json_object_get(m, "content");
+    if (json_is_string(text))
+        json_array_append_new(chat->images, json_pack("{s:s, s:O}", "type", "text", "text", text));
+    json_object_set_new(m, "content", chat->images);
+    chat->images = NULL;
+}
+
 bool steel_chat_add(struct steel_chat *chat, const struct steel_message *message,
                     struct steel_error *error)
 {
@@ -221,6 +251,8 @@ bool steel_chat_add(struct steel_chat *chat, const struct steel_message *message
         json_decref(m);
         return false;
     }
+    if (chat->images && message->role && !strcmp(message->role, "user"))
+        attach_images(chat, m);
     json_t *list = json_array();
     json_array_append_new(list, m);
     return add_messages(chat, list, error);
@@ -271,26 +303,32 @@ int steel_chat_json(const struct steel_chat *chat, int first, char *text, int ca
     return n;
 }
 
-/* Renders the prompt, with one more user message if `extra` is not NULL. */
+/* Renders the prompt, with one more user message if `extra` is not NULL. *images: those of the conversation; NULL = the
+ * model reads text. */
 static bool render(const struct steel_chat *c, const json_t *tools, const char *extra,
-                   struct buf *out, struct error *err)
+                   struct buf *out, struct prompt_images **images, struct error *err)
 {
+    *images = prompt_images_new(c->engine->e, &(struct image_rules){0});
     json_t *all = json_array();
     if (c->system)
         json_array_append_new(all, json_pack("{s:s, s:O}", "role", "system", "content", c->system));
     json_array_extend(all, c->messages);
     if (extra)
         json_array_append_new(all, json_pack("{s:s, s:s}", "role", "user", "content", extra));
+    json_t *taken = prompt_images_take(*images, all, err);
     json_t *kwargs = c->variables ? json_copy(c->variables) : json_object();
     if (c->thinking != STEEL_THINK_AUTO)
         json_object_set_new(kwargs, "enable_thinking", json_boolean(c->thinking == STEEL_THINK_ON));
-    struct chat_request req = {.messages = all,
+    struct chat_request req = {.messages = taken,
                                .tools = json_array_size(tools) ? tools : NULL,
                                .kwargs = kwargs,
                                .literal = true};
-    bool ok = json_array_size(all) ? chat_render(c->chat, &req, out, err)
-                                   : error_set(err, "the conversation is empty");
+    bool ok = taken && (json_array_size(all) ? chat_render(c->chat, &req, out, err)
+                                             : error_set(err, "the conversation is empty"));
+    if (ok)
+        prompt_images_show(*images, out);
     json_decref(kwargs);
+    json_decref(taken);
     json_decref(all);
     return ok;
 }
@@ -298,13 +336,15 @@ static bool render(const struct steel_chat *c, const json_t *tools, const char *
 int steel_chat_render(const struct steel_chat *chat, char *text, int cap, struct steel_error *error)
 {
     struct buf prompt = {0};
+    struct prompt_images *images;
     struct error err = {0};
     int n = -1;
-    if (render(chat, chat->tools, NULL, &prompt, &err)) {
+    if (render(chat, chat->tools, NULL, &prompt, &images, &err)) {
         literal_unmark(prompt.p, prompt.len);
         n = lib_put(prompt.p, prompt.len, text, cap);
     } else
         lib_fail(error, STEEL_INVALID, err.msg);
+    prompt_images_free(images);
     buf_clear(&prompt);
     return n;
 }
@@ -424,6 +464,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
     const json_t *tools;
     const char *choice;
     struct grammar *fit = NULL;
+    struct prompt_images *images = NULL;
     if (!read_choice(chat, &o, &tools, &choice, error))
         return NULL;
     struct steel_answer *a = mem_zalloc(1, sizeof *a);
@@ -431,9 +472,10 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
     const struct tokenizer *t = lib_tokenizer(chat->engine, error);
     enum chat_format format =
         chat->has_format ? chat->format : chat_reply_format(chat->chat, tools != NULL);
-    if (!render(chat, tools, NULL, &prompt, &err) ||
+    if (!render(chat, tools, NULL, &prompt, &images, &err) ||
         !tokenizer_encode_prompt(t, prompt.p, prompt.len, chat_template_text(chat->chat), NULL,
-                                 &ids, &err)) {
+                                 &ids, &err) ||
+        !prompt_images_expand(images, &ids, &err) || !prompt_images_encode(images, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);
     } else if (answer_grammar(chat, &o, &prompt, tools, choice, format, &fit, error) >= 0) {
         settle_or_end(chat, &ids);
@@ -450,7 +492,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
                                o.thinking_budget);
             rules = token_rules_new(t, NULL, NULL, 0, &limit);
         }
-        a->request = lib_submit(chat->engine, &o, fit, rules, error);
+        a->request = lib_submit(chat->engine, &o, fit, rules, images, error);
         token_rules_free(rules);
     }
     if (a->request) {
@@ -466,6 +508,7 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         a->parser = chat_parser_new(format, &parse);
         chat->answer = a;
     }
+    prompt_images_free(images);
     token_list_clear(&ids);
     buf_clear(&prompt);
     if (a->request)
@@ -547,10 +590,12 @@ void steel_chat_settle(struct steel_chat *chat)
 {
     const struct tokenizer *t = lib_tokenizer(chat->engine, NULL);
     struct buf a = {0}, b = {0};
+    struct prompt_images *in_a = NULL, *in_b = NULL;
     struct error ignored = {0};
     end_settling(chat);
-    if (render(chat, chat->tools, "a", &a, &ignored) &&
-        render(chat, chat->tools, "b", &b, &ignored)) {
+    /* With images there is nothing to gain that the answer's own pages do not have. */
+    if (render(chat, chat->tools, "a", &a, &in_a, &ignored) && !prompt_images_count(in_a) &&
+        render(chat, chat->tools, "b", &b, &in_b, &ignored)) {
         size_t same = 0;
         while (same < a.len && same < b.len && a.p[same] == b.p[same])
             same++;
@@ -564,6 +609,8 @@ void steel_chat_settle(struct steel_chat *chat)
             chat->settler = steel_request_submit(chat->engine, &o, NULL);
         }
     }
+    prompt_images_free(in_a);
+    prompt_images_free(in_b);
     buf_clear(&a);
     buf_clear(&b);
 }

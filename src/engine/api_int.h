@@ -7,6 +7,8 @@
 
 #include <steel.h>
 
+struct prompt_images; /* engine/images.h */
+
 struct steel_engine {
     struct engine *e;
     struct grammar_cache *grammars;
@@ -15,10 +17,10 @@ struct steel_engine {
 /* The constraint of the options. 1: *src is set, 0: there is none, -1: an error. */
 int lib_constraint(const struct steel_request_options *o, struct grammar_source *src,
                    struct steel_error *error);
-/* steel_request_submit with a compiled constraint, or NULL. Takes the reference. */
+/* steel_request_submit with a compiled constraint, or NULL, whose reference it takes, and the prompt's images, or NULL. */
 struct steel_request *lib_submit(struct steel_engine *engine, const struct steel_request_options *o,
                                  struct grammar *fit, struct token_rules *rules,
-                                 struct steel_error *error);
+                                 const struct prompt_images *images, struct steel_error *error);
 /* Fills the caller's error, unless it is NULL. Returns false. */
 bool lib_fail(struct steel_error *out, enum steel_error_kind kind, const char *msg);
 /* The model's tokenizer, or NULL with an error. */

@@ -404,11 +404,33 @@ static void talk(struct terminal *t)
     buf_clear(&line);
 }
 
+bool terminal_add_image(struct terminal *t, const char *path, struct steel_error *err)
+{
+    enum { MAX_FILE = 64 << 20 };
+    struct buf bytes = {0};
+    struct error e = {0};
+    bool ok = cli_read_file(path, MAX_FILE, &bytes, &e);
+    if (!ok)
+        snprintf(err->message, sizeof err->message, "%s", e.msg);
+    ok = ok && steel_chat_add_image(t->chat, bytes.p, bytes.len, err);
+    buf_clear(&bytes);
+    return ok;
+}
+
+/* The images of the options belong to the first message. */
+static bool add_images(struct terminal *t, struct steel_error *err)
+{
+    for (int i = 0; i < t->opt.n_images; i++)
+        if (!terminal_add_image(t, t->opt.images[i], err))
+            return false;
+    return true;
+}
+
 bool terminal_chat(struct steel_engine **engine, const struct terminal_options *opt,
                    struct steel_error *err)
 {
     struct terminal t;
-    if (!terminal_init(&t, *engine, opt, err)) {
+    if (!terminal_init(&t, *engine, opt, err) || !add_images(&t, err)) {
         terminal_clear(&t);
         return false;
     }
@@ -436,7 +458,8 @@ bool terminal_ask(struct steel_engine *engine, const struct terminal_options *op
 {
     struct terminal t;
     struct steel_message m = {.role = "user", .content = prompt};
-    bool ok = terminal_init(&t, engine, opt, err) && steel_chat_add(t.chat, &m, err);
+    bool ok = terminal_init(&t, engine, opt, err) && add_images(&t, err) &&
+              steel_chat_add(t.chat, &m, err);
     if (ok) {
         steel_chat_set_thinking(t.chat, opt->think == THINK_OFF ? STEEL_THINK_OFF : STEEL_THINK_ON);
         ok = answer(&t, stderr, err);

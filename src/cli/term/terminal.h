@@ -19,8 +19,10 @@ struct terminal_options {
     struct steel_request_options request;
     struct steel_engine_options engine; /* how /model opens another model */
     const char *system;                 /* NULL = none */
-    const char *chat_template;          /* a file or a model; NULL = the model's own */
-    const char *format; /* format of thinking and tool calls; NULL = from the template */
+    const char *const *images;          /* (n_images) files for the first message */
+    int n_images;
+    const char *chat_template; /* a file or a model; NULL = the model's own */
+    const char *format;        /* format of thinking and tool calls; NULL = from the template */
     enum think_mode think;
     enum overflow_mode overflow;
     int n_predict; /* see generate_limit */
@@ -33,7 +35,7 @@ struct terminal_options {
  * model nor the previous one could be opened. */
 bool terminal_chat(struct steel_engine **engine, const struct terminal_options *opt,
                    struct steel_error *err);
-/* Answers one prompt: text to stdout, thinking to stderr. The error is STEEL_NO_CHAT if the
+/* Answers one prompt, with opt's images: text to stdout, thinking to stderr. The error is STEEL_NO_CHAT if the
  * model has no chat template. */
 bool terminal_ask(struct steel_engine *engine, const struct terminal_options *opt,
                   const char *prompt, struct steel_event *end, struct steel_error *err);

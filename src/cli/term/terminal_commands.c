@@ -322,8 +322,11 @@ static void cmd_tokens(struct terminal *t, const char *arg)
 
 static void cmd_image(struct terminal *t, const char *arg)
 {
-    (void)arg;
-    terminal_say(t, "images are not supported: models read text only");
+    struct steel_error err = {0};
+    if (terminal_add_image(t, arg, &err))
+        terminal_say(t, "%s is part of your next message", arg);
+    else
+        terminal_say(t, "%s", err.message);
 }
 
 static void cmd_bye(struct terminal *t, const char *arg)
@@ -350,11 +353,11 @@ static const struct {
     {"show", "", "show the model and the state of the chat", cmd_show_model, ARG_NONE},
     {"save", "FILE", "save the conversation as JSON", cmd_save, ARG_FILE},
     {"load", "FILE", "load a saved conversation", cmd_load, ARG_FILE},
+    {"image", "FILE", "add an image to your next message", cmd_image, ARG_FILE},
     {"retry", "", "answer the last message again, differently", cmd_retry, ARG_NONE},
     {"undo", "", "remove the last turn", cmd_undo, ARG_NONE},
     {"tokens", "", "show tokens and speed of the last turn", cmd_tokens, ARG_NONE},
     {"bye", "", "leave (also Ctrl-D)", cmd_bye, ARG_NONE},
-    {"image", "FILE", NULL, cmd_image, ARG_NONE},
     {"exit", "", NULL, cmd_bye, ARG_NONE},
     {"quit", "", NULL, cmd_bye, ARG_NONE},
     {"?", "", NULL, cmd_help_text, ARG_NONE},

@@ -53,4 +53,7 @@ size_t terminal_offer(void *arg, const char *before,
 /* terminal_model.c */
 void terminal_model(struct terminal *t, const char *name);
 
+/* An image file for the next message. */
+bool terminal_add_image(struct terminal *t, const char *path, struct steel_error *err);
+
 #endif
