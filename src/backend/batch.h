@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+struct batch_canary;
 struct kv_layer;
 
 /* One step's input. Prefill, decode and any mix of them differ only in data. Host memory. */
@@ -47,6 +48,7 @@ struct batch {
      * but none twice. */
     const struct lora_use *loras;
     int n_loras;
+    const struct batch_canary *canary; /* canary.h; NULL = off */
 };
 
 /* Whether the stream narrows to the output rows in this layer, which is the last of the step. */
@@ -67,6 +69,7 @@ struct bounds {
     int max_tokens, max_seqs, max_out, max_pages;
     int n_states;   /* slots of recurrent states */
     int max_embeds; /* embedding rows of a step; 0 = none */
+    bool canary;    /* steps may have marks of pages (canary.h) */
     int lora_rank; /* largest total rank that adapters add to one weight (lora_rank()); 0 = no adapters */
 };
 

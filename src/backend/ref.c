@@ -4,6 +4,7 @@
  * (STEEL_ISA=ref). layer.h has the equations. This file: memory, the step, embeddings, the head.
  */
 #include "backend/ref.h"
+#include "backend/canary.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 
@@ -201,6 +202,7 @@ static void ref_begin(struct backend *be, const struct batch *b)
         r->readable = r->now;
     const int32_t *before = r->sampled[!r->now];
     r->batch = *b;
+    canary_check(b, r->bounds.page_len);
     for (int i = 0; i < b->n_tokens; i++) {
         r->tokens[i] = b->tokens[i] < 0 ? before[-1 - b->tokens[i]] : b->tokens[i];
         r->gap[i] = INFINITY;

@@ -140,6 +140,7 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         .page_len = f->page_len,
         .gpu_memory = f->gpu_memory,
         .profile = f->profile,
+        .canary = f->kv_canary,
         .draft = f->draft,
     };
     struct error why = {0};

@@ -75,7 +75,7 @@ struct model_flags {
     int threads, context, page_len;
     const char *device, *kv_type, *k_type, *v_type;
     float gpu_memory;
-    bool deterministic, no_repack, profile;
+    bool deterministic, no_repack, profile, kv_canary;
     int draft; /* see runtime.h; initialised to DRAFT_AUTO by commands that generate */
     int tp, pp, rank_timeout;
     bool ep;
@@ -141,6 +141,15 @@ struct model_flags {
          0,                                                                                        \
          0,                                                                                        \
          "same output for any batch and any number of threads"},                                   \
+        {OPT_FLAG,                                                                                 \
+         0,                                                                                        \
+         "kv-canary",                                                                              \
+         0,                                                                                        \
+         &(f).kv_canary,                                                                           \
+         0,                                                                                        \
+         0,                                                                                        \
+         0,                                                                                        \
+         "mark the pages of the KV cache and check them in every step"},                           \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
          "tp",                                                                                     \

@@ -245,6 +245,8 @@ static void finish_text(struct embedder *e, const struct embed_step *f, int i)
     int first, count;
     pooling_rows(p, t->n, &first, &count);
     float *to = p->kind == POOLING_NONE ? t->out : e->rows;
+    if (!step_item_ok(&f->items[i], &f->jobs[i]->err))
+        return;
     for (int r = 0; r < count; r++)
         step_logits(e->rt->step, f->items[i].first_row + r, to + (size_t)r * E);
     if (p->kind != POOLING_NONE)

@@ -247,6 +247,35 @@ static void take_item(struct engine *e, struct engine_step *f, int i)
     }
 }
 
+/* Ends a choice whose page i is not to be found again. */
+static void drop_choice(struct engine *e, struct choice *c, int i, const struct error *why)
+{
+    e->stats.n_wrong_pages++;
+    c->seq.n_open = 0;
+    c->reread = false;
+    kvcache_lose(e->rt->kv, &c->seq.kv, i);
+    choice_end(e, c, FINISH_ERROR, -1, why->msg);
+}
+
+/* Ends the choices that have read a page of another sequence, and those whose pages they have written to. Nothing of
+ * them stays in the cache. */
+static void drop_wrong(struct engine *e, struct engine_step *f)
+{
+    for (int i = 0; i < f->n; i++) {
+        struct choice *c = (struct choice *)f->seqs[i];
+        const struct step_item *it = &f->items[i];
+        struct error why;
+        if (!c || step_item_ok(it, &why))
+            continue;
+        for (struct seq *q = e->sched.running.first, *next; q; q = next) {
+            next = q->next;
+            if (q != &c->seq && kvcache_contested(&q->kv, &c->seq.kv))
+                drop_choice(e, (struct choice *)q, 0, &why);
+        }
+        drop_choice(e, c, it->wrong - 1, &why);
+    }
+}
+
 /* Waits for the current step and appends its tokens. */
 static void finish_step(struct engine *e)
 {
@@ -261,6 +290,8 @@ static void finish_step(struct engine *e)
     e->stats.busy_s += (double)ns * 1e-9;
     uint64_t n_accepted = e->stats.n_accepted; /* before this step */
     bool reads = f->n_read || f->n_forced;
+    if (ok)
+        drop_wrong(e, f);
     *(reads ? &e->stats.read_s : &e->stats.decode_s) += (double)ns * 1e-9;
     e->stats.read_tokens += (uint64_t)f->n_read;
     e->stats.n_read_steps += reads;

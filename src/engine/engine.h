@@ -116,6 +116,7 @@ struct engine_stats {
     uint64_t generated_tokens;
     uint64_t cache_queries, cache_hits; /* prompt tokens */
     uint64_t n_preempted, n_evicted;
+    uint64_t n_wrong_pages;          /* choices that --kv-canary has ended */
     uint64_t finished[N_FINISHES];   /* choices */
     uint64_t n_rejected;             /* queue full */
     double busy_s, read_s, decode_s; /* time in steps: all, with and without prompt chunks */

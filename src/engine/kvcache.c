@@ -119,6 +119,7 @@ void kvcache_free(struct kvcache *kv)
         return;
     prefix_free(kv->prefix);
     states_free(kv->states);
+    canary_free(kv->canary);
     if (kv->state_pool)
         kv->be->ops->free(kv->be, kv->state_pool, kv->state_pool_bytes);
     if (kv->pool)
@@ -140,12 +141,41 @@ int kvcache_available(const struct kvcache *kv)
     return kv->n_free + (kv->prefix ? prefix_n_idle(kv->prefix) : 0);
 }
 
-static void reserve(struct kv_seq *s, int pages)
+static void reserve(const struct kvcache *kv, struct kv_seq *s, int pages)
 {
     if (pages <= s->cap)
         return;
     s->cap = pages + pages / 2 + 8;
     s->pages = mem_realloc(s->pages, (size_t)s->cap, sizeof *s->pages);
+    if (kv->canary)
+        s->marks = mem_realloc(s->marks, (size_t)s->cap, sizeof *s->marks);
+}
+
+/* Page i of the sequence is now its own. */
+static void mark_fresh(struct kvcache *kv, struct kv_seq *s, int i)
+{
+    if (!kv->canary)
+        return;
+    s->marks[i] = canary_fresh(kv->canary);
+    canary_set(kv->canary, s->pages[i], s->marks[i]);
+}
+
+bool kvcache_contested(const struct kv_seq *a, const struct kv_seq *b)
+{
+    for (int i = 0; i < a->n_pages; i++)
+        for (int k = 0; k < b->n_pages; k++)
+            if (a->pages[i] == b->pages[k] && a->marks[i] != b->marks[k])
+                return true;
+    return false;
+}
+
+void kvcache_named(struct kvcache *kv, struct kv_seq *s, int i)
+{
+    uint64_t serial = kv->canary ? prefix_serial(kv->prefix, s->pages[i]) : 0;
+    if (!serial) /* a tail that is not worth a name */
+        return;
+    s->marks[i] = canary_named(kv->canary, serial);
+    canary_set(kv->canary, s->pages[i], s->marks[i]);
 }
 
 static void hold(struct kvcache *kv, int32_t page)
@@ -157,6 +187,8 @@ static void hold(struct kvcache *kv, int32_t page)
 
 static void let_go(struct kvcache *kv, int32_t page)
 {
+    if (!kv->ref[page] && kv->canary) /* two sequences had it, and the other one was first */
+        return;
     if (--kv->ref[page] || (kv->prefix && prefix_idle(kv->prefix, page)))
         return;
     kv->free[kv->n_free++ - kv->n_fresh] = page;
@@ -189,11 +221,12 @@ bool kvcache_grow(struct kvcache *kv, struct kv_seq *s, int n_tokens)
         return false;
     if (kv->states && !s->state && !(s->state = states_take(kv->states) + 1))
         return false;
-    reserve(s, want);
+    reserve(kv, s, want);
     while (s->n_pages < want) {
         int32_t page = take_page(kv);
         kv->ref[page] = 1;
         s->pages[s->n_pages++] = page;
+        mark_fresh(kv, s, s->n_pages - 1);
     }
     return true;
 }
@@ -341,10 +374,19 @@ void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens)
     }
 }
 
+void kvcache_lose(struct kvcache *kv, struct kv_seq *s, int i)
+{
+    if (kv->prefix)
+        prefix_forget(kv->prefix, s->pages[i]);
+    kvcache_cut(kv, s, 0);
+}
+
 void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_tokens)
 {
     CHECK(s->n_tokens == s->n_pages * kv->page_len, "attach after %d tokens", s->n_tokens);
-    reserve(s, s->n_pages + 1);
+    reserve(kv, s, s->n_pages + 1);
+    if (kv->canary)
+        s->marks[s->n_pages] = canary_named(kv->canary, prefix_serial(kv->prefix, page));
     hold(kv, page);
     s->pages[s->n_pages++] = page;
     s->n_tokens += n_tokens;
@@ -352,6 +394,8 @@ void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_to
 
 void kvcache_replace(struct kvcache *kv, struct kv_seq *s, int i, int32_t page)
 {
+    if (kv->canary)
+        s->marks[i] = canary_named(kv->canary, prefix_serial(kv->prefix, page));
     hold(kv, page);
     let_go(kv, s->pages[i]);
     s->pages[i] = page;
@@ -407,5 +451,6 @@ void kvcache_release(struct kvcache *kv, struct kv_seq *s)
 {
     kvcache_cut(kv, s, 0);
     mem_free(s->pages);
+    mem_free(s->marks);
     *s = (struct kv_seq){0};
 }

@@ -19,6 +19,7 @@
 #define STEEL_ENGINE_KVCACHE_H
 
 #include "backend/batch.h"
+#include "engine/canary.h"
 #include "engine/prefix.h"
 #include "engine/states.h"
 
@@ -45,13 +46,15 @@ struct kvcache {
     uint16_t *ref;     /* (n_pages) */
     struct prefix *prefix; /* owned; NULL = nothing is shared */
     struct states *states; /* owned; NULL = no layer has states */
+    struct canary *canary; /* owned; NULL = pages have no marks */
     int n_states;
     void *state_pool; /* (n_states) slots, layer by layer; backend memory */
     size_t state_pool_bytes;
 };
 
 struct kv_seq {
-    int32_t *pages; /* (cap) */
+    int32_t *pages;  /* (cap) */
+    uint32_t *marks; /* (cap) the pages' marks; with kvcache.canary */
     int n_pages, cap;
     int n_tokens; /* tokens stored */
     /* State slots + 1; 0 = none */
@@ -89,6 +92,12 @@ void kvcache_release(struct kvcache *kv, struct kv_seq *s);
 void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_tokens);
 /* Replaces page i of the sequence by `page`, which has the same content. */
 void kvcache_replace(struct kvcache *kv, struct kv_seq *s, int i, int32_t page);
+/* With marks: whether a and b have a page that they do not agree on. What either has written there is lost. */
+bool kvcache_contested(const struct kv_seq *a, const struct kv_seq *b);
+/* Page i of the sequence is another one's: it is not found by its content any more, and the sequence gives up all pages. */
+void kvcache_lose(struct kvcache *kv, struct kv_seq *s, int i);
+/* Page i of the sequence has just been indexed: its mark is that of its name from now on (canary.h). */
+void kvcache_named(struct kvcache *kv, struct kv_seq *s, int i);
 /* States.
  * save: returns a slot in which the next step saves the state after n_tokens; -1 if none is free.
  * keep: the saved state becomes the checkpoint of page i, which ends at its position. The sequence will have n_tokens.

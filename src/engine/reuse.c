@@ -201,6 +201,7 @@ void reuse_index(struct scheduler *s, struct seq *q)
             s->freed++;
         } else {
             q->chain = prefix_add(p, q->chain, content, q->kv.pages[i]);
+            kvcache_named(s->kv, &q->kv, i);
         }
         if (s->kv->states)
             kvcache_keep(s->kv, &q->kv, i, q->n_tokens, is_turn(s, q, (i + 1) * len));

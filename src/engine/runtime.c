@@ -295,6 +295,14 @@ static bool load(struct runtime *rt, const struct runtime_options *opt, int *lor
     return load_adapters(rt, opt, lora_rank, err);
 }
 
+static bool add_canary(struct runtime *rt, struct error *err)
+{
+    if (rt->be->comm)
+        return error_set(err, "--kv-canary is for one process; ranks are not supported");
+    rt->kv->canary = canary_new(rt->be, rt->kv->n_pages, err);
+    return rt->kv->canary != NULL;
+}
+
 bool runtime_build(struct runtime *rt, const struct opening *o, struct error *err)
 {
     CHECK(o->opt && rt->be, "a runtime is built after it was prepared");
@@ -315,7 +323,7 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     rt->context = cache.context;
     rt->kv = kvcache_new(rt->be, net, sizing_kv_type(o->opt->k_type),
                          sizing_kv_type(o->opt->v_type), page_len, (int)pages, cache.n_states, err);
-    if (!agree(meet, rt->kv != NULL, err))
+    if (!agree(meet, rt->kv != NULL, err) || (o->opt->canary && !add_canary(rt, err)))
         return false;
     model_set_context(rt->model, rt->context);
     lim.lora_rank = lora_rank;

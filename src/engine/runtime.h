@@ -40,6 +40,7 @@ struct runtime_options {
     int image_features; /* most features, which are prompt tokens, of an image; 0 = automatic */
     bool embed;         /* for embeddings: the head is not loaded; required for encoders */
     bool profile;
+    bool canary; /* pages of the cache have marks, which every step checks (canary.h) */
     const struct adapter_ref *loras; /* (n_loras) adapters loaded at the start */
     int n_loras;
     int lora_rank; /* adapters up to this rank may be loaded later; 0 = none */

@@ -175,9 +175,11 @@ void scheduler_add(struct scheduler *s, struct seq *q)
 static void drop_pages(struct scheduler *s, struct seq *q)
 {
     int len = s->kv->page_len, rest = q->kv.n_tokens % len;
-    if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache)
+    if (s->kv->prefix && rest && q->n_indexed == q->kv.n_pages - 1 && !q->no_cache) {
         prefix_add_tail(s->kv->prefix, q->chain, reuse_content(s, q, q->kv.n_tokens - rest, rest),
                         rest, q->kv.pages[q->kv.n_pages - 1]);
+        kvcache_named(s->kv, &q->kv, q->kv.n_pages - 1);
+    }
     if (s->kv->prefix) /* before the cut, which drops the state of unindexed pages */
         kvcache_retire(s->kv, &q->kv);
     kvcache_cut(s->kv, &q->kv, 0);

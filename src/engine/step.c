@@ -15,6 +15,7 @@ enum {
 struct started_step {
     struct step_item *items;
     int n_items;
+    struct batch_canary *canary;
 };
 
 struct stepper {
@@ -39,6 +40,9 @@ struct stepper {
     struct lora_use *loras;         /* (max_seqs * LORA_MAX_USES), or NULL */
     struct started_step started[2]; /* oldest first */
     int n_started;
+    uint32_t *marks;               /* (max_seqs, max_pages) as pages, or NULL */
+    struct batch_canary canary[2]; /* of the steps in flight, in turn */
+    unsigned turn;
     int owed; /* sequences of the step that still need a slot for their state */
     struct executor *executor;
 };
@@ -83,6 +87,10 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         st->from = mem_zalloc(tokens, sizeof(int32_t));
         st->greedy = sampler_new(&greedy, m->config.n_vocab);
     }
+    if (kv->canary)
+        st->marks = mem_zalloc(seqs * (size_t)st->max_pages, sizeof *st->marks);
+    for (int i = 0; kv->canary && i < 2; i++)
+        st->canary[i].wrong = mem_zalloc(seqs, sizeof *st->canary[i].wrong);
     if (limits->lora_rank)
         st->loras = mem_zalloc(seqs * LORA_MAX_USES, sizeof *st->loras);
     struct bounds bounds = {
@@ -97,6 +105,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .n_states = kv->n_states,
         .lora_rank = limits->lora_rank,
         .max_embeds = limits->max_embeds,
+        .canary = kv->canary != NULL,
     };
     st->executor = executor_new(m, &bounds, err);
     if (!st->executor) {
@@ -112,9 +121,13 @@ void stepper_free(struct stepper *st)
         return;
     executor_free(st->executor);
     sampler_free(st->greedy);
-    void *owned[] = {st->tokens, st->types,    st->pos,      st->slot,   st->q_start, st->kv_len,
-                     st->pages,  st->out_rows, st->choices,  st->states, st->loras,   st->from,
-                     st->after,  st->embeds,   st->rope_pos, st};
+    void *owned[] = {st->tokens, st->types,           st->pos,
+                     st->slot,   st->q_start,         st->kv_len,
+                     st->pages,  st->out_rows,        st->choices,
+                     st->states, st->loras,           st->from,
+                     st->after,  st->embeds,          st->rope_pos,
+                     st->marks,  st->canary[0].wrong, st->canary[1].wrong,
+                     st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -221,6 +234,9 @@ static void end_seq(struct stepper *st, const struct kv_seq *seq, int n, int n_k
     struct batch *b = &st->b;
     memcpy(st->pages + (size_t)b->n_seqs * (size_t)st->max_pages, seq->pages,
            (size_t)seq->n_pages * sizeof *seq->pages);
+    if (st->marks)
+        memcpy(st->marks + (size_t)b->n_seqs * (size_t)st->max_pages, seq->marks,
+               (size_t)seq->n_pages * sizeof *seq->marks);
     st->kv_len[b->n_seqs++] = n_kv;
     st->q_start[b->n_seqs] = b->n_tokens;
     b->n_decode += n == 1;
@@ -253,6 +269,8 @@ static void add_item(struct stepper *st, struct step_item *it)
     it->first_row = it->want == LOGITS_NONE ? -1 : b->n_out;
     it->row = b->n_tokens;
     it->token = -1;
+    it->number = b->n_seqs;
+    it->wrong = 0;
     for (int i = 0; i < it->n_tokens; i++) {
         bool last = i >= it->n_tokens - 1 - it->n_draft;
         CHECK(it->tokens[i] < st->m->config.n_vocab && (it->tokens[i] >= 0 || st->n_started),
@@ -318,6 +336,18 @@ bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct
     return executor_follow(st->executor, b, key, err);
 }
 
+/* The marks that the step expects of its pages. */
+static struct batch_canary *add_canary(struct stepper *st)
+{
+    struct batch_canary *c = &st->canary[st->turn++ % 2];
+    if (!st->kv->canary)
+        return NULL;
+    canary_take(st->kv->canary, c);
+    c->expected = st->marks;
+    st->b.canary = c;
+    return c;
+}
+
 bool step_start(struct stepper *st, struct step_item *items, int n_items, struct error *err)
 {
     CHECK(st->n_started < (st->m->be->async ? 2 : 1), "%d steps are in flight", st->n_started);
@@ -338,12 +368,13 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     int n_draft = 0;
     for (int i = 0; i < n_items; i++)
         n_draft += items[i].n_draft;
+    struct batch_canary *canary = add_canary(st);
     bool repeats = st->b.n_tokens == st->b.n_seqs + n_draft && st->b.n_out == st->b.n_tokens;
     executor_start(st->executor, &st->b, st->tokens, st->after,
                    repeats ? (uint64_t)st->b.n_seqs : 0);
     for (int i = 0; i < n_items; i++)
         kvcache_advance(st->kv, items[i].seq, items[i].n_tokens);
-    st->started[st->n_started++] = (struct started_step){items, n_items};
+    st->started[st->n_started++] = (struct started_step){items, n_items, canary};
     return true;
 }
 
@@ -376,6 +407,7 @@ bool step_finish(struct stepper *st, struct error *err)
     CHECK(st->n_started > 0, "no step is in flight");
     struct step_item *items = st->started[0].items;
     int n_items = st->started[0].n_items;
+    const struct batch_canary *canary = st->started[0].canary;
     bool ok = executor_end(st->executor, err);
     st->started[0] = st->started[1];
     st->n_started--;
@@ -387,6 +419,7 @@ bool step_finish(struct stepper *st, struct error *err)
             kvcache_cut(st->kv, it->seq, it->seq->n_tokens - it->n_tokens);
         else if (it->want != LOGITS_NONE)
             it->token = step_token(st, step_chosen_row(it));
+        it->wrong = ok && canary ? canary->wrong[it->number] : 0;
     }
     return ok;
 }
@@ -396,7 +429,17 @@ bool step_run(struct stepper *st, struct step_item *items, int n_items, struct e
     if (!step_start(st, items, n_items, err))
         return false;
     step_sample(st);
-    return step_finish(st, err);
+    bool ok = step_finish(st, err);
+    for (int i = 0; ok && i < n_items; i++)
+        ok = step_item_ok(&items[i], err);
+    return ok;
+}
+
+bool step_item_ok(const struct step_item *it, struct error *err)
+{
+    return !it->wrong ||
+           error_set(err, "page %d of the sequence in the KV cache belongs to another one",
+                     it->wrong - 1);
 }
 
 void step_logits(struct stepper *st, int row, float *out)

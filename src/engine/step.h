@@ -52,6 +52,8 @@ struct step_item {
     int first_row; /* its first logits row (step_logits); -1 = none */
     int row;       /* its first row of the step (draft_item.from) */
     int32_t token; /* sampled; -1 without sampler */
+    int number;    /* of its sequence in the batch */
+    int wrong;     /* --kv-canary: 1 + the index of a page that is another sequence's; 0 = none */
 };
 
 /* Rows of the MTP block (layer.h), which reads hidden rows of the previous step. */
@@ -114,5 +116,8 @@ void step_probs(struct stepper *st, int row, struct sample_probs *out);
  * before the values are used. */
 void step_logits(struct stepper *st, int row, float *out);
 bool step_ok(const struct stepper *st, struct error *err);
+/* The error of a finished item that has read a wrong page. False then: its results mean nothing, nor does what it has
+ * written to the cache. */
+bool step_item_ok(const struct step_item *it, struct error *err);
 
 #endif

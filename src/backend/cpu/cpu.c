@@ -6,6 +6,7 @@
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
+#include "backend/canary.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
 
@@ -354,6 +355,7 @@ static void cpu_begin(struct backend *be, const struct batch *b)
           "batch too large");
     cb->pick.deterministic = be->deterministic;
     count_step(cb, b);
+    canary_check(b, cb->bounds.page_len);
     cb->batch = *b;
     cb->stream.rows = 0;
     cb->stream.pending = cb->stream.narrow = false;

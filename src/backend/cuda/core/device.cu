@@ -156,6 +156,7 @@ void cuda_close(struct backend *be)
     for (int i = 0; i < cu->memory.n_owned; i++)
         cuda_free(be, cu->memory.owned[i].p, cu->memory.owned[i].bytes);
     sample_close(cu);
+    canary_close(cu);
     delta_net_close(cu);
     ssm_close(cu);
     latent_close(cu);

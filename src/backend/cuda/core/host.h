@@ -10,6 +10,7 @@
 
 extern "C" {
 #include "backend/backend.h"
+#include "backend/canary.h"
 #include "backend/devices.h"
 }
 
@@ -25,6 +26,15 @@ struct cuda_mtp {
     int narrows; /* the layer after which rows without logits are dropped; -1: the head */
 };
 
+/* canary.cu. The pinned blocks alternate between the steps in flight: results (max_seqs), expected
+ * marks (max_seqs, max_pages), marks to be written (n_pages). */
+struct cuda_canary {
+    uint8_t *host[2], *mapped[2];
+    size_t expected_at, set_at; /* offsets in bytes; results are at 0 */
+    int32_t *wrong[2];          /* where the results of a step go; NULL: it has no marks */
+    int n_seqs[2];
+};
+
 /* A struct backend of this kind. */
 struct cuda_whole {
     struct backend be;
@@ -32,6 +42,7 @@ struct cuda_whole {
     struct cuda_loras loras;
     struct cuda_comm comm;
     struct cuda_mtp mtp;
+    struct cuda_canary canary;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)
 {
@@ -104,6 +115,12 @@ bool join_is_done(const struct mlp *m);
 bool cuda_supports(struct backend *be, const struct network *net, struct error *err);
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
                   struct error *err);
+
+/* canary.cu. begin: once the step block is enqueued. end: once the step has ended. */
+bool canary_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
+void canary_close(struct cuda_backend *cu);
+void canary_begin(struct cuda_backend *cu, const struct batch *b, int turn);
+void canary_end(struct cuda_backend *cu, int turn);
 
 /* step.cu */
 void cuda_begin(struct backend *be, const struct batch *b);

@@ -254,6 +254,7 @@ void cuda_begin(struct backend *be, const struct batch *b)
     int n_ints = layout_batch(cu, b);
     copy_embeds(cu, b, turn);
     step_load(cu, n_ints);
+    canary_begin(cu, b, turn);
 }
 
 static bool same_layout(const struct step_layout *a, const struct step_layout *b)
@@ -385,6 +386,7 @@ bool cuda_end(struct backend *be, int32_t *tokens, struct error *err)
     comm_wait(cu, f->done);
     CUDA_TRY(cu, cudaGetLastError());
     read_marks(cu);
+    canary_end(cu, turn);
     const int32_t *chosen = sample_tokens_of(cu, turn);
     for (int i = 0; i < f->n_out && tokens; i++)
         tokens[i] = f->chosen[i] && !cu->failed ? chosen[i] : -1;

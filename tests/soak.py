@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Hours of mixed load, where every answer is compared with what the same request gives alone: prompts and answers of all lengths, seeds,
+n > 1, log-probabilities, stop strings, schemas, adapters, conversations that go on, streams, cancels, embeddings, and a KV cache so small
+that sequences are preempted, with --kv-canary. In rounds: new requests, each alone; then all of them at once, again and again. Between
+rounds nothing runs, no page is held, and memory and descriptors are those of the third round.
+usage: soak.py BUILD [SECONDS [SEED]]   (make soak: an hour; SECONDS=120 make soak)
+DEVICE=cuda: on a GPU, which promises the same bytes to nobody in company, so lengths and reasons are compared there."""
+import json
+import os
+import random
+import struct
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from gguf_tools import write_gguf  # noqa: E402
+from serverlib import Server, sanitized  # noqa: E402
+
+BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
+SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 3600
+SEED = int(sys.argv[3]) if len(sys.argv) > 3 else int(time.time())
+DEVICE = os.environ.get("DEVICE", "")
+COMP, CHAT, EMBED = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+N_REQUESTS, N_CLIENTS, ROUND_S = 20, 10, 40
+GROWTH_KB = 16 << 10  # what the heap may keep after the third round; caches are full by then
+WORK = tempfile.TemporaryDirectory(prefix="steel-soak-")
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"},
+                                           "kind": {"enum": ["one", "two", "three"]}}, "required": ["kind", "n"]}
+
+
+def adapter(name, seed):
+    draw, tensors = random.Random(seed), []
+    floats = lambda n: b"".join(struct.pack("<f", draw.uniform(-0.6, 0.6)) for _ in range(n))
+    for layer in range(2):
+        for part, n_out in (("attn_q", 64), ("attn_v", 32)):
+            w = f"blk.{layer}.{part}.weight"
+            tensors += [(w + ".lora_a", [64, 8], 0, floats(512)), (w + ".lora_b", [8, n_out], 0, floats(8 * n_out))]
+    path = os.path.join(WORK.name, name + ".gguf")
+    write_gguf(path, {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "qwen3moe", "adapter.lora.alpha": 8.0}, tensors)
+    return f"{name}={path}"
+
+
+def words(rng, n):
+    return "".join(rng.choice("abcdefgh .,") for _ in range(n))
+
+
+def request(rng, before):
+    """(path, body). before: the text of another request, to share a prefix with."""
+    if rng.random() < 0.08:
+        return EMBED, {"model": "embedder", "input": [[rng.randrange(3, 140) for _ in range(rng.randrange(1, 60))] for _ in range(rng.randrange(1, 4))]}
+    text = before[: rng.randrange(len(before) + 1)] if rng.random() < 0.4 else ""
+    text += words(rng, rng.choice((3, 30, 120, 400)))
+    body = {"prompt": text, "seed": rng.randrange(1 << 30), "max_tokens": rng.choice((1, 8, 40, 120)), "ignore_eos": rng.random() < 0.5,
+            "temperature": rng.choice((0, 0, 0.7, 1.3))}
+    if rng.random() < 0.2:
+        body["logprobs"] = rng.randrange(4)
+    if rng.random() < 0.15:
+        body.update(stop=["zz", "ab"], presence_penalty=0.4)
+    if rng.random() < 0.15:
+        body["n"] = rng.randrange(2, 5)
+    if rng.random() < 0.15:
+        body.update(top_p=0.9, repetition_penalty=1.2)
+    if rng.random() < 0.3:
+        body["model"] = rng.choice(("a", "b"))
+    if rng.random() < 0.2:
+        body.update(ignore_eos=False, max_tokens=80, response_format={"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}})
+    if rng.random() < 0.25:
+        body.pop("logprobs", None)
+        turns = [{"role": "user", "content": body.pop("prompt")}]
+        if rng.random() < 0.5:
+            turns += [{"role": "assistant", "content": words(rng, 40)}, {"role": "user", "content": words(rng, 20)}]
+        return CHAT, dict(body, messages=turns)
+    return COMP, body
+
+
+def said(c):
+    """What is compared of a choice: all of it on a CPU."""
+    text = c.get("text") or (c.get("message") or {}).get("content") or ""
+    return (c["index"], c["finish_reason"]) if DEVICE else (c["index"], c["finish_reason"], text, json.dumps(c.get("logprobs")))
+
+
+def answer(s, path, body):
+    reply = s.json(path, body)
+    if path == EMBED:
+        return [d["index"] if DEVICE else (d["index"], d["embedding"]) for d in reply["data"]]
+    return sorted(said(c) for c in reply["choices"])
+
+
+def streamed(s, path, body):
+    """The same, as a stream tells it; only texts and reasons."""
+    texts, ends = {}, {}
+    for e in s.stream(path, body):
+        for c in json.loads(e)["choices"] if e != "[DONE]" else []:
+            texts[c["index"]] = texts.get(c["index"], "") + (c.get("text") or (c.get("delta") or {}).get("content") or "")
+            ends[c["index"]] = c["finish_reason"] or ends.get(c["index"])
+    return sorted((i, ends[i]) if DEVICE else (i, ends[i], texts[i]) for i in texts)
+
+
+def cancelled(s, rng, path, body):
+    """A client that leaves."""
+    text = json.dumps(dict(body, stream=path != EMBED)).encode()
+    with s.socket() as c:
+        c.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n".encode()
+                  + text[: len(text) if rng.random() < 0.9 else rng.randrange(len(text))])
+        c.settimeout(rng.random())
+        try:
+            for _ in range(rng.randrange(6)):
+                c.recv(4096)
+        except (TimeoutError, ConnectionError):
+            pass
+
+
+class Soak:
+    def __init__(self):
+        flags = ["-np", "6", "-c", "1024", "--kv-tokens", "1300", "--kv-canary", "--embedding", "embedder=tests/golden/qwen3_embedding",
+                 "--lora", adapter("a", 1), "--lora", adapter("b", 2)]
+        if DEVICE:
+            os.environ["STEEL_TEST_DEVICE"] = DEVICE
+        self.s, self.failed, self.counts = Server(BUILD, *flags), [], {}
+        self.lock = threading.Lock()
+
+    def count(self, what):
+        with self.lock:
+            self.counts[what] = self.counts.get(what, 0) + 1
+
+    def client(self, seed, pool, alone, until):
+        rng = random.Random(seed)
+        while time.monotonic() < until and not self.failed:
+            i = rng.randrange(len(pool))
+            path, body = pool[i]
+            body = dict(body, cache_prompt=rng.random() < 0.8) if path != EMBED else body
+            how = rng.random()
+            try:
+                if how < 0.2:
+                    cancelled(self.s, rng, path, body)
+                    self.count("cancelled")
+                elif how < 0.5 and path != EMBED:
+                    got, want = streamed(self.s, path, body), [a[:3] for a in alone[i]]
+                    assert got == want, (body, got, want)
+                    self.count("streams")
+                else:
+                    got = answer(self.s, path, body)
+                    assert got == alone[i], (body, got, alone[i])
+                    self.count(path.rsplit("/", 1)[1])
+            except Exception as e:  # noqa: told by the main thread
+                self.failed.append(f"{path}: {e!r}")
+
+    def resources(self):
+        pid = self.s.proc.pid
+        return self.s.rss_kb(), len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+    def quiet(self):
+        """Waits until clients that left are forgotten."""
+        self.s.wait_metric("steel_requests_running", 0)
+        self.s.wait_metric("steel_requests_waiting", 0)
+        self.s.wait_metric('steel_kv_pages{state="held"}', 0)
+
+    def round(self, rng, until):
+        pool, before = [], words(rng, 300)
+        for _ in range(N_REQUESTS):
+            pool.append(request(rng, before))
+            before = pool[-1][1].get("prompt") or before
+        alone = [answer(self.s, path, dict(body, cache_prompt=False) if path != EMBED else body) for path, body in pool]
+        threads = [threading.Thread(target=self.client, args=(rng.random(), pool, alone, until)) for _ in range(N_CLIENTS)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert not self.failed, f"seed {SEED}: {self.failed[0]}\n{self.s.log()[-3000:]}"
+        self.quiet()
+
+    def run(self):
+        rng, end, base, n = random.Random(SEED), time.monotonic() + SECONDS, None, 0
+        each = min(ROUND_S, SECONDS / 5)
+        while time.monotonic() < end or n < 4:
+            self.round(rng, time.monotonic() + each)
+            n += 1
+            now = self.resources()
+            print(f"round {n}: {now[0] / 1024:.0f} MB, {now[1]} descriptors, {now[2]} threads, {self.counts}", flush=True)
+            base = now if n == 3 else base
+        m = self.s.metrics()
+        assert m["steel_kv_wrong_pages_total"] == 0 and m["steel_preemptions_total"] > 0, m
+        assert now[1] == base[1], f"seed {SEED}: {base[1]} descriptors after three rounds, {now[1]} at the end"
+        grown = now[0] - base[0]
+        assert sanitized(BUILD) or grown <= GROWTH_KB, f"seed {SEED}: memory has grown by {grown} kB"
+        assert self.s.stop() == 0, self.s.log()[-3000:]
+        print(f"seed {SEED}: {sum(self.counts.values())} requests in {n} rounds, memory {grown:+d} kB, {m['steel_preemptions_total']:.0f} preemptions")
+
+
+Soak().run()
