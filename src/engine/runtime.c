@@ -323,7 +323,7 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     rt->context = cache.context;
     rt->kv = kvcache_new(rt->be, net, sizing_kv_type(o->opt->k_type),
                          sizing_kv_type(o->opt->v_type), page_len, (int)pages, cache.n_states, err);
-    if (!agree(meet, rt->kv != NULL, err) || (o->opt->canary && !add_canary(rt, err)))
+    if (!agree(meet, rt->kv != NULL, err) || !rt->kv || (o->opt->canary && !add_canary(rt, err)))
         return false;
     model_set_context(rt->model, rt->context);
     lim.lora_rank = lora_rank;
