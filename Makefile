@@ -225,6 +225,10 @@ test-all: test test-faults ## the same and what takes long
 	@STEEL_TEST_AGENTS=1 ONLY=test_clients sh tests/run.sh $(B)
 	$(Q)$(MAKE) --no-print-directory test-amx
 	$(Q)$(MAKE) --no-print-directory CUDA=0 test-cuda-faults
+	$(Q)$(MAKE) --no-print-directory CUDA=0 SECONDS=120 soak
+SECONDS ?= 3600
+soak: $(B)/steel $(TEST_TOOLS) ## mixed load for SECONDS; every answer is compared with what the request gives alone
+	@python3 tests/soak.py $(B) $(SECONDS)
 test-busy: test-build ## the tests, three times in a row, beside busy loops
 	@sh tests/busy.sh $(B)
 test-faults: $(B)/steel $(TEST_TOOLS) ## every allocation, read, write, accept and thread start fails once
