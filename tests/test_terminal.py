@@ -215,38 +215,58 @@ def narrow(home):
 def resize(home):
     """The window changes its size while a line is edited and while an answer streams: there is one prompt, with the line."""
     t = Terminal(home, "--temp 0 --think off", "STEEL_ISA=ref", columns=80, rows=40)
-    line = "Tell me a short story about the sea, the sand"
+    tty = tmux("display-message", "-p", "#{pane_tty}").stdout.strip()
+
+    def resized(width):
+        """tmux tells the program some time after it has wrapped the screen anew."""
+        tmux("resize-window", "-x", str(width), "-y", "40")
+        end = time.time() + HANG
+        while os.get_terminal_size(fd).columns != width:
+            assert time.time() < end, "the terminal keeps its size"
+            time.sleep(0.01)
+
+    def shows(text, width):
+        """Whether the screen ends with the prompt and the text, wrapped at the width."""
+        whole = ">>> " + text
+        want = [whole[i:i + width].rstrip() for i in range(0, len(whole), width)]
+        return lambda s: [l.rstrip() for l in s.split("\n") if l.strip()][-len(want):] == want
+
+    fd = os.open(tty, os.O_RDONLY | os.O_NOCTTY)
+    line, at = "Tell me a short story about the sea, the sand", 45
+    for _ in range(2):  # tmux moves the top of an empty screen into its history, out of reach
+        t.ask("/set")
+    prompts = t.screen().count(">>>")
     t.type(line)
-    t.wait(lambda s: s.rstrip().endswith(line), "the line")
-    lines_of = lambda s: [l for l in s.split("\n") if l.strip()]
-    for n in (1, 2):
-        for width in (50, 30, 20, 60, 100, 25, 49, 80):
-            tmux("resize-window", "-x", str(width), "-y", "40")
-            whole = ">>> " + line
-            want = [whole[i:i + width].rstrip() for i in range(0, len(whole), width)]
-            s = t.wait(lambda s: [l.rstrip() for l in lines_of(s)[-len(want):]] == want, f"one line at {width} columns, {want}")
-            check(s.count(">>>") == 1 and "Ctrl-D" in s, f"one prompt at {width} columns", s)
-        if n == 1:  # once more, with the cursor in the middle of the line
+    t.wait(shows(line, 80), "the line")
+    for middle in (False, True):
+        for width in (52, 30, 20, 60, 100, 25, 47, 80):
+            resized(width)
+            t.type("_")  # it comes after the change of size
+            s = t.wait(shows(line[:at] + "_" + line[at:], width), f"one line at {width} columns")
+            check(s.count(">>>") == prompts and "Ctrl-D" in " ".join(s.split()), f"one prompt at {width} columns", s)
+            t.keys("BSpace")
+            t.wait(shows(line, width), f"the line at {width} columns")
+        if not middle:  # once more, with the cursor in the middle of the line
+            at = 24
             t.keys("C-a")
-            for _ in range(24):
+            for _ in range(at):
                 t.keys("Right")
-            t.type("_")
-            line = line[:24] + "_" + line[24:]
     t.keys("C-e")
     t.type(" X")
-    t.wait(lambda s: s.rstrip().endswith(line + " X"), "typing after it")
+    t.wait(shows(line + " X", 80), "typing after it")
     t.keys("C-u")
     t.type("Tell me a long story.")
     t.keys("Enter")
     t.wait(lambda s: len(s.partition("long story.")[2].split()) > 3, "the start of a story")
     for width in (50, 30, 70, 44):
-        tmux("resize-window", "-x", str(width), "-y", "40")
+        resized(width)
         seen = len(t.screen().split())
         t.wait(lambda s: len(s.split()) > seen or "tokens" in s, "more of the story")
     s = t.wait(lambda s: s.rstrip().endswith(">>>") and "tokens" in s, "the end of the story")
-    check(s.count(">>>") == 2, "one prompt after an answer during which the size changed", s)
+    check(s.count(">>>") == prompts + 1, "one prompt after an answer during which the size changed", s)
     t.type("What is 2 + 2?")
-    t.wait(lambda s: s.rstrip().endswith(">>> What is 2 + 2?"), "typing after it")
+    t.wait(shows("What is 2 + 2?", 44), "typing after it")
+    os.close(fd)
 
 
 def recorded(home, args, env):
