@@ -82,6 +82,7 @@ struct steel_engine_options {
     int max_lora_rank; /* adapters up to this rank may be loaded later; 0 = none */
     int draft; /* draft tokens per step from the model's MTP block; 0 = 1 if it has one, -1 = none */
     bool images;          /* load the model's image tower, if it has one that runs here */
+    const char *mmproj;   /* the image tower of a GGUF; NULL = mmproj*.gguf beside it, if it fits */
     int max_image_tokens; /* larger images are made smaller until they are so many; 0 = 4096 */
 };
 

@@ -58,7 +58,7 @@ def pack_text(s):
 
 
 def write_gguf(path, meta, tensors):
-    """tensors: list of (name, dims, type, bytes). Values: str, bool, int (u32), float, lists of str or of int (i32)."""
+    """tensors: list of (name, dims, type, bytes). Values: str, bool, int (u32), float, lists of str, bool, int (i32) or float."""
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(meta)))
     for key, v in meta.items():
         out += pack_text(key)
@@ -66,6 +66,10 @@ def write_gguf(path, meta, tensors):
             out += struct.pack("<I", 8) + pack_text(v)
         elif isinstance(v, bool):
             out += struct.pack("<I?", 7, v)
+        elif isinstance(v, list) and v and isinstance(v[0], bool):
+            out += struct.pack(f"<IIQ{len(v)}?", 9, 7, len(v), *v)
+        elif isinstance(v, list) and v and isinstance(v[0], float):
+            out += struct.pack(f"<IIQ{len(v)}f", 9, 6, len(v), *v)
         elif isinstance(v, list) and v and isinstance(v[0], int):
             out += struct.pack(f"<IIQ{len(v)}i", 9, 5, len(v), *v)
         elif isinstance(v, list):

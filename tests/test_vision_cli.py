@@ -5,12 +5,13 @@ import array
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gguf_tools import max_difference, mean_kl, read_logits  # noqa
+from gguf_tools import max_difference, mean_kl, read_logits, read_safetensors, write_gguf  # noqa
 
 STEEL = os.path.abspath(os.path.join(sys.argv[1], "steel"))
 GOLDEN = "tests/golden_images"
@@ -67,6 +68,107 @@ for name in "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe":
     print(f"  with the pictures swapped: KL {other:.1e}")
     assert 0 < far < 2e-3 and other > 20 * far
 
+
+def floats(kind, data):
+    """bf16 to f32"""
+    assert kind == "BF16"
+    return b"".join(b"\0\0" + data[i:i + 2] for i in range(0, len(data), 2))
+
+
+def q8_0(values):
+    out = b""
+    for i in range(0, len(values), 32):
+        row = values[i:i + 32]
+        d = max(map(abs, row)) / 127
+        out += struct.pack("<e", d) + bytes(round(x / d) & 255 if d else 0 for x in row)
+    return out
+
+
+def mmproj(folder, out, quantise=False):
+    """The tower of a folder as llama.cpp's converter writes it."""
+    config = json.load(open(f"{folder}/config.json"))["vision_config"]
+    pixels = json.load(open(f"{folder}/preprocessor_config.json"))
+    levels = config.get("deepstack_visual_indexes", [])
+    E, P, depth = config["hidden_size"], config["patch_size"], config["depth"]
+    grid = round(config["num_position_embeddings"] ** 0.5)
+    names = {"attn.qkv": "attn_qkv", "attn.proj": "attn_out", "mlp.linear_fc1": "ffn_up", "mlp.linear_fc2": "ffn_down", "norm1": "ln1", "norm2": "ln2"}
+    tensors = []
+    for name, (kind, shape, data) in read_safetensors(f"{folder}/model.safetensors").items():
+        if not name.startswith("model.visual."):
+            continue
+        name, _, suffix = name[len("model.visual."):].rpartition(".")
+        f32 = floats(kind, data)
+        if name == "patch_embed.proj" and suffix == "weight":
+            values = array.array("f", f32)
+            plane = P * P
+            for f in range(2):
+                part = array.array("f")
+                for row in range(E * 3):
+                    part += values[(2 * row + f) * plane:(2 * row + f + 1) * plane]
+                tensors.append(("v.patch_embd.weight" + (".1" if f else ""), (P, P, 3, E), 0, part.tobytes()))
+            continue
+        part = name.split(".")
+        if name == "patch_embed.proj":
+            to = "v.patch_embd"
+        elif name == "pos_embed":
+            to = "v.position_embd"
+        elif part[0] == "blocks":
+            to = f"v.blk.{part[1]}." + names[".".join(part[2:])]
+        elif part[0] == "deepstack_merger_list":
+            to = f"v.deepstack.{levels[int(part[1])]}." + {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}[part[2]]
+        else:
+            to = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}[part[1]]
+        dims = tuple(reversed(shape))
+        if quantise and len(dims) == 2 and dims[0] % 32 == 0 and "position" not in to:
+            tensors.append((f"{to}.{suffix}", dims, 8, q8_0(array.array("f", f32))))
+        elif len(dims) == 2 and "position" not in to:
+            tensors.append((f"{to}.{suffix}", dims, 30, data))
+        else:
+            tensors.append((f"{to}.{suffix}", dims, 0, f32))
+    v = "clip.vision."
+    write_gguf(out, {"general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": "qwen3vl_merger", "clip.use_gelu": True,
+                     v + "block_count": depth, v + "embedding_length": E, v + "feed_forward_length": config["intermediate_size"],
+                     v + "attention.head_count": config["num_heads"], v + "attention.layer_norm_epsilon": 1e-6,
+                     v + "projection_dim": config["out_hidden_size"], v + "patch_size": P, v + "image_size": P * grid,
+                     v + "spatial_merge_size": 2, v + "image_mean": pixels["image_mean"], v + "image_std": pixels["image_std"],
+                     v + "image_min_pixels": pixels["size"]["shortest_edge"], v + "image_max_pixels": pixels["size"]["longest_edge"],
+                     v + "is_deepstack_layers": [i in levels for i in range(depth)]}, tensors)
+
+
+def test_mmproj():
+    """A GGUF finds its tower beside it or by name; a tower of another model is refused, or not taken."""
+    for name in "qwen3_vl", "qwen3_5_moe":
+        folder, place = f"{GOLDEN}/{name}", os.path.join(WORK, "gguf-" + name)
+        os.makedirs(place)
+        model, tower = f"{place}/model.gguf", f"{place}/mmproj-model-bf16.gguf"
+        subprocess.run([STEEL, "convert", folder, model, "--type", "bf16"], check=True, capture_output=True)
+        given = ("--input", f"{folder}/input.json", "--pixels", f"{folder}/pixel_values.bin")
+        features, want = os.path.join(WORK, "features.bin"), read_logits(f"{folder}/golden.bin")
+        refused("no image tower that can run here", model, *given)
+        mmproj(folder, tower)
+        for args in (), ("--mmproj", tower):
+            r, out = logits(model, *given, "--features", features, *args)
+            assert r.returncode == 0, r.stderr
+            off = max(abs(a - b) for a, b in zip(records(features), records(f"{folder}/features.bin"), strict=True))
+            far = max_difference(read_logits(out), want)
+            print(f"{name} as GGUF with mmproj: features {off:.1e}, logits {far:.1e} from the golden's")
+            assert off < 2e-4 and far < 2e-3
+        quantised = f"{place}/small.gguf"
+        mmproj(folder, quantised, True)
+        for isa in "ref", "":
+            r, out = logits(model, *given, "--features", features, "--mmproj", quantised, isa=isa)
+            assert r.returncode == 0, r.stderr
+            off = max(abs(a - b) for a, b in zip(records(features), records(f"{folder}/features.bin"), strict=True))
+            print(f"{name} with a tower partly in Q8_0: features {off:.1e} from the golden's")
+            assert 1e-6 < off < 0.05
+    other = f"{WORK}/gguf-qwen3_5_moe/mmproj-model-bf16.gguf"
+    refused("this image tower is not that of a qwen3vl model", f"{WORK}/gguf-qwen3_vl/model.gguf", "--input", f"{GOLDEN}/qwen3_vl/input.json",
+            "--mmproj", other)
+    refused("no image tower that Steel runs", f"{WORK}/gguf-qwen3_vl/model.gguf", "--input", f"{GOLDEN}/qwen3_vl/input.json",
+            "--mmproj", f"{WORK}/gguf-qwen3_vl/model.gguf")
+
+
+test_mmproj()
 folder = f"{GOLDEN}/qwen3_vl"
 copy = os.path.join(WORK, "input")
 shutil.copytree(folder, copy)

@@ -92,7 +92,7 @@ static bool compute(struct runtime *rt, const struct image_input *in, int chunk,
 
 /* Files of the command; pixels and features belong to input. */
 struct logits_files {
-    const char *ids, *input, *pixels, *features, *out;
+    const char *ids, *input, *pixels, *features, *out, *mmproj;
 };
 
 static bool logits(const char *model, struct runtime_options *opt, const struct logits_files *files,
@@ -105,6 +105,7 @@ static bool logits(const char *model, struct runtime_options *opt, const struct 
         return false;
     }
     opt->images = files->input;
+    opt->mmproj = files->mmproj;
     if (chunk <= 0 || chunk > in.n)
         chunk = in.n < 512 ? in.n : 512;
     opt->max_seqs = n_copies;
@@ -159,6 +160,8 @@ int cmd_logits(int argc, char **argv)
          "with --input: the images' patches, instead of the pictures"},
         {OPT_STRING, 0, "features", 0, &files.features, 0, 0, "OUT.bin",
          "with --input: file for the images' features"},
+        {OPT_STRING, 0, "mmproj", 0, &files.mmproj, 0, 0, "FILE",
+         "with --input: the image tower of a GGUF (default: mmproj*.gguf beside it)"},
         {OPT_STRING, 'o', "out", 0, &files.out, 0, 0, "OUT.bin", "file for ids and logits"},
         {OPT_INT, 0, "chunk", 0, &chunk, 1, 1 << 20, "N", "feed N tokens at a time (default 512)"},
         {OPT_INT, 0, "batch", 0, &copies, 1, 1024, "N",

@@ -31,7 +31,7 @@ struct run_flags {
     struct opt_list stop, bias, breakers, images;
     const char *schema, *grammar; /* files */
     bool quiet, raw, verbose, plain, hide_thinking;
-    const char *overflow;
+    const char *overflow, *mmproj;
     char *lora; /* names of all adapters, comma-separated */
 };
 
@@ -174,7 +174,8 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     if (fit_file)
         *(f->schema ? &f->o.json_schema : &f->o.grammar) = fit.p ? fit.p : "";
     bool talks = !f->prompt && !f->words && !f->file;
-    opt->images = talks || f->images.n;
+    opt->images = talks || f->images.n || f->mmproj;
+    opt->mmproj = f->mmproj;
     chat->images = f->images.items;
     chat->n_images = f->images.n;
     int64_t t0 = clock_ns();
@@ -417,6 +418,8 @@ int cmd_run(int argc, char **argv)
         {OPT_FLAG, 0, "ignore-eos", 0, &f.o.ignore_eos, 0, 0, 0, "continue after the end token"},
         {OPT_LIST, 0, "image", 0, &f.images, 0, 0, "FILE",
          "an image for the prompt: PNG, JPEG, WebP, GIF or BMP (repeatable)"},
+        {OPT_STRING, 0, "mmproj", 0, &f.mmproj, 0, 0, "FILE",
+         "the image tower of a GGUF (default: mmproj*.gguf beside it)"},
         {OPT_FLAG, 0, "raw", 0, &f.raw, 0, 0, 0, "do not apply the chat template to the prompt"},
         {OPT_FLAG, 'q', "quiet", 0, &f.quiet, 0, 0, 0, "print no timings"},
         {OPT_HEADING, 0, "constraints on the answer", 0, 0, 0, 0, 0, 0},

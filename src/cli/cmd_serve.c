@@ -23,6 +23,7 @@ struct serve_flags {
     struct opt_list page_origins, breakers;
     float step_ms;
     int body_mb, kv_tokens, store_mb, lora_rank;
+    const char *mmproj;
     int image_pixels, image_tokens;
     bool no_prefix_cache, no_images;
     bool ignored;
@@ -68,6 +69,7 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     e->runtime.max_seqs = max_seqs;
     e->runtime.kv_tokens = f->kv_tokens;
     e->runtime.images = !f->no_images;
+    e->runtime.mmproj = f->mmproj;
     e->runtime.image_features = f->image_tokens;
     f->srv.max_image_pixels = f->image_pixels;
     if (f->srv.allow_lora_loading)
@@ -174,7 +176,9 @@ int cmd_serve(int argc, char **argv)
         {OPT_INT, 0, "max-body-mb", 0, &f.body_mb, 1, 1024, "N", NULL},
         {OPT_STRING, 0, "max-unsent", 0, &f.max_unsent, 0, 0, "SIZE",
          "output buffered for a client that reads slowly (default 64M)"},
-        {OPT_FLAG, 0, "no-images", 0, &f.no_images, 0, 0, 0,
+        {OPT_STRING, 0, "mmproj", "-mm", &f.mmproj, 0, 0, "FILE",
+         "the image tower of a GGUF (default: mmproj*.gguf beside it)"},
+        {OPT_FLAG, 0, "no-images", "no-mmproj", &f.no_images, 0, 0, 0,
          "do not load the model's image tower: it reads text only"},
         {OPT_INT, 0, "max-image-pixels", 0, &f.image_pixels, 1, 1 << 30, "N",
          "largest image that is decoded, width x height (default 33554432)"},

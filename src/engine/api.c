@@ -125,6 +125,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                              : o.draft < 0 ? 0
                                            : o.draft,
                     .images = o.images,
+                    .mmproj = o.mmproj,
                     .image_features = o.max_image_tokens,
                     .profile = o.profile},
         .max_queue = o.max_queue,

@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <glob.h>
 #include <string.h>
 
 enum { GPU_LEAST_CONTEXT = 4096 }; /* a GPU with room for fewer tokens is not chosen by default */
@@ -137,25 +138,67 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
-/* Whether the file's image tower will be loaded; it runs on the CPU, beside a model on the CPU. */
-static void choose_images(struct runtime *rt, const struct runtime_options *opt,
-                          struct step_limits *lim, struct model_size *size)
+/* Whether the tower fits the text model: its features have the width of the stream, for each level of deepstack. */
+static bool tower_fits(const struct tensorfile *f, const struct config *text, struct config *c,
+                       struct tower_config *t, struct error *err)
+{
+    if (!tower_load(f, c, t, err))
+        return false;
+    if (t->n_out == text->n_embd && t->n_levels == text->n_deepstack && text->rope.sections[0])
+        return true;
+    return error_set(err, "%s: this image tower is not that of a %s model with a width of %d",
+                     f->path, text->arch_name, text->n_embd);
+}
+
+/* Opens the file of a GGUF's tower: the one that is named, else mmproj*.gguf beside the model. False: there is none. */
+static bool open_mmproj(struct runtime *rt, const char *named, struct error *err)
+{
+    struct buf path = {0};
+    const char *slash = strrchr(rt->file->path, '/');
+    glob_t found = {0};
+    if (!named) {
+        buf_add(&path, rt->file->path, slash ? (size_t)(slash - rt->file->path) + 1 : 0);
+        buf_adds(&path, "mmproj*.gguf");
+        if (!strpbrk(path.p, "?[") && !glob(path.p, 0, NULL, &found) && found.gl_pathc)
+            named = found.gl_pathv[0];
+    }
+    rt->mmproj = named ? tensorfile_open(named, err) : NULL;
+    globfree(&found);
+    buf_clear(&path);
+    return rt->mmproj != NULL;
+}
+
+/* Whether an image tower will be loaded, from the model's file or its mmproj; it runs on the CPU, beside a model on the
+ * CPU. text: the config with deepstack. */
+static bool choose_images(struct runtime *rt, const struct runtime_options *opt,
+                          struct step_limits *lim, struct model_size *size, struct error *err)
 {
     struct error why = {0};
     struct tower_config tower;
     struct model_size more;
-    struct config *c = mem_zalloc(1, sizeof *c);
-    rt->sees = opt->images && !workers_wait() && tower_present(rt->file);
-    if (rt->sees && !tower_load(rt->file, c, &tower, &why)) {
-        sizing_add_notice(&rt->notice, &why);
-        rt->sees = false;
+    struct config *c = mem_zalloc(1, sizeof *c), *text = mem_zalloc(1, sizeof *text);
+    bool named = opt->images && opt->mmproj;
+    rt->sees = false;
+    if (opt->images && !workers_wait() && config_load(rt->file, text, &why)) {
+        if (!rt->mmproj && (named || rt->file->is_gguf))
+            open_mmproj(rt, opt->mmproj, &why);
+        const struct tensorfile *f = rt->mmproj ? rt->mmproj : rt->file;
+        if (tower_present(f) || (named && !why.msg[0]))
+            rt->sees = tower_fits(f, text, c, &tower, &why);
+        if (rt->sees) {
+            model_measure(f, c, &more);
+            size->bytes += more.bytes;
+            lim->max_embeds = lim->max_tokens;
+        }
     }
-    if (rt->sees) {
-        model_measure(rt->file, c, &more);
-        size->bytes += more.bytes;
-        lim->max_embeds = lim->max_tokens;
-    }
+    mem_free(text);
     mem_free(c);
+    if (named && !rt->sees)
+        return error_set(err, "%s",
+                         why.msg[0] ? why.msg : "images are not supported on several ranks");
+    if (!rt->mmproj) /* a file beside the model may belong to another one */
+        sizing_add_notice(&rt->notice, &why);
+    return true;
 }
 
 /* A tower that cannot be opened leaves a model that reads text. */
@@ -168,7 +211,7 @@ static void open_images(struct runtime *rt, const struct runtime_options *opt)
                                 .max_features = opt->image_features};
     if (!rt->sees)
         return;
-    rt->encoder = encoder_open(rt->file, &o, &why);
+    rt->encoder = encoder_open(rt->mmproj ? rt->mmproj : rt->file, &o, &why);
     if (!rt->encoder) {
         error_prefix(&why, "no images");
         sizing_add_notice(&rt->notice, &why);
@@ -202,11 +245,13 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
     bool ok = choose_device(rt, opt, &c, net, &size, device, err);
     if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, net, device, err);
+    if (ok && opt->images && opt->mmproj && device_kind(device->device) == DEVICE_GPU)
+        ok = error_set(err, "%s: image towers are not supported on GPUs", opt->mmproj);
     if (ok && device_kind(device->device) != DEVICE_GPU) {
         o->limits = sizing_limits(opt, false, join_outlook(device->device, 0).stages);
-        choose_images(rt, opt, &o->limits, &size);
+        ok = choose_images(rt, opt, &o->limits, &size, err);
         struct cache_room room = sizing_host_room(opt, net, &size, &o->limits);
-        rt->be = backend_open(device, err);
+        rt->be = ok ? backend_open(device, err) : NULL;
         ok = rt->be && check_cache(opt, net, err) &&
              sizing_cache(opt, &c, net, &o->limits, room, &o->cache, &rt->notice, err);
     }
@@ -387,6 +432,7 @@ void runtime_close(struct runtime *rt)
         rt->be->ops->close(rt->be);
     grammar_vocab_free(rt->grammar_vocab);
     tokenizer_free(rt->tokenizer);
+    tensorfile_close(rt->mmproj);
     tensorfile_close(rt->file);
     mem_free(rt);
 }

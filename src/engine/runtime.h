@@ -37,6 +37,7 @@ struct runtime_options {
     int draft;
     bool embeds; /* prompts may have rows of embeddings (engine.h) */
     bool images; /* the file's image tower is loaded, if there is one that the device can run */
+    const char *mmproj; /* a GGUF's tower; NULL = one beside it, if it fits */
     int image_features; /* most features, which are prompt tokens, of an image; 0 = automatic */
     bool embed;         /* for embeddings: the head is not loaded; required for encoders */
     bool profile;
@@ -58,6 +59,7 @@ struct runtime {
     struct stepper *step;
     struct adapters *adapters; /* NULL: no adapters, and none can be loaded */
     struct encoder *encoder;   /* of images; NULL = the model reads text only */
+    struct tensorfile *mmproj; /* the tower's file, if it is another one */
     bool sees;                 /* the encoder is to be opened */
     struct profile profile;
     int context;

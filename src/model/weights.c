@@ -393,6 +393,35 @@ static bool add_heads(struct weight_loader *l, struct raw_weight *w, const struc
     return true;
 }
 
+/* The patches' weights of a GGUF: one tensor a frame, NAME.weight and NAME.weight.1. An output's values become channel,
+ * frame, row, column, as in a folder. */
+static bool join_frames(struct weight_loader *l, struct raw_weight *w,
+                        const struct weight_rows *rows, int layer, struct raw_seg *s)
+{
+    const struct tensor *t[2] = {need(l, rows->name, layer, 0, "weight"),
+                                 need(l, rows->name, layer, 0, "weight.1")};
+    enum { CHANNELS = 3 };
+    int64_t half = (int64_t)w->n_in / 2 * rows->n;
+    if (!t[0] || !t[1] || !check_floats(l, t[0]) || !check_values(l, t[0], half) ||
+        !check_values(l, t[1], half))
+        return false;
+    if (t[1]->type != t[0]->type)
+        return error_set(l->err, "%s: tensor %s: type %s differs from the first frame's",
+                         l->f->path, t[1]->name, t[1]->type_name);
+    size_t plane = dtype_bytes(t[0]->type, (size_t)w->n_in / 2 / CHANNELS);
+    uint8_t *copy = block(l, (size_t)rows->n * CHANNELS * 2, plane), *to = copy;
+    for (size_t i = 0; i < (size_t)rows->n * CHANNELS; i++)
+        for (int f = 0; f < 2; f++, to += plane)
+            memcpy(to, t[f]->data + i * plane, plane);
+    const uint8_t **table = block(l, 1, sizeof *table);
+    table[0] = copy;
+    *s = (struct raw_seg){.type = t[0]->type, .rows = rows->n, .data = table};
+    w->transient = true;
+    mark_used(l, t[0]);
+    mark_used(l, t[1]);
+    return true;
+}
+
 /* One tensor (or n_expert of them) as a segment, in the file's order of rotary pairs. */
 static bool read_segment(struct weight_loader *l, struct raw_weight *w,
                          const struct weight_rows *rows, int layer, struct raw_seg *s)
@@ -401,6 +430,8 @@ static bool read_segment(struct weight_loader *l, struct raw_weight *w,
     int n_out = rows->n, n_in = w->n_in, n_expert = w->n_expert;
     if (rows->stride)
         return add_heads(l, w, rows, layer, s);
+    if (rows->flat && lookup(l, n, layer, 0, "weight.1"))
+        return join_frames(l, w, rows, layer, s);
     if (!l->f->is_gguf && (!add_packed(l, w, rows, layer, s) || s->data))
         return s->data != NULL;
     const uint8_t **data = block(l, (size_t)n_expert, sizeof *data);

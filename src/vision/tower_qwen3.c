@@ -51,6 +51,89 @@ static bool read_levels(const struct meta_reader *in, struct tower_config *t)
     return true;
 }
 
+/* clip.vision.*, as llama.cpp writes them */
+static bool read_gguf_levels(const struct meta_reader *in, struct tower_config *t)
+{
+    const struct meta *m = tensorfile_meta(in->f, "clip.vision.is_deepstack_layers");
+    for (int i = 0; m && i < in->c->n_layers; i++) {
+        double is = 0;
+        if (m->type != META_ARRAY || !meta_array_number(&m->v.a, (size_t)i, &is))
+            return error_set(in->err,
+                             "%s: clip.vision.is_deepstack_layers: expected one for each layer",
+                             in->f->path);
+        if (is != 0 && t->n_levels == TOWER_MAX_LEVELS)
+            return error_set(in->err, "%s: clip.vision.is_deepstack_layers: more than %d",
+                             in->f->path, TOWER_MAX_LEVELS);
+        if (is != 0)
+            t->level[t->n_levels++] = i;
+    }
+    return true;
+}
+
+static bool read_gguf_channels(const struct meta_reader *in, const char *key, double least,
+                               float *out)
+{
+    const struct meta *m = tensorfile_meta(in->f, key);
+    for (size_t i = 0; i < 3; i++) {
+        double v = 0.5;
+        if (m && (m->type != META_ARRAY || !meta_array_number(&m->v.a, i, &v) ||
+                  !(v >= least && v <= 255)))
+            return error_set(in->err, "%s: %s: expected three numbers", in->f->path, key);
+        out[i] = (float)v;
+    }
+    return true;
+}
+
+static bool read_gguf_tower(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    struct tower_config *t = (struct tower_config *)(uintptr_t)c->tower;
+    double eps = 1e-6, least = 65536, most = 16777216;
+    int side = 0;
+    t->merge = 2;
+    if (!reader_gguf_int(in, "block_count", 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
+        !reader_gguf_int(in, "embedding_length", 1, 1 << 16, true, &c->n_embd) ||
+        !reader_gguf_int(in, "attention.head_count", 1, 1 << 10, true, &c->n_heads) ||
+        !reader_gguf_int(in, "feed_forward_length", 1, 1 << 20, true, &c->n_ff) ||
+        !reader_gguf_int(in, "projection_dim", 1, 1 << 20, true, &t->n_out) ||
+        !reader_gguf_int(in, "patch_size", 1, 64, true, &t->patch) ||
+        !reader_gguf_int(in, "image_size", 1, 64 * TOWER_MAX_GRID, true, &side) ||
+        !reader_gguf_int(in, "spatial_merge_size", 1, 8, false, &t->merge) ||
+        !reader_gguf_float(in, "attention.layer_norm_epsilon", 0, 1, false, &eps) ||
+        !reader_gguf_float(in, "image_min_pixels", 1, 1e12, false, &least) ||
+        !reader_gguf_float(in, "image_max_pixels", 1, 1e12, false, &most) ||
+        !read_gguf_levels(in, t) || !read_gguf_channels(in, "clip.vision.image_mean", 0, t->mean) ||
+        !read_gguf_channels(in, "clip.vision.image_std", 1e-6, t->std))
+        return false;
+    t->grid = side / t->patch;
+    t->frames = build_find(in->f, c, &patches, 0, 0, "weight.1") ? 2 : 1;
+    t->min_pixels = (int64_t)least;
+    t->max_pixels = (int64_t)most;
+    t->filter = IMAGE_BICUBIC;
+    c->norm_eps = (float)eps;
+    return true;
+}
+
+/* What both kinds of file have in common. */
+static bool finish_tower(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    struct tower_config *t = (struct tower_config *)(uintptr_t)c->tower;
+    int64_t feature = (int64_t)t->patch * t->merge * t->patch * t->merge;
+    if (c->n_embd % c->n_heads || c->n_embd / c->n_heads % 4)
+        return error_set(in->err, "%s: an image tower of %d heads and a width of %d", in->f->path,
+                         c->n_heads, c->n_embd);
+    if (t->grid < 1 || t->grid > TOWER_MAX_GRID || t->max_pixels < feature ||
+        t->max_pixels < t->min_pixels)
+        return error_set(in->err, "%s: an image tower for %lld to %lld pixels, and a table of %d",
+                         in->f->path, (long long)t->min_pixels, (long long)t->max_pixels, t->grid);
+    t->mark = "<|vision_start|><|image_pad|><|vision_end|>";
+    t->placeholder = "<|image_pad|>";
+    c->n_kv_heads = c->n_heads;
+    c->head_dim = c->n_rot = c->n_embd / c->n_heads;
+    return true;
+}
+
 static bool read_tower(const struct meta_reader *in)
 {
     struct config *c = in->c;
@@ -58,15 +141,12 @@ static bool read_tower(const struct meta_reader *in)
     const json_t *rope = reader_get(in->hf, "rope_parameters", NULL);
     const char *act = json_string_value(reader_get(in->hf, "hidden_act", NULL));
     int cells = 0;
-    c->rope.theta = 10000;
     if (act && strcmp(act, "gelu_pytorch_tanh") != 0)
         return error_set(in->err,
                          "%s: config.json: vision_config: hidden_act \"%.40s\" is not supported "
                          "(gelu_pytorch_tanh is)",
                          in->f->path, act);
     t->merge = t->frames = 2;
-    t->mark = "<|vision_start|><|image_pad|><|vision_end|>";
-    t->placeholder = "<|image_pad|>";
     if (!reader_int(in, "depth", NULL, 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
         !reader_int(in, "hidden_size", NULL, 1, 1 << 16, true, &c->n_embd) ||
         !reader_int(in, "num_heads", NULL, 1, 1 << 10, true, &c->n_heads) ||
@@ -84,11 +164,6 @@ static bool read_tower(const struct meta_reader *in)
     if (t->grid * t->grid != cells)
         return error_set(in->err, "%s: config.json: num_position_embeddings: %d is no square",
                          in->f->path, cells);
-    if (c->n_embd % c->n_heads || c->n_embd / c->n_heads % 4)
-        return error_set(in->err, "%s: config.json: vision_config: %d heads of a width of %d",
-                         in->f->path, c->n_heads, c->n_embd);
-    c->n_kv_heads = c->n_heads;
-    c->head_dim = c->n_rot = c->n_embd / c->n_heads;
     c->norm_eps = 1e-6f;
     return true;
 }
@@ -139,11 +214,13 @@ static void build_merger(struct net_builder *b, int level, struct merger *m)
     const struct tower_config *t = b->c->tower;
     int E = b->c->n_embd, rows = t->merge * t->merge, wide = rows * E;
     bool last = level < 0;
+    /* a GGUF names them by the layer, a folder by number */
+    int at = last ? 0 : b->f->is_gguf ? t->level[level] : level;
     m->after = last ? b->c->n_layers - 1 : t->level[level];
     m->rows = rows;
     m->wide = !last;
     m->norm = last ? build_layer_norm(b, 0, &merge_norm, &merge_norm_bias, E)
-                   : build_layer_norm(b, level, &level_norm, &level_norm_bias, wide);
+                   : build_layer_norm(b, at, &level_norm, &level_norm_bias, wide);
     m->ffn = (struct ffn){.act = ACT_PLAIN_GELU,
                           .gate_up = build_matrix(b, WEIGHT_LINEAR, last ? 0 : level,
                                                   last ? &merge_up : &level_up, wide, wide),
@@ -203,10 +280,7 @@ static bool read_pixels(const struct meta_reader *in, const json_t *o, struct to
     t->min_pixels = (int64_t)least;
     t->max_pixels = (int64_t)most;
     t->filter = filter == 1 ? IMAGE_LANCZOS : filter == 2 ? IMAGE_BILINEAR : IMAGE_BICUBIC;
-    int64_t feature = (int64_t)t->patch * t->merge * t->patch * t->merge;
-    return (t->max_pixels >= feature && t->max_pixels >= t->min_pixels) ||
-           error_set(in->err, "%s: preprocessor_config.json: size: at most %lld pixels",
-                     in->f->path, (long long)t->max_pixels);
+    return true;
 }
 
 static const char *find_root(const struct tensorfile *f)
@@ -225,6 +299,14 @@ bool tower_present(const struct tensorfile *f)
 {
     static const char *const types[] = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"};
     const char *type = json_string_value(json_object_get(f->config, "model_type"));
+    if (f->is_gguf) {
+        char *projector = meta_get_string(f, "clip.projector_type");
+        if (!projector)
+            projector = meta_get_string(f, "clip.vision.projector_type");
+        bool known = projector && !strcmp(projector, family_tower.name);
+        mem_free(projector);
+        return known;
+    }
     for (size_t i = 0; type && i < sizeof types / sizeof *types; i++)
         if (!strcmp(type, types[i]))
             return json_is_object(json_object_get(f->config, "vision_config")) && find_root(f);
@@ -239,9 +321,12 @@ bool tower_load(const struct tensorfile *f, struct config *c, struct tower_confi
     struct meta_reader in = {f, c, err, json_object_get(f->config, "vision_config")};
     if (!tower_present(f))
         return error_set(err, "%s: no image tower that Steel runs", f->path);
-    snprintf(c->arch_name, sizeof c->arch_name, "%s", family_tower.hf);
+    snprintf(c->arch_name, sizeof c->arch_name, "%s", f->is_gguf ? "clip.vision" : family_tower.hf);
+    c->rope.theta = 10000;
+    if (f->is_gguf)
+        return read_gguf_tower(&in) && finish_tower(&in);
     c->hf_model = c->hf_head = find_root(f);
-    return read_tower(&in) && read_pixels(&in, f->preprocessor_config, t);
+    return read_tower(&in) && read_pixels(&in, f->preprocessor_config, t) && finish_tower(&in);
 }
 
 float *tower_positions(const struct tensorfile *f, const struct config *c, struct error *err)
