@@ -225,6 +225,11 @@ class Http(http.server.BaseHTTPRequestHandler):
         if not session:
             return self.reply(404, b"no such session")
         assert self.headers["MCP-Protocol-Version"] == "2025-06-18", self.headers
+        if m.get("method") == "notifications/initialized":
+            time.sleep(0.2)
+            session.initialized = True
+        elif not getattr(session, "initialized", False):
+            return self.reply(400, b"not initialized yet")
         if "id" not in m or "method" not in m:
             session.handle(m, None)
             return self.reply(202)

@@ -1,8 +1,10 @@
 """Tools of MCP servers: GET /mcp/tools, POST /mcp/call and tools of type mcp in /v1/responses, against tests/mcp_server.py,
 which also misbehaves."""
+import atexit
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -125,6 +127,16 @@ def test_hostile_calls(s, _):
     for t in threads:
         t.join()
     assert out == ["slow"] * 8
+    body = json.dumps({"server": "t", "name": "hang"}).encode()
+    held = [s.socket() for _ in range(33)]
+    for h in held:
+        h.sendall(b"POST /mcp/call HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    refused, = select.select(held, [], [])[0]
+    assert b"32 calls already, 32 of this client" in refused.recv(65536)
+    for h in held:
+        h.close()
+    while s.json("/mcp/call", {"server": "t", "name": "echo"})["isError"]:
+        time.sleep(0.02)
     assert "exit code 3" in call(s, "t", "die", error=True)
     wait_state(s, "t")
     # too long a message, and a flood of them: the server is given up, and starts again
@@ -188,6 +200,7 @@ def test_shutdown(*_):
 
 def http_server(*mode):
     p = subprocess.Popen([sys.executable, SERVER, "--http", *mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    atexit.register(p.kill)
     return p, "http://127.0.0.1:%d/mcp" % int(p.stdout.readline())
 
 
@@ -351,6 +364,10 @@ def test_approval(s):
         assert plain(ev[-1]["response"]["output"]) == plain(done["output"])
         assert [e["type"] for e in ev[2:7]] == ["response.output_item.added", "response.mcp_call.in_progress", "response.mcp_call_arguments.delta",
                                                 "response.mcp_call_arguments.done", "response.mcp_call.completed"]
+    # arguments with line breaks, and some that are no object
+    for text, result in (('{\n "text":\r\n "a\\nb"}', ("output", "echo: a\nb")), ("[1]", ("error", "not run: the arguments are no JSON object"))):
+        items = [{"role": "user", "content": "go"}, dict(asked, arguments=text), say(True)]
+        assert ask(s, tools=tools, input=items)["output"][1][result[0]] == result[1]
     # it has run: later turns do not run it again
     done = ask(s, tools=tools, previous_response_id=r["id"], input=[say(True)])
     after = ask(s, tools=tools, previous_response_id=done["id"], input="more")

@@ -99,6 +99,7 @@ void mcp_submit(struct api_request *req)
 {
     req->n_open = 1;
     req->mcp_call->user = req;
+    req->mcp_call->client = req->job.client;
     mcp_call_start(req->server->mcp, req->mcp_call);
 }
 

@@ -56,10 +56,15 @@ void mcp_loop_begin(struct api_request *req)
 
 /* Running calls */
 
-static bool is_object(const struct buf *text)
+/* The arguments without the model's line breaks, which would end a message. False: they are no object. */
+static bool compact(const struct buf *text, struct buf *out)
 {
-    json_t *v = text->len ? json_loadb(text->p, text->len, JSON_ALLOW_NUL, NULL) : NULL;
+    json_t *v = text->len ? json_loadb(text->p, text->len, JSON_ALLOW_NUL, NULL) : json_object();
     bool ok = json_is_object(v);
+    if (ok)
+        jsonout_value(out, v);
+    else
+        buf_adds(out, "{}");
     json_decref(v);
     return ok;
 }
@@ -69,13 +74,15 @@ static void start_call(struct api_request *req, struct segment *g, const char *w
 {
     struct responses_mcp *m = mcp_of(req);
     struct responses_tool t = tool_of(req, g);
-    const char *args = g->text.len ? g->text.p : "{}";
-    g->call = mcp_call_new(t.server, t.name, args);
+    struct buf args = {0};
+    bool is_object = compact(&g->text, &args);
+    g->call = mcp_call_new(t.server, t.name, args.p);
+    buf_clear(&args);
     if (!why && m->max_calls >= 0 && m->n_calls >= m->max_calls)
         why = "not run: max_tool_calls is reached";
     else if (!why && g->text.len > MAX_ARGUMENTS)
         why = "not run: the arguments are too long";
-    else if (!why && g->text.len && !is_object(&g->text))
+    else if (!why && !is_object)
         why = "not run: the arguments are no JSON object";
     if (why) {
         buf_adds(&g->call->text, why);
@@ -85,6 +92,7 @@ static void start_call(struct api_request *req, struct segment *g, const char *w
     m->n_calls++;
     req->n_open++;
     g->call->user = req;
+    g->call->client = req->job.client;
     mcp_call_start(req->server->mcp, g->call);
 }
 

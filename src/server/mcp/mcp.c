@@ -182,8 +182,8 @@ static void take_calls(struct mcp *m)
         int i = 0;
         while (i < m->n && strcmp(m->opt.config->servers[i].name, c->server) != 0)
             i++;
-        bool late = atomic_load(&m->stopping);
-        if (i < m->n && !late) {
+        bool late = atomic_load(&m->stopping), unwanted = atomic_load(&c->cancelled);
+        if (i < m->n && !late && !unwanted) {
             mcp_client_call(m->clients[i], c);
             continue;
         }

@@ -33,6 +33,7 @@ struct mcp_list {
 
 struct mcp_call {
     char *server, *tool, *arguments; /* owned; arguments: a JSON object */
+    uint64_t client;                 /* whose */
     void *user;
     /* its result */
     struct buf text; /* what the tool said, or why it was not run */

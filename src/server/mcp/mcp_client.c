@@ -14,6 +14,7 @@ enum {
     LIST_S = 30,
     MAX_PAGES = 64,    /* of tools/list */
     MAX_WAITING = 128, /* requests without a reply */
+    MAX_EACH = 32,     /* of one client */
     BACKOFF_MS = 500,  /* after the first failure; doubled with each */
     BACKOFF_MAX_MS = 60000,
     STEADY_S = 60,        /* after this time the backoff begins anew */
@@ -177,9 +178,12 @@ void mcp_client_call(struct mcp_client *c, struct mcp_call *call)
         give_back(c, call, why);
         return;
     }
-    if (c->n_waiting >= MAX_WAITING) {
-        snprintf(why, sizeof why, "the MCP server %.64s has %d calls already", name_of(c),
-                 c->n_waiting);
+    int n_own = 0;
+    for (int i = 0; i < c->n_waiting; i++)
+        n_own += c->waiting[i].call && c->waiting[i].call->client == call->client;
+    if (c->n_waiting >= MAX_WAITING || n_own >= MAX_EACH) {
+        snprintf(why, sizeof why, "the MCP server %.64s has %d calls already, %d of this client",
+                 name_of(c), c->n_waiting, n_own);
         give_back(c, call, why);
         return;
     }

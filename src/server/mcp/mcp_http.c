@@ -15,6 +15,7 @@
 
 enum {
     CONNECT_S = 10,
+    NOTIFY_S = 10,       /* for a message without a reply */
     DELETE_MS = 400,     /* for the request that ends the session */
     MAX_TRANSFERS = 300, /* at a time */
     MAX_SESSION = 1000,  /* bytes of a session's id */
@@ -29,7 +30,7 @@ struct transfer {
     char *body; /* owned; the message that is sent */
     int64_t id; /* of the request in it, or -1 */
     bool is_stream, is_delete;
-    bool done, dropped;
+    bool begun, done, dropped;
     CURLcode result;
     bool events, json; /* the response's type */
     bool too_large;
@@ -41,7 +42,7 @@ struct transfer {
 struct http_link {
     struct mcp_link link;
     CURLM *multi;
-    struct transfer *transfers;
+    struct transfer *transfers; /* the oldest first */
     int n_transfers;
     char *session; /* of Mcp-Session-Id; owned; NULL = none */
     char version[32];
@@ -177,10 +178,10 @@ static void free_transfer(struct transfer *t)
         *at = t->next;
         l->n_transfers--;
     }
-    if (t->easy) {
+    if (t->begun)
         curl.multi_remove_handle(l->multi, t->easy);
+    if (t->easy)
         curl.easy_cleanup(t->easy);
-    }
     curl.slist_free_all(t->headers);
     mem_free(t->body);
     buf_clear(&t->text);
@@ -220,13 +221,32 @@ static bool begin(struct http_link *l, const char *method, const char *text, siz
     else if (ok && t->is_delete)
         ok = curl.easy_setopt(h, CURLOPT_CUSTOMREQUEST, "DELETE") == CURLE_OK &&
              curl.easy_setopt(h, CURLOPT_TIMEOUT_MS, (long)DELETE_MS) == CURLE_OK;
-    t->next = l->transfers;
-    l->transfers = t;
+    if (ok && text && id < 0)
+        ok = curl.easy_setopt(h, CURLOPT_TIMEOUT, (long)NOTIFY_S) == CURLE_OK;
+    struct transfer **at = &l->transfers;
+    while (*at)
+        at = &(*at)->next;
+    *at = t;
     l->n_transfers++;
-    ok = ok && curl.multi_add_handle(l->multi, h) == CURLM_OK;
+    l->link.soon = true; /* service begins it */
     if (!ok)
         free_transfer(t);
     return ok;
+}
+
+/* Begins transfers, in order: a message without a reply, such as notifications/initialized, must have arrived before the
+ * next one is sent. False: libcurl does not take one. */
+static bool begin_transfers(struct http_link *l)
+{
+    for (struct transfer *t = l->transfers; t; t = t->next) {
+        if (!t->begun)
+            t->begun = curl.multi_add_handle(l->multi, t->easy) == CURLM_OK;
+        if (!t->begun)
+            return false;
+        if (t->body && t->id < 0)
+            break;
+    }
+    return true;
 }
 
 static bool send_text(struct mcp_link *link, const char *text, size_t n, int64_t id)
@@ -319,9 +339,11 @@ static void service(struct mcp_link *link, int64_t now_ns)
             continue;
         if (t->done)
             finish(l, t, now_ns);
-        /* A handler may have sent something, which is at the head of the list. */
+        next = t->next; /* a handler may have sent something */
         free_transfer(t);
     }
+    if (!begin_transfers(l))
+        say_closed(l, "libcurl cannot start a transfer");
 }
 
 static int fds(struct mcp_link *link, struct pollfd *out)
@@ -345,8 +367,8 @@ static bool stopped(struct mcp_link *link, int64_t now_ns)
 {
     struct http_link *l = (struct http_link *)link;
     service(link, now_ns);
-    if (l->says_goodbye)
-        begin(l, "DELETE", NULL, 0, -1);
+    if (l->says_goodbye && begin(l, "DELETE", NULL, 0, -1) && !begin_transfers(l))
+        free_transfer(l->transfers);
     l->says_goodbye = false;
     return !l->transfers;
 }

@@ -19,7 +19,7 @@ enum {
     MCP_MAX_TOOL_NAME = 128,
     MCP_MAX_DESCRIPTION = 16 << 10, /* bytes; the rest is cut */
     MCP_MAX_SCHEMA = 64 << 10,      /* bytes of a tool's parameters; a tool with more is dropped */
-    MCP_MAX_LIST = 2 << 20,         /* bytes of all tools of a server; further tools are dropped */
+    MCP_MAX_LIST = 1 << 20,         /* bytes of all tools of a server; further tools are dropped */
     MCP_MAX_CURSOR = 4 << 10,
     MCP_MAX_ERROR = 500, /* bytes of an error's message that are kept */
 };
