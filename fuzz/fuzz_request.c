@@ -49,15 +49,16 @@ static void translations(const json_t *body)
     static struct store *store;
     if (!store) {
         store = store_new(1 << 20, 3600);
-        struct stored r = {.id = "resp_a",
-                           .owner = "",
-                           .reply = "{}",
-                           .first = "",
-                           .last = "",
-                           .input = "",
-                           .output = "{\"id\":\"msg_a_0\",\"type\":\"message\",\"role\":"
-                                     "\"assistant\",\"content\":\"x\"}"};
+        static const char item[] = "{\"id\":\"msg_a_0\",\"type\":\"message\",\"role\":"
+                                   "\"assistant\",\"content\":\"x\"}";
+        struct kept_items none = {0}, one = {0};
+        kept_items_add(&one, "msg_a_0", item, sizeof item - 1);
+        struct stored r = {
+            .id = "resp_a", .owner = "", .reply = "{}", .input = &none, .output = &one};
         store_put(store, &r);
+        kept_items_add(&one, "msg_a_0", item, sizeof item - 1);
+        struct stored c = {.id = "conv_a", .owner = "", .reply = "{}", .input = &one};
+        store_put(store, &c);
     }
     for (int i = 0; i < 3; i++) {
         struct api_error err = {0};
@@ -73,6 +74,30 @@ static void translations(const json_t *body)
         json_decref(chat);
         responses_request_free(r);
     }
+}
+
+/* Items that can be kept have ids, and are read again as input. */
+static void items(const json_t *body)
+{
+    struct api_error err = {0};
+    const json_t *list = api_member(body, "items");
+    struct page_query page = {.limit = 100};
+    struct kept_items kept = {0};
+    struct buf b = {0};
+    if (!json_is_array(list) || !responses_check_items(list, "items", &err))
+        return;
+    responses_keep_items(&kept, list, "b");
+    CHECK(kept.n == (int)json_array_size(list), "%d items", kept.n);
+    CHECK(kept_items_page(&kept, &page, &b), "no page");
+    json_t *again = json_loadb(b.p, b.len, JSON_ALLOW_NUL, NULL);
+    const json_t *data = json_object_get(again, "data"), *item;
+    size_t i;
+    json_array_foreach((json_t *)data, i, item)
+        CHECK(json_is_string(json_object_get(item, "id")), "item %zu has no id", i);
+    CHECK(again && responses_check_items(data, "items", &err), "%s", err.msg);
+    json_decref(again);
+    buf_clear(&b);
+    kept_items_clear(&kept);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -107,6 +132,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (body) {
         conversation(body);
         translations(body);
+        items(body);
         memset(&err, 0, sizeof err);
         json_t *translated = anthropic_translate(body, true, &err);
         CHECK((translated != NULL) == (err.status == 0), "translated and refused");
