@@ -3,6 +3,7 @@
  * tool_calls, tool_result to tool messages, input_schema to parameters. Pure JSON to JSON; fuzzed.
  */
 #include "server/api/prepare_int.h"
+#include "base/mem.h"
 
 #include "server/http/log.h"
 
@@ -208,7 +209,7 @@ static bool add_tool_use(struct blocks *s, const json_t *b, const char *where,
     json_array_append_new(s->calls,
                           json_pack("{s:O,s:s,s:{s:O,s:s}}", "id", id, "type", "function",
                                     "function", "name", name, "arguments", args ? args : "{}"));
-    free(args);
+    mem_free(args);
     return true;
 }
 
@@ -227,7 +228,7 @@ static bool add_server_tool(struct blocks *s, const json_t *b, const char *type)
     char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     buf_addf(&s->text, "[%s%s%s: %s]", type, json_is_string(name) ? " " : "",
              json_is_string(name) ? json_string_value(name) : "", text ? text : "");
-    free(text);
+    mem_free(text);
     return true;
 }
 

@@ -15,7 +15,7 @@
 struct found {
     const char *field; /* NULL = none */
     enum grammar_kind kind;
-    char *text; /* free() */
+    char *text; /* mem_free */
 };
 
 static bool set(struct found *f, const char *field, enum grammar_kind kind, const json_t *v,
@@ -33,7 +33,7 @@ static bool set(struct found *f, const char *field, enum grammar_kind kind, cons
     if (json && !json_is_string(v))
         f->text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
     else if (json_is_string(v))
-        f->text = strndup(json_string_value(v), json_string_length(v));
+        f->text = mem_strndup(json_string_value(v), json_string_length(v));
     else
         return api_invalid(err, field, "%s must be a string", field);
     if (!f->text)
@@ -161,6 +161,6 @@ bool api_request_constrain(struct api_request *req, const json_t *body)
                 api_invalid(&req->err, field, "%s: %s", field, why.msg));
     if (ok && req->grammar && banned && !engine_may_fit(e, sample, req->grammar, &why))
         ok = api_invalid(&req->err, "logit_bias", "%s: %s", field, why.msg);
-    free(f.text);
+    mem_free(f.text);
     return ok;
 }

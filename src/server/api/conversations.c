@@ -221,17 +221,17 @@ bool prepare_conversation_update(struct api_request *req, const json_t *body)
     metadata = api_member(body, "metadata"); /* null: none */
     if (!check_metadata(metadata, &req->err))
         return false;
+    struct mem_job *job = mem_job_suspend(); /* act allocates under the store's lock */
     enum store_result r = act(req->server, GET_OBJECT, id, NULL, req->owner, NULL, &old);
     if (r == STORE_OK) {
         json_t *object = json_loadb(old.p, old.len, JSON_ALLOW_NUL, NULL);
         write_object(id, json_integer_value(json_object_get(object, "created_at")), metadata,
                      &req->reply);
         json_decref(object);
-        struct mem_job *job = mem_job_suspend();
         r = store_set_reply(store, id, req->owner, req->reply.p);
-        mem_job_resume(job);
     }
     buf_clear(&old);
+    mem_job_resume(job);
     return !is_missing(&req->err, r, id, NULL);
 }
 

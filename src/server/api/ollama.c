@@ -4,6 +4,7 @@
  * JSON to JSON. Unsupported fields (images, template) are refused by name.
  */
 #include "server/api/ollama.h"
+#include "base/mem.h"
 #include "server/api/prepare_int.h"
 #include "base/buf.h"
 #include "text/chat/chat.h"
@@ -138,7 +139,7 @@ static bool add_calls(json_t *msg, const json_t *calls, struct numbering *n, con
         json_array_append_new(list,
                               json_pack("{s:s,s:s,s:{s:O,s:s}}", "id", id, "type", "function",
                                         "function", "name", name, "arguments", text ? text : "{}"));
-        free(text);
+        mem_free(text);
     }
     n->answered = n->called - (int)json_array_size(list);
     return true;

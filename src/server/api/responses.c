@@ -189,7 +189,7 @@ static bool add_custom_call(struct responses_reader *r, const json_t *item, cons
     char *text = json_dumps(object, JSON_COMPACT);
     append_call(r, id, responses_flat_name(json_object_get(item, "namespace"), name),
                 json_string(text ? text : "{}"));
-    free(text);
+    mem_free(text);
     json_decref(object);
     return true;
 }

@@ -64,7 +64,7 @@ void jsonout_value(struct buf *b, const json_t *v)
 {
     char *s = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     buf_adds(b, s ? s : "null");
-    free(s);
+    mem_free(s);
 }
 
 void jsonout_number(struct buf *b, double v)

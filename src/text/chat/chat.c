@@ -32,7 +32,7 @@ static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, c
         }
         char *text = json_dumps(list, JSON_INDENT(4));
         json_object_set_new(ctx, "functions", json_string(text ? text : "[]"));
-        free(text);
+        mem_free(text);
         json_decref(list);
     }
     if (jinja_uses(c->t, "datetime") && !json_object_get(ctx, "datetime")) {
@@ -424,7 +424,7 @@ static bool content_text(const json_t *content, size_t index, struct buf *out, s
     if (!json_is_array(content)) {
         char *text = json_dumps(content, JSON_ENCODE_ANY);
         buf_adds(out, text ? text : "");
-        free(text);
+        mem_free(text);
         return true;
     }
     bool any = false;
@@ -509,7 +509,7 @@ static json_t *convert_args(struct conversation *s, json_t *args)
     if (!json_is_string(args) && k->string_args) {
         char *text = json_dumps(args, JSON_ENCODE_ANY);
         json_t *j = json_string(text ? text : "{}");
-        free(text);
+        mem_free(text);
         return j;
     }
     return json_incref(args);
@@ -544,7 +544,7 @@ static void append_call_text(struct conversation *s, const json_t *call, struct 
     json_object_set(j, "arguments", parsed ? parsed : args);
     char *text = json_dumps(j, 0);
     buf_addf(out, "%s<tool_call>\n%s\n</tool_call>", out->len ? "\n" : "", text ? text : "{}");
-    free(text);
+    mem_free(text);
     json_decref(parsed);
     json_decref(j);
 }
@@ -852,7 +852,7 @@ static json_t *tools_message(const json_t *tools)
     for (size_t i = 0; i < json_array_size(tools); i++) {
         char *t = json_dumps(json_array_get(tools, i), 0);
         buf_addf(&b, "%s\n", t ? t : "{}");
-        free(t);
+        mem_free(t);
     }
     buf_adds(&b,
              "</tools>\nTo call one, answer with its name and arguments as JSON, in this form:\n"

@@ -46,7 +46,7 @@ char *chat_constraint_text(const struct chat_constraint *c)
         json_object_set_new(out, "response", r);
     }
     char *s = json_dumps(out, JSON_COMPACT), *copy = mem_strdup(s ? s : "");
-    free(s);
+    mem_free(s);
     json_decref(out);
     return copy;
 }
@@ -613,7 +613,7 @@ static void relax_schema(const struct jvalue *p, struct buf *out)
         if (out->p[out->len - 1] != '{')
             buf_addc(out, ',');
         buf_addf(out, known ? "%s:{\"type\":\"%s\"}" : "%s:{}", text ? text : "\"\"", known);
-        free(text);
+        mem_free(text);
         json_decref(key);
     }
     buf_adds(out, "}");
