@@ -154,7 +154,7 @@ static bool advance(struct kvcache *kv, struct kv_seq *s, int n)
     return true;
 }
 
-/* Sequences hold slots, ends of pages keep some, and who needs one takes the oldest of those. */
+/* Sequences hold slots, ends of pages keep some, and who needs one takes the least useful of those. */
 static void test_states(void **state)
 {
     (void)state;
@@ -234,6 +234,75 @@ static void test_states(void **state)
     be->ops->close(be);
 }
 
+/* A path of four checkpoints, at the ends of pages first to first + 3: three within the prompt, one at its end. */
+static void keep_path(struct states *s, int32_t first)
+{
+    static const int at[] = {256, 512, 768, 1000};
+    int32_t up = -1;
+    for (int i = 0; i < 4; i++) {
+        int32_t slot = states_take(s);
+        states_keep(s, slot, first + i, at[i], i == 3);
+        states_pass(s, slot, up, 1005);
+        up = slot;
+    }
+    states_verify(s);
+}
+
+/* Takes a slot by eviction and gives it to a sequence. Returns the page that had it. */
+static int32_t evicted(struct states *s, int n_pages)
+{
+    bool had[16];
+    for (int32_t i = 0; i < n_pages; i++)
+        had[i] = states_of(s, i) >= 0;
+    assert_true(states_take(s) >= 0);
+    states_verify(s);
+    for (int32_t i = 0; i < n_pages; i++)
+        if (had[i] && states_of(s, i) < 0)
+            return i;
+    return -1;
+}
+
+/* The end of a prompt stays longest; of the others those whose neighbours are close go first. */
+static void test_eviction(void **state)
+{
+    (void)state;
+    static const int32_t order[] = {2, 0, 1, 3};
+    struct states *s = states_new(4, 4);
+    keep_path(s, 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(evicted(s, 4), order[i]);
+    assert_int_equal(states_take(s), -1);
+    states_free(s);
+
+    /* Of two conversations the idle one gives its checkpoints, all but the end, before the other gives any. */
+    s = states_new(8, 8);
+    keep_path(s, 0);
+    states_tick(s);
+    states_tick(s);
+    keep_path(s, 4);
+    for (int i = 0; i < 3; i++)
+        assert_true(evicted(s, 8) < 3);
+    assert_true(evicted(s, 8) >= 4);
+    assert_true(states_of(s, 3) >= 0 && states_of(s, 7) >= 0);
+    states_free(s);
+
+    /* The idle one is used again: its path is as young as the other. A pinned checkpoint stays. */
+    s = states_new(8, 8);
+    keep_path(s, 0);
+    states_tick(s);
+    keep_path(s, 4);
+    states_tick(s);
+    for (int32_t i = 0, up = -1; i < 4; i++) {
+        states_pass(s, states_of(s, i), up, 1005);
+        up = states_of(s, i);
+    }
+    states_pin(s, states_of(s, 6));
+    assert_int_equal(evicted(s, 8), 4);
+    assert_int_equal(evicted(s, 8), 5);
+    states_unpin(s, states_of(s, 6));
+    states_free(s);
+}
+
 /* A step that may not count leaves the state elsewhere: cut, the sequence goes on from before it. */
 static void test_fork(void **state)
 {
@@ -296,6 +365,7 @@ int main(void)
         cmocka_unit_test_setup(test_memory_follows_use, plain_layers),
         cmocka_unit_test(test_layers_store_what_they_need),
         cmocka_unit_test(test_states),
+        cmocka_unit_test(test_eviction),
         cmocka_unit_test(test_fork),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
