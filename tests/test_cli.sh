@@ -167,8 +167,8 @@ if grep -q '<think>' "$tmp/hermes" || ! grep -q '<think>' "$tmp/gpt_oss"; then
 fi
 # what a folder's model_type says counts, not its class; the message names it
 mkdir "$tmp/mamba" && cp tests/golden/qwen3/*.safetensors "$tmp/mamba/"
-sed 's/"model_type": "qwen3"/"model_type": "mamba2"/' tests/golden/qwen3/config.json >"$tmp/mamba/config.json"
-expect 1 'model_type "mamba2" is not supported; Steel runs .*qwen3' "$steel" run "$tmp/mamba" -p x && one_line_error
+sed 's/"model_type": "qwen3"/"model_type": "rwkv7"/' tests/golden/qwen3/config.json >"$tmp/mamba/config.json"
+expect 1 'model_type "rwkv7" is not supported; Steel runs .*qwen3' "$steel" run "$tmp/mamba" -p x && one_line_error
 expect 2 'kv-type q4: use f16, bf16, f32, q8_0, fp8 or q4_0' "$steel" run "$tmp/tiny.gguf" -p x --kv-type q4
 expect 2 'cache-type-v q9' "$steel" bench "$tmp/tiny.gguf" -ctk q8_0 -ctv q9
 expect 1 'layer 0: keys of 16 values, no multiple of 32: a cache of q8_0' "$steel" run "$tmp/tiny.gguf" -p x -ctk q8_0
