@@ -16,8 +16,10 @@ CC      := $(filter ccache,$(CC)) $(CROSS)-gcc
 CUDA    := 0
 MPICC   :=
 TOOL    := $(CROSS)-
-CPPFLAGS += $(SYSROOT:%=-isystem %/usr/include -isystem %/usr/include/$(CROSS))
-LDFLAGS += $(SYSROOT:%=-L%/usr/lib/$(CROSS) -Wl,-rpath-link=%/usr/lib/$(CROSS):%/lib/$(CROSS))
+ifneq ($(SYSROOT),)
+CPPFLAGS += -isystem $(SYSROOT)/usr/include -isystem $(SYSROOT)/usr/include/$(CROSS)
+LDFLAGS += -L$(SYSROOT)/usr/lib/$(CROSS) -Wl,-rpath-link=$(SYSROOT)/usr/lib/$(CROSS):$(SYSROOT)/lib/$(CROSS)
+endif
 endif
 Q       := $(if $(V),,@)
 say      = $(if $(Q),@mkdir -p $(@D) && echo '  $1 $(or $2,$<)',@mkdir -p $(@D))
@@ -62,7 +64,7 @@ CUDA_LIBS := $(CUDA_DIRS) -lcudart_static -ldl -lrt
 LDLIBS    += $(CUDA_LIBS)
 CUDA_ARCHS ?= 90a ptx80
 cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
-CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
+CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120 121,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
 # Packages (dist, deb) are compressed; other builds have line numbers, for profilers.
 CUDA_SMALL = $(if $(shell $(NVCC) --help 2>/dev/null | grep -e --compress-mode),--compress-mode=size,-Xfatbin -compress-all)
 NVCCFLAGS += -std=c++17 -O3 $(if $(DIST),$(CUDA_SMALL),-lineinfo -Xfatbin -compress-all) $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fPIC,-fvisibility=hidden
@@ -116,6 +118,8 @@ $(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=all
 else ifneq ($(findstring undefined,$(OPT)),)
 $(B)/src/backend/cpu/%.o $(B)/src/quant/quantize%.o: CFLAGS += -fno-sanitize=undefined,float-cast-overflow
 endif
+# Scheduling before registers are allocated makes gcc spill tiles of sixteen sums.
+$(B)/src/backend/cpu/gemm_int8_i8mm.o: CFLAGS += -fno-schedule-insns
 # -O3 makes these kernels no faster, and six times slower to compile.
 $(B)/src/backend/cpu/gemm_int8_%.o $(B)/src/backend/cpu/gemm_float_%.o: CFLAGS += -O2
 # Their tiles are emulated.

@@ -27,9 +27,9 @@ NEON uint32x4_t dot_half(uint32x4_t acc, uint32x4_t u, int8x16_t x, const int la
     }
 }
 
-NEON VI dot_at(VI acc, VI u, const uint8_t *at, const int lane)
+NEON VI dot_at(VI acc, VI u, const uint8_t *from, size_t col, const int lane)
 {
-    int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(at - 4 * lane));
+    int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(from + (col - 4 * (size_t)lane)));
     return (VI){dot_half(acc.a, u.a, x, lane), dot_half(acc.b, u.b, x, lane)};
 }
 

@@ -181,6 +181,22 @@ INLINE void tile_dot(const int8_t *w, const int8_t *x, int32x4_t dot[PAIRS][PAIR
     }
 }
 
+/* Computes all sums before what uses them, and leaves float sums in memory: compilers that mix the two run out
+ * of registers. */
+INLINE void finish_dots(int32x4_t dot[PAIRS][PAIRS])
+{
+    __asm__ volatile(""
+                     : "+w"(dot[0][0]), "+w"(dot[0][1]), "+w"(dot[0][2]), "+w"(dot[0][3]),
+                       "+w"(dot[1][0]), "+w"(dot[1][1]), "+w"(dot[1][2]), "+w"(dot[1][3])
+                     :
+                     : "memory");
+    __asm__ volatile(""
+                     : "+w"(dot[2][0]), "+w"(dot[2][1]), "+w"(dot[2][2]), "+w"(dot[2][3]),
+                       "+w"(dot[3][0]), "+w"(dot[3][1]), "+w"(dot[3][2]), "+w"(dot[3][3])
+                     :
+                     : "memory");
+}
+
 /* A block of 32 columns of one half and one group. */
 struct tile_block {
     const int8_t *w, *x, *fine;
@@ -189,21 +205,32 @@ struct tile_block {
     float (*acc)[4];
 };
 
+/* Loads n of a block's numbers of pairs. */
+INLINE void load_pairs(const float (*from)[4], const int n, float32x4_t *to)
+{
+    UNROLL
+    for (int j = 0; j < n; j++)
+        to[j] = vld1q_f32(from[j]);
+}
+
 INLINE void add_scale32(const struct tile_block *b, const bool min)
 {
     int32x4_t dot[PAIRS][PAIRS];
+    float32x4_t x_scale[PAIRS], x_sum[PAIRS];
     tile_dot(b->w, b->x, dot, PAIRS, 4);
+    finish_dots(dot);
+    load_pairs(b->x_scale, PAIRS, x_scale);
+    if (min)
+        load_pairs(b->x_sum, PAIRS, x_sum);
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
-        float32x4_t w = vld1q_f32(b->w_scale[i]);
+        float32x4_t w = vld1q_f32(b->w_scale[i]), w_min = min ? vld1q_f32(b->w_min[i]) : w;
         UNROLL
         for (int j = 0; j < PAIRS; j++) {
-            float32x4_t scale = vmulq_f32(w, vld1q_f32(b->x_scale[j]));
-            float32x4_t sum = vld1q_f32(b->acc[PAIRS * i + j]);
-            sum = vfmaq_f32(sum, vcvtq_f32_s32(dot[i][j]), scale);
-            if (min)
-                sum = vfmsq_f32(sum, vld1q_f32(b->w_min[i]), vld1q_f32(b->x_sum[j]));
-            vst1q_f32(b->acc[PAIRS * i + j], sum);
+            float *acc = b->acc[PAIRS * i + j];
+            float32x4_t scale = vmulq_f32(w, x_scale[j]);
+            float32x4_t sum = vfmaq_f32(vld1q_f32(acc), vcvtq_f32_s32(dot[i][j]), scale);
+            vst1q_f32(acc, min ? vfmsq_f32(sum, w_min, x_sum[j]) : sum);
         }
     }
 }
@@ -212,8 +239,10 @@ INLINE void add_scale32(const struct tile_block *b, const bool min)
 INLINE void add_two_scales(const struct tile_block *b, const int first)
 {
     int32x4_t dot[PAIRS][PAIRS], next[PAIRS][PAIRS];
+    float32x4_t x_scale[2];
     tile_dot(b->w, b->x + 16 * first, dot, 2, 2);
     tile_dot(b->w + BLOCK / 2, b->x + BLOCK / 2 + 16 * first, next, 2, 2);
+    load_pairs(b->x_scale + first, 2, x_scale);
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
         float32x4_t w = vld1q_f32(b->w_scale[i]), v = vld1q_f32(b->w_next[i]);
@@ -222,7 +251,7 @@ INLINE void add_two_scales(const struct tile_block *b, const int first)
             float *acc = b->acc[PAIRS * i + j + first];
             float32x4_t sum = vmulq_f32(vcvtq_f32_s32(dot[i][j]), w);
             sum = vfmaq_f32(sum, vcvtq_f32_s32(next[i][j]), v);
-            vst1q_f32(acc, vfmaq_f32(vld1q_f32(acc), sum, vld1q_f32(b->x_scale[j + first])));
+            vst1q_f32(acc, vfmaq_f32(vld1q_f32(acc), sum, x_scale[j]));
         }
     }
 }
@@ -230,20 +259,24 @@ INLINE void add_two_scales(const struct tile_block *b, const int first)
 INLINE void add_fine(const struct tile_block *b, const int first, const bool min)
 {
     int32x4_t dot[PAIRS][PAIRS], fine[PAIRS][PAIRS];
+    float32x4_t x_scale[2], x_sum[2];
     tile_dot(b->w, b->x + 16 * first, dot, 2, 4);
     tile_dot(b->w, b->fine + 16 * first, fine, 2, 4);
+    load_pairs(b->x_scale + first, 2, x_scale);
+    if (min)
+        load_pairs(b->x_sum + first, 2, x_sum);
     UNROLL
     for (int i = 0; i < PAIRS; i++) {
-        float32x4_t w = vld1q_f32(b->w_scale[i]);
+        float32x4_t w = vld1q_f32(b->w_scale[i]), w_min = min ? vld1q_f32(b->w_min[i]) : w;
         UNROLL
         for (int j = 0; j < 2; j++) {
             float *acc = b->acc[PAIRS * i + j + first];
-            float32x4_t scale = vmulq_f32(w, vld1q_f32(b->x_scale[j + first]));
+            float32x4_t scale = vmulq_f32(w, x_scale[j]);
             float32x4_t sum =
                 vfmaq_n_f32(vcvtq_f32_s32(dot[i][j]), vcvtq_f32_s32(fine[i][j]), 1.0f / 254.0f);
             sum = vfmaq_f32(vld1q_f32(acc), sum, scale);
             if (min)
-                sum = vfmsq_f32(sum, vld1q_f32(b->w_min[i]), vld1q_f32(b->x_sum[j + first]));
+                sum = vfmsq_f32(sum, w_min, x_sum[j]);
             vst1q_f32(acc, sum);
         }
     }

@@ -20,8 +20,9 @@
  *   vi_dot(acc, u, s)    acc + dot product of 4 unsigned bytes (< 128) with 4 signed ones, per lane
  *   vi_start, vi_dot8    the same for codes stored as code + 128; vi_start is acc's initial value
  *   vi_levels(t)         a table of 16 bytes, for lookups
- *   vi_dot_at, vi_dot8_at  optional: the same with four columns at an address, the lane-th of the 16
- *                        columns around it; COLUMNS then unrolls loops over columns
+ *   vi_dot_at, vi_dot8_at  optional: the same with the input's four columns from col on, the lane-th of
+ *                        the 16 around them; COLUMNS then unrolls loops over columns
+ *   v_base(p)            p; where it helps, in a register of its own
  *   MAX_T                input rows per pass; FEW_PASSES: compile passes for fewer values of T
  *   NAME(x)              x with the set's suffix; X_QUANTIZE: the set's function to quantise inputs
  */
@@ -74,9 +75,12 @@ INLINE VF vf_bcast(const uint8_t *p)
     return vf_set1(v);
 }
 
+#ifndef v_base
+#define v_base(p) (p)
+#endif
 #ifndef vi_dot_at
-#define vi_dot_at(acc, u, x, lane)  ((void)(lane), vi_dot(acc, u, vi_bcast(x)))
-#define vi_dot8_at(acc, u, x, lane) ((void)(lane), vi_dot8(acc, u, vi_bcast(x)))
+#define vi_dot_at(acc, u, x, col, lane)  ((void)(lane), vi_dot(acc, u, vi_bcast((x) + (col))))
+#define vi_dot8_at(acc, u, x, col, lane) ((void)(lane), vi_dot8(acc, u, vi_bcast((x) + (col))))
 #define COLUMNS
 #endif
 
@@ -110,14 +114,14 @@ INLINE void dot_group(VI *dot, VI u, const struct pass *p, size_t col, const int
 {
     UNROLL
     for (int t = 0; t < T; t++)
-        dot[t] = vi_dot_at(dot[t], u, p->x[t] + col, lane);
+        dot[t] = vi_dot_at(dot[t], u, p->x[t], col, lane);
 }
 
 INLINE void dot8_group(VI *dot, VI u, const struct pass *p, size_t col, const int lane, const int T)
 {
     UNROLL
     for (int t = 0; t < T; t++)
-        dot[t] = vi_dot8_at(dot[t], u, p->x[t] + col, lane);
+        dot[t] = vi_dot8_at(dot[t], u, p->x[t], col, lane);
 }
 
 /* Q4_K (five = 0) and Q5_K (five = 1). */
@@ -253,7 +257,7 @@ INLINE void pass_4bit_table(const struct pass *p, VF *acc, const uint8_t *table,
         for (int k = k0; k < k0 + 64 && k < p->n_in; k += 32, q += 256, s += 32) {
             VI dot[MAX_T];
             prefetch_panel(p, q, 256, T);
-            dot_table(dot, q + at, lut, p, (size_t)k, T);
+            dot_table(dot, v_base(q + at), lut, p, (size_t)k, T);
             add_block(acc, dot, vf_load_f16(s), p, k / 32, T);
         }
     }
@@ -299,11 +303,12 @@ INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
         q += UNIT_SCALES;
         for (int k = k0; k < k0 + 128 && k < p->n_in; k += 32, q += 256, s += 16) {
             VI dot[MAX_T], fine[MAX_T];
+            const uint8_t *codes = v_base(q + at);
             prefetch_panel(p, q, 256, T);
             start_fine(dot, fine, p, k, T);
             COLUMNS
             for (int i = 0; i < 4; i++) {
-                VI v = vi_load(q + at + 64 * i);
+                VI v = vi_load(codes + 64 * i);
                 dot8_fine(dot, fine, vi_lookup(lut, vi_and(v, nib)), p, k + 8 * i, 2 * i % 4, T);
                 dot8_fine(dot, fine, vi_lookup(lut, vi_high4(v, nib)), p, k + 8 * i + 4,
                           2 * i % 4 + 1, T);
@@ -347,11 +352,12 @@ INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
             q += UNIT_SCALES;
         }
         VI dot[MAX_T], fine[MAX_T];
+        const uint8_t *codes = v_base(q + at);
         prefetch_panel(p, q, 512, T);
         start_fine(dot, fine, p, k, T);
         COLUMNS
         for (int g = 0; g < 8; g++)
-            dot8_fine(dot, fine, vi_load8(q + at + 64 * g), p, k + 4 * g, g % 4, T);
+            dot8_fine(dot, fine, vi_load8(codes + 64 * g), p, k + 4 * g, g % 4, T);
         add_block_fine(acc, dot, fine, vf_load_f16(s), p, k / 32, T);
     }
 }
@@ -370,6 +376,7 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
         q += UNIT_SCALES;
         for (int k = k0; k < end; k += 32, q += 256) {
             VI dot[MAX_T], fine[MAX_T];
+            const uint8_t *codes = v_base(q + at);
             prefetch_panel(p, q, 256, T);
             UNROLL
             for (int t = 0; t < T; t++)
@@ -377,7 +384,7 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
             size_t col = (size_t)k;
             COLUMNS
             for (int i = 0; i < 4; i++, col += 8) {
-                VI v = vi_load(q + at + 64 * i);
+                VI v = vi_load(codes + 64 * i);
                 VI lo = vi_and(v, nib), hi = vi_high4(v, nib);
                 dot_group(dot, lo, p, col, 2 * i % 4, T);
                 dot_group(dot, hi, p, col + 4, 2 * i % 4 + 1, T);
@@ -530,7 +537,7 @@ INLINE void pass_offset(const struct pass *p, VF *acc, const int five, const int
         }
         prefetch_panel(p, q, (int)bytes, T);
         VI dot[MAX_T], high = five ? vi_load(q + at) : vi_zero();
-        const uint8_t *nibbles = q + at + (five ? 64 : 0);
+        const uint8_t *nibbles = v_base(q + at + (five ? 64 : 0));
         UNROLL
         for (int t = 0; t < T; t++)
             dot[t] = vi_zero();

@@ -6,6 +6,7 @@
 #define STEEL_BACKEND_CPU_GEMM_VEC_NEON_H
 
 #include <arm_neon.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define MAX_T 4
@@ -34,6 +35,14 @@ typedef struct {
 
 /* Hardware prefetches streams. */
 #define v_prefetch(p) ((void)(p))
+
+/* Keeps gcc from adding p's parts anew for every load at an offset from it. */
+#define v_base(p)                                                                                  \
+    ({                                                                                             \
+        const uint8_t *base_ = (p);                                                                \
+        __asm__("" : "+r"(base_));                                                                 \
+        base_;                                                                                     \
+    })
 
 #define S32(x) vreinterpretq_s32_u32(x)
 #define U8(x)  vreinterpretq_u8_u32(x)
