@@ -10,7 +10,8 @@ TESTS="api chat chat_ids chat_parse device embeds endpoints grammar hostile http
 FAMILIES="qwen3moe gpt_oss_mxfp4 qwen3_5 deepseek_v3 gemma4"
 PACKAGES="libjansson-dev libjansson4 libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2 libedit-dev libedit2 libtinfo6
     libbsd0 libmd0 libssl-dev libssl3 libevent-dev libevent-2.1-7 libevent-core-2.1-7 libevent-openssl-2.1-7 libcmocka-dev
-    libcmocka0 libcurl4-openssl-dev libpng-dev libpng16-16 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7
+    libcmocka0 libjpeg62-turbo-dev libjpeg62-turbo libpng-dev libpng16-16 zlib1g-dev zlib1g libwebp-dev libwebp7 libwebpdemux2
+    libgif-dev libgif7 libcurl4-openssl-dev libpng-dev libpng16-16 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7
     libwebpdemux2 libgif-dev libgif7 zlib1g-dev zlib1g libc6 libgcc-s1"
 
 for tool in $CROSS-gcc qemu-aarch64; do
