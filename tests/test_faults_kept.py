@@ -3,6 +3,7 @@
 background responses, conversations, slots. The server lives on, what it has stays readable, and at the end it stops with 0.
 usage: test_faults_kept.py BUILD [all]: without "all" a sample."""
 import ctypes
+import http.client
 import json
 import mmap
 import os
@@ -12,7 +13,7 @@ import tempfile
 from serverlib import Server, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
-MOST = 10**9 if len(sys.argv) > 2 else 24
+MOST = 10**9 if len(sys.argv) > 2 else 8
 NEW = {"items": [{"role": "user", "content": "one two three"}], "metadata": {"a": "b"}}
 SHORT = {"input": "hi", "max_output_tokens": 4}
 
@@ -23,9 +24,10 @@ class Control(ctypes.Structure):  # as in tests/faults.c
 
 def test_kept():
     with tempfile.TemporaryDirectory() as d:
-        open(d + "/faults", "wb").write(bytes(4096))
-        memory = mmap.mmap(open(d + "/faults", "r+b").fileno(), 4096)
-        control = Control.from_buffer(memory)
+        with open(d + "/faults", "wb") as f:
+            f.write(bytes(4096))
+        with open(d + "/faults", "r+b") as f:
+            control = Control.from_buffer(mmap.mmap(f.fileno(), 4096))
         env = dict(os.environ, STEEL_FAULTS=d + "/faults", LD_PRELOAD=os.path.abspath(BUILD + "/tests/faults.so"),
                    ASAN_OPTIONS="verify_asan_link_order=0:allocator_may_return_null=1:exitcode=99", TSAN_OPTIONS="exitcode=99")
         os.mkdir(d + "/slots")
@@ -35,7 +37,7 @@ def test_kept():
             try:
                 status, _, text = s.request(method, path, None if body is None else json.dumps(body))
                 return status, text
-            except (ConnectionError, ValueError, __import__("http.client").client.HTTPException) as e:
+            except (ConnectionError, ValueError, http.client.HTTPException) as e:
                 return type(e).__name__, ""
 
         conv = json.loads(ask("POST", "/v1/conversations", NEW)[1])["id"]
