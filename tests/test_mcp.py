@@ -432,6 +432,20 @@ def test_mixed(s):
     assert r["status"] == "completed" and kinds(r) == ["mcp_list_tools", "reasoning", "mcp_call", "message"], r
 
 
+def test_conversation(s):
+    conv = s.json("/v1/conversations", {})["id"]
+    tools = [mcp(approval="always")]
+    asked = ask(s, tools=tools, conversation=conv)["output"][-1]
+    yes = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+    assert kinds(ask(s, tools=tools, conversation=conv, input=[yes])) == ["mcp_call", "message"]
+    assert kinds(ask(s, tools=tools, conversation=conv, input="more")) == ["reasoning", "mcp_approval_request"]
+    items = json.loads(s.get("/v1/conversations/%s/items?limit=100&order=asc" % conv)[2])["data"]
+    assert [i["type"] for i in items] == ["message", "mcp_list_tools", "reasoning", "mcp_approval_request", "mcp_approval_response", "mcp_call", "message",
+                                          "message", "reasoning", "mcp_approval_request"], items
+    s.json("/v1/conversations/%s/items" % conv, {"items": [dict(yes, approval_request_id=items[-1]["id"])]})
+    assert kinds(ask(s, tools=tools, conversation=conv, input="go on")) == ["mcp_call", "message"]
+
+
 def test_bounds(*_):
     s = scripted("t__echo", {"text": "hello"}, {"t": program(), "dead": {"command": "no-such-program"}}, "--mcp-max-rounds", "3", thinks=script_model.THINKS_AGAIN)
     wait_state(s, "dead", "failed")
@@ -515,7 +529,7 @@ s = start({"t": program("ok", env={"GIVEN": "yes"}, cwd=TMP.name)}, env=dict(os.
 loop = scripted("t__echo", {"text": "hello"}, {"t": program()})
 try:
     run_tests([test_tools, test_refused, test_environment, test_hostile_calls, test_late, test_modes, test_shutdown, test_http, test_config,
-               *map(on_loop, [test_rounds, test_stream, test_approval, test_mcp_refused, test_items, test_mixed]), test_bounds, test_bad_tools, test_left],
+               *map(on_loop, [test_rounds, test_stream, test_approval, test_mcp_refused, test_items, test_mixed, test_conversation]), test_bounds, test_bad_tools, test_left],
               s, bare)
 finally:
     assert s.stop() == 0 and bare.stop() == 0 and loop.stop() == 0

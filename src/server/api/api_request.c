@@ -242,7 +242,6 @@ void api_request_run(struct job *job)
     prompt_images_abandon(req->images);
     req->images = NULL;
     req->rules = NULL;
-    req->responses = NULL;
     if (req->embed && !embed_request_done(req->embed))
         req->embed = NULL;
     req->completion = (struct completion_options){.id_slot = -1};
