@@ -363,8 +363,35 @@ static void test_sizes(void **state)
         if (w != cases[i][2] || h != cases[i][3])
             fail_msg("%d x %d becomes %d x %d", cases[i][0], cases[i][1], w, h);
     }
+    t = (struct tower_config){.patch = 16, .merge = 2, .min_pixels = 4096, .max_pixels = 16384};
+    assert_true(patches_size(&t, 20000, 100, &w, &h, &err)); /* 16 features at most */
+    assert_int_equal(w, 512);
+    assert_int_equal(h, 32);
     assert_false(patches_size(&t, 201, 1, &w, &h, &err));
     assert_string_equal(err.msg, "an image of 201 x 1: one side is more than 200 times the other");
+}
+
+/* With few features an image, every size fits: no image of an accepted ratio is refused. */
+static void test_bounds(void **state)
+{
+    (void)state;
+    struct error err = {0};
+    struct tensorfile *f = tensorfile_open("tests/golden_images/qwen3_vl", &err);
+    assert_non_null(f);
+    for (int most = 4; most <= 4096; most *= 4) {
+        struct encoder_options opt = {.backend.threads = 1, .max_features = most};
+        struct encoder *e = encoder_open(f, &opt, &err);
+        assert_non_null(e);
+        const struct tower_config *t = encoder_config(e);
+        for (int w = 1; w <= 4000; w += w < 300 ? 1 : 97)
+            for (int h = w; h <= 200 * w && h < 5000; h += 1 + h / 9) {
+                int wide, high;
+                assert_true(patches_size(t, w, h, &wide, &high, &err));
+                assert_true(high / t->patch * (wide / t->patch) <= encoder_max_patches(e));
+            }
+        encoder_close(e);
+    }
+    tensorfile_close(f);
 }
 
 /* Other work before does not change an image's features; a stopped encoding says so. */
@@ -401,7 +428,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference), cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_larger),    cmocka_unit_test(test_jpeg),
-        cmocka_unit_test(test_sizes),     cmocka_unit_test(test_encoder),
+        cmocka_unit_test(test_sizes),     cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_encoder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "cli/listen.h"
 #include "engine/placement.h"
 #include "engine/sizing.h"
+#include "vision/tower.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -369,9 +370,14 @@ static void print_steps(const struct planner *p)
 static void print_plan(const struct planner *p)
 {
     char b[16];
+    struct model_size tower;
+    int layers;
     const struct placement *plan = &p->plan;
     printf("%s: %s, %d layers, %s of weights\n", p->file->path, p->config.arch_name,
            p->config.n_layers, cli_bytes((double)plan->one.weights, b));
+    if (tower_measure(p->file, &layers, &tower))
+        printf("its image tower, if it is used (one rank, on the CPU): %s more\n",
+               cli_bytes((double)tower.bytes, b));
     printf("%d rank%s on %s: --tp %d --pp %d%s\n\n", plan->n_ranks, plan->n_ranks == 1 ? "" : "s",
            p->opt.gpu ? "GPUs" : "CPUs", plan->tp, plan->pp, plan->ep ? " --ep" : "");
     print_ranks(p);

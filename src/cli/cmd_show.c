@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/plain.h"
+#include "vision/tower.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -226,7 +227,8 @@ static void print_parts(const struct config *c, const struct network *net)
 static void print_summary(const struct tensorfile *f, const struct config *c,
                           const struct network *net, enum dtype k_type, enum dtype v_type)
 {
-    struct model_size s;
+    struct model_size s, tower;
+    int layers;
     model_measure(f, c, &s);
     char a[16], b[16], d[16];
     printf("architecture    %s, %d layers, embedding %d, %d heads (%d KV) of %d\n", c->arch_name,
@@ -242,6 +244,9 @@ static void print_summary(const struct tensorfile *f, const struct config *c,
     printf("weights         %s, %.2f bits per weight, %s read per token\n",
            cli_bytes((double)s.bytes, a), 8.0 * (double)s.bytes / (double)s.n_params,
            cli_bytes((double)s.active_bytes, b));
+    if (tower_measure(f, &layers, &tower))
+        printf("image tower     %d layers, %s, on CPUs\n", layers,
+               cli_bytes((double)tower.bytes, a));
     size_t token = kvcache_token_bytes(net, k_type, v_type), state = kvcache_state_bytes(net);
     printf("KV cache        %zu bytes per token (%s%s%s), %s for the whole context\n", token,
            kv_type_name(k_type), k_type == v_type ? "" : ", values ",

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/mem.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -32,21 +33,32 @@ const struct model *encoder_model(const struct encoder *e)
     return e->model;
 }
 
+int encoder_max_patches(const struct encoder *e)
+{
+    return e->bounds.max_tokens;
+}
+
 /* Limits the area of an image to n features. */
 static void limit_area(struct tower_config *t, int n)
 {
     int64_t feature = (int64_t)t->patch * t->merge * t->patch * t->merge, most = feature * n;
-    t->max_pixels = t->max_pixels < most ? t->max_pixels : most;
-    t->min_pixels = t->min_pixels < t->max_pixels ? t->min_pixels : t->max_pixels;
+    if (t->max_pixels <= most)
+        return;
+    t->max_pixels = most;
+    if (t->min_pixels >
+        most / 4) /* room between the bounds for sizes in multiples of a feature's */
+        t->min_pixels = most / 4;
 }
 
 /* Sizes of steps: the largest image's patches. */
 static struct bounds bounds_of(const struct encoder *e, enum dtype kv_type)
 {
     const struct tower_config *t = &e->tower;
-    int unit = t->merge * t->merge, patches = (int)(t->max_pixels / (t->patch * t->patch));
-    /* an image that is narrower than one feature is not made smaller than that */
-    patches = patches / unit * unit + unit;
+    double side = t->patch * t->merge, least = (double)t->min_pixels;
+    /* A small image is made larger in whole features, also where it is 200 times as long as wide. */
+    double grown = least + side * (sqrt(least / 200) + sqrt(least * 200)) + side * side;
+    double most = grown > (double)t->max_pixels ? grown : (double)t->max_pixels;
+    int unit = t->merge * t->merge, patches = ((int)(most / (side * side)) + 1) * unit;
     int pages = (patches + PAGE_LEN - 1) / PAGE_LEN;
     return (struct bounds){.page_len = PAGE_LEN,
                            .n_pages = pages,

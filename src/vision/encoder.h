@@ -35,6 +35,7 @@ void encoder_close(struct encoder *e);
 /* The tower's config, with the bounds of an image as they apply. */
 const struct tower_config *encoder_config(const struct encoder *e);
 const struct model *encoder_model(const struct encoder *e);
+int encoder_max_patches(const struct encoder *e); /* of an image */
 
 /* From any thread. stop: true ends it early with an error; NULL = never. */
 bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,

@@ -25,6 +25,10 @@ bool patches_size(const struct tower_config *t, int width, int height, int *out_
         double shrink = sqrt(area / (double)t->max_pixels);
         w = (int64_t)floor(width / shrink / (double)unit) * unit;
         h = (int64_t)floor(height / shrink / (double)unit) * unit;
+        /* one feature wide: the longer side gives way */
+        int64_t most = t->max_pixels / unit / unit * unit;
+        w = h < unit && w > most ? most : w;
+        h = w < unit && h > most ? most : h;
     } else if (w * h < t->min_pixels) {
         double grow = sqrt((double)t->min_pixels / area);
         w = (int64_t)ceil(width * grow / (double)unit) * unit;

@@ -31,6 +31,9 @@ bool tower_present(const struct tensorfile *f);
 /* c refers to t from then on. */
 bool tower_load(const struct tensorfile *f, struct config *c, struct tower_config *t,
                 struct error *err);
+/* The tower's layers and bytes. False: the file has none that Steel runs. */
+struct model_size; /* model/model.h */
+bool tower_measure(const struct tensorfile *f, int *n_layers, struct model_size *out);
 /* The table of positions, (grid * grid, n_embd) floats; NULL with err. */
 float *tower_positions(const struct tensorfile *f, const struct config *c, struct error *err);
 

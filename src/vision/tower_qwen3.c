@@ -4,6 +4,7 @@
  */
 #include "base/mem.h"
 #include "model/families/family.h"
+#include "model/model.h"
 #include "vision/tower.h"
 
 #include <math.h>
@@ -327,6 +328,18 @@ bool tower_load(const struct tensorfile *f, struct config *c, struct tower_confi
         return read_gguf_tower(&in) && finish_tower(&in);
     c->hf_model = c->hf_head = find_root(f);
     return read_tower(&in) && read_pixels(&in, f->preprocessor_config, t) && finish_tower(&in);
+}
+
+bool tower_measure(const struct tensorfile *f, int *n_layers, struct model_size *out)
+{
+    struct tower_config t;
+    struct config *c = mem_zalloc(1, sizeof *c);
+    bool ok = tower_present(f) && tower_load(f, c, &t, NULL);
+    if (ok)
+        model_measure(f, c, out);
+    *n_layers = c->n_layers;
+    mem_free(c);
+    return ok;
 }
 
 float *tower_positions(const struct tensorfile *f, const struct config *c, struct error *err)
