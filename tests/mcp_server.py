@@ -19,6 +19,7 @@ TOOLS = {
     "garbage": "Invalid JSON before the reply.", "wrong_id": "Replies with another id.", "flood": "Endless messages.",
     "ask": "Asks the client first.", "more": "Adds a tool.", "cancelled": "Which calls were cancelled.", "calls": "How often each tool was called.",
     "forget": "Forgets the session.", "error": "A protocol error.", "stderr": "Writes to stderr.", "child": "Starts a process that stays.",
+    "wait": "Waits for `go`.", "go": "Lets `wait` return.",
 }
 READ_ONLY = ("echo", "calls")
 
@@ -62,6 +63,14 @@ class Session:
         if name == "slow":
             time.sleep(args.get("seconds", 0.2))
             return text("slow")
+        if name == "wait":
+            with self.lock:
+                self.lock.wait_for(lambda: self.calls.get("go"))
+            return text("waited")
+        if name == "go":
+            with self.lock:
+                self.lock.notify_all()
+            return text("gone")
         if name == "huge":
             return text("x" * args["bytes"])
         if name == "image":

@@ -493,6 +493,30 @@ def test_bad_tools(*_):
     assert s.stop() == 0
 
 
+def test_full(*_):
+    """Other requests fill the queue during a call: the next round waits until there is room."""
+    s = scripted("t__wait", {}, {"t": program()}, "-np", "1", "--max-queue", "1", "--log-level", "debug", "-c", "65536")
+    out = []
+    t = threading.Thread(target=lambda: out.append(ask(s, tools=[mcp(tools=["wait"])])))
+    t.start()
+    while "wait" not in json.loads(call(s, "t", "calls")):
+        time.sleep(0.02)
+    body = json.dumps({"prompt": "a", "max_tokens": 60000, "ignore_eos": True}).encode()
+    others = []
+    for key, value in (("steel_requests_running", 1), ("steel_requests_waiting", 1)):
+        others.append(s.socket())
+        others[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        s.wait_metric(key, value)
+    call(s, "t", "go")
+    s.wait_line("a round waits for the queue")
+    assert not out
+    for o in others:
+        o.close()
+    t.join()
+    assert kinds(out[0]) == ["mcp_list_tools", "reasoning", "mcp_call", "message"]
+    assert s.stop() == 0
+
+
 def test_left(*_):
     s = scripted("t__hang", {}, {"t": program()})
     for stream in (False, True):
@@ -529,7 +553,7 @@ s = start({"t": program("ok", env={"GIVEN": "yes"}, cwd=TMP.name)}, env=dict(os.
 loop = scripted("t__echo", {"text": "hello"}, {"t": program()})
 try:
     run_tests([test_tools, test_refused, test_environment, test_hostile_calls, test_late, test_modes, test_shutdown, test_http, test_config,
-               *map(on_loop, [test_rounds, test_stream, test_approval, test_mcp_refused, test_items, test_mixed, test_conversation]), test_bounds, test_bad_tools, test_left],
+               *map(on_loop, [test_rounds, test_stream, test_approval, test_mcp_refused, test_items, test_mixed, test_conversation]), test_bounds, test_bad_tools, test_full, test_left],
               s, bare)
 finally:
     assert s.stop() == 0 and bare.stop() == 0 and loop.stop() == 0

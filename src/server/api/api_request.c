@@ -21,6 +21,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { QUEUE_TICK_US = 100000 };
+
 static const struct reply_style *style_of(const struct api_request *req)
 {
     return req->endpoint->reply;
@@ -463,11 +465,38 @@ static void to_worker(struct api_request *req)
         event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
 }
 
+static void prepared_again(struct api_request *req);
+
+static void on_queue_tick(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd, (void)what;
+    struct api_request *req = arg;
+    mem_free(req->parts);
+    req->parts = NULL;
+    req->err = (struct api_error){0};
+    atomic_store(&req->cancelled, false); /* submit has set it */
+    prepared_again(req);
+}
+
+/* The queue is full, but the response has begun, and its calls have run: it tries again soon. */
+static void wait_for_queue(struct api_request *req)
+{
+    log_line(LOG_DEBUG, "a round waits for the queue", LOG_TEXT("id", req->id));
+    if (!req->prompt_timer)
+        req->prompt_timer = evtimer_new(req->server->base, on_queue_tick, req);
+    if (!req->prompt_timer)
+        mem_die(event_get_struct_event_size());
+    event_add(req->prompt_timer, &(struct timeval){0, QUEUE_TICK_US});
+}
+
 /* The next round of a response is prepared. */
 static void prepared_again(struct api_request *req)
 {
     req->with_worker = false;
-    if (is_wanted(req) && (req->err.status || !submit(req)))
+    bool ok = !is_wanted(req) || (!req->err.status && submit(req));
+    if (!ok && req->err.code && !strcmp(req->err.code, "queue_full"))
+        wait_for_queue(req);
+    else if (!ok)
         fail_answer(req, &req->err);
     api_request_release(req);
 }
@@ -688,7 +717,8 @@ static void pump_whole(struct api_request *req)
 {
     struct http_exchange *x = req->x;
     bool early = req->n_open && req->kept >= WHOLE_EARLY && req->choices && req->choices[0].done;
-    if (!req->whole.sending && (req->n_open || req->with_worker) && !early)
+    bool between = req->choices && !req->choices[0].done; /* two rounds */
+    if (!req->whole.sending && (req->n_open || req->with_worker || between) && !early)
         return;
     if (req->background) {
         if (req->n_open)
