@@ -1,11 +1,12 @@
 /*
  * libFuzzer entry: any bytes as a GGUF file. Reads directory, config and metadata, dequantises the first
- * and last block of each tensor, and builds the list of tensors that its family would load.
+ * and last block of each tensor, and builds the list of tensors that its family would load, or its image tower.
  */
 #include "base/mem.h"
 #include "file/tensorfile.h"
 #include "model/config.h"
 #include "model/model.h"
+#include "vision/tower.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -57,6 +58,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(ok || err.msg[0], "failure without a message");
     if (ok)
         outline_free(&outline);
+    static struct tower_config tower;
+    err = (struct error){0};
+    ok = tower_load(f, &config, &tower, &err) && outline_load(f, &config, &outline, &err);
+    CHECK(ok || err.msg[0], "failure without a message");
+    if (ok) {
+        outline_free(&outline);
+        mem_free(tower_positions(f, &config, &err));
+    }
     volatile uint8_t keep = sum; /* the reads above must stay */
     (void)keep;
     tensorfile_close(f);

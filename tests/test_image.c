@@ -33,7 +33,7 @@ static void put(struct file *f, const void *p, size_t n)
     f->n += n;
 }
 
-static void put_le(struct file *f, uint32_t v, int bytes)
+static void put_le(struct file *f, uint64_t v, int bytes)
 {
     for (int i = 0; i < bytes; i++)
         put(f, &(uint8_t){(uint8_t)(v >> 8 * i)}, 1);

@@ -111,17 +111,24 @@ static void golden_clear(struct golden *g)
     logits_free(&g->want);
 }
 
+static struct tensorfile *opened; /* of open_encoder: its mapped weights are read in each step */
+
 static struct encoder *open_encoder(const char *path, enum dtype kv_type)
 {
     struct error err = {0};
     struct encoder_options opt = {.backend.threads = 2, .kv_type = kv_type};
-    struct tensorfile *f = tensorfile_open(path, &err);
-    assert_non_null(f);
-    struct encoder *e = encoder_open(f, &opt, &err);
+    opened = tensorfile_open(path, &err);
+    assert_non_null(opened);
+    struct encoder *e = encoder_open(opened, &opt, &err);
     if (!e)
         fail_msg("%s", err.msg);
-    /* the encoder may read the mapped weights in each step: the file stays open until the process ends */
     return e;
+}
+
+static void close_encoder(struct encoder *e)
+{
+    encoder_close(e);
+    tensorfile_close(opened);
 }
 
 static double most_difference(const float *a, const float *b, size_t n)
@@ -288,7 +295,7 @@ static void check_model(const char *path, const char *isa, double most)
         assert_true(logits_off(&g, got, MAX_TOKENS) > 5e-4);
     for (int i = 0; i < IMAGES; i++)
         features_free(&got[i]);
-    encoder_close(e);
+    close_encoder(e);
     golden_clear(&g);
     unsetenv("STEEL_ISA");
 }
@@ -419,7 +426,7 @@ static void test_encoder(void **state)
     large.rows = 2000;
     assert_false(encoder_run(e, &large, NULL, &none, &err));
     assert_non_null(strstr(err.msg, "an image of 20000 patches; at most "));
-    encoder_close(e);
+    close_encoder(e);
     golden_clear(&g);
 }
 

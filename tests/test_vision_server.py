@@ -192,5 +192,10 @@ def test_blind(_):
     s.stop()
 
 
-run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind],
+def test_stop(s):
+    """All is freed (under a sanitizer: nothing leaks)."""
+    assert s.stop() == 0, s.log()[-2000:]
+
+
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind, test_stop],
           Server(BUILD, model=FOLDER))
