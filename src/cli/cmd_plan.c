@@ -402,7 +402,7 @@ static json_t *rank_json(const struct planner *p, const struct placement_rank *r
 {
     return json_pack(
         "{s:i,s:i,s:i, s:o,s:o,s:o,s:o,s:o,s:o,s:o, s:I,s:I,s:I,s:I,s:i,s:I,s:f,s:f,s:b}", "rank",
-        r->rank, "stage", r->stage, "lane", r->tp_rank, "layers", run_json(r->layers), "heads",
+        r->rank, "stage", r->stage, "tp_rank", r->tp_rank, "layers", run_json(r->layers), "heads",
         span_json(r->heads), "kv_heads", span_json(r->kv_heads), "mlp", span_json(r->ff),
         "expert_width", span_json(r->ff_exp), "experts", run_json(r->experts), "vocabulary",
         run_json(r->vocab), "weight_bytes", (json_int_t)r->weights, "whole_bytes",

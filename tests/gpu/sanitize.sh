@@ -16,7 +16,7 @@ row() {
 }
 export -f row
 {
-    grep -ho '^    {"[a-z_]*"' "$here"/../../src/backend/cuda/pick*.cu | cut -d'"' -f2 | sort -u | sed 's/^/picks=/'
+    grep -ho '^    {"[a-z_]*"' "$here"/../../src/backend/cuda/core/pick*.cu | cut -d'"' -f2 | sort -u | sed 's/^/picks=/'
     printf '%s\n' sampling embed norm 'delta net' latent
 } | xargs -P "$jobs" -d '\n' -I{} bash -c 'row "{}"'
 sort "$out/rows.txt"

@@ -981,8 +981,12 @@ int main(int argc, char **argv)
     rng = argc > at + 1 ? strtoull(argv[at + 1], NULL, 10) : rng;
     if (jobs > 1)
         run_apart(jobs);
+    uint64_t seed = rng;
     for (int i = 0; jobs <= 1 && i < N_GROUPS; i++)
-        group_run(&groups[i], 0, 1);
+        for (int part = 0; part < groups[i].parts; part++) {
+            rng = seed; /* the same cases as with --jobs */
+            group_run(&groups[i], part, groups[i].parts);
+        }
     printf("%d checks, %d failed\n", n_checks, n_failed);
     return n_failed != 0 || n_checks == 0;
 }
