@@ -5,12 +5,14 @@ without a tower as before."""
 import base64
 import json
 import os
+import shutil
 import struct
 import sys
 import threading
 import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import mtp_toy  # noqa
 from serverlib import Server, run_tests  # noqa
 from vision_model import make  # noqa
 
@@ -192,10 +194,32 @@ def test_blind(_):
     s.stop()
 
 
+def test_steps(_):
+    """Draft tokens, small steps, a full cache, a schema: the answers to pictures stay those of a plain server."""
+    plain, drafting = (os.path.join(BUILD, "tests/vision-model-" + x) for x in ("plain", "drafting"))
+    make(plain, "tests/golden_images/qwen3_5")
+    mtp_toy.main(plain, drafting, 1)
+    shutil.copy(f"{plain}/tokenizer.json", drafting)
+    os.remove(f"{drafting}/generation_config.json")
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}},
+                                                                             "required": ["n"], "additionalProperties": False}}}
+    want = None
+    for model, flags in ((plain, ()), (drafting, ("--draft", "1")), (drafting, ("--draft", "3", "-b", "7")), (plain, ("-b", "16")),
+                         (plain, ("--no-prefix-cache",)), (plain, ("--kv-tokens", "160", "-c", "128"))):
+        s = Server(BUILD, *flags, model=model)
+        got = [answer(chat(s, b)) for b in ([url(A), text("What is it?")], [text("And"), url(B), url(A)], [url(A), text("What is it?")], "text")]
+        got.append(answer(chat(s, [url(B), text("How many?")], response_format=schema, ignore_eos=False, max_tokens=40)))
+        assert set(json.loads(got[4])) == {"n"}
+        assert "--draft" not in flags or s.metrics()["steel_draft_tokens_total"] > 0
+        want = want or got
+        assert got == want, (flags, got, want)
+        s.stop()
+
+
 def test_stop(s):
     """All is freed (under a sanitizer: nothing leaks)."""
     assert s.stop() == 0, s.log()[-2000:]
 
 
-run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind, test_stop],
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind, test_steps, test_stop],
           Server(BUILD, model=FOLDER))
