@@ -315,7 +315,8 @@ struct layer {
 
 static inline bool mlp_is_none(const struct mlp *m)
 {
-    return !m->dense.gate_up && !m->router.w;
+    return !m->dense.gate_up && !m->router.w && !m->embed.gate && !m->deepstack &&
+           (m->stream_scale == 0 || m->stream_scale == 1);
 }
 
 /* Per-layer embeddings: P values for each row and layer.
