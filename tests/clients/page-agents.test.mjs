@@ -720,19 +720,27 @@ test("a model that only calls tools comes to an end", async () => {
   await context.close();
 });
 
-test("tools that come later, and servers that fail, are shown when the settings open", async () => {
+test("tools of servers that were starting or had failed appear when they are up", async () => {
   world.fake.tools = [];
   world.fake.servers = [{ name: "files", state: "starting" }, { name: "web", state: "failed", error: "HTTP status 401" }];
   const { page, context } = await world.open();
   await page.waitForSelector("#tools-button:not([hidden])");
   await page.click("#tools-button");
   assert.match(await page.innerText("#server-tools"), /files: starting[^]*web: HTTP status 401/);
-  await page.click("#close-settings");
+  // beside the open settings, by itself; the focus stays
   world.fake.tools = TOOLS.slice(0, 1);
+  world.fake.servers = [{ name: "files", state: "running" }, { name: "web", state: "starting" }];
+  await page.waitForSelector(".server-tools");
+  assert.match(await page.innerText("#server-tools"), /web: starting/);
+  await page.focus(".server-tools input");
+  world.fake.servers = [{ name: "files", state: "running" }, { name: "web", state: "failed", error: "HTTP status 401" }];
+  await page.waitForFunction(() => document.querySelector("#server-tools").innerText.includes("401"));
+  assert.ok(await page.evaluate(() => document.activeElement.matches(".server-tools input")));
+  // when the settings open
+  await page.click("#close-settings");
   world.fake.servers = [{ name: "files", state: "running" }];
   await page.click("#tools-button");
-  await page.waitForSelector(".server-tools");
-  assert.doesNotMatch(await page.innerText("#server-tools"), /starting|401/);
+  await page.waitForFunction(() => !document.querySelector("#server-tools").innerText.includes("401"));
   await context.close();
 });
 
@@ -750,7 +758,8 @@ test("a server without tools shows none", async () => {
 test("a scripted model calls a tool of a real MCP server with consent, with a key, and answers", async () => {
   const dir = mkdtempSync(path.join(tmpdir(), "steel-page-")), file = path.join(dir, "scripted.gguf"), config = path.join(dir, "mcp.json");
   execFileSync("python3", [path.join(root, "tests/script_model.py"), file, "echo", '{"text": "<i>milk</i>"}', "The tool has answered."], { cwd: root });
-  writeFileSync(config, JSON.stringify({ mcpServers: { shop: { command: "python3", args: [path.join(root, "tests/mcp_server.py")] } } }));
+  const late = `until [ -e go ]; do sleep 0.1; done; exec python3 "$0"`; // it starts when it is told to
+  writeFileSync(config, JSON.stringify({ mcpServers: { shop: { command: "sh", args: ["-c", late, path.join(root, "tests/mcp_server.py")], cwd: dir } } }));
   const was = process.env.STEEL_TEST_MODEL;
   process.env.STEEL_TEST_MODEL = file;
   const other = await startServer("--mcp-config", config, "--api-key", "sesame");
@@ -762,6 +771,8 @@ test("a scripted model calls a tool of a real MCP server with consent, with a ke
     await page.click("#close-settings");
     await page.waitForSelector("#tools-button:not([hidden])");
     await page.click("#tools-button");
+    assert.match(await page.innerText("#server-tools"), /shop: starting/);
+    writeFileSync(path.join(dir, "go"), "");
     await page.getByLabel("echo", { exact: true }).check();
     await page.click("#close-settings");
     await say(page, "What shall I buy?");

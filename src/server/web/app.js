@@ -33,7 +33,7 @@ async function greet() {
     drawMenus();
     notice("server", "");
     if (fresh) redraw();
-    tools.loadServerTools().then(drawMenus);
+    tools.loadServerTools();
     return true;
   } catch (e) {
     trouble(e);
@@ -453,6 +453,10 @@ function wire() {
     },
   });
   dialog.setup({ keyChanged: greet, imported: open });
+  tools.onServerTools(() => {
+    drawMenus();
+    dialog.drawServerTools();
+  });
   load.setup();
   $("new").onclick = newChat;
   $("menu").onclick = () =>

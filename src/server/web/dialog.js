@@ -242,7 +242,9 @@ function serverTools() {
           el(
             "div",
             { class: "server-tool" },
-            check(t.name, settings.serverTools.includes(t.key), yes => toggle(t.key, yes)),
+            check(t.name, settings.serverTools.includes(t.key), yes => toggle(t.key, yes), {
+              "data-key": t.key,
+            }),
             el("small", {}, t.description),
           ),
         ),
@@ -387,12 +389,13 @@ function redraw(why) {
   box.scrollTop = top;
 }
 
-/* The list may have changed since the page was opened. */
-async function refreshTools() {
-  const state = () => JSON.stringify([tools.serverTools(), tools.missingServers()]),
-    was = state();
-  await tools.loadServerTools();
-  if ($("settings").open && state() !== was) $("server-tools").replaceChildren(...serverTools());
+/* The server's tools have changed. The focus stays where it is. */
+export function drawServerTools() {
+  const box = $("server-tools");
+  if (!$("settings").open || !box) return;
+  const at = [...box.querySelectorAll("input")].find(e => e === document.activeElement)?.dataset.key;
+  box.replaceChildren(...serverTools());
+  if (at) [...box.querySelectorAll("input")].find(e => e.dataset.key === at)?.focus();
 }
 
 /* why: the reason, if it opens by itself; the key field gets the focus. part: "tools" shows that section. */
@@ -401,7 +404,7 @@ export function open(currentModel, why, part) {
   redraw(why);
   if (!$("settings").open) $("settings").showModal();
   if (why) $("key").focus();
-  else refreshTools();
+  else tools.loadServerTools(); // it may have changed since the page was opened
   if (part) {
     const box = $("settings").querySelector(`section[data-part="${part}"]`);
     box.scrollIntoView();

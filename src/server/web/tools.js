@@ -117,11 +117,22 @@ let ofServer = [],
 /* MCP servers that are not running: [{ name, state, error }]. */
 export const missingServers = () => missing;
 export const serverTools = () => ofServer;
+
+/* While a server is starting, the list is loaded again soon. One that failed starts again by itself, later. */
+const STARTING_MS = 1000,
+  FAILED_MS = 30000;
+let again = null,
+  changed = () => {};
+/* f is called when the list has changed. */
+export const onServerTools = f => (changed = f);
 export async function loadServerTools() {
+  clearTimeout(again);
   const { tools = [], servers = [] } = await api.call("mcp/tools").then(
     r => r.json(),
     () => ({}), // the request for the models reports what is wrong
   );
+  const state = () => JSON.stringify([ofServer, missing]),
+    was = state();
   missing = servers.filter(s => s.state !== "running");
   const known = tools.filter(t => typeof t?.name === "string");
   ofServer = known.map(t => {
@@ -134,7 +145,10 @@ export async function loadServerTools() {
       key: `server:${server}/${t.name}`,
     };
   });
-  return ofServer;
+  if (state() !== was) changed();
+  clearTimeout(again);
+  if (missing.length)
+    again = setTimeout(loadServerTools, missing.some(s => s.state === "starting") ? STARTING_MS : FAILED_MS);
 }
 
 /* How many tools the model may use. */
