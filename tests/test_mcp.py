@@ -228,7 +228,8 @@ def test_http(*_):
     wait_state(s, "web")
     assert call(s, "web", "echo", {"text": "again"}) == "echo: again"
     assert s.stop() == 0
-    assert "deleted True" in a.stderr.readline()
+    while "deleted True" not in (line := a.stderr.readline()):  # a connection may break before, and say so
+        assert line, "no session was deleted"
     for p in (a, b, c):
         p.kill()
         p.communicate()
