@@ -1,85 +1,73 @@
 #!/usr/bin/env python3
-"""The gain of each row of the pick tables over the next row: tok/s with it and without it (STEEL_PICK=-name).
+"""What each row of the kernel tables gains over the next one that fits, over several models (`steel bench --picks`).
 
-  picks.py --steel build/steel MODEL [--rows 1,2,4,8,16,32,64] [--prompts 300,2048] [--only name,...] [--rounds 2]
-           [--seconds S] [-o results.jsonl]
+  picks.py --steel build/steel -o picks.jsonl [--seconds S] [--rounds 2] MODEL[:OPTION...] ...
+  picks.py --summary picks.jsonl
 
-For each row that a model's steps picked, runs the tests whose number of rows is in its range, in turn with and without it. The figure is
-the geometric mean over the rounds. A row that gains less than 2 % everywhere is a candidate for deletion. Standard library only.
+A model's options are those of `steel bench`, separated by spaces: "m.gguf:--kv-type q8_0 -d 64". Each model is loaded once; after S
+seconds the next one is measured. The summary has a line for each row: its largest gain, and where. A row that gains less than
+2 % everywhere is a candidate for deletion. Standard library only.
 """
 import argparse
 import json
 import os
-import re
-import statistics
 import subprocess
 import sys
-import time
+
+TESTS = ["-p", "300,2048", "-n", "16", "--batch", "1,2,4,8,16,32,64,128", "-d", "64,2048"]
 
 
-def bench(a, tests, left_out=None):
-    """{rows: tok/s} and the tables as --kernels prints them."""
-    env = dict(os.environ)
-    if left_out:
-        env["STEEL_PICK"] = "-" + left_out
-    speeds, table = {}, ""
-    rows = [t for t in tests if t in a.rows]
-    prompts = [t for t in tests if t in a.prompts]
-    for cmd in ((["-p", "0", "-n", "48", "-d", "64", "--batch", ",".join(map(str, rows))] if rows else None),
-                (["-n", "0", "-p", ",".join(map(str, prompts))] if prompts else None)):
-        if not cmd:
-            continue
-        r = subprocess.run([a.steel, "bench", a.model, *cmd, "-r", "2", "--json", "--skip-cost", "--kernels"], env=env,
-                           capture_output=True, text=True)
-        if r.returncode:
-            sys.exit(r.stderr[-500:])
-        for line in r.stdout.splitlines():
-            j = json.loads(line)
-            speeds[j["seqs"] if j["test"].startswith("tg") else int(j["test"][2:])] = j["tok_s"]
-        table += r.stderr
-    return speeds, table
+def measure(a):
+    failed = []
+    with open(a.output, "a") as out:
+        for model in a.models:
+            path, _, options = model.partition(":")
+            cmd = [a.steel, "bench", path, "--picks", "--json", "-r", str(a.rounds), *TESTS, *options.split()]
+            kv = options.partition("--kv-type ")[2].split(" ")[0]
+            name = os.path.basename(path.rstrip("/")) + (f" (cache of {kv})" if kv else "")
+            with subprocess.Popen(cmd, stdout=subprocess.PIPE, text=True) as p:
+                try:
+                    text, _ = p.communicate(timeout=a.seconds)
+                except subprocess.TimeoutExpired:
+                    p.kill()
+                    text, _ = p.communicate()
+                    print(f"{name}: stopped after {a.seconds:.0f} s", file=sys.stderr)
+            lines = [json.loads(x) for x in text.splitlines() if x.endswith("}")]
+            for line in lines:
+                print(json.dumps({"model": name, **line}), file=out, flush=True)
+            if p.returncode > 0 or not lines:
+                failed.append(name)
+    if failed:
+        sys.exit("failed: " + ", ".join(failed))
 
 
-def picked(table):
-    """Rows of the tables that ran: name -> (fewest, most) input rows."""
-    out = {}
-    for line in table.splitlines():
-        m = re.match(r"(\w+)\s+(\w+)\s+(?:wgmma\s+|alone\s+)?(\d+) (?:to (\d+)|and more)\s+(\d+)\b", line)
-        if m and int(m[5]):
-            least, most = int(m[3]), int(m[4] or 1 << 30)
-            old = out.get(m[2], (1 << 30, 0))
-            out[m[2]] = (min(least, old[0]), max(most, old[1]))
-    return out
+def summary(path):
+    best = {}
+    with open(path) as f:
+        lines = [json.loads(x) for x in f]
+    for x in lines:
+        key = (x["op"], x["row"])
+        best.setdefault(key, []).append(x)
+    for (op, row), all_of in best.items():
+        top = max(all_of, key=lambda x: x["gain"])
+        low = min(all_of, key=lambda x: x["gain"])
+        where = "{model}, {test} {rows} @{depth}, over {instead}"
+        print(f"{op:14} {row:30} {100 * top['gain']:+7.1f} %  {where.format(**top)};  least {100 * low['gain']:+.1f} % "
+              f"({low['model']}, {low['test']} {low['rows']} @{low['depth']}); {len(all_of)} tests")
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("model")
-    p.add_argument("--steel", required=True)
-    p.add_argument("--rows", default="1,2,4,8,16,32,64")
-    p.add_argument("--prompts", default="300,2048")
-    p.add_argument("--only")
+    p.add_argument("models", nargs="*")
+    p.add_argument("--steel", default="build/steel")
     p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--seconds", type=float, default=1e9, help="begin no row after this many")
+    p.add_argument("--seconds", type=float, default=600)
+    p.add_argument("--summary", metavar="FILE")
     p.add_argument("-o", "--output", default="picks.jsonl")
     a = p.parse_args()
-    a.rows, a.prompts = [int(x) for x in a.rows.split(",") if x], [int(x) for x in a.prompts.split(",") if x]
-    start, tests = time.monotonic(), a.rows + a.prompts
-    _, table = bench(a, tests)
-    for name, (least, most) in picked(table).items():
-        mine = [t for t in tests if least <= t <= most]
-        if (a.only and name not in a.only.split(",")) or not mine or time.monotonic() - start > a.seconds:
-            continue
-        rates = {False: {}, True: {}}
-        for out in ((False, True, True, False) * a.rounds)[:2 * a.rounds]:
-            for t, v in bench(a, mine, name if out else None)[0].items():
-                rates[out].setdefault(t, []).append(v)
-        mean = statistics.geometric_mean
-        gains = {t: mean(rates[False][t]) / mean(rates[True][t]) - 1 for t in mine}
-        print(f"{name:26}", "  ".join(f"{t}: {100 * g:+.1f} %" for t, g in gains.items()), flush=True)
-        with open(a.output, "a") as f:
-            print(json.dumps({"kind": "pick", "model": os.path.basename(a.model), "row": name,
-                              "gain": {str(t): round(g, 4) for t, g in gains.items()}}), file=f)
+    measure(a)
+    if a.summary or a.models:
+        summary(a.summary or a.output)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,18 @@ for mode in '' --deterministic; do
     [ "$(wc -l <"$tmp/kernels")" -gt 5 ] && cmp "$tmp/kernels" "$tmp/kernels--skip-cost" ||
         { echo "FAIL: --kernels $mode shows the other mode's"; exit 1; }
 done
+# What a row of the tables gains: a line for each row that a test picks and that another one can replace.
+"$B/steel" bench "$tmp/tiny.gguf" --picks -p 40 -n 2 --batch 3 -d 8 -r 1 --device cpu --json >"$tmp/picks" || exit 1
+if STEEL_PICK=gemv_float_avx2 "$B/steel" bench "$tmp/tiny.gguf" -p 8 -n 0 -r 1 --device cpu >"$tmp/avx2" 2>&1; then
+    for t in '"prompt", "rows": 40' '"decode", "rows": 3'; do
+        grep -q "\"test\": $t, \"depth\": 8, \"gain\": [-0-9.]*, \"spread\": [0-9.]*, \"tok_s\": [0-9.]*, \"instead\": \"[a-z]" "$tmp/picks" ||
+            { echo "FAIL: --picks"; cat "$tmp/picks"; exit 1; }
+    done
+    python3 bench/picks.py --steel "$B/steel" -o "$tmp/picks.jsonl" "$tmp/tiny.gguf:-p 0 -n 2 -d 0 --batch 1 --device cpu" >"$tmp/text" || exit 1
+    [ "$(wc -l <"$tmp/picks.jsonl")" = "$(wc -l <"$tmp/text")" ] || { echo "FAIL: picks.py"; cat "$tmp/text"; exit 1; }
+fi
+STEEL_PICK=-attn_decode_c "$B/steel" bench "$tmp/tiny.gguf" --picks -r 1 --device cpu >/dev/null 2>"$tmp/err"
+grep -q 'picks cannot be combined with' "$tmp/err" || { echo "FAIL: --picks with STEEL_PICK"; cat "$tmp/err"; exit 1; }
 # Every repetition's figure, and with --ceiling the memory's speed between them.
 "$B/steel" bench "$tmp/tiny.gguf" -p 0 -n 2 -r 3 --json --skip-cost --ceiling --device cpu >"$tmp/ceiling" || exit 1
 grep -q '"rates": \[[0-9.]*, [0-9.]*, [0-9.]*\], "read_gb_s": [0-9.]*[1-9][0-9.]*, "percent_of_read": [0-9.]*, ' "$tmp/ceiling" ||

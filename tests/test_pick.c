@@ -75,6 +75,29 @@ static void bad_names_are_errors(void **state)
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
     expect_error(longer, NULL, "no such kernel");
+    expect_error("-gemm_nothing", NULL, "no such kernel");
+    expect_error("-attn_decode_c,-gemm_int8_" FIRST_NAME, NULL, "only one kernel can be left out");
+}
+
+/* A row that is left out is picked only where no other row can run. */
+static void a_row_can_be_left_out(void **state)
+{
+    (void)state;
+    struct error err = {{0}};
+    struct pick p;
+    char name[80];
+    assert_true(pick_init(&p, isa_best(), false, &err));
+    const struct pick_row *first = pick_attn(&p, DT_F32, DT_F32, 64, 16, 1);
+    snprintf(name, sizeof name, "-%s", first->name);
+    pick_force(&p, name);
+    const struct pick_row *next = pick_attn(&p, DT_F32, DT_F32, 64, 16, 1);
+    pick_force(&p, NULL);
+    assert_ptr_equal(pick_attn(&p, DT_F32, DT_F32, 64, 16, 1), first);
+    assert_int_equal(next == first, first->isa == ISA_REF);
+    assert_true(pick_init(&p, ISA_REF, false, &err));
+    first = pick_attn(&p, DT_F32, DT_F32, 64, 16, 1);
+    pick_force(&p, "-attn_decode_c");
+    assert_ptr_equal(pick_attn(&p, DT_F32, DT_F32, 64, 16, 1), first);
 }
 
 /* A weight of `type`, (48, 256), all zeros. */
@@ -155,6 +178,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_are_whole),
         cmocka_unit_test(bad_names_are_errors),
+        cmocka_unit_test(a_row_can_be_left_out),
         cmocka_unit_test(forced_rows_run_or_say_why_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

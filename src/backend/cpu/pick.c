@@ -331,13 +331,17 @@ static const struct pick_row *find(const struct pick *p, enum pick_op op, struct
     const struct pick_row *forced = p->forced[op];
     if (forced && (inputs >> forced->input & 1) && can_run(p, forced, a))
         return forced;
+    const struct pick_row *left_out = NULL; /* used if no other row suits */
     for (int i = 0; i < tables[op].n; i++) {
         const struct pick_row *r = &tables[op].rows[i];
-        if ((inputs >> r->input & 1) && a->rows >= r->rows_from && a->rows <= r->rows_to &&
-            can_run(p, r, a))
+        if (!(inputs >> r->input & 1) || a->rows < r->rows_from || a->rows > r->rows_to ||
+            !can_run(p, r, a))
+            continue;
+        if (r != p->left_out)
             return r;
+        left_out = r;
     }
-    return NULL;
+    return left_out;
 }
 
 enum { ANY_INPUT = 1 << INPUT_FLOATS | 1 << INPUT_INT8 | 1 << INPUT_BF16 };
@@ -408,11 +412,18 @@ static bool unknown(const char *name, struct error *err)
 
 static bool force(struct pick *p, const char *name, struct error *err)
 {
+    bool out = *name == '-';
     for (int op = 0; op < PICK_OPS; op++)
         for (int i = 0; i < tables[op].n; i++) {
             const struct pick_row *r = &tables[op].rows[i];
-            if (strcmp(r->name, name))
+            if (strcmp(r->name, name + out))
                 continue;
+            if (out) {
+                if (p->left_out)
+                    return error_set(err, "STEEL_PICK: only one kernel can be left out");
+                p->left_out = r;
+                return true;
+            }
             if (!isa_has(p->isa, r->isa))
                 return error_set(err, "STEEL_PICK=%s: needs %s, but %s is in use", name,
                                  isa_name(r->isa), isa_name(p->isa));
@@ -428,6 +439,7 @@ static bool force(struct pick *p, const char *name, struct error *err)
 static bool force_all(struct pick *p, const char *names, struct error *err)
 {
     memset(p->forced, 0, sizeof p->forced);
+    p->left_out = NULL;
     while (names && *names) {
         size_t n = strcspn(names, ",");
         char name[64];

@@ -3,7 +3,7 @@
  * always fits. All thresholds of the CPU backend are in pick.c.
  *
  * STEEL_PICK=name[,name] forces rows, one per op, for any number of input rows; for tests and
- * experiments. Formats that a forced row does not cover are picked as usual. It is an error if a forced
+ * experiments. -name leaves a row out wherever another one can run. Formats that a forced row does not cover are picked as usual. It is an error if a forced
  * row cannot run a weight or cache of its formats, or if the model has none of them. pick_force, for
  * tests, never fails: a row is used where it can run.
  */
@@ -68,6 +68,7 @@ struct pick {
     enum isa isa;
     bool deterministic;
     const struct pick_row *forced[PICK_OPS]; /* NULL: none */
+    const struct pick_row *left_out;         /* NULL: none */
     bool strict;                             /* forced rows come from STEEL_PICK */
     bool used;                               /* some weight can run on the forced gemm row */
     uint64_t runs[PICK_OPS][PICK_MAX_ROWS];  /* ops that used each row */

@@ -14,7 +14,9 @@
 #include "cli/bench/bench_draft.h"
 #include "cli/bench/bench_embed.h"
 #include "cli/bench/bench_memory.h"
+#include "cli/bench/bench_picks.h"
 #include "cli/bench/bench_stages.h"
+#include "cli/bench/bench_steps.h"
 #include "cli/hub/hub.h"
 
 #include <math.h>
@@ -28,12 +30,7 @@ struct bench_options {
     struct model_flags model;
     const char *prompt, *gen, *batch, *depth, *both;
     int reps, ubatch, texts;
-    bool json, kernels, no_warmup, skip_cost, ceiling;
-};
-
-struct test {
-    int n_prompt, n_gen; /* if both are set, prompts are read, then answers generated */
-    int n_seqs, depth;
+    bool json, kernels, picks, no_warmup, skip_cost, ceiling;
 };
 
 struct result {
@@ -51,112 +48,6 @@ struct result {
     double cost; /* share of speed lost to determinism, or to adapters; 0 if there is one mode */
     int n_loras;
 };
-
-/* The same pseudo-random ids for every engine and every run. */
-static int32_t random_id(uint32_t *state, int n_vocab)
-{
-    *state = *state * 1664525u + 1013904223u;
-    return (int32_t)((*state >> 8) % (uint32_t)n_vocab);
-}
-
-/* The adapters of a test. Sequence s uses adapter s % n; n 0: none. */
-struct bench_loras {
-    struct lora_pick picks[LORA_MAX_ADAPTERS];
-    int n;
-};
-
-static void use_adapter(const struct bench_loras *l, int s, struct step_item *it)
-{
-    if (!l->n)
-        return;
-    it->loras = &l->picks[s % l->n];
-    it->n_loras = 1;
-}
-
-/* Feeds n random tokens to each sequence. Steps are filled up to max_tokens, across sequences. */
-static bool fill(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
-                 int n_seqs, int n, struct error *err)
-{
-    const struct step_limits *lim = stepper_limits(rt->step);
-    int V = rt->model->config.n_vocab;
-    size_t total = (size_t)n_seqs * (size_t)n;
-    int32_t *ids = mem_zalloc(total + 1, sizeof *ids);
-    struct step_item *items = mem_zalloc((size_t)n_seqs, sizeof *items);
-    for (int s = 0; s < n_seqs; s++) {
-        uint32_t rnd = 7u + (uint32_t)s;
-        for (int i = 0; i < n; i++)
-            ids[(size_t)s * (size_t)n + (size_t)i] = random_id(&rnd, V);
-    }
-    bool ok = true;
-    for (size_t at = 0; ok && at < total;) {
-        int n_items = 0;
-        for (int room = lim->max_tokens; room > 0 && at < total;) {
-            int s = (int)(at / (size_t)n), left = n - (int)(at % (size_t)n);
-            int take = left < room ? left : room;
-            items[n_items++] = (struct step_item){.seq = &seqs[s],
-                                                  .tokens = ids + at,
-                                                  .n_tokens = take,
-                                                  .want = take == left ? LOGITS_LAST : LOGITS_NONE};
-            use_adapter(loras, s, &items[n_items - 1]);
-            at += (size_t)take;
-            room -= take;
-        }
-        ok = step_run(rt->step, items, n_items, err);
-        if (ok && cli_interrupted())
-            ok = error_set(err, "interrupted");
-    }
-    mem_free(ids);
-    mem_free(items);
-    return ok;
-}
-
-/* Decodes n tokens per sequence. Like the engine, it starts the next step while one runs if the
- * backend can. Tokens are random, so that sequences do not converge to the same text and share
- * experts. With pipeline stages a step waits for the logits of the previous one, as if its
- * tokens were sampled from them. */
-static bool decode(struct runtime *rt, const struct bench_loras *loras, struct kv_seq *seqs,
-                   int n_seqs, int n, struct error *err)
-{
-    bool ahead = rt->be->async && !rt->be->profile;
-    struct step_item *items[2];
-    int32_t *ids = mem_zalloc((size_t)n_seqs, sizeof *ids);
-    uint32_t rnd = 99;
-    bool ok = true;
-    int started = 0, finished = 0;
-    for (int i = 0; i < 2; i++)
-        items[i] = mem_zalloc((size_t)n_seqs, sizeof *items[i]);
-    while (finished < n && ok) {
-        struct step_item *now = items[started % 2];
-        for (int s = 0; s < n_seqs && started < n; s++) {
-            ids[s] = random_id(&rnd, rt->model->config.n_vocab);
-            now[s] = (struct step_item){
-                .seq = &seqs[s], .tokens = &ids[s], .n_tokens = 1, .want = LOGITS_LAST};
-            now[s].after = started ? items[(started + 1) % 2][s].first_row + 1 : 0;
-            use_adapter(loras, s, &now[s]);
-        }
-        if (started < n) {
-            ok = step_start(rt->step, now, n_seqs, err);
-            if (ok)
-                step_sample(rt->step);
-            started += ok;
-        }
-        if (ok && cli_interrupted())
-            ok = error_set(err, "interrupted");
-        if (started > finished + (ahead && started < n)) {
-            struct error *first = ok ? err : &(struct error){0};
-            ok = step_finish(rt->step, first) && ok;
-            finished++;
-        }
-    }
-    while (finished < started) { /* steps in flight when something failed */
-        step_finish(rt->step, &(struct error){0});
-        finished++;
-    }
-    mem_free(items[0]);
-    mem_free(items[1]);
-    mem_free(ids);
-    return ok;
-}
 
 static uint64_t logits_hash(struct runtime *rt)
 {
@@ -191,7 +82,7 @@ static double step_bytes(const struct model *m, int tokens)
 }
 
 /* Weight operations per token. The head counts only for rows that need logits. */
-static double token_ops(const struct model *m, const struct test *t)
+static double token_ops(const struct model *m, const struct bench_test *t)
 {
     double head = (double)m->config.n_vocab * m->config.n_embd;
     double heads = t->n_gen ? 1 : 1.0 / t->n_prompt;
@@ -222,7 +113,7 @@ static double median_of(double *v, int n)
     return n ? (v[n / 2] + v[(n - 1) / 2]) / 2 : 0;
 }
 
-static void test_name(const struct test *t, char *name, size_t size)
+static void test_name(const struct bench_test *t, char *name, size_t size)
 {
     int n = 0;
     if (t->n_prompt)
@@ -246,7 +137,7 @@ static int all_adapters(struct runtime *rt, struct lora_pick *picks)
 
 /* Fills r[n_modes]: the selected mode and, if n_modes is 2, the other one: without adapters if
  * there are some, otherwise with determinism inverted. */
-static bool run_test(struct runtime *rt, const struct test *t, const struct bench_options *f,
+static bool run_test(struct runtime *rt, const struct bench_test *t, const struct bench_options *f,
                      struct bench_memory *memory, struct result *r, int n_modes, struct error *err)
 {
     int reps = f->reps;
@@ -265,14 +156,14 @@ static bool run_test(struct runtime *rt, const struct test *t, const struct benc
         r[mode].n_loras = l->n;
         r[mode].deterministic = mode && !rt->adapters ? !asked : asked;
         rt->be->deterministic = r[mode].deterministic;
-        ok = fill(rt, l, seqs, t->n_seqs, t->depth, err);
+        ok = bench_fill(rt, l, seqs, t->n_seqs, t->depth, err);
         if (memory && i >= 0)
             readings[n_readings++] = bench_memory_read(memory);
         if (i >= 0 && i < n_modes)
             r[mode].before = rt->profile;
         int64_t t0 = clock_ns();
-        ok = ok && (!t->n_prompt || fill(rt, l, seqs, t->n_seqs, t->n_prompt, err)) &&
-             (!t->n_gen || decode(rt, l, seqs, t->n_seqs, t->n_gen, err));
+        ok = ok && (!t->n_prompt || bench_fill(rt, l, seqs, t->n_seqs, t->n_prompt, err)) &&
+             (!t->n_gen || bench_decode(rt, l, seqs, t->n_seqs, t->n_gen, err));
         double s = (double)(clock_ns() - t0) * 1e-9;
         if (ok && i >= 0)
             r[mode].rates[r[mode].n_rates++] = t->n_seqs * (t->n_gen ? t->n_gen : t->n_prompt) / s;
@@ -314,7 +205,7 @@ static const char *invariance_name(enum invariance i)
 
 /* The GPU's part of a JSON line: the device, and the share of its memory bandwidth reached. The
  * limit of a prompt is arithmetic, so it has none. */
-static void print_gpu(const struct gpu_facts *g, const struct test *t, const struct result *r)
+static void print_gpu(const struct gpu_facts *g, const struct bench_test *t, const struct result *r)
 {
     printf("\"gpu\": \"%s\", \"gpu_driver\": \"%s\", \"gpu_sms\": %d, \"gpu_sm_mhz\": %d, "
            "\"gpu_max_sm_mhz\": %d, \"gpu_memory_mhz\": %d, \"gpu_memory_bytes\": %zu, "
@@ -336,7 +227,8 @@ static double read_percent(const struct result *r)
 }
 
 /* Time per stage, for a step of the test's last phase. */
-static void print_stages(const struct runtime *rt, const struct test *t, const struct result *r)
+static void print_stages(const struct runtime *rt, const struct bench_test *t,
+                         const struct result *r)
 {
     int max = stepper_limits(rt->step)->max_tokens;
     int rows = t->n_gen ? t->n_seqs : t->n_prompt < max ? t->n_prompt : max;
@@ -364,8 +256,9 @@ static void print_rates(const struct result *r)
         printf("\"read_gb_s\": %.2f, \"percent_of_read\": %.2f, ", r->read_gb_s, read_percent(r));
 }
 
-static void print_result(const struct runtime *rt, const struct test *t, const struct result *r,
-                         bool json, int threads, const struct gpu_facts *gpu)
+static void print_result(const struct runtime *rt, const struct bench_test *t,
+                         const struct result *r, bool json, int threads,
+                         const struct gpu_facts *gpu)
 {
     if (json) {
         printf("{");
@@ -408,44 +301,30 @@ static void print_cost(enum invariance i, double least, double most)
         printf("\n--deterministic is not offered by this backend\n");
 }
 
-static bool bench(const char *path, const struct bench_options *f, struct runtime_options *opt,
-                  const struct test *tests, int n_tests, struct error *err)
+static void print_head(const struct runtime *rt, const struct gpu_facts *gpu)
 {
-    int need = 1, seqs = 1, tokens = 1;
-    for (int i = 0; i < n_tests; i++) {
-        int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
-        if (opt->draft) /* the steps of bench_draft */
-            len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
-        need = len > need ? len : need;
-        seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
-        int total = len * tests[i].n_seqs;
-        tokens = total > tokens ? total : tokens;
-    }
-    if (!opt->context)
-        opt->context = need;
-    opt->max_seqs = seqs;
-    opt->max_out = seqs * (1 + opt->draft);
-    opt->max_tokens = f->ubatch && f->ubatch < seqs ? seqs : f->ubatch;
-    opt->kv_tokens = tokens + seqs * 64;
-    struct runtime *rt = cli_open(path, opt, err);
-    if (!rt)
-        return false;
     char size[16];
+    printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n",
+           rt->file->path, (double)rt->model->n_params * 1e-9, (double)rt->model->n_active * 1e-9,
+           cli_bytes((double)rt->model->bytes, size), rt->be->ops->name,
+           (double)rt->load_ns * 1e-9);
+    if (gpu)
+        printf("%s, %d SMs at up to %d MHz, driver %s; measured memory bandwidth %.2f TB/s\n\n",
+               gpu->name, gpu->n_sm, gpu->max_sm_mhz, gpu->driver[0] ? gpu->driver : "unknown",
+               gpu->read_bytes_s * 1e-12);
+    printf("| test                 |                tok/s |     GB/s | logits           |\n");
+    printf("|----------------------|---------------------:|---------:|------------------|\n");
+}
+
+static bool measure(struct runtime *rt, const struct bench_options *f,
+                    const struct runtime_options *opt, const struct bench_test *tests, int n_tests,
+                    struct error *err)
+{
     struct gpu_facts facts;
     const struct gpu_facts *gpu = device_facts_of(rt->be, &facts) ? &facts : NULL;
     int threads = f->model.threads ? f->model.threads : -1;
-    if (!f->json) {
-        printf("%s: %.2f B parameters (%.2f B active), %s, backend %s, loaded in %.2f s\n\n",
-               rt->file->path, (double)rt->model->n_params * 1e-9,
-               (double)rt->model->n_active * 1e-9, cli_bytes((double)rt->model->bytes, size),
-               rt->be->ops->name, (double)rt->load_ns * 1e-9);
-        if (gpu)
-            printf("%s, %d SMs at up to %d MHz, driver %s; measured memory bandwidth %.2f TB/s\n\n",
-                   gpu->name, gpu->n_sm, gpu->max_sm_mhz, gpu->driver[0] ? gpu->driver : "unknown",
-                   gpu->read_bytes_s * 1e-12);
-        printf("| test                 |                tok/s |     GB/s | logits           |\n");
-        printf("|----------------------|---------------------:|---------:|------------------|\n");
-    }
+    if (!f->json)
+        print_head(rt, gpu);
     bool ok = true;
     int n_modes =
         (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters) && !f->skip_cost ? 2 : 1;
@@ -475,6 +354,48 @@ static bool bench(const char *path, const struct bench_options *f, struct runtim
             ok = bench_draft(rt, tests[i].n_seqs, tests[i].depth, f->json, err);
     if (ok && f->model.profile)
         profile_print(&rt->profile, f->json ? stderr : stdout);
+    return ok;
+}
+
+/* --picks */
+static bool audit(struct runtime *rt, const struct bench_options *f, const struct bench_test *tests,
+                  int n_tests, struct error *err)
+{
+    bool ok = true;
+    if (!rt->be->ops->picks)
+        return error_set(err, "--picks: this device has no kernel tables");
+    if (rt->adapters || f->both || getenv("STEEL_PICK"))
+        return error_set(err, "--picks cannot be combined with --lora, --pg or STEEL_PICK");
+    for (int i = 0; ok && i < n_tests; i++)
+        ok = bench_picks(rt, &tests[i], f->reps, f->json, err);
+    return ok;
+}
+
+static bool bench(const char *path, const struct bench_options *f, struct runtime_options *opt,
+                  const struct bench_test *tests, int n_tests, struct error *err)
+{
+    int need = 1, seqs = 1, tokens = 1;
+    for (int i = 0; i < n_tests; i++) {
+        int len = tests[i].depth + tests[i].n_prompt + tests[i].n_gen;
+        len += f->picks ? BENCH_WARM_STEPS : 0;
+        if (opt->draft) /* the steps of bench_draft */
+            len += 2 * BENCH_DRAFT_STEPS + 2 * DRAFT_MOST;
+        need = len > need ? len : need;
+        seqs = tests[i].n_seqs > seqs ? tests[i].n_seqs : seqs;
+        int total = len * tests[i].n_seqs;
+        tokens = total > tokens ? total : tokens;
+    }
+    if (!opt->context)
+        opt->context = need;
+    opt->max_seqs = seqs;
+    opt->max_out = seqs * (1 + opt->draft);
+    opt->max_tokens = f->ubatch && f->ubatch < seqs ? seqs : f->ubatch;
+    opt->kv_tokens = tokens + seqs * 64;
+    struct runtime *rt = cli_open(path, opt, err);
+    if (!rt)
+        return false;
+    bool ok =
+        f->picks ? audit(rt, f, tests, n_tests, err) : measure(rt, f, opt, tests, n_tests, err);
     if (ok && f->kernels && !backend_print_picks(rt->be, f->json ? stderr : stdout))
         fprintf(stderr, "steel: --kernels: this device has no kernel tables\n");
     runtime_close(rt);
@@ -511,6 +432,8 @@ int cmd_bench(int argc, char **argv)
          "also measure the memory bandwidth between repetitions (CPU)"},
         {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,
          "print the kernel tables and how often each kernel ran"},
+        {OPT_FLAG, 0, "picks", 0, &f.picks, 0, 0, 0,
+         "measure what each row of the kernel tables gains over the next that fits"},
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per line"},
         {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
          "also measure the cost of N draft tokens per step"},
@@ -545,19 +468,19 @@ int cmd_bench(int argc, char **argv)
     if (f.both &&
         (!args_int_list(f.both, both, 2, &n_both) || n_both != 2 || both[0] < 1 || both[1] < 1))
         return cli_args_exit(args_usage_error(&u, "--pg takes two numbers, such as 256,128"));
-    struct test tests[MAX_LIST * 8];
+    struct bench_test tests[MAX_LIST * 8];
     int n_tests = 0, room = MAX_LIST * 8;
     for (int d = 0; d < n_depth; d++) {
         for (int i = 0; i < n_pp && n_tests < room; i++)
             if (pp[i])
-                tests[n_tests++] = (struct test){pp[i], 0, 1, depth[d]};
+                tests[n_tests++] = (struct bench_test){pp[i], 0, 1, depth[d]};
         for (int i = 0; i < n_tg; i++)
             for (int k = 0; k < n_batch && n_tests < room; k++)
                 if (tg[i] && batch[k] >= 1)
-                    tests[n_tests++] = (struct test){0, tg[i], batch[k], depth[d]};
+                    tests[n_tests++] = (struct bench_test){0, tg[i], batch[k], depth[d]};
         for (int k = 0; n_both && k < n_batch && n_tests < room; k++)
             if (batch[k] >= 1)
-                tests[n_tests++] = (struct test){both[0], both[1], batch[k], depth[d]};
+                tests[n_tests++] = (struct bench_test){both[0], both[1], batch[k], depth[d]};
     }
     struct runtime_options opt;
     if (!cli_runtime_options(&u, &f.model, &opt))

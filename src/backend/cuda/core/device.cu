@@ -146,8 +146,7 @@ void cuda_close(struct backend *be)
     if (cu->stream)
         cudaStreamSynchronize(cu->stream);
     cuda_ring_free(cu);
-    for (int i = 0; i < cu->recording.n; i++)
-        cudaGraphExecDestroy(cu->recording.graphs[i].exec);
+    cuda_forget_recordings(cu);
     comm_close(cu); /* NCCL waits for the end of recorded steps that use it */
     for (int i = 0; i < cu->timing.n_created; i++) {
         cudaEventDestroy(cu->timing.events[i].a);

@@ -929,6 +929,7 @@ bool pick_info(struct backend *be, int i, struct pick_info *out)
 void pick_force(struct backend *be, const char *names)
 {
     struct cuda_backend *cu = cuda_self(be);
+    cuda_forget_recordings(cu);
     mem_free(cu->picks.forced);
     cu->picks.forced = names && *names ? mem_strdup(names) : NULL;
 }

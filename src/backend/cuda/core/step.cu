@@ -304,6 +304,13 @@ void cuda_record(struct backend *be, uint64_t key)
         cu->recording.key = mtp_key(cu, lora_key(cu, key));
 }
 
+void cuda_forget_recordings(struct cuda_backend *cu)
+{
+    for (int i = 0; i < cu->recording.n; i++)
+        cudaGraphExecDestroy(cu->recording.graphs[i].exec);
+    cu->recording.n = 0;
+}
+
 static void finish_recording(struct cuda_backend *cu)
 {
     cudaGraph_t graph = NULL;
