@@ -75,8 +75,8 @@ struct draft_ops {
 struct tower_ops {
     /* Computes the features of merger number `i` of the network from the stream's rows. */
     void (*merge)(struct backend *be, const struct merger *m, int i);
-    /* After end(): feature `row` of merger i, (ffn.down's n_out). */
-    void (*feature)(struct backend *be, int i, int row, float *host);
+    /* After end(): host (rows, network_feature_width) = the first features. */
+    void (*features)(struct backend *be, int rows, float *host);
 };
 
 /* Access to the stream inside a step, for pipeline stages and tests. Rows are of n_embd. */

@@ -99,6 +99,14 @@ int network_embed_width(const struct network *net)
     return (1 + levels) * net->n_embd + (net->embed.patches ? net->embed.patches->n_in : 0);
 }
 
+int network_feature_width(const struct network *net)
+{
+    int width = 0;
+    for (int i = 0; i < net->n_mergers; i++)
+        width += net->mergers[i].ffn.down->n_out;
+    return width;
+}
+
 const struct weight *mixer_out(const struct mixer *m)
 {
     switch (m->kind) {

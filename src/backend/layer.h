@@ -380,6 +380,7 @@ struct mtp {
  */
 struct merger {
     int after; /* the layer whose output it reads */
+    int at;    /* where its values begin in a feature: a feature has those of all mergers */
     int rows;
     bool wide;
     struct norm norm; /* (rows*E) if wide, else (E) */
@@ -427,6 +428,8 @@ void network_measure(const struct network *net, struct network_max *out);
 
 /* Values of a row of batch.embeds. */
 int network_embed_width(const struct network *net);
+/* Values of an image tower's feature, of all mergers. */
+int network_feature_width(const struct network *net);
 
 /* Values of k and v that the cache holds per token in this layer; 0, 0 if it stores none. */
 void mixer_cache_dims(const struct mixer *m, int *k, int *v);

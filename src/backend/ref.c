@@ -464,11 +464,16 @@ static void ref_logits(struct backend *be, int row, float *host)
     memcpy(host, r->logits[r->readable] + (size_t)row * n, n * sizeof(float));
 }
 
-static void ref_feature(struct backend *be, int i, int row, float *host)
+static void ref_features(struct backend *be, int rows, float *host)
 {
     const struct ref *r = ref_self(be);
-    size_t n = (size_t)r->net->mergers[i].ffn.down->n_out;
-    memcpy(host, r->features[i] + (size_t)row * n, n * sizeof *host);
+    size_t width = (size_t)network_feature_width(r->net);
+    for (int i = 0; i < r->net->n_mergers; i++) {
+        const struct merger *m = &r->net->mergers[i];
+        size_t n = (size_t)m->ffn.down->n_out;
+        for (size_t row = 0; row < (size_t)rows; row++)
+            memcpy(host + row * width + (size_t)m->at, r->features[i] + row * n, n * sizeof *host);
+    }
 }
 
 static void ref_stream_put(struct backend *be, const float *host, int rows)
@@ -496,7 +501,7 @@ static void ref_logits_put(struct backend *be, const float *host, int rows)
 
 static const struct adapter_ops ref_adapters = {.adapt = ref_adapt, .unadapt = ref_unadapt};
 static const struct draft_ops ref_draft = {.keep = ref_keep, .join = ref_join};
-static const struct tower_ops ref_tower = {.merge = ref_merge, .feature = ref_feature};
+static const struct tower_ops ref_tower = {.merge = ref_merge, .features = ref_features};
 static const struct stream_ops ref_stream = {
     .put = ref_stream_put, .get = ref_stream_get, .put_logits = ref_logits_put};
 

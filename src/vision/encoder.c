@@ -218,19 +218,6 @@ static bool features_new(const struct encoder *e, const struct patches *p, struc
     return out->values || error_set(err, "out of memory: %zu bytes for an image's features", bytes);
 }
 
-/* The mergers ascend by layer; the last one's features come first in a row. */
-static void take_features(struct encoder *e, struct features *out)
-{
-    int levels = e->tower.n_levels;
-    for (int i = 0; i < out->n; i++)
-        for (int k = 0; k <= levels; k++) {
-            int at = k == levels ? 0 : k + 1;
-            e->be->ops->tower->feature(e->be, k, i,
-                                       out->values + (size_t)i * (size_t)out->width +
-                                           (size_t)at * (size_t)e->tower.n_out);
-        }
-}
-
 static bool run_step(struct encoder *e, const struct step_rows *r, int n, const atomic_bool *stop,
                      struct features *out, struct error *err)
 {
@@ -255,7 +242,7 @@ static bool run_step(struct encoder *e, const struct step_rows *r, int n, const 
         return false;
     if (stop && atomic_load(stop))
         return error_set(err, "cancelled");
-    take_features(e, out);
+    e->be->ops->tower->features(e->be, out->n, out->values);
     return true;
 }
 

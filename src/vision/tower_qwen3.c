@@ -218,6 +218,7 @@ static void build_merger(struct net_builder *b, int level, struct merger *m)
     /* a GGUF names them by the layer, a folder by number */
     int at = last ? 0 : b->f->is_gguf ? t->level[level] : level;
     m->after = last ? b->c->n_layers - 1 : t->level[level];
+    m->at = last ? 0 : (1 + level) * t->n_out;
     m->rows = rows;
     m->wide = !last;
     m->norm = last ? build_layer_norm(b, 0, &merge_norm, &merge_norm_bias, E)

@@ -998,7 +998,7 @@ static void cpu_pick_shapes(struct backend *be, FILE *out)
 static const struct adapter_ops cpu_adapters = {.adapt = cpu_lora_adapt,
                                                 .unadapt = cpu_lora_unadapt};
 static const struct draft_ops cpu_draft = {.keep = cpu_keep, .join = cpu_join};
-static const struct tower_ops cpu_tower = {.merge = cpu_merge, .feature = cpu_feature};
+static const struct tower_ops cpu_tower = {.merge = cpu_merge, .features = cpu_features};
 static const struct stream_ops cpu_stream_ops = {
     .put = cpu_stream_put, .get = cpu_stream_get, .put_logits = cpu_logits_put};
 static const struct pick_ops cpu_picks = {

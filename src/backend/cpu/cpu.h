@@ -95,6 +95,6 @@ void cpu_settle(struct cpu_backend *cb);
 /* tower.c */
 void cpu_deepstack(struct cpu_backend *cb, int level); /* after an mlp, see struct mlp */
 void cpu_merge(struct backend *be, const struct merger *m, int i);
-void cpu_feature(struct backend *be, int i, int row, float *host);
+void cpu_features(struct backend *be, int rows, float *host);
 
 #endif

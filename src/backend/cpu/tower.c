@@ -35,9 +35,14 @@ void cpu_merge(struct backend *be, const struct merger *m, int i)
     cpu_stage_end(cb, STAGE_HEAD);
 }
 
-void cpu_feature(struct backend *be, int i, int row, float *host)
+void cpu_features(struct backend *be, int rows, float *host)
 {
     const struct cpu_backend *cb = cpu_self(be);
-    size_t n = (size_t)cb->net->mergers[i].ffn.down->n_out;
-    memcpy(host, cb->features[i] + (size_t)row * n, n * sizeof *host);
+    size_t width = (size_t)network_feature_width(cb->net);
+    for (int i = 0; i < cb->net->n_mergers; i++) {
+        const struct merger *m = &cb->net->mergers[i];
+        size_t n = (size_t)m->ffn.down->n_out;
+        for (size_t row = 0; row < (size_t)rows; row++)
+            memcpy(host + row * width + (size_t)m->at, cb->features[i] + row * n, n * sizeof *host);
+    }
 }
