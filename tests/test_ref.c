@@ -429,6 +429,10 @@ static double act_of(const struct ffn *f, double g, double u)
         return 0.5 * g * (1 + erf(g / sqrt(2)));
     case ACT_PLAIN_GELU_TANH:
         return 0.5 * g * (1 + tanh(sqrt(2 / 3.14159265358979) * (g + 0.044715 * g * g * g)));
+    case ACT_PLAIN_QUICK_GELU:
+        return g * sigmoid(1.702 * g);
+    case ACT_NONE:
+        return g;
     }
     return NAN;
 }
@@ -447,7 +451,7 @@ static void ffn_of(const struct rig *r, const struct ffn *f, int i, int e, const
 static void test_activations(void **state)
 {
     (void)state;
-    for (enum activation act = ACT_SILU; act <= ACT_PLAIN_GELU_TANH; act++) {
+    for (enum activation act = ACT_SILU; act <= ACT_NONE; act++) {
         struct rig r;
         rig_open(&r);
         struct mlp *m = &r.layers[0].mlp;

@@ -25,6 +25,10 @@ struct batch {
      * tower's patches; at most bounds.max_embeds. With deepstack, E values for each level follow the first E. Not in a step of the MTP block, and not over several processes. */
     const float *const *embeds;
     int n_embeds;
+    /* (n_tokens, 2) the first and the end of the keys of the row's span, as positions of its sequence: an image in a
+     * prompt, a window or a view in a tower. Equal: none. All keys of a span are in the cache after this step.
+     * NULL: no row has a span. Read where attention.span says so. */
+    const int32_t *spans;
     const int32_t *slot; /* (n_tokens) page * page_len + offset in the KV pool; -1 = padding row */
     const int32_t *q_start;  /* (n_seqs+1) first row of each sequence; the last entry is n_tokens */
     const int32_t *kv_len;   /* (n_seqs) keys visible to the last row, its own included */
@@ -50,6 +54,24 @@ struct batch {
     int n_loras;
     const struct batch_canary *canary; /* canary.h; NULL = off */
 };
+
+/* [*first, *last]: the keys that row t of sequence seq sees in attention a. */
+static inline void batch_keys(const struct batch *b, const struct attention *a, int seq, int t,
+                              int *first, int *last)
+{
+    int pos = b->pos[t], end = b->kv_len[seq] - 1;
+    *first = a->window > 0 && pos - a->window + 1 > 0 ? pos - a->window + 1 : 0;
+    *last = pos;
+    if (a->bidirectional)
+        *last = a->window > 0 && pos + a->window - 1 < end ? pos + a->window - 1 : end;
+    const int32_t *span = a->span && b->spans ? b->spans + 2 * (ptrdiff_t)t : NULL;
+    if (!span || span[0] >= span[1])
+        return;
+    if (a->span == SPAN_ONLY || span[0] < *first)
+        *first = span[0];
+    if (a->span == SPAN_ONLY || span[1] - 1 > *last)
+        *last = span[1] - 1;
+}
 
 /* Whether the stream narrows to the output rows in this layer, which is the last of the step. */
 static inline bool batch_narrows(const struct batch *b, const struct network *net, int layer)

@@ -69,6 +69,54 @@ static void measure_mixer(const struct mixer *m, struct network_max *out)
     }
 }
 
+int merger_rows(const struct merger *m)
+{
+    int n = 1;
+    for (int i = 0; i < m->n_steps; i++)
+        n *= m->steps[i].rows ? m->steps[i].rows : 1;
+    return n;
+}
+
+void merge_step_widths(const struct merge_step *s, int width, int *y, int *z)
+{
+    *y = s->mean || !s->rows ? width : width * s->rows;
+    *z = s->w ? s->w->n_out : activation_is_gated(s->act) ? *y / 2 : *y;
+}
+
+int merger_width(const struct merger *m, int n_embd)
+{
+    int y, width = n_embd;
+    for (int i = 0; i < m->n_steps; i++)
+        merge_step_widths(&m->steps[i], width, &y, &width);
+    return width;
+}
+
+size_t merger_room(const struct merger *m, int n_embd, int tokens)
+{
+    size_t most = 0;
+    for (int i = 0, y, width = n_embd, rows = tokens; i < m->n_steps; i++) {
+        const struct merge_step *s = &m->steps[i];
+        size_t before = (size_t)rows * (size_t)width; /* normed, not joined yet */
+        merge_step_widths(s, width, &y, &width);
+        rows = s->rows ? rows / s->rows : rows;
+        size_t wide = (size_t)rows * (size_t)(y > width ? y : width);
+        most = before > most ? before : most;
+        most = wide > most ? wide : most;
+    }
+    return most;
+}
+
+static void measure_merger(const struct merger *m, int n_embd, struct network_max *out)
+{
+    int y, width = n_embd;
+    widen(&out->merged, n_embd);
+    for (int i = 0; i < m->n_steps; i++) {
+        merge_step_widths(&m->steps[i], width, &y, &width);
+        widen(&out->merged, y);
+        widen(&out->merged, width);
+    }
+}
+
 void network_measure(const struct network *net, struct network_max *out)
 {
     *out = (struct network_max){0};
@@ -86,9 +134,7 @@ void network_measure(const struct network *net, struct network_max *out)
         widen(&out->n_ff_exp, m->experts.down->n_in);
     }
     for (int i = 0; i < net->n_mergers; i++)
-        widen(&out->n_ff, net->mergers[i].ffn.down->n_in);
-    for (int i = 0; i < net->n_mergers; i++)
-        widen(&out->merged, net->mergers[i].ffn.gate_up->n_in);
+        measure_merger(&net->mergers[i], net->n_embd, out);
 }
 
 int network_embed_width(const struct network *net)
@@ -103,7 +149,7 @@ int network_feature_width(const struct network *net)
 {
     int width = 0;
     for (int i = 0; i < net->n_mergers; i++)
-        width += net->mergers[i].ffn.down->n_out;
+        width += merger_width(&net->mergers[i], net->n_embd);
     return width;
 }
 
@@ -181,6 +227,7 @@ static bool has(const struct check *c, bool needed, enum part part, const char *
 static bool norm_ok(const struct check *c, const struct norm *n)
 {
     return has(c, n->kind == NORM_LAYER, PART_NORM_LAYER, "LayerNorm is") &&
+           has(c, n->kind == NORM_AFFINE, PART_TOWER, "a scale of features is") &&
            has(c, n->kind == NORM_RMS && !n->gain, PART_NORM_OUT, "a norm without a gain is");
 }
 
@@ -209,6 +256,8 @@ static bool attention_ok(const struct check *c, const struct attention *a)
            has(c, a->temp_beta != 0, PART_TEMPERATURE, "an attention temperature is") &&
            has(c, a->shares_kv, PART_SHARED_KV, "another layer's keys and values are") &&
            has(c, a->k_is_v, PART_SHARED_KV, "one projection for keys and values is") &&
+           has(c, a->span, PART_SPANS, "attention both ways inside an image is") &&
+           has(c, a->clips, PART_TOWER, "a product of bounded inputs is") &&
            has(c, a->bidirectional, PART_BIDIRECTIONAL, "attention to later positions is") &&
            has(c, a->k_dim != a->v_dim, PART_HEAD_DIMS, "a value dimension of its own is");
 }
@@ -259,8 +308,9 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
         !norm_ok(c, &m->experts_out) ||
         !has(c, (d->gate_up && d->act) || (m->router.w && e->act), PART_ACTIVATIONS,
              "an activation other than silu is") ||
-        !has(c, d->gate_up && d->act == ACT_PLAIN_GELU_TANH, PART_TOWER,
+        !has(c, d->gate_up && d->act > ACT_PLAIN_GELU, PART_TOWER,
              "a tanh GELU without a gate is") ||
+        !has(c, d->gate_up && d->clips, PART_TOWER, "a product of bounded inputs is") ||
         !has(c, m->deepstack, PART_DEEPSTACK, "features of an image tower's inner layers are") ||
         !has(c, m->embed.gate, PART_LAYER_EMBED, "an embedding per layer is") ||
         !has(c, m->stream_scale != 0 && m->stream_scale != 1, PART_SCALES, "a layer scale is"))
@@ -279,7 +329,7 @@ bool network_check(const struct network *net, unsigned parts, const char *backen
     struct check c = {parts, -1, backend, err};
     const struct embed *e = &net->embed;
     const struct head *h = &net->head;
-    if (!norm_ok(&c, &e->norm) || !norm_ok(&c, &h->norm) ||
+    if (!norm_ok(&c, &e->norm) || !norm_ok(&c, &e->patch_norm) || !norm_ok(&c, &h->norm) ||
         !has(&c, e->scale != 0 && e->scale != 1, PART_SCALES, "a scale of embeddings is") ||
         !has(&c, h->scale != 0 && h->scale != 1, PART_SCALES, "a scale of logits is") ||
         !has(&c, h->softcap != 0, PART_SCALES, "a softcap of logits is") ||
@@ -290,9 +340,6 @@ bool network_check(const struct network *net, unsigned parts, const char *backen
         !has(&c, net->mtp.fc, PART_MTP, "multi-token prediction is") ||
         !has(&c, e->patches || net->n_mergers, PART_TOWER, "an image tower is"))
         return false;
-    for (int i = 0; i < net->n_mergers; i++)
-        if (!norm_ok(&c, &net->mergers[i].norm))
-            return false;
     if (net->mtp.fc && (!norm_ok(&c, &net->mtp.embed_norm) || !norm_ok(&c, &net->mtp.hidden_norm) ||
                         !norm_ok(&c, &net->mtp.head.norm)))
         return false;

@@ -39,15 +39,16 @@ enum weight_role {
 };
 
 enum norm_kind {
-    NORM_NONE,  /* y = x */
-    NORM_RMS,   /* y = x / sqrt(mean(x^2) + eps) * gain */
-    NORM_LAYER, /* y = (x - mean(x)) / sqrt(var(x) + eps) * gain + bias */
+    NORM_NONE,   /* y = x */
+    NORM_RMS,    /* y = x / sqrt(mean(x^2) + eps) * gain */
+    NORM_LAYER,  /* y = (x - mean(x)) / sqrt(var(x) + eps) * gain + bias */
+    NORM_AFFINE, /* y = (x + bias) * gain: a tower's layer scale, Gemma 4's standardised features */
 };
 
 struct norm {
     enum norm_kind kind;
     const float *gain; /* (width); NULL = ones */
-    const float *bias; /* (width), NORM_LAYER; NULL = zeros */
+    const float *bias; /* (width), NORM_LAYER and NORM_AFFINE; NULL = zeros */
     float eps;
 };
 
@@ -69,6 +70,19 @@ struct rope {
     const float *freq; /* (n_rot/2) host */
     float mscale;
     const uint8_t *plane; /* (n_rot/2) host: 0 time, 1 height, 2 width; NULL = rotate by pos */
+};
+
+/* Bounds of a product's inputs and outputs: x' = clamp(x, in_min, in_max); y = clamp(x' W^T + bias, out_min, out_max).
+ * Gemma 4's smaller image towers have them. */
+struct clip {
+    float in_min, in_max, out_min, out_max;
+};
+
+/* What batch.spans means to attention. */
+enum attention_span {
+    SPAN_NONE,
+    SPAN_ONLY, /* a row sees the keys of its span and no others: windows of image towers */
+    SPAN_ALSO, /* a row also sees the keys of its span: attention both ways inside an image */
 };
 
 /*
@@ -95,8 +109,10 @@ struct attention {
     int window; /* the row at p sees keys p-window+1..p; 0 = all up to p */
     /* also keys after p, up to p+window-1. The whole sequence is in one step. */
     bool bidirectional;
-    float softcap;      /* 0 = none */
-    const float *sinks; /* (H) or NULL */
+    enum attention_span span;
+    const struct clip *clips; /* host (4): of q, k, v and wo; NULL = none */
+    float softcap;            /* 0 = none */
+    const float *sinks;       /* (H) or NULL */
     bool gated;
     bool k_is_v;    /* v = k, before k's norm and rope */
     bool shares_kv; /* reads the cache of layer kv_layer and stores nothing; same K, Dk, Dv */
@@ -225,19 +241,21 @@ struct mixer {
 
 /* h = act(g, u) with [g u] = x Wgu^T + bias; kinds without a gate have no u. */
 enum activation {
-    ACT_SILU,            /* g / (1 + exp(-g)) * u */
-    ACT_GELU_TANH,       /* 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) * u */
-    ACT_GELU,            /* 0.5 g (1 + erf(g / sqrt(2))) * u */
-    ACT_SWIGLU_CLAMP,    /* g' = min(g, limit); u' = clamp(u, -limit, limit);
+    ACT_SILU,             /* g / (1 + exp(-g)) * u */
+    ACT_GELU_TANH,        /* 0.5 g (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) * u */
+    ACT_GELU,             /* 0.5 g (1 + erf(g / sqrt(2))) * u */
+    ACT_SWIGLU_CLAMP,     /* g' = min(g, limit); u' = clamp(u, -limit, limit);
                          g' / (1 + exp(-alpha g')) * (u' + 1) */
-    ACT_PLAIN_GELU,      /* as ACT_GELU without u */
-    ACT_PLAIN_GELU_TANH, /* as ACT_GELU_TANH without u */
+    ACT_PLAIN_GELU,       /* as ACT_GELU without u */
+    ACT_PLAIN_GELU_TANH,  /* as ACT_GELU_TANH without u */
+    ACT_PLAIN_QUICK_GELU, /* g / (1 + exp(-1.702 g)) */
+    ACT_NONE,             /* g */
 };
 
 /* Whether h has a factor u. */
 static inline bool activation_is_gated(enum activation act)
 {
-    return act != ACT_PLAIN_GELU && act != ACT_PLAIN_GELU_TANH;
+    return act < ACT_PLAIN_GELU;
 }
 
 /* y = act(x Wgu^T + bias) Wd^T + bias, of one matrix or of each expert's. */
@@ -245,7 +263,8 @@ struct ffn {
     const struct weight *gate_up; /* (2F, E): gate rows, then up rows; (F, E) without gate */
     const struct weight *down;    /* (E, F) */
     enum activation act;
-    float alpha, limit; /* ACT_SWIGLU_CLAMP */
+    float alpha, limit;       /* ACT_SWIGLU_CLAMP */
+    const struct clip *clips; /* host (3): of gate, up and down; NULL = none */
 };
 
 /*
@@ -334,10 +353,11 @@ struct embed_layers {
 /* x = norm(scale * T[token] + positions[pos + pos_offset] + types[type])
  * A row of batch.embeds replaces scale * T[token] and is not scaled.
  * With patches, every row is one of batch.embeds and has D + E values: p, of an image's patch, and q, such as
- * its position's: x = p Wpatches^T + bias + q */
+ * its position's: x = norm(patch_norm(p Wpatches^T + bias) + q) */
 struct embed {
     const struct weight *tokens;            /* (n_vocab, E); NULL with patches */
     const struct weight *patches;           /* (E, D) or NULL */
+    struct norm patch_norm;                 /* (E) */
     float scale;                            /* 0 = 1 */
     const struct weight *positions, *types; /* (n, E) or NULL */
     int pos_offset;
@@ -375,18 +395,37 @@ struct mtp {
 };
 
 /*
- * The end of an image tower: `rows` adjacent rows become one feature.
- *   wide:  y = norm([x_0 .. x_rows-1]), else y = [norm(x_0) .. norm(x_rows-1)]; feature = ffn(y)
+ * The end of an image tower: a chain of steps from rows to features. A step joins n adjacent rows of its input, from
+ * the first row of each sequence on. The rows of a sequence after the last whole feature, such as a class token, are
+ * dropped.
+ *   y = [norm(x_0) .. norm(x_n-1)]; interleaved: y[e * n + i] = norm(x_i)[e]; mean: y = mean(norm(x_0) .. norm(x_n-1))
+ *   z = act(joined(y)) W^T + bias; a gated activation has joined(y) = [g u]; without w: z = act(joined(y))
  */
+struct merge_step {
+    int rows; /* n; 0 = 1 */
+    bool mean, interleaved;
+    struct norm norm, joined; /* (width of a row), (width of y) */
+    enum activation act;
+    const struct weight *w; /* (width of z, width of act's result) or NULL */
+};
+
+enum { MERGER_MAX_STEPS = 6 };
+
 struct merger {
     int after; /* the layer whose output it reads */
     int at;    /* where its values begin in a feature: a feature has those of all mergers */
-    int rows;
-    bool wide;
-    struct norm norm; /* (rows*E) if wide, else (E) */
-    struct ffn
-        ffn; /* gate_up (F, rows*E), down (features' width, F); an activation without a gate */
+    int n_steps;
+    struct merge_step steps[MERGER_MAX_STEPS];
 };
+
+/* Rows of the stream that become one feature. */
+int merger_rows(const struct merger *m);
+/* The width of a step's y and z for rows of `width` values. */
+void merge_step_widths(const struct merge_step *s, int width, int *y, int *z);
+/* The width of a feature, for a stream of n_embd values. */
+int merger_width(const struct merger *m, int n_embd);
+/* Floats that the largest intermediate result takes for `tokens` rows of the stream. */
+size_t merger_room(const struct merger *m, int n_embd, int tokens);
 
 struct network {
     int n_layers, n_embd, n_vocab; /* n_layers includes the MTP block's; n_embd: E */
@@ -400,6 +439,7 @@ struct network {
      * steps reach the last layer. */
     struct merger *mergers;
     int n_mergers;
+    struct clip *clips; /* what the layers' clips point into; NULL = none */
     /* A stage of a pipeline: other processes have the layers before, or the layers after and the head. The
      * stream comes by stream_put, goes by stream_get, and keeps all its rows. */
     bool has_prev_stage, has_next_stage;
@@ -421,7 +461,7 @@ struct network_max {
     int n_rot;
     int n_ff;                              /* dense hidden units */
     int n_expert, n_expert_used, n_ff_exp; /* 0 = no experts */
-    int merged;                            /* inputs of a merger; 0 = none */
+    int merged;                            /* widest row inside a merger; 0 = none */
 };
 
 void network_measure(const struct network *net, struct network_max *out);
@@ -468,11 +508,13 @@ enum part {
     PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
     PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
     PART_EXPERT_BIAS = 1 << 20,
-    PART_MTP = 1 << 21,       /* multi-token prediction */
-    PART_TOWER = 1 << 22,     /* image towers: patches, mergers, tanh GELU without a gate */
+    PART_MTP = 1 << 21, /* multi-token prediction */
+    PART_TOWER =
+        1 << 22, /* image towers: patches, mergers, clips, affine norms, their activations */
     PART_DEEPSTACK = 1 << 23, /* features added after layers */
     PART_SSM = 1 << 24,
     PART_ALONE = 1 << 25, /* layers of a mixer or an mlp alone */
+    PART_SPANS = 1 << 26, /* attention by batch.spans */
 };
 
 bool network_check(const struct network *net, unsigned parts, const char *backend,

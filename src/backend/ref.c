@@ -102,7 +102,7 @@ static void clear(struct ref *r)
         r->gate,       r->a,      r->qkv,          r->n,         r->y,         r->part,
         r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
         r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
-        r->told[1],    r->kept,   r->joined,       r->mean,      r->merged};
+        r->told[1],    r->kept,   r->joined,       r->mean,      r->merged,    r->clipped};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -114,12 +114,13 @@ static void clear(struct ref *r)
 
 static void prepare_features(struct ref *r, const struct network *net, size_t tokens)
 {
-    r->merged = floats((size_t)r->max.merged);
+    r->merged = floats(3 * MERGER_MAX_STEPS * (size_t)r->max.merged);
     r->features = mem_zalloc((size_t)net->n_mergers + 1, sizeof *r->features);
     r->n_features = net->n_mergers;
     for (int i = 0; i < net->n_mergers; i++) {
         const struct merger *m = &net->mergers[i];
-        r->features[i] = floats(tokens / (size_t)m->rows * (size_t)m->ffn.down->n_out);
+        r->features[i] =
+            floats(tokens / (size_t)merger_rows(m) * (size_t)merger_width(m, net->n_embd));
     }
 }
 
@@ -159,6 +160,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->part = floats(embd);
     r->sum = floats(embd);
     r->row = floats(wide);
+    r->clipped = floats(wide);
     r->mean = mem_zalloc(wide + 1, sizeof *r->mean);
     r->hidden = floats(2 * wide);
     r->latent = floats(4 * (size_t)max->latent);
@@ -277,6 +279,25 @@ void ref_matvec(struct ref *r, const struct weight *weight, int e, const float *
     adapt_row(r, weight, e, x, y);
 }
 
+static float clamp(float x, float min, float max)
+{
+    return x < min ? min : x > max ? max : x;
+}
+
+void ref_matvec_rows(struct ref *r, const struct weight *weight, int first, int n,
+                     const struct clip *clip, const float *x, float *y)
+{
+    const struct raw_weight *w = ref_raw(weight);
+    for (int i = 0; clip && i < w->n_in; i++)
+        r->clipped[i] = clamp(x[i], clip->in_min, clip->in_max);
+    for (int o = 0; o < n; o++) {
+        raw_weight_row(w, 0, first + o, r->row);
+        y[o] = ref_dot(r->row, clip ? r->clipped : x, w->n_in) + (w->bias ? w->bias[first + o] : 0);
+        if (clip)
+            y[o] = clamp(y[o], clip->out_min, clip->out_max);
+    }
+}
+
 void ref_norm_row(const struct norm *norm, const float *x, float *out, int n)
 {
     double mean = 0, sum = 0;
@@ -287,7 +308,11 @@ void ref_norm_row(const struct norm *norm, const float *x, float *out, int n)
     float scale = (float)(1.0 / sqrt(sum / n + (double)norm->eps));
     if (norm->kind == NORM_NONE)
         memmove(out, x, (size_t)n * sizeof(float));
-    for (int i = 0; norm->kind != NORM_NONE && i < n; i++) {
+    for (int i = 0; norm->kind == NORM_AFFINE && i < n; i++)
+        out[i] = (x[i] + (norm->bias ? norm->bias[i] : 0.0f)) * (norm->gain ? norm->gain[i] : 1.0f);
+    if (norm->kind == NORM_NONE || norm->kind == NORM_AFFINE)
+        return;
+    for (int i = 0; i < n; i++) {
         float v = norm->kind == NORM_LAYER ? (float)((double)x[i] - mean) : x[i];
         v = v * scale * (norm->gain ? norm->gain[i] : 1.0f);
         out[i] = v + (norm->bias ? norm->bias[i] : 0.0f);
@@ -341,10 +366,12 @@ static void embed_layers(struct ref *r, const struct embed_layers *e, int token,
         out[i] *= e->scale;
 }
 
-/* x = p W^T + bias + q, where the row is p, then q */
-static void patch_row(struct ref *r, const struct weight *w, const float *row, float *x)
+/* x = patch_norm(p W^T + bias) + q, where the row is p, then q */
+static void patch_row(struct ref *r, const struct embed *e, const float *row, float *x)
 {
+    const struct weight *w = e->patches;
     ref_matvec(r, w, 0, row, x);
+    ref_norm_row(&e->patch_norm, x, x, w->n_out);
     for (int i = 0; i < w->n_out; i++)
         x[i] += row[w->n_in + i];
 }
@@ -363,7 +390,7 @@ static void ref_embed(struct backend *be, const struct embed *e)
         memset(x, 0, (size_t)E * sizeof(float));
         int row = b->tokens[t] - e->first, given = b->tokens[t] - r->net->n_vocab;
         if (e->patches)
-            patch_row(r, e->patches, b->embeds[given], x);
+            patch_row(r, e, b->embeds[given], x);
         else if (given >= 0)
             memcpy(x, b->embeds[given], (size_t)E * sizeof(float));
         else if (!e->partial || (row >= 0 && row < e->tokens->n_out))
@@ -470,7 +497,7 @@ static void ref_features(struct backend *be, int rows, float *host)
     size_t width = (size_t)network_feature_width(r->net);
     for (int i = 0; i < r->net->n_mergers; i++) {
         const struct merger *m = &r->net->mergers[i];
-        size_t n = (size_t)m->ffn.down->n_out;
+        size_t n = (size_t)merger_width(m, r->net->n_embd);
         for (size_t row = 0; row < (size_t)rows; row++)
             memcpy(host + row * width + (size_t)m->at, r->features[i] + row * n, n * sizeof *host);
     }

@@ -36,7 +36,8 @@ struct ref {
     float *latent;       /* (4, widest latent) */
     float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
     float *joined;       /* (2, E) one row's embedding and kept row */
-    float *merged;       /* a merger's input */
+    float *merged;       /* (MERGER_MAX_STEPS, 3, widest row) rows inside a merger */
+    float *clipped;      /* a product's bounded input */
     float **features;    /* (n_mergers) -> (max_tokens / rows, n_out) */
     int n_features;
     float *scores;       /* (longest context) */
@@ -92,6 +93,9 @@ static inline float *ref_stream_row(struct ref *r, int i)
 float ref_dot(const float *a, const float *b, int n);
 /* y (n_out) = x W^T + bias for expert e, plus the adapters of row r->at */
 void ref_matvec(struct ref *r, const struct weight *weight, int e, const float *x, float *y);
+/* Rows [first, first + n) of the same, where clip bounds inputs and outputs. clip NULL: no bounds. */
+void ref_matvec_rows(struct ref *r, const struct weight *weight, int first, int n,
+                     const struct clip *clip, const float *x, float *y);
 void ref_norm_row(const struct norm *norm, const float *x, float *out, int n); /* out may be x */
 /* x = sum(x + scale * out(y)); overwrites y */
 void ref_block_add(struct ref *r, const struct block *b, float *y, float *x);

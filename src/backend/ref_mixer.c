@@ -72,6 +72,16 @@ static void store_heads(struct ref *r, void *pool, enum dtype type, int slot, co
         kv_store(pool, type, kv_at(&r->bounds, slot, n, h, dim), heads + h * dim, dim);
 }
 
+/* r->qkv = the projection of r->n */
+static void project(struct ref *r, const struct attention *a)
+{
+    const int n[] = {a->n_heads * a->k_dim, a->n_kv_heads * a->k_dim, a->n_kv_heads * a->v_dim};
+    if (!a->clips)
+        ref_matvec(r, a->wqkv, 0, r->n, r->qkv);
+    for (int k = 0, at = 0; a->clips && k < 3; at += n[k++])
+        ref_matvec_rows(r, a->wqkv, at, n[k], &a->clips[k], r->n, r->qkv + at);
+}
+
 /* Computes q and gate of row t, and stores its k and v in the cache. */
 static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv, int t)
 {
@@ -79,7 +89,7 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
     int pos = r->batch.pos[t], each = Dk + (a->gated ? Dv : 0);
     float *q = r->q + (size_t)t * (size_t)(H * Dk), *gate = r->gate + (size_t)t * (size_t)(H * Dv);
     float *k = r->qkv + H * each, *v = k + K * Dk;
-    ref_matvec(r, a->wqkv, 0, r->n, r->qkv);
+    project(r, a);
     for (int h = 0; h < H; h++) {
         memcpy(q + h * Dk, r->qkv + h * each, (size_t)Dk * sizeof(float));
         if (a->gated)
@@ -110,12 +120,8 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
 {
     const struct bounds *s = &r->bounds;
     const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
-    int K = a->n_kv_heads, kv_head = h * K / a->n_heads, pos = r->batch.pos[t];
-    int first = a->window && pos - a->window + 1 > 0 ? pos - a->window + 1 : 0, last = pos;
-    if (a->bidirectional) {
-        last = r->batch.kv_len[seq] - 1;
-        last = a->window && pos + a->window - 1 < last ? pos + a->window - 1 : last;
-    }
+    int K = a->n_kv_heads, kv_head = h * K / a->n_heads, first, last;
+    batch_keys(&r->batch, a, seq, t, &first, &last);
     float max = a->sinks ? a->sinks[h] : -INFINITY;
     for (int p = first; p <= last; p++) {
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
@@ -446,7 +452,11 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
         ref_narrow(r);
     for (int i = 0; wo && i < r->rows; i++) {
         r->at = r->row_of[i];
-        ref_matvec(r, wo, 0, r->a + (size_t)r->row_of[i] * (size_t)wo->n_in, r->y);
+        const float *a = r->a + (size_t)r->row_of[i] * (size_t)wo->n_in;
+        if (m->kind == MIXER_ATTENTION && m->attention.clips)
+            ref_matvec_rows(r, wo, 0, wo->n_out, &m->attention.clips[3], a, r->y);
+        else
+            ref_matvec(r, wo, 0, a, r->y);
         if (m->partial)
             be->comm->sum(be->comm, r->y, (size_t)r->net->n_embd);
         ref_block_add(r, &m->block, r->y, ref_stream_row(r, i));

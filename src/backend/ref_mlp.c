@@ -41,15 +41,27 @@ static void activate(const struct ffn *f, float *h, int width)
         case ACT_PLAIN_GELU_TANH:
             h[i] = gelu_tanh(g);
             break;
+        case ACT_PLAIN_QUICK_GELU:
+            h[i] = g / (1.0f + expf(-1.702f * g));
+            break;
+        case ACT_NONE:
+            break;
         }
     }
 }
 
 static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, float *y)
 {
-    ref_matvec(r, f->gate_up, e, x, r->hidden);
-    activate(f, r->hidden, f->down->n_in);
-    ref_matvec(r, f->down, e, r->hidden, y);
+    int F = f->down->n_in;
+    if (!f->clips)
+        ref_matvec(r, f->gate_up, e, x, r->hidden);
+    for (int k = 0; f->clips && k * F < f->gate_up->n_out; k++)
+        ref_matvec_rows(r, f->gate_up, k * F, F, &f->clips[k], x, r->hidden + k * F);
+    activate(f, r->hidden, F);
+    if (f->clips)
+        ref_matvec_rows(r, f->down, 0, f->down->n_out, &f->clips[2], r->hidden, y);
+    else
+        ref_matvec(r, f->down, e, r->hidden, y);
 }
 
 /* Index of the largest key not chosen yet; the first of equal ones. */
@@ -233,20 +245,55 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
     }
 }
 
-/* Each group of rows, side by side and normed, through the ffn. */
+static int merge_row(struct ref *r, const struct merger *m, int k, int base, int at, float *out);
+
+/* y = [norm(x_0) .. norm(x_n-1)] of step k, or their mean, from row `at` of its result on; returns y's width. */
+static int join_rows(struct ref *r, const struct merger *m, int k, int base, int at, float *y)
+{
+    const struct merge_step *s = &m->steps[k];
+    int n = s->rows ? s->rows : 1, width = 0;
+    float *x = y + r->max.merged;
+    for (int i = 0; i < n; i++) {
+        width = merge_row(r, m, k - 1, base, at * n + i, x);
+        ref_norm_row(&s->norm, x, x, width);
+        for (int e = 0; e < width; e++) {
+            float *to = s->mean ? &y[e] : &y[s->interleaved ? e * n + i : i * width + e];
+            *to = s->mean ? (i ? *to : 0) + x[e] / (float)n : x[e];
+        }
+    }
+    return s->mean ? width : n * width;
+}
+
+/* out = row `at` of the result of steps 0 to k, of the sequence whose first row is `base`; returns its width. */
+static int merge_row(struct ref *r, const struct merger *m, int k, int base, int at, float *out)
+{
+    int E = r->net->n_embd;
+    if (k < 0) {
+        memcpy(out, ref_stream_row(r, base + at), (size_t)E * sizeof(float));
+        return E;
+    }
+    const struct merge_step *s = &m->steps[k];
+    float *y = r->merged + (size_t)(3 * k) * (size_t)r->max.merged;
+    int width = join_rows(r, m, k, base, at, y);
+    ref_norm_row(&s->joined, y, y, width);
+    width = activation_is_gated(s->act) ? width / 2 : width;
+    activate(&(struct ffn){.act = s->act}, y, width);
+    if (!s->w)
+        memcpy(out, y, (size_t)width * sizeof(float));
+    else
+        ref_matvec(r, s->w, 0, y, out);
+    return s->w ? s->w->n_out : width;
+}
+
 void ref_merge(struct backend *be, const struct merger *m, int index)
 {
     struct ref *r = ref_self(be);
-    int E = r->net->n_embd, wide = m->rows * E, n_out = m->ffn.down->n_out;
+    const struct batch *b = &r->batch;
+    int rows = merger_rows(m);
+    float *out = r->features[index];
     ref_stage_begin(r);
-    for (int i = 0; i < r->rows / m->rows; i++) {
-        const float *x = ref_stream_row(r, i * m->rows);
-        if (m->wide)
-            ref_norm_row(&m->norm, x, r->merged, wide);
-        for (int k = 0; !m->wide && k < m->rows; k++)
-            ref_norm_row(&m->norm, x + k * E, r->merged + k * E, E);
-        r->at = i * m->rows;
-        ffn_row(r, &m->ffn, 0, r->merged, r->features[index] + (size_t)i * (size_t)n_out);
-    }
+    for (int seq = 0; seq < b->n_seqs; seq++)
+        for (int i = 0; i < (b->q_start[seq + 1] - b->q_start[seq]) / rows; i++)
+            out += merge_row(r, m, m->n_steps - 1, b->q_start[seq], i, out);
     ref_stage_end(r, STAGE_HEAD);
 }

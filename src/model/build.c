@@ -233,6 +233,7 @@ void build_free(struct backend *be, struct network *net, struct tensor_spec *spe
     mem_free((void *)(uintptr_t)net->ropes);
     mem_free(net->layers);
     mem_free(net->mergers);
+    mem_free(net->clips);
     mem_free(specs);
     *net = (struct network){0};
 }

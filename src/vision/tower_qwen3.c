@@ -218,16 +218,20 @@ static void build_merger(struct net_builder *b, int level, struct merger *m)
     /* a GGUF names them by the layer, a folder by number */
     int at = last ? 0 : b->f->is_gguf ? t->level[level] : level;
     m->after = last ? b->c->n_layers - 1 : t->level[level];
-    m->at = last ? 0 : (1 + level) * t->n_out;
-    m->rows = rows;
-    m->wide = !last;
-    m->norm = last ? build_layer_norm(b, 0, &merge_norm, &merge_norm_bias, E)
-                   : build_layer_norm(b, at, &level_norm, &level_norm_bias, wide);
-    m->ffn = (struct ffn){.act = ACT_PLAIN_GELU,
-                          .gate_up = build_matrix(b, WEIGHT_LINEAR, last ? 0 : level,
-                                                  last ? &merge_up : &level_up, wide, wide),
-                          .down = build_matrix(b, WEIGHT_LINEAR, last ? 0 : level,
-                                               last ? &merge_down : &level_down, wide, t->n_out)};
+    m->at = last ? 0 : (level + 1) * t->n_out;
+    m->n_steps = 2;
+    struct norm norm = last ? build_layer_norm(b, 0, &merge_norm, &merge_norm_bias, E)
+                            : build_layer_norm(b, at, &level_norm, &level_norm_bias, wide);
+    int number = last ? 0 : level;
+    m->steps[0] = (struct merge_step){
+        .rows = rows,
+        .act = ACT_NONE,
+        .w = build_matrix(b, WEIGHT_LINEAR, number, last ? &merge_up : &level_up, wide, wide)};
+    *(last ? &m->steps[0].norm : &m->steps[0].joined) = norm;
+    m->steps[1] =
+        (struct merge_step){.act = ACT_PLAIN_GELU,
+                            .w = build_matrix(b, WEIGHT_LINEAR, number,
+                                              last ? &merge_down : &level_down, wide, t->n_out)};
 }
 
 static void build_tower(struct net_builder *b)

@@ -201,13 +201,10 @@ size_t cpu_attention_rows_scratch(const struct bounds *s, const struct attention
 /* [*lo, *hi]: the keys that row t of a sequence sees; empty for padding. */
 static void row_range(const struct attn_job *j, int seq, int t, int *lo, int *hi)
 {
-    int pos = j->b->slot[t] < 0 ? -1 : j->b->pos[t], window = j->l->window;
-    *hi = pos;
-    *lo = window > 0 && pos - window + 1 > 0 ? pos - window + 1 : 0;
-    if (!j->l->bidirectional || pos < 0)
-        return;
-    int last = j->b->kv_len[seq] - 1;
-    *hi = window > 0 && pos + window - 1 < last ? pos + window - 1 : last;
+    *lo = 0;
+    *hi = -1;
+    if (j->b->slot[t] >= 0)
+        batch_keys(j->b, j->l, seq, t, lo, hi);
 }
 
 static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int tokens)

@@ -108,14 +108,14 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
-    return network_check(net,
-                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
-                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
-                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
-                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE,
-                         "cpu", err);
+    return network_check(
+        net,
+        PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS |
+            PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_ACTIVATIONS |
+            PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+            PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
+            PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS,
+        "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
@@ -144,7 +144,7 @@ static void clear(struct cpu_backend *cb)
     cb->probs = NULL;
 }
 
-static void *block(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err)
+void *cpu_scratch(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err)
 {
     CHECK(cb->n_blocks < (int)(sizeof cb->blocks / sizeof *cb->blocks), "too many blocks");
     void *p = mem_aligned(bytes);
@@ -155,10 +155,9 @@ static void *block(struct cpu_backend *cb, size_t bytes, const char *what, struc
     return p;
 }
 
-static float *rows_of(struct cpu_backend *cb, int rows, int width, const char *what,
-                      struct error *err)
+float *cpu_rows(struct cpu_backend *cb, int rows, int width, const char *what, struct error *err)
 {
-    return block(cb, ((size_t)rows * (size_t)width + 1) * sizeof(float), what, err);
+    return cpu_scratch(cb, ((size_t)rows * (size_t)width + 1) * sizeof(float), what, err);
 }
 
 /* Scratch of parts that few networks have. */
@@ -173,13 +172,13 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
         own_in |= m->experts_in.kind != NORM_NONE;
         own_router |= m->router.norm.kind != NORM_NONE;
     }
-    return (!own_in || (cb->n2 = rows_of(cb, T, E, "inputs of experts", err))) &&
-           (!own_router || (cb->n3 = rows_of(cb, T, E, "inputs of routers", err))) &&
-           (!both || ((cb->dense = rows_of(cb, T, E, "dense outputs", err)) &&
-                      (cb->gate = rows_of(cb, T, 1, "gates", err)))) &&
+    return (!own_in || (cb->n2 = cpu_rows(cb, T, E, "inputs of experts", err))) &&
+           (!own_router || (cb->n3 = cpu_rows(cb, T, E, "inputs of routers", err))) &&
+           (!both || ((cb->dense = cpu_rows(cb, T, E, "dense outputs", err)) &&
+                      (cb->gate = cpu_rows(cb, T, 1, "gates", err)))) &&
            (!P ||
-            ((cb->layer_embeds = rows_of(cb, T, P * net->n_layers, "layer embeddings", err)) &&
-             (cb->layer_gate = rows_of(cb, T, P, "layer embeddings", err))));
+            ((cb->layer_embeds = cpu_rows(cb, T, P * net->n_layers, "layer embeddings", err)) &&
+             (cb->layer_gate = cpu_rows(cb, T, P, "layer embeddings", err))));
 }
 
 /* The transposed convolution of a layer with a recurrent state. */
@@ -229,9 +228,9 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
     if (!cb->delta_len)
         return true;
     size_t old = cb->delta_len * (size_t)pool_size(cb->pool) * sizeof(float);
-    return (!nets || ((cb->z = rows_of(cb, T, cb->max.heads, "gates", err)) &&
-                      (cb->ba = rows_of(cb, T, 2 * cb->max.state_heads, "gates", err)))) &&
-           (cb->delta_old = block(cb, old, "convolutions", err));
+    return (!nets || ((cb->z = cpu_rows(cb, T, cb->max.heads, "gates", err)) &&
+                      (cb->ba = cpu_rows(cb, T, 2 * cb->max.state_heads, "gates", err)))) &&
+           (cb->delta_old = cpu_scratch(cb, old, "convolutions", err));
 }
 
 static bool prepare_latent(struct cpu_backend *cb, const struct network *net, int T,
@@ -244,34 +243,16 @@ static bool prepare_latent(struct cpu_backend *cb, const struct network *net, in
             l->n_heads * (l->kv_rank + l->rope_dim) > wide)
             wide = l->n_heads * (l->kv_rank + l->rope_dim);
     }
-    return !wide || ((cb->low = rows_of(cb, T, cb->max.latent, "latents", err)) &&
-                     (cb->wide = rows_of(cb, T, wide, "queries of latents", err)));
+    return !wide || ((cb->low = cpu_rows(cb, T, cb->max.latent, "latents", err)) &&
+                     (cb->wide = cpu_rows(cb, T, wide, "queries of latents", err)));
 }
 
 static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T, struct error *err)
 {
     int E = net->n_embd;
     cb->kept = cb->joined = NULL;
-    return !net->mtp.fc || ((cb->kept = rows_of(cb, T, E, "rows for drafts", err)) &&
-                            (cb->joined = rows_of(cb, T, 2 * E, "inputs of drafts", err)));
-}
-
-static bool prepare_tower(struct cpu_backend *cb, const struct network *net, int T,
-                          struct error *err)
-{
-    const struct weight *patches = net->embed.patches;
-    cb->patches = cb->merged = NULL;
-    cb->features = mem_zalloc((size_t)net->n_mergers + 1, sizeof *cb->features);
-    if ((patches && !(cb->patches = rows_of(cb, T, patches->n_in, "patches", err))) ||
-        (net->n_mergers && !(cb->merged = rows_of(cb, T, net->n_embd, "inputs of mergers", err))))
-        return false;
-    for (int i = 0; i < net->n_mergers; i++) {
-        const struct merger *m = &net->mergers[i];
-        cb->features[i] = rows_of(cb, T / m->rows, m->ffn.down->n_out, "an image's features", err);
-        if (!cb->features[i])
-            return false;
-    }
-    return true;
+    return !net->mtp.fc || ((cb->kept = cpu_rows(cb, T, E, "rows for drafts", err)) &&
+                            (cb->joined = cpu_rows(cb, T, 2 * E, "inputs of drafts", err)));
 }
 
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
@@ -305,19 +286,19 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
         }
         attn = bytes > attn ? bytes : attn;
     }
-    return (cb->stream.all = rows_of(cb, T, E, "the residual stream", err)) &&
-           (cb->stream.out = rows_of(cb, s->max_out, E, "output rows", err)) &&
-           (cb->stream.d = rows_of(cb, T, E, "block outputs", err)) &&
-           (cb->n = rows_of(cb, T, E, "normalised activations", err)) &&
-           (cb->qkv = rows_of(cb, T, cb->max.qkv, "attention inputs", err)) &&
-           (cb->q = rows_of(cb, T, heads, "queries", err)) &&
-           (cb->a = rows_of(cb, T, heads, "attention outputs", err)) &&
-           (cb->a_out = rows_of(cb, s->max_out, heads, "output rows", err)) &&
-           (cb->logits = rows_of(cb, s->max_out, logits_width(cb), "logits", err)) &&
-           (cb->attn_scratch = block(cb, attn, "attention scratch", err)) &&
+    return (cb->stream.all = cpu_rows(cb, T, E, "the residual stream", err)) &&
+           (cb->stream.out = cpu_rows(cb, s->max_out, E, "output rows", err)) &&
+           (cb->stream.d = cpu_rows(cb, T, E, "block outputs", err)) &&
+           (cb->n = cpu_rows(cb, T, E, "normalised activations", err)) &&
+           (cb->qkv = cpu_rows(cb, T, cb->max.qkv, "attention inputs", err)) &&
+           (cb->q = cpu_rows(cb, T, heads, "queries", err)) &&
+           (cb->a = cpu_rows(cb, T, heads, "attention outputs", err)) &&
+           (cb->a_out = cpu_rows(cb, s->max_out, heads, "output rows", err)) &&
+           (cb->logits = cpu_rows(cb, s->max_out, logits_width(cb), "logits", err)) &&
+           (cb->attn_scratch = cpu_scratch(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_states(cb, net, T, err) &&
            prepare_latent(cb, net, T, err) && prepare_mtp(cb, net, T, err) &&
-           prepare_tower(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
+           cpu_tower_prepare(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
 
 static void cpu_close(struct backend *be)
@@ -421,6 +402,7 @@ static void embed_rows(void *arg, int ith, int first, int last)
         }
         if (e->patches) { /* added to the product of the patch */
             const float *q = b->embeds[given] + e->patches->n_in;
+            cpu_norm_alone(&e->patch_norm, x, 1, E, j->cb->isa);
             for (int i = 0; i < E; i++)
                 x[i] += q[i];
         } else if (given >= 0) {
@@ -602,7 +584,10 @@ static void mix_attention(struct cpu_backend *cb, const struct attention *l, int
     const struct batch *b = &cb->batch;
     const struct kv_layer *kv = &b->kv[l->shares_kv ? l->kv_layer : layer];
     cpu_stage_begin(cb);
-    gemm_linear(cb, l->wqkv, n, cb->qkv, b->n_tokens);
+    if (l->clips)
+        cpu_clip_qkv(cb, l, n);
+    else
+        gemm_linear(cb, l->wqkv, n, cb->qkv, b->n_tokens);
     cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? rope_of(cb, l->rope) : NULL, cb->qkv, cb->q,
                   cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_QKV);
@@ -681,7 +666,12 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     }
     if (!wo)
         return;
-    linear(cb, wo, a, cb->stream.d, cb->stream.rows, STAGE_OUTPUT);
+    cpu_stage_begin(cb);
+    if (m->kind == MIXER_ATTENTION && m->attention.clips)
+        cpu_clip_linear(cb, wo, &m->attention.clips[3], a, cb->stream.d, cb->stream.rows);
+    else
+        gemm_linear(cb, wo, a, cb->stream.d, cb->stream.rows);
+    cpu_stage_end(cb, STAGE_OUTPUT);
     if (m->partial)
         sum_members(cb, cb->stream.d, NULL);
     finish_block(cb, &m->block);
@@ -814,7 +804,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
         partial = experts(cb, m, n);
     } else {
         cpu_stage_begin(cb);
-        gemm_ffn(cb, &m->dense, n, x->d, x->rows);
+        (m->dense.clips ? cpu_clip_ffn : gemm_ffn)(cb, &m->dense, n, x->d, x->rows);
         cpu_stage_end(cb, STAGE_FFN);
     }
     /* with a dense part, every member contributes to every row */

@@ -55,12 +55,14 @@ struct cpu_backend {
     float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
     float *joined;       /* (max_tokens, 2*E) embeddings and kept rows */
     float *patches;      /* (max_tokens, D) a tower's inputs; NULL = no tower */
-    float *merged;       /* (max_tokens, E) inputs of its mergers */
-    float **features;    /* (n_mergers) -> (max_tokens / rows, n_out) */
-    void *attn_scratch;  /* cpu_attention_scratch bytes */
-    float *z, *ba;       /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */
-    float *low, *wide; /* (max_tokens, widest latent), (max_tokens, H, C+Dr) of latent attention */
-    float *delta_old;  /* (threads, delta_len) its scratch */
+    float *merged[2];    /* rows inside its mergers */
+    /* a bounded product's inputs and outputs, an ffn's [g u] and act(g, u); NULL = no clips */
+    float *clip_in, *clip_out, *clip_hidden, *clip_act;
+    float **features;   /* (n_mergers) -> (max_tokens / rows, n_out) */
+    void *attn_scratch; /* cpu_attention_scratch bytes */
+    float *z, *ba;      /* (max_tokens, Hv*Dv), (max_tokens, 2*Hv) of a delta net */
+    float *low, *wide;  /* (max_tokens, widest latent), (max_tokens, H, C+Dr) of latent attention */
+    float *delta_old;   /* (threads, delta_len) its scratch */
     size_t delta_len;
     float **taps; /* (n_layers) -> (W, C) transposed convolutions; NULL = none */
     int n_taps;
@@ -92,8 +94,18 @@ static inline void cpu_stage_end(struct cpu_backend *cb, enum stage stage)
 /* Adds the pending result of the last block, where no norm does it in passing. */
 void cpu_settle(struct cpu_backend *cb);
 
+/* Scratch until the next prepare(). */
+void *cpu_scratch(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err);
+float *cpu_rows(struct cpu_backend *cb, int rows, int width, const char *what, struct error *err);
+
 /* tower.c */
 void cpu_deepstack(struct cpu_backend *cb, int level); /* after an mlp, see struct mlp */
+/* The projection of n to cb->qkv, a's product with wo to y, and an ffn, where inputs and outputs are bounded. */
+void cpu_clip_qkv(struct cpu_backend *cb, const struct attention *l, const float *n);
+void cpu_clip_linear(struct cpu_backend *cb, const struct weight *w, const struct clip *c,
+                     const float *x, float *y, int rows);
+void cpu_clip_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows);
+bool cpu_tower_prepare(struct cpu_backend *cb, const struct network *net, int T, struct error *err);
 void cpu_merge(struct backend *be, const struct merger *m, int i);
 void cpu_features(struct backend *be, int rows, float *host);
 

@@ -88,6 +88,8 @@ INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
         VEC h = gate_vec(g, vec_mul(z, vec_set(2 * 0.7978845608f * log2_e)));
         return kind == ACT_GELU_TANH ? vec_mul(h, u) : h;
     }
+    if (kind == ACT_PLAIN_QUICK_GELU)
+        return gate_vec(g, vec_mul(g, vec_set(1.702f * log2_e)));
     return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e))), u);
 }
 
@@ -118,6 +120,8 @@ static inline void glu(const struct ffn *f, float *g, const float *u, int n)
         glu_row(ACT_GELU, f, g, u, n);
     else if (f->act == ACT_PLAIN_GELU_TANH)
         glu_row(ACT_PLAIN_GELU_TANH, f, g, g, n);
-    else
+    else if (f->act == ACT_PLAIN_QUICK_GELU)
+        glu_row(ACT_PLAIN_QUICK_GELU, f, g, g, n);
+    else if (f->act == ACT_PLAIN_GELU)
         glu_row(ACT_PLAIN_GELU, f, g, g, n);
 }

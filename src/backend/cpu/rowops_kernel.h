@@ -97,6 +97,13 @@ static void add_norm(float *x, const float *d, const struct norm *norm, float *n
         layer_norm(x, norm, n, width);
         return;
     }
+    if (norm->kind == NORM_AFFINE) {
+        for (int i = 0; i < width; i++) {
+            x[i] += d ? d[i] : 0;
+            n[i] = (x[i] + (norm->bias ? norm->bias[i] : 0)) * (norm->gain ? norm->gain[i] : 1);
+        }
+        return;
+    }
     float squares = d ? sum_squares(x, d, x, width) : sum_squares(x, NULL, NULL, width);
     scale_gain(x, inverse_rms(squares, width, norm->eps), norm->gain, width, n);
 }
