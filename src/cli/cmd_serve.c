@@ -17,6 +17,8 @@
 struct serve_flags {
     struct model_flags model;
     struct server_options srv;
+    struct model_source main; /* the first model; its options are those of the others, too */
+    const char *embedding, *rerank;
     struct listen_flags listen;
     const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent, *mcp_file, *samplers;
     struct mcp_config mcp;
@@ -62,7 +64,7 @@ static bool finish_limits(const struct usage *u, struct serve_flags *f)
 
 static bool finish_options(const struct usage *u, struct serve_flags *f)
 {
-    struct engine_options *e = &f->srv.engine;
+    struct engine_options *e = &f->main.engine;
     int max_seqs = e->runtime.max_seqs;
     if (!cli_runtime_options(u, &f->model, &e->runtime))
         return false;
@@ -74,7 +76,7 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
     f->srv.max_image_pixels = f->image_pixels;
     if (f->srv.allow_lora_loading)
         e->runtime.lora_rank = f->lora_rank;
-    if (!sampling_check(u, f->samplers, &f->srv.sample.order, &f->breakers))
+    if (!sampling_check(u, f->samplers, &f->main.sample.order, &f->breakers))
         return false;
     if (f->breakers.n)
         f->srv.dry_breakers = f->breakers.items;
@@ -129,6 +131,37 @@ static bool resolve_helper(const char **model, const char **name, struct error *
     return hub_resolve(model, err);
 }
 
+/* Fills the models of the options: the main one, an embedding and a rerank model. */
+static bool list_models(struct serve_flags *f, struct model_source models[3], const char *names[2],
+                        struct error *err)
+{
+    const struct {
+        const char **path;
+        enum model_task task;
+    } helpers[] = {{&f->embedding, MODEL_EMBED}, {&f->rerank, MODEL_RERANK}};
+    const char *asked = f->model_path;
+    if (!hub_resolve(&f->model_path, err))
+        return false;
+    f->main.path = f->model_path;
+    if (f->main.path != asked && !f->main.name)
+        f->main.name = asked; /* the requested name, not the file's */
+    models[f->srv.n_models++] = f->main;
+    for (int i = 0; i < 2; i++) {
+        if (!resolve_helper(helpers[i].path, &names[i], err))
+            return false;
+        if (*helpers[i].path)
+            models[f->srv.n_models++] =
+                (struct model_source){.name = names[i],
+                                      .path = *helpers[i].path,
+                                      .task = helpers[i].task,
+                                      .at_start = true,
+                                      .pinned = true,
+                                      .keep_s = -1,
+                                      .engine.runtime.backend = f->main.engine.runtime.backend};
+    }
+    return true;
+}
+
 /* Reads --mcp-config. Its servers run commands, so strangers must not reach them. */
 static bool read_mcp(struct serve_flags *f, struct error *err)
 {
@@ -150,18 +183,19 @@ int cmd_serve(int argc, char **argv)
         .metrics = "steel",
         .store_mb = 64,
         .lora_rank = 64,
-        .srv = {.sample = sample_params_unset(), .ping_s = 15, .mcp_call_s = 60, .mcp_rounds = 16},
+        .main = {.sample = sample_params_unset(), .at_start = true, .keep_s = -1},
+        .srv = {.load_wait_s = 120, .ping_s = 15, .mcp_call_s = 60, .mcp_rounds = 16},
     };
     f.model.draft = DRAFT_AUTO;
-    struct engine_options *e = &f.srv.engine;
-    struct sample_params *s = &f.srv.sample;
+    struct engine_options *e = &f.main.engine;
+    struct sample_params *s = &f.main.sample;
     const struct opt opts[] = {
         MODEL_ROW(f.model_path),
-        {OPT_STRING, 'a', "alias", "served-model-name", &f.srv.alias, 0, 0, "NAME",
+        {OPT_STRING, 'a', "alias", "served-model-name", &f.main.name, 0, 0, "NAME",
          "the model's name in replies (default: from the file)"},
-        {OPT_STRING, 0, "embedding", 0, &f.srv.embedding, 0, 0, "[NAME=]MODEL",
+        {OPT_STRING, 0, "embedding", 0, &f.embedding, 0, 0, "[NAME=]MODEL",
          "also load an embedding model for /v1/embeddings"},
-        {OPT_STRING, 0, "rerank", 0, &f.srv.rerank, 0, 0, "[NAME=]MODEL",
+        {OPT_STRING, 0, "rerank", 0, &f.rerank, 0, 0, "[NAME=]MODEL",
          "also load a model for /v1/rerank"},
         LORA_ROW(f.model),
         {OPT_LIST, 0, "lora-modules", 0, &f.model.loras, 0, 0, "NAME=PATH", NULL},
@@ -225,7 +259,7 @@ int cmd_serve(int argc, char **argv)
          "share the prefix cache among all API keys (default: one per key)"},
         {OPT_FLAG, 0, "cache-salt-by-key", 0, &f.ignored, 0, 0, 0, NULL},
         {OPT_HEADING, 0, "chat", 0, 0, 0, 0, 0, 0},
-        {OPT_STRING, 0, "chat-template", "chat-template-file", &f.srv.chat_template, 0, 0,
+        {OPT_STRING, 0, "chat-template", "chat-template-file", &f.main.chat_template, 0, 0,
          "FILE|MODEL", "a Jinja file, or a model whose template is used instead"},
         {OPT_STRING, 0, "chat-format", "tool-call-parser", &f.srv.chat_format, 0, 0, "NAME",
          "format of tool calls and thinking (default: by the template)"},
@@ -275,24 +309,21 @@ int cmd_serve(int argc, char **argv)
         return EXIT_USAGE;
     struct error err = {0};
     int rc = EXIT_FAIL;
-    f.srv.model = f.model_path;
-    const char *asked = f.srv.model;
+    struct model_source models[3];
+    const char *names[2] = {NULL, NULL};
     if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) &&
-        cli_chat_template(&f.srv.chat_template, &err) && hub_resolve(&f.srv.model, &err) &&
-        resolve_helper(&f.srv.embedding, &f.srv.embedding_name, &err) &&
-        resolve_helper(&f.srv.rerank, &f.srv.rerank_name, &err)) {
-        if (f.srv.model != asked && !f.srv.alias)
-            f.srv.alias = asked; /* the requested name, not the file's */
+        cli_chat_template(&f.main.chat_template, &err) && list_models(&f, models, names, &err)) {
+        f.srv.models = models;
         f.srv.page_origins = f.page_origins.items;
         f.srv.n_page_origins = f.page_origins.n;
         rc = server_run(&f.srv, &err);
     }
     if (rc == EXIT_FAIL && err.msg[0]) /* else it was logged */
         cli_fail(&err);
-    mem_free((char *)(uintptr_t)f.srv.embedding_name);
-    mem_free((char *)(uintptr_t)f.srv.rerank_name);
+    mem_free((char *)(uintptr_t)names[0]);
+    mem_free((char *)(uintptr_t)names[1]);
     mcp_config_clear(&f.mcp);
     listen_flags_clear(&f.listen);
-    cli_runtime_options_clear(&f.srv.engine.runtime);
+    cli_runtime_options_clear(&f.main.engine.runtime);
     return rc;
 }

@@ -91,6 +91,7 @@ static void api_request_free(struct api_request *req)
     mem_free(req->key);
     mem_free(req->owner);
     mem_free(req->model);
+    models_release(s->models, req);
     mem_free(req);
 }
 
@@ -110,6 +111,7 @@ void api_request_release(struct api_request *req)
 static void cancel(struct api_request *req)
 {
     atomic_store(&req->cancelled, true);
+    models_leave(req->server->models, req);
     if (req->with_worker && jobs_remove(req->server->jobs, &req->job))
         req->with_worker = false;
     if (!req->with_worker && req->embed) /* a worker still uses it */
@@ -267,7 +269,7 @@ static void set_submit_error(struct api_request *req, enum submit_result res, co
     } else {
         api_invalid(err, param, "%s", e->msg);
         if (res == SUBMIT_TOO_LONG) {
-            int n = (int)req->prompts[part].n, context = engine_context(req->server->engine);
+            int n = (int)req->prompts[part].n, context = engine_context(req->loaded->engine);
             /* Agents look for OpenAI's words, read both numbers and compact their conversation
              * (tests/test_overflow_words.py). */
             api_invalid(err, param,
@@ -302,7 +304,7 @@ static void make_choices(struct api_request *req, int n)
 static bool submit(struct api_request *req)
 {
     struct server *s = req->server;
-    int most = engine_max_queue(s->engine);
+    int most = engine_max_queue(req->loaded->engine);
     if (req->n_prompts * req->p.n > most)
         return api_invalid(&req->err, "n", "%d choices in one request, and the queue holds %d",
                            req->n_prompts * req->p.n, most);
@@ -352,7 +354,7 @@ static bool submit(struct api_request *req)
         memcpy(spec.loras, req->loras, sizeof spec.loras);
         prompt_images_submit(req->images, &spec);
         struct error e = {0};
-        enum submit_result res = engine_submit(s->engine, &spec, &part->request, &e);
+        enum submit_result res = engine_submit(req->loaded->engine, &spec, &part->request, &e);
         ok = res == SUBMIT_OK;
         if (ok)
             req->n_open += req->p.n;
@@ -516,6 +518,17 @@ static bool begin_with_calls(struct api_request *req)
     return true;
 }
 
+void api_request_resume(struct api_request *req)
+{
+    to_worker(req);
+}
+
+void api_request_fail(struct api_request *req, const struct api_error *err)
+{
+    fail(req, err);
+    api_request_release(req);
+}
+
 static void prepared(struct api_request *req)
 {
     if (req->choices) {
@@ -528,10 +541,13 @@ static void prepared(struct api_request *req)
         api_request_release(req);
         return;
     }
-    if (!req->embed || !embed_request_done(req->embed))
+    bool waits = req->entry && !req->err.status;
+    if (!waits && (!req->embed || !embed_request_done(req->embed)))
         http_body_done(req->x);
-    if (req->err.status) {
+    if (req->err.status || (waits && !models_wait(req->server->models, req))) {
         fail(req, &req->err);
+    } else if (waits) {
+        ;
     } else if (req->reply.len) {
         api_request_keep(req, 0, req->reply.len);
         api_request_pump(req);
@@ -807,7 +823,7 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
     struct api_choice *o = &req->choices[part->first + ev->index];
     s->n_tokens += ev->kind == EVENT_TOKEN;
     if (ev->kind == EVENT_DONE) {
-        slots_end(s->slots, o);
+        slots_end(req->loaded->slots, o);
         req->n_open--;
         o->done = true;
         o->finish = ev->finish;
@@ -820,9 +836,9 @@ void api_requests_event(struct server *s, const struct engine_event *ev)
             s->mean_tokens += (ev->usage.n_generated - s->mean_tokens) / (s->mean_tokens ? 16 : 1);
     } else if (ev->kind == EVENT_START) {
         o->usage = ev->usage;
-        slots_start(s->slots, req, o);
+        slots_start(req->loaded->slots, req, o);
     } else if (ev->kind == EVENT_TOKEN) {
-        slots_token(s->slots, o, ev->token);
+        slots_token(req->loaded->slots, o, ev->token);
     }
     if (is_wanted(req)) {
         size_t before = api_choice_kept(o);
@@ -846,7 +862,7 @@ static double tokens_to_come(const struct server *s)
     for (const struct api_request *req = s->requests; req; req = req->next)
         for (int i = 0; i < req->n_choices; i++) {
             const struct api_choice *o = &req->choices[i];
-            int most = req->p.max_tokens ? req->p.max_tokens : engine_context(s->engine);
+            int most = req->p.max_tokens ? req->p.max_tokens : engine_context(req->loaded->engine);
             double left = most - o->usage.n_generated;
             double usual = s->mean_tokens - o->usage.n_generated;
             if (s->mean_tokens && left > usual)
@@ -860,9 +876,9 @@ int api_requests_wait_s(const struct server *s)
 {
     enum { LEAST = 1, MOST = 600 };
     double rate = s->rate;
-    if (rate <= 0 && s->ready) { /* nothing measured yet: the average since the start */
+    if (rate <= 0 && s->models) { /* nothing measured yet: the average since the start */
         struct engine_stats e;
-        engine_stats(s->engine, &e);
+        models_stats(s->models, &e);
         rate = e.busy_s > 0 ? (double)e.generated_tokens / e.busy_s : 0;
     }
     double wait = rate > 0 ? tokens_to_come(s) / rate : LEAST;

@@ -138,7 +138,7 @@ static bool has_bans(const struct sample_params *p)
 
 bool api_request_constrain(struct api_request *req, const json_t *body)
 {
-    struct engine *e = req->server->engine;
+    struct engine *e = req->loaded->engine;
     struct found f = {0};
     struct error why = {0};
     bool ok = read_format(body, &f, &req->err) && read_fields(body, &f, &req->err);

@@ -4,7 +4,6 @@
  * one to the next.
  */
 #include "server/api/prepare_int.h"
-#include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -99,7 +98,7 @@ static void write_openai(const struct api_request *req, struct buf *b)
         buf_addc(b, '}');
     }
     buf_adds(b, "],\"model\":");
-    jsonout_text(b, req->server->embed_name);
+    jsonout_text(b, req->loaded->entry->name);
     buf_addf(b, ",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld}}",
              (long long)x->n_tokens, (long long)x->n_tokens);
 }
@@ -127,7 +126,7 @@ static void write_ollama(const struct api_request *req, struct buf *b)
 {
     const struct embed_request *x = req->embed;
     buf_adds(b, "{\"model\":");
-    jsonout_text(b, req->server->embed_name);
+    jsonout_text(b, req->loaded->entry->name);
     buf_adds(b, ",\"embeddings\":[");
     for (int i = 0; i < x->job.n; i++) {
         if (i)
@@ -162,7 +161,7 @@ static void write_ranked(const struct api_request *req, struct buf *b)
     buf_adds(b, "{\"id\":");
     jsonout_text(b, req->id);
     buf_adds(b, ",\"model\":");
-    jsonout_text(b, req->server->rerank_name);
+    jsonout_text(b, req->loaded->entry->name);
     buf_addf(b,
              ",\"object\":\"list\",\"usage\":{\"prompt_tokens\":%lld,\"total_tokens\":%lld},"
              "\"results\":[",
@@ -281,52 +280,11 @@ static bool read_count(struct api_request *req, const json_t *body, const char *
     return true;
 }
 
-/* Ollama's clients say NAME:latest. */
-static bool is_named(const char *asked, const char *name)
+static void begin(struct api_request *req)
 {
-    size_t n = strlen(name);
-    return n && !strncmp(asked, name, n) && (!asked[n] || !strcmp(asked + n, ":latest"));
-}
-
-bool embed_names_helper(const struct server *s, const char *model, const char **endpoint)
-{
-    bool embeds = s->embedder && is_named(model, s->embed_name);
-    bool reranks = s->reranker && is_named(model, s->rerank_name);
-    *endpoint = embeds ? "/v1/embeddings" : "/v1/rerank";
-    return embeds || reranks;
-}
-
-/* Checks that "model" names the model of this endpoint. */
-static bool check_model(struct api_request *req, const json_t *body, const char *name)
-{
-    const struct server *s = req->server;
-    const char *model = NULL, *endpoint;
-    struct adapter_info adapter;
-    if (!api_string(body, "model", &model, &req->err))
-        return false;
-    if (!model || is_named(model, name))
-        return true;
-    if (embed_names_helper(s, model, &endpoint))
-        return api_invalid(&req->err, "model", "the model '%.100s' is for %s", model, endpoint);
-    if (is_named(model, s->name) || lora_find(s, model, &adapter))
-        return api_invalid(&req->err, "model",
-                           "the model '%.100s' generates text; for this endpoint use '%s'", model,
-                           name);
-    return lora_unknown_model(req, model);
-}
-
-static bool begin(struct api_request *req, const json_t *body, struct embedder *e, const char *name,
-                  const char *flag)
-{
-    if (!e)
-        return api_fail(&req->err, 501, "not_supported_error",
-                        "this server has no model for that: start it with %s MODEL", flag);
-    if (!check_model(req, body, name))
-        return false;
     req->embed = mem_zalloc(1, sizeof *req->embed);
-    req->embed->e = e;
+    req->embed->e = req->loaded->embedder;
     req->embed->req = req;
-    return true;
 }
 
 /* key: the field with the texts. */
@@ -334,8 +292,7 @@ static bool read_embeddings(struct api_request *req, const json_t *body, const c
                             bool truncate, embed_writer *write)
 {
     const char *format = json_string_value(api_member(body, "encoding_format"));
-    if (!begin(req, body, req->server->embedder, req->server->embed_name, "--embedding"))
-        return false;
+    begin(req);
     struct embed_request *x = req->embed;
     x->write = write;
     x->key = key;
@@ -387,8 +344,7 @@ bool prepare_rerank(struct api_request *req, const json_t *body)
     const json_t *task = api_member(body, "instruction");
     const char *instruct = json_string_value(task);
     bool truncate = true;
-    if (!begin(req, body, req->server->reranker, req->server->rerank_name, "--rerank"))
-        return false;
+    begin(req);
     struct embed_request *x = req->embed;
     x->write = write_ranked;
     if (!json_is_string(query))
@@ -489,53 +445,4 @@ struct api_request *embed_next_done(struct server *s)
         api_fail(&req->err, 500, "server_error", "%s",
                  embedder_failed(x->e, &ignored) ? FAILED : x->job.err.msg);
     return req;
-}
-
-/* Life */
-
-const char *embeddings_failed(struct server *s, struct error *why)
-{
-    if (s->embedder && embedder_failed(s->embedder, why))
-        return "the embedding model has failed";
-    if (s->reranker && embedder_failed(s->reranker, why))
-        return "the rerank model has failed";
-    return NULL;
-}
-
-bool embeddings_open(struct server *s, struct error *err)
-{
-    struct {
-        const char *path, *called;
-        struct embedder **to;
-        char *name;
-        bool rank;
-    } models[] = {{s->opt.embedding, s->opt.embedding_name, &s->embedder, s->embed_name, false},
-                  {s->opt.rerank, s->opt.rerank_name, &s->reranker, s->rerank_name, true}};
-    pthread_mutex_init(&s->embed_lock, NULL);
-    for (int i = 0; i < 2; i++) {
-        if (!models[i].path)
-            continue;
-        struct embed_options o = {.pooling = -1, .normalize = -1, .rank = models[i].rank};
-        o.runtime.backend = s->opt.engine.runtime.backend;
-        if (models[i].called)
-            snprintf(models[i].name, sizeof s->embed_name, "%s", models[i].called);
-        else
-            server_name_of(models[i].path, models[i].name, sizeof s->embed_name);
-        *models[i].to = embedder_open(models[i].path, &o, err);
-        if (!*models[i].to)
-            return false;
-        log_line(LOG_INFO, models[i].rank ? "rerank model" : "embedding model",
-                 LOG_TEXT("model", models[i].name),
-                 LOG_TEXT("device", embedder_info(*models[i].to).device),
-                 LOG_NUM("width", embedder_width(*models[i].to)),
-                 LOG_NUM("context", embedder_context(*models[i].to)));
-    }
-    return true;
-}
-
-void embeddings_close(struct server *s)
-{
-    embedder_close(s->embedder);
-    embedder_close(s->reranker);
-    s->embedder = s->reranker = NULL;
 }

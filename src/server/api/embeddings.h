@@ -6,16 +6,6 @@
 
 struct embed_request;
 
-/* Loads the models of the options; false: one cannot be loaded. */
-bool embeddings_open(struct server *s, struct error *err);
-/* Ends all requests, which embed_next_done then returns. */
-/* Says which of the two models has failed, and why. NULL: none. */
-const char *embeddings_failed(struct server *s, struct error *why);
-void embeddings_close(struct server *s);
-
-/* Whether it is the name of the embedding or rerank model, and the endpoint of that model. */
-bool embed_names_helper(const struct server *s, const char *model, const char **endpoint);
-
 /* On a worker: reads the texts into req->embed; later, writes the reply. */
 bool prepare_embeddings(struct api_request *req, const json_t *body);
 bool prepare_ollama_embed(struct api_request *req, const json_t *body);

@@ -40,6 +40,9 @@ enum endpoint_gateway {
     GATEWAY_MERGES_METRICS, /* asks all replicas and labels their samples */
 };
 
+/* What a request needs a model for. */
+enum endpoint_model { ENDPOINT_NO_MODEL, ENDPOINT_TEXT, ENDPOINT_EMBED, ENDPOINT_RERANK };
+
 struct endpoint {
     const char *method;                    /* GET includes HEAD */
     const char *paths[ENDPOINT_MAX_PATHS]; /* the canonical one first; a * is any non-empty part */
@@ -47,6 +50,7 @@ struct endpoint {
     enum dialect dialect;                  /* of its errors */
     bool open;                             /* needs no API key */
     enum endpoint_effect effect;
+    enum endpoint_model model; /* what the body's "model" names */
     enum endpoint_gateway gateway;
     const char *list, *list_id; /* GATEWAY_MERGES_LISTS: member of the reply; key of its elements */
     bool creates_kept;  /* its reply has the id of a response or conversation that may be kept */

@@ -100,7 +100,7 @@ static void join(const struct fim_tokens *f, struct fim_source *src, const struc
 
 bool fim_add_prompt(struct api_request *req, struct fim_source *src, int status, const char *param)
 {
-    const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
+    const struct tokenizer *t = engine_tokenizer(req->loaded->engine, NULL);
     const struct fim_tokens *f = t ? tokenizer_fim(t) : NULL;
     struct token_list extra = {0}, prefix = {0}, suffix = {0};
     if (!f) {

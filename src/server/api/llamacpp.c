@@ -26,7 +26,7 @@ static bool translate(struct api_request *req, json_t *body)
     if (!api_int(body, "n_predict", -2, INT32_MAX, &n_predict, err) ||
         !api_int(body, "n_cmpl", 1, ENGINE_MAX_CHOICES, &n_choices, err) ||
         !api_int(body, "n_probs", 0, ENGINE_MAX_LOGPROBS, &n_probs, err) ||
-        !api_int(body, "id_slot", -1, engine_info(req->server->engine).max_seqs - 1, &o->id_slot,
+        !api_int(body, "id_slot", -1, engine_info(req->loaded->engine).max_seqs - 1, &o->id_slot,
                  err) ||
         !api_int(body, "n_indent", 0, 4096, &o->n_indent, err) ||
         !api_int(body, "t_max_predict_ms", -1, MAX_TIME_MS, &o->max_predict_ms, err) ||
@@ -68,8 +68,8 @@ static bool read_fields(struct api_request *req, const json_t *body)
 static bool read_options(struct api_request *req, json_t *body)
 {
     if (!translate(req, body) || !read_fields(req, body) ||
-        !gen_params_read(body, PARAMS_COMPLETIONS, &req->server->opt.sample,
-                         api_request_n_vocab(req), &req->p, &req->err))
+        !gen_params_read(body, PARAMS_COMPLETIONS, &req->loaded->sample, api_request_n_vocab(req),
+                         &req->p, &req->err))
         return false;
     req->completion.keep_tokens = req->p.stream || req->completion.return_tokens;
     return true;
@@ -119,7 +119,7 @@ bool prepare_infill(struct api_request *req, const json_t *body)
     json_t *copy = json_copy((json_t *)body);
     drop_infill_sampler(copy);
     bool ok = read_options(req, copy);
-    int context = engine_context(req->server->engine);
+    int context = engine_context(req->loaded->engine);
     int answer = req->p.max_tokens ? req->p.max_tokens : req->p.no_answer ? 1 : context / 4;
     src.room = context - answer > context / 4 ? context - answer : context / 4;
     ok = ok && fim_add_prompt(req, &src, 501, "input_prefix") && api_request_constrain(req, copy);
@@ -128,38 +128,29 @@ bool prepare_infill(struct api_request *req, const json_t *body)
     return ok;
 }
 
-static bool reply_if_loading(struct server *s, struct http_exchange *x)
-{
-    struct api_error err;
-    if (s->ready)
-        return false;
-    api_fail(&err, 503, "unavailable_error", "the model is loading");
-    reply_error(x, s, &err, DIALECT_OPENAI);
-    return true;
-}
-
 void get_props(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
     struct completion_options none = {0};
-    struct gen_params p = {.sample = s->opt.sample};
-    if (reply_if_loading(s, x))
+    const struct loaded *l = models_shown_or_reply(s, x);
+    if (!l)
         return;
-    struct engine_info m = engine_info(s->engine);
+    struct gen_params p = {.sample = l->sample};
+    struct engine_info m = engine_info(l->engine);
     buf_addf(&b, "{\"default_generation_settings\":{\"n_ctx\":%d,\"params\":",
-             engine_context(s->engine));
+             engine_context(l->engine));
     llamacpp_add_settings(&p, &none, &b);
     buf_addf(&b, "},\"total_slots\":%d,\"model_alias\":", m.max_seqs);
-    jsonout_text(&b, s->name);
+    jsonout_text(&b, l->entry->name);
     buf_adds(&b, ",\"model_path\":");
     jsonout_text(&b, m.path);
     buf_addf(&b, ",\"modalities\":{\"vision\":%s,\"audio\":false},\"chat_template\":",
-             engine_encoder(s->engine) ? "true" : "false");
-    jsonout_text(&b, s->chat_source.template ? s->chat_source.template : "");
+             engine_encoder(l->engine) ? "true" : "false");
+    jsonout_text(&b, l->chat_source.template ? l->chat_source.template : "");
     buf_adds(&b, ",\"bos_token\":");
-    jsonout_text(&b, s->chat_source.bos ? s->chat_source.bos : "");
+    jsonout_text(&b, l->chat_source.bos ? l->chat_source.bos : "");
     buf_adds(&b, ",\"eos_token\":");
-    jsonout_text(&b, s->chat_source.eos ? s->chat_source.eos : "");
+    jsonout_text(&b, l->chat_source.eos ? l->chat_source.eos : "");
     buf_addf(&b, ",\"build_info\":\"steel-%s\"}", version_number());
     reply_json(x, s, 200, &b);
     buf_clear(&b);

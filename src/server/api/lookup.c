@@ -4,13 +4,16 @@
  */
 #include "server/api/prepare_int.h"
 #include "server/api/background.h"
+#include "server/api/models_int.h"
 #include "server/api/query.h"
 #include "server/api/responses.h"
 #include "server/api/store.h"
+#include "base/clock.h"
 #include "base/mem.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 /* Kept responses */
@@ -145,9 +148,9 @@ static void add_count(struct buf *b, double n)
         buf_addf(b, "\"%.1f%c\"", n, units[u]);
 }
 
-static void add_details(const struct server *s, struct buf *b)
+static void add_details(const struct loaded *l, struct buf *b)
 {
-    struct engine_info m = engine_info(s->engine);
+    struct engine_info m = loaded_info(l);
     buf_addf(b, "\"details\":{\"parent_model\":\"\",\"format\":\"%s\",\"family\":",
              m.is_gguf ? "gguf" : "safetensors");
     jsonout_text(b, m.architecture);
@@ -160,16 +163,22 @@ static void add_details(const struct server *s, struct buf *b)
              8.0 * (double)m.weight_bytes / (double)m.n_params);
 }
 
-static void add_model(const struct server *s, struct buf *b)
+/* Under the lock. */
+static void add_model(const struct server *s, const struct model_entry *e, struct buf *b)
 {
+    const char *dot = strrchr(e->src.path ? e->src.path : "", '.');
+    size_t bytes = e->loaded ? loaded_info(e->loaded).weight_bytes : model_file_bytes(e->src.path);
     buf_adds(b, "{\"name\":");
-    jsonout_text(b, s->name);
+    jsonout_text(b, e->name);
     buf_adds(b, ",\"model\":");
-    jsonout_text(b, s->name);
-    add_date(b, "modified_at", s->started);
-    buf_addf(b, ",\"size\":%zu,\"digest\":\"%016llx\",", engine_info(s->engine).weight_bytes,
-             (unsigned long long)s->id_secret);
-    add_details(s, b);
+    jsonout_text(b, e->name);
+    add_date(b, "modified_at", e->added);
+    buf_addf(b, ",\"size\":%zu,\"digest\":\"%016llx\",", bytes, (unsigned long long)s->id_secret);
+    if (e->loaded)
+        add_details(e->loaded, b);
+    else
+        buf_addf(b, "\"details\":{\"parent_model\":\"\",\"format\":\"%s\"}",
+                 dot && !strcasecmp(dot, ".gguf") ? "gguf" : "safetensors");
 }
 
 static bool reply_if_loading(struct server *s, struct http_exchange *x)
@@ -188,22 +197,46 @@ void get_ollama_tags(struct server *s, struct http_exchange *x)
     if (reply_if_loading(s, x))
         return;
     buf_adds(&b, "{\"models\":[");
-    add_model(s, &b);
-    buf_adds(&b, "}]}");
+    pthread_mutex_lock(&s->models->lock);
+    for (int i = 0, n = 0; i < s->models->n; i++) {
+        const struct model_entry *e = s->models->entries[i];
+        if (e->hidden)
+            continue;
+        if (n++)
+            buf_addc(&b, ',');
+        add_model(s, e, &b);
+        buf_addc(&b, '}');
+    }
+    pthread_mutex_unlock(&s->models->lock);
+    buf_adds(&b, "]}");
     reply_json(x, s, 200, &b);
     buf_clear(&b);
 }
 
 void get_ollama_ps(struct server *s, struct http_exchange *x)
 {
+    static const int64_t never = 4102444800; /* 2100 */
     struct buf b = {0};
     if (reply_if_loading(s, x))
         return;
     buf_adds(&b, "{\"models\":[");
-    add_model(s, &b);
-    add_date(&b, "expires_at", 4102444800); /* never: 2100 */
-    buf_addf(&b, ",\"size_vram\":%zu,\"context_length\":%d}]}", engine_info(s->engine).device_bytes,
-             engine_context(s->engine));
+    pthread_mutex_lock(&s->models->lock);
+    for (int i = 0, n = 0; i < s->models->n; i++) {
+        const struct model_entry *e = s->models->entries[i];
+        const struct loaded *l = e->loaded;
+        if (!l)
+            continue;
+        if (n++)
+            buf_addc(&b, ',');
+        add_model(s, e, &b);
+        int64_t left_ns = e->keep_ns - (clock_ns() - e->used_ns);
+        add_date(&b, "expires_at",
+                 e->keep_ns < 0 || e->src.pinned ? never : time(NULL) + left_ns / 1000000000);
+        buf_addf(&b, ",\"size_vram\":%zu,\"context_length\":%d}", loaded_info(l).device_bytes,
+                 l->engine ? engine_context(l->engine) : embedder_context(l->embedder));
+    }
+    pthread_mutex_unlock(&s->models->lock);
+    buf_adds(&b, "]}");
     reply_json(x, s, 200, &b);
     buf_clear(&b);
 }
@@ -216,14 +249,14 @@ void get_ollama_version(struct server *s, struct http_exchange *x)
     buf_clear(&b);
 }
 
-void add_capabilities(const struct server *s, struct buf *b)
+void add_capabilities(const struct loaded *l, struct buf *b)
 {
-    buf_adds(b, "[\"completion\"");
-    if (s->chat && chat_caps(s->chat)->tools)
+    buf_addf(b, "[\"%s\"", model_task_word(l->entry->src.task));
+    if (l->chat && chat_caps(l->chat)->tools)
         buf_adds(b, ",\"tools\"");
-    if (s->chat && chat_caps(s->chat)->reasoning_key)
+    if (l->chat && chat_caps(l->chat)->reasoning_key)
         buf_adds(b, ",\"thinking\"");
-    if (engine_encoder(s->engine))
+    if (l->engine && engine_encoder(l->engine))
         buf_adds(b, ",\"vision\"");
     buf_adds(b, "]");
 }
@@ -231,11 +264,11 @@ void add_capabilities(const struct server *s, struct buf *b)
 bool prepare_ollama_show(struct api_request *req, const json_t *body)
 {
     (void)body;
-    struct server *s = req->server;
-    struct engine_info m = engine_info(s->engine);
+    const struct loaded *l = req->loaded;
+    struct engine_info m = loaded_info(l);
     struct buf *b = &req->reply;
     buf_adds(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
-    add_details(s, b);
+    add_details(l, b);
     buf_adds(b, ",\"model_info\":{\"general.architecture\":");
     jsonout_text(b, m.architecture);
     buf_addf(b, ",\"general.parameter_count\":%lld", (long long)m.n_params);
@@ -249,8 +282,8 @@ bool prepare_ollama_show(struct api_request *req, const json_t *body)
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
         buf_addf(b, ",\"%s.%s\":%d", m.architecture, facts[i].name, facts[i].value);
     buf_adds(b, "},\"capabilities\":");
-    add_capabilities(s, b);
-    add_date(b, "modified_at", s->started);
+    add_capabilities(l, b);
+    add_date(b, "modified_at", l->entry->added);
     buf_addc(b, '}');
     return true;
 }

@@ -5,16 +5,15 @@
  * --allow-lora-loading.
  */
 #include "server/api/lora_endpoints.h"
-#include "server/api/embeddings.h"
 #include "base/mem.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-static struct adapters *adapters_of(const struct server *s)
+static struct adapters *adapters_of(const struct loaded *l)
 {
-    return s->engine ? engine_adapters(s->engine) : NULL;
+    return l && l->engine ? engine_adapters(l->engine) : NULL;
 }
 
 bool lora_unknown_model(struct api_request *req, const char *name)
@@ -26,22 +25,23 @@ bool lora_unknown_model(struct api_request *req, const char *name)
 }
 
 /* Finds the adapter that a model name selects; false if it selects none. */
-static bool find_model(const struct server *s, const char *model, struct adapter_info *out)
+static bool find_model(const struct loaded *l, const char *model, struct adapter_info *out)
 {
-    size_t n = strlen(s->name);
-    if (!strcmp(model, s->name))
+    size_t n = strlen(l->entry->name);
+    if (!strcmp(model, l->entry->name))
         return false;
-    if (adapters_find(adapters_of(s), model, out))
+    if (adapters_find(adapters_of(l), model, out))
         return true;
-    return !strncmp(model, s->name, n) && model[n] == ':' &&
-           adapters_find(adapters_of(s), model + n + 1, out);
+    return !strncmp(model, l->entry->name, n) && model[n] == ':' &&
+           adapters_find(adapters_of(l), model + n + 1, out);
 }
 
 /* Whether the name is BASE:NAME with an unknown adapter. */
-static bool names_missing(const struct server *s, const char *model)
+static bool names_missing(const struct loaded *l, const char *model)
 {
-    size_t n = strlen(s->name);
-    return !strncmp(model, s->name, n) && model[n] == ':' && strcmp(model + n + 1, "latest") != 0;
+    size_t n = strlen(l->entry->name);
+    return !strncmp(model, l->entry->name, n) && model[n] == ':' &&
+           strcmp(model + n + 1, "latest") != 0;
 }
 
 static bool add_pick(struct api_request *req, const struct adapter_info *info, double scale)
@@ -63,9 +63,9 @@ static bool choose_entry(struct api_request *req, const json_t *v, size_t i)
         return api_invalid(&req->err, "lora",
                            "lora[%zu] must be an object with an \"id\" or a \"name\"", i);
     json_int_t number = json_integer_value(id);
-    bool known = name ? adapters_find(adapters_of(req->server), name, &info)
+    bool known = name ? adapters_find(adapters_of(req->loaded), name, &info)
                       : number >= 0 && number < LORA_MAX_ADAPTERS &&
-                            adapters_at(adapters_of(req->server), (int)number, &info);
+                            adapters_at(adapters_of(req->loaded), (int)number, &info);
     if (!known && name)
         return api_invalid(&req->err, "lora", "lora[%zu]: no adapter \"%.100s\" is loaded", i,
                            name);
@@ -80,7 +80,7 @@ static bool choose_entry(struct api_request *req, const json_t *v, size_t i)
 
 static bool choose_lora(struct api_request *req, const json_t *v)
 {
-    struct adapters *a = adapters_of(req->server);
+    struct adapters *a = adapters_of(req->loaded);
     struct adapter_info info;
     size_t i;
     json_t *item;
@@ -103,28 +103,22 @@ static bool choose_lora(struct api_request *req, const json_t *v)
     return true;
 }
 
-bool lora_find(const struct server *s, const char *model, struct adapter_info *out)
+bool lora_find(const struct loaded *l, const char *model, struct adapter_info *out)
 {
-    return adapters_of(s) && find_model(s, model, out);
+    return adapters_of(l) && find_model(l, model, out);
 }
 
 bool lora_choose(struct api_request *req, const json_t *body)
 {
-    const char *endpoint;
     const char *model = json_string_value(api_member(body, "model"));
     const json_t *lora = api_member(body, "lora");
     struct adapter_info info;
     if (lora && !choose_lora(req, lora))
         return false;
-    if (model && strcmp(model, req->server->name) != 0 &&
-        embed_names_helper(req->server, model, &endpoint))
-        return api_invalid(&req->err, "model",
-                           "the model '%.100s' does not generate text: it is for %s", model,
-                           endpoint);
-    if (!model || !adapters_of(req->server))
+    if (!model || !adapters_of(req->loaded))
         return true;
-    bool found = find_model(req->server, model, &info);
-    if (!found && names_missing(req->server, model))
+    bool found = find_model(req->loaded, model, &info);
+    if (!found && names_missing(req->loaded, model))
         return lora_unknown_model(req, model);
     if (!found)
         return true;
@@ -195,10 +189,10 @@ bool prepare_load_lora(struct api_request *req, const json_t *body)
         !need_text(req, body, "lora_path", &path) ||
         !api_float(body, "scale", -1e6, 1e6, &scale, &req->err))
         return false;
-    if (!strcmp(name, req->server->name))
+    if (!strcmp(name, req->loaded->entry->name))
         return api_invalid(&req->err, "lora_name", "lora_name is the base model's own name");
     struct mem_job *job = mem_job_suspend(); /* the adapter outlives this request */
-    enum adapter_result res = adapters_load(adapters_of(req->server), name, path, scale, &e);
+    enum adapter_result res = adapters_load(adapters_of(req->loaded), name, path, scale, &e);
     mem_job_resume(job);
     if (res != ADAPTER_OK)
         return refuse_loading(req, res, name, path, &e);
@@ -214,7 +208,7 @@ bool prepare_unload_lora(struct api_request *req, const json_t *body)
     if (!may_change(req) || !need_text(req, body, "lora_name", &name))
         return false;
     struct mem_job *job = mem_job_suspend();
-    enum adapter_result res = adapters_unload(adapters_of(req->server), name, &e);
+    enum adapter_result res = adapters_unload(adapters_of(req->loaded), name, &e);
     mem_job_resume(job);
     if (res != ADAPTER_OK)
         return refuse(req, res, "lora_name", &e);
@@ -225,49 +219,49 @@ bool prepare_unload_lora(struct api_request *req, const json_t *body)
 
 /* Lists */
 
-static int list_all(const struct server *s, struct adapter_info **out)
+static int list_all(const struct loaded *l, struct adapter_info **out)
 {
     *out = NULL;
-    if (!adapters_of(s))
+    if (!adapters_of(l))
         return 0;
     *out = mem_zalloc(LORA_MAX_ADAPTERS, sizeof **out);
-    return adapters_list(adapters_of(s), *out, LORA_MAX_ADAPTERS);
+    return adapters_list(adapters_of(l), *out, LORA_MAX_ADAPTERS);
 }
 
-static void add_model(const struct server *s, const struct adapter_info *info, struct buf *b)
+static void add_model(const struct loaded *l, const struct adapter_info *info, struct buf *b)
 {
     buf_adds(b, "{\"id\":");
     jsonout_text(b, info->name);
     buf_adds(b, ",\"type\":\"model\",\"display_name\":");
     jsonout_text(b, info->name);
     buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
-             (long long)s->started);
+             (long long)l->entry->added);
     jsonout_text(b, info->path);
     buf_adds(b, ",\"parent\":");
-    jsonout_text(b, s->name);
+    jsonout_text(b, l->entry->name);
     buf_addf(b, ",\"max_model_len\":%d,\"lora\":{\"id\":%d,\"scale\":%.6g},\"capabilities\":",
-             engine_context(s->engine), info->number, (double)info->scale);
-    add_capabilities(s, b);
+             engine_context(l->engine), info->number, (double)info->scale);
+    add_capabilities(l, b);
     buf_addc(b, '}');
 }
 
-void lora_add_models(const struct server *s, struct buf *b)
+void lora_add_models(const struct loaded *l, struct buf *b)
 {
     struct adapter_info *all;
-    int n = list_all(s, &all);
+    int n = list_all(l, &all);
     for (int i = 0; i < n; i++) {
         buf_addc(b, ',');
-        add_model(s, &all[i], b);
+        add_model(l, &all[i], b);
     }
     mem_free(all);
 }
 
-bool lora_add_model(const struct server *s, const char *name, struct buf *b)
+bool lora_add_model(const struct loaded *l, const char *name, struct buf *b)
 {
     struct adapter_info info;
-    if (!lora_find(s, name, &info))
+    if (!lora_find(l, name, &info))
         return false;
-    add_model(s, &info, b);
+    add_model(l, &info, b);
     return true;
 }
 
@@ -275,7 +269,7 @@ void get_lora_adapters(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
     struct adapter_info *all = NULL;
-    int n = s->ready ? list_all(s, &all) : 0;
+    int n = list_all(models_shown(s, x), &all);
     buf_addc(&b, '[');
     for (int i = 0; i < n; i++) {
         buf_addf(&b, "%s{\"id\":%d,\"name\":", i ? "," : "", all[i].number);

@@ -1,8 +1,11 @@
 /* /metrics in the Prometheus text format, with Steel's, vLLM's or llama.cpp's names from one table. */
+#include "base/mem.h"
 #include "server/api/server_int.h"
 
 #include <stdio.h>
+#include <string.h>
 
+enum { METRICS_MOST = 64 };
 enum metric_kind { GAUGE, COUNTER, HISTOGRAM };
 
 struct metric {
@@ -29,13 +32,16 @@ static void write_histogram(struct buf *b, const char *name, const char *label,
              (unsigned long long)sum);
 }
 
+static const char *name_in(const struct metric *m, enum metrics_style style)
+{
+    return style == METRICS_VLLM ? m->vllm : style == METRICS_LLAMACPP ? m->llamacpp : m->own;
+}
+
 static void write_metric(struct buf *b, const struct metric *m, enum metrics_style style,
                          const char *model, const char *previous)
 {
     static const char *const kinds[] = {"gauge", "counter", "histogram"};
-    const char *name = style == METRICS_VLLM       ? m->vllm
-                       : style == METRICS_LLAMACPP ? m->llamacpp
-                                                   : m->own;
+    const char *name = name_in(m, style);
     if (!name)
         return;
     if (name != previous)
@@ -65,39 +71,33 @@ static void write_embedders(struct server *s, struct buf *out)
         {COUNTER, "steel_embed_steps_total", "Steps of the embedding model."},
         {COUNTER, "steel_embed_rejections_total", "Requests refused because the queue was full."},
     };
-    struct embedder *const of[] = {s->embedder, s->reranker};
-    const char *const names[] = {s->embed_name, s->rerank_name};
-    const char *const labels[] = {"task=\"embed\"", "task=\"rerank\""};
-    struct embed_stats stats[2] = {0};
-    for (int k = 0; k < 2; k++)
-        if (of[k])
-            embedder_stats(of[k], &stats[k]);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const char *previous = NULL;
-        for (int k = 0; k < 2; k++) {
-            const struct embed_stats *e = &stats[k];
-            const double values[] = {e->n_waiting, (double)e->n_texts, (double)e->n_tokens,
-                                     (double)e->n_steps, (double)e->n_rejected};
-            struct metric m = {rows[i].kind, rows[i].name, 0, 0,
-                               rows[i].help, values[i],    0, labels[k]};
-            if (of[k])
-                write_metric(out, &m, s->opt.metrics, names[k], previous);
-            previous = of[k] ? rows[i].name : previous;
+        for (const struct loaded *l = s->models->all; l; l = l->next_all) {
+            struct embed_stats e;
+            if (!l->embedder)
+                continue;
+            embedder_stats(l->embedder, &e);
+            const double values[] = {e.n_waiting, (double)e.n_texts, (double)e.n_tokens,
+                                     (double)e.n_steps, (double)e.n_rejected};
+            const char *label =
+                l->entry->src.task == MODEL_RERANK ? "task=\"rerank\"" : "task=\"embed\"";
+            struct metric m = {rows[i].kind, rows[i].name, 0, 0, rows[i].help, values[i], 0, label};
+            write_metric(out, &m, s->opt.metrics, l->entry->name, previous);
+            previous = rows[i].name;
         }
     }
 }
+#define N(x) ((double)(x))
 
-void metrics_write(struct server *s, struct buf *out)
+/* Metrics of one engine; their histograms are e's. Returns their number. */
+static int list_engine(const struct engine_stats *stats, struct metric out[METRICS_MOST])
 {
-    struct engine_stats e;
-    engine_stats(s->engine, &e);
-    struct jobs_count jobs = jobs_count(s->jobs);
+    const struct engine_stats e = *stats;
     double pages = e.pages_total ? e.pages_total : 1;
     static const char done[] = "steel_requests_finished_total",
-                      vdone[] = "vllm:request_success_total", http[] = "steel_http_replies_total";
+                      vdone[] = "vllm:request_success_total";
     const char *const done_help = "Answers ended, by reason.";
-    const char *const http_help = "HTTP replies, by status class.";
-#define N(x) ((double)(x))
     const struct metric list[] = {
         {GAUGE, "steel_requests_running", "vllm:num_requests_running",
          "llamacpp:requests_processing", "Sequences in the batch.", N(e.n_running), 0, 0},
@@ -177,13 +177,26 @@ void metrics_write(struct server *s, struct buf *out)
         {GAUGE, "steel_prompt_token_seconds", 0, 0,
          "Estimated time that a prompt token adds to a step.", e.read_us * 1e-6, 0, 0},
         {HISTOGRAM, "steel_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", 0,
-         "Time from the request to its first token.", 0, &e.first_token, 0},
+         "Time from the request to its first token.", 0, &stats->first_token, 0},
         {HISTOGRAM, "steel_inter_token_latency_seconds", "vllm:inter_token_latency_seconds", 0,
-         "Time between two tokens of a sequence.", 0, &e.inter_token, 0},
+         "Time between two tokens of a sequence.", 0, &stats->inter_token, 0},
         {HISTOGRAM, "steel_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds", 0,
-         "Time from the request to the end of its output.", 0, &e.total, 0},
+         "Time from the request to the end of its output.", 0, &stats->total, 0},
         {HISTOGRAM, "steel_request_queue_time_seconds", "vllm:request_queue_time_seconds", 0,
-         "Time from the request to its first step.", 0, &e.queued, 0},
+         "Time from the request to its first step.", 0, &stats->queued, 0},
+    };
+    _Static_assert(sizeof list / sizeof *list <= METRICS_MOST, "more metrics");
+    memcpy(out, list, sizeof list);
+    return sizeof list / sizeof *list;
+}
+
+/* Metrics of the server itself. */
+static int list_server(struct server *s, struct metric out[METRICS_MOST])
+{
+    struct jobs_count jobs = jobs_count(s->jobs);
+    static const char http[] = "steel_http_replies_total";
+    const char *const http_help = "HTTP replies, by status class.";
+    const struct metric list[] = {
         {GAUGE, "steel_connections", 0, 0, "Open connections.", N(http_n_conns(s->http)), 0, 0},
         {GAUGE, "steel_body_bytes", 0, 0, "Bytes of request bodies being received or prepared.",
          N(http_buffered(s->http)), 0, 0},
@@ -199,15 +212,67 @@ void metrics_write(struct server *s, struct buf *out)
         {COUNTER, http, 0, 0, http_help, N(s->n_http[3]), 0, "status=\"3xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[4]), 0, "status=\"4xx\""},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[5]), 0, "status=\"5xx\""},
+        {GAUGE, "steel_models_loaded", 0, 0, "Models in memory.", N(s->models->n_loaded), 0, 0},
+        {GAUGE, "steel_models_bytes", 0, 0, "Bytes of the host's memory that models take.",
+         N(s->models->bytes), 0, 0},
+        {GAUGE, "steel_models_waiting", 0, 0, "Requests that wait for a model to load.",
+         N(s->models->n_waiting), 0, 0},
     };
+    memcpy(out, list, sizeof list);
+    return sizeof list / sizeof *list;
+}
 #undef N
+
+/* Samples of a metric are together: one for each model in memory. Without a model they are 0. */
+static void write_engines(struct server *s, struct buf *out)
+{
+    struct models *m = s->models;
+    enum { MOST = 64 };
+    static const struct engine_stats none;
+    struct engine_stats *stats = mem_zalloc(MOST, sizeof *stats);
+    const char *names[MOST];
+    struct metric one[METRICS_MOST];
+    int n = 0, n_metrics = 0;
+    for (const struct loaded *l = m->all; l && n < MOST; l = l->next_all)
+        if (l->engine) {
+            names[n] = l->entry->name;
+            engine_stats(l->engine, &stats[n++]);
+        }
+    if (!n) {
+        names[n] = m->first ? m->first->name : "";
+        stats[n++] = none;
+    }
     const char *previous = NULL;
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        enum metrics_style style = s->opt.metrics;
-        write_metric(out, &list[i], style, s->name, previous);
-        previous = style == METRICS_VLLM       ? list[i].vllm
-                   : style == METRICS_LLAMACPP ? list[i].llamacpp
-                                               : list[i].own;
+    n_metrics = list_engine(&stats[0], one);
+    for (int i = 0, next; i < n_metrics; i = next) {
+        /* Metrics that share a name differ in their labels. */
+        const char *name = name_in(&one[i], s->opt.metrics);
+        for (next = i + 1; next < n_metrics && name && name_in(&one[next], s->opt.metrics) == name;)
+            next++;
+        for (int k = 0; k < n; k++) {
+            struct metric mine[METRICS_MOST];
+            list_engine(&stats[k], mine);
+            for (int j = i; j < next; j++) {
+                write_metric(out, &mine[j], s->opt.metrics, names[k], previous);
+                previous = name ? name : previous;
+            }
+        }
+    }
+    mem_free(stats);
+}
+
+void metrics_write(struct server *s, struct buf *out)
+{
+    struct metric list[METRICS_MOST];
+    const char *previous = NULL;
+    pthread_mutex_lock(&s->models->lock);
+    write_engines(s, out);
+    int n = list_server(s, list);
+    for (int i = 0; i < n; i++) {
+        write_metric(out, &list[i], s->opt.metrics, s->models->first ? s->models->first->name : "",
+                     previous);
+        previous = name_in(&list[i], s->opt.metrics);
     }
     write_embedders(s, out);
+    pthread_mutex_unlock(&s->models->lock);
 }

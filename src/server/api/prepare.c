@@ -13,7 +13,7 @@
 static const struct tokenizer *need_tokenizer(struct api_request *req)
 {
     struct error why;
-    const struct tokenizer *t = engine_tokenizer(req->server->engine, &why);
+    const struct tokenizer *t = engine_tokenizer(req->loaded->engine, &why);
     if (!t)
         api_fail(&req->err, 501, "not_supported_error", "this model has no vocabulary: %s",
                  why.msg);
@@ -22,7 +22,7 @@ static const struct tokenizer *need_tokenizer(struct api_request *req)
 
 int api_request_n_vocab(const struct api_request *req)
 {
-    return engine_info(req->server->engine).n_vocab;
+    return engine_info(req->loaded->engine).n_vocab;
 }
 
 struct token_list *api_request_add_prompt(struct api_request *req)
@@ -51,7 +51,7 @@ bool api_request_encode_prompt(struct api_request *req, struct buf *prompt, stru
     if (!t)
         return false;
     prompt_images_show(req->images, prompt);
-    if (!tokenizer_encode_prompt(t, prompt->p, prompt->len, chat_template_text(req->server->chat),
+    if (!tokenizer_encode_prompt(t, prompt->p, prompt->len, chat_template_text(req->loaded->chat),
                                  &req->budget, out, &e))
         return api_request_refuse(req, NULL, &e);
     return prompt_images_expand(req->images, out, &e) ||
@@ -76,7 +76,7 @@ static bool add_text_prompt(struct api_request *req, const json_t *v)
     if (!api_request_encode(req, json_string_value(v), json_string_length(v),
                             TOKENIZE_SPECIAL | TOKENIZE_BOS, out))
         return false;
-    int32_t bos = tokenizer_bos(engine_tokenizer(req->server->engine, NULL));
+    int32_t bos = tokenizer_bos(engine_tokenizer(req->loaded->engine, NULL));
     if (out->n == 0 && bos >= 0)
         token_list_add(out, bos);
     return true;
@@ -130,8 +130,8 @@ bool prepare_completions(struct api_request *req, const json_t *body)
 {
     struct fim_source fim = {.prefix = api_member(body, "prompt"),
                              .suffix = api_member(body, "suffix")};
-    if (!gen_params_read(body, PARAMS_COMPLETIONS, &req->server->opt.sample,
-                         api_request_n_vocab(req), &req->p, &req->err))
+    if (!gen_params_read(body, PARAMS_COMPLETIONS, &req->loaded->sample, api_request_n_vocab(req),
+                         &req->p, &req->err))
         return false;
     if (!api_member(body, "max_tokens") && !api_member(body, "max_completion_tokens"))
         req->p.max_tokens = 16; /* OpenAI's default for this endpoint */
@@ -143,11 +143,11 @@ bool prepare_completions(struct api_request *req, const json_t *body)
     } else if (!fim_add_prompt(req, &fim, 400, "suffix")) {
         return false;
     }
-    const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
+    const struct tokenizer *t = engine_tokenizer(req->loaded->engine, NULL);
     if (req->p.echo && t) {
         req->echo = mem_zalloc((size_t)req->n_prompts, sizeof *req->echo);
         for (int i = 0; i < req->n_prompts; i++) /* longer prompts are refused later */
-            if (req->prompts[i].n <= (size_t)engine_context(req->server->engine))
+            if (req->prompts[i].n <= (size_t)engine_context(req->loaded->engine))
                 tokenizer_decode(t, req->prompts[i].ids, req->prompts[i].n, false, &req->echo[i]);
     }
     return api_request_constrain(req, body);
@@ -210,7 +210,7 @@ bool prepare_tokenize(struct api_request *req, const json_t *body)
         buf_adds(&req->reply, ids->n ? "]" : "[]");
     }
     buf_addf(&req->reply, ",\"count\":%zu,\"max_model_len\":%d}", ids->n,
-             engine_context(req->server->engine));
+             engine_context(req->loaded->engine));
     return true;
 }
 
@@ -281,8 +281,10 @@ static void expect_images(struct api_request *req)
                                       .budget = &req->budget,
                                       .salt = req->key};
     bool kept = req->endpoint->prepare == prepare_responses; /* earlier items may have images */
+    if (!req->loaded || !req->loaded->engine)
+        return;
     if (kept || (req->n_body && memmem(req->body, req->n_body, "image", 5)))
-        req->images = prompt_images_new(req->server->engine, &rules);
+        req->images = prompt_images_new(req->loaded->engine, &rules);
 }
 
 static bool encode_images(struct api_request *req)
@@ -304,16 +306,19 @@ void api_request_prepare(struct api_request *req)
         return;
     }
     req->budget = budget_for(req->n_body, &req->cancelled);
-    expect_images(req);
     bool none = !req->n_body && req->endpoint->body_optional;
     json_t *body = none ? json_object() : api_parse(req->body, req->n_body, &req->err);
+    const struct endpoint *e = req->endpoint;
+    bool ok = body && fields_check(e, body, &req->err);
+    if (ok && !models_choose(req, body) && req->entry) {
+        json_decref(body); /* it is read again when the model is there */
+        return;
+    }
+    expect_images(req);
     mem_free(req->body);
     req->body = NULL;
-    if (!body)
-        return;
-    const struct endpoint *e = req->endpoint;
-    bool ok = fields_check(e, body, &req->err) &&
-              (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) && e->prepare(req, body);
+    ok = ok && !req->err.status && (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) &&
+         e->prepare(req, body);
     ok = ok && (e->effect != ENDPOINT_GENERATES || req->reply.len ||
                 (api_request_resolve(req) && encode_images(req)));
     CHECK(ok == (req->err.status == 0), "%s failed without a reason", e->name);

@@ -202,7 +202,7 @@ static bool render(struct api_request *req, const json_t *messages, const json_t
                              .no_generation_prompt = no_generation,
                              .budget = &req->budget,
                              .literal = !req->server->opt.allow_special};
-    if (!chat_render(req->server->chat, &r, prompt, &e))
+    if (!chat_render(req->loaded->chat, &r, prompt, &e))
         return api_request_refuse(req, "messages", &e);
     return true;
 }
@@ -282,9 +282,9 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
     bool parallel = true, generation = true, go_on = false, ok = false;
     struct prefill prefill = {0};
     req->chat = chat;
-    if (!req->server->chat) {
+    if (!req->loaded->chat) {
         api_fail(&req->err, 501, "not_supported_error",
-                 "this model has no usable chat template: %s", req->server->chat_error.msg);
+                 "this model has no usable chat template: %s", req->loaded->chat_error.msg);
         goto out;
     }
     if (req->err.status || !check_messages(messages, &req->err) || !check_tools(tools, &req->err) ||
@@ -292,7 +292,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
         !api_bool(body, "parallel_tool_calls", &parallel, &req->err) ||
         !api_bool(body, "add_generation_prompt", &generation, &req->err) ||
         !api_bool(body, "continue_final_message", &go_on, &req->err) ||
-        !thinking_read(req->server->chat, body, &kwargs, &chat->budget, &req->err))
+        !thinking_read(req->loaded->chat, body, &kwargs, &chat->budget, &req->err))
         goto out;
     if (go_on) {
         messages = shorter = json_copy(messages);
@@ -305,7 +305,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
         goto out;
     chat->tools = json_array_size(tools) > 0;
     chat->format = req->server->opt.chat_format ? req->server->format
-                                                : chat_reply_format(req->server->chat, chat->tools);
+                                                : chat_reply_format(req->loaded->chat, chat->tools);
     chat->in_reasoning = chat_opens_reasoning(prompt->p, prompt->len);
     set_marks(chat);
     chat->schema = tools ? json_incref((json_t *)tools) : NULL;
@@ -378,7 +378,7 @@ static bool prepare_translated(struct api_request *req, const json_t *body)
 static bool fits(const struct api_request *req)
 {
     size_t answer = req->p.max_tokens > 0 ? (size_t)req->p.max_tokens : 1;
-    return req->prompts[0].n + answer <= (size_t)engine_context(req->server->engine);
+    return req->prompts[0].n + answer <= (size_t)engine_context(req->loaded->engine);
 }
 
 /* Prepares the prompt again without the first k turns. */
@@ -417,8 +417,8 @@ bool prepare_chat(struct api_request *req, const json_t *body)
     bool truncate = false, legacy = false;
     json_t *chat = NULL;
     bool ok =
-        gen_params_read(body, PARAMS_CHAT, &req->server->opt.sample, api_request_n_vocab(req),
-                        &req->p, &req->err) &&
+        gen_params_read(body, PARAMS_CHAT, &req->loaded->sample, api_request_n_vocab(req), &req->p,
+                        &req->err) &&
         (chat = functions_translate(body, &legacy, &req->err)) &&
         check_modalities(chat, &req->err) && responses_truncation(chat, &truncate, &req->err) &&
         prepare_conversation(req, chat, &prompt) &&
@@ -441,8 +441,8 @@ bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool 
     if (messages)
         json_object_set_new(taken, "messages", messages);
     bool ok = !req->err.status &&
-              gen_params_read(body, PARAMS_MESSAGES, &req->server->opt.sample,
-                              api_request_n_vocab(req), &req->p, &req->err) &&
+              gen_params_read(body, PARAMS_MESSAGES, &req->loaded->sample, api_request_n_vocab(req),
+                              &req->p, &req->err) &&
               (chat = anthropic_translate(taken, generate, &req->err)) &&
               prepare_conversation(req, chat, &prompt) &&
               api_request_encode_prompt(req, &prompt, api_request_add_prompt(req)) &&
@@ -490,7 +490,7 @@ bool prepare_responses(struct api_request *req, const json_t *body)
     r->images = req->images;
     json_t *chat = responses_translate(body, req->server->store, req->owner,
                                        req->id + strlen("resp_"), req->responses, &req->err);
-    bool ok = chat && gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
+    bool ok = chat && gen_params_read(chat, PARAMS_CHAT, &req->loaded->sample,
                                       api_request_n_vocab(req), &req->p, &req->err);
     if (ok && r->mcp)
         jsonout_value(&r->mcp->chat, chat);
@@ -526,7 +526,7 @@ static bool prepare_ollama(struct api_request *req, const json_t *body, bool gen
         return api_request_refuse(req, "images", &e);
     json_t *chat = ollama_translate(taken, generate, &raw, &req->err);
     bool ok = chat && (raw ? prepare_completions(req, chat)
-                           : gen_params_read(chat, PARAMS_CHAT, &req->server->opt.sample,
+                           : gen_params_read(chat, PARAMS_CHAT, &req->loaded->sample,
                                              api_request_n_vocab(req), &req->p, &req->err) &&
                                  prepare_translated(req, chat) && api_request_constrain(req, chat));
     ok = ok && api_int(chat, "num_ctx", 0, INT32_MAX, &req->p.context, &req->err);
@@ -543,19 +543,4 @@ bool prepare_ollama_chat(struct api_request *req, const json_t *body)
 bool prepare_ollama_generate(struct api_request *req, const json_t *body)
 {
     return prepare_ollama(req, body, true);
-}
-
-void server_load_chat(struct server *s)
-{
-    bool ok = s->opt.chat_template
-                  ? chat_source_open(s->opt.chat_template, &s->chat_source, &s->chat_error)
-                  : chat_source_load(engine_file(s->engine), &s->chat_source, &s->chat_error);
-    if (ok)
-        s->chat = chat_new(&s->chat_source, &s->chat_error);
-}
-
-void server_unload_chat(struct server *s)
-{
-    chat_free(s->chat);
-    chat_source_clear(&s->chat_source);
 }

@@ -7,7 +7,7 @@
 
 static const struct tokenizer *tokenizer_of(const struct api_request *req)
 {
-    return engine_tokenizer(req->server->engine, NULL);
+    return engine_tokenizer(req->loaded->engine, NULL);
 }
 
 static void add_bool(struct buf *b, const char *name, bool v)

@@ -52,7 +52,7 @@ static void add_logprobs(const struct api_request *req, struct api_choice *o, st
     if (!req->p.logprobs || l->sent == l->n)
         return;
     buf_adds(b, ",\"logprobs\":[");
-    logprobs_list(l, l->sent, engine_tokenizer(req->server->engine, NULL), b);
+    logprobs_list(l, l->sent, engine_tokenizer(req->loaded->engine, NULL), b);
     buf_addc(b, ']');
     l->sent = l->n;
 }

@@ -62,7 +62,7 @@ enum { LOGPROBS_A_PIECE = 16 }; /* entries per event: about 40 kB with 20 altern
 
 static const struct tokenizer *tokenizer_of(const struct api_request *req)
 {
-    return engine_tokenizer(req->server->engine, NULL);
+    return engine_tokenizer(req->loaded->engine, NULL);
 }
 
 /* Writes "logprobs":... with some of the unsent entries. */

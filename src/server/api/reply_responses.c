@@ -187,7 +187,7 @@ static void add_part(const struct api_request *req, const struct api_choice *o,
     } else {
         buf_adds(b, "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[");
         if (probs)
-            logprobs_list(&o->logprobs, 0, engine_tokenizer(req->server->engine, NULL), b);
+            logprobs_list(&o->logprobs, 0, engine_tokenizer(req->loaded->engine, NULL), b);
         buf_adds(b, "],\"text\":");
     }
     if (full)
@@ -615,7 +615,7 @@ static void add_delta(struct api_request *req, struct api_choice *o, int index, 
     if (g->kind == SEGMENT_TEXT) {
         buf_adds(b, ",\"logprobs\":[");
         logprobs_list(&o->logprobs, req->responses->n_probs,
-                      engine_tokenizer(req->server->engine, NULL), b);
+                      engine_tokenizer(req->loaded->engine, NULL), b);
         buf_addc(b, ']');
         req->responses->n_probs = o->logprobs.n;
     }

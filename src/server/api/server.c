@@ -2,13 +2,10 @@
  * event loop. */
 #include "server/api/server_int.h"
 #include "server/api/background.h"
-#include "server/api/lora_endpoints.h"
-#include "server/api/embeddings.h"
+#include "server/api/models_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "dist/job.h"
-#include "sample/sample_advice.h"
-#include "server/api/slots.h"
 #include "server/api/store.h"
 #include "text/grammar/grammar.h"
 
@@ -27,7 +24,6 @@
 #include <unistd.h>
 
 enum { GRAMMARS_KEPT = 64 };
-enum { SCORED_ROWS = 64 };       /* rows per step for log-probabilities of prompts */
 enum { STORE_AGE_S = 6 * 3600 }; /* unused responses are dropped after this time */
 
 /* Small replies */
@@ -55,23 +51,24 @@ static void on_refuse(void *arg, struct http_exchange *x, int status, const char
     fail(arg, x, status, status == 503 ? "unavailable_error" : "invalid_request_error", "%s", why);
 }
 
-static bool reply_if_not_ready(struct server *s, struct http_exchange *x)
+bool reply_if_not_ready(struct server *s, struct http_exchange *x)
 {
     struct buf b = {0};
-    int percent;
+    int percent = 0;
     struct error e = {0};
-    enum engine_state state = engine_state(s->engine, &percent, &e);
-    if (s->ready && state != ENGINE_FAILED)
+    bool failed = models_failed(s->models, &e);
+    if (s->ready && !failed)
         return false;
+    if (!s->ready)
+        percent = models_progress(s->models);
     struct api_error err;
-    if (state == ENGINE_FAILED)
+    if (failed)
         api_fail(&err, 503, "unavailable_error", "%s", e.msg);
     else
         api_fail(&err, 503, "unavailable_error", "the model is loading: %d %%", percent);
     api_error_json(&b, &err, DIALECT_OPENAI);
     b.len--; /* adds fields beside "error" */
-    buf_addf(&b, ",\"status\":\"%s\",\"percent\":%d}", state == ENGINE_FAILED ? "error" : "loading",
-             percent);
+    buf_addf(&b, ",\"status\":\"%s\",\"percent\":%d}", failed ? "error" : "loading", percent);
     http_add_header(x, "Retry-After", "2");
     reply_json(x, s, err.status, &b);
     buf_clear(&b);
@@ -87,8 +84,7 @@ void get_health(struct server *s, struct http_exchange *x)
     }
     if (reply_if_not_ready(s, x))
         return;
-    struct error why = {0};
-    const char *failed = embeddings_failed(s, &why);
+    const char *failed = models_helper_failed(s->models);
     if (failed) {
         fail(s, x, 503, "unavailable_error", "%s", failed);
         return;
@@ -104,156 +100,6 @@ void get_metrics(struct server *s, struct http_exchange *x)
     metrics_write(s, &b);
     s->n_http[2]++;
     http_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", b.p, b.len);
-    buf_clear(&b);
-}
-
-/* Defaults of requests. */
-static void add_defaults(const struct sample_params *p, struct buf *b)
-{
-    const struct {
-        const char *name;
-        double value;
-    } defaults[] = {
-        {"temperature", (double)p->temp},
-        {"top_p", (double)p->top_p},
-        {"top_k", p->top_k},
-        {"min_p", (double)p->min_p},
-        {"repetition_penalty", (double)p->repeat_penalty},
-        {"repeat_last_n", p->repeat_last_n},
-        {"presence_penalty", (double)p->presence_penalty},
-        {"frequency_penalty", (double)p->frequency_penalty},
-        {"typical_p", (double)p->typical_p},
-        {"top_n_sigma", (double)p->top_n_sigma},
-        {"xtc_probability", (double)p->xtc_probability},
-        {"xtc_threshold", (double)p->xtc_threshold},
-        {"dynatemp_range", (double)p->dynatemp_range},
-        {"dynatemp_exponent", (double)p->dynatemp_exponent},
-        {"mirostat", p->mirostat},
-        {"mirostat_tau", (double)p->mirostat_tau},
-        {"mirostat_eta", (double)p->mirostat_eta},
-        {"dry_multiplier", (double)p->dry_multiplier},
-        {"dry_base", (double)p->dry_base},
-        {"dry_allowed_length", p->dry_allowed_length},
-        {"dry_penalty_last_n", p->dry_last_n},
-    };
-    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++)
-        buf_addf(b, "%s\"%s\":%.6g", i ? "," : "", defaults[i].name, defaults[i].value);
-}
-
-/* The words of reasoning_effort that the template knows. Without any, other words only turn thinking on. */
-static void add_efforts(const struct server *s, struct buf *b)
-{
-    const char *words[8];
-    int n = s->chat ? chat_own_efforts(s->chat, words, 8) : 0;
-    buf_adds(b, ",\"reasoning_efforts\":[");
-    for (int i = 0; i < n; i++)
-        buf_addf(b, "%s\"%s\"", i ? "," : "", words[i]);
-    buf_addc(b, ']');
-}
-
-static void add_model(struct server *s, struct buf *b)
-{
-    struct engine_info m = engine_info(s->engine);
-    char date[32];
-    struct tm tm;
-    time_t t = (time_t)s->started;
-    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &tm));
-    buf_adds(b, "{\"id\":");
-    jsonout_text(b, s->name);
-    /* Read by Anthropic's clients. */
-    buf_adds(b, ",\"type\":\"model\",\"display_name\":");
-    jsonout_text(b, s->name);
-    buf_addf(b, ",\"created_at\":\"%s\"", date);
-    buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
-             (long long)s->started);
-    jsonout_text(b, s->opt.model);
-    buf_addf(b,
-             ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_ctx\":%d,"
-             "\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,\"size\":%zu}",
-             engine_context(s->engine), m.n_vocab, engine_context(s->engine), m.context_trained,
-             m.n_embd, (long long)m.n_params, m.weight_bytes);
-    buf_adds(b, ",\"default_sampling\":{");
-    add_defaults(&s->opt.sample, b);
-    buf_addc(b, '}');
-    add_efforts(s, b);
-    buf_adds(b, ",\"capabilities\":");
-    add_capabilities(s, b);
-    buf_addc(b, '}');
-}
-
-/* An embedding or rerank model. */
-static void add_helper(const struct server *s, const struct embedder *e, const char *name,
-                       const char *path, const char *can, struct buf *b)
-{
-    if (!e)
-        return;
-    struct engine_info m = embedder_info(e);
-    buf_adds(b, b->len ? ",{\"id\":" : "{\"id\":");
-    jsonout_text(b, name);
-    buf_addf(b, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"steel\",\"root\":",
-             (long long)s->started);
-    jsonout_text(b, path);
-    buf_addf(b,
-             ",\"parent\":null,\"max_model_len\":%d,\"meta\":{\"n_vocab\":%d,\"n_embd\":%d,"
-             "\"n_params\":%lld,\"size\":%zu},\"capabilities\":[\"%s\"]}",
-             embedder_context(e), m.n_vocab, m.n_embd, (long long)m.n_params, m.weight_bytes, can);
-}
-
-void get_models(struct server *s, struct http_exchange *x)
-{
-    struct buf b = {0};
-    if (reply_if_not_ready(s, x))
-        return;
-    buf_adds(&b, "{\"object\":\"list\",\"data\":[");
-    add_model(s, &b);
-    lora_add_models(s, &b);
-    add_helper(s, s->embedder, s->embed_name, s->opt.embedding, "embedding", &b);
-    add_helper(s, s->reranker, s->rerank_name, s->opt.rerank, "rerank", &b);
-    buf_adds(&b, "],\"has_more\":false,\"first_id\":");
-    jsonout_text(&b, s->name);
-    buf_adds(&b, ",\"last_id\":");
-    jsonout_text(&b, s->name);
-    buf_addc(&b, '}');
-    reply_json(x, s, 200, &b);
-    buf_clear(&b);
-}
-
-static bool add_helper_named(const struct server *s, const char *name, struct buf *b)
-{
-    if (s->embedder && !strcmp(name, s->embed_name))
-        add_helper(s, s->embedder, name, s->opt.embedding, "embedding", b);
-    else if (s->reranker && !strcmp(name, s->rerank_name))
-        add_helper(s, s->reranker, name, s->opt.rerank, "rerank", b);
-    return b->len > 0;
-}
-
-void get_model(struct server *s, struct http_exchange *x)
-{
-    const char *id = strrchr(http_request(x)->path, '/') + 1;
-    const char *full = endpoint_path(http_request(x)) + strlen("/v1/models/");
-    struct buf b = {0};
-    if (reply_if_not_ready(s, x))
-        return;
-    if (strcmp(full, s->name) && add_helper_named(s, full, &b)) {
-        reply_json(x, s, 200, &b);
-        buf_clear(&b);
-        return;
-    }
-    if (strcmp(full, s->name) && (lora_add_model(s, full, &b) || lora_add_model(s, id, &b))) {
-        reply_json(x, s, 200, &b);
-        buf_clear(&b);
-        return;
-    }
-    if (strcmp(full, s->name) && strcmp(id, s->name)) {
-        struct api_error err;
-        api_fail(&err, 404, "not_found_error", "the model '%.100s' does not exist", full);
-        err.code = "model_not_found";
-        snprintf(err.param, sizeof err.param, "model");
-        reply_error(x, s, &err, endpoint_dialect(http_request(x)));
-        return;
-    }
-    add_model(s, &b);
-    reply_json(x, s, 200, &b);
     buf_clear(&b);
 }
 
@@ -346,7 +192,9 @@ static void on_events(evutil_socket_t fd, short what, void *arg)
 static void on_jobs(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
-    api_requests_prepared(arg);
+    struct server *s = arg;
+    api_requests_prepared(s);
+    models_advance(s->models);
 }
 
 static void on_job_tick(evutil_socket_t fd, short what, void *arg)
@@ -355,23 +203,6 @@ static void on_job_tick(evutil_socket_t fd, short what, void *arg)
     struct server *s = arg;
     if (jobs_check(s->jobs, clock_ns()))
         event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
-}
-
-static void become_ready(struct server *s)
-{
-    struct engine_info m = engine_info(s->engine);
-    server_load_chat(s);
-    s->slots = slots_new(m.max_seqs, s->opt.slot_save_path != NULL);
-    sample_params_advise(&s->opt.sample, engine_file(s->engine));
-    s->ready = true;
-    log_line(LOG_INFO, "ready", LOG_TEXT("model", s->name), LOG_TEXT("device", m.device),
-             LOG_NUM("load_s", m.load_s), LOG_NUM("context", engine_context(s->engine)),
-             LOG_NUM("sequences", m.max_seqs), LOG_NUM("kv_pages", m.n_pages),
-             LOG_NUM("kv_mb", m.kv_bytes / 1e6), LOG_NUM("weights_mb", m.weight_bytes / 1e6));
-    if (m.notice[0])
-        log_line(LOG_WARN, "device", LOG_TEXT("why", m.notice));
-    if (!s->chat)
-        log_line(LOG_WARN, "no chat template", LOG_TEXT("why", s->chat_error.msg));
 }
 
 /* After the grace time: to flush errors to clients; then for workers and the engine to stop. */
@@ -404,31 +235,8 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 {
     (void)fd, (void)what;
     struct server *s = arg;
-    if (!s->ready && !s->failed) {
-        struct error e = {0};
-        enum engine_state state = engine_state(s->engine, NULL, &e);
-        if (state == ENGINE_READY) {
-            become_ready(s);
-            struct timeval second = {1, 0};
-            event_add(s->tick, &second);
-        } else if (state == ENGINE_FAILED) {
-            s->failed = true;
-            log_line(LOG_ERROR, "the model cannot be loaded", LOG_TEXT("why", e.msg));
-            s->exit_code = 1;
-            event_base_loopbreak(s->base);
-        }
-    }
-    struct error why = {0};
-    if (s->ready && !s->engine_failed && engine_state(s->engine, NULL, &why) == ENGINE_FAILED) {
-        s->engine_failed = true; /* the server keeps running and reports it in /health */
-        if (!job_fail(why.msg))  /* a job ends, and on_job_lost logs it */
-            log_line(LOG_ERROR, "the engine failed", LOG_TEXT("why", why.msg));
-    }
-    const char *failed = embeddings_failed(s, &why);
-    if (failed && !s->embed_failed) {
-        s->embed_failed = true;
-        log_line(LOG_ERROR, failed, LOG_TEXT("why", why.msg));
-    }
+    models_check(s->models);
+    models_advance(s->models);
     api_requests_tick(s);
     if (s->draining)
         background_drain(s);
@@ -510,14 +318,6 @@ void server_name_of(const char *path, char *name, size_t size)
         *dot = 0;
 }
 
-static void name_model(struct server *s)
-{
-    if (s->opt.alias)
-        snprintf(s->name, sizeof s->name, "%s", s->opt.alias);
-    else
-        server_name_of(s->opt.model ? s->opt.model : "steel-demo", s->name, sizeof s->name);
-}
-
 static bool start_workers(struct server *s, struct error *err)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -566,7 +366,7 @@ static void loop(struct server *s)
     s->tick = timer(s, EV_PERSIST, on_tick);
     s->grace = timer(s, 0, on_grace);
     s->last = timer(s, 0, on_last);
-    event_add(s->tick, &(struct timeval){0, 20000}); /* until the model is loaded */
+    event_add(s->tick, &(struct timeval){1, 0});
     const struct http_options *h = &s->opt.http;
     char url[128];
     snprintf(url, sizeof url, "%s://%s:%d", h->cert_file ? "https" : "http", h->host,
@@ -586,10 +386,10 @@ static void loop(struct server *s)
     http_close(s->http);
     jobs_stop(s->jobs);
     api_requests_prepared(s);
-    embeddings_close(s);
+    models_stop(s->models);
     mcp_close(s->mcp);
     api_requests_prepared(s);
-    engine_close(s->engine);
+    models_end(s->models);
     struct engine_event ev;
     while (events_next(s->events, &ev, 0))
         api_requests_event(s, &ev);
@@ -619,12 +419,10 @@ int server_run(const struct server_options *opt, struct error *err)
     s->opt.http.refuse = on_refuse;
     s->opt.http.arg = s;
     s->opt.access.host = opt->http.host;
-    s->opt.engine.runtime.min_out = SCORED_ROWS;
     s->jobs_fd = -1;
     s->started = time(NULL);
     if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
         s->id_secret = (uint64_t)clock_ns();
-    name_model(s);
     if (opt->chat_format && !chat_format_from_name(opt->chat_format, &s->format)) {
         mem_free(s);
         struct buf names = {0};
@@ -635,7 +433,7 @@ int server_run(const struct server_options *opt, struct error *err)
         return 1;
     }
     snprintf(s->fingerprint, sizeof s->fingerprint, "steel-%s",
-             opt->engine.runtime.backend.deterministic ? "deterministic" : "default");
+             opt->models[0].engine.runtime.backend.deterministic ? "deterministic" : "default");
     signal(SIGPIPE, SIG_IGN);
     bound_heap();
     s->grammars = grammar_cache_new(GRAMMARS_KEPT);
@@ -650,24 +448,19 @@ int server_run(const struct server_options *opt, struct error *err)
     bool ok = s->http && start_workers(s, err);
     if (ok && !(s->events = events_new()))
         ok = error_set(err, "no file descriptor is left");
-    if (ok && !(embeddings_open(s, err) && open_mcp(s, err))) {
-        embeddings_close(s);
-        events_free(s->events);
-        ok = false;
-    }
+    ok = ok && (s->models = models_new(s, err)) && open_mcp(s, err) && models_start(s->models, err);
     if (ok) {
-        s->engine = engine_open(opt->model, &s->opt.engine);
         loop(s);
         rc = s->exit_code;
         if (s->failed)
             error_set(err, "the model cannot be loaded"); /* the reason is in the log */
-        server_unload_chat(s);
-        slots_free(s->slots);
-        events_free(s->events);
     } else {
         http_close(s->http);
         jobs_stop(s->jobs);
+        mcp_close(s->mcp);
     }
+    models_free(s->models);
+    events_free(s->events);
     jobs_free(s->jobs);
     mcp_free(s->mcp);
     if (s->jobs_fd >= 0)

@@ -1,4 +1,4 @@
-/* `steel serve`: an OpenAI-compatible HTTP server over one engine. */
+/* `steel serve`: an OpenAI-compatible HTTP server over the engines of one or more models. */
 #ifndef STEEL_SERVER_SERVER_H
 #define STEEL_SERVER_SERVER_H
 
@@ -8,13 +8,30 @@
 
 enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 
-struct server_options {
-    const char *model;              /* path */
-    const char *embedding, *rerank; /* paths of an embedding and a rerank model, or NULL */
-    const char *embedding_name, *rerank_name; /* NULL: from their paths */
-    const char *alias;                        /* name in replies; NULL = from the path */
+/* What a model is for. */
+enum model_task { MODEL_TEXT, MODEL_EMBED, MODEL_RERANK };
+
+/* A model that clients can ask for by name. */
+struct model_source {
+    const char *name;           /* NULL = from the path */
+    const char *const *aliases; /* (n_aliases) other names */
+    int n_aliases;
+    const char *path; /* NULL = the built-in model */
+    enum model_task task;
     struct engine_options engine;
-    struct sample_params sample;     /* defaults of requests */
+    struct sample_params sample; /* defaults of requests */
+    const char *chat_template;   /* file; NULL = the model's own */
+    bool at_start; /* loaded before the server is ready, and the reason to end if it cannot be */
+    bool pinned;   /* never unloaded */
+    int keep_s;    /* unloaded when unused for this many seconds; -1 = when memory is needed */
+};
+
+struct server_options {
+    const struct model_source *models; /* (n_models) the first one is for requests that name none */
+    int n_models;
+    int max_loaded;                  /* models in memory at once; 0 = no limit */
+    size_t max_bytes;                /* of the host's memory for them; 0 = what is free */
+    int load_wait_s;                 /* a request waits for its model for this long */
     const char *const *dry_breakers; /* (n_dry_breakers) texts; NULL = dry_default_breakers */
     int n_dry_breakers;
     struct http_options http;   /* handler and arg are the server's own */
@@ -31,7 +48,6 @@ struct server_options {
     const struct mcp_config *mcp; /* MCP servers; NULL = none */
     int mcp_call_s;               /* time of one call of a tool */
     int mcp_rounds;               /* most rounds of calls in one response */
-    const char *chat_template;    /* file; NULL = the model's own */
     bool allow_special;           /* control tokens in messages count */
     const char *chat_format;      /* how output is parsed; NULL = by the template */
     enum metrics_style metrics;

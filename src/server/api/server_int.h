@@ -17,13 +17,13 @@
 #define STEEL_SERVER_SERVER_INT_H
 
 #include "base/budget.h"
-#include "engine/embed.h"
 #include "engine/images.h"
 #include "server/http/jobs.h"
 #include "server/http/jsonout.h"
 #include "server/http/log.h"
 #include "server/mcp/mcp.h"
 #include "server/api/endpoints.h"
+#include "server/api/models.h"
 #include "server/api/params.h"
 #include "server/api/server.h"
 #include "server/api/store.h"
@@ -152,6 +152,12 @@ struct api_request {
     struct server *server;
     struct http_exchange *x; /* NULL: the client has disconnected, or it has a reply already */
     const struct endpoint *endpoint;
+    struct loaded *loaded; /* its model (models.h); a reference; NULL = it needs none, or waits */
+    struct model_entry *entry;        /* the model to wait for; NULL = none */
+    struct api_request *next_waiting; /* in models->waiting */
+    int64_t wait_until_ns;            /* waiting ends; 0 = it does not wait */
+    int64_t keep_ns;                  /* keep_alive for its model; only with has_keep */
+    bool has_keep;
     char id[48];     /* the endpoint's prefix and 128 random bits: whoever has it was told it */
     int64_t created; /* unix time */
     int64_t start_ns, last_write_ns;
@@ -204,16 +210,11 @@ struct server {
     struct server_options opt;
     struct event_base *base;
     struct http *http;
-    struct engine *engine;
+    struct models *models;
     struct events *events;
-    struct chat *chat; /* NULL: the model has no usable template; chat_error says why */
-    struct error chat_error;
-    struct chat_source chat_source; /* of chat */
-    enum chat_format format;        /* if opt.chat_format names one */
+    enum chat_format format; /* if opt.chat_format names one */
     bool ready, failed, draining;
-    bool engine_failed, embed_failed; /* failed after it was ready */
     int n_signals, exit_code;
-    char name[128]; /* of the model */
     char fingerprint[32];
     int64_t started; /* unix time */
     struct event *on_events, *more_events, *on_jobs, *job_tick, *tick, *grace, *last;
@@ -225,11 +226,8 @@ struct server {
     uint64_t n_http[6];             /* replies by status class */
     uint64_t id_secret;
     struct store *store; /* kept responses */
-    struct slots *slots; /* made when the model is ready */
     struct grammar_cache *grammars;
-    struct mcp *mcp;                      /* NULL without --mcp-config */
-    struct embedder *embedder, *reranker; /* or NULL */
-    char embed_name[128], rerank_name[128];
+    struct mcp *mcp; /* NULL without --mcp-config */
     pthread_mutex_t embed_lock;
     struct embed_request *embedded; /* done, to be collected by the loop; under embed_lock */
     struct jobs *jobs;
@@ -244,7 +242,7 @@ struct server {
 /* The model's name in the reply. */
 static inline const char *api_request_model(const struct api_request *req)
 {
-    return req->model ? req->model : req->server->name;
+    return req->model ? req->model : req->loaded ? req->loaded->entry->name : "";
 }
 
 /* server.c: a model's name from its path */
@@ -263,6 +261,9 @@ void api_request_pump(struct api_request *req);  /* sends what the client can ta
 /* Ends its work, with a line in the log. */
 void api_request_stop(struct api_request *req, int status, const char *how);
 void api_request_release(struct api_request *req); /* frees it if nothing needs it */
+/* Ends the wait for its model: it is prepared again, or fails. */
+void api_request_resume(struct api_request *req);
+void api_request_fail(struct api_request *req, const struct api_error *err);
 /* A part of the request had `before` unsent bytes and has `after` now. */
 void api_request_keep(struct api_request *req, size_t before, size_t after);
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
@@ -365,7 +366,7 @@ void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
 void ollama_loaded(
     struct api_request *req); /* reply_ollama.c: the reply to a request that only loads the model */
-void add_capabilities(const struct server *s, struct buf *b); /* of the model's template */
+void add_capabilities(const struct loaded *l, struct buf *b); /* of the model and its template */
 
 /* web.c: the web page and its files */
 void get_page(struct server *s, struct http_exchange *x);
@@ -374,9 +375,12 @@ void get_page_file(struct server *s, struct http_exchange *x);
 /* server.c */
 void get_health(struct server *s, struct http_exchange *x);
 void get_metrics(struct server *s, struct http_exchange *x);
+/* Whether a model that must be there is loading or has failed; replies 503 then. */
+bool reply_if_not_ready(struct server *s, struct http_exchange *x);
+/* models_list.c */
 void get_models(struct server *s, struct http_exchange *x);
 void get_model(struct server *s, struct http_exchange *x);
-void server_load_chat(struct server *s); /* prepare_chat.c; sets chat or chat_error */
-void server_unload_chat(struct server *s);
+/* Replies 503 if no model is in memory for a request without a body. */
+struct loaded *models_shown_or_reply(struct server *s, struct http_exchange *x);
 
 #endif

@@ -157,21 +157,19 @@ void get_slots(struct server *s, struct http_exchange *x)
     struct buf b = {0};
     struct api_error err;
     bool wants_free = false, is_free = false;
-    if (!s->ready) {
-        api_fail(&err, 503, "unavailable_error", "the model is loading");
-        reply_error(x, s, &err, DIALECT_OPENAI);
+    const struct loaded *m = models_shown_or_reply(s, x);
+    if (!m)
         return;
-    }
     if (!query_bool(http_request(x)->query, "fail_on_no_slot", &wants_free, &err)) {
         reply_error(x, s, &err, DIALECT_OPENAI);
         return;
     }
     char *owner = access_owner(&s->opt.access, x);
-    int context = engine_context(s->engine);
-    bool drafts = engine_runtime(s->engine)->draft > 0;
+    int context = engine_context(m->engine);
+    bool drafts = engine_runtime(m->engine)->draft > 0;
     buf_addc(&b, '[');
-    for (int i = 0; i < s->slots->n; i++) {
-        const struct slot *l = &s->slots->v[i];
+    for (int i = 0; i < m->slots->n; i++) {
+        const struct slot *l = &m->slots->v[i];
         is_free |= !l->req;
         buf_addf(&b, "%s{\"id\":%d,\"n_ctx\":%d,\"speculative\":%s,\"is_processing\":%s",
                  i ? "," : "", i, context, drafts ? "true" : "false", l->req ? "true" : "false");
@@ -236,7 +234,7 @@ static bool save(struct slot_action *a)
     if (ok) {
         struct prefix_disk d = {.dir = s->opt.slot_save_path, .name = a->name, .salt = a->salt};
         int n = tokens.n > INT32_MAX ? INT32_MAX : (int)tokens.n;
-        ok = prefix_disk_save(s->engine, &d, tokens.ids, n, &n_saved, &bytes, &err) ||
+        ok = prefix_disk_save(req->loaded->engine, &d, tokens.ids, n, &n_saved, &bytes, &err) ||
              api_fail(&req->err, 500, "server_error", "the slot cannot be saved: %s", err.msg);
     }
     if (ok)
@@ -260,7 +258,7 @@ static bool restore(struct slot_action *a, const json_t *body)
         return false;
     a->salt = api_request_salt(req, cache_salt);
     struct prefix_disk d = {.dir = s->opt.slot_save_path, .name = a->name, .salt = a->salt};
-    if (!prefix_disk_restore(s->engine, &d, &ids, &n, &bytes, &err))
+    if (!prefix_disk_restore(req->loaded->engine, &d, &ids, &n, &bytes, &err))
         return api_invalid(&req->err, "filename", "the slot cannot be restored: %s", err.msg);
     for (int i = 0; i < n; i++)
         token_list_add(&tokens, ids[i]);
@@ -338,17 +336,17 @@ bool prepare_slot_action(struct api_request *req, const json_t *body)
 {
     struct server *s = req->server;
     char action[QUERY_TEXT_MAX], *end;
-    struct slot_action a = {.req = req, .slots = s->slots, .start_ns = clock_ns()};
+    struct slot_action a = {.req = req, .slots = req->loaded->slots, .start_ns = clock_ns()};
     if (!s->opt.slot_save_path)
         return api_fail(&req->err, 501, "not_supported_error",
                         "this server has no actions of slots; start it with --slot-save-path DIR");
-    const char *why = prefix_disk_refuses(s->engine), *id = req->path + strlen("/slots/");
+    const char *why = prefix_disk_refuses(req->loaded->engine), *id = req->path + strlen("/slots/");
     if (why)
         return api_fail(&req->err, 501, "not_supported_error", "slots cannot be saved: %s", why);
     long v = strtol(id, &end, 10);
-    if (*id < '0' || *id > '9' || *end || v >= s->slots->n)
+    if (*id < '0' || *id > '9' || *end || v >= a.slots->n)
         return api_invalid(&req->err, "id_slot", "the slot's id must be a number below %d",
-                           s->slots->n);
+                           a.slots->n);
     a.id = (int)v;
     if (!query_text(req->query, "action", action, &req->err))
         return false;

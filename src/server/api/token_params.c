@@ -9,7 +9,7 @@
 /* Keeps the last tokens of prompts. */
 static bool truncate_prompts(struct api_request *req)
 {
-    int context = engine_context(req->server->engine);
+    int context = engine_context(req->loaded->engine);
     int most = req->p.truncate_prompt;
     for (int i = 0; most && i < req->n_prompts; i++) {
         struct token_list *l = &req->prompts[i];
@@ -65,7 +65,7 @@ static void find_breakers(struct api_request *req, const struct tokenizer *t)
 bool api_request_resolve(struct api_request *req)
 {
     struct gen_params *p = &req->p;
-    const struct tokenizer *t = engine_tokenizer(req->server->engine, NULL);
+    const struct tokenizer *t = engine_tokenizer(req->loaded->engine, NULL);
     struct think_limit limit;
     bool limited = req->chat && req->chat->thinking != CHAT_THINKS_NOT && req->chat->budget >= 0;
     if (p->bad_words.n && !t)

@@ -1,0 +1,31 @@
+/* Shared by the files of the registry of models: models.c (choosing, deciding), models_load.c (the loader),
+ * models_list.c (what is told). */
+#ifndef STEEL_SERVER_MODELS_INT_H
+#define STEEL_SERVER_MODELS_INT_H
+
+#include "server/api/models.h"
+#include "server/http/api_error.h"
+
+enum {
+    FAILED_AGAIN_S = 5, /* a model that could not be loaded is not tried again before */
+    RETIRE_AFTER_S = 2, /* a request waits this long before a busy model retires for it */
+};
+
+/* NAME, or NAME:latest, as Ollama's clients say it. */
+bool model_is_named(const char *asked, const char *name);
+bool model_has_name(const struct model_entry *e, const char *asked); /* or an alias */
+const char *model_task_word(enum model_task task);
+/* The error of a model that could not be loaded. The reason may name a path, so it is for the log only. */
+void model_refuse_failed(struct api_error *err, const struct model_entry *e);
+/* Bytes of a model's files; 0 = unknown. */
+size_t model_file_bytes(const char *path);
+
+void loaded_log(const struct loaded *l);            /* a line about a model that was loaded */
+const char *loaded_failure(const struct loaded *l); /* for the log and /health */
+
+/* Under the lock. A reference less; without any it is closed. */
+void model_unref(struct models *m, struct loaded *l);
+/* The entry's reference is given back. */
+void model_unload(struct models *m, struct model_entry *e, const char *why);
+
+#endif
