@@ -221,17 +221,17 @@ static void force_attention(void)
     s.head_dim = s.n_rot = 128;
     s.n_heads = 8;
     s.n_kv_heads = 2;
-    bool coded = strstr(forced, "coded"), prompts = !strstr(forced, "decode");
-    if (!coded) {
+    bool quant = strstr(forced, "quant"), prompts = !strstr(forced, "decode");
+    if (!quant) {
         attention_case(&s, true, 0, decode, 4, false, forced);
         attention_case(&s, true, 24, mixed, 3, false, forced);
     }
-    if (strstr(forced, "vnni") || strstr(forced, "madd") || coded) { /* it reads codes */
+    if (strstr(forced, "vnni") || strstr(forced, "madd") || quant) { /* it reads codes */
         s.b.k_type = s.b.v_type = DT_Q8_0;
         attention_case(&s, true, 0, decode, 4, false, forced);
         attention_case(&s, true, 24, mixed, 3, false, forced);
     }
-    if (coded) {
+    if (quant) {
         s.b.v_type = DT_F8_E4M3;
         attention_case(&s, true, 0, decode, 4, false, forced);
         s.b.k_type = DT_F16;
@@ -247,7 +247,7 @@ static void force_attention(void)
         attention_case(&s, true, 0, decode, 4, false, forced);
         attention_case(&s, true, 24, mixed, 3, false, forced);
     }
-    s.b.k_type = s.b.v_type = coded ? DT_Q8_0 : DT_F16;
+    s.b.k_type = s.b.v_type = quant ? DT_Q8_0 : DT_F16;
     if (strstr(forced, "wide") || strstr(forced, "any")) { /* rows for every part */
         s.head_dim = 256;
         s.n_heads = 4;
@@ -373,12 +373,12 @@ static void small_attention(void)
     s.head_dim = s.n_rot = 128;
     s.n_heads = 8;
     s.n_kv_heads = 2;
-    bool coded = strstr(forced, "coded"), decodes = strstr(forced, "decode");
-    if (coded)
+    bool quant = strstr(forced, "quant"), decodes = strstr(forced, "decode");
+    if (quant)
         s.b.k_type = s.b.v_type = DT_Q8_0;
     attention_case(&s, true, 0, decode, 3, false, forced);
     attention_case(&s, true, 0, prompt, 3, false, forced);
-    if (coded) { /* and others, a type for each */
+    if (quant) { /* and others, a type for each */
         s.b.k_type = DT_F8_E4M3;
         s.b.v_type = DT_Q4_0;
         attention_case(&s, true, 0, decodes ? decode : prompt, 3, false, forced);
