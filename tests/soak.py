@@ -4,41 +4,47 @@ n > 1, log-probabilities, stop strings, schemas, adapters, conversations that go
 that sequences are preempted, with --kv-canary. In rounds: new requests, each alone; then all of them at once, again and again. Between
 rounds nothing runs, no page is held, and memory and descriptors are those of the third round.
 usage: soak.py BUILD [SECONDS [SEED]]   (make soak: an hour; SECONDS=120 make soak)
-DEVICE=cuda: on a GPU, which promises the same bytes to nobody in company, so lengths and reasons are compared there."""
+DEVICE=cuda: on a GPU, which promises the same bytes to nobody in company. Compared there are lengths and reasons where nothing
+but max_tokens may end an answer, and answers with a schema are read by it. How many texts are the same is printed.
+MODEL=FILE.gguf: with this model instead of the toy, and adapters of its shape. FLAGS: more options of steel serve."""
 import json
 import os
 import random
+import shlex
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gguf_tools import write_gguf  # noqa: E402
+from gguf_tools import Gguf, write_gguf  # noqa: E402
 from serverlib import Server, sanitized  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 3600
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else int(time.time())
-DEVICE = os.environ.get("DEVICE", "")
+DEVICE, MODEL = os.environ.get("DEVICE", ""), os.environ.get("MODEL")
 COMP, CHAT, EMBED = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 N_REQUESTS, N_CLIENTS, ROUND_S = 20, 10, 40
-GROWTH_KB = 16 << 10  # what the heap may keep after the third round; caches are full by then
+GROWTH_KB = (64 if DEVICE else 16) << 10  # what the heap may keep after the third round; caches are full by then, but not a driver's
 WORK = tempfile.TemporaryDirectory(prefix="steel-soak-")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"},
                                            "kind": {"enum": ["one", "two", "three"]}}, "required": ["kind", "n"]}
 
 
-def adapter(name, seed):
+def adapter(model, name, seed):
+    """Of rank 8, for queries and values of two layers."""
     draw, tensors = random.Random(seed), []
-    floats = lambda n: b"".join(struct.pack("<f", draw.uniform(-0.6, 0.6)) for _ in range(n))
-    for layer in range(2):
-        for part, n_out in (("attn_q", 64), ("attn_v", 32)):
-            w = f"blk.{layer}.{part}.weight"
-            tensors += [(w + ".lora_a", [64, 8], 0, floats(512)), (w + ".lora_b", [8, n_out], 0, floats(8 * n_out))]
+    floats = lambda n: struct.pack(f"<{n}f", *(draw.uniform(-0.6, 0.6) for _ in range(n)))
+    targets = [w for w in model.tensors if w.endswith(("attn_q.weight", "attn_v.weight"))]
+    for w in targets[:4]:
+        n_in, n_out = model.tensors[w][0]
+        tensors += [(w + ".lora_a", [n_in, 8], 0, floats(8 * n_in)), (w + ".lora_b", [8, n_out], 0, floats(8 * n_out))]
     path = os.path.join(WORK.name, name + ".gguf")
-    write_gguf(path, {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "qwen3moe", "adapter.lora.alpha": 8.0}, tensors)
+    write_gguf(path, {"general.type": "adapter", "adapter.type": "lora", "general.architecture": model.meta["general.architecture"],
+                      "adapter.lora.alpha": 8.0}, tensors)
     return f"{name}={path}"
 
 
@@ -75,17 +81,15 @@ def request(rng, before):
     return COMP, body
 
 
-def said(c):
-    """What is compared of a choice: all of it on a CPU."""
-    text = c.get("text") or (c.get("message") or {}).get("content") or ""
-    return (c["index"], c["finish_reason"]) if DEVICE else (c["index"], c["finish_reason"], text, json.dumps(c.get("logprobs")))
-
-
 def answer(s, path, body):
+    """Of each choice the index, the reason, the text and the log-probabilities; or of each text its vector."""
     reply = s.json(path, body)
     if path == EMBED:
-        return [d["index"] if DEVICE else (d["index"], d["embedding"]) for d in reply["data"]]
-    return sorted(said(c) for c in reply["choices"])
+        return [(d["index"], d["embedding"]) for d in reply["data"]]
+    if body["ignore_eos"] and "stop" not in body:
+        assert reply["usage"]["completion_tokens"] == body["max_tokens"] * body.get("n", 1), (body, reply)
+    return sorted((c["index"], c["finish_reason"], c.get("text") or (c.get("message") or {}).get("content") or "", json.dumps(c.get("logprobs")))
+                  for c in reply["choices"])
 
 
 def streamed(s, path, body):
@@ -95,7 +99,30 @@ def streamed(s, path, body):
         for c in json.loads(e)["choices"] if e != "[DONE]" else []:
             texts[c["index"]] = texts.get(c["index"], "") + (c.get("text") or (c.get("delta") or {}).get("content") or "")
             ends[c["index"]] = c["finish_reason"] or ends.get(c["index"])
-    return sorted((i, ends[i]) if DEVICE else (i, ends[i], texts[i]) for i in texts)
+    return sorted((i, ends[i], texts[i]) for i in texts)
+
+
+def by_schema(text):
+    o = json.loads(text)
+    assert set(o) <= set(SCHEMA["properties"]) and o["kind"] in ("one", "two", "three") and len(o.get("name", "")) <= 12, text
+    assert isinstance(o["n"], int), text
+
+
+def compare(path, body, got, want):
+    """On a CPU all of an answer is compared. A GPU's may end elsewhere, if its text may."""
+    if not DEVICE:
+        assert got == want, (body, got, want)
+        return
+    assert len(got) == len(want), (body, got, want)
+    for g, w in zip(got, want):
+        assert g[0] == w[0], (body, got, want)
+        if path == EMBED:
+            dot = sum(a * b for a, b in zip(g[1], w[1]))
+            assert dot > 0.999, (dot, body)
+        elif body["ignore_eos"] and "stop" not in body:
+            assert g[1] == "length", (body, got, want)
+        elif "response_format" in body and g[1] == "stop":
+            by_schema(g[2])
 
 
 def cancelled(s, rng, path, body):
@@ -114,16 +141,21 @@ def cancelled(s, rng, path, body):
 
 class Soak:
     def __init__(self):
+        path = MODEL or os.path.join(WORK.name, "toy.gguf")
+        if not MODEL:
+            subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), path], check=True)
+        model = Gguf(path)
         flags = ["-np", "6", "-c", "1024", "--kv-tokens", "1300", "--kv-canary", "--embedding", "embedder=tests/golden/qwen3_embedding",
-                 "--lora", adapter("a", 1), "--lora", adapter("b", 2)]
+                 "--lora", adapter(model, "a", 1), "--lora", adapter(model, "b", 2), *shlex.split(os.environ.get("FLAGS", ""))]
         if DEVICE:
             os.environ["STEEL_TEST_DEVICE"] = DEVICE
-        self.s, self.failed, self.counts = Server(BUILD, *flags), [], {}
+        self.s, self.failed, self.counts, self.n_same = Server(BUILD, *flags, model=path), [], {}, 0
         self.lock = threading.Lock()
 
-    def count(self, what):
+    def count(self, what, same=False):
         with self.lock:
             self.counts[what] = self.counts.get(what, 0) + 1
+            self.n_same += same
 
     def client(self, seed, pool, alone, until):
         rng = random.Random(seed)
@@ -138,12 +170,12 @@ class Soak:
                     self.count("cancelled")
                 elif how < 0.5 and path != EMBED:
                     got, want = streamed(self.s, path, body), [a[:3] for a in alone[i]]
-                    assert got == want, (body, got, want)
-                    self.count("streams")
+                    compare(path, body, got, want)
+                    self.count("streams", got == want)
                 else:
                     got = answer(self.s, path, body)
-                    assert got == alone[i], (body, got, alone[i])
-                    self.count(path.rsplit("/", 1)[1])
+                    compare(path, body, got, alone[i])
+                    self.count(path.rsplit("/", 1)[1], got == alone[i])
             except Exception as e:  # noqa: told by the main thread
                 self.failed.append(f"{path}: {e!r}")
 
@@ -191,7 +223,9 @@ class Soak:
         grown = now[0] - base[0]
         assert sanitized(BUILD) or grown <= GROWTH_KB, f"seed {SEED}: memory has grown by {grown} kB"
         assert self.s.stop() == 0, self.s.log()[-3000:]
-        print(f"seed {SEED}: {sum(self.counts.values())} requests in {n} rounds, memory {grown:+d} kB, {m['steel_preemptions_total']:.0f} preemptions")
+        n_read = sum(self.counts.values()) - self.counts.get("cancelled", 0)
+        print(f"seed {SEED}: {n_read} answers compared, {self.n_same} the same in every byte, {self.counts.get('cancelled', 0)} clients left, "
+              f"{n} rounds, memory {grown:+d} kB, {m['steel_preemptions_total']:.0f} preemptions")
 
 
 Soak().run()

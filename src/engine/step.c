@@ -43,7 +43,8 @@ struct stepper {
     uint32_t *marks;               /* (max_seqs, max_pages) as pages, or NULL */
     struct batch_canary canary[2]; /* of the steps in flight, in turn */
     unsigned turn;
-    int owed; /* sequences of the step that still need a slot for their state */
+    bool unchecked; /* stepper_check_marks */
+    int owed;       /* sequences of the step that still need a slot for their state */
     struct executor *executor;
 };
 
@@ -336,11 +337,16 @@ bool step_follow(struct stepper *st, const struct batch *b, uint64_t key, struct
     return executor_follow(st->executor, b, key, err);
 }
 
+void stepper_check_marks(struct stepper *st, bool on)
+{
+    st->unchecked = !on;
+}
+
 /* The marks that the step expects of its pages. */
 static struct batch_canary *add_canary(struct stepper *st)
 {
     struct batch_canary *c = &st->canary[st->turn++ % 2];
-    if (!st->kv->canary)
+    if (!st->kv->canary || st->unchecked)
         return NULL;
     canary_take(st->kv->canary, c);
     c->expected = st->marks;

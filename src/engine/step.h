@@ -89,6 +89,8 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err);
 void stepper_free(struct stepper *st);
 const struct step_limits *stepper_limits(const struct stepper *st);
+/* With --kv-canary: false: the next steps check no marks, to measure what checking costs. */
+void stepper_check_marks(struct stepper *st, bool on);
 
 /* Runs the items. Fails before running if a sequence would exceed the context, or if pages run out (check
  * kvcache_available before, or cut and retry). Sequences are then unchanged. */

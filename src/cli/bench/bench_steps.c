@@ -85,6 +85,8 @@ bool bench_decode(struct runtime *rt, const struct bench_loras *loras, struct kv
         if (started > finished + (ahead && started < n)) {
             struct error *first = ok ? err : &(struct error){0};
             ok = step_finish(rt->step, first) && ok;
+            for (int s = 0; ok && s < n_seqs; s++)
+                ok = step_item_ok(&items[finished % 2][s], err);
             finished++;
         }
     }

@@ -5,7 +5,7 @@
  *
  * If --deterministic changes what a backend computes, each test is measured both ways, alternating
  * between repetitions; otherwise the report says so. With adapters, the two ways are with and
- * without them. With --ceiling, the memory bandwidth is measured between repetitions.
+ * without them; with --kv-canary, with and without the check. With --ceiling, the memory bandwidth is measured between repetitions.
  */
 #include "backend/backend.h"
 #include "cli/cli.h"
@@ -45,8 +45,9 @@ struct result {
     uint64_t hash;
     bool deterministic;
     struct profile before, after; /* --profile: before and after the first repetition */
-    double cost; /* share of speed lost to determinism, or to adapters; 0 if there is one mode */
+    double cost; /* share of speed lost to what the modes differ in; 0 if there is one mode */
     int n_loras;
+    bool marks; /* --kv-canary: pages were checked */
 };
 
 static uint64_t logits_hash(struct runtime *rt)
@@ -136,7 +137,7 @@ static int all_adapters(struct runtime *rt, struct lora_pick *picks)
 }
 
 /* Fills r[n_modes]: the selected mode and, if n_modes is 2, the other one: without adapters if
- * there are some, otherwise with determinism inverted. */
+ * there are some, without checks of marks if pages have them, otherwise with determinism inverted. */
 static bool run_test(struct runtime *rt, const struct bench_test *t, const struct bench_options *f,
                      struct bench_memory *memory, struct result *r, int n_modes, struct error *err)
 {
@@ -144,7 +145,7 @@ static bool run_test(struct runtime *rt, const struct bench_test *t, const struc
     struct kv_seq *seqs = mem_zalloc((size_t)t->n_seqs, sizeof *seqs);
     static double readings[2 * MAX_REPS];
     int n_readings = 0;
-    bool ok = true, asked = rt->be->deterministic;
+    bool ok = true, asked = rt->be->deterministic, marks = rt->kv->canary != NULL;
     static struct bench_loras loras[2]; /* the second has none */
     if (rt->adapters)
         loras[0].n = all_adapters(rt, loras[0].picks);
@@ -154,7 +155,9 @@ static bool run_test(struct runtime *rt, const struct bench_test *t, const struc
         int mode = n_modes - 1 - (i + n_modes) % n_modes;
         const struct bench_loras *l = &loras[mode];
         r[mode].n_loras = l->n;
-        r[mode].deterministic = mode && !rt->adapters ? !asked : asked;
+        r[mode].marks = marks && (!mode || rt->adapters);
+        stepper_check_marks(rt->step, r[mode].marks);
+        r[mode].deterministic = mode && !rt->adapters && !marks ? !asked : asked;
         rt->be->deterministic = r[mode].deterministic;
         ok = bench_fill(rt, l, seqs, t->n_seqs, t->depth, err);
         if (memory && i >= 0)
@@ -191,7 +194,7 @@ static bool run_test(struct runtime *rt, const struct bench_test *t, const struc
             seen * (double)kvcache_token_bytes(&rt->model->net, rt->kv->k_type, rt->kv->v_type);
         r[m].gb_s = r[m].bytes * r[m].mean * 1e-9;
     }
-    if (rt->adapters && n_modes > 1)
+    if ((rt->adapters || marks) && n_modes > 1)
         r[0].cost = r[1].cost = 1 - r[0].mean / r[1].mean;
     else if (n_modes > 1)
         r[0].cost = r[1].cost = asked ? 1 - r[0].mean / r[1].mean : 1 - r[1].mean / r[0].mean;
@@ -272,16 +275,16 @@ static void print_result(const struct runtime *rt, const struct bench_test *t,
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
                "\"bytes_per_token\": %.0f, \"kv_bytes_per_token\": %.0f, \"ops_per_token\": %.0f, "
                "\"invariance\": \"%s\", \"deterministic\": %s, \"deterministic_cost\": %.4f, "
-               "\"adapters\": %d, \"logits_hash\": \"%016llx\"}\n",
+               "\"adapters\": %d, \"kv_canary\": %s, \"logits_hash\": \"%016llx\"}\n",
                r->name, r->mean, r->dev, r->gb_s, t->n_seqs, t->depth, rt->be->ops->name, threads,
                rt->model->bytes, (long long)rt->model->n_params, (double)rt->load_ns * 1e-9,
                r->bytes, r->kv_bytes, r->ops, invariance_name(rt->be->invariance),
                r->deterministic || rt->be->invariance == INVARIANCE_ALWAYS ? "true" : "false",
-               r->cost, r->n_loras, (unsigned long long)r->hash);
+               r->cost, r->n_loras, r->marks ? "true" : "false", (unsigned long long)r->hash);
     } else {
-        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s%s\n", r->name, r->mean, r->dev,
+        printf("| %-20s | %10.2f ± %-8.2f | %8.2f | %016llx |%s%s%s\n", r->name, r->mean, r->dev,
                r->gb_s, (unsigned long long)r->hash, r->deterministic ? " deterministic" : "",
-               r->n_loras ? " adapters" : "");
+               r->n_loras ? " adapters" : "", r->marks ? " --kv-canary" : "");
         if (r->read_gb_s > 0)
             printf("| %-20s | %8.2f GB/s, %.0f %% reached | | |\n", "  memory bandwidth",
                    r->read_gb_s, read_percent(r));
@@ -327,7 +330,9 @@ static bool measure(struct runtime *rt, const struct bench_options *f,
         print_head(rt, gpu);
     bool ok = true;
     int n_modes =
-        (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters) && !f->skip_cost ? 2 : 1;
+        (rt->be->invariance == INVARIANCE_CHOSEN || rt->adapters || rt->kv->canary) && !f->skip_cost
+            ? 2
+            : 1;
     double least = 0, most = 0;
     struct bench_memory *memory = NULL;
     if (f->ceiling && gpu)
@@ -347,6 +352,8 @@ static bool measure(struct runtime *rt, const struct bench_options *f,
     if (ok && n_tests && !f->json && !f->skip_cost && rt->adapters)
         printf("\n%d adapters, alternating, cost %.1f %% to %.1f %% of the speed\n", opt->n_loras,
                least * 100, most * 100);
+    else if (ok && n_tests && !f->json && !f->skip_cost && rt->kv->canary)
+        printf("\n--kv-canary costs %.1f %% to %.1f %% of the speed\n", least * 100, most * 100);
     else if (ok && n_tests && !f->json && !f->skip_cost)
         print_cost(rt->be->invariance, least, most);
     for (int i = 0; ok && opt->draft && i < n_tests; i++)
@@ -427,7 +434,7 @@ int cmd_bench(int argc, char **argv)
          "embed N texts of 20 to 200 tokens instead (default for encoders: 512)"},
         {OPT_FLAG, 0, "no-warmup", 0, &f.no_warmup, 0, 0, 0, "no warm-up before the measured runs"},
         {OPT_FLAG, 0, "skip-cost", 0, &f.skip_cost, 0, 0, 0,
-         "do not measure the cost of --deterministic or of adapters"},
+         "do not measure the cost of --deterministic, --kv-canary or adapters"},
         {OPT_FLAG, 0, "ceiling", 0, &f.ceiling, 0, 0, 0,
          "also measure the memory bandwidth between repetitions (CPU)"},
         {OPT_FLAG, 0, "kernels", 0, &f.kernels, 0, 0, 0,

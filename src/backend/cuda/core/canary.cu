@@ -72,8 +72,12 @@ void canary_begin(struct cuda_backend *cu, const struct batch *b, int turn)
         return;
     CHECK(c->host[turn] && from->n_set <= cu->shape.n_pages, "marks without bounds.canary");
     memset(c->host[turn], 0, (size_t)b->n_seqs * sizeof(int32_t));
-    memcpy(c->host[turn] + c->expected_at, from->expected,
-           (size_t)b->n_seqs * (size_t)b->max_pages * sizeof(uint32_t));
+    for (int i = 0; i < b->n_seqs; i++) {
+        size_t row = (size_t)i * (size_t)b->max_pages,
+               used = (size_t)ceil_div(b->kv_len[i], cu->shape.page_len);
+        memcpy((uint32_t *)(c->host[turn] + c->expected_at) + row, from->expected + row,
+               used * sizeof(uint32_t));
+    }
     memcpy(c->host[turn] + c->set_at, from->set, (size_t)from->n_set * sizeof *from->set);
     if (from->n_set)
         cuda_launch(cu, canary_set_kernel, dim3((unsigned)ceil_div(from->n_set, CANARY_THREADS)),
