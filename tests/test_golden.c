@@ -31,7 +31,8 @@ static const char *const running[] = {"gpt_oss_mxfp4",  "gemma3",        "gemma4
                                       "olmoe",          "qwen2_moe",     "seed_oss",
                                       "smollm3",        "solar_open",    "ernie4_5",
                                       "ernie4_5_moe",   "glm4",          "granitemoehybrid",
-                                      "mamba2",         "lfm2",          "lfm2_moe"};
+                                      "mamba2",         "lfm2",          "lfm2_moe",
+                                      "nemotron_h"};
 
 static const struct {
     const char *model, *golden;

@@ -51,7 +51,8 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "granitemoehybrid",
                                     MICRO "mamba2",
                                     MICRO "lfm2",
-                                    MICRO "lfm2_moe"};
+                                    MICRO "lfm2_moe",
+                                    MICRO "nemotron_h"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

@@ -132,6 +132,8 @@ void network_measure(const struct network *net, struct network_max *out)
         widen(&out->n_expert, m->router.w->n_out);
         widen(&out->n_expert_used, m->router.n_used);
         widen(&out->n_ff_exp, m->experts.down->n_in);
+        if (m->to_experts)
+            widen(&out->n_latent_exp, m->to_experts->n_out);
     }
     for (int i = 0; i < net->n_mergers; i++)
         measure_merger(&net->mergers[i], net->n_embd, out);
@@ -210,14 +212,14 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 
 /* A network being checked against the parts of a backend. */
 struct check {
-    unsigned parts;
+    uint64_t parts;
     int layer;
     const char *backend;
     struct error *err;
 };
 
 /* False with an error if the network needs a part that the backend lacks. `what` ends in "is" or "are". */
-static bool has(const struct check *c, bool needed, enum part part, const char *what)
+static bool has(const struct check *c, bool needed, uint64_t part, const char *what)
 {
     if (!needed || c->parts & part)
         return true;
@@ -308,6 +310,10 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
         !norm_ok(c, &m->experts_out) ||
         !has(c, (d->gate_up && d->act) || (m->router.w && e->act), PART_ACTIVATIONS,
              "an activation other than silu is") ||
+        !has(c,
+             (d->gate_up && d->act == ACT_PLAIN_RELU2) ||
+                 (m->router.w && e->act == ACT_PLAIN_RELU2),
+             PART_ACTIVATIONS_2, "a squared ReLU is") ||
         !has(c, d->gate_up && d->act > ACT_PLAIN_GELU, PART_TOWER,
              "a tanh GELU without a gate is") ||
         !has(c, d->gate_up && d->clips, PART_TOWER, "a product of bounded inputs is") ||
@@ -318,12 +324,13 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
     if (!m->router.w)
         return true;
     return router_ok(c, &m->router) &&
+           has(c, m->to_experts, PART_LATENT_EXPERTS, "projections around experts are") &&
            has(c, d->gate_up, PART_BOTH, "a dense mlp beside experts is") &&
            has(c, m->experts_in.kind || m->experts_out.kind, PART_BOTH, "a norm of experts is") &&
            has(c, e->gate_up->bias || e->down->bias, PART_EXPERT_BIAS, "a bias of experts is");
 }
 
-bool network_check(const struct network *net, unsigned parts, const char *backend,
+bool network_check(const struct network *net, uint64_t parts, const char *backend,
                    struct error *err)
 {
     struct check c = {parts, -1, backend, err};

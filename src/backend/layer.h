@@ -246,6 +246,7 @@ enum activation {
     ACT_GELU,             /* 0.5 g (1 + erf(g / sqrt(2))) * u */
     ACT_SWIGLU_CLAMP,     /* g' = min(g, limit); u' = clamp(u, -limit, limit);
                          g' / (1 + exp(-alpha g')) * (u' + 1) */
+    ACT_PLAIN_RELU2,      /* max(g, 0)^2 */
     ACT_PLAIN_GELU,       /* as ACT_GELU without u */
     ACT_PLAIN_GELU_TANH,  /* as ACT_GELU_TANH without u */
     ACT_PLAIN_QUICK_GELU, /* g / (1 + exp(-1.702 g)) */
@@ -255,7 +256,7 @@ enum activation {
 /* Whether h has a factor u. */
 static inline bool activation_is_gated(enum activation act)
 {
-    return act < ACT_PLAIN_GELU;
+    return act < ACT_PLAIN_RELU2;
 }
 
 /* y = act(x Wgu^T + bias) Wd^T + bias, of one matrix or of each expert's. */
@@ -303,6 +304,7 @@ struct layer_embed {
  * dense, experts or both:
  *   n = in(x); d = sigmoid(n.dense_gate) * dense(n)
  *   m = experts_in(x), or n without experts_in; e = sum over the chosen experts of weight * expert(m)
+ *   with latent experts: m = m Wto^T; e = e Wfrom^T; the router reads the m before
  *   y = dense_out(d) + experts_out(e)
  * Then the block's out and sum, the layer embedding, and x *= stream_scale.
  * neither: the layer is a mixer alone.
@@ -315,6 +317,8 @@ struct mlp {
     struct router router;                /* w NULL = no experts */
     struct ffn experts;                  /* n_expert matrices */
     struct norm experts_in, experts_out; /* (E) */
+    /* Latent experts have inputs and outputs of L values: (L, E), (E, L); NULL = they have E. */
+    const struct weight *to_experts, *from_experts;
     struct layer_embed embed;
     float stream_scale; /* 0 = 1 */
     /* After all of this, a row of batch.embeds adds its values from deepstack * E on (0 = none): features of an
@@ -461,6 +465,7 @@ struct network_max {
     int n_rot;
     int n_ff;                              /* dense hidden units */
     int n_expert, n_expert_used, n_ff_exp; /* 0 = no experts */
+    int n_latent_exp;                      /* inputs of latent experts; 0 = none */
     int merged;                            /* widest row inside a merger; 0 = none */
 };
 
@@ -485,39 +490,39 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
  * refuses a network that needs others. A plain decoder has RMS norms before blocks; causal attention with one head
  * dim, RoPE, window, QK-norm per head and biases; silu; and softmax routing over all experts.
  */
-enum part {
-    PART_NORM_LAYER = 1 << 0,  /* LayerNorm */
-    PART_NORM_OUT = 1 << 1,    /* norms after a block or of its sum, norms without a gain */
-    PART_SCALES = 1 << 2,      /* residual, stream, embedding and logit scales, final softcap */
-    PART_EMBED = 1 << 3,       /* position and type embeddings, a norm after them, no head */
-    PART_LAYER_EMBED = 1 << 4, /* per-layer embeddings */
-    PART_SINKS = 1 << 5,
-    PART_SOFTCAP = 1 << 6, /* of attention scores */
-    PART_GATE = 1 << 7,
-    PART_NORM_WHOLE =
-        1 << 8, /* QK-norm over the projection, v norm, norms of heads without a gain */
-    PART_TEMPERATURE = 1 << 9,
-    PART_SHARED_KV = 1 << 10, /* shares_kv and k_is_v */
-    PART_BIDIRECTIONAL = 1 << 11,
-    PART_HEAD_DIMS = 1 << 12,   /* k and v of different dims */
-    PART_LAYER_HEADS = 1 << 13, /* heads, dims or RoPE tables that differ between layers */
-    PART_LATENT = 1 << 14,
-    PART_DELTA_NET = 1 << 15,
-    PART_SHORT_CONV = 1 << 16,
-    PART_ACTIVATIONS = 1 << 17, /* other than silu */
-    PART_ROUTERS = 1 << 18,     /* sigmoid, softmax after the choice, groups, biases, own norm */
-    PART_BOTH = 1 << 19,        /* dense beside experts, shared experts */
-    PART_EXPERT_BIAS = 1 << 20,
-    PART_MTP = 1 << 21, /* multi-token prediction */
-    PART_TOWER =
-        1 << 22, /* image towers: patches, mergers, clips, affine norms, their activations */
-    PART_DEEPSTACK = 1 << 23, /* features added after layers */
-    PART_SSM = 1 << 24,
-    PART_ALONE = 1 << 25, /* layers of a mixer or an mlp alone */
-    PART_SPANS = 1 << 26, /* attention by batch.spans */
-};
+#define PART_NORM_LAYER  (1ull << 0) /* LayerNorm */
+#define PART_NORM_OUT    (1ull << 1) /* norms after a block or of its sum, norms without a gain */
+#define PART_SCALES      (1ull << 2) /* residual, stream, embedding and logit scales, final softcap */
+#define PART_EMBED       (1ull << 3) /* position and type embeddings, a norm after them, no head */
+#define PART_LAYER_EMBED (1ull << 4) /* per-layer embeddings */
+#define PART_SINKS       (1ull << 5)
+#define PART_SOFTCAP     (1ull << 6) /* of attention scores */
+#define PART_GATE        (1ull << 7)
+#define PART_NORM_WHOLE                                                                            \
+    (1ull << 8) /* QK-norm over the projection, v norm, norms of heads without a gain */
+#define PART_TEMPERATURE   (1ull << 9)
+#define PART_SHARED_KV     (1ull << 10) /* shares_kv and k_is_v */
+#define PART_BIDIRECTIONAL (1ull << 11)
+#define PART_HEAD_DIMS     (1ull << 12) /* k and v of different dims */
+#define PART_LAYER_HEADS   (1ull << 13) /* heads, dims or RoPE tables that differ between layers */
+#define PART_LATENT        (1ull << 14)
+#define PART_DELTA_NET     (1ull << 15)
+#define PART_SHORT_CONV    (1ull << 16)
+#define PART_ACTIVATIONS   (1ull << 17) /* other than silu */
+#define PART_ROUTERS       (1ull << 18) /* sigmoid, softmax after the choice, groups, biases, own norm */
+#define PART_BOTH          (1ull << 19) /* dense beside experts, shared experts */
+#define PART_EXPERT_BIAS   (1ull << 20)
+#define PART_MTP           (1ull << 21) /* multi-token prediction */
+#define PART_TOWER                                                                                 \
+    (1ull << 22) /* image towers: patches, mergers, clips, affine norms, their activations */
+#define PART_DEEPSTACK      (1ull << 23) /* features added after layers */
+#define PART_SSM            (1ull << 24)
+#define PART_ALONE          (1ull << 25) /* layers of a mixer or an mlp alone */
+#define PART_SPANS          (1ull << 26) /* attention by batch.spans */
+#define PART_ACTIVATIONS_2  (1ull << 27) /* squared ReLU */
+#define PART_LATENT_EXPERTS (1ull << 28) /* experts on projections of their input */
 
-bool network_check(const struct network *net, unsigned parts, const char *backend,
+bool network_check(const struct network *net, uint64_t parts, const char *backend,
                    struct error *err);
 
 #endif

@@ -87,7 +87,7 @@ static bool ref_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "more than 256 experts of a token, or groups, are",
                                   "ref");
     }
-    return network_check(net, ~0u, "ref", err);
+    return network_check(net, ~0ull, "ref", err);
 }
 
 static float *floats(size_t n)
@@ -102,7 +102,8 @@ static void clear(struct ref *r)
         r->gate,       r->a,      r->qkv,          r->n,         r->y,         r->part,
         r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
         r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
-        r->told[1],    r->kept,   r->joined,       r->mean,      r->merged,    r->clipped};
+        r->told[1],    r->kept,   r->joined,       r->mean,      r->merged,    r->clipped,
+        r->to_experts};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -141,6 +142,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     wide = (size_t)max->latent > wide ? (size_t)max->latent : wide;
     wide = (size_t)max->state_heads > wide ? (size_t)max->state_heads : wide;
     wide = ff > wide ? ff : wide;
+    wide = (size_t)max->n_latent_exp > wide ? (size_t)max->n_latent_exp : wide;
     wide = (size_t)max->merged > wide ? (size_t)max->merged : wide;
     size_t patch = net->embed.patches ? (size_t)net->embed.patches->n_in : 0;
     wide = patch > wide ? patch : wide;
@@ -157,8 +159,9 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->qkv = floats((size_t)max->qkv);
     r->n = floats(embd);
     r->y = floats(embd);
-    r->part = floats(embd);
-    r->sum = floats(embd);
+    r->part = floats(wide);
+    r->sum = floats(wide);
+    r->to_experts = floats((size_t)max->n_latent_exp);
     r->row = floats(wide);
     r->clipped = floats(wide);
     r->mean = mem_zalloc(wide + 1, sizeof *r->mean);

@@ -29,7 +29,8 @@ struct ref {
     float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
     float *qkv;          /* one row of the projection */
     float *n, *y;        /* (E) one row: the normed input, the block's result */
-    float *part, *sum;   /* (E) one expert's result, and the sum over experts */
+    float *part, *sum;   /* (E or L) one expert's result, and the sum over experts */
+    float *to_experts;   /* (L) a latent expert's input */
     float *row;          /* one row of floats, of a weight or of the cache */
     double *mean;        /* as wide: attention's weighted sum of values */
     float *hidden;       /* one row of gate and up */

@@ -35,6 +35,9 @@ static void activate(const struct ffn *f, float *h, int width)
             u = u > -f->limit ? u : -f->limit;
             h[i] = g / (1.0f + expf(-f->alpha * g)) * (u + 1.0f);
             break;
+        case ACT_PLAIN_RELU2:
+            h[i] = g > 0 ? g * g : 0;
+            break;
         case ACT_PLAIN_GELU:
             h[i] = gelu(g);
             break;
@@ -162,7 +165,7 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
 static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y,
                         float *gap)
 {
-    int chosen[REF_MAX_USED], E = r->net->n_embd;
+    int chosen[REF_MAX_USED], E = r->net->n_embd, L = m->to_experts ? m->to_experts->n_out : E;
     float weight[REF_MAX_USED];
     ref_stage_begin(r);
     if (m->experts_in.kind)
@@ -174,17 +177,23 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     ref_stage_end(r, STAGE_ROUTER);
     ref_stage_begin(r);
     float *sum = r->sum;
-    memset(sum, 0, (size_t)E * sizeof(float));
+    memset(sum, 0, (size_t)L * sizeof(float));
+    if (m->to_experts)
+        ref_matvec(r, m->to_experts, 0, n, r->to_experts);
     for (int k = 0; k < m->router.n_used; k++) {
         int e = chosen[k] - m->expert_first;
         if (e < 0 || e >= m->experts.gate_up->n_expert)
             continue; /* another process has it */
-        ffn_row(r, &m->experts, e, n, r->part);
-        for (int i = 0; i < E; i++)
+        ffn_row(r, &m->experts, e, m->to_experts ? r->to_experts : n, r->part);
+        for (int i = 0; i < L; i++)
             sum[i] += weight[k] * r->part[i];
     }
     if (m->experts_partial)
-        r->be.comm->sum(r->be.comm, sum, (size_t)E);
+        r->be.comm->sum(r->be.comm, sum, (size_t)L);
+    if (m->to_experts) {
+        ref_matvec(r, m->from_experts, 0, sum, r->part);
+        memcpy(sum, r->part, (size_t)E * sizeof(float));
+    }
     ref_norm_row(&m->experts_out, sum, sum, E);
     for (int i = 0; i < E; i++)
         y[i] += sum[i];

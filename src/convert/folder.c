@@ -480,9 +480,20 @@ static void set_hybrid_heads(struct gguf_writer *w, const char *arch, const stru
     char key[96];
     int32_t heads[CONFIG_MAX_LAYERS];
     for (int i = 0; i < c->n_layers; i++)
-        heads[i] = c->is_linear[i] ? 0 : c->n_kv_heads;
+        heads[i] = c->is_linear[i] || c->is_mlp[i] ? 0 : c->n_kv_heads;
     snprintf(key, sizeof key, "%s.attention.head_count_kv", arch);
     gguf_set_array(w, key, META_I32, heads, (size_t)c->n_layers);
+}
+
+/* Hidden units by layer: none where a layer has no mlp. */
+static void set_hidden(struct gguf_writer *w, const char *arch, const struct config *c)
+{
+    char key[96];
+    int32_t width[CONFIG_MAX_LAYERS];
+    for (int i = 0; i < c->n_layers; i++)
+        width[i] = !c->is_mlp[i] ? 0 : c->is_moe[i] ? c->n_ff_exp : c->n_ff;
+    snprintf(key, sizeof key, "%s.feed_forward_length", arch);
+    gguf_set_array(w, key, META_I32, width, (size_t)c->n_layers);
 }
 
 static void set_rope(struct gguf_writer *w, const char *arch, const struct config *c)
@@ -580,8 +591,11 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
         set_u32(w, arch, "nextn_predict_layers", c->n_mtp);
     set_u32(w, arch, "context_length", c->context);
     set_u32(w, arch, "embedding_length", c->n_embd);
-    set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
-               n_layers);
+    if (c->family->one_block)
+        set_hidden(w, arch, c);
+    else
+        set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
+                   n_layers);
     set_u32(w, arch, "attention.head_count", c->n_heads);
     /* a latent is one key and value for all heads; the rotated part is in the key only */
     bool latent = c->kv_rank > 0;

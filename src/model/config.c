@@ -86,6 +86,11 @@ bool config_is_text(const struct config *c, const char *tensor)
            !strncmp(tensor, c->hf_head, strlen(c->hf_head));
 }
 
+static bool is_kind(const struct model_family *f, const json_t *config)
+{
+    return !f->is_kind || f->is_kind(config);
+}
+
 static bool find_hf(struct meta_reader *in)
 {
     const json_t *o = in->f->config, *text = json_object_get(o, "text_config");
@@ -95,10 +100,11 @@ static bool find_hf(struct meta_reader *in)
     if (!type && !class)
         return error_set(in->err, "%s: config.json: model_type: missing", in->f->path);
     for (int i = 0; families[i] && !in->c->family; i++)
-        if (inner && !strcmp(inner, families[i]->hf))
+        if (inner && !strcmp(inner, families[i]->hf) && is_kind(families[i], text))
             in->c->family = families[i];
     for (int i = 0; families[i] && !in->c->family; i++)
-        if (type ? !strcmp(type, families[i]->hf) : !strcmp(class, families[i]->hf_class))
+        if ((type ? !strcmp(type, families[i]->hf) : !strcmp(class, families[i]->hf_class)) &&
+            is_kind(families[i], json_is_object(text) ? text : o))
             in->c->family = families[i];
     if (!in->c->family)
         return type ? unknown(in, "config.json: model_type", inner ? inner : type)

@@ -54,6 +54,7 @@ struct config {
     bool headless;  /* hidden states are wanted, not logits: the head's weights are not loaded */
     int pos_offset; /* row of position 0 in the position table */
     bool is_moe[CONFIG_MAX_LAYERS];
+    bool is_mlp[CONFIG_MAX_LAYERS];  /* the layer is an mlp or experts, without a mixer */
     int window[CONFIG_MAX_LAYERS];   /* 0 = full attention */
     bool no_rope[CONFIG_MAX_LAYERS]; /* attention without RoPE */
     /* Per-layer values; 0 = n_kv_heads, head_dim, n_ff. */
@@ -62,6 +63,7 @@ struct config {
     float norm_eps, expert_scale;
     enum router_kind router;
     int n_ff_shared;             /* hidden units of the shared experts; 0 = none */
+    int n_latent_exp;            /* inputs of latent experts (layer.h); 0 = none */
     int n_groups, n_groups_used; /* of experts; 0 = no groups */
     float attn_scale;            /* of scores; 0 = 1 / sqrt(head_dim) */
     /* factor folded into a GGUF's q norms, whose readers assume another attn_scale; 0 = 1 */

@@ -37,6 +37,8 @@ enum {
     APART = 1 << 22,  /* the dense part is not of the experts' shape as far as a backend is told */
     GATE = 1 << 23,   /* of attention's output */
     LAYERS = 1 << 24, /* the second layer has other heads, scale and RoPE than the first */
+    RELU2 = 1 << 25,  /* squared ReLU in place of a gate */
+    LATENT = 1 << 26, /* experts on projections of their input */
 };
 
 static const struct {
@@ -77,13 +79,17 @@ static const struct {
     {"a shared expert and softmax", EXPERTS | DENSE | CLAMP, 64},
     {"norms of experts", EXPERTS | DENSE | OWN_NORMS, 64},
     {"layer embeddings", LAYER_EMBED, 64},
+    {"squared relu", RELU2 | BIAS, 64},
+    {"experts with a squared relu", RELU2 | EXPERTS | SIGMOID, 64},
+    {"latent experts", EXPERTS | LATENT, 64},
+    {"as nemotron", RELU2 | EXPERTS | LATENT | DENSE | APART | SIGMOID, 64},
     {"as gpt-oss", SINKS | WINDOW | BIAS | EXPERTS | TOP | CLAMP, 64},
     {"as gemma",
      WINDOW | V_NORM | K_IS_V | NORM_OUT | SCALES | GELU_TANH | EXPERTS | DENSE | OWN_NORMS |
          LAYER_EMBED | CHOICE,
      256},
 };
-enum { N_CASES = sizeof cases / sizeof *cases, MAX_OWNED = 64, P = 32 };
+enum { N_CASES = sizeof cases / sizeof *cases, MAX_OWNED = 96, P = 32 };
 
 /* What a case allocated in both memories. */
 struct stock {
@@ -182,8 +188,14 @@ static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type
     const struct duo_weight *router = matrix(k, WEIGHT_ROUTER, E, n, 1, DT_F32, bias);
     enum weight_role role =
         parts & DENSE && !(parts & APART) ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
-    const struct duo_weight *up = matrix(k, role, E, 2 * F, n, type, bias);
-    const struct duo_weight *down = matrix(k, role, F, E, n, type, bias);
+    const struct duo_weight *to = NULL, *from = NULL;
+    int L = parts & LATENT ? E / 2 : E;
+    const struct duo_weight *up = matrix(k, role, L, parts & RELU2 ? F : 2 * F, n, type, bias);
+    const struct duo_weight *down = matrix(k, role, F, L, n, type, bias);
+    if (parts & LATENT) {
+        to = matrix(k, WEIGHT_LINEAR, E, L, 1, type, false);
+        from = matrix(k, WEIGHT_LINEAR, L, E, 1, type, false);
+    }
     const struct array *choice = parts & CHOICE ? vector(k, n, 0.2f) : NULL;
     const struct array *scale = parts & CHOICE ? vector(k, n, 1.0f) : NULL;
     EACH(side)
@@ -201,6 +213,8 @@ static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type
                                     .choice_bias = choice ? choice->on[side] : NULL,
                                     .expert_scale = scale ? scale->on[side] : NULL};
         m->experts = (struct ffn){.gate_up = &up->on[side], .down = &down->on[side]};
+        m->to_experts = to ? &to->on[side] : NULL;
+        m->from_experts = from ? &from->on[side] : NULL;
     }
     if (!(parts & OWN_NORMS))
         return;
@@ -216,7 +230,7 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
     int E = d->s.n_embd, F = d->s.n_ff;
     const struct duo_weight *up = NULL, *down = NULL, *gate = NULL, *in = NULL, *back = NULL;
     if (!(parts & EXPERTS) || parts & DENSE) {
-        up = matrix(k, WEIGHT_LINEAR, E, 2 * F, 1, type, (parts & BIAS) != 0);
+        up = matrix(k, WEIGHT_LINEAR, E, parts & RELU2 ? F : 2 * F, 1, type, (parts & BIAS) != 0);
         down = matrix(k, WEIGHT_LINEAR, F, E, 1, type, (parts & BIAS) != 0);
     }
     if (parts & DENSE)
@@ -231,6 +245,7 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
     enum activation act = parts & GELU_TANH ? ACT_GELU_TANH
                           : parts & GELU    ? ACT_GELU
                           : parts & CLAMP   ? ACT_SWIGLU_CLAMP
+                          : parts & RELU2   ? ACT_PLAIN_RELU2
                                             : ACT_SILU;
     EACH(side)
     {

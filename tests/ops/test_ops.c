@@ -664,7 +664,8 @@ static void test_supports(void)
         check_refused(&d, "layer 1: such a choice of expert groups is not supported on");
     l->mlp.router.n_groups = 0;
     l->mlp.experts.act = ACT_PLAIN_GELU;
-    check_refused(&d, "layer 1: an expert without a gate is not supported on");
+    if (cuda)
+        check_refused(&d, "layer 1: an expert without a gate is not supported on");
     *l = plain;
     l->mixer.attention.k_dim = l->mixer.attention.v_dim = 2048;
     if (cuda)

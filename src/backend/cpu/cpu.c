@@ -99,8 +99,6 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             (x->kind == MIXER_SSM && x->ssm.conv_len > CPU_MAX_TAPS) ||
             (x->kind == MIXER_SHORT_CONV && x->short_conv.conv_len > CPU_MAX_TAPS))
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
-        if (m->router.w && !activation_is_gated(m->experts.act))
-            return network_refuse(err, i, "an expert without a gate is", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
     }
@@ -108,14 +106,15 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
-    return network_check(
-        net,
-        PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS |
-            PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_ACTIVATIONS |
-            PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-            PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
-            PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS,
-        "cpu", err);
+    return network_check(net,
+                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
+                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
+                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
+                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
+                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE |
+                             PART_SPANS | PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS,
+                         "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
@@ -165,6 +164,7 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
                           struct error *err)
 {
     int E = net->n_embd, P = net->embed.layers.width;
+    int L = cb->max.n_latent_exp;
     bool both = false, own_in = false, own_router = false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
@@ -176,6 +176,8 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
            (!own_router || (cb->n3 = cpu_rows(cb, T, E, "inputs of routers", err))) &&
            (!both || ((cb->dense = cpu_rows(cb, T, E, "dense outputs", err)) &&
                       (cb->gate = cpu_rows(cb, T, 1, "gates", err)))) &&
+           (!L || ((cb->to_experts = cpu_rows(cb, T, L, "inputs of experts", err)) &&
+                   (cb->from_experts = cpu_rows(cb, T, L, "outputs of experts", err)))) &&
            (!P ||
             ((cb->layer_embeds = cpu_rows(cb, T, P * net->n_layers, "layer embeddings", err)) &&
              (cb->layer_gate = cpu_rows(cb, T, P, "layer embeddings", err))));
@@ -711,7 +713,13 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         router_x = cb->n3;
     }
     cpu_stage_end(cb, STAGE_NORM);
-    moe_run(cb, m, router_x, in, x->d, x->rows); /* measures its own stages */
+    if (m->to_experts) {
+        linear(cb, m->to_experts, in, cb->to_experts, x->rows, STAGE_EXPERTS);
+        moe_run(cb, m, router_x, cb->to_experts, cb->from_experts, x->rows);
+        linear(cb, m->from_experts, cb->from_experts, x->d, x->rows, STAGE_EXPERTS);
+    } else {
+        moe_run(cb, m, router_x, in, x->d, x->rows); /* measures its own stages */
+    }
     if (!m->dense.gate_up)
         return m->experts_partial;
     /* Without norms of their own, both parts share one sum over members. */

@@ -41,8 +41,9 @@ struct cpu_backend {
     } blocks[48]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
     int n_ropes;
-    float **rope;   /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
-    float *n;       /* (max_tokens, E) normed rows */
+    float **rope;                     /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
+    float *n;                         /* (max_tokens, E) normed rows */
+    float *to_experts, *from_experts; /* (max_tokens, L) of latent experts */
     float *n2, *n3; /* (max_tokens, E) inputs of experts and routers that have norms of their own */
     float *dense;   /* (max_tokens, E) of a dense mlp beside experts */
     float *gate;    /* (max_tokens) its gate */

@@ -64,10 +64,15 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     const struct network_max *max = &cb->max;
     const struct weight *patches = cb->net->embed.patches;
     int n_embd = cb->net->n_embd, widest = n_embd;
-    int dims[] = {max->n_ff,   max->n_ff_exp,
-                  max->heads,  cb->net->embed.layers.width,
-                  max->latent, cb->net->mtp.fc ? 2 * n_embd : 0,
-                  max->merged, patches ? patches->n_in : 0};
+    int dims[] = {max->n_ff,
+                  max->n_ff_exp,
+                  max->n_latent_exp,
+                  max->heads,
+                  cb->net->embed.layers.width,
+                  max->latent,
+                  cb->net->mtp.fc ? 2 * n_embd : 0,
+                  max->merged,
+                  patches ? patches->n_in : 0};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         widest = dims[i] > widest ? dims[i] : widest;
     struct gemm *m = mem_aligned(sizeof *m);

@@ -78,6 +78,10 @@ INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
         return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e * f->alpha))),
                        vec_add(u, vec_set(1.0f)));
     }
+    if (kind == ACT_PLAIN_RELU2) {
+        g = vec_max(g, vec_set(0.0f));
+        return vec_mul(g, g);
+    }
     if (kind == ACT_PLAIN_GELU)
         return gelu_vec(g);
     if (kind == ACT_GELU)
@@ -122,6 +126,8 @@ static inline void glu(const struct ffn *f, float *g, const float *u, int n)
         glu_row(ACT_PLAIN_GELU_TANH, f, g, g, n);
     else if (f->act == ACT_PLAIN_QUICK_GELU)
         glu_row(ACT_PLAIN_QUICK_GELU, f, g, g, n);
+    else if (f->act == ACT_PLAIN_RELU2)
+        glu_row(ACT_PLAIN_RELU2, f, g, g, n);
     else if (f->act == ACT_PLAIN_GELU)
         glu_row(ACT_PLAIN_GELU, f, g, g, n);
 }

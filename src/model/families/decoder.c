@@ -200,11 +200,13 @@ bool decoder_read_routed(const struct meta_reader *in)
 static bool read_hf(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
-    const char *act = json_string_value(reader_get(in->hf, "hidden_activation", "hidden_act"));
+    const char *key = d->act_key ? d->act_key : "hidden_act";
+    const char *act =
+        json_string_value(reader_get(in->hf, key, d->act_key ? NULL : "hidden_activation"));
     const char *known = d->act_name ? d->act_name : "silu";
     if (act && strcmp(act, known))
-        return error_set(in->err, "%s: config.json: hidden_act \"%.40s\" is not supported (%s is)",
-                         in->f->path, act, known);
+        return error_set(in->err, "%s: config.json: %s \"%.40s\" is not supported (%s is)",
+                         in->f->path, key, act, known);
 
     if (!reader_int(in, "num_hidden_layers", NULL, 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
         !reader_int(in, "hidden_size", NULL, 1, 1 << 20, true, &c->n_embd) ||
@@ -323,11 +325,10 @@ static const struct weight *gate_up(struct net_builder *b, int i, const struct t
                         (const struct weight_rows[]){{.name = gate, .n = F}, {.name = up, .n = F}});
 }
 
-static void build_experts(struct net_builder *b, const struct decoder_names *n, int i,
-                          struct mlp *m)
+void decoder_router(struct net_builder *b, const struct decoder *d, int i, struct mlp *m)
 {
     const struct config *c = b->c;
-    int F = c->n_ff_exp;
+    const struct decoder_names *n = names_of(d);
     m->router =
         (struct router){.kind = c->router,
                         .w = build_matrix(b, WEIGHT_ROUTER, i, &n->router, c->n_embd, c->n_expert),
@@ -339,6 +340,14 @@ static void build_experts(struct net_builder *b, const struct decoder_names *n, 
     if (n->choice_bias.gguf)
         m->router.choice_bias =
             build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
+}
+
+static void build_experts(struct net_builder *b, const struct decoder *d, int i, struct mlp *m)
+{
+    const struct config *c = b->c;
+    const struct decoder_names *n = names_of(d);
+    int F = c->n_ff_exp;
+    decoder_router(b, d, i, m);
     if (!n->gate_exp.gguf)
         return; /* the family builds it */
     bool alike = n->gate_shared.gguf && c->n_ff_shared == F;
@@ -380,7 +389,7 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
         return;
     }
     if (c->is_moe[i]) {
-        build_experts(b, n, i, m);
+        build_experts(b, d, i, m);
         return;
     }
     m->dense.gate_up = n->gate_up.gguf

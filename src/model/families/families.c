@@ -46,6 +46,8 @@ const struct model_family *const families[] = {
     &family_mamba2,
     &family_lfm2,
     &family_lfm2_moe,
+    &family_nemotron_h,
+    &family_nemotron_h_moe,
     &family_bert,
     &family_roberta,
     &family_xlm_roberta,

@@ -27,7 +27,10 @@ struct model_family {
      * their own scales are multiplied into it. */
     bool scales_experts;
     bool zero_heads;  /* its GGUF gives layers with a recurrent state no KV heads */
+    bool one_block;   /* its layers are a mixer or an mlp; its GGUF gives others no hidden units */
     bool own_windows; /* its GGUF lists the layers that have a window */
+    /* Whether a config.json with its model_type is of this family; NULL = every one. */
+    bool (*is_kind)(const json_t *config);
     /* Whether a folder's tensor of the text model is unused; NULL = all are used. */
     bool (*spare)(const struct config *c, const char *tensor);
 };
@@ -44,7 +47,7 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_granite, family_granitemoe, family_hy_v3, family_mellum, family_olmo2, family_olmo3,
     family_olmoe, family_qwen2moe, family_seed_oss, family_smollm3, family_solar_open,
     family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
-    family_lfm2, family_lfm2_moe;
+    family_lfm2, family_lfm2_moe, family_nemotron_h, family_nemotron_h_moe;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -120,6 +123,7 @@ struct decoder {
     bool windows_all;     /* max_window_layers is ignored */
     enum activation act;
     const char *act_name; /* as config.json spells it; NULL: "silu" */
+    const char *act_key;  /* its key; NULL: hidden_activation or hidden_act */
     int window_period;    /* by default one layer per period has full attention; 0 = none */
     bool window_rope;     /* layers with a window have a RoPE of their own (config.rope_window) */
 };
@@ -170,5 +174,6 @@ void decoder_ends(struct net_builder *b, const struct decoder *d); /* embedding 
 void decoder_mixer(struct net_builder *b, const struct decoder *d, int layer,
                    const struct rope *rope, struct mixer *m);
 void decoder_mlp(struct net_builder *b, const struct decoder *d, int layer, struct mlp *m);
+void decoder_router(struct net_builder *b, const struct decoder *d, int layer, struct mlp *m);
 
 #endif

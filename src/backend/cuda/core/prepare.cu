@@ -42,13 +42,12 @@ static struct split_room split_room_of(const struct cuda_backend *cu, const stru
 }
 
 /* Parts beyond a plain decoder that the kernels support. */
-enum {
-    PARTS = PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
-            PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS |
-            PART_LAYER_HEADS | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS |
-            PART_DELTA_NET | PART_LATENT | PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL |
-            PART_MTP | PART_SSM | PART_SHORT_CONV | PART_ALONE
-};
+static const uint64_t PARTS =
+    PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS | PART_SOFTCAP | PART_GATE |
+    PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS | PART_LAYER_HEADS |
+    PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_DELTA_NET | PART_LATENT |
+    PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_SSM | PART_SHORT_CONV |
+    PART_ALONE;
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
  * four columns at a time. */
