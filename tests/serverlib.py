@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,15 @@ def sanitized(build):
     """Whether the binary has a sanitizer, which keeps what is freed: its memory says nothing."""
     with open(os.path.join(build, "steel"), "rb") as f:
         return bool(re.search(rb"__[at]san_init", f.read()))
+
+
+def leak_env():
+    """What a program's environment has for its leaks to be told at its end, with exit code 99. None without LeakSanitizer."""
+    found = subprocess.run(["gcc", "-print-file-name=liblsan.so"], capture_output=True, text=True).stdout.strip() if shutil.which("gcc") else ""
+    if not os.path.isfile(found):
+        return None
+    rules = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lsan.supp")
+    return {"LD_PRELOAD": found, "LSAN_OPTIONS": f"exitcode=99:suppressions={rules}:print_suppressions=0"}
 
 
 class Server:

@@ -2,7 +2,8 @@
 """Hours of mixed load, where every answer is compared with what the same request gives alone: prompts and answers of all lengths, seeds,
 n > 1, log-probabilities, stop strings, schemas, adapters, conversations that go on, streams, cancels, embeddings, and a KV cache so small
 that sequences are preempted, with --kv-canary. In rounds: new requests, each alone; then all of them at once, again and again. Between
-rounds nothing runs, no page is held, and memory and descriptors are those of the third round.
+rounds nothing runs, no page is held, and memory and descriptors are those of the third round. Nothing is leaked, where LeakSanitizer is
+installed.
 usage: soak.py BUILD [SECONDS [SEED]]   (make soak: an hour; SECONDS=120 make soak)
 DEVICE=cuda: on a GPU, which promises the same bytes to nobody in company. Compared there are lengths and reasons where nothing
 but max_tokens may end an answer, and answers with a schema are read by it. How many texts are the same is printed.
@@ -20,7 +21,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_tools import Gguf, write_gguf  # noqa: E402
-from serverlib import Server, sanitized  # noqa: E402
+from serverlib import Server, leak_env, sanitized  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 SECONDS = float(sys.argv[2]) if len(sys.argv) > 2 else 3600
@@ -149,7 +150,10 @@ class Soak:
                  "--lora", adapter(model, "a", 1), "--lora", adapter(model, "b", 2), *shlex.split(os.environ.get("FLAGS", ""))]
         if DEVICE:
             os.environ["STEEL_TEST_DEVICE"] = DEVICE
-        self.s, self.failed, self.counts, self.n_same = Server(BUILD, *flags, model=path), [], {}, 0
+        leaks = None if DEVICE or sanitized(BUILD) else leak_env()
+        if not leaks:
+            print("skipped: leaks: LeakSanitizer is not preloaded for a GPU or a sanitizer's build, or is not installed", flush=True)
+        self.s, self.failed, self.counts, self.n_same = Server(BUILD, *flags, model=path, env=dict(os.environ, **leaks) if leaks else None), [], {}, 0
         self.lock = threading.Lock()
 
     def count(self, what, same=False):

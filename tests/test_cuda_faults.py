@@ -10,7 +10,7 @@ import ctypes, json, mmap, os, random, shutil, signal, struct, subprocess, sys, 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy
 from gguf_tools import write_gguf
-from serverlib import HANG, Server
+from serverlib import HANG, Server, leak_env
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 ALL = len(sys.argv) > 2
@@ -34,11 +34,9 @@ class Faults:
             f.write(bytes(4096))
         self.file = open(self.path, "r+b")
         self.control = Control.from_buffer(mmap.mmap(self.file.fileno(), 4096))
-        lsan = subprocess.run(["gcc", "-print-file-name=liblsan.so"], capture_output=True, text=True).stdout.strip() if shutil.which("gcc") else ""
-        self.env = dict(os.environ, SIM_FAULTS=self.path, STEEL_CONFIG="", LSAN_OPTIONS="exitcode=99:suppressions=tests/lsan.supp:print_suppressions=0")
-        if os.path.isfile(lsan):
-            self.env["LD_PRELOAD"] = lsan
-        else:
+        leaks = leak_env()
+        self.env = dict(os.environ, SIM_FAULTS=self.path, STEEL_CONFIG="", **(leaks or {}))
+        if not leaks:
             print("skipped: leaks after CUDA faults: no liblsan.so")
 
     def arm(self, kind, at, lost=False):

@@ -450,6 +450,12 @@ size_t kvcache_trim(struct kvcache *kv)
 void kvcache_release(struct kvcache *kv, struct kv_seq *s)
 {
     kvcache_cut(kv, s, 0);
+    kv_seq_clear(s);
+}
+
+void kv_seq_clear(struct kv_seq *s)
+{
+    CHECK(s->n_pages == 0, "the sequence has pages");
     mem_free(s->pages);
     mem_free(s->marks);
     *s = (struct kv_seq){0};

@@ -87,6 +87,8 @@ void kvcache_advance(struct kvcache *kv, struct kv_seq *s, int n_tokens);
 void kvcache_cut(struct kvcache *kv, struct kv_seq *s, int n_tokens);
 /* Releases all pages and frees the sequence's own memory. It is empty and can be used again. */
 void kvcache_release(struct kvcache *kv, struct kv_seq *s);
+/* The same for a sequence without pages. */
+void kv_seq_clear(struct kv_seq *s);
 
 /* Appends an indexed page with n_tokens. The sequence's last page must be full. */
 void kvcache_attach(struct kvcache *kv, struct kv_seq *s, int32_t page, int n_tokens);

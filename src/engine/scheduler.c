@@ -156,9 +156,8 @@ void seq_draft(struct seq *q, const int32_t *tokens, int n)
 void seq_clear(struct seq *q)
 {
     CHECK(q->kv.n_pages == 0 && !q->running, "the sequence still runs");
-    mem_free(q->kv.pages);
+    kv_seq_clear(&q->kv);
     mem_free(q->tokens);
-    q->kv = (struct kv_seq){0};
     q->tokens = NULL;
 }
 
