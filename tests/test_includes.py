@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The tree is the pipeline: a folder of src/ includes only itself and folders before it, a shelf of text/ or server/ only itself and
 shelves before it, examples include only
-steel.h, and steel run generates through steel.h alone. Also: no file of src/ is without its opening comment."""
+steel.h, and steel run generates through steel.h alone. Also: no file of src/ is without its opening comment, what only
+Linux has is in base/, vector instructions are in base/ and in kernels, and each kernel file for AVX2 has one for NEON."""
 import glob
 import os
 import re
@@ -12,6 +13,19 @@ SHELVES = {"text": "tokenizer jinja grammar chat".split(), "server": "http mcp a
 NOT_IN_RUN = {"engine", "sample", "model", "backend"}  # cmd_run.c, terminal.c, generate.c
 RUN = {"src/cli/cmd_run.c", "src/cli/term/terminal.c", "src/cli/generate.c"}
 SOURCE = (".c", ".h", ".cu", ".cuh", ".inc")
+# What neither C nor POSIX nor every BSD has (base/os.h).
+LINUX = re.compile(r'"/(?:proc|sys)/|\b(?:eventfd|epoll_\w+|inotify\w*|signalfd|timerfd\w*|memfd_create|prctl|getrandom|syscall|'
+                   r'SYS_\w+|FUTEX_\w+|sched_[gs]etaffinity|pthread_setname_np|getauxval|mallopt|malloc_trim|fallocate|'
+                   r'sendfile|splice|mremap|gettid|__linux__)\b|<linux/')
+# Instructions of one architecture, and questions about the CPU.
+VECTORS = re.compile(r"\b(?:_mm\d*_\w+|__m(?:128|256|512)\w*|immintrin\.h|arm_neon\.h|v[a-z]+q?_n?_?[suf](?:8|16|32))\b")
+CPUID = re.compile(r"\b(?:cpuid\.h|__get_cpuid\w*|__cpuid\w*|__builtin_cpu_\w+|__builtin_ia32_\w+)\b")
+# Kernels are named after their set; these headers give all of them the same vectors.
+KERNELS = re.compile(r"src/(?:backend/cpu|quant)/\w+_(?:avx2|avx512|vnni|amx|neon|dotprod|i8mm)\.[ch]$")
+SHARED = {"src/backend/cpu/" + f for f in ("vec.h", "attn_int8.h", "attn_kernel.h", "panel_pack_kernel.h", "amx.h")}
+SHARED.add("src/quant/simd16.h")
+# Kernels for AVX2 that have no NEON file: why.
+NO_NEON = {"attn_madd": "whole dot products of bytes need SDOT: attn_dotprod.c; without it NEON's attention converts to floats"}
 
 
 def includes(text):
@@ -42,7 +56,23 @@ def faults(path, text):
             out.append(f"{path}: includes {name}")
         if name.startswith("cuda") and "cuda" not in where:
             out.append(f"{path}: includes {name}; CUDA stays in backend/cuda")
+    if where[0] == "src" and where[1] != "base":
+        code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.S)
+        for found in LINUX.findall(code):
+            out.append(f"{path}: {found}: only Linux has it; base/os.h")
+        if "cuda" not in where:
+            for found in CPUID.findall(code):
+                out.append(f"{path}: {found}: base/cpu.h knows the CPU")
+            if not KERNELS.match(path) and path not in SHARED:
+                for found in VECTORS.findall(code):
+                    out.append(f"{path}: {found}: not a kernel for one instruction set")
     return out
+
+
+def without_neon(files):
+    """Kernel files for AVX2 that have no other one for NEON, and no reason."""
+    of = lambda isa: {m.group(1) for m in (re.match(rf".*/(\w+)_{isa}\.c$", f) for f in files) if m}
+    return sorted(of("avx2") - of("neon") - set(NO_NEON))
 
 
 def main():
@@ -52,7 +82,17 @@ def main():
            ("examples/x.c", '#include "base/mem.h"\n'), ("include/steel.h", "#include <jansson.h>\n"),
            ("src/text/x.c", '/* x */\n#include "text/nowhere.h"\n'),
            ("src/text/jinja/x.c", '/* x */\n#include "text/chat/chat.h"\n'),
-           ("src/engine/x.c", "/* x */\n#include <cuda_runtime.h>\n")]
+           ("src/engine/x.c", "/* x */\n#include <cuda_runtime.h>\n"),
+           ("src/server/x.c", "/* x */\nint f = eventfd(0, 0);\n"),
+           ("src/cli/x.c", '/* x */\nFILE *f = fopen("/proc/cpuinfo", "r");\n'),
+           ("src/engine/x.c", "/* x */\nbool b = __builtin_cpu_supports(\"avx2\");\n"),
+           ("src/sample/x.c", "/* x */\n__m256 x;\n"), ("src/backend/cpu/moe.c", "/* x */\n#include <immintrin.h>\n"),
+           ("src/text/x.c", "/* x */\nx = vaddq_f32(x, y);\n")]
+    assert without_neon(["src/quant/x_avx2.c", "src/quant/y_avx2.c", "src/quant/y_neon.c"]) == ["x"]
+    fine = [("src/base/x.c", "/* x */\nint f = eventfd(0, 0);\n"), ("src/quant/x_avx2.c", "/* x */\n__m256 x;\n"),
+            ("src/cli/x.c", "/* /proc/ and eventfd */\n")]
+    for path, text in fine:
+        assert not faults(path, text), (path, faults(path, text))
     for path, text in bad:
         assert len(faults(path, text)) == 1, (path, faults(path, text))
     folders = sorted(os.path.basename(f) for f in glob.glob("src/*"))
@@ -60,6 +100,7 @@ def main():
     files = [f for top in ("src", "include", "examples") for f in glob.glob(top + "/**/*", recursive=True)
              if f.endswith(SOURCE)]
     found = [fault for f in sorted(files) for fault in faults(f, open(f).read())]
+    found += [f"{name}_avx2.c has no {name}_neon.c" for name in without_neon(files)]
     print(f"{len(files)} files, {len(found)} faults")
     print("\n".join(found))
     sys.exit(bool(found) or len(files) < 100)

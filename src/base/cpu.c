@@ -125,6 +125,16 @@ bool isa_choose(enum isa *isa, struct error *err)
     return error_set(err, "STEEL_ISA=%s: unknown; use ref, " SETS, want);
 }
 
+bool cpu_is_amd(void)
+{
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
 /* Quota */
 
 /* Whether the comma-separated `list` contains `word`. */

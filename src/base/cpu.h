@@ -31,6 +31,28 @@ bool isa_at(int i, enum isa *isa);
 /* Everything this machine has, or the set that STEEL_ISA names. An unknown or unavailable name is an error. */
 bool isa_choose(enum isa *isa, struct error *err);
 
+/* static TYPE NAME PARAMS runs NAME_loop ARGS, which must be inlined, compiled for this CPU's wider vectors if it has
+ * them. For plain loops that are worth no kernels of their own. */
+#ifdef __x86_64__
+#define CPU_WIDE(type, name, params, args)                                                         \
+    __attribute__((target("avx2"))) static type name##_avx2 params                                 \
+    {                                                                                              \
+        return name##_loop args;                                                                   \
+    }                                                                                              \
+    static type name params                                                                        \
+    {                                                                                              \
+        return __builtin_cpu_supports("avx2") ? name##_avx2 args : name##_loop args;               \
+    }
+#else
+#define CPU_WIDE(type, name, params, args)                                                         \
+    static type name params                                                                        \
+    {                                                                                              \
+        return name##_loop args;                                                                   \
+    }
+#endif
+
+bool cpu_is_amd(void);
+
 /* The CPU quota of this process's cgroups (v1 and v2), rounded up; 0 = no limit. `root` is prepended to the paths of
  * /proc and of the mounts: "" except in tests. */
 int cpu_quota(const char *root);

@@ -17,16 +17,12 @@
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/os.h"
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 enum { PIECE_BITS = 24, IDLE = (1 << PIECE_BITS) - 1 }; /* IDLE: no job */
 
@@ -68,6 +64,8 @@ static inline void relax(void)
 {
 #ifdef __x86_64__
     __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
 #endif
 }
 
@@ -76,7 +74,7 @@ static void ring(struct bell *b)
     if (!atomic_load(&b->asleep) || !atomic_exchange(&b->asleep, false))
         return;
     atomic_fetch_add(&b->rung, 1);
-    syscall(SYS_futex, &b->rung, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    os_wake_all(&b->rung);
 }
 
 /* Waits until the word differs from `seen`. */
@@ -97,7 +95,7 @@ static void wait_change(struct pool *p, uint64_t seen, struct bell *b)
         atomic_store(&b->asleep, true);
         if (atomic_load(&p->word) != seen)
             return;
-        syscall(SYS_futex, &b->rung, FUTEX_WAIT_PRIVATE, rung, NULL, NULL, 0);
+        os_sleep_while(&b->rung, rung);
     }
 }
 
@@ -300,12 +298,6 @@ void pool_run(struct pool *p, void (*fn)(void *, int, int), void *arg)
 
 int pool_cpu_count(void)
 {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-    if (n < 1) {
-        long online = sysconf(_SC_NPROCESSORS_ONLN);
-        n = online > 0 ? (int)online : 1;
-    }
-    int quota = cpu_quota("");
+    int n = os_cpus(), quota = cpu_quota("");
     return quota && quota < n ? quota : n;
 }

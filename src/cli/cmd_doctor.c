@@ -4,13 +4,13 @@
  */
 #include "backend/backend.h"
 #include "base/cpu.h"
+#include "base/os.h"
 #include "base/sysmem.h"
 #include "base/version.h"
 #include "cli/cli.h"
 #include "cli/config_file.h"
 #include "file/builtin.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -34,31 +34,11 @@ static void wrong(const char *what, const char *text)
     problems++;
 }
 
-static void cpu_model(char *out, size_t size)
-{
-    snprintf(out, size, "unknown");
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    if (!f)
-        return;
-    char line[256];
-    while (fgets(line, sizeof line, f)) {
-        const char *colon = strchr(line, ':');
-        if (!strncmp(line, "model name", 10) && colon) {
-            snprintf(out, size, "%s", colon + 2);
-            out[strcspn(out, "\n")] = 0;
-            break;
-        }
-    }
-    fclose(f);
-}
-
 static void check_cpu(void)
 {
     char model[200], text[600];
-    cpu_model(model, sizeof model);
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    int quota = cpu_quota("");
+    os_cpu_model(model, sizeof model);
+    int n = os_cpus(), quota = cpu_quota("");
     snprintf(text, sizeof text, "%s; %d CPUs%s", model, n, quota ? " allowed" : "");
     good("CPU", text);
     if (quota && quota < n) {

@@ -10,6 +10,7 @@
 #include "cli/cli.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "route/http_response.h"
 
 #include <errno.h>
@@ -22,7 +23,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -254,11 +254,11 @@ static _Noreturn void exec_server(const struct launch *l, pid_t parent)
     for (int i = 0; i < 4; i++)
         argv[n++] = mem_strdup(tail[i]);
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    os_end_with_parent(SIGTERM);
     if (getppid() != parent || in < 0 || log < 0 || dup2(in, STDIN_FILENO) < 0 ||
         dup2(log, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0)
         _exit(EXIT_FAIL);
-    execv("/proc/self/exe", argv);
+    os_run_self(argv);
     _exit(NOT_FOUND);
 }
 

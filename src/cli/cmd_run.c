@@ -7,6 +7,7 @@
 #include "cli/sampling.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "text/chat/chat_parse.h"
 #include "text/grammar/grammar.h"
 
@@ -16,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -387,7 +387,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
             f->o.dry_breakers = (const char *const *)f->breakers.items;
         f->o.n_dry_breakers = sampling_n_breakers(&f->breakers);
         f->o.seed = f->seed;
-        if (f->seed == UINT64_MAX && getrandom(&f->o.seed, 4, 0) == 4)
+        if (f->seed == UINT64_MAX && os_random(&f->o.seed, 4))
             f->o.seed &= 0xffffffffu;
         cli_catch_interrupt();
         bool found = find_model(&model, &err) && cli_chat_template(&f->template, &err);

@@ -2,6 +2,7 @@
 #include "dist/ranks.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "dist/ranks_int.h"
 #include "dist/ranks_line.h"
 #include "dist/ranks_link.h"
@@ -13,9 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
@@ -61,8 +59,7 @@ static void *find_link(char *why, size_t size)
 {
     char self[4096], path[4224];
     const char *named = getenv("STEEL_MPI");
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[n > 0 ? n : 0] = 0;
+    os_program(self, sizeof self);
     char *slash = strrchr(self, '/');
     if (slash)
         *slash = 0;
@@ -87,28 +84,13 @@ static void *find_link(char *why, size_t size)
     return NULL;
 }
 
-/* Names the network namespace: two processes with the same name reach each other at 127.0.0.1. */
-static void name_home(char *text, size_t size)
-{
-    char host[64] = "", boot[64] = "", net[64] = "";
-    gethostname(host, sizeof host - 1);
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f && !fgets(boot, sizeof boot, f))
-        boot[0] = 0;
-    if (f)
-        fclose(f);
-    ssize_t n = readlink("/proc/self/ns/net", net, sizeof net - 1);
-    net[n > 0 ? n : 0] = 0;
-    snprintf(text, size, "%s %s %s", host, boot, net);
-}
-
 /* Connects a line from every rank to rank 0. The end of a rank without a line is noticed by the timeout only. */
 static bool connect_lines(struct ranks *r, struct error *err)
 {
     enum { HOME = 256 };
     struct ranks_offer offer = {0};
     char mine[HOME] = "", *homes = mem_zalloc((size_t)r->size, HOME), *all = homes;
-    name_home(mine, sizeof mine);
+    os_network_name(mine, sizeof mine);
     bool ok = ranks_allgather(r, mine, homes, sizeof mine), nearby = true;
     for (int i = 1; i < r->size; i++)
         nearby &= !strcmp(homes, homes + (size_t)i * HOME);
@@ -139,7 +121,7 @@ static struct ranks *ranks_new(void)
 {
     struct ranks *r = mem_zalloc(1, sizeof *r);
     atomic_store(&r->timeout_s, RANKS_TIMEOUT);
-    r->alarm = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r->alarm = os_wake_fd();
     r->line = ranks_line_new(r);
     return r;
 }
@@ -171,7 +153,7 @@ struct ranks *ranks_open(struct error *err)
     char why[512] = "";
     struct ranks *r = ranks_new();
     world = r;
-    prctl(PR_SET_TIMERSLACK, 1); /* exact naps, also in threads created from here on */
+    os_exact_naps();
     bool ok = r->line && r->alarm >= 0;
     if (!ok)
         error_set(err, "the system has no thread for the ranks");
@@ -233,9 +215,7 @@ bool ranks_lose(struct ranks *r, const char *fmt, ...)
     va_end(ap);
     error_set(&r->lost, "%s", text);
     atomic_store(&r->stop, true);
-    uint64_t one = 1;
-    ssize_t n = write(r->alarm, &one, sizeof one);
-    (void)n; /* the first write to an eventfd never blocks */
+    os_wake(r->alarm);
     if (r->line)
         ranks_line_wake(r->line);
     return true;
@@ -283,26 +263,13 @@ static bool too_long(struct ranks *r, int64_t waited, enum wait kind)
     return waited > most || !may_work;
 }
 
-/* Requests a shorter scheduler slice for this thread, so that it preempts threads with longer slices when it wakes.
- * Its share of the core stays the same. Linux before 6.12 ignores it, and the C library has no call for it. */
+/* Requests a shorter scheduler slice for this thread, so that it preempts threads with longer slices when it wakes. */
 static void shorten_slice(void)
 {
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;
-    } slice = {.size = sizeof slice};
     static _Thread_local bool done;
-    if (done)
-        return;
+    if (!done)
+        os_short_slice(SLICE_NS);
     done = true;
-    if (syscall(SYS_sched_getattr, 0, &slice, sizeof slice, 0) == 0 &&
-        slice.policy == SCHED_OTHER) {
-        slice.runtime = SLICE_NS;
-        syscall(SYS_sched_setattr, 0, &slice, 0);
-    }
 }
 
 /* Whether to keep polling; false: it is time to nap. A thread that spins on a shared core uses up its share for

@@ -71,7 +71,7 @@ struct ranks {
     struct error failure; /* the first one; empty = none */
     struct ranks_line *line;
     bool lined;  /* every rank has a line to rank 0 */
-    int alarm;   /* eventfd: readable once the job is lost */
+    int alarm;   /* os_wake_fd: readable once the job is lost */
     int crowded; /* other programs compete for the cores: number of waits that spin only briefly */
     atomic_int timeout_s; /* the same on all ranks, set by rank 0 */
     atomic_bool waiting;  /* for another rank */

@@ -4,6 +4,7 @@
 #include "dist/ranks_line.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -18,10 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 enum {
@@ -67,7 +65,7 @@ struct ranks_line {
     struct ranks *r;
     pthread_t thread;
     pthread_mutex_t lock;
-    int wake; /* eventfd */
+    int wake; /* os_wake_fd */
     bool quit;
     int rank; /* a copy of r->rank, which is known only after the thread has started */
     int listener;
@@ -87,16 +85,7 @@ struct ranks_line {
 
 void ranks_line_wake(struct ranks_line *l)
 {
-    uint64_t one = 1;
-    ssize_t n = write(l->wake, &one, sizeof one);
-    (void)n; /* if the counter is full, the thread wakes anyway */
-}
-
-/* A raw system call, because sanitizers intercept _exit and would report the running threads as leaks. */
-static _Noreturn void end_process(void)
-{
-    for (;;)
-        syscall(SYS_exit_group, 1);
+    os_wake(l->wake);
 }
 
 static void report(const char *why)
@@ -292,14 +281,14 @@ static void check_end(struct ranks_line *l, int64_t now)
     if (lost && l->rank == 0 && !atomic_load(&r->said) &&
         now - l->lost_ns >= REPORT_MS * 1000000LL) {
         report(r->lost.msg);
-        end_process();
+        os_exit(1);
     }
     if (!l->end_ns || now < l->end_ns)
         return;
     if (!lost &&
         (l->n_peers || ranks_first())) /* without lines only rank 0 reports, or all ranks would */
         report(l->end_why);
-    end_process();
+    os_exit(1);
 }
 
 static int add_polled(struct ranks_line *l, int n, int fd)
@@ -312,7 +301,7 @@ static int add_polled(struct ranks_line *l, int n, int fd)
 static void *watch(void *arg)
 {
     struct ranks_line *l = arg;
-    pthread_setname_np(pthread_self(), "steel-ranks");
+    os_name_thread("steel-ranks");
     pthread_mutex_lock(&l->lock);
     while (!l->quit) {
         int n = add_polled(l, 0, l->wake);
@@ -324,9 +313,7 @@ static void *watch(void *arg)
             n = add_polled(l, n, l->peers[i].fd);
         pthread_mutex_unlock(&l->lock);
         poll(l->polled, (nfds_t)n, BEAT_MS / 4);
-        uint64_t times;
-        ssize_t got = read(l->wake, &times, sizeof times);
-        (void)got;
+        os_woken(l->wake);
         pthread_mutex_lock(&l->lock);
         forgive_pause(l);
         serve_visitors(l, clock_ns());
@@ -351,7 +338,7 @@ struct ranks_line *ranks_line_new(struct ranks *r)
     l->seen_ns = clock_ns();
     l->end_ns = l->seen_ns + RANKS_START * SECOND;
     l->end_why = "the ranks have not found each other in two minutes";
-    l->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    l->wake = os_wake_fd();
     /* Signals are handled by the program's other threads. */
     sigset_t all, old;
     sigfillset(&all);
@@ -433,7 +420,7 @@ void ranks_line_listen(struct ranks_line *l, bool nearby, struct ranks_offer *of
     int port = 0;
     know_rank(l);
     *offer = (struct ranks_offer){0};
-    if (getrandom(offer->key, sizeof offer->key, 0) != (ssize_t)sizeof offer->key)
+    if (!os_random(offer->key, sizeof offer->key))
         return;
     list_addresses(offer);
     int fd = listen_at(!nearby ? "::" : offer->named ? offer->address[0] : "127.0.0.1", &port);

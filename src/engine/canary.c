@@ -2,8 +2,7 @@
 #include "engine/canary.h"
 #include "backend/backend.h"
 #include "base/mem.h"
-
-#include <sys/random.h>
+#include "base/os.h"
 
 struct canary {
     struct backend *be;
@@ -19,7 +18,7 @@ struct canary {
 struct canary *canary_new(struct backend *be, int n_pages, struct error *err)
 {
     uint64_t seed;
-    if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed) {
+    if (!os_random(&seed, sizeof seed)) {
         error_set(err, "the kernel has no random bytes");
         return NULL;
     }

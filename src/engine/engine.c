@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "engine/images.h"
 #include "engine/workers.h"
 
@@ -516,7 +517,7 @@ static bool start(struct engine *e)
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
-    pthread_setname_np(pthread_self(), "steel-engine");
+    os_name_thread("steel-engine");
     bool ok = start(e);
     if (ok) {
         mem_reserve(); /* from here on clients depend on this process */

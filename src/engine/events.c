@@ -2,11 +2,11 @@
 #include "engine/events.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 struct events {
@@ -27,7 +27,7 @@ struct record {
 
 struct events *events_new(void)
 {
-    int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    int fd = os_wake_fd();
     if (fd < 0)
         return NULL;
     struct events *q = mem_zalloc(1, sizeof *q);
@@ -89,9 +89,7 @@ void events_flush(struct events *q)
     }
     buf_reset(&q->staged);
     if (was_empty && q->pending.len) {
-        uint64_t one = 1;
-        ssize_t n = write(q->fd, &one, sizeof one);
-        (void)n; /* fails only if the eventfd is readable already */
+        os_wake(q->fd);
         pthread_cond_signal(&q->arrived);
     }
     pthread_mutex_unlock(&q->lock);
@@ -112,10 +110,7 @@ static bool take(struct events *q, int timeout_ms)
     q->taken = q->pending;
     q->pending = old;
     q->at = 0;
-    uint64_t count;
-    ssize_t n =
-        read(q->fd, &count, sizeof count); /* clears the eventfd: all events have been taken */
-    (void)n;
+    os_woken(q->fd); /* all events have been taken */
     pthread_mutex_unlock(&q->lock);
     return q->taken.len > 0;
 }

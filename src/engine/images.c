@@ -1,12 +1,12 @@
 /* See images.h. */
 #include "engine/images.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "base/siphash.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 enum {
     MAX_IMAGES = 256,
@@ -63,7 +63,7 @@ struct prompt_images {
 
 static void random_bytes(void *to, size_t n)
 {
-    CHECK(getrandom(to, n, 0) == (ssize_t)n, "the kernel has no random bytes");
+    CHECK(os_random(to, n), "the kernel has no random bytes");
 }
 
 /* The cache */

@@ -3,9 +3,9 @@
 #include "base/siphash.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <string.h>
-#include <sys/random.h>
 
 enum { NONE = -1, MAX_TAILS_SEEN = 32 };
 
@@ -55,7 +55,7 @@ struct prefix *prefix_new(int n_pages, int page_len, bool keep)
     p->buckets = mem_alloc(p->n_buckets * sizeof *p->buckets);
     for (uint32_t i = 0; i < p->n_buckets; i++)
         p->buckets[i] = NONE;
-    if (getrandom(p->key, sizeof p->key, 0) != (ssize_t)sizeof p->key)
+    if (!os_random(p->key, sizeof p->key))
         p->key[0] =
             (uint64_t)(uintptr_t)p; /* without entropy salts still differ, but can be guessed */
     return p;

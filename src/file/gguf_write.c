@@ -5,6 +5,7 @@
  */
 #include "file/gguf_write.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <sys/file.h>
 #include <dirent.h>
@@ -341,7 +342,7 @@ static bool write_at(const struct gguf_writer *w, size_t at, const void *data, s
 /* Reserves the disk space, so that a full disk fails at once and not at the end. */
 static bool reserve(const struct gguf_writer *w, struct error *err)
 {
-    if (fallocate(w->fd, 0, 0, (off_t)w->total) == 0)
+    if (os_reserve_file(w->fd, (off_t)w->total))
         return true;
     int e = errno;
     if (e == EOPNOTSUPP || e == ENOSYS || e == EINVAL) { /* not supported by every file system */

@@ -3,11 +3,11 @@
 #include "route/gateway_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <arpa/inet.h>
 #include <event2/dns.h>
 #include <event2/event.h>
-#include <malloc.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <signal.h>
@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
 
 enum {
     IDLE_S = 30,    /* of an idle connection to a replica; below the usual server timeouts */
@@ -348,12 +347,10 @@ int gateway_run(const struct gateway_options *opt, struct error *err)
     gw->opt.access.host = opt->http.host;
     gw->n = opt->n_upstreams;
     gw->exit_code = 1;
-    if (getrandom(&gw->secret, sizeof gw->secret, 0) != (ssize_t)sizeof gw->secret)
+    if (!os_random(&gw->secret, sizeof gw->secret))
         gw->secret = (uint64_t)clock_ns();
     signal(SIGPIPE, SIG_IGN);
-#ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, 256 << 10); /* freed bodies return to the system at once */
-#endif
+    os_bound_heap(0); /* freed bodies return to the system at once */
     event_set_mem_functions(mem_ask, mem_ask_again, mem_free);
     gw->replicas = mem_zalloc((size_t)gw->n, sizeof *gw->replicas);
     const struct balancer_options balancer = {

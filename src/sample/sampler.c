@@ -2,6 +2,7 @@
  * sampler_new, except in its constraint. */
 #include "sample/sampler.h"
 #include "sample/sample_chain.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/mem.h"
 
@@ -539,25 +540,8 @@ static inline int scan_end(const struct scan *sc, int block)
     return end < sc->n ? end : sc->n;
 }
 
-/* The loops are also compiled for AVX2 where the CPU has it. Sums are always kept in LANES partial
+/* The loops are also compiled for wider vectors where the CPU has them (CPU_WIDE). Sums are always kept in LANES partial
  * sums, so results are bit-identical for every register width. */
-#ifdef __x86_64__
-#define WIDE(type, name, params, args)                                                             \
-    __attribute__((target("avx2"))) static type name##_avx2 params                                 \
-    {                                                                                              \
-        return name##_loop args;                                                                   \
-    }                                                                                              \
-    static type name params                                                                        \
-    {                                                                                              \
-        return __builtin_cpu_supports("avx2") ? name##_avx2 args : name##_loop args;               \
-    }
-#else
-#define WIDE(type, name, params, args)                                                             \
-    static type name params                                                                        \
-    {                                                                                              \
-        return name##_loop args;                                                                   \
-    }
-#endif
 #define LOOP static inline __attribute__((always_inline))
 
 LOOP float largest_loop(const float *l, int n)
@@ -586,7 +570,7 @@ LOOP float blocks_loop(struct scan *sc, const float *logits)
     }
     return max;
 }
-WIDE(float, blocks, (struct scan * sc, const float *logits), (sc, logits))
+CPU_WIDE(float, blocks, (struct scan * sc, const float *logits), (sc, logits))
 
 static void scan_logits(struct scan *sc, const float *logits, int n)
 {
@@ -647,7 +631,7 @@ LOOP double weights_loop(const float *logits, int n, float max)
     }
     return sum;
 }
-WIDE(double, weights, (const float *logits, int n, float max), (logits, n, max))
+CPU_WIDE(double, weights, (const float *logits, int n, float max), (logits, n, max))
 
 /* Log-probability of `token`, and the n best tokens in `top`. */
 static float scan_logprobs(const struct scan *sc, const float *logits, int32_t token,

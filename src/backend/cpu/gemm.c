@@ -57,8 +57,7 @@ bool gemm_prefetch_few;
 bool gemm_init(struct cpu_backend *cb, struct error *err)
 {
 #ifdef __x86_64__
-    __builtin_cpu_init();
-    gemm_prefetch_few = !__builtin_cpu_is("amd");
+    gemm_prefetch_few = !cpu_is_amd();
 #endif
     const struct bounds *s = &cb->bounds;
     const struct network_max *max = &cb->max;

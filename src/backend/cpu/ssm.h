@@ -34,7 +34,8 @@ struct ssm_kernels {
     void (*multiply)(float *y, const float *a, const float *b, int n);
 };
 
-extern const struct ssm_kernels ssm_kernels_c, ssm_kernels_avx2, ssm_kernels_avx512;
+extern const struct ssm_kernels ssm_kernels_c, ssm_kernels_avx2, ssm_kernels_avx512,
+    ssm_kernels_neon;
 
 /* The best kernels that isa supports. */
 static inline const struct ssm_kernels *ssm_kernels(enum isa isa)
@@ -44,6 +45,9 @@ static inline const struct ssm_kernels *ssm_kernels(enum isa isa)
         return &ssm_kernels_avx512;
     if (isa_has(isa, ISA_AVX2))
         return &ssm_kernels_avx2;
+#elif defined __aarch64__
+    if (isa_has(isa, ISA_NEON))
+        return &ssm_kernels_neon;
 #endif
     (void)isa;
     return &ssm_kernels_c;

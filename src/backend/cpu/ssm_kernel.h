@@ -1,7 +1,7 @@
 /*
  * Kernels of state-space models and short convolutions over vec.h, compiled per instruction set by ssm.c (plain C),
- * ssm_avx2.c and ssm_avx512.c. The includer defines KERNELS. A row's bytes depend only on its inputs and the state
- * before it, so the split of a prompt into steps changes nothing.
+ * ssm_avx2.c, ssm_avx512.c and ssm_neon.c. The includer defines KERNELS. A row's bytes depend only on its inputs and
+ * the state before it, so the split of a prompt into steps changes nothing.
  *
  * Columns of a state are independent. A panel of 16 columns (8 KB at N = 128) stays in the first-level cache while all
  * rows of a prompt pass through it.

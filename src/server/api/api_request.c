@@ -12,12 +12,11 @@
 #include "text/grammar/grammar.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <event2/event.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -196,7 +195,7 @@ void api_request_dispatch(struct server *s, struct http_exchange *x,
     req->start_ns = req->last_write_ns = clock_ns();
     req->block = req->completion.id_slot = -1;
     unsigned long long id[2];
-    CHECK(getrandom(id, sizeof id, 0) == (ssize_t)sizeof id, "the kernel has no random bytes");
+    CHECK(os_random(id, sizeof id), "the kernel has no random bytes");
     snprintf(req->id, sizeof req->id, "%s%016llx%016llx",
              endpoint->id_prefix ? endpoint->id_prefix : "", id[0], id[1]);
     req->body = http_take_body(x, &req->n_body);
@@ -314,7 +313,7 @@ static bool submit(struct api_request *req)
         make_choices(req, req->n_prompts * req->p.n);
     else
         api_choice_next_round(req, &req->choices[0]);
-    if (!req->p.has_seed && getrandom(&req->p.sample.seed, 8, 0) != 8)
+    if (!req->p.has_seed && !os_random(&req->p.sample.seed, 8))
         req->p.sample.seed = (uint64_t)clock_ns();
     char *salt = api_request_salt(req, req->p.salt);
     bool ok = true;

@@ -7,6 +7,7 @@
 #include "server/api/embeddings.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -395,13 +396,11 @@ static void on_done(struct embed_job *job)
 {
     struct embed_request *x = (struct embed_request *)job;
     struct server *s = x->req->server;
-    uint64_t one = 1;
     pthread_mutex_lock(&s->embed_lock);
     x->next = s->embedded;
     s->embedded = x;
     pthread_mutex_unlock(&s->embed_lock);
-    if (write(s->jobs_fd, &one, sizeof one) != (ssize_t)sizeof one)
-        return; /* the eventfd is full, so it will be read */
+    os_wake(s->jobs_fd);
 }
 
 bool embed_submit(struct api_request *req)

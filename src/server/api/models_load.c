@@ -3,6 +3,7 @@
  * the memory of one is back before the next is sized. Models of the options' `at_start` come first, in order.
  */
 #include "base/mem.h"
+#include "base/os.h"
 #include "base/sysmem.h"
 #include "sample/sample_advice.h"
 #include "server/api/models_int.h"
@@ -21,9 +22,7 @@ enum { LEAST_CACHE = 1 << 20 };
 
 void models_poke(struct models *m)
 {
-    uint64_t one = 1;
-    if (write(m->server->jobs_fd, &one, sizeof one) != (ssize_t)sizeof one)
-        return; /* the eventfd is full, so it will be read */
+    os_wake(m->server->jobs_fd);
 }
 
 static bool is_weights(const char *name)
@@ -231,7 +230,7 @@ static void open_one(struct models *m)
 static void *loader_main(void *arg)
 {
     struct models *m = arg;
-    pthread_setname_np(pthread_self(), "steel-loader");
+    os_name_thread("steel-loader");
     pthread_mutex_lock(&m->lock);
     while (!m->quit) {
         if (m->closing)

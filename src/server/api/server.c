@@ -5,25 +5,22 @@
 #include "server/api/models_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "dist/job.h"
 #include "server/api/store.h"
 #include "text/grammar/grammar.h"
 
 #include <event2/event.h>
-#include <malloc.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/eventfd.h>
-#include <sys/random.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { GRAMMARS_KEPT = 64 };
+enum { GRAMMARS_KEPT = 64, HEAP_ARENAS = 4 };
 enum { STORE_AGE_S = 6 * 3600 }; /* unused responses are dropped after this time */
 
 /* Small replies */
@@ -265,8 +262,7 @@ static volatile sig_atomic_t exit_code_now;
 static void on_alarm(int sig)
 {
     (void)sig;
-    syscall(SYS_exit_group,
-            (int)exit_code_now); /* not _exit: leak checkers would report the remaining threads */
+    os_exit((int)exit_code_now);
 }
 
 static void limit_ending(int code)
@@ -322,19 +318,9 @@ static bool start_workers(struct server *s, struct error *err)
 {
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     int n_long = cpus >= 16 ? 3 : cpus >= 8 ? 2 : 1;
-    s->jobs_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->jobs_fd = os_wake_fd();
     s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, api_request_run, s->jobs_fd) : NULL;
     return s->jobs || error_set(err, "cannot start worker threads");
-}
-
-/* Returns large freed blocks to the system, and limits the number of arenas. */
-static void bound_heap(void)
-{
-#ifdef __GLIBC__
-    mallopt(M_ARENA_MAX, 4);
-    mallopt(M_MMAP_THRESHOLD, 256 << 10);
-    mallopt(M_TRIM_THRESHOLD, 1 << 20);
-#endif
 }
 
 static struct event *watch(struct server *s, int fd, short what,
@@ -421,7 +407,7 @@ int server_run(const struct server_options *opt, struct error *err)
     s->opt.access.host = opt->http.host;
     s->jobs_fd = -1;
     s->started = time(NULL);
-    if (getrandom(&s->id_secret, sizeof s->id_secret, 0) != (ssize_t)sizeof s->id_secret)
+    if (!os_random(&s->id_secret, sizeof s->id_secret))
         s->id_secret = (uint64_t)clock_ns();
     if (opt->chat_format && !chat_format_from_name(opt->chat_format, &s->format)) {
         mem_free(s);
@@ -435,7 +421,7 @@ int server_run(const struct server_options *opt, struct error *err)
     snprintf(s->fingerprint, sizeof s->fingerprint, "steel-%s",
              opt->models[0].engine.runtime.backend.deterministic ? "deterministic" : "default");
     signal(SIGPIPE, SIG_IGN);
-    bound_heap();
+    os_bound_heap(HEAP_ARENAS);
     s->grammars = grammar_cache_new(GRAMMARS_KEPT);
     s->store = store_new(opt->store_bytes, STORE_AGE_S);
     log_start();

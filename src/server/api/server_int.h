@@ -231,7 +231,7 @@ struct server {
     pthread_mutex_t embed_lock;
     struct embed_request *embedded; /* done, to be collected by the loop; under embed_lock */
     struct jobs *jobs;
-    int jobs_fd; /* eventfd */
+    int jobs_fd; /* os_wake_fd */
     /* For the estimate of Retry-After. */
     uint64_t n_tokens, n_tokens_then; /* generated; at rate_ns */
     int64_t rate_ns;

@@ -2,6 +2,7 @@
 #include "server/http/http.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "server/http/forwarded.h"
 
 #include <errno.h>
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -640,7 +640,7 @@ struct http *http_open(struct event_base *base, const struct http_options *opt, 
     h->base = base;
     h->opt = *opt;
     bound_conns(&h->opt);
-    if (getrandom(&h->id_secret, sizeof h->id_secret, 0) != (ssize_t)sizeof h->id_secret)
+    if (!os_random(&h->id_secret, sizeof h->id_secret))
         h->id_secret = (uint64_t)clock_ns();
     if (!open_tls(h, err) || !open_listener(h, err)) {
         http_close(h);

@@ -2,8 +2,8 @@
 #include "server/http/jobs.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 
-#include <malloc.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -60,15 +60,13 @@ static void finish(struct jobs *q, struct job *j)
 {
     j->next = q->finished;
     q->finished = j;
-    uint64_t one = 1;
-    ssize_t n = write(q->fd, &one, sizeof one);
-    (void)n; /* fails only if the eventfd is readable already */
+    os_wake(q->fd);
 }
 
 static void *worker_main(void *arg)
 {
     struct jobs *q = arg;
-    pthread_setname_np(pthread_self(), "steel-worker");
+    os_name_thread("steel-worker");
     pthread_mutex_lock(&q->lock);
     int me = 0;
     while (!pthread_equal(q->threads[me], pthread_self()))
@@ -87,7 +85,7 @@ static void *worker_main(void *arg)
         } else if (q->trim) {
             q->trim = false;
             pthread_mutex_unlock(&q->lock);
-            malloc_trim(0);
+            os_trim_heap();
             pthread_mutex_lock(&q->lock);
         } else {
             pthread_cond_wait(&q->wake, &q->lock);

@@ -35,7 +35,7 @@ struct job {
 };
 
 struct jobs;
-/* Workers call `run`. The eventfd fd is written when a job has finished. NULL: no thread could be
+/* Workers call `run`. os_wake(fd) when a job has finished. NULL: no thread could be
  * started. */
 struct jobs *jobs_new(int n_long, int n_short, void (*run)(struct job *job), int fd);
 void jobs_add(struct jobs *q, struct job *job, int64_t now_ns);

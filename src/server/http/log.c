@@ -1,6 +1,7 @@
 /* The log writer. A line is written by one call, so that lines never mix. Owns the ring. */
 #include "server/http/log.h"
 #include "base/buf.h"
+#include "base/os.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -171,7 +172,7 @@ static void *writer_main(void *arg)
 {
     (void)arg;
     static char piece[PIECE];
-    pthread_setname_np(pthread_self(), "steel-log");
+    os_name_thread("steel-log");
     pthread_mutex_lock(&lock);
     for (;;) {
         say_dropped();

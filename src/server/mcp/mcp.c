@@ -3,12 +3,12 @@
 #include "base/clock.h"
 #include "base/curl.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "server/mcp/mcp_client.h"
 
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 struct mcp {
@@ -92,13 +92,6 @@ static void publish(struct mcp *m)
 
 /* Calls */
 
-static void wake(int fd)
-{
-    uint64_t one = 1;
-    if (write(fd, &one, sizeof one) != (ssize_t)sizeof one)
-        return; /* the eventfd is full, so it will be read */
-}
-
 struct mcp_call *mcp_call_new(const char *server, const char *tool, const char *arguments)
 {
     struct mcp_call *c = mem_zalloc(1, sizeof *c);
@@ -141,7 +134,7 @@ static void give_back(struct mcp *m)
     append(&m->done, m->ended);
     pthread_mutex_unlock(&m->lock);
     m->ended = NULL;
-    wake(m->opt.done_fd);
+    os_wake(m->opt.done_fd);
 }
 
 void mcp_call_start(struct mcp *m, struct mcp_call *c)
@@ -151,13 +144,13 @@ void mcp_call_start(struct mcp *m, struct mcp_call *c)
     *m->last = c;
     m->last = &c->next;
     pthread_mutex_unlock(&m->lock);
-    wake(m->wake_fd);
+    os_wake(m->wake_fd);
 }
 
 void mcp_call_cancel(struct mcp *m, struct mcp_call *c)
 {
     atomic_store(&c->cancelled, true);
-    wake(m->wake_fd);
+    os_wake(m->wake_fd);
 }
 
 struct mcp_call *mcp_next_done(struct mcp *m)
@@ -202,7 +195,6 @@ static void wait_for_events(struct mcp *m, int ms)
     struct pollfd fds[MAX_FDS] = {{.fd = m->wake_fd, .events = POLLIN}};
     struct curl_waitfd same[MAX_FDS];
     int n = 1;
-    uint64_t count;
     for (int i = 0; i < m->n; i++)
         n += mcp_client_fds(m->clients[i], fds + n);
     if (!m->multi) {
@@ -214,8 +206,7 @@ static void wait_for_events(struct mcp *m, int ms)
                 .events = (short)(fds[i].events & POLLIN ? CURL_WAIT_POLLIN : CURL_WAIT_POLLOUT)};
         curl.multi_poll(m->multi, same, (unsigned)n, ms, NULL);
     }
-    if (read(m->wake_fd, &count, sizeof count) < 0)
-        return; /* nothing was written */
+    os_woken(m->wake_fd);
 }
 
 static void run_transfers(struct mcp *m)
@@ -310,7 +301,7 @@ struct mcp *mcp_open(const struct mcp_options *opt, struct error *err)
     m->opt = *opt;
     m->last = &m->asked;
     pthread_mutex_init(&m->lock, NULL);
-    m->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    m->wake_fd = os_wake_fd();
     bool ok = m->wake_fd >= 0 || error_set(err, "no file descriptor is left");
     ok = ok && open_multi(m, err);
     m->clients = mem_zalloc((size_t)opt->config->n + 1, sizeof(struct mcp_client *));
@@ -335,7 +326,7 @@ void mcp_stop(struct mcp *m)
     if (!m)
         return;
     atomic_store(&m->stopping, true);
-    wake(m->wake_fd);
+    os_wake(m->wake_fd);
 }
 
 void mcp_close(struct mcp *m)

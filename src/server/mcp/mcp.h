@@ -47,7 +47,7 @@ struct mcp_call {
 struct mcp_options {
     const struct mcp_config *config; /* valid until mcp_close */
     int call_s;                      /* time of a call */
-    int done_fd;                     /* an eventfd that is written when a call has come back */
+    int done_fd;                     /* os_wake_fd: woken when a call has come back */
 };
 
 struct mcp;
