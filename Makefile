@@ -12,7 +12,7 @@ OPT     ?= -O3
 B       ?= build$(CROSS:%=-%)
 ARCH    := $(if $(CROSS),$(firstword $(subst -, ,$(CROSS))),$(shell uname -m))
 ifneq ($(CROSS),)
-CC      := $(filter ccache,$(CC)) $(CROSS)-gcc
+override CC := $(filter ccache,$(CC)) $(CROSS)-gcc
 CUDA    := 0
 MPICC   :=
 TOOL    := $(CROSS)-
