@@ -53,6 +53,15 @@ def peak_kb(s):
         return int(re.search(r"VmHWM:\s+(\d+)", f.read()).group(1))
 
 
+def cpu_ms(s):
+    """CPU time of the server's threads."""
+    total = 0
+    for thread in os.listdir(f"/proc/{s.proc.pid}/task"):
+        with open(f"/proc/{s.proc.pid}/task/{thread}/schedstat") as f:
+            total += int(f.read().split()[0])
+    return total / 1e6
+
+
 def test_short_overtakes(_):
     """Long bodies from one client do not hold up a short one, though they came first."""
     s = Server(BUILD)
@@ -596,10 +605,52 @@ def test_costly_masks(_):
     s.stop()
 
 
+def test_linear(_):
+    """Lists in a request cost what is proportional to their length: eight times as much CPU time for eight times the list."""
+    s = Server(BUILD)
+    user = [{"role": "user", "content": "x"}]
+    tools = lambda n: [{"type": "function", "function": {"name": f"a{i}"}} for i in range(n)]
+    named = lambda n, c: [{"type": "function", "name": f"{c}{i}"} for i in range(n)]
+    calls = lambda n: [{"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(n)]
+    kinds = {
+        "allowed tools": lambda n: (CHAT, {"messages": user, "tools": tools(n), "tool_choice": {
+            "type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools(n)[::-1]}}}),
+        "allowed tools of responses": lambda n: ("/v1/responses", {"input": "x", "tools": named(n, "a"), "tool_choice": {
+            "type": "allowed_tools", "mode": "auto", "tools": named(n, "b")}}),
+        "tool results": lambda n: (CHAT, {"messages": user + [{"role": "assistant", "tool_calls": calls(n)}] +
+                                          [{"role": "tool", "tool_call_id": f"c{n - 1 - i}", "content": "x"} for i in range(n)]}),
+        "outputs of responses": lambda n: ("/v1/responses", {"input": user + [
+            {"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"} for i in range(n)] + [
+            {"type": "function_call_output", "call_id": f"c{n - 1 - i}", "output": "x"} for i in range(n)]}),
+        "tool results of messages": lambda n: ("/v1/messages", {"max_tokens": 1, "messages": user + [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": f"c{i}", "name": "f", "input": {}} for i in range(n)]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{n - 1 - i}", "content": "x"} for i in range(n)]}]}),
+        "definitions": lambda n: (CHAT, {"messages": user, "max_tokens": 1, "response_format": {"type": "json_schema", "json_schema": {
+            "name": "x", "schema": {"$defs": {f"d{i}": {"type": "integer"} for i in range(n)}, "$ref": f"#/$defs/d{n - 1}"}}}}),
+        "rules": lambda n: (CHAT, {"messages": user, "max_tokens": 1, "grammar": "root ::= " + " | ".join(f"r{i}" for i in range(n)) + "\n" + "".join(
+            f'r{i} ::= "a{i}"\n' for i in range(n))}),
+        "turns": lambda n: ("/apply-template", {"messages": [{"role": ("user", "assistant")[i % 2], "content": "x"} for i in range(n | 1)]}),
+        "fields": lambda n: (CHAT, {"messages": user, "max_tokens": 1, **{f"x{i}": 1 for i in range(n)}}),
+    }
+
+    def spent(n, kind):
+        path, body = kind(n)
+        before = cpu_ms(s)
+        status, _, text = s.post(path, body)
+        assert status in (200, 400), text[:300]
+        return cpu_ms(s) - before
+    for name, kind in kinds.items():
+        spent(100, kind)
+        few, many = spent(1500, kind), spent(12000, kind)
+        print(f"      {name}: {few:.0f} ms for 1500, {many:.0f} ms for 12000")
+        assert many < 24 * few + 100, name
+    assert s.stop() == 0
+
+
 tests = [test_short_overtakes, test_leaves_while_queued, test_ends_in_time, test_max_body, test_memory_comes_back, test_key_before_body,
          test_whole_body_timeout, test_bodies_together, test_large_replies, test_unsent, test_leaves_behind_bytes, test_grace_error,
          test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_log_quotes_nothing, test_retry_after,
-         test_costly_masks]
+         test_linear, test_costly_masks]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 run_tests(tests, None)

@@ -90,16 +90,17 @@ static const char *name_of(const json_t *tool)
     return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
 }
 
-static json_t *find_tool(const json_t *tools, const char *name)
+/* name -> the first tool of that name. */
+static json_t *tools_by_name(const json_t *tools)
 {
     size_t i;
-    json_t *t;
+    json_t *t, *out = json_object();
     json_array_foreach((json_t *)tools, i, t)
     {
-        if (name_of(t) && !strcmp(name_of(t), name))
-            return t;
+        if (name_of(t) && !json_object_get(out, name_of(t)))
+            json_object_set(out, name_of(t), t);
     }
-    return NULL;
+    return out;
 }
 
 /* {"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}: the model is not shown the
@@ -115,25 +116,29 @@ static bool add_allowed(json_t *out, const json_t *choice, struct api_error *err
         return api_invalid(err, "tool_choice.allowed_tools.tools",
                            "tool_choice.allowed_tools.tools must be an array of tools");
     }
+    json_t *known = tools_by_name(json_object_get(out, "tools"));
     bool ok = (mode && (!strcmp(mode, "auto") || !strcmp(mode, "required"))) ||
               api_invalid(err, "tool_choice.allowed_tools.mode",
                           "tool_choice.allowed_tools.mode must be auto or required");
     json_array_foreach((json_t *)list, i, t)
     {
         const char *name = name_of(t);
-        json_t *tool = name ? find_tool(json_object_get(out, "tools"), name) : NULL;
+        json_t *tool = name ? json_object_get(known, name) : NULL;
         if (ok && !tool)
             ok = api_invalid(err, "tool_choice.allowed_tools.tools",
                              "tool_choice.allowed_tools.tools[%zu] names '%.100s', which is not in "
                              "tools",
                              i, name ? name : "?");
-        if (tool && !find_tool(tools, name))
+        if (tool && json_is_object(tool)) {
             json_array_append(tools, tool);
+            json_object_set_new(known, name, json_true()); /* once */
+        }
     }
     if (ok) {
         json_object_set_new(out, "tool_choice", json_string(mode));
         json_object_set(out, "tools", tools);
     }
+    json_decref(known);
     json_decref(tools);
     return ok;
 }

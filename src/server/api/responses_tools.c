@@ -81,21 +81,15 @@ struct tools_reader {
     json_t *names; /* its tool_names: flat name -> {"name", "namespace"?, "custom"?, "server"?,
                       "approve"?} where they differ */
     json_t *seen;  /* flat name -> true */
-    const json_t *allowed;
+    const json_t *allowed; /* tool_choice's tools; NULL = all */
+    json_t *allowed_names; /* their name -> true */
     struct api_error *err;
 };
 
 static bool is_allowed(const struct tools_reader *r, const json_t *name, const json_t *flat)
 {
-    size_t i;
-    const json_t *a;
-    json_array_foreach((json_t *)r->allowed, i, a)
-    {
-        const json_t *n = json_object_get(a, "name");
-        if (json_is_string(n) && (json_equal(n, name) || json_equal(n, flat)))
-            return true;
-    }
-    return !r->allowed;
+    return !r->allowed || json_object_get(r->allowed_names, json_string_value(name)) ||
+           json_object_get(r->allowed_names, json_string_value(flat));
 }
 
 /* Appends the function f, its members in the order in which chat clients send them: templates print that
@@ -242,6 +236,21 @@ static bool add_tools(struct tools_reader *r, const json_t *tools, const json_t 
     return true;
 }
 
+/* The names in a list of objects as the keys of an object. */
+static json_t *names_of(const json_t *list)
+{
+    size_t i;
+    const json_t *t;
+    json_t *names = json_object();
+    json_array_foreach((json_t *)list, i, t)
+    {
+        const char *name = json_string_value(json_object_get(t, "name"));
+        if (name)
+            json_object_set_new(names, name, json_true());
+    }
+    return names;
+}
+
 bool responses_add_tools(json_t *out, struct responses_request *request, const json_t *tools,
                          const json_t *more, const json_t *allowed, struct api_error *err)
 {
@@ -250,11 +259,13 @@ bool responses_add_tools(json_t *out, struct responses_request *request, const j
                              .names = request->tool_names,
                              .seen = json_object(),
                              .allowed = allowed,
+                             .allowed_names = names_of(allowed),
                              .err = err};
     json_object_set_new(out, "tools", r.list);
     bool ok = (!tools || add_tools(&r, tools, NULL, NULL, "tools")) &&
               (!more || add_tools(&r, more, NULL, NULL, "input.tools"));
     json_decref(r.seen);
+    json_decref(r.allowed_names);
     return ok;
 }
 
