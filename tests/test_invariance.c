@@ -52,7 +52,16 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "mamba2",
                                     MICRO "lfm2",
                                     MICRO "lfm2_moe",
-                                    MICRO "nemotron_h"};
+                                    MICRO "nemotron_h",
+                                    MICRO "arcee",
+                                    MICRO "nemotron",
+                                    MICRO "starcoder2",
+                                    MICRO "stablelm",
+                                    MICRO "cohere2",
+                                    MICRO "cohere2_moe",
+                                    MICRO "flex_olmo",
+                                    MICRO "mistral4",
+                                    MICRO "axk1"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

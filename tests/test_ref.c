@@ -489,7 +489,7 @@ static void test_norms(void **state)
         rig_open(&r);
         struct mlp *m = &r.layers[0].mlp;
         struct norm n = {kind, tens, kind == NORM_LAYER ? shift : NULL, 1e-2f};
-        m->block = (struct block){n, n, n, 0.25f};
+        m->block = (struct block){n, n, n, 0.25f, false};
         m->dense = (struct ffn){.gate_up = weight_of(&r, 2 * FF, E, 1, false),
                                 .down = weight_of(&r, E, FF, 1, false)};
         m->stream_scale = 1.5f;

@@ -269,7 +269,9 @@ static bool mixer_ok(const struct check *c, const struct mixer *m, const struct 
     if (!block_ok(c, &m->block))
         return false;
     if (m->kind == MIXER_LATENT)
-        return has(c, true, PART_LATENT, "latent attention is");
+        return has(c, true, PART_LATENT, "latent attention is") &&
+               has(c, m->latent.temp_beta != 0, PART_LATENT_TEMPERATURE,
+                   "a temperature of latent attention is");
     if (m->kind == MIXER_DELTA_NET)
         return has(c, true, PART_DELTA_NET, "a gated delta net is");
     if (m->kind == MIXER_SHORT_CONV)
@@ -319,6 +321,7 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
         !has(c, d->gate_up && d->clips, PART_TOWER, "a product of bounded inputs is") ||
         !has(c, m->deepstack, PART_DEEPSTACK, "features of an image tower's inner layers are") ||
         !has(c, m->embed.gate, PART_LAYER_EMBED, "an embedding per layer is") ||
+        !has(c, m->block.parallel, PART_PARALLEL, "an mlp in parallel with its mixer is") ||
         !has(c, m->stream_scale != 0 && m->stream_scale != 1, PART_SCALES, "a layer scale is"))
         return false;
     if (!m->router.w)

@@ -58,6 +58,8 @@ struct norm {
 struct block {
     struct norm in, out, sum; /* (E) */
     float scale;              /* 0 = 1 */
+    /* Of an mlp: n = in(x) of the x that the mixer read, so that both run in parallel. */
+    bool parallel;
 };
 
 /* Rotation of the first n_rot dims of a head. The pair (i, i + n_rot/2) is rotated by the angle pos * freq[i] and
@@ -124,7 +126,7 @@ struct attention {
 /*
  * Latent attention (MLA): keys and values of all heads are computed from one latent c of C values. The cache holds c
  * and the Dr rotated values r.
- *   q = n Wqa^T -> q_norm -> Wqb^T; q_h = [q_h^nope (Dn), q_h^rope (Dr)]; without wqa: q = n Wqb^T
+ *   q = n Wqa^T -> q_norm -> Wqb^T; q *= 1 + temp_beta * ln(1 + floor(pos / temp_len)); q_h = [q_h^nope (Dn), q_h^rope (Dr)]; without wqa: q = n Wqb^T
  *   [c, r] = n Wkva^T; c = kv_norm(c); q_h^rope and r are rotated; [c, r] goes to the cache
  *   absorbed: s_j = scale * ((q_h^nope Wkb_h^T).c_j + q_h^rope.r_j); a_h = (sum_j p_j c_j) Wvb_h^T
  *   expanded, equivalent: k_h = c Wkb_h, v_h = c Wvb_h^T
@@ -142,7 +144,9 @@ struct latent {
     const struct rope *rope;        /* n_rot = Dr */
     /* pairs of the rotated part lie side by side: (2i, 2i + 1) turn into (i, Dr/2 + i) */
     bool interleaved;
-    float scale; /* YaRN's mscale^2 is in it */
+    float scale;     /* YaRN's mscale^2 is in it */
+    float temp_beta; /* as in attention; 0 = none */
+    int temp_len;
 };
 
 /*
@@ -515,12 +519,14 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_MTP           (1ull << 21) /* multi-token prediction */
 #define PART_TOWER                                                                                 \
     (1ull << 22) /* image towers: patches, mergers, clips, affine norms, their activations */
-#define PART_DEEPSTACK      (1ull << 23) /* features added after layers */
-#define PART_SSM            (1ull << 24)
-#define PART_ALONE          (1ull << 25) /* layers of a mixer or an mlp alone */
-#define PART_SPANS          (1ull << 26) /* attention by batch.spans */
-#define PART_ACTIVATIONS_2  (1ull << 27) /* squared ReLU */
-#define PART_LATENT_EXPERTS (1ull << 28) /* experts on projections of their input */
+#define PART_DEEPSTACK          (1ull << 23) /* features added after layers */
+#define PART_SSM                (1ull << 24)
+#define PART_ALONE              (1ull << 25) /* layers of a mixer or an mlp alone */
+#define PART_SPANS              (1ull << 26) /* attention by batch.spans */
+#define PART_ACTIVATIONS_2      (1ull << 27) /* squared ReLU */
+#define PART_LATENT_EXPERTS     (1ull << 28) /* experts on projections of their input */
+#define PART_PARALLEL           (1ull << 29) /* an mlp in parallel with its mixer */
+#define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 
 bool network_check(const struct network *net, uint64_t parts, const char *backend,
                    struct error *err);

@@ -103,7 +103,7 @@ static void clear(struct ref *r)
         r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
         r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
         r->told[1],    r->kept,   r->joined,       r->mean,      r->merged,    r->clipped,
-        r->to_experts};
+        r->to_experts, r->before};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -157,6 +157,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->gate = floats(tokens * heads);
     r->a = floats(tokens * heads);
     r->qkv = floats((size_t)max->qkv);
+    r->before = floats(tokens * embd);
     r->n = floats(embd);
     r->y = floats(embd);
     r->part = floats(wide);

@@ -28,6 +28,7 @@ struct ref {
     int readable;        /* which of them ref_logits reads */
     float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
     float *qkv;          /* one row of the projection */
+    float *before;       /* (max_tokens, E) what the mixer read, by rows of x */
     float *n, *y;        /* (E) one row: the normed input, the block's result */
     float *part, *sum;   /* (E or L) one expert's result, and the sum over experts */
     float *to_experts;   /* (L) a latent expert's input */

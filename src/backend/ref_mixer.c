@@ -82,11 +82,17 @@ static void project(struct ref *r, const struct attention *a)
         ref_matvec_rows(r, a->wqkv, at, n[k], &a->clips[k], r->n, r->qkv + at);
 }
 
+/* The factor of attention's temperature on queries at pos. */
+static float temperature(float beta, int len, int pos)
+{
+    return beta == 0 ? 1 : 1 + beta * (float)log(1.0 + floor((double)pos / len));
+}
+
 /* Computes q and gate of row t, and stores its k and v in the cache. */
 static void project_row(struct ref *r, const struct attention *a, const struct kv_layer *kv, int t)
 {
     int H = a->n_heads, K = a->n_kv_heads, Dk = a->k_dim, Dv = a->v_dim;
-    int pos = r->batch.pos[t], each = Dk + (a->gated ? Dv : 0);
+    int each = Dk + (a->gated ? Dv : 0);
     float *q = r->q + (size_t)t * (size_t)(H * Dk), *gate = r->gate + (size_t)t * (size_t)(H * Dv);
     float *k = r->qkv + H * each, *v = k + K * Dk;
     project(r, a);
@@ -96,9 +102,7 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
             memcpy(gate + h * Dv, r->qkv + h * each + Dk, (size_t)Dv * sizeof(float));
     }
     finish_heads(&a->q_norm, a->norm_whole, a->rope, &r->batch, t, q, H, Dk);
-    float warm = 1;
-    if (a->temp_beta != 0)
-        warm += a->temp_beta * (float)log(1.0 + floor((double)pos / a->temp_len));
+    float warm = temperature(a->temp_beta, a->temp_len, r->batch.pos[t]);
     for (int i = 0; i < H * Dk; i++)
         q[i] *= warm;
     turn_heads(r->bounds.k_type, q, H, Dk);
@@ -200,6 +204,9 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
         ref_norm_row(&l->q_norm, low, low, l->q_rank);
     }
     ref_matvec(r, l->wqb, 0, l->wqa ? low : r->n, q);
+    float warm = temperature(l->temp_beta, l->temp_len, r->batch.pos[t]);
+    for (int i = 0; i < l->n_heads * (Dn + Dr); i++)
+        q[i] *= warm;
     for (int h = 0; h < l->n_heads; h++) {
         if (l->interleaved)
             deinterleave(r, q + h * (Dn + Dr) + Dn, Dr);
@@ -459,7 +466,9 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
             ref_matvec(r, wo, 0, a, r->y);
         if (m->partial)
             be->comm->sum(be->comm, r->y, (size_t)r->net->n_embd);
-        ref_block_add(r, &m->block, r->y, ref_stream_row(r, i));
+        float *x = ref_stream_row(r, i);
+        memcpy(r->before + (x - r->x), x, (size_t)r->net->n_embd * sizeof *x);
+        ref_block_add(r, &m->block, r->y, x);
     }
     ref_stage_end(r, STAGE_OUTPUT);
 }

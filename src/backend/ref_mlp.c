@@ -221,7 +221,7 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
         float *x = ref_stream_row(r, i), *y = r->y;
         r->at = r->row_of[i];
         ref_stage_begin(r);
-        ref_norm_row(&m->block.in, x, r->n, E);
+        ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n, E);
         memset(y, 0, (size_t)E * sizeof(float));
         ref_stage_end(r, STAGE_NORM);
         if (m->dense.gate_up) {

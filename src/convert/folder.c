@@ -116,7 +116,7 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
     const struct adjust *adjust = &spec->adjust;
     char to[128], from[192];
     int64_t n = spec->n_in;
-    names_of(p, spec->rows[0].name, spec->layer, 0, "weight", to, from);
+    names_of(p, spec->rows[0].name, spec->layer, 0, spec->is_bias ? "bias" : "weight", to, from);
     const struct tensor *t = find_full(p, from);
     if (!t)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
@@ -606,7 +606,9 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
                    c->layer_kv_heads, n_layers);
     set_u32(w, arch, "attention.key_length", latent ? c->kv_rank + c->rope_dim : c->head_dim);
     set_u32(w, arch, "attention.value_length", latent ? c->kv_rank : c->head_dim);
-    if (!c->family->encoder)
+    if (c->family->layer_norm)
+        set_f32(w, arch, "attention.layer_norm_epsilon", (double)c->norm_eps);
+    else if (!c->family->encoder)
         set_f32(w, arch, "attention.layer_norm_rms_epsilon", (double)c->norm_eps);
     set_u32(w, arch, "vocab_size", c->n_vocab);
     if (window && !c->family->encoder)

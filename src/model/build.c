@@ -152,6 +152,20 @@ struct norm build_rms(struct net_builder *b, int layer, const struct tensor_name
     return build_rms_adjusted(b, layer, name, width, (struct adjust){0});
 }
 
+struct norm build_layer_norm_of(struct net_builder *b, int layer, const struct tensor_name *name,
+                                int width, struct adjust adjust)
+{
+    struct norm n = {.kind = NORM_LAYER,
+                     .eps = b->c->norm_eps,
+                     .gain = build_vector(b, layer, name, width, adjust)};
+    if (!build_find(b->f, b->c, name, layer, 0, "bias"))
+        return n;
+    n.bias = build_vector(b, layer, name, width, (struct adjust){0});
+    if (n.bias)
+        b->specs[b->n_specs - 1].is_bias = true;
+    return n;
+}
+
 struct norm build_layer_norm(struct net_builder *b, int layer, const struct tensor_name *gain,
                              const struct tensor_name *bias, int width)
 {

@@ -92,6 +92,7 @@ struct tensor_spec {
     int n_rows;
     struct weight_rows rows[3];
     struct adjust adjust; /* of a vector */
+    bool is_bias;         /* the vector is the bias of that name */
     int width;            /* row length if the vector is a table; 0 = it is not */
     /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order. */
     const struct tensor_name *as;
@@ -135,6 +136,9 @@ const struct weight *build_matrix(struct net_builder *b, enum weight_role role, 
 struct norm build_rms(struct net_builder *b, int layer, const struct tensor_name *name, int width);
 struct norm build_rms_adjusted(struct net_builder *b, int layer, const struct tensor_name *name,
                                int width, struct adjust adjust);
+/* LayerNorm, with the bias that belongs to the name if the file has one. */
+struct norm build_layer_norm_of(struct net_builder *b, int layer, const struct tensor_name *name,
+                                int width, struct adjust adjust);
 /* LayerNorm. The bias has its own tensor name ("=...") and is optional. */
 struct norm build_layer_norm(struct net_builder *b, int layer, const struct tensor_name *gain,
                              const struct tensor_name *bias, int width);

@@ -70,6 +70,7 @@ struct config {
     float attn_fold;
     float attn_softcap, head_softcap;
     float embed_scale, residual_scale, head_scale; /* 0 = 1 */
+    float mlp_scale;                               /* of a mixture's result; 0 = 1 */
     float act_limit;                               /* of ACT_SWIGLU_CLAMP */
     int n_shared_kv;  /* trailing layers that read the cache of earlier ones */
     bool k_is_v;      /* in layers without a window */

@@ -121,7 +121,8 @@ static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, 
 
 static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
 {
-    const struct tensor *t = need(l, spec->rows[0].name, spec->layer, 0, "weight");
+    const struct tensor *t =
+        need(l, spec->rows[0].name, spec->layer, 0, spec->is_bias ? "bias" : "weight");
     if (!t)
         return false;
     size_t n = (size_t)spec->n_in;

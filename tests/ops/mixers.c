@@ -391,6 +391,8 @@ static void latent_steps(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum 
         struct mixer *m = &d.layers[side][0].mixer;
         *m = (struct mixer){.kind = MIXER_LATENT};
         m->latent = (struct latent){.n_heads = H,
+                                    .temp_beta = C == 36 ? 0.3f : 0,
+                                    .temp_len = 4,
                                     .nope_dim = Dn,
                                     .rope_dim = Dr,
                                     .v_dim = Dv,

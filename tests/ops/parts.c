@@ -39,6 +39,7 @@ enum {
     LAYERS = 1 << 24, /* the second layer has other heads, scale and RoPE than the first */
     RELU2 = 1 << 25,  /* squared ReLU in place of a gate */
     LATENT = 1 << 26, /* experts on projections of their input */
+    PARALLEL = 1 << 27, /* the mlp reads what the mixer read */
 };
 
 static const struct {
@@ -82,6 +83,8 @@ static const struct {
     {"squared relu", RELU2 | BIAS, 64},
     {"experts with a squared relu", RELU2 | EXPERTS | SIGMOID, 64},
     {"latent experts", EXPERTS | LATENT, 64},
+    {"parallel", PARALLEL, 64},
+    {"parallel experts", PARALLEL | EXPERTS | DENSE | APART | SCALES | NORM_OUT, 64},
     {"as nemotron", RELU2 | EXPERTS | LATENT | DENSE | APART | SIGMOID, 64},
     {"as gpt-oss", SINKS | WINDOW | BIAS | EXPERTS | TOP | CLAMP, 64},
     {"as gemma",
@@ -262,6 +265,7 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
             m->embed.act = ACT_GELU_TANH;
         }
         m->block.scale = parts & SCALES ? 1.3f : 0;
+        m->block.parallel = parts & PARALLEL;
         m->stream_scale = parts & SCALES ? 0.8f : 0;
     }
     NORM(mlp.block.in, E, true);

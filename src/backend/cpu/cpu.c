@@ -99,6 +99,9 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             (x->kind == MIXER_SSM && x->ssm.conv_len > CPU_MAX_TAPS) ||
             (x->kind == MIXER_SHORT_CONV && x->short_conv.conv_len > CPU_MAX_TAPS))
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
+        if (m->block.parallel && (m->block.in.kind == NORM_NONE || x->block.sum.kind != NORM_NONE ||
+                                  m->experts_in.kind != NORM_NONE || m->router.norm.kind))
+            return network_refuse(err, i, "such norms of parallel blocks are", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
     }
@@ -106,15 +109,15 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
-    return network_check(net,
-                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
-                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
-                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
-                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE |
-                             PART_SPANS | PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS,
-                         "cpu", err);
+    return network_check(
+        net,
+        PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS |
+            PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_ACTIVATIONS |
+            PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+            PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
+            PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
+            PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE,
+        "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
@@ -556,6 +559,17 @@ static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
     return norm->kind == NORM_NONE ? x->x : cb->n;
 }
 
+/* The same of an mlp that runs in parallel with its mixer, whose result is still pending. */
+static const float *norm_before(struct cpu_backend *cb, const struct norm *norm)
+{
+    struct cpu_stream *x = &cb->stream;
+    cpu_stage_begin(cb);
+    cpu_add_norm(x->x, NULL, norm, cb->n, x->rows, cb->net->n_embd, cb->pool, cb->isa);
+    cpu_settle(cb);
+    cpu_stage_end(cb, STAGE_NORM);
+    return cb->n;
+}
+
 /* The stream becomes its output rows. */
 static void narrow(struct cpu_backend *cb)
 {
@@ -637,6 +651,10 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
         in = cb->low;
     }
     linear(cb, l->wqb, in, cb->q, b->n_tokens, STAGE_QKV);
+    for (int t = 0; l->temp_beta != 0 && t < b->n_tokens; t++)
+        cpu_add_scale(cb->q + (size_t)t * (size_t)l->wqb->n_out, NULL,
+                      1 + l->temp_beta * (float)log(1.0 + floor((double)b->pos[t] / l->temp_len)),
+                      1, l->wqb->n_out, cb->pool);
     linear(cb, l->wkva, n, cb->low, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
     cpu_latent(cb, l, &b->kv[layer], rope_of(cb, l->rope), cb->q, cb->low, cb->wide, cb->a);
@@ -806,7 +824,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
     struct cpu_stream *x = &cb->stream;
     if (mlp_is_none(m))
         return;
-    const float *n = norm_stream(cb, &m->block.in);
+    const float *n = (m->block.parallel ? norm_before : norm_stream)(cb, &m->block.in);
     bool partial = m->dense_partial, has_experts = m->router.w;
     if (has_experts) {
         partial = experts(cb, m, n);

@@ -75,7 +75,10 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
     if (!reader_gguf_int(in, "attention.key_length", 1, 1 << 14, false, &c->head_dim) ||
         !reader_gguf_layers(in, "feed_forward_length", 0, 1 << 24, false, c->layer_ff) ||
         !reader_gguf_int(in, "context_length", 1, 1 << 30, false, &c->context) ||
-        !reader_gguf_float(in, "attention.layer_norm_rms_epsilon", 0, 1, true, &eps) ||
+        !reader_gguf_float(in,
+                           c->family->layer_norm ? "attention.layer_norm_epsilon"
+                                                 : "attention.layer_norm_rms_epsilon",
+                           0, 1, true, &eps) ||
         !reader_gguf_int(in, "expert_count", 0, 4096, false, &c->n_expert) ||
         !reader_gguf_int(in, "expert_used_count", 0, CONFIG_MAX_EXPERTS_USED, c->n_expert > 0,
                          &c->n_expert_used) ||
@@ -224,7 +227,7 @@ static bool read_hf(const struct meta_reader *in, const struct decoder *d)
         !reader_int(in, "head_dim", NULL, 1, 1 << 14, false, &c->head_dim) ||
         !reader_int(in, "intermediate_size", NULL, 0, 1 << 24, false, &c->n_ff) ||
         !reader_int(in, "max_position_embeddings", NULL, 1, 1 << 30, false, &c->context) ||
-        !reader_number(in, in->hf, "rms_norm_eps", 0, 1, false, &eps) ||
+        !reader_number(in, in->hf, d->eps_key ? d->eps_key : "rms_norm_eps", 0, 1, false, &eps) ||
         !reader_bool(in, "tie_word_embeddings", &c->tied) ||
         !reader_int(in, "num_experts", "num_local_experts", 1, 4096, d->experts, &c->n_expert) ||
         !reader_int(in, "num_experts_per_tok", NULL, 1, CONFIG_MAX_EXPERTS_USED, d->experts,
@@ -261,10 +264,11 @@ static const struct decoder_names *names_of(const struct decoder *d)
     return d->names ? d->names : &decoder_names;
 }
 
-static struct norm rms(struct net_builder *b, const struct decoder *d, int layer,
-                       const struct tensor_name *name, int width)
+static struct norm norm_of(struct net_builder *b, const struct decoder *d, int layer,
+                           const struct tensor_name *name, int width)
 {
-    return build_rms_adjusted(b, layer, name, width, (struct adjust){.add = d->norm_add});
+    return (b->c->family->layer_norm ? build_layer_norm_of : build_rms_adjusted)(
+        b, layer, name, width, (struct adjust){.add = d->norm_add});
 }
 
 void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const struct rope *rope,
@@ -288,7 +292,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     bool is_fused = n->qkv.gguf != NULL;
     *m = (struct mixer){.kind = MIXER_ATTENTION, .block.scale = c->residual_scale};
     if (n->attn_norm.gguf)
-        m->block.in = rms(b, d, i, &n->attn_norm, c->n_embd);
+        m->block.in = norm_of(b, d, i, &n->attn_norm, c->n_embd);
     m->attention = (struct attention){
         .n_heads = c->n_heads,
         .n_kv_heads = K,
@@ -308,13 +312,14 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         m->attention.q_norm =
             build_rms_adjusted(b, i, &n->q_norm, d->norm_whole ? n_q : D,
                                (struct adjust){.add = d->norm_add, .fold = c->attn_fold});
-        m->attention.k_norm = rms(b, d, i, &n->k_norm, d->norm_whole ? n_kv : D);
+        m->attention.k_norm = build_rms_adjusted(b, i, &n->k_norm, d->norm_whole ? n_kv : D,
+                                                 (struct adjust){.add = d->norm_add});
     }
     if (n->sinks.gguf)
         m->attention.sinks = build_vector(b, i, &n->sinks, c->n_heads, (struct adjust){0});
     m->attention.wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, n_q, c->n_embd);
     if (n->attn_post.gguf)
-        m->block.out = rms(b, d, i, &n->attn_post, c->n_embd);
+        m->block.out = norm_of(b, d, i, &n->attn_post, c->n_embd);
 }
 
 /* gate and up of width F from two tensors. */
@@ -374,13 +379,16 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
     const struct decoder_names *n = names_of(d);
     int F = c->layer_ff[i] ? c->layer_ff[i] : c->n_ff;
     *m = (struct mlp){.block.scale = c->residual_scale};
+    m->block.parallel = d->parallel;
     if (n->ffn_norm.gguf)
-        m->block.in = rms(b, d, i, &n->ffn_norm, c->n_embd);
+        m->block.in = norm_of(b, d, i, &n->ffn_norm, c->n_embd);
+    else if (d->parallel)
+        m->block.in = b->net->layers[i].mixer.block.in;
     m->dense.act = m->experts.act = d->act;
     if (n->ffn_post.gguf)
-        m->block.out = rms(b, d, i, &n->ffn_post, c->n_embd);
+        m->block.out = norm_of(b, d, i, &n->ffn_post, c->n_embd);
     /* a file may place experts in layers where the family has none */
-    bool known = c->is_moe[i] ? n->router.gguf != NULL : n->gate_up.gguf || n->gate.gguf;
+    bool known = c->is_moe[i] ? n->router.gguf != NULL : n->gate_up.gguf || n->up.gguf;
     if (!known && b->failed)
         return;
     if (!known) {
@@ -392,9 +400,12 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
         build_experts(b, d, i, m);
         return;
     }
-    m->dense.gate_up = n->gate_up.gguf
-                           ? build_matrix(b, WEIGHT_LINEAR, i, &n->gate_up, c->n_embd, 2 * F)
-                           : gate_up(b, i, &n->gate, &n->up, F);
+    if (n->gate_up.gguf || !activation_is_gated(d->act))
+        m->dense.gate_up = n->gate_up.gguf
+                               ? build_matrix(b, WEIGHT_LINEAR, i, &n->gate_up, c->n_embd, 2 * F)
+                               : build_matrix(b, WEIGHT_LINEAR, i, &n->up, c->n_embd, F);
+    else
+        m->dense.gate_up = gate_up(b, i, &n->gate, &n->up, F);
     m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, F, c->n_embd);
 }
 
@@ -406,7 +417,7 @@ void decoder_ends(struct net_builder *b, const struct decoder *d)
     net->embed.tokens = build_matrix(b, c->tied && !c->headless ? WEIGHT_HEAD : WEIGHT_EMBED, 0,
                                      &n->emb, c->n_embd, c->n_vocab);
     net->embed.scale = c->embed_scale;
-    net->head.norm = rms(b, d, 0, &n->norm, c->n_embd);
+    net->head.norm = norm_of(b, d, 0, &n->norm, c->n_embd);
     if (c->headless)
         return;
     net->head.softcap = c->head_softcap;

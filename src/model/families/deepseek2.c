@@ -1,12 +1,14 @@
 /*
  * DeepSeek V3, V3.1, R1, Kimi K2 and GLM-4.7-Flash: latent attention, sigmoid routing with a bias
- * over the best groups, shared experts, dense first layers. GGUF calls all of them deepseek2. Its
+ * over the best groups, shared experts, dense first layers. GGUF calls all of them deepseek2.
+ * Mistral Small 4 has softmax routing and an attention temperature, A.X-K1 a norm after its experts. Its
  * files have kv_b split by heads and transposed, or, if older, in the folders' layout. The layer
  * after the last one drafts tokens.
  */
 #include "model/families/family.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define LATENT_NAMES                                                                               \
@@ -34,6 +36,9 @@ static const struct tensor_name q = {"blk.%d.attn_q", "model.layers.%d.self_attn
                                 k_b = {"blk.%d.attn_k_b", "model.layers.%d.self_attn.k_b_proj"},
                                 v_b = {"blk.%d.attn_v_b", "model.layers.%d.self_attn.v_b_proj"},
                                 o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"};
+
+static const struct tensor_name post = {"blk.%d.post_ffw_norm",
+                                        "model.layers.%d.post_mlp_layernorm"};
 
 static const struct decoder decoder = {.names = &plain, .latent = true};
 static const struct decoder routed = {.names = &biased, .latent = true};
@@ -66,7 +71,12 @@ static bool read_gguf(const struct meta_reader *in)
         c->router = build_find(in->f, c, &biased.choice_bias, c->n_layers - 1, 0, "weight")
                         ? ROUTER_SIGMOID
                         : ROUTER_SOFTMAX;
-    double l = log(c->rope.factor > 1 ? c->rope.factor : 1);
+    double l = log(c->rope.factor > 1 ? c->rope.factor : 1), beta = 0;
+    c->temp_len = c->rope.original_context;
+    if (!reader_gguf_float(in, "attention.temperature_scale", 0, 1e3, false, &beta) ||
+        !reader_gguf_int(in, "attention.temperature_length", 1, 1 << 30, false, &c->temp_len))
+        return false;
+    c->temp_beta = (float)beta;
     if (c->rope.kind == ROPE_YARN && c->rope.log_mul > 0) {
         c->attn_mscale = (float)(1 + c->rope.log_mul * l); /* log_mul is mscale_all_dim / 10 */
         c->rope.attn_factor = 1;
@@ -97,10 +107,11 @@ static bool read_hf(const struct meta_reader *in)
 {
     struct config *c = in->c;
     int shared = 0;
-    double scale = 1, mscale = 0;
+    double scale = 1, mscale = 0, beta = 0;
+    bool soft = c->family == &family_mistral4;
     const json_t *params = reader_get(in->hf, "rope_parameters", "rope_scaling");
     c->norm_topk = true;
-    c->router = ROUTER_SIGMOID;
+    c->router = soft ? ROUTER_SOFTMAX : ROUTER_SIGMOID;
     if (!reader_int(in, "q_lora_rank", NULL, 1, 1 << 14, false, &c->q_rank) ||
         !reader_int(in, "kv_lora_rank", NULL, 1, 1 << 14, true, &c->kv_rank) ||
         !reader_int(in, "qk_nope_head_dim", NULL, 1, 1 << 12, true, &c->nope_dim) ||
@@ -115,13 +126,17 @@ static bool read_hf(const struct meta_reader *in)
         !reader_int(in, "topk_group", NULL, 1, 256, false, &c->n_groups_used) ||
         !reader_number(in, in->hf, "routed_scaling_factor", 0, 1e6, false, &scale) ||
         !reader_bool(in, "norm_topk_prob", &c->norm_topk) ||
-        !reader_number(in, params, "mscale_all_dim", 0, 1e3, false, &mscale))
+        !reader_number(in, params, "mscale_all_dim", 0, 1e3, false, &mscale) ||
+        !reader_number(in, params, "llama_4_scaling_beta", 0, 1e3, false, &beta))
         return false;
+    c->temp_beta = (float)beta;
+    c->temp_len = c->rope.original_context;
     const char *score = json_string_value(reader_get(in->hf, "scoring_func", NULL));
-    if (score && strcmp(score, "sigmoid") != 0)
+    const char *known = soft ? "softmax" : "sigmoid";
+    if (score && strcmp(score, known) != 0)
         return error_set(in->err,
-                         "%s: config.json: scoring_func \"%.40s\" is not supported (sigmoid is)",
-                         in->f->path, score);
+                         "%s: config.json: scoring_func \"%.40s\" is not supported (%s is)",
+                         in->f->path, score, known);
     c->expert_scale = (float)scale;
     c->n_ff_shared = shared * c->n_ff_exp;
     if (c->rope.kind == ROPE_YARN && mscale > 0) {
@@ -167,6 +182,8 @@ static void build_mixer(struct net_builder *b, int i, const struct rope *rope, s
                                 .kv_rank = C,
                                 .rope = rope,
                                 .interleaved = true,
+                                .temp_beta = c->temp_beta,
+                                .temp_len = c->temp_len,
                                 .scale = c->attn_mscale * c->attn_mscale / sqrtf((float)(Dn + Dr))};
     struct latent *l = &m->latent;
     const float eps = 1e-6f; /* of the latents' norms, independent of norm_eps */
@@ -202,6 +219,8 @@ static void build(struct net_builder *b)
     for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
         build_mixer(b, i, rope, &b->net->layers[i].mixer);
         decoder_mlp(b, bias ? &routed : &decoder, i, &b->net->layers[i].mlp);
+        if (build_has(b, &post, i))
+            b->net->layers[i].mlp.block.out = build_rms(b, i, &post, c->n_embd);
     }
     if (c->n_mtp)
         mtp_build(b, &mtp_names, 0);
@@ -216,17 +235,26 @@ static void write(const struct config *c, struct gguf_writer *w)
         const char *key;
         int v;
     } numbers[] = {
-        {"deepseek2.attention.key_length_mla", c->nope_dim + c->rope_dim},
-        {"deepseek2.attention.value_length_mla", c->v_dim},
-        {"deepseek2.attention.kv_lora_rank", c->kv_rank},
-        {"deepseek2.attention.q_lora_rank", c->q_rank},
-        {"deepseek2.leading_dense_block_count", dense},
+        {"attention.key_length_mla", c->nope_dim + c->rope_dim},
+        {"attention.value_length_mla", c->v_dim},
+        {"attention.kv_lora_rank", c->kv_rank},
+        {"attention.q_lora_rank", c->q_rank},
+        {"leading_dense_block_count", dense},
+        {"attention.temperature_length", c->temp_beta != 0 ? c->temp_len : 0},
     };
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    const char *arch = c->family->gguf_as ? c->family->gguf_as : c->family->name;
+    char key[96];
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        snprintf(key, sizeof key, "%s.%s", arch, numbers[i].key);
         if (numbers[i].v) /* rank 0: the product does not exist */
-            gguf_set_u32(w, numbers[i].key, (uint32_t)numbers[i].v);
+            gguf_set_u32(w, key, (uint32_t)numbers[i].v);
+    }
+    snprintf(key, sizeof key, "%s.rope.scaling.yarn_log_multiplier", arch);
     if (c->rope.log_mul > 0)
-        gguf_set_f32(w, "deepseek2.rope.scaling.yarn_log_multiplier", (float)c->rope.log_mul);
+        gguf_set_f32(w, key, (float)c->rope.log_mul);
+    snprintf(key, sizeof key, "%s.attention.temperature_scale", arch);
+    if (c->temp_beta != 0)
+        gguf_set_f32(w, key, c->temp_beta);
 }
 
 const struct model_family family_deepseek2 = {
@@ -254,6 +282,24 @@ const struct model_family family_glm4_moe_lite = {
     .hf = "glm4_moe_lite",
     .hf_class = "Glm4MoeLiteForCausalLM",
     .gguf_as = "deepseek2",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+const struct model_family family_mistral4 = {
+    .name = "mistral4",
+    .hf = "mistral4",
+    .hf_class = "Mistral4ForCausalLM",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+const struct model_family family_axk1 = {
+    .name = "axk1",
+    .hf = "axk1",
+    .hf_class = "AXK1ForCausalLM",
     .read = read,
     .build = build,
     .write = write,

@@ -28,6 +28,7 @@ struct model_family {
     bool scales_experts;
     bool zero_heads;  /* its GGUF gives layers with a recurrent state no KV heads */
     bool one_block;   /* its layers are a mixer or an mlp; its GGUF gives others no hidden units */
+    bool layer_norm;  /* its norms are LayerNorms, of this key in GGUF */
     bool own_windows; /* its GGUF lists the layers that have a window */
     /* Whether a config.json with its model_type is of this family; NULL = every one. */
     bool (*is_kind)(const json_t *config);
@@ -47,7 +48,9 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_granite, family_granitemoe, family_hy_v3, family_mellum, family_olmo2, family_olmo3,
     family_olmoe, family_qwen2moe, family_seed_oss, family_smollm3, family_solar_open,
     family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
-    family_lfm2, family_lfm2_moe, family_nemotron_h, family_nemotron_h_moe;
+    family_lfm2, family_lfm2_moe, family_nemotron_h, family_nemotron_h_moe, family_arcee,
+    family_nemotron, family_starcoder2, family_stablelm, family_cohere2, family_cohere2_moe,
+    family_flex_olmo, family_mistral4, family_axk1;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -124,6 +127,8 @@ struct decoder {
     enum activation act;
     const char *act_name; /* as config.json spells it; NULL: "silu" */
     const char *act_key;  /* its key; NULL: hidden_activation or hidden_act */
+    const char *eps_key;  /* of the norms in config.json; NULL: "rms_norm_eps" */
+    bool parallel;        /* the mlp runs in parallel with the mixer, on its norm if it has none */
     int window_period;    /* by default one layer per period has full attention; 0 = none */
     bool window_rope;     /* layers with a window have a RoPE of their own (config.rope_window) */
 };

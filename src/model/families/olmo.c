@@ -72,3 +72,34 @@ const struct model_family family_olmoe = {
     .read = read_moe,
     .build = build_moe,
 };
+
+/* FlexOlmo: OLMo 2's norms, OLMoE's experts. */
+static const struct decoder_names flex_names = {DECODER_ENDS, DECODER_QKV, DECODER_EXPERTS,
+                                                DECODER_NORMS_AFTER};
+static const struct decoder flex = {.names = &flex_names,
+                                    .qk_norm = true,
+                                    .norm_whole = true,
+                                    .experts = true,
+                                    .experts_wide = true};
+
+static bool read_flex(const struct meta_reader *in)
+{
+    if (!decoder_read(in, &flex))
+        return false;
+    in->c->norm_topk = false; /* unless the file says so */
+    return in->f->is_gguf ? reader_gguf_bool(in, "expert_weights_norm", &in->c->norm_topk)
+                          : reader_bool(in, "norm_topk_prob", &in->c->norm_topk);
+}
+
+static void build_flex(struct net_builder *b)
+{
+    decoder_build(b, &flex);
+}
+
+const struct model_family family_flex_olmo = {
+    .name = "flex_olmo",
+    .hf = "flex_olmo",
+    .hf_class = "FlexOlmoForCausalLM",
+    .read = read_flex,
+    .build = build_flex,
+};
