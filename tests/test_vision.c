@@ -12,16 +12,19 @@
 #include "golden.h"
 #include "vision/encoder.h"
 
-enum { IMAGES = 2, MAX_TOKENS = 128, CAP = 1 << 20 };
+enum { IMAGES = 2, MAX_TOKENS = 256, CAP = 1 << 20 };
 
-static const char *const models[] = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"};
+static const char *const models[] = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
+                                     "gemma3"};
 
 /* A golden: its folder and what input.json says. */
 struct golden {
     char path[256];
     struct logits want;
-    struct image_span spans[IMAGES];
-    int32_t pos[MAX_TOKENS * 3];
+    struct image_span spans[MAX_TOKENS]; /* (n_spans) runs of placeholders */
+    int n_spans;
+    int32_t pos[MAX_TOKENS * 3], see[MAX_TOKENS * 2]; /* prompt_rows */
+    bool has_pos;
     int rope_delta;
     struct patches pixels[IMAGES]; /* of pixel_values.bin */
 };
@@ -55,20 +58,61 @@ static int number(const json_t *list, size_t i)
     return (int)json_integer_value(json_array_get(list, i));
 }
 
-static void read_spans(struct golden *g, const json_t *o)
+/* The runs of features in the prompt. Their number must be the plans'. */
+static void read_spans(struct golden *g, const json_t *o, const struct tower_config *t)
 {
-    const json_t *grids = json_object_get(o, "image_grid_thw");
-    int image = (int)json_integer_value(json_object_get(o, "image_token_id")), k = 0;
-    for (int i = 0; i < g->want.n_tokens; i++)
-        if (g->want.ids[i] == image && (!i || g->want.ids[i - 1] != image)) {
-            const json_t *grid = json_array_get(grids, (size_t)k);
-            assert_true(k < IMAGES);
-            g->spans[k++] = (struct image_span){i, number(grid, 1) / 2, number(grid, 2) / 2};
+    const json_t *counts = json_object_get(o, "features_per_image");
+    int image = (int)json_integer_value(json_object_get(o, "image_token_id")), at = 0;
+    for (int i = 0; i < IMAGES; i++) {
+        const struct image_plan *p = &g->pixels[i].plan;
+        assert_int_equal(plan_features(t, p), number(counts, (size_t)i));
+        for (int k = 0; k < plan_n_runs(t, p); k++) {
+            int n = plan_run_length(t, p, k);
+            bool grid = tower_has_grid_positions(t);
+            while (at < g->want.n_tokens && g->want.ids[at] != image)
+                at++;
+            g->spans[g->n_spans++] = (struct image_span){at, grid ? p->views[0].rows / t->merge : 1,
+                                                         grid ? p->views[0].cols / t->merge : n};
+            for (int j = at; j < at + n; j++) {
+                assert_true(j < g->want.n_tokens && g->want.ids[j] == image);
+                g->see[2 * j] = at;
+                g->see[2 * j + 1] = at + n;
+            }
+            at += n;
         }
-    assert_int_equal(k, IMAGES);
+    }
+    for (; at < g->want.n_tokens; at++)
+        assert_int_not_equal(g->want.ids[at], image);
 }
 
-static void golden_read(struct golden *g, const char *path)
+static void read_pixels(struct golden *g, const json_t *o, const struct tower_config *t)
+{
+    static uint8_t bytes[16 * CAP];
+    const json_t *sizes = json_object_get(o, "image_sizes_wh");
+    struct pixel_record r = {0};
+    struct error err = {0};
+    FILE *f = open_in(g, "pixel_values.bin");
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    memcpy(&r.n_dims, bytes, 4);
+    assert_in_range(r.n_dims, 2, 5);
+    memcpy(r.dims, bytes + 4, 4 * (size_t)r.n_dims);
+    r.values = (const float *)(const void *)(bytes + 4 + 4 * (size_t)r.n_dims);
+    size_t values = 1;
+    for (int i = 0; i < r.n_dims; i++)
+        values *= (size_t)r.dims[i];
+    assert_int_equal(n, 4 + 4 * (size_t)r.n_dims + 4 * values);
+    for (int i = 0; i < IMAGES; i++) {
+        const json_t *size = json_array_get(sizes, (size_t)i);
+        struct image_plan plan;
+        if (!plan_image(t, number(size, 0), number(size, 1), &plan, &err))
+            fail_msg("%s", err.msg);
+        if (!patches_take(t, &plan, &r, &g->pixels[i]))
+            fail_msg("%s: pixel_values.bin: not the pixels of image %d", g->path, i);
+    }
+}
+
+static void golden_read(struct golden *g, const char *path, const struct tower_config *t)
 {
     struct error err = {0};
     char file[320];
@@ -80,28 +124,15 @@ static void golden_read(struct golden *g, const char *path)
     snprintf(file, sizeof file, "%s/input.json", path);
     json_t *o = json_load_path(file, CAP, &err);
     const json_t *planes = json_object_get(o, "position_ids");
-    assert_int_equal(json_array_size(planes), 3);
-    for (int i = 0; i < g->want.n_tokens; i++)
+    g->has_pos = json_array_size(planes) == 3;
+    assert_int_equal(g->has_pos, tower_has_grid_positions(t));
+    for (int i = 0; g->has_pos && i < g->want.n_tokens; i++)
         for (size_t k = 0; k < 3; k++)
             g->pos[3 * i + (int)k] = number(json_array_get(planes, k), (size_t)i);
     g->rope_delta = (int)json_integer_value(json_object_get(o, "rope_delta"));
-    read_spans(g, o);
+    read_pixels(g, o, t);
+    read_spans(g, o, t);
     json_decref(o);
-    FILE *f = open_in(g, "pixel_values.bin");
-    int rows, width, at = 0;
-    float *all = read_record(f, &rows, &width);
-    fclose(f);
-    for (int i = 0; i < IMAGES; i++) {
-        const struct image_span *s = &g->spans[i];
-        int n = 4 * s->rows * s->cols;
-        assert_true(at + n <= rows);
-        g->pixels[i] = (struct patches){2 * s->rows, 2 * s->cols, width,
-                                        mem_zalloc((size_t)(n * width), sizeof(float))};
-        memcpy(g->pixels[i].values, all + at * width, (size_t)(n * width) * sizeof(float));
-        at += n;
-    }
-    assert_int_equal(at, rows);
-    mem_free(all);
 }
 
 static void golden_clear(struct golden *g)
@@ -197,12 +228,12 @@ static void check_pixels(const struct golden *g, const struct encoder *e)
         fclose(f);
         assert_true(image_decode(bytes, n, &limits, &m, &err));
         assert_true(patches_make(t, &m, NULL, &p, &err));
-        assert_int_equal(p.rows, g->pixels[i].rows);
-        assert_int_equal(p.cols, g->pixels[i].cols);
-        size_t values = (size_t)(p.rows * p.cols * p.width);
-        double most = most_difference(p.values, g->pixels[i].values, values) * (double)t->std[0];
-        print_message("  %s: %d x %d patches, %.2f/255 from the golden's\n", names[i], p.cols,
-                      p.rows, most * 255);
+        assert_memory_equal(&p.plan, &g->pixels[i].plan, sizeof p.plan);
+        size_t values = (size_t)(p.n * p.width);
+        float std = fmaxf(t->std[0], fmaxf(t->std[1], t->std[2]));
+        double most = most_difference(p.values, g->pixels[i].values, values) * (double)std;
+        print_message("  %s: %d views, %d patches, %.2f/255 from the golden's\n", names[i],
+                      p.plan.n_views, p.n, most * 255);
         assert_true(most <= 2.0 / 255 + 1e-6);
         patches_free(&p);
         image_free(&m);
@@ -213,7 +244,7 @@ static void check_positions(const struct golden *g)
 {
     int32_t pos[MAX_TOKENS * 3], largest = 0;
     int n = g->want.n_tokens;
-    image_positions(g->spans, IMAGES, n, pos);
+    image_positions(g->spans, g->n_spans, n, pos);
     assert_memory_equal(pos, g->pos, (size_t)(3 * n) * sizeof *pos);
     for (int i = 0; i < 3 * n; i++)
         largest = pos[i] > largest ? pos[i] : largest;
@@ -226,28 +257,33 @@ static double logits_off(const struct golden *g, const struct features *features
     struct runtime_options opt = {.context = MAX_TOKENS,
                                   .k_type = DT_F32,
                                   .v_type = DT_F32,
-                                  .max_tokens = chunk,
-                                  .max_out = chunk,
+                                  .max_tokens = chunk + MAX_TOKENS,
+                                  .max_out = chunk + MAX_TOKENS,
                                   .embeds = true};
     struct error err = {0};
     const float *embeds[MAX_TOKENS] = {0};
-    for (int i = 0; i < IMAGES; i++)
-        for (int k = 0; k < features[i].n; k++)
-            embeds[g->spans[i].at + k] = features[i].values + k * features[i].width;
+    for (int i = 0, run = 0; i < IMAGES; i++)
+        for (int k = 0; k < features[i].n; run++)
+            for (int j = 0; j < g->spans[run].rows * g->spans[run].cols; j++)
+                embeds[g->spans[run].at + j] = features[i].values + k++ * features[i].width;
     opt.backend.threads = 2;
     struct runtime *rt = runtime_open(g->path, &opt, &err);
     if (!rt)
         fail_msg("%s", err.msg);
     assert_int_equal(network_embed_width(&rt->model->net), features[0].width);
-    struct prompt_rows rows = {.n = g->want.n_tokens, .embeds = embeds, .rope_pos = g->pos};
+    struct prompt_rows rows = {.n = g->want.n_tokens,
+                               .embeds = embeds,
+                               .rope_pos = g->has_pos ? g->pos : NULL,
+                               .spans = rt->model->config.sees_both_ways ? g->see : NULL};
     struct kv_seq seq = {0};
     struct logits out = {.n_tokens = g->want.n_tokens, .n_vocab = g->want.n_vocab};
     out.rows = mem_zalloc((size_t)out.n_tokens * (size_t)out.n_vocab, sizeof(float));
-    for (int at = 0; at < out.n_tokens; at += chunk) {
+    for (int at = 0, n; at < out.n_tokens; at += n) {
         int left = out.n_tokens - at;
+        n = rows_whole(&rows, at, left < chunk ? left : chunk);
         struct step_item item = {.seq = &seq,
                                  .tokens = g->want.ids + at,
-                                 .n_tokens = left < chunk ? left : chunk,
+                                 .n_tokens = n,
                                  .rows = &rows,
                                  .want = LOGITS_ALL};
         if (!step_run(rt->step, &item, 1, &err))
@@ -270,15 +306,16 @@ static void check_model(const char *path, const char *isa, double most)
     struct features got[IMAGES];
     if (isa)
         setenv("STEEL_ISA", isa, 1);
-    golden_read(&g, path);
     struct encoder *e = open_encoder(path, isa ? DT_F32 : DT_NONE);
+    golden_read(&g, path, encoder_config(e));
     encode(&g, e, got);
     double off = compare_features(&g, e, got);
     print_message("%s on %s: features %.1e from the golden's\n", path, isa ? isa : "the CPU", off);
     assert_true(off < most);
     if (isa) {
         check_pixels(&g, e);
-        check_positions(&g);
+        if (g.has_pos)
+            check_positions(&g);
     }
     const int chunks[] = {MAX_TOKENS, 7, 1};
     for (int i = 0; i < 3; i++) {
@@ -360,21 +397,24 @@ static void test_sizes(void **state)
 {
     (void)state;
     struct tower_config t = {.patch = 16, .merge = 2, .min_pixels = 65536, .max_pixels = 16777216};
+    struct image_plan p;
     static const int cases[][4] = {{1024, 1024, 1024, 1024}, {1000, 500, 992, 512},
                                    {10, 10, 256, 256},       {1, 199, 32, 3616},
                                    {8000, 6000, 4704, 3520}, {48, 2000, 64, 1984}};
     struct error err = {0};
-    int w, h;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_true(patches_size(&t, cases[i][0], cases[i][1], &w, &h, &err));
+        p.n_sizes = p.n_views = 0;
+        assert_true(plan_keep_ratio(&t, cases[i][0], cases[i][1], &p, &err));
+        int w = p.sizes[0].width, h = p.sizes[0].height;
         if (w != cases[i][2] || h != cases[i][3])
             fail_msg("%d x %d becomes %d x %d", cases[i][0], cases[i][1], w, h);
     }
     t = (struct tower_config){.patch = 16, .merge = 2, .min_pixels = 4096, .max_pixels = 16384};
-    assert_true(patches_size(&t, 20000, 100, &w, &h, &err)); /* 16 features at most */
-    assert_int_equal(w, 512);
-    assert_int_equal(h, 32);
-    assert_false(patches_size(&t, 201, 1, &w, &h, &err));
+    p.n_sizes = p.n_views = 0;
+    assert_true(plan_keep_ratio(&t, 20000, 100, &p, &err)); /* 16 features at most */
+    assert_int_equal(p.sizes[0].width, 512);
+    assert_int_equal(p.sizes[0].height, 32);
+    assert_false(plan_keep_ratio(&t, 201, 1, &p, &err));
     assert_string_equal(err.msg, "an image of 201 x 1: one side is more than 200 times the other");
 }
 
@@ -392,9 +432,9 @@ static void test_bounds(void **state)
         const struct tower_config *t = encoder_config(e);
         for (int w = 1; w <= 4000; w += w < 300 ? 1 : 97)
             for (int h = w; h <= 200 * w && h < 5000; h += 1 + h / 9) {
-                int wide, high;
-                assert_true(patches_size(t, w, h, &wide, &high, &err));
-                assert_true(high / t->patch * (wide / t->patch) <= encoder_max_patches(e));
+                struct image_plan p;
+                assert_true(plan_image(t, w, h, &p, &err));
+                assert_true(p.views[0].rows * p.views[0].cols <= encoder_max_patches(e));
             }
         encoder_close(e);
     }
@@ -409,8 +449,8 @@ static void test_encoder(void **state)
     struct features first[IMAGES], again[IMAGES], none;
     struct error err = {0};
     atomic_bool stop = true;
-    golden_read(&g, "tests/golden_images/qwen3_vl");
-    struct encoder *e = open_encoder(g.path, DT_NONE);
+    struct encoder *e = open_encoder("tests/golden_images/qwen3_vl", DT_NONE);
+    golden_read(&g, "tests/golden_images/qwen3_vl", encoder_config(e));
     encode(&g, e, first);
     assert_false(encoder_run(e, &g.pixels[0], &stop, &none, &err));
     assert_string_equal(err.msg, "cancelled");
@@ -423,7 +463,7 @@ static void test_encoder(void **state)
         features_free(&again[i]);
     }
     struct patches large = g.pixels[0];
-    large.rows = 2000;
+    large.plan.views[0].rows = 2000;
     assert_false(encoder_run(e, &large, NULL, &none, &err));
     assert_non_null(strstr(err.msg, "an image of 20000 patches; at most "));
     close_encoder(e);

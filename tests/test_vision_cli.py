@@ -2,6 +2,7 @@
 """steel logits --input: from the golden's pixels its features and logits, from the pictures nearly the same, whole and in chunks;
 a prompt that does not fit its images, a broken picture and a model without a tower are refused in words."""
 import array
+import glob
 import json
 import os
 import shutil
@@ -42,7 +43,7 @@ def refused(words, model, *args):
     assert r.returncode and words in r.stderr, (words, r.stderr)
 
 
-for name in "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe":
+for name in sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(f"{GOLDEN}/*/input.json")):
     folder = f"{GOLDEN}/{name}"
     given = ("--input", f"{folder}/input.json", "--pixels", f"{folder}/pixel_values.bin")
     features = os.path.join(WORK, "features.bin")
@@ -187,9 +188,11 @@ refused("c.png: No such file", folder, "--input", path)
 open(os.path.join(copy, "a.png"), "r+b").truncate(300)
 rewrite()
 refused("a.png: PNG: the file ends too early", folder, "--input", path)
-rewrite(image_grid_thw=[[1, 8, 10], [1, 10, 10]])
-refused("image_grid_thw[1]: not a grid of the pixels", folder, "--input", path, "--pixels", f"{folder}/pixel_values.bin")
-refused("expected (n, 96) values", folder, "--input", path, "--pixels", f"{folder}/golden.bin")
+rewrite(image_sizes_wh=[[61, 47], [200, 200]])
+refused("pixel_values.bin: these are not the pixels of image 1", folder, "--input", path, "--pixels", f"{folder}/pixel_values.bin")
+rewrite(image_sizes_wh=[[61, 47], [90, 0]])
+refused("image_sizes_wh[1]: not a size", folder, "--input", path, "--pixels", f"{folder}/pixel_values.bin")
+refused("expected a record of values", folder, "--input", path, "--pixels", f"{folder}/golden.bin")
 refused("no image tower that can run here", "tests/golden/qwen3", "--input", f"{folder}/input.json")
 refused("--pixels and --features need --input", folder, "--ids", f"{folder}/golden.bin", "--features", "x")
 for command, words in ("show", "image tower     3 layers, "), ("plan", "its image tower, if it is used (one rank, on the CPU): "):

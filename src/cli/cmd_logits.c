@@ -56,8 +56,8 @@ static bool compute(struct runtime *rt, const struct image_input *in, int chunk,
     struct kv_seq *seqs = mem_zalloc((size_t)n_copies, sizeof *seqs);
     struct step_item *items = mem_zalloc((size_t)n_copies, sizeof *items);
     bool ok = true;
-    for (int at = 0; ok && at < in->n; at += chunk) {
-        int n = in->n - at < chunk ? in->n - at : chunk;
+    for (int at = 0, next; ok && at < in->n; at = next) {
+        int n = rows_whole(&in->rows, at, in->n - at < chunk ? in->n - at : chunk);
         for (int i = 0; i < n_copies; i++)
             items[i] = (struct step_item){.seq = &seqs[i],
                                           .tokens = in->ids + at,
@@ -66,6 +66,7 @@ static bool compute(struct runtime *rt, const struct image_input *in, int chunk,
                                           .loras = picks,
                                           .n_loras = n_picks,
                                           .want = LOGITS_ALL};
+        next = at + n;
         ok = step_run(rt->step, items, n_copies, err);
         for (int t = 0; ok && t < n; t++) {
             step_logits(rt->step, items[0].first_row + t, row);
@@ -90,6 +91,18 @@ static bool compute(struct runtime *rt, const struct image_input *in, int chunk,
     return ok;
 }
 
+/* The longest run of placeholders: of models that read an image at once, a step may have it beyond a chunk. */
+static int longest_run(const struct image_input *in)
+{
+    json_int_t token = json_integer_value(json_object_get(in->json, "image_token_id"));
+    int longest = 0;
+    for (int i = 0, n = 0; in->json && i < in->n; i++) {
+        n = in->ids[i] == token ? n + 1 : 0;
+        longest = n > longest ? n : longest;
+    }
+    return longest;
+}
+
 /* Files of the command; pixels and features belong to input. */
 struct logits_files {
     const char *ids, *input, *pixels, *features, *out, *mmproj;
@@ -109,7 +122,7 @@ static bool logits(const char *model, struct runtime_options *opt, const struct 
     if (chunk <= 0 || chunk > in.n)
         chunk = in.n < 512 ? in.n : 512;
     opt->max_seqs = n_copies;
-    opt->max_tokens = opt->max_out = chunk * n_copies;
+    opt->max_tokens = opt->max_out = (chunk + longest_run(&in)) * n_copies;
     if (!opt->context)
         opt->context = in.n;
     bool ok = true;

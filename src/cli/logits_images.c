@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_INPUT = 64 << 20, MAX_FILE = 256 << 20, MAX_DIMS = 4 };
+enum { MAX_INPUT = 64 << 20, MAX_FILE = 256 << 20, MAX_DIMS = 5 };
 
 bool image_input_read(struct image_input *in, const char *path, struct error *err)
 {
@@ -73,43 +73,46 @@ static bool read_picture(const struct image_input *in, const char *name,
     return ok;
 }
 
-/* The values of a record of two dims. */
-static float *read_record(const char *path, int width, int64_t *rows, struct error *err)
+/* A record of up to 5 dims; the values are the caller's. */
+static float *read_record(const char *path, struct pixel_record *r, struct error *err)
 {
-    size_t n = 0, at = 12;
-    int32_t head[3];
+    size_t n = 0, at = 4, values = 1;
+    int32_t dims = 0;
     uint8_t *bytes = read_file(path, &n, err);
     if (!bytes)
         return NULL;
     if (n >= at)
-        memcpy(head, bytes, at);
-    if (n < at || head[0] != 2 || head[1] < 1 || head[2] != width ||
-        (n - at) / sizeof(float) / (size_t)width != (size_t)head[1]) {
-        error_set(err, "%s: expected (n, %d) values", path, width);
+        memcpy(&dims, bytes, at);
+    bool ok = dims >= 2 && dims <= MAX_DIMS && n >= at + 4 * (size_t)dims;
+    for (int i = 0; ok && i < dims; i++, at += 4) {
+        memcpy(&r->dims[i], bytes + at, 4);
+        ok = r->dims[i] > 0 && (size_t)r->dims[i] <= MAX_FILE / values;
+        values *= ok ? (size_t)r->dims[i] : 1;
+    }
+    if (!ok || (n - at) / sizeof(float) != values) {
+        error_set(err, "%s: expected a record of values", path);
         mem_free(bytes);
         return NULL;
     }
-    *rows = head[1];
+    r->n_dims = dims;
     memmove(bytes, bytes + at, n - at);
+    r->values = (float *)(void *)bytes;
     return (float *)(void *)bytes;
 }
 
-/* Patches of image i from the values (left) that are not used yet, by the grid in input.json. */
+/* The patches of image i from pixels made by another program; its size is in input.json. */
 static bool take_pixels(const struct image_input *in, int i, const struct tower_config *t,
-                        const float **values, int64_t *left, struct patches *out, struct error *err)
+                        struct pixel_record *r, struct patches *out, struct error *err)
 {
-    const json_t *grid = json_array_get(json_object_get(in->json, "image_grid_thw"), (size_t)i);
-    json_int_t rows = json_integer_value(json_array_get(grid, 1)),
-               cols = json_integer_value(json_array_get(grid, 2));
-    if (rows < t->merge || cols < t->merge || rows % t->merge || cols % t->merge || rows > *left ||
-        cols > *left || rows * cols > *left)
-        return error_set(err, "%s: image_grid_thw[%d]: not a grid of the pixels", in->path, i);
-    size_t width = (size_t)tower_patch_values(t), n = (size_t)(rows * cols) * width;
-    *out = (struct patches){(int)rows, (int)cols, (int)width, mem_alloc(n * sizeof(float))};
-    memcpy(out->values, *values, n * sizeof(float));
-    *values += n;
-    *left -= rows * cols;
-    return true;
+    const json_t *size = json_array_get(json_object_get(in->json, "image_sizes_wh"), (size_t)i);
+    json_int_t width = json_integer_value(json_array_get(size, 0)),
+               height = json_integer_value(json_array_get(size, 1));
+    struct image_plan plan;
+    if (width < 1 || height < 1 || width > IMAGE_MAX_SIDE || height > IMAGE_MAX_SIDE)
+        return error_set(err, "%s: image_sizes_wh[%d]: not a size", in->path, i);
+    return plan_image(t, (int)width, (int)height, &plan, err) &&
+           (patches_take(t, &plan, r, out) ||
+            error_set(err, "%s: these are not the pixels of image %d", in->pixels, i));
 }
 
 static bool write_record(FILE *f, const struct features *m, int width)
@@ -122,22 +125,34 @@ static bool write_record(FILE *f, const struct features *m, int width)
     return ok;
 }
 
-/* The next run of placeholders at or after *at must be as long as image i has features. */
-static bool place(struct image_input *in, int i, int *at, int32_t token, struct error *err)
+/* The next runs of placeholders must be those of image i. */
+static bool place(struct image_input *in, int i, const struct tower_config *t, bool two_way,
+                  int *at, int32_t token, struct error *err)
 {
     const struct features *m = &in->features[i];
-    int n = 0;
-    while (*at < in->n && in->ids[*at] != token)
-        ++*at;
-    while (*at + n < in->n && in->ids[*at + n] == token && n < m->n)
-        n++;
-    if (n < m->n)
-        return error_set(err, "%s: image %d has %d features and %d placeholders", in->path, i, m->n,
-                         n);
-    in->spans[i] = (struct image_span){*at, m->rows, m->cols};
-    for (int k = 0; k < n; k++)
-        in->embeds[*at + k] = m->values + (size_t)k * (size_t)m->width;
-    *at += n;
+    const float *row = m->values;
+    const struct view *v = &m->plan.views[0];
+    bool grid = tower_has_grid_positions(t);
+    for (int k = 0; k < plan_n_runs(t, &m->plan); k++) {
+        int most = plan_run_length(t, &m->plan, k), n = 0;
+        while (*at < in->n && in->ids[*at] != token)
+            ++*at;
+        while (*at + n < in->n && in->ids[*at + n] == token && n < most)
+            n++;
+        if (n < most)
+            return error_set(err, "%s: image %d has %d features and %d placeholders", in->path, i,
+                             most, n);
+        in->spans[in->n_spans++] =
+            (struct image_span){*at, grid ? v->rows / t->merge : 1, grid ? v->cols / t->merge : n};
+        for (int j = *at; j < *at + n; j++, row += m->width) {
+            in->embeds[j] = row;
+            if (two_way) {
+                in->see[2 * j] = *at;
+                in->see[2 * j + 1] = *at + n;
+            }
+        }
+        *at += n;
+    }
     return true;
 }
 
@@ -147,21 +162,20 @@ static bool encode_all(struct image_input *in, const struct runtime *rt, FILE *o
     const struct tower_config *t = encoder_config(rt->encoder);
     const json_t *names = json_object_get(in->json, "images");
     int32_t token = (int32_t)json_integer_value(json_object_get(in->json, "image_token_id"));
-    int64_t left = 0;
-    float *all = in->pixels ? read_record(in->pixels, tower_patch_values(t), &left, err) : NULL;
-    const float *values = all;
+    struct pixel_record record = {0};
+    float *all = in->pixels ? read_record(in->pixels, &record, err) : NULL;
     bool ok = !in->pixels || all;
     int at = 0;
     for (int i = 0; ok && i < in->n_images; i++) {
         struct patches p = {0};
         const char *name = json_string_value(json_array_get(names, (size_t)i));
         ok = name ? true : error_set(err, "%s: images[%d]: not a file name", in->path, i);
-        ok = ok && (all ? take_pixels(in, i, t, &values, &left, &p, err)
-                        : read_picture(in, name, t, &p, err));
+        ok = ok &&
+             (all ? take_pixels(in, i, t, &record, &p, err) : read_picture(in, name, t, &p, err));
         ok = ok && encoder_run(rt->encoder, &p, NULL, &in->features[i], err);
         if (ok && out && !write_record(out, &in->features[i], t->n_out))
             ok = error_set(err, "cannot write features: %s", strerror(errno));
-        ok = ok && place(in, i, &at, token, err);
+        ok = ok && place(in, i, t, rt->model->config.sees_both_ways, &at, token, err);
         patches_free(&p);
     }
     mem_free(all);
@@ -178,7 +192,8 @@ bool image_input_encode(struct image_input *in, const struct runtime *rt, const 
     if (!n || n > 4096)
         return error_set(err, "%s: images: expected a list of files", in->path);
     in->n_images = (int)n;
-    in->spans = mem_zalloc(n, sizeof *in->spans);
+    in->spans = mem_zalloc((size_t)in->n, sizeof *in->spans);
+    in->see = mem_zalloc((size_t)in->n, 2 * sizeof *in->see);
     in->features = mem_zalloc(n, sizeof *in->features);
     in->embeds = mem_zalloc((size_t)in->n, sizeof *in->embeds);
     in->pos = mem_zalloc((size_t)in->n, 3 * sizeof *in->pos);
@@ -190,8 +205,14 @@ bool image_input_encode(struct image_input *in, const struct runtime *rt, const 
         ok = error_set(err, "%s: %s", features, strerror(errno));
     if (!ok)
         return false;
-    image_positions(in->spans, in->n_images, in->n, in->pos);
-    in->rows = (struct prompt_rows){.n = in->n, .embeds = in->embeds, .rope_pos = in->pos};
+    const struct tower_config *t = encoder_config(rt->encoder);
+    in->rows = (struct prompt_rows){.n = in->n, .embeds = in->embeds};
+    if (tower_has_grid_positions(t)) {
+        image_positions(in->spans, in->n_spans, in->n, in->pos);
+        in->rows.rope_pos = in->pos;
+    }
+    if (rt->model->config.sees_both_ways)
+        in->rows.spans = in->see;
     return true;
 }
 
@@ -201,6 +222,7 @@ void image_input_clear(struct image_input *in)
         features_free(&in->features[i]);
     mem_free(in->features);
     mem_free(in->spans);
+    mem_free(in->see);
     mem_free((void *)(uintptr_t)in->embeds);
     mem_free(in->pos);
     mem_free(in->ids);

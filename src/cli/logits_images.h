@@ -12,9 +12,11 @@ struct image_input {
     json_t *json;       /* input.json */
     /* after image_input_encode */
     struct prompt_rows rows;
-    const float **embeds;      /* (n) */
-    int32_t *pos;              /* (n, 3) */
-    struct image_span *spans;  /* (n_images) */
+    const float **embeds;     /* (n) */
+    int32_t *pos;             /* (n, 3) */
+    struct image_span *spans; /* (n_spans) runs of features */
+    int n_spans;
+    int32_t *see;              /* (n, 2) prompt_rows.spans */
     struct features *features; /* (n_images) */
     int n_images;
 };

@@ -165,7 +165,8 @@ static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
         if (!v)
             return false;
         for (int64_t i = 0; i < n * count; i++) {
-            int64_t r = i % n, at = swaps(rows) ? rows_from_tensor(rows, (int)r) : r;
+            int64_t r = i % n,
+                    at = swaps(rows) ? rows_from_tensor(rows, ROTARY_ADJACENT, (int)r) : r;
             o->values[e * n + i] = v[i / n * of + rows->first + step * at];
         }
         mem_free(v);

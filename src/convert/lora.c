@@ -26,7 +26,7 @@ static struct out_tensor *find_out(struct transcode *t, const char *name)
 /* The weight's row that is row i of a GGUF's tensor. */
 static int weight_row(const struct weight_rows *rows, int i)
 {
-    return rows->interleaved ? rows_from_tensor(rows, i) : i;
+    return rows->interleaved ? rows_from_tensor(rows, ROTARY_ADJACENT, i) : i;
 }
 
 /* Whether a GGUF has a separate tensor for these rows, in this order. */

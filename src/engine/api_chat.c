@@ -326,7 +326,7 @@ static bool render(const struct steel_chat *c, const json_t *tools, const char *
     bool ok = taken && (json_array_size(all) ? chat_render(c->chat, &req, out, err)
                                              : error_set(err, "the conversation is empty"));
     if (ok)
-        prompt_images_show(*images, out);
+        ok = prompt_images_show(*images, out, err);
     json_decref(kwargs);
     json_decref(taken);
     json_decref(all);

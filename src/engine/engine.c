@@ -652,6 +652,11 @@ int engine_context(const struct engine *e)
     return e->context;
 }
 
+bool engine_two_way(const struct engine *e)
+{
+    return e->rt->model->config.sees_both_ways;
+}
+
 struct encoder *engine_encoder(const struct engine *e)
 {
     return e->rt ? e->rt->encoder : NULL;

@@ -42,6 +42,8 @@ enum engine_state { ENGINE_LOADING, ENGINE_READY, ENGINE_FAILED };
 struct prompt_embeds {
     int at, n;         /* they replace prompt tokens [at, at + n), which are placeholders */
     const float *rows; /* (n, network_embed_width) */
+    int first;         /* their number among the rows of the same id */
+    bool two_way;      /* the rows see each other, also later ones. Not with prompt_logprobs */
     uint8_t id[32]; /* a hash of the content: equal ids mean equal rows. Cached pages rely on it */
 };
 
@@ -147,8 +149,9 @@ const struct runtime *
 engine_runtime(const struct engine *e);     /* for the engine's own files and tests */
 int engine_context(const struct engine *e); /* the most tokens of a sequence */
 int engine_max_queue(const struct engine *e);
-struct adapters *engine_adapters(const struct engine *e);       /* NULL = none */
-struct encoder *engine_encoder(const struct engine *e);         /* of images; NULL = none */
+struct adapters *engine_adapters(const struct engine *e); /* NULL = none */
+struct encoder *engine_encoder(const struct engine *e);   /* of images; NULL = none */
+bool engine_two_way(const struct engine *e); /* the model attends both ways inside an image */
 struct image_cache *engine_image_cache(const struct engine *e); /* engine/images.h */
 
 /* On SUBMIT_OK *out is the caller's handle until request_free. out may be NULL: the request is never cancelled. */

@@ -41,7 +41,7 @@ struct item {
     char *bytes; /* (n) the file */
     size_t n;
     char where[IMAGES_WHERE];
-    int rows, cols; /* of features; 0 = not known yet */
+    struct image_plan *plan; /* NULL = not known yet */
     struct seen *seen;
 };
 
@@ -53,10 +53,15 @@ struct prompt_images {
     int n;
     char mark[MARK_LEN + 1]; /* without the index */
     int order[MAX_IMAGES];   /* (n_shown) the item of each image of the prompt */
-    struct image_span spans[MAX_IMAGES];
-    struct prompt_embeds embeds[MAX_IMAGES];
     int n_shown;
-    int32_t *pos; /* (n_tokens, 3) */
+    /* Runs of features in the prompt, and the image and the first feature of each. */
+    struct image_run {
+        struct image_span span;
+        int shown, first;
+    } * runs; /* (n_runs) */
+    int n_runs;
+    struct prompt_embeds *embeds; /* (n_runs) */
+    int32_t *pos;                 /* (n_tokens, 3) */
     int n_tokens;
     bool ready; /* the features are computed */
 };
@@ -194,19 +199,27 @@ void prompt_images_free(struct prompt_images *m)
         return;
     for (int i = 0; i < m->n; i++) {
         mem_free(m->items[i].bytes);
+        mem_free(m->items[i].plan);
         if (m->items[i].seen)
             cache_release(m->cache, m->items[i].seen);
     }
     mem_free(m->pos);
+    mem_free(m->runs);
+    mem_free(m->embeds);
     mem_free(m);
 }
 
 void prompt_images_abandon(struct prompt_images *m)
 {
-    for (int i = 0; m && i < m->n; i++)
+    for (int i = 0; m && i < m->n; i++) {
         m->items[i].bytes = NULL;
-    if (m)
+        m->items[i].plan = NULL;
+    }
+    if (m) {
         m->pos = NULL;
+        m->runs = NULL;
+        m->embeds = NULL;
+    }
     prompt_images_free(m);
 }
 
@@ -233,30 +246,6 @@ bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, con
 
 /* Into the prompt */
 
-void prompt_images_show(struct prompt_images *m, struct buf *prompt)
-{
-    struct buf out = {0};
-    if (!m || !m->n)
-        return;
-    const char *at = prompt->p, *end = at + prompt->len, *next;
-    size_t len = MARK_LEN - INDEX;
-    m->n_shown = 0;
-    while ((next = memmem(at, (size_t)(end - at), m->mark, len)) && end - next >= MARK_LEN) {
-        int index = 0;
-        for (int i = 0; i < INDEX; i++)
-            index = index * 10 + (next[len + (size_t)i] - '0');
-        if (index < 0 || index >= m->n || m->n_shown == MAX_IMAGES)
-            break; /* only a template that changes texts gets here */
-        buf_add(&out, at, (size_t)(next - at));
-        buf_adds(&out, encoder_config(engine_encoder(m->engine))->mark);
-        m->order[m->n_shown++] = index;
-        at = next + MARK_LEN;
-    }
-    buf_add(&out, at, (size_t)(end - at));
-    buf_clear(prompt);
-    *prompt = out;
-}
-
 static bool fail(const struct item *item, struct error *err)
 {
     return error_prefix(err, "%s", item->where);
@@ -267,57 +256,112 @@ static struct image_limits limits_of(const struct prompt_images *m)
     return (struct image_limits){.max_pixels = m->rules.max_pixels, .stop = m->rules.stop};
 }
 
-/* Reads the image's size, from which the number of its features follows. */
+/* Reads the image's size, from which its views and marks follow. */
 static bool measure(struct prompt_images *m, struct item *item, struct error *err)
 {
     const struct tower_config *t = encoder_config(engine_encoder(m->engine));
     struct image_limits limits = limits_of(m);
     struct image image;
-    int width = 0, height = 0;
-    if (item->rows)
+    struct image_plan plan;
+    if (item->plan)
         return true;
     if (!image_decode(item->bytes, item->n, &limits, &image, err))
         return fail(item, err);
-    bool ok = patches_size(t, image.width, image.height, &width, &height, err);
+    bool ok = plan_image(t, image.width, image.height, &plan, err);
     uint64_t pixels = (uint64_t)image.width * (uint64_t)image.height;
     image_free(&image);
     if (ok && !budget_spend(m->rules.budget, pixels / PIXELS_A_UNIT))
         ok = budget_error(m->rules.budget, err);
-    item->rows = height / t->patch / t->merge;
-    item->cols = width / t->patch / t->merge;
-    return ok || fail(item, err);
+    if (!ok)
+        return fail(item, err);
+    item->plan = mem_alloc(sizeof plan);
+    *item->plan = plan;
+    return true;
+}
+
+/* The runs of the image shown at number `shown`, at places of a prompt that are set later. */
+static void add_runs(struct prompt_images *m, int shown)
+{
+    const struct tower_config *t = encoder_config(engine_encoder(m->engine));
+    const struct image_plan *p = m->items[m->order[shown]].plan;
+    int n = plan_n_runs(t, p), first = 0;
+    m->runs = mem_realloc(m->runs, (size_t)(m->n_runs + n), sizeof *m->runs);
+    for (int i = 0; i < n; i++) {
+        struct image_span span = {.rows = 1, .cols = plan_run_length(t, p, i)};
+        if (tower_has_grid_positions(t)) {
+            span.rows = p->views[0].rows / t->merge;
+            span.cols = p->views[0].cols / t->merge;
+        }
+        m->runs[m->n_runs++] = (struct image_run){span, shown, first};
+        first += span.rows * span.cols;
+    }
+}
+
+bool prompt_images_show(struct prompt_images *m, struct buf *prompt, struct error *err)
+{
+    struct buf out = {0};
+    if (!m || !m->n)
+        return true;
+    const struct tower_config *t = encoder_config(engine_encoder(m->engine));
+    const char *at = prompt->p, *end = at + prompt->len, *next;
+    size_t len = MARK_LEN - INDEX;
+    bool ok = true;
+    m->n_shown = m->n_runs = 0;
+    while (ok && (next = memmem(at, (size_t)(end - at), m->mark, len)) && end - next >= MARK_LEN) {
+        int index = 0;
+        for (int i = 0; i < INDEX; i++)
+            index = index * 10 + (next[len + (size_t)i] - '0');
+        if (index < 0 || index >= m->n || m->n_shown == MAX_IMAGES)
+            break; /* only a template that changes texts gets here */
+        ok = measure(m, &m->items[index], err);
+        buf_add(&out, at, (size_t)(next - at));
+        m->order[m->n_shown] = index;
+        if (ok) {
+            plan_text(t, m->items[index].plan, m->n_shown, &out);
+            add_runs(m, m->n_shown++);
+        }
+        at = next + MARK_LEN;
+    }
+    buf_add(&out, at, (size_t)(end - at));
+    buf_clear(prompt);
+    *prompt = out;
+    return ok;
 }
 
 bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struct error *err)
 {
     struct token_list out = {0};
-    bool ok = true;
     int k = 0;
     if (!m || !m->n_shown)
         return true;
-    const char *word = encoder_config(engine_encoder(m->engine))->placeholder;
+    const struct tower_config *t = encoder_config(engine_encoder(m->engine));
+    const char *word = plan_mark(t);
     int32_t token = tokenizer_find(engine_tokenizer(m->engine, NULL), word, strlen(word));
-    for (size_t i = 0; ok && i < ids->n; i++) {
-        if (ids->ids[i] != token || k == m->n_shown) {
+    for (size_t i = 0; i < ids->n; i++) {
+        if (ids->ids[i] != token || k == m->n_runs) {
             token_list_add(&out, ids->ids[i]);
             continue;
         }
-        struct item *item = &m->items[m->order[k]];
-        ok = measure(m, item, err);
-        m->spans[k++] = (struct image_span){(int)out.n, item->rows, item->cols};
-        for (int n = 0; ok && n < item->rows * item->cols; n++)
+        struct image_span *span = &m->runs[k++].span;
+        span->at = (int)out.n;
+        for (int n = 0; n < span->rows * span->cols; n++)
             token_list_add(&out, token);
     }
     token_list_clear(ids);
     *ids = out;
-    if (ok && k < m->n_shown)
-        ok = error_set(err, "the model's vocabulary has no token %s", word);
-    if (!ok)
-        return false;
-    mem_free(m->pos);
+    if (k < m->n_runs)
+        return error_set(err, "the model's vocabulary has no token %s", word);
     m->n_tokens = (int)out.n;
+    mem_free(m->pos);
+    m->pos = NULL;
+    if (!tower_has_grid_positions(t))
+        return true;
+    struct image_span *spans = mem_alloc((size_t)m->n_runs * sizeof *spans);
+    for (int i = 0; i < m->n_runs; i++)
+        spans[i] = m->runs[i].span;
     m->pos = mem_alloc(out.n * 3 * sizeof *m->pos);
-    image_positions(m->spans, m->n_shown, m->n_tokens, m->pos);
+    image_positions(spans, m->n_runs, m->n_tokens, m->pos);
+    mem_free(spans);
     return true;
 }
 
@@ -381,12 +425,19 @@ bool prompt_images_encode(struct prompt_images *m, struct error *err)
 {
     if (!m || !m->n_shown || m->n_tokens > engine_context(m->engine))
         return true;
-    for (int i = 0; i < m->n_shown; i++) {
-        struct item *item = &m->items[m->order[i]];
+    m->embeds = mem_realloc(m->embeds, (size_t)m->n_runs, sizeof *m->embeds);
+    for (int i = 0; i < m->n_runs; i++) {
+        const struct image_run *r = &m->runs[i];
+        struct item *item = &m->items[m->order[r->shown]];
         if (!find_features(m, item, err))
             return false;
-        m->embeds[i] = (struct prompt_embeds){
-            .at = m->spans[i].at, .n = item->seen->features.n, .rows = item->seen->features.values};
+        const struct features *f = &item->seen->features;
+        m->embeds[i] =
+            (struct prompt_embeds){.at = r->span.at,
+                                   .n = r->span.rows * r->span.cols,
+                                   .first = r->first,
+                                   .rows = f->values + (size_t)r->first * (size_t)f->width,
+                                   .two_way = engine_two_way(m->engine)};
         memcpy(m->embeds[i].id, item->seen->id, sizeof m->embeds[i].id);
     }
     m->ready = true;
@@ -398,6 +449,6 @@ void prompt_images_submit(const struct prompt_images *m, struct request_spec *sp
     if (!m || !m->ready || spec->n_prompt != m->n_tokens)
         return;
     spec->embeds = m->embeds;
-    spec->n_embeds = m->n_shown;
+    spec->n_embeds = m->n_runs;
     spec->rope_pos = m->pos;
 }

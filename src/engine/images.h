@@ -58,8 +58,8 @@ json_t *prompt_images_take(struct prompt_images *m, const json_t *messages, stru
 /* The same of a body of Ollama, whose images are lists of base64 beside a text. */
 json_t *prompt_images_take_lists(struct prompt_images *m, const json_t *body, struct error *err);
 
-/* Replaces the marks in a rendered prompt by the model's. */
-void prompt_images_show(struct prompt_images *m, struct buf *prompt);
+/* Replaces the marks in a rendered prompt by the model's, which depend on the images' sizes. */
+bool prompt_images_show(struct prompt_images *m, struct buf *prompt, struct error *err);
 /* Repeats the placeholders among the prompt's tokens, one for each feature. */
 bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struct error *err);
 /* Computes the features. Not for a prompt longer than the context, which the engine refuses. */

@@ -16,6 +16,7 @@ static void rows_free(struct prompt_rows *rows)
         return;
     mem_free((void *)(uintptr_t)rows->embeds);
     mem_free((void *)(uintptr_t)rows->rope_pos);
+    mem_free((void *)(uintptr_t)rows->spans);
     mem_free((void *)(uintptr_t)rows->content);
     mem_free(rows);
 }
@@ -103,7 +104,7 @@ static uint64_t *content_of(const struct engine *e, const struct request_spec *s
         content[i] = prefix_text(s->prompt[i], pos ? pos[0] - i : 0);
         if (next == end || i < next->at)
             continue;
-        struct embed_name name = {.index = i - next->at};
+        struct embed_name name = {.index = next->first + i - next->at};
         memcpy(name.id, next->id, sizeof name.id);
         for (int k = 0; k < 3; k++)
             name.pos[k] = pos ? pos[k] - i : 0;
@@ -124,13 +125,20 @@ static void copy_rows(struct request *r, const struct request_spec *s)
     for (int i = 0; i < s->n_embeds; i++)
         total += (size_t)s->embeds[i].n;
     const float **embeds = mem_zalloc(n, sizeof *embeds);
+    int32_t *spans = s->n_embeds && s->embeds[0].two_way ? mem_zalloc(2 * n, sizeof *spans) : NULL;
     rows->embeds = embeds;
+    rows->spans = spans;
     r->embeds = mem_alloc(total * E * sizeof *r->embeds);
     for (int i = 0; i < s->n_embeds; i++) {
         const struct prompt_embeds *span = &s->embeds[i];
         memcpy(r->embeds + at * E, span->rows, (size_t)span->n * E * sizeof *r->embeds);
-        for (int k = 0; k < span->n; k++)
+        for (int k = 0; k < span->n; k++) {
             embeds[span->at + k] = r->embeds + at++ * E;
+            if (spans) {
+                spans[2 * (span->at + k)] = span->at;
+                spans[2 * (span->at + k) + 1] = span->at + span->n;
+            }
+        }
     }
     if (s->rope_pos) {
         int32_t *pos = mem_alloc(3 * n * sizeof *pos), largest = 0;
@@ -256,6 +264,14 @@ static bool check_rows(const struct engine *e, const struct request_spec *s, str
             return error_set(err, "embeds[%d]: rows %d to %d of a prompt of %d", i, span->at,
                              span->at + span->n - 1, s->n_prompt);
         end = span->at + span->n;
+        if (span->two_way && (span->n > scheduler_most_whole(&e->sched) || s->prompt_logprobs))
+            return error_set(
+                err,
+                s->prompt_logprobs
+                    ? "log-probabilities of a prompt with images are not supported by this model"
+                    : "an image of %d tokens, which this model reads at once: a step has room for "
+                      "%d",
+                span->n, scheduler_most_whole(&e->sched));
     }
     for (int i = 0; s->rope_pos && i < s->n_prompt; i++) {
         const int32_t *p = s->rope_pos + 3 * (size_t)i;

@@ -564,6 +564,17 @@ static int room_for(const struct scheduler *s, const struct seq *q, int taken)
     return q->all_rows && room > s->n_spare + 1 ? s->n_spare + 1 : room;
 }
 
+/* The tokens that q reads at once at least: the rest of a span, else one. */
+static int least_read(const struct seq *q)
+{
+    return rows_whole(q->rows, q->kv.n_tokens, 1);
+}
+
+int scheduler_most_whole(const struct scheduler *s)
+{
+    return s->limits.max_tokens - s->limits.max_seqs + 1;
+}
+
 /* Up to FORCED_MOST forced tokens are read at once, before prompts: they are cheap, and their answer waits for them. */
 static bool plan_forced(struct scheduler *s, struct step_item *items, struct seq *q, int *taken)
 {
@@ -593,7 +604,9 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         int room = room_for(s, q, taken), want = s->shares[i] < room ? s->shares[i] : room;
         if (want <= 0)
             continue;
-        want = reuse_cut(s, q, want);
+        want = rows_whole(q->rows, q->kv.n_tokens, reuse_cut(s, q, want));
+        if (want > room || want > rows - s->n_read)
+            continue; /* a span that does not fit waits */
         plan_item(s, items, q, want, &taken);
         s->n_read += want;
     }
@@ -603,14 +616,14 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
     struct seq *q = s->running.first;
     while (!readable(q))
         q = q->next;
-    while (room_for(s, q, 0) <= 0 && s->running.last != q)
+    while (room_for(s, q, 0) < least_read(q) && s->running.last != q)
         preempt(s, s->running.last);
-    if (room_for(s, q, 0) <= 0) {
+    if (room_for(s, q, 0) < least_read(q)) {
         CHECK(q != s->running.first, "one sequence outgrew the KV cache");
         return; /* it waits for the pages of an older one */
     }
     int room = room_for(s, q, 0), want = readable(q) < MIN_READ ? readable(q) : MIN_READ;
-    s->n_read = want < room ? want : room;
+    s->n_read = rows_whole(q->rows, q->kv.n_tokens, want < room ? want : room);
     plan_item(s, items, q, s->n_read, &taken);
 }
 

@@ -170,6 +170,9 @@ static inline int seq_unread(const struct seq *q)
     return q->n_tokens - q->kv.n_tokens;
 }
 
+/* The longest span of rows that see each other (step.h): a step has room for it and for one row of each other sequence. */
+int scheduler_most_whole(const struct scheduler *s);
+
 /* Admits, preempts, and fills items (max_seqs) for step_run, without samplers. Sequence i of the step is
  * s->planned[i]. Returns the number of items; 0 = nothing to do. */
 int scheduler_plan(struct scheduler *s, struct step_item *items);

@@ -29,6 +29,7 @@ struct stepper {
     int32_t *types;               /* (max_tokens), or NULL if the model has no token types */
     const float **embeds;         /* (max_embeds), or NULL */
     int32_t *rope_pos;            /* (max_tokens, 3), or NULL if no RoPE has planes */
+    int32_t *spans;               /* (max_tokens, 2), or NULL if no attention reads them */
     int32_t *after;               /* (max_tokens) step_item.after */
     int32_t *q_start, *kv_len;    /* (max_seqs + 1), (max_seqs) */
     int32_t *pages;               /* (max_seqs, max_pages) */
@@ -56,6 +57,15 @@ static bool has_planes(const struct network *net)
     return any;
 }
 
+static bool has_spans(const struct network *net)
+{
+    bool any = false;
+    for (int i = 0; i < net->n_layers; i++)
+        any |= net->layers[i].mixer.kind == MIXER_ATTENTION &&
+               net->layers[i].mixer.attention.span != SPAN_NONE;
+    return any;
+}
+
 struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
                             const struct step_limits *limits, struct error *err)
 {
@@ -72,6 +82,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
     st->embeds =
         limits->max_embeds ? mem_zalloc((size_t)limits->max_embeds, sizeof *st->embeds) : NULL;
     st->rope_pos = has_planes(&m->net) ? mem_zalloc(3 * tokens, sizeof(int32_t)) : NULL;
+    st->spans = has_spans(&m->net) ? mem_zalloc(2 * tokens, sizeof(int32_t)) : NULL;
     st->slot = mem_zalloc(tokens, sizeof(int32_t));
     st->q_start = mem_zalloc(seqs + 1, sizeof(int32_t));
     st->kv_len = mem_zalloc(seqs, sizeof(int32_t));
@@ -122,12 +133,25 @@ void stepper_free(struct stepper *st)
         return;
     executor_free(st->executor);
     sampler_free(st->greedy);
-    void *owned[] = {st->tokens, st->types,           st->pos,
-                     st->slot,   st->q_start,         st->kv_len,
-                     st->pages,  st->out_rows,        st->choices,
-                     st->states, st->loras,           st->from,
-                     st->after,  st->embeds,          st->rope_pos,
-                     st->marks,  st->canary[0].wrong, st->canary[1].wrong,
+    void *owned[] = {st->tokens,
+                     st->types,
+                     st->pos,
+                     st->slot,
+                     st->q_start,
+                     st->kv_len,
+                     st->pages,
+                     st->out_rows,
+                     st->choices,
+                     st->states,
+                     st->loras,
+                     st->from,
+                     st->after,
+                     st->embeds,
+                     st->rope_pos,
+                     st->spans,
+                     st->marks,
+                     st->canary[0].wrong,
+                     st->canary[1].wrong,
                      st};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
@@ -253,6 +277,8 @@ static void add_beside(struct stepper *st, const struct prompt_rows *r, int row,
         st->tokens[row] = st->m->net.n_vocab + b->n_embeds;
         st->embeds[b->n_embeds++] = r->embeds[p];
     }
+    for (int k = 0; st->spans && k < 2; k++)
+        st->spans[2 * row + k] = in_prompt && r->spans ? r->spans[2 * p + k] : 0;
     for (int k = 0; st->rope_pos && k < 3; k++)
         st->rope_pos[3 * row + k] = in_prompt && r->rope_pos ? r->rope_pos[3 * p + k]
                                     : r && !in_prompt        ? p + r->rope_delta
@@ -362,6 +388,7 @@ bool step_start(struct stepper *st, struct step_item *items, int n_items, struct
     begin_batch(st, st->limits.keep);
     st->b.types = st->types;
     st->b.rope_pos = st->rope_pos;
+    st->b.spans = st->spans;
     st->b.embeds = st->embeds;
     reserve_states(st, items, n_items);
     for (int pass = 0; pass < 2; pass++) /* decodes first */

@@ -25,8 +25,24 @@ struct prompt_rows {
     const float *const *embeds; /* (n) the row (E) that replaces the token; NULL = none */
     const int32_t *rope_pos;    /* (n, 3) time, height, width; NULL = the position three times */
     int rope_delta;             /* later tokens: position + rope_delta three times */
-    const uint64_t *content;    /* (n) content ids (prefix.h) */
+    /* (n, 2) the first and the end of the rows that see each other (batch.spans); a step has all of a span or none. NULL =
+     * none */
+    const int32_t *spans;
+    const uint64_t *content; /* (n) content ids (prefix.h) */
 };
+
+/* The number of tokens, of n from position `at` on, that a step may read: the end is not inside a span. It may be more than
+ * n, where a span begins at `at`. */
+static inline int rows_whole(const struct prompt_rows *r, int at, int n)
+{
+    int last = at + n - 1;
+    if (!r || !r->spans || n < 1 || last >= r->n)
+        return n;
+    const int32_t *span = r->spans + 2 * (ptrdiff_t)last;
+    if (span[0] >= span[1] || span[1] == last + 1)
+        return n;
+    return (span[0] > at ? span[0] : span[1]) - at;
+}
 
 struct step_item {
     struct kv_seq *seq;    /* grows by the tokens */

@@ -470,7 +470,8 @@ static int b_row(const struct reading *r, const struct weight_rows *rows, int i)
     int step = rows->step ? rows->step : 1, run = rows->run_length ? rows->run_length : 1;
     if (part)
         return rows->first + step * (i / run) + i % run;
-    return rows_interleaved(rows, r->f->is_gguf) ? rows_to_tensor(rows, i) : i;
+    enum rotary_rows order = rows_order(rows, r->f->is_gguf);
+    return order ? rows_to_tensor(rows, order, i) : i;
 }
 
 /* Whether the matrix's last rows of A are already these: gate and up of one module share A. */

@@ -32,12 +32,24 @@ struct tensor_name {
  *   stride = 256, offset = 128 DeepSeek kv_b: one matrix per head; head h starts at tensor row
  *                              256 * h + 128
  */
+/* The place of a rotary pair's two dims in a head of d rows. Pairs 0 .. d/4-1 turn by one axis of an image, the others by
+ * the other; text has one axis. In the model pair p is at p and p + d/2. */
+enum rotary_rows {
+    ROTARY_PLAIN,           /* as in the model */
+    ROTARY_ADJACENT,        /* 2p, 2p + 1 */
+    ROTARY_HALVES,          /* pair i of axis h: h * d/2 + i, and d/4 further */
+    ROTARY_HALVES_ADJACENT, /* h * d/2 + 2i, and the next */
+    ROTARY_WOVEN,           /* 4i + 2h, and the next */
+};
+
 struct weight_rows {
     const struct tensor_name *name;
     int n;
     int interleaved; /* rows of a head whose rotary pairs are adjacent in a GGUF; 0 = none are */
     int n_rot;       /* ... of which only so many, the first, form pairs; 0 = all */
     bool interleaved_folder; /* the pairs are adjacent in folders too */
+    /* of an image tower: instead of interleaved_folder; interleaved is the head's rows */
+    enum rotary_rows tower_gguf, tower_folder;
     /* Row i is tensor row first + step * (i / run_length) + i % run_length, in folders (also_gguf:
      * and in GGUFs). tensor_rows: the tensor's rows; 0: it has exactly n. run_length 0 means 1. */
     int first, step, tensor_rows;
@@ -55,23 +67,46 @@ struct weight_rows {
     } tiles;
 };
 
-/* Whether the file's rotary pairs are adjacent. */
-static inline bool rows_interleaved(const struct weight_rows *rows, bool is_gguf)
+/* The order of rotary pairs in the file. */
+static inline enum rotary_rows rows_order(const struct weight_rows *rows, bool is_gguf)
 {
-    return rows->interleaved && (is_gguf || rows->interleaved_folder);
+    if (!rows->interleaved)
+        return ROTARY_PLAIN;
+    if (rows->tower_gguf || rows->tower_folder)
+        return is_gguf ? rows->tower_gguf : rows->tower_folder;
+    return is_gguf || rows->interleaved_folder ? ROTARY_ADJACENT : ROTARY_PLAIN;
 }
 
-/* With adjacent pairs: the tensor row of the weight's row i, and the weight's row of tensor row i. */
-static inline int rows_to_tensor(const struct weight_rows *rows, int i)
+/* The tensor row of the weight's row i, for pairs in this order. */
+static inline int rows_to_tensor(const struct weight_rows *rows, enum rotary_rows order, int i)
 {
     int in = i % rows->interleaved, n = rows->n_rot ? rows->n_rot : rows->interleaved;
-    return in < n ? i - in + in % (n / 2) * 2 + in / (n / 2) : i;
+    int pair = in % (n / 2), second = in / (n / 2), axis = pair / (n / 4 ? n / 4 : 1),
+        k = pair % (n / 4 ? n / 4 : 1), head = i - in;
+    if (in >= n)
+        return i;
+    switch (order) {
+    case ROTARY_ADJACENT:
+        return head + 2 * pair + second;
+    case ROTARY_HALVES:
+        return head + axis * (n / 2) + second * (n / 4) + k;
+    case ROTARY_HALVES_ADJACENT:
+        return head + axis * (n / 2) + 2 * k + second;
+    case ROTARY_WOVEN:
+        return head + 4 * k + 2 * axis + second;
+    case ROTARY_PLAIN:
+        break;
+    }
+    return i;
 }
 
-static inline int rows_from_tensor(const struct weight_rows *rows, int i)
+/* The weight's row of tensor row i. */
+static inline int rows_from_tensor(const struct weight_rows *rows, enum rotary_rows order, int i)
 {
-    int in = i % rows->interleaved, n = rows->n_rot ? rows->n_rot : rows->interleaved;
-    return in < n ? i - in + in % 2 * (n / 2) + in / 2 : i;
+    int head = i - i % rows->interleaved, at = head;
+    while (rows_to_tensor(rows, order, at) != i)
+        at++;
+    return at;
 }
 
 /* Changes to a vector's values at loading: value = (stored + add) * times, with add for folders only.

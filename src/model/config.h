@@ -86,6 +86,8 @@ struct config {
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */
     int n_rot, context;
+    /* Attention both ways inside an image (attention.span), of all layers or only of those with a window. */
+    bool sees_both_ways, sees_in_windows;
     int n_deepstack; /* layers, the first ones, that add features of an image tower's inner layers */
     const struct tower_config *tower; /* of an image tower (vision/tower.h); NULL = a text model */
     struct rope_config rope;

@@ -119,6 +119,17 @@ static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, 
     return true;
 }
 
+/* Gains of q and k follow the rows of heads. */
+static void reorder_vector(const struct tensor_spec *spec, bool is_gguf, float *values)
+{
+    const struct weight_rows *rows = &spec->rows[0];
+    float *copy = mem_zalloc((size_t)spec->n_in, sizeof *copy);
+    memcpy(copy, values, (size_t)spec->n_in * sizeof *copy);
+    for (int i = 0; i < spec->n_in; i++)
+        values[i] = copy[rows_to_tensor(rows, rows_order(rows, is_gguf), i)];
+    mem_free(copy);
+}
+
 static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
 {
     const struct tensor *t =
@@ -135,6 +146,8 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
         host[i] = (host[i] + add) * times;
     for (size_t i = 0; spec->adjust.decay && i < n; i++)
         host[i] = l->f->is_gguf ? -host[i] : expf(host[i]);
+    if (ok && rows_order(&spec->rows[0], l->f->is_gguf))
+        reorder_vector(spec, l->f->is_gguf, host);
     if (ok)
         l->m->be->ops->copy_in(l->m->be, spec->vector, host,
                                (size_t)cut_vector(host, spec->n_in, spec->cut) * sizeof(float));
@@ -279,14 +292,15 @@ static bool tensor_scales(struct weight_loader *l, const struct tensor_name *n, 
 static const uint8_t *reorder_plane(struct weight_loader *l, const struct weight_rows *rows,
                                     const void *plane, size_t row)
 {
+    enum rotary_rows order = rows_order(rows, l->f->is_gguf);
     uint8_t *copy = block(l, (size_t)rows->n, row);
     for (int r = 0; r < rows->n; r++)
         memcpy(copy + (size_t)r * row,
-               (const uint8_t *)plane + (size_t)rows_to_tensor(rows, r) * row, row);
+               (const uint8_t *)plane + (size_t)rows_to_tensor(rows, order, r) * row, row);
     return copy;
 }
 
-/* Undoes adjacent rotary pairs: row 2i+j of a head is row j*n/2+i of the model. */
+/* Brings rotary pairs into the model's order. */
 static void unpermute(struct weight_loader *l, struct raw_seg *s, const struct weight_rows *rows,
                       int n_in)
 {
@@ -439,7 +453,7 @@ static bool read_segment(struct weight_loader *l, struct raw_weight *w,
     bool stacked = build_stacked(l->f, n); /* experts in one tensor */
     /* a folder's tensor may have more rows, in another order */
     bool folder = !l->f->is_gguf, part = (folder || rows->also_gguf) && rows->tensor_rows;
-    bool transposed = folder && rows->transposed;
+    bool transposed = part && rows->transposed;
     int64_t height = part ? rows->tensor_rows : n_out;
     const struct tensor *t = NULL;
     for (int e = 0; e < n_expert; e++) {
@@ -483,7 +497,7 @@ static bool add_segment(struct weight_loader *l, struct raw_weight *w,
     w->n_out += rows->n;
     if (!read_segment(l, w, rows, layer, s))
         return false;
-    if (rows_interleaved(rows, l->f->is_gguf)) {
+    if (rows_order(rows, l->f->is_gguf)) {
         unpermute(l, s, rows, w->n_in);
         w->transient = true;
     }
@@ -496,7 +510,8 @@ static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
                      const struct weight_rows *rows, int stride, float *bias)
 {
     const struct tensor *t = NULL;
-    bool stacked = build_stacked(l->f, rows->name), part = !l->f->is_gguf && rows->tensor_rows;
+    bool stacked = build_stacked(l->f, rows->name),
+         part = (!l->f->is_gguf || rows->also_gguf) && rows->tensor_rows;
     int width = part ? rows->tensor_rows : rows->n;
     for (int e = 0; e < spec->n_expert; e++, bias += stride) {
         if (e == 0 || !stacked) {
@@ -517,7 +532,7 @@ static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
         } else {
             quant_dequantize(t->type, t->data + skip, bias, (size_t)rows->n);
         }
-        if (rows_interleaved(rows, l->f->is_gguf))
+        if (rows_order(rows, l->f->is_gguf))
             memcpy(bias, reorder_plane(l, rows, bias, sizeof *bias),
                    (size_t)rows->n * sizeof *bias);
     }
@@ -621,8 +636,10 @@ void model_choose(struct config *c, enum model_parts parts)
     c->headless |= (parts & MODEL_HEADLESS) != 0;
     if (!(parts & MODEL_DRAFTING) || c->headless)
         c->n_mtp = 0;
-    if (!(parts & MODEL_SEEING))
+    if (!(parts & MODEL_SEEING)) {
         c->n_deepstack = 0;
+        c->sees_both_ways = false;
+    }
 }
 
 struct model *model_load(const struct tensorfile *f, struct backend *be, enum model_parts parts,

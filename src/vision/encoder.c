@@ -2,6 +2,7 @@
 #include "vision/encoder.h"
 #include "backend/backend.h"
 #include "base/mem.h"
+#include "vision/positions.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -14,7 +15,7 @@ struct encoder {
     struct model *model;
     struct config config;
     struct tower_config tower;
-    float *positions; /* (grid * grid, E) */
+    struct positions positions;
     struct bounds bounds;
     struct kv_layer kv, *layers; /* (n_layers) all equal to kv */
     size_t kv_bytes;             /* of keys, and of values */
@@ -38,43 +39,27 @@ int encoder_max_patches(const struct encoder *e)
     return e->bounds.max_tokens;
 }
 
-/* Limits the area of an image to n features. */
-static void limit_area(struct tower_config *t, int n)
-{
-    int64_t feature = (int64_t)t->patch * t->merge * t->patch * t->merge, most = feature * n;
-    if (t->max_pixels <= most)
-        return;
-    t->max_pixels = most;
-    if (t->min_pixels >
-        most / 4) /* room between the bounds for sizes in multiples of a feature's */
-        t->min_pixels = most / 4;
-}
-
-/* Sizes of steps: the largest image's patches. */
+/* Sizes of steps: the largest view's patches. */
 static struct bounds bounds_of(const struct encoder *e, enum dtype kv_type)
 {
-    const struct tower_config *t = &e->tower;
-    double side = t->patch * t->merge, least = (double)t->min_pixels;
-    /* A small image is made larger in whole features, also where it is 200 times as long as wide. */
-    double grown = least + side * (sqrt(least / 200) + sqrt(least * 200)) + side * side;
-    double most = grown > (double)t->max_pixels ? grown : (double)t->max_pixels;
-    int unit = t->merge * t->merge, patches = ((int)(most / (side * side)) + 1) * unit;
-    int pages = (patches + PAGE_LEN - 1) / PAGE_LEN;
+    int rows = plan_most_patches(&e->tower) + e->tower.class_token;
+    int pages = (rows + PAGE_LEN - 1) / PAGE_LEN;
     return (struct bounds){.page_len = PAGE_LEN,
                            .n_pages = pages,
                            .k_type = kv_type ? kv_type : DT_F16,
                            .v_type = kv_type ? kv_type : DT_F16,
-                           .max_tokens = patches,
+                           .max_tokens = rows,
                            .max_seqs = 1,
                            .max_out = 1,
                            .max_pages = pages,
-                           .max_embeds = patches};
+                           .max_embeds = rows};
 }
 
 static bool alloc_kv(struct encoder *e, struct error *err)
 {
     const struct bounds *b = &e->bounds;
-    size_t values = (size_t)e->config.n_embd * (size_t)b->n_pages * PAGE_LEN;
+    size_t wide = (size_t)e->config.n_heads * (size_t)e->config.head_dim;
+    size_t values = wide * (size_t)b->n_pages * PAGE_LEN;
     e->kv_bytes = dtype_bytes(b->k_type, values);
     e->kv.k = e->be->ops->alloc(e->be, e->kv_bytes, "an image's keys", err);
     e->kv.v = e->kv.k ? e->be->ops->alloc(e->be, e->kv_bytes, "an image's values", err) : NULL;
@@ -89,8 +74,10 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
 {
     if (!tower_load(f, &e->config, &e->tower, err))
         return false;
-    e->positions = tower_positions(f, &e->config, err);
-    e->be = e->positions ? backend_open(&opt->backend, err) : NULL;
+    if (!plan_limit(&e->tower, opt->max_features ? opt->max_features : MAX_FEATURES, err) ||
+        !positions_load(f, &e->config, &e->positions, err))
+        return false;
+    e->be = backend_open(&opt->backend, err);
     if (!e->be)
         return false;
     if (!e->be->ops->tower)
@@ -99,7 +86,6 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
     e->model = model_load_config(f, e->be, &e->config, NULL, opt->progress, err);
     if (!e->model)
         return false;
-    limit_area(&e->tower, opt->max_features ? opt->max_features : MAX_FEATURES);
     e->bounds = bounds_of(e, opt->kv_type);
     e->index = mem_zalloc((size_t)e->bounds.max_tokens, sizeof *e->index);
     e->pages = mem_zalloc((size_t)e->bounds.max_pages, sizeof *e->pages);
@@ -134,93 +120,128 @@ void encoder_close(struct encoder *e)
         e->be->ops->close(e->be);
     pthread_mutex_destroy(&e->lock);
     mem_free(e->layers);
-    mem_free(e->positions);
+    positions_free(&e->positions);
     mem_free(e->index);
     mem_free(e->pages);
     mem_free(e);
 }
 
-/* The table cells around place i of n along an axis, and the weight of the second. The ends of the grid are the ends of
- * the table. */
-static float around(int i, int n, int grid, int *first, int *second)
-{
-    float step = n > 1 ? (float)(grid - 1) / (float)(n - 1) : 0;
-    float at =
-        i < n / 2 || n == 1 ? step * (float)i : (float)(grid - 1) - step * (float)(n - 1 - i);
-    *first = (int)at;
-    *second = *first + 1 < grid ? *first + 1 : *first;
-    return at - (float)*first;
-}
+/* The order of a view's rows in a step: by windows, then by features, whose patches are adjacent. */
+struct row_order {
+    int n, n_features;
+    int *row, *col;   /* (n) of patches */
+    int *feature;     /* (n_features) its place in the view */
+    int32_t *windows; /* (n, 2) as batch.spans; NULL = none */
+};
 
-/* q (E) = the table of positions at a patch's place, bilinear. */
-static void position_at(const struct encoder *e, const struct patches *p, int row, int col,
-                        float *q)
+static void order_window(const struct tower_config *t, const struct view *v, int top, int left,
+                         int high, int wide, struct row_order *o)
 {
-    int grid = e->tower.grid, E = e->config.n_embd, top, bottom, left, right;
-    float y = around(row, p->rows, grid, &top, &bottom);
-    float x = around(col, p->cols, grid, &left, &right);
-    const int cells[4] = {top * grid + left, top * grid + right, bottom * grid + left,
-                          bottom * grid + right};
-    const float weights[4] = {(1 - y) * (1 - x), (1 - y) * x, y * (1 - x), y * x};
-    memset(q, 0, (size_t)E * sizeof *q);
-    for (int k = 0; k < 4; k++) {
-        const float *from = e->positions + (size_t)cells[k] * (size_t)E;
-        for (int i = 0; i < E; i++)
-            q[i] += weights[k] * from[i];
+    int m = t->merge, first = o->n;
+    for (int y = top; y < top + high && y < v->rows; y += m)
+        for (int x = left; x < left + wide && x < v->cols; x += m) {
+            o->feature[o->n_features++] = y / m * (v->cols / m) + x / m;
+            for (int i = 0; i < m * m; i++, o->n++) {
+                o->row[o->n] = y + i / m;
+                o->col[o->n] = x + i % m;
+            }
+        }
+    for (int i = first; o->windows && i < o->n; i++) {
+        o->windows[2 * i] = first;
+        o->windows[2 * i + 1] = o->n;
     }
 }
 
-/* A step's rows: each patch with its position. */
+static bool order_init(struct row_order *o, const struct tower_config *t, const struct view *v)
+{
+    size_t n = (size_t)v->rows * (size_t)v->cols;
+    int high = t->window ? t->window : v->rows, wide = t->window ? t->window : v->cols;
+    *o = (struct row_order){.row = mem_ask(n * sizeof *o->row),
+                            .col = mem_ask(n * sizeof *o->col),
+                            .feature = mem_ask(n * sizeof *o->feature),
+                            .windows = t->window ? mem_ask(2 * n * sizeof *o->windows) : NULL};
+    if (!o->row || !o->col || !o->feature || (t->window && !o->windows))
+        return false;
+    for (int y = 0; y < v->rows; y += high)
+        for (int x = 0; x < v->cols; x += wide)
+            order_window(t, v, y, x, high, wide, o);
+    return true;
+}
+
+static void order_clear(struct row_order *o)
+{
+    mem_free(o->row);
+    mem_free(o->col);
+    mem_free(o->feature);
+    mem_free(o->windows);
+}
+
+/* A step's rows: each patch with its position, then the class token. */
 struct step_rows {
+    struct row_order order;
+    int n;
     float *values;      /* (n, patch values + E) */
     const float **rows; /* (n) */
     int32_t *rope_pos;  /* (n, 3) */
+    float *features;    /* (order.n_features, width) in the step's order */
 };
 
-static bool rows_init(struct step_rows *r, const struct encoder *e, const struct patches *p,
-                      struct error *err)
+static void fill_rows(struct step_rows *r, const struct encoder *e, const struct view *v,
+                      const float *patches)
 {
-    size_t n = (size_t)p->rows * (size_t)p->cols, D = (size_t)p->width;
-    size_t width = D + (size_t)e->config.n_embd, bytes = n * width * sizeof(float);
-    *r = (struct step_rows){mem_ask(bytes), mem_ask(n * sizeof *r->rows),
-                            mem_ask(3 * n * sizeof *r->rope_pos)};
-    if (!r->values || !r->rows || !r->rope_pos)
-        return error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
-    for (size_t i = 0; i < n; i++) {
-        float *to = r->values + i * width;
-        int row, col;
-        patch_place(&e->tower, p, (int)i, &row, &col);
-        memcpy(to, p->values + i * D, D * sizeof *to);
-        position_at(e, p, row, col, to + D);
-        memcpy(r->rope_pos + 3 * i, (int32_t[]){0, row, col}, 3 * sizeof(int32_t));
+    size_t D = (size_t)tower_patch_values(&e->tower), E = (size_t)e->config.n_embd;
+    struct position_axes axes;
+    positions_begin(&e->tower, v, &axes);
+    for (int i = 0; i < r->n; i++) {
+        float *to = r->values + (size_t)i * (D + E);
+        int32_t *pos = r->rope_pos + (ptrdiff_t)3 * i;
+        memset(pos, 0, 3 * sizeof *pos);
         r->rows[i] = to;
+        if (i == r->order.n) {
+            memset(to, 0, D * sizeof *to);
+            memcpy(to + D, e->positions.class_row, E * sizeof *to);
+            continue;
+        }
+        pos[1] = r->order.row[i];
+        pos[2] = r->order.col[i];
+        memcpy(to, patches + (size_t)(pos[1] * v->cols + pos[2]) * D, D * sizeof *to);
+        positions_at(&e->tower, &e->positions, &axes, pos[1], pos[2], to + D);
     }
+    positions_end(&axes);
+}
+
+static bool rows_init(struct step_rows *r, const struct encoder *e, const struct view *v,
+                      const float *patches, int width, struct error *err)
+{
+    const struct tower_config *t = &e->tower;
+    *r = (struct step_rows){.n = v->rows * v->cols + t->class_token};
+    size_t n = (size_t)r->n, each = (size_t)tower_patch_values(t) + (size_t)e->config.n_embd;
+    size_t bytes = n * each * sizeof(float),
+           features = (size_t)plan_view_features(t, v) * (size_t)width * sizeof(float);
+    bool ok = order_init(&r->order, t, v);
+    r->values = mem_ask(bytes);
+    r->rows = mem_ask(n * sizeof *r->rows);
+    r->rope_pos = mem_ask(3 * n * sizeof *r->rope_pos);
+    r->features = mem_ask(features);
+    if (!ok || !r->values || !r->rows || !r->rope_pos || !r->features)
+        return error_set(err, "out of memory: %zu bytes for an image's patches", bytes + features);
+    fill_rows(r, e, v, patches);
     return true;
 }
 
 static void rows_clear(struct step_rows *r)
 {
+    order_clear(&r->order);
     mem_free(r->values);
     mem_free((void *)(uintptr_t)r->rows);
     mem_free(r->rope_pos);
+    mem_free(r->features);
 }
 
-static bool features_new(const struct encoder *e, const struct patches *p, struct features *out,
-                         struct error *err)
+static bool run_step(struct encoder *e, const struct step_rows *r, const atomic_bool *stop,
+                     struct error *err)
 {
-    const struct tower_config *t = &e->tower;
-    *out = (struct features){.rows = p->rows / t->merge,
-                             .cols = p->cols / t->merge,
-                             .width = t->n_out * (1 + t->n_levels)};
-    out->n = out->rows * out->cols;
-    size_t bytes = (size_t)out->n * (size_t)out->width * sizeof(float);
-    out->values = mem_ask(bytes);
-    return out->values || error_set(err, "out of memory: %zu bytes for an image's features", bytes);
-}
-
-static bool run_step(struct encoder *e, const struct step_rows *r, int n, const atomic_bool *stop,
-                     struct features *out, struct error *err)
-{
+    int n = r->n;
     const struct batch b = {.n_tokens = n,
                             .n_seqs = 1,
                             .max_pages = e->bounds.max_pages,
@@ -229,6 +250,7 @@ static bool run_step(struct encoder *e, const struct step_rows *r, int n, const 
                             .rope_pos = r->rope_pos,
                             .embeds = r->rows,
                             .n_embeds = n,
+                            .spans = r->order.windows,
                             .slot = e->index,
                             .q_start = (int32_t[]){0, n},
                             .kv_len = (int32_t[]){n},
@@ -242,26 +264,47 @@ static bool run_step(struct encoder *e, const struct step_rows *r, int n, const 
         return false;
     if (stop && atomic_load(stop))
         return error_set(err, "cancelled");
-    e->be->ops->tower->features(e->be, out->n, out->values);
+    e->be->ops->tower->features(e->be, r->order.n_features, r->features);
     return true;
+}
+
+/* Encodes one view; its features go to `to`, row by row. */
+static bool run_view(struct encoder *e, const struct view *v, const float *patches, int width,
+                     const atomic_bool *stop, float *to, struct error *err)
+{
+    struct step_rows r = {0};
+    if (v->rows * v->cols + e->tower.class_token > e->bounds.max_tokens)
+        return error_set(err, "an image of %d patches; at most %d", v->rows * v->cols,
+                         e->bounds.max_tokens);
+    bool ok = rows_init(&r, e, v, patches, width, err) && run_step(e, &r, stop, err);
+    for (int i = 0; ok && i < r.order.n_features; i++)
+        memcpy(to + (size_t)r.order.feature[i] * (size_t)width,
+               r.features + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
+    rows_clear(&r);
+    return ok;
 }
 
 bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,
                  struct features *out, struct error *err)
 {
-    struct step_rows r = {0};
-    int n = p->rows * p->cols;
-    *out = (struct features){0};
-    CHECK(p->width == tower_patch_values(&e->tower), "patches of %d values", p->width);
-    if (n > e->bounds.max_tokens)
-        return error_set(err, "an image of %d patches; at most %d", n, e->bounds.max_tokens);
-    bool ok = rows_init(&r, e, p, err) && features_new(e, p, out, err);
-    if (ok) {
-        pthread_mutex_lock(&e->lock);
-        ok = run_step(e, &r, n, stop, out, err);
-        pthread_mutex_unlock(&e->lock);
+    const struct tower_config *t = &e->tower;
+    const float *patches = p->values;
+    *out = (struct features){
+        .plan = p->plan, .n = plan_features(t, &p->plan), .width = t->n_out * (1 + t->n_levels)};
+    size_t width = (size_t)out->width, bytes = (size_t)out->n * width * sizeof(float);
+    CHECK(p->width == tower_patch_values(t), "patches of %d values", p->width);
+    out->values = mem_ask(bytes);
+    bool ok =
+        out->values || error_set(err, "out of memory: %zu bytes for an image's features", bytes);
+    float *to = out->values;
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; ok && i < p->plan.n_views; i++) {
+        const struct view *v = &p->plan.views[i];
+        ok = run_view(e, v, patches, out->width, stop, to, err);
+        patches += (size_t)v->rows * (size_t)v->cols * (size_t)p->width;
+        to += (size_t)plan_view_features(t, v) * width;
     }
-    rows_clear(&r);
+    pthread_mutex_unlock(&e->lock);
     if (!ok)
         features_free(out);
     return ok;

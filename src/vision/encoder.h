@@ -2,7 +2,7 @@
  * Runs an image tower: patches in, features out. The tower is a network of its own on a backend of its own, so that it
  * may run beside the steps of the engine.
  *
- *  1. One image runs at a time (a lock). Its patches are one sequence of one step.
+ *  1. One image runs at a time (a lock). Each of its views is one sequence of one step.
  *  2. All layers share the memory of one layer's keys and values: no layer reads another's.
  *  3. Equal patches give equal features, whatever ran before.
  */
@@ -24,9 +24,9 @@ struct encoder_options {
 
 /* The features of an image in the decoder's form: the rows of batch.embeds. */
 struct features {
-    int rows, cols; /* of features */
-    int n, width;   /* rows * cols; values of a row */
-    float *values;  /* (n, width): the last layer's, then each deepstack level's */
+    struct image_plan plan;
+    int n, width;  /* of all views, each row by row; values of a feature */
+    float *values; /* (n, width): the last layer's, then each deepstack level's */
 };
 
 struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_options *opt,
@@ -35,14 +35,14 @@ void encoder_close(struct encoder *e);
 /* The tower's config, with the bounds of an image as they apply. */
 const struct tower_config *encoder_config(const struct encoder *e);
 const struct model *encoder_model(const struct encoder *e);
-int encoder_max_patches(const struct encoder *e); /* of an image */
+int encoder_max_patches(const struct encoder *e); /* of a view */
 
 /* From any thread. stop: true ends it early with an error; NULL = never. */
 bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,
                  struct features *out, struct error *err);
 void features_free(struct features *f);
 
-/* An image among the tokens of a prompt: placeholders [at, at + rows * cols). */
+/* A run of features among the tokens of a prompt: placeholders [at, at + rows * cols). */
 struct image_span {
     int at, rows, cols;
 };

@@ -1,87 +1,165 @@
 /* See patches.h. */
 #include "vision/patches.h"
 #include "base/mem.h"
+#include "vision/family.h"
 
-#include <math.h>
+#include <string.h>
 
-/* To the nearest multiple; of two as near the even one. */
-static int64_t nearest(int64_t n, int64_t unit)
+static bool patches_new(const struct tower_config *t, const struct image_plan *plan,
+                        struct patches *out, struct error *err)
 {
-    return (int64_t)nearbyint((double)n / (double)unit) * unit;
+    *out = (struct patches){.plan = *plan, .width = tower_patch_values(t)};
+    for (int i = 0; i < plan->n_views; i++)
+        out->n += plan->views[i].rows * plan->views[i].cols;
+    size_t bytes = (size_t)out->n * (size_t)out->width * sizeof(float);
+    out->values = mem_ask(bytes);
+    return out->values || error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
 }
 
-bool patches_size(const struct tower_config *t, int width, int height, int *out_width,
-                  int *out_height, struct error *err)
+/* Where a patch has the value of channel c at (row, column); frames follow each other. */
+static size_t place_in_patch(const struct tower_config *t, int c, int row, int col)
 {
-    enum { MOST_RATIO = 200 };
-    int64_t unit = (int64_t)t->patch * t->merge, w = nearest(width, unit),
-            h = nearest(height, unit);
-    int longer = width > height ? width : height, shorter = width + height - longer;
-    double area = (double)width * height;
-    if (longer > (int64_t)MOST_RATIO * shorter)
-        return error_set(err, "an image of %d x %d: one side is more than %d times the other",
-                         width, height, MOST_RATIO);
-    if (w * h > t->max_pixels) {
-        double shrink = sqrt(area / (double)t->max_pixels);
-        w = (int64_t)floor(width / shrink / (double)unit) * unit;
-        h = (int64_t)floor(height / shrink / (double)unit) * unit;
-        /* one feature wide: the longer side gives way */
-        int64_t most = t->max_pixels / unit / unit * unit;
-        w = h < unit && w > most ? most : w;
-        h = w < unit && h > most ? most : h;
-    } else if (w * h < t->min_pixels) {
-        double grow = sqrt((double)t->min_pixels / area);
-        w = (int64_t)ceil(width * grow / (double)unit) * unit;
-        h = (int64_t)ceil(height * grow / (double)unit) * unit;
-    }
-    *out_width = (int)(w > unit ? w : unit);
-    *out_height = (int)(h > unit ? h : unit);
-    return true;
+    int P = t->patch;
+    return (size_t)(t->channels_last ? (row * P + col) * 3 + c
+                                     : (c * t->frames * P + row) * P + col);
 }
 
 /* One patch from the image's pixels from (x, y) on. */
 static void cut_patch(const struct tower_config *t, const struct image *m, int x, int y, float *to)
 {
+    int P = t->patch;
     for (int c = 0; c < 3; c++)
-        for (int f = 0; f < t->frames; f++)
-            for (int r = 0; r < t->patch; r++) {
-                const uint8_t *from =
-                    m->rgb + ((size_t)(y + r) * (size_t)m->width + (size_t)x) * 3 + c;
-                for (int k = 0; k < t->patch; k++)
-                    *to++ = ((float)from[3 * k] - t->mean[c] * 255) / (t->std[c] * 255);
+        for (int r = 0; r < P; r++)
+            for (int k = 0; k < P; k++) {
+                bool in = x + k < m->width && y + r < m->height;
+                float v = in ? m->rgb[((size_t)(y + r) * (size_t)m->width + (size_t)(x + k)) * 3 +
+                                      (size_t)c]
+                             : 0;
+                v = (v - t->mean[c] * 255) / (t->std[c] * 255);
+                for (int f = 0; f < t->frames; f++)
+                    to[place_in_patch(t, c, r, k) + (size_t)(f * P * P)] = v;
             }
+}
+
+static bool resize_all(const struct tower_config *t, const struct image *m,
+                       const struct image_plan *plan, const atomic_bool *stop, struct image *sizes,
+                       struct error *err)
+{
+    for (int i = 0; i < plan->n_sizes; i++) {
+        const struct plan_size *s = &plan->sizes[i];
+        if (!image_resize(s->from < 0 ? m : &sizes[s->from], s->width, s->height, t->filter, stop,
+                          &sizes[i], err))
+            return false;
+    }
+    return true;
 }
 
 bool patches_make(const struct tower_config *t, const struct image *m, const atomic_bool *stop,
                   struct patches *out, struct error *err)
 {
-    struct image small;
-    int width = 0, height = 0;
-    *out = (struct patches){.width = tower_patch_values(t)};
-    if (!patches_size(t, m->width, m->height, &width, &height, err) ||
-        !image_resize(m, width, height, t->filter, stop, &small, err))
-        return false;
-    out->rows = height / t->patch;
-    out->cols = width / t->patch;
-    size_t n = (size_t)out->rows * (size_t)out->cols,
-           bytes = n * (size_t)out->width * sizeof(float);
-    out->values = mem_ask(bytes);
-    if (!out->values) {
-        image_free(&small);
-        return error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
+    struct image sizes[PLAN_MAX_SIZES] = {0};
+    struct image_plan plan;
+    *out = (struct patches){0};
+    bool ok = plan_image(t, m->width, m->height, &plan, err) &&
+              resize_all(t, m, &plan, stop, sizes, err) && patches_new(t, &plan, out, err);
+    float *to = out->values;
+    for (int i = 0; ok && i < plan.n_views; i++) {
+        const struct view *v = &plan.views[i];
+        for (int p = 0; p < v->rows * v->cols; p++, to += out->width)
+            cut_patch(t, &sizes[v->size], v->x + p % v->cols * t->patch,
+                      v->y + p / v->cols * t->patch, to);
     }
-    for (int i = 0; i < (int)n; i++) {
-        int row, col;
-        patch_place(t, out, i, &row, &col);
-        cut_patch(t, &small, col * t->patch, row * t->patch,
-                  out->values + (size_t)i * (size_t)out->width);
-    }
-    image_free(&small);
-    return true;
+    for (int i = 0; i < PLAN_MAX_SIZES; i++)
+        image_free(&sizes[i]);
+    return ok;
 }
 
 void patches_free(struct patches *p)
 {
     mem_free(p->values);
     *p = (struct patches){0};
+}
+
+/* (patches, values) of all images, those of a feature side by side. */
+static void take_groups(const struct tower_config *t, const float *from, struct patches *out)
+{
+    const struct view *v = &out->plan.views[0];
+    int m = t->merge, each = m * m, across = v->cols / m;
+    for (int i = 0; i < out->n; i++) {
+        int row = i / each / across * m + i % each / m, col = i / each % across * m + i % m;
+        memcpy(out->values + (size_t)(row * v->cols + col) * (size_t)out->width,
+               from + (size_t)i * (size_t)out->width, (size_t)out->width * sizeof *from);
+    }
+}
+
+/* One view of (3, height, width) values, of which `stride` are a row's and `plane` a channel's. */
+static void take_view(const struct tower_config *t, const struct view *v, const float *from,
+                      size_t stride, size_t plane, float *to)
+{
+    int P = t->patch;
+    for (int p = 0; p < v->rows * v->cols; p++, to += tower_patch_values(t))
+        for (int c = 0; c < 3; c++)
+            for (int r = 0; r < P; r++)
+                for (int k = 0; k < P; k++)
+                    to[place_in_patch(t, c, r, k)] =
+                        from[(size_t)c * plane + (size_t)(p / v->cols * P + r) * stride +
+                             (size_t)(p % v->cols * P + k)];
+}
+
+/* (3, patch, patches * patch) values: all patches of all images in one row. */
+static void take_strip(const struct tower_config *t, const struct pixel_record *r,
+                       struct patches *out)
+{
+    size_t stride = (size_t)r->dims[r->n_dims - 1], plane = stride * (size_t)t->patch;
+    const struct view one = {.rows = 1, .cols = out->n};
+    take_view(t, &one, r->values + (size_t)r->at * (size_t)t->patch, stride, plane, out->values);
+}
+
+bool patches_take(const struct tower_config *t, const struct image_plan *plan,
+                  struct pixel_record *r, struct patches *out)
+{
+    const int *d = r->dims;
+    int last = r->n_dims - 1, P = t->patch, width = tower_patch_values(t), views = plan->n_views;
+    if (!patches_new(t, plan, out, NULL))
+        return false;
+    float *to = out->values;
+    if (r->n_dims == 2 && d[1] == width && out->n <= d[0] - r->at) {
+        take_groups(t, r->values + (size_t)r->at * (size_t)width, out);
+        r->at += out->n;
+    } else if (r->n_dims == 4 && d[0] == 1 && d[2] == P && d[3] != P && d[1] == 3 &&
+               out->n <= d[3] / P - r->at) {
+        take_strip(t, r, out);
+        r->at += out->n;
+    } else if (r->n_dims == 4 && d[1] == 3 && d[2] == P && d[3] == P && out->n <= d[0] - r->at) {
+        memcpy(to, r->values + (size_t)r->at * (size_t)width,
+               (size_t)out->n * (size_t)width * sizeof *to);
+        r->at += out->n;
+    } else if (r->n_dims == 3 && d[2] == width && views <= d[0] - r->at) {
+        for (int i = 0; i < views; i++) { /* padded to the longest */
+            size_t n = (size_t)(plan->views[i].rows * plan->views[i].cols) * (size_t)width;
+            if (n > (size_t)d[1] * (size_t)width)
+                return false;
+            memcpy(to, r->values + (size_t)(r->at + i) * (size_t)d[1] * (size_t)width,
+                   n * sizeof *to);
+            to += n;
+        }
+        r->at += views;
+    } else if (r->n_dims >= 4 &&
+               d[last - 2] == 3) { /* views, in all images as many as in the first */
+        int per_image = r->n_dims == 5 ? d[1] : views, of = r->n_dims == 5 ? d[0] * d[1] : d[0];
+        size_t stride = (size_t)d[last], plane = stride * (size_t)d[last - 1];
+        if (per_image < views || per_image > of - r->at)
+            return false;
+        for (int i = 0; i < views; i++) {
+            const struct view *v = &plan->views[i];
+            if (v->rows * P > d[last - 1] || v->cols * P > d[last])
+                return false;
+            take_view(t, v, r->values + (size_t)(r->at + i) * 3 * plane, stride, plane, to);
+            to += (size_t)(v->rows * v->cols) * (size_t)width;
+        }
+        r->at += per_image;
+    } else {
+        return false;
+    }
+    return true;
 }

@@ -302,6 +302,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         .scale = c->attn_scale != 0 ? c->attn_scale : 1.0f / sqrtf((float)D),
         .softcap = c->attn_softcap,
         .window = c->window[i],
+        .span = c->sees_both_ways && (c->window[i] || !c->sees_in_windows) ? SPAN_ALSO : SPAN_NONE,
         .temp_beta = c->temp_beta,
         .temp_len = c->temp_len,
         .norm_whole = d->norm_whole,

@@ -37,6 +37,7 @@ static bool read(const struct meta_reader *in)
     if (!decoder_read(in, &decoder))
         return false;
     c->embed_scale = sqrtf((float)c->n_embd);
+    c->sees_both_ways = true;
     c->attn_scale = usual_scale(c);
     if (in->f->is_gguf) {
         c->rope_window = (struct rope_config){.theta = 10000, .factor = 1};

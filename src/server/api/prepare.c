@@ -50,7 +50,8 @@ bool api_request_encode_prompt(struct api_request *req, struct buf *prompt, stru
     const struct tokenizer *t = need_tokenizer(req);
     if (!t)
         return false;
-    prompt_images_show(req->images, prompt);
+    if (!prompt_images_show(req->images, prompt, &e))
+        return api_request_refuse(req, req->endpoint->prompt_field, &e);
     if (!tokenizer_encode_prompt(t, prompt->p, prompt->len, chat_template_text(req->loaded->chat),
                                  &req->budget, out, &e))
         return api_request_refuse(req, NULL, &e);

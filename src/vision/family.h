@@ -1,0 +1,119 @@
+/* A family of image towers: tensor names, settings, and the functions in which it differs from others. */
+#ifndef STEEL_VISION_FAMILY_H
+#define STEEL_VISION_FAMILY_H
+
+#include "base/buf.h"
+#include "model/families/family.h"
+#include "vision/image_plan.h"
+#include "vision/tower.h"
+
+struct norm_name {
+    struct tensor_name gain, bias;
+};
+
+/* Names in a GGUF are llama.cpp's. In a folder "model." stands for the tower's prefix and "lm_head" for the merger's
+ * (tower_roots). A name without a tensor in the file is a part that the tower does not have. */
+struct tower_names {
+    struct tensor_name patches, positions, class_token;
+    struct norm_name patch_norm, pre_norm; /* before and after positions are added */
+    struct norm_name attn_norm, ffn_norm, attn_post, ffn_post;
+    struct tensor_name qkv, q, k, v, o, q_norm, k_norm;
+    struct tensor_name attn_scale, ffn_scale; /* layer scale */
+    struct tensor_name gate, up, down;
+};
+
+struct tower_roots {
+    const char *tower, *merger;
+};
+
+/* The order of the rows of q and k in a file: where the two dims of a pair are. */
+struct tower_pairs {
+    enum rotary_rows gguf, folder; /* build.h */
+};
+
+enum { TOWER_MAX_TYPES = 6, TOWER_MAX_ROOTS = 4 };
+
+struct tower_family {
+    const char *name;                   /* clip.projector_type */
+    const char *types[TOWER_MAX_TYPES]; /* model_type of config.json */
+    struct tower_roots roots[TOWER_MAX_ROOTS];
+    struct tower_names names;
+    enum norm_kind norm;
+    enum activation gelu; /* what a GGUF calls gelu */
+    struct tower_pairs pairs;
+    bool grid_positions; /* of features in the decoder (M-RoPE) */
+    /* Marks of an image in a prompt. `feature` stands for one feature; begin and end may be NULL. */
+    const char *begin, *feature, *end;
+    void (*defaults)(struct config *c, struct tower_config *t);
+    /* Settings beyond what all families have. hf: in->hf is vision_config, in->f->config the whole. They come after the
+     * common ones. */
+    bool (*read)(const struct meta_reader *in, struct tower_config *t);
+    /* preprocessor_config.json, o. NULL: a GGUF, or the file is absent: then as published. */
+    bool (*read_pixels)(const struct meta_reader *in, const json_t *o, struct tower_config *t);
+    bool (*plan)(const struct tower_config *t, int width, int height, struct image_plan *out,
+                 struct error *err);
+    /* Makes images smaller so that none has more than n features. False: that cannot be chosen. */
+    bool (*limit)(struct tower_config *t, int n);
+    /* Patches of the largest view. */
+    int (*most)(const struct tower_config *t);
+    /* A single mark of `feature` for each run of features; NULL: begin, feature, end. */
+    void (*text)(const struct tower_config *t, const struct image_plan *p, int index,
+                 struct buf *out);
+    bool row_runs; /* each row of features is a run */
+    void (*merge)(struct net_builder *b);
+};
+
+extern const struct tower_family *const tower_families[]; /* ends with NULL */
+extern const struct tower_family tower_qwen3, tower_qwen25, tower_glm, tower_gemma3, tower_gemma4,
+    tower_pixtral, tower_intern, tower_smol, tower_lfm2, tower_minicpm, tower_kimi, tower_llava;
+
+/* tower_build.c */
+void tower_build(struct net_builder *b);
+struct norm tower_norm(struct net_builder *b, int layer, const struct norm_name *n, int width);
+/* The next step of the tower's first merger, with steps that follow. */
+struct merge_step *tower_step(struct net_builder *b);
+
+/* Numbers of preprocessing: `key` of `o` in a folder, clip.vision.GGUF_KEY in a GGUF. Absent or NULL: unchanged. */
+bool tower_number(const struct meta_reader *in, const json_t *o, const char *key,
+                  const char *gguf_key, double lo, double hi, double *out);
+bool tower_int(const struct meta_reader *in, const json_t *o, const char *key, const char *gguf_key,
+               int lo, int hi, int *out);
+bool tower_bool(const struct meta_reader *in, const json_t *o, const char *key,
+                const char *gguf_key, bool *out);
+
+/* Of channels, as CLIP was trained. */
+#define TOWER_CLIP_MEAN                                                                            \
+    {                                                                                              \
+        0.48145466f, 0.4578275f, 0.40821073f                                                       \
+    }
+#define TOWER_CLIP_STD                                                                             \
+    {                                                                                              \
+        0.26862954f, 0.26130258f, 0.27577711f                                                      \
+    }
+
+/* Names that several families share. */
+#define TOWER_NORM(gguf, hf)                                                                       \
+    {                                                                                              \
+        {gguf, hf},                                                                                \
+        {                                                                                          \
+            "=" gguf ".bias", "=" hf ".bias"                                                       \
+        }                                                                                          \
+    }
+#define TOWER_BLOCK(part)    "v.blk.%d." part
+#define TOWER_GGUF_PATCHES   "v.patch_embd"
+#define TOWER_GGUF_POSITIONS "v.position_embd"
+/* SigLIP and CLIP as transformers saves them. */
+#define TOWER_SIGLIP_LAYER(part) "model.encoder.layers.%d." part
+#define TOWER_SIGLIP                                                                               \
+    .patches = {TOWER_GGUF_PATCHES, "model.embeddings.patch_embedding"},                           \
+    .positions = {TOWER_GGUF_POSITIONS, "model.embeddings.position_embedding"},                    \
+    .attn_norm = TOWER_NORM(TOWER_BLOCK("ln1"), TOWER_SIGLIP_LAYER("layer_norm1")),                \
+    .ffn_norm = TOWER_NORM(TOWER_BLOCK("ln2"), TOWER_SIGLIP_LAYER("layer_norm2")),                 \
+    .q = {TOWER_BLOCK("attn_q"), TOWER_SIGLIP_LAYER("self_attn.q_proj")},                          \
+    .k = {TOWER_BLOCK("attn_k"), TOWER_SIGLIP_LAYER("self_attn.k_proj")},                          \
+    .v = {TOWER_BLOCK("attn_v"), TOWER_SIGLIP_LAYER("self_attn.v_proj")},                          \
+    .o = {TOWER_BLOCK("attn_out"), TOWER_SIGLIP_LAYER("self_attn.out_proj")},                      \
+    .up = {TOWER_BLOCK("ffn_up"), TOWER_SIGLIP_LAYER("mlp.fc1")},                                  \
+    .down = {TOWER_BLOCK("ffn_down"), TOWER_SIGLIP_LAYER("mlp.fc2")}
+
+#endif

@@ -1,0 +1,58 @@
+/* What a tower sees of an image: the sizes it is resized to, the views that are cut out of it, and its marks in a prompt.
+ * Sizes only; patches.h makes the values. */
+#ifndef STEEL_VISION_IMAGE_PLAN_H
+#define STEEL_VISION_IMAGE_PLAN_H
+
+#include "base/buf.h"
+#include "vision/tower.h"
+
+enum { PLAN_MAX_VIEWS = 128, PLAN_MAX_SIZES = 4 };
+
+/* The image at a size: resized from the image at an earlier size, or (from < 0) as it came. */
+struct plan_size {
+    int from, width, height;
+};
+
+/* What the tower sees as one sequence: the pixels from (x, y) on of the image at a size, black to the right and below where the image
+ * ends. */
+struct view {
+    int size, x, y;
+    int rows, cols; /* of patches, multiples of merge */
+};
+
+struct image_plan {
+    int n_sizes;
+    struct plan_size sizes[PLAN_MAX_SIZES];
+    int n_views;
+    struct view views[PLAN_MAX_VIEWS]; /* in the order of the prompt */
+    int tile_rows, tile_cols;          /* 0 = not cut into tiles */
+};
+
+bool plan_image(const struct tower_config *t, int width, int height, struct image_plan *out,
+                struct error *err);
+/* Features of a view, and of all views. */
+int plan_view_features(const struct tower_config *t, const struct view *v);
+int plan_features(const struct tower_config *t, const struct image_plan *p);
+/* Patches of the largest view that any image may have. */
+int plan_most_patches(const struct tower_config *t);
+/* Makes images smaller, where the family has a choice, so that none has more than n features. False with err if it has none. */
+bool plan_limit(struct tower_config *t, int n, struct error *err);
+
+/* The marks of image `index` of a prompt. Each run of features has one mark. */
+void plan_text(const struct tower_config *t, const struct image_plan *p, int index,
+               struct buf *out);
+const char *plan_mark(const struct tower_config *t); /* of a feature */
+/* The lengths of the runs of features. */
+int plan_n_runs(const struct tower_config *t, const struct image_plan *p);
+int plan_run_length(const struct tower_config *t, const struct image_plan *p, int i);
+
+/* For families: a size or a view more. Sizes return their index. */
+int plan_add_size(struct image_plan *p, int from, int width, int height);
+void plan_add_view(const struct tower_config *t, struct image_plan *p, int size, int x, int y,
+                   int width, int height);
+/* The whole image at this size as the only view. */
+void plan_whole(const struct tower_config *t, struct image_plan *p, int width, int height);
+bool plan_keep_ratio(const struct tower_config *t, int width, int height, struct image_plan *out,
+                     struct error *err);
+
+#endif
