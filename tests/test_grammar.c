@@ -176,6 +176,148 @@ static void test_gbnf(void **state)
     }
 }
 
+/* Codex's grammar of patches. */
+static const char patch_lark[] =
+    "start: begin_patch hunk+ end_patch\n"
+    "begin_patch: \"*** Begin Patch\" LF\n"
+    "end_patch: \"*** End Patch\" LF?\n"
+    "\n"
+    "hunk: add_hunk | delete_hunk | update_hunk\n"
+    "add_hunk: \"*** Add File: \" filename LF add_line+\n"
+    "delete_hunk: \"*** Delete File: \" filename LF\n"
+    "update_hunk: \"*** Update File: \" filename LF change_move? change?\n"
+    "\n"
+    "filename: /(.+)/\n"
+    "add_line: \"+\" /(.*)/ LF -> line\n"
+    "\n"
+    "change_move: \"*** Move to: \" filename LF\n"
+    "change: (change_context | change_line)+ eof_line?\n"
+    "change_context: (\"@@\" | \"@@ \" /(.+)/) LF\n"
+    "change_line: (\"+\" | \"-\" | \" \") /(.*)/ LF\n"
+    "eof_line: \"*** End of File\" LF\n"
+    "\n"
+    "%import common.LF\n";
+/* Sums with parentheses: recursive. */
+#define SUMS                                                                                       \
+    "start: sum\n?sum: product\n  | sum \"+\" product -> add\n"                                    \
+    "?product.2: atom (\"*\" atom)*\n?atom: NUMBER -> number | \"(\" sum \")\"\n"                  \
+    "NUMBER.1: /[0-9]/+ [\".\" /\\d+/]\n"
+#define PATCH(body) "*** Begin Patch\n" body "*** End Patch"
+
+static void test_lark(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {patch_lark,
+         {PATCH("*** Delete File: a b\n"), PATCH("*** Add File: x\n+\n+y z\n") "\n",
+          PATCH("*** Update File: x\n*** Move to: y\n@@ f\n-a\n+b\n c\n*** End of File\n"),
+          PATCH("*** Update File: x\n")},
+         {"", PATCH(""), PATCH("*** Add File: x\n"), PATCH("*** Add File: x\ny\n"),
+          PATCH("*** Delete File: \n"), "*** Begin Patch\n*** Delete File: x\n",
+          PATCH("*** Update File: x\n*** End of File\n")}},
+        {SUMS, {"1", "1+2*3", "((1)+2.25)*(3+4)"}, {"", "1+", "(1", "1 + 2", "1)", "2."}},
+        {SUMS "%import common.WS\n%ignore WS\n", {" ( 1 +2 ) *\n3 ", "1.5"}, {"1 .5 .", "1 2"}},
+        {"start: \"a\"~3 \"b\" ~ 1..2 [\"c\"] (\"d\" | \"e\"+)* // all of them\n",
+         {"aaab", "aaabbc", "aaabdeed"},
+         {"aab", "aaabbb", "aaabcc"}},
+        {"start: A | /[^x]/ x\nA: \"\\u00e9\"i \"0\"..\"2\"\nx: /Straße/i # a comment\n",
+         {"\xc3\xa9"
+          "0",
+          "\xc3\x89"
+          "2",
+          "ySTRA\xc3\x9f"
+          "e"},
+         {"\xc3\xa9"
+          "3",
+          "e0",
+          "xstra\xc3\x9f"
+          "e",
+          "ySTRASSE"}},
+        {"start: /a.b/ | /c.d/s | / e [ f] # g\n h /x | /\\w\\d\\s/\n",
+         {"a\rb", "c\nd", "e h", "efh", "\xc3\xb6\xd9\xa3\x0b"},
+         {"a\nb", "eh", "e  h", "-1 "}},
+        {"start: word*\n?word : ESCAPED_STRING | INT | C | OTHER\n"
+         "%import common (ESCAPED_STRING, INT)\n%import common.C_COMMENT -> C\n"
+         "%import common.SIGNED_FLOAT -> OTHER\n%ignore \" \"\n",
+         {"", "12 \"a\\\"b\" -1e5", " /* * **/ .5"},
+         {"\"a\"b\"", "/*/", "-1"}},
+        {"start: \"\" | \"(\" start \")\" start\n", {"", "()", "(()())()"}, {"(", ")("}},
+        {"start: A\nA: B B\nB: \"b\" | /c+?/\n%ignore /-/\n", {"bb", "-bccc--"}, {"b-b", "b"}},
+        {"\n start:\n   \"a\"\n   \"b\"\n", {"ab"}, {"a"}},
+    };
+    check_rows(GRAMMAR_LARK, ROWS(rows));
+    static const char *const bad[][2] = {
+        {"", "there is no rule \"start\""},
+        {"start: a\n\nb: \"x\"", "line 1: there is no rule \"a\""},
+        {"start: \"a\"\n  (\"b\"", "line 2: ( without )"},
+        {"start: \"a\"\nstart: \"b\"", "line 2: a name that is defined twice"},
+        {"start: \"a\n\"", "line 1: a string without its closing quote"},
+        {"start: \"\\q\"", "line 1: an unknown escape"},
+        {"start: A\n\nA: /[/", "line 3: regular expression"},
+        {"start: /a/q", "line 1: a flag"},
+        {"start: /a", "line 1: a regular expression without its closing slash"},
+        {"start: /a\nb/", "several lines without the flag x"},
+        {"start: /^a/", "line 1: regular expression \"^a\": an anchor"},
+        {"start: /(?=a)/", "look-ahead, which is not supported in a terminal"},
+        {"start: /(?<!a)/", "look-behind"},
+        {"start: x{\"a\"}\nx{y}: y", "line 1: a template"},
+        {"start: A\nA: b\nb: \"b\"", "line 2: a terminal that uses a rule"},
+        {"start: \"a\"\n%declare B", "line 2: a directive other than"},
+        {"%import python.NAME\nstart: \"a\"", "line 1: %import of another module"},
+        {"start: NAME\n%import common.NAME", "line 2: %import of common.NAME"},
+        {"start: \"a\"~3..2", "minimum above maximum"},
+        {"start: \"a\"~20000", "a repeat count over 10000"},
+        {"start: \"ab\"..\"z\"", "a range of strings"},
+        {"start: \"z\"..\"a\"", "a range in reverse"},
+        {"start: <|im_end|>", "tokens by name"},
+        {"start: a[max_tokens=3]\na: \"x\"", "attributes in brackets"},
+        {"start: \"a\" start", "no text matches it"},
+        {"start: \"a\" &", "line 1: an unexpected character"},
+        {"start \"a\"", "line 1: missing \":\""}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct error err = {0};
+        assert_null(compile_flags(GRAMMAR_LARK, bad[i][0], 0, &err));
+        if (!strstr(err.msg, bad[i][1]))
+            fail_msg("%s: %s", bad[i][0], err.msg);
+    }
+}
+
+/* A string of a schema that follows a Lark grammar: escapes are resolved first, also where it is recursive. */
+static void test_x_lark(void **state)
+{
+    (void)state;
+#define LARK(text)                                                                                 \
+    "{\"properties\":{\"a\":{\"type\":\"string\",\"x-lark\":\"" text "\"}},\"required\":[\"a\"]}"
+    static const struct row rows[] = {
+        {LARK("start: \\\"x\\\" /[^y]/+"),
+         {"{\"a\": \"xz\"}", "{\"a\":\"x\\n\\\"\"}", "{\"a\":\"x\xc3\xa9\"}",
+          "{\"a\":\"x\\u00e9\"}"},
+         {"{\"a\":\"x\"}", "{\"a\":\"xy\"}", "{\"a\":\"z\"}", "{\"a\":3}"}},
+        {LARK("start: \\\"<\\\" start \\\">\\\" | /\\\\n|😀/"),
+         {"{\"a\":\"<<\\n>>\"}", "{\"a\":\"<\xf0\x9f\x98\x80>\"}", "{\"a\":\"\\ud83d\\ude00\"}"},
+         {"{\"a\":\"<<\\n>\"}", "{\"a\":\"<\n>\"}", "{\"a\":\"\"}", "{\"a\":\"\\ud83d\\ude01\"}"}},
+        {LARK("start: \\\"\\\""), {"{\"a\":\"\"}"}, {"{\"a\":\"x\"}"}},
+    };
+    check_rows(GRAMMAR_SCHEMA, ROWS(rows));
+    static const char *const bad[][2] = {
+        {LARK("start: a"), "/properties/a/x-lark: grammar, line 1: there is no rule"},
+        {"{\"x-lark\":\"start: /a/\"}",
+         "x-lark: is not a Lark grammar of a schema whose type is string"},
+        {"{\"type\":\"string\",\"x-lark\":1}", "is not a Lark grammar"},
+        {"{\"type\":\"string\",\"x-lark\":\"start: /a/\",\"pattern\":\"b\"}", "beside other rules"},
+        {"{\"not\":{\"type\":\"string\",\"x-lark\":\"start: /a/\"}}", "cannot be negated"},
+        {"{\"propertyNames\":{\"type\":\"string\",\"x-lark\":\"start: /a/\"}}", "for names"},
+        {"{\"allOf\":[{\"type\":\"string\",\"x-lark\":\"start: "
+         "/a/\"},{\"type\":\"string\",\"x-lark\":\"start: /b/\"}]}",
+         "a second x-lark"}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct error err = {0};
+        assert_null(compile_flags(GRAMMAR_SCHEMA, bad[i][0], 0, &err));
+        if (!strstr(err.msg, bad[i][1]))
+            fail_msg("%s: %s", bad[i][0], err.msg);
+    }
+}
+
 static void test_choice(void **state)
 {
     (void)state;
@@ -744,6 +886,7 @@ int main(void)
     words = grammar_mask_words(tokenizer_n_vocab(tok));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_regex),      cmocka_unit_test(test_gbnf),
+        cmocka_unit_test(test_lark),       cmocka_unit_test(test_x_lark),
         cmocka_unit_test(test_choice),     cmocka_unit_test(test_schema),
         cmocka_unit_test(test_whitespace), cmocka_unit_test(test_order),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_masks),

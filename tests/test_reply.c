@@ -682,6 +682,67 @@ static void test_random(void **state)
     }
 }
 
+/* sum: part ("+" part)*; part: "(" sum ")" | "<" | a quote and a newline | an umlaut. */
+static const char *read_sum(const char *p);
+static const char *read_part(const char *p)
+{
+    if (p && *p == '(') {
+        p = read_sum(p + 1);
+        return p && *p == ')' ? p + 1 : NULL;
+    }
+    if (p && (*p == '<' || !strncmp(p, "\"\n", 2) || !strncmp(p, "\xc3\xb6", 2)))
+        return p + (*p == '<' ? 1 : 2);
+    return NULL;
+}
+
+static const char *read_sum(const char *p)
+{
+    for (p = read_part(p); p && *p == '+';)
+        p = read_part(p + 1);
+    return p;
+}
+
+/* A custom tool's text follows its Lark grammar in every form of calls: one that is recursive, with characters that
+ * forms escape or use. */
+static void test_lark(void **state)
+{
+    (void)state;
+    json_t *own = json_loads(
+        "[{\"type\":\"function\",\"function\":{\"name\":\"sum\",\"strict\":true,\"parameters\":{"
+        "\"type\":\"object\",\"properties\":{\"input\":{\"type\":\"string\",\"x-lark\":"
+        "\"start: part (\\\"+\\\" part)*\\npart: \\\"(\\\" start \\\")\\\" | \\\"<\\\" | "
+        "/\\\"\\\\n|\xc3\xb6/\"}},\"required\":[\"input\"],\"additionalProperties\":false}}}]",
+        0, NULL);
+    assert_non_null(own);
+    uint32_t seed = 11;
+    int nested = 0;
+    for (enum chat_format f = 0; f < CHAT_N_FORMATS; f++) {
+        if (f == CHAT_PLAIN)
+            continue;
+        for (int round = 0; round < 20; round++) {
+            struct buf out = {0};
+            struct grammar *g = compile((struct chat_constraint){
+                .format = f, .required = true, .one_call = true, .tools = own});
+            random_answer(g, &seed, &out);
+            json_t *m = parse(f, out.p, out.len, false);
+            json_t *call = json_array_get(json_object_get(m, "tool_calls"), 0);
+            json_t *text = json_object_get(json_object_get(call, "function"), "arguments");
+            json_t *args = json_loads(json_is_string(text) ? json_string_value(text) : "", 0, NULL);
+            const char *input = json_string_value(json_object_get(args, "input"));
+            const char *end = read_sum(input);
+            if (!end || *end)
+                fail_msg("%s: %s in %s", chat_format_name(f), input ? input : "?", out.p);
+            nested += strchr(input, '(') != NULL;
+            json_decref(args);
+            json_decref(m);
+            grammar_free(g);
+            buf_clear(&out);
+        }
+    }
+    assert_true(nested > 20);
+    json_decref(own);
+}
+
 static void refused(struct chat_constraint c, const char *why)
 {
     struct error err = {0};
@@ -835,8 +896,9 @@ int main(void)
         cmocka_unit_test(test_forms),    cmocka_unit_test(test_open_arguments),
         cmocka_unit_test(test_thinking), cmocka_unit_test(test_either),
         cmocka_unit_test(test_tags),     cmocka_unit_test(test_spelled),
-        cmocka_unit_test(test_random),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_prompts),  cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_random),   cmocka_unit_test(test_lark),
+        cmocka_unit_test(test_refused),  cmocka_unit_test(test_prompts),
+        cmocka_unit_test(test_hostile),
     };
     tools = json_loads(TOOLS, 0, NULL);
     for (int round = 0; round < 2; round++) {

@@ -443,7 +443,7 @@ def test_agents_tools(_):
     """Namespaces, custom tools, hosted tools and the items of agents, with a model that calls what it is told to."""
     close = {"type": "function", "name": "close", "description": "Closes it.", "strict": False, "parameters": {"type": "object", "properties": {"id": {"type": "string"}}}}
     space = {"type": "namespace", "name": "agents", "description": "Works with agents.", "tools": [close, dict(close, name="open")]}
-    text = {"type": "custom", "name": "patch", "description": "Applies a patch.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}}
+    text = {"type": "custom", "name": "patch", "description": "Applies a patch.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /[^x]+/"}}
     word = {"type": "custom", "name": "word", "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{2}|x"}}
     hosted = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "mcp", "server_label": "x"}]
     with tempfile.TemporaryDirectory() as d:
@@ -491,6 +491,15 @@ def test_agents_tools(_):
         assert "".join(d["delta"] for n, d in ev if n == "response.custom_tool_call_input.delta") == call["input"]
         on = s.json(RESP, dict(body, input=[{"role": "user", "content": "go"}, *r["output"], {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "ok"}]))
         assert "All is done" in text_of(on)
+        # the Lark grammar of a tool holds, also a recursive one; the model is shown it once
+        nest = dict(text, name="nest", format={"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")" | /[a-c\\n]/\n'})
+        r = s.json(RESP, dict(body, tools=[nest], tool_choice={"type": "custom", "name": "nest"}, temperature=2, seed=3, max_output_tokens=200))
+        assert re.fullmatch(r"\(*[a-c\n]?\)*", r["output"][-1]["input"]) and r["output"][-1]["input"].count("(") == r["output"][-1]["input"].count(")"), r["output"]
+        plain = dict(nest, description=text["description"] + "\n\nThe input follows this Lark grammar:\n" + nest["format"]["definition"], format={"type": "text"})
+        n = [s.json("/v1/responses/input_tokens", {"input": "go", "tools": [t]})["input_tokens"] for t in (nest, plain)]
+        assert n[0] == n[1], n
+        status, _, reply = s.post(RESP, dict(body, tools=[dict(nest, format={"type": "grammar", "syntax": "lark", "definition": "start: a\n"})]))
+        assert status == 400 and "line 1: there is no rule" in reply and "nest" in reply, reply
         # the regular expression of a tool holds
         r = s.json(RESP, dict(body, tool_choice={"type": "custom", "name": "word"}, temperature=2, seed=3))
         assert re.fullmatch("[a-c]{2}|x", r["output"][-1]["input"]), r["output"]

@@ -150,14 +150,18 @@ static bool line_source(const struct jvalue *v, struct grammar_source *src, stru
         *src = (struct grammar_source){GRAMMAR_CHOICE, src->flags, k->raw, k->raw_len};
         return true;
     }
-    bool regex = (k = jvalue_get(v, "regex")) != NULL;
-    if (!regex)
-        k = jvalue_get(v, "grammar");
-    if (!k || k->kind != J_STRING)
-        return error_set(err, "no \"schema\", \"grammar\", \"regex\" or \"choice\"");
-    *src =
-        (struct grammar_source){regex ? GRAMMAR_REGEX : GRAMMAR_GBNF, src->flags, k->text, k->len};
-    return true;
+    static const struct {
+        const char *name;
+        enum grammar_kind kind;
+    } texts[] = {{"regex", GRAMMAR_REGEX}, {"grammar", GRAMMAR_GBNF}, {"lark", GRAMMAR_LARK}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        k = jvalue_get(v, texts[i].name);
+        if (!k || k->kind != J_STRING)
+            continue;
+        *src = (struct grammar_source){texts[i].kind, src->flags, k->text, k->len};
+        return true;
+    }
+    return error_set(err, "no \"schema\", \"grammar\", \"regex\", \"lark\" or \"choice\"");
 }
 
 static void print_string(const char *s)

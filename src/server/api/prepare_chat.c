@@ -192,19 +192,44 @@ static void set_marks(struct chat_prompt *chat)
                                   : "</think>";
 }
 
+/* The tools as the model sees them: without the Lark grammars of their parameters, which their descriptions
+ * have. A new reference. */
+static json_t *shown_tools(const json_t *tools)
+{
+    json_t *out = json_copy((json_t *)tools), *tool, *input;
+    size_t i;
+    const char *name;
+    json_array_foreach(out, i, tool)
+    {
+        json_t *f = json_object_get(tool, "function");
+        json_t *props = json_object_get(json_object_get(f, "parameters"), "properties");
+        bool hides = false;
+        json_object_foreach(props, name, input) hides |= json_object_get(input, "x-lark") != NULL;
+        if (!hides)
+            continue;
+        tool = json_deep_copy(tool);
+        json_array_set_new(out, i, tool);
+        props = json_object_get(json_object_get(json_object_get(tool, "function"), "parameters"),
+                                "properties");
+        json_object_foreach(props, name, input) json_object_del(input, "x-lark");
+    }
+    return out;
+}
+
 static bool render(struct api_request *req, const json_t *messages, const json_t *tools,
                    const json_t *kwargs, bool no_generation, struct buf *prompt)
 {
     struct error e = {0};
+    json_t *shown = json_array_size(tools) ? shown_tools(tools) : NULL;
     struct chat_request r = {.messages = messages,
-                             .tools = json_array_size(tools) ? tools : NULL,
+                             .tools = shown,
                              .kwargs = kwargs,
                              .no_generation_prompt = no_generation,
                              .budget = &req->budget,
                              .literal = !req->server->opt.allow_special};
-    if (!chat_render(req->loaded->chat, &r, prompt, &e))
-        return api_request_refuse(req, "messages", &e);
-    return true;
+    bool ok = chat_render(req->loaded->chat, &r, prompt, &e);
+    json_decref(shown);
+    return ok || api_request_refuse(req, "messages", &e);
 }
 
 /* The text that the output continues. Of the control tokens in it only the marks of thinking count: clients open and

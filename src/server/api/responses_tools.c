@@ -135,8 +135,8 @@ static json_t *joined_text(const json_t *before, const json_t *text)
     return out;
 }
 
-/* A custom tool takes any text, or a text of its format: {"input": "..."}. A regular expression is enforced.
- * A Lark grammar is only shown to the model. */
+/* A custom tool takes any text, or a text of its format: {"input": "..."}. Regular expressions and Lark grammars
+ * are enforced. A Lark grammar is shown to the model in the description; prepare_chat.c hides x-lark. */
 static bool add_custom(struct tools_reader *r, const json_t *t, const json_t *space,
                        const char *where)
 {
@@ -155,6 +155,7 @@ static bool add_custom(struct tools_reader *r, const json_t *t, const json_t *sp
             json_object_set_new(input, "pattern",
                                 json_sprintf("^(?:%s)$", json_string_value(rule)));
         } else {
+            json_object_set(input, "x-lark", (json_t *)rule);
             json_t *shown =
                 json_sprintf("The input follows this Lark grammar:\n%s", json_string_value(rule));
             json_t *both = joined_text(about, shown);

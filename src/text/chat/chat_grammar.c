@@ -198,7 +198,7 @@ static uint32_t terminal(struct reply_builder *a, uint32_t term)
 
 static uint32_t pattern_term(struct reply_builder *a, const char *re)
 {
-    return re_parse(a->pool, re, strlen(re), false, NULL);
+    return re_parse(a->pool, re, strlen(re), 0, NULL);
 }
 
 /* Adds edges for a regular expression, a tag, or a tool's name between two expressions. */

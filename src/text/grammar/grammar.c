@@ -208,7 +208,7 @@ static struct grammar *regex_compile(const char *text, size_t len, struct error 
     struct re_pool *p = re_pool_new();
     struct grammar *g = NULL;
     struct error local = {0};
-    uint32_t r = re_parse(p, text, len, false, &local);
+    uint32_t r = re_parse(p, text, len, 0, &local);
     struct dfa *d = local.msg[0] ? NULL : dfa_new(p, &r, 1, &local);
     if (d && dfa_empty(d)) {
         error_set(&local, "regular expression: no text matches it");
@@ -246,6 +246,8 @@ static struct grammar *compile(const struct grammar_source *src, struct error *e
         return regex_compile(text, src->len, err);
     case GRAMMAR_GBNF:
         return gbnf_compile(text, src->len, err);
+    case GRAMMAR_LARK:
+        return lark_compile(text, src->len, TERM_RAW, NULL, err);
     case GRAMMAR_REPLY:
         return chat_reply_compile(text, src->len, src->flags & 3, err);
     default:

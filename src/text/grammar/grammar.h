@@ -44,6 +44,7 @@ enum grammar_kind {
     GRAMMAR_GBNF,        /* text: a grammar in llama.cpp's syntax; starts at `root` */
     GRAMMAR_CHOICE,      /* text: a JSON list of strings; the reply is one of them */
     GRAMMAR_REPLY,       /* text: a whole reply with reasoning and tool calls: see chat_grammar.h */
+    GRAMMAR_LARK,        /* text: a grammar in Lark's syntax; starts at `start` */
 };
 
 enum {

@@ -18,6 +18,7 @@
 enum term_kind {
     TERM_RAW,  /* the automaton's characters, written in UTF-8 */
     TERM_STR,  /* a JSON string with quotes; the automaton reads the unescaped text */
+    TERM_PART, /* a part of a JSON string, without quotes */
     TERM_KEY,  /* an object's property name: declared names first, then the automaton */
     TERM_FREE, /* arbitrary tokens until a stop */
 };
@@ -162,6 +163,9 @@ uint32_t grammar_add_tag(struct grammar *g, struct dfa *dfa, const char *text, b
 uint32_t grammar_import(struct grammar *g, struct grammar *sub);
 
 struct grammar *gbnf_compile(const char *text, size_t len, struct error *err);
+/* As text (TERM_RAW) without the tags (NULL-terminated, or NULL), or inside a JSON string (TERM_PART). */
+struct grammar *lark_compile(const char *text, size_t len, enum term_kind kind,
+                             const char *const *tags, struct error *err);
 /* Flags for tool-call arguments, in addition to those of grammar.h. */
 enum {
     SCHEMA_OBJECT = 1 << 8,   /* the value must be an object */

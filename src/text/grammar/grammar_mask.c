@@ -247,11 +247,11 @@ static void walk_single(const struct walk *w, const struct vocab_trie *trie,
         }
         uint32_t label = tm->kind == TERM_KEY ? key_label(m, tm, t) : 0;
         bool leaf = n->skip == i + 1; /* the point after an undeclared name depends on its hash */
-        if (made != label || tm->kind == TERM_RAW || (tm->kind == TERM_KEY && !leaf)) {
+        if (made != label || term_is_open(tm) || (tm->kind == TERM_KEY && !leaf)) {
             match_pop(m, from, base);
             alive = match_end_term(m, t, &after);
             made = label;
-            if (tm->kind == TERM_RAW && tm->dfa->moves[t->q]) /* the terminal may also continue */
+            if (term_is_open(tm) && tm->dfa->moves[t->q]) /* the terminal may also continue */
                 alive = match_add_thread(m, t, &after);
         }
         if (alive) {
@@ -375,7 +375,7 @@ static void mask_any_string(struct grammar_matcher *m, const struct thread *at, 
 static bool in_any_string(const struct grammar_matcher *m, const struct thread *t)
 {
     const struct term *tm = &m->g->terms[t->term];
-    if (t->sub || tm->kind == TERM_RAW || tm->bare || !t->q || !tm->dfa->any)
+    if (t->sub || term_is_open(tm) || tm->bare || !t->q || !tm->dfa->any)
         return false;
     if (tm->kind == TERM_STR)
         return true;

@@ -656,7 +656,7 @@ bool match_step(struct grammar_matcher *m, const struct point *from, uint8_t byt
             ended = true;
             todo_add(m, end_item(m, &t));
             const struct term *tm = &m->g->terms[t.term];
-            if (tm->kind != TERM_RAW || !tm->dfa->moves[t.q])
+            if (!term_is_open(tm) || !tm->dfa->moves[t.q])
                 continue; /* it cannot continue */
         }
         struct thread *put = thread_push(m);

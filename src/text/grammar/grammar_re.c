@@ -431,6 +431,12 @@ uint32_t re_not(struct re_pool *p, uint32_t a)
     return re_intern(p, &(struct re_node){.kind = RK_NOT, .nullable = !re_nullable(p, a), .a = a});
 }
 
+uint32_t re_not_containing(struct re_pool *p, const char *text)
+{
+    uint32_t t = re_cat(p, re_literal(p, text, strlen(text)), RE_ALL);
+    return re_not(p, re_cat(p, RE_ALL, t));
+}
+
 uint32_t re_rep(struct re_pool *p, uint32_t a, uint32_t min, uint32_t max)
 {
     if (max == 0 || a == RE_EPS)

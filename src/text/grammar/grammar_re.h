@@ -44,6 +44,7 @@ uint32_t re_or(struct re_pool *p, uint32_t a, uint32_t b);
 uint32_t re_or_n(struct re_pool *p, const uint32_t *a, size_t n);
 uint32_t re_and(struct re_pool *p, uint32_t a, uint32_t b);
 uint32_t re_not(struct re_pool *p, uint32_t a);
+uint32_t re_not_containing(struct re_pool *p, const char *text); /* the texts without this one */
 uint32_t re_rep(struct re_pool *p, uint32_t a, uint32_t min, uint32_t max); /* RE_INF: unlimited */
 /* An existing automaton over decimal numbers. Symbols 0-9 are digits, 10 is "-", 11 is ".".
  * next is (n_states, RE_AUTO_SYMBOLS), with RE_INF for dead; state 0 is the start. Both tables
@@ -57,12 +58,20 @@ bool re_is_empty(struct re_pool *p, uint32_t a);
 size_t re_pool_work(const struct re_pool *p);
 
 /*
- * ECMA-262 syntax, as in JSON Schema's "pattern". With `search` the expression may match anywhere
- * in the text unless anchored; otherwise it must match the whole text. Look-ahead works where it
- * can be expressed as an intersection. Look-behind, back references and word boundaries are
- * rejected.
+ * ECMA-262 syntax, as in JSON Schema's "pattern". The expression must match the whole text. Look-ahead
+ * works where it can be expressed as an intersection. Look-behind, back references and word boundaries
+ * are rejected.
  */
-uint32_t re_parse(struct re_pool *p, const char *s, size_t n, bool search, struct error *err);
+enum {
+    RE_SEARCH = 1, /* may match anywhere in the text unless anchored */
+    /* A terminal of Lark: Python's syntax, classes (\d, \w and \s of all scripts) and line ends. Anchors
+     * and look-ahead are rejected, since they see the text around the terminal. */
+    RE_LARK = 2,
+    RE_ICASE = 4,   /* the case of letters does not matter */
+    RE_DOT_ALL = 8, /* "." is any character */
+    RE_VERBOSE = 16 /* white space and comments outside of classes mean nothing */
+};
+uint32_t re_parse(struct re_pool *p, const char *s, size_t n, int flags, struct error *err);
 
 /*
  * Groups of characters that many tokens consist of. For each state and group, `safe` is the number

@@ -1,5 +1,5 @@
 /*
- * Parses regular expressions (ECMA-262, as in JSON Schema) into terms. The parser first builds a
+ * Parses regular expressions (ECMA-262, as in JSON Schema; Python's in Lark grammars) into terms. The parser first builds a
  * small tree, since anchors and look-ahead are not terms: they restrict the text around them. The
  * tree is then converted from the end to the start, each part knowing the term of everything after
  * it. "$" reduces that term to "", look-ahead intersects it.
@@ -12,6 +12,8 @@
 #include "base/mem.h"
 #include "text/tokenizer/unicode.h"
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { DEPTH_MAX = 200, TREE_MAX = 200000, COUNT_MAX = 1 << 24 };
@@ -33,7 +35,7 @@ struct regex_parser {
     const char *s, *end, *at;
     struct regex_tree *trees; /* (n) index 0 is unused */
     uint32_t n, cap;
-    int depth;
+    int depth, flags;
     struct error *err;
 };
 
@@ -102,6 +104,9 @@ static const struct re_range words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a'
 static const struct re_range spaces[] = {
     {9, 13},          {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
     {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+static const struct re_range python_spaces[] = {
+    {9, 13},          {0x1c, ' '},      {0x85, 0x85},     {0xa0, 0xa0},     {0x1680, 0x1680},
+    {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
 static const struct re_range line_ends[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
 
 static void set_add_ranges(struct char_set *s, const struct re_range *r, size_t n, bool negated)
@@ -116,6 +121,29 @@ static void set_add_ranges(struct char_set *s, const struct re_range *r, size_t 
     }
     if (negated)
         set_add(s, from, CP_MAX);
+}
+
+/* Adds the characters of these general categories and the character `also`, or all others. */
+#define NO_CHAR UINT32_MAX
+static bool set_add_categories(struct regex_parser *p, struct char_set *s, uint32_t mask,
+                               uint32_t also, bool negated)
+{
+    enum { COST = 4000 }; /* of the loop, in the pool's steps */
+    uint32_t from = 0;
+    bool in = false;
+    if (!re_spend(p->pool, COST))
+        return fail(p, re_pool_error(p->pool));
+    for (uint32_t cp = 0; cp <= CP_MAX + 1; cp++) {
+        /* beyond plane 3 only variation selectors (marks) have such a property */
+        bool beyond = cp >= 0x32400 && (cp < 0xe0100 || cp > 0xe01ef);
+        bool has = cp <= CP_MAX && ((!beyond && unicode_is(cp, mask)) || cp == also) != negated;
+        if (has && !in)
+            from = cp;
+        if (!has && in)
+            set_add(s, from, cp - 1);
+        in = has;
+    }
+    return true;
 }
 
 /* \p{L}, \p{Lu}, \p{Letter}...: general categories. */
@@ -154,19 +182,61 @@ static bool set_add_property(struct regex_parser *p, struct char_set *s, bool ne
     if (!mask)
         return fail(p, "a Unicode property that is not supported");
     p->at = close + 1;
-    uint32_t from = 0;
-    bool in = false;
-    for (uint32_t cp = 0; cp <= CP_MAX + 1; cp++) {
-        /* beyond plane 3 only variation selectors (marks) have such a property */
-        bool beyond = cp >= 0x32400 && (cp < 0xe0100 || cp > 0xe01ef);
-        bool has = cp <= CP_MAX && (!beyond && unicode_is(cp, mask)) != negated;
-        if (has && !in)
-            from = cp;
-        if (!has && in)
-            set_add(s, from, cp - 1);
-        in = has;
+    return set_add_categories(p, s, mask, NO_CHAR, negated);
+}
+
+/* Characters and their lower case, of all that have one. */
+static struct case_pair {
+    uint32_t upper, lower;
+} * case_pairs;
+static size_t n_case_pairs;
+
+static void case_pairs_make(void)
+{
+    struct buf low = {0};
+    size_t cap = 0;
+    for (uint32_t cp = 'A'; cp < 0x1f000; cp++) {
+        uint32_t lower;
+        if (cp >= 0xd800 && cp < 0xe000)
+            continue;
+        buf_reset(&low);
+        unicode_add_lower(cp, &low);
+        if (utf8_decode(low.p, low.len, &lower) != (int)low.len || lower == cp)
+            continue;
+        if (n_case_pairs == cap) {
+            cap = cap ? 2 * cap : 1024;
+            case_pairs = mem_realloc(case_pairs, cap, sizeof *case_pairs);
+        }
+        case_pairs[n_case_pairs++] = (struct case_pair){cp, lower};
     }
-    return true;
+    buf_clear(&low);
+}
+
+static bool set_has(const struct char_set *s, size_t n, uint32_t cp)
+{
+    for (size_t i = 0; i < n; i++)
+        if (s->r[i].lo <= cp && cp <= s->r[i].hi)
+            return true;
+    return false;
+}
+
+/* With RE_ICASE, adds the other case of the characters. */
+static void set_fold(struct regex_parser *p, struct char_set *s)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!(p->flags & RE_ICASE))
+        return;
+    struct mem_job *job = mem_job_suspend(); /* the pairs outlive it */
+    pthread_once(&once, case_pairs_make);
+    mem_job_resume(job);
+    for (int way = 0; way < 2; way++) /* first the lower case, then all that have it */
+        for (size_t i = 0, n = s->n; i < n_case_pairs; i++) {
+            struct case_pair c = case_pairs[i];
+            if (!(i & 63) && !re_spend(p->pool, 1 + n / 4))
+                return;
+            if (set_has(s, n, way ? c.lower : c.upper))
+                set_add(s, way ? c.upper : c.lower, way ? c.upper : c.lower);
+        }
 }
 
 static bool hex(struct regex_parser *p, int n, uint32_t *value)
@@ -225,15 +295,23 @@ static int escape(struct regex_parser *p, struct char_set *s, uint32_t *cp)
     switch (c) {
     case 'd':
     case 'D':
+        if (p->flags & RE_LARK)
+            return set_add_categories(p, s, UC_SET(UC_ND), NO_CHAR, c == 'D');
         set_add_ranges(s, digits, 1, c == 'D');
         return 1;
     case 'w':
     case 'W':
+        if (p->flags & RE_LARK)
+            return set_add_categories(p, s, UC_LETTER | UC_NUMBER, '_', c == 'W');
         set_add_ranges(s, words, 4, c == 'W');
         return 1;
     case 's':
     case 'S':
-        set_add_ranges(s, spaces, sizeof spaces / sizeof *spaces, c == 'S');
+        if (p->flags & RE_LARK)
+            set_add_ranges(s, python_spaces, sizeof python_spaces / sizeof *python_spaces,
+                           c == 'S');
+        else
+            set_add_ranges(s, spaces, sizeof spaces / sizeof *spaces, c == 'S');
         return 1;
     case 'p':
     case 'P':
@@ -260,6 +338,14 @@ static int escape(struct regex_parser *p, struct char_set *s, uint32_t *cp)
         return hex(p, 2, cp) ? 2 : 0;
     case 'u':
         return escape_unicode(p, cp) ? 2 : 0;
+    case 'U':
+        if (!(p->flags & RE_LARK))
+            break;
+        if (!hex(p, 8, cp))
+            return 0;
+        if (*cp > CP_MAX || (*cp >= 0xd800 && *cp < 0xe000))
+            return (int)fail(p, "not a Unicode code point");
+        return 2;
     case 'c':
         if (!has_more(p) || !((*p->at | 32) >= 'a' && (*p->at | 32) <= 'z'))
             return (int)fail(p, "\\c without a letter");
@@ -304,7 +390,8 @@ static uint32_t parse_class(struct regex_parser *p)
 {
     struct char_set s = {0};
     bool negated = try_consume(p, "^"), ok = true;
-    while (ok && has_more(p) && *p->at != ']') {
+    const char *first = p->flags & RE_LARK ? p->at : NULL; /* there, ] is a character */
+    while (ok && has_more(p) && (*p->at != ']' || p->at == first)) {
         uint32_t lo, hi;
         int k = class_member(p, &s, &lo);
         ok = k != 0;
@@ -327,12 +414,38 @@ static uint32_t parse_class(struct regex_parser *p)
     }
     if (ok && !try_consume(p, "]"))
         ok = fail(p, "[ without ]");
+    if (ok)
+        set_fold(p, &s);
     uint32_t t = ok ? tree_term(p, re_set(p->pool, s.r, s.n, negated)) : 0;
     mem_free(s.r);
     return t;
 }
 
 /* ---- the tree ---- */
+
+static uint32_t char_tree(struct regex_parser *p, uint32_t cp)
+{
+    if (!(p->flags & RE_ICASE))
+        return tree_term(p, re_char(p->pool, cp));
+    struct char_set s = {0};
+    set_add(&s, cp, cp);
+    set_fold(p, &s);
+    uint32_t t = tree_term(p, re_set(p->pool, s.r, s.n, false));
+    mem_free(s.r);
+    return t;
+}
+
+/* With RE_VERBOSE, skips white space and comments. */
+static void skip_verbose(struct regex_parser *p)
+{
+    bool comment = false;
+    for (; p->flags & RE_VERBOSE && has_more(p); p->at++) {
+        if (*p->at == '#' || *p->at == '\n')
+            comment = *p->at == '#' || (comment && *p->at != '\n');
+        else if (!comment && !strchr(" \t\r\f\v", *p->at))
+            break;
+    }
+}
 
 static uint32_t parse_alt(struct regex_parser *p);
 
@@ -366,6 +479,8 @@ static uint32_t parse_group(struct regex_parser *p)
         return fail(p, "( without )");
     if (look == TK_TERM)
         return inner;
+    if (p->flags & RE_LARK)
+        return fail(p, "look-ahead, which is not supported in a terminal,");
     uint32_t t = tree_new(p, look);
     if (t) {
         p->trees[t].first = inner;
@@ -383,7 +498,11 @@ static uint32_t parse_atom(struct regex_parser *p)
     if (try_consume(p, "["))
         return parse_class(p);
     if (try_consume(p, "."))
-        return tree_term(p, re_set(p->pool, line_ends, 3, true));
+        return tree_term(p, p->flags & RE_DOT_ALL
+                                ? RE_ANY
+                                : re_set(p->pool, line_ends, p->flags & RE_LARK ? 1 : 3, true));
+    if (p->flags & RE_LARK && (*p->at == '^' || *p->at == '$'))
+        return fail(p, "an anchor, which is not supported in a terminal,");
     if (try_consume(p, "^"))
         return tree_new(p, TK_BOL);
     if (try_consume(p, "$"))
@@ -397,7 +516,7 @@ static uint32_t parse_atom(struct regex_parser *p)
         if (k == 1)
             t = tree_term(p, re_set(p->pool, s.r, s.n, false));
         else if (k == 2)
-            t = tree_term(p, re_char(p->pool, cp));
+            t = char_tree(p, cp);
         mem_free(s.r);
         return t;
     }
@@ -405,7 +524,7 @@ static uint32_t parse_atom(struct regex_parser *p)
     if (!n)
         return fail(p, "invalid UTF-8");
     p->at += n;
-    return tree_term(p, re_char(p->pool, cp));
+    return char_tree(p, cp);
 }
 
 static bool parse_count(struct regex_parser *p, uint32_t *n)
@@ -468,9 +587,11 @@ static uint32_t parse_alt(struct regex_parser *p)
         uint32_t cat = tree_new(p, TK_CAT), last = 0;
         if (!cat)
             return 0;
+        skip_verbose(p);
         while (has_more(p) && *p->at != '|' && *p->at != ')') {
             uint32_t atom = parse_atom(p), lo, hi;
             bool found;
+            skip_verbose(p);
             if (!atom || !parse_quantifier(p, &lo, &hi, &found))
                 return 0;
             if (found) {
@@ -491,6 +612,7 @@ static uint32_t parse_alt(struct regex_parser *p)
             last = atom;
             p->trees[cat].asserts |= p->trees[atom].asserts;
             p->trees[cat].bol |= p->trees[atom].bol;
+            skip_verbose(p);
         }
         if (last_branch)
             p->trees[last_branch].next = cat;
@@ -593,10 +715,12 @@ static uint32_t convert(struct regex_parser *p, uint32_t t, uint32_t then, bool 
     }
 }
 
-uint32_t re_parse(struct re_pool *pool, const char *s, size_t n, bool search, struct error *err)
+uint32_t re_parse(struct re_pool *pool, const char *s, size_t n, int flags, struct error *err)
 {
     struct error local = {0};
-    struct regex_parser p = {.pool = pool, .s = s, .at = s, .end = s + n, .err = &local};
+    struct regex_parser p = {
+        .pool = pool, .s = s, .at = s, .end = s + n, .flags = flags, .err = &local};
+    bool search = flags & RE_SEARCH;
     uint32_t r = RE_NONE, root;
     tree_new(&p, TK_TERM); /* index 0 means none */
     root = parse_alt(&p);

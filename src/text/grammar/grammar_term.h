@@ -307,6 +307,8 @@ static inline bool term_step(const struct grammar_matcher *m, struct thread *t, 
         if (b >= 128)
             return term_step_utf8(m, tm, t, b);
         if (b == (tm->bare ? (uint8_t)tm->shut : '"')) {
+            if (tm->kind == TERM_PART)
+                return false; /* the quote is another terminal */
             if (tm->kind == TERM_KEY ? !key_ends(m, tm, t) : !tm->dfa->label[t->q])
                 return false;
             t->sub = SUB(SUB_DONE, 0, 0);
@@ -334,11 +336,17 @@ static inline bool term_step(const struct grammar_matcher *m, struct thread *t, 
     return term_step_escape(m, tm, t, b);
 }
 
+/* Whether the terminal has no end of its own, and may continue where it may end. */
+static inline bool term_is_open(const struct term *tm)
+{
+    return tm->kind == TERM_RAW || tm->kind == TERM_PART;
+}
+
 /* Whether the terminal may end here. */
 static inline bool term_ends(const struct grammar_matcher *m, const struct thread *t)
 {
     const struct term *tm = &m->g->terms[t->term];
-    if (tm->kind == TERM_RAW)
+    if (term_is_open(tm))
         return !t->sub && tm->dfa->label[t->q];
     return t->sub >> 28 == SUB_DONE;
 }

@@ -319,7 +319,7 @@ bool schema_string_key(struct schema *s, const struct jvalue *v, const char *key
         return schema_fail(s, v, "is not a string");
     if (!strcmp(key, "pattern")) {
         struct error err = {0};
-        *term = re_parse(s->pool, v->text, v->len, true, &err);
+        *term = re_parse(s->pool, v->text, v->len, RE_SEARCH, &err);
         return !err.msg[0] || schema_fail(s, v, "%s", err.msg);
     }
     enum format_known known = schema_format(s, v->text, v->len, term);
@@ -398,7 +398,7 @@ static bool schema_object(struct schema *s, const struct jvalue *v, struct prop_
                 continue;
             }
             struct error err = {0};
-            uint32_t re = re_parse(s->pool, p->key, p->key_len, true, &err);
+            uint32_t re = re_parse(s->pool, p->key, p->key_len, RE_SEARCH, &err);
             if (err.msg[0])
                 return schema_fail(s, p, "%s", err.msg);
             c->pats[c->n_pats++] = (struct pattern_schema){re, l};
@@ -439,7 +439,9 @@ static bool schema_names(struct schema *s, const struct jvalue *v, bool negated,
     if (!schema_expand_all(s, schema_lits(s, v, negated), &all))
         return false;
     for (uint32_t i = 0; i < all.n; i++)
-        if (all.v[i].types & TY_STR)
+        if (all.v[i].types & TY_STR && all.v[i].lark)
+            return schema_fail(s, all.v[i].lark, "cannot be enforced for names");
+        else if (all.v[i].types & TY_STR)
             *term = re_or(s->pool, *term, all.v[i].str);
     return true;
 }
@@ -660,6 +662,11 @@ static bool simple_keywords(struct schema *s, const struct jvalue *v, struct val
         if (!schema_string_key(s, k, string_keys[i], &term))
             return false;
         x->str = re_and(s->pool, x->str, term);
+    }
+    if ((k = jvalue_get(v, "x-lark"))) {
+        if (k->kind != J_STRING || x->types != TY_STR)
+            return schema_fail(s, k, "is not a Lark grammar of a schema whose type is string");
+        x->lark = k;
     }
     EACH(count_keys, i)
     {

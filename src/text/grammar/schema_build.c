@@ -35,6 +35,7 @@ struct schema_builder {
         bool str;
     } * terms; /* built so far, by term */
     uint32_t n_terms, cap_terms;
+    size_t lark_work;
     struct object_keys **objects; /* (n_objects) */
     uint32_t n_objects, cap_objects;
 };
@@ -134,7 +135,7 @@ static uint32_t term_of(struct schema_builder *b, uint32_t term, bool str)
 
 static bool term_regex(struct schema_builder *b, const char *pattern, uint32_t *id)
 {
-    uint32_t t = re_parse(b->s->pool, pattern, strlen(pattern), false, NULL);
+    uint32_t t = re_parse(b->s->pool, pattern, strlen(pattern), 0, NULL);
     *id = term_of(b, t, false);
     return *id != NO_LIMIT;
 }
@@ -151,7 +152,7 @@ void schema_add_json(struct grammar *g, int flags)
     const char *const *list = flags & GRAMMAR_COMPACT ? compact : spaced;
     struct re_pool *pool = re_pool_new();
     for (uint32_t i = 0; i < T_JSON_COUNT; i++) {
-        uint32_t t = re_parse(pool, list[i], strlen(list[i]), false, NULL);
+        uint32_t t = re_parse(pool, list[i], strlen(list[i]), 0, NULL);
         struct dfa *d = dfa_new(pool, &t, 1, NULL);
         CHECK(d && g->n_terms == i, "the terminals of JSON");
         grammar_add_term(g, TERM_RAW, d);
@@ -317,13 +318,6 @@ static const struct call_style *style_of(int flags)
     return NULL;
 }
 
-/* The texts that do not contain this one. */
-static uint32_t not_containing(struct re_pool *p, const char *text)
-{
-    uint32_t t = re_cat(p, RE_ALL, re_cat(p, re_literal(p, text, strlen(text)), RE_ALL));
-    return re_not(p, t);
-}
-
 /* Names that need no quotes: a pattern for undeclared ones, and a check for declared ones. In
  * Python they are identifiers; between tags they are any text without the tags' characters. */
 #define CALL_WORD "[A-Za-z_][A-Za-z0-9_.-]{0,62}"
@@ -400,7 +394,7 @@ static bool build_others(struct schema_builder *b, const struct value_shape *x,
     terms[n] = b->no_tag ? re_and(s->pool, x->names, b->no_tag) : x->names;
     if (info->call)
         terms[n] =
-            re_and(s->pool, terms[n], re_parse(s->pool, CALL_WORD, strlen(CALL_WORD), false, NULL));
+            re_and(s->pool, terms[n], re_parse(s->pool, CALL_WORD, strlen(CALL_WORD), 0, NULL));
     bool closed = false;
     for (const struct prop_keywords *c = x->prop_lists; c; c = c->next)
         closed |= !c->n_pats && lits_false(c->extra);
@@ -547,7 +541,7 @@ static bool word_term(struct schema_builder *b, int k, uint32_t *id)
 
 static uint32_t pattern_term(struct schema_builder *b, const char *re)
 {
-    return re_parse(b->s->pool, re, strlen(re), false, NULL);
+    return re_parse(b->s->pool, re, strlen(re), 0, NULL);
 }
 
 /* A raw string parameter: text, then the style's end. Values that look like JSON are parsed as
@@ -577,6 +571,46 @@ static uint32_t string_term(struct schema_builder *b, uint32_t str)
 
 enum value_kind { VALUE_JSON, VALUE_XML, VALUE_XML_TEXT };
 
+/* The node of a string that follows a Lark grammar: a JSON string, or raw text before the style's end. */
+static bool lark_node(struct schema_builder *b, const struct value_shape *x, enum value_kind kind,
+                      uint32_t *node)
+{
+    struct schema *s = b->s;
+    const struct jvalue *v = x->lark;
+    struct error err = {0};
+    bool quoted = kind == VALUE_JSON && !(b->style && b->style->deep);
+    if (x->str != RE_ALL)
+        return schema_fail(s, v, "cannot be enforced beside other rules for the string");
+    if (kind == VALUE_XML)
+        return schema_fail(s, v, "cannot be enforced where other types fit");
+    const char *mark = quoted ? "\"" : kind == VALUE_JSON ? b->style->tags[0] : NULL;
+    uint32_t open = NO_LIMIT, close;
+    if (mark)
+        open = close = term_of(b, re_literal(s->pool, mark, strlen(mark)), false);
+    else
+        close = term_of(b, pattern_term(b, b->style->end), false);
+    struct grammar *g = s->failed ? NULL
+                                  : lark_compile(v->text, v->len, quoted ? TERM_PART : TERM_RAW,
+                                                 quoted ? NULL : b->style->tags, &err);
+    if (!g)
+        return schema_fail(s, v, "%s", err.msg);
+    b->lark_work += g->work;
+    uint32_t text = grammar_import(b->g, g), first = b->g->n_states;
+    *node = grammar_add_node(b->g, NODE_GRAPH);
+    b->g->nodes[*node].start = first;
+    grammar_add_state(b->g, false);
+    if (mark)
+        grammar_add_edge(b->g, false, open, first + 1);
+    else
+        grammar_add_edge(b->g, true, text, first + 2);
+    grammar_add_state(b->g, false);
+    grammar_add_edge(b->g, true, text, first + 2);
+    grammar_add_state(b->g, false);
+    grammar_add_edge(b->g, false, close, first + 3);
+    grammar_add_state(b->g, true);
+    return true;
+}
+
 /* Builds a node from the shapes of its set of literals. */
 static bool build_value(struct schema_builder *b, struct literals lits, uint32_t node, bool root,
                         enum value_kind kind)
@@ -587,6 +621,7 @@ static bool build_value(struct schema_builder *b, struct literals lits, uint32_t
     if (!schema_expand_all(s, lits, &all))
         return false;
     uint32_t *calls = schema_alloc(s, (2 * all.n + 1) * sizeof *calls), n_calls = 0;
+    uint32_t *texts = schema_alloc(s, (all.n + 1) * sizeof *texts), n_texts = 0;
     for (uint32_t k = 0; k < all.n; k++) {
         struct value_shape x = all.v[k];
         if (root && s->flags & SCHEMA_OBJECT)
@@ -594,8 +629,10 @@ static bool build_value(struct schema_builder *b, struct literals lits, uint32_t
         types |= x.types;
         if (x.types & TY_NUM)
             num = re_or(s->pool, num, x.num == RE_ALL ? num_any(s) : x.num);
-        if (x.types & TY_STR)
+        if (x.types & TY_STR && !x.lark)
             str = re_or(s->pool, str, x.str);
+        if (x.types & TY_STR && x.lark && !lark_node(b, &x, kind, &texts[n_texts++]))
+            return false;
         if (x.types & TY_ARR && !build_array(b, &x, &calls[n_calls++]))
             return false;
         if (x.types & TY_OBJ && !build_object(b, &x, root, &calls[n_calls++]))
@@ -627,6 +664,8 @@ static bool build_value(struct schema_builder *b, struct literals lits, uint32_t
         grammar_add_edge(b->g, false, terms[k], first + 1);
     for (uint32_t k = 0; k < n_calls; k++)
         grammar_add_edge(b->g, true, calls[k], first + 1);
+    for (uint32_t k = 0; k < n_texts; k++)
+        grammar_add_edge(b->g, true, texts[k], first + (kind == VALUE_JSON ? 1 : 2));
     if (text != NO_LIMIT)
         grammar_add_edge(b->g, false, text, first + 2);
     grammar_add_state(b->g, kind == VALUE_JSON);
@@ -697,6 +736,8 @@ static bool node_productive(const struct grammar *g, uint32_t n, const uint8_t *
         return array_productive(x->array, ok);
     if (x->kind == NODE_OBJECT)
         return object_productive(x->object, ok);
+    if (g->state_final[x->start])
+        return true;
     for (uint32_t e = g->state_at[x->start]; e < g->state_at[x->start + 1]; e++)
         if (!g->edges[e].call || ok[g->edges[e].target])
             return true;
@@ -889,7 +930,7 @@ static bool build(struct schema_builder *b)
     b->words[0] = b->words[1] = b->words[2] = NO_LIMIT;
     b->style = style_of(s->flags);
     for (int i = 0; b->style && b->style->tags[i]; i++) {
-        uint32_t t = not_containing(s->pool, b->style->tags[i]);
+        uint32_t t = re_not_containing(s->pool, b->style->tags[i]);
         b->no_tag = b->no_tag ? re_and(s->pool, b->no_tag, t) : t;
     }
     if (!build_root(b, root, &value))
@@ -933,7 +974,7 @@ struct grammar *schema_compile(const char *text, size_t len, int flags, struct e
         s.old_ref = memmem(draft->text, draft->len, "draft-0", 7) != NULL;
     struct schema_builder b = {.s = &s, .g = grammar_new()};
     bool ok = build(&b);
-    b.g->work = re_pool_work(s.pool) + s.n_shapes;
+    b.g->work = re_pool_work(s.pool) + s.n_shapes + b.lark_work;
     builder_clear(&b);
     schema_clear(&s);
     if (ok)

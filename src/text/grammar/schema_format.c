@@ -83,11 +83,11 @@ enum format_known schema_format(struct schema *s, const char *name, size_t len, 
         if (!p)
             return FORMAT_REFUSED;
         struct error err = {0};
-        *term = re_parse(s->pool, p, strlen(p), false, &err);
+        *term = re_parse(s->pool, p, strlen(p), 0, &err);
         CHECK(!err.msg[0] || re_pool_error(s->pool), "format %s: %s", formats[i].name, err.msg);
         if (strstr(formats[i].name, "hostname")) { /* no punycode: it is not validated */
             static const char coded[] = "(.*\\.)?..--.*";
-            uint32_t x = re_parse(s->pool, coded, sizeof coded - 1, false, NULL);
+            uint32_t x = re_parse(s->pool, coded, sizeof coded - 1, 0, NULL);
             *term = re_and(s->pool, *term, re_not(s->pool, x));
         }
         return FORMAT_TERM;

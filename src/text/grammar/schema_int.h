@@ -79,7 +79,8 @@ struct contains {
 
 struct value_shape {
     uint32_t types;
-    uint32_t num, str; /* terms */
+    uint32_t num, str;         /* terms */
+    const struct jvalue *lark; /* x-lark of the strings; NULL: none */
     struct prop_keywords *prop_lists;
     struct name_list *required, *needs;
     uint32_t names; /* term that every property's name must match */

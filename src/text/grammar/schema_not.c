@@ -61,6 +61,8 @@ static bool negate_scalars(struct schema *s, const struct jvalue *v, struct shap
     static const char *const string_keys[] = {"minLength", "maxLength", "pattern", "format"};
     const struct jvalue *k;
     uint32_t term;
+    if ((k = jvalue_get(v, "x-lark")))
+        return schema_fail(s, k, "cannot be negated");
     if ((k = jvalue_get(v, "type"))) {
         uint32_t types;
         bool integer;

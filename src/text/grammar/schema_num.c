@@ -13,7 +13,7 @@
 static uint32_t cached_term(struct schema *s, uint32_t *slot, const char *pattern)
 {
     if (!*slot)
-        *slot = re_parse(s->pool, pattern, strlen(pattern), false, NULL);
+        *slot = re_parse(s->pool, pattern, strlen(pattern), 0, NULL);
     return *slot;
 }
 
@@ -36,7 +36,7 @@ uint32_t num_integer(struct schema *s)
 uint32_t num_integral(struct schema *s)
 {
     static const char p[] = "-?(0|[1-9][0-9]*)(\\.0+)?";
-    return re_parse(s->pool, p, sizeof p - 1, false, NULL);
+    return re_parse(s->pool, p, sizeof p - 1, 0, NULL);
 }
 
 /* The transition table of an automaton under construction. */

@@ -93,7 +93,7 @@ struct value_shape shape_none(void)
 /* Identical parts, not just equivalent ones. */
 static bool shape_same(const struct value_shape *a, const struct value_shape *b)
 {
-    return a->types == b->types && a->num == b->num && a->str == b->str &&
+    return a->types == b->types && a->num == b->num && a->str == b->str && a->lark == b->lark &&
            a->prop_lists == b->prop_lists && a->required == b->required && a->needs == b->needs &&
            a->names == b->names && a->min_props == b->min_props && a->max_props == b->max_props &&
            a->min_items == b->min_items && a->max_items == b->max_items &&
@@ -217,6 +217,9 @@ struct value_shape shape_merge(struct schema *s, const struct value_shape *a,
         return x;
     x.num = re_and(s->pool, a->num, b->num);
     x.str = re_and(s->pool, a->str, b->str);
+    if (a->lark && b->lark && a->lark != b->lark)
+        schema_fail(s, b->lark, "a second x-lark for one string cannot be enforced");
+    x.lark = a->lark ? a->lark : b->lark;
     x.names = re_and(s->pool, a->names, b->names);
     if (a->prop_lists != b->prop_lists)
         JOIN_LISTS(prop_keywords, a->prop_lists, b->prop_lists, x.prop_lists);
