@@ -262,7 +262,9 @@ def starve(model):
         vm = int(re.search(r"VmSize:\s+(\d+) kB", open(f"/proc/{s.proc.pid}/status").read()).group(1)) << 10
         unlimited = resource.prlimit(s.proc.pid, resource.RLIMIT_AS)
         ends = {}
-        for spare in (64, 32, 16, 0, -32):  # below 0: malloc's arenas have reserved more than they use
+        for spare in range(64, -512, -32):  # below 0: malloc's arenas have reserved more than they use
+            if "503" in ends:
+                break
             resource.prlimit(s.proc.pid, resource.RLIMIT_AS, (vm + (spare << 20), unlimited[1]))
             results = []
             threads = [threading.Thread(target=lambda: results.append(read_answer(exchange(s.port, path, large), False)))

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The arrays of all list options, for args_release. A command has few. */
-static const char **arrays[16];
+/* The arrays of all list options, for args_release. A command has few, and each model of the config file. */
+static const char **arrays[256];
 
 void args_list_add(struct opt_list *list, const char *item)
 {
@@ -220,6 +220,18 @@ static bool store_word(const struct opt *o, const char *v)
     return on || off;
 }
 
+bool args_set(const struct usage *u, const struct config_line *l)
+{
+    const struct config_file *f = config_file_get();
+    char dashed[80], where[300];
+    snprintf(dashed, sizeof dashed, "--%s", l->name);
+    const struct opt *o = find(u, dashed, strlen(dashed));
+    if (!o)
+        return args_usage_error(u, "%s:%d: unknown option '%s'", f->path, l->line, l->name), false;
+    snprintf(where, sizeof where, "%s:%d: ", f->path, l->line);
+    return store_word(o, l->value) || (bad_value(u, where, o, l->value), false);
+}
+
 static bool from_config(const struct usage *u)
 {
     const struct config_file *f = config_file_get();
@@ -235,11 +247,8 @@ static bool from_config(const struct usage *u)
         if (!o && l->section) /* without a section it may belong to another command */
             return args_usage_error(u, "%s:%d: unknown option '%s'", f->path, l->line, l->name),
                    false;
-        if (o && !store_word(o, l->value)) {
-            char where[300];
-            snprintf(where, sizeof where, "%s:%d: ", f->path, l->line);
-            return bad_value(u, where, o, l->value), false;
-        }
+        if (o && !args_set(u, l))
+            return false;
     }
     return true;
 }

@@ -59,6 +59,10 @@ int args_parse(const struct usage *u, int argc, char **argv, const char **positi
 /* True if the option with this output was on the command line parsed last. */
 bool args_given(const void *out);
 
+struct config_line;
+/* Sets the option that a line of the config file names. False after a usage message. */
+bool args_set(const struct usage *u, const struct config_line *l);
+
 /* Appends an item, as if it were on the command line. */
 void args_list_add(struct opt_list *list, const char *item);
 

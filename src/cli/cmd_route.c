@@ -86,6 +86,8 @@ int cmd_route(int argc, char **argv)
          "between pieces of the body; then it is cut off (default 120)"},
         {OPT_HEADING, 0, "clients", 0, 0, 0, 0, 0, 0},
         LISTEN_ROWS(listen),
+        {OPT_INT, 0, "keep-alive", 0, &listen.http.idle_s, 1, 86400, "S",
+         NULL}, /* its older name */
     };
     const struct usage u = {
         .command = "route",

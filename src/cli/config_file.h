@@ -9,7 +9,8 @@
 #define CONFIG_FILE_PLACE "~/.config/steel/config"
 
 struct config_line {
-    const char *section; /* NULL = for every command that has the option */
+    const char
+        *section; /* NULL = for every command that has the option; "model NAME": serve_models.h */
     const char *name, *value;
     int line;
 };

@@ -125,7 +125,7 @@ struct listen_flags {
          "timeout of a whole request, plus 1 s per 32 kB of body (default 30)"},                   \
         {OPT_INT,                                                                                  \
          0,                                                                                        \
-         "keep-alive",                                                                             \
+         "idle-timeout",                                                                           \
          0,                                                                                        \
          &(f).http.idle_s,                                                                         \
          1,                                                                                        \

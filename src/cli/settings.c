@@ -69,6 +69,8 @@ static bool check_file(const struct names *all, const char *command)
     char near[120];
     for (int i = 0; !f->error && i < f->n; i++) {
         const struct config_line *l = &f->lines[i];
+        if (l->section && !strncmp(l->section, "model ", 6)) /* of steel serve, which checks it */
+            continue;
         if (l->section && !is_among(l->section, all->commands, all->n_commands)) {
             fprintf(stderr, "steel %s: %s:%d: the section [%s] is not a command%s\n", command,
                     f->path, l->line, l->section,

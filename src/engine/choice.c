@@ -29,13 +29,20 @@ static void emit(struct engine *e, const struct choice *c, struct engine_event *
     struct events *q = c->req->spec.queue;
     ev->user = c->req->spec.user;
     ev->index = c->index;
-    if (!events_stage(q, ev))
-        return;
-    if (e->n_touched == e->touched_cap) {
-        e->touched_cap += e->touched_cap + 16;
-        e->touched = mem_realloc(e->touched, (size_t)e->touched_cap, sizeof *e->touched);
+    int i = e->n_touched - 1; /* the last one is the likeliest */
+    while (i >= 0 && e->touched[i].q != q)
+        i--;
+    if (i < 0) {
+        i = e->n_touched++;
+        if (i == e->touched_cap) {
+            int cap = e->touched_cap + e->touched_cap + 16;
+            e->touched = mem_realloc(e->touched, (size_t)cap, sizeof *e->touched);
+            memset(e->touched + i, 0, (size_t)(cap - i) * sizeof *e->touched);
+            e->touched_cap = cap;
+        }
+        e->touched[i].q = q;
     }
-    e->touched[e->n_touched++] = q;
+    events_stage(&e->touched[i].staged, ev);
 }
 
 void choices_show_stats(struct engine *e)
@@ -66,7 +73,7 @@ void choices_deliver(struct engine *e)
 {
     choices_show_stats(e);
     for (int i = 0; i < e->n_touched; i++)
-        events_flush(e->touched[i]);
+        events_flush(e->touched[i].q, &e->touched[i].staged);
     e->n_touched = 0;
 }
 

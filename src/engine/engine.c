@@ -611,6 +611,8 @@ void engine_close(struct engine *e)
     }
     image_cache_free(e->images);
     mem_free(e->shares);
+    for (int i = 0; i < e->touched_cap; i++)
+        buf_clear(&e->touched[i].staged);
     mem_free(e->touched);
     mem_free(e->logits);
     mem_free(e->constrained);

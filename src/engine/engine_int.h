@@ -92,7 +92,10 @@ struct engine {
     int *wants;          /* (max_seqs) scratch: drafts wanted by the sequences of a step */
     struct engine_step steps[2], *now, *next; /* on async backends next starts before now ends */
     int64_t end_ns;                           /* of the last step */
-    struct events **touched;                  /* (max_seqs) queues with staged events */
+    struct touched {
+        struct events *q;
+        struct buf staged;
+    } * touched; /* (n_touched of touched_cap) queues with events to deliver */
     int n_touched, touched_cap;
     struct buf text;
     float *logits;               /* (n_vocab) */

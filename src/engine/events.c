@@ -14,7 +14,6 @@ struct events {
     pthread_cond_t arrived;
     struct buf pending; /* delivered, under lock */
     struct buf taken;   /* the reader's; unread from `at` */
-    struct buf staged;  /* the engine's, not delivered yet */
     size_t at;
     int fd;
 };
@@ -52,7 +51,6 @@ void events_free(struct events *q)
     close(q->fd);
     buf_clear(&q->pending);
     buf_clear(&q->taken);
-    buf_clear(&q->staged);
     mem_free(q);
 }
 
@@ -61,33 +59,31 @@ int events_fd(const struct events *q)
     return q->fd;
 }
 
-bool events_stage(struct events *q, const struct engine_event *ev)
+void events_stage(struct buf *staged, const struct engine_event *ev)
 {
-    bool first = q->staged.len == 0;
     struct record r = {.ev = *ev, .n_error = ev->error ? strlen(ev->error) + 1 : 0};
     size_t top = (size_t)ev->n_top * sizeof *ev->top;
     size_t size = sizeof r + top + ev->n_text + r.n_error;
     r.size = (size + 7) & ~(size_t)7;
-    buf_add(&q->staged, &r, sizeof r);
-    buf_add(&q->staged, ev->top, top);
-    buf_add(&q->staged, ev->text, ev->n_text);
-    buf_add(&q->staged, ev->error, r.n_error);
-    buf_add(&q->staged, "\0\0\0\0\0\0\0", r.size - size);
-    return first;
+    buf_add(staged, &r, sizeof r);
+    buf_add(staged, ev->top, top);
+    buf_add(staged, ev->text, ev->n_text);
+    buf_add(staged, ev->error, r.n_error);
+    buf_add(staged, "\0\0\0\0\0\0\0", r.size - size);
 }
 
-void events_flush(struct events *q)
+void events_flush(struct events *q, struct buf *staged)
 {
     pthread_mutex_lock(&q->lock);
     bool was_empty = q->pending.len == 0;
     if (was_empty) {
         struct buf empty = q->pending;
-        q->pending = q->staged;
-        q->staged = empty;
+        q->pending = *staged;
+        *staged = empty;
     } else {
-        buf_add(&q->pending, q->staged.p, q->staged.len);
+        buf_add(&q->pending, staged->p, staged->len);
     }
-    buf_reset(&q->staged);
+    buf_reset(staged);
     if (was_empty && q->pending.len) {
         os_wake(q->fd);
         pthread_cond_signal(&q->arrived);

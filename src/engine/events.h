@@ -1,12 +1,13 @@
 /*
- * Events of requests, from the engine thread to a reader: a queue shared by any number of requests, with one
- * reader. The engine stages a step's events and delivers them with one lock and one wake-up. A reader sleeps in
- * events_next, or watches events_fd in an event loop. Events are stored in two byte buffers that swap roles, so
+ * Events of requests, from engines' threads to a reader: a queue shared by any number of requests and engines, with one
+ * reader. An engine stages a step's events in a buffer of its own and delivers them with one lock and one wake-up. A reader sleeps in
+ * events_next, or watches events_fd in an event loop. Events are stored in byte buffers that swap roles, so
  * nothing is allocated once they have grown.
  */
 #ifndef STEEL_ENGINE_EVENTS_H
 #define STEEL_ENGINE_EVENTS_H
 
+#include "base/buf.h"
 #include "base/error.h"
 #include "engine/output.h"
 #include "sample/sampler.h"
@@ -55,9 +56,9 @@ bool events_next(struct events *q, struct engine_event *ev, int timeout_ms);
 /* Readable while events wait; events_next with timeout 0 until it says false. */
 int events_fd(const struct events *q);
 
-/* For the engine: its thread stages events, then flushes. events_stage returns true for the first event since the last
- * flush. The queue is not touched after events_flush: the reader may have freed it. */
-bool events_stage(struct events *q, const struct engine_event *ev);
-void events_flush(struct events *q);
+/* For an engine: its thread stages events for one queue, then flushes them, which empties the buffer. The queue is not
+ * touched after events_flush: the reader may have freed it. */
+void events_stage(struct buf *staged, const struct engine_event *ev);
+void events_flush(struct events *q, struct buf *staged);
 
 #endif

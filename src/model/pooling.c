@@ -275,6 +275,26 @@ bool pooling_load(const struct tensorfile *f, const struct config *c, int kind, 
     return ok;
 }
 
+int pooling_declared(const struct tensorfile *f, const struct config *c)
+{
+    struct buf text = {0};
+    int64_t type = 0;
+    bool found, encoder = c->family->encoder;
+    if (pooling_has_head(f))
+        return POOLING_RANK;
+    if (f->is_gguf) {
+        buf_addf(&text, "%s.pooling_type", c->arch_name);
+        found = meta_get_int(f, text.p, &type) && type > 0;
+    } else {
+        buf_addf(&text, "%s/modules.json", f->path);
+        found = access(text.p, F_OK) == 0;
+    }
+    buf_clear(&text);
+    if (f->is_gguf && type == 4)
+        return POOLING_RANK;
+    return found || encoder ? POOLING_MEAN : -1;
+}
+
 bool pooling_has_head(const struct tensorfile *f)
 {
     static const char *const heads[] = {"score.weight", "classifier.weight",

@@ -42,6 +42,9 @@ struct pooling {
 /* kind: -1 = from the files. Fails if the files are broken or name an unknown pooling. */
 bool pooling_load(const struct tensorfile *f, const struct config *c, int kind, struct pooling *p,
                   struct error *err);
+/* What the file declares that its rows are pooled to: POOLING_RANK, another kind for embeddings, or -1: it declares
+ * nothing, so it generates text. */
+int pooling_declared(const struct tensorfile *f, const struct config *c);
 /* Whether the file has a classification head of any form. */
 bool pooling_has_head(const struct tensorfile *f);
 /* A reranker that answers yes or no: score = logit(yes) - logit(no). yes and no are token ids. */

@@ -124,7 +124,7 @@ static const struct field {
     {"raw", "O", READ, NULL},
     {"images", "O", READ, NULL},
     {"template", "O", READ, NULL},
-    {"keep_alive", "O", UNUSED, NULL},
+    {"keep_alive", "O", READ, NULL},
     {"context", "O", REFUSED, "send messages to /api/chat"},
     {"num_predict", "o", READ, NULL},
     {"num_ctx", "o", READ, NULL},

@@ -167,7 +167,7 @@ static void add_details(const struct loaded *l, struct buf *b)
 static void add_model(const struct server *s, const struct model_entry *e, struct buf *b)
 {
     const char *dot = strrchr(e->src.path ? e->src.path : "", '.');
-    size_t bytes = e->loaded ? loaded_info(e->loaded).weight_bytes : model_file_bytes(e->src.path);
+    size_t bytes = e->loaded ? loaded_info(e->loaded).weight_bytes : e->facts.file_bytes;
     buf_adds(b, "{\"name\":");
     jsonout_text(b, e->name);
     buf_adds(b, ",\"model\":");
@@ -259,6 +259,12 @@ void add_capabilities(const struct loaded *l, struct buf *b)
     if (l->engine && engine_encoder(l->engine))
         buf_adds(b, ",\"vision\"");
     buf_adds(b, "]");
+}
+
+void add_file_capabilities(const struct model_entry *e, struct buf *b)
+{
+    buf_addf(b, "[\"%s\"%s%s%s]", model_task_word(e->src.task), e->facts.tools ? ",\"tools\"" : "",
+             e->facts.thinking ? ",\"thinking\"" : "", e->facts.vision ? ",\"vision\"" : "");
 }
 
 bool prepare_ollama_show(struct api_request *req, const json_t *body)

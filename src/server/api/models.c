@@ -1,6 +1,7 @@
 /* Which model a request gets, and which models are in memory. See the invariants in models.h. */
 #include "server/api/models.h"
 #include "base/clock.h"
+#include "base/duration.h"
 #include "base/mem.h"
 #include "base/sysmem.h"
 #include "backend/devices.h"
@@ -9,6 +10,7 @@
 #include "server/api/embeddings.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/models_int.h"
+#include "server/api/ollama.h"
 #include "server/api/query.h"
 #include "server/api/server_int.h"
 
@@ -16,8 +18,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { MAX_WAITING = 512 };
+enum { SCAN_AFTER_S = 2 }; /* an unknown name starts a scan that long after the last one */
 static const int64_t SECOND = 1000000000;
 
 /* Entries */
@@ -81,6 +84,136 @@ static struct model_entry *only_one(const struct models *m, enum model_task task
     return *n == 1 ? found : NULL;
 }
 
+static bool is_named(const struct models *m, enum model_task task, const char *name)
+{
+    for (int i = 0; i < m->n; i++)
+        if (!m->entries[i]->hidden && m->entries[i]->src.task == task &&
+            !strcmp(m->entries[i]->name, name))
+            return true;
+    return false;
+}
+
+void model_entry_free(struct model_entry *e)
+{
+    for (int k = 0; k < e->src.n_aliases; k++)
+        mem_free((char *)(uintptr_t)e->src.aliases[k]);
+    mem_free((void *)(uintptr_t)e->src.aliases);
+    mem_free((char *)(uintptr_t)e->src.path);
+    mem_free(e);
+}
+
+/* Reads the file's headers, unless the model is loaded at once anyway. */
+static struct model_entry *entry_new(const struct model_source *src)
+{
+    struct model_entry *e = mem_zalloc(1, sizeof *e);
+    if (src->name)
+        snprintf(e->name, sizeof e->name, "%s", src->name);
+    else
+        server_name_of(src->path ? src->path : "steel-demo", e->name, sizeof e->name);
+    e->src = *src;
+    if (src->at_start && src->task != MODEL_BY_FILE)
+        e->facts = (struct model_facts){
+            .known = true, .task = src->task, .file_bytes = model_file_bytes(src->path)};
+    else
+        model_probe(src, &e->facts);
+    e->src.task = e->facts.task;
+    e->src.name = NULL;
+    e->src.path = src->path ? mem_strdup(src->path) : NULL;
+    char **aliases = mem_zalloc((size_t)src->n_aliases + 1, sizeof *aliases);
+    for (int i = 0; i < src->n_aliases; i++)
+        aliases[i] = mem_strdup(src->aliases[i]);
+    e->src.aliases = (const char *const *)aliases;
+    e->keep_ns = src->keep_s < 0 ? -1 : src->keep_s * SECOND;
+    e->added = time(NULL);
+    return e;
+}
+
+static void insert(struct models *m, struct model_entry *e)
+{
+    for (int i = 0; i < m->server->opt.n_pins; i++)
+        e->src.pinned |= model_has_name(e, m->server->opt.pins[i]);
+    m->entries = mem_realloc(m->entries, (size_t)m->n + 1, sizeof(struct model_entry *));
+    m->entries[m->n++] = e;
+}
+
+struct model_entry *models_add(struct models *m, const struct model_source *src, struct error *err)
+{
+    struct model_entry *e = entry_new(src);
+    pthread_mutex_lock(&m->lock);
+    bool ok = e->facts.known;
+    if (!ok)
+        *err = e->facts.error;
+    else if (is_named(m, e->src.task, e->name))
+        ok = error_set(err, "two models have the name %.100s; name one of them", e->name);
+    if (ok)
+        insert(m, e);
+    pthread_mutex_unlock(&m->lock);
+    if (ok)
+        return e;
+    model_entry_free(e);
+    return NULL;
+}
+
+/* A model that a scan has found. It may be known, and it may be known that its file is no model. */
+static void on_found(void *to, const struct model_source *src)
+{
+    struct models *m = to;
+    size_t bytes = model_file_bytes(src->path);
+    bool known = false;
+    pthread_mutex_lock(&m->lock);
+    for (int i = 0; i < m->n && !known; i++) {
+        const struct model_entry *e = m->entries[i];
+        bool same = e->src.path && !strcmp(e->src.path, src->path);
+        known = e->facts.known ? !e->hidden && (same || model_has_name(e, src->name))
+                               : same && e->facts.file_bytes == bytes;
+    }
+    pthread_mutex_unlock(&m->lock);
+    if (known)
+        return;
+    struct model_entry *e = entry_new(src);
+    e->hidden = !e->facts.known;
+    pthread_mutex_lock(&m->lock);
+    insert(m, e);
+    pthread_mutex_unlock(&m->lock);
+    if (e->hidden)
+        log_line(LOG_WARN, "not served", LOG_TEXT("model", src->name),
+                 LOG_TEXT("why", e->facts.error.msg));
+}
+
+/* Models whose files are gone are hidden, and new ones are added. */
+static void scan(struct models *m)
+{
+    if (!m->server->opt.scan)
+        return;
+    pthread_mutex_lock(&m->lock);
+    for (int i = 0; i < m->n; i++) {
+        struct model_entry *e = m->entries[i];
+        e->hidden |= e->src.found && !e->loaded && access(e->src.path, F_OK) != 0;
+    }
+    pthread_mutex_unlock(&m->lock);
+    m->server->opt.scan(m->server->opt.scan_arg, on_found, m);
+    pthread_mutex_lock(&m->lock);
+    m->scanned_ns = clock_ns();
+    m->scanning = false;
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Scans again if the last time is long enough ago. False: it is not. */
+static bool scan_again(struct models *m)
+{
+    pthread_mutex_lock(&m->lock);
+    bool due =
+        m->server->opt.scan && !m->scanning && clock_ns() - m->scanned_ns > SCAN_AFTER_S * SECOND;
+    m->scanning |= due;
+    pthread_mutex_unlock(&m->lock);
+    if (!due)
+        return false;
+    struct mem_job *job = mem_job_suspend(); /* entries outlive this request */
+    scan(m);
+    mem_job_resume(job);
+    return true;
+}
+
 struct models *models_new(struct server *s, struct error *err)
 {
     struct models *m = mem_zalloc(1, sizeof *m);
@@ -95,30 +228,8 @@ struct models *models_new(struct server *s, struct error *err)
         }
     if (m->n && m->entries[0]->src.task == MODEL_TEXT)
         m->first = m->entries[0];
+    scan(m);
     return m;
-}
-
-struct model_entry *models_add(struct models *m, const struct model_source *src, struct error *err)
-{
-    char name[MODEL_NAME_MOST];
-    if (src->name)
-        snprintf(name, sizeof name, "%s", src->name);
-    else
-        server_name_of(src->path ? src->path : "steel-demo", name, sizeof name);
-    for (int i = 0; i < m->n; i++)
-        if (!m->entries[i]->hidden && m->entries[i]->src.task == src->task &&
-            !strcmp(m->entries[i]->name, name)) {
-            error_set(err, "two models have the name %.100s; name one of them", name);
-            return NULL;
-        }
-    struct model_entry *e = mem_zalloc(1, sizeof *e);
-    snprintf(e->name, sizeof e->name, "%s", name);
-    e->src = *src;
-    e->keep_ns = src->keep_s < 0 ? -1 : src->keep_s * SECOND;
-    e->added = time(NULL);
-    m->entries = mem_realloc(m->entries, (size_t)m->n + 1, sizeof(struct model_entry *));
-    m->entries[m->n++] = e;
-    return e;
 }
 
 /* Choosing */
@@ -196,6 +307,22 @@ static struct model_entry *entry_for(struct models *m, struct api_request *req,
     return NULL;
 }
 
+/* Ollama's keep_alive: a number of seconds, or a text. */
+static bool read_keep(struct api_request *req, const json_t *body)
+{
+    const json_t *v =
+        req->endpoint->dialect == DIALECT_OLLAMA ? api_member(body, "keep_alive") : NULL;
+    const char *text = json_string_value(v);
+    if (!v)
+        return true;
+    req->has_keep =
+        text ? duration_parse(text, &req->keep_ns, NULL)
+             : json_is_number(v) && duration_of_seconds(json_number_value(v), &req->keep_ns);
+    return req->has_keep || (text && !*text) ||
+           api_invalid(&req->err, "keep_alive",
+                       "keep_alive must be a number of seconds, or a text such as \"5m\"");
+}
+
 bool models_choose(struct api_request *req, const json_t *body)
 {
     struct models *m = req->server->models;
@@ -204,11 +331,22 @@ bool models_choose(struct api_request *req, const json_t *body)
     enum model_task task = (enum model_task)(req->endpoint->model - ENDPOINT_TEXT);
     const char *name = NULL;
     int64_t now = clock_ns();
-    if (!api_string(body, "model", &name, &req->err))
+    if (!api_string(body, "model", &name, &req->err) || !read_keep(req, body))
         return false;
     pthread_mutex_lock(&m->lock);
+    bool missing = name && !models_find(m, name);
+    pthread_mutex_unlock(&m->lock);
+    if (missing)
+        scan_again(m);
+    pthread_mutex_lock(&m->lock);
     struct model_entry *e = entry_for(m, req, task, name);
-    if (e && e->state == MODEL_LOADED && !e->retiring) {
+    bool unloads = e && req->has_keep && !req->keep_ns && ollama_only_loads(req->endpoint, body);
+    char unloaded[MODEL_NAME_MOST];
+    if (unloads) { /* when its last request has ended */
+        if (!e->src.pinned)
+            e->keep_ns = 0;
+        memcpy(unloaded, e->name, sizeof unloaded);
+    } else if (e && e->state == MODEL_LOADED && !e->retiring) {
         req->loaded = e->loaded;
         e->loaded->refs++;
         e->used_ns = now;
@@ -219,7 +357,12 @@ bool models_choose(struct api_request *req, const json_t *body)
         req->entry = e;
     }
     pthread_mutex_unlock(&m->lock);
-    return req->loaded != NULL;
+    if (unloads) { /* not under the lock: it allocates */
+        req->model = mem_strdup(unloaded);
+        ollama_unloaded(req);
+        models_poke(m);
+    }
+    return req->loaded || unloads;
 }
 
 /* Waiting */
@@ -228,7 +371,7 @@ bool models_wait(struct models *m, struct api_request *req)
 {
     struct model_entry *e = req->entry;
     int64_t now = clock_ns();
-    if (m->n_waiting >= MAX_WAITING) {
+    if (m->n_waiting >= m->server->opt.max_waiting) {
         api_fail(&req->err, 503, "unavailable_error",
                  "%d requests wait for models to load; try again later", m->n_waiting);
         return false;
@@ -263,7 +406,8 @@ void models_leave(struct models *m, struct api_request *req)
     m->n_waiting--;
     pthread_mutex_lock(&m->lock);
     req->entry->n_waiting--;
-    if (!req->entry->n_waiting && req->entry->state == MODEL_WANTED && !req->entry->src.at_start)
+    if (!req->entry->n_waiting && req->entry->state == MODEL_WANTED &&
+        (m->server->ready || !req->entry->src.at_start))
         req->entry->state = MODEL_IDLE; /* nobody wants it any more */
     pthread_mutex_unlock(&m->lock);
     req->wait_until_ns = 0;
@@ -280,6 +424,10 @@ static void end_waits(struct models *m)
         struct api_error err = {0};
         pthread_mutex_lock(&m->lock);
         bool there = e->state == MODEL_LOADED && !e->retiring;
+        if (there) { /* before another model can take its place */
+            req->loaded = e->loaded;
+            e->loaded->refs++;
+        }
         bool failed = e->state == MODEL_IDLE && e->failed_ns;
         if (failed)
             model_refuse_failed(&err, e);
@@ -388,7 +536,7 @@ static size_t host_room(const struct models *m)
 /* Whether e fits beside the models in memory; *gpu: it is a GPU's memory that it lacks. */
 static bool has_room(const struct models *m, const struct model_entry *e, bool *gpu)
 {
-    size_t file = model_file_bytes(e->src.path);
+    size_t file = e->facts.file_bytes;
     size_t want = e->known_bytes ? e->known_bytes : file + file / 4;
     const struct runtime_options *o = &e->src.engine.runtime;
     enum device_kind kind = device_kind(o->backend.device);
@@ -431,7 +579,7 @@ static bool make_room(struct models *m, struct model_entry *e)
 
 static void start_job(struct models *m, struct model_entry *e)
 {
-    size_t file = model_file_bytes(e->src.path);
+    size_t file = e->facts.file_bytes;
     e->state = MODEL_LOADING;
     e->failed_ns = 0;
     m->job = e;
@@ -519,12 +667,14 @@ void models_advance(struct models *m)
         if (done->loaded)
             loaded_log(done->loaded);
     }
+    pthread_mutex_unlock(&m->lock);
+    end_waits(m); /* before the model that has just been loaded may be unloaded again */
+    pthread_mutex_lock(&m->lock);
     unload_unused(m);
     struct model_entry *e = m->job || m->n_closing ? NULL : next_wanted(m);
     if (e && make_room(m, e))
         start_job(m, e);
     pthread_mutex_unlock(&m->lock);
-    end_waits(m);
 }
 
 /* Facts */

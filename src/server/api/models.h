@@ -22,6 +22,7 @@
 
 #include "engine/embed.h"
 #include "engine/engine.h"
+#include "server/api/models_probe.h"
 #include "server/api/server.h"
 #include "text/chat/chat.h"
 
@@ -53,11 +54,12 @@ struct loaded {
 enum model_state { MODEL_IDLE, MODEL_WANTED, MODEL_LOADING, MODEL_LOADED };
 
 struct model_entry {
-    struct model_source src; /* texts are owned */
+    struct model_source src; /* name NULL; path and aliases are owned. task is not MODEL_BY_FILE */
+    struct model_facts facts;
     char name[MODEL_NAME_MOST];
     enum model_state state;
     struct loaded *loaded; /* MODEL_LOADED; else NULL */
-    bool hidden;           /* deleted: its name finds nothing */
+    bool hidden;           /* deleted, or its file is gone: its name finds nothing */
     bool retiring;
     int n_waiting; /* requests */
     int64_t added; /* Unix time */
@@ -78,6 +80,8 @@ struct models {
         *first; /* for requests that name none, and for the server's state; NULL = none */
     struct api_request *waiting, **waiting_end;
     int n_waiting;
+    int64_t scanned_ns; /* of the last scan */
+    bool scanning;
     struct loaded *all; /* the models in memory */
     size_t bytes;       /* of these and of the one that is loading */
     int n_loaded;       /* likewise */
@@ -99,6 +103,7 @@ struct models {
  * start, in order. */
 struct models *models_new(struct server *s, struct error *err);
 bool models_start(struct models *m, struct error *err);
+/* Any thread, without the lock. */
 struct model_entry *models_add(struct models *m, const struct model_source *src, struct error *err);
 /* Takes what the loader has done, decides what is loaded and unloaded next, and ends waits. */
 void models_advance(struct models *m);

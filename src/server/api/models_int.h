@@ -11,15 +11,13 @@ enum {
     RETIRE_AFTER_S = 2, /* a request waits this long before a busy model retires for it */
 };
 
+void model_entry_free(struct model_entry *e);
 /* NAME, or NAME:latest, as Ollama's clients say it. */
 bool model_is_named(const char *asked, const char *name);
 bool model_has_name(const struct model_entry *e, const char *asked); /* or an alias */
 const char *model_task_word(enum model_task task);
 /* The error of a model that could not be loaded. The reason may name a path, so it is for the log only. */
 void model_refuse_failed(struct api_error *err, const struct model_entry *e);
-/* Bytes of a model's files; 0 = unknown. */
-size_t model_file_bytes(const char *path);
-
 void loaded_log(const struct loaded *l);            /* a line about a model that was loaded */
 const char *loaded_failure(const struct loaded *l); /* for the log and /health */
 

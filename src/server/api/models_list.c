@@ -101,8 +101,12 @@ const char *model_task_word(enum model_task task)
 /* A model that is not in memory. */
 static void add_file(const struct model_entry *e, struct buf *b)
 {
-    buf_addf(b, ",\"parent\":null,\"meta\":{\"size\":%zu},\"capabilities\":[\"%s\"]",
-             model_file_bytes(e->src.path), model_task_word(e->src.task));
+    const struct model_facts *f = &e->facts;
+    buf_addf(b,
+             ",\"parent\":null,\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,"
+             "\"size\":%zu},\"capabilities\":",
+             f->n_vocab, f->context, f->n_embd, f->file_bytes);
+    add_file_capabilities(e, b);
 }
 
 /* Under the lock. */

@@ -10,11 +10,7 @@
 #include "server/api/server_int.h"
 #include "server/api/slots.h"
 
-#include <dirent.h>
-#include <stdio.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SCORED_ROWS = 64 }; /* rows per step for log-probabilities of prompts */
@@ -23,51 +19,6 @@ enum { LEAST_CACHE = 1 << 20 };
 void models_poke(struct models *m)
 {
     os_wake(m->server->jobs_fd);
-}
-
-static bool is_weights(const char *name)
-{
-    size_t n = strlen(name);
-    return (n > 5 && !strcasecmp(name + n - 5, ".gguf")) ||
-           (n > 12 && !strcmp(name + n - 12, ".safetensors"));
-}
-
-/* Bytes of the folder's files of weights that begin with `stem`. */
-static size_t folder_bytes(const char *folder, const char *stem)
-{
-    size_t all = 0;
-    DIR *d = opendir(folder);
-    for (const struct dirent *f; d && (f = readdir(d));) {
-        struct stat st;
-        if (is_weights(f->d_name) && !strncmp(f->d_name, stem, strlen(stem)) &&
-            !fstatat(dirfd(d), f->d_name, &st, 0) && S_ISREG(st.st_mode))
-            all += (size_t)st.st_size;
-    }
-    if (d)
-        closedir(d);
-    return all;
-}
-
-size_t model_file_bytes(const char *path)
-{
-    struct stat st;
-    if (!path || stat(path, &st))
-        return 0;
-    if (S_ISDIR(st.st_mode))
-        return folder_bytes(path, "");
-    const char *slash = strrchr(path, '/'), *part = strstr(slash ? slash : path, "-00001-of-");
-    if (!part)
-        return (size_t)st.st_size;
-    struct buf folder = {0}, stem = {0};
-    const char *name = slash ? slash + 1 : path;
-    buf_add(&folder, slash ? path : ".", slash ? (size_t)(slash - path) : 1);
-    buf_add(&stem, name, (size_t)(part - name) + 1);
-    buf_addc(&folder, 0);
-    buf_addc(&stem, 0);
-    size_t all = folder_bytes(folder.p, stem.p);
-    buf_clear(&folder);
-    buf_clear(&stem);
-    return all;
 }
 
 void model_refuse_failed(struct api_error *err, const struct model_entry *e)
@@ -81,7 +32,7 @@ static struct engine_options fit_options(const struct models *m, const struct mo
                                          size_t most)
 {
     struct engine_options o = e->src.engine;
-    size_t file = model_file_bytes(e->src.path), least = LEAST_CACHE;
+    size_t file = e->facts.file_bytes, least = LEAST_CACHE;
     o.runtime.min_out = SCORED_ROWS;
     if (o.runtime.kv_bytes_host && m->n_loaded > 1) { /* what is free now, not at the start */
         size_t quarter = sysmem_available("") / 4;
@@ -308,7 +259,7 @@ void models_free(struct models *m)
         free_loaded(l);
     }
     for (int i = 0; i < m->n; i++)
-        mem_free(m->entries[i]);
+        model_entry_free(m->entries[i]);
     mem_free(m->entries);
     pthread_mutex_destroy(&m->lock);
     pthread_cond_destroy(&m->changed);

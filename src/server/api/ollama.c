@@ -223,6 +223,19 @@ static bool add_prompt(const json_t *body, json_t *out, json_t *messages, bool *
     return true;
 }
 
+bool ollama_only_loads(const struct endpoint *e, const json_t *body)
+{
+    bool generate = e->prepare == prepare_ollama_generate;
+    const json_t *prompt = api_member(body, "prompt"), *messages = api_member(body, "messages");
+    if ((!generate && e->prepare != prepare_ollama_chat) ||
+        !json_is_string(api_member(body, "model")))
+        return false;
+    if (generate && json_string_length(api_member(body, "suffix")))
+        return false;
+    return generate ? !prompt || (json_is_string(prompt) && !json_string_length(prompt))
+                    : !messages || (json_is_array(messages) && !json_array_size(messages));
+}
+
 json_t *ollama_translate(const json_t *body, bool generate, bool *raw, struct api_error *err)
 {
     json_t *out = json_object(), *messages = json_array();

@@ -2,10 +2,13 @@
 #ifndef STEEL_SERVER_OLLAMA_H
 #define STEEL_SERVER_OLLAMA_H
 
+#include "server/api/endpoints.h"
 #include "server/api/params.h"
 
 /* Translates a body of /api/chat or /api/generate to one of /v1/chat/completions. Returns a new
  * reference, or NULL with an error. *raw: the result is a body of /v1/completions instead. */
 json_t *ollama_translate(const json_t *body, bool generate, bool *raw, struct api_error *err);
+/* Whether the request has no prompt: it loads its model, or unloads it. */
+bool ollama_only_loads(const struct endpoint *e, const json_t *body);
 
 #endif

@@ -318,6 +318,10 @@ void api_request_prepare(struct api_request *req)
     expect_images(req);
     mem_free(req->body);
     req->body = NULL;
+    if (ok && req->reply.len) { /* the choice of the model was all */
+        json_decref(body);
+        return;
+    }
     ok = ok && !req->err.status && (e->effect != ENDPOINT_GENERATES || lora_choose(req, body)) &&
          e->prepare(req, body);
     ok = ok && (e->effect != ENDPOINT_GENERATES || req->reply.len ||

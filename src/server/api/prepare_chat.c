@@ -527,20 +527,9 @@ bool prepare_responses(struct api_request *req, const json_t *body)
 }
 
 /* A model without a prompt: Ollama's clients load a model this way. */
-static bool only_loads(const json_t *body, bool generate)
-{
-    const json_t *prompt = api_member(body, "prompt"), *messages = api_member(body, "messages");
-    if (!json_is_string(api_member(body, "model")))
-        return false;
-    if (generate && json_string_length(api_member(body, "suffix")))
-        return false;
-    return generate ? !prompt || (json_is_string(prompt) && !json_string_length(prompt))
-                    : !messages || (json_is_array(messages) && !json_array_size(messages));
-}
-
 static bool prepare_ollama(struct api_request *req, const json_t *body, bool generate)
 {
-    if (only_loads(body, generate)) {
+    if (ollama_only_loads(req->endpoint, body)) {
         ollama_loaded(req);
         return true;
     }

@@ -184,12 +184,22 @@ static bool whole(struct api_request *req, struct buf *b, size_t room)
     return true;
 }
 
-void ollama_loaded(struct api_request *req)
+static void reply_nothing(struct api_request *req, const char *why)
 {
     open_line(req, &req->reply);
     buf_adds(&req->reply, is_chat(req) ? "\"message\":{\"role\":\"assistant\",\"content\":\"\"}"
                                        : "\"response\":\"\"");
-    buf_adds(&req->reply, ",\"done\":true,\"done_reason\":\"load\"}\n");
+    buf_addf(&req->reply, ",\"done\":true,\"done_reason\":\"%s\"}\n", why);
+}
+
+void ollama_loaded(struct api_request *req)
+{
+    reply_nothing(req, "load");
+}
+
+void ollama_unloaded(struct api_request *req)
+{
+    reply_nothing(req, "unload");
 }
 
 #define STYLE                                                                                      \

@@ -419,7 +419,8 @@ int server_run(const struct server_options *opt, struct error *err)
         return 1;
     }
     snprintf(s->fingerprint, sizeof s->fingerprint, "steel-%s",
-             opt->models[0].engine.runtime.backend.deterministic ? "deterministic" : "default");
+             opt->n_models && opt->models[0].engine.runtime.backend.deterministic ? "deterministic"
+                                                                                  : "default");
     signal(SIGPIPE, SIG_IGN);
     os_bound_heap(HEAP_ARENAS);
     s->grammars = grammar_cache_new(GRAMMARS_KEPT);

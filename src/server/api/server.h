@@ -8,10 +8,11 @@
 
 enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 
-/* What a model is for. */
-enum model_task { MODEL_TEXT, MODEL_EMBED, MODEL_RERANK };
+/* What a model is for. MODEL_BY_FILE: what its file says. */
+enum model_task { MODEL_TEXT, MODEL_EMBED, MODEL_RERANK, MODEL_BY_FILE };
 
-/* A model that clients can ask for by name. */
+/* A model that clients can ask for by name. The server copies the texts and keeps no pointer to the source, but for what
+ * engine, sample and chat_template point to. */
 struct model_source {
     const char *name;           /* NULL = from the path */
     const char *const *aliases; /* (n_aliases) other names */
@@ -22,6 +23,7 @@ struct model_source {
     struct sample_params sample; /* defaults of requests */
     const char *chat_template;   /* file; NULL = the model's own */
     bool at_start; /* loaded before the server is ready, and the reason to end if it cannot be */
+    bool found;    /* by a scan: left out, with a line in the log, if it is no model */
     bool pinned;   /* never unloaded */
     int keep_s;    /* unloaded when unused for this many seconds; -1 = when memory is needed */
 };
@@ -29,9 +31,16 @@ struct model_source {
 struct server_options {
     const struct model_source *models; /* (n_models) the first one is for requests that name none */
     int n_models;
+    /* Finds models beside these, at the start and when an unknown one is asked for; NULL = there are no others. Called by
+     * one thread at a time. */
+    void (*scan)(void *arg, void (*found)(void *to, const struct model_source *src), void *to);
+    void *scan_arg;
+    const char *const *pins; /* (n_pins) names of models that are never unloaded */
+    int n_pins;
     int max_loaded;                  /* models in memory at once; 0 = no limit */
     size_t max_bytes;                /* of the host's memory for them; 0 = what is free */
     int load_wait_s;                 /* a request waits for its model for this long */
+    int max_waiting;                 /* requests that wait for models */
     const char *const *dry_breakers; /* (n_dry_breakers) texts; NULL = dry_default_breakers */
     int n_dry_breakers;
     struct http_options http;   /* handler and arg are the server's own */
@@ -55,6 +64,8 @@ struct server_options {
     int grace_s; /* for running requests after SIGTERM */
 };
 
+/* A model's name from its path. */
+void server_name_of(const char *path, char *name, size_t size);
 /* Whether it is a valid entry of page_origins: scheme://host[:port]. */
 bool web_origin_valid(const char *origin);
 /* Runs until SIGTERM, SIGINT or failure to start. Returns the program's exit code. */

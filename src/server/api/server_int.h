@@ -245,9 +245,6 @@ static inline const char *api_request_model(const struct api_request *req)
     return req->model ? req->model : req->loaded ? req->loaded->entry->name : "";
 }
 
-/* server.c: a model's name from its path */
-void server_name_of(const char *path, char *name, size_t size);
-
 /* api_request.c */
 void api_request_run(struct job *job); /* on a worker: prepares the request */
 void api_request_dispatch(struct server *s, struct http_exchange *x,
@@ -364,9 +361,11 @@ void delete_response(struct server *s, struct http_exchange *x);
 void get_ollama_tags(struct server *s, struct http_exchange *x);
 void get_ollama_ps(struct server *s, struct http_exchange *x);
 void get_ollama_version(struct server *s, struct http_exchange *x);
-void ollama_loaded(
-    struct api_request *req); /* reply_ollama.c: the reply to a request that only loads the model */
+/* reply_ollama.c: the replies to requests that only load or unload a model */
+void ollama_loaded(struct api_request *req);
+void ollama_unloaded(struct api_request *req);
 void add_capabilities(const struct loaded *l, struct buf *b); /* of the model and its template */
+void add_file_capabilities(const struct model_entry *e, struct buf *b); /* of one not in memory */
 
 /* web.c: the web page and its files */
 void get_page(struct server *s, struct http_exchange *x);
