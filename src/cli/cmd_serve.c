@@ -472,6 +472,8 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
     int n = args_parse(&u, argc, argv, pos);
     if (n < 0)
         return n;
+    if (args_given(&f->model_path) && n)
+        return args_usage_error(&u, "unexpected argument '%s': -m names the model", pos[0]);
     return cli_take_model(&u, &f->model_path, pos, &n, 0) && finish_options(&u, f) ? n : ARGS_BAD;
 }
 
