@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <cmocka.h>
 
@@ -252,6 +253,78 @@ static void test_engine(void **state)
     prompt_clear(&p);
 }
 
+static void wait_before_step(void *arg, int n_items)
+{
+    (void)n_items;
+    sem_wait(arg);
+    sem_post(arg);
+}
+
+/* What prompts with images hold is bounded. A client that holds nothing gets as much again, and ends give it back. */
+static void test_bound(void **state)
+{
+    (void)state;
+    struct engine_options opt = {.runtime = options()};
+    struct error err = {0};
+    struct prompt p;
+    prompt_read(&p);
+    opt.runtime.max_seqs = 1;
+    struct engine *e = engine_open(MODEL, &opt);
+    if (!engine_wait(e, &err))
+        fail_msg("%s", err.msg);
+    size_t bytes = 0;
+    for (int i = 0; i < IMAGES; i++)
+        bytes += (size_t)p.embeds[i].n *
+                 (size_t)network_embed_width(&engine_runtime(e)->model->net) * sizeof(float);
+    engine_close(e);
+    opt.embed_bytes = 2 * bytes;
+    e = engine_open(MODEL, &opt);
+    if (!engine_wait(e, &err))
+        fail_msg("%s", err.msg);
+    struct events *q = events_new();
+    struct request_spec s = {.prompt = p.want.ids,
+                             .n_prompt = p.want.n_tokens,
+                             .embeds = p.embeds,
+                             .n_embeds = IMAGES,
+                             .rope_pos = p.pos,
+                             .max_tokens = 8,
+                             .ignore_eos = true,
+                             .sample = sample_params_default(),
+                             .client = 1,
+                             .queue = q};
+    struct request *held[4];
+    sem_t go; /* no step runs before */
+    sem_init(&go, 0, 0);
+    engine_on_step(e, wait_before_step, &go);
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < 4; i++) {
+            s.client = i < 2 ? 1 : (uint64_t)i;
+            assert_int_equal(engine_submit(e, &s, &held[i], &err), SUBMIT_OK);
+            if (i < 1)
+                continue;
+            s.client = 1;
+            assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_FULL);
+            assert_non_null(strstr(err.msg, "images"));
+        }
+        s.client = 9; /* the limit, twice */
+        assert_int_equal(engine_submit(e, &s, NULL, &err), SUBMIT_FULL);
+        sem_post(&go);
+        for (int i = 0; i < 2; i++)
+            request_cancel(held[i]);
+        struct engine_event ev;
+        for (int ended = 0; ended < 4;) {
+            assert_true(events_next(q, &ev, -1));
+            ended += ev.kind == EVENT_DONE;
+        }
+        for (int i = 0; i < 4; i++)
+            request_free(held[i]);
+        sem_wait(&go);
+    }
+    events_free(q);
+    engine_close(e);
+    prompt_clear(&p);
+}
+
 static void refuse(struct engine *e, struct request_spec s, const char *why)
 {
     struct error err = {0};
@@ -300,9 +373,8 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_token_rows),
-        cmocka_unit_test(test_engine),
+        cmocka_unit_test(test_golden),  cmocka_unit_test(test_token_rows),
+        cmocka_unit_test(test_engine),  cmocka_unit_test(test_bound),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import subprocess
 import sys
 import threading
 import zlib
@@ -216,10 +217,32 @@ def test_steps(_):
         s.stop()
 
 
+def test_memory(_):
+    """What requests hold of pictures is bounded: a second one of the same client is refused while the first runs, text is not."""
+    s = Server(BUILD, "--image-memory", "1K", model=FOLDER)
+    slow = json.dumps({"messages": [{"role": "user", "content": [url(A), text("Go on")]}], "ignore_eos": True, "n": 4, "stream": True}).encode()
+    refused = None
+    while not refused:  # unless the first has ended already
+        c = s.socket()
+        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(slow) + slow)
+        c.recv(15)
+        status, headers, reply = s.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [url(B)]}], **SAME})
+        refused = reply if status == 429 else None
+        assert status == 200 or int(headers["retry-after"]) > 0, reply
+        chat(s, "text")
+        c.close()
+    assert "images of other requests" in refused, refused
+    s.wait_metric("steel_requests_running", 0)
+    chat(s, [url(B)])
+    assert s.stop() == 0
+    p = subprocess.run([BUILD + "/steel", "serve", FOLDER, "--image-memory", "much"], capture_output=True, text=True)
+    assert p.returncode == 2 and "--image-memory much" in p.stderr, p
+
+
 def test_stop(s):
     """All is freed (under a sanitizer: nothing leaks)."""
     assert s.stop() == 0, s.log()[-2000:]
 
 
-run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind, test_steps, test_stop],
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind, test_steps, test_memory, test_stop],
           Server(BUILD, model=FOLDER))

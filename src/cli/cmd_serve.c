@@ -25,7 +25,8 @@ struct serve_flags {
     const char *keep_alive, *model_memory;
     const char *embedding, *rerank;
     struct listen_flags listen;
-    const char *model_path, *metrics, *kv_memory, *state_memory, *max_unsent, *mcp_file, *samplers;
+    const char *model_path, *metrics, *kv_memory, *state_memory, *image_memory, *max_unsent,
+        *mcp_file, *samplers;
     struct mcp_config mcp;
     struct opt_list page_origins, breakers;
     float step_ms;
@@ -123,6 +124,11 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
             args_usage_error(u, "--models %s: not a folder", f->dirs.items[i]);
             return false;
         }
+    }
+    if (f->image_memory &&
+        (!cli_parse_bytes(f->image_memory, &e->embed_bytes) || !e->embed_bytes)) {
+        args_usage_error(u, "--image-memory %s: use a size such as 2G or 512M", f->image_memory);
+        return false;
     }
     if (!finish_limits(u, f))
         return false;
@@ -365,6 +371,10 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
         {OPT_INT, 0, "max-image-tokens", 0, &f->image_tokens, 4, 16384, "N",
          "larger images are made smaller until they are N tokens (default 4096)"},
         {OPT_INT, 0, "store-mb", 0, &f->store_mb, 0, 65536, "N",
+        {OPT_STRING, 0, "image-memory", 0, &f.image_memory, 0, 0, "SIZE",
+         "images of waiting and running requests, as the model reads them (default 1G); beyond "
+         "that 429"},
+        {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_STRING, 0, "slot-save-path", 0, &f->srv.slot_save_path, 0, 0, "DIR",
          "clients may save and restore slots, with the cached pages of their prompts, in this "

@@ -9,7 +9,13 @@
 
 #include <string.h>
 
-enum { DEFAULT_QUEUE = 512, DEFAULT_SEQS = 16, MOST_SEQS_GPU = 256, MIN_ROWS_TO_READ = 64 };
+enum {
+    DEFAULT_QUEUE = 512,
+    DEFAULT_EMBED_MB = 1024,
+    DEFAULT_SEQS = 16,
+    MOST_SEQS_GPU = 256,
+    MIN_ROWS_TO_READ = 64
+};
 
 /* Whether the next n + 1 tokens can be sampled without knowing the tokens between them. */
 static bool picks_chained(const struct choice *c, int n)
@@ -540,6 +546,8 @@ struct engine *engine_open(const char *path, const struct engine_options *opt)
     struct runtime_options *r = &e->opt.runtime;
     if (e->opt.max_queue <= 0)
         e->opt.max_queue = DEFAULT_QUEUE;
+    if (!e->opt.embed_bytes)
+        e->opt.embed_bytes = (size_t)DEFAULT_EMBED_MB << 20;
     if (r->max_seqs <= 0) {
         r->max_seqs = DEFAULT_SEQS;
         r->max_seqs_gpu = MOST_SEQS_GPU;

@@ -28,9 +28,10 @@ enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MA
 struct engine_options {
     /* max_seqs 0 = 16, or what a GPU's cache holds; progress is set by the engine */
     struct runtime_options runtime;
-    int max_queue;        /* waiting choices; 0 = 512 */
-    int max_per_client;   /* running choices of one client; 0 = its share is the only bound */
-    double step_ms;       /* time budget of a step with decodes; 0 = automatic */
+    int max_queue;      /* waiting choices; 0 = 512 */
+    size_t embed_bytes; /* of embeddings in the prompts of waiting and running requests; 0 = 1 GB */
+    int max_per_client; /* running choices of one client; 0 = its share is the only bound */
+    double step_ms;     /* time budget of a step with decodes; 0 = automatic */
     bool no_prefix_cache; /* pages are shared while held, and not kept afterwards */
 };
 

@@ -39,6 +39,7 @@ struct request {
     struct choice *choices;   /* (n) */
     struct prompt_rows *rows; /* of embeds and rope_pos; NULL = neither */
     float *embeds;            /* what rows points to */
+    size_t embed_bytes;       /* its part of the engine's */
     int n, n_open;
     int64_t submitted_ns;
 };
@@ -75,7 +76,9 @@ struct engine {
     struct queue_share {
         uint64_t client;
         int n;
-    } * shares; /* (n_shares) of n_queued, by client */
+        size_t embed_bytes;
+    } * shares;         /* (n_shares) of n_queued and embed_bytes, by client */
+    size_t embed_bytes; /* of requests that have not ended */
     int n_shares, shares_cap;
     bool quit, cancels, masks_done;
     enum engine_state state;

@@ -452,3 +452,14 @@ void prompt_images_submit(const struct prompt_images *m, struct request_spec *sp
     spec->n_embeds = m->n_runs;
     spec->rope_pos = m->pos;
 }
+
+void prompt_images_rest(struct prompt_images *m)
+{
+    for (int i = 0; m && i < m->n; i++)
+        if (m->items[i].seen) {
+            cache_release(m->cache, m->items[i].seen);
+            m->items[i].seen = NULL;
+        }
+    if (m)
+        m->ready = false;
+}

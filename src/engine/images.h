@@ -66,5 +66,7 @@ bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struc
 bool prompt_images_encode(struct prompt_images *m, struct error *err);
 /* Sets spec's embeddings and positions, which stay m's. */
 void prompt_images_submit(const struct prompt_images *m, struct request_spec *spec);
+/* Gives the features back, for which prompt_images_encode looks again. */
+void prompt_images_rest(struct prompt_images *m);
 
 #endif

@@ -113,22 +113,29 @@ static uint64_t *content_of(const struct engine *e, const struct request_spec *s
     return content;
 }
 
+static size_t embed_bytes(const struct engine *e, const struct request_spec *s)
+{
+    size_t n = 0;
+    for (int i = 0; i < s->n_embeds; i++)
+        n += (size_t)s->embeds[i].n;
+    return n * (size_t)network_embed_width(&e->rt->model->net) * sizeof(float);
+}
+
 /* Copies the prompt's embeddings and positions. */
 static void copy_rows(struct request *r, const struct request_spec *s)
 {
     size_t n = (size_t)s->n_prompt, E = (size_t)network_embed_width(&r->engine->rt->model->net);
-    size_t total = 0, at = 0;
+    size_t at = 0;
     if (!s->n_embeds && !s->rope_pos)
         return;
     struct prompt_rows *rows = r->rows = mem_zalloc(1, sizeof *rows);
     rows->n = s->n_prompt;
-    for (int i = 0; i < s->n_embeds; i++)
-        total += (size_t)s->embeds[i].n;
     const float **embeds = mem_zalloc(n, sizeof *embeds);
     int32_t *spans = s->n_embeds && s->embeds[0].two_way ? mem_zalloc(2 * n, sizeof *spans) : NULL;
     rows->embeds = embeds;
     rows->spans = spans;
-    r->embeds = mem_alloc(total * E * sizeof *r->embeds);
+    r->embed_bytes = embed_bytes(r->engine, s);
+    r->embeds = mem_alloc(r->embed_bytes);
     for (int i = 0; i < s->n_embeds; i++) {
         const struct prompt_embeds *span = &s->embeds[i];
         memcpy(r->embeds + at * E, span->rows, (size_t)span->n * E * sizeof *r->embeds);
@@ -331,25 +338,27 @@ static enum submit_result check_spec(struct engine *e, const struct request_spec
     return ok ? SUBMIT_OK : SUBMIT_INVALID;
 }
 
-/* Returns the client's number of queued choices, then adds n to it. Call under the lock. */
-static int queue_share(struct engine *e, uint64_t client, int n)
+/* Returns what the client has in the queue and of embeddings, then adds n choices and `bytes` to it. Call under the lock. */
+static struct queue_share share_add(struct engine *e, uint64_t client, int n, int64_t bytes)
 {
     int i = 0;
     while (i < e->n_shares && e->shares[i].client != client)
         i++;
     if (i == e->n_shares) {
-        if (n <= 0)
-            return 0;
+        if (n <= 0 && bytes <= 0)
+            return (struct queue_share){client, 0, 0};
         if (e->n_shares == e->shares_cap) {
             e->shares_cap += e->shares_cap + 16;
             e->shares = mem_realloc(e->shares, (size_t)e->shares_cap, sizeof *e->shares);
         }
-        e->shares[e->n_shares++] = (struct queue_share){client, 0};
+        e->shares[e->n_shares++] = (struct queue_share){client, 0, 0};
     }
-    int had = e->shares[i].n;
+    struct queue_share had = e->shares[i];
     e->shares[i].n += n;
+    e->shares[i].embed_bytes += (size_t)bytes;
     e->n_queued += n;
-    if (!e->shares[i].n)
+    e->embed_bytes += (size_t)bytes;
+    if (!e->shares[i].n && !e->shares[i].embed_bytes)
         e->shares[i] = e->shares[--e->n_shares];
     return had;
 }
@@ -359,15 +368,42 @@ static int queue_share(struct engine *e, uint64_t client, int n)
 static bool queue_has_room(struct engine *e, uint64_t client, int n)
 {
     int64_t most = e->opt.max_queue;
-    if (queue_share(e, client, 0) == 0)
+    if (share_add(e, client, 0, 0).n == 0)
         most *= 2;
     return n <= most - e->n_queued;
 }
 
-static void give_back(const struct engine *e, const struct request_spec *spec)
+/* Counts the prompt's embeddings before they are copied. A client that has none may exceed the limit as it may the
+ * queue's. The only prompt with embeddings is always taken: its length is bounded by the context. */
+static bool take_embeds(struct engine *e, const struct request_spec *spec, struct error *err)
+{
+    size_t bytes = embed_bytes(e, spec), most = e->opt.embed_bytes;
+    if (!bytes)
+        return true;
+    pthread_mutex_lock(&e->lock);
+    if (share_add(e, spec->client, 0, 0).embed_bytes == 0)
+        most *= 2;
+    size_t held = e->embed_bytes;
+    bool fits = !held || (held < most && bytes <= most - held);
+    if (fits)
+        share_add(e, spec->client, 0, (int64_t)bytes);
+    else
+        e->n_rejected++;
+    pthread_mutex_unlock(&e->lock);
+    return fits ||
+           error_set(err, "the images of other requests fill the memory for them: %zu of %zu MB",
+                     held >> 20, e->opt.embed_bytes >> 20);
+}
+
+static void give_back(struct engine *e, const struct request_spec *spec, size_t bytes)
 {
     if (spec->n_loras)
         adapters_give_back(e->rt->adapters, spec->loras, spec->n_loras);
+    if (!bytes)
+        return;
+    pthread_mutex_lock(&e->lock);
+    share_add(e, spec->client, 0, -(int64_t)bytes);
+    pthread_mutex_unlock(&e->lock);
 }
 
 enum submit_result engine_submit(struct engine *e, const struct request_spec *spec,
@@ -384,8 +420,12 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
     struct new_request job = {e, spec, NULL};
     if (spec->n_loras && !adapters_take(e->rt->adapters, spec->loras, spec->n_loras, err))
         return SUBMIT_INVALID;
+    if (!take_embeds(e, spec, err)) {
+        give_back(e, spec, 0);
+        return SUBMIT_FULL;
+    }
     if (!mem_try(request_new, &job)) {
-        give_back(e, spec);
+        give_back(e, spec, embed_bytes(e, spec));
         error_set(err, "not enough memory for the request; try again later");
         return SUBMIT_NOT_READY;
     }
@@ -399,14 +439,14 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
         e->n_rejected++;
         res = SUBMIT_FULL;
     } else {
-        queue_share(e, spec->client, r->n);
+        share_add(e, spec->client, r->n, 0);
         *e->inbox_end = r;
         e->inbox_end = &r->next;
         pthread_cond_broadcast(&e->changed);
     }
     pthread_mutex_unlock(&e->lock);
     if (res != SUBMIT_OK) {
-        give_back(e, spec);
+        give_back(e, spec, r->embed_bytes);
         atomic_store(&r->refs, 1);
         request_unref(r);
         return res;
@@ -420,13 +460,13 @@ enum submit_result engine_submit(struct engine *e, const struct request_spec *sp
 
 void request_end(struct engine *e, struct request *r)
 {
-    give_back(e, &r->spec);
+    give_back(e, &r->spec, r->embed_bytes);
     request_unref(r);
 }
 
 void requests_leave_queue(struct engine *e, const struct request *r)
 {
     pthread_mutex_lock(&e->lock);
-    queue_share(e, r->spec.client, -1);
+    share_add(e, r->spec.client, -1, 0);
     pthread_mutex_unlock(&e->lock);
 }

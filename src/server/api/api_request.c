@@ -361,7 +361,8 @@ static bool submit(struct api_request *req)
             set_submit_error(req, res, &e, i);
     }
     mem_free(salt);
-    if (!req->responses || !req->responses->mcp) { /* the engine has copied what it needs */
+    prompt_images_rest(req->images); /* the engine has copied what it needs */
+    if (!req->responses || !req->responses->mcp) {
         prompt_images_free(req->images);
         req->images = NULL;
     }
