@@ -344,7 +344,8 @@ static void test_refused(void **state)
         struct engine *e = engine_open(MODEL, &opt);
         if (!engine_wait(e, &err))
             fail_msg("%s", err.msg);
-        struct prompt_embeds one = {1, 1, rows, {0}}, late = {3, 2, rows, {0}};
+        struct prompt_embeds one = {.at = 1, .n = 1, .rows = rows};
+        struct prompt_embeds late = {.at = 3, .n = 2, .rows = rows};
         struct prompt_embeds twice[] = {one, one};
         int32_t pos[12] = {0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3};
         struct request_spec s = {.prompt = prompt, .n_prompt = 4, .embeds = &one, .n_embeds = 1};
