@@ -180,6 +180,32 @@ def test_streams(s):
     assert got == alone
 
 
+def test_together(s):
+    """Four requests at once with one long prefix that has pictures: one computes it, the others take it from the cache. Another
+    picture in the same place shares the text before it alone."""
+    def ask(content):
+        return chat(s, content, max_tokens=3)
+    n = ask([text("A common text. " * 25), url(A)])["usage"]["prompt_tokens"]
+    for pictures in ((A, A, A, A), (A, B, A, B)):
+        lead = f"{len(set(pictures))} pictures. " + "A common text. " * 25
+        bodies = [[text(lead), url(p), text("More. " * 40), text(f"Question {i}?")] for i, p in enumerate(pictures)]
+        got = [None] * 4
+
+        def run(i):
+            got[i] = ask(bodies[i])
+        threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        cached = [r["usage"]["prompt_tokens_details"]["cached_tokens"] for r in got]
+        whole = [r["usage"]["prompt_tokens"] for r in got]
+        groups = [sorted(c for c, p in zip(cached, pictures) if p == q) for q in set(pictures)]
+        for g in groups:  # the first of a picture has at most the text before it, the others all whole pages
+            assert g[0] < n and all(c > n and c >= 0.98 * (min(whole) - 32) for c in g[1:]), (cached, whole, n)
+        assert [answer(r) for r in got] == [answer(chat(s, b, max_tokens=3)) for b in bodies]
+
+
 def test_blind(_):
     """Without a tower, or with --no-images, nothing has changed."""
     for flags, model in ((), None), (("--no-images",), FOLDER):
@@ -244,5 +270,5 @@ def test_stop(s):
     assert s.stop() == 0, s.log()[-2000:]
 
 
-run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_blind, test_steps, test_memory, test_stop],
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_together, test_blind, test_steps, test_memory, test_stop],
           Server(BUILD, model=FOLDER))
