@@ -370,11 +370,10 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
          "largest image that is decoded, width x height (default 33554432)"},
         {OPT_INT, 0, "max-image-tokens", 0, &f->image_tokens, 4, 16384, "N",
          "larger images are made smaller until they are N tokens (default 4096)"},
-        {OPT_INT, 0, "store-mb", 0, &f->store_mb, 0, 65536, "N",
-        {OPT_STRING, 0, "image-memory", 0, &f.image_memory, 0, 0, "SIZE",
+        {OPT_STRING, 0, "image-memory", 0, &f->image_memory, 0, 0, "SIZE",
          "images of waiting and running requests, as the model reads them (default 1G); beyond "
          "that 429"},
-        {OPT_INT, 0, "store-mb", 0, &f.store_mb, 0, 65536, "N",
+        {OPT_INT, 0, "store-mb", 0, &f->store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
         {OPT_STRING, 0, "slot-save-path", 0, &f->srv.slot_save_path, 0, 0, "DIR",
          "clients may save and restore slots, with the cached pages of their prompts, in this "
