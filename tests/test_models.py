@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import time
 
 from gguf_tools import Gguf, write_gguf
 from letters_model import letters_model
-from serverlib import HANG, Server, run_tests, sanitized
+from serverlib import HANG, Server, http_request, run_tests, sanitized
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 SECONDS = float(os.environ.get("STEEL_TEST_SECONDS", "6"))
@@ -258,6 +259,28 @@ def test_waiting():
     assert s.stop() == 0
 
 
+def test_waiting_shares():
+    """A client that fills the places of those who wait locks nobody else out."""
+    s = Models("--models", make_toys(3), "--max-models", "1", "--max-waiting", "4", "-c", "8192")
+
+    def ask(model, source, tokens, **more):
+        c = socket.create_connection(("127.0.0.1", s.port), source_address=(source, 0))
+        c.sendall(http_request(COMP, dict(more, model=model, prompt="a", max_tokens=tokens)))
+        return c
+    busy = ask("toy0", "127.0.0.1", 8000, ignore_eos=True, stream=True, n=8)
+    busy.recv(15)
+    waiting = [ask("toy1", "127.0.0.2", 1) for _ in range(4)]
+    s.wait_metric("steel_models_waiting", 4)
+    assert ask("toy1", "127.0.0.2", 1).recv(12) == b"HTTP/1.1 503"
+    mine = ask("toy2", "127.0.0.3", 1)
+    s.wait_metric("steel_models_waiting", 5)
+    assert ask("toy2", "127.0.0.3", 1).recv(12) == b"HTTP/1.1 503"
+    busy.close()
+    for c in (*waiting, mine):
+        assert c.recv(12) == b"HTTP/1.1 200"
+    assert s.stop() == 0, s.log()[-2000:]
+
+
 def test_other_tasks():
     """Embedding and rerank models among the others: by name, or as the only one of their kind; the wrong endpoint says so."""
     with tempfile.TemporaryDirectory() as d:
@@ -355,5 +378,5 @@ def test_random():
 
 
 if __name__ == "__main__":
-    tests = [test_folder, test_command_line, test_config, test_keep_alive, test_waiting, test_other_tasks, test_random]
+    tests = [test_folder, test_command_line, test_config, test_keep_alive, test_waiting, test_waiting_shares, test_other_tasks, test_random]
     run_tests([t for t in tests if len(sys.argv) < 3 or t.__name__ in sys.argv[2:]])

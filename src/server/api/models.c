@@ -367,11 +367,24 @@ bool models_choose(struct api_request *req, const json_t *body)
 
 /* Waiting */
 
+/* Whether one more request may wait. A client of which none waits may use up to twice the limit, so that others cannot
+ * lock it out. */
+static bool has_place(const struct models *m, const struct api_request *req)
+{
+    int most = m->server->opt.max_waiting;
+    if (m->n_waiting < most)
+        return true;
+    for (const struct api_request *r = m->waiting; r; r = r->next_waiting)
+        if (r->job.client == req->job.client)
+            return false;
+    return m->n_waiting < 2 * most;
+}
+
 bool models_wait(struct models *m, struct api_request *req)
 {
     struct model_entry *e = req->entry;
     int64_t now = clock_ns();
-    if (m->n_waiting >= m->server->opt.max_waiting) {
+    if (!has_place(m, req)) {
         api_fail(&req->err, 503, "unavailable_error",
                  "%d requests wait for models to load; try again later", m->n_waiting);
         return false;
