@@ -346,7 +346,7 @@ void plan_planes(struct plan *p)
 
 void plan_embeds(struct plan *p, const struct dims *s, int every)
 {
-    size_t width = (size_t)s->n_embd;
+    size_t width = (size_t)(s->n_embd * (1 + s->n_levels));
     p->embed_rows = random_floats((size_t)p->b.n_tokens * width, 1.0f);
     p->b.embeds = p->embeds;
     p->b.n_embeds = 0;

@@ -43,6 +43,7 @@ struct dims {
                    shared expert with a gate */
     bool fused; /* gate and up of mlps are one segment */
     int first_own, n_own; /* of all experts only these are here; n_own 0: all */
+    int n_levels;         /* of deepstack in given rows */
     unsigned heads;       /* what attention_case adds to plain heads: HEADS_ */
     struct bounds b;
 };
@@ -183,6 +184,7 @@ void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_encoders(void); /* encoders.c */
 void force_encoders(bool (*takes)(const char *formats, enum dtype t), const char *formats);
+void test_towers(void);  /* towers.c */
 void test_forward(void); /* steps.c */
 void test_drafts(void);
 void test_routed(void);

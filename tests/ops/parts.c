@@ -40,6 +40,8 @@ enum {
     RELU2 = 1 << 25,  /* squared ReLU in place of a gate */
     LATENT = 1 << 26, /* experts on projections of their input */
     PARALLEL = 1 << 27, /* the mlp reads what the mixer read */
+    DEEPSTACK = 1 << 28, /* features of an image tower's inner layers, after both layers */
+    SPANS = 1 << 29,     /* attention both ways inside an image, in the second layer */
 };
 
 static const struct {
@@ -86,6 +88,10 @@ static const struct {
     {"parallel", PARALLEL, 64},
     {"parallel experts", PARALLEL | EXPERTS | DENSE | APART | SCALES | NORM_OUT, 64},
     {"as nemotron", RELU2 | EXPERTS | LATENT | DENSE | APART | SIGMOID, 64},
+    {"deepstack", DEEPSTACK, 64},
+    {"deepstack and scales", DEEPSTACK | SCALES | NORM_OUT, 64},
+    {"both ways in images", SPANS, 64},
+    {"both ways in images and windows", SPANS | WINDOW | SINKS, 256},
     {"as gpt-oss", SINKS | WINDOW | BIAS | EXPERTS | TOP | CLAMP, 64},
     {"as gemma",
      WINDOW | V_NORM | K_IS_V | NORM_OUT | SCALES | GELU_TANH | EXPERTS | DENSE | OWN_NORMS |
@@ -169,6 +175,7 @@ static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
         a->window = parts & WINDOW && i == 0 ? 9 : 0;
         a->temp_beta = parts & TEMP ? 0.3f : 0;
         a->temp_len = 4;
+        a->span = parts & SPANS && (i == 1 || parts & WINDOW) ? SPAN_ALSO : SPAN_NONE;
         m->block.scale = parts & SCALES ? 0.7f : 0;
     }
     NORM(mixer.block.in, E, true);
@@ -267,6 +274,7 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
         m->block.scale = parts & SCALES ? 1.3f : 0;
         m->block.parallel = parts & PARALLEL;
         m->stream_scale = parts & SCALES ? 0.8f : 0;
+        m->deepstack = parts & DEEPSTACK ? 2 - i : 0;
     }
     NORM(mlp.block.in, E, true);
     if (parts & NORM_OUT)
@@ -312,6 +320,20 @@ static void make_ends(struct stock *k, unsigned parts, enum dtype type)
     }
 }
 
+/* Images in the prompts: keys 8 to 29 of the long one, keys 5 and 6 of the short one. */
+static void plan_spans(struct plan *p, int32_t *spans)
+{
+    p->b.spans = spans;
+    for (int s = p->b.n_decode; s < p->b.n_seqs; s++)
+        for (int t = p->q_start[s]; t < p->q_start[s + 1]; t++) {
+            int from = p->kv_len[s] > 20 ? 8 : 5, end = p->kv_len[s] > 20 ? 30 : 7;
+            if (p->pos[t] < from || p->pos[t] >= end)
+                continue;
+            spans[2 * t] = from;
+            spans[2 * t + 1] = end;
+        }
+}
+
 /* Rows whose experts the backends may not agree on count for nothing: they are drawn again. */
 static bool is_sure(struct duo *d, const struct plan *p, double tol)
 {
@@ -335,6 +357,7 @@ static void part_case(int c, enum dtype type, enum dtype kv, double tol)
     s.n_ff = 256;
     s.b.k_type = s.b.v_type = kv;
     s.b.max_embeds = 26;
+    s.n_levels = parts & DEEPSTACK ? 2 : 0;
     duo_open(&d, &s, 2);
     struct stock k = {.d = &d};
     for (int i = 0; i < 2; i++) {
@@ -356,6 +379,9 @@ static void part_case(int c, enum dtype type, enum dtype kv, double tol)
         char what[120];
         snprintf(what, sizeof what, "%s, %s", cases[c].name, dtype_name(type));
         plan_make(&p, &s, (const int(*)[2])seqs, 4, false);
+        int32_t spans[2 * 512] = {0};
+        if (parts & SPANS)
+            plan_spans(&p, spans);
         for (int draw = 0; draw < 300; draw++) {
             for (int i = 0; i < p.b.n_tokens; i++)
                 p.tokens[i] = (int32_t)(random_u64(&rng) % (uint64_t)s.n_vocab);

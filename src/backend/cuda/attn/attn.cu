@@ -6,6 +6,7 @@
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/kv_quant.cuh"
+#include "backend/cuda/gemm/gemm.cuh"
 
 #include <math.h>
 
@@ -64,10 +65,11 @@ DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float 
  * q, k and v of every row from its raw projections p.q: norms, RoPE, temperature. q goes to
  * (n_tokens, H, Dk), k and v to the cache. One warp per head. Grid: (groups of heads, rows); with a
  * norm over all heads, one block has all heads of its row. QUANT: p.kv.type holds two types.
+ * packed: all three go to its rows (n_tokens, row_width) instead, as fp16 scaled by HIDDEN_SCALE.
  */
 template <bool QUANT>
 static __global__ void __launch_bounds__(512)
-    attn_heads_kernel(const __grid_constant__ struct attn_args p, float *q)
+    attn_heads_kernel(const __grid_constant__ struct attn_args p, float *q, uint16_t *packed)
 {
     SHARED_BYTES(shared);
     dependency_wait();
@@ -83,6 +85,14 @@ static __global__ void __launch_bounds__(512)
         int i = part == ATTN_Q ? h : part == ATTN_K ? h - H : h - H - K;
         int dim = part == ATTN_V ? p.v_dim : p.kv.head_dim;
         attn_head_prepare(p, t, part, i, rms[part], head);
+        if (packed) {
+            uint16_t *to = packed + (size_t)t * (size_t)p.heads.row_width +
+                           (size_t)(attn_part_layout_of(p, part).at + i * dim);
+            for (int e = lane; e < dim; e += 32)
+                to[e] = float_to_half(clamp_half(head[e] * HIDDEN_SCALE));
+            __syncwarp();
+            continue;
+        }
         int type = part == ATTN_V ? kv_values(p.kv.type) : kv_keys(p.kv.type);
         if (QUANT && kv_is_rotated(type))
             kv_head_rotate(head, dim);
@@ -139,6 +149,11 @@ static __global__ void __launch_bounds__(128)
     if (p.bidirectional) {
         int end = p.step.kv_len[seq] - 1;
         last = p.window ? min(last + p.window - 1, end) : end;
+    }
+    if (p.spans && p.spans[2 * t] < p.spans[2 * t + 1]) {
+        int begin = p.spans[2 * t], end = p.spans[2 * t + 1] - 1;
+        from = p.span_only ? begin : min(from, begin);
+        last = p.span_only ? end : max(last, end);
     }
     if (p.step.slot[t] < 0)
         from = last + 1;
@@ -210,6 +225,8 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.n_rot = l->n_rot;
     p.window = l->window;
     p.bidirectional = l->bidirectional;
+    p.spans = l->spans;
+    p.span_only = l->span_only;
     p.eps = l->norm[l->norm[ATTN_Q].on ? ATTN_Q : ATTN_K].eps;
     p.scale = l->scale;
     p.split_acc = cu->split.acc;
@@ -303,8 +320,8 @@ bool attn_takes_raw(const struct cuda_backend *cu, const struct attn_layer *l)
            ((attn_decode_wide_fits(cu, l) || attn_decode_quant_fits(cu, l)) && !l->norm_whole);
 }
 
-void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
-                const float *qkv, float *q)
+static void heads_launch(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                         const float *qkv, float *q, uint16_t *packed)
 {
     struct attn_args p = attn_args_of(cu, l, s);
     p.q = qkv;
@@ -312,8 +329,20 @@ void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struc
     int warps = l->norm_whole ? 16 : 4, widest = l->k_dim > l->v_dim ? l->k_dim : l->v_dim;
     dim3 grid((unsigned)(l->norm_whole ? 1 : ceil_div(heads, warps)), (unsigned)s->n_tokens);
     auto kernel = cu->shape.kv_type ? attn_heads_kernel<false> : attn_heads_kernel<true>;
-    cuda_launch(cu, kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4, LAUNCH_EARLY, p,
-                q);
+    cuda_launch(cu, kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4, LAUNCH_EARLY, p, q,
+                packed);
+}
+
+void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                const float *qkv, float *q)
+{
+    heads_launch(cu, l, s, qkv, q, NULL);
+}
+
+void attn_heads_packed(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                       const float *qkv, uint16_t *to)
+{
+    heads_launch(cu, l, s, qkv, NULL, to);
 }
 
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
@@ -330,6 +359,10 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
     c.step = s;
     c.attn.args = &p;
     c.attn.out = &a;
+    if (l->spans) {
+        attn_any(cu, p, 0, s->n_tokens);
+        return a;
+    }
     if ((c.rows = s->n_tokens - s->n_decode))
         pick_run(cu, PICK_PROMPT, &c, N_STAGES);
     if ((c.rows = s->n_decode))

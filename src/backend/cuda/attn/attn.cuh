@@ -41,6 +41,8 @@ struct attn_args {
     /* Read only by the kernels for any layer (attn_any, attn_decode_wide, attn_prefill_wide). */
     int v_dim;
     bool bidirectional; /* no causal mask: attn_any only */
+    const int32_t *spans; /* see attn_layer.h: attn_any only */
+    bool span_only;
     const float *sinks; /* (H) or NULL */
     float softcap;      /* 0 = none */
     const float *gate;  /* row t, head h: gate + t * gate_row + h * gate_head, (v_dim); or NULL */

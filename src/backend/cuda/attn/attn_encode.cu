@@ -1,9 +1,11 @@
 /*
- * Encoder attention with mma.sync: bidirectional, over the whole text or within a window. A step
- * contains whole texts, so queries, keys and values are rows of one projection (fp16, scaled by
- * HIDDEN_SCALE) and no cache is read. A block has 64 rows of a text and one head, and
- * double-buffers tiles of 64 keys and values in shared memory. Texts are short: warps without rows
- * and groups of sixteen keys past the last are skipped.
+ * Encoder attention with mma.sync: bidirectional, over the whole text or image, within a window, or
+ * within each row's span. A step contains whole texts and images, so queries, keys and values are
+ * rows of one projection (fp16, scaled by HIDDEN_SCALE) and no cache is read. A block has 64 rows of
+ * a sequence and one head, and double-buffers tiles of 64 keys and values in shared memory. Texts
+ * are short: warps without rows and groups of sixteen keys past the last are skipped. Heads whose
+ * size is no multiple of 16 (72 in SigLIP's and Qwen's image towers) are padded with zeros in shared
+ * memory and in the fragments of the queries.
  */
 #include "backend/cuda/attn/attn.cuh"
 #include "backend/cuda/attn/attn_softmax.cuh"
@@ -16,12 +18,29 @@ struct encode_args {
     const uint16_t *qkv; /* (n_tokens, stride): H heads of q, K of k, K of v */
     const int2 *tiles;   /* sequence, first row */
     const int32_t *q_start, *slot;
+    const int32_t *spans; /* (n_tokens, 2) keys that a row sees, or NULL: all */
     float *a;           /* (n_tokens, H, D), or NULL: */
     uint16_t *fp16_out; /* (n_tokens, padded) fp16, in the order of fragment_slot */
     float *fp16_scale;  /* (n_tokens) */
     float to_log2;      /* factor from q K^T to scores in units of log2 */
     int stride, padded, n_heads, n_kv, window;
+    int dim; /* D without its padding, a multiple of 8 */
 };
+
+/* [first, last]: the keys that row t at position `pos` of a sequence of `n` rows sees. */
+DEVICE int2 encode_keys(const struct encode_args &p, int t, int pos, int n)
+{
+    int2 keys = {0, n - 1};
+    if (p.window) {
+        keys.x = max(0, pos - p.window + 1);
+        keys.y = min(n - 1, pos + p.window - 1);
+    }
+    if (p.spans && p.spans[2 * t] < p.spans[2 * t + 1]) {
+        keys.x = p.spans[2 * t];
+        keys.y = p.spans[2 * t + 1] - 1;
+    }
+    return keys;
+}
 
 /* Grid: (heads, tiles of 64 rows). Four warps with 16 rows each. Rows of shared memory are
  * padded by 16 bytes, so that eight consecutive rows are free of bank conflicts. */
@@ -37,21 +56,38 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
     int h = (int)blockIdx.x, H = p.n_heads, kv_head = h * p.n_kv / H;
     int2 tile = p.tiles[blockIdx.y];
     int start = p.q_start[tile.x], end = p.q_start[tile.x + 1], row0 = tile.y;
-    int rows = min((int)ENCODE_ROWS, end - row0), first = row0 - start, last = end - start - 1;
-    int from = 0;
-    if (p.window) {
-        from = max(0, first - p.window + 1) & ~15;
-        last = min(last, first + rows - 1 + p.window - 1);
+    int rows = min((int)ENCODE_ROWS, end - row0), first = row0 - start, dim = p.dim;
+    /* Keys that any of the tile's rows sees, and keys that all of them see. */
+    int from = end - start, last = 0, all_from = 0, all_last = from - 1;
+    for (int i = lane; i < rows; i += 32) {
+        int2 k = encode_keys(p, row0 + i, first + i, end - start);
+        from = min(from, k.x);
+        last = max(last, k.y);
+        all_from = max(all_from, k.x);
+        all_last = min(all_last, k.y);
     }
-    const uint16_t *keys = p.qkv + (size_t)start * (size_t)p.stride + (size_t)((H + kv_head) * D);
+#pragma unroll
+    for (int i = 16; i; i >>= 1) {
+        from = min(from, __shfl_xor_sync(FULL_WARP, from, i));
+        last = max(last, __shfl_xor_sync(FULL_WARP, last, i));
+        all_from = max(all_from, __shfl_xor_sync(FULL_WARP, all_from, i));
+        all_last = min(all_last, __shfl_xor_sync(FULL_WARP, all_last, i));
+    }
+    from &= ~15;
+    const uint16_t *keys = p.qkv + (size_t)start * (size_t)p.stride + (size_t)((H + kv_head) * dim);
+    for (int i = (int)threadIdx.x; i < 4 * ENCODE_KEYS; i += ENCODE_THREADS)
+        for (int k = dim; k < D; k += 8)
+            *(uint4 *)(shared + i * ROW + 2 * k) = make_uint4(0, 0, 0, 0);
     auto fetch = [&](int base, int buffer) {
         uint8_t *to = shared + buffer * 2 * TILE;
         int n = min((int)ENCODE_KEYS, (last - base + 16) & ~15);
         for (int i = (int)threadIdx.x; i < n * PIECES; i += ENCODE_THREADS) {
             int key = i / PIECES, piece = i - key * PIECES, real = min(base + key, last);
+            if (piece * 8 >= dim)
+                continue;
             const uint16_t *at = keys + (size_t)real * (size_t)p.stride + (size_t)(piece * 8);
             copy_async16(to + key * ROW + piece * 16, at);
-            copy_async16(to + TILE + key * ROW + piece * 16, at + p.n_kv * D);
+            copy_async16(to + TILE + key * ROW + piece * 16, at + p.n_kv * dim);
         }
         copy_async_commit();
     };
@@ -63,13 +99,19 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int r = min(w * 16 + g + 8 * (j & 1), rows - 1), d = i * 16 + 2 * c + 8 * (j >> 1);
-            qf[i][j] = *(const uint32_t *)(p.qkv + (size_t)(row0 + r) * (size_t)p.stride +
-                                           (size_t)(h * D + d));
+            qf[i][j] = d < dim ? *(const uint32_t *)(p.qkv + (size_t)(row0 + r) * (size_t)p.stride +
+                                                     (size_t)(h * dim + d))
+                               : 0;
         }
     float out[D / 8][4] = {};
     struct softmax_rows st;
     softmax_clear(st);
-    int pos[2] = {first + w * 16 + g, first + w * 16 + g + 8};
+    int2 seen[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = min(w * 16 + g + 8 * r, rows - 1);
+        seen[r] = encode_keys(p, row0 + row, first + row, end - start);
+    }
     bool busy = w * 16 < rows;
     for (int base = from, n = 0; base <= last; base += ENCODE_KEYS, n++) {
         if (base + ENCODE_KEYS <= last)
@@ -93,14 +135,14 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
                     mma_f16(s[2 * j], qf[i], b[0], b[1]);
                     mma_f16(s[2 * j + 1], qf[i], b[2], b[3]);
                 }
-        bool edge = base + ENCODE_KEYS - 1 > last || p.window;
+        bool edge = base < all_from || base + ENCODE_KEYS - 1 > all_last;
 #pragma unroll
         for (int j = 0; j < ENCODE_KEYS / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int key = base + j * 8 + 2 * c + (i & 1), apart = key - pos[i >> 1];
+                int key = base + j * 8 + 2 * c + (i & 1);
                 s[j][i] *= p.to_log2;
-                if (edge && (key > last || (p.window && (apart >= p.window || apart <= -p.window))))
+                if (edge && (key < seen[i >> 1].x || key > seen[i >> 1].y))
                     s[j][i] = -INFINITY;
             }
         softmax_tile<ENCODE_KEYS / 2>([&](int i) -> float & { return s[i >> 2][i & 3]; }, st);
@@ -134,7 +176,7 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
         int row = w * 16 + g + 8 * r;
         bool mine = row < rows, hidden = !mine || p.slot[row0 + row] < 0;
         float inv = hidden ? 0.0f : 1.0f / total;
-        float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * D;
+        float *to = p.a + ((size_t)(row0 + row) * (size_t)H + (size_t)h) * (size_t)dim;
         uint16_t *to_half = p.fp16_out + (size_t)(row0 + row) * (size_t)p.padded;
 #pragma unroll
         for (int j = 0; j < D / 8; j += 2) {
@@ -142,23 +184,29 @@ static __global__ void __launch_bounds__(ENCODE_THREADS)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 v[i] = hidden ? 0.0f : out[j + i / 2][2 * r + i % 2] * inv;
-            if (!p.fp16_out) {
-                if (mine) {
-                    *(float2 *)(to + j * 8 + 2 * c) =
-                        make_float2(v[0] / HIDDEN_SCALE, v[1] / HIDDEN_SCALE);
-                    *(float2 *)(to + j * 8 + 2 * c + 8) =
-                        make_float2(v[2] / HIDDEN_SCALE, v[3] / HIDDEN_SCALE);
-                }
+            if (p.fp16_out && dim % 16 == 0) {
+                softmax_fp16_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
+                                 to_half + h * dim + j * 8, mine && j * 8 < dim);
                 continue;
             }
-            softmax_fp16_put(pack_half2(v[0], v[1]), pack_half2(v[2], v[3]),
-                             to_half + h * D + j * 8, mine);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                int k = j * 8 + 8 * i + 2 * c;
+                if (!mine || k >= dim)
+                    continue;
+                if (p.fp16_out)
+                    *(uint32_t *)(to_half + fragment_slot(h * dim + k)) =
+                        pack_half2(v[2 * i], v[2 * i + 1]);
+                else
+                    *(float2 *)(to + k) =
+                        make_float2(v[2 * i] / HIDDEN_SCALE, v[2 * i + 1] / HIDDEN_SCALE);
+            }
         }
         if (p.fp16_out && mine && h == 0 && c == 0)
             p.fp16_scale[row0 + row] = 1.0f / HIDDEN_SCALE;
         if (p.fp16_out && mine && h == H - 1)
-            for (int k = H * D + 8 * c; k < p.padded; k += 32)
-                *(uint4 *)(to_half + k) = make_uint4(0, 0, 0, 0);
+            for (int k = H * dim + 2 * c; k < p.padded; k += 8)
+                *(uint32_t *)(to_half + fragment_slot(k)) = 0;
     }
 }
 
@@ -174,9 +222,9 @@ static void attn_encode_launch(struct cuda_backend *cu, const struct encode_args
 bool attn_encode_fits(const struct attn_layer *l)
 {
     int D = l->k_dim;
-    return l->bidirectional && (D == 16 || D == 32 || D == 64 || D == 96 || D == 128) &&
-           l->v_dim == D && l->n_heads % l->n_kv == 0 && attn_heads_plain(l) &&
-           !l->norm[ATTN_Q].on && !l->norm[ATTN_K].on && !l->sinks && l->softcap == 0;
+    return l->bidirectional && D >= 16 && D % 8 == 0 && D <= 128 && l->v_dim == D &&
+           l->n_heads % l->n_kv == 0 && !l->gated && !l->k_is_v && !l->shares_kv &&
+           l->temp_beta == 0 && !l->sinks && l->softcap == 0;
 }
 
 void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
@@ -198,16 +246,22 @@ void attn_encode(struct cuda_backend *cu, const struct attn_layer *l, const stru
     p.n_heads = l->n_heads;
     p.n_kv = l->n_kv;
     p.window = l->window;
+    p.spans = l->spans;
+    p.dim = l->k_dim;
     int tiles = cu->step.layout.n_q_tiles;
-    switch (l->k_dim) {
+    switch (ceil_div(l->k_dim, 16) * 16) {
     case 16:
         attn_encode_launch<16>(cu, p, tiles);
         break;
     case 32:
         attn_encode_launch<32>(cu, p, tiles);
         break;
+    case 48:
     case 64:
         attn_encode_launch<64>(cu, p, tiles);
+        break;
+    case 80:
+        attn_encode_launch<80>(cu, p, tiles);
         break;
     case 96:
         attn_encode_launch<96>(cu, p, tiles);

@@ -29,7 +29,11 @@ struct attn_layer {
     float scale, softcap; /* softcap 0 = none */
     int window;           /* 0 = all */
     bool bidirectional;   /* no causal mask: attn_encode.cu, attn_any */
-    const float *sinks;   /* (H) or NULL */
+    /* (n_tokens, 2) keys of the row's span; NULL = none. span_only: a row sees no others, else also
+     * those of its window. */
+    const int32_t *spans;
+    bool span_only;
+    const float *sinks; /* (H) or NULL */
     bool gated, k_is_v, shares_kv;
     float temp_beta;
     int temp_len;
@@ -52,6 +56,9 @@ bool attn_takes_raw(const struct cuda_backend *cu, const struct attn_layer *l);
 /* Makes q, k and v from the raw projections qkv: q to (n_tokens, H, Dk), k and v to the cache. */
 void attn_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                 const float *qkv, float *q);
+/* The same as rows of fp16 scaled by HIDDEN_SCALE, in the order of qkv; nothing goes to the cache. */
+void attn_heads_packed(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
+                       const float *qkv, uint16_t *to);
 /* raw: the step has decodes only, and cu->act.qkv still holds raw projections. */
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                         bool raw);

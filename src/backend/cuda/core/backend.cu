@@ -8,6 +8,7 @@
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/mtp.h"
+#include "backend/cuda/vision/tower.h"
 
 extern "C" {
 #include "backend/cuda/device.h"
@@ -84,6 +85,11 @@ static void op_embed(struct backend *be, const struct embed *e)
     struct step s = cuda_step(cu);
     struct resid *r = cuda_start_stream(cu, s.n_tokens);
     step_mark(cu);
+    if (e->patches) {
+        tower_embed(cu, e);
+        step_mark_end(cu, STAGE_EMBED);
+        return;
+    }
     cuda_embed(cu, e, r->x);
     if (e->positions)
         embed_add(cu, cuda_matrix(e->positions), s.pos, e->pos_offset, r->x, s.n_tokens);
@@ -106,7 +112,7 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->act.q;
-    c.attn.raw = s.n_decode == s.n_tokens && attn_takes_raw(cu, l);
+    c.attn.raw = s.n_decode == s.n_tokens && !l->spans && attn_takes_raw(cu, l);
     c.attn.layer = l;
     c.step = &s;
     const struct cuda_pick *p = pick_find(cu, PICK_QKV, &c);
@@ -195,6 +201,8 @@ static struct attn_layer layer_of(const struct cuda_backend *cu, const struct at
     l.softcap = a->softcap;
     l.window = a->window;
     l.bidirectional = a->bidirectional;
+    l.spans = tower_spans(cu, a);
+    l.span_only = a->span == SPAN_ONLY;
     l.sinks = a->sinks;
     l.gated = a->gated;
     l.k_is_v = a->k_is_v;
@@ -208,6 +216,10 @@ static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m,
 {
     const struct attention *l = &m->attention;
     struct attn_layer al = layer_of(cu, l, layer);
+    if (l->clips) {
+        tower_clip_qkv(cu, &m->block.in, l);
+        return encoder_attend(cu, &al);
+    }
     if (l->bidirectional)
         return encoder_mix(cu, &m->block.in, &al);
     bool raw = project(cu, &al, &m->block.in);
@@ -244,7 +256,7 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
     if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !epilogue.set &&
-        !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
+        m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.moe.experts = &experts;
     }
@@ -255,7 +267,12 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     if (p->run)
         return;
     c.stream = NULL; /* the input is a */
-    pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
+    if (m->kind == MIXER_ATTENTION && m->attention.clips)
+        tower_clip_linear(cu, wo, &m->attention.clips[3], &a, c.y);
+    else
+        pick_run(cu, PICK_LINEAR, &c, STAGE_OUTPUT);
+    if (m->block.out.kind == NORM_AFFINE)
+        tower_norm(cu, &m->block.out, c.y, c.rows, cu->shape.n_embd);
     r->add = ADD_ROWS;
     r->d = cu->act.block;
     r->epilogue = epilogue;
@@ -358,6 +375,7 @@ static void op_pick_shapes(struct backend *be, FILE *out)
 
 static const struct adapter_ops adapters = {lora_adapt, lora_unadapt};
 static const struct draft_ops draft = {mtp_keep, mtp_join};
+static const struct tower_ops tower = {tower_merge, tower_features};
 static const struct stream_ops stream = {op_stream_put, op_stream_get, op_logits_put};
 static const struct pick_ops picks = {pick_info, pick_force, op_pick_shapes};
 
@@ -388,6 +406,7 @@ static struct backend_ops make_ops(void)
     o.logits = op_logits;
     o.adapters = &adapters;
     o.draft = &draft;
+    o.tower = &tower;
     o.stream = &stream;
     o.picks = &picks;
     return o;

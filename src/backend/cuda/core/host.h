@@ -26,6 +26,15 @@ struct cuda_mtp {
     int narrows; /* the layer after which rows without logits are dropped; -1: the head */
 };
 
+/* vision/tower.cu. Each buffer is allocated only if the network needs it. */
+struct cuda_tower {
+    int spans;        /* step block offset of batch.spans; -1: the step has none */
+    float *patches;   /* (max_tokens, patch values) */
+    float *merged[2]; /* rows inside a merger */
+    float *features;  /* (rows, network_feature_width) of the last step */
+    float *clip_in, *clip_out, *clip_hidden, *clip_act; /* of products with bounds */
+};
+
 /* canary.cu. The pinned blocks alternate between the steps in flight: results (max_seqs), expected
  * marks (max_seqs, max_pages), marks to be written (n_pages). */
 struct cuda_canary {
@@ -42,6 +51,7 @@ struct cuda_whole {
     struct cuda_loras loras;
     struct cuda_comm comm;
     struct cuda_mtp mtp;
+    struct cuda_tower tower;
     struct cuda_canary canary;
 };
 static inline struct cuda_backend *cuda_self(struct backend *be)

@@ -456,7 +456,9 @@ static bool encode_mma_fits(const struct cuda_backend *cu, const struct pick_cas
 }
 static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    bool fits = encode_mma_fits(cu, c) && gemm_wgmma_suits(cu, c->w, false) &&
+    const struct attn_layer *l = c->attn.layer;
+    bool norms = l->norm[ATTN_Q].on || l->norm[ATTN_K].on || l->norm[ATTN_V].on; /* of floats */
+    bool fits = encode_mma_fits(cu, c) && !norms && gemm_wgmma_suits(cu, c->w, false) &&
                 !lora_changes(cu, c->w);  /* adapters add to floats */
     for (int i = 0; i < c->w->n_seg; i++) /* results are laid out as without tiles */
         fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;

@@ -5,6 +5,7 @@
 #include "backend/cuda/attn/attn_layer.h"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/mtp.h"
+#include "backend/cuda/vision/tower.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -47,7 +48,7 @@ static const uint64_t PARTS =
     PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS | PART_LAYER_HEADS |
     PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_DELTA_NET | PART_LATENT |
     PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_SSM | PART_SHORT_CONV |
-    PART_ALONE;
+    PART_ALONE | PART_TOWER | PART_DEEPSTACK | PART_SPANS;
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
  * four columns at a time. */
@@ -142,7 +143,7 @@ bool cuda_supports(struct backend *be, const struct network *net, struct error *
     for (int i = 0; i < net->n_layers; i++)
         if (!mixer_supported(cu, net, i, err) || !mlp_supported(cu, net, i, err))
             return false;
-    return mtp_supported(net, err) && encoder_supported(net, err);
+    return mtp_supported(net, err) && encoder_supported(net, err) && tower_supported(net, err);
 }
 
 /* The limits, after cuda_supports has checked the network. */
@@ -198,10 +199,11 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
 {
     const struct model_shape *s = &cu->shape;
     size_t tokens = (size_t)s->max_tokens, seqs = (size_t)s->max_seqs, out = (size_t)s->max_out;
-    size_t embeds = (size_t)s->max_embeds * (size_t)s->n_embd * sizeof(float);
+    size_t embeds = (size_t)s->max_embeds * (size_t)network_embed_width(cu->net) * sizeof(float);
     cu->step.capacity = STEP_HEAD + 64 + (cu->rope.tables.planes ? 8 : 5) * tokens + 6 * seqs +
                         out + 16 + 2 * (tokens / 64 + seqs + 1) + seqs * (size_t)s->max_pages +
-                        lora_step_ints(cu) + mtp_step_ints(cu);
+                        lora_step_ints(cu) + mtp_step_ints(cu) +
+                        tower_step_ints(cu->net, s->max_tokens);
     for (int i = 0; i < 2; i++) {
         struct step_flight *f = &cu->queue.steps[i];
         f->chosen = (bool *)mem_zalloc(out + 1, sizeof *f->chosen);
@@ -209,10 +211,15 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
         if (e != cudaSuccess)
             return error_set(err, "CUDA: %s", cudaGetErrorString(e));
         if (!cuda_pin((void **)&cu->step.hosts[i], (void **)&cu->step.mappeds[i],
-                      cu->step.capacity * 4, err) ||
-            (embeds && !cuda_pin((void **)&cu->step.embeds_hosts[i],
-                                 (void **)&cu->step.embeds_mappeds[i], embeds, err)))
+                      cu->step.capacity * 4, err))
             return false;
+        if (i && cu->net->n_mergers) { /* a tower's steps run one at a time: one buffer */
+            cu->step.embeds_hosts[1] = cu->step.embeds_hosts[0];
+            cu->step.embeds_mappeds[1] = cu->step.embeds_mappeds[0];
+        } else if (embeds && !cuda_pin((void **)&cu->step.embeds_hosts[i],
+                                       (void **)&cu->step.embeds_mappeds[i], embeds, err)) {
+            return false;
+        }
     }
     return sample_prepare(cu, err);
 }
@@ -258,7 +265,7 @@ static size_t ungated_width(const struct network *net)
 {
     size_t most = 0;
     for (int i = 0; i < net->n_layers; i++)
-        if (net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU)
+        if (net->layers[i].mlp.dense.gate_up && !activation_is_gated(net->layers[i].mlp.dense.act))
             widen(&most, (size_t)net->layers[i].mlp.dense.down->n_in);
     return most;
 }
@@ -278,6 +285,7 @@ static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
     widest = ungated_width(cu->net) > widest ? ungated_width(cu->net) : widest;
+    widest = widest > tower_widest(cu->net) ? widest : tower_widest(cu->net);
     widest = widest > lora_widest(cu) ? widest : lora_widest(cu);
     size_t hidden = used * ffe > ff ? used * ffe : ff;
     size_t pairs = (size_t)cu->rope.tables.pairs;
@@ -334,7 +342,8 @@ static bool pairs_fit(const struct network *net, struct error *err)
 {
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
-        bool lone = m->dense.act == ACT_PLAIN_GELU;
+        /* bounded products take neither a pair's kernels */
+        bool lone = !activation_is_gated(m->dense.act) || m->dense.clips;
         const struct weight *w[] = {lone ? NULL : m->dense.gate_up,
                                     m->router.w ? m->experts.gate_up : NULL};
         for (int j = 0; j < 2; j++)
@@ -366,7 +375,7 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     return lora_prepare(cu, &own, err) && alloc_steps(cu, err) && alloc_scratch(cu, err) &&
            alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
-           encoder_prepare(cu, &own, err) && mtp_prepare(cu, net, &own, err) &&
+           encoder_prepare(cu, &own, err) && tower_prepare(cu, &own, err) && mtp_prepare(cu, net, &own, err) &&
            canary_prepare(cu, &own, err);
 }
 

@@ -6,6 +6,7 @@
  */
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/mtp.h"
+#include "backend/cuda/vision/tower.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -192,7 +193,7 @@ static int layout_rope_pos(struct cuda_backend *cu, const struct batch *b, int u
 
 static void copy_embeds(struct cuda_backend *cu, const struct batch *b, int turn)
 {
-    size_t width = (size_t)cu->shape.n_embd;
+    size_t width = (size_t)network_embed_width(cu->net);
     cu->step.layout.n_embeds = b->n_embeds;
     cu->step.embeds = cu->step.embeds_mappeds[turn];
     for (int i = 0; i < b->n_embeds; i++)
@@ -219,6 +220,7 @@ static int layout_batch(struct cuda_backend *cu, const struct batch *b)
     l->out_rows = copy_ints(cu, &used, b->out_rows, b->n_out);
     used = mtp_put(cu, b, layout_types(cu, b, layout_states(cu, b, used)));
     used = layout_rope_pos(cu, b, lora_put(cu, b, used));
+    used = tower_put(cu, b, used);
     used = mtp_put_pages(cu, b, layout_pages(cu, b, layout_rows(cu, b, used)));
     CHECK((size_t)used <= cu->step.capacity, "the step block is full");
     cu->step.host[STEP_INTS] = used;

@@ -72,7 +72,12 @@ static __global__ void __launch_bounds__(128)
     }
     float by = rsqrtf(warp_sum(squares) / (float)width + a.gain.eps);
     for (int k = lane * V; k < width; k += 32 * V) {
-        piece x = columns_at<V>(row, k), g = columns_at<V>(a.gain.gain, k), b = {};
+        piece x = columns_at<V>(row, k), g, b = {};
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            g.v[i] = 1.0f;
+        if (a.gain.gain)
+            g = columns_at<V>(a.gain.gain, k);
         if (a.gain.bias)
             b = columns_at<V>(a.gain.bias, k);
 #pragma unroll
@@ -173,6 +178,10 @@ void encoder_heads(struct cuda_backend *cu, const struct attn_layer *l, const st
                    const float *qkv)
 {
     struct heads_args p = {};
+    if (l->norm[ATTN_Q].on || l->norm[ATTN_K].on || l->norm[ATTN_V].on) {
+        attn_heads_packed(cu, l, s, qkv, cu->encoder->qkv);
+        return;
+    }
     p.from = qkv;
     p.to = cu->encoder->qkv;
     p.rope = l->rope;
@@ -201,10 +210,10 @@ bool encoder_supported(const struct network *net, struct error *err)
         if (bidirectional != encoder_bidirectional(net))
             return network_refuse(err, i, "bidirectional attention in only some of the layers is",
                                   "cuda");
-        if (p->router.w && p->experts.act == ACT_PLAIN_GELU)
+        if (p->router.w && !activation_is_gated(p->experts.act))
             return network_refuse(err, i, "an expert without a gate is", "cuda");
         if (p->router.w && (p->block.in.kind == NORM_LAYER || p->experts_in.kind == NORM_LAYER ||
-                            p->router.norm.kind == NORM_LAYER || p->dense.act == ACT_PLAIN_GELU))
+                            p->router.norm.kind == NORM_LAYER || !activation_is_gated(p->dense.act)))
             return network_refuse(err, i, "this norm or MLP in a layer with experts is", "cuda");
         if (p->dense_out.kind == NORM_LAYER || p->experts_out.kind == NORM_LAYER ||
             p->embed.norm.kind == NORM_LAYER || m->block.out.kind == NORM_LAYER ||
@@ -223,7 +232,7 @@ bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct err
     network_measure(net, &max);
     for (int i = 0; i < net->n_layers; i++)
         ungated |=
-            net->layers[i].mlp.dense.gate_up && net->layers[i].mlp.dense.act == ACT_PLAIN_GELU;
+            net->layers[i].mlp.dense.gate_up && !activation_is_gated(net->layers[i].mlp.dense.act);
     struct encoder_scratch *s = (struct encoder_scratch *)mem_zalloc(1, sizeof *s);
     cu->encoder = s;
     size_t tokens = (size_t)b->max_tokens;
@@ -256,6 +265,21 @@ struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
     c.step = &s;
     c.attn.out = &a;
     pick_run(cu, PICK_ENCODE, &c, N_STAGES); /* marks its stages itself */
+    return a;
+}
+
+struct rows encoder_attend(struct cuda_backend *cu, const struct attn_layer *l)
+{
+    struct step s = cuda_step(cu);
+    struct rows a = rows_of(cu->act.attn, s.n_tokens, l->n_heads * l->v_dim);
+    step_mark(cu);
+    if (attn_encode_fits(l)) {
+        encoder_heads(cu, l, &s, cu->act.qkv);
+        attn_encode(cu, l, &s, &a);
+    } else {
+        a = attn_bidirectional(cu, l, &s);
+    }
+    step_mark_end(cu, STAGE_ATTENTION);
     return a;
 }
 

@@ -32,8 +32,8 @@ void encoder_norm(struct cuda_backend *cu, const struct encoder_norm &p);
 /* Applies an activation without a gate to hidden units (rows, width) in place. */
 void encoder_act(struct cuda_backend *cu, const struct gating &act, float *h, int rows, int width);
 
-/* q, k and v of rows as fp16, with RoPE: from float projections (rows, n_out), or in place if
- * qkv is NULL. */
+/* q, k and v of rows as fp16, with norms and RoPE: from float projections (rows, n_out), or, without
+ * norms, in place if qkv is NULL. */
 void encoder_heads(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                    const float *qkv);
 

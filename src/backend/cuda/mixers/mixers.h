@@ -45,6 +45,8 @@ bool encoder_supported(const struct network *net, struct error *err);
 bool encoder_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err);
 struct rows encoder_mix(struct cuda_backend *cu, const struct norm *norm,
                         const struct attn_layer *l);
+/* The attention alone, of the raw projections in cu->act.qkv. */
+struct rows encoder_attend(struct cuda_backend *cu, const struct attn_layer *l);
 /* For a network without an LM head the result is norm(stream). encoder_send records the copy of
  * the result to the host at the end of a step; encoder_row reads a row of the last finished
  * step. */

@@ -8,6 +8,7 @@
  */
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/core/host.h"
+#include "backend/cuda/vision/tower.h"
 
 #include <math.h>
 
@@ -31,7 +32,8 @@ struct gain cuda_gain(const struct cuda_backend *cu, const struct norm *n)
 struct resid_epilogue cuda_epilogue(const struct cuda_backend *cu, const struct block *b)
 {
     struct resid_epilogue c = {};
-    c.out = cuda_gain(cu, &b->out);
+    if (b->out.kind != NORM_AFFINE) /* applied to the block's rows at once */
+        c.out = cuda_gain(cu, &b->out);
     c.sum = cuda_gain(cu, &b->sum);
     c.scale = or_one(b->scale);
     c.stream_scale = 1.0f;
@@ -43,13 +45,15 @@ struct gating cuda_gating(const struct ffn *f)
 {
     struct gating g = {};
     g.plain = f->act == ACT_SILU;
-    g.ungated = f->act == ACT_PLAIN_GELU;
-    g.erf = f->act == ACT_GELU || g.ungated;
+    g.ungated = !activation_is_gated(f->act);
+    g.erf = f->act == ACT_GELU || f->act == ACT_PLAIN_GELU;
     g.linear = 1.0f;
     g.limit = INFINITY;
-    if (f->act == ACT_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
+    if (f->act == ACT_GELU_TANH || f->act == ACT_PLAIN_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
         g.linear = 1.5957691216f;
         g.cubic = g.linear * 0.044715f;
+    } else if (f->act == ACT_PLAIN_QUICK_GELU) {
+        g.linear = 1.702f;
     } else if (f->act == ACT_SWIGLU_CLAMP) {
         g.linear = f->alpha;
         g.limit = f->limit;
@@ -211,6 +215,23 @@ static void run_plain(struct cuda_backend *cu, const struct mlp *m, struct resid
     run(cu, m->router.w ? PICK_MOE : c.mlp.act.ungated ? PICK_UNGATED : PICK_FFN, &c, m);
 }
 
+/* The dense mlp, or the experts, or both; what they add to the stream is pending afterwards. */
+static void run_mlp(struct cuda_backend *cu, const struct mlp *m, struct resid_epilogue *epilogue)
+{
+    struct resid *r = &cu->resid;
+    if (m->dense.gate_up && m->dense.clips) {
+        tower_clip_ffn(cu, &m->block.in, &m->dense, cu->act.block);
+        r->add = ADD_ROWS;
+        r->d = cu->act.block;
+    } else if (cuda_is_plain(m)) {
+        run_plain(cu, m, epilogue);
+    } else {
+        run_both(cu, m, epilogue);
+    }
+    if (m->block.out.kind == NORM_AFFINE)
+        tower_norm(cu, &m->block.out, cu->act.block, r->rows, cu->shape.n_embd);
+}
+
 /* x += norm((act(x Wg^T) * e) Wp^T) */
 static void run_layer_embed(struct cuda_backend *cu, const struct layer_embed *l, int layer,
                             struct resid_epilogue *epilogue)
@@ -254,10 +275,8 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
     if (!r->rows || mlp_is_none(m))
         return;
-    if (cuda_is_plain(m))
-        run_plain(cu, m, &epilogue);
-    else
-        run_both(cu, m, &epilogue);
+    if (m->dense.gate_up || m->router.w)
+        run_mlp(cu, m, &epilogue);
     comm_sum_beside(cu, &epilogue, m->dense_partial, m->experts_partial);
     comm_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
     epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain;
@@ -268,4 +287,6 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     epilogue.stream_scale = or_one(m->stream_scale);
     epilogue.set = epilogue.set || epilogue.stream_scale != 1.0f;
     r->epilogue = epilogue;
+    if (m->deepstack)
+        tower_deepstack(cu, m->deepstack);
 }
