@@ -142,12 +142,19 @@ static void golden_clear(struct golden *g)
     logits_free(&g->want);
 }
 
+/* STEEL_TEST_DEVICE: a GPU in place of the CPU. The reference needs none. */
+static const char *device(void)
+{
+    return getenv("STEEL_ISA") ? "cpu" : getenv("STEEL_TEST_DEVICE");
+}
+
 static struct tensorfile *opened; /* of open_encoder: its mapped weights are read in each step */
 
 static struct encoder *open_encoder(const char *path, enum dtype kv_type)
 {
     struct error err = {0};
-    struct encoder_options opt = {.backend.threads = 2, .kv_type = kv_type};
+    struct encoder_options opt = {.backend = {.device = device(), .threads = 2},
+                                  .kv_type = kv_type};
     opened = tensorfile_open(path, &err);
     assert_non_null(opened);
     struct encoder *e = encoder_open(opened, &opt, &err);
@@ -267,6 +274,9 @@ static double logits_off(const struct golden *g, const struct features *features
             for (int j = 0; j < g->spans[run].rows * g->spans[run].cols; j++)
                 embeds[g->spans[run].at + j] = features[i].values + k++ * features[i].width;
     opt.backend.threads = 2;
+    opt.backend.device = device();
+    if (device() && strcmp(device(), "cpu") != 0) /* what tensor cores read */
+        opt.k_type = opt.v_type = DT_F16;
     struct runtime *rt = runtime_open(g->path, &opt, &err);
     if (!rt)
         fail_msg("%s", err.msg);
@@ -310,7 +320,11 @@ static void check_model(const char *path, const char *isa, double most)
     golden_read(&g, path, encoder_config(e));
     encode(&g, e, got);
     double off = compare_features(&g, e, got);
-    print_message("%s on %s: features %.1e from the golden's\n", path, isa ? isa : "the CPU", off);
+    print_message("%s on %s: features %.1e from the golden's\n", path,
+                  isa        ? isa
+                  : device() ? device()
+                             : "the CPU",
+                  off);
     assert_true(off < most);
     if (isa) {
         check_pixels(&g, e);

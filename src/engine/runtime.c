@@ -169,10 +169,10 @@ static bool open_mmproj(struct runtime *rt, const char *named, struct error *err
     return rt->mmproj != NULL;
 }
 
-/* Whether an image tower will be loaded, from the model's file or its mmproj; it runs on the CPU, beside a model on the
- * CPU. text: the config with deepstack. */
+/* Whether an image tower will be loaded, from the model's file or its mmproj, on the model's device. text: the config
+ * with deepstack. */
 static bool choose_images(struct runtime *rt, const struct runtime_options *opt,
-                          struct step_limits *lim, struct model_size *size, struct error *err)
+                          struct model_size *size, struct error *err)
 {
     struct error why = {0};
     struct tower_config tower;
@@ -189,7 +189,6 @@ static bool choose_images(struct runtime *rt, const struct runtime_options *opt,
         if (rt->sees) {
             model_measure(f, c, &more);
             size->bytes += more.bytes;
-            lim->max_embeds = lim->max_tokens;
         }
     }
     mem_free(text);
@@ -202,11 +201,12 @@ static bool choose_images(struct runtime *rt, const struct runtime_options *opt,
     return true;
 }
 
-/* A tower that cannot be opened leaves a model that reads text. */
-static void open_images(struct runtime *rt, const struct runtime_options *opt)
+/* A tower that cannot be opened leaves a model that reads text. On a GPU its memory is taken before the cache's. */
+static void open_images(struct runtime *rt, const struct runtime_options *opt, const char *device)
 {
     struct error why = {0};
-    struct encoder_options o = {.backend.threads = opt->backend.threads,
+    struct encoder_options o = {.backend.device = device,
+                                .backend.threads = opt->backend.threads,
                                 .backend.deterministic = opt->backend.deterministic,
                                 .kv_type = opt->k_type == DT_F32 ? DT_F32 : DT_NONE,
                                 .max_features = opt->image_features};
@@ -214,6 +214,7 @@ static void open_images(struct runtime *rt, const struct runtime_options *opt)
         return;
     rt->encoder = encoder_open(rt->mmproj ? rt->mmproj : rt->file, &o, &why);
     if (!rt->encoder) {
+        rt->sees = false;
         error_prefix(&why, "no images");
         sizing_add_notice(&rt->notice, &why);
     }
@@ -246,11 +247,12 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
     bool ok = choose_device(rt, opt, &c, net, &size, device, err);
     if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, net, device, err);
-    if (ok && opt->images && opt->mmproj && device_kind(device->device) == DEVICE_GPU)
-        ok = error_set(err, "%s: image towers are not supported on GPUs", opt->mmproj);
+    if (ok && device_kind(device->device) == DEVICE_GPU)
+        ok = choose_images(rt, opt, &size, err);
     if (ok && device_kind(device->device) != DEVICE_GPU) {
         o->limits = sizing_limits(opt, false, join_outlook(device->device, 0).stages);
-        ok = choose_images(rt, opt, &o->limits, &size, err);
+        ok = choose_images(rt, opt, &size, err);
+        o->limits.max_embeds = rt->sees ? o->limits.max_tokens : o->limits.max_embeds;
         struct cache_room room = sizing_host_room(opt, net, &size, &o->limits);
         rt->be = ok ? backend_open(device, err) : NULL;
         ok = rt->be && check_cache(opt, net, err) &&
@@ -359,8 +361,10 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     int lora_rank = 0;
     if (!agree(meet, load(rt, o->opt, &lora_rank, err), err))
         return false;
+    open_images(rt, o->opt, o->device.device);
     if (gpu && !fit_gpu(rt, o, &lim, &cache, err))
         return false;
+    lim.max_embeds = rt->sees ? lim.max_tokens : lim.max_embeds;
     const struct network *net = &rt->model->net;
     int page_len = o->opt->page_len > 0 ? o->opt->page_len : 16;
     int64_t pages = (cache.tokens + page_len - 1) / page_len + lim.max_seqs;
@@ -400,7 +404,6 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
         runtime_close(rt);
         return NULL;
     }
-    open_images(rt, opt);
     rt->load_ns = clock_ns() - t0;
     if (rt->be->comm)
         sizing_add_notice(&rt->notice, &rt->be->comm->notice);

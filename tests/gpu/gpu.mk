@@ -22,17 +22,19 @@ $(B)/sim/test_ops: $(SIM_CUDA) $(SIM_OPS)
 $(B)/sim/src/backend/devices.c.o: SIM_FLAGS += -DSTEEL_CUDA
 $(B)/sim/steel: LIBS += $(CLI_LIBS)
 $(B)/sim/steel: $(CLI_OBJ) $(B)/libserver.a
-$(B)/sim/test_speculate $(B)/sim/test_canary: LIBS += -lcmocka
+$(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_vision: LIBS += -lcmocka
 $(B)/sim/test_speculate: $(B)/tests/test_speculate.o
 $(B)/sim/test_canary: $(B)/tests/test_canary.o
-$(B)/sim/steel $(B)/sim/test_speculate $(B)/sim/test_canary: $(B)/sim/src/backend/devices.c.o $(SIM_CUDA) $(B)/libsteel.a
+$(B)/sim/test_vision: $(B)/tests/test_vision.o
+$(B)/sim/steel $(B)/sim/test_speculate $(B)/sim/test_canary $(B)/sim/test_vision: $(B)/sim/src/backend/devices.c.o $(SIM_CUDA) $(B)/libsteel.a
 	$(sim_link)
 $(B)/sim/libnccl.so.2: tests/gpu/fakenccl.cpp tests/gpu/cudasim.h
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -std=gnu++17 -Wall $(SIM_FLAGS) -fPIC -shared -o $@ $<
 test-cuda-faults: test-build $(B)/sim/steel $(B)/sim/libnccl.so.2 ## CUDA and NCCL calls fail, in the simulator
 	@SIM_TESTS=1 ONLY=test_cuda_faults sh tests/run.sh $(B)
-test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(B)/sim/test_canary $(MPI) ## the GPU's kernels, simulated on the CPU
+test-sim: $(B)/sim/test_ops $(B)/sim/steel $(B)/sim/libnccl.so.2 $(B)/sim/test_canary $(B)/sim/test_vision $(MPI) ## the GPU's kernels, simulated on the CPU
 	LD_LIBRARY_PATH=$(B)/sim $(B)/sim/test_ops
 	STEEL_TEST_DEVICE=cuda $(B)/sim/test_canary
+	STEEL_TEST_DEVICE=cuda $(B)/sim/test_vision
 	python3 tests/gpu/ranks_sim.py $(B)
