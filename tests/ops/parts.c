@@ -39,7 +39,7 @@ enum {
     LAYERS = 1 << 24, /* the second layer has other heads, scale and RoPE than the first */
     RELU2 = 1 << 25,  /* squared ReLU in place of a gate */
     LATENT = 1 << 26, /* experts on projections of their input */
-    PARALLEL = 1 << 27, /* the mlp reads what the mixer read */
+    PARALLEL = 1 << 27,  /* the mlp reads what the mixer read */
     DEEPSTACK = 1 << 28, /* features of an image tower's inner layers, after both layers */
     SPANS = 1 << 29,     /* attention both ways inside an image, in the second layer */
 };

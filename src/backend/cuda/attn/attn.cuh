@@ -40,7 +40,7 @@ struct attn_args {
     uint8_t *row_records; /* a in the record layout of rows.cuh; or NULL */
     /* Read only by the kernels for any layer (attn_any, attn_decode_wide, attn_prefill_wide). */
     int v_dim;
-    bool bidirectional; /* no causal mask: attn_any only */
+    bool bidirectional;   /* no causal mask: attn_any only */
     const int32_t *spans; /* see attn_layer.h: attn_any only */
     bool span_only;
     const float *sinks; /* (H) or NULL */

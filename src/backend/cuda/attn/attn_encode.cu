@@ -19,10 +19,10 @@ struct encode_args {
     const int2 *tiles;   /* sequence, first row */
     const int32_t *q_start, *slot;
     const int32_t *spans; /* (n_tokens, 2) keys that a row sees, or NULL: all */
-    float *a;           /* (n_tokens, H, D), or NULL: */
-    uint16_t *fp16_out; /* (n_tokens, padded) fp16, in the order of fragment_slot */
-    float *fp16_scale;  /* (n_tokens) */
-    float to_log2;      /* factor from q K^T to scores in units of log2 */
+    float *a;             /* (n_tokens, H, D), or NULL: */
+    uint16_t *fp16_out;   /* (n_tokens, padded) fp16, in the order of fragment_slot */
+    float *fp16_scale;    /* (n_tokens) */
+    float to_log2;        /* factor from q K^T to scores in units of log2 */
     int stride, padded, n_heads, n_kv, window;
     int dim; /* D without its padding, a multiple of 8 */
 };

@@ -256,7 +256,8 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
     if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !epilogue.set &&
-        m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w) && !lora_changes_experts(cu, next)) {
+        m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w) &&
+        !lora_changes_experts(cu, next)) {
         experts = cuda_experts(next);
         c.moe.experts = &experts;
     }

@@ -161,10 +161,9 @@ void cuda_close(struct backend *be)
     latent_close(cu);
     encoder_close(cu);
     lora_close(cu);
-    void *host[] = {cu->step.hosts[0], cu->step.hosts[1], cu->step.embeds_hosts[0],
-                    cu->step.embeds_hosts[1] == cu->step.embeds_hosts[0]
-                        ? NULL
-                        : cu->step.embeds_hosts[1]};
+    void *host[] = {
+        cu->step.hosts[0], cu->step.hosts[1], cu->step.embeds_hosts[0],
+        cu->step.embeds_hosts[1] == cu->step.embeds_hosts[0] ? NULL : cu->step.embeds_hosts[1]};
     for (int i = 0; i < 4; i++)
         if (host[i])
             cudaFreeHost(host[i]);

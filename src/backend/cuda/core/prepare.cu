@@ -375,8 +375,8 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     return lora_prepare(cu, &own, err) && alloc_steps(cu, err) && alloc_scratch(cu, err) &&
            alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
            ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
-           encoder_prepare(cu, &own, err) && tower_prepare(cu, &own, err) && mtp_prepare(cu, net, &own, err) &&
-           canary_prepare(cu, &own, err);
+           encoder_prepare(cu, &own, err) && tower_prepare(cu, &own, err) &&
+           mtp_prepare(cu, net, &own, err) && canary_prepare(cu, &own, err);
 }
 
 bool cuda_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,

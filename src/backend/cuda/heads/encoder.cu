@@ -212,8 +212,9 @@ bool encoder_supported(const struct network *net, struct error *err)
                                   "cuda");
         if (p->router.w && !activation_is_gated(p->experts.act))
             return network_refuse(err, i, "an expert without a gate is", "cuda");
-        if (p->router.w && (p->block.in.kind == NORM_LAYER || p->experts_in.kind == NORM_LAYER ||
-                            p->router.norm.kind == NORM_LAYER || !activation_is_gated(p->dense.act)))
+        if (p->router.w &&
+            (p->block.in.kind == NORM_LAYER || p->experts_in.kind == NORM_LAYER ||
+             p->router.norm.kind == NORM_LAYER || !activation_is_gated(p->dense.act)))
             return network_refuse(err, i, "this norm or MLP in a layer with experts is", "cuda");
         if (p->dense_out.kind == NORM_LAYER || p->experts_out.kind == NORM_LAYER ||
             p->embed.norm.kind == NORM_LAYER || m->block.out.kind == NORM_LAYER ||

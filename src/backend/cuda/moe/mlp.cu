@@ -49,7 +49,8 @@ struct gating cuda_gating(const struct ffn *f)
     g.erf = f->act == ACT_GELU || f->act == ACT_PLAIN_GELU;
     g.linear = 1.0f;
     g.limit = INFINITY;
-    if (f->act == ACT_GELU_TANH || f->act == ACT_PLAIN_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
+    if (f->act == ACT_GELU_TANH ||
+        f->act == ACT_PLAIN_GELU_TANH) { /* 0.5 (1 + tanh(z)) = 1 / (1 + exp(-2 z)) */
         g.linear = 1.5957691216f;
         g.cubic = g.linear * 0.044715f;
     } else if (f->act == ACT_PLAIN_QUICK_GELU) {

@@ -62,7 +62,8 @@ static bool prepare_clips(struct cuda_backend *cu, struct cuda_tower *t, size_t 
     struct network_max max;
     network_measure(cu->net, &max);
     size_t embd = (size_t)cu->net->n_embd, heads = (size_t)max.heads, ff = (size_t)max.n_ff;
-    size_t in = heads > embd ? heads : embd, out = (size_t)max.qkv > 2 * ff ? (size_t)max.qkv : 2 * ff;
+    size_t in = heads > embd ? heads : embd,
+           out = (size_t)max.qkv > 2 * ff ? (size_t)max.qkv : 2 * ff;
     struct device_buffer list[] = {
         {(void **)&t->clip_in, tokens * (ff > in ? ff : in) * 4},
         {(void **)&t->clip_out, tokens * (out > embd ? out : embd) * 4},
@@ -91,11 +92,11 @@ bool tower_prepare(struct cuda_backend *cu, const struct bounds *b, struct error
         features = rows > features ? rows : features;
     }
     size_t patch = net->embed.patches ? (size_t)net->embed.patches->n_in : 0;
-    struct device_buffer list[] = {{(void **)&t->patches, tokens * patch * 4},
-                                   {(void **)&t->merged[0], room * 4},
-                                   {(void **)&t->merged[1], room * 4},
-                                   {(void **)&t->features,
-                                    features * (size_t)network_feature_width(net) * 4}};
+    struct device_buffer list[] = {
+        {(void **)&t->patches, tokens * patch * 4},
+        {(void **)&t->merged[0], room * 4},
+        {(void **)&t->merged[1], room * 4},
+        {(void **)&t->features, features * (size_t)network_feature_width(net) * 4}};
     return cuda_own(cu, list, 4, err);
 }
 
@@ -220,8 +221,8 @@ static void clip_parts(struct cuda_backend *cu, const struct matrix *w, const st
             c.y = t->clip_out;
             pick_run(cu, PICK_LINEAR, &c, N_STAGES);
         }
-        struct tower_clip_args out = {t->clip_out + at, y + at,    clips[k].out_min,
-                                      clips[k].out_max, rows,      widths[k],
+        struct tower_clip_args out = {t->clip_out + at, y + at,  clips[k].out_min,
+                                      clips[k].out_max, rows,    widths[k],
                                       w->n_out,         w->n_out};
         tower_clip(cu, out);
     }
@@ -284,8 +285,7 @@ static int take_rows(struct cuda_backend *cu, const float *x, int each)
         if (whole == len && s + 1 < cu->step.layout.n_seqs)
             continue;
         if (rows)
-            CUDA_TRY(cu, cudaMemcpyAsync(t->merged[0] + (size_t)n * width,
-                                         x + (size_t)from * width,
+            CUDA_TRY(cu, cudaMemcpyAsync(t->merged[0] + (size_t)n * width, x + (size_t)from * width,
                                          (size_t)rows * width * sizeof(float),
                                          cudaMemcpyDeviceToDevice, cu->stream));
         n += rows;

@@ -144,9 +144,8 @@ static __global__ void __launch_bounds__(THREADS)
     dependency_wait();
     dependency_trigger();
     if (k < width)
-        h[element(r, width, k)] =
-            gated(act, gu[element(r, from, k)],
-                  act.ungated ? 1.0f : gu[element(r, from, width + k)]);
+        h[element(r, width, k)] = gated(act, gu[element(r, from, k)],
+                                        act.ungated ? 1.0f : gu[element(r, from, width + k)]);
 }
 
 void tower_act(struct cuda_backend *cu, const struct gating &act, const float *gu, float *h,
