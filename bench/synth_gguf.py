@@ -5,6 +5,7 @@ Speed does not depend on the values of weights, so a benchmark needs no download
 types and sizes of the real one. The same arguments give the same bytes. Standard library only.
 
   synth_gguf.py OUT.gguf --shape qwen3-30b-a3b [--layers N] [--quant q4_k_m|q8_0|mxfp4|...] [--seed S]
+  synth_gguf.py mmproj.gguf --shape qwen3-vl-8b-mmproj    the image tower of --shape qwen3-vl-8b, by default of f16
   synth_gguf.py OUT.gguf --shape deepseek-v3 --empty     a hole for the weights: for `steel plan` and `steel show`
 
 Every engine that reads GGUF can load the result. The vocabulary is declared absent (tokenizer.ggml.model =
@@ -16,6 +17,8 @@ import functools
 import random
 import struct
 import sys
+
+import synth_towers
 
 F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
 Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ3_S, IQ4_XS, BF16, MXFP4 = 10, 11, 12, 13, 14, 20, 21, 23, 30, 39
@@ -299,7 +302,12 @@ def words(n, types, unigram):
 OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash,
           "deepseek-v3": deepseek_v3,
           "gemma-4-26b-a4b": gemma_4_26b_a4b,
-          **{name: functools.partial(encoder, name) for name in ENCODERS}}
+          **{name: functools.partial(encoder, name) for name in ENCODERS},
+          **{name: functools.partial(lambda shape, *rest: synth_towers.text(Model, shape, *rest, F32), name)
+             for name in synth_towers.SEEING},
+          **{f"{name}-mmproj": functools.partial(lambda shape, layers, vocab, main, high:
+                                                 synth_towers.tower(Model, shape, layers, main, F32, F16), name)
+             for name in synth_towers.SEEING}}
 
 
 def half(x):
@@ -427,13 +435,14 @@ def main():
     ap.add_argument("--shape", choices=[*SHAPES, *OTHERS], default="qwen3-30b-a3b")
     ap.add_argument("--layers", type=int, help="fewer than the real model has")
     ap.add_argument("--vocab", type=int, help="a smaller vocabulary")
-    ap.add_argument("--quant", choices=QUANTS, default="q4_k_m")
+    ap.add_argument("--quant", choices=QUANTS, help="q4_k_m, and f16 for a tower")
     ap.add_argument("--mtp", action="store_true", help="with a block that drafts tokens ahead (qwen3.5, glm-4.7-flash)")
     ap.add_argument("--positions", type=int, help="of an encoder, other than the real model has")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--empty", action="store_true", help="names and shapes, with a hole in the place of the weights")
     a = ap.parse_args()
     rnd = random.Random(a.seed)
+    a.quant = a.quant or ("f16" if a.shape.endswith("-mmproj") else "q4_k_m")
     main_type, high_type, head_type, file_type = QUANTS[a.quant]
     if a.positions and a.shape not in ENCODERS:
         ap.error("--positions is for encoders")
@@ -442,7 +451,7 @@ def main():
     if a.mtp:
         add_mtp(m, next(dims[0] for name, dims, _ in m.tensors if name == "token_embd.weight"))
     meta = [("general.architecture", m.arch), ("general.name", f"synthetic {a.shape}"),
-            ("general.file_type", file_type), *m.meta, *m.vocabulary]
+            ("general.file_type", file_type), *m.meta, *(m.vocabulary if m.vocab else [])]
     if a.shape != "gpt-oss-20b":
         m.retype("output.weight", head_type)
     head, total = header(meta, m.tensors)

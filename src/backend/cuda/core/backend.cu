@@ -70,7 +70,7 @@ void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x)
     }
     if (!e->partial) {
         embed_part(cu, cuda_matrix(e->tokens), &s, 0, scale, x);
-        embed_given(cu, cu->step.embeds, cu->net->n_vocab, &s, x);
+        embed_given(cu, cu->step.embeds, network_embed_width(cu->net), cu->net->n_vocab, &s, x);
         return;
     }
     embed_part(cu, cuda_matrix(e->tokens), &s, e->first, scale, x);

@@ -19,8 +19,8 @@ void embed_part(struct cuda_backend *cu, const struct matrix *w, const struct st
                 float scale, float *x);
 
 /* Rows whose token is n_vocab + i become embeds[i] (bounds.max_embeds, n_embd). */
-void embed_given(struct cuda_backend *cu, const float *embeds, int n_vocab, const struct step *s,
-                 float *x);
+void embed_given(struct cuda_backend *cu, const float *embeds, int stride, int n_vocab,
+                 const struct step *s, float *x);
 
 /* x (rows, n_embd) += rows index[t] + offset of a table */
 void embed_add(struct cuda_backend *cu, const struct matrix *w, const int32_t *index, int offset,
