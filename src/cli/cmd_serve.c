@@ -169,6 +169,7 @@ static bool list_models(struct serve_flags *f, const char *const *pos, int n, st
     all->defaults.chat_template = NULL;
     all->defaults.at_start = false;
     all->defaults.task = MODEL_BY_FILE;
+    all->defaults.engine.runtime.n_loras = 0; /* adapters belong to the first model */
     all->dirs = &f->dirs;
     all->hub = none;
     first.pinned = (alone || none) && !f->keep_alive;
@@ -194,7 +195,7 @@ static bool list_models(struct serve_flags *f, const char *const *pos, int n, st
         if (*helpers[i].path && !serve_add(all, *helpers[i].path, helper, err))
             return false;
     }
-    if (!alone && f->main.engine.runtime.n_loras)
+    if (!alone && !none && f->main.engine.runtime.n_loras)
         return error_set(err, "--lora with several models: put it into a section [model NAME] of "
                               "the config file");
     f->srv.models = all->list;

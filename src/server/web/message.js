@@ -82,13 +82,15 @@ function drawMeta(n, act, live) {
     );
   if (n.role === "assistant" && figures(n)) meta.append(el("span", { class: "figures" }, figures(n)));
   if (live) return meta;
+  const actions = el("span", { class: "actions" });
+  meta.append(actions);
   if (n.role === "assistant" && act.mayContinue(n))
-    meta.append(button("Continue", () => act.resume(n), { title: "Continue where the answer ended" }));
-  if (n.role === "assistant") meta.append(button("Retry", () => act.retry(n)));
+    actions.append(button("Continue", () => act.resume(n), { title: "Continue where the answer ended" }));
+  if (n.role === "assistant") actions.append(button("Retry", () => act.retry(n)));
   const edit = button("Edit", () => (n.role === "user" ? act.edit(n) : openEditor(n, act)), { class: "edit" });
-  if (n.role === "user" || n.content) meta.append(edit);
+  if (n.role === "user" || n.content) actions.append(edit);
   const copy = button("Copy", () => copyText(n.content, copy), { "aria-label": "Copy message" });
-  if (n.content) meta.append(copy);
+  if (n.content) actions.append(copy);
   return meta;
 }
 
