@@ -145,7 +145,7 @@ static bool tower_fits(const struct tensorfile *f, const struct config *text, st
     if (!tower_load(f, c, t, err))
         return false;
     if (t->n_out == text->n_embd && t->n_levels == text->n_deepstack &&
-        tower_has_grid_positions(t) == (text->rope.sections[0] > 0))
+        (!tower_has_grid_positions(t) || text->rope.sections[0] > 0))
         return true;
     return error_set(err, "%s: this image tower is not that of a %s model with a width of %d",
                      f->path, text->arch_name, text->n_embd);

@@ -48,8 +48,8 @@ static bool find_gguf(const struct meta_reader *in)
 static void find_names(const struct meta_reader *in)
 {
     static const char *const roots[] = {
-        "model.",   "model.language_model.", "language_model.model.", "", "bert.", "roberta.",
-        "backbone."};
+        "model.",    "model.language_model.", "language_model.model.", "", "bert.", "roberta.",
+        "backbone.", "model.text_model."};
     struct config *c = in->c;
     const char *embed = c->family->hf_embed ? c->family->hf_embed : "embed_tokens";
     c->hf_model = roots[0];
@@ -91,6 +91,13 @@ static bool is_kind(const struct model_family *f, const json_t *config)
     return !f->is_kind || f->is_kind(config);
 }
 
+/* "NAME", or "NAME_text" as text models call themselves inside a larger one. */
+static bool is_type(const struct model_family *f, const char *type)
+{
+    size_t n = strlen(f->hf);
+    return type && !strncmp(type, f->hf, n) && (!type[n] || !strcmp(type + n, "_text"));
+}
+
 static bool find_hf(struct meta_reader *in)
 {
     const json_t *o = in->f->config, *text = json_object_get(o, "text_config");
@@ -100,7 +107,7 @@ static bool find_hf(struct meta_reader *in)
     if (!type && !class)
         return error_set(in->err, "%s: config.json: model_type: missing", in->f->path);
     for (int i = 0; families[i] && !in->c->family; i++)
-        if (inner && !strcmp(inner, families[i]->hf) && is_kind(families[i], text))
+        if (is_type(families[i], inner) && is_kind(families[i], text))
             in->c->family = families[i];
     for (int i = 0; families[i] && !in->c->family; i++)
         if ((type ? !strcmp(type, families[i]->hf) : !strcmp(class, families[i]->hf_class)) &&

@@ -86,8 +86,7 @@ struct config {
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */
     int n_rot, context;
-    /* Attention both ways inside an image (attention.span), of all layers or only of those with a window. */
-    bool sees_both_ways, sees_in_windows;
+    bool sees_both_ways; /* attention both ways inside an image (attention.span) */
     int n_deepstack; /* layers, the first ones, that add features of an image tower's inner layers */
     const struct tower_config *tower; /* of an image tower (vision/tower.h); NULL = a text model */
     struct rope_config rope;
@@ -108,8 +107,8 @@ bool config_is_mtp(const struct config *c, const char *tensor);
  * c->n_rot. */
 bool rope_read_gguf(const struct meta_reader *in);
 bool rope_read_hf(const struct meta_reader *in);
-/* The sections of Qwen's M-RoPE, which are interleaved. */
-bool rope_read_gguf_sections(const struct meta_reader *in);
+/* The sections of M-RoPE. GGUF has no key that says whether they are interleaved. */
+bool rope_read_gguf_sections(const struct meta_reader *in, bool interleaved);
 /* plane (n_pairs) of struct rope from the sections; false if they do not fit n_pairs. */
 bool rope_planes(const struct rope_config *r, int n_pairs, uint8_t *plane);
 /* Computes freq[n_rot/2] and the factor on cos and sin. factors (n_rot/2) or NULL divide the

@@ -242,8 +242,7 @@ bool rope_read_hf(const struct meta_reader *in)
     return r->kind != ROPE_LONG || read_long(in, scaling, r);
 }
 
-/* M-RoPE. GGUF has no key that says that the sections are interleaved. */
-bool rope_read_gguf_sections(const struct meta_reader *in)
+bool rope_read_gguf_sections(const struct meta_reader *in, bool interleaved)
 {
     char key[64];
     snprintf(key, sizeof key, "%s.rope.dimension_sections", in->c->arch_name);
@@ -254,7 +253,7 @@ bool rope_read_gguf_sections(const struct meta_reader *in)
             return error_set(in->err, "%s: %s: expected numbers of 0 to 4096", in->f->path, key);
         in->c->rope.sections[i] = (int)n;
     }
-    in->c->rope.interleaved = true;
+    in->c->rope.interleaved = interleaved;
     return true;
 }
 

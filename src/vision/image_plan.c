@@ -98,6 +98,25 @@ int plan_run_length(const struct tower_config *t, const struct image_plan *p, in
     return t->family->row_runs ? p->views[0].cols / t->merge : plan_view_features(t, &p->views[i]);
 }
 
+void plan_best_tiles(const struct tower_config *t, int width, int height, int side, int *cols,
+                     int *rows)
+{
+    double ratio = (double)width / height, area = (double)width * height, best = INFINITY;
+    *cols = *rows = 1;
+    for (int n = t->min_tiles; n <= t->max_tiles; n++)
+        for (int w = 1; w <= n; w++) {
+            if (n % w)
+                continue;
+            int h = n / w;
+            double off = fabs(ratio - (double)w / h);
+            if (off < best || (off == best && area > 0.5 * side * side * n)) {
+                best = off;
+                *cols = w;
+                *rows = h;
+            }
+        }
+}
+
 /* To the nearest multiple; of two as near the even one. */
 static int64_t nearest(int64_t n, int64_t unit)
 {

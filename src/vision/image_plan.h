@@ -52,6 +52,10 @@ void plan_add_view(const struct tower_config *t, struct image_plan *p, int size,
                    int width, int height);
 /* The whole image at this size as the only view. */
 void plan_whole(const struct tower_config *t, struct image_plan *p, int width, int height);
+/* The grid of min_tiles to max_tiles tiles whose ratio is nearest to the image's. Of equally near ones the larger one, unless the
+ * image has less than half its pixels. */
+void plan_best_tiles(const struct tower_config *t, int width, int height, int side, int *cols,
+                     int *rows);
 bool plan_keep_ratio(const struct tower_config *t, int width, int height, struct image_plan *out,
                      struct error *err);
 

@@ -145,10 +145,10 @@ bool patches_take(const struct tower_config *t, const struct image_plan *plan,
         }
         r->at += views;
     } else if (r->n_dims >= 4 &&
-               d[last - 2] == 3) { /* views, in all images as many as in the first */
-        int per_image = r->n_dims == 5 ? d[1] : views, of = r->n_dims == 5 ? d[0] * d[1] : d[0];
+               d[last - 2] == 3) { /* views, with a first dim for prompts or without */
+        int of = r->n_dims == 5 ? d[1] : d[0];
         size_t stride = (size_t)d[last], plane = stride * (size_t)d[last - 1];
-        if (per_image < views || per_image > of - r->at)
+        if (views > of - r->at || (r->n_dims == 5 && d[0] != 1))
             return false;
         for (int i = 0; i < views; i++) {
             const struct view *v = &plan->views[i];
@@ -157,9 +157,11 @@ bool patches_take(const struct tower_config *t, const struct image_plan *plan,
             take_view(t, v, r->values + (size_t)(r->at + i) * 3 * plane, stride, plane, to);
             to += (size_t)(v->rows * v->cols) * (size_t)width;
         }
-        r->at += per_image;
+        r->at += views;
     } else {
         return false;
     }
+    for (size_t i = 0; t->scales_itself && i < (size_t)out->n * (size_t)width; i++)
+        out->values[i] = (out->values[i] - 0.5f) / 0.5f;
     return true;
 }

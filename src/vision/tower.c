@@ -10,8 +10,9 @@
 static const struct model_family network = {
     .name = "clip", .hf = "vision_config", .build = tower_build};
 
-const struct tower_family *const tower_families[] = {&tower_qwen3, &tower_qwen25, &tower_glm,
-                                                     &tower_gemma3, NULL};
+const struct tower_family *const tower_families[] = {
+    &tower_qwen3,  &tower_qwen25, &tower_glm,  &tower_gemma3, &tower_gemma4, &tower_pixtral,
+    &tower_intern, &tower_smol,   &tower_lfm2, &tower_kimi,   &tower_llava,  NULL};
 
 bool tower_has_grid_positions(const struct tower_config *t)
 {

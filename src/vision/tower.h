@@ -48,7 +48,8 @@ struct tower_config {
     enum activation act;
     bool clips;       /* products have bounds (layer.h) */
     bool value_norm;  /* values of attention are normed */
-    bool standardise; /* features do */
+    bool standardise; /* features are shifted and scaled */
+    bool rms;         /* norms of layers are RMS norms where the family has LayerNorm */
     float merge_eps;  /* of the merger's norms */
     int n_hidden;     /* width inside the merger; 0 = n_out */
     /* Layers whose outputs also become features, for the decoder's first layers. Ascending. */
@@ -60,6 +61,7 @@ struct tower_config {
     int min_tiles, max_tiles;
     int max_side; /* patches a side */
     float tolerance;
+    bool scales_itself; /* the processor gives 0 to 1, the model's code makes it -1 to 1 */
     bool split, thumbnail;
     enum image_filter filter;
     float mean[3], std[3]; /* of channels between 0 and 1 */

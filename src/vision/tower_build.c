@@ -4,12 +4,13 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 struct norm tower_norm(struct net_builder *b, int layer, const struct norm_name *n, int width)
 {
     if (!n->gain.gguf || !build_has(b, &n->gain, layer))
         return (struct norm){0};
-    return b->c->tower->family->norm == NORM_LAYER
+    return b->c->tower->family->norm == NORM_LAYER && !b->c->tower->rms
                ? build_layer_norm(b, layer, &n->gain, &n->bias, width)
                : build_rms(b, layer, &n->gain, width);
 }
@@ -98,11 +99,16 @@ static struct norm head_norm(struct net_builder *b, int i, const struct tensor_n
     return norm;
 }
 
-/* One bound of a product. */
+/* One bound of a product. In a folder it is beside the product's ".linear". */
 static float bound(struct net_builder *b, const struct tensor_name *name, int layer,
                    const char *suffix, float none)
 {
-    const struct tensor *t = build_find(b->f, b->c, name, layer, 0, suffix);
+    char full[192], *inner;
+    build_name(b->f, b->c, name, layer, 0, suffix, full, sizeof full);
+    inner = strstr(full, ".linear.");
+    if (inner)
+        memmove(inner, inner + strlen(".linear"), strlen(inner + strlen(".linear")) + 1);
+    const struct tensor *t = tensorfile_find(b->f, full);
     float v = none;
     if (t && (t->bytes != dtype_bytes(t->type, 1) ||
               (t->type != DT_F32 && t->type != DT_F16 && t->type != DT_BF16)))

@@ -278,7 +278,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     const struct decoder_names *n = names_of(d);
     int D = c->layer_head_dim[i] ? c->layer_head_dim[i] : c->head_dim;
     int K = c->layer_kv_heads[i] ? c->layer_kv_heads[i] : c->n_kv_heads;
-    bool folder = c->family->interleaved_folder;
+    bool only = c->family->interleaved_only_folder, folder = c->family->interleaved_folder || only;
     int interleaved = (folder || c->family->interleaved_qk) && D % 2 == 0 ? D : 0;
     int n_q = c->n_heads * D, n_kv = K * D;
     struct weight_rows apart[] = {{.name = &n->q, .n = n_q, .interleaved = interleaved},
@@ -287,6 +287,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     for (int k = 0; k < 2 && folder; k++) {
         apart[k].n_rot = c->n_rot;
         apart[k].interleaved_folder = true;
+        apart[k].tower_folder = only ? ROTARY_ADJACENT : ROTARY_PLAIN;
     }
     const struct weight_rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
     bool is_fused = n->qkv.gguf != NULL;
@@ -302,7 +303,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         .scale = c->attn_scale != 0 ? c->attn_scale : 1.0f / sqrtf((float)D),
         .softcap = c->attn_softcap,
         .window = c->window[i],
-        .span = c->sees_both_ways && (c->window[i] || !c->sees_in_windows) ? SPAN_ALSO : SPAN_NONE,
+        .span = c->sees_both_ways ? SPAN_ALSO : SPAN_NONE,
         .temp_beta = c->temp_beta,
         .temp_len = c->temp_len,
         .norm_whole = d->norm_whole,
@@ -425,6 +426,15 @@ void decoder_ends(struct net_builder *b, const struct decoder *d)
     net->head.scale = c->head_scale;
     net->head.w = c->tied ? net->embed.tokens
                           : build_matrix(b, WEIGHT_HEAD, 0, &n->head, c->n_embd, c->n_vocab);
+}
+
+void rope_write_sections(const struct config *c, struct gguf_writer *w, const char *arch)
+{
+    char key[96];
+    const int32_t sections[4] = {c->rope.sections[0], c->rope.sections[1], c->rope.sections[2], 0};
+    snprintf(key, sizeof key, "%s.rope.dimension_sections", arch);
+    if (sections[0])
+        gguf_set_array(w, key, META_I32, sections, 4);
 }
 
 void decoder_write_windows(const struct config *c, struct gguf_writer *w)

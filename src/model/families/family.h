@@ -12,13 +12,14 @@
 #include "model/reader.h"
 
 struct model_family {
-    const char *name;          /* general.architecture of its GGUF files */
-    const char *hf, *hf_class; /* model_type and architectures[0] of its config.json */
-    const char *gguf_as;       /* the architecture `convert` writes, if not name */
-    const char *hf_embed;      /* its token embedding in a folder; NULL: "embed_tokens" */
-    bool encoder;              /* it produces embeddings, not text */
-    bool interleaved_qk;       /* rotary pairs of q and k are adjacent in its GGUF files */
-    bool interleaved_folder;   /* ... and in its folders */
+    const char *name;             /* general.architecture of its GGUF files */
+    const char *hf, *hf_class;    /* model_type and architectures[0] of its config.json */
+    const char *gguf_as;          /* the architecture `convert` writes, if not name */
+    const char *hf_embed;         /* its token embedding in a folder; NULL: "embed_tokens" */
+    bool encoder;                 /* it produces embeddings, not text */
+    bool interleaved_qk;          /* rotary pairs of q and k are adjacent in its GGUF files */
+    bool interleaved_folder;      /* ... and in its folders */
+    bool interleaved_only_folder; /* ... in folders, not in GGUF files */
     bool (*read)(const struct meta_reader *in); /* metadata to in->c */
     void (*build)(struct net_builder *b);       /* b->c to b->net */
     /* Writes extra GGUF keys for `convert`; NULL = none. */
@@ -48,9 +49,9 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_granite, family_granitemoe, family_hy_v3, family_mellum, family_olmo2, family_olmo3,
     family_olmoe, family_qwen2moe, family_seed_oss, family_smollm3, family_solar_open,
     family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
-    family_lfm2, family_lfm2_moe, family_nemotron_h, family_nemotron_h_moe, family_arcee,
-    family_nemotron, family_starcoder2, family_stablelm, family_cohere2, family_cohere2_moe,
-    family_flex_olmo, family_mistral4, family_axk1;
+    family_lfm2, family_lfm2_moe, family_qwen2vl, family_glm4v, family_glm4v_moe, family_nemotron_h,
+    family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2, family_stablelm,
+    family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4, family_axk1;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -139,6 +140,8 @@ bool decoder_read(const struct meta_reader *in, const struct decoder *d);
 bool decoder_read_routed(const struct meta_reader *in);
 /* After decoder_read, of a family with window_rope: its theta in a GGUF, which has no scaling, and n_rot_window. */
 bool decoder_read_window_rope(const struct meta_reader *in);
+/* For `convert`: the sections of M-RoPE, if it has any. */
+void rope_write_sections(const struct config *c, struct gguf_writer *w, const char *arch);
 /* For `convert`: which layers have a window, as a period if they follow one; and leading_dense_block_count. */
 void decoder_write_windows(const struct config *c, struct gguf_writer *w);
 void decoder_write_dense(const struct config *c, struct gguf_writer *w);

@@ -170,6 +170,9 @@ static bool read(const struct meta_reader *in)
         return false;
     c->embed_scale = sqrtf((float)c->n_embd);
     c->attn_scale = 1;
+    /* no key of GGUF says so: the models with per-layer embeddings do not */
+    const char *ways = json_string_value(reader_get(in->hf, "use_bidirectional_attention", NULL));
+    c->sees_both_ways = in->f->is_gguf ? !c->n_embd_layer : ways && !strcmp(ways, "vision");
     return check_layers(in);
 }
 
@@ -191,6 +194,7 @@ static void build_mixer(struct net_builder *b, int i, const struct rope *ropes, 
         .rope = &ropes[c->window[i] != 0],
         .scale = c->attn_scale,
         .window = c->window[i],
+        .span = c->sees_both_ways && c->window[i] ? SPAN_ALSO : SPAN_NONE,
         .k_is_v = same && !shares,
         .shares_kv = shares,
         .kv_layer = shares ? source_of(c, i) : 0,

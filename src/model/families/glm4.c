@@ -1,4 +1,7 @@
-/* GLM-4 and GLM-Z1 of 2025: norms before and after blocks, RoPE over adjacent pairs of half a head, biases of q, k, v. */
+/*
+ * GLM-4 and GLM-Z1 of 2025: norms before and after blocks, RoPE over adjacent pairs of half a head, biases of q, k, v. The
+ * text model of GLM-4.1V and GLM-4.6V-Flash is the same with M-RoPE in sections; its GGUFs have no adjacent pairs.
+ */
 #include "model/families/family.h"
 
 static const struct decoder_names names = {
@@ -14,7 +17,17 @@ static const struct decoder decoder = {.names = &names};
 
 static bool read(const struct meta_reader *in)
 {
-    return decoder_read(in, &decoder);
+    struct config *c = in->c;
+    if (!decoder_read(in, &decoder) || (in->f->is_gguf && !rope_read_gguf_sections(in, false)))
+        return false;
+    if (c->rope.sections[0])
+        c->family = &family_glm4v;
+    return true;
+}
+
+static void write(const struct config *c, struct gguf_writer *w)
+{
+    rope_write_sections(c, w, "glm4");
 }
 
 static void build(struct net_builder *b)
@@ -29,4 +42,15 @@ const struct model_family family_glm4 = {
     .interleaved_folder = true,
     .read = read,
     .build = build,
+};
+
+const struct model_family family_glm4v = {
+    .name = "glm4v",
+    .hf = "glm4v",
+    .hf_class = "Glm4vForConditionalGeneration",
+    .gguf_as = "glm4",
+    .interleaved_only_folder = true,
+    .read = read,
+    .build = build,
+    .write = write,
 };

@@ -54,7 +54,8 @@ static bool read(const struct meta_reader *in)
         return false;
     if (!in->f->is_gguf)
         return read_hf(in);
-    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &draft))
+    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &draft) ||
+        !rope_read_gguf_sections(in, false))
         return false;
     c->n_layers -= draft;
     mtp_read(in, &mtp_names, draft);
@@ -81,12 +82,24 @@ static void write(const struct config *c, struct gguf_writer *w)
     while (dense < (uint32_t)c->n_layers && !c->is_moe[dense])
         dense++;
     gguf_set_u32(w, "glm4moe.leading_dense_block_count", dense);
+    rope_write_sections(c, w, "glm4moe");
 }
 
 const struct model_family family_glm4_moe = {
     .name = "glm4moe",
     .hf = "glm4_moe",
     .hf_class = "Glm4MoeForCausalLM",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+/* The text model of GLM-4.5V and GLM-4.6V: the same with M-RoPE in sections. */
+const struct model_family family_glm4v_moe = {
+    .name = "glm4v_moe",
+    .hf = "glm4v_moe",
+    .hf_class = "Glm4vMoeForConditionalGeneration",
+    .gguf_as = "glm4moe",
     .read = read,
     .build = build,
     .write = write,

@@ -59,7 +59,7 @@ static bool read_gguf(const struct meta_reader *in)
         !reader_gguf_int(in, "ssm.time_step_rank", 1, 1 << 12, true, &c->linear_v_heads) ||
         !reader_gguf_int(in, "ssm.inner_size", 1, 1 << 24, true, &inner) ||
         !reader_gguf_int(in, "full_attention_interval", 1, 1 << 20, false, &interval) ||
-        !rope_read_gguf_sections(in))
+        !rope_read_gguf_sections(in, true))
         return false;
     if (inner % c->linear_v_heads)
         return error_set(in->err, "%s: %s.ssm.inner_size: %d does not divide by %d heads",

@@ -27,7 +27,7 @@ static bool read(const struct meta_reader *in, const struct decoder *d)
     if (!decoder_read(in, d))
         return false;
     if (in->f->is_gguf)
-        return rope_read_gguf_sections(in) &&
+        return rope_read_gguf_sections(in, true) &&
                reader_gguf_int(in, "n_deepstack_layers", 0, c->n_layers, false, &c->n_deepstack);
     const json_t *tower = json_object_get(in->f->config, "vision_config");
     size_t levels = json_array_size(json_object_get(tower, "deepstack_visual_indexes"));
@@ -48,9 +48,7 @@ static void build_deepstack(struct net_builder *b)
 static void write(const struct config *c, struct gguf_writer *w)
 {
     char key[96];
-    int32_t sections[4] = {c->rope.sections[0], c->rope.sections[1], c->rope.sections[2], 0};
-    snprintf(key, sizeof key, "%s.rope.dimension_sections", c->family->name);
-    gguf_set_array(w, key, META_I32, sections, 4);
+    rope_write_sections(c, w, c->family->name);
     snprintf(key, sizeof key, "%s.n_deepstack_layers", c->family->name);
     gguf_set_u32(w, key, (uint32_t)c->n_deepstack);
 }
