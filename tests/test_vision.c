@@ -17,8 +17,10 @@
 
 enum { IMAGES = 2, MAX_TOKENS = 256, CAP = 1 << 20 };
 
-static const char *const models[] = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
-                                     "gemma3"};
+static const char *const models[] = {"qwen3_vl",  "qwen3_vl_moe", "qwen3_5",  "qwen3_5_moe",
+                                     "gemma3",    "gemma4",       "mistral3", "glm46v",
+                                     "glm4v_moe", "qwen2_5_vl",   "internvl", "smolvlm",
+                                     "lfm2_vl",   "kimi_k25",     "llava"};
 
 /* A golden: its folder and what input.json says. */
 struct golden {
@@ -295,8 +297,10 @@ static void check_marks(const struct golden *g, const struct tower_config *t)
             while (k < n_known && strcmp(known[k].word, word) != 0)
                 k++;
             if (k == n_known) {
+                /* the goldens have one id for every number of newlines */
                 for (int j = 0; j < n_known; j++)
-                    assert_int_not_equal(known[j].id, g->want.ids[at]);
+                    if (word[0] != '\n' || known[j].word[0] != '\n')
+                        assert_int_not_equal(known[j].id, g->want.ids[at]);
                 assert_true(n_known < MOST);
                 memcpy(known[k].word, word, sizeof word);
                 known[n_known++].id = g->want.ids[at];
