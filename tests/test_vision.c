@@ -294,6 +294,8 @@ static void check_marks(const struct golden *g, const struct tower_config *t)
                 run++;
                 continue;
             }
+            if (!strcmp(word, "\n\n") && g->want.ids[at] == g->want.ids[at + 1])
+                at++; /* one token of this golden is one newline */
             while (k < n_known && strcmp(known[k].word, word) != 0)
                 k++;
             if (k == n_known) {
