@@ -851,7 +851,7 @@ def test_bench_serve(s):
     assert subprocess.run([BUILD + "/steel", "bench", "serve", "--url", "ftp://x"], capture_output=True).returncode == 1
 
 
-server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--keep-alive", "1",
+server = Server(BUILD, "-np", "8", "-c", "8192", "--max-body-mb", "1", "--read-timeout", "1", "--idle-timeout", "1",
                 "--cors-origin", "http://ok.example", "--step-ms", "5")
 tests = [test_basics, test_error_shape, test_chat, test_completions, test_sampling, test_logprobs, test_tokens, test_messages, test_messages_of_agents, test_text_stays_text, test_continue,
          test_prefix_cache, test_bench_serve, test_http, test_timeouts, test_disconnect, test_slow_reader, test_threads, test_too_many, test_queue_full,
