@@ -28,7 +28,7 @@ struct serve_flags {
     const char *model_path, *metrics, *kv_memory, *state_memory, *image_memory, *max_unsent,
         *mcp_file, *samplers;
     struct mcp_config mcp;
-    struct opt_list page_origins, breakers;
+    struct opt_list page_origins, image_origins, breakers;
     float step_ms;
     int body_mb, kv_tokens, store_mb, lora_rank;
     const char *mmproj;
@@ -143,6 +143,17 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
                 f->page_origins.items[i]);
             return false;
         }
+    for (int i = 0; i < f->image_origins.n; i++)
+        if (!web_origin_valid(f->image_origins.items[i]) ||
+            strchr(f->image_origins.items[i], '*')) {
+            args_usage_error(
+                u,
+                "--allow-image-origins %s: use scheme://host[:port], such as https://example.org",
+                f->image_origins.items[i]);
+            return false;
+        }
+    f->srv.image_origins =
+        (struct image_origins){(const char *const *)f->image_origins.items, f->image_origins.n};
     if (style < 0) {
         args_usage_error(u, "--metrics-compat %s: use steel, vllm or llamacpp", f->metrics);
         return false;
@@ -371,6 +382,9 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
          "largest image that is decoded, width x height (default 33554432)"},
         {OPT_INT, 0, "max-image-tokens", 0, &f->image_tokens, 4, 16384, "N",
          "larger images are made smaller until they are N tokens (default 4096)"},
+        {OPT_LIST, 0, "allow-image-origins", 0, &f->image_origins, 0, 0, "ORIGIN",
+         "origin from which images of http and https URLs are fetched, such as "
+         "https://example.org (repeatable)"},
         {OPT_STRING, 0, "image-memory", 0, &f->image_memory, 0, 0, "SIZE",
          "images of waiting and running requests, as the model reads them (default 1G); beyond "
          "that 429"},

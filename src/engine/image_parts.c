@@ -37,8 +37,7 @@ static bool add_url(struct prompt_images *m, const json_t *url, const char *wher
     if (!s)
         return error_set(err, "%s: the image has no url", where);
     if (strncmp(s, "data:", 5) != 0)
-        return error_set(err, "%s: images are not fetched from other servers: send a data: URL",
-                         where);
+        return prompt_images_add_url(m, s, where, out, err);
     if (!comma || comma - s < (long)sizeof kind - 1 ||
         strncmp(comma - (sizeof kind - 1), kind, sizeof kind - 1) != 0)
         return error_set(err, "%s: expected data:image/...;base64,...", where);

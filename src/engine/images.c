@@ -244,6 +244,22 @@ bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, con
     return true;
 }
 
+bool prompt_images_add_url(struct prompt_images *m, const char *url, const char *where,
+                           struct buf *out, struct error *err)
+{
+    struct buf bytes = {0};
+    if (!m->rules.fetch)
+        return error_set(err,
+                         "%s: images are not fetched from other servers: send a data: URL, or "
+                         "allow the origin (--allow-image-origins)",
+                         where);
+    if (!m->rules.fetch(m->rules.fetch_arg, url, m->rules.stop, &bytes, err))
+        return error_prefix(err, "%s", where);
+    bool ok = prompt_images_add(m, bytes.p, bytes.len, where, out, err);
+    buf_clear(&bytes);
+    return ok;
+}
+
 /* Into the prompt */
 
 static bool fail(const struct item *item, struct error *err)

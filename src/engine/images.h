@@ -3,7 +3,7 @@
  * guess. In the rendered prompt the mark becomes the model's own marks. After tokenising, its placeholder becomes one
  * token for each feature. The features are computed last, when the prompt is known to be valid.
  *
- *  1. Images are given as bytes, as base64 or as data: URLs. Nothing is fetched.
+ *  1. Images are given as bytes, as base64 or as data: URLs. Other URLs go to the caller's fetch, if it has one.
  *  2. An image's content id is a keyed hash of its bytes and of a salt. Prompts with different salts share neither features
  *     nor cached pages.
  *  3. Features run beside the engine's steps, on a backend of their own (vision/encoder.h).
@@ -33,6 +33,10 @@ struct image_rules {
     const atomic_bool *stop; /* true: the work ends early with an error; NULL = never */
     struct budget *budget;   /* of decoding; NULL = no limit */
     const char *salt;        /* NULL = none */
+    /* Gets the bytes at an http or https URL, in memory that belongs to no job. NULL = such URLs are refused. */
+    bool (*fetch)(void *arg, const char *url, const atomic_bool *stop, struct buf *out,
+                  struct error *err);
+    void *fetch_arg;
 };
 
 struct prompt_images;
@@ -46,6 +50,10 @@ int prompt_images_count(const struct prompt_images *m);
 /* Appends the mark of an image. Errors begin with `where`. */
 bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, const char *where,
                        struct buf *out, struct error *err);
+
+/* The same of an image at an http or https URL. */
+bool prompt_images_add_url(struct prompt_images *m, const char *url, const char *where,
+                           struct buf *out, struct error *err);
 
 /* image_parts.c */
 /* Whether a part of a message is an image: image_url, input_image or image. */

@@ -280,7 +280,10 @@ static void expect_images(struct api_request *req)
     const struct image_rules rules = {.max_pixels = req->server->opt.max_image_pixels,
                                       .stop = &req->cancelled,
                                       .budget = &req->budget,
-                                      .salt = req->key};
+                                      .salt = req->key,
+                                      .fetch =
+                                          req->server->opt.image_origins.n ? image_fetch : NULL,
+                                      .fetch_arg = &req->server->opt.image_origins};
     bool kept = req->endpoint->prepare == prepare_responses; /* earlier items may have images */
     if (!req->loaded || !req->loaded->engine)
         return;

@@ -396,6 +396,12 @@ static bool open_mcp(struct server *s, struct error *err)
     return s->mcp || !s->opt.mcp;
 }
 
+/* Loads libcurl where it is needed, before there are other threads. */
+static bool open_network(struct server *s, struct error *err)
+{
+    return open_mcp(s, err) && (!s->opt.image_origins.n || image_fetch_prepare(err));
+}
+
 int server_run(const struct server_options *opt, struct error *err)
 {
     struct server *s = mem_zalloc(1, sizeof *s);
@@ -435,7 +441,8 @@ int server_run(const struct server_options *opt, struct error *err)
     bool ok = s->http && start_workers(s, err);
     if (ok && !(s->events = events_new()))
         ok = error_set(err, "no file descriptor is left");
-    ok = ok && (s->models = models_new(s, err)) && open_mcp(s, err) && models_start(s->models, err);
+    ok = ok && (s->models = models_new(s, err)) && open_network(s, err) &&
+         models_start(s->models, err);
     if (ok) {
         loop(s);
         rc = s->exit_code;

@@ -3,6 +3,7 @@
 #define STEEL_SERVER_SERVER_H
 
 #include "engine/engine.h"
+#include "server/api/image_fetch.h"
 #include "server/http/access.h"
 #include "server/mcp/mcp_config.h"
 
@@ -49,16 +50,17 @@ struct server_options {
     const char *const
         *page_origins; /* (n_page_origins) origins that tools of the web page may call */
     int n_page_origins;
-    size_t store_bytes;           /* for responses kept for previous_response_id */
-    int64_t max_image_pixels;     /* 0 = IMAGE_DEFAULT_PIXELS (image.h) */
-    size_t max_unsent;            /* bytes of output buffered for a slow client */
-    const char *slot_save_path;   /* folder of saved slots; NULL = they are not saved */
-    bool allow_lora_loading;      /* clients may load and unload adapters */
-    const struct mcp_config *mcp; /* MCP servers; NULL = none */
-    int mcp_call_s;               /* time of one call of a tool */
-    int mcp_rounds;               /* most rounds of calls in one response */
-    bool allow_special;           /* control tokens in messages count */
-    const char *chat_format;      /* how output is parsed; NULL = by the template */
+    size_t store_bytes;                 /* for responses kept for previous_response_id */
+    int64_t max_image_pixels;           /* 0 = IMAGE_DEFAULT_PIXELS (image.h) */
+    struct image_origins image_origins; /* where images are fetched from */
+    size_t max_unsent;                  /* bytes of output buffered for a slow client */
+    const char *slot_save_path;         /* folder of saved slots; NULL = they are not saved */
+    bool allow_lora_loading;            /* clients may load and unload adapters */
+    const struct mcp_config *mcp;       /* MCP servers; NULL = none */
+    int mcp_call_s;                     /* time of one call of a tool */
+    int mcp_rounds;                     /* most rounds of calls in one response */
+    bool allow_special;                 /* control tokens in messages count */
+    const char *chat_format;            /* how output is parsed; NULL = by the template */
     enum metrics_style metrics;
     int ping_s;  /* interval of comments on silent streams */
     int grace_s; /* for running requests after SIGTERM */
