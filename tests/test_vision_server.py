@@ -142,7 +142,7 @@ def test_refused(s):
     wide = zlib.compress((b"\0" + b"\x80" * 3 * 4000) * 2)
     refuse(url(b64(png(4000, 2, wide))), "an image of 4000 x 2: one side is more than 200 times the other")
     refuse({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
-           "images are not fetched from other servers: send a data: URL")
+           "images are not fetched from other servers: send a data: URL, or allow the origin (--allow-image-origins)")
     refuse({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "expected data:image/...;base64,...")
     refuse({"type": "image_url", "image_url": {}}, "the image has no url")
     r = s.json("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["AAAA"]}]}, 400)
