@@ -2,7 +2,11 @@
 the replies. The texts are made up. The model is the toy with fill-in-the-middle tokens."""
 import json
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serverlib import Server, fim_model, run_tests
@@ -123,6 +127,42 @@ def test_continue(s):
     assert isinstance(r["choices"][0]["text"], str)
 
 
+def test_vim_itself(s):
+    """llama.vim, unmodified, in Vim: what it shows behind the cursor is the model's completion, and Tab takes it. LLAMA_VIM is a
+    folder with the plugin."""
+    plugin = os.environ.get("LLAMA_VIM", "")
+    if not os.path.exists(os.path.join(plugin, "autoload", "llama.vim")) or not (shutil.which("vim") and shutil.which("tmux")):
+        print("skipped: llama.vim itself: no Vim, no tmux, or LLAMA_VIM is not its folder")
+        return
+    with tempfile.TemporaryDirectory() as d:
+        def tmux(*args):
+            return subprocess.run(["tmux", "-S", d + "/tmux", *args], capture_output=True, text=True, check=True).stdout
+
+        def screen(fits):
+            while not fits(text := tmux("capture-pane", "-p", "-t", "0")):
+                time.sleep(0.1)
+            return text
+        with open(d + "/vimrc", "w") as f:
+            f.write(f"set nocompatible\nset rtp+={plugin}\nlet g:llama_config = {{'endpoint_fim': 'http://127.0.0.1:{s.port}/infill', 'show_info': 0, "
+                    "'t_max_prompt_ms': 60000, 't_max_predict_ms': 60000, 'n_predict': 12}\n")
+        with open(d + "/area.py", "w") as f:
+            f.write(PREFIX + SUFFIX)
+        tmux("new-session", "-d", "-x", "120", "-y", "30", f"vim -u {d}/vimrc {d}/area.py")
+        try:
+            screen(lambda t: "pi = 3.14" in t or "ENTER" in t)
+            tmux("send-keys", "-t", "0", "Enter")  # older Vims warn
+            screen(lambda t: "pi = 3.14" in t)
+            tmux("send-keys", "-t", "0", "ggOretu")
+            ghost = screen(lambda t: t.startswith("retu") and t.split("\n")[0].rstrip() != "retu").split("\n")[0].rstrip()[4:]
+            tmux("send-keys", "-t", "0", "Tab", "Escape")
+            tmux("send-keys", "-t", "0", ":w", "Enter")
+            screen(lambda t: "written" in t)
+            text = open(d + "/area.py").read()
+            assert ghost and "retu" + ghost in text and text != PREFIX + SUFFIX, (ghost, text)
+        finally:
+            tmux("kill-server")
+
+
 def test_time(s):
     """A prompt that takes longer than t_max_prompt_ms ends without a text; nothing is left running."""
     r = s.json("/infill", vim(input_prefix="x = 1\n" * 4000, t_max_prompt_ms=1, n_predict=4))
@@ -132,4 +172,4 @@ def test_time(s):
 
 plain = Server(BUILD)
 server = Server(BUILD, model=fim_model(plain, os.path.join(plain.dir.name, "fim.gguf"), QWEN))
-run_tests([test_vim, test_vim_ring, test_vim_instruct, test_vscode, test_vscode_around, test_continue, test_time], server)
+run_tests([test_vim, test_vim_ring, test_vim_instruct, test_vscode, test_vscode_around, test_continue, test_vim_itself, test_time], server)
