@@ -46,7 +46,7 @@ const agents = {
 };
 
 // A home of its own, a folder with the file, and a server with a model that calls the agent's tool.
-async function withAgent(t, name, work) {
+async function withAgent(t, name, work, context = 131072) {
   if (!fs.existsSync(path.join(bin, name))) return t.skip(`${name} is not installed: make test-all does it`);
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), "steel-agent-"));
   const { tool, args, files, env } = agents[name];
@@ -54,7 +54,7 @@ async function withAgent(t, name, work) {
   assert.equal(made.status, 0, String(made.stderr));
   fs.mkdirSync(path.join(dir, "work"));
   fs.writeFileSync(path.join(dir, "work/hello.txt"), "The word is plum.\n");
-  const server = await startServer(path.join(dir, "scripted.gguf"), "-c", "131072");
+  const server = await startServer(path.join(dir, "scripted.gguf"), "-c", String(context));
   try {
     for (const [file, text] of Object.entries(files?.(server) ?? {})) {
       fs.mkdirSync(path.join(dir, path.dirname(file)), { recursive: true });
@@ -102,3 +102,53 @@ test("codex --oss finds Ollama", t => withAgent(t, "codex", async (run, server) 
   assert.equal(code, 0, out + server.log());
   assert.ok(out.includes(answer), out);
 }));
+
+/* A prompt over the context, as each agent detects it itself. */
+
+test("codex knows a prompt that is over the context", t => withAgent(t, "codex", async (run, server) => {
+  const { code, out } = await run(...agents.codex.run);
+  assert.notEqual(code, 0, out);
+  assert.match(out, /ran out of room in the model's context window/, out + server.log());
+}, 4096));
+
+const modules = path.join(import.meta.dirname, "agents/node_modules");
+// The regular expressions of a list, from the code that an agent is shipped as.
+function listOf(file, first) {
+  const code = fs.readFileSync(path.join(modules, file)), from = code.lastIndexOf("[", code.indexOf(first));
+  assert.ok(from > 0, `${file} has no ${first}`);
+  const list = /^\[(?:\s*\/(?:[^\/\\\n[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/i,?)+\s*\]/.exec(code.subarray(from, from + 8192).toString())?.[0];
+  const rules = new Function("return " + list)();
+  assert.ok(rules.length > 5 && rules.every(r => r instanceof RegExp));
+  return rules;
+}
+const detects = {
+  pi: async () => {
+    const { isContextOverflow } = await import(path.join(modules, "@earendil-works/pi-ai/dist/utils/overflow.js"));
+    return errorMessage => isContextOverflow({ stopReason: "error", errorMessage });
+  },
+  opencode: () => {
+    const list = listOf("opencode-linux-x64/bin/opencode", "/prompt is too long/i,/request_too_large/i");
+    return text => list.some(r => r.test(text));
+  },
+  qwen: () => {
+    const list = listOf("@qwen-code/qwen-code/cli.js", "/\\bcontext[_\\s-]?length[_\\s-]?exceeded\\b/i");
+    return text => list.some(r => r.test(text));
+  },
+};
+for (const name of Object.keys(detects))
+  test(`${name} knows a prompt that is over the context`, async t => {
+    if (!fs.existsSync(path.join(bin, name))) return t.skip(`${name} is not installed: make test-all does it`);
+    const detect = await detects[name](), server = await startServer("-c", "2048");
+    try {
+      assert.ok(!detect("The server is busy.") && !detect("model 'x' was not found"));
+      const messages = [{ role: "user", content: "word ".repeat(4000) }];
+      for (const [at, body] of [["/v1/chat/completions", { messages }], ["/v1/responses", { input: messages }], ["/v1/messages", { messages, max_tokens: 5 }]]) {
+        const r = await fetch(server.origin + at, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ model: "m", ...body }) });
+        const { error } = await r.json();
+        assert.equal(r.status, 400);
+        assert.ok(detect(`400 ${error.message}`), `${at}: ${error.message}`);
+      }
+    } finally {
+      await server.stop();
+    }
+  });
