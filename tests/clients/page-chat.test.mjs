@@ -235,7 +235,7 @@ test("text files go with a message; what is no text is refused", async () => {
   await page.waitForSelector(".chip");
   await pick([{ name: "cat.png", mimeType: "image/png", buffer: Buffer.from([137, 80, 78, 71, 0, 1, 2, 255]) }]);
   await page.waitForSelector(".toast");
-  assert.match(await page.textContent(".toast"), /cat\.png: is not a text file/);
+  assert.match(await page.textContent(".toast"), /cat\.png: is a picture, and this model reads text only/);
   assert.equal(await page.locator(".chip").count(), 1);
   await ask(page, "What does it say?");
   assert.equal(world.fake.bodies[0].messages[0].content, "File notes.txt:\n`````\nline one\n```\nnot the end\n````\n\n`````\n\nWhat does it say?");

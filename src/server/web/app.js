@@ -443,6 +443,7 @@ function wire() {
     stop: () => answers.stop(conv.id),
     editLast,
     later,
+    sees: () => model.capabilities?.includes("vision") ?? false,
     saveEdit: ({ text, files, editing }) => rewrite(editing, { content: text, files }, true),
   });
   models.setup({

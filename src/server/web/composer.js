@@ -1,9 +1,13 @@
 /*
- * The input: text, files, editing of an earlier message, and the draft, which survives a reload. Sends by act.send.
+ * The input: text, files, pictures, editing of an earlier message, and the draft, which survives a reload. Sends by
+ * act.send. A file is { name, text } or { name, image }, a data: URL.
  */
 import { $, el, announce, button, toast, pickFile, number } from "./dom.js";
 
 const LARGEST = 2 << 20; // bytes of a file
+const LARGEST_IMAGE = 2 << 20; // larger pictures are made smaller,
+const LONGEST_SIDE = 2048; // to this many pixels
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 
 let act = null,
   files = [],
@@ -143,7 +147,42 @@ async function attach(list) {
   drawFiles();
   $("input").focus();
 }
+const dataUrl = blob =>
+  new Promise((resolve, reject) => {
+    const r = new FileReader();
+    r.onload = () => resolve(r.result);
+    r.onerror = () => reject(r.error);
+    r.readAsDataURL(blob);
+  });
+/* The picture itself, or a smaller JPEG of it. */
+async function picture(f) {
+  if (f.size <= LARGEST_IMAGE) return dataUrl(f);
+  const image = await createImageBitmap(f);
+  const by = Math.min(1, LONGEST_SIDE / Math.max(image.width, image.height));
+  const canvas = new OffscreenCanvas(
+    Math.max(1, Math.round(image.width * by)),
+    Math.max(1, Math.round(image.height * by)),
+  );
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = "white";
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+  image.close();
+  return dataUrl(await canvas.convertToBlob({ type: "image/jpeg", quality: 0.9 }));
+}
+async function readPicture(f) {
+  if (!act.sees()) return "is a picture, and this model reads text only";
+  try {
+    const image = await picture(f);
+    await createImageBitmap(f).then(b => b.close());
+    files.push({ name: (f.name || "picture").slice(0, 200), image });
+    return null;
+  } catch {
+    return "cannot be read as a picture";
+  }
+}
 async function read(f) {
+  if (PICTURES.includes(f.type)) return readPicture(f);
   if (f.size > LARGEST) return `${number(f.size)} bytes are too many, ${number(LARGEST)} at most`;
   let text;
   try {
@@ -151,7 +190,7 @@ async function read(f) {
   } catch {
     text = "\0";
   }
-  if (text.includes("\0")) return "is not a text file; images and other files cannot be read";
+  if (text.includes("\0")) return "is neither a text file nor a picture";
   files.push({ name: f.name.slice(0, 200), text });
   return null;
 }
@@ -160,7 +199,8 @@ function drawFiles() {
     ...files.map(f =>
       el(
         "span",
-        { class: "chip" },
+        { class: f.image ? "chip picture" : "chip" },
+        f.image && el("img", { src: f.image, alt: "" }),
         f.name,
         button(
           "×",

@@ -144,12 +144,14 @@ export function draw(n, act) {
   }
   for (const f of n.files ?? [])
     box.append(
-      el(
-        "details",
-        { class: "file" },
-        el("summary", {}, f.name + ", " + number(f.text.length) + " characters"),
-        el("pre", { tabindex: "0" }, f.text),
-      ),
+      f.image
+        ? el("img", { class: "picture", src: f.image, alt: f.name, title: f.name })
+        : el(
+            "details",
+            { class: "file" },
+            el("summary", {}, f.name + ", " + number(f.text.length) + " characters"),
+            el("pre", { tabindex: "0" }, f.text),
+          ),
     );
   box.append(
     el("div", { class: "body" }),

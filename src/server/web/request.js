@@ -19,7 +19,23 @@ function fenced(file) {
   const fence = "`".repeat(longest + 1);
   return `File ${file.name}:\n${fence}\n${file.text}\n${fence}`;
 }
-export const userText = n => [...(n.files ?? []).map(fenced), n.content].filter(Boolean).join("\n\n");
+const texts = n => (n.files ?? []).filter(f => !f.image);
+const pictures = n => (n.files ?? []).filter(f => f.image);
+/* A user's message as text; a picture is its name. */
+export const userText = n =>
+  [...pictures(n).map(f => `[picture ${f.name}]`), ...texts(n).map(fenced), n.content].filter(Boolean).join("\n\n");
+
+/* The same as the API's content: a string, or parts where there are pictures. */
+function userContent(n) {
+  const text = [...texts(n).map(fenced), n.content].filter(Boolean).join("\n\n"),
+    parts = pictures(n).map(f => ({ type: "image_url", image_url: { url: f.image } }));
+  return parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text;
+}
+const joined = (a, b) => {
+  if (typeof a === "string" && typeof b === "string") return a + "\n\n" + b;
+  const parts = c => (typeof c === "string" ? [{ type: "text", text: c }] : c);
+  return [...parts(a), ...parts(b)];
+};
 
 /* Whether a message has content for the model. */
 const spoken = n => n.role !== "assistant" || n.content || n.calls?.length;
@@ -32,8 +48,8 @@ export function messages(path, system, continued) {
     if (!spoken(n) && !(continued && i === path.length - 1)) return;
     if (n.role === "user") {
       // two user messages in a row, after a failed answer: many templates need alternating roles
-      if (out.at(-1)?.role === "user") out.at(-1).content += "\n\n" + userText(n);
-      else out.push({ role: "user", content: userText(n) });
+      if (out.at(-1)?.role === "user") out.at(-1).content = joined(out.at(-1).content, userContent(n));
+      else out.push({ role: "user", content: userContent(n) });
     } else if (n.role === "tool") {
       out.push({ role: "tool", tool_call_id: n.callId, content: n.content });
     } else {
@@ -60,6 +76,7 @@ export function startOf(path) {
 
 const bytes = s => new TextEncoder().encode(s ?? "").length;
 const BYTES_A_TURN = 64; // upper bound of what a template adds per message
+const TOKENS_A_PICTURE = 4200; // by default; the server refuses what does not fit
 
 /* Upper bound of the tokens: the server's last count, plus one token per byte since. */
 function atMost(path, start, extra) {
@@ -68,7 +85,7 @@ function atMost(path, start, extra) {
   );
   let n = known >= 0 ? path[known].usage.prompt + path[known].usage.answer : bytes(extra);
   for (const m of path.slice(known >= 0 ? known + 1 : start))
-    n += bytes(userText(m)) + bytes(JSON.stringify(m.calls ?? "")) + BYTES_A_TURN;
+    n += bytes(userText(m)) + pictures(m).length * TOKENS_A_PICTURE + bytes(JSON.stringify(m.calls ?? "")) + BYTES_A_TURN;
   return n;
 }
 

@@ -49,6 +49,12 @@ function readCall(c) {
   return { id: text(c?.id, 100) || newId(), name: text(c?.name, 200), arguments: text(c?.arguments) };
 }
 
+const IMAGE = /^data:image\/(png|jpeg|webp|gif|bmp);base64,[A-Za-z0-9+/]+=*$/;
+function readFile(f) {
+  const name = text(f?.name, 200);
+  return typeof f?.image === "string" && IMAGE.test(f.image) ? { name, image: f.image } : { name, text: text(f?.text) };
+}
+
 function readNode(n, ids, chat) {
   if (!["user", "assistant", "tool"].includes(n?.role) || typeof n.content !== "string") return null;
   const out = {
@@ -60,7 +66,7 @@ function readNode(n, ids, chat) {
     created: time(n.created),
   };
   if (Array.isArray(n.files))
-    out.files = n.files.slice(0, 100).map(f => ({ name: text(f?.name, 200), text: text(f?.text) }));
+    out.files = n.files.slice(0, 100).map(readFile);
   if (Array.isArray(n.calls)) out.calls = n.calls.slice(0, 100).map(readCall);
   if (n.role === "tool") Object.assign(out, { callId: text(n.callId, 100), name: text(n.name, 200) });
   if (n.role === "assistant") {
