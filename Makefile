@@ -189,10 +189,11 @@ $(B)/tests/test_markdown $(B)/fuzz/fuzz_markdown: $(addprefix $(B)/src/cli/term/
 $(B)/tests/ops/%.o $(B)/tests/gpu/%.o: CPPFLAGS += -Itests/ops
 $(B)/tests/ops/test_ops: $(patsubst %.c,$(B)/%.o,$(wildcard tests/ops/*.c))
 $(B)/tests/gpu/bench_gpu: $(B)/tests/ops/random_weight.o
-# Tests that let allocations fail, or count them.
+# Tests that let allocations fail, or count them, and one whose disk is full.
 $(B)/tests/test_http_faults: LDFLAGS += $(call wrap,malloc calloc realloc)
 $(B)/tests/test_hostile: LDFLAGS += $(call wrap,malloc calloc realloc posix_memalign mmap)
 $(B)/tests/test_mem: LDFLAGS += $(call wrap,malloc calloc realloc free)
+$(B)/tests/test_prefix_disk: LDFLAGS += $(call wrap,statvfs)
 # Preloaded by tests/test_faults.py. Without the build's own flags: sanitizers would watch themselves.
 $(B)/tests/faults.so: tests/faults.c
 	@mkdir -p $(@D)

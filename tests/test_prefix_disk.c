@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -75,6 +76,18 @@ static struct result answer(struct engine *e, const int32_t *prompt)
     struct result r = finish(q);
     events_free(q);
     return r;
+}
+
+static unsigned long disk_blocks, disk_left; /* MB; 0 = the real disk */
+
+int __real_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st);
+int __wrap_statvfs(const char *path, struct statvfs *st)
+{
+    int rc = __real_statvfs(path, st);
+    if (disk_blocks)
+        *st = (struct statvfs){.f_blocks = disk_blocks, .f_bavail = disk_left, .f_frsize = 1 << 20};
+    return rc;
 }
 
 static void verify(void *arg)
@@ -219,6 +232,37 @@ static void *call_on(void *arg)
     return NULL;
 }
 
+/* A save that would leave less than 1 GB of the disk, or a tenth of a small one, is refused, and writes nothing. */
+static void test_full_disk(void **state)
+{
+    (void)state;
+    int32_t prompt[N];
+    struct engine *e = open_engine(attention, 512);
+    prompt_of(1, prompt);
+    answer(e, prompt);
+    struct prefix_disk d = {.dir = dir, .name = "full"};
+    char path[96];
+    snprintf(path, sizeof path, "%s/full", dir);
+    static const struct {
+        unsigned long blocks, left; /* MB */
+        bool fits;
+    } disks[] = {{100000, 1000, false}, {100000, 1100, true}, {100, 9, false}, {100, 20, true}};
+    for (size_t i = 0; i < sizeof disks / sizeof *disks; i++) {
+        struct error err = {0};
+        int n;
+        uint64_t bytes;
+        disk_blocks = disks[i].blocks;
+        disk_left = disks[i].left;
+        unlink(path);
+        bool ok = prefix_disk_save(e, &d, prompt, N, &n, &bytes, &err);
+        assert_int_equal(ok, disks[i].fits);
+        assert_int_equal(access(path, F_OK) == 0, disks[i].fits);
+        assert_true(ok || strstr(err.msg, "stay free"));
+    }
+    disk_blocks = 0;
+    engine_close(e);
+}
+
 static void test_closing(void **state)
 {
     (void)state;
@@ -264,9 +308,8 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_hybrid),
-        cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_attention), cmocka_unit_test(test_hybrid),
+        cmocka_unit_test(test_beside),    cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_closing),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 
-from serverlib import Server, run_tests
+from serverlib import Server, http_request, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 LONG = [97 + i * i % 26 for i in range(700)]
@@ -185,6 +185,15 @@ def test_clients():
         for f in files:
             assert "one" not in f and "two" not in f and b"one\n" not in open(f, "rb").read()
         assert s.get("/slots", **key("one"))[0] == 200 and s.get("/slots")[0] == 401
+        # a slot that is answering somebody else
+        c = s.socket()
+        c.sendall(http_request("/completion", {"prompt": "x", "n_predict": 1000, "ignore_eos": True, "stream": True, "id_slot": 0},
+                               "Authorization: Bearer two\r\nConnection: close\r\n"))
+        c.recv(15)
+        restored = act(s, 0, "restore", "a", **key("one"))["n_restored"]
+        while c.recv(65536):
+            pass
+        assert act(s, 0, "erase", None, **key("one"))["n_erased"] == restored  # and nothing of the answer to the other
         # what a request does is shown to its own client
         r = s.json("/v1/responses", {"input": "hi", "background": True, "ignore_eos": True, "max_output_tokens": 900, "stop": ["secret"]}, **key("one"))
         assert "secret" not in s.get("/slots", **key("two"))[2] and r["status"]

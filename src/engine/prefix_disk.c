@@ -6,9 +6,13 @@
 #include "engine/engine_int.h"
 #include "engine/prefix_file.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#define GIGABYTE ((uint64_t)1 << 30)
 
 /* A piece of work on the engine's thread. */
 struct piece {
@@ -347,6 +351,26 @@ static bool save_records(struct piece *p, const struct prefix_shape *shape, stru
     return ok;
 }
 
+/* Clients may not fill the disk: 1 GB of it stays free, or a tenth of a small one. */
+static bool has_disk(const struct piece *p, const struct prefix_disk *d,
+                     const struct prefix_shape *shape, struct error *err)
+{
+    const struct kvcache *kv = p->e->rt->kv;
+    struct statvfs st;
+    uint64_t pages = (uint64_t)(p->ids.n_tokens / kv->page_len) + 1 + PREFIX_STATES_MOST;
+    uint64_t need = pages * kv->page_bytes + PREFIX_STATES_MOST * shape->state_bytes;
+    if (statvfs(d->dir, &st))
+        return error_set(err, "%s: %s", d->dir, strerror(errno));
+    uint64_t left = (uint64_t)st.f_bavail * st.f_frsize;
+    uint64_t keep = (uint64_t)st.f_blocks * st.f_frsize / 10;
+    keep = keep < GIGABYTE ? keep : GIGABYTE;
+    return (left >= keep && need <= left - keep) ||
+           error_set(err,
+                     "it takes %llu MB, the disk has %llu MB left, and %llu MB of it stay free",
+                     (unsigned long long)(need >> 20), (unsigned long long)(left >> 20),
+                     (unsigned long long)(keep >> 20));
+}
+
 bool prefix_disk_save(struct engine *e, const struct prefix_disk *d, const int32_t *tokens, int n,
                       int *n_saved, uint64_t *bytes, struct error *err)
 {
@@ -365,6 +389,7 @@ bool prefix_disk_save(struct engine *e, const struct prefix_disk *d, const int32
     ok = ok && run(&p, measure, "", err);
     if (ok && !p.ids.n_tokens)
         ok = error_set(err, "nothing of its prompt is in the cache");
+    ok = ok && has_disk(&p, d, &shape, err);
     struct prefix_writer *w = ok ? prefix_writer_open(d->dir, d->name, &shape, &p.ids, err) : NULL;
     ok = w && save_records(&p, &shape, w, err) && prefix_writer_finish(w, bytes, err);
     *n_saved = p.ids.n_tokens;

@@ -17,6 +17,7 @@ struct slot {
     struct token_list tokens;  /* prompt and output, if they are kept */
     char *owner, *salt;        /* of the last sequence; owned; NULL = none */
     bool adapted;              /* it used an adapter */
+    bool open;                 /* the tokens of the running sequence are added */
     uint64_t used;             /* turn of its last start */
     uint64_t task;             /* number of the sequence */
 };
@@ -99,6 +100,7 @@ void slots_start(struct slots *s, struct api_request *req, struct api_choice *o)
         clear(l);
         l->req = req;
         l->choice = o;
+        l->open = true;
         l->owner = mem_strdup(req->owner);
         l->salt = api_request_salt(req, req->p.salt);
         l->adapted = req->n_loras > 0;
@@ -115,7 +117,8 @@ void slots_token(struct slots *s, const struct api_choice *o, int32_t token)
     if (o->slot < 0 || !s->keep)
         return;
     pthread_mutex_lock(&s->lock);
-    token_list_add(&s->v[o->slot].tokens, token);
+    if (s->v[o->slot].open)
+        token_list_add(&s->v[o->slot].tokens, token);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -265,6 +268,7 @@ static bool restore(struct slot_action *a, const json_t *body)
     mem_free(ids);
     pthread_mutex_lock(&a->slots->lock);
     struct slot *l = &a->slots->v[a->id];
+    l->open = false;
     clear(l);
     l->tokens = tokens;
     l->owner = mem_strdup(req->owner);
@@ -285,6 +289,7 @@ static bool erase(const struct slot_action *a)
     if (ok) {
         pthread_mutex_lock(&a->slots->lock);
         clear(&a->slots->v[a->id]);
+        a->slots->v[a->id].open = false;
         pthread_mutex_unlock(&a->slots->lock);
         buf_addf(&a->req->reply, "\"n_erased\":%zu}", tokens.n);
     }
