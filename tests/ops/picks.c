@@ -258,7 +258,12 @@ static void force_attention(void)
     }
     s.n_heads = 16; /* eight heads to a block: rows may be left as records */
     attention_case(&s, true, 0, twelve, 12, false, forced);
-    if ((!light && prompts) || strstr(forced, "_fp16")) /* slow */
+    s.n_heads = 8; /* or as panels */
+    if (!prompts)
+        attention_case(&s, true, 0, twelve, 12, false, forced);
+    s.n_heads = 16;
+    bool fp16_alone = !strcmp(forced, "attn_prefill") || !strcmp(forced, "attn_prefill_quant");
+    if ((!light && prompts) || fp16_alone) /* slow */
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 
@@ -384,9 +389,13 @@ static void small_attention(void)
         attention_case(&s, true, 0, decodes ? decode : prompt, 3, false, forced);
     }
     s.n_heads = 16; /* eight heads to a block: rows may be left as records */
-    if (strstr(forced, "batch") || strstr(forced, "panels"))
+    if (strstr(forced, "batch"))
         attention_case(&s, true, 0, ten, 10, false, forced);
-    if (strstr(forced, "fp16") || strstr(forced, "qkv_wgmma"))
+    s.n_heads = 8; /* or as panels */
+    if (strstr(forced, "decode"))
+        attention_case(&s, true, 0, ten, 10, false, forced);
+    s.n_heads = 16;
+    if (strstr(forced, "prefill") || strstr(forced, "qkv_wgmma"))
         attention_case(&s, true, 0, wide, 3, false, forced);
 }
 

@@ -35,9 +35,8 @@ struct attn_args {
     int32_t *split_count;
     float *records;  /* attn_decode_split.cu: (units, n_split, 8 * D / 4, 8) */
     uint8_t *panels; /* a in the layout of gemm_cluster.cu, panel_rows rows per tile; or NULL */
-    float *scale_of; /* (n_tokens) scale of the rows in panels or row_records: 1 */
+    float *scale_of; /* (n_tokens) scale of the rows in panels: 1 */
     int panel_rows;
-    uint8_t *row_records; /* a in the record layout of rows.cuh; or NULL */
     /* Read only by the kernels for any layer (attn_any, attn_decode_wide, attn_prefill_wide). */
     int v_dim;
     bool bidirectional;   /* no causal mask: attn_any only */
@@ -239,8 +238,6 @@ void attn_prefill_mma(struct cuda_backend *cu, const struct attn_args &p, const 
 
 /* attn_decode_batch.cu, attn_decode_split.cu. p.q holds raw projections. */
 bool attn_decode_batch_fits(const struct cuda_backend *cu);
-bool attn_decode_batch_records_fit(const struct cuda_backend *cu, const struct attn_layer *l,
-                                   int rows); /* args.row_records */
 bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct attn_layer *l,
                                   int rows); /* args.panels */
 void attn_decode_batch(struct cuda_backend *cu, const struct attn_args &p, int warps); /* 8, 4, 2 */

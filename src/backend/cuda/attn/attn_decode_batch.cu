@@ -66,35 +66,6 @@ template <int D> static constexpr size_t attn_decode_batch_shared(int warps, int
            (size_t)(16 * (D + 4) + 2 * D) * 2 + (size_t)(warps * (D + 16)) * 4;
 }
 
-/* The record of row t that contains column k. */
-DEVICE uint8_t *record_of(const struct attn_args &p, int t, int k)
-{
-    int per_row = p.n_heads * p.kv.head_dim / TILE_K;
-    return p.row_records + (size_t)(t * per_row + k / TILE_K) * (size_t)RECORD;
-}
-
-/* One warp writes row records as gemm_few.cu reads them: each lane PER columns from k on, and
- * the sum of every sixteen columns. */
-template <int PER> DEVICE void record_put(const struct attn_args &p, int t, int k, const float *v)
-{
-    uint8_t *to = record_of(p, t, k);
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PER; i += 2) {
-        uint32_t h = pack_half2(v[i], v[i + 1]);
-        sum += half_to_float(h & 0xffff) + half_to_float(h >> 16);
-        *(uint32_t *)(to + record_at((k + i) & ~3) + ((k + i) & 3) * 2) = h;
-    }
-#pragma unroll
-    for (int i = 1; i < 16 / PER; i <<= 1)
-        sum += __shfl_xor_sync(FULL_WARP, sum, i);
-    if (!(k & 15)) {
-        uint32_t s = split_half(sum);
-        *(uint16_t *)(to + record_sum_at(k)) = (uint16_t)s;
-        *(uint16_t *)(to + record_sum_at(k) + 8) = (uint16_t)(s >> 16);
-    }
-}
-
 /* A padding row: zeros in every output form. */
 template <int D>
 DEVICE void attn_decode_batch_pad(const struct attn_args &p, const struct decode_unit &u)
@@ -106,10 +77,7 @@ DEVICE void attn_decode_batch_pad(const struct attn_args &p, const struct decode
         if (p.panels)
             panel_put(p, u.t, u.h0 * D + i, 0.0f, 0.0f);
     }
-    if (p.row_records)
-        for (int i = (int)threadIdx.x * 4; i < u.heads * D / TILE_K * RECORD; i += threads * 4)
-            *(uint32_t *)(record_of(p, u.t, u.h0 * D) + i) = 0;
-    if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
+    if (p.panels && blockIdx.x == 0 && threadIdx.x == 0)
         p.scale_of[u.t] = 1.0f;
 }
 
@@ -289,15 +257,13 @@ static __global__ void __launch_bounds__(WARPS * 32, WARPS == 8   ? 1
 #pragma unroll
         for (int i = 0; i < PER; i += 2) {
             int at = h * D + lane * PER + i;
-            float x = v[i] = fast_divide(v[i], l), y = v[i + 1] = fast_divide(v[i + 1], l);
+            float x = fast_divide(v[i], l), y = fast_divide(v[i + 1], l);
             *(float2 *)(to + at) = make_float2(x, y);
             if (p.panels) /* fp16 cannot overflow: no larger than the largest value */
                 panel_put(p, u.t, u.h0 * D + at, x, y);
         }
-        if (p.row_records)
-            record_put<PER>(p, u.t, (u.h0 + h) * D + lane * PER, v);
     }
-    if ((p.panels || p.row_records) && blockIdx.x == 0 && threadIdx.x == 0)
+    if (p.panels && blockIdx.x == 0 && threadIdx.x == 0)
         p.scale_of[u.t] = 1.0f;
 }
 
@@ -308,13 +274,6 @@ bool attn_decode_batch_fits(const struct cuda_backend *cu)
         return false;
 #endif
     return attn_decode_batch_shared<128>(8, 3) <= cu->shared_limit;
-}
-
-bool attn_decode_batch_records_fit(const struct cuda_backend *cu, const struct attn_layer *l,
-                                   int rows)
-{
-    return cu->shape.kv_type == DT_F16 && l->n_heads / l->n_kv % 8 == 0 &&
-           rows * (l->n_heads * l->k_dim / TILE_K) <= cu->forms.n_records;
 }
 
 bool attn_decode_batch_panels_fit(const struct cuda_backend *cu, const struct attn_layer *l,

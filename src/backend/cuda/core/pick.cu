@@ -11,7 +11,6 @@
  * mixers are in pick_mixers.cu.
  */
 #include "backend/cuda/heads/encoder.h"
-#include "backend/cuda/gemm/gemm_few.h"
 #include "backend/cuda/core/pick.cuh"
 #include "backend/cuda/core/rows.cuh"
 #include "backend/cuda/core/host.h"
@@ -90,10 +89,11 @@ static bool linear_few_fits(const struct cuda_backend *cu, const struct pick_cas
 {
     return gemm_few_fits(cu, c->w, c->rows);
 }
+/* From five rows on a norm kernel that makes records is faster than fragments in every block. */
 static bool linear_few_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)cu;
-    return !c->gain.gain || is_long(c->w);
+    return is_long(c->w) ||
+           (!c->gain.gain && (c->rows <= 4 || !gemm_few_records_fit(cu, c->w, c->rows)));
 }
 static void linear_few(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -119,14 +119,19 @@ static bool linear_cluster_fits(const struct cuda_backend *cu, const struct pick
 {
     return gemm_cluster_suits(cu, c->w, c->rows);
 }
+/* Attention has left its rows as panels. */
+static bool linear_has_panels(const struct pick_case *c)
+{
+    return c->x->panels && !c->x->fp16;
+}
+static bool linear_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return gemm_few_records_fit(cu, c->w, c->rows);
+}
 static bool linear_cluster_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    (void)cu;
-    return !is_long(c->w);
-}
-static bool linear_panels_pay(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return !is_long(c->w) && c->x->panels && !c->x->fp16;
+    return !is_long(c->w) &&
+           (c->rows > 16 || linear_has_panels(c) || !gemm_few_records_fit(cu, c->w, c->rows));
 }
 static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -134,40 +139,16 @@ static void linear_cluster(struct cuda_backend *cu, const struct pick_case *c)
         rows_to_fp16(cu, c->x);
     gemm_cluster(cu, c->w, c->y, c->rows);
 }
-
-static bool linear_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
+static bool linear_records_pay(const struct cuda_backend *cu, const struct pick_case *c)
 {
-    return gemm_few_records_fit(cu, c->w, c->rows);
+    (void)cu;
+    return !is_long(c->w);
 }
 static void linear_records(struct cuda_backend *cu, const struct pick_case *c)
 {
     if (!c->x->records)
         rows_to_fp16(cu, c->x);
     gemm_few_records(cu, c->w, c->y, c->rows);
-}
-static bool linear_pairs_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return gemm_few_pairs_fit(cu, c->w, c->rows);
-}
-static void linear_pairs(struct cuda_backend *cu, const struct pick_case *c)
-{
-    if (!c->x->records)
-        rows_to_fp16(cu, c->x);
-    gemm_few_pairs(cu, c->w, c->y, c->rows);
-}
-static bool linear_short_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return gemm_few_short_fits(cu, c->w, c->rows);
-}
-static bool linear_short_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return linear_cluster_pays(cu, c) && c->w->set == SET_CODES;
-}
-static void linear_short(struct cuda_backend *cu, const struct pick_case *c)
-{
-    if (!c->x->records)
-        rows_to_fp16(cu, c->x);
-    gemm_few_short(cu, c->w, c->y, c->rows);
 }
 
 static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_case *c)
@@ -178,21 +159,6 @@ static struct gemm_args linear_args(struct cuda_backend *cu, const struct pick_c
     p.ldy = c->w->n_out;
     return p;
 }
-static bool linear_persistent_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return gemm_persistent_suits(cu, c->w, false);
-}
-static bool linear_persistent_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct gemm_args p = pick_args(cu, c->w, c->rows);
-    p.ldy = c->w->n_out;
-    return gemm_persistent_tiles(cu, p) > cu->n_sm; /* otherwise no block has a second tile */
-}
-static void linear_persistent(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_persistent(cu, linear_args(cu, c));
-}
-
 static bool linear_wgmma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return gemm_wgmma_suits(cu, c->w, false);
@@ -220,6 +186,15 @@ static void linear_fp16(struct cuda_backend *cu, const struct pick_case *c)
     gemm_fp16(cu, linear_args(cu, c));
 }
 
+void pick_wgmma(struct cuda_backend *cu, const struct gemm_args &p)
+{
+    if (pick_fp16_only(p.rows) && gemm_fp16_suits(cu, &p.w) &&
+        gemm_fp16_tiles(&p.w, p.rows) > cu->n_sm)
+        gemm_fp16(cu, p);
+    else
+        gemm_wgmma(cu, p, false, ceil_div(p.rows, WGMMA_ROWS));
+}
+
 static bool linear_mma_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     return gemm_mma_fits(cu, c->w);
@@ -240,16 +215,12 @@ static bool linear_stream_fits(const struct cuda_backend *cu, const struct pick_
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     return gemm_stream_fits(cu, p, false, linear_width(c));
 }
-/* Whether there are enough blocks for the GPU. */
-static bool stream_fills(const struct cuda_backend *cu, const struct gemm_args &p, bool pair,
-                         int width)
-{
-    return gemm_stream_blocks(cu, p, pair, width) >= cu->n_sm * 3 / 4;
-}
 static bool linear_stream_pays(const struct cuda_backend *cu, const struct pick_case *c)
 {
+    /* Enough blocks for the GPU; fp16 tiles are so large that splits of k read them faster. */
     struct gemm_args p = pick_args(cu, c->w, c->rows);
-    return stream_fills(cu, p, false, linear_width(c));
+    return c->w->seg[0].kind != TILE_F16 &&
+           gemm_stream_blocks(cu, p, false, linear_width(c)) >= cu->n_sm * 3 / 4;
 }
 static void linear_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -320,27 +291,6 @@ static void ffn_mma(struct cuda_backend *cu, const struct pick_case *c)
     }
 }
 
-static bool ffn_one_stream(const struct cuda_backend *cu, const struct pick_case *c, int i)
-{
-    struct gemm_args p = ffn_args(cu, c, i);
-    int width = tile_width(&p.w, c->rows, false);
-    return gemm_stream_fits(cu, p, !i, width) && (c->forced || stream_fills(cu, p, !i, width));
-}
-static bool ffn_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return ffn_one_stream(cu, c, 0) || ffn_one_stream(cu, c, 1);
-}
-static void ffn_stream(struct cuda_backend *cu, const struct pick_case *c)
-{
-    rows_to_fp16(cu, c->x);
-    for (int i = 0; i < 2; i++) {
-        int width = tile_width(i ? c->mlp.down : c->w, c->rows, false);
-        if (ffn_one_stream(cu, c, i))
-            gemm_stream(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
-        else
-            gemm_splitk(cu, ffn_args(cu, c, i), !i, width, ceil_div(c->rows, width));
-    }
-}
 static void ffn_splitk(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
@@ -367,21 +317,7 @@ static void ungated_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     rows_to_fp16(cu, c->x);
     for (int i = 0; i < 2; i++)
-        gemm_wgmma(cu, ffn_args(cu, c, i), false, ceil_div(c->rows, WGMMA_ROWS));
-}
-static bool ungated_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return ungated_fits(cu, c) && gemm_fp16_suits(cu, c->w) && gemm_fp16_suits(cu, c->mlp.down);
-}
-static bool ungated_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return gemm_fp16_tiles(c->mlp.down, c->rows) > cu->n_sm;
-}
-static void ungated_fp16(struct cuda_backend *cu, const struct pick_case *c)
-{
-    rows_to_fp16(cu, c->x);
-    for (int i = 0; i < 2; i++)
-        gemm_fp16(cu, ffn_args(cu, c, i));
+        pick_wgmma(cu, ffn_args(cu, c, i));
 }
 static void ungated_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -418,6 +354,12 @@ static bool moe_quad_records_fit(const struct cuda_backend *cu, const struct pic
     return !c->moe.router_x && c->rows <= NORM_ROWS &&
            router_records_shared(c->moe.router) <= cu->shared_limit &&
            moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
+}
+/* Experts of wide rows are limited by their weights, which moe_few reads once for eight rows. */
+static bool moe_quad_records_pay(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    (void)cu;
+    return c->rows > 8 || c->w->n_kt <= 8;
 }
 static void moe_quad_records(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -471,17 +413,6 @@ static void moe_gemv_run(struct cuda_backend *cu, const struct pick_case *c)
     else
         router_logits(cu, c->moe.experts, &c->in, n, c->rows);
     moe_gemv(cu, c->moe.experts, n ? n : c->in.x, c->y, c->rows);
-}
-
-static bool moe_quad_suits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return moe_quad_fits(cu, c->w, c->mlp.down, c->rows);
-}
-static void moe_quad_run(struct cuda_backend *cu, const struct pick_case *c)
-{
-    router_logits_of(cu, c->moe.experts, c->moe.router_x ? c->moe.router_x : c->x);
-    rows_to_fp16(cu, c->x);
-    moe_quad(cu, c->moe.experts, c->y, c->rows);
 }
 
 /* Routes, with tiles of `width` rows in the work list. */
@@ -631,30 +562,18 @@ static bool moe_one_stream(const struct cuda_backend *cu, const struct pick_case
     p.moe = true;
     return gemm_stream_fits(cu, p, !i, moe_width(cu, c, false));
 }
-static bool moe_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return moe_one_stream(cu, c, 0) || moe_one_stream(cu, c, 1);
-}
-static void moe_mixed(struct cuda_backend *cu, const struct pick_case *c, bool stream)
+static void moe_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
     int width = moe_width(cu, c, false), tiles = moe_tiles(cu, c, width);
     struct route_tables t = moe_lists(cu, c, width, false, false);
     for (int i = 0; i < 2; i++) {
         struct gemm_args p = moe_args(cu, c, t, i, false);
-        if (stream && moe_one_stream(cu, c, i))
+        if (moe_one_stream(cu, c, i))
             gemm_stream(cu, p, !i, width, tiles);
         else
             gemm_splitk(cu, p, !i, width, tiles);
     }
     moe_sum(cu, c, false);
-}
-static void moe_stream(struct cuda_backend *cu, const struct pick_case *c)
-{
-    moe_mixed(cu, c, true);
-}
-static void moe_splitk(struct cuda_backend *cu, const struct pick_case *c)
-{
-    moe_mixed(cu, c, false);
 }
 
 /*
@@ -687,17 +606,6 @@ static void router_tensor(struct cuda_backend *cu, const struct pick_case *c)
         c->routing.args->parts = 1;
     moe_route(cu, *c->routing.args);
 }
-static bool router_sort_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    (void)cu;
-    return !c->routing.args->t.lists;
-}
-static void router_sort(struct cuda_backend *cu, const struct pick_case *c)
-{
-    c->routing.args->route_here = true;
-    router_logits_of(cu, c->routing.experts, c->x);
-    moe_route(cu, *c->routing.args);
-}
 static void router_plain(struct cuda_backend *cu, const struct pick_case *c)
 {
     router_logits_of(cu, c->routing.experts, c->x);
@@ -712,22 +620,10 @@ static const struct cuda_pick products[] = {
      linear_few_fits, linear_few},
     {"gemv", PICK_LINEAR, ANY, 1, 4, NEEDS_NOTHING, TAKES_NORM, linear_gemv_pays, linear_gemv_fits,
      linear_gemv},
-    {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_panels_pay,
-     linear_cluster_fits, linear_cluster}, /* attention has left its rows as panels */
-    {"gemm_few_records", PICK_LINEAR, CODES, 1, 8, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
-     linear_records_fit, linear_records},
-    {"gemm_few_pairs", PICK_LINEAR, CODES, 9, 16, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
-     linear_pairs_fit, linear_pairs},
-    {"gemm_few_short", PICK_LINEAR, CODES, 9, 16, NEEDS_NOTHING, TAKES_ROWS, linear_short_pays,
-     linear_short_fits, linear_short},
     {"gemm_cluster", PICK_LINEAR, K, 9, 256, NEEDS_WGMMA, TAKES_ROWS, linear_cluster_pays,
      linear_cluster_fits, linear_cluster},
-    {"gemm_few_pairs", PICK_LINEAR, CODES, 17, 32, NEEDS_NOTHING, TAKES_ROWS, linear_cluster_pays,
-     linear_pairs_fit, linear_pairs},
-    {"gemm_few_short", PICK_LINEAR, CODES, 17, 32, NEEDS_NOTHING, TAKES_ROWS, linear_short_pays,
-     linear_short_fits, linear_short},
-    {"gemm_persistent", PICK_LINEAR, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_persistent_pays,
-     linear_persistent_fits, linear_persistent},
+    {"gemm_few_records", PICK_LINEAR, CODES, 1, 32, NEEDS_NOTHING, TAKES_ROWS, linear_records_pay,
+     linear_records_fit, linear_records},
     {"gemm_fp16", PICK_LINEAR, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, linear_fp16_pays,
      linear_fp16_fits, linear_fp16},
     {"gemm_wgmma", PICK_LINEAR, FAST, 17, 0, NEEDS_WGMMA, TAKES_ROWS, linear_wgmma_pays,
@@ -742,12 +638,8 @@ static const struct cuda_pick products[] = {
      ffn_gemv},
     {"ffn_wgmma", PICK_FFN, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, ffn_wgmma},
     {"ffn_mma", PICK_FFN, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, ffn_mma},
-    {"ffn_stream", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, ffn_stream_fits,
-     ffn_stream},
     {"ffn_splitk", PICK_FFN, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, ffn_splitk},
 
-    {"ungated_fp16", PICK_UNGATED, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, ungated_fp16_pays,
-     ungated_fp16_fits, ungated_fp16},
     {"ungated_wgmma", PICK_UNGATED, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ungated_wgmma_fits,
      ungated_wgmma},
     {"ungated_linear", PICK_UNGATED, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
@@ -755,29 +647,24 @@ static const struct cuda_pick products[] = {
 
     {"moe_gemv_product", PICK_MOE, ANY, 1, 1, NEEDS_NOTHING, TAKES_PRODUCT, NULL, moe_product_fits,
      moe_product},
-    {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, NULL,
+    {"moe_quad_records", PICK_MOE, CODES, 3, 16, NEEDS_NOTHING, TAKES_NORM, moe_quad_records_pay,
      moe_quad_records_fit, moe_quad_records},
     {"moe_few", PICK_MOE, CODES, 3, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_few_suits, moe_few_run},
     {"moe_gemv", PICK_MOE, ANY, 1, 8, NEEDS_NOTHING, TAKES_NORM, NULL, moe_gemv_suits,
      moe_gemv_run},
-    {"moe_quad", PICK_MOE, CODES, 1, 24, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_quad_suits,
-     moe_quad_run},
     {"moe_grouped", PICK_MOE, CODES, 1, 256, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_grouped_suits,
      moe_grouped_run},
     {"moe_persistent", PICK_MOE, K, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, moe_persistent_fits,
      moe_persistent},
     {"moe_wgmma", PICK_MOE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, ffn_wgmma_fits, moe_wgmma},
     {"moe_mma", PICK_MOE, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, pair_mma_fits, moe_mma},
-    {"moe_stream", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, moe_stream_fits,
-     moe_stream},
-    {"moe_splitk", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, moe_splitk},
+    {"moe_stream", PICK_MOE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
+     moe_stream}, /* or splitk, product by product */
 
     {"router_choose", PICK_ROUTER, ANY, 33, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
      router_choose_suits, router_choose_run},
     {"router_tensor", PICK_ROUTER, ANY, 257, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      router_tensor},
-    {"router_sort", PICK_ROUTER, ANY, 1, 64, NEEDS_NOTHING, TAKES_ROWS, NULL, router_sort_fits,
-     router_sort},
     {"router_plain", PICK_ROUTER, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, router_plain},
 
     {"router_row", PICK_LOGITS, ANY, 1, 4, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, logits_row},

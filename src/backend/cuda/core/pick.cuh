@@ -23,4 +23,8 @@ extern const struct pick_table pick_mixers;
 /* All fields except the outputs. */
 struct gemm_args pick_args(const struct cuda_backend *cu, const struct matrix *w, int rows);
 
+/* A product outside `linear` on wgmma: gemm_fp16 where its rows of the table would run, else
+ * gemm_wgmma. */
+void pick_wgmma(struct cuda_backend *cu, const struct gemm_args &p);
+
 #endif

@@ -90,14 +90,6 @@ static bool decode_batch_fits(const struct cuda_backend *cu, const struct pick_c
 {
     return c->attn.raw && tensor_fits(cu, c) && attn_decode_batch_fits(cu);
 }
-static bool decode_records_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return decode_batch_fits(cu, c) && attn_decode_batch_records_fit(cu, c->attn.layer, c->rows);
-}
-static bool decode_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return decode_batch_fits(cu, c) && attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows);
-}
 static int decode_units(const struct pick_case *c)
 {
     const struct attn_layer *l = c->attn.layer;
@@ -120,31 +112,23 @@ static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_c
     int units = decode_units(c);
     return units <= cu->n_sm ? 8 : units <= 3 * cu->n_sm ? 4 : 2;
 }
-static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_batch(cu, *c->attn.args, decode_batch_warps(cu, c));
-}
-static void decode_records(struct cuda_backend *cu, const struct pick_case *c)
+/* Arguments that also leave the results as panels where the output projection reads them
+ * (gemm_cluster). */
+static struct attn_args decode_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct attn_args p = *c->attn.args;
-    p.row_records = cu->forms.records;
-    p.scale_of = cu->forms.scale;
-    c->attn.out->records = true;
-    attn_decode_batch(cu, p, decode_batch_warps(cu, c));
-}
-/* Results are also written as panels. */
-static struct attn_args panels_args(struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct attn_args p = *c->attn.args;
-    p.panels = cu->forms.panels;
-    p.panel_rows = gemm_cluster_width(c->rows);
-    p.scale_of = cu->forms.scale;
+    if (c->attn.raw && c->rows >= 9 && !pick_fp16_only(c->rows) &&
+        attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows)) {
+        p.panels = cu->forms.panels;
+        p.panel_rows = gemm_cluster_width(c->rows);
+        p.scale_of = cu->forms.scale;
+        c->attn.out->panels = true;
+    }
     return p;
 }
-static void decode_panels(struct cuda_backend *cu, const struct pick_case *c)
+static void decode_batch(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch(cu, panels_args(cu, c), decode_batch_warps(cu, c));
-    c->attn.out->panels = true;
+    attn_decode_batch(cu, decode_args(cu, c), decode_batch_warps(cu, c));
 }
 static bool decode_split_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -186,17 +170,7 @@ static bool decode_batch_quant_fits(const struct cuda_backend *cu, const struct 
 }
 static void decode_batch_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_batch_quant(cu, *c->attn.args);
-}
-static bool decode_batch_quant_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return decode_batch_quant_fits(cu, c) &&
-           attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows);
-}
-static void decode_batch_quant_panels(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_batch_quant(cu, panels_args(cu, c));
-    c->attn.out->panels = true;
+    attn_decode_batch_quant(cu, decode_args(cu, c));
 }
 static bool decode_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -204,17 +178,7 @@ static bool decode_quant_fits(const struct cuda_backend *cu, const struct pick_c
 }
 static void decode_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_decode_quant(cu, *c->attn.args);
-}
-static bool decode_quant_panels_fit(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return c->attn.raw && decode_quant_fits(cu, c) &&
-           attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows);
-}
-static void decode_quant_panels(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_decode_quant(cu, panels_args(cu, c));
-    c->attn.out->panels = true;
+    attn_decode_quant(cu, decode_args(cu, c));
 }
 static bool decode_any_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -233,20 +197,19 @@ static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
 {
     return prompt_mma_fits(cu, c) && attn_prefill_suits(cu, c->attn.layer);
 }
+/* Rows of prompts are left in fp16 alone where the output projection reads nothing else. */
+static bool prompt_leaves_fp16(const struct pick_case *c)
+{
+    bool fp16 = pick_fp16_only(c->step->n_tokens);
+    if (fp16) {
+        c->attn.out->fp16 = true;
+        c->attn.out->n_floats = c->step->n_decode;
+    }
+    return fp16;
+}
 static void prompt_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill(cu, *c->attn.args, false);
-}
-static bool prompt_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return pick_fp16_only(c->step->n_tokens) && cu->shape.kv_type == DT_F16 &&
-           prompt_wgmma_fits(cu, c);
-}
-static void prompt_fp16(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_prefill(cu, *c->attn.args, true);
-    c->attn.out->fp16 = true;
-    c->attn.out->n_floats = c->step->n_decode;
+    attn_prefill(cu, *c->attn.args, cu->shape.kv_type == DT_F16 && prompt_leaves_fp16(c));
 }
 static void prompt_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -257,20 +220,10 @@ static bool prompt_quant_fits(const struct cuda_backend *cu, const struct pick_c
 {
     return attn_prefill_quant_suits(cu, c->attn.layer);
 }
-/* Values outside fp16's range are lost, as in an fp16 cache. */
-static bool prompt_quant_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return pick_fp16_only(c->step->n_tokens) && prompt_quant_fits(cu, c);
-}
 static void prompt_quant(struct cuda_backend *cu, const struct pick_case *c)
 {
-    attn_prefill_quant(cu, *c->attn.args, false);
-}
-static void prompt_quant_fp16(struct cuda_backend *cu, const struct pick_case *c)
-{
-    attn_prefill_quant(cu, *c->attn.args, true);
-    c->attn.out->fp16 = true;
-    c->attn.out->n_floats = c->step->n_decode;
+    /* Values outside fp16's range are lost, as in an fp16 cache. */
+    attn_prefill_quant(cu, *c->attn.args, prompt_leaves_fp16(c));
 }
 static bool prompt_wide_quant_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -384,15 +337,17 @@ static void heads_mma(struct cuda_backend *cu, const struct pick_case *c)
 {
     gemm_mma(cu, heads_args(cu, c, 64), false, 64, heads_tiles(c, 64));
 }
-static bool heads_stream_fits(const struct cuda_backend *cu, const struct pick_case *c)
+/* Or splitk: few rows, or formats that stream does not read. */
+static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct gemm_args p = pick_args(cu, c->w, c->rows);
     p.moe = true;
-    return gemm_stream_fits(cu, p, false, 16);
-}
-static void heads_stream(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_stream(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
+    bool stream = (c->forced || c->rows > 8) && gemm_stream_fits(cu, p, false, 16);
+    p = heads_args(cu, c, 16);
+    if (stream)
+        gemm_stream(cu, p, false, 16, heads_tiles(c, 16));
+    else
+        gemm_splitk(cu, p, false, 16, heads_tiles(c, 16));
 }
 static bool heads_gemv_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -402,11 +357,6 @@ static void heads_gemv(struct cuda_backend *cu, const struct pick_case *c)
 {
     latent_heads_gemv(cu, c->w, c->heads, c->y, c->rows);
 }
-static void heads_splitk(struct cuda_backend *cu, const struct pick_case *c)
-{
-    gemm_splitk(cu, heads_args(cu, c, 16), false, 16, heads_tiles(c, 16));
-}
-
 /*
  * latent: attention over latents
  */
@@ -464,14 +414,6 @@ static bool encode_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
         fits = fits && c->w->seg[i].rows % TILE_ROWS == 0;
     return fits;
 }
-static bool encode_fp16_fits(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return encode_wgmma_fits(cu, c) && gemm_fp16_suits(cu, c->w);
-}
-static bool encode_fp16_pays(const struct cuda_backend *cu, const struct pick_case *c)
-{
-    return gemm_fp16_tiles(c->w, c->rows) > cu->n_sm;
-}
 static void encode_linear(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct pick_case qkv = {};
@@ -498,17 +440,10 @@ static struct gemm_args encode_args(struct cuda_backend *cu, const struct pick_c
     p.narrow = true;
     return p;
 }
-static void encode_fp16(struct cuda_backend *cu, const struct pick_case *c)
-{
-    step_mark(cu);
-    gemm_fp16(cu, encode_args(cu, c));
-    step_mark_end(cu, STAGE_QKV);
-    encode_attend(cu, c, NULL);
-}
 static void encode_wgmma(struct cuda_backend *cu, const struct pick_case *c)
 {
     step_mark(cu);
-    gemm_wgmma(cu, encode_args(cu, c), false, ceil_div(c->rows, WGMMA_ROWS));
+    pick_wgmma(cu, encode_args(cu, c));
     step_mark_end(cu, STAGE_QKV);
     encode_attend(cu, c, NULL);
 }
@@ -537,10 +472,6 @@ static const struct cuda_pick rows[] = {
     {"output_linear", PICK_OUTPUT, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      NULL}, /* linear */
 
-    {"attn_decode_batch_records", PICK_DECODE, 0, 9, 16, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_records_fit, decode_records}, /* for gemm_few_pairs */
-    {"attn_decode_batch_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_panels_fit, decode_panels}, /* for gemm_cluster */
     {"attn_decode_batch", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_fits, decode_batch},
     {"attn_decode_split", PICK_DECODE, 0, 1, 0, NEEDS_GRID_BARRIER, TAKES_ROWS, decode_split_pays,
@@ -549,30 +480,21 @@ static const struct cuda_pick rows[] = {
      decode_plain},
     {"attn_decode_wide", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_wide_fits,
      decode_wide},
-    {"attn_decode_batch_quant_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS,
-     decode_batch_pays, decode_batch_quant_panels_fit,
-     decode_batch_quant_panels}, /* for gemm_cluster */
     {"attn_decode_batch_quant", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, decode_batch_pays,
      decode_batch_quant_fits, decode_batch_quant},
     {"attn_decode_split_quant", PICK_DECODE, 0, 1, 0, NEEDS_GRID_BARRIER, TAKES_ROWS, NULL,
      decode_split_quant_fits, decode_split_quant},
-    {"attn_decode_quant_panels", PICK_DECODE, 0, 9, 256, NEEDS_NOTHING, TAKES_ROWS, NULL,
-     decode_quant_panels_fit, decode_quant_panels}, /* for gemm_cluster */
     {"attn_decode_quant", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_quant_fits,
      decode_quant},
     {"attn_any", PICK_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, decode_any_fits,
      decode_any},
 
-    {"attn_prefill_fp16", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_fp16_fits,
-     prompt_fp16},
     {"attn_prefill", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_wgmma_fits,
      prompt_wgmma},
     {"attn_prefill_mma", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_mma_fits,
      prompt_mma},
     {"attn_prefill_wide", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, prompt_wide_fits,
      prompt_wide},
-    {"attn_prefill_quant_fp16", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL,
-     prompt_quant_fp16_fits, prompt_quant_fp16},
     {"attn_prefill_quant", PICK_PROMPT, 0, 1, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, prompt_quant_fits,
      prompt_quant},
     {"attn_prefill_wide_quant", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL,
@@ -598,9 +520,7 @@ static const struct cuda_pick rows[] = {
      heads_wgmma},
     {"heads_mma", PICK_HEADS, ANY, 65, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_mma_fits,
      heads_mma},
-    {"heads_stream", PICK_HEADS, FAST, 9, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, heads_stream_fits,
-     heads_stream},
-    {"heads_splitk", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_splitk},
+    {"heads_stream", PICK_HEADS, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, heads_stream},
 
     {"latent_decode", PICK_LATENT_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, latent_mma_fits,
      latent_decode},
@@ -613,8 +533,6 @@ static const struct cuda_pick rows[] = {
     {"latent_any", PICK_LATENT_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      latent_prompt_any},
 
-    {"encode_fp16", PICK_ENCODE, FAST, 257, 0, NEEDS_WGMMA, TAKES_ROWS, encode_fp16_pays,
-     encode_fp16_fits, encode_fp16},
     {"encode_wgmma", PICK_ENCODE, FAST, 33, 0, NEEDS_WGMMA, TAKES_ROWS, NULL, encode_wgmma_fits,
      encode_wgmma},
     {"encode_mma", PICK_ENCODE, ANY, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, encode_mma_fits,

@@ -312,8 +312,7 @@ struct moe_route_args {
     const float *logits; /* (splits, rows, n_expert), added up by the kernel */
     int parts, rows, width;
     struct route_rule rule;
-    bool route_here; /* routing is done by the block that sorts, not by a kernel of its own */
-    bool even;       /* an expert's tiles get about equal sizes, not full tiles and a rest */
+    bool even; /* an expert's tiles get about equal sizes, not full tiles and a rest */
     struct route_tables t;
     float *weight; /* (rows * used) */
 };
@@ -352,11 +351,9 @@ void gemm_fp16(struct cuda_backend *cu, const struct gemm_args &p);
 /* gemm_wgmma.cu: tiles of WGMMA_ROWS rows */
 enum { WGMMA_ROWS = 128 };
 void gemm_wgmma(struct cuda_backend *cu, const struct gemm_args &p, bool pair, int y);
-/* gemm_persistent.cu: K-quants of many rows, persistent blocks; tiles: of the result */
+/* gemm_persistent.cu: experts of K-quants, many rows, persistent blocks */
 enum { PERSISTENT_ROWS = 128 };
 bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w, bool pair);
-int gemm_persistent_tiles(const struct cuda_backend *cu, const struct gemm_args &p);
-void gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p);
 int gemm_persistent_expert_rows(int pairs,
                                 int n_expert); /* largest tile of the work list, in rows */
 void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in,

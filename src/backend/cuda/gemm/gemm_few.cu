@@ -10,13 +10,13 @@
  * norm kernel prepares records, 15.5 us when every block makes fragments from floats.
  * Other formats use gemm_splitk.cu.
  */
-#include "backend/cuda/gemm/gemm_few.h"
+#include "backend/cuda/core/cuda.h"
 #include "backend/cuda/core/dot_one.cuh"
 #include "backend/cuda/core/rows.cuh"
 
 #include <math.h>
 
-/* Ring stages: four, or two (gemm_few_short). */
+/* Ring stages: four, or two. */
 enum { FEW_WARPS = 16, FEW_STAGES = 4, FEW_SHORT = 2 };
 
 DEVICE void load4f(const float *p, float (&v)[4])
@@ -286,32 +286,33 @@ static struct gemm_few_args gemm_few_args_of(const struct cuda_backend *cu, cons
     return p;
 }
 
+/* Groups of eight rows in a block. With two, every weight becomes a fragment once for sixteen rows. */
+static int gemm_few_groups(int rows)
+{
+    return rows <= 8 ? 1 : 2;
+}
+
+/* Rings of two stages, where four do not fit. */
+static bool gemm_few_is_short(const struct cuda_backend *cu, const struct matrix *w, int rows)
+{
+    return gemm_few_groups(rows) == 2 && w->set == SET_CODES &&
+           !gemm_few_suits(cu, w, 2, FEW_STAGES);
+}
+
 bool gemm_few_records_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
 {
-    return rows * w->n_kt <= cu->forms.n_records && gemm_few_suits(cu, w, 1, FEW_STAGES);
+    return rows * w->n_kt <= cu->forms.n_records &&
+           gemm_few_suits(cu, w, gemm_few_groups(rows),
+                          gemm_few_is_short(cu, w, rows) ? FEW_SHORT : FEW_STAGES);
 }
 
 void gemm_few_records(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
 {
-    gemm_few_launch<1, false, FEW_STAGES>(cu, gemm_few_args_of(cu, w, y, rows));
-}
-
-bool gemm_few_pairs_fit(const struct cuda_backend *cu, const struct matrix *w, int rows)
-{
-    return rows * w->n_kt <= cu->forms.n_records && gemm_few_suits(cu, w, 2, FEW_STAGES);
-}
-
-void gemm_few_pairs(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
-{
-    gemm_few_launch<2, false, FEW_STAGES>(cu, gemm_few_args_of(cu, w, y, rows));
-}
-
-bool gemm_few_short_fits(const struct cuda_backend *cu, const struct matrix *w, int rows)
-{
-    return rows * w->n_kt <= cu->forms.n_records && gemm_few_suits(cu, w, 2, FEW_SHORT);
-}
-
-void gemm_few_short(struct cuda_backend *cu, const struct matrix *w, float *y, int rows)
-{
-    gemm_few_launch<2, false, FEW_SHORT>(cu, gemm_few_args_of(cu, w, y, rows));
+    struct gemm_few_args p = gemm_few_args_of(cu, w, y, rows);
+    if (gemm_few_groups(rows) == 1)
+        gemm_few_launch<1, false, FEW_STAGES>(cu, p);
+    else if (gemm_few_is_short(cu, w, rows))
+        gemm_few_launch<2, false, FEW_SHORT>(cu, p);
+    else
+        gemm_few_launch<2, false, FEW_STAGES>(cu, p);
 }

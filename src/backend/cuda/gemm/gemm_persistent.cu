@@ -1,15 +1,15 @@
 /*
- * y = x W^T for many rows of K-quants on Hopper (sm_90a), dense or experts.
+ * Experts of K-quants for many rows on Hopper (sm_90a).
  * Mapping: persistent blocks, one per SM. A block computes one tile of the result after another:
  * 256 output rows (PAIR: gate and up of 128 hidden units) x up to MOST token rows.
  * Warp roles: four consumer warpgroups convert codes to fp16 fragments and multiply with wgmma, as
  * in gemm_wgmma.cu. A producer warpgroup copies codes and activations through two rings and runs
  * ahead into the next tile. Each consumer writes its results straight from registers while others
  * still multiply.
- * Experts: one launch computes gate and up of all tiles, then down. A block that needs hidden units
+ * Order: one launch computes gate and up of all tiles, then down. A block that needs hidden units
  * waits until their tile's counter is complete. Tiles are handed out in that order, so the block it
  * waits for is always running.
- * gemm_wgmma.cu has the rest: split k, heads, other formats, biases.
+ * gemm_wgmma.cu has the rest: dense products (as fast there), split k, heads, other formats, biases.
  * Limit: issue slots (half are taken at 128 columns) and the decoding, which each tile repeats. On
  * an H200 the experts of 128 rows reach 430 TFLOP/s. Of their time 63 % remains with the products
  * alone, 81 % without decoding, 81 % without results, 49 % without products.
@@ -32,11 +32,10 @@ enum { PERSISTENT_SLOTS = 6, PERSISTENT_STAGES = 2, PERSISTENT_TILES = 16 };
 enum { PERSISTENT_SWAP = 4 * 2 * 128 * 16 };
 
 struct gemm_persistent_args {
-    struct gemm_args part[2];
-    int n_parts, blocks[2]; /* blocks of 256 output rows, or 128 hidden units */
-    int width;              /* rows of a tile of a dense product */
-    int n_slots;            /* stages of the activations' ring */
-    int stage;              /* bytes of a stage of codes */
+    struct gemm_args part[2]; /* gate and up; down */
+    int blocks[2];            /* blocks of 128 hidden units, of 256 output rows */
+    int n_slots;              /* stages of the activations' ring */
+    int stage;                /* bytes of a stage of codes */
 };
 
 /* A tile of the result, as the consumers see it. */
@@ -105,23 +104,19 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
     const int STEP = PERSISTENT_PRODUCERS / 8, PER = MOST / STEP;
     int id = (int)threadIdx.x - PERSISTENT_CONSUMERS, piece = id & 7, row0 = id >> 3;
     const struct route_tables &r = a.part[0].route;
-    bool moe = a.part[0].moe;
-    int rows = a.part[0].rows, n_tiles = moe ? *r.n_tiles : (rows + a.width - 1) / a.width;
-    int first_part = n_tiles * a.blocks[0];
-    int total = first_part + (a.n_parts > 1 ? n_tiles * a.blocks[1] : 0);
+    int n_tiles = *r.n_tiles, first_part = n_tiles * a.blocks[0];
+    int total = first_part + n_tiles * a.blocks[1];
     uint8_t *dst = k.slots + row0 * 128 + ((piece ^ (row0 & 7)) << 4);
-    int slot = 0, turn = 1, kt = 0, item = (int)blockIdx.x, after = 0;
-    if (moe && id == 0)
+    int slot = 0, turn = 1, kt = 0, after = 0;
+    if (id == 0)
         after = atomicAdd(&r.n_tiles[2], 1);
 #pragma unroll 1
     for (int it = 0;; it++) {
         struct gemm_persistent_item *to = &k.items[it & 1];
-        if (moe) {
-            if (id == 0)
-                k.next[it & 1] = after;
-            named_barrier_sync(5, PERSISTENT_PRODUCERS);
-            item = k.next[it & 1];
-        }
+        if (id == 0)
+            k.next[it & 1] = after;
+        named_barrier_sync(5, PERSISTENT_PRODUCERS);
+        int item = k.next[it & 1];
         bar_wait(&k.bars->item_empty[it & 1], (it >> 1) + 1);
         if (item >= total) {
             if (id == 0)
@@ -129,18 +124,13 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
             bar_arrive(&k.bars->item_full[it & 1]);
             break;
         }
-        if (moe && id == 0) /* fetch the next tile's number while this one is computed */
+        if (id == 0) /* fetch the next tile's number while this one is computed */
             after = atomicAdd(&r.n_tiles[2], 1);
         int part = item >= first_part, i = part ? item - first_part : item;
         const struct gemm_args &p = a.part[part];
         int tile = i / a.blocks[part], block = i - tile * a.blocks[part];
-        int first = tile * a.width, count = min(a.width, rows - first), expert = 0, place = 0;
-        if (moe) {
-            expert = r.tiles[3 * tile];
-            first = r.tiles[3 * tile + 1];
-            count = r.tiles[3 * tile + 2];
-            place = r.places[tile];
-        }
+        int expert = r.tiles[3 * tile], first = r.tiles[3 * tile + 1];
+        int count = r.tiles[3 * tile + 2], place = r.places[tile];
         int mine = gemm_persistent_tile_of(p, block, min(id, PERSISTENT_TILES - 1));
         const struct seg *s = seg_of(p.w, mine);
         const uint8_t *from = tile_address(p.w, s, expert, mine, 0);
@@ -159,7 +149,7 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
 #pragma unroll
         for (int j = 0; j < PER; j++) {
             int from = min(row0 + j * STEP, count - 1); /* past the last: not read */
-            int in = moe && !p.sorted_in ? r.lists[place + from] / p.used : first + from;
+            int in = !p.sorted_in ? r.lists[place + from] / p.used : first + from;
             at[j] = (uint32_t)in * (uint32_t)p.ldx + (uint32_t)piece * 8;
         }
         if (part)
@@ -168,12 +158,8 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
 #pragma unroll 1
         for (int c = 0; c < chunks; c++) {
             if (c == 3 && id < MOST) { /* not needed before the end */
-                int row = min(id, count - 1), in = first + row, out = in;
-                if (moe) {
-                    int pair = r.lists[place + row];
-                    in = p.sorted_in ? in : pair / p.used;
-                    out = p.sorted_in ? pair : out;
-                }
+                int row = min(id, count - 1), pair = r.lists[place + row], own = first + row;
+                int in = p.sorted_in ? own : pair / p.used, out = p.sorted_in ? pair : own;
                 to->out[id] = id < count ? out : -1;
                 to->scale[id] = (p.x_scale ? p.x_scale[in] : 1.0f) * p.unscale;
                 bar_arrive(&k.bars->rows_full[it & 1]);
@@ -202,7 +188,6 @@ DEVICE void gemm_persistent_produce(const struct gemm_persistent_args &a,
                 turn ^= 1;
             }
         }
-        item += (int)gridDim.x;
     }
     copy_async_commit();
     copy_async_wait<0>();
@@ -367,32 +352,6 @@ DEVICE void gemm_persistent_store_narrow(const struct gemm_args &p,
 }
 
 template <int MOST>
-DEVICE void gemm_persistent_floats(const struct gemm_args &p, const struct gemm_persistent_item &t,
-                                   int tile, const float (&acc)[MOST / 2])
-{
-    int g = lane_id() >> 2, c = lane_id() & 3;
-    if (tile >= p.w.n_tiles)
-        return;
-    const struct seg *s = seg_of(p.w, tile);
-    int row = (tile - s->tile0) * TILE_ROWS + g, left = s->rows - row;
-    float *y = p.y + s->row0 + row;
-#pragma unroll
-    for (int n = 0; n < MOST / 8; n++) {
-        if (n * 8 >= t.count)
-            break;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int col = 8 * n + 2 * c + i, out = t.out[col];
-            float scale = t.scale[col], *to = y + (size_t)out * (size_t)p.ldy;
-            if (out >= 0 && left > 0)
-                to[0] = acc[4 * n + i] * scale;
-            if (out >= 0 && left > 8)
-                to[8] = acc[4 * n + 2 + i] * scale;
-        }
-    }
-}
-
-template <int MOST>
 static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
     gemm_persistent_kernel(const __grid_constant__ struct gemm_persistent_args a)
 {
@@ -443,13 +402,10 @@ static __global__ void __launch_bounds__(PERSISTENT_THREADS, 1)
         wgmma_use(acc);
         bar_wait(&k.bars->rows_full[it & 1], it >> 1);
         const struct gemm_args &p = a.part[t.part];
-        if (p.y_fp16)
-            gemm_persistent_store_pair<MOST>(p, k, t, acc);
-        else if (p.narrow)
+        if (t.part) {
             gemm_persistent_store_narrow<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
-        else
-            gemm_persistent_floats<MOST>(p, t, t.block * PERSISTENT_TILES + w, acc);
-        if (p.y_fp16 && a.n_parts > 1) {
+        } else {
+            gemm_persistent_store_pair<MOST>(p, k, t, acc);
             __threadfence();
             named_barrier_sync(1 + (w >> 2), 128);
             if ((threadIdx.x & 127) == 0)
@@ -474,17 +430,15 @@ bool gemm_persistent_suits(const struct cuda_backend *cu, const struct matrix *w
 }
 
 template <int MOST>
-static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persistent_args *a,
-                                   int blocks)
+static void gemm_persistent_launch(struct cuda_backend *cu, struct gemm_persistent_args *a)
 {
-    int bytes = a->part[0].w.max_tile_bytes;
-    int other = a->n_parts > 1 ? a->part[1].w.max_tile_bytes : 0;
+    int bytes = a->part[0].w.max_tile_bytes, other = a->part[1].w.max_tile_bytes;
     bytes = other > bytes ? other : bytes;
     a->stage = PERSISTENT_TILES * bytes;
     a->n_slots = PERSISTENT_SLOTS;
     while (gemm_persistent_shared(bytes, MOST, a->n_slots) > cu->shared_limit)
         a->n_slots--;
-    cuda_launch(cu, gemm_persistent_kernel<MOST>, dim3((unsigned)blocks), PERSISTENT_THREADS,
+    cuda_launch(cu, gemm_persistent_kernel<MOST>, dim3((unsigned)cu->n_sm), PERSISTENT_THREADS,
                 gemm_persistent_shared(bytes, MOST, a->n_slots), LAUNCH_EARLY, *a);
 }
 
@@ -504,46 +458,10 @@ void gemm_persistent_experts(struct cuda_backend *cu, const struct gemm_args &in
     struct gemm_persistent_args a = {};
     a.part[0] = in;
     a.part[1] = out;
-    a.n_parts = 2;
     a.blocks[0] = gemm_persistent_blocks(in);
     a.blocks[1] = gemm_persistent_blocks(out);
     if (width == PERSISTENT_ROWS)
-        gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
+        gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a);
     else
-        gemm_persistent_launch<64>(cu, &a, cu->n_sm);
-}
-
-/* Chooses the rows per tile so that the last round of blocks is full. Returns the number of
- * tiles. */
-static int gemm_persistent_balance(const struct cuda_backend *cu, const struct gemm_args &p,
-                                   int *width)
-{
-    const int widths[] = {128, 112};
-    int best = 0, tiles = 0;
-    for (int i = 0; i < 2; i++) {
-        int n = gemm_persistent_blocks(p) * ceil_div(p.rows, widths[i]);
-        int cost = ceil_div(n, cu->n_sm) * (widths[i] + 8);
-        if (!i || cost < best) {
-            best = cost;
-            tiles = n;
-            *width = widths[i];
-        }
-    }
-    return tiles;
-}
-
-int gemm_persistent_tiles(const struct cuda_backend *cu, const struct gemm_args &p)
-{
-    int width;
-    return gemm_persistent_balance(cu, p, &width);
-}
-
-void gemm_persistent(struct cuda_backend *cu, const struct gemm_args &p)
-{
-    struct gemm_persistent_args a = {};
-    a.part[0] = p;
-    a.n_parts = 1;
-    a.blocks[0] = gemm_persistent_blocks(p);
-    gemm_persistent_balance(cu, p, &a.width);
-    gemm_persistent_launch<PERSISTENT_ROWS>(cu, &a, cu->n_sm);
+        gemm_persistent_launch<64>(cu, &a);
 }

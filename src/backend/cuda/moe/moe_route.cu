@@ -192,10 +192,6 @@ static __global__ void __launch_bounds__(1024)
     int n = p.rows * p.rule.used, tid = (int)threadIdx.x, threads = (int)blockDim.x;
     dependency_wait();
     dependency_trigger();
-    if (p.route_here)
-#pragma unroll 1
-        for (int t = warp_id(); t < p.rows; t += threads >> 5)
-            moe_route_choose<WHAT>(p, t);
     for (int i = tid; i < MAX_EXPERTS; i += threads)
         count[i] = 0;
     __syncthreads();
@@ -231,13 +227,12 @@ static __global__ void __launch_bounds__(1024)
 void moe_route(struct cuda_backend *cu, const struct moe_route_args &p)
 {
     bool plain = route_is_plain(p.rule), spread = p.rule.spread;
-    if (!p.route_here)
-        cuda_launch(cu,
-                    plain    ? moe_route_kernel<ROUTE_PLAIN>
-                    : spread ? moe_route_kernel<ROUTE_SPREAD>
-                             : moe_route_kernel<ROUTE_ANY>,
-                    dim3((unsigned)ceil_div(p.rows, ROUTE_ROWS)), 32 * ROUTE_ROWS,
-                    (size_t)(3 * MAX_EXPERTS + 1) * 4, LAUNCH_EARLY, p);
+    cuda_launch(cu,
+                plain    ? moe_route_kernel<ROUTE_PLAIN>
+                : spread ? moe_route_kernel<ROUTE_SPREAD>
+                         : moe_route_kernel<ROUTE_ANY>,
+                dim3((unsigned)ceil_div(p.rows, ROUTE_ROWS)), 32 * ROUTE_ROWS,
+                (size_t)(3 * MAX_EXPERTS + 1) * 4, LAUNCH_EARLY, p);
     if (!p.t.lists)
         cuda_launch(cu,
                     plain    ? moe_route_sort_kernel<ROUTE_PLAIN>
