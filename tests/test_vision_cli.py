@@ -43,7 +43,8 @@ def refused(words, model, *args):
     assert r.returncode and words in r.stderr, (words, r.stderr)
 
 
-for name in sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(f"{GOLDEN}/*/input.json")):
+GOLDENS = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(f"{GOLDEN}/*/input.json"))
+for name in GOLDENS:
     folder = f"{GOLDEN}/{name}"
     given = ("--input", f"{folder}/input.json", "--pixels", f"{folder}/pixel_values.bin")
     features = os.path.join(WORK, "features.bin")
@@ -146,7 +147,7 @@ def test_mmproj():
         folder, place = f"{GOLDEN}/{name}", os.path.join(WORK, "gguf-" + name)
         os.makedirs(place)
         model, tower = f"{place}/model.gguf", f"{place}/mmproj-model-bf16.gguf"
-        subprocess.run([STEEL, "convert", folder, model, "--type", "bf16"], check=True, capture_output=True)
+        subprocess.run([STEEL, "convert", folder, model, "--type", "bf16", "--no-images"], check=True, capture_output=True)
         given = ("--input", f"{folder}/input.json", "--pixels", f"{folder}/pixel_values.bin")
         features, want = os.path.join(WORK, "features.bin"), read_logits(f"{folder}/golden.bin")
         refused("no image tower that can run here", model, *given)
@@ -173,7 +174,47 @@ def test_mmproj():
             "--mmproj", f"{WORK}/gguf-qwen3_vl/model.gguf")
 
 
+NARROW = "gemma4", "glm46v", "glm4v_moe"  # no rows of whole blocks
+
+
+def test_convert():
+    """Every folder becomes two GGUFs, which give its features and logits; matrices of the tower may be quantised."""
+    def most(features, folder):
+        return max(abs(a - b) for a, b in zip(records(features), records(f"{folder}/features.bin"), strict=True))
+
+    for name in GOLDENS:
+        folder, place = f"{GOLDEN}/{name}", os.path.join(WORK, "convert-" + name)
+        model, features, want = f"{place}/model.gguf", os.path.join(WORK, "features.bin"), read_logits(f"{folder}/golden.bin")
+        given = ("--input", f"{folder}/input.json", "--pixels", f"{folder}/pixel_values.bin", "--features", features)
+        os.makedirs(place)
+        subprocess.run([STEEL, "convert", folder, model], check=True, capture_output=True)
+        for isa in "ref", "":
+            r, out = logits(model, *given, isa=isa)
+            assert r.returncode == 0, r.stderr
+            off, far = most(features, folder), mean_kl(want, read_logits(out))
+            print(f"{name} converted, {isa or 'kernels'}: features {off:.1e} from the golden's, KL {far:.1e}")
+            assert off < (2e-4 if isa else 2e-2) and far < 5e-4
+        r, out = logits(model, "--input", f"{folder}/input.json")
+        assert r.returncode == 0 and mean_kl(want, read_logits(out)) < 2e-3, r.stderr
+        towers = []
+        for how in ("convert", folder, f"{place}/small.gguf", "--image-type", "q8_0"), ("quantize", f"{place}/mmproj-model.gguf", f"{place}/mmproj-q.gguf",
+                                                                                   "q8_0"):
+            subprocess.run([STEEL, *how], check=True, capture_output=True)
+            towers.append(f"{place}/mmproj-small.gguf" if how[0] == "convert" else how[2])
+            r, out = logits(model, *given, "--mmproj", towers[-1])
+            assert r.returncode == 0, r.stderr
+            off = most(features, folder)
+            assert (off > 1e-5 or name in NARROW) and off < 0.5, (name, how[0], off)
+        print(f"{name} with a tower partly in Q8_0: features {off:.1e} from the golden's")
+        shutil.rmtree(place)
+    r = subprocess.run([STEEL, "convert", f"{GOLDEN}/gemma3", f"{WORK}/alone.gguf", "--no-images"], capture_output=True, text=True)
+    assert r.returncode == 0 and not os.path.exists(f"{WORK}/mmproj-alone.gguf")
+    r = subprocess.run([STEEL, "convert", f"{GOLDEN}/gemma3", f"{WORK}/alone.gguf", "--force", "--image-type", "q9"], capture_output=True, text=True)
+    assert r.returncode and "unknown type 'q9'" in r.stderr
+
+
 test_mmproj()
+test_convert()
 folder = f"{GOLDEN}/qwen3_vl"
 copy = os.path.join(WORK, "input")
 shutil.copytree(folder, copy)

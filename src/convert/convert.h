@@ -49,6 +49,10 @@ struct convert_result {
 
 bool quantize_file(const char *in, const char *out, const struct convert_options *opt,
                    struct convert_result *result, struct error *err);
+/* The image tower of a folder, as llama.cpp's mmproj file. False without an error message: the folder has none that Steel
+ * runs. */
+bool convert_tower(const char *in, const char *out, const struct convert_options *opt,
+                   struct convert_result *result, struct error *err);
 bool convert_folder(const char *in, const char *out, const struct convert_options *opt,
                     struct convert_result *result, struct error *err);
 

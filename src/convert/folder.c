@@ -7,26 +7,19 @@
 #include "base/mem.h"
 #include "convert/convert.h"
 #include "convert/encoder.h"
+#include "convert/folder.h"
 #include "convert/lora.h"
 #include "convert/vocab.h"
 #include "model/config.h"
 #include "model/families/family.h"
 #include "model/model.h"
+#include "vision/tower.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct folder_plan {
-    const struct tensorfile *f;
-    const struct config *c;
-    struct transcode *t;
-    bool *used; /* (f->n_tensors) */
-    struct error *err;
-    struct pooling pooling; /* of an embedding model */
-};
 
 static bool check_shape(struct folder_plan *p, const struct tensor *t, int64_t n, int64_t rows)
 {
@@ -46,15 +39,17 @@ static bool check_type(struct folder_plan *p, const struct tensor *t)
 }
 
 /* A tensor's name in both kinds of file, with suffix. A GGUF has one name for all experts. */
-static void names_of(const struct folder_plan *p, const struct tensor_name *n, int layer,
-                     int expert, const char *suffix, char to[128], char from[192])
+static void names_of(const struct folder_plan *p, const struct tensor_spec *spec,
+                     const struct tensor_name *n, int expert, const char *suffix, char to[128],
+                     char from[192])
 {
     static const struct tensorfile gguf = {.is_gguf = true};
-    build_name(&gguf, p->c, n, layer, 0, suffix, to, 128);
+    int layer = spec->layer;
+    build_name(&gguf, p->c, n, spec->gguf_layer ? spec->gguf_layer - 1 : layer, 0, suffix, to, 128);
     build_name(p->f, p->c, n, layer, expert, suffix, from, 192);
 }
 
-static const struct tensor *find_full(struct folder_plan *p, const char *name)
+const struct tensor *folder_find(struct folder_plan *p, const char *name)
 {
     const struct tensor *t = tensorfile_find(p->f, name);
     if (t)
@@ -116,8 +111,8 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
     const struct adjust *adjust = &spec->adjust;
     char to[128], from[192];
     int64_t n = spec->n_in;
-    names_of(p, spec->rows[0].name, spec->layer, 0, spec->is_bias ? "bias" : "weight", to, from);
-    const struct tensor *t = find_full(p, from);
+    names_of(p, spec, spec->rows[0].name, 0, spec->is_bias ? "bias" : "weight", to, from);
+    const struct tensor *t = folder_find(p, from);
     if (!t)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
     if (spec->width || spec->adjust.decay || spec->rows[0].tiles.groups)
@@ -138,7 +133,14 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
 /* Whether rotary pairs become adjacent: they are in the GGUF, but not in the folder. */
 static bool swaps(const struct weight_rows *rows)
 {
-    return rows->interleaved && !rows->interleaved_folder;
+    return rows_order(rows, true) == ROTARY_ADJACENT && rows_order(rows, false) == ROTARY_PLAIN;
+}
+
+/* The row of the folder's rows that is row i of the GGUF's. */
+static int source_row(const struct weight_rows *rows, int i)
+{
+    enum rotary_rows to = rows_order(rows, true), from = rows_order(rows, false);
+    return to == from ? i : rows_to_tensor(rows, from, rows_from_tensor(rows, to, i));
 }
 
 /* The bias of `rows`, if any, as F32: (n_expert, n). Interleaved like the rows. */
@@ -148,7 +150,7 @@ static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
     char to[128], from[192];
     int64_t n = rows->n, of = rows->tensor_rows ? rows->tensor_rows : n, experts = spec->n_expert;
     bool stacked = build_stacked(p->f, rows->name);
-    names_of(p, rows->name, spec->layer, 0, "bias", to, from);
+    names_of(p, spec, rows->name, 0, "bias", to, from);
     if (!tensorfile_find(p->f, from))
         return true;
     struct out_tensor *o =
@@ -156,8 +158,8 @@ static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
     o->rows = experts;
     o->values = mem_zalloc((size_t)(n * experts), sizeof *o->values);
     for (int64_t e = 0; e < experts; e += stacked ? experts : 1) {
-        names_of(p, rows->name, spec->layer, (int)e, "bias", to, from);
-        const struct tensor *t = find_full(p, from);
+        names_of(p, spec, rows->name, (int)e, "bias", to, from);
+        const struct tensor *t = folder_find(p, from);
         if (!t)
             return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
         int64_t count = stacked ? experts : 1, step = rows->step ? rows->step : 1;
@@ -165,8 +167,7 @@ static bool add_bias(struct folder_plan *p, const struct tensor_spec *spec,
         if (!v)
             return false;
         for (int64_t i = 0; i < n * count; i++) {
-            int64_t r = i % n,
-                    at = swaps(rows) ? rows_from_tensor(rows, ROTARY_ADJACENT, (int)r) : r;
+            int64_t at = source_row(rows, (int)(i % n));
             o->values[e * n + i] = v[i / n * of + rows->first + step * at];
         }
         mem_free(v);
@@ -186,7 +187,7 @@ static const struct tensor *find_beside(void *arg, const char *suffix)
     const struct folder_matrix *at = arg;
     char from[192];
     build_name(at->p->f, at->p->c, at->name, at->layer, at->expert, suffix, from, sizeof from);
-    return find_full(at->p, from);
+    return folder_find(at->p, from);
 }
 
 /* Finds expert e's matrix, or all experts' if they are stacked: packed or plain. */
@@ -213,8 +214,8 @@ static bool matrix_source(struct folder_plan *p, const struct tensor_spec *spec,
     s->data = s->layout.data;
     if (s->layout.kind != LAYOUT_PLAIN)
         return true;
-    names_of(p, rows->name, spec->layer, e, "weight", to, from);
-    s->data = find_full(p, from);
+    names_of(p, spec, rows->name, e, "weight", to, from);
+    s->data = folder_find(p, from);
     if (!s->data)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
     const struct tensor *t = s->data;
@@ -238,7 +239,7 @@ static bool add_as(struct folder_plan *p, const struct tensor_spec *spec)
     char to[128], from[192];
     const struct weight_rows *first = &spec->rows[0];
     int64_t n_out = spec->w->n_out;
-    names_of(p, spec->as, spec->layer, 0, "weight", to, from);
+    names_of(p, spec, spec->as, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, 2, (const int64_t[]){spec->n_in, n_out});
     o->rows = n_out;
     o->n_mats = 1;
@@ -260,7 +261,7 @@ static bool add_heads(struct folder_plan *p, const struct tensor_spec *spec,
     char to[128], from[192];
     const struct weight_rows *rows = &spec->rows[0];
     int H = spec->n_expert, n = spec->n_in;
-    names_of(p, name, spec->layer, 0, "weight", to, from);
+    names_of(p, spec, name, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, 3, (const int64_t[]){n, rows->n, H});
     o->rows = rows->n;
     o->n_mats = H;
@@ -295,6 +296,18 @@ static void reorder(const struct tensor_spec *spec, const struct weight_rows *ro
     s->step = 1;
 }
 
+/* Sets the order of rows whose rotary pairs are elsewhere in a GGUF. */
+static void reorder_pairs(const struct weight_rows *rows, struct out_tensor *o)
+{
+    struct input_matrix *s = &o->mats[0];
+    o->order = mem_zalloc((size_t)rows->n, sizeof *o->order);
+    for (int i = 0; i < rows->n; i++)
+        o->order[i] = rows->first + source_row(rows, i);
+    s->tensor_rows = rows->tensor_rows ? rows->tensor_rows : rows->n;
+    s->first = 0;
+    s->step = 1;
+}
+
 /* Writes rows of a weight, for all experts, as one GGUF tensor. */
 static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
                      const struct weight_rows *rows)
@@ -302,7 +315,7 @@ static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
     char to[128], from[192];
     int experts = spec->n_expert;
     bool stacked = experts > 1 && build_stacked(p->f, rows->name);
-    names_of(p, rows->name, spec->layer, 0, "weight", to, from);
+    names_of(p, spec, rows->name, 0, "weight", to, from);
     struct out_tensor *o = transcode_add(p->t, to, experts > 1 ? 3 : 2,
                                          (const int64_t[]){spec->n_in, rows->n, experts});
     o->rows = rows->n;
@@ -314,6 +327,8 @@ static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
             return false;
     if (rows->tiles.groups)
         reorder(spec, rows, o);
+    else if (!o->heads && rows_order(rows, true) != rows_order(rows, false))
+        reorder_pairs(rows, o);
     return true;
 }
 
@@ -335,6 +350,25 @@ static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
             return false;
     }
     return true;
+}
+
+bool folder_add_spec(struct folder_plan *p, const struct tensor_spec *spec)
+{
+    return spec->w ? add_weight(p, spec) : add_vector(p, spec);
+}
+
+float *folder_values(struct folder_plan *p, const struct tensor *t, int64_t n)
+{
+    if (!check_type(p, t))
+        return NULL;
+    if (t->bytes != dtype_bytes(t->type, (size_t)n)) {
+        error_set(p->err, "%s: tensor %s: %zu bytes, expected %" PRId64 " values", p->f->path,
+                  t->name, t->bytes, n);
+        return NULL;
+    }
+    float *v = mem_zalloc((size_t)n, sizeof *v);
+    quant_dequantize(t->type, t->data, v, (size_t)n);
+    return v;
 }
 
 static void add_values(struct folder_plan *p, const char *name, int64_t n, float *values)
@@ -392,14 +426,14 @@ static bool plan_tensors(struct folder_plan *p)
         c->rope.kind == ROPE_PROPORTIONAL)
         add_rope_factors(p);
     for (int i = 0; ok && i < o.n_specs; i++) {
-        const struct tensor_spec *spec = &o.specs[i];
-        ok = spec->w ? add_weight(p, spec) : add_vector(p, spec);
+        ok = folder_add_spec(p, &o.specs[i]);
     }
     outline_free(&o);
     if (ok && encoder_pools(p->f, c))
         ok = encoder_head(p->t, p->f, c, &p->pooling, p->err);
     for (size_t i = 0; ok && i < p->f->n_tensors; i++)
-        if (!p->used[i] && !is_spare(p, p->f->tensors[i].name))
+        if (!p->used[i] && !is_spare(p, p->f->tensors[i].name) &&
+            !tower_owns(p->f, p->f->tensors[i].name))
             ok = error_set(p->err, "%s: tensor %s: no place for it in a %s GGUF", p->f->path,
                            p->f->tensors[i].name, c->family->name);
     return ok;
@@ -644,7 +678,11 @@ static const struct mix *source_mix(const struct tensorfile *f, const struct con
     char name[96];
     snprintf(name, sizeof name, "%s%s.weight", c->hf_model,
              c->family->hf_embed ? c->family->hf_embed : "embed_tokens");
-    const struct tensor *t = tensorfile_find(f, name);
+    return folder_mix(f, tensorfile_find(f, name));
+}
+
+const struct mix *folder_mix(const struct tensorfile *f, const struct tensor *t)
+{
     enum dtype type = t ? t->type : DT_BF16;
     if (json_object_get(f->config, "quantization_config") && type == DT_BF16)
         type = DT_F16;

@@ -89,7 +89,9 @@ bool mix_is_matrix(const char *name, int n_dims, const int64_t *dims)
     return n_dims >= 2 && len > 7 && !strcmp(name + len - 7, ".weight") &&
            !strstr(name, "_norm.weight") && !strstr(name, "ffn_gate_inp.weight") &&
            !strstr(name, "conv1d.weight") && strncmp(name, "position_embd.", 14) &&
-           strncmp(name, "token_types.", 12) &&
+           strncmp(name, "token_types.", 12) && strcmp(name, "v.patch_embd.weight") &&
+           strcmp(name, "v.position_embd.weight") && strcmp(name, "mm.patch_merger.weight") &&
+           strcmp(name, "mm.input_projection.weight") &&
            strncmp(name, "cls.", 4); /* other readers require floats here */
 }
 
@@ -207,7 +209,8 @@ enum dtype mix_choose(const struct mix *mix, const struct mix_model *m, const ch
     enum dtype type = mix->base;
     if (id <= MIX_BF16)
         return type;
-    int layer = strncmp(name, "blk.", 4) ? 0 : atoi(name + 4);
+    const char *at = strncmp(name, "v.", 2) ? name : name + 2; /* an image tower's */
+    int layer = strncmp(at, "blk.", 4) ? 0 : atoi(at + 4);
     bool embedding = !strcmp(name, "token_embd.weight");
     if (!strcmp(name, "output.weight") || (m->tied && embedding)) {
         if (id == MIX_MXFP4 || dims[0] % dtype_table[type].block_len)

@@ -7,6 +7,7 @@
 #include "convert/convert.h"
 #include "model/config.h"
 #include "model/families/family.h"
+#include "vision/tower.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -75,7 +76,11 @@ bool convert_add_tensors(struct transcode *t, struct error *err)
         struct out_tensor *o = transcode_add(t, s->name, s->n_dims, s->dims);
         o->rows = s->dims[1] * s->dims[3];
         o->n_mats = (int)s->dims[2];
-        if (s->dims[2] > 1 << 20 || (s->dims[3] > 1 && s->dims[2] > 1))
+        if (s->dims[3] > 1 && s->dims[2] > 1) { /* a convolution: one matrix of all rows */
+            o->rows *= s->dims[2];
+            o->n_mats = 1;
+        }
+        if (o->n_mats > 1 << 20)
             return error_set(err, "%s: tensor '%s': unexpected shape", t->in->path, s->name);
         o->mats = mem_zalloc(1, sizeof *o->mats);
         o->mats[0].data = s;
@@ -137,7 +142,8 @@ static bool quantize_open(const struct tensorfile *f, const char *out, struct tr
                           struct error *err)
 {
     struct config *c = mem_zalloc(1, sizeof *c);
-    bool ok = config_load(f, c, err);
+    struct tower_config tower;
+    bool ok = tower_present(f) ? tower_load(f, c, &tower, err) : config_load(f, c, err);
     struct mix_model model;
     if (ok)
         convert_mix_model(c, t->importance != NULL, &model);

@@ -124,6 +124,7 @@ struct tensor_spec {
     float *vector;    /* (n_in) backend memory */
     enum weight_role role;
     int layer, n_in, n_expert;
+    int gguf_layer; /* for `convert`: 1 + the number in the GGUF's name; 0 = layer's */
     int n_rows;
     struct weight_rows rows[3];
     struct adjust adjust; /* of a vector */

@@ -41,6 +41,7 @@ struct tower_family {
     enum norm_kind norm;
     enum activation gelu; /* what a GGUF calls gelu */
     struct tower_pairs pairs;
+    bool split_qkv;      /* fused in folders only; q, k and v then name the fused tensor there */
     bool grid_positions; /* of features in the decoder (M-RoPE) */
     /* Marks of an image in a prompt. `feature` stands for one feature; begin and end may be NULL. */
     const char *begin, *feature, *end;
@@ -59,7 +60,11 @@ struct tower_family {
     /* A single mark of `feature` for each run of features; NULL: begin, feature, end. */
     void (*text)(const struct tower_config *t, const struct image_plan *p, int index,
                  struct buf *out);
-    bool row_runs; /* each row of features is a run */
+    bool row_runs;     /* each row of features is a run */
+    bool square_table; /* a GGUF's table of positions has a dim for each axis */
+    bool wide_layers;  /* feed_forward_length of a GGUF is the merger's (tower_config.n_hidden) */
+    /* For `convert`: keys that only this family has; NULL = none. */
+    void (*write)(const struct config *c, struct gguf_writer *w);
     void (*merge)(struct net_builder *b);
 };
 
@@ -72,6 +77,11 @@ void tower_build(struct net_builder *b);
 struct norm tower_norm(struct net_builder *b, int layer, const struct norm_name *n, int width);
 /* The next step of the tower's first merger, with steps that follow. */
 struct merge_step *tower_step(struct net_builder *b);
+
+/* The name of a bound of a product (layer.h, struct clip): in a folder it is beside ".linear". */
+void tower_bound_name(const struct tensorfile *f, const struct config *c,
+                      const struct tensor_name *name, int layer, const char *suffix, char *out,
+                      size_t size);
 
 /* Numbers of preprocessing: `key` of `o` in a folder, clip.vision.GGUF_KEY in a GGUF. Absent or NULL: unchanged. */
 bool tower_number(const struct meta_reader *in, const json_t *o, const char *key,

@@ -115,6 +115,16 @@ static void take_strip(const struct tower_config *t, const struct pixel_record *
     take_view(t, &one, r->values + (size_t)r->at * (size_t)t->patch, stride, plane, out->values);
 }
 
+/* Patches of (row, column, channel) values, n values in all. */
+static void take_channels_last(const struct tower_config *t, const float *from, size_t n, float *to)
+{
+    size_t width = (size_t)tower_patch_values(t), P = (size_t)t->patch;
+    for (size_t i = 0; i < n; i++) {
+        size_t in = i % width, c = in % 3, at = in / 3;
+        to[i - in + place_in_patch(t, (int)c, (int)(at / P), (int)(at % P))] = from[i];
+    }
+}
+
 bool patches_take(const struct tower_config *t, const struct image_plan *plan,
                   struct pixel_record *r, struct patches *out)
 {
@@ -139,8 +149,8 @@ bool patches_take(const struct tower_config *t, const struct image_plan *plan,
             size_t n = (size_t)(plan->views[i].rows * plan->views[i].cols) * (size_t)width;
             if (n > (size_t)d[1] * (size_t)width)
                 return false;
-            memcpy(to, r->values + (size_t)(r->at + i) * (size_t)d[1] * (size_t)width,
-                   n * sizeof *to);
+            take_channels_last(t, r->values + (size_t)(r->at + i) * (size_t)d[1] * (size_t)width, n,
+                               to);
             to += n;
         }
         r->at += views;

@@ -62,6 +62,14 @@ static const struct tower_family *find_family(const struct tensorfile *f)
     return found;
 }
 
+bool tower_owns(const struct tensorfile *f, const char *tensor)
+{
+    const struct tower_family *t = f->is_gguf ? NULL : find_family(f);
+    const struct tower_roots *r = t ? find_roots(f, t) : NULL;
+    return r && (!strncmp(tensor, r->tower, strlen(r->tower)) ||
+                 (r->merger[0] && !strncmp(tensor, r->merger, strlen(r->merger))));
+}
+
 bool tower_present(const struct tensorfile *f)
 {
     return find_family(f) != NULL;

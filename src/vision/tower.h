@@ -82,6 +82,8 @@ static inline int tower_patch_values(const struct tower_config *t)
     return 3 * t->frames * t->patch * t->patch;
 }
 
+/* Whether a tensor of a folder belongs to its tower. */
+bool tower_owns(const struct tensorfile *f, const char *tensor);
 /* Whether a text model takes features by the M-RoPE positions of their grid. */
 bool tower_has_grid_positions(const struct tower_config *t);
 

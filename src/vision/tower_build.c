@@ -57,14 +57,14 @@ static const struct weight *build_qkv(struct net_builder *b, int i)
     const struct tower_family *f = c->tower->family;
     const struct tower_names *n = &f->names;
     int wide = c->n_heads * c->head_dim;
-    bool fused = n->qkv.gguf && build_has(b, &n->qkv, i);
+    bool fused = n->qkv.gguf && build_has(b, &n->qkv, i), split = !b->f->is_gguf && f->split_qkv;
     struct weight_rows rows[3] = {
         {.name = &n->q, .n = wide}, {.name = &n->k, .n = wide}, {.name = &n->v, .n = wide}};
-    if (fused && !f->pairs.gguf && !f->pairs.folder)
+    if (fused && !split && !f->pairs.gguf && !f->pairs.folder)
         return build_matrix(b, WEIGHT_LINEAR, i, &n->qkv, c->n_embd, 3 * wide);
     for (int k = 0; k < 3; k++) {
         if (fused)
-            rows[k] = (struct weight_rows){.name = &n->qkv,
+            rows[k] = (struct weight_rows){.name = split ? rows[k].name : &n->qkv,
                                            .n = wide,
                                            .first = k * wide,
                                            .step = 1,
@@ -99,15 +99,22 @@ static struct norm head_norm(struct net_builder *b, int i, const struct tensor_n
     return norm;
 }
 
-/* One bound of a product. In a folder it is beside the product's ".linear". */
+void tower_bound_name(const struct tensorfile *f, const struct config *c,
+                      const struct tensor_name *name, int layer, const char *suffix, char *out,
+                      size_t size)
+{
+    build_name(f, c, name, layer, 0, suffix, out, size);
+    char *inner = strstr(out, ".linear.");
+    if (inner)
+        memmove(inner, inner + strlen(".linear"), strlen(inner + strlen(".linear")) + 1);
+}
+
+/* One bound of a product. */
 static float bound(struct net_builder *b, const struct tensor_name *name, int layer,
                    const char *suffix, float none)
 {
-    char full[192], *inner;
-    build_name(b->f, b->c, name, layer, 0, suffix, full, sizeof full);
-    inner = strstr(full, ".linear.");
-    if (inner)
-        memmove(inner, inner + strlen(".linear"), strlen(inner + strlen(".linear")) + 1);
+    char full[192];
+    tower_bound_name(b->f, b->c, name, layer, suffix, full, sizeof full);
     const struct tensor *t = tensorfile_find(b->f, full);
     float v = none;
     if (t && (t->bytes != dtype_bytes(t->type, 1) ||

@@ -92,6 +92,13 @@ static int most_area(const struct tower_config *t)
     return (int)(t->max_pixels / t->patch / t->patch);
 }
 
+static void write_gemma4(const struct config *c, struct gguf_writer *w)
+{
+    const struct tower_config *t = c->tower;
+    int64_t feature = (int64_t)t->patch * t->merge * t->patch * t->merge;
+    gguf_set_u32(w, "clip.vision.preproc_max_tokens", (uint32_t)(t->max_pixels / feature));
+}
+
 /* The mean is multiplied by sqrt(E) before the features are standardised and normed. */
 static void merge_gemma4(struct net_builder *b)
 {
@@ -146,6 +153,8 @@ const struct tower_family tower_gemma4 = {
     .plan = plan_budget,
     .limit = limit_area,
     .most = most_area,
+    .square_table = true,
+    .write = write_gemma4,
     .merge = merge_gemma4};
 
 /* Pixtral */
@@ -232,6 +241,12 @@ static void text_pixtral(const struct tower_config *t, const struct image_plan *
         buf_addf(out, "%s%s", t->family->feature, i + 1 < n ? "[IMG_BREAK]" : "[IMG_END]");
 }
 
+static void write_pixtral(const struct config *c, struct gguf_writer *w)
+{
+    gguf_set_u32(w, "clip.vision.preproc_image_size", (uint32_t)c->tower->side);
+    gguf_set_f32(w, "clip.vision.projector.layer_norm_epsilon", c->tower->merge_eps);
+}
+
 static void merge_pixtral(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -280,6 +295,7 @@ const struct tower_family tower_pixtral = {
     .text = text_pixtral,
     .limit = limit_longest,
     .most = most_longest,
+    .write = write_pixtral,
     .merge = merge_pixtral};
 
 /* InternViT */
@@ -369,6 +385,12 @@ static bool limit_tiles(struct tower_config *t, int n)
     return (t->max_tiles > 1 ? t->max_tiles + 1 : 1) * each <= n;
 }
 
+static void write_intern(const struct config *c, struct gguf_writer *w)
+{
+    gguf_set_u32(w, "clip.vision.preproc_min_tiles", (uint32_t)c->tower->min_tiles);
+    gguf_set_u32(w, "clip.vision.preproc_max_tiles", (uint32_t)c->tower->max_tiles);
+}
+
 static void merge_intern(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -414,6 +436,7 @@ const struct tower_family tower_intern = {
     .plan = plan_tiles,
     .limit = limit_tiles,
     .most = most_tile,
+    .write = write_intern,
     .merge = merge_intern};
 
 /* MoonViT */
@@ -489,6 +512,14 @@ static int most_moon(const struct tower_config *t)
     return room < side * side ? room : side * side;
 }
 
+static void write_kimi(const struct config *c, struct gguf_writer *w)
+{
+    const struct tower_config *t = c->tower;
+    gguf_set_u32(w, "clip.vision.image_min_pixels", (uint32_t)(8 * t->patch * t->patch));
+    gguf_set_u32(w, "clip.vision.image_max_pixels", (uint32_t)t->max_pixels);
+    gguf_set_u32(w, "clip.vision.preproc_max_side", (uint32_t)t->max_side);
+}
+
 static void merge_kimi(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -528,4 +559,6 @@ const struct tower_family tower_kimi = {
     .plan = plan_moon,
     .limit = limit_area,
     .most = most_moon,
+    .square_table = true,
+    .write = write_kimi,
     .merge = merge_kimi};

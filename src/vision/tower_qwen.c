@@ -17,8 +17,10 @@
     .patches = {TOWER_GGUF_PATCHES, "model.patch_embed.proj"},                                     \
     .attn_norm = TOWER_NORM(TOWER_BLOCK("ln1"), BLOCK("norm1")),                                   \
     .ffn_norm = TOWER_NORM(TOWER_BLOCK("ln2"), BLOCK("norm2")),                                    \
-    .qkv = {TOWER_BLOCK("attn_qkv"), BLOCK("attn.qkv")}, .q = {TOWER_BLOCK("attn_q"), "-"},        \
-    .k = {TOWER_BLOCK("attn_k"), "-"}, .v = {TOWER_BLOCK("attn_v"), "-"},                          \
+    .qkv = {TOWER_BLOCK("attn_qkv"), BLOCK("attn.qkv")},                                           \
+    .q = {TOWER_BLOCK("attn_q"), BLOCK("attn.qkv")},                                               \
+    .k = {TOWER_BLOCK("attn_k"), BLOCK("attn.qkv")},                                               \
+    .v = {TOWER_BLOCK("attn_v"), BLOCK("attn.qkv")},                                               \
     .o = {TOWER_BLOCK("attn_out"), BLOCK("attn.proj")},                                            \
     .up = {TOWER_BLOCK("ffn_up"), BLOCK(up_name)},                                                 \
     .down = {TOWER_BLOCK("ffn_down"), BLOCK(down_name)}
@@ -75,6 +77,12 @@ static void defaults(struct config *c, struct tower_config *t)
     t->axes = AXES_ROWS_FIRST;
     t->min_pixels = 65536;
     t->max_pixels = 16777216;
+}
+
+static void write_area(const struct config *c, struct gguf_writer *w)
+{
+    gguf_set_u32(w, "clip.vision.image_min_pixels", (uint32_t)c->tower->min_pixels);
+    gguf_set_u32(w, "clip.vision.image_max_pixels", (uint32_t)c->tower->max_pixels);
 }
 
 /* Qwen3-VL */
@@ -152,7 +160,7 @@ static void merge_level(struct net_builder *b, int level, struct merger *m)
     int E = b->c->n_embd, rows = t->merge * t->merge, wide = rows * E;
     bool last = level < 0;
     /* a GGUF names them by the layer, a folder by number */
-    int at = last ? 0 : b->f->is_gguf ? t->level[level] : level;
+    int at = last ? 0 : b->f->is_gguf ? t->level[level] : level, first_spec = b->n_specs;
     m->after = last ? b->c->n_layers - 1 : t->level[level];
     m->at = last ? 0 : (level + 1) * t->n_out;
     m->n_steps = 2;
@@ -165,6 +173,17 @@ static void merge_level(struct net_builder *b, int level, struct merger *m)
     m->steps[1] = (struct merge_step){
         .act = ACT_PLAIN_GELU,
         .w = build_matrix(b, WEIGHT_LINEAR, at, last ? &merge_down : &level_down, wide, t->n_out)};
+    for (int i = first_spec; !last && i < b->n_specs; i++)
+        b->specs[i].gguf_layer = 1 + t->level[level];
+}
+
+static void write_qwen3(const struct config *c, struct gguf_writer *w)
+{
+    uint8_t is[CONFIG_MAX_LAYERS] = {0};
+    for (int i = 0; i < c->tower->n_levels; i++)
+        is[c->tower->level[i]] = 1;
+    write_area(c, w);
+    gguf_set_array(w, "clip.vision.is_deepstack_layers", META_BOOL, is, (size_t)c->n_layers);
 }
 
 static void merge_qwen3(struct net_builder *b)
@@ -194,6 +213,7 @@ const struct tower_family tower_qwen3 = {
     .plan = plan_keep_ratio,
     .limit = limit,
     .most = most,
+    .write = write_qwen3,
     .merge = merge_qwen3};
 
 /* Qwen2.5-VL */
@@ -239,6 +259,18 @@ static void defaults_qwen25(struct config *c, struct tower_config *t)
     memcpy(t->std, std, sizeof std);
 }
 
+/* A GGUF has one number: every n-th layer has full attention. */
+static void write_qwen25(const struct config *c, struct gguf_writer *w)
+{
+    const struct tower_config *t = c->tower;
+    int n = 0;
+    while (n < c->n_layers - 1 && !t->full[n])
+        n++;
+    write_area(c, w);
+    gguf_set_u32(w, "clip.vision.n_wa_pattern", (uint32_t)n + 1);
+    gguf_set_u32(w, "clip.vision.window_size", (uint32_t)(t->window * t->patch));
+}
+
 static void merge_qwen25(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -270,6 +302,8 @@ const struct tower_family tower_qwen25 = {
     .plan = plan_keep_ratio,
     .limit = limit,
     .most = most,
+    .write = write_qwen25,
+    .split_qkv = true,
     .merge = merge_qwen25};
 
 /* GLM */
@@ -364,4 +398,6 @@ const struct tower_family tower_glm = {
     .plan = plan_glm,
     .limit = limit,
     .most = most,
+    .write = write_area,
+    .wide_layers = true,
     .merge = merge_glm};

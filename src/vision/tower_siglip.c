@@ -246,6 +246,12 @@ static void text_smol(const struct tower_config *t, const struct image_plan *p, 
              t->family->feature, t->family->end);
 }
 
+static void write_smol(const struct config *c, struct gguf_writer *w)
+{
+    gguf_set_u32(w, "clip.vision.preproc_image_size", (uint32_t)c->tower->longest);
+    gguf_set_bool(w, "clip.vision.preproc_split", c->tower->split);
+}
+
 static void merge_smol(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -272,6 +278,7 @@ const struct tower_family tower_smol = {.name = "idefics3",
                                         .text = text_smol,
                                         .limit = limit_smol,
                                         .most = most_square,
+                                        .write = write_smol,
                                         .merge = merge_smol};
 
 /* LFM2-VL */
@@ -431,6 +438,20 @@ static void text_lfm2(const struct tower_config *t, const struct image_plan *p, 
     buf_adds(out, t->family->end);
 }
 
+static void write_lfm2(const struct config *c, struct gguf_writer *w)
+{
+    const struct tower_config *t = c->tower;
+    int64_t feature = (int64_t)t->patch * t->merge * t->patch * t->merge;
+    gguf_set_u32(w, "clip.vision.preproc_min_tokens", (uint32_t)(t->min_pixels / feature));
+    gguf_set_u32(w, "clip.vision.preproc_max_tokens", (uint32_t)(t->max_pixels / feature));
+    gguf_set_u32(w, "clip.vision.preproc_tile_size", (uint32_t)t->longest);
+    gguf_set_u32(w, "clip.vision.preproc_min_tiles", (uint32_t)t->min_tiles);
+    gguf_set_u32(w, "clip.vision.preproc_max_tiles", (uint32_t)t->max_tiles);
+    gguf_set_f32(w, "clip.vision.preproc_tolerance", t->tolerance);
+    gguf_set_bool(w, "clip.vision.preproc_split", t->split);
+    gguf_set_bool(w, "clip.vision.preproc_thumbnail", t->thumbnail);
+}
+
 static void merge_lfm2(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -465,6 +486,7 @@ const struct tower_family tower_lfm2 = {
     .text = text_lfm2,
     .limit = limit_lfm2,
     .most = most_lfm2,
+    .write = write_lfm2,
     .merge = merge_lfm2};
 
 /* LLaVA */
@@ -541,6 +563,13 @@ static bool plan_crop(const struct tower_config *t, int width, int height, struc
     return true;
 }
 
+/* Readers leave the last layer out unless they are told which one to read. */
+static void write_llava(const struct config *c, struct gguf_writer *w)
+{
+    const int32_t layer = c->n_layers;
+    gguf_set_array(w, "clip.vision.feature_layer", META_I32, &layer, 1);
+}
+
 static void merge_llava(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -566,4 +595,5 @@ const struct tower_family tower_llava = {
     .plan = plan_crop,
     .limit = fixed,
     .most = most_square,
+    .write = write_llava,
     .merge = merge_llava};

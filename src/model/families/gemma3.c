@@ -77,6 +77,11 @@ static void build(struct net_builder *b)
 
 static void write(const struct config *c, struct gguf_writer *w)
 {
+    bool usual = true;
+    for (int i = 0; i < c->n_layers; i++)
+        usual &= (c->window[i] != 0) == (i % 6 < 5);
+    if (!usual)
+        decoder_write_windows(c, w);
     gguf_set_f32(w, "gemma3.rope.freq_base_swa", (float)c->rope_window.theta);
     if (c->head_softcap != 0)
         gguf_set_f32(w, "gemma3.final_logit_softcapping", c->head_softcap);
