@@ -100,6 +100,18 @@ struct pick_ops {
     void (*shapes)(struct backend *be, FILE *out);
 };
 
+/* Copies between host memory and a device, for much data at once. */
+struct host_copy {
+    void *device, *host;
+    size_t bytes;
+};
+struct host_ops {
+    void (*copy_in_list)(struct backend *be, const struct host_copy *list, int n);
+    /* Makes copies of this host memory faster, if it can be done. */
+    void (*pin)(struct backend *be, void *host, size_t bytes);
+    void (*unpin)(struct backend *be, void *host);
+};
+
 struct backend_ops {
     const char *name;
     void (*close)(struct backend *be);
@@ -159,6 +171,7 @@ struct backend_ops {
     const struct tower_ops *tower;      /* NULL: no PART_TOWER */
     const struct stream_ops *stream;    /* NULL: no pipeline stages */
     const struct pick_ops *picks;       /* NULL: no kernel tables */
+    const struct host_ops *host;        /* NULL: copy_in is as good */
 };
 
 /* One row of the tables that pick kernels, for tests, benchmarks and docs. Of an op's rows, the first that fits

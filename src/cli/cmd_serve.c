@@ -7,6 +7,7 @@
 #include "base/duration.h"
 #include "base/mem.h"
 #include "base/sysmem.h"
+#include "engine/keep_folder.h"
 #include "sample/sample_advice.h"
 #include "server/api/server.h"
 
@@ -22,7 +23,8 @@ struct serve_flags {
     struct model_source main; /* the first model; its options are those of the others, too */
     struct serve_models all;
     struct opt_list dirs, pins;
-    const char *keep_alive, *model_memory;
+    const char *keep_alive, *model_memory, *cache_dir, *cache_disk;
+    struct buf cache_place;
     const char *embedding, *rerank;
     struct listen_flags listen;
     const char *model_path, *metrics, *kv_memory, *state_memory, *image_memory, *max_unsent,
@@ -68,6 +70,29 @@ static bool finish_limits(const struct usage *u, struct serve_flags *f)
     return true;
 }
 
+/* Where prefixes are kept, and how much of them. */
+static bool finish_cache(const struct usage *u, struct serve_flags *f)
+{
+    struct keep_options *k = &f->main.engine.keep;
+    size_t most = 0;
+    *k = (struct keep_options){.dir = f->cache_dir};
+    if (f->cache_disk && !cli_parse_bytes(f->cache_disk, &most)) {
+        args_usage_error(u, "--cache-disk %s: use a size such as 50G, or 0", f->cache_disk);
+        return false;
+    }
+    if (f->no_prefix_cache || (f->cache_disk && !most)) {
+        k->dir = NULL;
+        return true;
+    }
+    if (!k->dir) {
+        k->least_weights = (size_t)1 << 30;
+        buf_reset(&f->cache_place);
+        k->dir = keep_folder_place(&f->cache_place) ? f->cache_place.p : NULL;
+    }
+    k->most_bytes = most ? most : k->dir ? keep_folder_default(k->dir) : 0;
+    return true;
+}
+
 static bool finish_options(const struct usage *u, struct serve_flags *f)
 {
     struct engine_options *e = &f->main.engine;
@@ -100,6 +125,8 @@ static bool finish_options(const struct usage *u, struct serve_flags *f)
         args_usage_error(u, "--state-memory %s: use a size such as 2G or 512M", f->state_memory);
         return false;
     }
+    if (!finish_cache(u, f))
+        return false;
     int64_t keep_ns = -1;
     bool unit = true;
     if (f->keep_alive &&
@@ -439,6 +466,11 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
          "size of the KV cache in tokens (default: by --kv-memory)"},
         {OPT_FLAG, 0, "no-prefix-cache", "no-enable-prefix-caching", &f->no_prefix_cache, 0, 0, 0,
          "disable the prefix cache"},
+        {OPT_STRING, 0, "cache-dir", 0, &f->cache_dir, 0, 0, "DIR",
+         "keep prefixes in this folder, for restarts and other models (default: in ~/.cache/steel, "
+         "for models of 1 GB and more)"},
+        {OPT_STRING, 0, "cache-disk", 0, &f->cache_disk, 0, 0, "SIZE",
+         "most bytes of that folder, such as 50G (default: 10 % of the free disk; 0 = no folder)"},
         {OPT_FLAG, 0, "enable-prefix-caching", 0, &f->ignored, 0, 0, 0, NULL},
         {OPT_FLAG, 0, "share-prefix-cache", 0, &f->srv.share_prefix_cache, 0, 0, 0,
          "share the prefix cache among all API keys (default: one per key)"},
@@ -513,6 +545,7 @@ static bool read_section(struct serve_flags *f, const char *name)
     struct serve_flags *own = mem_alloc(sizeof *own);
     *own = *f;
     x->owner = own;
+    own->cache_place = (struct buf){0};
     own->model.loras = own->breakers = (struct opt_list){0}; /* lists are those of the section */
     own->main.engine.runtime.loras = NULL;
     own->main.engine.runtime.n_loras = 0;
@@ -539,6 +572,7 @@ static void clear_sections(struct serve_models *all)
     for (int i = 0; i < all->n_sections; i++) {
         struct serve_flags *own = all->sections[i].owner;
         cli_runtime_options_clear(&own->main.engine.runtime);
+        buf_clear(&own->cache_place);
         mem_free(own);
     }
     mem_free(all->sections);
@@ -580,6 +614,7 @@ int cmd_serve(int argc, char **argv)
         cli_fail(&err);
     clear_sections(&f.all);
     serve_models_clear(&f.all);
+    buf_clear(&f.cache_place);
     mcp_config_clear(&f.mcp);
     listen_flags_clear(&f.listen);
     cli_runtime_options_clear(&f.main.engine.runtime);

@@ -5,6 +5,7 @@
 #include "engine/engine_int.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "engine/keeper.h"
 #include "text/grammar/grammar.h"
 
 #include <math.h>
@@ -83,6 +84,7 @@ static struct usage_count count_usage(const struct choice *c, int64_t now)
     return (struct usage_count){
         .n_prompt = c->seq.n_prompt,
         .n_cached = c->seq.n_cached,
+        .n_disk = c->n_disk < c->seq.n_cached ? c->n_disk : c->seq.n_cached,
         .n_generated = c->seq.n_tokens - c->seq.n_prompt,
         .n_preempted = c->seq.n_preempted,
         .n_drafted = c->n_drafted,
@@ -117,6 +119,8 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
     struct kv_seq *kv = &c->seq.kv;
     if (kv->back && c->seq.n_indexed * e->rt->kv->page_len <= kv->back_at)
         kvcache_cut(e->rt->kv, kv, kv->back_at);
+    if (c->entered_ns && how != FINISH_ERROR && c->seq.n_tokens - 1 > c->seq.n_prompt)
+        keeper_save(e->keep, c, c->seq.n_tokens - 1);
     scheduler_remove(&e->sched, &c->seq);
     if (!c->entered_ns)
         requests_leave_queue(e, c->req);
@@ -160,6 +164,7 @@ bool choice_take_token(struct engine *e, struct choice *c, int32_t token, struct
         return false;
     }
     if (!c->first_ns) {
+        keeper_save(e->keep, c, c->seq.n_prompt);
         c->first_ns = now;
         histogram_add(&e->stats.first_token, now - c->req->submitted_ns);
     } else {

@@ -5,8 +5,10 @@
 #include "base/mem.h"
 #include "base/os.h"
 #include "engine/images.h"
+#include "engine/keeper.h"
 #include "engine/workers.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -353,23 +355,48 @@ static void wait_for_change(struct engine *e)
     pthread_mutex_lock(&e->lock);
 }
 
+/* Schedules the choices whose segments have been read. True: one has been cancelled meanwhile. */
+static bool take_restored(struct engine *e)
+{
+    struct choice *c;
+    bool cancelled = false;
+    while ((c = keeper_done(e->keep))) {
+        scheduler_add(&e->sched, &c->seq);
+        cancelled |= atomic_load(&c->req->cancelled);
+    }
+    return cancelled;
+}
+
+void engine_wake(struct engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    e->restored = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
 /* Waits for work and moves the inbox to the scheduler. False: the engine closes. */
 static bool take_inbox(struct engine *e, bool idle)
 {
     pthread_mutex_lock(&e->lock);
-    while (idle && !e->inbox && !e->calls && !e->quit && !e->cancels && !e->masks_done)
+    while (idle && !e->inbox && !e->calls && !e->quit && !e->cancels && !e->masks_done &&
+           !e->restored)
         wait_for_change(e);
     struct request *r = e->inbox;
     e->inbox = NULL;
     e->inbox_end = &e->inbox;
     bool cancels = e->cancels, quit = e->quit;
-    e->cancels = false;
+    bool restored = e->restored;
+    e->cancels = e->restored = false;
     pthread_mutex_unlock(&e->lock);
+    if (restored)
+        cancels |= take_restored(e);
     for (struct request *next; r; r = next) {
         next = r->next;
         e->stats.n_requests++;
         for (int i = 0; i < r->n; i++)
-            scheduler_add(&e->sched, &r->choices[i].seq);
+            if (!keeper_take(e->keep, &r->choices[i]))
+                scheduler_add(&e->sched, &r->choices[i].seq);
     }
     bool failed = e->state == ENGINE_FAILED;
     if (cancels || quit || failed)
@@ -449,9 +476,12 @@ static void loop(struct engine *e)
     }
     while (e->now->n)
         finish_step(e);
-    choices_deliver(e);
     while (take_call(e, true))
         ;
+    keeper_stop(e->keep); /* its calls return at once from here on */
+    take_restored(e);
+    choices_drop(e, true);
+    choices_deliver(e);
 }
 
 static bool on_progress(void *arg, size_t done, size_t total)
@@ -520,12 +550,24 @@ static bool start(struct engine *e)
     return true;
 }
 
+static void start_keeping(struct engine *e)
+{
+    const struct keep_options *o = &e->opt.keep;
+    struct error why = {0};
+    if (!o->dir || !o->most_bytes || runtime_info(e->rt).weight_bytes < o->least_weights)
+        return;
+    e->keep = keeper_new(e, o, &why);
+    if (!e->keep)
+        fprintf(stderr, "steel: prefixes are not kept on disk: %s\n", why.msg);
+}
+
 static void *engine_main(void *arg)
 {
     struct engine *e = arg;
     os_name_thread("steel-engine");
     bool ok = start(e);
     if (ok) {
+        start_keeping(e);
         mem_reserve(); /* from here on clients depend on this process */
         choices_show_stats(e);
     }
@@ -602,6 +644,12 @@ void engine_wait_ms(struct engine *e, int ms)
     pthread_mutex_unlock(&e->lock);
 }
 
+void engine_flush(struct engine *e, int ms)
+{
+    if (e && engine_state(e, NULL, NULL) == ENGINE_READY)
+        keeper_flush(e->keep, ms);
+}
+
 void engine_close(struct engine *e)
 {
     if (!e)
@@ -612,6 +660,7 @@ void engine_close(struct engine *e)
     pthread_mutex_unlock(&e->lock);
     if (e->has_thread)
         pthread_join(e->thread, NULL);
+    keeper_free(e->keep);
     runtime_close(e->rt);
     for (int i = 0; i < 2; i++) {
         mem_free(e->steps[i].items);
@@ -692,7 +741,10 @@ void engine_stats(struct engine *e, struct engine_stats *out)
     pthread_mutex_lock(&e->lock);
     *out = e->shown;
     out->n_rejected = e->n_rejected;
+    bool ready = e->state == ENGINE_READY;
     pthread_mutex_unlock(&e->lock);
+    if (ready)
+        keeper_stats(e->keep, out);
 }
 
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg)

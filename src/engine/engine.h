@@ -25,6 +25,14 @@
 
 enum { ENGINE_MAX_LOGPROBS = SAMPLE_MAX_TOP, ENGINE_MAX_CHOICES = 128, ENGINE_MAX_STOPS = 64 };
 
+/* Prefixes on disk (keeper.h). */
+struct keep_options {
+    const char *dir;  /* NULL = none */
+    const char *name; /* the model's, for lists */
+    uint64_t most_bytes;
+    size_t least_weights; /* smaller models compute faster than they read */
+};
+
 struct engine_options {
     /* max_seqs 0 = 16, or what a GPU's cache holds; progress is set by the engine */
     struct runtime_options runtime;
@@ -33,6 +41,7 @@ struct engine_options {
     int max_per_client; /* running choices of one client; 0 = its share is the only bound */
     double step_ms;     /* time budget of a step with decodes; 0 = automatic */
     bool no_prefix_cache; /* pages are shared while held, and not kept afterwards */
+    struct keep_options keep;
 };
 
 /* FAILED: the model could not be loaded, or a step has failed. Requests get that error, and no more steps
@@ -119,9 +128,10 @@ struct engine_stats {
     uint64_t generated_tokens;
     uint64_t cache_queries, cache_hits; /* prompt tokens */
     uint64_t n_preempted, n_evicted;
-    uint64_t n_wrong_pages;          /* choices that --kv-canary has ended */
-    uint64_t finished[N_FINISHES];   /* choices */
-    uint64_t n_rejected;             /* queue full */
+    uint64_t n_wrong_pages;        /* choices that --kv-canary has ended */
+    uint64_t finished[N_FINISHES]; /* choices */
+    uint64_t n_rejected;           /* queue full */
+    uint64_t disk_written, disk_read, disk_tokens, disk_damaged; /* bytes, bytes, tokens, files */
     double busy_s, read_s, decode_s; /* time in steps: all, with and without prompt chunks */
     struct histogram first_token, inter_token, total, queued; /* seconds */
     double decode_ms, read_us; /* learned costs: a step of the current decodes, a prompt token */
@@ -138,6 +148,8 @@ struct engine *engine_open(const char *path, const struct engine_options *opt);
 enum engine_state engine_state(struct engine *e, int *percent, struct error *err);
 bool engine_wait(struct engine *e, struct error *err);
 void engine_wait_ms(struct engine *e, int ms); /* the same with a bound */
+/* Waits until kept prefixes are on disk, at most ms. Not on the engine's thread. */
+void engine_flush(struct engine *e, int ms);
 /* Ends running requests (FINISH_CANCEL) and the thread. */
 void engine_close(struct engine *e);
 

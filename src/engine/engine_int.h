@@ -24,6 +24,7 @@ struct choice {
     bool refused; /* its constraint and biases leave no token */
     bool drafted; /* its last token is a placeholder for one that a step in flight will choose */
     int n_drafted, n_accepted; /* its part of engine_stats */
+    int n_disk;                /* prompt tokens read from disk */
     int n_told;                /* prompt tokens whose log-probabilities were reported */
     struct mask_job mask;      /* seq.held: the background computes it */
     bool costly;               /* its last mask took longer than a step waits */
@@ -81,6 +82,7 @@ struct engine {
     size_t embed_bytes; /* of requests that have not ended */
     int n_shares, shares_cap;
     bool quit, cancels, masks_done;
+    bool restored; /* keeper_done has choices */
     enum engine_state state;
     struct error error;
     struct engine_stats shown;
@@ -105,6 +107,7 @@ struct engine {
     struct choice **constrained; /* (max_seqs) scratch */
     struct mask_job **mask_jobs; /* (max_seqs) scratch */
     struct mask_maker *masks;
+    struct keeper *keep;     /* NULL = prefixes are not kept on disk */
     int n_held;              /* choices whose seq is held */
     int64_t try_ns;          /* what the engine has waited for masks since the last plan */
     int64_t step_ns;         /* of the last step */
@@ -119,6 +122,7 @@ struct engine {
 /* engine.c. Runs fn(arg) on the engine's thread while no step is in flight, and waits for it. It must be short.
  * False: the engine closes or has failed, and fn did not run. Not for the engine's thread. */
 bool engine_call(struct engine *e, void (*fn)(void *arg), void *arg);
+void engine_wake(struct engine *e); /* keeper_done has a choice */
 
 /* requests.c */
 /* The last of its choices has ended. */

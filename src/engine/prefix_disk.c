@@ -283,6 +283,11 @@ static void fill_shape(const struct engine *e, const char *salt, struct prefix_s
         out->owner[i] = prefix_checksum(i + 1, salt, strlen(salt));
 }
 
+void prefix_disk_shape(const struct engine *e, struct prefix_shape *out)
+{
+    fill_shape(e, NULL, out);
+}
+
 const char *prefix_disk_refuses(const struct engine *e)
 {
     if (e->rt->shard.cut || e->rt->be->comm)

@@ -202,13 +202,22 @@ bool prefix_writer_add(struct prefix_writer *w, const void *record, struct error
     return write_all(w->fd, record, n, err) && write_all(w->fd, &sum, sizeof sum, err);
 }
 
-bool prefix_writer_finish(struct prefix_writer *w, uint64_t *bytes, struct error *err)
+bool prefix_writer_name(struct prefix_writer *w, uint64_t *bytes, struct error *err)
 {
     CHECK(w->n_added == w->n_records, "%d records of %d", w->n_added, w->n_records);
     *bytes = w->head.file_bytes;
-    if (fsync(w->fd) || renameat(w->dir, w->temporary, w->dir, w->name))
+    if (renameat(w->dir, w->temporary, w->dir, w->name))
         return error_set(err, "cannot write: %s", strerror(errno));
     w->named = true;
+    return true;
+}
+
+bool prefix_writer_finish(struct prefix_writer *w, uint64_t *bytes, struct error *err)
+{
+    if (fsync(w->fd))
+        return error_set(err, "cannot write: %s", strerror(errno));
+    if (!prefix_writer_name(w, bytes, err))
+        return false;
     return !fsync(w->dir) || error_set(err, "cannot write: %s", strerror(errno));
 }
 
@@ -273,8 +282,8 @@ static bool check_places(const struct file_head *h, const struct prefix_ids *ids
     return true;
 }
 
-/* Reads the ids, and all records once. */
-static bool check_body(struct prefix_reader *r, struct error *err)
+/* Reads the ids, and all records once unless lazy. */
+static bool check_body(struct prefix_reader *r, bool lazy, struct error *err)
 {
     const struct file_head *h = &r->head;
     struct prefix_ids *ids = &r->ids;
@@ -291,6 +300,8 @@ static bool check_body(struct prefix_reader *r, struct error *err)
         return false;
     if (ids_sum(ids) != h->ids_sum || !check_places(h, ids))
         return error_set(err, "the file's tokens are damaged");
+    if (lazy)
+        return true;
     int n = n_pages_of((int)h->n_tokens, h->page_len) + (int)h->n_states;
     void *record = mem_ask(h->page_bytes > h->state_bytes ? h->page_bytes : h->state_bytes);
     bool ok = record || error_set(err, "out of memory");
@@ -300,8 +311,8 @@ static bool check_body(struct prefix_reader *r, struct error *err)
     return ok;
 }
 
-struct prefix_reader *prefix_reader_open_fd(int fd, const struct prefix_shape *want, int max_tokens,
-                                            struct error *err)
+static struct prefix_reader *open_reader(int fd, const struct prefix_shape *want, int max_tokens,
+                                         bool lazy, struct error *err)
 {
     struct prefix_reader *r = mem_zalloc(1, sizeof *r);
     struct stat st;
@@ -312,30 +323,52 @@ struct prefix_reader *prefix_reader_open_fd(int fd, const struct prefix_shape *w
     if (ok && (uint64_t)st.st_size < sizeof r->head)
         ok = error_set(err, "this is no file of a saved prompt");
     ok = ok && read_all(fd, &r->head, sizeof r->head, 0, err) &&
-         check_head(&r->head, (uint64_t)st.st_size, want, max_tokens, err) && check_body(r, err);
+         check_head(&r->head, (uint64_t)st.st_size, want, max_tokens, err) &&
+         check_body(r, lazy, err);
     if (ok)
         return r;
     prefix_reader_free(r);
     return NULL;
 }
 
-struct prefix_reader *prefix_reader_open(const char *dir, const char *name,
-                                         const struct prefix_shape *want, int max_tokens,
-                                         struct error *err)
+struct prefix_reader *prefix_reader_open_fd(int fd, const struct prefix_shape *want, int max_tokens,
+                                            struct error *err)
+{
+    return open_reader(fd, want, max_tokens, false, err);
+}
+
+/* -1 with an error. */
+static int open_name(const char *dir, const char *name, struct error *err)
 {
     if (!prefix_name_is_valid(name)) {
         error_set(err, "'%.40s' is no name of a file", name);
-        return NULL;
+        return -1;
     }
     int at = open_dir(dir, err);
     if (at < 0)
-        return NULL;
+        return -1;
     /* A FIFO must not be waited for. */
     int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         error_set(err, "cannot open the file: %s", strerror(errno));
     close(at);
-    return fd < 0 ? NULL : prefix_reader_open_fd(fd, want, max_tokens, err);
+    return fd;
+}
+
+struct prefix_reader *prefix_reader_open(const char *dir, const char *name,
+                                         const struct prefix_shape *want, int max_tokens,
+                                         struct error *err)
+{
+    int fd = open_name(dir, name, err);
+    return fd < 0 ? NULL : open_reader(fd, want, max_tokens, false, err);
+}
+
+struct prefix_reader *prefix_reader_open_lazily(const char *dir, const char *name,
+                                                const struct prefix_shape *want, int max_tokens,
+                                                struct error *err)
+{
+    int fd = open_name(dir, name, err);
+    return fd < 0 ? NULL : open_reader(fd, want, max_tokens, true, err);
 }
 
 const struct prefix_ids *prefix_reader_ids(const struct prefix_reader *r)

@@ -55,6 +55,8 @@ struct prefix_writer *prefix_writer_open(const char *dir, const char *name,
 bool prefix_writer_add(struct prefix_writer *w, const void *record, struct error *err);
 /* All records are written: the file gets its name. *bytes: its size. */
 bool prefix_writer_finish(struct prefix_writer *w, uint64_t *bytes, struct error *err);
+/* The same without waiting for the disk: after a power failure the file may be damaged, and is not believed. */
+bool prefix_writer_name(struct prefix_writer *w, uint64_t *bytes, struct error *err);
 void prefix_writer_free(struct prefix_writer *w); /* without prefix_writer_finish nothing is left */
 
 struct prefix_reader;
@@ -62,7 +64,11 @@ struct prefix_reader;
 struct prefix_reader *prefix_reader_open(const char *dir, const char *name,
                                          const struct prefix_shape *want, int max_tokens,
                                          struct error *err);
-/* The same for an open file, which it closes. */
+/* The same, but records are checked only when they are read. */
+struct prefix_reader *prefix_reader_open_lazily(const char *dir, const char *name,
+                                                const struct prefix_shape *want, int max_tokens,
+                                                struct error *err);
+/* As prefix_reader_open, for an open file, which it closes. */
 struct prefix_reader *prefix_reader_open_fd(int fd, const struct prefix_shape *want, int max_tokens,
                                             struct error *err);
 const struct prefix_ids *prefix_reader_ids(const struct prefix_reader *r);

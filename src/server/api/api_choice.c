@@ -222,6 +222,7 @@ void api_choice_end_round(struct api_choice *o)
     struct usage_count *sum = &o->before, *u = &o->usage;
     sum->n_prompt += u->n_prompt;
     sum->n_cached += u->n_cached;
+    sum->n_disk += u->n_disk;
     sum->n_generated += u->n_generated;
     sum->n_preempted += u->n_preempted;
     sum->queue_ns = sum->queue_ns ? sum->queue_ns : u->queue_ns;
@@ -272,6 +273,7 @@ struct usage_count api_request_usage(const struct api_request *req, int *n_reaso
         if (i % req->p.n == 0) { /* the choices of a prompt share it */
             u.n_prompt += v->n_prompt + before->n_prompt;
             u.n_cached += v->n_cached + before->n_cached;
+            u.n_disk += v->n_disk + before->n_disk;
         }
         u.n_generated += v->n_generated + before->n_generated;
         u.n_preempted += v->n_preempted + before->n_preempted;

@@ -136,7 +136,8 @@ static void log_request(const struct api_request *req, int status, const char *h
     }
     log_line(LOG_INFO, name, LOG_TEXT("id", req->id), LOG_NUM("status", status),
              LOG_NUM("prompt", u.n_prompt), LOG_NUM("cached", u.n_cached),
-             LOG_NUM("tokens", u.n_generated), LOG_NUM("queue_ms", (double)u.queue_ns * 1e-6),
+             LOG_NUM("disk", u.n_disk), LOG_NUM("tokens", u.n_generated),
+             LOG_NUM("queue_ms", (double)u.queue_ns * 1e-6),
              LOG_NUM("first_ms", (double)u.first_ns * 1e-6), LOG_NUM("ms", ms),
              LOG_NUM("preempted", u.n_preempted), LOG_TEXT("end", how));
 }

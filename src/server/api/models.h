@@ -109,6 +109,8 @@ struct model_entry *models_add(struct models *m, const struct model_source *src,
 void models_advance(struct models *m);
 void models_poke(struct models *m);  /* models_advance runs in the next iteration of the loop */
 void models_check(struct models *m); /* logs models that have failed */
+/* After the loop: waits until prefixes are on disk, at most ms. */
+void models_flush(struct models *m, int ms);
 /* The end, in this order: stops the loader and the embedders; ends the engines' requests; frees all. */
 void models_stop(struct models *m);
 void models_end(struct models *m);

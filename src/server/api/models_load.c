@@ -2,6 +2,7 @@
  * The loader: one thread that opens models and closes those without references. It closes before it opens, so that
  * the memory of one is back before the next is sized. Models of the options' `at_start` come first, in order.
  */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/os.h"
 #include "base/sysmem.h"
@@ -15,6 +16,7 @@
 
 enum { SCORED_ROWS = 64 }; /* rows per step for log-probabilities of prompts */
 enum { LEAST_CACHE = 1 << 20 };
+enum { FLUSH_MS = 10000 }; /* for prefixes that are not on disk yet when their model is unloaded */
 
 void models_poke(struct models *m)
 {
@@ -49,6 +51,7 @@ static bool open_text(struct models *m, struct loaded *l, size_t most, struct er
 {
     const struct model_source *src = &l->entry->src;
     struct engine_options o = fit_options(m, l->entry, most);
+    o.keep.name = l->entry->name;
     struct engine *e = engine_open(src->path, &o);
     pthread_mutex_lock(&m->lock);
     m->opening = e;
@@ -158,6 +161,7 @@ static void close_one(struct models *m)
     forget(m, l);
     size_t bytes = l->host_bytes;
     pthread_mutex_unlock(&m->lock);
+    engine_flush(l->engine, FLUSH_MS);
     free_loaded(l);
     pthread_mutex_lock(&m->lock);
     m->bytes -= bytes;
@@ -220,6 +224,15 @@ bool models_start(struct models *m, struct error *err)
     }
     models_poke(m);
     return true;
+}
+
+void models_flush(struct models *m, int ms)
+{
+    int64_t until = clock_ns() + (int64_t)ms * 1000000;
+    for (struct loaded *l = m->all; l; l = l->next_all) {
+        int64_t left = (until - clock_ns()) / 1000000;
+        engine_flush(l->engine, left > 0 ? (int)left : 0);
+    }
 }
 
 void models_stop(struct models *m)

@@ -78,6 +78,8 @@ static void add_timings(const struct usage_count *u, struct buf *b)
     double write = first > 0 && total > first ? total - first : 0;
     int n = u->n_prompt - u->n_cached;
     buf_addf(b, ",\"timings\":{\"cache_n\":%d,\"prompt_n\":%d", u->n_cached, n);
+    if (u->n_disk)
+        buf_addf(b, ",\"disk_n\":%d", u->n_disk);
     add_number(b, "prompt_ms", read);
     add_number(b, "prompt_per_token_ms", n ? read / n : 0);
     add_number(b, "prompt_per_second", read > 0 ? n / read * 1e3 : 0);

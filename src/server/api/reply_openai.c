@@ -27,9 +27,10 @@ static void add_usage(const struct api_request *req, struct buf *b)
     struct usage_count u = api_request_usage(req, &thinking);
     buf_addf(b,
              "{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
-             "\"prompt_tokens_details\":{\"cached_tokens\":%d},"
-             "\"completion_tokens_details\":{\"reasoning_tokens\":%d}}",
-             u.n_prompt, u.n_generated, u.n_prompt + u.n_generated, u.n_cached, thinking);
+             "\"prompt_tokens_details\":{\"cached_tokens\":%d",
+             u.n_prompt, u.n_generated, u.n_prompt + u.n_generated, u.n_cached);
+    api_add_disk_tokens(&u, b);
+    buf_addf(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":%d}}", thinking);
 }
 
 static void add_timings(const struct api_request *req, struct buf *b)

@@ -320,11 +320,13 @@ static void add_response(const struct api_request *req, const char *status,
     if (over) {
         int thinking;
         struct usage_count u = api_request_usage(req, &thinking);
+        buf_addf(b, "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d",
+                 u.n_prompt, u.n_cached);
+        api_add_disk_tokens(&u, b);
         buf_addf(b,
-                 "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d},"
-                 "\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
+                 "},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
                  "\"total_tokens\":%d}}",
-                 u.n_prompt, u.n_cached, u.n_generated, thinking, u.n_prompt + u.n_generated);
+                 u.n_generated, thinking, u.n_prompt + u.n_generated);
     } else {
         buf_adds(b, "null}");
     }

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 enum { GRAMMARS_KEPT = 64, HEAP_ARENAS = 4 };
+enum { FLUSH_MS = 5000 };        /* for prefixes that are not on disk yet when the server ends */
 enum { STORE_AGE_S = 6 * 3600 }; /* unused responses are dropped after this time */
 
 /* Small replies */
@@ -367,6 +368,8 @@ static void loop(struct server *s)
                  LOG_TEXT("why", "--host is not loopback and there is no --api-key"));
     event_base_dispatch(s->base);
     /* Closes the remaining connections; the engine ends its requests. */
+    if (s->n_signals < 2 && !s->failed)
+        models_flush(s->models, FLUSH_MS);
     limit_ending(s->exit_code);
     mcp_stop(s->mcp);
     http_close(s->http);

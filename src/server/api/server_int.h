@@ -316,6 +316,12 @@ struct reply_style {
 };
 extern const struct reply_style reply_chat, reply_completions, reply_anthropic, reply_responses,
     reply_ollama_chat, reply_ollama_generate, reply_llamacpp;
+/* Writes how many of the cached tokens came from disk, if any did, as a further member. */
+static inline void api_add_disk_tokens(const struct usage_count *u, struct buf *b)
+{
+    if (u->n_disk)
+        buf_addf(b, ",\"disk_tokens\":%d", u->n_disk);
+}
 struct usage_count api_request_usage(const struct api_request *req,
                                      int *n_reasoning); /* of all choices */
 

@@ -390,6 +390,7 @@ static struct backend_ops make_ops(void)
     o.forget = op_forget;
     o.copy_in = cuda_copy_in;
     o.copy_out = cuda_copy_out;
+    o.host = &cuda_host_ops;
     o.supports = cuda_supports;
     o.upload = cuda_upload;
     o.release = cuda_release;

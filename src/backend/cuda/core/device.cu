@@ -82,6 +82,32 @@ void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes)
     CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
 }
 
+static void copy_in_list(struct backend *be, const struct host_copy *list, int n)
+{
+    struct cuda_backend *cu = cuda_self(be);
+    cuda_enter(cu);
+    for (int i = 0; i < n; i++)
+        CUDA_TRY(cu, cudaMemcpyAsync(list[i].device, list[i].host, list[i].bytes,
+                                     cudaMemcpyHostToDevice, cu->stream));
+    CUDA_TRY(cu, cudaStreamSynchronize(cu->stream));
+}
+
+static void pin_host(struct backend *be, void *host, size_t bytes)
+{
+    cuda_enter(cuda_self(be));
+    if (cudaHostRegister(host, bytes, cudaHostRegisterDefault) != cudaSuccess)
+        cudaGetLastError(); /* copies are slower */
+}
+
+static void unpin_host(struct backend *be, void *host)
+{
+    cuda_enter(cuda_self(be));
+    if (cudaHostUnregister(host) != cudaSuccess)
+        cudaGetLastError(); /* it was not pinned */
+}
+
+const struct host_ops cuda_host_ops = {copy_in_list, pin_host, unpin_host};
+
 void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes)
 {
     struct cuda_backend *cu = cuda_self(be);

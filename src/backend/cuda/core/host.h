@@ -84,6 +84,7 @@ void *cuda_alloc(struct backend *be, size_t bytes, const char *what, struct erro
 void cuda_free(struct backend *be, void *p, size_t bytes);
 void cuda_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
 void cuda_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
+extern const struct host_ops cuda_host_ops; /* device.cu */
 struct device_buffer {
     void **p;
     size_t bytes;
