@@ -21,6 +21,7 @@ extern const struct command cli_commands[]; /* terminated by a NULL name */
 void cli_walk(void (*take)(const struct usage *u, void *ctx), void *ctx);
 
 int cmd_bench(int argc, char **argv);
+int cmd_cache(int argc, char **argv);
 int cmd_bench_serve(int argc, char **argv); /* steel bench serve */
 int cmd_completion(int argc, char **argv);
 int cmd_embed(int argc, char **argv);

@@ -22,6 +22,7 @@ const struct command cli_commands[] = {
     {"pull", "NAME", "download a model: owner/name[:quant]", cmd_pull},
     {"list", "", "list downloaded models", cmd_list},
     {"rm", "NAME", "remove a downloaded model", cmd_rm},
+    {"cache", "list | clear [MODEL]", "prefixes that the server keeps on disk", cmd_cache},
     {"show", "[MODEL]", "print size, metadata and tensors of a model", cmd_show},
     {"plan", "[MODEL] --tp N", "show how a model would be split over several processes", cmd_plan},
     {"bench", "[MODEL] | serve", "measure the engine, or a running server", cmd_bench},

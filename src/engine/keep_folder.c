@@ -1,6 +1,7 @@
 /* See keep_folder.h. */
 #include "engine/keep_folder.h"
 #include "base/mem.h"
+#include "base/os.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -8,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -72,8 +72,8 @@ static bool make_key(int at)
     char name[40];
     snprintf(name, sizeof name, ".key.%ld", (long)getpid());
     int fd = openat(at, name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    bool ok = fd >= 0 && getrandom(key, sizeof key, 0) == (ssize_t)sizeof key &&
-              write(fd, key, sizeof key) == (ssize_t)sizeof key;
+    bool ok =
+        fd >= 0 && os_random(key, sizeof key) && write(fd, key, sizeof key) == (ssize_t)sizeof key;
     if (fd >= 0)
         close(fd);
     ok = ok && (!linkat(at, name, at, "key", 0) || errno == EEXIST);

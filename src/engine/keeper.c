@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "base/siphash.h"
 #include "engine/engine_int.h"
 #include "engine/keep_folder.h"
@@ -367,7 +368,7 @@ static void run_save(struct keeper *k, const struct save_job *j)
 static void *writer_main(void *arg)
 {
     struct keeper *k = arg;
-    pthread_setname_np(pthread_self(), "steel-keep-out");
+    os_name_thread("steel-keep-out");
     pthread_mutex_lock(&writing);
     k->folder_bytes = keep_folder_trim(k->dir, k->most);
     pthread_mutex_unlock(&writing);
@@ -775,7 +776,7 @@ static void read_segments(struct keeper *k, struct read_job *j)
 static void *reader_main(void *arg)
 {
     struct keeper *k = arg;
-    pthread_setname_np(pthread_self(), "steel-keep-in");
+    os_name_thread("steel-keep-in");
     pthread_mutex_lock(&k->lock);
     while (!k->quit) {
         struct read_job *j = k->reads;
