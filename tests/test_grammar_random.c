@@ -241,6 +241,14 @@ static void test_hostile(void **state)
     refuse(GRAMMAR_GBNF, repeat("root ::= ", "(", 100000, ""), "nested over");
     refuse(GRAMMAR_GBNF, mem_strdup("root ::= (root | \"a\"){10001}"), "over");
     refuse(GRAMMAR_GBNF, repeat("root ::= ", "r ", 300000, "\nr ::= root \"a\" | \"b\""), "over");
+    refuse(GRAMMAR_LARK, repeat("start: ", "(", 100000, ""), "nested over");
+    refuse(GRAMMAR_LARK, repeat("start: ", "/\\p{L}/ ", 100000, ""), "over 700000 steps");
+    refuse(GRAMMAR_LARK, repeat("start: ", "/[\\w]/i ", 100000, ""), "over 700000 steps");
+    refuse(GRAMMAR_LARK, repeat("start: ", "x ", 300000, "\nx: \"a\" | x \"b\""),
+           "over 100000 states");
+    refuse(GRAMMAR_LARK, repeat("start: ", "\"a\" ", 200000, ""), "over 400000 parts");
+    refuse(GRAMMAR_LARK, mem_strdup("start: (((\"a\" start)~10000)~10000)~10000 | \"b\""), "over");
+    refuse(GRAMMAR_LARK, mem_strdup("start: /(a|b)*a(a|b){30}/"), "over 40000 states");
     /* Not refused, and cheap to mask: deep recursion and ambiguity. */
     static const char *const fine[] = {
         "root ::= root root | \"a\"",

@@ -35,6 +35,11 @@ struct re_pool {
     uint32_t n_sets;
     uint32_t ascii[128]; /* terms of single characters, 0 = not created */
     struct {
+        uint32_t mask, also, term;
+        bool negated;
+    } categories[8]; /* (n_categories) sets of general categories: see grammar_regex.c */
+    uint32_t n_categories;
+    struct {
         uint32_t n_states;
         uint32_t *next; /* (n_states, RE_AUTO_SYMBOLS); RE_INF = dead */
         bool *accepts;  /* (n_states) */

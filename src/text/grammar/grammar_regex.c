@@ -123,16 +123,22 @@ static void set_add_ranges(struct char_set *s, const struct re_range *r, size_t 
         set_add(s, from, CP_MAX);
 }
 
-/* Adds the characters of these general categories and the character `also`, or all others. */
 #define NO_CHAR UINT32_MAX
-static bool set_add_categories(struct regex_parser *p, struct char_set *s, uint32_t mask,
-                               uint32_t also, bool negated)
+
+/* The term of the characters of these general categories and the character `also`, or of all others. The first
+ * eight of a pool are kept, since the loop takes milliseconds. */
+static uint32_t categories_term(struct re_pool *pool, uint32_t mask, uint32_t also, bool negated)
 {
-    enum { COST = 4000 }; /* of the loop, in the pool's steps */
+    enum { COST = 4000, MOST = sizeof pool->categories / sizeof *pool->categories };
+    struct char_set s = {0};
     uint32_t from = 0;
     bool in = false;
-    if (!re_spend(p->pool, COST))
-        return fail(p, re_pool_error(p->pool));
+    for (uint32_t i = 0; i < pool->n_categories; i++)
+        if (pool->categories[i].mask == mask && pool->categories[i].also == also &&
+            pool->categories[i].negated == negated)
+            return pool->categories[i].term;
+    if (!re_spend(pool, COST))
+        return RE_NONE;
     for (uint32_t cp = 0; cp <= CP_MAX + 1; cp++) {
         /* beyond plane 3 only variation selectors (marks) have such a property */
         bool beyond = cp >= 0x32400 && (cp < 0xe0100 || cp > 0xe01ef);
@@ -140,9 +146,31 @@ static bool set_add_categories(struct regex_parser *p, struct char_set *s, uint3
         if (has && !in)
             from = cp;
         if (!has && in)
-            set_add(s, from, cp - 1);
+            set_add(&s, from, cp - 1);
         in = has;
     }
+    uint32_t term = re_set(pool, s.r, s.n, false), i = pool->n_categories;
+    mem_free(s.r);
+    if (i < MOST && !re_pool_error(pool)) {
+        pool->categories[i].mask = mask;
+        pool->categories[i].also = also;
+        pool->categories[i].negated = negated;
+        pool->categories[i].term = term;
+        pool->n_categories++;
+    }
+    return term;
+}
+
+static bool set_add_categories(struct regex_parser *p, struct char_set *s, uint32_t mask,
+                               uint32_t also, bool negated)
+{
+    struct re_pool *pool = p->pool;
+    const struct re_node *x = &pool->nodes[categories_term(pool, mask, also, negated)];
+    if (re_pool_error(pool) || !re_spend(pool, 300)) /* sorting and comparing its ranges */
+        return fail(p, re_pool_error(pool));
+    CHECK(x->kind == RK_SET, "a set of categories");
+    for (uint32_t i = pool->set_at[x->a]; i < pool->set_at[x->a + 1]; i++)
+        set_add(s, pool->ranges[i].lo, pool->ranges[i].hi);
     return true;
 }
 
