@@ -69,7 +69,16 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "cohere2_moe",
                                       "flex_olmo",
                                       "mistral4",
-                                      "axk1"};
+                                      "axk1",
+                                      "afmoe",
+                                      "muse_glimmer",
+                                      "laguna",
+                                      "step3p7",
+                                      "llama4",
+                                      "hunyuan_v1_dense",
+                                      "hunyuan_v1_moe",
+                                      "apertus",
+                                      "bitnet"};
 
 static const struct {
     const char *model, *golden;
@@ -306,6 +315,10 @@ static void larger_families(void **state)
         if (!golden_here(file))
             continue; /* it is in models/ */
         struct logits g = logits_read(file);
+        bool sees = !strcmp(
+            name, "muse_glimmer"); /* transformers reads placeholders of videos as padding */
+        for (int k = 0; sees && k < g.n_tokens; k++)
+            g.ids[k] = g.ids[k] == g.n_vocab - 2 ? 0 : g.ids[k];
         check_reference(path, name, &g);
         if (!is_too_sharp(name))
             check_default(path, name, &g);

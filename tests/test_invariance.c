@@ -61,7 +61,16 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "cohere2_moe",
                                     MICRO "flex_olmo",
                                     MICRO "mistral4",
-                                    MICRO "axk1"};
+                                    MICRO "axk1",
+                                    MICRO "afmoe",
+                                    MICRO "muse_glimmer",
+                                    MICRO "laguna",
+                                    MICRO "step3p7",
+                                    MICRO "llama4",
+                                    MICRO "hunyuan_v1_dense",
+                                    MICRO "hunyuan_v1_moe",
+                                    MICRO "apertus",
+                                    MICRO "bitnet"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

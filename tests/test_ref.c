@@ -425,8 +425,14 @@ static double act_of(const struct ffn *f, double g, double u)
         g = fmin(g, lim);
         u = fmax(fmin(u, lim), -lim);
         return g * sigmoid((double)f->alpha * g) * (u + 1);
+    case ACT_SILU_LIMIT:
+        return fmin(g * sigmoid(g), lim) * fmax(fmin(u, lim), -lim);
+    case ACT_RELU2:
+        return g > 0 ? g * g * u : 0;
     case ACT_PLAIN_RELU2:
         return g > 0 ? g * g : 0;
+    case ACT_PLAIN_XIELU:
+        return (double)f->beta * g + (g > 0 ? (double)f->alpha * g * g : lim * (exp(g) - 1 - g));
     case ACT_PLAIN_GELU:
         return 0.5 * g * (1 + erf(g / sqrt(2)));
     case ACT_PLAIN_GELU_TANH:
@@ -462,7 +468,8 @@ static void test_activations(void **state)
             .down = weight_of(&r, E, FF, 1, true),
             .act = act,
             .alpha = 1.702f,
-            .limit = 0.8f};
+            .limit = 0.8f,
+            .beta = 0.3f};
         rig_prepare(&r);
         r.be->ops->mlp(r.be, m, 0);
         r.be->ops->stream->get(r.be, r.after, ROWS);
@@ -762,7 +769,7 @@ static void test_supports(void **state)
     struct layer plain_layer = {
         .mixer = {.block.in = {NORM_RMS, gains, NULL, 1e-6f},
                   .attention = {.n_heads = 2, .n_kv_heads = 2, .k_dim = 32, .v_dim = 32}},
-        .mlp = {.block.in = {NORM_RMS, gains, NULL, 1e-6f}, .dense = {&w, &w, ACT_SILU, 0, 0}}};
+        .mlp = {.block.in = {NORM_RMS, gains, NULL, 1e-6f}, .dense = {.gate_up = &w, .down = &w}}};
     struct layer layers[4] = {plain_layer, plain_layer, plain_layer, plain_layer};
     struct network net = {
         .n_layers = 4, .n_embd = 64, .n_vocab = 64, .layers = layers, .head.w = &w};

@@ -61,6 +61,8 @@ static inline void batch_keys(const struct batch *b, const struct attention *a, 
 {
     int pos = b->pos[t], end = b->kv_len[seq] - 1;
     *first = a->window > 0 && pos - a->window + 1 > 0 ? pos - a->window + 1 : 0;
+    if (a->chunked)
+        *first = pos - pos % a->window;
     *last = pos;
     if (a->bidirectional)
         *last = a->window > 0 && pos + a->window - 1 < end ? pos + a->window - 1 : end;

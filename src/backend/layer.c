@@ -14,6 +14,8 @@ static void measure_attention(const struct attention *a, struct network_max *out
     int q = a->n_heads * a->k_dim, v = a->n_heads * a->v_dim;
     widen(&out->qkv, q + (a->gated ? v : 0) + a->n_kv_heads * (a->k_dim + a->v_dim));
     widen(&out->heads, q > v ? q : v);
+    if (a->wgate)
+        widen(&out->gates, a->wgate->n_out);
     widen(&out->n_heads, a->n_heads);
     widen(&out->n_kv_heads, a->n_kv_heads);
     widen(&out->head_dim, a->k_dim > a->v_dim ? a->k_dim : a->v_dim);
@@ -252,6 +254,11 @@ static bool attention_ok(const struct check *c, const struct attention *a)
     return head_norm_ok(c, &a->q_norm) && head_norm_ok(c, &a->k_norm) &&
            head_norm_ok(c, &a->v_norm) && has(c, a->sinks, PART_SINKS, "attention sinks are") &&
            has(c, a->softcap != 0, PART_SOFTCAP, "a softcap of attention scores is") &&
+           norm_ok(c, &a->out_norm) &&
+           has(c, a->wgate, PART_OWN_GATE, "a gate of attention with a matrix of its own is") &&
+           has(c, a->chunked, PART_CHUNKED, "attention in chunks is") &&
+           has(c, a->norm_late, PART_NORM_LATE, "QK-norm after RoPE is") &&
+           has(c, a->out_norm.kind, PART_NORM_LATE, "a norm of attention's result is") &&
            has(c, a->gated, PART_GATE, "an output gate of attention is") &&
            has(c, a->norm_whole, PART_NORM_WHOLE, "QK-norm over a whole projection is") &&
            has(c, a->v_norm.kind, PART_NORM_WHOLE, "a norm of values is") &&
@@ -303,6 +310,12 @@ static bool router_ok(const struct check *c, const struct router *r)
            has(c, r->norm.kind, PART_ROUTERS, "a router's own norm is");
 }
 
+static bool is_rare(enum activation act)
+{
+    return act == ACT_PLAIN_RELU2 || act == ACT_RELU2 || act == ACT_SILU_LIMIT ||
+           act == ACT_PLAIN_XIELU;
+}
+
 static bool mlp_ok(const struct check *c, const struct mlp *m)
 {
     const struct ffn *d = &m->dense, *e = &m->experts;
@@ -312,12 +325,13 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
         !norm_ok(c, &m->experts_out) ||
         !has(c, (d->gate_up && d->act) || (m->router.w && e->act), PART_ACTIVATIONS,
              "an activation other than silu is") ||
-        !has(c,
-             (d->gate_up && d->act == ACT_PLAIN_RELU2) ||
-                 (m->router.w && e->act == ACT_PLAIN_RELU2),
-             PART_ACTIVATIONS_2, "a squared ReLU is") ||
-        !has(c, d->gate_up && d->act > ACT_PLAIN_GELU, PART_TOWER,
+        !has(c, (d->gate_up && is_rare(d->act)) || (m->router.w && is_rare(e->act)),
+             PART_ACTIVATIONS_2, "a squared ReLU, xIELU or limit of SiLU is") ||
+        !has(c, (d->gate_up && d->mid.kind) || (m->router.w && e->mid.kind), PART_NORM_MID,
+             "a norm of hidden units is") ||
+        !has(c, d->gate_up && d->act > ACT_PLAIN_GELU && !is_rare(d->act), PART_TOWER,
              "a tanh GELU without a gate is") ||
+        !norm_ok(c, &d->mid) ||
         !has(c, d->gate_up && d->clips, PART_TOWER, "a product of bounded inputs is") ||
         !has(c, m->deepstack, PART_DEEPSTACK, "features of an image tower's inner layers are") ||
         !has(c, m->embed.gate, PART_LAYER_EMBED, "an embedding per layer is") ||
@@ -327,6 +341,7 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
     if (!m->router.w)
         return true;
     return router_ok(c, &m->router) &&
+           has(c, m->router.weighs_input, PART_ROUTER_INPUT, "a weight on experts' inputs is") &&
            has(c, m->to_experts, PART_LATENT_EXPERTS, "projections around experts are") &&
            has(c, d->gate_up, PART_BOTH, "a dense mlp beside experts is") &&
            has(c, m->experts_in.kind || m->experts_out.kind, PART_BOTH, "a norm of experts is") &&

@@ -91,9 +91,10 @@ enum attention_span {
  * Attention of H heads over K shared keys and values; head h reads kv head h*K/H.
  *   [q k v] = n Wqkv^T + bias
  *   q, k = norm(.), then rope; v = v_norm(v); k and v go to the cache at the row's slot
- *   q *= 1 + temp_beta * ln(1 + floor(pos / temp_len))
+ *   q *= 1 + temp_beta * ln(1 + floor((pos + temp_offset) / temp_len))
  *   s_j = scale * q.k_j; softcap: s_j = softcap * tanh(s_j / softcap); j over the keys the row sees
  *   p_j = exp(s_j) / (sum_j exp(s_j) + exp(sink_h)); a_h = sum_j p_j v_j; gated: a_h *= sigmoid(g_h)
+ *   wgate: a_h *= sigmoid(g_h), or ln(1 + exp(g_h)) with softplus, of g = n Wgate^T + bias; a = out_norm(a)
  *   y = a Wo^T + bias
  */
 struct attention {
@@ -106,9 +107,14 @@ struct attention {
     /* Per head: (Dk), (Dk), (Dv). With norm_whole over all heads at once: (H*Dk), (K*Dk), (K*Dv). */
     struct norm q_norm, k_norm, v_norm;
     bool norm_whole;
+    bool norm_late;             /* q and k are normed after rope */
+    struct norm out_norm;       /* (H*Dv) */
+    const struct weight *wgate; /* (H*Dv, E), or (H, E): one value per head; NULL = none */
+    bool softplus;
     const struct rope *rope; /* of q and k, an element of network.ropes; NULL = no rotation */
     float scale;
-    int window; /* the row at p sees keys p-window+1..p; 0 = all up to p */
+    int window;   /* the row at p sees keys p-window+1..p; 0 = all up to p */
+    bool chunked; /* ... or keys p - p % window..p */
     /* also keys after p, up to p+window-1. The whole sequence is in one step. */
     bool bidirectional;
     enum attention_span span;
@@ -119,8 +125,8 @@ struct attention {
     bool k_is_v;    /* v = k, before k's norm and rope */
     bool shares_kv; /* reads the cache of layer kv_layer and stores nothing; same K, Dk, Dv */
     int kv_layer;
-    float temp_beta; /* 0 = none */
-    int temp_len;
+    float temp_beta;           /* 0 = none */
+    int temp_len, temp_offset; /* the offset is added to pos */
 };
 
 /*
@@ -250,7 +256,10 @@ enum activation {
     ACT_GELU,             /* 0.5 g (1 + erf(g / sqrt(2))) * u */
     ACT_SWIGLU_CLAMP,     /* g' = min(g, limit); u' = clamp(u, -limit, limit);
                          g' / (1 + exp(-alpha g')) * (u' + 1) */
+    ACT_SILU_LIMIT,       /* min(g / (1 + exp(-g)), limit) * clamp(u, -limit, limit) */
+    ACT_RELU2,            /* max(g, 0)^2 * u */
     ACT_PLAIN_RELU2,      /* max(g, 0)^2 */
+    ACT_PLAIN_XIELU,      /* g > 0: alpha g^2 + beta g; else limit (exp(g) - 1 - g) + beta g */
     ACT_PLAIN_GELU,       /* as ACT_GELU without u */
     ACT_PLAIN_GELU_TANH,  /* as ACT_GELU_TANH without u */
     ACT_PLAIN_QUICK_GELU, /* g / (1 + exp(-1.702 g)) */
@@ -263,12 +272,13 @@ static inline bool activation_is_gated(enum activation act)
     return act < ACT_PLAIN_RELU2;
 }
 
-/* y = act(x Wgu^T + bias) Wd^T + bias, of one matrix or of each expert's. */
+/* y = mid(act(x Wgu^T + bias)) Wd^T + bias, of one matrix or of each expert's. */
 struct ffn {
     const struct weight *gate_up; /* (2F, E): gate rows, then up rows; (F, E) without gate */
     const struct weight *down;    /* (E, F) */
     enum activation act;
-    float alpha, limit;       /* ACT_SWIGLU_CLAMP */
+    float alpha, limit, beta; /* of some activations */
+    struct norm mid;          /* (F) of act's result */
     const struct clip *clips; /* host (3): of gate, up and down; NULL = none */
 };
 
@@ -292,6 +302,7 @@ struct router {
     const float *choice_bias;    /* (n_expert) or NULL */
     int n_groups, n_groups_used; /* 0 = no groups */
     bool renorm;
+    bool weighs_input;         /* expert(weight * m) in place of weight * expert(m) */
     float scale;               /* 0 = 1 */
     const float *expert_scale; /* (n_expert) or NULL */
 };
@@ -464,6 +475,7 @@ struct network_max {
     int qkv;                                  /* outputs of a mixer's first product */
     int heads;                                /* width of q, or of the mixer's result before wo */
     int latent;                               /* q_rank or C + Dr */
+    int gates;                                /* outputs of attention's wgate; 0 = none */
     int state_heads;                          /* heads with recurrent state */
     int n_heads, n_kv_heads, head_dim, group; /* group: H/K */
     int n_rot;
@@ -523,9 +535,14 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_SSM                (1ull << 24)
 #define PART_ALONE              (1ull << 25) /* layers of a mixer or an mlp alone */
 #define PART_SPANS              (1ull << 26) /* attention by batch.spans */
-#define PART_ACTIVATIONS_2      (1ull << 27) /* squared ReLU */
+#define PART_ACTIVATIONS_2      (1ull << 27) /* squared ReLU, xIELU, limits of SiLU */
+#define PART_NORM_MID           (1ull << 34) /* a norm of hidden units */
+#define PART_ROUTER_INPUT       (1ull << 35) /* weights on the inputs of experts */
 #define PART_LATENT_EXPERTS     (1ull << 28) /* experts on projections of their input */
 #define PART_PARALLEL           (1ull << 29) /* an mlp in parallel with its mixer */
+#define PART_OWN_GATE           (1ull << 31) /* wgate of attention */
+#define PART_CHUNKED            (1ull << 32) /* attention in chunks */
+#define PART_NORM_LATE          (1ull << 33) /* QK-norm after RoPE, a norm of attention's result */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 
 bool network_check(const struct network *net, uint64_t parts, const char *backend,

@@ -103,7 +103,7 @@ static void clear(struct ref *r)
         r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
         r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
         r->told[1],    r->kept,   r->joined,       r->mean,      r->merged,    r->clipped,
-        r->to_experts, r->before};
+        r->to_experts, r->before, r->weighed};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -162,6 +162,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->y = floats(embd);
     r->part = floats(wide);
     r->sum = floats(wide);
+    r->weighed = floats(wide);
     r->to_experts = floats((size_t)max->n_latent_exp);
     r->row = floats(wide);
     r->clipped = floats(wide);

@@ -32,6 +32,7 @@ struct ref {
     float *n, *y;        /* (E) one row: the normed input, the block's result */
     float *part, *sum;   /* (E or L) one expert's result, and the sum over experts */
     float *to_experts;   /* (L) a latent expert's input */
+    float *weighed;      /* (E or L) an expert's input times its weight */
     float *row;          /* one row of floats, of a weight or of the cache */
     double *mean;        /* as wide: attention's weighted sum of values */
     float *hidden;       /* one row of gate and up */

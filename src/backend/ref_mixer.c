@@ -46,16 +46,20 @@ static void rotate(const struct rope *rope, const struct batch *b, int t, float 
 }
 
 /* Norm and rotation of row t's n heads, which are contiguous. */
-static void finish_heads(const struct norm *norm, bool whole, const struct rope *rope,
-                         const struct batch *b, int t, float *heads, int n, int dim)
+static void finish_heads(const struct attention *a, const struct norm *norm, bool whole,
+                         const struct rope *rope, const struct batch *b, int t, float *heads, int n,
+                         int dim)
 {
+    bool late = a->norm_late && rope;
     if (whole)
         ref_norm_row(norm, heads, heads, n * dim);
     for (int h = 0; h < n; h++) {
-        if (!whole)
+        if (!whole && !late)
             ref_norm_row(norm, heads + h * dim, heads + h * dim, dim);
         if (rope)
             rotate(rope, b, t, heads + h * dim);
+        if (late)
+            ref_norm_row(norm, heads + h * dim, heads + h * dim, dim);
     }
 }
 
@@ -96,13 +100,15 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
     float *q = r->q + (size_t)t * (size_t)(H * Dk), *gate = r->gate + (size_t)t * (size_t)(H * Dv);
     float *k = r->qkv + H * each, *v = k + K * Dk;
     project(r, a);
+    if (a->wgate)
+        ref_matvec(r, a->wgate, 0, r->n, gate);
     for (int h = 0; h < H; h++) {
         memcpy(q + h * Dk, r->qkv + h * each, (size_t)Dk * sizeof(float));
-        if (a->gated)
+        if (a->gated && !a->wgate)
             memcpy(gate + h * Dv, r->qkv + h * each + Dk, (size_t)Dv * sizeof(float));
     }
-    finish_heads(&a->q_norm, a->norm_whole, a->rope, &r->batch, t, q, H, Dk);
-    float warm = temperature(a->temp_beta, a->temp_len, r->batch.pos[t]);
+    finish_heads(a, &a->q_norm, a->norm_whole, a->rope, &r->batch, t, q, H, Dk);
+    float warm = temperature(a->temp_beta, a->temp_len, r->batch.pos[t] + a->temp_offset);
     for (int i = 0; i < H * Dk; i++)
         q[i] *= warm;
     turn_heads(r->bounds.k_type, q, H, Dk);
@@ -110,8 +116,8 @@ static void project_row(struct ref *r, const struct attention *a, const struct k
         return;
     if (a->k_is_v)
         memcpy(v, k, (size_t)(K * Dv) * sizeof(float));
-    finish_heads(&a->k_norm, a->norm_whole, a->rope, &r->batch, t, k, K, Dk);
-    finish_heads(&a->v_norm, a->norm_whole, NULL, &r->batch, t, v, K, Dv);
+    finish_heads(a, &a->k_norm, a->norm_whole, a->rope, &r->batch, t, k, K, Dk);
+    finish_heads(a, &a->v_norm, a->norm_whole, NULL, &r->batch, t, v, K, Dv);
     turn_heads(r->bounds.k_type, k, K, Dk);
     turn_heads(r->bounds.v_type, v, K, Dv);
     store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], k, K, Dk);
@@ -154,6 +160,12 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
     turn_heads(s->v_type, out, 1, a->v_dim);
 }
 
+/* ln(1 + exp(x)) */
+static float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
 static void attend_rows(struct ref *r, const struct attention *a, const struct kv_layer *kv)
 {
     int H = a->n_heads;
@@ -168,6 +180,14 @@ static void attend_rows(struct ref *r, const struct attention *a, const struct k
                 for (int i = 0; a->gated && i < a->v_dim; i++)
                     out[i] *= ref_sigmoid(r->gate[at + (size_t)i]);
             }
+    for (int t = 0; t < r->batch.n_tokens; t++) {
+        float *out = r->a + (size_t)t * (size_t)(H * a->v_dim);
+        const float *gate = r->gate + (size_t)t * (size_t)(H * a->v_dim);
+        int each = a->wgate ? H * a->v_dim / a->wgate->n_out : 1;
+        for (int i = 0; a->wgate && i < H * a->v_dim; i++)
+            out[i] *= a->softplus ? softplus(gate[i / each]) : ref_sigmoid(gate[i / each]);
+        ref_norm_row(&a->out_norm, out, out, H * a->v_dim);
+    }
 }
 
 static void mix_attention(struct ref *r, const struct mixer *m, int layer)
@@ -339,10 +359,9 @@ static void delta_row(struct ref *r, const struct delta_net *d, float *state, fl
     }
     for (int h = 0; h < Hv; h++) {
         float a = ba[Hv + h] + d->dt_bias[h];
-        float soft = a > 20.0f ? a : log1pf(expf(a)); /* ln(1 + exp(a)) */
         int of = delta_net_k_head(d, h);
         delta_head(S + (size_t)h * (size_t)(Dk * Dv), u + of * Dk, k + of * Dk, v + h * Dv,
-                   expf(-d->decay[h] * soft), ref_sigmoid(ba[h]), Dk, Dv, out + h * Dv);
+                   expf(-d->decay[h] * softplus(a)), ref_sigmoid(ba[h]), Dk, Dv, out + h * Dv);
         ref_norm_row(&d->norm, out + h * Dv, out + h * Dv, Dv);
     }
     ref_matvec(r, d->wz, 0, r->n, r->gate);
@@ -363,8 +382,7 @@ static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out
         x[c] *= ref_sigmoid(x[c]);
     for (int h = 0; h < H; h++, S += (size_t)N * (size_t)P) {
         const float *b = x + values + h * m->n_groups / H * N, *c = b + m->n_groups * N;
-        float t = dt[h] + m->dt_bias[h];
-        t = t > 20.0f ? t : log1pf(expf(t)); /* ln(1 + exp(t)) */
+        float t = softplus(dt[h] + m->dt_bias[h]);
         t = t < m->dt_min ? m->dt_min : t;
         t = m->dt_max != 0 && t > m->dt_max ? m->dt_max : t;
         float decay = expf(-m->decay[h] * t);

@@ -35,6 +35,18 @@ static void activate(const struct ffn *f, float *h, int width)
             u = u > -f->limit ? u : -f->limit;
             h[i] = g / (1.0f + expf(-f->alpha * g)) * (u + 1.0f);
             break;
+        case ACT_SILU_LIMIT:
+            g = g / (1.0f + expf(-g));
+            g = g < f->limit ? g : f->limit;
+            u = u < f->limit ? u : f->limit;
+            h[i] = g * (u > -f->limit ? u : -f->limit);
+            break;
+        case ACT_RELU2:
+            h[i] = g > 0 ? g * g * u : 0;
+            break;
+        case ACT_PLAIN_XIELU:
+            h[i] = f->beta * g + (g > 0 ? f->alpha * g * g : f->limit * (expm1f(g) - g));
+            break;
         case ACT_PLAIN_RELU2:
             h[i] = g > 0 ? g * g : 0;
             break;
@@ -61,6 +73,7 @@ static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, f
     for (int k = 0; f->clips && k * F < f->gate_up->n_out; k++)
         ref_matvec_rows(r, f->gate_up, k * F, F, &f->clips[k], x, r->hidden + k * F);
     activate(f, r->hidden, F);
+    ref_norm_row(&f->mid, r->hidden, r->hidden, F);
     if (f->clips)
         ref_matvec_rows(r, f->down, 0, f->down->n_out, &f->clips[2], r->hidden, y);
     else
@@ -184,9 +197,12 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
         int e = chosen[k] - m->expert_first;
         if (e < 0 || e >= m->experts.gate_up->n_expert)
             continue; /* another process has it */
-        ffn_row(r, &m->experts, e, m->to_experts ? r->to_experts : n, r->part);
+        const float *in = m->to_experts ? r->to_experts : n;
+        for (int i = 0; m->router.weighs_input && i < L; i++)
+            r->weighed[i] = weight[k] * in[i];
+        ffn_row(r, &m->experts, e, m->router.weighs_input ? r->weighed : in, r->part);
         for (int i = 0; i < L; i++)
-            sum[i] += weight[k] * r->part[i];
+            sum[i] += (m->router.weighs_input ? 1 : weight[k]) * r->part[i];
     }
     if (m->experts_partial)
         r->be.comm->sum(r->be.comm, sum, (size_t)L);

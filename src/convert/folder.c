@@ -112,6 +112,13 @@ static bool add_vector(struct folder_plan *p, const struct tensor_spec *spec)
     char to[128], from[192];
     int64_t n = spec->n_in;
     names_of(p, spec, spec->rows[0].name, 0, spec->is_bias ? "bias" : "weight", to, from);
+    if (adjust->fill != 0) {
+        float *values = transcode_add(p->t, to, 1, &n)->values =
+            mem_zalloc((size_t)n, sizeof *values);
+        for (int64_t i = 0; i < n; i++)
+            values[i] = adjust->fill;
+        return true;
+    }
     const struct tensor *t = folder_find(p, from);
     if (!t)
         return error_set(p->err, "%s: tensor %s: missing", p->f->path, from);
@@ -379,7 +386,7 @@ static void add_values(struct folder_plan *p, const char *name, int64_t n, float
 /* Scaled RoPE frequencies as GGUF stores them: factors that divide the unscaled ones. */
 static void add_rope_factors(struct folder_plan *p)
 {
-    int64_t half = p->c->n_rot / 2;
+    int64_t half = p->c->n_rot / 2, n = p->c->family->rot_twice ? 2 * half : half;
     if (p->c->rope.kind == ROPE_LONG) {
         float *brief = mem_zalloc((size_t)half, sizeof *brief);
         float *lasting = mem_zalloc((size_t)half, sizeof *lasting);
@@ -391,14 +398,16 @@ static void add_rope_factors(struct folder_plan *p)
     }
     struct config plain = *p->c;
     plain.rope.kind = ROPE_PLAIN;
-    float *a = mem_zalloc((size_t)half, sizeof *a), *b = mem_zalloc((size_t)half, sizeof *b), scale;
+    float *a = mem_zalloc((size_t)n, sizeof *a), *b = mem_zalloc((size_t)half, sizeof *b), scale;
     rope_frequencies(&plain.rope, plain.n_rot, NULL, a, &scale);
     rope_frequencies(&p->c->rope, p->c->n_rot, NULL, b, &scale);
     /* 1e30 marks dims that do not rotate */
     for (int64_t i = 0; i < half; i++)
         a[i] = b[i] == 0 ? 1e30f : (float)((double)a[i] / (double)b[i]);
+    for (int64_t i = half; i < n; i++)
+        a[i] = 1;
     mem_free(b);
-    add_values(p, "rope_freqs.weight", half, a);
+    add_values(p, "rope_freqs.weight", n, a);
 }
 
 /* A tensor that has no GGUF name and that the text model does not use: other towers, unused draft
@@ -535,7 +544,7 @@ static void set_rope(struct gguf_writer *w, const char *arch, const struct confi
 {
     const struct rope_config *r = &c->rope;
     set_f32(w, arch, "rope.freq_base", r->theta);
-    set_u32(w, arch, "rope.dimension_count", c->n_rot);
+    set_u32(w, arch, "rope.dimension_count", c->family->rot_twice ? 2 * c->n_rot : c->n_rot);
     if (r->kind == ROPE_LONG) {
         set_u32(w, arch, "rope.scaling.original_context_length", r->original_context);
         set_f32(w, arch, "rope.scaling.attn_factor", r->attn_factor > 0 ? r->attn_factor : 1);
@@ -581,7 +590,7 @@ static void set_experts(struct gguf_writer *w, const char *arch, const struct co
 {
     char key[96];
     set_u32(w, arch, "expert_count", c->n_expert);
-    set_u32(w, arch, "expert_used_count", c->n_expert_used);
+    set_layers(w, arch, "expert_used_count", c->n_expert_used, c->layer_experts_used, c->n_layers);
     set_u32(w, arch, "expert_feed_forward_length", c->n_ff_exp);
     snprintf(key, sizeof key, "%s.expert_weights_norm", arch);
     gguf_set_bool(w, key, c->norm_topk);
@@ -631,7 +640,7 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
     else
         set_layers(w, arch, "feed_forward_length", c->n_ff ? c->n_ff : c->n_ff_exp, c->layer_ff,
                    n_layers);
-    set_u32(w, arch, "attention.head_count", c->n_heads);
+    set_layers(w, arch, "attention.head_count", c->n_heads, c->layer_heads, n_layers);
     /* a latent is one key and value for all heads; the rotated part is in the key only */
     bool latent = c->kv_rank > 0;
     if (c->family->zero_heads)

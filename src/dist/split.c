@@ -190,7 +190,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
     const struct delta_net *d = &m->delta_net;
     switch (m->kind) {
     case MIXER_ATTENTION:
-        return !a->norm_whole &&
+        return !a->norm_whole && a->out_norm.kind == NORM_NONE &&
                can_cut_heads(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), tp);
     case MIXER_LATENT:
         return can_cut_heads(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), tp);
@@ -226,6 +226,8 @@ static void cut_attention(struct splitter *s, struct attention *a)
     keep_rows(s, a->wqkv, n, rows);
     keep_cols(s, a->wo, 1, (struct range[]){times(q, a->v_dim)});
     keep_values(s, a->sinks, 1, &q);
+    if (a->wgate)
+        keep_rows(s, a->wgate, 1, (struct range[]){times(q, a->wgate->n_out / a->n_heads)});
     a->n_heads = q.n;
     a->n_kv_heads = kv.n;
 }

@@ -114,6 +114,7 @@ static inline int rows_from_tensor(const struct weight_rows *rows, enum rotary_r
  * 0 = no change. */
 struct adjust {
     float add, times, fold;
+    float fill; /* a folder has no such tensor: its values, all the same; 0 = it has one */
     bool decay; /* stored as a logarithm in a folder, negated in a GGUF */
     int wrap;   /* a GGUF stores the vector as rows of so many values; 0 = as one row */
 };

@@ -140,9 +140,13 @@ static bool check(const struct meta_reader *in)
         return error_set(in->err, "%s: %d heads of %d are too many", path, c->n_heads, c->head_dim);
     for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
         int dim = c->layer_head_dim[i], heads = c->layer_kv_heads[i];
-        if ((heads && c->n_heads % heads) || (int64_t)c->n_heads * dim > 1 << 24)
-            return error_set(in->err, "%s: layer %d: %d heads of %d with %d KV heads", path, i,
-                             c->n_heads, dim ? dim : c->head_dim, heads);
+        int n = c->layer_heads[i] ? c->layer_heads[i] : c->n_heads;
+        if (n % (heads ? heads : c->n_kv_heads) || (int64_t)n * (dim ? dim : c->head_dim) > 1 << 24)
+            return error_set(in->err, "%s: layer %d: %d heads of %d with %d KV heads", path, i, n,
+                             dim ? dim : c->head_dim, heads ? heads : c->n_kv_heads);
+        if (c->layer_experts_used[i] > c->n_expert_used)
+            return error_set(in->err, "%s: layer %d: %d of %d experts used", path, i,
+                             c->layer_experts_used[i], c->n_expert);
     }
     if (c->n_groups > 1 && (c->n_groups > c->n_expert || c->n_expert % c->n_groups ||
                             c->n_groups_used < 1 || c->n_groups_used > c->n_groups ||

@@ -9,7 +9,12 @@
 #include "file/tensorfile.h"
 #include "model/layout.h"
 
-enum { CONFIG_MAX_LAYERS = 1024, CONFIG_MAX_EXPERTS_USED = 256, ROPE_MAX_FACTORS = 256 };
+enum {
+    CONFIG_MAX_LAYERS = 1024,
+    CONFIG_MAX_EXPERTS_USED = 256,
+    ROPE_MAX_FACTORS = 256,
+    XIELU_CONSTANTS = 4
+};
 
 struct model_family; /* model/families/family.h */
 struct meta_reader;  /* model/reader.h */
@@ -57,7 +62,8 @@ struct config {
     bool is_mlp[CONFIG_MAX_LAYERS];  /* the layer is an mlp or experts, without a mixer */
     int window[CONFIG_MAX_LAYERS];   /* 0 = full attention */
     bool no_rope[CONFIG_MAX_LAYERS]; /* attention without RoPE */
-    /* Per-layer values; 0 = n_kv_heads, head_dim, n_ff. */
+    /* Per-layer values; 0 = n_heads, n_expert_used, n_kv_heads, head_dim, n_ff. */
+    int layer_heads[CONFIG_MAX_LAYERS], layer_experts_used[CONFIG_MAX_LAYERS];
     int layer_kv_heads[CONFIG_MAX_LAYERS], layer_head_dim[CONFIG_MAX_LAYERS],
         layer_ff[CONFIG_MAX_LAYERS];
     float norm_eps, expert_scale;
@@ -69,14 +75,18 @@ struct config {
     /* factor folded into a GGUF's q norms, whose readers assume another attn_scale; 0 = 1 */
     float attn_fold;
     float attn_softcap, head_softcap;
-    float embed_scale, residual_scale, head_scale; /* 0 = 1 */
-    float mlp_scale;                               /* of a mixture's result; 0 = 1 */
-    float act_limit;                               /* of ACT_SWIGLU_CLAMP */
+    float embed_scale, residual_scale, head_scale;                          /* 0 = 1 */
+    float expert_limit[CONFIG_MAX_LAYERS], shared_limit[CONFIG_MAX_LAYERS]; /* of SiLU; 0 = none */
+    float xielu[XIELU_CONSTANTS][CONFIG_MAX_LAYERS];                        /* as stored */
+    float qk_scale;   /* the gain of a q norm without a tensor */
+    bool qk_norm;     /* of families where only some models have it */
+    float mlp_scale;  /* of a mixture's result; 0 = 1 */
+    float act_limit;  /* of ACT_SWIGLU_CLAMP */
     int n_shared_kv;  /* trailing layers that read the cache of earlier ones */
     bool k_is_v;      /* in layers without a window */
     int n_embd_layer; /* width of the per-layer embedding; 0 = none */
     float temp_beta;  /* attention temperature (layer.h); 0 = none */
-    int temp_len;
+    int temp_len, temp_offset;
     /* latent attention (layer.h); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
     float attn_mscale;

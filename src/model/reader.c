@@ -80,6 +80,34 @@ bool reader_gguf_layers(const struct meta_reader *r, const char *suffix, int lo,
     return true;
 }
 
+bool reader_gguf_layer_floats(const struct meta_reader *r, const char *suffix, double lo, double hi,
+                              float *out)
+{
+    char key[128];
+    size_t n = (size_t)r->c->n_layers;
+    double one = 0;
+    snprintf(key, sizeof key, "%s.%s", r->c->arch_name, suffix);
+    const struct meta *m = tensorfile_meta(r->f, key);
+    if (!m) { /* xIELU's keys have no prefix */
+        snprintf(key, sizeof key, "%s", suffix);
+        m = tensorfile_meta(r->f, key);
+    }
+    bool list = m && m->type == META_ARRAY;
+    if (m && !list && !meta_get_float(r->f, key, &one))
+        return error_set(r->err, "%s: %s: not a number", r->f->path, key);
+    if (list && m->v.a.n < n)
+        return error_set(r->err, "%s: %s: %zu entries for %zu layers", r->f->path, key, m->v.a.n,
+                         n);
+    for (size_t i = 0; m && i < n; i++) {
+        if (list && !meta_array_number(&m->v.a, i, &one))
+            return error_set(r->err, "%s: %s: not numbers", r->f->path, key);
+        if (!reader_range(r, key, one, lo, hi))
+            return false;
+        out[i] = (float)one;
+    }
+    return true;
+}
+
 const json_t *reader_get(const json_t *o, const char *a, const char *b)
 {
     const json_t *v = json_object_get(o, a);

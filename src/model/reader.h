@@ -28,6 +28,9 @@ bool reader_gguf_bool(const struct meta_reader *r, const char *suffix, bool *out
 /* One number for all layers or one per layer: out (c->n_layers). */
 bool reader_gguf_layers(const struct meta_reader *r, const char *suffix, int lo, int hi, bool need,
                         int *out);
+/* The same of floats. A missing key leaves out unchanged. */
+bool reader_gguf_layer_floats(const struct meta_reader *r, const char *suffix, double lo, double hi,
+                              float *out);
 /* Member a of o, or else b (may be NULL). NULL if absent or null. */
 const json_t *reader_get(const json_t *o, const char *a, const char *b);
 bool reader_int(const struct meta_reader *r, const char *a, const char *b, int lo, int hi,

@@ -150,6 +150,20 @@ static bool read_sections(const struct meta_reader *in, const json_t *o, struct 
     return true;
 }
 
+/* Hunyuan's "dynamic" RoPE: a constant factor alpha on theta. Others depend on the length of the text. */
+static bool read_alpha(const struct meta_reader *in, const json_t *o, struct rope_config *r)
+{
+    double alpha = 0, n = in->c->head_dim;
+    if (!reader_number(in, o, "alpha", 1, 1e9, false, &alpha))
+        return false;
+    if (alpha == 0 || n < 4)
+        return error_set(in->err,
+                         "%s: config.json: rope_type \"dynamic\" is supported with alpha only",
+                         in->f->path);
+    r->theta *= pow(alpha, n / (n - 2));
+    return true;
+}
+
 static bool read_hf_object(const struct meta_reader *in, const json_t *o, struct rope_config *r)
 {
     if (!json_is_object(o))
@@ -158,10 +172,11 @@ static bool read_hf_object(const struct meta_reader *in, const json_t *o, struct
     if (kind && !json_is_string(kind))
         return error_set(in->err, "%s: config.json: rope_type: not a string", in->f->path);
     const char *name = kind ? json_string_value(kind) : "default";
-    static const char *const names[] = {"default",  "linear",       "llama3", "yarn",
-                                        "longrope", "proportional", "su",     "mrope"};
-    static const enum rope_kind kinds[] = {ROPE_PLAIN, ROPE_LINEAR,       ROPE_LLAMA3, ROPE_YARN,
-                                           ROPE_LONG,  ROPE_PROPORTIONAL, ROPE_LONG,   ROPE_PLAIN};
+    static const char *const names[] = {"default",      "linear", "llama3", "yarn",   "longrope",
+                                        "proportional", "su",     "mrope",  "dynamic"};
+    static const enum rope_kind kinds[] = {ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3,
+                                           ROPE_YARN,  ROPE_LONG,   ROPE_PROPORTIONAL,
+                                           ROPE_LONG,  ROPE_PLAIN,  ROPE_PLAIN};
     int found = -1;
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (!strcmp(name, names[i]))
@@ -194,6 +209,8 @@ static bool read_hf_object(const struct meta_reader *in, const json_t *o, struct
         !reader_number(in, o, "mscale_all_dim", 0, 1e3, false, &mscale_all))
         return false;
     r->original_context = (int)original;
+    if (!strcmp(name, "dynamic") && !read_alpha(in, o, r))
+        return false;
     if (r->kind == ROPE_YARN && r->attn_factor == 0 && mscale > 0 && mscale_all > 0) {
         double l = log(r->factor > 1 ? r->factor : 1);
         r->attn_factor = (0.1 * mscale * l + 1) / (0.1 * mscale_all * l + 1);
@@ -216,7 +233,8 @@ bool rope_read_hf(const struct meta_reader *in)
     r->theta = 10000;
     r->factor = r->partial = 1;
     r->original_context = c->context;
-    if (!reader_number(in, in->hf, "rope_theta", 1, 1e12, false, &r->theta) ||
+    bool by_layer = json_is_array(reader_get(in->hf, "rope_theta", NULL)); /* the family's */
+    if ((!by_layer && !reader_number(in, in->hf, "rope_theta", 1, 1e12, false, &r->theta)) ||
         !reader_number(in, in->hf, "partial_rotary_factor", 0, 1, false, &r->partial) ||
         (scaling && !read_hf_object(in, scaling, r)))
         return false;

@@ -132,6 +132,14 @@ static void reorder_vector(const struct tensor_spec *spec, bool is_gguf, float *
 
 static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
 {
+    if (spec->adjust.fill != 0 && !l->f->is_gguf) {
+        float *host = mem_zalloc((size_t)spec->n_in, sizeof *host);
+        for (int i = 0; i < spec->n_in; i++)
+            host[i] = spec->adjust.fill;
+        l->m->be->ops->copy_in(l->m->be, spec->vector, host, (size_t)spec->n_in * sizeof *host);
+        mem_free(host);
+        return true;
+    }
     const struct tensor *t =
         need(l, spec->rows[0].name, spec->layer, 0, spec->is_bias ? "bias" : "weight");
     if (!t)

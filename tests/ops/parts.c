@@ -42,11 +42,20 @@ enum {
     PARALLEL = 1 << 27,  /* the mlp reads what the mixer read */
     DEEPSTACK = 1 << 28, /* features of an image tower's inner layers, after both layers */
     SPANS = 1 << 29,     /* attention both ways inside an image, in the second layer */
+    SUB_NORMS = 1 << 30, /* of attention's result and of hidden units */
 };
+#define CHUNKED    (1ull << 37) /* the first layer's window is a chunk */
+#define LATE       (1ull << 38) /* QK-norm after RoPE */
+#define OWN_GATE   (1ull << 31) /* of attention, one per value */
+#define HEAD_GATE  (1ull << 32) /* ... one per head, through softplus */
+#define RELU2_GATE (1ull << 33)
+#define XIELU      (1ull << 34)
+#define SILU_LIMIT (1ull << 35)
+#define ON_INPUT   (1ull << 36) /* weights of experts on their input */
 
 static const struct {
     const char *name;
-    unsigned parts;
+    uint64_t parts;
     int head_dim;
 } cases[] = {
     {"plain", 0, 64},
@@ -85,6 +94,15 @@ static const struct {
     {"squared relu", RELU2 | BIAS, 64},
     {"experts with a squared relu", RELU2 | EXPERTS | SIGMOID, 64},
     {"latent experts", EXPERTS | LATENT, 64},
+    {"chunks", CHUNKED | WINDOW | SINKS, 64},
+    {"QK-norm after rope", LATE | V_NORM, 64},
+    {"norms inside blocks", SUB_NORMS, 64},
+    {"a gate's own matrix", OWN_GATE, 64},
+    {"gates per head", HEAD_GATE | LAYERS, 128},
+    {"a gate of squared relu", RELU2_GATE | SUB_NORMS, 64},
+    {"xielu", XIELU | BIAS, 64},
+    {"limits of silu", SILU_LIMIT | EXPERTS | DENSE | APART, 64},
+    {"weights on inputs", EXPERTS | SIGMOID | ON_INPUT, 64},
     {"parallel", PARALLEL, 64},
     {"parallel experts", PARALLEL | EXPERTS | DENSE | APART | SCALES | NORM_OUT, 64},
     {"as nemotron", RELU2 | EXPERTS | LATENT | DENSE | APART | SIGMOID, 64},
@@ -141,7 +159,7 @@ static void set_norm(struct stock *k, struct norm *const on[SIDES], int width, b
     set_norm(k, (struct norm *const[]){&k->d->layers[REF][i].field, &k->d->layers[DEV][i].field},  \
              width, gain)
 
-static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
+static void make_mixer(struct stock *k, uint64_t parts, int i, enum dtype type)
 {
     struct duo *d = k->d;
     const struct dims *s = &d->s;
@@ -151,6 +169,9 @@ static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
         H *= 4, K *= 2, D /= 2; /* of the same cache */
     int rows = (parts & GATE ? 2 : 1) * H * D + (shares ? 0 : parts & K_IS_V ? K * D : 2 * K * D);
     const struct duo_weight *wqkv = matrix(k, WEIGHT_LINEAR, E, rows, 1, type, (parts & BIAS) != 0);
+    const struct duo_weight *gate = NULL;
+    if (parts & (OWN_GATE | HEAD_GATE))
+        gate = matrix(k, WEIGHT_LINEAR, E, parts & HEAD_GATE ? H : H * D, 1, type, false);
     const struct duo_weight *wo = matrix(k, WEIGHT_LINEAR, H * D, E, 1, type, (parts & BIAS) != 0);
     struct array *sinks = parts & SINKS ? vector(k, H, 2.0f) : NULL;
     EACH(side)
@@ -167,6 +188,10 @@ static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
             a->scale = 0.3f;
         }
         a->gated = parts & GATE;
+        a->wgate = gate ? &gate->on[side] : NULL;
+        a->softplus = (parts & HEAD_GATE) != 0;
+        a->chunked = (parts & CHUNKED) != 0 && i == 0;
+        a->norm_late = (parts & LATE) != 0;
         a->sinks = sinks ? sinks->on[side] : NULL;
         a->softcap = parts & SOFTCAP ? 0.5f : 0;
         a->norm_whole = parts & WHOLE;
@@ -183,13 +208,15 @@ static void make_mixer(struct stock *k, unsigned parts, int i, enum dtype type)
         NORM(mixer.attention.q_norm, parts & WHOLE ? H * D : D, true);
         NORM(mixer.attention.k_norm, parts & WHOLE ? K * D : D, true);
     }
+    if (parts & SUB_NORMS)
+        NORM(mixer.attention.out_norm, H * D, true);
     if (parts & V_NORM)
         NORM(mixer.attention.v_norm, D, false);
     if (parts & NORM_OUT)
         NORM(mixer.block.out, E, true);
 }
 
-static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type)
+static void make_experts(struct stock *k, uint64_t parts, int i, enum dtype type)
 {
     struct duo *d = k->d;
     const struct dims *s = &d->s;
@@ -219,6 +246,7 @@ static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type
                                     .n_groups = parts & GROUPS ? 4 : 0,
                                     .n_groups_used = parts & GROUPS ? 2 : 0,
                                     .renorm = i == 0,
+                                    .weighs_input = (parts & ON_INPUT) != 0,
                                     .scale = parts & SIGMOID ? 2.5f : 0,
                                     .choice_bias = choice ? choice->on[side] : NULL,
                                     .expert_scale = scale ? scale->on[side] : NULL};
@@ -234,13 +262,14 @@ static void make_experts(struct stock *k, unsigned parts, int i, enum dtype type
     NORM(mlp.dense_out, E, true);
 }
 
-static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
+static void make_mlp(struct stock *k, uint64_t parts, int i, enum dtype type)
 {
     struct duo *d = k->d;
     int E = d->s.n_embd, F = d->s.n_ff;
     const struct duo_weight *up = NULL, *down = NULL, *gate = NULL, *in = NULL, *back = NULL;
     if (!(parts & EXPERTS) || parts & DENSE) {
-        up = matrix(k, WEIGHT_LINEAR, E, parts & RELU2 ? F : 2 * F, 1, type, (parts & BIAS) != 0);
+        up = matrix(k, WEIGHT_LINEAR, E, parts & (RELU2 | XIELU) ? F : 2 * F, 1, type,
+                    (parts & BIAS) != 0);
         down = matrix(k, WEIGHT_LINEAR, F, E, 1, type, (parts & BIAS) != 0);
     }
     if (parts & DENSE)
@@ -252,11 +281,14 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
         back = matrix(k, WEIGHT_LINEAR, P, E, 1, DT_F16, false);
         NORM(mlp.embed.norm, E, true);
     }
-    enum activation act = parts & GELU_TANH ? ACT_GELU_TANH
-                          : parts & GELU    ? ACT_GELU
-                          : parts & CLAMP   ? ACT_SWIGLU_CLAMP
-                          : parts & RELU2   ? ACT_PLAIN_RELU2
-                                            : ACT_SILU;
+    enum activation act = parts & GELU_TANH    ? ACT_GELU_TANH
+                          : parts & GELU       ? ACT_GELU
+                          : parts & CLAMP      ? ACT_SWIGLU_CLAMP
+                          : parts & RELU2      ? ACT_PLAIN_RELU2
+                          : parts & RELU2_GATE ? ACT_RELU2
+                          : parts & XIELU      ? ACT_PLAIN_XIELU
+                          : parts & SILU_LIMIT ? ACT_SILU_LIMIT
+                                               : ACT_SILU;
     EACH(side)
     {
         struct mlp *m = &d->layers[side][i].mlp;
@@ -265,6 +297,7 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
         m->dense.act = m->experts.act = act;
         m->dense.alpha = m->experts.alpha = 1.702f;
         m->dense.limit = m->experts.limit = 0.4f;
+        m->dense.beta = 0.3f;
         m->dense_gate = gate ? &gate->on[side] : NULL;
         if (in) {
             m->embed.gate = &in->on[side];
@@ -277,11 +310,13 @@ static void make_mlp(struct stock *k, unsigned parts, int i, enum dtype type)
         m->deepstack = parts & DEEPSTACK ? 2 - i : 0;
     }
     NORM(mlp.block.in, E, true);
+    if (parts & SUB_NORMS)
+        NORM(mlp.dense.mid, F, true);
     if (parts & NORM_OUT)
         NORM(mlp.block.out, E, true);
 }
 
-static void make_ends(struct stock *k, unsigned parts, enum dtype type)
+static void make_ends(struct stock *k, uint64_t parts, enum dtype type)
 {
     struct duo *d = k->d;
     int E = d->s.n_embd, V = d->s.n_vocab;
@@ -345,7 +380,7 @@ static bool is_sure(struct duo *d, const struct plan *p, double tol)
 
 static void part_case(int c, enum dtype type, enum dtype kv, double tol)
 {
-    unsigned parts = cases[c].parts;
+    uint64_t parts = cases[c].parts;
     /* few rows where all must be sure of their experts */
     int seqs[][2] = {{0, parts & EXPERTS ? 9 : 70}, {21, 1}, {40, 1}, {3, 4}};
     struct dims s = base_dims();

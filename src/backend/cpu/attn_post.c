@@ -75,9 +75,13 @@ static void finish_heads(const struct post_job *j, const struct norm *norm, cons
         j->kernels->add_norm(from, NULL, norm, from, n * D);
         norm = &none;
     }
-    for (int h = 0; h < n; h++)
-        j->kernels->head(from + (size_t)h * stride, norm, rope, n_rot, D,
-                         to + (size_t)h * (size_t)D);
+    bool late = l->norm_late && n_rot;
+    for (int h = 0; h < n; h++) {
+        float *head = to + (size_t)h * (size_t)D;
+        j->kernels->head(from + (size_t)h * stride, late ? &none : norm, rope, n_rot, D, head);
+        if (late)
+            j->kernels->head(head, norm, NULL, 0, D, head);
+    }
 }
 
 static void post_token(const struct post_job *j, int t)
@@ -94,7 +98,8 @@ static void post_token(const struct post_job *j, int t)
     finish_heads(j, &l->q_norm, rope, qkv, H, D, each * dim, q);
     if (l->temp_beta != 0) {
         float temperature =
-            1 + l->temp_beta * (float)log(1.0 + floor((double)j->b->pos[t] / l->temp_len));
+            1 + l->temp_beta *
+                    (float)log(1.0 + floor((double)(j->b->pos[t] + l->temp_offset) / l->temp_len));
         for (size_t i = 0; i < (size_t)H * dim; i++)
             q[i] *= temperature;
     }

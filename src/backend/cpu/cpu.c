@@ -102,6 +102,9 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         if (m->block.parallel && (m->block.in.kind == NORM_NONE || x->block.sum.kind != NORM_NONE ||
                                   m->experts_in.kind != NORM_NONE || m->router.norm.kind))
             return network_refuse(err, i, "such norms of parallel blocks are", "cpu");
+        if (m->router.w &&
+            (m->experts.mid.kind || (m->router.weighs_input && m->experts.gate_up->bias)))
+            return network_refuse(err, i, "such experts are", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
     }
@@ -116,7 +119,8 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
             PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
-            PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE,
+            PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
+            PART_OWN_GATE | PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
         "cpu", err);
 }
 
@@ -168,10 +172,11 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
 {
     int E = net->n_embd, P = net->embed.layers.width;
     int L = cb->max.n_latent_exp;
-    bool both = false, own_in = false, own_router = false;
+    bool both = false, own_in = false, own_router = false, mid = false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
         both |= m->router.w && m->dense.gate_up;
+        mid |= m->dense.gate_up && m->dense.mid.kind;
         own_in |= m->experts_in.kind != NORM_NONE;
         own_router |= m->router.norm.kind != NORM_NONE;
     }
@@ -179,6 +184,8 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
            (!own_router || (cb->n3 = cpu_rows(cb, T, E, "inputs of routers", err))) &&
            (!both || ((cb->dense = cpu_rows(cb, T, E, "dense outputs", err)) &&
                       (cb->gate = cpu_rows(cb, T, 1, "gates", err)))) &&
+           (!mid || (cb->products = cpu_rows(cb, T, 2 * cb->max.n_ff, "hidden units", err))) &&
+           (!cb->max.gates || (cb->gates = cpu_rows(cb, T, cb->max.gates, "gates", err))) &&
            (!L || ((cb->to_experts = cpu_rows(cb, T, L, "inputs of experts", err)) &&
                    (cb->from_experts = cpu_rows(cb, T, L, "outputs of experts", err)))) &&
            (!P ||
@@ -611,6 +618,12 @@ static void mix_attention(struct cpu_backend *cb, const struct attention *l, int
     cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, &cb->pick);
     if (l->gated)
         cpu_attn_gate(b, l, cb->qkv, l->wqkv->n_out, cb->a, cb->pool, cb->isa);
+    if (l->wgate) {
+        gemm_linear(cb, l->wgate, n, cb->gates, b->n_tokens);
+        cpu_attn_own_gate(b, l, cb->gates, cb->a, cb->pool, cb->isa);
+    }
+    if (l->out_norm.kind != NORM_NONE)
+        cpu_add_norm(cb->a, NULL, &l->out_norm, cb->a, b->n_tokens, l->wo->n_in, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
@@ -697,6 +710,41 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     finish_block(cb, &m->block);
 }
 
+struct mid_job {
+    const struct cpu_backend *cb;
+    const struct ffn *f;
+};
+
+static void mid_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct mid_job *j = arg;
+    size_t wide = (size_t)j->f->gate_up->n_out, F = (size_t)j->f->down->n_in;
+    for (int i = first; i < last; i++) {
+        float *g = j->cb->products + (size_t)i * wide;
+        gemm_activate(j->cb, j->f, g, wide > F ? g + F : g, (int)F);
+    }
+}
+
+/* Where hidden units are normed, all of a row's must be there first. */
+static void ffn_normed(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y,
+                       int rows)
+{
+    struct mid_job j = {cb, f};
+    size_t wide = (size_t)f->gate_up->n_out, F = (size_t)f->down->n_in;
+    gemm_linear(cb, f->gate_up, x, cb->products, rows);
+    pool_each(cb->pool, rows, POOL_EVEN, mid_rows, &j);
+    for (size_t i = 1; i < (size_t)rows; i++)
+        memmove(cb->products + i * F, cb->products + i * wide, F * sizeof(float));
+    cpu_add_norm(cb->products, NULL, &f->mid, cb->products, rows, (int)F, cb->pool, cb->isa);
+    gemm_linear(cb, f->down, cb->products, y, rows);
+}
+
+static void dense(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)
+{
+    (f->clips ? cpu_clip_ffn : f->mid.kind ? ffn_normed : gemm_ffn)(cb, f, x, y, rows);
+}
+
 static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
                        int rows)
 {
@@ -747,7 +795,7 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         sum_members(cb, x->d, expert_members(cb, m));
     norm_rows(cb, &m->experts_out, x->d, x->d);
     cpu_stage_begin(cb);
-    gemm_ffn(cb, &m->dense, n, cb->dense, x->rows);
+    dense(cb, &m->dense, n, cb->dense, x->rows);
     if (m->dense_gate)
         dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
     cpu_stage_end(cb, STAGE_FFN);
@@ -830,7 +878,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
         partial = experts(cb, m, n);
     } else {
         cpu_stage_begin(cb);
-        (m->dense.clips ? cpu_clip_ffn : gemm_ffn)(cb, &m->dense, n, x->d, x->rows);
+        dense(cb, &m->dense, n, x->d, x->rows);
         cpu_stage_end(cb, STAGE_FFN);
     }
     /* with a dense part, every member contributes to every row */

@@ -43,6 +43,8 @@ struct cpu_backend {
     int n_ropes;
     float **rope;                     /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
     float *n;                         /* (max_tokens, E) normed rows */
+    float *products;                  /* (max_tokens, 2*F) of mlps whose hidden units are normed */
+    float *gates;                     /* (max_tokens, rows of wgate) */
     float *to_experts, *from_experts; /* (max_tokens, L) of latent experts */
     float *n2, *n3; /* (max_tokens, E) inputs of experts and routers that have norms of their own */
     float *dense;   /* (max_tokens, E) of a dense mlp beside experts */

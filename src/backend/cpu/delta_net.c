@@ -239,6 +239,38 @@ static void gate_run(void *arg, int ith, int first, int last)
                                 j->l->v_dim);
 }
 
+/* Gates of a matrix of their own: one per value or per head. */
+static void own_gate_run(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct attn_gate_job *j = arg;
+    int values = j->l->n_heads * j->l->v_dim, n = (int)j->width, each = values / n;
+    for (int t = first; t < last; t++) {
+        float *a = j->a + (size_t)t * (size_t)values;
+        const float *g = j->qkv + (size_t)t * j->width;
+        if (each == 1 && !j->l->softplus) {
+            j->kernels->sigmoid(a, g, n);
+            continue;
+        }
+        for (int i = 0; i < n; i++) {
+            float gate = j->l->softplus ? g[i] > 20.0f ? g[i] : log1pf(expf(g[i]))
+                                        : 1.0f / (1.0f + expf(-g[i]));
+            for (int k = 0; k < each; k++)
+                a[i * each + k] *= gate;
+        }
+    }
+}
+
+void cpu_attn_own_gate(const struct batch *b, const struct attention *l, const float *g, float *a,
+                       struct pool *pool, enum isa isa)
+{
+    struct attn_gate_job j = {l, delta_kernels(isa), g, (size_t)l->wgate->n_out, a};
+    if (pick_single_thread(SMALL_POST, (size_t)b->n_tokens * (size_t)(l->n_heads * l->v_dim)))
+        own_gate_run(&j, 0, 0, b->n_tokens);
+    else
+        pool_each(pool, b->n_tokens, POOL_EVEN, own_gate_run, &j);
+}
+
 void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
                    float *a, struct pool *pool, enum isa isa)
 {

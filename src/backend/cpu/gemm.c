@@ -493,8 +493,8 @@ void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, 
 
 void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
                     const struct gemm_x *hidden, int e, int h0, int h1, const struct gemm_x *x,
-                    const int32_t *rows, int n, int slot, const struct lora_work *lora, int c0,
-                    int c1)
+                    const int32_t *rows, const float *weights, int n, int slot,
+                    const struct lora_work *lora, int c0, int c1)
 {
     const struct gemm_weight *gate_up = f->gate_up->impl, *down = f->down->impl;
     int n_ff = down->n_in, width = h1 - h0;
@@ -506,7 +506,11 @@ void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
     size_t record = input_layout(n_ff).bytes;
     for (int i = 0; i < n; i++) {
         float *out = g + (size_t)i * (size_t)width;
-        const float *up = u + (size_t)i * (size_t)width;
+        float *up = u + (size_t)i * (size_t)width;
+        for (int k = 0; weights && k < width; k++) {
+            out[k] *= weights[slot + i];
+            up[k] *= weights[slot + i];
+        }
         gemm_activate(cb, f, out, up, width);
         if (hidden->h)
             to_bf16(hidden, cb->gemm->hidden_h, slot + i, h0, width, out);
@@ -559,7 +563,7 @@ static void ffn_glu(void *arg, int ith, int first, int last)
         int n = j->rows - t < most ? j->rows - t : most;
         for (int h0 = first * GEMM_UNIT; h0 < end; h0 += step)
             gemm_glu_block(j->cb, ith, j->f, &j->hidden, 0, h0, h0 + step < end ? h0 + step : end,
-                           &part, NULL, n, t, &j->lora, 0, j->lora.n_chunks);
+                           &part, NULL, NULL, n, t, &j->lora, 0, j->lora.n_chunks);
     }
 }
 

@@ -122,8 +122,8 @@ void gemm_block(const struct cpu_backend *cb, int ith, const struct gemm_weight 
  * change of it is in chunks [c0, c1) of `lora`, whose rows are slots. */
 void gemm_glu_block(const struct cpu_backend *cb, int ith, const struct ffn *f,
                     const struct gemm_x *hidden, int e, int h0, int h1, const struct gemm_x *x,
-                    const int32_t *rows, int n, int slot, const struct lora_work *lora, int c0,
-                    int c1);
+                    const int32_t *rows, const float *weights, int n, int slot,
+                    const struct lora_work *lora, int c0, int c1);
 /* g[i] = act(g[i], u[i]) of layer.h, i < n. */
 void gemm_activate(const struct cpu_backend *cb, const struct ffn *f, float *g, const float *u,
                    int n);

@@ -78,6 +78,21 @@ INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
         return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e * f->alpha))),
                        vec_add(u, vec_set(1.0f)));
     }
+    if (kind == ACT_SILU_LIMIT) {
+        VEC limit = vec_set(f->limit);
+        g = vec_min(gate_vec(g, vec_mul(g, vec_set(log2_e))), limit);
+        return vec_mul(g, vec_max(vec_min(u, limit), vec_set(-f->limit)));
+    }
+    if (kind == ACT_RELU2) {
+        g = vec_max(g, vec_set(0.0f));
+        return vec_mul(vec_mul(g, g), u);
+    }
+    if (kind == ACT_PLAIN_XIELU) {
+        VEC zero = vec_set(0.0f), up = vec_max(g, zero), low = vec_min(g, zero);
+        VEC e = vec_sub(vec_exp2(vec_mul(low, vec_set(log2_e))), vec_add(low, vec_set(1.0f)));
+        VEC h = vec_fma(vec_mul(up, up), vec_set(f->alpha), vec_mul(e, vec_set(f->limit)));
+        return vec_fma(g, vec_set(f->beta), h);
+    }
     if (kind == ACT_PLAIN_RELU2) {
         g = vec_max(g, vec_set(0.0f));
         return vec_mul(g, g);
@@ -126,6 +141,12 @@ static inline void glu(const struct ffn *f, float *g, const float *u, int n)
         glu_row(ACT_PLAIN_GELU_TANH, f, g, g, n);
     else if (f->act == ACT_PLAIN_QUICK_GELU)
         glu_row(ACT_PLAIN_QUICK_GELU, f, g, g, n);
+    else if (f->act == ACT_SILU_LIMIT)
+        glu_row(ACT_SILU_LIMIT, f, g, u, n);
+    else if (f->act == ACT_RELU2)
+        glu_row(ACT_RELU2, f, g, u, n);
+    else if (f->act == ACT_PLAIN_XIELU)
+        glu_row(ACT_PLAIN_XIELU, f, g, g, n);
     else if (f->act == ACT_PLAIN_RELU2)
         glu_row(ACT_PLAIN_RELU2, f, g, g, n);
     else if (f->act == ACT_PLAIN_GELU)

@@ -315,7 +315,7 @@ static void down_block(const struct moe_job *j, int ith, int e, const struct gem
                     r1, tile, (size_t)(r1 - r0));
     for (int i = 0; i < n; i++) {
         float *y = j->y + (size_t)m->slot_token[s0 + i] * (size_t)j->down->n_out + r0;
-        float weight = m->slot_weight[s0 + i];
+        float weight = j->rule->weighs_input ? 1 : m->slot_weight[s0 + i];
         const float *part = tile + (size_t)i * (size_t)(r1 - r0);
         for (int c = 0; c < r1 - r0; c++)
             y[c] += weight * part[c];
@@ -355,8 +355,9 @@ static void glu_range(const struct moe_job *j, int ith, int e, int h0, int end)
         for (int h = h0; h < end; h += step)
             gemm_glu_block(j->cb, ith, j->experts, &j->hidden, e, h,
                            h + step < end ? h + step : end, x->h ? &slots : x,
-                           x->h ? NULL : m->slot_token + s, s1 - s < most ? s1 - s : most, s,
-                           &j->lora, c0, c1);
+                           x->h ? NULL : m->slot_token + s,
+                           j->rule->weighs_input ? m->slot_weight : NULL,
+                           s1 - s < most ? s1 - s : most, s, &j->lora, c0, c1);
     }
 }
 

@@ -54,6 +54,9 @@ void cpu_attention_rows(const struct bounds *s, const struct batch *b, const str
 /* a (n_tokens, H*D) *= sigmoid(gate). Gates follow each head's q in qkv (n_tokens, width). */
 void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
                    float *a, struct pool *pool, enum isa isa);
+/* a (n_tokens, H*Dv) *= gates of g (n_tokens, rows of wgate) */
+void cpu_attn_own_gate(const struct batch *b, const struct attention *l, const float *g, float *a,
+                       struct pool *pool, enum isa isa);
 
 /*
  * The gated delta net m after its projections: u (n_tokens, C = 2*Hk*Dk + Hv*Dv), z (n_tokens, Hv*Dv),

@@ -57,8 +57,9 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
     int window = 0;
     if (!reader_gguf_int(in, "block_count", 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
         !reader_gguf_int(in, "embedding_length", 1, 1 << 20, true, &c->n_embd) ||
-        !reader_gguf_int(in, "attention.head_count", 1, 1 << 14, true, &c->n_heads))
+        !reader_gguf_layers(in, "attention.head_count", 1, 1 << 14, true, c->layer_heads))
         return false;
+    c->n_heads = c->layer_heads[0];
     c->n_kv_heads = c->n_heads;
     c->head_dim = c->n_embd / c->n_heads;
     c->context = 2048;
@@ -80,10 +81,13 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
                                                  : "attention.layer_norm_rms_epsilon",
                            0, 1, true, &eps) ||
         !reader_gguf_int(in, "expert_count", 0, 4096, false, &c->n_expert) ||
-        !reader_gguf_int(in, "expert_used_count", 0, CONFIG_MAX_EXPERTS_USED, c->n_expert > 0,
-                         &c->n_expert_used) ||
+        !reader_gguf_layers(in, "expert_used_count", 0, CONFIG_MAX_EXPERTS_USED, c->n_expert > 0,
+                            c->layer_experts_used) ||
         !reader_gguf_int(in, "attention.sliding_window", 0, 1 << 30, false, &window))
         return false;
+    for (int i = 0; i < c->n_layers; i++)
+        if (c->layer_experts_used[i] > c->n_expert_used)
+            c->n_expert_used = c->layer_experts_used[i];
     int v_dim = c->head_dim;
     if (!reader_gguf_int(in, "attention.value_length", 1, 1 << 14, false, &v_dim))
         return false;
@@ -271,6 +275,14 @@ static struct norm norm_of(struct net_builder *b, const struct decoder *d, int l
         b, layer, name, width, (struct adjust){.add = d->norm_add});
 }
 
+/* Gates of attention's output: one per value, or one per head. */
+static int gates_of(const struct net_builder *b, const struct decoder_names *n, int i, int heads,
+                    int values)
+{
+    const struct tensor *t = build_find(b->f, b->c, &n->attn_gate, i, 0, "weight");
+    return t && t->dims[1] == heads ? heads : values;
+}
+
 void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const struct rope *rope,
                    struct mixer *m)
 {
@@ -278,9 +290,10 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     const struct decoder_names *n = names_of(d);
     int D = c->layer_head_dim[i] ? c->layer_head_dim[i] : c->head_dim;
     int K = c->layer_kv_heads[i] ? c->layer_kv_heads[i] : c->n_kv_heads;
+    int H = c->layer_heads[i] ? c->layer_heads[i] : c->n_heads;
     bool only = c->family->interleaved_only_folder, folder = c->family->interleaved_folder || only;
     int interleaved = (folder || c->family->interleaved_qk) && D % 2 == 0 ? D : 0;
-    int n_q = c->n_heads * D, n_kv = K * D;
+    int n_q = H * D, n_kv = K * D;
     struct weight_rows apart[] = {{.name = &n->q, .n = n_q, .interleaved = interleaved},
                                   {.name = &n->k, .n = n_kv, .interleaved = interleaved},
                                   {.name = &n->v, .n = n_kv}};
@@ -295,7 +308,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     if (n->attn_norm.gguf)
         m->block.in = norm_of(b, d, i, &n->attn_norm, c->n_embd);
     m->attention = (struct attention){
-        .n_heads = c->n_heads,
+        .n_heads = H,
         .n_kv_heads = K,
         .k_dim = D,
         .v_dim = D,
@@ -306,7 +319,9 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         .span = c->sees_both_ways ? SPAN_ALSO : SPAN_NONE,
         .temp_beta = c->temp_beta,
         .temp_len = c->temp_len,
+        .temp_offset = c->temp_offset,
         .norm_whole = d->norm_whole,
+        .norm_late = d->norm_late,
         .wqkv = build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, is_fused ? 1 : 3,
                              is_fused ? &fused : apart),
     };
@@ -318,8 +333,15 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
                                                  (struct adjust){.add = d->norm_add});
     }
     if (n->sinks.gguf)
-        m->attention.sinks = build_vector(b, i, &n->sinks, c->n_heads, (struct adjust){0});
+        m->attention.sinks = build_vector(b, i, &n->sinks, H, (struct adjust){0});
+    if (n->attn_gate.gguf) {
+        m->attention.wgate =
+            build_matrix(b, WEIGHT_LINEAR, i, &n->attn_gate, c->n_embd, gates_of(b, n, i, H, n_q));
+        m->attention.softplus = d->softplus;
+    }
     m->attention.wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, n_q, c->n_embd);
+    if (n->attn_sub_norm.gguf)
+        m->attention.out_norm = norm_of(b, d, i, &n->attn_sub_norm, n_q);
     if (n->attn_post.gguf)
         m->block.out = norm_of(b, d, i, &n->attn_post, c->n_embd);
 }
@@ -336,14 +358,14 @@ void decoder_router(struct net_builder *b, const struct decoder *d, int i, struc
 {
     const struct config *c = b->c;
     const struct decoder_names *n = names_of(d);
-    m->router =
-        (struct router){.kind = c->router,
-                        .w = build_matrix(b, WEIGHT_ROUTER, i, &n->router, c->n_embd, c->n_expert),
-                        .n_used = c->n_expert_used,
-                        .n_groups = c->n_groups,
-                        .n_groups_used = c->n_groups_used,
-                        .renorm = c->norm_topk,
-                        .scale = c->expert_scale};
+    m->router = (struct router){
+        .kind = c->router,
+        .w = build_matrix(b, WEIGHT_ROUTER, i, &n->router, c->n_embd, c->n_expert),
+        .n_used = c->layer_experts_used[i] ? c->layer_experts_used[i] : c->n_expert_used,
+        .n_groups = c->n_groups,
+        .n_groups_used = c->n_groups_used,
+        .renorm = c->norm_topk,
+        .scale = c->expert_scale};
     if (n->choice_bias.gguf)
         m->router.choice_bias =
             build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
@@ -409,6 +431,8 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
     else
         m->dense.gate_up = gate_up(b, i, &n->gate, &n->up, F);
     m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, F, c->n_embd);
+    if (n->ffn_sub_norm.gguf)
+        m->dense.mid = norm_of(b, d, i, &n->ffn_sub_norm, F);
 }
 
 void decoder_ends(struct net_builder *b, const struct decoder *d)
@@ -457,6 +481,17 @@ void decoder_write_windows(const struct config *c, struct gguf_writer *w)
         gguf_set_u32(w, key, (uint32_t)period);
     else
         gguf_set_array(w, key, META_BOOL, slides, (size_t)n);
+}
+
+void decoder_write_window_list(const struct config *c, struct gguf_writer *w)
+{
+    uint8_t slides[CONFIG_MAX_LAYERS];
+    char key[96];
+    for (int i = 0; i < c->n_layers; i++)
+        slides[i] = c->window[i] != 0;
+    snprintf(key, sizeof key, "%s.attention.sliding_window_pattern",
+             c->family->gguf_as ? c->family->gguf_as : c->family->name);
+    gguf_set_array(w, key, META_BOOL, slides, (size_t)c->n_layers);
 }
 
 void decoder_write_dense(const struct config *c, struct gguf_writer *w)

@@ -29,6 +29,7 @@ struct model_family {
     bool scales_experts;
     bool zero_heads;  /* its GGUF gives layers with a recurrent state no KV heads */
     bool one_block;   /* its layers are a mixer or an mlp; its GGUF gives others no hidden units */
+    bool rot_twice;   /* its GGUF counts twice the rotary dimensions of full layers */
     bool layer_norm;  /* its norms are LayerNorms, of this key in GGUF */
     bool own_windows; /* its GGUF lists the layers that have a window */
     /* Whether a config.json with its model_type is of this family; NULL = every one. */
@@ -51,7 +52,9 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
     family_lfm2, family_lfm2_moe, family_qwen2vl, family_glm4v, family_glm4v_moe, family_nemotron_h,
     family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2, family_stablelm,
-    family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4, family_axk1;
+    family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4, family_axk1,
+    family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4, family_hunyuan,
+    family_hunyuan_moe, family_apertus, family_bitnet;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -62,8 +65,10 @@ bool encoder_spare(const struct config *c, const char *tensor);
 struct decoder_names {
     struct tensor_name emb, norm, head;
     struct tensor_name attn_norm, q, k, v, o, q_norm, k_norm;
-    struct tensor_name sinks, attn_post; /* attn_post: a norm after the block */
-    struct tensor_name qkv;              /* instead of q, k and v */
+    struct tensor_name sinks, attn_post;            /* attn_post: a norm after the block */
+    struct tensor_name qkv;                         /* instead of q, k and v */
+    struct tensor_name attn_gate;                   /* of attention's output */
+    struct tensor_name attn_sub_norm, ffn_sub_norm; /* before o, before down */
     struct tensor_name ffn_norm, gate, up, down, ffn_post;
     struct tensor_name gate_up; /* instead of gate and up */
     struct tensor_name router, choice_bias, gate_exp, up_exp, down_exp;
@@ -116,6 +121,8 @@ extern const struct decoder_names decoder_names; /* DECODER_ENDS to DECODER_EXPE
 struct decoder {
     const struct decoder_names *names; /* NULL: decoder_names */
     bool qk_norm;                      /* RMS norms of q and k, per head */
+    bool norm_late;                    /* ... after RoPE */
+    bool softplus;                     /* attn_gate's activation, in place of a sigmoid */
     bool norm_whole;                   /* ... over the whole projections instead of per head */
     bool latent;             /* latent attention: the family reads its key and value lengths */
     float norm_add;          /* added to a folder's norm gains (1: stored as w - 1) */
@@ -144,6 +151,7 @@ bool decoder_read_window_rope(const struct meta_reader *in);
 void rope_write_sections(const struct config *c, struct gguf_writer *w, const char *arch);
 /* For `convert`: which layers have a window, as a period if they follow one; and leading_dense_block_count. */
 void decoder_write_windows(const struct config *c, struct gguf_writer *w);
+void decoder_write_window_list(const struct config *c, struct gguf_writer *w); /* always a list */
 void decoder_write_dense(const struct config *c, struct gguf_writer *w);
 void decoder_build(struct net_builder *b, const struct decoder *d);
 
