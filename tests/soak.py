@@ -7,7 +7,8 @@ installed.
 usage: soak.py BUILD [SECONDS [SEED]]   (make soak: an hour; SECONDS=120 make soak)
 DEVICE=cuda: on a GPU, which promises the same bytes to nobody in company. Compared there are lengths and reasons where nothing
 but max_tokens may end an answer, and answers with a schema are read by it. How many texts are the same is printed.
-MODEL=FILE.gguf: with this model instead of the toy, and adapters of its shape. FLAGS: more options of steel serve."""
+MODEL=FILE.gguf: with this model instead of the toy, and adapters of its shape. EMBEDDER: another embedding model. FLAGS: more options of
+steel serve."""
 import json
 import os
 import random
@@ -146,7 +147,7 @@ class Soak:
         if not MODEL:
             subprocess.run([os.path.join(BUILD, "tests/toy_gguf"), path], check=True)
         model = Gguf(path)
-        flags = ["-np", "6", "-c", "1024", "--kv-tokens", "1300", "--kv-canary", "--embedding", "embedder=tests/golden/qwen3_embedding",
+        flags = ["-np", "6", "-c", "1024", "--kv-tokens", "1300", "--kv-canary", "--embedding", "embedder=" + os.environ.get("EMBEDDER", "tests/golden/qwen3_embedding"),
                  "--lora", adapter(model, "a", 1), "--lora", adapter(model, "b", 2), *shlex.split(os.environ.get("FLAGS", ""))]
         if DEVICE:
             os.environ["STEEL_TEST_DEVICE"] = DEVICE
