@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <pthread.h>
+
 #include "golden.h"
 #include "base/buf.h"
 #include "vision/encoder.h"
@@ -562,13 +564,69 @@ static void test_encoder(void **state)
     golden_clear(&g);
 }
 
+/* Callers that encode side by side, some of whom are cancelled: the others get what they get alone. */
+enum { CALLERS = 9, ROUNDS = 3 };
+
+struct caller {
+    struct encoder *e;
+    const struct patches *p;
+    atomic_bool stop;
+    bool ok;
+    struct features got;
+    struct error err;
+};
+
+static void *call_encoder(void *arg)
+{
+    struct caller *c = arg;
+    c->ok = encoder_run(c->e, c->p, &c->stop, &c->got, &c->err);
+    return NULL;
+}
+
+static void test_callers(void **state)
+{
+    (void)state;
+    struct golden g;
+    struct features alone[IMAGES];
+    struct encoder *e = open_encoder("tests/golden_images/qwen3_vl", DT_NONE);
+    golden_read(&g, "tests/golden_images/qwen3_vl", encoder_config(e));
+    encode(&g, e, alone);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct caller callers[CALLERS];
+        pthread_t threads[CALLERS];
+        for (int i = 0; i < CALLERS; i++) {
+            callers[i] = (struct caller){.e = e, .p = &g.pixels[i % IMAGES], .stop = i % 4 == 3};
+            assert_int_equal(pthread_create(&threads[i], NULL, call_encoder, &callers[i]), 0);
+        }
+        for (int i = 0; i < CALLERS; i++) {
+            const struct features *want = &alone[i % IMAGES];
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            assert_int_equal(callers[i].ok, i % 4 != 3);
+            if (!callers[i].ok) {
+                assert_string_equal(callers[i].err.msg, "cancelled");
+                assert_null(callers[i].got.values);
+                continue;
+            }
+            size_t n = (size_t)want->n * (size_t)want->width;
+            assert_int_equal(callers[i].got.n, want->n);
+            double off = most_difference(callers[i].got.values, want->values, n);
+            assert_true(device() ? off < 1e-3 : off == 0); /* on a GPU they share steps */
+            features_free(&callers[i].got);
+        }
+    }
+    for (int i = 0; i < IMAGES; i++)
+        features_free(&alone[i]);
+    close_encoder(e);
+    golden_clear(&g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reference), cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_larger),    cmocka_unit_test(test_jpeg),
         cmocka_unit_test(test_sizes),     cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_encoder),
+        cmocka_unit_test(test_encoder),   cmocka_unit_test(test_callers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -84,6 +85,11 @@ void os_name_thread(const char *name)
 void os_exact_naps(void)
 {
     prctl(PR_SET_TIMERSLACK, 1);
+}
+
+void os_background(void)
+{
+    setpriority(PRIO_PROCESS, (id_t)gettid(), 10); /* Linux: of one thread */
 }
 
 void os_short_slice(uint64_t ns)

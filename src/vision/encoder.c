@@ -2,13 +2,31 @@
 #include "vision/encoder.h"
 #include "backend/backend.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "vision/positions.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
 
-enum { PAGE_LEN = 16, MAX_FEATURES = 4096 };
+enum {
+    PAGE_LEN = 16,
+    MAX_FEATURES = 4096,
+    BATCH_VIEWS = 32,     /* of a step, */
+    BATCH_PATCHES = 4096, /* as long as these are no more */
+    POLL_NS = 20000000,   /* between looks at whether a caller's work is cancelled */
+};
+
+struct step_rows;
+
+/* A view to encode. */
+struct encode_job {
+    struct encode_job *next;
+    struct step_rows *rows;
+    const atomic_bool *stop; /* or NULL */
+    bool taken, done, ok;
+    struct error err;
+};
 
 struct encoder {
     struct backend *be;
@@ -19,9 +37,19 @@ struct encoder {
     struct bounds bounds;
     struct kv_layer kv, *layers; /* (n_layers) all equal to kv */
     size_t kv_bytes;             /* of keys, and of values */
-    pthread_mutex_t lock;
-    /* (bounds.max_tokens) of a step, by the row's index */
-    int32_t *index, *pages;
+    int width;                   /* of a feature */
+    /* of a step */
+    int32_t *index, *pos, *slot, *rope_pos, *spans; /* (max_tokens), the last two 3 and 2 each */
+    int32_t q_start[BATCH_VIEWS + 1], kv_len[BATCH_VIEWS], *pages;
+    const float **rows; /* (max_tokens) */
+    bool batches;       /* several views share a step */
+
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t changed;
+    struct encode_job *queue; /* the oldest first */
+    bool closing;
 };
 
 const struct tower_config *encoder_config(const struct encoder *e)
@@ -43,13 +71,16 @@ int encoder_max_patches(const struct encoder *e)
 static struct bounds bounds_of(const struct encoder *e, enum dtype kv_type)
 {
     int rows = plan_most_patches(&e->tower) + e->tower.class_token;
+    int views = e->batches ? BATCH_VIEWS : 1;
+    if (e->batches && rows < BATCH_PATCHES)
+        rows = BATCH_PATCHES;
     int pages = (rows + PAGE_LEN - 1) / PAGE_LEN;
     return (struct bounds){.page_len = PAGE_LEN,
-                           .n_pages = pages,
+                           .n_pages = pages + views,
                            .k_type = kv_type ? kv_type : DT_F16,
                            .v_type = kv_type ? kv_type : DT_F16,
                            .max_tokens = rows,
-                           .max_seqs = 1,
+                           .max_seqs = views,
                            .max_out = 1,
                            .max_pages = pages,
                            .max_embeds = rows};
@@ -86,44 +117,22 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
     e->model = model_load_config(f, e->be, &e->config, NULL, opt->progress, err);
     if (!e->model)
         return false;
+    /* On a CPU a step of one image is as fast per patch, and equal images have equal features. */
+    e->batches = e->be->own_memory && !opt->backend.deterministic;
     e->bounds = bounds_of(e, opt->kv_type);
-    e->index = mem_zalloc((size_t)e->bounds.max_tokens, sizeof *e->index);
-    e->pages = mem_zalloc((size_t)e->bounds.max_pages, sizeof *e->pages);
+    e->width = e->tower.n_out * (1 + e->tower.n_levels);
+    size_t n = (size_t)e->bounds.max_tokens;
+    e->index = mem_zalloc(n, sizeof *e->index);
+    e->pos = mem_zalloc(n, sizeof *e->pos);
+    e->slot = mem_zalloc(n, sizeof *e->slot);
+    e->rope_pos = mem_zalloc(n, 3 * sizeof *e->rope_pos);
+    e->spans = mem_zalloc(n, 2 * sizeof *e->spans);
+    e->rows = mem_zalloc(n, sizeof *e->rows);
+    e->pages =
+        mem_zalloc((size_t)e->bounds.max_pages * (size_t)e->bounds.max_seqs, sizeof *e->pages);
     for (int i = 0; i < e->bounds.max_tokens; i++)
         e->index[i] = i;
-    for (int i = 0; i < e->bounds.max_pages; i++)
-        e->pages[i] = i;
     return alloc_kv(e, err) && e->be->ops->prepare(e->be, &e->model->net, &e->bounds, err);
-}
-
-struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_options *opt,
-                             struct error *err)
-{
-    struct encoder *e = mem_zalloc(1, sizeof *e);
-    pthread_mutex_init(&e->lock, NULL);
-    if (open_all(e, f, opt, err))
-        return e;
-    encoder_close(e);
-    return NULL;
-}
-
-void encoder_close(struct encoder *e)
-{
-    if (!e)
-        return;
-    if (e->be && e->kv.k)
-        e->be->ops->free(e->be, e->kv.k, e->kv_bytes);
-    if (e->be && e->kv.v)
-        e->be->ops->free(e->be, e->kv.v, e->kv_bytes);
-    model_free(e->model);
-    if (e->be)
-        e->be->ops->close(e->be);
-    pthread_mutex_destroy(&e->lock);
-    mem_free(e->layers);
-    positions_free(&e->positions);
-    mem_free(e->index);
-    mem_free(e->pages);
-    mem_free(e);
 }
 
 /* The order of a view's rows in a step: by windows, then by features, whose patches are adjacent. */
@@ -238,73 +247,281 @@ static void rows_clear(struct step_rows *r)
     mem_free(r->features);
 }
 
-static bool run_step(struct encoder *e, const struct step_rows *r, const atomic_bool *stop,
-                     struct error *err)
+/* The encoder's thread */
+
+/* Adds a view to the step as a sequence of its own, whose pages follow those of the views before. */
+static void add_view(struct encoder *e, struct batch *b, const struct step_rows *r, int *page)
 {
-    int n = r->n;
-    const struct batch b = {.n_tokens = n,
-                            .n_seqs = 1,
-                            .max_pages = e->bounds.max_pages,
-                            .tokens = e->index, /* no vocabulary: embeds[i] */
-                            .pos = e->index,
-                            .rope_pos = r->rope_pos,
-                            .embeds = r->rows,
-                            .n_embeds = n,
-                            .spans = r->order.windows,
-                            .slot = e->index,
-                            .q_start = (int32_t[]){0, n},
-                            .kv_len = (int32_t[]){n},
-                            .pages = e->pages,
-                            .out_rows = e->index,
-                            .kv = e->layers};
-    e->model->stop = stop;
+    int first = b->n_tokens, n_pages = (r->n + PAGE_LEN - 1) / PAGE_LEN;
+    int32_t *pages = e->pages + (ptrdiff_t)b->n_seqs * e->bounds.max_pages;
+    for (int i = 0; i < n_pages; i++)
+        pages[i] = *page + i;
+    for (int i = 0; i < r->n; i++) {
+        e->pos[first + i] = i;
+        e->slot[first + i] = *page * PAGE_LEN + i;
+        e->rows[first + i] = r->rows[i];
+    }
+    memcpy(e->rope_pos + (ptrdiff_t)3 * first, r->rope_pos, (size_t)r->n * 3 * sizeof(int32_t));
+    if (r->order.windows)
+        memcpy(e->spans + (ptrdiff_t)2 * first, r->order.windows,
+               (size_t)r->order.n * 2 * sizeof(int32_t));
+    for (int i = r->order.n; i < r->n; i++) /* a class token has no window */
+        e->spans[2 * (first + i)] = e->spans[2 * (first + i) + 1] = 0;
+    e->kv_len[b->n_seqs] = r->n;
+    b->n_tokens += r->n;
+    e->q_start[++b->n_seqs] = b->n_tokens;
+    *page += n_pages;
+}
+
+/* Runs the step of n jobs. They share its fate. */
+static bool run_step(struct encoder *e, struct encode_job *const *jobs, int n, struct error *err)
+{
+    struct batch b = {.max_pages = e->bounds.max_pages,
+                      .tokens = e->index, /* no vocabulary: embeds[i] */
+                      .pos = e->pos,
+                      .rope_pos = e->rope_pos,
+                      .embeds = e->rows,
+                      .spans = jobs[0]->rows->order.windows ? e->spans : NULL,
+                      .slot = e->slot,
+                      .q_start = e->q_start,
+                      .kv_len = e->kv_len,
+                      .pages = e->pages,
+                      .out_rows = e->index,
+                      .kv = e->layers};
+    int page = 0, features = 0, at = 0;
+    for (int i = 0; i < n; i++) {
+        add_view(e, &b, jobs[i]->rows, &page);
+        features += jobs[i]->rows->order.n_features;
+    }
+    b.n_embeds = b.n_tokens;
+    size_t width = (size_t)e->width, bytes = (size_t)features * width * sizeof(float);
+    float *all = n > 1 ? mem_ask(bytes) : jobs[0]->rows->features;
+    if (!all)
+        return error_set(err, "out of memory: %zu bytes for images' features", bytes);
+    e->model->stop = n > 1 ? NULL : jobs[0]->stop;
     forward(e->model, &b, 0);
     e->model->stop = NULL;
-    if (!e->be->ops->end(e->be, NULL, err))
-        return false;
-    if (stop && atomic_load(stop))
+    bool ok = e->be->ops->end(e->be, NULL, err);
+    if (ok)
+        e->be->ops->tower->features(e->be, features, all);
+    for (int i = 0; n > 1 && i < n; at += jobs[i++]->rows->order.n_features)
+        memcpy(jobs[i]->rows->features, all + (size_t)at * width,
+               (size_t)jobs[i]->rows->order.n_features * width * sizeof(float));
+    if (n > 1)
+        mem_free(all);
+    return ok;
+}
+
+static bool is_stopped(const struct encode_job *j)
+{
+    return j->stop && atomic_load(j->stop);
+}
+
+/* Takes the oldest job and what may share its step from the queue. Under the lock. */
+static int take_jobs(struct encoder *e, struct encode_job **jobs)
+{
+    int n = 0, patches = 0;
+    while (e->queue && (!n || (e->batches && n < BATCH_VIEWS &&
+                               patches + e->queue->rows->n <= BATCH_PATCHES))) {
+        jobs[n] = e->queue;
+        e->queue = jobs[n]->next;
+        patches += jobs[n]->rows->n;
+        jobs[n++]->taken = true;
+    }
+    return n;
+}
+
+static void serve(struct encoder *e)
+{
+    struct encode_job *jobs[BATCH_VIEWS];
+    pthread_mutex_lock(&e->lock);
+    while (!e->closing) {
+        struct error err = {0};
+        int n = take_jobs(e, jobs);
+        if (!n) {
+            pthread_cond_wait(&e->changed, &e->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&e->lock);
+        bool ok = run_step(e, jobs, n, &err);
+        pthread_mutex_lock(&e->lock);
+        for (int i = 0; i < n; i++) {
+            jobs[i]->ok = ok;
+            jobs[i]->err = err;
+            jobs[i]->done = true; /* its caller may free it */
+        }
+        pthread_cond_broadcast(&e->changed);
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void add_job(struct encoder *e, struct encode_job *j)
+{
+    struct encode_job **at = &e->queue;
+    while (*at)
+        at = &(*at)->next;
+    *at = j;
+    pthread_cond_broadcast(&e->changed);
+}
+
+static void drop_job(struct encoder *e, const struct encode_job *j)
+{
+    struct encode_job **at = &e->queue;
+    while (*at && *at != j)
+        at = &(*at)->next;
+    if (*at)
+        *at = j->next;
+}
+
+/* Runs n jobs; returns when none of them is used any more. */
+static bool run_jobs(struct encoder *e, struct encode_job *jobs, int n, struct error *err)
+{
+    pthread_mutex_lock(&e->lock);
+    for (int i = 0; i < n; i++)
+        add_job(e, &jobs[i]);
+    for (int i = 0; i < n; i++)
+        while (!jobs[i].done) {
+            struct timespec until;
+            if (is_stopped(&jobs[i]) && !jobs[i].taken) {
+                drop_job(e, &jobs[i]);
+                break;
+            }
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_nsec += POLL_NS;
+            until.tv_sec += until.tv_nsec / 1000000000;
+            until.tv_nsec %= 1000000000;
+            pthread_cond_timedwait(&e->changed, &e->lock, &until);
+        }
+    pthread_mutex_unlock(&e->lock);
+    if (is_stopped(&jobs[0]))
         return error_set(err, "cancelled");
-    e->be->ops->tower->features(e->be, r->order.n_features, r->features);
+    for (int i = 0; i < n; i++)
+        if (!jobs[i].ok) {
+            *err = jobs[i].err;
+            return false;
+        }
     return true;
 }
 
-/* Encodes one view; its features go to `to`, row by row. */
-static bool run_view(struct encoder *e, const struct view *v, const float *patches, int width,
-                     const atomic_bool *stop, float *to, struct error *err)
+/* Opening: all of it on the encoder's thread, so that the threads of its backend are in the background, too. */
+struct opening {
+    struct encoder *e;
+    const struct tensorfile *f;
+    const struct encoder_options *opt;
+    bool done, ok;
+    struct error err;
+};
+
+static void *encoder_main(void *arg)
 {
-    struct step_rows r = {0};
-    if (v->rows * v->cols + e->tower.class_token > e->bounds.max_tokens)
-        return error_set(err, "an image of %d patches; at most %d", v->rows * v->cols,
-                         e->bounds.max_tokens);
-    bool ok = rows_init(&r, e, v, patches, width, err) && run_step(e, &r, stop, err);
-    for (int i = 0; ok && i < r.order.n_features; i++)
-        memcpy(to + (size_t)r.order.feature[i] * (size_t)width,
-               r.features + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
-    rows_clear(&r);
-    return ok;
+    struct opening *o = arg;
+    struct encoder *e = o->e;
+    os_name_thread("images");
+    os_background();
+    bool ok = open_all(e, o->f, o->opt, &o->err);
+    pthread_mutex_lock(&e->lock);
+    o->ok = ok;
+    o->done = true; /* o is gone when the lock is free */
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    if (ok)
+        serve(e);
+    return NULL;
+}
+
+struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_options *opt,
+                             struct error *err)
+{
+    struct encoder *e = mem_zalloc(1, sizeof *e);
+    struct opening o = {.e = e, .f = f, .opt = opt};
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->changed, NULL);
+    e->started = !pthread_create(&e->thread, NULL, encoder_main, &o);
+    pthread_mutex_lock(&e->lock);
+    while (e->started && !o.done)
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    if (o.ok)
+        return e;
+    if (err)
+        *err = o.err;
+    if (!e->started)
+        error_set(err, "no thread is left for images");
+    encoder_close(e);
+    return NULL;
+}
+
+void encoder_close(struct encoder *e)
+{
+    if (!e)
+        return;
+    pthread_mutex_lock(&e->lock);
+    e->closing = true;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    if (e->started)
+        pthread_join(e->thread, NULL);
+    if (e->be && e->kv.k)
+        e->be->ops->free(e->be, e->kv.k, e->kv_bytes);
+    if (e->be && e->kv.v)
+        e->be->ops->free(e->be, e->kv.v, e->kv_bytes);
+    model_free(e->model);
+    if (e->be)
+        e->be->ops->close(e->be);
+    pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->lock);
+    positions_free(&e->positions);
+    int32_t *owned[] = {e->index, e->pos, e->slot, e->rope_pos, e->spans, e->pages};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        mem_free(owned[i]);
+    mem_free((void *)(uintptr_t)e->rows);
+    mem_free(e->layers);
+    mem_free(e);
+}
+
+/* Makes the rows of every view, in the caller's thread. */
+static bool make_jobs(struct encoder *e, const struct patches *p, const atomic_bool *stop,
+                      struct encode_job *jobs, struct step_rows *rows, struct error *err)
+{
+    const float *patches = p->values;
+    for (int i = 0; i < p->plan.n_views; i++) {
+        const struct view *v = &p->plan.views[i];
+        int n = v->rows * v->cols;
+        if (n + e->tower.class_token > e->bounds.max_tokens)
+            return error_set(err, "an image of %d patches; at most %d", n, e->bounds.max_tokens);
+        if (!rows_init(&rows[i], e, v, patches, e->width, err))
+            return false;
+        jobs[i] = (struct encode_job){.rows = &rows[i], .stop = stop};
+        patches += (size_t)n * (size_t)p->width;
+    }
+    return true;
 }
 
 bool encoder_run(struct encoder *e, const struct patches *p, const atomic_bool *stop,
                  struct features *out, struct error *err)
 {
-    const struct tower_config *t = &e->tower;
-    const float *patches = p->values;
+    int n = p->plan.n_views;
     *out = (struct features){
-        .plan = p->plan, .n = plan_features(t, &p->plan), .width = t->n_out * (1 + t->n_levels)};
-    size_t width = (size_t)out->width, bytes = (size_t)out->n * width * sizeof(float);
-    CHECK(p->width == tower_patch_values(t), "patches of %d values", p->width);
+        .plan = p->plan, .n = plan_features(&e->tower, &p->plan), .width = e->width};
+    size_t width = (size_t)e->width, bytes = (size_t)out->n * width * sizeof(float);
+    CHECK(p->width == tower_patch_values(&e->tower), "patches of %d values", p->width);
+    struct encode_job *jobs = mem_zalloc((size_t)n, sizeof *jobs);
+    struct step_rows *rows = mem_zalloc((size_t)n, sizeof *rows);
     out->values = mem_ask(bytes);
-    bool ok =
-        out->values || error_set(err, "out of memory: %zu bytes for an image's features", bytes);
+    bool ok = (out->values ||
+               error_set(err, "out of memory: %zu bytes for an image's features", bytes)) &&
+              make_jobs(e, p, stop, jobs, rows, err) && run_jobs(e, jobs, n, err);
     float *to = out->values;
-    pthread_mutex_lock(&e->lock);
-    for (int i = 0; ok && i < p->plan.n_views; i++) {
-        const struct view *v = &p->plan.views[i];
-        ok = run_view(e, v, patches, out->width, stop, to, err);
-        patches += (size_t)v->rows * (size_t)v->cols * (size_t)p->width;
-        to += (size_t)plan_view_features(t, v) * width;
+    for (int i = 0; i < n; i++) {
+        const struct step_rows *r = &rows[i];
+        for (int k = 0; ok && k < r->order.n_features; k++)
+            memcpy(to + (size_t)r->order.feature[k] * width, r->features + (size_t)k * width,
+                   width * sizeof *to);
+        to += (size_t)r->order.n_features * width;
+        rows_clear(&rows[i]);
     }
-    pthread_mutex_unlock(&e->lock);
+    mem_free(jobs);
+    mem_free(rows);
     if (!ok)
         features_free(out);
     return ok;

@@ -2,9 +2,11 @@
  * Runs an image tower: patches in, features out. The tower is a network of its own on a backend of its own, so that it
  * may run beside the steps of the engine.
  *
- *  1. One image runs at a time (a lock). Each of its views is one sequence of one step.
+ *  1. Steps run on the encoder's own thread, in the background: it and its backend's threads yield to the engine's. A
+ *     view of an image is a sequence of a step. On a GPU several views share a step, of any callers; on a CPU, or with
+ *     `deterministic`, each has its own. Views wait in order. One that is cancelled leaves the queue.
  *  2. All layers share the memory of one layer's keys and values: no layer reads another's.
- *  3. Equal patches give equal features, whatever ran before.
+ *  3. Equal patches give equal features, whatever ran before; on a GPU up to rounding, if views share steps.
  */
 #ifndef STEEL_VISION_ENCODER_H
 #define STEEL_VISION_ENCODER_H
