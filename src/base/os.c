@@ -89,7 +89,7 @@ void os_exact_naps(void)
 
 void os_background(void)
 {
-    setpriority(PRIO_PROCESS, (id_t)gettid(), 10); /* Linux: of one thread */
+    setpriority(PRIO_PROCESS, (id_t)gettid(), 5); /* Linux: of one thread */
 }
 
 void os_short_slice(uint64_t ns)

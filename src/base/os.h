@@ -28,8 +28,8 @@ void os_cpu_model(char *out, size_t size);
 void os_name_thread(const char *name); /* this thread; at most 15 characters */
 /* Naps of this thread, and of threads that it creates from here on, end on time. */
 void os_exact_naps(void);
-/* This thread, and threads that it creates from here on, yield to others of the process: beside a busy one they get a tenth
- * of a core. It cannot be undone. */
+/* This thread, and threads that it creates from here on, yield to others: beside a busy one they get a quarter of a core.
+ * It cannot be undone. */
 void os_background(void);
 /* Requests a scheduler slice for this thread: with a short one it preempts others when it wakes. Its share of the core
  * stays the same. A request only: Linux before 6.12 ignores it. */

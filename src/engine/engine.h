@@ -54,10 +54,13 @@ struct prompt_embeds {
     const float *rows; /* (n, network_embed_width) */
     int first;         /* their number among the rows of the same id */
     bool two_way;      /* the rows see each other, also later ones. Not with prompt_logprobs */
+    /* hold keeps the rows until release, from any thread. NULL: the engine copies them. */
+    void *owner;
+    void (*hold)(void *owner), (*release)(void *owner);
     uint8_t id[32]; /* a hash of the content: equal ids mean equal rows. Cached pages rely on it */
 };
 
-/* All is copied but queue and user. Zero is a valid default for everything but prompt and sample. */
+/* All is copied but queue and user, and rows that have an owner. Zero is a valid default for everything but prompt and sample. */
 struct request_spec {
     const int32_t *prompt; /* (n_prompt) */
     int n_prompt;

@@ -39,8 +39,13 @@ struct request {
     struct request_spec spec; /* with copies of all it points to */
     struct choice *choices;   /* (n) */
     struct prompt_rows *rows; /* of embeds and rope_pos; NULL = neither */
-    float *embeds;            /* what rows points to */
-    size_t embed_bytes;       /* its part of the engine's */
+    float *embeds;            /* what rows points to, of spans without an owner */
+    struct held_rows {
+        void *owner;
+        void (*release)(void *owner);
+    } * held; /* (n_held) */
+    int n_held;
+    size_t embed_bytes; /* its part of the engine's */
     int n, n_open;
     int64_t submitted_ns;
 };

@@ -21,12 +21,12 @@ enum {
     "image" /* then the nonce and the index, all letters and digits: no template changes them */
 enum { MARK_LEN = sizeof MARK - 1 + NONCE + INDEX };
 
-/* Features that the cache and prompts share. Under the cache's lock. */
+/* Features that the cache, prompts and requests share. */
 struct seen {
     uint8_t id[32];
     struct features features;
-    int n_users;
-    uint64_t used; /* time of the last use */
+    atomic_int refs;
+    uint64_t used; /* time of the last use, under the cache's lock */
 };
 
 struct image_cache {
@@ -86,8 +86,17 @@ static size_t seen_bytes(const struct seen *s)
     return (size_t)s->features.n * (size_t)s->features.width * sizeof(float);
 }
 
-static void seen_free(struct seen *s)
+static void seen_hold(void *arg)
 {
+    struct seen *s = arg;
+    atomic_fetch_add(&s->refs, 1);
+}
+
+static void seen_release(void *arg)
+{
+    struct seen *s = arg;
+    if (atomic_fetch_sub(&s->refs, 1) > 1)
+        return;
     features_free(&s->features);
     mem_free(s);
 }
@@ -98,7 +107,7 @@ void image_cache_free(struct image_cache *c)
         return;
     for (int i = 0; i < CACHE_ENTRIES; i++)
         if (c->entries[i])
-            seen_free(c->entries[i]);
+            seen_release(c->entries[i]);
     pthread_mutex_destroy(&c->lock);
     mem_free(c);
 }
@@ -111,7 +120,7 @@ static struct seen *cache_find(struct image_cache *c, const uint8_t *id)
         if (c->entries[i] && !memcmp(c->entries[i]->id, id, sizeof c->entries[i]->id))
             found = c->entries[i];
     if (found) {
-        found->n_users++;
+        seen_hold(found);
         found->used = ++c->now;
     }
     pthread_mutex_unlock(&c->lock);
@@ -124,7 +133,7 @@ static int cache_oldest(const struct image_cache *c)
     int best = -1;
     for (int i = 0; i < CACHE_ENTRIES; i++) {
         const struct seen *s = c->entries[i];
-        if (s && !s->n_users && (best < 0 || s->used < c->entries[best]->used))
+        if (s && atomic_load(&s->refs) == 1 && (best < 0 || s->used < c->entries[best]->used))
             best = i;
     }
     return best;
@@ -149,28 +158,16 @@ static void cache_add(struct image_cache *c, struct seen *s)
         if (at < 0)
             break;
         c->bytes -= seen_bytes(c->entries[at]);
-        seen_free(c->entries[at]);
+        seen_release(c->entries[at]);
         c->entries[at] = NULL;
     }
     int slot = cache_slot(c);
     if (slot >= 0 && c->bytes + bytes <= CACHE_BYTES) {
         c->entries[slot] = s;
+        seen_hold(s);
         c->bytes += bytes;
     }
     pthread_mutex_unlock(&c->lock);
-}
-
-static void cache_release(struct image_cache *c, struct seen *s)
-{
-    bool kept = false;
-    pthread_mutex_lock(&c->lock);
-    s->n_users--;
-    for (int i = 0; i < CACHE_ENTRIES; i++)
-        kept |= c->entries[i] == s;
-    bool gone = !kept && !s->n_users;
-    pthread_mutex_unlock(&c->lock);
-    if (gone)
-        seen_free(s);
 }
 
 /* Images to marks */
@@ -201,7 +198,7 @@ void prompt_images_free(struct prompt_images *m)
         mem_free(m->items[i].bytes);
         mem_free(m->items[i].plan);
         if (m->items[i].seen)
-            cache_release(m->cache, m->items[i].seen);
+            seen_release(m->items[i].seen);
     }
     mem_free(m->pos);
     mem_free(m->runs);
@@ -430,7 +427,7 @@ static bool find_features(struct prompt_images *m, struct item *item, struct err
         return fail(item, err);
     struct mem_job *job = mem_job_suspend();
     item->seen = mem_zalloc(1, sizeof *item->seen);
-    *item->seen = (struct seen){.features = features, .n_users = 1};
+    *item->seen = (struct seen){.features = features, .refs = 1};
     memcpy(item->seen->id, id, sizeof id);
     cache_add(m->cache, item->seen);
     mem_job_resume(job);
@@ -453,7 +450,10 @@ bool prompt_images_encode(struct prompt_images *m, struct error *err)
                                    .n = r->span.rows * r->span.cols,
                                    .first = r->first,
                                    .rows = f->values + (size_t)r->first * (size_t)f->width,
-                                   .two_way = engine_two_way(m->engine)};
+                                   .two_way = engine_two_way(m->engine),
+                                   .owner = item->seen,
+                                   .hold = seen_hold,
+                                   .release = seen_release};
         memcpy(m->embeds[i].id, item->seen->id, sizeof m->embeds[i].id);
     }
     m->ready = true;
@@ -473,7 +473,7 @@ void prompt_images_rest(struct prompt_images *m)
 {
     for (int i = 0; m && i < m->n; i++)
         if (m->items[i].seen) {
-            cache_release(m->cache, m->items[i].seen);
+            seen_release(m->items[i].seen);
             m->items[i].seen = NULL;
         }
     if (m)

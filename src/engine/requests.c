@@ -40,6 +40,9 @@ static void request_unref(struct request *r)
     mem_free((char *)r->spec.think_close);
     rows_free(r->rows);
     mem_free(r->embeds);
+    for (int i = 0; i < r->n_held; i++)
+        r->held[i].release(r->held[i].owner);
+    mem_free(r->held);
     grammar_free(r->spec.grammar);
     token_rules_free(r->spec.rules);
     mem_free((void *)r->spec.stop_tokens);
@@ -121,13 +124,31 @@ static size_t embed_bytes(const struct engine *e, const struct request_spec *s)
     return n * (size_t)network_embed_width(&e->rt->model->net) * sizeof(float);
 }
 
-/* Copies the prompt's embeddings and positions. */
+/* The rows of a span: its owner's, or a copy at `copy`, which moves on. */
+static const float *take_span(struct request *r, const struct prompt_embeds *span, size_t width,
+                              float **copy)
+{
+    const float *rows = span->rows;
+    if (span->hold) {
+        span->hold(span->owner);
+        r->held[r->n_held++] = (struct held_rows){span->owner, span->release};
+        return rows;
+    }
+    memcpy(*copy, rows, (size_t)span->n * width * sizeof **copy);
+    rows = *copy;
+    *copy += (size_t)span->n * width;
+    return rows;
+}
+
+/* Takes the prompt's embeddings and positions. */
 static void copy_rows(struct request *r, const struct request_spec *s)
 {
     size_t n = (size_t)s->n_prompt, E = (size_t)network_embed_width(&r->engine->rt->model->net);
-    size_t at = 0;
+    size_t copied = 0;
     if (!s->n_embeds && !s->rope_pos)
         return;
+    for (int i = 0; i < s->n_embeds; i++)
+        copied += s->embeds[i].hold ? 0 : (size_t)s->embeds[i].n * E;
     struct prompt_rows *rows = r->rows = mem_zalloc(1, sizeof *rows);
     rows->n = s->n_prompt;
     const float **embeds = mem_zalloc(n, sizeof *embeds);
@@ -135,12 +156,13 @@ static void copy_rows(struct request *r, const struct request_spec *s)
     rows->embeds = embeds;
     rows->spans = spans;
     r->embed_bytes = embed_bytes(r->engine, s);
-    r->embeds = mem_alloc(r->embed_bytes);
+    float *copy = r->embeds = mem_alloc((copied + 1) * sizeof *r->embeds);
+    r->held = mem_zalloc((size_t)s->n_embeds + 1, sizeof *r->held);
     for (int i = 0; i < s->n_embeds; i++) {
         const struct prompt_embeds *span = &s->embeds[i];
-        memcpy(r->embeds + at * E, span->rows, (size_t)span->n * E * sizeof *r->embeds);
+        const float *from = take_span(r, span, E, &copy);
         for (int k = 0; k < span->n; k++) {
-            embeds[span->at + k] = r->embeds + at++ * E;
+            embeds[span->at + k] = from + (size_t)k * E;
             if (spans) {
                 spans[2 * (span->at + k)] = span->at;
                 spans[2 * (span->at + k) + 1] = span->at + span->n;
