@@ -24,7 +24,7 @@ const agents = {
   codex: {
     tool: "exec_command", args: { cmd: "cat hello.txt" },
     env: s => ({ CODEX_OSS_BASE_URL: s.baseURL }),
-    files: s => ({ ".codex/config.toml": `model = "scripted"\nmodel_provider = "steel"\n[model_providers.steel]\nname = "steel"\nbase_url = "${s.baseURL}"\nwire_api = "responses"\n` }),
+    files: (s, model) => ({ ".codex/config.toml": `model = "${model}"\nmodel_provider = "steel"\n[model_providers.steel]\nname = "steel"\nbase_url = "${s.baseURL}"\nwire_api = "responses"\n` }),
     run: ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Read hello.txt"],
   },
   opencode: {
@@ -46,17 +46,17 @@ const agents = {
 };
 
 // A home of its own, a folder with the file, and a server with a model that calls the agent's tool.
-async function withAgent(t, name, work, context = 131072) {
+async function withAgent(t, name, work, { context = 131072, model = "scripted", ...own } = {}) {
   if (!fs.existsSync(path.join(bin, name))) return t.skip(`${name} is not installed: make test-all does it`);
   const dir = fs.mkdtempSync(path.join(os.tmpdir(), "steel-agent-"));
-  const { tool, args, files, env } = agents[name];
-  const made = spawnSync("python3", ["tests/script_model.py", path.join(dir, "scripted.gguf"), tool, JSON.stringify(args)], { cwd: root });
+  const { tool, args, files, env } = { ...agents[name], ...own }, file = path.join(dir, model + ".gguf");
+  const made = spawnSync("python3", ["tests/script_model.py", file, tool, JSON.stringify(args)], { cwd: root });
   assert.equal(made.status, 0, String(made.stderr));
   fs.mkdirSync(path.join(dir, "work"));
   fs.writeFileSync(path.join(dir, "work/hello.txt"), "The word is plum.\n");
-  const server = await startServer(path.join(dir, "scripted.gguf"), "-c", String(context));
+  const server = await startServer(file, "-c", String(context));
   try {
-    for (const [file, text] of Object.entries(files?.(server) ?? {})) {
+    for (const [file, text] of Object.entries(files?.(server, model) ?? {})) {
       fs.mkdirSync(path.join(dir, path.dirname(file)), { recursive: true });
       fs.writeFileSync(path.join(dir, file), text);
     }
@@ -103,13 +103,22 @@ test("codex --oss finds Ollama", t => withAgent(t, "codex", async (run, server) 
   assert.ok(out.includes(answer), out);
 }));
 
+// For OpenAI's models Codex has a custom tool whose input follows a Lark grammar.
+const patch = "*** Begin Patch\n*** Add File: made.txt\n+\"plum\"\n*** Delete File: hello.txt\n*** End Patch";
+test("codex applies a patch of its own grammar", t => withAgent(t, "codex", async (run, server, dir) => {
+  const { code, out } = await run(...agents.codex.run);
+  assert.equal(code, 0, out + server.log());
+  assert.equal(fs.readFileSync(path.join(dir, "work/made.txt"), "utf8"), '"plum"\n', out);
+  assert.ok(!fs.existsSync(path.join(dir, "work/hello.txt")), out);
+}, { model: "gpt-5.5", tool: "apply_patch", args: { input: patch } }));
+
 /* A prompt over the context, as each agent detects it itself. */
 
 test("codex knows a prompt that is over the context", t => withAgent(t, "codex", async (run, server) => {
   const { code, out } = await run(...agents.codex.run);
   assert.notEqual(code, 0, out);
   assert.match(out, /ran out of room in the model's context window/, out + server.log());
-}, 4096));
+}, { context: 4096 }));
 
 const modules = path.join(import.meta.dirname, "agents/node_modules");
 // The regular expressions of a list, from the code that an agent is shipped as.
