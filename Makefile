@@ -1,6 +1,7 @@
 # Steel. `make` builds build/steel, `make try` shows it working, `make test` runs the tests, `make help` lists the targets.
 # Variables: CC, OPT, B (the build folder), CUDA=0, STATIC=1 (static third-party libraries), V=1 (prints commands), CROSS
-# (a cross compiler's prefix, as aarch64-linux-gnu) with SYSROOT (where its libraries are, if not in Debian's place).
+# (a cross compiler's prefix, as aarch64-linux-gnu) with SYSROOT (where its libraries are, if not in Debian's place; by
+# default what `make sysroot` has unpacked).
 
 # All cores by default; -j on the command line overrides it.
 ifeq ($(MAKELEVEL),0)
@@ -16,6 +17,8 @@ override CC := $(filter ccache,$(CC)) $(CROSS)-gcc
 CUDA    := 0
 MPICC   :=
 TOOL    := $(CROSS)-
+SYSROOT ?= $(patsubst %/complete,%,$(wildcard build-$(CROSS)/sysroot/complete))
+RUN     ?= qemu-$(ARCH)$(SYSROOT:%= -L %) # starts programs of this build
 ifneq ($(SYSROOT),)
 CPPFLAGS += -isystem $(SYSROOT)/usr/include -isystem $(SYSROOT)/usr/include/$(CROSS)
 LDFLAGS += -L$(SYSROOT)/usr/lib/$(CROSS) -Wl,-rpath-link=$(SYSROOT)/usr/lib/$(CROSS):$(SYSROOT)/lib/$(CROSS)
@@ -54,14 +57,22 @@ $(if $(NVCC),$(info steel: no NVIDIA driver here: built without CUDA (`make` bui
 endif
 endif
 ifneq ($(if $(filter 0,$(CUDA)),,$(NVCC)),)
+CUDA_ALL  := $(patsubst %.cu,$(B)/%.o,$(call find_in,src/backend/cuda,*.cu))
 # Only nvcc knows where its libraries are: the one on PATH may be a script that starts another.
-CUDA_DIRS := $(subst ",,$(shell $(NVCC) --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^\#\$$ LIBRARIES=//p'))
+cuda_dirs  = $(subst ",,$(shell $(NVCC) --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^\#$$ $1=//p'))
+CUDA_DIRS := $(call cuda_dirs,LIBRARIES)
+# For ARM hosts (CROSS with CUDA=1) the headers are the same; libraries to link are in sbsa-linux.
+ifneq ($(CROSS),)
+NVCCFLAGS += -ccbin $(CROSS)-g++ $(call cuda_dirs,INCLUDES)
+CUDA_DIRS := $(subst /x86_64-linux/,/sbsa-linux/,$(CUDA_DIRS))
+endif
 ifeq ($(wildcard $(addsuffix /libcudart_static.a,$(patsubst -L%,%,$(CUDA_DIRS)))),)
-$(info steel: $(NVCC) has no libcudart_static.a beside it: building without CUDA)
+$(info steel: $(NVCC) has no libcudart_static.a$(if $(CROSS), for $(ARCH)) beside it: building without CUDA)
 else
-CUDA_OBJ  := $(patsubst %.cu,$(B)/%.o,$(call find_in,src/backend/cuda,*.cu))
+CUDA_OBJ  := $(CUDA_ALL)
 CUDA_LIBS := $(CUDA_DIRS) -lcudart_static -ldl -lrt
 LDLIBS    += $(CUDA_LIBS)
+endif
 CUDA_ARCHS ?= 90a ptx80
 cuda_gencode = $(if $(filter ptx%,$1),-gencode=arch=compute_$(1:ptx%=%)$(comma)code=compute_$(1:ptx%=%),-gencode=arch=compute_$1$(comma)code=sm_$1)
 CUDA_GEN  := $(foreach a,$(if $(filter all,$(CUDA_ARCHS)),80 86 89 90a 100 120 121,$(CUDA_ARCHS)),$(call cuda_gencode,$a))
@@ -70,7 +81,6 @@ CUDA_SMALL = $(if $(shell $(NVCC) --help 2>/dev/null | grep -e --compress-mode),
 NVCCFLAGS += -std=c++17 -O3 $(if $(DIST),$(CUDA_SMALL),-lineinfo -Xfatbin -compress-all) $(CUDA_GEN) -Xcompiler -Wall,-Werror,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fPIC,-fvisibility=hidden
 NVCCFLAGS += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
 CPPFLAGS  += $(if $(TRACE),-DSTEEL_CUDA_TRACE)
-endif
 endif
 
 # Files for one instruction set have its name at their end: they are compiled with its flags, if it is the target's, and
@@ -90,8 +100,11 @@ $(foreach k,$(KERNELS),$(eval $(B)/src/backend/cpu/%_$k.o $(B)/src/quant/%_$k.o:
 native    = $(filter-out $(foreach k,$(filter-out $(KERNELS_$(ARCH)),$(KERNELS)),%_$k.c),$1)
 
 # The library is everything but the commands and the server, which is an archive of its own: only programs that serve
-# need libevent and OpenSSL. Tests and fuzzers link the library; src/cli is the program.
+# need libevent and OpenSSL. Tests and fuzzers link the library; src/cli is the program. PARTS=kernels (with a B of its own)
+# leaves out what tests of kernels do not need.
+PARTS_kernels := $(addprefix src/,base/% quant/% file/% sample/% backend/%)
 LIB_SRC := $(call native,$(filter-out src/cli/% src/server/% src/route/% src/dist/ranks_mpi.c,$(call find_in,src,*.c)))
+LIB_SRC := $(if $(PARTS),$(filter $(PARTS_$(PARTS)),$(LIB_SRC)),$(LIB_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 SRV_OBJ := $(patsubst %.c,$(B)/%.o,$(call find_in,src/server src/route,*.c))
 CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(call find_in,src/cli,*.c))
@@ -104,6 +117,7 @@ MPICC ?= $(shell command -v mpicc 2>/dev/null)
 MPI   := $(if $(MPICC),$(B)/steel-mpi.so)
 all: $(B)/steel $(MPI) ## build $(B)/steel
 mpi: $(B)/steel-mpi.so
+cuda-objects: $(CUDA_ALL) ## compile the CUDA code without linking it, as for ARM hosts: CROSS=aarch64-linux-gnu CUDA=1
 $(B)/steel-mpi.so: src/dist/ranks_mpi.c src/dist/ranks_link.h
 	$(call say,MPICC)
 	$(Q)OMPI_CC=gcc $(MPICC) -std=gnu17 -O2 $(WARN) -Isrc -fPIC -fvisibility=hidden -shared -o $@ $<
@@ -165,7 +179,7 @@ $(B)/src/server/web/web.o: $(B)/web/assets.inc
 # Some archives define names that are ours, too (map_init, utf8_encode): only their interface stays visible.
 $(B)/static/%.o:
 	@mkdir -p $(@D)
-	$(Q)$(TOOL)ld -r -o $@ --whole-archive $$($(CC) -print-file-name=lib$*.a)
+	$(Q)$(TOOL)ld -r -o $@ --whole-archive $$($(CC) $(SYSROOT:%=-B%/usr/lib/$(CROSS)/) -print-file-name=lib$*.a)
 	$(Q)$(TOOL)objcopy -w --keep-global-symbol='el_*' --keep-global-symbol='history*' --keep-global-symbol='json*' $@
 $(B)/libsteel.a: | $(filter $(B)/static/%,$(LDLIBS))
 
@@ -214,6 +228,8 @@ $(B)/examples/%: examples/%.c include/steel.h $(B)/lib/libsteel.a
 TESTING := $(filter deps test test-all,$(MAKECMDGOALS))
 deps: ## install the Debian packages that building and testing need (test does that too; try: building only)
 	@sh tools/deps.sh $(if $(TESTING),test)
+sysroot: ## with CROSS: libraries for the cross build, from Debian's packages
+	@sh tools/sysroot.sh $(CROSS)
 deps-check: $(if $(filter try,$(MAKECMDGOALS))$(TESTING),deps)
 	@sh tools/deps.sh check
 
@@ -228,7 +244,7 @@ test-all: test test-faults ## the same and what takes long
 	@RANKS_ALL=1 ONLY=test_ranks sh tests/run.sh $(B)
 	@STEEL_TEST_SECONDS=60 ONLY=test_route.py sh tests/run.sh $(B)
 	@STEEL_TEST_AGENTS=1 ONLY=test_clients sh tests/run.sh $(B)
-	$(Q)$(MAKE) --no-print-directory test-amx
+	$(Q)$(MAKE) --no-print-directory test-amx test-arm
 	$(Q)$(MAKE) --no-print-directory CUDA=0 test-cuda-faults
 	$(Q)$(MAKE) --no-print-directory CUDA=0 SECONDS=120 soak
 SECONDS ?= 3600
@@ -239,7 +255,7 @@ test-busy: test-build ## the tests, three times in a row, beside busy loops
 test-faults: $(B)/steel $(TEST_TOOLS) ## every allocation, read, write, accept and thread start fails once
 	@python3 tests/test_faults.py $(B) all
 
-test-arm: ## build for aarch64 and run the tests that tests/arm.sh lists, under qemu-user
+test-arm: ## build for aarch64 and run the tests that tests/arm.sh lists, under qemu-user, on three CPUs
 	@sh tests/arm.sh
 pictures: $(B)/steel ## the docs' terminal screens, as the tests see them
 	@python3 tests/test_terminal.py $(B) picture && cp $(B)/terminal.svg $(B)/terminal-markdown.svg docs/img/

@@ -1,49 +1,82 @@
 #!/bin/sh
-# `make test-arm`: builds for aarch64 with Debian's cross compiler and runs the tests named here under qemu-user.
-# A small set: emulation is slow. Needs gcc-aarch64-linux-gnu, qemu-user
-# and arm64 in dpkg's architectures. Libraries that are not installed for arm64 (not all -dev packages can be, beside the
-# host's own) are unpacked from their packages into build-aarch64-linux-gnu/sysroot.
+# arm.sh [CPU...]: builds for aarch64 with Debian's cross compiler and runs tests under qemu-user, once for each CPU that it
+# emulates (by default one for each set of kernels: max has i8mm, neoverse-n1 dotprod, cortex-a53 neon).
+# PACKAGES=1: `make dist` and `make deb`, too (default without NAMES). NAMES="..." chooses tests by name; ALL=1: every test that this can emulate, not only the usual list. SMALL=1: what CI has
+# time for, tests of kernels, and no more is built.
+# A program is run through a script of its name in build-aarch64-linux-gnu/CPU, which is the build folder for tests/run.sh:
+# nothing has to be registered with the kernel. So a program cannot start itself: tests of that are in NOT_HERE.
 CROSS=aarch64-linux-gnu
 B=build-$CROSS
-TESTS="api chat chat_ids chat_parse device embeds endpoints grammar hostile http http_faults jinja jobs kvcache layout
-    markdown mem pack pick pool quant quantize ref sampler scheduler tensorfile tokenizer_parts"
-FAMILIES="qwen3moe gpt_oss_mxfp4 qwen3_5 deepseek_v3 gemma4"
-PACKAGES="libjansson-dev libjansson4 libpcre2-dev libpcre2-8-0 libutf8proc-dev libutf8proc2 libedit-dev libedit2 libtinfo6
-    libbsd0 libmd0 libssl-dev libssl3 libevent-dev libevent-2.1-7 libevent-core-2.1-7 libevent-openssl-2.1-7 libcmocka-dev
-    libcmocka0 libjpeg62-turbo-dev libjpeg62-turbo libpng-dev libpng16-16 zlib1g-dev zlib1g libwebp-dev libwebp7 libwebpdemux2
-    libgif-dev libgif7 libcurl4-openssl-dev libpng-dev libpng16-16 libjpeg62-turbo-dev libjpeg62-turbo libwebp-dev libwebp7
-    libwebpdemux2 libgif-dev libgif7 zlib1g-dev zlib1g libc6 libgcc-s1"
+CPUS=${*:-max neoverse-n1 cortex-a53}
+# Products, attention, mixers and quantisers; whole models against golden logits; the server and its clients; files and commands.
+USUAL="test_ops test_ops_suite test_attention test_golden test_invariance test_ref test_pick test_pack test_quant test_quantize
+    test_lora test_vision test_mtp test_embed test_draft test_together test_pool test_mem test_sampler test_kvcache test_tensorfile
+    test_layout test_image test_tokenizer_parts test_grammar test_hostile test_canary test_scheduler test_api test_endpoints
+    test_http test_server test_clients test_completions test_responses test_template test_tokenize test_variants
+    test_sampling_flags test_demo_logits test_unigram"
+# Start themselves again, compile for or install on this machine, read files of Steel's own process, use MPI or a GPU, measure,
+# or run no program of Steel's.
+NOT_HERE="test_launch test_pull test_install test_examples test_deb test_docker test_ranks.* test_cuda_faults test_faults.* test_bench
+    test_costs test_memory test_load test_page test_terminal test_docs test_includes test_corpus test_editors test_sysmem"
 
 for tool in $CROSS-gcc qemu-aarch64; do
-    command -v $tool >/dev/null || { echo "skipped: arm: no $tool here"; exit 0; }
+    command -v $tool >/dev/null || { echo "skipped: arm: no $tool here (sh tools/deps.sh dev installs it)"; exit 0; }
 done
-sysroot=
-if [ ! -e /lib/ld-linux-aarch64.so.1 ] || ! echo 'int main(void) { return 0; }' | $CROSS-gcc -x c -o /dev/null - -ljansson -lpcre2-8 -lutf8proc -ledit \
-    -levent_openssl -levent -lssl -lcmocka -lwebpdemux -lgif -ljpeg -lpng16 2>/dev/null; then
-    sysroot=$B/sysroot
-    mkdir -p $sysroot/packages
-    for p in $PACKAGES; do
-        [ -n "$(find $sysroot/packages -name "${p}_*")" ] && continue
-        (cd $sysroot/packages && apt-get download -qq $p:arm64 2>/dev/null) ||
-            { echo "skipped: arm: no $p:arm64 to be downloaded (dpkg --add-architecture arm64; apt-get update)"; exit 0; }
-    done
-    for p in $sysroot/packages/*.deb; do
-        dpkg-deb -x "$p" $sysroot
-    done
+sysroot=$(sh tools/sysroot.sh $CROSS) || { echo "skipped: arm: $sysroot"; exit 0; }
+make="nice -n ${NICE:-10} make -s CROSS=$CROSS OPT=-O2 ${sysroot:+SYSROOT=$sysroot}"
+if [ -n "$SMALL" ]; then
+    B=$B-kernels
+    NAMES="test_ops test_attention test_quantize test_pack"
+    $make B=$B PARTS=kernels OPT=-O1 $(for t in $NAMES; do echo "$B/tests/$t"; done) || exit 1
+else
+    $make $B/steel test-build || exit 1
 fi
-make -s CROSS=$CROSS OPT=-O2 ${sysroot:+SYSROOT=$sysroot} $B/steel test-build || exit 1
-arm="qemu-aarch64${sysroot:+ -L $sysroot}" # the cross compiler's own libc hangs under it
 
-echo $TESTS | tr ' ' '\n' | arm=$arm B=$B xargs -P "$(nproc)" -n 1 sh -c '
-    log=$B/tests/test_$0.log
-    $arm $B/tests/test_$0 >"$log" 2>&1 </dev/null && echo "ok    test_$0" && exit
-    echo "FAIL  test_$0"
-    tail -20 "$log" | sed "s/^/    | /"
-    exit 1' || failed=1
-for f in $FAMILIES; do
-    $arm $B/steel logits tests/golden/$f --kv-type f32 --ids tests/golden/$f/golden.bin --out $B/logits.bin 2>$B/logits.log &&
-        python3 -c "import sys; sys.path.insert(0, 'tests'); from gguf_tools import max_difference, read_logits
-off = max_difference(*map(read_logits, sys.argv[1:])); print(f'{off:.1e} from the golden logits:', end=' '); sys.exit(not off < 1e-3)" \
-            $B/logits.bin tests/golden/$f/golden.bin && echo "ok    $f" || { echo "FAIL  $f"; cat $B/logits.log; failed=1; }
+# Scripts that run the programs of the build folder as on CPU.
+scripts() { # CPU
+    rm -rf "${B:?}/$1"
+    for p in $B/steel $B/tests/* $B/tests/ops/* $B/examples/*; do
+        case $p in *.o | *.d | *.so | *.log | *.result | *.times) continue ;; esac
+        [ -f "$p" ] && [ -x "$p" ] || continue
+        to=$B/$1${p#"$B"}
+        mkdir -p "$(dirname "$to")"
+        printf '#!/bin/sh\nexec qemu-aarch64 -cpu %s -0 "$0"%s %s "$@"\n' "$1" "${sysroot:+ -L $PWD/$sysroot}" "$PWD/$p" >"$to"
+        chmod +x "$to"
+    done
+}
+
+# The tests' names, without what NOT_HERE has.
+names() {
+    [ -n "$NAMES" ] && echo $NAMES && return
+    [ -z "$ALL" ] && echo $USUAL && return
+    for t in tests/test_*.sh tests/test_*.py $B/tests/test_*; do
+        t=$(basename "$t")
+        echo "${t%.*}"
+    done | sort -u | grep -vxE "$(echo $NOT_HERE | tr ' ' '|')"
+}
+
+for cpu in $([ "$NAMES" = none ] || echo $CPUS); do
+    echo "== aarch64, $cpu"
+    scripts "$cpu"
+    NAMES=$(names) JOBS=${JOBS:-1} nice -n ${NICE:-10} sh tests/run.sh "$B/$cpu" || failed=1
 done
+# The binary and the package for other machines, which hold their libraries: run with nothing but libc.
+packages() {
+    arm="qemu-aarch64${sysroot:+ -L $sysroot}" out=$B/package deb=dist/steel-llm_$(cat VERSION)_arm64.deb
+    nice -n ${NICE:-10} make -s CROSS=$CROSS ${sysroot:+SYSROOT=$sysroot} dist || return
+    nice -n ${NICE:-10} make -s CROSS=$CROSS ${sysroot:+SYSROOT=$sysroot} deb || return
+    rm -rf "$out" && dpkg-deb -x "$deb" "$out" || return
+    [ "$(dpkg-deb -f "$deb" Architecture)" = arm64 ] || { echo "$deb is for $(dpkg-deb -f "$deb" Architecture)"; return 1; }
+    for program in dist/steel-aarch64 $out/usr/bin/steel; do
+        $CROSS-readelf -d $program | grep NEEDED | grep -vE '\[(libc|libm|ld-linux-aarch64|libgcc_s|libdl)\.so\.[0-9]+\]' &&
+            { echo "$program needs more than libc"; return 1; }
+        STEEL_CONFIG= $arm $program --version | grep -q "^steel $(cat VERSION) " || { echo "$program --version fails"; return 1; }
+        STEEL_CONFIG= $arm $program run -p Hello -n 8 --temp 0 >"$out/said" 2>"$out/log" && [ -s "$out/said" ] ||
+            { echo "$program does not run"; cat "$out/log"; return 1; }
+    done
+    ls $out/usr/share/man/man1/steel-run.1.gz >/dev/null
+}
+if [ -z "$NAMES" ] || [ -n "$PACKAGES" ]; then
+    packages && echo "ok    make dist, make deb" || { echo "FAIL  make dist, make deb"; failed=1; }
+fi
 [ -z "$failed" ]

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs every test: tests/test_*.sh and tests/test_*.py, then build/tests/test_* (cmocka programs). JOBS of them run at a
-# time, by default two per core and at most eight: many tests mostly wait. ONLY=text runs the tests whose names contain it.
+# time, by default two per core and at most eight: many tests mostly wait. ONLY=text runs the tests whose names contain it,
+# NAMES="test_a test_b" those.
 # A script gets the build folder as $1. Exit code 77 means skipped. A test that is skipped, whole or in part, prints
 # "skipped: WHAT: why", which is shown and counted.
 # Each line shows wall and CPU seconds. The last lines are the heaviest tests and the numbers of tests passed, failed and
@@ -79,6 +80,8 @@ for t in tests/test_*.sh tests/test_*.py "$B"/tests/test_*; do
     case $t in *.o | *.d | *.log | *.result | *.times) continue ;; esac
     [ -e "$t" ] || continue
     [ -n "$ONLY" ] && case $t in *"$ONLY"*) ;; *) continue ;; esac
+    name=$(basename "$t")
+    [ -n "$NAMES" ] && case " $(echo $NAMES) " in *" ${name%.*} "*) ;; *) continue ;; esac
     echo "$t"
 done | xargs -r -P "${JOBS:-$((cores < 4 ? 2 * cores : 8))}" -n 1 sh "$0" "$B" --one
 cat "$B"/tests/*.result 2>/dev/null | sort -k7,7nr -k6 | awk '

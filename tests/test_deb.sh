@@ -3,7 +3,7 @@
 # Needs root and debootstrap; a root kept in $STEEL_DEBIAN_ROOT saves the download.
 set -u
 B=${1:-build}
-deb=$(ls dist/steel-llm_"$(cat VERSION)"_*.deb 2>/dev/null | head -1)
+deb=$(ls dist/steel-llm_"$(cat VERSION)_$(dpkg --print-architecture)".deb 2>/dev/null)
 skip() { echo "skipped: package: $*"; exit 77; }
 [ -n "$deb" ] || skip "no package here (make deb)"
 [ "$(id -u)" = 0 ] || skip "only root can change into another root"

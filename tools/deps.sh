@@ -2,7 +2,7 @@
 # Installs the Debian packages that the build needs and that are missing. Prints what it does, and nothing if there is
 # nothing to do. `deps.sh test` adds packages that only tests use (without them tests are skipped), `deps.sh dev` those that
 # only CI uses. `deps.sh check` installs nothing, and fails if a package that the build needs is missing.
-missing= extra=
+missing= extra= arm=
 have() { # header, file or program
     case $1 in
     /*) [ -e "$1" ] ;;
@@ -35,6 +35,10 @@ if [ "$1" = dev ]; then
     want clang clang
     want clang-format clang-format
     want clang-tidy clang-tidy
+    # `make test-arm`; tools/sysroot.sh unpacks arm64 packages.
+    want aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    want qemu-aarch64 qemu-user
+    [ "$(uname -m)" != x86_64 ] || ! have dpkg || dpkg --print-foreign-architectures | grep -qx arm64 || arm=1
 fi
 if [ "$1" = dev ] || [ "$1" = test ]; then
     want python3 python3
@@ -56,7 +60,7 @@ if [ "$1" = check ]; then
     echo "steel: \`make deps\` installs them (apt-get), or install them your own way" >&2
     exit 1
 fi
-[ -z "$missing$extra" ] && exit 0
+[ -z "$missing$extra$arm" ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
     echo "steel: please install:$missing$extra (no apt-get here)" >&2
     [ -z "$missing" ]
@@ -65,6 +69,13 @@ fi
 sudo=
 [ "$(id -u)" = 0 ] || sudo=sudo
 install() { DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "$@" >&2; }
+# A system whose mirrors have no arm64 goes on without: `make test-arm` says that it is skipped.
+if [ -n "$arm" ]; then
+    echo "steel: adding arm64 to dpkg's architectures" >&2
+    $sudo dpkg --add-architecture arm64
+    $sudo apt-get update -qq >&2 || { $sudo dpkg --remove-architecture arm64; $sudo apt-get update -qq >&2; }
+fi
+[ -z "$missing$extra" ] && exit 0
 echo "steel: installing missing packages with ${sudo:+$sudo }apt-get:$missing$extra" >&2
 $sudo apt-get update -qq >&2
 if [ -n "$missing" ]; then

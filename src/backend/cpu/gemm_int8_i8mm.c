@@ -258,10 +258,27 @@ INLINE void add_two_scales(const struct tile_block *b, const int first)
 
 INLINE void add_fine(const struct tile_block *b, const int first, const bool min)
 {
-    int32x4_t dot[PAIRS][PAIRS], fine[PAIRS][PAIRS];
+    int32x4_t dot[PAIRS][2], fine[PAIRS][2];
     float32x4_t x_scale[2], x_sum[2];
-    tile_dot(b->w, b->x + 16 * first, dot, 2, 4);
-    tile_dot(b->w, b->fine + 16 * first, fine, 2, 4);
+    const int8_t *weights = b->w, *x = b->x + 16 * first, *x_fine = b->fine + 16 * first;
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) {
+        UNROLL
+        for (int j = 0; j < 2; j++)
+            dot[i][j] = fine[i][j] = vdupq_n_s32(0);
+    }
+    UNROLL
+    for (int k = 0; k < 4; k++, weights += 64, x += 64, x_fine += 64) { /* as tile_dot */
+        UNROLL
+        for (int i = 0; i < PAIRS; i++) {
+            int8x16_t v = vld1q_s8(weights + 16 * i);
+            UNROLL
+            for (int j = 0; j < 2; j++) {
+                dot[i][j] = vmmlaq_s32(dot[i][j], v, vld1q_s8(x + 16 * j));
+                fine[i][j] = vmmlaq_s32(fine[i][j], v, vld1q_s8(x_fine + 16 * j));
+            }
+        }
+    }
     load_pairs(b->x_scale + first, 2, x_scale);
     if (min)
         load_pairs(b->x_sum + first, 2, x_sum);

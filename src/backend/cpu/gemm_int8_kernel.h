@@ -95,15 +95,15 @@ INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, 
     }
 }
 
-/* The same for inputs with a fine part, whose dot products are in `fine`. */
+/* The same for column k and inputs with a fine part, whose dot products are in `fine`. */
 INLINE void add_block_fine(VF *acc, const VI *dot, const VI *fine, VF w_scale, const struct pass *p,
-                           int blk, const int T)
+                           size_t k, const int T)
 {
     const VF unit = vf_set1(1.0f / 254.0f);
     UNROLL
     for (int t = 0; t < T; t++) {
         VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
-        VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + 4 * (size_t)blk));
+        VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + k / 8));
         acc[t] = vf_fma(sum, scale, acc[t]);
     }
 }
@@ -274,21 +274,23 @@ INLINE void pass_iq4nl(const struct pass *p, VF *acc, const int T)
 }
 
 /* Initial values of a block's dot products, for weights stored as code + 128. */
-INLINE void start_fine(VI *dot, VI *fine, const struct pass *p, int k, const int T)
+INLINE void start_fine(VI *dot, VI *fine, const struct pass *p, size_t k, const int T)
 {
     UNROLL
     for (int t = 0; t < T; t++) {
-        dot[t] = vi_start(p->x[t] + p->l.init32 + (size_t)k / 8);
-        fine[t] = vi_start(p->x[t] + p->l.fine_init + (size_t)k / 8);
+        dot[t] = vi_start(p->x[t] + p->l.init32 + k / 8);
+        fine[t] = vi_start(p->x[t] + p->l.fine_init + k / 8);
     }
 }
 
 /* Adds one column group to both dot products. */
-INLINE void dot8_fine(VI *dot, VI *fine, VI u, const struct pass *p, int k, const int lane,
+INLINE void dot8_fine(VI *dot, VI *fine, VI u, const struct pass *p, size_t k, const int lane,
                       const int T)
 {
-    dot8_group(dot, u, p, (size_t)k, lane, T);
-    dot8_group(fine, u, p, p->l.fine + (size_t)k, lane, T);
+    dot8_group(dot, u, p, k, lane, T);
+    UNROLL
+    for (int t = 0; t < T; t++)
+        fine[t] = vi_dot8_at(fine[t], u, p->x[t] + p->l.fine, k, lane);
 }
 
 /* Two dot products per block: with the input's codes, and with the fine part. */
@@ -313,7 +315,7 @@ INLINE void pass_mxfp4(const struct pass *p, VF *acc, const int T)
                 dot8_fine(dot, fine, vi_lookup(lut, vi_high4(v, nib)), p, k + 8 * i + 4,
                           2 * i % 4 + 1, T);
             }
-            add_block_fine(acc, dot, fine, vf_load_e8m0_half(s), p, k / 32, T);
+            add_block_fine(acc, dot, fine, vf_load_e8m0_half(s), p, (size_t)k, T);
         }
     }
 }
@@ -340,25 +342,31 @@ INLINE void pass_iq4xs(const struct pass *p, VF *acc, const int T)
     }
 }
 
-/* Two dot products per block, as for MXFP4. */
+/* Columns [k, k + 32) of Q8_0: two dot products, as for MXFP4. q: this part's codes; s: its scales. */
+INLINE void block_q8_0(const struct pass *p, VF *acc, const uint8_t *q, const uint8_t *s, size_t k,
+                       const int T)
+{
+    VI dot[MAX_T], fine[MAX_T];
+    prefetch_panel(p, q - p->lane4, 512, T);
+    start_fine(dot, fine, p, k, T);
+    COLUMNS
+    for (size_t g = 0; g < 8; g++)
+        dot8_fine(dot, fine, vi_load8(q + 64 * g), p, k + 4 * g, g % 4, T);
+    add_block_fine(acc, dot, fine, vf_load_f16(s), p, k, T);
+}
+
 INLINE void pass_q8_0(const struct pass *p, VF *acc, const int T)
 {
-    const size_t at = p->lane4;
-    const uint8_t *q = p->panel, *s = NULL;
-    for (int k = 0; k < p->n_in; k += 32, q += 512, s += 32) {
-        if (k % 64 == 0) {
-            prefetch_panel(p, q, UNIT_SCALES, T);
-            s = q + at / 2;
-            q += UNIT_SCALES;
-        }
-        VI dot[MAX_T], fine[MAX_T];
-        const uint8_t *codes = v_base(q + at);
-        prefetch_panel(p, q, 512, T);
-        start_fine(dot, fine, p, k, T);
-        COLUMNS
-        for (int g = 0; g < 8; g++)
-            dot8_fine(dot, fine, vi_load8(codes + 64 * g), p, k + 4 * g, g % 4, T);
-        add_block_fine(acc, dot, fine, vf_load_f16(s), p, k / 32, T);
+    const size_t at = p->lane4, n_in = (size_t)p->n_in;
+    const uint8_t *q = p->panel + at;
+    for (size_t k = 0; k < n_in; k += 64, q += 1024) {
+        const uint8_t *s = q - at / 2;
+        prefetch_panel(p, q - at, UNIT_SCALES, T);
+        q = v_base(q + UNIT_SCALES);
+        block_q8_0(p, acc, q, s, k, T);
+        if (k + 32 >= n_in)
+            break;
+        block_q8_0(p, acc, v_base(q + 512), s + 32, k + 32, T);
     }
 }
 
@@ -391,7 +399,7 @@ INLINE void pass_gptq4(const struct pass *p, VF *acc, const int T)
                 dot_group(fine, lo, p, p->l.fine + col, 2 * i % 4, T);
                 dot_group(fine, hi, p, p->l.fine + col + 4, 2 * i % 4 + 1, T);
             }
-            add_block_fine(acc, dot, fine, w_scale, p, k / 32, T);
+            add_block_fine(acc, dot, fine, w_scale, p, (size_t)k, T);
             UNROLL
             for (int t = 0; t < T; t++) {
                 size_t blk = (size_t)k / 8;
