@@ -311,9 +311,11 @@ static void choose_mixers(struct splitter *s, bool *cut)
 
 /* MLPs */
 
-/* The number of hidden units that stay together; 0: some rank would have none. */
+/* The number of hidden units that stay together; 0: some rank would have none, or a norm needs them all. */
 static int hidden_unit(struct splitter *s, const struct ffn *f)
 {
+    if (f->mid.kind != NORM_NONE)
+        return 0;
     int F = f->down->n_in, unit = unit_of(s, f->down), wide = lcm(unit, 32);
     if (F % wide == 0 && F / wide >= s->r->tp)
         unit = wide; /* whole SIMD vectors are faster */
