@@ -315,8 +315,7 @@ static void larger_families(void **state)
         if (!golden_here(file))
             continue; /* it is in models/ */
         struct logits g = logits_read(file);
-        bool sees = !strcmp(
-            name, "muse_glimmer"); /* transformers reads placeholders as padding */
+        bool sees = !strcmp(name, "muse_glimmer"); /* transformers reads placeholders as padding */
         for (int k = 0; sees && k < g.n_tokens; k++)
             g.ids[k] = g.ids[k] >= g.n_vocab - 2 ? 0 : g.ids[k];
         check_reference(path, name, &g);
