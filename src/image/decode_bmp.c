@@ -1,6 +1,6 @@
 /*
- * BMP, read here: Debian has no small library for it that is made for hostile files. Palettes, 16, 24 and 32 bits, with
- * masks where the header has them. Run lengths (RLE4, RLE8) are refused.
+ * BMP without a library: Debian has no small one that is made for hostile files. Palettes; 16, 24 and 32 bits, with the
+ * header's masks if there are any. Run lengths (RLE4, RLE8) are refused.
  */
 #include "image/image_int.h"
 
@@ -69,7 +69,7 @@ static bool read_header(struct bmp *b, struct error *err)
     return !wide || read_masks(b, err);
 }
 
-/* The bits of v in mask, as 0 to 255. */
+/* The bits of v that mask selects, scaled to 0 to 255. */
 static uint8_t channel(uint32_t v, uint32_t mask, uint8_t absent)
 {
     if (!mask)

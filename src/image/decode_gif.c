@@ -1,4 +1,4 @@
-/* GIF by giflib: the first frame on its canvas. What the frame leaves out is transparent. */
+/* GIF by giflib: the first frame on its canvas. The canvas around the frame is transparent. */
 #include "image/image_int.h"
 
 #include <gif_lib.h>
@@ -26,7 +26,7 @@ static bool fail(const struct reader *r, int code)
     return error_set(r->s->err, "%s", text ? text : "broken data");
 }
 
-/* Reads the extension blocks before the frame, of which only its transparent colour matters. */
+/* Reads the extension blocks before the frame. Only the transparent colour is used. */
 static bool read_extension(struct reader *r, GifFileType *gif)
 {
     int code;

@@ -35,7 +35,7 @@ _Noreturn static void on_error(j_common_ptr jpeg)
     give_up(r);
 }
 
-/* The library would go on with grey where a file ends too early. Other warnings are harmless. */
+/* For a truncated file the library would fill the rest with grey and only warn. Other warnings are harmless. */
 static void on_message(j_common_ptr jpeg, int level)
 {
     if (level < 0 &&

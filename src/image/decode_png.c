@@ -32,7 +32,7 @@ static void read_bytes(png_structp png, png_bytep to, size_t n)
     r->at += n;
 }
 
-/* What libpng may spend, and which chunks it does not look at. */
+/* Bounds libpng's memory and skips chunks that are not needed. */
 static void set_bounds(png_structp png)
 {
     static const uint8_t skipped[] = "iCCP\0zTXt\0iTXt\0tEXt\0sPLT\0hIST\0pCAL\0sCAL";

@@ -1,4 +1,4 @@
-/* The format by its first bytes, the bounds, orientation and white ground. See image.h. */
+/* Detects the format by its first bytes, checks bounds, applies orientation and a white background. See image.h. */
 #include "image/image_int.h"
 #include "base/mem.h"
 
@@ -47,7 +47,7 @@ bool raster_new(const struct image_source *s, int64_t width, int64_t height, str
     return true;
 }
 
-/* Where the pixel (x, y) of an upright image is in the raster. */
+/* The raster's pixel for (x, y) of the upright image. */
 static const uint8_t *pixel_of(const struct raster *r, int x, int y)
 {
     int w = r->width - 1, h = r->height - 1, o = r->orientation;

@@ -1,6 +1,6 @@
 /*
- * Pictures as pixels: PNG, JPEG, WebP, GIF (first frame) and BMP become rows of RGB. The formats are read by libraries;
- * this shelf bounds what they may cost and puts their results into one form. Knows nothing of models.
+ * Pictures as pixels: PNG, JPEG, WebP, GIF (first frame) and BMP become rows of RGB. The formats are decoded by libraries;
+ * this shelf bounds their memory and time and returns one form. Knows nothing of models.
  *
  *  1. The size is read from the header and checked before any pixel is decoded or its memory allocated.
  *  2. Decoding holds at most 7 bytes a pixel of its own, and what the library needs (at most 12 bytes a pixel).

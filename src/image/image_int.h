@@ -1,4 +1,5 @@
-/* Between image.c and the decoders, one file a format. A decoder fills a raster; image.c makes an image of it. */
+/* The interface between image.c and the decoders, one file per format. A decoder fills a raster;
+ * image.c turns it into an image. */
 #ifndef STEEL_IMAGE_IMAGE_INT_H
 #define STEEL_IMAGE_IMAGE_INT_H
 

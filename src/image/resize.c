@@ -71,7 +71,7 @@ static uint8_t to_byte(float v)
     return (uint8_t)(v < 0 ? 0 : v > 255 ? 255 : v + 0.5f);
 }
 
-/* A row of `width` pixels from one of the input. */
+/* Resizes one input row to `width` pixels. */
 static void resize_row(const struct taps *t, const uint8_t *in, uint8_t *out, int width)
 {
     for (int x = 0; x < width; x++, out += 3) {

@@ -12,9 +12,9 @@
 enum {
     PAGE_LEN = 16,
     MAX_FEATURES = 4096,
-    BATCH_VIEWS = 32,     /* of a step, */
-    BATCH_PATCHES = 4096, /* as long as these are no more */
-    POLL_NS = 20000000,   /* between looks at whether a caller's work is cancelled */
+    BATCH_VIEWS = 32,     /* views per step at most */
+    BATCH_PATCHES = 4096, /* patches per step at most, unless a single view has more */
+    POLL_NS = 20000000,   /* between checks for cancelled callers */
 };
 
 struct step_rows;
@@ -39,7 +39,8 @@ struct encoder {
     size_t kv_bytes;             /* of keys, and of values */
     int width;                   /* of a feature */
     /* of a step */
-    int32_t *index, *pos, *slot, *rope_pos, *spans; /* (max_tokens), the last two 3 and 2 each */
+    int32_t *index, *pos, *slot, *rope_pos,
+        *spans; /* (max_tokens); rope_pos (max_tokens, 3), spans (max_tokens, 2) */
     int32_t q_start[BATCH_VIEWS + 1], kv_len[BATCH_VIEWS], *pages;
     const float **rows; /* (max_tokens) */
     bool batches;       /* several views share a step */
@@ -135,7 +136,7 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
     return alloc_kv(e, err) && e->be->ops->prepare(e->be, &e->model->net, &e->bounds, err);
 }
 
-/* The order of a view's rows in a step: by windows, then by features, whose patches are adjacent. */
+/* The order of a view's rows in a step: by window, then by feature. The patches of a feature are adjacent. */
 struct row_order {
     int n, n_features;
     int *row, *col;   /* (n) of patches */
@@ -273,7 +274,7 @@ static void add_view(struct encoder *e, struct batch *b, const struct step_rows 
     *page += n_pages;
 }
 
-/* Runs the step of n jobs. They share its fate. */
+/* Runs one step for n jobs. If it fails, all of them fail. */
 static bool run_step(struct encoder *e, struct encode_job *const *jobs, int n, struct error *err)
 {
     struct batch b = {.max_pages = e->bounds.max_pages,
@@ -317,7 +318,7 @@ static bool is_stopped(const struct encode_job *j)
     return j->stop && atomic_load(j->stop);
 }
 
-/* Takes the oldest job and what may share its step from the queue. Under the lock. */
+/* Removes the oldest job and those that may share its step from the queue. Call with the lock held. */
 static int take_jobs(struct encoder *e, struct encode_job **jobs)
 {
     int n = 0, patches = 0;
@@ -403,7 +404,7 @@ static bool run_jobs(struct encoder *e, struct encode_job *jobs, int n, struct e
     return true;
 }
 
-/* Opening: all of it on the encoder's thread, so that the threads of its backend are in the background, too. */
+/* Opening runs on the encoder's thread: the backend's threads inherit its background priority. */
 struct opening {
     struct encoder *e;
     const struct tensorfile *f;

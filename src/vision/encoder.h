@@ -3,8 +3,8 @@
  * may run beside the steps of the engine.
  *
  *  1. Steps run on the encoder's own thread, in the background: it and its backend's threads yield to the engine's. A
- *     view of an image is a sequence of a step. On a GPU several views share a step, of any callers; on a CPU, or with
- *     `deterministic`, each has its own. Views wait in order. One that is cancelled leaves the queue.
+ *     view of an image is one sequence. On a GPU views of several callers share a step; on a CPU, or with
+ *     `deterministic`, each view has a step of its own. Views wait in order. Cancelled views leave the queue.
  *  2. All layers share the memory of one layer's keys and values: no layer reads another's.
  *  3. Equal patches give equal features, whatever ran before; on a GPU up to rounding, if views share steps.
  */
@@ -34,7 +34,7 @@ struct features {
 struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_options *opt,
                              struct error *err);
 void encoder_close(struct encoder *e);
-/* The tower's config, with the bounds of an image as they apply. */
+/* The tower's config, with the size limits that apply here. */
 const struct tower_config *encoder_config(const struct encoder *e);
 const struct model *encoder_model(const struct encoder *e);
 int encoder_max_patches(const struct encoder *e); /* of a view */

@@ -26,7 +26,7 @@ struct tower_roots {
     const char *tower, *merger;
 };
 
-/* The order of the rows of q and k in a file: where the two dims of a pair are. */
+/* The order of q's and k's rows in a file: which two rows form a RoPE pair. */
 struct tower_pairs {
     enum rotary_rows gguf, folder; /* build.h */
 };
@@ -46,18 +46,18 @@ struct tower_family {
     /* Marks of an image in a prompt. `feature` stands for one feature; begin and end may be NULL. */
     const char *begin, *feature, *end;
     void (*defaults)(struct config *c, struct tower_config *t);
-    /* Settings beyond what all families have. hf: in->hf is vision_config, in->f->config the whole. They come after the
-     * common ones. */
+    /* Reads this family's own settings, after the common ones. From a folder, in->hf is vision_config and in->f->config
+     * the whole config.json. */
     bool (*read)(const struct meta_reader *in, struct tower_config *t);
-    /* preprocessor_config.json, o. NULL: a GGUF, or the file is absent: then as published. */
+    /* Reads preprocessor_config.json (o). o is NULL for a GGUF or a missing file: the published values apply. */
     bool (*read_pixels)(const struct meta_reader *in, const json_t *o, struct tower_config *t);
     bool (*plan)(const struct tower_config *t, int width, int height, struct image_plan *out,
                  struct error *err);
-    /* Makes images smaller so that none has more than n features. False: that cannot be chosen. */
+    /* Limits images to n features by resizing. False: this tower's sizes are fixed. */
     bool (*limit)(struct tower_config *t, int n);
     /* Patches of the largest view. */
     int (*most)(const struct tower_config *t);
-    /* A single mark of `feature` for each run of features; NULL: begin, feature, end. */
+    /* Writes an image's marks, one `feature` for each run of features. NULL: begin, feature, end. */
     void (*text)(const struct tower_config *t, const struct image_plan *p, int index,
                  struct buf *out);
     bool row_runs;     /* each row of features is a run */
@@ -75,7 +75,7 @@ extern const struct tower_family tower_qwen3, tower_qwen25, tower_glm, tower_gem
 /* tower_build.c */
 void tower_build(struct net_builder *b);
 struct norm tower_norm(struct net_builder *b, int layer, const struct norm_name *n, int width);
-/* The next step of the tower's first merger, with steps that follow. */
+/* Appends a step to the tower's first merger. */
 struct merge_step *tower_step(struct net_builder *b);
 
 /* The name of a bound of a product (layer.h, struct clip): in a folder it is beside ".linear". */
@@ -83,7 +83,8 @@ void tower_bound_name(const struct tensorfile *f, const struct config *c,
                       const struct tensor_name *name, int layer, const char *suffix, char *out,
                       size_t size);
 
-/* Numbers of preprocessing: `key` of `o` in a folder, clip.vision.GGUF_KEY in a GGUF. Absent or NULL: unchanged. */
+/* Reads a preprocessing number: `key` of `o` in a folder, clip.vision.GGUF_KEY in a GGUF. Unchanged if the key is
+ * absent or NULL. */
 bool tower_number(const struct meta_reader *in, const json_t *o, const char *key,
                   const char *gguf_key, double lo, double hi, double *out);
 bool tower_int(const struct meta_reader *in, const json_t *o, const char *key, const char *gguf_key,
@@ -91,7 +92,7 @@ bool tower_int(const struct meta_reader *in, const json_t *o, const char *key, c
 bool tower_bool(const struct meta_reader *in, const json_t *o, const char *key,
                 const char *gguf_key, bool *out);
 
-/* Of channels, as CLIP was trained. */
+/* CLIP's mean and deviation of each channel. */
 #define TOWER_CLIP_MEAN                                                                            \
     {                                                                                              \
         0.48145466f, 0.4578275f, 0.40821073f                                                       \

@@ -117,7 +117,7 @@ void plan_best_tiles(const struct tower_config *t, int width, int height, int si
         }
 }
 
-/* To the nearest multiple; of two as near the even one. */
+/* Rounds to the nearest multiple of `unit`; a tie goes to the even one. */
 static int64_t nearest(int64_t n, int64_t unit)
 {
     return (int64_t)nearbyint((double)n / (double)unit) * unit;
@@ -140,7 +140,7 @@ bool plan_keep_ratio(const struct tower_config *t, int width, int height, struct
         double shrink = sqrt(area / (double)t->max_pixels);
         w = (int64_t)floor(width / shrink / (double)unit) * unit;
         h = (int64_t)floor(height / shrink / (double)unit) * unit;
-        /* one feature wide: the longer side gives way */
+        /* at one feature wide, the longer side is limited instead */
         int64_t most = t->max_pixels / unit / unit * unit;
         w = h < unit && w > most ? most : w;
         h = w < unit && h > most ? most : h;

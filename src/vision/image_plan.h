@@ -8,13 +8,13 @@
 
 enum { PLAN_MAX_VIEWS = 128, PLAN_MAX_SIZES = 4 };
 
-/* The image at a size: resized from the image at an earlier size, or (from < 0) as it came. */
+/* The image at one size: resized from size `from` of the list, or from the original (from < 0). */
 struct plan_size {
     int from, width, height;
 };
 
-/* What the tower sees as one sequence: the pixels from (x, y) on of the image at a size, black to the right and below where the image
- * ends. */
+/* What the tower sees as one sequence: a rectangle at (x, y) of the image at one size. Beyond the image's right and bottom
+ * edges it is black. */
 struct view {
     int size, x, y;
     int rows, cols; /* of patches, multiples of merge */
@@ -35,7 +35,7 @@ int plan_view_features(const struct tower_config *t, const struct view *v);
 int plan_features(const struct tower_config *t, const struct image_plan *p);
 /* Patches of the largest view that any image may have. */
 int plan_most_patches(const struct tower_config *t);
-/* Makes images smaller, where the family has a choice, so that none has more than n features. False with err if it has none. */
+/* Limits images to n features by resizing. False with err where the family's sizes are fixed. */
 bool plan_limit(struct tower_config *t, int n, struct error *err);
 
 /* The marks of image `index` of a prompt. Each run of features has one mark. */
@@ -46,14 +46,14 @@ const char *plan_mark(const struct tower_config *t); /* of a feature */
 int plan_n_runs(const struct tower_config *t, const struct image_plan *p);
 int plan_run_length(const struct tower_config *t, const struct image_plan *p, int i);
 
-/* For families: a size or a view more. Sizes return their index. */
+/* For families: append a size (returns its index) or a view. */
 int plan_add_size(struct image_plan *p, int from, int width, int height);
 void plan_add_view(const struct tower_config *t, struct image_plan *p, int size, int x, int y,
                    int width, int height);
 /* The whole image at this size as the only view. */
 void plan_whole(const struct tower_config *t, struct image_plan *p, int width, int height);
-/* The grid of min_tiles to max_tiles tiles whose ratio is nearest to the image's. Of equally near ones the larger one, unless the
- * image has less than half its pixels. */
+/* Chooses the grid of min_tiles to max_tiles tiles whose aspect ratio is nearest to the image's. A tie goes to the larger
+ * grid, unless the image has less than half its pixels. */
 void plan_best_tiles(const struct tower_config *t, int width, int height, int side, int *cols,
                      int *rows);
 bool plan_keep_ratio(const struct tower_config *t, int width, int height, struct image_plan *out,

@@ -16,7 +16,7 @@ static bool patches_new(const struct tower_config *t, const struct image_plan *p
     return out->values || error_set(err, "out of memory: %zu bytes for an image's patches", bytes);
 }
 
-/* Where a patch has the value of channel c at (row, column); frames follow each other. */
+/* The index of channel c's value at (row, column) in a patch. Frames follow each other. */
 static size_t place_in_patch(const struct tower_config *t, int c, int row, int col)
 {
     int P = t->patch;
@@ -24,7 +24,7 @@ static size_t place_in_patch(const struct tower_config *t, int c, int row, int c
                                      : (c * t->frames * P + row) * P + col);
 }
 
-/* One patch from the image's pixels from (x, y) on. */
+/* One patch: the image's pixels at (x, y). */
 static void cut_patch(const struct tower_config *t, const struct image *m, int x, int y, float *to)
 {
     int P = t->patch;
@@ -80,7 +80,7 @@ void patches_free(struct patches *p)
     *p = (struct patches){0};
 }
 
-/* (patches, values) of all images, those of a feature side by side. */
+/* Takes a record (patches, values) of all images; the patches of a feature are adjacent. */
 static void take_groups(const struct tower_config *t, const float *from, struct patches *out)
 {
     const struct view *v = &out->plan.views[0];
@@ -92,7 +92,7 @@ static void take_groups(const struct tower_config *t, const float *from, struct 
     }
 }
 
-/* One view of (3, height, width) values, of which `stride` are a row's and `plane` a channel's. */
+/* Takes one view from values (3, height, width) with row stride `stride` and channel stride `plane`. */
 static void take_view(const struct tower_config *t, const struct view *v, const float *from,
                       size_t stride, size_t plane, float *to)
 {
@@ -106,7 +106,7 @@ static void take_view(const struct tower_config *t, const struct view *v, const 
                              (size_t)(p % v->cols * P + k)];
 }
 
-/* (3, patch, patches * patch) values: all patches of all images in one row. */
+/* Takes a record (3, patch, patches * patch): all patches of all images in one row. */
 static void take_strip(const struct tower_config *t, const struct pixel_record *r,
                        struct patches *out)
 {
@@ -115,7 +115,7 @@ static void take_strip(const struct tower_config *t, const struct pixel_record *
     take_view(t, &one, r->values + (size_t)r->at * (size_t)t->patch, stride, plane, out->values);
 }
 
-/* Patches of (row, column, channel) values, n values in all. */
+/* Takes n values whose patches are (row, column, channel). */
 static void take_channels_last(const struct tower_config *t, const float *from, size_t n, float *to)
 {
     size_t width = (size_t)tower_patch_values(t), P = (size_t)t->patch;

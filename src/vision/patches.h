@@ -1,4 +1,4 @@
-/* An image as a tower takes it: resized, normalised and cut into patches. */
+/* A tower's input: an image, resized, normalised and cut into patches. */
 #ifndef STEEL_VISION_PATCHES_H
 #define STEEL_VISION_PATCHES_H
 
@@ -15,13 +15,13 @@ bool patches_make(const struct tower_config *t, const struct image *m, const ato
                   struct patches *out, struct error *err);
 void patches_free(struct patches *p);
 
-/* Pixels as another program's image processor stores them, for comparison with it: a record of `n_dims` dims, for all images. */
+/* Pixels written by another program's image processor, for comparison: one tensor for all images. */
 struct pixel_record {
     int n_dims, dims[5];
     const float *values;
-    int at; /* rows or views that earlier images have used */
+    int at; /* rows or views taken by earlier images */
 };
-/* The patches of the next image, of this plan. False: the record has another form. */
+/* Takes the next image's patches, laid out by `plan`. False: the record has another form. */
 bool patches_take(const struct tower_config *t, const struct image_plan *plan,
                   struct pixel_record *r, struct patches *out);
 

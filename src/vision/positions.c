@@ -29,7 +29,7 @@ static float *read_floats(const struct tensorfile *f, const struct tensor *t, si
     return v;
 }
 
-/* The class token's row: the token and its position, less the bias that every row gets. */
+/* The class token's row: token + position - bias. The bias is added to every row later. */
 static bool load_class(const struct tensorfile *f, const struct config *c, struct positions *out,
                        float *table, struct error *err)
 {
@@ -77,7 +77,7 @@ static void add_tap(float *weights, int grid, int cell, double weight)
     weights[cell < 0 ? 0 : cell >= grid ? grid - 1 : cell] += (float)weight;
 }
 
-/* Place i of n, the corners aligned. */
+/* Weights of place i of n, with the corners of both grids aligned. */
 static void corners(int i, int n, int grid, float *weights)
 {
     float step = n > 1 ? (float)(grid - 1) / (float)(n - 1) : 0;
@@ -104,7 +104,7 @@ static void bicubic(int i, int n, int grid, float *weights)
         add_tap(weights, grid, (int)first + k, cubic(at - first - k));
 }
 
-/* The triangle is as wide as the reduction. */
+/* Bilinear with antialiasing: the triangle's width is the reduction factor. */
 static void smooth(int i, int n, int grid, float *weights)
 {
     double scale = (double)grid / n, wide = scale > 1 ? scale : 1, middle = scale * (i + 0.5);
@@ -121,7 +121,7 @@ static void smooth(int i, int n, int grid, float *weights)
         weights[k] /= (float)sum;
 }
 
-/* The borders of cells are rounded as the models' own code rounds them. */
+/* Cell borders are rounded exactly as in the models' own code. */
 static void nearest(int i, int n, int grid, float *weights)
 {
     float at = (float)i / (float)n;

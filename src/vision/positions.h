@@ -7,14 +7,14 @@
 struct positions {
     int width;        /* E */
     float *table;     /* (grid * grid, E), or the two lists (2 * grid, E); NULL = none */
-    float *class_row; /* (E) what stands for the product of a patch and its position; NULL = none */
+    float *class_row; /* (E) replaces a patch's product and position; NULL = none */
 };
 
 bool positions_load(const struct tensorfile *f, const struct config *c, struct positions *out,
                     struct error *err);
 void positions_free(struct positions *p);
 
-/* The weights of a view's places along both axes. */
+/* Interpolation weights of a view's rows and columns. */
 struct position_axes {
     float *y, *x; /* (rows, grid), (cols, grid); NULL = no table */
 };

@@ -28,7 +28,7 @@ enum tower_axes {
     AXES_NONE,
     AXES_ROWS_FIRST,    /* half the pairs by row, half by column, with the same frequencies */
     AXES_COLUMNS_FIRST, /* the same, columns first */
-    AXES_WOVEN,         /* rows have the even, columns the odd frequencies of the whole head */
+    AXES_INTERLEAVED,   /* rows have the even, columns the odd frequencies of the whole head */
 };
 
 struct tower_config {
@@ -36,7 +36,7 @@ struct tower_config {
     int patch;          /* pixels a side */
     int merge;          /* patches a side of a feature */
     int frames;         /* equal frames of a patch */
-    int grid;           /* rows, and columns, of the table of positions */
+    int grid;           /* rows and columns of the table of positions */
     int n_out;          /* width of a feature */
     bool class_token;   /* a row without a patch; its position is the table's first entry */
     bool channels_last; /* a patch's values: row, column, channel */
@@ -61,7 +61,7 @@ struct tower_config {
     int min_tiles, max_tiles;
     int max_side; /* patches a side */
     float tolerance;
-    bool scales_itself; /* the processor gives 0 to 1, the model's code makes it -1 to 1 */
+    bool scales_itself; /* the processor's values are 0 to 1; the model maps them to -1 to 1 */
     bool split, thumbnail;
     enum image_filter filter;
     float mean[3], std[3]; /* of channels between 0 and 1 */
@@ -69,7 +69,7 @@ struct tower_config {
 
 /* Whether the file has a tower that Steel runs. */
 bool tower_present(const struct tensorfile *f);
-/* c refers to t from then on. */
+/* c keeps a pointer to t. */
 bool tower_load(const struct tensorfile *f, struct config *c, struct tower_config *t,
                 struct error *err);
 /* The tower's layers and bytes. False: the file has none that Steel runs. */
@@ -84,7 +84,7 @@ static inline int tower_patch_values(const struct tower_config *t)
 
 /* Whether a tensor of a folder belongs to its tower. */
 bool tower_owns(const struct tensorfile *f, const char *tensor);
-/* Whether a text model takes features by the M-RoPE positions of their grid. */
+/* Whether the decoder gives features the M-RoPE positions of their grid. */
 bool tower_has_grid_positions(const struct tower_config *t);
 
 #endif

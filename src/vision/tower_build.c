@@ -29,7 +29,7 @@ struct merge_step *tower_step(struct net_builder *b)
     return s;
 }
 
-/* Pairs turn by a patch's row or column (tower_axes). */
+/* RoPE whose pairs rotate by a patch's row or column (tower_axes). */
 static const struct rope *build_axes(struct net_builder *b)
 {
     const struct tower_config *t = b->c->tower;
@@ -41,7 +41,7 @@ static const struct rope *build_axes(struct net_builder *b)
     uint8_t *plane = mem_zalloc((size_t)quarter * 2, sizeof *plane);
     for (int i = 0; i < 2 * quarter; i++) {
         bool second = i >= quarter, columns = second == (t->axes != AXES_COLUMNS_FIRST);
-        double at = (double)(i % quarter) + (t->axes == AXES_WOVEN && second ? 0.5 : 0);
+        double at = (double)(i % quarter) + (t->axes == AXES_INTERLEAVED && second ? 0.5 : 0);
         freq[i] = (float)(1 / pow(b->c->rope.theta, at / quarter));
         plane[i] = columns ? 2 : 1;
     }
@@ -79,7 +79,7 @@ static const struct weight *build_qkv(struct net_builder *b, int i)
     return build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, 3, rows);
 }
 
-/* Norms of heads, or with a gain as wide as all heads of the whole projection. */
+/* A norm of each head; or of the whole projection, if the gain is as wide as all heads. */
 static struct norm head_norm(struct net_builder *b, int i, const struct tensor_name *name,
                              bool *whole)
 {

@@ -177,7 +177,7 @@ static void defaults_pixtral(struct config *c, struct tower_config *t)
 {
     clip_colours(t);
     c->norm_eps = t->merge_eps = 1e-5f;
-    t->axes = AXES_WOVEN;
+    t->axes = AXES_INTERLEAVED;
     t->patch = 14;
     t->side = 1540;
 }
@@ -203,7 +203,7 @@ static bool read_longest(const struct meta_reader *in, const json_t *o, struct t
                      1 << 14, &t->side);
 }
 
-/* Neither side is longer than `side` pixels; sides are filled up to whole features. */
+/* Neither side exceeds `side` pixels. Sides are padded to whole features. */
 static bool plan_longest(const struct tower_config *t, int width, int height,
                          struct image_plan *out, struct error *err)
 {
@@ -336,7 +336,7 @@ static bool read_intern(const struct meta_reader *in, struct tower_config *t)
     return true;
 }
 
-/* The processor cuts images into tiles whatever crop_to_patches says. */
+/* The processor ignores crop_to_patches: images are always cut into tiles. */
 static bool read_tiles(const struct meta_reader *in, const json_t *o, struct tower_config *t)
 {
     const json_t *size = reader_get(o, "size", NULL);
@@ -490,7 +490,7 @@ static bool read_moon_pixels(const struct meta_reader *in, const json_t *o, stru
     return true;
 }
 
-/* Images are never made larger. Sides are filled up to whole features. */
+/* Images are never enlarged. Sides are padded to whole features. */
 static bool plan_moon(const struct tower_config *t, int width, int height, struct image_plan *out,
                       struct error *err)
 {
@@ -504,7 +504,7 @@ static bool plan_moon(const struct tower_config *t, int width, int height, struc
     return true;
 }
 
-/* The budget counts whole patches only: images a few patches wide may have more. */
+/* The budget counts whole patches only. Padding may exceed it for images a few patches wide. */
 static int most_moon(const struct tower_config *t)
 {
     int budget = (int)(t->max_pixels / t->patch / t->patch), side = t->max_side + t->merge;

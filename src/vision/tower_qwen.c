@@ -1,6 +1,6 @@
 /*
- * Towers of Qwen and GLM: patches of two equal frames, 2-D RoPE, four patches a feature, positions of features in the
- * decoder by their place in the image (M-RoPE).
+ * Towers of Qwen and GLM: patches of two equal frames, 2-D RoPE, four patches per feature. In the decoder, features have
+ * the M-RoPE positions of their grid.
  *   Qwen3-VL, Qwen3.5: a resampled table of positions; in Qwen3-VL features of inner layers for the decoder (deepstack)
  *   Qwen2.5-VL: windows in all but a few layers
  *   GLM-4.1V to GLM-4.6V: a bicubic table, a convolution as merger
@@ -56,7 +56,7 @@ static bool limit(struct tower_config *t, int n)
         return true;
     t->max_pixels = most;
     if (t->min_pixels >
-        most / 4) /* room between the bounds for sizes in multiples of a feature's */
+        most / 4) /* else no multiple of a feature's size may lie between the bounds */
         t->min_pixels = most / 4;
     return true;
 }
@@ -64,7 +64,7 @@ static bool limit(struct tower_config *t, int n)
 static int most(const struct tower_config *t)
 {
     double side = t->patch * t->merge, least = (double)t->min_pixels;
-    /* A small image is made larger in whole features, also where it is 200 times as long as wide. */
+    /* Room for a small image enlarged to whole features, even at the extreme ratio of 200. */
     double grown = least + side * (sqrt(least / 200) + sqrt(least * 200)) + side * side;
     double area = grown > (double)t->max_pixels ? grown : (double)t->max_pixels;
     return ((int)(area / (side * side)) + 1) * t->merge * t->merge;
@@ -259,7 +259,7 @@ static void defaults_qwen25(struct config *c, struct tower_config *t)
     memcpy(t->std, std, sizeof std);
 }
 
-/* A GGUF has one number: every n-th layer has full attention. */
+/* A GGUF has one number n: every n-th layer has full attention. */
 static void write_qwen25(const struct config *c, struct gguf_writer *w)
 {
     const struct tower_config *t = c->tower;
@@ -340,7 +340,7 @@ static bool read_glm_pixels(const struct meta_reader *in, const json_t *o, struc
     return read_area(in, o, t, 2);
 }
 
-/* An image smaller than a feature grows first. */
+/* An image smaller than a feature is enlarged first. */
 static bool plan_glm(const struct tower_config *t, int width, int height, struct image_plan *out,
                      struct error *err)
 {

@@ -1,5 +1,5 @@
 /*
- * Towers with the layers of SigLIP or CLIP, which differ in what comes before and after:
+ * Towers with the layers of SigLIP or CLIP. They differ in preprocessing and merger:
  *   Gemma 3: square images, patches are averaged
  *   SmolVLM and Idefics 3: tiles and the whole image, patches are joined
  *   LFM2-VL: images of any ratio, large ones in tiles
@@ -163,7 +163,8 @@ static int up_to(double n, int unit)
     return (int)ceil(n / unit) * unit;
 }
 
-/* The longer side becomes `longest` pixels, then both whole tiles. The tiles come first, the whole image last. */
+/* The longer side becomes `longest` pixels, then both sides are rounded up to whole tiles. The tiles come first, the whole
+ * image last. */
 static bool plan_smol(const struct tower_config *t, int width, int height, struct image_plan *out,
                       struct error *err)
 {
@@ -353,7 +354,7 @@ static bool read_lfm2_pixels(const struct meta_reader *in, const json_t *o, stru
     return true;
 }
 
-/* Of two as near the even one. */
+/* Rounds to the nearest multiple of `unit`; a tie goes to the even one. */
 static int64_t round_to(double n, int64_t unit)
 {
     return (int64_t)nearbyint(n / (double)unit) * unit;
@@ -511,7 +512,7 @@ static void defaults_llava(struct config *c, struct tower_config *t)
     t->patch = 14;
 }
 
-/* config.json counts all layers, and names the one whose output is read. A GGUF has those before it. */
+/* config.json counts all layers and names the one whose output is used. A GGUF contains only the layers up to it. */
 static bool read_llava(const struct meta_reader *in, struct tower_config *t)
 {
     struct meta_reader whole = *in;
@@ -548,7 +549,7 @@ static bool read_crop(const struct meta_reader *in, const json_t *o, struct towe
                      in->f->path, width, height, shortest, t->side);
 }
 
-/* The shorter side becomes as long as the square, which is cut from the middle. */
+/* The shorter side is resized to the square's side, and the square is cropped from the centre. */
 static bool plan_crop(const struct tower_config *t, int width, int height, struct image_plan *out,
                       struct error *err)
 {
@@ -563,7 +564,7 @@ static bool plan_crop(const struct tower_config *t, int width, int height, struc
     return true;
 }
 
-/* Readers leave the last layer out unless they are told which one to read. */
+/* Without this key, readers skip the last layer. */
 static void write_llava(const struct config *c, struct gguf_writer *w)
 {
     const int32_t layer = c->n_layers;
