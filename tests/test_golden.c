@@ -78,7 +78,9 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "hunyuan_v1_dense",
                                       "hunyuan_v1_moe",
                                       "apertus",
-                                      "bitnet"};
+                                      "bitnet",
+                                      "gpt_neox",
+                                      "gpt2"};
 
 static const struct {
     const char *model, *golden;

@@ -70,7 +70,9 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "hunyuan_v1_dense",
                                     MICRO "hunyuan_v1_moe",
                                     MICRO "apertus",
-                                    MICRO "bitnet"};
+                                    MICRO "bitnet",
+                                    MICRO "gpt_neox",
+                                    MICRO "gpt2"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

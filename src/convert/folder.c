@@ -239,6 +239,26 @@ static bool matrix_source(struct folder_plan *p, const struct tensor_spec *spec,
     return check_type(p, t);
 }
 
+/* The bias beside a tensor of add_as, in its order. */
+static bool add_bias_as(struct folder_plan *p, const struct tensor_spec *spec, const int32_t *order)
+{
+    char to[128], other[128], from[192];
+    int64_t n = spec->w->n_out;
+    names_of(p, spec, spec->as, 0, "bias", to, from);
+    names_of(p, spec, spec->rows[0].name, 0, "bias", other, from);
+    if (!tensorfile_find(p->f, from))
+        return true;
+    float *v = read_floats(p, folder_find(p, from), n, 1);
+    if (!v)
+        return false;
+    float *out = mem_zalloc((size_t)n, sizeof *out);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = v[order[i]];
+    mem_free(v);
+    transcode_add(p->t, to, 1, &n)->values = out;
+    return true;
+}
+
 /* Writes a weight whose rows are all parts of one tensor as one tensor of another name, or that
  * tensor unchanged. */
 static bool add_as(struct folder_plan *p, const struct tensor_spec *spec)
@@ -258,7 +278,7 @@ static bool add_as(struct folder_plan *p, const struct tensor_spec *spec)
             o->order[at] = spec->as_is
                                ? (int32_t)at
                                : spec->rows[k].first + spec->rows[k].step * (r / run) + r % run;
-    return matrix_source(p, spec, first, 0, false, &o->mats[0]);
+    return matrix_source(p, spec, first, 0, false, &o->mats[0]) && add_bias_as(p, spec, o->order);
 }
 
 /* Splits a tensor of all heads into one matrix per head. */

@@ -371,6 +371,13 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
     rt->context = cache.context;
+    const struct embed *e = &net->embed;
+    if (e->positions && rt->context > e->positions->n_out - e->pos_offset)
+        return agree(meet,
+                     error_set(err,
+                               "a context of %d tokens: the model has embeddings of %d positions",
+                               rt->context, e->positions->n_out - e->pos_offset),
+                     err);
     rt->kv = kvcache_new(rt->be, net, sizing_kv_type(o->opt->k_type),
                          sizing_kv_type(o->opt->v_type), page_len, (int)pages, cache.n_states, err);
     if (!agree(meet, rt->kv != NULL, err) || !rt->kv || (o->opt->canary && !add_canary(rt, err)))

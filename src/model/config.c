@@ -47,9 +47,16 @@ static bool find_gguf(const struct meta_reader *in)
  * model. */
 static void find_names(const struct meta_reader *in)
 {
-    static const char *const roots[] = {
-        "model.",    "model.language_model.", "language_model.model.", "", "bert.", "roberta.",
-        "backbone.", "model.text_model."};
+    static const char *const roots[] = {"model.",
+                                        "model.language_model.",
+                                        "language_model.model.",
+                                        "",
+                                        "bert.",
+                                        "roberta.",
+                                        "backbone.",
+                                        "model.text_model.",
+                                        "gpt_neox.",
+                                        "transformer."};
     struct config *c = in->c;
     const char *embed = c->family->hf_embed ? c->family->hf_embed : "embed_tokens";
     c->hf_model = roots[0];
@@ -60,7 +67,7 @@ static void find_names(const struct meta_reader *in)
         if (!tensorfile_find(in->f, name))
             continue;
         c->hf_model = roots[i];
-        c->hf_head = i == 2 ? "language_model.lm_head" : "lm_head";
+        c->hf_head = i == 2 ? "language_model.lm_head" : i == 8 ? "embed_out" : "lm_head";
         return;
     }
 }

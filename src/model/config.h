@@ -79,6 +79,8 @@ struct config {
     float expert_limit[CONFIG_MAX_LAYERS], shared_limit[CONFIG_MAX_LAYERS]; /* of SiLU; 0 = none */
     float xielu[XIELU_CONSTANTS][CONFIG_MAX_LAYERS];                        /* as stored */
     float qk_scale;   /* the gain of a q norm without a tensor */
+    bool gelu_tanh;   /* of families where only some models approximate GELU */
+    bool parallel;    /* ... where only some run their mlp in parallel with the mixer */
     bool qk_norm;     /* of families where only some models have it */
     float mlp_scale;  /* of a mixture's result; 0 = 1 */
     float act_limit;  /* of ACT_SWIGLU_CLAMP */

@@ -534,9 +534,11 @@ static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
         size_t skip = stacked ? (size_t)e * (t->bytes / (size_t)spec->n_expert) : 0;
         if (part) {
             size_t each = dtype_bytes(t->type, 1), step = rows->step ? (size_t)rows->step : 1;
-            for (size_t r = 0; r < (size_t)rows->n; r++)
-                quant_dequantize(t->type, t->data + skip + ((size_t)rows->first + step * r) * each,
-                                 bias + r, 1);
+            size_t run = rows->run_length ? (size_t)rows->run_length : 1;
+            for (size_t r = 0; r < (size_t)rows->n; r++) {
+                size_t at = (size_t)rows->first + step * (r / run) + r % run;
+                quant_dequantize(t->type, t->data + skip + at * each, bias + r, 1);
+            }
         } else {
             quant_dequantize(t->type, t->data + skip, bias, (size_t)rows->n);
         }

@@ -215,9 +215,9 @@ static bool read_hf(const struct meta_reader *in, const struct decoder *d)
         return error_set(in->err, "%s: config.json: %s \"%.40s\" is not supported (%s is)",
                          in->f->path, key, act, known);
 
-    if (!reader_int(in, "num_hidden_layers", NULL, 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
-        !reader_int(in, "hidden_size", NULL, 1, 1 << 20, true, &c->n_embd) ||
-        !reader_int(in, "num_attention_heads", NULL, 1, 1 << 14, true, &c->n_heads) ||
+    if (!reader_int(in, "num_hidden_layers", "n_layer", 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
+        !reader_int(in, "hidden_size", "n_embd", 1, 1 << 20, true, &c->n_embd) ||
+        !reader_int(in, "num_attention_heads", "n_head", 1, 1 << 14, true, &c->n_heads) ||
         !reader_int(in, "vocab_size", NULL, 1, 1 << 24, true, &c->n_vocab))
         return false;
     c->n_kv_heads = c->n_heads;
@@ -229,8 +229,8 @@ static bool read_hf(const struct meta_reader *in, const struct decoder *d)
     c->router = d->router;
     if (!reader_int(in, "num_key_value_heads", NULL, 1, 1 << 14, false, &c->n_kv_heads) ||
         !reader_int(in, "head_dim", NULL, 1, 1 << 14, false, &c->head_dim) ||
-        !reader_int(in, "intermediate_size", NULL, 0, 1 << 24, false, &c->n_ff) ||
-        !reader_int(in, "max_position_embeddings", NULL, 1, 1 << 30, false, &c->context) ||
+        !reader_int(in, "intermediate_size", "n_inner", 0, 1 << 24, false, &c->n_ff) ||
+        !reader_int(in, "max_position_embeddings", "n_positions", 1, 1 << 30, false, &c->context) ||
         !reader_number(in, in->hf, d->eps_key ? d->eps_key : "rms_norm_eps", 0, 1, false, &eps) ||
         !reader_bool(in, "tie_word_embeddings", &c->tied) ||
         !reader_int(in, "num_experts", "num_local_experts", 1, 4096, d->experts, &c->n_expert) ||
@@ -275,6 +275,40 @@ static struct norm norm_of(struct net_builder *b, const struct decoder *d, int l
         b, layer, name, width, (struct adjust){.add = d->norm_add});
 }
 
+/* All n rows of a tensor, which a folder may store transposed. */
+static struct weight_rows rows_of(const struct decoder *d, const struct tensor_name *name, int n)
+{
+    return (struct weight_rows){
+        .name = name, .n = n, .tensor_rows = d->transposed ? n : 0, .transposed = d->transposed};
+}
+
+static const struct weight *matrix_of(struct net_builder *b, const struct decoder *d, int layer,
+                                      const struct tensor_name *name, int n_in, int n_out)
+{
+    const struct weight_rows rows = rows_of(d, name, n_out);
+    return build_weight(b, WEIGHT_LINEAR, layer, n_in, 1, 1, &rows);
+}
+
+/* Queries, keys and values of D values from one tensor. */
+static const struct weight *fused_qkv(struct net_builder *b, const struct decoder *d, int layer,
+                                      const struct tensor_name *name, int D, int n_q, int n_kv)
+{
+    int E = b->c->n_embd;
+    if (!d->qkv_by_head || b->f->is_gguf)
+        return matrix_of(b, d, layer, name, E, n_q + 2 * n_kv);
+    struct weight_rows rows[3];
+    for (int k = 0; k < 3; k++)
+        rows[k] = (struct weight_rows){.name = name,
+                                       .n = n_q,
+                                       .first = k * D,
+                                       .step = 3 * D,
+                                       .run_length = D,
+                                       .tensor_rows = 3 * n_q};
+    const struct weight *w = build_weight(b, WEIGHT_LINEAR, layer, E, 1, 3, rows);
+    b->specs[b->n_specs - 1].as = name;
+    return w;
+}
+
 /* Gates of attention's output: one per value, or one per head. */
 static int gates_of(const struct net_builder *b, const struct decoder_names *n, int i, int heads,
                     int values)
@@ -302,7 +336,6 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         apart[k].interleaved_folder = true;
         apart[k].tower_folder = only ? ROTARY_ADJACENT : ROTARY_PLAIN;
     }
-    const struct weight_rows fused = {.name = &n->qkv, .n = n_q + 2 * n_kv};
     bool is_fused = n->qkv.gguf != NULL;
     *m = (struct mixer){.kind = MIXER_ATTENTION, .block.scale = c->residual_scale};
     if (n->attn_norm.gguf)
@@ -322,8 +355,8 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         .temp_offset = c->temp_offset,
         .norm_whole = d->norm_whole,
         .norm_late = d->norm_late,
-        .wqkv = build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, is_fused ? 1 : 3,
-                             is_fused ? &fused : apart),
+        .wqkv = is_fused ? fused_qkv(b, d, i, &n->qkv, D, n_q, n_kv)
+                         : build_weight(b, WEIGHT_LINEAR, i, c->n_embd, 1, 3, apart),
     };
     if (d->qk_norm) {
         m->attention.q_norm =
@@ -339,7 +372,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
             build_matrix(b, WEIGHT_LINEAR, i, &n->attn_gate, c->n_embd, gates_of(b, n, i, H, n_q));
         m->attention.softplus = d->softplus;
     }
-    m->attention.wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, n_q, c->n_embd);
+    m->attention.wo = matrix_of(b, d, i, &n->o, n_q, c->n_embd);
     if (n->attn_sub_norm.gguf)
         m->attention.out_norm = norm_of(b, d, i, &n->attn_sub_norm, n_q);
     if (n->attn_post.gguf)
@@ -425,12 +458,11 @@ void decoder_mlp(struct net_builder *b, const struct decoder *d, int i, struct m
         return;
     }
     if (n->gate_up.gguf || !activation_is_gated(d->act))
-        m->dense.gate_up = n->gate_up.gguf
-                               ? build_matrix(b, WEIGHT_LINEAR, i, &n->gate_up, c->n_embd, 2 * F)
-                               : build_matrix(b, WEIGHT_LINEAR, i, &n->up, c->n_embd, F);
+        m->dense.gate_up = n->gate_up.gguf ? matrix_of(b, d, i, &n->gate_up, c->n_embd, 2 * F)
+                                           : matrix_of(b, d, i, &n->up, c->n_embd, F);
     else
         m->dense.gate_up = gate_up(b, i, &n->gate, &n->up, F);
-    m->dense.down = build_matrix(b, WEIGHT_LINEAR, i, &n->down, F, c->n_embd);
+    m->dense.down = matrix_of(b, d, i, &n->down, F, c->n_embd);
     if (n->ffn_sub_norm.gguf)
         m->dense.mid = norm_of(b, d, i, &n->ffn_sub_norm, F);
 }

@@ -66,6 +66,8 @@ const struct model_family *const families[] = {
     &family_hunyuan_moe,
     &family_apertus,
     &family_bitnet,
+    &family_gpt_neox,
+    &family_gpt2,
     &family_bert,
     &family_roberta,
     &family_xlm_roberta,

@@ -54,7 +54,7 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2, family_stablelm,
     family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4, family_axk1,
     family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4, family_hunyuan,
-    family_hunyuan_moe, family_apertus, family_bitnet;
+    family_hunyuan_moe, family_apertus, family_bitnet, family_gpt_neox, family_gpt2;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -138,6 +138,8 @@ struct decoder {
     const char *eps_key;  /* of the norms in config.json; NULL: "rms_norm_eps" */
     bool parallel;        /* the mlp runs in parallel with the mixer, on its norm if it has none */
     int window_period;    /* by default one layer per period has full attention; 0 = none */
+    bool transposed;      /* a folder's matrices are stored (in, out), except embedding and head */
+    bool qkv_by_head;     /* a folder's qkv has the rows of q, k and v head by head */
     bool window_rope;     /* layers with a window have a RoPE of their own (config.rope_window) */
 };
 
