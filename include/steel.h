@@ -83,7 +83,7 @@ struct steel_engine_options {
     int draft; /* draft tokens per step from the model's MTP block; 0 = 1 if it has one, -1 = none */
     bool images;          /* load the model's image tower, if it has one that runs here */
     const char *mmproj;   /* the image tower of a GGUF; NULL = mmproj*.gguf beside it, if it fits */
-    int max_image_tokens; /* larger images are made smaller until they are so many; 0 = 4096 */
+    int max_image_tokens; /* most tokens of an image; larger images are resized. 0 = 4096 */
 };
 
 /* Loads a model: a GGUF file or a Hugging Face folder; path NULL = the built-in model. options

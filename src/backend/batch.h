@@ -14,8 +14,8 @@ struct kv_layer;
 /* One step's input. Prefill, decode and any mix of them differ only in data. Host memory. */
 struct batch {
     int n_tokens, n_seqs, n_decode, n_out, max_pages;
-    /* (n_tokens) Rows of one sequence are adjacent; sequences with one row come first. -1-r stands for the token
-     * sampled for output row r of the previous step (backend.async). n_vocab + i stands for embeds[i]. */
+    /* (n_tokens) Rows of one sequence are adjacent; sequences with one row come first. -1-r is the token
+     * sampled for output row r of the previous step (backend.async). n_vocab + i is embeds[i]. */
     const int32_t *tokens;
     const int32_t *pos; /* (n_tokens) position in the sequence */
     /* (n_tokens, 3) M-RoPE positions: time, height, width; what ropes with a plane rotate by. NULL = pos three

@@ -6,7 +6,7 @@ struct range {
     int first, n;
 };
 
-/* The range of n things that taker `at` of `of` gets. Ranges are multiples of `unit` (the last one has what remains) and as
+/* The range of n things for taker `at` of `of`. Ranges are multiples of `unit` (the last one has the remainder) and as
  * even as they can be; the first takers get more. */
 static inline struct range range_share(int n, int unit, int at, int of)
 {

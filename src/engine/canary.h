@@ -1,6 +1,6 @@
 /*
  * The marks of the cache's pages (backend/canary.h), as the engine decides them. The kvcache owns it and calls it; the
- * stepper takes what a step needs.
+ * stepper takes the marks that a step has to write.
  *
  *  1. A page that a sequence takes gets a mark nobody has had before.
  *  2. A page that is indexed gets the mark of its serial number (prefix.h). Serial numbers are never reused, so whoever

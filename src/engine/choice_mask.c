@@ -21,7 +21,7 @@ static bool is_constrained(const struct choice *c)
     return c && c->sampler && sampler_is_constrained(c->sampler);
 }
 
-/* Charges what a mask took. */
+/* Charges a mask's time to the client. */
 static void charge(struct engine *e, struct choice *c)
 {
     e->stats.mask_s += (double)c->mask.cpu_ns * 1e-9;
@@ -93,7 +93,7 @@ static void prepare(struct engine *e, struct choice **choices, int n)
     e->try_ns += clock_ns() - start;
 }
 
-/* Takes the tokens that c's masks leave no choice about, as if they had been chosen. False: c has ended. */
+/* Appends forced tokens: those that c's masks leave as the only choice. False: c has ended. */
 static bool take_forced(struct engine *e, struct choice *c)
 {
     for (int32_t token; !c->seq.held && (token = sampler_forced(c->sampler)) >= 0;) {

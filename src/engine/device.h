@@ -31,7 +31,7 @@ enum device_kind device_choose(const struct device_facts *f, struct error *notic
  * keys, values and states; token: bytes per token; state: bytes per sequence regardless of its length. */
 enum { DEVICE_SEQ_TOKENS = 1024, DEVICE_LEAST_SEQS = 16 };
 int device_sequences(size_t room, size_t token, size_t state, int context, int most);
-/* Checks that the model fits the named GPU; the error says what would fit. True if there is no such GPU, which opening
+/* Checks that the model fits the named GPU. The error says what would fit. True if there is no such GPU, which opening
  * reports. */
 bool device_fits(const struct device_facts *f, struct error *err);
 

@@ -147,7 +147,7 @@ static int cache_slot(const struct image_cache *c)
     return -1;
 }
 
-/* Makes room and adds s, which has one user. An image that finds no room belongs to its prompt alone. */
+/* Makes room and adds s, which has one user. Without room, the features belong to their prompt alone. */
 static void cache_add(struct image_cache *c, struct seen *s)
 {
     size_t bytes = seen_bytes(s);
@@ -325,7 +325,7 @@ bool prompt_images_show(struct prompt_images *m, struct buf *prompt, struct erro
         for (int i = 0; i < INDEX; i++)
             index = index * 10 + (next[len + (size_t)i] - '0');
         if (index < 0 || index >= m->n || m->n_shown == MAX_IMAGES)
-            break; /* only a template that changes texts gets here */
+            break; /* only if the template changed the text */
         ok = measure(m, &m->items[index], err);
         buf_add(&out, at, (size_t)(next - at));
         m->order[m->n_shown] = index;

@@ -43,7 +43,7 @@ struct prompt_images;
 /* NULL: the model reads text only. The functions below then do nothing. */
 struct prompt_images *prompt_images_new(struct engine *e, const struct image_rules *rules);
 void prompt_images_free(struct prompt_images *m);
-/* The same after the job in which it was used was abandoned. */
+/* The same, after the job that used it was abandoned (mem.h). */
 void prompt_images_abandon(struct prompt_images *m);
 int prompt_images_count(const struct prompt_images *m);
 
@@ -66,15 +66,15 @@ json_t *prompt_images_take(struct prompt_images *m, const json_t *messages, stru
 /* The same of a body of Ollama, whose images are lists of base64 beside a text. */
 json_t *prompt_images_take_lists(struct prompt_images *m, const json_t *body, struct error *err);
 
-/* Replaces the marks in a rendered prompt by the model's, which depend on the images' sizes. */
+/* Replaces the marks in a rendered prompt by the model's own, which depend on the images' sizes. */
 bool prompt_images_show(struct prompt_images *m, struct buf *prompt, struct error *err);
 /* Repeats the placeholders among the prompt's tokens, one for each feature. */
 bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struct error *err);
 /* Computes the features. Not for a prompt longer than the context, which the engine refuses. */
 bool prompt_images_encode(struct prompt_images *m, struct error *err);
-/* Sets spec's embeddings and positions, which stay m's. */
+/* Sets spec's embeddings and positions. m keeps ownership. */
 void prompt_images_submit(const struct prompt_images *m, struct request_spec *spec);
-/* Gives the features back, for which prompt_images_encode looks again. */
+/* Releases the features. prompt_images_encode finds them again. */
 void prompt_images_rest(struct prompt_images *m);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * The folder of kept prefixes: DIR/key, and for each model and cache a folder of segments, DIR/HASH/NAME.k (pages) and
- * NAME.s (states), with a file `model` that says whose they are. Knows names, sizes and ages. keeper.h fills it.
+ * NAME.s (states), with a file `model` that names the model. Knows names, sizes and ages. keeper.h fills it.
  */
 #ifndef STEEL_ENGINE_KEEP_FOLDER_H
 #define STEEL_ENGINE_KEEP_FOLDER_H

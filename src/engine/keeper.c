@@ -18,7 +18,7 @@
 
 enum {
     SEGMENT_TOKENS = 256,
-    LEAST_SEGMENTS = 2, /* shorter prefixes are computed soon enough */
+    LEAST_SEGMENTS = 2, /* computing a shorter prefix is fast enough */
     SAVES_MOST = 64,    /* waiting; the oldest is forgotten */
     READ_THREADS = 4,
     RING = READ_THREADS + 2,
@@ -73,7 +73,7 @@ struct keeper {
     struct kv_seq seq; /* holds what is being restored */
 };
 
-/* One process writes at a time to its disk, whatever the number of engines. */
+/* The engines of a process write one at a time. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 
 /* Names */
@@ -131,7 +131,7 @@ static void drop_segment(const struct keeper *k, struct chain c, char kind)
     buf_clear(&path);
 }
 
-/* It was used now. */
+/* Marks it as used now. */
 static void touch_segment(const struct keeper *k, struct chain c)
 {
     for (int i = 0; i < 2; i++) {
@@ -290,7 +290,7 @@ static bool write_file(struct keeper *k, struct chain parent, struct chain own, 
     return ok;
 }
 
-/* Waits until so many bytes may be written. False: the keeper ends. */
+/* Waits as long as writing `bytes` takes at WRITE_RATE. False: the keeper ends. */
 static bool pace(struct keeper *k, uint64_t bytes)
 {
     int64_t until = clock_ns() + (int64_t)((double)bytes / WRITE_RATE * 1e9);
@@ -303,7 +303,7 @@ static bool pace(struct keeper *k, uint64_t bytes)
     return !quit;
 }
 
-/* Writes the segments of a job that are not there yet, as far as its pages are in memory. */
+/* Writes those segments of a job that are not on disk yet, as long as their pages are in memory. */
 static bool save(struct keeper *k, const struct save_job *j, struct error *err)
 {
     int n = j->n / k->seg_len, done = 0;
@@ -329,7 +329,7 @@ static bool save(struct keeper *k, const struct save_job *j, struct error *err)
             ok = write_file(k, chains[i], chains[i + 1], 's', content, state, err) &&
                  pace(k, k->shape.state_bytes);
     }
-    for (int i = done; i > 0; i--) /* the beginning is the last to leave */
+    for (int i = done; i > 0; i--) /* touched from the end, so that the beginning is evicted last */
         touch_segment(k, chains[i]);
     mem_free(chains);
     mem_free(room);
@@ -434,7 +434,7 @@ void keeper_flush(struct keeper *k, int ms)
 
 /* Reading */
 
-/* Tokens of c's prompt that the memory has, from where it can continue. */
+/* The number of tokens of c's prompt after which it can continue from memory. */
 static int in_memory(const struct keeper *k, const struct choice *c, uint64_t *content)
 {
     const struct kvcache *kv = k->e->rt->kv;
@@ -453,7 +453,7 @@ static int in_memory(const struct keeper *k, const struct choice *c, uint64_t *c
     return best;
 }
 
-/* Segments on disk from `first` on that c can start after. */
+/* The number of segments on disk from `first` on after which c can start. */
 static int on_disk(const struct keeper *k, const struct choice *c, int first, uint64_t *room)
 {
     struct chain at = chain_root(k, c->req->spec.salt);
@@ -535,7 +535,7 @@ static bool read_file(const struct ring *r, int i, char kind, char *record, stru
     struct stat st;
     struct buf path = {0};
     buf_addf(&path, "%s/%s", k->folder, name);
-    bool there = stat(path.p, &st) == 0; /* it may have left meanwhile */
+    bool there = stat(path.p, &st) == 0; /* it may have been evicted meanwhile */
     buf_clear(&path);
     if (there) {
         drop_segment(k, r->chains[i + 1], kind);
@@ -603,7 +603,7 @@ static void begin_reading(void *arg)
     }
 }
 
-/* Copies a segment into pages, and names those that are new. */
+/* Copies a segment into pages and indexes the new ones. */
 static void put_segment(void *arg)
 {
     struct in_piece *p = arg;
@@ -620,7 +620,8 @@ static void put_segment(void *arg)
     kvcache_advance(kv, s, k->seg_len);
     p->list.n = 0;
     list_pages(k, s->pages + from, 0, k->seg_pages, p->record, &p->list);
-    copy_in(k, &p->list); /* also of pages that turn out to be known: they are given back */
+    copy_in(k,
+            &p->list); /* also into pages whose content turns out to be cached; these are freed */
     for (int i = from; i < from + k->seg_pages; i++) {
         content_of(tokens + (size_t)i * (size_t)len, len, p->content);
         int32_t page = prefix_find(kv->prefix, chain, p->content);
@@ -635,7 +636,7 @@ static void put_segment(void *arg)
     p->ok = !kv->be->failure;
 }
 
-/* Lets go of the pages, which stay in the index; before, the state becomes the checkpoint of the last one. */
+/* Saves the state as the last page's checkpoint, then releases the pages, which stay indexed. */
 static void end_reading(void *arg)
 {
     struct in_piece *p = arg;
@@ -668,7 +669,7 @@ static void pin_slots(void *arg)
             p->be->ops->host->unpin(p->be, p->r->slots[i].record);
 }
 
-/* Waits for segment i. NULL: it cannot be had. */
+/* Waits for segment i. NULL: it could not be read. */
 static char *await_segment(struct ring *r, int i)
 {
     struct slot *s = &r->slots[i % r->n_slots];
@@ -688,7 +689,7 @@ static void pass_on(struct ring *r)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Takes the segments in order. Returns the number of those in the cache now. */
+/* Copies the segments into the cache in order. Returns how many were copied. */
 static int take_segments(struct ring *r, struct in_piece *p)
 {
     struct keeper *k = r->k;
@@ -742,7 +743,7 @@ static void read_segments(struct keeper *k, struct read_job *j)
     pthread_mutex_unlock(&r.lock);
     for (int i = 0; i < n_threads; i++)
         pthread_join(threads[i], NULL);
-    /* Without the state at its end, what was read is of no use to models with states. */
+    /* A model with states cannot use the segments without the state at their end. */
     struct error err = {0};
     char *state = k->shape.state_bytes && end == j->end && end > j->first
                       ? mem_ask(k->shape.state_bytes)
@@ -887,7 +888,7 @@ void keeper_stop(struct keeper *k)
         pthread_join(k->reader, NULL);
     k->has_writer = k->has_reader = false;
     kvcache_release(k->e->rt->kv, &k->seq);
-    while (k->reads) { /* not begun: as if nothing had been there */
+    while (k->reads) { /* not started: as if nothing were on disk */
         struct read_job *j = k->reads;
         k->reads = j->next;
         j->next = k->done;

@@ -12,8 +12,9 @@
  *  1. A segment is believed only if its file is whole, of this model, cache and client, follows this very prefix, and
  *     holds these very tokens. Else it is removed, and its tokens are computed.
  *  2. The folder has a secret key (0600), so that no client can construct two prefixes of one name.
- *  3. Nothing is read that would take longer than computing it, as far as both have been measured.
- *  4. The folder's files stay within its limit, the least recently used ones leave first; several processes may share it.
+ *  3. A prefix is read only if that is faster than computing it, by the rates measured so far.
+ *  4. The folder's files stay within its limit: the least recently used ones are removed first. Several processes may
+ *     share it.
  */
 #ifndef STEEL_ENGINE_KEEPER_H
 #define STEEL_ENGINE_KEEPER_H
@@ -32,10 +33,10 @@ void keeper_free(struct keeper *k);
 /* On the engine's thread. Whether c waits for segments from disk; keeper_done returns it later. */
 bool keeper_take(struct keeper *k, struct choice *c);
 struct choice *keeper_done(struct keeper *k); /* NULL = none */
-/* The first n tokens of c are in the cache: they will be written. */
+/* Queues the first n tokens of c, which are in the cache, for writing. */
 void keeper_save(struct keeper *k, const struct choice *c, int n);
 
-/* Any other thread: waits until all that was to be written is, at most ms. */
+/* Any other thread: waits until the queue is written, at most ms. */
 void keeper_flush(struct keeper *k, int ms);
 void keeper_stats(struct keeper *k, struct engine_stats *out);
 

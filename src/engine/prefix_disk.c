@@ -62,12 +62,12 @@ static void copy_state(struct engine *e, enum direction way, int32_t slot, char 
 
 static void add_place(struct prefix_ids *ids, int at)
 {
-    if (ids->n_states == PREFIX_STATES_MOST) /* the last ones are wanted */
+    if (ids->n_states == PREFIX_STATES_MOST) /* keeps the last ones */
         memmove(ids->places, ids->places + 1, (size_t)--ids->n_states * sizeof *ids->places);
     ids->places[ids->n_states++] = (uint64_t)at;
 }
 
-/* Shortens the prompt to its longest cached prefix. With states that ends where one is kept. */
+/* Shortens the prompt to its longest cached prefix. For a model with states that prefix ends at a kept state. */
 static void measure(void *arg)
 {
     struct piece *p = arg;
@@ -240,8 +240,8 @@ static uint64_t hash_tensor(uint64_t h, const struct tensorfile *f, const struct
     return h;
 }
 
-/* Whatever decides what a page holds: the files (sizes, dates, samples of all tensors), the device, the layers, their
- * rotation and the cache's types. */
+/* Everything that determines a page's content: the files (sizes, dates, samples of all tensors), the device, the layers,
+ * their rotation and the cache's types. */
 static void fill_shape(const struct engine *e, const char *salt, struct prefix_shape *out)
 {
     const struct tensorfile *f = e->rt->file;

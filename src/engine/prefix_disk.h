@@ -21,7 +21,7 @@ struct prefix_disk {
 /* NULL, or why this engine's pages cannot be saved. */
 const char *prefix_disk_refuses(const struct engine *e);
 
-/* The shape of this engine's pages, without an owner: whatever decides what a page holds. */
+/* The shape of this engine's pages, without an owner: everything that determines a page's content. */
 struct prefix_shape;
 void prefix_disk_shape(const struct engine *e, struct prefix_shape *out);
 /* Saves the longest cached prefix of these tokens. *n_saved: its tokens. Not in a job (mem.h). */

@@ -30,7 +30,7 @@ bool prefix_name_is_valid(const char *name)
     return n && n < PREFIX_NAME_MOST && name[0] != '.' && strspn(name, allowed) == n;
 }
 
-/* Every step is a bijection of its lane, so that no single changed word goes unnoticed. */
+/* Every step is a bijection of its lane, so a single changed word always changes the sum. */
 static uint64_t step(uint64_t h, uint64_t word)
 {
     h = (h ^ word) * 0x9e3779b97f4a7c15u;
@@ -347,7 +347,7 @@ static int open_name(const char *dir, const char *name, struct error *err)
     int at = open_dir(dir, err);
     if (at < 0)
         return -1;
-    /* A FIFO must not be waited for. */
+    /* O_NONBLOCK: opening a FIFO must not wait. */
     int fd = openat(at, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         error_set(err, "cannot open the file: %s", strerror(errno));

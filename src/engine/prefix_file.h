@@ -1,17 +1,18 @@
 /*
- * Files of saved prefixes: the content ids of a prompt, the pages of its keys and values, and where the model has
- * states the state after the prompt and some before. Knows bytes and checksums; prefix_disk.h moves pages between a file and the cache.
+ * Files of saved prefixes: the content ids of a prompt, the pages of its keys and values, and for a model with states
+ * the state after the prompt and a few earlier ones. Knows bytes and checksums; prefix_disk.h moves pages between a file and
+ * the cache.
  *
  *     head      magic, version, shape, numbers of tokens and states, size of the file, checksums
  *     ids       (n_tokens) 64 bits each
  *     places    (n_states) 64 bits each: the number of tokens before a state, ascending; the last is n_tokens
- *     records   (n_pages) a page each, then (n_states) a state each; each with a checksum behind it
+ *     records   (n_pages) a page each, then (n_states) a state each; every record is followed by its checksum
  *
  * Numbers are little-endian. A record's checksum also covers its index and the head.
  *
  * Invariants:
  *  1. A file appears under its name complete and synced, or not at all. Its mode is 0600.
- *  2. No byte of a file is believed before its checksum fits. A file of another version, shape or length is refused.
+ *  2. No byte of a file is used before its checksum matches. A file of another version, shape or length is refused.
  *  3. A reader never follows a link and reads regular files only.
  */
 #ifndef STEEL_ENGINE_PREFIX_FILE_H
@@ -34,7 +35,7 @@ struct prefix_shape {
     uint32_t page_len;
 };
 
-/* Letters, digits, '.', '_' and '-', not beginning with a dot. */
+/* Whether it is made of letters, digits, '.', '_' and '-' and does not begin with a dot. */
 bool prefix_name_is_valid(const char *name);
 /* A checksum of memory, not a cryptographic one. */
 uint64_t prefix_checksum(uint64_t seed, const void *p, size_t n);
@@ -53,11 +54,12 @@ struct prefix_writer *prefix_writer_open(const char *dir, const char *name,
                                          const struct prefix_shape *shape,
                                          const struct prefix_ids *ids, struct error *err);
 bool prefix_writer_add(struct prefix_writer *w, const void *record, struct error *err);
-/* All records are written: the file gets its name. *bytes: its size. */
+/* Call it after the last record: syncs the file and gives it its name. *bytes: its size. */
 bool prefix_writer_finish(struct prefix_writer *w, uint64_t *bytes, struct error *err);
-/* The same without waiting for the disk: after a power failure the file may be damaged, and is not believed. */
+/* The same without a sync: after a power failure the file may be damaged, which its checksums show. */
 bool prefix_writer_name(struct prefix_writer *w, uint64_t *bytes, struct error *err);
-void prefix_writer_free(struct prefix_writer *w); /* without prefix_writer_finish nothing is left */
+void prefix_writer_free(
+    struct prefix_writer *w); /* without prefix_writer_finish the file is removed */
 
 struct prefix_reader;
 /* Checks the whole file. NULL with the reason. */

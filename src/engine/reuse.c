@@ -6,7 +6,8 @@
 enum {
     SAVE_EVERY = 256, /* distance of saved states within a prompt */
     CUT_CHUNKS = 16, /* steps are not cut below this many of the backend's smallest useful chunks */
-    /* Tools and system prompt are the first message. Many prompts share it, or a part of it, so it is cut up to so often. */
+    /* Tools and system prompt are the first message. Many prompts share a part of it, so that even a short one is cut into
+     * this many steps, with a saved state after each. */
     FIRST_CUTS = 8,
     TURN_GAP = 64,     /* ends of messages that are closer together count as one */
     LEAST_SHARED = 64, /* fewer common tokens are not worth a saved state */

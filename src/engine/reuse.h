@@ -33,7 +33,7 @@ void reuse_index(struct scheduler *s, struct seq *q);
 
 /* After how many of the next n tokens of q its state is saved; 0 = never. */
 int reuse_save_in(const struct scheduler *s, const struct seq *q, int n);
-/* How many of the next n tokens of q a step reads, so that it passes only one place where a state is saved. */
+/* How many of the next n tokens of q a step may read, so that it passes at most one place where a state is saved. */
 int reuse_cut(const struct scheduler *s, const struct seq *q, int n);
 
 /* Before reuse_waits is called for the sequences of a step. budget: the step's prompt tokens. */

@@ -4,7 +4,7 @@
  * with made-up costs.
  *
  * A sequence wants all of its tokens in the KV cache; the logits of the last one give the next token. With
- * one token outstanding it decodes. With more it reads: a prompt, or all of itself after preemption. Every
+ * one token outstanding it decodes. With more it reads: a prompt, or its whole text after preemption. Every
  * decode is part of every step. A decoding sequence has several tokens outstanding where a constraint has
  * determined them; forced_singly() says when those are read. Reading fills the rest of the step's time
  * budget. The costs of steps are learned as they run, so the budget is in milliseconds, not in tokens.

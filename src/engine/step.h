@@ -134,7 +134,7 @@ void step_probs(struct stepper *st, int row, struct sample_probs *out);
  * before the values are used. */
 void step_logits(struct stepper *st, int row, float *out);
 bool step_ok(const struct stepper *st, struct error *err);
-/* The error of a finished item that has read a wrong page. False then: its results mean nothing, nor does what it has
+/* The error of a finished item that has read a wrong page. False then: its results are invalid, and so is what it has
  * written to the cache. */
 bool step_item_ok(const struct step_item *it, struct error *err);
 

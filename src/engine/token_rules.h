@@ -4,7 +4,7 @@
  * so they need no code in a backend. Rules are constant and shared; a matcher is one choice's state.
  *
  * A limit on thinking counts the tokens between the marks. At the limit it forces a text that ends
- * the thinking. Where the grammar does not allow that text, thinking goes on.
+ * the thinking. Where the grammar does not allow that text, thinking continues.
  */
 #ifndef STEEL_ENGINE_TOKEN_RULES_H
 #define STEEL_ENGINE_TOKEN_RULES_H

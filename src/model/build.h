@@ -46,7 +46,7 @@ struct weight_rows {
     const struct tensor_name *name;
     int n;
     int interleaved; /* rows of a head whose rotary pairs are adjacent in a GGUF; 0 = none are */
-    int n_rot;       /* ... of which only so many, the first, form pairs; 0 = all */
+    int n_rot;       /* only the first n_rot of them form pairs; 0 = all */
     bool interleaved_folder; /* the pairs are adjacent in folders too */
     /* of an image tower: instead of interleaved_folder; interleaved is the head's rows */
     enum rotary_rows tower_gguf, tower_folder;
@@ -116,7 +116,7 @@ struct adjust {
     float add, times, fold;
     float fill; /* a folder has no such tensor: its values, all the same; 0 = it has one */
     bool decay; /* stored as a logarithm in a folder, negated in a GGUF */
-    int wrap;   /* a GGUF stores the vector as rows of so many values; 0 = as one row */
+    int wrap;   /* length of the rows in which a GGUF stores the vector; 0 = one row */
 };
 
 /* A weight or vector of the network, and the tensors it is assembled from. */

@@ -72,7 +72,7 @@ size_t cpu_delta_scratch(const struct delta_net *d);
 
 /*
  * A state-space model (short convolution) m after its projection in (n_tokens, w_in->n_out), which is changed
- * -> o (n_tokens, H*P or E), what w_out multiplies; states as the batch says. taps (W, C): the convolution,
+ * -> o (n_tokens, H*P or E), what w_out multiplies; states by the batch. taps (W, C): the convolution,
  * by cpu_conv_taps. scratch: scratch_len floats for each thread, at least cpu_ssm_scratch.
  */
 void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const float *taps,

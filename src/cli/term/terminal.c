@@ -162,7 +162,7 @@ static void print_dim(const struct answer_view *a, const char *text)
     fprintf(a->thoughts, "%s%s%s", a->t->color ? DIM : "", text, a->t->color ? PLAIN : "");
 }
 
-/* While hidden thinking goes on, its line tells the seconds. */
+/* While thinking is hidden, its line shows the seconds. */
 static void show_waiting(struct answer_view *a)
 {
     char line[64];

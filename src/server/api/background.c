@@ -203,7 +203,7 @@ static void drop_oldest(struct background *bg, size_t far)
 void background_write(struct background *bg, const struct buf *events)
 {
     size_t before = bg->events.len;
-    if (before > BACKGROUND_EVENTS_MOST) /* the last event, which has everything, comes on top */
+    if (before > BACKGROUND_EVENTS_MOST) /* the last event repeats the response: not counted */
         drop_oldest(bg, bg->server->opt.max_unsent / 2);
     if (events->len)
         buf_add(&bg->events, events->p, events->len);

@@ -1,6 +1,6 @@
 /*
- * Background responses: generated although nobody waits for them. The request's engine work is that of any
- * request; here are its stream events, the clients that read them, and its endpoints.
+ * Background responses: generated although no client is connected. The engine treats the request like any other. This
+ * file has its stream events, the clients that read them, and its endpoints.
  *
  * Invariants:
  *  1. A background response is in server->backgrounds while it runs or while somebody reads its events.
@@ -30,7 +30,7 @@ void background_end(struct api_request *req);
 void background_tick(struct server *s, int64_t now_ns); /* comments on silent streams */
 void background_drain(struct server *s);                /* shutdown: see invariant 4 */
 
-/* GET with stream=true. */
+/* Handles GET with stream=true. */
 void background_stream(struct server *s, struct http_exchange *x, const char *id);
 /* The running request with this id, if the client owns it. NULL = none. */
 struct api_request *background_find(struct server *s, struct http_exchange *x, const char *id);

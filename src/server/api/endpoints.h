@@ -25,7 +25,7 @@ enum { ENDPOINT_MAX_PATHS = 5, ENDPOINT_ALLOW_SIZE = 64 };
 
 /* What a request does on the server, and so whether the gateway may send it twice. */
 enum endpoint_effect {
-    ENDPOINT_CHANGES,   /* changes something there: sent at most once */
+    ENDPOINT_CHANGES,   /* changes the server's state: sent at most once */
     ENDPOINT_READS,     /* looks something up */
     ENDPOINT_COMPUTES,  /* the response depends on the body alone */
     ENDPOINT_GENERATES, /* like COMPUTES, from a prompt: the gateway hashes its prefix, the body may

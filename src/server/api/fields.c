@@ -216,7 +216,7 @@ static bool is_empty(const json_t *v)
            ((json_is_array(v) || json_is_object(v)) && !json_array_size(v) && !json_object_size(v));
 }
 
-/* A value that says what happens anyway. */
+/* Whether the value is the default behaviour. */
 static bool is_default(const struct field *f, const json_t *v)
 {
     static const struct {
@@ -242,7 +242,7 @@ static struct told { /* under lock */
 } told[TOLD_MOST];
 static int n_told;
 
-/* Once for each name, and for so many names at most. */
+/* Logs each name once, and TOLD_MOST names at most. */
 static void tell_unknown(const char *name, char api, const char *endpoint)
 {
     bool known = false;

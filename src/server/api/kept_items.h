@@ -11,7 +11,7 @@
 struct kept_item {
     struct kept_item *next, *prev;
     size_t n;         /* bytes of json */
-    const char *json; /* an object; points behind id */
+    const char *json; /* an object; in the same allocation, after id */
     char id[];
 };
 

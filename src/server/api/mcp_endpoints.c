@@ -103,7 +103,7 @@ void mcp_submit(struct api_request *req)
     mcp_call_start(req->server->mcp, req->mcp_call);
 }
 
-/* What went wrong is a result, too: the model may try again. */
+/* A failure is a result as well: the model may try again. */
 void mcp_write(struct api_request *req)
 {
     const struct mcp_call *c = req->mcp_call;

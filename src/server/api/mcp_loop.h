@@ -30,7 +30,7 @@ struct responses_mcp {
     int max_tokens;   /* of all rounds; 0 = no limit */
     int n_calls, n_rounds;
     int first;     /* segment that begins the round */
-    bool begun;    /* the model has answered once: tool_choice holds no more */
+    bool begun;    /* the first round has ended: tool_choice no longer applies */
     bool is_last;  /* the client has to continue after this round's calls */
     bool stopped;  /* there were too many rounds */
     bool is_again; /* a worker prepares the next round */

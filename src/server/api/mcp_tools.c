@@ -1,6 +1,6 @@
 /*
  * Tools of type mcp in a body of /v1/responses. The model is offered them as functions named
- * SERVER__TOOL. JSON to JSON. Clients name servers by server_label; they cannot bring addresses.
+ * SERVER__TOOL. JSON to JSON. Clients name servers by server_label; they cannot supply addresses.
  */
 #include "server/api/mcp_loop.h"
 #include "base/mem.h"
@@ -100,7 +100,7 @@ static bool is_allowed(const json_t *allowed, const char *server, const char *to
     return !allowed;
 }
 
-/* The name for the model: another one if a function of the client has it. */
+/* A name for the model that no function of the client has. */
 static json_t *free_name(const char *server, const char *tool, const json_t *seen)
 {
     json_t *name = mcp_flat_name(server, tool);

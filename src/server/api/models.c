@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SCAN_AFTER_S = 2 }; /* an unknown name starts a scan that long after the last one */
+enum { SCAN_AFTER_S = 2 }; /* an unknown name starts a scan if the last one is at least this old */
 static const int64_t SECOND = 1000000000;
 
 /* Entries */
@@ -43,7 +43,7 @@ bool model_has_name(const struct model_entry *e, const char *asked)
     return false;
 }
 
-/* Whether the name is BASE:ADAPTER with this base, or that of an adapter that the options name. */
+/* Whether the name is BASE:ADAPTER with this base, or the name of one of the model's adapters. */
 static bool has_adapter(const struct model_entry *e, const char *asked)
 {
     const struct runtime_options *o = &e->src.engine.runtime;
@@ -154,7 +154,7 @@ struct model_entry *models_add(struct models *m, const struct model_source *src,
     return NULL;
 }
 
-/* A model that a scan has found. It may be known, and it may be known that its file is no model. */
+/* Takes a file that a scan has found: a new model, a known one, or a file known to be no model. */
 static void on_found(void *to, const struct model_source *src)
 {
     struct models *m = to;
@@ -198,7 +198,7 @@ static void scan(struct models *m)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* Scans again if the last time is long enough ago. False: it is not. */
+/* Scans again unless the last scan is recent. False: it is. */
 static bool scan_again(struct models *m)
 {
     pthread_mutex_lock(&m->lock);
@@ -367,8 +367,8 @@ bool models_choose(struct api_request *req, const json_t *body)
 
 /* Waiting */
 
-/* Whether one more request may wait. A client of which none waits may use up to twice the limit, so that others cannot
- * lock it out. */
+/* Whether one more request may wait. For a client without waiting requests the limit is twice as high, so that others
+ * cannot lock it out. */
 static bool has_place(const struct models *m, const struct api_request *req)
 {
     int most = m->server->opt.max_waiting;
@@ -427,7 +427,7 @@ void models_leave(struct models *m, struct api_request *req)
     req->entry = NULL;
 }
 
-/* Ends the waits of a model that is there, or has failed, and those that have lasted too long. */
+/* Ends the waits for models that are loaded or have failed, and waits that have lasted too long. */
 static void end_waits(struct models *m)
 {
     int64_t now = clock_ns();
@@ -546,7 +546,7 @@ static size_t host_room(const struct models *m)
     return most > m->bytes ? most - m->bytes : 0;
 }
 
-/* Whether e fits beside the models in memory; *gpu: it is a GPU's memory that it lacks. */
+/* Whether e fits beside the models in memory. *gpu: what is short is a GPU's memory. */
 static bool has_room(const struct models *m, const struct model_entry *e, bool *gpu)
 {
     size_t file = e->facts.file_bytes;
@@ -583,7 +583,9 @@ static bool make_room(struct models *m, struct model_entry *e)
         return false;
     }
     victim = least_used(m, false, only_gpu);
-    if (!victim && !any_retiring(m)) /* nothing can be unloaded: the engine says what is missing */
+    if (!victim &&
+        !any_retiring(
+            m)) /* nothing can be unloaded: the engine's error will name the memory it lacks */
         return !count;
     if (victim && !any_retiring(m) && clock_ns() - e->wanted_ns > RETIRE_AFTER_S * SECOND)
         victim->retiring = true;
@@ -653,7 +655,7 @@ static void unload_unused(struct models *m)
     }
 }
 
-/* A model that had to be there from the start could not be loaded, or all are there. */
+/* Notes that a model required at the start has failed, or that all of them are loaded. */
 static void note_start(struct models *m, const struct model_entry *e)
 {
     struct server *s = m->server;

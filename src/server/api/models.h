@@ -11,7 +11,7 @@
  *  1. `lock` guards states, references and names. Workers choose models; the loop decides what is loaded and
  *     unloaded (models_advance), and is the only one that releases references.
  *  2. A request that names a model that is not in memory leaves its worker and waits in a list, at most `wait_s`
- *     seconds. It is prepared again when the model is there.
+ *     seconds. It is prepared again when the model is loaded.
  *  3. The models in memory, with those that are loading or have lost their entry's reference, stay within max_loaded
  *     and max_bytes. A model is never unloaded while a request uses it or while it is pinned.
  *  4. A model that is wanted is loaded in the order of the first requests for it. Where every model in memory is
@@ -66,7 +66,7 @@ struct model_entry {
     int64_t wanted_ns, used_ns;
     int64_t keep_ns;    /* unloaded when unused for this long; -1 = kept. A request may change it */
     size_t known_bytes; /* in the host's memory when it was loaded last; 0 = it was not */
-    int64_t failed_ns;  /* it could not be loaded then; 0 = it was not tried, or is loaded */
+    int64_t failed_ns;  /* time of the last failure to load it; 0 = none, or loaded since */
     struct error error; /* why */
 };
 
@@ -99,8 +99,8 @@ struct models {
     int n_closing;
 };
 
-/* Loop. The entries of the options; NULL with an error. models_start begins with those that must be there from the
- * start, in order. */
+/* Loop. Makes the entries of the options; NULL with an error. models_start loads the ones required at the start, in
+ * order. */
 struct models *models_new(struct server *s, struct error *err);
 bool models_start(struct models *m, struct error *err);
 /* Any thread, without the lock. */
@@ -122,12 +122,12 @@ bool models_choose(struct api_request *req, const json_t *body);
 
 /* Loop. The request's worker has returned with req->entry: it waits. False: too many wait. */
 bool models_wait(struct models *m, struct api_request *req);
-void models_leave(struct models *m, struct api_request *req); /* it waits no more, if it does */
+void models_leave(struct models *m, struct api_request *req); /* ends its wait, if it waits */
 /* Gives the request's reference back. */
 void models_release(struct models *m, struct api_request *req);
 
-/* Loop. The model that a request without a body is about: that of the query ("model"), else the first, or the only
- * text model in memory. NULL: it is not in memory. Valid until models_advance. */
+/* Loop. The model of a request without a body: the query's ("model"), else the first, or the only text model in
+ * memory. NULL: it is not in memory. Valid until models_advance. */
 struct loaded *models_shown(struct server *s, const struct http_exchange *x);
 struct model_entry *models_find(struct models *m,
                                 const char *name); /* or an alias; under the lock */

@@ -1,4 +1,4 @@
-/* What is told about models: /v1/models, and Ollama's lists (lookup.c). */
+/* Descriptions of models: /v1/models, and Ollama's lists (lookup.c). */
 #include "server/api/lora_endpoints.h"
 #include "server/api/models_int.h"
 #include "server/api/server_int.h"

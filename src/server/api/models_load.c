@@ -153,7 +153,7 @@ static void forget(struct models *m, struct loaded *l)
     *at = l->next_all;
 }
 
-/* Closes one model that has no references; under the lock, which it leaves meanwhile. */
+/* Closes one model that has no references. Called with the lock held; releases it while it works. */
 static void close_one(struct models *m)
 {
     struct loaded *l = m->closing;

@@ -28,7 +28,7 @@ bool thinking_read(const struct chat *chat, const json_t *body, json_t **kwargs,
 /* Copies those fields to a translated body. */
 void thinking_copy(const json_t *from, json_t *to);
 
-/* fields.c: refuses fields that are not to be had, and tells unknown ones in the log. */
+/* fields.c: refuses unsupported fields and logs unknown ones. */
 bool fields_check(const struct endpoint *e, const json_t *body, struct api_error *err);
 
 /* token_params.c: turns words and marks into tokens, and sets req->rules. */

@@ -89,7 +89,7 @@ bool query_bool(const char *query, const char *name, bool *out, struct api_error
            api_invalid(err, name, "%s must be true or false", name);
 }
 
-/* Nothing of the kept items is left out, so that `include` adds nothing; what items never have is refused. */
+/* Kept items are always complete, so `include` adds nothing. Parts that items never have are refused. */
 static bool check_include(const char *query, struct api_error *err)
 {
     static const char *const names[] = {"include", "include[]", "include%5B%5D", "include%5b%5d"};

@@ -22,8 +22,8 @@ struct page_query {
     int limit;
     bool descending;
 };
-/* Reads after, limit and order; the last items come first by default. `include` may name nothing that is not there
- * anyway. */
+/* Reads after, limit and order; the last items come first by default. `include` may only name parts that
+ * items always have. */
 bool query_page(const char *query, struct page_query *out, struct api_error *err);
 
 #endif

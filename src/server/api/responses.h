@@ -33,7 +33,7 @@ struct responses_request {
     json_t *listed;   /* server_label -> true: its tools are listed in the history; owned */
     json_t *approved; /* of responses_mcp; owned */
     bool background;  /* it runs although nobody waits */
-    bool queued;      /* background: its stream has not told that it is in progress */
+    bool queued;      /* background: no response.in_progress event yet */
 };
 void responses_request_free(struct responses_request *r);
 
@@ -76,7 +76,7 @@ struct responses_tool responses_tool_of(const json_t *names, const char *flat);
 
 /* Adds input items, each with an id, a type and a status, as they are listed. hex: part of new ids. */
 void responses_keep_items(struct kept_items *l, const json_t *input, const char *hex);
-/* Whether these can be items of a conversation; false with an error about `name`. */
+/* Whether these can be items of a conversation. False with an error about `name`. */
 bool responses_check_items(const json_t *items, const char *name, struct api_error *err);
 
 /* Returns the messages without the first k turns; leading system messages stay. */

@@ -9,7 +9,7 @@
 
 enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 
-/* What a model is for. MODEL_BY_FILE: what its file says. */
+/* A model's task. MODEL_BY_FILE: read it from the file. */
 enum model_task { MODEL_TEXT, MODEL_EMBED, MODEL_RERANK, MODEL_BY_FILE };
 
 /* A model that clients can ask for by name. The server copies the texts and keeps no pointer to the source, but for what
@@ -23,8 +23,8 @@ struct model_source {
     struct engine_options engine;
     struct sample_params sample; /* defaults of requests */
     const char *chat_template;   /* file; NULL = the model's own */
-    bool at_start; /* loaded before the server is ready, and the reason to end if it cannot be */
-    bool found;    /* by a scan: left out, with a line in the log, if it is no model */
+    bool at_start; /* loaded before the server is ready; the server ends if that fails */
+    bool found;    /* by a scan: if it is no model, it is skipped with a line in the log */
     bool pinned;   /* never unloaded */
     int keep_s;    /* unloaded when unused for this many seconds; -1 = when memory is needed */
 };

@@ -158,7 +158,7 @@ struct api_request {
     int64_t wait_until_ns;            /* waiting ends; 0 = it does not wait */
     int64_t keep_ns;                  /* keep_alive for its model; only with has_keep */
     bool has_keep;
-    char id[48];     /* the endpoint's prefix and 128 random bits: whoever has it was told it */
+    char id[48];     /* the endpoint's prefix and 128 random bits, so that it cannot be guessed */
     int64_t created; /* unix time */
     int64_t start_ns, last_write_ns;
     bool with_worker;

@@ -58,7 +58,7 @@ void slots_free(struct slots *s)
     mem_free(s);
 }
 
-/* A slot's tokens that begin the prompt; 0 = too few to tell. */
+/* The number of a slot's tokens that the prompt begins with; 0 = too few to count. */
 static size_t common(const struct slot *l, const struct api_request *req,
                      const struct token_list *prompt)
 {

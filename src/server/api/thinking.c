@@ -1,6 +1,6 @@
 /*
  * Whether and how much a model thinks before it answers, as all APIs say it: switches, efforts and
- * budgets. The template is told what it understands. What it does not understand is enforced while
+ * budgets. Settings that the template knows are passed to it. The others are enforced while
  * tokens are generated, by a limit on thinking (engine/token_rules.h).
  */
 #include "server/api/prepare_int.h"

@@ -238,7 +238,7 @@ static bool turn(struct mcp *m, bool ending, int *wait_ms)
     }
     if (changed)
         publish(m);
-    give_back(m); /* after the list says why a server failed with its calls */
+    give_back(m); /* after the list that says why a server and its calls failed */
     return alive;
 }
 

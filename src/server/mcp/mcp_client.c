@@ -18,12 +18,12 @@ enum {
     BACKOFF_MS = 500,  /* after the first failure; doubled with each */
     BACKOFF_MAX_MS = 60000,
     STEADY_S = 60,        /* after this time the backoff begins anew */
-    WINDOW_S = 10,        /* in which a server may send ... */
-    WINDOW_UNASKED = 5000 /* so many messages that are no replies */
+    WINDOW_S = 10,        /* the window of the next limit */
+    WINDOW_UNASKED = 5000 /* messages per window that are no replies */
 };
 #define NS 1000000000LL
 
-/* The newest first: Steel offers it. */
+/* Newest first. Steel offers the first. */
 static const char *const versions[] = {"2025-06-18", "2025-03-26", "2024-11-05"};
 
 enum ask { ASK_INITIALIZE, ASK_LIST, ASK_CALL };
@@ -85,7 +85,7 @@ static void fail_all(struct mcp_client *c, const char *why)
     }
 }
 
-/* The connection is of no more use: it is ended, and made again later. */
+/* Ends a failed connection. It is made again later. */
 static void fail(struct mcp_client *c, const char *why)
 {
     char text[500];
@@ -287,7 +287,7 @@ static void on_reply(struct mcp_client *c, const struct mcp_message *m)
     }
 }
 
-/* Steel lets servers ask for nothing but signs of life. */
+/* Of the server's own requests only ping is answered; others get an error. */
 static void on_request(struct mcp_client *c, const struct mcp_message *m)
 {
     struct buf b = {0};
@@ -332,7 +332,7 @@ static void on_message(void *user, const char *text, size_t n)
     size_t i;
     json_t *one, *v = is_open(c) ? mcp_parse(text, n, &err) : NULL;
     if (!v && is_open(c)) {
-        if (!c->n_unasked) /* else the log would be as long as what it sends */
+        if (!c->n_unasked) /* once per window: the server must not fill the log */
             log_line(LOG_WARN, "mcp: a message is left out", LOG_TEXT("server", name_of(c)),
                      LOG_TEXT("why", err.msg));
         c->n_unasked++;
@@ -395,7 +395,7 @@ static void connect_link(struct mcp_client *c)
     buf_clear(&params);
 }
 
-/* Tells the server that nobody waits for a call any more. */
+/* Cancels a call at the server. */
 static void abandon(struct mcp_client *c, int64_t id, const char *reason)
 {
     char params[100];

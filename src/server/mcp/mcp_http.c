@@ -228,7 +228,7 @@ static bool begin(struct http_link *l, const char *method, const char *text, siz
         at = &(*at)->next;
     *at = t;
     l->n_transfers++;
-    l->link.soon = true; /* service begins it */
+    l->link.soon = true; /* `service` starts it */
     if (!ok)
         free_transfer(t);
     return ok;
@@ -260,7 +260,7 @@ static void drop(struct mcp_link *link, int64_t id)
     struct http_link *l = (struct http_link *)link;
     for (struct transfer *t = l->transfers; t; t = t->next)
         t->dropped |= t->id == id && id >= 0;
-    link->soon = true; /* service ends them */
+    link->soon = true; /* `service` ends them */
 }
 
 static void ready(struct mcp_link *link, const char *version)
@@ -279,7 +279,7 @@ void mcp_http_done(CURL *easy, CURLcode result)
     t->result = result;
 }
 
-/* Why a transfer did not bring a message. */
+/* Why a transfer yielded no message. */
 static void explain(const struct transfer *t, long status, char why[300])
 {
     if (t->too_large)
@@ -352,7 +352,7 @@ static int fds(struct mcp_link *link, struct pollfd *out)
     return 0; /* libcurl has them */
 }
 
-/* May be called by a handler, so that service frees the transfers. */
+/* Frees no transfers, since a handler may call it: `service` does. */
 static void stop(struct mcp_link *link, int64_t now_ns)
 {
     struct http_link *l = (struct http_link *)link;

@@ -44,7 +44,7 @@ struct mcp_link {
     const struct mcp_link_functions *f;
     const struct mcp_server_config *config;
     struct mcp_link_handler h;
-    bool soon; /* something ends without an event: look again soon */
+    bool soon; /* something will end without an event: call `service` again soon */
 };
 
 /* Starts the program. NULL with an error. */

@@ -22,7 +22,7 @@ json_t *mcp_parse(const char *text, size_t n, struct error *err)
     return v;
 }
 
-/* At most `most` bytes of a text, which ends at a character. Returns their number. */
+/* The length of the longest prefix of whole characters that has at most `most` bytes. */
 static size_t cut_at(const char *text, size_t n, size_t most)
 {
     if (n <= most)

@@ -39,7 +39,7 @@ struct stdio_link {
     int status;
     int64_t end_ns, stop_ns; /* stdout was closed, or the process ended; stop was called */
     bool termed, killed;
-    int64_t second; /* in which n_logged lines were logged */
+    int64_t second; /* the second that n_logged counts */
     int n_logged, n_dropped;
 };
 

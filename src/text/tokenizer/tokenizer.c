@@ -560,7 +560,7 @@ static bool encode_invalid(struct encoder *e, const char *p, size_t n)
 {
     const struct tokenizer *t = e->t;
     if (t->model == MODEL_WORDPIECE)
-        return true; /* BERT's normalizer drops U+FFFD, which stands for such bytes */
+        return true; /* BERT's normalizer drops U+FFFD, which replaces such bytes */
     bool spelled = false;
     for (int i = 0; i < t->normalizer.n; i++)
         spelled |= t->normalizer.steps[i].kind == NORM_BYTELEVEL;

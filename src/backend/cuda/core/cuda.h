@@ -742,7 +742,7 @@ void pick_input(struct cuda_backend *cu, const struct cuda_pick *p, struct pick_
 void pick_go(struct cuda_backend *cu, const struct cuda_pick *p, const struct pick_case *c);
 /* All three, timed as `stage`; N_STAGES: part of the stage being timed. */
 void pick_run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, enum stage stage);
-bool pick_deep(int keys);      /* so many keys that the step counts as deep */
+bool pick_deep(int keys);      /* whether a step with this many keys counts as deep */
 bool pick_fp16_only(int rows); /* products of this many rows read fp16 only */
 /* gemv.cu: products of one row, or a few one by one */
 void gemv_linear(struct cuda_backend *cu, const struct matrix *w, const struct norm_in *in,

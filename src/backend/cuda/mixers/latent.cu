@@ -372,7 +372,7 @@ static bool latent_product(struct cuda_backend *cu, const struct weight *w, int 
 }
 
 /* Computes queries (rows, H*(Dn+Dr)) and latents. Returns true if the latents are in the cache;
- * otherwise p says what is left to do. */
+ * otherwise p has the remaining work. */
 static bool latent_project(struct cuda_backend *cu, const struct mixer *m, int layer,
                            const struct latent_rope &rope, const struct step *s,
                            struct latent_row_args *p)
