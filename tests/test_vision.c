@@ -22,7 +22,7 @@ enum { IMAGES = 2, MAX_TOKENS = 256, CAP = 1 << 20 };
 static const char *const models[] = {"qwen3_vl",  "qwen3_vl_moe", "qwen3_5",  "qwen3_5_moe",
                                      "gemma3",    "gemma4",       "mistral3", "glm46v",
                                      "glm4v_moe", "qwen2_5_vl",   "internvl", "smolvlm",
-                                     "lfm2_vl",   "kimi_k25",     "llava"};
+                                     "lfm2_vl",   "kimi_k25",     "llava",    "minicpmv4_6"};
 
 /* A golden: its folder and what input.json says. */
 struct golden {

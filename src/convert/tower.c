@@ -184,15 +184,29 @@ static bool add_bounds(struct folder_plan *p)
     return true;
 }
 
-static bool plan(struct folder_plan *p)
+/* One of the tower's networks. */
+static bool add_part(struct folder_plan *p, int part)
 {
     struct outline o = {0};
-    if (!outline_load(p->f, p->c, &o, p->err))
-        return false;
-    bool ok = add_positions(p) && add_bounds(p);
+    struct tower_config tower;
+    struct config *c = mem_zalloc(1, sizeof *c);
+    const struct config *whole = p->c;
+    tower_part(whole, whole->tower, part, c, &tower);
+    p->c = c;
+    bool ok = outline_load(p->f, c, &o, p->err);
     for (int i = 0; ok && i < o.n_specs; i++)
         ok = add_spec(p, &o.specs[i]);
     outline_free(&o);
+    p->c = whole;
+    mem_free(c);
+    return ok;
+}
+
+static bool plan(struct folder_plan *p)
+{
+    bool ok = add_positions(p) && add_bounds(p);
+    for (int i = 0; ok && i < tower_n_parts(p->c->tower); i++)
+        ok = add_part(p, i);
     return ok;
 }
 

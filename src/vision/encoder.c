@@ -28,17 +28,27 @@ struct encode_job {
     struct error err;
 };
 
-struct encoder {
-    struct backend *be;
-    struct model *model;
+/* One of the tower's networks (tower_part). */
+struct part {
     struct config config;
     struct tower_config tower;
-    struct positions positions;
+    struct backend *be;
+    struct model *model;
     struct bounds bounds;
     struct kv_layer kv, *layers; /* (n_layers) all equal to kv */
     size_t kv_bytes;             /* of keys, and of values */
-    int width;                   /* of a feature */
-    /* of a step */
+    int joined, width;           /* rows that become one feature, its values */
+};
+
+struct encoder {
+    struct config config;
+    struct tower_config tower;
+    struct positions positions;
+    struct part parts[2];
+    int n_parts;
+    struct bounds bounds; /* of the first part */
+    int width;            /* of a feature */
+    /* of a step of a part */
     int32_t *index, *pos, *slot, *rope_pos,
         *spans; /* (max_tokens); rope_pos (max_tokens, 3), spans (max_tokens, 2) */
     int32_t q_start[BATCH_VIEWS + 1], kv_len[BATCH_VIEWS], *pages;
@@ -60,7 +70,7 @@ const struct tower_config *encoder_config(const struct encoder *e)
 
 const struct model *encoder_model(const struct encoder *e)
 {
-    return e->model;
+    return e->parts[0].model;
 }
 
 int encoder_max_patches(const struct encoder *e)
@@ -87,18 +97,58 @@ static struct bounds bounds_of(const struct encoder *e, enum dtype kv_type)
                            .max_embeds = rows};
 }
 
-static bool alloc_kv(struct encoder *e, struct error *err)
+static bool alloc_kv(struct part *p, struct error *err)
 {
-    const struct bounds *b = &e->bounds;
-    size_t wide = (size_t)e->config.n_heads * (size_t)e->config.head_dim;
+    const struct bounds *b = &p->bounds;
+    size_t wide = (size_t)p->config.n_heads * (size_t)p->config.head_dim;
     size_t values = wide * (size_t)b->n_pages * PAGE_LEN;
-    e->kv_bytes = dtype_bytes(b->k_type, values);
-    e->kv.k = e->be->ops->alloc(e->be, e->kv_bytes, "an image's keys", err);
-    e->kv.v = e->kv.k ? e->be->ops->alloc(e->be, e->kv_bytes, "an image's values", err) : NULL;
-    e->layers = mem_zalloc((size_t)e->config.n_layers, sizeof *e->layers);
-    for (int i = 0; i < e->config.n_layers; i++)
-        e->layers[i] = e->kv;
-    return e->kv.v != NULL;
+    p->kv_bytes = dtype_bytes(b->k_type, values);
+    p->kv.k = p->be->ops->alloc(p->be, p->kv_bytes, "an image's keys", err);
+    p->kv.v = p->kv.k ? p->be->ops->alloc(p->be, p->kv_bytes, "an image's values", err) : NULL;
+    p->layers = mem_zalloc((size_t)p->config.n_layers, sizeof *p->layers);
+    for (int i = 0; i < p->config.n_layers; i++)
+        p->layers[i] = p->kv;
+    return p->kv.v != NULL;
+}
+
+/* before: the part whose features are this one's rows; NULL = none. */
+static bool open_part(struct encoder *e, struct part *p, const struct part *before,
+                      const struct tensorfile *f, const struct encoder_options *opt,
+                      struct error *err)
+{
+    tower_part(&e->config, &e->tower, before ? 1 : 0, &p->config, &p->tower);
+    p->be = backend_open(&opt->backend, err);
+    if (!p->be)
+        return false;
+    if (!p->be->ops->tower)
+        return error_set(err, "%s: image towers are not supported on %s", f->path,
+                         p->be->ops->name);
+    p->model = model_load_config(f, p->be, &p->config, NULL, opt->progress, err);
+    if (!p->model)
+        return false;
+    if (!before) {
+        /* On a CPU a step of one image is as fast per patch, and equal images have equal features. */
+        e->batches = p->be->own_memory && !opt->backend.deterministic;
+        e->bounds = bounds_of(e, opt->kv_type);
+    }
+    p->bounds = e->bounds;
+    if (before)
+        p->bounds.max_tokens = p->bounds.max_embeds = e->bounds.max_tokens / before->joined;
+    p->joined = merger_rows(&p->model->net.mergers[0]);
+    p->width = network_feature_width(&p->model->net);
+    return alloc_kv(p, err) && p->be->ops->prepare(p->be, &p->model->net, &p->bounds, err);
+}
+
+static void close_part(struct part *p)
+{
+    if (p->be && p->kv.k)
+        p->be->ops->free(p->be, p->kv.k, p->kv_bytes);
+    if (p->be && p->kv.v)
+        p->be->ops->free(p->be, p->kv.v, p->kv_bytes);
+    model_free(p->model);
+    if (p->be)
+        p->be->ops->close(p->be);
+    mem_free(p->layers);
 }
 
 static bool open_all(struct encoder *e, const struct tensorfile *f,
@@ -109,19 +159,11 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
     if (!plan_limit(&e->tower, opt->max_features ? opt->max_features : MAX_FEATURES, err) ||
         !positions_load(f, &e->config, &e->positions, err))
         return false;
-    e->be = backend_open(&opt->backend, err);
-    if (!e->be)
-        return false;
-    if (!e->be->ops->tower)
-        return error_set(err, "%s: image towers are not supported on %s", f->path,
-                         e->be->ops->name);
-    e->model = model_load_config(f, e->be, &e->config, NULL, opt->progress, err);
-    if (!e->model)
-        return false;
-    /* On a CPU a step of one image is as fast per patch, and equal images have equal features. */
-    e->batches = e->be->own_memory && !opt->backend.deterministic;
-    e->bounds = bounds_of(e, opt->kv_type);
-    e->width = e->tower.n_out * (1 + e->tower.n_levels);
+    e->n_parts = tower_n_parts(&e->tower);
+    for (int i = 0; i < e->n_parts; i++)
+        if (!open_part(e, &e->parts[i], i ? &e->parts[i - 1] : NULL, f, opt, err))
+            return false;
+    e->width = e->parts[e->n_parts - 1].width;
     size_t n = (size_t)e->bounds.max_tokens;
     e->index = mem_zalloc(n, sizeof *e->index);
     e->pos = mem_zalloc(n, sizeof *e->pos);
@@ -133,10 +175,11 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
         mem_zalloc((size_t)e->bounds.max_pages * (size_t)e->bounds.max_seqs, sizeof *e->pages);
     for (int i = 0; i < e->bounds.max_tokens; i++)
         e->index[i] = i;
-    return alloc_kv(e, err) && e->be->ops->prepare(e->be, &e->model->net, &e->bounds, err);
+    return true;
 }
 
-/* The order of a view's rows in a step: by window, then by feature. The patches of a feature are adjacent. */
+/* The order of a view's rows in a step: by window, then by feature. The patches of a feature are adjacent. Where rows
+ * are joined twice, four patches that become one row are a window. */
 struct row_order {
     int n, n_features;
     int *row, *col;   /* (n) of patches */
@@ -152,13 +195,15 @@ static void order_window(const struct tower_config *t, const struct view *v, int
         for (int x = left; x < left + wide && x < v->cols; x += m) {
             o->feature[o->n_features++] = y / m * (v->cols / m) + x / m;
             for (int i = 0; i < m * m; i++, o->n++) {
-                o->row[o->n] = y + i / m;
-                o->col[o->n] = x + i % m;
+                int four = i / 4, inner = i % 4;
+                bool twice = t->middle >= 0;
+                o->row[o->n] = y + (twice ? four / (m / 2) * 2 + inner / 2 : i / m);
+                o->col[o->n] = x + (twice ? four % (m / 2) * 2 + inner % 2 : i % m);
             }
         }
     for (int i = first; o->windows && i < o->n; i++) {
-        o->windows[2 * i] = first;
-        o->windows[2 * i + 1] = o->n;
+        o->windows[2 * i] = t->window ? first : i / 4 * 4;
+        o->windows[2 * i + 1] = t->window ? o->n : i / 4 * 4 + 4;
     }
 }
 
@@ -166,11 +211,12 @@ static bool order_init(struct row_order *o, const struct tower_config *t, const 
 {
     size_t n = (size_t)v->rows * (size_t)v->cols;
     int high = t->window ? t->window : v->rows, wide = t->window ? t->window : v->cols;
+    bool windows = t->window || t->middle >= 0;
     *o = (struct row_order){.row = mem_ask(n * sizeof *o->row),
                             .col = mem_ask(n * sizeof *o->col),
                             .feature = mem_ask(n * sizeof *o->feature),
-                            .windows = t->window ? mem_ask(2 * n * sizeof *o->windows) : NULL};
-    if (!o->row || !o->col || !o->feature || (t->window && !o->windows))
+                            .windows = windows ? mem_ask(2 * n * sizeof *o->windows) : NULL};
+    if (!o->row || !o->col || !o->feature || (windows && !o->windows))
         return false;
     for (int y = 0; y < v->rows; y += high)
         for (int x = 0; x < v->cols; x += wide)
@@ -250,28 +296,59 @@ static void rows_clear(struct step_rows *r)
 
 /* The encoder's thread */
 
-/* Adds a view to the step as a sequence of its own, whose pages follow those of the views before. */
-static void add_view(struct encoder *e, struct batch *b, const struct step_rows *r, int *page)
+/* Adds n rows to the step as a sequence of its own, whose pages follow those of the sequences before. */
+static void add_sequence(struct encoder *e, struct batch *b, int n, int *page)
 {
-    int first = b->n_tokens, n_pages = (r->n + PAGE_LEN - 1) / PAGE_LEN;
+    int first = b->n_tokens, n_pages = (n + PAGE_LEN - 1) / PAGE_LEN;
     int32_t *pages = e->pages + (ptrdiff_t)b->n_seqs * e->bounds.max_pages;
     for (int i = 0; i < n_pages; i++)
         pages[i] = *page + i;
-    for (int i = 0; i < r->n; i++) {
+    for (int i = 0; i < n; i++) {
         e->pos[first + i] = i;
         e->slot[first + i] = *page * PAGE_LEN + i;
-        e->rows[first + i] = r->rows[i];
     }
+    e->kv_len[b->n_seqs] = n;
+    b->n_tokens += n;
+    e->q_start[++b->n_seqs] = b->n_tokens;
+    *page += n_pages;
+}
+
+/* The rows of a view. */
+static void add_view(struct encoder *e, struct batch *b, const struct step_rows *r, int *page)
+{
+    int first = b->n_tokens;
+    for (int i = 0; i < r->n; i++)
+        e->rows[first + i] = r->rows[i];
     memcpy(e->rope_pos + (ptrdiff_t)3 * first, r->rope_pos, (size_t)r->n * 3 * sizeof(int32_t));
     if (r->order.windows)
         memcpy(e->spans + (ptrdiff_t)2 * first, r->order.windows,
                (size_t)r->order.n * 2 * sizeof(int32_t));
     for (int i = r->order.n; i < r->n; i++) /* a class token has no window */
         e->spans[2 * (first + i)] = e->spans[2 * (first + i) + 1] = 0;
-    e->kv_len[b->n_seqs] = r->n;
-    b->n_tokens += r->n;
-    e->q_start[++b->n_seqs] = b->n_tokens;
-    *page += n_pages;
+    add_sequence(e, b, r->n, page);
+}
+
+/* Runs one network over the rows of the batch. Returns its features (features, p->width), NULL with err. */
+static float *run_network(struct part *p, struct batch *b, int features, const atomic_bool *stop,
+                          struct error *err)
+{
+    size_t bytes = (size_t)features * (size_t)p->width * sizeof(float);
+    float *all = mem_ask(bytes);
+    if (!all) {
+        error_set(err, "out of memory: %zu bytes for images' features", bytes);
+        return NULL;
+    }
+    b->n_embeds = b->n_tokens;
+    b->kv = p->layers;
+    p->model->stop = stop;
+    forward(p->model, b, 0);
+    p->model->stop = NULL;
+    if (p->be->ops->end(p->be, NULL, err)) {
+        p->be->ops->tower->features(p->be, features, all);
+        return all;
+    }
+    mem_free(all);
+    return NULL;
 }
 
 /* Runs one step for n jobs. If it fails, all of them fail. */
@@ -287,30 +364,32 @@ static bool run_step(struct encoder *e, struct encode_job *const *jobs, int n, s
                       .q_start = e->q_start,
                       .kv_len = e->kv_len,
                       .pages = e->pages,
-                      .out_rows = e->index,
-                      .kv = e->layers};
+                      .out_rows = e->index};
+    const atomic_bool *stop = n > 1 ? NULL : jobs[0]->stop;
     int page = 0, features = 0, at = 0;
     for (int i = 0; i < n; i++) {
         add_view(e, &b, jobs[i]->rows, &page);
         features += jobs[i]->rows->order.n_features;
     }
-    b.n_embeds = b.n_tokens;
-    size_t width = (size_t)e->width, bytes = (size_t)features * width * sizeof(float);
-    float *all = n > 1 ? mem_ask(bytes) : jobs[0]->rows->features;
-    if (!all)
-        return error_set(err, "out of memory: %zu bytes for images' features", bytes);
-    e->model->stop = n > 1 ? NULL : jobs[0]->stop;
-    forward(e->model, &b, 0);
-    e->model->stop = NULL;
-    bool ok = e->be->ops->end(e->be, NULL, err);
-    if (ok)
-        e->be->ops->tower->features(e->be, features, all);
-    for (int i = 0; n > 1 && i < n; at += jobs[i++]->rows->order.n_features)
+    int rows = e->n_parts > 1 ? b.n_tokens / e->parts[0].joined : features;
+    float *all = run_network(&e->parts[0], &b, rows, stop, err), *joined = NULL;
+    if (all && e->n_parts > 1) {
+        joined = all;
+        b.n_tokens = b.n_seqs = page = 0;
+        b.spans = NULL;
+        for (int i = 0; i < n; i++)
+            add_sequence(e, &b, jobs[i]->rows->n / e->parts[0].joined, &page);
+        for (int i = 0; i < rows; i++)
+            e->rows[i] = joined + (size_t)i * (size_t)e->parts[0].width;
+        all = run_network(&e->parts[1], &b, features, stop, err);
+    }
+    size_t width = (size_t)e->width;
+    for (int i = 0; all && i < n; at += jobs[i++]->rows->order.n_features)
         memcpy(jobs[i]->rows->features, all + (size_t)at * width,
                (size_t)jobs[i]->rows->order.n_features * width * sizeof(float));
-    if (n > 1)
-        mem_free(all);
-    return ok;
+    mem_free(joined);
+    mem_free(all);
+    return all != NULL;
 }
 
 static bool is_stopped(const struct encode_job *j)
@@ -462,13 +541,8 @@ void encoder_close(struct encoder *e)
     pthread_mutex_unlock(&e->lock);
     if (e->started)
         pthread_join(e->thread, NULL);
-    if (e->be && e->kv.k)
-        e->be->ops->free(e->be, e->kv.k, e->kv_bytes);
-    if (e->be && e->kv.v)
-        e->be->ops->free(e->be, e->kv.v, e->kv_bytes);
-    model_free(e->model);
-    if (e->be)
-        e->be->ops->close(e->be);
+    for (int i = 0; i < 2; i++)
+        close_part(&e->parts[i]);
     pthread_cond_destroy(&e->changed);
     pthread_mutex_destroy(&e->lock);
     positions_free(&e->positions);
@@ -476,7 +550,6 @@ void encoder_close(struct encoder *e)
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
     mem_free((void *)(uintptr_t)e->rows);
-    mem_free(e->layers);
     mem_free(e);
 }
 

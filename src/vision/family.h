@@ -22,6 +22,14 @@ struct tower_names {
     struct tensor_name gate, up, down;
 };
 
+/* What joins the rows of four patches in the middle: attention inside the four, then a merger whose result is added to
+ * their mean. */
+struct tower_join {
+    struct tower_names attn;
+    struct norm_name norm;
+    struct tensor_name up, down;
+};
+
 struct tower_roots {
     const char *tower, *merger;
 };
@@ -38,6 +46,7 @@ struct tower_family {
     const char *types[TOWER_MAX_TYPES]; /* model_type of config.json */
     struct tower_roots roots[TOWER_MAX_ROOTS];
     struct tower_names names;
+    const struct tower_join *join; /* NULL = none */
     enum norm_kind norm;
     enum activation gelu; /* what a GGUF calls gelu */
     struct tower_pairs pairs;

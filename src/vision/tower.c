@@ -11,8 +11,9 @@ static const struct model_family network = {
     .name = "clip", .hf = "vision_config", .build = tower_build};
 
 const struct tower_family *const tower_families[] = {
-    &tower_qwen3,  &tower_qwen25, &tower_glm,  &tower_gemma3, &tower_gemma4, &tower_pixtral,
-    &tower_intern, &tower_smol,   &tower_lfm2, &tower_kimi,   &tower_llava,  NULL};
+    &tower_qwen3,   &tower_qwen25, &tower_glm,  &tower_gemma3, &tower_gemma4,
+    &tower_pixtral, &tower_intern, &tower_smol, &tower_lfm2,   &tower_minicpm,
+    &tower_kimi,    &tower_llava,  NULL};
 
 bool tower_has_grid_positions(const struct tower_config *t)
 {
@@ -305,6 +306,28 @@ bool tower_load(const struct tensorfile *f, struct config *c, struct tower_confi
            read_channels(&in, o, "image_mean", 0, t->mean) &&
            read_channels(&in, o, "image_std", 1e-6, t->std) && read_filter(&in, o, t) &&
            (!family->read_pixels || family->read_pixels(&in, o, t)) && check(&in, t);
+}
+
+int tower_n_parts(const struct tower_config *t)
+{
+    return t->middle >= 0 ? 2 : 1;
+}
+
+void tower_part(const struct config *c, const struct tower_config *t, int part,
+                struct config *part_c, struct tower_config *part_t)
+{
+    *part_c = *c;
+    *part_t = *t;
+    part_c->tower = part_t;
+    if (t->middle < 0)
+        return;
+    part_t->part = part;
+    part_t->first = part ? t->middle + 1 : 0;
+    part_c->n_layers = part ? c->n_layers - part_t->first : t->middle + 2; /* with the join */
+    if (part) {
+        part_t->table = TABLE_NONE;
+        part_t->class_token = false;
+    }
 }
 
 bool tower_measure(const struct tensorfile *f, int *n_layers, struct model_size *out)

@@ -42,7 +42,10 @@ struct tower_config {
     bool channels_last; /* a patch's values: row, column, channel */
     int window;         /* patches a side of the windows of attention; 0 = none */
     bool full[CONFIG_MAX_LAYERS]; /* with windows: layers with full attention */
-    int middle;                   /* a layer after which four rows become one; -1 = none */
+    /* A layer after which the rows of four patches become one; -1 = none. Such a tower is two networks (tower_part). */
+    int middle;
+    int part, first; /* the network, and its first layer */
+    int n_middle;    /* width inside the merger in the middle */
     enum tower_table table;
     enum tower_axes axes;
     enum activation act;
@@ -72,14 +75,19 @@ bool tower_present(const struct tensorfile *f);
 /* c keeps a pointer to t. */
 bool tower_load(const struct tensorfile *f, struct config *c, struct tower_config *t,
                 struct error *err);
+/* The networks of a tower. The features of one are the rows of the next. */
+int tower_n_parts(const struct tower_config *t);
+/* The configs of a network, of those of the whole tower. part_c refers to part_t from then on. */
+void tower_part(const struct config *c, const struct tower_config *t, int part,
+                struct config *part_c, struct tower_config *part_t);
 /* The tower's layers and bytes. False: the file has none that Steel runs. */
 struct model_size; /* model/model.h */
 bool tower_measure(const struct tensorfile *f, int *n_layers, struct model_size *out);
 
-/* Values of a patch: 3 channels of each frame. */
+/* Values of a row beside its position: 3 channels of each frame of a patch, or what an earlier network made. */
 static inline int tower_patch_values(const struct tower_config *t)
 {
-    return 3 * t->frames * t->patch * t->patch;
+    return t->part ? t->n_middle : 3 * t->frames * t->patch * t->patch;
 }
 
 /* Whether a tensor of a folder belongs to its tower. */

@@ -51,11 +51,11 @@ static const struct rope *build_axes(struct net_builder *b)
     return rope;
 }
 
-static const struct weight *build_qkv(struct net_builder *b, int i)
+/* i: the layer in the file, also below. */
+static const struct weight *build_qkv(struct net_builder *b, int i, const struct tower_names *n)
 {
     const struct config *c = b->c;
     const struct tower_family *f = c->tower->family;
-    const struct tower_names *n = &f->names;
     int wide = c->n_heads * c->head_dim;
     bool fused = n->qkv.gguf && build_has(b, &n->qkv, i), split = !b->f->is_gguf && f->split_qkv;
     struct weight_rows rows[3] = {
@@ -154,11 +154,11 @@ static struct norm after(struct net_builder *b, int i, const struct norm_name *n
                          .gain = build_vector(b, i, scale, b->c->n_embd, (struct adjust){0})};
 }
 
-static void build_mixer(struct net_builder *b, int i, const struct rope *rope, struct mixer *m)
+static void build_mixer(struct net_builder *b, int i, const struct tower_names *n,
+                        const struct rope *rope, bool windowed, struct mixer *m)
 {
     const struct config *c = b->c;
     const struct tower_config *t = c->tower;
-    const struct tower_names *n = &t->family->names;
     struct attention *a = &m->attention;
     int wide = c->n_heads * c->head_dim;
     *m = (struct mixer){.kind = MIXER_ATTENTION};
@@ -172,8 +172,8 @@ static void build_mixer(struct net_builder *b, int i, const struct rope *rope, s
                             .scale = c->attn_scale != 0 ? c->attn_scale
                                                         : 1.0f / sqrtf((float)c->head_dim),
                             .bidirectional = true,
-                            .span = t->window && !t->full[i] ? SPAN_ONLY : SPAN_NONE};
-    a->wqkv = build_qkv(b, i);
+                            .span = windowed ? SPAN_ONLY : SPAN_NONE};
+    a->wqkv = build_qkv(b, i, n);
     a->wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, wide, c->n_embd);
     a->q_norm = head_norm(b, i, &n->q_norm, &a->norm_whole);
     a->k_norm = head_norm(b, i, &n->k_norm, &a->norm_whole);
@@ -206,21 +206,57 @@ static void build_mlp(struct net_builder *b, int i, struct mlp *m)
         build_matrix(b, WEIGHT_LINEAR, i, swapped ? &n->up : &n->down, c->n_ff, c->n_embd);
 }
 
+/*
+ * What joins the rows of four patches x_0 .. x_3 of the first network: attention inside the four, and a feature
+ * [gelu(norm([x_0 .. x_3]) Wup^T), mean(x)] for which the second network starts with a row
+ * gelu(..) Wdown^T + mean(x), like a patch and its position.
+ */
+static void build_join(struct net_builder *b, const struct rope *rope)
+{
+    enum { ROWS = 4 };
+    const struct config *c = b->c;
+    const struct tower_config *t = c->tower;
+    const struct tower_join *j = t->family->join;
+    int last = c->n_layers - 1, E = c->n_embd;
+    build_mixer(b, 0, &j->attn, rope, true, &b->net->layers[last].mixer);
+    b->net->n_mergers = 2;
+    b->net->mergers = mem_zalloc(2, sizeof *b->net->mergers);
+    struct merger *up = &b->net->mergers[0], *mean = &b->net->mergers[1];
+    *up = (struct merger){.after = last, .n_steps = 2};
+    up->steps[0] =
+        (struct merge_step){.rows = ROWS,
+                            .joined = tower_norm(b, 0, &j->norm, ROWS * E),
+                            .act = ACT_NONE,
+                            .w = build_matrix(b, WEIGHT_LINEAR, 0, &j->up, ROWS * E, t->n_middle)};
+    up->steps[1] = (struct merge_step){.act = ACT_PLAIN_GELU_TANH};
+    *mean = (struct merger){.after = last, .at = t->n_middle, .n_steps = 1};
+    mean->steps[0] = (struct merge_step){.rows = ROWS, .mean = true, .act = ACT_NONE};
+}
+
 void tower_build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct tower_config *t = c->tower;
-    const struct tower_names *n = &t->family->names;
+    const struct tower_family *f = t->family;
+    const struct tower_names *n = &f->names;
     const struct rope *rope = build_axes(b);
-    const struct weight_rows rows = {.name = &n->patches, .n = c->n_embd, .flat = true};
+    const struct weight_rows rows = {
+        .name = t->part ? &f->join->down : &n->patches, .n = c->n_embd, .flat = !t->part};
+    bool joins = t->middle >= 0 && !t->part;
     b->net->embed.patches = build_weight(b, WEIGHT_LINEAR, 0, tower_patch_values(t), 1, 1, &rows);
-    b->net->embed.patch_norm = tower_norm(b, 0, &n->patch_norm, c->n_embd);
-    b->net->embed.norm = tower_norm(b, 0, &n->pre_norm, c->n_embd);
-    for (int i = 0; i < c->n_layers; i++) {
-        build_mixer(b, i, rope, &b->net->layers[i].mixer);
-        build_mlp(b, i, &b->net->layers[i].mlp);
-        if (t->clips)
-            build_clips(b, i, &b->net->layers[i]);
+    if (!t->part) {
+        b->net->embed.patch_norm = tower_norm(b, 0, &n->patch_norm, c->n_embd);
+        b->net->embed.norm = tower_norm(b, 0, &n->pre_norm, c->n_embd);
     }
-    t->family->merge(b);
+    for (int i = 0; i < c->n_layers - joins; i++) {
+        struct layer *l = &b->net->layers[i];
+        build_mixer(b, t->first + i, n, rope, t->window && !t->full[i], &l->mixer);
+        build_mlp(b, t->first + i, &l->mlp);
+        if (t->clips)
+            build_clips(b, i, l);
+    }
+    if (joins)
+        build_join(b, rope);
+    else
+        f->merge(b);
 }
