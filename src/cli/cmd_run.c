@@ -434,7 +434,7 @@ int cmd_run(int argc, char **argv)
         {OPT_STRING, 0, "system", 0, &f.system, 0, 0, "TEXT", "the system prompt"},
         {OPT_STRING, 0, "think", 0, &f.think, 0, 0, "MODE", "on, off or hide (default on)"},
         {OPT_FLAG, 0, "hidethinking", "hide-thinking", &f.hide_thinking, 0, 0, 0,
-         "as --think hide: tell only how long the model thinks"},
+         "same as --think hide: show only how long the model thinks"},
         {OPT_INT, 0, "reasoning-budget", 0, &f.o.thinking_budget, -1, 1 << 28, "N",
          "most tokens of thinking; 0 = none, -1 = no limit (default -1)"},
         {OPT_STRING, 0, "chat-template", "chat-template-file", &f.template, 0, 0, "FILE|MODEL",

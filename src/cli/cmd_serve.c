@@ -408,12 +408,12 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
         {OPT_INT, 0, "max-image-pixels", 0, &f->image_pixels, 1, 1 << 30, "N",
          "largest image that is decoded, width x height (default 33554432)"},
         {OPT_INT, 0, "max-image-tokens", 0, &f->image_tokens, 4, 16384, "N",
-         "larger images are made smaller until they are N tokens (default 4096)"},
+         "most tokens of an image; larger images are resized (default 4096)"},
         {OPT_LIST, 0, "allow-image-origins", 0, &f->image_origins, 0, 0, "ORIGIN",
          "origin from which images of http and https URLs are fetched, such as "
          "https://example.org (repeatable)"},
         {OPT_STRING, 0, "image-memory", 0, &f->image_memory, 0, 0, "SIZE",
-         "images of waiting and running requests, as the model reads them (default 1G); beyond "
+         "memory for images of waiting and running requests (default 1G); beyond "
          "that 429"},
         {OPT_INT, 0, "store-mb", 0, &f->store_mb, 0, 65536, "N",
          "MB of responses kept for previous_response_id (default 64; 0 = none)"},
@@ -434,7 +434,7 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
         {OPT_LIST, 0, "models", "models-dir", &f->dirs, 0, 0, "DIR",
          "serve the GGUF files and Hugging Face folders in DIR by name (repeatable)"},
         {OPT_STRING, 0, "keep-alive", 0, &f->keep_alive, 0, 0, "TIME",
-         "unload a model that was not used for so long, such as 5m (default: when memory is "
+         "unload a model after this time without use, such as 5m (default: when memory is "
          "needed)"},
         {OPT_LIST, 0, "pin", 0, &f->pins, 0, 0, "NAME", "never unload this model (repeatable)"},
         {OPT_INT, 0, "max-models", "models-max", &f->srv.max_loaded, 1, 1024, "N",
@@ -509,10 +509,11 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
         .about =
             "Serves models over HTTP: OpenAI's chat, completions and Responses APIs, Anthropic's\n"
             "messages API, Ollama's API, /tokenize, /metrics, /health, and a chat page at /.\n"
-            "One MODEL is loaded at once and stays. Of several, the first is loaded at once and\n"
-            "the others at their first request ([NAME=]MODEL names one); so are the models of\n"
-            "--models, and without any MODEL those that 'steel list' shows. Models leave memory\n"
-            "when others need it. Sections [model NAME] of the config file set options of each.",
+            "A single MODEL is loaded at the start and stays. With several ([NAME=]MODEL names\n"
+            "one), the first is loaded at the start and the others at their first request. Models\n"
+            "of --models, or of 'steel list' if no MODEL is given, are loaded at their first\n"
+            "request, too. Models are unloaded when others need the memory. Sections\n"
+            "[model NAME] of the config file set the options of each.",
         .examples = "  steel serve model.gguf\n"
                     "  steel serve model.gguf --host 0.0.0.0 --port 8000 --api-key secret -np 32\n"
                     "  steel serve --models ~/models --keep-alive 10m\n"

@@ -25,21 +25,21 @@
     {OPT_FLOAT, 0, "xtc-probability", 0, &(o).xtc_probability, 0, 1, "P", \
      "how often the best tokens are left out; 0 = off (default 0)"}, \
     {OPT_FLOAT, 0, "xtc-threshold", 0, &(o).xtc_threshold, 0, 1, "P", \
-     "... those of at least this probability, but for the last (default 0.1)"}, \
+     "XTC's tokens: at least this likely, except the least likely of them (default 0.1)"}, \
     {OPT_FLOAT, 0, "dynatemp-range", 0, &(o).dynatemp_range, 0, 100, "X", \
      "the temperature follows the entropy, X up and down; 0 = off (default 0)"}, \
     {OPT_FLOAT, 0, "dynatemp-exp", 0, &(o).dynatemp_exponent, 0, 100, "X", \
-     "exponent of the entropy in it (default 1)"}, \
+     "exponent of the entropy for --dynatemp-range (default 1)"}, \
     {OPT_INT, 0, "mirostat", 0, &(o).mirostat, 0, 2, "N", \
-     "mirostat 1 or 2 in place of the stages that cut; 0 = off (default 0)"}, \
+     "mirostat 1 or 2 in place of the stages that drop tokens; 0 = off (default 0)"}, \
     {OPT_FLOAT, 0, "mirostat-ent", 0, &(o).mirostat_tau, 0, 100, "X", \
-     "its surprise in bits (default 5)"}, \
+     "mirostat's target surprise in bits (default 5)"}, \
     {OPT_FLOAT, 0, "mirostat-lr", 0, &(o).mirostat_eta, 0, 1, "X", \
-     "how fast it learns (default 0.1)"}, \
+     "mirostat's learning rate (default 0.1)"}, \
     {OPT_FLOAT, 0, "dry-multiplier", 0, &(o).dry_multiplier, 0, 100, "X", \
      "DRY: lower tokens that would continue a repetition; 0 = off (default 0)"}, \
     {OPT_FLOAT, 0, "dry-base", 0, &(o).dry_base, 1, 100, "X", \
-     "growth of that with the length of the repetition (default 1.75)"}, \
+     "growth of DRY's penalty with the length of the repetition (default 1.75)"}, \
     {OPT_INT, 0, "dry-allowed-length", 0, &(o).dry_allowed_length, 1, 1 << 20, "N", \
      "repetitions of fewer tokens are free (default 2)"}, \
     {OPT_INT, 0, "dry-penalty-last-n", 0, &(o).dry_last_n, -1, 1 << 20, "N", \
