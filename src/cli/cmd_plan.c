@@ -583,7 +583,8 @@ int cmd_plan(int argc, char **argv)
         .about =
             "Prints how a model would be placed on several ranks (mpirun -n N steel ... --tp "
             "...):\n"
-            "what each rank holds, what cannot be divided and why, whether it fits, and what a step\n"
+            "what each rank holds, what cannot be divided and why, whether it fits, and what a "
+            "step\n"
             "sends. With --link, how fast it would be and what bounds it. Reads only the file's\n"
             "headers, and needs no mpirun. Exit status 1 where --memory, --gpu or --link is given\n"
             "and the model does not fit.",
