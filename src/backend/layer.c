@@ -273,7 +273,8 @@ static bool attention_ok(const struct check *c, const struct attention *a)
 
 static bool mixer_ok(const struct check *c, const struct mixer *m, const struct mixer *first)
 {
-    if (!block_ok(c, &m->block))
+    if (!block_ok(c, &m->block) ||
+        !has(c, m->block.parallel, PART_PARALLEL, "a mixer in parallel with another is"))
         return false;
     if (m->kind == MIXER_LATENT)
         return has(c, true, PART_LATENT, "latent attention is") &&
@@ -284,7 +285,9 @@ static bool mixer_ok(const struct check *c, const struct mixer *m, const struct 
     if (m->kind == MIXER_SHORT_CONV)
         return has(c, true, PART_SHORT_CONV, "a short convolution is");
     if (m->kind == MIXER_SSM)
-        return has(c, true, PART_SSM, "a state-space model is");
+        return has(c, true, PART_SSM, "a state-space model is") &&
+               has(c, m->ssm.in_scale[0] != 0, PART_SSM_SCALES,
+                   "a factor on a state-space model's projection is");
     if (m->kind == MIXER_NONE)
         return has(c, true, PART_ALONE, "a layer without a mixer is");
     const struct attention *a = &m->attention, *b = &first->attention;

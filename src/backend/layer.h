@@ -58,7 +58,8 @@ struct norm {
 struct block {
     struct norm in, out, sum; /* (E) */
     float scale;              /* 0 = 1 */
-    /* Of an mlp: n = in(x) of the x that the mixer read, so that both run in parallel. */
+    /* Of an mlp: n = in(x) of the x that the mixer read, so that both run in parallel. Of a mixer: of the x that the mixer
+     * of the layer before read, which has no mlp. */
     bool parallel;
 };
 
@@ -187,7 +188,8 @@ static inline int delta_net_k_head(const struct delta_net *d, int h)
 /*
  * State-space model of Mamba-2: H heads of P values; head h uses the keys b and c of group h*G/H, which have N values.
  * Each head has a state S (N, P), which every token decays, adds to and reads.
- *   [z u dt] = n Win^T + bias, with widths H*P, H*P + 2*G*N and H
+ *   [z u dt] = n Win^T + bias, with widths H*P, H*P + 2*G*N and H; in_scale: z, dt and the parts x, b and c of u are
+ *   each multiplied by a factor
  *   [x b c] = silu(conv(u) + conv_bias), the convolution as in delta nets
  *   dt = clamp(ln(1 + exp(dt + dt_bias)), dt_min, dt_max)
  *   S = exp(-decay * dt) S + b (dt * x)^T; o = S^T c + skip * x
@@ -195,6 +197,8 @@ static inline int delta_net_k_head(const struct delta_net *d, int h)
  *   y = o Wout^T + bias
  * The norm is over each of n_norms equal parts of o. A sequence keeps S and the last W-1 rows of u.
  */
+enum { SSM_PARTS = 5 };
+
 struct ssm {
     int n_heads, n_groups, head_dim, state_dim; /* H, G, P, N; G divides H */
     int conv_len;                               /* W */
@@ -206,7 +210,14 @@ struct ssm {
     struct norm norm;                           /* gain (H*P) */
     int n_norms;
     bool norm_first;
+    float in_scale[SSM_PARTS]; /* of z, x, b, c, dt; all 0 = 1 */
 };
+
+/* The values of part i of a row of its projection. */
+static inline int ssm_part(const struct ssm *m, int i)
+{
+    return i < 2 ? m->n_heads * m->head_dim : i < 4 ? m->n_groups * m->state_dim : m->n_heads;
+}
 
 /* Channels of its convolution. */
 static inline int ssm_channels(const struct ssm *m)
@@ -543,6 +554,7 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_OWN_GATE           (1ull << 31) /* wgate of attention */
 #define PART_CHUNKED            (1ull << 32) /* attention in chunks */
 #define PART_NORM_LATE          (1ull << 33) /* QK-norm after RoPE, a norm of attention's result */
+#define PART_SSM_SCALES         (1ull << 40) /* factors on a state-space model's projection */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 
 bool network_check(const struct network *net, uint64_t parts, const char *backend,

@@ -190,6 +190,14 @@ static void attend_rows(struct ref *r, const struct attention *a, const struct k
     }
 }
 
+/* r->n = the mixer's input of row t */
+static void read_stream(struct ref *r, const struct mixer *m, int t)
+{
+    const float *x = ref_stream_row(r, t);
+    ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n,
+                 r->net->n_embd);
+}
+
 static void mix_attention(struct ref *r, const struct mixer *m, int layer)
 {
     const struct attention *a = &m->attention;
@@ -197,7 +205,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
     ref_stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
         r->at = t;
-        ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
+        read_stream(r, m, t);
         project_row(r, a, kv, t);
     }
     ref_stage_end(r, STAGE_QKV);
@@ -281,7 +289,7 @@ static void mix_latent(struct ref *r, const struct mixer *m, int layer)
     ref_stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
         r->at = t;
-        ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
+        read_stream(r, m, t);
         latent_row(r, l, kv, t);
     }
     ref_stage_end(r, STAGE_QKV);
@@ -377,6 +385,10 @@ static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out
     float *z = r->qkv, *x = z + values, *dt = x + width;
     float *S = state + (size_t)(m->conv_len - 1) * (size_t)width;
     ref_matvec(r, m->w_in, 0, r->n, z);
+    float *part = z;
+    for (int k = 0; m->in_scale[0] != 0 && k < SSM_PARTS; part += ssm_part(m, k++))
+        for (int i = 0; i < ssm_part(m, k); i++)
+            part[i] *= m->in_scale[k];
     convolve(m->conv, m->conv_bias, m->conv_len, width, state, x);
     for (int c = 0; c < width; c++)
         x[c] *= ref_sigmoid(x[c]);
@@ -397,13 +409,13 @@ static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out
             out[h * P + p] = (float)sum + m->skip[h] * v;
         }
     }
-    int part = values / (m->n_norms ? m->n_norms : 1);
+    int each = values / (m->n_norms ? m->n_norms : 1);
     for (int i = 0; i < values && !m->norm_first; i++)
         out[i] *= z[i] * ref_sigmoid(z[i]);
-    for (int i = 0; i < values && m->norm.kind != NORM_NONE; i += part) {
+    for (int i = 0; i < values && m->norm.kind != NORM_NONE; i += each) {
         struct norm norm = m->norm;
         norm.gain = norm.gain ? norm.gain + i : NULL;
-        ref_norm_row(&norm, out + i, out + i, part);
+        ref_norm_row(&norm, out + i, out + i, each);
     }
     for (int i = 0; i < values && m->norm_first; i++)
         out[i] *= z[i] * ref_sigmoid(z[i]);
@@ -453,7 +465,7 @@ static void mix_state(struct ref *r, const struct mixer *m, int layer, size_t va
             memcpy(state, states + (size_t)b->state_in[seq] * len, len * sizeof(float));
         for (int t = first; t < b->q_start[seq + 1]; t++) {
             r->at = t;
-            ref_norm_row(&m->block.in, ref_stream_row(r, t), r->n, r->net->n_embd);
+            read_stream(r, m, t);
             state_row(r, m, state, r->a + (size_t)t * values);
             if (b->save_rows[seq] == t - first + 1)
                 memcpy(states + (size_t)b->save_state[seq] * len, state, len * sizeof(float));
@@ -485,7 +497,8 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
         if (m->partial)
             be->comm->sum(be->comm, r->y, (size_t)r->net->n_embd);
         float *x = ref_stream_row(r, i);
-        memcpy(r->before + (x - r->x), x, (size_t)r->net->n_embd * sizeof *x);
+        if (!m->block.parallel)
+            memcpy(r->before + (x - r->x), x, (size_t)r->net->n_embd * sizeof *x);
         ref_block_add(r, &m->block, r->y, x);
     }
     ref_stage_end(r, STAGE_OUTPUT);

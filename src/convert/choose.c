@@ -118,7 +118,7 @@ static void tell_packed(const struct transcode *t, const struct convert_options 
             const struct out_tensor *o = &t->tensors[i];
             if (!o->mats || o->mats[0].layout.kind != kind)
                 continue;
-            bool same = o->type == o->mats[0].layout.type && !o->n_merges;
+            bool same = o->type == o->mats[0].layout.type && !o->n_merges && !o->row_times;
             kept += same;
             changed += !same;
             to[o->type] += !same;

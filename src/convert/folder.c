@@ -335,6 +335,18 @@ static void reorder_pairs(const struct weight_rows *rows, struct out_tensor *o)
     s->step = 1;
 }
 
+/* Sets the factors on a tensor's rows. */
+static void fold_rows(const struct weight_rows *rows, struct out_tensor *o)
+{
+    if (!rows->fold[0].n)
+        return;
+    o->row_times = mem_zalloc((size_t)o->rows, sizeof *o->row_times);
+    int at = 0;
+    for (const struct row_fold *f = rows->fold; f->n; f++)
+        for (int i = 0; i < f->n; i++)
+            o->row_times[at++] = f->times;
+}
+
 /* Writes rows of a weight, for all experts, as one GGUF tensor. */
 static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
                      const struct weight_rows *rows)
@@ -356,6 +368,7 @@ static bool add_rows(struct folder_plan *p, const struct tensor_spec *spec,
         reorder(spec, rows, o);
     else if (!o->heads && rows_order(rows, true) != rows_order(rows, false))
         reorder_pairs(rows, o);
+    fold_rows(rows, o);
     return true;
 }
 
@@ -381,7 +394,7 @@ static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
 
 bool folder_add_spec(struct folder_plan *p, const struct tensor_spec *spec)
 {
-    return spec->w ? add_weight(p, spec) : add_vector(p, spec);
+    return spec->copy || (spec->w ? add_weight(p, spec) : add_vector(p, spec));
 }
 
 float *folder_values(struct folder_plan *p, const struct tensor *t, int64_t n)

@@ -64,6 +64,7 @@ void transcode_clear(struct transcode *t)
         mem_free(t->tensors[i].scales);
         mem_free(t->tensors[i].order);
         mem_free(t->tensors[i].columns);
+        mem_free(t->tensors[i].row_times);
         mem_free(t->tensors[i].merges);
         mem_free(t->tensors[i].merge_rows);
     }
@@ -182,7 +183,7 @@ static bool unpack_chunk(const struct transcode *t, const struct out_tensor *o,
 
 bool transcode_copies(const struct out_tensor *o)
 {
-    if (o->mats[0].transposed)
+    if (o->mats[0].transposed || o->row_times)
         return false;
     int64_t len = dtype_table[o->mats[0].layout.type].block_len;
     for (int64_t j = 0; o->columns && j < o->dims[0]; j++)
@@ -358,7 +359,7 @@ static bool do_chunk(struct transcode_job *r, const struct transcode_chunk *c, s
     int64_t row = 0;
     const struct input_matrix *s = o->mats ? chunk_source(o, c, &row) : NULL;
     const void *data = b->blocks;
-    if (s && !o->n_merges && is_plain(s) && !o->heads && s->data->type == o->type) {
+    if (s && !o->n_merges && !o->row_times && is_plain(s) && !o->heads && s->data->type == o->type) {
         data = s->data->data + (size_t)row * row_bytes;
     } else if (s && !o->n_merges && is_packed(s) && s->layout.type == o->type &&
                transcode_copies(o)) {
@@ -368,6 +369,8 @@ static bool do_chunk(struct transcode_job *r, const struct transcode_chunk *c, s
         if (!read_rows(r->t, o, c, b->values, err))
             return false;
         add_merges(o, c, b->values);
+        for (size_t i = 0; o->row_times && i < n * (size_t)c->rows; i++)
+            b->values[i] *= o->row_times[(size_t)c->row + i / n];
         if (!check_range(o, c, b->values, n, err))
             return false;
         bool weighted = o->weighted &&

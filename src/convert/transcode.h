@@ -45,6 +45,7 @@ struct out_tensor {
     /* Source rows, and columns, in output order, for parts of a tensor (plain:
      * input_matrix.tensor_rows) that are reordered. (rows), (dims[0]), owned; NULL = in order. */
     int32_t *order, *columns;
+    float *row_times;          /* (rows) factors on the rows of each matrix; owned, or NULL */
     bool weighted;             /* the importance matrix has this name */
     struct merge_part *merges; /* (n_merges) owned */
     int n_merges;

@@ -448,7 +448,7 @@ static bool cut_layers(struct splitter *s, struct error *err)
             a->kv_layer -= mine.first; /* that layer is on this stage, too */
     }
     for (int i = 0; i < s->n_specs; i++) {
-        int layer = s->specs[i].layer;
+        int layer = s->specs[i].net_layer;
         if (stages_spec_of_layer(s->f, s->c, &s->specs[i]) &&
             (layer < mine.first || layer >= mine.first + mine.n))
             cut_of(&s->specs[i])->none = true;

@@ -60,8 +60,8 @@ static double cost_of(const struct tensorfile *f, const struct config *c, const 
     if (!spec->w || (spec->role == WEIGHT_EMBED && spec->w != net->head.w))
         return 0;
     double times = spec->n_expert > 1 ? spec->n_expert : 1;
-    if (experts && spec->layer < net->n_layers)
-        times = experts_met(&net->layers[spec->layer].mlp, spec->n_expert);
+    if (experts && spec->net_layer < net->n_layers)
+        times = experts_met(&net->layers[spec->net_layer].mlp, spec->n_expert);
     return floor(times * weight_bytes(f, c, spec));
 }
 
@@ -132,11 +132,12 @@ bool stages_cut(const double *cost, const bool *joined, int n, double front, dou
     return ok;
 }
 
-/* A layer that reads another layer's cache must be on the same stage. */
+/* A layer that reads another layer's cache, or runs in parallel with the one before, must be on the same stage. */
 static void join_layers(const struct network *net, int depth, bool *joined)
 {
     for (int i = 0; i < depth; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
+        joined[i] |= net->layers[i].mixer.block.parallel;
         if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
             for (int k = a->kv_layer + 1; k <= i; k++)
                 joined[k] = true;
@@ -160,7 +161,7 @@ bool stages_layers(const struct tensorfile *f, const struct config *c, const str
             front += shared ? reads / 2 : 0;
             back += shared ? reads / 2 : reads;
         } else if (stages_spec_of_layer(f, c, &specs[i])) {
-            *(specs[i].layer < depth ? &cost[specs[i].layer] : &back) += reads;
+            *(specs[i].net_layer < depth ? &cost[specs[i].net_layer] : &back) += reads;
         }
     }
     bool ok = stages_cut(cost, joined, depth, front, back, r->pp, first);

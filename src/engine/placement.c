@@ -296,7 +296,7 @@ static void explain(const struct rank_counter *k, const struct tensor_spec *spec
 {
     const struct network *net = &k->net->net;
     const struct weight *w = spec->w;
-    int at = spec->layer - k->to->layers.first;
+    int at = spec->net_layer - k->to->layers.first;
     if (!w)
         add_copy(k->plan, "norms and other vectors", "they are small", 0, bytes);
     else if (w == net->embed.tokens || w == net->head.w)
@@ -449,7 +449,7 @@ static bool place(const struct rank_counter *common, const struct ranks *r,
 {
     struct outline o = {0};
     struct rank_counter of_rank = *common, *k = &of_rank;
-    int n_layers = k->c->n_layers;
+    int n_layers = config_net_layers(k->c);
     *to = (struct placement_rank){.layers = {0, n_layers},
                                   .comm = {.tp = r ? r->tp : 1, .pp = r ? r->pp : 1}};
     if (r) {

@@ -85,6 +85,11 @@ static struct tensor_spec *add_spec(struct net_builder *b)
     return &b->specs[b->n_specs++];
 }
 
+static int net_layer(const struct net_builder *b, int layer)
+{
+    return layer * (b->c->family->parts ? b->c->family->parts : 1) + b->part;
+}
+
 const struct weight *build_weight(struct net_builder *b, enum weight_role role, int layer, int n_in,
                                   int n_expert, int n_rows, const struct weight_rows *rows)
 {
@@ -92,7 +97,7 @@ const struct weight *build_weight(struct net_builder *b, enum weight_role role, 
     struct weight *w = mem_zalloc(1, sizeof *w);
     CHECK(n_rows <= (int)(sizeof spec->rows / sizeof *spec->rows), "%d runs of rows", n_rows);
     *spec = (struct tensor_spec){
-        .w = w, .role = role, .layer = layer, .n_in = n_in, .n_expert = n_expert, .n_rows = n_rows};
+        .w = w, .role = role, .layer = layer, .net_layer = net_layer(b, layer), .n_in = n_in, .n_expert = n_expert, .n_rows = n_rows};
     w->n_in = n_in;
     w->n_expert = n_expert;
     for (int i = 0; i < n_rows; i++) {
@@ -123,6 +128,7 @@ const float *build_vector(struct net_builder *b, int layer, const struct tensor_
     struct tensor_spec *spec = add_spec(b);
     *spec = (struct tensor_spec){.vector = v,
                                  .layer = layer,
+                                 .net_layer = net_layer(b, layer),
                                  .n_in = width,
                                  .n_rows = 1,
                                  .rows = {{.name = name, .n = width}},

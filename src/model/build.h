@@ -58,6 +58,12 @@ struct weight_rows {
     /* One matrix per head, in both kinds of file. Head h's rows (transposed: columns) start at
      * stride * h + offset. stride 0: the tensor is not split by heads. */
     int stride, offset;
+    /* For `convert`: the first fold[0].n rows are multiplied by fold[0].times, and so on, for readers that do not know
+     * these factors. n 0 ends. */
+    struct row_fold {
+        int n;
+        float times;
+    } fold[SSM_PARTS + 1];
     bool flat; /* a convolution's tensor: its dims multiply to n * n_in, outputs outermost */
     /* GGUF only: after the first `plain` rows (columns), heads of `len` rows are tiled. Head j of
      * group g is stored at j * groups + g. For `convert`; the readers use delta_net.tiled. */
@@ -125,6 +131,7 @@ struct tensor_spec {
     float *vector;    /* (n_in) backend memory */
     enum weight_role role;
     int layer, n_in, n_expert;
+    int net_layer;  /* the network's layer (model_family.parts) */
     int gguf_layer; /* for `convert`: 1 + the number in the GGUF's name; 0 = layer's */
     int n_rows;
     struct weight_rows rows[3];
@@ -134,6 +141,7 @@ struct tensor_spec {
     /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order. */
     const struct tensor_name *as;
     bool as_is;
+    bool copy; /* for `convert`: another vector has this tensor, too */
     struct cut *cut; /* the part that is kept, owned; NULL = all */
 };
 
@@ -144,6 +152,7 @@ struct net_builder {
     struct network *net;
     struct tensor_spec *specs; /* (n_specs) */
     int n_specs, cap;
+    int part; /* which of a layer's parts is being built (model_family.parts) */
     struct error *err;
     bool failed; /* err says why */
 };

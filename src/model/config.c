@@ -72,6 +72,11 @@ static void find_names(const struct meta_reader *in)
     }
 }
 
+int config_net_layers(const struct config *c)
+{
+    return c->n_layers * (c->family->parts ? c->family->parts : 1);
+}
+
 bool config_is_mtp(const struct config *c, const char *tensor)
 {
     size_t head = c->hf_model ? strlen(c->hf_model) : 0;

@@ -43,6 +43,11 @@ struct rope_config {
     int original_context;
 };
 
+/* Factors of a folder of Falcon-H1 on inputs, products and outputs; ssm: of each part of the projection. */
+struct mup_factors {
+    float attn_in, attn_out, key, ssm_in, ssm_out, mlp[2], ssm[SSM_PARTS];
+};
+
 struct config {
     const struct model_family *family;
     char arch_name[32]; /* as the file spells it */
@@ -96,6 +101,8 @@ struct config {
      * v_heads: heads, k_dim: values of a state, v_dim: of a head) or a short convolution */
     bool is_linear[CONFIG_MAX_LAYERS];
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
+    struct mup_factors mup;
+    bool ssm_norm_first; /* a state-space model's norm comes before its gate */
     float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */
     int n_rot, context;
     bool sees_both_ways; /* attention both ways inside an image (attention.span) */
@@ -109,6 +116,9 @@ struct config {
 };
 
 bool config_load(const struct tensorfile *f, struct config *c, struct error *err);
+
+/* Layers of the network, without an MTP block's. */
+int config_net_layers(const struct config *c);
 
 /* Whether a folder's tensor belongs to the text model. Others are ignored. */
 bool config_is_text(const struct config *c, const char *tensor);

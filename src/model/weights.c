@@ -599,7 +599,7 @@ static bool describe(const struct tensorfile *f, const struct config *c, struct 
                      struct network *net, struct tensor_spec **specs, int *n_specs,
                      struct error *err)
 {
-    int n = c->n_layers + c->n_mtp;
+    int n = config_net_layers(c) + c->n_mtp;
     *net = (struct network){.n_layers = n, .n_embd = c->n_embd, .n_vocab = c->n_vocab};
     net->layers = mem_zalloc((size_t)n, sizeof *net->layers);
     struct net_builder b = {.f = f, .c = c, .be = be, .net = net, .err = err};

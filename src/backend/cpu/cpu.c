@@ -102,6 +102,10 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         if (m->block.parallel && (m->block.in.kind == NORM_NONE || x->block.sum.kind != NORM_NONE ||
                                   m->experts_in.kind != NORM_NONE || m->router.norm.kind))
             return network_refuse(err, i, "such norms of parallel blocks are", "cpu");
+        if (x->block.parallel &&
+            (!i || x->block.in.kind == NORM_NONE || !mlp_is_none(&net->layers[i - 1].mlp) ||
+             net->layers[i - 1].mixer.block.sum.kind != NORM_NONE || !mixer_out(&net->layers[i - 1].mixer)))
+            return network_refuse(err, i, "such parallel mixers are", "cpu");
         if (m->router.w &&
             (m->experts.mid.kind || (m->router.weighs_input && m->experts.gate_up->bias)))
             return network_refuse(err, i, "such experts are", "cpu");
@@ -120,7 +124,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
             PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
             PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
-            PART_OWN_GATE | PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
+            PART_OWN_GATE | PART_SSM_SCALES | PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
         "cpu", err);
 }
 
@@ -566,7 +570,7 @@ static const float *norm_stream(struct cpu_backend *cb, const struct norm *norm)
     return norm->kind == NORM_NONE ? x->x : cb->n;
 }
 
-/* The same of an mlp that runs in parallel with its mixer, whose result is still pending. */
+/* The same of a block that runs in parallel with a mixer, whose result is still pending. */
 static const float *norm_before(struct cpu_backend *cb, const struct norm *norm)
 {
     struct cpu_stream *x = &cb->stream;
@@ -681,7 +685,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct weight *wo = mixer_out(m);
     const float *a = cb->a;
     if (wo) {
-        const float *n = norm_stream(cb, &m->block.in);
+        const float *n = (m->block.parallel ? norm_before : norm_stream)(cb, &m->block.in);
         if (m->kind == MIXER_DELTA_NET)
             mix_delta_net(cb, m, layer, n);
         else if (m->kind == MIXER_LATENT)

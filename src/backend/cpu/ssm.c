@@ -100,6 +100,19 @@ static void conv_block(const struct ssm_job *j, int ith, int seq, int block)
     }
 }
 
+/* Multiplies a sequence's rows of the projection by the factors of their parts. */
+static void scale_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct ssm_job *j = arg;
+    for (int t = first; t < last; t++) {
+        float *part = j->in + (size_t)t * j->width;
+        for (int k = 0; k < SSM_PARTS; part += ssm_part(j->m, k++))
+            for (int i = 0; i < ssm_part(j->m, k); i++)
+                part[i] *= j->m->in_scale[k];
+    }
+}
+
 /* dt of a sequence's rows, which replaces the projection's. */
 static void compute_dt(const struct ssm_job *j, int seq)
 {
@@ -215,8 +228,9 @@ void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const 
              enum isa isa)
 {
     static const struct pool_phase phases[] = {
-        {conv_work, conv_run}, {panels_work, panels_run}, {rows_work, gate_rows}};
+        {rows_work, scale_rows}, {conv_work, conv_run}, {panels_work, panels_run}, {rows_work, gate_rows}};
     const struct ssm *s = &m->ssm;
+    int skip = s->in_scale[0] == 0; /* no factors */
     size_t values = (size_t)s->n_heads * (size_t)s->head_dim;
     struct ssm_job j = {.b = b,
                         .m = s,
@@ -236,11 +250,13 @@ void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const 
                         .old_len = scratch_len,
                         .values = values};
     if (pick_single_thread(SMALL_DELTA, (size_t)b->n_tokens * values * (size_t)s->state_dim)) {
+        if (!skip)
+            scale_rows(&j, 0, 0, b->n_tokens);
         conv_run(&j, 0, 0, conv_work(&j).n);
         panels_run(&j, 0, 0, panels_work(&j).n);
         gate_rows(&j, 0, 0, b->n_tokens);
     } else {
-        pool_phases(pool, phases, 3, &j);
+        pool_phases(pool, phases + skip, 4 - skip, &j);
     }
 }
 

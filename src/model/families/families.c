@@ -44,6 +44,7 @@ const struct model_family *const families[] = {
     &family_mellum,
     &family_granite_hybrid,
     &family_mamba2,
+    &family_falcon_h1,
     &family_lfm2,
     &family_lfm2_moe,
     &family_nemotron_h,

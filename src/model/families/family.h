@@ -27,6 +27,7 @@ struct model_family {
     /* Each expert's output has a factor, called ffn_down_exps.scale in GGUF. With NVFP4 experts
      * their own scales are multiplied into it. */
     bool scales_experts;
+    int parts;        /* layers of the network for each of the file; 0 = 1 */
     bool zero_heads;  /* its GGUF gives layers with a recurrent state no KV heads */
     bool one_block;   /* its layers are a mixer or an mlp; its GGUF gives others no hidden units */
     bool rot_twice;   /* its GGUF counts twice the rotary dimensions of full layers */
@@ -49,7 +50,7 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_modern_bert, family_dots1, family_exaone4, family_exaone_moe, family_gemma2,
     family_granite, family_granitemoe, family_hy_v3, family_mellum, family_olmo2, family_olmo3,
     family_olmoe, family_qwen2moe, family_seed_oss, family_smollm3, family_solar_open,
-    family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
+    family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2, family_falcon_h1,
     family_lfm2, family_lfm2_moe, family_qwen2vl, family_glm4v, family_glm4v_moe, family_nemotron_h,
     family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2, family_stablelm,
     family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4, family_axk1,
