@@ -96,8 +96,13 @@ const struct weight *build_weight(struct net_builder *b, enum weight_role role, 
     struct tensor_spec *spec = add_spec(b);
     struct weight *w = mem_zalloc(1, sizeof *w);
     CHECK(n_rows <= (int)(sizeof spec->rows / sizeof *spec->rows), "%d runs of rows", n_rows);
-    *spec = (struct tensor_spec){
-        .w = w, .role = role, .layer = layer, .net_layer = net_layer(b, layer), .n_in = n_in, .n_expert = n_expert, .n_rows = n_rows};
+    *spec = (struct tensor_spec){.w = w,
+                                 .role = role,
+                                 .layer = layer,
+                                 .net_layer = net_layer(b, layer),
+                                 .n_in = n_in,
+                                 .n_expert = n_expert,
+                                 .n_rows = n_rows};
     w->n_in = n_in;
     w->n_expert = n_expert;
     for (int i = 0; i < n_rows; i++) {

@@ -141,7 +141,7 @@ struct tensor_spec {
     /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order. */
     const struct tensor_name *as;
     bool as_is;
-    bool copy; /* for `convert`: another vector has this tensor, too */
+    bool copy;       /* for `convert`: another vector has this tensor, too */
     struct cut *cut; /* the part that is kept, owned; NULL = all */
 };
 

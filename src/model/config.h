@@ -102,7 +102,7 @@ struct config {
     bool is_linear[CONFIG_MAX_LAYERS];
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     struct mup_factors mup;
-    bool ssm_norm_first; /* a state-space model's norm comes before its gate */
+    bool ssm_norm_first;  /* a state-space model's norm comes before its gate */
     float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */
     int n_rot, context;
     bool sees_both_ways; /* attention both ways inside an image (attention.span) */

@@ -187,7 +187,7 @@ static void delta_lengths(int most, int stride)
 
 /* norms: parts of the norm; 0 = no norm. limits: of dt. */
 static void ssm_case(int H, int G, int P, int N, int W, int norms, bool norm_first, bool limits,
-                     bool bias)
+                     bool bias, bool scales)
 {
     struct dims s = base_dims();
     s.b.n_states = SLOTS;
@@ -227,9 +227,12 @@ static void ssm_case(int H, int G, int P, int N, int W, int norms, bool norm_fir
                               .norm_first = norm_first};
         if (norms)
             m->ssm.norm = (struct norm){NORM_RMS, norm.on[side], NULL, 1e-6f};
+        for (int i = 0; scales && i < SSM_PARTS; i++)
+            m->ssm.in_scale[i] = 0.7f + 0.2f * (float)i;
     }
     char what[80];
-    snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, %d norms", H, G, N, P, W, norms);
+    snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d, %d norms%s", H, G, N, P, W, norms,
+             scales ? ", factors" : "");
     run_turns(&d, &s, "ssm", what, turns, small ? 1 : STEPS);
     struct array *arrays[] = {&conv, &conv_bias, &dt, &skip, &norm, &gain, &slow};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
@@ -245,10 +248,11 @@ void test_ssm(void)
     if (!wanted("ssm"))
         return;
     if (!small)
-        ssm_case(8, 2, 64, 128, 4, 1, false, false, true); /* Mamba-2, Nemotron */
-    ssm_case(4, 1, 64, 32, 4, 4, false, true, true);
-    ssm_case(6, 3, 20, 24, 3, 1, true, false, false); /* no whole vectors, no whole panels */
-    ssm_case(3, 1, 7, 16, 2, 0, false, false, true);
+        ssm_case(8, 2, 64, 128, 4, 1, false, false, true, false); /* Mamba-2, Nemotron */
+    ssm_case(4, 1, 64, 32, 4, 4, false, true, true, false);
+    ssm_case(6, 3, 20, 24, 3, 1, true, false, false, false); /* no whole vectors, no whole panels */
+    ssm_case(3, 1, 7, 16, 2, 0, false, false, true, false);
+    ssm_case(3, 3, 20, 16, 4, 0, false, true, true, true);
     report("ssm", before);
 }
 

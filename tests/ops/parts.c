@@ -51,7 +51,10 @@ enum {
 #define RELU2_GATE (1ull << 33)
 #define XIELU      (1ull << 34)
 #define SILU_LIMIT (1ull << 35)
-#define ON_INPUT   (1ull << 36) /* weights of experts on their input */
+#define BESIDE                                                                                     \
+    (1ull                                                                                          \
+     << 39) /* the second mixer reads what the first one read, and there is no mlp between them */
+#define ON_INPUT (1ull << 36) /* weights of experts on their input */
 
 static const struct {
     const char *name;
@@ -104,6 +107,7 @@ static const struct {
     {"limits of silu", SILU_LIMIT | EXPERTS | DENSE | APART, 64},
     {"weights on inputs", EXPERTS | SIGMOID | ON_INPUT, 64},
     {"parallel", PARALLEL, 64},
+    {"parallel mixers", BESIDE | SCALES, 64},
     {"parallel experts", PARALLEL | EXPERTS | DENSE | APART | SCALES | NORM_OUT, 64},
     {"as nemotron", RELU2 | EXPERTS | LATENT | DENSE | APART | SIGMOID, 64},
     {"deepstack", DEEPSTACK, 64},
@@ -202,6 +206,7 @@ static void make_mixer(struct stock *k, uint64_t parts, int i, enum dtype type)
         a->temp_len = 4;
         a->span = parts & SPANS && (i == 1 || parts & WINDOW) ? SPAN_ALSO : SPAN_NONE;
         m->block.scale = parts & SCALES ? 0.7f : 0;
+        m->block.parallel = (parts & BESIDE) != 0 && i == 1;
     }
     NORM(mixer.block.in, E, true);
     if (parts & (WHOLE | V_NORM)) {
@@ -397,7 +402,8 @@ static void part_case(int c, enum dtype type, enum dtype kv, double tol)
     struct stock k = {.d = &d};
     for (int i = 0; i < 2; i++) {
         make_mixer(&k, parts, i, type);
-        make_mlp(&k, parts, i, type);
+        if (!(parts & BESIDE) || i == 1)
+            make_mlp(&k, parts, i, type);
         kv_new(&d, i);
     }
     make_ends(&k, parts, type);

@@ -227,8 +227,10 @@ void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const 
              float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
              enum isa isa)
 {
-    static const struct pool_phase phases[] = {
-        {rows_work, scale_rows}, {conv_work, conv_run}, {panels_work, panels_run}, {rows_work, gate_rows}};
+    static const struct pool_phase phases[] = {{rows_work, scale_rows},
+                                               {conv_work, conv_run},
+                                               {panels_work, panels_run},
+                                               {rows_work, gate_rows}};
     const struct ssm *s = &m->ssm;
     int skip = s->in_scale[0] == 0; /* no factors */
     size_t values = (size_t)s->n_heads * (size_t)s->head_dim;

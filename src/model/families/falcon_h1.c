@@ -17,8 +17,7 @@ static const struct decoder_names names = {
     .gate = {"blk.%d.ffn_gate", "model.layers.%d.feed_forward.gate_proj"},
     .up = {"blk.%d.ffn_up", "model.layers.%d.feed_forward.up_proj"},
     .down = {"blk.%d.ffn_down", "model.layers.%d.feed_forward.down_proj"}};
-static const struct tensor_name attn_norm = {"blk.%d.attn_norm",
-                                             "model.layers.%d.input_layernorm"},
+static const struct tensor_name attn_norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},
                                 ffn_norm = {"=blk.%d.ffn_norm",
                                             "=model.layers.%d.pre_ff_layernorm.weight"};
 static const struct ssm_names mamba = {SSM_NAMES("model.layers.%d.mamba")};
@@ -31,8 +30,10 @@ static bool read_factors(const struct meta_reader *in)
     const struct {
         const char *key;
         float *to;
-    } one[] = {{"attention_in_multiplier", &f->attn_in}, {"attention_out_multiplier", &f->attn_out},
-               {"key_multiplier", &f->key},              {"ssm_in_multiplier", &f->ssm_in},
+    } one[] = {{"attention_in_multiplier", &f->attn_in},
+               {"attention_out_multiplier", &f->attn_out},
+               {"key_multiplier", &f->key},
+               {"ssm_in_multiplier", &f->ssm_in},
                {"ssm_out_multiplier", &f->ssm_out}};
     for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
         double v = 1;
@@ -128,8 +129,8 @@ static void build_attention(struct net_builder *b, int i, const struct rope *rop
 {
     const struct mup_factors *f = &b->c->mup;
     decoder_mixer(b, &decoder, i, rope, m);
-    m->block.in = build_rms_adjusted(b, i, &attn_norm, b->c->n_embd,
-                                     (struct adjust){.times = f->attn_in});
+    m->block.in =
+        build_rms_adjusted(b, i, &attn_norm, b->c->n_embd, (struct adjust){.times = f->attn_in});
     m->attention.scale *= f->key;
     m->block.scale = f->attn_out;
     fold(b, m->attention.wqkv, 0, f->attn_in);
@@ -142,8 +143,8 @@ static void build_ssm(struct net_builder *b, int i, struct mixer *m)
 {
     const struct mup_factors *f = &b->c->mup;
     *m = (struct mixer){.block = {.parallel = true, .scale = f->ssm_out}};
-    m->block.in = build_rms_adjusted(b, i, &attn_norm, b->c->n_embd,
-                                     (struct adjust){.times = f->ssm_in});
+    m->block.in =
+        build_rms_adjusted(b, i, &attn_norm, b->c->n_embd, (struct adjust){.times = f->ssm_in});
     b->specs[b->n_specs - 1].copy = true;
     ssm_build(b, &mamba, i, m);
     struct ssm *s = &m->ssm;
@@ -156,9 +157,9 @@ static void build_ssm(struct net_builder *b, int i, struct mixer *m)
         s->in_scale[k] = f->ssm[k];
     fold(b, s->w_out, 0, f->ssm_out);
     for (int k = b->n_specs - 1; k >= 0; k--)
-        for (int p = 0; b->specs[k].w == s->w_in && (scaled || f->ssm_in != 1) && p < SSM_PARTS; p++)
-            b->specs[k].rows[0].fold[p] =
-                (struct row_fold){ssm_part(s, p), f->ssm_in * f->ssm[p]};
+        for (int p = 0; b->specs[k].w == s->w_in && (scaled || f->ssm_in != 1) && p < SSM_PARTS;
+             p++)
+            b->specs[k].rows[0].fold[p] = (struct row_fold){ssm_part(s, p), f->ssm_in * f->ssm[p]};
 }
 
 /* A factor on the gate's product alone would need an activation of its own: the norm's gain has it, which scales gate
@@ -167,8 +168,8 @@ static void build_mlp(struct net_builder *b, int i, struct mlp *m)
 {
     const struct mup_factors *f = &b->c->mup;
     decoder_mlp(b, &decoder, i, m);
-    m->block.in = build_rms_adjusted(b, i, &ffn_norm, b->c->n_embd,
-                                     (struct adjust){.times = f->mlp[0]});
+    m->block.in =
+        build_rms_adjusted(b, i, &ffn_norm, b->c->n_embd, (struct adjust){.times = f->mlp[0]});
     m->block.scale = f->mlp[1] / f->mlp[0];
     m->block.scale = m->block.scale == 1 ? 0 : m->block.scale;
     fold(b, m->dense.gate_up, 0, f->mlp[0]);
