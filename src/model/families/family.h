@@ -50,12 +50,12 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_modern_bert, family_dots1, family_exaone4, family_exaone_moe, family_gemma2,
     family_granite, family_granitemoe, family_hy_v3, family_mellum, family_olmo2, family_olmo3,
     family_olmoe, family_qwen2moe, family_seed_oss, family_smollm3, family_solar_open,
-    family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2, family_falcon_h1,
-    family_lfm2, family_lfm2_moe, family_qwen2vl, family_glm4v, family_glm4v_moe, family_nemotron_h,
-    family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2, family_stablelm,
-    family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4, family_axk1,
-    family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4, family_hunyuan,
-    family_hunyuan_moe, family_apertus, family_bitnet, family_gpt_neox, family_gpt2;
+    family_ernie4_5, family_ernie4_5_moe, family_glm4, family_granite_hybrid, family_mamba2,
+    family_falcon_h1, family_lfm2, family_lfm2_moe, family_qwen2vl, family_glm4v, family_glm4v_moe,
+    family_nemotron_h, family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2,
+    family_stablelm, family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4,
+    family_axk1, family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4,
+    family_hunyuan, family_hunyuan_moe, family_apertus, family_bitnet, family_gpt_neox, family_gpt2;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
