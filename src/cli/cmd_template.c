@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct loaded {
+struct loaded_template {
     char *name;      /* as in the request line; NULL for the command line's template */
     struct jinja *t; /* NULL: see err */
     char *bos, *eos; /* defaults of the context's bos_token and eos_token */
@@ -22,12 +22,12 @@ struct loaded {
 };
 
 struct templates {
-    struct loaded *v; /* (n) */
+    struct loaded_template *v; /* (n) */
     size_t n, cap;
     const char *dir; /* directory of named templates, or NULL */
 };
 
-static bool load(struct templates *ts, const char *name, struct loaded *l)
+static bool load(struct templates *ts, const char *name, struct loaded_template *l)
 {
     struct chat_source s = {0};
     struct buf path = {0};
@@ -57,7 +57,7 @@ static bool load(struct templates *ts, const char *name, struct loaded *l)
 }
 
 /* The template of that name. Compiles it on first use. */
-static struct loaded *find(struct templates *ts, const char *name)
+static struct loaded_template *find(struct templates *ts, const char *name)
 {
     for (size_t i = 0; i < ts->n; i++)
         if (!strcmp(ts->v[i].name, name))
@@ -66,8 +66,8 @@ static struct loaded *find(struct templates *ts, const char *name)
         ts->cap = ts->cap ? ts->cap * 2 : 16;
         ts->v = mem_realloc(ts->v, ts->cap, sizeof *ts->v);
     }
-    struct loaded *l = &ts->v[ts->n++];
-    *l = (struct loaded){.name = mem_strdup(name)};
+    struct loaded_template *l = &ts->v[ts->n++];
+    *l = (struct loaded_template){.name = mem_strdup(name)};
     load(ts, name, l);
     return l;
 }
@@ -85,8 +85,8 @@ static bool parse_now(const char *text, struct tm *now)
     return true;
 }
 
-static bool render(const struct loaded *l, json_t *context, const struct jinja_options *opt,
-                   struct buf *out, struct error *err)
+static bool render(const struct loaded_template *l, json_t *context,
+                   const struct jinja_options *opt, struct buf *out, struct error *err)
 {
     if (!l->t) {
         *err = l->err;

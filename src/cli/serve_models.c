@@ -16,7 +16,7 @@ enum { NAME_MOST = 256 };
 
 const char *serve_text(struct serve_models *s, const char *text)
 {
-    struct text_list *l = &s->texts;
+    struct owned_texts *l = &s->texts;
     l->items = mem_realloc(l->items, (size_t)l->n + 1, sizeof(char *));
     return l->items[l->n++] = mem_strdup(text);
 }
@@ -111,15 +111,15 @@ bool serve_add_sections(struct serve_models *s, struct error *err)
 
 /* Scanning */
 
-struct found {
+struct model_scan {
     struct serve_models *s;
     void (*tell)(void *to, const struct model_source *src);
     void *to;
     char repo[HUB_NAME_MAX]; /* of the last model */
 };
 
-static void tell(struct found *f, const char *name, const char *path, const char *const *aliases,
-                 int n_aliases)
+static void tell(struct model_scan *f, const char *name, const char *path,
+                 const char *const *aliases, int n_aliases)
 {
     struct model_source with = f->s->defaults, src = source_of(f->s, name, &with);
     const char *all[2 * SERVE_ALIASES];
@@ -145,7 +145,7 @@ static bool is_first(const char *name)
     return !of || of - name < 6 || !strncmp(of - 6, "-00001", 6);
 }
 
-static void scan_dir(struct found *f, const char *dir)
+static void scan_dir(struct model_scan *f, const char *dir)
 {
     struct dirent **list = NULL;
     int n = scandir(dir, &list, NULL, alphasort);
@@ -169,7 +169,7 @@ static void scan_dir(struct found *f, const char *dir)
 
 static void on_hub(void *arg, const struct hub_found *h)
 {
-    struct found *f = arg;
+    struct model_scan *f = arg;
     struct buf name = {0}, path = {0};
     const char *aliases[SERVE_ALIASES], *first = NULL, *brief, *full;
     int n = 0;
@@ -197,7 +197,7 @@ static void on_hub(void *arg, const struct hub_found *h)
 void serve_scan(void *arg, void (*found)(void *to, const struct model_source *src), void *to)
 {
     struct serve_models *s = arg;
-    struct found f = {.s = s, .tell = found, .to = to};
+    struct model_scan f = {.s = s, .tell = found, .to = to};
     struct error ignored = {0};
     for (int i = 0; i < s->dirs->n; i++)
         scan_dir(&f, s->dirs->items[i]);

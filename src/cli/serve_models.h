@@ -31,7 +31,7 @@ struct serve_models {
     bool hub;
     struct model_source *list; /* (n) for the server's options */
     int n;
-    struct text_list {
+    struct owned_texts {
         char **items;
         int n;
     } texts; /* owned */

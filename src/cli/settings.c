@@ -15,14 +15,14 @@ static const char *const others[] = {
     "SMS",    "FAULTS", "FULL", "TEST_DEVICE", "LAUNCHES",
 };
 
-struct names {
+struct option_names {
     const char **names; /* options by their names and aliases, without dashes */
     int n, cap;
     const char *commands[64];
     int n_commands;
 };
 
-static void add_name(struct names *all, const char *name)
+static void add_name(struct option_names *all, const char *name)
 {
     if (all->n == all->cap) {
         all->cap = all->cap ? 2 * all->cap : 256;
@@ -33,7 +33,7 @@ static void add_name(struct names *all, const char *name)
 
 static void add_command(const struct usage *u, void *ctx)
 {
-    struct names *all = ctx;
+    struct option_names *all = ctx;
     for (int i = 0; i < u->n_opts; i++) {
         if (u->opts[i].kind == OPT_HEADING)
             continue;
@@ -63,7 +63,7 @@ static const char *advice(const char *word, const char *const *words, int n, cha
     return out;
 }
 
-static bool check_file(const struct names *all, const char *command)
+static bool check_file(const struct option_names *all, const char *command)
 {
     const struct config_file *f = config_file_get();
     char near[120];
@@ -86,7 +86,7 @@ static bool check_file(const struct names *all, const char *command)
     return true;
 }
 
-static void check_variables(const struct names *all, const char *command)
+static void check_variables(const struct option_names *all, const char *command)
 {
     for (char **e = environ; e && *e; e++) {
         char name[80], near[120];
@@ -107,7 +107,7 @@ static void check_variables(const struct names *all, const char *command)
 bool settings_check(const char *command)
 {
     const struct config_file *f = config_file_get();
-    struct names all = {0};
+    struct option_names all = {0};
     bool any = f->n > 0;
     for (char **e = environ; !any && e && *e; e++)
         any = !strncmp(*e, "STEEL_", 6) && strncmp(*e, "STEEL_CONFIG=", 13) != 0;

@@ -4,7 +4,7 @@
 #include <gif_lib.h>
 #include <string.h>
 
-struct reader {
+struct gif_reader {
     const struct image_source *s;
     size_t at;
     int transparent; /* colour index; NO_TRANSPARENT_COLOR */
@@ -12,7 +12,7 @@ struct reader {
 
 static int read_bytes(GifFileType *gif, GifByteType *to, int n)
 {
-    struct reader *r = gif->UserData;
+    struct gif_reader *r = gif->UserData;
     size_t left = r->s->n - r->at;
     int take = n < 0 ? 0 : (size_t)n < left ? n : (int)left;
     memcpy(to, r->s->bytes + r->at, (size_t)take);
@@ -20,14 +20,14 @@ static int read_bytes(GifFileType *gif, GifByteType *to, int n)
     return take;
 }
 
-static bool fail(const struct reader *r, int code)
+static bool fail(const struct gif_reader *r, int code)
 {
     const char *text = GifErrorString(code);
     return error_set(r->s->err, "%s", text ? text : "broken data");
 }
 
 /* Reads the extension blocks before the frame. Only the transparent colour is used. */
-static bool read_extension(struct reader *r, GifFileType *gif)
+static bool read_extension(struct gif_reader *r, GifFileType *gif)
 {
     int code;
     GifByteType *block; /* its length, then its bytes */
@@ -45,7 +45,7 @@ static bool read_extension(struct reader *r, GifFileType *gif)
 }
 
 /* One line of colour indices, in the pixels' own row: its last quarter. */
-static void colour_line(const struct reader *r, const ColorMapObject *map, const uint8_t *from,
+static void colour_line(const struct gif_reader *r, const ColorMapObject *map, const uint8_t *from,
                         uint8_t *to, int n)
 {
     for (int x = 0; x < n; x++, to += 4) {
@@ -59,7 +59,7 @@ static void colour_line(const struct reader *r, const ColorMapObject *map, const
     }
 }
 
-static bool read_frame(struct reader *r, GifFileType *gif, struct raster *out)
+static bool read_frame(struct gif_reader *r, GifFileType *gif, struct raster *out)
 {
     static const int first[] = {0, 4, 2, 1}, step[] = {8, 8, 4, 2}; /* of interlaced lines */
     uint8_t line[IMAGE_MAX_SIDE];
@@ -84,7 +84,7 @@ static bool read_frame(struct reader *r, GifFileType *gif, struct raster *out)
     return true;
 }
 
-static bool read_all(struct reader *r, GifFileType *gif, struct raster *out)
+static bool read_all(struct gif_reader *r, GifFileType *gif, struct raster *out)
 {
     GifRecordType type;
     if (!raster_new(r->s, gif->SWidth, gif->SHeight, out))
@@ -103,7 +103,7 @@ static bool read_all(struct reader *r, GifFileType *gif, struct raster *out)
 
 bool gif_read_raster(const struct image_source *s, struct raster *out)
 {
-    struct reader r = {s, 0, NO_TRANSPARENT_COLOR};
+    struct gif_reader r = {s, 0, NO_TRANSPARENT_COLOR};
     int code = 0;
     GifFileType *gif = DGifOpen(&r, read_bytes, &code);
     if (!gif)

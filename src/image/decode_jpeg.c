@@ -11,7 +11,7 @@
 /* A file of many empty scans would take long to decode. Encoders write about ten. */
 enum { MAX_SCANS = 128 };
 
-struct reader {
+struct jpeg_reader {
     struct jpeg_decompress_struct jpeg; /* first, so that callbacks find the rest */
     struct jpeg_error_mgr errors;
     struct jpeg_progress_mgr progress;
@@ -20,14 +20,14 @@ struct reader {
     struct raster *out;
 };
 
-_Noreturn static void give_up(struct reader *r)
+_Noreturn static void give_up(struct jpeg_reader *r)
 {
     longjmp(r->escape, 1);
 }
 
 _Noreturn static void on_error(j_common_ptr jpeg)
 {
-    struct reader *r = (struct reader *)jpeg;
+    struct jpeg_reader *r = (struct jpeg_reader *)jpeg;
     char text[JMSG_LENGTH_MAX];
     jpeg->err->format_message(jpeg, text);
     if (!r->s->err->msg[0])
@@ -50,7 +50,7 @@ static void on_output(j_common_ptr jpeg)
 
 static void on_progress(j_common_ptr jpeg)
 {
-    struct reader *r = (struct reader *)jpeg;
+    struct jpeg_reader *r = (struct jpeg_reader *)jpeg;
     if (image_check_stop(r->s))
         give_up(r);
     if (r->jpeg.input_scan_number > MAX_SCANS) {
@@ -59,7 +59,7 @@ static void on_progress(j_common_ptr jpeg)
     }
 }
 
-static void read_exif(struct reader *r)
+static void read_exif(struct jpeg_reader *r)
 {
     for (jpeg_saved_marker_ptr m = r->jpeg.marker_list; m; m = m->next)
         if (m->marker == JPEG_APP0 + 1 && m->data_length > 6 && !memcmp(m->data, "Exif\0", 6))
@@ -67,7 +67,7 @@ static void read_exif(struct reader *r)
 }
 
 /* Inks to RGB, in place. Adobe's files store them inverted. */
-static void from_cmyk(const struct reader *r, uint8_t *row)
+static void from_cmyk(const struct jpeg_reader *r, uint8_t *row)
 {
     bool inverted = r->jpeg.saw_Adobe_marker;
     for (int x = 0; x < r->out->width; x++, row += 4) {
@@ -78,7 +78,7 @@ static void from_cmyk(const struct reader *r, uint8_t *row)
     }
 }
 
-static bool read_all(struct reader *r)
+static bool read_all(struct jpeg_reader *r)
 {
     struct jpeg_decompress_struct *j = &r->jpeg;
     if (setjmp(r->escape))
@@ -107,7 +107,7 @@ static bool read_all(struct reader *r)
 
 bool jpeg_read_raster(const struct image_source *s, struct raster *out)
 {
-    struct reader r = {.s = s, .out = out};
+    struct jpeg_reader r = {.s = s, .out = out};
     r.jpeg.err = jpeg_std_error(&r.errors);
     r.errors.error_exit = on_error;
     r.errors.emit_message = on_message;

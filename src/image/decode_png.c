@@ -4,7 +4,7 @@
 #include <png.h>
 #include <string.h>
 
-struct reader {
+struct png_reader {
     const struct image_source *s;
     size_t at;
     struct raster *out;
@@ -12,7 +12,7 @@ struct reader {
 
 _Noreturn static void on_error(png_structp png, const char *message)
 {
-    const struct reader *r = png_get_error_ptr(png);
+    const struct png_reader *r = png_get_error_ptr(png);
     if (!r->s->err->msg[0])
         error_set(r->s->err, "%.200s", message);
     png_longjmp(png, 1);
@@ -25,7 +25,7 @@ static void on_warning(png_structp png, const char *message)
 
 static void read_bytes(png_structp png, png_bytep to, size_t n)
 {
-    struct reader *r = png_get_io_ptr(png);
+    struct png_reader *r = png_get_io_ptr(png);
     if (n > r->s->n - r->at)
         png_error(png, "the file ends too early");
     memcpy(to, r->s->bytes + r->at, n);
@@ -50,7 +50,7 @@ static void read_exif(png_structp png, png_infop info, struct raster *out)
         out->orientation = exif_orientation(exif, n);
 }
 
-static void read_rows(png_structp png, png_infop info, struct reader *r)
+static void read_rows(png_structp png, png_infop info, struct png_reader *r)
 {
     struct raster *out = r->out;
     png_set_expand(png); /* palettes, few bits, a transparent colour */
@@ -70,7 +70,7 @@ static void read_rows(png_structp png, png_infop info, struct reader *r)
     png_read_end(png, info);
 }
 
-static bool read_all(png_structp png, png_infop info, struct reader *r)
+static bool read_all(png_structp png, png_infop info, struct png_reader *r)
 {
     if (setjmp(png_jmpbuf(png)))
         return false;
@@ -86,7 +86,7 @@ static bool read_all(png_structp png, png_infop info, struct reader *r)
 
 bool png_read_raster(const struct image_source *s, struct raster *out)
 {
-    struct reader r = {s, 0, out};
+    struct png_reader r = {s, 0, out};
     png_structp png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, on_error, on_warning);
     png_infop info = png ? png_create_info_struct(png) : NULL;
     bool ok = info ? read_all(png, info, &r) : error_set(s->err, "out of memory");

@@ -484,7 +484,7 @@ static bool run_jobs(struct encoder *e, struct encode_job *jobs, int n, struct e
 }
 
 /* Opening runs on the encoder's thread: the backend's threads inherit its background priority. */
-struct opening {
+struct encoder_opening {
     struct encoder *e;
     const struct tensorfile *f;
     const struct encoder_options *opt;
@@ -494,7 +494,7 @@ struct opening {
 
 static void *encoder_main(void *arg)
 {
-    struct opening *o = arg;
+    struct encoder_opening *o = arg;
     struct encoder *e = o->e;
     os_name_thread("images");
     os_background();
@@ -513,7 +513,7 @@ struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_op
                              struct error *err)
 {
     struct encoder *e = mem_zalloc(1, sizeof *e);
-    struct opening o = {.e = e, .f = f, .opt = opt};
+    struct encoder_opening o = {.e = e, .f = f, .opt = opt};
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);
     e->started = !pthread_create(&e->thread, NULL, encoder_main, &o);

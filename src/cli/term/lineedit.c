@@ -63,12 +63,13 @@ static bool wraps_anew(void)
     return !getenv("XTERM_VERSION") && !getenv("STY") && term && strcmp(term, "linux") != 0;
 }
 
-struct place {
+struct screen_place {
     int row, column; /* below the start of the prompt */
 };
 
 /* The place after a text that begins at `at`, on a screen of that width. */
-static struct place place_after(struct place at, const char *text, size_t n, int columns)
+static struct screen_place place_after(struct screen_place at, const char *text, size_t n,
+                                       int columns)
 {
     for (size_t used; n; text += used, n -= used) {
         uint32_t c = 0xfffd;
@@ -85,10 +86,11 @@ static struct place place_after(struct place at, const char *text, size_t n, int
 }
 
 /* The same of the cursor, which never waits behind the last column. */
-static struct place cursor_after(struct place at, const char *text, size_t n, int columns)
+static struct screen_place cursor_after(struct screen_place at, const char *text, size_t n,
+                                        int columns)
 {
     at = place_after(at, text, n, columns);
-    return at.column < columns ? at : (struct place){at.row + 1, 0};
+    return at.column < columns ? at : (struct screen_place){at.row + 1, 0};
 }
 
 static void move_up(int rows)
@@ -104,10 +106,10 @@ static void move_up(int rows)
 static void rewrite(const struct lineedit *le, const LineInfo *li, int columns)
 {
     size_t n = (size_t)(li->lastchar - li->buffer), before = (size_t)(li->cursor - li->buffer);
-    struct place prompt =
-        place_after((struct place){0, 0}, le->prompt, strlen(le->prompt), columns);
-    struct place end = place_after(prompt, li->buffer, n, columns);
-    struct place cursor = cursor_after(prompt, li->buffer, before, columns);
+    struct screen_place prompt =
+        place_after((struct screen_place){0, 0}, le->prompt, strlen(le->prompt), columns);
+    struct screen_place end = place_after(prompt, li->buffer, n, columns);
+    struct screen_place cursor = cursor_after(prompt, li->buffer, before, columns);
     for (size_t i = 0; i < n; i++)
         if ((unsigned char)li->buffer[i] < 32 || li->buffer[i] == 127)
             return;
@@ -117,7 +119,7 @@ static void rewrite(const struct lineedit *le, const LineInfo *li, int columns)
     printf("%s%.*s", le->prompt, (int)n, li->buffer);
     if (end.column == columns) { /* the blank makes the terminal wrap */
         fputs(" \r", stdout);
-        end = (struct place){end.row + 1, 0};
+        end = (struct screen_place){end.row + 1, 0};
     }
     move_up(end.row - cursor.row);
     if (cursor.column)
@@ -132,7 +134,8 @@ static void redraw(EditLine *el)
     el_get(el, EL_CLIENTDATA, &le);
     const LineInfo *li = el_line(el);
     int columns = wraps_anew() ? cli_columns() : le->columns;
-    struct place at = place_after((struct place){0, 0}, le->prompt, strlen(le->prompt), columns);
+    struct screen_place at =
+        place_after((struct screen_place){0, 0}, le->prompt, strlen(le->prompt), columns);
     at = cursor_after(at, li->buffer, (size_t)(li->cursor - li->buffer), columns);
     move_up(at.row);
     fputs("\033[J", stdout);

@@ -12,8 +12,8 @@
 #include <string.h>
 
 /* A client that reads the events. */
-struct reader {
-    struct reader *next, *prev;
+struct event_reader {
+    struct event_reader *next, *prev;
     struct background *bg;
     struct http_exchange *x;
     size_t at; /* bytes of all events before the next one to send */
@@ -26,7 +26,7 @@ struct background {
     struct api_request *req; /* NULL: it has ended */
     struct buf events;
     size_t n_dropped; /* bytes of events that were dropped before */
-    struct reader *readers;
+    struct event_reader *readers;
 };
 
 static const char EVENT_END[] = "\n\n";
@@ -63,7 +63,7 @@ static void free_unused(struct background *bg)
 
 /* Readers */
 
-static void remove_reader(struct reader *r)
+static void remove_reader(struct event_reader *r)
 {
     *(r->prev ? &r->prev->next : &r->bg->readers) = r->next;
     if (r->next)
@@ -72,7 +72,7 @@ static void remove_reader(struct reader *r)
 }
 
 /* Sends what the reader can take. The reader is freed at the end of the events. */
-static void send_events(struct reader *r)
+static void send_events(struct event_reader *r)
 {
     struct background *bg = r->bg;
     if (r->at < bg->n_dropped) { /* too slow */
@@ -100,7 +100,7 @@ static void send_events(struct reader *r)
 
 static void send_all(struct background *bg)
 {
-    for (struct reader *r = bg->readers, *next; r; r = next) {
+    for (struct event_reader *r = bg->readers, *next; r; r = next) {
         next = r->next;
         send_events(r);
     }
@@ -108,14 +108,14 @@ static void send_all(struct background *bg)
 
 static void on_reader_left(void *user)
 {
-    struct background *bg = ((struct reader *)user)->bg;
+    struct background *bg = ((struct event_reader *)user)->bg;
     remove_reader(user);
     free_unused(bg);
 }
 
 static void on_reader_drained(void *user)
 {
-    struct background *bg = ((struct reader *)user)->bg;
+    struct background *bg = ((struct event_reader *)user)->bg;
     send_events(user);
     free_unused(bg);
 }
@@ -123,12 +123,12 @@ static void on_reader_drained(void *user)
 /* Makes a client a reader from byte `at` of the kept events on. */
 static void add_reader(struct background *bg, struct http_exchange *x, size_t at)
 {
-    struct reader *r = mem_zalloc(1, sizeof *r);
-    *r = (struct reader){.bg = bg,
-                         .x = x,
-                         .at = bg->n_dropped + at,
-                         .last_write_ns = clock_ns(),
-                         .next = bg->readers};
+    struct event_reader *r = mem_zalloc(1, sizeof *r);
+    *r = (struct event_reader){.bg = bg,
+                               .x = x,
+                               .at = bg->n_dropped + at,
+                               .last_write_ns = clock_ns(),
+                               .next = bg->readers};
     if (r->next)
         r->next->prev = r;
     bg->readers = r;
@@ -184,7 +184,7 @@ static void drop_oldest(struct background *bg, size_t far)
 {
     struct buf *e = &bg->events;
     size_t most = e->len - BACKGROUND_EVENTS_MOST / 2, cut = 0;
-    for (const struct reader *r = bg->readers; r && e->len <= far; r = r->next)
+    for (const struct event_reader *r = bg->readers; r && e->len <= far; r = r->next)
         if (r->at - bg->n_dropped < most)
             most = r->at - bg->n_dropped;
     for (const char *p = e->p, *end; (end = strstr(p, EVENT_END)); p = end + 2) {
@@ -231,7 +231,7 @@ void background_tick(struct server *s, int64_t now_ns)
 {
     int64_t most = (int64_t)s->opt.ping_s * 1000000000;
     for (struct background *bg = s->backgrounds; bg; bg = bg->next)
-        for (struct reader *r = bg->readers; r; r = r->next)
+        for (struct event_reader *r = bg->readers; r; r = r->next)
             if (now_ns - r->last_write_ns >= most && http_unsent(r->x) == 0 &&
                 r->at == bg->n_dropped + bg->events.len) { /* at the end of an event */
                 r->last_write_ns = now_ns;

@@ -22,8 +22,8 @@ enum {
     STREAM_MS = 2000,    /* before the stream of the GET is opened again */
 };
 
-struct transfer {
-    struct transfer *next;
+struct http_transfer {
+    struct http_transfer *next;
     struct http_link *l;
     CURL *easy;
     struct curl_slist *headers;
@@ -42,7 +42,7 @@ struct transfer {
 struct http_link {
     struct mcp_link link;
     CURLM *multi;
-    struct transfer *transfers; /* the oldest first */
+    struct http_transfer *transfers; /* the oldest first */
     int n_transfers;
     char *session; /* of Mcp-Session-Id; owned; NULL = none */
     char version[32];
@@ -52,7 +52,7 @@ struct http_link {
     int64_t stop_ns;
 };
 
-static long status_of(const struct transfer *t)
+static long status_of(const struct http_transfer *t)
 {
     long status = 0;
     curl.easy_getinfo(t->easy, CURLINFO_RESPONSE_CODE, &status);
@@ -72,7 +72,7 @@ static void say_closed(struct http_link *l, const char *why)
 /* Only collects: libcurl allows no new transfers inside its callbacks. */
 static size_t on_body(char *p, size_t size, size_t n, void *arg)
 {
-    struct transfer *t = arg;
+    struct http_transfer *t = arg;
     size_t len = size * n, most = t->json || t->events ? MCP_MAX_MESSAGE : 4096;
     t->too_large = (t->json || t->events) && t->text.len + len > most;
     if (t->too_large)
@@ -84,13 +84,13 @@ static size_t on_body(char *p, size_t size, size_t n, void *arg)
 
 static void on_event(void *arg, const char *data, size_t n)
 {
-    struct transfer *t = arg;
+    struct http_transfer *t = arg;
     if (!t->l->closed && !t->dropped && n)
         t->l->link.h.message(t->l->link.h.user, data, n);
 }
 
 /* Delivers the events that have arrived. */
-static void feed(struct transfer *t)
+static void feed(struct http_transfer *t)
 {
     if (!t->events || !t->text.len)
         return;
@@ -124,7 +124,7 @@ static bool is_type(const char *value, size_t n, const char *type)
 
 static size_t on_header(char *p, size_t size, size_t n, void *arg)
 {
-    struct transfer *t = arg;
+    struct http_transfer *t = arg;
     size_t len = size * n, k;
     const char *v;
     long status = status_of(t);
@@ -141,7 +141,7 @@ static size_t on_header(char *p, size_t size, size_t n, void *arg)
 
 /* Requests */
 
-static void add_header(struct transfer *t, const char *name, const char *value)
+static void add_header(struct http_transfer *t, const char *name, const char *value)
 {
     struct buf line = {0};
     buf_addf(&line, *value ? "%s: %s" : "%s;", name, value);
@@ -150,7 +150,7 @@ static void add_header(struct transfer *t, const char *name, const char *value)
     buf_clear(&line);
 }
 
-static void add_headers(struct transfer *t, const char *accept)
+static void add_headers(struct http_transfer *t, const char *accept)
 {
     const struct http_link *l = t->l;
     const struct mcp_server_config *c = l->link.config;
@@ -168,10 +168,10 @@ static void add_headers(struct transfer *t, const char *accept)
     t->headers = more ? more : t->headers;
 }
 
-static void free_transfer(struct transfer *t)
+static void free_transfer(struct http_transfer *t)
 {
     struct http_link *l = t->l;
-    struct transfer **at = &l->transfers;
+    struct http_transfer **at = &l->transfers;
     while (*at && *at != t)
         at = &(*at)->next;
     if (*at) {
@@ -191,7 +191,7 @@ static void free_transfer(struct transfer *t)
 
 static bool begin(struct http_link *l, const char *method, const char *text, size_t n, int64_t id)
 {
-    struct transfer *t = mem_zalloc(1, sizeof *t);
+    struct http_transfer *t = mem_zalloc(1, sizeof *t);
     t->l = l;
     t->id = id;
     t->body = text ? mem_strndup(text, n) : NULL;
@@ -223,7 +223,7 @@ static bool begin(struct http_link *l, const char *method, const char *text, siz
              curl.easy_setopt(h, CURLOPT_TIMEOUT_MS, (long)DELETE_MS) == CURLE_OK;
     if (ok && text && id < 0)
         ok = curl.easy_setopt(h, CURLOPT_TIMEOUT, (long)NOTIFY_S) == CURLE_OK;
-    struct transfer **at = &l->transfers;
+    struct http_transfer **at = &l->transfers;
     while (*at)
         at = &(*at)->next;
     *at = t;
@@ -238,7 +238,7 @@ static bool begin(struct http_link *l, const char *method, const char *text, siz
  * next one is sent. False: libcurl does not take one. */
 static bool begin_transfers(struct http_link *l)
 {
-    for (struct transfer *t = l->transfers; t; t = t->next) {
+    for (struct http_transfer *t = l->transfers; t; t = t->next) {
         if (!t->begun)
             t->begun = curl.multi_add_handle(l->multi, t->easy) == CURLM_OK;
         if (!t->begun)
@@ -258,7 +258,7 @@ static bool send_text(struct mcp_link *link, const char *text, size_t n, int64_t
 static void drop(struct mcp_link *link, int64_t id)
 {
     struct http_link *l = (struct http_link *)link;
-    for (struct transfer *t = l->transfers; t; t = t->next)
+    for (struct http_transfer *t = l->transfers; t; t = t->next)
         t->dropped |= t->id == id && id >= 0;
     link->soon = true; /* `service` ends them */
 }
@@ -274,13 +274,13 @@ void mcp_http_done(CURL *easy, CURLcode result)
 {
     char *p = NULL;
     curl.easy_getinfo(easy, CURLINFO_PRIVATE, &p);
-    struct transfer *t = (struct transfer *)(void *)p;
+    struct http_transfer *t = (struct http_transfer *)(void *)p;
     t->done = true;
     t->result = result;
 }
 
 /* Why a transfer yielded no message. */
-static void explain(const struct transfer *t, long status, char why[300])
+static void explain(const struct http_transfer *t, long status, char why[300])
 {
     if (t->too_large)
         snprintf(why, 300, "a message has more than %d bytes", MCP_MAX_MESSAGE);
@@ -297,14 +297,14 @@ static void explain(const struct transfer *t, long status, char why[300])
         snprintf(why, 300, "the response has no reply");
 }
 
-static void finish_stream(struct http_link *l, struct transfer *t, long status, int64_t now_ns)
+static void finish_stream(struct http_link *l, struct http_transfer *t, long status, int64_t now_ns)
 {
     l->streaming = false;
     l->may_stream = status == 200 && t->events; /* 405: the server has none */
     l->stream_ns = now_ns + (int64_t)STREAM_MS * 1000000;
 }
 
-static void finish(struct http_link *l, struct transfer *t, int64_t now_ns)
+static void finish(struct http_link *l, struct http_transfer *t, int64_t now_ns)
 {
     long status = status_of(t);
     char why[300];
@@ -332,7 +332,7 @@ static void service(struct mcp_link *link, int64_t now_ns)
     if (l->may_stream && !l->streaming && !l->stop_ns && !l->closed && now_ns >= l->stream_ns)
         l->streaming = begin(l, "GET", NULL, 0, -1);
     link->soon = false;
-    for (struct transfer *t = l->transfers, *next; t; t = next) {
+    for (struct http_transfer *t = l->transfers, *next; t; t = next) {
         next = t->next;
         feed(t);
         if (!t->done && !t->dropped)
@@ -358,7 +358,7 @@ static void stop(struct mcp_link *link, int64_t now_ns)
     struct http_link *l = (struct http_link *)link;
     l->stop_ns = now_ns;
     link->soon = true;
-    for (struct transfer *t = l->transfers; t; t = t->next)
+    for (struct http_transfer *t = l->transfers; t; t = t->next)
         t->dropped = true;
     l->says_goodbye = l->session && !l->closed;
 }

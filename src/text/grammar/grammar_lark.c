@@ -111,13 +111,13 @@ static bool count_parse(struct lark *p, uint32_t *n)
 }
 
 /* The head of a definition: a name, its priority, and the colon. */
-struct head {
+struct rule_head {
     const char *name;
     size_t len;
     bool terminal;
 };
 
-static bool head_parse(struct lark *p, struct head *h)
+static bool head_parse(struct lark *p, struct rule_head *h)
 {
     uint32_t priority;
     while (has_more(p) && (*p->at == '?' || *p->at == '!'))
@@ -143,7 +143,7 @@ static bool at_head(const struct lark *p)
     struct rules scratch = {.line = 1};
     struct lark ahead = *p;
     ahead.rules = &scratch;
-    struct head h;
+    struct rule_head h;
     if (!name_parse(&ahead, &h.name, &h.len, &h.terminal))
         return false;
     while (has_more(&ahead) && strchr(".-0123456789", *ahead.at) && *ahead.at)
@@ -305,7 +305,7 @@ static uint32_t group_parse(struct lark *p, const char *close)
 
 static uint32_t atom_parse(struct lark *p)
 {
-    struct head h;
+    struct rule_head h;
     if (try_consume(p, "("))
         return group_parse(p, ")");
     if (try_consume(p, "["))
@@ -363,7 +363,7 @@ static uint32_t repeat_parse(struct lark *p, uint32_t atom)
 /* The name that a tree would get: no text. */
 static bool alias_parse(struct lark *p)
 {
-    struct head h;
+    struct rule_head h;
     if (!try_consume(p, "->"))
         return true;
     skip_space(p);
@@ -414,7 +414,7 @@ static bool define(struct lark *p, const char *name, size_t len, uint32_t tree, 
 
 static bool definition_parse(struct lark *p)
 {
-    struct head h;
+    struct rule_head h;
     uint32_t line = p->rules->line;
     if (!head_parse(p, &h))
         return false;
@@ -465,7 +465,7 @@ static const struct {
 };
 
 /* Defines `as` as the common terminal of this name. */
-static bool import_common(struct lark *p, const struct head *h, const struct head *as)
+static bool import_common(struct lark *p, const struct rule_head *h, const struct rule_head *as)
 {
     for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
         const char *regex = common[i].regex;
@@ -483,7 +483,7 @@ static bool import_common(struct lark *p, const struct head *h, const struct hea
 /* common.NAME, common.NAME -> OTHER, or common (NAME, NAME). */
 static bool import_parse(struct lark *p)
 {
-    struct head h, as;
+    struct rule_head h, as;
     if (!try_consume(p, "common"))
         return lark_fail(p, "%import of another module than common");
     skip_space(p);

@@ -388,7 +388,7 @@ const char *tokenizer_piece(const struct tokenizer *t, int32_t id, size_t *len)
 /* ------------------------------------------------------------------------------------- encoding */
 
 /* State of one tokenizer_encode call: its arguments and work space. */
-struct encoder {
+struct encode_call {
     const struct tokenizer *t;
     struct token_list *out;
     struct error *err;
@@ -405,12 +405,12 @@ struct encoder {
     struct budget *budget; /* or NULL */
 };
 
-static bool spend(struct encoder *e, uint64_t units)
+static bool spend(struct encode_call *e, uint64_t units)
 {
     return budget_spend(e->budget, units) || budget_error(e->budget, e->err);
 }
 
-static bool encode_word(struct encoder *e, const char *p, size_t n)
+static bool encode_word(struct encode_call *e, const char *p, size_t n)
 {
     const struct tokenizer *t = e->t;
     if (!spend(e, 1 + n / 4))
@@ -427,7 +427,7 @@ static bool encode_word(struct encoder *e, const char *p, size_t n)
 }
 
 /* Encodes normalised text without added tokens. */
-static bool encode_words(struct encoder *e, const char *p, size_t n, bool first, bool joined)
+static bool encode_words(struct encode_call *e, const char *p, size_t n, bool first, bool joined)
 {
     const struct pretokenizer *pt = &e->t->pretokenizer;
     if (pt->only) {
@@ -465,7 +465,7 @@ static bool word_char_after(const char *p, const char *end)
 }
 
 /* Whether the added token at text[i, k) is made of data, which must not become a mark. */
-static bool is_data(const struct encoder *e, const struct added_token *a, const char *text,
+static bool is_data(const struct encode_call *e, const struct added_token *a, const char *text,
                     size_t i, size_t k)
 {
     bool any = false;
@@ -481,7 +481,7 @@ static bool is_data(const struct encoder *e, const struct added_token *a, const 
 /* Finds the first added token in text[from, n): leftmost, then longest. Its range grows by the
  * white space it strips. Also NULL when the budget is exhausted, which the caller's next spend
  * reports. */
-static const struct added_token *added_find(struct encoder *e, const struct trie *trie,
+static const struct added_token *added_find(struct encode_call *e, const struct trie *trie,
                                             const char *text, size_t n, size_t from, size_t *start,
                                             size_t *end)
 {
@@ -532,7 +532,7 @@ static const struct added_token *added_find(struct encoder *e, const struct trie
 
 /* Encodes valid UTF-8 between raw added tokens: normalises it, then splits at normalised added
  * tokens. */
-static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, bool joined)
+static bool encode_text(struct encode_call *e, const char *p, size_t n, bool first, bool joined)
 {
     const char *q;
     size_t m;
@@ -556,7 +556,7 @@ static bool encode_text(struct encoder *e, const char *p, size_t n, bool first, 
 }
 
 /* Encodes bytes that are not valid UTF-8, as byte tokens if the model has them. */
-static bool encode_invalid(struct encoder *e, const char *p, size_t n)
+static bool encode_invalid(struct encode_call *e, const char *p, size_t n)
 {
     const struct tokenizer *t = e->t;
     if (t->model == MODEL_WORDPIECE)
@@ -575,7 +575,7 @@ static bool encode_invalid(struct encoder *e, const char *p, size_t n)
     return ok;
 }
 
-static bool encode_part(struct encoder *e, const char *p, size_t n, bool first)
+static bool encode_part(struct encode_call *e, const char *p, size_t n, bool first)
 {
     for (bool joined = false; n; joined = true) {
         size_t valid = utf8_valid(p, n);
@@ -607,18 +607,18 @@ static bool encode(const struct tokenizer *t, const char *text, size_t len, int 
 {
     if (len >= UINT32_MAX / 4)
         return error_set(err, "a text of %zu bytes is too long to tokenise at once", len);
-    struct encoder e = {.t = t,
-                        .out = out,
-                        .err = err,
-                        .special = (flags & TOKENIZE_SPECIAL) != 0,
-                        .literal = literal,
-                        .text = text,
-                        .marks = marks,
-                        .bpe.budget = budget,
-                        .norm.budget = budget,
-                        .regex.budget = budget,
-                        .words.budget = budget,
-                        .budget = budget};
+    struct encode_call e = {.t = t,
+                            .out = out,
+                            .err = err,
+                            .special = (flags & TOKENIZE_SPECIAL) != 0,
+                            .literal = literal,
+                            .text = text,
+                            .marks = marks,
+                            .bpe.budget = budget,
+                            .norm.budget = budget,
+                            .regex.budget = budget,
+                            .words.budget = budget,
+                            .budget = budget};
     size_t begin = out->n;
     if (flags & TOKENIZE_BOS)
         for (size_t i = 0; i < t->before.n; i++)
