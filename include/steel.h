@@ -80,10 +80,12 @@ struct steel_engine_options {
     const char *const *loras;
     int n_loras;
     int max_lora_rank; /* adapters up to this rank may be loaded later; 0 = none */
-    int draft; /* draft tokens per step from the model's MTP block; 0 = 1 if it has one, -1 = none */
+    /* Draft tokens per step: 0 = as many as pay, -1 = none, N = always N from the model's MTP block. */
+    int draft;
     bool images;          /* load the model's image tower, if it has one that runs here */
     const char *mmproj;   /* the image tower of a GGUF; NULL = mmproj*.gguf beside it, if it fits */
     int max_image_tokens; /* most tokens of an image; larger images are resized. 0 = 4096 */
+    const char *draft_from; /* "text" (earlier text), "head" (the block); NULL = whichever pays */
 };
 
 /* Loads a model: a GGUF file or a Hugging Face folder; path NULL = the built-in model. options

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Drafting tokens ahead through the binary: the server's answers with --draft are those without, alone and many at once,
-streamed and not, also in a conversation's second turn; /metrics and `steel run` count drafts; `steel bench --draft`
-measures them; what cannot be is said in one line."""
+streamed and not, also in a conversation's second turn; drafts from text for a model without a block; usage, /metrics and `steel
+run` count drafts by source; `steel bench --draft` measures them; what cannot be is said in one line."""
 import json
 import os
 import re
@@ -91,6 +91,26 @@ def constrained():
             assert set(json.loads(t)) == {"a", "b"}, t
 
 
+def from_text():
+    """A model without a block repeats an answer that it gave the same client: usage says where the drafts came from."""
+    body = {"prompt": "abcd efgh abcd efgh", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "seed": 1}
+    plain, s = Server(BUILD, "--draft", "off", "--deterministic"), Server(BUILD, "--draft", "text", "--deterministic")
+    want = plain.json("/v1/completions", body)
+    assert "draft_tokens" not in want["usage"]["completion_tokens_details"], want
+    for _ in range(4):
+        got = s.json("/v1/completions", body)
+        assert got["choices"] == want["choices"], got
+    d = got["usage"]["completion_tokens_details"]["draft_tokens"]
+    assert list(d) == ["text"] and 0 <= d["text"]["accepted"] <= d["text"]["drafted"] > 0, d
+    native = s.json("/completion", {"prompt": body["prompt"], "n_predict": 200, "temperature": 0, "ignore_eos": True})["timings"]
+    assert native["draft_n_accepted"] <= native["draft_n"], native
+    m = s.metrics()
+    assert m[DRAFTED] == m['steel_draft_tokens_by_source_total{source="text"}'] > 0, m
+    assert m[ACCEPTED] == m['steel_draft_tokens_accepted_by_source_total{source="text"}'] > 0, m
+    assert m['steel_draft_tokens_by_source_total{source="head"}'] == 0, m
+    assert s.stop() == 0 and plain.stop() == 0
+
+
 def from_the_command_line():
     model = toy("qwen3_5_moe")
     run = ("run", model, "-p", "hello there", "--raw", "-n", 40, "-s", 3, "--temp", 1, "--ignore-eos", "--deterministic")
@@ -108,10 +128,12 @@ def from_the_command_line():
 
 def refusals():
     for args, what in ((("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", 1), "has no block that drafts"),
+                       (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "head"), "has no block that drafts"),
+                       (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "txt"), "auto, text, head, off"),
                        (("run", toy("glm4_moe"), "-p", "a", "--raw", "--draft", 9), "--draft")):
         r = steel(*args)
         assert r.returncode != 0 and what in r.stderr and len(r.stderr.splitlines()) <= 3, r
     assert "multi-token prediction" not in steel("show", "--brief", "tests/golden/qwen3_5").stdout
 
 
-run_tests([same_answers, constrained, from_the_command_line, refusals])
+run_tests([same_answers, constrained, from_text, from_the_command_line, refusals])

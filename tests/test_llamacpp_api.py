@@ -171,7 +171,7 @@ def test_lookups(plain, fim):
     assert props["modalities"] == {"vision": False, "audio": False} and props["build_info"].startswith("steel-")
     idle = json.loads(plain.get("/slots")[2])
     assert len(idle) == props["total_slots"] > 1
-    assert idle == [{"id": i, "n_ctx": 8192, "speculative": False, "is_processing": False} for i in range(len(idle))]
+    assert idle == [{"id": i, "n_ctx": 8192, "speculative": True, "is_processing": False} for i in range(len(idle))]
     sock = plain.socket()
     sock.sendall(http_request("/completion", {"prompt": "secret", "stream": True, "ignore_eos": True, "n_predict": 8000}))
     while b"data: " not in sock.recv(65536):

@@ -37,7 +37,7 @@ def slots(s, **kw):
 
 def test_ids():
     s = Server(BUILD, "-np", "3", "-c", "8192")
-    assert slots(s) == [{"id": i, "n_ctx": 8192, "speculative": False, "is_processing": False} for i in range(3)]
+    assert slots(s) == [{"id": i, "n_ctx": 8192, "speculative": True, "is_processing": False} for i in range(3)]
     assert [full(s, [97 + i] * 50)[3] for i in range(4)] == [0, 1, 2, 0]
     assert full(s, [120] * 50, id_slot=1)[3] == 1
     e = s.json("/completion", {"prompt": "x", "id_slot": 3}, 400)["error"]

@@ -128,6 +128,37 @@ int cli_all_adapters(const struct runtime *rt, struct lora_pick *picks)
     return n;
 }
 
+bool cli_draft(const struct usage *u, const char *how, int *draft, unsigned *from)
+{
+    static const struct {
+        const char *name;
+        int draft;
+        unsigned from;
+    } ways[] = {{"auto", DRAFT_AUTO, 0},
+                {"text", DRAFT_AUTO, 1u << DRAFT_TEXT},
+                {"head", DRAFT_AUTO, 1u << DRAFT_HEAD},
+                {"off", 0, 0}};
+    for (size_t i = 0; how && i < sizeof ways / sizeof *ways; i++)
+        if (!strcmp(how, ways[i].name)) {
+            *draft = ways[i].draft;
+            *from = ways[i].from;
+            return true;
+        }
+    if (!how)
+        return true;
+    char *end;
+    errno = 0;
+    long n = strtol(how, &end, 10);
+    if (end == how || *end || errno || n < 0 || n > DRAFT_MOST) {
+        args_usage_error(u, "--draft: '%s' is not auto, text, head, off or a number up to %d", how,
+                         DRAFT_MOST);
+        return false;
+    }
+    *draft = (int)n;
+    *from = 0;
+    return true;
+}
+
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt)
 {
@@ -149,7 +180,8 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         args_usage_error(u, "%s", why.msg);
         return false;
     }
-    return cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
+    return cli_draft(u, f->draft_how, &opt->draft, &opt->draft_from) &&
+           cli_kv_type(u, "kv-type", f->kv_type, &opt->k_type) &&
            cli_kv_type(u, "kv-type", f->kv_type, &opt->v_type) &&
            cli_kv_type(u, "cache-type-k", f->k_type, &opt->k_type) &&
            cli_kv_type(u, "cache-type-v", f->v_type, &opt->v_type) &&

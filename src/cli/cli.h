@@ -77,7 +77,8 @@ struct model_flags {
     const char *device, *kv_type, *k_type, *v_type;
     float gpu_memory;
     bool deterministic, no_repack, profile, kv_canary;
-    int draft; /* see runtime.h; initialised to DRAFT_AUTO by commands that generate */
+    int draft;             /* see runtime.h; initialised to DRAFT_AUTO by commands that generate */
+    const char *draft_how; /* --draft of those commands; NULL = auto */
     int tp, pp, rank_timeout;
     bool ep;
     const char *expert_stats;
@@ -86,8 +87,10 @@ struct model_flags {
 /* --draft, for commands that generate. */
 #define DRAFT_ROW(f)                                                                               \
     {                                                                                              \
-        OPT_INT, 0, "draft", "spec-draft-n-max", &(f).draft, 0, DRAFT_MOST, "N",                   \
-            "draft tokens from the model's MTP block (default: 1 if it has one; 0 = none)"         \
+        OPT_STRING, 0, "draft", "spec-draft-n-max", &(f).draft_how, 0, 0, "auto|text|head|off|N",  \
+            "draft tokens: as many as pay (auto), from earlier text or the MTP block alone, "      \
+            "none, "                                                                               \
+            "or always N from the block (default: auto)"                                           \
     }
 /* --lora, for commands that run a model on text. Its row comes before the engine's. */
 #define LORA_ROW(f)                                                                                \
@@ -222,6 +225,8 @@ bool cli_adapters(const struct usage *u, const char *flag, const struct opt_list
                   const struct adapter_ref **out, int *n);
 void cli_adapters_free(const struct adapter_ref **refs, int *n);
 /* Runtime options from the command line's. False after a usage message. */
+/* --draft: the sources and the number of draft tokens (runtime.h). */
+bool cli_draft(const struct usage *u, const char *how, int *draft, unsigned *from);
 bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
                          struct runtime_options *opt);
 /* Frees what the options own. */

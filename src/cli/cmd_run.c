@@ -248,13 +248,14 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                          .v_type = f->v_type,
                                          .page_len = f->page_len,
                                          .gpu_memory = f->gpu_memory,
-                                         .draft = f->draft == 0            ? -1
-                                                  : f->draft == DRAFT_AUTO ? 0
-                                                                           : f->draft,
                                          .loras = f->loras.items,
                                          .n_loras = f->loras.n};
     if (!cli_runtime_options(u, f, &r))
         return false;
+    opt->draft = r.draft == 0 ? -1 : r.draft == DRAFT_AUTO ? 0 : r.draft;
+    opt->draft_from = r.draft_from == 1u << DRAFT_TEXT   ? "text"
+                      : r.draft_from == 1u << DRAFT_HEAD ? "head"
+                                                         : NULL;
     struct buf names = {0};
     struct error err = {0};
     for (int i = 0; i < r.n_loras; i++)

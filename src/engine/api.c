@@ -100,6 +100,14 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
     }
     struct error err = {0};
     struct adapter_ref *refs = NULL;
+    unsigned draft_from = !o.draft_from                   ? 0
+                          : !strcmp(o.draft_from, "text") ? 1u << DRAFT_TEXT
+                          : !strcmp(o.draft_from, "head") ? 1u << DRAFT_HEAD
+                                                          : 1u << N_DRAFT_SOURCES;
+    if (draft_from == 1u << N_DRAFT_SOURCES) {
+        lib_fail(error, STEEL_INVALID, "draft_from must be text or head");
+        return NULL;
+    }
     if (!read_refs(&o, &refs, &err)) {
         lib_fail(error, STEEL_INVALID, err.msg);
         free_refs(refs, o.n_loras);
@@ -124,6 +132,7 @@ struct steel_engine *steel_engine_open(const char *path, const struct steel_engi
                     .draft = o.draft == 0  ? DRAFT_AUTO
                              : o.draft < 0 ? 0
                                            : o.draft,
+                    .draft_from = draft_from,
                     .images = o.images,
                     .mmproj = o.mmproj,
                     .image_features = o.max_image_tokens,
@@ -552,9 +561,11 @@ static void translate(const struct engine_event *in, struct steel_event *out)
         .queue_s = (double)in->usage.queue_ns * 1e-9,
         .first_token_s = (double)in->usage.first_ns * 1e-9,
         .total_s = (double)in->usage.total_ns * 1e-9,
-        .n_drafted = in->usage.n_drafted,
-        .n_accepted = in->usage.n_accepted,
     };
+    for (int i = 0; i < N_DRAFT_SOURCES; i++) {
+        out->n_drafted += in->usage.drafts[i].drafted;
+        out->n_accepted += in->usage.drafts[i].accepted;
+    }
 }
 _Static_assert((int)STEEL_STARTED == (int)EVENT_START && (int)STEEL_DONE == (int)EVENT_DONE &&
                    (int)STEEL_FAILED == (int)FINISH_ERROR &&

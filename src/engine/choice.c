@@ -81,18 +81,18 @@ void choices_deliver(struct engine *e)
 static struct usage_count count_usage(const struct choice *c, int64_t now)
 {
     int64_t t0 = c->req->submitted_ns;
-    return (struct usage_count){
+    struct usage_count u = {
         .n_prompt = c->seq.n_prompt,
         .n_cached = c->seq.n_cached,
         .n_disk = c->n_disk < c->seq.n_cached ? c->n_disk : c->seq.n_cached,
         .n_generated = c->seq.n_tokens - c->seq.n_prompt,
         .n_preempted = c->seq.n_preempted,
-        .n_drafted = c->n_drafted,
-        .n_accepted = c->n_accepted,
         .queue_ns = (c->entered_ns ? c->entered_ns : now) - t0,
         .first_ns = c->first_ns ? c->first_ns - t0 : 0,
         .total_ns = now - t0,
     };
+    memcpy(u.drafts, c->drafts, sizeof u.drafts);
+    return u;
 }
 
 void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, const char *error)
@@ -121,6 +121,7 @@ void choice_end(struct engine *e, struct choice *c, enum finish how, int stop, c
         kvcache_cut(e->rt->kv, kv, kv->back_at);
     if (c->entered_ns && how != FINISH_ERROR && c->seq.n_tokens - 1 > c->seq.n_prompt)
         keeper_save(e->keep, c, c->seq.n_tokens - 1);
+    draft_leave(&e->spec, &c->seq, how == FINISH_STOP || how == FINISH_LENGTH);
     scheduler_remove(&e->sched, &c->seq);
     if (!c->entered_ns)
         requests_leave_queue(e, c->req);

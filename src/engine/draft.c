@@ -1,25 +1,29 @@
-/* Speculative decoding with an MTP block: see draft.h. */
+/* Speculative decoding: see draft.h. */
 #include "engine/draft.h"
 #include "base/mem.h"
 
-void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step, int most,
-                int max_seqs, bool async, bool adapts)
+#include <string.h>
+
+/* Classes of drafts: text by the length of its match, the sequence's own and recent answers; the block's first draft and
+ * those after it. What is expected of each before anything is known. */
+enum { TEXT_LENGTHS = 5, CLASS_RECENT = TEXT_LENGTHS, CLASS_HEAD = 2 * TEXT_LENGTHS };
+static const double priors[DRAFT_CLASSES] = {0.35, 0.5, 0.65, 0.75, 0.85, 0.3,
+                                             0.45, 0.6, 0.7,  0.8,  0.6,  0.5};
+
+void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step,
+                const struct draft_options *opt, int n_vocab)
 {
     size_t n = (size_t)sched->limits.max_seqs;
-    CHECK(max_seqs <= DRAFT_MAX_SEQS, "%d sequences", max_seqs);
-    *sp = (struct drafter){.sched = sched,
-                           .kv = sched->kv,
-                           .step = step,
-                           .most = most,
-                           .max_seqs = max_seqs,
-                           .async = async,
-                           .adapts = adapts};
-    if (!most)
+    *sp = (struct drafter){
+        .sched = sched, .kv = sched->kv, .step = step, .opt = *opt, .n_vocab = n_vocab};
+    if (!opt->from)
         return;
     sp->items = mem_zalloc(n, sizeof *sp->items);
     sp->seqs = mem_zalloc(n, sizeof *sp->seqs);
     sp->wants = mem_zalloc(n, sizeof *sp->wants);
-    sp->drafts = mem_zalloc(n * (size_t)most, sizeof *sp->drafts);
+    sp->offers = mem_zalloc(n, sizeof *sp->offers);
+    sp->depths = mem_zalloc(n, sizeof *sp->depths);
+    sp->drafts = mem_zalloc(n * DRAFT_DEPTH, sizeof *sp->drafts);
 }
 
 void draft_clear(struct drafter *sp)
@@ -27,155 +31,236 @@ void draft_clear(struct drafter *sp)
     mem_free(sp->items);
     mem_free(sp->seqs);
     mem_free(sp->wants);
+    mem_free(sp->offers);
+    mem_free(sp->depths);
     mem_free(sp->drafts);
+    draft_history_clear(&sp->history);
     *sp = (struct drafter){0};
 }
 
-static bool rate_pays(const struct draft_rate *r)
+static bool uses(const struct drafter *sp, enum draft_source source)
 {
-    return r->plain_ns * r->tokens > r->draft_ns;
+    return sp->opt.from & 1u << source;
 }
 
-/* Whether the block should follow steps of n sequences: if drafts pay or are being measured. Otherwise counts steps until
- * the next measurement, which needs a sequence whose rows the block has all processed. */
-static bool follows_pay(struct drafter *sp, int n)
+static int class_of(const struct draft_match *m)
 {
-    if (n > sp->max_seqs)
+    static const int lengths[TEXT_LENGTHS - 1] = {4, 6, 10, 16};
+    int c = 0;
+    while (c < TEXT_LENGTHS - 1 && m->len >= lengths[c])
+        c++;
+    return c + (m->recent ? CLASS_RECENT : 0);
+}
+
+/* The tokens of q that are known: after them is at most a placeholder for the token of a step in flight. */
+static int known_of(const struct seq *q)
+{
+    return q->n_tokens - (q->tokens[q->n_tokens - 1] < 0);
+}
+
+static void follow_text(struct drafter *sp, struct seq *q)
+{
+    enum { MORE = 512 }; /* tokens expected of an answer */
+    int n = known_of(q);
+    if (!q->draft) {
+        q->draft = mem_ask(sizeof *q->draft);
+        if (!q->draft)
+            return;
+        *q->draft = (struct draft_seq){.n_rested = q->n_tokens};
+    }
+    struct draft_seq *d = q->draft;
+    for (; d->n_rested < n; d->n_rested++)
+        draft_rate_rest(d->rates);
+    if (uses(sp, DRAFT_TEXT))
+        draft_match_follow(&d->match, q->tokens, n,
+                           draft_history_of(&sp->history, q->client, q->root), n + MORE);
+}
+
+void draft_note(struct drafter *sp, struct seq *const *seqs, int n)
+{
+    for (int i = 0; i < n && sp->sched->running.n <= DRAFT_CROWD; i++)
+        if (seqs[i])
+            follow_text(sp, seqs[i]);
+}
+
+/* Writes the text that may follow q to drafts. Returns the number of tokens, `most` at most. */
+static int write_text(const struct drafter *sp, const struct seq *q, int32_t *drafts, int most)
+{
+    int n = uses(sp, DRAFT_TEXT) && q->draft
+                ? draft_match_write(&q->draft->match, q->tokens, known_of(q), drafts, most)
+                : 0;
+    for (int k = 0; k < n; k++)
+        if (drafts[k] >= sp->n_vocab)
+            return k;
+    return n;
+}
+
+static double expected(const struct draft_offer *o)
+{
+    double sum = 0, all = 1;
+    for (int k = 0; k < o->most; k++)
+        sum += all *= o->p[k > 0];
+    return sum;
+}
+
+void draft_head_rates(const struct drafter *sp, const struct draft_rate *own, double p[2])
+{
+    for (int k = 0; k < 2; k++)
+        p[k] = draft_rate_of(&sp->cost, own, CLASS_HEAD + k, priors[CLASS_HEAD + k]);
+}
+
+/* The better source for q, and what it offers. head: the block may draft for it. drafts (most): the text's. */
+static struct draft_offer offer_of(const struct drafter *sp, struct seq *q, bool head,
+                                   int32_t *drafts, int most)
+{
+    struct draft_offer text = {.again = sp->kv->states != NULL}, block = text;
+    struct draft_seq *d = q->draft;
+    if (!d || q->n_tokens <= q->n_prompt)
+        return text;
+    text.most = write_text(sp, q, drafts, most);
+    d->class = class_of(&d->match);
+    text.p[0] = text.p[1] = draft_rate_of(&sp->cost, d->rates, d->class, priors[d->class]);
+    block.most = !head ? 0 : most < sp->opt.most_head ? most : sp->opt.most_head;
+    draft_head_rates(sp, d->rates, block.p);
+    bool better = block.most && (!text.most || expected(&block) > expected(&text));
+    d->source = better ? DRAFT_HEAD : DRAFT_TEXT;
+    return better ? block : text;
+}
+
+/* Offers for the sequences of a step; many sequences get none. */
+static void make_offers(struct drafter *sp, struct seq *const *seqs, const int *wants, int n)
+{
+    bool few = sp->sched->running.n <= (sp->kv->states ? DRAFT_SEQS : DRAFT_CROWD);
+    for (int i = 0; i < n; i++) {
+        int most = !wants || wants[i] > DRAFT_DEPTH ? DRAFT_DEPTH : wants[i];
+        most = sp->opt.fixed && sp->opt.fixed < most ? sp->opt.fixed : most;
+        sp->offers[i] = (struct draft_offer){0};
+        if (seqs[i] && few && most > 0)
+            sp->offers[i] = offer_of(sp, seqs[i], wants && draft_head_may(sp, seqs[i]),
+                                     sp->drafts + (size_t)i * DRAFT_DEPTH, most);
+    }
+}
+
+static bool text_pays(struct drafter *sp, struct seq *const *seqs, int n)
+{
+    int running = sp->sched->running.n;
+    if (!uses(sp, DRAFT_TEXT) || running > DRAFT_CROWD)
         return false;
-    struct draft_rate *r = &sp->rates[n];
-    uint64_t at = r->turn % SPEC_PERIOD;
-    if (!sp->adapts || at < SPEC_TRY + SPEC_REST || at == SPEC_PERIOD - 1 || rate_pays(r))
-        return true;
-    r->turn++;
-    return false;
+    make_offers(sp, seqs, NULL, n);
+    for (int i = 0; sp->opt.fixed && i < n; i++)
+        if (sp->offers[i].most)
+            return true;
+    if (!draft_cost_known(&sp->cost, running))
+        return false;
+    bool pays = draft_cost_choose(&sp->cost, running, sp->offers, n, 0, false) > 0;
+    for (int i = 0; !pays && i < n; i++)
+        if (sp->offers[i].most && draft_rate_try(&sp->cost, seqs[i]->draft->class))
+            return sp->tries_text = true;
+    return pays;
 }
 
 bool draft_follows(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                    int n)
 {
-    bool drafts = false, any = false;
-    for (int i = 0; i < n; i++) {
+    bool drafts = false, head = uses(sp, DRAFT_HEAD);
+    for (int i = 0; i < n; i++)
         drafts |= items[i].n_draft > 0;
-        any |= !seqs[i]->unfollowed;
-    }
-    if (!sp->most || !sp->async || drafts)
-        return sp->most > 0;
-    if (follows_pay(sp, sp->sched->running.n) && any)
-        return true;
-    for (int i = 0; i < n; i++)
-        seqs[i]->unfollowed = true;
-    return false;
-}
-
-bool draft_pays(struct drafter *sp, int n)
-{
-    if (n > sp->max_seqs)
+    if (!sp->opt.from)
         return false;
-    struct draft_rate *r = &sp->rates[n];
-    uint64_t at = r->turn++ % SPEC_PERIOD;
-    if (!sp->adapts || at < SPEC_TRY)
+    if (!sp->opt.async || (head && drafts)) {
+        sp->head_follows = head;
         return true;
-    return at >= SPEC_TRY + SPEC_REST && rate_pays(r);
+    }
+    sp->head_follows = head && draft_head_follows(sp, seqs, n);
+    for (int i = 0; head && !sp->head_follows && i < n; i++)
+        seqs[i]->unfollowed = true;
+    return sp->head_follows || drafts || sp->hook || text_pays(sp, seqs, n);
 }
 
-/* A running mean, over about the last 32 values. */
-static void learn(double *mean, int *n, double seen)
+/* The drafts of each offer: the fixed number, or what pays. */
+static void choose_depths(struct drafter *sp, struct seq *const *seqs, int n)
 {
-    *n += *n < 32;
-    *mean += (seen - *mean) / *n;
-}
-
-void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_accepted,
-                 int64_t ns)
-{
-    int drafting = 0;
-    for (int i = 0; i < n; i++)
-        drafting += items[i].n_draft > 0;
-    if (n > sp->max_seqs || (drafting && drafting < n)) /* mixed steps measure neither case */
-        return;
-    struct draft_rate *r = &sp->rates[n];
-    if (!drafting) {
-        learn(&r->plain_ns, &r->n_plain, (double)ns);
+    int running = sp->sched->running.n;
+    bool tries =
+        sp->head_follows && running <= DRAFT_SEQS && sp->head_turn++ % HEAD_PERIOD < HEAD_TRY;
+    if (sp->opt.fixed) {
+        for (int i = 0; i < n; i++)
+            sp->offers[i].depth = sp->offers[i].most;
         return;
     }
-    learn(&r->draft_ns, &r->n_draft, (double)ns);
-    learn(&r->tokens, &r->n_tokens, 1 + (double)n_accepted / n);
-}
-
-/* Items for the rows of a step, except unverified drafts, each with the token after it. Returns the number of items. */
-static int add_rows(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
-                    const int *wants, int n)
-{
-    bool pays = draft_pays(sp, sp->sched->running.n);
-    int k = 0;
-    for (int i = 0; i < n; i++) {
-        struct seq *q = seqs[i];
-        if (!q || q->unfollowed)
-            continue;
-        int first = q->kv.n_tokens - items[i].n_tokens, end = q->kv.n_tokens - q->n_open;
-        CHECK(end > first && end < q->n_tokens, "rows %d to %d of %d tokens", first, end - 1,
-              q->n_tokens);
-        /* no drafts after tokens that no step has read yet */
-        int want = pays && end == q->n_tokens - 1 ? wants[i] : 0;
-        want = want < sp->most ? want : sp->most;
-        sp->seqs[k] = q;
-        sp->wants[k] = want;
-        sp->items[k++] = (struct draft_item){.seq = &q->kv,
-                                             .tokens = q->tokens + first + 1,
-                                             .first = first,
-                                             .n = end - first,
-                                             .from = items[i].row,
-                                             .want = want > 0};
+    if (draft_cost_known(&sp->cost, running)) {
+        bool head = false;
+        for (int i = 0; i < n; i++)
+            head |= sp->offers[i].most && seqs[i]->draft->source == DRAFT_HEAD;
+        draft_cost_choose(&sp->cost, running, sp->offers, n,
+                          head ? draft_head_cost(sp, running) : 0, sp->opt.async);
     }
-    return k;
-}
-
-/* Items for draft j + 1 of the sequences that want one and have a page for its row. Moves them to the front and returns
- * their number. */
-static int add_next(struct drafter *sp, int n, int j)
-{
-    int k = 0;
     for (int i = 0; i < n; i++) {
-        struct draft_item it = sp->items[i];
-        struct seq *q = sp->seqs[i];
-        int32_t *own = sp->drafts + (size_t)k * (size_t)sp->most;
-        if (!it.want)
+        struct draft_offer *o = &sp->offers[i];
+        if (!o->most || o->depth)
             continue;
-        if (k != i)
-            for (int g = 0; g < j - 1; g++)
-                own[g] = sp->drafts[(size_t)i * (size_t)sp->most + (size_t)g];
-        own[j - 1] = it.token;
-        seq_draft(q, own, j);
-        int at = it.first + it.n;
-        if (j == sp->wants[i] || at >= it.seq->n_pages * sp->kv->page_len)
-            continue;
-        sp->seqs[k] = q;
-        sp->wants[k] = sp->wants[i];
-        sp->items[k++] = (struct draft_item){.seq = it.seq,
-                                             .tokens = &own[j - 1],
-                                             .first = at,
-                                             .n = 1,
-                                             .from = it.row,
-                                             .want = true};
+        bool text = seqs[i]->draft->source == DRAFT_TEXT;
+        if (text && !sp->opt.async)
+            o->depth = draft_rate_try(&sp->cost, seqs[i]->draft->class);
+        else
+            o->depth = text ? sp->tries_text : tries;
     }
-    return k;
+    sp->tries_text = false;
 }
 
 bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                 const int *wants, int n, struct error *err)
 {
-    int k = add_rows(sp, items, seqs, wants, n);
-    for (int j = 1; k; j++) {
-        if (!step_draft(sp->step, sp->items, k, err))
-            return false;
-        k = add_next(sp, k, j);
+    draft_note(sp, seqs, n);
+    make_offers(sp, seqs, wants, n);
+    choose_depths(sp, seqs, n);
+    for (int i = 0; i < n; i++) {
+        int depth = sp->offers[i].depth;
+        bool text = depth && seqs[i]->draft->source == DRAFT_TEXT;
+        sp->depths[i] = text ? 0 : depth;
+        if (text)
+            seq_draft(seqs[i], sp->drafts + (size_t)i * DRAFT_DEPTH, depth);
     }
-    for (int i = 0; sp->draft && i < n; i++) {
+    if (sp->head_follows && !draft_head_make(sp, items, seqs, sp->depths, n, err))
+        return false;
+    for (int i = 0; sp->hook && i < n; i++) {
         struct seq *q = seqs[i];
-        if (q && q->n_draft)
-            sp->draft(sp->draft_arg, q->tokens, q->n_tokens, q->tokens + q->n_tokens, q->n_draft);
+        int most = wants[i] < DRAFT_DEPTH ? wants[i] : DRAFT_DEPTH, own = q ? q->n_draft : 0;
+        int32_t drafts[DRAFT_DEPTH];
+        if (!q || most <= 0 || q->n_tokens <= q->n_prompt)
+            continue;
+        memcpy(drafts, q->tokens + q->n_tokens, (size_t)own * sizeof *drafts);
+        seq_draft(q, drafts, sp->hook(sp->hook_arg, q->tokens, q->n_tokens, drafts, own, most));
     }
     return true;
+}
+
+void draft_learn(struct drafter *sp, const struct step_item *items, int n, bool follows, int64_t ns)
+{
+    int rows = 0;
+    for (int i = 0; i < n; i++)
+        rows += items[i].n_draft;
+    draft_cost_learn(&sp->cost, n, rows, follows && sp->opt.async, ns);
+}
+
+void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accepted)
+{
+    struct draft_seq *d = q->draft;
+    bool failed = n_accepted < n_draft;
+    if (!d || !n_draft)
+        return;
+    if (d->source == DRAFT_TEXT) {
+        draft_rate_learn(&sp->cost, d->rates, d->class, n_accepted, failed);
+        return;
+    }
+    draft_rate_learn(&sp->cost, d->rates, CLASS_HEAD, n_accepted > 0, !n_accepted);
+    if (n_accepted)
+        draft_rate_learn(&sp->cost, d->rates, CLASS_HEAD + 1, n_accepted - 1, failed);
+}
+
+enum draft_source draft_source_of(const struct seq *q)
+{
+    return q->draft ? q->draft->source : DRAFT_TEXT;
 }
 
 void draft_settle(struct drafter *sp, struct seq *q)
@@ -186,4 +271,16 @@ void draft_settle(struct drafter *sp, struct seq *q)
     else
         kvcache_settle(sp->kv, kv);
     q->n_open = 0;
+}
+
+void draft_leave(struct drafter *sp, struct seq *q, bool keep)
+{
+    if (!q->draft)
+        return;
+    if (keep && uses(sp, DRAFT_TEXT))
+        draft_history_add(&sp->history, q->client, q->root, q->tokens + q->n_prompt,
+                          known_of(q) - q->n_prompt);
+    draft_match_clear(&q->draft->match);
+    mem_free(q->draft);
+    q->draft = NULL;
 }

@@ -1,9 +1,10 @@
 /*
- * Speculative decoding with an MTP block (layer.h). The block drafts the tokens after a sequence's last one. The
- * next step reads the drafts as well, and each is accepted as long as the sampler chooses the same token from the
- * row before it. So every token is chosen by the same logits and the same random number as without drafts. An
- * accepted draft saves a step, a rejected one costs a row. Knows sequences and steps; the engine chooses the
- * tokens.
+ * Speculative decoding. Sources propose the tokens after a sequence's last one: earlier text (draft_text.h), or the
+ * model's MTP block (layer.h). The next step reads these drafts as well, and each is accepted as long as the sampler
+ * chooses the same token from the row before it. So every token is chosen by the same logits and the same random number
+ * as without drafts. An accepted draft saves a step, a rejected one costs a row. How many drafts a sequence gets, and
+ * from which source, is decided before every step by what they cost and save (draft_cost.h). Knows sequences and steps;
+ * the engine chooses the tokens.
  *
  * Invariants:
  *  1. The last n_open tokens of a sequence's cache are unverified drafts. Between steps there are none
@@ -13,59 +14,94 @@
  *     after it may differ: that may make drafts worse, but never tokens.
  *  3. After rejected drafts a recurrent state is reset to the one after the last token known before the step
  *     (kvcache_draft). Drafts that were accepted before the rejected one are read again, as tokens.
+ *  4. A sequence's drafts come from one source at a time.
  */
 #ifndef STEEL_ENGINE_DRAFT_H
 #define STEEL_ENGINE_DRAFT_H
 
+#include "engine/draft_cost.h"
+#include "engine/draft_count.h"
+#include "engine/draft_text.h"
 #include "engine/scheduler.h"
 
-/* Learned costs of steps of one number of sequences. */
-struct draft_rate {
-    double plain_ns, draft_ns;      /* a step with everything after it; 0 = unknown */
-    double tokens;                  /* per sequence of a step with drafts */
-    int n_plain, n_draft, n_tokens; /* steps measured */
-    uint64_t turn;                  /* counts decisions */
+/* DRAFT_SEQS: with more running sequences the block drafts nothing, and no recurrent state is saved for drafts. The block
+ * is tried for HEAD_TRY of HEAD_PERIOD steps, also if it does not pay. */
+enum { DRAFT_SEQS = 4, HEAD_TRY = 8, HEAD_PERIOD = 512 };
+
+/* What the drafter keeps of a sequence. */
+struct draft_seq {
+    struct draft_match match;
+    struct draft_rate rates[DRAFT_CLASSES];
+    int n_rested;             /* tokens up to which the rates have rested */
+    enum draft_source source; /* of its drafts */
+    int class;                /* of text drafts */
 };
 
-enum { DRAFT_MAX_SEQS = 16, SPEC_TRY = 16, SPEC_REST = 8, SPEC_PERIOD = 512 };
+struct draft_options {
+    unsigned from; /* 1 << source; 0: no drafts, and no other function is called */
+    int fixed;     /* drafts per step and sequence; 0 = as many as pay */
+    int most_head; /* most drafts of the block */
+    bool async;    /* steps without drafts overlap (backend.h) */
+};
 
 struct drafter {
     struct scheduler *sched;
     struct kvcache *kv;
     struct stepper *step;
-    int most, max_seqs; /* drafts per sequence; none where more than max_seqs run */
-    bool async;         /* steps without drafts overlap (backend.h) */
-    bool adapts;        /* stops drafting where it does not pay */
-    struct draft_rate rates[DRAFT_MAX_SEQS + 1]; /* by sequences */
-    struct draft_item *items;                    /* (max_seqs of steps) */
-    struct seq **seqs;                           /* (the same) owners of items */
-    int *wants;                                  /* (the same) drafts wanted */
-    int32_t *drafts;                             /* (the same, most) */
-    /* For tests: replaces the block: writes n drafts for after tokens (n_tokens). */
-    void (*draft)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n);
-    void *draft_arg;
+    struct draft_options opt;
+    int n_vocab;
+    struct draft_cost cost;
+    struct draft_history history;
+    bool tries_text; /* the step started last is followed to try drafts that do not pay */
+    /* the block */
+    bool head_follows;          /* the step started last */
+    uint64_t head_turn;         /* steps that could have drafts of the block */
+    double pass_ns;             /* the block drafts one token for every sequence; 0 = unknown */
+    int n_pass;                 /* passes measured */
+    struct draft_item *items;   /* (max_seqs of steps) */
+    struct seq **seqs;          /* (the same) owners of items */
+    int *wants;                 /* (the same) drafts wanted of the block */
+    struct draft_offer *offers; /* (the same) */
+    int *depths;                /* (the same) drafts of the block, by items of the step */
+    int32_t *drafts;            /* (the same, DRAFT_DEPTH) */
+    /* For tests: changes the n drafts after tokens (n_tokens), `most` at most. Returns their number. */
+    int (*hook)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n, int most);
+    void *hook_arg;
 };
 
-/* most 0: no drafts, and no other function is called. max_seqs: at most DRAFT_MAX_SEQS. */
-void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step, int most,
-                int max_seqs, bool async, bool adapts);
+void draft_init(struct drafter *sp, struct scheduler *sched, struct stepper *step,
+                const struct draft_options *opt, int n_vocab);
 void draft_clear(struct drafter *sp);
-/* Whether the block runs after a step that is about to start. On async backends (backend.h) it does not while more
- * sequences run than may draft, or while drafts do not pay. The next step then starts before the tokens of this one
- * are known, and its sequences draft no more. */
+/* Whether drafts may be made after a step that is about to start. On async backends (backend.h) not while none would
+ * pay: then the next step starts before the tokens of this one are known. Sequences of a step that the block does not
+ * follow get no more drafts from it. */
 bool draft_follows(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                    int n);
-/* After a step (items, n) with draft_follows, when its tokens are appended: its rows go through the block, and
- * sequence i gets up to wants[i] drafts. seqs[i] NULL: the sequence has left. */
+/* After a step with draft_follows, when its tokens are appended: drafts for the next one, wants[i] at most for sequence
+ * i. seqs[i] NULL: the sequence has left. */
 bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                 const int *wants, int n, struct error *err);
-/* Whether drafts pay for n running sequences. Every SPEC_PERIOD decisions both ways are measured again, for SPEC_TRY
- * and SPEC_REST steps. */
-bool draft_pays(struct drafter *sp, int n);
-/* Learns from a step (items, n) of decodes alone: its time, and its accepted drafts. */
-void draft_learn(struct drafter *sp, const struct step_item *items, int n, int n_accepted,
+/* After any other step: follows the text of its sequences. */
+void draft_note(struct drafter *sp, struct seq *const *seqs, int n);
+/* Learns the time of a step (items, n) of decodes alone. follows: as draft_follows said. */
+void draft_learn(struct drafter *sp, const struct step_item *items, int n, bool follows,
                  int64_t ns);
+/* Of n_draft drafts of q the first n_accepted were accepted. */
+void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accepted);
+enum draft_source draft_source_of(const struct seq *q); /* of its drafts */
 /* Drops the sequence's unverified draft tokens from the KV cache. */
 void draft_settle(struct drafter *sp, struct seq *q);
+/* The sequence ends. keep: its answer is one of its client's recent ones. */
+void draft_leave(struct drafter *sp, struct seq *q, bool keep);
+
+/* draft_head.c: the block. */
+bool draft_head_follows(struct drafter *sp, struct seq *const *seqs, int n);
+bool draft_head_may(const struct drafter *sp, const struct seq *q);
+/* Its rows of the step go through the block, and sequence i gets wants[i] drafts. */
+bool draft_head_make(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
+                     const int *wants, int n, struct error *err);
+double draft_head_cost(const struct drafter *sp, int n); /* of a pass, in steps */
+/* Probabilities (draft_offer.p) of its drafts, in draft.c. */
+void draft_head_rates(const struct drafter *sp, const struct draft_rate *own, double p[2]);
 
 #endif

@@ -178,8 +178,11 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
     bool logprobs = c->req->spec.logprobs, accepted = true;
     if (logprobs)
         step_probs(e->rt->step, row, &probs);
-    e->stats.n_drafted += (uint64_t)it->n_draft;
-    c->n_drafted += it->n_draft;
+    struct draft_count *count = &c->drafts[draft_source_of(&c->seq)];
+    uint64_t *n_accepted = &e->stats.n_accepted[draft_source_of(&c->seq)];
+    int before = count->accepted;
+    e->stats.n_drafted[draft_source_of(&c->seq)] += (uint64_t)it->n_draft;
+    count->drafted += it->n_draft;
     for (int i = 0; accepted; i++) {
         struct engine_event ev = {.stop = -1};
         if (logprobs) {
@@ -188,8 +191,8 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             ev.n_top = probs.n_top;
         }
         accepted = i < it->n_draft && token == c->seq.tokens[c->seq.n_tokens];
-        c->n_accepted += accepted;
-        e->stats.n_accepted += accepted;
+        count->accepted += accepted;
+        *n_accepted += accepted;
         c->seq.n_open =
             it->n_draft - i; /* if c ends with this token, the token is not in the cache */
         if (!choice_take_token(e, c, token, &ev))
@@ -211,22 +214,20 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             }
         }
     }
+    draft_verified(&e->spec, &c->seq, it->n_draft, count->accepted - before);
     return true;
 }
 
 /* After a step: makes the drafts for the next one, and drops the unverified drafts of this one. */
-static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t ns, int n_accepted)
+static void draft_tokens(struct engine *e, const struct engine_step *f, int64_t ns)
 {
     struct error err = {0};
-    int64_t start = clock_ns();
     for (int i = 0; i < f->n; i++) {
         const struct choice *c = (const struct choice *)f->seqs[i];
         if (c) /* the last allowed token is never drafted */
             e->wants[i] = c->req->spec.max_tokens - (c->seq.n_tokens - c->seq.n_prompt) - 1;
     }
     bool ok = draft_make(&e->spec, f->items, f->seqs, e->wants, f->n, &err);
-    if (!f->n_read && !f->n_forced)
-        draft_learn(&e->spec, f->items, f->n, n_accepted, ns + clock_ns() - start);
     for (int i = 0; i < f->n; i++)
         if (f->seqs[i])
             draft_settle(&e->spec, f->seqs[i]);
@@ -293,11 +294,13 @@ static void finish_step(struct engine *e)
     bool ok = step_finish(e->rt->step, &err);
     int64_t end = clock_ns();
     int64_t ns = end - (f->start_ns > e->end_ns ? f->start_ns : e->end_ns);
+    /* what the device waited for the host before a step that could not be started ahead */
+    int64_t gap = e->rt->be->async && f->start_ns > e->end_ns ? f->start_ns - e->end_ns : 0;
+    gap = gap < ns ? gap : 0; /* the engine was idle */
     e->end_ns = end;
     e->step_ns = ns;
     e->stats.n_steps++;
     e->stats.busy_s += (double)ns * 1e-9;
-    uint64_t n_accepted = e->stats.n_accepted; /* before this step */
     bool reads = f->n_read || f->n_forced;
     if (ok)
         drop_wrong(e, f);
@@ -317,8 +320,8 @@ static void finish_step(struct engine *e)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.kv.n_tokens - 1);
         c->reread = false;
     }
-    if (ok && !f->follows && e->spec.most && !reads)
-        draft_learn(&e->spec, f->items, f->n, 0, ns);
+    if (ok && e->spec.opt.from && !reads)
+        draft_learn(&e->spec, f->items, f->n, f->follows, ns + gap);
     if (ok && !f->follows)
         scheduler_commit_step(&e->sched, f->seqs, f->n, f->n_forced ? 0 : f->n_decode,
                               f->n_forced ? 0 : f->n_read, ns);
@@ -332,7 +335,9 @@ static void finish_step(struct engine *e)
     else
         fail_engine(e, &err);
     if (ok && f->follows)
-        draft_tokens(e, f, ns, (int)(e->stats.n_accepted - n_accepted));
+        draft_tokens(e, f, ns);
+    else if (ok && e->spec.opt.from)
+        draft_note(&e->spec, f->seqs, f->n);
     f->n = 0;
     e->now = e->next;
     e->next = f;
@@ -531,8 +536,14 @@ static bool start(struct engine *e)
     scheduler_init(&e->sched, kv, lim, e->context, e->opt.step_ms);
     e->sched.max_per_client = e->opt.max_per_client;
     e->sched.records = e->rt->be->records && !e->rt->be->comm;
-    draft_init(&e->spec, &e->sched, e->rt->step, e->rt->draft, DRAFT_SEQS, e->rt->be->async,
-               e->opt.runtime.draft == DRAFT_AUTO);
+    struct draft_options draft = {.from = e->rt->draft_from,
+                                  .fixed = e->rt->draft_fixed,
+                                  .most_head = e->rt->draft,
+                                  .async = e->rt->be->async};
+    if (draft.async && kv->states &&
+        !draft.fixed) /* rows that are read again are no recorded step */
+        draft.most_head = draft.most_head > 0;
+    draft_init(&e->spec, &e->sched, e->rt->step, &draft, e->rt->model->config.n_vocab);
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {
         struct engine_step *f = &e->steps[i];
@@ -754,10 +765,10 @@ void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *
 }
 
 void engine_on_draft(struct engine *e,
-                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
-                                int n),
+                     int (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
+                               int n, int most),
                      void *arg)
 {
-    e->spec.draft_arg = arg;
-    e->spec.draft = fn;
+    e->spec.hook_arg = arg;
+    e->spec.hook = fn;
 }

@@ -119,10 +119,10 @@ struct engine_stats {
     int n_running, n_waiting; /* choices */
     int pages_total, pages_held, pages_idle;
     uint64_t n_steps, n_requests;
-    uint64_t n_ahead;       /* steps started before the one before them ended */
-    uint64_t n_read_steps;  /* steps with several tokens of a sequence: prompts, forced tokens */
-    uint64_t n_drafted;     /* draft tokens read (draft.h) */
-    uint64_t n_accepted;    /* draft tokens accepted */
+    uint64_t n_ahead;      /* steps started before the one before them ended */
+    uint64_t n_read_steps; /* steps with several tokens of a sequence: prompts, forced tokens */
+    uint64_t n_drafted[N_DRAFT_SOURCES];  /* draft tokens read (draft.h) */
+    uint64_t n_accepted[N_DRAFT_SOURCES]; /* draft tokens accepted */
     uint64_t n_held;        /* times a choice sat steps out because its mask was not ready */
     double mask_s;          /* CPU time of masks */
     uint64_t n_forced;      /* tokens that a constraint determined: fed without sampling */
@@ -184,10 +184,11 @@ void request_free(struct request *r);   /* frees the handle only: the request co
 void engine_stats(struct engine *e, struct engine_stats *out);
 /* For tests: called by the engine thread before every step with the number of sequences in it. */
 void engine_on_step(struct engine *e, void (*fn)(void *arg, int n_items), void *arg);
-/* For tests: replaces the MTP block's drafts. Call it before the first request. */
+/* For tests: replaces the n drafts after tokens (n_tokens) by others, `most` at most; returns their number. Call it
+ * before the first request. */
 void engine_on_draft(struct engine *e,
-                     void (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
-                                int n),
+                     int (*fn)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts,
+                               int n, int most),
                      void *arg);
 
 #endif

@@ -23,11 +23,11 @@ struct choice {
     int at[2];    /* its index in the steps in flight, + 1; 0 = not in that one */
     bool refused; /* its constraint and biases leave no token */
     bool drafted; /* its last token is a placeholder for one that a step in flight will choose */
-    int n_drafted, n_accepted; /* its part of engine_stats */
-    int n_disk;                /* prompt tokens read from disk */
-    int n_told;                /* prompt tokens whose log-probabilities were reported */
-    struct mask_job mask;      /* seq.held: the background computes it */
-    bool costly;               /* its last mask took longer than a step waits */
+    struct draft_count drafts[N_DRAFT_SOURCES]; /* its part of engine_stats */
+    int n_disk;                                 /* prompt tokens read from disk */
+    int n_told;           /* prompt tokens whose log-probabilities were reported */
+    struct mask_job mask; /* seq.held: the background computes it */
+    bool costly;          /* its last mask took longer than a step waits */
     bool reread; /* a step in flight reads its last token in vain: it is dropped from the cache */
 };
 
@@ -55,7 +55,7 @@ struct engine_step {
     struct step_item *items;           /* (max_seqs) */
     struct seq **seqs;                 /* (max_seqs) as planned; NULL = has left since */
     int slot;                          /* its index in choice.at */
-    bool follows;                      /* the MTP block runs after it (draft.h) */
+    bool follows;                      /* drafts are made after it (draft.h) */
     bool sampled;                      /* step_sample was called; false: its samplers must wait */
     int n, n_decode, n_read, n_forced; /* n 0 = none */
     int64_t start_ns;
@@ -98,7 +98,7 @@ struct engine {
     struct runtime *rt; /* set before READY, then constant */
     int context;
     struct scheduler sched;
-    struct drafter spec; /* most 0: no drafts */
+    struct drafter spec; /* opt.from 0: no drafts */
     int *wants;          /* (max_seqs) scratch: drafts wanted by the sequences of a step */
     struct engine_step steps[2], *now, *next; /* on async backends next starts before now ends */
     int64_t end_ns;                           /* of the last step */

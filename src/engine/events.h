@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "engine/draft_count.h"
 #include "engine/output.h"
 #include "sample/sampler.h"
 
@@ -25,8 +26,8 @@ enum finish { FINISH_STOP, FINISH_LENGTH, FINISH_CANCEL, FINISH_ERROR, N_FINISHE
 
 struct usage_count {
     int n_prompt, n_cached, n_generated, n_preempted;
-    int n_disk;                           /* the part of n_cached that was read from disk */
-    int n_drafted, n_accepted;            /* draft tokens, and those accepted */
+    int n_disk; /* the part of n_cached that was read from disk */
+    struct draft_count drafts[N_DRAFT_SOURCES];
     int64_t queue_ns, first_ns, total_ns; /* since submission; first_ns 0 = no token */
 };
 

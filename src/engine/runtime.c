@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "dist/join.h"
 #include "engine/device.h"
+#include "engine/draft_cost.h"
 #include "engine/runtime_int.h"
 #include "engine/workers.h"
 #include "text/grammar/grammar.h"
@@ -125,16 +126,23 @@ static enum model_parts parts_of(const struct runtime_options *opt, const struct
            (opt->embeds || rt->sees ? MODEL_SEEING : MODEL_PLAIN);
 }
 
-/* Sets rt->draft, the number of draft tokens, from the file and the options. */
+/* Chooses the sources of drafts from the file and the options. */
 static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
                          const struct config *c, struct error *err)
 {
-    if (opt->draft > DRAFT_MOST)
-        return error_set(err, "%d draft tokens; at most %d", opt->draft, DRAFT_MOST);
-    if (opt->draft > 0 && !c->n_mtp)
+    enum { HEAD_AUTO = 3 };
+    const unsigned text = 1u << DRAFT_TEXT, head = 1u << DRAFT_HEAD;
+    bool fixed = opt->draft > 0;
+    unsigned from = opt->draft_from ? opt->draft_from : fixed ? head : text | head;
+    if (opt->draft > (from & head ? DRAFT_MOST : DRAFT_DEPTH))
+        return error_set(err, "%d draft tokens; at most %d", opt->draft,
+                         from & head ? DRAFT_MOST : DRAFT_DEPTH);
+    if (from & head && !c->n_mtp && opt->draft && (fixed || opt->draft_from))
         return error_set(err, "%s: the model has no block that drafts tokens ahead (--draft)",
                          rt->file->path);
-    rt->draft = !c->n_mtp ? 0 : opt->draft == DRAFT_AUTO ? 1 : opt->draft;
+    rt->draft_from = !opt->draft || opt->embed ? 0 : c->n_mtp ? from : from & ~head;
+    rt->draft_fixed = fixed ? opt->draft : 0;
+    rt->draft = !(rt->draft_from & head) ? 0 : fixed ? opt->draft : HEAD_AUTO;
     return true;
 }
 
@@ -269,14 +277,14 @@ static bool prepare(struct runtime *rt, const struct runtime_options *opt,
 {
     if (prepare_with(rt, opt, o, err))
         return true;
-    if (!rt->draft || opt->draft != DRAFT_AUTO)
+    if (!rt->draft || opt->draft != DRAFT_AUTO || opt->draft_from)
         return false;
     if (rt->be)
         rt->be->ops->close(rt->be);
     rt->be = NULL;
     rt->notice = *err = (struct error){0};
     *without = *opt;
-    without->draft = 0;
+    without->draft_from = 1u << DRAFT_TEXT;
     return prepare_with(rt, without, o, err);
 }
 

@@ -8,12 +8,12 @@
 #include "backend/options.h"
 #include "backend/profile.h"
 #include "engine/adapters.h"
+#include "engine/draft_count.h"
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
 #include "vision/encoder.h"
 
-/* DRAFT_SEQS: with more running sequences drafts would cost more than they save. */
-enum { DRAFT_AUTO = -1, DRAFT_MOST = 8, DRAFT_SEQS = 4 };
+enum { DRAFT_AUTO = -1, DRAFT_MOST = 8 };
 
 struct runtime_options {
     struct backend_options backend;
@@ -32,9 +32,10 @@ struct runtime_options {
     int read_rows;      /* at least this many rows are left for prompts besides max_seqs decodes */
     int max_out;        /* logits rows of one step; 0 = max_seqs; embed: at least max_tokens */
     int min_out;        /* ... but at least this */
-    /* Draft tokens of an MTP block per sequence and step; 0 = none, DRAFT_AUTO = one if the model has a block and the
-     * device supports it. */
+    /* Draft tokens per sequence and step: 0 = none, DRAFT_AUTO = as many as pay (draft.h), else always that number. */
     int draft;
+    unsigned
+        draft_from; /* 1 << draft_source of those that may draft; 0 = all, or the block if a number is given */
     bool embeds; /* prompts may have rows of embeddings (engine.h) */
     bool images; /* the file's image tower is loaded, if there is one that the device can run */
     const char *mmproj; /* a GGUF's tower; NULL = one beside it, if it fits */
@@ -63,8 +64,10 @@ struct runtime {
     bool sees;                 /* the encoder is to be opened */
     struct profile profile;
     int context;
-    int draft;    /* draft tokens in use; 0 = none */
-    char gpu[32]; /* the device's name, if this machine's processes take its GPUs in turn */
+    int draft;           /* draft tokens of the MTP block in use; 0 = none */
+    unsigned draft_from; /* 1 << draft_source of those in use */
+    int draft_fixed;     /* draft tokens per step and sequence; 0 = as many as pay */
+    char gpu[32];        /* the device's name, if this machine's processes take its GPUs in turn */
     struct model_shard
         shard; /* this process's shard of the network; cut NULL = the whole network */
     int64_t load_ns;

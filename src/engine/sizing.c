@@ -2,6 +2,7 @@
 #include "engine/sizing.h"
 #include "base/sysmem.h"
 #include "engine/device.h"
+#include "engine/draft.h"
 #include "quant/kvblock.h"
 
 #include <stdio.h>
@@ -52,7 +53,8 @@ struct step_limits sizing_limits(const struct runtime_options *opt, bool gpu, in
     lim.read_chunk = gpu ? 256 : 16;
     lim.max_out = or_default(opt->max_out, lim.max_seqs);
     lim.max_out = lim.max_out > opt->min_out ? lim.max_out : opt->min_out;
-    lim.max_out += DRAFT_SEQS * (opt->draft == DRAFT_AUTO ? 1 : opt->draft);
+    if (!opt->embed)
+        lim.max_out += opt->draft == DRAFT_AUTO ? DRAFT_ROWS : DRAFT_SEQS * opt->draft;
     lim.max_embeds = opt->embeds ? lim.max_tokens : 0;
     if (opt->embed && lim.max_out < lim.max_tokens)
         lim.max_out = lim.max_tokens;
@@ -163,7 +165,7 @@ static int size_states(const struct runtime_options *opt, const struct network *
     if (!slot)
         return 0;
     int draft = lim->max_seqs < DRAFT_SEQS ? lim->max_seqs : DRAFT_SEQS;
-    int own = lim->max_seqs + (net->mtp.fc ? draft : 0);
+    int own = lim->max_seqs + (opt->draft && !opt->embed ? draft : 0);
     r->taken += slot * (size_t)own;
     size_t room = !r->free ? SIZE_MAX : r->usable > r->taken ? r->usable - r->taken : 0;
     size_t n = (size_t)sizing_checkpoints(slot, lim->max_seqs, r->on_gpu, room);

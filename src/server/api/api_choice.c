@@ -217,6 +217,14 @@ void api_choice_init(struct api_request *req, struct api_choice *o)
     open_parser(req, o);
 }
 
+static void add_drafts(struct usage_count *sum, const struct usage_count *u)
+{
+    for (int i = 0; i < N_DRAFT_SOURCES; i++) {
+        sum->drafts[i].drafted += u->drafts[i].drafted;
+        sum->drafts[i].accepted += u->drafts[i].accepted;
+    }
+}
+
 void api_choice_end_round(struct api_choice *o)
 {
     struct usage_count *sum = &o->before, *u = &o->usage;
@@ -225,6 +233,7 @@ void api_choice_end_round(struct api_choice *o)
     sum->n_disk += u->n_disk;
     sum->n_generated += u->n_generated;
     sum->n_preempted += u->n_preempted;
+    add_drafts(sum, u);
     sum->queue_ns = sum->queue_ns ? sum->queue_ns : u->queue_ns;
     sum->first_ns = sum->first_ns ? sum->first_ns : u->first_ns;
     *u = (struct usage_count){0};
@@ -277,6 +286,8 @@ struct usage_count api_request_usage(const struct api_request *req, int *n_reaso
         }
         u.n_generated += v->n_generated + before->n_generated;
         u.n_preempted += v->n_preempted + before->n_preempted;
+        add_drafts(&u, v);
+        add_drafts(&u, before);
         if (!u.queue_ns)
             u.queue_ns = before->n_prompt ? before->queue_ns : v->queue_ns;
         int64_t first_ns = before->n_prompt ? before->first_ns : v->first_ns;

@@ -90,6 +90,14 @@ static void write_embedders(struct server *s, struct buf *out)
 }
 #define N(x) ((double)(x))
 
+static uint64_t total(const uint64_t *by_source)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < N_DRAFT_SOURCES; i++)
+        sum += by_source[i];
+    return sum;
+}
+
 /* Metrics of one engine; their histograms are e's. Returns their number. */
 static int list_engine(const struct engine_stats *stats, struct metric out[METRICS_MOST])
 {
@@ -125,9 +133,19 @@ static int list_engine(const struct engine_stats *stats, struct metric out[METRI
         {COUNTER, "steel_mask_seconds_total", 0, 0, "CPU seconds spent on masks of constraints.",
          e.mask_s, 0, 0},
         {COUNTER, "steel_draft_tokens_total", "vllm:spec_decode_num_draft_tokens_total", 0,
-         "Draft tokens verified.", N(e.n_drafted), 0, 0},
+         "Draft tokens verified.", N(total(e.n_drafted)), 0, 0},
+        {COUNTER, "steel_draft_tokens_by_source_total", 0, 0,
+         "Draft tokens verified, by where they came from.", N(e.n_drafted[DRAFT_TEXT]), 0,
+         "source=\"text\""},
+        {COUNTER, "steel_draft_tokens_by_source_total", 0, 0, "", N(e.n_drafted[DRAFT_HEAD]), 0,
+         "source=\"head\""},
         {COUNTER, "steel_draft_tokens_accepted_total", "vllm:spec_decode_num_accepted_tokens_total",
-         0, "Draft tokens accepted.", N(e.n_accepted), 0, 0},
+         0, "Draft tokens accepted.", N(total(e.n_accepted)), 0, 0},
+        {COUNTER, "steel_draft_tokens_accepted_by_source_total", 0, 0,
+         "Draft tokens accepted, by where they came from.", N(e.n_accepted[DRAFT_TEXT]), 0,
+         "source=\"text\""},
+        {COUNTER, "steel_draft_tokens_accepted_by_source_total", 0, 0, "",
+         N(e.n_accepted[DRAFT_HEAD]), 0, "source=\"head\""},
         {COUNTER, "steel_prefix_cache_queries_total", "vllm:prefix_cache_queries_total", 0,
          "Prompt tokens looked up in the prefix cache.", N(e.cache_queries), 0, 0},
         {COUNTER, "steel_prefix_cache_hits_total", "vllm:prefix_cache_hits_total", 0,

@@ -83,7 +83,14 @@ static void add_timings(const struct usage_count *u, struct buf *b)
     add_number(b, "prompt_ms", read);
     add_number(b, "prompt_per_token_ms", n ? read / n : 0);
     add_number(b, "prompt_per_second", read > 0 ? n / read * 1e3 : 0);
+    struct draft_count drafts = {0};
+    for (int i = 0; i < N_DRAFT_SOURCES; i++) {
+        drafts.drafted += u->drafts[i].drafted;
+        drafts.accepted += u->drafts[i].accepted;
+    }
     buf_addf(b, ",\"predicted_n\":%d", u->n_generated);
+    if (drafts.drafted)
+        buf_addf(b, ",\"draft_n\":%d,\"draft_n_accepted\":%d", drafts.drafted, drafts.accepted);
     add_number(b, "predicted_ms", write);
     add_number(b, "predicted_per_token_ms", u->n_generated ? write / u->n_generated : 0);
     add_number(b, "predicted_per_second", write > 0 ? u->n_generated / write * 1e3 : 0);

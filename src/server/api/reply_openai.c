@@ -30,7 +30,9 @@ static void add_usage(const struct api_request *req, struct buf *b)
              "\"prompt_tokens_details\":{\"cached_tokens\":%d",
              u.n_prompt, u.n_generated, u.n_prompt + u.n_generated, u.n_cached);
     api_add_disk_tokens(&u, b);
-    buf_addf(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":%d}}", thinking);
+    buf_addf(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":%d", thinking);
+    api_add_draft_tokens(&u, b);
+    buf_adds(b, "}}");
 }
 
 static void add_timings(const struct api_request *req, struct buf *b)

@@ -323,10 +323,10 @@ static void add_response(const struct api_request *req, const char *status,
         buf_addf(b, "{\"input_tokens\":%d,\"input_tokens_details\":{\"cached_tokens\":%d",
                  u.n_prompt, u.n_cached);
         api_add_disk_tokens(&u, b);
-        buf_addf(b,
-                 "},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d},"
-                 "\"total_tokens\":%d}}",
-                 u.n_generated, thinking, u.n_prompt + u.n_generated);
+        buf_addf(b, "},\"output_tokens\":%d,\"output_tokens_details\":{\"reasoning_tokens\":%d",
+                 u.n_generated, thinking);
+        api_add_draft_tokens(&u, b);
+        buf_addf(b, "},\"total_tokens\":%d}}", u.n_prompt + u.n_generated);
     } else {
         buf_adds(b, "null}");
     }

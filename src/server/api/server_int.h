@@ -322,6 +322,20 @@ static inline void api_add_disk_tokens(const struct usage_count *u, struct buf *
     if (u->n_disk)
         buf_addf(b, ",\"disk_tokens\":%d", u->n_disk);
 }
+
+/* Adds draft tokens by source to the details of generated tokens, if there were any. */
+static inline void api_add_draft_tokens(const struct usage_count *u, struct buf *b)
+{
+    for (int i = 0, n = 0; i < N_DRAFT_SOURCES; i++) {
+        const struct draft_count *d = &u->drafts[i];
+        if (d->drafted)
+            buf_addf(b, "%s\"%s\":{\"drafted\":%d,\"accepted\":%d}",
+                     n++ ? "," : ",\"draft_tokens\":{", draft_source_name(i), d->drafted,
+                     d->accepted);
+        if (n && i == N_DRAFT_SOURCES - 1)
+            buf_addc(b, '}');
+    }
+}
 struct usage_count api_request_usage(const struct api_request *req,
                                      int *n_reasoning); /* of all choices */
 

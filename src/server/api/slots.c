@@ -169,7 +169,7 @@ void get_slots(struct server *s, struct http_exchange *x)
     }
     char *owner = access_owner(&s->opt.access, x);
     int context = engine_context(m->engine);
-    bool drafts = engine_runtime(m->engine)->draft > 0;
+    bool drafts = engine_runtime(m->engine)->draft_from != 0;
     buf_addc(&b, '[');
     for (int i = 0; i < m->slots->n; i++) {
         const struct slot *l = &m->slots->v[i];
