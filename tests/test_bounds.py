@@ -329,7 +329,7 @@ def test_unsent(_):
     assert "--max-unsent" in e["message"], e
     told = s.log().count("--max-unsent")
     c = s.socket()
-    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     c.sendall(http_request(COMP, dict(body, stream=True), "Connection: close\r\n"))
     until("the end of the answer", lambda: s.log().count("--max-unsent") == told + 1)
     until("free pages", lambda: s.metrics()["steel_requests_running"] == 0)
@@ -647,9 +647,64 @@ def test_linear(_):
     assert s.stop() == 0
 
 
+def impatient(s, data, source="127.0.0.1"):
+    """A connection that sends and reads little: the sockets hold few bytes of the replies."""
+    c = socket.socket()
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    c.bind((source, 0))
+    c.connect(("127.0.0.1", s.port))
+    c.sendall(data)
+    return c
+
+
+def test_unread_replies(_):
+    """Requests whose replies nobody reads wait, or are refused. They hold no more memory than --max-unsent."""
+    s = Server(BUILD, "--max-unsent", "4M")
+    get = lambda path: f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    file = get("/web/katex.js")
+    replies = lambda: s.metrics()['steel_http_replies_total{status="2xx"}']
+    # one who reads gets the reply to each request
+    with s.socket() as c:
+        c.sendall(file * 300 + get("/ping") + b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        out = read_reply(c)
+    assert out.count(b"HTTP/1.1 200 OK") == 302 and out.endswith(b"}"), (out.count(b"HTTP/1.1 200 OK"), out[-200:])
+    size = len(out) // 300
+    # one who does not gets a few
+    before, c = replies(), impatient(s, file * 100)
+    try:
+        c.settimeout(2)
+        for _ in range(200):
+            c.sendall(file * 100)
+    except OSError:  # it is disconnected: more requests than may wait
+        pass
+    seen = until("a pause", lambda: (n := replies()) == replies() - 1 and n)
+    print(f"      {seen - before:.0f} replies of {size} bytes for a reader of none")
+    assert seen - before < 20 + (4 << 20) / size, (before, seen)
+    c.close()
+    # large replies on many connections
+    made = s.json("/v1/responses", {"input": [{"role": "user", "content": "x", "junk": "y" * (3 << 20)}], "max_output_tokens": 16})
+    items = get(f"/v1/responses/{made['id']}/input_items")
+    first = impatient(s, items)
+    assert first.recv(15) == b"HTTP/1.1 200 OK"
+    for _ in range(5):
+        c = impatient(s, items)
+        assert c.recv(12) == b"HTTP/1.1 503" and b"--max-unsent" in c.recv(2000)
+        c.close()
+    assert s.get("/v1/models")[0] == 200  # small ones always have room
+    # once it is read there is room again
+    n = 15
+    first.settimeout(HANG)
+    while n < 3 << 20:
+        n += len(first.recv(1 << 20))
+    until("room", lambda: s.get(f"/v1/responses/{made['id']}/input_items")[0] == 200)
+    first.close()
+    assert s.stop() == 0
+
+
 tests = [test_short_overtakes, test_leaves_while_queued, test_ends_in_time, test_max_body, test_memory_comes_back, test_key_before_body,
          test_whole_body_timeout, test_bodies_together, test_large_replies, test_unsent, test_leaves_behind_bytes, test_grace_error,
          test_cut_whole_reply, test_framing, test_hosts, test_other_sites, test_blocked_stderr, test_log_bytes, test_log_quotes_nothing, test_retry_after,
+         test_unread_replies,
          test_linear, test_costly_masks]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]

@@ -4,13 +4,14 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 import script_model
-from serverlib import Server, run_tests
+from serverlib import Server, run_tests, sanitized
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 RESP = "/v1/responses"
@@ -269,6 +270,32 @@ def test_background_stream(_):
     for id in (plain[-1][1]["response"]["id"], ended(s, s.json(RESP, SHORT)["id"])["id"]):
         status, _, text = s.get(f"{RESP}/{id}?stream=true")
         assert status == 400 and json.loads(text)["error"]["param"] == "stream"
+    # readers of one that is over cost no copy of its events each, and are not told that they have all if it is deleted
+    long = events_of(s, LONG)[-1][1]["response"]
+    get = f"GET {RESP}/{long['id']}?stream=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    whole, before, readers = s.send(get), s.rss_kb(), []
+    for _ in range(60):
+        r = socket.socket()
+        r.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        r.connect(("127.0.0.1", s.port))
+        r.sendall(get)
+        assert r.recv(15) == b"HTTP/1.1 200 OK"
+        readers.append(r)
+    grown = (s.rss_kb() - before) << 10
+    assert len(whole) > 1 << 20 and (sanitized(BUILD) or grown < 60 * len(whole) / 3), (len(whole), grown)
+    first = readers[0].recv(100)
+    while piece := readers[0].recv(1 << 20):
+        first += piece
+    assert first.endswith(whole[-1000:]) and first.count(b"data: ") == whole.count(b"data: ")
+    assert s.request("DELETE", f"{RESP}/{long['id']}")[0] == 200
+    try:
+        while piece := readers[1].recv(1 << 20):
+            pass
+        raise AssertionError("a cut stream ended well")
+    except ConnectionResetError:
+        pass
+    for r in readers:
+        r.close()
     # the client leaves in the middle; another goes on where it was
     c = http.client.HTTPConnection("127.0.0.1", s.port)
     c.request("POST", RESP, json.dumps(dict(LONG, stream=True, max_output_tokens=1500)))

@@ -27,8 +27,21 @@ static const struct reply_style *style_of(const struct api_request *req)
     return req->endpoint->reply;
 }
 
+bool reply_has_room(struct http_exchange *x, struct server *s, size_t n)
+{
+    struct api_error err;
+    if (http_has_room(x, n))
+        return true;
+    api_fail(&err, 503, "unavailable_error",
+             "too many bytes of earlier replies are unread (--max-unsent); try again later");
+    reply_error(x, s, &err, endpoint_dialect(http_request(x)));
+    return false;
+}
+
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body)
 {
+    if (!reply_has_room(x, s, body->len))
+        return;
     s->n_http[status / 100 % 6]++;
     http_reply(x, status, "application/json", body->p ? body->p : "", body->len);
 }

@@ -24,8 +24,10 @@ struct background {
     struct background *next, *prev; /* in server->backgrounds */
     struct server *server;
     struct api_request *req; /* NULL: it has ended */
-    struct buf events;
-    size_t n_dropped; /* bytes of events that were dropped before */
+    struct buf events;       /* empty if they are in the store */
+    size_t n_dropped;        /* bytes of events that were dropped before */
+    /* Of its response in the store; owner NULL = it runs, or is not kept. */
+    char id[RESPONSE_ID_SIZE], *owner;
     struct event_reader *readers;
 };
 
@@ -58,7 +60,16 @@ static void free_unused(struct background *bg)
     if (bg->next)
         bg->next->prev = bg->prev;
     buf_clear(&bg->events);
+    mem_free(bg->owner);
     mem_free(bg);
+}
+
+/* Its events are read from the store from now on, so that readers who are slow cost nothing. */
+static void use_store(struct background *bg, const char *id, const char *owner)
+{
+    snprintf(bg->id, sizeof bg->id, "%s", id);
+    bg->owner = mem_strdup(owner);
+    buf_clear(&bg->events);
 }
 
 /* Readers */
@@ -75,21 +86,26 @@ static void remove_reader(struct event_reader *r)
 static void send_events(struct event_reader *r)
 {
     struct background *bg = r->bg;
-    if (r->at < bg->n_dropped) { /* too slow */
+    struct buf piece = {0};
+    size_t unsent = http_unsent(r->x), room = unsent >= UNSENT_LIMIT ? 0 : UNSENT_LIMIT - unsent;
+    size_t at = r->at - bg->n_dropped, all = bg->events.len;
+    bool lost = r->at < bg->n_dropped; /* too slow */
+    if (!lost && bg->owner)
+        lost = !store_events(bg->server->store, bg->id, bg->owner, at, room, &piece, &all);
+    if (lost) {
         struct http_exchange *x = r->x;
         http_watch(x, NULL, NULL, NULL);
         remove_reader(r);
         http_abort(x);
         return;
     }
-    size_t unsent = http_unsent(r->x), left = bg->n_dropped + bg->events.len - r->at;
-    size_t n = unsent >= UNSENT_LIMIT ? 0 : UNSENT_LIMIT - unsent;
-    n = n < left ? n : left;
+    size_t left = all - at, n = room < left ? room : left;
     if (n) {
         r->last_write_ns = clock_ns();
-        http_stream(r->x, bg->events.p + (r->at - bg->n_dropped), n);
+        http_stream(r->x, bg->owner ? piece.p : bg->events.p + at, n);
         r->at += n;
     }
+    buf_clear(&piece);
     if (n < left || bg->req)
         return;
     struct http_exchange *x = r->x;
@@ -219,10 +235,15 @@ const struct buf *background_events(const struct background *bg)
 void background_end(struct api_request *req)
 {
     struct background *bg = req->background;
+    size_t n;
     api_request_keep(req, bg->events.len, 0);
     bg->req = NULL;
     req->background = NULL;
     req->over = true;
+    if (bg->readers && bg->events.len &&
+        store_events(req->server->store, req->id, req->owner, 0, 0, NULL, &n) &&
+        n == bg->events.len)
+        use_store(bg, req->id, req->owner);
     send_all(bg);
     free_unused(bg);
 }
@@ -312,7 +333,9 @@ void background_stream(struct server *s, struct http_exchange *x, const char *id
         return;
     }
     struct api_request *req = background_find(s, x, id);
-    bool found = req || response_look_up(s, x, id, STORE_EVENTS, &kept);
+    char *owner = access_owner(&s->opt.access, x);
+    bool found = req || (!strncmp(id, "resp_", 5) &&
+                         store_events(s->store, id, owner, 0, SIZE_MAX, &kept, NULL));
     const struct buf *events = req ? &req->background->events : &kept;
     if (!found) {
         response_missing(s, x, id);
@@ -323,13 +346,13 @@ void background_stream(struct server *s, struct http_exchange *x, const char *id
         refuse_stream(s, x, "starting_after", "the events after this one are no longer kept");
     } else if (req) {
         add_reader(req->background, x, at);
-    } else { /* the events live until they are sent */
+    } else {
         struct background *bg = new_background(s);
-        bg->events = kept;
-        kept = (struct buf){0};
+        use_store(bg, id, owner);
         add_reader(bg, x, at);
         free_unused(bg);
     }
+    mem_free(owner);
     buf_clear(&kept);
 }
 

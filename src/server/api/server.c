@@ -413,6 +413,7 @@ int server_run(const struct server_options *opt, struct error *err)
     s->opt.http.handler = on_request;
     s->opt.http.refuse = on_refuse;
     s->opt.http.arg = s;
+    s->opt.http.max_unsent = s->opt.max_unsent;
     s->opt.access.host = opt->http.host;
     s->jobs_fd = -1;
     s->started = time(NULL);

@@ -38,9 +38,9 @@ enum {
     MAX_PROMPTS = 64,
     WHOLE_ONCE = 256 << 10, /* larger non-streaming replies are sent in pieces */
     WHOLE_EARLY =
-        4 << 20,       /* kept bytes from which a reply is sent before its last choice is done */
-    KEPT_REQUESTS = 4, /* limit of all kept bytes, in units of max_unsent */
-    LARGE_REQUEST = 1 << 20, /* after a request of this size free memory is returned */
+        4 << 20, /* kept bytes from which a reply is sent before its last choice is done */
+    KEPT_REQUESTS = HTTP_UNSENT_ALL, /* limit of all kept bytes, in units of max_unsent */
+    LARGE_REQUEST = 1 << 20,         /* after a request of this size free memory is returned */
 };
 
 /* A part of a choice that clients see as one block. */
@@ -265,6 +265,8 @@ void api_request_fail(struct api_request *req, const struct api_error *err);
 void api_request_keep(struct api_request *req, size_t before, size_t after);
 void reply_error(struct http_exchange *x, struct server *s, const struct api_error *err,
                  enum dialect dialect);
+/* False: a reply of n bytes has no room (http_has_room), and an error was sent. */
+bool reply_has_room(struct http_exchange *x, struct server *s, size_t n);
 void reply_json(struct http_exchange *x, struct server *s, int status, const struct buf *body);
 
 /* prepare.c, on a worker: fills the prepared part, or err */

@@ -31,7 +31,7 @@ struct store_entry {
     } links[N_LISTS];
     struct store_entry *chain; /* in the hash bucket */
     struct owner *owner;
-    size_t bytes;
+    size_t bytes, n_events;
     int64_t used_ns;
     bool background;
     struct kept_items input, output;
@@ -193,6 +193,7 @@ bool store_put(struct store *s, const struct stored *r)
     char *at = e->text;
     for (int i = 0; i < N; at += sizes[i++])
         *to[i] = memcpy(at, parts[i], sizes[i]);
+    e->n_events = sizes[N - 1] - 1;
     e->reply = mem_strdup(r->reply);
     kept_items_move(&e->input, r->input);
     if (r->output)
@@ -233,10 +234,22 @@ bool store_get(struct store *s, const char *id, const char *owner, enum store_pa
     forget_old(s);
     struct store_entry *e = find(s, id, owner);
     if (e)
-        buf_adds(out, part == STORE_REPLY    ? e->reply
-                      : part == STORE_EVENTS ? e->events
-                      : e->background        ? "true"
-                                             : "");
+        buf_adds(out, part == STORE_REPLY ? e->reply : e->background ? "true" : "");
+    pthread_mutex_unlock(&s->lock);
+    return e != NULL;
+}
+
+bool store_events(struct store *s, const char *id, const char *owner, size_t at, size_t n,
+                  struct buf *out, size_t *all)
+{
+    pthread_mutex_lock(&s->lock);
+    forget_old(s);
+    const struct store_entry *e = find(s, id, owner);
+    size_t left = e && at < e->n_events ? e->n_events - at : 0;
+    if (out && left)
+        buf_add(out, e->events + at, n < left ? n : left);
+    if (e && all)
+        *all = e->n_events;
     pthread_mutex_unlock(&s->lock);
     return e != NULL;
 }

@@ -42,11 +42,15 @@ bool store_delete(struct store *s, const char *id, const char *owner);
 
 enum store_part {
     STORE_REPLY,
-    STORE_EVENTS,
     STORE_BACKGROUND, /* "true", or "" */
 };
 bool store_get(struct store *s, const char *id, const char *owner, enum store_part part,
                struct buf *out);
+
+/* Appends at most n bytes of the events of its stream from byte `at` on, and sets *all to the length of all. out, all: may
+ * be NULL. */
+bool store_events(struct store *s, const char *id, const char *owner, size_t at, size_t n,
+                  struct buf *out, size_t *all);
 
 enum store_result { STORE_OK, STORE_NO_ENTRY, STORE_NO_ITEM, STORE_NO_ROOM };
 /* A page of the input. */

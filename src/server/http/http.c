@@ -23,9 +23,10 @@
 #include <time.h>
 
 enum {
-    DRAINED = 16 << 10,   /* unsent bytes below which a stream continues */
-    MAX_AHEAD = 64 << 10, /* input kept while a reply is pending */
-    LINGER_S = 2,         /* for a peer to read an early reply to an unfinished request */
+    DRAINED = 16 << 10,    /* unsent bytes below which a stream continues */
+    MAX_BEHIND = 64 << 10, /* unsent bytes of replies above which the next request waits */
+    MAX_AHEAD = 64 << 10,  /* input kept while a reply is pending */
+    LINGER_S = 2,          /* for a peer to read an early reply to an unfinished request */
     LINGER_BYTES = 64 << 20,
     OTHER_FILES = 128, /* descriptors reserved for other uses */
 };
@@ -49,7 +50,7 @@ struct http_exchange {
     struct evbuffer *headers; /* of the reply */
     bool started, streaming, chunked, keep_alive, head_only;
     bool unread; /* part of the request was not read: linger before closing */
-    bool choked;
+    bool choked; /* a stream, or the next request, waits until the output is small */
     bool failed; /* its timer, already active, resets it */
     size_t discarded;
     void *user;
@@ -153,6 +154,23 @@ static void finish_closing(struct http_exchange *x)
     set_timer(x, LINGER_S);
 }
 
+/* The replies are written and no more follow. */
+static void flush(struct http_exchange *x)
+{
+    x->state = CONN_FLUSH;
+    set_timer(x, x->http->opt.write_s);
+    if (http_unsent(x) == 0)
+        finish_closing(x);
+}
+
+/* Waits for a request. The next pipelined one is parsed from the loop, to avoid recursion. */
+static void wait_for_request(struct http_exchange *x)
+{
+    set_timer(x, x->http->opt.idle_s);
+    if (evbuffer_get_length(bufferevent_get_input(x->bev)))
+        bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS);
+}
+
 static void next_request(struct http_exchange *x)
 {
     x->closed = x->drained = NULL;
@@ -167,17 +185,15 @@ static void next_request(struct http_exchange *x)
     x->started = x->streaming = x->choked = false;
     x->id[0] = 0;
     if (!x->keep_alive || x->http->draining) {
-        x->state = CONN_FLUSH;
-        set_timer(x, x->http->opt.write_s);
-        if (evbuffer_get_length(bufferevent_get_output(x->bev)) == 0)
-            finish_closing(x);
+        flush(x);
         return;
     }
     x->state = CONN_HEAD;
-    set_timer(x, x->http->opt.idle_s);
-    /* The next pipelined request is parsed from the loop, to avoid recursion. */
-    if (evbuffer_get_length(bufferevent_get_input(x->bev)))
-        bufferevent_trigger(x->bev, EV_READ, BEV_TRIG_DEFER_CALLBACKS);
+    x->choked = http_unsent(x) > MAX_BEHIND;
+    if (x->choked)
+        set_timer(x, 0); /* the timeout of stuck output remains */
+    else
+        wait_for_request(x);
 }
 
 static void handle(struct http_exchange *x)
@@ -384,7 +400,7 @@ static void on_read(struct bufferevent *bev, void *arg)
     struct evbuffer *in = bufferevent_get_input(bev);
     if (x->failed)
         return;
-    if (x->state == CONN_HEAD) {
+    if (x->state == CONN_HEAD && !x->choked) {
         read_head(x);
     } else if (x->state == CONN_BODY) {
         read_body(x);
@@ -394,6 +410,8 @@ static void on_read(struct bufferevent *bev, void *arg)
         /* The socket is always read, so that a disconnect is noticed. */
         x->unread = true;
         x->keep_alive = false;
+        if (x->state == CONN_HEAD)
+            flush(x);
         discard(x, in);
     }
     /* else a pipelined request waits in the buffer */
@@ -411,6 +429,9 @@ static void on_write(struct bufferevent *bev, void *arg)
         x->choked = false;
         if (x->drained)
             x->drained(x->user);
+    } else if (x->state == CONN_HEAD && x->choked) {
+        x->choked = false;
+        wait_for_request(x);
     }
 }
 
@@ -685,7 +706,9 @@ void http_drain(struct http *h)
     h->listener = NULL;
     for (struct http_exchange *x = h->conns, *next; x; x = next) {
         next = x->next;
-        if (x->state == CONN_HEAD || x->state == CONN_LINGER)
+        if (x->state == CONN_HEAD && http_unsent(x))
+            flush(x);
+        else if (x->state == CONN_HEAD || x->state == CONN_LINGER)
             conn_free(x);
     }
 }
@@ -782,6 +805,21 @@ static void send_head(struct http_exchange *x, int status, const char *type, int
     if (!x->failed && evbuffer_add_buffer(bufferevent_get_output(x->bev), x->headers))
         reset(x);
     put(x, "\r\n", 2);
+}
+
+bool http_has_room(const struct http_exchange *x, size_t n)
+{
+    const struct http *h = x->http;
+    size_t own = 0, all = 0, most = h->opt.max_unsent;
+    if (n <= HTTP_SMALL_REPLY || !most)
+        return true;
+    for (const struct http_exchange *c = h->conns; c; c = c->next) {
+        size_t unsent = http_unsent(c);
+        all += unsent;
+        own += strcmp(c->client, x->client) ? 0 : unsent;
+    }
+    return own ? own + n <= most && all + n <= HTTP_UNSENT_ALL * most
+               : !all || all + n <= 2 * HTTP_UNSENT_ALL * most;
 }
 
 void http_reply(struct http_exchange *x, int status, const char *type, const void *body, size_t n)

@@ -4,8 +4,8 @@
  * neither models nor JSON.
  *
  * Invariants:
- *  1. A connection has at most one exchange in progress; pipelined requests wait in its input buffer. A
- *     peer that sends more than fits there is disconnected after the current reply.
+ *  1. A connection has at most one exchange in progress; pipelined requests wait in its input buffer, also until the
+ *     peer has read earlier replies. A peer that sends more than fits there is disconnected after the current reply.
  *  2. The socket is read while a reply is pending, so that a disconnect is noticed at once.
  *  3. Every exchange ends with exactly one of: http_reply, http_stream_end, http_abort, the `closed`
  *     callback.
@@ -32,6 +32,7 @@ struct http_options {
     const char *cert_file, *key_file; /* both or none: TLS */
     size_t max_body;                  /* of one request */
     size_t max_buffered; /* of all requests together; the first 64 kB of each are not counted */
+    size_t max_unsent;   /* of replies to one client: see http_has_room. 0 = no limit */
     int max_conns;
     int max_conns_each; /* per address (per /64 in IPv6); 0 = 7/8 of max_conns */
     int files_each;     /* descriptors per connection, which bounds max_conns; 0 = 1 */
@@ -48,6 +49,7 @@ struct http_options {
 /* HTTP_MIN_RATE (bytes/s) extends the timeout of large bodies. Bodies up to HTTP_SMALL_BODY do not
  * count as buffered, so that large ones cannot block all other clients. */
 enum { HTTP_MIN_RATE = 32 << 10, HTTP_SMALL_BODY = 64 << 10 };
+enum { HTTP_SMALL_REPLY = 64 << 10, HTTP_UNSENT_ALL = 4 };
 
 struct http *http_open(struct event_base *base, const struct http_options *opt, struct error *err);
 int http_port(const struct http *h);
@@ -75,6 +77,10 @@ const char *http_id(const struct http_exchange *x);
 void http_watch(struct http_exchange *x, void *user, void (*closed)(void *user),
                 void (*drained)(void *user));
 
+/* Whether a reply of n bytes may wait for its reader. A client's replies stay within max_unsent, or it has only one;
+ * those of all within HTTP_UNSENT_ALL times that, and twice that for clients that have read all others. Small replies
+ * always have room. */
+bool http_has_room(const struct http_exchange *x, size_t n);
 /* The reply. Headers first, then http_reply or a stream. */
 void http_add_header(struct http_exchange *x, const char *name, const char *value);
 void http_reply(struct http_exchange *x, int status, const char *type, const void *body, size_t n);

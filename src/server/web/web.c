@@ -79,6 +79,8 @@ static void reply_asset(struct server *s, struct http_exchange *x, const struct 
         http_reply(x, 304, NULL, "", 0);
         return;
     }
+    if (!reply_has_room(x, s, (size_t)(a->end - a->p)))
+        return;
     if (a->packed) {
         http_add_header(x, "Content-Encoding", "gzip");
         http_add_header(x, "Vary", "Accept-Encoding");
