@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from serverlib import Server, run_tests  # noqa
+from serverlib import Server, http_request, run_tests  # noqa
 from vision_model import make  # noqa
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -18,6 +19,7 @@ FOLDER = make(os.path.join(BUILD, "tests/vision-model-fetch"))
 PNG = open("tests/golden_images/qwen3_vl/a.png", "rb").read()
 SAME = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 asked = []
+go = threading.Event()  # /slow waits for it
 
 
 class Web(http.server.BaseHTTPRequestHandler):
@@ -31,6 +33,14 @@ class Web(http.server.BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", to)
             self.end_headers()
+        elif self.path == "/slow":
+            go.wait(300)
+            self.send_response(404)
+            self.end_headers()
+        elif self.path == "/half":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(bytes(17 << 20))
         elif self.path == "/large":
             self.send_response(200)
             self.send_header("Content-Length", str(100 << 20))
@@ -103,6 +113,43 @@ def test_refused(s):
     refuse(s, ORIGIN + "/endless", "has more than 33554432 bytes", 1)
 
 
+def test_together(s):
+    """The images of a request share one bound of bytes."""
+    part = {"type": "image_url", "image_url": {"url": ORIGIN + "/half"}}
+    r = s.json("/v1/chat/completions", {"messages": [{"role": "user", "content": [part, part]}], **SAME}, 400)["error"]["message"]
+    assert r.startswith("messages[0].content[1]: ") and "and those before it have more than 33554432 bytes" in r, r
+
+
+def test_slow(s):
+    """Whose images do not come waits alone: not the text of his own, and another client's images have workers, too."""
+    def begin(body, source):
+        c = socket.create_connection(("127.0.0.1", s.port), source_address=(source, 0))
+        c.sendall(http_request("/v1/chat/completions", {**body, **SAME}, "Connection: close\r\n"))
+        return c
+    picture = lambda url: {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    data = "data:image/png;base64," + base64.b64encode(PNG).decode()
+    del asked[:]
+    waiting = [begin(picture(ORIGIN + "/slow"), "127.0.0.2") for _ in range(20)]
+    while not asked:
+        time.sleep(0.01)
+    s.wait_metric('steel_jobs{state="images"}', 20)
+    for source in "127.0.0.2", "127.0.0.3":
+        with begin({"messages": [{"role": "user", "content": "text"}]}, source) as c:
+            assert c.recv(15) == b"HTTP/1.1 200 OK"
+    for url in data, ORIGIN + "/a.png":
+        with begin(picture(url), "127.0.0.3") as c:
+            assert c.recv(15) == b"HTTP/1.1 200 OK"
+    n_slow = sum(path == "/slow" for path, _ in asked)
+    assert n_slow < 20 and not go.is_set(), n_slow
+    for c in waiting[10:]:  # these leave
+        c.close()
+    go.set()
+    for c in waiting[:10]:
+        assert b"it answers 404" in c.makefile("rb").read()
+        c.close()
+    s.wait_metric('steel_jobs{state="images"}', 0)
+
+
 def test_private(s):
     """A name of the list whose address is private is refused when the connection is made; so is a redirect there."""
     address = socket.gethostbyname(NAME)
@@ -120,6 +167,6 @@ def test_options(s):
     assert s.stop() == 0, s.log()[-2000:]
 
 
-run_tests([test_fetch, test_refused, test_private, test_options],
+run_tests([test_fetch, test_refused, test_together, test_slow, test_private, test_options],
           Server(BUILD, "--allow-image-origins", ORIGIN.upper().replace("HTTP", "http"), "--allow-image-origins", f"http://{NAME}:{PORT}",
                  model=FOLDER))

@@ -57,7 +57,7 @@ static struct jobs *open_jobs(int n_long, int n_short, int *fd)
 {
     memset(order, 0, sizeof order);
     *fd = eventfd(0, EFD_NONBLOCK);
-    struct jobs *q = jobs_new(n_long, n_short, run, *fd);
+    struct jobs *q = jobs_new(n_long, 1, n_short, run, *fd);
     assert_non_null(q);
     return q;
 }

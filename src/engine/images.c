@@ -220,6 +220,12 @@ void prompt_images_abandon(struct prompt_images *m)
     prompt_images_free(m);
 }
 
+void prompt_images_encode_abandon(struct prompt_images *m)
+{
+    m->embeds = NULL;
+    m->ready = false;
+}
+
 int prompt_images_count(const struct prompt_images *m)
 {
     return m ? m->n : 0;

@@ -45,6 +45,8 @@ struct prompt_images *prompt_images_new(struct engine *e, const struct image_rul
 void prompt_images_free(struct prompt_images *m);
 /* The same, after the job that used it was abandoned (mem.h). */
 void prompt_images_abandon(struct prompt_images *m);
+/* The same of prompt_images_encode: the images are as before it. */
+void prompt_images_encode_abandon(struct prompt_images *m);
 int prompt_images_count(const struct prompt_images *m);
 
 /* Appends the mark of an image. Errors begin with `where`. */

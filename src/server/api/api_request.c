@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { QUEUE_TICK_US = 100000 };
+enum { QUEUE_TICK_US = 100000, SLOW_WORKERS_MOST = 12 };
 
 static const struct reply_style *style_of(const struct api_request *req)
 {
@@ -124,8 +124,9 @@ static void cancel(struct api_request *req)
 {
     atomic_store(&req->cancelled, true);
     models_leave(req->server->models, req);
-    if (req->with_worker && jobs_remove(req->server->jobs, &req->job))
-        req->with_worker = false;
+    struct jobs *jobs = req->is_slow ? req->server->slow_jobs : req->server->jobs;
+    if (req->with_worker && jobs_remove(jobs, &req->job))
+        req->with_worker = req->is_slow = false;
     if (!req->with_worker && req->embed) /* a worker still uses it */
         embed_cancel(req->embed);
     if (!req->with_worker && req->mcp_call && req->n_open)
@@ -240,11 +241,22 @@ static void prepare(void *arg)
     api_request_prepare(arg);
 }
 
+static void fail_for_memory(struct api_request *req)
+{
+    api_fail(&req->err, 503, "unavailable_error",
+             "out of memory for this request; try again later");
+}
+
 void api_request_run(struct job *job)
 {
     struct api_request *req = (struct api_request *)job;
     if (mem_try(prepare, req))
         return;
+    if (req->is_slow && req->slow_work == WORK_ENCODE) { /* what was prepared before is there */
+        prompt_images_encode_abandon(req->images);
+        fail_for_memory(req);
+        return;
+    }
     /* mem_try has freed what was prepared. */
     if (!req->choices) { /* else they are of an earlier round */
         memset(&req->p, 0, sizeof req->p);
@@ -263,8 +275,7 @@ void api_request_run(struct job *job)
         req->embed = NULL;
     req->completion = (struct completion_options){.id_slot = -1};
     req->reply = (struct buf){0};
-    api_fail(&req->err, 503, "unavailable_error",
-             "out of memory for this request; try again later");
+    fail_for_memory(req);
 }
 
 /* Into the engine */
@@ -481,6 +492,35 @@ static void to_worker(struct api_request *req)
         event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
 }
 
+/* Fetching and encoding images takes long. Those requests have workers of their own, so that no other waits for them, and
+ * a client has half of these at most. */
+static bool to_slow_worker(struct api_request *req)
+{
+    struct server *s = req->server;
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int n = cpus >= 16 ? SLOW_WORKERS_MOST : cpus >= 8 ? 8 : 4;
+    if (!s->slow_jobs)
+        s->slow_jobs = jobs_new(n, n / 2, 0, api_request_run, s->jobs_fd);
+    if (!s->slow_jobs)
+        return api_fail(&req->err, 503, "unavailable_error", "no thread for images is left");
+    req->with_worker = req->is_slow = true;
+    if (req->job.bytes <= JOB_SHORT_BYTES)
+        req->job.bytes = JOB_SHORT_BYTES + 1;
+    jobs_add(s->slow_jobs, &req->job, clock_ns());
+    return true;
+}
+
+/* A worker has returned. True: another one continues. */
+static bool continues_slowly(struct api_request *req)
+{
+    bool was_slow = req->is_slow;
+    req->with_worker = req->is_slow = false;
+    if (req->slow_work && !was_slow && !req->err.status && is_wanted(req))
+        return to_slow_worker(req);
+    req->slow_work = WORK_NONE;
+    return false;
+}
+
 static void prepared_again(struct api_request *req);
 
 static void on_queue_tick(evutil_socket_t fd, short what, void *arg)
@@ -491,7 +531,9 @@ static void on_queue_tick(evutil_socket_t fd, short what, void *arg)
     req->parts = NULL;
     req->err = (struct api_error){0};
     atomic_store(&req->cancelled, false); /* submit has set it */
-    prepared_again(req);
+    req->slow_work = prompt_images_count(req->images) ? WORK_ENCODE : WORK_NONE;
+    if (!req->slow_work || !is_wanted(req) || !to_slow_worker(req))
+        prepared_again(req);
 }
 
 /* The queue is full, but the response has begun, and its calls have run: it tries again soon. */
@@ -508,7 +550,6 @@ static void wait_for_queue(struct api_request *req)
 /* The next round of a response is prepared. */
 static void prepared_again(struct api_request *req)
 {
-    req->with_worker = false;
     bool ok = !is_wanted(req) || (!req->err.status && submit(req));
     if (!ok && req->err.code && !strcmp(req->err.code, "queue_full"))
         wait_for_queue(req);
@@ -545,11 +586,12 @@ void api_request_fail(struct api_request *req, const struct api_error *err)
 
 static void prepared(struct api_request *req)
 {
+    if (continues_slowly(req))
+        return;
     if (req->choices) {
         prepared_again(req);
         return;
     }
-    req->with_worker = false;
     req->server->trim_due |= req->n_body >= LARGE_REQUEST;
     if (!req->x) {
         api_request_release(req);
@@ -620,13 +662,20 @@ static void called(struct mcp_call *call)
     api_request_release(req);
 }
 
-void api_requests_prepared(struct server *s)
+static void take_finished(struct jobs *q)
 {
-    struct job *job = jobs_finished(s->jobs);
+    struct job *job = jobs_finished(q);
     for (struct job *next; job; job = next) {
         next = job->next;
         prepared((struct api_request *)job);
     }
+}
+
+void api_requests_prepared(struct server *s)
+{
+    take_finished(s->jobs);
+    if (s->slow_jobs)
+        take_finished(s->slow_jobs);
     for (struct api_request *req; (req = embed_next_done(s));)
         embedded(req);
     for (struct mcp_call *call; s->mcp && (call = mcp_next_done(s->mcp));)

@@ -1,5 +1,6 @@
 /* See image_fetch.h. */
 #include "server/api/image_fetch.h"
+#include "base/clock.h"
 #include "base/curl.h"
 #include "base/mem.h"
 
@@ -17,7 +18,7 @@ enum { CONNECT_S = 5, TOTAL_S = 20, MAX_REDIRECTS = 3, MAX_ORIGIN = 300, MAX_BYT
 
 /* A fetch. */
 struct fetch {
-    const struct image_origins *origins;
+    struct image_fetches *all;
     const atomic_bool *stop;
     struct buf *out;
     bool any_address; /* the origin is an address of the list */
@@ -50,6 +51,7 @@ static bool ipv4_private(uint32_t ip)
         {0xac100000, 12},                   /* private */
         {0xc0000000, 24},                   /* protocols */
         {0xc0000200, 24},                   /* documentation */
+        {0xc0586300, 24},                   /* 6to4 relays */
         {0xc0a80000, 16},                   /* private */
         {0xc6120000, 15},                   /* benchmarks */
         {0xc6336400, 24}, {0xcb007100, 24}, /* documentation */
@@ -70,11 +72,12 @@ static uint32_t word_of(const uint8_t *p)
 static bool ipv6_private(const uint8_t *a)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    static const uint8_t nat64[12] = {0x00, 0x64, 0xff, 0x9b};
     if (!memcmp(a, mapped, sizeof mapped))
         return ipv4_private(word_of(a + 12));
     if (a[0] == 0x20 && a[1] == 0x02) /* 6to4 */
         return ipv4_private(word_of(a + 2));
-    if (word_of(a) == 0x0064ff9b) /* NAT64 */
+    if (!memcmp(a, nat64, sizeof nat64))
         return ipv4_private(word_of(a + 12));
     if (word_of(a) == 0x20010000 || word_of(a) == 0x20010db8) /* Teredo, documentation */
         return true;
@@ -154,7 +157,7 @@ static size_t on_body(char *p, size_t size, size_t n, void *arg)
 {
     struct fetch *f = arg;
     size_t len = size * n;
-    f->too_large = len > (size_t)MAX_BYTES - f->out->len;
+    f->too_large = len > (size_t)MAX_BYTES - f->all->n_bytes - f->out->len;
     if (f->too_large || !buf_try_reserve(f->out, len + 1))
         return 0;
     buf_add(f->out, p, len);
@@ -180,6 +183,7 @@ static curl_socket_t on_socket(void *arg, curlsocktype purpose, struct curl_sock
 
 static bool set_up(CURL *h, struct fetch *f, const char *url)
 {
+    int64_t left_ms = (f->all->until_ns - clock_ns()) / 1000000;
     return curl.easy_setopt(h, CURLOPT_URL, url) == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_FOLLOWLOCATION, 0L) == CURLE_OK &&
@@ -187,8 +191,9 @@ static bool set_up(CURL *h, struct fetch *f, const char *url)
            curl.easy_setopt(h, CURLOPT_NETRC, (long)CURL_NETRC_IGNORED) == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S) == CURLE_OK &&
-           curl.easy_setopt(h, CURLOPT_TIMEOUT, (long)TOTAL_S) == CURLE_OK &&
-           curl.easy_setopt(h, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)MAX_BYTES) == CURLE_OK &&
+           curl.easy_setopt(h, CURLOPT_TIMEOUT_MS, (long)(left_ms > 0 ? left_ms : 1)) == CURLE_OK &&
+           curl.easy_setopt(h, CURLOPT_MAXFILESIZE_LARGE,
+                            (curl_off_t)((size_t)MAX_BYTES - f->all->n_bytes)) == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_USERAGENT, "steel") == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_OPENSOCKETFUNCTION, on_socket) == CURLE_OK &&
            curl.easy_setopt(h, CURLOPT_OPENSOCKETDATA, f) == CURLE_OK &&
@@ -207,7 +212,14 @@ static bool fail(const struct fetch *f, const char *origin, CURLcode code, struc
         return error_set(err, "%s has a private address: images are not fetched from there",
                          origin);
     if (f->too_large || code == CURLE_FILESIZE_EXCEEDED)
-        return error_set(err, "the image at %s has more than %zu bytes", origin, (size_t)MAX_BYTES);
+        return error_set(err,
+                         f->all->n_bytes
+                             ? "the image at %s and those before it have more than %d bytes"
+                             : "the image at %s has more than %d bytes",
+                         origin, MAX_BYTES);
+    if (code == CURLE_OPERATION_TIMEDOUT && clock_ns() >= f->all->until_ns)
+        return error_set(err, "fetching the images of this request takes more than %d s: %s",
+                         TOTAL_S, origin);
     return error_set(err, "the image cannot be fetched from %s: %s", origin,
                      curl.easy_strerror(code));
 }
@@ -246,7 +258,7 @@ static bool fetch_all(struct fetch *f, const char *url, struct error *err)
         char *next = NULL;
         bool ok = origin_of(at, origin, sizeof origin) ||
                   error_set(err, "the image's URL is not http://host/... or https://host/...");
-        ok = ok && (is_allowed(f->origins, origin) ||
+        ok = ok && (is_allowed(f->all->origins, origin) ||
                     error_set(err, "%s%.200s is not one of --allow-image-origins",
                               hop ? "the image was redirected: " : "", origin));
         if (ok)
@@ -264,10 +276,13 @@ static bool fetch_all(struct fetch *f, const char *url, struct error *err)
 bool image_fetch(void *arg, const char *url, const atomic_bool *stop, struct buf *out,
                  struct error *err)
 {
-    struct fetch f = {.origins = arg, .stop = stop, .out = out};
+    struct fetch f = {.all = arg, .stop = stop, .out = out};
+    if (!f.all->until_ns)
+        f.all->until_ns = clock_ns() + (int64_t)TOTAL_S * 1000000000;
     struct mem_job *job = mem_job_suspend(); /* libcurl's callbacks cannot be abandoned */
     bool ok = fetch_all(&f, url, err);
     mem_job_resume(job);
+    f.all->n_bytes += out->len;
     if (!ok)
         buf_clear(out);
     return ok;

@@ -219,7 +219,9 @@ static int list_engine(const struct engine_stats *stats, struct metric out[METRI
 /* Metrics of the server itself. */
 static int list_server(struct server *s, struct metric out[METRICS_MOST])
 {
-    struct jobs_count jobs = jobs_count(s->jobs);
+    struct jobs_count jobs = jobs_count(s->jobs), slow = {0};
+    if (s->slow_jobs)
+        slow = jobs_count(s->slow_jobs);
     static const char http[] = "steel_http_replies_total";
     const char *const http_help = "HTTP replies, by status class.";
     const struct metric list[] = {
@@ -232,6 +234,7 @@ static int list_server(struct server *s, struct metric out[METRICS_MOST])
          "state=\"waiting\""},
         {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_short), 0, "state=\"short\""},
         {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_long), 0, "state=\"long\""},
+        {GAUGE, "steel_jobs", 0, 0, "", N(slow.waiting + slow.running_long), 0, "state=\"images\""},
         {COUNTER, "steel_log_lines_dropped_total", 0, 0,
          "Log lines dropped because stderr was blocked.", N(log_dropped()), 0, 0},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[2]), 0, "status=\"2xx\""},

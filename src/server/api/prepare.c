@@ -9,6 +9,7 @@
 #include "base/mem.h"
 
 #include <string.h>
+#include <strings.h>
 
 static const struct tokenizer *need_tokenizer(struct api_request *req)
 {
@@ -283,16 +284,66 @@ static void expect_images(struct api_request *req)
                                       .salt = req->key,
                                       .fetch =
                                           req->server->opt.image_origins.n ? image_fetch : NULL,
-                                      .fetch_arg = &req->server->opt.image_origins};
+                                      .fetch_arg = &req->fetches};
     bool kept = req->endpoint->prepare == prepare_responses; /* earlier items may have images */
     if (!req->loaded || !req->loaded->engine)
         return;
+    req->fetches = (struct image_fetches){.origins = &req->server->opt.image_origins};
     if (kept || (req->n_body && memmem(req->body, req->n_body, "image", 5)))
         req->images = prompt_images_new(req->loaded->engine, &rules);
 }
 
+/* Whether there may be an image in v that is fetched. */
+static bool may_fetch(const json_t *v)
+{
+    static const char *const names[] = {"url", "image_url", "image"};
+    const char *key, *text;
+    json_t *inner;
+    size_t i;
+    json_array_foreach((json_t *)v, i, inner)
+    {
+        if (may_fetch(inner))
+            return true;
+    }
+    for (i = 0; i < sizeof names / sizeof *names; i++)
+        if ((text = json_string_value(json_object_get(v, names[i]))) &&
+            !strncasecmp(text, "http", 4))
+            return true;
+    json_object_foreach((json_t *)v, key, inner)
+    {
+        if (may_fetch(inner))
+            return true;
+    }
+    return false;
+}
+
+/* Whether the request is for a worker that may wait: kept items may have images, too. */
+static bool waits_for_fetch(const struct api_request *req, const json_t *body)
+{
+    static const char *const kept[] = {"previous_response_id", "conversation"};
+    const json_t *input = api_member(body, "input"), *item;
+    size_t i;
+    if (req->is_slow || !req->images || !req->server->opt.image_origins.n)
+        return false;
+    for (i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (req->endpoint->prepare == prepare_responses && api_member(body, kept[i]))
+            return true;
+    json_array_foreach((json_t *)input, i, item)
+    {
+        const char *type = json_string_value(json_object_get(item, "type"));
+        if (type && !strcmp(type, "item_reference"))
+            return true;
+    }
+    return may_fetch(body);
+}
+
+/* Features are computed by a worker that may wait. */
 static bool encode_images(struct api_request *req)
 {
+    if (!req->is_slow && prompt_images_count(req->images)) {
+        req->slow_work = WORK_ENCODE;
+        return true;
+    }
     struct error e = {0};
     return prompt_images_encode(req->images, &e) ||
            api_request_refuse(req, req->endpoint->prompt_field, &e);
@@ -302,6 +353,10 @@ void api_request_prepare(struct api_request *req)
 {
     if (req->embed) { /* second pass: the embeddings are computed */
         embed_write(req);
+        return;
+    }
+    if (req->slow_work == WORK_ENCODE) {
+        encode_images(req);
         return;
     }
     if (req->choices) { /* of an earlier round */
@@ -319,6 +374,13 @@ void api_request_prepare(struct api_request *req)
         return;
     }
     expect_images(req);
+    if (ok && !req->err.status && waits_for_fetch(req, body)) {
+        req->slow_work = WORK_FETCH;
+        prompt_images_free(req->images);
+        req->images = NULL;
+        json_decref(body);
+        return;
+    }
     mem_free(req->body);
     req->body = NULL;
     if (ok && req->reply.len) { /* the choice of the model was all */

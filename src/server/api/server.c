@@ -320,7 +320,7 @@ static bool start_workers(struct server *s, struct error *err)
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     int n_long = cpus >= 16 ? 3 : cpus >= 8 ? 2 : 1;
     s->jobs_fd = os_wake_fd();
-    s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, n_long + 1, api_request_run, s->jobs_fd) : NULL;
+    s->jobs = s->jobs_fd >= 0 ? jobs_new(n_long, 1, n_long + 1, api_request_run, s->jobs_fd) : NULL;
     return s->jobs || error_set(err, "cannot start worker threads");
 }
 
@@ -374,6 +374,7 @@ static void loop(struct server *s)
     mcp_stop(s->mcp);
     http_close(s->http);
     jobs_stop(s->jobs);
+    jobs_stop(s->slow_jobs);
     api_requests_prepared(s);
     models_stop(s->models);
     mcp_close(s->mcp);
@@ -455,11 +456,13 @@ int server_run(const struct server_options *opt, struct error *err)
     } else {
         http_close(s->http);
         jobs_stop(s->jobs);
+        jobs_stop(s->slow_jobs);
         mcp_close(s->mcp);
     }
     models_free(s->models);
     events_free(s->events);
     jobs_free(s->jobs);
+    jobs_free(s->slow_jobs);
     mcp_free(s->mcp);
     if (s->jobs_fd >= 0)
         close(s->jobs_fd);

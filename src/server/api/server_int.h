@@ -188,9 +188,13 @@ struct api_request {
     struct event *prompt_timer;   /* limit on the time to the first token, or NULL */
     struct embed_request *embed;  /* embeddings or rerank scores; else NULL */
     struct prompt_images *images; /* of the prompt; NULL = none */
-    struct mcp_list *mcp_list;    /* MCP servers when the request came; NULL = none */
-    struct mcp_call *mcp_call;    /* /mcp/call; else NULL */
-    struct buf reply;             /* JSON to send unchanged; empty = generate */
+    struct image_fetches fetches;
+    /* What a worker has found that may take long, and is left for one of slow_jobs. */
+    enum { WORK_NONE, WORK_FETCH, WORK_ENCODE } slow_work;
+    bool is_slow;              /* with slow_jobs: its worker may wait */
+    struct mcp_list *mcp_list; /* MCP servers when the request came; NULL = none */
+    struct mcp_call *mcp_call; /* /mcp/call; else NULL */
+    struct buf reply;          /* JSON to send unchanged; empty = generate */
     size_t n_reply_sent;
     /* running */
     struct prompt_request *parts; /* (n_prompts) */
@@ -231,7 +235,8 @@ struct server {
     pthread_mutex_t embed_lock;
     struct embed_request *embedded; /* done, to be collected by the loop; under embed_lock */
     struct jobs *jobs;
-    int jobs_fd; /* os_wake_fd */
+    struct jobs *slow_jobs; /* of requests that wait for images; NULL = none came yet */
+    int jobs_fd;            /* os_wake_fd */
     /* For the estimate of Retry-After. */
     uint64_t n_tokens, n_tokens_then; /* generated; at rate_ns */
     int64_t rate_ns;

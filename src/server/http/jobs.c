@@ -15,7 +15,7 @@ struct jobs {
     pthread_t threads[MAX_THREADS];
     struct job *running[MAX_THREADS]; /* by thread */
     int n_threads;
-    int n_long, n_short;
+    int n_long, n_each, n_short;
     void (*run)(struct job *);
     int fd;
     struct job *waiting, *finished;
@@ -44,10 +44,10 @@ static struct job *take(struct jobs *q)
             ++*(q->running[i]->is_long ? &n_long : &n_short);
     for (struct job **at = &q->waiting; *at; at = &(*at)->next) {
         struct job *j = *at;
-        bool fits = j->is_long ? n_long < q->n_long : n_short < q->n_short;
-        for (int i = 0; fits && j->is_long && i < q->n_threads; i++)
-            fits = !q->running[i] || !q->running[i]->is_long || q->running[i]->client != j->client;
-        if (fits) {
+        int own = 0;
+        for (int i = 0; j->is_long && i < q->n_threads; i++)
+            own += q->running[i] && q->running[i]->is_long && q->running[i]->client == j->client;
+        if (j->is_long ? n_long < q->n_long && own < q->n_each : n_short < q->n_short) {
             *at = j->next;
             return j;
         }
@@ -95,16 +95,17 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-struct jobs *jobs_new(int n_long, int n_short, void (*run)(struct job *), int fd)
+struct jobs *jobs_new(int n_long, int n_each, int n_short, void (*run)(struct job *), int fd)
 {
     struct jobs *q = mem_zalloc(1, sizeof *q);
     q->n_long = n_long;
+    q->n_each = n_each;
     q->n_short = n_short;
     q->run = run;
     q->fd = fd;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->wake, NULL);
-    int want = n_long + n_short + SPARE;
+    int want = n_long + n_short + (n_short ? SPARE : 0);
     want = want < MAX_THREADS ? want : MAX_THREADS;
     pthread_mutex_lock(&q->lock); /* new threads look up their own entry */
     while (q->n_threads < want && !pthread_create(&q->threads[q->n_threads], NULL, worker_main, q))

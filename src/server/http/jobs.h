@@ -7,7 +7,7 @@
  *  1. Jobs start in the order of `turn`, the virtual time at which the job would end if its client had a
  *     worker of its own and ran its jobs one after the other (fair queueing). Small jobs go first, many
  *     jobs of one client do not delay another's first, and no job starves.
- *  2. At most n_long long jobs run, one per client, and at most n_short short ones: long jobs never take
+ *  2. At most n_long long jobs run, n_each per client, and at most n_short short ones: long jobs never take
  *     all workers.
  *  3. A job that turned long no longer counts as short. Spare threads take its place.
  *  4. Every job added is returned by exactly one of jobs_remove and jobs_finished.
@@ -37,7 +37,7 @@ struct job {
 struct jobs;
 /* Workers call `run`. os_wake(fd) when a job has finished. NULL: no thread could be
  * started. */
-struct jobs *jobs_new(int n_long, int n_short, void (*run)(struct job *job), int fd);
+struct jobs *jobs_new(int n_long, int n_each, int n_short, void (*run)(struct job *job), int fd);
 void jobs_add(struct jobs *q, struct job *job, int64_t now_ns);
 bool jobs_remove(struct jobs *q, struct job *job); /* false: it has started or finished */
 struct job *jobs_finished(struct jobs *q);         /* a list */
