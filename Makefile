@@ -42,7 +42,7 @@ LIBS     = $(LDLIBS) $(if $(filter %/libserver.a,$^),$(SRV_LIBS))
 link     = $(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(sort $(filter %.a,$^)) $(LIBS)
 wrap     = $(patsubst %,-Wl$(comma)--wrap=%,$1)
 # Source files: $(call find_in,FOLDERS,PATTERN).
-find_in  = $(sort $(shell find $1 -name '$(strip $2)'))
+find_in  = $(sort $(shell find $1 -name node_modules -prune -o -name '$(strip $2)' -print))
 # $(call stamp,FILE,TEXT): rewrites B/FILE when TEXT changes; what depends on it is built again then.
 stamp    = $(if $(subst x$(strip $2),,x$(shell cat $(B)/$1 2>/dev/null || echo none)),$(shell mkdir -p $(B) && echo '$(strip $2)' >$(B)/$1))
 
