@@ -198,7 +198,7 @@ $(B)/fuzz/%: $(B)/fuzz/%.o $(B)/libsteel.a
 $(B)/bench/%: $(B)/bench/%.o $(B)/libsteel.a
 	$(link)
 $(addprefix $(B)/tests/test_,endpoints http http_faults jobs route): $(B)/libserver.a
-$(addprefix $(B)/fuzz/fuzz_,embeddings forwarded http mcp prefix_hash request responses_tools upstream): $(B)/libserver.a
+$(addprefix $(B)/fuzz/fuzz_,embeddings forwarded http mcp modelfile prefix_hash request responses_tools upstream): $(B)/libserver.a
 $(B)/tests/test_markdown $(B)/fuzz/fuzz_markdown: $(addprefix $(B)/src/cli/term/,markdown.o table.o flow.o highlight.o)
 $(B)/tests/ops/%.o $(B)/tests/gpu/%.o: CPPFLAGS += -Itests/ops
 $(B)/tests/ops/test_ops: $(patsubst %.c,$(B)/%.o,$(wildcard tests/ops/*.c))

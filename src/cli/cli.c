@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int cli_fail(const struct error *err)
@@ -274,4 +275,17 @@ const char *cli_bytes(double bytes, char *buf)
     }
     snprintf(buf, 16, u == 0 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
     return buf;
+}
+
+bool cli_make_parents(const char *path, struct error *err)
+{
+    char *p = mem_strdup(path);
+    bool ok = true;
+    for (char *c = p + 1; ok && (c = strchr(c, '/')); c++) {
+        *c = 0;
+        ok = mkdir(p, 0755) == 0 || errno == EEXIST || error_set(err, "%s: %s", p, strerror(errno));
+        *c = '/';
+    }
+    mem_free(p);
+    return ok;
 }

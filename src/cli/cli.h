@@ -30,6 +30,9 @@ int cmd_doctor(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 int cmd_detokenize(int argc, char **argv);
 int cmd_launch(int argc, char **argv);
+int cmd_load_model(int argc, char **argv);
+int cmd_ps(int argc, char **argv);
+int cmd_stop_model(int argc, char **argv);
 int cmd_list(int argc, char **argv);
 int cmd_logits(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
@@ -245,5 +248,7 @@ bool cli_chat_template(const char **path, struct error *err);
 bool cli_read_file(const char *path, size_t max, struct buf *out, struct error *err);
 /* "1.23 GB", "512.0 MB" into buf (>= 16). */
 const char *cli_bytes(double bytes, char *buf);
+/* Creates the parent folders of a file. */
+bool cli_make_parents(const char *path, struct error *err);
 
 #endif

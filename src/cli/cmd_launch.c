@@ -8,27 +8,25 @@
  */
 #include "cli/agents.h"
 #include "cli/cli.h"
+#include "cli/client.h"
 #include "base/json_guard.h"
 #include "base/mem.h"
 #include "base/os.h"
-#include "route/http_response.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <limits.h>
-#include <netdb.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MAX_REPLY = 1 << 20, REPLY_S = 30, POLL_MS = 50, NOT_FOUND = 127 };
+enum { REPLY_S = 30, POLL_MS = 50, NOT_FOUND = 127 };
 
 struct launch {
     const struct agent *agent;
@@ -69,73 +67,10 @@ static void handle_signals(void (*handler)(int))
         sigaction(signals[i], &sa, NULL);
 }
 
-/* HTTP */
-
-static int connect_to(const char *host, int port)
-{
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
-    char text[16];
-    int fd = -1;
-    snprintf(text, sizeof text, "%d", port);
-    if (getaddrinfo(host, text, &hints, &list) != 0)
-        return -1;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-        if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) < 0) {
-            close(fd);
-            fd = -1;
-        }
-    }
-    freeaddrinfo(list);
-    return fd;
-}
-
-/* Reads a response. Returns its status, or -1 if it is not one. */
-static int read_reply(int fd, struct buf *body)
-{
-    struct http_response r = {0};
-    enum http_response_result got = RESPONSE_MORE;
-    const char *why;
-    char p[4096];
-    int status = -1;
-    while (got != RESPONSE_END && got != RESPONSE_BAD && body->len < MAX_REPLY) {
-        struct pollfd ready = {.fd = fd, .events = POLLIN};
-        if (poll(&ready, 1, REPLY_S * 1000) <= 0)
-            break;
-        ssize_t n = recv(fd, p, sizeof p, 0);
-        if (n < 0)
-            break;
-        if (!n) {
-            got = http_response_close(&r, &why);
-            break;
-        }
-        size_t at = 0, used;
-        do {
-            got = http_response_feed(&r, p + at, (size_t)n - at, body, &used, &why);
-            at += used;
-            status = got == RESPONSE_HEAD ? r.head.status : status;
-        } while (got == RESPONSE_HEAD || got == RESPONSE_DATA);
-    }
-    http_response_clear(&r);
-    return got == RESPONSE_END ? status : -1;
-}
-
-/* GET of a path. Returns the status, 0 if nothing listens, -1 if the reply is not HTTP. */
 static int http_get(const struct launch *l, const char *path, struct buf *body)
 {
-    struct buf b = {0};
-    int fd = connect_to(l->host, l->port), status = -1;
-    if (fd < 0)
-        return 0;
-    buf_addf(&b, "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n", path);
-    if (l->key)
-        buf_addf(&b, "Authorization: Bearer %s\r\n", l->key);
-    buf_adds(&b, "\r\n");
-    if (send(fd, b.p, b.len, MSG_NOSIGNAL) == (ssize_t)b.len)
-        status = read_reply(fd, body);
-    close(fd);
-    buf_clear(&b);
-    return status;
+    const struct client_target t = {l->host, l->port, l->key};
+    return client_request(&t, "GET", path, NULL, REPLY_S, body);
 }
 
 /* The server */

@@ -201,7 +201,8 @@ static bool list_models(struct serve_flags *f, const char *const *pos, int n, st
     } helpers[] = {{&f->embedding, MODEL_EMBED}, {&f->rerank, MODEL_RERANK}};
     struct serve_models *all = &f->all;
     struct model_source first = f->main;
-    bool none = !f->model_path && !f->dirs.n, alone = n == 0 && f->model_path && !f->dirs.n;
+    bool none = !f->model_path && !f->dirs.n, pull = f->srv.allow_pull;
+    bool alone = n == 0 && f->model_path && !f->dirs.n && !pull;
     all->defaults = f->main;
     all->defaults.name = NULL;
     all->defaults.chat_template = NULL;
@@ -209,7 +210,10 @@ static bool list_models(struct serve_flags *f, const char *const *pos, int n, st
     all->defaults.task = MODEL_BY_FILE;
     all->defaults.engine.runtime.n_loras = 0; /* adapters belong to the first model */
     all->dirs = &f->dirs;
-    all->hub = none;
+    all->hub = none || pull;
+    if (!alone && !serve_made_dir(all, pull, err))
+        return false;
+    f->srv.made_dir = all->made_dir;
     first.pinned = (alone || none) && !f->keep_alive;
     if (!alone && !none)
         first.task = MODEL_BY_FILE;
@@ -250,6 +254,20 @@ static void pin(struct serve_flags *f)
 {
     f->srv.pins = f->pins.items;
     f->srv.n_pins = f->pins.n;
+}
+
+/* Whoever can change the models of a server can fill its disk, so strangers must not. */
+static bool check_pull(struct serve_flags *f, struct error *err)
+{
+    f->srv.store_prepare = hub_prepare;
+    f->srv.store_pull = hub_pull_watched;
+    f->srv.store_remove = hub_remove;
+    if (f->srv.allow_pull && !f->srv.access.n_keys && !access_is_loopback(f->srv.http.host))
+        return error_set(err,
+                         "--allow-pull: whoever reaches --host %.100s could change its models; use "
+                         "--api-key, too",
+                         f->srv.http.host);
+    return true;
 }
 
 /* Reads --mcp-config. Its servers run commands, so strangers must not reach them. */
@@ -441,6 +459,9 @@ static int read_flags(struct serve_flags *f, int argc, char **argv, const char *
          "most models in memory at once (default: as many as fit)"},
         {OPT_STRING, 0, "model-memory", 0, &f->model_memory, 0, 0, "SIZE",
          "host memory for weights and caches of all models (default: what is free)"},
+        {OPT_FLAG, 0, "allow-pull", 0, &f->srv.allow_pull, 0, 0, 0,
+         "clients may download, make, copy and remove models (Ollama's /api/pull, create, copy, "
+         "delete)"},
         {OPT_INT, 0, "load-timeout", 0, &f->srv.load_wait_s, 1, 86400, "S",
          "a request waits for its model for this long, then gets a 503 (default 120)"},
         {OPT_INT, 0, "max-waiting", 0, &f->srv.max_waiting, 1, 1 << 20, "N",
@@ -604,7 +625,7 @@ int cmd_serve(int argc, char **argv)
     }
     struct error err = {0};
     int rc = EXIT_FAIL;
-    if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) &&
+    if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) && check_pull(&f, &err) &&
         cli_chat_template(&f.main.chat_template, &err) && list_models(&f, pos, n, &err)) {
         pin(&f);
         f.srv.page_origins = f.page_origins.items;

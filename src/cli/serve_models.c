@@ -2,7 +2,9 @@
 #include "cli/serve_models.h"
 #include "base/buf.h"
 #include "base/mem.h"
+#include "cli/cli.h"
 #include "cli/hub/hub.h"
+#include "server/api/modelfile.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -99,7 +101,7 @@ bool serve_add_sections(struct serve_models *s, struct error *err)
             continue;
         if (!hub_open(x->model, &path, err)) {
             buf_clear(&path);
-            return error_prefix(err, x->name);
+            return error_prefix(err, "%s", x->name);
         }
         struct model_source with = s->defaults, src = source_of(s, x->name, &with);
         src.path = serve_text(s, path.len ? path.p : x->model);
@@ -118,7 +120,10 @@ struct model_scan {
     char repo[HUB_NAME_MAX]; /* of the last model */
 };
 
-static void tell(struct model_scan *f, const char *name, const char *path,
+/* kind: which member of the source gets the path. */
+enum found_kind { FOUND_FILE, FOUND_ON_HUB, FOUND_MODELFILE };
+
+static void tell(struct model_scan *f, enum found_kind kind, const char *name, const char *path,
                  const char *const *aliases, int n_aliases)
 {
     struct model_source with = f->s->defaults, src = source_of(f->s, name, &with);
@@ -128,7 +133,9 @@ static void tell(struct model_scan *f, const char *name, const char *path,
         all[n++] = src.aliases[i];
     for (int i = 0; i < n_aliases; i++)
         all[n++] = aliases[i];
-    src.path = path;
+    src.path = kind == FOUND_MODELFILE ? NULL : path;
+    src.modelfile = kind == FOUND_MODELFILE ? path : NULL;
+    src.on_hub = kind == FOUND_ON_HUB;
     src.found = true;
     src.aliases = all;
     src.n_aliases = n;
@@ -145,7 +152,21 @@ static bool is_first(const char *name)
     return !of || of - name < 6 || !strncmp(of - 6, "-00001", 6);
 }
 
-static void scan_dir(struct model_scan *f, const char *dir)
+/* NAME.modelfile, in which % stands for a slash. */
+static void tell_made(struct model_scan *f, const char *file, const char *path)
+{
+    char name[NAME_MOST];
+    size_t n = strlen(file), n_end = strlen(MODELFILE_SUFFIX);
+    if (n <= n_end || n - n_end >= sizeof name || strcmp(file + n - n_end, MODELFILE_SUFFIX) != 0)
+        return;
+    snprintf(name, sizeof name, "%.*s", (int)(n - n_end), file);
+    for (char *c = name; (c = strchr(c, '%'));)
+        *c = '/';
+    tell(f, FOUND_MODELFILE, name, path, NULL, 0);
+}
+
+/* The models of a folder; or only those that Modelfiles make of others. */
+static void scan_dir(struct model_scan *f, const char *dir, bool made)
 {
     struct dirent **list = NULL;
     int n = scandir(dir, &list, NULL, alphasort);
@@ -156,10 +177,13 @@ static void scan_dir(struct model_scan *f, const char *dir)
         buf_addf(&path, "%s/%s", dir, list[i]->d_name);
         buf_addf(&config, "%s/config.json", path.p);
         bool there = list[i]->d_name[0] != '.' && stat(path.p, &st) == 0;
+        if (there && made)
+            tell_made(f, list[i]->d_name, path.p);
         server_name_of(path.p, name, sizeof name);
-        if (there && (S_ISDIR(st.st_mode) ? access(config.p, R_OK) == 0
-                                          : S_ISREG(st.st_mode) && is_first(list[i]->d_name)))
-            tell(f, name, path.p, NULL, 0);
+        if (there && !made &&
+            (S_ISDIR(st.st_mode) ? access(config.p, R_OK) == 0
+                                 : S_ISREG(st.st_mode) && is_first(list[i]->d_name)))
+            tell(f, FOUND_FILE, name, path.p, NULL, 0);
         buf_clear(&path);
         buf_clear(&config);
         free(list[i]);
@@ -189,7 +213,7 @@ static void on_hub(void *arg, const struct hub_found *h)
             aliases[n++] = brief;
     snprintf(f->repo, sizeof f->repo, "%s", h->repo);
     if (h->whole && (first || !h->quant[0]))
-        tell(f, name.p, path.p, aliases, n);
+        tell(f, FOUND_ON_HUB, name.p, path.p, aliases, n);
     buf_clear(&name);
     buf_clear(&path);
 }
@@ -200,9 +224,34 @@ void serve_scan(void *arg, void (*found)(void *to, const struct model_source *sr
     struct model_scan f = {.s = s, .tell = found, .to = to};
     struct error ignored = {0};
     for (int i = 0; i < s->dirs->n; i++)
-        scan_dir(&f, s->dirs->items[i]);
+        scan_dir(&f, s->dirs->items[i], false);
     if (s->hub)
         hub_each(on_hub, &f, &ignored);
+    for (int i = 0; i < s->dirs->n; i++) /* after what they may be made of */
+        scan_dir(&f, s->dirs->items[i], true);
+    if (s->made_dir && !s->dirs->n)
+        scan_dir(&f, s->made_dir, true);
+}
+
+bool serve_made_dir(struct serve_models *s, bool make, struct error *err)
+{
+    const char *data = getenv("XDG_DATA_HOME"), *home = getenv("HOME");
+    struct buf path = {0};
+    if (s->dirs->n) {
+        s->made_dir = s->dirs->items[0];
+        return true;
+    }
+    if (data && *data == '/')
+        buf_addf(&path, "%s/steel/models", data);
+    else if (home && *home)
+        buf_addf(&path, "%s/.local/share/steel/models", home);
+    else
+        return !make || error_set(err, "--allow-pull: HOME is not set");
+    s->made_dir = serve_text(s, path.p);
+    buf_adds(&path, "/x");
+    bool ok = !make || cli_make_parents(path.p, err);
+    buf_clear(&path);
+    return ok;
 }
 
 void serve_models_clear(struct serve_models *s)

@@ -29,6 +29,7 @@ struct serve_models {
     int n_sections;
     const struct opt_list *dirs;
     bool hub;
+    const char *made_dir; /* for Modelfiles; NULL = none */
     struct model_source *list; /* (n) for the server's options */
     int n;
     struct owned_texts {
@@ -47,6 +48,8 @@ bool serve_add(struct serve_models *s, const char *text, struct model_source wit
 void serve_add_builtin(struct serve_models *s, struct model_source with);
 /* Adds the models that sections name by themselves. */
 bool serve_add_sections(struct serve_models *s, struct error *err);
+/* Sets made_dir: the first folder of models, or one in the user's data folder, which `make` makes. */
+bool serve_made_dir(struct serve_models *s, bool make, struct error *err);
 /* For server_options.scan; arg is a struct serve_models. */
 void serve_scan(void *arg, void (*found)(void *to, const struct model_source *src), void *to);
 void serve_models_clear(struct serve_models *s);

@@ -256,6 +256,12 @@ static bool remove_model(const struct hub_name *name, struct error *err)
     return ok;
 }
 
+bool hub_remove(const char *text, struct error *err)
+{
+    struct hub_name name;
+    return hub_parse(text, &name, err) && remove_model(&name, err);
+}
+
 int cmd_rm(int argc, char **argv)
 {
     const struct usage u = {

@@ -16,36 +16,25 @@
 
 enum { LIST_MAX = 64 << 20, SPARE_BYTES = 64 << 20, AT_ONCE = 4 };
 
-/* Creates the parent folders of a file. */
-static bool make_parents(const char *path, struct error *err)
-{
-    char *p = mem_strdup(path);
-    bool ok = true;
-    for (char *c = p + 1; ok && (c = strchr(c, '/')); c++) {
-        *c = 0;
-        ok = mkdir(p, 0755) == 0 || errno == EEXIST || error_set(err, "%s: %s", p, strerror(errno));
-        *c = '/';
-    }
-    mem_free(p);
-    return ok;
-}
-
 /* Takes the Hub tools' lock, so that only one program on this machine downloads a file. */
-static int lock_file(const char *folder, const char *id, const char *name, struct error *err)
+static int lock_file(const char *folder, const char *id, const char *name,
+                     const struct fetch_options *opt, struct error *err)
 {
     struct buf path = {0};
     const char *slash = strrchr(folder, '/');
     buf_addf(&path, "%.*s/.locks/%s/%s.lock", (int)(slash - folder), folder, slash + 1, id);
-    int fd = make_parents(path.p, err) ? open(path.p, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
+    int fd = cli_make_parents(path.p, err) ? open(path.p, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
     if (fd < 0 && !err->msg[0])
         error_set(err, "%s: %s", path.p, strerror(errno));
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB)) {
+    bool waits = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB);
+    if (waits && !opt->watch)
         fprintf(stderr, "steel: another program is downloading %s; waiting for it\n", name);
-        if (flock(fd, LOCK_EX)) {
-            error_set(err, "%s: %s", path.p, strerror(errno));
-            close(fd);
-            fd = -1;
-        }
+    while (waits && !fetch_stopped(opt) && (waits = flock(fd, LOCK_EX | LOCK_NB) != 0))
+        usleep(100000);
+    if (waits) {
+        error_set(err, "interrupted while another program downloads %s", name);
+        close(fd);
+        fd = -1;
     }
     buf_clear(&path);
     return fd;
@@ -103,7 +92,8 @@ static void add_escaped(struct buf *b, const char *path)
 
 static bool download_list_add(struct download_list *h, const struct hub_name *name,
                               const struct hub_repo *r, const struct hub_file *f,
-                              const char *folder, struct error *err)
+                              const char *folder, const struct fetch_options *opt,
+                              struct error *err)
 {
     struct buf blob = {0}, url = {0}, partial = {0};
     for (int i = 0; i < h->n; i++)
@@ -114,7 +104,7 @@ static bool download_list_add(struct download_list *h, const struct hub_name *na
         buf_clear(&blob);
         return true;
     }
-    int lock = make_parents(blob.p, err) ? lock_file(folder, f->id, f->path, err) : -1;
+    int lock = cli_make_parents(blob.p, err) ? lock_file(folder, f->id, f->path, opt, err) : -1;
     if (lock < 0 ||
         size_on_disk(blob.p) == f->size) { /* another program has downloaded it meanwhile */
         if (lock >= 0)
@@ -156,7 +146,7 @@ static bool link_file(const struct hub_repo *r, const struct hub_file *f, const 
     buf_addf(&to, "../../blobs/%s", f->id);
     buf_addf(&fresh, "%s.%ld", link.p,
              (long)getpid()); /* other programs may do the same concurrently */
-    bool ok = make_parents(link.p, err);
+    bool ok = cli_make_parents(link.p, err);
     if (ok && (symlink(to.p, fresh.p) || rename(fresh.p, link.p))) {
         error_set(err, "%s: %s", link.p, strerror(errno));
         unlink(fresh.p);
@@ -175,7 +165,7 @@ static bool write_ref(const struct hub_name *name, const struct hub_repo *r, con
     if (!strcmp(name->revision, r->sha))
         return true;
     buf_addf(&path, "%s/refs/%s", folder, name->revision);
-    bool ok = make_parents(path.p, err);
+    bool ok = cli_make_parents(path.p, err);
     FILE *f = ok ? fopen(path.p, "w") : NULL;
     bool written = f && fputs(r->sha, f) >= 0;
     if (f)
@@ -195,11 +185,13 @@ static bool fetch_wanted(const struct hub_name *name, const struct hub_repo *r, 
     char a[16];
     for (int i = 0; ok && i < r->n; i++)
         if (wanted[i])
-            ok = download_list_add(&h, name, r, &r->files[i], folder, err);
+            ok = download_list_add(&h, name, r, &r->files[i], folder, opt, err);
     ok = ok && has_space(folder, h.bytes, err);
     if (ok && h.n) {
-        fprintf(stderr, "pulling %s%s%s: %d file%s, %s\n", name->repo, name->quant[0] ? ":" : "",
-                name->quant, h.n, h.n == 1 ? "" : "s", cli_bytes((double)h.bytes, a));
+        if (!opt->watch)
+            fprintf(stderr, "pulling %s%s%s: %d file%s, %s\n", name->repo,
+                    name->quant[0] ? ":" : "", name->quant, h.n, h.n == 1 ? "" : "s",
+                    cli_bytes((double)h.bytes, a));
         ok = fetch_files(h.files, h.n, opt, err);
     }
     download_list_clear(&h);
@@ -263,18 +255,22 @@ bool hub_describe(const struct hub_name *asked, struct buf *out, struct error *e
     return ok;
 }
 
-bool hub_pull(const struct hub_name *asked, bool quiet, struct buf *out, struct error *err)
+bool hub_pull(const struct hub_name *asked, bool quiet, struct pull_watch *watch, struct buf *out,
+              struct error *err)
 {
     struct hub_name name = *asked;
     struct hub_repo r = {0};
     struct buf folder = {0}, token = {0};
     struct error why = {0};
-    struct fetch_options opt = {.at_once = AT_ONCE, .quiet = quiet};
+    struct fetch_options opt = {.at_once = AT_ONCE, .quiet = quiet, .watch = watch};
     int first = -1;
-    cli_catch_interrupt();
+    if (!watch)
+        cli_catch_interrupt();
     if (hub_token(&token))
         opt.token = token.p;
-    bool ok = hub_repo_folder(name.repo, &folder, err) && read_list(&name, &opt, &r, err);
+    struct fetch_options list = opt;
+    list.once = watch != NULL;
+    bool ok = hub_repo_folder(name.repo, &folder, err) && read_list(&name, &list, &r, err);
     bool *wanted = mem_zalloc((size_t)r.n + 1, sizeof *wanted);
     if (ok && !hub_choose(r.files, r.n, name.quant, wanted, &first, &why))
         ok = error_set(err, "%s: %s", name.repo, why.msg);
@@ -289,6 +285,20 @@ bool hub_pull(const struct hub_name *asked, bool quiet, struct buf *out, struct 
     buf_clear(&folder);
     buf_clear(&token);
     return ok;
+}
+
+bool hub_pull_watched(const char *text, struct pull_watch *w, struct error *err)
+{
+    struct hub_name name;
+    struct buf path = {0};
+    bool ok = hub_parse(text, &name, err) && hub_pull(&name, true, w, &path, err);
+    buf_clear(&path);
+    return ok;
+}
+
+bool hub_prepare(struct error *err)
+{
+    return fetch_prepare(err);
 }
 
 /* Downloads a file from any other server into the current folder. */
@@ -356,7 +366,7 @@ int cmd_pull(int argc, char **argv)
     bool url = !strncmp(pos[0], "http://", 7) || !strncmp(pos[0], "https://", 8);
     bool ok = url && !hub_is_name(pos[0])
                   ? pull_url(pos[0], quiet, &path, &err)
-                  : hub_parse(pos[0], &name, &err) && hub_pull(&name, quiet, &path, &err);
+                  : hub_parse(pos[0], &name, &err) && hub_pull(&name, quiet, NULL, &path, &err);
     if (ok)
         puts(path.p);
     else

@@ -102,10 +102,15 @@ static size_t take_text(char *p, size_t size, size_t n, void *arg)
     return size * n;
 }
 
+bool fetch_stopped(const struct fetch_options *opt)
+{
+    return cli_interrupted() || (opt->watch && atomic_load(&opt->watch->stop));
+}
+
 static int on_tick(void *arg, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
 {
-    (void)arg, (void)a, (void)b, (void)c, (void)d;
-    return cli_interrupted();
+    (void)a, (void)b, (void)c, (void)d;
+    return fetch_stopped(arg);
 }
 
 /* Seconds to wait before retry number `tries`: Retry-After, or exponential back-off. */
@@ -123,6 +128,11 @@ static bool is_temporary(long status)
     return status == 408 || status == 425 || status == 429 || status >= 500;
 }
 
+bool fetch_prepare(struct error *err)
+{
+    return curl_load("downloads need", err);
+}
+
 bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, struct buf *out,
                 long *status, struct error *err)
 {
@@ -137,8 +147,9 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
     curl.easy_setopt(h, CURLOPT_WRITEDATA, &text);
     curl.easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
     curl.easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_tick);
+    curl.easy_setopt(h, CURLOPT_XFERINFODATA, opt);
     CURLcode rc = CURLE_OK;
-    for (int tries = 0; tries < MAX_TRIES && !cli_interrupted(); tries++) {
+    for (int tries = 0; tries < MAX_TRIES && !fetch_stopped(opt); tries++) {
         buf_reset(out);
         rc = curl.easy_perform(h);
         curl.easy_getinfo(h, CURLINFO_RESPONSE_CODE, status);
@@ -152,7 +163,7 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
     }
     curl.easy_cleanup(h);
     curl.slist_free_all(headers);
-    if (cli_interrupted())
+    if (fetch_stopped(opt))
         return error_set(err, "interrupted");
     if (rc == CURLE_WRITE_ERROR)
         return error_set(err, "%s: the response is larger than %zu MB", url, max >> 20);
@@ -532,16 +543,18 @@ static bool end_transfer(struct transfer *s, CURLM *multi, CURLcode rc, struct e
     return true;
 }
 
-/* Progress display on a terminal. */
+/* Progress display on a terminal, and for a thread that watches. */
 struct meter {
     bool on;
+    struct pull_watch *watch;
     int64_t start_ns, shown_ns, from;
 };
 
 static void show(struct meter *m, const struct transfer *transfers, int n, bool last)
 {
     int64_t now = clock_ns(), have = 0, total = 0;
-    if (!m->on || (!last && now - m->shown_ns < (int64_t)SHOWN_EVERY_MS * 1000000))
+    if ((!m->on && !m->watch) ||
+        (!last && now - m->shown_ns < (int64_t)SHOWN_EVERY_MS * 1000000))
         return;
     for (int i = 0; i < n; i++) {
         have += transfers[i].done && transfers[i].file->size >= 0 ? transfers[i].file->size
@@ -553,6 +566,12 @@ static void show(struct meter *m, const struct transfer *transfers, int n, bool 
         m->from = have;
     }
     m->shown_ns = now;
+    if (m->watch) {
+        atomic_store(&m->watch->have, have);
+        atomic_store(&m->watch->total, total);
+    }
+    if (!m->on)
+        return;
     double s = (double)(now - m->start_ns) * 1e-9, rate = s > 0 ? (double)(have - m->from) / s : 0;
     char a[16], b[16], c[16], line[128];
     int n_line = snprintf(line, sizeof line, "%s of %s, %s/s", cli_bytes((double)have, a),
@@ -607,7 +626,7 @@ bool fetch_files(const struct fetch_file *files, int n, const struct fetch_optio
         return false;
     CURLM *multi = curl.multi_init();
     struct transfer *transfers = mem_zalloc((size_t)n, sizeof *transfers);
-    struct meter meter = {.on = !opt->quiet && isatty(STDERR_FILENO)};
+    struct meter meter = {.on = !opt->quiet && isatty(STDERR_FILENO), .watch = opt->watch};
     bool ok = multi || error_set(err, "libcurl cannot be initialised");
     int open = n;
     for (int i = 0; i < n; i++) {
@@ -629,7 +648,7 @@ bool fetch_files(const struct fetch_file *files, int n, const struct fetch_optio
                     break;
                 }
         show(&meter, transfers, n, !ok || !open);
-        if (ok && cli_interrupted())
+        if (ok && fetch_stopped(opt))
             ok = error_set(err, "interrupted; the next pull resumes the download");
     }
     for (int i = 0; i < n; i++)

@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "server/api/server.h"
 
 #include <stdint.h>
 
@@ -29,8 +30,14 @@ struct fetch_options {
     int at_once;       /* concurrent transfers */
     bool quiet;        /* print no progress */
     bool once;         /* somebody waits for it: no second try, and no long wait for a connection */
+    struct pull_watch *watch; /* another thread that sees the progress and may end it; NULL = none */
 };
 
+/* Whether the user, or the thread that watches, has ended it. */
+bool fetch_stopped(const struct fetch_options *opt);
+
+/* Loads libcurl. Before there are other threads. */
+bool fetch_prepare(struct error *err);
 /* Downloads a small document into out, at most `max` bytes. *status: the HTTP status, 0 if there
  * was no response. */
 bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, struct buf *out,

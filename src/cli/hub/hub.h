@@ -9,6 +9,7 @@
 
 #include "base/buf.h"
 #include "base/error.h"
+#include "server/api/server.h"
 
 #include <jansson.h>
 #include <stdint.h>
@@ -79,7 +80,13 @@ bool hub_resolve(const char **model, struct error *err);
 /* cmd_pull.c */
 /* Asks the Hub what a pull would download, and appends "FILE, SIZE" or "N files, SIZE". */
 bool hub_describe(const struct hub_name *name, struct buf *out, struct error *err);
-bool hub_pull(const struct hub_name *name, bool quiet, struct buf *out, struct error *err);
+/* watch: of another thread (fetch.h); then nothing is printed. */
+bool hub_pull(const struct hub_name *name, bool quiet, struct pull_watch *watch, struct buf *out,
+              struct error *err);
+/* For a server's clients: struct server_options.store_prepare, store_pull and store_remove. */
+bool hub_prepare(struct error *err);
+bool hub_pull_watched(const char *text, struct pull_watch *w, struct error *err);
+bool hub_remove(const char *text, struct error *err); /* cmd_list.c */
 
 /* Iterates over the cache, for list and rm: calls fn for each model (a quantisation, or a
  * folder). */

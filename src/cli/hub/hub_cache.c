@@ -139,7 +139,7 @@ static bool offer_pull(const char *text, const struct hub_name *name, struct buf
     }
     bool ok = agreed;
     if (agreed)
-        ok = hub_pull(name, false, out, err);
+        ok = hub_pull(name, false, NULL, out, err);
     else if (known)
         error_set(err,
                   "%s is neither a file nor a cached model; 'steel pull %s' downloads it (%s) "

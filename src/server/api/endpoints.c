@@ -2,6 +2,8 @@
 #include "server/api/endpoints.h"
 #include "server/api/embeddings.h"
 #include "server/api/lora_endpoints.h"
+#include "server/api/models_made.h"
+#include "server/api/pulls.h"
 #include "server/api/prepare_int.h"
 
 #include <stdio.h>
@@ -104,6 +106,14 @@ const struct endpoint endpoints[] = {
      .respond = get_ollama_tags},
     {GET, .paths = {"/api/ps"}, .name = "ollama ps", .dialect = DIALECT_OLLAMA,
      .respond = get_ollama_ps},
+    {POST, .paths = {"/api/pull"}, .name = "pull", .dialect = DIALECT_OLLAMA,
+     .effect = ENDPOINT_CHANGES, .respond = post_pull},
+    {POST, .paths = {"/api/create"}, .name = "create", .dialect = DIALECT_OLLAMA,
+     .effect = ENDPOINT_CHANGES, .prepare = prepare_create},
+    {POST, .paths = {"/api/copy"}, .name = "copy", .dialect = DIALECT_OLLAMA,
+     .effect = ENDPOINT_CHANGES, .prepare = prepare_copy},
+    {DELETE, .paths = {"/api/delete"}, .name = "delete", .dialect = DIALECT_OLLAMA,
+     .effect = ENDPOINT_CHANGES, .prepare = prepare_delete},
     {GET, .paths = {"/api/version"}, .name = "ollama version", .dialect = DIALECT_OLLAMA,
      .open = true, .respond = get_ollama_version},
 
@@ -114,6 +124,10 @@ const struct endpoint endpoints[] = {
     {POST, .paths = {"/infill"}, .name = "infill", .effect = ENDPOINT_GENERATES,
      .model = ENDPOINT_TEXT, .prepare = prepare_infill, .reply = &reply_llamacpp,
      .prompt_field = "input_prefix"},
+    {POST, .paths = {"/models/load"}, .name = "load model", .effect = ENDPOINT_COMPUTES,
+     .model = ENDPOINT_ANY, .prepare = prepare_model_load},
+    {POST, .paths = {"/models/unload"}, .name = "unload model", .effect = ENDPOINT_CHANGES,
+     .prepare = prepare_model_unload},
     {GET, .paths = {"/props"}, .name = "props", .respond = get_props},
     {GET, .paths = {"/slots"}, .name = "slots", .respond = get_slots},
     {POST, .paths = {"/slots/*"}, .name = "slot action", .body_optional = true,

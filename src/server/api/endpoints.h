@@ -41,7 +41,13 @@ enum endpoint_gateway {
 };
 
 /* What a request needs a model for. */
-enum endpoint_model { ENDPOINT_NO_MODEL, ENDPOINT_TEXT, ENDPOINT_EMBED, ENDPOINT_RERANK };
+enum endpoint_model {
+    ENDPOINT_NO_MODEL,
+    ENDPOINT_TEXT,
+    ENDPOINT_EMBED,
+    ENDPOINT_RERANK,
+    ENDPOINT_ANY /* the one that is named */
+};
 
 struct endpoint {
     const char *method;                    /* GET includes HEAD */

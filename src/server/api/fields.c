@@ -210,6 +210,12 @@ static const struct field *find(const char *name, char api)
     return NULL;
 }
 
+bool fields_unused_option(const char *name)
+{
+    const struct field *f = find(name, 'o');
+    return f && f->use == UNUSED;
+}
+
 static bool is_empty(const json_t *v)
 {
     return json_is_null(v) || json_is_false(v) || (json_is_string(v) && !json_string_length(v)) ||

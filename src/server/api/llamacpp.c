@@ -68,8 +68,7 @@ static bool read_fields(struct api_request *req, const json_t *body)
 static bool read_options(struct api_request *req, json_t *body)
 {
     if (!translate(req, body) || !read_fields(req, body) ||
-        !gen_params_read(body, PARAMS_COMPLETIONS, &req->loaded->sample, api_request_n_vocab(req),
-                         &req->p, &req->err))
+        !api_request_params(req, body, PARAMS_COMPLETIONS))
         return false;
     req->completion.keep_tokens = req->p.stream || req->completion.return_tokens;
     return true;

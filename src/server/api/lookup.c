@@ -267,13 +267,34 @@ void add_file_capabilities(const struct model_entry *e, struct buf *b)
              e->facts.thinking ? ",\"thinking\"" : "", e->facts.vision ? ",\"vision\"" : "");
 }
 
+/* The Modelfile of a model that has one, and its parts. */
+static void add_made(const struct modelfile *f, struct buf *b)
+{
+    struct buf whole = {0}, parameters = {0};
+    struct modelfile options = {.options = f->options};
+    modelfile_print(f, &whole);
+    modelfile_print(&options, &parameters);
+    buf_adds(b, "{\"modelfile\":");
+    jsonout_text(b, whole.p ? whole.p : "");
+    buf_adds(b, ",\"parameters\":");
+    jsonout_text(b, parameters.p ? parameters.p : "");
+    buf_adds(b, ",\"system\":");
+    jsonout_text(b, f->system ? f->system : "");
+    buf_addc(b, ',');
+    buf_clear(&whole);
+    buf_clear(&parameters);
+}
+
 bool prepare_ollama_show(struct api_request *req, const json_t *body)
 {
     (void)body;
     const struct loaded *l = req->loaded;
     struct engine_info m = loaded_info(l);
     struct buf *b = &req->reply;
-    buf_adds(b, "{\"license\":\"\",\"modelfile\":\"\",\"parameters\":\"\",\"template\":\"\",");
+    add_made(&l->entry->made, b);
+    buf_adds(b, "\"license\":\"\",\"template\":");
+    jsonout_text(b, l->chat_source.template ? l->chat_source.template : "");
+    buf_addc(b, ',');
     add_details(l, b);
     buf_adds(b, ",\"model_info\":{\"general.architecture\":");
     jsonout_text(b, m.architecture);

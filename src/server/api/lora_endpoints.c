@@ -115,7 +115,13 @@ bool lora_choose(struct api_request *req, const json_t *body)
     struct adapter_info info;
     if (lora && !choose_lora(req, lora))
         return false;
-    if (!model || !adapters_of(req->loaded))
+    if (!adapters_of(req->loaded))
+        return true;
+    const struct model_entry *e = req->loaded->entry;
+    if (!lora && e->made.adapter && adapters_find(adapters_of(req->loaded), e->adapter.name, &info) &&
+        !add_pick(req, &info, (double)info.scale))
+        return false;
+    if (!model)
         return true;
     bool found = find_model(req->loaded, model, &info);
     if (!found && names_missing(req->loaded, model))

@@ -10,7 +10,9 @@
 #include "server/api/embeddings.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/models_int.h"
+#include "server/api/models_made.h"
 #include "server/api/ollama.h"
+#include "server/api/prepare_int.h"
 #include "server/api/query.h"
 #include "server/api/server_int.h"
 
@@ -99,11 +101,14 @@ void model_entry_free(struct model_entry *e)
         mem_free((char *)(uintptr_t)e->src.aliases[k]);
     mem_free((void *)(uintptr_t)e->src.aliases);
     mem_free((char *)(uintptr_t)e->src.path);
+    mem_free((char *)(uintptr_t)e->src.modelfile);
+    modelfile_clear(&e->made);
+    gen_params_clear(&e->own);
     mem_free(e);
 }
 
 /* Reads the file's headers, unless the model is loaded at once anyway. */
-static struct model_entry *entry_new(const struct model_source *src)
+static struct model_entry *entry_new(struct models *m, const struct model_source *src)
 {
     struct model_entry *e = mem_zalloc(1, sizeof *e);
     if (src->name)
@@ -111,14 +116,17 @@ static struct model_entry *entry_new(const struct model_source *src)
     else
         server_name_of(src->path ? src->path : "steel-demo", e->name, sizeof e->name);
     e->src = *src;
-    if (src->at_start && src->task != MODEL_BY_FILE)
+    e->src.path = src->path ? mem_strdup(src->path) : NULL;
+    e->src.modelfile = src->modelfile ? mem_strdup(src->modelfile) : NULL;
+    if (src->modelfile && !models_make_entry(m, e, &e->facts.error))
+        e->facts.file_bytes = model_file_bytes(src->modelfile);
+    else if (src->at_start && src->task != MODEL_BY_FILE)
         e->facts = (struct model_facts){
             .known = true, .task = src->task, .file_bytes = model_file_bytes(src->path)};
     else
-        model_probe(src, &e->facts);
+        model_probe(&e->src, &e->facts);
     e->src.task = e->facts.task;
     e->src.name = NULL;
-    e->src.path = src->path ? mem_strdup(src->path) : NULL;
     char **aliases = mem_zalloc((size_t)src->n_aliases + 1, sizeof *aliases);
     for (int i = 0; i < src->n_aliases; i++)
         aliases[i] = mem_strdup(src->aliases[i]);
@@ -138,7 +146,7 @@ static void insert(struct models *m, struct model_entry *e)
 
 struct model_entry *models_add(struct models *m, const struct model_source *src, struct error *err)
 {
-    struct model_entry *e = entry_new(src);
+    struct model_entry *e = entry_new(m, src);
     pthread_mutex_lock(&m->lock);
     bool ok = e->facts.known;
     if (!ok)
@@ -154,25 +162,40 @@ struct model_entry *models_add(struct models *m, const struct model_source *src,
     return NULL;
 }
 
+/* The file by which a scan finds a model. */
+static const char *file_of(const struct model_source *src)
+{
+    return src->modelfile ? src->modelfile : src->path;
+}
+
+static bool is_same(const struct model_source *a, const struct model_source *b)
+{
+    const char *x = file_of(a), *y = file_of(b);
+    return x && y && !strcmp(x, y);
+}
+
 /* Takes a file that a scan has found: a new model, a known one, or a file known to be no model. */
 static void on_found(void *to, const struct model_source *src)
 {
     struct models *m = to;
-    size_t bytes = model_file_bytes(src->path);
+    size_t bytes = model_file_bytes(file_of(src));
     bool known = false;
     pthread_mutex_lock(&m->lock);
     for (int i = 0; i < m->n && !known; i++) {
         const struct model_entry *e = m->entries[i];
-        bool same = e->src.path && !strcmp(e->src.path, src->path);
-        known = e->facts.known ? !e->hidden && (same || model_has_name(e, src->name))
-                               : same && e->facts.file_bytes == bytes;
+        bool same = is_same(&e->src, src);
+        if (!e->stale)
+            known = e->facts.known ? !e->hidden && (same || model_has_name(e, src->name))
+                                   : same && e->facts.file_bytes == bytes;
     }
     pthread_mutex_unlock(&m->lock);
     if (known)
         return;
-    struct model_entry *e = entry_new(src);
+    struct model_entry *e = entry_new(m, src);
     e->hidden = !e->facts.known;
     pthread_mutex_lock(&m->lock);
+    for (int i = 0; i < m->n; i++)
+        m->entries[i]->hidden |= m->entries[i]->stale && is_same(&m->entries[i]->src, src);
     insert(m, e);
     pthread_mutex_unlock(&m->lock);
     if (e->hidden)
@@ -181,14 +204,16 @@ static void on_found(void *to, const struct model_source *src)
 }
 
 /* Models whose files are gone are hidden, and new ones are added. */
-static void scan(struct models *m)
+void models_scan(struct models *m)
 {
     if (!m->server->opt.scan)
         return;
     pthread_mutex_lock(&m->lock);
     for (int i = 0; i < m->n; i++) {
         struct model_entry *e = m->entries[i];
-        e->hidden |= e->src.found && !e->loaded && access(e->src.path, F_OK) != 0;
+        e->hidden |= e->src.found && !e->loaded &&
+                     (access(file_of(&e->src), F_OK) != 0 ||
+                      (e->src.path && access(e->src.path, F_OK) != 0));
     }
     pthread_mutex_unlock(&m->lock);
     m->server->opt.scan(m->server->opt.scan_arg, on_found, m);
@@ -209,7 +234,7 @@ static bool scan_again(struct models *m)
     if (!due)
         return false;
     struct mem_job *job = mem_job_suspend(); /* entries outlive this request */
-    scan(m);
+    models_scan(m);
     mem_job_resume(job);
     return true;
 }
@@ -228,7 +253,7 @@ struct models *models_new(struct server *s, struct error *err)
         }
     if (m->n && m->entries[0]->src.task == MODEL_TEXT)
         m->first = m->entries[0];
-    scan(m);
+    models_scan(m);
     return m;
 }
 
@@ -307,6 +332,17 @@ static struct model_entry *entry_for(struct models *m, struct api_request *req,
     return NULL;
 }
 
+/* The entry with this name, whatever it is for; NULL with an error. Under the lock. */
+static struct model_entry *entry_any(struct models *m, struct api_request *req, const char *name)
+{
+    struct model_entry *e = name ? models_find(m, name) : NULL;
+    if (!name)
+        api_invalid(&req->err, "model", "model is missing");
+    else if (!e)
+        unknown(req, name);
+    return e;
+}
+
 /* Ollama's keep_alive: a number of seconds, or a text. */
 static bool read_keep(struct api_request *req, const json_t *body)
 {
@@ -329,6 +365,7 @@ bool models_choose(struct api_request *req, const json_t *body)
     if (req->loaded || req->endpoint->model == ENDPOINT_NO_MODEL)
         return true;
     enum model_task task = (enum model_task)(req->endpoint->model - ENDPOINT_TEXT);
+    bool any = req->endpoint->model == ENDPOINT_ANY || ollama_only_loads(req->endpoint, body);
     const char *name = NULL;
     int64_t now = clock_ns();
     if (!api_string(body, "model", &name, &req->err) || !read_keep(req, body))
@@ -339,7 +376,10 @@ bool models_choose(struct api_request *req, const json_t *body)
     if (missing)
         scan_again(m);
     pthread_mutex_lock(&m->lock);
-    struct model_entry *e = entry_for(m, req, task, name);
+    struct model_entry *e = any && name ? models_find(m, name) : NULL;
+    if (!e)
+        e = req->endpoint->model == ENDPOINT_ANY ? entry_any(m, req, name)
+                                                 : entry_for(m, req, task, name);
     bool unloads = e && req->has_keep && !req->keep_ns && ollama_only_loads(req->endpoint, body);
     char unloaded[MODEL_NAME_MOST];
     if (unloads) { /* when its last request has ended */
@@ -363,6 +403,35 @@ bool models_choose(struct api_request *req, const json_t *body)
         models_poke(m);
     }
     return req->loaded || unloads;
+}
+
+bool prepare_model_load(struct api_request *req, const json_t *body)
+{
+    (void)body;
+    buf_adds(&req->reply, "{\"success\":true}");
+    return true;
+}
+
+bool prepare_model_unload(struct api_request *req, const json_t *body)
+{
+    struct models *m = req->server->models;
+    const char *name = NULL;
+    if (!api_string(body, "model", &name, &req->err))
+        return false;
+    pthread_mutex_lock(&m->lock);
+    struct model_entry *e = entry_any(m, req, name);
+    if (e && e->src.pinned)
+        api_fail(&req->err, 409, "conflict_error", "the model '%.100s' is pinned", e->name);
+    else if (e && !e->loaded)
+        api_invalid(&req->err, "model", "the model '%.100s' is not loaded", e->name);
+    else if (e)
+        e->keep_ns = 0; /* when its last request has ended */
+    pthread_mutex_unlock(&m->lock);
+    if (req->err.status)
+        return false;
+    models_poke(m);
+    buf_adds(&req->reply, "{\"success\":true}");
+    return true;
 }
 
 /* Waiting */

@@ -22,7 +22,9 @@
 
 #include "engine/embed.h"
 #include "engine/engine.h"
+#include "server/api/modelfile.h"
 #include "server/api/models_probe.h"
+#include "server/api/params.h"
 #include "server/api/server.h"
 #include "text/chat/chat.h"
 
@@ -54,12 +56,13 @@ struct loaded {
 enum model_state { MODEL_IDLE, MODEL_WANTED, MODEL_LOADING, MODEL_LOADED };
 
 struct model_entry {
-    struct model_source src; /* name NULL; path and aliases are owned. task is not MODEL_BY_FILE */
+    struct model_source src; /* name NULL; path, modelfile and aliases are owned. task is not MODEL_BY_FILE */
     struct model_facts facts;
     char name[MODEL_NAME_MOST];
     enum model_state state;
     struct loaded *loaded; /* MODEL_LOADED; else NULL */
     bool hidden;           /* deleted, or its file is gone: its name finds nothing */
+    bool stale;            /* its Modelfile was written again: the next scan replaces it */
     bool retiring;
     int n_waiting; /* requests */
     int64_t added; /* Unix time */
@@ -68,6 +71,10 @@ struct model_entry {
     size_t known_bytes; /* in the host's memory when it was loaded last; 0 = it was not */
     int64_t failed_ns;  /* time of the last failure to load it; 0 = none, or loaded since */
     struct error error; /* why */
+    /* With src.modelfile (models_made.h). Constant. */
+    struct modelfile made;
+    struct gen_params own; /* its parameters: values that a request does not have itself */
+    struct adapter_ref adapter;
 };
 
 struct models {
@@ -105,6 +112,7 @@ struct models *models_new(struct server *s, struct error *err);
 bool models_start(struct models *m, struct error *err);
 /* Any thread, without the lock. */
 struct model_entry *models_add(struct models *m, const struct model_source *src, struct error *err);
+void models_scan(struct models *m); /* any thread: finds models, whenever the last scan was */
 /* Takes what the loader has done, decides what is loaded and unloaded next, and ends waits. */
 void models_advance(struct models *m);
 void models_poke(struct models *m);  /* models_advance runs in the next iteration of the loop */

@@ -63,7 +63,12 @@ static void add_state(const struct models *m, const struct model_entry *e, struc
     buf_addf(b, ",\"status\":{\"value\":\"%s\"", failed ? "failed" : words[e->state]);
     if (e->state == MODEL_WANTED || e->state == MODEL_LOADING)
         buf_addf(b, ",\"progress\":%.2f", models_percent(m, e) / 100.0);
-    buf_addf(b, ",\"pinned\":%s}", e->src.pinned ? "true" : "false");
+    buf_addf(b, ",\"pinned\":%s", e->src.pinned ? "true" : "false");
+    if (e->loaded) {
+        buf_adds(b, ",\"device\":");
+        jsonout_text(b, loaded_info(e->loaded).device);
+    }
+    buf_addc(b, '}');
 }
 
 static void add_text_model(const struct loaded *l, struct buf *b)

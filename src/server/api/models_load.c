@@ -72,10 +72,7 @@ static bool open_text(struct models *m, struct loaded *l, size_t most, struct er
         return state == ENGINE_FAILED ? false : error_set(err, "the server is shutting down");
     }
     l->engine = e;
-    bool ok = src->chat_template
-                  ? chat_source_open(src->chat_template, &l->chat_source, &l->chat_error)
-                  : chat_source_load(engine_file(e), &l->chat_source, &l->chat_error);
-    if (ok)
+    if (model_template(src, engine_file(e), &l->chat_source, &l->chat_error))
         l->chat = chat_new(&l->chat_source, &l->chat_error);
     struct engine_info i = engine_info(e);
     l->slots = slots_new(i.max_seqs, m->server->opt.slot_save_path != NULL);

@@ -57,13 +57,24 @@ size_t model_file_bytes(const char *path)
     return all;
 }
 
+bool model_template(const struct model_source *src, const struct tensorfile *f,
+                    struct chat_source *out, struct error *err)
+{
+    struct error ignored = {0};
+    if (src->chat_template)
+        return chat_source_open(src->chat_template, out, err);
+    bool own = chat_source_load(f, out, src->template_text ? &ignored : err);
+    if (src->template_text)
+        chat_source_set(out, src->template_text);
+    return own || src->template_text;
+}
+
 static void probe_template(const struct model_source *src, const struct tensorfile *f,
                            struct model_facts *out)
 {
     struct chat_source source = {0};
     struct error ignored = {0};
-    bool ok = src->chat_template ? chat_source_open(src->chat_template, &source, &ignored)
-                                 : chat_source_load(f, &source, &ignored);
+    bool ok = model_template(src, f, &source, &ignored);
     struct chat *chat = ok ? chat_new(&source, &ignored) : NULL;
     if (chat) {
         out->tools = chat_caps(chat)->tools;

@@ -3,6 +3,7 @@
 #define STEEL_SERVER_MODELS_PROBE_H
 
 #include "server/api/server.h"
+#include "text/chat/chat_source.h"
 
 struct model_facts {
     bool known; /* the file could be read; else `error` says why not */
@@ -18,6 +19,9 @@ struct model_facts {
 
 /* Reads the headers of src's file. Its template is that of src, if it names one. */
 void model_probe(const struct model_source *src, struct model_facts *out);
+/* The template of a model whose file is f. */
+bool model_template(const struct model_source *src, const struct tensorfile *f,
+                    struct chat_source *out, struct error *err);
 /* Bytes of a model's files; 0 = unknown. */
 size_t model_file_bytes(const char *path);
 

@@ -21,7 +21,7 @@ static bool refuse(const json_t *body, const char *name, struct api_error *err)
     return empty || api_invalid(err, name, "%s is not supported", name);
 }
 
-static bool add_options(const json_t *body, json_t *out, struct api_error *err)
+bool ollama_add_options(const json_t *body, json_t *out, struct api_error *err)
 {
     static const char *const same[] = {"temperature",
                                        "top_k",
@@ -244,7 +244,7 @@ json_t *ollama_translate(const json_t *body, bool generate, bool *raw, struct ap
     *raw = false;
     json_object_set_new(out, "messages", messages);
     bool ok =
-        api_bool(body, "stream", &stream, err) && add_options(body, out, err) &&
+        api_bool(body, "stream", &stream, err) && ollama_add_options(body, out, err) &&
         add_format(body, out, err) && add_think(body, out, err) &&
         (generate ? add_prompt(body, out, messages, raw, err) : add_messages(body, messages, err));
     static const char *const probs[] = {"logprobs", "top_logprobs"};

@@ -6,6 +6,7 @@
 #include "server/api/fim.h"
 #include "server/api/lora_endpoints.h"
 #include "server/api/embeddings.h"
+#include "server/api/models_made.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -24,6 +25,16 @@ static const struct tokenizer *need_tokenizer(struct api_request *req)
 int api_request_n_vocab(const struct api_request *req)
 {
     return engine_info(req->loaded->engine).n_vocab;
+}
+
+bool api_request_params(struct api_request *req, const json_t *body, enum params_api api)
+{
+    const struct loaded *l = req->loaded;
+    bool ok =
+        gen_params_read(body, api, &l->sample, api_request_n_vocab(req), &req->p, &req->err);
+    if (ok)
+        models_add_params(l->entry, &req->p);
+    return ok;
 }
 
 struct token_list *api_request_add_prompt(struct api_request *req)
@@ -132,8 +143,7 @@ bool prepare_completions(struct api_request *req, const json_t *body)
 {
     struct fim_source fim = {.prefix = api_member(body, "prompt"),
                              .suffix = api_member(body, "suffix")};
-    if (!gen_params_read(body, PARAMS_COMPLETIONS, &req->loaded->sample, api_request_n_vocab(req),
-                         &req->p, &req->err))
+    if (!api_request_params(req, body, PARAMS_COMPLETIONS))
         return false;
     if (!api_member(body, "max_tokens") && !api_member(body, "max_completion_tokens"))
         req->p.max_tokens = 16; /* OpenAI's default for this endpoint */

@@ -295,6 +295,21 @@ static void add_beginning(const struct api_request *req, const struct prefill *f
         add_prefill(req, f->text.p, f->text.len, prompt);
 }
 
+/* The messages after the model's own system text, if they have none. Takes the reference and returns one. */
+static json_t *add_system(const struct api_request *req, json_t *messages)
+{
+    const char *system = req->loaded->entry->made.system;
+    const char *role =
+        json_string_value(json_object_get(json_array_get(messages, 0), "role"));
+    if (!system || !*system ||
+        (role && (!strcmp(role, "system") || !strcmp(role, "developer"))))
+        return messages;
+    json_t *out = json_copy(messages);
+    json_array_insert_new(out, 0, json_pack("{s:s,s:s}", "role", "system", "content", system));
+    json_decref(messages);
+    return out;
+}
+
 bool prepare_conversation(struct api_request *req, const json_t *body, struct buf *prompt)
 {
     struct chat_prompt *chat = mem_zalloc(1, sizeof *chat);
@@ -319,6 +334,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
         !api_bool(body, "continue_final_message", &go_on, &req->err) ||
         !thinking_read(req->loaded->chat, body, &kwargs, &chat->budget, &req->err))
         goto out;
+    messages = readable = add_system(req, readable);
     if (go_on) {
         messages = shorter = json_copy(messages);
         if (!split_prefill(messages, &prefill, &req->err))
@@ -442,8 +458,7 @@ bool prepare_chat(struct api_request *req, const json_t *body)
     bool truncate = false, legacy = false;
     json_t *chat = NULL;
     bool ok =
-        gen_params_read(body, PARAMS_CHAT, &req->loaded->sample, api_request_n_vocab(req), &req->p,
-                        &req->err) &&
+        api_request_params(req, body, PARAMS_CHAT) &&
         (chat = functions_translate(body, &legacy, &req->err)) &&
         check_modalities(chat, &req->err) && responses_truncation(chat, &truncate, &req->err) &&
         prepare_conversation(req, chat, &prompt) &&
@@ -466,8 +481,7 @@ bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool 
     if (messages)
         json_object_set_new(taken, "messages", messages);
     bool ok = !req->err.status &&
-              gen_params_read(body, PARAMS_MESSAGES, &req->loaded->sample, api_request_n_vocab(req),
-                              &req->p, &req->err) &&
+              api_request_params(req, body, PARAMS_MESSAGES) &&
               (chat = anthropic_translate(taken, generate, &req->err)) &&
               prepare_conversation(req, chat, &prompt) &&
               api_request_encode_prompt(req, &prompt, api_request_add_prompt(req)) &&
@@ -515,8 +529,7 @@ bool prepare_responses(struct api_request *req, const json_t *body)
     r->images = req->images;
     json_t *chat = responses_translate(body, req->server->store, req->owner,
                                        req->id + strlen("resp_"), req->responses, &req->err);
-    bool ok = chat && gen_params_read(chat, PARAMS_CHAT, &req->loaded->sample,
-                                      api_request_n_vocab(req), &req->p, &req->err);
+    bool ok = chat && api_request_params(req, chat, PARAMS_CHAT);
     if (ok && r->mcp)
         jsonout_value(&r->mcp->chat, chat);
     /* Approved calls run before the first prompt. */
@@ -540,8 +553,7 @@ static bool prepare_ollama(struct api_request *req, const json_t *body, bool gen
         return api_request_refuse(req, "images", &e);
     json_t *chat = ollama_translate(taken, generate, &raw, &req->err);
     bool ok = chat && (raw ? prepare_completions(req, chat)
-                           : gen_params_read(chat, PARAMS_CHAT, &req->loaded->sample,
-                                             api_request_n_vocab(req), &req->p, &req->err) &&
+                           : api_request_params(req, chat, PARAMS_CHAT) &&
                                  prepare_translated(req, chat) && api_request_constrain(req, chat));
     ok = ok && api_int(chat, "num_ctx", 0, INT32_MAX, &req->p.context, &req->err);
     json_decref(chat);

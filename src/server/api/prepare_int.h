@@ -13,6 +13,8 @@ bool prepare_detokenize(struct api_request *req, const json_t *body);
 bool prepare_template(struct api_request *req, const json_t *body);
 bool prepare_count(struct api_request *req, const json_t *body);
 int api_request_n_vocab(const struct api_request *req);
+/* gen_params_read into req->p, with the defaults of the request's model. */
+bool api_request_params(struct api_request *req, const json_t *body, enum params_api api);
 struct token_list *api_request_add_prompt(struct api_request *req);
 /* Refuses the request for `why`, with 413 if it is over its budget. Returns false. */
 bool api_request_refuse(struct api_request *req, const char *param, const struct error *why);
@@ -30,6 +32,8 @@ void thinking_copy(const json_t *from, json_t *to);
 
 /* fields.c: refuses unsupported fields and logs unknown ones. */
 bool fields_check(const struct endpoint *e, const json_t *body, struct api_error *err);
+/* Whether it is one of Ollama's options that have no effect on answers here. */
+bool fields_unused_option(const char *name);
 
 /* token_params.c: turns words and marks into tokens, and sets req->rules. */
 bool api_request_resolve(struct api_request *req);
@@ -60,6 +64,10 @@ bool prepare_completion(struct api_request *req, const json_t *body);
 bool prepare_infill(struct api_request *req, const json_t *body);
 bool prepare_chat_count(struct api_request *req, const json_t *body);
 bool prepare_responses_count(struct api_request *req, const json_t *body);
+
+/* models.c: llama.cpp's */
+bool prepare_model_load(struct api_request *req, const json_t *body);
+bool prepare_model_unload(struct api_request *req, const json_t *body);
 
 /* slots.c */
 bool prepare_slot_action(struct api_request *req, const json_t *body);

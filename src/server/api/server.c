@@ -3,6 +3,7 @@
 #include "server/api/server_int.h"
 #include "server/api/background.h"
 #include "server/api/models_int.h"
+#include "server/api/pulls.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/os.h"
@@ -371,6 +372,7 @@ static void loop(struct server *s)
     if (s->n_signals < 2 && !s->failed)
         models_flush(s->models, FLUSH_MS);
     limit_ending(s->exit_code);
+    pulls_stop(s);
     mcp_stop(s->mcp);
     http_close(s->http);
     jobs_stop(s->jobs);
@@ -403,7 +405,8 @@ static bool open_mcp(struct server *s, struct error *err)
 /* Loads libcurl where it is needed, before there are other threads. */
 static bool open_network(struct server *s, struct error *err)
 {
-    return open_mcp(s, err) && (!s->opt.image_origins.n || image_fetch_prepare(err));
+    return open_mcp(s, err) && (!s->opt.image_origins.n || image_fetch_prepare(err)) &&
+           (!s->opt.allow_pull || s->opt.store_prepare(err));
 }
 
 int server_run(const struct server_options *opt, struct error *err)

@@ -7,6 +7,8 @@
 #include "server/http/access.h"
 #include "server/mcp/mcp_config.h"
 
+#include <stdatomic.h>
+
 enum metrics_style { METRICS_OWN, METRICS_VLLM, METRICS_LLAMACPP };
 
 /* A model's task. MODEL_BY_FILE: read it from the file. */
@@ -18,15 +20,24 @@ struct model_source {
     const char *name;           /* NULL = from the path */
     const char *const *aliases; /* (n_aliases) other names */
     int n_aliases;
-    const char *path; /* NULL = the built-in model */
+    const char *path;      /* NULL = the built-in model, or modelfile says it */
+    const char *modelfile; /* the model is made of another one by this file; NULL = it is not */
     enum model_task task;
     struct engine_options engine;
     struct sample_params sample; /* defaults of requests */
     const char *chat_template;   /* file; NULL = the model's own */
+    const char *template_text;   /* a template in place of a file; NULL = none */
     bool at_start; /* loaded before the server is ready; the server ends if that fails */
     bool found;    /* by a scan: if it is no model, it is skipped with a line in the log */
+    bool on_hub;   /* found in the cache of downloaded models */
     bool pinned;   /* never unloaded */
     int keep_s;    /* unloaded when unused for this many seconds; -1 = when memory is needed */
+};
+
+/* A download that another thread watches. */
+struct pull_watch {
+    _Atomic int64_t have, total; /* bytes; 0 = not known yet */
+    atomic_bool stop;
 };
 
 struct server_options {
@@ -36,6 +47,13 @@ struct server_options {
      * one thread at a time. */
     void (*scan)(void *arg, void (*found)(void *to, const struct model_source *src), void *to);
     void *scan_arg;
+    /* What clients may do to the models on disk. The functions are called by one thread at a time each. */
+    bool allow_pull;      /* they may */
+    const char *made_dir; /* for Modelfiles of /api/create */
+    /* Downloads a model by name until done or w->stop. store_prepare: before there are threads. */
+    bool (*store_prepare)(struct error *err);
+    bool (*store_pull)(const char *name, struct pull_watch *w, struct error *err);
+    bool (*store_remove)(const char *name, struct error *err); /* of one that was downloaded */
     const char *const *pins; /* (n_pins) names of models that are never unloaded */
     int n_pins;
     int max_loaded;                  /* models in memory at once; 0 = no limit */

@@ -225,6 +225,7 @@ struct server {
     struct api_request *requests;
     int n_requests;
     struct background *backgrounds; /* background.h */
+    struct pull *pull;              /* pulls.h; NULL = nothing is being pulled */
     size_t kept;                    /* the sum over all API requests */
     bool trim_due;                  /* a large request was freed */
     uint64_t n_http[6];             /* replies by status class */

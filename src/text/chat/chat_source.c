@@ -47,6 +47,16 @@ static void set_text(char **out, const char *text)
     *out = mem_strdup(text ? text : "");
 }
 
+void chat_source_set(struct chat_source *s, const char *template)
+{
+    set_text(&s->template, template);
+    s->template_len = strlen(template);
+    if (!s->bos)
+        set_text(&s->bos, "");
+    if (!s->eos)
+        set_text(&s->eos, "");
+}
+
 /* A token is a string, or an object with "content". */
 static const char *token_text(const json_t *config, const char *key)
 {

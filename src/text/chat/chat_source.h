@@ -17,6 +17,8 @@ struct chat_source {
 bool chat_source_load(const struct tensorfile *f, struct chat_source *s, struct error *err);
 /* Loads from a path: a .gguf file, a Hugging Face folder, or a template file. */
 bool chat_source_open(const char *path, struct chat_source *s, struct error *err);
+/* Replaces the template, also of an empty source. */
+void chat_source_set(struct chat_source *s, const char *template);
 void chat_source_clear(struct chat_source *s);
 
 #endif
