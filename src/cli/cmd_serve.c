@@ -625,8 +625,9 @@ int cmd_serve(int argc, char **argv)
     }
     struct error err = {0};
     int rc = EXIT_FAIL;
-    if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) && check_pull(&f, &err) &&
-        cli_chat_template(&f.main.chat_template, &err) && list_models(&f, pos, n, &err)) {
+    if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) &&
+        check_pull(&f, &err) && cli_chat_template(&f.main.chat_template, &err) &&
+        list_models(&f, pos, n, &err)) {
         pin(&f);
         f.srv.page_origins = f.page_origins.items;
         f.srv.n_page_origins = f.page_origins.n;

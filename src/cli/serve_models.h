@@ -29,7 +29,7 @@ struct serve_models {
     int n_sections;
     const struct opt_list *dirs;
     bool hub;
-    const char *made_dir; /* for Modelfiles; NULL = none */
+    const char *made_dir;      /* for Modelfiles; NULL = none */
     struct model_source *list; /* (n) for the server's options */
     int n;
     struct owned_texts {

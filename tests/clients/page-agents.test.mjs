@@ -4,7 +4,7 @@ import { test, before, after, beforeEach } from "node:test";
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { createServer, request } from "node:http";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { once } from "node:events";
 import { tmpdir } from "node:os";
 import path from "node:path";
@@ -101,6 +101,31 @@ write_gguf(sys.argv[1], {"general.type": "adapter", "adapter.type": "lora", "gen
     await page.waitForFunction(() => document.querySelector(".steps")?.textContent.includes("2/2"));
     await settled(page);
     assert.notEqual((await answers(page))[0], base);
+    assert.deepEqual(errors, []);
+    await context.close();
+  } finally {
+    await other.stop();
+    rmSync(dir, { recursive: true });
+  }
+});
+
+test("the models of a folder are in the menu, and are loaded when they are asked", async () => {
+  const dir = mkdtempSync(path.join(tmpdir(), "steel-page-"));
+  for (const name of ["one", "two"]) symlinkSync(path.join(root, "demo/steel-demo.gguf"), path.join(dir, name + ".gguf"));
+  const other = await startServer("--models", dir, "--max-models", "2");
+  try {
+    const { page, errors, context } = await world.open({}, other.origin);
+    await page.waitForSelector("#pick", { state: "visible" });
+    const shown = await options(page, "#pick");
+    assert.ok(shown.includes("one (not loaded)") && shown.includes("two (not loaded)"), shown);
+    await page.click("#open-settings");
+    await page.fill("#set-max_tokens", "8");
+    await page.click("#close-settings");
+    await page.selectOption("#pick", "two");
+    await ask(page, "Hello. ".repeat(300)); // more than fits at first sight: its tokens are counted with its own template
+    await page.waitForFunction(() => [...document.querySelectorAll("#pick option")].some(o => o.textContent === "two"));
+    assert.ok((await options(page, "#pick")).includes("one (not loaded)"));
+    assert.equal((await answers(page)).length, 1);
     assert.deepEqual(errors, []);
     await context.close();
   } finally {

@@ -553,8 +553,7 @@ struct meter {
 static void show(struct meter *m, const struct transfer *transfers, int n, bool last)
 {
     int64_t now = clock_ns(), have = 0, total = 0;
-    if ((!m->on && !m->watch) ||
-        (!last && now - m->shown_ns < (int64_t)SHOWN_EVERY_MS * 1000000))
+    if ((!m->on && !m->watch) || (!last && now - m->shown_ns < (int64_t)SHOWN_EVERY_MS * 1000000))
         return;
     for (int i = 0; i < n; i++) {
         have += transfers[i].done && transfers[i].file->size >= 0 ? transfers[i].file->size

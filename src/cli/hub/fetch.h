@@ -30,7 +30,8 @@ struct fetch_options {
     int at_once;       /* concurrent transfers */
     bool quiet;        /* print no progress */
     bool once;         /* somebody waits for it: no second try, and no long wait for a connection */
-    struct pull_watch *watch; /* another thread that sees the progress and may end it; NULL = none */
+    struct pull_watch
+        *watch; /* another thread that sees the progress and may end it; NULL = none */
 };
 
 /* Whether the user, or the thread that watches, has ended it. */

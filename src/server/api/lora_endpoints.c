@@ -118,7 +118,8 @@ bool lora_choose(struct api_request *req, const json_t *body)
     if (!adapters_of(req->loaded))
         return true;
     const struct model_entry *e = req->loaded->entry;
-    if (!lora && e->made.adapter && adapters_find(adapters_of(req->loaded), e->adapter.name, &info) &&
+    if (!lora && e->made.adapter &&
+        adapters_find(adapters_of(req->loaded), e->adapter.name, &info) &&
         !add_pick(req, &info, (double)info.scale))
         return false;
     if (!model)

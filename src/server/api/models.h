@@ -56,7 +56,8 @@ struct loaded {
 enum model_state { MODEL_IDLE, MODEL_WANTED, MODEL_LOADING, MODEL_LOADED };
 
 struct model_entry {
-    struct model_source src; /* name NULL; path, modelfile and aliases are owned. task is not MODEL_BY_FILE */
+    struct model_source
+        src; /* name NULL; path, modelfile and aliases are owned. task is not MODEL_BY_FILE */
     struct model_facts facts;
     char name[MODEL_NAME_MOST];
     enum model_state state;

@@ -22,13 +22,22 @@ enum { MADE_MOST = 4096 }; /* entries: those of deleted models stay until the se
 /* PARAMETERs that are obeyed: what Ollama documents. */
 static bool is_parameter(const char *name)
 {
-    static const char *const names[] = {
-        "temperature",   "top_k",          "top_p",
-        "min_p",         "typical_p",      "repeat_penalty",
-        "repeat_last_n", "presence_penalty", "frequency_penalty",
-        "mirostat",      "mirostat_tau",   "mirostat_eta",
-        "seed",          "stop",           "num_ctx",
-        "num_predict"};
+    static const char *const names[] = {"temperature",
+                                        "top_k",
+                                        "top_p",
+                                        "min_p",
+                                        "typical_p",
+                                        "repeat_penalty",
+                                        "repeat_last_n",
+                                        "presence_penalty",
+                                        "frequency_penalty",
+                                        "mirostat",
+                                        "mirostat_tau",
+                                        "mirostat_eta",
+                                        "seed",
+                                        "stop",
+                                        "num_ctx",
+                                        "num_predict"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i]))
             return true;
@@ -91,9 +100,8 @@ static bool check_template(const char *text, struct error *err)
     struct chat_source source = {0};
     struct error why = {0};
     if (is_go_template(text))
-        return error_set(err,
-                         "TEMPLATE is in Go's language: write it in Jinja, or leave it out "
-                         "(the model's own is used)");
+        return error_set(err, "TEMPLATE is in Go's language: write it in Jinja, or leave it out "
+                              "(the model's own is used)");
     chat_source_set(&source, text);
     struct chat *chat = chat_new(&source, &why);
     chat_free(chat);
@@ -149,8 +157,8 @@ bool models_make_entry(struct models *m, struct model_entry *e, struct error *er
 {
     struct modelfile f;
     const char *slash = strrchr(e->src.modelfile, '/');
-    char *folder = slash ? mem_strndup(e->src.modelfile, (size_t)(slash - e->src.modelfile))
-                         : mem_strdup(".");
+    char *folder =
+        slash ? mem_strndup(e->src.modelfile, (size_t)(slash - e->src.modelfile)) : mem_strdup(".");
     int context = 0;
     bool ok = modelfile_read(e->src.modelfile, &f, err) && resolve(m, folder, &f, err) &&
               check_made(&f, err) &&

@@ -30,8 +30,7 @@ int api_request_n_vocab(const struct api_request *req)
 bool api_request_params(struct api_request *req, const json_t *body, enum params_api api)
 {
     const struct loaded *l = req->loaded;
-    bool ok =
-        gen_params_read(body, api, &l->sample, api_request_n_vocab(req), &req->p, &req->err);
+    bool ok = gen_params_read(body, api, &l->sample, api_request_n_vocab(req), &req->p, &req->err);
     if (ok)
         models_add_params(l->entry, &req->p);
     return ok;

@@ -299,10 +299,8 @@ static void add_beginning(const struct api_request *req, const struct prefill *f
 static json_t *add_system(const struct api_request *req, json_t *messages)
 {
     const char *system = req->loaded->entry->made.system;
-    const char *role =
-        json_string_value(json_object_get(json_array_get(messages, 0), "role"));
-    if (!system || !*system ||
-        (role && (!strcmp(role, "system") || !strcmp(role, "developer"))))
+    const char *role = json_string_value(json_object_get(json_array_get(messages, 0), "role"));
+    if (!system || !*system || (role && (!strcmp(role, "system") || !strcmp(role, "developer"))))
         return messages;
     json_t *out = json_copy(messages);
     json_array_insert_new(out, 0, json_pack("{s:s,s:s}", "role", "system", "content", system));
@@ -480,8 +478,7 @@ bool prepare_anthropic_prompt(struct api_request *req, const json_t *body, bool 
     json_t *chat = NULL, *messages = take_images(req, body), *taken = json_copy((json_t *)body);
     if (messages)
         json_object_set_new(taken, "messages", messages);
-    bool ok = !req->err.status &&
-              api_request_params(req, body, PARAMS_MESSAGES) &&
+    bool ok = !req->err.status && api_request_params(req, body, PARAMS_MESSAGES) &&
               (chat = anthropic_translate(taken, generate, &req->err)) &&
               prepare_conversation(req, chat, &prompt) &&
               api_request_encode_prompt(req, &prompt, api_request_add_prompt(req)) &&

@@ -96,6 +96,8 @@ async function stream(conv, { parent, begun }, model, view, run, { list, last })
       response = await api.call("v1/chat/completions", sent.body, run.signal);
     } catch (e) {
       if (e.kind !== "context") throw e;
+      await models.load(); // the server has just loaded it, with another context
+      model = models.of(conv.record);
       sent = await fit(path, conv.record.system, body, model.context, { signal: run.signal, full: true });
       response = await api.call("v1/chat/completions", sent.body, run.signal);
     }

@@ -77,8 +77,8 @@ export async function* events(response) {
   }
 }
 
-/* The server's models and adapters: [{ id, parent, context, sampling, capabilities, efforts, params }]. An adapter has
- * its parent's defaults. */
+/* The server's models and adapters: [{ id, parent, state, context, sampling, capabilities, efforts, params }]. An adapter
+ * has its parent's defaults. A model that is not in memory has the context that it was trained with. */
 export async function models() {
   const all = (await (await call("v1/models")).json()).data;
   const chats = all.filter(m => !Array.isArray(m.capabilities) || m.capabilities.includes("completion"));
@@ -87,7 +87,8 @@ export async function models() {
     return {
       id: String(m.id),
       parent: m.parent ?? null,
-      context: m.max_model_len,
+      state: m.status?.value ?? "loaded",
+      context: m.max_model_len ?? m.meta?.n_ctx_train ?? 0,
       sampling: base.default_sampling ?? {},
       capabilities: m.capabilities ?? [],
       efforts: base.reasoning_efforts ?? [],

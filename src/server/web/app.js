@@ -164,7 +164,8 @@ const view = {
   ended(c, n) {
     if (c === conv) drawState();
     sidebar.refresh();
-    if (n?.model && !models.known(n.model)) greet(); // the server was restarted with another model
+    // the server was restarted with another model, or has loaded this one
+    if (n?.model && (!models.known(n.model) || !models.loaded(n.model))) greet();
     if (n?.status === "done") {
       announce("Answer: " + n.content.slice(0, 4000));
       nameIt(c);

@@ -26,6 +26,7 @@ export const load = async () => {
   list = await api.models();
 };
 export const known = id => list.some(m => m.id === id);
+export const loaded = id => list.some(m => m.id === id && m.state === "loaded");
 export const several = () => list.length > 1;
 export const of = record => list.find(m => m.id === record.model) ?? list[0] ?? NONE;
 
@@ -54,7 +55,8 @@ const option = ([value, text]) => el("option", { value }, text);
 /* Shows the menus of a conversation. */
 export function draw(record) {
   const model = of(record),
-    name = m => [m.id, m.parent ? `${m.id} (adapter of ${m.parent})` : m.id];
+    state = { unloaded: " (not loaded)", loading: " (loading)", failed: " (cannot be loaded)" },
+    name = m => [m.id, m.parent ? `${m.id} (adapter of ${m.parent})` : m.id + (state[m.state] ?? "")];
   $("model").textContent = $("model").title = model.id;
   $("pick").parentElement.hidden = !several();
   $("pick").replaceChildren(...list.map(m => option(name(m))));

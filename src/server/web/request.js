@@ -101,7 +101,7 @@ export async function fit(path, system, body, context, { full = false, signal } 
   const whole = at => ({ start: at, body: { ...body, messages: messages(path.slice(at), system, continued) } });
   if (!full && atMost(path, start, extra) + room <= context) return whole(start);
   const count = async at => {
-    const fields = ["messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message"],
+    const fields = ["model", "messages", "tools", "tool_choice", "reasoning_effort", "continue_final_message"],
       all = whole(at).body;
     return api.countTokens(Object.fromEntries(fields.filter(f => f in all).map(f => [f, all[f]])), signal);
   };
