@@ -126,6 +126,25 @@ def from_the_command_line():
     assert "pays_above" in json.loads(got.stdout.splitlines()[-1]), got
 
 
+def replays():
+    """bench/draft.py's texts through `steel bench --replay`: random tokens are never drafted, and broken files are refused."""
+    texts = os.path.join(WORK.name, "texts.jsonl")
+    subprocess.run([sys.executable, "bench/draft.py", "--write", texts, "--vocab", "140", "--answer", "40"], check=True)
+    lines = [t for t in open(texts) if json.loads(t)["name"] in ("edit", "random")]
+    short = [dict(json.loads(t), prompt=json.loads(t)["prompt"][:300]) for t in lines]
+    open(texts, "w").write("".join(json.dumps(t) + "\n" for t in short))
+    got = steel("bench", "tests/golden/qwen3", "--replay", texts, "-b", "1,2", "-r", 1, "--json")
+    rows = [json.loads(line) for line in got.stdout.splitlines()]
+    assert [(r["text"], r["sequences"]) for r in rows] == [(t, n) for n in (1, 2) for t in ("edit", "random")], got
+    assert all(r["generated"] == 40 * r["sequences"] and r["accepted"] <= r["drafted"] for r in rows), rows
+    for bad in ("", "{}", '{"name": "a", "prompt": [1], "answer": [-1]}', '{"name": "a", "prompt": [1], "answer": [1, 2]}', "[",
+                '{"name": "a", "prompt": [1.5], "answer": ' + str([1] * 20) + "}",
+                '{"name": "a", "prompt": [1], "answer": ' + str([999] * 20) + "}"):
+        open(texts, "w").write(bad)
+        r = steel("bench", "tests/golden/qwen3", "--replay", texts)
+        assert r.returncode == 1 and len(r.stderr.splitlines()) == 1 and "texts.jsonl" in r.stderr, r
+
+
 def refusals():
     for args, what in ((("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", 1), "has no block that drafts"),
                        (("run", "tests/golden/qwen3", "-p", "a", "--raw", "--draft", "head"), "has no block that drafts"),
@@ -136,4 +155,4 @@ def refusals():
     assert "multi-token prediction" not in steel("show", "--brief", "tests/golden/qwen3_5").stdout
 
 
-run_tests([same_answers, constrained, from_text, from_the_command_line, refusals])
+run_tests([same_answers, constrained, from_text, from_the_command_line, replays, refusals])

@@ -115,7 +115,7 @@ static struct draft_offer offer_of(const struct drafter *sp, struct seq *q, bool
 {
     struct draft_offer text = {.again = sp->kv->states != NULL}, block = text;
     struct draft_seq *d = q->draft;
-    if (!d || q->n_tokens <= q->n_prompt)
+    if (!d || q->no_draft || q->n_tokens <= q->n_prompt)
         return text;
     text.most = write_text(sp, q, drafts, most);
     d->class = class_of(&d->match);

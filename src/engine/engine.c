@@ -168,13 +168,20 @@ static void fail_engine(struct engine *e, const struct error *why)
     choices_drop(e, true);
 }
 
+/* The token after the known ones of c that was chosen from its logits, or the one that is replayed instead. */
+static int32_t replayed(const struct choice *c, int32_t token)
+{
+    int at = c->seq.n_tokens - c->drafted - c->seq.n_prompt;
+    return at < c->req->spec.n_replay ? c->req->spec.replay[at] : token;
+}
+
 /* Appends the token that a step chose for c, then verifies its drafts: each is accepted if the sampler chooses it from
  * the row before. False: c has ended and may be freed. */
 static bool take_chosen(struct engine *e, struct choice *c, const struct step_item *it)
 {
     struct sample_probs probs = {0};
     int row = step_chosen_row(it);
-    int32_t token = it->token;
+    int32_t token = replayed(c, it->token);
     bool logprobs = c->req->spec.logprobs, accepted = true;
     if (logprobs)
         step_probs(e->rt->step, row, &probs);
@@ -212,6 +219,7 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
                     return true;
                 token = sampler_pick(c->sampler, e->logits, &probs);
             }
+            token = replayed(c, token);
         }
     }
     draft_verified(&e->spec, &c->seq, it->n_draft, count->accepted - before);
@@ -315,7 +323,7 @@ static void finish_step(struct engine *e)
         if (!ok) /* step_finish has removed its rows */
             c->seq.n_open = 0;
         if (ok && c->drafted)
-            c->seq.tokens[c->seq.n_tokens - 1] = f->items[i].token;
+            c->seq.tokens[c->seq.n_tokens - 1] = replayed(c, f->items[i].token);
         if (ok && c->reread)
             kvcache_cut(e->rt->kv, &c->seq.kv, c->seq.kv.n_tokens - 1);
         c->reread = false;

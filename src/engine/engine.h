@@ -96,6 +96,10 @@ struct request_spec {
     const char *salt;  /* cached pages are shared within one salt only; NULL = no salt */
     struct lora_pick loras[LORA_MAX_USES]; /* (n_loras) adapters, from adapters.h */
     int n_loras;
+    bool no_draft; /* no drafts are made for it */
+    /* For benchmarks: (n_replay) the answer's first tokens, whatever the logits are. The work is that of choosing them. */
+    const int32_t *replay;
+    int n_replay;
     struct events *queue;
     void *user;
 };

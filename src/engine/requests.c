@@ -46,6 +46,7 @@ static void request_unref(struct request *r)
     grammar_free(r->spec.grammar);
     token_rules_free(r->spec.rules);
     mem_free((void *)r->spec.stop_tokens);
+    mem_free((void *)r->spec.replay);
     mem_free(r->choices);
     mem_free(r);
 }
@@ -228,6 +229,7 @@ static void request_new(void *arg)
     r->spec.grammar = spec->grammar ? grammar_ref(spec->grammar) : NULL;
     r->spec.rules = spec->rules ? token_rules_ref(spec->rules) : NULL;
     r->spec.stop_tokens = copy_ids(spec->stop_tokens, spec->n_stop_tokens);
+    r->spec.replay = copy_ids(spec->replay, spec->n_replay);
     /* The bans of min_tokens come after the caller's biases, so that sampler_keep_bias can drop them. */
     int n_bias = spec->sample.n_bias, ends = e->n_ends, stops = spec->n_stop_tokens;
     int bans = spec->min_tokens > 0 ? ends + stops : 0;
@@ -273,6 +275,7 @@ static void request_new(void *arg)
         c->seq.unfollowed = r->rows != NULL; /* the MTP block reads tokens only */
         c->seq.loras = r->spec.loras;
         c->seq.n_loras = r->spec.n_loras;
+        c->seq.no_draft = r->spec.no_draft;
         if (e->rt->kv->prefix && (r->spec.salt || r->spec.n_loras))
             c->seq.root = root_of(e, &r->spec);
     }

@@ -53,6 +53,7 @@ struct seq {
     /* the MTP block has not processed all of its rows: it gets no drafts (draft.h) */
     bool unfollowed;
     int n_open;                    /* unverified draft tokens at the end of kv (draft.h) */
+    bool no_draft;                 /* gets no drafts */
     struct draft_seq *draft;       /* what the drafter keeps of it, or NULL */
     int turns[SEQ_TURNS], n_turns; /* seq_turn */
     /* set by the scheduler */

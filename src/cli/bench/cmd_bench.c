@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli/bench/bench_draft.h"
+#include "cli/bench/bench_replay.h"
 #include "cli/bench/bench_embed.h"
 #include "cli/bench/bench_memory.h"
 #include "cli/bench/bench_picks.h"
@@ -28,7 +29,7 @@ enum { MAX_LIST = 32, MAX_REPS = 1000 };
 
 struct bench_options {
     struct model_flags model;
-    const char *prompt, *gen, *batch, *depth, *both;
+    const char *prompt, *gen, *batch, *depth, *both, *replay;
     int reps, ubatch, texts;
     bool json, kernels, picks, no_warmup, skip_cost, ceiling;
 };
@@ -444,6 +445,8 @@ int cmd_bench(int argc, char **argv)
         {OPT_FLAG, 0, "json", 0, &f.json, 0, 0, 0, "print one JSON object per line"},
         {OPT_INT, 0, "draft", 0, &f.model.draft, 0, DRAFT_MOST, "N",
          "also measure the cost of N draft tokens per step"},
+        {OPT_STRING, 0, "replay", 0, &f.replay, 0, 0, "FILE",
+         "generate recorded texts instead, with and without drafts (bench/draft.py writes them)"},
         LORA_ROW(f.model),
         MODEL_FLAG_ROWS(f.model),
     };
@@ -498,7 +501,10 @@ int cmd_bench(int argc, char **argv)
     if (ok && !f.texts && bench_embed_only(model))
         f.texts = 512;
     opt.max_tokens = f.ubatch; /* for bench_embed; bench() sets its own */
-    if (ok && f.texts)
+    if (ok && f.replay) {
+        opt.draft = DRAFT_AUTO;
+        ok = bench_replay(model, f.replay, &opt, batch, n_batch, f.reps, f.json, &err);
+    } else if (ok && f.texts)
         ok = bench_embed(model, &opt, f.texts, f.reps, f.json, &err);
     else
         ok = ok && bench(model, &f, &opt, tests, n_tests, &err);
