@@ -91,7 +91,7 @@ def micro_models():
         "dots1", "exaone4", "exaone_moe", "gemma2", "granite", "granitemoe", "hy_v3", "mellum", "olmo2", "olmo3",
         "olmoe", "qwen2_moe", "seed_oss", "smollm3", "solar_open",
         "ernie4_5", "ernie4_5_moe", "glm4", "granitemoehybrid", "mamba2", "lfm2", "lfm2_moe", "nemotron_h", "arcee", "nemotron", "starcoder2", "stablelm", "cohere2", "cohere2_moe", "flex_olmo", "mistral4", "axk1", "afmoe", "muse_glimmer", "laguna", "step3p7", "llama4", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "bitnet",
-        "gpt_neox", "gpt2")])
+        "gpt_neox", "gpt2", "phimoe", "mimo_v2_flash")])
     for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):  # taps that other readers take as floats only
         types = {t[1] for name, t in Gguf(path(m + ".gguf")).tensors.items() if "ssm_conv1d" in name}
         assert types == {0}, (m, types)
@@ -563,6 +563,35 @@ def wide_heads(config, tensors):
         if new and end != name:
             n = new[0] * (new[-1] if len(new) > 1 else 1)
             tensors[name] = ("F32", new, floats(n, n))
+
+
+def dense_latents():
+    """Youtu-LLM has DeepSeek V3's attention and dense layers alone: its folder and its GGUF give the logits of such a DeepSeek V3."""
+    base, rows = f"{MICRO}/deepseek_v3", []
+    for name in ("deepseek_v3", "youtu"):
+        folder = path(name)
+        shutil.copytree(base, folder)
+        config, tensors = json.load(open(base + "/config.json")), read_safetensors(base + "/model.safetensors")
+        layers = config["num_hidden_layers"]
+        tensors = {n: t for n, t in tensors.items() if ".mlp." not in n or "layers.0." in n}
+        for n, t in list(tensors.items()):
+            for i in range(1, layers) if ".mlp." in n else ():
+                tensors[n.replace("layers.0.", f"layers.{i}.")] = t
+        config.update(first_k_dense_replace=layers, num_nextn_predict_layers=0)
+        if name == "youtu":
+            config.update(model_type=name, architectures=["YoutuForCausalLM"])
+            for key in ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "n_group", "topk_group",
+                        "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob", "scoring_func"):
+                config.pop(key, None)
+        json.dump(config, open(folder + "/config.json", "w"))
+        write_safetensors(folder + "/model.safetensors", {n: t for n, t in tensors.items() if f"layers.{layers}." not in n})
+        rows.append(logits(folder, base + "/golden.bin"))
+        out = path(name + ".gguf")
+        ok("convert", folder, out)
+        rows.append(logits(out, base + "/golden.bin"))
+        shutil.rmtree(folder)
+    assert Gguf(out).meta["general.architecture"] == "deepseek2"
+    assert max(max_difference(rows[0], r) for r in rows[1:]) < 1e-5 and max_difference(rows[0][:1], rows[0][1:2]) > 1e-2
 
 
 def packed_heads():
@@ -1050,7 +1079,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads,
+             rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents,
              overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:

@@ -81,7 +81,9 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "apertus",
                                       "bitnet",
                                       "gpt_neox",
-                                      "gpt2"};
+                                      "gpt2",
+                                      "phimoe",
+                                      "mimo_v2_flash"};
 
 static const struct {
     const char *model, *golden;

@@ -73,7 +73,9 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "apertus",
                                     MICRO "bitnet",
                                     MICRO "gpt_neox",
-                                    MICRO "gpt2"};
+                                    MICRO "gpt2",
+                                    MICRO "phimoe",
+                                    MICRO "mimo_v2_flash"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

@@ -792,7 +792,10 @@ static void test_supports(void **state)
     net.embed.positions = NULL;
     layers[1] = layers[2] = layers[3] = plain_layer;
     layers[0].mixer.attention.v_dim = 16;
-    refused(cpu, &net, "layer 0: a value dimension of its own is not supported on cpu");
+    assert_true(cpu->ops->supports(cpu, &net, &err));
+    layers[0].mixer.attention.gated = true;
+    refused(cpu, &net,
+            "layer 0: a value dimension of its own beside a gate is not supported on cpu");
     layers[0] = plain_layer;
     layers[0].mlp.router = (struct router){.w = &w, .n_used = 2, .kind = ROUTER_SIGMOID};
     layers[0].mlp.router.n_groups = 300;

@@ -307,6 +307,7 @@ static bool router_ok(const struct check *c, const struct router *r)
            has(c, r->kind == ROUTER_SIGMOID, PART_ROUTERS, "sigmoid routing is") &&
            has(c, r->kind == ROUTER_SOFTMAX_TOP, PART_ROUTERS,
                "softmax after the choice of experts is") &&
+           has(c, r->kind == ROUTER_SPARSE_MIXER, PART_SPARSE_MIXER, "SparseMixer's routing is") &&
            has(c, r->choice_bias || r->w->bias, PART_ROUTERS, "a router's bias is") &&
            has(c, r->n_groups > 1, PART_ROUTERS, "a choice of expert groups is") &&
            has(c, r->expert_scale, PART_ROUTERS, "a scale per expert is") &&

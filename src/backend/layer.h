@@ -298,12 +298,14 @@ struct ffn {
  *   SOFTMAX       p = softmax(l)
  *   SIGMOID       p = 1 / (1 + exp(-l))
  *   SOFTMAX_TOP   experts are chosen by l; p = softmax over the chosen ones
+ *   SPARSE_MIXER  experts are chosen by l, one after another. When e is chosen, p_e = 1 / sum_i exp(l_i - l_e) over
+ *                 the experts i not chosen before with l_e - l_i <= 2 * jitter * max(|l_i|, l_e)
  * Chosen are the n_used experts with the largest p + choice_bias (ties: lower index).
  * With groups, experts form n_groups runs of equal length. A group's score is the sum of its two largest keys. Only
  * experts of the best n_groups_used groups can be chosen.
  *   weight = p * scale * expert_scale[e]; renorm: p is divided by its sum over the chosen experts
  */
-enum router_kind { ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP };
+enum router_kind { ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP, ROUTER_SPARSE_MIXER };
 
 struct router {
     enum router_kind kind;
@@ -314,6 +316,7 @@ struct router {
     int n_groups, n_groups_used; /* 0 = no groups */
     bool renorm;
     bool weighs_input;         /* expert(weight * m) in place of weight * expert(m) */
+    float jitter;              /* of SPARSE_MIXER */
     float scale;               /* 0 = 1 */
     const float *expert_scale; /* (n_expert) or NULL */
 };
@@ -555,6 +558,7 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_CHUNKED            (1ull << 32) /* attention in chunks */
 #define PART_NORM_LATE          (1ull << 33) /* QK-norm after RoPE, a norm of attention's result */
 #define PART_SSM_SCALES         (1ull << 40) /* factors on a state-space model's projection */
+#define PART_SPARSE_MIXER       (1ull << 48) /* SparseMixer's routing */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 
 bool network_check(const struct network *net, uint64_t parts, const char *backend,

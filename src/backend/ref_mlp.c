@@ -134,6 +134,22 @@ static void softmax(float *p, int n)
         p[i] = (float)(p[i] / total);
 }
 
+/* The weight of expert e, chosen by SparseMixer after the first n of `chosen`. */
+static float sparse_weight(const struct router *t, const float *l, int n_expert, const int *chosen,
+                           int n, int e)
+{
+    double total = 0;
+    for (int i = 0; i < n_expert; i++) {
+        bool before = false;
+        for (int k = 0; k < n; k++)
+            before |= chosen[k] == i;
+        float size = fabsf(l[i]) > l[e] ? fabsf(l[i]) : l[e];
+        if (!before && l[e] - l[i] <= 2 * t->jitter * size)
+            total += expf(l[i] - l[e]);
+    }
+    return (float)(1 / total);
+}
+
 /* Chooses the experts of one row and their weights (n_used) from the router's input x. Returns the relative margin
  * between the last expert (or group) chosen and the first one not chosen. */
 static float route(struct ref *r, const struct router *t, const float *x, int *chosen,
@@ -154,7 +170,8 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
     float last = 0, gap = INFINITY;
     for (int k = 0; k < t->n_used; k++) {
         chosen[k] = best_key(keys, n, chosen, k);
-        weight[k] = p[chosen[k]];
+        weight[k] = t->kind == ROUTER_SPARSE_MIXER ? sparse_weight(t, p, n, chosen, k, chosen[k])
+                                                   : p[chosen[k]];
         last = keys[chosen[k]];
         kept += weight[k];
     }

@@ -682,8 +682,11 @@ static bool set_metadata(struct gguf_writer *w, const struct folder_plan *p, con
         set_layers(w, arch, "attention.head_count_kv", latent ? 1 : c->n_kv_heads,
                    c->layer_kv_heads, n_layers);
     set_u32(w, arch, "attention.key_length", latent ? c->kv_rank + c->rope_dim : c->head_dim);
-    set_u32(w, arch, "attention.value_length", latent ? c->kv_rank : c->head_dim);
-    if (c->family->layer_norm)
+    set_u32(w, arch, "attention.value_length",
+            latent     ? c->kv_rank
+            : c->v_dim ? c->v_dim
+                       : c->head_dim);
+    if (c->family->layer_norm && !c->family->rms_eps)
         set_f32(w, arch, "attention.layer_norm_epsilon", (double)c->norm_eps);
     else if (!c->family->encoder)
         set_f32(w, arch, "attention.layer_norm_rms_epsilon", (double)c->norm_eps);

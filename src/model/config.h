@@ -83,18 +83,19 @@ struct config {
     float embed_scale, residual_scale, head_scale;                          /* 0 = 1 */
     float expert_limit[CONFIG_MAX_LAYERS], shared_limit[CONFIG_MAX_LAYERS]; /* of SiLU; 0 = none */
     float xielu[XIELU_CONSTANTS][CONFIG_MAX_LAYERS];                        /* as stored */
-    float qk_scale;   /* the gain of a q norm without a tensor */
-    bool gelu_tanh;   /* of families where only some models approximate GELU */
-    bool parallel;    /* ... where only some run their mlp in parallel with the mixer */
-    bool qk_norm;     /* of families where only some models have it */
-    float mlp_scale;  /* of a mixture's result; 0 = 1 */
-    float act_limit;  /* of ACT_SWIGLU_CLAMP */
-    int n_shared_kv;  /* trailing layers that read the cache of earlier ones */
-    bool k_is_v;      /* in layers without a window */
-    int n_embd_layer; /* width of the per-layer embedding; 0 = none */
-    float temp_beta;  /* attention temperature (layer.h); 0 = none */
+    float qk_scale;      /* the gain of a q norm without a tensor */
+    bool gelu_tanh;      /* of families where only some models approximate GELU */
+    bool parallel;       /* ... where only some run their mlp in parallel with the mixer */
+    bool qk_norm;        /* of families where only some models have it */
+    float mlp_scale;     /* of a mixture's result; 0 = 1 */
+    float router_jitter; /* of SparseMixer */
+    float act_limit;     /* of ACT_SWIGLU_CLAMP */
+    int n_shared_kv;     /* trailing layers that read the cache of earlier ones */
+    bool k_is_v;         /* in layers without a window */
+    int n_embd_layer;    /* width of the per-layer embedding; 0 = none */
+    float temp_beta;     /* attention temperature (layer.h); 0 = none */
     int temp_len, temp_offset;
-    /* latent attention (layer.h); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
+    /* latent attention (layer.h; v_dim: of MiMo's attention too); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
     float attn_mscale;
     /* a mixer with a recurrent state instead of attention: a gated delta net, a state-space model (k_heads: groups,

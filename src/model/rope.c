@@ -127,6 +127,18 @@ static bool read_long(const struct meta_reader *in, const json_t *o, struct rope
     r->original_context = original;
     r->factors = true;
     double factor = r->factor != 1 ? r->factor : (double)c->context / original;
+    double brief = r->attn_factor, lasting;
+    if (!reader_number(in, o, "short_mscale", 1e-3, 1e3, false, &brief))
+        return false;
+    lasting = brief;
+    if (!reader_number(in, o, "long_mscale", 1e-3, 1e3, false, &lasting))
+        return false;
+    if (brief != lasting)
+        return error_set(in->err,
+                         "%s: config.json: long_mscale: %g differs from short_mscale, %g: this is "
+                         "not supported",
+                         in->f->path, lasting, brief);
+    r->attn_factor = brief;
     if (r->attn_factor == 0 && factor > 1 && original > 1)
         r->attn_factor = sqrt(1 + log(factor) / log(original));
     return true;

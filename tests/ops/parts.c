@@ -55,6 +55,8 @@ enum {
     (1ull                                                                                          \
      << 39) /* the second mixer reads what the first one read, and there is no mlp between them */
 #define ON_INPUT (1ull << 36) /* weights of experts on their input */
+#define VALUES   (1ull << 44) /* values of half the keys' width */
+#define MIXED    (1ull << 45) /* SparseMixer's routing */
 
 static const struct {
     const char *name;
@@ -106,6 +108,9 @@ static const struct {
     {"xielu", XIELU | BIAS, 64},
     {"limits of silu", SILU_LIMIT | EXPERTS | DENSE | APART, 64},
     {"weights on inputs", EXPERTS | SIGMOID | ON_INPUT, 64},
+    {"narrow values", VALUES, 64},
+    {"narrow values, windows, heads by layer", VALUES | WINDOW | SINKS | LAYERS | V_NORM, 128},
+    {"sparse mixer", EXPERTS | MIXED, 64},
     {"parallel", PARALLEL, 64},
     {"parallel mixers", BESIDE | SCALES, 64},
     {"parallel experts", PARALLEL | EXPERTS | DENSE | APART | SCALES | NORM_OUT, 64},
@@ -171,12 +176,15 @@ static void make_mixer(struct stock *k, uint64_t parts, int i, enum dtype type)
     bool shares = (parts & SHARED) && i == 1, other = (parts & LAYERS) && i == 1;
     if (other)
         H *= 4, K *= 2, D /= 2; /* of the same cache */
-    int rows = (parts & GATE ? 2 : 1) * H * D + (shares ? 0 : parts & K_IS_V ? K * D : 2 * K * D);
+    int Dv = parts & VALUES ? D / 2 : D;
+    int rows = (parts & GATE ? 2 : 1) * H * D + (shares           ? 0
+                                                 : parts & K_IS_V ? K * D
+                                                                  : K * (D + Dv));
     const struct duo_weight *wqkv = matrix(k, WEIGHT_LINEAR, E, rows, 1, type, (parts & BIAS) != 0);
     const struct duo_weight *gate = NULL;
     if (parts & (OWN_GATE | HEAD_GATE))
         gate = matrix(k, WEIGHT_LINEAR, E, parts & HEAD_GATE ? H : H * D, 1, type, false);
-    const struct duo_weight *wo = matrix(k, WEIGHT_LINEAR, H * D, E, 1, type, (parts & BIAS) != 0);
+    const struct duo_weight *wo = matrix(k, WEIGHT_LINEAR, H * Dv, E, 1, type, (parts & BIAS) != 0);
     struct array *sinks = parts & SINKS ? vector(k, H, 2.0f) : NULL;
     EACH(side)
     {
@@ -186,7 +194,8 @@ static void make_mixer(struct stock *k, uint64_t parts, int i, enum dtype type)
         a->wo = &wo->on[side];
         a->n_heads = H;
         a->n_kv_heads = K;
-        a->k_dim = a->v_dim = D;
+        a->k_dim = D;
+        a->v_dim = Dv;
         if (other) {
             a->rope = &d->ropes[1];
             a->scale = 0.3f;
@@ -214,9 +223,9 @@ static void make_mixer(struct stock *k, uint64_t parts, int i, enum dtype type)
         NORM(mixer.attention.k_norm, parts & WHOLE ? K * D : D, true);
     }
     if (parts & SUB_NORMS)
-        NORM(mixer.attention.out_norm, H * D, true);
+        NORM(mixer.attention.out_norm, H * Dv, true);
     if (parts & V_NORM)
-        NORM(mixer.attention.v_norm, D, false);
+        NORM(mixer.attention.v_norm, Dv, false);
     if (parts & NORM_OUT)
         NORM(mixer.block.out, E, true);
 }
@@ -245,12 +254,14 @@ static void make_experts(struct stock *k, uint64_t parts, int i, enum dtype type
         struct mlp *m = &d->layers[side][i].mlp;
         m->router = (struct router){.kind = parts & SIGMOID ? ROUTER_SIGMOID
                                             : parts & TOP   ? ROUTER_SOFTMAX_TOP
+                                            : parts & MIXED ? ROUTER_SPARSE_MIXER
                                                             : ROUTER_SOFTMAX,
                                     .w = &router->on[side],
                                     .n_used = s->n_expert_used,
                                     .n_groups = parts & GROUPS ? 4 : 0,
                                     .n_groups_used = parts & GROUPS ? 2 : 0,
-                                    .renorm = i == 0,
+                                    .renorm = i == 0 && !(parts & MIXED),
+                                    .jitter = 0.2f,
                                     .weighs_input = (parts & ON_INPUT) != 0,
                                     .scale = parts & SIGMOID ? 2.5f : 0,
                                     .choice_bias = choice ? choice->on[side] : NULL,

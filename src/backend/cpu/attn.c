@@ -116,10 +116,15 @@ static void *take(char *base, size_t *at, size_t bytes)
     return p;
 }
 
+static size_t widest(const struct attention *l)
+{
+    return (size_t)(l->k_dim > l->v_dim ? l->k_dim : l->v_dim);
+}
+
 /* Lays out an area at base and returns its size. */
 static size_t area_layout(struct area *a, char *base, const struct attention *l, int rows)
 {
-    size_t at = 0, n = (size_t)rows, dim = (size_t)l->k_dim;
+    size_t at = 0, n = (size_t)rows, dim = widest(l);
     size_t panels = (dim + 2 * ATTN_MAX_WIDTH) * ATTN_CHUNK * sizeof(float);
     /* No instruction set has tiles of fewer than MIN_ROWS rows. */
     size_t tiles = n / MIN_ROWS, lanes = ATTN_MAX_ROWS * sizeof(float);
@@ -176,7 +181,7 @@ static size_t job_layout(struct attn_job *j, const struct limits *x, const struc
     j->tasks = take(base, &at, x->tasks * sizeof *j->tasks);
     j->part_m = take(base, &at, x->split_rows * sizeof(float));
     j->part_l = take(base, &at, x->split_rows * sizeof(float));
-    j->part_o = take(base, &at, x->split_rows * (size_t)l->k_dim * sizeof(float));
+    j->part_o = take(base, &at, x->split_rows * widest(l) * sizeof(float));
     j->rows_cap = x->rows_cap;
     j->units_cap = (int)x->units;
     j->thread_bytes = x->thread_bytes;
@@ -232,9 +237,9 @@ static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int to
     u->cost *= u->heads;
     int rows = tokens * u->heads;
     const struct pick_row *row =
-        j->row_cache
-            ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
-            : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->s->page_len, rows);
+        j->row_cache ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
+                     : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->l->v_dim,
+                                 j->s->page_len, rows);
     pick_count(j->pick, j->row_cache ? PICK_LATENT : PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
@@ -335,8 +340,9 @@ static struct key_place find_key(const struct attn_job *j, const int32_t *pages,
     const struct bounds *s = j->s;
     size_t page = (size_t)pages[key / s->page_len], len = (size_t)s->page_len;
     size_t tile = page * (size_t)j->l->n_kv_heads + (size_t)kv_head, dim = (size_t)j->l->k_dim;
+    size_t v_dim = (size_t)j->l->v_dim;
     return (struct key_place){.k = (const char *)j->k + tile * kv_tile_bytes(s->k_type, len, dim),
-                              .v = (const char *)j->v + tile * kv_tile_bytes(s->v_type, len, dim),
+                              .v = (const char *)j->v + tile * kv_tile_bytes(s->v_type, len, v_dim),
                               .off = (size_t)key % len};
 }
 
@@ -392,20 +398,19 @@ static void pack_keys(const struct attn_job *j, const struct unit *u, int first,
     k0 = k0 > first ? k0 : first;
     k1 = k1 < first + ATTN_BLOCK - 1 ? k1 : first + ATTN_BLOCK - 1;
     const struct attn_kernels *kn = u->kernels;
-    int dim = j->l->k_dim, panel = kn->panel;
+    int dim = j->l->k_dim, v_dim = j->l->v_dim, panel = kn->panel;
     size_t len = (size_t)j->s->page_len;
     for (int key = k0; key <= k1; key++) {
         struct key_place at = find_key(j, pages, u->kv_head, key);
         int i = key - first;
         float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
         float *vp = a->v_pack + (size_t)(i * panel);
-        for (int d = 0; d < dim; d++) {
-            size_t D = (size_t)dim;
+        for (int d = 0; d < dim; d++)
             kp[(size_t)d * (size_t)panel] =
-                kv_tile_get(j->s->k_type, at.k, true, len, D, at.off, (size_t)d);
+                kv_tile_get(j->s->k_type, at.k, true, len, (size_t)dim, at.off, (size_t)d);
+        for (int d = 0; d < v_dim; d++)
             vp[(size_t)(d / panel) * (size_t)(ATTN_BLOCK * panel) + (size_t)(d % panel)] =
-                kv_tile_get(j->s->v_type, at.v, false, len, D, at.off, (size_t)d);
-        }
+                kv_tile_get(j->s->v_type, at.v, false, len, (size_t)v_dim, at.off, (size_t)d);
     }
     point_at(kn, first, dim, a, b);
 }
@@ -419,15 +424,16 @@ static void find_block(const struct attn_job *j, const struct unit *u, int first
     int width = u->kernels->width, last = u->kernels->block / width - 1;
     int i0 = k0 > first ? (k0 - first) / width : 0;
     int i1 = (k1 - first) / width < last ? (k1 - first) / width : last;
-    size_t dim = (size_t)j->l->k_dim, len = (size_t)s->page_len, w = (size_t)width;
-    size_t k_step = kv_key_step(s->k_type), v_step = kv_value_step(s->v_type, dim);
+    size_t dim = (size_t)j->l->k_dim, v_dim = (size_t)j->l->v_dim;
+    size_t len = (size_t)s->page_len, w = (size_t)width;
+    size_t k_step = kv_key_step(s->k_type), v_step = kv_value_step(s->v_type, v_dim);
     b->first = first;
     b->k_stride = b->scale_stride = len;
-    b->v_stride = kv_quantised(s->v_type) ? v_step : dim;
+    b->v_stride = kv_quantised(s->v_type) ? v_step : v_dim;
     b->v_panel = (size_t)u->kernels->panel;
     b->next = b;
     b->k_step = (kv_tile_bytes(s->k_type, w, dim) + dim - 1) / dim;
-    b->v_step = (kv_tile_bytes(s->v_type, w, dim) + dim - 1) / dim;
+    b->v_step = (kv_tile_bytes(s->v_type, w, v_dim) + v_dim - 1) / v_dim;
     for (int i = 0; i <= last; i++) {
         int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
         struct key_place at = find_key(j, pages, u->kv_head, key);
@@ -436,9 +442,9 @@ static void find_block(const struct attn_job *j, const struct unit *u, int first
         if (kv_scaled(s->k_type))
             b->k_scale[i] = kv_tile_scales(s->k_type, at.k, len, dim) + at.off;
         if (kv_scaled(s->v_type))
-            b->v_scale[i] = kv_tile_scales(s->v_type, at.v, len, dim) + at.off;
+            b->v_scale[i] = kv_tile_scales(s->v_type, at.v, len, v_dim) + at.off;
         b->k_tile[i] = at.k + kv_tile_bytes(s->k_type, at.off, dim);
-        b->v_tile[i] = at.v + kv_tile_bytes(s->v_type, at.off, dim);
+        b->v_tile[i] = at.v + kv_tile_bytes(s->v_type, at.off, v_dim);
     }
 }
 
@@ -478,8 +484,8 @@ static void run_chunk(const struct attn_job *j, const struct unit *u, int chunk,
             if (packed) {
                 int k0 = begin > first ? begin - first : 0;
                 int k1 = end < next ? end - first : kn->block - 1;
-                kn->pack(j->s->k_type, j->s->v_type, b, k0, k1, j->l->k_dim, a->k_pack, a->v_pack,
-                         &pack);
+                kn->pack(j->s->k_type, j->s->v_type, b, k0, k1, j->l->k_dim, j->l->v_dim, a->k_pack,
+                         a->v_pack, &pack);
                 b = &pack;
             }
             at = 1 - at;
@@ -520,11 +526,12 @@ static void write_row(const struct attn_job *j, const struct unit *u, int r, flo
         float more = j->l->sinks[u->head + r % u->heads] * LOG2_E - m;
         l += u->kernels->row->exp2(more < 126.0f ? more : 126.0f);
     }
-    size_t dim = (size_t)j->l->k_dim, row = (size_t)u->token + (size_t)(r / u->heads);
+    size_t dim = (size_t)(j->row_cache ? j->l->k_dim : j->l->v_dim);
+    size_t row = (size_t)u->token + (size_t)(r / u->heads);
     row = row * (size_t)j->l->n_heads + (size_t)u->head + (size_t)(r % u->heads);
     u->kernels->row->finish(l, o, j->a + row * dim, j->l->v_dim);
     if (!j->row_cache && kv_turned(j->s->v_type))
-        u->kernels->row->turn(j->a + row * dim, j->l->k_dim);
+        u->kernels->row->turn(j->a + row * dim, j->l->v_dim);
 }
 
 /* Folds a chunk's partial result into a row's total (*m, *l, to). *l is 0 before the first. */
@@ -629,7 +636,6 @@ void cpu_attention(const struct bounds *s, const struct batch *b, const struct a
 {
     struct attn_job j = {
         .s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
-    CHECK(l->v_dim == l->k_dim, "k_dim %d and v_dim %d differ", l->k_dim, l->v_dim);
     run(&j, scratch, pool);
 }
 

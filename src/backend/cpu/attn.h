@@ -78,7 +78,7 @@ struct attn_row_kernels {
 };
 
 struct attn_kernels {
-    int unit; /* head_dim must be a multiple of it */
+    int unit; /* D and Dv must be multiples of it */
     bool
         packs_own; /* needs pages of whole vectors of keys, and packs them in a layout of its own */
     int rows;      /* query rows per tile */
@@ -93,9 +93,9 @@ struct attn_kernels {
                    const struct attn_block *b, int dim, int v_dim);
     /* Packs keys [k0, k1] of a block, counted from its first, in the kernel's order, while b->next
      * is prefetched. Fills `to`. attn_kernel.h packs floats: k_out (block/panel, D, panel), v_out
-     * (D/panel, block, panel). */
+     * (Dv/panel, block, panel). */
     void (*pack)(enum dtype k_type, enum dtype v_type, const struct attn_block *b, int k0, int k1,
-                 int dim, float *k_out, float *v_out, struct attn_block *to);
+                 int dim, int v_dim, float *k_out, float *v_out, struct attn_block *to);
     /* Packs ATTN_ROWS tokens of a cache of rows in the same order, from token `at` of a block on (a
      * multiple of ATTN_ROWS). from[i] is the row of token at + i (NULL: zeros): D components, the
      * first Dv of which are the value. rows: (ATTN_ROWS, D) scratch. v_out is laid out as if Dv

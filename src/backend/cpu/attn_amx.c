@@ -204,8 +204,9 @@ INLINE void pack_as(enum dtype k_type, enum dtype v_type, const struct attn_bloc
         break
 
 static void pack(enum dtype k, enum dtype v, const struct attn_block *b, int k0, int k1, int dim,
-                 float *k_out, float *v_out, struct attn_block *to)
+                 int v_dim, float *k_out, float *v_out, struct attn_block *to)
 {
+    CHECK(v_dim == dim, "values of %d components beside keys of %d", v_dim, dim);
     switch (k) {
         PACK_KEYS(DT_F16);
         PACK_KEYS(DT_BF16);

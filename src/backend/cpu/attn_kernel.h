@@ -451,7 +451,7 @@ static void load(const float *const *from, int rows, int dim, float scale, float
 #endif
 
 INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int last, int dim,
-                    float *k_out, float *v_out)
+                    int v_dim, float *k_out, float *v_out)
 {
     for (int i = first; i <= last; i++) {
         float *k = k_out + (size_t)(i / NV) * (size_t)dim * PANEL + i % NV * VW;
@@ -461,8 +461,8 @@ INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int 
         }
         for (int j = 0; j < VW; j++) {
             float *v = v_out + (size_t)(i * VW + j) * PANEL;
-            for (int c = 0; c < dim; c += VW) {
-                size_t at = (size_t)j * (size_t)dim + (size_t)c;
+            for (int c = 0; c < v_dim; c += VW) {
+                size_t at = (size_t)j * (size_t)v_dim + (size_t)c;
                 vec_store(v + (size_t)(c / PANEL) * ATTN_BLOCK * PANEL + c % PANEL,
                           vec_load_as(type, b->v[i], (size_t)j * b->v_stride + (size_t)c));
                 prefetch_step(b->next->v_tile[i], at / VW * b->v_step, b->v_step);
@@ -472,16 +472,16 @@ INLINE void pack_as(enum dtype type, const struct attn_block *b, int first, int 
 }
 
 static void pack(enum dtype type, enum dtype v_type, const struct attn_block *b, int k0, int k1,
-                 int dim, float *k_out, float *v_out, struct attn_block *to)
+                 int dim, int v_dim, float *k_out, float *v_out, struct attn_block *to)
 {
     int first = k0 / VW, last = k1 / VW;
     CHECK(type == v_type && !kv_quantised(type), "only F32, F16 and BF16 caches are packed");
     if (type == DT_F32)
-        pack_as(DT_F32, b, first, last, dim, k_out, v_out);
+        pack_as(DT_F32, b, first, last, dim, v_dim, k_out, v_out);
     else if (type == DT_F16)
-        pack_as(DT_F16, b, first, last, dim, k_out, v_out);
+        pack_as(DT_F16, b, first, last, dim, v_dim, k_out, v_out);
     else
-        pack_as(DT_BF16, b, first, last, dim, k_out, v_out);
+        pack_as(DT_BF16, b, first, last, dim, v_dim, k_out, v_out);
     to->first = b->first;
     to->next = to;
     to->k_stride = to->v_stride = PANEL;

@@ -58,9 +58,10 @@ struct post_job {
     const struct attention *l;
     const struct kv_layer *kv;
     const float *rope; /* (n_tokens, n_rot) */
-    float *qkv, *q;    /* (n_tokens, width of the projection), (n_tokens, H * D) */
+    float *qkv, *q;    /* (n_tokens, width), (n_tokens, H * D) */
     const struct row_kernels *kernels;
-    int run; /* tokens of a piece */
+    int run;      /* tokens of a piece */
+    size_t width; /* of the projection */
 };
 
 /* Norm and RoPE of n heads of D, `stride` apart (norm_whole: contiguous), to contiguous heads. `to`
@@ -88,12 +89,12 @@ static void post_token(const struct post_job *j, int t)
 {
     const struct bounds *s = j->s;
     const struct attention *l = j->l;
-    int D = l->k_dim, H = l->n_heads, K = l->n_kv_heads, n_rot = l->rope ? l->rope->n_rot : 0;
-    int width = H * (l->gated ? 2 : 1) + (l->shares_kv ? 0 : l->k_is_v ? K : 2 * K);
-    size_t dim = (size_t)D, page_len = (size_t)s->page_len;
+    int D = l->k_dim, Dv = l->v_dim, H = l->n_heads, K = l->n_kv_heads;
+    int n_rot = l->rope ? l->rope->n_rot : 0;
+    size_t dim = (size_t)D, v_dim = (size_t)Dv, page_len = (size_t)s->page_len;
     const float *rope = n_rot ? j->rope + (size_t)t * (size_t)n_rot : NULL;
     size_t each = l->gated ? 2 : 1; /* each query head is followed by its gate */
-    float *qkv = j->qkv + (size_t)t * (size_t)width * dim;
+    float *qkv = j->qkv + (size_t)t * j->width;
     float *q = j->q + (size_t)(t * H) * dim, *key = qkv + (size_t)H * each * dim;
     finish_heads(j, &l->q_norm, rope, qkv, H, D, each * dim, q);
     if (l->temp_beta != 0) {
@@ -116,18 +117,18 @@ static void post_token(const struct post_job *j, int t)
     finish_heads(j, &l->k_norm, rope, key, K, D, dim,
                  key); /* in place: qkv is the mixer's scratch */
     if (l->v_norm.kind != NORM_NONE)
-        finish_heads(j, &l->v_norm, NULL, value, K, D, dim, value);
+        finish_heads(j, &l->v_norm, NULL, value, K, Dv, v_dim, value);
     size_t page = (size_t)slot / page_len, off = (size_t)slot % page_len;
-    for (int h = 0; h < K; h++, key += dim, value += dim) {
+    for (int h = 0; h < K; h++, key += dim, value += v_dim) {
         size_t tile = page * (size_t)K + (size_t)h;
         char *k = (char *)j->kv->k + tile * kv_tile_bytes(s->k_type, page_len, dim);
-        char *v = (char *)j->kv->v + tile * kv_tile_bytes(s->v_type, page_len, dim);
+        char *v = (char *)j->kv->v + tile * kv_tile_bytes(s->v_type, page_len, v_dim);
         if (kv_turned(s->k_type))
             j->kernels->turn(key, D);
         if (kv_turned(s->v_type))
-            j->kernels->turn(value, D);
+            j->kernels->turn(value, Dv);
         j->kernels->store_head(s->k_type, key, D, k, true, s->page_len, (int)off);
-        j->kernels->store_head(s->v_type, value, D, v, false, s->page_len, (int)off);
+        j->kernels->store_head(s->v_type, value, Dv, v, false, s->page_len, (int)off);
     }
 }
 
@@ -146,7 +147,10 @@ void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct a
 {
     int run = b->n_tokens >= 2 * pool_size(pool) * TOKEN_RUN ? TOKEN_RUN : 1;
     int n = (b->n_tokens + run - 1) / run;
-    struct post_job j = {s, b, l, kv, rope, qkv, q, row_kernels(isa), run};
+    int H = l->n_heads, K = l->n_kv_heads;
+    int width = H * (l->k_dim + (l->gated ? l->v_dim : 0)) + (l->shares_kv ? 0 : K * l->k_dim) +
+                (l->shares_kv || l->k_is_v ? 0 : K * l->v_dim);
+    struct post_job j = {s, b, l, kv, rope, qkv, q, row_kernels(isa), run, (size_t)width};
     size_t work = (size_t)b->n_tokens * (size_t)(l->n_heads + 2 * l->n_kv_heads) * (size_t)l->k_dim;
     if (b->n_tokens < 2 || pick_single_thread(SMALL_POST, work))
         post_tokens(&j, 0, 0, n);

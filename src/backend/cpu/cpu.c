@@ -93,6 +93,9 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             (x->attention.norm_whole || x->attention.k_is_v))
             return network_refuse(err, i, "a gate beside whole norms or shared projections is",
                                   "cpu");
+        if (x->kind == MIXER_ATTENTION && x->attention.k_dim != x->attention.v_dim &&
+            (x->attention.gated || x->attention.k_is_v))
+            return network_refuse(err, i, "a value dimension of its own beside a gate is", "cpu");
         if (x->kind == MIXER_LATENT && x->latent.kv_rank + x->latent.rope_dim > CPU_MAX_LATENT)
             return network_refuse(err, i, "a latent of more than 1024 values is", "cpu");
         if ((x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS) ||
@@ -117,17 +120,17 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
-    return network_check(net,
-                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
-                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
-                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
-                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE |
-                             PART_SPANS | PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL |
-                             PART_LATENT_TEMPERATURE | PART_OWN_GATE | PART_SSM_SCALES |
-                             PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
-                         "cpu", err);
+    return network_check(
+        net,
+        PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS |
+            PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_ACTIVATIONS |
+            PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+            PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
+            PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
+            PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
+            PART_SSM_SCALES | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE | PART_CHUNKED |
+            PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
+        "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */

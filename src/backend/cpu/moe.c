@@ -131,6 +131,18 @@ static float rate(const struct router *r, float *l, float *keys, int n)
     return total > 0 ? total : 1;
 }
 
+/* The weight of expert e, chosen by SparseMixer. keys: -inf where an expert was chosen before. */
+static float sparse_weight(const struct router *r, const float *l, const float *keys, int n, int e)
+{
+    float total = 0.0f;
+    for (int i = 0; i < n; i++) {
+        float size = fabsf(l[i]) > l[e] ? fabsf(l[i]) : l[e];
+        if (keys[i] != -INFINITY && l[e] - l[i] <= 2 * r->jitter * size)
+            total += expf(l[i] - l[e]);
+    }
+    return 1.0f / total;
+}
+
 /* The best n_used experts of a token (ties: lower index) in ascending order, with their weights. */
 static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chosen, float *weights)
 {
@@ -145,7 +157,7 @@ static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chos
             weights[at] = weights[at - 1];
         }
         chosen[at] = best;
-        weights[at] = p[best];
+        weights[at] = r->kind == ROUTER_SPARSE_MIXER ? sparse_weight(r, p, keys, n, best) : p[best];
         top = p[best] > top ? p[best] : top;
         keys[best] = -INFINITY;
     }

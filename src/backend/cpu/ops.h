@@ -27,17 +27,16 @@ struct pick;
 void cpu_rope_table(const struct rope *rope, const struct batch *b, float *table,
                     struct pool *pool);
 
-/* After the projection: qkv (n_tokens, H*D + 2*K*D; without v, or k and v, where l says so), bias
+/* After the projection: qkv (n_tokens, H*D + K*D + K*Dv; without v, or k and v, where l says so), bias
  * already added -> q (n_tokens, H*D) normed, rotated and warmed, k and v appended to kv at b->slot
- * (-1: not stored). q must not overlap qkv, which is changed. Heads of l have k_dim = v_dim = D; its
- * weights are not read. */
+ * (-1: not stored). q must not overlap qkv, which is changed. Weights of l are not read. */
 void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct attention *l,
                    const struct kv_layer *kv, const float *rope, float *qkv, float *q,
                    struct pool *pool, enum isa isa);
 
 /* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
 size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads);
-/* Scores, softmax and weighted values. q, a: (n_tokens, H*D). Rows without keys give zeros. Where the
+/* Scores, softmax and weighted values. q (n_tokens, H*D), a (n_tokens, H*Dv). Rows without keys give zeros. Where the
  * cache's type turns heads (kvblock.h), q comes turned, and values are turned back here. */
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
                    const struct kv_layer *kv, const float *q, float *a, void *scratch,

@@ -160,7 +160,8 @@ static const struct pick_row gemm_rows[] = {
 #define FITS(isa)                                                                                  \
     static bool heads_##isa(const struct pick_query *a)                                            \
     {                                                                                              \
-        return a->head_dim % attn_kernels_##isa.unit == 0;                                         \
+        return a->head_dim % attn_kernels_##isa.unit == 0 &&                                       \
+               a->v_dim % attn_kernels_##isa.unit == 0;                                            \
     }                                                                                              \
     static bool pages_##isa(const struct pick_query *a)                                            \
     {                                                                                              \
@@ -172,7 +173,7 @@ static const struct pick_row gemm_rows[] = {
     }                                                                                              \
     __attribute__((unused)) static bool rows_##isa(const struct pick_query *a)                     \
     {                                                                                              \
-        return heads_##isa(a) && a->v_dim % attn_kernels_##isa.unit == 0;                          \
+        return heads_##isa(a);                                                                     \
     }
 FITS(c)
 #ifdef __aarch64__
@@ -191,13 +192,14 @@ FITS(amx_fp8)
 /* Sums in another order than the other kernels. */
 static bool decode_amx_q4(const struct pick_query *a)
 {
-    return same_type_amx_q4(a) && !a->deterministic;
+    return same_type_amx_q4(a) && a->v_dim == a->head_dim && !a->deterministic;
 }
 
 /* A vector's tiles of keys have room for 256 components. */
 static bool decode_amx_fp8(const struct pick_query *a)
 {
-    return same_type_amx_fp8(a) && a->head_dim <= 256 && !a->deterministic;
+    return same_type_amx_fp8(a) && a->v_dim == a->head_dim && a->head_dim <= 256 &&
+           !a->deterministic;
 }
 #ifndef AMX_EMULATE
 FITS(amx)
@@ -205,7 +207,7 @@ FITS(amx)
 /* A row's bytes depend on the number of rows next to it. */
 static bool tiles_amx(const struct pick_query *a)
 {
-    return pages_amx(a) && a->v_type != DT_F32 && !a->deterministic;
+    return pages_amx(a) && a->v_dim == a->head_dim && a->v_type != DT_F32 && !a->deterministic;
 }
 
 static bool latents_amx(const struct pick_query *a)
@@ -367,10 +369,14 @@ const struct pick_row *pick_gemm_for(const struct pick *p, const struct gemm_wei
 }
 
 const struct pick_row *pick_attn(const struct pick *p, enum dtype k_type, enum dtype v_type,
-                                 int head_dim, int page_len, int rows)
+                                 int head_dim, int v_dim, int page_len, int rows)
 {
-    struct pick_query a = {
-        .type = k_type, .v_type = v_type, .rows = rows, .head_dim = head_dim, .page_len = page_len};
+    struct pick_query a = {.type = k_type,
+                           .v_type = v_type,
+                           .rows = rows,
+                           .head_dim = head_dim,
+                           .v_dim = v_dim,
+                           .page_len = page_len};
     const struct pick_row *r = find(p, PICK_ATTN, &a, ANY_INPUT);
     CHECK(r, "no attention kernel for head_dim %d", head_dim);
     return r;
@@ -513,6 +519,7 @@ bool pick_check_network(const struct pick *p, const struct network *net, const s
                                .v_type = b->v_type,
                                .deterministic = p->deterministic,
                                .head_dim = l->k_dim,
+                               .v_dim = l->v_dim,
                                .page_len = b->page_len};
         if (!can_run(p, r, &a))
             return error_set(err,
@@ -606,8 +613,10 @@ void pick_print_shapes(const struct pick *p, const struct network *net, const st
             continue;
         fprintf(out, "%-32s", "attention, query rows together");
         for (int k = 0; k < N_SHOWN; k++)
-            fprintf(out, " %-19s",
-                    pick_attn(p, b->k_type, b->v_type, l->k_dim, b->page_len, shown_rows[k])->name);
+            fprintf(
+                out, " %-19s",
+                pick_attn(p, b->k_type, b->v_type, l->k_dim, l->v_dim, b->page_len, shown_rows[k])
+                    ->name);
         fputc('\n', out);
         break;
     }

@@ -77,8 +77,9 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
         !reader_gguf_layers(in, "feed_forward_length", 0, 1 << 24, false, c->layer_ff) ||
         !reader_gguf_int(in, "context_length", 1, 1 << 30, false, &c->context) ||
         !reader_gguf_float(in,
-                           c->family->layer_norm ? "attention.layer_norm_epsilon"
-                                                 : "attention.layer_norm_rms_epsilon",
+                           c->family->layer_norm && !c->family->rms_eps
+                               ? "attention.layer_norm_epsilon"
+                               : "attention.layer_norm_rms_epsilon",
                            0, 1, true, &eps) ||
         !reader_gguf_int(in, "expert_count", 0, 4096, false, &c->n_expert) ||
         !reader_gguf_layers(in, "expert_used_count", 0, CONFIG_MAX_EXPERTS_USED, c->n_expert > 0,
@@ -91,7 +92,8 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
     int v_dim = c->head_dim;
     if (!reader_gguf_int(in, "attention.value_length", 1, 1 << 14, false, &v_dim))
         return false;
-    if (v_dim != c->head_dim && !d->latent)
+    c->v_dim = d->own_values ? v_dim : 0;
+    if (v_dim != c->head_dim && !d->latent && !d->own_values)
         return error_set(in->err, "%s: %s.attention.value_length: %d differs from key_length %d",
                          in->f->path, c->arch_name, v_dim, c->head_dim);
     c->n_ff = c->layer_ff[0];
@@ -327,10 +329,10 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
     int H = c->layer_heads[i] ? c->layer_heads[i] : c->n_heads;
     bool only = c->family->interleaved_only_folder, folder = c->family->interleaved_folder || only;
     int interleaved = (folder || c->family->interleaved_qk) && D % 2 == 0 ? D : 0;
-    int n_q = H * D, n_kv = K * D;
+    int n_q = H * D, n_kv = K * D, Dv = d->own_values ? c->v_dim : D;
     struct weight_rows apart[] = {{.name = &n->q, .n = n_q, .interleaved = interleaved},
                                   {.name = &n->k, .n = n_kv, .interleaved = interleaved},
-                                  {.name = &n->v, .n = n_kv}};
+                                  {.name = &n->v, .n = K * Dv}};
     for (int k = 0; k < 2 && folder; k++) {
         apart[k].n_rot = c->n_rot;
         apart[k].interleaved_folder = true;
@@ -344,7 +346,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
         .n_heads = H,
         .n_kv_heads = K,
         .k_dim = D,
-        .v_dim = D,
+        .v_dim = Dv,
         .rope = rope,
         .scale = c->attn_scale != 0 ? c->attn_scale : 1.0f / sqrtf((float)D),
         .softcap = c->attn_softcap,
@@ -372,7 +374,7 @@ void decoder_mixer(struct net_builder *b, const struct decoder *d, int i, const 
             build_matrix(b, WEIGHT_LINEAR, i, &n->attn_gate, c->n_embd, gates_of(b, n, i, H, n_q));
         m->attention.softplus = d->softplus;
     }
-    m->attention.wo = matrix_of(b, d, i, &n->o, n_q, c->n_embd);
+    m->attention.wo = matrix_of(b, d, i, &n->o, H * Dv, c->n_embd);
     if (n->attn_sub_norm.gguf)
         m->attention.out_norm = norm_of(b, d, i, &n->attn_sub_norm, n_q);
     if (n->attn_post.gguf)

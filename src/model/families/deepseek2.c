@@ -1,7 +1,7 @@
 /*
  * DeepSeek V3, V3.1, R1, Kimi K2 and GLM-4.7-Flash: latent attention, sigmoid routing with a bias
  * over the best groups, shared experts, dense first layers. GGUF calls all of them deepseek2.
- * Mistral Small 4 has softmax routing and an attention temperature, A.X-K1 a norm after its experts. Its
+ * Youtu-LLM has the same attention and dense layers alone. Mistral Small 4 has softmax routing and an attention temperature, A.X-K1 a norm after its experts. Its
  * files have kv_b split by heads and transposed, or, if older, in the folders' layout. The layer
  * after the last one drafts tokens.
  */
@@ -108,7 +108,7 @@ static bool read_hf(const struct meta_reader *in)
     struct config *c = in->c;
     int shared = 0;
     double scale = 1, mscale = 0, beta = 0;
-    bool soft = c->family == &family_mistral4;
+    bool soft = c->family == &family_mistral4, experts = c->family != &family_youtu;
     const json_t *params = reader_get(in->hf, "rope_parameters", "rope_scaling");
     c->norm_topk = true;
     c->router = soft ? ROUTER_SOFTMAX : ROUTER_SIGMOID;
@@ -117,10 +117,10 @@ static bool read_hf(const struct meta_reader *in)
         !reader_int(in, "qk_nope_head_dim", NULL, 1, 1 << 12, true, &c->nope_dim) ||
         !reader_int(in, "qk_rope_head_dim", NULL, 2, 1 << 12, true, &c->rope_dim) ||
         !reader_int(in, "v_head_dim", NULL, 1, 1 << 12, true, &c->v_dim) ||
-        !reader_int(in, "n_routed_experts", NULL, 1, 4096, true, &c->n_expert) ||
-        !reader_int(in, "num_experts_per_tok", NULL, 1, CONFIG_MAX_EXPERTS_USED, true,
+        !reader_int(in, "n_routed_experts", NULL, 1, 4096, experts, &c->n_expert) ||
+        !reader_int(in, "num_experts_per_tok", NULL, 1, CONFIG_MAX_EXPERTS_USED, experts,
                     &c->n_expert_used) ||
-        !reader_int(in, "moe_intermediate_size", NULL, 1, 1 << 24, true, &c->n_ff_exp) ||
+        !reader_int(in, "moe_intermediate_size", NULL, 1, 1 << 24, experts, &c->n_ff_exp) ||
         !reader_int(in, "n_shared_experts", NULL, 0, 64, false, &shared) ||
         !reader_int(in, "n_group", NULL, 1, 256, false, &c->n_groups) ||
         !reader_int(in, "topk_group", NULL, 1, 256, false, &c->n_groups_used) ||
@@ -300,6 +300,16 @@ const struct model_family family_axk1 = {
     .name = "axk1",
     .hf = "axk1",
     .hf_class = "AXK1ForCausalLM",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+const struct model_family family_youtu = {
+    .name = "youtu",
+    .hf = "youtu",
+    .hf_class = "YoutuForCausalLM",
+    .gguf_as = "deepseek2",
     .read = read,
     .build = build,
     .write = write,

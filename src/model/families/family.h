@@ -32,6 +32,7 @@ struct model_family {
     bool one_block;   /* its layers are a mixer or an mlp; its GGUF gives others no hidden units */
     bool rot_twice;   /* its GGUF counts twice the rotary dimensions of full layers */
     bool layer_norm;  /* its norms are LayerNorms, of this key in GGUF */
+    bool rms_eps;     /* ... or of the key of RMS norms */
     bool own_windows; /* its GGUF lists the layers that have a window */
     /* Whether a config.json with its model_type is of this family; NULL = every one. */
     bool (*is_kind)(const json_t *config);
@@ -55,7 +56,9 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_nemotron_h, family_nemotron_h_moe, family_arcee, family_nemotron, family_starcoder2,
     family_stablelm, family_cohere2, family_cohere2_moe, family_flex_olmo, family_mistral4,
     family_axk1, family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4,
-    family_hunyuan, family_hunyuan_moe, family_apertus, family_bitnet, family_gpt_neox, family_gpt2;
+    family_hunyuan, family_hunyuan_moe, family_apertus, family_bitnet;
+extern const struct model_family family_gpt_neox, family_gpt2, family_phimoe, family_mimo2,
+    family_youtu;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -125,6 +128,8 @@ struct decoder {
     bool norm_late;                    /* ... after RoPE */
     bool softplus;                     /* attn_gate's activation, in place of a sigmoid */
     bool norm_whole;                   /* ... over the whole projections instead of per head */
+    bool
+        own_values; /* values have a width of their own, config.v_dim, which the family reads from folders */
     bool latent;             /* latent attention: the family reads its key and value lengths */
     float norm_add;          /* added to a folder's norm gains (1: stored as w - 1) */
     bool experts;            /* config.json describes experts */
