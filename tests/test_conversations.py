@@ -214,8 +214,31 @@ def test_bounds(_):
     s.stop()
 
 
+def test_many_items(s):
+    """Items are looked for one after the other, so a conversation and an input that is kept have a bounded number."""
+    id, n = s.json(CONV, {})["id"], 0
+    while True:
+        status, _, text = s.post(f"{CONV}/{id}/items", {"items": [NEW] * 20})
+        if status != 200:
+            break
+        n += 20
+    e = json.loads(text)["error"]
+    assert status == 400 and n == 10000 and e["param"] == "items" and "at most 10000 items" in e["message"], (n, e)
+    e = s.json(RESP, dict(HI, conversation=id), 400)["error"]
+    assert e["param"] == "conversation" and "at most 10000 items" in e["message"], e
+    last = items(s, id, "limit=1")[0]["id"]
+    delete(s, f"{CONV}/{id}/items/{last}")
+    s.json(f"{CONV}/{id}/items", {"items": [NEW]})
+    unseen = [{"type": "mcp_list_tools", "server_label": "x", "tools": []}] * 10000
+    assert s.json(RESP, dict(HI, input=unseen + [NEW], store=False))["status"] in ("completed", "incomplete")
+    e = s.json(RESP, dict(HI, input=unseen + [NEW]), 400)["error"]
+    assert e["param"] == "input" and "at most 10000 items" in e["message"], e
+    s.json(RESP, dict(HI, input=unseen[1:] + [NEW]))
+    delete(s, f"{CONV}/{id}")
+
+
 server = Server(BUILD, "-c", "8192")
 try:
-    run_tests([test_objects, test_items, test_responses, test_deleted_meanwhile, test_refused, test_owners, test_bounds], server)
+    run_tests([test_objects, test_items, test_responses, test_deleted_meanwhile, test_refused, test_owners, test_bounds, test_many_items], server)
 finally:
     server.stop()

@@ -12,7 +12,7 @@ import { startServer } from "./common.mjs";
 const root = path.resolve(import.meta.dirname, "../..");
 const bin = path.join(import.meta.dirname, "agents/node_modules/.bin");
 const answer = "Hello from the **scripted** model. All is done.";
-const readFile = { command: "cat hello.txt" };
+const command = "cat hello.txt | tee seen.txt", readFile = { command };
 
 // What each agent is told: files of its home, environment, arguments; the tool it runs commands with.
 const agents = {
@@ -22,7 +22,7 @@ const agents = {
     run: ["-p", "Read hello.txt", "--dangerously-skip-permissions"],
   },
   codex: {
-    tool: "exec_command", args: { cmd: "cat hello.txt" },
+    tool: "exec_command", args: { cmd: command },
     env: s => ({ CODEX_OSS_BASE_URL: s.baseURL }),
     files: (s, model) => ({ ".codex/config.toml": `model = "${model}"\nmodel_provider = "steel"\n[model_providers.steel]\nname = "steel"\nbase_url = "${s.baseURL}"\nwire_api = "responses"\n` }),
     run: ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "Read hello.txt"],
@@ -42,6 +42,28 @@ const agents = {
     tool: "bash", args: readFile,
     files: s => ({ ".pi/agent/models.json": JSON.stringify({ providers: { steel: { baseUrl: s.baseURL, api: "openai-completions", apiKey: "x", models: [{ id: "scripted", contextWindow: 200000, maxTokens: 8000 }] } } }) }),
     run: ["-p", "--provider", "steel", "--model", "scripted", "Read hello.txt"],
+  },
+  cn: { // Continue
+    tool: "Bash", args: readFile,
+    env: () => ({ CONTINUE_TELEMETRY_ENABLED: "0" }),
+    files: s => ({ ".continue/config.yaml": `name: steel\nversion: 1.0.0\nschema: v1\nmodels:\n  - name: scripted\n    provider: openai\n    model: scripted\n    apiBase: ${s.baseURL}\n    apiKey: x\n    roles: [chat]\n    capabilities: [tool_use]\n` }),
+    run: ["-p", "--auto", "--config", "../.continue/config.yaml", "Read hello.txt"],
+  },
+  copilot: { // GitHub's
+    tool: "bash", args: { ...readFile, description: "Reads it" },
+    env: s => ({ COPILOT_PROVIDER_BASE_URL: s.baseURL, COPILOT_MODEL: "scripted", COPILOT_OFFLINE: "true", COPILOT_AUTO_UPDATE: "false" }),
+    run: ["-p", "Read hello.txt", "--allow-all-tools"],
+  },
+  cline: {
+    tool: "run_commands", args: { commands: [command] },
+    files: s => ({ ".cline/data/settings/providers.json": JSON.stringify({ version: 1, lastUsedProvider: "openai-compatible", modes: {}, providers: {
+      "openai-compatible": { settings: { provider: "openai-compatible", apiKey: "x", model: "scripted", baseUrl: s.baseURL }, updatedAt: "2026-01-01T00:00:00Z", tokenSource: "manual" } } }) }),
+    run: ["-P", "openai-compatible", "-m", "scripted", "Read hello.txt"],
+  },
+  grok: {
+    tool: "bash", args: readFile,
+    env: s => ({ GROK_BASE_URL: s.baseURL, GROK_API_KEY: "x" }),
+    run: ["-m", "scripted", "-p", "Read hello.txt"],
   },
 };
 
@@ -77,10 +99,11 @@ async function withAgent(t, name, work, { context = 131072, model = "scripted", 
 }
 
 for (const name of Object.keys(agents))
-  test(`${name} finishes a tool loop`, t => withAgent(t, name, async (run, server) => {
+  test(`${name} finishes a tool loop`, t => withAgent(t, name, async (run, server, dir) => {
     const { code, out } = await run(...agents[name].run);
     assert.equal(code, 0, out + server.log());
     assert.ok(out.includes(answer), out + server.log());
+    assert.equal(fs.readFileSync(path.join(dir, "work/seen.txt"), "utf8"), "The word is plum.\n", out);
     // one request called the tool, a later one had its result
     assert.ok(await server.metric("requests_finished_total") >= 2, server.log());
     assert.ok(!/status=[45]\d\d/.test(server.log()), server.log());

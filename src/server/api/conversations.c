@@ -37,6 +37,8 @@ static bool is_missing(struct api_error *err, enum store_result r, const char *i
                  "the conversation is larger than the store (--store-mb)");
         return true;
     }
+    if (r == STORE_TOO_MANY)
+        return !api_invalid(err, "items", "a conversation has at most %d items", STORE_ITEMS_MOST);
     api_fail(err, 404, "invalid_request_error",
              r == STORE_NO_ENTRY ? "Conversation with id '%.*s' not found."
                                  : "Item with id '%.*s' not found.",

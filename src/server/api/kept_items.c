@@ -18,6 +18,7 @@ static void append(struct kept_items *l, struct kept_item *item)
     l->last = item;
     l->n++;
     l->bytes += size_of(strlen(item->id), item->n);
+    l->text += item->n;
 }
 
 void kept_items_add(struct kept_items *l, const char *id, const char *json, size_t n)
@@ -41,6 +42,7 @@ void kept_items_move(struct kept_items *l, struct kept_items *from)
         l->last = from->last;
         l->n += from->n;
         l->bytes += from->bytes;
+        l->text += from->text;
     }
     *from = (struct kept_items){0};
 }
@@ -65,6 +67,7 @@ void kept_items_remove(struct kept_items *l, struct kept_item *item)
     *(item->next ? &item->next->prev : &l->last) = item->prev;
     l->n--;
     l->bytes -= size_of(strlen(item->id), item->n);
+    l->text -= item->n;
     mem_free(item);
 }
 
@@ -76,10 +79,7 @@ void kept_items_clear(struct kept_items *l)
 
 size_t kept_items_text(const struct kept_items *l)
 {
-    size_t n = l->n ? (size_t)l->n - 1 : 0;
-    for (const struct kept_item *i = l->first; i; i = i->next)
-        n += i->n;
-    return n;
+    return l->text + (l->n ? (size_t)l->n - 1 : 0);
 }
 
 bool kept_items_page(const struct kept_items *l, const struct page_query *q, struct buf *out)

@@ -19,6 +19,7 @@ struct kept_items {
     struct kept_item *first, *last;
     int n;
     size_t bytes; /* of memory */
+    size_t text;  /* bytes of all texts */
 };
 
 void kept_items_add(struct kept_items *l, const char *id, const char *json, size_t n);

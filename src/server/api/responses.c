@@ -44,6 +44,7 @@ struct responses_reader {
     struct prompt_images *images;
     int n_references;
     size_t n_read;             /* bytes of kept items parsed so far */
+    size_t n_items;            /* of the history */
     struct json_counts counts; /* values in them */
     json_t *beside;            /* items of the response `beside_id`; owned */
     char beside_id[64];
@@ -496,6 +497,7 @@ static bool add_history(struct responses_reader *r, const char *id, bool convers
         *bytes = text.len;
         json_t *items = parse_kept(r, &text, name);
         ok = items && add_items(r, items, name);
+        r->n_items = json_array_size(items);
         json_decref(items);
     }
     buf_clear(&text);
@@ -715,6 +717,12 @@ static bool translate(const json_t *body, json_t *out, struct responses_reader *
     if (history && !add_history(rd, history, !previous, &r->n_history))
         return false;
     r->previous = previous ? mem_strdup(previous) : NULL;
+    if (r->keep && json_array_size(input) > STORE_ITEMS_MOST)
+        return api_invalid(err, "input", "an input that is kept (store) has at most %d items",
+                           STORE_ITEMS_MOST);
+    if (r->conversation && rd->n_items + json_array_size(input) >= STORE_ITEMS_MOST)
+        return api_invalid(err, "conversation", "a conversation has at most %d items",
+                           STORE_ITEMS_MOST);
     if (json_is_string(input)) {
         rd->last = NULL;
         json_array_append_new(rd->messages,

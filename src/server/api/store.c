@@ -331,14 +331,15 @@ enum store_result store_append(struct store *s, const char *id, const char *owne
     pthread_mutex_lock(&s->lock);
     forget_old(s);
     struct store_entry *e = find(s, id, owner);
-    bool fits = e && e->bytes + items->bytes <= s->max_bytes;
+    bool many = e && e->input.n + items->n > STORE_ITEMS_MOST;
+    bool fits = e && !many && e->bytes + items->bytes <= s->max_bytes;
     if (fits) {
         grow(s, e, items->bytes);
         kept_items_move(&e->input, items);
         forget_old(s); /* it is its owner's newest entry: others go first */
     }
     pthread_mutex_unlock(&s->lock);
-    return !e ? STORE_NO_ENTRY : !fits ? STORE_NO_ROOM : STORE_OK;
+    return !e ? STORE_NO_ENTRY : many ? STORE_TOO_MANY : !fits ? STORE_NO_ROOM : STORE_OK;
 }
 
 /*
