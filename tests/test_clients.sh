@@ -5,6 +5,6 @@ B=${1:-build}
 command -v node >/dev/null && command -v npm >/dev/null || { echo "no node and npm here"; exit 77; }
 cd "$(dirname "$0")/clients" || exit 1
 sh install.sh || { echo "npm cannot install the pinned packages here"; exit 77; }
-# 1.3 GB: make test-all installs them, and where they are installed they are tested.
+# 2.1 GB: make test-all installs them, and where they are installed they are tested.
 [ -z "$STEEL_TEST_AGENTS" ] || sh install.sh agents || echo "npm cannot install the pinned agents here"
 STEEL=$B/steel node --test --test-concurrency=1 $(ls ./*.test.mjs | grep -v '^./page-')
