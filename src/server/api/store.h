@@ -53,7 +53,9 @@ bool store_events(struct store *s, const char *id, const char *owner, size_t at,
                   struct buf *out, size_t *all);
 
 enum store_result { STORE_OK, STORE_NO_ENTRY, STORE_NO_ITEM, STORE_NO_ROOM, STORE_TOO_MANY };
-enum { STORE_ITEMS_MOST = 10000 }; /* of an entry's input: items are looked for one after the other */
+enum {
+    STORE_ITEMS_MOST = 10000
+}; /* of an entry's input: items are looked for one after the other */
 /* A page of the input. */
 enum store_result store_page(struct store *s, const char *id, const char *owner,
                              const struct page_query *q, struct buf *out);
