@@ -119,6 +119,52 @@ def test_plain_marks(s):
     chat(s, "image00000000000000000000000000000000" + "0000 is no image")
 
 
+def test_completions(s):
+    """A raw prompt with the model's template and a mark gives what the chat gives; marks and images must match."""
+    want = answer(chat(s, [url(A), text("What?")]))
+    prompt = "<|im_start|>user\n<__media__>What?<|im_end|>\n<|im_start|>assistant\n"
+    for path, field in ("/v1/completions", "max_tokens"), ("/completion", "n_predict"):
+        def ask(p, status=200):
+            return s.json(path, {"prompt": p, field: 12, "temperature": 0, "ignore_eos": True}, status)
+        r = ask({"prompt_string": prompt, "multimodal_data": [A]})
+        assert (r["choices"][0]["text"] if "choices" in r else r["content"]) == want, (r, want)
+        for bad, words in (({"prompt_string": prompt, "multimodal_data": []}, "0 images for 1 marks"),
+                           ({"prompt_string": prompt, "multimodal_data": [A, A]}, "2 images for 1 marks"),
+                           ({"prompt_string": prompt, "multimodal_data": ["%"]}, "prompt.multimodal_data[0]: the image is not valid base64"),
+                           ({"prompt_string": prompt, "multimodal_data": [b64(b"x")]}, "prompt.multimodal_data[0]: neither PNG"),
+                           ({"prompt_string": prompt + "<|image_pad|>", "multimodal_data": [A]}, "the model's own marks"),
+                           ({"prompt_string": prompt}, "a list multimodal_data"), ({"multimodal_data": [A]}, "a string prompt_string")):
+            r = ask(bad, 400)
+            assert words in json.dumps(r), (words, r)
+
+
+def test_detail(s):
+    """detail is obeyed or refused; a large picture with few details is fewer tokens, and another picture for the cache."""
+    folder = make(os.path.join(BUILD, "tests/vision-model-large"))
+    pixels = json.load(open(f"{folder}/preprocessor_config.json"))
+    pixels["size"]["longest_edge"] = 1 << 16
+    json.dump(pixels, open(f"{folder}/preprocessor_config.json", "w"))
+    large = Server(BUILD, "-c", "4096", model=folder)
+    rows = b"".join(b"\0" + bytes((x * 3 + y * c) & 255 for x in range(256) for c in (1, 2, 3)) for y in range(256))
+    big = b64(png(256, 256, zlib.compress(rows)))
+
+    def ask(detail, status=200):
+        r = chat(large, [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{big}", **detail}}, text("What?")], status)
+        return r if status != 200 else (r["usage"]["prompt_tokens"], answer(r), r["usage"]["prompt_tokens_details"]["cached_tokens"])
+    plain = ask({})
+    for value in "auto", "high", "original":
+        assert ask({"detail": value})[:2] == plain[:2]
+    low, again = ask({"detail": "low"}), ask({"detail": "low"})
+    assert plain[0] - low[0] == 1024 - 256 and low[2] < 32 and again[2] > 200 and again[:2] == low[:2] and low[1] != plain[1], (plain, low, again)
+    for value in "tiny", 3:
+        assert "messages[0].content[0]: detail: expected low, high, original or auto" in json.dumps(ask({"detail": value}, 400))
+    r = large.json("/v1/responses", {"input": [{"role": "user", "content": [
+        {"type": "input_image", "image_url": f"data:image/png;base64,{big}", "detail": "low"}, {"type": "input_text", "text": "What?"}]}],
+        "max_output_tokens": 1})
+    assert r["usage"]["input_tokens"] == low[0], (r["usage"], low)
+    large.stop()
+
+
 def test_cache(s):
     """A picture seen again: its pages come from the cache, of its client alone; another picture's never."""
     body = [text("Describe this picture in some words, please: "), url(B), text("!")]
@@ -270,5 +316,5 @@ def test_stop(s):
     assert s.stop() == 0, s.log()[-2000:]
 
 
-run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_cache, test_refused, test_too_long, test_streams, test_together, test_blind, test_steps, test_memory, test_stop],
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_completions, test_detail, test_cache, test_refused, test_too_long, test_streams, test_together, test_blind, test_steps, test_memory, test_stop],
           Server(BUILD, model=FOLDER))

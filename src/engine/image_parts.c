@@ -28,6 +28,12 @@ static bool add_base64(struct prompt_images *m, const char *s, size_t n, const c
     return ok;
 }
 
+bool prompt_images_add_base64(struct prompt_images *m, const json_t *v, const char *where,
+                              struct buf *out, struct error *err)
+{
+    return add_base64(m, json_string_value(v), json_string_length(v), where, out, err);
+}
+
 /* data:image/png;base64,... */
 static bool add_url(struct prompt_images *m, const json_t *url, const char *where, struct buf *out,
                     struct error *err)
@@ -45,8 +51,25 @@ static bool add_url(struct prompt_images *m, const json_t *url, const char *wher
     return add_base64(m, comma, json_string_length(url) - (size_t)(comma - s), where, out, err);
 }
 
-bool prompt_images_add_part(struct prompt_images *m, const json_t *part, const char *where,
-                            struct buf *out, struct error *err)
+/* `detail`, of the part or beside its url. */
+static bool read_detail(struct prompt_images *m, const json_t *part, const char *where,
+                        struct error *err)
+{
+    const json_t *url = json_object_get(part, "image_url"), *v = json_object_get(part, "detail");
+    if (!v && json_is_object(url))
+        v = json_object_get(url, "detail");
+    const char *s = json_string_value(v);
+    bool low = s && !strcmp(s, "low");
+    if (v && !json_is_null(v) &&
+        (!s ||
+         (!low && strcmp(s, "high") != 0 && strcmp(s, "auto") != 0 && strcmp(s, "original") != 0)))
+        return error_set(err, "%s: detail: expected low, high, original or auto", where);
+    prompt_images_set_low(m, low);
+    return true;
+}
+
+static bool add_part(struct prompt_images *m, const json_t *part, const char *where,
+                     struct buf *out, struct error *err)
 {
     const json_t *source = json_object_get(part, "source"),
                  *url = json_object_get(part, "image_url");
@@ -60,6 +83,14 @@ bool prompt_images_add_part(struct prompt_images *m, const json_t *part, const c
     if (!url)
         url = json_object_get(part, json_object_get(part, "image") ? "image" : "url");
     return add_url(m, url, where, out, err);
+}
+
+bool prompt_images_add_part(struct prompt_images *m, const json_t *part, const char *where,
+                            struct buf *out, struct error *err)
+{
+    bool ok = read_detail(m, part, where, err) && add_part(m, part, where, out, err);
+    prompt_images_set_low(m, false);
+    return ok;
 }
 
 /* A list of parts while its images are taken out. */

@@ -40,6 +40,7 @@ struct image_cache {
 struct item {
     char *bytes; /* (n) the file */
     size_t n;
+    bool low; /* few details are wanted */
     char where[IMAGES_WHERE];
     struct image_plan *plan; /* NULL = not known yet */
     struct seen *seen;
@@ -63,6 +64,7 @@ struct prompt_images {
     struct prompt_embeds *embeds; /* (n_runs) */
     int32_t *pos;                 /* (n_tokens, 3) */
     int n_tokens;
+    bool low;   /* of images that are added: few details are wanted */
     bool ready; /* the features are computed */
 };
 
@@ -226,6 +228,11 @@ void prompt_images_encode_abandon(struct prompt_images *m)
     m->ready = false;
 }
 
+void prompt_images_set_low(struct prompt_images *m, bool low)
+{
+    m->low = low;
+}
+
 int prompt_images_count(const struct prompt_images *m)
 {
     return m ? m->n : 0;
@@ -241,7 +248,7 @@ bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, con
         return error_set(err, "%s: out of memory for the image", where);
     struct item *item = &m->items[m->n];
     memcpy(copy, bytes, n);
-    *item = (struct item){.bytes = copy, .n = n};
+    *item = (struct item){.bytes = copy, .n = n, .low = m->low};
     snprintf(item->where, sizeof item->where, "%s", where);
     buf_addf(out, "%s%04d", m->mark, m->n++);
     return true;
@@ -263,6 +270,12 @@ bool prompt_images_add_url(struct prompt_images *m, const char *url, const char 
     return ok;
 }
 
+bool prompt_images_has_mark(const struct prompt_images *m, const char *text, size_t n)
+{
+    const char *mark = plan_mark(encoder_config(engine_encoder(m->engine)));
+    return memmem(text, n, mark, strlen(mark)) != NULL;
+}
+
 /* Into the prompt */
 
 static bool fail(const struct item *item, struct error *err)
@@ -275,10 +288,16 @@ static struct image_limits limits_of(const struct prompt_images *m)
     return (struct image_limits){.max_pixels = m->rules.max_pixels, .stop = m->rules.stop};
 }
 
+static const struct tower_config *config_of(const struct prompt_images *m, const struct item *item)
+{
+    const struct encoder *e = engine_encoder(m->engine);
+    return item->low ? encoder_low_config(e) : encoder_config(e);
+}
+
 /* Reads the image's size, from which its views and marks follow. */
 static bool measure(struct prompt_images *m, struct item *item, struct error *err)
 {
-    const struct tower_config *t = encoder_config(engine_encoder(m->engine));
+    const struct tower_config *t = config_of(m, item);
     struct image_limits limits = limits_of(m);
     struct image image;
     struct image_plan plan;
@@ -384,13 +403,14 @@ bool prompt_images_expand(struct prompt_images *m, struct token_list *ids, struc
     return true;
 }
 
-/* The content id of an image for this salt. */
+/* The content id of an image for this salt and these details. */
 static void name_item(const struct prompt_images *m, const struct item *item, uint8_t *id)
 {
     size_t salt = m->rules.salt ? strlen(m->rules.salt) : 0;
     struct buf all = {0};
     buf_add(&all, (const char *)&salt, sizeof salt);
     buf_add(&all, m->rules.salt ? m->rules.salt : "", salt);
+    buf_addc(&all, item->low ? 'l' : 'h');
     buf_add(&all, item->bytes, item->n);
     for (int i = 0; i < ID_WORDS; i++) {
         uint64_t h = siphash(m->cache->keys[i], all.p, all.len);
@@ -407,7 +427,7 @@ static bool encode(struct prompt_images *m, const struct item *item, struct feat
     struct image image = {0};
     struct patches patches = {0};
     bool ok = image_decode(item->bytes, item->n, &limits, &image, err) &&
-              patches_make(encoder_config(encoder), &image, m->rules.stop, &patches, err);
+              patches_make(config_of(m, item), &image, m->rules.stop, &patches, err);
     image_free(&image);
     if (ok) {
         struct mem_job *job = mem_job_suspend(); /* for features that outlive it */

@@ -49,9 +49,17 @@ void prompt_images_abandon(struct prompt_images *m);
 void prompt_images_encode_abandon(struct prompt_images *m);
 int prompt_images_count(const struct prompt_images *m);
 
+/* Images added from now on: whether few details are enough (encoder_low_config). */
+void prompt_images_set_low(struct prompt_images *m, bool low);
 /* Appends the mark of an image. Errors begin with `where`. */
 bool prompt_images_add(struct prompt_images *m, const void *bytes, size_t n, const char *where,
                        struct buf *out, struct error *err);
+
+/* The same of a string of base64. */
+bool prompt_images_add_base64(struct prompt_images *m, const json_t *v, const char *where,
+                              struct buf *out, struct error *err);
+/* Whether a text has the model's own mark of a feature. */
+bool prompt_images_has_mark(const struct prompt_images *m, const char *text, size_t n);
 
 /* The same of an image at an http or https URL. */
 bool prompt_images_add_url(struct prompt_images *m, const char *url, const char *where,

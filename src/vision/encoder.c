@@ -12,6 +12,7 @@
 enum {
     PAGE_LEN = 16,
     MAX_FEATURES = 4096,
+    LOW_FEATURES = 256,
     BATCH_VIEWS = 32,     /* views per step at most */
     BATCH_PATCHES = 4096, /* patches per step at most, unless a single view has more */
     POLL_NS = 20000000,   /* between checks for cancelled callers */
@@ -42,7 +43,7 @@ struct part {
 
 struct encoder {
     struct config config;
-    struct tower_config tower;
+    struct tower_config tower, low; /* low: with few features */
     struct positions positions;
     struct part parts[2];
     int n_parts;
@@ -66,6 +67,11 @@ struct encoder {
 const struct tower_config *encoder_config(const struct encoder *e)
 {
     return &e->tower;
+}
+
+const struct tower_config *encoder_low_config(const struct encoder *e)
+{
+    return &e->low;
 }
 
 const struct model *encoder_model(const struct encoder *e)
@@ -159,6 +165,9 @@ static bool open_all(struct encoder *e, const struct tensorfile *f,
     if (!plan_limit(&e->tower, opt->max_features ? opt->max_features : MAX_FEATURES, err) ||
         !positions_load(f, &e->config, &e->positions, err))
         return false;
+    e->low = e->tower;
+    if (!plan_limit(&e->low, LOW_FEATURES, NULL))
+        e->low = e->tower;
     e->n_parts = tower_n_parts(&e->tower);
     for (int i = 0; i < e->n_parts; i++)
         if (!open_part(e, &e->parts[i], i ? &e->parts[i - 1] : NULL, f, opt, err))

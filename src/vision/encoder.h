@@ -36,6 +36,8 @@ struct encoder *encoder_open(const struct tensorfile *f, const struct encoder_op
 void encoder_close(struct encoder *e);
 /* The tower's config, with the size limits that apply here. */
 const struct tower_config *encoder_config(const struct encoder *e);
+/* The same for images of which few details are wanted: at most 256 features, where the family has a choice. */
+const struct tower_config *encoder_low_config(const struct encoder *e);
 const struct model *encoder_model(const struct encoder *e);
 int encoder_max_patches(const struct encoder *e); /* of a view */
 

@@ -177,7 +177,7 @@ static const struct field {
     {"input_prefix", "I", READ, NULL},
     {"input_suffix", "I", READ, NULL},
     {"input_extra", "I", READ, NULL},
-    {"image_data", "LI", REFUSED, "this model reads text only"},
+    {"image_data", "LI", REFUSED, "send prompt.multimodal_data"},
     {"min_keep", "LI", REFUSED, "stages of sampling may keep one token; above 1"},
     {"adaptive_target", "LI", REFUSED, "adaptive sampling; above 0"},
     {"grammar_lazy", "LI", REFUSED, "tools of chats have lazy grammars"},

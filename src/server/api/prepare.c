@@ -94,7 +94,53 @@ static bool add_text_prompt(struct api_request *req, const json_t *v)
     return true;
 }
 
-/* A string, a list of strings, a list of token ids, or a list of such lists. */
+/* llama.cpp's prompt with images: {"prompt_string": text with a mark for each of "multimodal_data": list of base64}. */
+static bool add_media_prompt(struct api_request *req, const json_t *v)
+{
+    static const char mark[] = "<__media__>";
+    const json_t *text = json_object_get(v, "prompt_string"),
+                 *data = json_object_get(v, "multimodal_data");
+    const char *at = json_string_value(text), *end, *next;
+    size_t shown = 0, n = json_array_size(data);
+    struct buf prompt = {0};
+    struct error e = {0};
+    bool ok = true;
+    if (!at || !json_is_array(data))
+        return api_invalid(&req->err, "prompt",
+                           "prompt: expected a string prompt_string and a list multimodal_data");
+    if (n && !req->images)
+        return api_invalid(&req->err, "prompt.multimodal_data", "this model reads text only");
+    if (n && prompt_images_has_mark(req->images, at, json_string_length(text)))
+        return api_invalid(&req->err, "prompt.prompt_string",
+                           "prompt_string: the model's own marks of images; write %s", mark);
+    for (end = at + json_string_length(text);
+         ok && (next = memmem(at, (size_t)(end - at), mark, sizeof mark - 1));
+         at = next + sizeof mark - 1) {
+        char where[48];
+        snprintf(where, sizeof where, "prompt.multimodal_data[%zu]", shown);
+        buf_add(&prompt, at, (size_t)(next - at));
+        if (shown++ < n)
+            ok = prompt_images_add_base64(req->images, json_array_get(data, shown - 1), where,
+                                          &prompt, &e);
+    }
+    buf_add(&prompt, at, (size_t)(end - at));
+    if (!ok)
+        api_request_refuse(req, "prompt", &e);
+    else if (shown != n)
+        ok = api_invalid(&req->err, "prompt.multimodal_data", "%zu images for %zu marks %s", n,
+                         shown, mark);
+    struct token_list *out = ok ? api_request_add_prompt(req) : NULL;
+    if (ok && !prompt_images_show(req->images, &prompt, &e))
+        ok = api_request_refuse(req, "prompt", &e);
+    ok = ok && api_request_encode(req, prompt.p ? prompt.p : "", prompt.len,
+                                  TOKENIZE_SPECIAL | TOKENIZE_BOS, out);
+    if (ok && !prompt_images_expand(req->images, out, &e))
+        ok = api_request_refuse(req, "prompt", &e);
+    buf_clear(&prompt);
+    return ok;
+}
+
+/* A string, a list of strings, a list of token ids, a list of such lists, or a prompt with images. */
 static bool read_prompts(struct api_request *req, const json_t *body)
 {
     static const char name
@@ -108,6 +154,8 @@ static bool read_prompts(struct api_request *req, const json_t *body)
         return api_invalid(&req->err, name, "prompt is missing");
     if (json_is_string(v))
         return add_text_prompt(req, v);
+    if (json_is_object(v))
+        return add_media_prompt(req, v);
     if (!json_is_array(v) || !first)
         return api_invalid(&req->err, name, shape);
     if (json_is_integer(first))
@@ -298,7 +346,8 @@ static void expect_images(struct api_request *req)
     if (!req->loaded || !req->loaded->engine)
         return;
     req->fetches = (struct image_fetches){.origins = &req->server->opt.image_origins};
-    if (kept || (req->n_body && memmem(req->body, req->n_body, "image", 5)))
+    if (kept || (req->n_body && (memmem(req->body, req->n_body, "image", 5) ||
+                                 memmem(req->body, req->n_body, "multimodal_data", 15))))
         req->images = prompt_images_new(req->loaded->engine, &rules);
 }
 
