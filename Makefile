@@ -207,6 +207,7 @@ $(B)/tests/gpu/bench_gpu: $(B)/tests/ops/random_weight.o
 $(B)/tests/test_http_faults: LDFLAGS += $(call wrap,malloc calloc realloc)
 $(B)/tests/test_hostile: LDFLAGS += $(call wrap,malloc calloc realloc posix_memalign mmap)
 $(B)/tests/test_mem: LDFLAGS += $(call wrap,malloc calloc realloc free)
+$(B)/tests/test_fit: LDFLAGS += $(call wrap,mem_aligned mem_aligned_free)
 $(B)/tests/test_prefix_disk: LDFLAGS += $(call wrap,statvfs)
 # Preloaded by tests/test_faults.py. Without the build's own flags: sanitizers would watch themselves.
 $(B)/tests/faults.so: tests/faults.c

@@ -15,6 +15,7 @@ class Hub:
 
     def __init__(self):
         self.repos, self.log, self.plan, self.token = {}, [], {}, None
+        self.sent = 0  # bytes of heads
         self.stalled, self.go_on = threading.Event(), threading.Event()
         self.api, self.store = [self.serve(h) for h in (self.answer, self.give)]
         self.url = f"http://127.0.0.1:{self.api}"
@@ -95,6 +96,11 @@ class Hub:
             data = data[:-1] + bytes([data[-1] ^ 1])
         if wrong == "more":
             data += b"x"
+        head = re.fullmatch(r"bytes=0-(\d+)", h.headers.get("Range") or "")
+        if head and wrong != "no range":
+            part = data[:int(head.group(1)) + 1]
+            self.sent += len(part)
+            return self.reply(h, 206, part, Content_Range=f"bytes 0-{len(part) - 1}/{len(data)}")
         begin = re.fullmatch(r"bytes=(\d+)-", h.headers.get("Range") or "")
         at = int(begin.group(1)) if begin and wrong != "no range" else 0
         h.send_response(206 if at else 200)

@@ -26,6 +26,9 @@ def model(shape, **more):
     return path
 
 
+os.environ["XDG_CACHE_HOME"] = WORK.name  # of measured speeds
+
+
 def plan(path, *args, code=0):
     r = subprocess.run([STEEL, "plan", path, "--json", *args], capture_output=True, text=True)
     assert r.returncode == code, (path, args, r.returncode, r.stderr)
@@ -194,6 +197,45 @@ def test_hostile_shapes():
             assert r.returncode in (0, 1), (key, bad, r.returncode, lines[:3])
             assert r.returncode == 0 or (len(lines) == 1 and path in lines[0]), (key, bad, lines[:3])
             assert r.returncode == 1 or bad in (0, 1) or key in (b"block_count", b"vocab_size"), (key, bad)
+
+
+def test_this_machine():
+    """Where every byte is: the parts make the whole; what fits is what `run` does; a wish that cannot be granted names one that can."""
+    p = plan("tests/golden/qwen3_5_moe", "--device", "cpu", "-c", "256", "-np", "2", "--kv-type", "q8_0", "-b", "64")["here"]
+    parts = {x["part"]: x["memory"] for x in p["parts"]}
+    assert {"embedding", "attention", "shared experts", "experts", "routers", "head", "KV cache", "states", "working memory"} <= set(parts), parts
+    assert sum(parts.values()) == p["needed_bytes"] and p["fits"] and p["context"] == 256 and p["sequences"] == 2
+    assert parts["KV cache"] == (2 * 256 // 16 + 2) * 16 * plan("tests/golden/qwen3_5_moe", "--memory", "1G", "--kv-type", "q8_0")["one"]["cache_token_bytes"]
+    speed = p["speed"]
+    assert speed["prompt"]["tokens"] == 64 and speed["prompt"]["tokens_per_second"] > 0
+    one, many = [g["tokens_per_second"] for g in speed["generation"]]
+    assert 0 < one < many
+    # measured once; a damaged file of measurements is measured anew, and never believed
+    place = os.path.join(WORK.name, "steel", "speed.json")
+    again = plan("tests/golden/qwen3_5_moe", "--device", "cpu")["here"]["speed"]
+    assert again["measured_earlier"]
+    known = json.load(open(place))
+    for bad in ("{", "[]", json.dumps({k: {f: [-1, 0, 1e9, "x"] for f in v} for k, v in known.items()})):
+        with open(place, "w") as f:
+            f.write(bad)
+        speed = plan("tests/golden/qwen3", "--device", "cpu")["here"]["speed"]
+        assert not speed["measured_earlier"] and speed["generation"][0]["tokens_per_second"] > 0, bad
+    assert plan("tests/golden/qwen3", "--no-probe")["here"]["speed"] is None
+
+
+def test_does_not_fit():
+    path = model("qwen3-0.6b")
+    p = plan(path, "--device", "cpu", "-c", "200000000", code=1)["here"]
+    assert not p["fits"] and "would fit" in p["why"] and p["speed"] is None
+    assert [b["flags"] for b in p["better"]][0] == "-c 40960", p["better"]
+    # `run` and `serve` refuse with the same words, and one screen of what would fit
+    for command in (["run", path, "--raw", "-p", "x"], ["serve", path, "--port", "0"]):
+        r = subprocess.run([STEEL, *command, "--device", "cpu", "-c", "200000000"], capture_output=True, text=True, timeout=HANG)
+        assert r.returncode == 1 and "a context of 200000000 tokens needs" in r.stderr, r.stderr
+        assert "KV cache" not in r.stderr and "together" in r.stderr and "-c 40960" in r.stderr, r.stderr
+        assert r.stderr.count("\n") < 30, r.stderr
+    text = subprocess.run([STEEL, "plan", path, "--device", "cpu", "-c", "200000000"], capture_output=True, text=True).stdout
+    assert "fits        no" in text and "would       -c 40960" in text, text
 
 
 def test_name_is_not_text():

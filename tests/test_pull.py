@@ -7,6 +7,7 @@ import pty
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,46 @@ def test_short_names(_):
     assert "\x9b" not in e and "Q4_K_M" in e, e
     names = c.steel("pull", "--names").split("\n")
     assert len(names) > 20 and all(re.fullmatch(r"[a-z0-9.:-]+ +[\w.-]+/[\w.-]+:\w+", l) for l in names if l), names
+
+
+def test_plan(_):
+    """A model that is not on this machine: heads only, of a file or a folder; nothing is left behind."""
+    hub, c = fresh()
+    big = TOY + bytes(64 << 20)  # tensors may be followed by anything
+    hub.add(REPO, {"Toy-Q4_K_M.gguf": big})
+    tmp = tempfile.mkdtemp(dir=c.dir.name)
+    env = {"TMPDIR": tmp}
+    p = json.loads(c.steel("plan", REPO, "--json", "--no-probe", "--device", "cpu", env=env))
+    local = json.loads(c.steel("plan", DIR.name + "/toy.gguf", "--json", "--no-probe", "--device", "cpu"))
+    assert p["here"]["parts"] == local["here"]["parts"] and p["model"] == REPO
+    assert 0 < hub.sent <= 4 << 20 and os.listdir(tmp) == [] and not os.path.exists(c.dir.name + "/hub")
+    assert json.loads(c.steel("plan", REPO, "--tp", "2", "--json", env=env))["one"] == json.loads(c.steel("plan", DIR.name + "/toy.gguf", "--tp", "2", "--json"))["one"]
+    # a server that knows no ranges
+    hub.plan["store"] = ["no range"]
+    c.steel("plan", REPO, "--no-probe", env=env)
+    # a head that is longer than the first request; a file that is no model
+    vocabulary = (6 << 20) + 8  # 32 bytes with its key: tensors stay aligned
+    long = bytearray(TOY)
+    n_kv = struct.unpack_from("<Q", long, 16)[0]
+    struct.pack_into("<Q", long, 16, n_kv + 1)
+    long[24:24] = struct.pack("<Q", 4) + b"long" + struct.pack("<IQ", 8, vocabulary) + b"x" * vocabulary
+    hub.add(REPO, {"Toy-Q4_K_M.gguf": bytes(long)})
+    hub.sent = 0
+    p = json.loads(c.steel("plan", REPO, "--json", "--no-probe", "--device", "cpu", env=env))
+    assert p["here"]["parts"] == local["here"]["parts"] and hub.sent > 8 << 20
+    hub.add(REPO, {"Toy-Q4_K_M.gguf": b"GGUF" + bytes(100000)})
+    assert REPO in c.steel("plan", REPO, rc=1, env=env)
+    # a folder: no tokenizer, no weights
+    folder = "tests/golden/qwen3"
+    files = {n: open(f"{folder}/{n}", "rb").read() for n in os.listdir(folder) if n.endswith((".json", ".safetensors"))}
+    hub.add("some/Folder", dict(files, **{"tokenizer.json": b"not fetched"}))
+    n = len(hub.log)
+    p = json.loads(c.steel("plan", "some/Folder", "--json", "--no-probe", "--device", "cpu", env=env))
+    assert p["here"]["parts"] == json.loads(c.steel("plan", folder, "--json", "--no-probe", "--device", "cpu"))["here"]["parts"]
+    assert not [l for l in hub.log[n:] if "tokenizer" in l[0]] and os.listdir(tmp) == []
+    assert "HF_HUB_OFFLINE" in c.steel("plan", "some/Folder", rc=1, env={"HF_HUB_OFFLINE": "1"})
+    hub.plan["api"] = [404]
+    assert "404" in c.steel("plan", "some/Nothing", rc=1, env=env)
 
 
 def test_missing(_):
@@ -452,7 +493,7 @@ out = subprocess.run([STEEL, "pull", "a/b"], capture_output=True, text=True, env
 if "need libcurl" in out:
     print("skipped: test_pull.py: no libcurl here")
     sys.exit(77)
-tests = [test_pull, test_folder, test_token, test_short_names, test_missing, test_busy, test_cut, test_wrong_bytes, test_no_room, test_hostile_hub, test_url, test_names, test_rm_revision, test_rm_links, test_url_changed, test_asked, test_together]
+tests = [test_pull, test_folder, test_token, test_short_names, test_plan, test_missing, test_busy, test_cut, test_wrong_bytes, test_no_room, test_hostile_hub, test_url, test_names, test_rm_revision, test_rm_links, test_url_changed, test_asked, test_together]
 if len(sys.argv) > 2:
     tests = [t for t in tests if any(a in t.__name__ for a in sys.argv[2:])]
 run_tests(tests, None)

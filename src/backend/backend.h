@@ -2,8 +2,8 @@
  * The boundary between a network (layer.h) and the backend that computes it: a table of a few coarse ops.
  *
  *  1. Every op of struct backend_ops is mandatory. A fallback lives inside the op.
- *  2. Optional features are sub-tables (adapters, draft, tower, stream, picks). A backend has a sub-table whole or
- *     its pointer is NULL. supports() refuses a network that needs a missing one.
+ *  2. Optional features are sub-tables (adapters, draft, tower, stream, picks, plan, tier). A backend has a sub-table
+ *     whole or its pointer is NULL. supports() refuses a network that needs a missing one.
  *  3. ref.c is the specification of every op; other backends are tested against it (tests/ops).
  *  4. Compute ops return void and only enqueue. The backend keeps the first error and end() reports it.
  *  5. No op allocates during a step: prepare() did.
@@ -112,6 +112,33 @@ struct host_ops {
     void (*unpin)(struct backend *be, void *host);
 };
 
+/* What a network would take of the device's memory. Called before any upload: weights have only sizes, and vectors
+ * are arbitrary pointers. */
+struct plan_ops {
+    /* Bytes of the form that upload() would make of src, whose data is NULL. *mapped: bytes of src that steps would
+     * read where they are, in the mapped file. */
+    size_t (*weight_bytes)(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                           size_t *mapped);
+    /* Bytes that prepare() would allocate. */
+    size_t (*step_bytes)(struct backend *be, const struct network *net,
+                         const struct bounds *bounds);
+};
+
+/* Experts that are read from the model's file when steps need them (options.h: expert_memory). */
+struct tier_stats {
+    uint64_t hits, misses; /* experts of layers that steps needed: found in memory, or read */
+    uint64_t ahead;        /* read before a step needed them, and then needed */
+    uint64_t bytes;        /* read */
+    double wait;           /* seconds that steps waited */
+    size_t memory;         /* bytes for experts in memory */
+};
+struct tier_ops {
+    /* Divides expert_memory among the weights uploaded so far. Called once, after the uploads and before prepare(). False with
+     * err if the experts of one row do not fit. */
+    bool (*settle)(struct backend *be, struct error *err);
+    void (*stats)(struct backend *be, struct tier_stats *out);
+};
+
 struct backend_ops {
     const char *name;
     void (*close)(struct backend *be);
@@ -172,6 +199,8 @@ struct backend_ops {
     const struct stream_ops *stream;    /* NULL: no pipeline stages */
     const struct pick_ops *picks;       /* NULL: no kernel tables */
     const struct host_ops *host;        /* NULL: copy_in is as good */
+    const struct plan_ops *plan;        /* NULL: the file's sizes are the best estimate */
+    const struct tier_ops *tier;        /* NULL: no expert_memory */
 };
 
 /* One row of the tables that pick kernels, for tests, benchmarks and docs. Of an op's rows, the first that fits

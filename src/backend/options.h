@@ -3,6 +3,7 @@
 #define STEEL_BACKEND_OPTIONS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 struct backend_options {
     /* "cpu", "cuda", "cuda:N" (devices.h); NULL = "cpu". The engine also takes "auto". */
@@ -11,6 +12,9 @@ struct backend_options {
     /* same bytes whatever else is in the batch and however the prompt was split */
     bool deterministic;
     bool no_repack; /* compute from the mapped file */
+    /* Bytes of memory for experts. Steps read the others from the model's file (backend.h: tier_ops). 0 = all experts
+     * are in memory. */
+    size_t expert_memory;
 };
 
 #endif

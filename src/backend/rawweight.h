@@ -26,6 +26,8 @@ struct raw_seg {
     int group_len;
 };
 
+enum { RAW_FETCH_ALIGN = 4096 };
+
 struct raw_weight {
     int n_in, n_out; /* n_out = sum of seg rows */
     int n_expert;    /* 1 for a plain matrix */
@@ -37,6 +39,11 @@ struct raw_weight {
      * no pages mapped. Returns NULL if the file could not be read. Safe from many threads. */
     const uint8_t *(*read)(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf);
     void *read_arg;
+    /* The same as long as the file is open, not only during upload, and without filling the page cache where the
+     * system can. buf: aligned to RAW_FETCH_ALIGN, (bytes + 2 * RAW_FETCH_ALIGN). NULL: the data is not in a file as it
+     * is. A read fails when the file was cut. */
+    const uint8_t *(*fetch)(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf);
+    void *fetch_arg;
     /* the data is valid only during upload; a backend that needs it later copies it */
     bool transient;
 };

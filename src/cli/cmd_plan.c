@@ -1,10 +1,13 @@
-/* steel plan: how a model would be placed on several ranks, whether it fits, and its predicted speed. */
+/* steel plan: where every byte of a model would be, whether it fits, and its predicted speed: on this machine
+ * (plan_fit.c), or on several ranks. */
+#include "base/buf.h"
 #include "base/mem.h"
 #include "dist/job.h"
 #include "base/sysmem.h"
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/listen.h"
+#include "cli/plan_fit.h"
 #include "engine/placement.h"
 #include "engine/sizing.h"
 #include "vision/tower.h"
@@ -22,7 +25,12 @@ static const double GIVEN_EXTRA = 512 << 20, HOST_EXTRA = 64 << 20;
 struct planner {
     const char *model, *kv, *k, *v, *memory, *link, *gpu, *seqs_text;
     int tp, pp, context, max_seqs, prompt, depth;
-    bool ep, json;
+    struct buf heads; /* the folder of a Hub model's heads */
+    bool ep, json, no_probe;
+    bool ranks; /* an arrangement or a machine is given: else this machine, as `run` would use it */
+    struct model_flags here;
+    struct plan_fit_options fit_options;
+    struct plan_fit *fit; /* NULL with ranks */
     struct placement_options opt;
     struct tensorfile *file;
     struct config config;
@@ -453,6 +461,8 @@ static bool print_json(const struct planner *p)
         first_that_does_not_fit(p, &p->plan) == NULL, "room_tokens",
         isfinite(room) ? json_real(room) : json_null(), "one", rank_json(p, &p->plan.one), "ranks",
         ranks, "whole", copies, "steps", steps);
+    if (o && p->fit)
+        json_object_set_new(o, "here", plan_fit_json(&p->fit_options, p->fit));
     bool ok = o && json_dumpf(o, stdout, JSON_INDENT(2)) == 0;
     if (ok)
         putchar('\n');
@@ -483,10 +493,34 @@ static bool parse_links(const struct usage *u, struct planner *p)
     return false;
 }
 
+/* The options of this machine, as `run` makes them of its flags. */
+static bool finish_here(const struct usage *u, struct planner *p)
+{
+    struct plan_fit_options *o = &p->fit_options;
+    p->here.context = p->context;
+    p->here.kv_type = p->kv;
+    p->here.k_type = p->k;
+    p->here.v_type = p->v;
+    p->here.draft = DRAFT_AUTO;
+    if (!cli_runtime_options(u, &p->here, &o->runtime))
+        return false;
+    o->runtime.max_seqs = p->max_seqs;
+    o->runtime.images = true;
+    o->n_seqs = p->n_seqs;
+    memcpy(o->seqs, p->seqs, sizeof o->seqs);
+    o->depth = p->depth;
+    o->prompt = p->prompt;
+    o->no_probe = p->no_probe;
+    return true;
+}
+
 static bool finish(const struct usage *u, struct planner *p)
 {
     struct error err = {0};
     int size = job_size();
+    p->ranks = p->tp || p->pp || p->ep || p->link || p->gpu || p->memory || size > 1;
+    p->max_seqs = p->max_seqs ? p->max_seqs : 1;
+    p->prompt = p->prompt ? p->prompt : p->ranks ? 2048 : 512;
     p->opt = (struct placement_options){.pp = p->pp ? p->pp : 1,
                                         .ep = p->ep,
                                         .k_type = DT_F16,
@@ -505,15 +539,35 @@ static bool finish(const struct usage *u, struct planner *p)
         args_usage_error(u, "--seqs %s: use up to %d numbers, as 1,64", p->seqs_text, MOST_SEQS);
     else {
         p->opt.gpu = p->gpu || p->link ? p->on.memory > 0 : device_count("auto") > 0;
-        return true;
+        return p->ranks || finish_here(u, p);
     }
     return false;
 }
 
+/* Opens the model: of one on the Hub that is not in the cache, the heads. */
+static bool open_file(struct planner *p, struct error *err)
+{
+    struct hub_name name;
+    struct buf path = {0};
+    bool ok = true;
+    if (p->model && hub_is_name(p->model)) {
+        ok = hub_parse(p->model, &name, err) &&
+             (hub_find(&name, &path, err) ||
+              (!err->msg[0] && hub_heads(&name, &p->heads, &path, err)));
+    }
+    p->file = ok ? tensorfile_open(path.len ? path.p : p->model, err) : NULL;
+    if (p->file &&
+        p->heads.len) { /* messages and the output name the model, not the folder of heads */
+        mem_free(p->file->path);
+        p->file->path = mem_strdup(p->model);
+    }
+    buf_clear(&path);
+    return p->file != NULL;
+}
+
 static int plan_run(const struct usage *u, struct planner *p, struct error *err)
 {
-    p->file = hub_resolve(&p->model, err) ? tensorfile_open(p->model, err) : NULL;
-    if (!p->file || !config_load(p->file, &p->config, err))
+    if (!open_file(p, err) || !config_load(p->file, &p->config, err))
         return EXIT_FAIL;
     model_choose(&p->config, MODEL_PLAIN);
     if (!placement_make(p->file, &p->config, &p->opt, &p->plan, err))
@@ -521,11 +575,24 @@ static int plan_run(const struct usage *u, struct planner *p, struct error *err)
     p->context = p->context ? p->context : p->config.context;
     if (!find_memory(u, p))
         return EXIT_USAGE;
-    if (!p->json) {
+    if (!p->ranks) {
+        p->fit = mem_zalloc(1, sizeof *p->fit);
+        if (!plan_fit_make(p->file, &p->fit_options, p->fit, err))
+            return EXIT_FAIL;
+    }
+    if (p->fit && !p->json) {
+        plan_fit_print(p->file, &p->config, &p->fit_options, p->fit);
+    } else if (!p->json) {
         print_plan(p);
     } else if (!print_json(p)) {
         error_set(err, "%s: cannot be written as JSON: a name is not UTF-8, or stdout is closed",
                   p->file->path);
+        return EXIT_FAIL;
+    }
+    if (p->fit && p->fit->plan.fits)
+        return EXIT_OK;
+    if (p->fit) {
+        error_set(err, "%s: does not fit", p->file->path);
         return EXIT_FAIL;
     }
     const struct placement_rank *r = first_that_does_not_fit(p, &p->plan);
@@ -543,10 +610,19 @@ static int plan_run(const struct usage *u, struct planner *p, struct error *err)
 
 int cmd_plan(int argc, char **argv)
 {
-    struct planner p = {.max_seqs = 1, .prompt = 2048, .depth = 1024, .seqs_text = "1,64"};
+    struct planner p = {.depth = 1024, .seqs_text = "1,64"};
     const struct opt opts[] = {
         MODEL_ROW(p.model),
         {OPT_FLAG, 0, "json", 0, &p.json, 0, 0, 0, "for programs"},
+        {OPT_HEADING, 0, "this machine", 0, 0, 0, 0, 0, 0},
+        {OPT_INT, 't', "threads", 0, &p.here.threads, -1, 1024, "N", "CPU threads (default: all)"},
+        {OPT_STRING, 0, "device", 0, &p.here.device, 0, 0, "NAME",
+         "auto (default: a GPU if it fits), " DEVICE_NAMES},
+        {OPT_FLOAT, 0, "gpu-memory-utilization", 0, &p.here.gpu_memory, 0.05, 1, "X",
+         "share of the GPU's memory to use (default 0.9)"},
+        {OPT_FLAG, 0, "no-repack", 0, &p.here.no_repack, 0, 0, 0, "compute from the mapped file"},
+        {OPT_FLAG, 0, "no-probe", 0, &p.no_probe, 0, 0, 0,
+         "measure nothing, and predict no speeds"},
         {OPT_HEADING, 0, "arrangement", 0, 0, 0, 0, 0, 0},
         {OPT_INT, 0, "tp", "tensor-parallel-size", &p.tp, 1, RANKS_MOST, "N",
          "ranks that share each layer (default 1; under mpirun: all)"},
@@ -575,20 +651,27 @@ int cmd_plan(int argc, char **argv)
         {OPT_INT, 0, "depth", 0, &p.depth, 0, 1 << 28, "N",
          "tokens each of them has already (default 1024)"},
         {OPT_INT, 'b', "batch-size", "max-num-batched-tokens", &p.prompt, 1, 1 << 20, "N",
-         "tokens of a prompt in a step (default 2048)"},
+         "tokens of a prompt (default 512), or of a step of several ranks (2048)"},
     };
     const struct usage u = {
         .command = "plan",
-        .synopsis = "[MODEL] [--tp N] [--pp N] [--ep] [options]",
+        .synopsis = "[MODEL] [options]",
         .about =
-            "Prints how a model would be placed on several ranks (mpirun -n N steel ... --tp "
-            "...):\n"
-            "what each rank holds, what cannot be divided and why, whether it fits, and what a "
-            "step\n"
-            "sends. With --link, how fast it would be and what bounds it. Reads only the file's\n"
-            "headers, and needs no mpirun. Exit status 1 where --memory, --gpu or --link is given\n"
-            "and the model does not fit.",
+            "Prints where every byte of a model would be, what context and how many sequences "
+            "fit,\n"
+            "how fast it would be, and flags that would be better. `run` and `serve` decide by "
+            "the\n"
+            "same code. Speeds are predicted from products that are measured once and kept in\n"
+            "~/.cache/steel/speed.json. Exit status 1 if the model does not fit.\n"
+            "With --tp, --pp, --ep, --link, --gpu or --memory: how it would be placed on several\n"
+            "ranks (mpirun -n N steel ... --tp ...), what cannot be divided and why, whether it fits,\n"
+            "what a step sends to others and, with --link, how fast it would be. Exit status 1 "
+            "where\n"
+            "--memory, --gpu or --link is given and it does not fit.\n"
+            "Reads only the file's headers.",
         .examples =
+            "  steel plan model.gguf                              this machine\n"
+            "  steel plan model.gguf -c 32768 -np 8 --kv-type q8_0\n"
             "  steel plan model.gguf --tp 4                       four ranks share every layer\n"
             "  steel plan model.gguf --tp 8 --ep --memory 80G -c 32768 -np 16\n"
             "                                                     do 16 contexts of 32k fit?\n"
@@ -609,6 +692,9 @@ int cmd_plan(int argc, char **argv)
         return EXIT_USAGE;
     int rc = plan_run(&u, &p, &err);
     placement_clear(&p.plan);
+    cli_runtime_options_clear(&p.fit_options.runtime);
+    mem_free(p.fit);
     tensorfile_close(p.file);
+    hub_heads_remove(&p.heads);
     return rc == EXIT_FAIL ? cli_fail(&err) : rc;
 }

@@ -4,6 +4,7 @@
  */
 #include "cli/term/terminal.h"
 #include "cli/hub/hub.h"
+#include "cli/plan_fit.h"
 #include "cli/sampling.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -66,7 +67,11 @@ static void print_timings(const struct steel_engine *engine, const struct run_fl
                           const struct steel_event *end, int64_t load_ns)
 {
     if (!f->quiet && end->n_prompt) {
-        fprintf(stderr, "\nload %.2f s | ", (double)load_ns * 1e-9);
+        char bytes[16];
+        struct steel_info info;
+        steel_engine_info(engine, &info);
+        fprintf(stderr, "\nload %.2f s: %s, %s of weights, context %d | ", (double)load_ns * 1e-9,
+                info.device, cli_bytes((double)info.bytes, bytes), steel_engine_context(engine));
         generation_print(end, stderr);
         fprintf(stderr, " | seed %llu\n", (unsigned long long)f->o.seed);
     }
@@ -151,7 +156,7 @@ static bool check_fit(const struct run_flags *f, const char *file, const struct 
 }
 
 static int run(const char *model, struct run_flags *f, struct terminal_options *chat,
-               struct steel_engine_options *opt)
+               struct steel_engine_options *opt, const struct runtime_options *runtime)
 {
     struct steel_error err = {0};
     struct error e = {0};
@@ -198,6 +203,8 @@ static int run(const char *model, struct run_flags *f, struct terminal_options *
     if (ok)
         return EXIT_OK;
     fprintf(stderr, "steel: %s\n", err.message);
+    if (!engine)
+        plan_fit_advise(model, runtime);
     return EXIT_FAIL;
 }
 
@@ -230,12 +237,11 @@ static bool parse_overflow(const struct usage *u, const char *s, struct terminal
     return true;
 }
 
-/* Engine options from the command line's. One answer is generated at a time. *lora: the names of
- * the adapters, for requests. False after a usage message. */
+/* Engine options from the command line's, and the same as runtime options. One answer is generated at a time. *lora: the
+ * names of the adapters, for requests. False after a usage message. */
 static bool engine_options(const struct usage *u, const struct model_flags *f,
-                           struct steel_engine_options *opt, char **lora)
+                           struct steel_engine_options *opt, struct runtime_options *r, char **lora)
 {
-    struct runtime_options r;
     *opt = (struct steel_engine_options){.device = f->device,
                                          .threads = f->threads,
                                          .context = f->context,
@@ -250,7 +256,7 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                          .gpu_memory = f->gpu_memory,
                                          .loras = f->loras.items,
                                          .n_loras = f->loras.n};
-    if (!cli_runtime_options(u, f, &r))
+    if (!cli_runtime_options(u, f, r))
         return false;
     opt->draft = r.draft == 0 ? -1 : r.draft == DRAFT_AUTO ? 0 : r.draft;
     opt->draft_from = r.draft_from == 1u << DRAFT_TEXT   ? "text"
@@ -258,14 +264,15 @@ static bool engine_options(const struct usage *u, const struct model_flags *f,
                                                          : NULL;
     struct buf names = {0};
     struct error err = {0};
-    for (int i = 0; i < r.n_loras; i++)
-        buf_addf(&names, "%s%s", i ? "," : "", r.loras[i].name);
-    bool few = cli_few_adapters(&r, &err);
+    for (int i = 0; i < r->n_loras; i++)
+        buf_addf(&names, "%s%s", i ? "," : "", r->loras[i].name);
+    bool few = cli_few_adapters(r, &err);
     if (!few)
         args_usage_error(u, "%s", err.msg);
-    *lora = r.n_loras && few ? buf_take(&names) : NULL;
+    *lora = r->n_loras && few ? buf_take(&names) : NULL;
     buf_clear(&names);
-    cli_runtime_options_clear(&r);
+    if (!few)
+        cli_runtime_options_clear(r);
     return few;
 }
 
@@ -342,7 +349,8 @@ static bool check_format(const struct usage *u, const char *name)
 /* Checks what the option table cannot express. `bias` has room for all biases. False after a
  * usage message. */
 static bool check_flags(const struct usage *u, struct run_flags *f, struct steel_bias *bias,
-                        struct terminal_options *chat, struct steel_engine_options *opt)
+                        struct terminal_options *chat, struct steel_engine_options *opt,
+                        struct runtime_options *runtime)
 {
     if (!!f->schema + !!f->grammar + !!f->o.regex + f->o.json > 1) {
         args_usage_error(u, "use only one of --schema, --json, --regex and --grammar");
@@ -360,7 +368,7 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
             args_usage_error(u, "--stop: empty text");
             return false;
         }
-    return engine_options(u, &f->model, opt, &f->lora) && parse_bias(u, &f->bias, bias) &&
+    return engine_options(u, &f->model, opt, runtime, &f->lora) && parse_bias(u, &f->bias, bias) &&
            parse_think(u, f, &chat->think) && parse_overflow(u, f->overflow, chat) &&
            check_format(u, f->format);
 }
@@ -368,6 +376,7 @@ static bool check_flags(const struct usage *u, struct run_flags *f, struct steel
 static int run_checked(const struct usage *u, struct run_flags *f)
 {
     struct steel_engine_options opt;
+    struct runtime_options runtime = {0};
     struct steel_bias *bias = mem_zalloc((size_t)f->bias.n, sizeof *bias);
     struct terminal_options chat = {.system = f->system,
                                     .format = f->format,
@@ -376,7 +385,7 @@ static int run_checked(const struct usage *u, struct run_flags *f)
                                     .quiet = f->quiet,
                                     .plain = f->plain};
     int rc = EXIT_USAGE;
-    if (check_flags(u, f, bias, &chat, &opt)) {
+    if (check_flags(u, f, bias, &chat, &opt, &runtime)) {
         const char *model = f->model_path;
         struct error err = {0};
         f->o.bias = bias;
@@ -394,10 +403,11 @@ static int run_checked(const struct usage *u, struct run_flags *f)
         bool found = find_model(&model, &err) && cli_chat_template(&f->template, &err);
         chat.chat_template = f->template;
         if (found)
-            rc = run(model, f, &chat, &opt);
+            rc = run(model, f, &chat, &opt, &runtime);
         else
             rc = cli_interrupted() ? EXIT_INTERRUPTED : cli_fail(&err);
     }
+    cli_runtime_options_clear(&runtime);
     mem_free(bias);
     mem_free(f->lora);
     return rc;

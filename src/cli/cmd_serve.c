@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/hub/hub.h"
 #include "cli/listen.h"
+#include "cli/plan_fit.h"
 #include "cli/sampling.h"
 #include "cli/serve_models.h"
 #include "base/duration.h"
@@ -635,6 +636,8 @@ int cmd_serve(int argc, char **argv)
     }
     if (rc == EXIT_FAIL && err.msg[0]) /* else it was logged */
         cli_fail(&err);
+    if (rc == EXIT_FAIL && f.all.n && f.all.list[0].at_start && f.all.list[0].path)
+        plan_fit_advise(f.all.list[0].path, &f.all.list[0].engine.runtime);
     clear_sections(&f.all);
     serve_models_clear(&f.all);
     buf_clear(&f.cache_place);

@@ -184,6 +184,29 @@ static bool measure(const struct rank_counter *k, const struct tensor_spec *spec
     return true;
 }
 
+bool placement_shape(const struct tensorfile *f, const struct config *c,
+                     const struct tensor_spec *spec, struct raw_weight *out, struct error *err)
+{
+    static const float some; /* stands for a bias; its values are not read */
+    static const void *const planes[1];
+    struct rank_counter k = {.f = f, .c = c, .err = err};
+    *out = (struct raw_weight){.n_in = spec->w->n_in,
+                               .n_out = spec->w->n_out,
+                               .n_expert = spec->w->n_expert,
+                               .n_seg = spec->n_rows,
+                               .bias = spec->w->bias ? &some : NULL};
+    for (int i = 0; i < spec->n_rows; i++) {
+        struct row_format form;
+        if (!form_of(&k, spec, &spec->rows[i], &form))
+            return false;
+        out->seg[i] = (struct raw_seg){.type = form.type,
+                                       .rows = spec->rows[i].n,
+                                       .scale = form.scales ? planes : NULL,
+                                       .group_len = form.group_len};
+    }
+    return true;
+}
+
 /* Replicated parts, and the reason */
 
 static void add_copy(struct placement *p, const char *part, const char *why, int layers,

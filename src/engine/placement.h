@@ -57,6 +57,12 @@ struct placement_options {
     int max_tokens, max_seqs; /* rows and sequences of a step */
 };
 
+/* The sizes and formats of a weight of an outline (model.h), without data: for backend.h's plan_ops. */
+struct raw_weight;
+struct tensor_spec;
+bool placement_shape(const struct tensorfile *f, const struct config *c,
+                     const struct tensor_spec *spec, struct raw_weight *out, struct error *err);
+
 bool placement_make(const struct tensorfile *f, const struct config *c,
                     const struct placement_options *o, struct placement *out, struct error *err);
 void placement_clear(struct placement *p);

@@ -6,6 +6,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/mem.h"
+#include "base/pool.h"
+#include "base/sysmem.h"
 #include "dist/join.h"
 #include "engine/device.h"
 #include "engine/draft_cost.h"
@@ -228,6 +230,27 @@ static void open_images(struct runtime *rt, const struct runtime_options *opt, c
     }
 }
 
+/* Measures the weights and the working memory on the open CPU backend. size: of the file, with adapters and tower. */
+static void measure_host(struct runtime *rt, const struct config *c, const struct outline *outline,
+                         const struct model_size *size, struct opening *o)
+{
+    const struct runtime_options *opt = o->opt;
+    const struct plan_ops *plan = rt->be->ops->plan;
+    struct error why; /* loading reports it */
+    size_t weights = size->bytes, token = sizing_token_bytes(opt, &outline->net);
+    o->measured = fit_weights(rt->file, c, outline, rt->be, &o->weights, &why);
+    if (o->measured)
+        weights = fit_memory(&o->weights) + fit_mapped(&o->weights) + o->more_bytes;
+    size_t most = token ? sysmem_available("") / token : 0;
+    struct cache_size longest = {.context = opt->context > 0 ? opt->context : c->context};
+    if (most && (size_t)longest.context > most)
+        longest.context = (int)most;
+    struct bounds bounds = sizing_bounds(opt, &o->limits, &longest);
+    o->step = plan ? plan->step_bytes(rt->be, &outline->net, &bounds)
+                   : sizing_step_bytes(&outline->net, &o->limits);
+    o->room = sizing_host_room(opt, weights, o->step);
+}
+
 /* Decides everything that can be decided before loading, and opens the device. */
 static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, struct opening *o,
                          struct error *err)
@@ -248,10 +271,12 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
     if (!outline_load(rt->file, &c, &outline, err))
         return false;
     model_measure(rt->file, &c, &size);
+    size_t own = size.bytes;
     size.bytes += adapters_bytes(opt->loras, opt->n_loras);
     const struct network *net = &outline.net;
     struct backend_options *device = &o->device;
     o->opt = opt;
+    o->trained = c.context;
     bool ok = choose_device(rt, opt, &c, net, &size, device, err);
     if (ok && device_kind(device->device) == DEVICE_GPU)
         ok = open_gpu(rt, opt, net, device, err);
@@ -261,10 +286,12 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
         o->limits = sizing_limits(opt, false, join_outlook(device->device, 0).stages);
         ok = choose_images(rt, opt, &size, err);
         o->limits.max_embeds = rt->sees ? o->limits.max_tokens : o->limits.max_embeds;
-        struct cache_room room = sizing_host_room(opt, net, &size, &o->limits);
+        o->more_bytes = size.bytes - own;
         rt->be = ok ? backend_open(device, err) : NULL;
-        ok = rt->be && check_cache(opt, net, err) &&
-             sizing_cache(opt, &c, net, &o->limits, room, &o->cache, &rt->notice, err);
+        ok = rt->be && check_cache(opt, net, err);
+        if (ok)
+            measure_host(rt, &c, &outline, &size, o);
+        ok = ok && sizing_cache(opt, &c, net, &o->limits, o->room, &o->cache, &rt->notice, err);
     }
     outline_free(&outline);
     return ok;
@@ -308,6 +335,25 @@ static bool take_minimum(struct comm *c, int64_t *values, int n, struct error *e
     return true;
 }
 
+/* The default number of sequences on a GPU with `free` bytes left. */
+static int64_t gpu_sequences(const struct runtime_options *opt, const struct config *c,
+                             const struct network *net, size_t free)
+{
+    struct cache_room room = sizing_gpu_room(opt, net, c->context, free);
+    return sizing_sequences(opt, net, c->context, &room);
+}
+
+/* Sizes the steps and the cache on a GPU with `free` bytes left; fit: with the number of sequences. */
+static bool gpu_cache(struct runtime_options *fit, const struct config *c,
+                      const struct network *net, size_t free, struct step_limits *lim,
+                      struct cache_size *cache, struct error *notice, struct error *err)
+{
+    *lim = sizing_limits(fit, true, 1);
+    struct cache_room room = sizing_gpu_room(fit, net, c->context, free);
+    return (fit->embed && sizing_texts(fit, c, net, lim, room, cache, notice)) ||
+           sizing_cache(fit, c, net, lim, room, cache, notice, err);
+}
+
 /* On a GPU, decides the number of sequences and the cache from the memory that is left. Processes measure after all have
  * loaded, and agree on the minimum before any allocates. */
 static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_limits *lim,
@@ -319,16 +365,12 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
     struct runtime_options fit = *o->opt;
     size_t share = comm && comm->n_on_device > 1 ? (size_t)comm->n_on_device : 1;
     size_t free = device_room(o->device.device, gpu_share(o->opt)) / share;
-    struct cache_room room = sizing_gpu_room(o->opt, net, c->context, free);
-    int64_t seqs = sizing_sequences(o->opt, net, c->context, &room);
+    int64_t seqs = gpu_sequences(&fit, c, net, free);
     if (!take_minimum(comm, &seqs, 1, err))
         return false;
     fit.max_seqs_gpu = (int)seqs;
-    *lim = sizing_limits(&fit, true, 1);
     free = device_room(o->device.device, gpu_share(o->opt)) / share;
-    room = sizing_gpu_room(&fit, net, c->context, free);
-    bool ok = (fit.embed && sizing_texts(&fit, c, net, lim, room, cache, &rt->notice)) ||
-              sizing_cache(&fit, c, net, lim, room, cache, &rt->notice, err);
+    bool ok = gpu_cache(&fit, c, net, free, lim, cache, &rt->notice, err);
     int64_t least[] = {cache->tokens, cache->n_states, cache->context};
     if (!agree(comm, ok, err) || !take_minimum(comm, least, 3, err))
         return false;
@@ -375,7 +417,7 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     lim.max_embeds = rt->sees ? lim.max_tokens : lim.max_embeds;
     const struct network *net = &rt->model->net;
     int page_len = o->opt->page_len > 0 ? o->opt->page_len : 16;
-    int64_t pages = (cache.tokens + page_len - 1) / page_len + lim.max_seqs;
+    int64_t pages = sizing_pages(o->opt, &lim, cache.tokens);
     if (pages > INT32_MAX / page_len)
         return error_set(err, "a KV cache of %lld tokens is too large", (long long)cache.tokens);
     rt->context = cache.context;
@@ -425,6 +467,95 @@ struct runtime *runtime_open(const char *path, const struct runtime_options *opt
     if (opt->profile)
         rt->be->profile = &rt->profile;
     return rt;
+}
+
+/* Fills in what fit_gpu would decide once the weights are there. */
+static bool plan_gpu(struct runtime *rt, const struct config *c, const struct outline *outline,
+                     struct opening *o, struct error *err)
+{
+    struct runtime_options fit = *o->opt;
+    size_t free = device_room(o->device.device, gpu_share(o->opt)), weights;
+    if (!fit_weights(rt->file, c, outline, rt->be, &o->weights, err))
+        return false;
+    o->measured = true;
+    weights = fit_memory(&o->weights) + o->more_bytes;
+    size_t left = free > weights ? free - weights : 0;
+    fit.max_seqs_gpu = (int)gpu_sequences(&fit, c, &outline->net, left);
+    struct step_limits lim = sizing_limits(&fit, true, 1);
+    o->room = sizing_gpu_room(&fit, &outline->net, c->context, left);
+    o->step = o->room.taken;
+    o->room.free = free;
+    o->room.usable = free;
+    o->room.taken += weights;
+    o->limits = lim;
+    return gpu_cache(&fit, c, &outline->net, left, &o->limits, &o->cache, &rt->notice, err);
+}
+
+/* The numbers of a decision, with the sizes of the cache that kvcache.c will make. */
+static void describe_plan(const struct runtime *rt, const struct outline *outline,
+                          const struct opening *o, struct runtime_plan *out)
+{
+    const struct network *net = &outline->net;
+    const struct runtime_options *opt = o->opt;
+    struct bounds b = sizing_bounds(opt, &o->limits, &o->cache);
+    const struct plan_ops *plan = rt->be->ops->plan;
+    snprintf(out->device, sizeof out->device, "%s", rt->be->ops->name);
+    out->gpu = rt->be->own_memory;
+    out->notice = rt->notice;
+    out->weights = o->weights;
+    out->more_weights = o->more_bytes;
+    out->token_bytes = sizing_token_bytes(opt, net);
+    out->state_bytes = kvcache_state_bytes(net);
+    out->step = !out->gpu && out->fits && plan ? plan->step_bytes(rt->be, net, &b) : o->step;
+    out->other = out->gpu ? 0 : sizing_host_other();
+    out->kv = out->fits ? (size_t)b.n_pages * (size_t)b.page_len * out->token_bytes : 0;
+    out->states = out->fits ? (size_t)o->cache.n_states * out->state_bytes : 0;
+    out->free = o->room.free;
+    out->usable = o->room.usable;
+    out->tokens = o->cache.tokens;
+    size_t beside = o->room.taken + out->states;
+    out->room_tokens = -1;
+    if (out->free && out->token_bytes)
+        out->room_tokens =
+            out->usable > beside ? (int64_t)((out->usable - beside) / out->token_bytes) : 0;
+    out->context = o->cache.context;
+    out->trained = o->trained;
+    out->max_seqs = o->limits.max_seqs;
+    out->max_tokens = o->limits.max_tokens;
+    out->n_states = o->cache.n_states;
+    out->threads = opt->backend.threads > 0 ? opt->backend.threads : pool_cpu_count();
+}
+
+bool runtime_plan(struct tensorfile *f, const struct runtime_options *opt, struct runtime_plan *out,
+                  struct error *err)
+{
+    struct runtime *rt = mem_zalloc(1, sizeof *rt);
+    struct opening *o = mem_zalloc(1, sizeof *o);
+    struct config *c = mem_zalloc(1, sizeof *c);
+    struct outline outline = {0};
+    struct runtime_options without;
+    *out = (struct runtime_plan){0};
+    rt->file = f;
+    out->fits = prepare(rt, opt, &without, o, &out->why);
+    bool ok = rt->be && config_load(f, c, err);
+    if (ok) {
+        model_choose(c, parts_of(o->opt, rt));
+        ok = outline_load(f, c, &outline, err);
+    }
+    if (ok && rt->be->own_memory && out->fits)
+        out->fits = plan_gpu(rt, c, &outline, o, &out->why);
+    if (ok && o->measured)
+        describe_plan(rt, &outline, o, out);
+    else if (!rt->be || !o->measured)
+        ok = error_set(err, "%s", out->why.msg);
+    outline_free(&outline);
+    if (rt->be)
+        rt->be->ops->close(rt->be);
+    tensorfile_close(rt->mmproj);
+    mem_free(c);
+    mem_free(o);
+    mem_free(rt);
+    return ok;
 }
 
 const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt)

@@ -9,6 +9,7 @@
 #include "backend/profile.h"
 #include "engine/adapters.h"
 #include "engine/draft_count.h"
+#include "engine/fit.h"
 #include "engine/step.h"
 #include "text/tokenizer/tokenizer.h"
 #include "vision/encoder.h"
@@ -78,6 +79,30 @@ struct runtime {
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt,
                              struct error *err);
 void runtime_close(struct runtime *rt);
+
+/* What runtime_open would do with these options: all decisions, by the same code, but nothing is loaded. */
+struct runtime_plan {
+    char device[32];
+    bool gpu;
+    bool fits;
+    struct error why;    /* why it does not fit */
+    struct error notice; /* as runtime.notice */
+    struct fit_weights weights;
+    size_t more_weights;             /* of adapters and the image tower, in the file's formats */
+    size_t step;                     /* working memory of the backend */
+    size_t other;                    /* allowance for everything else */
+    size_t kv, states;               /* bytes of the cache; states include checkpoints */
+    size_t token_bytes, state_bytes; /* of one token; of one sequence's states */
+    size_t free, usable;             /* memory of the device; free 0 = unknown */
+    int64_t tokens;                  /* in the cache */
+    int64_t room_tokens;             /* that would fit; -1 = unknown */
+    int context, trained;            /* tokens of a sequence; what the model has */
+    int max_seqs, max_tokens, n_states;
+    int threads; /* of the CPU */
+};
+/* False: the file or an option is wrong. A model that does not fit is no error: out->fits. */
+bool runtime_plan(struct tensorfile *f, const struct runtime_options *opt, struct runtime_plan *out,
+                  struct error *err);
 /* The vocabulary, prepared for constraints. The model must have a tokenizer. Any thread may call it. */
 const struct grammar_vocab *runtime_grammar_vocab(struct runtime *rt);
 

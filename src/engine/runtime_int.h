@@ -10,6 +10,12 @@ struct opening {
     struct backend_options device; /* never "auto" */
     struct step_limits limits;
     struct cache_size cache;
+    struct cache_room room;
+    struct fit_weights weights;
+    bool measured;     /* weights is known */
+    size_t step;       /* bytes of working memory */
+    size_t more_bytes; /* weights beside the model's own: adapters and the image tower */
+    int trained;       /* the model's own context */
 };
 
 /* Loads the model and makes its cache and stepper, on the device that is open (rt->be). */

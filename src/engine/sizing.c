@@ -93,14 +93,46 @@ static double gb(double bytes)
     return bytes * 1e-9;
 }
 
-struct cache_room sizing_host_room(const struct runtime_options *opt, const struct network *net,
-                                   const struct model_size *size, const struct step_limits *lim)
+static int page_len(const struct runtime_options *opt)
 {
-    struct cache_room r = {.free = sysmem_available(""),
-                           .taken = size->bytes + HOST_SCRATCH + sizing_step_bytes(net, lim)};
+    return or_default(opt->page_len, 16);
+}
+
+int64_t sizing_pages(const struct runtime_options *opt, const struct step_limits *lim,
+                     int64_t tokens)
+{
+    return (tokens + page_len(opt) - 1) / page_len(opt) + lim->max_seqs;
+}
+
+struct bounds sizing_bounds(const struct runtime_options *opt, const struct step_limits *lim,
+                            const struct cache_size *cache)
+{
+    return (struct bounds){
+        .page_len = page_len(opt),
+        .n_pages = (int)sizing_pages(opt, lim, cache->tokens),
+        .k_type = sizing_kv_type(opt->k_type),
+        .v_type = sizing_kv_type(opt->v_type),
+        .max_tokens = lim->max_tokens,
+        .max_seqs = lim->max_seqs,
+        .max_out = lim->max_out,
+        .max_pages = (cache->context + page_len(opt) - 1) / page_len(opt),
+        .n_states = cache->n_states,
+        .max_embeds = lim->max_embeds,
+        .lora_rank = lim->lora_rank,
+    };
+}
+
+size_t sizing_host_other(void)
+{
+    return HOST_SCRATCH;
+}
+
+struct cache_room sizing_host_room(const struct runtime_options *opt, size_t weights, size_t step)
+{
+    struct cache_room r = {.free = sysmem_available(""), .taken = weights + HOST_SCRATCH + step};
     r.usable = (size_t)((double)r.free * HOST_SHARE);
     if (opt->backend.no_repack && r.taken > r.usable)
-        r.taken -= size->bytes;
+        r.taken -= weights;
     return r;
 }
 

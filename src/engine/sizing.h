@@ -7,6 +7,12 @@
 
 #include "engine/runtime.h"
 
+struct cache_size {
+    int64_t tokens;
+    int n_states;
+    int context;
+};
+
 /* Bounds of a step. stages: of a pipeline; 1 = none. */
 struct step_limits sizing_limits(const struct runtime_options *opt, bool gpu, int stages);
 /* An upper estimate of a step's working memory: rows of activations, each expert's outputs, and logits. */
@@ -15,6 +21,14 @@ size_t sizing_step_bytes(const struct network *net, const struct step_limits *li
  * kept as floats. */
 size_t sizing_gpu_step_bytes(const struct runtime_options *opt, const struct network *net,
                              const struct step_limits *lim);
+/* Bounds of a step's scratch on the CPU, for plan_ops, before the cache has its size. */
+struct bounds sizing_bounds(const struct runtime_options *opt, const struct step_limits *lim,
+                            const struct cache_size *cache);
+/* The host's memory set aside for everything but weights, cache and working memory. */
+size_t sizing_host_other(void);
+/* Pages of a cache of so many tokens. */
+int64_t sizing_pages(const struct runtime_options *opt, const struct step_limits *lim,
+                     int64_t tokens);
 /* Bytes of a token in the KV cache. */
 size_t sizing_token_bytes(const struct runtime_options *opt, const struct network *net);
 enum dtype sizing_kv_type(enum dtype t); /* DT_NONE becomes the default */
@@ -32,16 +46,9 @@ struct cache_room {
     bool on_gpu;
 };
 
-struct cache_size {
-    int64_t tokens;
-    int n_states;
-    int context;
-};
-
-/* On the CPU, before anything is loaded. Weights that are read from the mapped file can be evicted, so they do not count
+/* On the CPU, before anything is loaded; weights, step: bytes of them. Weights that are read from the mapped file can be evicted, so they do not count
  * if there is no room for them. */
-struct cache_room sizing_host_room(const struct runtime_options *opt, const struct network *net,
-                                   const struct model_size *size, const struct step_limits *lim);
+struct cache_room sizing_host_room(const struct runtime_options *opt, size_t weights, size_t step);
 /* On a GPU with `room` bytes left, after weights and adapters are loaded. */
 struct cache_room sizing_gpu_room(const struct runtime_options *opt, const struct network *net,
                                   int context, size_t room);

@@ -99,7 +99,7 @@ static bool open_runtime(struct runtime *rt, struct ranks *r, const struct worke
                          const struct runtime_options *opt)
 {
     struct error err = {0};
-    struct opening o = {opt, opt->backend, w->limits, w->cache};
+    struct opening o = {.opt = opt, .device = opt->backend, .limits = w->limits, .cache = w->cache};
     o.device.device = w->device;
     if (device_kind(w->device) == DEVICE_GPU)
         o.device.device = join_gpu(w->device, device_count(w->device), rt->gpu, sizeof rt->gpu);

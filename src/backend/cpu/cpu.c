@@ -162,6 +162,10 @@ static void clear(struct cpu_backend *cb)
 void *cpu_scratch(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err)
 {
     CHECK(cb->n_blocks < (int)(sizeof cb->blocks / sizeof *cb->blocks), "too many blocks");
+    if (cb->measured) {
+        *cb->measured += bytes;
+        return cb; /* never read */
+    }
     void *p = mem_aligned(bytes);
     if (!p)
         error_set(err, "out of memory: %zu bytes for %s", bytes, what);
@@ -243,7 +247,7 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
             continue;
         size_t scratch = state_scratch(m);
         cb->delta_len = scratch > cb->delta_len ? scratch : cb->delta_len;
-        cb->taps[i] = taps_of(m);
+        cb->taps[i] = cb->measured ? NULL : taps_of(m);
         nets |= m->kind == MIXER_DELTA_NET;
     }
     if (!cb->delta_len)
@@ -276,14 +280,10 @@ static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T
                             (cb->joined = cpu_rows(cb, T, 2 * E, "inputs of drafts", err)));
 }
 
-static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
-                        struct error *err)
+/* Everything of prepare() that allocates. */
+static bool make_scratch(struct cpu_backend *cb, const struct network *net, const struct bounds *s,
+                         struct error *err)
 {
-    struct cpu_backend *cb = cpu_self(be);
-    if (cb->sampled)
-        clear(cb);
-    if (!pick_check_network(&cb->pick, net, s, err))
-        return false;
     cb->net = net;
     cb->bounds = *s;
     network_measure(net, &cb->max);
@@ -320,6 +320,36 @@ static bool cpu_prepare(struct backend *be, const struct network *net, const str
            prepare_parts(cb, net, T, err) && prepare_states(cb, net, T, err) &&
            prepare_latent(cb, net, T, err) && prepare_mtp(cb, net, T, err) &&
            cpu_tower_prepare(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
+}
+
+static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
+                        struct error *err)
+{
+    struct cpu_backend *cb = cpu_self(be);
+    if (cb->sampled)
+        clear(cb);
+    return pick_check_network(&cb->pick, net, s, err) && make_scratch(cb, net, s, err);
+}
+
+static size_t cpu_weight_bytes(struct backend *be, const struct raw_weight *src,
+                               enum weight_role role, size_t *mapped)
+{
+    bool repack = !cpu_self(be)->no_repack;
+    return gemm_weight_bytes(src, role == WEIGHT_HEADS && repack, repack, mapped);
+}
+
+static size_t cpu_step_bytes(struct backend *be, const struct network *net, const struct bounds *s)
+{
+    const struct cpu_backend *cb = cpu_self(be);
+    struct error none;
+    size_t bytes = 0;
+    struct cpu_backend *like = mem_zalloc(1, sizeof *like);
+    *like = (struct cpu_backend){
+        .base = cb->base, .pool = cb->pool, .isa = cb->isa, .pick = cb->pick, .measured = &bytes};
+    make_scratch(like, net, s, &none);
+    clear(like);
+    mem_free(like);
+    return bytes;
 }
 
 static void cpu_close(struct backend *be)
@@ -1077,6 +1107,9 @@ static const struct stream_ops cpu_stream_ops = {
 static const struct pick_ops cpu_picks = {
     .row = cpu_pick, .force = cpu_pick_force, .shapes = cpu_pick_shapes};
 
+static const struct plan_ops cpu_plan = {.weight_bytes = cpu_weight_bytes,
+                                         .step_bytes = cpu_step_bytes};
+
 static const struct backend_ops cpu_ops = {
     .name = "cpu",
     .close = cpu_close,
@@ -1105,6 +1138,7 @@ static const struct backend_ops cpu_ops = {
     .tower = &cpu_tower,
     .stream = &cpu_stream_ops,
     .picks = &cpu_picks,
+    .plan = &cpu_plan,
 };
 
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err)

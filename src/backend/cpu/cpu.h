@@ -38,8 +38,9 @@ struct cpu_backend {
     struct cpu_block {
         void *p;
         size_t bytes;
-    } blocks[48]; /* (n_blocks) scratch that prepare made */
+    } blocks[56]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
+    size_t *measured; /* prepare only adds up the bytes of its scratch here; NULL = it allocates */
     int n_ropes;
     float **rope;                     /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
     float *n;                         /* (max_tokens, E) normed rows */

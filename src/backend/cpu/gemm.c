@@ -74,10 +74,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
                   patches ? patches->n_in : 0};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         widest = dims[i] > widest ? dims[i] : widest;
-    struct gemm *m = mem_aligned(sizeof *m);
-    if (!m)
-        mem_die(sizeof *m);
-    memset(m, 0, sizeof *m);
+    struct gemm *m = mem_zalloc(1, sizeof *m);
     cb->gemm = m;
     /* Rows as floats; or, for GPTQ4's permuted inputs, a row of floats and 8 records. */
     size_t kernel = gemm_dequant_scratch(widest);
@@ -97,19 +94,18 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
     kernel = round64(kernel);
     m->thread_bytes = round64((size_t)N_TILES * GEMM_TILE * sizeof(float) + kernel);
     size_t n_threads = (size_t)pool_size(cb->pool);
-    m->threads = mem_aligned(m->thread_bytes * n_threads);
     size_t per_row = (size_t)max->n_ff;
     if ((size_t)max->n_ff_exp * (size_t)max->n_expert_used > per_row)
         per_row = (size_t)max->n_ff_exp * (size_t)max->n_expert_used;
-    m->hidden_bytes = round64((size_t)s->max_tokens * per_row * sizeof(float));
-    m->hidden = mem_aligned(m->hidden_bytes);
     size_t ffn = input_layout(max->n_ff).bytes;
     size_t moe = input_layout(max->n_ff_exp).bytes * (size_t)max->n_expert_used;
-    m->hidden_q_bytes = (size_t)s->max_tokens * (ffn > moe ? ffn : moe);
-    m->hidden_q = mem_aligned(m->hidden_q_bytes);
-    m->xq_bytes = (size_t)s->max_tokens * input_layout(widest).bytes;
-    m->xq = mem_aligned(m->xq_bytes);
-    bool bf16 = true;
+    size_t hidden = round64((size_t)s->max_tokens * per_row * sizeof(float));
+    size_t hidden_q = (size_t)s->max_tokens * (ffn > moe ? ffn : moe);
+    size_t xq = (size_t)s->max_tokens * input_layout(widest).bytes;
+    bool ok = (m->threads = cpu_scratch(cb, m->thread_bytes * n_threads, "kernels", err)) &&
+              (m->hidden = cpu_scratch(cb, hidden, "hidden units", err)) &&
+              (m->hidden_q = cpu_scratch(cb, hidden_q, "hidden units", err)) &&
+              (m->xq = cpu_scratch(cb, xq, "quantised inputs", err));
     if (isa_has(cb->isa, ISA_AMX)) {
         size_t tokens = (size_t)s->max_tokens + GEMM_PAD;
         size_t slots = (size_t)s->max_tokens * (size_t)max->n_expert_used + GEMM_PAD;
@@ -118,16 +114,13 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
                gathered = slots * bf16_stride(2 * n_embd);
         size_t dense = tokens * bf16_stride(2 * max->n_ff),
                experts = slots * bf16_stride(2 * max->n_ff_exp);
-        m->xh_bytes = max->n_expert && gathered > linear ? gathered : linear;
-        m->hidden_h_bytes = max->n_expert && experts > dense ? experts : dense;
-        m->xh = mem_aligned(m->xh_bytes);
-        m->hidden_h = mem_aligned(m->hidden_h_bytes);
-        bf16 = m->xh && m->hidden_h;
+        size_t xh = max->n_expert && gathered > linear ? gathered : linear;
+        size_t hidden_h = max->n_expert && experts > dense ? experts : dense;
+        ok = ok && (m->xh = cpu_scratch(cb, xh, "bf16 inputs", err)) &&
+             (m->hidden_h = cpu_scratch(cb, hidden_h, "bf16 hidden units", err));
     }
-    if (!m->threads || !m->hidden || !m->hidden_q || !m->xq || !bf16)
-        return error_set(err, "out of memory: %zu bytes of scratch",
-                         m->thread_bytes * n_threads + m->hidden_bytes + m->hidden_q_bytes +
-                             m->xq_bytes + m->xh_bytes + m->hidden_h_bytes);
+    if (!ok)
+        return false;
     return moe_init(cb, err);
 }
 
@@ -137,13 +130,7 @@ void gemm_clear(struct cpu_backend *cb)
     if (!m)
         return;
     moe_clear(cb);
-    mem_aligned_free(m->threads, m->thread_bytes * (size_t)pool_size(cb->pool));
-    mem_aligned_free(m->hidden, m->hidden_bytes);
-    mem_aligned_free(m->hidden_q, m->hidden_q_bytes);
-    mem_aligned_free(m->xq, m->xq_bytes);
-    mem_aligned_free(m->xh, m->xh_bytes);
-    mem_aligned_free(m->hidden_h, m->hidden_h_bytes);
-    mem_aligned_free(m, sizeof *m);
+    mem_free(m);
     cb->gemm = NULL;
 }
 

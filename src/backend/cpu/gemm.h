@@ -94,7 +94,6 @@ struct gemm {
     uint8_t *xh,
         *hidden_h; /* input and hidden as rows of bf16, or of two, in the order of experts' slots for
                                moe; NULL without AMX */
-    size_t hidden_bytes, hidden_q_bytes, xq_bytes, xh_bytes, hidden_h_bytes;
     struct moe_state *moe; /* NULL without experts */
 };
 
@@ -107,6 +106,9 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
 struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool *pool,
                                       struct error *err);
 void gemm_weight_free(struct gemm_weight *w);
+/* Bytes that gemm_weight_new, or with heads gemm_weight_heads, allocates for src, whose data is not read. *mapped: bytes
+ * that stay in the file's blocks. */
+size_t gemm_weight_bytes(const struct raw_weight *src, bool heads, bool repack, size_t *mapped);
 void gemm_weight_row(const struct gemm_weight *w, int row, float *dst); /* expert 0, exact */
 
 bool gemm_init(struct cpu_backend *cb, struct error *err);

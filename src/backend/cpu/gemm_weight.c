@@ -96,17 +96,18 @@ static bool pack_all(const struct raw_weight *src, const struct gemm_weight *w, 
     return !job.failed || error_set(err, "cannot read the file: it changed, or its disk fails");
 }
 
-struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
-                                    struct error *err)
+/* Offsets of segments and their permutations in a weight's memory. */
+struct weight_places {
+    size_t at[3], perm_at[3];
+};
+
+/* Sizes of src in the backend's form: everything but memory. */
+static void lay_out(const struct raw_weight *src, bool repack, struct gemm_weight *w,
+                    struct weight_places *places)
 {
-    struct gemm_weight *w = mem_zalloc(1, sizeof *w);
-    w->n_in = src->n_in;
-    w->n_out = src->n_out;
-    w->n_expert = src->n_expert;
-    w->n_seg = src->n_seg;
-    size_t at[3] = {0}, perm_at[3] = {0};
-    bool any_raw = false;
     int row = 0;
+    *w = (struct gemm_weight){
+        .n_in = src->n_in, .n_out = src->n_out, .n_expert = src->n_expert, .n_seg = src->n_seg};
     for (int i = 0; i < src->n_seg; i++) {
         const struct raw_seg *s = &src->seg[i];
         struct gemm_seg *d = &w->seg[i];
@@ -118,19 +119,52 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
         w->wants_x |= floats;
         w->wants_q |= !floats;
         w->wants_fine |= !floats && panel_reads_fine(s->type);
-        any_raw |= !d->packed;
         if (!d->packed)
             continue;
         d->group_len = s->group_len;
         d->n_panels = (s->rows + GEMM_PANEL - 1) / GEMM_PANEL;
         int panels = d->n_panels * src->n_expert;
-        at[i] = w->mem_bytes;
+        places->at[i] = w->mem_bytes;
         w->mem_bytes += (size_t)panels * d->panel_bytes;
-        perm_at[i] = w->mem_bytes;
+        places->perm_at[i] = w->mem_bytes;
         if (s->perm)
             w->mem_bytes += (size_t)src->n_expert * (size_t)src->n_in * sizeof(int32_t);
         w->mem_bytes = (w->mem_bytes + 63) & ~(size_t)63;
     }
+}
+
+static size_t seg_bytes(const struct raw_weight *w, int i)
+{
+    return (size_t)w->n_expert * (size_t)w->seg[i].rows * raw_seg_row_bytes(&w->seg[i], w->n_in);
+}
+
+size_t gemm_weight_bytes(const struct raw_weight *src, bool heads, bool repack, size_t *mapped)
+{
+    struct gemm_weight w;
+    struct weight_places places;
+    struct raw_weight as = *src;
+    lay_out(src, repack || heads, &w, &places);
+    for (int i = 0; heads && i < w.n_seg; i++)
+        if (!w.seg[i].packed) {
+            as.seg[0] = (struct raw_seg){.type = DT_F16, .rows = src->n_out};
+            as.n_seg = 1;
+            lay_out(&as, true, &w, &places);
+        }
+    *mapped = 0;
+    for (int i = 0; i < w.n_seg; i++)
+        *mapped += w.seg[i].packed ? 0 : seg_bytes(src, i);
+    return w.mem_bytes + (src->bias ? (size_t)src->n_expert * (size_t)src->n_out * 4 : 0);
+}
+
+struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
+                                    struct error *err)
+{
+    struct gemm_weight *w = mem_zalloc(1, sizeof *w);
+    struct weight_places places = {0};
+    bool any_raw = false;
+    lay_out(src, repack, w, &places);
+    for (int i = 0; i < w->n_seg; i++)
+        any_raw |= !w->seg[i].packed;
     if (any_raw)
         w->raw = src->transient ? raw_weight_copy(src) : raw_weight_view(src);
     w->mem = w->mem_bytes ? mem_aligned(w->mem_bytes) : NULL;
@@ -142,10 +176,10 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
     for (int i = 0; i < src->n_seg; i++) {
         if (!w->seg[i].packed)
             continue;
-        w->seg[i].data = w->mem + at[i];
+        w->seg[i].data = w->mem + places.at[i];
         if (!src->seg[i].perm || !w->mem)
             continue;
-        int32_t *perm = (int32_t *)(w->mem + perm_at[i]);
+        int32_t *perm = (int32_t *)(w->mem + places.perm_at[i]);
         w->seg[i].perm = perm;
         for (int e = 0; e < src->n_expert; e++, perm += src->n_in)
             memcpy(perm, src->seg[i].perm[e], (size_t)src->n_in * sizeof *perm);

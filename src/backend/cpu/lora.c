@@ -33,9 +33,8 @@ struct cpu_lora {
 };
 
 struct cpu_lora_state {
-    size_t t_len; /* floats of t per entry */
-    float *t;     /* (entries, or slots' entries of experts, t_len) */
-    size_t t_bytes;
+    size_t t_len;               /* floats of t per entry */
+    float *t;                   /* (entries, or slots' entries of experts, t_len) */
     int n_entries;              /* entries of the stream's rows, sorted by adapter */
     struct lora_entry *entries; /* (max_tokens * LORA_MAX_USES) */
     struct lora_entry *slots;   /* (max_tokens * used * LORA_MAX_USES) entries of experts' slots */
@@ -148,11 +147,10 @@ bool cpu_lora_init(struct cpu_backend *cb, struct error *err)
     size_t tokens = (size_t)cb->bounds.max_tokens, used = (size_t)cb->max.n_expert_used;
     size_t entries = tokens * LORA_MAX_USES, slots = entries * (used ? used : 1);
     s->t_len = (size_t)panels_of(0, cb->bounds.lora_rank) * LORA_PANEL;
-    s->t_bytes =
-        slots * s->t_len * sizeof(float); /* virtual memory; pages are used as they are touched */
-    s->t = mem_aligned(s->t_bytes);
+    /* virtual memory; pages are used as they are touched */
+    s->t = cpu_scratch(cb, slots * s->t_len * sizeof(float), "adapters", err);
     if (!s->t)
-        return error_set(err, "out of memory: %zu bytes for adapters", s->t_bytes);
+        return false;
     s->entries = mem_zalloc(entries, sizeof *s->entries);
     s->slots = mem_zalloc(slots, sizeof *s->slots);
     s->out_row = mem_zalloc(tokens, sizeof *s->out_row);
@@ -166,7 +164,6 @@ void cpu_lora_clear(struct cpu_backend *cb)
     struct cpu_lora_state *s = cb->lora;
     if (!s)
         return;
-    mem_aligned_free(s->t, s->t_bytes);
     mem_free(s->entries);
     mem_free(s->slots);
     mem_free(s->out_row);

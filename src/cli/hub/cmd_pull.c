@@ -90,6 +90,13 @@ static void add_escaped(struct buf *b, const char *path)
             buf_addf(b, "%%%02X", (unsigned char)*path);
 }
 
+void hub_file_url(const struct hub_name *name, const struct hub_repo *r, const struct hub_file *f,
+                  struct buf *out)
+{
+    buf_addf(out, "%s/%s/resolve/%s/", hub_endpoint(), name->repo, r->sha);
+    add_escaped(out, f->path);
+}
+
 static bool download_list_add(struct download_list *h, const struct hub_name *name,
                               const struct hub_repo *r, const struct hub_file *f,
                               const char *folder, const struct fetch_options *opt,
@@ -112,8 +119,7 @@ static bool download_list_add(struct download_list *h, const struct hub_name *na
         buf_clear(&blob);
         return lock >= 0;
     }
-    buf_addf(&url, "%s/%s/resolve/%s/", hub_endpoint(), name->repo, r->sha);
-    add_escaped(&url, f->path);
+    hub_file_url(name, r, f, &url);
     buf_addf(&partial, "%s.incomplete", blob.p);
     int64_t have = size_on_disk(partial.p);
     if (__builtin_add_overflow(h->bytes, f->size - (have > 0 && have <= f->size ? have : 0),
@@ -201,9 +207,8 @@ static bool fetch_wanted(const struct hub_name *name, const struct hub_repo *r, 
     return ok && write_ref(name, r, folder, err);
 }
 
-/* Reads a repository's file list from the Hub. */
-static bool read_list(const struct hub_name *name, const struct fetch_options *opt,
-                      struct hub_repo *out, struct error *err)
+bool hub_read_list(const struct hub_name *name, const struct fetch_options *opt,
+                   struct hub_repo *out, struct error *err)
 {
     struct buf url = {0}, text = {0};
     long status;
@@ -235,7 +240,7 @@ bool hub_describe(const struct hub_name *asked, struct buf *out, struct error *e
         return error_set(err, "HF_HUB_OFFLINE is set");
     if (hub_token(&token))
         opt.token = token.p;
-    bool ok = read_list(&name, &opt, &r, err);
+    bool ok = hub_read_list(&name, &opt, &r, err);
     bool *wanted = mem_zalloc((size_t)r.n + 1, sizeof *wanted);
     if (ok && !hub_choose(r.files, r.n, name.quant, wanted, &first, &why))
         ok = error_set(err, "%s: %s", name.repo, why.msg);
@@ -270,7 +275,7 @@ bool hub_pull(const struct hub_name *asked, bool quiet, struct pull_watch *watch
         opt.token = token.p;
     struct fetch_options list = opt;
     list.once = watch != NULL;
-    bool ok = hub_repo_folder(name.repo, &folder, err) && read_list(&name, &list, &r, err);
+    bool ok = hub_repo_folder(name.repo, &folder, err) && hub_read_list(&name, &list, &r, err);
     bool *wanted = mem_zalloc((size_t)r.n + 1, sizeof *wanted);
     if (ok && !hub_choose(r.files, r.n, name.quant, wanted, &first, &why))
         ok = error_set(err, "%s: %s", name.repo, why.msg);

@@ -91,14 +91,19 @@ static CURL *new_handle(const char *url, const struct fetch_options *opt,
 struct text {
     struct buf *out;
     size_t max;
+    bool head; /* the rest is not wanted */
 };
 
 static size_t take_text(char *p, size_t size, size_t n, void *arg)
 {
     struct text *t = arg;
-    if (size * n > t->max - t->out->len)
+    size_t left = t->max - t->out->len;
+    if (t->head)
+        buf_add(t->out, p, size * n < left ? size * n : left);
+    if (size * n > left)
         return 0;
-    buf_add(t->out, p, size * n);
+    if (!t->head)
+        buf_add(t->out, p, size * n);
     return size * n;
 }
 
@@ -133,18 +138,22 @@ bool fetch_prepare(struct error *err)
     return curl_load("downloads need", err);
 }
 
-bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, struct buf *out,
-                long *status, struct error *err)
+static bool get(const char *url, const struct fetch_options *opt, struct text text, long *status,
+                struct error *err)
 {
-    char why[CURL_ERROR_SIZE] = "";
+    char why[CURL_ERROR_SIZE] = "", range[40];
     struct curl_slist *headers = NULL;
-    struct text text = {out, max};
+    struct buf *out = text.out;
     *status = 0;
     CURL *h = curl_load("downloads need", err) ? new_handle(url, opt, &headers, why, err) : NULL;
     if (!h)
         return false;
     curl.easy_setopt(h, CURLOPT_WRITEFUNCTION, take_text);
     curl.easy_setopt(h, CURLOPT_WRITEDATA, &text);
+    if (text.head) {
+        snprintf(range, sizeof range, "0-%zu", text.max - 1);
+        curl.easy_setopt(h, CURLOPT_RANGE, range);
+    }
     curl.easy_setopt(h, CURLOPT_NOPROGRESS, 0L);
     curl.easy_setopt(h, CURLOPT_XFERINFOFUNCTION, on_tick);
     curl.easy_setopt(h, CURLOPT_XFERINFODATA, opt);
@@ -165,11 +174,25 @@ bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, st
     curl.slist_free_all(headers);
     if (fetch_stopped(opt))
         return error_set(err, "interrupted");
+    if (rc == CURLE_WRITE_ERROR && text.head)
+        return true; /* a server that knows no ranges */
     if (rc == CURLE_WRITE_ERROR)
-        return error_set(err, "%s: the response is larger than %zu MB", url, max >> 20);
+        return error_set(err, "%s: the response is larger than %zu MB", url, text.max >> 20);
     if (rc != CURLE_OK)
         return error_set(err, "%s: %s", url, why[0] ? why : curl.easy_strerror(rc));
     return true;
+}
+
+bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, struct buf *out,
+                long *status, struct error *err)
+{
+    return get(url, opt, (struct text){out, max, false}, status, err);
+}
+
+bool fetch_head(const char *url, const struct fetch_options *opt, size_t bytes, struct buf *out,
+                long *status, struct error *err)
+{
+    return get(url, opt, (struct text){out, bytes, true}, status, err);
 }
 
 /* Files */

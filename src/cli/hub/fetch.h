@@ -43,6 +43,9 @@ bool fetch_prepare(struct error *err);
  * was no response. */
 bool fetch_text(const char *url, const struct fetch_options *opt, size_t max, struct buf *out,
                 long *status, struct error *err);
+/* Downloads the first `bytes` of a file, or all of a shorter one, into out. */
+bool fetch_head(const char *url, const struct fetch_options *opt, size_t bytes, struct buf *out,
+                long *status, struct error *err);
 /* Downloads all files. On failure returns false; complete files stay, others can be resumed. */
 bool fetch_files(const struct fetch_file *files, int n, const struct fetch_options *opt,
                  struct error *err);

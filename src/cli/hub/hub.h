@@ -77,7 +77,23 @@ bool hub_open(const char *text, struct buf *out, struct error *err);
 /* The same for a command's argument; the path stays valid. NULL is the built-in model. */
 bool hub_resolve(const char **model, struct error *err);
 
+/* Finds a model in the cache and appends the path to open. False with an empty error: not cached. */
+bool hub_find(const struct hub_name *name, struct buf *out, struct error *err);
+
+/* hub_heads.c: a model that is not on this machine, as files of its size in a temporary folder that have their heads
+ * only, which is all that `steel plan` reads. Appends the path to open to out and the folder to `folder`;
+ * hub_heads_remove deletes it. */
+bool hub_heads(const struct hub_name *name, struct buf *folder, struct buf *out, struct error *err);
+void hub_heads_remove(struct buf *folder);
+
 /* cmd_pull.c */
+struct fetch_options; /* fetch.h */
+/* Reads a repository's file list from the Hub. */
+bool hub_read_list(const struct hub_name *name, const struct fetch_options *opt,
+                   struct hub_repo *out, struct error *err);
+/* Appends the URL of a file of a repository. */
+void hub_file_url(const struct hub_name *name, const struct hub_repo *r, const struct hub_file *f,
+                  struct buf *out);
 /* Asks the Hub what a pull would download, and appends "FILE, SIZE" or "N files, SIZE". */
 bool hub_describe(const struct hub_name *name, struct buf *out, struct error *err);
 /* watch: of another thread (fetch.h); then nothing is printed. */

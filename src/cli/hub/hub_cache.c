@@ -88,8 +88,7 @@ void hub_snapshot(const struct hub_name *name, const char *folder, char sha[72])
     buf_clear(&text);
 }
 
-/* Finds a model in the cache and appends the path to open. False with an empty error: not cached. */
-static bool hub_find(const struct hub_name *name, struct buf *out, struct error *err)
+bool hub_find(const struct hub_name *name, struct buf *out, struct error *err)
 {
     struct buf folder = {0};
     struct error why = {0};
