@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/mem.h"
+#include "base/os.h"
 #include "base/pool.h"
 #include "base/sysmem.h"
 #include "base/version.h"
@@ -174,13 +175,8 @@ static void machine_key(const struct backend_options *opt, struct buf *out)
 {
     enum isa isa = ISA_REF;
     struct error ignored;
-    char line[256], cpu[200] = "unknown";
-    FILE *f = fopen("/proc/cpuinfo", "re");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "model name : %199[^\n]", cpu) == 1)
-            break;
-    if (f)
-        fclose(f);
+    char cpu[200];
+    os_cpu_model(cpu, sizeof cpu);
     for (char *c = cpu; *c; c++)
         if ((unsigned char)*c < ' ' || (unsigned char)*c > '~')
             *c = '?';
