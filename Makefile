@@ -244,6 +244,7 @@ test: test-build ## install what is missing, build, run the tests
 test-all: test test-faults ## the same and what takes long
 	@RANKS_ALL=1 ONLY=test_ranks sh tests/run.sh $(B)
 	@STEEL_TEST_SECONDS=60 ONLY=test_route.py sh tests/run.sh $(B)
+	@STEEL_TEST_SECONDS=60 ONLY=test_models.py sh tests/run.sh $(B)
 	@STEEL_TEST_AGENTS=1 ONLY=test_clients sh tests/run.sh $(B)
 	$(Q)$(MAKE) --no-print-directory test-amx test-arm
 	$(Q)$(MAKE) --no-print-directory CUDA=0 test-cuda-faults

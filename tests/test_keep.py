@@ -26,9 +26,9 @@ def tokens(n, seed=0):
     return [rng.randrange(40, 140) for _ in range(n)]
 
 
-def ask(s, prompt, model=None, n=8, **kw):
+def ask(s, prompt, model=None, n=8, lora=None, **kw):
     """(answer with its log-probabilities, cached tokens, those from disk)"""
-    r = s.json(COMP, {"model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "logprobs": 1}, **kw)
+    r = s.json(COMP, {"model": model, "lora": lora, "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, "logprobs": 1}, **kw)
     d = r["usage"]["prompt_tokens_details"]
     return (r["choices"][0]["text"], r["choices"][0]["logprobs"]["token_logprobs"]), d["cached_tokens"], d.get("disk_tokens", 0)
 
@@ -108,6 +108,31 @@ def test_foreign():
     assert ask(s, tokens(1000))[1:] == (0, 0)
     assert s.stop() == 0
     assert len(files(d)) > n
+
+
+def test_adapters():
+    """A prefix with an adapter is found with that adapter and that scale alone, whatever its name."""
+    base, tuned = "tests/golden/qwen3", "tests/golden/qwen3-lora"
+    d = tempfile.mkdtemp(dir=WORK.name)
+    flags = ("--cache-dir", d, "-c", "1024")
+    s = Server(BUILD, *flags, "--lora", "a=" + tuned, model=base)
+    want = ask(s, tokens(1000), lora="a")
+    plain = ask(s, tokens(1000))
+    assert want[1:] == plain[1:] == (0, 0) and want[0] != plain[0]
+    assert s.stop() == 0
+    s = Server(BUILD, *flags, "--lora", "other=" + tuned, model=base)
+    assert ask(s, tokens(1000), lora=[{"name": "other", "scale": 0.5}])[1:] == (0, 0)
+    assert ask(s, tokens(1000), lora="other") == (want[0], 768, 768)
+    assert ask(s, tokens(1000)) == (plain[0], 768, 768)
+    assert s.stop() == 0
+    # the same folder with other weights
+    changed = shutil.copytree(tuned, os.path.join(WORK.name, "changed-lora"))
+    with open(changed + "/adapter_model.safetensors", "r+b") as f:
+        f.seek(-4, 2)
+        f.write(b"\0\0\0\0")
+    s = Server(BUILD, *flags, "--lora", "a=" + changed, model=base)
+    assert ask(s, tokens(1000), lora="a")[1:] == (0, 0)
+    assert s.stop() == 0
 
 
 def test_damaged():
@@ -296,5 +321,5 @@ def test_leaving():
 
 
 if __name__ == "__main__":
-    tests = [test_restart, test_foreign, test_damaged, test_kill, test_full, test_two_processes, test_swap, test_leaving]
+    tests = [test_restart, test_foreign, test_adapters, test_damaged, test_kill, test_full, test_two_processes, test_swap, test_leaving]
     run_tests([t for t in tests if len(sys.argv) < 3 or t.__name__ in sys.argv[2:]])

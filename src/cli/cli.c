@@ -125,7 +125,7 @@ int cli_all_adapters(const struct runtime *rt, struct lora_pick *picks)
     struct adapter_info all[LORA_MAX_USES];
     int n = rt->adapters ? adapters_list(rt->adapters, all, LORA_MAX_USES) : 0;
     for (int i = 0; i < n; i++)
-        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial};
+        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial, all[i].mark};
     return n;
 }
 

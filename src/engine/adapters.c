@@ -99,6 +99,7 @@ static bool read_adapter(struct adapters *a, struct adapter_slot *s, const char 
                        ad->rank, a->rank);
     ok = ok && model_adapt(a->m, ad, s->info.number, err);
     s->info.rank = ad->rank;
+    s->info.mark = adapter_mark(ad);
     adapter_free(ad);
     return ok;
 }
@@ -215,7 +216,7 @@ bool adapters_pick(const struct adapter_info *info, float scale, struct lora_pic
             return error_set(err, "the adapter \"%s\" is asked for twice", info->name);
     if (*n == LORA_MAX_USES)
         return error_set(err, "more than %d adapters for one request", LORA_MAX_USES);
-    picks[(*n)++] = (struct lora_pick){info->number, scale, info->serial};
+    picks[(*n)++] = (struct lora_pick){info->number, scale, info->serial, info->mark};
     return true;
 }
 

@@ -24,6 +24,7 @@ struct adapter_info {
     int rank;
     int users; /* requests */
     uint64_t serial;
+    uint64_t mark; /* struct lora_pick */
 };
 
 enum adapter_result {

@@ -36,8 +36,8 @@ struct save_job {
     struct save_job *next;
     int32_t *tokens; /* (n) owned */
     int n;
-    uint64_t root;
-    char *salt; /* owned; NULL = none */
+    uint64_t root;      /* in the memory's index */
+    struct chain chain; /* on disk */
 };
 
 struct read_job {
@@ -78,12 +78,19 @@ static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 
 /* Names */
 
-static struct chain chain_root(const struct keeper *k, const char *salt)
+/* The empty prefix of a request's model, adapters and client. */
+static struct chain chain_root(const struct keeper *k, const struct request_spec *spec)
 {
     struct buf b = {0};
     struct chain c;
     buf_add(&b, k->shape.model, sizeof k->shape.model);
-    buf_addf(&b, "%s%s", salt ? "+" : "-", salt ? salt : "");
+    for (int i = 0; i < spec->n_loras; i++) {
+        buf_add(&b, &spec->loras[i].mark, sizeof spec->loras[i].mark);
+        buf_add(&b, &spec->loras[i].scale, sizeof spec->loras[i].scale);
+    }
+    if (spec->n_loras) /* differs from every salt, which has no NUL */
+        buf_addc(&b, 0);
+    buf_addf(&b, "%s%s", spec->salt ? "+" : "-", spec->salt ? spec->salt : "");
     c.h[0] = siphash(k->key, b.p, b.len);
     c.h[1] = siphash(k->key + 2, b.p, b.len);
     buf_clear(&b);
@@ -312,7 +319,7 @@ static bool save(struct keeper *k, const struct save_job *j, struct error *err)
     struct out_piece p = {.k = k, .content = content, .chain = j->root, .list = list_new(k)};
     char *record = mem_ask(k->seg_bytes), *state = mem_ask(k->shape.state_bytes + 1);
     bool ok = record && state;
-    chains[0] = chain_root(k, j->salt);
+    chains[0] = j->chain;
     for (int i = 0; ok && i < n; i++, done++) {
         content_of(j->tokens + (size_t)i * (size_t)k->seg_len, k->seg_len, content);
         chains[i + 1] = chain_next(k, chains[i], room);
@@ -344,7 +351,6 @@ static void save_free(struct save_job *j)
     if (!j)
         return;
     mem_free(j->tokens);
-    mem_free(j->salt);
     mem_free(j);
 }
 
@@ -397,13 +403,13 @@ static void *writer_main(void *arg)
 
 void keeper_save(struct keeper *k, const struct choice *c, int n)
 {
-    if (!k || n < LEAST_SEGMENTS * k->seg_len || c->seq.rows || c->seq.n_loras)
+    if (!k || n < LEAST_SEGMENTS * k->seg_len || c->seq.rows)
         return;
     struct save_job *j = mem_zalloc(1, sizeof *j);
     *j = (struct save_job){.n = n,
                            .root = c->seq.root,
-                           .tokens = mem_alloc((size_t)n * sizeof *j->tokens),
-                           .salt = c->req->spec.salt ? mem_strdup(c->req->spec.salt) : NULL};
+                           .chain = chain_root(k, &c->req->spec),
+                           .tokens = mem_alloc((size_t)n * sizeof *j->tokens)};
     memcpy(j->tokens, c->seq.tokens, (size_t)n * sizeof *j->tokens);
     struct save_job *old = NULL;
     pthread_mutex_lock(&k->lock);
@@ -456,7 +462,7 @@ static int in_memory(const struct keeper *k, const struct choice *c, uint64_t *c
 /* The number of segments on disk from `first` on after which c can start. */
 static int on_disk(const struct keeper *k, const struct choice *c, int first, uint64_t *room)
 {
-    struct chain at = chain_root(k, c->req->spec.salt);
+    struct chain at = chain_root(k, &c->req->spec);
     int n = (c->seq.n_tokens - 1) / k->seg_len, best = 0;
     for (int i = 0; i < n; i++) {
         content_of(c->seq.tokens + (size_t)i * (size_t)k->seg_len, k->seg_len, room + 2);
@@ -472,7 +478,7 @@ static int on_disk(const struct keeper *k, const struct choice *c, int first, ui
 bool keeper_take(struct keeper *k, struct choice *c)
 {
     const struct seq *q = &c->seq;
-    if (!k || q->rows || q->n_loras || q->no_cache || q->n_tokens - 1 < LEAST_SEGMENTS * k->seg_len)
+    if (!k || q->rows || q->no_cache || q->n_tokens - 1 < LEAST_SEGMENTS * k->seg_len)
         return false;
     uint64_t *room = mem_zalloc(2 + (size_t)k->seg_len, sizeof *room);
     int known = in_memory(k, c, room + 2), first = known / k->seg_len;
@@ -719,7 +725,7 @@ static void read_segments(struct keeper *k, struct read_job *j)
     uint64_t *room = mem_zalloc(2 + (size_t)k->seg_len, sizeof *room);
     p.content = mem_zalloc((size_t)k->seg_len, sizeof *p.content);
     r.chains = mem_zalloc((size_t)j->end + 1, sizeof *r.chains);
-    r.chains[0] = chain_root(k, j->choice->req->spec.salt);
+    r.chains[0] = chain_root(k, &j->choice->req->spec);
     for (int i = 0; i < j->end; i++) {
         content_of(j->choice->seq.tokens + (size_t)i * (size_t)k->seg_len, k->seg_len, room + 2);
         r.chains[i + 1] = chain_next(k, r.chains[i], room);

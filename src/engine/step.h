@@ -16,6 +16,7 @@ struct lora_pick {
     int adapter;
     float scale;
     uint64_t serial;
+    uint64_t mark; /* of what it adds to weights; the same in every process */
 };
 
 /* Data of a prompt besides its tokens, by position: embedding rows, such as an image's, and M-RoPE positions. Unchanged

@@ -8,6 +8,7 @@
 #include "base/buf.h"
 #include "base/map.h"
 #include "base/mem.h"
+#include "base/siphash.h"
 #include "base/sysmem.h"
 #include "model/build.h"
 #include "model/families/family.h"
@@ -776,6 +777,36 @@ void adapter_free(struct adapter *a)
         lora_free(a->changes[i]);
     mem_free(a->changes);
     mem_free(a);
+}
+
+static uint64_t hash(uint64_t h, const void *p, size_t n)
+{
+    const uint64_t key[2] = {h, n};
+    return siphash(key, p, n);
+}
+
+static uint64_t hash_matrix(uint64_t h, const struct lora *l, const struct lora_matrix *m)
+{
+    h = hash(h, m->a, (size_t)m->rank * (size_t)l->n_in * sizeof *m->a);
+    for (int i = 0; m->rank && i < m->n_parts; i++) {
+        const struct lora_part *p = &m->parts[i];
+        const int32_t place[] = {p->first, p->n, p->at, p->rank};
+        h = hash(h, place, sizeof place);
+        h = hash(h, p->b, (size_t)p->n * (size_t)p->rank * sizeof *p->b);
+    }
+    return h;
+}
+
+uint64_t adapter_mark(const struct adapter *a)
+{
+    uint64_t h = 0;
+    for (int i = 0; i < a->n_specs; i++) {
+        const struct lora *l = a->changes[i];
+        h = hash(h, &i, sizeof i);
+        for (int e = 0; l && e < l->n_expert; e++)
+            h = hash_matrix(h, l, &l->of[e]);
+    }
+    return h;
 }
 
 /* Adapters of a loaded model */

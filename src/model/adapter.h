@@ -25,6 +25,8 @@ struct adapter *adapter_open(const char *path, const struct config *c, bool mode
 struct adapter *adapter_read(const struct tensorfile *f, const struct config *c, bool model_is_gguf,
                              const struct tensor_spec *specs, int n_specs, struct error *err);
 void adapter_free(struct adapter *a);
+/* A hash of everything that it adds to the weights. */
+uint64_t adapter_mark(const struct adapter *a);
 
 /* Lets the model's weights have adapters. Call it before the first step. */
 void model_take_adapters(struct model *m);

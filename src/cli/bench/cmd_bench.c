@@ -133,7 +133,7 @@ static int all_adapters(struct runtime *rt, struct lora_pick *picks)
     static struct adapter_info all[LORA_MAX_ADAPTERS];
     int n = adapters_list(rt->adapters, all, LORA_MAX_ADAPTERS);
     for (int i = 0; i < n; i++)
-        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial};
+        picks[i] = (struct lora_pick){all[i].number, all[i].scale, all[i].serial, all[i].mark};
     return n;
 }
 
