@@ -618,17 +618,13 @@ int cmd_serve(int argc, char **argv)
     f.model.draft = DRAFT_AUTO;
     const char *pos[SERVE_MODELS_MOST];
     int n = read_flags(&f, argc, argv, pos, NULL);
-    if (n < 0)
-        return cli_args_exit(n);
-    if (!read_sections(&f)) {
-        clear_sections(&f.all);
-        return EXIT_USAGE;
-    }
     struct error err = {0};
-    int rc = EXIT_FAIL;
-    if (listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) &&
-        check_pull(&f, &err) && cli_chat_template(&f.main.chat_template, &err) &&
-        list_models(&f, pos, n, &err)) {
+    int rc = n < 0 ? cli_args_exit(n) : EXIT_FAIL;
+    if (n >= 0 && !read_sections(&f)) {
+        rc = EXIT_USAGE;
+    } else if (n >= 0 && listen_access(&f.listen, &f.srv.access, &err) && read_mcp(&f, &err) &&
+               check_pull(&f, &err) && cli_chat_template(&f.main.chat_template, &err) &&
+               list_models(&f, pos, n, &err)) {
         pin(&f);
         f.srv.page_origins = f.page_origins.items;
         f.srv.n_page_origins = f.page_origins.n;
