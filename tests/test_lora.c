@@ -147,7 +147,8 @@ static int picks_of(int s, bool several, struct lora_pick *picks)
     if (s == N_ADAPTERS)
         return 0;
     picks[0] = (struct lora_pick){s, 1, (uint64_t)s + 1, 0};
-    picks[1] = (struct lora_pick){(s + 1) % N_ADAPTERS, 0.5f, (uint64_t)((s + 1) % N_ADAPTERS) + 1, 0};
+    picks[1] =
+        (struct lora_pick){(s + 1) % N_ADAPTERS, 0.5f, (uint64_t)((s + 1) % N_ADAPTERS) + 1, 0};
     return several ? 2 : 1;
 }
 
