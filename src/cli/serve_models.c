@@ -16,7 +16,8 @@
 
 enum { NAME_MOST = 256 };
 
-const char *serve_text(struct serve_models *s, const char *text)
+/* A copy that lives as long as s. */
+static const char *serve_text(struct serve_models *s, const char *text)
 {
     struct owned_texts *l = &s->texts;
     l->items = mem_realloc(l->items, (size_t)l->n + 1, sizeof(char *));

@@ -40,8 +40,6 @@ struct serve_models {
 
 /* The section of a model; NULL = none. */
 struct model_section *serve_section(struct serve_models *s, const char *name);
-/* A copy that lives as long as s. */
-const char *serve_text(struct serve_models *s, const char *text);
 /* Adds MODEL, or NAME=MODEL, of the command line. */
 bool serve_add(struct serve_models *s, const char *text, struct model_source with,
                struct error *err);

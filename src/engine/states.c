@@ -60,11 +60,6 @@ int states_n_kept(const struct states *s)
     return s->n_kept;
 }
 
-int states_n_free(const struct states *s)
-{
-    return s->n_free;
-}
-
 int states_n_pinned(const struct states *s)
 {
     int n = 0;

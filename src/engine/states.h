@@ -26,7 +26,6 @@ void states_free(struct states *s);
 /* Slots that states_take can return. */
 int states_available(const struct states *s);
 int states_n_kept(const struct states *s);
-int states_n_free(const struct states *s);
 int states_n_pinned(const struct states *s);
 /* Returns a slot, now held; -1 if there is none. */
 int32_t states_take(struct states *s);

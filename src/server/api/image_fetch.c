@@ -84,7 +84,8 @@ static bool ipv6_private(const uint8_t *a)
     return (a[0] & 0xe0) != 0x20; /* only 2000::/3 is public */
 }
 
-bool image_address_private(const struct sockaddr *a)
+/* Whether no public server can have the address. */
+static bool is_private(const struct sockaddr *a)
 {
     if (a->sa_family == AF_INET) {
         struct sockaddr_in in;
@@ -174,7 +175,7 @@ static int on_progress(void *arg, curl_off_t total, curl_off_t now, curl_off_t s
 static curl_socket_t on_socket(void *arg, curlsocktype purpose, struct curl_sockaddr *a)
 {
     struct fetch *f = arg;
-    if (purpose != CURLSOCKTYPE_IPCXN || (!f->any_address && image_address_private(&a->addr))) {
+    if (purpose != CURLSOCKTYPE_IPCXN || (!f->any_address && is_private(&a->addr))) {
         f->refused = true;
         return CURL_SOCKET_BAD;
     }

@@ -32,7 +32,5 @@ bool image_fetch_prepare(struct error *err);
 /* A struct image_rules' fetch; arg is a struct image_fetches. out gets the bytes, in memory that belongs to no job. */
 bool image_fetch(void *arg, const char *url, const atomic_bool *stop, struct buf *out,
                  struct error *err);
-/* Whether an address is one that no public server has: for tests. */
-bool image_address_private(const struct sockaddr *a);
 
 #endif

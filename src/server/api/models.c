@@ -27,7 +27,8 @@ static const int64_t SECOND = 1000000000;
 
 /* Entries */
 
-bool model_is_named(const char *asked, const char *name)
+/* Whether it is NAME, or NAME:latest as Ollama's clients say. */
+static bool is_name(const char *asked, const char *name)
 {
     size_t n = strlen(name);
     return n && !strncmp(asked, name, n) && (!asked[n] || !strcmp(asked + n, ":latest"));
@@ -37,10 +38,10 @@ bool model_has_name(const struct model_entry *e, const char *asked)
 {
     if (e->hidden)
         return false;
-    if (model_is_named(asked, e->name))
+    if (is_name(asked, e->name))
         return true;
     for (int i = 0; i < e->src.n_aliases; i++)
-        if (model_is_named(asked, e->src.aliases[i]))
+        if (is_name(asked, e->src.aliases[i]))
             return true;
     return false;
 }
@@ -529,6 +530,17 @@ static void end_waits(struct models *m)
     }
 }
 
+/* Drops a reference. A model without references is closed. Under the lock. */
+static void model_unref(struct models *m, struct loaded *l)
+{
+    if (--l->refs)
+        return;
+    l->next = m->closing;
+    m->closing = l;
+    m->n_closing++;
+    pthread_cond_broadcast(&m->changed);
+}
+
 void models_release(struct models *m, struct api_request *req)
 {
     struct loaded *l = req->loaded;
@@ -550,17 +562,8 @@ void models_release(struct models *m, struct api_request *req)
 
 /* Deciding; all under the lock */
 
-void model_unref(struct models *m, struct loaded *l)
-{
-    if (--l->refs)
-        return;
-    l->next = m->closing;
-    m->closing = l;
-    m->n_closing++;
-    pthread_cond_broadcast(&m->changed);
-}
-
-void model_unload(struct models *m, struct model_entry *e, const char *why)
+/* Releases the entry's reference. Under the lock. */
+static void model_unload(struct models *m, struct model_entry *e, const char *why)
 {
     struct loaded *l = e->loaded;
     log_line(LOG_INFO, "unloaded", LOG_TEXT("model", e->name), LOG_TEXT("why", why),
@@ -771,6 +774,14 @@ int models_percent(const struct models *m, const struct model_entry *e)
     return percent;
 }
 
+/* For the log and /health. */
+static const char *loaded_failure(const struct loaded *l)
+{
+    return l->engine                            ? "the engine failed"
+           : l->entry->src.task == MODEL_RERANK ? "the rerank model has failed"
+                                                : "the embedding model has failed";
+}
+
 void models_check(struct models *m)
 {
     struct error why = {0};
@@ -785,13 +796,6 @@ void models_check(struct models *m)
             log_line(LOG_ERROR, loaded_failure(l), LOG_TEXT("why", why.msg));
     }
     pthread_mutex_unlock(&m->lock);
-}
-
-const char *loaded_failure(const struct loaded *l)
-{
-    return l->engine                            ? "the engine failed"
-           : l->entry->src.task == MODEL_RERANK ? "the rerank model has failed"
-                                                : "the embedding model has failed";
 }
 
 bool models_failed(struct models *m, struct error *why)

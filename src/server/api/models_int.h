@@ -12,18 +12,10 @@ enum {
 };
 
 void model_entry_free(struct model_entry *e);
-/* NAME, or NAME:latest, as Ollama's clients say it. */
-bool model_is_named(const char *asked, const char *name);
 bool model_has_name(const struct model_entry *e, const char *asked); /* or an alias */
 const char *model_task_word(enum model_task task);
 /* The error of a model that could not be loaded. The reason may name a path, so it is for the log only. */
 void model_refuse_failed(struct api_error *err, const struct model_entry *e);
-void loaded_log(const struct loaded *l);            /* a line about a model that was loaded */
-const char *loaded_failure(const struct loaded *l); /* for the log and /health */
-
-/* Under the lock. A reference less; without any it is closed. */
-void model_unref(struct models *m, struct loaded *l);
-/* The entry's reference is given back. */
-void model_unload(struct models *m, struct model_entry *e, const char *why);
+void loaded_log(const struct loaded *l); /* a line about a model that was loaded */
 
 #endif

@@ -435,14 +435,6 @@ bool store_items_beside(struct store *s, const char *item, const char *owner, si
     return fits;
 }
 
-size_t store_bytes(struct store *s)
-{
-    pthread_mutex_lock(&s->lock);
-    size_t n = s->bytes;
-    pthread_mutex_unlock(&s->lock);
-    return n;
-}
-
 size_t store_max_bytes(const struct store *s)
 {
     return s->max_bytes;

@@ -79,7 +79,6 @@ bool store_history(struct store *s, const char *id, const char *owner, size_t ma
 bool store_items_beside(struct store *s, const char *item, const char *owner, size_t max,
                         struct buf *out, char id[64]);
 
-size_t store_bytes(struct store *s);
 size_t store_max_bytes(const struct store *s);
 
 #endif
