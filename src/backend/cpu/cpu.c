@@ -15,11 +15,6 @@
 
 enum { CPU_MAX_LAYER_EMBEDS = 4 * GEMM_TILE }; /* a thread's scratch holds them */
 
-static const struct gemm_weight *impl(const struct weight *w)
-{
-    return w->impl;
-}
-
 static int logits_width(const struct cpu_backend *cb)
 {
     const struct head *h = &cb->net->head;
@@ -422,103 +417,7 @@ static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
 
 /* Compute */
 
-struct embed_rows_job {
-    const struct cpu_backend *cb;
-    const struct embed *e;
-    float *x; /* (n_tokens, E) */
-};
-
-/* x += a row of the table */
-static void add_row(const struct cpu_backend *cb, int ith, const struct weight *table, int row,
-                    float *x)
-{
-    float *from = gemm_tile(cb, ith, 0);
-    gemm_weight_row(impl(table), row, from);
-    for (int i = 0; i < table->n_in; i++)
-        x[i] += from[i];
-}
-
-static void embed_rows(void *arg, int ith, int first, int last)
-{
-    const struct embed_rows_job *j = arg;
-    const struct embed *e = j->e;
-    const struct batch *b = &j->cb->batch;
-    int E = j->cb->net->n_embd;
-    for (int t = first; t < last; t++) {
-        float *x = j->x + (size_t)t * (size_t)E;
-        int row = b->tokens[t] - e->first, given = b->tokens[t] - j->cb->net->n_vocab;
-        if (e->partial && (row < 0 || row >= e->tokens->n_out)) {
-            memset(x, 0, (size_t)E * sizeof *x);
-            continue;
-        }
-        if (e->patches) { /* added to the product of the patch */
-            const float *q = b->embeds[given] + e->patches->n_in;
-            cpu_norm_alone(&e->patch_norm, x, 1, E, j->cb->isa);
-            for (int i = 0; i < E; i++)
-                x[i] += q[i];
-        } else if (given >= 0) {
-            memcpy(x, b->embeds[given], (size_t)E * sizeof *x);
-        } else {
-            gemm_weight_row(impl(e->tokens), row, x);
-        }
-        for (int i = 0; given < 0 && e->scale != 0 && i < E; i++)
-            x[i] *= e->scale;
-        if (e->positions)
-            add_row(j->cb, ith, e->positions, b->pos[t] + e->pos_offset, x);
-        if (e->types)
-            add_row(j->cb, ith, e->types, b->types ? b->types[t] : 0, x);
-        cpu_norm_alone(&e->norm, x, 1, E, j->cb->isa);
-    }
-}
-
-/* Collects the patches' values. */
-static void patch_rows(void *arg, int ith, int first, int last)
-{
-    (void)ith;
-    const struct embed_rows_job *j = arg;
-    const struct batch *b = &j->cb->batch;
-    size_t n = (size_t)j->e->patches->n_in;
-    for (int t = first; t < last; t++)
-        memcpy(j->cb->patches + (size_t)t * n, b->embeds[b->tokens[t] - j->cb->net->n_vocab],
-               n * sizeof(float));
-}
-
-/* Per-layer embeddings; their projection (n_tokens, n_layers * P) is done. */
-struct layers_job {
-    const struct cpu_backend *cb;
-    const struct embed_layers *e;
-};
-
-static void layers_rows(void *arg, int ith, int first, int last)
-{
-    const struct layers_job *j = arg;
-    const struct cpu_backend *cb = j->cb;
-    const struct embed_layers *e = j->e;
-    int n = e->width * cb->net->n_layers;
-    float *row = gemm_tile(cb, ith, 0);
-    for (int t = first; t < last; t++) {
-        float *to = cb->layer_embeds + (size_t)t * (size_t)n;
-        for (int i = 0; i < n; i++)
-            to[i] *= e->project_scale;
-        cpu_norm_alone(&e->norm, to, cb->net->n_layers, e->width, cb->isa);
-        int32_t token = cb->batch.tokens[t];
-        gemm_weight_row(impl(e->table), token < cb->net->n_vocab ? token : e->pad, row);
-        for (int i = 0; i < n; i++)
-            to[i] = (to[i] + e->table_scale * row[i]) * e->scale;
-    }
-}
-
-static void embed_layers(struct cpu_backend *cb, const struct embed_layers *e)
-{
-    struct layers_job j = {cb, e};
-    if (!e->width)
-        return;
-    gemm_linear(cb, e->project, cb->stream.x, cb->layer_embeds, cb->stream.rows);
-    pool_each(cb->pool, cb->stream.rows, POOL_EVEN, layers_rows, &j);
-}
-
-/* Adds up rows over the members of comm. from: bit mask per row of the members that contribute; NULL = all. */
-static void sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from)
+void cpu_sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from)
 {
     int n = cb->stream.rows, E = cb->net->n_embd;
     struct comm *c = cb->base.comm;
@@ -528,37 +427,6 @@ static void sum_members(struct cpu_backend *cb, float *rows, const uint64_t *fro
     else
         c->sum(c, rows, (size_t)n * (size_t)E);
     cpu_stage_end(cb, STAGE_COMM);
-}
-
-/* The stream becomes the rows' embeddings. */
-static void embed_stream(struct cpu_backend *cb, const struct embed *e)
-{
-    struct cpu_stream *x = &cb->stream;
-    cpu_stage_begin(cb);
-    x->x = x->all;
-    x->rows = cb->batch.n_tokens;
-    x->pending = x->narrow = false;
-    struct embed_rows_job j = {cb, e, x->x};
-    if (e->patches) {
-        pool_each(cb->pool, x->rows, POOL_EVEN, patch_rows, &j);
-        gemm_linear(cb, e->patches, cb->patches, x->x, x->rows);
-    }
-    if (pick_single_thread(SMALL_EMBED, (size_t)x->rows))
-        embed_rows(&j, 0, 0, x->rows);
-    else
-        pool_each(cb->pool, x->rows, POOL_EVEN, embed_rows, &j);
-    cpu_stage_end(cb, STAGE_EMBED);
-}
-
-static void cpu_embed(struct backend *be, const struct embed *e)
-{
-    struct cpu_backend *cb = cpu_self(be);
-    embed_stream(cb, e);
-    if (e->partial)
-        sum_members(cb, cb->stream.x, NULL);
-    cpu_stage_begin(cb);
-    embed_layers(cb, &e->layers);
-    cpu_stage_end(cb, STAGE_EMBED);
 }
 
 void cpu_settle(struct cpu_backend *cb)
@@ -745,7 +613,7 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
         gemm_linear(cb, wo, a, cb->stream.d, cb->stream.rows);
     cpu_stage_end(cb, STAGE_OUTPUT);
     if (m->partial)
-        sum_members(cb, cb->stream.d, NULL);
+        cpu_sum_members(cb, cb->stream.d, NULL);
     finish_block(cb, &m->block);
 }
 
@@ -831,7 +699,7 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
     bool once = m->dense_partial && m->experts_partial && m->experts_out.kind == NORM_NONE &&
                 m->dense_out.kind == NORM_NONE;
     if (m->experts_partial && !once)
-        sum_members(cb, x->d, expert_members(cb, m));
+        cpu_sum_members(cb, x->d, expert_members(cb, m));
     norm_rows(cb, &m->experts_out, x->d, x->d);
     cpu_stage_begin(cb);
     dense(cb, &m->dense, n, cb->dense, x->rows);
@@ -839,7 +707,7 @@ static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
         dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
     cpu_stage_end(cb, STAGE_FFN);
     if (m->dense_partial && !once)
-        sum_members(cb, cb->dense, NULL);
+        cpu_sum_members(cb, cb->dense, NULL);
     cpu_stage_begin(cb);
     norm_rows(cb, &m->dense_out, cb->dense, cb->dense);
     cpu_add_scale(x->d, cb->dense, 1, x->rows, cb->net->n_embd, cb->pool);
@@ -923,7 +791,7 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
     /* with a dense part, every member contributes to every row */
     bool some = has_experts && !m->dense.gate_up;
     if (partial)
-        sum_members(cb, x->d, some ? expert_members(cb, m) : NULL);
+        cpu_sum_members(cb, x->d, some ? expert_members(cb, m) : NULL);
     finish_mlp(cb, m, layer);
 }
 
@@ -982,43 +850,6 @@ static void cpu_keep(struct backend *be, const struct norm *norm)
     cpu_stage_begin(cb);
     cpu_add_norm(x->x, NULL, norm, cb->kept, x->rows, cb->net->n_embd, cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_NORM);
-}
-
-struct join_job {
-    const struct cpu_backend *cb;
-    const struct mtp *m;
-};
-
-static void join_rows(void *arg, int ith, int first, int last)
-{
-    (void)ith;
-    const struct join_job *j = arg;
-    const struct cpu_backend *cb = j->cb;
-    int E = cb->net->n_embd;
-    for (int t = first; t < last; t++) {
-        float *e = cb->joined + 2 * (size_t)t * (size_t)E, *h = e + E;
-        memcpy(e, cb->stream.x + (size_t)t * (size_t)E, (size_t)E * sizeof *e);
-        memcpy(h, cb->kept + (size_t)cb->batch.from[t] * (size_t)E, (size_t)E * sizeof *h);
-        cpu_norm_alone(&j->m->embed_norm, e, 1, E, cb->isa);
-        cpu_norm_alone(&j->m->hidden_norm, h, 1, E, cb->isa);
-    }
-}
-
-static void cpu_join(struct backend *be, const struct mtp *m)
-{
-    struct cpu_backend *cb = cpu_self(be);
-    const struct cpu_stream *x = &cb->stream;
-    struct join_job j = {cb, m};
-    embed_stream(cb, &cb->net->embed);
-    if (cb->net->embed.partial)
-        sum_members(cb, x->x, NULL);
-    cpu_stage_begin(cb);
-    if (pick_single_thread(SMALL_EMBED, (size_t)x->rows))
-        join_rows(&j, 0, 0, x->rows);
-    else
-        pool_each(cb->pool, x->rows, POOL_EVEN, join_rows, &j);
-    gemm_linear(cb, m->fc, cb->joined, x->x, x->rows);
-    cpu_stage_end(cb, STAGE_EMBED);
 }
 
 static void cpu_logits(struct backend *be, int row, float *host)

@@ -97,6 +97,11 @@ static inline void cpu_stage_end(struct cpu_backend *cb, enum stage stage)
 
 /* Adds the pending result of the last block, where no norm does it in passing. */
 void cpu_settle(struct cpu_backend *cb);
+/* Adds up the stream's rows over the members of comm. from: bit mask per row of the members that contribute; NULL = all. */
+void cpu_sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from);
+/* embed.c: ops of backend.h */
+void cpu_embed(struct backend *be, const struct embed *e);
+void cpu_join(struct backend *be, const struct mtp *m);
 
 /* Scratch until the next prepare(). */
 void *cpu_scratch(struct cpu_backend *cb, size_t bytes, const char *what, struct error *err);
