@@ -17,7 +17,7 @@ row() {
 export -f row
 {
     grep -ho '^    {"[a-z_]*"' "$here"/../../src/backend/cuda/core/pick*.cu | cut -d'"' -f2 | sort -u | sed 's/^/picks=/'
-    printf '%s\n' sampling embed norm 'delta net' latent
+    printf '%s\n' sampling embed norm 'delta net' latent ssm 'short convolution' parts towers encoders adapters drafts
 } | xargs -P "$jobs" -d '\n' -I{} bash -c 'row "{}"'
 sort "$out/rows.txt"
 ! grep -v '^rc 0 ' "$out/rows.txt" > /dev/null
