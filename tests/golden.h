@@ -74,10 +74,11 @@ static inline double logits_max_diff(const struct logits *a, const struct logits
     return most;
 }
 
-/* Mean over positions of KL(p || q), natural logarithm. */
-static inline double logits_kl(const struct logits *p, const struct logits *q)
+/* Mean over positions of KL(p || q), natural logarithm. *worst: the KL of the position where it is largest. */
+static inline double logits_kl_worst(const struct logits *p, const struct logits *q, double *worst)
 {
     double sum = 0;
+    *worst = 0;
     for (int t = 0; t < p->n_tokens; t++) {
         const float *a = p->rows + (size_t)t * (size_t)p->n_vocab;
         const float *b = q->rows + (size_t)t * (size_t)p->n_vocab;
@@ -95,8 +96,31 @@ static inline double logits_kl(const struct logits *p, const struct logits *q)
             kl += exp(la) * (la - lb);
         }
         sum += kl;
+        *worst = fmax(*worst, kl);
     }
     return sum / p->n_tokens;
+}
+
+static inline double logits_kl(const struct logits *p, const struct logits *q)
+{
+    double worst;
+    return logits_kl_worst(p, q, &worst);
+}
+
+/* A GPU lacks some parts of layers (docs/families.md). Whether it refuses the model, by layer and part. */
+static inline bool device_refuses(const char *model)
+{
+    const char *device = getenv("STEEL_TEST_DEVICE");
+    struct runtime_options opt = {.context = 64, .backend = {.threads = 1, .device = device}};
+    struct error err = {0};
+    struct runtime *rt = device ? runtime_open(model, &opt, &err) : NULL;
+    bool refused =
+        device && !rt && strstr(err.msg, ": layer ") && strstr(err.msg, "is not supported on");
+    if (refused)
+        print_message("skipped: %s\n", err.msg);
+    if (rt)
+        runtime_close(rt);
+    return refused;
 }
 
 /* All positions' logits of `ids`, fed `chunk` tokens at a time (0 = all at once), with an adapter where
