@@ -230,7 +230,8 @@ static void step_append(struct step *st, struct world *w)
 static void step_run(struct step *st, struct world *w)
 {
     step_append(st, w);
-    cpu_attention(&w->s, &st->b, &w->layer, &w->kv, st->q, st->a, w->scratch, w->pool, &w->pick);
+    cpu_attention(&w->s, &st->b, &w->layer, &w->kv, NULL, st->q, st->a, w->scratch, w->pool,
+                  &w->pick);
 }
 
 /* Copies the step's rows to `out`: (n_seqs, longest, H*D) by sequence and position. */

@@ -83,6 +83,7 @@ def converted_models(root, models):
 
 
 def micro_models():
+    converted_models(MICRO, [(m, None) for m in ("jamba", "olmo_hybrid", "deepseek_v32", "glm_moe_dsa", "minimax_m3")])
     converted_models(MICRO, [("falcon_h1", "f32")])  # its weights are multiplied by factors
     converted_models(MICRO, [(m, None) for m in (
         "qwen3moe", "qwen3", "qwen2", "llama3-rope", "mistral-window", "mixtral", "phi3", "ministral3", "minimax_m2",

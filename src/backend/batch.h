@@ -99,11 +99,12 @@ struct bounds {
 
 /* One layer's part of the cache. Members that the layer does not use are NULL.
  * Attention: keys (n_pages, K, page_len, Dk) of bounds.k_type and values (n_pages, K, page_len, Dv) of
- * bounds.v_type. Latent attention: keys only, (n_pages, page_len, C + Dr). The order inside a (page, kv head)
+ * bounds.v_type. Latent attention: keys only, (n_pages, page_len, C + Dr). Index keys: (n_pages, page_len, dim) of
+ * bounds.k_type, rows. The order inside a (page, kv head)
  * tile is private to the backend; the engine moves whole pages.
  * Recurrent mixers: states (n_states, mixer_state_len) of floats, in the backend's own order. */
 struct kv_layer {
-    void *k, *v;
+    void *k, *v, *index;
     float *state;
 };
 

@@ -44,6 +44,8 @@ bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_t
 {
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
+        if (mixer_index_dim(m) && !dim_fits(i, "index keys", mixer_index_dim(m), k_type, err))
+            return false;
         if (m->kind == MIXER_ATTENTION && (!dim_fits(i, "keys", m->attention.k_dim, k_type, err) ||
                                            !dim_fits(i, "values", m->attention.v_dim, v_type, err)))
             return false;

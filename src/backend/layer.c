@@ -47,6 +47,21 @@ static void measure_ssm(const struct ssm *m, struct network_max *out)
     widen(&out->state_heads, m->n_heads);
 }
 
+static void measure_scan(const struct scan *m, struct network_max *out)
+{
+    widen(&out->qkv, m->w_in->n_out);
+    widen(&out->heads, m->n_channels);
+    widen(&out->latent, m->w_x->n_out);
+}
+
+static void measure_index(const struct indexer *x, int n_kv_heads, struct network_max *out)
+{
+    widen(&out->index, x->n_heads * x->dim);
+    widen(&out->index_heads, x->n_heads);
+    widen(&out->index_chosen, x->n_chosen);
+    widen(&out->index_groups, x->block ? n_kv_heads : 1);
+}
+
 static void measure_mixer(const struct mixer *m, struct network_max *out)
 {
     switch (m->kind) {
@@ -66,9 +81,14 @@ static void measure_mixer(const struct mixer *m, struct network_max *out)
     case MIXER_SSM:
         measure_ssm(&m->ssm, out);
         break;
+    case MIXER_SCAN:
+        measure_scan(&m->scan, out);
+        break;
     case MIXER_NONE:
         break;
     }
+    if (mixer_index(m))
+        measure_index(mixer_index(m), m->attention.n_kv_heads, out);
 }
 
 int merger_rows(const struct merger *m)
@@ -170,6 +190,8 @@ const struct weight *mixer_out(const struct mixer *m)
         return m->short_conv.w_out;
     case MIXER_SSM:
         return m->ssm.w_out;
+    case MIXER_SCAN:
+        return m->scan.w_out;
     case MIXER_NONE:
         break;
     }
@@ -188,6 +210,20 @@ void mixer_cache_dims(const struct mixer *m, int *k, int *v)
     }
 }
 
+const struct indexer *mixer_index(const struct mixer *m)
+{
+    const struct indexer *x = m->kind == MIXER_LATENT      ? &m->latent.index
+                              : m->kind == MIXER_ATTENTION ? &m->attention.index
+                                                           : NULL;
+    return x && x->n_chosen ? x : NULL;
+}
+
+int mixer_index_dim(const struct mixer *m)
+{
+    const struct indexer *x = mixer_index(m);
+    return x && !x->reuse ? x->dim : 0;
+}
+
 size_t mixer_state_len(const struct mixer *m)
 {
     if (m->kind == MIXER_DELTA_NET) {
@@ -201,6 +237,8 @@ size_t mixer_state_len(const struct mixer *m)
         size_t values = (size_t)s->n_heads * (size_t)s->head_dim;
         return values * (size_t)s->state_dim + (size_t)(s->conv_len - 1) * (size_t)ssm_channels(s);
     }
+    if (m->kind == MIXER_SCAN)
+        return (size_t)m->scan.n_channels * (size_t)(m->scan.state_dim + m->scan.conv_len - 1);
     if (m->kind == MIXER_SHORT_CONV)
         return (size_t)(m->short_conv.conv_len - 1) * (size_t)m->short_conv.w_in->n_in;
     return 0;
@@ -274,20 +312,25 @@ static bool attention_ok(const struct check *c, const struct attention *a)
 static bool mixer_ok(const struct check *c, const struct mixer *m, const struct mixer *first)
 {
     if (!block_ok(c, &m->block) ||
-        !has(c, m->block.parallel, PART_PARALLEL, "a mixer in parallel with another is"))
+        !has(c, m->block.parallel, PART_PARALLEL, "a mixer in parallel with another is") ||
+        !has(c, mixer_index(m), PART_SPARSE, "sparse attention is"))
         return false;
     if (m->kind == MIXER_LATENT)
         return has(c, true, PART_LATENT, "latent attention is") &&
                has(c, m->latent.temp_beta != 0, PART_LATENT_TEMPERATURE,
                    "a temperature of latent attention is");
     if (m->kind == MIXER_DELTA_NET)
-        return has(c, true, PART_DELTA_NET, "a gated delta net is");
+        return has(c, true, PART_DELTA_NET, "a gated delta net is") &&
+               has(c, m->delta_net.beta_scale != 0 && m->delta_net.beta_scale != 1, PART_DELTA_BETA,
+                   "a factor on a delta net's beta is");
     if (m->kind == MIXER_SHORT_CONV)
         return has(c, true, PART_SHORT_CONV, "a short convolution is");
     if (m->kind == MIXER_SSM)
         return has(c, true, PART_SSM, "a state-space model is") &&
                has(c, m->ssm.in_scale[0] != 0, PART_SSM_SCALES,
                    "a factor on a state-space model's projection is");
+    if (m->kind == MIXER_SCAN)
+        return has(c, true, PART_SCAN, "a selective scan is");
     if (m->kind == MIXER_NONE)
         return has(c, true, PART_ALONE, "a layer without a mixer is");
     const struct attention *a = &m->attention, *b = &first->attention;

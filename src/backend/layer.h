@@ -89,6 +89,25 @@ enum attention_span {
 };
 
 /*
+ * Sparse attention: a row sees only those of its keys that an indexer chose.
+ *   k = k_norm(n Wk^T), rotated, goes to the cache beside the attention's keys; q_h = q_norm(u Wq^T), rotated, with u = n,
+ *   or a latent's queries after q_norm; w = n Ww^T
+ *   block 0: score_j = sum_h w_h * max(0, q_h.k_j); the n_chosen keys with the largest scores, for all heads
+ *   else: block i has keys i*block..; kv head h sees the n_chosen blocks with the largest max_j q_h.k_j, and always the row's
+ *   own block, as one of them; n_heads is the number of kv heads
+ * Ties: the later key loses. A row that has no more keys than can be chosen sees them all.
+ */
+struct indexer {
+    int n_heads, dim, n_chosen, block; /* n_chosen 0: no indexer */
+    const struct weight *wq, *wk,
+        *ww; /* NULL: with `reuse`; (n_heads*dim, width of u), (dim, E), (n_heads, E) or NULL */
+    struct norm q_norm, k_norm; /* (dim) */
+    const struct rope *rope;
+    bool interleaved; /* as in latent attention */
+    bool reuse;       /* the choice of the layer before, which has an indexer of the same sizes */
+};
+
+/*
  * Attention of H heads over K shared keys and values; head h reads kv head h*K/H.
  *   [q k v] = n Wqkv^T + bias
  *   q, k = norm(.), then rope; v = v_norm(v); k and v go to the cache at the row's slot
@@ -128,6 +147,7 @@ struct attention {
     int kv_layer;
     float temp_beta;           /* 0 = none */
     int temp_len, temp_offset; /* the offset is added to pos */
+    struct indexer index;
 };
 
 /*
@@ -154,6 +174,7 @@ struct latent {
     float scale;     /* YaRN's mscale^2 is in it */
     float temp_beta; /* as in attention; 0 = none */
     int temp_len;
+    struct indexer index;
 };
 
 /*
@@ -161,7 +182,7 @@ struct latent {
  * has a state S (Dk, Dv), which every token decays, corrects and reads.
  *   u = n Wqkv^T; u = silu(conv(u)): channel c at t is sum_i conv[c][i] * u[t - W + 1 + i][c]
  *   [q k v] = u; q = q/|q| / sqrt(Dk); k = k/|k|; [z b a] = n Wz^T, n Wba^T
- *   beta = sigmoid(b); g = -decay * ln(1 + exp(a + dt_bias))
+ *   beta = beta_scale * sigmoid(b); g = -decay * ln(1 + exp(a + dt_bias))
  *   S *= exp(g); S += k (beta * (v - S^T k))^T; o = S^T q
  *   y = (norm(o) * silu(z)) Wo^T
  * A sequence keeps S and the last W-1 rows of u before the convolution.
@@ -177,6 +198,7 @@ struct delta_net {
     const float *decay, *dt_bias;           /* (Hv); decay = exp(A_log) */
     struct norm norm;                       /* (Dv) per head */
     bool tiled;
+    float beta_scale; /* on beta; 0 = 1 */
 };
 
 /* The k head that v head h uses. */
@@ -226,6 +248,23 @@ static inline int ssm_channels(const struct ssm *m)
 }
 
 /*
+ * Selective scan of Mamba: I channels, each with a state of N values.
+ *   [u z] = n Win^T; x = silu(conv(u) + conv_bias), the convolution as in delta nets
+ *   [t b c] = x Wx^T, with widths R, N and N, each normed; dt = ln(1 + exp(t Wdt^T + bias))
+ *   S_i = exp(-decay_i * dt_i) S_i + b * dt_i x_i, with decay_i of N values; o_i = S_i.c + skip_i * x_i
+ *   y = (o * silu(z)) Wout^T
+ * A sequence keeps S and the last W-1 rows of u.
+ */
+struct scan {
+    int n_channels, state_dim, dt_rank, conv_len; /* I, N, R, W */
+    const struct weight *w_in, *w_x;              /* (2*I, E), (R + 2*N, I) */
+    const struct weight *w_dt, *w_out;            /* (I, R), (E, I) */
+    const float *conv, *conv_bias;                /* (I, W); (I) or NULL */
+    const float *decay, *skip;                    /* (I, N), (I) */
+    struct norm dt_norm, b_norm, c_norm;          /* (R), (N), (N) */
+};
+
+/*
  * Short convolution: [b c x] = n Win^T; u = b * x; v = conv(u) as in delta nets; y = (c * v) Wout^T.
  * A sequence keeps the last W-1 rows of u.
  */
@@ -242,6 +281,7 @@ enum mixer_kind {
     MIXER_DELTA_NET,
     MIXER_SHORT_CONV,
     MIXER_SSM,
+    MIXER_SCAN,
     MIXER_NONE
 };
 
@@ -257,6 +297,7 @@ struct mixer {
         struct delta_net delta_net;
         struct short_conv short_conv;
         struct ssm ssm;
+        struct scan scan;
     };
 };
 
@@ -488,9 +529,11 @@ static inline int network_depth(const struct network *net)
 struct network_max {
     int qkv;                                  /* outputs of a mixer's first product */
     int heads;                                /* width of q, or of the mixer's result before wo */
-    int latent;                               /* q_rank or C + Dr */
+    int latent;                               /* q_rank, C + Dr, or outputs of a scan's w_x */
     int gates;                                /* outputs of attention's wgate; 0 = none */
     int state_heads;                          /* heads with recurrent state */
+    int index, index_heads;                   /* width of an indexer's q, its heads; 0 = none */
+    int index_chosen, index_groups;           /* keys or blocks chosen, choices per row */
     int n_heads, n_kv_heads, head_dim, group; /* group: H/K */
     int n_rot;
     int n_ff;                              /* dense hidden units */
@@ -508,6 +551,10 @@ int network_feature_width(const struct network *net);
 
 /* Values of k and v that the cache holds per token in this layer; 0, 0 if it stores none. */
 void mixer_cache_dims(const struct mixer *m, int *k, int *v);
+/* The indexer of a mixer; NULL: it has none. */
+const struct indexer *mixer_index(const struct mixer *m);
+/* Values of an index key that the cache holds per token in this layer; 0: none. */
+int mixer_index_dim(const struct mixer *m);
 /* Floats of a sequence's state in this layer; 0 = no state. */
 size_t mixer_state_len(const struct mixer *m);
 
@@ -557,6 +604,9 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_OWN_GATE           (1ull << 31) /* wgate of attention */
 #define PART_CHUNKED            (1ull << 32) /* attention in chunks */
 #define PART_NORM_LATE          (1ull << 33) /* QK-norm after RoPE, a norm of attention's result */
+#define PART_SPARSE             (1ull << 41) /* sparse attention */
+#define PART_SCAN               (1ull << 42) /* selective scans */
+#define PART_DELTA_BETA         (1ull << 43) /* a delta net whose beta goes up to 2 */
 #define PART_SSM_SCALES         (1ull << 40) /* factors on a state-space model's projection */
 #define PART_SPARSE_MIXER       (1ull << 48) /* SparseMixer's routing */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */

@@ -98,12 +98,13 @@ static float *floats(size_t n)
 static void clear(struct ref *r)
 {
     void *owned[] = {
-        r->x,          r->row_of, r->layer_embeds, r->logits[0], r->logits[1], r->q,
-        r->gate,       r->a,      r->qkv,          r->n,         r->y,         r->part,
-        r->row,        r->keys,   r->hidden,       r->scores,    r->probs,     r->sampled[0],
-        r->sampled[1], r->tokens, r->sum,          r->gap,       r->latent,    r->told[0],
-        r->told[1],    r->kept,   r->joined,       r->mean,      r->merged,    r->clipped,
-        r->to_experts, r->before, r->weighed};
+        r->x,          r->row_of,  r->layer_embeds, r->logits[0], r->logits[1], r->q,
+        r->gate,       r->a,       r->qkv,          r->n,         r->y,         r->part,
+        r->row,        r->keys,    r->hidden,       r->scores,    r->probs,     r->index_q,
+        r->index_w,    r->index_k, r->chosen,       r->n_chosen,  r->seen,      r->sampled[0],
+        r->sampled[1], r->tokens,  r->sum,          r->gap,       r->latent,    r->told[0],
+        r->told[1],    r->kept,    r->joined,       r->mean,      r->merged,    r->clipped,
+        r->to_experts, r->before,  r->weighed};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -171,6 +172,15 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->latent = floats(4 * (size_t)max->latent);
     r->scores = floats((size_t)s->max_pages * (size_t)s->page_len);
     r->probs = floats((size_t)max->n_expert);
+    if (max->index) {
+        size_t groups = tokens * (size_t)max->index_groups;
+        r->index_q = floats(tokens * (size_t)max->index);
+        r->index_w = floats(tokens * (size_t)max->index_heads);
+        r->index_k = floats((size_t)max->index);
+        r->chosen = mem_zalloc(groups * (size_t)max->index_chosen, sizeof *r->chosen);
+        r->n_chosen = mem_zalloc(groups, sizeof *r->n_chosen);
+        r->seen = mem_zalloc((size_t)s->max_pages * (size_t)s->page_len, sizeof *r->seen);
+    }
     r->keys = floats((size_t)max->n_expert);
     r->gap = floats(tokens);
     prepare_features(r, net, tokens);

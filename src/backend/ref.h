@@ -43,7 +43,12 @@ struct ref {
     float *clipped;      /* a product's bounded input */
     float **features;    /* (n_mergers) -> (max_tokens / rows, n_out) */
     int n_features;
-    float *scores;       /* (longest context) */
+    float *scores; /* (longest context) */
+    /* Indexers: queries and weights of all rows, one key; a row's choices, (max_tokens, groups, n_chosen), and their
+     * lengths, -1 = all keys; NULL = none. They stay for layers that reuse them. */
+    float *index_q, *index_w, *index_k;
+    int32_t *chosen, *n_chosen;
+    bool *seen;          /* (longest context) the keys of a row that were chosen */
     float *probs, *keys; /* (n_expert) */
     float *gap;          /* (max_tokens) per batch row: see backend_ref_gap */
     int32_t *sampled[2]; /* (max_out) each, of the steps in flight */
@@ -103,6 +108,19 @@ void ref_norm_row(const struct norm *norm, const float *x, float *out, int n); /
 /* x = sum(x + scale * out(y)); overwrites y */
 void ref_block_add(struct ref *r, const struct block *b, float *y, float *x);
 void ref_narrow(struct ref *r); /* the stream becomes the output rows */
+
+/* ref_index.c. Row t's queries and weights of the indexer, and its key to the cache. n: the mixer's input, u: the indexer's. */
+void ref_index_row(struct ref *r, const struct indexer *x, const struct kv_layer *kv, int t,
+                   const float *n, const float *u);
+/* Chooses the keys of all rows, for n_groups groups of heads. */
+void ref_index_choose(struct ref *r, const struct indexer *x, const struct kv_layer *kv,
+                      int n_groups);
+/* r->seen: the keys up to `last` that row t sees, for a group of heads; without an indexer all. */
+void ref_index_seen(struct ref *r, const struct indexer *x, int t, int group, int last);
+/* Turns the first dims of a head of row t. */
+void ref_rotate(const struct rope *rope, const struct batch *b, int t, float *head);
+void ref_deinterleave(struct ref *r, float *x, int n); /* pairs (2i, 2i + 1) become (i, i + n/2) */
+size_t ref_kv_at(const struct bounds *s, int slot, int n_heads, int head, int dim);
 
 /* The ops. */
 void ref_mixer(struct backend *be, const struct mixer *m, int layer);

@@ -19,7 +19,7 @@ static const float *kv_load(struct ref *r, const void *base, enum dtype type, si
 }
 
 /* Index of element 0 of (slot, kv head) in a pool of (n_pages, K, page_len, dim). */
-static size_t kv_at(const struct bounds *s, int slot, int n_heads, int head, int dim)
+size_t ref_kv_at(const struct bounds *s, int slot, int n_heads, int head, int dim)
 {
     size_t page = (size_t)(slot / s->page_len), off = (size_t)(slot % s->page_len);
     return ((page * (size_t)n_heads + (size_t)head) * (size_t)s->page_len + off) * (size_t)dim;
@@ -31,7 +31,7 @@ static int pair_pos(const struct rope *rope, const struct batch *b, int t, int i
     return rope->plane && b->rope_pos ? b->rope_pos[3 * t + rope->plane[i]] : b->pos[t];
 }
 
-static void rotate(const struct rope *rope, const struct batch *b, int t, float *head)
+void ref_rotate(const struct rope *rope, const struct batch *b, int t, float *head)
 {
     int half = rope->n_rot / 2;
     for (int i = 0; i < half; i++) {
@@ -57,7 +57,7 @@ static void finish_heads(const struct attention *a, const struct norm *norm, boo
         if (!whole && !late)
             ref_norm_row(norm, heads + h * dim, heads + h * dim, dim);
         if (rope)
-            rotate(rope, b, t, heads + h * dim);
+            ref_rotate(rope, b, t, heads + h * dim);
         if (late)
             ref_norm_row(norm, heads + h * dim, heads + h * dim, dim);
     }
@@ -73,7 +73,7 @@ static void store_heads(struct ref *r, void *pool, enum dtype type, int slot, co
                         int n, int dim)
 {
     for (int h = 0; h < n; h++)
-        kv_store(pool, type, kv_at(&r->bounds, slot, n, h, dim), heads + h * dim, dim);
+        kv_store(pool, type, ref_kv_at(&r->bounds, slot, n, h, dim), heads + h * dim, dim);
 }
 
 /* r->qkv = the projection of r->n */
@@ -133,9 +133,13 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
     int K = a->n_kv_heads, kv_head = h * K / a->n_heads, first, last;
     batch_keys(&r->batch, a, seq, t, &first, &last);
     float max = a->sinks ? a->sinks[h] : -INFINITY;
+    ref_index_seen(r, &a->index, t, kv_head, last);
     for (int p = first; p <= last; p++) {
+        r->scores[p] = -INFINITY;
+        if (a->index.n_chosen && !r->seen[p])
+            continue;
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-        size_t at = kv_at(s, slot, K, kv_head, a->k_dim);
+        size_t at = ref_kv_at(s, slot, K, kv_head, a->k_dim);
         float score = ref_dot(q, kv_load(r, kv->k, s->k_type, at, a->k_dim), a->k_dim) * a->scale;
         if (a->softcap != 0)
             score = a->softcap * tanhf(score / a->softcap);
@@ -150,7 +154,7 @@ static void attend(struct ref *r, const struct attention *a, const struct kv_lay
     memset(r->mean, 0, (size_t)a->v_dim * sizeof *r->mean);
     for (int p = first; p <= last; p++) {
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-        size_t at = kv_at(s, slot, K, kv_head, a->v_dim);
+        size_t at = ref_kv_at(s, slot, K, kv_head, a->v_dim);
         const float *v = kv_load(r, kv->v, s->v_type, at, a->v_dim);
         for (int i = 0; i < a->v_dim; i++)
             r->mean[i] += (double)r->scores[p] * v[i];
@@ -207,7 +211,11 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
         r->at = t;
         read_stream(r, m, t);
         project_row(r, a, kv, t);
+        if (a->index.n_chosen)
+            ref_index_row(r, &a->index, kv, t, r->n, r->n);
     }
+    if (a->index.n_chosen)
+        ref_index_choose(r, &a->index, kv, a->n_kv_heads);
     ref_stage_end(r, STAGE_QKV);
     ref_stage_begin(r);
     attend_rows(r, a, kv);
@@ -215,7 +223,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
 }
 
 /* Interleaved pairs (2i, 2i + 1) become (i, i + n/2). */
-static void deinterleave(struct ref *r, float *x, int n)
+void ref_deinterleave(struct ref *r, float *x, int n)
 {
     for (int i = 0; i < n; i++)
         r->hidden[i] = x[i % (n / 2) * 2 + i / (n / 2)];
@@ -232,21 +240,23 @@ static void latent_row(struct ref *r, const struct latent *l, const struct kv_la
         ref_norm_row(&l->q_norm, low, low, l->q_rank);
     }
     ref_matvec(r, l->wqb, 0, l->wqa ? low : r->n, q);
+    if (l->index.n_chosen)
+        ref_index_row(r, &l->index, kv, t, r->n, l->wqa ? low : r->n);
     float warm = temperature(l->temp_beta, l->temp_len, r->batch.pos[t]);
     for (int i = 0; i < l->n_heads * (Dn + Dr); i++)
         q[i] *= warm;
     for (int h = 0; h < l->n_heads; h++) {
         if (l->interleaved)
-            deinterleave(r, q + h * (Dn + Dr) + Dn, Dr);
-        rotate(l->rope, &r->batch, t, q + h * (Dn + Dr) + Dn);
+            ref_deinterleave(r, q + h * (Dn + Dr) + Dn, Dr);
+        ref_rotate(l->rope, &r->batch, t, q + h * (Dn + Dr) + Dn);
     }
     if (r->batch.slot[t] < 0)
         return;
     ref_matvec(r, l->wkva, 0, r->n, low);
     ref_norm_row(&l->kv_norm, low, low, C);
     if (l->interleaved)
-        deinterleave(r, low + C, Dr);
-    rotate(l->rope, &r->batch, t, low + C);
+        ref_deinterleave(r, low + C, Dr);
+    ref_rotate(l->rope, &r->batch, t, low + C);
     store_heads(r, kv->k, r->bounds.k_type, r->batch.slot[t], low, 1, C + Dr);
 }
 
@@ -261,9 +271,13 @@ static void attend_latent(struct ref *r, const struct latent *l, const struct kv
     double total = 0;
     ref_matvec(r, l->wkb, h, q, query);
     memcpy(query + C, q + l->nope_dim, (size_t)Dr * sizeof(float));
+    ref_index_seen(r, &l->index, t, 0, last);
     for (int p = 0; p <= last; p++) {
+        r->scores[p] = -INFINITY;
+        if (l->index.n_chosen && !r->seen[p])
+            continue;
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-        const float *row = kv_load(r, kv->k, s->k_type, kv_at(s, slot, 1, 0, width), width);
+        const float *row = kv_load(r, kv->k, s->k_type, ref_kv_at(s, slot, 1, 0, width), width);
         r->scores[p] = ref_dot(query, row, width) * l->scale;
         max = r->scores[p] > max ? r->scores[p] : max;
     }
@@ -272,7 +286,7 @@ static void attend_latent(struct ref *r, const struct latent *l, const struct kv
     memset(r->mean, 0, (size_t)C * sizeof *r->mean);
     for (int p = 0; p <= last; p++) {
         int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
-        const float *row = kv_load(r, kv->k, s->k_type, kv_at(s, slot, 1, 0, width), width);
+        const float *row = kv_load(r, kv->k, s->k_type, ref_kv_at(s, slot, 1, 0, width), width);
         for (int i = 0; i < C; i++)
             r->mean[i] += (double)r->scores[p] * row[i];
     }
@@ -292,6 +306,8 @@ static void mix_latent(struct ref *r, const struct mixer *m, int layer)
         read_stream(r, m, t);
         latent_row(r, l, kv, t);
     }
+    if (l->index.n_chosen)
+        ref_index_choose(r, &l->index, kv, 1);
     ref_stage_end(r, STAGE_QKV);
     ref_stage_begin(r);
     for (int seq = 0; seq < r->batch.n_seqs; seq++)
@@ -369,7 +385,8 @@ static void delta_row(struct ref *r, const struct delta_net *d, float *state, fl
         float a = ba[Hv + h] + d->dt_bias[h];
         int of = delta_net_k_head(d, h);
         delta_head(S + (size_t)h * (size_t)(Dk * Dv), u + of * Dk, k + of * Dk, v + h * Dv,
-                   expf(-d->decay[h] * softplus(a)), ref_sigmoid(ba[h]), Dk, Dv, out + h * Dv);
+                   expf(-d->decay[h] * softplus(a)), ref_or_one(d->beta_scale) * ref_sigmoid(ba[h]),
+                   Dk, Dv, out + h * Dv);
         ref_norm_row(&d->norm, out + h * Dv, out + h * Dv, Dv);
     }
     ref_matvec(r, d->wz, 0, r->n, r->gate);
@@ -421,6 +438,33 @@ static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out
         out[i] *= z[i] * ref_sigmoid(z[i]);
 }
 
+/* out (I) = the result for one row, whose normed input is in r->n. state: the last W-1 rows of u, oldest first, then S. */
+static void scan_row(struct ref *r, const struct scan *m, float *state, float *out)
+{
+    int I = m->n_channels, N = m->state_dim, R = m->dt_rank;
+    float *x = r->qkv, *z = x + I, *low = r->latent, *b = low + R, *c = b + N;
+    float *S = state + (size_t)(m->conv_len - 1) * (size_t)I;
+    ref_matvec(r, m->w_in, 0, r->n, x);
+    convolve(m->conv, m->conv_bias, m->conv_len, I, state, x);
+    for (int i = 0; i < I; i++)
+        x[i] *= ref_sigmoid(x[i]);
+    ref_matvec(r, m->w_x, 0, x, low);
+    ref_norm_row(&m->dt_norm, low, low, R);
+    ref_norm_row(&m->b_norm, b, b, N);
+    ref_norm_row(&m->c_norm, c, c, N);
+    ref_matvec(r, m->w_dt, 0, low, r->gate);
+    for (int i = 0; i < I; i++) {
+        float dt = softplus(r->gate[i]);
+        double sum = 0;
+        for (int n = 0; n < N; n++) {
+            float *s = &S[(size_t)i * (size_t)N + (size_t)n];
+            *s = *s * expf(-m->decay[i * N + n] * dt) + b[n] * (dt * x[i]);
+            sum += (double)*s * c[n];
+        }
+        out[i] = ((float)sum + m->skip[i] * x[i]) * z[i] * ref_sigmoid(z[i]);
+    }
+}
+
 /* out (E) = the result for one row, whose normed input is in r->n. state: the last W-1 rows of u, oldest first. */
 static void short_conv_row(struct ref *r, const struct short_conv *m, float *state, float *out)
 {
@@ -440,6 +484,8 @@ static void state_row(struct ref *r, const struct mixer *m, float *state, float 
         delta_row(r, &m->delta_net, state, out);
     else if (m->kind == MIXER_SSM)
         ssm_row(r, &m->ssm, state, out);
+    else if (m->kind == MIXER_SCAN)
+        scan_row(r, &m->scan, state, out);
     else
         short_conv_row(r, &m->short_conv, state, out);
 }

@@ -392,8 +392,24 @@ static bool add_weight(struct folder_plan *p, const struct tensor_spec *spec)
     return true;
 }
 
+/* Each tensor of a table of several. */
+static bool add_tables(struct folder_plan *p, const struct tensor_spec *spec)
+{
+    bool ok = true;
+    for (int i = 0; ok && i < spec->n_rows; i++) {
+        struct tensor_spec one = *spec;
+        one.n_rows = 1;
+        one.rows[0] = spec->rows[i];
+        one.n_in = spec->rows[i].n * spec->width;
+        ok = add_vector(p, &one);
+    }
+    return ok;
+}
+
 bool folder_add_spec(struct folder_plan *p, const struct tensor_spec *spec)
 {
+    if (!spec->w && spec->n_rows > 1)
+        return add_tables(p, spec);
     return spec->copy || (spec->w ? add_weight(p, spec) : add_vector(p, spec));
 }
 

@@ -190,7 +190,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
     const struct delta_net *d = &m->delta_net;
     switch (m->kind) {
     case MIXER_ATTENTION:
-        return !a->norm_whole && a->out_norm.kind == NORM_NONE &&
+        return !a->norm_whole && a->out_norm.kind == NORM_NONE && !a->index.n_chosen &&
                can_cut_heads(a->n_heads, a->n_kv_heads, head_unit(s, a->wo, a->v_dim), tp);
     case MIXER_LATENT:
         return can_cut_heads(l->n_heads, l->n_heads, head_unit(s, l->wo, l->v_dim), tp);
@@ -205,6 +205,7 @@ static bool can_cut(struct splitter *s, const struct mixer *m)
     }
     case MIXER_SHORT_CONV:
     case MIXER_SSM:
+    case MIXER_SCAN:
     case MIXER_NONE:
         break;
     }

@@ -132,12 +132,14 @@ bool stages_cut(const double *cost, const bool *joined, int n, double front, dou
     return ok;
 }
 
-/* A layer that reads another layer's cache, or runs in parallel with the one before, must be on the same stage. */
+/* A layer that reads another layer's cache or choice of keys, or runs in parallel with the one before, must be on the same
+ * stage. */
 static void join_layers(const struct network *net, int depth, bool *joined)
 {
     for (int i = 0; i < depth; i++) {
         const struct attention *a = &net->layers[i].mixer.attention;
-        joined[i] |= net->layers[i].mixer.block.parallel;
+        const struct indexer *x = mixer_index(&net->layers[i].mixer);
+        joined[i] |= net->layers[i].mixer.block.parallel || (x && x->reuse);
         if (net->layers[i].mixer.kind == MIXER_ATTENTION && a->shares_kv)
             for (int k = a->kv_layer + 1; k <= i; k++)
                 joined[k] = true;

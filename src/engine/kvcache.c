@@ -17,7 +17,8 @@ size_t kvcache_token_bytes(const struct network *net, enum dtype k_type, enum dt
     for (int i = 0; i < net->n_layers; i++) {
         int k, v;
         mixer_cache_dims(&net->layers[i].mixer, &k, &v);
-        n += dtype_bytes(k_type, (size_t)k) + dtype_bytes(v_type, (size_t)v);
+        n += dtype_bytes(k_type, (size_t)(k + mixer_index_dim(&net->layers[i].mixer))) +
+             dtype_bytes(v_type, (size_t)v);
     }
     return n;
 }
@@ -42,14 +43,15 @@ static size_t lay_planes(struct kvcache *kv, const struct network *net, char *ba
     kv->n_planes = 0;
     kv->page_bytes = 0;
     for (int i = 0; i < net->n_layers; i++) {
-        int dims[2];
+        int dims[3] = {0, 0, mixer_index_dim(&net->layers[i].mixer)};
         mixer_cache_dims(&net->layers[i].mixer, &dims[0], &dims[1]);
-        for (int j = 0; j < 2; j++) {
-            size_t page = dtype_bytes(j ? kv->v_type : kv->k_type, len * (size_t)dims[j]);
+        for (int j = 0; j < 3; j++) {
+            size_t page = dtype_bytes(j == 1 ? kv->v_type : kv->k_type, len * (size_t)dims[j]);
             if (!page)
                 continue;
             if (base) {
-                *(j ? &kv->layers[i].v : &kv->layers[i].k) = base + at;
+                struct kv_layer *l = &kv->layers[i];
+                *(j == 0 ? &l->k : j == 1 ? &l->v : &l->index) = base + at;
                 kv->planes[kv->n_planes] = (struct kv_plane){base + at, page};
             }
             kv->n_planes++;

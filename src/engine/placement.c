@@ -260,8 +260,10 @@ static const char *why_mixer(const struct rank_counter *k, const struct mixer *m
     const struct delta_net *d = &m->delta_net;
     if (m->kind == MIXER_SHORT_CONV)
         return "it has no heads";
-    if (m->kind == MIXER_SSM)
+    if (m->kind == MIXER_SSM || m->kind == MIXER_SCAN)
         return "state-space models are not shared";
+    if (m->kind == MIXER_ATTENTION && a->index.n_chosen)
+        return "its keys are chosen for each group of heads";
     if (m->kind == MIXER_ATTENTION && a->norm_whole)
         return "its QK-norm is over all heads";
     if (m->kind == MIXER_ATTENTION && a->shares_kv)
@@ -292,8 +294,9 @@ static bool is_mlp_weight(const struct mlp *m, const struct weight *w)
 static void explain_layer(const struct rank_counter *k, const struct weight *w,
                           const struct layer *l, size_t bytes)
 {
-    static const char *const mixers[] = {"attention",         "latent attention",  "delta net",
-                                         "short convolution", "state-space model", "none"};
+    static const char *const mixers[] = {
+        "attention",         "latent attention", "delta net", "short convolution",
+        "state-space model", "selective scan",   "none"};
     const struct mlp *m = &l->mlp;
     char why[160];
     bool last = w == mixer_out(&l->mixer) || w == m->dense.down || w == m->experts.down;
@@ -364,6 +367,7 @@ static void count_mixer(const struct mixer *m, struct placement_rank *to)
         widen(&to->heads, m->ssm.n_heads);
         break;
     case MIXER_SHORT_CONV:
+    case MIXER_SCAN:
     case MIXER_NONE:
         break;
     }

@@ -144,6 +144,7 @@ static size_t expanded_bytes(const struct runtime_options *opt, const struct net
     for (int i = 0; i < net->n_layers; i++) {
         int k, v;
         mixer_cache_dims(&net->layers[i].mixer, &k, &v);
+        k += mixer_index_dim(&net->layers[i].mixer);
         most = k + v > most ? k + v : most;
     }
     bool quantised =

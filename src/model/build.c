@@ -150,6 +150,21 @@ const float *build_table(struct net_builder *b, int layer, const struct tensor_n
     return v;
 }
 
+const float *build_tables(struct net_builder *b, int layer, const struct tensor_name *names,
+                          const int *rows, int width)
+{
+    const float *v = build_vector(b, layer, &names[0], (rows[0] + rows[1] + rows[2]) * width,
+                                  (struct adjust){0});
+    if (!v)
+        return NULL;
+    struct tensor_spec *spec = &b->specs[b->n_specs - 1];
+    spec->width = width;
+    spec->n_rows = 3;
+    for (int i = 0; i < 3; i++)
+        spec->rows[i] = (struct weight_rows){.name = &names[i], .n = rows[i]};
+    return v;
+}
+
 struct norm build_rms_adjusted(struct net_builder *b, int layer, const struct tensor_name *name,
                                int width, struct adjust adjust)
 {

@@ -194,6 +194,9 @@ const float *build_vector(struct net_builder *b, int layer, const struct tensor_
 /* A table (rows, width) in backend memory. */
 const float *build_table(struct net_builder *b, int layer, const struct tensor_name *name, int rows,
                          int width);
+/* A table of three tensors of rows[i] rows each, one after the other. */
+const float *build_tables(struct net_builder *b, int layer, const struct tensor_name *names,
+                          const int *rows, int width);
 /* The value of a tensor with one element; 1 if the file has no such tensor. */
 float build_scalar(struct net_builder *b, int layer, const struct tensor_name *name);
 /* RoPE from b->c, with the file's frequency factors if it has any. NULL: the model has no RoPE. */

@@ -48,6 +48,12 @@ struct mup_factors {
     float attn_in, attn_out, key, ssm_in, ssm_out, mlp[2], ssm[SSM_PARTS];
 };
 
+/* Of sparse attention's indexers (layer.h); heads 0: none. */
+struct index_config {
+    int heads, dim, chosen, block;
+    bool interleaved;
+};
+
 struct config {
     const struct model_family *family;
     char arch_name[32]; /* as the file spells it */
@@ -99,9 +105,12 @@ struct config {
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
     float attn_mscale;
     /* a mixer with a recurrent state instead of attention: a gated delta net, a state-space model (k_heads: groups,
-     * v_heads: heads, k_dim: values of a state, v_dim: of a head) or a short convolution */
+     * v_heads: heads, k_dim: values of a state, v_dim: of a head), a selective scan (k_heads: rank of its time steps, v_dim:
+     * channels, k_dim: values of a channel's state) or a short convolution */
     bool is_linear[CONFIG_MAX_LAYERS];
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
+    float beta_scale; /* of a delta net (layer.h); 0 = 1 */
+    struct index_config index;
     struct mup_factors mup;
     bool ssm_norm_first;  /* a state-space model's norm comes before its gate */
     float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */

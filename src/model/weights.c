@@ -140,14 +140,17 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
         mem_free(host);
         return true;
     }
-    const struct tensor *t =
-        need(l, spec->rows[0].name, spec->layer, 0, spec->is_bias ? "bias" : "weight");
-    if (!t)
-        return false;
     size_t n = (size_t)spec->n_in;
-    float *host = mem_zalloc(n, sizeof(float));
-    bool ok =
-        read_vector(l, t, spec->n_in, spec->width, l->f->is_gguf ? spec->adjust.wrap : 0, host);
+    float *host = mem_zalloc(n, sizeof(float)), *to = host;
+    bool ok = true;
+    for (int i = 0; ok && i < spec->n_rows; i++) {
+        int part = spec->n_rows > 1 ? spec->rows[i].n * spec->width : spec->n_in;
+        const struct tensor *t =
+            need(l, spec->rows[i].name, spec->layer, 0, spec->is_bias ? "bias" : "weight");
+        ok = t && read_vector(l, t, part, spec->width, l->f->is_gguf ? spec->adjust.wrap : 0, to);
+        to += part;
+        l->done += t ? t->bytes : 0;
+    }
     float add = l->f->is_gguf ? 0 : spec->adjust.add;
     float times = spec->adjust.times == 0 ? 1 : spec->adjust.times;
     for (size_t i = 0; i < n; i++)
@@ -160,7 +163,6 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
         l->m->be->ops->copy_in(l->m->be, spec->vector, host,
                                (size_t)cut_vector(host, spec->n_in, spec->cut) * sizeof(float));
     mem_free(host);
-    l->done += t->bytes;
     return ok;
 }
 

@@ -180,6 +180,8 @@ void test_delta_net(void);                  /* mixers.c */
 void test_ssm(void);
 void test_short_conv(void);
 void test_latent(void);
+void test_sparse(void);
+void test_scan(void);
 void force_delta_net(void);
 void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *formats);
 void test_encoders(void); /* encoders.c */

@@ -8,6 +8,7 @@
 #include "duo.h"
 #include "base/mem.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -114,6 +115,8 @@ static void run_turns(struct duo *d, const struct dims *s, const char *group, co
     d->be[side]->ops->free(d->be[side], d->kv[side][0].state, bytes);
 }
 
+static float beta_scale; /* of delta_case; 0 = 1 */
+
 static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled, const struct turn *list,
                        int n_turns)
 {
@@ -151,7 +154,8 @@ static void delta_case(int Hk, int Hv, int Dk, int Dv, int W, bool tiled, const 
                                           .decay = slow.on[side],
                                           .dt_bias = dt.on[side],
                                           .norm = {NORM_RMS, norm.on[side], NULL, 1e-6f},
-                                          .tiled = tiled};
+                                          .tiled = tiled,
+                                          .beta_scale = beta_scale};
     }
     char what[80];
     snprintf(what, sizeof what, "heads %d/%d of %dx%d, conv %d", Hk, Hv, Dk, Dv, W);
@@ -309,6 +313,9 @@ void test_delta_net(void)
     delta_case(2, 6, 32, 48, 4, true, turns, steps);
     delta_case(1, 3, 20, 24, 3, false, turns, steps); /* no whole vectors, no whole panels */
     delta_case(3, 3, 16, 7, 1, true, turns, steps);   /* no convolution to speak of */
+    beta_scale = 2;                                   /* a part of its own */
+    delta_case(2, 2, 24, 16, 4, false, turns, steps);
+    beta_scale = 0;
     if (!small)
         delta_lengths(200, light ? 37 : 13);
     report("delta net", before);
@@ -332,8 +339,8 @@ static struct duo_weight heads_weight(struct duo *d, int heads, int n_in, int ro
     return w;
 }
 
-/* A cache of random latents, the same in both memories. */
-static void latents_new(struct duo *d, int width)
+/* A cache of random rows, of latents or of index keys, the same in both memories. */
+static void rows_new(struct duo *d, int layer, int width, bool index)
 {
     struct error err = {0};
     enum dtype type = d->s.b.k_type;
@@ -352,9 +359,11 @@ static void latents_new(struct duo *d, int width)
     EACH(side)
     {
         struct backend *be = d->be[side];
-        d->kv[side][0].k = be->ops->alloc(be, bytes, "latents", &err);
-        fail_if(!d->kv[side][0].k, err.msg);
-        be->ops->copy_in(be, d->kv[side][0].k, host, bytes);
+        struct kv_layer *kv = &d->kv[side][layer];
+        void **at = index ? &kv->index : &kv->k;
+        *at = be->ops->alloc(be, bytes, "rows", &err);
+        fail_if(!*at, err.msg);
+        be->ops->copy_in(be, *at, host, bytes);
     }
     mem_free(host);
 }
@@ -417,7 +426,7 @@ static void latent_steps(int H, int Dn, int Dr, int Dv, int C, int q_rank, enum 
     if (runs(&d, "latent attention")) {
         size_t bytes =
             dtype_bytes(kv_type, (size_t)s.b.n_pages * (size_t)s.b.page_len * (size_t)(C + Dr));
-        latents_new(&d, C + Dr);
+        rows_new(&d, 0, C + Dr, false);
         duo_prepare(&d);
         for (int i = 0; i < 3 + many; i++) {
             struct plan p;
@@ -483,4 +492,283 @@ void force_latent(bool (*takes)(const char *formats, enum dtype t), const char *
     for (enum dtype t = DT_F32; *formats && t <= DT_GPTQ4; t++)
         if (takes(formats, t) && (!light || t % 5 == 0))
             latent_case(3, 256, 16, 32, 256, 0, t, DT_F16);
+}
+
+static void rows_free(struct duo *d, int layer, int width, bool index)
+{
+    size_t n = (size_t)d->s.b.n_pages * (size_t)d->s.b.page_len * (size_t)width;
+    EACH(side)
+    {
+        struct kv_layer *kv = &d->kv[side][layer];
+        d->be[side]->ops->free(d->be[side], index ? kv->index : kv->k,
+                               dtype_bytes(d->s.b.k_type, n));
+    }
+}
+
+/* The weights of an indexer. */
+struct index_parts {
+    struct duo_weight wq, wk, ww;
+    struct array q_norm, k_norm, k_bias;
+};
+
+/* Gives layer 0 an indexer, and layer 1 its choice. width: of what its queries are computed from. */
+static void index_parts_new(struct duo *d, struct index_parts *p, int heads, int dim, int chosen,
+                            int block, int width, bool interleaved)
+{
+    int E = d->s.n_embd;
+    *p = (struct index_parts){.wq = plain_weight(d, width, heads * dim),
+                              .wk = plain_weight(d, E, dim),
+                              .ww = plain_weight(d, E, heads),
+                              .q_norm = array_random(d, (size_t)dim, 1.0f),
+                              .k_norm = array_random(d, (size_t)dim, 1.0f),
+                              .k_bias = array_random(d, (size_t)dim, 0.2f)};
+    EACH(side)
+    for (int i = 0; i < 2; i++) {
+        struct mixer *m = &d->layers[side][i].mixer;
+        struct indexer *x = m->kind == MIXER_LATENT ? &m->latent.index : &m->attention.index;
+        *x = (struct indexer){.n_heads = heads,
+                              .dim = dim,
+                              .n_chosen = chosen,
+                              .block = block,
+                              .rope = &d->ropes[0],
+                              .interleaved = interleaved,
+                              .reuse = i == 1};
+        if (i == 1)
+            continue;
+        x->wq = &p->wq.on[side];
+        x->wk = &p->wk.on[side];
+        x->ww = block ? NULL : &p->ww.on[side];
+        if (block)
+            x->q_norm = (struct norm){NORM_RMS, p->q_norm.on[side], NULL, 1e-6f};
+        x->k_norm = block
+                        ? (struct norm){NORM_RMS, p->k_norm.on[side], NULL, 1e-6f}
+                        : (struct norm){NORM_LAYER, p->k_norm.on[side], p->k_bias.on[side], 1e-6f};
+    }
+}
+
+static void index_parts_free(struct duo *d, struct index_parts *p)
+{
+    struct array *arrays[] = {&p->q_norm, &p->k_norm, &p->k_bias};
+    struct duo_weight *weights[] = {&p->wq, &p->wk, &p->ww};
+    for (size_t i = 0; i < 3; i++) {
+        array_free(d, arrays[i]);
+        weight_free(d, weights[i]);
+    }
+}
+
+/* Steps through both layers: rows with fewer keys than can be chosen, with more, and both at once. */
+static void sparse_steps(struct duo *d, const struct dims *s, const char *what)
+{
+    static const int decode[][2] = {{0, 1}, {15, 1}, {16, 1}, {300, 1}, {63, 1}};
+    static const int mixed[][2] = {{20, 1}, {0, 70}, {33, 17}, {5, 1}, {100, 2}};
+    static const int few[][2] = {{7, 1}, {0, 9}};
+    const struct {
+        const int (*seqs)[2];
+        int n;
+    } plans[] = {{decode, 5}, {mixed, 5}, {few, 2}};
+    for (int i = 0; i < 3; i++) {
+        struct plan p;
+        char text[120];
+        plan_make(&p, s, plans[i].seqs, plans[i].n, i == 0);
+        p.b.n_out = p.b.n_tokens;
+        for (int r = 0; r < p.b.n_tokens; r++)
+            p.out_rows[r] = r;
+        float *x = random_floats((size_t)(p.b.n_tokens * s->n_embd), 1.0f);
+        snprintf(text, sizeof text, "%s, step %d", what, i);
+        begin(d, &p);
+        stream_put(d, x, p.b.n_tokens);
+        for (int layer = 0; layer < 2; layer++)
+            EACH(side)
+        d->be[side]->ops->mixer(d->be[side], &d->layers[side][layer].mixer, layer);
+        stream_check(d, text, x, p.b.n_tokens, mixer_tol());
+        end(d, NULL, NULL);
+        mem_free(x);
+        mem_free(p.pages);
+    }
+}
+
+static void sparse_latent_case(int H, int heads, int dim, int chosen, bool interleaved)
+{
+    enum { Dn = 32, Dr = 16, Dv = 24, C = 64, Q = 48 };
+    struct dims s = base_dims();
+    struct duo d;
+    s.n_rot = Dr;
+    s.b.k_type = s.b.v_type = DT_F32; /* rounded keys may be chosen otherwise */
+    duo_open(&d, &s, 2);
+    int E = s.n_embd;
+    struct duo_weight wqa = plain_weight(&d, E, Q), wqb = plain_weight(&d, Q, H * (Dn + Dr)),
+                      wkva = plain_weight(&d, E, C + Dr), wo = plain_weight(&d, H * Dv, E),
+                      wkb = heads_weight(&d, H, Dn, C, DT_F16),
+                      wvb = heads_weight(&d, H, C, Dv, DT_F16);
+    struct array qn = array_random(&d, Q, 1.0f), kn = array_random(&d, C, 1.0f),
+                 gain = array_random(&d, (size_t)E, 1.0f);
+    EACH(side)
+    for (int i = 0; i < 2; i++) {
+        struct mixer *m = &d.layers[side][i].mixer;
+        *m = (struct mixer){.kind = MIXER_LATENT,
+                            .block.in = {NORM_RMS, gain.on[side], NULL, 1e-6f}};
+        m->latent = (struct latent){.n_heads = H,
+                                    .nope_dim = Dn,
+                                    .rope_dim = Dr,
+                                    .v_dim = Dv,
+                                    .q_rank = Q,
+                                    .kv_rank = C,
+                                    .wqa = &wqa.on[side],
+                                    .wqb = &wqb.on[side],
+                                    .wkva = &wkva.on[side],
+                                    .wkb = &wkb.on[side],
+                                    .wvb = &wvb.on[side],
+                                    .wo = &wo.on[side],
+                                    .q_norm = {NORM_RMS, qn.on[side], NULL, 1e-6f},
+                                    .kv_norm = {NORM_RMS, kn.on[side], NULL, 1e-6f},
+                                    .rope = &d.ropes[0],
+                                    .scale = 0.1f};
+    }
+    struct index_parts x;
+    index_parts_new(&d, &x, heads, dim, chosen, 0, Q, interleaved);
+    if (runs(&d, "sparse attention")) {
+        char what[80];
+        for (int i = 0; i < 2; i++)
+            rows_new(&d, i, C + Dr, false);
+        rows_new(&d, 0, dim, true);
+        duo_prepare(&d);
+        snprintf(what, sizeof what, "latents, %d of %d keys, %d index heads of %d", chosen, 300,
+                 heads, dim);
+        sparse_steps(&d, &s, what);
+        for (int i = 0; i < 2; i++)
+            rows_free(&d, i, C + Dr, false);
+        rows_free(&d, 0, dim, true);
+    }
+    index_parts_free(&d, &x);
+    struct array *arrays[] = {&qn, &kn, &gain};
+    struct duo_weight *weights[] = {&wqa, &wqb, &wkva, &wkb, &wvb, &wo};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        array_free(&d, arrays[i]);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        weight_free(&d, weights[i]);
+    duo_close(&d);
+}
+
+static void sparse_blocks_case(int H, int K, int D, int block, int chosen)
+{
+    struct dims s = base_dims();
+    struct duo d;
+    s.n_heads = H;
+    s.n_kv_heads = K;
+    s.head_dim = D;
+    s.n_rot = 16;
+    s.b.k_type = s.b.v_type = DT_F32;
+    duo_open(&d, &s, 2);
+    int E = s.n_embd;
+    struct duo_weight wqkv = plain_weight(&d, E, (H + 2 * K) * D), wo = plain_weight(&d, H * D, E);
+    struct array gain = array_random(&d, (size_t)E, 1.0f);
+    EACH(side)
+    for (int i = 0; i < 2; i++) {
+        struct mixer *m = &d.layers[side][i].mixer;
+        *m = (struct mixer){.kind = MIXER_ATTENTION,
+                            .block.in = {NORM_RMS, gain.on[side], NULL, 1e-6f}};
+        m->attention = (struct attention){.n_heads = H,
+                                          .n_kv_heads = K,
+                                          .k_dim = D,
+                                          .v_dim = D,
+                                          .wqkv = &wqkv.on[side],
+                                          .wo = &wo.on[side],
+                                          .rope = &d.ropes[0],
+                                          .scale = 0.1f};
+    }
+    struct index_parts x;
+    index_parts_new(&d, &x, K, 24, chosen, block, E, false);
+    if (runs(&d, "sparse attention")) {
+        char what[80];
+        for (int i = 0; i < 2; i++)
+            kv_new(&d, i);
+        rows_new(&d, 0, 24, true);
+        duo_prepare(&d);
+        snprintf(what, sizeof what, "%d blocks of %d keys, heads %d/%d of %d", chosen, block, H, K,
+                 D);
+        sparse_steps(&d, &s, what);
+        for (int i = 0; i < 2; i++)
+            kv_free(&d, i);
+        rows_free(&d, 0, 24, true);
+    }
+    index_parts_free(&d, &x);
+    array_free(&d, &gain);
+    weight_free(&d, &wqkv);
+    weight_free(&d, &wo);
+    duo_close(&d);
+}
+
+void test_sparse(void)
+{
+    int before = n_checks;
+    if (!wanted("sparse attention"))
+        return;
+    sparse_latent_case(4, 12, 32, 20, false);
+    sparse_latent_case(3, 5, 24, 40, true); /* no whole vectors of heads */
+    sparse_blocks_case(8, 2, 64, 16, 3);
+    sparse_blocks_case(6, 3, 32, 8, 4); /* blocks shorter than a page */
+    report("sparse attention", before);
+}
+
+static void scan_case(int I, int N, int R, int W, bool bias)
+{
+    struct dims s = base_dims();
+    s.b.n_states = SLOTS;
+    struct duo d;
+    duo_open(&d, &s, 1);
+    int E = s.n_embd;
+    struct duo_weight w_in = plain_weight(&d, E, 2 * I), w_x = plain_weight(&d, I, R + 2 * N),
+                      w_dt = plain_weight(&d, R, I), w_out = plain_weight(&d, I, E);
+    struct array conv = array_random(&d, (size_t)(I * W), 0.5f),
+                 conv_bias = array_random(&d, (size_t)I, 0.5f),
+                 skip = array_random(&d, (size_t)I, 1.0f),
+                 decay = array_random(&d, (size_t)(I * N), 1.0f),
+                 dt = array_random(&d, (size_t)R, 1.0f), b = array_random(&d, (size_t)N, 1.0f),
+                 c = array_random(&d, (size_t)N, 1.0f), gain = array_random(&d, (size_t)E, 1.0f);
+    float *slow = random_floats((size_t)(I * N), 1.0f);
+    for (int i = 0; i < I * N; i++)
+        slow[i] = 0.02f + 0.5f * fabsf(slow[i]);
+    EACH(side)
+    {
+        struct backend *be = d.be[side];
+        be->ops->copy_in(be, decay.on[side], slow, (size_t)(I * N) * sizeof *slow);
+        struct mixer *m = &d.layers[side][0].mixer;
+        *m = (struct mixer){.kind = MIXER_SCAN, .block.in = {NORM_RMS, gain.on[side], NULL, 1e-6f}};
+        m->scan = (struct scan){.n_channels = I,
+                                .state_dim = N,
+                                .dt_rank = R,
+                                .conv_len = W,
+                                .w_in = &w_in.on[side],
+                                .w_x = &w_x.on[side],
+                                .w_dt = &w_dt.on[side],
+                                .w_out = &w_out.on[side],
+                                .conv = conv.on[side],
+                                .conv_bias = bias ? conv_bias.on[side] : NULL,
+                                .decay = decay.on[side],
+                                .skip = skip.on[side],
+                                .dt_norm = {NORM_RMS, dt.on[side], NULL, 1e-6f},
+                                .b_norm = {NORM_RMS, b.on[side], NULL, 1e-6f},
+                                .c_norm = {NORM_RMS, c.on[side], NULL, 1e-6f}};
+    }
+    char what[80];
+    snprintf(what, sizeof what, "%d channels of %d, rank %d, conv %d", I, N, R, W);
+    run_turns(&d, &s, "scan", what, turns, small ? 1 : STEPS);
+    mem_free(slow);
+    struct array *arrays[] = {&conv, &conv_bias, &skip, &decay, &dt, &b, &c, &gain};
+    struct duo_weight *weights[] = {&w_in, &w_x, &w_dt, &w_out};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        array_free(&d, arrays[i]);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++)
+        weight_free(&d, weights[i]);
+    duo_close(&d);
+}
+
+void test_scan(void)
+{
+    int before = n_checks;
+    if (!wanted("scan"))
+        return;
+    scan_case(256, 16, 8, 4, true);
+    scan_case(40, 5, 3, 3, false); /* no whole panels */
+    report("scan", before);
 }

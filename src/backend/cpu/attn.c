@@ -60,6 +60,9 @@ struct unit {
     _Atomic int unfolded; /* split: tasks still running; 0 = not split */
     const struct attn_kernels *kernels;
     bool pack; /* convert K and V of each block first */
+    /* Sparse attention, of one token: the keys it sees are list[i / block] * block + i % block, of which all ranges above
+     * count i. NULL: the sequence's. */
+    const int32_t *list;
 };
 
 struct task {
@@ -73,6 +76,7 @@ struct attn_job {
     bool
         row_cache; /* k is a cache of rows: D values per token, the first Dv of which are its value */
     struct pick *pick;
+    const struct key_choice *choice; /* NULL = all keys */
     const void *k, *v;
     const float *q;
     float *a;
@@ -160,7 +164,8 @@ static struct limits limits_of(const struct bounds *s, const struct attention *l
     x.rows_cap = (x.tokens_cap * group + ATTN_MAX_ROWS - 1) / ATTN_MAX_ROWS * ATTN_MAX_ROWS;
     size_t chunks = ((size_t)s->max_pages * (size_t)s->page_len) / ATTN_CHUNK + 1;
     size_t threads = (size_t)n_threads, kv = (size_t)l->n_kv_heads;
-    x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / (size_t)x.tokens_cap + 1) +
+    size_t tokens = l->index.n_chosen ? 1 : (size_t)x.tokens_cap; /* rows that see the same keys */
+    x.units = kv * ((size_t)s->max_seqs + (size_t)s->max_tokens / tokens + 1) +
               UNITS_PER_THREAD * threads;
     /* Fewer than SPLITS_PER_THREAD units per thread are large enough. Units without room for their
      * chunks are not split. */
@@ -203,13 +208,46 @@ size_t cpu_attention_rows_scratch(const struct bounds *s, const struct attention
     return job_layout(&j, &x, l, n_threads, NULL);
 }
 
-/* [*lo, *hi]: the keys that row t of a sequence sees; empty for padding. */
-static void row_range(const struct attn_job *j, int seq, int t, int *lo, int *hi)
+/* The keys or blocks chosen for a row, *n of them; NULL: it sees all its keys. */
+static const int32_t *chosen_of(const struct attn_job *j, int kv_head, int t, int *n)
 {
+    const struct key_choice *c = j->choice;
+    size_t at = c ? (size_t)t * (size_t)c->groups + (size_t)(c->groups > 1 ? kv_head : 0) : 0;
+    *n = c ? c->n[at] : -1;
+    return *n < 0 ? NULL : c->list + at * (size_t)c->most;
+}
+
+/* [*lo, *hi]: the keys that row t of a sequence sees, or of those chosen for it; empty for padding. */
+static void row_range(const struct attn_job *j, int seq, int kv_head, int t, int *lo, int *hi)
+{
+    int n;
     *lo = 0;
     *hi = -1;
-    if (j->b->slot[t] >= 0)
+    if (j->b->slot[t] < 0)
+        return;
+    if (chosen_of(j, kv_head, t, &n)) /* the row's own block is the last */
+        *hi = (n - 1) * j->choice->block + j->b->pos[t] % j->choice->block;
+    else
         batch_keys(j->b, j->l, seq, t, lo, hi);
+}
+
+/* The sequence's key that is the unit's key i. */
+static int key_of(const struct attn_job *j, const struct unit *u, int i)
+{
+    int block = u->list ? j->choice->block : 1;
+    return u->list ? u->list[i / block] * block + i % block : i;
+}
+
+/* Adjacent keys of a unit lie side by side in runs of so many. */
+static int key_run(const struct attn_job *j, const struct unit *u)
+{
+    int a = j->s->page_len, b = u->list ? j->choice->block : a;
+    while (b) { /* the greatest common divisor */
+        int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
 }
 
 static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int tokens)
@@ -227,19 +265,22 @@ static void unit_add(struct attn_job *j, int seq, int kv_head, int token, int to
                        .hi = -1};
     for (int t = token; t < token + tokens; t++) {
         int lo, hi;
-        row_range(j, seq, t, &lo, &hi);
+        row_range(j, seq, kv_head, t, &lo, &hi);
         if (hi < lo)
             continue;
         u->lo = lo < u->lo ? lo : u->lo;
         u->hi = hi > u->hi ? hi : u->hi;
         u->cost += hi - lo + 1;
     }
+    int n_list;
+    if (tokens == 1)
+        u->list = chosen_of(j, kv_head, token, &n_list);
     u->cost *= u->heads;
     int rows = tokens * u->heads;
     const struct pick_row *row =
         j->row_cache ? pick_latent(j->pick, j->s->k_type, j->l->k_dim, j->l->v_dim, rows)
                      : pick_attn(j->pick, j->s->k_type, j->s->v_type, j->l->k_dim, j->l->v_dim,
-                                 j->s->page_len, rows);
+                                 key_run(j, u), rows);
     pick_count(j->pick, j->row_cache ? PICK_LATENT : PICK_ATTN, row);
     u->kernels = row->attn;
     u->pack = row->pack;
@@ -255,7 +296,7 @@ static void plan(struct attn_job *j, const struct limits *x, int n_threads)
     const struct batch *b = j->b;
     int kv = j->l->n_kv_heads;
     int64_t want = (int64_t)b->n_tokens * kv / (UNITS_PER_THREAD * n_threads) + 1;
-    int tokens = want < x->tokens_cap ? (int)want : x->tokens_cap;
+    int tokens = j->choice ? 1 : want < x->tokens_cap ? (int)want : x->tokens_cap;
     int64_t total = 0;
     for (int seq = 0; seq < b->n_seqs; seq++)
         for (int k = 0; k < kv; k++)
@@ -317,7 +358,7 @@ static int load_tiles(const struct attn_job *j, const struct unit *u, const stru
         for (int i = 0; i < t->rows; i++) {
             int r = first + i, token = u->token + r / u->heads, head = u->head + r % u->heads;
             from[i] = j->q + ((size_t)token * (size_t)j->l->n_heads + (size_t)head) * dim;
-            row_range(j, u->seq, token, &a->lo[r], &a->hi[r]);
+            row_range(j, u->seq, u->kv_head, token, &a->lo[r], &a->hi[r]);
             if (a->hi[r] < a->lo[r])
                 continue;
             t->lo = a->lo[r] < t->lo ? a->lo[r] : t->lo;
@@ -377,8 +418,8 @@ static void pack_from_rows(const struct attn_job *j, const struct unit *u, int f
         const void *from[ATTN_ROWS];
         for (int i = 0; i < ATTN_ROWS; i++) {
             int key = at + i;
-            size_t slot =
-                key > last ? 0 : (size_t)pages[key / len] * (size_t)len + (size_t)(key % len);
+            int at_key = key > last ? 0 : key_of(j, u, key);
+            size_t slot = (size_t)pages[at_key / len] * (size_t)len + (size_t)(at_key % len);
             from[i] = key > last
                           ? NULL
                           : (const char *)j->k + dtype_bytes(j->s->k_type, slot * (size_t)dim);
@@ -401,7 +442,7 @@ static void pack_keys(const struct attn_job *j, const struct unit *u, int first,
     int dim = j->l->k_dim, v_dim = j->l->v_dim, panel = kn->panel;
     size_t len = (size_t)j->s->page_len;
     for (int key = k0; key <= k1; key++) {
-        struct key_place at = find_key(j, pages, u->kv_head, key);
+        struct key_place at = find_key(j, pages, u->kv_head, key_of(j, u, key));
         int i = key - first;
         float *kp = a->k_pack + (size_t)(i / panel) * (size_t)(dim * panel) + i % panel;
         float *vp = a->v_pack + (size_t)(i * panel);
@@ -436,7 +477,7 @@ static void find_block(const struct attn_job *j, const struct unit *u, int first
     b->v_step = (kv_tile_bytes(s->v_type, w, v_dim) + v_dim - 1) / v_dim;
     for (int i = 0; i <= last; i++) {
         int key = first + (i < i0 ? i0 : i > i1 ? i1 : i) * width;
-        struct key_place at = find_key(j, pages, u->kv_head, key);
+        struct key_place at = find_key(j, pages, u->kv_head, key_of(j, u, key));
         b->k[i] = at.k + at.off * k_step;
         b->v[i] = at.v + at.off * v_step;
         if (kv_scaled(s->k_type))
@@ -461,7 +502,7 @@ static void run_chunk(const struct attn_job *j, const struct unit *u, int chunk,
     int begin = chunk * ATTN_CHUNK, end = begin + ATTN_CHUNK - 1;
     begin = u->lo > begin ? u->lo : begin;
     end = u->hi < end ? u->hi : end;
-    bool whole = j->s->page_len % kn->width == 0, packed = u->pack;
+    bool whole = key_run(j, u) % kn->width == 0, packed = u->pack;
     struct attn_block found[2], pack;
     found[0].fp16 = found[1].fp16 = (uint16_t *)a->k_pack;
     int at = 0, start = begin / kn->block * kn->block;
@@ -631,21 +672,35 @@ static void run(struct attn_job *j, void *scratch, struct pool *pool)
 }
 
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
-                   const struct kv_layer *kv, const float *q, float *a, void *scratch,
-                   struct pool *pool, struct pick *pick)
+                   const struct kv_layer *kv, const struct key_choice *choice, const float *q,
+                   float *a, void *scratch, struct pool *pool, struct pick *pick)
 {
-    struct attn_job j = {
-        .s = s, .b = b, .l = l, .pick = pick, .k = kv->k, .v = kv->v, .q = q, .a = a};
+    struct attn_job j = {.s = s,
+                         .b = b,
+                         .l = l,
+                         .pick = pick,
+                         .choice = choice,
+                         .k = kv->k,
+                         .v = kv->v,
+                         .q = q,
+                         .a = a};
     run(&j, scratch, pool);
 }
 
 void cpu_attention_rows(const struct bounds *s, const struct batch *b, const struct attention *l,
-                        const void *rows, float *q, void *scratch, struct pool *pool,
-                        struct pick *pick)
+                        const void *rows, const struct key_choice *choice, float *q, void *scratch,
+                        struct pool *pool, struct pick *pick)
 {
     /* q may alias a: a unit has read its queries before it writes. */
-    struct attn_job j = {
-        .s = s, .b = b, .l = l, .row_cache = true, .pick = pick, .k = rows, .q = q, .a = q};
+    struct attn_job j = {.s = s,
+                         .b = b,
+                         .l = l,
+                         .row_cache = true,
+                         .choice = choice,
+                         .pick = pick,
+                         .k = rows,
+                         .q = q,
+                         .a = q};
     CHECK(l->n_kv_heads == 1 && l->v_dim <= l->k_dim,
           "a cache of rows needs one kv head, and v_dim <= k_dim");
     run(&j, scratch, pool);

@@ -95,11 +95,17 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "a latent of more than 1024 values is", "cpu");
         if ((x->kind == MIXER_DELTA_NET && x->delta_net.conv_len > CPU_MAX_TAPS) ||
             (x->kind == MIXER_SSM && x->ssm.conv_len > CPU_MAX_TAPS) ||
+            (x->kind == MIXER_SCAN && x->scan.conv_len > CPU_MAX_TAPS) ||
             (x->kind == MIXER_SHORT_CONV && x->short_conv.conv_len > CPU_MAX_TAPS))
             return network_refuse(err, i, "a convolution of more than 64 rows is", "cpu");
         if (m->block.parallel && (m->block.in.kind == NORM_NONE || x->block.sum.kind != NORM_NONE ||
                                   m->experts_in.kind != NORM_NONE || m->router.norm.kind))
             return network_refuse(err, i, "such norms of parallel blocks are", "cpu");
+        if (x->kind == MIXER_SCAN &&
+            (x->scan.dt_rank > net->n_embd || x->block.in.kind == NORM_NONE))
+            return network_refuse(err, i, "such a selective scan is", "cpu");
+        if (!cpu_index_supported(net, i))
+            return network_refuse(err, i, "such an indexer is", "cpu");
         if (x->block.parallel &&
             (!i || x->block.in.kind == NORM_NONE || !mlp_is_none(&net->layers[i - 1].mlp) ||
              net->layers[i - 1].mixer.block.sum.kind != NORM_NONE ||
@@ -123,7 +129,7 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
             PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
             PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
-            PART_SSM_SCALES | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE | PART_CHUNKED |
+            PART_SSM_SCALES | PART_SPARSE | PART_SCAN | PART_DELTA_BETA | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE | PART_CHUNKED |
             PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
         "cpu", err);
 }
@@ -138,10 +144,13 @@ static void clear(struct cpu_backend *cb)
     cb->n_blocks = 0;
     for (int i = 0; i < cb->n_ropes; i++) /* the network may be gone by now */
         mem_free(cb->rope[i]);
-    for (int i = 0; i < cb->n_taps; i++)
+    for (int i = 0; i < cb->n_taps; i++) {
         mem_free(cb->taps[i]);
+        mem_free(cb->decays[i]);
+    }
     mem_free(cb->taps);
-    cb->taps = NULL;
+    mem_free(cb->decays);
+    cb->taps = cb->decays = NULL;
     cb->n_taps = 0;
     mem_free(cb->rope);
     mem_free(cb->features);
@@ -212,6 +221,8 @@ static float *taps_of(const struct mixer *m)
         channels = 2 * d->n_k_heads * d->k_dim + d->n_v_heads * d->v_dim;
     } else if (m->kind == MIXER_SSM) {
         conv = m->ssm.conv, W = m->ssm.conv_len, channels = ssm_channels(&m->ssm);
+    } else if (m->kind == MIXER_SCAN) {
+        conv = m->scan.conv, W = m->scan.conv_len, channels = m->scan.n_channels;
     } else {
         conv = m->short_conv.conv, W = m->short_conv.conv_len;
         channels = m->short_conv.w_out->n_in;
@@ -225,6 +236,7 @@ static size_t state_scratch(const struct mixer *m)
 {
     return m->kind == MIXER_DELTA_NET ? cpu_delta_scratch(&m->delta_net)
            : m->kind == MIXER_SSM     ? cpu_ssm_scratch(m->ssm.conv_len)
+           : m->kind == MIXER_SCAN    ? cpu_ssm_scratch(m->scan.conv_len)
                                       : cpu_ssm_scratch(m->short_conv.conv_len);
 }
 
@@ -234,6 +246,7 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
 {
     bool nets = false;
     cb->taps = mem_zalloc((size_t)net->n_layers, sizeof *cb->taps);
+    cb->decays = mem_zalloc((size_t)net->n_layers, sizeof *cb->decays);
     cb->n_taps = net->n_layers;
     cb->delta_len = 0;
     for (int i = 0; i < net->n_layers; i++) {
@@ -244,6 +257,8 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
         cb->delta_len = scratch > cb->delta_len ? scratch : cb->delta_len;
         cb->taps[i] = cb->measured ? NULL : taps_of(m);
         nets |= m->kind == MIXER_DELTA_NET;
+        if (m->kind == MIXER_SCAN && !cb->measured)
+            cb->decays[i] = cpu_scan_decay(&m->scan);
     }
     if (!cb->delta_len)
         return true;
@@ -263,8 +278,8 @@ static bool prepare_latent(struct cpu_backend *cb, const struct network *net, in
             l->n_heads * (l->kv_rank + l->rope_dim) > wide)
             wide = l->n_heads * (l->kv_rank + l->rope_dim);
     }
-    return !wide || ((cb->low = cpu_rows(cb, T, cb->max.latent, "latents", err)) &&
-                     (cb->wide = cpu_rows(cb, T, wide, "queries of latents", err)));
+    return (!cb->max.latent || (cb->low = cpu_rows(cb, T, cb->max.latent, "latents", err))) &&
+           (!wide || (cb->wide = cpu_rows(cb, T, wide, "queries of latents", err)));
 }
 
 static bool prepare_mtp(struct cpu_backend *cb, const struct network *net, int T, struct error *err)
@@ -313,8 +328,9 @@ static bool make_scratch(struct cpu_backend *cb, const struct network *net, cons
            (cb->logits = cpu_rows(cb, s->max_out, logits_width(cb), "logits", err)) &&
            (cb->attn_scratch = cpu_scratch(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_states(cb, net, T, err) &&
-           prepare_latent(cb, net, T, err) && prepare_mtp(cb, net, T, err) &&
-           cpu_tower_prepare(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
+           prepare_latent(cb, net, T, err) && cpu_index_prepare(cb, net, err) &&
+           prepare_mtp(cb, net, T, err) && cpu_tower_prepare(cb, net, T, err) &&
+           cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
 
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
@@ -359,7 +375,7 @@ static void cpu_close(struct backend *be)
 /* The step */
 
 /* This step's angles. */
-static float *rope_of(const struct cpu_backend *cb, const struct rope *rope)
+float *cpu_rope_of(const struct cpu_backend *cb, const struct rope *rope)
 {
     return cb->rope[rope - cb->net->ropes];
 }
@@ -390,7 +406,7 @@ static void cpu_begin(struct backend *be, const struct batch *b)
         cb->sampled[i] = -1;
     cpu_stage_begin(cb);
     for (int i = 0; i < cb->net->n_ropes; i++)
-        cpu_rope_table(&cb->net->ropes[i], b, rope_of(cb, &cb->net->ropes[i]), cb->pool);
+        cpu_rope_table(&cb->net->ropes[i], b, cpu_rope_of(cb, &cb->net->ropes[i]), cb->pool);
     cpu_stage_end(cb, STAGE_OTHER);
     cpu_lora_begin(cb);
 }
@@ -518,11 +534,14 @@ static void mix_attention(struct cpu_backend *cb, const struct attention *l, int
         cpu_clip_qkv(cb, l, n);
     else
         gemm_linear(cb, l->wqkv, n, cb->qkv, b->n_tokens);
-    cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? rope_of(cb, l->rope) : NULL, cb->qkv, cb->q,
+    cpu_attn_post(&cb->bounds, b, l, kv, l->rope ? cpu_rope_of(cb, l->rope) : NULL, cb->qkv, cb->q,
                   cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_QKV);
     cpu_stage_begin(cb);
-    cpu_attention(&cb->bounds, b, l, kv, cb->q, cb->a, cb->attn_scratch, cb->pool, &cb->pick);
+    const struct key_choice *choice =
+        l->index.n_chosen ? cpu_index(cb, &l->index, kv, n, n, l->n_kv_heads) : NULL;
+    cpu_attention(&cb->bounds, b, l, kv, choice, cb->q, cb->a, cb->attn_scratch, cb->pool,
+                  &cb->pick);
     if (l->gated)
         cpu_attn_gate(b, l, cb->qkv, l->wqkv->n_out, cb->a, cb->pool, cb->isa);
     if (l->wgate) {
@@ -544,6 +563,16 @@ static void mix_delta_net(struct cpu_backend *cb, const struct mixer *m, int lay
     cpu_stage_begin(cb);
     cpu_delta_net(b, m, b->kv[layer].state, cb->taps[layer], cb->qkv, cb->z, cb->ba, cb->a,
                   cb->delta_old, cb->delta_len, cb->pool, cb->isa);
+    cpu_stage_end(cb, STAGE_ATTENTION);
+}
+
+static void mix_scan(struct cpu_backend *cb, const struct mixer *m, int layer, const float *n)
+{
+    const struct batch *b = &cb->batch;
+    linear(cb, m->scan.w_in, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    cpu_stage_begin(cb);
+    cpu_scan(cb, m, b->kv[layer].state, cb->taps[layer], cb->decays[layer], cb->qkv, cb->q, cb->low,
+             cb->a);
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
@@ -570,6 +599,8 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
         cpu_stage_end(cb, STAGE_NORM);
         in = cb->low;
     }
+    const struct key_choice *choice =
+        l->index.n_chosen ? cpu_index(cb, &l->index, &b->kv[layer], n, in, 1) : NULL;
     linear(cb, l->wqb, in, cb->q, b->n_tokens, STAGE_QKV);
     for (int t = 0; l->temp_beta != 0 && t < b->n_tokens; t++)
         cpu_add_scale(cb->q + (size_t)t * (size_t)l->wqb->n_out, NULL,
@@ -577,7 +608,8 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
                       1, l->wqb->n_out, cb->pool);
     linear(cb, l->wkva, n, cb->low, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
-    cpu_latent(cb, l, &b->kv[layer], rope_of(cb, l->rope), cb->q, cb->low, cb->wide, cb->a);
+    cpu_latent(cb, l, &b->kv[layer], choice, cpu_rope_of(cb, l->rope), cb->q, cb->low, cb->wide,
+               cb->a);
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
@@ -595,6 +627,8 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
             mix_latent(cb, &m->latent, layer, n);
         else if (m->kind == MIXER_ATTENTION)
             mix_attention(cb, &m->attention, layer, n);
+        else if (m->kind == MIXER_SCAN)
+            mix_scan(cb, m, layer, n);
         else
             mix_ssm(cb, m, layer, n);
     }

@@ -38,7 +38,7 @@ struct cpu_backend {
     struct cpu_block {
         void *p;
         size_t bytes;
-    } blocks[56]; /* (n_blocks) scratch that prepare made */
+    } blocks[64]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
     size_t *measured; /* prepare only adds up the bytes of its scratch here; NULL = it allocates */
     int n_ropes;
@@ -69,6 +69,9 @@ struct cpu_backend {
     float *delta_old;   /* (threads, delta_len) its scratch */
     size_t delta_len;
     float **taps; /* (n_layers) -> (W, C) transposed convolutions; NULL = none */
+    float *
+        *decays; /* (n_layers) -> decays of selective scans, in their panels' order; NULL = none */
+    struct index_state *index; /* of sparse attention; NULL = none */
     int n_taps;
     int32_t *sampled;            /* (max_out) */
     struct sample_probs *probs;  /* (max_out) */
@@ -94,6 +97,9 @@ static inline void cpu_stage_end(struct cpu_backend *cb, enum stage stage)
     if (p)
         p->ns[p->phase][stage] += (double)(clock_ns() - cb->stage_start);
 }
+
+/* This step's angles. */
+float *cpu_rope_of(const struct cpu_backend *cb, const struct rope *rope);
 
 /* Adds the pending result of the last block, where no norm does it in passing. */
 void cpu_settle(struct cpu_backend *cb);

@@ -62,7 +62,7 @@ static void compute_gates(const struct delta_job *j, int first, int rows, int h)
         float *b = j->ba + (size_t)t * (size_t)(2 * Hv) + h, *a = b + Hv;
         float x = *a + j->d->dt_bias[h];
         float soft = x > 20.0f ? x : log1pf(expf(x));
-        *b = sigmoid_one(*b);
+        *b = sigmoid_one(*b) * (j->d->beta_scale != 0 ? j->d->beta_scale : 1);
         *a = expf(-j->d->decay[h] * soft);
     }
 }

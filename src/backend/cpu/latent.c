@@ -143,11 +143,13 @@ void cpu_latent_attention(const struct latent *l, struct attention *a)
                             .n_kv_heads = 1,
                             .k_dim = l->kv_rank + l->rope_dim,
                             .v_dim = l->kv_rank,
-                            .scale = l->scale};
+                            .scale = l->scale,
+                            .index = l->index};
 }
 
 void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_layer *kv,
-                const float *rope, float *q, float *low, float *wide, float *a)
+                const struct key_choice *choice, const float *rope, float *q, float *low,
+                float *wide, float *a)
 {
     static const struct pool_phase before[] = {{tokens_work, tokens_run},
                                                {queries_work, queries_run}},
@@ -161,7 +163,7 @@ void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_
     for (int i = 0; i < 2; i++)
         gemm_count(cb, heads[i]->impl, cb->batch.n_tokens, pieces_of(&j, heads[i]).bf16);
     pool_phases(cb->pool, before, 2, &j);
-    cpu_attention_rows(&cb->bounds, &cb->batch, &inner, kv->k, wide, cb->attn_scratch, cb->pool,
-                       &cb->pick);
+    cpu_attention_rows(&cb->bounds, &cb->batch, &inner, kv->k, choice, wide, cb->attn_scratch,
+                       cb->pool, &cb->pick);
     pool_phases(cb->pool, after, 1, &j);
 }

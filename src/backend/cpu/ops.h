@@ -20,6 +20,7 @@
 #include "base/pool.h"
 
 struct pick;
+struct cpu_backend;
 
 /* Once per step, in begin: table (n_tokens, n_rot) of the angles pos * freq[i], where pos is b->pos[t] or,
  * with planes, the row's position in the pair's plane. Per token n_rot/2 cosines, then n_rot/2 sines, both
@@ -34,21 +35,30 @@ void cpu_attn_post(const struct bounds *s, const struct batch *b, const struct a
                    const struct kv_layer *kv, const float *rope, float *qkv, float *q,
                    struct pool *pool, enum isa isa);
 
+/* What indexers chose for each row of the step, of keys or of blocks of keys. */
+struct key_choice {
+    const int32_t *list; /* (n_tokens, groups, most) ascending */
+    const int32_t *n;    /* (n_tokens, groups); -1 = the row sees all its keys */
+    int groups, most;    /* groups of heads: 1 or the kv heads */
+    int block;           /* keys of a block; 1 */
+};
+
 /* Bytes of 64-byte aligned scratch for cpu_attention with a team of n_threads. */
 size_t cpu_attention_scratch(const struct bounds *s, const struct attention *l, int n_threads);
-/* Scores, softmax and weighted values. q (n_tokens, H*D), a (n_tokens, H*Dv). Rows without keys give zeros. Where the
+/* Scores, softmax and weighted values. choice: of the layer's indexer; NULL = all keys. q (n_tokens, H*D), a (n_tokens,
+ * H*Dv). Rows without keys give zeros. Where the
  * cache's type turns heads (kvblock.h), q comes turned, and values are turned back here. */
 void cpu_attention(const struct bounds *s, const struct batch *b, const struct attention *l,
-                   const struct kv_layer *kv, const float *q, float *a, void *scratch,
-                   struct pool *pool, struct pick *pick);
+                   const struct kv_layer *kv, const struct key_choice *choice, const float *q,
+                   float *a, void *scratch, struct pool *pool, struct pick *pick);
 
 /* The same over a cache of rows, (n_pages, page_len, D) of bounds.k_type: keys of the one kv head, whose
  * first Dv = l->v_dim values are their values. q (n_tokens, H, D): the first Dv of each become what the
  * query gathered. */
 size_t cpu_attention_rows_scratch(const struct bounds *s, const struct attention *l, int n_threads);
 void cpu_attention_rows(const struct bounds *s, const struct batch *b, const struct attention *l,
-                        const void *rows, float *q, void *scratch, struct pool *pool,
-                        struct pick *pick);
+                        const void *rows, const struct key_choice *choice, float *q, void *scratch,
+                        struct pool *pool, struct pick *pick);
 
 /* a (n_tokens, H*D) *= sigmoid(gate). Gates follow each head's q in qkv (n_tokens, width). */
 void cpu_attn_gate(const struct batch *b, const struct attention *l, const float *qkv, int width,
@@ -80,6 +90,12 @@ void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const 
 void cpu_short_conv(const struct batch *b, const struct mixer *m, float *states, const float *taps,
                     float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
                     enum isa isa);
+/* A selective scan m after its projection in (n_tokens, 2*I), which is changed -> o (n_tokens, I), what w_out multiplies. x
+ * (n_tokens, I), low (n_tokens, R + 2*N): scratch. */
+void cpu_scan(struct cpu_backend *cb, const struct mixer *m, float *states, const float *taps,
+              const float *decay, float *in, float *x, float *low, float *o);
+float *
+cpu_scan_decay(const struct scan *m); /* decays in panels of channels, as cpu_scan reads them */
 size_t cpu_ssm_scratch(int conv_len);
 void cpu_conv_taps(const float *conv, int channels, int conv_len, float *taps);
 
@@ -90,11 +106,19 @@ void cpu_conv_taps(const float *conv, int channels, int conv_len, float *taps);
  * cpu_rope_table.
  */
 enum { CPU_MAX_LATENT = 1024 }; /* C + Dr at most */
-struct cpu_backend;
 /* The absorbed form of l as attention over its cache, for cpu_attention_rows_scratch. */
 void cpu_latent_attention(const struct latent *l, struct attention *a);
 void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_layer *kv,
-                const float *rope, float *q, float *low, float *wide, float *a);
+                const struct key_choice *choice, const float *rope, float *q, float *low,
+                float *wide, float *a);
+
+/* index.c: sparse attention. Runs the indexer x of a layer on n (n_tokens, E) and u: stores the step's keys, and chooses for
+ * n_groups groups of heads. Returns the choice, or NULL where all rows see all their keys. */
+const struct key_choice *cpu_index(struct cpu_backend *cb, const struct indexer *x,
+                                   const struct kv_layer *kv, const float *n, const float *u,
+                                   int n_groups);
+bool cpu_index_supported(const struct network *net, int layer);
+bool cpu_index_prepare(struct cpu_backend *cb, const struct network *net, struct error *err);
 
 /* x += d (d may be NULL); n = norm(x), which is not NORM_NONE. x, d, n: (rows, width); n may be x. */
 void cpu_add_norm(float *x, const float *d, const struct norm *norm, float *n, int rows, int width,

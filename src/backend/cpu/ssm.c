@@ -1,5 +1,5 @@
 /*
- * Mamba-2's state-space model and short convolutions between their projections. Also the plain C instance of
+ * Mamba-2's state-space model, Mamba's selective scan and short convolutions between their projections. Also the plain C instance of
  * ssm_kernel.h.
  *
  * A job has up to three phases: the convolution by block of channels; the recurrence by panel of a head's state; gate
@@ -12,9 +12,15 @@
 #define KERNELS ssm_kernels_c
 #include "backend/cpu/ssm_kernel.h"
 
+#include "backend/cpu/cpu.h"
+#include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/pick.h"
 #include "base/error.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <string.h>
 
 enum { BLOCK = 64 }; /* channels of a piece of a convolution */
 
@@ -260,6 +266,127 @@ void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const 
     } else {
         pool_phases(pool, phases + skip, 4 - skip, &j);
     }
+}
+
+/* Selective scans. The projections of the convolved rows are products of their own between two jobs. */
+struct scan_job {
+    struct ssm_job conv; /* its u: x (n_tokens, I), and o: dt, then the result */
+    const struct scan *m;
+    const float *decay; /* by panels: (N, width) each, times -log2(e) */
+    float *low, *in;    /* (n_tokens, R + 2*N), (n_tokens, 2*I) */
+    float *dt;          /* (n_tokens, R) the normed part of low */
+    enum isa isa;
+};
+
+float *cpu_scan_decay(const struct scan *m)
+{
+    int I = m->n_channels, N = m->state_dim;
+    float *to = mem_zalloc((size_t)I, (size_t)N * sizeof(float));
+    for (int i = 0; i < I; i++) {
+        int first = i / SSM_PANEL * SSM_PANEL,
+            width = I - first < SSM_PANEL ? I - first : SSM_PANEL;
+        for (int n = 0; n < N; n++)
+            to[first * N + n * width + i - first] = m->decay[i * N + n] * -1.44269504f;
+    }
+    return to;
+}
+
+static void scan_inputs(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct scan_job *j = arg;
+    size_t I = j->conv.width;
+    for (int t = first; t < last; t++)
+        memcpy(j->conv.u + (size_t)t * I, j->in + 2 * (size_t)t * I, I * sizeof(float));
+}
+
+static void scan_norms(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct scan_job *j = arg;
+    const struct scan *m = j->m;
+    int R = m->dt_rank, N = m->state_dim;
+    for (int t = first; t < last; t++) {
+        float *low = j->low + (size_t)t * (size_t)(R + 2 * N);
+        cpu_norm_alone(&m->dt_norm, low, 1, R, j->isa);
+        cpu_norm_alone(&m->b_norm, low + R, 1, N, j->isa);
+        cpu_norm_alone(&m->c_norm, low + R + N, 1, N, j->isa);
+        memcpy(j->dt + (size_t)t * (size_t)R, low, (size_t)R * sizeof *low);
+    }
+}
+
+/* Runs all rows of a sequence through one panel of channels. */
+static void scan_panel(const struct scan_job *s, int seq, int panel)
+{
+    const struct ssm_job *j = &s->conv;
+    const struct batch *b = j->b;
+    int I = s->m->n_channels, N = s->m->state_dim, R = s->m->dt_rank, col = panel * SSM_PANEL;
+    int width = I - col < SSM_PANEL ? I - col : SSM_PANEL, first = b->q_start[seq];
+    size_t at = (size_t)(j->taps - 1) * (size_t)I + (size_t)(col * N);
+    const float *in = state_of_slot(j, b->state_in[seq]);
+    float *out = state_of_slot(j, b->state_out[seq]);
+    for (int t = first; t < b->q_start[seq + 1]; t++) {
+        const float *low = s->low + (size_t)t * (size_t)(R + 2 * N);
+        float *o = j->o + (size_t)t * (size_t)I + col;
+        if (!out) { /* padding */
+            memset(o, 0, (size_t)width * sizeof(float));
+            continue;
+        }
+        for (int i = 0; i < width; i++)
+            o[i] = o[i] > 20.0f ? o[i] : log1pf(expf(o[i]));
+        j->kernels->scan(t > first ? out + at
+                         : in      ? in + at
+                                   : NULL,
+                         out + at, s->decay + col * N, low + R, low + R + N,
+                         j->u + (size_t)t * (size_t)I + col, o, s->m->skip + col, N, width, o);
+        if (b->save_rows[seq] == t - first + 1)
+            memcpy(state_of_slot(j, b->save_state[seq]) + at, out + at,
+                   (size_t)(N * width) * sizeof(float));
+        j->kernels->gate(o, s->in + (size_t)(2 * t + 1) * (size_t)I + col, width);
+    }
+}
+
+static void scan_panels(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct scan_job *s = arg;
+    int n = (s->m->n_channels + SSM_PANEL - 1) / SSM_PANEL;
+    for (int i = first; i < last; i++)
+        scan_panel(s, i / n, i % n);
+}
+
+void cpu_scan(struct cpu_backend *cb, const struct mixer *m, float *states, const float *taps,
+              const float *decay, float *in, float *x, float *low, float *o)
+{
+    const struct scan *s = &m->scan;
+    const struct batch *b = &cb->batch;
+    struct scan_job j = {.conv = {.b = b,
+                                  .kernels = ssm_kernels(cb->isa),
+                                  .states = states,
+                                  .len = mixer_state_len(m),
+                                  .taps = s->conv_len,
+                                  .conv = taps,
+                                  .bias = s->conv_bias,
+                                  .u = x,
+                                  .width = (size_t)s->n_channels,
+                                  .channels = s->n_channels,
+                                  .silu = true,
+                                  .o = o,
+                                  .old = cb->delta_old,
+                                  .old_len = cb->delta_len},
+                         .m = s,
+                         .decay = decay,
+                         .low = low,
+                         .in = in,
+                         .dt = cb->n,
+                         .isa = cb->isa};
+    int T = b->n_tokens, panels = (s->n_channels + SSM_PANEL - 1) / SSM_PANEL;
+    pool_each(cb->pool, T, POOL_EVEN, scan_inputs, &j);
+    pool_each(cb->pool, b->n_seqs * blocks_of(&j.conv), POOL_EVEN, conv_run, &j.conv);
+    gemm_linear(cb, s->w_x, x, low, T);
+    pool_each(cb->pool, T, POOL_EVEN, scan_norms, &j);
+    gemm_linear(cb, s->w_dt, cb->n, o, T);
+    pool_each(cb->pool, b->n_seqs * panels, POOL_EVEN, scan_panels, &j);
 }
 
 static void input_rows(void *arg, int ith, int first, int last)

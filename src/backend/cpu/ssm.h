@@ -1,5 +1,5 @@
 /*
- * The interface between the driver of Mamba-2's state-space model and of short convolutions (ssm.c) and their kernels,
+ * The interface between the driver of state-space models and of short convolutions (ssm.c) and their kernels,
  * which are compiled per instruction set (ssm_kernel.h). Private to these files.
  */
 #ifndef STEEL_BACKEND_CPU_SSM_H
@@ -26,6 +26,12 @@ struct ssm_kernels {
      */
     void (*step)(const float *from, float *to, const float *b, const float *c, const float *x,
                  float decay, float dt, float skip, int N, int width, float *o);
+    /*
+     * One row through `width` channels of a selective scan, whose states are (N, width):
+     *   to = from * 2^(decay * dt) + b * dt x; o = to . c + skip * x. from NULL: zeros. decay: (N, width). o may be dt.
+     */
+    void (*scan)(const float *from, float *to, const float *decay, const float *b, const float *c,
+                 const float *x, const float *dt, const float *skip, int N, int width, float *o);
     /* o *= silu(z) */
     void (*gate)(float *o, const float *z, int n);
     /* o = o / sqrt(mean(o^2) + eps) * gain; gain may be NULL */

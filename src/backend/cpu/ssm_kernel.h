@@ -110,6 +110,38 @@ static void step(const float *from, float *to, const float *b, const float *c, c
     }
 }
 
+static void scan(const float *from, float *to, const float *decay, const float *b, const float *c,
+                 const float *x, const float *dt, const float *skip, int N, int width, float *o)
+{
+    if (width == SSM_PANEL) {
+        UNROLL
+        for (int j = 0; j < VECS; j++) {
+            VEC t = vec_load(dt + j * VW), v = vec_load(x + j * VW), sum = vec_set(0.0f);
+            VEC in = vec_mul(t, v);
+            for (int n = 0; n < N; n++) {
+                size_t at = (size_t)(n * SSM_PANEL + j * VW);
+                VEC s = vec_mul(vec_set(b[n]), in);
+                if (from)
+                    s = vec_fma(vec_load(from + at), vec_exp2(vec_mul(vec_load(decay + at), t)), s);
+                vec_store(to + at, s);
+                sum = vec_fma(s, vec_set(c[n]), sum);
+            }
+            vec_store(o + j * VW, vec_fma(v, vec_load(skip + j * VW), sum));
+        }
+        return;
+    }
+    for (int j = 0; j < width; j++) { /* the last channels */
+        float sum = 0, in = x[j] * dt[j], t = dt[j];
+        for (int n = 0; n < N; n++) {
+            float s =
+                b[n] * in + (from ? exp2f(decay[n * width + j] * t) * from[n * width + j] : 0.0f);
+            to[n * width + j] = s;
+            sum += s * c[n];
+        }
+        o[j] = sum + skip[j] * x[j];
+    }
+}
+
 static void gate(float *o, const float *z, int n)
 {
     int i = 0;
@@ -146,4 +178,4 @@ static void multiply(float *y, const float *a, const float *b, int n)
 }
 
 const struct ssm_kernels KERNELS = {
-    .conv = conv, .step = step, .gate = gate, .norm = norm, .multiply = multiply};
+    .conv = conv, .step = step, .scan = scan, .gate = gate, .norm = norm, .multiply = multiply};

@@ -1,7 +1,9 @@
 /*
  * DeepSeek V3, V3.1, R1, Kimi K2 and GLM-4.7-Flash: latent attention, sigmoid routing with a bias
  * over the best groups, shared experts, dense first layers. GGUF calls all of them deepseek2.
- * Youtu-LLM has the same attention and dense layers alone. Mistral Small 4 has softmax routing and an attention temperature, A.X-K1 a norm after its experts. Its
+ * DeepSeek V3.2 and GLM-5 have indexers that choose the keys of a row; a layer of GLM-5.2 may reuse the choice before it.
+ * Youtu-LLM has the same attention and dense layers alone. Mistral Small 4 has softmax routing and an attention temperature,
+ * A.X-K1 a norm after its experts. Its
  * files have kv_b split by heads and transposed, or, if older, in the folders' layout. The layer
  * after the last one drafts tokens.
  */
@@ -40,8 +42,35 @@ static const struct tensor_name q = {"blk.%d.attn_q", "model.layers.%d.self_attn
 static const struct tensor_name post = {"blk.%d.post_ffw_norm",
                                         "model.layers.%d.post_mlp_layernorm"};
 
+static const struct tensor_name index_q = {"blk.%d.indexer.attn_q_b",
+                                           "model.layers.%d.self_attn.indexer.wq_b"},
+                                index_k = {"blk.%d.indexer.attn_k",
+                                           "model.layers.%d.self_attn.indexer.wk"},
+                                index_w = {"blk.%d.indexer.proj",
+                                           "model.layers.%d.self_attn.indexer.weights_proj"},
+                                index_norm = {"blk.%d.indexer.k_norm",
+                                              "model.layers.%d.self_attn.indexer.k_norm"};
+
 static const struct decoder decoder = {.names = &plain, .latent = true};
 static const struct decoder routed = {.names = &biased, .latent = true};
+
+static bool read_index(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    struct index_config *x = &c->index;
+    bool glm = c->family == &family_glm_dsa;
+    if (c->family != &family_deepseek32 && !glm)
+        return true;
+    x->interleaved = glm;
+    if (in->f->is_gguf)
+        return reader_gguf_int(in, "attention.indexer.head_count", 1, 1024, true, &x->heads) &&
+               reader_gguf_int(in, "attention.indexer.key_length", 1, 1024, true, &x->dim) &&
+               reader_gguf_int(in, "attention.indexer.top_k", 1, 1 << 20, true, &x->chosen);
+    return reader_int(in, "index_n_heads", NULL, 1, 1024, true, &x->heads) &&
+           reader_int(in, "index_head_dim", NULL, 1, 1024, true, &x->dim) &&
+           reader_int(in, "index_topk", NULL, 1, 1 << 20, true, &x->chosen) &&
+           reader_bool(in, "indexer_rope_interleave", &x->interleaved);
+}
 
 static bool read_gguf(const struct meta_reader *in)
 {
@@ -151,8 +180,12 @@ static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
     c->attn_mscale = 1;
-    if (!decoder_read(in, &decoder) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in)))
+    if (!decoder_read(in, &decoder) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in)) ||
+        !read_index(in))
         return false;
+    if (c->index.heads && c->index.dim < c->rope_dim)
+        return error_set(in->err, "%s: index keys of %d have no room for %d rotary dimensions",
+                         in->f->path, c->index.dim, c->rope_dim);
     c->head_dim = c->nope_dim + c->rope_dim;
     c->n_kv_heads = c->n_heads;
     c->n_rot = c->rope_dim;
@@ -166,6 +199,30 @@ static bool read(const struct meta_reader *in)
         return error_set(in->err, "%s: %d heads over a latent of %d are too many", in->f->path,
                          c->n_heads, c->kv_rank);
     return true;
+}
+
+/* A layer without an indexer of its own reuses the choice of the layer before, which has one. */
+static void build_index(struct net_builder *b, int i, struct latent *l)
+{
+    const struct config *c = b->c;
+    const struct index_config *x = &c->index;
+    bool own = build_has(b, &index_k, i);
+    if (!x->heads || (!own && (i == 0 || i >= c->n_layers)))
+        return;
+    l->index = (struct indexer){.n_heads = x->heads,
+                                .dim = x->dim,
+                                .n_chosen = x->chosen,
+                                .rope = l->rope,
+                                .interleaved = x->interleaved,
+                                .reuse = !own};
+    if (!own)
+        return;
+    l->index.wq = build_matrix(b, WEIGHT_LINEAR, i, &index_q, c->q_rank ? c->q_rank : c->n_embd,
+                               x->heads * x->dim);
+    l->index.wk = build_matrix(b, WEIGHT_LINEAR, i, &index_k, c->n_embd, x->dim);
+    l->index.ww = build_matrix(b, WEIGHT_LINEAR, i, &index_w, c->n_embd, x->heads);
+    l->index.k_norm = build_layer_norm_of(b, i, &index_norm, x->dim, (struct adjust){0});
+    l->index.k_norm.eps = 1e-6f;
 }
 
 static void build_mixer(struct net_builder *b, int i, const struct rope *rope, struct mixer *m)
@@ -208,6 +265,7 @@ static void build_mixer(struct net_builder *b, int i, const struct rope *rope, s
     l->wvb = build_weight(b, WEIGHT_HEADS, i, C, H, 1, &v);
     b->specs[b->n_specs - 1].as = &v_b;
     l->wo = build_matrix(b, WEIGHT_LINEAR, i, &o, H * Dv, c->n_embd);
+    build_index(b, i, l);
 }
 
 static void build(struct net_builder *b)
@@ -241,6 +299,9 @@ static void write(const struct config *c, struct gguf_writer *w)
         {"attention.q_lora_rank", c->q_rank},
         {"leading_dense_block_count", dense},
         {"attention.temperature_length", c->temp_beta != 0 ? c->temp_len : 0},
+        {"attention.indexer.head_count", c->index.heads},
+        {"attention.indexer.key_length", c->index.dim},
+        {"attention.indexer.top_k", c->index.chosen},
     };
     const char *arch = c->family->gguf_as ? c->family->gguf_as : c->family->name;
     char key[96];
@@ -282,6 +343,24 @@ const struct model_family family_glm4_moe_lite = {
     .hf = "glm4_moe_lite",
     .hf_class = "Glm4MoeLiteForCausalLM",
     .gguf_as = "deepseek2",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+const struct model_family family_deepseek32 = {
+    .name = "deepseek32",
+    .hf = "deepseek_v32",
+    .hf_class = "DeepseekV32ForCausalLM",
+    .read = read,
+    .build = build,
+    .write = write,
+};
+
+const struct model_family family_glm_dsa = {
+    .name = "glm-dsa",
+    .hf = "glm_moe_dsa",
+    .hf_class = "GlmMoeDsaForCausalLM",
     .read = read,
     .build = build,
     .write = write,
