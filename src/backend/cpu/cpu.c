@@ -121,17 +121,18 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
-    return network_check(
-        net,
-        PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS |
-            PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_ACTIVATIONS |
-            PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-            PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
-            PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
-            PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
-            PART_SSM_SCALES | PART_SPARSE | PART_SCAN | PART_DELTA_BETA | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE | PART_CHUNKED |
-            PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
-        "cpu", err);
+    return network_check(net,
+                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
+                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
+                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
+                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
+                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE |
+                             PART_SPANS | PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL |
+                             PART_LATENT_TEMPERATURE | PART_SSM_SCALES | PART_SPARSE | PART_SCAN |
+                             PART_DELTA_BETA | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE |
+                             PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
+                         "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */

@@ -86,21 +86,20 @@ bool cpu_index_prepare(struct cpu_backend *cb, const struct network *net, struct
     s->rows_cap = rows < (size_t)T ? (int)rows : T;
     bool ok =
         (s->q = cpu_rows(cb, T, cb->max.index, "indexers", err)) &&
-           (s->w = cpu_rows(cb, T, cb->max.index_heads, "indexers", err)) &&
-           (s->k = cpu_rows(cb, T, dim, "indexers", err)) &&
-           (s->qt = cpu_rows(cb, T, dim * lanes, "indexers", err)) &&
-           (s->wt = cpu_rows(cb, T, lanes, "indexers", err)) &&
-           (s->scores = cpu_scratch(cb, (size_t)s->rows_cap * each * sizeof(float),
-                                    "scores of indexers", err)) &&
-           (s->keys =
-                cpu_scratch(cb, threads * IKEYS * (size_t)dim * sizeof(float), "indexers", err)) &&
-           (s->list = cpu_scratch(
-                cb, (size_t)T * (size_t)(groups * cb->max.index_chosen) * sizeof *s->list,
-                "chosen keys", err)) &&
-           (s->n =
-                cpu_scratch(cb, (size_t)T * (size_t)groups * sizeof *s->n, "chosen keys", err)) &&
-           (s->rows = cpu_scratch(cb, 2 * (size_t)T * sizeof *s->rows, "chosen keys", err)) &&
-           (cb->index = cpu_scratch(cb, sizeof *s, "indexers", err));
+        (s->w = cpu_rows(cb, T, cb->max.index_heads, "indexers", err)) &&
+        (s->k = cpu_rows(cb, T, dim, "indexers", err)) &&
+        (s->qt = cpu_rows(cb, T, dim * lanes, "indexers", err)) &&
+        (s->wt = cpu_rows(cb, T, lanes, "indexers", err)) &&
+        (s->scores = cpu_scratch(cb, (size_t)s->rows_cap * each * sizeof(float),
+                                 "scores of indexers", err)) &&
+        (s->keys =
+             cpu_scratch(cb, threads * IKEYS * (size_t)dim * sizeof(float), "indexers", err)) &&
+        (s->list =
+             cpu_scratch(cb, (size_t)T * (size_t)(groups * cb->max.index_chosen) * sizeof *s->list,
+                         "chosen keys", err)) &&
+        (s->n = cpu_scratch(cb, (size_t)T * (size_t)groups * sizeof *s->n, "chosen keys", err)) &&
+        (s->rows = cpu_scratch(cb, 2 * (size_t)T * sizeof *s->rows, "chosen keys", err)) &&
+        (cb->index = cpu_scratch(cb, sizeof *s, "indexers", err));
     if (ok && !cb->measured)
         *cb->index = all;
     return ok;
