@@ -132,7 +132,7 @@ static bool try_plan(struct tensorfile *f, const struct runtime_options *opt,
     return runtime_plan(f, opt, out, &ignored) && out->fits;
 }
 
-/* Flags with which a model that does not fit would. */
+/* Finds flags with which the model fits. */
 static void find_fitting(struct tensorfile *f, const struct plan_fit_options *o, struct plan_fit *p)
 {
     struct runtime_options opt = o->runtime;
@@ -243,7 +243,7 @@ static size_t total_memory(const struct plan_fit *p)
     return fit_memory(&q->weights) + q->more_weights + q->kv + q->states + q->step + q->other;
 }
 
-/* The whole bar is what may be used; what is needed if that is more, or so little that nothing would be seen. */
+/* The bar's full width is the usable memory; or the needed memory, if that is more, or too little to be seen. */
 static void print_bar(FILE *to, const struct plan_fit *p, const struct row *rows, int n)
 {
     double total = (double)total_memory(p), usable = (double)p->plan.usable, at = 0;

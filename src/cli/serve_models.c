@@ -153,7 +153,7 @@ static bool is_first(const char *name)
     return !of || of - name < 6 || !strncmp(of - 6, "-00001", 6);
 }
 
-/* NAME.modelfile, in which % stands for a slash. */
+/* NAME.modelfile, with % for a slash in NAME. */
 static void tell_made(struct model_scan *f, const char *file, const char *path)
 {
     char name[NAME_MOST];

@@ -52,7 +52,7 @@ static int class_of(const struct draft_match *m)
     return c + (m->recent ? CLASS_RECENT : 0);
 }
 
-/* The tokens of q that are known: after them is at most a placeholder for the token of a step in flight. */
+/* The number of q's known tokens. At most one placeholder follows them, for the token of a step in flight. */
 static int known_of(const struct seq *q)
 {
     return q->n_tokens - (q->tokens[q->n_tokens - 1] < 0);
@@ -109,7 +109,7 @@ void draft_head_rates(const struct drafter *sp, const struct draft_rate *own, do
         p[k] = draft_rate_of(&sp->cost, own, CLASS_HEAD + k, priors[CLASS_HEAD + k]);
 }
 
-/* The better source for q, and what it offers. head: the block may draft for it. drafts (most): the text's. */
+/* The better source for q, and its offer. head: the block may draft for it. drafts (most): the text's. */
 static struct draft_offer offer_of(const struct drafter *sp, struct seq *q, bool head,
                                    int32_t *drafts, int most)
 {

@@ -28,7 +28,7 @@
  * is tried for HEAD_TRY of HEAD_PERIOD steps, also if it does not pay. */
 enum { DRAFT_SEQS = 4, HEAD_TRY = 8, HEAD_PERIOD = 512 };
 
-/* What the drafter keeps of a sequence. */
+/* The drafter's state of a sequence. */
 struct draft_seq {
     struct draft_match match;
     struct draft_rate rates[DRAFT_CLASSES];
@@ -91,7 +91,7 @@ void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accept
 enum draft_source draft_source_of(const struct seq *q); /* of its drafts */
 /* Drops the sequence's unverified draft tokens from the KV cache. */
 void draft_settle(struct drafter *sp, struct seq *q);
-/* The sequence ends. keep: its answer is one of its client's recent ones. */
+/* The sequence ends. keep: its answer becomes one of its client's recent answers. */
 void draft_leave(struct drafter *sp, struct seq *q, bool keep);
 
 /* draft_head.c: the block. */

@@ -3,7 +3,7 @@
 #define STEEL_ENGINE_DRAFT_COUNT_H
 
 enum draft_source {
-    DRAFT_TEXT, /* earlier text that went on the same way (draft_text.h) */
+    DRAFT_TEXT, /* the continuation of equal earlier text (draft_text.h) */
     DRAFT_HEAD, /* the model's MTP block */
     N_DRAFT_SOURCES
 };

@@ -107,7 +107,7 @@ const struct draft_recent *draft_history_of(const struct draft_history *h, uint6
     return NULL;
 }
 
-/* The client's place, or that of the client which has answered longest ago, emptied. */
+/* The client's entry, or an emptied one: the least recently used. */
 static struct draft_recent *place_of(struct draft_history *h, uint64_t client, uint64_t root)
 {
     struct draft_recent *oldest = &h->clients[0];
@@ -164,7 +164,7 @@ void draft_match_clear(struct draft_match *m)
     *m = (struct draft_match){0};
 }
 
-/* The text that the match is in. */
+/* The text that contains the match. */
 static const int32_t *text_of(const struct draft_match *m, const int32_t *tokens, int n,
                               int *n_text)
 {

@@ -36,7 +36,7 @@ void draft_index_clear(struct draft_index *ix);
 /* Indexes text (n), of which the first ix->n tokens are indexed already. expected: tokens it may grow to. False: there is
  * no memory. */
 bool draft_index_add(struct draft_index *ix, const int32_t *text, int n, int expected);
-/* The position in text whose past is most like the end of `past` (n), or 0. *len: tokens in common, DRAFT_PAST at
+/* The position in text whose past has most tokens in common with the end of `past` (n), or 0. *len: tokens in common, DRAFT_PAST at
  * most. */
 int draft_index_find(const struct draft_index *ix, const int32_t *text, const int32_t *past, int n,
                      int *len);

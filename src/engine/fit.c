@@ -49,7 +49,7 @@ static void count_values(const struct raw_weight *shape, enum fit_part part, str
     to->n_products += !looked_up;
 }
 
-/* Only the file's sizes are known where a backend does not say what its form takes. */
+/* Where a backend cannot tell the size of its form, the file's size is used. */
 static size_t weight_bytes(struct backend *be, const struct raw_weight *shape,
                            enum weight_role role, size_t *mapped)
 {

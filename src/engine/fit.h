@@ -40,7 +40,7 @@ struct fit_weights {
     double attn_flops;    /* per row and token of its context */
 };
 
-/* be: the open backend of the device that would have the weights. */
+/* be: the open backend of the device for the weights. */
 bool fit_weights(const struct tensorfile *f, const struct config *c, const struct outline *o,
                  struct backend *be, struct fit_weights *out, struct error *err);
 size_t fit_memory(const struct fit_weights *w); /* sum of all parts */

@@ -187,7 +187,7 @@ static bool measure(const struct rank_counter *k, const struct tensor_spec *spec
 bool placement_shape(const struct tensorfile *f, const struct config *c,
                      const struct tensor_spec *spec, struct raw_weight *out, struct error *err)
 {
-    static const float some; /* stands for a bias; its values are not read */
+    static const float some; /* marks a bias as present; its values are not read */
     static const void *const planes[1];
     struct rank_counter k = {.f = f, .c = c, .err = err};
     *out = (struct raw_weight){.n_in = spec->w->n_in,

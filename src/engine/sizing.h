@@ -26,7 +26,7 @@ struct bounds sizing_bounds(const struct runtime_options *opt, const struct step
                             const struct cache_size *cache);
 /* The host's memory set aside for everything but weights, cache and working memory. */
 size_t sizing_host_other(void);
-/* Pages of a cache of so many tokens. */
+/* Pages of a cache of `tokens` tokens. */
 int64_t sizing_pages(const struct runtime_options *opt, const struct step_limits *lim,
                      int64_t tokens);
 /* Bytes of a token in the KV cache. */

@@ -96,7 +96,7 @@ static bool read_slices(const struct meta_reader *in, const json_t *o, struct to
     return true;
 }
 
-/* The nearest multiple that is not 0; of two as near the even one. */
+/* Rounds to the nearest multiple of `unit` above 0; a tie goes to the even one. */
 static int round_to(double n, int unit)
 {
     int k = (int)nearbyint(n / unit);
@@ -161,7 +161,7 @@ static bool plan_slices(const struct tower_config *t, int width, int height, str
     return true;
 }
 
-/* Rounding adds up to half a feature to both sides. */
+/* Rounding may add half a feature to each side. */
 static int most_slice(const struct tower_config *t)
 {
     double side = (double)t->side / (t->patch * t->merge), root = sqrt(MOST_RATIO);

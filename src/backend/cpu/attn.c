@@ -238,7 +238,7 @@ static int key_of(const struct attn_job *j, const struct unit *u, int i)
     return u->list ? u->list[i / block] * block + i % block : i;
 }
 
-/* Adjacent keys of a unit lie side by side in runs of so many. */
+/* The length of the runs in which a unit's keys are adjacent in memory. */
 static int key_run(const struct attn_job *j, const struct unit *u)
 {
     int a = j->s->page_len, b = u->list ? j->choice->block : a;

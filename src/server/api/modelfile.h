@@ -25,13 +25,13 @@ struct modelfile {
     json_t *options; /* owned; PARAMETERs as members of Ollama's `options`; NULL = none */
 };
 
-/* False, with the line in the error, if the text is not a Modelfile with a FROM, or says what Steel cannot do. *m is zeroed
+/* False, with the line in the error, if the text is not a Modelfile with a FROM, or has an unsupported instruction. *m is zeroed
  * then. */
 bool modelfile_parse(const char *text, size_t n, struct modelfile *m, struct error *err);
 bool modelfile_read(const char *path, struct modelfile *m, struct error *err);
 /* Appends a Modelfile that parses to the same. */
 void modelfile_print(const struct modelfile *m, struct buf *out);
-/* What m does not say it takes from base. Parameters are merged by name. */
+/* Copies to m what it lacks from base. Parameters are merged by name. */
 void modelfile_inherit(struct modelfile *m, const struct modelfile *base);
 void modelfile_clear(struct modelfile *m);
 /* Whether a text can be printed in a Modelfile: NUL cannot, nor can three quotes in a text of several lines. */

@@ -333,7 +333,7 @@ static struct model_entry *entry_for(struct models *m, struct api_request *req,
     return NULL;
 }
 
-/* The entry with this name, whatever it is for; NULL with an error. Under the lock. */
+/* The entry with this name, of any task; NULL with an error. Under the lock. */
 static struct model_entry *entry_any(struct models *m, struct api_request *req, const char *name)
 {
     struct model_entry *e = name ? models_find(m, name) : NULL;

@@ -17,9 +17,9 @@
 
 enum { MADE_MOST = 4096 }; /* entries: those of deleted models stay until the server ends */
 
-/* What a Modelfile says */
+/* Modelfiles */
 
-/* PARAMETERs that are obeyed: what Ollama documents. */
+/* Whether it is a supported PARAMETER: those that Ollama documents. */
 static bool is_parameter(const char *name)
 {
     static const char *const names[] = {"temperature",
@@ -109,7 +109,7 @@ static bool check_template(const char *text, struct error *err)
     return chat || error_set(err, "TEMPLATE: %s", why.msg);
 }
 
-/* Checks all that a Modelfile says but FROM. */
+/* Checks everything in a Modelfile but FROM. */
 static bool check_made(const struct modelfile *f, struct error *err)
 {
     const struct sample_params none = {0};
@@ -276,7 +276,7 @@ static struct model_entry *entry_named(struct models *m, const char *name)
     return e && model_has_name(e, name) ? e : NULL;
 }
 
-/* Refuses a name that a model has that is not made by a Modelfile of made_dir: that model's file would have to go. */
+/* Refuses the name of a model that is not made by a Modelfile of made_dir, since its file would have to be replaced. */
 static bool is_free(struct api_request *req, const char *name, const char *path, const char *field)
 {
     struct models *m = req->server->models;
@@ -356,7 +356,7 @@ static bool take_text(struct api_request *req, const json_t *body, const char *f
     return true;
 }
 
-/* Members that would change the model in a way that is not to be had. */
+/* Refuses members that would change the model in an unsupported way. */
 static bool refuse_rest(struct api_request *req, const json_t *body)
 {
     static const struct {

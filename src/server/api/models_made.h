@@ -9,7 +9,7 @@
 
 /* Fills e from the Modelfile that e->src names: path, template, adapter, system text and parameters. */
 bool models_make_entry(struct models *m, struct model_entry *e, struct error *err);
-/* Values of a request that it does not have itself. */
+/* Adds the model's parameters that the request does not set. */
 void models_add_params(const struct model_entry *e, struct gen_params *p);
 
 /* Worker: Ollama's /api/create, /api/copy and /api/delete. */

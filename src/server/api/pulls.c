@@ -17,7 +17,7 @@ struct pull {
     bool stream;
     char name[MODEL_NAME_MOST];
     struct pull_watch watch;
-    int64_t told; /* bytes of the last line */
+    int64_t told; /* bytes downloaded by the last line's count */
     struct event *tick;
     pthread_t thread;
     atomic_bool done; /* then ok and err do not change */
@@ -63,7 +63,7 @@ static void on_left(void *user)
     atomic_store(&p->watch.stop, true);
 }
 
-/* Writes the end and frees p. */
+/* Writes the last line and frees p. */
 static void finish(struct pull *p)
 {
     struct server *s = p->server;
