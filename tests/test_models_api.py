@@ -131,6 +131,12 @@ def test_refused():
                        ({"model": "x", "from": "nothing"}, "no such model"), ({"model": "x", "from": "/etc/passwd"}, "no such model"), ({"model": "x", "from": "/etc/nothing"}, "no such model")):
         e = change(s, "create", body, 400)["error"]
         assert want in e and "/etc" not in e, (body, e)
+    # a client does not learn which files there are
+    secret = os.path.join(d, "..", "secret-file")
+    with open(secret, "w") as f:
+        f.write("x")
+    said = {change(s, "create", make(adapter=path), 400)["error"] for path in (secret, secret + "-not", d, os.path.join(d, "toy1.gguf"), "/proc/self/mem", "/dev/zero")}
+    assert said == {"ADAPTER: there is no adapter of this model here"}, said
     assert "not made" in change(s, "create", {"model": "toy1", "from": "toy0"}, 409)["error"]
     change(s, "copy", {"source": "nothing", "destination": "x"}, 404)
     change(s, "copy", {"source": "/etc/passwd", "destination": "x"}, 404)

@@ -2,6 +2,8 @@
 #include "server/api/models_made.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "model/adapter.h"
+#include "model/config.h"
 #include "server/api/models_int.h"
 #include "server/api/ollama.h"
 #include "server/api/prepare_int.h"
@@ -307,6 +309,29 @@ static bool check_from(struct api_request *req, const struct modelfile *f)
     return api_invalid(&req->err, "from", "FROM: there is no such model here");
 }
 
+/* Whether the adapter can be read as one of the model. As above, a client does not learn why not. */
+static bool check_adapter(struct api_request *req, const struct modelfile *f)
+{
+    struct error why = {0};
+    struct outline o = {0};
+    struct adapter *a = NULL;
+    if (!f->adapter)
+        return true;
+    struct config *c = mem_zalloc(1, sizeof *c);
+    struct tensorfile *base = tensorfile_open(f->from, &why);
+    if (base && config_load(base, c, &why) && outline_load(base, c, &o, &why))
+        a = adapter_open(f->adapter, c, base->is_gguf, o.specs, o.n_specs, &why);
+    bool ok = a != NULL;
+    adapter_free(a);
+    outline_free(&o);
+    tensorfile_close(base);
+    mem_free(c);
+    if (ok)
+        return true;
+    log_line(LOG_WARN, "model not made", LOG_TEXT("adapter", f->adapter), LOG_TEXT("why", why.msg));
+    return api_invalid(&req->err, "adapter", "ADAPTER: there is no adapter of this model here");
+}
+
 /* Writes the Modelfile and offers the model; an older one of the name ends with its last request. */
 static bool offer(struct api_request *req, const char *name, const struct modelfile *f)
 {
@@ -416,9 +441,12 @@ bool prepare_create(struct api_request *req, const json_t *body)
     if (!models_may_change(req->server, &req->err) || !read_name(req, body, fields, true, name))
         return false;
     bool ok = read_made(req, body, &f);
-    if (ok && !(resolve(req->server->models, NULL, &f, &why) && check_made(&f, &why)))
+    if (ok && !resolve(req->server->models, NULL, &f, &why))
         ok = api_invalid(&req->err, "from", "%s", why.msg);
-    ok = ok && check_from(req, &f) && offer(req, name, &f);
+    ok = ok && check_from(req, &f) && check_adapter(req, &f);
+    if (ok && !check_made(&f, &why))
+        ok = api_invalid(&req->err, "from", "%s", why.msg);
+    ok = ok && offer(req, name, &f);
     if (ok)
         reply_success(req);
     modelfile_clear(&f);
