@@ -4,6 +4,7 @@ in words: other origins, redirects to them, names with private addresses, broken
 import base64
 import http.server
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -128,26 +129,30 @@ def test_slow(s):
         return c
     picture = lambda url: {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
     data = "data:image/png;base64," + base64.b64encode(PNG).decode()
-    del asked[:]
-    waiting = [begin(picture(ORIGIN + "/slow"), "127.0.0.2") for _ in range(20)]
-    while not asked:
-        time.sleep(0.01)
-    s.wait_metric('steel_jobs{state="images"}', 20)
-    for source in "127.0.0.2", "127.0.0.3":
-        with begin({"messages": [{"role": "user", "content": "text"}]}, source) as c:
-            assert c.recv(15) == b"HTTP/1.1 200 OK"
-    for url in data, ORIGIN + "/a.png":
-        with begin(picture(url), "127.0.0.3") as c:
-            assert c.recv(15) == b"HTTP/1.1 200 OK"
-    n_slow = sum(path == "/slow" for path, _ in asked)
-    assert n_slow < 20 and not go.is_set(), n_slow
-    for c in waiting[10:]:  # these leave
-        c.close()
+    for _ in range(5):  # a fetch ends after 20 s in any case: a try that took longer tells nothing
+        del asked[:]
+        start = time.monotonic()
+        waiting = [begin(picture(ORIGIN + "/slow"), "127.0.0.2") for _ in range(20)]
+        while not asked:
+            time.sleep(0.01)
+        for body, source in (({"messages": [{"role": "user", "content": "text"}]}, "127.0.0.2"), ({"messages": [{"role": "user", "content": "text"}]}, "127.0.0.3"),
+                             (picture(data), "127.0.0.3"), (picture(ORIGIN + "/a.png"), "127.0.0.3")):
+            with begin(body, source) as c:
+                assert c.recv(15) == b"HTTP/1.1 200 OK"
+        n_slow, ended = sum(path == "/slow" for path, _ in asked), select.select(waiting, [], [], 0)[0]
+        for c in waiting[10:]:  # these leave
+            c.close()
+        if time.monotonic() - start < 15:
+            break
+        for c in waiting:
+            c.close()
+    assert n_slow < 20 and not ended, (n_slow, ended)
     go.set()
     for c in waiting[:10]:
-        assert b"it answers 404" in c.makefile("rb").read()
+        reply = c.makefile("rb").read()
+        assert b"it answers 404" in reply or b"takes more than 20 s" in reply, reply
         c.close()
-    s.wait_metric('steel_jobs{state="images"}', 0)
+    s.wait_metric('steel_jobs{state="slow"}', 0)
 
 
 def test_private(s):

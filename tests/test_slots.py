@@ -208,7 +208,10 @@ def test_beside():
         want = [full(s, p)[0] for p in prompts]
         full(s, LONG)
         slot = full(s, LONG)[3]
+        workers = lambda: sum(open(f"/proc/{s.proc.pid}/task/{t}/comm").read() == "steel-worker\n" for t in os.listdir(f"/proc/{s.proc.pid}/task"))
+        before = workers()
         act(s, slot, "save", "a")
+        assert workers() > before  # who waits for the disk keeps none of the usual workers busy
         done, failures = threading.Event(), []
 
         def client(j):

@@ -492,8 +492,8 @@ static void to_worker(struct api_request *req)
         event_add(s->job_tick, &(struct timeval){0, JOB_SHORT_MS * 500});
 }
 
-/* Fetching and encoding images takes long. Those requests have workers of their own, so that no other waits for them, and
- * a client has half of these at most. */
+/* Fetching and encoding images and reading and writing files takes long. Those requests have workers of their own, so that
+ * no other waits for them, and a client has half of these at most. */
 static bool to_slow_worker(struct api_request *req)
 {
     struct server *s = req->server;
@@ -502,7 +502,7 @@ static bool to_slow_worker(struct api_request *req)
     if (!s->slow_jobs)
         s->slow_jobs = jobs_new(n, n / 2, 0, api_request_run, s->jobs_fd);
     if (!s->slow_jobs)
-        return api_fail(&req->err, 503, "unavailable_error", "no thread for images is left");
+        return api_fail(&req->err, 503, "unavailable_error", "no thread for slow requests is left");
     req->with_worker = req->is_slow = true;
     if (req->job.bytes <= JOB_SHORT_BYTES)
         req->job.bytes = JOB_SHORT_BYTES + 1;

@@ -62,6 +62,7 @@ struct endpoint {
     bool creates_kept;  /* its reply has the id of a response or conversation that may be kept */
     bool names_kept;    /* its path has such an id */
     bool body_optional; /* no body is an empty object */
+    bool slow;          /* its worker may wait for files */
 
     void (*respond)(struct server *s, struct http_exchange *x);
     /* Fills req->reply, or what to generate or embed; false with req->err. */

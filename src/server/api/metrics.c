@@ -234,7 +234,7 @@ static int list_server(struct server *s, struct metric out[METRICS_MOST])
          "state=\"waiting\""},
         {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_short), 0, "state=\"short\""},
         {GAUGE, "steel_jobs", 0, 0, "", N(jobs.running_long), 0, "state=\"long\""},
-        {GAUGE, "steel_jobs", 0, 0, "", N(slow.waiting + slow.running_long), 0, "state=\"images\""},
+        {GAUGE, "steel_jobs", 0, 0, "", N(slow.waiting + slow.running_long), 0, "state=\"slow\""},
         {COUNTER, "steel_log_lines_dropped_total", 0, 0,
          "Log lines dropped because stderr was blocked.", N(log_dropped()), 0, 0},
         {COUNTER, http, 0, 0, http_help, N(s->n_http[2]), 0, "status=\"2xx\""},

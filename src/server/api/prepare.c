@@ -375,14 +375,14 @@ static bool may_fetch(const json_t *v)
     return false;
 }
 
-/* Whether the request is for a worker that may wait: kept items may have images, too. */
-static bool waits_for_fetch(const struct api_request *req, const json_t *body)
+/* Whether the request is for a worker that may wait. Kept items may have images that are fetched, too. */
+static bool may_wait(const struct api_request *req, const json_t *body)
 {
     static const char *const kept[] = {"previous_response_id", "conversation"};
     const json_t *input = api_member(body, "input"), *item;
     size_t i;
-    if (req->is_slow || !req->images || !req->server->opt.image_origins.n)
-        return false;
+    if (req->endpoint->slow || !req->images || !req->server->opt.image_origins.n)
+        return req->endpoint->slow;
     for (i = 0; i < sizeof kept / sizeof *kept; i++)
         if (req->endpoint->prepare == prepare_responses && api_member(body, kept[i]))
             return true;
@@ -432,8 +432,8 @@ void api_request_prepare(struct api_request *req)
         return;
     }
     expect_images(req);
-    if (ok && !req->err.status && waits_for_fetch(req, body)) {
-        req->slow_work = WORK_FETCH;
+    if (ok && !req->err.status && !req->is_slow && may_wait(req, body)) {
+        req->slow_work = WORK_PREPARE;
         prompt_images_free(req->images);
         req->images = NULL;
         json_decref(body);

@@ -189,8 +189,8 @@ struct api_request {
     struct embed_request *embed;  /* embeddings or rerank scores; else NULL */
     struct prompt_images *images; /* of the prompt; NULL = none */
     struct image_fetches fetches;
-    /* What a worker has found that may take long, and is left for one of slow_jobs. */
-    enum { WORK_NONE, WORK_FETCH, WORK_ENCODE } slow_work;
+    /* What a worker has left for one of slow_jobs, since it may take long: all, or encoding images. */
+    enum { WORK_NONE, WORK_PREPARE, WORK_ENCODE } slow_work;
     bool is_slow;              /* with slow_jobs: its worker may wait */
     struct mcp_list *mcp_list; /* MCP servers when the request came; NULL = none */
     struct mcp_call *mcp_call; /* /mcp/call; else NULL */
@@ -236,7 +236,7 @@ struct server {
     pthread_mutex_t embed_lock;
     struct embed_request *embedded; /* done, to be collected by the loop; under embed_lock */
     struct jobs *jobs;
-    struct jobs *slow_jobs; /* of requests that wait for images; NULL = none came yet */
+    struct jobs *slow_jobs; /* of requests that wait for images or files; NULL = none came yet */
     int jobs_fd;            /* os_wake_fd */
     /* For the estimate of Retry-After. */
     uint64_t n_tokens, n_tokens_then; /* generated; at rate_ns */
