@@ -8,9 +8,10 @@
  * state, as many as the chunked form, which pays only where matrix products are cheaper than vector ones.
  */
 #include "backend/cpu/delta_net.h"
+#include "backend/cpu/state_panel.h"
 #include "backend/cpu/vec.h"
 
-enum { VECS = DELTA_PANEL / VW, CHAINS = 4 };
+_Static_assert((int)DELTA_PANEL == (int)STATE_PANEL, "update_panel");
 
 /* 1 / (1 + exp(-x)) */
 INLINE VEC sigmoid_of(VEC x)
@@ -73,7 +74,7 @@ static void unit(float *x, int n, float scale)
 INLINE void step_panel(const float *from, float *to, const float *q, const float *k, const float *v,
                        float decay, float beta, int Dk, float *o)
 {
-    VEC acc[CHAINS][VECS], wrong[VECS];
+    VEC acc[CHAINS][VECS], wrong[VECS], sum[VECS];
     UNROLL
     for (int c = 0; c < CHAINS; c++)
         UNROLL
@@ -101,36 +102,11 @@ INLINE void step_panel(const float *from, float *to, const float *q, const float
         VEC seen = vec_add(vec_add(acc[0][j], acc[1][j]), vec_add(acc[2][j], acc[3][j]));
         seen = vec_mul(seen, vec_set(decay));
         wrong[j] = vec_mul(vec_sub(vec_load(v + j * VW), seen), vec_set(beta));
-        UNROLL
-        for (int c = 0; c < CHAINS; c++)
-            acc[c][j] = vec_set(0.0f);
     }
-    for (i = 0; i + CHAINS <= Dk; i += CHAINS) {
-        UNROLL
-        for (int c = 0; c < CHAINS; c++)
-            UNROLL
-        for (int j = 0; j < VECS; j++) {
-            VEC s = vec_mul(vec_set(k[i + c]), wrong[j]);
-            if (from)
-                s = vec_fma(vec_load(from + (i + c) * DELTA_PANEL + j * VW), vec_set(decay), s);
-            vec_store(to + (i + c) * DELTA_PANEL + j * VW, s);
-            acc[c][j] = vec_fma(s, vec_set(q[i + c]), acc[c][j]);
-        }
-    }
-    for (; i < Dk; i++) {
-        UNROLL
-        for (int j = 0; j < VECS; j++) {
-            VEC s = vec_mul(vec_set(k[i]), wrong[j]);
-            if (from)
-                s = vec_fma(vec_load(from + i * DELTA_PANEL + j * VW), vec_set(decay), s);
-            vec_store(to + i * DELTA_PANEL + j * VW, s);
-            acc[0][j] = vec_fma(s, vec_set(q[i]), acc[0][j]);
-        }
-    }
+    update_panel(from, to, k, q, wrong, decay, Dk, sum);
     UNROLL
     for (int j = 0; j < VECS; j++)
-        vec_store(o + j * VW,
-                  vec_add(vec_add(acc[0][j], acc[1][j]), vec_add(acc[2][j], acc[3][j])));
+        vec_store(o + j * VW, sum[j]);
 }
 
 static void step(const float *from, float *to, const float *q, const float *k, const float *v,

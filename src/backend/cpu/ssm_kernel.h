@@ -7,9 +7,10 @@
  * rows of a prompt pass through it.
  */
 #include "backend/cpu/ssm.h"
+#include "backend/cpu/state_panel.h"
 #include "backend/cpu/vec.h"
 
-enum { VECS = SSM_PANEL / VW, CHAINS = 4 };
+_Static_assert((int)SSM_PANEL == (int)STATE_PANEL, "update_panel");
 
 /* x / (1 + exp(-x)) */
 INLINE VEC silu_of(VEC x)
@@ -46,47 +47,18 @@ static void conv(const float *const *x, const float *w, size_t stride, int taps,
     }
 }
 
-/* A whole panel. Sums over N run in CHAINS independent chains. */
+/* A whole panel. */
 INLINE void step_panel(const float *from, float *to, const float *b, const float *c, const float *x,
                        float decay, float dt, float skip, int N, float *o)
 {
-    VEC acc[CHAINS][VECS], in[VECS];
-    UNROLL
-    for (int k = 0; k < CHAINS; k++)
-        UNROLL
-    for (int j = 0; j < VECS; j++)
-        acc[k][j] = vec_set(0.0f);
+    VEC in[VECS], sum[VECS];
     UNROLL
     for (int j = 0; j < VECS; j++)
         in[j] = vec_mul(vec_load(x + j * VW), vec_set(dt));
-    int n = 0;
-    for (; n + CHAINS <= N; n += CHAINS) {
-        UNROLL
-        for (int k = 0; k < CHAINS; k++)
-            UNROLL
-        for (int j = 0; j < VECS; j++) {
-            VEC s = vec_mul(vec_set(b[n + k]), in[j]);
-            if (from)
-                s = vec_fma(vec_load(from + (n + k) * SSM_PANEL + j * VW), vec_set(decay), s);
-            vec_store(to + (n + k) * SSM_PANEL + j * VW, s);
-            acc[k][j] = vec_fma(s, vec_set(c[n + k]), acc[k][j]);
-        }
-    }
-    for (; n < N; n++) {
-        UNROLL
-        for (int j = 0; j < VECS; j++) {
-            VEC s = vec_mul(vec_set(b[n]), in[j]);
-            if (from)
-                s = vec_fma(vec_load(from + n * SSM_PANEL + j * VW), vec_set(decay), s);
-            vec_store(to + n * SSM_PANEL + j * VW, s);
-            acc[0][j] = vec_fma(s, vec_set(c[n]), acc[0][j]);
-        }
-    }
+    update_panel(from, to, b, c, in, decay, N, sum);
     UNROLL
-    for (int j = 0; j < VECS; j++) {
-        VEC sum = vec_add(vec_add(acc[0][j], acc[1][j]), vec_add(acc[2][j], acc[3][j]));
-        vec_store(o + j * VW, vec_fma(vec_load(x + j * VW), vec_set(skip), sum));
-    }
+    for (int j = 0; j < VECS; j++)
+        vec_store(o + j * VW, vec_fma(vec_load(x + j * VW), vec_set(skip), sum[j]));
 }
 
 static void step(const float *from, float *to, const float *b, const float *c, const float *x,
