@@ -3,11 +3,13 @@
 unload, and steel ps, load and stop."""
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from hub_server import Hub
@@ -178,6 +180,43 @@ def test_copy_and_delete():
     assert s.stop() == 0
 
 
+def test_at_once():
+    """Clients that make, use, copy and delete the same names at once: every answer is one of the models that had the name, or a refusal."""
+    d = folder()
+    s = Models("--models", d, "--allow-pull", "--max-models", "3")
+    fine = {text(s, "toy0"), text(s, "toy1")}
+    faults = []
+
+    def client(k):
+        rng = random.Random(k)
+        try:
+            for _ in range(12):
+                name, what = f"x{rng.randrange(3)}", rng.randrange(4)
+                if what == 0:
+                    got = s.request("POST", "/api/create", {"model": name, "from": f"toy{rng.randrange(2)}", "system": "hi"})
+                elif what == 1:
+                    got = s.request("DELETE", "/api/delete", {"model": name})
+                elif what == 2:
+                    got = s.request("POST", "/api/copy", {"source": f"toy{rng.randrange(2)}", "destination": name})
+                else:
+                    got = s.post(COMP, dict(SAID, model=name))
+                    if got[0] == 200 and json.loads(got[2])["choices"][0]["text"] not in fine:
+                        faults.append(got)
+                if got[0] not in (200, 404, 503):
+                    faults.append((what, got))
+        except Exception as e:
+            faults.append(repr(e))
+    threads = [threading.Thread(target=client, args=(k,), daemon=True) for k in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(HANG)
+    assert not faults, faults[:2]
+    shown = [n for n in names(s) if n.startswith("x")]
+    assert len(shown) == len(set(shown)) and sorted(shown) == sorted(f[:-len(".modelfile")] for f in os.listdir(d) if f.endswith(".modelfile")), (shown, os.listdir(d))
+    assert not [f for f in os.listdir(d) if f.endswith(".part")] and s.stop() == 0
+
+
 def test_pull():
     """Progress, the model by its name, a pull that fails, one that its client leaves, one at a time, and delete."""
     toys = make_toys(BUILD, WORK.name, 2)
@@ -262,5 +301,5 @@ def test_load_and_unload():
 
 
 if __name__ == "__main__":
-    tests = [test_not_allowed, test_create, test_adapter, test_refused, test_copy_and_delete, test_pull, test_load_and_unload]
+    tests = [test_not_allowed, test_create, test_adapter, test_refused, test_copy_and_delete, test_at_once, test_pull, test_load_and_unload]
     run_tests([t for t in tests if len(sys.argv) < 3 or t.__name__ in sys.argv[2:]])

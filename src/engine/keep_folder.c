@@ -161,7 +161,7 @@ static void add_folder(struct segments *all, int at, const char *folder)
         struct segment *s = &all->v[all->n++];
         *s = (struct segment){.bytes = (uint64_t)st.st_size, .used = st.st_mtim};
         snprintf(s->folder, sizeof s->folder, "%s", folder);
-        snprintf(s->name, sizeof s->name, "%s", f->d_name);
+        snprintf(s->name, sizeof s->name, "%.*s", (int)sizeof s->name - 1, f->d_name);
         all->bytes += s->bytes;
     }
     if (d)

@@ -209,6 +209,7 @@ void models_scan(struct models *m)
 {
     if (!m->server->opt.scan)
         return;
+    pthread_mutex_lock(&m->scan_lock);
     pthread_mutex_lock(&m->lock);
     for (int i = 0; i < m->n; i++) {
         struct model_entry *e = m->entries[i];
@@ -222,6 +223,7 @@ void models_scan(struct models *m)
     m->scanned_ns = clock_ns();
     m->scanning = false;
     pthread_mutex_unlock(&m->lock);
+    pthread_mutex_unlock(&m->scan_lock);
 }
 
 /* Scans again unless the last scan is recent. False: it is. */
@@ -246,6 +248,8 @@ struct models *models_new(struct server *s, struct error *err)
     m->server = s;
     m->waiting_end = &m->waiting;
     pthread_mutex_init(&m->lock, NULL);
+    pthread_mutex_init(&m->scan_lock, NULL);
+    pthread_mutex_init(&m->change_lock, NULL);
     pthread_cond_init(&m->changed, NULL);
     for (int i = 0; i < s->opt.n_models; i++)
         if (!models_add(m, &s->opt.models[i], err)) {

@@ -88,11 +88,13 @@ struct models {
         *first; /* for requests that name none, and for the server's state; NULL = none */
     struct api_request *waiting, **waiting_end;
     int n_waiting;
-    int64_t scanned_ns; /* of the last scan */
-    bool scanning;
-    struct loaded *all; /* the models in memory */
-    size_t bytes;       /* of these and of the one that is loading */
-    int n_loaded;       /* likewise */
+    pthread_mutex_t change_lock; /* held while clients change models; before scan_lock */
+    pthread_mutex_t scan_lock;   /* held by the one that scans; before `lock` */
+    int64_t scanned_ns;          /* of the last scan */
+    bool scanning;               /* for an unknown name */
+    struct loaded *all;          /* the models in memory */
+    size_t bytes;                /* of these and of the one that is loading */
+    int n_loaded;                /* likewise */
     /* the loader */
     pthread_t thread;
     bool has_thread, quit;

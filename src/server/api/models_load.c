@@ -272,6 +272,8 @@ void models_free(struct models *m)
         model_entry_free(m->entries[i]);
     mem_free(m->entries);
     pthread_mutex_destroy(&m->lock);
+    pthread_mutex_destroy(&m->scan_lock);
+    pthread_mutex_destroy(&m->change_lock);
     pthread_cond_destroy(&m->changed);
     mem_free(m);
 }

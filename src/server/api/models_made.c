@@ -135,15 +135,15 @@ static bool resolve(struct models *m, const char *folder, struct modelfile *f, s
     buf_adds(&path, f->from);
     bool found = (f->from[0] == '/' || folder) && access(path.p, R_OK) == 0;
     if (!found) {
-        buf_reset(&path);
         pthread_mutex_lock(&m->lock);
         const struct model_entry *base = models_find(m, f->from);
         found = base && model_has_name(base, f->from) && base->src.path;
-        if (found) {
+        pthread_mutex_unlock(&m->lock);
+        buf_reset(&path);
+        if (found) { /* path and `made` are constant, and entries stay */
             buf_adds(&path, base->src.path);
             modelfile_inherit(f, &base->made);
         }
-        pthread_mutex_unlock(&m->lock);
     }
     if (found) {
         mem_free(f->from);
@@ -278,8 +278,8 @@ static struct model_entry *entry_named(struct models *m, const char *name)
     return e && model_has_name(e, name) ? e : NULL;
 }
 
-/* Refuses the name of a model that is not made by a Modelfile of made_dir, since its file would have to be replaced. */
-static bool is_free(struct api_request *req, const char *name, const char *path, const char *field)
+/* Whether the name is free, or that of the Modelfile at `path`: another model's file would have to go. */
+static bool is_free(struct api_request *req, const char *name, const char *path)
 {
     struct models *m = req->server->models;
     pthread_mutex_lock(&m->lock);
@@ -290,10 +290,9 @@ static bool is_free(struct api_request *req, const char *name, const char *path,
     if (many)
         return api_fail(&req->err, 503, "unavailable_error",
                         "too many models were made; restart the server");
-    return ok || (api_fail(&req->err, 409, "conflict_error",
-                           "the name '%.100s' is that of a model that is not made by a Modelfile",
-                           name) ||
-                  (snprintf(req->err.param, sizeof req->err.param, "%s", field), false));
+    return ok ||
+           api_fail(&req->err, 409, "conflict_error",
+                    "the name '%.100s' is that of a model that is not made by a Modelfile", name);
 }
 
 /* Whether the file can be read as a model. Why it cannot is for the log only: a client must not learn which paths exist. */
@@ -332,36 +331,43 @@ static bool check_adapter(struct api_request *req, const struct modelfile *f)
     return api_invalid(&req->err, "adapter", "ADAPTER: there is no adapter of this model here");
 }
 
-/* Writes the Modelfile and offers the model; an older one of the name ends with its last request. */
+/* Under change_lock: writes the Modelfile and offers the model; an older one of the name ends with its last request. */
+static bool replace(struct api_request *req, const char *name, const char *path,
+                    const struct buf *text)
+{
+    struct models *m = req->server->models;
+    struct error err = {0};
+    if (!is_free(req, name, path))
+        return false;
+    if (!write_file(path, text, &err)) {
+        log_line(LOG_WARN, "model not made", LOG_TEXT("model", name), LOG_TEXT("why", err.msg));
+        return api_fail(&req->err, 500, "server_error",
+                        "the model could not be written; the server's log says why");
+    }
+    pthread_mutex_lock(&m->lock);
+    struct model_entry *old = entry_named(m, name);
+    if (old)
+        old->stale = true; /* the scan replaces it */
+    pthread_mutex_unlock(&m->lock);
+    models_scan(m);
+    return true;
+}
+
 static bool offer(struct api_request *req, const char *name, const struct modelfile *f)
 {
-    struct server *s = req->server;
-    struct models *m = s->models;
+    struct models *m = req->server->models;
     struct buf path = {0}, text = {0};
-    struct error err = {0};
-    made_path(s, name, &path);
-    bool ok = is_free(req, name, path.p, "model");
-    if (ok) {
-        modelfile_print(f, &text);
-        ok = write_file(path.p, &text, &err);
-        if (!ok) {
-            log_line(LOG_WARN, "model not made", LOG_TEXT("model", name), LOG_TEXT("why", err.msg));
-            api_fail(&req->err, 500, "server_error",
-                     "the model could not be written; the server's log says why");
-        }
-    }
-    if (ok) {
-        pthread_mutex_lock(&m->lock);
-        struct model_entry *old = entry_named(m, name);
-        if (old)
-            old->stale = true; /* the scan replaces it */
-        pthread_mutex_unlock(&m->lock);
-        struct mem_job *job = mem_job_suspend(); /* entries outlive this request */
-        models_scan(m);
-        mem_job_resume(job);
+    made_path(req->server, name, &path);
+    modelfile_print(f, &text);
+    struct mem_job *job =
+        mem_job_suspend(); /* entries outlive this request; the lock is released */
+    pthread_mutex_lock(&m->change_lock);
+    bool ok = replace(req, name, path.p, &text);
+    pthread_mutex_unlock(&m->change_lock);
+    mem_job_resume(job);
+    if (ok)
         log_line(LOG_INFO, "model made", LOG_TEXT("model", name), LOG_TEXT("from", f->from));
-        models_poke(m);
-    }
+    models_poke(m);
     buf_clear(&path);
     buf_clear(&text);
     return ok;
@@ -509,48 +515,55 @@ static bool remove_files(const char *path, struct error *err)
     return ok;
 }
 
-bool prepare_delete(struct api_request *req, const json_t *body)
+/* Under change_lock. */
+static bool delete_named(struct api_request *req, const char *name)
 {
-    static const char *const fields[] = {"model", "name", NULL};
     struct server *s = req->server;
     struct models *m = s->models;
-    char name[MODEL_NAME_MOST];
     struct error err = {0};
-    if (!models_may_change(s, &req->err) || !read_name(req, body, fields, false, name))
-        return false;
     pthread_mutex_lock(&m->lock);
     struct model_entry *e = entry_named(m, name);
     const struct model_entry *user = e && !e->src.modelfile ? user_of(m, e) : NULL;
-    bool fixed = e && !e->src.found, pinned = e && e->src.pinned;
-    const char *file = e && e->src.modelfile ? e->src.modelfile : e ? e->src.path : NULL;
-    char *path = file ? mem_strdup(file) : NULL;
-    char *hub = e && !e->src.modelfile && e->src.on_hub ? mem_strdup(e->name) : NULL;
-    char *used_by = user ? mem_strdup(user->name) : NULL;
     pthread_mutex_unlock(&m->lock);
-    bool ok = false;
     if (!e)
-        api_fail(&req->err, 404, "not_found_error", "the model '%.100s' does not exist", name);
-    else if (fixed || pinned)
-        api_fail(&req->err, 409, "conflict_error", "the model '%.100s' is %s", name,
-                 fixed ? "one of the server's options" : "pinned");
-    else if (used_by)
-        api_fail(&req->err, 409, "conflict_error", "the model '%.100s' is used by '%.100s'", name,
-                 used_by);
-    else if (!(hub ? s->opt.store_remove(hub, &err) : remove_files(path, &err))) {
+        return api_fail(&req->err, 404, "not_found_error", "the model '%.100s' does not exist",
+                        name);
+    if (!e->src.found || e->src.pinned)
+        return api_fail(&req->err, 409, "conflict_error", "the model '%.100s' is %s", name,
+                        e->src.pinned ? "pinned" : "one of the server's options");
+    if (user)
+        return api_fail(&req->err, 409, "conflict_error", "the model '%.100s' is used by '%.100s'",
+                        name, user->name);
+    bool ok = e->src.modelfile ? remove_files(e->src.modelfile, &err)
+              : e->src.on_hub  ? s->opt.store_remove(e->name, &err)
+                               : remove_files(e->src.path, &err);
+    if (!ok) {
         log_line(LOG_WARN, "model not removed", LOG_TEXT("model", name), LOG_TEXT("why", err.msg));
-        api_fail(&req->err, 500, "server_error",
-                 "the model could not be removed; the server's log says why");
-    } else {
-        pthread_mutex_lock(&m->lock);
-        e->hidden = true;
-        pthread_mutex_unlock(&m->lock);
-        log_line(LOG_INFO, "model removed", LOG_TEXT("model", name));
-        models_poke(m);
-        reply_success(req);
-        ok = true;
+        return api_fail(&req->err, 500, "server_error",
+                        "the model could not be removed; the server's log says why");
     }
-    mem_free(path);
-    mem_free(hub);
-    mem_free(used_by);
-    return ok;
+    pthread_mutex_lock(&m->lock);
+    e->hidden = true;
+    pthread_mutex_unlock(&m->lock);
+    return true;
+}
+
+bool prepare_delete(struct api_request *req, const json_t *body)
+{
+    static const char *const fields[] = {"model", "name", NULL};
+    struct models *m = req->server->models;
+    char name[MODEL_NAME_MOST];
+    if (!models_may_change(req->server, &req->err) || !read_name(req, body, fields, false, name))
+        return false;
+    struct mem_job *job = mem_job_suspend(); /* the lock is released */
+    pthread_mutex_lock(&m->change_lock);
+    bool ok = delete_named(req, name);
+    pthread_mutex_unlock(&m->change_lock);
+    mem_job_resume(job);
+    if (!ok)
+        return false;
+    log_line(LOG_INFO, "model removed", LOG_TEXT("model", name));
+    models_poke(m);
+    reply_success(req);
+    return true;
 }
