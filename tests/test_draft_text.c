@@ -202,21 +202,6 @@ static void depths_that_pay(void **state)
 
 static char dir[] = "/tmp/steel-draft-text-XXXXXX";
 
-/* A golden model with a vocabulary: one byte a token. */
-static void vocabulary_for(const char *model, char *path, size_t size)
-{
-    static char toy[64];
-    char command[512];
-    if (!toy[0])
-        mtp_toy_make(dir, "glm4_moe", toy, sizeof toy);
-    snprintf(path, size, "%s/with-%s", dir, model);
-    snprintf(command, sizeof command,
-             "mkdir -p %s && cp tests/golden/%s/config.json tests/golden/%s/model.safetensors "
-             "%s/tokenizer.json %s/generation_config.json %s",
-             path, model, model, toy, toy, path);
-    CHECK(system(command) == 0, "%s", command); /* NOLINT(cert-env33-c): our own words */
-}
-
 struct answer {
     int32_t tokens[MOST];
     float logprobs[MOST];
@@ -273,7 +258,7 @@ static struct engine *open_engine(const struct setting *s, bool drafts)
     char path[128];
     struct adapter_ref lora;
     struct error err = {0};
-    vocabulary_for(s->model, path, sizeof path);
+    mtp_toy_plain(dir, s->model, path, sizeof path);
     struct engine_options opt = {.runtime = {.context = MOST,
                                              .kv_tokens = s->kv_tokens,
                                              .k_type = s->k_type,

@@ -44,9 +44,12 @@ enum { ANSWER = 60, MAX_ANSWERS = 16, MOST = 400 };
 enum { FAR_ONE_OF = 5, APART_ONE_OF = 3 };
 
 static char dir[] = "/tmp/steel-speculate-XXXXXX";
-static const char *const models[] = {"qwen3_5", "deepseek_v3", "glm4_moe", "qwen3_next"};
+/* The one without a block drafts from text. */
+static const char *const models[] = {"qwen3_5", "deepseek_v3", "plain-qwen3", "glm4_moe",
+                                     "qwen3_next"};
 enum { MODELS = sizeof models / sizeof *models };
-static int n_models = MODELS; /* on a device 2: states, and latents; opening one takes its time */
+static int n_models = MODELS; /* on a device 3: states, latents, no block; opening one takes its time */
+static int depth;             /* of the engine opened last */
 
 struct answer {
     int32_t tokens[MOST];
@@ -98,13 +101,16 @@ static bool is_cpu(void)
     return !device || strcmp(device, "cpu") == 0;
 }
 
+static bool text_only; /* the engine opened last has no block */
+
 /* The true tokens, where somebody known began like this; wrong ones in their place as `arg` says. */
 static int write_drafts(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n,
                         int most)
 {
-    (void)most;
     enum drafting how = *(enum drafting *)arg;
     int n_right = 0;
+    if (text_only)
+        n = depth < most ? depth : most;
     for (int k = 0; k < n; k++)
         drafts[k] = 0;
     for (int i = 0; i < n_known; i++) {
@@ -133,6 +139,9 @@ static struct engine *open_plainly(const char *model, int draft, int kv_tokens)
                                              .max_seqs = 8,
                                              .max_tokens = 128,
                                              .draft = draft}};
+    depth = draft;
+    text_only = strncmp(model, "plain-", 6) == 0;
+    opt.runtime.draft_from = text_only ? 1u << DRAFT_TEXT : 0;
     opt.runtime.backend.threads = 2;
     opt.runtime.backend.deterministic = !device;
     opt.runtime.backend.device = device;
@@ -249,7 +258,7 @@ static void read_again(const struct request_spec *s, const struct answer *a)
 /* Its feed-forwards are mixtures of experts. */
 static bool routes(const char *model)
 {
-    return strcmp(model, "qwen3_5") != 0;
+    return strcmp(model, "qwen3_5") != 0 && strcmp(model, "plain-qwen3") != 0;
 }
 
 /* What was read again since the last time: few tokens are far, and all together hardly. */
@@ -577,6 +586,8 @@ static void cancelled_and_many(void **state)
     static struct answer got[MANY];
     int32_t prompts[MANY][64];
     for (int m = 0; m < n_models; m++) {
+        if (strncmp(models[m], "plain-", 6) == 0) /* text is drafted for many */
+            continue;
         enum drafting how = OWN;
         struct cancels c = {.e = open_engine(models[m], 2, 0, &how)};
         struct events *q = events_new();
@@ -628,6 +639,8 @@ static void crowds_run_ahead(void **state)
         skip();
     }
     for (int m = 0; m < n_models; m++) {
+        if (strncmp(models[m], "plain-", 6) == 0)
+            continue;
         enum drafting own = OWN;
         for (int i = 0; i < N; i++) {
             prompt_of(80 + i, prompts[i], 20);
@@ -775,11 +788,14 @@ int main(void)
         printf("skipped: speculation on %s: there is no GPU\n", device);
         return 77;
     }
-    n_models = device ? 2 : MODELS;
+    n_models = device ? 3 : MODELS;
     CHECK(mkdtemp(dir), "a folder");
     for (int m = 0; m < n_models; m++) {
         char folder[128];
-        mtp_toy_make(dir, models[m], folder, sizeof folder);
+        if (strncmp(models[m], "plain-", 6) == 0)
+            mtp_toy_plain(dir, models[m] + 6, folder, sizeof folder);
+        else
+            mtp_toy_make(dir, models[m], folder, sizeof folder);
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_are_the_same), cmocka_unit_test(right_guesses_save_steps),

@@ -94,6 +94,7 @@ struct bounds {
     int n_states;   /* slots of recurrent states */
     int max_embeds; /* embedding rows of a step; 0 = none */
     bool canary;    /* steps may have marks of pages (canary.h) */
+    bool drafts;    /* steps may verify draft tokens; worth recording */
     int lora_rank; /* largest total rank that adapters add to one weight (lora_rank()); 0 = no adapters */
 };
 

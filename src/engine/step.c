@@ -118,6 +118,7 @@ struct stepper *stepper_new(struct model *m, struct kvcache *kv, int context,
         .lora_rank = limits->lora_rank,
         .max_embeds = limits->max_embeds,
         .canary = kv->canary != NULL,
+        .drafts = limits->drafts && !has_spans(&m->net),
     };
     st->executor = executor_new(m, &bounds, err);
     if (!st->executor) {

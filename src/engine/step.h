@@ -91,6 +91,7 @@ struct step_limits {
     int lora_rank;  /* bounds.lora_rank */
     int max_embeds; /* bounds.max_embeds */
     bool keep;      /* steps keep their hidden rows for step_draft */
+    bool drafts;    /* bounds.drafts */
 };
 
 /* The logits row that the sampler of an item reads. */

@@ -26,6 +26,7 @@ struct worker_opening {
     struct cache_size cache;
     struct step_limits limits;
     int draft; /* runtime.draft */
+    unsigned draft_from;
     int n_adapters;
     struct worker_adapter adapters[];
 };
@@ -59,6 +60,7 @@ static struct worker_opening *describe(const struct runtime *rt, const struct ra
     w->opt.progress = NULL;
     w->opt.loras = NULL;
     w->draft = rt->draft;
+    w->draft_from = rt->draft_from;
     w->shape = (struct join_shape){r->tp_asked, r->pp_asked, r->ep_asked};
     w->timeout_s = atomic_load(&r->timeout_s);
     w->cache = o->cache;
@@ -104,6 +106,7 @@ static bool open_runtime(struct runtime *rt, struct ranks *r, const struct worke
     if (device_kind(w->device) == DEVICE_GPU)
         o.device.device = join_gpu(w->device, device_count(w->device), rt->gpu, sizeof rt->gpu);
     rt->draft = w->draft;
+    rt->draft_from = w->draft_from;
     rt->file = tensorfile_open(w->path, &err);
     rt->be = rt->file ? join_open(&o.device, &err) : NULL;
     return ranks_agree(r, rt->be != NULL, &err) && rt->be && join(rt, r, w->shape, &err) &&

@@ -23,6 +23,7 @@ struct cuda_mtp {
      * block offsets of their row numbers, of the keys each row sees, and of their pages, `stride`
      * per row (a power of two if possible). stride 0: not such a step. */
     int rows_at, rows_len, rows_pages, stride;
+    bool verifies; /* bounds.drafts, or there is an MTP block */
     int narrows; /* the layer after which rows without logits are dropped; -1: the head */
 };
 

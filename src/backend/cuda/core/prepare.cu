@@ -359,7 +359,7 @@ static bool pairs_fit(const struct network *net, struct error *err)
 static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
                           const struct bounds *bounds, struct error *err)
 {
-    const struct bounds own = mtp_bounds(net, bounds);
+    const struct bounds own = mtp_bounds(cu, net, bounds);
     if (bounds->max_tokens > MAX_GRID)
         return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
                          bounds->max_tokens, MAX_GRID);

@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS)
  * all. */
 static bool reads_drafts(const struct cuda_backend *cu, const struct batch *b)
 {
-    if (!cu->net->mtp.fc || b->n_decode == b->n_seqs || b->n_tokens > DRAFT_ROWS)
+    if (!mtp_of(cu)->verifies || b->n_decode == b->n_seqs || b->n_tokens > DRAFT_ROWS)
         return false;
     for (int i = b->n_decode; i < b->n_seqs; i++)
         if (b->q_start[i + 1] - b->q_start[i] > DRAFT_SEQ_ROWS)
@@ -107,14 +107,16 @@ int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used)
 size_t mtp_step_ints(const struct cuda_backend *cu)
 {
     const struct model_shape *s = &cu->shape;
-    return cu->net->mtp.fc ? (size_t)s->max_tokens + DRAFT_ROWS * ((size_t)s->max_pages + 2) + 16
-                           : 0;
+    return mtp_of(cu)->verifies
+               ? (size_t)s->max_tokens + DRAFT_ROWS * ((size_t)s->max_pages + 2) + 16
+               : 0;
 }
 
-struct bounds mtp_bounds(const struct network *net, const struct bounds *b)
+struct bounds mtp_bounds(struct cuda_backend *cu, const struct network *net, const struct bounds *b)
 {
     struct bounds own = *b;
-    if (net->mtp.fc && own.max_seqs < DRAFT_ROWS)
+    mtp_of(cu)->verifies = b->drafts || net->mtp.fc;
+    if (mtp_of(cu)->verifies && own.max_seqs < DRAFT_ROWS)
         own.max_seqs = DRAFT_ROWS;
     return own;
 }

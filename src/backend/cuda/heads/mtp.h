@@ -24,9 +24,10 @@ int mtp_put(struct cuda_backend *cu, const struct batch *b, int used);
 int mtp_put_pages(struct cuda_backend *cu, const struct batch *b, int used);
 int mtp_stride(struct cuda_backend *cu, int n, int most);
 size_t mtp_step_ints(const struct cuda_backend *cu); /* upper bound */
-/* The bounds of a network that may verify draft tokens: each row of such a step counts as a
- * sequence. */
-struct bounds mtp_bounds(const struct network *net, const struct bounds *b);
+/* The bounds of steps that may verify draft tokens: each row of such a step counts as a sequence.
+ * Before the other calls. */
+struct bounds mtp_bounds(struct cuda_backend *cu, const struct network *net,
+                         const struct bounds *b);
 /* Adds what distinguishes recorded steps (CUDA graphs) to their key. */
 uint64_t mtp_key(const struct cuda_backend *cu, uint64_t key);
 /* The step as attention sees it once its keys are stored. A sequence that verifies draft tokens
