@@ -267,7 +267,7 @@ static struct engine *open_engine(const struct setting *s, bool drafts)
                                              .max_tokens = 128}};
     if (drafts) {
         opt.runtime.draft = how.random ? 1 : how.fixed;
-        opt.runtime.draft_from = 1u << DRAFT_TEXT;
+        opt.runtime.draft_from = 1u << DRAFT_TEXT | 1u << DRAFT_GRAMMAR;
     }
     opt.runtime.backend.threads = 2;
     opt.runtime.backend.deterministic = true;
@@ -321,7 +321,7 @@ static void run(struct engine *e, struct request_spec *specs, struct answer *ans
     events_free(q);
 }
 
-static struct grammar *grammar;
+static struct grammar *grammar, *form;
 
 /* Requests of every kind, whose prompts repeat themselves. */
 static void crowd(struct request_spec *specs, int32_t prompts[][64], bool lora)
@@ -348,7 +348,8 @@ static void crowd(struct request_spec *specs, int32_t prompts[][64], bool lora)
     specs[4].stop = specs[1].stop = stops;
     specs[4].n_stop = specs[1].n_stop = 2;
     specs[5].n = 2;
-    specs[6].grammar = specs[8].grammar = grammar;
+    specs[6].grammar = grammar;
+    specs[8].grammar = form; /* mostly determined, but its logits are wanted */
     specs[6].ignore_eos = specs[8].ignore_eos = false;
     specs[8].logprobs = true;
     specs[7].min_tokens = 7;
@@ -402,6 +403,10 @@ static void answers_are_the_same(void **state)
     grammar = grammar_compile(
         &(struct grammar_source){.kind = GRAMMAR_REGEX, .text = regex, .len = strlen(regex)}, &err);
     CHECK(grammar, "%s", err.msg);
+    regex = "(\\{\"name\": \"[a-e]{2,4}\", \"value\": [0-9]{1,2}\\} ){1,3}";
+    form = grammar_compile(
+        &(struct grammar_source){.kind = GRAMMAR_REGEX, .text = regex, .len = strlen(regex)}, &err);
+    CHECK(form, "%s", err.msg);
     for (size_t m = 0; m < sizeof settings / sizeof *settings; m++) {
         crowd(specs, prompts, settings[m].lora != NULL);
         struct engine *e = open_engine(&settings[m], false);
@@ -431,15 +436,19 @@ static void answers_are_the_same(void **state)
             }
             struct engine_stats st = close_engine(e);
             uint64_t drafted = st.n_drafted[DRAFT_TEXT], accepted = st.n_accepted[DRAFT_TEXT];
-            print_message("%s, %s %d: %d of %d accepted, %d steps (%d without)\n",
+            uint64_t forced = st.n_accepted[DRAFT_GRAMMAR];
+            print_message("%s, %s %d: %d of %d accepted, %d of %d forced, %d steps (%d without)\n",
                           settings[m].model, how.random ? "random" : "text", how.fixed,
-                          (int)accepted, (int)drafted, (int)st.n_steps, (int)steps);
+                          (int)accepted, (int)drafted, (int)forced,
+                          (int)st.n_drafted[DRAFT_GRAMMAR], (int)st.n_steps, (int)steps);
+            assert_true(how.random || forced > 10);
             assert_int_equal(st.n_drafted[DRAFT_HEAD], 0);
             assert_true(accepted > 100 && drafted >= accepted);
             assert_true(!settings[m].kv_tokens || st.n_preempted > 0);
         }
     }
     grammar_free(grammar);
+    grammar_free(form);
 }
 
 /* Asked the same again, a client gets its answer in a few steps, and usage says why. */

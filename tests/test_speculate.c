@@ -48,8 +48,9 @@ static char dir[] = "/tmp/steel-speculate-XXXXXX";
 static const char *const models[] = {"qwen3_5", "deepseek_v3", "plain-qwen3", "glm4_moe",
                                      "qwen3_next"};
 enum { MODELS = sizeof models / sizeof *models };
-static int n_models = MODELS; /* on a device 3: states, latents, no block; opening one takes its time */
-static int depth;             /* of the engine opened last */
+static int n_models =
+    MODELS;       /* on a device 3: states, latents, no block; opening one takes its time */
+static int depth; /* of the engine opened last */
 
 struct answer {
     int32_t tokens[MOST];
@@ -726,7 +727,7 @@ static void blocks_left_out(void **state)
         struct scheduler sched = {.running.n = 1};
         static struct drafter sp;
         sp = (struct drafter){.sched = &sched, .opt = {1u << DRAFT_HEAD, 0, 1, true}};
-        struct draft_seq own = {.source = DRAFT_HEAD};
+        struct draft_seq own = {.source = DRAFT_HEAD, .n_own = 1};
         struct seq first = {.draft = &own}, second = {.draft = &own}, *seqs[] = {&first};
         struct step_item item = {.n_tokens = 1};
         int followed = 0;
@@ -773,7 +774,7 @@ static void refused(void **state)
     e = engine_open("tests/golden/qwen3", &opt);
     assert_true(engine_wait(e, &err));
     assert_int_equal(engine_runtime(e)->draft, 0);
-    assert_int_equal(engine_runtime(e)->draft_from, 1u << DRAFT_TEXT);
+    assert_int_equal(engine_runtime(e)->draft_from, 1u << DRAFT_TEXT | 1u << DRAFT_GRAMMAR);
     engine_close(e);
     opt.runtime.draft = DRAFT_MOST + 1;
     e = engine_open("tests/golden/qwen3_5", &opt);

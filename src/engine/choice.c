@@ -239,6 +239,10 @@ static void fit_pace(void *m, bool (*go_on)(void *arg), void *arg)
 {
     grammar_set_pace(m, go_on, arg);
 }
+static int fit_foresee(void *m, int32_t *tokens, int n, int most)
+{
+    return grammar_foresee(m, tokens, n, most);
+}
 static void fit_free(void *m)
 {
     grammar_matcher_free(m);
@@ -254,6 +258,7 @@ static void make_sampler(void *arg)
                                          .accept = fit_accept,
                                          .relax = fit_relax,
                                          .pace = fit_pace,
+                                         .foresee = fit_foresee,
                                          .free = fit_free,
                                          .n_tokens = job->n_tokens};
         fit.state = grammar_matcher_new(job->spec->grammar, job->vocab);

@@ -137,6 +137,21 @@ void choices_prepare_planned(struct engine *e, struct choice **choices, int n)
         prepare(e, choices, n_kept);
 }
 
+int choice_fit_drafts(void *engine, struct seq *q, int32_t *drafts, int n, int most, int *n_kept)
+{
+    enum { PIECES = 2 };
+    struct engine *e = engine;
+    struct choice *c = (struct choice *)q;
+    *n_kept = n;
+    if (!is_constrained(c) || q->held || c->costly)
+        return n;
+    int64_t start = clock_ns();
+    n = sampler_foresee(c->sampler, drafts, n, most, PIECES, n_kept);
+    c->mask.cpu_ns = clock_ns() - start;
+    charge(e, c);
+    return n;
+}
+
 void choices_release(struct engine *e)
 {
     if (!e->n_held)

@@ -2,6 +2,7 @@
 #include "engine/draft.h"
 #include "base/mem.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Classes of drafts: text by the length of its match, the sequence's own and recent answers; the block's first draft and
@@ -208,6 +209,27 @@ static void choose_depths(struct drafter *sp, struct seq *const *seqs, int n)
     sp->tries_text = false;
 }
 
+/* Fits the drafts of q to its constraint. Forced tokens are added where the chance that all drafts before them are accepted
+ * is worth a row. */
+static void fit_drafts(struct drafter *sp, struct seq *q, int most)
+{
+    struct draft_seq *d = q->draft;
+    int running = sp->sched->running.n, n = q->n_draft;
+    int32_t drafts[DRAFT_DEPTH];
+    d->n_own = n;
+    if (q->no_draft || most < n || running > DRAFT_CROWD || q->n_tokens <= q->n_prompt)
+        return;
+    memcpy(drafts, q->tokens + q->n_tokens, (size_t)n * sizeof *drafts);
+    double p = d->source == DRAFT_TEXT
+                   ? draft_rate_of(&sp->cost, d->rates, d->class, priors[d->class])
+                   : draft_rate_of(&sp->cost, d->rates, CLASS_HEAD, priors[CLASS_HEAD]);
+    double row = running * (draft_cost_ratio(&sp->cost, running, 1) - 1);
+    bool more = uses(sp, DRAFT_GRAMMAR) && (sp->opt.fixed || pow(p, n) > row);
+    int fits = sp->fit(sp->fit_arg, q, drafts, n, more ? most : n, &d->n_own);
+    if (fits != n || d->n_own != n)
+        seq_draft(q, drafts, fits);
+}
+
 bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *const *seqs,
                 const int *wants, int n, struct error *err)
 {
@@ -223,6 +245,9 @@ bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *c
     }
     if (sp->head_follows && !draft_head_make(sp, items, seqs, sp->depths, n, err))
         return false;
+    for (int i = 0; sp->fit && i < n; i++)
+        if (seqs[i] && seqs[i]->draft)
+            fit_drafts(sp, seqs[i], wants[i] < DRAFT_DEPTH ? wants[i] : DRAFT_DEPTH);
     for (int i = 0; sp->hook && i < n; i++) {
         struct seq *q = seqs[i];
         int most = wants[i] < DRAFT_DEPTH ? wants[i] : DRAFT_DEPTH, own = q ? q->n_draft : 0;
@@ -230,7 +255,12 @@ bool draft_make(struct drafter *sp, const struct step_item *items, struct seq *c
         if (!q || most <= 0 || q->n_tokens <= q->n_prompt)
             continue;
         memcpy(drafts, q->tokens + q->n_tokens, (size_t)own * sizeof *drafts);
-        seq_draft(q, drafts, sp->hook(sp->hook_arg, q->tokens, q->n_tokens, drafts, own, most));
+        int made = sp->hook(sp->hook_arg, q->tokens, q->n_tokens, drafts, own, most);
+        bool same =
+            made == own && !memcmp(drafts, q->tokens + q->n_tokens, (size_t)own * sizeof *drafts);
+        if (q->draft && !same)
+            q->draft->n_own = made;
+        seq_draft(q, drafts, made);
     }
     return true;
 }
@@ -246,8 +276,13 @@ void draft_learn(struct drafter *sp, const struct step_item *items, int n, bool 
 void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accepted)
 {
     struct draft_seq *d = q->draft;
+    if (!d)
+        return;
+    /* what the grammar forced says nothing of the source */
+    n_draft = n_draft < d->n_own ? n_draft : d->n_own;
+    n_accepted = n_accepted < n_draft ? n_accepted : n_draft;
     bool failed = n_accepted < n_draft;
-    if (!d || !n_draft)
+    if (!n_draft)
         return;
     if (d->source == DRAFT_TEXT) {
         draft_rate_learn(&sp->cost, d->rates, d->class, n_accepted, failed);
@@ -258,9 +293,10 @@ void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accept
         draft_rate_learn(&sp->cost, d->rates, CLASS_HEAD + 1, n_accepted - 1, failed);
 }
 
-enum draft_source draft_source_of(const struct seq *q)
+enum draft_source draft_source_of(const struct seq *q, int i)
 {
-    return q->draft ? q->draft->source : DRAFT_TEXT;
+    const struct draft_seq *d = q->draft;
+    return !d ? DRAFT_TEXT : i < d->n_own ? d->source : DRAFT_GRAMMAR;
 }
 
 void draft_settle(struct drafter *sp, struct seq *q)

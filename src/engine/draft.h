@@ -14,7 +14,7 @@
  *     after it may differ: that may make drafts worse, but never tokens.
  *  3. After rejected drafts a recurrent state is reset to the one after the last token known before the step
  *     (kvcache_draft). Drafts that were accepted before the rejected one are read again, as tokens.
- *  4. A sequence's drafts come from one source at a time.
+ *  4. A sequence's drafts come from one source at a time, and after them from its grammar.
  */
 #ifndef STEEL_ENGINE_DRAFT_H
 #define STEEL_ENGINE_DRAFT_H
@@ -33,8 +33,9 @@ struct draft_seq {
     struct draft_match match;
     struct draft_rate rates[DRAFT_CLASSES];
     int n_rested;             /* tokens up to which the rates have rested */
-    enum draft_source source; /* of its drafts */
-    int class;                /* of text drafts */
+    enum draft_source source; /* of its first n_own drafts; those after them are the grammar's */
+    int n_own;
+    int class; /* of text drafts */
 };
 
 struct draft_options {
@@ -64,6 +65,10 @@ struct drafter {
     struct draft_offer *offers; /* (the same) */
     int *depths;                /* (the same) drafts of the block, by items of the step */
     int32_t *drafts;            /* (the same, DRAFT_DEPTH) */
+    /* Cuts drafts (n) of q to those that its constraint allows, and appends up to `most` in all that it forces.
+     * Returns their number; *n_kept: of the n. NULL = no constraints. */
+    int (*fit)(void *arg, struct seq *q, int32_t *drafts, int n, int most, int *n_kept);
+    void *fit_arg;
     /* For tests: changes the n drafts after tokens (n_tokens), `most` at most. Returns their number. */
     int (*hook)(void *arg, const int32_t *tokens, int n_tokens, int32_t *drafts, int n, int most);
     void *hook_arg;
@@ -88,7 +93,7 @@ void draft_learn(struct drafter *sp, const struct step_item *items, int n, bool 
                  int64_t ns);
 /* Of n_draft drafts of q the first n_accepted were accepted. */
 void draft_verified(struct drafter *sp, struct seq *q, int n_draft, int n_accepted);
-enum draft_source draft_source_of(const struct seq *q); /* of its drafts */
+enum draft_source draft_source_of(const struct seq *q, int i); /* of its draft i */
 /* Drops the sequence's unverified draft tokens from the KV cache. */
 void draft_settle(struct drafter *sp, struct seq *q);
 /* The sequence ends. keep: its answer becomes one of its client's recent answers. */

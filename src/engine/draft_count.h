@@ -3,8 +3,9 @@
 #define STEEL_ENGINE_DRAFT_COUNT_H
 
 enum draft_source {
-    DRAFT_TEXT, /* the continuation of equal earlier text (draft_text.h) */
-    DRAFT_HEAD, /* the model's MTP block */
+    DRAFT_TEXT,    /* the continuation of equal earlier text (draft_text.h) */
+    DRAFT_HEAD,    /* the model's MTP block */
+    DRAFT_GRAMMAR, /* tokens that a constraint forces after other drafts */
     N_DRAFT_SOURCES
 };
 
@@ -15,7 +16,7 @@ struct draft_count {
 /* Their names in --draft, usage and metrics. */
 static inline const char *draft_source_name(enum draft_source s)
 {
-    static const char *const names[N_DRAFT_SOURCES] = {"text", "head"};
+    static const char *const names[N_DRAFT_SOURCES] = {"text", "head", "grammar"};
     return names[s];
 }
 

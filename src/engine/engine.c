@@ -185,11 +185,11 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
     bool logprobs = c->req->spec.logprobs, accepted = true;
     if (logprobs)
         step_probs(e->rt->step, row, &probs);
-    struct draft_count *count = &c->drafts[draft_source_of(&c->seq)];
-    uint64_t *n_accepted = &e->stats.n_accepted[draft_source_of(&c->seq)];
-    int before = count->accepted;
-    e->stats.n_drafted[draft_source_of(&c->seq)] += (uint64_t)it->n_draft;
-    count->drafted += it->n_draft;
+    int n_accepted = 0;
+    for (int i = 0; i < it->n_draft; i++) {
+        e->stats.n_drafted[draft_source_of(&c->seq, i)]++;
+        c->drafts[draft_source_of(&c->seq, i)].drafted++;
+    }
     for (int i = 0; accepted; i++) {
         struct engine_event ev = {.stop = -1};
         if (logprobs) {
@@ -198,8 +198,11 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             ev.n_top = probs.n_top;
         }
         accepted = i < it->n_draft && token == c->seq.tokens[c->seq.n_tokens];
-        count->accepted += accepted;
-        *n_accepted += accepted;
+        if (accepted) {
+            e->stats.n_accepted[draft_source_of(&c->seq, i)]++;
+            c->drafts[draft_source_of(&c->seq, i)].accepted++;
+            n_accepted++;
+        }
         c->seq.n_open =
             it->n_draft - i; /* if c ends with this token, the token is not in the cache */
         if (!choice_take_token(e, c, token, &ev))
@@ -222,7 +225,7 @@ static bool take_chosen(struct engine *e, struct choice *c, const struct step_it
             token = replayed(c, token);
         }
     }
-    draft_verified(&e->spec, &c->seq, it->n_draft, count->accepted - before);
+    draft_verified(&e->spec, &c->seq, it->n_draft, n_accepted);
     return true;
 }
 
@@ -552,6 +555,8 @@ static bool start(struct engine *e)
         !draft.fixed) /* rows that are read again are no recorded step */
         draft.most_head = draft.most_head > 0;
     draft_init(&e->spec, &e->sched, e->rt->step, &draft, e->rt->model->config.n_vocab);
+    e->spec.fit = choice_fit_drafts;
+    e->spec.fit_arg = e;
     e->wants = mem_zalloc((size_t)lim->max_seqs, sizeof *e->wants);
     for (int i = 0; i < 2; i++) {
         struct engine_step *f = &e->steps[i];

@@ -144,6 +144,8 @@ void choices_prepare(struct engine *e, struct engine_step *f);
 void choices_prepare_planned(struct engine *e, struct choice **choices, int n);
 /* Ends the holding of those whose masks are ready. */
 void choices_release(struct engine *e);
+/* drafter.fit. */
+int choice_fit_drafts(void *engine, struct seq *q, int32_t *drafts, int n, int most, int *n_kept);
 /* Gives the mask of c up, if it is held. */
 void choice_drop_mask(struct engine *e, struct choice *c);
 /* The CPU time that masks may take in the background during the next step; as much as they can use while idle. */

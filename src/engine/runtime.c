@@ -135,7 +135,9 @@ static bool choose_draft(struct runtime *rt, const struct runtime_options *opt,
     enum { HEAD_AUTO = 3 };
     const unsigned text = 1u << DRAFT_TEXT, head = 1u << DRAFT_HEAD;
     bool fixed = opt->draft > 0;
-    unsigned from = opt->draft_from ? opt->draft_from : fixed ? head : text | head;
+    unsigned from = opt->draft_from ? opt->draft_from
+                    : fixed         ? head
+                                    : text | head | 1u << DRAFT_GRAMMAR;
     if (opt->draft > (from & head ? DRAFT_MOST : DRAFT_DEPTH))
         return error_set(err, "%d draft tokens; at most %d", opt->draft,
                          from & head ? DRAFT_MOST : DRAFT_DEPTH);
@@ -435,7 +437,6 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     model_set_context(rt->model, rt->context);
     lim.lora_rank = lora_rank;
     lim.keep = rt->draft > 0;
-    lim.drafts = rt->draft_from != 0;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
 }

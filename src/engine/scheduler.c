@@ -607,6 +607,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         want = rows_whole(q->rows, q->kv.n_tokens, reuse_cut(s, q, want));
         if (want > room || want > rows - s->n_read)
             continue; /* a span that does not fit waits */
+        q->n_draft = 0; /* its rows are taken already */
         plan_item(s, items, q, want, &taken);
         s->n_read += want;
     }
@@ -623,6 +624,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
         return; /* it waits for the pages of an older one */
     }
     int room = room_for(s, q, 0), want = readable(q) < MIN_READ ? readable(q) : MIN_READ;
+    q->n_draft = 0;
     s->n_read = rows_whole(q->rows, q->kv.n_tokens, want < room ? want : room);
     plan_item(s, items, q, s->n_read, &taken);
 }

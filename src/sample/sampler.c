@@ -282,6 +282,31 @@ bool sampler_prepare_paced(struct sampler *s, bool (*go_on)(void *arg), void *ar
     return s->masked;
 }
 
+static bool one_piece_less(void *arg)
+{
+    return (*(int *)arg)-- > 0;
+}
+
+int sampler_foresee(struct sampler *s, int32_t *tokens, int n, int most, int pieces, int *n_kept)
+{
+    struct sample_constraint *c = &s->constraint;
+    int32_t asked[FORESEE_MOST];
+    *n_kept = n;
+    if (!c->state || !c->foresee || !s->masked || s->pending >= 0 || s->failed.msg[0] ||
+        n > FORESEE_MOST || (!n && s->only < 0))
+        return n;
+    memcpy(asked, tokens, (size_t)n * sizeof *asked);
+    if (c->pace)
+        c->pace(c->state, one_piece_less, &pieces);
+    int k = c->foresee(c->state, tokens, n, most);
+    if (c->pace)
+        c->pace(c->state, NULL, NULL);
+    *n_kept = k < n ? k : n;
+    while (*n_kept > 0 && asked[*n_kept - 1] != tokens[*n_kept - 1])
+        --*n_kept; /* another one is forced instead */
+    return k;
+}
+
 bool sampler_is_prepared(const struct sampler *s)
 {
     return !s->constraint.state || s->masked;

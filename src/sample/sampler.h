@@ -22,6 +22,7 @@
 
 enum { SAMPLE_MAX_TOP = 20 }; /* maximum number of alternatives with log-probabilities */
 enum { SAMPLE_DRY_WINDOW = 1 << 16 };
+enum { FORESEE_MOST = 32 }; /* tokens of sampler_foresee */
 
 struct logit_bias {
     int32_t token;
@@ -129,6 +130,9 @@ struct sample_constraint {
     /* Whether every token is allowed from now on; the constraint is then dropped. NULL = never.
      * Called after mask. */
     bool (*done)(void *state);
+    /* Cuts tokens (n) to those that fit one after the other, appends the ones determined by them, up to `most` in all, and
+     * returns their number. It changes nothing, and may stop early. NULL = unknown. */
+    int (*foresee)(void *state, int32_t *tokens, int n, int most);
 };
 /* From now on only tokens that satisfy the constraint may be picked. */
 void sampler_constrain(struct sampler *s, const struct sample_constraint *c);
@@ -146,6 +150,9 @@ const uint32_t *sampler_mask(const struct sampler *s);
  * sampling. Call after sampler_prepare. Always -1 if log-probabilities are requested, since they
  * need the logits. */
 int32_t sampler_forced(const struct sampler *s);
+/* sample_constraint.foresee with at most `pieces` calls of go_on. *n_kept: those of the n that fit. Returns n without a
+ * constraint, or if the mask is not prepared. */
+int sampler_foresee(struct sampler *s, int32_t *tokens, int n, int most, int pieces, int *n_kept);
 /* False, with the reason, if the constraint exceeded a limit or left no token to pick. The request
  * is at fault. */
 bool sampler_ok(const struct sampler *s, struct error *err);

@@ -781,6 +781,15 @@ cudaError_t cudaFree(void *p)
     free(p); /* also if it fails: what a lost device held is gone */
     return device_lost ? last_error = cudaErrorUnknown : cudaSuccess;
 }
+/* Host memory is the device's already. */
+cudaError_t cudaHostRegister(void *, size_t, unsigned)
+{
+    return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void *)
+{
+    return cudaSuccess;
+}
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned)
 {
     *p = NULL;

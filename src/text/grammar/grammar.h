@@ -109,6 +109,9 @@ void grammar_set_pace(struct grammar_matcher *m, bool (*go_on)(void *arg), void 
 void grammar_rollback(struct grammar_matcher *m, size_t n);
 /* The only token that may come next, or -1. Cheap when there are many choices. */
 int32_t grammar_forced(struct grammar_matcher *m);
+/* Cuts tokens (n) to those that may come next one after the other, and appends tokens that are forced after them, up to
+ * `most` in all. Returns their number. The matcher stays as it is. It stops where grammar_set_pace says so. */
+int grammar_foresee(struct grammar_matcher *m, int32_t *tokens, int n, int most);
 /* Whether the reply may end here. */
 bool grammar_is_accepting(const struct grammar_matcher *m);
 /* Steps taken by the last mask; GRAMMAR_MASK_WORK is the limit. */

@@ -713,3 +713,24 @@ int32_t grammar_forced(struct grammar_matcher *m)
     mem_free(bits);
     return only;
 }
+
+int grammar_foresee(struct grammar_matcher *m, int32_t *tokens, int n, int most)
+{
+    size_t at = m->n_history, next_check = m->next_check;
+    bool frugal = m->frugal;
+    int k = 0;
+    if (m->error)
+        return 0;
+    while (k < n && grammar_accept(m, tokens[k], NULL))
+        k++;
+    for (int32_t t; k < most && !m->error && (t = grammar_forced(m)) >= 0;) {
+        if (!grammar_accept(m, t, NULL))
+            break;
+        tokens[k++] = t;
+    }
+    grammar_rollback(m, m->n_history - at);
+    m->error = NULL; /* of what was foreseen */
+    m->next_check = next_check;
+    m->frugal = frugal;
+    return k;
+}

@@ -24,7 +24,7 @@ struct cuda_mtp {
      * per row (a power of two if possible). stride 0: not such a step. */
     int rows_at, rows_len, rows_pages, stride;
     bool verifies; /* bounds.drafts, or there is an MTP block */
-    int narrows; /* the layer after which rows without logits are dropped; -1: the head */
+    int narrows;   /* the layer after which rows without logits are dropped; -1: the head */
 };
 
 /* vision/tower.cu. Each buffer is allocated only if the network needs it. */
