@@ -606,7 +606,7 @@ static void plan_reads(struct scheduler *s, struct step_item *items, int taken)
             continue;
         want = rows_whole(q->rows, q->kv.n_tokens, reuse_cut(s, q, want));
         if (want > room || want > rows - s->n_read)
-            continue; /* a span that does not fit waits */
+            continue;   /* a span that does not fit waits */
         q->n_draft = 0; /* its rows are taken already */
         plan_item(s, items, q, want, &taken);
         s->n_read += want;
