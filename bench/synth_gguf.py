@@ -18,6 +18,7 @@ import random
 import struct
 import sys
 
+import synth_hybrids
 import synth_towers
 
 F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
@@ -51,6 +52,11 @@ SHAPES = {
 }
 
 
+def fitting(dims, kind):
+    """The type, or the one that llama.cpp takes for rows of no whole blocks."""
+    return {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}.get(kind, Q8_0) if dims[0] % BLOCK[kind][0] else kind
+
+
 class Model:
     """Metadata and tensors in file order: (key, value) and (name, dims, type)."""
 
@@ -70,10 +76,10 @@ class Model:
         self.add("output.weight", [embd, self.vocab], high)
 
     def add(self, name, dims, kind):
-        self.tensors.append((name, dims, kind))
+        self.tensors.append((name, dims, fitting(dims, kind)))
 
     def retype(self, name, kind):
-        self.tensors = [(n, dims, kind if n == name else k) for n, dims, k in self.tensors]
+        self.tensors = [(n, dims, fitting(dims, kind) if n == name else k) for n, dims, k in self.tensors]
 
     def layer(self, i, *tensors):
         for name, dims, kind in tensors:
@@ -302,6 +308,10 @@ def words(n, types, unigram):
 OTHERS = {"gpt-oss-20b": gpt_oss_20b, "qwen3.5-35b-a3b": qwen35_35b_a3b, "glm-4.7-flash": glm_47_flash,
           "deepseek-v3": deepseek_v3,
           "gemma-4-26b-a4b": gemma_4_26b_a4b,
+          "nemotron-3-nano-30b-a3b": functools.partial(synth_hybrids.nemotron_3_nano, Model),
+          "granite-4.0-h-small": functools.partial(synth_hybrids.granite_4_h_small, Model),
+          "lfm2-8b-a1b": functools.partial(synth_hybrids.lfm2_8b_a1b, Model),
+          "glm-5": functools.partial(synth_hybrids.glm_5, latent, Model),
           **{name: functools.partial(encoder, name) for name in ENCODERS},
           **{name: functools.partial(lambda shape, *rest: synth_towers.text(Model, shape, *rest, F32), name)
              for name in synth_towers.SEEING},
@@ -409,14 +419,14 @@ def header(meta, tensors):
 
 
 def write_tensor(f, name, dims, kind, banks, rnd):
-    floats = lambda draw: f.write(b"".join(struct.pack("<f", draw()) for _ in range(dims[0])))
+    floats = lambda draw: f.write(b"".join(struct.pack("<f", draw()) for _ in range(n_bytes(dims, kind) // 4)))
     left = n_bytes(dims, kind)
     pad = b"\0" * (-left % 32)
     if name.endswith("ssm_a"):  # decays: -exp(A)
         floats(lambda: -rnd.uniform(0.02, 1))
     elif kind == F32 and len(dims) == 1 and name.endswith((".bias", "sinks.weight")):
         floats(lambda: rnd.gauss(0, 0.1))
-    elif kind == F32 and len(dims) == 1:  # norms near one
+    elif kind == F32 and (len(dims) == 1 or name.endswith(("ssm_d", "ssm_norm.weight"))):  # norms near one
         floats(lambda: 1 + rnd.gauss(0, 0.02))
     else:  # the bank from a random block on, again and again
         b, size = banks[kind], BLOCK[kind][1]

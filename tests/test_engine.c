@@ -257,6 +257,37 @@ static void test_second_turn(void **state)
     engine_close(e);
 }
 
+/* The same where states, index keys and keys that an indexer chose are in the cache. */
+static void test_second_turn_of_parts(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"falcon_h1", "jamba", "glm_moe_dsa", "minimax_m3"};
+    char toy[sizeof path];
+    memcpy(toy, path, sizeof path);
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        struct engine_options opt = {
+            .runtime = {.max_seqs = 2, .context = 512, .k_type = DT_F32, .v_type = DT_F32}};
+        static int32_t prompt[320];
+        static struct answer a, b, c;
+        snprintf(path, sizeof path, "tests/golden/%s", models[i]);
+        struct engine *e = open_engine(&opt);
+        for (int k = 0; k < 320; k++)
+            prompt[k] = 3 + (k * k + 7 * k) % 131;
+        struct request_spec s = spec_of(prompt, 200, 20, 1);
+        run(e, &s, &a);
+        memcpy(prompt + 200, a.tokens, 20 * sizeof *prompt);
+        s = spec_of(prompt, 240, 20, 1);
+        run(e, &s, &b);
+        assert_true(b.usage.n_cached >= 192);
+        s.no_cache = true;
+        run(e, &s, &c);
+        assert_int_equal(c.usage.n_cached, 0);
+        assert_same(&b, &c);
+        engine_close(e);
+    }
+    memcpy(path, toy, sizeof path);
+}
+
 static void test_choices(void **state)
 {
     (void)state;
@@ -1222,13 +1253,13 @@ static int run_hybrid(void)
         return 1;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_company),     cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_second_turn), cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_queue),       cmocka_unit_test(test_prompt_logprobs),
-        cmocka_unit_test(test_threads),     cmocka_unit_test(test_ahead),
-        cmocka_unit_test(test_states),      cmocka_unit_test(test_few_states),
-        cmocka_unit_test(test_rough_load),  cmocka_unit_test(test_end_state),
-        cmocka_unit_test(test_costly),
+        cmocka_unit_test(test_company),         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_second_turn),     cmocka_unit_test(test_second_turn_of_parts),
+        cmocka_unit_test(test_cancel),          cmocka_unit_test(test_queue),
+        cmocka_unit_test(test_prompt_logprobs), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_ahead),           cmocka_unit_test(test_states),
+        cmocka_unit_test(test_few_states),      cmocka_unit_test(test_rough_load),
+        cmocka_unit_test(test_end_state),       cmocka_unit_test(test_costly),
     };
     const struct CMUnitTest overlapping[] = {cmocka_unit_test(test_costly)};
     int rc = cmocka_run_group_tests_name("hybrid", tests, NULL, NULL);
