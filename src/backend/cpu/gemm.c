@@ -10,6 +10,7 @@
 #include "backend/cpu/pick.h"
 #include "base/mem.h"
 
+#include <pthread.h>
 #include <string.h>
 
 bool gemm_takes_bf16(const struct cpu_backend *cb, const struct gemm_weight *w, int load)
@@ -54,11 +55,17 @@ static size_t round64(size_t n)
 
 bool gemm_prefetch_few;
 
-bool gemm_init(struct cpu_backend *cb, struct error *err)
+static void look_at_cpu(void)
 {
 #ifdef __x86_64__
     gemm_prefetch_few = !cpu_is_amd();
 #endif
+}
+
+bool gemm_init(struct cpu_backend *cb, struct error *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT; /* other engines may be running */
+    pthread_once(&once, look_at_cpu);
     const struct bounds *s = &cb->bounds;
     const struct network_max *max = &cb->max;
     const struct weight *patches = cb->net->embed.patches;
