@@ -86,6 +86,8 @@ struct steel_engine_options {
     const char *mmproj;   /* the image tower of a GGUF; NULL = mmproj*.gguf beside it, if it fits */
     int max_image_tokens; /* most tokens of an image; larger images are resized. 0 = 4096 */
     const char *draft_from; /* "text" (earlier text), "head" (the block); NULL = whichever pays */
+    size_t
+        expert_bytes; /* memory for experts; the others are read from the file. 0 = all, or what is free */
 };
 
 /* Loads a model: a GGUF file or a Hugging Face folder; path NULL = the built-in model. options

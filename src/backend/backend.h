@@ -136,7 +136,7 @@ struct tier_ops {
     /* Divides expert_memory among the weights uploaded so far. Called once, after the uploads and before prepare(). False with
      * err if the experts of one row do not fit. */
     bool (*settle)(struct backend *be, struct error *err);
-    void (*stats)(struct backend *be, struct tier_stats *out);
+    void (*stats)(struct backend *be, struct tier_stats *out); /* memory 0: no expert_memory */
 };
 
 struct backend_ops {

@@ -46,6 +46,9 @@ void os_run_self(char **argv);
 /* Names the network namespace: two processes with the same name reach each other at 127.0.0.1. */
 void os_network_name(char *out, size_t size);
 
+/* Opens the file of fd once more, for reads that bypass the page cache: offset, length and memory are multiples of 4096.
+ * -1: the system or the file system cannot. */
+int os_open_direct(int fd);
 /* Reserves blocks of a file. False with errno. */
 bool os_reserve_file(int fd, off_t bytes);
 

@@ -1,5 +1,6 @@
 /* What the commands share. See cli.h. */
 #include "cli/cli.h"
+#include "cli/listen.h"
 #include "dist/job.h"
 #include "base/input.h"
 #include "base/mem.h"
@@ -175,6 +176,11 @@ bool cli_runtime_options(const struct usage *u, const struct model_flags *f,
         .canary = f->kv_canary,
         .draft = f->draft,
     };
+    size_t *experts = &opt->backend.expert_memory;
+    if (f->expert_memory && (!cli_parse_bytes(f->expert_memory, experts) || !*experts)) {
+        args_usage_error(u, "--expert-memory %s: use a size such as 8G or 512M", f->expert_memory);
+        return false;
+    }
     struct error why = {0};
     struct job_options job = {f->tp, f->pp, f->ep, f->expert_stats, f->rank_timeout};
     if (!job_arrange(&job, &why)) {

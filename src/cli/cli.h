@@ -84,7 +84,7 @@ struct model_flags {
     const char *draft_how; /* --draft of those commands; NULL = auto */
     int tp, pp, rank_timeout;
     bool ep;
-    const char *expert_stats;
+    const char *expert_stats, *expert_memory;
     struct opt_list loras;
 };
 /* --draft, for commands that generate. */
@@ -202,6 +202,16 @@ struct model_flags {
          3600,                                                                                     \
          "SECONDS",                                                                                \
          "a rank silent for this long counts as lost (default 10)"},                               \
+        {OPT_STRING,                                                                               \
+         0,                                                                                        \
+         "expert-memory",                                                                          \
+         0,                                                                                        \
+         &(f).expert_memory,                                                                       \
+         0,                                                                                        \
+         0,                                                                                        \
+         "SIZE",                                                                                   \
+         "memory for experts, as 8G; the others are read from the file (default: all fit, or "     \
+         "what is free)"},                                                                         \
         {OPT_FLAG,                                                                                 \
          0,                                                                                        \
          "no-repack",                                                                              \

@@ -269,7 +269,7 @@ static void print_memory(FILE *to, const struct plan_fit *p)
     int n = rows_of(p, rows);
     bool mapped = fit_mapped(&p->plan.weights) > 0;
     char a[16], b[16];
-    fprintf(to, "\n%26s  %10s%s\n", "", p->plan.gpu ? "GPU" : "RAM", mapped ? "   file cache" : "");
+    fprintf(to, "\n%26s  %10s%s\n", "", p->plan.gpu ? "GPU" : "RAM", mapped ? "         file" : "");
     for (int i = 0; i < n; i++) {
         fprintf(to, "%c %-24s  %10s", rows[i].mark, rows[i].name,
                 rows[i].memory ? cli_bytes((double)rows[i].memory, a) : "-");

@@ -88,7 +88,9 @@ bool fit_weights(const struct tensorfile *f, const struct config *c, const struc
         }
         if (!placement_shape(f, c, spec, &shape, err))
             return false;
-        out->memory[part] += weight_bytes(be, &shape, spec->role, &mapped);
+        size_t bytes = weight_bytes(be, &shape, spec->role, &mapped);
+        out->memory[part] += bytes;
+        out->fixed_experts += part == FIT_EXPERTS && shape.transient ? bytes : 0;
         out->mapped[part] += mapped;
         count_values(&shape, part, out);
     }

@@ -33,7 +33,8 @@ struct fit_format {
 
 struct fit_weights {
     size_t memory[FIT_PARTS]; /* bytes of the backend's form */
-    size_t mapped[FIT_PARTS]; /* bytes that steps read in the mapped file */
+    size_t mapped[FIT_PARTS]; /* bytes that steps read in the file */
+    size_t fixed_experts;     /* bytes of experts that cannot stay in the file */
     struct fit_format formats[DT_COUNT];
     int n_expert, n_used; /* of a layer; 0 = no experts */
     int n_products;       /* matrix products of a step */

@@ -199,6 +199,9 @@ bool placement_shape(const struct tensorfile *f, const struct config *c,
         struct row_format form;
         if (!form_of(&k, spec, &spec->rows[i], &form))
             return false;
+        out->transient |= form.packed || form.scales || form.type == DT_F8_E4M3 ||
+                          spec->rows[i].stride || rows_order(&spec->rows[i], f->is_gguf) ||
+                          ((!f->is_gguf || spec->rows[i].also_gguf) && spec->rows[i].tensor_rows);
         out->seg[i] = (struct raw_seg){.type = form.type,
                                        .rows = spec->rows[i].n,
                                        .scale = form.scales ? planes : NULL,

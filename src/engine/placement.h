@@ -57,7 +57,8 @@ struct placement_options {
     int max_tokens, max_seqs; /* rows and sequences of a step */
 };
 
-/* The sizes and formats of a weight of an outline (model.h), without data: for backend.h's plan_ops. */
+/* The sizes and formats of a weight of an outline (model.h), without data: for backend.h's plan_ops. transient: its rows are
+ * not in the file as they are. */
 struct raw_weight;
 struct tensor_spec;
 bool placement_shape(const struct tensorfile *f, const struct config *c,

@@ -19,8 +19,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <glob.h>
+#include <math.h>
 #include <string.h>
 
+enum { TIER_CONTEXT = 8192 };      /* tokens for which room is left before experts get it */
 enum { GPU_LEAST_CONTEXT = 4096 }; /* a GPU with room for fewer tokens is not chosen by default */
 
 /* The fraction of a GPU's memory that may be used. */
@@ -253,6 +255,67 @@ static void measure_host(struct runtime *rt, const struct config *c, const struc
     o->room = sizing_host_room(opt, weights, o->step);
 }
 
+/* Bytes of the experts that `bytes` of memory hold: as many of each layer as of any other (backend/cpu/tier.c). */
+static size_t tier_memory(size_t bytes, size_t all, int n_expert)
+{
+    double share = all ? (double)bytes / (double)all : 1, n = floor(share * n_expert + 1e-9);
+    return n >= n_expert ? all : (size_t)((double)all / n_expert * n);
+}
+
+/* If the weights do not fit the host's memory but all except experts do, experts stay in the file and what memory is left
+ * holds those used most; or as many as the user said. */
+static bool choose_tier(struct runtime *rt, const struct network *net, struct opening *o,
+                        struct error *err)
+{
+    const struct runtime_options *opt = o->opt;
+    struct cache_room *r = &o->room;
+    struct fit_weights *w = &o->weights;
+    size_t *bytes = &o->device.expert_memory, all = w->memory[FIT_EXPERTS];
+    size_t token = sizing_token_bytes(opt, net),
+           least = (size_t)(o->trained < 512 ? o->trained : 512);
+    size_t rest = r->taken > all ? r->taken - all : 0;
+    struct network_max max;
+    network_measure(net, &max);
+    bool one = join_outlook(o->device.device, 0).processes == 1;
+    if (*bytes && (!rt->be->ops->tier || !one || opt->backend.no_repack))
+        return error_set(err, "--expert-memory: experts are read from the file %s",
+                         !one                     ? "in one process only, without ranks"
+                         : opt->backend.no_repack ? "or used there (--no-repack), not both"
+                                                  : "on the CPU only");
+    if (!*bytes && one && o->measured && rt->be->ops->tier && r->free && all && max.n_expert &&
+        !opt->backend.no_repack && w->fixed_experts <= all / 64 &&
+        r->taken + least * token > r->free) {
+        size_t tokens = opt->context > 0 ? (size_t)opt->context : TIER_CONTEXT;
+        tokens = tokens < (size_t)o->trained ? tokens : (size_t)o->trained;
+        size_t kv = tokens * token * (size_t)o->limits.max_seqs / 4;
+        kv = kv > least * token ? kv : least * token;
+        size_t few = all / (size_t)max.n_expert * (size_t)(max.n_expert_used + 1);
+        size_t left = r->usable > rest + kv ? r->usable - rest - kv : 0;
+        if (left < few)
+            return true; /* sizing_cache says what is missing */
+        *bytes = left;
+        struct error note = {0};
+        error_set(&note,
+                  "%.1f GB of %.1f GB of experts are in memory, the others are read from "
+                  "the file (--expert-memory)",
+                  (double)left * 1e-9, (double)all * 1e-9);
+        sizing_add_notice(&rt->notice, &note);
+        rt->be->ops->close(rt->be);
+        rt->be = backend_open(&o->device, err);
+    }
+    if (*bytes && o->measured && all &&
+        tier_memory(*bytes, all, max.n_expert) < 2 * all / (size_t)max.n_expert)
+        return error_set(err,
+                         "%s: --expert-memory: %zu bytes hold fewer than two experts of a layer",
+                         rt->file->path, *bytes);
+    if (rt->be && *bytes && o->measured) {
+        w->mapped[FIT_EXPERTS] = all;
+        w->memory[FIT_EXPERTS] = tier_memory(*bytes, all, max.n_expert);
+        r->taken = rest + w->memory[FIT_EXPERTS];
+    }
+    return rt->be != NULL;
+}
+
 /* Decides everything that can be decided before loading, and opens the device. */
 static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, struct opening *o,
                          struct error *err)
@@ -293,7 +356,8 @@ static bool prepare_with(struct runtime *rt, const struct runtime_options *opt, 
         ok = rt->be && check_cache(opt, net, err);
         if (ok)
             measure_host(rt, &c, &outline, &size, o);
-        ok = ok && sizing_cache(opt, &c, net, &o->limits, o->room, &o->cache, &rt->notice, err);
+        ok = ok && choose_tier(rt, net, o, err) &&
+             sizing_cache(opt, &c, net, &o->limits, o->room, &o->cache, &rt->notice, err);
     }
     outline_free(&outline);
     return ok;
@@ -381,9 +445,9 @@ static bool fit_gpu(struct runtime *rt, const struct opening *o, struct step_lim
 }
 
 /* Loads the model and its adapters, before memory is allocated for steps. */
-static bool load(struct runtime *rt, const struct runtime_options *opt, int *lora_rank,
-                 struct error *err)
+static bool load(struct runtime *rt, const struct opening *o, int *lora_rank, struct error *err)
 {
+    const struct runtime_options *opt = o->opt;
     rt->model = model_load(rt->file, rt->be, parts_of(opt, rt), rt->shard.cut ? &rt->shard : NULL,
                            opt->progress, err);
     if (!rt->model)
@@ -392,6 +456,8 @@ static bool load(struct runtime *rt, const struct runtime_options *opt, int *lor
     if (rt->tokenizer && tokenizer_n_vocab(rt->tokenizer) > c->n_vocab)
         return error_set(err, "%s: the tokenizer has %d tokens, the embedding %d rows",
                          rt->file->path, tokenizer_n_vocab(rt->tokenizer), c->n_vocab);
+    if (rt->be->ops->tier && o->device.expert_memory && !rt->be->ops->tier->settle(rt->be, err))
+        return error_prefix(err, "%s", rt->file->path);
     return load_adapters(rt, opt, lora_rank, err);
 }
 
@@ -411,7 +477,7 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     struct step_limits lim = o->limits;
     struct cache_size cache = o->cache;
     int lora_rank = 0;
-    if (!agree(meet, load(rt, o->opt, &lora_rank, err), err))
+    if (!agree(meet, load(rt, o, &lora_rank, err), err))
         return false;
     open_images(rt, o->opt, o->device.device);
     if (gpu && !fit_gpu(rt, o, &lim, &cache, err))

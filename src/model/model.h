@@ -18,6 +18,7 @@ struct model {
     struct network net;
     struct tensor_spec *specs; /* (n_specs) how net's tensors are assembled; owned */
     int n_specs;
+    struct direct *direct; /* file/direct.h: reads of experts that are not in memory; owned */
     const struct tensorfile *reads; /* its mapped weights are used in every step; or NULL */
     size_t bytes;                   /* of all weights, as stored */
     size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */

@@ -6,6 +6,7 @@
  */
 #include "base/mem.h"
 #include "backend/backend.h"
+#include "file/direct.h"
 #include "model/families/family.h"
 #include "model/fp8_check.h"
 #include "model/model.h"
@@ -551,12 +552,22 @@ static bool add_bias(struct weight_loader *l, const struct tensor_spec *spec,
     return true;
 }
 
+/* raw_weight.fetch */
+static const uint8_t *fetch(void *arg, const uint8_t *data, size_t bytes, uint8_t *buf)
+{
+    return direct_read(arg, data, bytes, buf);
+}
+
 static bool finish(struct weight_loader *l, struct raw_weight *w, const struct tensor_spec *spec,
                    bool ok)
 {
     struct backend *be = l->m->be;
     struct weight *out = spec->w;
     struct fp8_check check;
+    if (l->m->direct && !w->transient && w->n_seg && direct_has(l->m->direct, w->seg[0].data[0])) {
+        w->fetch = fetch;
+        w->fetch_arg = l->m->direct;
+    }
     fp8_check_begin(&check, l->f, w);
     ok = ok && be->ops->upload(be, w, spec->role, out, l->err);
     ok = ok && (fp8_check_end(&check) || refuse_nan(l));
@@ -675,6 +686,7 @@ struct model *model_load_config(const struct tensorfile *f, struct backend *be,
     struct model *m = mem_zalloc(1, sizeof *m);
     m->be = be;
     m->config = *c;
+    m->direct = direct_open(f);
     bool ok = build(m, f, shard, err);
     struct weight_loader l = {
         .f = f, .m = m, .progress = progress, .total = tensorfile_bytes(f), .err = err};
@@ -716,6 +728,7 @@ void model_free(struct model *m)
     if (!m)
         return;
     build_free(m->be, &m->net, m->specs, m->n_specs);
+    direct_close(m->direct);
     mem_free(m);
 }
 

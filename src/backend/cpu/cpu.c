@@ -6,6 +6,7 @@
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
+#include "backend/cpu/tier.h"
 #include "backend/canary.h"
 #include "base/mem.h"
 #include "sample/sampler.h"
@@ -50,15 +51,25 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t byte
     memcpy(dst, src, bytes);
 }
 
+static void free_weight(struct cpu_backend *cb, struct gemm_weight *w)
+{
+    if (w && w->tier)
+        tier_weight_free(cb->tier, w);
+    else
+        gemm_weight_free(w);
+}
+
 static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
                        struct weight *w, struct error *err)
 {
     struct cpu_backend *cb = cpu_self(be);
-    struct gemm_weight *own = role == WEIGHT_HEADS && !cb->no_repack
+    bool tiered = cb->tier && tier_takes(src, role);
+    struct gemm_weight *own = tiered ? tier_weight_new(cb->tier, src)
+                              : role == WEIGHT_HEADS && !cb->no_repack
                                   ? gemm_weight_heads(src, cb->pool, err)
                                   : gemm_weight_new(src, !cb->no_repack, cb->pool, err);
     if (!own || (role != WEIGHT_EMBED && !pick_check_weight(&cb->pick, own, err))) {
-        gemm_weight_free(own);
+        free_weight(cb, own);
         return false;
     }
     *w = (struct weight){.n_in = src->n_in,
@@ -66,15 +77,14 @@ static bool cpu_upload(struct backend *be, const struct raw_weight *src, enum we
                          .n_expert = src->n_expert,
                          .bias = src->bias != NULL,
                          .bytes = raw_weight_bytes(src),
-                         .owns = !own->raw || src->transient,
+                         .owns = !tiered && (!own->raw || src->transient),
                          .impl = own};
     return true;
 }
 
 static void cpu_release(struct backend *be, struct weight *w)
 {
-    (void)be;
-    gemm_weight_free(w->impl);
+    free_weight(cpu_self(be), w->impl);
     *w = (struct weight){0};
 }
 
@@ -369,6 +379,7 @@ static void cpu_close(struct backend *be)
     struct cpu_backend *cb = cpu_self(be);
     if (cb->sampled)
         clear(cb);
+    tier_free(cb->tier);
     pool_free(cb->pool);
     mem_free(cb);
 }
@@ -425,8 +436,9 @@ static void cpu_launch(struct backend *be)
 
 static bool cpu_end(struct backend *be, int32_t *tokens, struct error *err)
 {
-    (void)err;
     struct cpu_backend *cb = cpu_self(be);
+    if (be->failure)
+        return error_set(err, "%s", be->failure->msg);
     if (tokens)
         memcpy(tokens, cb->sampled, (size_t)cb->batch.n_out * sizeof *tokens);
     return true;
@@ -817,6 +829,8 @@ static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
     const float *n = (m->block.parallel ? norm_before : norm_stream)(cb, &m->block.in);
     bool partial = m->dense_partial, has_experts = m->router.w;
     if (has_experts) {
+        if (cb->tier && layer + 1 < network_depth(cb->net))
+            moe_look_ahead(cb, &cb->net->layers[layer + 1].mlp, x->x, x->rows);
         partial = experts(cb, m, n);
     } else {
         cpu_stage_begin(cb);
@@ -973,6 +987,19 @@ static const struct stream_ops cpu_stream_ops = {
 static const struct pick_ops cpu_picks = {
     .row = cpu_pick, .force = cpu_pick_force, .shapes = cpu_pick_shapes};
 
+static bool cpu_tier_settle(struct backend *be, struct error *err)
+{
+    return tier_settle(cpu_self(be)->tier, err);
+}
+
+static void cpu_tier_stats(struct backend *be, struct tier_stats *out)
+{
+    *out = (struct tier_stats){0};
+    if (cpu_self(be)->tier)
+        tier_stats(cpu_self(be)->tier, out);
+}
+
+static const struct tier_ops cpu_tier = {.settle = cpu_tier_settle, .stats = cpu_tier_stats};
 static const struct plan_ops cpu_plan = {.weight_bytes = cpu_weight_bytes,
                                          .step_bytes = cpu_step_bytes};
 
@@ -1005,6 +1032,7 @@ static const struct backend_ops cpu_ops = {
     .stream = &cpu_stream_ops,
     .picks = &cpu_picks,
     .plan = &cpu_plan,
+    .tier = &cpu_tier,
 };
 
 struct backend *backend_open_cpu(const struct backend_options *opt, struct error *err)
@@ -1026,5 +1054,7 @@ struct backend *backend_open_cpu(const struct backend_options *opt, struct error
     cb->base.invariance = isa_has(isa, ISA_AMX) ? INVARIANCE_CHOSEN : INVARIANCE_ALWAYS;
     cb->no_repack = opt && opt->no_repack;
     cb->pool = pool_new(threads);
+    if (opt && opt->expert_memory)
+        cb->tier = tier_new(opt->expert_memory, pool_size(cb->pool));
     return &cb->base;
 }

@@ -77,6 +77,8 @@ struct cpu_backend {
     struct sample_probs *probs;  /* (max_out) */
     struct gemm *gemm;           /* scratch and settings of linear, ffn and moe */
     struct cpu_lora_state *lora; /* NULL: no adapters */
+    struct cpu_tier *tier;       /* experts in the file; NULL = all are in memory */
+    struct error failed;         /* what base.failure points to */
     int64_t stage_start;         /* profile clock */
 };
 

@@ -182,7 +182,7 @@ static void block_prefetching(const struct cpu_backend *cb, int ith, const struc
             continue;
         struct gemm_call c = {.w = w,
                               .seg = seg,
-                              .expert = e,
+                              .expert = w->place ? w->place[e] : e,
                               .row = a - seg->first_row,
                               .n_rows = b - a,
                               .x = x,

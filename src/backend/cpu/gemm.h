@@ -44,6 +44,10 @@ struct gemm_weight {
     float *bias;            /* (n_expert, n_out) or NULL */
     uint8_t *mem;           /* (mem_bytes) packed panels of all segments, then perms */
     size_t mem_bytes;
+    /* Experts that are partly in the file (tier.h): mem has some of them. place: (n_expert) their places. NULL = all are in
+     * mem, in order. */
+    struct tier_weight *tier;
+    int32_t *place;
 };
 
 /* Input rows in the forms that a weight's segments read. */
@@ -106,6 +110,8 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
 struct gemm_weight *gemm_weight_heads(const struct raw_weight *src, struct pool *pool,
                                       struct error *err);
 void gemm_weight_free(struct gemm_weight *w);
+/* A packed weight without its panels. */
+struct gemm_weight *gemm_weight_shape(const struct raw_weight *src);
 /* Bytes that gemm_weight_new, or with heads gemm_weight_heads, allocates for src, whose data is not read. *mapped: bytes
  * that stay in the file's blocks. */
 size_t gemm_weight_bytes(const struct raw_weight *src, bool heads, bool repack, size_t *mapped);
@@ -184,6 +190,9 @@ void moe_clear(struct cpu_backend *cb);
 /* y = the weighted sum of l's experts over rows of x. The router reads router_x, which may differ from x. */
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x, const float *x,
              float *y, int rows);
+/* With a tier: remembers which experts layer `next` would choose for x (rows, E), the stream before this layer's mlp. They
+ * are read while this layer computes. Does nothing for many rows. */
+void moe_look_ahead(struct cpu_backend *cb, const struct mlp *next, const float *x, int rows);
 /* After moe_run, and valid until the next one: (rows) bit masks of the processes that have experts of a row. */
 const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members);
 

@@ -156,6 +156,15 @@ size_t gemm_weight_bytes(const struct raw_weight *src, bool heads, bool repack, 
     return w.mem_bytes + (src->bias ? (size_t)src->n_expert * (size_t)src->n_out * 4 : 0);
 }
 
+static void copy_bias(const struct raw_weight *src, struct gemm_weight *w)
+{
+    size_t n = (size_t)src->n_expert * (size_t)src->n_out;
+    if (!src->bias)
+        return;
+    w->bias = mem_zalloc(n, sizeof(float));
+    memcpy(w->bias, src->bias, n * sizeof(float));
+}
+
 struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, struct pool *pool,
                                     struct error *err)
 {
@@ -188,11 +197,17 @@ struct gemm_weight *gemm_weight_new(const struct raw_weight *src, bool repack, s
         gemm_weight_free(w);
         return NULL;
     }
-    if (src->bias) {
-        size_t n = (size_t)src->n_expert * (size_t)src->n_out;
-        w->bias = mem_zalloc(n, sizeof(float));
-        memcpy(w->bias, src->bias, n * sizeof(float));
-    }
+    copy_bias(src, w);
+    return w;
+}
+
+struct gemm_weight *gemm_weight_shape(const struct raw_weight *src)
+{
+    struct gemm_weight *w = mem_zalloc(1, sizeof *w);
+    struct weight_places places;
+    lay_out(src, true, w, &places);
+    w->mem_bytes = 0;
+    copy_bias(src, w);
     return w;
 }
 

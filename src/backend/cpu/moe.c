@@ -6,11 +6,15 @@
  */
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm.h"
+#include "backend/cpu/ops.h"
+#include "backend/cpu/tier.h"
 #include "base/mem.h"
 #include "base/range.h"
 
 #include <math.h>
 #include <string.h>
+
+enum { GUESS_ROWS = 4 }; /* with more rows, too many experts are chosen */
 
 struct moe_state {
     float *logits;       /* (max_tokens, n_expert) */
@@ -23,7 +27,16 @@ struct moe_state {
     int32_t *active;     /* (n_active) experts with tokens, ascending */
     int n_active;
     int32_t *lora_first[2]; /* (n_expert + 1) an expert's first chunk of gate and up, of down */
-    uint64_t *members;      /* (max_tokens) processes that have experts of a token, a bit each */
+    /* With a tier: experts that the next layer will probably choose. */
+    struct moe_guess {
+        const struct mlp *next; /* NULL = nothing is guessed */
+        float *x;               /* (GUESS_ROWS, E) normed rows */
+        float *keys;            /* (2 * n_expert) */
+        int32_t *experts;       /* (n) of (GUESS_ROWS * n_used) */
+        float *weights;         /* (n_used) */
+        int n;
+    } guess;
+    uint64_t *members; /* (max_tokens) processes that have experts of a token, a bit each */
 };
 
 bool moe_init(struct cpu_backend *cb, struct error *err)
@@ -45,6 +58,13 @@ bool moe_init(struct cpu_backend *cb, struct error *err)
     for (int i = 0; i < 2; i++)
         m->lora_first[i] = mem_zalloc((size_t)max->n_expert + 1, sizeof(int32_t));
     m->members = mem_zalloc(tokens, sizeof *m->members);
+    if (cb->tier) {
+        m->guess.x = mem_zalloc((size_t)GUESS_ROWS * (size_t)cb->net->n_embd, sizeof(float));
+        m->guess.keys = mem_zalloc(2 * (size_t)max->n_expert, sizeof(float));
+        m->guess.experts =
+            mem_zalloc((size_t)GUESS_ROWS * (size_t)max->n_expert_used, sizeof(int32_t));
+        m->guess.weights = mem_zalloc((size_t)max->n_expert_used, sizeof(float));
+    }
     cb->gemm->moe = m;
     return true;
 }
@@ -54,9 +74,10 @@ void moe_clear(struct cpu_backend *cb)
     struct moe_state *m = cb->gemm->moe;
     if (!m)
         return;
-    void *owned[] = {m->logits,        m->keys,          m->chosen,      m->weights,
-                     m->start,         m->slot_token,    m->slot_weight, m->active,
-                     m->lora_first[0], m->lora_first[1], m->members,     m};
+    void *owned[] = {m->logits,        m->keys,          m->chosen,        m->weights,
+                     m->start,         m->slot_token,    m->slot_weight,   m->active,
+                     m->lora_first[0], m->lora_first[1], m->members,       m->guess.x,
+                     m->guess.keys,    m->guess.experts, m->guess.weights, m};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         mem_free(owned[i]);
 }
@@ -73,6 +94,7 @@ struct moe_job {
     struct gemm_x hidden;
     float *y;
     int rows;
+    int from, to;   /* this round's part of the active experts */
     int64_t routed; /* clock when the experts began, for the profile */
     struct lora_work lora_router, lora, lora_down; /* of gate and up; of down */
 };
@@ -293,6 +315,7 @@ static struct pool_work expert_input(void *arg)
     struct moe_job *j = arg;
     const struct moe_state *m = j->cb->gemm->moe;
     sort_slots(j);
+    j->to = m->n_active;
     j->lora = cpu_lora_experts(j->cb, j->experts->gate_up, LORA_FIRST, m->start, m->slot_token,
                                m->lora_first[0]);
     j->lora_down = cpu_lora_experts(j->cb, j->experts->down, LORA_SECOND, m->start, m->slot_token,
@@ -334,14 +357,14 @@ static void down_block(const struct moe_job *j, int ith, int e, const struct gem
     }
 }
 
-/* y[:, begin..end) = sum over experts, ascending */
+/* y[:, begin..end) = sum over experts, ascending; over rounds, too */
 static void down_range(const struct moe_job *j, int ith, int begin, int end)
 {
     const struct moe_state *m = j->cb->gemm->moe;
-    for (int t = 0; t < j->rows; t++)
+    for (int t = 0; !j->from && t < j->rows; t++)
         memset(j->y + (size_t)t * (size_t)j->down->n_out + begin, 0,
                (size_t)(end - begin) * sizeof(float));
-    for (int a = 0; a < m->n_active; a++) {
+    for (int a = j->from; a < j->to; a++) {
         int e = m->active[a], s1 = m->start[e + 1], most = gemm_most(&j->hidden);
         for (int s0 = m->start[e]; s0 < s1; s0 += most) {
             int n = s1 - s0 < most ? s1 - s0 : most,
@@ -385,7 +408,7 @@ static struct pool_work expert_hidden(void *arg)
 {
     const struct moe_job *j = arg;
     int per_expert = (j->down->n_in + GEMM_UNIT - 1) / GEMM_UNIT;
-    return (struct pool_work){j->cb->gemm->moe->n_active * per_expert, cut(j, j->gate_up)};
+    return (struct pool_work){(j->to - j->from) * per_expert, cut(j, j->gate_up)};
 }
 
 static void expert_glu(void *arg, int ith, int first, int last)
@@ -394,7 +417,7 @@ static void expert_glu(void *arg, int ith, int first, int last)
     int n_ff = j->down->n_in, per_expert = (n_ff + GEMM_UNIT - 1) / GEMM_UNIT;
     for (int u = first; u < last;) {
         /* The rest of the range in this expert, as wide as its tokens allow. */
-        int e = j->cb->gemm->moe->active[u / per_expert], in = u % per_expert;
+        int e = j->cb->gemm->moe->active[j->from + u / per_expert], in = u % per_expert;
         int n_units = per_expert - in < last - u ? per_expert - in : last - u;
         int end = (in + n_units) * GEMM_UNIT < n_ff ? (in + n_units) * GEMM_UNIT : n_ff;
         glu_range(j, ith, e, in * GEMM_UNIT, end);
@@ -442,6 +465,112 @@ const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int row
     return m->members;
 }
 
+/* With a tier */
+
+/* Requests, waits for and releases the experts of a round, of those weights that have a tier. */
+static void request_round(const struct moe_job *j, int from, int to)
+{
+    const struct gemm_weight *both[] = {j->gate_up, j->down};
+    for (int i = 0; i < 2; i++)
+        if (both[i]->tier)
+            tier_request(j->cb->tier, both[i], j->cb->gemm->moe->active + from, to - from);
+}
+
+static bool wait_round(const struct moe_job *j)
+{
+    const struct gemm_weight *both[] = {j->gate_up, j->down};
+    bool ok = true;
+    for (int i = 0; i < 2; i++)
+        if (both[i]->tier)
+            ok &= tier_wait(j->cb->tier, both[i], j->cb->gemm->moe->active + j->from,
+                            j->to - j->from);
+    return ok;
+}
+
+static void release_round(const struct moe_job *j)
+{
+    const struct gemm_weight *both[] = {j->gate_up, j->down};
+    for (int i = 0; i < 2; i++)
+        if (both[i]->tier)
+            tier_release(j->cb->tier, both[i], j->cb->gemm->moe->active + j->from, j->to - j->from);
+}
+
+static int round_size(const struct moe_job *j)
+{
+    int a = j->gate_up->tier ? tier_round(j->gate_up) : j->n_here;
+    int b = j->down->tier ? tier_round(j->down) : j->n_here;
+    return a < b ? a : b;
+}
+
+static void read_ahead(const struct moe_job *j)
+{
+    struct moe_guess *g = &j->cb->gemm->moe->guess;
+    if (!g->next)
+        return;
+    const struct gemm_weight *both[] = {g->next->experts.gate_up->impl,
+                                        g->next->experts.down->impl};
+    for (int i = 0; i < 2; i++)
+        if (both[i]->tier)
+            tier_ahead(j->cb->tier, both[i], g->experts, g->n);
+    g->next = NULL;
+}
+
+/* Computes the active experts in rounds. While one is computed the next is read. */
+static void run_rounds(struct moe_job *j, const struct pool_phase *phases, int n_phases)
+{
+    struct cpu_backend *cb = j->cb;
+    int n = cb->gemm->moe->n_active, step = round_size(j);
+    bool ok = !cb->base.failure;
+    j->from = 0;
+    j->to = step < n ? step : n;
+    request_round(j, 0, j->to);
+    for (;;) {
+        int end = j->to + step < n ? j->to + step : n;
+        if (end > j->to)
+            request_round(j, j->to, end);
+        else
+            read_ahead(j);
+        ok &= wait_round(j);
+        if (ok)
+            pool_phases(cb->pool, phases, n_phases, j);
+        release_round(j);
+        if (end == j->to)
+            break;
+        j->from = j->to;
+        j->to = end;
+    }
+    if (!ok && !cb->base.failure) {
+        error_set(&cb->failed, "experts cannot be read from the model's file: it was truncated, or "
+                               "its disk fails");
+        cb->base.failure = &cb->failed;
+    }
+}
+
+void moe_look_ahead(struct cpu_backend *cb, const struct mlp *next, const float *x, int rows)
+{
+    struct moe_guess *g = &cb->gemm->moe->guess;
+    const struct gemm_weight *router = next->router.w ? next->router.w->impl : NULL;
+    g->next = NULL;
+    if (!router || rows > GUESS_ROWS || router->wants_q || next->experts_in.kind != NORM_NONE ||
+        next->router.norm.kind != NORM_NONE || next->block.in.kind == NORM_NONE ||
+        (!((const struct gemm_weight *)next->experts.gate_up->impl)->tier &&
+         !((const struct gemm_weight *)next->experts.down->impl)->tier))
+        return;
+    int E = cb->net->n_embd, n = router->n_out, used = next->router.n_used;
+    struct moe_job j = {.cb = cb, .rule = &next->router, .n_expert = n, .used = used};
+    float *keys = g->keys + n;
+    memcpy(g->x, x, (size_t)rows * (size_t)E * sizeof *x);
+    cpu_norm_alone(&next->block.in, g->x, rows, E, cb->isa);
+    g->n = 0;
+    for (int t = 0; t < rows; t++) {
+        struct gemm_x in = {.n_in = E, .x = g->x + (size_t)t * (size_t)E};
+        gemm_block(cb, 0, router, 0, 0, n, &in, NULL, 1, g->keys, (size_t)n);
+        choose(&j, g->keys, keys, g->experts + g->n, g->weights);
+        g->n += used;
+    }
+    g->next = next;
+}
+
 void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x, const float *x,
              float *y, int rows)
 {
@@ -485,7 +614,12 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x,
     gemm_count(cb, gate_up, load, j.in.x.h != NULL);
     gemm_count(cb, down, load, j.hidden.h != NULL);
     int64_t begin = clock_ns();
-    if (cpu_lora_changes(cb, l->experts.down))
+    enum { ROUTING = 4 }; /* phases before the experts */
+    bool is_adapted = cpu_lora_changes(cb, l->experts.down);
+    if (gate_up->tier || down->tier) {
+        pool_phases(cb->pool, phases, ROUTING, &j);
+        run_rounds(&j, is_adapted ? adapted + ROUTING : phases + ROUTING, is_adapted ? 3 : 2);
+    } else if (is_adapted)
         pool_phases(cb->pool, adapted, (int)(sizeof adapted / sizeof *adapted), &j);
     else
         pool_phases(cb->pool, phases, (int)(sizeof phases / sizeof *phases), &j);

@@ -260,10 +260,20 @@ static void print_rates(const struct result *r)
         printf("\"read_gb_s\": %.2f, \"percent_of_read\": %.2f, ", r->read_gb_s, read_percent(r));
 }
 
+/* Since the model was opened; memory 0: all experts are in memory. */
+static struct tier_stats experts_of(const struct runtime *rt)
+{
+    struct tier_stats s = {0};
+    if (rt->be->ops->tier)
+        rt->be->ops->tier->stats(rt->be, &s);
+    return s;
+}
+
 static void print_result(const struct runtime *rt, const struct bench_test *t,
                          const struct result *r, bool json, int threads,
                          const struct gpu_facts *gpu)
 {
+    struct tier_stats experts = experts_of(rt);
     if (json) {
         printf("{");
         if (gpu)
@@ -271,6 +281,13 @@ static void print_result(const struct runtime *rt, const struct bench_test *t,
         if (rt->be->profile)
             print_stages(rt, t, r);
         print_rates(r);
+        if (experts.memory)
+            printf("\"expert_memory\": %zu, \"expert_hits\": %llu, \"expert_misses\": %llu, "
+                   "\"experts_ahead\": %llu, \"expert_bytes_read\": %llu, \"expert_wait_s\": "
+                   "%.4f, ",
+                   experts.memory, (unsigned long long)experts.hits,
+                   (unsigned long long)experts.misses, (unsigned long long)experts.ahead,
+                   (unsigned long long)experts.bytes, experts.wait);
         printf("\"test\": \"%s\", \"tok_s\": %.3f, \"stddev\": %.3f, \"gb_s\": %.3f, "
                "\"seqs\": %d, \"depth\": %d, \"backend\": \"%s\", \"threads\": %d, "
                "\"weights_bytes\": %zu, \"params\": %lld, \"load_s\": %.3f, "
@@ -289,6 +306,11 @@ static void print_result(const struct runtime *rt, const struct bench_test *t,
         if (r->read_gb_s > 0)
             printf("| %-20s | %8.2f GB/s, %.0f %% reached | | |\n", "  memory bandwidth",
                    r->read_gb_s, read_percent(r));
+        if (experts.memory)
+            printf("| %-20s | %.0f %% in memory, %.2f GB read, %.2f s waited | | |\n",
+                   "  experts so far",
+                   100 * (double)experts.hits / fmax((double)(experts.hits + experts.misses), 1),
+                   (double)experts.bytes * 1e-9, experts.wait);
     }
     fflush(stdout);
 }
