@@ -284,7 +284,7 @@ static struct grammar *costly_grammar(void)
 static void test_costly(void **state)
 {
     (void)state;
-    enum { COSTLY = 5, TOKENS = 16 };
+    enum { COSTLY = 5, TOKENS = 26 };
     static struct answer alone[COSTLY + 1], beside[COSTLY + 1], gone[2];
     static int32_t prompts[COSTLY + 1][20];
     struct request_spec s[COSTLY + 1];
