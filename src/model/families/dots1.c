@@ -19,7 +19,7 @@ static const struct decoder_names hunyuan_names = {
     .gate_shared = {"blk.%d.ffn_gate_shexp", "model.layers.%d.mlp.shared_mlp.gate_proj"},
     .up_shared = {"blk.%d.ffn_up_shexp", "model.layers.%d.mlp.shared_mlp.up_proj"},
     .down_shared = {"blk.%d.ffn_down_shexp", "model.layers.%d.mlp.shared_mlp.down_proj"},
-    .choice_bias = {"=blk.%d.exp_probs_b.bias", "=model.layers.%d.mlp.expert_bias"}};
+    .choice_bias = {"=blk.%d.exp_probs_b", "=model.layers.%d.mlp.expert_bias"}};
 
 static const struct decoder dots = {
     .names = &dots_names, .qk_norm = true, .router = ROUTER_SIGMOID};
