@@ -13,8 +13,10 @@ Every engine that reads GGUF can load the result. The vocabulary is declared abs
 of words w0, w1, w2 and so on, one token each.
 """
 import argparse
+import array
 import functools
 import random
+import statistics
 import struct
 import sys
 
@@ -418,6 +420,30 @@ def header(meta, tensors):
     return head + b"\0" * (-len(head) % 32), at
 
 
+def skewed(n, used, exponent, rnd):
+    """Factors for the rows of a router, in random order, so that experts are chosen as often as Zipf's law says: expert of rank r in
+    proportion to r^-exponent, at most by 45 % of tokens. The logits of random rows are normal. A row that is chosen with
+    probability p has the factor with which that part of its logits is above a common threshold."""
+    share = lambda c: [min(0.45, c * (r + 1) ** -exponent) for r in range(n)]
+    low, high = 0.0, float(n)
+    for _ in range(100):
+        c = (low + high) / 2
+        low, high = (c, high) if sum(share(c)) < used else (low, c)
+    factors = [1 / statistics.NormalDist().inv_cdf(1 - p) for p in share(low)]
+    most = max(factors)
+    factors = [x / most for x in factors]
+    rnd.shuffle(factors)
+    return factors
+
+
+def write_router(f, dims, bank, factors, rnd):
+    cut, row = rnd.randrange(1, len(bank) // 4), dims[0]
+    values = array.array("f", (bank[cut * 4:] + bank[:cut * 4]) * (row * dims[1] * 4 // len(bank) + 1))
+    for e, x in enumerate(factors):
+        array.array("f", (v * x for v in values[e * row:(e + 1) * row])).tofile(f)
+    f.write(b"\0" * (-(row * dims[1] * 4) % 32))
+
+
 def write_tensor(f, name, dims, kind, banks, rnd):
     floats = lambda draw: f.write(b"".join(struct.pack("<f", draw()) for _ in range(n_bytes(dims, kind) // 4)))
     left = n_bytes(dims, kind)
@@ -449,6 +475,8 @@ def main():
     ap.add_argument("--mtp", action="store_true", help="with a block that drafts tokens ahead (qwen3.5, glm-4.7-flash)")
     ap.add_argument("--positions", type=int, help="of an encoder, other than the real model has")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--skew", type=float, help="routers choose experts as Zipf's law says, with this exponent (0.8 to 1.2 as trained ones), "
+                    "in another order in each layer; default: all alike")
     ap.add_argument("--empty", action="store_true", help="names and shapes, with a hole in the place of the weights")
     a = ap.parse_args()
     rnd = random.Random(a.seed)
@@ -479,7 +507,11 @@ def main():
     with open(a.out, "wb") as f:
         f.write(head)
         for name, dims, kind in m.tensors:
-            write_tensor(f, name, dims, kind, banks, rnd)
+            if a.skew and name.endswith("ffn_gate_inp.weight"):
+                used = next(v for k, v in m.meta if k.endswith("expert_used_count"))
+                write_router(f, dims, banks[kind], skewed(dims[1], used, a.skew, rnd), rnd)
+            else:
+                write_tensor(f, name, dims, kind, banks, rnd)
     print(f"{a.out}: {len(m.tensors)} tensors, {total / 1e9:.2f} GB", file=sys.stderr)
 
 

@@ -122,9 +122,11 @@ struct backend *backend_open(const struct backend_options *opt, struct error *er
         error_unknown(device, err);
         return NULL;
     }
-    if (t->kind == DEVICE_GPU && (opt->deterministic || opt->no_repack)) {
+    if (t->kind == DEVICE_GPU && (opt->deterministic || opt->no_repack || opt->expert_memory)) {
         error_set(err, "--device %s: %s is for the CPU alone", device,
-                  opt->deterministic ? "--deterministic" : "--no-repack");
+                  opt->deterministic ? "--deterministic"
+                  : opt->no_repack   ? "--no-repack"
+                                     : "--expert-memory");
         return NULL;
     }
     if (t->missing) {

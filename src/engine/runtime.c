@@ -49,6 +49,12 @@ static bool choose_device(struct runtime *rt, const struct runtime_options *opt,
     bool is_auto = asked == DEVICE_AUTO;
     if (!is_auto && asked != DEVICE_GPU)
         return true;
+    if (is_auto && out->expert_memory) {
+        out->device = device_default(DEVICE_CPU);
+        if (device_count("auto") > 0)
+            error_set(&rt->notice, "--expert-memory: running on the CPU, not on the GPU");
+        return true;
+    }
     struct device_facts f = {.asked = asked,
                              .name = out->device,
                              .deterministic = out->deterministic,
