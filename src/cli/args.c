@@ -278,7 +278,8 @@ static bool from_environment(const struct usage *u)
 /* Options of other programs that people try, and the advice to give. */
 #define PLACE "a GPU is used automatically if the model fits; --device cpu or cuda chooses one"
 #define SPLIT                                                                                      \
-    "a model runs on one device as a whole; on the CPU, --expert-memory leaves experts in the file"
+    "a model runs on one device as a whole; on the CPU, --expert-memory leaves experts in the "    \
+    "file"
 static const struct {
     const char *name, *here;
 } foreign[] = {
