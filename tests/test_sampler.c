@@ -123,7 +123,8 @@ static void free_text_has_no_mask(void **state)
     struct sample_params p = sample_params_default();
     for (int n = 64; n < 80; n++) {
         struct sampler *s = sampler_new(&p, n);
-        struct sample_constraint fit = {own_mask, own_accept, NULL, own_free, bits, n, NULL, NULL};
+        struct sample_constraint fit = {
+            .mask = own_mask, .accept = own_accept, .free = own_free, .state = bits, .n_tokens = n};
         own_words = (size_t)(n + 31) / 32;
         bits[1] = UINT32_MAX;
         bits[2] = (1u << n % 32) - 1;
@@ -160,7 +161,11 @@ static void bans_are_masked(void **state)
     for (int left = 0; left < 3; left++) {
         uint32_t bits[3] = {1u | 1u << 5, left > 1, 1u << 6 | (left ? 1u << 7 : 0)};
         struct sampler *s = sampler_new(&p, 80);
-        struct sample_constraint fit = {own_mask, own_accept, NULL, own_free, bits, 80, NULL, NULL};
+        struct sample_constraint fit = {.mask = own_mask,
+                                        .accept = own_accept,
+                                        .free = own_free,
+                                        .state = bits,
+                                        .n_tokens = 80};
         struct error err = {0};
         sampler_constrain(s, &fit);
         sampler_prepare(s);
@@ -173,8 +178,11 @@ static void bans_are_masked(void **state)
     uint32_t none[3] = {0, 0, 1u << 16}; /* token 80: there is none */
     struct sampler *s = sampler_new(&p, 80);
     struct error err = {0};
-    sampler_constrain(
-        s, &(struct sample_constraint){own_mask, own_accept, NULL, own_free, none, 96, NULL, NULL});
+    sampler_constrain(s, &(struct sample_constraint){.mask = own_mask,
+                                                     .accept = own_accept,
+                                                     .free = own_free,
+                                                     .state = none,
+                                                     .n_tokens = 96});
     sampler_prepare(s);
     assert_false(sampler_ok(s, &err));
     assert_non_null(strstr(err.msg, "no token of the vocabulary"));
