@@ -5,6 +5,7 @@ With tools and no tool result at the end of the conversation, the model thinks, 
 says ANSWER. One layer of zeros: token t is followed by the token that the output matrix holds for t, whatever came
 before, so that even prompts of 60,000 tokens are cheap. The vocabulary and the template are the demo model's.
 usage: script_model.py OUT.gguf TOOL ARGS_JSON [ANSWER]     (from the root of the repository)
+With SEES=1 it has an image tower of zeros beside it, mmproj-scripted.gguf: a picture is 1,024 tokens.
 """
 import array
 import os
@@ -78,6 +79,30 @@ def matrices(script, end):
     return width, embedding.tobytes(), output.tobytes()
 
 
+def write_tower(out, width):
+    """A tower of one layer (SmolVLM's), 32 x 32 patches and as many features."""
+    E, P, n = 32, 4, 32
+    v = "clip.vision."
+    meta = {"general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": "idefics3", "clip.use_gelu": True,
+            v + "block_count": 1, v + "embedding_length": E, v + "feed_forward_length": E, v + "attention.head_count": 1,
+            v + "attention.layer_norm_epsilon": 1e-6, v + "projection_dim": width, v + "patch_size": P, v + "image_size": P * n,
+            v + "projector.scale_factor": 1, v + "preproc_image_size": P * n, v + "preproc_split": False,
+            v + "image_mean": [0.5] * 3, v + "image_std": [0.5] * 3}
+    shapes = [("v.patch_embd.weight", (P, P, 3, E)), ("v.patch_embd.bias", (E,)), ("v.position_embd.weight", (E, n * n)),
+              ("v.post_ln.weight", (E,)), ("v.post_ln.bias", (E,)), ("mm.model.fc.weight", (E, width))]
+    for part in "ln1", "ln2":
+        shapes += [(f"v.blk.0.{part}.weight", (E,)), (f"v.blk.0.{part}.bias", (E,))]
+    for part in "attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down":
+        shapes += [(f"v.blk.0.{part}.weight", (E, E)), (f"v.blk.0.{part}.bias", (E,))]
+    tensors = []
+    for name, dims in shapes:
+        size = 1
+        for d in dims:
+            size *= d
+        tensors.append((name, dims, 0, bytes(4 * size)))
+    write_gguf(out, meta, tensors)
+
+
 def build(out, tool, args, answer=ANSWER, thought=THOUGHT, thinks=THINKS_FIRST):
     demo = Gguf(os.path.join(ROOT, "demo/steel-demo.gguf")).meta
     s = Script(demo["tokenizer.ggml.tokens"], demo["tokenizer.ggml.token_type"])
@@ -89,6 +114,9 @@ def build(out, tool, args, answer=ANSWER, thought=THOUGHT, thinks=THINKS_FIRST):
     s.say([lines, *s.pieces(answer, 6), end])
     template = demo["tokenizer.chat_template"]
     assert THINKS_NOT in template
+    if os.environ.get("SEES"):
+        s.tokens += ["<image>", "<fake_token_around_image>", "<global-img>"]
+        s.types += [3] * 3
     width, embedding, output = matrices(s, end)
     key = "qwen3."
     meta = {"general.architecture": "qwen3", "general.name": "scripted", "general.alignment": 32,
@@ -109,6 +137,8 @@ def build(out, tool, args, answer=ANSWER, thought=THOUGHT, thinks=THINKS_FIRST):
     tensors += [("blk.0.%s.weight" % n, (width, width), 0, bytes(4 * width * width))
                 for n in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")]
     write_gguf(out, meta, tensors)
+    if os.environ.get("SEES"):
+        write_tower(os.path.join(os.path.dirname(out), "mmproj-scripted.gguf"), width)
 
 
 if __name__ == "__main__":
