@@ -6,7 +6,8 @@
 #include "file/tensorfile.h"
 #include "model/config.h"
 #include "model/model.h"
-#include "vision/tower.h"
+#include "vision/image_plan.h"
+#include "vision/positions.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -19,6 +20,50 @@ static void read_blocks(const struct tensor *t)
     CHECK(t->bytes % bytes == 0 && n <= QK_K, "no whole blocks");
     for (size_t at = 0; at<t->bytes; at += t->bytes> bytes ? t->bytes - bytes : bytes)
         quant_dequantize(t->type, t->data + at, values, n);
+}
+
+/* The networks of an image tower, its positions, and the views of images. */
+static void read_tower(const struct tensorfile *f)
+{
+    static struct config config, part_config;
+    static struct tower_config tower, part_tower;
+    static struct image_plan plan;
+    static const int sizes[][2] = {{1024, 1024}, {640, 47}, {1, 190}, {5000, 26}};
+    enum { MOST = 4096 };
+    struct error err = {0};
+    struct positions positions = {0};
+    if (!tower_load(f, &config, &tower, &err)) {
+        CHECK(err.msg[0], "failure without a message");
+        return;
+    }
+    bool ok = plan_limit(&tower, MOST, &err);
+    CHECK(ok || err.msg[0], "failure without a message");
+    for (size_t i = 0; ok && i < sizeof sizes / sizeof *sizes; i++) {
+        struct buf text = {0};
+        err = (struct error){0};
+        if (plan_image(&tower, sizes[i][0], sizes[i][1], &plan, &err)) {
+            CHECK(plan_features(&tower, &plan) > 0, "an image without features");
+            for (int k = 0; k < plan.n_views; k++)
+                CHECK(plan.views[k].rows * plan.views[k].cols <= plan_most_patches(&tower),
+                      "a view of %d x %d", plan.views[k].rows, plan.views[k].cols);
+            plan_text(&tower, &plan, 0, &text);
+            buf_clear(&text);
+        } else {
+            CHECK(err.msg[0], "failure without a message");
+        }
+    }
+    for (int i = 0; i < tower_n_parts(&tower); i++) {
+        struct outline outline = {0};
+        err = (struct error){0};
+        tower_part(&config, &tower, i, &part_config, &part_tower);
+        ok = outline_load(f, &part_config, &outline, &err);
+        CHECK(ok || err.msg[0], "failure without a message");
+        if (ok)
+            outline_free(&outline);
+    }
+    if (!positions_load(f, &config, &positions, &err))
+        CHECK(err.msg[0], "failure without a message");
+    positions_free(&positions);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -58,14 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(ok || err.msg[0], "failure without a message");
     if (ok)
         outline_free(&outline);
-    static struct tower_config tower;
-    err = (struct error){0};
-    ok = tower_load(f, &config, &tower, &err) && outline_load(f, &config, &outline, &err);
-    CHECK(ok || err.msg[0], "failure without a message");
-    if (ok) {
-        outline_free(&outline);
-        mem_free(tower_positions(f, &config, &err));
-    }
+    read_tower(f);
     volatile uint8_t keep = sum; /* the reads above must stay */
     (void)keep;
     tensorfile_close(f);

@@ -4,7 +4,7 @@
   fuzz/seeds.py [STEEL]       default: build/steel
 
   fuzz_gguf         of every model in tests/golden its converted file, whole metadata and all names of the first two layers, but a
-                    value for each tensor alone; and a file with a block of every type
+                    value for each tensor alone; the same of every image tower in tests/golden_images; and a file with a block of every type
   fuzz_chat_parser  answers of every form with calls or reasoning in them, from tests/test_chat_parse.c
   fuzz_jinja        the templates of tests/data, and every fortieth of the small cases
   fuzz_markdown     texts of tests/test_markdown.c, for two widths
@@ -63,6 +63,9 @@ def gguf_seeds():
             source = tmp + "/m.gguf"
             subprocess.run([STEEL, "convert", model, source, "--force"], check=True, stderr=subprocess.DEVNULL)
             shrink(source, os.path.join(to, os.path.basename(model)))
+        for model in sorted(glob.glob(ROOT + "/tests/golden_images/*/")):
+            subprocess.run([STEEL, "convert", model, tmp + "/m.gguf", "--force"], check=True, stderr=subprocess.DEVNULL)
+            shrink(tmp + "/mmproj-m.gguf", os.path.join(to, "mmproj-" + os.path.basename(model[:-1])))
     meta = {"general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 64, "llama.embedding_length": 256,
             "llama.feed_forward_length": 64, "llama.attention.head_count": 4, "llama.attention.layer_norm_rms_epsilon": 1e-5}
     tensors = [(f"blk.0.t{t}.weight", (n,), t, bytes((37 * i + t) % 251 for i in range(size))) for t, (n, size) in TYPES.items()]

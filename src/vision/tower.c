@@ -196,9 +196,9 @@ static bool read_side(const struct meta_reader *in, const char *key, bool need, 
     const json_t *v = reader_get(in->hf, key, NULL), *first = json_array_get(v, 0);
     json_int_t n = json_integer_value(first);
     if (!json_is_array(v))
-        return reader_int(in, key, NULL, 1, 1 << 16, need, out);
+        return reader_int(in, key, NULL, 1, 1 << 14, need, out);
     if (json_array_size(v) != 2 || n != json_integer_value(json_array_get(v, 1)) || n < 1 ||
-        n > 1 << 16)
+        n > 1 << 14)
         return error_set(in->err, "%s: config.json: vision_config: %s: not the sides of a square",
                          in->f->path, key);
     *out = (int)n;
@@ -216,7 +216,7 @@ static bool read_gguf(const struct meta_reader *in, struct tower_config *t)
         !reader_gguf_int(in, "feed_forward_length", 1, 1 << 20, true, &c->n_ff) ||
         !reader_gguf_int(in, "projection_dim", 1, 1 << 20, true, &t->n_out) ||
         !reader_gguf_int(in, "patch_size", 1, 64, true, &t->patch) ||
-        !reader_gguf_int(in, "image_size", 1, 1 << 16, true, &t->side) ||
+        !reader_gguf_int(in, "image_size", 1, 1 << 14, true, &t->side) ||
         !reader_gguf_int(in, "spatial_merge_size", 1, 8, false, &t->merge) ||
         !reader_gguf_int(in, "projector.scale_factor", 1, 8, false, &t->merge) ||
         !reader_gguf_float(in, "attention.layer_norm_epsilon", 0, 1, false, &eps))

@@ -57,7 +57,9 @@ static const struct weight *build_qkv(struct net_builder *b, int i, const struct
     const struct config *c = b->c;
     const struct tower_family *f = c->tower->family;
     int wide = c->n_heads * c->head_dim;
-    bool fused = n->qkv.gguf && build_has(b, &n->qkv, i), split = !b->f->is_gguf && f->split_qkv;
+    bool apart = b->f->is_gguf ? n->q.gguf != NULL : n->q.hf != NULL; /* in files of this family */
+    bool fused = n->qkv.gguf && (!apart || build_has(b, &n->qkv, i));
+    bool split = !b->f->is_gguf && f->split_qkv;
     struct weight_rows rows[3] = {
         {.name = &n->q, .n = wide}, {.name = &n->k, .n = wide}, {.name = &n->v, .n = wide}};
     if (fused && !split && !f->pairs.gguf && !f->pairs.folder)
