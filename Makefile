@@ -139,10 +139,13 @@ $(B)/src/backend/cpu/gemm_int8_%.o $(B)/src/backend/cpu/gemm_float_%.o: CFLAGS +
 # Their tiles are emulated.
 $(patsubst %,$(B)/tests/test_gemm_%_amx.o,int8 bf16 split): CFLAGS += $(FLAGS_avx512) -mavx512bf16
 
-# The built-in model is part of the binary.
-BUILTIN := $(wildcard demo/steel-demo.gguf)
-$(B)/src/file/builtin.o: CPPFLAGS += $(BUILTIN:%=-DSTEEL_BUILTIN='"%"')
-$(B)/src/file/builtin.o: $(BUILTIN)
+# The built-in models are part of the binary.
+BUILTIN       := $(wildcard demo/steel-demo.gguf)
+BUILTIN_SEE   := $(wildcard demo/see/steel-see.gguf)
+BUILTIN_TOWER := $(wildcard demo/see/mmproj-steel-see.gguf)
+$(B)/src/file/builtin.o: CPPFLAGS += $(BUILTIN:%=-DSTEEL_BUILTIN='"%"') $(BUILTIN_SEE:%=-DSTEEL_BUILTIN_SEE='"%"') \
+	$(BUILTIN_TOWER:%=-DSTEEL_BUILTIN_TOWER='"%"')
+$(B)/src/file/builtin.o: $(BUILTIN) $(BUILTIN_SEE) $(BUILTIN_TOWER)
 
 # One file is compiled again when the version (VERSION, git's commit) changes, one when CUDA comes or goes.
 VERSION := $(shell cat VERSION)

@@ -6,6 +6,8 @@
 
 Every request has a picture of its own, so nobody's cache helps. The servers take turns, one round each. Models:
 `synth_gguf.py m.gguf --shape qwen3-vl-8b` and `synth_gguf.py mmproj.gguf --shape qwen3-vl-8b-mmproj`.
+The CPU seconds of each server are given, too: on a busy machine compare those, with one thread each (--steel-args "-t 1",
+--llama-args "-t 1 -tb 1").
 --stutter: twelve clients read text; the gaps between their tokens are measured without and with four clients that send
 pictures, SECONDS each. Standard library only.
 """
@@ -77,6 +79,12 @@ class Server:
                 pass
             time.sleep(0.3)
         sys.exit(f"{name} does not start: see {name}.log")
+
+    def cpu(self):
+        """Seconds that all threads have computed."""
+        with open(f"/proc/{self.process.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self):
         self.process.terminate()
@@ -170,17 +178,19 @@ def main():
         servers.append(Server("llama", [f"{a.llama}/llama-server", "-m", a.model, "--mmproj", a.mmproj, "--parallel",
                                         str(most), *shlex.split(a.llama_args)],
                               {"LD_LIBRARY_PATH": a.llama + ":" + os.environ.get("LD_LIBRARY_PATH", "")}))
-    result = {}
+    result, work = {}, {}
     for server in servers:  # the first of each is not measured
         server.stream(picture_body(a.side, next(seeds), 2))
     for n in counts:
         for _ in range(a.rounds):
             for server in servers:
-                times = first_tokens(server, [picture_body(a.side, next(seeds), 2) for _ in range(n)])
+                bodies, before = [picture_body(a.side, next(seeds), 2) for _ in range(n)], server.cpu()
+                times = first_tokens(server, bodies)
+                work.setdefault((n, server.name), []).append((server.cpu() - before) / n)
                 result.setdefault(f"ttft {n}", {}).setdefault(server.name, []).append(statistics.mean(times))
         for name, times in result[f"ttft {n}"].items():
             print(f"{name:6} {n:3} of {a.side} x {a.side} at once: {statistics.median(times) * 1e3:9.1f} ms to the first token "
-                  f"({' '.join(f'{t * 1e3:.0f}' for t in times)})", flush=True)
+                  f"({' '.join(f'{t * 1e3:.0f}' for t in times)}), {statistics.median(work[n, name]):.2f} CPU s each", flush=True)
         if len(servers) > 1:
             ratio = [statistics.median(result[f"ttft {n}"][s.name]) for s in servers]
             print(f"       {ratio[1] / ratio[0]:.2f} times llama.cpp's speed")

@@ -82,6 +82,34 @@ def columns_of(line):
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
 
 
+def drops(home):
+    """A picture that is dropped is its path: in quotes, with a backslash, as a URL, before the question and after it, or alone."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, "demo/see")
+    import pictures
+    if subprocess.run([STEEL, "show", "builtin-see", "--brief"], capture_output=True).returncode:
+        print("skipped: dropped pictures: this build carries no model that sees")
+        return
+    canvas = pictures.Canvas(200, 150, (255, 255, 255))
+    canvas.fill(pictures.turn(pictures.outline("circle"), 90, 70, 40, 40, 0), pictures.COLOURS["blue"])
+    path = os.path.join(home, "a circle.png")
+    open(path, "wb").write(pictures.png(200, 150, bytes(canvas.rgb)))
+    t = Terminal(home, "builtin-see --temp 0", columns=160)
+    for line in f"'{path}' What is this?", path.replace(" ", "\\ ") + " What is this?", f"What is this? 'file://{path.replace(' ', '%20')}'":
+        got = t.ask(line)
+        check("A blue circle." in got, "a dropped picture: " + line.replace(home, ""), got)
+        t.ask("/clear")
+    check("the picture is part of your next message" in t.ask(f'"{path}"'), "a picture alone waits for its question")
+    check("A blue circle." in t.ask("What is this?"), "and is seen with it")
+    t.ask("/clear")
+    got = t.ask("/home/nobody/x.png what")
+    check("/help" in got, "a path without a file is no picture", got)
+    messages = saved(t, home)["messages"]
+    check(messages == [], "and no message", messages)
+    t.keys("C-d")
+    t.wait(lambda s: "EXIT 0" in s, "the end")
+
+
 def paste_and_tab(home):
     t = Terminal(home, "--temp 0 --think off", columns=60)
     t.paste("one\n\ntwo äé 一二\n/three\\")
@@ -448,7 +476,7 @@ def main():
     if subprocess.run([STEEL, "show", "builtin", "--brief"], capture_output=True).returncode:
         print("this build carries no model")
         sys.exit(77)
-    parts = [paste_and_tab, markdown, narrow, resize, escapes, thinking, settings, long_chat, other_model, narrow_bar, picture]
+    parts = [paste_and_tab, drops, markdown, narrow, resize, escapes, thinking, settings, long_chat, other_model, narrow_bar, picture]
     wanted = sys.argv[2:]
     for part in parts:
         if not wanted or part.__name__ in wanted:

@@ -159,6 +159,13 @@ def test_mmproj():
             far = max_difference(read_logits(out), want)
             print(f"{name} as GGUF with mmproj: features {off:.1e}, logits {far:.1e} from the golden's")
             assert off < 2e-4 and far < 2e-3
+        other = f"{place}/mmproj-a.gguf"  # the first by name, of another model
+        shutil.copy(model, other)
+        os.rename(tower, f"{place}/mmproj-model.gguf")
+        r, out = logits(model, *given)
+        assert r.returncode == 0 and max_difference(read_logits(out), want) < 2e-3, r.stderr
+        os.remove(other)
+        os.rename(f"{place}/mmproj-model.gguf", tower)
         quantised = f"{place}/small.gguf"
         mmproj(folder, quantised, True)
         for isa in "ref", "":

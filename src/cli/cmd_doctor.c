@@ -118,7 +118,7 @@ static void check_files(void)
 {
     size_t n = 0;
     char a[16], text[700];
-    if (builtin_bytes(&n)) {
+    if (builtin_bytes(BUILTIN_NAME, &n)) {
         snprintf(text, sizeof text, "built in, %s: `steel run` answers without a file",
                  cli_bytes((double)n, a));
         good("model", text);

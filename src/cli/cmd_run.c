@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/os.h"
+#include "file/builtin.h"
 #include "text/chat/chat_parse.h"
 #include "text/grammar/grammar.h"
 
@@ -322,10 +323,15 @@ static bool check_prompt(const struct usage *u, struct run_flags *f)
     return false;
 }
 
+static bool is_sentence(const char *model)
+{
+    return strchr(model, ' ') && access(model, F_OK) != 0;
+}
+
 /* Resolves MODEL. A prompt given in its place gets an error of its own. */
 static bool find_model(const char **model, struct error *err)
 {
-    if (*model && strchr(*model, ' ') && access(*model, F_OK) != 0)
+    if (*model && is_sentence(*model))
         return error_set(
             err,
             "'%.60s' is neither a file nor a model name; to send it as a prompt to the "
@@ -485,10 +491,12 @@ int cmd_run(int argc, char **argv)
         .synopsis = "[MODEL] [PROMPT] [options]",
         .about =
             "Without a prompt: a chat in the terminal. With one: streams the answer to stdout,\n"
-            "timings to stderr. Without MODEL: the built-in model.",
+            "timings to stderr. Without MODEL: the built-in model, or with --image the one that "
+            "sees.",
         .examples = "  steel run\n"
                     "  steel run model.gguf 'Why is the sky blue?'\n"
                     "  steel run -p 'What is 17 + 25?'\n"
+                    "  steel run --image shapes.png 'What is this?'\n"
                     "  git diff | steel run model.gguf 'Write a commit message for this diff.'\n"
                     "  steel run model.gguf --raw -p 'Once upon a time' -n 100\n"
                     "  echo 'The capital of France is' | steel run model.gguf -f - --temp 0\n"
@@ -500,9 +508,12 @@ int cmd_run(int argc, char **argv)
     };
     const char **pos = mem_zalloc((size_t)argc + 1, sizeof *pos);
     int n = args_parse(&u, argc, argv, pos);
-    int others = n == 1 && !strcmp(pos[0], "-"); /* a lone "-" is stdin, not a model */
+    /* a lone "-" is stdin, not a model; a question about an image is for the built-in model */
+    int others = n == 1 && (!strcmp(pos[0], "-") || (f.images.n && is_sentence(pos[0])));
     if (n >= 0)
         cli_take_model(&u, &f.model_path, pos, &n, others);
+    if (!f.model_path && f.images.n)
+        f.model_path = BUILTIN_SEE;
     char *words = n > 0 ? join_words(pos, n) : NULL;
     mem_free(pos);
     f.words = words;

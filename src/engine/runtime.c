@@ -13,6 +13,7 @@
 #include "engine/draft_cost.h"
 #include "engine/runtime_int.h"
 #include "engine/workers.h"
+#include "file/builtin.h"
 #include "text/grammar/grammar.h"
 
 #include <pthread.h>
@@ -21,6 +22,7 @@
 #include <glob.h>
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { TIER_CONTEXT = 8192 };      /* tokens for which room is left before experts get it */
 enum { GPU_LEAST_CONTEXT = 4096 }; /* a GPU with room for fewer tokens is not chosen by default */
@@ -171,17 +173,26 @@ static bool tower_fits(const struct tensorfile *f, const struct config *text, st
                      f->path, text->arch_name, text->n_embd);
 }
 
-/* Opens the file of a GGUF's tower: the one that is named, else mmproj*.gguf beside the model. False: there is none. */
+/* Opens the file of a GGUF's tower: the one that is named, else the built-in model's own, or beside MODEL.gguf
+ * mmproj-MODEL.gguf, as `steel convert` names it, or the first mmproj*.gguf. False: there is none. */
 static bool open_mmproj(struct runtime *rt, const char *named, struct error *err)
 {
     struct buf path = {0};
     const char *slash = strrchr(rt->file->path, '/');
     glob_t found = {0};
-    if (!named) {
-        buf_add(&path, rt->file->path, slash ? (size_t)(slash - rt->file->path) + 1 : 0);
-        buf_adds(&path, "mmproj*.gguf");
-        if (!strpbrk(path.p, "?[") && !glob(path.p, 0, NULL, &found) && found.gl_pathc)
-            named = found.gl_pathv[0];
+    if (!named && builtin_named(rt->file->path)) {
+        named = builtin_tower(rt->file->path);
+    } else if (!named) {
+        size_t folder = slash ? (size_t)(slash - rt->file->path) + 1 : 0;
+        buf_addf(&path, "%.*smmproj-%s", (int)folder, rt->file->path, rt->file->path + folder);
+        if (!access(path.p, R_OK)) {
+            named = path.p;
+        } else {
+            path.len = folder;
+            buf_adds(&path, "mmproj*.gguf");
+            if (!strpbrk(path.p, "?[") && !glob(path.p, 0, NULL, &found) && found.gl_pathc)
+                named = found.gl_pathv[0];
+        }
     }
     rt->mmproj = named ? tensorfile_open(named, err) : NULL;
     globfree(&found);

@@ -420,11 +420,12 @@ static struct tensorfile *file_new(const char *path, bool is_gguf)
 struct tensorfile *tensorfile_open(const char *path, struct error *err)
 {
     struct stat st;
-    if (builtin_named(path)) {
+    const char *builtin = builtin_name(path);
+    if (builtin) {
         size_t n;
-        const void *model = builtin_bytes(&n);
+        const void *model = builtin_bytes(builtin, &n);
         if (model)
-            return tensorfile_open_memory(model, n, BUILTIN_NAME, err);
+            return tensorfile_open_memory(model, n, builtin, err);
         error_set(err, "this build carries no model; name a GGUF file or a Hugging Face folder");
         return NULL;
     }

@@ -94,7 +94,7 @@ struct tensorfile {
 
 /*
  * Opens `path`: a .gguf file (a split one by naming any of its parts), a folder with config.json, or
- * that folder's config.json; NULL or "builtin": the model linked into the binary. Only headers are
+ * that folder's config.json; NULL or "builtin": the model linked into the binary (builtin.h has others). Only headers are
  * read; the data is mapped.
  */
 struct tensorfile *tensorfile_open(const char *path, struct error *err);

@@ -74,7 +74,8 @@ static bool read_minicpm(const struct meta_reader *in, struct tower_config *t)
         return error_set(in->err, "%s: an image tower of %d layers whose rows are joined after %d",
                          in->f->path, in->c->n_layers, t->middle);
     return (table && t->grid * (int64_t)t->grid == table->dims[1]) ||
-           error_set(in->err, "%s: the image tower's table of positions: not a square", in->f->path);
+           error_set(in->err, "%s: the image tower's table of positions: not a square",
+                     in->f->path);
 }
 
 static bool read_slices(const struct meta_reader *in, const json_t *o, struct tower_config *t)

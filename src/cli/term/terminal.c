@@ -3,6 +3,7 @@
  * tool calls as they are generated, runs the /commands (terminal_commands.c), and calls
  * steel_chat_settle after each answer, so that the next turn reads only what is new in it.
  */
+#include "cli/term/drop.h"
 #include "cli/term/terminal_int.h"
 #include "cli/plain.h"
 #include "base/clock.h"
@@ -379,6 +380,44 @@ static void terminal_clear(struct terminal *t)
     mem_free(t->samplers);
 }
 
+/* Takes the pictures that were dropped on a line out of it: they belong to its message, or to the next one if nothing else
+ * is left. False: one cannot be read. */
+static bool take_pictures(struct terminal *t, struct buf *line)
+{
+    struct buf path = {0}, rest = {0};
+    struct steel_error err = {0};
+    bool ok = true, after_space = true;
+    int n = 0;
+    for (const char *at = line->p; ok && *at;) {
+        size_t len = after_space ? drop_path(at, &path) : 0;
+        if (len) {
+            ok = terminal_add_image(t, path.p, &err);
+            n++;
+            at += len + (at[len] == ' ');
+            continue;
+        }
+        after_space = *at == ' ';
+        buf_addc(&rest, *at++);
+    }
+    while (n && rest.len && rest.p[rest.len - 1] == ' ')
+        rest.p[--rest.len] = 0;
+    if (!ok)
+        terminal_say(t, "%s", err.message);
+    else if (n && !rest.len)
+        terminal_say(t,
+                     n > 1 ? "%d pictures are part of your next message"
+                           : "the picture is part of your next message",
+                     n);
+    if (n) {
+        buf_clear(line);
+        *line = rest;
+        rest = (struct buf){0};
+    }
+    buf_clear(&rest);
+    buf_clear(&path);
+    return ok;
+}
+
 /* Reads messages and commands until /bye or the end of input. */
 static void talk(struct terminal *t)
 {
@@ -390,10 +429,16 @@ static void talk(struct terminal *t)
         if (r == LINE_INTERRUPTED || !line.len)
             continue;
         lineedit_remember(t->input, line.p);
-        if (line.p[0] == '/' && !strchr(line.p, '\n')) {
+        struct buf path = {0};
+        bool one_line = !strchr(line.p, '\n');
+        bool command = line.p[0] == '/' && one_line && !drop_path(line.p, &path);
+        buf_clear(&path);
+        if (command) {
             terminal_command(t, line.p);
             continue;
         }
+        if (one_line && (!take_pictures(t, &line) || !line.len))
+            continue;
         struct steel_error e = {0};
         struct steel_message m = {.role = "user", .content = line.p};
         if (steel_chat_add(t->chat, &m, &e))

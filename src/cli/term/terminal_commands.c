@@ -2,6 +2,7 @@
 #include "cli/hub/hub.h"
 #include "cli/term/terminal_int.h"
 #include "base/mem.h"
+#include "file/builtin.h"
 #include "sample/sampler.h"
 
 #include <dirent.h>
@@ -494,7 +495,8 @@ size_t terminal_offer(void *arg, const char *before, struct buf *list)
         struct buf typed = {0};
         buf_adds(&typed, rest);
         if (kind == ARG_MODEL) {
-            offer_word(list, "builtin", rest);
+            offer_word(list, BUILTIN_NAME, rest);
+            offer_word(list, BUILTIN_SEE, rest);
             hub_each(offer_model, (struct buf *[]){list, &typed}, &ignored);
         }
         offer_files(rest, list);

@@ -2,6 +2,7 @@
 #include "cli/hub/hub.h"
 #include "cli/term/terminal_int.h"
 #include "base/mem.h"
+#include "file/builtin.h"
 #include "file/tensorfile.h"
 
 #include <stdio.h>
@@ -40,7 +41,8 @@ void terminal_model(struct terminal *t, const char *name)
     if (!*name) {
         terminal_say(t,
                      "the model is %s. /model NAME or /model FILE switches; available:", info.path);
-        terminal_say(t, "  builtin");
+        terminal_say(t, "  " BUILTIN_NAME);
+        terminal_say(t, "  " BUILTIN_SEE);
         if (!hub_each(list_one, t, &e))
             terminal_say(t, "%s", e.msg);
         return;
