@@ -520,6 +520,7 @@ bool runtime_build(struct runtime *rt, const struct opening *o, struct error *er
     model_set_context(rt->model, rt->context);
     lim.lora_rank = lora_rank;
     lim.keep = rt->draft > 0;
+    lim.drafts = rt->draft_from != 0;
     rt->step = stepper_new(rt->model, rt->kv, rt->context, &lim, err);
     return rt->step != NULL;
 }
