@@ -92,7 +92,8 @@ def micro_models():
         "dots1", "exaone4", "exaone_moe", "gemma2", "granite", "granitemoe", "hy_v3", "mellum", "olmo2", "olmo3",
         "olmoe", "qwen2_moe", "seed_oss", "smollm3", "solar_open",
         "ernie4_5", "ernie4_5_moe", "glm4", "granitemoehybrid", "mamba2", "lfm2", "lfm2_moe", "nemotron_h", "arcee", "nemotron", "starcoder2", "stablelm", "cohere2", "cohere2_moe", "flex_olmo", "mistral4", "axk1", "afmoe", "muse_glimmer", "laguna", "step3p7", "llama4", "hunyuan_v1_dense", "hunyuan_v1_moe", "apertus", "bitnet",
-        "gpt_neox", "gpt2", "phimoe", "mimo_v2_flash")])
+        "gpt_neox", "gpt2", "phimoe", "mimo_v2_flash",
+        "gemma3n")])
     for m in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "jamba", "olmo_hybrid"):  # taps that other readers take as floats only
         types = {t[1] for name, t in Gguf(path(m + ".gguf")).tensors.items() if "conv" in name and "proj" not in name}
         assert types == {0}, (m, types)

@@ -88,7 +88,8 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "gpt_neox",
                                       "gpt2",
                                       "phimoe",
-                                      "mimo_v2_flash"};
+                                      "mimo_v2_flash",
+                                      "gemma3n"};
 
 static const struct {
     const char *model, *golden;

@@ -80,7 +80,8 @@ static const char *const micro[] = {MICRO "qwen3moe",
                                     MICRO "gpt_neox",
                                     MICRO "gpt2",
                                     MICRO "phimoe",
-                                    MICRO "mimo_v2_flash"};
+                                    MICRO "mimo_v2_flash",
+                                    MICRO "gemma3n"};
 
 static const char *const larger[] = {
     GOLDEN "models/qwen3moe",

@@ -378,6 +378,8 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
              "a norm of hidden units is") ||
         !has(c, d->gate_up && d->act > ACT_PLAIN_GELU && !is_rare(d->act), PART_TOWER,
              "a tanh GELU without a gate is") ||
+        !has(c, (d->gate_up && d->sparse) || (m->router.w && e->sparse), PART_SPARSE_ACT,
+             "a Gaussian top-k of hidden units is") ||
         !norm_ok(c, &d->mid) ||
         !has(c, d->gate_up && d->clips, PART_TOWER, "a product of bounded inputs is") ||
         !has(c, m->deepstack, PART_DEEPSTACK, "features of an image tower's inner layers are") ||
@@ -410,6 +412,7 @@ bool network_check(const struct network *net, uint64_t parts, const char *backen
         !has(&c, !h->w, PART_EMBED, "a model without a head is") ||
         !has(&c, e->layers.width, PART_LAYER_EMBED, "an embedding per layer is") ||
         !has(&c, net->mtp.fc, PART_MTP, "multi-token prediction is") ||
+        !has(&c, net->streams.n, PART_ALTUP, "a stream of several parts (AltUp) is") ||
         !has(&c, e->patches || net->n_mergers, PART_TOWER, "an image tower is"))
         return false;
     if (net->mtp.fc && (!norm_ok(&c, &net->mtp.embed_norm) || !norm_ok(&c, &net->mtp.hidden_norm) ||
@@ -420,6 +423,8 @@ bool network_check(const struct network *net, uint64_t parts, const char *backen
         c.layer = i;
         if (m->kind == MIXER_LATENT && m->latent.rope && m->latent.rope->plane)
             return network_refuse(err, i, "M-RoPE in latent attention is", backend);
+        if (!has(&c, m->laurel.left, PART_ALTUP, "a low-rank residual (LAuReL) is"))
+            return false;
         if (!mixer_ok(&c, &net->layers[i].mixer, &net->layers[0].mixer) ||
             !mlp_ok(&c, &net->layers[i].mlp))
             return false;

@@ -287,6 +287,13 @@ enum mixer_kind {
 
 /* partial: this process has some of the heads, of the hidden units or of the experts. The outputs of all members of the
  * backend's comm are added up before any norm. */
+/* A low-rank residual (LAuReL) of the mixer's input n. After the mixer's result has been added:
+ *   x = (x + n + norm((n Wl^T) Wr^T)) / sqrt(2) */
+struct laurel {
+    const struct weight *left, *right; /* (rank, E) or NULL, (E, rank) */
+    struct norm norm;                  /* (E) */
+};
+
 struct mixer {
     enum mixer_kind kind;
     struct block block;
@@ -299,6 +306,7 @@ struct mixer {
         struct ssm ssm;
         struct scan scan;
     };
+    struct laurel laurel;
 };
 
 /* h = act(g, u) with [g u] = x Wgu^T + bias; kinds without a gate have no u. */
@@ -330,6 +338,9 @@ struct ffn {
     const struct weight *down;    /* (E, F) */
     enum activation act;
     float alpha, limit, beta; /* of some activations */
+    /* Gaussian top-k: before act, g = max(g - mean(g) - sparsity * std(g), 0) over the F values of a row */
+    bool sparse;
+    float sparsity;
     struct norm mid;          /* (F) of act's result */
     const struct clip *clips; /* host (3): of gate, up and down; NULL = none */
 };
@@ -401,9 +412,24 @@ struct mlp {
 /* The last matrix of a mixer; NULL: MIXER_NONE. */
 const struct weight *mixer_out(const struct mixer *m);
 
+/*
+ * AltUp (Gemma 3n): the stream has N parts x_0 .. x_N-1 (struct streams). Blocks read and change x_0.
+ *   r(v) = tanh(norm(v) Wr^T / E)
+ *   before the mixer: P = r(x_0) Wp^T; p_j = x_j + sum_k P[j*N + k] x_k; x_0 = p_0
+ *   after the mlp: C = 1 + r(x_0) Wc^T; x_j = p_j + C_j (x_0 - p_0)
+ * The layer embedding then reads scale * x_0 and is added to the other parts only.
+ */
+struct altup {
+    struct norm norm;               /* (E) */
+    const float *router;            /* (N, E); NULL = no AltUp */
+    const float *predict, *correct; /* (N*N, N), (N, N) */
+    const float *scale;             /* (E) or NULL = ones */
+};
+
 struct layer {
     struct mixer mixer;
     struct mlp mlp;
+    struct altup altup;
 };
 
 static inline bool mlp_is_none(const struct mlp *m)
@@ -414,10 +440,10 @@ static inline bool mlp_is_none(const struct mlp *m)
 
 /* Per-layer embeddings: P values for each row and layer.
  *   e = (norm(project_scale * (x Wp^T)) + table_scale * T[token]) * scale, with x the result of embed
- * A row of batch.embeds uses pad, Gemma's padding token. */
+ * A row of batch.embeds, and a token that the table lacks, uses pad, Gemma's padding token. */
 struct embed_layers {
     int width;                    /* P; 0 = none */
-    const struct weight *table;   /* (n_vocab, n_layers*P) */
+    const struct weight *table;   /* (n_vocab or less, n_layers*P) */
     const struct weight *project; /* (n_layers*P, E) */
     struct norm norm;             /* (P) */
     float table_scale, project_scale, scale;
@@ -501,9 +527,19 @@ int merger_width(const struct merger *m, int n_embd);
 /* Floats that the largest intermediate result takes for `tokens` rows of the stream. */
 size_t merger_room(const struct merger *m, int n_embd, int tokens);
 
+/* The parts of a stream (altup). |v| = sqrt(max(mean(v^2), 1e-5)); matrix j - 1 belongs to part j.
+ *   after embed: x_j = y * |x_0| / |y| with y = x_0 Wproject^T
+ *   before the head: x = (x_0 + sum_j z * |x_0| / |z|) / N with z = x_j Wunproject^T */
+enum { STREAMS_MAX = 8 };
+struct streams {
+    int n;                                    /* N; 0 = the stream has one part */
+    const struct weight *project, *unproject; /* N - 1 matrices (E, E) */
+};
+
 struct network {
     int n_layers, n_embd, n_vocab; /* n_layers includes the MTP block's; n_embd: E */
     struct embed embed;
+    struct streams streams;
     struct layer *layers; /* (n_layers) */
     struct head head;
     struct mtp mtp;
@@ -608,6 +644,8 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_SCAN               (1ull << 42) /* selective scans */
 #define PART_DELTA_BETA         (1ull << 43) /* a delta net whose beta goes up to 2 */
 #define PART_SSM_SCALES         (1ull << 40) /* factors on a state-space model's projection */
+#define PART_ALTUP              (1ull << 49) /* streams of several parts, low-rank residuals */
+#define PART_SPARSE_ACT         (1ull << 50) /* Gaussian top-k of hidden units */
 #define PART_SPARSE_MIXER       (1ull << 48) /* SparseMixer's routing */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 

@@ -104,7 +104,7 @@ static void clear(struct ref *r)
         r->index_w,    r->index_k, r->chosen,       r->n_chosen,  r->seen,      r->sampled[0],
         r->sampled[1], r->tokens,  r->sum,          r->gap,       r->latent,    r->told[0],
         r->told[1],    r->kept,    r->joined,       r->mean,      r->merged,    r->clipped,
-        r->to_experts, r->before,  r->weighed};
+        r->to_experts, r->before,  r->weighed,      r->streams};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -151,6 +151,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     wide = per_layer * (size_t)net->n_layers > wide ? per_layer * (size_t)net->n_layers : wide;
     r->x = floats(tokens * embd);
     r->row_of = mem_zalloc(tokens + 1, sizeof(int32_t));
+    r->streams = net->streams.n ? floats((size_t)net->streams.n * tokens * embd) : NULL;
     r->layer_embeds = floats(tokens * per_layer * (size_t)net->n_layers);
     for (int i = 0; i < 2; i++)
         r->logits[i] = floats((size_t)s->max_out * (net->head.w ? (size_t)net->n_vocab : embd));
@@ -376,7 +377,7 @@ static void embed_layers(struct ref *r, const struct embed_layers *e, int token,
         out[i] *= e->project_scale;
     for (int i = 0; i < r->net->n_layers; i++)
         ref_norm_row(&e->norm, out + i * e->width, out + i * e->width, e->width);
-    add_row(r, e->table, token, e->table_scale, out);
+    add_row(r, e->table, token < e->table->n_out ? token : e->pad, e->table_scale, out);
     for (int i = 0; i < n; i++)
         out[i] *= e->scale;
 }
@@ -419,6 +420,8 @@ static void ref_embed(struct backend *be, const struct embed *e)
         ref_norm_row(&e->norm, x, x, E);
         embed_layers(r, &e->layers, given >= 0 ? e->layers.pad : b->tokens[t], x,
                      r->layer_embeds + (size_t)t * (size_t)P);
+        if (r->streams)
+            ref_streams_begin(r, t);
     }
     ref_stage_end(r, STAGE_EMBED);
 }
@@ -467,6 +470,8 @@ static void ref_head(struct backend *be, const struct head *h)
     for (int t = 0; t < r->rows; t++) {
         float *l = r->logits[r->now] + (size_t)t * (size_t)n;
         r->at = r->row_of[t];
+        if (r->streams)
+            ref_streams_end(r, t);
         ref_norm_row(&h->norm, ref_stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
         if (h->w)
             ref_matvec(r, h->w, 0, r->n, l);

@@ -18,11 +18,12 @@ struct ref {
     const struct network *net;
     struct network_max max;
     struct bounds bounds;
-    struct batch batch;  /* views into the caller's arrays, valid from begin to end */
-    float *x;            /* (max_tokens, E) the residual stream */
-    int rows;            /* rows of x in use */
-    int32_t *row_of;     /* (max_tokens) the batch row of each row of x */
-    bool narrow;         /* x has only the output rows */
+    struct batch batch; /* views into the caller's arrays, valid from begin to end */
+    float *x;           /* (max_tokens, E) the residual stream */
+    int rows;           /* rows of x in use */
+    int32_t *row_of;    /* (max_tokens) the batch row of each row of x */
+    bool narrow;        /* x has only the output rows */
+    float *streams; /* (N, max_tokens, E) by batch rows: parts of the stream; NULL = it has one */
     float *layer_embeds; /* (max_tokens, n_layers, P) or NULL */
     float *logits[2];    /* (max_out, n_vocab or E) of two steps in flight */
     int readable;        /* which of them ref_logits reads */
@@ -121,6 +122,12 @@ void ref_index_seen(struct ref *r, const struct indexer *x, int t, int group, in
 void ref_rotate(const struct rope *rope, const struct batch *b, int t, float *head);
 void ref_deinterleave(struct ref *r, float *x, int n); /* pairs (2i, 2i + 1) become (i, i + n/2) */
 size_t ref_kv_at(const struct bounds *s, int slot, int n_heads, int head, int dim);
+/* Parts of the stream (altup). i: a row of x. */
+void ref_streams_begin(struct ref *r, int i);
+void ref_streams_predict(struct ref *r, const struct altup *a, int i);
+void ref_streams_correct(struct ref *r, const struct altup *a, int i);
+void ref_streams_add(struct ref *r, const float *y, int i); /* to all parts but x_0 */
+void ref_streams_end(struct ref *r, int i);
 
 /* The ops. */
 void ref_mixer(struct backend *be, const struct mixer *m, int layer);

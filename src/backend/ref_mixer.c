@@ -520,10 +520,25 @@ static void mix_state(struct ref *r, const struct mixer *m, int layer, size_t va
     ref_stage_end(r, STAGE_ATTENTION);
 }
 
+/* part = n + norm((n Wl^T) Wr^T) of the mixer's input x */
+static void laurel_row(struct ref *r, const struct mixer *m, const float *x)
+{
+    int E = r->net->n_embd;
+    ref_norm_row(&m->block.in, x, r->n, E);
+    ref_matvec(r, m->laurel.left, 0, r->n, r->hidden);
+    ref_matvec(r, m->laurel.right, 0, r->hidden, r->part);
+    ref_norm_row(&m->laurel.norm, r->part, r->part, E);
+    for (int e = 0; e < E; e++)
+        r->part[e] += r->n[e];
+}
+
 void ref_mixer(struct backend *be, const struct mixer *m, int layer)
 {
     struct ref *r = ref_self(be);
     const struct weight *wo = mixer_out(m);
+    const struct altup *altup = &r->net->layers[layer].altup;
+    for (int i = 0; altup->router && i < r->rows; i++)
+        ref_streams_predict(r, altup, i);
     if (m->kind == MIXER_ATTENTION)
         mix_attention(r, m, layer);
     else if (m->kind == MIXER_LATENT)
@@ -545,7 +560,11 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
         float *x = ref_stream_row(r, i);
         if (!m->block.parallel)
             memcpy(r->before + (x - r->x), x, (size_t)r->net->n_embd * sizeof *x);
+        if (m->laurel.left)
+            laurel_row(r, m, x);
         ref_block_add(r, &m->block, r->y, x);
+        for (int e = 0; m->laurel.left && e < r->net->n_embd; e++)
+            x[e] = (x[e] + r->part[e]) / sqrtf(2);
     }
     ref_stage_end(r, STAGE_OUTPUT);
 }

@@ -65,6 +65,20 @@ static void activate(const struct ffn *f, float *h, int width)
     }
 }
 
+/* g = max(g - cut, 0) with cut = mean(g) + sparsity * std(g) */
+static void keep_top(float sparsity, float *g, int n)
+{
+    double mean = 0, var = 0;
+    for (int i = 0; i < n; i++)
+        mean += g[i];
+    mean /= n;
+    for (int i = 0; i < n; i++)
+        var += (g[i] - mean) * (g[i] - mean);
+    float cut = (float)(mean + sparsity * sqrt(var / n));
+    for (int i = 0; i < n; i++)
+        g[i] = g[i] > cut ? g[i] - cut : 0;
+}
+
 static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, float *y)
 {
     int F = f->down->n_in;
@@ -72,6 +86,8 @@ static void ffn_row(struct ref *r, const struct ffn *f, int e, const float *x, f
         ref_matvec(r, f->gate_up, e, x, r->hidden);
     for (int k = 0; f->clips && k * F < f->gate_up->n_out; k++)
         ref_matvec_rows(r, f->gate_up, k * F, F, &f->clips[k], x, r->hidden + k * F);
+    if (f->sparse)
+        keep_top(f->sparsity, r->hidden, F);
     activate(f, r->hidden, F);
     ref_norm_row(&f->mid, r->hidden, r->hidden, F);
     if (f->clips)
@@ -233,8 +249,9 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     ref_stage_end(r, STAGE_EXPERTS);
 }
 
-/* x += norm((act(x Wg^T) * e) Wp^T) */
-static void layer_embed_row(struct ref *r, const struct layer_embed *l, const float *e, float *x)
+/* part = norm((act(x Wg^T) * e) Wp^T) */
+static void layer_embed_row(struct ref *r, const struct layer_embed *l, const float *e,
+                            const float *x)
 {
     int P = l->gate->n_out, E = r->net->n_embd;
     ref_matvec(r, l->gate, 0, x, r->hidden);
@@ -242,8 +259,6 @@ static void layer_embed_row(struct ref *r, const struct layer_embed *l, const fl
     activate(&(struct ffn){.act = l->act}, r->hidden, P);
     ref_matvec(r, l->project, 0, r->hidden, r->part);
     ref_norm_row(&l->norm, r->part, r->part, E);
-    for (int i = 0; i < E; i++)
-        x[i] += r->part[i];
 }
 
 void ref_mlp(struct backend *be, const struct mlp *m, int layer)
@@ -274,10 +289,19 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
             experts_row(r, m, x, r->n, y, &r->gap[r->row_of[i]]);
         ref_stage_begin(r);
         ref_block_add(r, &m->block, y, x);
+        const struct altup *altup = &r->net->layers[layer].altup;
+        if (altup->router)
+            ref_streams_correct(r, altup, i);
+        for (int j = 0; j < E; j++)
+            r->n[j] = x[j] * (altup->scale ? altup->scale[j] : 1);
         if (m->embed.gate)
             layer_embed_row(
                 r, &m->embed,
-                r->layer_embeds + (size_t)((r->row_of[i] * r->net->n_layers + layer) * P), x);
+                r->layer_embeds + (size_t)((r->row_of[i] * r->net->n_layers + layer) * P), r->n);
+        if (m->embed.gate && altup->router)
+            ref_streams_add(r, r->part, i);
+        for (int j = 0; m->embed.gate && !altup->router && j < E; j++)
+            x[j] += r->part[j];
         for (int j = 0; j < E; j++)
             x[j] *= ref_or_one(m->stream_scale);
         int given = r->batch.tokens[r->row_of[i]] - r->net->n_vocab;

@@ -315,7 +315,7 @@ static void choose_mixers(struct splitter *s, bool *cut)
 /* The number of hidden units that stay together; 0: some rank would have none, or a norm needs them all. */
 static int hidden_unit(struct splitter *s, const struct ffn *f)
 {
-    if (f->mid.kind != NORM_NONE)
+    if (f->mid.kind != NORM_NONE || f->sparse)
         return 0;
     int F = f->down->n_in, unit = unit_of(s, f->down), wide = lcm(unit, 32);
     if (F % wide == 0 && F / wide >= s->r->tp)
@@ -437,6 +437,9 @@ static bool cut_layers(struct splitter *s, struct error *err)
     int depth = network_depth(net);
     bool shared = stages_share_head(net, r);
     struct range mine;
+    if (net->streams.n)
+        return error_set(
+            err, "--pp %d: a stream of several parts (AltUp) cannot be divided into stages", r->pp);
     if (!stages_layers(s->f, s->c, net, s->specs, s->n_specs, r, &mine, err))
         return false;
     if (r->stage == r->pp - 1)

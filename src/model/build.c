@@ -55,8 +55,8 @@ bool build_stacked(const struct tensorfile *f, const struct tensor_name *n)
 {
     if (f->is_gguf)
         return true;
-    const char *layer = strstr(n->hf, "%d");
-    return !layer || !strstr(layer + 1, "%d");
+    const char *layer = strchr(n->hf, '%');
+    return !layer || !strchr(layer + 1, '%');
 }
 
 bool build_present(const struct tensorfile *f, const struct config *c, const struct tensor_name *n,

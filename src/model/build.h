@@ -14,7 +14,7 @@ struct cut; /* model/cut.h */
 /*
  * The name of a tensor in a GGUF and in a Hugging Face folder, without ".weight". The first %d is the
  * layer, the second the expert. A name with one %d holds all experts in one 3-D tensor, as a GGUF
- * always does. "=name" is the whole name; only "_bias" and similar suffixes are added to it. Folder
+ * always does. "%.0d" stands for no layer, where matrices of layer 0 are numbered. "=name" is the whole name; only "_bias" and similar suffixes are added to it. Folder
  * names start with "model." or "lm_head"; build_name puts config.hf_model and hf_head in their place.
  */
 struct tensor_name {

@@ -98,8 +98,12 @@ struct config {
     float act_limit;     /* of ACT_SWIGLU_CLAMP */
     int n_shared_kv;     /* trailing layers that read the cache of earlier ones */
     bool k_is_v;         /* in layers without a window */
-    int n_embd_layer;    /* width of the per-layer embedding; 0 = none */
-    float temp_beta;     /* attention temperature (layer.h); 0 = none */
+    int n_streams;       /* parts of the stream (layer.h, altup); 0 = one */
+    int laurel_rank;
+    float
+        sparsity[CONFIG_MAX_LAYERS]; /* of hidden units, in standard deviations; -INFINITY = none */
+    int n_embd_layer;                /* width of the per-layer embedding; 0 = none */
+    float temp_beta;                 /* attention temperature (layer.h); 0 = none */
     int temp_len, temp_offset;
     /* latent attention (layer.h; v_dim: of MiMo's attention too); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;

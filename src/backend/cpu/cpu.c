@@ -6,6 +6,7 @@
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
+#include "backend/cpu/streams.h"
 #include "backend/cpu/tier.h"
 #include "backend/canary.h"
 #include "base/mem.h"
@@ -121,28 +122,30 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
              net->layers[i - 1].mixer.block.sum.kind != NORM_NONE ||
              !mixer_out(&net->layers[i - 1].mixer)))
             return network_refuse(err, i, "such parallel mixers are", "cpu");
-        if (m->router.w &&
-            (m->experts.mid.kind || (m->router.weighs_input && m->experts.gate_up->bias)))
+        if (m->router.w && (m->experts.mid.kind || m->experts.sparse ||
+                            (m->router.weighs_input && m->experts.gate_up->bias)))
             return network_refuse(err, i, "such experts are", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
     }
+    if (net->streams.n && net->n_embd > GEMM_TILE)
+        return network_refuse(err, -1, "streams that are so wide are", "cpu");
     if ((net->embed.positions || net->embed.types) && net->n_embd > CPU_MAX_LAYER_EMBEDS)
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
     if (net->embed.layers.width > CPU_MAX_LAYER_EMBEDS / net->n_layers)
         return network_refuse(err, -1, "more than 65536 values of layer embeddings are", "cpu");
-    return network_check(net,
-                         PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED |
-                             PART_SINKS | PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE |
-                             PART_SHARED_KV | PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH |
-                             PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
-                             PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP |
-                             PART_TOWER | PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE |
-                             PART_SPANS | PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL |
-                             PART_LATENT_TEMPERATURE | PART_SSM_SCALES | PART_SPARSE | PART_SCAN |
-                             PART_DELTA_BETA | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE |
-                             PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
-                         "cpu", err);
+    return network_check(
+        net,
+        PART_LAYER_HEADS | PART_NORM_OUT | PART_SCALES | PART_LAYER_EMBED | PART_SINKS |
+            PART_SOFTCAP | PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_ACTIVATIONS |
+            PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_GATE | PART_DELTA_NET | PART_LATENT |
+            PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_TOWER |
+            PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
+            PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
+            PART_ALTUP | PART_SPARSE_ACT | PART_SSM_SCALES | PART_SPARSE | PART_SCAN |
+            PART_DELTA_BETA | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE | PART_CHUNKED |
+            PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
+        "cpu", err);
 }
 
 /* Scratch. Everything is freed by clear(), so a second prepare() starts from nothing. */
@@ -204,7 +207,7 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
         both |= m->router.w && m->dense.gate_up;
-        mid |= m->dense.gate_up && m->dense.mid.kind;
+        mid |= m->dense.gate_up && (m->dense.mid.kind || m->dense.sparse);
         own_in |= m->experts_in.kind != NORM_NONE;
         own_router |= m->router.norm.kind != NORM_NONE;
     }
@@ -213,6 +216,7 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
            (!both || ((cb->dense = cpu_rows(cb, T, E, "dense outputs", err)) &&
                       (cb->gate = cpu_rows(cb, T, 1, "gates", err)))) &&
            (!mid || (cb->products = cpu_rows(cb, T, 2 * cb->max.n_ff, "hidden units", err))) &&
+           cpu_streams_prepare(cb, net, T, err) &&
            (!cb->max.gates || (cb->gates = cpu_rows(cb, T, cb->max.gates, "gates", err))) &&
            (!L || ((cb->to_experts = cpu_rows(cb, T, L, "inputs of experts", err)) &&
                    (cb->from_experts = cpu_rows(cb, T, L, "outputs of experts", err)))) &&
@@ -632,8 +636,13 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct batch *b = &cb->batch;
     const struct weight *wo = mixer_out(m);
     const float *a = cb->a;
+    const struct altup *altup = &cb->net->layers[layer].altup;
+    if (altup->router)
+        cpu_streams_predict(cb, altup);
     if (wo) {
         const float *n = (m->block.parallel ? norm_before : norm_stream)(cb, &m->block.in);
+        if (m->laurel.left)
+            cpu_laurel(cb, &m->laurel, n);
         if (m->kind == MIXER_DELTA_NET)
             mix_delta_net(cb, m, layer, n);
         else if (m->kind == MIXER_LATENT)
@@ -662,6 +671,8 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     if (m->partial)
         cpu_sum_members(cb, cb->stream.d, NULL);
     finish_block(cb, &m->block);
+    if (m->laurel.left)
+        cpu_laurel_add(cb);
 }
 
 struct mid_job {
@@ -676,13 +687,15 @@ static void mid_rows(void *arg, int ith, int first, int last)
     size_t wide = (size_t)j->f->gate_up->n_out, F = (size_t)j->f->down->n_in;
     for (int i = first; i < last; i++) {
         float *g = j->cb->products + (size_t)i * wide;
+        if (j->f->sparse)
+            cpu_keep_top(j->f->sparsity, g, (int)F);
         gemm_activate(j->cb, j->f, g, wide > F ? g + F : g, (int)F);
     }
 }
 
-/* Where hidden units are normed, all of a row's must be there first. */
-static void ffn_normed(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y,
-                       int rows)
+/* Where hidden units are normed or compared, all of a row's must be there first. */
+static void ffn_whole(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y,
+                      int rows)
 {
     struct mid_job j = {cb, f};
     size_t wide = (size_t)f->gate_up->n_out, F = (size_t)f->down->n_in;
@@ -690,13 +703,14 @@ static void ffn_normed(struct cpu_backend *cb, const struct ffn *f, const float 
     pool_each(cb->pool, rows, POOL_EVEN, mid_rows, &j);
     for (size_t i = 1; i < (size_t)rows; i++)
         memmove(cb->products + i * F, cb->products + i * wide, F * sizeof(float));
-    cpu_add_norm(cb->products, NULL, &f->mid, cb->products, rows, (int)F, cb->pool, cb->isa);
+    if (f->mid.kind)
+        cpu_add_norm(cb->products, NULL, &f->mid, cb->products, rows, (int)F, cb->pool, cb->isa);
     gemm_linear(cb, f->down, cb->products, y, rows);
 }
 
 static void dense(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)
 {
-    (f->clips ? cpu_clip_ffn : f->mid.kind ? ffn_normed : gemm_ffn)(cb, f, x, y, rows);
+    (f->clips ? cpu_clip_ffn : f->mid.kind || f->sparse ? ffn_whole : gemm_ffn)(cb, f, x, y, rows);
 }
 
 static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
@@ -782,18 +796,22 @@ static void gate_rows(void *arg, int ith, int first, int last)
     }
 }
 
-/* d = the layer embedding, after the mlp has been added to x. */
+/* d = the layer embedding, after the mlp has been added to x. With several streams it goes to all but x_0. */
 static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int layer)
 {
+    const struct altup *altup = &cb->net->layers[layer].altup;
     struct cpu_stream *x = &cb->stream;
     struct gate_job j = {cb, {.act = l->act}, layer, l->gate->n_out};
     cpu_stage_begin(cb);
     cpu_settle(cb);
-    gemm_linear(cb, l->gate, x->x, cb->layer_gate, x->rows);
+    const float *in = altup->scale ? cpu_streams_scaled(cb, altup) : x->x;
+    gemm_linear(cb, l->gate, in, cb->layer_gate, x->rows);
     pool_each(cb->pool, x->rows, POOL_EVEN, gate_rows, &j);
     gemm_linear(cb, l->project, cb->layer_gate, x->d, x->rows);
     norm_rows(cb, &l->norm, x->d, x->d);
-    x->pending = true;
+    if (altup->router)
+        cpu_streams_add(cb);
+    x->pending = !altup->router;
     cpu_stage_end(cb, STAGE_FFN);
 }
 
@@ -807,6 +825,8 @@ static void finish_mlp(struct cpu_backend *cb, const struct mlp *m, int layer)
         norm_rows(cb, m->router.w ? &m->experts_out : &m->dense_out, x->d, x->d);
     cpu_stage_end(cb, STAGE_NORM);
     finish_block(cb, &m->block);
+    if (cb->net->layers[layer].altup.router)
+        cpu_streams_correct(cb, &cb->net->layers[layer].altup);
     if (m->embed.gate)
         layer_embed(cb, &m->embed, layer);
     if (m->stream_scale != 0 && m->stream_scale != 1) {
@@ -868,6 +888,8 @@ static void cpu_head(struct backend *be, const struct head *h)
     size_t width = (size_t)logits_width(cb);
     float *logits = cb->logits;
     narrow(cb);
+    if (cb->streams)
+        cpu_streams_end(cb);
     const float *n = norm_stream(cb, &h->norm);
     if (!h->w) {
         memcpy(logits, n, (size_t)cb->stream.rows * width * sizeof(float));

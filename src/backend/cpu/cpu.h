@@ -50,16 +50,19 @@ struct cpu_backend {
     float *n2, *n3; /* (max_tokens, E) inputs of experts and routers that have norms of their own */
     float *dense;   /* (max_tokens, E) of a dense mlp beside experts */
     float *gate;    /* (max_tokens) its gate */
-    float *layer_embeds; /* (max_tokens, n_layers, P), and one layer's: */
-    float *layer_gate;   /* (max_tokens, P) */
-    float *qkv;          /* (max_tokens, widest wqkv) projections before norm and RoPE */
-    float *q, *a;        /* (max_tokens, widest H*D) queries, attention outputs */
-    float *a_out;        /* (max_out, widest H*D) out rows of a */
-    float *logits;       /* (max_out, n_vocab) */
-    float *kept;         /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
-    float *joined;       /* (max_tokens, 2*E) embeddings and kept rows */
-    float *patches;      /* (max_tokens, D) a tower's inputs; NULL = no tower */
-    float *merged[2];    /* rows inside its mergers */
+    float *
+        streams; /* (N, max_tokens, E) by batch rows: parts of the stream (streams.c); NULL = it has one */
+    float *laurel, *laurel_low; /* (max_tokens, E), (max_tokens, rank) */
+    float *layer_embeds;        /* (max_tokens, n_layers, P), and one layer's: */
+    float *layer_gate;          /* (max_tokens, P) */
+    float *qkv;                 /* (max_tokens, widest wqkv) projections before norm and RoPE */
+    float *q, *a;               /* (max_tokens, widest H*D) queries, attention outputs */
+    float *a_out;               /* (max_out, widest H*D) out rows of a */
+    float *logits;              /* (max_out, n_vocab) */
+    float *kept;                /* (max_tokens, E) rows stored by keep; NULL = no MTP block */
+    float *joined;              /* (max_tokens, 2*E) embeddings and kept rows */
+    float *patches;             /* (max_tokens, D) a tower's inputs; NULL = no tower */
+    float *merged[2];           /* rows inside its mergers */
     /* a bounded product's inputs and outputs, an ffn's [g u] and act(g, u); NULL = no clips */
     float *clip_in, *clip_out, *clip_hidden, *clip_act;
     float **features;   /* (n_mergers) -> (max_tokens / rows, n_out) */

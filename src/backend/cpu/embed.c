@@ -5,6 +5,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
+#include "backend/cpu/streams.h"
 
 #include <string.h>
 
@@ -88,7 +89,7 @@ static void layers_rows(void *arg, int ith, int first, int last)
             to[i] *= e->project_scale;
         cpu_norm_alone(&e->norm, to, cb->net->n_layers, e->width, cb->isa);
         int32_t token = cb->batch.tokens[t];
-        gemm_weight_row(e->table->impl, token < cb->net->n_vocab ? token : e->pad, row);
+        gemm_weight_row(e->table->impl, token < e->table->n_out ? token : e->pad, row);
         for (int i = 0; i < n; i++)
             to[i] = (to[i] + e->table_scale * row[i]) * e->scale;
     }
@@ -131,6 +132,8 @@ void cpu_embed(struct backend *be, const struct embed *e)
         cpu_sum_members(cb, cb->stream.x, NULL);
     cpu_stage_begin(cb);
     embed_layers(cb, &e->layers);
+    if (cb->streams)
+        cpu_streams_begin(cb);
     cpu_stage_end(cb, STAGE_EMBED);
 }
 

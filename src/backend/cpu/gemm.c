@@ -387,7 +387,7 @@ static int units_of(int rows)
 
 /* Multiplies units [first, last) of w by all rows of x, and adds the adapters' changes. */
 static void linear_units(const struct cpu_backend *cb, int ith, int first, int last,
-                         const struct gemm_weight *w, const struct gemm_x *x,
+                         const struct gemm_weight *w, int e, const struct gemm_x *x,
                          const struct lora_work *lora, float *y, int rows)
 {
     int end = last * GEMM_UNIT < w->n_out ? last * GEMM_UNIT : w->n_out;
@@ -400,7 +400,7 @@ static void linear_units(const struct cpu_backend *cb, int ith, int first, int l
         for (int r0 = first * GEMM_UNIT; r0 < end; r0 += step) {
             int r1 = r0 + step < end ? r0 + step : end;
             float *to = y + (size_t)t * (size_t)w->n_out + r0;
-            block_and_up(cb, ith, w, 0, r0, r1, &part, NULL, n, to, (size_t)w->n_out, lora, 0,
+            block_and_up(cb, ith, w, e, r0, r1, &part, NULL, n, to, (size_t)w->n_out, lora, 0,
                          lora->n_chunks, t);
         }
     }
@@ -421,6 +421,7 @@ static void convert_and_low(const struct cpu_backend *cb, const struct gemm_sour
 struct linear_job {
     struct cpu_backend *cb;
     const struct gemm_weight *w;
+    int expert;
     struct gemm_source in;
     float *y;
     int rows;
@@ -449,22 +450,32 @@ static struct pool_work linear_product(void *arg)
 static void linear_multiply(void *arg, int ith, int first, int last)
 {
     const struct linear_job *j = arg;
-    linear_units(j->cb, ith, first, last, j->w, &j->in.x, &j->lora, j->y, j->rows);
+    linear_units(j->cb, ith, first, last, j->w, j->expert, &j->in.x, &j->lora, j->y, j->rows);
 }
 
-void gemm_linear(struct cpu_backend *cb, const struct weight *weight, const float *x, float *y,
-                 int rows)
+static void linear(struct cpu_backend *cb, const struct gemm_weight *w, int e, const float *x,
+                   float *y, int rows, struct lora_work lora)
 {
-    const struct gemm_weight *w = weight->impl;
     static const struct pool_phase phases[] = {{linear_input, linear_convert},
                                                {linear_product, linear_multiply}};
     if (rows == 0)
         return;
     gemm_start(cb->gemm);
-    struct linear_job j = {cb, w,    gemm_source(cb, w, x, rows, gemm_takes_bf16(cb, w, rows)),
-                           y,  rows, cpu_lora_work(cb, weight, LORA_FIRST)};
+    struct linear_job j = {cb, w,    e,   gemm_source(cb, w, x, rows, gemm_takes_bf16(cb, w, rows)),
+                           y,  rows, lora};
     gemm_count(cb, w, rows, j.in.x.h != NULL);
     pool_phases(cb->pool, phases, 2, &j);
+}
+
+void gemm_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y, int rows)
+{
+    linear(cb, w->impl, 0, x, y, rows, cpu_lora_work(cb, w, LORA_FIRST));
+}
+
+void gemm_linear_of(struct cpu_backend *cb, const struct weight *w, int e, const float *x, float *y,
+                    int rows)
+{
+    linear(cb, w->impl, e, x, y, rows, (struct lora_work){0});
 }
 
 /* ffn: units of hidden dimensions, gate and up together; then the down projection */
@@ -584,7 +595,7 @@ static struct pool_work ffn_output(void *arg)
 static void ffn_down(void *arg, int ith, int first, int last)
 {
     const struct ffn_job *j = arg;
-    linear_units(j->cb, ith, first, last, j->down, &j->hidden, &j->lora_down, j->y, j->rows);
+    linear_units(j->cb, ith, first, last, j->down, 0, &j->hidden, &j->lora_down, j->y, j->rows);
 }
 
 void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)

@@ -183,6 +183,9 @@ void gemm_start(struct gemm *m); /* begins an op with a new stamp */
 /* y = x w^T + bias + the adapters' changes; rows: all current rows of the stream. */
 void gemm_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y,
                  int rows);
+/* The same with matrix e of a weight of several (WEIGHT_HEADS); no adapters. */
+void gemm_linear_of(struct cpu_backend *cb, const struct weight *w, int e, const float *x, float *y,
+                    int rows);
 void gemm_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows);
 
 bool moe_init(struct cpu_backend *cb, struct error *err);

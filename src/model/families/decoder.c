@@ -206,6 +206,27 @@ bool decoder_read_routed(const struct meta_reader *in)
     return true;
 }
 
+/* One width of hidden units, or one per layer. */
+static bool read_hidden(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    const json_t *list = reader_get(in->hf, "intermediate_size", NULL);
+    if (!json_is_array(list))
+        return reader_int(in, "intermediate_size", "n_inner", 0, 1 << 24, false, &c->n_ff);
+    if (json_array_size(list) != (size_t)c->n_layers)
+        return error_set(in->err, "%s: config.json: intermediate_size: %zu entries for %d layers",
+                         in->f->path, json_array_size(list), c->n_layers);
+    for (int i = 0; i < c->n_layers; i++) {
+        const json_t *n = json_array_get(list, (size_t)i);
+        if (!reader_range(in, "config.json: intermediate_size",
+                          json_is_integer(n) ? (double)json_integer_value(n) : -1, 1, 1 << 24))
+            return false;
+        c->layer_ff[i] = (int)json_integer_value(n);
+    }
+    c->n_ff = c->layer_ff[0];
+    return true;
+}
+
 static bool read_hf(const struct meta_reader *in, const struct decoder *d)
 {
     struct config *c = in->c;
@@ -230,8 +251,7 @@ static bool read_hf(const struct meta_reader *in, const struct decoder *d)
     c->norm_topk = d->experts_wide;
     c->router = d->router;
     if (!reader_int(in, "num_key_value_heads", NULL, 1, 1 << 14, false, &c->n_kv_heads) ||
-        !reader_int(in, "head_dim", NULL, 1, 1 << 14, false, &c->head_dim) ||
-        !reader_int(in, "intermediate_size", "n_inner", 0, 1 << 24, false, &c->n_ff) ||
+        !reader_int(in, "head_dim", NULL, 1, 1 << 14, false, &c->head_dim) || !read_hidden(in) ||
         !reader_int(in, "max_position_embeddings", "n_positions", 1, 1 << 30, false, &c->context) ||
         !reader_number(in, in->hf, d->eps_key ? d->eps_key : "rms_norm_eps", 0, 1, false, &eps) ||
         !reader_bool(in, "tie_word_embeddings", &c->tied) ||
@@ -264,6 +284,14 @@ static const struct tensor_name decoder_fused_up = {"blk.%d.ffn_gate_up_exps",
                                                     "=model.layers.%d.mlp.experts.gate_up_proj"},
                                 decoder_fused_down = {"blk.%d.ffn_down_exps",
                                                       "=model.layers.%d.mlp.experts.down_proj"};
+
+/* Experts as MLX stacks them. */
+static const struct tensor_name switch_gate = {"blk.%d.ffn_gate_exps",
+                                               "model.layers.%d.mlp.switch_mlp.gate_proj"},
+                                switch_up = {"blk.%d.ffn_up_exps",
+                                             "model.layers.%d.mlp.switch_mlp.up_proj"},
+                                switch_down = {"blk.%d.ffn_down_exps",
+                                               "model.layers.%d.mlp.switch_mlp.down_proj"};
 
 static const struct decoder_names *names_of(const struct decoder *d)
 {
@@ -416,10 +444,14 @@ static void build_experts(struct net_builder *b, const struct decoder *d, int i,
         return; /* the family builds it */
     bool alike = n->gate_shared.gguf && c->n_ff_shared == F;
     enum weight_role role = alike ? WEIGHT_EXPERTS_SHARED : WEIGHT_EXPERTS;
-    const struct weight_rows two[] = {{.name = &n->gate_exp, .n = F}, {.name = &n->up_exp, .n = F}};
+    bool mlx = !b->f->is_gguf && build_has(b, &switch_gate, i);
+    const struct weight_rows two[] = {{.name = mlx ? &switch_gate : &n->gate_exp, .n = F},
+                                      {.name = mlx ? &switch_up : &n->up_exp, .n = F}};
     const struct weight_rows one = {.name = &decoder_fused_up, .n = 2 * F};
     bool fused = build_has(b, &decoder_fused_up, i);
-    const struct tensor_name *down = fused ? &decoder_fused_down : &n->down_exp;
+    const struct tensor_name *down = fused ? &decoder_fused_down
+                                     : mlx ? &switch_down
+                                           : &n->down_exp;
     m->experts.gate_up =
         build_weight(b, role, i, c->n_embd, c->n_expert, fused ? 1 : 2, fused ? &one : two);
     m->experts.down = build_weight(b, role, i, F, c->n_expert, 1,

@@ -77,6 +77,7 @@ const struct model_family *const families[] = {
     &family_phimoe,
     &family_mimo2,
     &family_youtu,
+    &family_gemma3n,
     &family_bert,
     &family_roberta,
     &family_xlm_roberta,

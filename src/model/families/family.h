@@ -59,7 +59,7 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_axk1, family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4,
     family_hunyuan, family_hunyuan_moe, family_apertus, family_bitnet;
 extern const struct model_family family_gpt_neox, family_gpt2, family_phimoe, family_mimo2,
-    family_youtu;
+    family_youtu, family_gemma3n;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -193,6 +193,12 @@ bool ssm_read(const struct meta_reader *in, const struct ssm_keys *keys);
 void ssm_build(struct net_builder *b, const struct ssm_names *n, int layer, struct mixer *m);
 /* For `convert`: the sizes. */
 void ssm_write(const struct config *c, struct gguf_writer *w);
+
+/* Gemma 4's parts that Gemma 3n has, too. */
+extern const struct decoder gemma4_decoder;
+bool gemma4_check_layers(const struct meta_reader *in);
+void gemma4_build(struct net_builder *b);
+bool gemma4_spare(const struct config *c, const char *tensor);
 
 /* Parts of decoder_build, for families that modify them. */
 void decoder_ends(struct net_builder *b, const struct decoder *d); /* embedding and head */

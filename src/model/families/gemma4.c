@@ -37,7 +37,7 @@ static const struct tensor_name
     layer_project = {"per_layer_model_proj", "model.per_layer_model_projection"},
     layer_norm = {"per_layer_proj_norm", "model.per_layer_projection_norm"};
 
-static const struct decoder decoder = {.names = &names,
+const struct decoder gemma4_decoder = {.names = &names,
                                        .qk_norm = true,
                                        .act = ACT_GELU_TANH,
                                        .act_name = "gelu_pytorch_tanh",
@@ -144,7 +144,7 @@ static int source_of(const struct config *c, int i)
 }
 
 /* Layers of one type must have equal head counts: they share RoPE and may share a cache. */
-static bool check_layers(const struct meta_reader *in)
+bool gemma4_check_layers(const struct meta_reader *in)
 {
     const struct config *c = in->c;
     for (int i = 0; i < c->n_layers; i++) {
@@ -166,14 +166,14 @@ static bool check_layers(const struct meta_reader *in)
 static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
-    if (!decoder_read(in, &decoder) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in)))
+    if (!decoder_read(in, &gemma4_decoder) || !(in->f->is_gguf ? read_gguf(in) : read_hf(in)))
         return false;
     c->embed_scale = sqrtf((float)c->n_embd);
     c->attn_scale = 1;
     /* no key of GGUF says so: the models with per-layer embeddings do not */
     const char *ways = json_string_value(reader_get(in->hf, "use_bidirectional_attention", NULL));
     c->sees_both_ways = in->f->is_gguf ? !c->n_embd_layer : ways && !strcmp(ways, "vision");
-    return check_layers(in);
+    return gemma4_check_layers(in);
 }
 
 static void build_mixer(struct net_builder *b, int i, const struct rope *ropes, struct mixer *m)
@@ -269,9 +269,12 @@ static void build_layer_embeds(struct net_builder *b)
     int P = c->n_embd_layer;
     if (!P)
         return;
+    /* Gemma 3n's has fewer rows than the vocabulary */
+    const struct tensor *t = build_find(b->f, c, &layer_table, 0, 0, "weight");
+    int rows = t && t->dims[1] < c->n_vocab ? (int)t->dims[1] : c->n_vocab;
     *e = (struct embed_layers){
         .width = P,
-        .table = build_matrix(b, WEIGHT_EMBED, 0, &layer_table, P * c->n_layers, c->n_vocab),
+        .table = build_matrix(b, WEIGHT_EMBED, 0, &layer_table, P * c->n_layers, rows),
         .project = build_matrix(b, WEIGHT_LINEAR, 0, &layer_project, c->n_embd, P * c->n_layers),
         .table_scale = sqrtf((float)P),
         .project_scale = 1.0f / sqrtf((float)c->n_embd),
@@ -279,12 +282,12 @@ static void build_layer_embeds(struct net_builder *b)
     e->norm = build_rms(b, 0, &layer_norm, P);
 }
 
-static void build(struct net_builder *b)
+void gemma4_build(struct net_builder *b)
 {
     const struct config *c = b->c;
     const struct rope_config *const configs[] = {&c->rope, &c->rope_window};
     const struct rope *ropes = build_ropes(b, 2, configs, (const int[]){c->n_rot, c->n_rot_window});
-    decoder_ends(b, &decoder);
+    decoder_ends(b, &gemma4_decoder);
     build_layer_embeds(b);
     for (int i = 0; i < c->n_layers; i++) {
         build_mixer(b, i, ropes, &b->net->layers[i].mixer);
@@ -313,7 +316,7 @@ static void write(const struct config *c, struct gguf_writer *w)
 }
 
 /* Layers that read another layer's cache may still have key and value weights. They are unused. */
-static bool spare(const struct config *c, const char *tensor)
+bool gemma4_spare(const struct config *c, const char *tensor)
 {
     int i = -1;
     char part[64];
@@ -331,7 +334,7 @@ const struct model_family family_gemma4 = {
     .scales_experts = true,
     .own_windows = true,
     .read = read,
-    .build = build,
+    .build = gemma4_build,
     .write = write,
-    .spare = spare,
+    .spare = gemma4_spare,
 };
