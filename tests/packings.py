@@ -2,6 +2,7 @@
 descriptions: a matrix of floats goes in, its tensors and the values they stand for come out. No code shared with Steel."""
 import array
 import bisect
+import math
 import struct
 
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
@@ -230,6 +231,71 @@ NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910
        0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
 BNB_FP4 = [0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25,
            -0.0, -0.0052083, -0.6666667, -1.0, -0.3333333, -0.5, -0.1666667, -0.25]
+
+
+def awq_gemv(rows, length=32):
+    """Words along a row; scales and zeros padded, as AutoAWQ does for groups of 32, to a multiple of 32 groups."""
+    codes, zeros, scales, _, out = groups(rows, 4, length, False)
+    n, m = len(rows), len(rows[0])
+    wide = -(-len(scales[0]) // 32) * 32
+    pad = lambda r: r + [0] * (wide - len(r))  # noqa
+    return {"qweight": ("I32", [n, m // 8], b"".join(words(r, 4) for r in codes)),
+            "qzeros": ("I32", [n, wide // 8], b"".join(words(pad(r), 4) for r in zeros)),
+            "scales": floats("F16", [n, wide], [x for r in scales for x in pad(r)])[0]}, out
+
+
+def mlx(rows, bits=4, length=32, kind="BF16"):
+    n, m, top = len(rows), len(rows[0]), (1 << bits) - 1
+    data, scales, biases, out = b"", [], [], []
+    for r in rows:
+        codes, line = [], []
+        for j in range(0, m, length):
+            part = r[j:j + length]
+            s = floats(kind, [1], [(max(part) - min(part)) / top or 1])[1][0]
+            b = floats(kind, [1], [min(part)])[1][0]
+            group = [min(max(round((x - b) / s), 0), top) for x in part]
+            scales.append(s)
+            biases.append(b)
+            codes += group
+            line += [c * s + b for c in group]
+        data += bits_in_a_row(codes, bits)
+        out.append(line)
+    return {"weight": ("U32", [n, m * bits // 32], data), "scales": floats(kind, [n, m // length], scales)[0],
+            "biases": floats(kind, [n, m // length], biases)[0]}, out
+
+
+def mlx_mxfp4(rows):
+    t, out = mxfp4(rows)
+    n, m = len(rows), len(rows[0])
+    return {"weight": ("U32", [n, m // 8], t["weight_packed"][2]), "scales": t["weight_scale"]}, out
+
+
+def ternary(rows, divides=False):
+    n, m = len(rows), len(rows[0])
+    scale = floats("BF16", [1], [sum(map(abs, sum(rows, []))) / (n * m) or 1])[1][0]
+    if divides:  # a power of two, so that its reciprocal is exact
+        scale = 2.0 ** round(math.log2(scale))
+    codes = [[min(max(round(x / scale), -1), 1) for x in r] for r in rows]
+    part = n // 4
+    data = bytes(sum(codes[i * part + r][j] + 1 << 2 * i for i in range(4)) for r in range(part) for j in range(m))
+    return {"weight": ("U8", [part, m], data), "weight_scale": floats("BF16", [1], [1 / scale if divides else scale])[0]}, \
+        [[c * scale for c in r] for r in codes]
+
+
+def mxfp8(rows, kind="U8"):
+    n, m = len(rows), len(rows[0])
+    codes, scales, out = bytearray(), bytearray(), []
+    for r in rows:
+        line = []
+        for j in range(0, m, 32):
+            e = max(math.frexp(amax([r[j:j + 32]]) / 448)[1], -126)
+            scales.append(e + 127)
+            for x in r[j:j + 32]:
+                c, v = signed(E4M3, 0x80, x / 2.0 ** e)
+                codes.append(c)
+                line.append(v * 2.0 ** e)
+        out.append(line)
+    return {"weight": ("F8_E4M3", [n, m], bytes(codes)), "weight_scale": (kind, [n, m // 32], bytes(scales))}, out
 
 
 def bnb4(rows, kind="nf4", nested=True, length=64):

@@ -356,6 +356,61 @@ static struct box mxfp4(bool stacked)
     return b;
 }
 
+static struct box mlx(int bits, int len, int n_stack)
+{
+    struct box b = {.n_stack = n_stack, .config = {.mlx_bits = bits}};
+    int stack = n_stack ? n_stack : 1, n_groups = N_IN / len, n = stack * N_OUT * N_IN;
+    uint8_t *codes = add(&b, "m.weight", DT_NONE, "U32", 4, N_IN * bits / 32, N_OUT, stack, 1);
+    uint8_t *scales = add(&b, "m.scales", DT_F16, "F16", 2, n_groups, N_OUT, stack, 1);
+    uint8_t *least = add(&b, "m.biases", DT_F16, "F16", 2, n_groups, N_OUT, stack, 1);
+    b.want = mem_zalloc((size_t)n, sizeof *b.want);
+    for (int i = 0; i < n; i++) {
+        unsigned code = rnd() % (1u << bits);
+        int g = i / len;
+        float s = (float)(1 + g % 100) / 1024, m = -(float)(g % 37) / 64;
+        put_half(scales, g, s);
+        put_half(least, g, m);
+        for (int k = 0; k < bits; k++) {
+            size_t at = (size_t)i * (size_t)bits + (size_t)k;
+            codes[at / 8] |= (uint8_t)((code >> k & 1) << at % 8);
+        }
+        float w = s * (float)code + m;
+        b.want[i] = bits > 5 ? f16_to_f32(f32_to_f16(w)) : w;
+    }
+    return b;
+}
+
+static struct box ternary(bool divides)
+{
+    struct box b = {.config = {.ternary = true, .divides = divides}};
+    enum { PART = N_OUT / 4 };
+    uint8_t *codes = add(&b, "m.weight", DT_NONE, "U8", 1, N_IN, PART, 1, 1);
+    put_half(add(&b, "m.weight_scale", DT_F16, "F16", 2, 1, 1, 1, 1), 0, divides ? 8 : 0.375f);
+    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
+    for (int i = 0; i < N_OUT * N_IN; i++) {
+        unsigned code = rnd() % 3;
+        int o = i / N_IN;
+        codes[o % PART * N_IN + i % N_IN] |= (uint8_t)(code << o / PART * 2);
+        b.want[i] = ((float)code - 1) * (divides ? 0.125f : 0.375f);
+    }
+    return b;
+}
+
+static struct box mxfp8(void)
+{
+    struct box b = {0};
+    uint8_t *codes = add(&b, "m.weight", DT_F8_E4M3, "F8_E4M3", 1, N_IN, N_OUT, 1, 1);
+    uint8_t *scales = add(&b, "m.weight_scale", DT_NONE, "U8", 1, N_IN / 32, N_OUT, 1, 1);
+    b.want = mem_zalloc(N_OUT * N_IN, sizeof *b.want);
+    for (int i = 0; i < N_OUT * N_IN / 32; i++)
+        scales[i] = (uint8_t)(100 + rnd() % 40);
+    for (int i = 0; i < N_OUT * N_IN; i++) {
+        codes[i] = (uint8_t)(rnd() % 2 << 7 | rnd() % 0x7f);
+        b.want[i] = ldexpf(f8e4m3_to_f32(codes[i]), scales[i / 32] - 127);
+    }
+    return b;
+}
+
 /* bitsandbytes' 4 bits, scales of floats or (nested) of bytes. */
 static struct box bnb4(bool nested)
 {
@@ -400,7 +455,7 @@ static struct {
     const char *name;
     enum dtype type;
     struct box box;
-} all[30];
+} all[40];
 static int n_all;
 
 static void put(const char *name, enum dtype type, struct box box)
@@ -438,6 +493,15 @@ static int make_all(void **state)
     put("bitsandbytes, 4 bits, nested", DT_F16, bnb4(true));
     put("MXFP4", DT_MXFP4, mxfp4(false));
     put("MXFP4, stacked", DT_MXFP4, mxfp4(true));
+    put("MLX, 2 bits", DT_Q4_1, mlx(2, 64, 0));
+    put("MLX, 3 bits", DT_Q4_1, mlx(3, 32, 0));
+    put("MLX, 4 bits, stacked", DT_Q4_1, mlx(4, 64, STACK));
+    put("MLX, 5 bits", DT_Q5_1, mlx(5, 128, 0));
+    put("MLX, 6 bits", DT_F16, mlx(6, 64, 0));
+    put("MLX, 8 bits", DT_F16, mlx(8, 32, 0));
+    put("BitNet", DT_TQ2_0, ternary(false));
+    put("BitNet, a scale that divides", DT_TQ2_0, ternary(true));
+    put("MXFP8", DT_BF16, mxfp8());
     return 0;
 }
 

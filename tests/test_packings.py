@@ -60,6 +60,8 @@ def write(name, model, tensors, quant):
     if quant:
         where = config["text_config"] if name.startswith("text_config") else config
         where["quantization_config"] = quant
+        if "quant_method" not in quant and "bits" in quant:
+            config["quantization"] = quant  # as MLX does
     json.dump(config, open(folder + "/config.json", "w"))
     write_safetensors(folder + "/model.safetensors", tensors)
     return folder
@@ -207,6 +209,39 @@ def experts_apart():
         same(f"gemma4 experts apart, {kind}", "gemma4_moe", packed, values, {"quant_method": "compressed-tensors"})
 
 
+    # gpt-oss's, gate and up apart, one by one and stacked
+    t = read_safetensors(f"{MICRO}/gpt_oss/model.safetensors")
+    for each in (True, False):
+        packed = dict(t)
+        for key in [k for k in t if re.search(r"experts\.(gate_up|down)_proj$", k)]:
+            base, (_, (n, wide), bias) = key.rsplit(".", 1)[0], packed.pop(key + "_bias")
+            matrices = [turned(m) for m in rows_of(packed.pop(key))]
+            rows_bias = rows_of(("BF16", [n, wide], bias))[0]
+            for first, proj in ((0, "gate"), (1, "up")) if "gate_up" in key else ((0, "down"),):
+                step = 2 if "gate_up" in key else 1
+                part = [m[first::step] for m in matrices]
+                side = [r[first::step] for r in rows_bias]
+                for e in range(n) if each else ():
+                    packed[f"{base}.{e}.{proj}_proj.weight"] = plain([part[e]], [len(part[e]), len(part[e][0])])
+                    packed[f"{base}.{e}.{proj}_proj.bias"] = plain([[side[e]]], [len(side[e])])
+                if not each:
+                    packed[f"{base}.{proj}_proj.weight"] = plain(part, [n, len(part[0]), len(part[0][0])])
+                    packed[f"{base}.{proj}_proj.bias"] = plain([side], [n, len(side[0])])
+        same(f"gpt-oss gate and up apart, {'each' if each else 'stacked'}", "gpt_oss", packed, t, None)
+    # MLX stacks experts
+    t = read_safetensors(f"{MICRO}/qwen3moe/model.safetensors")
+    packed, values = dict(t), dict(t)
+    for key in [k for k in t if "experts.0." in k]:
+        base, proj = key.split("experts.0.")
+        all_of = []
+        for e in range(sum(k.startswith(base + "experts.") and k.endswith("." + proj) for k in t)):
+            name = f"{base}experts.{e}.{proj}"
+            tensors, x = pk.mlx(rows_of(packed.pop(name))[0])
+            values[name] = plain([x], t[name][1])
+            all_of.append(tensors)
+        for s, (kind, shape, _) in all_of[0].items():
+            packed[f"{base}switch_mlp.{proj[:-len('weight')]}{s}"] = (kind, [len(all_of), *shape], b"".join(a[s][2] for a in all_of))
+    same("mlx, stacked experts", "qwen3moe", packed, values, {"group_size": 32, "bits": 4})
     # gpt-oss's, gate and up rows in turn, as Quark writes them
     t = read_safetensors(f"{MICRO}/gpt_oss/model.safetensors")
     packed, values = dict(t), dict(t)
@@ -309,6 +344,20 @@ def every_tool():
         "layers", "(lm_head|layers", 1).replace("\\.weight", "") + r")\.weight$")
     case("mxfp4", ct("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32), pk.mxfp4)
     case("mxfp4, quark", {"quant_method": "quark"}, lambda m: pk.mxfp4(m, "weight"))
+    case("awq, gemv", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv", "zero_point": True}, pk.awq_gemv)
+    for bits in (2, 3, 4, 5):
+        case(f"mlx, {bits} bits, the ends too", {"group_size": 32, "bits": bits}, lambda m: pk.mlx(m, bits),
+             r"(_proj|lm_head|embed_tokens)\.weight$")
+    for bits in (6, 8):
+        case(f"mlx, {bits} bits", {"group_size": 32, "bits": bits, "mode": "affine"}, halves(lambda m: pk.mlx(m, bits)))
+    case("mlx, glm4", {"group_size": 32, "bits": 4}, lambda m: pk.mlx(m, kind="F16"), model="glm4")
+    case("mlx, mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}, pk.mlx_mxfp4)
+    case("mxfp8", ct("mxfp8-quantized", num_bits=8, type="float", group_size=32), pk.mxfp8)
+    case("mxfp8, modelopt", {"quant_method": "modelopt", "quant_algo": "MXFP8"}, lambda m: pk.mxfp8(m, "F8_E8M0"))
+    case("bitnet", {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}, pk.ternary,
+         model="bitnet")
+    case("bitnet, a scale that divides", {"quant_method": "bitnet", "linear_class": "bitlinear"}, lambda m: pk.ternary(m, True),
+         model="bitnet")
 
 
 def around():
@@ -403,24 +452,31 @@ def not_read():
     for bits in (2, 3):
         case(f"GPTQ with {bits} bits", {**gptq, "bits": bits})
     case("AWQ with 8 bits", {**gptq, "quant_method": "awq", "bits": 8})
-    case('version "gemv"', {**gptq, "quant_method": "awq", "version": "gemv"})
+    case('version "gemv_fast"', {**gptq, "quant_method": "awq", "version": "gemv_fast"})
     case('checkpoint_format "marlin"', {**gptq, "checkpoint_format": "marlin"})
     case("qzeros: entry", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8, symmetric=False)[0])
     case("g_idx: 8 bits", {**gptq, "bits": 8}, lambda m: pk.gptq(m, 8, order=True, rnd=random.Random(3))[0])
     case('packing_format "auto_round:exllamav2"', {**gptq, "quant_method": "auto-round",
                                                    "packing_format": "auto_round:exllamav2"})
     case('format "marlin-24"', {**ct, "format": "marlin-24"})
-    case('format "mxfp8-quantized"', {**ct, "format": "mxfp8-quantized"})
     case('sparsity_config.format "sparse-24-bitmask"', {**ct, "sparsity_config": {"format": "sparse-24-bitmask"}})
     case('transform_config "u"', {**ct, "transform_config": {"config_groups": {"u": {}}}})
     case("weight_zero_point: 8 bits", {**ct, "format": "pack-quantized"}, lambda m: pk.ct_int(m, 8, symmetric=False)[0])
     case("pre_quant_scale: scaled", {"quant_method": "modelopt"},
          lambda m: {**fp8_static(m)[0], "pre_quant_scale": pk.floats("F32", [len(m[0])], [1] * len(m[0]))[0]})
-    case("type U8", {"quant_method": "modelopt"}, lambda m: {
-        **fp8_static(m)[0], "weight_scale": ("U8", [len(m), len(m[0]) // 32], bytes(len(m) * len(m[0]) // 32))})
-    for method in ("hqq", "torchao", "aqlm", "bitnet", "higgs", "eetq", "nvfp4"):
+    for method in ("hqq", "torchao", "aqlm", "higgs", "eetq", "nvfp4"):
         case(f'quant_method "{method}"', {"quant_method": method})
-    case("quant_method: missing", {"group_size": 64, "bits": 4})  # as MLX writes it
+    case("quant_method: missing", {"group_size": 64})
+    mlx = {"group_size": 32, "bits": 4}
+    case('quantization.mode "nvfp4"', {**mlx, "mode": "nvfp4"})
+    case("its biases is missing", mlx, lambda m: {k: v for k, v in pk.mlx(m)[0].items() if k != "biases"})
+    case("bits in groups of", mlx, lambda m: pk.mlx(m, length=16)[0])
+    case('linear_class "x"', {"quant_method": "bitnet", "linear_class": "x"})
+    case('quantization_mode "online"', {"quant_method": "bitnet", "quantization_mode": "online"})
+    case("no ternary weight", {"quant_method": "bitnet"}, lambda m: {
+        **pk.ternary(m)[0], "weight": ("U8", [len(m) // 4, len(m[0])], b"\xff" * (len(m) // 4 * len(m[0])))})
+    case("is not a valid scale", {"quant_method": "modelopt"}, lambda m: {
+        **pk.mxfp8(m)[0], "weight_scale": ("U8", [len(m), len(m[0]) // 32], b"\xff" * (len(m) * len(m[0]) // 32))})
 
 
 for part in (stacked_experts, experts_apart, by_head, every_tool, around, not_read, no_numbers):

@@ -110,7 +110,9 @@ static void tell_packed(const struct transcode *t, const struct convert_options 
         [LAYOUT_GPTQ] = "GPTQ",   [LAYOUT_AWQ] = "AWQ",
         [LAYOUT_INT4] = "Int4",   [LAYOUT_INT8] = "Int8",
         [LAYOUT_FP8] = "FP8",     [LAYOUT_NVFP4] = "NVFP4",
-        [LAYOUT_MXFP4] = "MXFP4", [LAYOUT_BNB4] = "bitsandbytes' 4 bits"};
+        [LAYOUT_MXFP4] = "MXFP4", [LAYOUT_BNB4] = "bitsandbytes' 4 bits",
+        [LAYOUT_MLX] = "MLX",     [LAYOUT_TERNARY] = "BitNet",
+        [LAYOUT_MXFP8] = "MXFP8"};
     struct buf text = {0};
     for (size_t kind = LAYOUT_GPTQ; kind < sizeof names / sizeof *names; kind++) {
         size_t kept = 0, changed = 0, to[DT_COUNT] = {0};

@@ -124,6 +124,19 @@ static bool find_gptq8(const struct layout_ask *a, struct packed_layout *l, stru
            (!l->order || check_shape(a, l->order, a->n_in, 1, err));
 }
 
+/* AWQ for single rows: qweight (out, in/8) I32 in order, scales (out, stride), qzeros (out, stride/8). */
+static bool find_gemv(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    l->kind = LAYOUT_INT4;
+    l->stride = (int)l->zero->dims[0] * 8;
+    if (l->zero->dims[0] < 1 || l->zero->dims[0] > a->n_in || l->stride < l->n_groups)
+        return error_set(err, "%s: tensor %s: %" PRId64 " words for %d groups", a->path,
+                         l->zero->name, l->zero->dims[0], l->n_groups);
+    return check_shape(a, l->data, a->n_in / 8, a->n_out, err) &&
+           check_shape(a, l->zero, l->stride / 8, a->n_out, err) &&
+           check_shape(a, l->scale, l->stride, a->n_out, err);
+}
+
 /* GPTQ: qweight (in/8, out) I32, qzeros (groups, out/8), scales (groups, out), g_idx (in). AWQ:
  * qweight (in, out/8), otherwise the same, with its own nibble order. */
 static bool find_gptq(const struct layout_ask *a, struct packed_layout *l, struct error *err)
@@ -156,6 +169,8 @@ static bool find_gptq(const struct layout_ask *a, struct packed_layout *l, struc
         return bad_type(a, l->data, "I32", err);
     if (l->order && l->order->type != DT_I32)
         return bad_type(a, l->order, "I32", err);
+    if (awq && a->config->gemv)
+        return find_gemv(a, l, err);
     if (!awq && l->data->dims[0] == a->n_out && l->data->dims[1] == a->n_in / 4)
         return find_gptq8(a, l, err);
     return check_shape(a, l->data, awq ? a->n_out / 8 : a->n_out, awq ? a->n_in : a->n_in / 8,
@@ -321,14 +336,15 @@ static bool find_mxfp4(const struct layout_ask *a, struct packed_layout *l, cons
     l->scale = find(a, scale);
     if (!check_beside(a, l->data, scale, l->scale, "U8", err))
         return false;
-    if (!is_type(l->data, "U8"))
+    bool words = is_type(l->data, "U32"); /* MLX's */
+    if (!words && !is_type(l->data, "U8"))
         return bad_type(a, l->data, "U8", err);
     if (a->n_in % QK_32)
         return error_set(err, "%s: tensor %s: row of %d is not a multiple of MXFP4's %d", a->path,
                          l->data->name, a->n_in, QK_32);
     int64_t stack = a->n_stack ? a->n_stack : 1;
     const int64_t *d = l->data->dims;
-    bool flat = d[0] == a->n_in / 2 && d[1] == a->n_out && d[2] == stack && d[3] == 1;
+    bool flat = d[0] == a->n_in / (words ? 8 : 2) && d[1] == a->n_out && d[2] == stack && d[3] == 1;
     bool cut = d[0] == 16 && d[1] == a->n_in / 32 && d[2] == a->n_out && d[3] == stack;
     if (!flat && !cut)
         return error_set(err,
@@ -389,6 +405,59 @@ static bool find_bnb4(const struct layout_ask *a, struct packed_layout *l,
            check_shape(a, l->scale_scales, (blocks + 255) / 256, 1, err);
 }
 
+/* BitNet: weight (out/4, in) U8; matrix row i * out/4 + r is bits 2i of row r, plus 1. One scale. */
+static bool find_ternary(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    l->kind = LAYOUT_TERNARY;
+    l->type = a->n_in % QK_K ? DT_Q4_0 : DT_TQ2_0;
+    l->scale = find(a, "weight_scale");
+    l->reciprocal = a->config->divides;
+    if (!no_stack(a, l->data, err) ||
+        !check_beside(a, l->data, "weight_scale", l->scale, "float", err) ||
+        !check_one(a, l->scale, err))
+        return false;
+    if (a->n_out % 4 || a->n_in % QK_32)
+        return error_set(err, "%s: tensor %s: %d x %d ternary weights are not supported", a->path,
+                         l->data->name, a->n_out, a->n_in);
+    return check_shape(a, l->data, a->n_in, a->n_out / 4, err);
+}
+
+/* MXFP8: weight (out, in) FP8; exponents (out, in/32). */
+static bool find_mxfp8(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    l->kind = LAYOUT_MXFP8;
+    l->type = DT_BF16;
+    if (a->n_in % QK_32)
+        return error_set(err, "%s: tensor %s: row of %d is not a multiple of MXFP8's %d", a->path,
+                         l->data->name, a->n_in, QK_32);
+    find(a, "input_scale");
+    return check_shape(a, l->data, a->n_in, a->n_out, err) &&
+           check_shape(a, l->scale, a->n_in / QK_32, a->n_out, err);
+}
+
+/* MLX: weight (out, in * bits / 32) U32, a stream of codes, lowest bits first; scales and biases (out, groups). Groups
+ * and bits follow from the shapes, since they differ by module. Its MXFP4 has scales (out, in / 32) U8 and no biases. */
+static bool find_mlx(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    l->scale = find(a, "scales");
+    l->zero = find(a, "biases");
+    if (!l->zero && is_type(l->scale, "U8"))
+        return find_mxfp4(a, l, "scales", err);
+    l->kind = LAYOUT_MLX;
+    if (!check_beside(a, l->data, "scales", l->scale, "float", err) ||
+        !check_beside(a, l->data, "biases", l->zero, "float", err) || !count_groups(a, l, err))
+        return false;
+    int64_t bits = l->data->dims[0] * 32 / a->n_in;
+    if (l->group_len % QK_32 || bits < 2 || bits > 8 || bits == 7)
+        return error_set(err, "%s: tensor %s: %" PRId64 " bits in groups of %d are not supported",
+                         a->path, l->data->name, bits, l->group_len);
+    l->bits = (int)bits;
+    l->type = bits <= 4 ? DT_Q4_1 : bits == 5 ? DT_Q5_1 : DT_F16;
+    return check_shape(a, l->data, (int64_t)a->n_in * bits / 32, a->n_out, err) &&
+           check_shape(a, l->scale, l->n_groups, a->n_out, err) &&
+           check_shape(a, l->zero, l->n_groups, a->n_out, err);
+}
+
 static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     *l = (struct packed_layout){.n_in = a->n_in, .n_out = a->n_out, .n_stack = a->n_stack};
@@ -406,6 +475,10 @@ static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struc
     if (!(t = find(a, "weight")))
         return true; /* the caller that needs it reports it missing */
     l->data = t;
+    if (is_type(t, "U32"))
+        return find_mlx(a, l, err);
+    if (is_type(t, "U8") && a->config->ternary)
+        return find_ternary(a, l, err);
     const struct tensor *state = is_type(t, "U8") ? quant_state(a) : NULL;
     if (state)
         return find_bnb4(a, l, state, err);
@@ -417,6 +490,9 @@ static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struc
         return find_bytes(a, l, err);
     const struct tensor *scale = find(a, "weight_scale_inv");
     scale = scale ? scale : find(a, "weight_scale");
+    l->scale = scale;
+    if (t->type == DT_F8_E4M3 && (is_type(scale, "U8") || is_type(scale, "F8_E8M0")))
+        return find_mxfp8(a, l, err);
     if (t->type == DT_F8_E4M3 && scale)
         return find_fp8(a, l, scale, err);
     l->data = NULL;
@@ -469,6 +545,7 @@ int64_t layout_params(const struct tensor *t, const struct layout_config *config
 {
     static const char *const beside[] = {"qzeros",
                                          "scales",
+                                         "biases",
                                          "g_idx",
                                          "weight_scale_inv",
                                          "weight_scale",
@@ -489,6 +566,10 @@ int64_t layout_params(const struct tensor *t, const struct layout_config *config
                                          NULL};
     int64_t n = t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
     const char *suffix = suffix_of(t->name);
+    if (is_type(t, "U8") && config->ternary)
+        return n * 4;
+    if (is_type(t, "U32") && config->mlx_bits)
+        return n * 32 / config->mlx_bits;
     if (layout_is_spare(t->name) || ends_as(suffix, beside))
         return 0;
     size_t len = strlen(suffix);

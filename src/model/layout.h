@@ -1,12 +1,16 @@
 /*
  * Packed matrices of Hugging Face folders. Tools differ in tensor names and packing; each matrix is read
- * into one of six formats of rawweight.h:
- *   GPTQ4    GPTQ; AWQ (gemm); compressed-tensors Int4, by group or channel, symmetric or not
+ * into one of these formats of rawweight.h:
+ *   GPTQ4    GPTQ; AWQ (gemm and gemv); compressed-tensors Int4, by group or channel, symmetric or not
  *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes
  *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names, compressed-tensors, ModelOpt
  *   NVFP4    compressed-tensors and ModelOpt
  *   MXFP4    blocks and scales of gpt-oss; compressed-tensors
- *   F16      bitsandbytes' NF4 and FP4, which no other format can hold
+ *   Q4_1     MLX with 2 to 4 bits: a scale and a least value per group
+ *   Q5_1     MLX with 5 bits
+ *   TQ2_0    BitNet's ternary weights; Q4_0 where rows are no multiple of 256
+ *   BF16     MXFP8, whose values it holds exactly
+ *   F16      bitsandbytes' NF4 and FP4, MLX with 6 and 8 bits, which no other format can hold
  * A matrix's layout is recognised by its tensors, so modules that a tool did not quantise are simply plain.
  * Everything is checked here once; an error names the tensor. Loading and `convert` read through it.
  */
@@ -26,6 +30,9 @@ enum layout_kind {
     LAYOUT_NVFP4,
     LAYOUT_MXFP4,
     LAYOUT_BNB4,
+    LAYOUT_MLX,
+    LAYOUT_TERNARY,
+    LAYOUT_MXFP8,
 };
 
 /* Parameters of quantization_config that the tensors do not show. */
@@ -35,6 +42,10 @@ struct layout_config {
     bool mixed;     /* GPTQ: group length differs by matrix; derived from the number of scales */
     bool zero_plus; /* GPTQ v1: zeros are stored minus one */
     int bits;       /* bits of integers packed in words; 0 = not given */
+    bool gemv;      /* AWQ: words along a row, in order */
+    bool ternary;   /* U8 weights are BitNet's */
+    bool divides;   /* ... whose scale divides */
+    int mlx_bits;   /* of most matrices; 0 = the folder is not MLX's */
     int block[2];   /* FP8: rows and columns of a scale's block; 0 = from the tensors */
 };
 
@@ -56,14 +67,17 @@ struct packed_layout {
     enum layout_kind kind;
     enum dtype type; /* format that layout_read writes */
     int n_in, n_out, n_stack;
-    int group_len, n_groups; /* GPTQ4, Int8 */
-    int block[2];            /* FP8: rows and columns that share a scale */
+    int group_len, n_groups; /* GPTQ4, Int8, MLX */
+    int bits;                /* MLX */
+    int stride;   /* AWQ gemv: scales per row, of which n_groups are used; 0 = n_groups */
+    int block[2]; /* FP8: rows and columns that share a scale */
     bool zero_plus;
     bool words;      /* Int8: codes have a bias of 128; GPTQ: a word holds four columns of a row */
     float times;     /* Int8: factor on every scale */
-    bool reciprocal; /* NVFP4: divide by the global scale */
+    bool reciprocal; /* NVFP4: divide by the global scale; BitNet: by the scale */
     bool transposed; /* FP8 and NVFP4: transposed, (n_in, n_out) */
-    const struct tensor *data, *scale, *zero, *order, *global; /* the last three or NULL */
+    /* the last three or NULL; zero: MLX's least values */
+    const struct tensor *data, *scale, *zero, *order, *global;
     /* bitsandbytes: the 16 levels. If scales are quantised: their levels, one scale per 256 of
      * them, and an offset added to all. */
     const struct tensor *levels, *scale_levels, *scale_scales;

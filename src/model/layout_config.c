@@ -53,7 +53,8 @@ static bool read_groups(const struct meta_reader *in, const json_t *q, struct la
     if (group == 0)
         return error_set(in->err, "%s: config.json: group_size: 0", in->f->path);
     const char *version = json_string_value(json_object_get(q, "version"));
-    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM"))
+    out->gemv = out->awq && version && (!strcmp(version, "gemv") || !strcmp(version, "GEMV"));
+    if (out->awq && version && strcmp(version, "gemm") && strcmp(version, "GEMM") && !out->gemv)
         return refuse(in, "version", version);
     const char *format = json_string_value(json_object_get(q, "checkpoint_format"));
     if (format && strncmp(format, "gptq", 4) != 0 && !out->awq)
@@ -92,6 +93,7 @@ static bool read_compressed(const struct meta_reader *in, const json_t *q,
                                           "naive-quantized",
                                           "nvfp4-pack-quantized",
                                           "mxfp4-pack-quantized",
+                                          "mxfp8-quantized",
                                           "mixed-precision",
                                           "dense",
                                           NULL};
@@ -120,6 +122,41 @@ static bool read_compressed(const struct meta_reader *in, const json_t *q,
     return true;
 }
 
+/* BitNet: how the scale is stored depends on the class of its layers. */
+static bool read_bitnet(const struct meta_reader *in, const json_t *q, struct layout_config *out)
+{
+    const char *class = json_string_value(json_object_get(q, "linear_class"));
+    const char *mode = json_string_value(json_object_get(q, "quantization_mode"));
+    bool multiplies = class && !strcmp(class, "autobitlinear");
+    if (class && !multiplies && strcmp(class, "bitlinear"))
+        return refuse(in, "linear_class", class);
+    if (mode && strcmp(mode, "offline"))
+        return refuse(in, "quantization_mode", mode);
+    if (json_is_true(json_object_get(q, "use_rms_norm")))
+        return refuse(in, "use_rms_norm", "true");
+    out->ternary = true;
+    out->divides = !multiplies;
+    return true;
+}
+
+/* "quantization", which MLX writes, with the parameters of most modules and objects for others. */
+static bool read_mlx(const struct meta_reader *in, const json_t *q, struct layout_config *out)
+{
+    double bits = 0, group = 0;
+    const char *mode = json_string_value(json_object_get(q, "mode"));
+    if (mode && strcmp(mode, "affine") && strcmp(mode, "mxfp4"))
+        return error_set(
+            in->err,
+            "%s: config.json: quantization.mode \"%.40s\" is not supported (affine and "
+            "mxfp4 are)",
+            in->f->path, mode);
+    if (!reader_number(in, q, "bits", 2, 8, true, &bits) ||
+        !reader_number(in, q, "group_size", 16, 1 << 16, true, &group))
+        return false;
+    out->mlx_bits = (int)bits;
+    return true;
+}
+
 bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
 {
     /* their tensors say everything */
@@ -128,6 +165,9 @@ bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
     const json_t *q = reader_get(in->f->config, "quantization_config", "compression_config");
     if (!q && in->hf)
         q = reader_get(in->hf, "quantization_config", "compression_config");
+    const json_t *mlx = reader_get(in->f->config, "quantization", NULL);
+    if (json_is_object(mlx) && !json_object_get(q, "quant_method"))
+        return read_mlx(in, mlx, out);
     if (!q)
         return true;
     const char *method = json_string_value(json_object_get(q, "quant_method"));
@@ -143,11 +183,14 @@ bool layout_read_config(const struct meta_reader *in, struct layout_config *out)
         return read_block(in, q, "weight_block_size", out);
     if (!strcmp(method, "compressed-tensors"))
         return read_compressed(in, q, out);
+    if (!strcmp(method, "bitnet"))
+        return read_bitnet(in, q, out);
     return is_one_of(method, plain) ||
            error_set(
                in->err,
                "%s: config.json: quantization_config: quant_method \"%.40s\" is not supported "
-               "(auto-round, awq, bitsandbytes, compressed-tensors, fp8, gptq, modelopt, mxfp4 "
+               "(auto-round, awq, bitnet, bitsandbytes, compressed-tensors, fp8, gptq, modelopt, "
+               "mxfp4 "
                "and quark are)",
                in->f->path, method);
 }

@@ -242,6 +242,10 @@ static int zero_at(const struct packed_layout *l, size_t g, size_t o)
     default:
         if (!l->zero)
             return 8;
+        if (l->stride)
+            return (int)(load_u32(l->zero->data, o * (size_t)(l->stride / 8) + g / 8) >>
+                             4 * (g % 8) &
+                         15);
         if (l->zero->type == DT_I8)
             return (int8_t)l->zero->data[o * groups + g] + 8;
         return (int)(load_u32(l->zero->data, o / 8 * groups + g) >> 4 * (o % 8) & 15);
@@ -264,7 +268,8 @@ static bool read_int4(const struct packed_layout *l, const char *path, const str
     for (size_t i = 0; i < (size_t)r->n; i++) {
         size_t o = row_at(r, (int)i);
         for (size_t g = 0; g < groups; g++) {
-            size_t at = l->kind == LAYOUT_INT4 ? o * groups + g : g * n_out + o;
+            size_t wide = l->stride ? (size_t)l->stride : groups;
+            size_t at = l->kind == LAYOUT_INT4 ? o * wide + g : g * n_out + o;
             float v = load_float(l->scale, at);
             uint16_t half = f32_to_f16(v);
             if (!isfinite(f16_to_f32(half)))
@@ -443,6 +448,139 @@ static bool read_bnb4(const struct packed_layout *l, const char *path, const str
     return true;
 }
 
+/* Code j of a row's stream of codes. */
+static unsigned code_at(const uint8_t *row, size_t j, unsigned bits)
+{
+    size_t at = j * bits;
+    unsigned low = row[at / 8], shift = at % 8;
+    if (shift + bits > 8)
+        low |= (unsigned)row[at / 8 + 1] << 8;
+    return low >> shift & ((1u << bits) - 1);
+}
+
+/* One block of 32 codes as Q4_1, Q5_1 or F16. */
+static void put_mlx(const struct packed_layout *l, const uint8_t *row, size_t j, float scale,
+                    float least, uint8_t *to)
+{
+    unsigned code[QK_32], bits = (unsigned)l->bits;
+    for (size_t k = 0; k < QK_32; k++)
+        code[k] = code_at(row, j + k, bits);
+    if (l->type == DT_F16) {
+        for (size_t k = 0; k < QK_32; k++) {
+            uint16_t half = f32_to_f16(scale * (float)code[k] + least);
+            memcpy(to + 2 * k, &half, 2);
+        }
+        return;
+    }
+    struct block_q5_1 five = {f32_to_f16(scale), f32_to_f16(least), {0}, {0}};
+    struct block_q4_1 four = {five.d, five.m, {0}};
+    uint32_t high = 0;
+    for (size_t k = 0; k < QK_32; k++) {
+        high |= (uint32_t)(code[k] >> 4) << k;
+        four.qs[k % 16] |= (uint8_t)((code[k] & 15) << (k < 16 ? 0 : 4));
+    }
+    memcpy(five.qh, &high, sizeof high);
+    memcpy(five.qs, four.qs, sizeof four.qs);
+    if (l->type == DT_Q4_1)
+        memcpy(to, &four, sizeof four);
+    else
+        memcpy(to, &five, sizeof five);
+}
+
+static bool read_mlx(const struct packed_layout *l, const char *path, const struct layout_rows *r,
+                     const struct layout_planes *to, struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, groups = (size_t)l->n_groups, len = (size_t)l->group_len;
+    size_t wide = n_in * (size_t)l->bits / 8, block = dtype_bytes(l->type, QK_32);
+    float most = (float)((1 << l->bits) - 1);
+    uint8_t *out = to->data;
+    for (int i = 0; i < r->n; i++) {
+        size_t o = row_at(r, i);
+        for (size_t j = 0; j < n_in; j += QK_32, out += block) {
+            size_t at = o * groups + j / len;
+            float scale = load_float(l->scale, at), least = load_float(l->zero, at);
+            if (!isfinite(f16_to_f32(f32_to_f16(scale))))
+                return bad_scale(path, l->scale, at, scale, err);
+            if (!isfinite(f16_to_f32(f32_to_f16(least))) ||
+                !isfinite(f16_to_f32(f32_to_f16(scale * most + least))))
+                return bad_scale(path, l->zero, at, least, err);
+            put_mlx(l, l->data->data + o * wide, j, scale, least, out);
+        }
+    }
+    return true;
+}
+
+/* The ternary weights of one row, 0 to 2, as codes of TQ2_0 blocks. */
+static void put_ternary(const uint8_t *row, int shift, size_t n_in, uint16_t d,
+                        struct block_tq2_0 *out)
+{
+    for (size_t b = 0; b < n_in / QK_K; b++, out++, row += QK_K) {
+        *out = (struct block_tq2_0){.d = d};
+        for (size_t e = 0; e < QK_K; e++)
+            out->qs[e / 128 * 32 + e % 32] |= (uint8_t)((row[e] >> shift & 3) << e % 128 / 32 * 2);
+    }
+}
+
+static void put_ternary_q4(const uint8_t *row, int shift, size_t n_in, uint16_t d,
+                           struct block_q4_0 *out)
+{
+    for (size_t b = 0; b < n_in / QK_32; b++, out++, row += QK_32) {
+        out->d = d;
+        for (size_t k = 0; k < 16; k++)
+            out->qs[k] =
+                (uint8_t)(((row[k] >> shift & 3) + 7) | ((row[k + 16] >> shift & 3) + 7) << 4);
+    }
+}
+
+static bool read_ternary(const struct packed_layout *l, const char *path,
+                         const struct layout_rows *r, const struct layout_planes *to,
+                         struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, part = (size_t)l->n_out / 4;
+    float scale = load_float(l->scale, 0);
+    uint16_t d = f32_to_f16(l->reciprocal ? 1 / scale : scale);
+    if (!isfinite(f16_to_f32(d)) || scale == 0)
+        return bad_scale(path, l->scale, 0, scale, err);
+    for (int i = 0; i < r->n; i++) {
+        size_t o = row_at(r, i);
+        const uint8_t *row = l->data->data + o % part * n_in;
+        int shift = (int)(o / part) * 2;
+        for (size_t j = 0; j < n_in; j++)
+            if ((row[j] >> shift & 3) == 3)
+                return error_set(err, "%s: tensor %s: entry %zu: no ternary weight", path,
+                                 l->data->name, o % part * n_in + j);
+        uint8_t *out = to->data + (size_t)i * dtype_bytes(l->type, n_in);
+        if (l->type == DT_TQ2_0)
+            put_ternary(row, shift, n_in, d, (struct block_tq2_0 *)out);
+        else
+            put_ternary_q4(row, shift, n_in, d, (struct block_q4_0 *)out);
+    }
+    return true;
+}
+
+static bool read_mxfp8(const struct packed_layout *l, const char *path, const struct layout_rows *r,
+                       const struct layout_planes *to, struct error *err)
+{
+    size_t n_in = (size_t)l->n_in, groups = n_in / QK_32;
+    uint16_t *out = (uint16_t *)to->data;
+    for (int i = 0; i < r->n; i++) {
+        size_t o = row_at(r, i);
+        for (size_t j = 0; j < n_in; j++) {
+            uint8_t code = l->data->data[o * n_in + j];
+            uint8_t e = l->scale->data[o * groups + j / QK_32];
+            float v = ldexpf(f8e4m3_to_f32(code), (int)e - 127);
+            if (e == 255 || (code & 0x7f) == 0x7f || !isfinite(v))
+                return e == 255
+                           ? bad_scale(path, l->scale, o * groups + j / QK_32, NAN, err)
+                           : error_set(err,
+                                       "%s: tensor %s: entry %zu: FP8 code 0x%02x is not a number",
+                                       path, l->data->name, o * n_in + j, code);
+            *out++ = f32_to_bf16(v);
+        }
+    }
+    return true;
+}
+
 /* Matrix `index` of a stack: its part of t, or all of t if it is one number. */
 static const struct tensor *part_of(const struct tensor *t, int n_stack, int index,
                                     struct tensor *part)
@@ -476,6 +614,12 @@ static bool read_one(const struct packed_layout *l, const char *path,
         return read_mxfp4(l, path, rows, to, err);
     case LAYOUT_BNB4:
         return read_bnb4(l, path, rows, to, err);
+    case LAYOUT_MLX:
+        return read_mlx(l, path, rows, to, err);
+    case LAYOUT_TERNARY:
+        return read_ternary(l, path, rows, to, err);
+    case LAYOUT_MXFP8:
+        return read_mxfp8(l, path, rows, to, err);
     case LAYOUT_PLAIN:
         break;
     }

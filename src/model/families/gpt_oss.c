@@ -24,6 +24,14 @@ static const struct tensor_name gate_each = {"blk.%d.ffn_gate_exps",
                                 down_each = {"blk.%d.ffn_down_exps",
                                              "model.layers.%d.mlp.experts.%d.down_proj"};
 
+/* Gate and up apart: a tensor per expert, or stacked as MLX does. */
+static const struct tensor_name
+    gate_apart = {"blk.%d.ffn_gate_exps", "model.layers.%d.mlp.experts.%d.gate_proj"},
+    up_apart = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.%d.up_proj"},
+    gate_stack = {"blk.%d.ffn_gate_exps", "model.layers.%d.mlp.experts.gate_proj"},
+    up_stack = {"blk.%d.ffn_up_exps", "model.layers.%d.mlp.experts.up_proj"},
+    down_stack = {"blk.%d.ffn_down_exps", "model.layers.%d.mlp.experts.down_proj"};
+
 static const struct decoder decoder = {.names = &names,
                                        .experts = true,
                                        .experts_wide = true,
@@ -59,7 +67,9 @@ static void build(struct net_builder *b)
         decoder_mlp(b, &decoder, i, m);
         m->experts.alpha = 1.702f;
         m->experts.limit = c->act_limit;
-        bool each = !b->f->is_gguf && build_has(b, &gate_each, i);
+        bool folder = !b->f->is_gguf, each = folder && build_has(b, &gate_each, i);
+        bool stack = folder && build_has(b, &gate_stack, i);
+        bool apart = stack || (folder && build_has(b, &gate_apart, i));
         const struct weight_rows part = {
             .n = F, .step = 2, .tensor_rows = 2 * F, .transposed = !each};
         struct weight_rows both[] = {part, part};
@@ -68,8 +78,13 @@ static void build(struct net_builder *b)
         both[1].first = 1;
         const struct weight_rows out = {
             .name = each ? &down_each : &down, .n = E, .tensor_rows = E, .transposed = !each};
-        m->experts.gate_up = build_weight(b, WEIGHT_EXPERTS, i, E, c->n_expert, 2, both);
-        m->experts.down = build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1, &out);
+        const struct weight_rows two[] = {{.name = stack ? &gate_stack : &gate_apart, .n = F},
+                                          {.name = stack ? &up_stack : &up_apart, .n = F}};
+        const struct weight_rows back = {.name = stack ? &down_stack : &down_each, .n = E};
+        m->experts.gate_up =
+            build_weight(b, WEIGHT_EXPERTS, i, E, c->n_expert, 2, apart ? two : both);
+        m->experts.down =
+            build_weight(b, WEIGHT_EXPERTS, i, F, c->n_expert, 1, apart ? &back : &out);
     }
 }
 
