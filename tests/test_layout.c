@@ -580,7 +580,9 @@ static void test_spoiled(void **state)
                 for (int by = -1; by <= 1; by += 2) {
                     b.t[k].dims[d] += by;
                     snprintf(what, sizeof what, "%s: %s with another shape", all[i].name, name);
-                    bool groups = b.t[k].dims[d] >= 1 && (strstr(name, "weight_scale") && d == 0);
+                    bool scales = strstr(name, "weight_scale") ||
+                                  (all[i].box.config.mlx_bits && strstr(name, "scales"));
+                    bool groups = b.t[k].dims[d] >= 1 && scales && d == 0;
                     b.t[k].bytes = (size_t)(b.t[k].dims[0] * b.t[k].dims[1] * b.t[k].dims[2] *
                                             b.t[k].dims[3]) *
                                    (all[i].box.t[k].bytes /

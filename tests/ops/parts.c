@@ -54,9 +54,11 @@ enum {
 #define BESIDE                                                                                     \
     (1ull                                                                                          \
      << 39) /* the second mixer reads what the first one read, and there is no mlp between them */
-#define ON_INPUT (1ull << 36) /* weights of experts on their input */
-#define VALUES   (1ull << 44) /* values of half the keys' width */
-#define MIXED    (1ull << 45) /* SparseMixer's routing */
+#define ON_INPUT  (1ull << 36) /* weights of experts on their input */
+#define VALUES    (1ull << 44) /* values of half the keys' width */
+#define MIXED     (1ull << 45) /* SparseMixer's routing */
+#define ALTUP     (1ull << 46) /* a stream of three parts, low-rank residuals */
+#define TOP_UNITS (1ull << 47) /* Gaussian top-k of hidden units */
 
 static const struct {
     const char *name;
@@ -111,6 +113,9 @@ static const struct {
     {"narrow values", VALUES, 64},
     {"narrow values, windows, heads by layer", VALUES | WINDOW | SINKS | LAYERS | V_NORM, 128},
     {"sparse mixer", EXPERTS | MIXED, 64},
+    {"streams", ALTUP, 64},
+    {"a top-k of hidden units", TOP_UNITS | GELU_TANH, 64},
+    {"as gemma 3n", ALTUP | TOP_UNITS | GELU_TANH | LAYER_EMBED | V_NORM | NORM_OUT | WINDOW, 256},
     {"parallel", PARALLEL, 64},
     {"parallel mixers", BESIDE | SCALES, 64},
     {"parallel experts", PARALLEL | EXPERTS | DENSE | APART | SCALES | NORM_OUT, 64},
@@ -314,6 +319,8 @@ static void make_mlp(struct stock *k, uint64_t parts, int i, enum dtype type)
         m->dense.alpha = m->experts.alpha = 1.702f;
         m->dense.limit = m->experts.limit = 0.4f;
         m->dense.beta = 0.3f;
+        m->dense.sparse = (parts & TOP_UNITS) != 0;
+        m->dense.sparsity = 0.5f;
         m->dense_gate = gate ? &gate->on[side] : NULL;
         if (in) {
             m->embed.gate = &in->on[side];
@@ -330,6 +337,36 @@ static void make_mlp(struct stock *k, uint64_t parts, int i, enum dtype type)
         NORM(mlp.dense.mid, F, true);
     if (parts & NORM_OUT)
         NORM(mlp.block.out, E, true);
+}
+
+/* The stream's parts, and what layers need for them. */
+static void make_streams(struct stock *k, enum dtype type)
+{
+    enum { N = 3, RANK = 32 };
+    struct duo *d = k->d;
+    int E = d->s.n_embd;
+    const struct duo_weight *to = matrix(k, WEIGHT_HEADS, E, E, N - 1, type, false);
+    const struct duo_weight *from = matrix(k, WEIGHT_HEADS, E, E, N - 1, type, false);
+    EACH(side)
+    d->net[side].streams =
+        (struct streams){.n = N, .project = &to->on[side], .unproject = &from->on[side]};
+    for (int i = 0; i < 2; i++) {
+        const struct duo_weight *left = matrix(k, WEIGHT_LINEAR, E, RANK, 1, type, false);
+        const struct duo_weight *right = matrix(k, WEIGHT_LINEAR, RANK, E, 1, type, false);
+        const struct array *router = vector(k, N * E, 1.0f), *predict = vector(k, N * N * N, 1.0f),
+                           *correct = vector(k, N * N, 1.0f), *scale = vector(k, E, 1.0f);
+        EACH(side)
+        {
+            struct layer *l = &d->layers[side][i];
+            l->mixer.laurel = (struct laurel){.left = &left->on[side], .right = &right->on[side]};
+            l->altup = (struct altup){.router = router->on[side],
+                                      .predict = predict->on[side],
+                                      .correct = correct->on[side],
+                                      .scale = i ? scale->on[side] : NULL};
+        }
+        NORM(mixer.laurel.norm, E, true);
+        NORM(altup.norm, E, true);
+    }
 }
 
 static void make_ends(struct stock *k, uint64_t parts, enum dtype type)
@@ -418,6 +455,8 @@ static void part_case(int c, enum dtype type, enum dtype kv, double tol)
         kv_new(&d, i);
     }
     make_ends(&k, parts, type);
+    if (parts & ALTUP)
+        make_streams(&k, type);
     struct error err = {0};
     if (!d.be[DEV]->ops->supports(d.be[DEV], &d.net[DEV], &err)) {
         n_checks++;
