@@ -26,6 +26,7 @@ enum {
     WOVEN = 1 << 11, /* rows are interleaved; then a gated step */
     REST = 1 << 12,  /* images with a row that no feature takes */
     NO_ROPE = 1 << 13,
+    JOIN = 1 << 14, /* the last layer has no mlp; a feature is [act(joined rows W^T), their mean] */
 };
 
 static const struct tower_case {
@@ -46,6 +47,7 @@ static const struct tower_case {
     {"gemma4 with bounds", RMS | GATED | HEAD_NORMS | MEAN | CLIPS, 4, 64, 96, 48, DT_F32, DT_F16},
     {"bounds of an mlp without a gate", CLIPS | QUICK | REST, 2, 24, 96, 33, DT_F32, DT_F32},
     {"odd heads in windows", SPANS | LEVELS, 3, 28, 100, 50, DT_F32, DT_F32},
+    {"minicpm, its first network", JOIN | SPANS | NO_ROPE, 2, 72, 272, 108, DT_F16, DT_F16},
     {"glm", RMS | GATED | WOVEN, 2, 128, 256, 96, DT_Q4_0, DT_F16},
 };
 enum { N_CASES = sizeof cases / sizeof *cases, MAX_OWNED = 64, LAYERS = 2, EACH_FEATURE = 4 };
@@ -197,18 +199,40 @@ static void make_merger(struct stock *k, const struct tower_case *c, int i, int 
     }
 }
 
+/* What the rows of a second network are made of (struct tower_join). */
+static void make_join(struct stock *k, const struct tower_case *c)
+{
+    int E = k->d->s.n_embd, width = EACH_FEATURE * E;
+    struct merge_step *s[SIDES] = {k->mergers[REF][0].steps, k->mergers[DEV][0].steps};
+    const struct duo_weight *up = matrix(k, width, width, c->type);
+    EACH(side)
+    {
+        s[side][0] = (struct merge_step){.rows = EACH_FEATURE, .act = ACT_NONE, .w = &up->on[side]};
+        s[side][1] = (struct merge_step){.act = ACT_PLAIN_GELU_TANH};
+        k->mergers[side][0].after = k->mergers[side][1].after = LAYERS - 1;
+        k->mergers[side][0].n_steps = 2;
+        k->mergers[side][1].steps[0] =
+            (struct merge_step){.rows = EACH_FEATURE, .mean = true, .act = ACT_NONE};
+        k->mergers[side][1].n_steps = 1;
+        k->mergers[side][1].at = width;
+    }
+    set_norm(k, &s[REF][0].joined, &s[DEV][0].joined, NORM_LAYER, width);
+}
+
 static void make_ends(struct stock *k, const struct tower_case *c)
 {
     struct duo *d = k->d;
-    int E = d->s.n_embd, n = 1 + !!(c->parts & LEVELS), half = c->head_dim / 4 * 2;
+    int E = d->s.n_embd, n = 1 + !!(c->parts & (LEVELS | JOIN)), half = c->head_dim / 4 * 2;
     for (int i = 0; i < half; i++) {
         k->freq[i] = powf(10000.0f, -(float)(i % (half / 2)) / (float)(half / 2));
         k->plane[i] = i < half / 2 ? 1 : 2;
     }
     k->rope = (struct rope){2 * half, k->freq, 1.0f, k->plane};
     const struct duo_weight *patches = matrix(k, c->patch, E, DT_F16);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n && !(c->parts & JOIN); i++)
         make_merger(k, c, i, i == n - 1 ? LAYERS - 1 : 0, 40);
+    if (c->parts & JOIN)
+        make_join(k, c);
     EACH(side)
     {
         struct network *net = &d->net[side];
@@ -297,7 +321,8 @@ static void tower_case(const struct tower_case *c, const char *named)
     struct stock k = {.d = &d};
     for (int i = 0; i < LAYERS; i++) {
         make_mixer(&k, c, i);
-        make_mlp(&k, c, i);
+        if (!(c->parts & JOIN) || i + 1 < LAYERS)
+            make_mlp(&k, c, i);
         kv_new(&d, i);
     }
     make_ends(&k, c);
