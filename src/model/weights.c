@@ -564,7 +564,8 @@ static bool finish(struct weight_loader *l, struct raw_weight *w, const struct t
     struct backend *be = l->m->be;
     struct weight *out = spec->w;
     struct fp8_check check;
-    if (l->m->direct && !w->transient && w->n_seg && direct_has(l->m->direct, w->seg[0].data[0])) {
+    if (ok && l->m->direct && !w->transient && w->n_seg &&
+        direct_has(l->m->direct, w->seg[0].data[0])) {
         w->fetch = fetch;
         w->fetch_arg = l->m->direct;
     }
