@@ -639,6 +639,75 @@ static void test_rollback(void **state)
     grammar_free(g);
 }
 
+/* What is foreseen: drafts up to the first that does not fit, then forced tokens. It leaves no trace, also in the decisions of
+ * a budget. */
+static void test_foresee(void **state)
+{
+    (void)state;
+    enum { MOST = 24 };
+    static const char *const text = "{\"name\":\"Ab c\",\"size\":12,\"tags\":[\"x\",\"yz\"]}";
+    static const char *const schema =
+        "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"size\":{\"type\":"
+        "\"integer\"},\"tags\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}}},\"required\":["
+        "\"name\",\"size\",\"tags\"],\"additionalProperties\":false}";
+    struct error err = {0};
+    uint32_t *bits = mem_zalloc(words, 4), *want = mem_zalloc(words, 4);
+    int cut = 0, added = 0;
+    for (int budget = 0; budget <= 80; budget += 40) {
+        struct grammar *g = compile_flags(GRAMMAR_SCHEMA, schema, GRAMMAR_COMPACT, &err);
+        struct grammar_matcher *m = grammar_matcher_new(g, vocab),
+                               *plain = grammar_matcher_new(g, vocab);
+        struct token_list ids = {0};
+        grammar_set_budget(m, budget);
+        grammar_set_budget(plain, budget);
+        assert_true(tokenizer_encode(tok, text, strlen(text), 0, &ids, &err));
+        for (size_t k = 0; k < ids.n; k++) {
+            for (int wrong = 0; wrong <= 4; wrong++) {
+                int32_t drafts[MOST];
+                int n = ids.n - k < 4 ? (int)(ids.n - k) : 4;
+                memcpy(drafts, ids.ids + k, (size_t)n * sizeof *drafts);
+                if (wrong < n)
+                    drafts[wrong] = (drafts[wrong] + 7 * (int)k + 1) % tokenizer_n_vocab(tok);
+                int32_t asked[4];
+                memcpy(asked, drafts, sizeof asked);
+                int got = grammar_foresee(m, drafts, n, MOST);
+                assert_true(got <= MOST);
+                int taken = 0; /* each is allowed after those before it */
+                while (taken < got && grammar_accept(plain, drafts[taken], &err))
+                    taken++;
+                assert_int_equal(taken, got);
+                grammar_rollback(plain, (size_t)taken);
+                int same = 0;
+                while (same < got && same < n && drafts[same] == asked[same])
+                    same++;
+                cut += same < n;
+                added += got > same;
+                assert_true(wrong < n || same == n); /* the text itself fits */
+            }
+            assert_true(grammar_mask(m, bits, &err));
+            struct grammar_matcher *fresh = grammar_matcher_new(g, vocab);
+            grammar_set_budget(fresh, budget);
+            for (size_t j = 0; j <= k; j++) { /* as one that foresaw nothing */
+                assert_true(grammar_mask(fresh, want, &err));
+                if (j < k)
+                    assert_true(grammar_accept(fresh, ids.ids[j], &err));
+            }
+            assert_memory_equal(bits, want, words * 4);
+            grammar_matcher_free(fresh);
+            assert_true(grammar_accept(m, ids.ids[k], &err) &&
+                        grammar_accept(plain, ids.ids[k], &err));
+        }
+        token_list_clear(&ids);
+        grammar_matcher_free(m);
+        grammar_matcher_free(plain);
+        grammar_free(g);
+    }
+    print_message("%d drafts were cut, %d continued\n", cut, added);
+    assert_true(cut > 20 && added > 20);
+    mem_free(bits);
+    mem_free(want);
+}
+
 static void test_forced(void **state)
 {
     (void)state;
@@ -891,9 +960,9 @@ int main(void)
         cmocka_unit_test(test_whitespace), cmocka_unit_test(test_order),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_masks),
         cmocka_unit_test(test_rollback),   cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_special),    cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_threads),    cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_foresee),    cmocka_unit_test(test_special),
+        cmocka_unit_test(test_cache),      cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_kept),       cmocka_unit_test(test_pace),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     grammar_vocab_free(vocab);
