@@ -10,10 +10,12 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import mtp_toy  # noqa
+from gguf_tools import read_safetensors, write_safetensors  # noqa
 from serverlib import Server, run_tests  # noqa
 from vision_model import make  # noqa
 
@@ -289,6 +291,73 @@ def test_steps(_):
         s.stop()
 
 
+def test_beside(_):
+    """--deterministic: the same bytes alone and beside others. An adapter: other answers to a picture, whose pages are not the base's;
+    tools beside a picture."""
+    folder = make(os.path.join(BUILD, "tests/vision-model-adapter"))
+    adapter, tensors = os.path.join(BUILD, "tests/vision-adapter"), read_safetensors(f"{folder}/model.safetensors")
+    os.makedirs(adapter, exist_ok=True)
+    weights = {}
+    for name, (_, shape, _) in tensors.items():
+        if name.startswith("model.language_model.") and name.endswith(("q_proj.weight", "v_proj.weight", "o_proj.weight")):
+            for part, dims in ("A", (2, shape[1])), ("B", (shape[0], 2)):
+                values = [((7 * i + len(name)) % 13 - 6) / 12 for i in range(dims[0] * dims[1])]
+                weights[f"base_model.model.{name[:-7]}.lora_{part}.weight"] = ("F32", list(dims), struct.pack(f"<{len(values)}f", *values))
+    write_safetensors(f"{adapter}/adapter_model.safetensors", weights)
+    json.dump({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj", "o_proj"]},
+              open(f"{adapter}/adapter_config.json", "w"))
+    s = Server(BUILD, "--deterministic", "--lora", f"odd={adapter}", model=folder)
+    prompts = [[url(A), text("What is it?")], [text("And"), url(B), url(A)], "text alone", [url(B)]]
+    want = [answer(chat(s, p)) for p in prompts]
+    got = [None] * 12
+
+    def one(i):
+        got[i] = answer(chat(s, prompts[i % 4], max_tokens=12))
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(12)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert got == want * 3, (got, want)
+    odd = chat(s, prompts[0], model="odd")
+    assert answer(odd) != want[0] and odd["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, odd
+    again = chat(s, prompts[0], model="odd")
+    assert answer(again) == answer(odd) and again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, again
+    assert answer(chat(s, prompts[0])) == want[0]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    assert chat(s, prompts[0], tools=[tool], max_tokens=4)["usage"]["prompt_tokens"] >= chat(s, prompts[0])["usage"]["prompt_tokens"]
+    s.stop()
+
+
+def test_cancel(_):
+    """Clients leave while their pictures are decoded and encoded: the work ends, and others are answered as before."""
+    folder = make(os.path.join(BUILD, "tests/vision-model-slow"))
+    pixels = json.load(open(f"{folder}/preprocessor_config.json"))
+    pixels["size"]["longest_edge"] = 1 << 16
+    json.dump(pixels, open(f"{folder}/preprocessor_config.json", "w"))
+    s = Server(BUILD, "-c", "20000", model=folder, env={"STEEL_ISA": "ref"})
+    want = answer(chat(s, [url(A), text("What?")]))
+    many = []
+    for i in range(12):  # seconds of work for the reference kernels
+        rows = b"".join(b"\0" + bytes((x * (i + 3) + y * c) & 255 for x in range(256) for c in (1, 2, 3)) for y in range(256))
+        many.append(url(b64(png(256, 256, zlib.compress(rows, 1)))))
+    body = json.dumps({"messages": [{"role": "user", "content": many}], **SAME, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    clients, before = [s.socket() for _ in range(3)], s.metrics()["steel_prompt_tokens_computed_total"]
+    for c in clients:
+        c.sendall(head + body)
+
+    def under_way():
+        return sum(v for k, v in s.metrics().items() if k.startswith(("steel_jobs", "steel_requests_running", "steel_requests_waiting")))
+    while not under_way():
+        time.sleep(0.01)
+    for c in clients:
+        c.close()
+    while under_way():
+        time.sleep(0.01)
+    assert s.metrics()["steel_prompt_tokens_computed_total"] - before < 12 * 1024  # not all of one prompt
+    assert answer(chat(s, [url(A), text("What?")])) == want
+    s.stop()
+
+
 def test_memory(_):
     """What requests hold of pictures is bounded: a second one of the same client is refused while the first runs, text is not."""
     s = Server(BUILD, "--image-memory", "1K", model=FOLDER)
@@ -316,5 +385,5 @@ def test_stop(s):
     assert s.stop() == 0, s.log()[-2000:]
 
 
-run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_completions, test_detail, test_cache, test_refused, test_too_long, test_streams, test_together, test_blind, test_steps, test_memory, test_stop],
+run_tests([test_dialects, test_tool_results, test_order, test_plain_marks, test_completions, test_detail, test_cache, test_refused, test_too_long, test_streams, test_together, test_blind, test_steps, test_beside, test_cancel, test_memory, test_stop],
           Server(BUILD, model=FOLDER))
