@@ -199,17 +199,14 @@ void background_begin(struct api_request *req)
 static void drop_oldest(struct background *bg, size_t far)
 {
     struct buf *e = &bg->events;
-    size_t most = e->len - BACKGROUND_EVENTS_MOST / 2, cut = 0;
+    size_t least = BACKGROUND_EVENTS_MOST / 2, most = e->len - least;
     for (const struct event_reader *r = bg->readers; r && e->len <= far; r = r->next)
         if (r->at - bg->n_dropped < most)
             most = r->at - bg->n_dropped;
-    for (const char *p = e->p, *end; (end = strstr(p, EVENT_END)); p = end + 2) {
-        size_t n = (size_t)(end + 2 - e->p);
-        if (n > most || n == e->len)
-            break;
-        cut = n;
-    }
-    if (cut < BACKGROUND_EVENTS_MOST / 2)
+    size_t cut = most; /* back to the end of an event */
+    while (cut >= least && memcmp(e->p + cut - 2, EVENT_END, 2) != 0)
+        cut--;
+    if (cut < least)
         return;
     memmove(e->p, e->p + cut, e->len - cut + 1);
     e->len -= cut;
@@ -308,7 +305,7 @@ static bool place_after(const struct buf *events, int after, size_t *at)
     if (after + 1 < first)
         return false;
     for (int n = first; n <= after && p; n++)
-        if ((p = strstr(p, EVENT_END)))
+        if ((p = memmem(p, events->len - (size_t)(p - events->p), EVENT_END, 2)))
             p += 2;
     *at = p ? (size_t)(p - events->p) : events->len;
     return true;
