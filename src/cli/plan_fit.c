@@ -324,8 +324,9 @@ static void print_speed(const struct plan_fit_options *o, const struct plan_fit 
     for (int i = 0; i < o->n_seqs; i++)
         printf("%s %d sequence%s: %.1f", i ? "," : "; generation,", o->seqs[i],
                o->seqs[i] == 1 ? "" : "s", plan_fit_generation(p, o->seqs[i], o->depth));
-    printf("\n            (predicted from products measured %s)\n",
-           p->probe.cached ? "earlier" : "now");
+    printf("\n            (predicted from products measured %s%s)\n",
+           p->probe.cached ? "earlier" : "now",
+           fit_mapped(&p->plan.weights) ? "; as if all weights were in memory" : "");
 }
 
 static void print_better(FILE *to, const struct plan_fit *p)

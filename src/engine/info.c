@@ -21,6 +21,7 @@ struct engine_info runtime_info(const struct runtime *rt)
         .device = rt->be->ops->name,
         .notice = rt->notice.msg,
         .device_bytes = rt->be->own_memory ? rt->model->bytes : 0,
+        .host_bytes = rt->weight_memory,
         .max_seqs = stepper_limits(rt->step)->max_seqs,
         .n_pages = rt->kv->n_pages,
         .kv_bytes = rt->kv->pool_bytes,

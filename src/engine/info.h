@@ -19,6 +19,7 @@ struct engine_info {
     const char *device;  /* "cpu", "cuda"; "ref" with STEEL_ISA=ref */
     const char *notice;  /* why a GPU is not used, or ""  */
     size_t device_bytes; /* of the weights: memory of a GPU that they take */
+    size_t host_bytes;   /* ... of the host, without experts that stay in the file */
     int max_seqs, n_pages;
     size_t kv_bytes;
     double load_s;

@@ -536,7 +536,13 @@ static bool start(struct runtime *rt, const char *path, const struct runtime_opt
     rt->tokenizer = tokenizer_load(rt->file, &rt->tokenizer_error);
     if (!prepare(rt, opt, &without, &o, err))
         return false;
-    return workers_wait() ? workers_open(rt, path, &o, err) : runtime_build(rt, &o, err);
+    bool ok = workers_wait() ? workers_open(rt, path, &o, err) : runtime_build(rt, &o, err);
+    if (!ok)
+        return false;
+    rt->weight_memory = rt->be->own_memory ? 0 : rt->model->bytes;
+    if (o.measured && o.device.expert_memory)
+        rt->weight_memory = fit_memory(&o.weights) + o.more_bytes;
+    return true;
 }
 
 struct runtime *runtime_open(const char *path, const struct runtime_options *opt, struct error *err)

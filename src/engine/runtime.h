@@ -72,6 +72,8 @@ struct runtime {
     struct model_shard
         shard; /* this process's shard of the network; cut NULL = the whole network */
     int64_t load_ns;
+    size_t
+        weight_memory; /* of the host: what weights take, without experts that stay in the file */
     struct grammar_vocab *grammar_vocab; /* made on first use */
 };
 

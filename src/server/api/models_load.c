@@ -78,7 +78,7 @@ static bool open_text(struct models *m, struct loaded *l, size_t most, struct er
     l->slots = slots_new(i.max_seqs, m->server->opt.slot_save_path != NULL);
     sample_params_advise(&l->sample, engine_file(e));
     l->on_gpu = i.device_bytes > 0;
-    l->host_bytes = l->on_gpu ? 0 : i.weight_bytes + i.kv_bytes;
+    l->host_bytes = l->on_gpu ? 0 : i.host_bytes + i.kv_bytes;
     return true;
 }
 
@@ -92,7 +92,7 @@ static bool open_embedder(struct loaded *l, struct error *err)
         return false;
     struct engine_info i = embedder_info(l->embedder);
     l->on_gpu = i.device_bytes > 0;
-    l->host_bytes = l->on_gpu ? 0 : i.weight_bytes + i.kv_bytes;
+    l->host_bytes = l->on_gpu ? 0 : i.host_bytes + i.kv_bytes;
     return true;
 }
 
