@@ -15,6 +15,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from ranklib import ALL, DEMO, HANG, MPIRUN, NEAR, TCP, Frozen, Ranks, is_alive, launcher_end, mpirun, rank_pids, run_rank_tests, said, wait_until  # noqa: E402
+import vision_model  # noqa: E402
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
 STEEL = os.path.join(BUILD, "steel")
@@ -445,6 +446,18 @@ def test_no_mpi():
     with open(os.path.join(WORK, "empty.so"), "w"):
         pass
     refused(mpirun(2, *logits(), env={"STEEL_MPI": os.path.join(WORK, "empty.so")}), "MPI is not available", "empty.so")
+
+
+def test_images():
+    """Several ranks do without the image tower, and say so; named, it is refused."""
+    folder, image = vision_model.make(os.path.join(WORK, "sees")), ["--image", "tests/golden_images/qwen3_vl/a.png"]
+    run = [STEEL, "run", folder, "-t", "1", "-n", "2", "-p", "What?"]
+    assert subprocess.run([*run, *image], capture_output=True).returncode == 0
+    words = "on several ranks the model reads text only, no images"
+    r = mpirun(2, *run, *image)
+    assert r.returncode and words in r.stderr and "this model reads text only" in r.stderr, r.stderr
+    refused(mpirun(2, *run, *image, "--mmproj", f"{folder}/none.gguf"), words)
+    assert mpirun(2, *run).returncode == 0
 
 
 def test_flags_are_known():

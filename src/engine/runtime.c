@@ -209,13 +209,15 @@ static bool choose_images(struct runtime *rt, const struct runtime_options *opt,
     struct tower_config tower;
     struct model_size more;
     struct config *c = mem_zalloc(1, sizeof *c), *text = mem_zalloc(1, sizeof *text);
-    bool named = opt->images && opt->mmproj;
+    bool named = opt->images && opt->mmproj, ranks = workers_wait();
     rt->sees = false;
-    if (opt->images && !workers_wait() && config_load(rt->file, text, &why)) {
+    if (opt->images && config_load(rt->file, text, &why)) {
         if (!rt->mmproj && (named || rt->file->is_gguf))
             open_mmproj(rt, opt->mmproj, &why);
         const struct tensorfile *f = rt->mmproj ? rt->mmproj : rt->file;
-        if (tower_present(f) || (named && !why.msg[0]))
+        if (ranks && tower_present(f))
+            error_set(&why, "on several ranks the model reads text only, no images");
+        else if (tower_present(f) || (named && !why.msg[0]))
             rt->sees = tower_fits(f, text, c, &tower, &why);
         if (rt->sees) {
             model_measure(f, c, &more);
@@ -225,9 +227,8 @@ static bool choose_images(struct runtime *rt, const struct runtime_options *opt,
     mem_free(text);
     mem_free(c);
     if (named && !rt->sees)
-        return error_set(err, "%s",
-                         why.msg[0] ? why.msg : "images are not supported on several ranks");
-    if (!rt->mmproj) /* a file beside the model may belong to another one */
+        return error_set(err, "%s", why.msg[0] ? why.msg : "no image tower");
+    if (!rt->mmproj || ranks) /* a file beside the model may belong to another one */
         sizing_add_notice(&rt->notice, &why);
     return true;
 }
