@@ -247,7 +247,7 @@ refused("image_sizes_wh[1]: not a size", folder, "--input", path, "--pixels", f"
 refused("expected a record of values", folder, "--input", path, "--pixels", f"{folder}/golden.bin")
 refused("no image tower that can run here", "tests/golden/qwen3", "--input", f"{folder}/input.json")
 refused("--pixels and --features need --input", folder, "--ids", f"{folder}/golden.bin", "--features", "x")
-for command, words in ("show", "image tower     3 layers, "), ("plan", "its image tower, if it is used (one rank, on the CPU): "):
+for command, words in ("show", "image tower     3 layers, "), ("plan", "adapters, image tower "):
     r = subprocess.run([STEEL, command, *(["--brief"] if command == "show" else []), folder], capture_output=True, text=True)
     assert words in r.stdout, r
     assert "image tower" not in subprocess.run([STEEL, command, "tests/golden/qwen3"], capture_output=True, text=True).stdout
