@@ -165,7 +165,8 @@ static bool wait_ready(struct launch *l, struct error *err)
         }
         if (status > 0 && status != 503)
             return true;
-        if (status < 0 || (!status && !l->server))
+        if (status <= 0 &&
+            !l->server) /* one that ends while it is asked also cuts the connection */
             return error_set(err, "%s does not answer with HTTP", l->url);
         poll(NULL, 0, POLL_MS);
     }
