@@ -26,7 +26,7 @@ sysroot=$(sh tools/sysroot.sh $CROSS) || { echo "skipped: arm: $sysroot"; exit 0
 make="nice -n ${NICE:-10} make -s CROSS=$CROSS OPT=-O2 ${sysroot:+SYSROOT=$sysroot}"
 if [ -n "$SMALL" ]; then
     B=$B-kernels
-    NAMES="test_ops test_attention test_quantize test_pack"
+    NAMES="test_pack test_quantize"
     $make B=$B PARTS=kernels OPT=-O1 $(for t in $NAMES; do echo "$B/tests/$t"; done) || exit 1
 else
     $make $B/steel test-build || exit 1
