@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "base/os.h"
 #include "base/clock.h"
 #include "server/http/jobs.h"
 
@@ -74,6 +75,7 @@ static void wait_finished(struct jobs *q, int fd, int n)
 {
     while (n > 0) {
         assert_int_equal(poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 60000), 1);
+        os_woken(fd);
         for (struct job *j = jobs_finished(q); j; j = j->next)
             n--;
     }

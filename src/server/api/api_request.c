@@ -673,6 +673,8 @@ static void take_finished(struct jobs *q)
 
 void api_requests_prepared(struct server *s)
 {
+    os_woken(
+        s->jobs_fd); /* before any list is taken: what finishes meanwhile wakes the loop again */
     take_finished(s->jobs);
     if (s->slow_jobs)
         take_finished(s->slow_jobs);

@@ -5,7 +5,6 @@
 #include "base/os.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 enum { SPARE = 2, MAX_THREADS = 16 }; /* SPARE: extra threads, for short jobs that turn long */
 
@@ -157,10 +156,7 @@ bool jobs_remove(struct jobs *q, struct job *job)
 
 struct job *jobs_finished(struct jobs *q)
 {
-    uint64_t n;
     pthread_mutex_lock(&q->lock);
-    ssize_t got = read(q->fd, &n, sizeof n);
-    (void)got;
     struct job *list = q->finished;
     q->finished = NULL;
     pthread_mutex_unlock(&q->lock);

@@ -40,7 +40,8 @@ struct jobs;
 struct jobs *jobs_new(int n_long, int n_each, int n_short, void (*run)(struct job *job), int fd);
 void jobs_add(struct jobs *q, struct job *job, int64_t now_ns);
 bool jobs_remove(struct jobs *q, struct job *job); /* false: it has started or finished */
-struct job *jobs_finished(struct jobs *q);         /* a list */
+/* A list. os_woken(fd) comes first: queues may share it, and a job may finish meanwhile. */
+struct job *jobs_finished(struct jobs *q);
 /* Call it often: marks jobs that turned long. False: there are no jobs. */
 bool jobs_check(struct jobs *q, int64_t now_ns);
 /* An idle worker returns free memory to the system. */
