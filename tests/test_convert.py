@@ -596,6 +596,36 @@ def dense_latents():
     assert max(max_difference(rows[0], r) for r in rows[1:]) < 1e-5 and max_difference(rows[0][:1], rows[0][1:2]) > 1e-2
 
 
+def few_bits():
+    """A GGUF with random blocks of Q1_0 and Q2_0 gives the logits of the values they stand for, and can be quantised."""
+    base, out, r = f"{MICRO}/gpt_neox", path("bits.gguf"), random.Random(5)
+    ok("convert", base, out, "--type", "f32")
+    g, raw = Gguf(out), open(out, "rb").read()
+    blocks, values, kinds = dict(g.tensors), dict(g.tensors), set()
+    for name, (dims, kind, _) in g.tensors.items():
+        if len(dims) != 2 or dims[0] % 64:
+            continue
+        kind, length = (41, 128) if dims[0] % 128 == 0 else (42, 64)
+        data, floats_ = b"", []
+        for _ in range(dims[0] * dims[1] // length):
+            d = r.randrange(1, 64) / 512
+            codes = [r.randrange(2 if kind == 41 else 4) for _ in range(length)]
+            width = 1 if kind == 41 else 2
+            data += struct.pack("<e", d) + sum(c << width * i for i, c in enumerate(codes)).to_bytes(length * width // 8, "little")
+            floats_ += [(2 * c - 1 if kind == 41 else c - 1) * d for c in codes]
+        kinds.add(kind)
+        blocks[name], values[name] = (dims, kind, data), (dims, 0, struct.pack(f"<{len(floats_)}f", *floats_))
+    assert kinds == {41, 42}
+    rows = []
+    for tensors in (values, blocks):
+        rewrite(out, raw, tensors)
+        rows.append(logits(out, base + "/golden.bin"))
+    assert max_difference(*rows) < 1e-5 and max_difference(rows[0][:1], rows[0][1:2]) > 1e-2, max_difference(*rows)
+    ok("quantize", out, path("more.gguf"), "F32", "--allow-requantize")
+    assert max_difference(rows[0], logits(path("more.gguf"), base + "/golden.bin")) < 1e-5
+    print(f"  {max_difference(*rows):.1e}, default kernels KL {mean_kl(rows[0], logits(out, base + '/golden.bin', STEEL_ISA='')):.1e}")
+
+
 def packed_heads():
     """Packed matrices whose rows or columns GGUF has in another order, or cuts by head."""
     delta = r"linear_attn\.(in_proj_(qkv|z|a|b)|out_proj)\.weight"
@@ -1081,7 +1111,7 @@ def nothing_left_behind():
 
 def main():
     parts = [bad_folders, weaving, chat_and_specials, importance, split_input, nothing_left_behind, micro_models,
-             rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents,
+             rounded_yarn, layers_without_a_place, guessing_models, encoders, encoder_vocabularies, kept_mxfp4, kept_nvfp4, packed_heads, dense_latents, few_bits,
              overrides]
     more = [golden_models, golden_quantized, golden_overrides, golden_packed, golden_fp8, golden_vocabulary]
     if HAVE_GOLDEN:

@@ -117,6 +117,29 @@ static void test_codes(void **state)
     assert_false(quant_read_codes(DT_Q3_K, block, &c));
 }
 
+/* Blocks written by hand from the description of the types. */
+static void test_few_bits(void **state)
+{
+    (void)state;
+    struct block_q1_0 one = {.d = f32_to_f16(0.25f)};
+    struct block_q2_0 two = {.d = f32_to_f16(0.5f)};
+    float y[QK1_0];
+    one.qs[0] = 0x05; /* values 0 and 2 */
+    one.qs[15] = 0x80;
+    quant_dequantize(DT_Q1_0, &one, y, QK1_0);
+    for (int i = 0; i < QK1_0; i++)
+        assert_true(y[i] == (i == 0 || i == 2 || i == 127 ? 0.25f : -0.25f));
+    two.qs[0] = 0xe4; /* codes 0, 1, 2, 3 */
+    two.qs[15] = 0x40;
+    quant_dequantize(DT_Q2_0, &two, y, QK2_0);
+    for (int i = 0; i < QK2_0; i++) {
+        float want = i < 4 ? 0.5f * (float)(i - 1) : i == 63 ? 0 : -0.5f;
+        assert_true(y[i] == want);
+    }
+    assert_int_equal(dtype_from_ggml(41), DT_Q1_0);
+    assert_int_equal(dtype_from_ggml(42), DT_Q2_0);
+}
+
 static void test_f16(void **state)
 {
     (void)state;
@@ -201,7 +224,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),    cmocka_unit_test(test_f16),
         cmocka_unit_test(test_bf16_fp8), cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_codes),    cmocka_unit_test(test_few_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

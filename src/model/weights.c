@@ -377,6 +377,33 @@ static bool refuse_nan(struct weight_loader *l)
     return error_set(l->err, "%s: an FP8 code is not a number", l->f->path);
 }
 
+/* Q1_0 and Q2_0 become Q4_0, which holds their values exactly and has kernels everywhere. */
+static void expand_bits(struct weight_loader *l, struct raw_seg *s, int n_in, int n_expert)
+{
+    size_t blocks = (size_t)s->rows * (size_t)n_in / QK_32, most = QK1_0 / QK_32;
+    struct block_q4_0 *to = block(l, (size_t)n_expert * blocks, sizeof *to);
+    const uint8_t **table = block(l, (size_t)n_expert, sizeof *table);
+    bool one = s->type == DT_Q1_0;
+    size_t each = one ? most : QK2_0 / QK_32;
+    for (int e = 0; e < n_expert; e++) {
+        const uint8_t *from = s->data[e];
+        table[e] = (const uint8_t *)to;
+        for (size_t i = 0; i < blocks; i++, to++) {
+            const uint8_t *b = from + i / each * sizeof(struct block_q1_0), *bits = b + 2;
+            memcpy(&to->d, b, 2);
+            for (size_t k = 0; k < 16; k++)
+                for (size_t half = 0; half < 2; half++) {
+                    size_t at = i % each * QK_32 + 16 * half + k;
+                    int code =
+                        one ? 2 * (bits[at / 8] >> at % 8 & 1) : bits[at / 4] >> at % 4 * 2 & 3;
+                    to->qs[k] |= (uint8_t)((code + 7) << 4 * half);
+                }
+        }
+    }
+    s->type = DT_Q4_0;
+    s->data = table;
+}
+
 static bool add_segment(struct weight_loader *l, struct raw_weight *w,
                         const struct weight_rows *rows, int layer);
 
@@ -490,6 +517,12 @@ static bool read_segment(struct weight_loader *l, struct raw_weight *w,
         return error_set(l->err, "%s: tensor %s: row of %d is not a multiple of %s's %d",
                          l->f->path, t->name, n_in, dtype_name(s->type),
                          dtype_table[s->type].block_len);
+    if (s->type == DT_Q1_0 || s->type == DT_Q2_0) {
+        expand_bits(l, s, n_in, n_expert);
+        w->transient = true;
+        return !part || error_set(l->err, "%s: tensor %s: parts of %s tensors are not supported",
+                                  l->f->path, t->name, t->type_name);
+    }
     if (s->type == DT_NVFP4 && !tensor_scales(l, n, layer, n_expert, s))
         return false;
     w->transient |= s->scale != NULL; /* the scales are in the loader's blocks */
@@ -748,12 +781,14 @@ void model_measure(const struct tensorfile *f, const struct config *c, struct mo
         /* A token reads one row of the embedding. A tied embedding is also the head. */
         bool lookup_only = !c->tied && (!strcmp(t->name, "token_embd.weight") ||
                                         !strcmp(t->name, "model.embed_tokens.weight"));
+        bool few = t->type == DT_Q1_0 || t->type == DT_Q2_0; /* expand_bits */
+        size_t bytes = few ? dtype_bytes(DT_Q4_0, (size_t)n) : t->bytes;
         out->n_params += n;
-        out->bytes += t->bytes;
+        out->bytes += bytes;
         if (lookup_only || drafts)
             continue;
         active += (double)n * (expert ? share : 1);
-        active_bytes += (double)t->bytes * (expert ? share : 1);
+        active_bytes += (double)bytes * (expert ? share : 1);
     }
     out->n_active = (int64_t)(active + 0.5);
     out->active_bytes = (size_t)active_bytes;

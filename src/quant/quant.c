@@ -38,6 +38,8 @@ const struct dtype_info dtype_table[DT_COUNT] = {
     [DT_TQ1_0] = {"TQ1_0", QK_K, sizeof(struct block_tq1_0)},
     [DT_TQ2_0] = {"TQ2_0", QK_K, sizeof(struct block_tq2_0)},
     [DT_NVFP4] = {"NVFP4", QK_NVFP4, sizeof(struct block_nvfp4)},
+    [DT_Q1_0] = {"Q1_0", QK1_0, sizeof(struct block_q1_0)},
+    [DT_Q2_0] = {"Q2_0", QK2_0, sizeof(struct block_q2_0)},
     [DT_F8_E4M3] = {"F8_E4M3", 1, 1},
     [DT_GPTQ4] = {"GPTQ4", 2, 1},
     [DT_I8] = {"I8", 1, 1},
@@ -60,6 +62,7 @@ _Static_assert(sizeof(struct block_iq2_xxs) == 66 && sizeof(struct block_iq2_xs)
 _Static_assert(sizeof(struct block_iq2_s) == 82 && sizeof(struct block_iq3_xxs) == 98, "layout");
 _Static_assert(sizeof(struct block_tq1_0) == 54 && sizeof(struct block_tq2_0) == 66, "layout");
 _Static_assert(sizeof(struct block_nvfp4) == 36, "layout");
+_Static_assert(sizeof(struct block_q1_0) == 18 && sizeof(struct block_q2_0) == 18, "layout");
 
 static const struct {
     uint8_t id;
@@ -71,7 +74,7 @@ static const struct {
     {24, DT_I8},    {25, DT_I16},   {26, DT_I32},     {27, DT_I64},    {28, DT_F64},
     {30, DT_BF16},  {39, DT_MXFP4}, {16, DT_IQ2_XXS}, {17, DT_IQ2_XS}, {18, DT_IQ3_XXS},
     {19, DT_IQ1_S}, {22, DT_IQ2_S}, {29, DT_IQ1_M},   {34, DT_TQ1_0},  {35, DT_TQ2_0},
-    {40, DT_NVFP4},
+    {40, DT_NVFP4}, {41, DT_Q1_0},  {42, DT_Q2_0},
 };
 
 enum dtype dtype_from_name(const char *name)
@@ -545,6 +548,20 @@ static void dequant_nvfp4(const struct block_nvfp4 *b, float *y)
     }
 }
 
+static void dequant_q1_0(const struct block_q1_0 *b, float *y)
+{
+    float d = f16_to_f32(b->d);
+    for (int i = 0; i < QK1_0; i++)
+        y[i] = b->qs[i / 8] >> i % 8 & 1 ? d : -d;
+}
+
+static void dequant_q2_0(const struct block_q2_0 *b, float *y)
+{
+    float d = f16_to_f32(b->d);
+    for (int i = 0; i < QK2_0; i++)
+        y[i] = (float)((b->qs[i / 4] >> i % 4 * 2 & 3) - 1) * d;
+}
+
 /* Loops over a format's blocks. Blocks are copied, because file data may be unaligned. */
 #define BLOCKS(len, type, fn)                                                                      \
     for (size_t i = 0; i < n; i += (len), p += sizeof(struct type)) {                              \
@@ -625,6 +642,10 @@ void quant_dequantize(enum dtype t, const void *src, float *dst, size_t n)
         BLOCKS(QK_32, block_mxfp4, dequant_mxfp4);
     case DT_NVFP4:
         BLOCKS(QK_NVFP4, block_nvfp4, dequant_nvfp4);
+    case DT_Q1_0:
+        BLOCKS(QK1_0, block_q1_0, dequant_q1_0);
+    case DT_Q2_0:
+        BLOCKS(QK2_0, block_q2_0, dequant_q2_0);
     case DT_IQ1_S:
     case DT_IQ1_M:
     case DT_IQ2_XXS:

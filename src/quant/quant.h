@@ -38,7 +38,9 @@ enum dtype {
     DT_IQ3_XXS,
     DT_TQ1_0,
     DT_TQ2_0,
-    DT_NVFP4,   /* blocks, and an optional scale per tensor in a plane */
+    DT_NVFP4, /* blocks, and an optional scale per tensor in a plane */
+    DT_Q1_0,
+    DT_Q2_0,
     DT_F8_E4M3, /* one byte per value; scales[row][col/128] in a plane */
     DT_GPTQ4,   /* 4-bit codes; scale and zero per (group, row) in planes */
     DT_I8,      /* plain integers: in files only, never weights */
@@ -49,7 +51,7 @@ enum dtype {
     DT_COUNT
 };
 
-enum { QK_K = 256, QK_32 = 32, QK_NVFP4 = 64 };
+enum { QK_K = 256, QK_32 = 32, QK_NVFP4 = 64, QK1_0 = 128, QK2_0 = 64 };
 
 /* All fields are little-endian; d, m: fp16. q: codes, low nibble = first half of the block. */
 struct block_q4_0 {
@@ -163,6 +165,14 @@ struct block_tq1_0 {
 struct block_tq2_0 {
     uint8_t qs[64];
     uint16_t d;
+};
+struct block_q1_0 { /* bit i: value i is d or -d */
+    uint16_t d;
+    uint8_t qs[QK1_0 / 8];
+};
+struct block_q2_0 { /* bits 2i: value i is (code - 1) * d */
+    uint16_t d;
+    uint8_t qs[QK2_0 / 4];
 };
 struct block_nvfp4 {
     uint8_t d[4];   /* scale of 16 values each, FP8 E4M3 without sign */
