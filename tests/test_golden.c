@@ -89,7 +89,8 @@ static const char *const running[] = {"gpt_oss_mxfp4",
                                       "gpt2",
                                       "phimoe",
                                       "mimo_v2_flash",
-                                      "gemma3n"};
+                                      "gemma3n",
+                                      "bitnet_packed"};
 
 static const struct {
     const char *model, *golden;
@@ -147,6 +148,12 @@ static struct logits compute(const char *name, const struct logits *ids, int chu
     return logits_compute(path, ids, chunk, kv);
 }
 
+/* Its authors round the inputs of products to 8 bits, so that single logits jump. Steel does not. */
+static bool rounds_inputs(const char *name)
+{
+    return !strcmp(name, "bitnet_packed");
+}
+
 /* The reference ops, whatever the prompt is cut into; with an adapter where one is named. */
 static void check_adapted_reference(const char *path, const char *adapter, const char *name,
                                     const struct logits *g)
@@ -157,7 +164,7 @@ static void check_adapted_reference(const char *path, const char *adapter, const
         struct logits mine = logits_adapted(path, adapter, g, chunks[k], DT_F32);
         double diff = logits_max_diff(g, &mine);
         print_message("%-28s chunk %d: largest difference %.2g\n", name, chunks[k], diff);
-        assert_true(diff <= 2e-3);
+        assert_true(rounds_inputs(name) ? logits_kl(g, &mine) <= 5e-4 : diff <= 2e-3);
         logits_free(&mine);
     }
     unsetenv("STEEL_ISA");
@@ -192,7 +199,7 @@ static void check_adapted_default(const char *path, const char *adapter, const c
     struct logits mine = logits_adapted(path, adapter, g, 0, is_sharp(name) ? DT_F32 : DT_NONE);
     double kl = logits_kl(g, &mine);
     print_message("%-28s mean KL %.3g\n", name, kl);
-    assert_true(kl <= (halves ? 5e-4 : 2e-4));
+    assert_true(kl <= (halves || rounds_inputs(name) ? 5e-4 : 2e-4));
     logits_free(&mine);
 }
 
