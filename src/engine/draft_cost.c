@@ -22,12 +22,14 @@ static int level_of(int n_rows)
     return level;
 }
 
+/* The first of n measurements does not count: in its step a GPU records the work that later ones replay. */
 static double mean_of(double mean, int *n, double seen)
 {
-    *n += *n < MEAN_OF;
-    if (*n > 2 && seen > OUTLIER * mean)
+    *n += *n <= MEAN_OF;
+    int weight = *n - 1;
+    if (weight > 2 && seen > OUTLIER * mean)
         seen = OUTLIER * mean;
-    return mean + (seen - mean) / *n;
+    return weight < 2 ? seen : mean + (seen - mean) / weight;
 }
 
 void draft_cost_learn(struct draft_cost *c, int n, int n_rows, bool waits, int64_t ns)
@@ -58,7 +60,7 @@ bool draft_cost_known(const struct draft_cost *c, int n)
 static double cell_ratio(const struct draft_cost *c, int n, int level)
 {
     const struct draft_cell *cell = &c->cells[n][level];
-    if (!cell->n)
+    if (cell->n < 2)
         return level ? 0 : 1;
     double age = (double)(c->turn - cell->at) / STALE;
     return cell->ratio > 1 ? 1 + (cell->ratio - 1) * pow(SHRINK, floor(age)) : cell->ratio;
