@@ -96,12 +96,13 @@ def from_text():
     body = {"prompt": "abcd efgh abcd efgh", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "seed": 1}
     plain, s = Server(BUILD, "--draft", "off", "--deterministic"), Server(BUILD, "--draft", "text", "--deterministic")
     want = plain.json("/v1/completions", body)
-    assert "draft_tokens" not in want["usage"]["completion_tokens_details"], want
+    assert "draft_tokens" not in str(want["usage"]), want
     for _ in range(4):
         got = s.json("/v1/completions", body)
         assert got["choices"] == want["choices"], got
-    d = got["usage"]["completion_tokens_details"]["draft_tokens"]
-    assert list(d) == ["text"] and 0 <= d["text"]["accepted"] <= d["text"]["drafted"] > 0, d
+    d = got["usage"]["completion_tokens_details"]
+    assert 0 <= d["text_draft_tokens_accepted"] <= d["text_draft_tokens"] > 0 and "head_draft_tokens" not in d, d
+    assert all(isinstance(n, int) for n in d.values()), d  # clients refuse others
     native = s.json("/completion", {"prompt": body["prompt"], "n_predict": 200, "temperature": 0, "ignore_eos": True})["timings"]
     assert native["draft_n_accepted"] <= native["draft_n"], native
     m = s.metrics()

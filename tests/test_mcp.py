@@ -300,7 +300,7 @@ def kinds(r):
 def plain(v):
     """Without what differs from response to response."""
     if isinstance(v, dict):
-        return {k: plain(x) for k, x in v.items() if k not in ("id", "created_at", "completed_at", "cached_tokens")}
+        return {k: plain(x) for k, x in v.items() if k not in ("id", "created_at", "completed_at", "cached_tokens") and "draft_tokens" not in k}
     return [plain(x) for x in v] if isinstance(v, list) else v
 
 

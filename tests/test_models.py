@@ -310,7 +310,8 @@ def test_random():
     threads = [threading.Thread(target=client, args=(k,), daemon=True) for k in range(clients)]
     for t in threads:
         t.start()
-    start, most, most_loaded, restarts = time.time(), 0, 0, 0
+    start, most, most_loaded, restarts, switches = time.time(), 0, 0, 0, 0
+    unloaded = lambda: sum("unloaded" in l for l in holder[0].lines if l)
     turn = SECONDS / 3 if SECONDS < 60 else 60
     next_kill = start + turn
     while time.time() - start < SECONDS and not faults:
@@ -321,6 +322,7 @@ def test_random():
             restarting.set()
             holder[0].proc.send_signal(signal.SIGKILL)
             holder[0].proc.wait()
+            switches += unloaded()
             holder[0] = Models(*flags)
             restarting.clear()
             restarts += 1
@@ -329,8 +331,8 @@ def test_random():
     for t in threads:
         t.join()
     assert not faults, faults[:3]
-    switches = sum("unloaded" in l for l in holder[0].lines if l)
-    print(f"      {counts}, {restarts} times killed, {switches} models unloaded since, most {most_loaded} in memory, {most >> 10} MB")
+    switches += unloaded()
+    print(f"      {counts}, {restarts} times killed, {switches} models unloaded, most {most_loaded} in memory, {most >> 10} MB")
     assert counts["ok"] > n and restarts and switches and 2 <= most_loaded <= 4, (counts, most_loaded)
     assert holder[0].stop() == 0
 

@@ -68,8 +68,8 @@ def test_families_agree():
             fast, _ = logits(model, ranks, args, None, "f32")
             kl = mean_kl(alone, fast)
             print(f"{model:16} {name:10} reference {diff:.1e}, default kernels KL {kl:.1e}")
-            # Gemma 4's random weights make ten times as much of the order of a sum; one process is as far from the golden logits
-            assert diff < (1e-4 if model.startswith("gemma4") else 1e-5), (model, name, diff)
+            # the random weights of Gemma 4 and 3n make ten times as much of the order of a sum; one process is as far from the golden logits
+            assert diff < (1e-4 if model.startswith(("gemma4", "gemma3n")) else 1e-5), (model, name, diff)
             assert kl <= 2e-4, (model, name, kl)
 
 

@@ -44,6 +44,10 @@ static void fix_block(enum dtype t, uint8_t *b, uint64_t *s)
 {
     float u = 0.7f + 0.6f * uniform(s);
     switch (t) {
+    case DT_Q1_0:
+    case DT_Q2_0:
+        put_half(b, u * 0.02f);
+        break;
     case DT_Q4_0:
     case DT_IQ4_NL:
         put_half(b, u * (t == DT_Q4_0 ? 0.005f : 0.0004f));

@@ -331,17 +331,14 @@ static inline void api_add_disk_tokens(const struct usage_count *u, struct buf *
         buf_addf(b, ",\"disk_tokens\":%d", u->n_disk);
 }
 
-/* Adds draft tokens by source to the details of generated tokens, if there were any. */
+/* Adds draft tokens by source to the details of generated tokens, if there were any. Clients check that details are numbers. */
 static inline void api_add_draft_tokens(const struct usage_count *u, struct buf *b)
 {
-    for (int i = 0, n = 0; i < N_DRAFT_SOURCES; i++) {
+    for (int i = 0; i < N_DRAFT_SOURCES; i++) {
         const struct draft_count *d = &u->drafts[i];
         if (d->drafted)
-            buf_addf(b, "%s\"%s\":{\"drafted\":%d,\"accepted\":%d}",
-                     n++ ? "," : ",\"draft_tokens\":{", draft_source_name(i), d->drafted,
-                     d->accepted);
-        if (n && i == N_DRAFT_SOURCES - 1)
-            buf_addc(b, '}');
+            buf_addf(b, ",\"%s_draft_tokens\":%d,\"%s_draft_tokens_accepted\":%d",
+                     draft_source_name(i), d->drafted, draft_source_name(i), d->accepted);
     }
 }
 struct usage_count api_request_usage(const struct api_request *req,
