@@ -1,6 +1,6 @@
 /*
  * libFuzzer entry for the chat parser. The first byte picks format and options, the second the
- * split points, the rest is the model's text. Every split must give the same message as the whole
+ * split points and, by sixteenths, the marks of thinking, the rest is the model's text. Every split must give the same message as the whole
  * text.
  */
 #include "base/error.h"
@@ -8,10 +8,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t how)
+static json_t *parse(const uint8_t *data, size_t size, uint32_t cuts, uint8_t how,
+                     enum chat_thoughts thoughts)
 {
     struct chat_message m = {0};
-    struct chat_parse_options opt = {.tools = !(how & 8),
+    struct chat_parse_options opt = {.thoughts = thoughts,
+                                     .tools = !(how & 8),
                                      .reasoning = !(how & 16),
                                      .in_reasoning = how & 32,
                                      .continues = how & 64,
@@ -37,8 +39,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 2)
         return 0;
-    json_t *whole = parse(data + 2, size - 2, 0, data[0]);
-    json_t *split = parse(data + 2, size - 2, data[1] + 1u, data[0]);
+    enum chat_thoughts thoughts = (enum chat_thoughts)(data[1] / 16 % CHAT_N_THOUGHTS);
+    json_t *whole = parse(data + 2, size - 2, 0, data[0], thoughts);
+    json_t *split = parse(data + 2, size - 2, data[1] + 1u, data[0], thoughts);
     CHECK(json_equal(whole, split), "a split changed the message");
     json_decref(whole);
     json_decref(split);

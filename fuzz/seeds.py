@@ -95,6 +95,14 @@ def chat_seeds():
         counts[name] = counts.get(name, -1) + 1
         with open(os.path.join(to, f"{name.lower()}{counts[name]}"), "wb") as f:
             f.write(bytes([how, 7]) + said)
+    marks = re.findall(r"^    CHAT_THOUGHTS_(\w+),", text, re.M)
+    case = re.compile(r"check_thoughts\(\s*CHAT_THOUGHTS_(\w+),\s*CHAT_(\w+),\s*(true|false),\s*" + string)
+    for thoughts, name, thinks, answer in case.findall(open(ROOT + "/tests/test_chat_parse.c").read()):
+        said = b"".join(unescape(x) for x in re.findall(r'"((?:[^"\\]|\\.)*)"', answer))
+        how = next(b for b in range(256) if b % len(formats) == formats.index(name) and not b & 24 and bool(b & 32) == (thinks == "true"))
+        counts["thoughts_" + thoughts] = counts.get("thoughts_" + thoughts, -1) + 1
+        with open(os.path.join(to, f"thoughts_{thoughts.lower()}{counts['thoughts_' + thoughts]}"), "wb") as f:
+            f.write(bytes([how, 16 * marks.index(thoughts) + 7]) + said)
     missing = set(formats) - set(counts) - {"PLAIN"}
     assert not missing, missing
 

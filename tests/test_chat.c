@@ -585,6 +585,76 @@ static void test_unchanged(void **state)
     assert_true(same > 500 && n_marked > 100);
 }
 
+/* The marks of each family's thinking are found in its template, and its own switch is used. */
+static void test_thoughts(void **state)
+{
+    (void)state;
+    static const char hi[] = "[{\"role\":\"user\",\"content\":\"Hi\"}]";
+    static const char seed[] =
+        "{%- set open = '<seed:think>' -%}{%- if not thinking_budget is defined -%}"
+        "{%- set thinking_budget = -1 -%}{%- endif -%}{{ messages[0].content }} {{ thinking_budget "
+        "}}:"
+        "{%- if thinking_budget == 0 -%}{{ open + 'none</seed:think>' }}{%- endif -%}";
+    static const struct {
+        const char *file;
+        enum chat_thoughts want;
+        enum chat_thinking usual, off;
+    } cases[] = {
+        {"Qwen-Qwen3-0.6B", CHAT_THOUGHTS_TAGS, CHAT_THINKS_MAYBE, CHAT_THINKS_NOT},
+        {"ibm-granite-granite-3.3-2B-Instruct", CHAT_THOUGHTS_ANSWER, CHAT_THINKS_MAYBE,
+         CHAT_THINKS_MAYBE},
+        {"unsloth-Apriel-1.5", CHAT_THOUGHTS_THINKING, CHAT_THINKS_MAYBE, CHAT_THINKS_MAYBE},
+        {"MiniMax-M3", CHAT_THOUGHTS_MINIMAX, CHAT_THINKS_MAYBE, CHAT_THINKS_NOT},
+        {"tencent-Hy3", CHAT_THOUGHTS_HUNYUAN, CHAT_THINKS_NOT, CHAT_THINKS_NOT},
+        {"Cohere2MoE", CHAT_THOUGHTS_COHERE, CHAT_THINKS_FIRST, CHAT_THINKS_NOT},
+        {"CohereForAI-c4ai-command-r7b-12-2024-tool_use", CHAT_THOUGHTS_COHERE, CHAT_THINKS_NOT,
+         CHAT_THINKS_NOT},
+        {"Apertus-8B-Instruct", CHAT_THOUGHTS_APERTUS, CHAT_THINKS_MAYBE, CHAT_THINKS_MAYBE},
+        {"muse-glimmer", CHAT_THOUGHTS_MUSE, CHAT_THINKS_MAYBE, CHAT_THINKS_MAYBE},
+        {"google-gemma-4-31B-it-interleaved", CHAT_THOUGHTS_TAGS, CHAT_THINKS_NOT, CHAT_THINKS_NOT},
+        {"poolside-Laguna-S-2.1", CHAT_THOUGHTS_TAGS, CHAT_THINKS_FIRST, CHAT_THINKS_NOT},
+    };
+    struct chat *c = inline_chat(seed);
+    assert_int_equal(chat_thoughts(c), CHAT_THOUGHTS_SEED);
+    json_t *k = json_object();
+    chat_set_budget(c, 512, k);
+    chat_set_budget(c, 7, k); /* the request's own value stays */
+    char *given = json_dumps(k, 0);
+    const char *const rows[][2] = {
+        {"{}", "Hi -1:"},
+        {given, "Hi 512:"},
+        {"{\"enable_thinking\":true}", "Hi -1:"},
+        {"{\"enable_thinking\":false}", "Hi 0:<seed:think>none</seed:think>"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *p = prompt(c, hi, NULL, rows[i][0]);
+        assert_string_equal(p, rows[i][1]);
+        assert_int_equal(chat_thinking_of(p, strlen(p)),
+                         i == 3 ? CHAT_THINKS_NOT : CHAT_THINKS_MAYBE);
+        mem_free(p);
+    }
+    free(given);
+    json_decref(k);
+    chat_free(c);
+    c = inline_chat("{{ messages[0].content }}<|begin|>assistant{# <|think|> #}");
+    assert_int_equal(chat_thoughts(c), CHAT_THOUGHTS_SOLAR);
+    chat_free(c);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        c = load(cases[i].file);
+        k = json_object();
+        chat_set_effort(c, "none", k);
+        char *off = json_dumps(k, 0), *p = prompt(c, hi, NULL, NULL), *q = prompt(c, hi, NULL, off);
+        if (chat_thoughts(c) != cases[i].want || chat_thinking_of(p, strlen(p)) != cases[i].usual ||
+            chat_thinking_of(q, strlen(q)) != cases[i].off)
+            fail_msg("%s: marks %d, thinking %d, %d when off", cases[i].file, (int)chat_thoughts(c),
+                     (int)chat_thinking_of(p, strlen(p)), (int)chat_thinking_of(q, strlen(q)));
+        mem_free(p);
+        mem_free(q);
+        free(off);
+        json_decref(k);
+        chat_free(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -592,6 +662,7 @@ int main(void)
         cmocka_unit_test(test_effort),         cmocka_unit_test(test_own_templates),
         cmocka_unit_test(test_inline),         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_every_template), cmocka_unit_test(test_unchanged),
+        cmocka_unit_test(test_thoughts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,8 @@ static json_t *the_schema(void)
     return schema;
 }
 
+static enum chat_thoughts thoughts; /* of the texts that are parsed */
+
 enum how { WHOLE, BYTES, RANDOM, TWO };
 
 /* cut: the length of the first of two pieces, with how = TWO. */
@@ -38,7 +40,8 @@ static json_t *parse_cut(enum chat_format f, const char *text, size_t len, enum 
                          bool in_think, bool tools)
 {
     struct chat_message m = {0};
-    struct chat_parse_options opt = {.tools = tools,
+    struct chat_parse_options opt = {.thoughts = thoughts,
+                                     .tools = tools,
                                      .reasoning = true,
                                      .in_reasoning = in_think,
                                      .id_seed = 7,
@@ -806,6 +809,62 @@ static void test_continued(void **state)
     }
 }
 
+static void check_thoughts(enum chat_thoughts t, enum chat_format f, bool in_think,
+                           const char *text, const char *content, const char *reasoning)
+{
+    thoughts = t;
+    check(f, in_think, text, content, reasoning, NULL);
+    thoughts = CHAT_THOUGHTS_TAGS;
+}
+
+/* As the templates of each family write thinking. The marks of one family are text in another's answers. */
+static void test_thoughts(void **state)
+{
+    (void)state;
+    check_thoughts(CHAT_THOUGHTS_SEED, CHAT_PLAIN, false,
+                   "<seed:think>\nWhy?\n<seed:cot_budget_reflect>Used 9.</seed:cot_budget_reflect>"
+                   "So.</seed:think>\nIt is.",
+                   "It is.", "Why?\n<seed:cot_budget_reflect>Used 9.</seed:cot_budget_reflect>So.");
+    check_thoughts(CHAT_THOUGHTS_SEED, CHAT_QWEN_XML, true, "Why </think> so?</seed:think>It is.",
+                   "It is.", "Why </think> so?");
+    check_thoughts(CHAT_THOUGHTS_SEED, CHAT_PLAIN, false, "<seed:thin", "<seed:thin", NULL);
+    check_thoughts(CHAT_THOUGHTS_SEED, CHAT_PLAIN, false, "<think>a</think>b", "<think>a</think>b",
+                   NULL);
+    check_thoughts(CHAT_THOUGHTS_TAGS, CHAT_PLAIN, false, "<seed:think>a</seed:think>b",
+                   "<seed:think>a</seed:think>b", NULL);
+    check_thoughts(CHAT_THOUGHTS_COHERE, CHAT_PLAIN, false,
+                   "<|START_THINKING|>Why?<|END_THINKING|><|START_RESPONSE|>It is.<|END_RESPONSE|>",
+                   "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_COHERE, CHAT_PLAIN, true,
+                   "Why?<|END_THINKING|><|START_TEXT|>It < is.<|END_TEXT|>", "It < is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_COHERE, CHAT_PLAIN, true, "Why?<|END_THINKING|>It is.", "It is.",
+                   "Why?");
+    check_thoughts(CHAT_THOUGHTS_COHERE, CHAT_PLAIN, false, "<|START_TEXT|>It is.<|END_TEXT",
+                   "It is.<|END_TEXT", NULL);
+    check_thoughts(CHAT_THOUGHTS_COHERE, CHAT_PLAIN, false, "It <|END_TEXT|> is",
+                   "It <|END_TEXT|> is", NULL);
+    check_thoughts(CHAT_THOUGHTS_APERTUS, CHAT_PLAIN, false,
+                   "<|inner_prefix|>Why?<|inner_suffix|>It is.", "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_MINIMAX, CHAT_MINIMAX, true, "Why?\n</mm:think>\n\nIt is.",
+                   "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_HUNYUAN, CHAT_PLAIN, true, "Why?</think:opensource>It is.",
+                   "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_THINKING, CHAT_PLAIN, false, "<thinking>Why?</thinking>It is.",
+                   "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_ANSWER, CHAT_PLAIN, false,
+                   "<think>Why?</think>\n<response>It is.</response>", "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_ANSWER, CHAT_PLAIN, true,
+                   "Why?\n</think>\n<answer>\nIt is.\n</answer>", "It is.", "Why?");
+    check_thoughts(CHAT_THOUGHTS_SOLAR, CHAT_PLAIN, false,
+                   "<|think|>Why?<|end|><|begin|>assistant<|content|>It is.<|end|>", "It is.",
+                   "Why?");
+    check_thoughts(CHAT_THOUGHTS_SOLAR, CHAT_PLAIN, false, "<|content|>It is.", "It is.", NULL);
+    check_thoughts(CHAT_THOUGHTS_MUSE, CHAT_PLAIN, false,
+                   " to=self<|message|>Why?<|eom|><|start|>assistant<|message|>It is.", "It is.",
+                   "Why?");
+    check_thoughts(CHAT_THOUGHTS_MUSE, CHAT_PLAIN, false, "<|message|>to=self", "to=self", NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -816,6 +875,7 @@ int main(void)
         cmocka_unit_test(test_streaming), cmocka_unit_test(test_detect),
         cmocka_unit_test(test_splits),    cmocka_unit_test(test_broken),
         cmocka_unit_test(test_cut_short), cmocka_unit_test(test_continued),
+        cmocka_unit_test(test_thoughts),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     json_decref(schema);

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(__file__))
+from gguf_tools import Gguf, write_gguf
 from serverlib import Server, fim_model, run_tests
 
 BUILD = sys.argv[1] if len(sys.argv) > 1 else "build"
@@ -82,6 +83,62 @@ def test_run_flags(_, __):
         assert code == 0 and out != plain, (flags, err)
     code, _, err = run("--samplers", "top_k;nothing")
     assert code == 2 and "'nothing' is unknown" in err, err
+
+
+def test_thinking_families(s, _):
+    """The built-in model, whose tokens of thinking have other families' names; with their switches, and without any."""
+    demo = Gguf(DEMO)
+    whole, answer = thought_of(s, ASK)
+    plain = demo.meta["tokenizer.chat_template"]
+    switch = "enable_thinking is defined and enable_thinking is false"
+    assert switch in plain
+    budget = plain.replace(switch, "thinking_budget is defined and thinking_budget == 0")
+    never = plain.replace(switch, "false")
+    for opens, closes, template in [("<seed:think>", "</seed:think>", budget), ("<|START_THINKING|>", "<|END_THINKING|>", plain),
+                                    ("<|inner_prefix|>", "<|inner_suffix|>", never)]:
+        meta = json.loads(json.dumps(demo.meta))
+        tokens = meta["tokenizer.ggml.tokens"]
+        tokens[tokens.index("<think>")], tokens[tokens.index("</think>")] = opens, closes
+        meta["tokenizer.chat_template"] = template.replace("</think>", closes).replace("<think>", opens)
+        file = os.path.join(s.dir.name, "family.gguf")
+        write_gguf(file, meta, [(name, *t) for name, t in demo.tensors.items()])
+        other = Server(BUILD, model=file)
+        assert thought_of(other, ASK) == (whole, answer), opens
+        streamed = other.post(CHAT, dict(ASK, stream=True))[2]
+        deltas = [json.loads(line[6:])["choices"] for line in streamed.splitlines() if line.startswith("data: {")]
+        said = ["".join(c[0]["delta"].get(kind) or "" for c in deltas if c) for kind in ("reasoning_content", "content")]
+        assert said == [whole, answer], (opens, said)
+        for body, path in [(dict(ASK, reasoning_budget=4), CHAT), (dict(ASK, thinking={"type": "enabled", "budget_tokens": 4}), MSG),
+                           (responses(reasoning={"max_tokens": 4}), RESP), (ollama(reasoning_budget=4), "/api/chat")]:
+            thought, text = thought_of(other, body, path)
+            assert WHY in thought and text and opens not in thought + text and closes not in thought + text, (path, thought, text)
+        for body, path in [(dict(ASK, reasoning={"effort": "none"}), CHAT), (dict(ASK, enable_thinking=False), CHAT),
+                           (dict(ASK, thinking={"type": "disabled"}), MSG), (responses(reasoning={"effort": "none"}), RESP),
+                           (ollama(think=False), "/api/chat")]:
+            thought, text = thought_of(other, body, path)
+            assert not thought.strip() and text and opens not in text and closes not in text, (path, body, thought, text)
+        schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": False}
+        thought, text = thought_of(other, dict(ASK, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}))
+        assert list(json.loads(text)) == ["sum"], (thought, text)
+        assert "thinking" in other.json("/api/show", {"model": "x"})["capabilities"]
+        assert other.stop() == 0
+        for flag, thinks in (("on", True), ("off", False)):
+            r = subprocess.run([os.path.join(BUILD, "steel"), "run", file, "-q", "-s", "1", "-p", "What is 17 + 25?", "--temp", "0", "--think", flag],
+                               capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            assert r.returncode == 0 and r.stdout.strip() and (whole[:12] in r.stderr) == thinks and closes not in r.stdout, (opens, flag, r)
+
+
+def test_search(_, s):
+    """xAI's search_parameters: a search that must be made is refused, one that may be made is left out, and the log says so."""
+    for value in ({"mode": "off"}, None, {}):
+        s.json(CHAT, dict(ASK, max_tokens=1, search_parameters=value))
+    assert "search_parameters" not in s.log()
+    for value in ({"mode": "auto"}, {"sources": [{"type": "web"}]}):
+        s.json(CHAT, dict(ASK, max_tokens=1, search_parameters=value))
+    assert "left out" in s.wait_line("search_parameters") and s.log().count("search_parameters") == 1
+    for value in ({"mode": "on"}, {"mode": 1}, {"mode": ""}, ["x"], "auto"):
+        r = s.json(CHAT, dict(ASK, search_parameters=value), status=400)
+        assert r["error"]["param"] == "search_parameters", r
 
 
 def test_thinking_off(s, _):
@@ -232,7 +289,7 @@ def test_ollama(_, s):
 
 demo, toy = Server(BUILD, model=DEMO), Server(BUILD)
 try:
-    run_tests([test_thinking_budget, test_thinking_off, test_tokens, test_sampling, test_run_flags, test_table,
+    run_tests([test_search, test_thinking_budget, test_thinking_families, test_thinking_off, test_tokens, test_sampling, test_run_flags, test_table,
                test_unknown, test_ollama],
               demo, toy)
 finally:

@@ -431,6 +431,31 @@ static void test_thinking(void **state)
     refuses(g, "<think>Hm.</think><think>Hm.</think>42");
     grammar_free(g);
 
+    /* Marks of families, also around the answer. */
+    c = (struct chat_constraint){.thinking = CHAT_THINKS_FIRST, .response = &age};
+    c.thoughts = CHAT_THOUGHTS_SEED;
+    g = compile(c);
+    takes(g, "Hm. </think> 7</seed:think>42");
+    refuses(g, "Hm.</think>42");
+    grammar_free(g);
+    c.thoughts = CHAT_THOUGHTS_COHERE;
+    g = compile(c);
+    takes(g, "Hm.<|END_THINKING|>42");
+    if (tagged) /* only as a token */
+        takes(g, "Hm.<|END_THINKING|><|START_TEXT|>42");
+    else
+        refuses(g, "Hm.<|END_THINKING|><|START_TEXT|>42");
+    refuses(g, "Hm.<|END_THINKING|><|END_THINKING|>42");
+    grammar_free(g);
+    c.thinking = CHAT_THINKS_MAYBE;
+    c.thoughts = CHAT_THOUGHTS_MUSE;
+    g = compile(c);
+    takes(g, "42");
+    refuses(g, " to=f<|message|>");
+    if (tagged)
+        takes(g, " to=self<|message|>Hm.<|eom|><|start|>assistant<|message|>42");
+    grammar_free(g);
+
     /* Calls: thoughts may mention them, text may surround them. */
     c = (struct chat_constraint){
         .format = CHAT_HERMES, .thinking = CHAT_THINKS_FIRST, .required = true};
@@ -829,6 +854,13 @@ static void test_prompts(void **state)
                 {"<|im_start|>assistant\n<think>\n", CHAT_THINKS_FIRST},
                 {"<|im_start|>assistant\n<think>\n\n</think>\n\n", CHAT_THINKS_NOT},
                 {"[THINK]", CHAT_THINKS_FIRST},
+                {"<seed:bos>assistant\n<seed:think>\n\n</seed:think>", CHAT_THINKS_NOT},
+                {"<|CHATBOT_TOKEN|><|START_THINKING|>", CHAT_THINKS_FIRST},
+                {"<|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>", CHAT_THINKS_NOT},
+                {"<think:opensource></think:opensource>", CHAT_THINKS_NOT},
+                {"<mm:think>", CHAT_THINKS_FIRST},
+                {"<|begin|>assistant", CHAT_THINKS_MAYBE},
+                {"<|begin|>assistant<|think|><|end|><|begin|>assistant", CHAT_THINKS_NOT},
                 {"<|turn>model\n<|channel>thought\n<channel|>", CHAT_THINKS_NOT},
                 {"", CHAT_THINKS_MAYBE}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -861,6 +893,7 @@ static struct tokenizer *load_tagged(void)
                                        "<|constrain|>",
                                        "<|start|>",
                                        "<|python_tag|>",
+                                       "<|START_TEXT|>",
                                        "<｜tool▁calls▁begin｜>",
                                        "<｜tool▁calls▁end｜>",
                                        "<｜tool▁call▁begin｜>",

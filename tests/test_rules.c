@@ -56,23 +56,37 @@ static void every_family_ends_its_thinking(void **state)
         enum chat_format format;
         bool tools, inside;
         const char *open, *end;
+        enum chat_thoughts thoughts;
     } cases[] = {
-        {CHAT_HERMES, false, false, "<think>", "</think>\n\n"},
-        {CHAT_HERMES, true, true, "", "</think>\n\n"},
-        {CHAT_DEEPSEEK_R1, false, true, "", "</think>\n\n"},
-        {CHAT_MISTRAL, false, false, "[THINK]", "[/THINK]"},
-        {CHAT_GEMMA, false, false, "<|channel>thought", "<channel|>"},
+        {CHAT_HERMES, false, false, "<think>", "</think>\n\n", CHAT_THOUGHTS_TAGS},
+        {CHAT_HERMES, true, true, "", "</think>\n\n", CHAT_THOUGHTS_TAGS},
+        {CHAT_DEEPSEEK_R1, false, true, "", "</think>\n\n", CHAT_THOUGHTS_TAGS},
+        {CHAT_MISTRAL, false, false, "[THINK]", "[/THINK]", CHAT_THOUGHTS_TAGS},
+        {CHAT_GEMMA, false, false, "<|channel>thought", "<channel|>", CHAT_THOUGHTS_TAGS},
         {CHAT_GPT_OSS, false, false, "<|channel|>analysis<|message|>",
-         "<|end|><|start|>assistant<|channel|>final<|message|>"},
+         "<|end|><|start|>assistant<|channel|>final<|message|>", CHAT_THOUGHTS_TAGS},
         {CHAT_GPT_OSS, true, false, "<|channel|>analysis<|message|>",
-         "<|end|><|start|>assistant<|channel|>"},
+         "<|end|><|start|>assistant<|channel|>", CHAT_THOUGHTS_TAGS},
+        {CHAT_PLAIN, false, false, "<seed:think>", "</seed:think>", CHAT_THOUGHTS_SEED},
+        {CHAT_QWEN_XML, true, true, "", "</seed:think>", CHAT_THOUGHTS_SEED},
+        {CHAT_PLAIN, false, true, "", "<|END_THINKING|>", CHAT_THOUGHTS_COHERE},
+        {CHAT_PLAIN, false, false, "<|inner_prefix|>", "<|inner_suffix|>", CHAT_THOUGHTS_APERTUS},
+        {CHAT_MINIMAX, true, true, "", "</mm:think>\n\n", CHAT_THOUGHTS_MINIMAX},
+        {CHAT_PLAIN, false, true, "", "</think:opensource>", CHAT_THOUGHTS_HUNYUAN},
+        {CHAT_PLAIN, false, false, "<|think|>", "<|end|><|begin|>assistant<|content|>",
+         CHAT_THOUGHTS_SOLAR},
+        {CHAT_PLAIN, false, false, " to=self<|message|>", "<|eom|><|start|>assistant<|message|>",
+         CHAT_THOUGHTS_MUSE},
+        {CHAT_PLAIN, false, false, "<thinking>", "</thinking>\n\n", CHAT_THOUGHTS_THINKING},
+        {CHAT_PLAIN, false, false, "<think>", "</think>\n\n", CHAT_THOUGHTS_ANSWER},
     };
     struct error err = {0};
     struct tokenizer *t = tokenizer_open("demo/steel-demo.gguf", &err);
     assert_non_null(t);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct think_limit limit =
-            think_limit_of(cases[i].format, cases[i].tools, cases[i].inside, LIMIT);
+            think_limit_of(chat_marks_of(cases[i].format, cases[i].thoughts, cases[i].tools),
+                           cases[i].inside, LIMIT);
         struct token_rules *r = token_rules_new(t, NULL, NULL, 0, &limit);
         struct sample_constraint none = {0}, c = token_rules_match(r, none, tokenizer_n_vocab(t));
         struct buf out = {0};

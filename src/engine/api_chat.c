@@ -433,6 +433,7 @@ static int answer_grammar(struct steel_chat *c, const struct steel_request_optio
         return -1;
     }
     struct chat_constraint fit = {.format = format,
+                                  .thoughts = chat_thoughts(c->chat),
                                   .thinking = chat_thinking_of(prompt->p, prompt->len),
                                   .tools = calls ? tools : NULL,
                                   .only = choice && strcmp(choice, "required") ? choice : NULL,
@@ -486,10 +487,12 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
         o.queue = NULL;
         o.show_special = true; /* the parser looks for the format's control tokens */
         struct token_rules *rules = NULL;
-        if (o.thinking_budget >= 0 && chat_thinking_of(prompt.p, prompt.len) != CHAT_THINKS_NOT) {
+        enum chat_thoughts thoughts = chat_thoughts(chat->chat);
+        int most = chat->thinking == STEEL_THINK_OFF ? 0 : o.thinking_budget;
+        if (most >= 0 && chat_thinking_of(prompt.p, prompt.len) != CHAT_THINKS_NOT) {
             struct think_limit limit =
-                think_limit_of(format, tools != NULL, chat_opens_reasoning(prompt.p, prompt.len),
-                               o.thinking_budget);
+                think_limit_of(chat_marks_of(format, thoughts, tools != NULL),
+                               chat_opens_reasoning(prompt.p, prompt.len), most);
             rules = token_rules_new(t, NULL, NULL, 0, &limit);
         }
         a->request = lib_submit(chat->engine, &o, fit, rules, images, error);
@@ -497,7 +500,8 @@ struct steel_answer *steel_chat_answer(struct steel_chat *chat,
     }
     if (a->request) {
         a->tools = tools ? json_incref((json_t *)tools) : NULL;
-        struct chat_parse_options parse = {.tools = tools != NULL,
+        struct chat_parse_options parse = {.thoughts = chat_thoughts(chat->chat),
+                                           .tools = tools != NULL,
                                            .reasoning = true,
                                            .in_reasoning =
                                                chat_opens_reasoning(prompt.p, prompt.len),

@@ -19,16 +19,15 @@ struct token_rules {
     int32_t barred; /* token that must not follow `end`, or -1 */
 };
 
-struct think_limit think_limit_of(enum chat_format f, bool tools, bool inside, int tokens)
+struct think_limit think_limit_of(const struct chat_marks *marks, bool inside, int tokens)
 {
-    struct chat_marks marks = chat_marks_of(f, tools);
     return (struct think_limit){.tokens = tokens,
-                                .open = marks.open,
-                                .close = marks.close,
+                                .open = marks->open,
+                                .close = marks->close,
                                 .inside = inside,
-                                .reopens = marks.reopens,
-                                .end = tokens ? marks.end : marks.end_at_once,
-                                .not_after = marks.not_after};
+                                .reopens = marks->reopens,
+                                .end = tokens ? marks->end : marks->end_at_once,
+                                .not_after = marks->not_after};
 }
 
 static void add_word(struct token_rules *r, const char *text, int *n)

@@ -10,7 +10,7 @@
 #define STEEL_ENGINE_TOKEN_RULES_H
 
 #include "sample/sampler.h"
-#include "text/chat/chat_grammar.h"
+#include "text/chat/chat_marks.h"
 #include "text/tokenizer/tokenizer.h"
 
 enum { RULES_LONGEST_WORD = 64 }; /* tokens of a forbidden sequence */
@@ -24,8 +24,8 @@ struct think_limit {
     const char *not_after;    /* its first token must not follow `end`; NULL = none */
 };
 
-/* The limit for the replies of a format. inside: the prompt ends inside of thinking. */
-struct think_limit think_limit_of(enum chat_format f, bool tools, bool inside, int tokens);
+/* The limit for thinking between these marks. inside: the prompt ends inside of thinking. */
+struct think_limit think_limit_of(const struct chat_marks *marks, bool inside, int tokens);
 
 struct token_rules;
 /* Everything is copied. All arguments may be NULL or 0. */

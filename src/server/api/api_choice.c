@@ -195,7 +195,8 @@ static void open_parser(struct api_request *req, struct api_choice *o)
     int i = (int)(o - req->choices);
     if (!req->chat)
         return;
-    struct chat_parse_options opt = {.tools = req->chat->tools,
+    struct chat_parse_options opt = {.thoughts = req->chat->thoughts,
+                                     .tools = req->chat->tools,
                                      .reasoning = !req->chat->continues || req->chat->in_reasoning,
                                      .in_reasoning = req->chat->in_reasoning,
                                      .continues = req->chat->continues,

@@ -110,6 +110,7 @@ static struct grammar *compile_answer(struct api_request *req,
 {
     struct chat_prompt *chat = req->chat;
     struct chat_constraint fit = {.format = chat->format,
+                                  .thoughts = chat->thoughts,
                                   .thinking = chat->thinking,
                                   .tools = chat->schema,
                                   .only = chat->only,

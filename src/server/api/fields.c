@@ -154,6 +154,7 @@ static const struct field {
     {"priority", "CPRLI", UNUSED, NULL},
     {"request_id", "CPRLI", UNUSED, NULL},
     {"web_search_options", "C", REFUSED, "the client runs tools"},
+    {"search_parameters", "C", REFUSED, "the client runs tools; a mode other than off and auto"},
     {"user", "CPRMLI", UNUSED, NULL},
     {"metadata", "CPRMLI", UNUSED, NULL},
     {"service_tier", "CPRM", UNUSED, NULL},
@@ -222,6 +223,19 @@ static bool is_empty(const json_t *v)
            ((json_is_array(v) || json_is_object(v)) && !json_array_size(v) && !json_object_size(v));
 }
 
+static const char *search_mode(const json_t *v)
+{
+    const json_t *mode = json_object_get(v, "mode");
+    return !mode ? "auto" : json_is_string(mode) ? json_string_value(mode) : "";
+}
+
+/* xAI's search: off, auto (as without a mode; the model may do without) or on. */
+static bool search_is_optional(const json_t *v)
+{
+    const char *mode = search_mode(v);
+    return json_is_object(v) && (!strcmp(mode, "off") || !strcmp(mode, "auto"));
+}
+
 /* Whether the value is the default behaviour. */
 static bool is_default(const struct field *f, const json_t *v)
 {
@@ -232,6 +246,8 @@ static bool is_default(const struct field *f, const json_t *v)
                {"logprobs", 0}, {"top_logprobs", 0}, {"adaptive_target", 0}};
     if (is_empty(v))
         return true;
+    if (!strcmp(f->name, "search_parameters"))
+        return search_is_optional(v);
     if (!strcmp(f->name, "tfs_z"))
         return json_is_number(v) && json_number_value(v) == 1;
     for (size_t i = 0; i < sizeof off / sizeof *off; i++)
@@ -249,7 +265,7 @@ static struct told { /* under lock */
 static int n_told;
 
 /* Logs each name once, and TOLD_MOST names at most. */
-static void tell_unknown(const char *name, char api, const char *endpoint)
+static void tell(const char *what, const char *name, char api, const char *endpoint)
 {
     bool known = false;
     pthread_mutex_lock(&lock);
@@ -262,8 +278,7 @@ static void tell_unknown(const char *name, char api, const char *endpoint)
     }
     pthread_mutex_unlock(&lock);
     if (!known)
-        log_line(LOG_WARN, "unknown field", LOG_TEXT("endpoint", endpoint),
-                 LOG_TEXT("field", name));
+        log_line(LOG_WARN, what, LOG_TEXT("endpoint", endpoint), LOG_TEXT("field", name));
 }
 
 static bool check(const json_t *o, char api, const char *endpoint, struct api_error *err)
@@ -274,9 +289,12 @@ static bool check(const json_t *o, char api, const char *endpoint, struct api_er
     {
         const struct field *f = find(name, api);
         if (!f)
-            tell_unknown(name, api, endpoint);
+            tell("unknown field", name, api, endpoint);
         else if (f->use == REFUSED && !is_default(f, v))
             return api_invalid(err, name, "%s is not supported: %s", name, f->why);
+        else if (!strcmp(name, "search_parameters") && !is_empty(v) &&
+                 strcmp(search_mode(v), "off") != 0)
+            tell("a search that the server would have to run is left out", name, api, endpoint);
     }
     return true;
 }

@@ -78,7 +78,7 @@ static void probe_template(const struct model_source *src, const struct tensorfi
     struct chat *chat = ok ? chat_new(&source, &ignored) : NULL;
     if (chat) {
         out->tools = chat_caps(chat)->tools;
-        out->thinking = chat_caps(chat)->reasoning_key != NULL;
+        out->thinking = chat_caps(chat)->reasoning_key || chat_thoughts(chat) != CHAT_THOUGHTS_TAGS;
     }
     chat_free(chat);
     chat_source_clear(&source);

@@ -180,16 +180,10 @@ static bool split_prefill(json_t *messages, struct prefill *prefill, struct api_
 /* Sets the delimiters of thinking. In gpt-oss it ends where the final channel begins. */
 static void set_marks(struct chat_prompt *chat)
 {
-    bool oss = chat->format == CHAT_GPT_OSS, mistral = chat->format == CHAT_MISTRAL;
-    bool gemma = chat->format == CHAT_GEMMA;
-    chat->think_open = oss       ? "<|channel|>analysis"
-                       : mistral ? "[THINK]"
-                       : gemma   ? "<|channel>thought"
-                                 : "<think>";
-    chat->think_close = oss       ? "<|channel|>final<|message|>"
-                        : mistral ? "[/THINK]"
-                        : gemma   ? "<channel|>"
-                                  : "</think>";
+    const struct chat_marks *marks = chat_marks_of(chat->format, chat->thoughts, chat->tools);
+    bool oss = chat->format == CHAT_GPT_OSS;
+    chat->think_open = oss ? "<|channel|>analysis" : marks->open;
+    chat->think_close = oss ? marks->plain : marks->close;
 }
 
 /* The tools as the model sees them: without the Lark grammars of their parameters, which their descriptions
@@ -267,10 +261,9 @@ static void add_beginning(const struct api_request *req, const struct prefill *f
                           struct buf *prompt)
 {
     struct chat_prompt *chat = req->chat;
-    struct chat_marks marks = chat_marks_of(chat->format, false);
+    const struct chat_marks *marks = chat_marks_of(chat->format, chat->thoughts, false);
     size_t opened = after_last(&f->text, chat->think_open);
     size_t closed = after_last(&f->text, chat->think_close);
-    bool oss = chat->format == CHAT_GPT_OSS;
     chat->continues = f->text.len || f->reasoning.len;
     if (!chat->continues)
         return;
@@ -278,16 +271,14 @@ static void add_beginning(const struct api_request *req, const struct prefill *f
         chat->in_reasoning = opened > closed || (chat->in_reasoning && !closed);
     } else {
         bool thinks = f->reasoning.len && chat->thinking != CHAT_THINKS_NOT;
-        if (thinks && !chat->in_reasoning) {
-            buf_adds(prompt, marks.open);
-            buf_adds(prompt, oss || chat->format == CHAT_MISTRAL ? "" : "\n");
-        }
+        if (thinks && !chat->in_reasoning)
+            buf_adds(prompt, marks->begin);
         if (thinks)
             add_prefill(req, f->reasoning.p, f->reasoning.len, prompt);
         if (f->text.len && (thinks || chat->in_reasoning))
-            buf_adds(prompt, marks.end_at_once);
-        else if (f->text.len && oss)
-            buf_adds(prompt, "<|channel|>final<|message|>");
+            buf_adds(prompt, marks->end_at_once);
+        else if (f->text.len && marks->plain)
+            buf_adds(prompt, marks->plain);
         chat->in_reasoning = !f->text.len && (thinks || chat->in_reasoning);
         chat->thinking = chat->in_reasoning ? CHAT_THINKS_FIRST : CHAT_THINKS_NOT;
     }
@@ -346,6 +337,7 @@ bool prepare_conversation(struct api_request *req, const json_t *body, struct bu
     chat->format = req->server->opt.chat_format ? req->server->format
                                                 : chat_reply_format(req->loaded->chat, chat->tools);
     chat->in_reasoning = chat_opens_reasoning(prompt->p, prompt->len);
+    chat->thoughts = chat_thoughts(req->loaded->chat);
     set_marks(chat);
     chat->schema = tools ? json_incref((json_t *)tools) : NULL;
     chat->one_call = !parallel || name;

@@ -130,6 +130,7 @@ struct chat_prompt {
     bool continues;                       /* the prompt has the beginning of the answer */
     const char *think_open, *think_close; /* delimiters of thinking */
     enum chat_thinking thinking;
+    enum chat_thoughts thoughts;
     bool required, one_call; /* a tool call is required; the output ends after the first */
     char *only;              /* the only tool that may be called; owned; NULL = any */
     bool legacy;             /* reply with function_call, the older form of tool_calls */

@@ -99,5 +99,7 @@ bool thinking_read(const struct chat *chat, const json_t *body, json_t **kwargs,
     if (set && !json_object_get(*kwargs, "thinking")) /* the name in some templates */
         json_object_set(*kwargs, "thinking", (json_t *)set);
     *budget = w.off ? 0 : w.budget;
+    if (*budget > 0)
+        chat_set_budget(chat, *budget, *kwargs);
     return true;
 }

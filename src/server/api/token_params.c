@@ -72,8 +72,9 @@ bool api_request_resolve(struct api_request *req)
         return api_invalid(&req->err, "bad_words", "bad_words: this model has no vocabulary");
     find_breakers(req, t);
     if (limited)
-        limit = think_limit_of(req->chat->format, req->chat->tools, req->chat->in_reasoning,
-                               req->chat->budget);
+        limit =
+            think_limit_of(chat_marks_of(req->chat->format, req->chat->thoughts, req->chat->tools),
+                           req->chat->in_reasoning, req->chat->budget);
     if (limited || p->bad_words.n || p->has_allowed)
         req->rules = token_rules_new(t, p->has_allowed ? &p->allowed : NULL,
                                      (const char *const *)p->bad_words.v, p->bad_words.n,

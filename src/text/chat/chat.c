@@ -14,12 +14,24 @@ struct chat {
     char *bos, *eos;
     struct chat_caps caps;
     enum chat_format format;
+    enum chat_thoughts thoughts;
     bool empty_tools;              /* pass [] instead of null when there are no tools */
     const char *effort_key;        /* the template's variable for the effort; NULL = none */
     const char *effort[N_EFFORTS]; /* value to pass for each word of chat_efforts; NULL = none */
 };
 
 /* ------------------------------------------------------------------ rendering */
+
+static bool has_budget(const struct chat *c)
+{
+    return jinja_uses(c->t, "thinking_budget");
+}
+
+void chat_set_budget(const struct chat *c, int tokens, json_t *kwargs)
+{
+    if (has_budget(c) && !json_object_get(kwargs, "thinking_budget"))
+        json_object_set_new(kwargs, "thinking_budget", json_integer(tokens));
+}
 
 /* Variables that only some model families read. */
 static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, const struct tm *now)
@@ -45,10 +57,17 @@ static void add_extras(const struct chat *c, json_t *ctx, const json_t *tools, c
         strftime(text, sizeof text, "%b %d %Y %H:%M:%S", now);
         json_object_set_new(ctx, "datetime", json_string(text));
     }
-    /* Some templates call enable_thinking "thinking". */
+    /* Some templates call enable_thinking "thinking", MiniMax-M3's has a word, and Seed-OSS's only a budget. */
     json_t *thinking = json_object_get(ctx, "enable_thinking");
-    if (thinking && !jinja_uses(c->t, "enable_thinking") && !json_object_get(ctx, "thinking"))
+    if (!thinking || jinja_uses(c->t, "enable_thinking"))
+        return;
+    bool off = json_is_false(thinking);
+    if (!json_object_get(ctx, "thinking"))
         json_object_set(ctx, "thinking", thinking);
+    if (jinja_uses(c->t, "thinking_mode") && !json_object_get(ctx, "thinking_mode"))
+        json_object_set_new(ctx, "thinking_mode", json_string(off ? "disabled" : "enabled"));
+    if (off && has_budget(c) && !json_object_get(ctx, "thinking_budget"))
+        json_object_set_new(ctx, "thinking_budget", json_integer(0));
 }
 
 static bool render(const struct chat *c, const json_t *messages, const json_t *tools,
@@ -360,6 +379,7 @@ struct chat *chat_new(const struct chat_source *s, struct error *err)
     c->bos = mem_strdup(s->bos ? s->bos : "");
     c->eos = mem_strdup(s->eos ? s->eos : "");
     c->format = chat_format_detect(s->template, s->template_len);
+    c->thoughts = chat_thoughts_detect(s->template, s->template_len);
     probe_all(c, s->template, s->template_len);
     return c;
 }
@@ -386,17 +406,9 @@ enum chat_format chat_reply_format(const struct chat *c, bool with_tools)
     return with_tools && !c->caps.tools ? CHAT_HERMES : c->format;
 }
 
-bool chat_opens_reasoning(const char *prompt, size_t len)
+enum chat_thoughts chat_thoughts(const struct chat *c)
 {
-    static const char *const tags[] = {"<think>", "[THINK]"};
-    while (len && prompt[len - 1] && strchr(" \n\t\r", prompt[len - 1]))
-        len--;
-    for (size_t i = 0; i < sizeof tags / sizeof *tags; i++) {
-        size_t n = strlen(tags[i]);
-        if (len >= n && !memcmp(prompt + len - n, tags[i], n))
-            return true;
-    }
-    return false;
+    return c->thoughts;
 }
 
 /* ------------------------------------------------------------------ one message */

@@ -11,7 +11,7 @@
 #ifndef STEEL_TEXT_CHAT_H
 #define STEEL_TEXT_CHAT_H
 
-#include "text/chat/chat_parse.h"
+#include "text/chat/chat_marks.h"
 #include "text/chat/chat_source.h"
 #include "text/jinja/jinja.h"
 
@@ -63,9 +63,11 @@ int chat_own_efforts(const struct chat *c, const char **out, int most_out);
  * already in kwargs is kept. */
 void chat_set_effort(const struct chat *c, const char *word, json_t *kwargs);
 
+/* Tells the template the most tokens of thinking, if it has a variable for them and kwargs has no value. */
+void chat_set_budget(const struct chat *c, int tokens, json_t *kwargs);
+
 /* The format of the model's replies. with_tools: the request has tools. */
 enum chat_format chat_reply_format(const struct chat *c, bool with_tools);
-/* Whether the prompt ends inside a reasoning block that the template opened. */
-bool chat_opens_reasoning(const char *prompt, size_t len);
+enum chat_thoughts chat_thoughts(const struct chat *c);
 
 #endif

@@ -39,6 +39,8 @@ char *chat_constraint_text(const struct chat_constraint *c)
         json_array_append_new(list, entry);
     }
     json_object_set_new(out, "tools", list);
+    if (c->thoughts)
+        json_object_set_new(out, "thoughts", json_string(chat_thoughts_name(c->thoughts)));
     if (c->response) {
         json_t *r = json_pack("{s:i}", "kind", (int)c->response->kind);
         json_t *text = json_stringn(c->response->text ? c->response->text : "", c->response->len);
@@ -49,49 +51,6 @@ char *chat_constraint_text(const struct chat_constraint *c)
     mem_free(s);
     json_decref(out);
     return copy;
-}
-
-struct chat_marks chat_marks_of(enum chat_format f, bool tools)
-{
-#define WHY "\n\nThe budget for thinking is used up, so I give my answer now."
-    static const struct chat_marks tags = {"<think>",        "</think>", WHY "\n</think>\n\n",
-                                           "\n</think>\n\n", NULL,       false},
-                                   mistral = {"[THINK]",  "[/THINK]", WHY "[/THINK]",
-                                              "[/THINK]", NULL,       false},
-                                   gemma = {"<|channel>thought", "<channel|>", WHY "\n<channel|>",
-                                            "\n<channel|>",      NULL,         false};
-    static const char open[] = "<|channel|>analysis<|message|>", close[] = "<|end|>";
-    if (f == CHAT_GPT_OSS && tools) /* a call or the answer, but no further thinking */
-        return (struct chat_marks){open,
-                                   close,
-                                   WHY "<|end|><|start|>assistant<|channel|>",
-                                   "<|end|><|start|>assistant<|channel|>",
-                                   "analysis",
-                                   true};
-    if (f == CHAT_GPT_OSS)
-        return (struct chat_marks){open,
-                                   close,
-                                   WHY "<|end|><|start|>assistant<|channel|>final<|message|>",
-                                   "<|end|><|start|>assistant<|channel|>final<|message|>",
-                                   NULL,
-                                   true};
-#undef WHY
-    return f == CHAT_MISTRAL ? mistral : f == CHAT_GEMMA ? gemma : tags;
-}
-
-enum chat_thinking chat_thinking_of(const char *prompt, size_t len)
-{
-    static const char *const closed[] = {"</think>", "[/THINK]", "<channel|>"};
-    if (chat_opens_reasoning(prompt, len))
-        return CHAT_THINKS_FIRST;
-    while (len && prompt[len - 1] && strchr(" \n\t\r", prompt[len - 1]))
-        len--;
-    for (size_t i = 0; i < sizeof closed / sizeof *closed; i++) {
-        size_t n = strlen(closed[i]);
-        if (len >= n && !memcmp(prompt + len - n, closed[i], n))
-            return CHAT_THINKS_NOT; /* the template has closed the reasoning */
-    }
-    return CHAT_THINKS_MAYBE;
 }
 
 /* ------------------------------------------------------------------ graphs */
@@ -109,6 +68,7 @@ struct reply_builder {
     bool failed;
     int flags;
     enum chat_format format;
+    const struct chat_marks *marks;
     enum chat_thinking thinking;
     bool required, one;
     struct tool *tools; /* (n_tools) */
@@ -206,6 +166,13 @@ static void add_pattern(struct reply_builder *a, struct call_graph *gr, uint32_t
                         const char *re, uint32_t to)
 {
     add_edge(gr, from, false, terminal(a, pattern_term(a, re)), to);
+}
+
+/* Bytes as a pattern that matches nothing else. */
+static void add_exact(struct buf *pattern, const char *text, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        buf_addf(pattern, "\\x%02x", (unsigned char)text[i]);
 }
 
 static void add_tag(struct reply_builder *a, struct call_graph *gr, uint32_t from, const char *text,
@@ -674,34 +641,40 @@ static bool compile_args(struct reply_builder *a, struct tool *t, int flags)
 
 /* ------------------------------------------------------------------ the whole reply */
 
-/* Start of reasoning: a tag, plus a word if the tag alone also starts other blocks. */
-static const char *think_tag(const struct reply_builder *a)
+/* Text of tags and words between them, as in <|channel>thought. */
+static void add_marks(struct reply_builder *a, struct call_graph *gr, uint32_t from,
+                      const char *text, bool token_only, uint32_t to)
 {
-    return a->format == CHAT_MISTRAL ? "[THINK]"
-           : a->format == CHAT_GEMMA ? "<|channel>"
-                                     : "<think>";
+    for (bool first = true; *text; first = false) {
+        bool tag = *text == '<' || *text == '[';
+        size_t n = tag ? strcspn(text, ">]") + 1 : strcspn(text, "<[");
+        uint32_t next = text[n] ? add_state(gr) : to;
+        struct buf part = {0};
+        if (tag) {
+            buf_add(&part, text, n);
+            buf_addc(&part, 0);
+            add_tag(a, gr, from, part.p, token_only, next);
+        } else {
+            buf_adds(&part, first ? " ?" : "");
+            add_exact(&part, text, n);
+            buf_addc(&part, 0);
+            add_pattern(a, gr, from, part.p, next);
+        }
+        buf_clear(&part);
+        from = next;
+        text += n;
+    }
 }
 
-static const char *think_word(const struct reply_builder *a)
+/* The answer: `body`, which the family's marks may precede. */
+static void add_answer(struct reply_builder *a, struct call_graph *gr, uint32_t from, uint32_t body)
 {
-    return a->format == CHAT_GEMMA ? "thought" : "";
-}
-
-static const char *think_close(const struct reply_builder *a)
-{
-    return a->format == CHAT_MISTRAL ? "[/THINK]"
-           : a->format == CHAT_GEMMA ? "<channel|>"
-                                     : "</think>";
-}
-
-static void add_think_open(struct reply_builder *a, struct call_graph *gr, uint32_t from,
-                           bool token_only, uint32_t to)
-{
-    bool word = think_word(a)[0];
-    uint32_t tagged = word ? add_state(gr) : to;
-    add_tag(a, gr, from, think_tag(a), token_only, tagged);
-    if (word)
-        add_pattern(a, gr, tagged, think_word(a), to);
+    for (int i = 0; a->marks->answer[i]; i++) {
+        uint32_t framed = add_state(gr);
+        add_marks(a, gr, from, a->marks->answer[i], true, framed);
+        add_edge(gr, framed, true, body, gr->final);
+    }
+    add_edge(gr, from, true, body, gr->final);
 }
 
 /* Reasoning that is already open at `from`, up to its closing tag. */
@@ -709,7 +682,7 @@ static void add_thoughts(struct reply_builder *a, struct call_graph *gr, uint32_
                          bool may_end, uint32_t to)
 {
     uint32_t end = add_state(gr);
-    struct stop close = {.text = think_close(a)};
+    struct stop close = {.text = a->marks->close};
     add_free(a, gr, from, &close, 1, may_end, end);
     add_tag(a, gr, end, close.text, false, to);
 }
@@ -729,27 +702,24 @@ static void add_text(struct reply_builder *a, struct call_graph *gr, uint32_t fr
     for (uint32_t i = 0; a->format == CHAT_PYTHONIC && i < a->n_tools && i < 24; i++) {
         const struct jvalue *name = a->tools[i].name;
         buf_adds(&names[i], LEAD "\\[");
-        for (uint32_t k = 0; k < name->len; k++)
-            buf_addf(&names[i], "\\x%02x", (unsigned char)name->text[k]);
+        add_exact(&names[i], name->text, name->len);
         buf_adds(&names[i], "\\(");
         size_t expression = names[i].len + 1;
         buf_addc(&names[i], 0);
         buf_addf(&names[i], "[%.*s(", (int)name->len, name->text);
         stops[n++] = (struct stop){.at_start = names[i].p, .again = names[i].p + expression};
     }
-    struct buf lead = {0}, open = {0};
+    struct buf lead = {0};
     if (think) {
-        buf_addf(&open, "%s%s", think_tag(a), think_word(a));
         buf_adds(&lead, LEAD);
-        for (const char *p = open.p; *p; p++)
-            buf_addf(&lead, "\\x%02x", (unsigned char)*p);
-        stops[n++] = (struct stop){.at_start = lead.p, .again = open.p};
-        add_think_open(a, gr, begun, false, think);
+        add_exact(&lead, a->marks->open, strlen(a->marks->open));
+        buf_addc(&lead, 0);
+        stops[n++] = (struct stop){.at_start = lead.p, .again = a->marks->open};
+        add_marks(a, gr, begun, a->marks->open, false, think);
     }
     add_free(a, gr, from, stops, n, true, begun);
     add_edge(gr, begun, true, calls, to);
     buf_clear(&lead);
-    buf_clear(&open);
     for (int i = 0; i < 24; i++)
         buf_clear(&names[i]);
 }
@@ -852,15 +822,15 @@ static void reply_build(struct reply_builder *a, uint32_t response)
         graph_emit(a, &inner, body);
         think = from;
         if (a->thinking != CHAT_THINKS_FIRST)
-            add_edge(&gr, from, true, body, gr.final);
+            add_answer(a, &gr, from, body);
         if (a->thinking == CHAT_THINKS_MAYBE)
-            add_think_open(a, &gr, from, true, think = add_state(&gr));
+            add_marks(a, &gr, from, a->marks->open, true, think = add_state(&gr));
         if (a->thinking != CHAT_THINKS_NOT) {
             uint32_t done = add_state(&gr), space = add_state(&gr);
             add_thoughts(a, &gr, think, false, done);
             add_pattern(a, &gr, done, "[ \\n]{1,2}", space);
-            add_edge(&gr, done, true, body, gr.final);
-            add_edge(&gr, space, true, body, gr.final);
+            add_answer(a, &gr, done, body);
+            add_answer(a, &gr, space, body);
         }
     }
     graph_emit(a, &gr, 0);
@@ -920,6 +890,11 @@ struct grammar *chat_reply_compile(const char *text, size_t len, int flags, stru
     for (int i = 0; v && i < 3; i++)
         if (jvalue_is(v, thinking_names[i]))
             a.thinking = (enum chat_thinking)i;
+    enum chat_thoughts thoughts = CHAT_THOUGHTS_TAGS;
+    v = jvalue_get(root, "thoughts");
+    for (int i = 0; v && i < CHAT_N_THOUGHTS; i++)
+        if (jvalue_is(v, chat_thoughts_name((enum chat_thoughts)i)))
+            thoughts = (enum chat_thoughts)i;
     v = jvalue_get(root, "required");
     a.required = v && v->kind == J_TRUE;
     v = jvalue_get(root, "one");
@@ -931,6 +906,7 @@ struct grammar *chat_reply_compile(const char *text, size_t len, int flags, stru
     grammar_add_node(a.g, NODE_GRAPH);
     v = jvalue_get(root, "response");
     bool ok = chat_format_from_name(name, &a.format) || reply_fail(&a, "unknown format");
+    a.marks = chat_marks_of(a.format, thoughts, false);
     ok = ok && read_tools(&a, jvalue_get(root, "tools")) &&
          (!v || read_response(&a, v, &response)) &&
          (a.n_tools || (v && !a.required) || reply_fail(&a, "there is nothing to constrain"));

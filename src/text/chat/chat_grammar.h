@@ -11,17 +11,12 @@
 #ifndef STEEL_TEXT_CHAT_GRAMMAR_H
 #define STEEL_TEXT_CHAT_GRAMMAR_H
 
-#include "text/chat/chat_parse.h"
+#include "text/chat/chat_marks.h"
 #include "text/grammar/grammar.h"
-
-enum chat_thinking {
-    CHAT_THINKS_NOT,
-    CHAT_THINKS_MAYBE, /* the model may start reasoning itself */
-    CHAT_THINKS_FIRST, /* the prompt has opened the reasoning */
-};
 
 struct chat_constraint {
     enum chat_format format;
+    enum chat_thoughts thoughts; /* of the template */
     enum chat_thinking thinking;
     const json_t *tools; /* array of {"type": "function", "function": {...}}, or NULL */
     const char *only;    /* name of the only tool allowed; NULL = any */
@@ -42,15 +37,5 @@ enum { CHAT_TOOLS_MAX = 512 };
 char *chat_constraint_text(const struct chat_constraint *c);
 /* Whether the format has tool calls. */
 bool chat_format_calls(enum chat_format f);
-/* The texts around thinking in a format, and the text that ends thinking early: `end` has a sentence
- * that says why, `end_at_once` is for thinking that has just begun. */
-struct chat_marks {
-    const char *open, *close, *end, *end_at_once;
-    const char *not_after; /* must not follow the early end; NULL = none */
-    bool reopens;          /* thinking may begin again later */
-};
-struct chat_marks chat_marks_of(enum chat_format f, bool tools);
-/* How a reply to this prompt begins. */
-enum chat_thinking chat_thinking_of(const char *prompt, size_t len);
 
 #endif

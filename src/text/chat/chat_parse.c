@@ -222,18 +222,17 @@ void chat_start_call(struct chat_parser *p, int mode, const char *raw)
 
 /* ------------------------------------------------------------------ start, content, reasoning */
 
-static const char *think_open(const struct chat_parser *p)
+/* Drops one of these marks if it is here. Returns chat_match()'s result. */
+static int accept_any(struct chat_parser *p, const char *const *marks)
 {
-    return p->format == CHAT_MISTRAL ? "[THINK]"
-           : p->format == CHAT_GEMMA ? "<|channel>thought"
-                                     : "<think>";
-}
-
-static const char *think_close(const struct chat_parser *p)
-{
-    return p->format == CHAT_MISTRAL ? "[/THINK]"
-           : p->format == CHAT_GEMMA ? "<channel|>"
-                                     : "</think>";
+    int wait = 0;
+    for (int i = 0; marks[i]; i++) {
+        int m = chat_accept(p, marks[i]);
+        if (m > 0)
+            return 1;
+        wait |= m < 0;
+    }
+    return wait ? -1 : 0;
 }
 
 /* Handles tags that may only precede content. False: wait for more text. */
@@ -257,12 +256,23 @@ static bool step_start(struct chat_parser *p)
         return true;
     }
     if (p->opt.reasoning) {
-        m = chat_accept(p, think_open(p));
+        m = chat_accept(p, p->marks->open);
         if (m < 0)
             return false;
         if (m) {
             trim(p);
             p->state = S_REASONING;
+            return true;
+        }
+    }
+    if (!p->framed && p->marks->answer[0]) {
+        m = accept_any(p, p->marks->answer);
+        if (m < 0)
+            return false;
+        if (m) {
+            trim(p);
+            p->framed = true;
+            p->opt.reasoning = false;
             return true;
         }
     }
@@ -350,6 +360,11 @@ static bool step_content(struct chat_parser *p)
         if (m)
             return m > 0;
     }
+    if (p->framed && c == '<' && (m = accept_any(p, p->marks->answer_end))) {
+        if (m > 0)
+            trim(p);
+        return m > 0;
+    }
     chat_put(p, CHAT_CONTENT, &c, 1);
     p->pos++;
     return true;
@@ -359,17 +374,16 @@ static bool step_reasoning(struct chat_parser *p)
 {
     int m = 0;
     char c = chat_here(p);
-    if (c == think_close(p)[0]) {
-        m = chat_accept(p, think_close(p));
+    if (c == p->marks->close[0]) {
+        m = chat_accept(p, p->marks->close);
         if (m > 0) {
             trim(p);
             p->opt.reasoning = false; /* only one block of reasoning, at the start */
             p->state = S_START;
         }
     }
-    if (m == 0 && p->trim && c == think_open(p)[0]) {
-        m = chat_accept(p, think_open(p)); /* repeated although the prompt opened it */
-    }
+    if (m == 0 && p->trim && c == p->marks->open[0])
+        m = chat_accept(p, p->marks->open); /* repeated although the prompt opened it */
     if (m)
         return m > 0;
     chat_put(p, CHAT_REASONING, &c, 1);
@@ -923,6 +937,8 @@ struct chat_parser *chat_parser_new(enum chat_format f, const struct chat_parse_
     p->format = f;
     p->opt = *opt;
     p->state = S_START;
+    p->marks = chat_marks_of(f, opt->thoughts, opt->tools);
+    p->framed = opt->continues && !opt->in_reasoning;
     bool reasons = opt->in_reasoning && opt->reasoning;
     if (reasons && f != CHAT_GPT_OSS) {
         p->state = S_REASONING;

@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 enum chat_format {
-    CHAT_PLAIN,      /* content, and <think> reasoning */
+    CHAT_PLAIN,      /* content and reasoning */
     CHAT_HERMES,     /* <tool_call>{"name", "arguments"}</tool_call>: Hermes, Qwen2.5, Qwen3 */
     CHAT_QWEN_XML,   /* <tool_call><function=F><parameter=P>...: Qwen3-Coder, Qwen3.5 */
     CHAT_LLAMA_JSON, /* the reply is {"name", "parameters"}: Llama 3.x */
@@ -34,6 +34,21 @@ enum chat_format {
     CHAT_KIMI,    /* <|tool_call_begin|>functions.F:0<|tool_call_argument_begin|>{...} */
     CHAT_GEMMA,   /* <|tool_call>call:F{k:<|"|>v<|"|>}<tool_call|>, <|channel>thought */
     CHAT_N_FORMATS
+};
+
+/* The marks of thinking that a template mentions (chat_marks.h). */
+enum chat_thoughts {
+    CHAT_THOUGHTS_TAGS,     /* <think> */
+    CHAT_THOUGHTS_ANSWER,   /* <think>, then <response> (Granite 3) or <answer> (Hunyuan) */
+    CHAT_THOUGHTS_THINKING, /* <thinking> */
+    CHAT_THOUGHTS_SEED,     /* <seed:think> */
+    CHAT_THOUGHTS_MINIMAX,  /* <mm:think>: MiniMax-M3 */
+    CHAT_THOUGHTS_HUNYUAN,  /* <think:opensource>: Hunyuan 3 */
+    CHAT_THOUGHTS_COHERE,   /* <|START_THINKING|> */
+    CHAT_THOUGHTS_APERTUS,  /* <|inner_prefix|> */
+    CHAT_THOUGHTS_SOLAR,    /* <|think|> */
+    CHAT_THOUGHTS_MUSE,     /* to=self<|message|> */
+    CHAT_N_THOUGHTS
 };
 
 const char *chat_format_name(enum chat_format f);
@@ -59,9 +74,10 @@ struct chat_event {
 };
 
 struct chat_parse_options {
-    bool tools;           /* recognise tool calls, else their text is content */
-    bool reasoning;       /* recognise reasoning, else its text is content */
-    bool in_reasoning;    /* the prompt opened the reasoning (it ends in <think>) */
+    enum chat_thoughts thoughts; /* the marks of reasoning; some formats have their own */
+    bool tools;                  /* recognise tool calls, else their text is content */
+    bool reasoning;              /* recognise reasoning, else its text is content */
+    bool in_reasoning;           /* the prompt opened the reasoning (it ends in <think>) */
     bool continues;       /* the prompt has the beginning of this text: its white space counts */
     uint64_t id_seed;     /* seed of the call ids */
     const json_t *schema; /* the request's tools, for the types of XML parameters; or NULL */

@@ -2,7 +2,7 @@
 #ifndef STEEL_TEXT_CHAT_PARSE_INT_H
 #define STEEL_TEXT_CHAT_PARSE_INT_H
 
-#include "text/chat/chat_parse.h"
+#include "text/chat/chat_marks.h"
 
 #include <string.h>
 
@@ -39,6 +39,7 @@ enum parse_state {
 struct chat_parser {
     enum chat_format format;
     struct chat_parse_options opt;
+    const struct chat_marks *marks;
     struct buf in; /* unconsumed input, starting at pos */
     size_t pos;
     bool final;
@@ -48,6 +49,7 @@ struct chat_parser {
     struct buf space;              /* white space held back until more text follows */
     struct buf raw;                /* text of a possible call, emitted if it is none */
     bool wrote;                    /* some content was emitted */
+    bool framed;                   /* a mark of the answer was dropped, or the prompt has it */
     bool trim;                     /* drop white space before the next text */
     bool reasoned;                 /* gpt-oss: some reasoning was emitted */
     bool wrote_args;               /* gpt-oss: the open call has arguments */
