@@ -258,7 +258,7 @@ def starve(model):
     path = "/v1/chat/completions"
     try:
         good = read_answer(exchange(s.port, path, WORDS), False)
-        large = dict(WORDS, messages=[{"role": "user", "content": "word " * 800000}])
+        large = dict(WORDS, messages=[{"role": "user", "content": "word " * 3200000}])  # its tokens alone are more than an arena of malloc reserves
         vm = int(re.search(r"VmSize:\s+(\d+) kB", open(f"/proc/{s.proc.pid}/status").read()).group(1)) << 10
         unlimited = resource.prlimit(s.proc.pid, resource.RLIMIT_AS)
         ends = {}
