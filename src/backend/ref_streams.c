@@ -44,8 +44,8 @@ static void route(struct ref *r, const struct altup *a, const float *x, float *o
 void ref_streams_predict(struct ref *r, const struct altup *a, int i)
 {
     int E = r->net->n_embd, N = r->net->streams.n;
-    float *x = ref_stream_row(r, i), *part[STREAMS_MAX], kind[STREAMS_MAX];
-    float mix[STREAMS_MAX * STREAMS_MAX], old[STREAMS_MAX];
+    float *x = ref_stream_row(r, i), *part[STREAMS_MAX] = {part_of(r, 0, i)};
+    float mix[STREAMS_MAX * STREAMS_MAX], old[STREAMS_MAX], kind[STREAMS_MAX];
     route(r, a, x, kind);
     for (int c = 0; c < N * N; c++)
         mix[c] = ref_dot(kind, a->predict + c * N, N);
@@ -63,7 +63,8 @@ void ref_streams_predict(struct ref *r, const struct altup *a, int i)
 void ref_streams_correct(struct ref *r, const struct altup *a, int i)
 {
     int E = r->net->n_embd, N = r->net->streams.n;
-    float *x = ref_stream_row(r, i), *part[STREAMS_MAX], kind[STREAMS_MAX], mix[STREAMS_MAX];
+    float *x = ref_stream_row(r, i), *part[STREAMS_MAX] = {part_of(r, 0, i)};
+    float kind[STREAMS_MAX], mix[STREAMS_MAX];
     route(r, a, x, kind);
     for (int j = 0; j < N; j++) {
         part[j] = part_of(r, j, i);

@@ -298,7 +298,7 @@ double probe_seconds(const struct probe *p, enum dtype t, double rows)
         return s[0];
     if (rows >= probe_rows[last])
         return s[last] * rows / probe_rows[last];
-    while (rows > probe_rows[i + 1])
+    while (i + 1 < last && rows > probe_rows[i + 1])
         i++;
     double at = log(rows / probe_rows[i]) / log((double)probe_rows[i + 1] / probe_rows[i]);
     return s[i] * pow(s[i + 1] / s[i], at);

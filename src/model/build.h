@@ -86,6 +86,8 @@ static inline enum rotary_rows rows_order(const struct weight_rows *rows, bool i
 /* The tensor row of the weight's row i, for pairs in this order. */
 static inline int rows_to_tensor(const struct weight_rows *rows, enum rotary_rows order, int i)
 {
+    if (!rows->interleaved)
+        return i;
     int in = i % rows->interleaved, n = rows->n_rot ? rows->n_rot : rows->interleaved;
     int pair = in % (n / 2), second = in / (n / 2), axis = pair / (n / 4 ? n / 4 : 1),
         k = pair % (n / 4 ? n / 4 : 1), head = i - in;

@@ -28,6 +28,7 @@ static size_t place_in_patch(const struct tower_config *t, int c, int row, int c
 static void cut_patch(const struct tower_config *t, const struct image *m, int x, int y, float *to)
 {
     int P = t->patch;
+    CHECK(m->rgb, "an image without pixels");
     for (int c = 0; c < 3; c++)
         for (int r = 0; r < P; r++)
             for (int k = 0; k < P; k++) {

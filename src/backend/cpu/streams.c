@@ -108,8 +108,8 @@ static void predict_rows(void *arg, int ith, int first, int last)
     const struct cpu_backend *cb = j->cb;
     int E = cb->net->n_embd, N = cb->net->streams.n;
     for (int i = first; i < last; i++) {
-        float *x = row_of(cb, cb->stream.x, i), *part[STREAMS_MAX], kind[STREAMS_MAX];
-        float mix[STREAMS_MAX * STREAMS_MAX], old[STREAMS_MAX];
+        float *x = row_of(cb, cb->stream.x, i), *part[STREAMS_MAX] = {part_of(cb, 0, i)};
+        float mix[STREAMS_MAX * STREAMS_MAX] = {0}, old[STREAMS_MAX], kind[STREAMS_MAX];
         route(j, ith, x, kind);
         for (int c = 0; c < N * N; c++)
             mix[c] = dot(kind, j->a->predict + (size_t)c * (size_t)N, N);

@@ -106,7 +106,7 @@ static void act_rows(void *arg, int ith, int first, int last)
 
 void cpu_clip_ffn(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)
 {
-    int F = f->down->n_in, parts = f->gate_up->n_out / F;
+    int F = f->down->n_in, parts = f->gate_up->n_out > F ? 2 : 1;
     clip_parts(cb, f->gate_up, f->clips, (int[]){F, F}, parts, x, cb->clip_hidden, rows);
     struct act_job j = {cb, *f, cb->clip_hidden, cb->clip_act, f->gate_up->n_out, F};
     pool_each(cb->pool, rows, POOL_EVEN, act_rows, &j);

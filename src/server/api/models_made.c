@@ -130,6 +130,7 @@ static bool check_made(const struct modelfile *f, struct error *err)
 static bool resolve(struct models *m, const char *folder, struct modelfile *f, struct error *err)
 {
     struct buf path = {0};
+    CHECK(f->from, "a Modelfile without FROM");
     if (f->from[0] != '/')
         buf_addf(&path, "%s/", folder ? folder : ".");
     buf_adds(&path, f->from);
@@ -441,7 +442,7 @@ static void reply_success(struct api_request *req)
 bool prepare_create(struct api_request *req, const json_t *body)
 {
     static const char *const fields[] = {"model", "name", NULL};
-    char name[MODEL_NAME_MOST];
+    char name[MODEL_NAME_MOST] = "";
     struct modelfile f = {0};
     struct error why = {0};
     if (!models_may_change(req->server, &req->err) || !read_name(req, body, fields, true, name))
@@ -463,7 +464,7 @@ bool prepare_copy(struct api_request *req, const json_t *body)
 {
     static const char *const to[] = {"destination", NULL};
     const char *source = NULL;
-    char name[MODEL_NAME_MOST];
+    char name[MODEL_NAME_MOST] = "";
     struct modelfile f = {0};
     struct error why = {0};
     if (!models_may_change(req->server, &req->err) ||
@@ -552,7 +553,7 @@ bool prepare_delete(struct api_request *req, const json_t *body)
 {
     static const char *const fields[] = {"model", "name", NULL};
     struct models *m = req->server->models;
-    char name[MODEL_NAME_MOST];
+    char name[MODEL_NAME_MOST] = "";
     if (!models_may_change(req->server, &req->err) || !read_name(req, body, fields, false, name))
         return false;
     struct mem_job *job = mem_job_suspend(); /* the lock is released */

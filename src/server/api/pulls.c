@@ -129,7 +129,7 @@ static bool read_body(struct http_exchange *x, char name[MODEL_NAME_MOST], bool 
         ok = api_invalid(err, "model", "model is missing, or its name is too long");
     else if (ok && insecure)
         ok = api_invalid(err, "insecure", "insecure is not supported");
-    for (const char *p = model; ok && *p; p++)
+    for (const char *p = model ? model : ""; ok && *p; p++)
         if ((unsigned char)*p <= ' ' || strchr("\"\\\177", *p))
             ok = api_invalid(err, "model", "model is not a name of the Hub");
     if (ok)

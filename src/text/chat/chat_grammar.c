@@ -231,6 +231,7 @@ struct stop {
 static uint32_t bytes_term(struct reply_builder *a, const char *text)
 {
     uint32_t t = RE_EPS;
+    CHECK(text, "free text without an end");
     for (const unsigned char *p = (const unsigned char *)text; *p; p++)
         t = re_cat(a->pool, t, re_char(a->pool, *p));
     return t;

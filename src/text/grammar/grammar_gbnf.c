@@ -110,7 +110,7 @@ static uint32_t class_parse(struct gbnf *p)
     bool negated = p->at < p->end && *p->at == '^', ok = true;
     p->at += negated;
     while (ok && p->at < p->end && *p->at != ']') {
-        uint32_t lo, hi;
+        uint32_t lo = 0, hi;
         ok = char_parse(p, &lo);
         hi = lo;
         if (ok && p->end - p->at >= 2 && p->at[0] == '-' && p->at[1] != ']') {

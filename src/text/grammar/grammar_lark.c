@@ -414,7 +414,7 @@ static bool define(struct lark *p, const char *name, size_t len, uint32_t tree, 
 
 static bool definition_parse(struct lark *p)
 {
-    struct rule_head h;
+    struct rule_head h = {0};
     uint32_t line = p->rules->line;
     if (!head_parse(p, &h))
         return false;

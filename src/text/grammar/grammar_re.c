@@ -303,8 +303,10 @@ static uint32_t set_join(struct re_pool *p, uint32_t a, uint32_t b, bool both)
                 j++;
         }
     } else {
-        memcpy(t, x, n * sizeof *t);
-        memcpy(t + n, y, m * sizeof *t);
+        if (n)
+            memcpy(t, x, n * sizeof *t);
+        if (m)
+            memcpy(t + n, y, m * sizeof *t);
         k = n + m;
     }
     uint32_t r = re_set(p, t, k, false);

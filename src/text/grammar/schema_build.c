@@ -89,6 +89,7 @@ static uint32_t node_of(struct schema_builder *b, struct literals l)
         b->sets = mem_realloc(b->sets, b->cap_sets, sizeof *b->sets);
         b->node_of = mem_realloc(b->node_of, b->cap_sets, sizeof *b->node_of);
     }
+    CHECK(b->sets && b->node_of && b->slots, "room for sets");
     b->sets[b->n_sets] = l;
     b->node_of[b->n_sets] = grammar_add_node(b->g, NODE_GRAPH);
     b->slots[h] = ++b->n_sets;
