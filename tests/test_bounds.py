@@ -279,8 +279,8 @@ def test_large_replies(_):
     for c in choices:
         assert len(c["logprobs"]["content"]) == tokens and len(c["logprobs"]["content"][0]["top_logprobs"]) == 20
         assert c["finish_reason"] == "length" and c["logprobs"]["refusal"] is None
-    # the text of the reply is never all in memory; numbers and strings of all answers may be
-    assert SANITIZED or grown < (size >> 10) / 2, grown
+    # the text of the reply (19 MB) is never all in memory; numbers and strings of all answers may be (8 to 10 MB)
+    assert SANITIZED or grown < (size >> 10) * 3 / 4, grown
     assert health > 30, health
     # the same piece by piece in a stream that is read late
     small = dict(body, n=2, max_tokens=400)
