@@ -48,7 +48,7 @@ def rank_logits(build, model, ranks=1, args=(), ids=None, kernels=None, kv="f32"
                "--out", out.name, *args]
         r = subprocess.run([*MPIRUN, *NEAR, "-n", str(ranks), *cmd] if ranks > 1 else cmd, capture_output=True, text=True, timeout=HANG,
                            env=dict(os.environ, **({"STEEL_ISA": kernels} if kernels else {})))
-        assert r.returncode == 0 or not check, f"{model} {ranks} {args}: {r.stderr[-800:]}"
+        assert r.returncode == 0 or not check, f"{model} {ranks} {args}: {r.stderr[-4000:]}"
         return (read_logits(out.name) if r.returncode == 0 else None), r
 
 
@@ -156,9 +156,7 @@ class Ranks(Server):
         """The launcher's exit status, when no rank is left. None: see launcher_end."""
         rc = launcher_end(self.proc, self.pids)
         wait_until(lambda: not any(map(is_alive, self.pids)), "a rank is left")
-        with self.cond:
-            while self.lines[-1:] != [None]:
-                assert self.cond.wait(HANG), self.log()
+        self.whole_log()
         self.dir.cleanup()
         return rc
 

@@ -85,7 +85,15 @@ class Server:
                 assert self.cond.wait(HANG), f"not {n} lines with '{text}':\n{self.log()}"
 
     def log(self):
+        """What has been read so far: a line may come later than the reply that it is about."""
         return "\n".join(l for l in self.lines if l is not None)
+
+    def whole_log(self):
+        """Of a server that has ended."""
+        with self.cond:
+            while self.lines[-1:] != [None]:
+                assert self.cond.wait(HANG), self.log()
+        return self.log()
 
     def request(self, method, path, body=None, headers=None):
         """(status, headers, text) of one request on a connection of its own."""

@@ -244,7 +244,7 @@ def test_killed_over_tcp():
 def test_without_lines():
     """Ranks that do not reach rank 0 but by MPI: a notice, and waits have an end."""
     s = Ranks(BUILD, 2, "--rank-timeout", "1", env={"STEEL_RANK_ADDRESS": "240.0.0.1"})
-    assert "rank 1 does not reach rank 0 over TCP at 240.0.0.1 (STEEL_RANK_ADDRESS names this address)" in s.log()
+    s.wait_line("rank 1 does not reach rank 0 over TCP at 240.0.0.1 (STEEL_RANK_ADDRESS names this address)")
     client = streams(s, 1)[0]
     os.kill(s.pids[1], signal.SIGSTOP)
     assert s.wait_end() != 0
@@ -291,7 +291,8 @@ def test_ranks_that_do_not_end():
         return
     os.kill(s.pids[0], signal.SIGTERM)
     assert s.proc.wait(HANG) != 0
-    assert "shutting down" in s.log() and len(s.said()) == 1, s.log()
+    s.wait_line("shutting down")
+    assert len(s.said()) == 1, s.log()
 
 
 def test_mpi_that_never_begins():

@@ -108,7 +108,7 @@ def test_one_roof():
     assert status == 200 and text == "" and int(headers["content-length"]) > 100
     status, headers, _ = r.post(COMP, {"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "mine-1"})
     assert headers["x-request-id"] == "mine-1" and headers["request-id"] == "mine-1"
-    assert [l for l in a.log().splitlines() + b.log().splitlines() if " completions " in l]
+    until(lambda: [l for l in a.log().splitlines() + b.log().splitlines() if " completions " in l])
     assert r.stop() == 0 and a.stop() == 0 and b.stop() == 0
 
 

@@ -759,7 +759,7 @@ def test_shutdown(_):
         out += piece
     assert b"[DONE]" in out and b'"finish_reason":"length"' in out
     assert s.proc.wait() == 0
-    for line in s.log().splitlines():
+    for line in s.whole_log().splitlines():
         entry = json.loads(line)
         assert {"time", "level", "msg"} <= set(entry)
     done = [json.loads(l) for l in s.log().splitlines() if '"completions"' in l][0]
