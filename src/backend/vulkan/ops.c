@@ -1,0 +1,240 @@
+/* The ends of the network on the Vulkan backend: embeddings, norms and sums of the stream, the head. */
+#include "backend/profile.h"
+#include "backend/vulkan/vulkan.h"
+
+_Static_assert(NORM_NONE == KIND_NONE && NORM_RMS == KIND_RMS && NORM_LAYER == KIND_LAYER &&
+                   NORM_AFFINE == KIND_AFFINE,
+               "the kernels' kinds of norms");
+
+static float or_one(float scale)
+{
+    return scale == 0 ? 1.0f : scale;
+}
+
+int vulkan_logits_width(const struct vulkan *v)
+{
+    const struct head *h = &v->net->head;
+    return h->w ? h->w->n_out : v->net->n_embd;
+}
+
+uint32_t vulkan_wide(int width)
+{
+    return ((uint32_t)width + 127) / 128;
+}
+
+void vulkan_norm(struct vulkan *v, const struct norm *n, uint64_t x, uint32_t ldx, uint64_t y,
+                 uint32_t ldy, int width, int rows)
+{
+    if (n->kind == NORM_NONE && x == y)
+        return;
+    const struct norm_args args = {x,
+                                   y,
+                                   vulkan_address(n->gain),
+                                   vulkan_address(n->bias),
+                                   (uint)n->kind,
+                                   (uint)width,
+                                   (uint)rows,
+                                   ldx,
+                                   ldy,
+                                   n->eps};
+    vulkan_run_flat(v, KERNEL_NORM, 0, 0, &args, sizeof args, (uint32_t)rows);
+}
+
+void vulkan_block_add(struct vulkan *v, const struct block *b)
+{
+    vulkan_settle(v);
+    v->pending = b;
+}
+
+/* Adds the block that is not added yet. n: receives norm(x); 0 = nothing does. */
+static void add_pending(struct vulkan *v, const struct norm *norm, uint64_t n, uint32_t ldn)
+{
+    const struct vulkan_scratch *s = &v->s;
+    const struct block *b = v->pending;
+    const struct add_args args = {.x = s->x,
+                                  .y = s->y,
+                                  .out_gain = vulkan_address(b->out.gain),
+                                  .out_bias = vulkan_address(b->out.bias),
+                                  .sum_gain = vulkan_address(b->sum.gain),
+                                  .sum_bias = vulkan_address(b->sum.bias),
+                                  .n = n,
+                                  .in_gain = vulkan_address(norm->gain),
+                                  .in_bias = vulkan_address(norm->bias),
+                                  .width = (uint)v->net->n_embd,
+                                  .rows = (uint)v->rows,
+                                  .ldx = s->ld_x,
+                                  .ldy = s->ld_x,
+                                  .out_kind = (uint)b->out.kind,
+                                  .sum_kind = (uint)b->sum.kind,
+                                  .out_eps = b->out.eps,
+                                  .sum_eps = b->sum.eps,
+                                  .scale = or_one(b->scale),
+                                  .in_eps = norm->eps,
+                                  .in_kind = (uint)norm->kind,
+                                  .ldn = ldn};
+    v->pending = NULL;
+    vulkan_run_flat(v, KERNEL_ADD, 0, 0, &args, sizeof args, (uint32_t)v->rows);
+}
+
+void vulkan_settle(struct vulkan *v)
+{
+    if (v->pending)
+        add_pending(v, &(struct norm){0}, 0, 0);
+}
+
+void vulkan_read(struct vulkan *v, const struct norm *norm, uint64_t n, uint32_t ldn)
+{
+    if (v->pending)
+        add_pending(v, norm, n, ldn);
+    else
+        vulkan_norm(v, norm, v->s.x, v->s.ld_x, n, ldn, v->net->n_embd, v->rows);
+}
+
+void vulkan_read_block(struct vulkan *v, const struct block *b)
+{
+    const struct vulkan_scratch *s = &v->s;
+    if (b->parallel) {
+        vulkan_settle(v);
+        vulkan_norm(v, &b->in, s->before, s->ld_x, s->n, s->ld_x, v->net->n_embd, v->rows);
+    } else {
+        vulkan_read(v, &b->in, s->n, s->ld_x);
+    }
+}
+
+void vulkan_scale(struct vulkan *v, const struct scale_args *a)
+{
+    vulkan_run(v, KERNEL_SCALE, 0, 0, a, sizeof *a, vulkan_wide((int)a->width), a->rows, 1);
+}
+
+/* to = the output rows of from */
+static void gather(struct vulkan *v, uint64_t from, uint64_t to, uint32_t ld, int width, bool index)
+{
+    const struct gather_args args = {from, to, v->step.at, (uint)width, (uint)v->batch.n_out,
+                                     ld,   ld, index};
+    vulkan_run(v, KERNEL_GATHER, 0, 0, &args, sizeof args, vulkan_wide(width), args.rows, 1);
+}
+
+void vulkan_narrow(struct vulkan *v, uint64_t *a, uint32_t lda, int width)
+{
+    const struct vulkan_scratch *s = &v->s;
+    if (v->narrow)
+        return;
+    vulkan_settle(v);
+    v->narrow = true;
+    v->rows = v->batch.n_out;
+    if (v->batch.n_out == v->batch.n_tokens)
+        return; /* out_rows ascends, so it has all rows */
+    const uint64_t lists[] = {s->x, s->before};
+    for (int i = 0; i < (v->parallel ? 2 : 1); i++) { /* the stream stays where it is */
+        gather(v, lists[i], s->narrow, s->ld_x, v->net->n_embd, true);
+        gather(v, s->narrow, lists[i], s->ld_x, v->net->n_embd, false);
+    }
+    if (a) {
+        gather(v, *a, s->narrow, lda, width, true);
+        *a = s->narrow;
+    }
+}
+
+static void lookup(struct vulkan *v, const struct embed *e, const struct weight *table, uint index,
+                   int offset, float scale, bool add)
+{
+    const struct vulkan_weight *m = vulkan_matrix(table);
+    for (int i = 0; i < m->n_seg; i++) {
+        const struct vulkan_segment *g = &m->seg[i];
+        const struct embed_args args = {.w = g->at,
+                                        .x = v->s.x,
+                                        .perm = g->perm,
+                                        .grid = v->grid,
+                                        .step = v->step.at,
+                                        .embeds = v->embeds.at,
+                                        .n_in = (uint)table->n_in,
+                                        .row_words = g->row_words,
+                                        .tail = g->tail,
+                                        .rows = (uint)v->batch.n_tokens,
+                                        .ldx = v->s.ld_x,
+                                        .group_len = g->group_len,
+                                        .index = index,
+                                        .n_table = g->rows,
+                                        .first =
+                                            (int)g->first + (index == STEP_TOKENS ? e->first : 0),
+                                        .n_vocab = v->net->n_vocab,
+                                        .offset = offset,
+                                        .add = add || i > 0, /* rows of other segments stay */
+                                        .scale = scale,
+                                        .embed_width = (uint)network_embed_width(v->net)};
+        vulkan_run_flat(v, KERNEL_EMBED, g->format, 0, &args, sizeof args, args.rows);
+    }
+}
+
+/* cos and sin of all rows, for every RoPE table. */
+static void angles(struct vulkan *v)
+{
+    vulkan_apart(v, true);
+    for (int i = 0; i < v->net->n_ropes; i++) {
+        const struct rope *r = &v->net->ropes[i];
+        const struct rope_args args = {v->step.at,    v->s.freqs[i],           v->s.planes[i],
+                                       v->s.ropes[i], (uint)v->batch.n_tokens, (uint)(r->n_rot / 2),
+                                       r->mscale};
+        uint32_t n = vulkan_wide(v->batch.n_tokens * (r->n_rot / 2));
+        vulkan_run(v, KERNEL_ROPE, 0, 0, &args, sizeof args, n < 1024 ? n : 1024, 1, 1);
+    }
+    vulkan_apart(v, false);
+}
+
+void vulkan_embed(struct backend *be, const struct embed *e)
+{
+    struct vulkan *v = vulkan_self(be);
+    v->rows = v->batch.n_tokens;
+    v->narrow = false;
+    v->angles = false;
+    v->pending = NULL;
+    vulkan_stage(v, STAGE_EMBED);
+    lookup(v, e, e->tokens, STEP_TOKENS, 0, or_one(e->scale), false);
+    if (e->positions)
+        lookup(v, e, e->positions, STEP_POS, e->pos_offset, 1, true);
+    if (e->types)
+        lookup(v, e, e->types, STEP_TYPES, 0, 1, true);
+    vulkan_norm(v, &e->norm, v->s.x, v->s.ld_x, v->s.x, v->s.ld_x, v->net->n_embd, v->rows);
+}
+
+void vulkan_angles(struct vulkan *v)
+{
+    if (!v->angles)
+        angles(v);
+    v->angles = true;
+}
+
+/* The logits go to host memory, where samplers read them. */
+static void copy_logits(struct vulkan *v, uint32_t width)
+{
+    VkCommandBuffer cmd = vulkan_cmd(v);
+    if (!cmd || !v->rows)
+        return;
+    vulkan_copy_to(v, cmd, v->s.logits, &v->logits, (size_t)v->rows * width * sizeof(float));
+}
+
+void vulkan_head(struct backend *be, const struct head *h)
+{
+    struct vulkan *v = vulkan_self(be);
+    const struct vulkan_scratch *s = &v->s;
+    uint32_t width = (uint32_t)vulkan_logits_width(v);
+    vulkan_stage(v, STAGE_HEAD);
+    vulkan_narrow(v, NULL, 0, 0);
+    vulkan_read(v, &h->norm, h->w ? s->n : s->logits, h->w ? s->ld_x : width);
+    if (h->w)
+        vulkan_product(v, &(struct product){.w = h->w,
+                                            .x = s->n,
+                                            .y = s->logits,
+                                            .ldx = s->ld_x,
+                                            .ldy = width,
+                                            .rows = (uint32_t)v->rows,
+                                            .x_div = 1});
+    if ((h->scale != 0 && h->scale != 1) || h->softcap != 0)
+        vulkan_scale(v, &(struct scale_args){.x = s->logits,
+                                             .width = width,
+                                             .rows = (uint)v->rows,
+                                             .ldx = width,
+                                             .scale = or_one(h->scale),
+                                             .softcap = h->softcap});
+    copy_logits(v, width);
+}

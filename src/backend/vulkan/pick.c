@@ -1,0 +1,256 @@
+/*
+ * Which kernel runs: one ordered table per op, with every threshold of the backend.
+ * 1. The first row whose number of rows suits the case, and whose kernel fits it, runs; if none suits, the last that fits.
+ * 2. STEEL_PICK=name[,name] forces a row wherever its kernel fits; -name leaves a row out.
+ */
+#include "backend/vulkan/vulkan.h"
+#include "base/mem.h"
+
+#include <string.h>
+
+enum vulkan_op { OP_LINEAR, OP_MOE };
+
+struct pick {
+    const char *name;
+    enum vulkan_op op;
+    int from, to;                                                  /* input rows; to 0 = no end */
+    bool (*fits)(const struct vulkan *v, const struct product *p); /* NULL = always */
+    const char *formats, *device;
+    void (*run)(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                struct product_args *args);
+};
+
+/* Rows that a workgroup computes at once. */
+enum { GEMV_ROWS = 8, GEMM_TILE = 64 };
+
+static void run_gemv(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                     struct product_args *args)
+{
+    uint32_t each = p->chosen || p->cycle ? 1 : p->rows < GEMV_ROWS ? p->rows : GEMV_ROWS;
+    /* More outputs share inputs where there are enough for all of a large GPU's multiprocessors. */
+    uint32_t fours = g->rows >= 8192 || p->chosen, outs = fours ? 4 : 2;
+    uint32_t n = (g->rows + outs - 1) / outs;
+    uint32_t x = n < v->max_groups[0] ? n : v->max_groups[0];
+    vulkan_run(v, KERNEL_GEMV, g->format, each + 8 * fours, args, sizeof *args, x, (n + x - 1) / x,
+               (p->rows + each - 1) / each);
+}
+
+/* Workgroups that fill a large GPU. */
+enum { FULL = 1024 };
+
+uint32_t vulkan_splits(int rows, int heads)
+{
+    int n = rows > 0 && heads > 0 ? FULL / (rows * heads) : 1;
+    return n < 2 ? 1 : n > VULKAN_SPLITS ? VULKAN_SPLITS : (uint32_t)n;
+}
+
+bool vulkan_coop_fits(const struct vulkan *v, const struct vulkan_segment *g)
+{
+    return v->coop && !g->perm && g->format != FORMAT_F32 && g->format != FORMAT_BF16 &&
+           g->format != FORMAT_F8_E4M3;
+}
+
+static bool coop_fits(const struct vulkan *v, const struct product *p)
+{
+    const struct vulkan_weight *m = vulkan_matrix(p->w);
+    bool fits = p->chosen || (vulkan_ld(p->w->n_in) <= v->s.ld_half &&
+                              p->rows <= (uint32_t)v->bounds.max_tokens);
+    for (int i = 0; i < m->n_seg; i++)
+        fits = fits && vulkan_coop_fits(v, &m->seg[i]);
+    return fits;
+}
+
+/* Rows of several experts: the last tile of each may have few. */
+static bool grouped_fits(const struct vulkan *v, const struct product *p)
+{
+    (void)v;
+    return p->chosen != 0;
+}
+
+static bool grouped_coop_fits(const struct vulkan *v, const struct product *p)
+{
+    return p->chosen && coop_fits(v, p);
+}
+
+/* The tiles of a product over experts, which are listed once a layer. Returns a bound of their number. */
+static uint32_t group(struct vulkan *v, const struct product *p, struct product_args *args)
+{
+    uint32_t own = (uint32_t)p->w->n_expert, most = p->rows / GEMM_TILE + own;
+    const struct group_args g = {p->chosen, v->s.groups,     p->rows,
+                                 own,       p->expert_first, 4 + 3 * most};
+    if (!v->grouped) {
+        vulkan_apart(v, false);
+        vulkan_run(v, KERNEL_GROUP, 0, 0, &g, sizeof g, 1, 1, 1);
+        vulkan_apart(v, true);
+    }
+    v->grouped = true;
+    args->chosen = v->s.groups;
+    return most < p->rows ? most : p->rows;
+}
+
+static void run_tiles(struct vulkan *v, enum vulkan_kernel k, const struct product *p,
+                      const struct vulkan_segment *g, struct product_args *args)
+{
+    uint32_t n = (g->rows + GEMM_TILE - 1) / GEMM_TILE;
+    uint32_t x = n < v->max_groups[0] ? n : v->max_groups[0];
+    uint32_t tiles = p->chosen ? group(v, p, args) : (p->rows + GEMM_TILE - 1) / GEMM_TILE;
+    vulkan_run(v, k, g->format, p->chosen != 0, args, sizeof *args, x, (n + x - 1) / x, tiles);
+}
+
+static void run_gemm(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                     struct product_args *args)
+{
+    run_tiles(v, KERNEL_GEMM, p, g, args);
+}
+
+/* The inputs are converted once for all segments. */
+static void run_coop(struct vulkan *v, const struct product *p, const struct vulkan_segment *g,
+                     struct product_args *args)
+{
+    uint32_t ld = vulkan_ld(p->w->n_in), rows = p->rows / p->x_div;
+    if (g == vulkan_matrix(p->w)->seg) {
+        const struct half_args half = {p->x,   v->s.half, v->s.half_scale, (uint)p->w->n_in, rows,
+                                       p->ldx, ld};
+        vulkan_apart(v, false);
+        vulkan_run_flat(v, KERNEL_HALF, 0, 0, &half, sizeof half, rows);
+        vulkan_apart(v, true);
+    }
+    args->x = v->s.half;
+    args->ldx = ld;
+    args->scale = v->s.half_scale;
+    run_tiles(v, KERNEL_GEMM_COOP, p, g, args);
+}
+
+/* Rows of a product over experts are counted per expert: from here on tiles share weights. */
+enum { MANY = 4 };
+
+/* The rows on cooperative matrices come after others of the same rows, so they run only if they are forced: they have not
+ * been measured on a device yet. */
+static const struct pick table[] = {
+    {"gemv", OP_LINEAR, 1, 8, NULL, "any", "", run_gemv},
+    {"gemm", OP_LINEAR, 9, 0, NULL, "any", "", run_gemm},
+    {"gemm_coop", OP_LINEAR, 17, 0, coop_fits, "codes F16", "coop", run_coop},
+    {"moe_gemm", OP_MOE, MANY, 0, grouped_fits, "any", "", run_gemm},
+    {"moe_gemv", OP_MOE, 1, 0, NULL, "any", "", run_gemv},
+    {"moe_coop", OP_MOE, MANY, 0, grouped_coop_fits, "codes F16", "coop", run_coop},
+};
+enum { N_PICKS = (int)(sizeof table / sizeof *table) };
+_Static_assert((int)N_PICKS <= (int)VULKAN_MAX_PICKS, "counters of the table");
+
+/* Whether "a,-b" has name; without: as -name. */
+static bool is_listed(const char *list, const char *name, bool without)
+{
+    size_t n = strlen(name);
+    for (const char *at = list; at && *at;) {
+        bool minus = *at == '-';
+        at += minus;
+        size_t len = strcspn(at, ",");
+        if (minus == without && len == n && !strncmp(at, name, n))
+            return true;
+        at += len + (at[len] == ',');
+    }
+    return false;
+}
+
+static int pick(const struct vulkan *v, enum vulkan_op op, const struct product *p)
+{
+    int last = -1, found = -1;
+    int rows = p->chosen ? (int)p->rows / p->w->n_expert : (int)p->rows;
+    rows = rows ? rows : 1;
+    for (int i = 0; i < N_PICKS; i++) {
+        if (table[i].op != op)
+            continue;
+        if (table[i].fits && !table[i].fits(v, p))
+            continue;
+        last = i;
+        if (is_listed(v->forced, table[i].name, false))
+            return i;
+        bool suits = rows >= table[i].from && (!table[i].to || rows <= table[i].to);
+        if (found < 0 && suits && !is_listed(v->forced, table[i].name, true))
+            found = i;
+    }
+    return found < 0 ? last : found;
+}
+
+void vulkan_product(struct vulkan *v, const struct product *p)
+{
+    const struct vulkan_weight *m = vulkan_matrix(p->w);
+    if (!p->rows)
+        return;
+    int row = pick(v, p->chosen || p->cycle ? OP_MOE : OP_LINEAR, p);
+    v->runs[row]++;
+    vulkan_apart(v, true); /* segments have outputs of their own */
+    for (int i = 0; i < m->n_seg; i++) {
+        const struct vulkan_segment *g = &m->seg[i];
+        struct product_args args = {.w = g->at,
+                                    .x = p->x,
+                                    .y = p->y,
+                                    .bias = m->bias,
+                                    .perm = g->perm,
+                                    .chosen = p->chosen,
+                                    .grid = v->grid,
+                                    .n_in = (uint)p->w->n_in,
+                                    .n_out = g->rows,
+                                    .row_words = g->row_words,
+                                    .tail = g->tail,
+                                    .rows = p->rows,
+                                    .ldx = p->ldx,
+                                    .ldy = p->ldy,
+                                    .first = g->first,
+                                    .group_len = g->group_len,
+                                    .x_div = p->x_div,
+                                    .n_own = (uint)p->w->n_expert,
+                                    .expert_first = p->expert_first,
+                                    .n_all_out = (uint)p->w->n_out,
+                                    .cycle = p->cycle};
+        table[row].run(v, p, g, &args);
+    }
+    vulkan_apart(v, false);
+}
+
+bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out)
+{
+    static const char *const ops[] = {"linear", "moe"};
+    if (i < 0 || i >= N_PICKS)
+        return false;
+    *out = (struct pick_info){.name = table[i].name,
+                              .op = ops[table[i].op],
+                              .formats = table[i].formats,
+                              .device = table[i].device,
+                              .rows_from = table[i].from,
+                              .rows_to = table[i].to,
+                              .available = !*table[i].device || vulkan_self(be)->coop,
+                              .runs = vulkan_self(be)->runs[i]};
+    return true;
+}
+
+bool vulkan_picks_exist(const char *names, struct error *err)
+{
+    for (const char *at = names; at && *at;) {
+        at += *at == '-';
+        int n = (int)strcspn(at, ",");
+        bool found = !n;
+        for (int i = 0; i < N_PICKS; i++)
+            found |= (int)strlen(table[i].name) == n && !strncmp(table[i].name, at, (size_t)n);
+        if (!found)
+            return error_set(err, "STEEL_PICK: no kernel is called %.*s (steel bench --kernels)", n,
+                             at);
+        at += n + (at[n] == ',');
+    }
+    return true;
+}
+
+static void force(struct backend *be, const char *names)
+{
+    struct vulkan *v = vulkan_self(be);
+    vulkan_forget_recordings(v);
+    mem_free(v->forced);
+    v->forced = names && *names ? mem_strdup(names) : NULL;
+}
+
+static void shapes(struct backend *be, FILE *out)
+{
+    (void)be, (void)out; /* the tables say it: rows alone decide */
+}
+
+const struct pick_ops vulkan_picks = {.row = vulkan_pick_info, .force = force, .shapes = shapes};

@@ -1,0 +1,218 @@
+/*
+ * Kernels of the Vulkan backend: SPIR-V modules that are part of the binary, pipelines made from them when first needed,
+ * and their dispatch. The shaders are in shaders/, one file per kernel.
+ */
+#include "backend/vulkan/vulkan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MODULE(name) static const uint32_t name##_words[] =
+/* clang-format off */
+MODULE(embed) {
+#include "embed.inc"
+};
+MODULE(norm) {
+#include "norm.inc"
+};
+MODULE(add) {
+#include "add.inc"
+};
+MODULE(rope) {
+#include "rope.inc"
+};
+MODULE(heads) {
+#include "heads.inc"
+};
+MODULE(attn) {
+#include "attn.inc"
+};
+MODULE(gate) {
+#include "gate.inc"
+};
+MODULE(act) {
+#include "act.inc"
+};
+MODULE(route) {
+#include "route.inc"
+};
+MODULE(combine) {
+#include "combine.inc"
+};
+MODULE(gather) {
+#include "gather.inc"
+};
+MODULE(scale) {
+#include "scale.inc"
+};
+MODULE(given) {
+#include "given.inc"
+};
+MODULE(conv) {
+#include "conv.inc"
+};
+MODULE(delta) {
+#include "delta.inc"
+};
+MODULE(ssm) {
+#include "ssm.inc"
+};
+MODULE(gnorm) {
+#include "gnorm.inc"
+};
+MODULE(half) {
+#include "half.inc"
+};
+MODULE(gemm_coop) {
+#include "gemm_coop.inc"
+};
+MODULE(group) {
+#include "group.inc"
+};
+MODULE(attn_join) {
+#include "attn_join.inc"
+};
+MODULE(spread) {
+#include "spread.inc"
+};
+MODULE(gemv) {
+#include "gemv.inc"
+};
+MODULE(gemm) {
+#include "gemm.inc"
+};
+/* clang-format on */
+
+#define ENTRY(name)                                                                                \
+    {                                                                                              \
+#name, name##_words, sizeof name##_words                                                   \
+    }
+static const struct {
+    const char *name;
+    const uint32_t *words;
+    size_t bytes;
+} modules[N_KERNELS] = {[KERNEL_EMBED] = ENTRY(embed),
+                        [KERNEL_NORM] = ENTRY(norm),
+                        [KERNEL_ADD] = ENTRY(add),
+                        [KERNEL_ROPE] = ENTRY(rope),
+                        [KERNEL_HEADS] = ENTRY(heads),
+                        [KERNEL_ATTN] = ENTRY(attn),
+                        [KERNEL_GATE] = ENTRY(gate),
+                        [KERNEL_ACT] = ENTRY(act),
+                        [KERNEL_ROUTE] = ENTRY(route),
+                        [KERNEL_COMBINE] = ENTRY(combine),
+                        [KERNEL_GATHER] = ENTRY(gather),
+                        [KERNEL_SCALE] = ENTRY(scale),
+                        [KERNEL_GIVEN] = ENTRY(given),
+                        [KERNEL_GEMV] = ENTRY(gemv),
+                        [KERNEL_GEMM] = ENTRY(gemm),
+                        [KERNEL_CONV] = ENTRY(conv),
+                        [KERNEL_DELTA] = ENTRY(delta),
+                        [KERNEL_SSM] = ENTRY(ssm),
+                        [KERNEL_GNORM] = ENTRY(gnorm),
+                        [KERNEL_HALF] = ENTRY(half),
+                        [KERNEL_GEMM_COOP] = ENTRY(gemm_coop),
+                        [KERNEL_SPREAD] = ENTRY(spread),
+                        [KERNEL_ATTN_JOIN] = ENTRY(attn_join),
+                        [KERNEL_GROUP] = ENTRY(group)};
+
+enum { PUSH_BYTES = 128 };
+
+bool vulkan_pipelines_open(struct vulkan *v, struct error *err)
+{
+    const VkPushConstantRange range = {VK_SHADER_STAGE_COMPUTE_BIT, 0, PUSH_BYTES};
+    const VkPipelineLayoutCreateInfo info = {.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+                                             .pushConstantRangeCount = 1,
+                                             .pPushConstantRanges = &range};
+    bool ok =
+        vulkan_try(v, vk.CreatePipelineLayout(v->device, &info, NULL, &v->layout), "a layout");
+    if (!ok && err)
+        *err = v->error;
+    return ok;
+}
+
+void vulkan_pipelines_close(struct vulkan *v)
+{
+    VkPipeline *all = &v->pipelines[0][0][0];
+    for (size_t i = 0; i < sizeof v->pipelines / sizeof *all; i++)
+        if (all[i])
+            vk.DestroyPipeline(v->device, all[i], NULL);
+    if (v->layout)
+        vk.DestroyPipelineLayout(v->device, v->layout, NULL);
+}
+
+VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b)
+{
+    CHECK(a < VULKAN_CONSTANTS && b < VULKAN_CONSTANTS, "constants %u and %u of a kernel", a, b);
+    VkPipeline *p = &v->pipelines[k][a][b];
+    if (*p || v->failed)
+        return *p;
+    const uint32_t constants[] = {a, b};
+    const VkSpecializationMapEntry entries[] = {{0, 0, 4}, {1, 4, 4}};
+    const VkSpecializationInfo special = {2, entries, sizeof constants, constants};
+    const VkShaderModuleCreateInfo module = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+                                             .codeSize = modules[k].bytes,
+                                             .pCode = modules[k].words};
+    VkComputePipelineCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+        .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                  .flags = v->full_subgroups
+                               ? VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
+                               : 0,
+                  .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+                  .pName = "main",
+                  .pSpecializationInfo = &special},
+        .layout = v->layout};
+    if (!vulkan_try(v, vk.CreateShaderModule(v->device, &module, NULL, &info.stage.module),
+                    modules[k].name))
+        return NULL;
+    vulkan_try(v, vk.CreateComputePipelines(v->device, VK_NULL_HANDLE, 1, &info, NULL, p),
+               modules[k].name);
+    vk.DestroyShaderModule(v->device, info.stage.module, NULL);
+    return *p;
+}
+
+/* What was dispatched before is done, and its results are visible. */
+static void wait_for_writes(struct vulkan *v, VkCommandBuffer cmd)
+{
+    const VkMemoryBarrier barrier = {.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
+                                     .srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT,
+                                     .dstAccessMask =
+                                         VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT};
+    vk.CmdPipelineBarrier(cmd, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
+                          VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &barrier, 0, NULL, 0, NULL);
+    v->dirty = false;
+}
+
+void vulkan_apart(struct vulkan *v, bool on)
+{
+    VkCommandBuffer cmd = on ? vulkan_cmd(v) : NULL;
+    if (cmd && v->dirty)
+        wait_for_writes(v, cmd);
+    v->apart = on;
+}
+
+void vulkan_run(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b, const void *args,
+                size_t bytes, uint32_t x, uint32_t y, uint32_t z)
+{
+    VkPipeline p = vulkan_pipeline(v, k, a, b);
+    VkCommandBuffer cmd = vulkan_cmd(v);
+    if (!cmd || !p || !x || !y || !z)
+        return;
+    CHECK(bytes <= PUSH_BYTES, "%zu bytes of push constants", bytes);
+    if (v->dirty && !v->apart)
+        wait_for_writes(v, cmd);
+    vk.CmdBindPipeline(cmd, VK_PIPELINE_BIND_POINT_COMPUTE, p);
+    vk.CmdPushConstants(cmd, v->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, (uint32_t)bytes, args);
+    /* Kernels step through rows that the grid does not cover. */
+    vk.CmdDispatch(cmd, x, y < v->max_groups[1] ? y : v->max_groups[1],
+                   z < v->max_groups[2] ? z : v->max_groups[2]);
+    v->dirty = true;
+}
+
+void vulkan_run_flat(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b,
+                     const void *args, size_t bytes, uint32_t n)
+{
+    uint32_t x = n < v->max_groups[0] ? n : v->max_groups[0];
+    vulkan_run(v, k, a, b, args, bytes, x, x ? (n + x - 1) / x : 0, 1);
+}

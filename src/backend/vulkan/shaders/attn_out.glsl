@@ -1,0 +1,37 @@
+/* The result of attention for a row and head: the sum of values in q becomes their mean, rotated back and gated. */
+const uint MAX_DIM = 1024;
+shared float q[MAX_DIM];
+
+void turn(uint dim)
+{
+    uint run = turn_run(dim);
+    for (uint half_run = 1; half_run < run; half_run *= 2) {
+        barrier();
+        for (uint i = TID; i < dim / 2; i += THREADS) {
+            uint at = i / half_run * 2 * half_run + i % half_run;
+            float a = q[at], b = q[at + half_run];
+            q[at] = a + b;
+            q[at + half_run] = a - b;
+        }
+    }
+    barrier();
+    for (uint i = TID; i < dim; i += THREADS)
+        q[i] *= 1 / sqrt(float(run));
+    barrier();
+}
+
+void attn_out(uint t, uint h, bool padding, float total)
+{
+    for (uint i = TID; i < p.v_dim && !padding; i += THREADS)
+        q[i] /= total;
+    barrier();
+    if ((p.flags & ATTN_TURN) != 0 && !padding)
+        turn(p.v_dim);
+    Floats to = floats(p.a, uint64_t(t) * p.lda + h * p.v_dim);
+    for (uint i = TID; i < p.v_dim; i += THREADS) {
+        float v = padding ? 0 : q[i];
+        if (p.gate != 0)
+            v *= sigmoid(floats(p.gate, uint64_t(t) * p.ld_gate + h * p.gate_stride).v[i]);
+        to.v[i] = v;
+    }
+}

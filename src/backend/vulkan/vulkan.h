@@ -1,0 +1,308 @@
+/*
+ * The Vulkan backend. Kernels are GLSL, compiled to SPIR-V at build time; pointers are device addresses, so nothing is
+ * bound but pipelines and push constants. Activations are floats.
+ *
+ *  1. A step is recorded in a command buffer and submitted by launch(). With a key the command buffer is kept, and later
+ *     steps of the same shape replay it: what changes from step to step lies in the step block (shaders/args.h).
+ *  2. Every dispatch waits for those before it, except between vulkan_apart(true) and vulkan_apart(false).
+ *  3. The first failure is kept; nothing is submitted after it.
+ *  4. Limits of the device are read when it is opened. Nothing assumes a width of subgroups.
+ */
+#ifndef STEEL_BACKEND_VULKAN_H
+#define STEEL_BACKEND_VULKAN_H
+
+#include "backend/backend.h"
+#include "backend/vulkan/loader.h"
+#include "backend/vulkan/shaders/args.h"
+
+#include <pthread.h>
+
+enum vulkan_kernel {
+    KERNEL_EMBED,
+    KERNEL_NORM,
+    KERNEL_ADD,
+    KERNEL_ROPE,
+    KERNEL_HEADS,
+    KERNEL_ATTN,
+    KERNEL_ATTN_JOIN,
+    KERNEL_GATE,
+    KERNEL_ACT,
+    KERNEL_ROUTE,
+    KERNEL_COMBINE,
+    KERNEL_GATHER,
+    KERNEL_SCALE,
+    KERNEL_GIVEN,
+    KERNEL_CONV,
+    KERNEL_DELTA,
+    KERNEL_SSM,
+    KERNEL_GNORM,
+    KERNEL_GEMV,
+    KERNEL_GEMM,
+    KERNEL_HALF,
+    KERNEL_GROUP,
+    KERNEL_SPREAD,
+    KERNEL_GEMM_COOP,
+    N_KERNELS
+};
+
+/* A piece of device memory that allocations are cut from; large allocations have one of their own. */
+struct vulkan_block {
+    VkDeviceMemory memory;
+    VkBuffer buffer;
+    uint64_t at; /* device address */
+    size_t size, used;
+    char *host; /* NULL = not mapped */
+    int n_live; /* allocations in it; at 0 it is used from its start again, or freed if large */
+};
+
+/* A buffer of host memory that the device reads or writes. */
+struct vulkan_shared {
+    VkDeviceMemory memory;
+    VkBuffer buffer;
+    uint64_t at;
+    void *host;
+    size_t size;
+};
+
+struct vulkan_recording {
+    uint64_t key, shape; /* key 0 = empty */
+    VkCommandBuffer cmd;
+};
+enum { VULKAN_RECORDINGS = 64, VULKAN_STAMPS = 1024 };
+
+/* One row range of a weight, all of one format. Rows are row_words words long (pack.c). */
+struct vulkan_segment {
+    uint32_t format, rows, first, row_words, tail, group_len;
+    uint64_t at, perm; /* perm: GPTQ's order of inputs, 0 = none */
+};
+
+struct vulkan_weight {
+    struct vulkan_segment seg[3];
+    int n_seg;
+    void *memory;
+    size_t bytes;
+    uint64_t bias; /* (n_expert, n_out); 0 = none */
+};
+
+/* The arguments of a product: rows of x (rows / x_div), rows of y. Device addresses. */
+struct product {
+    const struct weight *w;
+    uint64_t x, y, chosen; /* chosen: the expert of each row; 0 = expert 0 */
+    uint32_t ldx, ldy, rows, x_div, expert_first,
+        cycle; /* cycle: row r uses matrix r % cycle; 0 = no */
+};
+
+/* Scratch of steps: device addresses of (max_tokens, ld) floats each. */
+struct vulkan_scratch {
+    uint64_t x, n, y, before, qkv, q, a, gate, hidden, part, sum, narrow;
+    uint64_t router, chosen, weights, logits;
+    uint64_t parts;            /* sums of attention over splits of the keys */
+    uint64_t groups;           /* the rows of each expert (shaders/tiles.glsl) */
+    uint64_t half, half_scale; /* a product's inputs as fp16, and what their rows were divided by */
+    uint32_t ld_half;
+    uint64_t absorbed, summed; /* latent attention: queries and sums of latents, of every head */
+    uint64_t *ropes;           /* (n_ropes): cos and sin of every row */
+    uint64_t *freqs, *planes;
+    uint32_t ld_x, ld_qkv, ld_heads, ld_hidden, ld_gate, ld_expert;
+};
+
+struct vulkan_pick_count {
+    uint64_t runs;
+};
+enum {
+    VULKAN_MAX_PICKS = 16,
+    VULKAN_CONSTANTS = 33
+}; /* a kernel's constants are below the latter */
+
+struct vulkan {
+    struct backend be;
+    struct error error;
+    bool failed;
+
+    VkPhysicalDevice physical;
+    VkDevice device;
+    VkQueue queue;
+    uint32_t family;
+    VkPhysicalDeviceMemoryProperties memory_types;
+    size_t max_allocation;
+    uint32_t max_groups[3]; /* workgroups of a dispatch */
+    bool full_subgroups;
+    bool coop; /* cooperative matrices of 16 x 16 x 16, fp16 with sums of floats */
+    uint32_t subgroup;
+
+    pthread_mutex_t lock; /* blocks, copies, the queue */
+    struct vulkan_block *blocks;
+    int n_blocks;
+    size_t allocated;
+    struct vulkan_shared staging;
+    VkCommandPool pool;
+    VkCommandBuffer copy_cmd;
+    VkFence copy_fence;
+
+    VkPipelineLayout layout;
+    VkPipeline pipelines[N_KERNELS][VULKAN_CONSTANTS][VULKAN_CONSTANTS];
+    uint64_t grid; /* points of the IQ formats */
+
+    const struct network *net;
+    struct network_max max;
+    struct bounds bounds;
+    struct vulkan_scratch s;
+    void *owned[64]; /* what prepare() allocated */
+    size_t owned_bytes[64];
+    int n_owned;
+
+    /* the step */
+    struct batch batch;
+    struct vulkan_shared step, embeds,
+        logits;                    /* step block; given rows; logits of the output rows */
+    int32_t *sampled;              /* (max_out) */
+    struct sample_probs *told;     /* (max_out) */
+    VkCommandBuffer step_cmd, cmd; /* cmd: being recorded or to be submitted; NULL = none */
+    VkFence fence;
+    struct vulkan_recording recordings[VULKAN_RECORDINGS];
+    struct vulkan_recording *keep; /* the recording that cmd becomes */
+    uint64_t shape;                /* of the current step */
+    int next_recording, rows;      /* rows: of the stream */
+    bool narrow, in_flight, apart, dirty, begun, replayed;
+    bool parallel;               /* a block reads the stream that the one before read */
+    const struct block *pending; /* its result is not added to the stream yet; NULL = none */
+    bool grouped;                /* the layer's rows are listed by expert */
+    bool angles;                 /* cos and sin of the step's rows are enqueued */
+
+    /* the profile: timestamps of the step, and the stage that begins at each */
+    VkQueryPool stamps;
+    float tick_ns; /* 0 = the device has no timestamps */
+    int n_stamps;
+    uint8_t stages[VULKAN_STAMPS];
+
+    char *forced; /* STEEL_PICK */
+    uint64_t runs[VULKAN_MAX_PICKS];
+};
+
+static inline struct vulkan *vulkan_self(struct backend *be)
+{
+    return (struct vulkan *)be;
+}
+
+static inline uint64_t vulkan_address(const void *p)
+{
+    return (uint64_t)(uintptr_t)p;
+}
+
+static inline const struct vulkan_weight *vulkan_matrix(const struct weight *w)
+{
+    return w->impl;
+}
+
+static inline uint32_t vulkan_ld(int width)
+{
+    return ((uint32_t)width + 7) / 8 * 8;
+}
+
+/* Keeps the first failure. Returns false if r is one. */
+bool vulkan_try(struct vulkan *v, VkResult r, const char *what);
+
+/* memory.c */
+bool vulkan_memory_open(struct vulkan *v, struct error *err);
+void vulkan_memory_close(struct vulkan *v);
+void *vulkan_alloc(struct backend *be, size_t bytes, const char *what, struct error *err);
+void vulkan_free(struct backend *be, void *p, size_t bytes);
+void vulkan_copy_in(struct backend *be, void *dst, const void *host, size_t bytes);
+void vulkan_copy_out(struct backend *be, void *host, const void *src, size_t bytes);
+/* Host memory for the device. fast: device memory that the host can write, if there is such; else cached. */
+bool vulkan_share(struct vulkan *v, struct vulkan_shared *s, size_t bytes, bool fast,
+                  struct error *err);
+void vulkan_unshare(struct vulkan *v, struct vulkan_shared *s);
+/* Enqueues a copy of device memory to host memory, after what was dispatched. */
+void vulkan_copy_to(struct vulkan *v, VkCommandBuffer cmd, uint64_t from,
+                    const struct vulkan_shared *to, size_t bytes);
+size_t vulkan_heap(VkPhysicalDevice d, size_t *used); /* bytes of the device's own memory */
+
+/* pipeline.c */
+bool vulkan_pipelines_open(struct vulkan *v, struct error *err);
+void vulkan_pipelines_close(struct vulkan *v);
+/* Makes the pipeline of a kernel with its two constants, unless it is there. */
+VkPipeline vulkan_pipeline(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b);
+/* Enqueues x * y * z workgroups. args: push constants. */
+void vulkan_run(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b, const void *args,
+                size_t bytes, uint32_t x, uint32_t y, uint32_t z);
+/* The same with n workgroups, folded into a grid; kernels read group_id(). */
+void vulkan_run_flat(struct vulkan *v, enum vulkan_kernel k, uint32_t a, uint32_t b,
+                     const void *args, size_t bytes, uint32_t n);
+void vulkan_apart(struct vulkan *v,
+                  bool on); /* the dispatches until off do not wait for each other */
+
+/* pack.c */
+bool vulkan_upload(struct backend *be, const struct raw_weight *src, enum weight_role role,
+                   struct weight *w, struct error *err);
+void vulkan_release(struct backend *be, struct weight *w);
+uint32_t vulkan_cache_format(enum dtype t);
+
+/* prepare.c */
+bool vulkan_supports(struct backend *be, const struct network *net, struct error *err);
+bool vulkan_prepare(struct backend *be, const struct network *net, const struct bounds *bounds,
+                    struct error *err);
+void vulkan_unprepare(struct vulkan *v);
+
+/* step.c */
+VkCommandBuffer vulkan_cmd(struct vulkan *v); /* where ops record */
+void vulkan_flush(struct vulkan *v);          /* submits what is recorded and waits for it */
+void vulkan_begin(struct backend *be, const struct batch *b);
+bool vulkan_replay(struct backend *be, uint64_t key);
+void vulkan_launch(struct backend *be);
+bool vulkan_end(struct backend *be, int32_t *tokens, struct error *err);
+void vulkan_sample(struct backend *be, struct sampler *const *samplers);
+void vulkan_probs(struct backend *be, int row, struct sample_probs *out);
+void vulkan_logits(struct backend *be, int row, float *host);
+void vulkan_forget_recordings(struct vulkan *v);
+extern const struct stream_ops vulkan_stream;
+
+/* timing.c: what is enqueued from here on belongs to a stage (enum stage), if there is a profile. */
+bool vulkan_timing_open(struct vulkan *v);
+void vulkan_timing_close(struct vulkan *v);
+void vulkan_timing_begin(struct vulkan *v, VkCommandBuffer cmd);
+void vulkan_stage(struct vulkan *v, int stage);
+void vulkan_timing_end(struct vulkan *v); /* once the step has ended */
+
+/* ops.c */
+void vulkan_embed(struct backend *be, const struct embed *e);
+void vulkan_head(struct backend *be, const struct head *h);
+int vulkan_logits_width(const struct vulkan *v);
+void vulkan_norm(struct vulkan *v, const struct norm *n, uint64_t x, uint32_t ldx, uint64_t y,
+                 uint32_t ldy, int width, int rows);
+/* The stream is scratch.x, plus a block's result in scratch.y if one is pending: whoever reads the stream next adds it. */
+void vulkan_block_add(struct vulkan *v, const struct block *b); /* makes scratch.y pending */
+void vulkan_settle(struct vulkan *v);                           /* adds it now */
+void vulkan_read(struct vulkan *v, const struct norm *norm, uint64_t n, uint32_t ldn);
+void vulkan_read_block(struct vulkan *v, const struct block *b); /* scratch.n = the block's input */
+/* The stream becomes the output rows, and so do the rows of *a, if not NULL. */
+void vulkan_narrow(struct vulkan *v, uint64_t *a, uint32_t lda, int width);
+/* x = (x * scale * sigmoid(gate of the row)) + y */
+void vulkan_scale(struct vulkan *v, const struct scale_args *a);
+uint32_t vulkan_wide(int width); /* workgroups across a row */
+void vulkan_angles(
+    struct vulkan *v); /* once a step: cos and sin of all rows, for every RoPE table */
+
+/* mixer.c, mixer_latent.c, mixer_state.c, mlp.c */
+bool vulkan_latent_supported(const struct latent *l, int i, struct error *err);
+uint32_t vulkan_mix_latent(struct vulkan *v, const struct mixer *m,
+                           int layer); /* returns scratch.a's ld */
+bool vulkan_state_supported(const struct mixer *m, int i, struct error *err);
+void vulkan_mix_state(struct vulkan *v, const struct mixer *m, int layer);
+void vulkan_mixer(struct backend *be, const struct mixer *m, int layer);
+/* Runs attention. args: without splits and parts. format_k, format_v: of the cache. */
+void vulkan_attend(struct vulkan *v, struct attn_args *args, uint32_t format_k, uint32_t format_v);
+void vulkan_mlp(struct backend *be, const struct mlp *m, int layer);
+
+/* pick.c */
+void vulkan_product(struct vulkan *v, const struct product *p);
+/* Whether cooperative matrices compute this product: of formats whose values fp16 has. */
+/* Parts into which the keys of few rows are split, so that a large GPU is full; 1 = none. */
+enum { VULKAN_SPLITS = 16 };
+uint32_t vulkan_splits(int rows, int heads);
+bool vulkan_coop_fits(const struct vulkan *v, const struct vulkan_segment *g);
+bool vulkan_pick_info(struct backend *be, int i, struct pick_info *out);
+bool vulkan_picks_exist(const char *names, struct error *err);
+extern const struct pick_ops vulkan_picks;
+
+#endif
