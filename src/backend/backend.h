@@ -48,6 +48,7 @@ struct backend {
     bool async;
     /* replay() may record steps and replay them, so equal shapes are worth padding for */
     bool records;
+    uint64_t n_recorded; /* steps recorded so far, which take longer than their replays */
     /* alloc() takes memory of a device, such as VRAM. Else it is host memory, which is
      * committed when first touched. */
     bool own_memory;

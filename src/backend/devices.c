@@ -1,12 +1,15 @@
 /*
  * The array of devices, and opening one of them. The only file that knows which backends this build has: STEEL_CUDA
- * is defined for it alone.
+ * and STEEL_VULKAN are defined for it alone.
  */
 #include "backend/devices.h"
 #include "backend/backend.h"
 #include "base/cpu.h"
 #ifdef STEEL_CUDA
 #include "backend/cuda/device.h"
+#endif
+#ifdef STEEL_VULKAN
+#include "backend/vulkan/device.h"
 #endif
 
 #include <stdio.h>
@@ -29,7 +32,17 @@ static const struct device_type cuda_device = {
                "--device cpu"};
 #endif
 
-static const struct device_type *const types[] = {&cpu_device, &cuda_device};
+#ifndef STEEL_VULKAN
+static const struct device_type vulkan_device = {
+    .name = "vulkan",
+    .kind = DEVICE_GPU,
+    .missing =
+        "this build has no Vulkan (it was made without glslc or Vulkan's headers): `make deps` "
+        "installs them"};
+#endif
+
+/* "auto" tries them in this order. */
+static const struct device_type *const types[] = {&cpu_device, &cuda_device, &vulkan_device};
 enum { N_TYPES = (int)(sizeof types / sizeof *types) };
 
 /* The type of "cuda" or "cuda:N"; NULL = unknown, as is NULL. Only GPUs are numbered. */
@@ -49,17 +62,32 @@ static int count_of(const struct device_type *t)
     return t->count ? t->count() : 0;
 }
 
+static int count_auto_of(const struct device_type *t)
+{
+    return t->count_auto ? t->count_auto() : count_of(t);
+}
+
 const char *device_default(enum device_kind kind)
 {
     const char *first = NULL;
     for (int i = 0; i < N_TYPES; i++) {
         if (types[i]->kind != kind)
             continue;
-        if (kind == DEVICE_CPU || count_of(types[i]) > 0)
+        if (kind == DEVICE_CPU || count_auto_of(types[i]) > 0)
             return types[i]->name;
         first = first ? first : types[i]->name;
     }
     return first;
+}
+
+const char *device_gpu_type(int i, const char **missing)
+{
+    for (int k = 0; k < N_TYPES; k++)
+        if (types[k]->kind == DEVICE_GPU && i-- == 0) {
+            *missing = types[k]->missing;
+            return types[k]->name;
+        }
+    return NULL;
 }
 
 static const struct device_type *gpu_of(const char *device)
@@ -80,7 +108,8 @@ enum device_kind device_kind(const char *device)
 int device_count(const char *device)
 {
     const struct device_type *t = gpu_of(device);
-    return t ? count_of(t) : 0;
+    bool is_auto = device && !strcmp(device, "auto");
+    return !t ? 0 : is_auto ? count_auto_of(t) : count_of(t);
 }
 
 size_t device_room(const char *device, double fraction)

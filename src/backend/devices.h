@@ -22,7 +22,8 @@ enum device_kind {
 /* Facts of a GPU for a benchmark's record. */
 struct gpu_facts {
     char name[256], driver[32]; /* driver: "" = unknown */
-    int sm, n_sm;               /* compute capability x 10, multiprocessors */
+    bool software;              /* it computes on the CPU; "auto" never chooses it */
+    int sm, n_sm;               /* compute capability x 10, multiprocessors; 0 = unknown */
     int max_sm_mhz;             /* 0 = unknown, as the next two */
     int sm_mhz, memory_mhz;     /* current clocks */
     size_t memory_bytes;
@@ -37,6 +38,8 @@ struct device_type {
     struct backend *(*open)(const struct backend_options *opt, struct error *err);
     /* GPUs only, else NULL. */
     int (*count)(void);
+    /* Devices that "auto" may choose, the first ones of all; NULL = count. */
+    int (*count_auto)(void);
     /* Bytes still available on a device of this type if `fraction` of its memory may be in use; 0 = no such device. */
     size_t (*room)(const char *device, double fraction);
     void (*id)(struct backend *be, unsigned char id[16]); /* globally unique */
@@ -44,12 +47,14 @@ struct device_type {
 };
 
 /* The names for --help. */
-#define DEVICE_NAMES "cpu, cuda or cuda:N"
+#define DEVICE_NAMES "cpu, cuda, cuda:N, vulkan or vulkan:N"
 
 /* A device by its name; NULL is "cpu", unknown names are DEVICE_OTHER. Opens nothing. */
 enum device_kind device_kind(const char *device);
 /* The device to open after "auto" chose this kind (CPU or GPU). For GPU: the first type that is present. */
 const char *device_default(enum device_kind kind);
+/* The name of the i-th type of GPU; NULL past the last. *missing: why this build lacks it, or NULL. */
+const char *device_gpu_type(int i, const char **missing);
 /* Number of GPUs of the named device's type; of "auto", of the default GPU's type. Opens nothing. */
 int device_count(const char *device);
 /* See device_type.room; "auto" is the default GPU. */

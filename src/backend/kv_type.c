@@ -49,6 +49,8 @@ bool kv_types_check(const struct network *net, enum dtype k_type, enum dtype v_t
         if (m->kind == MIXER_ATTENTION && (!dim_fits(i, "keys", m->attention.k_dim, k_type, err) ||
                                            !dim_fits(i, "values", m->attention.v_dim, v_type, err)))
             return false;
+        if (m->kind == MIXER_COMPRESSED && !dim_fits(i, "keys", m->compressed.dim, k_type, err))
+            return false;
         if (m->kind == MIXER_LATENT &&
             !dim_fits(i, "latents", m->latent.kv_rank + m->latent.rope_dim, k_type, err))
             return false;

@@ -42,7 +42,7 @@ static void measure_delta_net(const struct delta_net *d, struct network_max *out
 
 static void measure_ssm(const struct ssm *m, struct network_max *out)
 {
-    widen(&out->qkv, m->w_in->n_out);
+    widen(&out->qkv, m->w_in->n_out + (m->w_z ? m->w_z->n_out : 0));
     widen(&out->heads, m->n_heads * m->head_dim);
     widen(&out->state_heads, m->n_heads);
 }
@@ -60,6 +60,19 @@ static void measure_index(const struct indexer *x, int n_kv_heads, struct networ
     widen(&out->index_heads, x->n_heads);
     widen(&out->index_chosen, x->n_chosen);
     widen(&out->index_groups, x->block ? n_kv_heads : 1);
+}
+
+static void measure_compressed(const struct compressed *c, struct network_max *out)
+{
+    int q = c->n_heads * c->dim, o = c->wob->n_in;
+    widen(&out->qkv, q > o ? q : o);
+    widen(&out->heads, q > o ? q : o);
+    widen(&out->n_heads, c->n_heads);
+    widen(&out->latent, c->dim > c->q_rank ? c->dim : c->q_rank);
+    const struct compressor *both[] = {&c->compressor, &c->index.compressor};
+    for (int i = 0; i < 2; i++)
+        if (both[i]->rate)
+            widen(&out->compressed, both[i]->w->n_out);
 }
 
 static void measure_mixer(const struct mixer *m, struct network_max *out)
@@ -83,6 +96,9 @@ static void measure_mixer(const struct mixer *m, struct network_max *out)
         break;
     case MIXER_SCAN:
         measure_scan(&m->scan, out);
+        break;
+    case MIXER_COMPRESSED:
+        measure_compressed(&m->compressed, out);
         break;
     case MIXER_NONE:
         break;
@@ -192,6 +208,8 @@ const struct weight *mixer_out(const struct mixer *m)
         return m->ssm.w_out;
     case MIXER_SCAN:
         return m->scan.w_out;
+    case MIXER_COMPRESSED:
+        return m->compressed.wob;
     case MIXER_NONE:
         break;
     }
@@ -204,6 +222,8 @@ void mixer_cache_dims(const struct mixer *m, int *k, int *v)
     *k = *v = 0;
     if (m->kind == MIXER_LATENT) {
         *k = m->latent.kv_rank + m->latent.rope_dim;
+    } else if (m->kind == MIXER_COMPRESSED) {
+        *k = m->compressed.dim;
     } else if (m->kind == MIXER_ATTENTION && !a->shares_kv) {
         *k = a->n_kv_heads * a->k_dim;
         *v = a->n_kv_heads * a->v_dim;
@@ -212,9 +232,10 @@ void mixer_cache_dims(const struct mixer *m, int *k, int *v)
 
 const struct indexer *mixer_index(const struct mixer *m)
 {
-    const struct indexer *x = m->kind == MIXER_LATENT      ? &m->latent.index
-                              : m->kind == MIXER_ATTENTION ? &m->attention.index
-                                                           : NULL;
+    const struct indexer *x = m->kind == MIXER_LATENT       ? &m->latent.index
+                              : m->kind == MIXER_ATTENTION  ? &m->attention.index
+                              : m->kind == MIXER_COMPRESSED ? &m->compressed.index
+                                                            : NULL;
     return x && x->n_chosen ? x : NULL;
 }
 
@@ -224,8 +245,37 @@ int mixer_index_dim(const struct mixer *m)
     return x && !x->reuse ? x->dim : 0;
 }
 
+int compressor_page_rows(const struct compressor *c, int page_len)
+{
+    return !c->rate ? 0 : c->rate < page_len ? (page_len + c->rate - 1) / c->rate : 1;
+}
+
+int mixer_page_rows(const struct mixer *m, int page_len)
+{
+    return page_len + (m->kind == MIXER_COMPRESSED
+                           ? compressor_page_rows(&m->compressed.compressor, page_len)
+                           : 0);
+}
+
+int mixer_index_rows(const struct mixer *m, int page_len)
+{
+    const struct indexer *x = mixer_index(m);
+    return x && x->compressor.rate ? compressor_page_rows(&x->compressor, page_len) : page_len;
+}
+
+/* Floats that a sequence keeps of a compressor. */
+static size_t compressor_state(const struct compressor *c)
+{
+    return c->rate ? (size_t)(3 * compressor_series(c) * c->dim) : 0;
+}
+
 size_t mixer_state_len(const struct mixer *m)
 {
+    if (m->kind == MIXER_COMPRESSED) {
+        const struct compressed *c = &m->compressed;
+        return compressor_state(&c->compressor) +
+               (c->index.n_chosen ? compressor_state(&c->index.compressor) : 0);
+    }
     if (m->kind == MIXER_DELTA_NET) {
         const struct delta_net *d = &m->delta_net;
         size_t keys = (size_t)d->n_k_heads * (size_t)d->k_dim;
@@ -283,6 +333,7 @@ static bool head_norm_ok(const struct check *c, const struct norm *n)
 static bool block_ok(const struct check *c, const struct block *b)
 {
     return norm_ok(c, &b->in) && norm_ok(c, &b->out) && norm_ok(c, &b->sum) &&
+           has(c, b->keep != 0, PART_KEEP, "a block that keeps its normed input is") &&
            has(c, b->out.kind || b->sum.kind, PART_NORM_OUT, "a norm after a block is") &&
            has(c, b->scale != 0 && b->scale != 1, PART_SCALES, "a residual scale is");
 }
@@ -327,10 +378,16 @@ static bool mixer_ok(const struct check *c, const struct mixer *m, const struct 
         return has(c, true, PART_SHORT_CONV, "a short convolution is");
     if (m->kind == MIXER_SSM)
         return has(c, true, PART_SSM, "a state-space model is") &&
+               has(c,
+                   m->ssm.w_z || m->ssm.sigmoid_gate || !m->ssm.conv || !m->ssm.dt_bias ||
+                       !m->ssm.skip,
+                   PART_LIGHTNING, "lightning attention is") &&
                has(c, m->ssm.in_scale[0] != 0, PART_SSM_SCALES,
                    "a factor on a state-space model's projection is");
     if (m->kind == MIXER_SCAN)
         return has(c, true, PART_SCAN, "a selective scan is");
+    if (m->kind == MIXER_COMPRESSED)
+        return has(c, true, PART_COMPRESSED, "compressed attention is");
     if (m->kind == MIXER_NONE)
         return has(c, true, PART_ALONE, "a layer without a mixer is");
     const struct attention *a = &m->attention, *b = &first->attention;
@@ -351,6 +408,8 @@ static bool router_ok(const struct check *c, const struct router *r)
            has(c, r->kind == ROUTER_SOFTMAX_TOP, PART_ROUTERS,
                "softmax after the choice of experts is") &&
            has(c, r->kind == ROUTER_SPARSE_MIXER, PART_SPARSE_MIXER, "SparseMixer's routing is") &&
+           has(c, r->kind == ROUTER_SOFTPLUS, PART_ROUTERS_2, "routing by softplus is") &&
+           has(c, r->by_token, PART_ROUTERS_2, "a choice of experts by token is") &&
            has(c, r->choice_bias || r->w->bias, PART_ROUTERS, "a router's bias is") &&
            has(c, r->n_groups > 1, PART_ROUTERS, "a choice of expert groups is") &&
            has(c, r->expert_scale, PART_ROUTERS, "a scale per expert is") &&
@@ -374,6 +433,9 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
              "an activation other than silu is") ||
         !has(c, (d->gate_up && is_rare(d->act)) || (m->router.w && is_rare(e->act)),
              PART_ACTIVATIONS_2, "a squared ReLU, xIELU or limit of SiLU is") ||
+        !has(c,
+             (d->gate_up && d->act == ACT_SILU_CLAMP) || (m->router.w && e->act == ACT_SILU_CLAMP),
+             PART_SILU_CLAMP, "a clamp before SiLU is") ||
         !has(c, (d->gate_up && d->mid.kind) || (m->router.w && e->mid.kind), PART_NORM_MID,
              "a norm of hidden units is") ||
         !has(c, d->gate_up && d->act > ACT_PLAIN_GELU && !is_rare(d->act), PART_TOWER,
@@ -390,6 +452,8 @@ static bool mlp_ok(const struct check *c, const struct mlp *m)
     if (!m->router.w)
         return true;
     return router_ok(c, &m->router) &&
+           has(c, m->experts_late, PART_LATE_EXPERTS, "experts added one layer later are") &&
+           has(c, m->router.n_same, PART_LATE_EXPERTS, "experts without weights are") &&
            has(c, m->router.weighs_input, PART_ROUTER_INPUT, "a weight on experts' inputs is") &&
            has(c, m->to_experts, PART_LATENT_EXPERTS, "projections around experts are") &&
            has(c, d->gate_up, PART_BOTH, "a dense mlp beside experts is") &&
@@ -412,7 +476,10 @@ bool network_check(const struct network *net, uint64_t parts, const char *backen
         !has(&c, !h->w, PART_EMBED, "a model without a head is") ||
         !has(&c, e->layers.width, PART_LAYER_EMBED, "an embedding per layer is") ||
         !has(&c, net->mtp.fc, PART_MTP, "multi-token prediction is") ||
-        !has(&c, net->streams.n, PART_ALTUP, "a stream of several parts (AltUp) is") ||
+        !has(&c, net->streams.n && net->streams.project, PART_ALTUP,
+             "a stream of several parts (AltUp) is") ||
+        !has(&c, net->streams.head.w, PART_HYPER,
+             "a stream of several parts (hyper-connections) is") ||
         !has(&c, e->patches || net->n_mergers, PART_TOWER, "an image tower is"))
         return false;
     if (net->mtp.fc && (!norm_ok(&c, &net->mtp.embed_norm) || !norm_ok(&c, &net->mtp.hidden_norm) ||

@@ -53,11 +53,12 @@ struct norm {
 };
 
 /* How a block changes the stream x:
- *   n = in(x); y = out(block(n)); x = sum(x + scale * y)
- * Most models have only `in`, Gemma has `in` and `out`, BERT has `sum`. */
+ *   n = in(x); y = out(block(n)); x = sum(x + scale * y), or with keep: x = sum(keep * n + scale * y)
+ * Most models have only `in`, Gemma has `in` and `out`, BERT has `sum`, MiniMax-01 has `keep`. */
 struct block {
     struct norm in, out, sum; /* (E) */
     float scale;              /* 0 = 1 */
+    float keep;               /* of n; 0 = x itself is kept */
     /* Of an mlp: n = in(x) of the x that the mixer read, so that both run in parallel. Of a mixer: of the x that the mixer
      * of the layer before read, which has no mlp. */
     bool parallel;
@@ -89,12 +90,40 @@ enum attention_span {
 };
 
 /*
+ * Compression of the rows of a sequence: entry w stands for the rows of window w, at positions w*rate..w*rate + rate - 1.
+ * It exists once they all do. [c z] = n W^T; z += bias[pos % rate]; e = sum_i p_i c_i over the window's rows i, value by
+ * value, with p = softmax_i(z_i). overlap: c and z have two halves, and e is over the first half of the rows of window w-1
+ * and the second half of those of window w. An entry is norm(e).
+ * A sequence keeps the open sums of e: the largest z_i, the sum of exp(z_i - it), and that of exp(z_i - it) c_i.
+ */
+struct compressor {
+    int rate, dim; /* rate 0: none; D */
+    bool overlap;
+    const struct weight *w; /* (2*S*D, E): c, then z, with S = 2 if overlap, else 1 */
+    const float *bias;      /* (rate, S*D) */
+    struct norm norm;       /* (D) */
+};
+
+/* S: entries that a row goes into. */
+static inline int compressor_series(const struct compressor *c)
+{
+    return c->overlap ? 2 : 1;
+}
+
+/* Entries that a row at `pos` sees. */
+static inline int compressor_entries(const struct compressor *c, int pos)
+{
+    return c->rate ? (pos + 1) / c->rate : 0;
+}
+
+/*
  * Sparse attention: a row sees only those of its keys that an indexer chose.
  *   k = k_norm(n Wk^T), rotated, goes to the cache beside the attention's keys; q_h = q_norm(u Wq^T), rotated, with u = n,
  *   or a latent's queries after q_norm; w = n Ww^T
  *   block 0: score_j = sum_h w_h * max(0, q_h.k_j); the n_chosen keys with the largest scores, for all heads
  *   else: block i has keys i*block..; kv head h sees the n_chosen blocks with the largest max_j q_h.k_j, and always the row's
  *   own block, as one of them; n_heads is the number of kv heads
+ * With a compressor (of block 0), keys are its entries, rotated by w*rate, and there is no wk.
  * Ties: the later key loses. A row that has no more keys than can be chosen sees them all.
  */
 struct indexer {
@@ -104,7 +133,10 @@ struct indexer {
     struct norm q_norm, k_norm; /* (dim) */
     const struct rope *rope;
     bool interleaved; /* as in latent attention */
-    bool reuse;       /* the choice of the layer before, which has an indexer of the same sizes */
+    bool
+        rope_last; /* the last dims of a head are rotated, in adjacent pairs (2i, 2i + 1), in place */
+    struct compressor compressor;
+    bool reuse; /* the choice of the layer before, which has an indexer of the same sizes */
 };
 
 /*
@@ -178,6 +210,29 @@ struct latent {
 };
 
 /*
+ * Compressed attention: H heads over one kv head, whose rows of D values are keys and values.
+ *   u = q_norm(n Wqa^T); q_h = head_norm((u Wqb^T)_h); k = kv_norm(n Wkv^T), which goes to the cache
+ *   A row sees the keys of its window, and entries of a compressor: all of them, or those that an indexer chose, with
+ *   its queries from u. Entries go to the cache, too.
+ *   The last n_rot values of q_h and k are rotated, in adjacent pairs (2i, 2i + 1), those of entry w by w*rate.
+ *   p as in attention, with sinks; a_h = sum_j p_j k_j, whose last values are rotated back, by -pos
+ *   o_g = [a_h of the H/G heads of group g] Woa_g^T; y = [o_0 .. o_G-1] Wob^T
+ */
+struct compressed {
+    int n_heads, dim, n_groups; /* H, D, G */
+    int window, q_rank;
+    const struct weight *wqa, *wqb;         /* (q_rank, E), (H*D, q_rank) */
+    const struct weight *wkv;               /* (D, E) */
+    const struct weight *woa, *wob;         /* G x (R, H/G*D); (E, G*R) */
+    struct norm q_norm, head_norm, kv_norm; /* (q_rank), (D), (D) */
+    const struct rope *rope;
+    float scale;
+    const float *sinks; /* (H) or NULL */
+    struct compressor compressor;
+    struct indexer index; /* n_chosen 0: all entries are seen */
+};
+
+/*
  * Gated delta net: Hk heads of keys, Hv heads of values. v head h uses k head h*Hk/Hv, or h % Hk if tiled. Each v head
  * has a state S (Dk, Dv), which every token decays, corrects and reads.
  *   u = n Wqkv^T; u = silu(conv(u)): channel c at t is sum_i conv[c][i] * u[t - W + 1 + i][c]
@@ -211,27 +266,29 @@ static inline int delta_net_k_head(const struct delta_net *d, int h)
  * State-space model of Mamba-2: H heads of P values; head h uses the keys b and c of group h*G/H, which have N values.
  * Each head has a state S (N, P), which every token decays, adds to and reads.
  *   [z u dt] = n Win^T + bias, with widths H*P, H*P + 2*G*N and H; in_scale: z, dt and the parts x, b and c of u are
- *   each multiplied by a factor
- *   [x b c] = silu(conv(u) + conv_bias), the convolution as in delta nets
- *   dt = clamp(ln(1 + exp(dt + dt_bias)), dt_min, dt_max)
+ *   each multiplied by a factor; with w_z, z = n Wz^T and Win has no rows of it
+ *   [x b c] = silu(conv(u) + conv_bias), the convolution as in delta nets; without conv: silu(u)
+ *   dt = clamp(ln(1 + exp(dt + dt_bias)), dt_min, dt_max); without dt_bias: 1, and Win has no rows of it
  *   S = exp(-decay * dt) S + b (dt * x)^T; o = S^T c + skip * x
- *   o = norm(o * silu(z)), or norm(o) * silu(z) with norm_first; NORM_NONE: o * silu(z)
+ *   o = norm(o * silu(z)), or norm(o) * silu(z) with norm_first; NORM_NONE: o * silu(z); with sigmoid_gate, sigmoid(z)
  *   y = o Wout^T + bias
- * The norm is over each of n_norms equal parts of o. A sequence keeps S and the last W-1 rows of u.
+ * The norm is over each of n_norms equal parts of o. A sequence keeps S and the last W-1 rows of u. Lightning attention is
+ * the case of a fixed decay, with queries c, keys b and values x.
  */
 enum { SSM_PARTS = 5 };
 
 struct ssm {
     int n_heads, n_groups, head_dim, state_dim; /* H, G, P, N; G divides H */
-    int conv_len;                               /* W */
+    int conv_len;                               /* W; 1 without conv */
     const struct weight *w_in;                  /* (2*H*P + 2*G*N + H, E) */
+    const struct weight *w_z;                   /* (H*P, E) or NULL */
     const struct weight *w_out;                 /* (E, H*P) */
     const float *conv, *conv_bias;              /* (H*P + 2*G*N, W); (H*P + 2*G*N) or NULL */
-    const float *decay, *dt_bias, *skip;        /* (H); decay = exp(A_log) */
+    const float *decay, *dt_bias, *skip;        /* (H); decay = exp(A_log); the others or NULL */
     float dt_min, dt_max;                       /* dt_max 0 = no limit */
     struct norm norm;                           /* gain (H*P) */
     int n_norms;
-    bool norm_first;
+    bool norm_first, sigmoid_gate;
     float in_scale[SSM_PARTS]; /* of z, x, b, c, dt; all 0 = 1 */
 };
 
@@ -282,6 +339,7 @@ enum mixer_kind {
     MIXER_SHORT_CONV,
     MIXER_SSM,
     MIXER_SCAN,
+    MIXER_COMPRESSED,
     MIXER_NONE
 };
 
@@ -305,6 +363,7 @@ struct mixer {
         struct short_conv short_conv;
         struct ssm ssm;
         struct scan scan;
+        struct compressed compressed;
     };
     struct laurel laurel;
 };
@@ -316,6 +375,7 @@ enum activation {
     ACT_GELU,             /* 0.5 g (1 + erf(g / sqrt(2))) * u */
     ACT_SWIGLU_CLAMP,     /* g' = min(g, limit); u' = clamp(u, -limit, limit);
                          g' / (1 + exp(-alpha g')) * (u' + 1) */
+    ACT_SILU_CLAMP,       /* g' = min(g, limit); g' / (1 + exp(-g')) * clamp(u, -limit, limit) */
     ACT_SILU_LIMIT,       /* min(g / (1 + exp(-g)), limit) * clamp(u, -limit, limit) */
     ACT_RELU2,            /* max(g, 0)^2 * u */
     ACT_PLAIN_RELU2,      /* max(g, 0)^2 */
@@ -349,22 +409,32 @@ struct ffn {
  * Router: the experts of a row and their weights. l = norm(x or n) Wr^T + bias.
  *   SOFTMAX       p = softmax(l)
  *   SIGMOID       p = 1 / (1 + exp(-l))
+ *   SOFTPLUS      p = sqrt(ln(1 + exp(l)))
  *   SOFTMAX_TOP   experts are chosen by l; p = softmax over the chosen ones
  *   SPARSE_MIXER  experts are chosen by l, one after another. When e is chosen, p_e = 1 / sum_i exp(l_i - l_e) over
  *                 the experts i not chosen before with l_e - l_i <= 2 * jitter * max(|l_i|, l_e)
  * Chosen are the n_used experts with the largest p + choice_bias (ties: lower index).
  * With groups, experts form n_groups runs of equal length. A group's score is the sum of its two largest keys. Only
  * experts of the best n_groups_used groups can be chosen.
+ * With by_token the token decides instead: the experts by_token[token]. A row of batch.embeds counts as token 0.
  *   weight = p * scale * expert_scale[e]; renorm: p is divided by its sum over the chosen experts
  */
-enum router_kind { ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP, ROUTER_SPARSE_MIXER };
+enum router_kind {
+    ROUTER_SOFTMAX,
+    ROUTER_SIGMOID,
+    ROUTER_SOFTMAX_TOP,
+    ROUTER_SPARSE_MIXER,
+    ROUTER_SOFTPLUS
+};
 
 struct router {
     enum router_kind kind;
-    const struct weight *w; /* (n_expert, E) */
+    const struct weight *w; /* (n_expert + n_same, E) */
     struct norm norm;       /* (E) of the stream; NORM_NONE: the router reads the experts' input */
     int n_used;
-    const float *choice_bias;    /* (n_expert) or NULL */
+    int n_same;               /* the last of its experts have no weights: they return their input */
+    const float *choice_bias; /* (n_expert) or NULL */
+    const float *by_token;    /* (n_vocab, n_used) experts, no two equal in a row; or NULL */
     int n_groups, n_groups_used; /* 0 = no groups */
     bool renorm;
     bool weighs_input;         /* expert(weight * m) in place of weight * expert(m) */
@@ -386,7 +456,8 @@ struct layer_embed {
  *   n = in(x); d = sigmoid(n.dense_gate) * dense(n)
  *   m = experts_in(x), or n without experts_in; e = sum over the chosen experts of weight * expert(m)
  *   with latent experts: m = m Wto^T; e = e Wfrom^T; the router reads the m before
- *   y = dense_out(d) + experts_out(e)
+ *   y = dense_out(d) + experts_out(e); experts_late: y = dense_out(d), and experts_out(e) is added to x after the mlp of the
+ *   next layer
  * Then the block's out and sum, the layer embedding, and x *= stream_scale.
  * neither: the layer is a mixer alone.
  */
@@ -406,7 +477,8 @@ struct mlp {
      * image tower's inner layers. */
     int deepstack;
     bool dense_partial, experts_partial;
-    int expert_first; /* the first of the experts held here; the router covers all of them */
+    bool experts_late; /* beside a dense mlp; not in the last layer, nor after such a layer */
+    int expert_first;  /* the first of the experts held here; the router covers all of them */
 };
 
 /* The last matrix of a mixer; NULL: MIXER_NONE. */
@@ -426,11 +498,36 @@ struct altup {
     const float *scale;             /* (E) or NULL = ones */
 };
 
+/*
+ * Hyper-connections (DeepSeek V4): the stream has N parts s_0 .. s_N-1 (struct streams), all of them the result of embed
+ * at first.
+ *   m = s W^T / sqrt(mean(s^2) + eps) over the N*E values s of all parts: three runs, of N, N and N*N outputs
+ *   m' = scale[run] * m + base
+ *   pre = sigmoid(m'_1) + offset: the block reads x = sum_j pre_j s_j; y is its result
+ *   post = 2 sigmoid(m'_2); M = m'_3, of N rows: the softmax of each row, + offset; then its columns are divided by their
+ *   sums + offset; then rounds - 1 times its rows are, and its columns
+ *   s_k = post_k y + sum_j M[j][k] s_j
+ * Before the head, which has the first run only: x = sum_j pre_j s_j.
+ */
+struct hyper {
+    const struct weight *w;    /* (2*N + N*N, N*E), of the head's (N, N*E); NULL = none */
+    const float *scale, *base; /* (3), of the head's (1); one per output */
+    float eps, offset;
+    int rounds;
+};
+
 struct layer {
     struct mixer mixer;
     struct mlp mlp;
     struct altup altup;
+    struct hyper hyper[2]; /* of the mixer and of the mlp; all layers have them, or none */
 };
+
+/* Experts with weights, of this process and of others. */
+static inline int router_experts(const struct router *r)
+{
+    return r->w->n_out - r->n_same;
+}
 
 static inline bool mlp_is_none(const struct mlp *m)
 {
@@ -533,7 +630,8 @@ size_t merger_room(const struct merger *m, int n_embd, int tokens);
 enum { STREAMS_MAX = 8 };
 struct streams {
     int n;                                    /* N; 0 = the stream has one part */
-    const struct weight *project, *unproject; /* N - 1 matrices (E, E) */
+    const struct weight *project, *unproject; /* N - 1 matrices (E, E); NULL: hyper-connections */
+    struct hyper head;
 };
 
 struct network {
@@ -576,6 +674,7 @@ struct network_max {
     int n_expert, n_expert_used, n_ff_exp; /* 0 = no experts */
     int n_latent_exp;                      /* inputs of latent experts; 0 = none */
     int merged;                            /* widest row inside a merger; 0 = none */
+    int compressed;                        /* outputs of a compressor's product; 0 = none */
 };
 
 void network_measure(const struct network *net, struct network_max *out);
@@ -587,6 +686,12 @@ int network_feature_width(const struct network *net);
 
 /* Values of k and v that the cache holds per token in this layer; 0, 0 if it stores none. */
 void mixer_cache_dims(const struct mixer *m, int *k, int *v);
+/* Rows of a page of page_len tokens in which the layer keeps keys, and index keys. Entries of a compressor follow the
+ * tokens' rows: that of the window which ends at pos is row page_len + pos % page_len / rate. Among index keys it is row
+ * pos % page_len / rate. */
+int compressor_page_rows(const struct compressor *c, int page_len); /* of entries */
+int mixer_page_rows(const struct mixer *m, int page_len);
+int mixer_index_rows(const struct mixer *m, int page_len);
 /* The indexer of a mixer; NULL: it has none. */
 const struct indexer *mixer_index(const struct mixer *m);
 /* Values of an index key that the cache holds per token in this layer; 0: none. */
@@ -647,6 +752,13 @@ bool network_refuse(struct error *err, int layer, const char *what, const char *
 #define PART_ALTUP              (1ull << 49) /* streams of several parts, low-rank residuals */
 #define PART_SPARSE_ACT         (1ull << 50) /* Gaussian top-k of hidden units */
 #define PART_SPARSE_MIXER       (1ull << 48) /* SparseMixer's routing */
+#define PART_LATE_EXPERTS       (1ull << 51) /* experts added one layer later, experts without weights */
+#define PART_KEEP               (1ull << 52) /* blocks that keep their normed input */
+#define PART_LIGHTNING          (1ull << 53) /* state-space models with a fixed decay or a gate apart */
+#define PART_HYPER              (1ull << 54) /* hyper-connections */
+#define PART_COMPRESSED         (1ull << 55) /* compressed attention */
+#define PART_ROUTERS_2          (1ull << 56) /* routing by square roots of softplus, and by tokens */
+#define PART_SILU_CLAMP         (1ull << 57) /* a clamp before SiLU */
 #define PART_LATENT_TEMPERATURE (1ull << 30) /* a temperature of latent attention */
 
 bool network_check(const struct network *net, uint64_t parts, const char *backend,

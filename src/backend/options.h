@@ -9,6 +9,8 @@ struct backend_options {
     /* "cpu", "cuda", "cuda:N" (devices.h); NULL = "cpu". The engine also takes "auto". */
     const char *device;
     int threads; /* 0 = all cores */
+    /* its work yields to that of other backends on this device. On a CPU the threads' priority decides (os_background) */
+    bool background;
     /* same bytes whatever else is in the batch and however the prompt was split */
     bool deterministic;
     bool no_repack; /* compute from the mapped file */

@@ -104,7 +104,8 @@ static void clear(struct ref *r)
         r->index_w,    r->index_k, r->chosen,       r->n_chosen,  r->seen,      r->sampled[0],
         r->sampled[1], r->tokens,  r->sum,          r->gap,       r->latent,    r->told[0],
         r->told[1],    r->kept,    r->joined,       r->mean,      r->merged,    r->clipped,
-        r->to_experts, r->before,  r->weighed,      r->streams};
+        r->to_experts, r->before,  r->weighed,      r->streams,   r->late,      r->mixes,
+        r->compressed, r->visible};
     for (int i = 0; i < r->n_features; i++)
         mem_free(r->features[i]);
     mem_free(r->features);
@@ -141,6 +142,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     size_t ff = (size_t)(max->n_ff > max->n_ff_exp ? max->n_ff : max->n_ff_exp);
     size_t wide = embd > heads ? embd : heads;
     wide = (size_t)max->latent > wide ? (size_t)max->latent : wide;
+    wide = net->streams.head.w ? (size_t)net->streams.n * embd : wide;
     wide = (size_t)max->state_heads > wide ? (size_t)max->state_heads : wide;
     wide = ff > wide ? ff : wide;
     wide = (size_t)max->n_latent_exp > wide ? (size_t)max->n_latent_exp : wide;
@@ -160,6 +162,10 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->a = floats(tokens * heads);
     r->qkv = floats((size_t)max->qkv);
     r->before = floats(tokens * embd);
+    r->late = floats(tokens * embd);
+    r->mixes = floats(tokens * (size_t)(net->streams.n * (net->streams.n + 2)));
+    r->compressed = floats(2 * (size_t)max->compressed);
+    r->visible = mem_zalloc(2 * (size_t)s->max_pages * (size_t)s->page_len + 1, sizeof *r->visible);
     r->n = floats(embd);
     r->y = floats(embd);
     r->part = floats(wide);
@@ -171,7 +177,7 @@ static bool ref_prepare(struct backend *be, const struct network *net, const str
     r->mean = mem_zalloc(wide + 1, sizeof *r->mean);
     r->hidden = floats(2 * wide);
     r->latent = floats(4 * (size_t)max->latent);
-    r->scores = floats((size_t)s->max_pages * (size_t)s->page_len);
+    r->scores = floats(2 * (size_t)s->max_pages * (size_t)s->page_len); /* with entries */
     r->probs = floats((size_t)max->n_expert);
     if (max->index) {
         size_t groups = tokens * (size_t)max->index_groups;
@@ -339,8 +345,16 @@ void ref_block_add(struct ref *r, const struct block *b, float *y, float *x)
 {
     int E = r->net->n_embd;
     ref_norm_row(&b->out, y, y, E);
+    if (r->net->streams.head.w) {
+        for (int i = 0; i < E; i++)
+            y[i] *= ref_or_one(b->scale);
+        ref_hyper_write(r, y, (int)((x - r->x) / E));
+        return;
+    }
+    if (b->keep != 0)
+        ref_norm_row(&b->in, x, x, E);
     for (int i = 0; i < E; i++)
-        x[i] += ref_or_one(b->scale) * y[i];
+        x[i] = ref_or_one(b->keep) * x[i] + ref_or_one(b->scale) * y[i];
     ref_norm_row(&b->sum, x, x, E);
 }
 
@@ -420,7 +434,9 @@ static void ref_embed(struct backend *be, const struct embed *e)
         ref_norm_row(&e->norm, x, x, E);
         embed_layers(r, &e->layers, given >= 0 ? e->layers.pad : b->tokens[t], x,
                      r->layer_embeds + (size_t)t * (size_t)P);
-        if (r->streams)
+        if (r->net->streams.head.w)
+            ref_hyper_begin(r, t);
+        else if (r->streams)
             ref_streams_begin(r, t);
     }
     ref_stage_end(r, STAGE_EMBED);
@@ -470,7 +486,9 @@ static void ref_head(struct backend *be, const struct head *h)
     for (int t = 0; t < r->rows; t++) {
         float *l = r->logits[r->now] + (size_t)t * (size_t)n;
         r->at = r->row_of[t];
-        if (r->streams)
+        if (r->net->streams.head.w)
+            ref_hyper_read(r, &r->net->streams.head, t);
+        else if (r->streams)
             ref_streams_end(r, t);
         ref_norm_row(&h->norm, ref_stream_row(r, t), h->w ? r->n : l, r->net->n_embd);
         if (h->w)

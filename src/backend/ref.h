@@ -30,6 +30,10 @@ struct ref {
     float *q, *gate, *a; /* (max_tokens, widest H*D) queries, gates, outputs of attention */
     float *qkv;          /* one row of the projection */
     float *before;       /* (max_tokens, E) what the mixer read, by rows of x */
+    float *late;         /* (max_tokens, E) results of late experts, by batch rows */
+    float *mixes;        /* (max_tokens, 2*N + N*N) of hyper-connections, by batch rows */
+    float *compressed;   /* a row's product of a compressor, and an entry */
+    int32_t *visible;    /* (longest context) slots of the rows that a row sees */
     float *n, *y;        /* (E) one row: the normed input, the block's result */
     float *part, *sum;   /* (E or L) one expert's result, and the sum over experts */
     float *to_experts;   /* (L) a latent expert's input */
@@ -106,13 +110,15 @@ void ref_matvec(struct ref *r, const struct weight *weight, int e, const float *
 void ref_matvec_rows(struct ref *r, const struct weight *weight, int first, int n,
                      const struct clip *clip, const float *x, float *y);
 void ref_norm_row(const struct norm *norm, const float *x, float *out, int n); /* out may be x */
-/* x = sum(x + scale * out(y)); overwrites y */
+/* x = sum(x + scale * out(y)), or with keep, of in(x); overwrites y */
 void ref_block_add(struct ref *r, const struct block *b, float *y, float *x);
 void ref_narrow(struct ref *r); /* the stream becomes the output rows */
 
 /* ref_index.c. Row t's queries and weights of the indexer, and its key to the cache. n: the mixer's input, u: the indexer's. */
 void ref_index_row(struct ref *r, const struct indexer *x, const struct kv_layer *kv, int t,
                    const float *n, const float *u);
+/* Keys that a row at `pos` could see: its own and those before it, or entries. */
+int ref_index_keys(const struct indexer *x, int pos);
 /* Chooses the keys of all rows, for n_groups groups of heads. */
 void ref_index_choose(struct ref *r, const struct indexer *x, const struct kv_layer *kv,
                       int n_groups);
@@ -128,6 +134,22 @@ void ref_streams_predict(struct ref *r, const struct altup *a, int i);
 void ref_streams_correct(struct ref *r, const struct altup *a, int i);
 void ref_streams_add(struct ref *r, const float *y, int i); /* to all parts but x_0 */
 void ref_streams_end(struct ref *r, int i);
+
+/* Hyper-connections: before a block of row i of x, after it with its result y, and before the head. */
+void ref_hyper_begin(struct ref *r, int i);
+void ref_hyper_read(struct ref *r, const struct hyper *h, int i);
+void ref_hyper_write(struct ref *r, const float *y, int i);
+/* ref_compressed.c. Adds row t, whose input is n, to the sums of a compressor. True: an entry is complete, in `entry`. */
+bool ref_compress(struct ref *r, const struct compressor *c, int t, const float *n, float *sums,
+                  float *entry);
+/* The slot of entry w in a plane whose pages have `rows` rows, entries from row `first` on. */
+int ref_entry_slot(const struct ref *r, const struct compressor *c, int seq, int w, int rows,
+                   int first);
+/* Turns the last dims of a head by pos, in adjacent pairs. */
+void ref_turn_last(const struct rope *rope, int pos, float *head, int dim);
+void ref_mix_compressed(struct ref *r, const struct mixer *m, int layer);
+/* r->n = the input of mixer m for row t */
+void ref_read_stream(struct ref *r, const struct mixer *m, int t);
 
 /* The ops. */
 void ref_mixer(struct backend *be, const struct mixer *m, int layer);

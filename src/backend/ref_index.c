@@ -4,10 +4,19 @@
 
 #include <string.h>
 
+int ref_index_keys(const struct indexer *x, int pos)
+{
+    return x->compressor.rate ? compressor_entries(&x->compressor, pos) : pos + 1;
+}
+
 static void turn_head(struct ref *r, const struct indexer *x, int t, float *head)
 {
     if (!x->rope)
         return;
+    if (x->rope_last) {
+        ref_turn_last(x->rope, r->batch.pos[t], head, x->dim);
+        return;
+    }
     if (x->interleaved)
         ref_deinterleave(r, head, x->rope->n_rot);
     ref_rotate(x->rope, &r->batch, t, head);
@@ -27,7 +36,7 @@ void ref_index_row(struct ref *r, const struct indexer *x, const struct kv_layer
     }
     if (x->ww)
         ref_matvec(r, x->ww, 0, n, r->index_w + (size_t)t * (size_t)x->n_heads);
-    if (slot < 0)
+    if (slot < 0 || x->compressor.rate)
         return;
     ref_matvec(r, x->wk, 0, n, k);
     ref_norm_row(&x->k_norm, k, k, D);
@@ -45,8 +54,10 @@ static void score(struct ref *r, const struct indexer *x, const struct kv_layer 
     const int32_t *pages = r->batch.pages + (size_t)seq * (size_t)r->batch.max_pages;
     const float *q = r->index_q + (size_t)t * (size_t)(x->n_heads * x->dim);
     const float *w = r->index_w + (size_t)t * (size_t)x->n_heads;
-    for (int p = 0; p <= r->batch.pos[t]; p++) {
-        int slot = pages[p / s->page_len] * s->page_len + p % s->page_len;
+    const struct compressor *c = &x->compressor;
+    for (int p = 0; p < ref_index_keys(x, r->batch.pos[t]); p++) {
+        int slot = c->rate ? ref_entry_slot(r, c, seq, p, compressor_page_rows(c, s->page_len), 0)
+                           : pages[p / s->page_len] * s->page_len + p % s->page_len;
         kv_row_get(s->k_type,
                    (const char *)kv->index +
                        dtype_bytes(s->k_type, ref_kv_at(s, slot, 1, 0, x->dim)),
@@ -76,7 +87,7 @@ void ref_index_choose(struct ref *r, const struct indexer *x, const struct kv_la
     for (int seq = 0; seq < b->n_seqs && !x->reuse; seq++)
         for (int t = b->q_start[seq]; t < b->q_start[seq + 1]; t++)
             for (int g = 0; g < groups; g++) {
-                int at = t * groups + g, n = b->pos[t] / unit + 1;
+                int at = t * groups + g, n = (ref_index_keys(x, b->pos[t]) + unit - 1) / unit;
                 int32_t *list = r->chosen + (size_t)at * (size_t)x->n_chosen;
                 r->n_chosen[at] = n <= x->n_chosen || b->slot[t] < 0 ? -1 : x->n_chosen;
                 if (r->n_chosen[at] < 0)

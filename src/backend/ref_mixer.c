@@ -195,7 +195,7 @@ static void attend_rows(struct ref *r, const struct attention *a, const struct k
 }
 
 /* r->n = the mixer's input of row t */
-static void read_stream(struct ref *r, const struct mixer *m, int t)
+void ref_read_stream(struct ref *r, const struct mixer *m, int t)
 {
     const float *x = ref_stream_row(r, t);
     ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n,
@@ -209,7 +209,7 @@ static void mix_attention(struct ref *r, const struct mixer *m, int layer)
     ref_stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
         r->at = t;
-        read_stream(r, m, t);
+        ref_read_stream(r, m, t);
         project_row(r, a, kv, t);
         if (a->index.n_chosen)
             ref_index_row(r, &a->index, kv, t, r->n, r->n);
@@ -303,7 +303,7 @@ static void mix_latent(struct ref *r, const struct mixer *m, int layer)
     ref_stage_begin(r);
     for (int t = 0; t < r->rows; t++) {
         r->at = t;
-        read_stream(r, m, t);
+        ref_read_stream(r, m, t);
         latent_row(r, l, kv, t);
     }
     if (l->index.n_chosen)
@@ -401,17 +401,20 @@ static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out
     int H = m->n_heads, P = m->head_dim, N = m->state_dim, width = ssm_channels(m), values = H * P;
     float *z = r->qkv, *x = z + values, *dt = x + width;
     float *S = state + (size_t)(m->conv_len - 1) * (size_t)width;
-    ref_matvec(r, m->w_in, 0, r->n, z);
+    ref_matvec(r, m->w_in, 0, r->n, m->w_z ? x : z);
+    if (m->w_z)
+        ref_matvec(r, m->w_z, 0, r->n, z);
     float *part = z;
     for (int k = 0; m->in_scale[0] != 0 && k < SSM_PARTS; part += ssm_part(m, k++))
         for (int i = 0; i < ssm_part(m, k); i++)
             part[i] *= m->in_scale[k];
-    convolve(m->conv, m->conv_bias, m->conv_len, width, state, x);
+    if (m->conv)
+        convolve(m->conv, m->conv_bias, m->conv_len, width, state, x);
     for (int c = 0; c < width; c++)
         x[c] *= ref_sigmoid(x[c]);
     for (int h = 0; h < H; h++, S += (size_t)N * (size_t)P) {
         const float *b = x + values + h * m->n_groups / H * N, *c = b + m->n_groups * N;
-        float t = softplus(dt[h] + m->dt_bias[h]);
+        float t = m->dt_bias ? softplus(dt[h] + m->dt_bias[h]) : 1;
         t = t < m->dt_min ? m->dt_min : t;
         t = m->dt_max != 0 && t > m->dt_max ? m->dt_max : t;
         float decay = expf(-m->decay[h] * t);
@@ -423,19 +426,21 @@ static void ssm_row(struct ref *r, const struct ssm *m, float *state, float *out
                 *s = *s * decay + b[n] * (t * v);
                 sum += (double)*s * c[n];
             }
-            out[h * P + p] = (float)sum + m->skip[h] * v;
+            out[h * P + p] = (float)sum + (m->skip ? m->skip[h] * v : 0);
         }
     }
     int each = values / (m->n_norms ? m->n_norms : 1);
+    for (int i = 0; i < values; i++)
+        z[i] = ref_sigmoid(z[i]) * (m->sigmoid_gate ? 1 : z[i]);
     for (int i = 0; i < values && !m->norm_first; i++)
-        out[i] *= z[i] * ref_sigmoid(z[i]);
+        out[i] *= z[i];
     for (int i = 0; i < values && m->norm.kind != NORM_NONE; i += each) {
         struct norm norm = m->norm;
         norm.gain = norm.gain ? norm.gain + i : NULL;
         ref_norm_row(&norm, out + i, out + i, each);
     }
     for (int i = 0; i < values && m->norm_first; i++)
-        out[i] *= z[i] * ref_sigmoid(z[i]);
+        out[i] *= z[i];
 }
 
 /* out (I) = the result for one row, whose normed input is in r->n. state: the last W-1 rows of u, oldest first, then S. */
@@ -511,7 +516,7 @@ static void mix_state(struct ref *r, const struct mixer *m, int layer, size_t va
             memcpy(state, states + (size_t)b->state_in[seq] * len, len * sizeof(float));
         for (int t = first; t < b->q_start[seq + 1]; t++) {
             r->at = t;
-            read_stream(r, m, t);
+            ref_read_stream(r, m, t);
             state_row(r, m, state, r->a + (size_t)t * values);
             if (b->save_rows[seq] == t - first + 1)
                 memcpy(states + (size_t)b->save_state[seq] * len, state, len * sizeof(float));
@@ -539,10 +544,14 @@ void ref_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct altup *altup = &r->net->layers[layer].altup;
     for (int i = 0; altup->router && i < r->rows; i++)
         ref_streams_predict(r, altup, i);
+    for (int i = 0; r->net->streams.head.w && i < r->rows; i++)
+        ref_hyper_read(r, &r->net->layers[layer].hyper[0], i);
     if (m->kind == MIXER_ATTENTION)
         mix_attention(r, m, layer);
     else if (m->kind == MIXER_LATENT)
         mix_latent(r, m, layer);
+    else if (m->kind == MIXER_COMPRESSED)
+        ref_mix_compressed(r, m, layer);
     else if (wo)
         mix_state(r, m, layer, (size_t)wo->n_in);
     ref_stage_begin(r);

@@ -35,6 +35,11 @@ static void activate(const struct ffn *f, float *h, int width)
             u = u > -f->limit ? u : -f->limit;
             h[i] = g / (1.0f + expf(-f->alpha * g)) * (u + 1.0f);
             break;
+        case ACT_SILU_CLAMP:
+            g = g < f->limit ? g : f->limit;
+            u = u < f->limit ? u : f->limit;
+            h[i] = g / (1.0f + expf(-g)) * (u > -f->limit ? u : -f->limit);
+            break;
         case ACT_SILU_LIMIT:
             g = g / (1.0f + expf(-g));
             g = g < f->limit ? g : f->limit;
@@ -179,19 +184,23 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
     for (int e = 0; e < n; e++) {
         if (t->kind == ROUTER_SIGMOID)
             p[e] = ref_sigmoid(p[e]);
+        if (t->kind == ROUTER_SOFTPLUS)
+            p[e] = sqrtf(p[e] > 20 ? p[e] : log1pf(expf(p[e])));
         keys[e] = p[e] + (t->choice_bias ? t->choice_bias[e] : 0.0f);
     }
+    int token = r->batch.tokens[r->at] < r->net->n_vocab ? r->batch.tokens[r->at] : 0;
     float groups = t->n_groups > 1 ? keep_groups(t, keys, n) : INFINITY;
     double kept = 0;
     float last = 0, gap = INFINITY;
     for (int k = 0; k < t->n_used; k++) {
-        chosen[k] = best_key(keys, n, chosen, k);
+        chosen[k] =
+            t->by_token ? (int)t->by_token[token * t->n_used + k] : best_key(keys, n, chosen, k);
         weight[k] = t->kind == ROUTER_SPARSE_MIXER ? sparse_weight(t, p, n, chosen, k, chosen[k])
                                                    : p[chosen[k]];
         last = keys[chosen[k]];
         kept += weight[k];
     }
-    if (t->n_used < n)
+    if (t->n_used < n && !t->by_token)
         gap = (last - keys[best_key(keys, n, chosen, t->n_used)]) / fabsf(last);
     gap = groups < gap ? groups : gap;
     if (t->kind == ROUTER_SOFTMAX_TOP)
@@ -206,8 +215,8 @@ static float route(struct ref *r, const struct router *t, const float *x, int *c
     return gap;
 }
 
-/* y += experts_out(sum over the chosen experts). n: the dense part's input; overwritten if experts have their own
- * norm. */
+/* y += experts_out(sum over the chosen experts); late experts: y of another row, after the next layer. n: the dense part's
+ * input; overwritten if experts have their own norm. */
 static void experts_row(struct ref *r, const struct mlp *m, const float *x, float *n, float *y,
                         float *gap)
 {
@@ -222,12 +231,13 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     *gap = g < *gap ? g : *gap;
     ref_stage_end(r, STAGE_ROUTER);
     ref_stage_begin(r);
-    float *sum = r->sum;
+    float *sum = r->sum, same = 0;
     memset(sum, 0, (size_t)L * sizeof(float));
     if (m->to_experts)
         ref_matvec(r, m->to_experts, 0, n, r->to_experts);
     for (int k = 0; k < m->router.n_used; k++) {
         int e = chosen[k] - m->expert_first;
+        same += chosen[k] >= router_experts(&m->router) ? weight[k] : 0;
         if (e < 0 || e >= m->experts.gate_up->n_expert)
             continue; /* another process has it */
         const float *in = m->to_experts ? r->to_experts : n;
@@ -239,6 +249,8 @@ static void experts_row(struct ref *r, const struct mlp *m, const float *x, floa
     }
     if (m->experts_partial)
         r->be.comm->sum(r->be.comm, sum, (size_t)L);
+    for (int i = 0; same != 0 && i < L; i++)
+        sum[i] += same * (m->to_experts ? r->to_experts : n)[i];
     if (m->to_experts) {
         ref_matvec(r, m->from_experts, 0, sum, r->part);
         memcpy(sum, r->part, (size_t)E * sizeof(float));
@@ -268,6 +280,8 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
     for (int i = 0; !mlp_is_none(m) && i < r->rows; i++) {
         float *x = ref_stream_row(r, i), *y = r->y;
         r->at = r->row_of[i];
+        if (r->net->streams.head.w)
+            ref_hyper_read(r, &r->net->layers[layer].hyper[1], i);
         ref_stage_begin(r);
         ref_norm_row(&m->block.in, m->block.parallel ? r->before + (x - r->x) : x, r->n, E);
         memset(y, 0, (size_t)E * sizeof(float));
@@ -285,10 +299,15 @@ void ref_mlp(struct backend *be, const struct mlp *m, int layer)
             ref_norm_row(&m->dense_out, y, y, E);
             ref_stage_end(r, STAGE_FFN);
         }
+        float *late = r->late + (size_t)r->row_of[i] * (size_t)E;
+        if (m->experts_late)
+            memset(late, 0, (size_t)E * sizeof(float));
         if (m->router.w)
-            experts_row(r, m, x, r->n, y, &r->gap[r->row_of[i]]);
+            experts_row(r, m, x, r->n, m->experts_late ? late : y, &r->gap[r->row_of[i]]);
         ref_stage_begin(r);
         ref_block_add(r, &m->block, y, x);
+        for (int j = 0; layer && r->net->layers[layer - 1].mlp.experts_late && j < E; j++)
+            x[j] += late[j];
         const struct altup *altup = &r->net->layers[layer].altup;
         if (altup->router)
             ref_streams_correct(r, altup, i);

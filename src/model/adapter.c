@@ -136,8 +136,9 @@ static void list_rows(struct reading *r, int i, int k)
     } else if (n->hf) {
         const char *one = strstr(n->hf, "%d");
         bool each = experts && one && strstr(one + 1, "%d");
+        int step = r->c->family->folder_step;
         for (int e = 0; e < (each ? spec->n_expert : 1); e++) {
-            write_name(n->hf, spec->layer, e, name);
+            write_name(n->hf, step ? spec->layer / step : spec->layer, e, name);
             t.expert = each ? e : -1;
             if (!experts || each)
                 add_target(r, t, name);

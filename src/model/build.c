@@ -21,6 +21,8 @@ void build_name(const struct tensorfile *f, const struct config *c, const struct
     } else if (!f->is_gguf && !strncmp(name, "model.", 6)) {
         head = c->hf_model;
         name += 6;
+        if (c->family && c->family->folder_step) /* towers have no family */
+            layer /= c->family->folder_step;
     } else if (!f->is_gguf && !strncmp(name, "lm_head", 7)) {
         head = c->hf_head;
         name += 7;
@@ -141,12 +143,33 @@ const float *build_vector(struct net_builder *b, int layer, const struct tensor_
     return v;
 }
 
+const float *build_values(struct net_builder *b, int layer, const float *values, int width)
+{
+    const float *v = build_vector(b, layer, NULL, width, (struct adjust){0});
+    if (v) {
+        struct tensor_spec *spec = &b->specs[b->n_specs - 1];
+        spec->n_rows = 0;
+        spec->values = mem_zalloc((size_t)width, sizeof *values);
+        memcpy(spec->values, values, (size_t)width * sizeof *values);
+    }
+    return v;
+}
+
 const float *build_table(struct net_builder *b, int layer, const struct tensor_name *name, int rows,
                          int width)
 {
     const float *v = build_vector(b, layer, name, rows * width, (struct adjust){0});
     if (v)
         b->specs[b->n_specs - 1].width = width;
+    return v;
+}
+
+const float *build_numbers(struct net_builder *b, int layer, const struct tensor_name *name,
+                           int rows, int width, int below)
+{
+    const float *v = build_table(b, layer, name, rows, width);
+    if (v)
+        b->specs[b->n_specs - 1].adjust.below = below;
     return v;
 }
 
@@ -261,6 +284,7 @@ void build_free(struct backend *be, struct network *net, struct tensor_spec *spe
             be->ops->release(be, w->w);
         mem_free(w->w);
         mem_free(w->cut);
+        mem_free(w->values);
         if (w->vector && be)
             be->ops->free(be, w->vector, (size_t)w->n_in * sizeof(float));
         else

@@ -123,6 +123,7 @@ static inline int rows_from_tensor(const struct weight_rows *rows, enum rotary_r
 struct adjust {
     float add, times, fold;
     float fill; /* a folder has no such tensor: its values, all the same; 0 = it has one */
+    int below;  /* whole numbers from 0 to below - 1, in a tensor of integers; 0 = not so */
     bool decay; /* stored as a logarithm in a folder, negated in a GGUF */
     int wrap;   /* length of the rows in which a GGUF stores the vector; 0 = one row */
 };
@@ -131,6 +132,7 @@ struct adjust {
 struct tensor_spec {
     struct weight *w; /* NULL: a vector */
     float *vector;    /* (n_in) backend memory */
+    float *values;    /* (n_in) of a vector that no file has, owned; NULL = it is read */
     enum weight_role role;
     int layer, n_in, n_expert;
     int net_layer;  /* the network's layer (model_family.parts) */
@@ -140,7 +142,7 @@ struct tensor_spec {
     struct adjust adjust; /* of a vector */
     bool is_bias;         /* the vector is the bias of that name */
     int width;            /* row length if the vector is a table; 0 = it is not */
-    /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order. */
+    /* For `convert`: all rows are written to one tensor of this name. as_is: in the folder's order, matrices of heads as one. */
     const struct tensor_name *as;
     bool as_is;
     bool copy;       /* for `convert`: another vector has this tensor, too */
@@ -193,6 +195,11 @@ struct norm build_layer_norm(struct net_builder *b, int layer, const struct tens
 /* Floats (width) in backend memory: sinks, biases, scales. NULL after a failure. */
 const float *build_vector(struct net_builder *b, int layer, const struct tensor_name *name,
                           int width, struct adjust adjust);
+/* The same of values that follow from the metadata. */
+const float *build_values(struct net_builder *b, int layer, const float *values, int width);
+/* A table (rows, width) of whole numbers below a bound. */
+const float *build_numbers(struct net_builder *b, int layer, const struct tensor_name *name,
+                           int rows, int width, int below);
 /* A table (rows, width) in backend memory. */
 const float *build_table(struct net_builder *b, int layer, const struct tensor_name *name, int rows,
                          int width);

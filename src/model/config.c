@@ -172,8 +172,9 @@ static bool check(const struct meta_reader *in)
         *(c->is_moe[i] ? &sparse : &dense) = true;
     if (dense && c->n_ff < 1)
         return error_set(in->err, "%s: feed-forward length: missing", path);
-    if (sparse && (c->n_expert_used < 1 || c->n_expert_used > c->n_expert))
-        return error_set(in->err, "%s: %d of %d experts used", path, c->n_expert_used, c->n_expert);
+    if (sparse && (c->n_expert_used < 1 || c->n_expert_used > c->n_expert + c->n_same))
+        return error_set(in->err, "%s: %d of %d experts used", path, c->n_expert_used,
+                         c->n_expert + c->n_same);
     if (sparse && c->n_ff_exp < 1)
         return error_set(in->err, "%s: expert feed-forward length: missing", path);
     return true;

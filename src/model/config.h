@@ -107,7 +107,8 @@ struct config {
     int temp_len, temp_offset;
     /* latent attention (layer.h; v_dim: of MiMo's attention too); kv_rank 0 = none. Scores are multiplied by attn_mscale. */
     int q_rank, kv_rank, nope_dim, rope_dim, v_dim;
-    float attn_mscale;
+    float attn_mscale, q_latent_scale, kv_latent_scale; /* factors on the normed latents; 0 = 1 */
+    int n_same; /* experts without weights, after the others (layer.h) */
     /* a mixer with a recurrent state instead of attention: a gated delta net, a state-space model (k_heads: groups,
      * v_heads: heads, k_dim: values of a state, v_dim: of a head), a selective scan (k_heads: rank of its time steps, v_dim:
      * channels, k_dim: values of a channel's state) or a short convolution */
@@ -115,7 +116,16 @@ struct config {
     int linear_k_heads, linear_v_heads, linear_k_dim, linear_v_dim, conv_len;
     float beta_scale; /* of a delta net (layer.h); 0 = 1 */
     struct index_config index;
+    /* DeepSeek V4: rows of a compressor's window in each layer, or 0; groups and rank of attention's output; theta of layers
+     * with a compressor; hyper-connections (layer.h) */
+    int compress_rate[CONFIG_MAX_LAYERS], o_groups, o_rank, hyper_rounds;
+    int n_hash; /* its first layers, which route by token */
+    double compress_theta, hyper_offset;
     struct mup_factors mup;
+    float keep
+        [3]
+        [2]; /* MiniMax-01: what lightning attention, attention and mlps keep, and a factor on their result */
+    int ssm_norms;        /* of Mamba-2: parts of the result that are normed apart */
     bool ssm_norm_first;  /* a state-space model's norm comes before its gate */
     float dt_min, dt_max; /* limits of a state-space model's time steps; dt_max 0 = none */
     int n_rot, context;

@@ -20,6 +20,8 @@ static void run_layers(struct model *m, int first, int last)
                 be->ops->tower->merge(be, &net->mergers[k], k); /* an image's features */
         if (be->comm)
             be->comm->progress(be->comm);
+        if (m->after_layer && i + 1 < last)
+            m->after_layer(m->after_layer_arg);
     }
 }
 

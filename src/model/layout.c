@@ -19,6 +19,12 @@ static bool is_type(const struct tensor *t, const char *name)
     return t && !strcmp(t->type_name, name);
 }
 
+/* Exponents of powers of two, 127 added. */
+static bool is_exponent(const struct tensor *t)
+{
+    return is_type(t, "U8") || is_type(t, "F8_E8M0");
+}
+
 static bool is_float(const struct tensor *t)
 {
     return t->type == DT_F32 || t->type == DT_F16 || t->type == DT_BF16;
@@ -270,10 +276,12 @@ static bool find_fp8(const struct layout_ask *a, struct packed_layout *l,
     find(a, "input_scale"); /* of activations, which are not quantised here */
     find(a, "activation_scale");
     l->transposed = is_transposed(a, l->data, a->n_in);
+    bool exponents = is_type(scale, "F8_E8M0");
     if (!check_wide(a, l, l->data, a->n_in, err) ||
-        !check_beside(a, l->data, "weight_scale", scale, "float", err))
+        (!exponents && !check_beside(a, l->data, "weight_scale", scale, "float", err)))
         return false;
-    int64_t per = dtype_table[scale->type].block_bytes, n = (int64_t)scale->bytes / per;
+    int64_t per = exponents ? 1 : dtype_table[scale->type].block_bytes;
+    int64_t n = (int64_t)scale->bytes / per;
     int64_t stack = a->n_stack ? a->n_stack : 1;
     l->block[0] = a->n_out;
     l->block[1] = a->n_in;
@@ -327,17 +335,17 @@ static bool find_nvfp4(const struct layout_ask *a, struct packed_layout *l, stru
            check_wide(a, l, l->scale, a->n_in / 16, err) && check_one(a, l->global, err);
 }
 
-/* MXFP4: codes (out, in/2) U8, or (out, in/32, 16); exponents (out, in/32) U8. */
+/* MXFP4: codes (out, in/2) U8 or I8, or (out, in/32, 16); exponents (out, in/32) U8. */
 static bool find_mxfp4(const struct layout_ask *a, struct packed_layout *l, const char *scale,
                        struct error *err)
 {
     l->kind = LAYOUT_MXFP4;
     l->type = DT_MXFP4;
     l->scale = find(a, scale);
-    if (!check_beside(a, l->data, scale, l->scale, "U8", err))
-        return false;
+    if (!l->scale || !is_exponent(l->scale))
+        return check_beside(a, l->data, scale, l->scale, "U8", err);
     bool words = is_type(l->data, "U32"); /* MLX's */
-    if (!words && !is_type(l->data, "U8"))
+    if (!words && !is_type(l->data, "U8") && l->data->type != DT_I8)
         return bad_type(a, l->data, "U8", err);
     if (a->n_in % QK_32)
         return error_set(err, "%s: tensor %s: row of %d is not a multiple of MXFP4's %d", a->path,
@@ -435,14 +443,36 @@ static bool find_mxfp8(const struct layout_ask *a, struct packed_layout *l, stru
            check_shape(a, l->scale, a->n_in / QK_32, a->n_out, err);
 }
 
+/* MLX's formats without biases: words of codes in order, and scales U8 of 32 values (MXFP4, MXFP8) or 16 (NVFP4). The
+ * shapes tell which, since modules differ. */
+static bool find_mlx_float(const struct layout_ask *a, struct packed_layout *l, struct error *err)
+{
+    bool eight = l->data->dims[0] == a->n_in / 4;
+    if (eight && a->n_in % QK_32 == 0) {
+        l->kind = LAYOUT_MXFP8;
+        l->type = DT_BF16;
+        return check_shape(a, l->data, a->n_in / 4, a->n_out, err) &&
+               check_shape(a, l->scale, a->n_in / QK_32, a->n_out, err);
+    }
+    if (l->scale->dims[0] != a->n_in / 16 || a->n_in % 16)
+        return find_mxfp4(a, l, "scales", err);
+    l->kind = LAYOUT_NVFP4;
+    l->type = DT_NVFP4;
+    if (a->n_in % QK_NVFP4)
+        return error_set(err, "%s: tensor %s: row of %d is not a multiple of NVFP4's %d", a->path,
+                         l->data->name, a->n_in, QK_NVFP4);
+    return check_shape(a, l->data, a->n_in / 8, a->n_out, err) &&
+           check_shape(a, l->scale, a->n_in / 16, a->n_out, err);
+}
+
 /* MLX: weight (out, in * bits / 32) U32, a stream of codes, lowest bits first; scales and biases (out, groups). Groups
- * and bits follow from the shapes, since they differ by module. Its MXFP4 has scales (out, in / 32) U8 and no biases. */
+ * and bits follow from the shapes, since they differ by module. */
 static bool find_mlx(const struct layout_ask *a, struct packed_layout *l, struct error *err)
 {
     l->scale = find(a, "scales");
     l->zero = find(a, "biases");
     if (!l->zero && is_type(l->scale, "U8"))
-        return find_mxfp4(a, l, "scales", err);
+        return find_mlx_float(a, l, err);
     l->kind = LAYOUT_MLX;
     if (!check_beside(a, l->data, "scales", l->scale, "float", err) ||
         !check_beside(a, l->data, "biases", l->zero, "float", err) || !count_groups(a, l, err))
@@ -486,12 +516,16 @@ static bool find_kind(const struct layout_ask *a, struct packed_layout *l, struc
         bool mx = is_type(find(a, "weight_scale"), "U8");
         return mx ? find_mxfp4(a, l, "weight_scale", err) : find_nvfp4(a, l, err);
     }
+    const struct tensor *own = find(a, "scale"); /* DeepSeek V4's */
     if (t->type == DT_I8)
-        return find_bytes(a, l, err);
+        return own && is_exponent(own) ? find_mxfp4(a, l, "scale", err) : find_bytes(a, l, err);
     const struct tensor *scale = find(a, "weight_scale_inv");
     scale = scale ? scale : find(a, "weight_scale");
+    scale = scale ? scale : own;
     l->scale = scale;
-    if (t->type == DT_F8_E4M3 && (is_type(scale, "U8") || is_type(scale, "F8_E8M0")))
+    bool by_group = scale && is_exponent(scale) && scale->dims[0] == a->n_in / QK_32 &&
+                    scale->dims[1] == a->n_out;
+    if (t->type == DT_F8_E4M3 && (by_group || is_type(scale, "U8")))
         return find_mxfp8(a, l, err);
     if (t->type == DT_F8_E4M3 && scale)
         return find_fp8(a, l, scale, err);
@@ -549,6 +583,7 @@ int64_t layout_params(const struct tensor *t, const struct layout_config *config
                                          "g_idx",
                                          "weight_scale_inv",
                                          "weight_scale",
+                                         "scale",
                                          "weight_shape",
                                          "weight_g_idx",
                                          "weight_scale_2",

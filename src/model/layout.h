@@ -3,9 +3,10 @@
  * into one of these formats of rawweight.h:
  *   GPTQ4    GPTQ; AWQ (gemm and gemv); compressed-tensors Int4, by group or channel, symmetric or not
  *   Q8_0     8-bit integers without zero points: GPTQ, compressed-tensors (packed or not), bitsandbytes
- *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names, compressed-tensors, ModelOpt
- *   NVFP4    compressed-tensors and ModelOpt
- *   MXFP4    blocks and scales of gpt-oss; compressed-tensors
+ *   F8_E4M3  FP8 with a scale per tensor, channel or block: DeepSeek's names (also V4's, whose scales are exponents),
+ *            compressed-tensors, ModelOpt
+ *   NVFP4    compressed-tensors, ModelOpt and MLX
+ *   MXFP4    blocks and scales of gpt-oss; compressed-tensors; DeepSeek V4
  *   Q4_1     MLX with 2 to 4 bits: a scale and a least value per group
  *   Q5_1     MLX with 5 bits
  *   TQ2_0    BitNet's ternary weights; Q4_0 where rows are no multiple of 256

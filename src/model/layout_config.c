@@ -144,11 +144,12 @@ static bool read_mlx(const struct meta_reader *in, const json_t *q, struct layou
 {
     double bits = 0, group = 0;
     const char *mode = json_string_value(json_object_get(q, "mode"));
-    if (mode && strcmp(mode, "affine") && strcmp(mode, "mxfp4"))
+    if (mode && strcmp(mode, "affine") && strcmp(mode, "mxfp4") && strcmp(mode, "mxfp8") &&
+        strcmp(mode, "nvfp4"))
         return error_set(
             in->err,
-            "%s: config.json: quantization.mode \"%.40s\" is not supported (affine and "
-            "mxfp4 are)",
+            "%s: config.json: quantization.mode \"%.40s\" is not supported (affine, mxfp4, "
+            "mxfp8 and nvfp4 are)",
             in->f->path, mode);
     if (!reader_number(in, q, "bits", 2, 8, true, &bits) ||
         !reader_number(in, q, "group_size", 16, 1 << 16, true, &group))

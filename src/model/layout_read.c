@@ -18,6 +18,8 @@ static uint32_t load_u32(const uint8_t *p, size_t i)
 static float load_float(const struct tensor *t, size_t i)
 {
     float v;
+    if (t->type == DT_NONE) /* F8_E8M0: an exponent */
+        return t->data[i] == 255 ? NAN : ldexpf(1, (int)t->data[i] - 127);
     quant_dequantize(t->type, t->data + i * dtype_bytes(t->type, 1), &v, 1);
     return v;
 }
@@ -74,8 +76,8 @@ static const uint8_t *row_get(struct row_reader *x, int i)
 static bool bad_scale(const char *path, const struct tensor *t, size_t i, float v,
                       struct error *err)
 {
-    return error_set(err, "%s: tensor %s: entry %zu: %g is not a valid scale", path, t->name, i,
-                     (double)v);
+    return error_set(err, "%s: tensor %s: entry %zu: %g is not a valid scale", path,
+                     t ? t->name : "of scales", i, (double)v);
 }
 
 struct layout_bytes layout_bytes(const struct packed_layout *l, int n)
@@ -380,7 +382,7 @@ static bool row_nvfp4(const struct packed_layout *l, const char *path, size_t ro
 static bool read_nvfp4(const struct packed_layout *l, const char *path, const struct layout_rows *r,
                        const struct layout_planes *to, struct error *err)
 {
-    float global = load_float(l->global, 0);
+    float global = l->global ? load_float(l->global, 0) : 1; /* MLX has none */
     if (!isfinite(global) || global <= 0)
         return bad_scale(path, l->global, 0, global, err);
     *(float *)to->scale = l->reciprocal ? 1 / global : global;

@@ -24,6 +24,9 @@ struct model {
     size_t active_bytes;            /* read per token at batch 1 (experts: only those used) */
     int64_t n_params, n_active;
     const atomic_bool *stop; /* true: a step skips its remaining layers; NULL = never */
+    void (*after_layer)(
+        void *arg); /* called when a layer but the last was enqueued; NULL = nothing is */
+    void *after_layer_arg;
 };
 
 /* Called while loading, with done of total bytes. Returning false cancels with an error. */

@@ -238,7 +238,8 @@ bool rope_read_hf(const struct meta_reader *in)
     struct rope_config *r = &c->rope;
     const json_t *params = reader_get(in->hf, "rope_parameters", NULL); /* transformers 5 */
     const json_t *scaling = params ? params : reader_get(in->hf, "rope_scaling", NULL);
-    const json_t *full = reader_get(params, "full_attention", NULL); /* one object per layer type */
+    /* one object per layer type */
+    const json_t *full = reader_get(params, "full_attention", "compress");
     const json_t *sliding = reader_get(params, "sliding_attention", NULL);
     if (full)
         scaling = full;

@@ -104,17 +104,44 @@ static bool check_floats(struct weight_loader *l, const struct tensor *t)
                      l->f->path, t->name, t->type_name);
 }
 
+/* out = n integers of 0 to below - 1. */
+static bool read_numbers(struct weight_loader *l, const struct tensor *t, int n, int below,
+                         float *out)
+{
+    if (t->type != DT_I32 && t->type != DT_I64)
+        return error_set(l->err, "%s: tensor %s: type %s where I32 or I64 is expected", l->f->path,
+                         t->name, t->type_name);
+    for (int i = 0; i < n; i++) {
+        int32_t narrow;
+        int64_t v;
+        if (t->type == DT_I32) {
+            memcpy(&narrow, (const char *)t->data + (size_t)i * sizeof narrow, sizeof narrow);
+            v = narrow;
+        } else {
+            memcpy(&v, (const char *)t->data + (size_t)i * sizeof v, sizeof v);
+        }
+        if (v < 0 || v >= below)
+            return error_set(l->err, "%s: tensor %s: %" PRId64 " is not from 0 to %d", l->f->path,
+                             t->name, v, below - 1);
+        out[i] = (float)v;
+    }
+    return true;
+}
+
 /* Reads a vector as floats: norms, biases, RoPE factors. width: row length if it is a table, whose
  * folder tensor may have an extra dimension of 1. */
 static bool read_vector(struct weight_loader *l, const struct tensor *t, int n, int width, int wrap,
-                        float *out)
+                        int below, float *out)
 {
     bool apart = width && t->dims[1] == 1;
     int64_t rows = width ? n / width : 1;
     if (wrap && t->dims[0] == wrap && t->dims[0] * t->dims[1] == n)
         width = wrap, rows = n / wrap, apart = false;
-    if (!check_shape(l, t, width ? width : n, apart ? 1 : rows, apart ? rows : 1) ||
-        !check_floats(l, t))
+    if (!check_shape(l, t, width ? width : n, apart ? 1 : rows, apart ? rows : 1))
+        return false;
+    if (below)
+        return read_numbers(l, t, n, below, out);
+    if (!check_floats(l, t))
         return false;
     quant_dequantize(t->type, t->data, out, (size_t)n);
     return true;
@@ -142,13 +169,18 @@ static bool load_vector(struct weight_loader *l, const struct tensor_spec *spec)
         return true;
     }
     size_t n = (size_t)spec->n_in;
+    if (spec->values) {
+        l->m->be->ops->copy_in(l->m->be, spec->vector, spec->values, n * sizeof(float));
+        return true;
+    }
     float *host = mem_zalloc(n, sizeof(float)), *to = host;
     bool ok = true;
     for (int i = 0; ok && i < spec->n_rows; i++) {
         int part = spec->n_rows > 1 ? spec->rows[i].n * spec->width : spec->n_in;
         const struct tensor *t =
             need(l, spec->rows[i].name, spec->layer, 0, spec->is_bias ? "bias" : "weight");
-        ok = t && read_vector(l, t, part, spec->width, l->f->is_gguf ? spec->adjust.wrap : 0, to);
+        ok = t && read_vector(l, t, part, spec->width, l->f->is_gguf ? spec->adjust.wrap : 0,
+                              spec->adjust.below, to);
         to += part;
         l->done += t ? t->bytes : 0;
     }

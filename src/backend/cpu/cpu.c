@@ -3,6 +3,8 @@
  * and moe.c (on the kernels of gemm.h) and, for attention and norms, behind ops.h. Knows no files and models.
  */
 #include "backend/cpu/cpu.h"
+#include "backend/cpu/compressed.h"
+#include "backend/cpu/hyper.h"
 #include "backend/cpu/ops.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/panel.h"
@@ -117,18 +119,39 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             return network_refuse(err, i, "such a selective scan is", "cpu");
         if (!cpu_index_supported(net, i))
             return network_refuse(err, i, "such an indexer is", "cpu");
+        if (!cpu_compressed_supported(net, i))
+            return network_refuse(err, i, "such compressed attention is", "cpu");
+        if (net->streams.head.w &&
+            (!x->block.in.kind || !m->block.in.kind || x->block.sum.kind || m->block.sum.kind ||
+             x->block.parallel || m->block.parallel || m->embed.gate || m->deepstack ||
+             m->experts_late || m->experts_in.kind || m->router.norm.kind || mlp_is_none(m) ||
+             !mixer_out(x) || m->stream_scale != 0))
+            return network_refuse(err, i, "such blocks between hyper-connections are", "cpu");
         if (x->block.parallel &&
             (!i || x->block.in.kind == NORM_NONE || !mlp_is_none(&net->layers[i - 1].mlp) ||
              net->layers[i - 1].mixer.block.sum.kind != NORM_NONE ||
              !mixer_out(&net->layers[i - 1].mixer)))
             return network_refuse(err, i, "such parallel mixers are", "cpu");
+        if (x->kind == MIXER_SSM && x->ssm.w_z && x->ssm.in_scale[0] != 0)
+            return network_refuse(err, i, "such a state-space model is", "cpu");
+        if ((x->block.keep != 0 || m->block.keep != 0) &&
+            (x->block.in.kind == NORM_NONE || x->block.parallel || x->laurel.left ||
+             (!mlp_is_none(m) && m->block.in.kind == NORM_NONE) || m->block.parallel ||
+             m->experts_in.kind || m->router.norm.kind || net->streams.n))
+            return network_refuse(err, i, "such blocks that keep their input are", "cpu");
+        if (m->router.w && m->router.n_same && (m->to_experts || m->router.weighs_input))
+            return network_refuse(err, i, "such experts without weights are", "cpu");
+        if (m->experts_late &&
+            (!m->dense.gate_up || m->dense_gate || i + 1 >= network_depth(net) ||
+             mlp_is_none(&net->layers[i + 1].mlp) || net->layers[i + 1].mlp.experts_late))
+            return network_refuse(err, i, "such experts of a later layer are", "cpu");
         if (m->router.w && (m->experts.mid.kind || m->experts.sparse ||
                             (m->router.weighs_input && m->experts.gate_up->bias)))
             return network_refuse(err, i, "such experts are", "cpu");
         if (m->router.n_groups > MOE_MAX_GROUPS)
             return network_refuse(err, i, "more than 256 groups of experts are", "cpu");
     }
-    if (net->streams.n && net->n_embd > GEMM_TILE)
+    if (net->streams.project && net->n_embd > GEMM_TILE)
         return network_refuse(err, -1, "streams that are so wide are", "cpu");
     if ((net->embed.positions || net->embed.types) && net->n_embd > CPU_MAX_LAYER_EMBEDS)
         return network_refuse(err, -1, "embeddings of positions that are so wide are", "cpu");
@@ -143,8 +166,9 @@ static bool cpu_supports(struct backend *be, const struct network *net, struct e
             PART_DEEPSTACK | PART_SSM | PART_SHORT_CONV | PART_ALONE | PART_SPANS |
             PART_ACTIVATIONS_2 | PART_LATENT_EXPERTS | PART_PARALLEL | PART_LATENT_TEMPERATURE |
             PART_ALTUP | PART_SPARSE_ACT | PART_SSM_SCALES | PART_SPARSE | PART_SCAN |
-            PART_DELTA_BETA | PART_HEAD_DIMS | PART_SPARSE_MIXER | PART_OWN_GATE | PART_CHUNKED |
-            PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
+            PART_DELTA_BETA | PART_LATE_EXPERTS | PART_HYPER | PART_COMPRESSED | PART_ROUTERS_2 |
+            PART_SILU_CLAMP | PART_KEEP | PART_LIGHTNING | PART_HEAD_DIMS | PART_SPARSE_MIXER |
+            PART_OWN_GATE | PART_CHUNKED | PART_NORM_LATE | PART_NORM_MID | PART_ROUTER_INPUT,
         "cpu", err);
 }
 
@@ -203,20 +227,23 @@ static bool prepare_parts(struct cpu_backend *cb, const struct network *net, int
 {
     int E = net->n_embd, P = net->embed.layers.width;
     int L = cb->max.n_latent_exp;
-    bool both = false, own_in = false, own_router = false, mid = false;
+    bool both = false, own_in = false, own_router = false, mid = false, late = false;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
         both |= m->router.w && m->dense.gate_up;
+        late |= m->experts_late;
         mid |= m->dense.gate_up && (m->dense.mid.kind || m->dense.sparse);
         own_in |= m->experts_in.kind != NORM_NONE;
         own_router |= m->router.norm.kind != NORM_NONE;
     }
-    return (!own_in || (cb->n2 = cpu_rows(cb, T, E, "inputs of experts", err))) &&
+    cb->late = NULL;
+    return (!late || (cb->late = cpu_rows(cb, T, E, "results of experts", err))) &&
+           (!own_in || (cb->n2 = cpu_rows(cb, T, E, "inputs of experts", err))) &&
            (!own_router || (cb->n3 = cpu_rows(cb, T, E, "inputs of routers", err))) &&
            (!both || ((cb->dense = cpu_rows(cb, T, E, "dense outputs", err)) &&
                       (cb->gate = cpu_rows(cb, T, 1, "gates", err)))) &&
            (!mid || (cb->products = cpu_rows(cb, T, 2 * cb->max.n_ff, "hidden units", err))) &&
-           cpu_streams_prepare(cb, net, T, err) &&
+           cpu_streams_prepare(cb, net, T, err) && cpu_hyper_prepare(cb, net, err) &&
            (!cb->max.gates || (cb->gates = cpu_rows(cb, T, cb->max.gates, "gates", err))) &&
            (!L || ((cb->to_experts = cpu_rows(cb, T, L, "inputs of experts", err)) &&
                    (cb->from_experts = cpu_rows(cb, T, L, "outputs of experts", err)))) &&
@@ -243,7 +270,10 @@ static float *taps_of(const struct mixer *m)
         channels = m->short_conv.w_out->n_in;
     }
     float *taps = mem_zalloc((size_t)channels, (size_t)W * sizeof(float));
-    cpu_conv_taps(conv, channels, W, taps);
+    for (int c = 0; !conv && c < channels; c++)
+        taps[c] = 1; /* the row itself */
+    if (conv)
+        cpu_conv_taps(conv, channels, W, taps);
     return taps;
 }
 
@@ -266,7 +296,7 @@ static bool prepare_states(struct cpu_backend *cb, const struct network *net, in
     cb->delta_len = 0;
     for (int i = 0; i < net->n_layers; i++) {
         const struct mixer *m = &net->layers[i].mixer;
-        if (!mixer_state_len(m))
+        if (!mixer_state_len(m) || m->kind == MIXER_COMPRESSED)
             continue;
         size_t scratch = state_scratch(m);
         cb->delta_len = scratch > cb->delta_len ? scratch : cb->delta_len;
@@ -329,6 +359,8 @@ static bool make_scratch(struct cpu_backend *cb, const struct network *net, cons
         } else if (m->kind == MIXER_LATENT) {
             cpu_latent_attention(&m->latent, &latent);
             bytes = cpu_attention_rows_scratch(s, &latent, pool_size(cb->pool));
+        } else if (m->kind == MIXER_COMPRESSED) {
+            bytes = cpu_compressed_scratch(s, m, pool_size(cb->pool));
         }
         attn = bytes > attn ? bytes : attn;
     }
@@ -344,8 +376,8 @@ static bool make_scratch(struct cpu_backend *cb, const struct network *net, cons
            (cb->attn_scratch = cpu_scratch(cb, attn, "attention scratch", err)) &&
            prepare_parts(cb, net, T, err) && prepare_states(cb, net, T, err) &&
            prepare_latent(cb, net, T, err) && cpu_index_prepare(cb, net, err) &&
-           prepare_mtp(cb, net, T, err) && cpu_tower_prepare(cb, net, T, err) &&
-           cpu_lora_init(cb, err) && gemm_init(cb, err);
+           cpu_compressed_prepare(cb, net, err) && prepare_mtp(cb, net, T, err) &&
+           cpu_tower_prepare(cb, net, T, err) && cpu_lora_init(cb, err) && gemm_init(cb, err);
 }
 
 static bool cpu_prepare(struct backend *be, const struct network *net, const struct bounds *s,
@@ -470,21 +502,24 @@ void cpu_settle(struct cpu_backend *cb)
     x->pending = false;
 }
 
-/* to = norm(from), rows of the stream; to may be from. */
-static void norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to)
+void cpu_norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to)
 {
     if (norm->kind != NORM_NONE)
         cpu_add_norm(from, NULL, norm, to, cb->stream.rows, cb->net->n_embd, cb->pool, cb->isa);
 }
 
-/* Norms and scales the block's result in d, and marks it pending. */
-static void finish_block(struct cpu_backend *cb, const struct block *b)
+void cpu_finish_block(struct cpu_backend *cb, const struct block *b)
 {
     struct cpu_stream *x = &cb->stream;
     cpu_stage_begin(cb);
-    norm_rows(cb, &b->out, x->d, x->d);
+    cpu_norm_rows(cb, &b->out, x->d, x->d);
     if (b->scale != 0 && b->scale != 1)
         cpu_add_scale(x->d, NULL, b->scale, x->rows, cb->net->n_embd, cb->pool);
+    if (cb->hyper) {
+        cpu_hyper_write(cb);
+        cpu_stage_end(cb, STAGE_NORM);
+        return;
+    }
     x->pending = b->sum.kind == NORM_NONE;
     if (!x->pending)
         cpu_add_norm(x->x, x->d, &b->sum, x->x, x->rows, cb->net->n_embd, cb->pool, cb->isa);
@@ -517,6 +552,21 @@ static const float *norm_before(struct cpu_backend *cb, const struct norm *norm)
     return cb->n;
 }
 
+const float *cpu_block_input(struct cpu_backend *cb, const struct block *b)
+{
+    if (b->parallel)
+        return norm_before(cb, &b->in);
+    const float *n = norm_stream(cb, &b->in);
+    if (b->keep != 0) {
+        size_t E = (size_t)cb->net->n_embd;
+        cpu_stage_begin(cb);
+        memcpy(cb->stream.x, n, (size_t)cb->stream.rows * E * sizeof *n);
+        cpu_add_scale(cb->stream.x, NULL, b->keep, cb->stream.rows, (int)E, cb->pool);
+        cpu_stage_end(cb, STAGE_NORM);
+    }
+    return n;
+}
+
 /* The stream becomes its output rows. */
 static void narrow(struct cpu_backend *cb)
 {
@@ -526,14 +576,16 @@ static void narrow(struct cpu_backend *cb)
         return;
     cpu_settle(cb);
     cpu_gather(x->x, b->out_rows, b->n_out, cb->net->n_embd, x->out, cb->pool);
+    if (cb->hyper)
+        cpu_hyper_narrow(cb);
     x->x = x->out;
     x->rows = b->n_out;
     x->narrow = true;
     cpu_lora_narrow(cb);
 }
 
-static void linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y,
-                   int rows, enum stage stage)
+void cpu_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y, int rows,
+                enum stage stage)
 {
     cpu_stage_begin(cb);
     gemm_linear(cb, w, x, y, rows);
@@ -574,9 +626,9 @@ static void mix_delta_net(struct cpu_backend *cb, const struct mixer *m, int lay
 {
     const struct delta_net *d = &m->delta_net;
     const struct batch *b = &cb->batch;
-    linear(cb, d->wqkv, n, cb->qkv, b->n_tokens, STAGE_QKV);
-    linear(cb, d->wz, n, cb->z, b->n_tokens, STAGE_QKV);
-    linear(cb, d->wba, n, cb->ba, b->n_tokens, STAGE_QKV);
+    cpu_linear(cb, d->wqkv, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    cpu_linear(cb, d->wz, n, cb->z, b->n_tokens, STAGE_QKV);
+    cpu_linear(cb, d->wba, n, cb->ba, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
     cpu_delta_net(b, m, b->kv[layer].state, cb->taps[layer], cb->qkv, cb->z, cb->ba, cb->a,
                   cb->delta_old, cb->delta_len, cb->pool, cb->isa);
@@ -586,7 +638,7 @@ static void mix_delta_net(struct cpu_backend *cb, const struct mixer *m, int lay
 static void mix_scan(struct cpu_backend *cb, const struct mixer *m, int layer, const float *n)
 {
     const struct batch *b = &cb->batch;
-    linear(cb, m->scan.w_in, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    cpu_linear(cb, m->scan.w_in, n, cb->qkv, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
     cpu_scan(cb, m, b->kv[layer].state, cb->taps[layer], cb->decays[layer], cb->qkv, cb->q, cb->low,
              cb->a);
@@ -598,10 +650,18 @@ static void mix_ssm(struct cpu_backend *cb, const struct mixer *m, int layer, co
 {
     const struct batch *b = &cb->batch;
     bool is_ssm = m->kind == MIXER_SSM;
-    linear(cb, is_ssm ? m->ssm.w_in : m->short_conv.w_in, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    const struct weight *w_in = is_ssm ? m->ssm.w_in : m->short_conv.w_in;
+    float *z = cb->qkv + (size_t)b->n_tokens * (size_t)w_in->n_out, *state = b->kv[layer].state;
+    cpu_linear(cb, w_in, n, cb->qkv, b->n_tokens, STAGE_QKV);
+    if (is_ssm && m->ssm.w_z)
+        cpu_linear(cb, m->ssm.w_z, n, z, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
-    (is_ssm ? cpu_ssm : cpu_short_conv)(b, m, b->kv[layer].state, cb->taps[layer], cb->qkv, cb->a,
-                                        cb->delta_old, cb->delta_len, cb->pool, cb->isa);
+    if (is_ssm)
+        cpu_ssm(b, m, state, cb->taps[layer], cb->qkv, z, cb->a, cb->delta_old, cb->delta_len,
+                cb->pool, cb->isa);
+    else
+        cpu_short_conv(b, m, state, cb->taps[layer], cb->qkv, cb->a, cb->delta_old, cb->delta_len,
+                       cb->pool, cb->isa);
     cpu_stage_end(cb, STAGE_ATTENTION);
 }
 
@@ -610,7 +670,7 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
     const struct batch *b = &cb->batch;
     const float *in = n;
     if (l->wqa) {
-        linear(cb, l->wqa, n, cb->low, b->n_tokens, STAGE_QKV);
+        cpu_linear(cb, l->wqa, n, cb->low, b->n_tokens, STAGE_QKV);
         cpu_stage_begin(cb);
         cpu_add_norm(cb->low, NULL, &l->q_norm, cb->low, b->n_tokens, l->q_rank, cb->pool, cb->isa);
         cpu_stage_end(cb, STAGE_NORM);
@@ -618,12 +678,12 @@ static void mix_latent(struct cpu_backend *cb, const struct latent *l, int layer
     }
     const struct key_choice *choice =
         l->index.n_chosen ? cpu_index(cb, &l->index, &b->kv[layer], n, in, 1) : NULL;
-    linear(cb, l->wqb, in, cb->q, b->n_tokens, STAGE_QKV);
+    cpu_linear(cb, l->wqb, in, cb->q, b->n_tokens, STAGE_QKV);
     for (int t = 0; l->temp_beta != 0 && t < b->n_tokens; t++)
         cpu_add_scale(cb->q + (size_t)t * (size_t)l->wqb->n_out, NULL,
                       1 + l->temp_beta * (float)log(1.0 + floor((double)b->pos[t] / l->temp_len)),
                       1, l->wqb->n_out, cb->pool);
-    linear(cb, l->wkva, n, cb->low, b->n_tokens, STAGE_QKV);
+    cpu_linear(cb, l->wkva, n, cb->low, b->n_tokens, STAGE_QKV);
     cpu_stage_begin(cb);
     cpu_latent(cb, l, &b->kv[layer], choice, cpu_rope_of(cb, l->rope), cb->q, cb->low, cb->wide,
                cb->a);
@@ -639,8 +699,10 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     const struct altup *altup = &cb->net->layers[layer].altup;
     if (altup->router)
         cpu_streams_predict(cb, altup);
+    if (cb->hyper)
+        cpu_hyper_read(cb, &cb->net->layers[layer].hyper[0]);
     if (wo) {
-        const float *n = (m->block.parallel ? norm_before : norm_stream)(cb, &m->block.in);
+        const float *n = cpu_block_input(cb, &m->block);
         if (m->laurel.left)
             cpu_laurel(cb, &m->laurel, n);
         if (m->kind == MIXER_DELTA_NET)
@@ -651,6 +713,8 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
             mix_attention(cb, &m->attention, layer, n);
         else if (m->kind == MIXER_SCAN)
             mix_scan(cb, m, layer, n);
+        else if (m->kind == MIXER_COMPRESSED)
+            cpu_mix_compressed(cb, m, layer, n);
         else
             mix_ssm(cb, m, layer, n);
     }
@@ -670,198 +734,9 @@ static void cpu_mixer(struct backend *be, const struct mixer *m, int layer)
     cpu_stage_end(cb, STAGE_OUTPUT);
     if (m->partial)
         cpu_sum_members(cb, cb->stream.d, NULL);
-    finish_block(cb, &m->block);
+    cpu_finish_block(cb, &m->block);
     if (m->laurel.left)
         cpu_laurel_add(cb);
-}
-
-struct mid_job {
-    const struct cpu_backend *cb;
-    const struct ffn *f;
-};
-
-static void mid_rows(void *arg, int ith, int first, int last)
-{
-    (void)ith;
-    const struct mid_job *j = arg;
-    size_t wide = (size_t)j->f->gate_up->n_out, F = (size_t)j->f->down->n_in;
-    for (int i = first; i < last; i++) {
-        float *g = j->cb->products + (size_t)i * wide;
-        if (j->f->sparse)
-            cpu_keep_top(j->f->sparsity, g, (int)F);
-        gemm_activate(j->cb, j->f, g, wide > F ? g + F : g, (int)F);
-    }
-}
-
-/* Where hidden units are normed or compared, all of a row's must be there first. */
-static void ffn_whole(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y,
-                      int rows)
-{
-    struct mid_job j = {cb, f};
-    size_t wide = (size_t)f->gate_up->n_out, F = (size_t)f->down->n_in;
-    gemm_linear(cb, f->gate_up, x, cb->products, rows);
-    pool_each(cb->pool, rows, POOL_EVEN, mid_rows, &j);
-    for (size_t i = 1; i < (size_t)rows; i++)
-        memmove(cb->products + i * F, cb->products + i * wide, F * sizeof(float));
-    if (f->mid.kind)
-        cpu_add_norm(cb->products, NULL, &f->mid, cb->products, rows, (int)F, cb->pool, cb->isa);
-    gemm_linear(cb, f->down, cb->products, y, rows);
-}
-
-static void dense(struct cpu_backend *cb, const struct ffn *f, const float *x, float *y, int rows)
-{
-    (f->clips ? cpu_clip_ffn : f->mid.kind || f->sparse ? ffn_whole : gemm_ffn)(cb, f, x, y, rows);
-}
-
-static void dense_gate(struct cpu_backend *cb, const struct weight *w, const float *n, float *y,
-                       int rows)
-{
-    gemm_linear(cb, w, n, cb->gate, rows);
-    for (int t = 0; t < rows; t++)
-        cpu_add_scale(y + (size_t)t * (size_t)cb->net->n_embd, NULL,
-                      1.0f / (1.0f + expf(-cb->gate[t])), 1, cb->net->n_embd, cb->pool);
-}
-
-/* Bit mask per row of the comm members that contribute to the experts' output. NULL: all of them, because hidden units
- * are split. */
-static const uint64_t *expert_members(struct cpu_backend *cb, const struct mlp *m)
-{
-    return m->experts.down->n_expert == m->router.w->n_out
-               ? NULL
-               : moe_members(cb, m, cb->stream.rows, cb->base.comm->size);
-}
-
-/* d = experts, plus the dense mlp if there is one. Returns true if d is still to be added up over the members of
- * comm. */
-static bool experts(struct cpu_backend *cb, const struct mlp *m, const float *n)
-{
-    struct cpu_stream *x = &cb->stream;
-    const float *router_x = n, *in = n;
-    cpu_stage_begin(cb);
-    if (m->experts_in.kind != NORM_NONE) {
-        norm_rows(cb, &m->experts_in, x->x, cb->n2);
-        router_x = in = cb->n2;
-    }
-    if (m->router.norm.kind != NORM_NONE) {
-        norm_rows(cb, &m->router.norm, x->x, cb->n3);
-        router_x = cb->n3;
-    }
-    cpu_stage_end(cb, STAGE_NORM);
-    if (m->to_experts) {
-        linear(cb, m->to_experts, in, cb->to_experts, x->rows, STAGE_EXPERTS);
-        moe_run(cb, m, router_x, cb->to_experts, cb->from_experts, x->rows);
-        linear(cb, m->from_experts, cb->from_experts, x->d, x->rows, STAGE_EXPERTS);
-    } else {
-        moe_run(cb, m, router_x, in, x->d, x->rows); /* measures its own stages */
-    }
-    if (!m->dense.gate_up)
-        return m->experts_partial;
-    /* Without norms of their own, both parts share one sum over members. */
-    bool once = m->dense_partial && m->experts_partial && m->experts_out.kind == NORM_NONE &&
-                m->dense_out.kind == NORM_NONE;
-    if (m->experts_partial && !once)
-        cpu_sum_members(cb, x->d, expert_members(cb, m));
-    norm_rows(cb, &m->experts_out, x->d, x->d);
-    cpu_stage_begin(cb);
-    dense(cb, &m->dense, n, cb->dense, x->rows);
-    if (m->dense_gate)
-        dense_gate(cb, m->dense_gate, n, cb->dense, x->rows);
-    cpu_stage_end(cb, STAGE_FFN);
-    if (m->dense_partial && !once)
-        cpu_sum_members(cb, cb->dense, NULL);
-    cpu_stage_begin(cb);
-    norm_rows(cb, &m->dense_out, cb->dense, cb->dense);
-    cpu_add_scale(x->d, cb->dense, 1, x->rows, cb->net->n_embd, cb->pool);
-    cpu_stage_end(cb, STAGE_FFN);
-    return once;
-}
-
-struct gate_job {
-    const struct cpu_backend *cb;
-    const struct ffn act;
-    int layer, width;
-};
-
-/* gate = act(gate) * e, of each row */
-static void gate_rows(void *arg, int ith, int first, int last)
-{
-    (void)ith;
-    const struct gate_job *j = arg;
-    const struct cpu_backend *cb = j->cb;
-    size_t P = (size_t)j->width, all = P * (size_t)cb->net->n_layers;
-    for (int i = first; i < last; i++) {
-        size_t row = (size_t)(cb->stream.narrow ? cb->batch.out_rows[i] : i);
-        gemm_activate(cb, &j->act, cb->layer_gate + (size_t)i * P,
-                      cb->layer_embeds + row * all + (size_t)j->layer * P, j->width);
-    }
-}
-
-/* d = the layer embedding, after the mlp has been added to x. With several streams it goes to all but x_0. */
-static void layer_embed(struct cpu_backend *cb, const struct layer_embed *l, int layer)
-{
-    const struct altup *altup = &cb->net->layers[layer].altup;
-    struct cpu_stream *x = &cb->stream;
-    struct gate_job j = {cb, {.act = l->act}, layer, l->gate->n_out};
-    cpu_stage_begin(cb);
-    cpu_settle(cb);
-    const float *in = altup->scale ? cpu_streams_scaled(cb, altup) : x->x;
-    gemm_linear(cb, l->gate, in, cb->layer_gate, x->rows);
-    pool_each(cb->pool, x->rows, POOL_EVEN, gate_rows, &j);
-    gemm_linear(cb, l->project, cb->layer_gate, x->d, x->rows);
-    norm_rows(cb, &l->norm, x->d, x->d);
-    if (altup->router)
-        cpu_streams_add(cb);
-    x->pending = !altup->router;
-    cpu_stage_end(cb, STAGE_FFN);
-}
-
-/* d = the result of the mlp: of its only part, or the sum of both parts after their norms. */
-static void finish_mlp(struct cpu_backend *cb, const struct mlp *m, int layer)
-{
-    struct cpu_stream *x = &cb->stream;
-    bool both = m->router.w && m->dense.gate_up;
-    cpu_stage_begin(cb);
-    if (!both)
-        norm_rows(cb, m->router.w ? &m->experts_out : &m->dense_out, x->d, x->d);
-    cpu_stage_end(cb, STAGE_NORM);
-    finish_block(cb, &m->block);
-    if (cb->net->layers[layer].altup.router)
-        cpu_streams_correct(cb, &cb->net->layers[layer].altup);
-    if (m->embed.gate)
-        layer_embed(cb, &m->embed, layer);
-    if (m->stream_scale != 0 && m->stream_scale != 1) {
-        cpu_stage_begin(cb);
-        cpu_add_scale(x->x, x->pending ? x->d : NULL, m->stream_scale, x->rows, cb->net->n_embd,
-                      cb->pool);
-        x->pending = false;
-        cpu_stage_end(cb, STAGE_NORM);
-    }
-    if (m->deepstack)
-        cpu_deepstack(cb, m->deepstack);
-}
-
-static void cpu_mlp(struct backend *be, const struct mlp *m, int layer)
-{
-    struct cpu_backend *cb = cpu_self(be);
-    struct cpu_stream *x = &cb->stream;
-    if (mlp_is_none(m))
-        return;
-    const float *n = (m->block.parallel ? norm_before : norm_stream)(cb, &m->block.in);
-    bool partial = m->dense_partial, has_experts = m->router.w;
-    if (has_experts) {
-        if (cb->tier && layer + 1 < network_depth(cb->net))
-            moe_look_ahead(cb, &cb->net->layers[layer + 1].mlp, x->x, x->rows);
-        partial = experts(cb, m, n);
-    } else {
-        cpu_stage_begin(cb);
-        dense(cb, &m->dense, n, x->d, x->rows);
-        cpu_stage_end(cb, STAGE_FFN);
-    }
-    /* with a dense part, every member contributes to every row */
-    bool some = has_experts && !m->dense.gate_up;
-    if (partial)
-        cpu_sum_members(cb, x->d, some ? expert_members(cb, m) : NULL);
-    finish_mlp(cb, m, layer);
 }
 
 struct cap_job {
@@ -890,12 +765,14 @@ static void cpu_head(struct backend *be, const struct head *h)
     narrow(cb);
     if (cb->streams)
         cpu_streams_end(cb);
+    if (cb->hyper)
+        cpu_hyper_read(cb, &cb->net->streams.head);
     const float *n = norm_stream(cb, &h->norm);
     if (!h->w) {
         memcpy(logits, n, (size_t)cb->stream.rows * width * sizeof(float));
         return;
     }
-    linear(cb, h->w, n, logits, cb->stream.rows, STAGE_HEAD);
+    cpu_linear(cb, h->w, n, logits, cb->stream.rows, STAGE_HEAD);
     if (h->partial) {
         cpu_stage_begin(cb);
         cb->base.comm->gather(cb->base.comm, logits, cb->stream.rows, cb->net->n_vocab);

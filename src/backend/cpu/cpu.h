@@ -38,12 +38,13 @@ struct cpu_backend {
     struct cpu_block {
         void *p;
         size_t bytes;
-    } blocks[64]; /* (n_blocks) scratch that prepare made */
+    } blocks[96]; /* (n_blocks) scratch that prepare made */
     int n_blocks;
     size_t *measured; /* prepare only adds up the bytes of its scratch here; NULL = it allocates */
     int n_ropes;
     float **rope;                     /* (n_ropes) -> (max_tokens, n_rot): this step's angles */
     float *n;                         /* (max_tokens, E) normed rows */
+    float *late;                      /* (max_tokens, E) results of late experts, by batch rows */
     float *products;                  /* (max_tokens, 2*F) of mlps whose hidden units are normed */
     float *gates;                     /* (max_tokens, rows of wgate) */
     float *to_experts, *from_experts; /* (max_tokens, L) of latent experts */
@@ -74,7 +75,9 @@ struct cpu_backend {
     float **taps; /* (n_layers) -> (W, C) transposed convolutions; NULL = none */
     float *
         *decays; /* (n_layers) -> decays of selective scans, in their panels' order; NULL = none */
-    struct index_state *index; /* of sparse attention; NULL = none */
+    struct index_state *index;           /* of sparse attention; NULL = none */
+    struct hyper_state *hyper;           /* of hyper-connections; NULL = none */
+    struct compressed_state *compressed; /* of compressed attention; NULL = none */
     int n_taps;
     int32_t *sampled;            /* (max_out) */
     struct sample_probs *probs;  /* (max_out) */
@@ -110,8 +113,18 @@ float *cpu_rope_of(const struct cpu_backend *cb, const struct rope *rope);
 void cpu_settle(struct cpu_backend *cb);
 /* Adds up the stream's rows over the members of comm. from: bit mask per row of the members that contribute; NULL = all. */
 void cpu_sum_members(struct cpu_backend *cb, float *rows, const uint64_t *from);
-/* embed.c: ops of backend.h */
+/* The input rows of a block, (rows, E). The stream becomes what the block keeps. */
+const float *cpu_block_input(struct cpu_backend *cb, const struct block *b);
+/* Norms and scales the block's result in d, and marks it pending. */
+void cpu_finish_block(struct cpu_backend *cb, const struct block *b);
+/* to = norm(from), rows of the stream; to may be from. NORM_NONE does nothing. */
+void cpu_norm_rows(struct cpu_backend *cb, const struct norm *norm, float *from, float *to);
+/* gemm_linear as a stage of the profile. */
+void cpu_linear(struct cpu_backend *cb, const struct weight *w, const float *x, float *y, int rows,
+                enum stage stage);
+/* embed.c, mlp.c: ops of backend.h */
 void cpu_embed(struct backend *be, const struct embed *e);
+void cpu_mlp(struct backend *be, const struct mlp *m, int layer);
 void cpu_join(struct backend *be, const struct mtp *m);
 
 /* Scratch until the next prepare(). */

@@ -115,6 +115,13 @@ struct index_job {
     int first, n_rows; /* rows of state.rows that are scored now */
 };
 
+/* Keys that row t could see: its own and those before it, or entries. */
+static int keys_of(const struct index_job *j, int t)
+{
+    int pos = j->cb->batch.pos[t];
+    return j->x->compressor.rate ? compressor_entries(&j->x->compressor, pos) : pos + 1;
+}
+
 /* Norm and rotation of a head of row t. */
 static void finish_head(const struct index_job *j, const struct norm *norm, int t, float *head)
 {
@@ -125,6 +132,10 @@ static void finish_head(const struct index_job *j, const struct norm *norm, int 
     const float *rope = j->rope + (size_t)t * (size_t)r->n_rot;
     float old[CPU_MAX_LATENT];
     int half = r->n_rot / 2;
+    if (j->x->rope_last) {
+        cpu_turn_last(rope, r->n_rot, head, j->x->dim, false);
+        return;
+    }
     memcpy(old, head, (size_t)r->n_rot * sizeof *old);
     for (int i = 0; i < half; i++) {
         float a = j->x->interleaved ? old[2 * i] : old[i];
@@ -156,7 +167,7 @@ static void token_rows(void *arg, int ith, int first, int last)
         }
         if (x->ww)
             memcpy(wt, s->w + (size_t)t * H, H * sizeof *wt);
-        if (slot < 0)
+        if (slot < 0 || x->compressor.rate)
             continue;
         finish_head(j, &x->k_norm, t, k);
         kn->store(j->cb->bounds.k_type, k, x->dim, j->kv->index, (size_t)slot * D, 1);
@@ -169,13 +180,19 @@ struct key_rows {
     const int32_t *pages;
     const char *base;
     int dim, first;
+    const struct compressor *c; /* keys are its entries */
 };
 
 static const void *key_row(void *arg, int i)
 {
     const struct key_rows *k = arg;
-    int p = k->first + i, len = k->s->page_len;
-    size_t slot = (size_t)k->pages[p / len] * (size_t)len + (size_t)(p % len);
+    int p = k->first + i, len = k->s->page_len, rows = len, row = p % len;
+    if (k->c->rate) {
+        p = (p + 1) * k->c->rate - 1;
+        rows = compressor_page_rows(k->c, len);
+        row = p % len / k->c->rate;
+    }
+    size_t slot = (size_t)k->pages[p / len] * (size_t)rows + (size_t)row;
     return k->base + dtype_bytes(k->s->k_type, slot * (size_t)k->dim);
 }
 
@@ -196,7 +213,8 @@ static void score_piece(const struct index_job *j, int ith, int i, int first, in
     const float *qt = s->qt + (size_t)t * D * lanes;
     float *keys = s->keys + (size_t)ith * IKEYS * D;
     struct key_rows k = {&j->cb->bounds, b->pages + (size_t)seq * (size_t)b->max_pages,
-                         j->kv->index, x->dim, first};
+                         j->kv->index,   x->dim,
+                         first,          &x->compressor};
     enum dtype type = j->cb->bounds.k_type;
     if (!x->block) {
         j->kernels->keys(qt, s->wt + (size_t)t * lanes, j->lanes, x->dim, type, key_row, &k,
@@ -219,8 +237,8 @@ static int pieces_of(const struct index_job *j)
     const struct index_state *s = j->cb->index;
     int most = 0;
     for (int i = 0; i < j->n_rows; i++) {
-        int pos = j->cb->batch.pos[s->rows[j->first + i]];
-        most = pos > most ? pos : most;
+        int last = keys_of(j, s->rows[j->first + i]) - 1;
+        most = last > most ? last : most;
     }
     return most / PIECE + 1;
 }
@@ -237,9 +255,9 @@ static void pieces_run(void *arg, int ith, int first, int last)
     int n = pieces_of(j);
     for (int p = first; p < last; p++) {
         int i = p / n, from = p % n * PIECE;
-        int pos = j->cb->batch.pos[j->cb->index->rows[j->first + i]];
-        if (from <= pos)
-            score_piece(j, ith, i, from, from + PIECE - 1 < pos ? from + PIECE - 1 : pos);
+        int to = keys_of(j, j->cb->index->rows[j->first + i]) - 1;
+        if (from <= to)
+            score_piece(j, ith, i, from, from + PIECE - 1 < to ? from + PIECE - 1 : to);
     }
 }
 
@@ -290,7 +308,7 @@ static void select_run(void *arg, int ith, int first, int last)
     struct index_state *s = j->cb->index;
     for (int k = first; k < last; k++) {
         int i = k / j->groups, group = k % j->groups, t = s->rows[j->first + i];
-        int own = j->cb->batch.pos[t] / j->unit;
+        int own = (keys_of(j, t) - 1) / j->unit;
         float *scores = scores_of(j, i, group);
         if (j->x->block)
             scores[own] = INFINITY;
@@ -308,7 +326,8 @@ static int list_rows(struct index_job *j)
     int n = 0;
     for (int seq = 0; seq < b->n_seqs; seq++)
         for (int t = b->q_start[seq]; t < b->q_start[seq + 1]; t++) {
-            bool chooses = b->slot[t] >= 0 && b->pos[t] / j->unit >= j->x->n_chosen;
+            bool chooses =
+                b->slot[t] >= 0 && (keys_of(j, t) + j->unit - 1) / j->unit > j->x->n_chosen;
             for (int g = 0; g < j->groups; g++)
                 s->n[t * j->groups + g] = chooses ? j->x->n_chosen : -1;
             if (!chooses)
@@ -338,7 +357,8 @@ const struct key_choice *cpu_index(struct cpu_backend *cb, const struct indexer 
                           .unit = x->block ? x->block : 1,
                           .groups = x->block ? n_groups : 1};
     cpu_stage_begin(cb);
-    gemm_linear(cb, x->wk, n, s->k, b->n_tokens);
+    if (x->wk)
+        gemm_linear(cb, x->wk, n, s->k, b->n_tokens);
     gemm_linear(cb, x->wq, u, s->q, b->n_tokens);
     if (x->ww)
         gemm_linear(cb, x->ww, n, s->w, b->n_tokens);

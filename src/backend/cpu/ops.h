@@ -81,12 +81,12 @@ size_t cpu_delta_scratch(const struct delta_net *d);
 
 /*
  * A state-space model (short convolution) m after its projection in (n_tokens, w_in->n_out), which is changed
- * -> o (n_tokens, H*P or E), what w_out multiplies; states by the batch. taps (W, C): the convolution,
- * by cpu_conv_taps. scratch: scratch_len floats for each thread, at least cpu_ssm_scratch.
+ * -> o (n_tokens, H*P or E), what w_out multiplies; states by the batch. z (n_tokens, H*P): of w_z. taps (W, C): the
+ * convolution, by cpu_conv_taps. scratch: scratch_len floats for each thread, at least cpu_ssm_scratch.
  */
 void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const float *taps,
-             float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
-             enum isa isa);
+             float *in, const float *z, float *o, float *scratch, size_t scratch_len,
+             struct pool *pool, enum isa isa);
 void cpu_short_conv(const struct batch *b, const struct mixer *m, float *states, const float *taps,
                     float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
                     enum isa isa);
@@ -117,6 +117,8 @@ void cpu_latent(struct cpu_backend *cb, const struct latent *l, const struct kv_
 const struct key_choice *cpu_index(struct cpu_backend *cb, const struct indexer *x,
                                    const struct kv_layer *kv, const float *n, const float *u,
                                    int n_groups);
+/* Turns pairs (2i, 2i + 1) of a head's last values by a row of cpu_rope_table, or back. */
+void cpu_turn_last(const float *rope, int n_rot, float *head, int dim, bool back);
 bool cpu_index_supported(const struct network *net, int layer);
 bool cpu_index_prepare(struct cpu_backend *cb, const struct network *net, struct error *err);
 

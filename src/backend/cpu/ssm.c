@@ -36,7 +36,9 @@ struct ssm_job {
     size_t width;
     int channels;
     bool silu;
-    float *in;  /* (n_tokens, w_in->n_out) of the projection */
+    float *in;      /* (n_tokens, w_in->n_out) of the projection */
+    const float *z; /* (n_tokens, z_width) gates */
+    size_t z_width;
     float *o;   /* (n_tokens, values) */
     float *old; /* (n_threads, old_len): a block's inputs before the step */
     size_t old_len, values;
@@ -123,8 +125,9 @@ static void scale_rows(void *arg, int ith, int first, int last)
 static void compute_dt(const struct ssm_job *j, int seq)
 {
     const struct ssm *m = j->m;
+    CHECK(m, "time steps without a state-space model");
     for (int t = j->b->q_start[seq]; t < j->b->q_start[seq + 1]; t++) {
-        float *dt = j->in + (size_t)t * j->width + j->values + j->channels;
+        float *dt = j->u + (size_t)t * j->width + j->channels;
         for (int h = 0; h < m->n_heads; h++) {
             float x = dt[h] + m->dt_bias[h];
             x = x > 20.0f ? x : log1pf(expf(x));
@@ -148,7 +151,8 @@ static void run_panel(const struct ssm_job *j, int seq, int h, int panel)
     const float *in = state_of_slot(j, b->state_in[seq]);
     float *out = state_of_slot(j, b->state_out[seq]);
     for (int t = 0; t < rows; t++) {
-        const float *x = j->u + (size_t)(first + t) * j->width, *dt = x + j->channels;
+        const float *x = j->u + (size_t)(first + t) * j->width;
+        float dt = m->dt_bias ? x[j->channels + h] : 1;
         float *o = j->o + (size_t)(first + t) * j->values + (size_t)(h * P + col);
         if (!out) { /* padding */
             memset(o, 0, (size_t)width * sizeof(float));
@@ -158,8 +162,8 @@ static void run_panel(const struct ssm_job *j, int seq, int h, int panel)
                          : in ? in + at
                               : NULL,
                          out + at, x + key, x + key + (size_t)(m->n_groups * N),
-                         x + (size_t)(h * P + col), expf(-m->decay[h] * dt[h]), dt[h], m->skip[h],
-                         N, width, o);
+                         x + (size_t)(h * P + col), expf(-m->decay[h] * dt), dt,
+                         m->skip ? m->skip[h] : 0, N, width, o);
         if (b->save_rows[seq] == t + 1)
             memcpy(state_of_slot(j, b->save_state[seq]) + at, out + at,
                    (size_t)(N * width) * sizeof(float));
@@ -171,21 +175,26 @@ static int panels_of(const struct ssm *m)
     return (m->head_dim + SSM_PANEL - 1) / SSM_PANEL;
 }
 
-/* The blocks of a sequence's convolution, and with a state-space model one piece for dt. */
+static bool has_dt(const struct ssm_job *j)
+{
+    return j->m && j->m->dt_bias;
+}
+
+/* The blocks of a sequence's convolution, and one piece for dt where it is computed. */
 static struct pool_work conv_work(void *arg)
 {
     const struct ssm_job *j = arg;
-    return (struct pool_work){j->b->n_seqs * (blocks_of(j) + (j->m != NULL)), POOL_EVEN};
+    return (struct pool_work){j->b->n_seqs * (blocks_of(j) + has_dt(j)), POOL_EVEN};
 }
 
 static void conv_run(void *arg, int ith, int first, int last)
 {
     const struct ssm_job *j = arg;
-    int blocks = blocks_of(j), n = blocks + (j->m != NULL);
+    int blocks = blocks_of(j), n = blocks + has_dt(j);
     for (int i = first; i < last; i++) {
         if (i % n < blocks)
             conv_block(j, ith, i / n, i % n);
-        else if (j->m)
+        else
             compute_dt(j, i / n);
     }
 }
@@ -219,19 +228,19 @@ static void gate_rows(void *arg, int ith, int first, int last)
     int values = (int)j->values, part = values / (m->n_norms ? m->n_norms : 1);
     for (int t = first; t < last; t++) {
         float *o = j->o + (size_t)t * j->values;
-        const float *z = j->in + (size_t)t * j->width;
+        const float *z = j->z + (size_t)t * j->z_width;
         if (!m->norm_first)
-            j->kernels->gate(o, z, values);
+            j->kernels->gate(o, z, m->sigmoid_gate, values);
         for (int i = 0; m->norm.kind != NORM_NONE && i < values; i += part)
             j->kernels->norm(o + i, m->norm.gain ? m->norm.gain + i : NULL, m->norm.eps, part);
         if (m->norm_first)
-            j->kernels->gate(o, z, values);
+            j->kernels->gate(o, z, m->sigmoid_gate, values);
     }
 }
 
 void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const float *taps,
-             float *in, float *o, float *scratch, size_t scratch_len, struct pool *pool,
-             enum isa isa)
+             float *in, const float *z, float *o, float *scratch, size_t scratch_len,
+             struct pool *pool, enum isa isa)
 {
     static const struct pool_phase phases[] = {{rows_work, scale_rows},
                                                {conv_work, conv_run},
@@ -248,8 +257,10 @@ void cpu_ssm(const struct batch *b, const struct mixer *m, float *states, const 
                         .taps = s->conv_len,
                         .conv = taps,
                         .bias = s->conv_bias,
-                        .u = in + values,
+                        .u = s->w_z ? in : in + values,
                         .width = (size_t)s->w_in->n_out,
+                        .z = s->w_z ? z : in,
+                        .z_width = s->w_z ? values : (size_t)s->w_in->n_out,
                         .channels = ssm_channels(s),
                         .silu = true,
                         .in = in,
@@ -342,7 +353,7 @@ static void scan_panel(const struct scan_job *s, int seq, int panel)
         if (b->save_rows[seq] == t - first + 1)
             memcpy(state_of_slot(j, b->save_state[seq]) + at, out + at,
                    (size_t)(N * width) * sizeof(float));
-        j->kernels->gate(o, s->in + (size_t)(2 * t + 1) * (size_t)I + col, width);
+        j->kernels->gate(o, s->in + (size_t)(2 * t + 1) * (size_t)I + col, false, width);
     }
 }
 

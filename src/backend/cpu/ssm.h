@@ -32,8 +32,8 @@ struct ssm_kernels {
      */
     void (*scan)(const float *from, float *to, const float *decay, const float *b, const float *c,
                  const float *x, const float *dt, const float *skip, int N, int width, float *o);
-    /* o *= silu(z) */
-    void (*gate)(float *o, const float *z, int n);
+    /* o *= silu(z), or sigmoid(z) */
+    void (*gate)(float *o, const float *z, bool sigmoid, int n);
     /* o = o / sqrt(mean(o^2) + eps) * gain; gain may be NULL */
     void (*norm)(float *o, const float *gain, float eps, int n);
     /* y = a * b */

@@ -12,16 +12,21 @@
 
 _Static_assert((int)SSM_PANEL == (int)STATE_PANEL, "update_panel");
 
-/* x / (1 + exp(-x)) */
-INLINE VEC silu_of(VEC x)
+/* 1 / (1 + exp(-x)) */
+INLINE VEC sigmoid_of(VEC x)
 {
-    VEC z = vec_mul(x, vec_set(-1.44269504f)); /* limits z: for very negative x the result is 0 */
+    VEC z = vec_mul(x, vec_set(-1.44269504f)); /* limits z: for very negative x silu is 0 */
     z = vec_sub(vec_set(0.0f), vec_max(vec_sub(vec_set(0.0f), z), vec_set(-126.0f)));
     float one[VW], e[VW];
     vec_store(e, vec_exp2(z));
     for (int i = 0; i < VW; i++)
         one[i] = 1.0f / (1.0f + e[i]);
-    return vec_mul(x, vec_load(one));
+    return vec_load(one);
+}
+
+INLINE VEC silu_of(VEC x)
+{
+    return vec_mul(x, sigmoid_of(x));
 }
 
 static float silu_one(float x)
@@ -114,13 +119,15 @@ static void scan(const float *from, float *to, const float *decay, const float *
     }
 }
 
-static void gate(float *o, const float *z, int n)
+static void gate(float *o, const float *z, bool sigmoid, int n)
 {
     int i = 0;
-    for (; i + VW <= n; i += VW)
-        vec_store(o + i, vec_mul(vec_load(o + i), silu_of(vec_load(z + i))));
+    for (; i + VW <= n; i += VW) {
+        VEC v = vec_load(z + i);
+        vec_store(o + i, vec_mul(vec_load(o + i), sigmoid ? sigmoid_of(v) : silu_of(v)));
+    }
     for (; i < n; i++)
-        o[i] *= silu_one(z[i]);
+        o[i] *= sigmoid ? 1.0f / (1.0f + expf(-z[i])) : silu_one(z[i]);
 }
 
 static void norm(float *o, const float *gain, float eps, int n)

@@ -53,7 +53,7 @@ bool cpu_streams_prepare(struct cpu_backend *cb, const struct network *net, int 
         rank = left && left->n_out > rank ? left->n_out : rank;
     }
     cb->streams = NULL;
-    return (!net->streams.n ||
+    return (!net->streams.project ||
             (cb->streams = cpu_rows(cb, net->streams.n * T, E, "parts of the stream", err))) &&
            (!rank || ((cb->laurel = cpu_rows(cb, T, E, "low-rank residuals", err)) &&
                       (cb->laurel_low = cpu_rows(cb, T, rank, "low-rank residuals", err))));

@@ -13,11 +13,12 @@
 /* The router kind, if the file has it. */
 static bool read_gguf_experts(const struct meta_reader *in, const struct decoder *d)
 {
-    static const enum router_kind kinds[] = {ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP};
+    static const enum router_kind kinds[] = {ROUTER_SOFTMAX, ROUTER_SIGMOID, ROUTER_SOFTMAX_TOP,
+                                             ROUTER_SOFTPLUS};
     struct config *c = in->c;
     int kind = 0, shared = 0, wide = 0;
     c->router = d->router;
-    if (!reader_gguf_int(in, "expert_gating_func", 0, 3, false, &kind) ||
+    if (!reader_gguf_int(in, "expert_gating_func", 0, 4, false, &kind) ||
         !reader_gguf_int(in, "expert_shared_count", 0, 64, false, &shared) ||
         !reader_gguf_int(in, "expert_shared_feed_forward_length", 0, 1 << 24, false, &wide) ||
         !reader_gguf_int(in, "expert_group_count", 0, 256, false, &c->n_groups) ||
@@ -71,6 +72,11 @@ static bool read_gguf(const struct meta_reader *in, const struct decoder *d)
         c->n_kv_heads = c->layer_kv_heads[i];
     for (int i = 0; i < c->n_layers && c->n_kv_heads; i++)
         c->is_linear[i] = !c->layer_kv_heads[i];
+    char heads_key[96];
+    snprintf(heads_key, sizeof heads_key, "%s.attention.head_count_kv", c->arch_name);
+    if (!c->n_kv_heads && c->family->zero_heads && tensorfile_meta(in->f, heads_key))
+        for (int i = 0; i < c->n_layers; i++)
+            c->is_linear[i] = true; /* no layer has attention */
     if (!c->n_kv_heads)
         c->n_kv_heads = c->n_heads;
     if (!reader_gguf_int(in, "attention.key_length", 1, 1 << 14, false, &c->head_dim) ||
@@ -238,7 +244,8 @@ static bool read_hf(const struct meta_reader *in, const struct decoder *d)
         return error_set(in->err, "%s: config.json: %s \"%.40s\" is not supported (%s is)",
                          in->f->path, key, act, known);
 
-    if (!reader_int(in, "num_hidden_layers", "n_layer", 1, CONFIG_MAX_LAYERS, true, &c->n_layers) ||
+    if (!reader_int(in, d->layers_key ? d->layers_key : "num_hidden_layers", "n_layer", 1,
+                    CONFIG_MAX_LAYERS, true, &c->n_layers) ||
         !reader_int(in, "hidden_size", "n_embd", 1, 1 << 20, true, &c->n_embd) ||
         !reader_int(in, "num_attention_heads", "n_head", 1, 1 << 14, true, &c->n_heads) ||
         !reader_int(in, "vocab_size", NULL, 1, 1 << 24, true, &c->n_vocab))
@@ -423,7 +430,8 @@ void decoder_router(struct net_builder *b, const struct decoder *d, int i, struc
     const struct decoder_names *n = names_of(d);
     m->router = (struct router){
         .kind = c->router,
-        .w = build_matrix(b, WEIGHT_ROUTER, i, &n->router, c->n_embd, c->n_expert),
+        .w = build_matrix(b, WEIGHT_ROUTER, i, &n->router, c->n_embd, c->n_expert + c->n_same),
+        .n_same = c->n_same,
         .n_used = c->layer_experts_used[i] ? c->layer_experts_used[i] : c->n_expert_used,
         .n_groups = c->n_groups,
         .n_groups_used = c->n_groups_used,
@@ -431,7 +439,7 @@ void decoder_router(struct net_builder *b, const struct decoder *d, int i, struc
         .scale = c->expert_scale};
     if (n->choice_bias.gguf)
         m->router.choice_bias =
-            build_vector(b, i, &n->choice_bias, c->n_expert, (struct adjust){0});
+            build_vector(b, i, &n->choice_bias, c->n_expert + c->n_same, (struct adjust){0});
 }
 
 static void build_experts(struct net_builder *b, const struct decoder *d, int i, struct mlp *m)

@@ -25,19 +25,9 @@ static const struct decoder_names biased = {
     LATENT_NAMES, .choice_bias = {"=blk.%d.exp_probs_b.bias",
                                   "=model.layers.%d.mlp.gate.e_score_correction_bias"}};
 
-static const struct tensor_name q = {"blk.%d.attn_q", "model.layers.%d.self_attn.q_proj"},
-                                q_a = {"blk.%d.attn_q_a", "model.layers.%d.self_attn.q_a_proj"},
-                                q_b = {"blk.%d.attn_q_b", "model.layers.%d.self_attn.q_b_proj"},
-                                q_norm = {"blk.%d.attn_q_a_norm",
-                                          "model.layers.%d.self_attn.q_a_layernorm"},
-                                kv_a = {"blk.%d.attn_kv_a_mqa",
-                                        "model.layers.%d.self_attn.kv_a_proj_with_mqa"},
-                                kv_norm = {"blk.%d.attn_kv_a_norm",
-                                           "model.layers.%d.self_attn.kv_a_layernorm"},
-                                kv_b = {"blk.%d.attn_kv_b", "model.layers.%d.self_attn.kv_b_proj"},
-                                k_b = {"blk.%d.attn_k_b", "model.layers.%d.self_attn.k_b_proj"},
-                                v_b = {"blk.%d.attn_v_b", "model.layers.%d.self_attn.v_b_proj"},
-                                o = {"blk.%d.attn_output", "model.layers.%d.self_attn.o_proj"};
+static const struct latent_names latent = {
+    .norm = {"blk.%d.attn_norm", "model.layers.%d.input_layernorm"},
+    LATENT_MIXER("model.layers.%d.self_attn")};
 
 static const struct tensor_name post = {"blk.%d.post_ffw_norm",
                                         "model.layers.%d.post_mlp_layernorm"};
@@ -72,13 +62,12 @@ static bool read_index(const struct meta_reader *in)
            reader_bool(in, "indexer_rope_interleave", &x->interleaved);
 }
 
-static bool read_gguf(const struct meta_reader *in)
+bool latent_read_gguf(const struct meta_reader *in)
 {
     struct config *c = in->c;
-    int D = c->head_dim, extra = 0;
+    int D = c->head_dim;
     c->v_dim = D;
-    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &extra) ||
-        !reader_gguf_int(in, "attention.kv_lora_rank", 1, 1 << 14, true, &c->kv_rank) ||
+    if (!reader_gguf_int(in, "attention.kv_lora_rank", 1, 1 << 14, true, &c->kv_rank) ||
         !reader_gguf_int(in, "attention.q_lora_rank", 0, 1 << 14, false, &c->q_rank) ||
         !reader_gguf_int(in, "rope.dimension_count", 2, 1 << 14, true, &c->rope_dim) ||
         !reader_gguf_int(in, "attention.value_length", 1, 1 << 14, false, &c->v_dim) ||
@@ -89,6 +78,16 @@ static bool read_gguf(const struct meta_reader *in)
         return error_set(in->err, "%s: %s: heads of %d have no room beside %d rotary dimensions",
                          in->f->path, c->arch_name, D, c->rope_dim);
     c->nope_dim = D - c->rope_dim;
+    return true;
+}
+
+static bool read_gguf(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    int extra = 0;
+    if (!reader_gguf_int(in, "nextn_predict_layers", 0, c->n_layers - 1, false, &extra) ||
+        !latent_read_gguf(in))
+        return false;
     c->n_layers -= extra;
     mtp_read(in, &mtp_names, extra);
     c->norm_topk = false;
@@ -176,6 +175,18 @@ static bool read_hf(const struct meta_reader *in)
     return read_layers(in);
 }
 
+bool latent_check(const struct meta_reader *in)
+{
+    struct config *c = in->c;
+    c->head_dim = c->nope_dim + c->rope_dim;
+    c->n_kv_heads = c->n_heads;
+    c->n_rot = c->rope_dim;
+    if ((int64_t)c->n_heads * (c->kv_rank + c->rope_dim) > 1 << 24)
+        return error_set(in->err, "%s: %d heads over a latent of %d are too many", in->f->path,
+                         c->n_heads, c->kv_rank);
+    return true;
+}
+
 static bool read(const struct meta_reader *in)
 {
     struct config *c = in->c;
@@ -186,19 +197,13 @@ static bool read(const struct meta_reader *in)
     if (c->index.heads && c->index.dim < c->rope_dim)
         return error_set(in->err, "%s: index keys of %d have no room for %d rotary dimensions",
                          in->f->path, c->index.dim, c->rope_dim);
-    c->head_dim = c->nope_dim + c->rope_dim;
-    c->n_kv_heads = c->n_heads;
-    c->n_rot = c->rope_dim;
     if (c->n_groups > 1 && (c->n_expert % c->n_groups || c->n_groups_used > c->n_groups))
         return error_set(in->err, "%s: %d experts in %d groups, of which %d are used", in->f->path,
                          c->n_expert, c->n_groups, c->n_groups_used);
     if (c->n_groups > 1 && c->n_expert_used > c->n_expert / c->n_groups * c->n_groups_used)
         return error_set(in->err, "%s: %d experts used of %d groups of %d", in->f->path,
                          c->n_expert_used, c->n_groups_used, c->n_expert / c->n_groups);
-    if ((int64_t)c->n_heads * (c->kv_rank + c->rope_dim) > 1 << 24)
-        return error_set(in->err, "%s: %d heads over a latent of %d are too many", in->f->path,
-                         c->n_heads, c->kv_rank);
-    return true;
+    return latent_check(in);
 }
 
 /* A layer without an indexer of its own reuses the choice of the layer before, which has one. */
@@ -225,12 +230,13 @@ static void build_index(struct net_builder *b, int i, struct latent *l)
     l->index.k_norm.eps = 1e-6f;
 }
 
-static void build_mixer(struct net_builder *b, int i, const struct rope *rope, struct mixer *m)
+void latent_build(struct net_builder *b, const struct latent_names *n, int i,
+                  const struct rope *rope, struct mixer *m)
 {
     const struct config *c = b->c;
     int H = c->n_heads, C = c->kv_rank, Dn = c->nope_dim, Dr = c->rope_dim, Dv = c->v_dim;
     *m = (struct mixer){.kind = MIXER_LATENT};
-    m->block.in = build_rms(b, i, &plain.attn_norm, c->n_embd);
+    m->block.in = build_rms(b, i, &n->norm, c->n_embd);
     m->latent = (struct latent){.n_heads = H,
                                 .nope_dim = Dn,
                                 .rope_dim = Dr,
@@ -245,27 +251,28 @@ static void build_mixer(struct net_builder *b, int i, const struct rope *rope, s
     struct latent *l = &m->latent;
     const float eps = 1e-6f; /* of the latents' norms, independent of norm_eps */
     if (c->q_rank) {
-        l->wqa = build_matrix(b, WEIGHT_LINEAR, i, &q_a, c->n_embd, c->q_rank);
-        l->q_norm = build_rms(b, i, &q_norm, c->q_rank);
+        l->wqa = build_matrix(b, WEIGHT_LINEAR, i, &n->q_a, c->n_embd, c->q_rank);
+        l->q_norm = build_rms_adjusted(b, i, &n->q_norm, c->q_rank,
+                                       (struct adjust){.times = c->q_latent_scale});
         l->q_norm.eps = eps;
-        l->wqb = build_matrix(b, WEIGHT_LINEAR, i, &q_b, c->q_rank, H * (Dn + Dr));
+        l->wqb = build_matrix(b, WEIGHT_LINEAR, i, &n->q_b, c->q_rank, H * (Dn + Dr));
     } else {
-        l->wqb = build_matrix(b, WEIGHT_LINEAR, i, &q, c->n_embd, H * (Dn + Dr));
+        l->wqb = build_matrix(b, WEIGHT_LINEAR, i, &n->q, c->n_embd, H * (Dn + Dr));
     }
-    l->wkva = build_matrix(b, WEIGHT_LINEAR, i, &kv_a, c->n_embd, C + Dr);
-    l->kv_norm = build_rms(b, i, &kv_norm, C);
+    l->wkva = build_matrix(b, WEIGHT_LINEAR, i, &n->kv_a, c->n_embd, C + Dr);
+    l->kv_norm =
+        build_rms_adjusted(b, i, &n->kv_norm, C, (struct adjust){.times = c->kv_latent_scale});
     l->kv_norm.eps = eps;
-    struct weight_rows k = {.name = &k_b, .n = C}, v = {.name = &v_b, .n = Dv};
-    if (!b->f->is_gguf || !build_has(b, &k_b, i)) {
-        k = (struct weight_rows){.name = &kv_b, .n = C, .stride = Dn + Dv, .transposed = true};
-        v = (struct weight_rows){.name = &kv_b, .n = Dv, .stride = Dn + Dv, .offset = Dn};
+    struct weight_rows k = {.name = &n->k_b, .n = C}, v = {.name = &n->v_b, .n = Dv};
+    if (!b->f->is_gguf || !build_has(b, &n->k_b, i)) {
+        k = (struct weight_rows){.name = &n->kv_b, .n = C, .stride = Dn + Dv, .transposed = true};
+        v = (struct weight_rows){.name = &n->kv_b, .n = Dv, .stride = Dn + Dv, .offset = Dn};
     }
     l->wkb = build_weight(b, WEIGHT_HEADS, i, Dn, H, 1, &k);
-    b->specs[b->n_specs - 1].as = &k_b;
+    b->specs[b->n_specs - 1].as = &n->k_b;
     l->wvb = build_weight(b, WEIGHT_HEADS, i, C, H, 1, &v);
-    b->specs[b->n_specs - 1].as = &v_b;
-    l->wo = build_matrix(b, WEIGHT_LINEAR, i, &o, H * Dv, c->n_embd);
-    build_index(b, i, l);
+    b->specs[b->n_specs - 1].as = &n->v_b;
+    l->wo = build_matrix(b, WEIGHT_LINEAR, i, &n->o, H * Dv, c->n_embd);
 }
 
 static void build(struct net_builder *b)
@@ -275,7 +282,8 @@ static void build(struct net_builder *b)
     bool bias = c->n_expert && build_has(b, &biased.choice_bias, c->n_layers - 1);
     decoder_ends(b, &decoder);
     for (int i = 0; i < c->n_layers + c->n_mtp; i++) {
-        build_mixer(b, i, rope, &b->net->layers[i].mixer);
+        latent_build(b, &latent, i, rope, &b->net->layers[i].mixer);
+        build_index(b, i, &b->net->layers[i].mixer.latent);
         decoder_mlp(b, bias ? &routed : &decoder, i, &b->net->layers[i].mlp);
         if (build_has(b, &post, i))
             b->net->layers[i].mlp.block.out = build_rms(b, i, &post, c->n_embd);
@@ -284,7 +292,7 @@ static void build(struct net_builder *b)
         mtp_build(b, &mtp_names, 0);
 }
 
-static void write(const struct config *c, struct gguf_writer *w)
+void latent_write(const struct config *c, struct gguf_writer *w)
 {
     int dense = 0;
     while (dense < c->n_layers && !c->is_moe[dense])
@@ -324,7 +332,7 @@ const struct model_family family_deepseek2 = {
     .hf_class = "DeepseekV3ForCausalLM",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 /* Kimi K2 is the same architecture under another name. */
@@ -335,7 +343,7 @@ const struct model_family family_kimi_k2 = {
     .gguf_as = "deepseek2",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 const struct model_family family_glm4_moe_lite = {
@@ -345,7 +353,7 @@ const struct model_family family_glm4_moe_lite = {
     .gguf_as = "deepseek2",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 const struct model_family family_deepseek32 = {
@@ -354,7 +362,7 @@ const struct model_family family_deepseek32 = {
     .hf_class = "DeepseekV32ForCausalLM",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 const struct model_family family_glm_dsa = {
@@ -363,7 +371,7 @@ const struct model_family family_glm_dsa = {
     .hf_class = "GlmMoeDsaForCausalLM",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 const struct model_family family_mistral4 = {
@@ -372,7 +380,7 @@ const struct model_family family_mistral4 = {
     .hf_class = "Mistral4ForCausalLM",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 const struct model_family family_axk1 = {
@@ -381,7 +389,7 @@ const struct model_family family_axk1 = {
     .hf_class = "AXK1ForCausalLM",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };
 
 const struct model_family family_youtu = {
@@ -391,5 +399,5 @@ const struct model_family family_youtu = {
     .gguf_as = "deepseek2",
     .read = read,
     .build = build,
-    .write = write,
+    .write = latent_write,
 };

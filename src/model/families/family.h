@@ -28,6 +28,7 @@ struct model_family {
      * their own scales are multiplied into it. */
     bool scales_experts;
     int parts;        /* layers of the network for each of the file; 0 = 1 */
+    int folder_step;  /* layers that have one number in its folders, under several names; 0 = 1 */
     bool zero_heads;  /* its GGUF gives layers with a recurrent state no KV heads */
     bool one_block;   /* its layers are a mixer or an mlp; its GGUF gives others no hidden units */
     bool rot_twice;   /* its GGUF counts twice the rotary dimensions of full layers */
@@ -59,7 +60,8 @@ extern const struct model_family family_gemma3, family_gemma4, family_glm4_moe, 
     family_axk1, family_afmoe, family_muse_glimmer, family_laguna, family_step35, family_llama4,
     family_hunyuan, family_hunyuan_moe, family_apertus, family_bitnet;
 extern const struct model_family family_gpt_neox, family_gpt2, family_phimoe, family_mimo2,
-    family_youtu, family_gemma3n;
+    family_youtu, family_gemma3n, family_longcat_flash, family_minimax_01, family_minimax_text_01,
+    family_minimax_m1, family_deepseek4;
 
 /* Common to all encoders. */
 bool encoder_read_gguf(const struct meta_reader *in);
@@ -140,14 +142,15 @@ struct decoder {
     bool windows_unasked; /* ... or absent */
     bool windows_all;     /* max_window_layers is ignored */
     enum activation act;
-    const char *act_name; /* as config.json spells it; NULL: "silu" */
-    const char *act_key;  /* its key; NULL: hidden_activation or hidden_act */
-    const char *eps_key;  /* of the norms in config.json; NULL: "rms_norm_eps" */
-    bool parallel;        /* the mlp runs in parallel with the mixer, on its norm if it has none */
-    int window_period;    /* by default one layer per period has full attention; 0 = none */
-    bool transposed;      /* a folder's matrices are stored (in, out), except embedding and head */
-    bool qkv_by_head;     /* a folder's qkv has the rows of q, k and v head by head */
-    bool window_rope;     /* layers with a window have a RoPE of their own (config.rope_window) */
+    const char *act_name;   /* as config.json spells it; NULL: "silu" */
+    const char *act_key;    /* its key; NULL: hidden_activation or hidden_act */
+    const char *eps_key;    /* of the norms in config.json; NULL: "rms_norm_eps" */
+    const char *layers_key; /* NULL: "num_hidden_layers" */
+    bool parallel;     /* the mlp runs in parallel with the mixer, on its norm if it has none */
+    int window_period; /* by default one layer per period has full attention; 0 = none */
+    bool transposed;   /* a folder's matrices are stored (in, out), except embedding and head */
+    bool qkv_by_head;  /* a folder's qkv has the rows of q, k and v head by head */
+    bool window_rope;  /* layers with a window have a RoPE of their own (config.rope_window) */
 };
 
 bool decoder_read(const struct meta_reader *in, const struct decoder *d);
@@ -175,6 +178,26 @@ extern const struct mtp_names mtp_names;
 void mtp_read(const struct meta_reader *in, const struct mtp_names *n, int extra);
 /* Builds the block except its layer. add: see decoder.norm_add. */
 void mtp_build(struct net_builder *b, const struct mtp_names *n, float add);
+
+/* Latent attention (deepseek2.c). */
+struct latent_names {
+    struct tensor_name norm, q, q_a, q_b, q_norm, kv_a, kv_norm, kv_b, k_b, v_b, o;
+};
+#define LATENT_MIXER(prefix)                                                                       \
+    .q = {"blk.%d.attn_q", prefix ".q_proj"}, .q_a = {"blk.%d.attn_q_a", prefix ".q_a_proj"},      \
+    .q_b = {"blk.%d.attn_q_b", prefix ".q_b_proj"},                                                \
+    .q_norm = {"blk.%d.attn_q_a_norm", prefix ".q_a_layernorm"},                                   \
+    .kv_a = {"blk.%d.attn_kv_a_mqa", prefix ".kv_a_proj_with_mqa"},                                \
+    .kv_norm = {"blk.%d.attn_kv_a_norm", prefix ".kv_a_layernorm"},                                \
+    .kv_b = {"blk.%d.attn_kv_b", prefix ".kv_b_proj"},                                             \
+    .k_b = {"blk.%d.attn_k_b", prefix ".k_b_proj"},                                                \
+    .v_b = {"blk.%d.attn_v_b", prefix ".v_b_proj"}, .o = {"blk.%d.attn_output", prefix ".o_proj"}
+/* From a GGUF, after decoder_read: the sizes, without the router. */
+bool latent_read_gguf(const struct meta_reader *in);
+bool latent_check(const struct meta_reader *in); /* after reading */
+void latent_build(struct net_builder *b, const struct latent_names *n, int layer,
+                  const struct rope *rope, struct mixer *m);
+void latent_write(const struct config *c, struct gguf_writer *w);
 
 /* State-space models of Mamba-2 (mamba.c). Names of the tensors, and keys of config.json. */
 struct ssm_names {

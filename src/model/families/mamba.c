@@ -1,6 +1,9 @@
 /*
  * State-space models of Mamba-2: the mixer that hybrid families share, and the family that has nothing else. A GGUF has
  * no key for limits of time steps: ours are ssm.time_step_min and ssm.time_step_max, written where there are any.
+ *
+ * The published Mamba-2 models were trained with a norm for each group. transformers norms the whole width, whatever the number of
+ * groups; a folder or GGUF that needs that says so with a key of ours, norm_count or ssm.norm_count.
  */
 #include "model/families/family.h"
 
@@ -153,7 +156,23 @@ static bool read(const struct meta_reader *in)
     c->n_ff = 1;
     for (int i = 0; i < c->n_layers; i++)
         c->is_linear[i] = true;
-    return ssm_read(in, &keys);
+    if (!ssm_read(in, &keys))
+        return false;
+    c->ssm_norms = c->linear_k_heads;
+    if (!(in->f->is_gguf ? reader_gguf_int(in, "ssm.norm_count", 1, 1 << 12, false, &c->ssm_norms)
+                         : reader_int(in, "norm_count", NULL, 1, 1 << 12, false, &c->ssm_norms)))
+        return false;
+    int values = c->linear_v_heads * c->linear_v_dim;
+    return values % c->ssm_norms == 0 ||
+           error_set(in->err, "%s: %d values do not divide by %d norms", in->f->path, values,
+                     c->ssm_norms);
+}
+
+static void write(const struct config *c, struct gguf_writer *w)
+{
+    ssm_write(c, w);
+    if (c->ssm_norms != c->linear_k_heads)
+        gguf_set_u32(w, "mamba2.ssm.norm_count", (uint32_t)c->ssm_norms);
 }
 
 static void build(struct net_builder *b)
@@ -167,6 +186,7 @@ static void build(struct net_builder *b)
         struct mixer *m = &net->layers[i].mixer;
         m->block.in = build_rms(b, i, &norm, c->n_embd);
         ssm_build(b, &names, i, m);
+        m->ssm.n_norms = c->ssm_norms;
     }
     if (!c->headless)
         net->head.w = c->tied ? net->embed.tokens
@@ -180,5 +200,5 @@ const struct model_family family_mamba2 = {
     .hf_embed = "embeddings",
     .read = read,
     .build = build,
-    .write = ssm_write,
+    .write = write,
 };
