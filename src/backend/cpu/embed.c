@@ -5,6 +5,7 @@
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/gemm.h"
 #include "backend/cpu/ops.h"
+#include "backend/cpu/hyper.h"
 #include "backend/cpu/streams.h"
 
 #include <string.h>
@@ -134,6 +135,8 @@ void cpu_embed(struct backend *be, const struct embed *e)
     embed_layers(cb, &e->layers);
     if (cb->streams)
         cpu_streams_begin(cb);
+    if (cb->hyper)
+        cpu_hyper_begin(cb);
     cpu_stage_end(cb, STAGE_EMBED);
 }
 

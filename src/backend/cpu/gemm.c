@@ -78,6 +78,7 @@ bool gemm_init(struct cpu_backend *cb, struct error *err)
                   max->latent,
                   cb->net->mtp.fc ? 2 * n_embd : 0,
                   max->merged,
+                  cb->net->streams.head.w ? cb->net->streams.n * n_embd : 0,
                   patches ? patches->n_in : 0};
     for (size_t i = 0; i < sizeof dims / sizeof *dims; i++)
         widest = dims[i] > widest ? dims[i] : widest;

@@ -198,5 +198,7 @@ void moe_run(struct cpu_backend *cb, const struct mlp *l, const float *router_x,
 void moe_look_ahead(struct cpu_backend *cb, const struct mlp *next, const float *x, int rows);
 /* After moe_run, and valid until the next one: (rows) bit masks of the processes that have experts of a row. */
 const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members);
+/* After moe_run: y (rows, E) += what experts without weights return for x (rows, E). */
+void moe_add_same(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows);
 
 #endif

@@ -167,7 +167,7 @@ INLINE void add_blocks(struct int8_scratch *s, float (*acc)[GEMM_UNIT], int whic
 INLINE void add_two_parts(struct int8_scratch *s, float (*acc)[GEMM_UNIT], int which,
                           const struct inputs *in, int b, int blk, const enum kind kind)
 {
-    const VF unit = vf_set1(1.0f / 254.0f);
+    const VF unit = vf_set1(FINE_UNIT);
     VF w[2][2];
     UNROLL
     for (int i = 0; i < 2; i++)

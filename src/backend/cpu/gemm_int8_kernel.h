@@ -22,6 +22,7 @@
  *   vi_levels(t)         a table of 16 bytes, for lookups
  *   vi_dot_at, vi_dot8_at  optional: the same with the input's four columns from col on, the lane-th of
  *                        the 16 around them; COLUMNS then unrolls loops over columns
+ *   vi_mla(a, b, n)      optional: a + b * n of 32-bit integers; fine parts are then added as integers
  *   v_base(p)            p; where it helps, in a register of its own
  *   MAX_T                input rows per pass; FEW_PASSES: compile passes for fewer values of T
  *   NAME(x)              x with the set's suffix; X_QUANTIZE: the set's function to quantise inputs
@@ -99,10 +100,17 @@ INLINE void add_block(VF *acc, const VI *dot, VF w_scale, const struct pass *p, 
 INLINE void add_block_fine(VF *acc, const VI *dot, const VI *fine, VF w_scale, const struct pass *p,
                            size_t k, const int T)
 {
-    const VF unit = vf_set1(1.0f / 254.0f);
+    const VF unit = vf_set1(FINE_UNIT);
+#ifdef vi_mla
+    w_scale = vf_mul(w_scale, unit);
+#endif
     UNROLL
     for (int t = 0; t < T; t++) {
+#ifdef vi_mla
+        VF sum = vi_to_f(vi_mla(fine[t], dot[t], FINE_PER_CODE));
+#else
         VF sum = vf_fma(vi_to_f(fine[t]), unit, vi_to_f(dot[t]));
+#endif
         VF scale = vf_mul(w_scale, vf_bcast(p->x[t] + p->l.scale + k / 8));
         acc[t] = vf_fma(sum, scale, acc[t]);
     }

@@ -160,7 +160,7 @@ INLINE void pass_tq(const struct pass *p, VF *acc, const int T)
 INLINE void add_levels_fine(VF *sum, const VI *u, VF scale, const struct pass *p, size_t col,
                             const int T)
 {
-    const VF unit = vf_set1(1.0f / 254.0f);
+    const VF unit = vf_set1(FINE_UNIT);
     VI dot[MAX_T], fine[MAX_T];
     UNROLL
     for (int t = 0; t < T; t++) {

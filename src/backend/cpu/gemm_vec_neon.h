@@ -93,6 +93,14 @@ NEON VI neon_or_and(VI x, VI y, VI mask) /* x | (y & mask) */
 #undef F
 }
 
+#define vi_mla(x, y, n) neon_mla(x, y, n)
+NEON VI neon_mla(VI x, VI y, const int n) /* x + y * n */
+{
+#define F(r, i) vmlaq_n_u32(x.r, y.r, (uint32_t)n)
+    return EACH(VI, F);
+#undef F
+}
+
 /* Shifts by constants, and by any number. */
 NEON VI vi_sll16(VI x, const int n)
 {

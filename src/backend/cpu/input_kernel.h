@@ -39,7 +39,7 @@ static inline void quantize(const float *x, int n_in, int first, int len, bool f
             fine_init[blk] = -128 * (sum[0] + sum[1]);
             fine_init16[2 * blk] = -32 * sum[0];
             fine_init16[2 * blk + 1] = -32 * sum[1];
-            fine_sum[blk] = sums[blk] + scale[blk] * (1.0f / 254.0f) * (float)(sum[0] + sum[1]);
+            fine_sum[blk] = sums[blk] + scale[blk] * FINE_UNIT * (float)(sum[0] + sum[1]);
         }
     }
 }
@@ -77,6 +77,11 @@ INLINE VEC glu_vec(enum activation kind, const struct ffn *f, VEC g, VEC u)
         u = vec_max(vec_min(u, limit), vec_set(-f->limit));
         return vec_mul(gate_vec(g, vec_mul(g, vec_set(log2_e * f->alpha))),
                        vec_add(u, vec_set(1.0f)));
+    }
+    if (kind == ACT_SILU_CLAMP) {
+        VEC limit = vec_set(f->limit);
+        g = vec_min(g, limit);
+        u = vec_max(vec_min(u, limit), vec_set(-f->limit));
     }
     if (kind == ACT_SILU_LIMIT) {
         VEC limit = vec_set(f->limit);
@@ -141,6 +146,8 @@ static inline void glu(const struct ffn *f, float *g, const float *u, int n)
         glu_row(ACT_PLAIN_GELU_TANH, f, g, g, n);
     else if (f->act == ACT_PLAIN_QUICK_GELU)
         glu_row(ACT_PLAIN_QUICK_GELU, f, g, g, n);
+    else if (f->act == ACT_SILU_CLAMP)
+        glu_row(ACT_SILU_CLAMP, f, g, u, n);
     else if (f->act == ACT_SILU_LIMIT)
         glu_row(ACT_SILU_LIMIT, f, g, u, n);
     else if (f->act == ACT_RELU2)

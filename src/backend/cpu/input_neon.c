@@ -10,12 +10,12 @@ static inline float max32(const float *x)
     return vmaxvq_f32(most);
 }
 
-/* Stores 16 integers as bytes, saturated, and returns their sum. */
+/* Stores 16 integers, which fit, as bytes, and returns their sum. */
 static inline int32_t store16(const int32x4_t n[4], int8_t *q)
 {
-    int16x8_t a = vcombine_s16(vqmovn_s32(n[0]), vqmovn_s32(n[1]));
-    int16x8_t b = vcombine_s16(vqmovn_s32(n[2]), vqmovn_s32(n[3]));
-    int8x16_t v = vcombine_s8(vqmovn_s16(a), vqmovn_s16(b));
+    int16x8_t a = vuzp1q_s16(vreinterpretq_s16_s32(n[0]), vreinterpretq_s16_s32(n[1]));
+    int16x8_t b = vuzp1q_s16(vreinterpretq_s16_s32(n[2]), vreinterpretq_s16_s32(n[3]));
+    int8x16_t v = vuzp1q_s8(vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(b));
     vst1q_s8(q, v);
     return vaddlvq_s8(v);
 }

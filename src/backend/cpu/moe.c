@@ -15,6 +15,7 @@
 #include <string.h>
 
 enum { GUESS_ROWS = 4 }; /* with more rows, too many experts are chosen */
+#define SAME_MEMBER 1ull /* the member of a comm that adds experts without weights, as a bit */
 
 struct moe_state {
     float *logits;       /* (max_tokens, n_expert) */
@@ -142,6 +143,9 @@ static float rate(const struct router *r, float *l, float *keys, int n)
     if (r->kind == ROUTER_SIGMOID)
         for (int e = 0; e < n; e++)
             l[e] = 1.0f / (1.0f + expf(-l[e]));
+    if (r->kind == ROUTER_SOFTPLUS)
+        for (int e = 0; e < n; e++)
+            l[e] = sqrtf(l[e] > 20.0f ? l[e] : log1pf(expf(l[e])));
     for (int e = 0; e < n; e++)
         max = l[e] > max ? l[e] : max;
     for (int e = 0; r->kind == ROUTER_SOFTMAX && e < n; e++)
@@ -165,14 +169,20 @@ static float sparse_weight(const struct router *r, const float *l, const float *
     return 1.0f / total;
 }
 
-/* The best n_used experts of a token (ties: lower index) in ascending order, with their weights. */
-static void choose(const struct moe_job *j, float *p, float *keys, int32_t *chosen, float *weights)
+/* The best n_used experts of row t of the stream (ties: lower index) in ascending order, with their weights. */
+static void choose(const struct moe_job *j, int t, float *p, float *keys, int32_t *chosen,
+                   float *weights)
 {
     const struct router *r = j->rule;
+    const struct batch *b = &j->cb->batch;
+    int token = b->tokens[j->cb->stream.narrow ? b->out_rows[t] : t];
+    token = token < j->cb->net->n_vocab ? token : 0;
     int n = j->n_expert, used = j->used;
     float total = rate(r, p, keys, n), kept = 0.0f, top = -INFINITY;
     for (int k = 0; k < used; k++) {
-        int best = best_of(keys, n), at = k;
+        int best = r->by_token ? (int)r->by_token[(size_t)token * (size_t)used + (size_t)k]
+                               : best_of(keys, n);
+        int at = k;
         /* A chosen expert cannot be the best again unless no other is left. */
         for (; at > 0 && chosen[at - 1] > best; at--) {
             chosen[at] = chosen[at - 1];
@@ -295,7 +305,7 @@ static void choice_make(void *arg, int ith, int first, int last)
     const struct moe_job *j = arg;
     const struct moe_state *m = j->cb->gemm->moe;
     for (int t = first; t < last && t < j->rows; t++)
-        choose(j, m->logits + (size_t)t * (size_t)j->n_expert,
+        choose(j, t, m->logits + (size_t)t * (size_t)j->n_expert,
                m->keys + (size_t)t * (size_t)j->n_expert, m->chosen + (size_t)t * (size_t)j->used,
                m->weights + (size_t)t * (size_t)j->used);
     first = first > j->rows ? first - j->rows : 0;
@@ -456,13 +466,45 @@ static void expert_down(void *arg, int ith, int first, int last)
 const uint64_t *moe_members(struct cpu_backend *cb, const struct mlp *l, int rows, int n_members)
 {
     const struct moe_state *m = cb->gemm->moe;
-    int n = l->router.w->n_out, used = l->router.n_used;
+    int n = router_experts(&l->router), used = l->router.n_used;
     for (int i = 0; i < rows; i++) {
         m->members[i] = 0;
-        for (int k = 0; k < used; k++)
-            m->members[i] |= 1ull << range_owner(n, 1, m->chosen[i * used + k], n_members);
+        for (int k = 0; k < used; k++) {
+            int e = m->chosen[i * used + k];
+            m->members[i] |= e < n ? 1ull << range_owner(n, 1, e, n_members) : SAME_MEMBER;
+        }
     }
     return m->members;
+}
+
+struct same_job {
+    const struct moe_state *m;
+    const float *x;
+    float *y;
+    int first, used, width; /* first: of the experts without weights */
+};
+
+static void same_rows(void *arg, int ith, int first, int last)
+{
+    (void)ith;
+    const struct same_job *j = arg;
+    for (int t = first; t < last; t++) {
+        const float *x = j->x + (size_t)t * (size_t)j->width;
+        float *y = j->y + (size_t)t * (size_t)j->width, weight = 0;
+        for (int k = t * j->used; k < (t + 1) * j->used; k++)
+            weight += j->m->chosen[k] >= j->first ? j->m->weights[k] : 0;
+        for (int i = 0; weight != 0 && i < j->width; i++)
+            y[i] += weight * x[i];
+    }
+}
+
+void moe_add_same(struct cpu_backend *cb, const struct mlp *l, const float *x, float *y, int rows)
+{
+    struct same_job j = {cb->gemm->moe,  x, y, router_experts(&l->router), l->router.n_used,
+                         cb->net->n_embd};
+    const struct comm *c = cb->base.comm;
+    if (l->router.n_same && (!l->experts_partial || !c || 1ull << c->index == SAME_MEMBER))
+        pool_each(cb->pool, rows, POOL_EVEN, same_rows, &j);
 }
 
 /* With a tier */
@@ -565,7 +607,7 @@ void moe_look_ahead(struct cpu_backend *cb, const struct mlp *next, const float 
     for (int t = 0; t < rows; t++) {
         struct gemm_x in = {.n_in = E, .x = g->x + (size_t)t * (size_t)E};
         gemm_block(cb, 0, router, 0, 0, n, &in, NULL, 1, g->keys, (size_t)n);
-        choose(&j, g->keys, keys, g->experts + g->n, g->weights);
+        choose(&j, t, g->keys, keys, g->experts + g->n, g->weights);
         g->n += used;
     }
     g->next = next;

@@ -131,6 +131,10 @@ static inline struct input_layout input_layout(int n_in)
     return l;
 }
 
+/* A code in units of its fine part, and the inverse. Blocks of 32 such sums fit in 32-bit integers. */
+enum { FINE_PER_CODE = 254 };
+#define FINE_UNIT (1.0f / FINE_PER_CODE)
+
 /* Stride in bytes of bf16 rows. It is one cache line longer than the row, so that the 16 rows of a
  * tile do not map to the same cache set. */
 static inline size_t bf16_stride(int n_in)

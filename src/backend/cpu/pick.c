@@ -24,8 +24,9 @@ enum { INT8_TILES_FROM = 32, BF16_TILES_FROM = 24 };
  * AVX-512: 9 rows were 1.4 times as fast, 16 rows 2.5 times, 24 rows 2.1 times. Up to 8 rows are
  * read in one pass. */
 enum { SPLIT_TILES_FROM = ONE_PASS_ROWS + 1 };
-/* Input rows from which SMMLA is used: counted in instructions, eight rows are the break-even point. */
-enum { MATRICES_FROM = ONE_PASS_ROWS + 1 };
+/* Input rows from which SMMLA is used: the break-even points, counted in instructions, of formats that read one
+ * code per input and of those that read two. */
+enum { MATRICES_FROM = 5, MATRICES_FINE_FROM = 3 };
 /* Query rows from which attention runs on AMX tiles, and from which K and V are converted first. */
 enum { ATTN_TILES_FROM = 32, ATTN_PACK_FROM = 64 };
 /* Query rows that decode on AMX tiles if the cache is Q4_0 or FP8. Against AVX-512, one row is no
@@ -44,6 +45,7 @@ enum { ATTN_DECODE_TILES_FROM = 1, ATTN_DECODE_TILES_TO = ATTN_TILES_FROM - 1 };
 #define LEVEL_BITS                                                                                 \
     (BIT(DT_IQ1_S) | BIT(DT_IQ1_M) | BIT(DT_IQ2_XXS) | BIT(DT_IQ2_XS) | BIT(DT_IQ2_S) |            \
      BIT(DT_IQ3_XXS) | BIT(DT_IQ3_S) | BIT(DT_TQ1_0) | BIT(DT_TQ2_0) | BIT(DT_NVFP4))
+#define FINE_BITS (BIT(DT_Q8_0) | BIT(DT_MXFP4) | BIT(DT_GPTQ4) | BIT(DT_NVFP4))
 #define LOW_NAMES                                                                                  \
     "Q2_K Q3_K Q4_1 Q5_0 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
 /* Not every architecture has kernels for all of them. */
@@ -56,10 +58,10 @@ tiled = {TILE_BITS | LOW_BITS, TILE_NAMES " " LOW_NAMES},
     split = {BIT(DT_F32) | BIT(DT_F16) | BIT(DT_BF16) | BIT(DT_F8_E4M3) | BIT(DT_GPTQ4),
              "F32 F16 BF16 F8_E4M3 GPTQ4"},
     /* Without formats whose sums gemm_int8_i8mm.c cannot add in the order of the other kernels. */
-    matrices = {(TILE_BITS | LOW_BITS | BIT(DT_GPTQ4)) &
-                    ~(BIT(DT_Q2_K) | BIT(DT_Q5_0) | BIT(DT_NVFP4)),
-                TILE_NAMES " GPTQ4 Q3_K Q4_1 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S "
-                           "TQ1_0 TQ2_0"},
+    matrices = {(TILE_BITS | LOW_BITS) & ~(FINE_BITS | BIT(DT_Q2_K) | BIT(DT_Q5_0)),
+                "Q4_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS Q3_K Q4_1 Q5_1 IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S "
+                "IQ3_XXS IQ3_S TQ1_0 TQ2_0"},
+    matrices_fine = {FINE_BITS & ~BIT(DT_NVFP4), "Q8_0 MXFP4 GPTQ4"},
     fp16_bf16 = {BIT(DT_F16) | BIT(DT_BF16), "F16 BF16"},
     q8_q4 = {BIT(DT_Q8_0) | BIT(DT_Q4_0), "Q8_0 Q4_0"}, q4 = {BIT(DT_Q4_0), "Q4_0"},
     fp8 = {BIT(DT_F8_E4M3), "F8_E4M3"},
@@ -145,6 +147,7 @@ static const struct pick_row gemm_rows[] = {
 #endif
 #ifdef __aarch64__
     GEMM(MATRICES_FROM, MANY, ISA_I8MM, is_ordered, matrices, INPUT_INT8, gemm_int8_i8mm),
+    GEMM(MATRICES_FINE_FROM, MANY, ISA_I8MM, is_ordered, matrices_fine, INPUT_INT8, gemm_int8_i8mm),
     GEMV(ISA_DOTPROD, is_packed, quantised, INPUT_INT8, int8_dotprod),
     GEMM(1, MANY, ISA_DOTPROD, is_packed, quantised, INPUT_INT8, gemm_int8_dotprod),
     GEMV(ISA_NEON, is_packed, quantised, INPUT_INT8, int8_neon),
