@@ -5,6 +5,7 @@
  * option a layer may have.
  */
 #include "backend/cuda/attn/attn.cuh"
+#include "backend/cuda/attn/index.h"
 #include "backend/cuda/attn/kv_quant.cuh"
 #include "backend/cuda/gemm/gemm.cuh"
 
@@ -61,13 +62,30 @@ DEVICE void attn_heads_whole(const struct attn_args &p, const float *row, float 
     }
 }
 
+/* One warp: the norm of a head in shared memory, after RoPE. */
+DEVICE void attn_head_norm_late(const struct attn_args &p, int part, float *head)
+{
+    const struct attn_norm norm = p.heads.norm[part];
+    int dim = p.kv.head_dim;
+    float sum = 0.0f;
+    if (part == ATTN_V || !norm.on)
+        return;
+    for (int e = lane_id(); e < dim; e += 32)
+        sum += head[e] * head[e];
+    float by = rsqrtf(warp_sum(sum) / (float)dim + norm.eps);
+    for (int e = lane_id(); e < dim; e += 32)
+        head[e] *= by * (norm.gain ? norm.gain[e] : 1.0f);
+    __syncwarp();
+}
+
 /*
  * q, k and v of every row from its raw projections p.q: norms, RoPE, temperature. q goes to
  * (n_tokens, H, Dk), k and v to the cache. One warp per head. Grid: (groups of heads, rows); with a
  * norm over all heads, one block has all heads of its row. QUANT: p.kv.type holds two types.
  * packed: all three go to its rows (n_tokens, row_width) instead, as fp16 scaled by HIDDEN_SCALE.
+ * RARE: norms of q and k may come after RoPE, and the temperature's positions have an offset.
  */
-template <bool QUANT>
+template <bool QUANT, bool RARE>
 static __global__ void __launch_bounds__(512)
     attn_heads_kernel(const __grid_constant__ struct attn_args p, float *q, uint16_t *packed)
 {
@@ -84,7 +102,12 @@ static __global__ void __launch_bounds__(512)
         int part = h < H ? ATTN_Q : h < H + K ? ATTN_K : ATTN_V;
         int i = part == ATTN_Q ? h : part == ATTN_K ? h - H : h - H - K;
         int dim = part == ATTN_V ? p.v_dim : p.kv.head_dim;
-        attn_head_prepare(p, t, part, i, rms[part], head);
+        if (RARE && p.norm_late) {
+            attn_head_prepare<true>(p, t, part, i, rms[part], head);
+            attn_head_norm_late(p, part, head);
+        } else {
+            attn_head_prepare(p, t, part, i, rms[part], head);
+        }
         if (packed) {
             uint16_t *to = packed + (size_t)t * (size_t)p.heads.row_width +
                            (size_t)(attn_part_layout_of(p, part).at + i * dim);
@@ -98,6 +121,10 @@ static __global__ void __launch_bounds__(512)
             kv_head_rotate(head, dim);
         if (part == ATTN_Q) {
             float temperature = attn_temperature(p, t);
+            if (RARE && p.heads.temp_beta != 0.0f)
+                temperature =
+                    1.0f + p.heads.temp_beta * logf(1.0f + (float)((p.step.pos[t] + p.temp_offset) /
+                                                                   p.heads.temp_len));
             float *to = q + ((size_t)t * (size_t)H + (size_t)i) * (size_t)dim;
             for (int e = lane; e < dim; e += 32)
                 to[e] = head[e] * temperature;
@@ -146,6 +173,7 @@ static __global__ void __launch_bounds__(128)
     __syncwarp();
     float top = p.sinks ? p.sinks[h] : -INFINITY, total = p.sinks ? 1.0f : 0.0f;
     int from = p.window && last - p.window + 1 > 0 ? last - p.window + 1 : 0;
+    from = p.chunked ? last - last % p.window : from;
     if (p.bidirectional) {
         int end = p.step.kv_len[seq] - 1;
         last = p.window ? min(last + p.window - 1, end) : end;
@@ -249,6 +277,9 @@ static struct attn_args attn_args_of(struct cuda_backend *cu, const struct attn_
     p.heads.shares_kv = l->shares_kv;
     p.heads.temp_beta = l->temp_beta;
     p.heads.temp_len = l->temp_len;
+    p.temp_offset = l->temp_offset;
+    p.norm_late = l->norm_late;
+    p.chunked = l->chunked;
     return p;
 }
 
@@ -310,14 +341,21 @@ bool attn_heads_plain(const struct attn_layer *l)
 {
     const struct attn_norm *q = &l->norm[ATTN_Q], *k = &l->norm[ATTN_K];
     return !l->gated && !l->k_is_v && !l->shares_kv && !l->norm_whole && l->temp_beta == 0 &&
-           !l->norm[ATTN_V].on && (!q->on || q->gain) && (!k->on || k->gain) &&
+           !l->norm_late && !l->norm[ATTN_V].on && (!q->on || q->gain) && (!k->on || k->gain) &&
            (!q->on || !k->on || q->eps == k->eps);
+}
+
+/* Only attn_heads makes such queries and keys. */
+static bool heads_are_rare(const struct attn_layer *l)
+{
+    return l->norm_late || (l->temp_beta != 0 && l->temp_offset);
 }
 
 bool attn_takes_raw(const struct cuda_backend *cu, const struct attn_layer *l)
 {
     return (attn_mma_suits(cu, l) && attn_heads_plain(l)) ||
-           ((attn_decode_wide_fits(cu, l) || attn_decode_quant_fits(cu, l)) && !l->norm_whole);
+           ((attn_decode_wide_fits(cu, l) || attn_decode_quant_fits(cu, l)) && !l->norm_whole &&
+            !heads_are_rare(l));
 }
 
 static void heads_launch(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
@@ -328,7 +366,11 @@ static void heads_launch(struct cuda_backend *cu, const struct attn_layer *l, co
     int heads = l->shares_kv ? l->n_heads : l->n_heads + 2 * l->n_kv;
     int warps = l->norm_whole ? 16 : 4, widest = l->k_dim > l->v_dim ? l->k_dim : l->v_dim;
     dim3 grid((unsigned)(l->norm_whole ? 1 : ceil_div(heads, warps)), (unsigned)s->n_tokens);
-    auto kernel = cu->shape.kv_type ? attn_heads_kernel<false> : attn_heads_kernel<true>;
+    auto kernel =
+        heads_are_rare(l)
+            ? (cu->shape.kv_type ? attn_heads_kernel<false, true> : attn_heads_kernel<true, true>)
+            : (cu->shape.kv_type ? attn_heads_kernel<false, false>
+                                 : attn_heads_kernel<true, false>);
     cuda_launch(cu, kernel, grid, warps * 32, (size_t)(16 + warps * widest) * 4, LAUNCH_EARLY, p, q,
                 packed);
 }
@@ -359,7 +401,11 @@ struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, con
     c.step = s;
     c.attn.args = &p;
     c.attn.out = &a;
-    if (l->spans) {
+    if (l->choice) {
+        index_attend(cu, p, *l->choice);
+        return a;
+    }
+    if (l->spans || l->chunked) {
         attn_any(cu, p, 0, s->n_tokens);
         return a;
     }

@@ -48,6 +48,10 @@ struct attn_args {
     int gate_row, gate_head;
     bool raw; /* q is raw projections */
     struct attn_heads_spec heads;
+    bool chunked; /* see attn_layer.h: attn_any only */
+    /* attn_heads_kernel only */
+    bool norm_late;
+    int temp_offset;
 };
 
 DEVICE float score_capped(float s, float cap)
@@ -193,7 +197,8 @@ DEVICE float attn_temperature(const struct attn_args &p, int t)
 }
 
 /* One warp: norm and RoPE of head i of a part of row t's raw projections, to `head` in shared
- * memory. rms: the factor of a norm over all heads. */
+ * memory. rms: the factor of a norm over all heads. LATE: the norms of queries and keys come later. */
+template <bool LATE = false>
 DEVICE void attn_head_prepare(const struct attn_args &p, int t, int part, int i, float rms,
                               float *head)
 {
@@ -201,16 +206,17 @@ DEVICE void attn_head_prepare(const struct attn_args &p, int t, int part, int i,
     struct attn_part_layout r = attn_part_layout_of(p, part);
     const struct attn_norm norm = p.heads.norm[part];
     const float *from = p.q + (size_t)t * (size_t)p.heads.row_width + (size_t)(r.at + i * r.stride);
+    const bool on = norm.on && (!LATE || part == ATTN_V);
     float sum = 0.0f, by = 1.0f;
     for (int e = lane; e < r.dim; e += 32) {
         float x = from[e];
         head[e] = x;
         sum += x * x;
     }
-    if (norm.on)
+    if (on)
         by = p.heads.whole ? rms : rsqrtf(warp_sum(sum) / (float)r.dim + norm.eps);
-    const float *gain = norm.on && norm.gain ? norm.gain + (p.heads.whole ? i * r.dim : 0) : NULL;
-    for (int e = lane; norm.on && e < r.dim; e += 32)
+    const float *gain = on && norm.gain ? norm.gain + (p.heads.whole ? i * r.dim : 0) : NULL;
+    for (int e = lane; on && e < r.dim; e += 32)
         head[e] = head[e] * by * (gain ? gain[e] : 1.0f);
     __syncwarp();
     const float2 *rope = p.step.rope + (size_t)t * (size_t)half;

@@ -36,7 +36,11 @@ struct attn_layer {
     const float *sinks; /* (H) or NULL */
     bool gated, k_is_v, shares_kv;
     float temp_beta;
-    int temp_len;
+    int temp_len, temp_offset;
+    bool chunked;                      /* the window is a chunk: keys pos - pos % window..pos */
+    bool norm_late;                    /* q and k are normed after RoPE */
+    bool floats;                       /* the result is read as floats: no other form of it */
+    const struct index_choice *choice; /* rows see what an indexer chose (index.h); NULL = all */
 };
 
 /* attn.cu. True if the decode kernels for heads of 64 and 128 suit the layer: an fp16 or bf16
@@ -62,6 +66,11 @@ void attn_heads_packed(struct cuda_backend *cu, const struct attn_layer *l, cons
 /* raw: the step has decodes only, and cu->act.qkv still holds raw projections. */
 struct rows attn_attend(struct cuda_backend *cu, const struct attn_layer *l, const struct step *s,
                         bool raw);
+
+/* attn_gate.cu: a (rows, n_heads, v_dim) *= f(g), with g (rows, width) one value per element or one per head, and f the
+ * sigmoid or softplus. */
+void attn_gate(struct cuda_backend *cu, float *a, const float *g, int rows, int n_heads, int v_dim,
+               int width, bool softplus);
 
 /* Attention without a causal mask. Starts from the raw projections in cu->act.qkv. */
 struct rows attn_bidirectional(struct cuda_backend *cu, const struct attn_layer *l,

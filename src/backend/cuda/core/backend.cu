@@ -4,7 +4,7 @@
  * resid). Everything else an op makes is local to it. pick.cu chooses the kernels; device.cu,
  * prepare.cu and step.cu have what surrounds the ops.
  */
-#include "backend/cuda/attn/attn_layer.h"
+#include "backend/cuda/attn/index.h"
 #include "backend/cuda/heads/embed.cuh"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/mtp.h"
@@ -32,8 +32,24 @@ struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, str
     c.rows = cu->resid.rows;
     c.x = x;
     c.stream = &cu->resid;
-    c.gain = cuda_gain(cu, norm);
+    c.made = cu->resid.reads_before;
+    if (c.made)
+        *x = cuda_norm_before(cu, norm);
+    else
+        c.gain = cuda_gain(cu, norm);
     return c;
+}
+
+struct rows cuda_norm_before(struct cuda_backend *cu, const struct norm *norm)
+{
+    struct gain gain = cuda_gain(cu, norm);
+    int rows = cu->resid.rows, width = cu->shape.n_embd;
+    if (!gain.gain)
+        return rows_of((float *)cu->resid.before, rows, width);
+    step_mark(cu);
+    rows_norm(cu, cu->resid.before, gain, cu->act.norm, rows, width);
+    step_mark_end(cu, STAGE_NORM);
+    return rows_of(cu->act.norm, rows, width);
 }
 
 /* The values of every row that layers add later. */
@@ -112,7 +128,8 @@ static bool project(struct cuda_backend *cu, const struct attn_layer *l, const s
     struct pick_case c = cuda_case(cu, norm, &n);
     c.w = l->wqkv;
     c.y = cu->act.q;
-    c.attn.raw = s.n_decode == s.n_tokens && !l->spans && attn_takes_raw(cu, l);
+    c.attn.raw =
+        s.n_decode == s.n_tokens && !l->spans && !l->chunked && !l->choice && attn_takes_raw(cu, l);
     c.attn.layer = l;
     c.step = &s;
     const struct cuda_pick *p = pick_find(cu, PICK_QKV, &c);
@@ -140,13 +157,15 @@ void mixer_products(struct cuda_backend *cu, const struct norm *norm,
 {
     struct rows x = {}; /* made by the first product without a fused norm */
     for (int i = 0; i < n; i++) {
-        struct pick_case c = cuda_case(cu, norm, &x);
+        struct pick_case c = {};
+        if (x.floats) {
+            c.rows = cu->resid.rows;
+            c.x = &x;
+        } else {
+            c = cuda_case(cu, norm, &x);
+        }
         c.w = list[i].w;
         c.y = list[i].y;
-        if (x.floats) {
-            c.stream = NULL;
-            c.gain = gain{};
-        }
         pick_run(cu, PICK_LINEAR, &c, STAGE_QKV);
     }
 }
@@ -163,6 +182,10 @@ static void narrow(struct cuda_backend *cu, struct rows *a)
         return;
     struct rows x = resid_plain(cu, r);
     step_gather(cu, &s, x.floats, cu->act.stream_out, x.width);
+    if (r->before) {
+        step_gather(cu, &s, r->before, cu->act.before_out, x.width);
+        r->before = cu->act.before_out;
+    }
     r->x = cu->act.stream_out;
     r->other = cu->act.shadow;
     r->rows = s.n_out;
@@ -209,25 +232,72 @@ static struct attn_layer layer_of(const struct cuda_backend *cu, const struct at
     l.shares_kv = a->shares_kv;
     l.temp_beta = a->temp_beta;
     l.temp_len = a->temp_len;
+    l.temp_offset = a->temp_offset;
+    l.chunked = a->chunked && cu->step.layout.beyond; /* else there is one chunk */
+    l.window = a->chunked && !l.chunked ? 0 : l.window;
+    l.norm_late = a->norm_late;
+    l.floats = a->wgate || a->out_norm.kind;
     return l;
+}
+
+/* What follows the softmax: a gate with a matrix of its own, whose values are in cu->act.gates, and a norm. */
+static void finish_attention(struct cuda_backend *cu, const struct attention *l, struct rows *a)
+{
+    struct gain norm = cuda_gain(cu, &l->out_norm);
+    rows_to_floats(cu, a);
+    if (l->wgate)
+        attn_gate(cu, a->floats, cu->act.gates, a->n, l->n_heads, l->v_dim, l->wgate->n_out,
+                  l->softplus);
+    if (norm.gain)
+        rows_norm(cu, a->floats, norm, a->floats, a->n, a->width);
+    *a = rows_of(a->floats, a->n, a->width);
 }
 
 static struct rows mix_attention(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
     const struct attention *l = &m->attention;
     struct attn_layer al = layer_of(cu, l, layer);
+    struct step s = mtp_rows(cu);
+    struct index_choice choice;
+    if (index_choose(cu, m, layer, &s, &choice))
+        al.choice = &choice;
     if (l->clips) {
         tower_clip_qkv(cu, &m->block.in, l);
         return encoder_attend(cu, &al);
     }
     if (l->bidirectional)
         return encoder_mix(cu, &m->block.in, &al);
+    if (l->wgate) {
+        const struct mixer_product gate = {cuda_matrix(l->wgate), cu->act.gates};
+        mixer_products(cu, &m->block.in, &gate, 1);
+    }
     bool raw = project(cu, &al, &m->block.in);
     step_mark(cu);
-    struct step s = mtp_rows(cu);
     struct rows a = attn_attend(cu, &al, &s, raw);
+    if (al.floats)
+        finish_attention(cu, l, &a);
     step_mark_end(cu, STAGE_ATTENTION);
     return a;
+}
+
+/* What the mixer reads is kept where its mlp or the next mixer reads it too. A mixer in parallel with the one before reads
+ * what that one read, and what that one wrote is added now. */
+static void start_mixer(struct cuda_backend *cu, const struct mixer *m, int layer)
+{
+    const struct layer *l = &cu->net->layers[layer];
+    bool before_next = layer + 1 < cu->net->n_layers && l[1].mixer.block.parallel;
+    cu->resid.reads_before = m->block.parallel;
+    if (m->block.parallel)
+        resid_plain(cu, &cu->resid);
+    else if (l->mlp.block.parallel || before_next)
+        resid_keep(cu, &cu->resid);
+}
+
+/* The kernel of the next experts may take over the mixer's last product. */
+static bool takes_product(const struct cuda_backend *cu, const struct mlp *next)
+{
+    return next->router.w && cuda_is_plain(next) && !apart_experts(next) && !next->block.parallel &&
+           next->block.in.kind != NORM_LAYER && !lora_changes_experts(cu, next);
 }
 
 static void op_mixer(struct backend *be, const struct mixer *m, int layer)
@@ -239,10 +309,12 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
             narrow(cu, NULL);
         return;
     }
+    start_mixer(cu, m, layer);
     struct rows a = m->kind == MIXER_DELTA_NET   ? delta_net_mix(cu, m, layer)
                     : m->kind == MIXER_LATENT    ? latent_mix(cu, m, layer)
                     : m->kind == MIXER_ATTENTION ? mix_attention(cu, m, layer)
                                                  : ssm_mix(cu, m, layer);
+    cu->resid.reads_before = false;
     if (layer == mtp_of(cu)->narrows)
         narrow(cu, &a);
     struct resid *r = &cu->resid;
@@ -255,9 +327,8 @@ static void op_mixer(struct backend *be, const struct mixer *m, int layer)
     struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
     const struct mlp *next = &cu->net->layers[layer].mlp;
     struct experts experts = {};
-    if (!comm_sums(cu, m->partial) && next->router.w && cuda_is_plain(next) && !epilogue.set &&
-        m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w) &&
-        !lora_changes_experts(cu, next)) {
+    if (!comm_sums(cu, m->partial) && takes_product(cu, next) && !epilogue.set &&
+        m->block.out.kind != NORM_AFFINE && !lora_changes(cu, c.w)) {
         experts = cuda_experts(next);
         c.moe.experts = &experts;
     }
@@ -424,7 +495,7 @@ static struct backend *open_device(const struct backend_options *opt, struct err
     whole->be.async = whole->be.records = true;
     whole->be.own_memory = true;
     cu->be = &whole->be;
-    if (!cuda_open_device(cu, cuda_device_number(opt->device), err)) {
+    if (!cuda_open_device(cu, cuda_device_number(opt->device), opt->background, err)) {
         cuda_close(cu->be);
         return NULL;
     }
@@ -432,4 +503,4 @@ static struct backend *open_device(const struct backend_options *opt, struct err
 }
 
 extern "C" const struct device_type cuda_device = {
-    "cuda", DEVICE_GPU, NULL, open_device, cuda_count, cuda_room, cuda_device_id, cuda_facts};
+    "cuda", DEVICE_GPU, NULL, open_device, cuda_count, NULL, cuda_room, cuda_device_id, cuda_facts};

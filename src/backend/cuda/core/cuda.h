@@ -124,7 +124,9 @@ struct experts {
     struct route_rule rule;
     bool give; /* rule is the rule after router_select has applied `full` */
     struct route_rule full;
-    int first; /* rule.spread: index of the first expert on this rank */
+    int first;  /* rule.spread: index of the first expert on this rank */
+    bool mixer; /* the weights of SparseMixer, by router_select */
+    float jitter;
 };
 
 /* The device form behind struct weight.impl. */
@@ -143,6 +145,7 @@ struct step_layout {
     int n_tokens, n_seqs, n_decode, n_out;
     bool out_is_all; /* out_rows is 0..n_tokens-1 */
     bool deep;       /* a decode has many keys (pick_deep), which selects other kernels */
+    bool beyond;     /* a sequence has more keys than model_shape.limit */
     int n_q_tiles;   /* tiles of 64 prompt rows */
     int tokens, pos, slot, q_start, kv_len, out_rows, seq_of, q_tiles, pages; /* offsets */
     int states, types, rope_pos;
@@ -261,6 +264,8 @@ struct resid {
     const struct matrix *w;         /* PRODUCT */
     struct rows a;                  /* PRODUCT: (1, w->n_in) */
     struct resid_epilogue epilogue; /* ROWS, EXPERTS */
+    const float *before; /* (rows, n_embd) x as the last mixer read it, if a block needs it */
+    bool reads_before;   /* a block that reads it is running */
 };
 
 enum { MAX_KERNELS = 256, MAX_PICKS = 128 };
@@ -298,6 +303,7 @@ struct model_shape {
     enum dtype k_type, v_type; /* of the cache: see struct bounds */
     enum dtype kv_type;        /* of both, if F32, F16 or BF16; else NONE: kv_quant.cuh */
     int max_tokens, max_seqs, max_out, max_pages, max_embeds;
+    int limit; /* keys that every row sees: index_limit; 0: there is no limit */
 };
 
 /* The RoPE tables of a network: frequencies, and where the step's cos and sin are. */
@@ -382,6 +388,9 @@ struct activation_buffers {
     float *attn_out;   /* (max_out, heads) */
     float *logits;     /* (max_out, n_vocab) */
     float *ones;       /* (n_embd) the gain of norms without one */
+    float *before;     /* (max_tokens, n_embd) what a mixer read, for blocks in parallel; or NULL */
+    float *before_out; /* (max_out, n_embd) the same of out rows */
+    float *gates;      /* (max_tokens, widest) a gate of attention's result with its own matrix */
 };
 
 /* The input rows of a product in other forms than floats: see struct rows. */
@@ -406,6 +415,11 @@ struct mlp_buffers {
     void *grid_barrier;      /* struct grid_barrier: moe_quad.cu */
     float *layer_embeds;     /* (max_tokens, n_layers, P) or NULL */
     float *layer_gate;       /* (max_tokens, P) */
+    /* moe/apart.cu; each NULL if no layer needs it */
+    float *raw;                    /* gate and up of rows, or of their experts */
+    float *units;                  /* (max_tokens, n_ff) hidden units */
+    float *units_scale;            /* (max_tokens * used) of hidden_fp16 */
+    float *latent_in, *latent_out; /* (max_tokens, L) of experts on projections of their input */
 };
 
 /* The router's results. */
@@ -511,6 +525,7 @@ struct cuda_backend {
     struct ssm_scratch *ssm;
     struct delta_scratch *delta; /* mixers.h: for networks with such mixers, else NULL */
     struct latent_scratch *latent;
+    struct index_scratch *index;     /* attn/index.h: likewise */
     struct encoder_scratch *encoder; /* encoder.h: likewise */
 };
 
@@ -623,6 +638,8 @@ bool resid_adds(const struct resid *r);
 struct norm_in resid_norm_in(struct cuda_backend *cu, struct resid *r, struct gain gain);
 /* x itself, after adding what is pending. */
 struct rows resid_plain(struct cuda_backend *cu, struct resid *r);
+/* Keeps x in r->before, for a block that runs in parallel with the next mixer. */
+void resid_keep(struct cuda_backend *cu, struct resid *r);
 
 /* Rows in general. */
 struct rows rows_of(float *floats, int n, int width);

@@ -3,6 +3,7 @@
  * Owns the stream and every block that cuda_own hands out. Knows nothing of networks or steps.
  */
 #include "backend/cuda/attn/attn_layer.h"
+#include "backend/cuda/attn/index.h"
 #include "backend/cuda/mixers/mixers.h"
 
 extern "C" {
@@ -185,6 +186,7 @@ void cuda_close(struct backend *be)
     delta_net_close(cu);
     ssm_close(cu);
     latent_close(cu);
+    index_close(cu);
     encoder_close(cu);
     lora_close(cu);
     void *host[] = {
@@ -224,7 +226,17 @@ static bool picks_exist(struct cuda_backend *cu, const char *names, struct error
     return true;
 }
 
-bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
+/* When a block ends, its place goes to the waiting kernel of the highest priority. Recorded steps keep it. */
+static cudaError_t make_stream(struct cuda_backend *cu, bool background)
+{
+    int lowest = 0, highest = 0;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    return e != cudaSuccess ? e
+                            : cudaStreamCreateWithPriority(&cu->stream, cudaStreamNonBlocking,
+                                                           background ? lowest : highest);
+}
+
+bool cuda_open_device(struct cuda_backend *cu, int device, bool background, struct error *err)
 {
     cudaDeviceProp prop;
     int n = 0;
@@ -257,7 +269,7 @@ bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err)
     if (cu->sm < 80)
         return error_set(err, "CUDA device %d (%s): compute capability %d.%d, 8.0 is needed",
                          device, prop.name, prop.major, prop.minor);
-    if ((e = cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking)) != cudaSuccess)
+    if ((e = make_stream(cu, background)) != cudaSuccess)
         return error_set(err, "CUDA device %d: %s", device, cudaGetErrorString(e));
 #ifdef STEEL_CUDA_TRACE
     cudaMalloc(&cu->launch.trace, sizeof(struct trace));

@@ -72,7 +72,7 @@ static inline const struct matrix *cuda_matrix(const struct weight *w)
 }
 
 /* device.cu */
-bool cuda_open_device(struct cuda_backend *cu, int device, struct error *err);
+bool cuda_open_device(struct cuda_backend *cu, int device, bool background, struct error *err);
 /* Makes the device current for the calling thread. */
 void cuda_enter(const struct cuda_backend *cu);
 int cuda_device_number(const char *device);            /* of "cuda:N", "cuda" or NULL */
@@ -105,8 +105,10 @@ void cuda_release(struct backend *be, struct weight *w);
 
 /* backend.cu: starts a stream of `rows` rows in cu->act.stream */
 struct resid *cuda_start_stream(struct cuda_backend *cu, int rows);
-/* A case whose input is norm(stream), to be made later; x: where its rows will be described. */
+/* A case whose input is norm(stream), to be made later; x: where its rows will be described. In a block that reads what
+ * the mixer before it read (resid.reads_before), x is the norm of that. */
 struct pick_case cuda_case(struct cuda_backend *cu, const struct norm *norm, struct rows *x);
+struct rows cuda_norm_before(struct cuda_backend *cu, const struct norm *norm);
 
 /* The tokens' embeddings (n_tokens, n_embd), summed over comm; timed as part of STAGE_EMBED. */
 void cuda_embed(struct cuda_backend *cu, const struct embed *e, float *x);
@@ -118,6 +120,17 @@ struct resid_epilogue cuda_epilogue(const struct cuda_backend *cu, const struct 
 struct gating cuda_gating(const struct ffn *f);
 struct experts cuda_experts(const struct mlp *m); /* m has a router */
 bool cuda_is_plain(const struct mlp *m);          /* a single pick runs it */
+
+/* apart.cu: mlps as separate products. True if the dense part, or the experts, have what only those can do. */
+bool apart_dense(const struct mlp *m);
+bool apart_experts(const struct mlp *m);
+bool apart_supported(const struct cuda_backend *cu, const struct network *net, int i,
+                     struct error *err);
+int apart_widest(const struct mlp *m); /* rows that are converted for a product; 0 = none */
+bool apart_prepare(struct cuda_backend *cu, const struct network *net, const struct bounds *b,
+                   struct error *err);
+/* The case's dense part (PICK_FFN, PICK_UNGATED) or experts (PICK_MOE). */
+void apart_mlp(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m);
 
 /* join.cu: makes a shared expert one of the experts, if shapes and formats match. */
 bool join_experts(struct cuda_backend *cu, const struct mlp *m, struct error *err);

@@ -117,7 +117,7 @@ static int decode_batch_warps(const struct cuda_backend *cu, const struct pick_c
 static struct attn_args decode_args(struct cuda_backend *cu, const struct pick_case *c)
 {
     struct attn_args p = *c->attn.args;
-    if (c->attn.raw && c->rows >= 9 && !pick_fp16_only(c->rows) &&
+    if (c->attn.raw && !c->attn.layer->floats && c->rows >= 9 && !pick_fp16_only(c->rows) &&
         attn_decode_batch_panels_fit(cu, c->attn.layer, c->rows)) {
         p.panels = cu->forms.panels;
         p.panel_rows = gemm_cluster_width(c->rows);
@@ -200,7 +200,7 @@ static bool prompt_wgmma_fits(const struct cuda_backend *cu, const struct pick_c
 /* Rows of prompts are left in fp16 alone where the output projection reads nothing else. */
 static bool prompt_leaves_fp16(const struct pick_case *c)
 {
-    bool fp16 = pick_fp16_only(c->step->n_tokens);
+    bool fp16 = pick_fp16_only(c->step->n_tokens) && !c->attn.layer->floats;
     if (fp16) {
         c->attn.out->fp16 = true;
         c->attn.out->n_floats = c->step->n_decode;
@@ -249,6 +249,11 @@ static bool delta_fits(const struct cuda_backend *cu, const struct pick_case *c)
 {
     (void)cu;
     return delta_step_fits(*c->delta);
+}
+/* delta_step computes beta itself, without a scale. */
+static bool delta_step_suits(const struct cuda_backend *cu, const struct pick_case *c)
+{
+    return delta_fits(cu, c) && c->delta->beta_scale == 0;
 }
 static void delta_decode(struct cuda_backend *cu, const struct pick_case *c)
 {
@@ -501,12 +506,12 @@ static const struct cuda_pick rows[] = {
      prompt_wide_quant_fits, prompt_wide},
     {"attn_any", PICK_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL, prompt_any},
 
-    {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,
+    {"delta_step", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_step_suits,
      delta_decode},
     {"delta_any", PICK_DELTA_DECODE, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, NULL,
      delta_decode_any},
     {"delta_step_rows", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_step_rows_pays,
-     delta_fits, delta_prompt_step},
+     delta_step_suits, delta_prompt_step},
     {"delta_chunked", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, delta_chunked_pays,
      delta_chunked_suits, delta_prompt_chunked},
     {"delta_scan", PICK_DELTA_PROMPT, 0, 1, 0, NEEDS_NOTHING, TAKES_ROWS, NULL, delta_fits,

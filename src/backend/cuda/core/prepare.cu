@@ -3,6 +3,7 @@
  * allocates, once, all memory that steps write to.
  */
 #include "backend/cuda/attn/attn_layer.h"
+#include "backend/cuda/attn/index.h"
 #include "backend/cuda/mixers/mixers.h"
 #include "backend/cuda/heads/mtp.h"
 #include "backend/cuda/vision/tower.h"
@@ -48,7 +49,10 @@ static const uint64_t PARTS =
     PART_NORM_WHOLE | PART_TEMPERATURE | PART_SHARED_KV | PART_HEAD_DIMS | PART_LAYER_HEADS |
     PART_ACTIVATIONS | PART_ROUTERS | PART_BOTH | PART_EXPERT_BIAS | PART_DELTA_NET | PART_LATENT |
     PART_NORM_LAYER | PART_EMBED | PART_BIDIRECTIONAL | PART_MTP | PART_SSM | PART_SHORT_CONV |
-    PART_ALONE | PART_TOWER | PART_DEEPSTACK | PART_SPANS;
+    PART_ALONE | PART_TOWER | PART_DEEPSTACK | PART_SPANS | PART_ACTIVATIONS_2 | PART_NORM_MID |
+    PART_ROUTER_INPUT | PART_LATENT_EXPERTS | PART_PARALLEL | PART_OWN_GATE | PART_CHUNKED |
+    PART_NORM_LATE | PART_DELTA_BETA | PART_SSM_SCALES | PART_SPARSE_ACT | PART_SPARSE_MIXER |
+    PART_LATENT_TEMPERATURE | PART_SCAN | PART_SPARSE;
 
 /* For blocks whose epilogue is more than an addition, a row passes through shared memory twice,
  * four columns at a time. */
@@ -80,8 +84,11 @@ static bool experts_supported(const struct network *net, int i, struct error *er
                          i, r->n_used, r->w->n_out, MAX_USED, MAX_EXPERTS);
     if (net->n_embd % 8 || m->experts.gate_up->n_in % 8)
         return network_refuse(err, i, "experts of a width that is no multiple of 8 are", "cuda");
-    if (r->n_groups > MAX_GROUPS || (r->n_groups > 1 && r->kind == ROUTER_SOFTMAX_TOP))
+    bool top = r->kind == ROUTER_SOFTMAX_TOP || r->kind == ROUTER_SPARSE_MIXER;
+    if (r->n_groups > MAX_GROUPS || (r->n_groups > 1 && top))
         return network_refuse(err, i, "such a choice of expert groups is", "cuda");
+    if (r->kind == ROUTER_SPARSE_MIXER && r->choice_bias)
+        return network_refuse(err, i, "a bias of SparseMixer's choice is", "cuda");
     return true;
 }
 
@@ -92,8 +99,10 @@ static bool mlp_supported(const struct cuda_backend *cu, const struct network *n
     bool has_epilogue = (m->dense.gate_up && m->router.w) || m->dense_out.kind ||
                         m->experts_out.kind || m->embed.gate ||
                         (m->stream_scale != 0 && m->stream_scale != 1);
+    if (m->block.parallel && net->n_embd % 4)
+        return network_refuse(err, i, "a parallel mlp of such a width is", "cuda");
     return block_supported(cu, net, i, &m->block, has_epilogue, err) &&
-           (!m->router.w || experts_supported(net, i, err));
+           (!m->router.w || experts_supported(net, i, err)) && apart_supported(cu, net, i, err);
 }
 
 static bool attention_supported(const struct attention *a, int i, struct error *err)
@@ -105,6 +114,10 @@ static bool attention_supported(const struct attention *a, int i, struct error *
     if (a->q_norm.kind == NORM_LAYER || a->k_norm.kind == NORM_LAYER ||
         a->v_norm.kind == NORM_LAYER)
         return network_refuse(err, i, "LayerNorm of queries, keys or values is", "cuda");
+    if (a->norm_late && a->norm_whole)
+        return network_refuse(err, i, "QK-norm over a whole projection after RoPE is", "cuda");
+    if (a->norm_late && a->bidirectional)
+        return network_refuse(err, i, "QK-norm after RoPE in an encoder is", "cuda");
     return true;
 }
 
@@ -112,13 +125,16 @@ static bool mixer_supported(const struct cuda_backend *cu, const struct network 
                             struct error *err)
 {
     const struct mixer *m = &net->layers[i].mixer;
-    if (!block_supported(cu, net, i, &m->block, false, err))
+    if (!block_supported(cu, net, i, &m->block, false, err) || !index_supported(net, i, err))
         return false;
+    bool encodes = m->kind == MIXER_ATTENTION && (m->attention.bidirectional || m->attention.clips);
+    if (m->block.parallel && (net->n_embd % 4 || encodes))
+        return network_refuse(err, i, "such a mixer in parallel with another is", "cuda");
     if (m->kind == MIXER_DELTA_NET)
         return delta_net_supported(cu, &m->delta_net, i, err);
     if (m->kind == MIXER_LATENT)
         return latent_supported(cu, &m->latent, i, err);
-    if (m->kind == MIXER_SSM || m->kind == MIXER_SHORT_CONV)
+    if (m->kind == MIXER_SSM || m->kind == MIXER_SHORT_CONV || m->kind == MIXER_SCAN)
         return ssm_supported(cu, m, i, err);
     if (m->kind == MIXER_NONE)
         return true;
@@ -176,6 +192,7 @@ static struct model_shape shape_of(const struct network *net, const struct bound
     s.max_out = b->max_out;
     s.max_embeds = b->max_embeds;
     s.max_pages = b->max_pages;
+    s.limit = index_limit(net);
     return s;
 }
 
@@ -224,22 +241,40 @@ static bool alloc_steps(struct cuda_backend *cu, struct error *err)
     return sample_prepare(cu, err);
 }
 
+/* Width of hidden units that are input rows of an ordinary product. */
+static size_t hidden_width(const struct network *net)
+{
+    size_t most = 0;
+    for (int i = 0; i < net->n_layers; i++) {
+        const struct mlp *m = &net->layers[i].mlp;
+        if (m->dense.gate_up && !activation_is_gated(m->dense.act))
+            widen(&most, (size_t)m->dense.down->n_in);
+        widen(&most, (size_t)apart_widest(m));
+    }
+    return most;
+}
+
 /* Buffers that only some networks need: a dense part beside experts, a router's own norm, weights
  * of experts spread over processes, embeddings per layer, the gain of norms without one. */
 static bool alloc_optional(struct cuda_backend *cu, const struct network *net, struct error *err)
 {
     size_t tokens = (size_t)cu->shape.max_tokens, embd = (size_t)cu->shape.n_embd;
-    bool beside = false, routes = false, own = false;
-    size_t spread = 0;
+    bool beside = false, routes = false, own = false, parallel = false;
+    size_t spread = 0, out = (size_t)cu->shape.max_out;
+    struct network_max max;
+    network_measure(net, &max);
     for (int i = 0; i < net->n_layers; i++) {
         const struct mlp *m = &net->layers[i].mlp;
         beside = beside || (m->dense.gate_up && m->router.w && !join_is_done(m));
         routes = routes || m->router.norm.kind;
         own = own || m->experts_in.kind;
+        parallel = parallel || m->block.parallel || net->layers[i].mixer.block.parallel;
         if (m->router.w && m->experts.gate_up->n_expert < m->router.w->n_out)
             widen(&spread, (size_t)cuda_matrix(m->experts.gate_up)->n_expert);
     }
-    size_t values = (size_t)net->embed.layers.width;
+    size_t values = (size_t)net->embed.layers.width, n_ones = embd;
+    widen(&n_ones, (size_t)max.heads); /* norms of attention's result, and of hidden units */
+    widen(&n_ones, hidden_width(net));
     struct device_buffer list[] = {
         {(void **)&cu->mlp.dense, beside ? tokens * embd * 4 : 0},
         {(void **)&cu->mlp.dense_gate, beside ? tokens * 4 : 0},
@@ -248,26 +283,19 @@ static bool alloc_optional(struct cuda_backend *cu, const struct network *net, s
         {(void **)&cu->mlp.experts_in, own ? NORM_ROWS * embd * 4 : 0},
         {(void **)&cu->mlp.layer_embeds, tokens * values * (size_t)net->n_layers * 4},
         {(void **)&cu->mlp.layer_gate, tokens * values * 4},
-        {(void **)&cu->act.ones, embd * 4},
+        {(void **)&cu->act.ones, n_ones * 4},
+        {(void **)&cu->act.before, parallel ? tokens * embd * 4 : 0},
+        {(void **)&cu->act.before_out, parallel ? (out + 1) * embd * 4 : 0},
+        {(void **)&cu->act.gates, tokens * (size_t)max.gates * 4},
     };
     if (!cuda_own(cu, list, (int)(sizeof list / sizeof *list), err))
         return false;
-    float *ones = (float *)mem_zalloc(embd, sizeof *ones);
-    for (size_t i = 0; i < embd; i++)
+    float *ones = (float *)mem_zalloc(n_ones, sizeof *ones);
+    for (size_t i = 0; i < n_ones; i++)
         ones[i] = 1.0f;
-    cuda_copy_in(cu->be, cu->act.ones, ones, embd * sizeof *ones);
+    cuda_copy_in(cu->be, cu->act.ones, ones, n_ones * sizeof *ones);
     mem_free(ones);
     return true;
-}
-
-/* Width of hidden units that are input rows of an ordinary product: mlps without a gate. */
-static size_t ungated_width(const struct network *net)
-{
-    size_t most = 0;
-    for (int i = 0; i < net->n_layers; i++)
-        if (net->layers[i].mlp.dense.gate_up && !activation_is_gated(net->layers[i].mlp.dense.act))
-            widen(&most, (size_t)net->layers[i].mlp.dense.down->n_in);
-    return most;
 }
 
 /* Buffers that ops write to. */
@@ -284,7 +312,7 @@ static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
     size_t in = cu->net->mtp.fc ? 2 * embd : embd, widest = in > heads ? in : heads;
     widest = widest > latent ? widest : latent;
     widest = widest > values ? widest : values;
-    widest = ungated_width(cu->net) > widest ? ungated_width(cu->net) : widest;
+    widest = hidden_width(cu->net) > widest ? hidden_width(cu->net) : widest;
     widest = widest > tower_widest(cu->net) ? widest : tower_widest(cu->net);
     widest = widest > lora_widest(cu) ? widest : lora_widest(cu);
     size_t hidden = used * ffe > ff ? used * ffe : ff;
@@ -336,25 +364,6 @@ static bool alloc_scratch(struct cuda_backend *cu, struct error *err)
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
-/* Kernels take gate and up in tiles of 16 rows, so a tensor of both must split at a tile
- * boundary. */
-static bool pairs_fit(const struct network *net, struct error *err)
-{
-    for (int i = 0; i < net->n_layers; i++) {
-        const struct mlp *m = &net->layers[i].mlp;
-        /* bounded products take neither a pair's kernels */
-        bool lone = !activation_is_gated(m->dense.act) || m->dense.clips;
-        const struct weight *w[] = {lone ? NULL : m->dense.gate_up,
-                                    m->router.w ? m->experts.gate_up : NULL};
-        for (int j = 0; j < 2; j++)
-            if (w[j] && cuda_matrix(w[j])->n_seg == 1 && w[j]->n_out % (2 * TILE_ROWS))
-                return network_refuse(
-                    err, i, "gate and up in one tensor, of a width that is no multiple of 16, are",
-                    "cuda");
-    }
-    return true;
-}
-
 /* Everything except what processes do together. */
 static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
                           const struct bounds *bounds, struct error *err)
@@ -363,8 +372,6 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     if (bounds->max_tokens > MAX_GRID)
         return error_set(err, "steps of %d rows are not supported on cuda (%d at most)",
                          bounds->max_tokens, MAX_GRID);
-    if (!pairs_fit(net, err))
-        return false;
     for (int i = 0; i < net->n_layers; i++)
         if (!join_experts(cu, &net->layers[i].mlp, err))
             return false;
@@ -372,9 +379,10 @@ static bool prepare_alone(struct cuda_backend *cu, const struct network *net,
     cu->net = net;
     cu->shape = shape_of(net, &own);
     cu->rope.tables = ropes_of(net);
-    return lora_prepare(cu, &own, err) && alloc_steps(cu, err) && alloc_scratch(cu, err) &&
-           alloc_optional(cu, net, err) && delta_net_prepare(cu, &own, err) &&
-           ssm_prepare(cu, &own, err) && latent_prepare(cu, &own, err) &&
+    return lora_prepare(cu, &own, err) && apart_prepare(cu, net, &own, err) &&
+           alloc_steps(cu, err) && alloc_scratch(cu, err) && alloc_optional(cu, net, err) &&
+           delta_net_prepare(cu, &own, err) && ssm_prepare(cu, &own, err) &&
+           latent_prepare(cu, &own, err) && index_prepare(cu, &own, err) &&
            encoder_prepare(cu, &own, err) && tower_prepare(cu, &own, err) &&
            mtp_prepare(cu, net, &own, err) && canary_prepare(cu, &own, err);
 }

@@ -448,6 +448,25 @@ void resid_add_rows(struct cuda_backend *cu, struct resid *r)
     r->d = cu->act.block;
 }
 
+/* y = x, n floats: a multiple of four. */
+static __global__ void __launch_bounds__(256) resid_copy_kernel(const float *x, float *y, size_t n)
+{
+    dependency_wait();
+    dependency_trigger();
+    size_t i = ((size_t)blockIdx.x * 256 + threadIdx.x) * 4;
+    if (i < n)
+        *(float4 *)(y + i) = *(const float4 *)(x + i);
+}
+
+void resid_keep(struct cuda_backend *cu, struct resid *r)
+{
+    struct rows x = resid_plain(cu, r);
+    size_t n = (size_t)x.n * (size_t)x.width;
+    cuda_launch(cu, resid_copy_kernel, dim3((unsigned)((n + 1023) / 1024)), 256, 0, LAUNCH_EARLY,
+                (const float *)x.floats, cu->act.before, n);
+    r->before = cu->act.before;
+}
+
 bool resid_adds(const struct resid *r)
 {
     return r->add == ADD_NONE || !r->epilogue.set;

@@ -146,6 +146,7 @@ static int layout_pages(struct cuda_backend *cu, const struct batch *b, int used
     l->pages = used;
     for (int i = 0; i < b->n_seqs; i++) {
         l->deep |= (i < b->n_decode || mtp_of(cu)->stride) && pick_deep(b->kv_len[i]);
+        l->beyond |= cu->shape.limit && b->kv_len[i] > cu->shape.limit;
         int n = ceil_div(b->kv_len[i], cu->shape.page_len);
         stride = n > stride ? n : stride;
     }
@@ -263,7 +264,7 @@ static bool same_layout(const struct step_layout *a, const struct step_layout *b
 {
     return a->n_tokens == b->n_tokens && a->n_seqs == b->n_seqs && a->n_decode == b->n_decode &&
            a->n_out == b->n_out && a->n_q_tiles == b->n_q_tiles && a->deep == b->deep &&
-           a->n_embeds == b->n_embeds;
+           a->beyond == b->beyond && a->n_embeds == b->n_embeds;
 }
 
 bool cuda_replay(struct backend *be, uint64_t key)
@@ -328,6 +329,7 @@ static void finish_recording(struct cuda_backend *cu)
         cuda_fail(cu, e, "the end of a recording");
     } else if (!cu->failed) {
         cu->recording.n++;
+        cu->be->n_recorded++;
         CUDA_TRY(cu, cudaGraphLaunch(g->exec, cu->stream));
     }
     if (graph)

@@ -210,12 +210,10 @@ bool encoder_supported(const struct network *net, struct error *err)
         if (bidirectional != encoder_bidirectional(net))
             return network_refuse(err, i, "bidirectional attention in only some of the layers is",
                                   "cuda");
-        if (p->router.w && !activation_is_gated(p->experts.act))
-            return network_refuse(err, i, "an expert without a gate is", "cuda");
-        if (p->router.w &&
-            (p->block.in.kind == NORM_LAYER || p->experts_in.kind == NORM_LAYER ||
-             p->router.norm.kind == NORM_LAYER || !activation_is_gated(p->dense.act)))
-            return network_refuse(err, i, "this norm or MLP in a layer with experts is", "cuda");
+        bool norms = p->experts_in.kind || p->router.norm.kind;
+        if (p->router.w && (p->experts_in.kind == NORM_LAYER || p->router.norm.kind == NORM_LAYER ||
+                            (norms && (p->block.parallel || p->block.in.kind == NORM_LAYER))))
+            return network_refuse(err, i, "this norm in a layer with experts is", "cuda");
         if (p->dense_out.kind == NORM_LAYER || p->experts_out.kind == NORM_LAYER ||
             p->embed.norm.kind == NORM_LAYER || m->block.out.kind == NORM_LAYER ||
             p->block.out.kind == NORM_LAYER)

@@ -9,10 +9,9 @@
 #include "backend/cuda/heads/mtp.h"
 
 enum { JOIN_THREADS = 256 };
-enum {
-    DRAFT_ROWS = 64,
-    DRAFT_SEQ_ROWS = 16
-}; /* most draft rows of a step, of a sequence; more rows are a prompt */
+/* Most rows of a step with drafts, and of a sequence in it: 16 drafts after a known token. More rows are a prompt. Block
+ * tables have at least LEAST_STRIDE entries per row, so that short sequences that grow do not change recorded steps. */
+enum { DRAFT_ROWS = 64, DRAFT_SEQ_ROWS = 17, LEAST_STRIDE = 128 };
 
 struct join_args {
     const float *e, *kept; /* (rows, width), (., width) */
@@ -72,7 +71,7 @@ int mtp_put(struct cuda_backend *cu, const struct batch *b, int used)
     m->from = used;
     for (int i = 0; b->from && i < b->n_tokens; i++)
         to[used++] = b->from[i];
-    m->stride = reads_drafts(cu, b);
+    m->stride = reads_drafts(cu, b) ? LEAST_STRIDE : 0;
     m->rows_at = used;
     for (int i = 0; m->stride && i <= b->n_tokens; i++)
         to[used++] = i;

@@ -6,6 +6,7 @@
 #include "backend/cuda/lora/lora.cuh"
 #include "backend/cuda/core/host.h"
 #include "backend/cuda/core/pick.cuh"
+#include "backend/cuda/heads/mtp.h"
 
 extern "C" {
 #include "base/mem.h"
@@ -219,7 +220,7 @@ bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error 
     if (!b->lora_rank)
         return true;
     size_t tokens = (size_t)s->max_tokens, used = (size_t)(s->n_expert_used ? s->n_expert_used : 1);
-    size_t pairs = tokens * used, ff = (size_t)s->n_ff, ffe = (size_t)s->n_ff_exp;
+    size_t ff = (size_t)s->n_ff;
     a->t_len = padded(b->lora_rank);
     a->n_ff = s->n_ff;
     if ((align_up(ff, TILE_K) + 64) * sizeof(float) > cu->shared_limit ||
@@ -235,13 +236,10 @@ bool lora_prepare(struct cuda_backend *cu, const struct bounds *b, struct error 
     add_weights(a, cu->net);
     qsort(a->weights, (size_t)n, sizeof *a->weights, by_matrix);
     a->generation++; /* changes made before are not in the table yet */
-    size_t raw = tokens * 2 * ff > pairs * 2 * ffe ? tokens * 2 * ff : pairs * 2 * ffe;
     struct device_buffer list[] = {
         {(void **)&a->table, (size_t)(n + 1) * LORA_MAX_ADAPTERS * sizeof *a->table},
         {(void **)&a->t,
          (used > LORA_MAX_USES ? used : LORA_MAX_USES) * tokens * (size_t)a->t_len * sizeof(float)},
-        {(void **)&a->raw, (raw + 1) * sizeof(float)},
-        {(void **)&a->hidden, (tokens * ff + 1) * sizeof(float)},
     };
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
@@ -362,7 +360,8 @@ int lora_put(struct cuda_backend *cu, const struct batch *b, int used)
     if (!a->step.on)
         return used;
     CHECK(a->t_len, "a step with adapters");
-    a->step.grouped = b->n_decode != b->n_seqs;
+    /* a step with drafts may be recorded, and how many groups there are depends on the adapters */
+    a->step.grouped = b->n_decode != b->n_seqs && !mtp_of(cu)->stride;
     a->step.n_uses = 0;
     memset(a->count, 0, (size_t)b->n_tokens * sizeof *a->count);
     for (int i = 0; i < b->n_loras; i++) {
@@ -501,112 +500,26 @@ void lora_add(struct cuda_backend *cu, const struct matrix *m, float *y, int ldy
     }
 }
 
-static void product(struct cuda_backend *cu, const struct matrix *w, struct rows *x, float *y)
+bool lora_changes_router(const struct cuda_backend *cu, const struct mlp *m)
 {
-    struct pick_case c = {};
-    c.rows = x->n;
-    c.w = w;
-    c.x = x;
-    c.y = y;
-    pick_run(cu, PICK_LINEAR, &c, N_STAGES);
+    return changes(cu, m->router.w) || (join_is_done(m) && changes(cu, m->dense_gate));
 }
 
-static struct lora_gate_args gate_args(const struct pick_case *c, const float *raw, float *hidden,
-                                       int ld)
+void lora_add_logits(struct cuda_backend *cu, const struct mlp *m, const struct rows *x)
 {
-    struct lora_gate_args g = {};
-    g.act = c->mlp.act;
-    g.raw = raw;
-    g.hidden = hidden;
-    g.width = c->mlp.down->n_in;
-    g.ld = ld;
-    g.padded = c->mlp.down->n_kt * TILE_K;
-    return g;
-}
-
-/* y = act(x Wgu^T) Wd^T as separate products, to which pick_run adds the changes. */
-static void run_ffn(struct cuda_backend *cu, const struct pick_case *c)
-{
-    struct cuda_loras *a = loras_of(cu);
-    int n = c->x->n, width = c->mlp.down->n_in;
-    product(cu, c->w, c->x, a->raw);
-    struct lora_gate_args g = gate_args(c, a->raw, a->hidden, width);
-    struct rows hidden = rows_of(a->hidden, n, width);
-    if (gemm_cluster_fits(cu, n, g.padded)) { /* saves a conversion kernel */
-        g.panels = cu->forms.panels;
-        g.panel_rows = gemm_cluster_width(n);
-        g.scale = cu->forms.scale;
-        hidden.panels = true;
-    }
-    lora_gate(cu, g, n);
-    product(cu, c->mlp.down, &hidden, c->y);
-    c->x->fp16 = c->x->records = c->x->panels =
-        false; /* the hidden units have overwritten these buffers */
-}
-
-/* The GEMM kernel for both products of experts. It must write floats, which excludes the faster
- * fused ones. */
-enum experts_kernel { EXPERTS_WGMMA, EXPERTS_MMA, EXPERTS_STREAM };
-
-static enum experts_kernel experts_kernel_for(const struct cuda_backend *cu,
-                                              const struct pick_case *c)
-{
-    if (!pick_fp16_only(c->rows))
-        return EXPERTS_STREAM;
-    if (cu->can.wgmma && gemm_wgmma_suits(cu, c->w, false) &&
-        gemm_wgmma_suits(cu, c->mlp.down, false))
-        return EXPERTS_WGMMA;
-    return gemm_mma_fits(cu, c->w) && gemm_mma_fits(cu, c->mlp.down) ? EXPERTS_MMA : EXPERTS_STREAM;
-}
-
-static void experts_product(struct cuda_backend *cu, const struct gemm_args &p,
-                            enum experts_kernel kernel, int width, int tiles)
-{
-    if (kernel == EXPERTS_WGMMA)
-        gemm_wgmma(cu, p, false, tiles);
-    else if (kernel == EXPERTS_MMA)
-        gemm_mma(cu, p, false, width, tiles);
-    else if (gemm_stream_fits(cu, p, false, width))
-        gemm_stream(cu, p, false, width, tiles);
-    else
-        gemm_splitk(cu, p, false, width, tiles);
-}
-
-/* Router logits including adapters' changes, the choice of experts, and the work list. */
-static struct route_tables route_rows(struct cuda_backend *cu, const struct pick_case *c,
-                                      const struct mlp *m, int width)
-{
-    struct rows *x = c->moe.router_x ? c->moe.router_x : c->x;
-    struct pick_case l = {};
-    l.rows = c->rows;
-    l.w = c->moe.router;
-    l.in.x = x->floats;
-    pick_run(cu, PICK_LOGITS, &l, N_STAGES);
-    int n = c->moe.router->n_out;
+    const struct matrix *w = cuda_matrix(m->router.w);
     if (changes(cu, m->router.w)) {
-        lora_before(cu, c->moe.router, x);
-        lora_add(cu, c->moe.router, cu->routing.logits, n);
+        lora_before(cu, w, x);
+        lora_add(cu, w, cu->routing.logits, w->n_out);
     }
     if (join_is_done(m) && changes(cu, m->dense_gate)) {
         lora_before(cu, cuda_matrix(m->dense_gate), x);
-        lora_add(cu, cuda_matrix(m->dense_gate), cu->routing.logits + n - 1, n);
+        lora_add(cu, cuda_matrix(m->dense_gate), cu->routing.logits + w->n_out - 1, w->n_out);
     }
-    router_select(cu, c->moe.experts, 1, c->rows);
-    struct moe_route_args r = {};
-    r.logits = router_selected(cu, c->moe.experts);
-    r.rows = c->rows;
-    r.parts = 1;
-    r.rule = c->moe.experts->rule;
-    r.width = width;
-    r.t = moe_route_tables(cu);
-    r.weight = cu->routing.weight;
-    moe_route(cu, r);
-    return r.t;
 }
 
-/* Adds the changes to a product of experts: gate and up, or down; rows are pairs. */
-static void add_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m,
-                        const struct route_tables &t, bool down)
+void lora_add_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m,
+                      const float *x, const struct route_tables &t, bool down)
 {
     const struct cuda_loras *a = loras_of(cu);
     const struct matrix *w = down ? c->mlp.down : c->w;
@@ -625,67 +538,12 @@ static void add_experts(struct cuda_backend *cu, const struct pick_case *c, cons
         p.chosen = t.chosen;
         p.used = c->moe.experts->rule.used;
         p.x_sorted = p.y_pairs = down;
-        p.x = down ? a->raw : c->x->floats;
+        p.x = down ? cu->mlp.raw : x;
         p.n_in = w->n_in;
         p.ldx = down ? c->w->n_out : w->n_in;
-        p.y = down ? cu->mlp.expert_out : a->raw;
+        p.y = down ? cu->mlp.expert_out : cu->mlp.raw;
         p.ldy = p.n_out = w->n_out;
         lora_shrink(cu, p, blocks, rank);
         lora_expand(cu, p, blocks);
     }
-}
-
-/* Hidden units of pairs: floats in place of gate and up, and fp16. */
-static void hidden_units(struct cuda_backend *cu, const struct pick_case *c, int pairs)
-{
-    float *raw = loras_of(cu)->raw;
-    struct lora_gate_args g = gate_args(c, raw, raw, 2 * c->mlp.down->n_in);
-    g.fp16_out = cu->mlp.hidden_fp16;
-    lora_gate(cu, g, pairs);
-}
-
-/* Experts: gate and up of every pair as floats, then hidden units in place. */
-static void run_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m)
-{
-    struct cuda_loras *a = loras_of(cu);
-    enum experts_kernel kernel = experts_kernel_for(cu, c);
-    int used = c->moe.experts->rule.used, pairs = c->rows * used;
-    int width = kernel == EXPERTS_WGMMA ? (int)WGMMA_ROWS : kernel == EXPERTS_MMA ? 64 : 16;
-    int tiles = moe_route_tiles(c->rows, used, c->moe.router->n_out, width);
-    struct route_tables t = route_rows(cu, c, m, width);
-    rows_to_fp16(cu, c->x);
-    for (int i = 0; i < 2; i++) {
-        struct gemm_args p = pick_args(cu, i ? c->mlp.down : c->w, c->rows);
-        p.moe = true;
-        p.used = used;
-        p.route = t;
-        p.y = i ? cu->mlp.expert_out : a->raw;
-        p.ldy = p.w.n_out;
-        if (i) {
-            p.x = cu->mlp.hidden_fp16;
-            p.x_scale = NULL;
-            p.unscale = 1.0f / HIDDEN_SCALE;
-            p.sorted_in = true;
-        }
-        experts_product(cu, p, kernel, width, tiles);
-        add_experts(cu, c, m, t, i);
-        if (!i)
-            hidden_units(cu, c, pairs);
-    }
-    resid_sum_floats(cu, c->y, c->rows, used, c->mlp.down->n_out, c->moe.experts->rule.spread);
-}
-
-void lora_mlp(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m)
-{
-    lora_input(cu, c);
-    if (!c->made || op == PICK_MOE) {
-        c->stream->add = ADD_ROWS;
-        c->stream->d = c->y;
-    }
-    step_mark(cu);
-    if (op == PICK_MOE)
-        run_experts(cu, c, m);
-    else
-        run_ffn(cu, c);
-    step_mark_end(cu, op == PICK_MOE ? STAGE_EXPERTS : STAGE_FFN);
 }

@@ -5,7 +5,7 @@
  * other adapters.
  *
  * A product whose weight an adapter changes must give raw floats (no fused epilogue): pick_run then
- * adds the change, and lora_mlp replaces fused MLPs. Steps without adapters run the same kernels as
+ * adds the change, and apart.cu replaces fused MLPs. Steps without adapters run the same kernels as
  * before.
  */
 #ifndef STEEL_BACKEND_CUDA_LORA_H
@@ -63,8 +63,6 @@ struct cuda_loras {
     const struct lora_change **table;  /* device (LORA_MAX_ADAPTERS, n_weights) */
     int t_len, n_ff;
     float *t;                /* A x: (uses, rows, t_len), or of pairs */
-    float *raw;              /* (rows or pairs, widest gate and up) */
-    float *hidden;           /* (rows, n_ff) */
     int32_t *count, *out_of; /* host (max_tokens) */
     struct lora_step step;
 };
@@ -97,7 +95,12 @@ bool lora_changes_experts(const struct cuda_backend *cu, const struct mlp *m); /
 void lora_input(struct cuda_backend *cu, struct pick_case *c);
 void lora_before(struct cuda_backend *cu, const struct matrix *w, const struct rows *x);
 void lora_add(struct cuda_backend *cu, const struct matrix *w, float *y, int ldy);
-/* Runs the case's MLP m, whose weights adapters change: PICK_FFN or PICK_MOE. */
-void lora_mlp(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, const struct mlp *m);
+/* Of the mlp m, by apart.cu. lora_add_logits: the changes of router and shared expert's gate, of cu->routing.logits.
+ * lora_add_experts: those of gate and up of the rows x, to cu->mlp.raw, or of down. */
+bool lora_changes_router(const struct cuda_backend *cu, const struct mlp *m);
+void lora_add_logits(struct cuda_backend *cu, const struct mlp *m, const struct rows *x);
+struct route_tables;
+void lora_add_experts(struct cuda_backend *cu, const struct pick_case *c, const struct mlp *m,
+                      const float *x, const struct route_tables &t, bool down);
 
 #endif

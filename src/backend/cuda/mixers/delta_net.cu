@@ -800,6 +800,17 @@ bool delta_step_fits(const struct delta_args &p)
     return p.k_dim == DELTA_DIM && p.v_dim == DELTA_DIM;
 }
 
+/* Grid: (rows, blocks of 128 heads). beta *= scale, as delta_conv left it. */
+static __global__ void __launch_bounds__(128)
+    delta_beta_kernel(const __grid_constant__ struct delta_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int t = p.first_row + (int)blockIdx.x, h = (int)(blockIdx.y * 128 + threadIdx.x);
+    if (h < p.n_v)
+        p.ba[(size_t)t * (size_t)(2 * p.n_v) + (size_t)h] *= p.beta_scale;
+}
+
 void delta_step(struct cuda_backend *cu, const struct delta_args &p, int seqs)
 {
     cuda_launch(cu, delta_step_kernel<false>, dim3((unsigned)p.n_v, (unsigned)seqs),
@@ -812,7 +823,7 @@ void delta_step_rows(struct cuda_backend *cu, const struct delta_args &p, int se
                 sizeof(struct step_shared), LAUNCH_EARLY, p);
 }
 
-void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
+static void delta_conv_rows(struct cuda_backend *cu, const struct delta_args &p, int rows)
 {
     if (delta_step_fits(p) && p.taps == CONV_TAPS) {
         cuda_launch(cu, delta_strip_kernel,
@@ -822,6 +833,14 @@ void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
     }
     cuda_launch(cu, delta_conv_kernel, dim3((unsigned)ceil_div(p.n_k + p.n_v, 4), (unsigned)rows),
                 128, 0, LAUNCH_EARLY, p);
+}
+
+void delta_conv(struct cuda_backend *cu, const struct delta_args &p, int rows)
+{
+    delta_conv_rows(cu, p, rows);
+    if (p.beta_scale != 0)
+        cuda_launch(cu, delta_beta_kernel, dim3((unsigned)rows, (unsigned)ceil_div(p.n_v, 128)),
+                    128, 0, LAUNCH_EARLY, p);
 }
 
 void delta_gate(struct cuda_backend *cu, const struct delta_args &p, int rows)
@@ -877,6 +896,7 @@ static struct delta_args delta_args_of(struct cuda_backend *cu, const struct mix
     p.taps = d->conv_len;
     p.channels = d->wqkv->n_out;
     p.tiled = d->tiled;
+    p.beta_scale = d->beta_scale == 1 ? 0 : d->beta_scale;
     return p;
 }
 
@@ -945,7 +965,7 @@ static void delta_products(struct cuda_backend *cu, const struct mixer *m, const
 {
     const struct delta_net *d = &m->delta_net;
     bool adapted = d->wqkv->lora || d->wz->lora || d->wba->lora;
-    if (cu->delta->split_rows && !adapted && delta_is_fp16(d) &&
+    if (cu->delta->split_rows && !adapted && !m->block.parallel && delta_is_fp16(d) &&
         pick_delta_split(s->n_tokens, s->n_decode))
         delta_split_products(cu, &m->block.in, list, n);
     else

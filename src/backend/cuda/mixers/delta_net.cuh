@@ -28,6 +28,7 @@ struct delta_args {
     int n_k, n_v, k_dim, v_dim, taps, channels;
     bool tiled;
     int first_row, first_seq; /* the launch starts there */
+    float beta_scale;         /* not by delta_step; 0 = 1 */
 };
 
 DEVICE int delta_k_head(const struct delta_args &p, int h)

@@ -6,6 +6,7 @@
  * here: norms and RoPE, new cache rows, the scratch of these layers, and the work list that lets a
  * MoE GEMM run per-head products (a head as an expert).
  */
+#include "backend/cuda/attn/index.h"
 #include "backend/cuda/mixers/latent_row.cuh"
 #include "backend/cuda/lora/lora.h"
 #include "backend/cuda/mixers/mixers.h"
@@ -57,6 +58,22 @@ static __global__ void __launch_bounds__(128)
             to[fragment_slot(i)] = float_to_half(clamp_half(from[i]));
     }
     latent_rotate(rope, angles, from + nope);
+}
+
+/* Grid: (blocks of 1,024 values of a row, rows). q *= 1 + beta * ln(1 + floor(pos / len)) */
+static __global__ void __launch_bounds__(256)
+    latent_temperature_kernel(const __grid_constant__ struct step s, float *q, int width,
+                              float beta, int len)
+{
+    dependency_wait();
+    dependency_trigger();
+    int first = (int)(blockIdx.x * 1024 + threadIdx.x), t = (int)blockIdx.y;
+    float by = 1.0f + beta * logf(1.0f + (float)(s.pos[t] / len));
+    float *row = q + (size_t)t * (size_t)width;
+#pragma unroll
+    for (int i = 0; i < 1024; i += 256)
+        if (first + i < width)
+            row[first + i] *= by;
 }
 
 /* Builds the work list. Inputs of head h are rows h * rows.. of x; the result of row t, head h
@@ -406,10 +423,10 @@ static void latent_queries(struct cuda_backend *cu, const struct latent *l, cons
 }
 
 /* The rows of s, absorbed: queries into the latent space, attention there, and back to b->a.
- * row: the cache rows still to be stored, or NULL. */
+ * row: the cache rows still to be stored, or NULL. choice: the keys that rows see; NULL = all. */
 static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, struct latent_args p,
                             const struct step *s, const struct latent_row_args *row,
-                            const struct latent_rope &rope)
+                            const struct latent_rope &rope, const struct index_choice *choice)
 {
     struct latent_scratch *b = cu->latent;
     struct latent_heads *in = &b->heads[0], *out = &b->heads[1];
@@ -438,10 +455,12 @@ static void latent_absorbed(struct cuda_backend *cu, const struct latent *l, str
     c.step = s;
     c.latent = &p;
     step_mark(cu);
-    if ((c.rows = s->n_decode))
+    if (choice)
+        index_attend_latent(cu, p, *choice);
+    if ((c.rows = s->n_decode) && !choice)
         pick_run(cu, PICK_LATENT_DECODE, &c, N_STAGES);
     p.expand = NULL;
-    if ((c.rows = T - s->n_decode))
+    if ((c.rows = T - s->n_decode) && !choice)
         pick_run(cu, PICK_LATENT_PROMPT, &c, N_STAGES);
     step_mark_end(cu, STAGE_ATTENTION);
     latent_product(cu, l->wvb, 1, s, b->a, STAGE_ATTENTION, false);
@@ -464,7 +483,15 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
         b->heads[i].n_heads = H;
     }
     struct latent_row_args row = {};
+    struct index_choice choice;
+    bool chosen = index_choose(cu, m, layer, &s, &choice);
     bool stored = latent_project(cu, m, layer, rope, &s, &row);
+    if (l->temp_beta != 0) {
+        int width = H * (l->nope_dim + l->rope_dim);
+        cuda_launch(cu, latent_temperature_kernel,
+                    dim3((unsigned)ceil_div(width, 1024), (unsigned)T), 256, 0, LAUNCH_EARLY, s,
+                    b->q, width, l->temp_beta, l->temp_len);
+    }
     struct latent_args p = {};
     p.step = s;
     p.cache = (const uint8_t *)cu->kv[layer].k;
@@ -491,9 +518,10 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     c.step = &s;
     c.latent = &p;
     c.rows = T - s.n_decode;
-    const struct cuda_pick *prompt = c.rows ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
+    const struct cuda_pick *prompt =
+        c.rows && !chosen ? pick_find(cu, PICK_LATENT_PROMPT, &c) : NULL;
     if (!prompt || prompt->takes != TAKES_NORM) {
-        latent_absorbed(cu, l, p, &s, stored ? NULL : &row, rope);
+        latent_absorbed(cu, l, p, &s, stored ? NULL : &row, rope, chosen ? &choice : NULL);
         return rows_of(b->a, T, H * l->v_dim);
     }
     if (!stored)
@@ -501,7 +529,7 @@ struct rows latent_mix(struct cuda_backend *cu, const struct mixer *m, int layer
     struct step decodes = s;
     decodes.n_tokens = decodes.n_seqs = s.n_decode;
     if (s.n_decode)
-        latent_absorbed(cu, l, p, &decodes, NULL, rope);
+        latent_absorbed(cu, l, p, &decodes, NULL, rope, NULL);
     latent_queries(cu, l, &s, rope, s.n_decode, false);
     step_mark(cu);
     pick_go(cu, prompt, &c);

@@ -1,5 +1,6 @@
 /*
- * Mamba-2's state-space models and short convolutions between their projections. A step takes up to four kernels: the
+ * Mamba-2's state-space models, Mamba's selective scans and short convolutions between their projections. A step takes up to
+ * four kernels: the
  * convolution of every row (conv_rows), the convolution's new state (conv_states), the recurrence with a head's state in
  * shared memory over all rows of a sequence (ssm_scan), and gate and norm (ssm_gate). Rows of a sequence are processed
  * in order, so decodes, prompts and mixed steps differ only in the number of rows.
@@ -38,6 +39,19 @@ struct ssm_args {
     bool norm_first;
 };
 
+/* A selective scan: s.uc is x, s.dt the product before the softplus (n_tokens, I), s.n_heads 0. */
+enum {
+    SCAN_CHANNELS = 128,
+    SCAN_ROWS = 8,
+    SCAN_REGISTERS = 16 /* values of a channel in registers */
+};
+struct scan_args {
+    struct ssm_args s;
+    float *low, *low_dt;
+    int rank, state_dim;
+    struct gain norm[3]; /* of t, b and c */
+};
+
 DEVICE float *ssm_state(const struct ssm_args &p, int slot)
 {
     return p.states + (size_t)slot * p.len;
@@ -48,6 +62,27 @@ DEVICE float conv_input(const struct ssm_args &p, int t, int c)
 {
     const float *row = p.in + (size_t)t * (size_t)p.width;
     return p.gated ? row[c] * row[2 * p.channels + c] : row[p.first + c];
+}
+
+struct ssm_factors {
+    int end[SSM_PARTS]; /* column after part i */
+    float by[SSM_PARTS];
+};
+
+/* Grid: (blocks of 256 columns, rows). The parts of a projection, each times a factor. */
+static __global__ void __launch_bounds__(256)
+    ssm_factors_kernel(float *in, int width, const __grid_constant__ struct ssm_factors f)
+{
+    dependency_wait();
+    dependency_trigger();
+    int c = (int)(blockIdx.x * 256 + threadIdx.x);
+    if (c >= width)
+        return;
+    float by = f.by[SSM_PARTS - 1];
+#pragma unroll
+    for (int i = SSM_PARTS - 2; i >= 0; i--)
+        by = c < f.end[i] ? f.by[i] : by;
+    in[(size_t)blockIdx.y * (size_t)width + (size_t)c] *= by;
 }
 
 /* Grid: (blocks of 128 columns, rows). A thread has a channel, or after the channels a head's dt. */
@@ -206,10 +241,109 @@ static __global__ void __launch_bounds__(SSM_THREADS)
         o[i] *= scale * (p.gain ? p.gain[from + i] : 1.0f) * (p.norm_first ? silu(z[i]) : 1.0f);
 }
 
+/* Grid: (rows). [t b c] = low, each normed; t goes to `low_dt` as the rows of a product. Three warps, one part each. */
+static __global__ void __launch_bounds__(96) scan_norms(const __grid_constant__ struct scan_args p)
+{
+    dependency_wait();
+    dependency_trigger();
+    int part = warp_id(), n = part ? p.state_dim : p.rank, lane = lane_id();
+    int at = part == 0 ? 0 : p.rank + (part - 1) * p.state_dim;
+    float *row = p.low + (size_t)blockIdx.x * (size_t)(p.rank + 2 * p.state_dim) + (size_t)at;
+    float *to = part ? row : p.low_dt + (size_t)blockIdx.x * (size_t)p.rank, sum = 0.0f;
+    for (int i = lane; i < n; i += 32)
+        sum += row[i] * row[i];
+    float by = p.norm[part].gain ? rsqrtf(warp_sum(sum) / (float)n + p.norm[part].eps) : 1.0f;
+    for (int i = lane; i < n; i += 32)
+        to[i] = row[i] * by * (p.norm[part].gain ? p.norm[part].gain[i] : 1.0f);
+}
+
+DEVICE float scan_softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+/*
+ * The recurrence. Grid: (blocks of SCAN_CHANNELS channels, sequences). A thread has a channel and its N values of S and of
+ * decay: in registers, or with N 0 in shared memory. SCAN_ROWS rows' inputs are loaded at once.
+ */
+template <int N>
+static __global__ void __launch_bounds__(SCAN_CHANNELS)
+    scan_kernel(const __grid_constant__ struct scan_args p)
+{
+    SHARED_BYTES(shared);
+    dependency_wait();
+    dependency_trigger();
+    int tid = (int)threadIdx.x, c = (int)blockIdx.x * SCAN_CHANNELS + tid, seq = (int)blockIdx.y;
+    int n_seqs = p.s.step.n_seqs, I = p.s.channels, D = N ? N : p.state_dim;
+    int in = p.s.step.states[seq], out = p.s.step.states[n_seqs + seq];
+    int save = p.s.step.states[2 * n_seqs + seq], first = p.s.step.q_start[seq];
+    int rows = p.s.step.q_start[seq + 1] - first;
+    bool mine = c < I;
+    size_t at = (size_t)(p.s.taps - 1) * (size_t)I + (size_t)c * (size_t)D;
+    float *bc = (float *)shared,
+          *own = bc + SCAN_ROWS * 2 * D; /* (SCAN_ROWS, 2 D); (D, SCAN_CHANNELS) */
+    float S[N ? N : 1], decay[N ? N : 1];
+    auto value = [&](int i) -> float & { return N ? S[N ? i : 0] : own[i * SCAN_CHANNELS + tid]; };
+    auto store = [&](int slot) {
+        for (int i = 0; i < D && mine; i++)
+            ssm_state(p.s, slot)[at + (size_t)i] = value(i);
+    };
+    if (out < 0) { /* padding */
+        for (int t = first; t < first + rows && mine; t++)
+            p.s.o[(size_t)t * (size_t)I + (size_t)c] = 0.0f;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < D; i++) {
+        value(i) = mine && in >= 0 ? ssm_state(p.s, in)[at + (size_t)i] : 0.0f;
+        if (N)
+            decay[N ? i : 0] = mine ? p.s.decay[(size_t)c * (size_t)D + (size_t)i] : 0.0f;
+    }
+    float skip = mine ? p.s.skip[c] : 0.0f;
+    for (int r0 = 0; r0 < rows; r0 += SCAN_ROWS) {
+        int n = min((int)SCAN_ROWS, rows - r0);
+        float x[SCAN_ROWS], z[SCAN_ROWS], dt[SCAN_ROWS];
+#pragma unroll
+        for (int r = 0; r < SCAN_ROWS; r++) {
+            size_t t = (size_t)(first + r0 + min(r, n - 1));
+            x[r] = mine ? p.s.uc[t * (size_t)I + (size_t)c] : 0.0f;
+            z[r] = mine ? p.s.in[t * (size_t)p.s.width + (size_t)(I + c)] : 0.0f;
+            dt[r] = mine ? p.s.dt[t * (size_t)I + (size_t)c] : 0.0f;
+        }
+        __syncthreads(); /* the rows before have been read */
+        for (int i = tid; i < n * 2 * D; i += SCAN_CHANNELS)
+            bc[i] = p.low[(size_t)(first + r0 + i / (2 * D)) * (size_t)(p.rank + 2 * D) +
+                          (size_t)(p.rank + i % (2 * D))];
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < SCAN_ROWS; r++) {
+            if (r >= n)
+                break;
+            float step = scan_softplus(dt[r]), v = step * x[r], sum = 0.0f;
+            const float *b = bc + r * 2 * D;
+#pragma unroll
+            for (int i = 0; i < D; i++) {
+                float slow =
+                    N ? decay[N ? i : 0] : p.s.decay[(size_t)min(c, I - 1) * (size_t)D + (size_t)i];
+                float s = value(i) * expf(-slow * step) + b[i] * v;
+                value(i) = s;
+                sum += s * b[D + i];
+            }
+            if (mine)
+                p.s.o[(size_t)(first + r0 + r) * (size_t)I + (size_t)c] =
+                    (sum + skip * x[r]) * silu(z[r]);
+            if (save == r0 + r + 1)
+                store(p.s.step.states[3 * n_seqs + seq]);
+        }
+    }
+    store(out);
+}
+
 /* Host */
 
 struct ssm_scratch {
     float *in, *uc, *dt, *o;
+    float *low, *low_dt; /* of scans: (max_tokens, R + 2 N), (max_tokens, R) */
 };
 
 static size_t scan_shared(const struct ssm *m)
@@ -218,13 +352,29 @@ static size_t scan_shared(const struct ssm *m)
     return (N * P + 2 * N + SSM_THREADS / P * P) * sizeof(float);
 }
 
+static size_t scan_kernel_shared(const struct scan *m)
+{
+    size_t N = (size_t)m->state_dim;
+    return (SCAN_ROWS * 2 * N + (N == SCAN_REGISTERS ? 0 : N * SCAN_CHANNELS)) * sizeof(float);
+}
+
 bool ssm_supported(const struct cuda_backend *cu, const struct mixer *m, int layer,
                    struct error *err)
 {
-    int taps = m->kind == MIXER_SSM ? m->ssm.conv_len : m->short_conv.conv_len;
+    int taps = m->kind == MIXER_SSM    ? m->ssm.conv_len
+               : m->kind == MIXER_SCAN ? m->scan.conv_len
+                                       : m->short_conv.conv_len;
     if (taps > SSM_MAX_TAPS)
         return error_set(err, "layer %d: a convolution of %d is not supported on cuda (%d at most)",
                          layer, taps, SSM_MAX_TAPS);
+    if (m->kind == MIXER_SCAN) {
+        const struct scan *d = &m->scan;
+        if (scan_kernel_shared(d) > cu->shared_limit)
+            return error_set(err, "layer %d: a scan of %d values is not supported on cuda", layer,
+                             d->state_dim);
+        if (d->dt_norm.kind > NORM_RMS || d->b_norm.kind > NORM_RMS || d->c_norm.kind > NORM_RMS)
+            return network_refuse(err, layer, "such a norm of a selective scan is", "cuda");
+    }
     if (m->kind != MIXER_SSM)
         return true;
     if (m->ssm.head_dim > SSM_THREADS || scan_shared(&m->ssm) > cu->shared_limit)
@@ -238,9 +388,20 @@ bool ssm_supported(const struct cuda_backend *cu, const struct mixer *m, int lay
 bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *err)
 {
     size_t in = 0, channels = 0, heads = 0, values = 0, tokens = (size_t)b->max_tokens;
+    size_t low = 0, rank = 0;
     for (int i = 0; i < cu->net->n_layers; i++) {
         const struct mixer *m = &cu->net->layers[i].mixer;
         bool is_ssm = m->kind == MIXER_SSM;
+        if (m->kind == MIXER_SCAN) {
+            const struct scan *d = &m->scan;
+            size_t I = (size_t)d->n_channels, R = (size_t)d->dt_rank;
+            in = 2 * I > in ? 2 * I : in;
+            channels = I > channels ? I : channels;
+            heads = I > heads ? I : heads;
+            values = I > values ? I : values;
+            low = (size_t)d->w_x->n_out > low ? (size_t)d->w_x->n_out : low;
+            rank = R > rank ? R : rank;
+        }
         if (!is_ssm && m->kind != MIXER_SHORT_CONV)
             continue;
         size_t n = (size_t)(is_ssm ? m->ssm.w_in : m->short_conv.w_in)->n_out;
@@ -255,10 +416,10 @@ bool ssm_prepare(struct cuda_backend *cu, const struct bounds *b, struct error *
         return true;
     struct ssm_scratch *s = (struct ssm_scratch *)mem_zalloc(1, sizeof *s);
     cu->ssm = s;
-    const struct device_buffer list[] = {{(void **)&s->in, tokens * in * 4},
-                                         {(void **)&s->uc, tokens * channels * 4},
-                                         {(void **)&s->dt, tokens * heads * 4},
-                                         {(void **)&s->o, tokens * values * 4}};
+    const struct device_buffer list[] = {
+        {(void **)&s->in, tokens * in * 4},    {(void **)&s->uc, tokens * channels * 4},
+        {(void **)&s->dt, tokens * heads * 4}, {(void **)&s->o, tokens * values * 4},
+        {(void **)&s->low, tokens * low * 4},  {(void **)&s->low_dt, tokens * rank * 4}};
     return cuda_own(cu, list, (int)(sizeof list / sizeof *list), err);
 }
 
@@ -289,6 +450,17 @@ static struct ssm_args args_of(struct cuda_backend *cu, const struct mixer *m, i
         p.channels = c->w_out->n_in;
         return p;
     }
+    if (m->kind == MIXER_SCAN) {
+        const struct scan *c = &m->scan;
+        p.width = c->w_in->n_out;
+        p.conv = c->conv;
+        p.conv_bias = c->conv_bias;
+        p.taps = c->conv_len;
+        p.channels = c->n_channels;
+        p.decay = c->decay;
+        p.skip = c->skip;
+        return p;
+    }
     const struct ssm *d = &m->ssm;
     p.width = d->w_in->n_out;
     p.first = d->n_heads * d->head_dim;
@@ -312,22 +484,85 @@ static struct ssm_args args_of(struct cuda_backend *cu, const struct mixer *m, i
     return p;
 }
 
+/* y = x W^T */
+static void scan_product(struct cuda_backend *cu, const struct weight *w, float *x, int rows,
+                         float *y)
+{
+    struct rows in = rows_of(x, rows, w->n_in);
+    struct pick_case c = {};
+    c.rows = rows;
+    c.w = cuda_matrix(w);
+    c.x = &in;
+    c.y = y;
+    pick_run(cu, PICK_LINEAR, &c, N_STAGES);
+}
+
+static void launch_conv(struct cuda_backend *cu, const struct ssm_args &p)
+{
+    int columns = p.channels + p.n_heads;
+    cuda_launch(cu, conv_rows, dim3((unsigned)ceil_div(columns, 128), (unsigned)p.step.n_tokens),
+                128, 0, LAUNCH_EARLY, p);
+    cuda_launch(cu, conv_states, dim3((unsigned)ceil_div(p.channels, 128), (unsigned)p.step.n_seqs),
+                128, 0, LAUNCH_EARLY, p);
+}
+
+static struct rows scan_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
+{
+    const struct ssm_scratch *b = cu->ssm;
+    const struct scan *d = &m->scan;
+    struct step s = cuda_step(cu);
+    const struct mixer_product product = {cuda_matrix(d->w_in), b->in};
+    mixer_products(cu, &m->block.in, &product, 1);
+    struct scan_args p = {};
+    p.s = args_of(cu, m, layer, &s);
+    p.low = b->low;
+    p.low_dt = b->low_dt;
+    p.rank = d->dt_rank;
+    p.state_dim = d->state_dim;
+    const struct norm *norms[] = {&d->dt_norm, &d->b_norm, &d->c_norm};
+    for (int i = 0; i < 3; i++)
+        p.norm[i] = cuda_gain(cu, norms[i]);
+    step_mark(cu);
+    launch_conv(cu, p.s);
+    scan_product(cu, d->w_x, b->uc, s.n_tokens, b->low);
+    cuda_launch(cu, scan_norms, dim3((unsigned)s.n_tokens), 96, 0, LAUNCH_EARLY, p);
+    scan_product(cu, d->w_dt, b->low_dt, s.n_tokens, b->dt);
+    auto kernel = d->state_dim == SCAN_REGISTERS ? scan_kernel<SCAN_REGISTERS> : scan_kernel<0>;
+    cuda_launch(cu, kernel,
+                dim3((unsigned)ceil_div(d->n_channels, SCAN_CHANNELS), (unsigned)s.n_seqs),
+                SCAN_CHANNELS, scan_kernel_shared(d), LAUNCH_EARLY, p);
+    step_mark_end(cu, STAGE_ATTENTION);
+    return rows_of(b->o, s.n_tokens, d->n_channels);
+}
+
+static void scale_parts(struct cuda_backend *cu, const struct ssm *d, float *in, int rows)
+{
+    struct ssm_factors f = {};
+    int width = d->w_in->n_out;
+    for (int i = 0, end = 0; i < SSM_PARTS; i++) {
+        f.end[i] = end += ssm_part(d, i);
+        f.by[i] = d->in_scale[i];
+    }
+    cuda_launch(cu, ssm_factors_kernel, dim3((unsigned)ceil_div(width, 256), (unsigned)rows), 256,
+                0, LAUNCH_EARLY, in, width, f);
+}
+
 struct rows ssm_mix(struct cuda_backend *cu, const struct mixer *m, int layer)
 {
+    if (m->kind == MIXER_SCAN)
+        return scan_mix(cu, m, layer);
     const struct ssm_scratch *b = cu->ssm;
     bool is_ssm = m->kind == MIXER_SSM;
     struct step s = cuda_step(cu);
     const struct mixer_product product = {cuda_matrix(is_ssm ? m->ssm.w_in : m->short_conv.w_in),
                                           b->in};
     mixer_products(cu, &m->block.in, &product, 1);
+    if (is_ssm && m->ssm.in_scale[0] != 0)
+        scale_parts(cu, &m->ssm, b->in, s.n_tokens);
     struct ssm_args p = args_of(cu, m, layer, &s);
     unsigned rows = (unsigned)s.n_tokens, seqs = (unsigned)s.n_seqs;
-    int columns = p.channels + p.n_heads;
     step_mark(cu);
-    cuda_launch(cu, conv_rows, dim3((unsigned)ceil_div(columns, 128), rows), 128, 0, LAUNCH_EARLY,
-                p);
-    cuda_launch(cu, conv_states, dim3((unsigned)ceil_div(p.channels, 128), seqs), 128, 0,
-                LAUNCH_EARLY, p);
+    launch_conv(cu, p);
     if (is_ssm) {
         cuda_launch(cu, ssm_scan, dim3((unsigned)p.n_heads, seqs), SSM_THREADS,
                     scan_shared(&m->ssm), LAUNCH_EARLY, p);

@@ -91,7 +91,11 @@ struct experts cuda_experts(const struct mlp *m)
     e.act = cuda_gating(&m->experts);
     e.rule = e.full = rule_of(m);
     bool all = m->experts.gate_up->n_expert >= m->router.w->n_out;
-    e.give = !all || e.full.n_groups || (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias);
+    e.give = !all || e.full.n_groups ||
+             (m->router.kind == ROUTER_SOFTMAX && m->router.choice_bias) ||
+             m->router.kind == ROUTER_SPARSE_MIXER;
+    e.mixer = m->router.kind == ROUTER_SPARSE_MIXER;
+    e.jitter = m->router.jitter;
     if (e.give) {
         e.rule = route_rule{};
         e.rule.n_expert = all ? e.full.n_expert : e.gate_up->n_expert;
@@ -115,14 +119,14 @@ static void run(struct cuda_backend *cu, enum pick_op op, struct pick_case *c, c
 {
     bool changed = op == PICK_MOE ? lora_changes_experts(cu, m)
                                   : lora_changes(cu, c->w) || lora_changes(cu, c->mlp.down);
-    if (changed &&
-        op != PICK_UNGATED) { /* the products of PICK_UNGATED add the biases themselves */
-        lora_mlp(cu, op, c, m);
+    /* the products of PICK_UNGATED add changes themselves */
+    if ((op == PICK_MOE ? apart_experts(m) : apart_dense(m)) || (changed && op != PICK_UNGATED)) {
+        apart_mlp(cu, op, c, m);
         return;
     }
     const struct cuda_pick *p = pick_find(cu, op, c);
     pick_input(cu, p, c);
-    if (!c->made || op == PICK_MOE) {
+    if (c->y == cu->act.block) {
         c->stream->add = ADD_ROWS; /* unless the kernel leaves another form */
         c->stream->d = c->y;
     }
@@ -179,13 +183,18 @@ static void run_both(struct cuda_backend *cu, const struct mlp *m, struct resid_
         c.x = &own;
     }
     struct gain any = {cu->act.ones, 1.0f}; /* not read */
-    n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
-    if (!in.gain)
+    if (r->reads_before)
+        n = cuda_norm_before(cu, &m->block.in);
+    else if (in.layer)
+        n = resid_norm(cu, r, in, true);
+    else
+        n = resid_norms(cu, r, in.gain ? in : any, true, more, n_more);
+    if (!in.gain && !r->reads_before)
         n = resid_plain(cu, r);
     if (m->dense.gate_up) {
         set_dense(&d, m);
         epilogue->beside = d.y = cu->mlp.dense;
-        run(cu, PICK_FFN, &d, m);
+        run(cu, d.mlp.act.ungated ? PICK_UNGATED : PICK_FFN, &d, m);
         if (m->dense_gate) {
             d.w = cuda_matrix(m->dense_gate);
             epilogue->beside_gate = d.y = cu->mlp.dense_gate;
@@ -276,8 +285,12 @@ void cuda_mlp(struct backend *be, const struct mlp *m, int layer)
     struct resid_epilogue epilogue = cuda_epilogue(cu, &m->block);
     if (!r->rows || mlp_is_none(m))
         return;
+    r->reads_before = m->block.parallel;
+    if (r->reads_before)
+        resid_plain(cu, r); /* the mixer's result */
     if (m->dense.gate_up || m->router.w)
         run_mlp(cu, m, &epilogue);
+    r->reads_before = false;
     comm_sum_beside(cu, &epilogue, m->dense_partial, m->experts_partial);
     comm_sum_stream(cu, m->router.w ? m->experts_partial : m->dense_partial);
     epilogue.set = epilogue.set || epilogue.beside || epilogue.norm.gain;

@@ -418,6 +418,7 @@ struct router_select_args {
     struct route_rule rule;
     float *own;       /* OWN: (rows, n_own) output of the weights */
     int n_own, first; /* experts first .. first + n_own - 1 */
+    float jitter;     /* MIXER */
 };
 enum { SELECT_PER = MAX_EXPERTS / 32, SELECT_ROWS = 4 };
 
@@ -464,8 +465,43 @@ DEVICE void select_groups(const struct route_rule &rule, float (&keys)[SELECT_PE
         keys[i] = kept >> min((i * 32 + lane) / each, 31) & 1 ? keys[i] : -INFINITY;
 }
 
-/* OWN: other processes hold the other experts (route_rule.spread). */
-template <bool OWN>
+/* SparseMixer: lane k gets the k-th expert by its logit v, and its weight among those near it that were not chosen
+ * before. */
+DEVICE int select_mixer(const struct route_rule &rule, float (&v)[SELECT_PER], float jitter,
+                        float *weight)
+{
+    int lane = lane_id(), chosen = 0;
+#pragma unroll 1
+    for (int k = 0; k < route_chosen(rule); k++) {
+        float best = -INFINITY, total = 0.0f;
+        int e = MAX_EXPERTS;
+#pragma unroll
+        for (int i = 0; i < SELECT_PER; i++)
+            best = fmaxf(best, v[i]);
+        best = warp_max(best);
+#pragma unroll
+        for (int i = SELECT_PER - 1; i >= 0; i--)
+            e = v[i] == best ? i * 32 + lane : e;
+        e = MAX_EXPERTS - (int)warp_max_u32((uint32_t)(MAX_EXPERTS - e));
+        e = min(e, route_choices(rule) - 1);
+#pragma unroll
+        for (int i = 0; i < SELECT_PER; i++)
+            if (v[i] != -INFINITY && best - v[i] <= 2.0f * jitter * fmaxf(fabsf(v[i]), best))
+                total += fast_exp(v[i] - best);
+        total = warp_sum(total);
+        if (lane == k) {
+            chosen = e;
+            *weight = 1.0f / total;
+        }
+#pragma unroll
+        for (int i = 0; i < SELECT_PER; i++)
+            v[i] = i == e >> 5 && lane == (e & 31) ? -INFINITY : v[i];
+    }
+    return chosen;
+}
+
+/* OWN: other processes hold the other experts (route_rule.spread). MIXER: SparseMixer. */
+template <bool OWN, bool MIXER>
 static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     router_select_kernel(const __grid_constant__ struct router_select_args p)
 {
@@ -492,25 +528,27 @@ static __global__ void __launch_bounds__(32 * SELECT_ROWS)
     top = warp_max(top);
     common = __shfl_sync(FULL_WARP, common, (n - 1) & 31);
 #pragma unroll
-    for (int i = 0; i < SELECT_PER; i++) {
+    for (int i = 0; i < SELECT_PER && !MIXER; i++) {
         v[i] = p.rule.sigmoid ? route_sigmoid(v[i]) : fast_exp(v[i] - top);
         total += v[i];
     }
     total = p.rule.sigmoid ? 1.0f : warp_sum(total);
 #pragma unroll
-    for (int i = 0; i < SELECT_PER; i++) {
+    for (int i = 0; i < SELECT_PER && !MIXER; i++) {
         int e = i * 32 + lane;
         v[i] /= total;
         keys[i] = v[i] + (p.rule.choice_bias && e < choices ? p.rule.choice_bias[e] : 0.0f);
     }
-    if (p.rule.n_groups > 1)
+    if (!MIXER && p.rule.n_groups > 1)
         select_groups(p.rule, keys);
     struct route_rule plain = {};
     plain.n_expert = choices;
     plain.used = route_chosen(p.rule);
-    int mine = route_choose(keys, plain);
+    float w = 0.0f;
+    int mine = MIXER ? select_mixer(p.rule, v, p.jitter, &w) : route_choose(keys, plain);
     bool on = lane < plain.used;
-    float w = select_value(v, mine);
+    if (!MIXER)
+        w = select_value(v, mine);
     total = p.rule.renormalise ? warp_sum(on ? w : 0.0f) : 1.0f;
     w = w / total * p.rule.scale * (on && p.rule.expert_scale ? p.rule.expert_scale[mine] : 1.0f);
     if (OWN) {
@@ -536,9 +574,14 @@ void router_select(struct cuda_backend *cu, const struct experts *e, int parts, 
         return;
     const struct route_rule &rule = e->full;
     CHECK(rule.n_groups <= MAX_GROUPS, "%d groups of experts", rule.n_groups);
-    struct router_select_args p = {cu->routing.logits, parts,   rows, rule, cu->routing.own,
-                                   e->rule.n_expert,   e->first};
-    cuda_launch(cu, e->rule.spread ? router_select_kernel<true> : router_select_kernel<false>,
+    struct router_select_args p = {cu->routing.logits, parts,    rows,     rule, cu->routing.own,
+                                   e->rule.n_expert,   e->first, e->jitter};
+    bool own = e->rule.spread;
+    cuda_launch(cu,
+                e->mixer
+                    ? (own ? router_select_kernel<true, true> : router_select_kernel<false, true>)
+                : own ? router_select_kernel<true, false>
+                      : router_select_kernel<false, false>,
                 dim3((unsigned)ceil_div(rows, SELECT_ROWS)), 32 * SELECT_ROWS, 0, LAUNCH_EARLY, p);
 }
 
